@@ -1,0 +1,39 @@
+/* See status.h. */
+#include "base/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static _Thread_local char last_error[768];
+
+static size_t write_where(epw_where where) {
+    int used = snprintf(last_error, sizeof last_error, "%s", where.op);
+    if (where.rank >= 0) used += snprintf(last_error + used, sizeof last_error - used, ": rank %d", where.rank);
+    if (where.peer >= 0) used += snprintf(last_error + used, sizeof last_error - used, ": peer %d", where.peer);
+    used += snprintf(last_error + used, sizeof last_error - used, ": ");
+    return (size_t)used;
+}
+
+epw_status epw_fail(epw_status code, epw_where where, const char *fmt, ...) {
+    size_t used = write_where(where);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(last_error + used, sizeof last_error - used, fmt, args);
+    va_end(args);
+    return code;
+}
+
+epw_status epw_fail_errno(int err, epw_where where, const char *fmt, ...) {
+    size_t used = write_where(where);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(last_error + used, sizeof last_error - used, fmt, args);
+    va_end(args);
+    used = strlen(last_error);
+    /* strerror is thread-safe for known codes in glibc and musl. */
+    snprintf(last_error + used, sizeof last_error - used, ": %s (errno %d)", strerror(err), err);
+    return EPW_ERR_SYSTEM;
+}
+
+const char *epw_last_error(void) { return last_error; }

@@ -1,0 +1,1 @@
+//! Expert-parallel Mixture-of-Experts communication for inference servers.
