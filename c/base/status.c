@@ -37,3 +37,41 @@ epw_status epw_fail_errno(int err, epw_where where, const char *fmt, ...) {
 }
 
 const char *epw_last_error(void) { return last_error; }
+
+const char *epw_status_name(epw_status status) {
+    switch (status) {
+    case EPW_OK:
+        return "EPW_OK";
+    case EPW_PENDING:
+        return "EPW_PENDING";
+    case EPW_ERR_INVALID:
+        return "EPW_ERR_INVALID";
+    case EPW_ERR_LIMIT:
+        return "EPW_ERR_LIMIT";
+    case EPW_ERR_STATE:
+        return "EPW_ERR_STATE";
+    case EPW_ERR_NO_MEMORY:
+        return "EPW_ERR_NO_MEMORY";
+    case EPW_ERR_SYSTEM:
+        return "EPW_ERR_SYSTEM";
+    case EPW_ERR_NO_PATH:
+        return "EPW_ERR_NO_PATH";
+    case EPW_ERR_MISMATCH:
+        return "EPW_ERR_MISMATCH";
+    case EPW_ERR_FENCED:
+        return "EPW_ERR_FENCED";
+    case EPW_ERR_TIMEOUT:
+        return "EPW_ERR_TIMEOUT";
+    case EPW_ERR_PEER:
+        return "EPW_ERR_PEER";
+    default:
+        return "unknown status";
+    }
+}
+
+#define TEXT(x)    #x
+#define NUMBER(x)  TEXT(x)
+
+const char *epw_version(void) {
+    return NUMBER(EPW_VERSION_MAJOR) "." NUMBER(EPW_VERSION_MINOR) "." NUMBER(EPW_VERSION_PATCH);
+}

@@ -268,6 +268,9 @@ typedef struct epw_outcome {
     epw_error_record record; /* record.cause is EPW_CAUSE_NONE if complete */
 } epw_outcome;
 
+#define EPW_OUTCOME_INIT                                                                                               \
+    { sizeof(epw_outcome), 0, {{0}}, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} }
+
 /* Names one dispatch until its combine has been received or it is released. Never 0. Consumed handles are recognised
  * and refused. */
 typedef uint64_t epw_handle;
@@ -376,13 +379,14 @@ EPW_API epw_status epw_dispatch_receive(epw_buffer *buffer, epw_handle handle, c
  * [hidden] of combine_dtype. */
 typedef struct epw_rows_view {
     uint32_t size;
-    uint32_t stride_rows; /* bytes from row to row, also of scales */
-    void *rows;           /* the first row's payload */
-    const void *scales;   /* the first row's scales, row-major; NULL if the payload has none */
+    uint32_t reserved;
+    uint64_t stride;    /* bytes from row to row, also of scales */
+    void *rows;         /* the first row's payload */
+    const void *scales; /* the first row's scales, row-major; NULL if the payload has none */
 } epw_rows_view;
 
 #define EPW_ROWS_VIEW_INIT                                                                                             \
-    { sizeof(epw_rows_view), 0, NULL, NULL }
+    { sizeof(epw_rows_view), 0, 0, NULL, NULL }
 
 /* The received rows of a rank-major dispatch, in place. */
 EPW_API epw_status epw_dispatched_rows(epw_buffer *buffer, epw_handle handle, epw_rows_view *view);

@@ -1,0 +1,259 @@
+/* A buffer: made, connected peer by peer, given a membership, taken down. */
+#include "ep/internal.h"
+
+#include "base/status.h"
+
+#include <sched.h>
+#include <stdlib.h>
+
+#define MAX_THREADS_CHOSEN 8u
+/* Waiters spin this long before they sleep where every thread of every rank can have a core. */
+#define SPIN_NS UINT64_C(50000)
+
+static uint32_t cores(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    return (uint32_t)CPU_COUNT(&set);
+}
+
+static uint32_t choose_threads(const epw_config *config) {
+    if (config->threads > 0) return config->threads;
+    uint32_t share = cores() / config->ranks;
+    return share < 1 ? 1 : share > MAX_THREADS_CHOSEN ? MAX_THREADS_CHOSEN : share;
+}
+
+static epw_status allocate(epw_buffer *b) {
+    uint32_t threads = choose_threads(&b->config);
+    b->spin_ns = (uint64_t)threads * b->config.ranks <= cores() ? SPIN_NS : 0;
+    /* Its slot's data area holds any payload with its scales. */
+    b->scratch_bytes = epw_align(b->layout.slot_bytes - b->layout.header_bytes, 64);
+    b->scratch = aligned_alloc(64, threads * b->scratch_bytes);
+    b->imports = calloc(b->config.ranks, sizeof b->imports[0]);
+    b->routes = calloc(b->config.ranks, sizeof b->routes[0]);
+    bool ok = b->scratch != NULL && b->imports != NULL && b->routes != NULL;
+    for (uint32_t i = 0; ok && i < b->config.lanes; i++) {
+        epw_lane *lane = &b->lanes[i];
+        lane->arena = calloc(1, epw_lane_carve(&b->config, lane, NULL));
+        epw_lane_carve(&b->config, lane, lane->arena);
+        ok = lane->arena != NULL;
+    }
+    if (!ok) return epw_fail(EPW_ERR_NO_MEMORY, epw_at(b, "create"), "no memory beside the window");
+    return epw_pool_create(b->config.rank, threads, &b->pool);
+}
+
+epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
+    if (out == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"create", -1, -1}, "out is NULL");
+    epw_layout layout;
+    epw_plan plan = EPW_PLAN_INIT;
+    epw_status status = epw_plan_layout("create", config, &layout, &plan);
+    if (status != EPW_OK) return status;
+    epw_buffer *b = calloc(1, sizeof *b);
+    if (b == NULL) {
+        return epw_fail(EPW_ERR_NO_MEMORY, (epw_where){"create", (int)config->rank, -1}, "no memory for a buffer");
+    }
+    b->config = *config;
+    b->layout = layout;
+    b->mask_words = (config->ranks + 63) / 64;
+    b->numerics = epw_numerics_best();
+    pthread_mutex_init(&b->janitor_lock, NULL);
+    pthread_cond_init(&b->janitor_wake, NULL);
+    for (uint32_t i = 0; i < EPW_MAX_LANES; i++) pthread_mutex_init(&b->lanes[i].lock, NULL);
+    status = allocate(b);
+    if (status == EPW_OK) status = epw_window_create(config, plan.window_bytes, &b->window);
+    if (status == EPW_OK) {
+        b->routes[config->rank] = (epw_route){EPW_PATH_SELF, epw_window_base(b->window)};
+        status = epw_janitor_start(b);
+    }
+    if (status != EPW_OK) {
+        epw_buffer_destroy(b);
+        return status;
+    }
+    *out = b;
+    return EPW_OK;
+}
+
+void epw_buffer_destroy(epw_buffer *b) {
+    if (b == NULL) return;
+    epw_janitor_stop(b);
+    /* Nobody need wait for this rank any longer. */
+    EPW_MASK_FOR(peer, &b->active, b->config.ranks) {
+        if (peer != b->config.rank) epw_suspect(b, peer);
+    }
+    epw_pool_destroy(b->pool);
+    for (uint32_t p = 0; b->imports != NULL && p < b->config.ranks; p++) epw_import_close(b->imports[p]);
+    epw_window_destroy(b->window);
+    for (uint32_t i = 0; i < EPW_MAX_LANES; i++) {
+        free(b->lanes[i].arena);
+        pthread_mutex_destroy(&b->lanes[i].lock);
+    }
+    pthread_cond_destroy(&b->janitor_wake);
+    pthread_mutex_destroy(&b->janitor_lock);
+    free(b->scratch);
+    free(b->imports);
+    free(b->routes);
+    free(b);
+}
+
+/* ---- peers ---- */
+
+static epw_status check_peer(const epw_buffer *b, const char *op, uint32_t peer) {
+    if (b == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "buffer is NULL");
+    if (peer >= b->config.ranks || peer == b->config.rank) {
+        return epw_fail(EPW_ERR_INVALID, epw_at(b, op), "peer is %u, must be another rank below %u", peer,
+                        b->config.ranks);
+    }
+    return EPW_OK;
+}
+
+static void lock_lanes(epw_buffer *b) {
+    for (uint32_t i = 0; i < b->config.lanes; i++) pthread_mutex_lock(&b->lanes[i].lock);
+}
+
+static void unlock_lanes(epw_buffer *b) {
+    for (uint32_t i = 0; i < b->config.lanes; i++) pthread_mutex_unlock(&b->lanes[i].lock);
+}
+
+/* With all lanes locked. */
+static epw_status check_lanes_free(const epw_buffer *b, epw_where where) {
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        if (b->lanes[i].stage == EPW_STAGE_FREE) continue;
+        return epw_fail(EPW_ERR_STATE, where, "lane %u is held by operation %u: combine or release its handle first", i,
+                        b->lanes[i].op);
+    }
+    return EPW_OK;
+}
+
+epw_status epw_buffer_export(epw_buffer *b, uint32_t peer, void *blob, size_t *length) {
+    epw_status status = check_peer(b, "export", peer);
+    if (status != EPW_OK) return status;
+    if (blob == NULL || length == NULL) {
+        return epw_fail(EPW_ERR_INVALID, epw_at(b, "export"), "blob or length is NULL");
+    }
+    return epw_window_export(b->window, peer, blob, length);
+}
+
+static void disconnect(epw_buffer *b, uint32_t peer) {
+    b->routes[peer] = (epw_route){EPW_PATH_NONE, NULL};
+    epw_import_close(b->imports[peer]);
+    b->imports[peer] = NULL;
+}
+
+/* With all lanes locked: the peer's window may go only if no operation, held or still owed, can reach it. */
+static epw_status check_unused(const epw_buffer *b, epw_where where, uint32_t peer) {
+    epw_status status = check_lanes_free(b, where);
+    if (status != EPW_OK || !epw_mask_has(&b->active, peer) || epw_suspected(b, peer)) return status;
+    return epw_fail(EPW_ERR_STATE, where, "it is active: leave it out of a set_active first");
+}
+
+epw_status epw_buffer_connect(epw_buffer *b, uint32_t peer, const void *blob, size_t length) {
+    epw_status status = check_peer(b, "connect", peer);
+    if (status != EPW_OK) return status;
+    epw_where where = {"connect", (int)b->config.rank, (int)peer};
+    if (blob == NULL) return epw_fail(EPW_ERR_INVALID, where, "blob is NULL");
+    lock_lanes(b);
+    status = b->imports[peer] == NULL ? check_lanes_free(b, where) : check_unused(b, where, peer);
+    if (status == EPW_OK) {
+        disconnect(b, peer);
+        status = epw_window_import(b->window, peer, blob, length, b->config.deadline_ns, &b->imports[peer]);
+    }
+    if (status == EPW_OK) {
+        b->routes[peer] = (epw_route){epw_import_path(b->imports[peer]), epw_import_base(b->imports[peer])};
+    }
+    unlock_lanes(b);
+    return status;
+}
+
+epw_status epw_buffer_disconnect(epw_buffer *b, uint32_t peer) {
+    epw_status status = check_peer(b, "disconnect", peer);
+    if (status != EPW_OK) return status;
+    lock_lanes(b);
+    status = check_unused(b, (epw_where){"disconnect", (int)b->config.rank, (int)peer}, peer);
+    if (status == EPW_OK) disconnect(b, peer);
+    unlock_lanes(b);
+    return status;
+}
+
+uint32_t epw_buffer_path(const epw_buffer *b, uint32_t peer) {
+    return b != NULL && peer < b->config.ranks ? b->routes[peer].path : EPW_PATH_NONE;
+}
+
+/* ---- membership ---- */
+
+static epw_status check_membership(const epw_buffer *b, const epw_mask *active, uint32_t epoch) {
+    epw_where where = epw_at(b, "set_active");
+    if (epoch <= b->epoch || epoch > EPW_EPOCH_MAX) {
+        return epw_fail(EPW_ERR_INVALID, where, "epoch is %u, must be in [%u, %u]", epoch, b->epoch + 1, EPW_EPOCH_MAX);
+    }
+    if (!epw_mask_has(active, b->config.rank)) {
+        return epw_fail(EPW_ERR_INVALID, where, "the mask leaves this rank out: only members call set_active");
+    }
+    for (uint32_t p = 0; p < EPW_MAX_RANKS; p++) {
+        if (!epw_mask_has(active, p)) continue;
+        if (p >= b->config.ranks) {
+            return epw_fail(EPW_ERR_INVALID, where, "the mask names rank %u of %u", p, b->config.ranks);
+        }
+        if (b->routes[p].path == EPW_PATH_NONE) {
+            where.peer = (int)p;
+            return epw_fail(EPW_ERR_STATE, where, "not connected: connect it first");
+        }
+    }
+    return check_lanes_free(b, where);
+}
+
+epw_status epw_buffer_set_active(epw_buffer *b, const epw_mask *active, uint32_t epoch) {
+    if (b == NULL || active == NULL) {
+        return epw_fail(EPW_ERR_INVALID, (epw_where){"set_active", -1, -1}, "buffer or active is NULL");
+    }
+    lock_lanes(b);
+    epw_status status = check_membership(b, active, epoch);
+    if (status == EPW_OK) {
+        for (uint32_t i = 0; i < b->config.lanes; i++) {
+            epw_lane *lane = &b->lanes[i];
+            if (lane->waiting) epw_wait_end(b, lane); /* debt of the old epoch is void: its words match nothing now */
+            lane->paying = lane->wrapped = false;
+            lane->debt.more = 0;
+            lane->op = 0;
+        }
+        b->active = *active;
+        b->epoch = epoch;
+        for (int i = 0; i < EPW_MASK_WORDS; i++) atomic_store_explicit(&b->suspects[i], 0, memory_order_relaxed);
+        atomic_store_explicit(&b->next_lane, 0, memory_order_relaxed);
+        /* Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission
+         * to send its first operation. */
+        EPW_MASK_FOR(peer, &b->active, b->config.ranks) {
+            epw_post_notice(b, peer, &epw_line_at(b, peer)->epoch, epw_word(epoch, 0, 0));
+        }
+    }
+    unlock_lanes(b);
+    return status;
+}
+
+static epw_mask suspects_now(const epw_buffer *b) {
+    epw_mask mask;
+    for (int i = 0; i < EPW_MASK_WORDS; i++) {
+        mask.bits[i] = atomic_load_explicit(&b->suspects[i], memory_order_relaxed);
+    }
+    return mask;
+}
+
+epw_status epw_buffer_membership(const epw_buffer *b, epw_mask *active, epw_mask *suspects, uint32_t *epoch) {
+    if (b == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"membership", -1, -1}, "buffer is NULL");
+    lock_lanes((epw_buffer *)b);
+    if (active != NULL) *active = b->active;
+    if (suspects != NULL) *suspects = suspects_now(b);
+    if (epoch != NULL) *epoch = b->epoch;
+    unlock_lanes((epw_buffer *)b);
+    return EPW_OK;
+}
+
+epw_status epw_buffer_reachable_experts(const epw_buffer *b, uint8_t *reachable) {
+    epw_where where = {"reachable_experts", -1, -1};
+    if (b == NULL || reachable == NULL) return epw_fail(EPW_ERR_INVALID, where, "buffer or reachable is NULL");
+    epw_mask active, suspects;
+    epw_status status = epw_buffer_membership(b, &active, &suspects, NULL);
+    for (uint32_t e = 0; status == EPW_OK && e < b->config.experts; e++) {
+        uint32_t rank = e / b->layout.local_experts;
+        reachable[e] = epw_mask_has(&active, rank) && !epw_mask_has(&suspects, rank);
+    }
+    return status;
+}

@@ -1,0 +1,518 @@
+/* Dispatch on the host device: check the routing, send rows as permissions come, lay out what arrives. */
+#include "ep/internal.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+
+/* Tokens or rows that a thread takes at a time. */
+#define CHUNK 8u
+
+/* How long sending waits for the permissions of all peers, so that it reads each token once, before it begins with those
+ * that it has. */
+#define SEND_GRACE_NS UINT64_C(1000000)
+
+#define NO_PLACE UINT32_MAX
+
+/* ---- routing ---- */
+
+/* Entry j of token t as a wide integer; "not routed" of every type is -1. */
+static int64_t read_id(const epw_dispatch_input *in, uint32_t t, uint32_t j) {
+    size_t at = (size_t)t * in->topk + j;
+    switch (in->idx_type) {
+    case EPW_U32: {
+        uint32_t id = ((const uint32_t *)in->topk_idx)[at];
+        return id == UINT32_MAX ? -1 : (int64_t)id;
+    }
+    case EPW_I64:
+        return ((const int64_t *)in->topk_idx)[at];
+    default:
+        return ((const int32_t *)in->topk_idx)[at];
+    }
+}
+
+/* Copies ids and weights into the lane, padded to config.topk with -1, and refuses what is out of range or repeated. */
+static epw_status read_routing(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in) {
+    epw_where where = epw_at(b, "dispatch");
+    uint32_t width = b->config.topk;
+    for (uint32_t t = 0; t < in->tokens; t++) {
+        int32_t *ids = lane->ids + (size_t)t * width;
+        float *weights = lane->weights + (size_t)t * width;
+        for (uint32_t j = 0; j < width; j++) {
+            ids[j] = -1;
+            weights[j] = 0.0f;
+            if (j >= in->topk) continue;
+            int64_t id = read_id(in, t, j);
+            if (id < -1 || id >= (int64_t)b->config.experts) {
+                return epw_fail(EPW_ERR_INVALID, where, "topk_idx[%u][%u] is %lld, must be in [-1, %u)", t, j,
+                                (long long)id, b->config.experts);
+            }
+            for (uint32_t i = 0; id >= 0 && i < j; i++) {
+                if (ids[i] == id) {
+                    return epw_fail(EPW_ERR_INVALID, where, "topk_idx[%u][%u] repeats expert %lld of column %u", t, j,
+                                    (long long)id, i);
+                }
+            }
+            ids[j] = (int32_t)id;
+            if (in->topk_weights != NULL) weights[j] = in->topk_weights[(size_t)t * in->topk + j];
+        }
+    }
+    return EPW_OK;
+}
+
+/* Numbers the rows that go to each rank of `targets`: by token, one per distinct rank. */
+static void number_rows(epw_buffer *b, epw_lane *lane, const epw_mask *targets) {
+    uint32_t width = b->config.topk, local = b->layout.local_experts;
+    memset(lane->sent, 0, b->config.ranks * sizeof lane->sent[0]);
+    for (uint32_t t = 0; t < lane->tokens; t++) {
+        const int32_t *ids = lane->ids + (size_t)t * width;
+        uint32_t *rows = lane->sent_row + (size_t)t * width;
+        for (uint32_t j = 0; j < width; j++) {
+            rows[j] = NO_PLACE;
+            if (ids[j] < 0) continue;
+            uint32_t rank = (uint32_t)ids[j] / local;
+            if (!epw_mask_has(targets, rank)) continue;
+            for (uint32_t i = 0; i < j && rows[j] == NO_PLACE; i++) {
+                if (ids[i] >= 0 && (uint32_t)ids[i] / local == rank) rows[j] = rows[i];
+            }
+            if (rows[j] == NO_PLACE) rows[j] = lane->sent[rank]++;
+        }
+    }
+}
+
+/* ---- sending ---- */
+
+typedef struct send_job {
+    epw_buffer *b;
+    epw_lane *lane;
+    epw_mask ready; /* the peers served by this pass */
+} send_job;
+
+/* The token's payload and scales as they travel: in place where they can be copied as they are, else in `scratch`. */
+static const unsigned char *make_payload(const send_job *job, uint32_t t, unsigned char *scratch, size_t *bytes) {
+    const epw_buffer *b = job->b;
+    const epw_dispatch_input *in = &job->lane->input;
+    const epw_row_format *format = &job->lane->format;
+    uint64_t stride = in->x_stride ? in->x_stride : format->payload_bytes;
+    if (in->payload != EPW_PAYLOAD_SAME && in->payload != EPW_PAYLOAD_OPAQUE && in->x_stride == 0) {
+        stride = b->layout.row_bytes;
+    }
+    const unsigned char *x = (const unsigned char *)in->x + t * stride;
+    *bytes = epw_align(format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes, 16);
+    if (in->payload == EPW_PAYLOAD_SAME) return x;
+    unsigned char *scales = scratch + format->payload_bytes;
+    if (in->payload == EPW_PAYLOAD_OPAQUE) {
+        if (format->scale_count == 0) return x;
+        memcpy(scratch, x, format->payload_bytes);
+        const unsigned char *from = (const unsigned char *)in->scales + t * in->scale_row_stride;
+        for (uint32_t i = 0; i < format->scale_count; i++) {
+            memcpy(scales + (size_t)i * format->scale_bytes, from + i * in->scale_col_stride, format->scale_bytes);
+        }
+    } else {
+        b->numerics->quantize(in->payload, b->config.dtype, x, b->config.hidden, scratch, scales);
+    }
+    return scratch;
+}
+
+static size_t make_header(const epw_buffer *b, const epw_lane *lane, uint32_t t, unsigned char *out) {
+    epw_slot_header head = {.token = t, .format = lane->format.hash};
+    memcpy(out, &head, sizeof head);
+    size_t at = sizeof head, first = (size_t)t * b->config.topk;
+    for (uint32_t j = 0; j < b->config.topk; j++, at += sizeof(epw_entry)) {
+        epw_entry entry = {lane->ids[first + j], lane->weights[first + j]};
+        memcpy(out + at, &entry, sizeof entry);
+    }
+    uint32_t sideband = lane->input.sideband_bytes;
+    if (sideband > 0) memcpy(out + at, (const unsigned char *)lane->input.sideband + (size_t)t * sideband, sideband);
+    return at + sideband;
+}
+
+static void send_token(const send_job *job, uint32_t t, uint32_t thread) {
+    epw_buffer *b = job->b;
+    epw_lane *lane = job->lane;
+    uint32_t width = b->config.topk, index = epw_lane_index(b, lane);
+    const int32_t *ids = lane->ids + (size_t)t * width;
+    const uint32_t *rows = lane->sent_row + (size_t)t * width;
+    unsigned char header[sizeof(epw_slot_header) + EPW_MAX_TOPK * sizeof(epw_entry) + EPW_MAX_SIDEBAND];
+    const unsigned char *payload = NULL;
+    size_t header_bytes = 0, bytes = 0;
+    for (uint32_t j = 0; j < width; j++) {
+        if (rows[j] == NO_PLACE) continue;
+        uint32_t rank = (uint32_t)ids[j] / b->layout.local_experts;
+        bool again = false;
+        for (uint32_t i = 0; i < j && !again; i++) {
+            again = rows[i] != NO_PLACE && (uint32_t)ids[i] / b->layout.local_experts == rank;
+        }
+        if (again || !epw_mask_has(&job->ready, rank)) continue;
+        if (payload == NULL) {
+            payload = make_payload(job, t, b->scratch + thread * b->scratch_bytes, &bytes);
+            header_bytes = make_header(b, lane, t, header);
+        }
+        unsigned char *slot = epw_slot_at(b, index, rank, rows[j]);
+        memcpy(slot, header, header_bytes);
+        if (rank == b->config.rank && lane->shortcut) continue;
+        b->numerics->copy_stream(slot + b->layout.header_bytes, payload, bytes);
+    }
+}
+
+static void send_chunk(void *context, uint32_t item, uint32_t thread) {
+    const send_job *job = context;
+    uint32_t end = (item + 1) * CHUNK < job->lane->tokens ? (item + 1) * CHUNK : job->lane->tokens;
+    for (uint32_t t = item * CHUNK; t < end; t++) send_token(job, t, thread);
+}
+
+epw_status epw_dispatch_send_step(epw_buffer *b, epw_lane *lane) {
+    uint64_t now = epw_now_ns();
+    epw_awaiting what = epw_await_permission(lane->first);
+    send_job job = {.b = b, .lane = lane};
+    EPW_MASK_FOR(peer, &lane->awaited, b->config.ranks) {
+        uint32_t value, cause;
+        switch (epw_wait_judge(b, lane, what, lane->op, peer, now, &value, &cause)) {
+        case EPW_ARRIVED:
+            epw_mask_add(&job.ready, peer);
+            break;
+        case EPW_GONE:
+            epw_lane_lose(b, lane, EPW_PHASE_DISPATCH_SEND, cause, peer, now);
+            epw_mask_drop(&lane->awaited, peer);
+            break;
+        case EPW_WAITING:
+            break;
+        }
+    }
+    bool all = epw_mask_count(&job.ready) == epw_mask_count(&lane->awaited);
+    if (!epw_mask_empty(&job.ready) && (all || now - lane->wait.started >= SEND_GRACE_NS)) {
+        epw_pool_run(b->pool, send_chunk, &job, (lane->tokens + CHUNK - 1) / CHUNK);
+        EPW_MASK_FOR(peer, &job.ready, b->config.ranks) {
+            uint64_t *word = &epw_line_at(b, peer)->dispatch[epw_lane_index(b, lane)];
+            epw_post(b, peer, word, epw_word(b->epoch, lane->op, lane->sent[peer]));
+            epw_mask_drop(&lane->awaited, peer);
+        }
+    }
+    if (epw_mask_empty(&lane->awaited)) return EPW_OK;
+    epw_wait_pause(b, lane, what, lane->op, &lane->awaited, now);
+    return EPW_PENDING;
+}
+
+/* ---- receiving ---- */
+
+static const epw_entry *entries_of(const unsigned char *slot) {
+    return (const epw_entry *)(slot + sizeof(epw_slot_header));
+}
+
+void epw_place_rows(const epw_buffer *b, uint32_t lane, uint32_t source, uint32_t rows, uint32_t *fill,
+                    uint32_t *place) {
+    uint32_t width = b->config.topk, local = b->layout.local_experts;
+    int64_t base = (int64_t)b->config.rank * local;
+    for (uint32_t i = 0; i < rows; i++) {
+        const epw_entry *entry = entries_of(epw_slot_here(b, lane, source, i));
+        for (uint32_t j = 0; j < width; j++) {
+            int64_t e = entry[j].expert - base;
+            bool ours = entry[j].expert >= 0 && e >= 0 && e < local;
+            /* A source has checked its ids; a repetition here would overrun an expert's list. */
+            for (uint32_t k = 0; ours && k < j; k++) ours = entry[k].expert != entry[j].expert;
+            place[(size_t)i * width + j] = ours ? fill[e]++ : NO_PLACE;
+        }
+    }
+}
+
+typedef struct receive_job {
+    epw_buffer *b;
+    epw_lane *lane;
+    uint32_t source, rows;
+} receive_job;
+
+/* Scale b of a row goes to block b of column `row`: f32 [K, M], or four exponents to an i32 [ceil(K/4), M]. */
+static void put_scales(const epw_buffer *b, const epw_lane *lane, const unsigned char *scales, unsigned char *list,
+                       uint64_t row) {
+    const epw_row_format *format = &lane->format;
+    uint32_t count = format->scale_count, bytes = format->scale_bytes;
+    uint64_t rows = b->layout.rows;
+    if (lane->dispatch_output.scale_order == 1) {
+        memcpy(list + row * count * bytes, scales, (size_t)count * bytes);
+    } else if (lane->input.payload == EPW_PAYLOAD_FP8_UE8M0) {
+        for (uint32_t word = 0; word < (count + 3) / 4; word++) {
+            unsigned char packed[4] = {0};
+            uint32_t n = count - word * 4 < 4 ? count - word * 4 : 4;
+            memcpy(packed, scales + word * 4, n);
+            memcpy(list + (word * rows + row) * 4, packed, 4);
+        }
+    } else {
+        for (uint32_t i = 0; i < count; i++) memcpy(list + (i * rows + row) * bytes, scales + i * bytes, bytes);
+    }
+}
+
+static uint64_t scale_list_bytes(const epw_buffer *b, const epw_lane *lane) {
+    uint64_t row = (uint64_t)lane->format.scale_count * lane->format.scale_bytes;
+    if (lane->input.payload == EPW_PAYLOAD_FP8_UE8M0 && lane->dispatch_output.scale_order == 0) row = epw_align(row, 4);
+    return b->layout.rows * row;
+}
+
+/* One row to one place: list `list` (a local expert, 0 if rank-major), row `row` of it. */
+static void put_row(const receive_job *job, const unsigned char *slot, const unsigned char *payload, uint64_t list,
+                    uint64_t row) {
+    const epw_buffer *b = job->b;
+    const epw_lane *lane = job->lane;
+    const epw_dispatch_output *out = &lane->dispatch_output;
+    const epw_row_format *format = &lane->format;
+    uint64_t at = list * b->layout.rows + row;
+    if (out->rows != NULL) {
+        b->numerics->copy_stream((unsigned char *)out->rows + at * format->payload_bytes, payload,
+                                 format->payload_bytes);
+    }
+    if (out->scales != NULL && format->scale_count > 0) {
+        put_scales(b, lane, slot + b->layout.header_bytes + format->payload_bytes,
+                   (unsigned char *)out->scales + list * scale_list_bytes(b, lane), row);
+    }
+    uint32_t sideband = lane->input.sideband_bytes;
+    if (out->sideband != NULL && sideband > 0) {
+        memcpy((unsigned char *)out->sideband + at * sideband, &entries_of(slot)[b->config.topk], sideband);
+    }
+    if (out->source_token != NULL) out->source_token[at] = ((const epw_slot_header *)slot)->token;
+}
+
+static void receive_row(const receive_job *job, uint32_t i) {
+    const epw_buffer *b = job->b;
+    const epw_lane *lane = job->lane;
+    const epw_dispatch_output *out = &lane->dispatch_output;
+    uint32_t width = b->config.topk, local = b->layout.local_experts;
+    const unsigned char *slot = epw_slot_here(b, epw_lane_index(b, lane), job->source, i);
+    const epw_entry *entry = entries_of(slot);
+    const uint32_t *place = lane->place + (size_t)i * width;
+    const unsigned char *payload = slot + b->layout.header_bytes;
+    if (lane->shortcut && job->source == b->config.rank) {
+        uint64_t stride = lane->input.x_stride ? lane->input.x_stride : lane->format.payload_bytes;
+        payload = (const unsigned char *)lane->input.x + ((const epw_slot_header *)slot)->token * stride;
+    }
+    uint64_t at = (uint64_t)job->source * b->config.max_tokens + i;
+    if (lane->layout == EPW_RANK_MAJOR) put_row(job, slot, payload, 0, at);
+    for (uint32_t j = 0; j < width; j++) {
+        bool ours = place[j] != NO_PLACE;
+        uint32_t e = ours ? (uint32_t)entry[j].expert - b->config.rank * local : 0;
+        if (lane->layout == EPW_EXPERT_MAJOR) {
+            if (ours) put_row(job, slot, payload, e, place[j]);
+            continue;
+        }
+        if (out->row_experts != NULL) out->row_experts[at * width + j] = ours ? (int32_t)e : -1;
+        if (out->row_weights != NULL) out->row_weights[at * width + j] = ours ? entry[j].weight : 0.0f;
+        if (ours && out->expert_rows != NULL) out->expert_rows[e * b->layout.rows + place[j]] = (uint32_t)at;
+    }
+}
+
+static void receive_chunk(void *context, uint32_t item, uint32_t thread) {
+    (void)thread;
+    const receive_job *job = context;
+    uint32_t end = (item + 1) * CHUNK < job->rows ? (item + 1) * CHUNK : job->rows;
+    for (uint32_t i = item * CHUNK; i < end; i++) receive_row(job, i);
+}
+
+static bool format_agrees(const epw_buffer *b, const epw_lane *lane, uint32_t source, uint32_t rows) {
+    if (rows > b->config.max_tokens) return false;
+    for (uint32_t i = 0; i < rows; i++) {
+        const unsigned char *slot = epw_slot_here(b, epw_lane_index(b, lane), source, i);
+        if (((const epw_slot_header *)slot)->format != lane->format.hash) return false;
+    }
+    return true;
+}
+
+/* Lays out what `source` has sent (nothing if it is missing). Sources come in ascending order, so that the rows of an
+ * expert's list are ordered by source rank. */
+static void lay_out(epw_buffer *b, epw_lane *lane, uint32_t source, uint64_t now) {
+    uint32_t local = b->layout.local_experts, index = epw_lane_index(b, lane), ranks = b->config.ranks;
+    const epw_dispatch_output *out = &lane->dispatch_output;
+    uint32_t *first = lane->first_row + (size_t)source * local;
+    memcpy(first, lane->expert_fill, local * sizeof first[0]);
+    if (!format_agrees(b, lane, source, lane->received[source])) {
+        lane->received[source] = 0;
+        epw_lane_lose(b, lane, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, source, now);
+    }
+    uint32_t rows = lane->received[source];
+    epw_place_rows(b, index, source, rows, lane->expert_fill, lane->place);
+    receive_job job = {b, lane, source, rows};
+    epw_pool_run(b->pool, receive_chunk, &job, (rows + CHUNK - 1) / CHUNK);
+    if (out->source_counts != NULL) out->source_counts[source] = rows;
+    for (uint32_t e = 0; out->ranges != NULL && e < local; e++) {
+        uint32_t *range = out->ranges + ((size_t)e * ranks + source) * 2;
+        range[0] = first[e];
+        range[1] = lane->expert_fill[e] - first[e];
+    }
+}
+
+epw_status epw_dispatch_receive_step(epw_buffer *b, epw_lane *lane) {
+    const epw_dispatch_output *out = &lane->dispatch_output;
+    uint64_t now = epw_now_ns();
+    bool progress = true;
+    while (progress) {
+        progress = false;
+        EPW_MASK_FOR(peer, &lane->awaited, b->config.ranks) {
+            uint32_t value, cause;
+            epw_verdict verdict = epw_wait_judge(b, lane, EPW_AWAIT_ROWS, lane->op, peer, now, &value, &cause);
+            if (verdict == EPW_WAITING) continue;
+            lane->received[peer] = verdict == EPW_ARRIVED ? value : 0;
+            if (verdict == EPW_ARRIVED) epw_mask_add(&lane->present, peer);
+            if (verdict == EPW_GONE) epw_lane_lose(b, lane, EPW_PHASE_DISPATCH_RECEIVE, cause, peer, now);
+            epw_mask_drop(&lane->awaited, peer);
+            if (out->wait_ns != NULL) out->wait_ns[peer] += now - lane->wait.started;
+        }
+        while (lane->next_source < b->config.ranks && !epw_mask_has(&lane->awaited, lane->next_source)) {
+            lay_out(b, lane, lane->next_source++, now);
+            progress = true;
+        }
+        if (progress) now = epw_now_ns();
+    }
+    if (!epw_mask_empty(&lane->awaited)) {
+        epw_wait_pause(b, lane, EPW_AWAIT_ROWS, lane->op, &lane->awaited, now);
+        return EPW_PENDING;
+    }
+    for (uint32_t e = 0; e < b->layout.local_experts; e++) {
+        if (out->counts != NULL) out->counts[e] = lane->expert_fill[e];
+        if (out->expert_totals != NULL) out->expert_totals[e] += lane->expert_fill[e];
+    }
+    return EPW_OK;
+}
+
+/* ---- calls ---- */
+
+static epw_status check_input(const epw_buffer *b, const epw_dispatch_input *in, epw_row_format *format) {
+    epw_where where = epw_at(b, "dispatch");
+    if (in == NULL) return epw_fail(EPW_ERR_INVALID, where, "input is NULL");
+    epw_status status = epw_row_format_make("dispatch", &b->config, in, format);
+    if (status != EPW_OK) return status;
+    if (in->tokens > b->config.max_tokens) {
+        return epw_fail(EPW_ERR_LIMIT, where, "tokens is %u, the plan's max_tokens is %u", in->tokens,
+                        b->config.max_tokens);
+    }
+    if (in->topk < 1 || in->topk > b->config.topk) {
+        return epw_fail(EPW_ERR_LIMIT, where, "topk is %u, must be in [1, %u]", in->topk, b->config.topk);
+    }
+    if (in->idx_type > EPW_I64) return epw_fail(EPW_ERR_INVALID, where, "idx_type is %u", in->idx_type);
+    if (in->layout > EPW_RANK_MAJOR) return epw_fail(EPW_ERR_INVALID, where, "layout is %u", in->layout);
+    if (in->lane < -1 || in->lane >= (int32_t)b->config.lanes) {
+        return epw_fail(EPW_ERR_LIMIT, where, "lane is %d, must be -1 or below %u", in->lane, b->config.lanes);
+    }
+    if (in->deadline_ns != 0 && in->deadline_ns < b->config.deadline_ns) {
+        return epw_fail(EPW_ERR_LIMIT, where,
+                        "deadline_ns is %llu, a call may only lengthen the buffer's %llu", (unsigned long long)in->deadline_ns,
+                        (unsigned long long)b->config.deadline_ns);
+    }
+    if (in->tokens == 0) return EPW_OK;
+    const char *absent = in->x == NULL                                   ? "x"
+                         : in->topk_idx == NULL                          ? "topk_idx"
+                         : in->sideband_bytes > 0 && in->sideband == NULL ? "sideband"
+                         : in->payload == EPW_PAYLOAD_OPAQUE && in->scale_count > 0 && in->scales == NULL ? "scales"
+                                                                                                          : NULL;
+    if (absent != NULL) return epw_fail(EPW_ERR_INVALID, where, "%s is NULL with %u tokens", absent, in->tokens);
+    uint64_t row = in->payload == EPW_PAYLOAD_OPAQUE ? in->opaque_row_bytes : b->layout.row_bytes;
+    if (in->x_stride != 0 && in->x_stride < row) {
+        return epw_fail(EPW_ERR_INVALID, where, "x_stride is %llu bytes, a row has %llu",
+                        (unsigned long long)in->x_stride, (unsigned long long)row);
+    }
+    return EPW_OK;
+}
+
+static epw_status check_output(const epw_buffer *b, const char *op, uint32_t layout, const epw_dispatch_output *out) {
+    epw_where where = epw_at(b, op);
+    if (out == NULL) return epw_fail(EPW_ERR_INVALID, where, "output is NULL");
+    if (out->size != sizeof *out) {
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "output.size is %u, this library's is %zu: use EPW_DISPATCH_OUTPUT_INIT", out->size, sizeof *out);
+    }
+    if (out->scale_order > 1) {
+        return epw_fail(EPW_ERR_INVALID, where, "scale_order is %u, must be 0 or 1", out->scale_order);
+    }
+    if (layout == EPW_EXPERT_MAJOR && (out->rows == NULL || out->counts == NULL)) {
+        return epw_fail(EPW_ERR_INVALID, where, "expert-major needs output.rows and output.counts");
+    }
+    if ((uintptr_t)out->rows % 16 != 0) {
+        return epw_fail(EPW_ERR_INVALID, where, "output.rows must be aligned to 16 bytes");
+    }
+    return EPW_OK;
+}
+
+void epw_dispatch_begin_receiving(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out) {
+    lane->dispatch_output = *out;
+    lane->stage = EPW_STAGE_RECEIVING;
+    lane->next_source = 0;
+    memset(lane->received, 0, b->config.ranks * sizeof lane->received[0]);
+    memset(lane->expert_fill, 0, b->layout.local_experts * sizeof lane->expert_fill[0]);
+    lane->awaited = b->active;
+    for (int i = 0; i < EPW_MASK_WORDS; i++) lane->awaited.bits[i] &= ~lane->missing.bits[i];
+}
+
+/* Peers given up by earlier operations of this epoch take no part: they are missing from the start. */
+static void choose_targets(epw_buffer *b, epw_lane *lane) {
+    lane->awaited = b->active;
+    uint64_t now = epw_now_ns();
+    EPW_MASK_FOR(peer, &b->active, b->config.ranks) {
+        if (!epw_suspected(b, peer)) continue;
+        epw_mask_drop(&lane->awaited, peer);
+        epw_lane_lose(b, lane, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_SUSPECTED, peer, now);
+    }
+}
+
+epw_status epw_dispatch(epw_buffer *b, const epw_dispatch_input *in, const epw_dispatch_output *out,
+                        epw_handle *handle, epw_outcome *outcome) {
+    if (b == NULL || handle == NULL) {
+        return epw_fail(EPW_ERR_INVALID, (epw_where){"dispatch", -1, -1}, "buffer or handle is NULL");
+    }
+    epw_where where = epw_at(b, "dispatch");
+    epw_row_format format;
+    epw_status status = check_input(b, in, &format);
+    if (status == EPW_OK && out != NULL) status = check_output(b, "dispatch", in->layout, out);
+    if (status == EPW_OK) status = epw_outcome_check(b, "dispatch", outcome);
+    if (status != EPW_OK) return status;
+    uint32_t index =
+        in->lane >= 0 ? (uint32_t)in->lane : atomic_load_explicit(&b->next_lane, memory_order_relaxed);
+    epw_lane *lane = &b->lanes[index];
+    pthread_mutex_lock(&lane->lock);
+    if (b->epoch == 0) {
+        status = epw_fail(EPW_ERR_STATE, where, "no membership yet: call epw_buffer_set_active first");
+    } else if (lane->stage != EPW_STAGE_FREE) {
+        status = epw_fail(EPW_ERR_STATE, where,
+                          "lane %u is held by operation %u: combine or release its handle first (%u lanes)", index,
+                          lane->op, b->config.lanes);
+    } else {
+        status = read_routing(b, lane, in);
+    }
+    if (status != EPW_OK) {
+        pthread_mutex_unlock(&lane->lock);
+        return status;
+    }
+
+    lane->first = lane->op == 0 && !lane->wrapped;
+    if (++lane->op == 0) lane->wrapped = true;
+    lane->generation = atomic_fetch_add_explicit(&b->generation, 1, memory_order_relaxed) + 1;
+    *handle = lane->generation << 1 | index;
+    if (in->lane < 0) atomic_store_explicit(&b->next_lane, (index + 1) % b->config.lanes, memory_order_relaxed);
+    lane->input = *in;
+    lane->format = format;
+    lane->layout = in->layout;
+    lane->tokens = in->tokens;
+    lane->topk = in->topk;
+    lane->deadline_ns = in->deadline_ns ? in->deadline_ns : b->config.deadline_ns;
+    lane->shortcut = out != NULL && in->layout == EPW_EXPERT_MAJOR && in->payload == EPW_PAYLOAD_SAME;
+    lane->receive_too = out != NULL;
+    lane->nonblocking = in->nonblocking != 0;
+    if (out != NULL) lane->dispatch_output = *out;
+    lane->record = (epw_error_record){0};
+    epw_mask_clear(&lane->present);
+    epw_mask_clear(&lane->answered);
+    epw_mask_clear(&lane->missing);
+    choose_targets(b, lane);
+    number_rows(b, lane, &lane->awaited);
+    lane->stage = EPW_STAGE_SENDING;
+    return epw_lane_run(b, lane, outcome);
+}
+
+epw_status epw_dispatch_receive(epw_buffer *b, epw_handle handle, const epw_dispatch_output *out,
+                                epw_outcome *outcome) {
+    epw_lane *lane;
+    epw_status status = epw_lane_find(b, "dispatch_receive", handle, EPW_STAGE_SENT, &lane);
+    if (status != EPW_OK) return status;
+    status = check_output(b, "dispatch_receive", lane->layout, out);
+    if (status == EPW_OK) status = epw_outcome_check(b, "dispatch_receive", outcome);
+    if (status != EPW_OK) {
+        pthread_mutex_unlock(&lane->lock);
+        return status;
+    }
+    epw_dispatch_begin_receiving(b, lane, out);
+    return epw_lane_run(b, lane, outcome);
+}

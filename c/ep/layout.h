@@ -1,0 +1,81 @@
+/* The byte map of a window, one definition for C and CUDA. Offsets follow from the plan alone and are the same on every
+ * rank and lane, so captured graphs and remote addresses stay valid.
+ *
+ *   0                 header          written by the owner
+ *   4096              line[source]    64 bytes of signal words, written by that source alone
+ *   control_bytes     dispatch        [lane][source][token] slots of slot_bytes
+ *   + dispatch_bytes  combine         [lane][answerer][token][answer] rows of hidden 16-bit values
+ *   + combine_bytes
+ *   + ordered_bytes   zero-copy       [lane][local expert][row] rows of hidden 16-bit values, owner only
+ *
+ * A dispatch slot is its source's to write until it posts the dispatch word, then its owner's until that posts the
+ * combine word. A combine slot is its answerer's from the source's dispatch word until its own combine word, then the
+ * source's (who owns the window) until that posts the next dispatch word. */
+#ifndef EPW_EP_LAYOUT_H
+#define EPW_EP_LAYOUT_H
+
+#include "epwire.h"
+
+#define EPW_LINES_OFFSET 4096u
+
+/* What one source writes into a peer's window beside rows: a cache line with one writer. */
+typedef struct epw_line {
+    uint64_t dispatch[EPW_MAX_LANES]; /* value: rows sent */
+    uint64_t combine[EPW_MAX_LANES];  /* value: rows answered (| EPW_ANSWER_ORDERED) */
+    uint64_t beacon[EPW_MAX_LANES];   /* value: the rank awaited, or EPW_BEACON_NONE */
+    uint64_t epoch;                   /* posted by set_active */
+    uint64_t dropped;                 /* "I neither send to you nor wait for you in this epoch" */
+} epw_line;
+
+/* Written by the owner, read by peers. */
+typedef struct epw_window_header {
+    uint32_t sleepers; /* threads of the owner that sleep on a word: posting to it then needs a wake-up call */
+    uint32_t reserved[15];
+} epw_window_header;
+
+/* One routed expert of a row. */
+typedef struct epw_entry {
+    int32_t expert; /* physical id, -1: none */
+    float weight;
+} epw_entry;
+
+/* In front of every dispatched row: this, then topk entries (config.topk), then the sideband bytes. */
+typedef struct epw_slot_header {
+    uint32_t token;  /* its index at the source */
+    uint32_t format; /* hash of payload, sizes, sideband and whether weights are there: both ends must agree */
+    uint32_t reserved[2];
+} epw_slot_header;
+
+/* Everything that decides where a byte lies. */
+typedef struct epw_layout {
+    uint32_t ranks, max_tokens, topk, local_experts, answers;
+    uint64_t rows;         /* ranks * max_tokens */
+    uint64_t slot_bytes;   /* one dispatch slot */
+    uint64_t header_bytes; /* its part before the payload */
+    uint64_t row_bytes;    /* hidden 16-bit values */
+    uint64_t dispatch, combine, zero_copy;               /* first byte of each area */
+    uint64_t dispatch_lane, combine_lane, zero_copy_lane; /* bytes of each area per lane */
+} epw_layout;
+
+static inline uint64_t epw_line_offset(uint32_t source) {
+    return EPW_LINES_OFFSET + (uint64_t)source * sizeof(epw_line);
+}
+
+/* Dispatch slot of `row` from `source`. */
+static inline uint64_t epw_slot_offset(const epw_layout *l, uint32_t lane, uint32_t source, uint32_t row) {
+    return l->dispatch + lane * l->dispatch_lane + ((uint64_t)source * l->max_tokens + row) * l->slot_bytes;
+}
+
+/* Answer number `answer` (0 if rank-reduced) of `answerer` to the row that it was sent as `row`. */
+static inline uint64_t epw_answer_offset(const epw_layout *l, uint32_t lane, uint32_t answerer, uint32_t row,
+                                         uint32_t answer) {
+    uint64_t index = ((uint64_t)answerer * l->max_tokens + row) * l->answers + answer;
+    return l->combine + lane * l->combine_lane + index * l->row_bytes;
+}
+
+/* Zero-copy area of a lane. */
+static inline uint64_t epw_zero_copy_offset(const epw_layout *l, uint32_t lane) {
+    return l->zero_copy + lane * l->zero_copy_lane;
+}
+
+#endif

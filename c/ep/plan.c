@@ -1,0 +1,213 @@
+/* See plan.h. The limits of the library are checked here and nowhere else. */
+#include "ep/plan.h"
+
+#include "base/bits.h"
+#include "base/status.h"
+#include "ep/internal.h"
+
+#define PAGE             4096u
+#define HEADER_ALIGN     128u
+#define SLOT_ALIGN       64u
+#define MAX_EXPERTS      (1u << 20)
+#define MAX_WINDOW_BYTES (UINT64_C(1) << 46)
+#define MIN_DEADLINE_NS  UINT64_C(1000000)
+
+/* Sticks at the largest value instead of wrapping. */
+static uint64_t mul(uint64_t a, uint64_t b) {
+    uint64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+static uint64_t add(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
+
+#define REQUIRE(ok, code, ...)                                                                               \
+    do {                                                                                                     \
+        if (!(ok)) return epw_fail((code), where, __VA_ARGS__);                                              \
+    } while (0)
+
+static epw_status check_config(epw_where where, const epw_config *c) {
+    REQUIRE(c != NULL, EPW_ERR_INVALID, "config is NULL");
+    REQUIRE(c->size == sizeof *c, EPW_ERR_INVALID, "config.size is %u, this library's is %zu: use EPW_CONFIG_INIT",
+            c->size, sizeof *c);
+    REQUIRE(c->version == EPW_CONFIG_VERSION, EPW_ERR_INVALID, "config.version is %u, this library knows %u",
+            c->version, EPW_CONFIG_VERSION);
+    REQUIRE(c->ranks >= 1 && c->ranks <= EPW_MAX_RANKS, EPW_ERR_LIMIT, "ranks is %u, must be in [1, %u]", c->ranks,
+            EPW_MAX_RANKS);
+    REQUIRE(c->rank < c->ranks, EPW_ERR_INVALID, "rank is %u, must be below ranks %u", c->rank, c->ranks);
+    where.rank = (int)c->rank;
+    REQUIRE(c->max_tokens >= 1 && c->max_tokens <= EPW_MAX_TOKENS, EPW_ERR_LIMIT,
+            "max_tokens is %u, must be in [1, %u]", c->max_tokens, EPW_MAX_TOKENS);
+    REQUIRE(c->hidden >= 8 && c->hidden % 8 == 0, EPW_ERR_LIMIT,
+            "hidden is %u, must be a positive multiple of 8 (rows of 16 bytes)", c->hidden);
+    REQUIRE(c->experts >= 1 && c->experts <= MAX_EXPERTS, EPW_ERR_LIMIT, "experts is %u, must be in [1, %u]",
+            c->experts, MAX_EXPERTS);
+    REQUIRE(c->experts % c->ranks == 0, EPW_ERR_INVALID,
+            "experts is %u, must be a multiple of ranks %u: add physical replicas to fill up", c->experts, c->ranks);
+    uint32_t topk_max = c->experts < EPW_MAX_TOPK ? c->experts : EPW_MAX_TOPK;
+    REQUIRE(c->topk >= 1 && c->topk <= topk_max, EPW_ERR_LIMIT, "topk is %u, must be in [1, %u]", c->topk, topk_max);
+    REQUIRE(c->lanes >= 1 && c->lanes <= EPW_MAX_LANES, EPW_ERR_LIMIT, "lanes is %u, must be 1 or 2", c->lanes);
+    REQUIRE(c->dtype <= EPW_F16, EPW_ERR_INVALID, "dtype is %u, must be EPW_BF16 or EPW_F16", c->dtype);
+    REQUIRE(c->combine_dtype <= EPW_F16, EPW_ERR_INVALID, "combine_dtype is %u, must be EPW_BF16 or EPW_F16",
+            c->combine_dtype);
+    REQUIRE(c->sideband_bytes <= EPW_MAX_SIDEBAND, EPW_ERR_LIMIT, "sideband_bytes is %u, must be at most %u",
+            c->sideband_bytes, EPW_MAX_SIDEBAND);
+    REQUIRE(c->ordered <= 1 && c->zero_copy <= 1, EPW_ERR_INVALID, "ordered is %u and zero_copy %u, must be 0 or 1",
+            c->ordered, c->zero_copy);
+    REQUIRE(!c->ordered || c->max_tokens <= EPW_ORDERED_MAX_TOKENS, EPW_ERR_LIMIT,
+            "max_tokens is %u, must be at most %u with ordered combine", c->max_tokens, EPW_ORDERED_MAX_TOKENS);
+    REQUIRE(c->threads <= 256, EPW_ERR_LIMIT, "threads is %u, must be at most 256", c->threads);
+    REQUIRE(c->deadline_ns >= MIN_DEADLINE_NS, EPW_ERR_LIMIT, "deadline_ns is %llu, must be at least %llu (1 ms)",
+            (unsigned long long)c->deadline_ns, (unsigned long long)MIN_DEADLINE_NS);
+    return EPW_OK;
+}
+
+epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout *layout, epw_plan *plan) {
+    epw_where where = {op, -1, -1};
+    epw_status status = check_config(where, config);
+    if (status != EPW_OK) return status;
+    where.rank = (int)config->rank;
+
+    uint32_t local = config->experts / config->ranks;
+    uint64_t rows = (uint64_t)config->ranks * config->max_tokens;
+    uint64_t row_bytes = (uint64_t)config->hidden * 2;
+    uint64_t header = epw_align(
+        sizeof(epw_slot_header) + config->topk * sizeof(epw_entry) + config->sideband_bytes, HEADER_ALIGN);
+    uint64_t data = row_bytes > config->opaque_bytes ? row_bytes : config->opaque_bytes;
+    uint64_t slot = epw_align(header + data, SLOT_ALIGN);
+    uint32_t most_answers = config->topk < local ? config->topk : local;
+
+    uint64_t control = epw_align(epw_line_offset(config->ranks), PAGE);
+    uint64_t dispatch = mul(mul(rows, slot), config->lanes);
+    uint64_t combine = mul(mul(rows, row_bytes), config->lanes);
+    uint64_t ordered = config->ordered ? mul(combine, most_answers - 1) : 0;
+    uint64_t zero_copy = config->zero_copy ? mul(combine, local) : 0;
+    uint64_t total = add(add(control, dispatch), add(add(combine, ordered), zero_copy));
+    if (total > MAX_WINDOW_BYTES) {
+        return epw_fail(EPW_ERR_LIMIT, where,
+                        "the window would take %.1f TiB, more than 64: lower max_tokens %u, hidden %u or lanes %u",
+                        (double)total / (double)(UINT64_C(1) << 40), config->max_tokens, config->hidden,
+                        config->lanes);
+    }
+
+    *layout = (epw_layout){
+        .ranks = config->ranks,
+        .max_tokens = config->max_tokens,
+        .topk = config->topk,
+        .local_experts = local,
+        .answers = config->ordered ? most_answers : 1,
+        .rows = rows,
+        .slot_bytes = slot,
+        .header_bytes = header,
+        .row_bytes = row_bytes,
+        .dispatch = control,
+        .combine = control + dispatch,
+        .zero_copy = control + dispatch + combine + ordered,
+        .dispatch_lane = dispatch / config->lanes,
+        .combine_lane = (combine + ordered) / config->lanes,
+        .zero_copy_lane = zero_copy / config->lanes,
+    };
+    if (plan == NULL) return EPW_OK;
+    if (plan->size != sizeof *plan) {
+        return epw_fail(EPW_ERR_INVALID, where, "plan.size is %u, this library's is %zu: use EPW_PLAN_INIT", plan->size,
+                        sizeof *plan);
+    }
+    epw_lane probe;
+    *plan = (epw_plan){
+        .size = sizeof *plan,
+        .local_experts = local,
+        .rows = rows,
+        .slot_bytes = slot,
+        .slot_header_bytes = header,
+        .control_bytes = control,
+        .dispatch_bytes = dispatch,
+        .combine_bytes = combine,
+        .ordered_bytes = ordered,
+        .zero_copy_bytes = zero_copy,
+        .window_bytes = epw_align(total, PAGE),
+        .private_bytes = epw_lane_carve(config, &probe, NULL) * config->lanes,
+    };
+    return EPW_OK;
+}
+
+epw_status epw_plan_make(const epw_config *config, epw_plan *plan) {
+    if (plan == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"plan", -1, -1}, "plan is NULL");
+    epw_layout layout;
+    return epw_plan_layout("plan", config, &layout, plan);
+}
+
+/* FNV-1a over the fields that both ends must agree on. */
+static uint32_t hash_fields(const uint32_t *fields, size_t n) {
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < n; i++) {
+        for (int byte = 0; byte < 4; byte++) hash = (hash ^ (fields[i] >> (8 * byte) & 0xff)) * 16777619u;
+    }
+    return hash;
+}
+
+epw_status epw_row_format_make(const char *op, const epw_config *config, const epw_dispatch_input *input,
+                               epw_row_format *format) {
+    epw_where where = {op, (int)config->rank, -1};
+    REQUIRE(input->size == sizeof *input, EPW_ERR_INVALID,
+            "input.size is %u, this library's is %zu: use EPW_DISPATCH_INPUT_INIT", input->size, sizeof *input);
+    REQUIRE(input->payload <= EPW_PAYLOAD_OPAQUE, EPW_ERR_INVALID, "payload is %u, must be one of EPW_PAYLOAD_*",
+            input->payload);
+    REQUIRE(input->sideband_bytes <= config->sideband_bytes, EPW_ERR_LIMIT,
+            "sideband_bytes is %u, the plan has room for %u", input->sideband_bytes, config->sideband_bytes);
+    *format = (epw_row_format){0};
+    switch (input->payload) {
+    case EPW_PAYLOAD_SAME:
+        format->payload_bytes = config->hidden * 2;
+        break;
+    case EPW_PAYLOAD_OPAQUE: {
+        uint64_t bytes = (uint64_t)input->opaque_row_bytes + mul(input->scale_count, input->scale_bytes);
+        uint32_t s = input->scale_bytes;
+        REQUIRE(input->opaque_row_bytes > 0 && input->opaque_row_bytes % 16 == 0, EPW_ERR_INVALID,
+                "opaque_row_bytes is %u, must be a positive multiple of 16", input->opaque_row_bytes);
+        REQUIRE(input->scale_count == 0 || s == 1 || s == 2 || s == 4 || s == 8, EPW_ERR_INVALID,
+                "scale_bytes is %u, must be 1, 2, 4 or 8", s);
+        REQUIRE(bytes <= config->opaque_bytes, EPW_ERR_LIMIT,
+                "an opaque row of %llu bytes with its scales passes the plan's opaque_bytes %u",
+                (unsigned long long)bytes, config->opaque_bytes);
+        format->payload_bytes = input->opaque_row_bytes;
+        format->scale_count = input->scale_count;
+        format->scale_bytes = input->scale_count ? s : 0;
+        break;
+    }
+    default:
+        REQUIRE(config->hidden % EPW_FP8_BLOCK == 0, EPW_ERR_LIMIT, "hidden is %u, FP8 needs a multiple of %u",
+                config->hidden, EPW_FP8_BLOCK);
+        format->payload_bytes = config->hidden;
+        format->scale_count = config->hidden / EPW_FP8_BLOCK;
+        format->scale_bytes = input->payload == EPW_PAYLOAD_FP8_UE8M0 ? 1 : 4;
+    }
+    uint32_t fields[] = {input->payload,      format->payload_bytes, format->scale_count,
+                         format->scale_bytes, input->sideband_bytes, input->topk_weights != NULL};
+    format->hash = hash_fields(fields, sizeof fields / sizeof fields[0]);
+    return EPW_OK;
+}
+
+epw_status epw_row_shape_make(const epw_config *config, const epw_dispatch_input *input, epw_row_shape *shape) {
+    epw_layout layout;
+    epw_status status = epw_plan_layout("row_shape", config, &layout, NULL);
+    if (status != EPW_OK) return status;
+    epw_where where = {"row_shape", (int)config->rank, -1};
+    REQUIRE(input != NULL, EPW_ERR_INVALID, "input is NULL");
+    REQUIRE(shape != NULL && shape->size == sizeof *shape, EPW_ERR_INVALID,
+            "shape is NULL or its size is not %zu: use EPW_ROW_SHAPE_INIT", sizeof *shape);
+    epw_row_format format;
+    status = epw_row_format_make("row_shape", config, input, &format);
+    if (status != EPW_OK) return status;
+    uint64_t scales = (uint64_t)format.scale_count * format.scale_bytes;
+    /* UE8M0 scales are delivered packed, four to an i32, when column-major: the larger of the two orders. */
+    if (input->payload == EPW_PAYLOAD_FP8_UE8M0) scales = epw_align(scales, 4);
+    *shape = (epw_row_shape){
+        .size = sizeof *shape,
+        .payload_bytes = format.payload_bytes,
+        .scale_count = format.scale_count,
+        .scale_bytes = format.scale_bytes,
+        .expert_rows_bytes = mul(mul(layout.local_experts, layout.rows), format.payload_bytes),
+        .expert_scales_bytes = mul(mul(layout.local_experts, layout.rows), scales),
+        .rank_rows_bytes = mul(layout.rows, format.payload_bytes),
+        .rank_scales_bytes = mul(layout.rows, scales),
+    };
+    return EPW_OK;
+}
