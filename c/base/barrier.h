@@ -1,0 +1,29 @@
+/* Barriers and hints of the host that C11 atomics do not cover, named by what they are for. Everything else
+ * orders by acquire loads and release stores of signal words. */
+#ifndef EPW_BASE_BARRIER_H
+#define EPW_BASE_BARRIER_H
+
+/* Between payload written with non-temporal stores (copy_stream, reduce with `stream`) and the release store
+ * of the signal word that announces it.
+ *
+ * The two observers: this thread, whose non-temporal stores sit in write-combining buffers outside the order
+ * that x86 gives ordinary stores, and the thread of another rank that acquires the word and then reads the
+ * payload. Without the fence the word may be seen before the bytes. Elsewhere the streaming entry points use
+ * ordinary stores, which the release store orders by itself. Must be called by the very thread that wrote. */
+static inline void epw_stream_fence(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#endif
+}
+
+/* In a polling loop: tells the core that this thread only waits, so that a sibling thread gets its issue
+ * slots. Orders nothing. */
+static inline void epw_cpu_relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+#endif

@@ -1,0 +1,60 @@
+/* The inner loops of the host device: copying, quantising and summing rows, with the instruction set chosen
+ * at run time.
+ *
+ * Every table gives the same bits for the same input. The rules, so that GPU kernels and tests can follow
+ * them:
+ *
+ * - Arithmetic is IEEE f32, round to nearest even, subnormals kept, never fused. Sums start from +0.
+ * - Rounding to bf16 and f16 is to nearest even; too large becomes infinity. A NaN result is the positive
+ * quiet NaN (bf16 0x7fc0, f16 0x7e00) whatever NaNs went in, because which operand's payload survives an
+ * addition differs between processors and compilers.
+ * - FP8 is e4m3 without infinities (NaN 0x7f and 0xff, largest 448). Per 128 channels, amax starts at 1e-4
+ * and is raised by every greater |x|; a NaN never raises it. f32 scales: scale = amax/448, inv = 448/amax.
+ *     power-of-two scales: scale = amax/448 rounded up to a power of two, inv its exact inverse. An infinite
+ * amax counts as the largest f32, so scale is within 2^[-22, 120]; UE8M0 stores the exponent + 127. q =
+ * e4m3(x*inv), to nearest even, saturating. Where x*inv is NaN, q is 0x7f with the sign of x: a NaN x, and
+ * with f32 scales an infinite one (inf*0). Power-of-two scales turn it into +-448, which dequantises to
+ * infinity.
+ * - Dequantising gives q*scale rounded to the type. A UE8M0 byte b is 2^(b-127), 255 is NaN.
+ */
+#ifndef EPW_EP_NUMERICS_H
+#define EPW_EP_NUMERICS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* One instruction set's loops. No entry takes locks, allocates or checks its arguments; all are safe to call
+ * from any number of threads. No memory may overlap except that `reduce` may write `out` over a whole row of
+ * `rows`. Alignment: none is needed where none is named. */
+typedef struct epw_numerics {
+    const char *isa; /* "base", "avx2", "avx512" */
+
+    /* Copies with non-temporal stores: for bytes that this core will not read again. dst is aligned to 16 and
+     * bytes a multiple of 16. Not fenced: epw_stream_fence() comes before the word that publishes the bytes.
+     */
+    void (*copy_stream)(void *dst, const void *src, size_t bytes);
+
+    /* One row x [hidden] of `dtype` (EPW_BF16, EPW_F16) to q [hidden] and scales [hidden/128], f32 or, for
+     * EPW_PAYLOAD_FP8_UE8M0, bytes. hidden is a multiple of 128, payload one of EPW_PAYLOAD_FP8_*. */
+    void (*quantize)(uint32_t payload, uint32_t dtype, const void *x, uint32_t hidden, uint8_t *q,
+                     void *scales);
+
+    /* The inverse: q [hidden] and scales [hidden/128] to x [hidden] of `dtype`. */
+    void (*dequantize)(uint32_t payload, uint32_t dtype, const uint8_t *q, const void *scales,
+                       uint32_t hidden, void *x);
+
+    /* out[c] = round(sum of weights[i] * rows[i][c]), i = 0 .. n-1 in this order; weights NULL: of
+     * rows[i][c]. rows and out are [hidden] of `dtype`, hidden a multiple of 8. n = 0 gives zeros. stream:
+     * writes out with non-temporal stores if it is aligned to 64, to be fenced as copy_stream. */
+    void (*reduce)(uint32_t dtype, const void *const *rows, const float *weights, size_t n, uint32_t hidden,
+                   void *out, int stream);
+} epw_numerics;
+
+/* The best table that this processor and operating system can run. The environment variable EPWIRE_ISA names
+ * another; a name that is unknown or can not run here is ignored. Decided once per process. */
+const epw_numerics *epw_numerics_best(void);
+
+/* All tables that can run here, best first, at most `max`. Returns how many. */
+size_t epw_numerics_all(const epw_numerics *out[], size_t max);
+
+#endif
