@@ -9,7 +9,9 @@
 
 #define EPW_MASK_WORDS (EPW_MAX_RANKS / 64)
 
-static inline uint64_t epw_align(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
+static inline uint64_t epw_align(uint64_t value, uint64_t to) {
+    return (value + to - 1) / to * to;
+}
 
 static inline bool epw_mask_has(const epw_mask *mask, uint32_t rank) {
     return mask->bits[rank / 64] >> (rank % 64) & 1;
@@ -20,7 +22,9 @@ static inline void epw_mask_add(epw_mask *mask, uint32_t rank) {
 static inline void epw_mask_drop(epw_mask *mask, uint32_t rank) {
     mask->bits[rank / 64] &= ~(UINT64_C(1) << (rank % 64));
 }
-static inline void epw_mask_clear(epw_mask *mask) { memset(mask, 0, sizeof *mask); }
+static inline void epw_mask_clear(epw_mask *mask) {
+    memset(mask, 0, sizeof *mask);
+}
 static inline bool epw_mask_empty(const epw_mask *mask) {
     uint64_t any = 0;
     for (int i = 0; i < EPW_MASK_WORDS; i++) any |= mask->bits[i];

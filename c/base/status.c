@@ -9,8 +9,10 @@ static _Thread_local char last_error[768];
 
 static size_t write_where(epw_where where) {
     int used = snprintf(last_error, sizeof last_error, "%s", where.op);
-    if (where.rank >= 0) used += snprintf(last_error + used, sizeof last_error - used, ": rank %d", where.rank);
-    if (where.peer >= 0) used += snprintf(last_error + used, sizeof last_error - used, ": peer %d", where.peer);
+    if (where.rank >= 0)
+        used += snprintf(last_error + used, sizeof last_error - used, ": rank %d", where.rank);
+    if (where.peer >= 0)
+        used += snprintf(last_error + used, sizeof last_error - used, ": peer %d", where.peer);
     used += snprintf(last_error + used, sizeof last_error - used, ": ");
     return (size_t)used;
 }
@@ -36,7 +38,9 @@ epw_status epw_fail_errno(int err, epw_where where, const char *fmt, ...) {
     return EPW_ERR_SYSTEM;
 }
 
-const char *epw_last_error(void) { return last_error; }
+const char *epw_last_error(void) {
+    return last_error;
+}
 
 const char *epw_status_name(epw_status status) {
     switch (status) {
@@ -69,8 +73,8 @@ const char *epw_status_name(epw_status status) {
     }
 }
 
-#define TEXT(x)    #x
-#define NUMBER(x)  TEXT(x)
+#define TEXT(x)   #x
+#define NUMBER(x) TEXT(x)
 
 const char *epw_version(void) {
     return NUMBER(EPW_VERSION_MAJOR) "." NUMBER(EPW_VERSION_MINOR) "." NUMBER(EPW_VERSION_PATCH);

@@ -11,8 +11,8 @@ typedef struct epw_where {
     int peer;
 } epw_where;
 
-/* Sets the calling thread's last-error text to "op: rank R: peer P: <text>" and returns `code`. The text says what
- * was found, which limit it breaks, and what to do. */
+/* Sets the calling thread's last-error text to "op: rank R: peer P: <text>" and returns `code`. The text says
+ * what was found, which limit it breaks, and what to do. */
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif

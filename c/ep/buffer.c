@@ -49,7 +49,8 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
     if (status != EPW_OK) return status;
     epw_buffer *b = calloc(1, sizeof *b);
     if (b == NULL) {
-        return epw_fail(EPW_ERR_NO_MEMORY, (epw_where){"create", (int)config->rank, -1}, "no memory for a buffer");
+        return epw_fail(EPW_ERR_NO_MEMORY, (epw_where){"create", (int)config->rank, -1},
+                        "no memory for a buffer");
     }
     b->config = *config;
     b->layout = layout;
@@ -117,7 +118,8 @@ static void unlock_lanes(epw_buffer *b) {
 static epw_status check_lanes_free(const epw_buffer *b, epw_where where) {
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         if (b->lanes[i].stage == EPW_STAGE_FREE) continue;
-        return epw_fail(EPW_ERR_STATE, where, "lane %u is held by operation %u: combine or release its handle first", i,
+        return epw_fail(EPW_ERR_STATE, where,
+                        "lane %u is held by operation %u: combine or release its handle first", i,
                         b->lanes[i].op);
     }
     return EPW_OK;
@@ -182,10 +184,12 @@ uint32_t epw_buffer_path(const epw_buffer *b, uint32_t peer) {
 static epw_status check_membership(const epw_buffer *b, const epw_mask *active, uint32_t epoch) {
     epw_where where = epw_at(b, "set_active");
     if (epoch <= b->epoch || epoch > EPW_EPOCH_MAX) {
-        return epw_fail(EPW_ERR_INVALID, where, "epoch is %u, must be in [%u, %u]", epoch, b->epoch + 1, EPW_EPOCH_MAX);
+        return epw_fail(EPW_ERR_INVALID, where, "epoch is %u, must be in [%u, %u]", epoch, b->epoch + 1,
+                        EPW_EPOCH_MAX);
     }
     if (!epw_mask_has(active, b->config.rank)) {
-        return epw_fail(EPW_ERR_INVALID, where, "the mask leaves this rank out: only members call set_active");
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "the mask leaves this rank out: only members call set_active");
     }
     for (uint32_t p = 0; p < EPW_MAX_RANKS; p++) {
         if (!epw_mask_has(active, p)) continue;
@@ -209,17 +213,19 @@ epw_status epw_buffer_set_active(epw_buffer *b, const epw_mask *active, uint32_t
     if (status == EPW_OK) {
         for (uint32_t i = 0; i < b->config.lanes; i++) {
             epw_lane *lane = &b->lanes[i];
-            if (lane->waiting) epw_wait_end(b, lane); /* debt of the old epoch is void: its words match nothing now */
+            if (lane->waiting)
+                epw_wait_end(b, lane); /* debt of the old epoch is void: its words match nothing now */
             lane->paying = lane->wrapped = false;
             lane->debt.more = 0;
             lane->op = 0;
         }
         b->active = *active;
         b->epoch = epoch;
-        for (int i = 0; i < EPW_MASK_WORDS; i++) atomic_store_explicit(&b->suspects[i], 0, memory_order_relaxed);
+        for (int i = 0; i < EPW_MASK_WORDS; i++)
+            atomic_store_explicit(&b->suspects[i], 0, memory_order_relaxed);
         atomic_store_explicit(&b->next_lane, 0, memory_order_relaxed);
-        /* Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission
-         * to send its first operation. */
+        /* Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for
+         * permission to send its first operation. */
         EPW_MASK_FOR(peer, &b->active, b->config.ranks) {
             epw_post_notice(b, peer, &epw_line_at(b, peer)->epoch, epw_word(epoch, 0, 0));
         }
@@ -248,7 +254,8 @@ epw_status epw_buffer_membership(const epw_buffer *b, epw_mask *active, epw_mask
 
 epw_status epw_buffer_reachable_experts(const epw_buffer *b, uint8_t *reachable) {
     epw_where where = {"reachable_experts", -1, -1};
-    if (b == NULL || reachable == NULL) return epw_fail(EPW_ERR_INVALID, where, "buffer or reachable is NULL");
+    if (b == NULL || reachable == NULL)
+        return epw_fail(EPW_ERR_INVALID, where, "buffer or reachable is NULL");
     epw_mask active, suspects;
     epw_status status = epw_buffer_membership(b, &active, &suspects, NULL);
     for (uint32_t e = 0; status == EPW_OK && e < b->config.experts; e++) {

@@ -65,15 +65,18 @@ static void answer_source(epw_buffer *b, epw_lane *lane, uint32_t source, const 
         if (job.expert_out == NULL) {
             job.expert_out = b->routes[b->config.rank].window + epw_zero_copy_offset(&b->layout, index);
         }
-        memcpy(lane->expert_fill, lane->first_row + (size_t)source * local, local * sizeof lane->expert_fill[0]);
+        memcpy(lane->expert_fill, lane->first_row + (size_t)source * local,
+               local * sizeof lane->expert_fill[0]);
         epw_place_rows(b, index, source, job.rows, lane->expert_fill, lane->place);
     }
     epw_pool_run(b->pool, answer_chunk, &job, (job.rows + CHUNK - 1) / CHUNK);
     uint32_t mode = lane->mode == EPW_COMBINE_ORDERED ? EPW_ANSWER_ORDERED : 0;
-    epw_post(b, source, &epw_line_at(b, source)->combine[index], epw_word(b->epoch, lane->op, job.rows | mode));
+    epw_post(b, source, &epw_line_at(b, source)->combine[index],
+             epw_word(b->epoch, lane->op, job.rows | mode));
 }
 
-/* Every present source gets its answer and word, beginning after this rank so that not all write to one at a time. */
+/* Every present source gets its answer and word, beginning after this rank so that not all write to one at a
+ * time. */
 static void answer_all(epw_buffer *b, epw_lane *lane, const epw_combine_input *in) {
     uint32_t ranks = b->config.ranks;
     uint64_t now = epw_now_ns();
@@ -189,8 +192,9 @@ static epw_status check_input(const epw_buffer *b, const epw_lane *lane, const e
     epw_where where = epw_at(b, "combine");
     if (in == NULL) return epw_fail(EPW_ERR_INVALID, where, "input is NULL");
     if (in->size != sizeof *in) {
-        return epw_fail(EPW_ERR_INVALID, where, "input.size is %u, this library's is %zu: use EPW_COMBINE_INPUT_INIT",
-                        in->size, sizeof *in);
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "input.size is %u, this library's is %zu: use EPW_COMBINE_INPUT_INIT", in->size,
+                        sizeof *in);
     }
     if (in->mode > EPW_COMBINE_ORDERED) return epw_fail(EPW_ERR_INVALID, where, "mode is %u", in->mode);
     bool ordered = in->mode == EPW_COMBINE_ORDERED;
@@ -198,12 +202,14 @@ static epw_status check_input(const epw_buffer *b, const epw_lane *lane, const e
         return epw_fail(EPW_ERR_INVALID, where, "ordered combine was not planned: set config.ordered");
     }
     if (ordered && lane->layout != EPW_EXPERT_MAJOR) {
-        return epw_fail(EPW_ERR_INVALID, where, "ordered combine needs a row per expert: dispatch expert-major");
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "ordered combine needs a row per expert: dispatch expert-major");
     }
     bool weighted_here = lane->input.topk_weights != NULL;
     if (!ordered && lane->layout == EPW_EXPERT_MAJOR && !weighted_here) {
-        return epw_fail(EPW_ERR_INVALID, where,
-                        "rank-reduced combine applies the weights at the expert's rank: give topk_weights to dispatch");
+        return epw_fail(
+            EPW_ERR_INVALID, where,
+            "rank-reduced combine applies the weights at the expert's rank: give topk_weights to dispatch");
     }
     if (ordered && !weighted_here && in->topk_weights == NULL && lane->tokens > 0) {
         return epw_fail(EPW_ERR_INVALID, where, "topk_weights is NULL and dispatch had none");
@@ -213,7 +219,8 @@ static epw_status check_input(const epw_buffer *b, const epw_lane *lane, const e
                         "expert_out is NULL, and the plan has no zero-copy area: set config.zero_copy");
     }
     if (in->deadline_ns != 0 && in->deadline_ns < b->config.deadline_ns) {
-        return epw_fail(EPW_ERR_LIMIT, where, "deadline_ns is %llu, a call may only lengthen the buffer's %llu",
+        return epw_fail(EPW_ERR_LIMIT, where,
+                        "deadline_ns is %llu, a call may only lengthen the buffer's %llu",
                         (unsigned long long)in->deadline_ns, (unsigned long long)b->config.deadline_ns);
     }
     return EPW_OK;
@@ -224,8 +231,9 @@ static epw_status check_output(const epw_buffer *b, const epw_lane *lane, const 
     epw_where where = epw_at(b, op);
     if (out == NULL) return epw_fail(EPW_ERR_INVALID, where, "output is NULL");
     if (out->size != sizeof *out) {
-        return epw_fail(EPW_ERR_INVALID, where, "output.size is %u, this library's is %zu: use EPW_COMBINE_OUTPUT_INIT",
-                        out->size, sizeof *out);
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "output.size is %u, this library's is %zu: use EPW_COMBINE_OUTPUT_INIT", out->size,
+                        sizeof *out);
     }
     if (out->out == NULL && lane->tokens > 0) return epw_fail(EPW_ERR_INVALID, where, "output.out is NULL");
     if ((uintptr_t)out->out % 16 != 0) {
@@ -240,8 +248,8 @@ static void begin_collecting(epw_lane *lane, const epw_combine_output *out) {
     lane->stage = EPW_STAGE_COLLECTING;
 }
 
-epw_status epw_combine(epw_buffer *b, epw_handle handle, const epw_combine_input *in, const epw_combine_output *out,
-                       epw_outcome *outcome) {
+epw_status epw_combine(epw_buffer *b, epw_handle handle, const epw_combine_input *in,
+                       const epw_combine_output *out, epw_outcome *outcome) {
     epw_lane *lane;
     epw_status status = epw_lane_find(b, "combine", handle, EPW_STAGE_DISPATCHED, &lane);
     if (status != EPW_OK) return status;

@@ -7,11 +7,11 @@
 /* Tokens or rows that a thread takes at a time. */
 #define CHUNK 8u
 
-/* How long sending waits for the permissions of all peers, so that it reads each token once, before it begins with those
- * that it has. */
+/* How long sending waits for the permissions of all peers, so that it reads each token once, before it begins
+ * with those that it has. */
 #define SEND_GRACE_NS UINT64_C(1000000)
 
-#define NO_PLACE UINT32_MAX
+#define NO_PLACE      UINT32_MAX
 
 /* ---- routing ---- */
 
@@ -30,7 +30,8 @@ static int64_t read_id(const epw_dispatch_input *in, uint32_t t, uint32_t j) {
     }
 }
 
-/* Copies ids and weights into the lane, padded to config.topk with -1, and refuses what is out of range or repeated. */
+/* Copies ids and weights into the lane, padded to config.topk with -1, and refuses what is out of range or
+ * repeated. */
 static epw_status read_routing(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in) {
     epw_where where = epw_at(b, "dispatch");
     uint32_t width = b->config.topk;
@@ -48,8 +49,9 @@ static epw_status read_routing(epw_buffer *b, epw_lane *lane, const epw_dispatch
             }
             for (uint32_t i = 0; id >= 0 && i < j; i++) {
                 if (ids[i] == id) {
-                    return epw_fail(EPW_ERR_INVALID, where, "topk_idx[%u][%u] repeats expert %lld of column %u", t, j,
-                                    (long long)id, i);
+                    return epw_fail(EPW_ERR_INVALID, where,
+                                    "topk_idx[%u][%u] repeats expert %lld of column %u", t, j, (long long)id,
+                                    i);
                 }
             }
             ids[j] = (int32_t)id;
@@ -87,8 +89,10 @@ typedef struct send_job {
     epw_mask ready; /* the peers served by this pass */
 } send_job;
 
-/* The token's payload and scales as they travel: in place where they can be copied as they are, else in `scratch`. */
-static const unsigned char *make_payload(const send_job *job, uint32_t t, unsigned char *scratch, size_t *bytes) {
+/* The token's payload and scales as they travel: in place where they can be copied as they are, else in
+ * `scratch`. */
+static const unsigned char *make_payload(const send_job *job, uint32_t t, unsigned char *scratch,
+                                         size_t *bytes) {
     const epw_buffer *b = job->b;
     const epw_dispatch_input *in = &job->lane->input;
     const epw_row_format *format = &job->lane->format;
@@ -105,7 +109,8 @@ static const unsigned char *make_payload(const send_job *job, uint32_t t, unsign
         memcpy(scratch, x, format->payload_bytes);
         const unsigned char *from = (const unsigned char *)in->scales + t * in->scale_row_stride;
         for (uint32_t i = 0; i < format->scale_count; i++) {
-            memcpy(scales + (size_t)i * format->scale_bytes, from + i * in->scale_col_stride, format->scale_bytes);
+            memcpy(scales + (size_t)i * format->scale_bytes, from + i * in->scale_col_stride,
+                   format->scale_bytes);
         }
     } else {
         b->numerics->quantize(in->payload, b->config.dtype, x, b->config.hidden, scratch, scales);
@@ -122,7 +127,8 @@ static size_t make_header(const epw_buffer *b, const epw_lane *lane, uint32_t t,
         memcpy(out + at, &entry, sizeof entry);
     }
     uint32_t sideband = lane->input.sideband_bytes;
-    if (sideband > 0) memcpy(out + at, (const unsigned char *)lane->input.sideband + (size_t)t * sideband, sideband);
+    if (sideband > 0)
+        memcpy(out + at, (const unsigned char *)lane->input.sideband + (size_t)t * sideband, sideband);
     return at + sideband;
 }
 
@@ -220,9 +226,10 @@ typedef struct receive_job {
     uint32_t source, rows;
 } receive_job;
 
-/* Scale b of a row goes to block b of column `row`: f32 [K, M], or four exponents to an i32 [ceil(K/4), M]. */
-static void put_scales(const epw_buffer *b, const epw_lane *lane, const unsigned char *scales, unsigned char *list,
-                       uint64_t row) {
+/* Scale b of a row goes to block b of column `row`: f32 [K, M], or four exponents to an i32 [ceil(K/4), M].
+ */
+static void put_scales(const epw_buffer *b, const epw_lane *lane, const unsigned char *scales,
+                       unsigned char *list, uint64_t row) {
     const epw_row_format *format = &lane->format;
     uint32_t count = format->scale_count, bytes = format->scale_bytes;
     uint64_t rows = b->layout.rows;
@@ -236,19 +243,21 @@ static void put_scales(const epw_buffer *b, const epw_lane *lane, const unsigned
             memcpy(list + (word * rows + row) * 4, packed, 4);
         }
     } else {
-        for (uint32_t i = 0; i < count; i++) memcpy(list + (i * rows + row) * bytes, scales + i * bytes, bytes);
+        for (uint32_t i = 0; i < count; i++)
+            memcpy(list + (i * rows + row) * bytes, scales + i * bytes, bytes);
     }
 }
 
 static uint64_t scale_list_bytes(const epw_buffer *b, const epw_lane *lane) {
     uint64_t row = (uint64_t)lane->format.scale_count * lane->format.scale_bytes;
-    if (lane->input.payload == EPW_PAYLOAD_FP8_UE8M0 && lane->dispatch_output.scale_order == 0) row = epw_align(row, 4);
+    if (lane->input.payload == EPW_PAYLOAD_FP8_UE8M0 && lane->dispatch_output.scale_order == 0)
+        row = epw_align(row, 4);
     return b->layout.rows * row;
 }
 
 /* One row to one place: list `list` (a local expert, 0 if rank-major), row `row` of it. */
-static void put_row(const receive_job *job, const unsigned char *slot, const unsigned char *payload, uint64_t list,
-                    uint64_t row) {
+static void put_row(const receive_job *job, const unsigned char *slot, const unsigned char *payload,
+                    uint64_t list, uint64_t row) {
     const epw_buffer *b = job->b;
     const epw_lane *lane = job->lane;
     const epw_dispatch_output *out = &lane->dispatch_output;
@@ -313,8 +322,8 @@ static bool format_agrees(const epw_buffer *b, const epw_lane *lane, uint32_t so
     return true;
 }
 
-/* Lays out what `source` has sent (nothing if it is missing). Sources come in ascending order, so that the rows of an
- * expert's list are ordered by source rank. */
+/* Lays out what `source` has sent (nothing if it is missing). Sources come in ascending order, so that the
+ * rows of an expert's list are ordered by source rank. */
 static void lay_out(epw_buffer *b, epw_lane *lane, uint32_t source, uint64_t now) {
     uint32_t local = b->layout.local_experts, index = epw_lane_index(b, lane), ranks = b->config.ranks;
     const epw_dispatch_output *out = &lane->dispatch_output;
@@ -344,7 +353,8 @@ epw_status epw_dispatch_receive_step(epw_buffer *b, epw_lane *lane) {
         progress = false;
         EPW_MASK_FOR(peer, &lane->awaited, b->config.ranks) {
             uint32_t value, cause;
-            epw_verdict verdict = epw_wait_judge(b, lane, EPW_AWAIT_ROWS, lane->op, peer, now, &value, &cause);
+            epw_verdict verdict =
+                epw_wait_judge(b, lane, EPW_AWAIT_ROWS, lane->op, peer, now, &value, &cause);
             if (verdict == EPW_WAITING) continue;
             lane->received[peer] = verdict == EPW_ARRIVED ? value : 0;
             if (verdict == EPW_ARRIVED) epw_mask_add(&lane->present, peer);
@@ -386,20 +396,23 @@ static epw_status check_input(const epw_buffer *b, const epw_dispatch_input *in,
     if (in->idx_type > EPW_I64) return epw_fail(EPW_ERR_INVALID, where, "idx_type is %u", in->idx_type);
     if (in->layout > EPW_RANK_MAJOR) return epw_fail(EPW_ERR_INVALID, where, "layout is %u", in->layout);
     if (in->lane < -1 || in->lane >= (int32_t)b->config.lanes) {
-        return epw_fail(EPW_ERR_LIMIT, where, "lane is %d, must be -1 or below %u", in->lane, b->config.lanes);
+        return epw_fail(EPW_ERR_LIMIT, where, "lane is %d, must be -1 or below %u", in->lane,
+                        b->config.lanes);
     }
     if (in->deadline_ns != 0 && in->deadline_ns < b->config.deadline_ns) {
         return epw_fail(EPW_ERR_LIMIT, where,
-                        "deadline_ns is %llu, a call may only lengthen the buffer's %llu", (unsigned long long)in->deadline_ns,
-                        (unsigned long long)b->config.deadline_ns);
+                        "deadline_ns is %llu, a call may only lengthen the buffer's %llu",
+                        (unsigned long long)in->deadline_ns, (unsigned long long)b->config.deadline_ns);
     }
     if (in->tokens == 0) return EPW_OK;
-    const char *absent = in->x == NULL                                   ? "x"
-                         : in->topk_idx == NULL                          ? "topk_idx"
+    const char *absent = in->x == NULL                                    ? "x"
+                         : in->topk_idx == NULL                           ? "topk_idx"
                          : in->sideband_bytes > 0 && in->sideband == NULL ? "sideband"
-                         : in->payload == EPW_PAYLOAD_OPAQUE && in->scale_count > 0 && in->scales == NULL ? "scales"
-                                                                                                          : NULL;
-    if (absent != NULL) return epw_fail(EPW_ERR_INVALID, where, "%s is NULL with %u tokens", absent, in->tokens);
+                         : in->payload == EPW_PAYLOAD_OPAQUE && in->scale_count > 0 && in->scales == NULL
+                             ? "scales"
+                             : NULL;
+    if (absent != NULL)
+        return epw_fail(EPW_ERR_INVALID, where, "%s is NULL with %u tokens", absent, in->tokens);
     uint64_t row = in->payload == EPW_PAYLOAD_OPAQUE ? in->opaque_row_bytes : b->layout.row_bytes;
     if (in->x_stride != 0 && in->x_stride < row) {
         return epw_fail(EPW_ERR_INVALID, where, "x_stride is %llu bytes, a row has %llu",
@@ -408,12 +421,14 @@ static epw_status check_input(const epw_buffer *b, const epw_dispatch_input *in,
     return EPW_OK;
 }
 
-static epw_status check_output(const epw_buffer *b, const char *op, uint32_t layout, const epw_dispatch_output *out) {
+static epw_status check_output(const epw_buffer *b, const char *op, uint32_t layout,
+                               const epw_dispatch_output *out) {
     epw_where where = epw_at(b, op);
     if (out == NULL) return epw_fail(EPW_ERR_INVALID, where, "output is NULL");
     if (out->size != sizeof *out) {
         return epw_fail(EPW_ERR_INVALID, where,
-                        "output.size is %u, this library's is %zu: use EPW_DISPATCH_OUTPUT_INIT", out->size, sizeof *out);
+                        "output.size is %u, this library's is %zu: use EPW_DISPATCH_OUTPUT_INIT", out->size,
+                        sizeof *out);
     }
     if (out->scale_order > 1) {
         return epw_fail(EPW_ERR_INVALID, where, "scale_order is %u, must be 0 or 1", out->scale_order);
@@ -467,8 +482,8 @@ epw_status epw_dispatch(epw_buffer *b, const epw_dispatch_input *in, const epw_d
         status = epw_fail(EPW_ERR_STATE, where, "no membership yet: call epw_buffer_set_active first");
     } else if (lane->stage != EPW_STAGE_FREE) {
         status = epw_fail(EPW_ERR_STATE, where,
-                          "lane %u is held by operation %u: combine or release its handle first (%u lanes)", index,
-                          lane->op, b->config.lanes);
+                          "lane %u is held by operation %u: combine or release its handle first (%u lanes)",
+                          index, lane->op, b->config.lanes);
     } else {
         status = read_routing(b, lane, in);
     }
@@ -481,7 +496,8 @@ epw_status epw_dispatch(epw_buffer *b, const epw_dispatch_input *in, const epw_d
     if (++lane->op == 0) lane->wrapped = true;
     lane->generation = atomic_fetch_add_explicit(&b->generation, 1, memory_order_relaxed) + 1;
     *handle = lane->generation << 1 | index;
-    if (in->lane < 0) atomic_store_explicit(&b->next_lane, (index + 1) % b->config.lanes, memory_order_relaxed);
+    if (in->lane < 0)
+        atomic_store_explicit(&b->next_lane, (index + 1) % b->config.lanes, memory_order_relaxed);
     lane->input = *in;
     lane->format = format;
     lane->layout = in->layout;

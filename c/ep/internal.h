@@ -21,7 +21,8 @@ typedef struct epw_route {
     unsigned char *window; /* its first byte as mapped here */
 } epw_route;
 
-/* What a lane is doing. Between SENT and RECEIVING, DISPATCHED and COLLECTING and so on it is the caller's turn. */
+/* What a lane is doing. Between SENT and RECEIVING, DISPATCHED and COLLECTING and so on it is the caller's
+ * turn. */
 typedef enum epw_stage {
     EPW_STAGE_FREE,
     EPW_STAGE_SENDING,    /* dispatch: rows go out as permissions come */
@@ -45,8 +46,8 @@ typedef struct epw_wait {
 /* What a released operation still owes its peers, paid in the background or by the lane's next operation. */
 typedef struct epw_debt {
     uint32_t op;
-    bool first; /* it was the lane's first operation of the epoch */
-    uint32_t more; /* operations released after it that have sent nothing yet */
+    bool first;          /* it was the lane's first operation of the epoch */
+    uint32_t more;       /* operations released after it that have sent nothing yet */
     epw_mask unsent;     /* peers that have not had this rank's dispatch word */
     epw_mask unanswered; /* peers that are owed a combine word once their dispatch word has come */
 } epw_debt;
@@ -86,9 +87,9 @@ typedef struct epw_lane {
     uint32_t *sent;     /* [ranks] rows for each */
 
     /* Peers in this operation. */
-    epw_mask awaited; /* the running stage still waits for them */
-    epw_mask present; /* their rows were received */
-    epw_mask missing; /* given up */
+    epw_mask awaited;  /* the running stage still waits for them */
+    epw_mask present;  /* their rows were received */
+    epw_mask missing;  /* given up */
     epw_mask answered; /* their answers were received */
     epw_error_record record;
     uint32_t next_source;  /* sources below it have been laid out */
@@ -143,14 +144,16 @@ static inline bool epw_suspected(const epw_buffer *b, uint32_t peer) {
     return epw_mask_word(b, peer / 64) >> (peer % 64) & 1;
 }
 
-/* wait.c ---------------------------------------------------------------------------------------------------------- */
+/* wait.c
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
 /* The words that `source` writes here, and those that this rank writes at `peer`. */
 epw_line *epw_line_from(const epw_buffer *b, uint32_t source);
 epw_line *epw_line_at(const epw_buffer *b, uint32_t peer);
 
-/* Stores a word at `peer` and wakes its sleepers. Everything written there before, by any thread that has joined, is
- * visible to a reader that acquires the word. */
+/* Stores a word at `peer` and wakes its sleepers. Everything written there before, by any thread that has
+ * joined, is visible to a reader that acquires the word. */
 void epw_post(const epw_buffer *b, uint32_t peer, uint64_t *word, uint64_t value);
 
 /* The same for words that end waits for other words: wakes sleepers on any word of the line. */
@@ -167,12 +170,14 @@ void epw_wait_begin(epw_buffer *b, epw_lane *lane, uint64_t deadline_ns);
 void epw_wait_end(epw_buffer *b, epw_lane *lane);
 
 /* Which word permits the lane to send. */
-static inline epw_awaiting epw_await_permission(bool first) { return first ? EPW_AWAIT_EPOCH : EPW_AWAIT_PERMISSION; }
+static inline epw_awaiting epw_await_permission(bool first) {
+    return first ? EPW_AWAIT_EPOCH : EPW_AWAIT_PERMISSION;
+}
 
-/* Judges `peer` now. EPW_ARRIVED: *value is the word's value. EPW_GONE: the peer has been made a suspect, *cause says
- * why; the caller drops it from its sets. */
-epw_verdict epw_wait_judge(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, uint32_t peer, uint64_t now,
-                           uint32_t *value, uint32_t *cause);
+/* Judges `peer` now. EPW_ARRIVED: *value is the word's value. EPW_GONE: the peer has been made a suspect,
+ * *cause says why; the caller drops it from its sets. */
+epw_verdict epw_wait_judge(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, uint32_t peer,
+                           uint64_t now, uint32_t *value, uint32_t *cause);
 
 /* Posts a beacon if one is due, and notes on which word and until when a sleeper may sleep. */
 void epw_wait_pause(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, const epw_mask *awaited,
@@ -185,9 +190,11 @@ void epw_wait_sleep(epw_buffer *b, epw_lane *lane, uint64_t timeout_ns);
 void epw_suspect(epw_buffer *b, uint32_t peer);
 
 /* Records the first failure of an operation and puts the peer among the missing. */
-void epw_lane_lose(epw_buffer *b, epw_lane *lane, uint32_t phase, uint32_t cause, uint32_t peer, uint64_t now);
+void epw_lane_lose(epw_buffer *b, epw_lane *lane, uint32_t phase, uint32_t cause, uint32_t peer,
+                   uint64_t now);
 
-/* dispatch.c, combine.c, release.c: one step of a stage, EPW_PENDING while peers are awaited ------------------------ */
+/* dispatch.c, combine.c, release.c: one step of a stage, EPW_PENDING while peers are awaited
+ * ------------------------ */
 
 epw_status epw_dispatch_send_step(epw_buffer *b, epw_lane *lane);
 epw_status epw_dispatch_receive_step(epw_buffer *b, epw_lane *lane);
@@ -200,18 +207,20 @@ void epw_lane_abandon(epw_buffer *b, epw_lane *lane);
 epw_status epw_janitor_start(epw_buffer *b);
 void epw_janitor_stop(epw_buffer *b);
 
-/* Numbers the rows of `source` in the lists of the local experts: place[row*topk + j] for entry j, UINT32_MAX where the
- * entry is not local. Continues from fill[local_experts] and advances it. */
-void epw_place_rows(const epw_buffer *b, uint32_t lane, uint32_t source, uint32_t rows,
-                    uint32_t *fill, uint32_t *place);
+/* Numbers the rows of `source` in the lists of the local experts: place[row*topk + j] for entry j, UINT32_MAX
+ * where the entry is not local. Continues from fill[local_experts] and advances it. */
+void epw_place_rows(const epw_buffer *b, uint32_t lane, uint32_t source, uint32_t rows, uint32_t *fill,
+                    uint32_t *place);
 
-/* lane.c ---------------------------------------------------------------------------------------------------------- */
+/* lane.c
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
 /* Points the lane's arrays into `arena` and returns the bytes they take; with arena NULL only that. */
 uint64_t epw_lane_carve(const epw_config *config, epw_lane *lane, void *arena);
 
-/* Runs a lane whose stage has just been set: to its end, or one step if non-blocking. Called with the lane locked,
- * returns with it unlocked. */
+/* Runs a lane whose stage has just been set: to its end, or one step if non-blocking. Called with the lane
+ * locked, returns with it unlocked. */
 epw_status epw_lane_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome);
 
 /* Finds and locks the lane of a live handle in a stage (or EPW_STAGE_ANY). */
@@ -224,7 +233,8 @@ static inline uint32_t epw_lane_index(const epw_buffer *b, const epw_lane *lane)
 }
 
 /* Own bytes of slot `row` from `source`; a peer's slot for this rank's `row`. */
-static inline unsigned char *epw_slot_here(const epw_buffer *b, uint32_t lane, uint32_t source, uint32_t row) {
+static inline unsigned char *epw_slot_here(const epw_buffer *b, uint32_t lane, uint32_t source,
+                                           uint32_t row) {
     return b->routes[b->config.rank].window + epw_slot_offset(&b->layout, lane, source, row);
 }
 static inline unsigned char *epw_slot_at(const epw_buffer *b, uint32_t lane, uint32_t peer, uint32_t row) {

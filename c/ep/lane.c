@@ -87,8 +87,9 @@ epw_status epw_lane_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
 
 epw_status epw_outcome_check(const epw_buffer *b, const char *op, const epw_outcome *outcome) {
     if (outcome == NULL || outcome->size == sizeof *outcome) return EPW_OK;
-    return epw_fail(EPW_ERR_INVALID, epw_at(b, op), "outcome.size is %u, this library's is %zu: use EPW_OUTCOME_INIT",
-                    outcome->size, sizeof *outcome);
+    return epw_fail(EPW_ERR_INVALID, epw_at(b, op),
+                    "outcome.size is %u, this library's is %zu: use EPW_OUTCOME_INIT", outcome->size,
+                    sizeof *outcome);
 }
 
 /* ---- calls on any stage ---- */
@@ -116,11 +117,13 @@ epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_s
     if (b == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "buffer is NULL");
     uint32_t index = (uint32_t)(handle & 1);
     epw_lane *lane = &b->lanes[index];
-    if (index >= b->config.lanes) return epw_fail(EPW_ERR_INVALID, epw_at(b, op), "not a handle of this buffer");
+    if (index >= b->config.lanes)
+        return epw_fail(EPW_ERR_INVALID, epw_at(b, op), "not a handle of this buffer");
     pthread_mutex_lock(&lane->lock);
     epw_status status = EPW_OK;
     if (lane->stage == EPW_STAGE_FREE || lane->generation != handle >> 1) {
-        status = epw_fail(EPW_ERR_STATE, epw_at(b, op), "the handle has been consumed, or is not one of this buffer");
+        status = epw_fail(EPW_ERR_STATE, epw_at(b, op),
+                          "the handle has been consumed, or is not one of this buffer");
     } else if (stage != EPW_STAGE_ANY && lane->stage != stage) {
         status = epw_fail(EPW_ERR_STATE, epw_at(b, op), "not possible with this handle now: %s",
                           stage_text(lane->stage));
@@ -164,8 +167,8 @@ epw_status epw_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
 
 static epw_status check_view(const epw_buffer *b, const char *op, const epw_rows_view *view) {
     if (view != NULL && view->size == sizeof *view) return EPW_OK;
-    return epw_fail(EPW_ERR_INVALID, epw_at(b, op), "view is NULL or its size is not %zu: use EPW_ROWS_VIEW_INIT",
-                    sizeof *view);
+    return epw_fail(EPW_ERR_INVALID, epw_at(b, op),
+                    "view is NULL or its size is not %zu: use EPW_ROWS_VIEW_INIT", sizeof *view);
 }
 
 /* The lane's dispatch slots as rows. */

@@ -1,5 +1,5 @@
-/* The byte map of a window, one definition for C and CUDA. Offsets follow from the plan alone and are the same on every
- * rank and lane, so captured graphs and remote addresses stay valid.
+/* The byte map of a window, one definition for C and CUDA. Offsets follow from the plan alone and are the
+ * same on every rank and lane, so captured graphs and remote addresses stay valid.
  *
  *   0                 header          written by the owner
  *   4096              line[source]    64 bytes of signal words, written by that source alone
@@ -8,9 +8,9 @@
  *   + combine_bytes
  *   + ordered_bytes   zero-copy       [lane][local expert][row] rows of hidden 16-bit values, owner only
  *
- * A dispatch slot is its source's to write until it posts the dispatch word, then its owner's until that posts the
- * combine word. A combine slot is its answerer's from the source's dispatch word until its own combine word, then the
- * source's (who owns the window) until that posts the next dispatch word. */
+ * A dispatch slot is its source's to write until it posts the dispatch word, then its owner's until that
+ * posts the combine word. A combine slot is its answerer's from the source's dispatch word until its own
+ * combine word, then the source's (who owns the window) until that posts the next dispatch word. */
 #ifndef EPW_EP_LAYOUT_H
 #define EPW_EP_LAYOUT_H
 
@@ -29,7 +29,8 @@ typedef struct epw_line {
 
 /* Written by the owner, read by peers. */
 typedef struct epw_window_header {
-    uint32_t sleepers; /* threads of the owner that sleep on a word: posting to it then needs a wake-up call */
+    uint32_t
+        sleepers; /* threads of the owner that sleep on a word: posting to it then needs a wake-up call */
     uint32_t reserved[15];
 } epw_window_header;
 
@@ -41,19 +42,20 @@ typedef struct epw_entry {
 
 /* In front of every dispatched row: this, then topk entries (config.topk), then the sideband bytes. */
 typedef struct epw_slot_header {
-    uint32_t token;  /* its index at the source */
-    uint32_t format; /* hash of payload, sizes, sideband and whether weights are there: both ends must agree */
+    uint32_t token; /* its index at the source */
+    uint32_t
+        format; /* hash of payload, sizes, sideband and whether weights are there: both ends must agree */
     uint32_t reserved[2];
 } epw_slot_header;
 
 /* Everything that decides where a byte lies. */
 typedef struct epw_layout {
     uint32_t ranks, max_tokens, topk, local_experts, answers;
-    uint64_t rows;         /* ranks * max_tokens */
-    uint64_t slot_bytes;   /* one dispatch slot */
-    uint64_t header_bytes; /* its part before the payload */
-    uint64_t row_bytes;    /* hidden 16-bit values */
-    uint64_t dispatch, combine, zero_copy;               /* first byte of each area */
+    uint64_t rows;                                        /* ranks * max_tokens */
+    uint64_t slot_bytes;                                  /* one dispatch slot */
+    uint64_t header_bytes;                                /* its part before the payload */
+    uint64_t row_bytes;                                   /* hidden 16-bit values */
+    uint64_t dispatch, combine, zero_copy;                /* first byte of each area */
     uint64_t dispatch_lane, combine_lane, zero_copy_lane; /* bytes of each area per lane */
 } epw_layout;
 

@@ -17,7 +17,9 @@ static uint64_t mul(uint64_t a, uint64_t b) {
     uint64_t product;
     return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
-static uint64_t add(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
+static uint64_t add(uint64_t a, uint64_t b) {
+    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
 
 #define REQUIRE(ok, code, ...)                                                                               \
     do {                                                                                                     \
@@ -26,12 +28,12 @@ static uint64_t add(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64
 
 static epw_status check_config(epw_where where, const epw_config *c) {
     REQUIRE(c != NULL, EPW_ERR_INVALID, "config is NULL");
-    REQUIRE(c->size == sizeof *c, EPW_ERR_INVALID, "config.size is %u, this library's is %zu: use EPW_CONFIG_INIT",
-            c->size, sizeof *c);
+    REQUIRE(c->size == sizeof *c, EPW_ERR_INVALID,
+            "config.size is %u, this library's is %zu: use EPW_CONFIG_INIT", c->size, sizeof *c);
     REQUIRE(c->version == EPW_CONFIG_VERSION, EPW_ERR_INVALID, "config.version is %u, this library knows %u",
             c->version, EPW_CONFIG_VERSION);
-    REQUIRE(c->ranks >= 1 && c->ranks <= EPW_MAX_RANKS, EPW_ERR_LIMIT, "ranks is %u, must be in [1, %u]", c->ranks,
-            EPW_MAX_RANKS);
+    REQUIRE(c->ranks >= 1 && c->ranks <= EPW_MAX_RANKS, EPW_ERR_LIMIT, "ranks is %u, must be in [1, %u]",
+            c->ranks, EPW_MAX_RANKS);
     REQUIRE(c->rank < c->ranks, EPW_ERR_INVALID, "rank is %u, must be below ranks %u", c->rank, c->ranks);
     where.rank = (int)c->rank;
     REQUIRE(c->max_tokens >= 1 && c->max_tokens <= EPW_MAX_TOKENS, EPW_ERR_LIMIT,
@@ -41,22 +43,27 @@ static epw_status check_config(epw_where where, const epw_config *c) {
     REQUIRE(c->experts >= 1 && c->experts <= MAX_EXPERTS, EPW_ERR_LIMIT, "experts is %u, must be in [1, %u]",
             c->experts, MAX_EXPERTS);
     REQUIRE(c->experts % c->ranks == 0, EPW_ERR_INVALID,
-            "experts is %u, must be a multiple of ranks %u: add physical replicas to fill up", c->experts, c->ranks);
+            "experts is %u, must be a multiple of ranks %u: add physical replicas to fill up", c->experts,
+            c->ranks);
     uint32_t topk_max = c->experts < EPW_MAX_TOPK ? c->experts : EPW_MAX_TOPK;
-    REQUIRE(c->topk >= 1 && c->topk <= topk_max, EPW_ERR_LIMIT, "topk is %u, must be in [1, %u]", c->topk, topk_max);
-    REQUIRE(c->lanes >= 1 && c->lanes <= EPW_MAX_LANES, EPW_ERR_LIMIT, "lanes is %u, must be 1 or 2", c->lanes);
+    REQUIRE(c->topk >= 1 && c->topk <= topk_max, EPW_ERR_LIMIT, "topk is %u, must be in [1, %u]", c->topk,
+            topk_max);
+    REQUIRE(c->lanes >= 1 && c->lanes <= EPW_MAX_LANES, EPW_ERR_LIMIT, "lanes is %u, must be 1 or 2",
+            c->lanes);
     REQUIRE(c->dtype <= EPW_F16, EPW_ERR_INVALID, "dtype is %u, must be EPW_BF16 or EPW_F16", c->dtype);
     REQUIRE(c->combine_dtype <= EPW_F16, EPW_ERR_INVALID, "combine_dtype is %u, must be EPW_BF16 or EPW_F16",
             c->combine_dtype);
     REQUIRE(c->sideband_bytes <= EPW_MAX_SIDEBAND, EPW_ERR_LIMIT, "sideband_bytes is %u, must be at most %u",
             c->sideband_bytes, EPW_MAX_SIDEBAND);
-    REQUIRE(c->ordered <= 1 && c->zero_copy <= 1, EPW_ERR_INVALID, "ordered is %u and zero_copy %u, must be 0 or 1",
-            c->ordered, c->zero_copy);
+    REQUIRE(c->ordered <= 1 && c->zero_copy <= 1, EPW_ERR_INVALID,
+            "ordered is %u and zero_copy %u, must be 0 or 1", c->ordered, c->zero_copy);
     REQUIRE(!c->ordered || c->max_tokens <= EPW_ORDERED_MAX_TOKENS, EPW_ERR_LIMIT,
-            "max_tokens is %u, must be at most %u with ordered combine", c->max_tokens, EPW_ORDERED_MAX_TOKENS);
+            "max_tokens is %u, must be at most %u with ordered combine", c->max_tokens,
+            EPW_ORDERED_MAX_TOKENS);
     REQUIRE(c->threads <= 256, EPW_ERR_LIMIT, "threads is %u, must be at most 256", c->threads);
-    REQUIRE(c->deadline_ns >= MIN_DEADLINE_NS, EPW_ERR_LIMIT, "deadline_ns is %llu, must be at least %llu (1 ms)",
-            (unsigned long long)c->deadline_ns, (unsigned long long)MIN_DEADLINE_NS);
+    REQUIRE(c->deadline_ns >= MIN_DEADLINE_NS, EPW_ERR_LIMIT,
+            "deadline_ns is %llu, must be at least %llu (1 ms)", (unsigned long long)c->deadline_ns,
+            (unsigned long long)MIN_DEADLINE_NS);
     return EPW_OK;
 }
 
@@ -82,10 +89,10 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
     uint64_t zero_copy = config->zero_copy ? mul(combine, local) : 0;
     uint64_t total = add(add(control, dispatch), add(add(combine, ordered), zero_copy));
     if (total > MAX_WINDOW_BYTES) {
-        return epw_fail(EPW_ERR_LIMIT, where,
-                        "the window would take %.1f TiB, more than 64: lower max_tokens %u, hidden %u or lanes %u",
-                        (double)total / (double)(UINT64_C(1) << 40), config->max_tokens, config->hidden,
-                        config->lanes);
+        return epw_fail(
+            EPW_ERR_LIMIT, where,
+            "the window would take %.1f TiB, more than 64: lower max_tokens %u, hidden %u or lanes %u",
+            (double)total / (double)(UINT64_C(1) << 40), config->max_tokens, config->hidden, config->lanes);
     }
 
     *layout = (epw_layout){
@@ -107,8 +114,8 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
     };
     if (plan == NULL) return EPW_OK;
     if (plan->size != sizeof *plan) {
-        return epw_fail(EPW_ERR_INVALID, where, "plan.size is %u, this library's is %zu: use EPW_PLAN_INIT", plan->size,
-                        sizeof *plan);
+        return epw_fail(EPW_ERR_INVALID, where, "plan.size is %u, this library's is %zu: use EPW_PLAN_INIT",
+                        plan->size, sizeof *plan);
     }
     epw_lane probe;
     *plan = (epw_plan){
@@ -147,9 +154,10 @@ epw_status epw_row_format_make(const char *op, const epw_config *config, const e
                                epw_row_format *format) {
     epw_where where = {op, (int)config->rank, -1};
     REQUIRE(input->size == sizeof *input, EPW_ERR_INVALID,
-            "input.size is %u, this library's is %zu: use EPW_DISPATCH_INPUT_INIT", input->size, sizeof *input);
-    REQUIRE(input->payload <= EPW_PAYLOAD_OPAQUE, EPW_ERR_INVALID, "payload is %u, must be one of EPW_PAYLOAD_*",
-            input->payload);
+            "input.size is %u, this library's is %zu: use EPW_DISPATCH_INPUT_INIT", input->size,
+            sizeof *input);
+    REQUIRE(input->payload <= EPW_PAYLOAD_OPAQUE, EPW_ERR_INVALID,
+            "payload is %u, must be one of EPW_PAYLOAD_*", input->payload);
     REQUIRE(input->sideband_bytes <= config->sideband_bytes, EPW_ERR_LIMIT,
             "sideband_bytes is %u, the plan has room for %u", input->sideband_bytes, config->sideband_bytes);
     *format = (epw_row_format){0};
@@ -173,8 +181,8 @@ epw_status epw_row_format_make(const char *op, const epw_config *config, const e
         break;
     }
     default:
-        REQUIRE(config->hidden % EPW_FP8_BLOCK == 0, EPW_ERR_LIMIT, "hidden is %u, FP8 needs a multiple of %u",
-                config->hidden, EPW_FP8_BLOCK);
+        REQUIRE(config->hidden % EPW_FP8_BLOCK == 0, EPW_ERR_LIMIT,
+                "hidden is %u, FP8 needs a multiple of %u", config->hidden, EPW_FP8_BLOCK);
         format->payload_bytes = config->hidden;
         format->scale_count = config->hidden / EPW_FP8_BLOCK;
         format->scale_bytes = input->payload == EPW_PAYLOAD_FP8_UE8M0 ? 1 : 4;
@@ -185,7 +193,8 @@ epw_status epw_row_format_make(const char *op, const epw_config *config, const e
     return EPW_OK;
 }
 
-epw_status epw_row_shape_make(const epw_config *config, const epw_dispatch_input *input, epw_row_shape *shape) {
+epw_status epw_row_shape_make(const epw_config *config, const epw_dispatch_input *input,
+                              epw_row_shape *shape) {
     epw_layout layout;
     epw_status status = epw_plan_layout("row_shape", config, &layout, NULL);
     if (status != EPW_OK) return status;

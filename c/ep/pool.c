@@ -81,7 +81,8 @@ epw_status epw_pool_create(uint32_t rank, uint32_t threads, epw_pool **out) {
         int err = epw_thread_start(worker_main, &pool->workers[i], &pool->workers[i].thread);
         if (err != 0) {
             epw_pool_destroy(pool);
-            return epw_fail_errno(err, where, "can not start thread %u of %u: lower config.threads", i + 1, threads);
+            return epw_fail_errno(err, where, "can not start thread %u of %u: lower config.threads", i + 1,
+                                  threads);
         }
         pool->threads++;
     }
@@ -103,7 +104,9 @@ void epw_pool_destroy(epw_pool *pool) {
     free(pool);
 }
 
-uint32_t epw_pool_threads(const epw_pool *pool) { return pool->threads; }
+uint32_t epw_pool_threads(const epw_pool *pool) {
+    return pool->threads;
+}
 
 void epw_pool_run(epw_pool *pool, epw_pool_fn fn, void *context, uint32_t items) {
     if (items == 0) return;

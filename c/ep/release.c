@@ -1,7 +1,8 @@
-/* Giving a handle up. Peers must not be left waiting for a combine that will not come, so a released operation turns into
- * debt: a dispatch word without rows for peers not yet sent to, and a combine word without rows for each peer once its
- * dispatch word has come. Debt is paid at once where it can be, else by the buffer's janitor thread or by the lane's next
- * operation, whichever looks first; each payment is bounded by the deadline like any wait. */
+/* Giving a handle up. Peers must not be left waiting for a combine that will not come, so a released
+ * operation turns into debt: a dispatch word without rows for peers not yet sent to, and a combine word
+ * without rows for each peer once its dispatch word has come. Debt is paid at once where it can be, else by
+ * the buffer's janitor thread or by the lane's next operation, whichever looks first; each payment is bounded
+ * by the deadline like any wait. */
 #include "ep/internal.h"
 
 #include "base/clock.h"
@@ -143,7 +144,8 @@ static void *janitor_main(void *argument) {
 
 epw_status epw_janitor_start(epw_buffer *b) {
     int err = epw_thread_start(janitor_main, b, &b->janitor);
-    if (err != 0) return epw_fail_errno(err, epw_at(b, "create"), "can not start the thread that completes releases");
+    if (err != 0)
+        return epw_fail_errno(err, epw_at(b, "create"), "can not start the thread that completes releases");
     b->janitor_started = true;
     return EPW_OK;
 }

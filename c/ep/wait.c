@@ -1,5 +1,5 @@
-/* Signal words: posting, judging peers, beacons, sleeping. The decisions are rules.h's; this file loads what they need
- * and carries out what follows. */
+/* Signal words: posting, judging peers, beacons, sleeping. The decisions are rules.h's; this file loads what
+ * they need and carries out what follows. */
 #include "ep/internal.h"
 
 #include "base/barrier.h"
@@ -15,7 +15,9 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "futexes below are the low halves of 64-bit words");
 
-static _Atomic uint64_t *atomic_word(uint64_t *word) { return (_Atomic uint64_t *)word; }
+static _Atomic uint64_t *atomic_word(uint64_t *word) {
+    return (_Atomic uint64_t *)word;
+}
 
 epw_line *epw_line_from(const epw_buffer *b, uint32_t source) {
     return (epw_line *)(b->routes[b->config.rank].window + epw_line_offset(source));
@@ -39,9 +41,10 @@ static void futex_wait(_Atomic uint64_t *word, uint32_t low_half, uint64_t ns) {
     syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT, low_half, &timeout, NULL, 0);
 }
 
-/* Writer: this rank. Reader: the peer's judge (epw_wait_judge). Release: rows written before are visible to who acquires
- * the word. The exchange is sequentially consistent with the load of `sleepers` after it and with the sleeper's
- * increment and re-check (epw_wait_sleep): either this side sees the sleeper, or the sleeper sees the word. */
+/* Writer: this rank. Reader: the peer's judge (epw_wait_judge). Release: rows written before are visible to
+ * who acquires the word. The exchange is sequentially consistent with the load of `sleepers` after it and
+ * with the sleeper's increment and re-check (epw_wait_sleep): either this side sees the sleeper, or the
+ * sleeper sees the word. */
 static bool store_word(const epw_buffer *b, uint32_t peer, uint64_t *word, uint64_t value) {
     atomic_exchange_explicit(atomic_word(word), value, memory_order_seq_cst);
     return atomic_load_explicit(sleepers_at(b, peer), memory_order_seq_cst) > 0;
@@ -120,8 +123,8 @@ void epw_wait_end(epw_buffer *b, epw_lane *lane) {
 /* Whom does the peer say it waits for, on any lane? */
 static bool peer_beacon(const epw_buffer *b, uint32_t peer, uint32_t lane, uint32_t *named) {
     uint64_t *word = &epw_line_from(b, peer)->beacon[lane];
-    return epw_rule_beacon(atomic_load_explicit(atomic_word(word), memory_order_acquire), b->epoch, b->config.ranks,
-                           named);
+    return epw_rule_beacon(atomic_load_explicit(atomic_word(word), memory_order_acquire), b->epoch,
+                           b->config.ranks, named);
 }
 
 /* A peer seen waiting is alive: its clock restarts, once for each rank it names. */
@@ -137,8 +140,8 @@ static void heed_beacons(epw_buffer *b, epw_wait *wait, uint32_t peer, uint64_t 
     }
 }
 
-epw_verdict epw_wait_judge(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, uint32_t peer, uint64_t now,
-                           uint32_t *value, uint32_t *cause) {
+epw_verdict epw_wait_judge(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, uint32_t peer,
+                           uint64_t now, uint32_t *value, uint32_t *cause) {
     epw_sight seen = look(b, peer, awaited_word(b, lane, what, peer));
     epw_verdict verdict = judge_words(b, seen, what, op);
     *value = epw_word_value(seen.word);
@@ -157,7 +160,8 @@ epw_verdict epw_wait_judge(epw_buffer *b, epw_lane *lane, epw_awaiting what, uin
     return EPW_GONE;
 }
 
-/* Whom to name: an awaited peer that is silent itself; if all of them wait too, whom the first of them names. */
+/* Whom to name: an awaited peer that is silent itself; if all of them wait too, whom the first of them names.
+ */
 static uint32_t whom_to_name(const epw_buffer *b, const epw_mask *awaited) {
     uint32_t fallback = EPW_BEACON_NONE;
     EPW_MASK_FOR(peer, awaited, b->config.ranks) {
@@ -196,7 +200,8 @@ void epw_wait_pause(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t o
     if (judge_words(b, seen, what, op) != EPW_WAITING) until = now;
     atomic_store_explicit(&lane->watched_value, seen.word, memory_order_relaxed);
     atomic_store_explicit(&lane->watch_until, until, memory_order_relaxed);
-    /* Writer: whoever steps the lane. Reader: epw_wait_sleep on any thread; a torn triple costs one slice at most. */
+    /* Writer: whoever steps the lane. Reader: epw_wait_sleep on any thread; a torn triple costs one slice at
+     * most. */
     atomic_store_explicit(&lane->watched, atomic_word(word), memory_order_release);
 }
 
@@ -228,7 +233,8 @@ void epw_suspect(epw_buffer *b, uint32_t peer) {
     epw_post_notice(b, peer, &epw_line_at(b, peer)->dropped, epw_word(b->epoch, 0, 0));
 }
 
-void epw_lane_lose(epw_buffer *b, epw_lane *lane, uint32_t phase, uint32_t cause, uint32_t peer, uint64_t now) {
+void epw_lane_lose(epw_buffer *b, epw_lane *lane, uint32_t phase, uint32_t cause, uint32_t peer,
+                   uint64_t now) {
     epw_mask_add(&lane->missing, peer);
     if (lane->record.cause != EPW_CAUSE_NONE) return;
     epw_awaiting what = phase == EPW_PHASE_DISPATCH_SEND      ? epw_await_permission(lane->first)

@@ -1,15 +1,16 @@
 /* epwire: expert-parallel Mixture-of-Experts communication.
  *
- * A rank owns some experts. `dispatch` sends each of its tokens once to every rank that owns one of the token's top-k
- * experts; `combine` brings the experts' outputs home and sums them with the routing weights.
+ * A rank owns some experts. `dispatch` sends each of its tokens once to every rank that owns one of the
+ * token's top-k experts; `combine` brings the experts' outputs home and sums them with the routing weights.
  *
  * Sections: 1 status and errors, 2 configuration, 3 plan, 4 buffer and membership, 5 dispatch and combine,
  * 6 numerics.
  *
- * Conventions. Sizes are bytes unless a name says otherwise, times are nanoseconds, matrices are row-major. Structs that
- * cross this interface begin with `size` (set by the *_INIT macros) so that they can grow. [in] and [out] say who writes.
- * No function aborts; each returns a status, and epw_last_error() then says in words what went wrong on this thread. A
- * refused call is as if never made. Every wait is bounded by the buffer's deadline.
+ * Conventions. Sizes are bytes unless a name says otherwise, times are nanoseconds, matrices are row-major.
+ * Structs that cross this interface begin with `size` (set by the *_INIT macros) so that they can grow. [in]
+ * and [out] say who writes. No function aborts; each returns a status, and epw_last_error() then says in
+ * words what went wrong on this thread. A refused call is as if never made. Every wait is bounded by the
+ * buffer's deadline.
  */
 #ifndef EPWIRE_H
 #define EPWIRE_H
@@ -31,36 +32,38 @@ extern "C" {
 #define EPW_VERSION_MINOR 1
 #define EPW_VERSION_PATCH 0
 
-/* ---- 1. Status and errors -------------------------------------------------------------------------------------- */
+/* ---- 1. Status and errors
+ * -------------------------------------------------------------------------------------- */
 
 typedef int32_t epw_status;
 
 enum {
     EPW_OK = 0,
-    EPW_PENDING = 1,          /* a non-blocking operation has not finished yet; not an error */
-    EPW_ERR_INVALID = -1,     /* an argument is wrong */
-    EPW_ERR_LIMIT = -2,       /* a size passes a limit of the plan or of the library */
-    EPW_ERR_STATE = -3,       /* not possible now: lane held, handle already consumed, no membership yet */
-    EPW_ERR_NO_MEMORY = -4,   /* the system has no memory to give */
-    EPW_ERR_SYSTEM = -5,      /* an operating system call failed */
-    EPW_ERR_NO_PATH = -6,     /* no permitted path leads to the peer */
-    EPW_ERR_MISMATCH = -7,    /* the peer's configuration or version differs */
-    EPW_ERR_FENCED = -8,      /* the place still belongs to another, living incarnation */
-    EPW_ERR_TIMEOUT = -9,     /* a bounded wait outside dispatch and combine expired */
-    EPW_ERR_PEER = -10        /* the peer refused or is gone */
+    EPW_PENDING = 1,        /* a non-blocking operation has not finished yet; not an error */
+    EPW_ERR_INVALID = -1,   /* an argument is wrong */
+    EPW_ERR_LIMIT = -2,     /* a size passes a limit of the plan or of the library */
+    EPW_ERR_STATE = -3,     /* not possible now: lane held, handle already consumed, no membership yet */
+    EPW_ERR_NO_MEMORY = -4, /* the system has no memory to give */
+    EPW_ERR_SYSTEM = -5,    /* an operating system call failed */
+    EPW_ERR_NO_PATH = -6,   /* no permitted path leads to the peer */
+    EPW_ERR_MISMATCH = -7,  /* the peer's configuration or version differs */
+    EPW_ERR_FENCED = -8,    /* the place still belongs to another, living incarnation */
+    EPW_ERR_TIMEOUT = -9,   /* a bounded wait outside dispatch and combine expired */
+    EPW_ERR_PEER = -10      /* the peer refused or is gone */
 };
 
 /* Short name of a status, for example "EPW_ERR_LIMIT". Never NULL. */
 EPW_API const char *epw_status_name(epw_status status);
 
-/* The text of the last error on the calling thread: operation, rank, peer, what was found, remedy. Valid until the
- * thread's next failing call. Empty if there was none. */
+/* The text of the last error on the calling thread: operation, rank, peer, what was found, remedy. Valid
+ * until the thread's next failing call. Empty if there was none. */
 EPW_API const char *epw_last_error(void);
 
 /* "0.1.0" */
 EPW_API const char *epw_version(void);
 
-/* ---- 2. Configuration ------------------------------------------------------------------------------------------ */
+/* ---- 2. Configuration
+ * ------------------------------------------------------------------------------------------ */
 
 #define EPW_MAX_RANKS    1024
 #define EPW_MAX_TOPK     32
@@ -74,11 +77,11 @@ enum { EPW_BF16 = 0, EPW_F16 = 1 };
 
 /* What travels in a dispatched row. */
 enum {
-    EPW_PAYLOAD_SAME = 0,       /* the input's own 16-bit values */
-    EPW_PAYLOAD_FP8_F32 = 1,    /* e4m3, one f32 scale per 128 channels */
-    EPW_PAYLOAD_FP8_POW2 = 2,   /* e4m3, f32 scales rounded up to powers of two */
-    EPW_PAYLOAD_FP8_UE8M0 = 3,  /* e4m3, the same scales as 8-bit exponents, four to an i32 */
-    EPW_PAYLOAD_OPAQUE = 4      /* the caller's own bytes and scales */
+    EPW_PAYLOAD_SAME = 0,      /* the input's own 16-bit values */
+    EPW_PAYLOAD_FP8_F32 = 1,   /* e4m3, one f32 scale per 128 channels */
+    EPW_PAYLOAD_FP8_POW2 = 2,  /* e4m3, f32 scales rounded up to powers of two */
+    EPW_PAYLOAD_FP8_UE8M0 = 3, /* e4m3, the same scales as 8-bit exponents, four to an i32 */
+    EPW_PAYLOAD_OPAQUE = 4     /* the caller's own bytes and scales */
 };
 
 /* How received rows are laid out. */
@@ -107,56 +110,62 @@ typedef struct epw_mask {
     uint64_t bits[EPW_MAX_RANKS / 64];
 } epw_mask;
 
-/* What a buffer must be able to do. All fields but `rank`, `threads` and `paths` must be equal on every rank; connect
- * refuses a peer whose value differs and names the field. */
+/* What a buffer must be able to do. All fields but `rank`, `threads` and `paths` must be equal on every rank;
+ * connect refuses a peer whose value differs and names the field. */
 typedef struct epw_config {
-    uint32_t size;            /* sizeof(epw_config) */
-    uint32_t version;         /* EPW_CONFIG_VERSION */
-    uint32_t rank;            /* [0, ranks) */
-    uint32_t ranks;           /* [1, EPW_MAX_RANKS] */
-    uint32_t max_tokens;      /* tokens per rank and operation, [1, EPW_MAX_TOKENS] */
-    uint32_t hidden;          /* channels of a token, a multiple of 8 (of 128 for FP8) */
-    uint32_t experts;         /* physical experts in all, a multiple of ranks; expert e lives on e / (experts/ranks) */
-    uint32_t topk;            /* experts per token at most, [1, min(EPW_MAX_TOPK, experts)] */
-    uint32_t lanes;           /* operations in flight, 1 or 2 */
-    uint32_t dtype;           /* EPW_BF16 or EPW_F16: type of tokens */
-    uint32_t combine_dtype;   /* EPW_BF16 or EPW_F16: type of expert outputs and of combine's result */
-    uint32_t opaque_bytes;    /* most payload + scale bytes of an opaque row; 0: no opaque payloads */
-    uint32_t sideband_bytes;  /* most opaque bytes per token, [0, EPW_MAX_SIDEBAND] */
-    uint32_t ordered;         /* 1: also reserve what EPW_COMBINE_ORDERED needs */
-    uint32_t zero_copy;       /* 1: also reserve an expert-major area for epw_next_combine_buffer */
-    uint32_t threads;         /* threads that move data for this rank, the caller included; 0: chosen by the library */
-    uint32_t paths;           /* permitted EPW_PATH_* bits; EPW_PATH_ALL: any */
-    uint64_t deadline_ns;     /* bound of every wait for a peer, at least 1,000,000 */
+    uint32_t size;       /* sizeof(epw_config) */
+    uint32_t version;    /* EPW_CONFIG_VERSION */
+    uint32_t rank;       /* [0, ranks) */
+    uint32_t ranks;      /* [1, EPW_MAX_RANKS] */
+    uint32_t max_tokens; /* tokens per rank and operation, [1, EPW_MAX_TOKENS] */
+    uint32_t hidden;     /* channels of a token, a multiple of 8 (of 128 for FP8) */
+    uint32_t
+        experts;    /* physical experts in all, a multiple of ranks; expert e lives on e / (experts/ranks) */
+    uint32_t topk;  /* experts per token at most, [1, min(EPW_MAX_TOPK, experts)] */
+    uint32_t lanes; /* operations in flight, 1 or 2 */
+    uint32_t dtype; /* EPW_BF16 or EPW_F16: type of tokens */
+    uint32_t combine_dtype;  /* EPW_BF16 or EPW_F16: type of expert outputs and of combine's result */
+    uint32_t opaque_bytes;   /* most payload + scale bytes of an opaque row; 0: no opaque payloads */
+    uint32_t sideband_bytes; /* most opaque bytes per token, [0, EPW_MAX_SIDEBAND] */
+    uint32_t ordered;        /* 1: also reserve what EPW_COMBINE_ORDERED needs */
+    uint32_t zero_copy;      /* 1: also reserve an expert-major area for epw_next_combine_buffer */
+    uint32_t
+        threads;    /* threads that move data for this rank, the caller included; 0: chosen by the library */
+    uint32_t paths; /* permitted EPW_PATH_* bits; EPW_PATH_ALL: any */
+    uint64_t deadline_ns; /* bound of every wait for a peer, at least 1,000,000 */
 } epw_config;
 
 #define EPW_CONFIG_VERSION 1
-/* Two lanes, bf16, 10 s deadline, any path; ranks, rank, max_tokens, hidden, experts and topk are left to fill in. */
-#define EPW_CONFIG_INIT                                                                                                \
-    { sizeof(epw_config), EPW_CONFIG_VERSION, 0, 0, 0, 0, 0, 0, 2, EPW_BF16, EPW_BF16, 0, 0, 0, 0, 0, EPW_PATH_ALL,    \
-      10000000000u }
+/* Two lanes, bf16, 10 s deadline, any path; ranks, rank, max_tokens, hidden, experts and topk are left to
+ * fill in. */
+#define EPW_CONFIG_INIT                                                                                      \
+    {                                                                                                        \
+        sizeof(epw_config), EPW_CONFIG_VERSION, 0, 0, 0, 0, 0, 0, 2, EPW_BF16, EPW_BF16, 0, 0, 0, 0, 0,      \
+            EPW_PATH_ALL, 10000000000u                                                                       \
+    }
 
-/* ---- 3. Plan ---------------------------------------------------------------------------------------------------- */
+/* ---- 3. Plan
+ * ---------------------------------------------------------------------------------------------------- */
 
 /* Sizes that follow from a configuration. Computed without allocating anything. */
 typedef struct epw_plan {
-    uint32_t size;                 /* sizeof(epw_plan) */
-    uint32_t local_experts;        /* experts / ranks */
-    uint64_t rows;                 /* ranks * max_tokens: rows per local expert (expert-major) or in all (rank-major) */
+    uint32_t size;          /* sizeof(epw_plan) */
+    uint32_t local_experts; /* experts / ranks */
+    uint64_t rows; /* ranks * max_tokens: rows per local expert (expert-major) or in all (rank-major) */
     /* One dispatch slot: [header][payload][scales], and where in it the payload begins. */
     uint64_t slot_bytes;
     uint64_t slot_header_bytes;
     /* Window, every cost on its own line. */
-    uint64_t control_bytes;        /* header and signal words */
-    uint64_t dispatch_bytes;       /* dispatch slots of all lanes */
-    uint64_t combine_bytes;        /* combine slots of all lanes, rank-reduced */
-    uint64_t ordered_bytes;        /* what `ordered` adds to them */
-    uint64_t zero_copy_bytes;      /* what `zero_copy` adds */
-    uint64_t window_bytes;         /* sum of the above, rounded up to pages */
-    uint64_t private_bytes;        /* memory of this rank's own beside the window */
+    uint64_t control_bytes;   /* header and signal words */
+    uint64_t dispatch_bytes;  /* dispatch slots of all lanes */
+    uint64_t combine_bytes;   /* combine slots of all lanes, rank-reduced */
+    uint64_t ordered_bytes;   /* what `ordered` adds to them */
+    uint64_t zero_copy_bytes; /* what `zero_copy` adds */
+    uint64_t window_bytes;    /* sum of the above, rounded up to pages */
+    uint64_t private_bytes;   /* memory of this rank's own beside the window */
 } epw_plan;
 
-#define EPW_PLAN_INIT                                                                                                  \
+#define EPW_PLAN_INIT                                                                                        \
     { sizeof(epw_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Checks `config` and computes its plan. EPW_ERR_INVALID or EPW_ERR_LIMIT name the field and the limit.
@@ -166,19 +175,20 @@ EPW_API epw_status epw_plan_make(const epw_config *config, epw_plan *plan);
 /* Shapes of the rows that a dispatch with this payload delivers. */
 typedef struct epw_row_shape {
     uint32_t size;
-    uint32_t payload_bytes;   /* of one row, scales not included */
-    uint32_t scale_count;     /* scales of one row: hidden/128 for FP8, the caller's for opaque rows */
-    uint32_t scale_bytes;     /* bytes of one scale as it travels: 4 (f32), 1 (UE8M0), the caller's */
+    uint32_t payload_bytes;       /* of one row, scales not included */
+    uint32_t scale_count;         /* scales of one row: hidden/128 for FP8, the caller's for opaque rows */
+    uint32_t scale_bytes;         /* bytes of one scale as it travels: 4 (f32), 1 (UE8M0), the caller's */
     uint64_t expert_rows_bytes;   /* expert-major payload output: local_experts * rows * payload_bytes */
     uint64_t expert_scales_bytes; /* expert-major scale output, see epw_dispatch_output.scales */
     uint64_t rank_rows_bytes;     /* rank-major payload copy: rows * payload_bytes */
     uint64_t rank_scales_bytes;   /* rank-major scale copy */
 } epw_row_shape;
 
-#define EPW_ROW_SHAPE_INIT                                                                                             \
+#define EPW_ROW_SHAPE_INIT                                                                                   \
     { sizeof(epw_row_shape), 0, 0, 0, 0, 0, 0, 0 }
 
-/* ---- 4. Buffer and membership ----------------------------------------------------------------------------------- */
+/* ---- 4. Buffer and membership
+ * ----------------------------------------------------------------------------------- */
 
 /* A rank's end: its window, its mappings of the peers' windows, its lanes. */
 typedef struct epw_buffer epw_buffer;
@@ -189,19 +199,19 @@ typedef struct epw_buffer epw_buffer;
 /* Allocates the window and starts the rank's threads. config [in], out [out]. */
 EPW_API epw_status epw_buffer_create(const epw_config *config, epw_buffer **out);
 
-/* Tells active peers that this rank leaves, ends its threads, unmaps the peers and frees the window. Not while another
- * thread uses the buffer. NULL is allowed. */
+/* Tells active peers that this rank leaves, ends its threads, unmaps the peers and frees the window. Not
+ * while another thread uses the buffer. NULL is allowed. */
 EPW_API void epw_buffer_destroy(epw_buffer *buffer);
 
 /* Writes what `peer` needs to reach this rank's window, to be carried there by any means and given to its
- * epw_buffer_connect. It holds a secret that lets processes of the same user map the window: carry it over a channel
- * you trust. blob [out, EPW_BLOB_MAX bytes], length [out]. */
+ * epw_buffer_connect. It holds a secret that lets processes of the same user map the window: carry it over a
+ * channel you trust. blob [out, EPW_BLOB_MAX bytes], length [out]. */
 EPW_API epw_status epw_buffer_export(epw_buffer *buffer, uint32_t peer, void *blob, size_t *length);
 
-/* Maps the window that `peer` exported for this rank. Every peer needs it once before it may be active, the rank itself
- * not. Refused with EPW_ERR_MISMATCH if a field of the configuration differs, with EPW_ERR_FENCED while a former
- * incarnation of this rank still has the peer's window mapped. Bounded by the deadline. Connecting a peer again first
- * disconnects it. Not while a lane is held. */
+/* Maps the window that `peer` exported for this rank. Every peer needs it once before it may be active, the
+ * rank itself not. Refused with EPW_ERR_MISMATCH if a field of the configuration differs, with EPW_ERR_FENCED
+ * while a former incarnation of this rank still has the peer's window mapped. Bounded by the deadline.
+ * Connecting a peer again first disconnects it. Not while a lane is held. */
 EPW_API epw_status epw_buffer_connect(epw_buffer *buffer, uint32_t peer, const void *blob, size_t length);
 
 /* Unmaps the peer's window. The peer must not be active. */
@@ -210,9 +220,9 @@ EPW_API epw_status epw_buffer_disconnect(epw_buffer *buffer, uint32_t peer);
 /* The EPW_PATH_* by which `peer` is reached, EPW_PATH_NONE if it is not connected. */
 EPW_API uint32_t epw_buffer_path(const epw_buffer *buffer, uint32_t peer);
 
-/* Begins a membership: every member calls it with the same mask and epoch, with no lane held and its own writes done.
- * epoch is in [1, 32767] and larger than any before; all other members must be connected. Clears suspects and restarts
- * the operation counters. Who decides mask and epoch is the caller's affair. */
+/* Begins a membership: every member calls it with the same mask and epoch, with no lane held and its own
+ * writes done. epoch is in [1, 32767] and larger than any before; all other members must be connected. Clears
+ * suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair. */
 EPW_API epw_status epw_buffer_set_active(epw_buffer *buffer, const epw_mask *active, uint32_t epoch);
 
 /* The current membership. Any pointer may be NULL. epoch 0: none yet. suspects: active peers given up since
@@ -224,7 +234,8 @@ EPW_API epw_status epw_buffer_membership(const epw_buffer *buffer, epw_mask *act
  * reachable [out, experts bytes]. */
 EPW_API epw_status epw_buffer_reachable_experts(const epw_buffer *buffer, uint8_t *reachable);
 
-/* ---- 5. Dispatch and combine ------------------------------------------------------------------------------------ */
+/* ---- 5. Dispatch and combine
+ * ------------------------------------------------------------------------------------ */
 
 /* Where a wait was when it gave up on a peer. */
 enum {
@@ -246,10 +257,10 @@ enum {
 
 /* The first peer that an operation gave up on, with every variable of that wait. */
 typedef struct epw_error_record {
-    uint32_t phase;       /* EPW_PHASE_* */
-    uint32_t cause;       /* EPW_CAUSE_* */
-    uint32_t rank;        /* this rank */
-    uint32_t peer;        /* the peer given up */
+    uint32_t phase; /* EPW_PHASE_* */
+    uint32_t cause; /* EPW_CAUSE_* */
+    uint32_t rank;  /* this rank */
+    uint32_t peer;  /* the peer given up */
     uint32_t lane;
     uint32_t epoch;
     uint32_t op;          /* operation number in the lane, from 1 in each epoch */
@@ -268,115 +279,123 @@ typedef struct epw_outcome {
     epw_error_record record; /* record.cause is EPW_CAUSE_NONE if complete */
 } epw_outcome;
 
-#define EPW_OUTCOME_INIT                                                                                               \
-    { sizeof(epw_outcome), 0, {{0}}, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} }
+#define EPW_OUTCOME_INIT                                                                                     \
+    {                                                                                                        \
+        sizeof(epw_outcome), 0, {{0}}, {                                                                     \
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                               \
+        }                                                                                                    \
+    }
 
-/* Names one dispatch until its combine has been received or it is released. Never 0. Consumed handles are recognised
- * and refused. */
+/* Names one dispatch until its combine has been received or it is released. Never 0. Consumed handles are
+ * recognised and refused. */
 typedef uint64_t epw_handle;
 
 /* What a rank sends. */
 typedef struct epw_dispatch_input {
     uint32_t size;
-    uint32_t tokens;             /* n, [0, max_tokens] */
-    const void *x;               /* [n, hidden] of config.dtype, or [n, opaque_row_bytes] */
-    uint64_t x_stride;           /* bytes from row to row; 0: dense */
-    const void *topk_idx;        /* [n, topk] of idx_type, dense */
-    const float *topk_weights;   /* [n, topk] f32, dense; NULL where no one needs weights at dispatch */
-    const void *sideband;        /* [n, sideband_bytes], dense; NULL if sideband_bytes is 0 */
-    const void *scales;          /* opaque only: [n, scale_count] of scale_bytes each */
-    uint64_t scale_row_stride;   /* bytes from token to token */
-    uint64_t scale_col_stride;   /* bytes from scale to scale of one token */
-    uint32_t idx_type;           /* EPW_I32, EPW_U32 or EPW_I64 */
-    uint32_t topk;               /* k of this call, [1, config.topk] */
-    uint32_t payload;            /* EPW_PAYLOAD_*; the same on all ranks */
-    uint32_t opaque_row_bytes;   /* opaque only: payload bytes of a row, a multiple of 16 */
-    uint32_t scale_count;        /* opaque only: scales of a row, 0 for none */
-    uint32_t scale_bytes;        /* opaque only: bytes of one scale: 1, 2, 4 or 8 */
-    uint32_t sideband_bytes;     /* of this call, [0, config.sideband_bytes]; the same on all ranks */
-    uint32_t layout;             /* EPW_EXPERT_MAJOR or EPW_RANK_MAJOR: how this rank wants what it receives */
-    int32_t lane;                /* 0, 1, or -1: lanes in turn. All ranks use the same lane for the same operation */
-    uint32_t nonblocking;        /* 1: return EPW_PENDING instead of waiting; go on with epw_poll. The memory of all
-                                    inputs and outputs must live until the operation has finished or been released */
-    uint64_t deadline_ns;        /* 0: the buffer's; else at least that */
+    uint32_t tokens;           /* n, [0, max_tokens] */
+    const void *x;             /* [n, hidden] of config.dtype, or [n, opaque_row_bytes] */
+    uint64_t x_stride;         /* bytes from row to row; 0: dense */
+    const void *topk_idx;      /* [n, topk] of idx_type, dense */
+    const float *topk_weights; /* [n, topk] f32, dense; NULL where no one needs weights at dispatch */
+    const void *sideband;      /* [n, sideband_bytes], dense; NULL if sideband_bytes is 0 */
+    const void *scales;        /* opaque only: [n, scale_count] of scale_bytes each */
+    uint64_t scale_row_stride; /* bytes from token to token */
+    uint64_t scale_col_stride; /* bytes from scale to scale of one token */
+    uint32_t idx_type;         /* EPW_I32, EPW_U32 or EPW_I64 */
+    uint32_t topk;             /* k of this call, [1, config.topk] */
+    uint32_t payload;          /* EPW_PAYLOAD_*; the same on all ranks */
+    uint32_t opaque_row_bytes; /* opaque only: payload bytes of a row, a multiple of 16 */
+    uint32_t scale_count;      /* opaque only: scales of a row, 0 for none */
+    uint32_t scale_bytes;      /* opaque only: bytes of one scale: 1, 2, 4 or 8 */
+    uint32_t sideband_bytes;   /* of this call, [0, config.sideband_bytes]; the same on all ranks */
+    uint32_t layout;           /* EPW_EXPERT_MAJOR or EPW_RANK_MAJOR: how this rank wants what it receives */
+    int32_t lane;         /* 0, 1, or -1: lanes in turn. All ranks use the same lane for the same operation */
+    uint32_t nonblocking; /* 1: return EPW_PENDING instead of waiting; go on with epw_poll. The memory of all
+                             inputs and outputs must live until the operation has finished or been released */
+    uint64_t deadline_ns; /* 0: the buffer's; else at least that */
 } epw_dispatch_input;
 
-#define EPW_DISPATCH_INPUT_INIT                                                                                        \
-    { sizeof(epw_dispatch_input), 0, NULL, 0, NULL, NULL, NULL, NULL, 0, 0, EPW_I32, 0, EPW_PAYLOAD_SAME, 0, 0, 0, 0,  \
-      EPW_EXPERT_MAJOR, -1, 0, 0 }
+#define EPW_DISPATCH_INPUT_INIT                                                                              \
+    {                                                                                                        \
+        sizeof(epw_dispatch_input), 0, NULL, 0, NULL, NULL, NULL, NULL, 0, 0, EPW_I32, 0, EPW_PAYLOAD_SAME,  \
+            0, 0, 0, 0, EPW_EXPERT_MAJOR, -1, 0, 0                                                           \
+    }
 
-/* Where received rows go. M = plan.rows = ranks*max_tokens, E = local experts, K = scales per row. Rows are ordered by
- * source rank, then by token at the source. Any pointer may be NULL where that output is not wanted, except that
- * expert-major needs `rows` and `counts`. Rows beyond the counts are left as they were. */
+/* Where received rows go. M = plan.rows = ranks*max_tokens, E = local experts, K = scales per row. Rows are
+ * ordered by source rank, then by token at the source. Any pointer may be NULL where that output is not
+ * wanted, except that expert-major needs `rows` and `counts`. Rows beyond the counts are left as they were.
+ */
 typedef struct epw_dispatch_output {
     uint32_t size;
-    uint32_t scale_order;        /* 0: scales column-major; 1: row-major */
-    void *rows;                  /* expert-major [E, M, payload]; rank-major [M, payload], source s from s*max_tokens on
-                                    (NULL: read them in place, see epw_rows_view) */
-    void *scales;                /* expert-major, column-major: [E, K, M]; row-major: [E, M, K]; rank-major: the same
-                                    with E = 1. UE8M0 column-major: i32 [E, ceil(K/4), M], exponent of channel block b
-                                    in byte b%4 of word b/4, zero-padded */
-    void *sideband;              /* expert-major [E, M, sideband_bytes], rank-major [M, sideband_bytes] */
-    uint32_t *counts;            /* rows per local expert [E] */
-    uint32_t *source_counts;     /* rows per source rank [ranks] */
-    uint32_t *ranges;            /* expert-major [E, ranks, 2]: first row and row count of each source rank */
-    uint32_t *source_token;      /* expert-major [E, M], rank-major [M]: the row's token index at its source */
-    int32_t *row_experts;        /* rank-major [M, topk]: local expert id, -1 where the entry lives elsewhere */
-    float *row_weights;          /* rank-major [M, topk]: routing weights, 0 where the expert id is -1 */
-    uint32_t *expert_rows;       /* rank-major [E, M]: the rows of each local expert, counts[e] of them */
-    uint64_t *expert_totals;     /* [E]: adds the tokens of each local physical expert */
-    uint64_t *wait_ns;           /* [ranks]: adds the time spent waiting for each source */
+    uint32_t scale_order; /* 0: scales column-major; 1: row-major */
+    void *rows;       /* expert-major [E, M, payload]; rank-major [M, payload], source s from s*max_tokens on
+                         (NULL: read them in place, see epw_rows_view) */
+    void *scales;     /* expert-major, column-major: [E, K, M]; row-major: [E, M, K]; rank-major: the same
+                         with E = 1. UE8M0 column-major: i32 [E, ceil(K/4), M], exponent of channel block b
+                         in byte b%4 of word b/4, zero-padded */
+    void *sideband;   /* expert-major [E, M, sideband_bytes], rank-major [M, sideband_bytes] */
+    uint32_t *counts; /* rows per local expert [E] */
+    uint32_t *source_counts; /* rows per source rank [ranks] */
+    uint32_t *ranges;        /* expert-major [E, ranks, 2]: first row and row count of each source rank */
+    uint32_t *source_token;  /* expert-major [E, M], rank-major [M]: the row's token index at its source */
+    int32_t *row_experts;    /* rank-major [M, topk]: local expert id, -1 where the entry lives elsewhere */
+    float *row_weights;      /* rank-major [M, topk]: routing weights, 0 where the expert id is -1 */
+    uint32_t *expert_rows;   /* rank-major [E, M]: the rows of each local expert, counts[e] of them */
+    uint64_t *expert_totals; /* [E]: adds the tokens of each local physical expert */
+    uint64_t *wait_ns;       /* [ranks]: adds the time spent waiting for each source */
 } epw_dispatch_output;
 
-#define EPW_DISPATCH_OUTPUT_INIT                                                                                       \
+#define EPW_DISPATCH_OUTPUT_INIT                                                                             \
     { sizeof(epw_dispatch_output), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 /* What combine takes. */
 typedef struct epw_combine_input {
     uint32_t size;
-    uint32_t mode;             /* EPW_COMBINE_RANK_REDUCED or, expert-major and planned for, EPW_COMBINE_ORDERED */
-    const void *expert_out;    /* expert-major [E, M, hidden], rank-major [M, hidden] (already reduced over this rank's
-                                  experts with the weights), of combine_dtype. NULL: the caller has written into
-                                  epw_next_combine_buffer */
+    uint32_t mode; /* EPW_COMBINE_RANK_REDUCED or, expert-major and planned for, EPW_COMBINE_ORDERED */
+    const void *expert_out; /* expert-major [E, M, hidden], rank-major [M, hidden] (already reduced over this
+                               rank's experts with the weights), of combine_dtype. NULL: the caller has
+                               written into epw_next_combine_buffer */
     const float *topk_weights; /* ordered only: [n, topk] f32, dense; NULL: those given at dispatch */
     uint32_t nonblocking;      /* as in epw_dispatch_input */
     uint32_t reserved;
-    uint64_t deadline_ns;      /* 0: the buffer's; else at least that */
+    uint64_t deadline_ns; /* 0: the buffer's; else at least that */
 } epw_combine_input;
 
-#define EPW_COMBINE_INPUT_INIT                                                                                         \
+#define EPW_COMBINE_INPUT_INIT                                                                               \
     { sizeof(epw_combine_input), EPW_COMBINE_RANK_REDUCED, NULL, NULL, 0, 0, 0 }
 
 /* Where the combined tokens go. */
 typedef struct epw_combine_output {
     uint32_t size;
     uint32_t reserved;
-    void *out;                /* [n, hidden] of combine_dtype, dense. Tokens routed nowhere become zeros */
-    uint16_t *contributions;  /* [n, 2]: expert contributions arrived, expected; NULL if not wanted */
-    uint64_t *wait_ns;        /* [ranks]: adds the time spent waiting for each peer; NULL if not wanted */
+    void *out;               /* [n, hidden] of combine_dtype, dense. Tokens routed nowhere become zeros */
+    uint16_t *contributions; /* [n, 2]: expert contributions arrived, expected; NULL if not wanted */
+    uint64_t *wait_ns;       /* [ranks]: adds the time spent waiting for each peer; NULL if not wanted */
 } epw_combine_output;
 
-#define EPW_COMBINE_OUTPUT_INIT                                                                                        \
+#define EPW_COMBINE_OUTPUT_INIT                                                                              \
     { sizeof(epw_combine_output), 0, NULL, NULL, NULL }
 
-/* The shape of the rows that `input` would deliver under `config`. Checks the fields of `input` that decide it:
- * payload, opaque sizes, sideband, topk. */
-EPW_API epw_status epw_row_shape_make(const epw_config *config, const epw_dispatch_input *input, epw_row_shape *shape);
+/* The shape of the rows that `input` would deliver under `config`. Checks the fields of `input` that decide
+ * it: payload, opaque sizes, sideband, topk. */
+EPW_API epw_status epw_row_shape_make(const epw_config *config, const epw_dispatch_input *input,
+                                      epw_row_shape *shape);
 
-/* Sends this rank's tokens and, if `output` is not NULL, receives those of the others. With `output` NULL this is the
- * sending half; receive with epw_dispatch_receive. handle [out] is valid for every status but an error. outcome [out]
- * may be NULL; it is filled when the receiving half ends. A wrong or repeated expert id is EPW_ERR_INVALID naming row
- * and column, and nothing is sent. */
-EPW_API epw_status epw_dispatch(epw_buffer *buffer, const epw_dispatch_input *input, const epw_dispatch_output *output,
-                                epw_handle *handle, epw_outcome *outcome);
+/* Sends this rank's tokens and, if `output` is not NULL, receives those of the others. With `output` NULL
+ * this is the sending half; receive with epw_dispatch_receive. handle [out] is valid for every status but an
+ * error. outcome [out] may be NULL; it is filled when the receiving half ends. A wrong or repeated expert id
+ * is EPW_ERR_INVALID naming row and column, and nothing is sent. */
+EPW_API epw_status epw_dispatch(epw_buffer *buffer, const epw_dispatch_input *input,
+                                const epw_dispatch_output *output, epw_handle *handle, epw_outcome *outcome);
 
 /* The receiving half of a dispatch. */
-EPW_API epw_status epw_dispatch_receive(epw_buffer *buffer, epw_handle handle, const epw_dispatch_output *output,
-                                        epw_outcome *outcome);
+EPW_API epw_status epw_dispatch_receive(epw_buffer *buffer, epw_handle handle,
+                                        const epw_dispatch_output *output, epw_outcome *outcome);
 
-/* Rows in place in the window, source s's from row s*max_tokens on. Valid from the end of dispatch until combine or
- * release. `rows` may be written (rank-major zero-copy combine) once all experts have read the row: the row then holds
- * [hidden] of combine_dtype. */
+/* Rows in place in the window, source s's from row s*max_tokens on. Valid from the end of dispatch until
+ * combine or release. `rows` may be written (rank-major zero-copy combine) once all experts have read the
+ * row: the row then holds [hidden] of combine_dtype. */
 typedef struct epw_rows_view {
     uint32_t size;
     uint32_t reserved;
@@ -385,42 +404,47 @@ typedef struct epw_rows_view {
     const void *scales; /* the first row's scales, row-major; NULL if the payload has none */
 } epw_rows_view;
 
-#define EPW_ROWS_VIEW_INIT                                                                                             \
+#define EPW_ROWS_VIEW_INIT                                                                                   \
     { sizeof(epw_rows_view), 0, 0, NULL, NULL }
 
 /* The received rows of a rank-major dispatch, in place. */
 EPW_API epw_status epw_dispatched_rows(epw_buffer *buffer, epw_handle handle, epw_rows_view *view);
 
-/* The area that experts may write their outputs into, so that combine copies nothing before sending: rank-major the
- * lane's own rows, expert-major [E, M, hidden] where the plan has zero_copy. Pass expert_out = NULL to combine. */
+/* The area that experts may write their outputs into, so that combine copies nothing before sending:
+ * rank-major the lane's own rows, expert-major [E, M, hidden] where the plan has zero_copy. Pass expert_out =
+ * NULL to combine. */
 EPW_API epw_status epw_next_combine_buffer(epw_buffer *buffer, epw_handle handle, epw_rows_view *view);
 
-/* Answers every received row and, if `output` is not NULL, receives the answers to this rank's own rows, sums them and
- * consumes the handle. With `output` NULL this is the sending half. */
+/* Answers every received row and, if `output` is not NULL, receives the answers to this rank's own rows, sums
+ * them and consumes the handle. With `output` NULL this is the sending half. */
 EPW_API epw_status epw_combine(epw_buffer *buffer, epw_handle handle, const epw_combine_input *input,
                                const epw_combine_output *output, epw_outcome *outcome);
 
 /* The receiving half of a combine. Consumes the handle. */
-EPW_API epw_status epw_combine_receive(epw_buffer *buffer, epw_handle handle, const epw_combine_output *output,
-                                       epw_outcome *outcome);
+EPW_API epw_status epw_combine_receive(epw_buffer *buffer, epw_handle handle,
+                                       const epw_combine_output *output, epw_outcome *outcome);
 
-/* Goes on with a non-blocking operation without waiting: EPW_PENDING, EPW_OK (outcome is filled) or an error. */
+/* Goes on with a non-blocking operation without waiting: EPW_PENDING, EPW_OK (outcome is filled) or an error.
+ */
 EPW_API epw_status epw_poll(epw_buffer *buffer, epw_handle handle, epw_outcome *outcome);
 
-/* Sleeps until epw_poll may find something new, at most timeout_ns. Touches no memory of the operation: any thread may
- * call it while another polls. Returns EPW_OK, or EPW_ERR_STATE if the handle is not in an operation. */
+/* Sleeps until epw_poll may find something new, at most timeout_ns. Touches no memory of the operation: any
+ * thread may call it while another polls. Returns EPW_OK, or EPW_ERR_STATE if the handle is not in an
+ * operation. */
 EPW_API epw_status epw_await(epw_buffer *buffer, epw_handle handle, uint64_t timeout_ns);
 
-/* Gives the handle up: peers that sent rows are answered with none, in the background where they have not sent yet.
- * Does not wait, touches no caller memory afterwards. */
+/* Gives the handle up: peers that sent rows are answered with none, in the background where they have not
+ * sent yet. Does not wait, touches no caller memory afterwards. */
 EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
 
-/* ---- 6. Numerics ------------------------------------------------------------------------------------------------ */
+/* ---- 6. Numerics
+ * ------------------------------------------------------------------------------------------------ */
 
 /* Quantises [rows, hidden] of `dtype` to e4m3 with one scale per 128 channels: the code that dispatch uses.
- * q [out, rows*hidden], scales [out]: f32 [rows, hidden/128], for EPW_PAYLOAD_FP8_UE8M0 bytes [rows, hidden/128]. */
-EPW_API epw_status epw_quantize_fp8(uint32_t payload, uint32_t dtype, uint64_t rows, uint32_t hidden, const void *x,
-                                    uint8_t *q, void *scales);
+ * q [out, rows*hidden], scales [out]: f32 [rows, hidden/128], for EPW_PAYLOAD_FP8_UE8M0 bytes [rows,
+ * hidden/128]. */
+EPW_API epw_status epw_quantize_fp8(uint32_t payload, uint32_t dtype, uint64_t rows, uint32_t hidden,
+                                    const void *x, uint8_t *q, void *scales);
 
 /* The inverse: x = q * scale, rounded to `dtype`. */
 EPW_API epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t rows, uint32_t hidden,
