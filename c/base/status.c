@@ -5,16 +5,21 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The whole text, and where in it the part behind "op: rank R: peer P: " begins. */
 static _Thread_local char last_error[768];
+static _Thread_local size_t text_at;
+static _Thread_local epw_where last_where = {"", -1, -1};
 
 static size_t write_where(epw_where where) {
-    int used = snprintf(last_error, sizeof last_error, "%s", where.op);
+    size_t used = (size_t)snprintf(last_error, sizeof last_error, "%.64s", where.op);
     if (where.rank >= 0)
-        used += snprintf(last_error + used, sizeof last_error - used, ": rank %d", where.rank);
+        used += (size_t)snprintf(last_error + used, sizeof last_error - used, ": rank %d", where.rank);
     if (where.peer >= 0)
-        used += snprintf(last_error + used, sizeof last_error - used, ": peer %d", where.peer);
-    used += snprintf(last_error + used, sizeof last_error - used, ": ");
-    return (size_t)used;
+        used += (size_t)snprintf(last_error + used, sizeof last_error - used, ": peer %d", where.peer);
+    used += (size_t)snprintf(last_error + used, sizeof last_error - used, ": ");
+    last_where = where;
+    text_at = used;
+    return used;
 }
 
 epw_status epw_fail(epw_status code, epw_where where, const char *fmt, ...) {
@@ -40,6 +45,11 @@ epw_status epw_fail_errno(int err, epw_where where, const char *fmt, ...) {
 
 const char *epw_last_error(void) {
     return last_error;
+}
+
+void epw_last_error_detail(epw_error_detail *detail) {
+    if (detail == NULL) return;
+    *detail = (epw_error_detail){last_where.op, last_error + text_at, last_where.rank, last_where.peer};
 }
 
 const char *epw_status_name(epw_status status) {

@@ -449,7 +449,7 @@ void epw_dispatch_begin_receiving(epw_buffer *b, epw_lane *lane, const epw_dispa
     memset(lane->received, 0, b->config.ranks * sizeof lane->received[0]);
     memset(lane->expert_fill, 0, b->layout.local_experts * sizeof lane->expert_fill[0]);
     lane->awaited = b->active;
-    for (int i = 0; i < EPW_MASK_WORDS; i++) lane->awaited.bits[i] &= ~lane->missing.bits[i];
+    epw_mask_remove(&lane->awaited, &lane->missing);
 }
 
 /* Peers given up by earlier operations of this epoch take no part: they are missing from the start. */

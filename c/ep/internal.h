@@ -183,6 +183,10 @@ epw_verdict epw_wait_judge(epw_buffer *b, epw_lane *lane, epw_awaiting what, uin
 void epw_wait_pause(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, const epw_mask *awaited,
                     uint64_t now);
 
+/* Would a wait for these peers be over at once? Gives nobody up; if not, notes what a sleeper may sleep on.
+ */
+bool epw_wait_over(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, const epw_mask *awaited);
+
 /* Sleeps as the last epw_wait_pause allows, at most timeout_ns. Takes no lock. */
 void epw_wait_sleep(epw_buffer *b, epw_lane *lane, uint64_t timeout_ns);
 

@@ -154,13 +154,40 @@ epw_status epw_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
     return status;
 }
 
+/* What an idle lane's receiving half will wait for. */
+static bool next_wait(const epw_buffer *b, const epw_lane *lane, epw_awaiting *what, epw_mask *awaited) {
+    if (lane->stage == EPW_STAGE_ANSWERED) {
+        *what = EPW_AWAIT_ANSWER;
+        *awaited = lane->present;
+        return true;
+    }
+    *what = EPW_AWAIT_ROWS;
+    *awaited = b->active;
+    epw_mask_remove(awaited, &lane->missing);
+    return lane->stage == EPW_STAGE_SENT;
+}
+
+epw_status epw_ready(epw_buffer *b, epw_handle handle) {
+    epw_lane *lane;
+    epw_status status = epw_lane_find(b, "ready", handle, EPW_STAGE_ANY, &lane);
+    if (status != EPW_OK) return status;
+    epw_awaiting what;
+    epw_mask awaited;
+    if (!next_wait(b, lane, &what, &awaited)) {
+        status = epw_fail(EPW_ERR_STATE, epw_at(b, "ready"), "no receiving half is due: %s",
+                          stage_text(lane->stage));
+    } else if (!epw_wait_over(b, lane, what, lane->op, &awaited)) {
+        status = EPW_PENDING;
+    }
+    pthread_mutex_unlock(&lane->lock);
+    return status;
+}
+
 epw_status epw_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
     epw_lane *lane;
     epw_status status = epw_lane_find(b, "await", handle, EPW_STAGE_ANY, &lane);
     if (status != EPW_OK) return status;
-    bool sleep = running(lane->stage);
     pthread_mutex_unlock(&lane->lock);
-    if (!sleep) return epw_fail(EPW_ERR_STATE, epw_at(b, "await"), "no operation runs");
     epw_wait_sleep(b, lane, timeout_ns);
     return EPW_OK;
 }
@@ -177,6 +204,7 @@ static epw_rows_view slot_rows(const epw_buffer *b, const epw_lane *lane) {
     return (epw_rows_view){.size = sizeof(epw_rows_view),
                            .stride = b->layout.slot_bytes,
                            .rows = rows,
+                           .source_counts = lane->received,
                            .scales = lane->format.scale_count ? rows + lane->format.payload_bytes : NULL};
 }
 
@@ -208,7 +236,8 @@ epw_status epw_next_combine_buffer(epw_buffer *b, epw_handle handle, epw_rows_vi
         uint64_t offset = epw_zero_copy_offset(&b->layout, epw_lane_index(b, lane));
         *view = (epw_rows_view){.size = sizeof *view,
                                 .stride = b->layout.row_bytes,
-                                .rows = b->routes[b->config.rank].window + offset};
+                                .rows = b->routes[b->config.rank].window + offset,
+                                .source_counts = lane->received};
     }
     pthread_mutex_unlock(&lane->lock);
     return status;

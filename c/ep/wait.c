@@ -178,6 +178,19 @@ static uint32_t whom_to_name(const epw_buffer *b, const epw_mask *awaited) {
     return fallback;
 }
 
+/* Lets sleepers sleep on the word that would end the wait for `peer`, until a time. What has come since the
+ * step looked must not be slept on. Writer: whoever steps the lane. Reader: epw_wait_sleep on any thread; a
+ * torn triple costs one slice at most. */
+static void watch(const epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, uint32_t peer,
+                  uint64_t until) {
+    uint64_t *word = awaited_word(b, lane, what, peer);
+    epw_sight seen = look(b, peer, word);
+    if (judge_words(b, seen, what, op) != EPW_WAITING) until = 0;
+    atomic_store_explicit(&lane->watched_value, seen.word, memory_order_relaxed);
+    atomic_store_explicit(&lane->watch_until, until, memory_order_relaxed);
+    atomic_store_explicit(&lane->watched, atomic_word(word), memory_order_release);
+}
+
 void epw_wait_pause(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, const epw_mask *awaited,
                     uint64_t now) {
     epw_wait *wait = &lane->wait;
@@ -193,16 +206,17 @@ void epw_wait_pause(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t o
         uint64_t expiry = wait->clock[peer] + wait->deadline_ns;
         if (expiry < until) until = expiry;
     }
-    if (first == b->config.ranks) return;
-    uint64_t *word = awaited_word(b, lane, what, first);
-    epw_sight seen = look(b, first, word);
-    /* What has come since the step looked must not be slept on. */
-    if (judge_words(b, seen, what, op) != EPW_WAITING) until = now;
-    atomic_store_explicit(&lane->watched_value, seen.word, memory_order_relaxed);
-    atomic_store_explicit(&lane->watch_until, until, memory_order_relaxed);
-    /* Writer: whoever steps the lane. Reader: epw_wait_sleep on any thread; a torn triple costs one slice at
-     * most. */
-    atomic_store_explicit(&lane->watched, atomic_word(word), memory_order_release);
+    if (first < b->config.ranks) watch(b, lane, what, op, first, until);
+}
+
+bool epw_wait_over(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, const epw_mask *awaited) {
+    EPW_MASK_FOR(peer, awaited, b->config.ranks) {
+        epw_sight seen = look(b, peer, awaited_word(b, lane, what, peer));
+        if (judge_words(b, seen, what, op) != EPW_WAITING || epw_suspected(b, peer)) continue;
+        watch(b, lane, what, op, peer, UINT64_MAX);
+        return false;
+    }
+    return true;
 }
 
 void epw_wait_sleep(epw_buffer *b, epw_lane *lane, uint64_t timeout_ns) {

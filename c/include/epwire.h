@@ -59,6 +59,17 @@ EPW_API const char *epw_status_name(epw_status status);
  * until the thread's next failing call. Empty if there was none. */
 EPW_API const char *epw_last_error(void);
 
+/* The same in parts. op and text live as long as epw_last_error's text. */
+typedef struct epw_error_detail {
+    const char *op;   /* the operation, for example "dispatch"; "" if there was no error */
+    const char *text; /* what was found and what to do */
+    int32_t rank;     /* this rank, -1 if not known */
+    int32_t peer;     /* the peer concerned, -1 if none */
+} epw_error_detail;
+
+/* detail [out] */
+EPW_API void epw_last_error_detail(epw_error_detail *detail);
+
 /* "0.1.0" */
 EPW_API const char *epw_version(void);
 
@@ -402,10 +413,12 @@ typedef struct epw_rows_view {
     uint64_t stride;    /* bytes from row to row, also of scales */
     void *rows;         /* the first row's payload */
     const void *scales; /* the first row's scales, row-major; NULL if the payload has none */
+    const uint32_t
+        *source_counts; /* [ranks]: rows of each source; owned by the buffer, valid as the rows are */
 } epw_rows_view;
 
 #define EPW_ROWS_VIEW_INIT                                                                                   \
-    { sizeof(epw_rows_view), 0, 0, NULL, NULL }
+    { sizeof(epw_rows_view), 0, 0, NULL, NULL, NULL }
 
 /* The received rows of a rank-major dispatch, in place. */
 EPW_API epw_status epw_dispatched_rows(epw_buffer *buffer, epw_handle handle, epw_rows_view *view);
@@ -432,6 +445,10 @@ EPW_API epw_status epw_poll(epw_buffer *buffer, epw_handle handle, epw_outcome *
  * thread may call it while another polls. Returns EPW_OK, or EPW_ERR_STATE if the handle is not in an
  * operation. */
 EPW_API epw_status epw_await(epw_buffer *buffer, epw_handle handle, uint64_t timeout_ns);
+
+/* After the sending half of a dispatch or combine: EPW_OK if the receiving half would not wait for anybody,
+ * else EPW_PENDING. Gives nobody up. Between such calls epw_await sleeps as it does between polls. */
+EPW_API epw_status epw_ready(epw_buffer *buffer, epw_handle handle);
 
 /* Gives the handle up: peers that sent rows are answered with none, in the background where they have not
  * sent yet. Does not wait, touches no caller memory afterwards. */
