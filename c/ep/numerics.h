@@ -1,21 +1,23 @@
 /* The inner loops of the host device: copying, quantising and summing rows, with the instruction set chosen
  * at run time.
  *
- * Every table gives the same bits for the same input. The rules, so that GPU kernels and tests can follow
- * them:
+ * Every table gives the same bits for the same input. The rules, for GPU kernels and tests to follow:
  *
- * - Arithmetic is IEEE f32, round to nearest even, subnormals kept, never fused. Sums start from +0.
- * - Rounding to bf16 and f16 is to nearest even; too large becomes infinity. A NaN result is the positive
- * quiet NaN (bf16 0x7fc0, f16 0x7e00) whatever NaNs went in, because which operand's payload survives an
- * addition differs between processors and compilers.
- * - FP8 is e4m3 without infinities (NaN 0x7f and 0xff, largest 448). Per 128 channels, amax starts at 1e-4
- * and is raised by every greater |x|; a NaN never raises it. f32 scales: scale = amax/448, inv = 448/amax.
- *     power-of-two scales: scale = amax/448 rounded up to a power of two, inv its exact inverse. An infinite
- * amax counts as the largest f32, so scale is within 2^[-22, 120]; UE8M0 stores the exponent + 127. q =
- * e4m3(x*inv), to nearest even, saturating. Where x*inv is NaN, q is 0x7f with the sign of x: a NaN x, and
- * with f32 scales an infinite one (inf*0). Power-of-two scales turn it into +-448, which dequantises to
- * infinity.
- * - Dequantising gives q*scale rounded to the type. A UE8M0 byte b is 2^(b-127), 255 is NaN.
+ * Arithmetic is IEEE f32, to nearest even, subnormals kept, never fused. Sums start from +0. Rounding to bf16
+ * and f16 is to nearest even; too large becomes infinity. A NaN result is the positive quiet NaN (bf16
+ * 0x7fc0, f16 0x7e00) whatever NaNs went in, because which operand's payload survives an addition differs
+ * between processors and compilers.
+ *
+ * FP8 is e4m3: no infinities, NaN 0x7f and 0xff, largest 448. Per 128 channels, amax starts at 1e-4 and is
+ * raised by every greater |x|; a NaN never raises it. With f32 scales, scale = amax/448 and inv = 448/amax.
+ * With power-of-two scales, scale is amax/448 rounded up to a power of two and inv its exact inverse; an
+ * infinite amax counts as the largest f32, so scale is within 2^[-22, 120]. UE8M0 stores the exponent + 127.
+ *
+ * q = e4m3(x*inv), to nearest even, saturating. Where x*inv is NaN, q is 0x7f with the sign of x: for a NaN x
+ * and, with f32 scales, for an infinite one (inf*0). Power-of-two scales make that +-448, which dequantises
+ * to infinity.
+ *
+ * Dequantising gives q*scale rounded to the type. A UE8M0 byte b is 2^(b-127), 255 is NaN.
  */
 #ifndef EPW_EP_NUMERICS_H
 #define EPW_EP_NUMERICS_H

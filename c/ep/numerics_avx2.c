@@ -15,8 +15,14 @@
 
 #define VECTOR_BYTES          32
 #define STREAM_VECTOR(dst, v) _mm256_stream_si256((__m256i *)(void *)(dst), (__m256i)(v))
-#define NUMERICS              epw_numerics_avx2
-#define ISA_NAME              "avx2"
+#define PICK_ABOVE(x, bound, a, b)                                                                           \
+    ((vu)_mm256_blendv_epi8((__m256i)(b), (__m256i)(a), _mm256_cmpgt_epi32((__m256i)(x), (__m256i)(bound))))
+#define PICK_NAN(x, a, b)                                                                                    \
+    ((vu)_mm256_blendv_epi8((__m256i)(b), (__m256i)(a), (__m256i)_mm256_cmp_ps((x), (x), _CMP_UNORD_Q)))
+#define MIN_32(a, b) ((vu)_mm256_min_epi32((__m256i)(a), (__m256i)(b)))
+#define MAX_16(a, b) ((vs)_mm256_max_epi16((__m256i)(a), (__m256i)(b)))
+#define NUMERICS     epw_numerics_avx2
+#define ISA_NAME     "avx2"
 #include "ep/numerics_body.inc"
 
 #if defined(__clang__)

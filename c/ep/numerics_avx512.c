@@ -16,8 +16,15 @@
 
 #define VECTOR_BYTES          64
 #define STREAM_VECTOR(dst, v) _mm512_stream_si512((__m512i *)(void *)(dst), (__m512i)(v))
-#define NUMERICS              epw_numerics_avx512
-#define ISA_NAME              "avx512"
+#define PICK_ABOVE(x, bound, a, b)                                                                           \
+    ((vu)_mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask((__m512i)(x), (__m512i)(bound)), (__m512i)(b),      \
+                                 (__m512i)(a)))
+#define PICK_NAN(x, a, b)                                                                                    \
+    ((vu)_mm512_mask_blend_epi32(_mm512_cmp_ps_mask((x), (x), _CMP_UNORD_Q), (__m512i)(b), (__m512i)(a)))
+#define MIN_32(a, b) ((vu)_mm512_min_epi32((__m512i)(a), (__m512i)(b)))
+#define MAX_16(a, b) ((vs)_mm512_max_epi16((__m512i)(a), (__m512i)(b)))
+#define NUMERICS     epw_numerics_avx512
+#define ISA_NAME     "avx512"
 #include "ep/numerics_body.inc"
 
 #if defined(__clang__)
