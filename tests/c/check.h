@@ -1,30 +1,35 @@
-/* The whole test framework of the C tests: a check that prints and counts, and an exit code. Safe to use from
- * threads. */
+/* The whole framework of the C tests: checks that print where and what, are counted, and let the test go on.
+ * Safe to use from threads. */
 #ifndef EPW_TESTS_CHECK_H
 #define EPW_TESTS_CHECK_H
+
+#include "epwire.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
 
-static atomic_uint checks_failed;
+static atomic_uint checks_made, checks_failed;
 
-/* CHECK(condition, "what was seen: %d", x): prints the first 20 failures and counts all. True if it held. */
-#define CHECK(condition, ...)                                                                                \
-    ((condition) ? 1 : (check_failed(__FILE__, __LINE__, #condition, __VA_ARGS__), 0))
+/* The first 20 failures of a run are printed. */
+#define CHECK(condition) CHECK_MSG(condition, "%s", "failed")
+#define CHECK_OK(call)   CHECK_MSG((call) == EPW_OK, "%s", epw_last_error())
+#define CHECK_MSG(condition, ...)                                                                            \
+    (check_that((condition) ? 1 : 0)                                                                         \
+         ? (void)0                                                                                           \
+         : (void)(fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition),                            \
+                  fprintf(stderr, __VA_ARGS__), fputc('\n', stderr)))
 
-#define check_failed(file, line, text, ...)                                                                  \
-    (atomic_fetch_add(&checks_failed, 1) < 20 ? (void)(fprintf(stderr, "%s:%d: %s: ", file, line, text),     \
-                                                       fprintf(stderr, __VA_ARGS__), fputc('\n', stderr))    \
-                                              : (void)0)
+/* Counts; true if there is nothing to print. */
+static inline int check_that(int held) {
+    atomic_fetch_add(&checks_made, 1);
+    return held || atomic_fetch_add(&checks_failed, 1) >= 20;
+}
 
 /* The exit code of main(): says how it went. */
 static inline int check_result(const char *name) {
-    const unsigned failed = atomic_load(&checks_failed);
-    if (failed == 0)
-        printf("%s: ok\n", name);
-    else
-        fprintf(stderr, "%s: %u checks failed\n", name, failed);
-    return failed == 0 ? 0 : 1;
+    unsigned made = atomic_load(&checks_made), failed = atomic_load(&checks_failed);
+    printf("%s: %u checks, %u failed\n", name, made, failed);
+    return made > 0 && failed == 0 ? 0 : 1;
 }
 
 #endif

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECK_OK(call) CHECK((call) == EPW_OK, "%s", epw_last_error())
-
 enum { RANKS = 4, TOKENS = 24, HIDDEN = 256, EXPERTS = 16, TOPK = 4, STEPS = 20 };
 
 static unsigned char blobs[RANKS][RANKS][EPW_BLOB_MAX];
@@ -76,7 +74,7 @@ static void step(epw_buffer *buffer, const epw_plan *plan, uint64_t *seed, uint3
     epw_outcome outcome = EPW_OUTCOME_INIT;
     CHECK_OK(epw_dispatch(buffer, &in, split ? NULL : &out, &handle, &outcome));
     if (split) CHECK_OK(epw_dispatch_receive(buffer, handle, &out, &outcome));
-    CHECK(!outcome.degraded, "rank missing: %u", outcome.record.peer);
+    CHECK_MSG(!outcome.degraded, "rank missing: %u", outcome.record.peer);
 
     if (layout == EPW_RANK_MAJOR) { /* reduce over the local experts: here times the sum of the weights */
         for (uint32_t s = 0; s < RANKS; s++) {
@@ -99,11 +97,11 @@ static void step(epw_buffer *buffer, const epw_plan *plan, uint64_t *seed, uint3
     combined.contributions = contributions[0];
     CHECK_OK(epw_combine(buffer, handle, &combine, split ? NULL : &combined, &outcome));
     if (split) CHECK_OK(epw_combine_receive(buffer, handle, &combined, &outcome));
-    CHECK(!outcome.degraded, "rank missing: %u", outcome.record.peer);
-    CHECK(memcmp(result, x, n * HIDDEN * 2) == 0, "%u tokens, layout %u", n, layout);
+    CHECK_MSG(!outcome.degraded, "rank missing: %u", outcome.record.peer);
+    CHECK_MSG(memcmp(result, x, n * HIDDEN * 2) == 0, "%u tokens, layout %u", n, layout);
     for (uint32_t t = 0; t < n; t++) {
-        CHECK(contributions[t][0] == TOPK && contributions[t][1] == TOPK, "token %u: %u", t,
-              contributions[t][0]);
+        CHECK_MSG(contributions[t][0] == TOPK && contributions[t][1] == TOPK, "token %u: %u", t,
+                  contributions[t][0]);
     }
     free(received);
     free(result);
@@ -133,7 +131,7 @@ static void *rank_main(void *argument) {
         all.bits[0] |= UINT64_C(1) << p;
         if (p == rank) continue;
         CHECK_OK(epw_buffer_connect(buffer, p, blobs[p][rank], lengths[p][rank]));
-        CHECK(epw_buffer_path(buffer, p) == EPW_PATH_THREAD, "%u", epw_buffer_path(buffer, p));
+        CHECK_MSG(epw_buffer_path(buffer, p) == EPW_PATH_THREAD, "%u", epw_buffer_path(buffer, p));
     }
     CHECK_OK(epw_buffer_set_active(buffer, &all, 1));
     uint64_t seed = 1000 + rank;

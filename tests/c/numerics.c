@@ -161,16 +161,16 @@ static void narrows_every_value_and_every_tie(const epw_numerics *isa, uint32_t 
             isa->dequantize(EPW_PAYLOAD_FP8_F32, dtype, ones, &cases[i], EPW_FP8_BLOCK, got);
             const uint16_t want = narrow(dtype, cases[i]);
             for (int c = 0; c < EPW_FP8_BLOCK; c += 31)
-                CHECK(got[c] == want, "%s: dtype %u: %a gives %04x, want %04x", isa->isa, dtype,
-                      (double)cases[i], got[c], want);
+                CHECK_MSG(got[c] == want, "%s: dtype %u: %a gives %04x, want %04x", isa->isa, dtype,
+                          (double)cases[i], got[c], want);
         }
     }
     for (int i = 0; i < 200000; i++) {
         const float x = from_bits(draw());
         uint16_t got[EPW_FP8_BLOCK];
         isa->dequantize(EPW_PAYLOAD_FP8_F32, dtype, ones, &x, EPW_FP8_BLOCK, got);
-        CHECK(got[i % EPW_FP8_BLOCK] == narrow(dtype, x), "%s: dtype %u: %a gives %04x", isa->isa, dtype,
-              (double)x, got[i % EPW_FP8_BLOCK]);
+        CHECK_MSG(got[i % EPW_FP8_BLOCK] == narrow(dtype, x), "%s: dtype %u: %a gives %04x", isa->isa, dtype,
+                  (double)x, got[i % EPW_FP8_BLOCK]);
     }
 }
 
@@ -184,8 +184,8 @@ static void widens_every_code(const epw_numerics *isa, uint32_t dtype) {
         isa->reduce(dtype, (const void *const *)rows, &weight, 1, CODES, got, 0);
         reduce_oracle(dtype, rows, &weight, 1, CODES, want);
         for (uint32_t c = 0; c < CODES; c++)
-            CHECK(got[c] == want[c], "%s: dtype %u: code %04x times %a gives %04x, want %04x", isa->isa,
-                  dtype, c, (double)weight, got[c], want[c]);
+            CHECK_MSG(got[c] == want[c], "%s: dtype %u: code %04x times %a gives %04x, want %04x", isa->isa,
+                      dtype, c, (double)weight, got[c], want[c]);
     }
 }
 
@@ -214,11 +214,11 @@ static void sums_in_order_for_every_width(const epw_numerics *isa, uint32_t dtyp
                 epw_stream_fence();
                 reduce_oracle(dtype, rows, w, n, hidden, want);
                 for (uint32_t c = 0; c < hidden; c++)
-                    CHECK(out[c] == want[c],
-                          "%s: dtype %u hidden %u n %zu variant %d channel %u: %04x, want %04x", isa->isa,
-                          dtype, hidden, n, variant, c, out[c], want[c]);
-                CHECK(out[hidden] == 0xa5a5 && (out == got || out[-1] == 0xa5a5),
-                      "%s: hidden %u: wrote outside the row", isa->isa, hidden);
+                    CHECK_MSG(out[c] == want[c],
+                              "%s: dtype %u hidden %u n %zu variant %d channel %u: %04x, want %04x", isa->isa,
+                              dtype, hidden, n, variant, c, out[c], want[c]);
+                CHECK_MSG(out[hidden] == 0xa5a5 && (out == got || out[-1] == 0xa5a5),
+                          "%s: hidden %u: wrote outside the row", isa->isa, hidden);
             }
         }
     }
@@ -233,9 +233,9 @@ static void keeps_the_order_and_fuses_nothing(const epw_numerics *isa) {
     }
     const void *lost[] = {a, b, c}, *kept[] = {a, c, b};
     isa->reduce(EPW_BF16, lost, NULL, 3, 8, out, 0);
-    CHECK(out[0] == 0, "%s: (2^30 + 1) - 2^30 gives %04x", isa->isa, out[0]);
+    CHECK_MSG(out[0] == 0, "%s: (2^30 + 1) - 2^30 gives %04x", isa->isa, out[0]);
     isa->reduce(EPW_BF16, kept, NULL, 3, 8, out, 0);
-    CHECK(out[0] == 0x3f80, "%s: (2^30 - 2^30) + 1 gives %04x", isa->isa, out[0]);
+    CHECK_MSG(out[0] == 0x3f80, "%s: (2^30 - 2^30) + 1 gives %04x", isa->isa, out[0]);
 
     /* (1 + 2^-7) * w needs 25 bits: rounded before the sum it cancels, fused it leaves a remainder. */
     const float w = from_bits(0x3f800001), product = (1 + 0x1p-7f) * w;
@@ -248,12 +248,12 @@ static void keeps_the_order_and_fuses_nothing(const epw_numerics *isa) {
     const float weights[] = {product, w};
     isa->reduce(EPW_BF16, rows, weights, 2, 64, wide, 0);
     for (int i = 0; i < 64; i++)
-        CHECK(wide[i] == 0, "%s: fused multiply-add: channel %d is %04x", isa->isa, i, wide[i]);
+        CHECK_MSG(wide[i] == 0, "%s: fused multiply-add: channel %d is %04x", isa->isa, i, wide[i]);
 
     const uint16_t minus_zero[8] = {0x8000};
     const void *zero[] = {minus_zero};
     isa->reduce(EPW_BF16, zero, NULL, 1, 8, out, 0);
-    CHECK(out[0] == 0, "%s: +0 + -0 gives %04x", isa->isa, out[0]);
+    CHECK_MSG(out[0] == 0, "%s: +0 + -0 gives %04x", isa->isa, out[0]);
 }
 
 /* Sums may be written over one of their rows. */
@@ -268,7 +268,7 @@ static void sums_in_place(const epw_numerics *isa) {
         reduce_oracle(EPW_F16, rows, NULL, 2, 200, want);
         isa->reduce(EPW_F16, (const void *const *)rows, NULL, 2, 200, b, stream);
         epw_stream_fence();
-        CHECK(memcmp(b, want, sizeof want) == 0, "%s: sum over its own row differs", isa->isa);
+        CHECK_MSG(memcmp(b, want, sizeof want) == 0, "%s: sum over its own row differs", isa->isa);
     }
 }
 
@@ -288,27 +288,28 @@ static void check_quantised(const epw_numerics *isa, uint32_t payload, uint32_t 
         for (uint32_t c = 0; c < EPW_FP8_BLOCK; c++) wide[c] = widen(dtype, x[block * EPW_FP8_BLOCK + c]);
         quantize_oracle(payload, wide, want, &scale);
         const float got = scale_at(payload, scales, block);
-        CHECK(bits_of(got) == bits_of(scale), "%s: payload %u dtype %u: scale %a, want %a", isa->isa, payload,
-              dtype, (double)got, (double)scale);
+        CHECK_MSG(bits_of(got) == bits_of(scale), "%s: payload %u dtype %u: scale %a, want %a", isa->isa,
+                  payload, dtype, (double)got, (double)scale);
         for (uint32_t c = 0; c < EPW_FP8_BLOCK; c++)
-            CHECK(q[block * EPW_FP8_BLOCK + c] == want[c],
-                  "%s: payload %u dtype %u channel %u: %a at scale %a gives %02x, want %02x", isa->isa,
-                  payload, dtype, c, (double)wide[c], (double)scale, q[block * EPW_FP8_BLOCK + c], want[c]);
+            CHECK_MSG(q[block * EPW_FP8_BLOCK + c] == want[c],
+                      "%s: payload %u dtype %u channel %u: %a at scale %a gives %02x, want %02x", isa->isa,
+                      payload, dtype, c, (double)wide[c], (double)scale, q[block * EPW_FP8_BLOCK + c],
+                      want[c]);
     }
     const size_t used = hidden / EPW_FP8_BLOCK * (payload == EPW_PAYLOAD_FP8_UE8M0 ? 1 : sizeof(float));
-    CHECK(q[hidden] == 0x5a && ((uint8_t *)scales)[used] == 0x5a, "%s: payload %u: wrote too much", isa->isa,
-          payload);
+    CHECK_MSG(q[hidden] == 0x5a && ((uint8_t *)scales)[used] == 0x5a, "%s: payload %u: wrote too much",
+              isa->isa, payload);
 
     uint16_t back[ROW + 1];
     back[hidden] = 0xa5a5;
     isa->dequantize(payload, dtype, q, scales, hidden, back);
     for (uint32_t c = 0; c < hidden; c++) {
         volatile float product = E4M3.values[q[c]] * scale_at(payload, scales, c / EPW_FP8_BLOCK);
-        CHECK(back[c] == narrow(dtype, product),
-              "%s: payload %u dtype %u: %02x at channel %u gives %04x, want %04x", isa->isa, payload, dtype,
-              q[c], c, back[c], narrow(dtype, product));
+        CHECK_MSG(back[c] == narrow(dtype, product),
+                  "%s: payload %u dtype %u: %02x at channel %u gives %04x, want %04x", isa->isa, payload,
+                  dtype, q[c], c, back[c], narrow(dtype, product));
     }
-    CHECK(back[hidden] == 0xa5a5, "%s: dequantise wrote too much", isa->isa);
+    CHECK_MSG(back[hidden] == 0xa5a5, "%s: dequantise wrote too much", isa->isa);
 }
 
 static void quantises_like_the_oracle(const epw_numerics *isa, uint32_t payload, uint32_t dtype) {
@@ -352,8 +353,8 @@ static void rounds_to_e4m3(const epw_numerics *isa, uint32_t dtype) {
         float scale;
         isa->quantize(EPW_PAYLOAD_FP8_F32, dtype, x, EPW_FP8_BLOCK, q, &scale);
         const uint32_t even = code % 2 ? code + 1 : code;
-        CHECK(scale == 1 && q[1] == even && q[0] == (even | 0x80), "%s: tie above %02x gives %02x and %02x",
-              isa->isa, code, q[1], q[0]);
+        CHECK_MSG(scale == 1 && q[1] == even && q[0] == (even | 0x80),
+                  "%s: tie above %02x gives %02x and %02x", isa->isa, code, q[1], q[0]);
     }
 }
 
@@ -378,9 +379,10 @@ static void dequantises_every_code(const epw_numerics *isa, uint32_t dtype) {
             isa->dequantize(cases[i].payload, dtype, q, cases[i].given, 256, got);
             for (int c = 0; c < 256; c++) {
                 volatile float product = E4M3.values[c] * cases[i].meant[c / 128];
-                CHECK(got[c] == narrow(dtype, product),
-                      "%s: payload %u dtype %u: %02x * %a gives %04x, want %04x", isa->isa, cases[i].payload,
-                      dtype, c, (double)cases[i].meant[c / 128], got[c], narrow(dtype, product));
+                CHECK_MSG(got[c] == narrow(dtype, product),
+                          "%s: payload %u dtype %u: %02x * %a gives %04x, want %04x", isa->isa,
+                          cases[i].payload, dtype, c, (double)cases[i].meant[c / 128], got[c],
+                          narrow(dtype, product));
             }
         }
     }
@@ -391,24 +393,24 @@ static void special_blocks_have_the_documented_codes(const epw_numerics *isa) {
     uint8_t q[EPW_FP8_BLOCK];
     float scale;
     isa->quantize(EPW_PAYLOAD_FP8_F32, EPW_BF16, x, EPW_FP8_BLOCK, q, &scale);
-    CHECK(isinf(scale) && q[0] == 0x7f && q[1] == 0xff && q[2] == 0x7f && q[3] == 0xff && q[4] == 0 &&
-              q[5] == 0x80,
-          "%s: f32 scale %a: %02x %02x %02x %02x %02x %02x", isa->isa, (double)scale, q[0], q[1], q[2], q[3],
-          q[4], q[5]);
+    CHECK_MSG(isinf(scale) && q[0] == 0x7f && q[1] == 0xff && q[2] == 0x7f && q[3] == 0xff && q[4] == 0 &&
+                  q[5] == 0x80,
+              "%s: f32 scale %a: %02x %02x %02x %02x %02x %02x", isa->isa, (double)scale, q[0], q[1], q[2],
+              q[3], q[4], q[5]);
     uint8_t exponent = 0;
     isa->quantize(EPW_PAYLOAD_FP8_UE8M0, EPW_BF16, x, EPW_FP8_BLOCK, q, &exponent);
-    CHECK(exponent == 247 && q[0] == 0x7e && q[1] == 0xfe && q[2] == 0x7f && q[3] == 0xff && q[4] == 0,
-          "%s: exponent %u: %02x %02x %02x %02x %02x", isa->isa, exponent, q[0], q[1], q[2], q[3], q[4]);
+    CHECK_MSG(exponent == 247 && q[0] == 0x7e && q[1] == 0xfe && q[2] == 0x7f && q[3] == 0xff && q[4] == 0,
+              "%s: exponent %u: %02x %02x %02x %02x %02x", isa->isa, exponent, q[0], q[1], q[2], q[3], q[4]);
     uint16_t back[EPW_FP8_BLOCK];
     isa->dequantize(EPW_PAYLOAD_FP8_UE8M0, EPW_BF16, q, &exponent, EPW_FP8_BLOCK, back);
-    CHECK(back[0] == 0x7f80 && back[1] == 0xff80 && back[2] == 0x7fc0,
-          "%s: infinity comes back as %04x %04x, NaN %04x", isa->isa, back[0], back[1], back[2]);
+    CHECK_MSG(back[0] == 0x7f80 && back[1] == 0xff80 && back[2] == 0x7fc0,
+              "%s: infinity comes back as %04x %04x, NaN %04x", isa->isa, back[0], back[1], back[2]);
     /* Nothing but NaN and zeros: amax stays at its floor. */
     memset(x, 0, sizeof x);
     x[9] = 0x7fc0;
     isa->quantize(EPW_PAYLOAD_FP8_F32, EPW_BF16, x, EPW_FP8_BLOCK, q, &scale);
-    CHECK(scale == 1e-4f / 448 && q[9] == 0x7f && q[8] == 0, "%s: NaN raised amax: scale %a", isa->isa,
-          (double)scale);
+    CHECK_MSG(scale == 1e-4f / 448 && q[9] == 0x7f && q[8] == 0, "%s: NaN raised amax: scale %a", isa->isa,
+              (double)scale);
 }
 
 static void copies_exactly_the_bytes_asked_for(const epw_numerics *isa) {
@@ -424,9 +426,9 @@ static void copies_exactly_the_bytes_asked_for(const epw_numerics *isa) {
                 int outside = 0;
                 for (size_t i = 0; i < sizeof to; i++)
                     outside += (i < at || i >= at + bytes) && to[i] != 0xee;
-                CHECK(memcmp(to + at, from + skew, bytes) == 0 && outside == 0,
-                      "%s: copy of %zu bytes to offset %zu from skew %zu, %d bytes outside changed", isa->isa,
-                      bytes, at, skew, outside);
+                CHECK_MSG(memcmp(to + at, from + skew, bytes) == 0 && outside == 0,
+                          "%s: copy of %zu bytes to offset %zu from skew %zu, %d bytes outside changed",
+                          isa->isa, bytes, at, skew, outside);
             }
         }
     }
@@ -439,9 +441,9 @@ static void chooses_what_the_environment_names(void) {
     const epw_numerics *expected = all[0];
     for (size_t i = 0; wanted && i < count; i++)
         if (strcmp(wanted, all[i]->isa) == 0) expected = all[i];
-    CHECK(epw_numerics_best() == expected, "best is %s, not %s", epw_numerics_best()->isa, expected->isa);
-    CHECK(strcmp(all[count - 1]->isa, "base") == 0, "the last resort is %s", all[count - 1]->isa);
-    CHECK(epw_numerics_all(all, 1) == 1 && epw_numerics_all(all, 0) == 0, "max is not honoured");
+    CHECK_MSG(epw_numerics_best() == expected, "best is %s, not %s", epw_numerics_best()->isa, expected->isa);
+    CHECK_MSG(strcmp(all[count - 1]->isa, "base") == 0, "the last resort is %s", all[count - 1]->isa);
+    CHECK_MSG(epw_numerics_all(all, 1) == 1 && epw_numerics_all(all, 0) == 0, "max is not honoured");
 }
 
 static void public_quantisers_check_and_agree(void) {
@@ -452,18 +454,18 @@ static void public_quantisers_check_and_agree(void) {
     for (int c = 0; c < ROWS * HIDDEN; c++) x[c] = draw_code(EPW_BF16, 0);
     for (uint32_t payload = EPW_PAYLOAD_FP8_F32; payload <= EPW_PAYLOAD_FP8_UE8M0; payload++) {
         const size_t stride = payload == EPW_PAYLOAD_FP8_UE8M0 ? 3 : 12;
-        CHECK(epw_quantize_fp8(payload, EPW_BF16, ROWS, HIDDEN, x, q, scales) == EPW_OK, "%s",
-              epw_last_error());
-        CHECK(epw_dequantize_fp8(payload, EPW_BF16, ROWS, HIDDEN, q, scales, back) == EPW_OK, "%s",
-              epw_last_error());
+        CHECK_MSG(epw_quantize_fp8(payload, EPW_BF16, ROWS, HIDDEN, x, q, scales) == EPW_OK, "%s",
+                  epw_last_error());
+        CHECK_MSG(epw_dequantize_fp8(payload, EPW_BF16, ROWS, HIDDEN, q, scales, back) == EPW_OK, "%s",
+                  epw_last_error());
         for (size_t r = 0; r < ROWS; r++) {
             const epw_numerics *isa = epw_numerics_best();
             isa->quantize(payload, EPW_BF16, x + r * HIDDEN, HIDDEN, row_q, row_scales);
             isa->dequantize(payload, EPW_BF16, row_q, row_scales, HIDDEN, row_back);
-            CHECK(memcmp(row_q, q + r * HIDDEN, HIDDEN) == 0 &&
-                      memcmp(row_scales, (char *)scales + r * stride, stride) == 0 &&
-                      memcmp(row_back, back + r * HIDDEN, HIDDEN * 2) == 0,
-                  "payload %u row %zu differs", payload, r);
+            CHECK_MSG(memcmp(row_q, q + r * HIDDEN, HIDDEN) == 0 &&
+                          memcmp(row_scales, (char *)scales + r * stride, stride) == 0 &&
+                          memcmp(row_back, back + r * HIDDEN, HIDDEN * 2) == 0,
+                      "payload %u row %zu differs", payload, r);
         }
     }
     const uint32_t f32 = EPW_PAYLOAD_FP8_F32;
@@ -484,11 +486,11 @@ static void public_quantisers_check_and_agree(void) {
         {epw_dequantize_fp8(f32, EPW_BF16, 1, 64, q, scales, back), EPW_ERR_INVALID, "hidden 64"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        CHECK(cases[i].got == cases[i].want, "%s: status %d, want %d", cases[i].text, cases[i].got,
-              cases[i].want);
+        CHECK_MSG(cases[i].got == cases[i].want, "%s: status %d, want %d", cases[i].text, cases[i].got,
+                  cases[i].want);
     (void)epw_dequantize_fp8(f32, EPW_BF16, 1, 64, q, scales, back);
-    CHECK(strstr(epw_last_error(), "dequantize_fp8") && strstr(epw_last_error(), "hidden is 64"),
-          "error text: %s", epw_last_error());
+    CHECK_MSG(strstr(epw_last_error(), "dequantize_fp8") && strstr(epw_last_error(), "hidden is 64"),
+              "error text: %s", epw_last_error());
 }
 
 int main(void) {

@@ -1,0 +1,141 @@
+/* Host memory that processes share: a sealed memfd, mapped where it is used.
+ *
+ * The seals are what makes a peer's memory safe to touch: a memfd that can shrink would let its owner turn
+ * every access of ours into SIGBUS. Pages are made resident at creation, so that lack of memory is an error
+ * here and not a kill later, and so that the first operation pays no page faults. */
+#include "device/device.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Values of the kernel's interface that older C libraries do not name. */
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#define SIZE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+
+/* EPW_ERR_NO_MEMORY where the system says so, else EPW_ERR_SYSTEM. */
+static epw_status memory_error(int err, epw_where where, const char *call, uint64_t bytes) {
+    if (err != ENOMEM && err != ENOSPC)
+        return epw_fail_errno(err, where, "%s of a window of %llu bytes", call, (unsigned long long)bytes);
+    return epw_fail(
+        EPW_ERR_NO_MEMORY, where,
+        "%s: no memory for a window of %llu bytes; lower max_tokens, ranks or lanes (epw_plan_make "
+        "itemises the window) or raise the memory limit",
+        call, (unsigned long long)bytes);
+}
+
+/* Maps `fd` without ever letting a forked child have it: a child could write the window after its parent is
+ * seen dead and its place is given to another. Until MADV_DONTFORK stands, the mapping has no access rights
+ * that a fork in between could hand on. */
+static epw_status map_private_to_process(int fd, uint64_t bytes, epw_where where, unsigned char **out) {
+    void *base = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) return memory_error(errno, where, "mmap", bytes);
+    if (madvise(base, bytes, MADV_DONTFORK) || mprotect(base, bytes, PROT_READ | PROT_WRITE)) {
+        epw_status status = memory_error(errno, where, "madvise(MADV_DONTFORK) and mprotect", bytes);
+        munmap(base, bytes);
+        return status;
+    }
+    madvise(base, bytes, MADV_HUGEPAGE); /* a wish: kernels without shared huge pages refuse it */
+    *out = base;
+    return EPW_OK;
+}
+
+/* Makes all pages resident and mapped. Before Linux 5.14 the kernel can only make them resident. */
+static epw_status populate(int fd, unsigned char *base, uint64_t bytes, epw_where where) {
+    if (!madvise(base, bytes, MADV_POPULATE_WRITE)) return EPW_OK;
+    if (errno != EINVAL) return memory_error(errno, where, "madvise(MADV_POPULATE_WRITE)", bytes);
+    if (fallocate(fd, 0, 0, (off_t)bytes)) return memory_error(errno, where, "fallocate", bytes);
+    return EPW_OK;
+}
+
+static epw_status map_and_populate(int fd, uint64_t bytes, epw_where where, unsigned char **out) {
+    unsigned char *base = NULL;
+    epw_status status = map_private_to_process(fd, bytes, where, &base);
+    if (status) return status;
+    status = populate(fd, base, bytes, where);
+    if (status) {
+        munmap(base, bytes);
+        return status;
+    }
+    *out = base;
+    return EPW_OK;
+}
+
+static int create_memfd(void) {
+    int fd = memfd_create("epwire-window", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+    if (fd >= 0 || errno != EINVAL) return fd;
+    return memfd_create("epwire-window", MFD_CLOEXEC | MFD_ALLOW_SEALING); /* before Linux 6.3 */
+}
+
+static epw_status host_create(uint64_t bytes, epw_where where, epw_memory *out) {
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    if (bytes == 0 || bytes > (uint64_t)INT64_MAX - page || bytes > SIZE_MAX - page)
+        return epw_fail(EPW_ERR_LIMIT, where, "a window of %llu bytes can not be mapped",
+                        (unsigned long long)bytes);
+    bytes = (bytes + page - 1) / page * page;
+
+    int fd = create_memfd();
+    if (fd < 0) return epw_fail_errno(errno, where, "memfd_create");
+    epw_status status;
+    if (ftruncate(fd, (off_t)bytes)) {
+        status = memory_error(errno, where, "ftruncate", bytes);
+    } else if (fcntl(fd, F_ADD_SEALS, SIZE_SEALS)) {
+        status = epw_fail_errno(errno, where, "sealing the window's size");
+    } else {
+        status = map_and_populate(fd, bytes, where, &out->base);
+    }
+    if (status) {
+        close(fd);
+        return status;
+    }
+    out->bytes = bytes;
+    out->fd = fd;
+    return EPW_OK;
+}
+
+static void host_unmap(epw_memory *memory) {
+    munmap(memory->base, memory->bytes);
+    memory->base = NULL;
+}
+
+static void host_destroy(epw_memory *memory) {
+    host_unmap(memory);
+    close(memory->fd);
+    memory->fd = -1;
+}
+
+static epw_status host_map(int fd, uint64_t bytes, epw_where where, epw_memory *out) {
+    struct stat stat;
+    if (fstat(fd, &stat)) return epw_fail_errno(errno, where, "fstat of the peer's window");
+    if (!S_ISREG(stat.st_mode) || stat.st_size < 0 || (uint64_t)stat.st_size != bytes)
+        return epw_fail(EPW_ERR_PEER, where,
+                        "the peer sent memory of %lld bytes for a window of %llu; use the same "
+                        "epwire version on all ranks",
+                        (long long)stat.st_size, (unsigned long long)bytes);
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS)
+        return epw_fail(EPW_ERR_PEER, where,
+                        "the peer sent memory whose size is not sealed: using it could end this "
+                        "process by SIGBUS; use the same epwire version on all ranks");
+    epw_status status = map_and_populate(fd, bytes, where, &out->base);
+    if (status) return status;
+    out->bytes = bytes;
+    out->fd = -1;
+    return EPW_OK;
+}
+
+const epw_device epw_device_host = {
+    .name = "host",
+    .create = host_create,
+    .destroy = host_destroy,
+    .map = host_map,
+    .unmap = host_unmap,
+};

@@ -1,0 +1,185 @@
+/* See fd_client.h. */
+#include "ipc/fd_client.h"
+
+#include <errno.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+/* One fetch: its connection and what bounds it. */
+typedef struct fetch {
+    int fd;
+    uint32_t exporter_pid;
+    uint64_t deadline_ns; /* as the caller gave it */
+    uint64_t until_ns;
+    epw_where where;
+} fetch;
+
+static epw_status timed_out(const fetch *f, const char *what) {
+    return epw_fail(
+        EPW_ERR_TIMEOUT, f->where,
+        "process %u did not %s within %llu ms: it is stopped or overloaded; resume it, or raise deadline_ns",
+        (unsigned)f->exporter_pid, what, (unsigned long long)(f->deadline_ns / 1000000u));
+}
+
+static epw_status gone(const fetch *f) {
+    return epw_fail(
+        EPW_ERR_PEER, f->where,
+        "process %u no longer serves this window: it has ended, or destroyed its buffer; connect with a "
+        "blob of the living one",
+        (unsigned)f->exporter_pid);
+}
+
+/* Bounds the next blocking call on the socket by what is left of the deadline; false if nothing is. */
+static bool bound_next_call(const fetch *f) {
+    uint64_t now = epw_now_ns();
+    if (now >= f->until_ns) return false;
+    uint64_t left_us = (f->until_ns - now) / 1000u + 1; /* 0 would mean for ever */
+    struct timeval limit = {.tv_sec = (time_t)(left_us / 1000000u),
+                            .tv_usec = (suseconds_t)(left_us % 1000000u)};
+    return !setsockopt(f->fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) &&
+           !setsockopt(f->fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+}
+
+static epw_status connect_server(const fetch *f, const epw_nonce *server) {
+    struct sockaddr_un address;
+    socklen_t length = epw_fd_address(server, &address);
+    while (bound_next_call(f)) {
+        if (!connect(f->fd, (struct sockaddr *)&address, length)) return EPW_OK;
+        if (errno == EAGAIN || errno == EINTR) continue; /* the listen queue is full, or a signal came */
+        return errno == ECONNREFUSED ? gone(f)
+                                     : epw_fail_errno(errno, f->where, "connecting to the fd server");
+    }
+    return timed_out(f, "accept a connection");
+}
+
+/* An abstract name is free for anyone once its owner has ended: before telling the window's secret, see whose
+ * it is. */
+static epw_status check_user(const fetch *f) {
+    struct ucred peer;
+    socklen_t length = sizeof peer;
+    if (getsockopt(f->fd, SOL_SOCKET, SO_PEERCRED, &peer, &length))
+        return epw_fail_errno(errno, f->where, "SO_PEERCRED");
+    if (peer.uid == geteuid()) return EPW_OK;
+    return epw_fail(EPW_ERR_PEER, f->where,
+                    "process %u belongs to user %u, this one to user %u; run all ranks of a "
+                    "host as one user",
+                    (unsigned)f->exporter_pid, (unsigned)peer.uid, (unsigned)geteuid());
+}
+
+static epw_status send_request(const fetch *f, epw_fd_request request) {
+    request.magic = EPW_FD_REQUEST_MAGIC;
+    while (bound_next_call(f)) {
+        if (send(f->fd, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request) return EPW_OK;
+        if (errno == EAGAIN || errno == EINTR) continue;
+        if (errno == EPIPE || errno == ECONNRESET) return gone(f);
+        return epw_fail_errno(errno, f->where, "asking the fd server");
+    }
+    return timed_out(f, "take a request");
+}
+
+/* Takes the one descriptor of a message, -1 if there is none; closes any others, since a header's padding has
+ * room for more than was asked for. */
+static int take_descriptor(struct msghdr *message) {
+    int taken = -1;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+        size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+            if (taken < 0) {
+                taken = fd;
+            } else {
+                close(fd);
+            }
+        }
+    }
+    return taken;
+}
+
+static epw_status receive_reply(const fetch *f, epw_fd_reply *reply, int *memory_fd) {
+    while (bound_next_call(f)) {
+        union {
+            struct cmsghdr align;
+            char bytes[CMSG_SPACE(sizeof(int))];
+        } control;
+        struct iovec part = {reply, sizeof *reply};
+        struct msghdr message = {.msg_iov = &part,
+                                 .msg_iovlen = 1,
+                                 .msg_control = control.bytes,
+                                 .msg_controllen = sizeof control.bytes};
+        ssize_t got = recvmsg(f->fd, &message, MSG_CMSG_CLOEXEC);
+        if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+        if (got == 0 || (got < 0 && errno == ECONNRESET)) return gone(f);
+        if (got < 0) return epw_fail_errno(errno, f->where, "reading the fd server's answer");
+        *memory_fd = take_descriptor(&message);
+        bool whole = got == (ssize_t)sizeof *reply && !(message.msg_flags & MSG_TRUNC) &&
+                     reply->magic == EPW_FD_REPLY_MAGIC;
+        if (whole && (*memory_fd >= 0) == (reply->verdict == EPW_FD_GRANTED)) return EPW_OK;
+        if (*memory_fd >= 0) close(*memory_fd);
+        return epw_fail(EPW_ERR_PEER, f->where,
+                        "process %u gave no answer of an epwire fd server; use the same epwire "
+                        "version on all ranks",
+                        (unsigned)f->exporter_pid);
+    }
+    return timed_out(f, "answer");
+}
+
+static epw_status refusal(const fetch *f, const epw_fd_request *request, const epw_fd_reply *reply) {
+    switch (reply->verdict) {
+    case EPW_FD_UNKNOWN_WINDOW:
+        return gone(f);
+    case EPW_FD_FENCED:
+        return epw_fenced(f->where, request->rank, reply->holder_pid);
+    case EPW_FD_NO_SUCH_RANK:
+        return epw_fail(EPW_ERR_PEER, f->where, "the peer's window has no place for rank %u",
+                        (unsigned)request->rank);
+    default:
+        return epw_fail(EPW_ERR_PEER, f->where,
+                        "the fd server of process %u refused the request (code %u); use the "
+                        "same epwire version on all ranks",
+                        (unsigned)f->exporter_pid, (unsigned)reply->verdict);
+    }
+}
+
+epw_status epw_fenced(epw_where where, uint32_t rank, uint32_t holder_pid) {
+    return epw_fail(
+        EPW_ERR_FENCED, where,
+        "process %u still has the peer's window mapped as rank %u and might write there; end that process "
+        "or let it disconnect, then connect again",
+        (unsigned)holder_pid, (unsigned)rank);
+}
+
+epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, uint32_t exporter_pid,
+                        uint64_t deadline_ns, epw_where where, epw_fd_grant *out) {
+    uint64_t now = epw_now_ns();
+    fetch f = {.exporter_pid = exporter_pid,
+               .deadline_ns = deadline_ns,
+               .until_ns = deadline_ns < UINT64_MAX - now ? now + deadline_ns : UINT64_MAX,
+               .where = where};
+    epw_process_lock();
+    f.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int err = errno;
+    bool kept = f.fd >= 0 && epw_fd_keep_from_child(f.fd);
+    epw_process_unlock();
+    if (f.fd < 0) return epw_fail_errno(err, where, "socket(AF_UNIX)");
+
+    epw_fd_reply reply = {0};
+    epw_status status =
+        kept ? EPW_OK : epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register a connection");
+    if (!status) status = connect_server(&f, server);
+    if (!status) status = check_user(&f);
+    if (!status) status = send_request(&f, *request);
+    if (!status) status = receive_reply(&f, &reply, &out->memory_fd);
+    if (!status && reply.verdict != EPW_FD_GRANTED) status = refusal(&f, request, &reply);
+    if (status) {
+        epw_process_lock();
+        epw_fd_close(f.fd);
+        epw_process_unlock();
+        return status;
+    }
+    out->lease_fd = f.fd;
+    return EPW_OK;
+}

@@ -1,0 +1,58 @@
+/* What the fd server and its clients say to each other: one request, one reply, each a packet of an AF_UNIX
+ * SOCK_SEQPACKET connection. Both ends run on one host under one user, so fields are in the machine's own
+ * byte order.
+ *
+ *     importer                       exporter's server
+ *        | -- connect ------------------> |   both check the other's user
+ *        | -- epw_fd_request -----------> |   the window's secret, who asks, for which rank
+ *        | <-- epw_fd_reply (+ memfd) --- |   granted: the connection is the lease from here on
+ *        |            ...                 |   the importer unmaps first,
+ *        | -- close --------------------> |   then closes; the kernel does both, in this order, when it dies
+ */
+#ifndef EPW_IPC_FD_MESSAGE_H
+#define EPW_IPC_FD_MESSAGE_H
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "ipc/process.h"
+
+#define EPW_FD_REQUEST_MAGIC 0x51575045u /* "EPWQ" */
+#define EPW_FD_REPLY_MAGIC   0x52575045u /* "EPWR" */
+
+typedef struct epw_fd_request {
+    uint32_t magic;
+    uint32_t rank; /* the importer's */
+    uint32_t pid;  /* as the importer sees itself; for error texts */
+    epw_nonce process;
+    epw_nonce window;
+} epw_fd_request;
+
+enum {
+    EPW_FD_GRANTED = 0,
+    EPW_FD_UNKNOWN_WINDOW = 1, /* no window of this secret, or it has been destroyed */
+    EPW_FD_NO_SUCH_RANK = 2,
+    EPW_FD_FENCED = 3, /* another process holds the rank's lease */
+    EPW_FD_MALFORMED = 4
+};
+
+typedef struct epw_fd_reply {
+    uint32_t magic;
+    uint32_t verdict;
+    uint32_t holder_pid; /* EPW_FD_FENCED: who holds the lease */
+} epw_fd_reply;
+
+/* The abstract address of the server named `id`. Returns the address length. */
+static inline socklen_t epw_fd_address(const epw_nonce *id, struct sockaddr_un *out) {
+    memset(out, 0, sizeof *out);
+    out->sun_family = AF_UNIX;
+    char *name = out->sun_path + 1; /* a leading NUL makes it abstract: no file, gone with its socket */
+    int length = snprintf(name, sizeof out->sun_path - 1, "epwire-");
+    for (size_t i = 0; i < sizeof id->bytes; i++) length += snprintf(name + length, 3, "%02x", id->bytes[i]);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+}
+
+#endif

@@ -1,0 +1,346 @@
+/* See fd_server.h and fd_message.h. */
+#include "ipc/fd_server.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "ipc/fd_message.h"
+
+#define ACCEPT_PAUSE_NS 100000000u /* after running out of descriptors */
+
+typedef struct connection {
+    int fd;
+    epw_offer *offer;       /* NULL: no lease (yet, or any more) */
+    uint32_t rank;          /* of the lease */
+    uint64_t request_by_ns; /* until then, where there is no lease */
+    bool over;              /* to be closed by the thread */
+} connection;
+
+/* Guarded by the process lock. Connections are added and closed by the thread alone, so that its indices stay
+ * valid while it waits without the lock. */
+typedef struct server {
+    epw_nonce id;
+    uint32_t generation;
+    uint32_t uses;
+    bool stop;
+    int listener;
+    int wake; /* eventfd: something changed for the thread */
+    uint64_t accept_after_ns;
+    connection *connections;
+    struct pollfd *polls; /* [2 + capacity]: wake, listener, connections; the thread's own */
+    size_t count, capacity;
+    pthread_t thread;
+} server;
+
+static server *current; /* guarded by the process lock */
+
+/* ---- leases ------------------------------------------------------------------------------------- */
+
+static void end_lease(connection *c) {
+    epw_lease_end(c->offer, c->rank);
+    c->offer = NULL;
+    c->over = true;
+}
+
+static void reap(server *s) {
+    for (size_t i = 0; i < s->count; i++) {
+        connection *c = &s->connections[i];
+        struct pollfd p = {.fd = c->fd};
+        if (c->offer && poll(&p, 1, 0) == 1 && (p.revents & POLLHUP)) end_lease(c);
+    }
+}
+
+/* Decides a well-formed request. */
+static epw_fd_reply decide(server *s, connection *c, const epw_fd_request *request) {
+    epw_fd_reply reply = {.magic = EPW_FD_REPLY_MAGIC, .verdict = EPW_FD_UNKNOWN_WINDOW};
+    epw_offer *offer = epw_offer_find(&request->window);
+    if (!offer) return reply;
+
+    /* The kernel's word for the client's pid is better than the client's, where the pid can be seen from
+     * here. */
+    struct ucred peer = {0};
+    socklen_t length = sizeof peer;
+    epw_holder client = {.process = request->process, .pid = request->pid}, holder = {0};
+    if (!getsockopt(c->fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) && peer.pid > 0)
+        client.pid = (uint32_t)peer.pid;
+
+    epw_lease_verdict verdict = epw_lease_take(offer, request->rank, &client, &holder);
+    if (verdict == EPW_LEASE_HELD) {
+        reap(s);
+        verdict = epw_lease_take(offer, request->rank, &client, &holder);
+    }
+    switch (verdict) {
+    case EPW_LEASE_NO_SUCH_RANK:
+        reply.verdict = EPW_FD_NO_SUCH_RANK;
+        return reply;
+    case EPW_LEASE_HELD:
+        reply.verdict = EPW_FD_FENCED;
+        reply.holder_pid = holder.pid;
+        return reply;
+    case EPW_LEASE_GRANTED:
+        break;
+    }
+    c->offer = offer;
+    c->rank = request->rank;
+    reply.verdict = EPW_FD_GRANTED;
+    return reply;
+}
+
+/* ---- one connection ----------------------------------------------------------------------------- */
+
+/* Sends the reply, with the window's memory if it was granted. Never blocks: nothing was sent before it. */
+static bool send_reply(int fd, const epw_fd_reply *reply, int memory_fd) {
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct iovec part = {(void *)reply, sizeof *reply};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (memory_fd >= 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(header), &memory_fd, sizeof memory_fd);
+    }
+    return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof *reply;
+}
+
+/* Reads and answers the request. Descriptors that a client may have attached are dropped by the kernel, since
+ * no place for them is given. */
+static void serve(server *s, connection *c) {
+    epw_fd_request request;
+    ssize_t got = recv(c->fd, &request, sizeof request, MSG_DONTWAIT | MSG_TRUNC);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    epw_fd_reply reply = {.magic = EPW_FD_REPLY_MAGIC, .verdict = EPW_FD_MALFORMED};
+    if (got == (ssize_t)sizeof request && request.magic == EPW_FD_REQUEST_MAGIC)
+        reply = decide(s, c, &request);
+    bool sent = got > 0 && send_reply(c->fd, &reply, c->offer ? epw_offer_memory(c->offer)->fd : -1);
+    if (c->offer && !sent) end_lease(c);
+    if (!c->offer) c->over = true;
+}
+
+static bool same_user(int fd) {
+    struct ucred peer;
+    socklen_t length = sizeof peer;
+    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) && peer.uid == geteuid();
+}
+
+static bool grow(server *s) {
+    if (s->count < s->capacity) return true;
+    size_t capacity = 2 * s->capacity;
+    struct pollfd *polls = realloc(s->polls, (2 + capacity) * sizeof *polls);
+    if (polls) s->polls = polls;
+    connection *connections = realloc(s->connections, capacity * sizeof *connections);
+    if (connections) s->connections = connections;
+    if (!polls || !connections) return false;
+    s->capacity = capacity;
+    return true;
+}
+
+static void accept_one(server *s, uint64_t now) {
+    int fd = accept4(s->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) {
+        /* Without descriptors or memory the listener stays readable: rest, instead of spinning on it. */
+        bool exhausted = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+        if (exhausted) s->accept_after_ns = now + ACCEPT_PAUSE_NS;
+        return;
+    }
+    if (!same_user(fd) || !grow(s) || !epw_fd_keep_from_child(fd)) {
+        close(fd);
+        return;
+    }
+    s->connections[s->count++] = (connection){.fd = fd, .request_by_ns = now + EPW_FD_REQUEST_NS};
+}
+
+/* ---- the thread --------------------------------------------------------------------------------- */
+
+static void close_finished(server *s, uint64_t now) {
+    size_t kept = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        connection *c = &s->connections[i];
+        if (c->over || (!c->offer && now >= c->request_by_ns)) {
+            epw_fd_close(c->fd);
+        } else {
+            s->connections[kept++] = *c;
+        }
+    }
+    s->count = kept;
+}
+
+/* Fills s->polls and returns for how long to wait, in poll's milliseconds. */
+static int prepare_wait(server *s, uint64_t now) {
+    uint64_t until = UINT64_MAX;
+    size_t pending = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        const connection *c = &s->connections[i];
+        /* Of a lease only the end matters, and POLLHUP is always reported: it means that the other end is
+         * closed, not merely that it said something or will say no more. */
+        s->polls[2 + i] = (struct pollfd){.fd = c->fd, .events = c->offer ? 0 : POLLIN};
+        if (c->offer) continue;
+        pending++;
+        if (c->request_by_ns < until) until = c->request_by_ns;
+    }
+    bool accepting = pending < EPW_FD_MAX_PENDING && now >= s->accept_after_ns;
+    if (now < s->accept_after_ns && s->accept_after_ns < until) until = s->accept_after_ns;
+    s->polls[0] = (struct pollfd){.fd = s->wake, .events = POLLIN};
+    s->polls[1] = (struct pollfd){.fd = accepting ? s->listener : -1, .events = POLLIN};
+    return until == UINT64_MAX ? -1 : (int)((until - now) / 1000000u + 1);
+}
+
+static void handle_events(server *s, size_t polled, uint64_t now) {
+    eventfd_t ignored;
+    if (s->polls[0].revents) eventfd_read(s->wake, &ignored);
+    for (size_t i = 0; i < polled; i++) {
+        connection *c = &s->connections[i];
+        if (c->offer && (s->polls[2 + i].revents & POLLHUP)) end_lease(c);
+    }
+    for (size_t i = 0; i < polled; i++) {
+        connection *c = &s->connections[i];
+        if (!c->offer && !c->over && s->polls[2 + i].revents) serve(s, c);
+    }
+    if (s->polls[1].revents) accept_one(s, now);
+}
+
+static void *run(void *argument) {
+    server *s = argument;
+    pthread_setname_np(pthread_self(), "epw-fd-server");
+    epw_process_lock();
+    while (!s->stop) {
+        uint64_t now = epw_now_ns();
+        close_finished(s, now);
+        int timeout_ms = prepare_wait(s, now);
+        size_t polled = s->count;
+        epw_process_unlock();
+        int ready = poll(s->polls, (nfds_t)(2 + polled), timeout_ms);
+        epw_process_lock();
+        if (ready > 0) handle_events(s, polled, epw_now_ns());
+    }
+    epw_process_unlock();
+    return NULL;
+}
+
+/* Starts the thread with all signals blocked: they belong to the program's own threads. */
+static int start_thread(server *s) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int err = pthread_create(&s->thread, NULL, run, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return err;
+}
+
+/* ---- life --------------------------------------------------------------------------------------- */
+
+/* Lock held. */
+static void close_server(server *s) {
+    for (size_t i = 0; i < s->count; i++) {
+        if (s->connections[i].offer) end_lease(&s->connections[i]);
+        epw_fd_close(s->connections[i].fd);
+    }
+    if (s->listener >= 0) epw_fd_close(s->listener);
+    if (s->wake >= 0) epw_fd_close(s->wake);
+}
+
+static void free_server(server *s) {
+    free(s->connections);
+    free(s->polls);
+    free(s);
+}
+
+static epw_status open_listener(server *s, epw_where where) {
+    s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (s->wake < 0) return epw_fail_errno(errno, where, "eventfd");
+    bool kept = epw_fd_keep_from_child(s->wake);
+    s->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (s->listener < 0) return epw_fail_errno(errno, where, "socket(AF_UNIX)");
+    if (!kept || !epw_fd_keep_from_child(s->listener))
+        return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the fd server");
+    struct sockaddr_un address;
+    socklen_t length = epw_fd_address(&s->id, &address);
+    if (bind(s->listener, (struct sockaddr *)&address, length) || listen(s->listener, SOMAXCONN))
+        return epw_fail_errno(errno, where, "listening on the abstract socket %s", address.sun_path + 1);
+    return EPW_OK;
+}
+
+/* Makes and starts a server. Lock held. */
+static epw_status start(epw_where where, server **out) {
+    enum { FIRST_CAPACITY = 16 };
+    server *s = calloc(1, sizeof *s);
+    if (!s) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the fd server");
+    s->listener = s->wake = -1;
+    s->generation = epw_process_generation();
+    s->capacity = FIRST_CAPACITY;
+    s->connections = calloc(FIRST_CAPACITY, sizeof *s->connections);
+    s->polls = calloc(2 + FIRST_CAPACITY, sizeof *s->polls);
+    epw_status status = EPW_OK;
+    if (!s->connections || !s->polls)
+        status = epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the fd server");
+    if (!status) status = epw_nonce_make(where, &s->id);
+    if (!status) status = open_listener(s, where);
+    if (!status) {
+        int err = start_thread(s);
+        if (err) status = epw_fail_errno(err, where, "starting the fd server's thread");
+    }
+    if (status) {
+        close_server(s);
+        free_server(s);
+        return status;
+    }
+    *out = s;
+    return EPW_OK;
+}
+
+epw_status epw_fd_server_acquire(epw_where where, epw_nonce *id) {
+    epw_status status = epw_process_ready(where);
+    if (status) return status;
+    epw_process_lock();
+    if (current && current->generation != epw_process_generation()) {
+        free_server(current); /* the parent's: its thread and descriptors did not come along */
+        current = NULL;
+    }
+    if (!current) status = start(where, &current);
+    if (!status) {
+        current->uses++;
+        *id = current->id;
+    }
+    epw_process_unlock();
+    return status;
+}
+
+void epw_fd_server_release(void) {
+    epw_process_lock();
+    server *s = current;
+    bool last = --s->uses == 0;
+    if (last) {
+        current = NULL;
+        s->stop = true;
+        eventfd_write(s->wake, 1);
+    }
+    epw_process_unlock();
+    if (!last) return;
+    pthread_join(s->thread, NULL);
+    epw_process_lock();
+    close_server(s);
+    epw_process_unlock();
+    free_server(s);
+}
+
+void epw_fd_server_forget(const epw_offer *offer) {
+    if (!current) return;
+    for (size_t i = 0; i < current->count; i++)
+        if (current->connections[i].offer == offer) end_lease(&current->connections[i]);
+    eventfd_write(current->wake, 1);
+}
+
+void epw_fd_server_reap(void) {
+    if (current) reap(current);
+}

@@ -1,0 +1,108 @@
+/* See offer.h. */
+#include "ipc/offer.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* A rank's lease: nobody's if it is taken no times. */
+typedef struct lease {
+    epw_holder holder;
+    uint32_t times; /* one process may hold it more than once, across a renewed handshake */
+} lease;
+
+struct epw_offer {
+    const epw_device *device;
+    epw_memory memory;
+    epw_nonce nonce;
+    atomic_uint references;
+    epw_offer *next; /* in `offers`; guarded by the process lock, as are the leases */
+    uint32_t ranks;
+    lease leases[];
+};
+
+static epw_offer *offers;
+
+epw_status epw_offer_create(const epw_device *device, uint64_t bytes, uint32_t ranks, epw_where where,
+                            epw_offer **out) {
+    epw_offer *offer = calloc(1, sizeof *offer + ranks * sizeof(lease));
+    if (!offer)
+        return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the leases of %u ranks", (unsigned)ranks);
+    offer->device = device;
+    offer->ranks = ranks;
+    atomic_init(&offer->references, 1);
+    epw_status status = epw_process_ready(where);
+    if (!status) status = epw_nonce_make(where, &offer->nonce);
+    if (!status) status = device->create(bytes, where, &offer->memory);
+    if (status) {
+        free(offer);
+        return status;
+    }
+    epw_process_lock();
+    bool kept = epw_fd_keep_from_child(offer->memory.fd);
+    if (kept) {
+        offer->next = offers;
+        offers = offer;
+    }
+    epw_process_unlock();
+    if (!kept) {
+        device->destroy(&offer->memory);
+        free(offer);
+        return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register the window");
+    }
+    *out = offer;
+    return EPW_OK;
+}
+
+const epw_memory *epw_offer_memory(const epw_offer *offer) {
+    return &offer->memory;
+}
+
+const epw_nonce *epw_offer_nonce(const epw_offer *offer) {
+    return &offer->nonce;
+}
+
+void epw_offer_withdraw(epw_offer *offer) {
+    for (epw_offer **link = &offers; *link; link = &(*link)->next) {
+        if (*link != offer) continue;
+        *link = offer->next;
+        return;
+    }
+}
+
+epw_offer *epw_offer_find(const epw_nonce *nonce) {
+    epw_offer *found = NULL;
+    for (epw_offer *offer = offers; offer; offer = offer->next)
+        if (epw_nonce_equal(&offer->nonce, nonce))
+            found = offer; /* no early exit: time tells nothing of the secret */
+    return found;
+}
+
+void epw_offer_ref(epw_offer *offer) {
+    atomic_fetch_add_explicit(&offer->references, 1, memory_order_relaxed);
+}
+
+void epw_offer_unref(epw_offer *offer) {
+    /* release: this owner's accesses come before, acquire: the destroying owner sees them all done. */
+    if (atomic_fetch_sub_explicit(&offer->references, 1, memory_order_acq_rel) != 1) return;
+    epw_process_lock();
+    epw_fd_forget(offer->memory.fd);
+    epw_process_unlock();
+    offer->device->destroy(&offer->memory);
+    free(offer);
+}
+
+epw_lease_verdict epw_lease_take(epw_offer *offer, uint32_t rank, const epw_holder *by, epw_holder *holder) {
+    if (rank >= offer->ranks) return EPW_LEASE_NO_SUCH_RANK;
+    lease *lease = &offer->leases[rank];
+    if (lease->times > 0 && !epw_nonce_equal(&lease->holder.process, &by->process)) {
+        *holder = lease->holder;
+        return EPW_LEASE_HELD;
+    }
+    lease->holder = *by;
+    lease->times++;
+    return EPW_LEASE_GRANTED;
+}
+
+void epw_lease_end(epw_offer *offer, uint32_t rank) {
+    offer->leases[rank].times--;
+}

@@ -1,0 +1,55 @@
+/* A window as the ranks of this host may import it: its memory, its secret, and who holds which rank's lease.
+ *
+ * A lease says "this process may still write rank r's part of the window". A mapping can not be revoked, so
+ * the part is given to another process only once the lease has ended, and a lease ends only when its holder
+ * has unmapped the window or is dead. The same process may take its lease again: it has ended its own writes,
+ * and says so by asking. */
+#ifndef EPW_IPC_OFFER_H
+#define EPW_IPC_OFFER_H
+
+#include "device/device.h"
+#include "ipc/process.h"
+
+typedef struct epw_offer epw_offer;
+
+/* The process that holds a lease. */
+typedef struct epw_holder {
+    epw_nonce process;
+    uint32_t pid; /* for error texts; 0 where the holder's namespace hides it */
+} epw_holder;
+
+/* Creates zeroed memory of at least `bytes` for a group of `ranks` and offers it under a new nonce. The
+ * caller holds one reference. Lock not held. */
+epw_status epw_offer_create(const epw_device *device, uint64_t bytes, uint32_t ranks, epw_where where,
+                            epw_offer **out);
+
+/* The memory, valid while a reference is held. */
+const epw_memory *epw_offer_memory(const epw_offer *offer);
+const epw_nonce *epw_offer_nonce(const epw_offer *offer);
+
+/* Lets nobody find the offer any more. Lock held. */
+void epw_offer_withdraw(epw_offer *offer);
+
+/* The offer of that nonce, NULL if there is none. No reference is taken. Lock held, also while the result is
+ * used. */
+epw_offer *epw_offer_find(const epw_nonce *nonce);
+
+/* Takes a reference on an offer that was just found. Lock held. */
+void epw_offer_ref(epw_offer *offer);
+
+/* Drops a reference; the last one destroys the memory. Lock not held. */
+void epw_offer_unref(epw_offer *offer);
+
+typedef enum epw_lease_verdict {
+    EPW_LEASE_GRANTED,
+    EPW_LEASE_NO_SUCH_RANK,
+    EPW_LEASE_HELD
+} epw_lease_verdict;
+
+/* Takes rank's lease for `by`. EPW_LEASE_HELD: another process has it, *holder says which. Lock held. */
+epw_lease_verdict epw_lease_take(epw_offer *offer, uint32_t rank, const epw_holder *by, epw_holder *holder);
+
+/* Ends one taking of rank's lease. Lock held. */
+void epw_lease_end(epw_offer *offer, uint32_t rank);
+
+#endif

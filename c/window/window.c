@@ -1,0 +1,259 @@
+/* See window.h. */
+#include "window/window.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "device/device.h"
+#include "ipc/fd_client.h"
+#include "ipc/fd_server.h"
+#include "ipc/offer.h"
+#include "window/blob.h"
+
+_Static_assert(EPW_BLOB_BYTES <= EPW_BLOB_MAX, "a blob must fit where the public header says");
+
+struct epw_window {
+    epw_config config;
+    epw_offer *offer;
+    epw_nonce server;    /* valid if serving */
+    bool serving;        /* holds a use of the fd server */
+    uint32_t generation; /* of the process that made it */
+};
+
+struct epw_import {
+    uint32_t path;
+    uint32_t rank;       /* ours: whose lease this is */
+    uint32_t generation; /* of the process that made it */
+    epw_offer *offer;    /* EPW_PATH_THREAD: a reference */
+    epw_memory memory;   /* EPW_PATH_SHM */
+    int lease_fd;        /* EPW_PATH_SHM */
+};
+
+/* ---- a rank's own window ------------------------------------------------------------------------ */
+
+epw_status epw_window_create(const epw_config *config, uint64_t bytes, epw_window **out) {
+    epw_where where = {"buffer create", (int)config->rank, -1};
+    epw_window *window = calloc(1, sizeof *window);
+    if (!window) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a window's description");
+    window->config = *config;
+    epw_status status = epw_offer_create(&epw_device_host, bytes, config->ranks, where, &window->offer);
+    if (status) {
+        free(window);
+        return status;
+    }
+    window->generation = epw_process_generation();
+    *out = window;
+    return EPW_OK;
+}
+
+void epw_window_destroy(epw_window *window) {
+    if (!window) return;
+    if (window->generation == epw_process_generation()) {
+        epw_process_lock();
+        epw_offer_withdraw(window->offer);
+        epw_fd_server_forget(window->offer);
+        epw_process_unlock();
+        if (window->serving) epw_fd_server_release();
+        epw_offer_unref(window->offer);
+    } /* else a fork's child: it inherited neither mapping nor descriptors, only this struct */
+    free(window);
+}
+
+unsigned char *epw_window_base(const epw_window *window) {
+    return epw_offer_memory(window->offer)->base;
+}
+
+/* Refuses calls on a window that a fork left behind. */
+static epw_status check_generation(const epw_window *window, epw_where where) {
+    if (window->generation == epw_process_generation()) return EPW_OK;
+    return epw_fail(EPW_ERR_STATE, where,
+                    "the buffer belongs to the process that forked this one; create a buffer after fork");
+}
+
+static epw_status check_peer(const epw_config *config, uint32_t peer, epw_where where) {
+    if (peer >= config->ranks)
+        return epw_fail(EPW_ERR_INVALID, where, "peer %u is not in [0, %u)", (unsigned)peer,
+                        (unsigned)config->ranks);
+    if (peer == config->rank) return epw_fail(EPW_ERR_INVALID, where, "a rank needs no path to itself");
+    return EPW_OK;
+}
+
+epw_status epw_window_export(epw_window *window, uint32_t peer, void *blob, size_t *length) {
+    const epw_config *config = &window->config;
+    epw_where where = {"export", (int)config->rank, (int)peer};
+    epw_status status = check_generation(window, where);
+    if (!status) status = check_peer(config, peer, where);
+    if (!status && !window->serving && (config->paths & EPW_PATH_SHM)) {
+        status = epw_fd_server_acquire(where, &window->server);
+        window->serving = status == EPW_OK;
+    }
+    epw_blob contents = {.window = *epw_offer_nonce(window->offer),
+                         .server = window->server,
+                         .window_bytes = epw_offer_memory(window->offer)->bytes,
+                         .peer = peer,
+                         .serves = window->serving,
+                         .config = *config};
+    if (!status) status = epw_identity_get(where, &contents.host);
+    if (status) return status;
+    epw_blob_write(&contents, blob);
+    *length = EPW_BLOB_BYTES;
+    return EPW_OK;
+}
+
+/* ---- imports ------------------------------------------------------------------------------------ */
+
+/* What an import is made from. */
+typedef struct attempt {
+    epw_window *own;
+    epw_blob blob;
+    epw_identity self;
+    uint64_t deadline_ns;
+    epw_where where;
+} attempt;
+
+static epw_status check_blob(const attempt *a, uint32_t peer) {
+    const epw_config *config = &a->own->config;
+    if (a->blob.config.rank != peer)
+        return epw_fail(EPW_ERR_INVALID, a->where,
+                        "the blob was exported by rank %u; give the one of rank %u",
+                        (unsigned)a->blob.config.rank, (unsigned)peer);
+    if (a->blob.peer != config->rank)
+        return epw_fail(EPW_ERR_INVALID, a->where,
+                        "the blob was exported for rank %u; give the one for rank %u", (unsigned)a->blob.peer,
+                        (unsigned)config->rank);
+    epw_status status = epw_blob_check_config(&a->blob, config, a->where);
+    if (status) return status;
+    uint64_t bytes = epw_offer_memory(a->own->offer)->bytes;
+    if (a->blob.window_bytes == bytes) return EPW_OK;
+    return epw_fail(EPW_ERR_MISMATCH, a->where,
+                    "the window has %llu bytes here and %llu at peer %u; use the same epwire "
+                    "version on all ranks",
+                    (unsigned long long)bytes, (unsigned long long)a->blob.window_bytes, (unsigned)peer);
+}
+
+/* The path to take, 0 and an error if there is none. */
+static uint32_t choose_path(const attempt *a) {
+    const epw_identity *here = &a->self, *there = &a->blob.host;
+    uint32_t permitted = a->own->config.paths;
+
+    const char *not_thread = "another process";
+    if (epw_nonce_equal(&here->process, &there->process)) {
+        if (permitted & EPW_PATH_THREAD) return EPW_PATH_THREAD;
+        not_thread = "excluded by config.paths";
+    }
+    const char *not_shm;
+    if (!epw_nonce_equal(&here->boot_id, &there->boot_id)) {
+        not_shm = "another host";
+    } else if (here->network_namespace != there->network_namespace) {
+        not_shm = "same host, but another network namespace (run containers on the host's network)";
+    } else if (!(permitted & EPW_PATH_SHM)) {
+        not_shm = "excluded by config.paths";
+    } else if (!a->blob.serves) {
+        not_shm = "excluded by the peer's config.paths";
+    } else {
+        return EPW_PATH_SHM;
+    }
+    epw_fail(EPW_ERR_NO_PATH, a->where,
+             "no permitted path leads to the peer (process %u). thread: %s; shm: %s; network wires are not "
+             "part of this "
+             "build",
+             (unsigned)there->pid, not_thread, not_shm);
+    return EPW_PATH_NONE;
+}
+
+static epw_status import_thread(const attempt *a, epw_import *import) {
+    epw_holder self = {.process = a->self.process, .pid = a->self.pid}, holder = {0};
+    epw_lease_verdict verdict = EPW_LEASE_NO_SUCH_RANK;
+    epw_process_lock();
+    epw_offer *offer = epw_offer_find(&a->blob.window);
+    if (offer) {
+        verdict = epw_lease_take(offer, import->rank, &self, &holder);
+        if (verdict == EPW_LEASE_HELD) {
+            epw_fd_server_reap();
+            verdict = epw_lease_take(offer, import->rank, &self, &holder);
+        }
+        if (verdict == EPW_LEASE_GRANTED) epw_offer_ref(offer);
+    }
+    epw_process_unlock();
+    if (verdict == EPW_LEASE_HELD) return epw_fenced(a->where, import->rank, holder.pid);
+    if (verdict != EPW_LEASE_GRANTED)
+        return epw_fail(
+            EPW_ERR_PEER, a->where,
+            "the peer's buffer, of this process, has been destroyed; connect with a blob of the living one");
+    import->offer = offer;
+    return EPW_OK;
+}
+
+static epw_status import_shm(const attempt *a, epw_import *import) {
+    epw_fd_request request = {
+        .rank = import->rank, .pid = a->self.pid, .process = a->self.process, .window = a->blob.window};
+    epw_fd_grant grant;
+    epw_status status =
+        epw_fd_fetch(&a->blob.server, &request, a->blob.host.pid, a->deadline_ns, a->where, &grant);
+    if (status) return status;
+    status = epw_device_host.map(grant.memory_fd, a->blob.window_bytes, a->where, &import->memory);
+    close(grant.memory_fd);
+    if (status) {
+        epw_process_lock();
+        epw_fd_close(grant.lease_fd);
+        epw_process_unlock();
+        return status;
+    }
+    import->lease_fd = grant.lease_fd;
+    return EPW_OK;
+}
+
+epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, size_t length,
+                             uint64_t deadline_ns, epw_import **out) {
+    attempt a = {
+        .own = own, .deadline_ns = deadline_ns, .where = {"connect", (int)own->config.rank, (int)peer}};
+    epw_status status = check_generation(own, a.where);
+    if (!status) status = check_peer(&own->config, peer, a.where);
+    if (!status) status = epw_blob_parse(blob, length, a.where, &a.blob);
+    if (!status) status = check_blob(&a, peer);
+    if (!status) status = epw_identity_get(a.where, &a.self);
+    if (status) return status;
+
+    uint32_t path = choose_path(&a);
+    if (path == EPW_PATH_NONE) return EPW_ERR_NO_PATH;
+    epw_import *import = calloc(1, sizeof *import);
+    if (!import) return epw_fail(EPW_ERR_NO_MEMORY, a.where, "no memory for an import's description");
+    import->path = path;
+    import->rank = own->config.rank;
+    import->generation = epw_process_generation();
+    status = path == EPW_PATH_THREAD ? import_thread(&a, import) : import_shm(&a, import);
+    if (status) {
+        free(import);
+        return status;
+    }
+    *out = import;
+    return EPW_OK;
+}
+
+unsigned char *epw_import_base(const epw_import *import) {
+    return import->path == EPW_PATH_THREAD ? epw_offer_memory(import->offer)->base : import->memory.base;
+}
+
+uint32_t epw_import_path(const epw_import *import) {
+    return import->path;
+}
+
+void epw_import_close(epw_import *import) {
+    if (!import) return;
+    bool inherited =
+        import->generation != epw_process_generation(); /* by a fork's child: nothing here to undo */
+    if (!inherited && import->path == EPW_PATH_THREAD) {
+        epw_process_lock();
+        epw_lease_end(import->offer, import->rank);
+        epw_process_unlock();
+        epw_offer_unref(import->offer);
+    } else if (!inherited) {
+        /* In this order: the closed connection is what tells the exporter that the mapping is gone. */
+        epw_device_host.unmap(&import->memory);
+        epw_process_lock();
+        epw_fd_close(import->lease_fd);
+        epw_process_unlock();
+    }
+    free(import);
+}
