@@ -1,8 +1,9 @@
 //! Where am I: rank, world and meeting point of this process, from whichever launcher started it.
 //!
 //! [`Launch::from_env`] knows torchrun, Open MPI, Hydra (MPICH, Intel MPI), Slurm, other PMI launchers, Kubernetes
-//! LeaderWorkerSets and `EPWIRE_*` set by hand, and says which of them won. `EPWIRE_ADDR`, `EPWIRE_RUN_ID`,
-//! `EPWIRE_LOCAL_RANK` and `EPWIRE_LOCAL_WORLD` override single values of every launcher.
+//! LeaderWorkerSets and `EPWIRE_*` set by hand, and says which of them won. Without a launcher, [`spawn`] starts the
+//! ranks of one host by executing the program again. `EPWIRE_ADDR`, `EPWIRE_RUN_ID`, `EPWIRE_LOCAL_RANK` and
+//! `EPWIRE_LOCAL_WORLD` override single values of every launcher.
 //!
 //! | launcher | rank and world | ranks meet at, unless `EPWIRE_ADDR` is set |
 //! |---|---|---|
@@ -20,6 +21,7 @@ mod address;
 mod interface;
 mod slurm;
 mod sources;
+pub mod spawn;
 
 use std::fmt;
 
@@ -54,7 +56,7 @@ pub struct Launch {
 
 impl Launch {
     /// Reads the environment of this process, and warns once of unknown `EPWIRE_*` variables. `None` if no launcher is
-    /// recognised: then this process is alone.
+    /// recognised: then this process is alone, or starts the ranks itself with [`spawn`].
     ///
     /// # Errors
     /// See [`LaunchError`]; every error names the variable, what it holds and what it should hold.

@@ -7,7 +7,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
-    /// `EPWIRE_RANK` and its kin: set by hand.
+    /// `EPWIRE_RANK` and its kin: set by hand, or by [`super::spawn`].
     Epwire,
     /// torchrun, or anything else that sets up PyTorch's `env://`.
     Torchrun,
