@@ -1,1 +1,4 @@
 //! Expert-parallel Mixture-of-Experts communication for inference servers.
+
+pub mod env;
+pub mod launch;

@@ -1,0 +1,286 @@
+//! The environment variables of epwire, in one table.
+//!
+//! [`VARIABLES`] is the only list: the README's table is [`markdown_table`] of it, unknown `EPWIRE_*` names are found
+//! against it, and other modules name a variable by the constants here. Variables of launchers (torchrun, Slurm, ...)
+//! are not ours; they are listed where they are read, in [`crate::launch`].
+
+use std::{fmt, io, path::PathBuf};
+
+/// One environment variable that epwire reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Variable {
+    /// Name, beginning with `EPWIRE_`.
+    pub name: &'static str,
+    /// What holds when it is unset or empty, in words.
+    pub default: &'static str,
+    /// Meaning, with units and grammar.
+    pub doc: &'static str,
+}
+
+/// Rank of this process.
+pub const RANK: &str = "EPWIRE_RANK";
+/// Number of ranks.
+pub const WORLD: &str = "EPWIRE_WORLD";
+/// Rank among those of this host.
+pub const LOCAL_RANK: &str = "EPWIRE_LOCAL_RANK";
+/// Number of ranks on this host.
+pub const LOCAL_WORLD: &str = "EPWIRE_LOCAL_WORLD";
+/// Where the ranks meet.
+pub const ADDR: &str = "EPWIRE_ADDR";
+/// Name of the run.
+pub const RUN_ID: &str = "EPWIRE_RUN_ID";
+/// Network interfaces to use.
+pub const IFNAME: &str = "EPWIRE_IFNAME";
+/// Shared secret of the run.
+pub const TOKEN: &str = "EPWIRE_TOKEN";
+/// File that holds the shared secret.
+pub const TOKEN_FILE: &str = "EPWIRE_TOKEN_FILE";
+
+/// Every variable that epwire reads.
+pub const VARIABLES: &[Variable] = &[
+    Variable {
+        name: RANK,
+        default: "from the launcher",
+        doc: "Rank of this process, 0 to world - 1. With `EPWIRE_WORLD` it overrides every launcher.",
+    },
+    Variable { name: WORLD, default: "from the launcher", doc: "Number of ranks, 1 to 1024." },
+    Variable {
+        name: LOCAL_RANK,
+        default: "from the launcher; with `EPWIRE_RANK`: the rank",
+        doc: "Rank among those of this host, 0 to local world - 1.",
+    },
+    Variable {
+        name: LOCAL_WORLD,
+        default: "from the launcher; with `EPWIRE_RANK`: the world",
+        doc: "Number of ranks on this host. Under Kubernetes LWS: ranks per pod, default 1.",
+    },
+    Variable {
+        name: ADDR,
+        default: "from the launcher",
+        doc: "`host:port` where the ranks meet, the same on all; rank 0 listens there. IPv6 as `[::1]:29700`.",
+    },
+    Variable {
+        name: RUN_ID,
+        default: "from the launcher",
+        doc: "Name of the run, the same on all ranks; ranks of another run are refused.",
+    },
+    Variable {
+        name: IFNAME,
+        default: "chosen by the system",
+        doc: "Network interfaces to advertise and bind, in the grammar of `NCCL_SOCKET_IFNAME`: a comma-separated \
+              list of name prefixes; a leading `=` asks for exact names, a leading `^` excludes (`^=` exact names).",
+    },
+    Variable {
+        name: TOKEN,
+        default: "none; required off loopback",
+        doc: "Shared secret of the run, 1 to 4096 bytes, that every rank proves to know before it is let in.",
+    },
+    Variable {
+        name: TOKEN_FILE,
+        default: "none",
+        doc: "File that holds the token, one trailing newline ignored. Not together with `EPWIRE_TOKEN`.",
+    },
+];
+
+/// Most bytes of a token.
+pub const MAX_TOKEN_BYTES: usize = 4096;
+
+/// The variables as a markdown table, as the README shows it.
+pub fn markdown_table() -> String {
+    let mut table = String::from("| variable | default | meaning |\n|---|---|---|\n");
+    for v in VARIABLES {
+        table.push_str(&format!("| `{}` | {} | {} |\n", v.name, v.default, v.doc));
+    }
+    table
+}
+
+/// Those of `names` that look like a variable of epwire but are none, usually a slip of the pen.
+pub fn unknown<I>(names: I) -> Vec<String>
+where
+    I: IntoIterator<Item = String>,
+{
+    names
+        .into_iter()
+        .filter(|name| name.starts_with("EPWIRE_") && !VARIABLES.iter().any(|v| v.name == name))
+        .collect()
+}
+
+/// Warns once per process of `EPWIRE_*` variables that epwire does not know: a `tracing` warning with that feature, a
+/// line on stderr without. [`crate::launch::Launch::from_env`] calls it.
+pub fn warn_unknown() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        for name in unknown(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned())) {
+            #[cfg(feature = "tracing")]
+            tracing::warn!(variable = %name, "environment variable unknown to epwire is ignored");
+            #[cfg(not(feature = "tracing"))]
+            eprintln!("epwire: warning: environment variable {name} is unknown and ignored");
+        }
+    });
+}
+
+/// The value of `name` in the environment of this process. Empty counts as unset, because launch scripts and container
+/// descriptions often can not leave a variable out.
+pub fn value(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()).filter(|v| !v.is_empty())
+}
+
+/// The shared secret of a run. Its `Debug` form does not show it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(Vec<u8>);
+
+impl Token {
+    /// A token of these bytes, 1 to [`MAX_TOKEN_BYTES`]. `origin` names where they come from in the error.
+    ///
+    /// # Errors
+    /// [`TokenError::Length`].
+    pub fn new(bytes: impl Into<Vec<u8>>, origin: &str) -> Result<Self, TokenError> {
+        let bytes = bytes.into();
+        if bytes.is_empty() || bytes.len() > MAX_TOKEN_BYTES {
+            return Err(TokenError::Length { origin: origin.to_owned(), length: bytes.len() });
+        }
+        Ok(Self(bytes))
+    }
+
+    /// A fresh token of 128 random bits in hexadecimal, so that it can be handed on in a variable.
+    ///
+    /// # Errors
+    /// [`TokenError::Random`] if the system gives no random bytes.
+    pub fn random() -> Result<Self, TokenError> {
+        let mut bits = [0u8; 16];
+        getrandom::fill(&mut bits).map_err(|e| TokenError::Random { cause: e.to_string() })?;
+        Ok(Self(bits.iter().flat_map(|b| format!("{b:02x}").into_bytes()).collect()))
+    }
+
+    /// The token of this process: `EPWIRE_TOKEN`, or what `EPWIRE_TOKEN_FILE` holds. `None` if neither is set.
+    ///
+    /// # Errors
+    /// Both set, file unreadable, or a length outside 1 to [`MAX_TOKEN_BYTES`].
+    pub fn from_env() -> Result<Option<Self>, TokenError> {
+        match (value(TOKEN), value(TOKEN_FILE)) {
+            (Some(_), Some(_)) => Err(TokenError::Both),
+            (Some(token), None) => Self::new(token, TOKEN).map(Some),
+            (None, Some(path)) => Self::from_file(path.into()).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// The token that a file holds; one trailing newline is not part of it.
+    ///
+    /// # Errors
+    /// File unreadable, or a length outside 1 to [`MAX_TOKEN_BYTES`].
+    pub fn from_file(path: PathBuf) -> Result<Self, TokenError> {
+        use io::Read;
+        let unreadable = |cause| TokenError::File { path: path.clone(), cause };
+        // One byte more than allowed plus a newline is enough to see that the file is too long.
+        let mut bytes = Vec::new();
+        let file = std::fs::File::open(&path).map_err(unreadable)?;
+        file.take(MAX_TOKEN_BYTES as u64 + 2).read_to_end(&mut bytes).map_err(unreadable)?;
+        if bytes.last() == Some(&b'\n') {
+            bytes.pop();
+        }
+        Self::new(bytes, &path.display().to_string())
+    }
+
+    /// The secret bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// Why no token could be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenError {
+    /// Two sources of the token.
+    #[error("token: both EPWIRE_TOKEN and EPWIRE_TOKEN_FILE are set; unset one of them")]
+    Both,
+    /// The token file can not be read.
+    #[error("token: can not read {}: {cause}; check EPWIRE_TOKEN_FILE and the file's permissions", path.display())]
+    File {
+        /// The file named by `EPWIRE_TOKEN_FILE`.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// Too short or too long.
+    #[error("token: {origin} holds {length} bytes or more; a token has 1 to {MAX_TOKEN_BYTES}")]
+    Length {
+        /// Variable or file.
+        origin: String,
+        /// Bytes seen.
+        length: usize,
+    },
+    /// The system gave no random bytes.
+    #[error("token: no random bytes from the system: {cause}; set EPWIRE_TOKEN instead")]
+    Random {
+        /// What the system said.
+        cause: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_prefixed_and_listed_once() {
+        for (i, v) in VARIABLES.iter().enumerate() {
+            assert!(v.name.starts_with("EPWIRE_"), "{}", v.name);
+            assert!(VARIABLES[..i].iter().all(|other| other.name != v.name), "{} twice", v.name);
+        }
+    }
+
+    #[test]
+    fn the_table_has_a_row_of_three_cells_per_variable() {
+        let table = markdown_table();
+        assert_eq!(table.lines().count(), VARIABLES.len() + 2);
+        assert!(table.lines().all(|line| line.matches('|').count() == 4), "{table}");
+    }
+
+    #[test]
+    fn unknown_names_are_found_and_others_left_alone() {
+        let names = ["EPWIRE_RANK", "EPWIRE_RNAK", "RANK", "EPWIRE_"].map(String::from);
+        assert_eq!(unknown(names), ["EPWIRE_RNAK", "EPWIRE_"]);
+    }
+
+    #[test]
+    fn a_token_does_not_show_itself() {
+        assert_eq!(format!("{:?}", Token::new("secret", "test").unwrap()), "Token(..)");
+    }
+
+    #[test]
+    fn a_token_has_1_to_4096_bytes() {
+        assert!(Token::new(vec![7; 4096], "test").is_ok());
+        for length in [0, 4097] {
+            let text = Token::new(vec![7; length], "here").unwrap_err().to_string();
+            assert!(text.contains("here") && text.contains(&length.to_string()), "{text}");
+        }
+    }
+
+    #[test]
+    fn random_tokens_differ_and_are_printable() {
+        let (a, b) = (Token::random().unwrap(), Token::random().unwrap());
+        assert_ne!(a, b);
+        assert!(a.as_bytes().len() == 32 && a.as_bytes().iter().all(u8::is_ascii_hexdigit));
+    }
+
+    #[test]
+    fn a_token_file_loses_one_newline_and_no_more() {
+        let path = std::env::temp_dir().join(format!("epwire-token-{}", std::process::id()));
+        std::fs::write(&path, "pass word\n\n").unwrap();
+        let token = Token::from_file(path.clone());
+        std::fs::write(&path, vec![b'x'; 5000]).unwrap();
+        let long = Token::from_file(path.clone());
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(token.unwrap().as_bytes(), b"pass word\n");
+        assert!(matches!(long, Err(TokenError::Length { .. })));
+        assert!(Token::from_file(path).unwrap_err().to_string().contains("EPWIRE_TOKEN_FILE"));
+    }
+}

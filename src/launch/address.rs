@@ -1,0 +1,116 @@
+//! `host:port`, and ports derived from the name of a run.
+
+use std::{fmt, ops::RangeInclusive, str::FromStr};
+
+/// Where the ranks of a run meet: a host name or IP address, and a TCP port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// Host name or IP address, without brackets.
+    pub host: String,
+    /// TCP port, not 0.
+    pub port: u16,
+}
+
+/// The ports that [`derived_port`] gives: below the range from which Linux picks ports of outgoing connections (32768 up)
+/// and below the node ports of Kubernetes (30000 up).
+pub const DERIVED_PORTS: RangeInclusive<u16> = 20_000..=28_191;
+
+/// The port used where every run has a network of its own (a Kubernetes pod).
+pub const DEFAULT_PORT: u16 = 29_700;
+
+/// A port in [`DERIVED_PORTS`] that follows from the run's name alone, so that all ranks agree on it without talking.
+/// Two runs on one host meet on the same port once in 8192 times; the later one then fails to bind and needs
+/// `EPWIRE_ADDR`.
+pub fn derived_port(run_id: &str) -> u16 {
+    // FNV-1a: defined byte for byte, unlike the hasher of the standard library.
+    let hash = run_id
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+    DERIVED_PORTS.start() + ((hash >> 32) % DERIVED_PORTS.len() as u64) as u16
+}
+
+impl Address {
+    /// An address of these parts, or `None` if `host` is not a host name or IP address, or `port` is 0.
+    pub fn new(host: &str, port: u16) -> Option<Self> {
+        let name = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+        // An IPv6 scope ("fe80::1%eth0") is not part of Ipv6Addr's grammar.
+        let ip = host.split('%').next().is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok());
+        let valid = !host.is_empty() && host.len() <= 255 && (host.bytes().all(name) || ip);
+        (valid && port != 0).then(|| Self { host: host.to_owned(), port })
+    }
+}
+
+/// The text is neither `host:port` nor `[ipv6]:port` with a port of 1 to 65535.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected host:port or [ipv6]:port with a port of 1 to 65535")]
+pub struct AddressError;
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let (host, port) = text.rsplit_once(':').ok_or(AddressError)?;
+        let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+        // Without brackets a second colon leaves open where the port begins.
+        if bare.is_some() != host.contains(':') {
+            return Err(AddressError);
+        }
+        let port = port.parse().map_err(|_| AddressError)?;
+        Self::new(bare.unwrap_or(host), port).ok_or(AddressError)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_print_as_they_are_read() {
+        for text in ["127.0.0.1:29700", "node-1.cluster_a:1", "[::1]:65535", "[fe80::1%eth0]:80"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        for text in [
+            "",
+            "host",
+            "host:",
+            ":80",
+            "host:0",
+            "host:65536",
+            "::1:80",
+            "[host]:80",
+            "a b:80",
+            "[::1:80",
+            "h:+x",
+        ] {
+            assert_eq!(text.parse::<Address>(), Err(AddressError), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn derived_ports_are_fixed_and_in_range() {
+        // A change of this value would part old ranks from new ones.
+        assert_eq!(derived_port("4711.0"), 21274);
+        let mut seen = std::collections::HashSet::new();
+        for job in 0..4096 {
+            let port = derived_port(&format!("{job}.0"));
+            assert!(DERIVED_PORTS.contains(&port));
+            seen.insert(port);
+        }
+        // 4096 throws into 8192 places hit about 8192 * (1 - 1/sqrt(e)) = 3223 of them.
+        assert!(seen.len() > 3000, "only {} ports for 4096 runs", seen.len());
+    }
+}

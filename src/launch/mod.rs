@@ -1,0 +1,327 @@
+//! Where am I: rank, world and meeting point of this process, from whichever launcher started it.
+//!
+//! [`Launch::from_env`] knows torchrun, Open MPI, Hydra (MPICH, Intel MPI), Slurm, other PMI launchers, Kubernetes
+//! LeaderWorkerSets and `EPWIRE_*` set by hand, and says which of them won. Without a launcher, [`spawn`] starts the
+//! ranks of one host by executing the program again. `EPWIRE_ADDR`, `EPWIRE_RUN_ID`, `EPWIRE_LOCAL_RANK` and
+//! `EPWIRE_LOCAL_WORLD` override single values of every launcher.
+//!
+//! | launcher | rank and world | ranks meet at, unless `EPWIRE_ADDR` is set |
+//! |---|---|---|
+//! | `EPWIRE_*` | `EPWIRE_RANK`, `EPWIRE_WORLD` | `EPWIRE_ADDR` |
+//! | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, one port above `MASTER_PORT` |
+//! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | the same; without it loopback, if all ranks are on one host |
+//! | Hydra | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID` | as Open MPI |
+//! | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | the first host of `SLURM_STEP_NODELIST` |
+//! | PMI, PMIx | `PMI_RANK` or `PMIX_RANK`, `PMI_SIZE` | as Open MPI |
+//! | Kubernetes LWS | `LWS_WORKER_INDEX`, `LWS_GROUP_SIZE` | `LWS_LEADER_ADDRESS`, port [`DEFAULT_PORT`] |
+//!
+//! Where a port is not given it is derived from the run's name, in [`DERIVED_PORTS`]. An empty variable counts as unset.
+
+mod address;
+mod interface;
+mod slurm;
+mod sources;
+pub mod spawn;
+
+use std::fmt;
+
+pub use address::{Address, AddressError, DEFAULT_PORT, DERIVED_PORTS, derived_port};
+pub use interface::{InterfaceChoice, advertised_address};
+pub use sources::Source;
+
+use crate::env;
+use sources::{FirstOf, Local, Meeting, Row, RunId, SOURCES};
+
+/// Most ranks of a run.
+pub const MAX_WORLD: u32 = 1024;
+
+/// The place of this process in its run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launch {
+    /// This process, 0 to `world - 1`.
+    pub rank: u32,
+    /// Number of ranks, 1 to [`MAX_WORLD`].
+    pub world: u32,
+    /// This process among those of its host, 0 to `local_world - 1`.
+    pub local_rank: u32,
+    /// Number of ranks on this host, 1 to `world`.
+    pub local_world: u32,
+    /// Where the ranks meet; rank 0 listens there. `None` only if `world` is 1.
+    pub address: Option<Address>,
+    /// Name of the run, the same on all ranks, if the launcher gives one.
+    pub run_id: Option<String>,
+    /// Who said all this.
+    pub source: Source,
+}
+
+impl Launch {
+    /// Reads the environment of this process, and warns once of unknown `EPWIRE_*` variables. `None` if no launcher is
+    /// recognised: then this process is alone, or starts the ranks itself with [`spawn`].
+    ///
+    /// # Errors
+    /// See [`LaunchError`]; every error names the variable, what it holds and what it should hold.
+    pub fn from_env() -> Result<Option<Self>, LaunchError> {
+        env::warn_unknown();
+        Self::detect(&env::value)
+    }
+
+    /// As [`Launch::from_env`], from any set of variables.
+    ///
+    /// # Errors
+    /// See [`LaunchError`].
+    pub fn detect(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, LaunchError> {
+        let get = |name: &str| lookup(name).filter(|value| !value.is_empty());
+        for row in &SOURCES {
+            if let Some(&claim) = row.claims.iter().find(|name| get(name).is_some()) {
+                return Reader { get: &get, row, claim }.launch().map(Some);
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl fmt::Display for Launch {
+    /// `rank 2 of 8 (local 2 of 4), by Slurm, meeting at n01:20311, run 4711.0`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, world, local_rank, local_world, .. } = self;
+        write!(f, "rank {rank} of {world} (local {local_rank} of {local_world}), by {}", self.source)?;
+        if let Some(address) = &self.address {
+            write!(f, ", meeting at {address}")?;
+        }
+        if let Some(run_id) = &self.run_id {
+            write!(f, ", run {run_id}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Why the place of this process is not known, though a launcher has left its variables.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// A launcher's set of variables is not whole.
+    #[error(
+        "launch: {claim} is set, as by {by}, but {missing} is not; start all ranks with the same launcher, or set \
+         {missing}, or set EPWIRE_RANK, EPWIRE_WORLD and EPWIRE_ADDR, which override it"
+    )]
+    Missing {
+        /// The launcher recognised.
+        by: Source,
+        /// The variable by which it was recognised.
+        claim: &'static str,
+        /// The variable that is not set.
+        missing: &'static str,
+    },
+    /// A variable holds something else than it should.
+    #[error("launch: {variable}={value:?}: expected {expected}")]
+    Invalid {
+        /// The variable.
+        variable: &'static str,
+        /// What it holds.
+        value: String,
+        /// What it should hold, with the limit.
+        expected: String,
+    },
+    /// The launcher does not tell where ranks on several hosts can meet.
+    #[error(
+        "launch: {by} does not say where {world} ranks meet ({local_world} are on this host{detail}); set \
+         EPWIRE_ADDR=host:port, or MASTER_ADDR and MASTER_PORT, to an address of rank 0's host on every rank"
+    )]
+    NoAddress {
+        /// The launcher recognised.
+        by: Source,
+        /// Number of ranks.
+        world: u32,
+        /// Ranks on this host.
+        local_world: u32,
+        /// What else is missing, if anything.
+        detail: &'static str,
+    },
+    /// No interface is as `EPWIRE_IFNAME` asks.
+    #[error("launch: EPWIRE_IFNAME={choice:?} admits no address of this host; its interfaces are {found}")]
+    NoInterface {
+        /// The choice asked for.
+        choice: String,
+        /// Names of the interfaces there are.
+        found: String,
+    },
+    /// The system did not list its interfaces.
+    #[error(
+        "launch: can not list network interfaces: {0}; unset EPWIRE_IFNAME or check the container's limits"
+    )]
+    Interfaces(std::io::Error),
+}
+
+/// Reads one row of the table.
+struct Reader<'a> {
+    get: &'a dyn Fn(&str) -> Option<String>,
+    row: &'a Row,
+    claim: &'static str,
+}
+
+impl Reader<'_> {
+    fn launch(&self) -> Result<Launch, LaunchError> {
+        let row = self.row;
+        let (rank, world, local_rank, local_world) = match row.local {
+            Local::Pods => self.pods()?,
+            _ => self.ranks()?,
+        };
+        let run_id = self.run_id()?;
+        let address = self.address(world, local_world, run_id.as_deref())?;
+        Ok(Launch { rank, world, local_rank, local_world, address, run_id, source: row.source })
+    }
+
+    /// Rank, world, local rank, local world.
+    fn ranks(&self) -> Result<(u32, u32, u32, u32), LaunchError> {
+        let world = self.require(self.row.world)?.number(1, MAX_WORLD, "a world of 1 to 1024 ranks")?;
+        let rank = self.require(self.row.rank)?.below(world, "world")?;
+
+        let own = (self.find(&[env::LOCAL_RANK]), self.find(&[env::LOCAL_WORLD]));
+        if let (Local::OneHost, (None, None)) = (&self.row.local, &own) {
+            return Ok((rank, world, rank, world));
+        }
+        let local_world = match (own.1, &self.row.local) {
+            (Some(own), _) => own.number(1, world, "a local world of 1 to the world")?,
+            (None, Local::TasksPerNode { node }) => self.tasks_per_node(node, world)?,
+            (None, _) => {
+                self.require(self.row.local_world)?.number(1, world, "a local world of 1 to the world")?
+            }
+        };
+        let local_rank = own.0.map_or_else(|| self.require(self.row.local_rank), Ok)?;
+        Ok((rank, world, local_rank.below(local_world, "local world")?, local_world))
+    }
+
+    /// The same where the launcher counts pods of several ranks.
+    fn pods(&self) -> Result<(u32, u32, u32, u32), LaunchError> {
+        let pods = self.require(self.row.world)?.number(1, MAX_WORLD, "1 to 1024 pods")?;
+        let pod = self.require(self.row.rank)?.below(pods, "group size")?;
+        let local_world = match self.find(self.row.local_world) {
+            Some(value) => value.number(1, MAX_WORLD / pods, "at most 1024 ranks in all pods together")?,
+            None => 1,
+        };
+        let local_rank = match self.find(self.row.local_rank) {
+            Some(value) => value.below(local_world, "local world")?,
+            None if local_world == 1 => 0,
+            None => return Err(self.missing(self.row.local_rank)),
+        };
+        Ok((pod * local_world + local_rank, pods * local_world, local_rank, local_world))
+    }
+
+    fn tasks_per_node(&self, node: FirstOf, world: u32) -> Result<u32, LaunchError> {
+        let node =
+            self.find(node).map(|v| v.number(0, MAX_WORLD - 1, "a node number below 1024")).transpose()?;
+        let value = self.require(self.row.local_world)?;
+        slurm::tasks_on_node(&value.text, node).filter(|tasks| (1..=world).contains(tasks)).ok_or_else(|| {
+            value.invalid("tasks per node such as 4(x2),1, that cover this node (SLURM_NODEID)")
+        })
+    }
+
+    fn run_id(&self) -> Result<Option<String>, LaunchError> {
+        if let Some(own) = self.find(&[env::RUN_ID]) {
+            return Ok(Some(own.text));
+        }
+        match self.row.run_id {
+            RunId::FirstOf(names) => Ok(self.find(names).map(|value| value.text)),
+            RunId::JobStep(job, step) => {
+                Ok(Some(format!("{}.{}", self.require(job)?.text, self.require(step)?.text)))
+            }
+        }
+    }
+
+    fn address(
+        &self,
+        world: u32,
+        local_world: u32,
+        run_id: Option<&str>,
+    ) -> Result<Option<Address>, LaunchError> {
+        if let Some(own) = self.find(&[env::ADDR]) {
+            let parsed = own.text.parse();
+            return parsed
+                .map(Some)
+                .map_err(|e: AddressError| own.invalid(&e.to_string()["expected ".len()..]));
+        }
+        if world == 1 {
+            return Ok(None);
+        }
+        match self.row.address {
+            Meeting::Given => Err(self.missing(&[env::ADDR])),
+            Meeting::Master => self.master(None).map(Some),
+            Meeting::FirstHost(lists) => {
+                let list = self.require(lists)?;
+                slurm::first_host(&list.text)
+                    .and_then(|host| Address::new(&host, derived_port(run_id.unwrap_or_default())))
+                    .map(Some)
+                    .ok_or_else(|| list.invalid("a node list such as n[01-04,7],m3"))
+            }
+            Meeting::MasterOrLoopback if self.find(MASTER_ADDR).is_some() => self.master(run_id).map(Some),
+            Meeting::MasterOrLoopback => {
+                let unreachable =
+                    |detail| LaunchError::NoAddress { by: self.row.source, world, local_world, detail };
+                if local_world != world {
+                    return Err(unreachable(""));
+                }
+                let run_id =
+                    run_id.ok_or_else(|| unreachable(", but the run has no name to derive a port from"))?;
+                Ok(Address::new("127.0.0.1", derived_port(run_id)))
+            }
+            Meeting::Leader(names) => {
+                let host = self.require(names)?;
+                Address::new(&host.text, DEFAULT_PORT).map(Some).ok_or_else(|| host.invalid("a host name"))
+            }
+        }
+    }
+
+    /// `MASTER_ADDR`, one port above `MASTER_PORT`; without it a port derived from `run_id`, where there is one.
+    fn master(&self, run_id: Option<&str>) -> Result<Address, LaunchError> {
+        let host = self.require(MASTER_ADDR)?;
+        let port = match (self.find(MASTER_PORT), run_id) {
+            (None, Some(run_id)) => derived_port(run_id),
+            (None, None) => return Err(self.missing(MASTER_PORT)),
+            (Some(port), _) => {
+                let expected = "a port of 1 to 65534 (epwire listens one port above it)";
+                port.number(1, 65_534, expected)? as u16 + 1
+            }
+        };
+        Address::new(&host.text, port).ok_or_else(|| host.invalid("a host name or IP address"))
+    }
+
+    fn find(&self, names: FirstOf) -> Option<Value> {
+        names.iter().find_map(|&name| (self.get)(name).map(|text| Value { name, text }))
+    }
+
+    fn require(&self, names: FirstOf) -> Result<Value, LaunchError> {
+        self.find(names).ok_or_else(|| self.missing(names))
+    }
+
+    fn missing(&self, names: FirstOf) -> LaunchError {
+        let missing = names.first().copied().unwrap_or_default();
+        LaunchError::Missing { by: self.row.source, claim: self.claim, missing }
+    }
+}
+
+const MASTER_ADDR: FirstOf = &["MASTER_ADDR"];
+const MASTER_PORT: FirstOf = &["MASTER_PORT"];
+
+/// A variable that is set.
+struct Value {
+    name: &'static str,
+    text: String,
+}
+
+impl Value {
+    fn number(&self, low: u32, high: u32, expected: &str) -> Result<u32, LaunchError> {
+        let number = self.text.trim().parse().ok().filter(|n| (low..=high).contains(n));
+        number.ok_or_else(|| self.invalid(&format!("{expected} (a number from {low} to {high})")))
+    }
+
+    fn below(&self, limit: u32, what: &str) -> Result<u32, LaunchError> {
+        self.number(0, limit - 1, &format!("a rank below the {what} of {limit}"))
+    }
+
+    fn invalid(&self, expected: &str) -> LaunchError {
+        LaunchError::Invalid { variable: self.name, value: self.text.clone(), expected: expected.to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,428 @@
+//! `--ranks N`: the ranks of one host without a launcher.
+//!
+//! The parent executes its own program again, once per rank, with the same arguments and `EPWIRE_RANK` and its kin set,
+//! so that [`super::Launch::from_env`] in the children finds its place. The parent hosts the rendezvous and waits:
+//!
+//! ```no_run
+//! # use std::time::Duration;
+//! # use epwire::{env::Token, launch::spawn::Ranks};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let running = Ranks::new(4).address("127.0.0.1:29700".parse()?).token(Token::random()?).spawn()?;
+//! let ended = running.wait(Some(Duration::from_secs(600)))?;
+//! std::process::exit(ended.exit_code());
+//! # }
+//! ```
+
+use std::{
+    ffi::OsString,
+    fmt, io,
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::PathBuf,
+    process::{Child, Command, ExitStatus},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{Address, MAX_WORLD};
+use crate::env::{self, Token};
+
+/// Ranks to start on this host.
+#[derive(Debug, Clone)]
+pub struct Ranks {
+    count: u32,
+    first_rank: u32,
+    world: u32,
+    address: Option<Address>,
+    run_id: Option<String>,
+    token: Option<Token>,
+    grace: Duration,
+    program: Option<PathBuf>,
+    args: Option<Vec<OsString>>,
+}
+
+impl Ranks {
+    /// `count` ranks, 1 to [`MAX_WORLD`], which are the whole world.
+    pub fn new(count: u32) -> Self {
+        Self {
+            count,
+            first_rank: 0,
+            world: count,
+            address: None,
+            run_id: None,
+            token: None,
+            grace: Duration::from_secs(5),
+            program: None,
+            args: None,
+        }
+    }
+
+    /// The ranks are `first_rank` and up of a larger `world`, the rest being started elsewhere.
+    pub fn within(mut self, first_rank: u32, world: u32) -> Self {
+        (self.first_rank, self.world) = (first_rank, world);
+        self
+    }
+
+    /// Where the ranks meet. Needed for a world of more than one rank.
+    pub fn address(mut self, address: Address) -> Self {
+        self.address = Some(address);
+        self
+    }
+
+    /// Name of the run. Default: that of this process's environment, if any.
+    pub fn run_id(mut self, run_id: impl Into<String>) -> Self {
+        self.run_id = Some(run_id.into());
+        self
+    }
+
+    /// The shared secret to hand on, in `EPWIRE_TOKEN`; it must be UTF-8. Default: that of this process's environment,
+    /// if any. On Linux only the same user and root can read another process's environment.
+    pub fn token(mut self, token: Token) -> Self {
+        self.token = Some(token);
+        self
+    }
+
+    /// How long the others may go on once a rank has failed, before SIGTERM; and after SIGTERM, before SIGKILL.
+    /// Default 5 s.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Executes another program instead of this one.
+    pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = Some(program.into());
+        self
+    }
+
+    /// Passes these arguments instead of those of this process.
+    pub fn args<I, S>(mut self, args: I) -> Self
+    where
+        I: IntoIterator<Item = S>,
+        S: Into<OsString>,
+    {
+        self.args = Some(args.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Starts the ranks. Their standard input is empty, standard output and error are those of this process. They are
+    /// killed by the kernel when this process dies, whatever it dies of.
+    ///
+    /// # Errors
+    /// [`SpawnError`]; ranks already started are then killed.
+    pub fn spawn(self) -> Result<Running, SpawnError> {
+        self.check()?;
+        let program = match &self.program {
+            Some(program) => program.clone(),
+            None => std::env::current_exe().map_err(SpawnError::OwnProgram)?,
+        };
+        let (started_tx, started_rx) = mpsc::channel();
+        let (stop_tx, stop_rx) = mpsc::channel();
+        let (ended_tx, ended_rx) = mpsc::channel();
+        // The kernel's "die with the parent" follows the thread that forked, not the process. A thread that stays until
+        // the last rank has gone may therefore be the only one to fork; the caller's may be a short-lived worker.
+        let supervisor = thread::Builder::new()
+            .name("epwire-spawn".into())
+            .spawn(move || {
+                let mut ranks = Supervised::default();
+                for local in 0..self.count {
+                    match self.command(&program, local).spawn() {
+                        Ok(child) => ranks.children.push((self.first_rank + local, child)),
+                        Err(cause) => {
+                            let rank = self.first_rank + local;
+                            let _ = started_tx.send(Err(SpawnError::Start { rank, program, cause }));
+                            return;
+                        }
+                    }
+                }
+                let ids = ranks.children.iter().map(|(_, child)| child.id()).collect();
+                let _ = started_tx.send(Ok(ids));
+                let _ = ended_tx.send(ranks.supervise(self.grace, &stop_rx));
+            })
+            .map_err(SpawnError::Supervisor)?;
+        let ids = started_rx.recv().map_err(|_| SpawnError::Lost)??;
+        Ok(Running { ids, ended: ended_rx, stop: Some(stop_tx), supervisor: Some(supervisor) })
+    }
+
+    fn check(&self) -> Result<(), SpawnError> {
+        let invalid = |what: String| Err(SpawnError::Invalid { what });
+        let Self { count, first_rank, world, .. } = *self;
+        if !(1..=MAX_WORLD).contains(&count) || world > MAX_WORLD {
+            return invalid(format!("{count} ranks of {world}; both must be 1 to {MAX_WORLD}"));
+        }
+        if first_rank.checked_add(count).is_none_or(|end| end > world) {
+            return invalid(format!("{count} ranks from {first_rank} on do not fit into a world of {world}"));
+        }
+        if world > 1 && self.address.is_none() {
+            return invalid(format!("{world} ranks need an address to meet at; call Ranks::address"));
+        }
+        if self
+            .token
+            .as_ref()
+            .is_some_and(|t| std::str::from_utf8(t.as_bytes()).is_err() || t.as_bytes().contains(&0))
+        {
+            return invalid(
+                "the token can not be handed on in a variable; use UTF-8 text without NUL".into(),
+            );
+        }
+        Ok(())
+    }
+
+    fn command(&self, program: &PathBuf, local: u32) -> Command {
+        let mut command = Command::new(program);
+        match &self.args {
+            Some(args) => command.args(args),
+            None => command.args(std::env::args_os().skip(1)),
+        };
+        command
+            .env(env::RANK, (self.first_rank + local).to_string())
+            .env(env::WORLD, self.world.to_string())
+            .env(env::LOCAL_RANK, local.to_string())
+            .env(env::LOCAL_WORLD, self.count.to_string())
+            .stdin(std::process::Stdio::null());
+        if let Some(address) = &self.address {
+            command.env(env::ADDR, address.to_string());
+        }
+        if let Some(run_id) = &self.run_id {
+            command.env(env::RUN_ID, run_id);
+        }
+        if let Some(token) = &self.token {
+            let text = String::from_utf8_lossy(token.as_bytes());
+            command.env(env::TOKEN, text.as_ref()).env_remove(env::TOKEN_FILE);
+        }
+        die_with_parent(&mut command);
+        command
+    }
+}
+
+/// Ranks that have been started. Dropping it ends them: SIGTERM, and after the grace period SIGKILL.
+#[derive(Debug)]
+pub struct Running {
+    ids: Vec<u32>,
+    ended: mpsc::Receiver<io::Result<Ended>>,
+    stop: Option<mpsc::Sender<()>>,
+    supervisor: Option<thread::JoinHandle<()>>,
+}
+
+impl Running {
+    /// Process ids, by local rank. A process that has ended may have given its id to another.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Waits until all ranks have ended; blocks the thread. When one fails, the others get the grace period to end by
+    /// themselves, then SIGTERM, then after another grace period SIGKILL. `limit` bounds the whole: once it has passed,
+    /// the ranks are ended in the same way. `None`: as long as they run.
+    ///
+    /// # Errors
+    /// [`SpawnError::TimedOut`] after `limit`, [`SpawnError::Wait`] if the system does not tell how a rank ended.
+    pub fn wait(mut self, limit: Option<Duration>) -> Result<Ended, SpawnError> {
+        let received = match limit {
+            Some(limit) => self.ended.recv_timeout(limit),
+            None => self.ended.recv().map_err(Into::into),
+        };
+        match received {
+            Ok(ended) => ended.map_err(SpawnError::Wait),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(SpawnError::Lost),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                self.end();
+                Err(SpawnError::TimedOut { limit: limit.unwrap_or_default() })
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        drop(self.stop.take());
+        if let Some(supervisor) = self.supervisor.take() {
+            // A panic of the supervisor has already been reported by its thread, and its children are gone with it.
+            let _ = supervisor.join();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// How the ranks ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// All with status 0.
+    Success,
+    /// One failed, and this is the first that did.
+    Failed {
+        /// The rank.
+        rank: u32,
+        /// Its exit code, or the signal that killed it.
+        status: ExitStatus,
+    },
+}
+
+impl Ended {
+    /// The exit code that a shell would report: 0, the first failing rank's code, or 128 + the signal that killed it.
+    pub fn exit_code(self) -> i32 {
+        match self {
+            Self::Success => 0,
+            Self::Failed { status, .. } => {
+                status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
+            }
+        }
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Success => f.write_str("all ranks ended well"),
+            Self::Failed { rank, status } => write!(f, "rank {rank} failed first: {status}"),
+        }
+    }
+}
+
+/// Why ranks were not started or not waited for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpawnError {
+    /// The settings do not fit together.
+    #[error("spawn: {what}")]
+    Invalid {
+        /// What is wrong, with the limit.
+        what: String,
+    },
+    /// This program's own file is not known.
+    #[error("spawn: can not find this program's own file: {0}; name it with Ranks::program")]
+    OwnProgram(io::Error),
+    /// No thread for the supervisor.
+    #[error("spawn: can not start the supervising thread: {0}; check the limit on threads")]
+    Supervisor(io::Error),
+    /// A rank was not started.
+    #[error("spawn: can not start rank {rank} from {}: {cause}; check the file and the limit on processes", program.display())]
+    Start {
+        /// The rank.
+        rank: u32,
+        /// What was executed.
+        program: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// The system did not tell how a rank ended.
+    #[error("spawn: waiting for the ranks: {0}; something else in this process may be reaping its children")]
+    Wait(io::Error),
+    /// The ranks ran longer than allowed and were ended.
+    #[error(
+        "spawn: the ranks were ended because they ran longer than {limit:?}; allow more time if that was expected"
+    )]
+    TimedOut {
+        /// The limit.
+        limit: Duration,
+    },
+    /// The supervising thread is gone.
+    #[error("spawn: the supervising thread ended without an answer; its message on stderr says why")]
+    Lost,
+}
+
+/// The children, owned by the supervising thread. Dropping kills and reaps those still there.
+#[derive(Default)]
+struct Supervised {
+    children: Vec<(u32, Child)>,
+}
+
+/// How often the children are looked at. Short against their start, and 20 system calls per rank and second are nothing.
+const POLL: Duration = Duration::from_millis(50);
+
+impl Supervised {
+    /// Until all children have ended. A closed or signalled `stop` has the same effect as a failure whose grace period
+    /// is over.
+    fn supervise(mut self, grace: Duration, stop: &mpsc::Receiver<()>) -> io::Result<Ended> {
+        let mut ended = Ended::Success;
+        let mut terminate_at: Option<Instant> = None;
+        let mut kill_at: Option<Instant> = None;
+        let mut pause = Duration::from_millis(1);
+        loop {
+            if let (Some((rank, status)), Ended::Success) = (self.reap()?, ended) {
+                ended = Ended::Failed { rank, status };
+                terminate_at = Some(Instant::now() + grace);
+            }
+            if self.children.is_empty() {
+                return Ok(ended);
+            }
+            let now = Instant::now();
+            if kill_at.is_none() && terminate_at.is_some_and(|at| now >= at) {
+                self.signal(libc::SIGTERM);
+                kill_at = Some(now + grace);
+            }
+            if kill_at.is_some_and(|at| now >= at) {
+                self.signal(libc::SIGKILL);
+            }
+            // Short runs end at once, long ones cost nothing.
+            pause = (pause * 2).min(POLL);
+            match stop.recv_timeout(pause) {
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    terminate_at = Some(terminate_at.map_or(now, |at| at.min(now)));
+                    thread::sleep(pause);
+                }
+            }
+        }
+    }
+
+    /// Takes out the children that have ended; the first of them that failed, if any.
+    fn reap(&mut self) -> io::Result<Option<(u32, ExitStatus)>> {
+        let mut failed = None;
+        let mut i = 0;
+        while i < self.children.len() {
+            let (rank, child) = &mut self.children[i];
+            match child.try_wait()? {
+                Some(status) => {
+                    if !status.success() {
+                        failed.get_or_insert((*rank, status));
+                    }
+                    self.children.remove(i);
+                }
+                None => i += 1,
+            }
+        }
+        Ok(failed)
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        for (_, child) in &self.children {
+            // SAFETY: kill() touches no memory. The child has not been reaped (it would have left `children`), so its id
+            // can not have passed to another process.
+            unsafe { libc::kill(child.id() as libc::pid_t, signal) };
+        }
+    }
+}
+
+impl Drop for Supervised {
+    fn drop(&mut self) {
+        self.signal(libc::SIGKILL);
+        for (_, child) in &mut self.children {
+            // Bounded: a killed process ends. An error means that it has been reaped.
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Has the kernel kill the child when the thread that started it ends.
+fn die_with_parent(command: &mut Command) {
+    let parent = std::process::id();
+    let set = move || {
+        // SAFETY: prctl with PR_SET_PDEATHSIG and getppid are plain system calls without pointers.
+        let (status, parent_now) =
+            unsafe { (libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL), libc::getppid()) };
+        if status != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // The parent may have died between fork and prctl, and then no signal comes.
+        if parent_now as u32 != parent {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        Ok(())
+    };
+    // SAFETY: `set` runs between fork and exec: it makes two system calls, which are async-signal-safe, takes no lock and
+    // allocates nothing (both errors are made from an error number).
+    unsafe { command.pre_exec(set) };
+}

@@ -1,0 +1,189 @@
+//! Self-spawn with real processes: what the children see, how their end is reported, and that none is left behind.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use epwire::{
+    env::Token,
+    launch::{
+        Address, Launch, Source,
+        spawn::{Ended, Ranks, SpawnError},
+    },
+};
+
+const LIMIT: Option<Duration> = Some(Duration::from_secs(30));
+
+fn meeting() -> Address {
+    "127.0.0.1:29700".parse().unwrap()
+}
+
+/// Ranks that run a shell script; $1 is a scratch directory.
+fn shell(count: u32, script: &str, scratch: &Path) -> Ranks {
+    let args = ["-c", script, "sh", scratch.to_str().unwrap()];
+    Ranks::new(count).address(meeting()).program("/bin/sh").args(args).grace(Duration::from_millis(200))
+}
+
+/// A fresh directory that goes with the test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("epwire-launch-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.0.join(name)).unwrap_or_default()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn exists(pid: u32) -> bool {
+    // A zombie still has its directory, but it has ended.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_secs(10), "not within 10 s: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn this_program_runs_again_as_every_rank() {
+    if let Some(launch) = Launch::from_env().unwrap() {
+        // A child: this very test, executed again.
+        let token = Token::from_env().unwrap().unwrap();
+        let line = format!("{launch} token {}", String::from_utf8_lossy(token.as_bytes()));
+        let parent =
+            std::env::temp_dir().join(format!("epwire-launch-again-{}", std::os::unix::process::parent_id()));
+        std::fs::write(parent.join(launch.rank.to_string()), line).unwrap();
+        assert_eq!(launch.source, Source::Epwire);
+        return;
+    }
+    let scratch = Scratch::new("again");
+    let test = ["--exact", "this_program_runs_again_as_every_rank", "--quiet"];
+    let token = Token::new("hush", "test").unwrap();
+    let ranks = Ranks::new(3).address(meeting()).run_id("r1").token(token).args(test);
+    assert_eq!(ranks.spawn().unwrap().wait(LIMIT).unwrap(), Ended::Success);
+    for rank in 0..3 {
+        assert_eq!(
+            scratch.read(&rank.to_string()),
+            format!(
+                "rank {rank} of 3 (local {rank} of 3), by EPWIRE_*, meeting at 127.0.0.1:29700, run r1 token hush"
+            )
+        );
+    }
+}
+
+#[test]
+fn a_host_may_start_its_share_of_a_larger_world() {
+    let scratch = Scratch::new("share");
+    let script = r#"echo "$EPWIRE_RANK $EPWIRE_WORLD $EPWIRE_LOCAL_RANK $EPWIRE_LOCAL_WORLD" > "$1/$EPWIRE_LOCAL_RANK""#;
+    let ended = shell(2, script, &scratch.0).within(6, 8).spawn().unwrap().wait(LIMIT).unwrap();
+    assert_eq!((ended, ended.exit_code()), (Ended::Success, 0));
+    assert_eq!((scratch.read("0"), scratch.read("1")), ("6 8 0 2\n".into(), "7 8 1 2\n".into()));
+}
+
+#[test]
+fn the_first_failure_is_reported_and_ends_the_others() {
+    let scratch = Scratch::new("failure");
+    let script = r#"[ "$EPWIRE_RANK" = 2 ] && exit 7; exec sleep 60"#;
+    let begin = Instant::now();
+    let ended = shell(4, script, &scratch.0).spawn().unwrap().wait(LIMIT).unwrap();
+    assert!(matches!(ended, Ended::Failed { rank: 2, .. }), "{ended}");
+    assert_eq!(ended.exit_code(), 7);
+    assert!(begin.elapsed() < Duration::from_secs(10), "the others were ended after {:?}", begin.elapsed());
+}
+
+#[test]
+fn others_get_a_grace_period_to_end_by_themselves() {
+    let scratch = Scratch::new("grace");
+    let script = r#"[ "$EPWIRE_RANK" = 0 ] && exit 3; sleep 0.3; echo done > "$1/$EPWIRE_RANK""#;
+    let ranks = shell(2, script, &scratch.0).grace(Duration::from_secs(20));
+    assert_eq!(ranks.spawn().unwrap().wait(LIMIT).unwrap().exit_code(), 3);
+    assert_eq!(scratch.read("1"), "done\n");
+}
+
+#[test]
+fn a_rank_that_ignores_sigterm_is_killed() {
+    let scratch = Scratch::new("stubborn");
+    let script = r#"trap "echo asked > '$1/asked'" TERM; touch "$1/$EPWIRE_RANK"
+        while [ ! -e "$1/1" ]; do sleep 0.01; done
+        [ "$EPWIRE_RANK" = 0 ] && kill -KILL $$
+        while :; do sleep 0.01; done"#;
+    let ended = shell(2, script, &scratch.0).spawn().unwrap().wait(LIMIT).unwrap();
+    assert!(matches!(ended, Ended::Failed { rank: 0, .. }), "{ended}");
+    assert_eq!(ended.exit_code(), 128 + 9, "rank 0 was killed by a signal");
+    assert_eq!(scratch.read("asked"), "asked\n", "SIGTERM comes before SIGKILL");
+}
+
+#[test]
+fn a_limit_ends_all_ranks() {
+    let scratch = Scratch::new("limit");
+    let running = shell(2, "exec sleep 60", &scratch.0).spawn().unwrap();
+    let ids = running.ids().to_vec();
+    let error = running.wait(Some(Duration::from_millis(100))).unwrap_err();
+    assert!(matches!(error, SpawnError::TimedOut { .. }), "{error}");
+    assert!(!ids.iter().any(|&id| exists(id)));
+}
+
+#[test]
+fn dropping_ends_all_ranks() {
+    let scratch = Scratch::new("drop");
+    let running = shell(3, "exec sleep 60", &scratch.0).spawn().unwrap();
+    let ids = running.ids().to_vec();
+    assert!(ids.len() == 3 && ids.iter().all(|&id| exists(id)));
+    drop(running);
+    assert!(!ids.iter().any(|&id| exists(id)));
+}
+
+#[test]
+fn ranks_die_with_their_parent() {
+    if let Some(of) = std::env::var_os("ORPHANS_OF").map(PathBuf::from) {
+        // The parent to be killed: this test in a process of its own.
+        let running = shell(2, "exec sleep 60", &of).spawn().unwrap();
+        let ids: Vec<String> = running.ids().iter().map(u32::to_string).collect();
+        std::fs::write(of.join("partial"), ids.join(" ")).unwrap();
+        std::fs::rename(of.join("partial"), of.join("ids")).unwrap();
+        let _ = running.wait(LIMIT);
+        return;
+    }
+    let scratch = Scratch::new("orphans");
+    let mut parent = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "ranks_die_with_their_parent"])
+        .env("ORPHANS_OF", &scratch.0)
+        .spawn()
+        .unwrap();
+    wait_until("the parent starts its ranks", || scratch.0.join("ids").exists());
+    let ids: Vec<u32> = scratch.read("ids").split(' ').map(|id| id.parse().unwrap()).collect();
+    assert!(ids.len() == 2 && ids.iter().all(|&id| exists(id)));
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    wait_until("the ranks are gone", || !ids.iter().any(|&id| exists(id)));
+}
+
+#[test]
+fn settings_that_do_not_fit_are_refused() {
+    let text = |ranks: Ranks| ranks.spawn().unwrap_err().to_string();
+    assert!(text(Ranks::new(0)).contains("1 to 1024"));
+    assert!(text(Ranks::new(1025).address(meeting())).contains("1 to 1024"));
+    assert!(text(Ranks::new(2)).contains("address"));
+    assert!(text(Ranks::new(2).within(u32::MAX, 4).address(meeting())).contains("do not fit"));
+    let binary = Token::new(vec![0xff], "test").unwrap();
+    assert!(text(Ranks::new(1).token(binary)).contains("UTF-8"));
+    let missing = text(Ranks::new(2).address(meeting()).program("/nonexistent/program"));
+    assert!(missing.contains("rank 0") && missing.contains("/nonexistent/program"), "{missing}");
+}
