@@ -287,6 +287,7 @@ epw_status epw_combine_receive(epw_buffer *b, epw_handle handle, const epw_combi
         pthread_mutex_unlock(&lane->lock);
         return status;
     }
+    lane->nonblocking = out->nonblocking != 0;
     begin_collecting(lane, out);
     return epw_lane_run(b, lane, outcome);
 }

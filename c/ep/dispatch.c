@@ -529,6 +529,7 @@ epw_status epw_dispatch_receive(epw_buffer *b, epw_handle handle, const epw_disp
         pthread_mutex_unlock(&lane->lock);
         return status;
     }
+    lane->nonblocking = out->nonblocking != 0;
     epw_dispatch_begin_receiving(b, lane, out);
     return epw_lane_run(b, lane, outcome);
 }

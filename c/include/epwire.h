@@ -340,6 +340,8 @@ typedef struct epw_dispatch_input {
 typedef struct epw_dispatch_output {
     uint32_t size;
     uint32_t scale_order; /* 0: scales column-major; 1: row-major */
+    uint32_t nonblocking; /* for epw_dispatch_receive: as in epw_dispatch_input */
+    uint32_t reserved;
     void *rows;       /* expert-major [E, M, payload]; rank-major [M, payload], source s from s*max_tokens on
                          (NULL: read them in place, see epw_rows_view) */
     void *scales;     /* expert-major, column-major: [E, K, M]; row-major: [E, M, K]; rank-major: the same
@@ -358,7 +360,10 @@ typedef struct epw_dispatch_output {
 } epw_dispatch_output;
 
 #define EPW_DISPATCH_OUTPUT_INIT                                                                             \
-    { sizeof(epw_dispatch_output), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+    {                                                                                                        \
+        sizeof(epw_dispatch_output), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,    \
+            NULL, NULL                                                                                       \
+    }
 
 /* What combine takes. */
 typedef struct epw_combine_input {
@@ -379,7 +384,7 @@ typedef struct epw_combine_input {
 /* Where the combined tokens go. */
 typedef struct epw_combine_output {
     uint32_t size;
-    uint32_t reserved;
+    uint32_t nonblocking;    /* for epw_combine_receive: as in epw_dispatch_input */
     void *out;               /* [n, hidden] of combine_dtype, dense. Tokens routed nowhere become zeros */
     uint16_t *contributions; /* [n, 2]: expert contributions arrived, expected; NULL if not wanted */
     uint64_t *wait_ns;       /* [ranks]: adds the time spent waiting for each peer; NULL if not wanted */

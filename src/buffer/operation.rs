@@ -1,0 +1,196 @@
+//! Operations in flight: an owned handle, and futures over it that never block the thread that polls them.
+//!
+//! An operation touches its caller's memory only inside a poll (or a blocking call), on the polling thread, while the
+//! borrow is alive. So a future may be dropped or forgotten at any point: nothing runs on without it but the words that
+//! a release owes the peers. What waits in the meantime is a watcher thread per lane, which looks at signal words in the
+//! window only.
+
+use std::future::poll_fn;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::Inner;
+use crate::error::{Error, Failure, Result};
+use crate::ffi::{self, Progress};
+use crate::outcome::Outcome;
+use crate::sys;
+
+/// A live handle of the C core: its lane is given back when this is dropped.
+#[derive(Debug)]
+pub(super) struct OpenHandle {
+    pub(super) inner: Arc<Inner>,
+    pub(super) handle: sys::epw_handle,
+    consumed: bool,
+}
+
+impl OpenHandle {
+    pub(super) fn new(inner: Arc<Inner>, handle: sys::epw_handle) -> Self {
+        Self { inner, handle, consumed: false }
+    }
+
+    /// The C core has consumed the handle: there is nothing to release.
+    pub(super) fn mark_consumed(&mut self) {
+        self.consumed = true;
+    }
+
+    /// Polls the running operation to its end.
+    ///
+    /// # Safety
+    /// The memory given to it stays valid until this future has ended or been dropped.
+    pub(super) async unsafe fn finish(&self, mut first: Progress, mut outcome: sys::epw_outcome) -> Result<Outcome> {
+        poll_fn(|cx| {
+            if first == Progress::Pending {
+                // SAFETY: by this function's contract: the future is being polled, so it has not ended.
+                first = unsafe { self.inner.ffi.poll(self.handle, &mut outcome) }?;
+            }
+            match first {
+                Progress::Done => Poll::Ready(Ok(Outcome::from_c(&outcome))),
+                Progress::Pending => self.inner.watch(self.handle, cx).map_ok(|()| Outcome::default()),
+            }
+        })
+        .await
+    }
+}
+
+impl Drop for OpenHandle {
+    fn drop(&mut self) {
+        if !self.consumed {
+            self.inner.ffi.release(self.handle);
+        }
+    }
+}
+
+/// Becomes ready when the receiving half of a split operation would not wait for anybody, or when its deadline has
+/// passed. Receiving stays the caller's to do; a consumed or released operation counts as ready.
+///
+/// Wait for it as a future from any executor, or with [`Event::wait_blocking`].
+#[derive(Debug, Clone)]
+pub struct Event {
+    inner: Arc<Inner>,
+    handle: sys::epw_handle,
+    until: Instant,
+}
+
+impl Event {
+    pub(super) fn new(open: &OpenHandle) -> Self {
+        let until = Instant::now() + open.inner.config.deadline;
+        Self { inner: open.inner.clone(), handle: open.handle, until }
+    }
+
+    /// Whether it is ready now. Never waits.
+    pub fn is_ready(&self) -> bool {
+        !matches!(self.inner.ffi.ready(self.handle), Ok(Progress::Pending)) || Instant::now() >= self.until
+    }
+
+    /// Waits on this thread, at most for the buffer's deadline. Not for a thread that serves an async executor.
+    pub fn wait_blocking(&self) {
+        while !self.is_ready() {
+            let left = self.until.saturating_duration_since(Instant::now());
+            if self.inner.ffi.wait(self.handle, left.as_nanos() as u64).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Future for Event {
+    type Output = ();
+
+    fn poll(self: std::pin::Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_ready() {
+            return Poll::Ready(());
+        }
+        match self.inner.watch(self.handle, cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(_) => {
+                // No thread to watch with: stay live by asking to be polled again.
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Wakes a task when the words that its operation awaits may have come.
+#[derive(Debug, Default)]
+pub(super) struct Watcher {
+    shared: Arc<Shared>,
+    thread: OnceLock<std::io::Result<JoinHandle<()>>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    request: Mutex<Request>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Request {
+    task: Option<(sys::epw_handle, Waker)>,
+    ending: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Request> {
+        self.request.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, buffer: &ffi::Buffer) {
+        /// One look at least this often, whatever the C core says.
+        const SLICE: Duration = Duration::from_millis(10);
+        let mut request = self.lock();
+        while !request.ending {
+            let Some((handle, waker)) = request.task.take() else {
+                request = self.changed.wait(request).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(request);
+            // An error says that the handle is gone: its task must look too.
+            let _ = buffer.wait(handle, SLICE.as_nanos() as u64);
+            waker.wake();
+            request = self.lock();
+        }
+    }
+}
+
+impl Watcher {
+    fn watch(&self, buffer: &Arc<ffi::Buffer>, handle: sys::epw_handle, waker: &Waker) -> std::io::Result<()> {
+        let started = self.thread.get_or_init(|| {
+            let (shared, buffer) = (self.shared.clone(), buffer.clone());
+            std::thread::Builder::new().name("epwire-watch".into()).spawn(move || shared.run(&buffer))
+        });
+        if let Err(error) = started {
+            return Err(std::io::Error::new(error.kind(), error.to_string()));
+        }
+        self.shared.lock().task = Some((handle, waker.clone()));
+        self.shared.changed.notify_one();
+        Ok(())
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.shared.lock().ending = true;
+        self.shared.changed.notify_one();
+        if let Some(Ok(thread)) = self.thread.take() {
+            // Ends within a slice. A panic there has nothing to tell: it holds no state of ours.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Inner {
+    /// Has the task polled again when its operation may go on. Ready only if that can not be arranged.
+    fn watch(&self, handle: sys::epw_handle, cx: &Context<'_>) -> Poll<Result<()>> {
+        let lane = (handle & 1) as usize;
+        match self.watchers[lane].watch(&self.ffi, handle, cx.waker()) {
+            Ok(()) => Poll::Pending,
+            Err(error) => {
+                let text = format!("can not start the thread that watches lane {lane}: {error}");
+                Poll::Ready(Err(Error::System(Failure::new("wait", self.rank, text))))
+            }
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! What a buffer must be able to do, and the sizes that follow from it.
+
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::{ffi, sys};
+
+/// 16-bit types of tokens and expert outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Float16 {
+    /// 16-bit brain floating point.
+    #[default]
+    Bf16,
+    /// IEEE half precision.
+    F16,
+}
+
+impl Float16 {
+    pub(crate) fn to_c(self) -> u32 {
+        match self {
+            Self::Bf16 => sys::EPW_BF16,
+            Self::F16 => sys::EPW_F16,
+        }
+    }
+
+    /// As an element type of tensors.
+    pub fn dtype(self) -> crate::DType {
+        match self {
+            Self::Bf16 => crate::DType::Bf16,
+            Self::F16 => crate::DType::F16,
+        }
+    }
+}
+
+/// How FP8 scales are stored, one for each 128 channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fp8Scale {
+    /// f32, `amax / 448`.
+    F32,
+    /// f32, rounded up to a power of two.
+    PowerOfTwo,
+    /// The same as 8-bit exponents; column-major output packs four to an i32.
+    Ue8m0,
+}
+
+/// What travels in a dispatched row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Payload {
+    /// The input's own 16-bit values.
+    #[default]
+    SameAsInput,
+    /// e4m3, quantised by dispatch.
+    Fp8 {
+        /// The kind of scales.
+        scale: Fp8Scale,
+    },
+    /// The caller's own bytes and scales (MXFP8, NVFP4, ...).
+    Opaque {
+        /// Payload bytes of a row, a multiple of 16.
+        row_bytes: u32,
+        /// Scales of a row, 0 for none.
+        scale_count: u32,
+        /// Bytes of one scale: 1, 2, 4 or 8.
+        scale_bytes: u32,
+    },
+}
+
+impl Payload {
+    pub(crate) fn to_c(self) -> u32 {
+        match self {
+            Self::SameAsInput => sys::EPW_PAYLOAD_SAME,
+            Self::Fp8 { scale: Fp8Scale::F32 } => sys::EPW_PAYLOAD_FP8_F32,
+            Self::Fp8 { scale: Fp8Scale::PowerOfTwo } => sys::EPW_PAYLOAD_FP8_POW2,
+            Self::Fp8 { scale: Fp8Scale::Ue8m0 } => sys::EPW_PAYLOAD_FP8_UE8M0,
+            Self::Opaque { .. } => sys::EPW_PAYLOAD_OPAQUE,
+        }
+    }
+}
+
+/// How received rows are laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Layout {
+    /// `[local_experts, rows, ...]` with a count per local expert, for masked grouped GEMMs.
+    #[default]
+    ExpertMajor,
+    /// `[rows, ...]`, source `s` from row `s * max_tokens` on, with local expert ids and weights per row; may be
+    /// read in place in the window.
+    RankMajor,
+}
+
+/// What combine returns over the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CombineMode {
+    /// One row per (token, rank), summed with the weights over that rank's experts there. Needs the weights at
+    /// dispatch. With [`Layout::RankMajor`] the caller has done that sum.
+    #[default]
+    RankReduced,
+    /// One row per (token, expert), summed at home in top-k order. Needs [`Layout::ExpertMajor`] and
+    /// [`EpConfig::ordered`].
+    Ordered,
+}
+
+/// The path by which a peer's window is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Path {
+    /// Not connected.
+    None,
+    /// The rank itself.
+    SelfRank,
+    /// Another rank of this process.
+    Thread,
+    /// Another process of this host, through shared memory.
+    SharedMemory,
+}
+
+/// What a buffer must be able to do. Everything but `threads` and `paths` must be equal on all ranks.
+///
+/// ```
+/// # use epwire::{EpConfig, Plan};
+/// let config = EpConfig::new(128, 7168, 256, 8);
+/// let plan = Plan::new(&config, 8)?;
+/// assert!(plan.window_bytes <= 64 << 20);
+/// # Ok::<(), epwire::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EpConfig {
+    /// Tokens per rank and operation at most, up to 65,536.
+    pub max_tokens: u32,
+    /// Channels of a token, a multiple of 8 (of 128 for FP8).
+    pub hidden: u32,
+    /// Physical experts in all, a multiple of the ranks; expert `e` lives on rank `e / (experts / ranks)`.
+    pub experts: u32,
+    /// Experts per token at most, up to 32.
+    pub topk: u32,
+    /// Operations in flight, 1 or 2.
+    pub lanes: u32,
+    /// Type of tokens.
+    pub dtype: Float16,
+    /// Type of expert outputs and of combine's result.
+    pub combine_dtype: Float16,
+    /// Most payload plus scale bytes of an opaque row; 0: no opaque payloads.
+    pub opaque_bytes: u32,
+    /// Most opaque bytes per token that travel with the row, up to 64.
+    pub sideband_bytes: u32,
+    /// Also reserve what [`CombineMode::Ordered`] needs.
+    pub ordered: bool,
+    /// Also reserve an expert-major area for [`Dispatched::combine_rows_mut`](crate::Dispatched::combine_rows_mut).
+    pub zero_copy: bool,
+    /// Threads that move data for this rank, the caller included; 0: chosen by the library.
+    pub threads: u32,
+    /// Reach peers of this process and host only through their windows in shared memory (`true` allows a path).
+    pub paths: Paths,
+    /// Bound of every wait for a peer, at least 1 ms.
+    pub deadline: Duration,
+}
+
+/// Which paths may be used. A peer that only an excluded path reaches is refused at connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Paths {
+    /// Ranks of this process.
+    pub thread: bool,
+    /// Processes of this host.
+    pub shared_memory: bool,
+}
+
+impl Default for Paths {
+    fn default() -> Self {
+        Self { thread: true, shared_memory: true }
+    }
+}
+
+impl EpConfig {
+    /// Two lanes of bf16, ten seconds of deadline, everything optional off.
+    pub fn new(max_tokens: u32, hidden: u32, experts: u32, topk: u32) -> Self {
+        Self {
+            max_tokens,
+            hidden,
+            experts,
+            topk,
+            lanes: 2,
+            dtype: Float16::Bf16,
+            combine_dtype: Float16::Bf16,
+            opaque_bytes: 0,
+            sideband_bytes: 0,
+            ordered: false,
+            zero_copy: false,
+            threads: 0,
+            paths: Paths::default(),
+            deadline: Duration::from_secs(10),
+        }
+    }
+
+    pub(crate) fn to_c(&self, rank: u32, ranks: u32) -> sys::epw_config {
+        let mut paths = sys::EPW_PATH_SELF;
+        if self.paths.thread {
+            paths |= sys::EPW_PATH_THREAD;
+        }
+        if self.paths.shared_memory {
+            paths |= sys::EPW_PATH_SHM;
+        }
+        sys::epw_config {
+            size: size_of::<sys::epw_config>() as u32,
+            version: sys::EPW_CONFIG_VERSION,
+            rank,
+            ranks,
+            max_tokens: self.max_tokens,
+            hidden: self.hidden,
+            experts: self.experts,
+            topk: self.topk,
+            lanes: self.lanes,
+            dtype: self.dtype.to_c(),
+            combine_dtype: self.combine_dtype.to_c(),
+            opaque_bytes: self.opaque_bytes,
+            sideband_bytes: self.sideband_bytes,
+            ordered: self.ordered.into(),
+            zero_copy: self.zero_copy.into(),
+            threads: self.threads,
+            paths,
+            deadline_ns: self.deadline.as_nanos().try_into().unwrap_or(u64::MAX),
+        }
+    }
+
+    /// The fields that must be equal on all ranks, by name: what the ranks compare before they connect.
+    pub(crate) fn fields(&self) -> Vec<(String, String)> {
+        let Self { max_tokens, hidden, experts, topk, lanes, opaque_bytes, sideband_bytes, ordered, zero_copy, .. } = self;
+        [
+            ("max_tokens", max_tokens.to_string()),
+            ("hidden", hidden.to_string()),
+            ("experts", experts.to_string()),
+            ("topk", topk.to_string()),
+            ("lanes", lanes.to_string()),
+            ("dtype", format!("{:?}", self.dtype)),
+            ("combine_dtype", format!("{:?}", self.combine_dtype)),
+            ("opaque_bytes", opaque_bytes.to_string()),
+            ("sideband_bytes", sideband_bytes.to_string()),
+            ("ordered", ordered.to_string()),
+            ("zero_copy", zero_copy.to_string()),
+            ("deadline", format!("{:?}", self.deadline)),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+    }
+}
+
+/// Sizes that follow from a configuration, computed without allocating anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Plan {
+    /// Ranks of the group.
+    pub ranks: u32,
+    /// `experts / ranks`.
+    pub local_experts: u32,
+    /// `ranks * max_tokens`: rows per local expert (expert-major) or in all (rank-major).
+    pub rows: usize,
+    /// Bytes of one dispatch slot.
+    pub slot_bytes: u64,
+    /// Header and signal words.
+    pub control_bytes: u64,
+    /// Dispatch slots of all lanes.
+    pub dispatch_bytes: u64,
+    /// Combine slots of all lanes, rank-reduced.
+    pub combine_bytes: u64,
+    /// What [`EpConfig::ordered`] adds.
+    pub ordered_bytes: u64,
+    /// What [`EpConfig::zero_copy`] adds.
+    pub zero_copy_bytes: u64,
+    /// The whole window of a rank.
+    pub window_bytes: u64,
+    /// This rank's own memory beside the window.
+    pub private_bytes: u64,
+}
+
+impl Plan {
+    /// Checks the configuration for a group of `ranks` ranks and computes its plan. Errors name the field and the
+    /// limit.
+    pub fn new(config: &EpConfig, ranks: u32) -> Result<Self> {
+        let plan = ffi::plan(&config.to_c(0, ranks))?;
+        Ok(Self {
+            ranks,
+            local_experts: plan.local_experts,
+            rows: plan.rows as usize,
+            slot_bytes: plan.slot_bytes,
+            control_bytes: plan.control_bytes,
+            dispatch_bytes: plan.dispatch_bytes,
+            combine_bytes: plan.combine_bytes,
+            ordered_bytes: plan.ordered_bytes,
+            zero_copy_bytes: plan.zero_copy_bytes,
+            window_bytes: plan.window_bytes,
+            private_bytes: plan.private_bytes,
+        })
+    }
+}
+
+/// The shape of the rows that a dispatch delivers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RowShape {
+    /// Payload bytes of one row, scales not included.
+    pub payload_bytes: usize,
+    /// Scales of one row.
+    pub scale_count: usize,
+    /// Bytes of one scale as it travels.
+    pub scale_bytes: usize,
+    /// Bytes of an expert-major payload output, `[local_experts, rows, payload]`.
+    pub expert_rows_bytes: usize,
+    /// Bytes of an expert-major scale output.
+    pub expert_scales_bytes: usize,
+    /// Bytes of a rank-major payload copy, `[rows, payload]`.
+    pub rank_rows_bytes: usize,
+    /// Bytes of a rank-major scale copy.
+    pub rank_scales_bytes: usize,
+}
+
+impl RowShape {
+    /// The shape that `payload` gives under `config` in a group of `ranks` ranks.
+    pub fn new(config: &EpConfig, ranks: u32, payload: Payload) -> Result<Self> {
+        let mut input = ffi::empty_input();
+        crate::buffer::set_payload(&mut input, payload);
+        let shape = ffi::row_shape(&config.to_c(0, ranks), &input)?;
+        Ok(Self {
+            payload_bytes: shape.payload_bytes as usize,
+            scale_count: shape.scale_count as usize,
+            scale_bytes: shape.scale_bytes as usize,
+            expert_rows_bytes: shape.expert_rows_bytes as usize,
+            expert_scales_bytes: shape.expert_scales_bytes as usize,
+            rank_rows_bytes: shape.rank_rows_bytes as usize,
+            rank_scales_bytes: shape.rank_scales_bytes as usize,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_plan_of_eight_ranks_takes_less_than_64_mib() {
+        let plan = Plan::new(&EpConfig::new(128, 7168, 256, 8), 8).unwrap();
+        assert!(plan.window_bytes <= 64 << 20, "{} bytes", plan.window_bytes);
+        let lines = plan.control_bytes + plan.dispatch_bytes + plan.combine_bytes + plan.ordered_bytes + plan.zero_copy_bytes;
+        assert!(plan.window_bytes - lines < 4096);
+    }
+
+    #[test]
+    fn every_limit_is_an_error_that_names_its_field() {
+        let good = EpConfig::new(128, 1024, 64, 8);
+        let cases: [(&str, u32, EpConfig); 12] = [
+            ("ranks", 0, good.clone()),
+            ("ranks", 1025, good.clone()),
+            ("max_tokens", 4, EpConfig { max_tokens: 0, ..good.clone() }),
+            ("max_tokens", 4, EpConfig { max_tokens: 65_537, ..good.clone() }),
+            ("max_tokens", 4, EpConfig { max_tokens: 65_536, ordered: true, ..good.clone() }),
+            ("hidden", 4, EpConfig { hidden: 12, ..good.clone() }),
+            ("experts", 4, EpConfig { experts: 63, ..good.clone() }),
+            ("topk", 4, EpConfig { topk: 33, ..good.clone() }),
+            ("topk", 4, EpConfig { topk: 0, ..good.clone() }),
+            ("lanes", 4, EpConfig { lanes: 3, ..good.clone() }),
+            ("sideband_bytes", 4, EpConfig { sideband_bytes: 65, ..good.clone() }),
+            ("deadline_ns", 4, EpConfig { deadline: Duration::from_micros(1), ..good.clone() }),
+        ];
+        for (field, ranks, config) in cases {
+            let error = Plan::new(&config, ranks).unwrap_err();
+            assert!(error.failure().unwrap().text.starts_with(field), "{field}: {error}");
+        }
+        assert!(Plan::new(&good, 4).is_ok());
+        let huge = EpConfig { max_tokens: 65_536, hidden: 1 << 24, ..EpConfig::new(1, 8, 1024, 32) };
+        assert!(matches!(Plan::new(&huge, 1024), Err(crate::Error::Limit(_))));
+    }
+
+    #[test]
+    fn fp8_needs_whole_blocks() {
+        let config = EpConfig::new(8, 192, 8, 2);
+        let error = RowShape::new(&config, 2, Payload::Fp8 { scale: Fp8Scale::F32 }).unwrap_err();
+        assert!(error.to_string().contains("multiple of 128"), "{error}");
+        let shape = RowShape::new(&EpConfig { hidden: 640, ..config }, 2, Payload::Fp8 { scale: Fp8Scale::Ue8m0 }).unwrap();
+        assert_eq!((shape.payload_bytes, shape.scale_count, shape.scale_bytes), (640, 5, 1));
+        assert_eq!(shape.expert_scales_bytes, 4 * 16 * 8, "five exponents take two words");
+    }
+}

@@ -1,0 +1,102 @@
+//! What can go wrong, always with the operation, the rank, the peer concerned and what to do about it.
+
+use std::fmt;
+
+/// The one result type of the crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Where and why a call of the data plane was refused or failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The operation, for example `dispatch`.
+    pub operation: String,
+    /// This rank, where it is known.
+    pub rank: Option<u32>,
+    /// The peer concerned, if one is.
+    pub peer: Option<u32>,
+    /// What was found, which limit it breaks, and what to do.
+    pub text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(operation: &str, rank: u32, text: impl Into<String>) -> Self {
+        Self { operation: operation.into(), rank: Some(rank), peer: None, text: text.into() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.operation)?;
+        if let Some(rank) = self.rank {
+            write!(f, ": rank {rank}")?;
+        }
+        if let Some(peer) = self.peer {
+            write!(f, ": peer {peer}")?;
+        }
+        write!(f, ": {}", self.text)
+    }
+}
+
+/// Errors of groups and buffers. A refused call is as if never made.
+///
+/// A rank that dies or falls silent is not an error but an [`Outcome`](crate::Outcome): the operation ends with what
+/// has arrived.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument is wrong.
+    #[error("{0}")]
+    Invalid(Failure),
+    /// A size passes a limit of the plan or of the library.
+    #[error("{0}")]
+    Limit(Failure),
+    /// Not possible now: lane held, handle consumed, no membership yet.
+    #[error("{0}")]
+    State(Failure),
+    /// The system has no memory to give.
+    #[error("{0}")]
+    NoMemory(Failure),
+    /// An operating system call failed.
+    #[error("{0}")]
+    System(Failure),
+    /// No permitted path leads to the peer.
+    #[error("{0}")]
+    NoPath(Failure),
+    /// The peer's configuration or version differs.
+    #[error("{0}")]
+    Mismatch(Failure),
+    /// The place still belongs to another, living incarnation.
+    #[error("{0}")]
+    Fenced(Failure),
+    /// A bounded wait outside dispatch and combine expired.
+    #[error("{0}")]
+    Timeout(Failure),
+    /// The peer refused or is gone.
+    #[error("{0}")]
+    Peer(Failure),
+    /// The ranks could not meet or agree.
+    #[error(transparent)]
+    Bootstrap(#[from] crate::rendezvous::BootstrapError),
+    /// The launcher's variables make no sense.
+    #[error(transparent)]
+    Launch(#[from] crate::launch::LaunchError),
+}
+
+impl Error {
+    /// The place and reason of an error of the data plane; `None` for bootstrap and launch errors.
+    pub fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Invalid(f)
+            | Self::Limit(f)
+            | Self::State(f)
+            | Self::NoMemory(f)
+            | Self::System(f)
+            | Self::NoPath(f)
+            | Self::Mismatch(f)
+            | Self::Fenced(f)
+            | Self::Timeout(f)
+            | Self::Peer(f) => Some(f),
+            Self::Bootstrap(_) | Self::Launch(_) => None,
+        }
+    }
+}

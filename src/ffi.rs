@@ -1,0 +1,356 @@
+//! The only module that calls C. It owns every raw pointer to C objects and turns statuses into errors.
+
+use std::ffi::CStr;
+use std::ptr::{self, NonNull};
+
+use crate::error::{Error, Failure, Result};
+use crate::mask::Mask;
+use crate::sys;
+
+/// The last error of this thread as `status` classes it.
+fn error(status: sys::epw_status) -> Error {
+    let mut detail = sys::epw_error_detail { op: ptr::null(), text: ptr::null(), rank: -1, peer: -1 };
+    // SAFETY: detail is a valid place to write to.
+    unsafe { sys::epw_last_error_detail(&mut detail) };
+    let text = |p: *const std::ffi::c_char| {
+        if p.is_null() {
+            return String::new();
+        }
+        // SAFETY: epw_last_error_detail gives NUL-terminated texts that live until this thread's next failing call.
+        unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned()
+    };
+    let failure = Failure {
+        operation: text(detail.op),
+        rank: detail.rank.try_into().ok(),
+        peer: detail.peer.try_into().ok(),
+        text: text(detail.text),
+    };
+    match status {
+        sys::EPW_ERR_LIMIT => Error::Limit(failure),
+        sys::EPW_ERR_STATE => Error::State(failure),
+        sys::EPW_ERR_NO_MEMORY => Error::NoMemory(failure),
+        sys::EPW_ERR_SYSTEM => Error::System(failure),
+        sys::EPW_ERR_NO_PATH => Error::NoPath(failure),
+        sys::EPW_ERR_MISMATCH => Error::Mismatch(failure),
+        sys::EPW_ERR_FENCED => Error::Fenced(failure),
+        sys::EPW_ERR_TIMEOUT => Error::Timeout(failure),
+        sys::EPW_ERR_PEER => Error::Peer(failure),
+        _ => Error::Invalid(failure),
+    }
+}
+
+/// Whether an operation has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Pending,
+    Done,
+}
+
+fn check(status: sys::epw_status) -> Result<Progress> {
+    match status {
+        sys::EPW_OK => Ok(Progress::Done),
+        sys::EPW_PENDING => Ok(Progress::Pending),
+        status => Err(error(status)),
+    }
+}
+
+pub(crate) fn plan(config: &sys::epw_config) -> Result<sys::epw_plan> {
+    let mut plan = sys::epw_plan { size: size_of::<sys::epw_plan>() as u32, ..Default::default() };
+    // SAFETY: both are valid for the call, plan carries its size.
+    check(unsafe { sys::epw_plan_make(config, &mut plan) })?;
+    Ok(plan)
+}
+
+pub(crate) fn row_shape(config: &sys::epw_config, input: &sys::epw_dispatch_input) -> Result<sys::epw_row_shape> {
+    let mut shape = sys::epw_row_shape { size: size_of::<sys::epw_row_shape>() as u32, ..Default::default() };
+    // SAFETY: all are valid for the call; only the fields of input that decide the shape are read, no memory behind it.
+    check(unsafe { sys::epw_row_shape_make(config, input, &mut shape) })?;
+    Ok(shape)
+}
+
+/// EPW_DISPATCH_INPUT_INIT
+pub(crate) fn empty_input() -> sys::epw_dispatch_input {
+    sys::epw_dispatch_input {
+        size: size_of::<sys::epw_dispatch_input>() as u32,
+        tokens: 0,
+        x: ptr::null(),
+        x_stride: 0,
+        topk_idx: ptr::null(),
+        topk_weights: ptr::null(),
+        sideband: ptr::null(),
+        scales: ptr::null(),
+        scale_row_stride: 0,
+        scale_col_stride: 0,
+        idx_type: sys::EPW_I32,
+        topk: 0,
+        payload: sys::EPW_PAYLOAD_SAME,
+        opaque_row_bytes: 0,
+        scale_count: 0,
+        scale_bytes: 0,
+        sideband_bytes: 0,
+        layout: sys::EPW_EXPERT_MAJOR,
+        lane: -1,
+        nonblocking: 0,
+        deadline_ns: 0,
+    }
+}
+
+/// EPW_DISPATCH_OUTPUT_INIT
+pub(crate) fn empty_output() -> sys::epw_dispatch_output {
+    sys::epw_dispatch_output {
+        size: size_of::<sys::epw_dispatch_output>() as u32,
+        scale_order: 0,
+        nonblocking: 0,
+        reserved: 0,
+        rows: ptr::null_mut(),
+        scales: ptr::null_mut(),
+        sideband: ptr::null_mut(),
+        counts: ptr::null_mut(),
+        source_counts: ptr::null_mut(),
+        ranges: ptr::null_mut(),
+        source_token: ptr::null_mut(),
+        row_experts: ptr::null_mut(),
+        row_weights: ptr::null_mut(),
+        expert_rows: ptr::null_mut(),
+        expert_totals: ptr::null_mut(),
+        wait_ns: ptr::null_mut(),
+    }
+}
+
+/// EPW_COMBINE_INPUT_INIT
+pub(crate) fn empty_combine() -> sys::epw_combine_input {
+    sys::epw_combine_input {
+        size: size_of::<sys::epw_combine_input>() as u32,
+        mode: sys::EPW_COMBINE_RANK_REDUCED,
+        expert_out: ptr::null(),
+        topk_weights: ptr::null(),
+        nonblocking: 0,
+        reserved: 0,
+        deadline_ns: 0,
+    }
+}
+
+/// EPW_COMBINE_OUTPUT_INIT
+pub(crate) fn empty_combine_output() -> sys::epw_combine_output {
+    sys::epw_combine_output {
+        size: size_of::<sys::epw_combine_output>() as u32,
+        nonblocking: 0,
+        out: ptr::null_mut(),
+        contributions: ptr::null_mut(),
+        wait_ns: ptr::null_mut(),
+    }
+}
+
+/// EPW_OUTCOME_INIT
+pub(crate) fn empty_outcome() -> sys::epw_outcome {
+    sys::epw_outcome { size: size_of::<sys::epw_outcome>() as u32, ..Default::default() }
+}
+
+/// Rows in place in the window.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rows {
+    pub(crate) first: NonNull<u8>,
+    pub(crate) scales: Option<NonNull<u8>>,
+    pub(crate) stride: usize,
+    /// `[ranks]`
+    pub(crate) source_counts: NonNull<u32>,
+}
+
+/// An `epw_buffer`, destroyed with this value.
+#[derive(Debug)]
+pub(crate) struct Buffer(NonNull<sys::epw_buffer>);
+
+// SAFETY: the C core guards a buffer's state with its lanes' locks; any thread may call.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: created by epw_buffer_create, and nobody else uses it any more: this is the last owner.
+        unsafe { sys::epw_buffer_destroy(self.0.as_ptr()) }
+    }
+}
+
+impl Buffer {
+    pub(crate) fn create(config: &sys::epw_config) -> Result<Self> {
+        let mut out = ptr::null_mut();
+        // SAFETY: both are valid for the call.
+        check(unsafe { sys::epw_buffer_create(config, &mut out) })?;
+        NonNull::new(out).map(Self).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+    }
+
+    pub(crate) fn export(&self, peer: u32) -> Result<Vec<u8>> {
+        let mut blob = vec![0; sys::EPW_BLOB_MAX as usize];
+        let mut length = 0;
+        // SAFETY: blob has the EPW_BLOB_MAX bytes that export may write.
+        check(unsafe { sys::epw_buffer_export(self.0.as_ptr(), peer, blob.as_mut_ptr().cast(), &mut length) })?;
+        blob.truncate(length);
+        Ok(blob)
+    }
+
+    pub(crate) fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
+        // SAFETY: blob is valid for its length; its bytes are checked by the C core.
+        check(unsafe { sys::epw_buffer_connect(self.0.as_ptr(), peer, blob.as_ptr().cast(), blob.len()) })?;
+        Ok(())
+    }
+
+    pub(crate) fn disconnect(&self, peer: u32) -> Result<()> {
+        // SAFETY: the buffer is alive.
+        check(unsafe { sys::epw_buffer_disconnect(self.0.as_ptr(), peer) })?;
+        Ok(())
+    }
+
+    pub(crate) fn path(&self, peer: u32) -> u32 {
+        // SAFETY: the buffer is alive.
+        unsafe { sys::epw_buffer_path(self.0.as_ptr(), peer) }
+    }
+
+    pub(crate) fn set_active(&self, active: &Mask, epoch: u32) -> Result<()> {
+        // SAFETY: the buffer is alive, the mask is read during the call only.
+        check(unsafe { sys::epw_buffer_set_active(self.0.as_ptr(), &active.to_c(), epoch) })?;
+        Ok(())
+    }
+
+    /// Active ranks, suspects, epoch.
+    pub(crate) fn membership(&self) -> Result<(Mask, Mask, u32)> {
+        let (mut active, mut suspects, mut epoch) = (Mask::default().to_c(), Mask::default().to_c(), 0);
+        // SAFETY: all are valid places to write to.
+        check(unsafe { sys::epw_buffer_membership(self.0.as_ptr(), &mut active, &mut suspects, &mut epoch) })?;
+        Ok((Mask::from_c(&active), Mask::from_c(&suspects), epoch))
+    }
+
+    /// One byte per expert of the buffer's configuration.
+    pub(crate) fn reachable_experts(&self, experts: u32) -> Result<Vec<bool>> {
+        let mut reachable = vec![0u8; experts as usize];
+        // SAFETY: `experts` bytes, as many as the configuration that this buffer was made with has experts.
+        check(unsafe { sys::epw_buffer_reachable_experts(self.0.as_ptr(), reachable.as_mut_ptr()) })?;
+        Ok(reachable.into_iter().map(|x| x == 1).collect())
+    }
+
+    /// # Safety
+    /// The memory named by `input` and `output` has the sizes that the plan demands. It must stay valid as long as the
+    /// operation is polled.
+    pub(crate) unsafe fn dispatch(
+        &self,
+        input: &sys::epw_dispatch_input,
+        output: Option<&sys::epw_dispatch_output>,
+        outcome: &mut sys::epw_outcome,
+    ) -> Result<(sys::epw_handle, Progress)> {
+        let mut handle = 0;
+        let output = output.map_or(ptr::null(), ptr::from_ref);
+        // SAFETY: by this function's contract.
+        let status = unsafe { sys::epw_dispatch(self.0.as_ptr(), input, output, &mut handle, outcome) };
+        Ok((handle, check(status)?))
+    }
+
+    /// # Safety
+    /// As for `dispatch`.
+    pub(crate) unsafe fn dispatch_receive(
+        &self,
+        handle: sys::epw_handle,
+        output: &sys::epw_dispatch_output,
+        outcome: &mut sys::epw_outcome,
+    ) -> Result<Progress> {
+        // SAFETY: by this function's contract.
+        check(unsafe { sys::epw_dispatch_receive(self.0.as_ptr(), handle, output, outcome) })
+    }
+
+    /// # Safety
+    /// As for `dispatch`; `input` is read during the call only.
+    pub(crate) unsafe fn combine(
+        &self,
+        handle: sys::epw_handle,
+        input: &sys::epw_combine_input,
+        output: Option<&sys::epw_combine_output>,
+        outcome: &mut sys::epw_outcome,
+    ) -> Result<Progress> {
+        let output = output.map_or(ptr::null(), ptr::from_ref);
+        // SAFETY: by this function's contract.
+        check(unsafe { sys::epw_combine(self.0.as_ptr(), handle, input, output, outcome) })
+    }
+
+    /// # Safety
+    /// As for `dispatch`.
+    pub(crate) unsafe fn combine_receive(
+        &self,
+        handle: sys::epw_handle,
+        output: &sys::epw_combine_output,
+        outcome: &mut sys::epw_outcome,
+    ) -> Result<Progress> {
+        // SAFETY: by this function's contract.
+        check(unsafe { sys::epw_combine_receive(self.0.as_ptr(), handle, output, outcome) })
+    }
+
+    /// # Safety
+    /// The memory given to the running operation is still valid.
+    pub(crate) unsafe fn poll(&self, handle: sys::epw_handle, outcome: &mut sys::epw_outcome) -> Result<Progress> {
+        // SAFETY: by this function's contract.
+        check(unsafe { sys::epw_poll(self.0.as_ptr(), handle, outcome) })
+    }
+
+    /// Sleeps until `poll` or `ready` may say something new. Touches no caller memory.
+    pub(crate) fn wait(&self, handle: sys::epw_handle, timeout_ns: u64) -> Result<()> {
+        // SAFETY: the buffer is alive; a consumed handle is recognised.
+        check(unsafe { sys::epw_await(self.0.as_ptr(), handle, timeout_ns) })?;
+        Ok(())
+    }
+
+    pub(crate) fn ready(&self, handle: sys::epw_handle) -> Result<Progress> {
+        // SAFETY: as for `wait`.
+        check(unsafe { sys::epw_ready(self.0.as_ptr(), handle) })
+    }
+
+    /// Ends the handle; the C core touches no caller memory of it afterwards.
+    pub(crate) fn release(&self, handle: sys::epw_handle) {
+        // SAFETY: as for `wait`. A handle already consumed is refused, which is what is wanted.
+        unsafe { sys::epw_release(self.0.as_ptr(), handle) };
+    }
+
+    pub(crate) fn dispatched_rows(&self, handle: sys::epw_handle) -> Result<Rows> {
+        // SAFETY: as for `wait`; view carries its size.
+        self.view(|view| unsafe { sys::epw_dispatched_rows(self.0.as_ptr(), handle, view) })
+    }
+
+    pub(crate) fn next_combine_buffer(&self, handle: sys::epw_handle) -> Result<Rows> {
+        // SAFETY: as for `wait`; view carries its size.
+        self.view(|view| unsafe { sys::epw_next_combine_buffer(self.0.as_ptr(), handle, view) })
+    }
+
+    fn view(&self, call: impl FnOnce(*mut sys::epw_rows_view) -> sys::epw_status) -> Result<Rows> {
+        let mut view = sys::epw_rows_view {
+            size: size_of::<sys::epw_rows_view>() as u32,
+            reserved: 0,
+            stride: 0,
+            rows: ptr::null_mut(),
+            scales: ptr::null(),
+            source_counts: ptr::null(),
+        };
+        check(call(&mut view))?;
+        let missing = || error(sys::EPW_ERR_STATE);
+        Ok(Rows {
+            first: NonNull::new(view.rows.cast()).ok_or_else(missing)?,
+            scales: NonNull::new(view.scales.cast_mut().cast()),
+            stride: view.stride as usize,
+            source_counts: NonNull::new(view.source_counts.cast_mut()).ok_or_else(missing)?,
+        })
+    }
+}
+
+/// Quantises whole rows; slices are of matching sizes (checked by the caller, see `numerics`).
+///
+/// # Safety
+/// x has `rows * hidden` 16-bit values, q as many bytes, scales `rows * hidden / 128` of the payload's scales.
+pub(crate) unsafe fn quantize(payload: u32, dtype: u32, rows: u64, hidden: u32, x: *const u8, q: *mut u8, scales: *mut u8) -> Result<()> {
+    // SAFETY: by this function's contract.
+    check(unsafe { sys::epw_quantize_fp8(payload, dtype, rows, hidden, x.cast(), q, scales.cast()) })?;
+    Ok(())
+}
+
+/// # Safety
+/// As for `quantize`, x being written.
+pub(crate) unsafe fn dequantize(payload: u32, dtype: u32, rows: u64, hidden: u32, q: *const u8, scales: *const u8, x: *mut u8) -> Result<()> {
+    // SAFETY: by this function's contract.
+    check(unsafe { sys::epw_dequantize_fp8(payload, dtype, rows, hidden, q, scales.cast(), x.cast()) })?;
+    Ok(())
+}

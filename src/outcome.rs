@@ -1,0 +1,131 @@
+//! How an operation ended.
+
+use std::time::Duration;
+
+use crate::mask::Mask;
+use crate::sys;
+
+/// How a dispatch or combine ended: complete, or without the rows of some peers.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[must_use = "a degraded operation lacks the rows of the missing ranks"]
+pub struct Outcome {
+    /// Active peers whose part of the operation is absent. Empty: complete.
+    pub missing: Mask,
+    /// The first peer given up, with every variable of that wait.
+    pub record: Option<ErrorRecord>,
+}
+
+impl Outcome {
+    /// Whether every active peer took part.
+    pub fn is_complete(&self) -> bool {
+        self.missing.is_empty()
+    }
+
+    pub(crate) fn from_c(outcome: &sys::epw_outcome) -> Self {
+        Self { missing: Mask::from_c(&outcome.missing), record: ErrorRecord::from_c(&outcome.record) }
+    }
+}
+
+/// Where a wait was when it gave up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Phase {
+    /// Waiting for permission to write the peer's dispatch slots.
+    DispatchSend,
+    /// Waiting for the peer's rows.
+    DispatchReceive,
+    /// Answering the peer's rows.
+    CombineSend,
+    /// Waiting for the peer's answer.
+    CombineReceive,
+}
+
+/// Why a peer is missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// It was silent for a whole deadline.
+    Timeout,
+    /// It said that it dropped this rank, left, or moved on to a newer epoch.
+    Dropped,
+    /// It was given up by an earlier operation of this epoch.
+    Suspected,
+    /// Its rows or answers are of another kind (payload, sideband, weights, combine mode) than this rank's.
+    Format,
+    /// It answered fewer rows than it was sent.
+    Partial,
+}
+
+/// The first peer that an operation gave up on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ErrorRecord {
+    /// Where the wait was.
+    pub phase: Phase,
+    /// Why it ended.
+    pub cause: Cause,
+    /// This rank.
+    pub rank: u32,
+    /// The peer given up.
+    pub peer: u32,
+    /// Lane of the operation.
+    pub lane: u32,
+    /// Membership epoch.
+    pub epoch: u32,
+    /// Operation number in the lane, from 1 in each epoch.
+    pub op: u32,
+    /// How many peers were still awaited.
+    pub waiting: u32,
+    /// The signal word awaited, value bits zero.
+    pub expected: u64,
+    /// The word found.
+    pub seen: u64,
+    /// Since the wait began.
+    pub elapsed: Duration,
+    /// Its bound.
+    pub deadline: Duration,
+}
+
+impl ErrorRecord {
+    fn from_c(r: &sys::epw_error_record) -> Option<Self> {
+        let cause = match r.cause {
+            sys::EPW_CAUSE_TIMEOUT => Cause::Timeout,
+            sys::EPW_CAUSE_DROPPED => Cause::Dropped,
+            sys::EPW_CAUSE_SUSPECTED => Cause::Suspected,
+            sys::EPW_CAUSE_FORMAT => Cause::Format,
+            sys::EPW_CAUSE_PARTIAL => Cause::Partial,
+            _ => return None,
+        };
+        let phase = match r.phase {
+            sys::EPW_PHASE_DISPATCH_SEND => Phase::DispatchSend,
+            sys::EPW_PHASE_DISPATCH_RECEIVE => Phase::DispatchReceive,
+            sys::EPW_PHASE_COMBINE_SEND => Phase::CombineSend,
+            _ => Phase::CombineReceive,
+        };
+        Some(Self {
+            phase,
+            cause,
+            rank: r.rank,
+            peer: r.peer,
+            lane: r.lane,
+            epoch: r.epoch,
+            op: r.op,
+            waiting: r.waiting,
+            expected: r.expected,
+            seen: r.seen,
+            elapsed: Duration::from_nanos(r.elapsed_ns),
+            deadline: Duration::from_nanos(r.deadline_ns),
+        })
+    }
+}
+
+impl std::fmt::Display for ErrorRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "rank {} gave up on peer {} ({:?}, {:?}) in lane {}, epoch {}, op {}, after {:?} of {:?}: awaited {:#018x}, saw {:#018x}, {} peers still awaited",
+            self.rank, self.peer, self.phase, self.cause, self.lane, self.epoch, self.op, self.elapsed, self.deadline,
+            self.expected, self.seen, self.waiting
+        )
+    }
+}

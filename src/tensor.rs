@@ -1,0 +1,233 @@
+//! Plain views over memory: a pointer, an element type, a shape. They own nothing and copy nothing.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use half::{bf16, f16};
+
+/// Element types that cross the interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DType {
+    /// 16-bit brain floating point.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+    /// IEEE single precision.
+    F32,
+    /// Bytes: FP8 e4m3 values, UE8M0 exponents, opaque rows.
+    U8,
+    /// 32-bit signed integers.
+    I32,
+    /// 32-bit unsigned integers.
+    U32,
+    /// 64-bit signed integers.
+    I64,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::U8 => 1,
+            Self::Bf16 | Self::F16 => 2,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::I64 => 8,
+        }
+    }
+}
+
+/// Rust types that are elements of tensors.
+///
+/// # Safety
+/// The type has the size of `DTYPE`, no padding, and every bit pattern is a value of it.
+pub unsafe trait Element: Copy + Send + Sync + 'static {
+    /// The tag of the type.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($rust:ty => $tag:ident),*) => {$(
+        // SAFETY: a plain number of DType::$tag's size; all bit patterns are values.
+        unsafe impl Element for $rust {
+            const DTYPE: DType = DType::$tag;
+        }
+    )*};
+}
+elements!(bf16 => Bf16, f16 => F16, f32 => F32, u8 => U8, i32 => I32, u32 => U32, i64 => I64);
+
+/// A matrix to read: `rows` rows of `cols` elements, each row dense, `row_stride` bytes apart.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorRef<'a> {
+    pub(crate) ptr: NonNull<u8>,
+    pub(crate) dtype: DType,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) row_stride: usize,
+    lifetime: PhantomData<&'a [u8]>,
+}
+
+// SAFETY: a shared borrow of plain numbers, like &[T].
+unsafe impl Send for TensorRef<'_> {}
+// SAFETY: as above; it gives out no mutable access.
+unsafe impl Sync for TensorRef<'_> {}
+
+impl<'a> TensorRef<'a> {
+    /// A dense matrix of `cols` columns over a slice. Elements behind the last full row are not part of it.
+    pub fn new<T: Element>(data: &'a [T], cols: usize) -> Self {
+        let rows = if cols == 0 { 0 } else { data.len() / cols };
+        let row_stride = cols * size_of::<T>();
+        Self { ptr: NonNull::from(data).cast(), dtype: T::DTYPE, rows, cols, row_stride, lifetime: PhantomData }
+    }
+
+    /// A matrix whose rows lie `row_stride` elements apart. `None` if the slice does not hold it.
+    pub fn strided<T: Element>(data: &'a [T], rows: usize, cols: usize, row_stride: usize) -> Option<Self> {
+        let end = if rows == 0 { 0 } else { (rows - 1).checked_mul(row_stride)?.checked_add(cols)? };
+        let row_stride = row_stride.checked_mul(size_of::<T>())?;
+        (end <= data.len() && row_stride >= cols * size_of::<T>()).then(|| Self { rows, row_stride, ..Self::new(data, cols) })
+    }
+
+    /// A matrix anywhere in host memory; `row_stride` in bytes.
+    ///
+    /// # Safety
+    /// For `'a`, every row's `cols` elements of `dtype` are initialised, aligned to their type and not written.
+    pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, rows: usize, cols: usize, row_stride: usize) -> Self {
+        Self { ptr, dtype, rows, cols, row_stride, lifetime: PhantomData }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Elements of a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn is_dense(&self) -> bool {
+        self.rows <= 1 || self.row_stride == self.cols * self.dtype.bytes()
+    }
+}
+
+/// Memory to write: dense elements of one type.
+#[derive(Debug)]
+pub struct TensorMut<'a> {
+    pub(crate) ptr: NonNull<u8>,
+    pub(crate) dtype: DType,
+    pub(crate) len: usize,
+    lifetime: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: an exclusive borrow of plain numbers, like &mut [T].
+unsafe impl Send for TensorMut<'_> {}
+
+impl<'a> TensorMut<'a> {
+    /// All of a slice.
+    pub fn new<T: Element>(data: &'a mut [T]) -> Self {
+        let len = data.len();
+        Self { ptr: NonNull::from(data).cast(), dtype: T::DTYPE, len, lifetime: PhantomData }
+    }
+
+    /// `len` elements anywhere in host memory.
+    ///
+    /// # Safety
+    /// For `'a` they are aligned to their type, and nobody else reads or writes them.
+    pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> Self {
+        Self { ptr, dtype, len, lifetime: PhantomData }
+    }
+
+    /// Bytes of it.
+    pub fn bytes(&self) -> usize {
+        self.len * self.dtype.bytes()
+    }
+}
+
+/// Zeroed host memory aligned to 64 bytes, as outputs want it. Dereferences to a slice.
+pub struct HostBuffer<T: Element> {
+    ptr: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: owns its elements, which are Send and Sync.
+unsafe impl<T: Element> Send for HostBuffer<T> {}
+// SAFETY: as above.
+unsafe impl<T: Element> Sync for HostBuffer<T> {}
+
+impl<T: Element> HostBuffer<T> {
+    /// `len` zeros. Runs the allocation error hook if the system has no memory, as `Vec` does.
+    pub fn zeroed(len: usize) -> Self {
+        let layout = Self::layout(len);
+        // SAFETY: the layout is never of size zero.
+        let ptr = unsafe { alloc_zeroed(layout) };
+        match NonNull::new(ptr.cast()) {
+            Some(ptr) => Self { ptr, len },
+            None => handle_alloc_error(layout),
+        }
+    }
+
+    fn layout(len: usize) -> Layout {
+        let bytes = len.saturating_mul(size_of::<T>()).max(1);
+        Layout::from_size_align(bytes, 64)
+            .unwrap_or_else(|_| handle_alloc_error(Layout::new::<T>()))
+    }
+}
+
+impl<T: Element> Drop for HostBuffer<T> {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this very layout.
+        unsafe { dealloc(self.ptr.as_ptr().cast(), Self::layout(self.len)) }
+    }
+}
+
+impl<T: Element> Deref for HostBuffer<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: `len` elements, zeroed at birth; every bit pattern is a value (Element).
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Element> DerefMut for HostBuffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Element> std::fmt::Debug for HostBuffer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "HostBuffer<{:?}>[{}]", T::DTYPE, self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_strided_view_must_fit_its_slice() {
+        let data = [0f32; 10];
+        assert!(TensorRef::strided(&data, 3, 2, 4).is_some_and(|t| t.row_stride == 16 && !t.is_dense()));
+        assert!(TensorRef::strided(&data, 3, 3, 4).is_none());
+        assert!(TensorRef::strided(&data, 2, 4, 3).is_none(), "rows overlap");
+        assert!(TensorRef::strided(&data, usize::MAX, 4, 4).is_none());
+    }
+
+    #[test]
+    fn host_buffers_are_aligned_zeros() {
+        let mut buffer = HostBuffer::<u32>::zeroed(33);
+        assert_eq!(buffer.as_ptr() as usize % 64, 0);
+        assert!(buffer.iter().all(|x| *x == 0));
+        buffer[32] = 7;
+        assert_eq!(buffer.len(), 33);
+        assert!(HostBuffer::<u8>::zeroed(0).is_empty());
+    }
+}
