@@ -206,6 +206,13 @@ static void ask_write(const other *o, uint64_t offset, uint32_t value) {
     ask(o, (command){.verb = 'w', .offset = offset, .value = value});
 }
 
+/* Returns once it has stopped. */
+static void stop_other(const other *o) {
+    int status = 0;
+    kill(o->pid, SIGSTOP);
+    CHECK(waitpid(o->pid, &status, WUNTRACED) == o->pid && WIFSTOPPED(status));
+}
+
 static void kill_other(other *o) {
     kill(o->pid, SIGKILL);
     waitpid(o->pid, NULL, 0);
@@ -574,7 +581,7 @@ static void a_place_is_granted_again_once_its_holder_is_dead(void) {
     other first = start_other(), second = start_other();
     CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
     CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
-    kill(first.pid, SIGSTOP);
+    stop_other(&first);
     CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
     /* A rank of this process is no exception. */
     end b = open_end(config_of(1));
@@ -697,7 +704,7 @@ static void a_stopped_exporter_is_a_timeout(void) {
     end a = open_end(config_of(0));
     other o = start_other();
     answer got = ask(&o, (command){.verb = 'e', .peer = 0, .config = config_of(1)});
-    kill(o.pid, SIGSTOP);
+    stop_other(&o);
     epw_import *import = NULL;
     CHECK(epw_window_import(a.window, 1, got.blob, got.length, 100 * MS, &import) == EPW_ERR_TIMEOUT);
     CHECK(epw_window_import(a.window, 1, got.blob, got.length, 0, &import) == EPW_ERR_TIMEOUT);
@@ -834,6 +841,16 @@ static void bad_clients_delay_nobody(void) {
     epw_window_destroy(a.window);
 }
 
+/* Asks as a process of another name, over a connection of its own. */
+static uint32_t request_raw(int fd, const epw_blob *blob, unsigned char name) {
+    epw_fd_request request = {.magic = EPW_FD_REQUEST_MAGIC, .rank = 1, .window = blob->window};
+    request.process.bytes[0] = name;
+    epw_fd_reply reply = {0};
+    CHECK(send(fd, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
+    CHECK(recv(fd, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
+    return reply.verdict;
+}
+
 /* A holder that talks on, or says that it will say no more, may still write: only a closed connection ends a
  * lease. */
 static void talking_does_not_end_a_lease(void) {
@@ -841,11 +858,8 @@ static void talking_does_not_end_a_lease(void) {
     export_to(&a, 1);
     epw_blob blob;
     int fd = connect_raw(&a, &blob);
-    epw_fd_request request = {.magic = EPW_FD_REQUEST_MAGIC, .rank = 1, .window = blob.window};
-    epw_fd_reply reply;
-    CHECK(send(fd, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
-    CHECK(recv(fd, &reply, sizeof reply, 0) == (ssize_t)sizeof reply && reply.verdict == EPW_FD_GRANTED);
-    CHECK(send(fd, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
+    CHECK(request_raw(fd, &blob, 1) == EPW_FD_GRANTED);
+    CHECK(send(fd, &blob, sizeof(epw_fd_request), MSG_NOSIGNAL) == (ssize_t)sizeof(epw_fd_request));
     CHECK(!shutdown(fd, SHUT_WR));
     other o = start_other();
     CHECK(fenced_by(ask_import(&o, 1, 0, &a), getpid()));
@@ -853,6 +867,26 @@ static void talking_does_not_end_a_lease(void) {
     CHECK(ask_import(&o, 1, 0, &a).status == EPW_OK);
     end_other(&o);
     epw_window_destroy(a.window);
+}
+
+/* Who comes after a holder has closed is never refused, however soon: not because the server's thread is
+ * late. */
+static void a_place_is_free_as_soon_as_its_holder_has_closed(void) {
+    end a = open_end(config_of(0)), b = open_end(config_of(1));
+    export_to(&a, 1);
+    epw_blob blob;
+    for (int round = 0; round < 300; round++) {
+        int first = connect_raw(&a, &blob), second = connect_raw(&a, &blob);
+        CHECK(request_raw(first, &blob, 1) == EPW_FD_GRANTED);
+        close(first);
+        CHECK(request_raw(second, &blob, 2) == EPW_FD_GRANTED);
+        close(second);
+        epw_import *import = NULL;
+        CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_OK);
+        epw_import_close(import);
+    }
+    epw_window_destroy(a.window);
+    epw_window_destroy(b.window);
 }
 
 static void silent_clients_are_closed_in_time(void) {
@@ -1020,6 +1054,7 @@ int main(int argc, char **argv) {
     lying_servers_are_errors();
     bad_clients_delay_nobody();
     talking_does_not_end_a_lease();
+    a_place_is_free_as_soon_as_its_holder_has_closed();
     silent_clients_are_closed_in_time();
     other_users_are_refused();
     many_import_at_once();
