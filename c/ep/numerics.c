@@ -14,8 +14,7 @@
 #include <cpuid.h>
 #endif
 
-/* ---- Choice of instruction set
- * ---------------------------------------------------------------------------------- */
+/* ---- Choice of instruction set ------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
 /* Asked of the processor directly: __builtin_cpu_supports needs a symbol of the static libgcc, which rustc
@@ -24,13 +23,14 @@ static void x86_features(bool *avx2, bool *avx512) {
     *avx2 = *avx512 = false;
     unsigned eax, ebx, ecx, edx;
     if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & bit_OSXSAVE)) return;
+    const bool f16c = ecx & bit_F16C;
     uint32_t xcr0, high;
     __asm__("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return;
 
     const uint32_t ymm_state = 0x06, zmm_state = 0xe6;
     const uint32_t avx512_bits = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-    *avx2 = (xcr0 & ymm_state) == ymm_state && (ebx & bit_AVX2);
+    *avx2 = f16c && (xcr0 & ymm_state) == ymm_state && (ebx & bit_AVX2);
     *avx512 = *avx2 && (xcr0 & zmm_state) == zmm_state && (ebx & avx512_bits) == avx512_bits;
 }
 #endif
@@ -66,8 +66,7 @@ const epw_numerics *epw_numerics_best(void) {
     return best;
 }
 
-/* ---- Public quantisers
- * ------------------------------------------------------------------------------------------ */
+/* ---- Public quantisers --------------------------------------------------------------------------------- */
 
 static epw_status check_fp8(const char *op, uint32_t payload, uint32_t dtype, uint64_t rows, uint32_t hidden,
                             bool all_given) {

@@ -23,8 +23,13 @@
     ((vu)_mm512_mask_blend_epi32(_mm512_cmp_ps_mask((x), (x), _CMP_UNORD_Q), (__m512i)(b), (__m512i)(a)))
 #define MIN_32(a, b) ((vu)_mm512_min_epi32((__m512i)(a), (__m512i)(b)))
 #define MAX_16(a, b) ((vs)_mm512_max_epi16((__m512i)(a), (__m512i)(b)))
-#define NUMERICS     epw_numerics_avx512
-#define ISA_NAME     "avx512"
+#define WIDEN_F16(h) ((vf)_mm512_cvtph_ps((__m256i)(h)))
+#define NARROW_F16(a, b)                                                                                     \
+    ((vu)_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph((a), TO_NEAREST)),                        \
+                            _mm512_cvtps_ph((b), TO_NEAREST), 1))
+#define TO_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define NUMERICS   epw_numerics_avx512
+#define ISA_NAME   "avx512"
 #include "ep/numerics_body.inc"
 
 #if defined(__clang__)

@@ -12,8 +12,7 @@
 
 enum { CODES = 65536, ROW = 1024 };
 
-/* ---- The oracle
- * ------------------------------------------------------------------------------------------------- */
+/* ---- The oracle ---------------------------------------------------------------------------------------- */
 
 /* A format by its parameters; the value of a code follows from the definition of binary floating point. */
 typedef struct format {
@@ -116,8 +115,7 @@ static void reduce_oracle(uint32_t dtype, uint16_t *const *rows, const float *we
     }
 }
 
-/* ---- Inputs
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- Inputs -------------------------------------------------------------------------------------------- */
 
 static uint64_t seed = 0x9e3779b97f4a7c15u;
 
@@ -144,8 +142,7 @@ static uint16_t draw_code(uint32_t dtype, int any) {
     return narrow(dtype, ((int32_t)draw() / 2147483648.0f) * 4);
 }
 
-/* ---- Behaviours
- * ------------------------------------------------------------------------------------------------- */
+/* ---- Behaviours ---------------------------------------------------------------------------------------- */
 
 /* dequantise computes round(code * scale); code 0x38 is 1, so it rounds any f32 we like. */
 static void narrows_every_value_and_every_tie(const epw_numerics *isa, uint32_t dtype) {
