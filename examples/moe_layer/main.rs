@@ -43,6 +43,9 @@ fn start(args: &Args) -> Result<ExitCode, Error> {
         let Launch { world, source, .. } = launch;
         return Err(format!("--ranks {ranks}, but {source} has started {world}; leave --ranks out").into());
     }
+    if let Some(launch) = launch.as_ref().filter(|l| l.rank == 0 && l.source != Source::Epwire) {
+        eprintln!("moe_layer: {launch}");
+    }
     let (rank, ranks) = match &launch {
         Some(launch) => (launch.rank as usize, launch.world as usize),
         None => (0, args.ranks.unwrap_or(1) as usize),
@@ -64,7 +67,9 @@ fn as_rank(args: &Args, rank: usize, ranks: usize) -> Result<ExitCode, Error> {
     let bar = report::progress(cut.steps(text.len()) * shape.layers, visible);
     let report = run::run(&model, &text, cut, args.dtype(), args.summation(ranks), &mut exchange, &bar)?;
     bar.finish_and_clear();
-    Ok(show(&Summary::new(args, vec![report])))
+    // With what was chosen by default filled in.
+    let args = Args { ranks: Some(ranks as u32), experts: Some(shape.experts), ..args.clone() };
+    Ok(show(&Summary::new(&args, vec![report])))
 }
 
 fn show(summary: &Summary<'_>) -> ExitCode {
