@@ -60,6 +60,7 @@ pub fn advertised_address() -> Result<Option<IpAddr>, LaunchError> {
         .collect();
     select(&choice, &interfaces).map(Some).ok_or_else(|| {
         let mut found: Vec<&str> = interfaces.iter().map(|(name, _)| name.as_str()).collect();
+        found.sort_unstable();
         found.dedup();
         LaunchError::NoInterface { choice: choice.to_string(), found: found.join(", ") }
     })
