@@ -1,0 +1,1058 @@
+// Generated from c/include/epwire.h by bindgen: see build.rs. Do not edit.
+
+pub const EPW_VERSION_MAJOR: u32 = 0;
+pub const EPW_VERSION_MINOR: u32 = 1;
+pub const EPW_VERSION_PATCH: u32 = 0;
+pub const EPW_MAX_RANKS: u32 = 1024;
+pub const EPW_MAX_TOPK: u32 = 32;
+pub const EPW_MAX_TOKENS: u32 = 65536;
+pub const EPW_MAX_LANES: u32 = 2;
+pub const EPW_MAX_SIDEBAND: u32 = 64;
+pub const EPW_FP8_BLOCK: u32 = 128;
+pub const EPW_PATH_ALL: u32 = 4294967295;
+pub const EPW_CONFIG_VERSION: u32 = 1;
+pub const EPW_BLOB_MAX: u32 = 1024;
+pub type epw_status = i32;
+pub const EPW_OK: i32 = 0;
+/// a non-blocking operation has not finished yet; not an error
+pub const EPW_PENDING: i32 = 1;
+/// an argument is wrong
+pub const EPW_ERR_INVALID: i32 = -1;
+/// a size passes a limit of the plan or of the library
+pub const EPW_ERR_LIMIT: i32 = -2;
+/// not possible now: lane held, handle already consumed, no membership yet
+pub const EPW_ERR_STATE: i32 = -3;
+/// the system has no memory to give
+pub const EPW_ERR_NO_MEMORY: i32 = -4;
+/// an operating system call failed
+pub const EPW_ERR_SYSTEM: i32 = -5;
+/// no permitted path leads to the peer
+pub const EPW_ERR_NO_PATH: i32 = -6;
+/// the peer's configuration or version differs
+pub const EPW_ERR_MISMATCH: i32 = -7;
+/// the place still belongs to another, living incarnation
+pub const EPW_ERR_FENCED: i32 = -8;
+/// a bounded wait outside dispatch and combine expired
+pub const EPW_ERR_TIMEOUT: i32 = -9;
+/// the peer refused or is gone
+pub const EPW_ERR_PEER: i32 = -10;
+unsafe extern "C" {
+    /// Short name of a status, for example "EPW_ERR_LIMIT". Never NULL.
+    pub fn epw_status_name(status: epw_status) -> *const ::core::ffi::c_char;
+}
+unsafe extern "C" {
+    /** The text of the last error on the calling thread: operation, rank, peer, what was found, remedy. Valid
+ until the thread's next failing call. Empty if there was none.*/
+    pub fn epw_last_error() -> *const ::core::ffi::c_char;
+}
+/// The same in parts. op and text live as long as epw_last_error's text.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_error_detail {
+    /// the operation, for example "dispatch"; "" if there was no error
+    pub op: *const ::core::ffi::c_char,
+    /// what was found and what to do
+    pub text: *const ::core::ffi::c_char,
+    /// this rank, -1 if not known
+    pub rank: i32,
+    /// the peer concerned, -1 if none
+    pub peer: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_error_detail"][::core::mem::size_of::<epw_error_detail>() - 24usize];
+    [
+        "Alignment of epw_error_detail",
+    ][::core::mem::align_of::<epw_error_detail>() - 8usize];
+    [
+        "Offset of field: epw_error_detail::op",
+    ][::core::mem::offset_of!(epw_error_detail, op) - 0usize];
+    [
+        "Offset of field: epw_error_detail::text",
+    ][::core::mem::offset_of!(epw_error_detail, text) - 8usize];
+    [
+        "Offset of field: epw_error_detail::rank",
+    ][::core::mem::offset_of!(epw_error_detail, rank) - 16usize];
+    [
+        "Offset of field: epw_error_detail::peer",
+    ][::core::mem::offset_of!(epw_error_detail, peer) - 20usize];
+};
+impl Default for epw_error_detail {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    /// detail [out]
+    pub fn epw_last_error_detail(detail: *mut epw_error_detail);
+}
+unsafe extern "C" {
+    /// "0.1.0"
+    pub fn epw_version() -> *const ::core::ffi::c_char;
+}
+pub const EPW_BF16: u32 = 0;
+pub const EPW_F16: u32 = 1;
+/// the input's own 16-bit values
+pub const EPW_PAYLOAD_SAME: u32 = 0;
+/// e4m3, one f32 scale per 128 channels
+pub const EPW_PAYLOAD_FP8_F32: u32 = 1;
+/// e4m3, f32 scales rounded up to powers of two
+pub const EPW_PAYLOAD_FP8_POW2: u32 = 2;
+/// e4m3, the same scales as 8-bit exponents, four to an i32
+pub const EPW_PAYLOAD_FP8_UE8M0: u32 = 3;
+/// the caller's own bytes and scales
+pub const EPW_PAYLOAD_OPAQUE: u32 = 4;
+pub const EPW_EXPERT_MAJOR: u32 = 0;
+pub const EPW_RANK_MAJOR: u32 = 1;
+/// one row per (token, rank), summed over that rank's experts there
+pub const EPW_COMBINE_RANK_REDUCED: u32 = 0;
+/// one row per (token, expert), summed at home in top-k order
+pub const EPW_COMBINE_ORDERED: u32 = 1;
+pub const EPW_I32: u32 = 0;
+pub const EPW_U32: u32 = 1;
+pub const EPW_I64: u32 = 2;
+pub const EPW_PATH_NONE: u32 = 0;
+/// the rank itself
+pub const EPW_PATH_SELF: u32 = 1;
+/// another rank of this process: its window is used directly
+pub const EPW_PATH_THREAD: u32 = 2;
+/// another process of this host: its window is mapped
+pub const EPW_PATH_SHM: u32 = 4;
+/// A set of ranks: bit r%64 of bits[r/64].
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct epw_mask {
+    pub bits: [u64; 16usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_mask"][::core::mem::size_of::<epw_mask>() - 128usize];
+    ["Alignment of epw_mask"][::core::mem::align_of::<epw_mask>() - 8usize];
+    [
+        "Offset of field: epw_mask::bits",
+    ][::core::mem::offset_of!(epw_mask, bits) - 0usize];
+};
+/** What a buffer must be able to do. All fields but `rank`, `threads` and `paths` must be equal on every rank;
+ connect refuses a peer whose value differs and names the field.*/
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct epw_config {
+    /// sizeof(epw_config)
+    pub size: u32,
+    /// EPW_CONFIG_VERSION
+    pub version: u32,
+    /// [0, ranks)
+    pub rank: u32,
+    /// [1, EPW_MAX_RANKS]
+    pub ranks: u32,
+    /// tokens per rank and operation, [1, EPW_MAX_TOKENS]
+    pub max_tokens: u32,
+    /// channels of a token, a multiple of 8 (of 128 for FP8)
+    pub hidden: u32,
+    /// physical experts in all, a multiple of ranks; expert e lives on e / (experts/ranks)
+    pub experts: u32,
+    /// experts per token at most, [1, min(EPW_MAX_TOPK, experts)]
+    pub topk: u32,
+    /// operations in flight, 1 or 2
+    pub lanes: u32,
+    /// EPW_BF16 or EPW_F16: type of tokens
+    pub dtype: u32,
+    /// EPW_BF16 or EPW_F16: type of expert outputs and of combine's result
+    pub combine_dtype: u32,
+    /// most payload + scale bytes of an opaque row; 0: no opaque payloads
+    pub opaque_bytes: u32,
+    /// most opaque bytes per token, [0, EPW_MAX_SIDEBAND]
+    pub sideband_bytes: u32,
+    /// 1: also reserve what EPW_COMBINE_ORDERED needs
+    pub ordered: u32,
+    /// 1: also reserve an expert-major area for epw_next_combine_buffer
+    pub zero_copy: u32,
+    /// threads that move data for this rank, the caller included; 0: chosen by the library
+    pub threads: u32,
+    /// permitted EPW_PATH_* bits; EPW_PATH_ALL: any
+    pub paths: u32,
+    /// bound of every wait for a peer, at least 1,000,000
+    pub deadline_ns: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_config"][::core::mem::size_of::<epw_config>() - 80usize];
+    ["Alignment of epw_config"][::core::mem::align_of::<epw_config>() - 8usize];
+    [
+        "Offset of field: epw_config::size",
+    ][::core::mem::offset_of!(epw_config, size) - 0usize];
+    [
+        "Offset of field: epw_config::version",
+    ][::core::mem::offset_of!(epw_config, version) - 4usize];
+    [
+        "Offset of field: epw_config::rank",
+    ][::core::mem::offset_of!(epw_config, rank) - 8usize];
+    [
+        "Offset of field: epw_config::ranks",
+    ][::core::mem::offset_of!(epw_config, ranks) - 12usize];
+    [
+        "Offset of field: epw_config::max_tokens",
+    ][::core::mem::offset_of!(epw_config, max_tokens) - 16usize];
+    [
+        "Offset of field: epw_config::hidden",
+    ][::core::mem::offset_of!(epw_config, hidden) - 20usize];
+    [
+        "Offset of field: epw_config::experts",
+    ][::core::mem::offset_of!(epw_config, experts) - 24usize];
+    [
+        "Offset of field: epw_config::topk",
+    ][::core::mem::offset_of!(epw_config, topk) - 28usize];
+    [
+        "Offset of field: epw_config::lanes",
+    ][::core::mem::offset_of!(epw_config, lanes) - 32usize];
+    [
+        "Offset of field: epw_config::dtype",
+    ][::core::mem::offset_of!(epw_config, dtype) - 36usize];
+    [
+        "Offset of field: epw_config::combine_dtype",
+    ][::core::mem::offset_of!(epw_config, combine_dtype) - 40usize];
+    [
+        "Offset of field: epw_config::opaque_bytes",
+    ][::core::mem::offset_of!(epw_config, opaque_bytes) - 44usize];
+    [
+        "Offset of field: epw_config::sideband_bytes",
+    ][::core::mem::offset_of!(epw_config, sideband_bytes) - 48usize];
+    [
+        "Offset of field: epw_config::ordered",
+    ][::core::mem::offset_of!(epw_config, ordered) - 52usize];
+    [
+        "Offset of field: epw_config::zero_copy",
+    ][::core::mem::offset_of!(epw_config, zero_copy) - 56usize];
+    [
+        "Offset of field: epw_config::threads",
+    ][::core::mem::offset_of!(epw_config, threads) - 60usize];
+    [
+        "Offset of field: epw_config::paths",
+    ][::core::mem::offset_of!(epw_config, paths) - 64usize];
+    [
+        "Offset of field: epw_config::deadline_ns",
+    ][::core::mem::offset_of!(epw_config, deadline_ns) - 72usize];
+};
+/// Sizes that follow from a configuration. Computed without allocating anything.
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct epw_plan {
+    /// sizeof(epw_plan)
+    pub size: u32,
+    /// experts / ranks
+    pub local_experts: u32,
+    /// ranks * max_tokens: rows per local expert (expert-major) or in all (rank-major)
+    pub rows: u64,
+    /// One dispatch slot: [header][payload][scales], and where in it the payload begins.
+    pub slot_bytes: u64,
+    pub slot_header_bytes: u64,
+    /// header and signal words
+    pub control_bytes: u64,
+    /// dispatch slots of all lanes
+    pub dispatch_bytes: u64,
+    /// combine slots of all lanes, rank-reduced
+    pub combine_bytes: u64,
+    /// what `ordered` adds to them
+    pub ordered_bytes: u64,
+    /// what `zero_copy` adds
+    pub zero_copy_bytes: u64,
+    /// sum of the above, rounded up to pages
+    pub window_bytes: u64,
+    /// memory of this rank's own beside the window
+    pub private_bytes: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_plan"][::core::mem::size_of::<epw_plan>() - 88usize];
+    ["Alignment of epw_plan"][::core::mem::align_of::<epw_plan>() - 8usize];
+    [
+        "Offset of field: epw_plan::size",
+    ][::core::mem::offset_of!(epw_plan, size) - 0usize];
+    [
+        "Offset of field: epw_plan::local_experts",
+    ][::core::mem::offset_of!(epw_plan, local_experts) - 4usize];
+    [
+        "Offset of field: epw_plan::rows",
+    ][::core::mem::offset_of!(epw_plan, rows) - 8usize];
+    [
+        "Offset of field: epw_plan::slot_bytes",
+    ][::core::mem::offset_of!(epw_plan, slot_bytes) - 16usize];
+    [
+        "Offset of field: epw_plan::slot_header_bytes",
+    ][::core::mem::offset_of!(epw_plan, slot_header_bytes) - 24usize];
+    [
+        "Offset of field: epw_plan::control_bytes",
+    ][::core::mem::offset_of!(epw_plan, control_bytes) - 32usize];
+    [
+        "Offset of field: epw_plan::dispatch_bytes",
+    ][::core::mem::offset_of!(epw_plan, dispatch_bytes) - 40usize];
+    [
+        "Offset of field: epw_plan::combine_bytes",
+    ][::core::mem::offset_of!(epw_plan, combine_bytes) - 48usize];
+    [
+        "Offset of field: epw_plan::ordered_bytes",
+    ][::core::mem::offset_of!(epw_plan, ordered_bytes) - 56usize];
+    [
+        "Offset of field: epw_plan::zero_copy_bytes",
+    ][::core::mem::offset_of!(epw_plan, zero_copy_bytes) - 64usize];
+    [
+        "Offset of field: epw_plan::window_bytes",
+    ][::core::mem::offset_of!(epw_plan, window_bytes) - 72usize];
+    [
+        "Offset of field: epw_plan::private_bytes",
+    ][::core::mem::offset_of!(epw_plan, private_bytes) - 80usize];
+};
+unsafe extern "C" {
+    /** Checks `config` and computes its plan. EPW_ERR_INVALID or EPW_ERR_LIMIT name the field and the limit.
+ config [in], plan [in: size, out].*/
+    pub fn epw_plan_make(config: *const epw_config, plan: *mut epw_plan) -> epw_status;
+}
+/// Shapes of the rows that a dispatch with this payload delivers.
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct epw_row_shape {
+    pub size: u32,
+    /// of one row, scales not included
+    pub payload_bytes: u32,
+    /// scales of one row: hidden/128 for FP8, the caller's for opaque rows
+    pub scale_count: u32,
+    /// bytes of one scale as it travels: 4 (f32), 1 (UE8M0), the caller's
+    pub scale_bytes: u32,
+    /// expert-major payload output: local_experts * rows * payload_bytes
+    pub expert_rows_bytes: u64,
+    /// expert-major scale output, see epw_dispatch_output.scales
+    pub expert_scales_bytes: u64,
+    /// rank-major payload copy: rows * payload_bytes
+    pub rank_rows_bytes: u64,
+    /// rank-major scale copy
+    pub rank_scales_bytes: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_row_shape"][::core::mem::size_of::<epw_row_shape>() - 48usize];
+    ["Alignment of epw_row_shape"][::core::mem::align_of::<epw_row_shape>() - 8usize];
+    [
+        "Offset of field: epw_row_shape::size",
+    ][::core::mem::offset_of!(epw_row_shape, size) - 0usize];
+    [
+        "Offset of field: epw_row_shape::payload_bytes",
+    ][::core::mem::offset_of!(epw_row_shape, payload_bytes) - 4usize];
+    [
+        "Offset of field: epw_row_shape::scale_count",
+    ][::core::mem::offset_of!(epw_row_shape, scale_count) - 8usize];
+    [
+        "Offset of field: epw_row_shape::scale_bytes",
+    ][::core::mem::offset_of!(epw_row_shape, scale_bytes) - 12usize];
+    [
+        "Offset of field: epw_row_shape::expert_rows_bytes",
+    ][::core::mem::offset_of!(epw_row_shape, expert_rows_bytes) - 16usize];
+    [
+        "Offset of field: epw_row_shape::expert_scales_bytes",
+    ][::core::mem::offset_of!(epw_row_shape, expert_scales_bytes) - 24usize];
+    [
+        "Offset of field: epw_row_shape::rank_rows_bytes",
+    ][::core::mem::offset_of!(epw_row_shape, rank_rows_bytes) - 32usize];
+    [
+        "Offset of field: epw_row_shape::rank_scales_bytes",
+    ][::core::mem::offset_of!(epw_row_shape, rank_scales_bytes) - 40usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_buffer {
+    _unused: [u8; 0],
+}
+unsafe extern "C" {
+    /// Allocates the window and starts the rank's threads. config [in], out [out].
+    pub fn epw_buffer_create(
+        config: *const epw_config,
+        out: *mut *mut epw_buffer,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Tells active peers that this rank leaves, ends its threads, unmaps the peers and frees the window. Not
+ while another thread uses the buffer. NULL is allowed.*/
+    pub fn epw_buffer_destroy(buffer: *mut epw_buffer);
+}
+unsafe extern "C" {
+    /** Writes what `peer` needs to reach this rank's window, to be carried there by any means and given to its
+ epw_buffer_connect. It holds a secret that lets processes of the same user map the window: carry it over a
+ channel you trust. blob [out, EPW_BLOB_MAX bytes], length [out].*/
+    pub fn epw_buffer_export(
+        buffer: *mut epw_buffer,
+        peer: u32,
+        blob: *mut ::core::ffi::c_void,
+        length: *mut usize,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Maps the window that `peer` exported for this rank. Every peer needs it once before it may be active, the
+ rank itself not. Refused with EPW_ERR_MISMATCH if a field of the configuration differs, with EPW_ERR_FENCED
+ while a former incarnation of this rank still has the peer's window mapped. Bounded by the deadline.
+ Connecting a peer again first disconnects it. Not while a lane is held.*/
+    pub fn epw_buffer_connect(
+        buffer: *mut epw_buffer,
+        peer: u32,
+        blob: *const ::core::ffi::c_void,
+        length: usize,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// Unmaps the peer's window. The peer must not be active.
+    pub fn epw_buffer_disconnect(buffer: *mut epw_buffer, peer: u32) -> epw_status;
+}
+unsafe extern "C" {
+    /// The EPW_PATH_* by which `peer` is reached, EPW_PATH_NONE if it is not connected.
+    pub fn epw_buffer_path(buffer: *const epw_buffer, peer: u32) -> u32;
+}
+unsafe extern "C" {
+    /** Begins a membership: every member calls it with the same mask and epoch, with no lane held and its own
+ writes done. epoch is in [1, 32767] and larger than any before; all other members must be connected. Clears
+ suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair.*/
+    pub fn epw_buffer_set_active(
+        buffer: *mut epw_buffer,
+        active: *const epw_mask,
+        epoch: u32,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** The current membership. Any pointer may be NULL. epoch 0: none yet. suspects: active peers given up since
+ set_active, neither sent to nor waited for until the next one.*/
+    pub fn epw_buffer_membership(
+        buffer: *const epw_buffer,
+        active: *mut epw_mask,
+        suspects: *mut epw_mask,
+        epoch: *mut u32,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Which experts can be reached now: reachable[e] = 1 if expert e's rank is active and not suspected, else 0.
+ reachable [out, experts bytes].*/
+    pub fn epw_buffer_reachable_experts(
+        buffer: *const epw_buffer,
+        reachable: *mut u8,
+    ) -> epw_status;
+}
+/// waiting for permission to write the peer's dispatch slots
+pub const EPW_PHASE_DISPATCH_SEND: u32 = 1;
+/// waiting for the peer's rows
+pub const EPW_PHASE_DISPATCH_RECEIVE: u32 = 2;
+/// answering: the peer's rows were never seen
+pub const EPW_PHASE_COMBINE_SEND: u32 = 3;
+/// waiting for the peer's answer
+pub const EPW_PHASE_COMBINE_RECEIVE: u32 = 4;
+pub const EPW_CAUSE_NONE: u32 = 0;
+/// it was silent for a whole deadline
+pub const EPW_CAUSE_TIMEOUT: u32 = 1;
+/// it said that it dropped this rank, left, or moved on to a newer epoch
+pub const EPW_CAUSE_DROPPED: u32 = 2;
+/// it was given up by an earlier operation of this epoch
+pub const EPW_CAUSE_SUSPECTED: u32 = 3;
+/// its rows have another payload or sideband than this rank asked for
+pub const EPW_CAUSE_FORMAT: u32 = 4;
+/// it answered fewer rows than it was sent
+pub const EPW_CAUSE_PARTIAL: u32 = 5;
+/// The first peer that an operation gave up on, with every variable of that wait.
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct epw_error_record {
+    /// EPW_PHASE_*
+    pub phase: u32,
+    /// EPW_CAUSE_*
+    pub cause: u32,
+    /// this rank
+    pub rank: u32,
+    /// the peer given up
+    pub peer: u32,
+    pub lane: u32,
+    pub epoch: u32,
+    /// operation number in the lane, from 1 in each epoch
+    pub op: u32,
+    /// how many peers were still awaited
+    pub waiting: u32,
+    /// the signal word awaited, value bits zero
+    pub expected: u64,
+    /// the word found
+    pub seen: u64,
+    /// since the wait began
+    pub elapsed_ns: u64,
+    /// its bound
+    pub deadline_ns: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_error_record"][::core::mem::size_of::<epw_error_record>() - 64usize];
+    [
+        "Alignment of epw_error_record",
+    ][::core::mem::align_of::<epw_error_record>() - 8usize];
+    [
+        "Offset of field: epw_error_record::phase",
+    ][::core::mem::offset_of!(epw_error_record, phase) - 0usize];
+    [
+        "Offset of field: epw_error_record::cause",
+    ][::core::mem::offset_of!(epw_error_record, cause) - 4usize];
+    [
+        "Offset of field: epw_error_record::rank",
+    ][::core::mem::offset_of!(epw_error_record, rank) - 8usize];
+    [
+        "Offset of field: epw_error_record::peer",
+    ][::core::mem::offset_of!(epw_error_record, peer) - 12usize];
+    [
+        "Offset of field: epw_error_record::lane",
+    ][::core::mem::offset_of!(epw_error_record, lane) - 16usize];
+    [
+        "Offset of field: epw_error_record::epoch",
+    ][::core::mem::offset_of!(epw_error_record, epoch) - 20usize];
+    [
+        "Offset of field: epw_error_record::op",
+    ][::core::mem::offset_of!(epw_error_record, op) - 24usize];
+    [
+        "Offset of field: epw_error_record::waiting",
+    ][::core::mem::offset_of!(epw_error_record, waiting) - 28usize];
+    [
+        "Offset of field: epw_error_record::expected",
+    ][::core::mem::offset_of!(epw_error_record, expected) - 32usize];
+    [
+        "Offset of field: epw_error_record::seen",
+    ][::core::mem::offset_of!(epw_error_record, seen) - 40usize];
+    [
+        "Offset of field: epw_error_record::elapsed_ns",
+    ][::core::mem::offset_of!(epw_error_record, elapsed_ns) - 48usize];
+    [
+        "Offset of field: epw_error_record::deadline_ns",
+    ][::core::mem::offset_of!(epw_error_record, deadline_ns) - 56usize];
+};
+/// How an operation ended: complete, or without the rows of some peers.
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct epw_outcome {
+    pub size: u32,
+    /// 0: every active peer took part; 1: see missing
+    pub degraded: u32,
+    /// active peers whose part of this operation is absent
+    pub missing: epw_mask,
+    /// record.cause is EPW_CAUSE_NONE if complete
+    pub record: epw_error_record,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_outcome"][::core::mem::size_of::<epw_outcome>() - 200usize];
+    ["Alignment of epw_outcome"][::core::mem::align_of::<epw_outcome>() - 8usize];
+    [
+        "Offset of field: epw_outcome::size",
+    ][::core::mem::offset_of!(epw_outcome, size) - 0usize];
+    [
+        "Offset of field: epw_outcome::degraded",
+    ][::core::mem::offset_of!(epw_outcome, degraded) - 4usize];
+    [
+        "Offset of field: epw_outcome::missing",
+    ][::core::mem::offset_of!(epw_outcome, missing) - 8usize];
+    [
+        "Offset of field: epw_outcome::record",
+    ][::core::mem::offset_of!(epw_outcome, record) - 136usize];
+};
+/** Names one dispatch until its combine has been received or it is released. Never 0. Consumed handles are
+ recognised and refused.*/
+pub type epw_handle = u64;
+/// What a rank sends.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_dispatch_input {
+    pub size: u32,
+    /// n, [0, max_tokens]
+    pub tokens: u32,
+    /// [n, hidden] of config.dtype, or [n, opaque_row_bytes]
+    pub x: *const ::core::ffi::c_void,
+    /// bytes from row to row; 0: dense
+    pub x_stride: u64,
+    /// [n, topk] of idx_type, dense
+    pub topk_idx: *const ::core::ffi::c_void,
+    /// [n, topk] f32, dense; NULL where no one needs weights at dispatch
+    pub topk_weights: *const f32,
+    /// [n, sideband_bytes], dense; NULL if sideband_bytes is 0
+    pub sideband: *const ::core::ffi::c_void,
+    /// opaque only: [n, scale_count] of scale_bytes each
+    pub scales: *const ::core::ffi::c_void,
+    /// bytes from token to token
+    pub scale_row_stride: u64,
+    /// bytes from scale to scale of one token
+    pub scale_col_stride: u64,
+    /// EPW_I32, EPW_U32 or EPW_I64
+    pub idx_type: u32,
+    /// k of this call, [1, config.topk]
+    pub topk: u32,
+    /// EPW_PAYLOAD_*; the same on all ranks
+    pub payload: u32,
+    /// opaque only: payload bytes of a row, a multiple of 16
+    pub opaque_row_bytes: u32,
+    /// opaque only: scales of a row, 0 for none
+    pub scale_count: u32,
+    /// opaque only: bytes of one scale: 1, 2, 4 or 8
+    pub scale_bytes: u32,
+    /// of this call, [0, config.sideband_bytes]; the same on all ranks
+    pub sideband_bytes: u32,
+    /// EPW_EXPERT_MAJOR or EPW_RANK_MAJOR: how this rank wants what it receives
+    pub layout: u32,
+    /// 0, 1, or -1: lanes in turn. All ranks use the same lane for the same operation
+    pub lane: i32,
+    /** 1: return EPW_PENDING instead of waiting; go on with epw_poll. The memory of all
+inputs and outputs must live until the operation has finished or been released*/
+    pub nonblocking: u32,
+    /// 0: the buffer's; else at least that
+    pub deadline_ns: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of epw_dispatch_input",
+    ][::core::mem::size_of::<epw_dispatch_input>() - 120usize];
+    [
+        "Alignment of epw_dispatch_input",
+    ][::core::mem::align_of::<epw_dispatch_input>() - 8usize];
+    [
+        "Offset of field: epw_dispatch_input::size",
+    ][::core::mem::offset_of!(epw_dispatch_input, size) - 0usize];
+    [
+        "Offset of field: epw_dispatch_input::tokens",
+    ][::core::mem::offset_of!(epw_dispatch_input, tokens) - 4usize];
+    [
+        "Offset of field: epw_dispatch_input::x",
+    ][::core::mem::offset_of!(epw_dispatch_input, x) - 8usize];
+    [
+        "Offset of field: epw_dispatch_input::x_stride",
+    ][::core::mem::offset_of!(epw_dispatch_input, x_stride) - 16usize];
+    [
+        "Offset of field: epw_dispatch_input::topk_idx",
+    ][::core::mem::offset_of!(epw_dispatch_input, topk_idx) - 24usize];
+    [
+        "Offset of field: epw_dispatch_input::topk_weights",
+    ][::core::mem::offset_of!(epw_dispatch_input, topk_weights) - 32usize];
+    [
+        "Offset of field: epw_dispatch_input::sideband",
+    ][::core::mem::offset_of!(epw_dispatch_input, sideband) - 40usize];
+    [
+        "Offset of field: epw_dispatch_input::scales",
+    ][::core::mem::offset_of!(epw_dispatch_input, scales) - 48usize];
+    [
+        "Offset of field: epw_dispatch_input::scale_row_stride",
+    ][::core::mem::offset_of!(epw_dispatch_input, scale_row_stride) - 56usize];
+    [
+        "Offset of field: epw_dispatch_input::scale_col_stride",
+    ][::core::mem::offset_of!(epw_dispatch_input, scale_col_stride) - 64usize];
+    [
+        "Offset of field: epw_dispatch_input::idx_type",
+    ][::core::mem::offset_of!(epw_dispatch_input, idx_type) - 72usize];
+    [
+        "Offset of field: epw_dispatch_input::topk",
+    ][::core::mem::offset_of!(epw_dispatch_input, topk) - 76usize];
+    [
+        "Offset of field: epw_dispatch_input::payload",
+    ][::core::mem::offset_of!(epw_dispatch_input, payload) - 80usize];
+    [
+        "Offset of field: epw_dispatch_input::opaque_row_bytes",
+    ][::core::mem::offset_of!(epw_dispatch_input, opaque_row_bytes) - 84usize];
+    [
+        "Offset of field: epw_dispatch_input::scale_count",
+    ][::core::mem::offset_of!(epw_dispatch_input, scale_count) - 88usize];
+    [
+        "Offset of field: epw_dispatch_input::scale_bytes",
+    ][::core::mem::offset_of!(epw_dispatch_input, scale_bytes) - 92usize];
+    [
+        "Offset of field: epw_dispatch_input::sideband_bytes",
+    ][::core::mem::offset_of!(epw_dispatch_input, sideband_bytes) - 96usize];
+    [
+        "Offset of field: epw_dispatch_input::layout",
+    ][::core::mem::offset_of!(epw_dispatch_input, layout) - 100usize];
+    [
+        "Offset of field: epw_dispatch_input::lane",
+    ][::core::mem::offset_of!(epw_dispatch_input, lane) - 104usize];
+    [
+        "Offset of field: epw_dispatch_input::nonblocking",
+    ][::core::mem::offset_of!(epw_dispatch_input, nonblocking) - 108usize];
+    [
+        "Offset of field: epw_dispatch_input::deadline_ns",
+    ][::core::mem::offset_of!(epw_dispatch_input, deadline_ns) - 112usize];
+};
+impl Default for epw_dispatch_input {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+/** Where received rows go. M = plan.rows = ranks*max_tokens, E = local experts, K = scales per row. Rows are
+ ordered by source rank, then by token at the source. Any pointer may be NULL where that output is not
+ wanted, except that expert-major needs `rows` and `counts`. Rows beyond the counts are left as they were.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_dispatch_output {
+    pub size: u32,
+    /// 0: scales column-major; 1: row-major
+    pub scale_order: u32,
+    /** expert-major [E, M, payload]; rank-major [M, payload], source s from s*max_tokens on
+(NULL: read them in place, see epw_rows_view)*/
+    pub rows: *mut ::core::ffi::c_void,
+    /** expert-major, column-major: [E, K, M]; row-major: [E, M, K]; rank-major: the same
+with E = 1. UE8M0 column-major: i32 [E, ceil(K/4), M], exponent of channel block b
+in byte b%4 of word b/4, zero-padded*/
+    pub scales: *mut ::core::ffi::c_void,
+    /// expert-major [E, M, sideband_bytes], rank-major [M, sideband_bytes]
+    pub sideband: *mut ::core::ffi::c_void,
+    /// rows per local expert [E]
+    pub counts: *mut u32,
+    /// rows per source rank [ranks]
+    pub source_counts: *mut u32,
+    /// expert-major [E, ranks, 2]: first row and row count of each source rank
+    pub ranges: *mut u32,
+    /// expert-major [E, M], rank-major [M]: the row's token index at its source
+    pub source_token: *mut u32,
+    /// rank-major [M, topk]: local expert id, -1 where the entry lives elsewhere
+    pub row_experts: *mut i32,
+    /// rank-major [M, topk]: routing weights, 0 where the expert id is -1
+    pub row_weights: *mut f32,
+    /// rank-major [E, M]: the rows of each local expert, counts[e] of them
+    pub expert_rows: *mut u32,
+    /// [E]: adds the tokens of each local physical expert
+    pub expert_totals: *mut u64,
+    /// [ranks]: adds the time spent waiting for each source
+    pub wait_ns: *mut u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of epw_dispatch_output",
+    ][::core::mem::size_of::<epw_dispatch_output>() - 104usize];
+    [
+        "Alignment of epw_dispatch_output",
+    ][::core::mem::align_of::<epw_dispatch_output>() - 8usize];
+    [
+        "Offset of field: epw_dispatch_output::size",
+    ][::core::mem::offset_of!(epw_dispatch_output, size) - 0usize];
+    [
+        "Offset of field: epw_dispatch_output::scale_order",
+    ][::core::mem::offset_of!(epw_dispatch_output, scale_order) - 4usize];
+    [
+        "Offset of field: epw_dispatch_output::rows",
+    ][::core::mem::offset_of!(epw_dispatch_output, rows) - 8usize];
+    [
+        "Offset of field: epw_dispatch_output::scales",
+    ][::core::mem::offset_of!(epw_dispatch_output, scales) - 16usize];
+    [
+        "Offset of field: epw_dispatch_output::sideband",
+    ][::core::mem::offset_of!(epw_dispatch_output, sideband) - 24usize];
+    [
+        "Offset of field: epw_dispatch_output::counts",
+    ][::core::mem::offset_of!(epw_dispatch_output, counts) - 32usize];
+    [
+        "Offset of field: epw_dispatch_output::source_counts",
+    ][::core::mem::offset_of!(epw_dispatch_output, source_counts) - 40usize];
+    [
+        "Offset of field: epw_dispatch_output::ranges",
+    ][::core::mem::offset_of!(epw_dispatch_output, ranges) - 48usize];
+    [
+        "Offset of field: epw_dispatch_output::source_token",
+    ][::core::mem::offset_of!(epw_dispatch_output, source_token) - 56usize];
+    [
+        "Offset of field: epw_dispatch_output::row_experts",
+    ][::core::mem::offset_of!(epw_dispatch_output, row_experts) - 64usize];
+    [
+        "Offset of field: epw_dispatch_output::row_weights",
+    ][::core::mem::offset_of!(epw_dispatch_output, row_weights) - 72usize];
+    [
+        "Offset of field: epw_dispatch_output::expert_rows",
+    ][::core::mem::offset_of!(epw_dispatch_output, expert_rows) - 80usize];
+    [
+        "Offset of field: epw_dispatch_output::expert_totals",
+    ][::core::mem::offset_of!(epw_dispatch_output, expert_totals) - 88usize];
+    [
+        "Offset of field: epw_dispatch_output::wait_ns",
+    ][::core::mem::offset_of!(epw_dispatch_output, wait_ns) - 96usize];
+};
+impl Default for epw_dispatch_output {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+/// What combine takes.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_combine_input {
+    pub size: u32,
+    /// EPW_COMBINE_RANK_REDUCED or, expert-major and planned for, EPW_COMBINE_ORDERED
+    pub mode: u32,
+    /** expert-major [E, M, hidden], rank-major [M, hidden] (already reduced over this
+rank's experts with the weights), of combine_dtype. NULL: the caller has
+written into epw_next_combine_buffer*/
+    pub expert_out: *const ::core::ffi::c_void,
+    /// ordered only: [n, topk] f32, dense; NULL: those given at dispatch
+    pub topk_weights: *const f32,
+    /// as in epw_dispatch_input
+    pub nonblocking: u32,
+    pub reserved: u32,
+    /// 0: the buffer's; else at least that
+    pub deadline_ns: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_combine_input"][::core::mem::size_of::<epw_combine_input>() - 40usize];
+    [
+        "Alignment of epw_combine_input",
+    ][::core::mem::align_of::<epw_combine_input>() - 8usize];
+    [
+        "Offset of field: epw_combine_input::size",
+    ][::core::mem::offset_of!(epw_combine_input, size) - 0usize];
+    [
+        "Offset of field: epw_combine_input::mode",
+    ][::core::mem::offset_of!(epw_combine_input, mode) - 4usize];
+    [
+        "Offset of field: epw_combine_input::expert_out",
+    ][::core::mem::offset_of!(epw_combine_input, expert_out) - 8usize];
+    [
+        "Offset of field: epw_combine_input::topk_weights",
+    ][::core::mem::offset_of!(epw_combine_input, topk_weights) - 16usize];
+    [
+        "Offset of field: epw_combine_input::nonblocking",
+    ][::core::mem::offset_of!(epw_combine_input, nonblocking) - 24usize];
+    [
+        "Offset of field: epw_combine_input::reserved",
+    ][::core::mem::offset_of!(epw_combine_input, reserved) - 28usize];
+    [
+        "Offset of field: epw_combine_input::deadline_ns",
+    ][::core::mem::offset_of!(epw_combine_input, deadline_ns) - 32usize];
+};
+impl Default for epw_combine_input {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+/// Where the combined tokens go.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_combine_output {
+    pub size: u32,
+    pub reserved: u32,
+    /// [n, hidden] of combine_dtype, dense. Tokens routed nowhere become zeros
+    pub out: *mut ::core::ffi::c_void,
+    /// [n, 2]: expert contributions arrived, expected; NULL if not wanted
+    pub contributions: *mut u16,
+    /// [ranks]: adds the time spent waiting for each peer; NULL if not wanted
+    pub wait_ns: *mut u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of epw_combine_output",
+    ][::core::mem::size_of::<epw_combine_output>() - 32usize];
+    [
+        "Alignment of epw_combine_output",
+    ][::core::mem::align_of::<epw_combine_output>() - 8usize];
+    [
+        "Offset of field: epw_combine_output::size",
+    ][::core::mem::offset_of!(epw_combine_output, size) - 0usize];
+    [
+        "Offset of field: epw_combine_output::reserved",
+    ][::core::mem::offset_of!(epw_combine_output, reserved) - 4usize];
+    [
+        "Offset of field: epw_combine_output::out",
+    ][::core::mem::offset_of!(epw_combine_output, out) - 8usize];
+    [
+        "Offset of field: epw_combine_output::contributions",
+    ][::core::mem::offset_of!(epw_combine_output, contributions) - 16usize];
+    [
+        "Offset of field: epw_combine_output::wait_ns",
+    ][::core::mem::offset_of!(epw_combine_output, wait_ns) - 24usize];
+};
+impl Default for epw_combine_output {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    /** The shape of the rows that `input` would deliver under `config`. Checks the fields of `input` that decide
+ it: payload, opaque sizes, sideband, topk.*/
+    pub fn epw_row_shape_make(
+        config: *const epw_config,
+        input: *const epw_dispatch_input,
+        shape: *mut epw_row_shape,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Sends this rank's tokens and, if `output` is not NULL, receives those of the others. With `output` NULL
+ this is the sending half; receive with epw_dispatch_receive. handle [out] is valid for every status but an
+ error. outcome [out] may be NULL; it is filled when the receiving half ends. A wrong or repeated expert id
+ is EPW_ERR_INVALID naming row and column, and nothing is sent.*/
+    pub fn epw_dispatch(
+        buffer: *mut epw_buffer,
+        input: *const epw_dispatch_input,
+        output: *const epw_dispatch_output,
+        handle: *mut epw_handle,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// The receiving half of a dispatch.
+    pub fn epw_dispatch_receive(
+        buffer: *mut epw_buffer,
+        handle: epw_handle,
+        output: *const epw_dispatch_output,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+/** Rows in place in the window, source s's from row s*max_tokens on. Valid from the end of dispatch until
+ combine or release. `rows` may be written (rank-major zero-copy combine) once all experts have read the
+ row: the row then holds [hidden] of combine_dtype.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_rows_view {
+    pub size: u32,
+    pub reserved: u32,
+    /// bytes from row to row, also of scales
+    pub stride: u64,
+    /// the first row's payload
+    pub rows: *mut ::core::ffi::c_void,
+    /// the first row's scales, row-major; NULL if the payload has none
+    pub scales: *const ::core::ffi::c_void,
+    /// [ranks]: rows of each source; owned by the buffer, valid as the rows are
+    pub source_counts: *const u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_rows_view"][::core::mem::size_of::<epw_rows_view>() - 40usize];
+    ["Alignment of epw_rows_view"][::core::mem::align_of::<epw_rows_view>() - 8usize];
+    [
+        "Offset of field: epw_rows_view::size",
+    ][::core::mem::offset_of!(epw_rows_view, size) - 0usize];
+    [
+        "Offset of field: epw_rows_view::reserved",
+    ][::core::mem::offset_of!(epw_rows_view, reserved) - 4usize];
+    [
+        "Offset of field: epw_rows_view::stride",
+    ][::core::mem::offset_of!(epw_rows_view, stride) - 8usize];
+    [
+        "Offset of field: epw_rows_view::rows",
+    ][::core::mem::offset_of!(epw_rows_view, rows) - 16usize];
+    [
+        "Offset of field: epw_rows_view::scales",
+    ][::core::mem::offset_of!(epw_rows_view, scales) - 24usize];
+    [
+        "Offset of field: epw_rows_view::source_counts",
+    ][::core::mem::offset_of!(epw_rows_view, source_counts) - 32usize];
+};
+impl Default for epw_rows_view {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    /// The received rows of a rank-major dispatch, in place.
+    pub fn epw_dispatched_rows(
+        buffer: *mut epw_buffer,
+        handle: epw_handle,
+        view: *mut epw_rows_view,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** The area that experts may write their outputs into, so that combine copies nothing before sending:
+ rank-major the lane's own rows, expert-major [E, M, hidden] where the plan has zero_copy. Pass expert_out =
+ NULL to combine.*/
+    pub fn epw_next_combine_buffer(
+        buffer: *mut epw_buffer,
+        handle: epw_handle,
+        view: *mut epw_rows_view,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Answers every received row and, if `output` is not NULL, receives the answers to this rank's own rows, sums
+ them and consumes the handle. With `output` NULL this is the sending half.*/
+    pub fn epw_combine(
+        buffer: *mut epw_buffer,
+        handle: epw_handle,
+        input: *const epw_combine_input,
+        output: *const epw_combine_output,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// The receiving half of a combine. Consumes the handle.
+    pub fn epw_combine_receive(
+        buffer: *mut epw_buffer,
+        handle: epw_handle,
+        output: *const epw_combine_output,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// Goes on with a non-blocking operation without waiting: EPW_PENDING, EPW_OK (outcome is filled) or an error.
+    pub fn epw_poll(
+        buffer: *mut epw_buffer,
+        handle: epw_handle,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Sleeps until epw_poll may find something new, at most timeout_ns. Touches no memory of the operation: any
+ thread may call it while another polls. Returns EPW_OK, or EPW_ERR_STATE if the handle is not in an
+ operation.*/
+    pub fn epw_await(
+        buffer: *mut epw_buffer,
+        handle: epw_handle,
+        timeout_ns: u64,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** After the sending half of a dispatch or combine: EPW_OK if the receiving half would not wait for anybody,
+ else EPW_PENDING. Gives nobody up. Between such calls epw_await sleeps as it does between polls.*/
+    pub fn epw_ready(buffer: *mut epw_buffer, handle: epw_handle) -> epw_status;
+}
+unsafe extern "C" {
+    /** Gives the handle up: peers that sent rows are answered with none, in the background where they have not
+ sent yet. Does not wait, touches no caller memory afterwards.*/
+    pub fn epw_release(buffer: *mut epw_buffer, handle: epw_handle) -> epw_status;
+}
+unsafe extern "C" {
+    /** Quantises [rows, hidden] of `dtype` to e4m3 with one scale per 128 channels: the code that dispatch uses.
+ q [out, rows*hidden], scales [out]: f32 [rows, hidden/128], for EPW_PAYLOAD_FP8_UE8M0 bytes [rows,
+ hidden/128].*/
+    pub fn epw_quantize_fp8(
+        payload: u32,
+        dtype: u32,
+        rows: u64,
+        hidden: u32,
+        x: *const ::core::ffi::c_void,
+        q: *mut u8,
+        scales: *mut ::core::ffi::c_void,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// The inverse: x = q * scale, rounded to `dtype`.
+    pub fn epw_dequantize_fp8(
+        payload: u32,
+        dtype: u32,
+        rows: u64,
+        hidden: u32,
+        q: *const u8,
+        scales: *const ::core::ffi::c_void,
+        x: *mut ::core::ffi::c_void,
+    ) -> epw_status;
+}
