@@ -1,5 +1,79 @@
-//! Expert-parallel Mixture-of-Experts communication for inference servers.
+//! Expert-parallel (EP) communication for Mixture-of-Experts inference: `dispatch` sends each token to the ranks that own its
+//! top-k experts, `combine` brings the experts' outputs home and sums them with the routing weights.
+//!
+//! A C core moves the bytes; this crate wraps it in owned types and adds what a server needs around it: finding out how
+//! it was launched, meeting the other ranks, agreeing who goes on after a failure.
+//!
+//! ```
+//! use epwire::{Combine, CombineOutput, Dispatch, EpBuffer, EpConfig, Group, Layout, Payload, TensorMut, TensorRef};
+//! use half::bf16;
+//!
+//! // Two ranks as threads of this process; Group::join meets other processes.
+//! let config = EpConfig::new(4, 128, 8, 2);
+//! let ranks: Vec<_> = Group::threads(2)?
+//!     .into_iter()
+//!     .map(|group| {
+//!         let config = config.clone();
+//!         std::thread::spawn(move || {
+//!             let buffer = EpBuffer::create_blocking(&group, config)?;
+//!             let mut received = buffer.dispatch_buffers(Payload::SameAsInput, Layout::ExpertMajor, 0)?;
+//!
+//!             let x = vec![bf16::from_f32(1.5); 4 * 128]; // [tokens, hidden]
+//!             let topk_idx = [0i32, 5, 1, 6, 2, 7, 3, 4]; // [tokens, topk]
+//!             let topk_weights = [0.5f32; 8];
+//!             let input = Dispatch::new(TensorRef::new(&x, 128), TensorRef::new(&topk_idx, 2))
+//!                 .weights(TensorRef::new(&topk_weights, 2));
+//!             let dispatched = buffer.dispatch_blocking(input, received.output())?;
+//!
+//!             // Experts would run here, on received.rows; these return their input.
+//!             let expert_out: Vec<bf16> =
+//!                 received.rows.chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect();
+//!             let mut out = epwire::HostBuffer::<bf16>::zeroed(4 * 128);
+//!             let outcome = dispatched.combine_blocking(
+//!                 Combine::new(TensorRef::new(&expert_out, 128)),
+//!                 CombineOutput::new(TensorMut::new(&mut out)),
+//!             )?;
+//!             assert!(outcome.is_complete());
+//!             assert_eq!(&out[..], &x[..]);
+//!             Ok::<_, epwire::Error>(())
+//!         })
+//!     })
+//!     .collect();
+//! for rank in ranks {
+//!     rank.join().unwrap()?;
+//! }
+//! # Ok::<(), epwire::Error>(())
+//! ```
+//!
+//! # Map
+//! [`launch`] (where am I) -> [`rendezvous`] and [`store`] (meet) -> [`Group`] -> [`EpBuffer`] -> [`Dispatched`] -> [`Outcome`].
+//!
+//! # Features
+//! `tracing`: spans. `metrics`: counters and histograms. `bindgen`: checks the C bindings against the header.
 
+mod buffer;
+mod config;
 pub mod env;
+mod error;
+mod ffi;
+pub mod group;
 pub mod launch;
+mod mask;
+mod numerics;
+mod outcome;
+pub mod rendezvous;
+pub mod store;
 mod sys;
+mod tensor;
+
+pub use buffer::{
+    Combine, CombineOutput, CombineRows, Combining, Consuming, Dispatch, DispatchBuffers, DispatchOutput, Dispatched,
+    Dispatching, EpBuffer, Event, Refused, RowsView, ScaleOrder,
+};
+pub use config::{CombineMode, EpConfig, Float16, Fp8Scale, Layout, Path, Paths, Payload, Plan, RowShape};
+pub use error::{Error, Failure, Result};
+pub use group::Group;
+pub use mask::Mask;
+pub use numerics::{dequantize_fp8, quantize_fp8};
+pub use outcome::{Cause, ErrorRecord, Outcome, Phase};
+pub use tensor::{DType, Element, HostBuffer, TensorMut, TensorRef};

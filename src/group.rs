@@ -1,0 +1,408 @@
+//! The group of ranks: who is a member, what they tell each other, and how they agree after a failure.
+//!
+//! ```
+//! use epwire::group::Group;
+//! # fn main() -> Result<(), epwire::rendezvous::BootstrapError> {
+//! let groups = Group::threads(2)?;
+//! std::thread::scope(|scope| {
+//!     for group in &groups {
+//!         scope.spawn(move || group.barrier_blocking("ready"));
+//!     }
+//! });
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **After a failure** a member calls [`Group::agree_active`] with the peers it gave up. All survivors get the same next
+//! mask and epoch, which they hand to their buffers. A member that was only slow gets
+//! [`BootstrapError::Evicted`]: it stops using its buffers, calls [`Group::rejoin`], and waits in `agree_active` until
+//! the others admit it, as a replacement for a dead rank does after its [`Group::join`].
+
+mod options;
+
+pub use options::GroupOptions;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::rendezvous::driver::{Client, ClientOptions, Server, ServerOptions, block_on, local, random};
+use crate::rendezvous::machine::{Action, Call, Event, Machine, Settings};
+use crate::rendezvous::wire::{Join, Joined, PROTOCOL_VERSION, Reply, Report, Request, Step, StepKind};
+use crate::rendezvous::{Blob, BootstrapError, Decision, Fields, Identity, RankSet, RankState, View};
+use crate::store::Store;
+
+/// A rank's membership in a run.
+///
+/// `Clone` shares it; `Send` and `Sync`. The membership ends when the last clone is gone or with [`Group::leave`]: the
+/// rank then counts as dead, so whatever may still write to peers has to hold a clone. Dropping never waits.
+///
+/// Each operation is a future that needs no particular runtime, ends within the deadline of the group
+/// ([`Group::with_deadline`] gives another), and has a `_blocking` form for plain threads, which gives
+/// [`BootstrapError::BlockingInAsync`] on a thread of an async runtime. Dropping a future gives up waiting, not the
+/// operation. Errors common to all: [`BootstrapError::ServerLost`], [`BootstrapError::Timeout`],
+/// [`BootstrapError::Limit`].
+#[derive(Clone, Debug)]
+pub struct Group {
+    inner: Arc<Inner>,
+    deadline: Duration,
+}
+
+#[derive(Debug)]
+struct Inner {
+    join: Join,
+    client: Client,
+    server: Option<Server>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    decision: Decision,
+    standby: bool,
+    roster: Arc<[Identity]>,
+}
+
+impl Group {
+    /// Joins the run and waits for all other ranks, or, as the replacement of a dead one, is put on standby.
+    ///
+    /// Errors, each within the join deadline: [`BootstrapError::MissingRanks`], [`BootstrapError::ConfigMismatch`],
+    /// [`BootstrapError::DuplicateRank`], [`BootstrapError::Mismatch`] of run id, world or rank,
+    /// [`BootstrapError::Fenced`], and those of connecting: `Unreachable`, `TokenRequired`, `WrongToken`,
+    /// `WrongVersion`, `Garbage`, `SilentPeer`.
+    pub async fn join(options: GroupOptions) -> Result<Self, BootstrapError> {
+        let began = std::time::Instant::now();
+        let member = match options.member_id {
+            Some(member) => member,
+            None => u128::from_le_bytes(random("choose a member id")?),
+        };
+        let mut address = options.address.clone();
+        let mut server = None;
+        if options.host_server {
+            let bind = options.bind.as_deref().unwrap_or(&options.address);
+            let hosted = Server::bind(
+                bind,
+                ServerOptions {
+                    token: options.token.clone(),
+                    join_deadline: options.join_deadline,
+                    heartbeat: options.heartbeat,
+                    ..ServerOptions::new(options.run_id.clone(), options.world)
+                },
+            );
+            let hosted = hosted.await?;
+            if options.bind.is_none() {
+                address = hosted.local_addr().to_string();
+            }
+            server = Some(hosted);
+        }
+        let client = Client::connect(ClientOptions {
+            address,
+            run_id: options.run_id.clone(),
+            token: options.token,
+            deadline: options.join_deadline,
+            heartbeat: options.heartbeat,
+        });
+        let client = client.await?;
+        let join = Join {
+            version: PROTOCOL_VERSION,
+            run_id: options.run_id,
+            world: options.world,
+            identity: Identity { rank: options.rank, member, host: host(), pid: std::process::id() },
+            deadline: options.join_deadline.saturating_sub(began.elapsed()),
+            config: options.config,
+        };
+        let joined = ask_to_join(&client, join.clone()).await?;
+        let state = Mutex::new(State::new(&joined, options.rank));
+        Ok(Self { inner: Arc::new(Inner { join, client, server, state }), deadline: options.deadline })
+    }
+
+    /// [`Group::join`] for a plain thread.
+    pub fn join_blocking(options: GroupOptions) -> Result<Self, BootstrapError> {
+        block_on("join", Self::join(options))
+    }
+
+    /// A run whose ranks are threads of this process: the group of each rank, by rank. The same machine decides, over
+    /// pipes in memory.
+    ///
+    /// Errors: [`BootstrapError::Limit`] for a world outside 1 to 1024, [`BootstrapError::System`] if no thread can be
+    /// started. Does not wait.
+    pub fn threads(world: u32) -> Result<Vec<Self>, BootstrapError> {
+        let heartbeat = crate::rendezvous::driver::Heartbeat::default();
+        let run_id = "threads".to_owned();
+        let mut machine = Machine::new(Settings {
+            run_id: run_id.clone(),
+            world,
+            join_deadline: Duration::MAX,
+            lease: heartbeat.lease,
+        })?;
+        // They join before there is anything to wait for, each by the connection of its rank's number.
+        let mut joins = Vec::new();
+        let mut joined = None;
+        for rank in 0..world {
+            let member = u128::from_le_bytes(random("choose a member id")?);
+            let join = Join {
+                version: PROTOCOL_VERSION,
+                run_id: run_id.clone(),
+                world,
+                identity: Identity { rank, member, host: host(), pid: std::process::id() },
+                deadline: Duration::from_secs(1),
+                config: Fields::new(),
+            };
+            joins.push(join.clone());
+            let call = Call { conn: u64::from(rank), id: 0 };
+            for action in machine.handle(Duration::ZERO, Event::Request { call, request: Request::Join { join } }) {
+                if let Action::Answer { result, .. } = action {
+                    joined = Some(result?);
+                }
+            }
+        }
+        let Some(Reply::Joined { joined }) = joined else { return Err(odd("join")) };
+        let clients = local(machine, world)?;
+        let group = |(join, client): (Join, Client)| {
+            let state = Mutex::new(State::new(&joined, join.identity.rank));
+            let inner = Arc::new(Inner { join, client, server: None, state });
+            Self { inner, deadline: Duration::from_secs(30) }
+        };
+        Ok(joins.into_iter().zip(clients).map(group).collect())
+    }
+
+    /// The same membership with another deadline for its operations.
+    pub fn with_deadline(&self, deadline: Duration) -> Self {
+        Self { inner: self.inner.clone(), deadline }
+    }
+
+    /// This rank, in `0..world`.
+    pub fn rank(&self) -> u32 {
+        self.inner.join.identity.rank
+    }
+
+    /// Number of ranks of the run, dead ones included.
+    pub fn world(&self) -> u32 {
+        self.inner.join.world
+    }
+
+    /// Name of the run.
+    pub fn run_id(&self) -> &str {
+        &self.inner.join.run_id
+    }
+
+    /// 128 random bits that tell this incarnation of the rank from others.
+    pub fn member_id(&self) -> u128 {
+        self.inner.join.identity.member
+    }
+
+    /// The mask and epoch that this member is in; on standby those of the others.
+    pub fn active(&self) -> Decision {
+        self.state().decision
+    }
+
+    /// Whether this member waits to be admitted.
+    pub fn is_standby(&self) -> bool {
+        self.state().standby
+    }
+
+    /// Who was there when this member joined, by rank.
+    pub fn roster(&self) -> Arc<[Identity]> {
+        self.state().roster.clone()
+    }
+
+    /// The membership as the server last showed it. News, not a decision: only [`Group::agree_active`] changes who this
+    /// member works with.
+    pub fn watch(&self) -> watch::Receiver<View> {
+        self.inner.client.watch()
+    }
+
+    /// The store of the run, on the group's connection.
+    pub fn store(&self) -> Store {
+        Store::new(self.inner.client.clone())
+    }
+
+    /// The server that this rank hosts, if it does.
+    pub fn server(&self) -> Option<&Server> {
+        self.inner.server.as_ref()
+    }
+
+    /// Gives `blobs[r]` to each rank r of the mask, and gets what they gave this rank, indexed by rank. Those of ranks
+    /// outside the mask are not sent, and come back empty.
+    ///
+    /// Errors: [`BootstrapError::Limit`] for a blob past 64 KiB or 4 MiB together, [`BootstrapError::PeerLost`] when a
+    /// participant dies. If one fails it fails for all, with the same error.
+    pub async fn exchange(&self, tag: &str, blobs: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        self.exchange_among(self.active().mask, tag, blobs).await
+    }
+
+    /// [`Group::exchange`] among `ranks`, this one included: members, or living ranks on standby.
+    pub async fn exchange_among(
+        &self,
+        ranks: RankSet,
+        tag: &str,
+        mut blobs: Vec<Vec<u8>>,
+    ) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        for (rank, blob) in (0u32..).zip(&mut blobs) {
+            if !ranks.contains(rank) {
+                blob.clear();
+            }
+        }
+        let blobs = blobs.into_iter().map(Blob).collect();
+        match self.step("exchange", ranks, tag, StepKind::Exchange { blobs }).await? {
+            Reply::Blobs { blobs } => Ok(blobs.into_iter().map(|blob| blob.0).collect()),
+            _ => Err(odd("exchange")),
+        }
+    }
+
+    /// Returns when all ranks of the mask have called it with this tag.
+    ///
+    /// Errors: as [`Group::exchange`].
+    pub async fn barrier(&self, tag: &str) -> Result<(), BootstrapError> {
+        self.barrier_among(self.active().mask, tag).await
+    }
+
+    /// [`Group::barrier`] among `ranks`, this one included.
+    pub async fn barrier_among(&self, ranks: RankSet, tag: &str) -> Result<(), BootstrapError> {
+        self.step("barrier", ranks, tag, StepKind::Barrier {}).await.map(|_| ())
+    }
+
+    /// Makes sure that all ranks of the mask have the same fields.
+    ///
+    /// Errors: [`BootstrapError::ConfigMismatch`] on every rank, with the first field that differs, two of its values
+    /// and the ranks that have them; else as [`Group::exchange`].
+    pub async fn agree(&self, tag: &str, fields: Fields) -> Result<(), BootstrapError> {
+        self.step("agree", self.active().mask, tag, StepKind::Agree { fields }).await.map(|_| ())
+    }
+
+    /// Agrees with the other survivors on the next mask and epoch; see
+    /// [`agreement`](crate::rendezvous::agreement) for the rule. `suspects` are the peers that this member gave up;
+    /// with `admit` said by all who stay, ranks on standby enter. A member on standby calls it to wait for that.
+    ///
+    /// Errors: [`BootstrapError::Evicted`] if the others go on without this member, [`BootstrapError::Mismatch`] if its
+    /// epoch is not that of the run, [`BootstrapError::Limit`] past epoch 32767.
+    pub async fn agree_active(&self, suspects: RankSet, admit: bool) -> Result<Decision, BootstrapError> {
+        const OP: &str = "agree on the active ranks";
+        let report = Report { epoch: self.active().epoch, suspects, admit, deadline: self.deadline };
+        match self.inner.client.call(OP, Request::Report { report }, self.deadline).await? {
+            Reply::Decided { decision } => {
+                let mut state = self.state();
+                state.decision = decision;
+                state.standby = false;
+                Ok(decision)
+            }
+            _ => Err(odd(OP)),
+        }
+    }
+
+    /// Asks to be let in again after [`BootstrapError::Evicted`]: puts this member on standby. Operations on its buffers
+    /// must have ended.
+    ///
+    /// Errors: [`BootstrapError::Fenced`] if another process has the rank by now.
+    pub async fn rejoin(&self) -> Result<(), BootstrapError> {
+        let join = Join { deadline: self.deadline, ..self.inner.join.clone() };
+        let joined = ask_to_join(&self.inner.client, join).await?;
+        *self.state() = State::new(&joined, self.rank());
+        Ok(())
+    }
+
+    /// Ends the membership: the others see this rank as dead, and every later call fails. The rank that hosts the server
+    /// then waits, within the deadline, until all others have left.
+    pub async fn leave(&self) -> Result<(), BootstrapError> {
+        const OP: &str = "leave";
+        self.inner.client.call(OP, Request::Leave {}, self.deadline).await?;
+        match &self.inner.server {
+            Some(server) if !server.drained(self.deadline).await => {
+                let missing = RankSet::all(self.world());
+                let (op, deadline) = ("wait for the others to leave".to_owned(), self.deadline);
+                Err(BootstrapError::Timeout { op, elapsed: deadline, deadline, missing })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// [`Group::exchange`] for a plain thread.
+    pub fn exchange_blocking(&self, tag: &str, blobs: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        block_on("exchange", self.exchange(tag, blobs))
+    }
+
+    /// [`Group::exchange_among`] for a plain thread.
+    pub fn exchange_among_blocking(
+        &self,
+        ranks: RankSet,
+        tag: &str,
+        blobs: Vec<Vec<u8>>,
+    ) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        block_on("exchange", self.exchange_among(ranks, tag, blobs))
+    }
+
+    /// [`Group::barrier`] for a plain thread.
+    pub fn barrier_blocking(&self, tag: &str) -> Result<(), BootstrapError> {
+        block_on("barrier", self.barrier(tag))
+    }
+
+    /// [`Group::barrier_among`] for a plain thread.
+    pub fn barrier_among_blocking(&self, ranks: RankSet, tag: &str) -> Result<(), BootstrapError> {
+        block_on("barrier", self.barrier_among(ranks, tag))
+    }
+
+    /// [`Group::agree`] for a plain thread.
+    pub fn agree_blocking(&self, tag: &str, fields: Fields) -> Result<(), BootstrapError> {
+        block_on("agree", self.agree(tag, fields))
+    }
+
+    /// [`Group::agree_active`] for a plain thread.
+    pub fn agree_active_blocking(&self, suspects: RankSet, admit: bool) -> Result<Decision, BootstrapError> {
+        block_on("agree on the active ranks", self.agree_active(suspects, admit))
+    }
+
+    /// [`Group::rejoin`] for a plain thread.
+    pub fn rejoin_blocking(&self) -> Result<(), BootstrapError> {
+        block_on("rejoin", self.rejoin())
+    }
+
+    /// [`Group::leave`] for a plain thread.
+    pub fn leave_blocking(&self) -> Result<(), BootstrapError> {
+        block_on("leave", self.leave())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held, and each assignment leaves it whole.
+        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn step(&self, what: &str, ranks: RankSet, tag: &str, kind: StepKind) -> Result<Reply, BootstrapError> {
+        let step = Step { tag: tag.to_owned(), ranks, deadline: self.deadline, kind };
+        self.inner.client.call(&format!("{what} \"{tag}\""), Request::Step { step }, self.deadline).await
+    }
+}
+
+impl State {
+    fn new(joined: &Joined, rank: u32) -> Self {
+        let View { epoch, mask, states } = &joined.view;
+        Self {
+            decision: Decision { mask: *mask, epoch: *epoch },
+            standby: states.get(rank as usize) == Some(&RankState::Standby {}),
+            roster: joined.roster.clone().into(),
+        }
+    }
+}
+
+async fn ask_to_join(client: &Client, join: Join) -> Result<Arc<Joined>, BootstrapError> {
+    let deadline = join.deadline;
+    match client.call("join", Request::Join { join }, deadline).await? {
+        Reply::Joined { joined } => Ok(joined),
+        _ => Err(odd("join")),
+    }
+}
+
+/// The server answered with something else than was asked.
+fn odd(op: &str) -> BootstrapError {
+    BootstrapError::Garbage {
+        op: op.to_owned(),
+        peer: "the rendezvous server".to_owned(),
+        detail: "an answer to another question".to_owned(),
+    }
+}
+
+/// Name of this host, for people who read errors.
+fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());
+    name.map_or_else(|| "unknown host".to_owned(), |name| name.trim().to_owned())
+}

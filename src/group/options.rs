@@ -1,0 +1,105 @@
+//! What a rank has to know to join its group.
+
+use std::time::Duration;
+
+use crate::rendezvous::Fields;
+use crate::rendezvous::auth::Token;
+use crate::rendezvous::driver::Heartbeat;
+
+/// How a rank joins a group; see [`Group::join`](super::Group::join).
+///
+/// Made by [`GroupOptions::new`] from what a launcher knows, then adjusted by the setters.
+#[derive(Clone, Debug)]
+pub struct GroupOptions {
+    pub(super) rank: u32,
+    pub(super) world: u32,
+    pub(super) address: String,
+    pub(super) run_id: String,
+    pub(super) host_server: bool,
+    pub(super) bind: Option<String>,
+    pub(super) token: Option<Token>,
+    pub(super) member_id: Option<u128>,
+    pub(super) config: Fields,
+    pub(super) join_deadline: Duration,
+    pub(super) deadline: Duration,
+    pub(super) heartbeat: Heartbeat,
+}
+
+impl GroupOptions {
+    /// Rank `rank` of `world`, by the rendezvous at `address` (`host:port`).
+    ///
+    /// Defaults: run id `default`, no token, 120 s to come together, 30 s per operation, the heartbeat of
+    /// [`Heartbeat::default`], and somebody else hosts the server.
+    pub fn new(rank: u32, world: u32, address: impl Into<String>) -> Self {
+        Self {
+            rank,
+            world,
+            address: address.into(),
+            run_id: "default".to_owned(),
+            host_server: false,
+            bind: None,
+            token: None,
+            member_id: None,
+            config: Fields::new(),
+            join_deadline: Duration::from_secs(120),
+            deadline: Duration::from_secs(30),
+            heartbeat: Heartbeat::default(),
+        }
+    }
+
+    /// Names the run, so that a stray rank of another one is refused. Must be equal on all ranks.
+    pub fn run_id(mut self, run_id: impl Into<String>) -> Self {
+        self.run_id = run_id.into();
+        self
+    }
+
+    /// Whether this process hosts the rendezvous server: one does, rank 0 or the launcher. The server ends with the
+    /// group, so its rank leaves last ([`Group::leave`](super::Group::leave) sees to that).
+    pub fn host_server(mut self, host: bool) -> Self {
+        self.host_server = host;
+        self
+    }
+
+    /// Where the hosted server listens, if not at the address of the rendezvous: `0.0.0.0:port` behind a translated
+    /// address, for instance.
+    pub fn bind(mut self, address: impl Into<String>) -> Self {
+        self.bind = Some(address.into());
+        self
+    }
+
+    /// The secret of the run; needed off the loopback interface. [`Token::from_env`] reads it from the environment.
+    pub fn token(mut self, token: Option<Token>) -> Self {
+        self.token = token;
+        self
+    }
+
+    /// Joins as the incarnation that an earlier group of this process was, after that lost its connection.
+    pub fn member_id(mut self, member: u128) -> Self {
+        self.member_id = Some(member);
+        self
+    }
+
+    /// A field that must be equal on all ranks, checked while joining.
+    pub fn config(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.config.push((name.into(), value.into()));
+        self
+    }
+
+    /// How long to wait until all ranks are there, connecting included.
+    pub fn join_deadline(mut self, deadline: Duration) -> Self {
+        self.join_deadline = deadline;
+        self
+    }
+
+    /// How long each operation of the group may take.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Signs of life and the handshake; the lease must be the same on all ranks to mean the same.
+    pub fn heartbeat(mut self, heartbeat: Heartbeat) -> Self {
+        self.heartbeat = heartbeat;
+        self
+    }
+}

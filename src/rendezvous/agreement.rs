@@ -1,0 +1,151 @@
+//! The rule by which survivors agree on the next mask.
+//!
+//! Every member reports whom it gave up. The rule waits for each living member that nobody named, then decides:
+//!
+//! 1. dead members, and members that did not report, are out;
+//! 2. while one of those left accuses another of them, the most accused goes, the higher rank among equals, and what
+//!    it said about others counts no more.
+//!
+//! So two that accuse each other cost one of them, and who named a dead member is not held against it. A member that
+//! is named but still heard by the server is not passed over lightly: before the deadline the decision waits for its
+//! own report, unless the others are a majority of the members heard. Otherwise one confused member that names
+//! everybody would be left alone with the run.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::machine::Call;
+use super::ranks::RankSet;
+use super::wire::Report;
+
+/// Reports collected for the next epoch.
+#[derive(Debug)]
+pub struct Agreement {
+    /// When the first member reported.
+    pub started: Duration,
+    /// When members that have not reported are left out.
+    pub deadline: Duration,
+    /// What each member said, and the call that waits for the decision.
+    pub reports: BTreeMap<u32, (Call, Report)>,
+}
+
+/// What the server knows when it asks whether to decide.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    /// Members of the current mask that are not dead.
+    pub living: RankSet,
+    /// Those of them heard within their lease.
+    pub heard: RankSet,
+    /// Ranks whose living incarnation is on standby and heard.
+    pub standby: RankSet,
+    /// Those of them that asked to be admitted.
+    pub ready: RankSet,
+}
+
+/// Who goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Members that stay.
+    pub stay: RankSet,
+    /// Standby members that enter.
+    pub enter: RankSet,
+}
+
+impl Agreement {
+    /// An agreement that begins with its first report.
+    pub fn new(now: Duration, deadline: Duration) -> Self {
+        Self { started: now, deadline: now + deadline, reports: BTreeMap::new() }
+    }
+
+    /// The decision, or `None` while there is somebody to wait for.
+    pub fn decide(&self, now: Duration, standing: &Standing) -> Option<Verdict> {
+        let late = now >= self.deadline;
+        let reported: RankSet = self.reports.keys().copied().filter(|rank| standing.living.contains(*rank)).collect();
+        let named = self.reports.values().fold(RankSet::EMPTY, |named, (_, said)| named.or(&said.suspects));
+        let missing = standing.living.minus(&reported);
+        if !late && !missing.minus(&named).is_empty() {
+            return None;
+        }
+        let stay = self.survivors(&reported);
+        let admit = self.reports.iter().all(|(rank, (_, said))| said.admit || !stay.contains(*rank));
+        let outvoted = missing.is_empty() || 2 * stay.len() > standing.heard.len();
+        let waits_for_entry = admit && !standing.standby.minus(&standing.ready).is_empty();
+        let enter = if admit { standing.standby.and(&standing.ready) } else { RankSet::EMPTY };
+        (late || outvoted && !waits_for_entry).then_some(Verdict { stay, enter })
+    }
+
+    /// Who of those that reported is left when accusations among them are settled.
+    fn survivors(&self, reported: &RankSet) -> RankSet {
+        let mut left = *reported;
+        loop {
+            let mut accusers: BTreeMap<u32, usize> = BTreeMap::new();
+            for (rank, (_, said)) in self.reports.iter().filter(|(rank, _)| left.contains(**rank)) {
+                for accused in said.suspects.and(&left).iter().filter(|accused| accused != rank) {
+                    *accusers.entry(accused).or_default() += 1;
+                }
+            }
+            match accusers.into_iter().max_by_key(|(rank, count)| (*count, *rank)) {
+                Some((rank, _)) => left.remove(rank),
+                None => return left,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agreement(reports: &[(u32, &[u32])]) -> Agreement {
+        let mut agreement = Agreement::new(Duration::ZERO, Duration::from_secs(10));
+        for (rank, suspects) in reports {
+            let suspects = suspects.iter().copied().collect();
+            let report = Report { epoch: 1, suspects, admit: false, deadline: Duration::from_secs(10) };
+            agreement.reports.insert(*rank, (Call { conn: u64::from(*rank), id: 1 }, report));
+        }
+        agreement
+    }
+
+    fn decide(living: &[u32], heard: &[u32], reports: &[(u32, &[u32])], now: u64) -> Option<String> {
+        let standing = Standing {
+            living: living.iter().copied().collect(),
+            heard: heard.iter().copied().collect(),
+            standby: RankSet::EMPTY,
+            ready: RankSet::EMPTY,
+        };
+        let verdict = agreement(reports).decide(Duration::from_secs(now), &standing);
+        verdict.map(|verdict| verdict.stay.to_string())
+    }
+
+    #[test]
+    fn nobody_is_passed_over_unless_named() {
+        let all = [0, 1, 2, 3];
+        assert_eq!(decide(&all, &all, &[(0, &[3]), (1, &[3])], 0), None);
+        assert_eq!(decide(&all, &all, &[(0, &[3]), (1, &[3]), (2, &[])], 0).as_deref(), Some("0-2"));
+    }
+
+    #[test]
+    fn two_that_accuse_each_other_cost_the_higher_rank() {
+        assert_eq!(decide(&[0, 1], &[0, 1], &[(0, &[1]), (1, &[0])], 0).as_deref(), Some("0"));
+        assert_eq!(decide(&[0, 1, 2], &[0, 1, 2], &[(0, &[2]), (1, &[]), (2, &[0])], 0).as_deref(), Some("0-1"));
+    }
+
+    #[test]
+    fn the_most_accused_goes_first_and_its_own_accusations_with_it() {
+        let reports: [(u32, &[u32]); 4] = [(0, &[1, 2, 3]), (1, &[0]), (2, &[0]), (3, &[0])];
+        assert_eq!(decide(&[0, 1, 2, 3], &[0, 1, 2, 3], &reports, 0).as_deref(), Some("1-3"));
+    }
+
+    #[test]
+    fn one_that_names_everybody_does_not_get_the_run_to_itself() {
+        let all = [0, 1, 2, 3];
+        assert_eq!(decide(&all, &all, &[(0, &[1, 2, 3])], 0), None);
+        assert_eq!(decide(&all, &[0], &[(0, &[1, 2, 3])], 0).as_deref(), Some("0"), "the others fell silent");
+        assert_eq!(decide(&all, &all, &[(0, &[1, 2, 3])], 10).as_deref(), Some("0"), "the others never reported");
+    }
+
+    #[test]
+    fn an_accusation_of_oneself_is_void() {
+        assert_eq!(decide(&[0, 1], &[0, 1], &[(0, &[0]), (1, &[1])], 0).as_deref(), Some("0-1"));
+    }
+}

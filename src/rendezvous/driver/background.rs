@@ -1,0 +1,56 @@
+//! Threads of this crate's own for its sockets and timers, and waiting for them from a plain thread.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+
+use crate::rendezvous::BootstrapError;
+
+/// Runs a future to its end on a new thread with a runtime of its own. Nobody waits for the thread: the future has to
+/// end by itself when its handles are gone.
+pub(crate) fn spawn<F>(name: &str, future: impl FnOnce() -> F + Send + 'static) -> Result<(), BootstrapError>
+where
+    F: Future<Output = ()>,
+{
+    let op = format!("start the thread {name}");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| BootstrapError::system(&op, &error))?;
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || runtime.block_on(future()))
+        .map_err(|error| BootstrapError::system(&op, &error))?;
+    Ok(())
+}
+
+/// Waits for a future that needs no runtime, on a thread that may be blocked.
+///
+/// Errors: [`BootstrapError::BlockingInAsync`] on a thread of a tokio runtime.
+pub(crate) fn block_on<T>(
+    op: &str,
+    future: impl Future<Output = Result<T, BootstrapError>>,
+) -> Result<T, BootstrapError> {
+    if tokio::runtime::Handle::try_current().is_ok() {
+        return Err(BootstrapError::BlockingInAsync { op: op.to_owned() });
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(result) => return result,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}

@@ -1,0 +1,309 @@
+//! A connection to the rendezvous server, shared by a group and its store.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
+
+use super::Heartbeat;
+use super::background::spawn;
+use super::connection::{OPEN_LIMIT, ReadError, greet, read_frame, too_long, write_frame};
+use crate::rendezvous::BootstrapError;
+use crate::rendezvous::auth::{Token, require};
+use crate::rendezvous::ranks::RankSet;
+use crate::rendezvous::wire::{Frame, HEADER_BYTES, MAX_BODY_BYTES, Reply, Request, View, encode};
+
+/// Where the server is, and what it takes to talk to it.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// `host:port` of the server.
+    pub address: String,
+    /// The run that it serves.
+    pub run_id: String,
+    /// The secret of the run; needed off loopback.
+    pub token: Option<Token>,
+    /// How long to try until somebody accepts.
+    pub deadline: Duration,
+    /// Signs of life and the handshake.
+    pub heartbeat: Heartbeat,
+}
+
+/// A connection to the server. Clones share it; it closes when the last one is gone, which never waits.
+///
+/// `Send` and `Sync`; its futures need no particular runtime.
+#[derive(Clone, Debug)]
+pub struct Client {
+    address: String,
+    commands: mpsc::Sender<Command>,
+    view: watch::Receiver<View>,
+}
+
+#[derive(Debug)]
+struct Command {
+    op: String,
+    request: Request,
+    deadline: Duration,
+    reply: oneshot::Sender<Result<Reply, BootstrapError>>,
+}
+
+/// Longest deadline of a call: what adds to it stays within what clocks can express.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Calls that one client may have waiting.
+const MAX_PENDING: usize = 512;
+/// Longest pause between two tries to connect.
+const MAX_PAUSE: Duration = Duration::from_millis(500);
+/// How much longer than the server a client waits, so that the server's account of a timeout comes first.
+const GRACE: Duration = Duration::from_millis(500);
+
+impl Client {
+    /// Connects, trying until the deadline, and shows the token.
+    ///
+    /// Errors: [`BootstrapError::TokenRequired`], [`BootstrapError::Unreachable`], and what the handshake gives:
+    /// `WrongToken`, `WrongVersion`, `Garbage`, `SilentPeer`.
+    pub async fn connect(options: ClientOptions) -> Result<Self, BootstrapError> {
+        let (connected, outcome) = oneshot::channel();
+        let (commands, inbox) = mpsc::channel(64);
+        let (shown, view) = watch::channel(View { epoch: 0, mask: RankSet::EMPTY, states: Vec::new() });
+        let address = options.address.clone();
+        spawn("epwire-client", move || async move {
+            let mut connected = connected;
+            // Nobody waits for the outcome any more when the caller dropped its future.
+            let stream = tokio::select! {
+                stream = dial(&options) => stream,
+                () = connected.closed() => return,
+            };
+            match stream {
+                Err(error) => drop(connected.send(Err(error))),
+                Ok(stream) => {
+                    if connected.send(Ok(())).is_ok() {
+                        run(stream, options.address, options.heartbeat, inbox, shown).await;
+                    }
+                }
+            }
+        })?;
+        let ended = |_| lost("connect to the rendezvous", &address, "its thread ended");
+        outcome.await.map_err(ended)??;
+        Ok(Self { address, commands, view })
+    }
+
+    /// A client on a stream that needs no handshake, and the task that carries it.
+    pub(crate) fn attach<S>(
+        stream: S,
+        address: &str,
+        heartbeat: Heartbeat,
+    ) -> (Self, impl Future<Output = ()> + Send + 'static)
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let (commands, inbox) = mpsc::channel(64);
+        let (shown, view) = watch::channel(View { epoch: 0, mask: RankSet::EMPTY, states: Vec::new() });
+        let task = run(stream, address.to_owned(), heartbeat, inbox, shown);
+        (Self { address: address.to_owned(), commands, view }, task)
+    }
+
+    /// The membership as the server last showed it.
+    pub fn watch(&self) -> watch::Receiver<View> {
+        self.view.clone()
+    }
+
+    /// Address of the server.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Asks and waits for the answer, at most a little longer than `deadline`.
+    pub(crate) async fn call(
+        &self,
+        op: &str,
+        request: Request,
+        deadline: Duration,
+    ) -> Result<Reply, BootstrapError> {
+        let (reply, answer) = oneshot::channel();
+        let deadline = deadline.min(LONGEST);
+        let command = Command { op: op.to_owned(), request, deadline, reply };
+        let ended = || lost(op, &self.address, "its thread ended");
+        self.commands.send(command).await.map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())?
+    }
+}
+
+fn lost(op: &str, address: &str, detail: &str) -> BootstrapError {
+    BootstrapError::ServerLost { op: op.to_owned(), address: address.to_owned(), detail: detail.to_owned() }
+}
+
+/// Tries to connect until the deadline: servers start later than their clients, and restart.
+async fn dial(options: &ClientOptions) -> Result<TcpStream, BootstrapError> {
+    const OP: &str = "connect to the rendezvous";
+    let (address, deadline) = (&options.address, options.deadline);
+    let began = Instant::now();
+    let mut pause = Duration::from_millis(20);
+    loop {
+        let left = deadline.saturating_sub(began.elapsed());
+        let attempt = async {
+            let mut detail = "the name has no address".to_owned();
+            let candidates = match tokio::net::lookup_host(address).await {
+                Ok(candidates) => candidates.collect(),
+                Err(error) => {
+                    detail = error.to_string();
+                    Vec::new()
+                }
+            };
+            for candidate in candidates {
+                require(OP, candidate, options.token.as_ref())?;
+                match TcpStream::connect(candidate).await {
+                    Ok(stream) => return Ok(Ok(stream)),
+                    Err(error) => detail = error.to_string(),
+                }
+            }
+            Ok(Err(detail))
+        };
+        let detail = match timeout(left, attempt).await {
+            Ok(Ok(Ok(mut stream))) => {
+                let _ = stream.set_nodelay(true);
+                let heartbeat = &options.heartbeat;
+                let handshake = heartbeat.handshake.min(deadline.saturating_sub(began.elapsed()));
+                match greet(&mut stream, address, &options.run_id, options.token.as_ref(), handshake).await {
+                    Ok(()) => return Ok(stream),
+                    // A server that is going down, or coming up.
+                    Err(BootstrapError::ServerLost { detail, .. }) => detail,
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(Ok(Err(detail))) => detail,
+            Ok(Err(error)) => return Err(error),
+            Err(_) => "no answer".to_owned(),
+        };
+        if began.elapsed() + pause >= deadline {
+            let (op, address) = (OP.to_owned(), address.clone());
+            return Err(BootstrapError::Unreachable { op, address, deadline, detail });
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(MAX_PAUSE);
+    }
+}
+
+struct Pending {
+    op: String,
+    began: Instant,
+    deadline: Duration,
+    reply: oneshot::Sender<Result<Reply, BootstrapError>>,
+}
+
+/// Carries calls and signs of life until the last handle is gone.
+async fn run<S>(
+    stream: S,
+    address: String,
+    heartbeat: Heartbeat,
+    mut commands: mpsc::Receiver<Command>,
+    view: watch::Sender<View>,
+) where
+    S: AsyncRead + AsyncWrite + Send + 'static,
+{
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let (arrive, mut arrivals) = mpsc::channel::<Result<Frame, ReadError>>(64);
+    // Room for every pending call and some signs of life: a full queue means that the server does not read.
+    let (outgoing, mut queue) = mpsc::channel::<Frame>(MAX_PENDING + 64);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        loop {
+            let frame = read_frame(&mut reader, OPEN_LIMIT).await;
+            let last = frame.is_err();
+            if arrive.send(frame).await.is_err() || last {
+                return;
+            }
+        }
+    });
+    tasks.spawn(async move {
+        while let Some(frame) = queue.recv().await {
+            if write_frame(&mut writer, &frame).await.is_err() {
+                return;
+            }
+        }
+    });
+
+    let mut pending: HashMap<u64, Pending> = HashMap::new();
+    let mut next_id = 0;
+    let mut last_heard = Instant::now();
+    let mut beat = interval(heartbeat.interval.max(Duration::from_millis(1)));
+    let failure = loop {
+        let due = pending.values().map(|call| call.began + call.deadline + GRACE).min();
+        tokio::select! {
+            command = commands.recv() => {
+                let Some(Command { op, request, deadline, reply }) = command else { return };
+                next_id += 1;
+                let frame = Frame::Call { id: next_id, request };
+                if let Err(error) = BootstrapError::check(&op, "calls waiting", pending.len() + 1, MAX_PENDING)
+                    .and_then(|()| fits(&op, &frame))
+                {
+                    let _ = reply.send(Err(error));
+                    continue;
+                }
+                pending.insert(next_id, Pending { op, began: Instant::now(), deadline, reply });
+                if outgoing.try_send(frame).is_err() {
+                    break lost("", &address, "it does not take what is sent");
+                }
+            }
+            arrival = arrivals.recv() => {
+                last_heard = Instant::now();
+                match arrival {
+                    Some(Ok(Frame::Answer { id, result })) => {
+                        if let Some(call) = pending.remove(&id) {
+                            let _ = call.reply.send(result);
+                        }
+                    }
+                    Some(Ok(Frame::Changed { view: shown })) => {
+                        view.send_replace(View::clone(&shown));
+                    }
+                    Some(Ok(Frame::Pong {})) => {}
+                    Some(Ok(_)) => break lost("", &address, "it sent a frame that has no place there"),
+                    Some(Err(error)) => break error.explain("", &address),
+                    None => break lost("", &address, "it closed the connection"),
+                }
+            }
+            _ = beat.tick() => {
+                if last_heard.elapsed() >= heartbeat.lease {
+                    break lost("", &address, &format!("silent for {:?}", heartbeat.lease));
+                }
+                if outgoing.try_send(Frame::Ping {}).is_err() {
+                    break lost("", &address, "it does not take what is sent");
+                }
+            }
+            () = async { match due { Some(due) => sleep_until(due).await, None => std::future::pending().await } } => {
+                let late = |call: &mut Pending| call.began.elapsed() >= call.deadline + GRACE;
+                let ids: Vec<u64> = pending.iter_mut().filter_map(|(id, call)| late(call).then_some(*id)).collect();
+                for id in ids {
+                    if let Some(Pending { op, began, deadline, reply }) = pending.remove(&id) {
+                        let (elapsed, missing) = (began.elapsed(), RankSet::EMPTY);
+                        let _ = reply.send(Err(BootstrapError::Timeout { op, elapsed, deadline, missing }));
+                    }
+                }
+            }
+        }
+    };
+    let detail = match failure {
+        BootstrapError::ServerLost { detail, .. } => detail,
+        other => other.to_string(),
+    };
+    for call in pending.into_values() {
+        let _ = call.reply.send(Err(lost(&call.op, &address, &detail)));
+    }
+    // The socket stays open while anyone may still use this rank's memory: that it closes is what tells the server
+    // that this incarnation is gone.
+    while let Some(Command { op, reply, .. }) = commands.recv().await {
+        let _ = reply.send(Err(lost(&op, &address, &detail)));
+    }
+}
+
+/// Whether a request fits a frame; small ones are seen to fit without encoding them twice.
+fn fits(op: &str, frame: &Frame) -> Result<(), BootstrapError> {
+    match frame {
+        Frame::Call { request: Request::Step { .. } | Request::Store { .. } | Request::Join { .. }, .. } => {
+            encode(frame).map(|_| ()).map_err(|_| too_long(op, MAX_BODY_BYTES + HEADER_BYTES, MAX_BODY_BYTES))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,41 @@
+//! The server and its clients in one process, joined by pipes in memory instead of sockets.
+
+use tokio::task::JoinSet;
+
+use super::background::spawn;
+use super::server::{Hub, ServerOptions};
+use super::{Client, Heartbeat};
+use crate::rendezvous::BootstrapError;
+use crate::rendezvous::machine::{ConnId, Machine};
+
+/// Bytes that a pipe holds before its writer waits.
+const PIPE_BYTES: usize = 64 << 10;
+
+/// A client for each of the connections `0..count` of a machine, all on one thread that ends with the last of them.
+pub(crate) fn local(machine: Machine, count: u32) -> Result<Vec<Client>, BootstrapError> {
+    let options = ServerOptions::new("", count);
+    let mut clients = Vec::new();
+    let mut carriers = Vec::new();
+    let mut servers = Vec::new();
+    for conn in 0..ConnId::from(count) {
+        let (near, far) = tokio::io::duplex(PIPE_BYTES);
+        let (client, carrier) = Client::attach(near, "this process", Heartbeat::default());
+        clients.push(client);
+        carriers.push(carrier);
+        servers.push((conn, far));
+    }
+    spawn("epwire-local", move || async move {
+        let hub = Hub::start(machine, &options);
+        let mut tasks = JoinSet::new();
+        for (conn, far) in servers {
+            let door = hub.door.clone();
+            tasks.spawn(async move { door.attend(conn, far).await });
+        }
+        let mut carried = JoinSet::new();
+        for carrier in carriers {
+            carried.spawn(carrier);
+        }
+        while carried.join_next().await.is_some() {}
+    })?;
+    Ok(clients)
+}

@@ -1,0 +1,379 @@
+//! The rendezvous server of a run: accepts connections, feeds the machine, carries out what it says, keeps the store.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::Heartbeat;
+use super::background::spawn;
+use super::connection::{OPEN_LIMIT, ReadError, read_frame, receive_guest, write_frame};
+use crate::rendezvous::BootstrapError;
+use crate::rendezvous::auth::{Token, require};
+use crate::rendezvous::machine::{Action, Call, ConnId, Event, Machine, Settings};
+use crate::rendezvous::wire::{Frame, Reply, Request};
+use crate::store::memory::Table;
+
+/// What a server serves, and within which bounds.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Name of the run; members must give the same.
+    pub run_id: String,
+    /// Number of ranks, 1 to 1024.
+    pub world: u32,
+    /// The secret of the run; needed to bind any address but loopback ones.
+    pub token: Option<Token>,
+    /// Longest time from the first join until all ranks are there.
+    pub join_deadline: Duration,
+    /// Signs of life and the handshake.
+    pub heartbeat: Heartbeat,
+    /// Connections that may be in the handshake at a time; more wait to be accepted.
+    pub max_unauthenticated: usize,
+    /// Connections past the handshake: members and clients of the store.
+    pub max_connections: usize,
+}
+
+impl ServerOptions {
+    /// A run of `world` ranks: no token, 120 s to come together, 64 handshakes at a time, four connections a rank.
+    pub fn new(run_id: impl Into<String>, world: u32) -> Self {
+        Self {
+            run_id: run_id.into(),
+            world,
+            token: None,
+            join_deadline: Duration::from_secs(120),
+            heartbeat: Heartbeat::default(),
+            max_unauthenticated: 64,
+            max_connections: 64 + 4 * world as usize,
+        }
+    }
+}
+
+/// A running server, on a thread of its own. Dropping it ends it: its connections close, which its members report as
+/// [`BootstrapError::ServerLost`].
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    orders: mpsc::Sender<Order>,
+}
+
+/// What the owner of a server asks of it.
+#[derive(Debug)]
+enum Order {
+    Ended { rank: u32, pid: u32 },
+    Drain { deadline: Duration, done: oneshot::Sender<bool> },
+}
+
+impl Server {
+    /// Binds `address` (`host:port`; port 0 takes a free one) and starts to serve.
+    ///
+    /// Errors: [`BootstrapError::TokenRequired`] off loopback without a token, [`BootstrapError::System`] if the
+    /// address can not be bound, [`BootstrapError::Limit`] for a world outside 1 to 1024. Works under any async
+    /// runtime or none.
+    pub async fn bind(address: &str, options: ServerOptions) -> Result<Self, BootstrapError> {
+        let op = format!("serve the rendezvous at {address}");
+        let machine = Machine::new(Settings {
+            run_id: options.run_id.clone(),
+            world: options.world,
+            join_deadline: options.join_deadline,
+            lease: options.heartbeat.lease,
+        })?;
+        let (bound, listening) = oneshot::channel();
+        let (orders, inbox) = mpsc::channel(16);
+        let address = address.to_owned();
+        spawn("epwire-server", move || async move {
+            match listen(&op, &address, options.token.as_ref()).await {
+                Err(error) => drop(bound.send(Err(error))),
+                Ok((listener, local)) => {
+                    if bound.send(Ok(local)).is_ok() {
+                        serve(listener, machine, options, inbox).await;
+                    }
+                }
+            }
+        })?;
+        let ended = |_| BootstrapError::System {
+            op: "serve the rendezvous".to_owned(),
+            detail: "its thread ended at once".to_owned(),
+        };
+        Ok(Self { address: listening.await.map_err(ended)??, orders })
+    }
+
+    /// [`Server::bind`] for a plain thread.
+    ///
+    /// Errors: as there, and [`BootstrapError::BlockingInAsync`] on a thread of an async runtime.
+    pub fn bind_blocking(address: &str, options: ServerOptions) -> Result<Self, BootstrapError> {
+        super::block_on("serve the rendezvous", Self::bind(address, options))
+    }
+
+    /// The address bound, with the port that was taken.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Says that the process `pid` of `rank` has ended, as a launcher knows of its children: its rank may be taken by a
+    /// replacement even if its socket was not seen to close. Nothing happens if `rank` is another process by now.
+    pub async fn process_ended(&self, rank: u32, pid: u32) {
+        let _ = self.orders.send(Order::Ended { rank, pid }).await;
+    }
+
+    /// Waits until no connection is left, at most `deadline`; whether that came about.
+    pub async fn drained(&self, deadline: Duration) -> bool {
+        let (done, outcome) = oneshot::channel();
+        self.orders.send(Order::Drain { deadline, done }).await.is_ok() && outcome.await.unwrap_or(false)
+    }
+}
+
+async fn listen(
+    op: &str,
+    address: &str,
+    token: Option<&Token>,
+) -> Result<(TcpListener, SocketAddr), BootstrapError> {
+    let system = |error: std::io::Error| BootstrapError::system(op, &error);
+    let candidates: Vec<SocketAddr> = tokio::net::lookup_host(address).await.map_err(system)?.collect();
+    for candidate in &candidates {
+        require(op, *candidate, token)?;
+    }
+    let listener = TcpListener::bind(&candidates[..]).await.map_err(system)?;
+    let local = listener.local_addr().map_err(system)?;
+    Ok((listener, local))
+}
+
+/// Serves until the handle is gone. All tasks are this one's and end with it.
+async fn serve(listener: TcpListener, machine: Machine, options: ServerOptions, mut orders: mpsc::Receiver<Order>) {
+    let hub = Hub::start(machine, &options);
+    let handshakes = Arc::new(Semaphore::new(options.max_unauthenticated));
+    let options = Arc::new(options);
+    let mut guests = JoinSet::new();
+    loop {
+        let accept = async {
+            let permit = handshakes.clone().acquire_owned().await;
+            (permit, listener.accept().await)
+        };
+        tokio::select! {
+            order = orders.recv() => match order {
+                None => return,
+                Some(Order::Ended { rank, pid }) => {
+                    let _ = hub.door.events.send(News::Machine(Event::Ended { rank, pid })).await;
+                }
+                Some(Order::Drain { deadline, done }) => {
+                    let mut open = hub.door.open.subscribe();
+                    guests.spawn(async move {
+                        let drained = timeout(deadline, open.wait_for(|open| *open == 0)).await;
+                        let _ = done.send(matches!(drained, Ok(Ok(_))));
+                    });
+                }
+            },
+            (permit, accepted) = accept => match accepted {
+                Ok((stream, peer)) => {
+                    let (door, options) = (hub.door.clone(), options.clone());
+                    guests.spawn(async move { welcome(stream, peer, permit, &options, door).await });
+                }
+                // Out of descriptors, most likely: others have to end first.
+                Err(_) => sleep(Duration::from_millis(50)).await,
+            },
+            Some(_) = guests.join_next() => {}
+        }
+    }
+}
+
+async fn welcome<P>(mut stream: TcpStream, peer: SocketAddr, permit: P, options: &ServerOptions, door: Door) {
+    let _ = stream.set_nodelay(true);
+    let greeted =
+        receive_guest(&mut stream, &peer.to_string(), options.token.as_ref(), options.heartbeat.handshake).await;
+    drop(permit);
+    match greeted {
+        Ok(()) => {
+            let conn = door.next_conn();
+            door.attend(conn, stream).await;
+        }
+        #[cfg(feature = "tracing")]
+        Err(error) => tracing::warn!(%peer, %error, "refused a connection"),
+        #[cfg(not(feature = "tracing"))]
+        Err(_) => {}
+    }
+}
+
+/// Requests to the store that one connection may have waiting.
+const MAX_STORE_WAITS: usize = 64;
+/// Frames that wait to be written to one connection; a peer that lets more pile up is cut off.
+const MAX_QUEUED: usize = 1024;
+/// News that wait for the machine; connections wait when there are more.
+const MAX_NEWS: usize = 1024;
+
+enum News {
+    Opened { conn: ConnId, frames: mpsc::Sender<Frame> },
+    Machine(Event),
+}
+
+/// The task around the machine and the store, and the way to it for connections.
+pub(crate) struct Hub {
+    pub(crate) door: Door,
+    _task: JoinSet<()>,
+}
+
+/// Lets connections in.
+#[derive(Clone)]
+pub(crate) struct Door {
+    events: mpsc::Sender<News>,
+    table: Arc<Table>,
+    /// Connections that are open.
+    open: Arc<watch::Sender<usize>>,
+    /// Connections that there ever were: the source of their ids.
+    counted: Arc<AtomicU64>,
+    slots: Arc<Semaphore>,
+}
+
+impl Hub {
+    /// Starts the task; it ends when this is dropped.
+    pub(crate) fn start(machine: Machine, options: &ServerOptions) -> Self {
+        let (events, inbox) = mpsc::channel(MAX_NEWS);
+        let mut task = JoinSet::new();
+        task.spawn(attend_machine(machine, inbox));
+        let door = Door {
+            events,
+            table: Arc::new(Table::default()),
+            open: Arc::new(watch::Sender::new(0)),
+            counted: Arc::default(),
+            slots: Arc::new(Semaphore::new(options.max_connections)),
+        };
+        Self { door, _task: task }
+    }
+}
+
+/// Feeds the machine and carries out its actions.
+async fn attend_machine(mut machine: Machine, mut inbox: mpsc::Receiver<News>) {
+    let origin = Instant::now();
+    let mut queues: HashMap<ConnId, mpsc::Sender<Frame>> = HashMap::new();
+    loop {
+        let due = machine.next_deadline().map(|deadline| origin + deadline);
+        let event = tokio::select! {
+            news = inbox.recv() => match news {
+                None => return,
+                Some(News::Opened { conn, frames }) => {
+                    queues.insert(conn, frames);
+                    continue;
+                }
+                Some(News::Machine(event)) => event,
+            },
+            () = async { match due { Some(due) => sleep_until(due).await, None => std::future::pending().await } } => {
+                Event::Tick
+            }
+        };
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            if let Event::Closed { conn, .. } = event {
+                queues.remove(&conn);
+            }
+            for action in machine.handle(origin.elapsed(), event) {
+                let (conn, frame) = match action {
+                    Action::Answer { call: Call { conn, id }, result } => (conn, Frame::Answer { id, result }),
+                    Action::Show { conn, view } => (conn, Frame::Changed { view }),
+                    Action::Close { conn } => {
+                        queues.remove(&conn);
+                        continue;
+                    }
+                };
+                // Whoever does not read is cut off, which makes it suspect, not dead: this side closed.
+                if queues.get(&conn).is_some_and(|queue| queue.try_send(frame).is_err()) {
+                    queues.remove(&conn);
+                    events.push(Event::Closed { conn, by_peer: false });
+                }
+            }
+        }
+    }
+}
+
+impl Door {
+    /// A name for a new connection.
+    fn next_conn(&self) -> ConnId {
+        self.counted.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Serves one connection, past the handshake, until it closes.
+    pub(crate) async fn attend<S>(self, conn: ConnId, stream: S)
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let Ok(_slot) = self.slots.clone().try_acquire_owned() else { return };
+        let (frames, mut queue) = mpsc::channel::<Frame>(MAX_QUEUED);
+        // The hub holds the only lasting sender: when it drops it, the writer ends after the last frame.
+        let replies = frames.downgrade();
+        if self.events.send(News::Opened { conn, frames }).await.is_err() {
+            return;
+        }
+        self.open.send_modify(|open| *open += 1);
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let write = async {
+            while let Some(frame) = queue.recv().await {
+                if write_frame(&mut writer, &frame).await.is_err() {
+                    // The reader learns why.
+                    std::future::pending::<()>().await;
+                }
+            }
+            false
+        };
+        let by_peer = tokio::select! {
+            by_peer = self.listen(conn, &mut reader, replies) => by_peer,
+            by_peer = write => by_peer,
+        };
+        let _ = self.events.send(News::Machine(Event::Closed { conn, by_peer })).await;
+        self.open.send_modify(|open| *open -= 1);
+    }
+
+    /// Takes frames in until none come any more; whether the peer's kernel closed the connection.
+    async fn listen<R>(&self, conn: ConnId, reader: &mut R, replies: mpsc::WeakSender<Frame>) -> bool
+    where
+        R: AsyncRead + Unpin,
+    {
+        let waits = Arc::new(Semaphore::new(MAX_STORE_WAITS));
+        let mut store_calls = JoinSet::new();
+        loop {
+            let news = match read_frame(reader, OPEN_LIMIT).await {
+                Ok(Frame::Ping {}) => {
+                    if let Some(replies) = replies.upgrade() {
+                        let _ = replies.try_send(Frame::Pong {});
+                    }
+                    Event::Heard { conn }
+                }
+                Ok(Frame::Call { id, request: Request::Store { request } }) => {
+                    while store_calls.try_join_next().is_some() {}
+                    let Some(replies) = replies.upgrade() else { return false };
+                    match waits.clone().try_acquire_owned() {
+                        Ok(permit) => {
+                            let (table, replies) = (self.table.clone(), replies.downgrade());
+                            store_calls.spawn(async move {
+                                let result = table.handle(request).await.map(|reply| Reply::Store { reply });
+                                if let Some(replies) = replies.upgrade() {
+                                    let _ = replies.send(Frame::Answer { id, result }).await;
+                                }
+                                drop(permit);
+                            });
+                        }
+                        Err(_) => {
+                            let result = BootstrapError::check(
+                                "store",
+                                "requests waiting on one connection",
+                                MAX_STORE_WAITS + 1,
+                                MAX_STORE_WAITS,
+                            );
+                            let _ = replies.try_send(Frame::Answer { id, result: result.map(|()| Reply::Done {}) });
+                        }
+                    }
+                    Event::Heard { conn }
+                }
+                Ok(Frame::Call { id, request }) => Event::Request { call: Call { conn, id }, request },
+                Ok(_) | Err(ReadError::Wire(_) | ReadError::Broken(_)) => return false,
+                Err(ReadError::ClosedByPeer) => return true,
+            };
+            if self.events.send(News::Machine(news)).await.is_err() {
+                return false;
+            }
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! What can go wrong between starting a rank and agreeing on who is there.
+
+use std::time::Duration;
+
+use super::codec::wire;
+use super::ranks::RankSet;
+
+/// An error of the bootstrap, of a collective step, of the membership or of the store.
+///
+/// Each variant names the operation, the ranks or the field concerned, and what to do about it. The server sends the
+/// same values to its members, so an error reads alike on every rank.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BootstrapError {
+    /// The two sides do not share the token, or only one of them has one.
+    #[error(
+        "{op}: the token of this side and that of {peer} differ; give all ranks the same EPWIRE_TOKEN or EPWIRE_TOKEN_FILE"
+    )]
+    WrongToken {
+        /// What was being done.
+        op: String,
+        /// Address of the other side.
+        peer: String,
+    },
+    /// A non-loopback address was to be bound or connected to without a token.
+    #[error(
+        "{op}: {address} leaves the loopback interface, which needs a token; set EPWIRE_TOKEN to a secret of at least {least} bytes, or EPWIRE_TOKEN_FILE to a file that holds one, on every rank"
+    )]
+    TokenRequired {
+        /// What was being done.
+        op: String,
+        /// The address concerned.
+        address: String,
+        /// Fewest bytes that a token has.
+        least: u64,
+    },
+    /// The two sides speak different versions of the protocol.
+    #[error("{op}: {peer} speaks version {theirs} of the bootstrap protocol and this side {ours}; run the same epwire everywhere")]
+    WrongVersion {
+        /// What was being done.
+        op: String,
+        /// Address of the other side.
+        peer: String,
+        /// Version of the side that reports.
+        ours: u16,
+        /// Version of the other side.
+        theirs: u16,
+    },
+    /// A member's request does not fit what the run has: run id, world size, epoch.
+    #[error("{op}: rank {rank} says {field} = {theirs} and the run has {ours}; start all ranks with the same {field}")]
+    Mismatch {
+        /// What was being done.
+        op: String,
+        /// The member that was refused.
+        rank: u32,
+        /// Which field differs.
+        field: String,
+        /// The value of the run.
+        ours: String,
+        /// The value of the member.
+        theirs: String,
+    },
+    /// Two members do not agree on a field that must be equal everywhere.
+    #[error(
+        "{op}: {field} differs: rank {rank} has {value}, rank {other_rank} has {other_value}; give both the same {field}"
+    )]
+    ConfigMismatch {
+        /// What was being agreed on.
+        op: String,
+        /// The first field that differs.
+        field: String,
+        /// The lowest rank that takes part.
+        rank: u32,
+        /// Its value.
+        value: String,
+        /// The lowest rank that differs from it.
+        other_rank: u32,
+        /// Its value.
+        other_value: String,
+    },
+    /// Another process already joined as this rank.
+    #[error("{op}: rank {rank} has already joined from process {pid} on {host}; start each rank once")]
+    DuplicateRank {
+        /// What was being done.
+        op: String,
+        /// The rank taken twice.
+        rank: u32,
+        /// Host of the process that has it.
+        host: String,
+        /// That process.
+        pid: u32,
+    },
+    /// The run did not come together in time.
+    #[error(
+        "{op}: {present} of {world} ranks came within {deadline:?}; missing: {missing}; see whether they started and can reach the rendezvous, or set a longer join deadline"
+    )]
+    MissingRanks {
+        /// What was being done.
+        op: String,
+        /// Ranks that did come.
+        present: u32,
+        /// Ranks expected.
+        world: u32,
+        /// Those that did not come.
+        missing: RankSet,
+        /// How long the run waited.
+        deadline: Duration,
+    },
+    /// Bytes that are no frame of this protocol, or no frame that belongs there.
+    #[error("{op}: {peer} sent {detail}; is that address an epwire rendezvous of this run?")]
+    Garbage {
+        /// What was being done.
+        op: String,
+        /// Address of the other side.
+        peer: String,
+        /// What is wrong with the bytes.
+        detail: String,
+    },
+    /// A connection that said nothing within the handshake deadline.
+    #[error("{op}: {peer} said nothing for {deadline:?}; is that address an epwire rendezvous, and is it overloaded?")]
+    SilentPeer {
+        /// What was being done.
+        op: String,
+        /// Address of the other side.
+        peer: String,
+        /// How long it had.
+        deadline: Duration,
+    },
+    /// Nobody accepts connections at the rendezvous address.
+    #[error("{op}: can not reach {address} within {deadline:?}: {detail}; is the rendezvous server running there?")]
+    Unreachable {
+        /// What was being done.
+        op: String,
+        /// The address tried.
+        address: String,
+        /// How long it was tried.
+        deadline: Duration,
+        /// The last answer of the operating system.
+        detail: String,
+    },
+    /// An operation did not end within its deadline.
+    #[error("{op}: not done after {elapsed:?} (deadline {deadline:?}); still missing: {missing}; look at those ranks, or give a longer deadline")]
+    Timeout {
+        /// What was being done, with its tag or key.
+        op: String,
+        /// Time since it began.
+        elapsed: Duration,
+        /// Its limit.
+        deadline: Duration,
+        /// The ranks it waited for, where it waits for ranks.
+        missing: RankSet,
+    },
+    /// A participant died, left or was evicted while the others waited for it.
+    #[error("{op}: rank {rank} (process {pid} on {host}) is gone; agree on the survivors with agree_active and repeat")]
+    PeerLost {
+        /// What was being done, with its tag.
+        op: String,
+        /// The rank that is gone.
+        rank: u32,
+        /// Its host.
+        host: String,
+        /// Its process.
+        pid: u32,
+    },
+    /// The other members went on without this one.
+    #[error("{op}: the others went on without rank {rank} in epoch {epoch}; stop using its buffers, rejoin, and wait to be admitted")]
+    Evicted {
+        /// What was being done.
+        op: String,
+        /// This rank.
+        rank: u32,
+        /// The epoch it is not part of.
+        epoch: u32,
+    },
+    /// A replacement came while the process it would replace may still write.
+    #[error("{op}: rank {rank} is held by process {pid} on {host}, which is not known to be dead; end that process first")]
+    Fenced {
+        /// What was being done.
+        op: String,
+        /// The rank asked for.
+        rank: u32,
+        /// Host of the process that has it.
+        host: String,
+        /// That process.
+        pid: u32,
+    },
+    /// The connection to the rendezvous server is gone.
+    #[error("{op}: lost the rendezvous server at {address}: {detail}; membership can not change any more: end this rank, or join a new run")]
+    ServerLost {
+        /// What was being done.
+        op: String,
+        /// Address of the server.
+        address: String,
+        /// How it was noticed.
+        detail: String,
+    },
+    /// A value is past a limit.
+    #[error("{op}: {field} is {value}, the limit is {limit}")]
+    Limit {
+        /// What was being done.
+        op: String,
+        /// Which value.
+        field: String,
+        /// What it is.
+        value: u64,
+        /// The most, or for a minimum the least, that it may be.
+        limit: u64,
+    },
+    /// An argument that can not be meant.
+    #[error("{op}: {field} is {value:?}: {reason}")]
+    Invalid {
+        /// What was being done.
+        op: String,
+        /// Which argument.
+        field: String,
+        /// What it is.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The call makes no sense in the state that the member is in.
+    #[error("{op}: {reason}")]
+    OutOfOrder {
+        /// What was being done.
+        op: String,
+        /// What stands against it, and what to do first.
+        reason: String,
+    },
+    /// A blocking form was called where blocking would stall an async runtime.
+    #[error("{op}: the blocking form was called on a thread of an async runtime; await the async form there")]
+    BlockingInAsync {
+        /// What was being done.
+        op: String,
+    },
+    /// The operating system refused something.
+    #[error("{op}: {detail}")]
+    System {
+        /// What was being done.
+        op: String,
+        /// What it said.
+        detail: String,
+    },
+}
+
+wire!(enum BootstrapError {
+    1 => WrongToken { op, peer },
+    2 => TokenRequired { op, address, least },
+    3 => WrongVersion { op, peer, ours, theirs },
+    4 => Mismatch { op, rank, field, ours, theirs },
+    5 => ConfigMismatch { op, field, rank, value, other_rank, other_value },
+    6 => DuplicateRank { op, rank, host, pid },
+    7 => MissingRanks { op, present, world, missing, deadline },
+    8 => Garbage { op, peer, detail },
+    9 => SilentPeer { op, peer, deadline },
+    10 => Unreachable { op, address, deadline, detail },
+    11 => Timeout { op, elapsed, deadline, missing },
+    12 => PeerLost { op, rank, host, pid },
+    13 => Evicted { op, rank, epoch },
+    14 => Fenced { op, rank, host, pid },
+    15 => ServerLost { op, address, detail },
+    16 => Limit { op, field, value, limit },
+    17 => Invalid { op, field, value, reason },
+    18 => OutOfOrder { op, reason },
+    19 => BlockingInAsync { op },
+    20 => System { op, detail },
+});
+
+impl BootstrapError {
+    pub(crate) fn system(op: &str, error: &std::io::Error) -> Self {
+        Self::System { op: op.to_owned(), detail: error.to_string() }
+    }
+
+    /// The limit on a length or count, checked where the value enters.
+    pub(crate) fn check(op: &str, field: &str, value: usize, limit: usize) -> Result<(), Self> {
+        if value <= limit {
+            return Ok(());
+        }
+        Err(Self::Limit { op: op.to_owned(), field: field.to_owned(), value: value as u64, limit: limit as u64 })
+    }
+}

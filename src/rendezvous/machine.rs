@@ -1,0 +1,623 @@
+//! What the rendezvous server decides: who is a member, who is dead, which step is complete, which mask is next.
+//!
+//! A pure state machine. Events and the time go in, actions come out; sockets, timers and randomness live in
+//! [`driver`](super::driver). The same events at the same times give the same actions.
+//!
+//! **Dead and suspect are different things.** A member is *dead* when the kernel of its host closed its socket, when it
+//! left, or when somebody who can see the process says so ([`Event::Ended`]): it writes nothing more, so another
+//! incarnation may take its rank. A member that is silent past its lease, or whose connection this side gave up, is only
+//! *suspect*: it may be stopped and run again, and its rank is refused to others.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::agreement::{Agreement, Standing, Verdict};
+use super::error::BootstrapError;
+use super::ranks::{MAX_WORLD, RankSet};
+use super::steps::{Outcome, Steps, check_fields, compare};
+use super::wire::{
+    Decision, Fields, Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, RankState, Reply, Report, Request,
+    Step, View,
+};
+
+/// Largest epoch: 15 bits of a signal word hold it.
+pub const MAX_EPOCH: u32 = 32_767;
+
+/// Names a connection; chosen by the driver, never reused.
+pub type ConnId = u64;
+
+/// Names a request: the connection it came by and the id that the client gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The connection.
+    pub conn: ConnId,
+    /// The client's id for it.
+    pub id: u64,
+}
+
+/// What a run is.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of the run; members must give the same.
+    pub run_id: String,
+    /// Number of ranks, 1 to 1024.
+    pub world: u32,
+    /// Longest time from the first join until all ranks are there.
+    pub join_deadline: Duration,
+    /// Silence after which a member is suspect.
+    pub lease: Duration,
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A request came (also a sign of life).
+    Request {
+        /// Where the answer goes.
+        call: Call,
+        /// What is asked; verbs of the store are not for the machine.
+        request: Request,
+    },
+    /// A sign of life came.
+    Heard {
+        /// From where.
+        conn: ConnId,
+    },
+    /// A connection is gone.
+    Closed {
+        /// Which.
+        conn: ConnId,
+        /// Whether the peer's kernel closed it, rather than this side or the network.
+        by_peer: bool,
+    },
+    /// Somebody who can see the processes, as a launcher sees its children, says that this one has ended.
+    Ended {
+        /// Its rank.
+        rank: u32,
+        /// Its process id, as it gave it when it joined.
+        pid: u32,
+    },
+    /// Time passed; due at [`Machine::next_deadline`].
+    Tick,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Answer a request.
+    Answer {
+        /// Which.
+        call: Call,
+        /// The outcome.
+        result: Result<Reply, BootstrapError>,
+    },
+    /// Tell a member how the membership stands.
+    Show {
+        /// To whom.
+        conn: ConnId,
+        /// How it stands.
+        view: Arc<View>,
+    },
+    /// Close a connection once what was sent to it is out.
+    Close {
+        /// Which.
+        conn: ConnId,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Active,
+    Standby,
+    Evicted,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Heard,
+    /// Silent past its lease, or its connection was given up by this side.
+    Suspect,
+    Dead,
+}
+
+#[derive(Debug)]
+struct Member {
+    identity: Identity,
+    role: Role,
+    life: Life,
+    conn: Option<ConnId>,
+    last_heard: Duration,
+    joining: Option<Call>,
+    config: Fields,
+}
+
+/// The server's side of a run.
+#[derive(Debug)]
+pub struct Machine {
+    settings: Settings,
+    /// One seat per rank, so that two living incarnations of a rank can not be represented.
+    seats: Vec<Option<Member>>,
+    conns: BTreeMap<ConnId, u32>,
+    /// End of the gathering, from the first join on.
+    gathering: Option<(Duration, Duration)>,
+    /// 0 until the run has come together.
+    epoch: u32,
+    mask: RankSet,
+    config: Fields,
+    steps: Steps,
+    agreement: Option<Agreement>,
+    /// Standby members that wait to be admitted, and until when.
+    ready: BTreeMap<u32, (Call, Duration, Duration)>,
+    actions: Vec<Action>,
+    view_changed: bool,
+}
+
+impl Machine {
+    /// A run that nobody has joined.
+    ///
+    /// Errors: [`BootstrapError::Limit`] for a world outside 1 to 1024 or a run id that is too long.
+    pub fn new(settings: Settings) -> Result<Self, BootstrapError> {
+        let op = "start the rendezvous";
+        BootstrapError::check(op, "world", settings.world as usize, MAX_WORLD as usize)?;
+        BootstrapError::check(op, "bytes of the run id", settings.run_id.len(), MAX_TEXT_BYTES)?;
+        if settings.world == 0 {
+            return Err(BootstrapError::Limit { op: op.to_owned(), field: "world".to_owned(), value: 0, limit: 1 });
+        }
+        Ok(Self {
+            seats: (0..settings.world).map(|_| None).collect(),
+            settings,
+            conns: BTreeMap::new(),
+            gathering: None,
+            epoch: 0,
+            mask: RankSet::EMPTY,
+            config: Fields::new(),
+            steps: Steps::default(),
+            agreement: None,
+            ready: BTreeMap::new(),
+            actions: Vec::new(),
+            view_changed: false,
+        })
+    }
+
+    /// Takes one event at time `now` (since any fixed origin, never backwards) and gives what follows from it.
+    pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
+        match event {
+            Event::Request { call, request } => {
+                self.heard(now, call.conn);
+                self.request(now, call, request);
+            }
+            Event::Heard { conn } => self.heard(now, conn),
+            Event::Closed { conn, by_peer } => self.closed(conn, by_peer),
+            Event::Ended { rank, pid } => {
+                if self.seat(rank).is_some_and(|member| member.identity.pid == pid) {
+                    self.bury(rank);
+                }
+            }
+            Event::Tick => {}
+        }
+        self.expire(now);
+        self.decide(now);
+        self.show();
+        std::mem::take(&mut self.actions)
+    }
+
+    /// When the next [`Event::Tick`] is due.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let leases = self.members().filter(|member| member.life == Life::Heard);
+        let leases = leases.map(|member| member.last_heard + self.settings.lease).min();
+        let gathering = self.gathering.map(|(_, deadline)| deadline);
+        let agreement = self.agreement.as_ref().map(|agreement| agreement.deadline);
+        let ready = self.ready.values().map(|(_, _, deadline)| *deadline).min();
+        [leases, gathering, agreement, ready, self.steps.next_deadline()].into_iter().flatten().min()
+    }
+
+    /// How the membership stands.
+    pub fn view(&self) -> View {
+        let state = |seat: &Option<Member>| match seat.as_ref().map(|member| (member.role, member.life)) {
+            None => RankState::Absent {},
+            Some((_, Life::Dead)) => RankState::Dead {},
+            Some((Role::Evicted, _)) => RankState::Evicted {},
+            Some((_, Life::Suspect)) => RankState::Suspect {},
+            Some((Role::Standby, Life::Heard)) => RankState::Standby {},
+            Some((Role::Active, Life::Heard)) => RankState::Alive {},
+        };
+        View { epoch: self.epoch, mask: self.mask, states: self.seats.iter().map(state).collect() }
+    }
+
+    fn members(&self) -> impl Iterator<Item = &Member> {
+        self.seats.iter().flatten()
+    }
+
+    fn seat(&self, rank: u32) -> Option<&Member> {
+        self.seats.get(rank as usize)?.as_ref()
+    }
+
+    fn seat_mut(&mut self, rank: u32) -> Option<&mut Member> {
+        self.seats.get_mut(rank as usize)?.as_mut()
+    }
+
+    fn answer(&mut self, call: Call, result: Result<Reply, BootstrapError>) {
+        self.actions.push(Action::Answer { call, result });
+    }
+
+    fn answer_all(&mut self, outcomes: Vec<Outcome>) {
+        self.actions.extend(outcomes.into_iter().map(|(call, result)| Action::Answer { call, result }));
+    }
+
+    fn heard(&mut self, now: Duration, conn: ConnId) {
+        let Some(member) = self.conns.get(&conn).copied().and_then(|rank| self.seat_mut(rank)) else { return };
+        member.last_heard = now;
+        if member.life == Life::Suspect {
+            member.life = Life::Heard;
+            self.view_changed = true;
+        }
+    }
+
+    fn request(&mut self, now: Duration, call: Call, request: Request) {
+        match (request, self.conns.get(&call.conn).copied()) {
+            (Request::Join { join }, _) => {
+                if let Err(error) = self.join(now, call, join) {
+                    self.answer(call, Err(error));
+                }
+            }
+            (Request::Step { step }, Some(rank)) => self.step(now, rank, call, step),
+            (Request::Report { report }, Some(rank)) => {
+                if let Err(error) = self.report(now, rank, call, report) {
+                    self.answer(call, Err(error));
+                }
+            }
+            (Request::Leave {}, Some(rank)) => {
+                self.answer(call, Ok(Reply::Done {}));
+                self.actions.push(Action::Close { conn: call.conn });
+                self.conns.remove(&call.conn);
+                self.bury(rank);
+            }
+            (Request::Store { .. }, _) | (_, None) => {
+                let reason = "this connection has not joined the run; join first".to_owned();
+                self.answer(call, Err(BootstrapError::OutOfOrder { op: "use the run".to_owned(), reason }));
+            }
+        }
+    }
+
+    /// Seats a member, or says why not. While the run gathers the answer waits for the others.
+    fn join(&mut self, now: Duration, call: Call, join: Join) -> Result<(), BootstrapError> {
+        self.check_join(call, &join)?;
+        let rank = join.identity.rank;
+        let former = self.seat(rank);
+        let same = former.is_some_and(|member| member.identity.member == join.identity.member);
+        let mut role = Role::Active;
+        if self.epoch == 0 {
+            if let Some(Member { identity: Identity { host, pid, .. }, .. }) = former.filter(|_| !same) {
+                return Err(BootstrapError::DuplicateRank { op: op_join(), rank, host: host.clone(), pid: *pid });
+            }
+        } else if let Some(former) = former {
+            if !same && former.life != Life::Dead {
+                let Identity { host, pid, .. } = &former.identity;
+                return Err(BootstrapError::Fenced { op: op_join(), rank, host: host.clone(), pid: *pid });
+            }
+            if let Some(error) = compare(&op_join(), (rank, &join.config), (rank, &self.config)) {
+                return Err(error);
+            }
+            if former.life == Life::Dead || former.role != Role::Active {
+                role = Role::Standby;
+            }
+        }
+        // An incarnation that comes by a new connection has given the former one up.
+        let former_conn = former.and_then(|member| member.conn).filter(|conn| *conn != call.conn);
+        let superseded = former.and_then(|member| member.joining);
+        if let Some(conn) = former_conn {
+            self.conns.remove(&conn);
+            self.actions.push(Action::Close { conn });
+        }
+        if let Some(call) = superseded {
+            let reason = "the same member joined again".to_owned();
+            self.answer(call, Err(BootstrapError::OutOfOrder { op: op_join(), reason }));
+        }
+        if role == Role::Standby {
+            self.steps.replace(rank);
+        }
+        self.conns.insert(call.conn, rank);
+        self.view_changed = self.epoch > 0;
+        let deadline = now + join.deadline.min(self.settings.join_deadline);
+        self.seats[rank as usize] = Some(Member {
+            identity: join.identity,
+            role,
+            life: Life::Heard,
+            conn: Some(call.conn),
+            last_heard: now,
+            joining: Some(call),
+            config: join.config,
+        });
+        if self.epoch > 0 {
+            self.welcome();
+        } else {
+            let (began, earliest) = self.gathering.unwrap_or((now, deadline));
+            self.gathering = Some((began, earliest.min(deadline)));
+            if self.seats.iter().all(Option::is_some) {
+                self.form();
+            }
+        }
+        Ok(())
+    }
+
+    fn check_join(&self, call: Call, join: &Join) -> Result<(), BootstrapError> {
+        let rank = join.identity.rank;
+        let mismatch = |field: &str, ours: String, theirs: String| {
+            Err(BootstrapError::Mismatch { op: op_join(), rank, field: field.to_owned(), ours, theirs })
+        };
+        if join.version != PROTOCOL_VERSION {
+            let peer = format!("rank {rank}");
+            let (ours, theirs) = (PROTOCOL_VERSION, join.version);
+            return Err(BootstrapError::WrongVersion { op: op_join(), peer, ours, theirs });
+        }
+        if join.run_id != self.settings.run_id {
+            return mismatch("run id", self.settings.run_id.clone(), join.run_id.clone());
+        }
+        if join.world != self.settings.world {
+            return mismatch("world", self.settings.world.to_string(), join.world.to_string());
+        }
+        if rank >= self.settings.world {
+            return mismatch("rank", format!("ranks below {}", self.settings.world), rank.to_string());
+        }
+        if let Some(bound) = self.conns.get(&call.conn).filter(|bound| **bound != rank) {
+            return mismatch("rank", format!("rank {bound} on this connection"), rank.to_string());
+        }
+        BootstrapError::check(&op_join(), "bytes of the host name", join.identity.host.len(), MAX_TEXT_BYTES)?;
+        check_fields(&op_join(), &join.config)
+    }
+
+    /// All are here: the run begins, unless their configs differ.
+    fn form(&mut self) {
+        self.gathering = None;
+        let mut members = self.members();
+        let verdict = members.next().and_then(|first| {
+            let lowest = (first.identity.rank, &first.config);
+            members.find_map(|other| compare(&op_join(), lowest, (other.identity.rank, &other.config)))
+        });
+        drop(members);
+        if let Some(error) = verdict {
+            return self.disband(error);
+        }
+        self.config = self.seats[0].as_ref().map(|member| member.config.clone()).unwrap_or_default();
+        self.epoch = 1;
+        self.mask = RankSet::all(self.settings.world);
+        self.welcome();
+    }
+
+    /// Tells everybody who waits for it who is there.
+    fn welcome(&mut self) {
+        let roster = self.members().filter(|member| member.life != Life::Dead);
+        let joined = Arc::new(Joined { roster: roster.map(|member| member.identity.clone()).collect(), view: self.view() });
+        let waiting: Vec<Call> = self.seats.iter_mut().flatten().filter_map(|member| member.joining.take()).collect();
+        for call in waiting {
+            self.answer(call, Ok(Reply::Joined { joined: joined.clone() }));
+        }
+    }
+
+    /// The run did not come together: all that came are told, and the seats are free for another try.
+    fn disband(&mut self, error: BootstrapError) {
+        self.gathering = None;
+        self.conns.clear();
+        for member in std::mem::take(&mut self.seats) {
+            if let Some(call) = member.and_then(|member| member.joining) {
+                self.answer(call, Err(error.clone()));
+            }
+        }
+        self.seats = (0..self.settings.world).map(|_| None).collect();
+    }
+
+    fn step(&mut self, now: Duration, rank: u32, call: Call, step: Step) {
+        let op = || format!("step \"{}\"", step.tag.chars().take(64).collect::<String>());
+        let refusal = match self.seat(rank).map(|member| member.role) {
+            Some(Role::Evicted) => Some(BootstrapError::Evicted { op: op(), rank, epoch: self.epoch }),
+            _ if self.epoch == 0 => {
+                Some(BootstrapError::OutOfOrder { op: op(), reason: "the run has not come together yet".to_owned() })
+            }
+            _ => step.ranks.iter().find_map(|peer| {
+                let gone = self.seat(peer).filter(|member| member.life == Life::Dead || member.role == Role::Evicted)?;
+                let Identity { host, pid, .. } = &gone.identity;
+                Some(BootstrapError::PeerLost { op: op(), rank: peer, host: host.clone(), pid: *pid })
+            }),
+        };
+        match refusal {
+            Some(error) => self.answer(call, Err(error)),
+            None => {
+                let outcomes = self.steps.post(now, rank, self.settings.world, call, step);
+                self.answer_all(outcomes);
+            }
+        }
+    }
+
+    fn report(&mut self, now: Duration, rank: u32, call: Call, mut report: Report) -> Result<(), BootstrapError> {
+        let Some(role) = self.seat(rank).map(|member| member.role) else { return Ok(()) };
+        if self.epoch == 0 {
+            let reason = "the run has not come together yet".to_owned();
+            return Err(BootstrapError::OutOfOrder { op: op_agree(), reason });
+        }
+        let former = match role {
+            Role::Evicted => return Err(BootstrapError::Evicted { op: op_agree(), rank, epoch: self.epoch }),
+            Role::Standby => self.ready.insert(rank, (call, now, now + report.deadline)).map(|(call, ..)| call),
+            Role::Active if report.epoch != self.epoch => {
+                return Err(BootstrapError::Mismatch {
+                    op: op_agree(),
+                    rank,
+                    field: "epoch".to_owned(),
+                    ours: self.epoch.to_string(),
+                    theirs: report.epoch.to_string(),
+                });
+            }
+            Role::Active => {
+                report.suspects = report.suspects.and(&self.mask);
+                let deadline = report.deadline;
+                let agreement = self.agreement.get_or_insert_with(|| Agreement::new(now, deadline));
+                agreement.reports.insert(rank, (call, report)).map(|(call, _)| call)
+            }
+        };
+        if let Some(former) = former {
+            let reason = "the same member reported again; one call at a time".to_owned();
+            self.answer(former, Err(BootstrapError::OutOfOrder { op: op_agree(), reason }));
+        }
+        Ok(())
+    }
+
+    fn closed(&mut self, conn: ConnId, by_peer: bool) {
+        let Some(rank) = self.conns.remove(&conn) else { return };
+        if by_peer || self.epoch == 0 {
+            return self.bury(rank);
+        }
+        if let Some(member) = self.seat_mut(rank) {
+            member.conn = None;
+            member.life = Life::Suspect;
+            self.view_changed = true;
+        }
+    }
+
+    /// The member of `rank` is dead. Before the run has come together its seat is simply free again.
+    fn bury(&mut self, rank: u32) {
+        let epoch = self.epoch;
+        let Some(member) = self.seat_mut(rank).filter(|member| member.life != Life::Dead) else { return };
+        if epoch == 0 {
+            self.seats[rank as usize] = None;
+            if self.seats.iter().all(Option::is_none) {
+                self.gathering = None;
+            }
+            return;
+        }
+        member.life = Life::Dead;
+        let conn = member.conn.take();
+        if let Some(conn) = conn.filter(|conn| self.conns.remove(conn).is_some()) {
+            self.actions.push(Action::Close { conn });
+        }
+        self.view_changed = true;
+        self.ready.remove(&rank);
+        if let Some(agreement) = &mut self.agreement {
+            agreement.reports.remove(&rank);
+        }
+        self.abandon(rank);
+    }
+
+    /// Ends the steps that wait for a rank that can not take part any more.
+    fn abandon(&mut self, rank: u32) {
+        let Some(Identity { host, pid, .. }) = self.seat(rank).map(|member| member.identity.clone()) else { return };
+        let outcomes = self.steps.lose(rank, &host, pid);
+        self.answer_all(outcomes);
+    }
+
+    fn expire(&mut self, now: Duration) {
+        let lease = self.settings.lease;
+        if self.epoch > 0 {
+            for member in self.seats.iter_mut().flatten() {
+                if member.life == Life::Heard && member.last_heard + lease <= now {
+                    member.life = Life::Suspect;
+                    self.view_changed = true;
+                }
+            }
+        }
+        if let Some((began, _)) = self.gathering.filter(|(_, deadline)| *deadline <= now) {
+            let present: RankSet = self.members().map(|member| member.identity.rank).collect();
+            self.disband(BootstrapError::MissingRanks {
+                op: op_join(),
+                present: present.len() as u32,
+                world: self.settings.world,
+                missing: RankSet::all(self.settings.world).minus(&present),
+                deadline: now - began,
+            });
+        }
+        let outcomes = self.steps.expire(now);
+        self.answer_all(outcomes);
+        let late: Vec<u32> =
+            self.ready.iter().filter(|(_, (_, _, until))| *until <= now).map(|(rank, _)| *rank).collect();
+        for rank in late {
+            if let Some((call, began, until)) = self.ready.remove(&rank) {
+                let op = "wait to be admitted".to_owned();
+                let (elapsed, deadline) = (now - began, until - began);
+                let missing = self.mask;
+                self.answer(call, Err(BootstrapError::Timeout { op, elapsed, deadline, missing }));
+            }
+        }
+    }
+
+    /// Decides the next mask, if the agreement's rule says that it can be decided.
+    fn decide(&mut self, now: Duration) {
+        let Some(agreement) = &self.agreement else { return };
+        if agreement.reports.is_empty() {
+            self.agreement = None;
+            return;
+        }
+        let ranks = |which: &dyn Fn(&Member) -> bool| -> RankSet {
+            self.members().filter(|member| which(member)).map(|member| member.identity.rank).collect()
+        };
+        let active = |member: &Member| member.role == Role::Active && member.life != Life::Dead;
+        let standing = Standing {
+            living: ranks(&active),
+            heard: ranks(&|member| active(member) && member.life == Life::Heard),
+            standby: ranks(&|member| member.role == Role::Standby && member.life == Life::Heard),
+            ready: self.ready.keys().copied().collect(),
+        };
+        let Some(verdict) = agreement.decide(now, &standing) else { return };
+        if let Some(agreement) = self.agreement.take() {
+            self.conclude(&standing, verdict, agreement);
+        }
+    }
+
+    fn conclude(&mut self, standing: &Standing, verdict: Verdict, agreement: Agreement) {
+        let mut waiting: BTreeMap<u32, Call> =
+            agreement.reports.into_iter().map(|(rank, (call, _))| (rank, call)).collect();
+        if self.epoch == MAX_EPOCH {
+            for call in waiting.into_values() {
+                let (value, limit) = (u64::from(MAX_EPOCH) + 1, u64::from(MAX_EPOCH));
+                let field = "epoch".to_owned();
+                self.answer(call, Err(BootstrapError::Limit { op: op_agree(), field, value, limit }));
+            }
+            return;
+        }
+        self.epoch += 1;
+        self.mask = verdict.stay.or(&verdict.enter);
+        self.view_changed = true;
+        for rank in verdict.enter.iter() {
+            if let Some((call, ..)) = self.ready.remove(&rank) {
+                waiting.insert(rank, call);
+            }
+            if let Some(member) = self.seat_mut(rank) {
+                member.role = Role::Active;
+            }
+        }
+        for rank in standing.living.minus(&verdict.stay).iter() {
+            if let Some(member) = self.seat_mut(rank) {
+                member.role = Role::Evicted;
+            }
+            self.abandon(rank);
+        }
+        let decision = Decision { mask: self.mask, epoch: self.epoch };
+        for (rank, call) in waiting {
+            let result = match decision.mask.contains(rank) {
+                true => Ok(Reply::Decided { decision }),
+                false => Err(BootstrapError::Evicted { op: op_agree(), rank, epoch: decision.epoch }),
+            };
+            self.answer(call, result);
+        }
+    }
+
+    /// Shows the membership to all who are connected, if it changed.
+    fn show(&mut self) {
+        if !std::mem::take(&mut self.view_changed) {
+            return;
+        }
+        let view = Arc::new(self.view());
+        let shows = self.conns.keys().map(|conn| Action::Show { conn: *conn, view: view.clone() });
+        self.actions.extend(shows);
+    }
+}
+
+fn op_join() -> String {
+    "join".to_owned()
+}
+
+fn op_agree() -> String {
+    "agree on the active ranks".to_owned()
+}
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;

@@ -1,0 +1,24 @@
+//! How the ranks of a run meet, agree, and stay informed about each other.
+//!
+//! * [`machine`]: what the server decides, as a pure state machine: no I/O, no clock, no randomness;
+//! * [`steps`] and [`agreement`]: its two larger rules, named collective steps and the next mask;
+//! * [`wire`]: the frames, with a decoder that any bytes may be thrown at;
+//! * [`auth`]: the shared token, shown by HMAC challenge in both directions;
+//! * [`driver`]: sockets and timers around it, on tokio.
+//!
+//! Most programs use [`Group`](crate::group::Group) and come here only to host a [`driver::Server`] of their own.
+
+pub mod agreement;
+pub mod auth;
+pub(crate) mod codec;
+pub mod driver;
+mod error;
+pub mod machine;
+mod ranks;
+pub mod steps;
+pub mod wire;
+
+pub use codec::Blob;
+pub use error::BootstrapError;
+pub use ranks::{MAX_WORLD, RankSet};
+pub use wire::{Decision, Fields, Identity, RankState, View};

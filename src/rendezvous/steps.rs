@@ -1,0 +1,282 @@
+//! Collective steps by name: exchange, barrier, agreement on fields.
+//!
+//! A step begins with its first part and ends when every participant has handed in its own, or fails for all of them
+//! alike: those that have come are told at once, those still owed a part are told when they come, so that a late part
+//! is never taken for the first part of a repetition.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use super::codec::Blob;
+use super::error::BootstrapError;
+use super::machine::Call;
+use super::ranks::RankSet;
+use super::wire::{Fields, MAX_BLOB_BYTES, MAX_FIELDS, MAX_TEXT_BYTES, Reply, Step, StepKind};
+
+/// The outcome of a call, for the one that made it.
+pub type Outcome = (Call, Result<Reply, BootstrapError>);
+
+/// Most bytes that the parts of open steps hold together.
+pub const MAX_HELD_BYTES: usize = 1 << 30;
+/// Most steps open at a time.
+pub const MAX_OPEN_STEPS: usize = 4096;
+/// Failed steps that are remembered for the participants that have not come.
+const MAX_FAILED: usize = 1024;
+
+type Key = (String, RankSet);
+
+/// The open steps of a run.
+#[derive(Debug, Default)]
+pub struct Steps {
+    open: BTreeMap<Key, Open>,
+    failed: VecDeque<Failed>,
+    held: usize,
+}
+
+#[derive(Debug)]
+struct Open {
+    op: String,
+    started: Duration,
+    deadline: Duration,
+    parts: BTreeMap<u32, Part>,
+}
+
+#[derive(Debug)]
+struct Part {
+    call: Call,
+    kind: StepKind,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Failed {
+    key: Key,
+    owed: RankSet,
+    error: BootstrapError,
+}
+
+impl Steps {
+    /// Takes `rank`'s part at time `now`. Gives the outcomes that follow, its own or everybody's.
+    ///
+    /// The caller has seen to it that all of `step.ranks` live; sizes and the caller's own place are checked here.
+    pub fn post(&mut self, now: Duration, rank: u32, world: u32, call: Call, step: Step) -> Vec<Outcome> {
+        let op = describe(&step);
+        let bytes = match check(&op, rank, world, &step).and_then(|bytes| self.room(&op, bytes).map(|()| bytes)) {
+            Ok(bytes) => bytes,
+            Err(error) => return vec![(call, Err(error))],
+        };
+        let key = (step.tag, step.ranks);
+        if let Some(error) = self.owed(&key, rank) {
+            return vec![(call, Err(error))];
+        }
+        let open = self.open.entry(key.clone()).or_insert_with(|| Open {
+            op,
+            started: now,
+            deadline: now + step.deadline,
+            parts: BTreeMap::new(),
+        });
+        let mut outcomes = Vec::new();
+        self.held += bytes;
+        if let Some(former) = open.parts.insert(rank, Part { call, kind: step.kind, bytes }) {
+            self.held -= former.bytes;
+            let reason = "the same member began this step again; one call at a time".to_owned();
+            outcomes.push((former.call, Err(BootstrapError::OutOfOrder { op: open.op.clone(), reason })));
+        }
+        if open.parts.len() == key.1.len()
+            && let Some(open) = self.open.remove(&key)
+        {
+            self.held -= open.parts.values().map(|part| part.bytes).sum::<usize>();
+            outcomes.extend(finish(open, world));
+        }
+        outcomes
+    }
+
+    /// Ends every step that waits for `rank`, which is gone.
+    pub fn lose(&mut self, rank: u32, host: &str, pid: u32) -> Vec<Outcome> {
+        self.fail(
+            |key, _| key.1.contains(rank),
+            |open, _| BootstrapError::PeerLost { op: open.op.clone(), rank, host: host.to_owned(), pid },
+        )
+    }
+
+    /// Ends every step whose deadline is past.
+    pub fn expire(&mut self, now: Duration) -> Vec<Outcome> {
+        self.fail(
+            |_, open| open.deadline <= now,
+            |open, missing| BootstrapError::Timeout {
+                op: open.op.clone(),
+                elapsed: now - open.started,
+                deadline: open.deadline - open.started,
+                missing,
+            },
+        )
+    }
+
+    /// Forgets what a former incarnation of `rank` is owed.
+    pub fn replace(&mut self, rank: u32) {
+        self.failed.iter_mut().for_each(|failed| failed.owed.remove(rank));
+        self.failed.retain(|failed| !failed.owed.is_empty());
+    }
+
+    /// The earliest deadline of an open step.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.open.values().map(|open| open.deadline).min()
+    }
+
+    fn room(&self, op: &str, bytes: usize) -> Result<(), BootstrapError> {
+        BootstrapError::check(op, "bytes held by open steps", self.held + bytes, MAX_HELD_BYTES)?;
+        BootstrapError::check(op, "open steps", self.open.len() + 1, MAX_OPEN_STEPS)
+    }
+
+    fn owed(&mut self, key: &Key, rank: u32) -> Option<BootstrapError> {
+        let at = self.failed.iter().position(|failed| failed.key == *key && failed.owed.contains(rank))?;
+        let failed = &mut self.failed[at];
+        failed.owed.remove(rank);
+        let error = failed.error.clone();
+        if failed.owed.is_empty() {
+            self.failed.remove(at);
+        }
+        Some(error)
+    }
+
+    fn fail(
+        &mut self,
+        which: impl Fn(&Key, &Open) -> bool,
+        error: impl Fn(&Open, RankSet) -> BootstrapError,
+    ) -> Vec<Outcome> {
+        let keys: Vec<Key> =
+            self.open.iter().filter(|(key, open)| which(key, open)).map(|(key, _)| key.clone()).collect();
+        let mut outcomes = Vec::new();
+        for key in keys {
+            let Some(open) = self.open.remove(&key) else { continue };
+            let owed = key.1.minus(&open.parts.keys().copied().collect());
+            let error = error(&open, owed);
+            self.held -= open.parts.values().map(|part| part.bytes).sum::<usize>();
+            outcomes.extend(open.parts.into_values().map(|part| (part.call, Err(error.clone()))));
+            if self.failed.len() == MAX_FAILED {
+                self.failed.pop_front();
+            }
+            self.failed.push_back(Failed { key, owed, error });
+        }
+        outcomes
+    }
+}
+
+/// The first field in which `other` differs from `first`, each given with its rank; `None` if they are equal.
+pub fn compare(op: &str, first: (u32, &Fields), other: (u32, &Fields)) -> Option<BootstrapError> {
+    let value = |fields: &Fields, name: &str| {
+        fields.iter().find(|(field, _)| field == name).map_or("(absent)".to_owned(), |(_, value)| value.clone())
+    };
+    let names = first.1.iter().chain(other.1).map(|(name, _)| name);
+    let differing = names.map(|name| (name, value(first.1, name), value(other.1, name))).find(|(_, a, b)| a != b);
+    differing.map(|(name, mine, theirs)| BootstrapError::ConfigMismatch {
+        op: op.to_owned(),
+        field: name.clone(),
+        rank: first.0,
+        value: mine,
+        other_rank: other.0,
+        other_value: theirs,
+    })
+}
+
+/// Checks the size of a list of config fields.
+pub fn check_fields(op: &str, fields: &Fields) -> Result<(), BootstrapError> {
+    BootstrapError::check(op, "config fields", fields.len(), MAX_FIELDS)?;
+    for (name, value) in fields {
+        BootstrapError::check(op, "bytes of a field's name", name.len(), MAX_TEXT_BYTES)?;
+        BootstrapError::check(op, &format!("bytes of field {name}"), value.len(), MAX_TEXT_BYTES)?;
+    }
+    Ok(())
+}
+
+fn describe(step: &Step) -> String {
+    let what = match &step.kind {
+        StepKind::Exchange { .. } => "exchange",
+        StepKind::Barrier {} => "barrier",
+        StepKind::Agree { .. } => "agree",
+    };
+    let tag: String = step.tag.chars().take(64).collect();
+    format!("{what} \"{tag}\"")
+}
+
+/// Checks one part and gives the bytes that it holds.
+fn check(op: &str, rank: u32, world: u32, step: &Step) -> Result<usize, BootstrapError> {
+    BootstrapError::check(op, "bytes of the tag", step.tag.len(), MAX_TEXT_BYTES)?;
+    if !step.ranks.contains(rank) || !step.ranks.fits(world) {
+        return Err(BootstrapError::Invalid {
+            op: op.to_owned(),
+            field: "ranks".to_owned(),
+            value: step.ranks.to_string(),
+            reason: format!("must be ranks of a world of {world} and hold the caller, rank {rank}"),
+        });
+    }
+    match &step.kind {
+        StepKind::Exchange { blobs } if blobs.len() != world as usize => Err(BootstrapError::Invalid {
+            op: op.to_owned(),
+            field: "blobs".to_owned(),
+            value: blobs.len().to_string(),
+            reason: format!("there must be one blob per rank of the world, {world}"),
+        }),
+        StepKind::Exchange { blobs } => {
+            for (peer, blob) in blobs.iter().enumerate() {
+                BootstrapError::check(op, &format!("bytes of the blob for rank {peer}"), blob.0.len(), MAX_BLOB_BYTES)?;
+            }
+            Ok(blobs.iter().map(|blob| blob.0.len()).sum())
+        }
+        StepKind::Barrier {} => Ok(0),
+        StepKind::Agree { fields } => {
+            check_fields(op, fields)?;
+            Ok(fields.iter().map(|(name, value)| name.len() + value.len()).sum())
+        }
+    }
+}
+
+/// All parts are there: what each participant gets.
+fn finish(open: Open, world: u32) -> Vec<Outcome> {
+    let verdict = judge(&open);
+    let Open { mut parts, .. } = open;
+    let ranks: Vec<u32> = parts.keys().copied().collect();
+    if let Err(error) = verdict {
+        return parts.into_values().map(|part| (part.call, Err(error.clone()))).collect();
+    }
+    let mut inboxes: BTreeMap<u32, Vec<Blob>> = BTreeMap::new();
+    for (&from, part) in &mut parts {
+        if let StepKind::Exchange { blobs } = &mut part.kind {
+            for &to in &ranks {
+                let inbox = inboxes.entry(to).or_insert_with(|| vec![Blob::default(); world as usize]);
+                inbox[from as usize] = std::mem::take(&mut blobs[to as usize]);
+            }
+        }
+    }
+    let reply = |rank| match inboxes.remove(&rank) {
+        Some(blobs) => Reply::Blobs { blobs },
+        None => Reply::Done {},
+    };
+    let replies: Vec<Reply> = ranks.into_iter().map(reply).collect();
+    parts.into_values().zip(replies).map(|(part, reply)| (part.call, Ok(reply))).collect()
+}
+
+/// Whether the parts fit each other: the same kind of step, and equal fields where they are to be agreed on.
+fn judge(open: &Open) -> Result<(), BootstrapError> {
+    let mut parts = open.parts.iter();
+    let Some((&first, lowest)) = parts.next() else { return Ok(()) };
+    for (&rank, part) in parts {
+        match (&lowest.kind, &part.kind) {
+            (StepKind::Agree { fields }, StepKind::Agree { fields: others }) => {
+                if let Some(error) = compare(&open.op, (first, fields), (rank, others)) {
+                    return Err(error);
+                }
+            }
+            (a, b) if std::mem::discriminant(a) == std::mem::discriminant(b) => {}
+            _ => {
+                return Err(BootstrapError::OutOfOrder {
+                    op: open.op.clone(),
+                    reason: format!(
+                        "rank {first} and rank {rank} use the same tag for different kinds of step; give each its own tag"
+                    ),
+                });
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,458 @@
+//! The frames between members and the rendezvous server.
+//!
+//! A frame is a header of 10 bytes, little-endian {magic u32 | version u16 | body length u32}, and a body {kind u16 |
+//! fields in a fixed order}. [`decode`] is total: any bytes give a frame or a [`WireError`], and no length found in
+//! them is believed before the bytes are there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::codec::{Blob, Reader, Wire, wire};
+use super::error::BootstrapError;
+use super::ranks::RankSet;
+
+/// Version of the bootstrap protocol. Both sides must have the same.
+pub const PROTOCOL_VERSION: u16 = 1;
+/// Bytes of a frame's header.
+pub const HEADER_BYTES: usize = 10;
+/// Most bytes of a frame's body once the peer has shown that it knows the token.
+pub const MAX_BODY_BYTES: usize = 4 << 20;
+/// Most bytes of a frame's body before that.
+pub const MAX_HANDSHAKE_BYTES: usize = 4 << 10;
+/// Most bytes of one blob of an exchange.
+pub const MAX_BLOB_BYTES: usize = 64 << 10;
+/// Most bytes of a tag, a run id, a host name, or the name or value of a config field.
+pub const MAX_TEXT_BYTES: usize = 1 << 10;
+/// Most config fields of an agreement.
+pub const MAX_FIELDS: usize = 256;
+
+/// Why bytes are no frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// The first bytes are not those of a frame.
+    #[error("bytes that are no epwire frame")]
+    Magic,
+    /// The header has another version; what follows it may mean anything.
+    #[error("a frame of version {theirs} (this side: {})", PROTOCOL_VERSION)]
+    Version {
+        /// The version found.
+        theirs: u16,
+    },
+    /// The header announces a body past the cap.
+    #[error("a frame of {bytes} bytes (limit {limit})")]
+    TooLong {
+        /// Bytes announced.
+        bytes: usize,
+        /// The cap that applies.
+        limit: usize,
+    },
+    /// The bytes end before the value does.
+    #[error("a frame that ends early")]
+    Truncated,
+    /// The value ends before the bytes do.
+    #[error("a frame with bytes to spare")]
+    Trailing,
+    /// A field has a value that it can not have.
+    #[error("a frame in which {what} is invalid")]
+    Invalid {
+        /// Which field.
+        what: &'static str,
+    },
+}
+
+/// Config fields as (name, value), compared between members by name.
+pub type Fields = Vec<(String, String)>;
+
+/// One incarnation of a rank: a process, or a thread that acts as a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its rank in `0..world`.
+    pub rank: u32,
+    /// 128 random bits, chosen once when it starts; a replacement for the same rank has others.
+    pub member: u128,
+    /// Name of its host, for people.
+    pub host: String,
+    /// Its process, for people.
+    pub pid: u32,
+}
+wire!(struct Identity { rank, member, host, pid });
+
+/// A member's wish to take part in a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Join {
+    /// [`PROTOCOL_VERSION`] of the member.
+    pub version: u16,
+    /// The run it wants to take part in.
+    pub run_id: String,
+    /// Number of ranks it expects.
+    pub world: u32,
+    /// Who it is.
+    pub identity: Identity,
+    /// How long it waits for the others.
+    pub deadline: Duration,
+    /// Fields that must be equal on every rank.
+    pub config: Fields,
+}
+wire!(struct Join { version, run_id, world, identity, deadline, config });
+
+/// What the members of a step hand in, and get out of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StepKind {
+    /// One blob per rank of the world, those of ranks that do not take part empty; each gets the blobs meant for it.
+    Exchange {
+        /// Indexed by the receiver's rank.
+        blobs: Vec<Blob>,
+    },
+    /// Nothing: ends when all have come.
+    Barrier {},
+    /// Fields that must be equal.
+    Agree {
+        /// This member's values.
+        fields: Fields,
+    },
+}
+wire!(enum StepKind { 1 => Exchange { blobs }, 2 => Barrier {}, 3 => Agree { fields } });
+
+/// A member's part in a collective step. Parts with the same tag and ranks belong together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Name of the step.
+    pub tag: String,
+    /// Who takes part.
+    pub ranks: RankSet,
+    /// How long the step may take from its first part on.
+    pub deadline: Duration,
+    /// What is done.
+    pub kind: StepKind,
+}
+wire!(struct Step { tag, ranks, deadline, kind });
+
+/// A member's part in the agreement on the next mask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The epoch that the member is in.
+    pub epoch: u32,
+    /// The peers it gave up.
+    pub suspects: RankSet,
+    /// Whether standby members may enter.
+    pub admit: bool,
+    /// How long the agreement may take from its first report on.
+    pub deadline: Duration,
+}
+wire!(struct Report { epoch, suspects, admit, deadline });
+
+/// A verb of the store. Revisions count the store's changes from 1.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreRequest {
+    /// Sets a key.
+    Set {
+        /// The key.
+        key: String,
+        /// Its new value.
+        value: Blob,
+    },
+    /// Waits until all keys are there and gives the values, in the order asked.
+    Get {
+        /// The keys.
+        keys: Vec<String>,
+        /// How long to wait; zero: do not.
+        deadline: Duration,
+    },
+    /// Adds to a counter, absent meaning 0.
+    Add {
+        /// The key.
+        key: String,
+        /// What is added.
+        amount: i64,
+    },
+    /// Sets a key if its value is the expected one.
+    Cas {
+        /// The key.
+        key: String,
+        /// The value it must have; `None`: must be absent.
+        expected: Option<Blob>,
+        /// Its new value.
+        value: Blob,
+    },
+    /// Waits for a change under a prefix.
+    Changes {
+        /// Start of the keys of interest.
+        prefix: String,
+        /// The last revision seen.
+        after: u64,
+        /// How long to wait.
+        deadline: Duration,
+    },
+}
+wire!(enum StoreRequest {
+    1 => Set { key, value },
+    2 => Get { keys, deadline },
+    3 => Add { key, amount },
+    4 => Cas { key, expected, value },
+    5 => Changes { prefix, after, deadline },
+});
+
+/// The answer to a [`StoreRequest`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreReply {
+    /// The revision of a set.
+    Revision {
+        /// The revision.
+        revision: u64,
+    },
+    /// The values of a get.
+    Values {
+        /// In the order asked.
+        values: Vec<Blob>,
+    },
+    /// The value of a counter after an add.
+    Counter {
+        /// The sum.
+        value: i64,
+    },
+    /// The outcome of a cas.
+    Swap {
+        /// Whether the key was set.
+        done: bool,
+        /// The value that the key has now.
+        current: Option<Blob>,
+    },
+    /// Keys that changed.
+    Changes {
+        /// The store's revision.
+        revision: u64,
+        /// Key and newest value.
+        entries: Vec<(String, Blob)>,
+    },
+}
+wire!(enum StoreReply {
+    1 => Revision { revision },
+    2 => Values { values },
+    3 => Counter { value },
+    4 => Swap { done, current },
+    5 => Changes { revision, entries },
+});
+
+/// What a client asks of the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Take part in the run.
+    Join {
+        /// Who, and in what.
+        join: Join,
+    },
+    /// Take part in a collective step.
+    Step {
+        /// The member's part.
+        step: Step,
+    },
+    /// Agree on the next mask and epoch.
+    Report {
+        /// The member's part.
+        report: Report,
+    },
+    /// End the membership.
+    Leave {},
+    /// Use the store.
+    Store {
+        /// The verb.
+        request: StoreRequest,
+    },
+}
+wire!(enum Request {
+    1 => Join { join },
+    2 => Step { step },
+    3 => Report { report },
+    4 => Leave {},
+    5 => Store { request },
+});
+
+/// How a rank stands, seen from the rendezvous server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RankState {
+    /// Nobody has joined as this rank yet.
+    Absent {},
+    /// A member, heard within its lease.
+    Alive {},
+    /// A member, silent past its lease or unreachable; it may still run.
+    Suspect {},
+    /// The kernel closed its socket, or it left: it will not write any more.
+    Dead {},
+    /// Runs, but the others went on without it.
+    Evicted {},
+    /// Joined, and waits to be admitted to the next mask.
+    Standby {},
+}
+wire!(enum RankState {
+    0 => Absent {}, 1 => Alive {}, 2 => Suspect {}, 3 => Dead {}, 4 => Evicted {}, 5 => Standby {},
+});
+
+/// The membership at a moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Current epoch; 0 until the run has come together.
+    pub epoch: u32,
+    /// Ranks that are members in this epoch.
+    pub mask: RankSet,
+    /// How each rank stands, indexed by rank.
+    pub states: Vec<RankState>,
+}
+wire!(struct View { epoch, mask, states });
+
+/// The answer to a join.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// Everybody who is there, by ascending rank.
+    pub roster: Vec<Identity>,
+    /// How they stand. The member itself is in the mask, or else on standby.
+    pub view: View,
+}
+wire!(struct Joined { roster, view });
+
+/// Who the members are from an epoch on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The members.
+    pub mask: RankSet,
+    /// The epoch in which they are.
+    pub epoch: u32,
+}
+wire!(struct Decision { mask, epoch });
+
+/// What the server answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// To a join.
+    Joined {
+        /// Who is there.
+        joined: Arc<Joined>,
+    },
+    /// To an exchange.
+    Blobs {
+        /// Indexed by the sender's rank.
+        blobs: Vec<Blob>,
+    },
+    /// To a barrier, an agreement on fields, or a leave.
+    Done {},
+    /// To a report.
+    Decided {
+        /// The same for all.
+        decision: Decision,
+    },
+    /// To a verb of the store.
+    Store {
+        /// Its outcome.
+        reply: StoreReply,
+    },
+}
+wire!(enum Reply {
+    1 => Joined { joined },
+    2 => Blobs { blobs },
+    3 => Done {},
+    4 => Decided { decision },
+    5 => Store { reply },
+});
+
+/// Everything that travels, either way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// Client: opens the handshake.
+    Hello {
+        /// The run it wants.
+        run_id: String,
+        /// Its challenge.
+        nonce: [u8; 32],
+    },
+    /// Server: answers it.
+    Challenge {
+        /// The server's challenge.
+        nonce: [u8; 32],
+    },
+    /// Either: shows that it knows the token; the client first.
+    Proof {
+        /// The code over both challenges.
+        mac: [u8; 32],
+    },
+    /// Server: gives the connection up.
+    Refused {
+        /// The reason.
+        error: BootstrapError,
+    },
+    /// Client: a request.
+    Call {
+        /// Chosen by the client, unique on the connection.
+        id: u64,
+        /// What it asks.
+        request: Request,
+    },
+    /// Server: the answer to a request.
+    Answer {
+        /// That of the call.
+        id: u64,
+        /// The outcome.
+        result: Result<Reply, BootstrapError>,
+    },
+    /// Server: the membership changed.
+    Changed {
+        /// How it is now.
+        view: Arc<View>,
+    },
+    /// Client: I live.
+    Ping {},
+    /// Server: so do I.
+    Pong {},
+}
+wire!(enum Frame {
+    1 => Hello { run_id, nonce },
+    2 => Challenge { nonce },
+    3 => Proof { mac },
+    4 => Refused { error },
+    5 => Call { id, request },
+    6 => Answer { id, result },
+    7 => Changed { view },
+    8 => Ping {},
+    9 => Pong {},
+});
+
+/// The bytes of a frame, or [`WireError::TooLong`] if its body is past [`MAX_BODY_BYTES`].
+pub fn encode(frame: &Frame) -> Result<Vec<u8>, WireError> {
+    let mut bytes = Vec::with_capacity(64);
+    MAGIC.put(&mut bytes);
+    PROTOCOL_VERSION.put(&mut bytes);
+    0u32.put(&mut bytes);
+    frame.put(&mut bytes);
+    let body = bytes.len() - HEADER_BYTES;
+    if body > MAX_BODY_BYTES {
+        return Err(WireError::TooLong { bytes: body, limit: MAX_BODY_BYTES });
+    }
+    bytes[LENGTH_AT..HEADER_BYTES].copy_from_slice(&(body as u32).to_le_bytes());
+    Ok(bytes)
+}
+
+/// Checks a header and gives the number of body bytes that follow it, at most `limit`.
+pub fn body_length(header: &[u8; HEADER_BYTES], limit: usize) -> Result<usize, WireError> {
+    let mut from = Reader::new(header);
+    if u32::get(&mut from)? != MAGIC {
+        return Err(WireError::Magic);
+    }
+    let theirs = u16::get(&mut from)?;
+    if theirs != PROTOCOL_VERSION {
+        return Err(WireError::Version { theirs });
+    }
+    let bytes = u32::get(&mut from)? as usize;
+    if bytes > limit { Err(WireError::TooLong { bytes, limit }) } else { Ok(bytes) }
+}
+
+/// The frame that `bytes` hold, header included and nothing after it.
+pub fn decode(bytes: &[u8]) -> Result<Frame, WireError> {
+    let (header, body) = bytes.split_first_chunk::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
+    let length = body_length(header, MAX_BODY_BYTES)?;
+    let mut from = Reader::new(body.get(..length).ok_or(WireError::Truncated)?);
+    let frame = Frame::get(&mut from)?;
+    if from.remaining() > 0 || body.len() > length { Err(WireError::Trailing) } else { Ok(frame) }
+}
+
+const MAGIC: u32 = u32::from_le_bytes(*b"EPWR");
+const LENGTH_AT: usize = 6;
