@@ -223,7 +223,18 @@ impl EpConfig {
 
     /// The fields that must be equal on all ranks, by name: what the ranks compare before they connect.
     pub(crate) fn fields(&self) -> Vec<(String, String)> {
-        let Self { max_tokens, hidden, experts, topk, lanes, opaque_bytes, sideband_bytes, ordered, zero_copy, .. } = self;
+        let Self {
+            max_tokens,
+            hidden,
+            experts,
+            topk,
+            lanes,
+            opaque_bytes,
+            sideband_bytes,
+            ordered,
+            zero_copy,
+            ..
+        } = self;
         [
             ("max_tokens", max_tokens.to_string()),
             ("hidden", hidden.to_string()),
@@ -338,7 +349,11 @@ mod tests {
     fn the_default_plan_of_eight_ranks_takes_less_than_64_mib() {
         let plan = Plan::new(&EpConfig::new(128, 7168, 256, 8), 8).unwrap();
         assert!(plan.window_bytes <= 64 << 20, "{} bytes", plan.window_bytes);
-        let lines = plan.control_bytes + plan.dispatch_bytes + plan.combine_bytes + plan.ordered_bytes + plan.zero_copy_bytes;
+        let lines = plan.control_bytes
+            + plan.dispatch_bytes
+            + plan.combine_bytes
+            + plan.ordered_bytes
+            + plan.zero_copy_bytes;
         assert!(plan.window_bytes - lines < 4096);
     }
 
@@ -373,7 +388,9 @@ mod tests {
         let config = EpConfig::new(8, 192, 8, 2);
         let error = RowShape::new(&config, 2, Payload::Fp8 { scale: Fp8Scale::F32 }).unwrap_err();
         assert!(error.to_string().contains("multiple of 128"), "{error}");
-        let shape = RowShape::new(&EpConfig { hidden: 640, ..config }, 2, Payload::Fp8 { scale: Fp8Scale::Ue8m0 }).unwrap();
+        let shape =
+            RowShape::new(&EpConfig { hidden: 640, ..config }, 2, Payload::Fp8 { scale: Fp8Scale::Ue8m0 })
+                .unwrap();
         assert_eq!((shape.payload_bytes, shape.scale_count, shape.scale_bytes), (640, 5, 1));
         assert_eq!(shape.expert_scales_bytes, 4 * 16 * 8, "five exponents take two words");
     }

@@ -61,7 +61,10 @@ pub(crate) fn plan(config: &sys::epw_config) -> Result<sys::epw_plan> {
     Ok(plan)
 }
 
-pub(crate) fn row_shape(config: &sys::epw_config, input: &sys::epw_dispatch_input) -> Result<sys::epw_row_shape> {
+pub(crate) fn row_shape(
+    config: &sys::epw_config,
+    input: &sys::epw_dispatch_input,
+) -> Result<sys::epw_row_shape> {
     let mut shape = sys::epw_row_shape { size: size_of::<sys::epw_row_shape>() as u32, ..Default::default() };
     // SAFETY: all are valid for the call; only the fields of input that decide the shape are read, no memory behind it.
     check(unsafe { sys::epw_row_shape_make(config, input, &mut shape) })?;
@@ -184,7 +187,9 @@ impl Buffer {
         let mut blob = vec![0; sys::EPW_BLOB_MAX as usize];
         let mut length = 0;
         // SAFETY: blob has the EPW_BLOB_MAX bytes that export may write.
-        check(unsafe { sys::epw_buffer_export(self.0.as_ptr(), peer, blob.as_mut_ptr().cast(), &mut length) })?;
+        check(unsafe {
+            sys::epw_buffer_export(self.0.as_ptr(), peer, blob.as_mut_ptr().cast(), &mut length)
+        })?;
         blob.truncate(length);
         Ok(blob)
     }
@@ -216,7 +221,9 @@ impl Buffer {
     pub(crate) fn membership(&self) -> Result<(Mask, Mask, u32)> {
         let (mut active, mut suspects, mut epoch) = (Mask::default().to_c(), Mask::default().to_c(), 0);
         // SAFETY: all are valid places to write to.
-        check(unsafe { sys::epw_buffer_membership(self.0.as_ptr(), &mut active, &mut suspects, &mut epoch) })?;
+        check(unsafe {
+            sys::epw_buffer_membership(self.0.as_ptr(), &mut active, &mut suspects, &mut epoch)
+        })?;
         Ok((Mask::from_c(&active), Mask::from_c(&suspects), epoch))
     }
 
@@ -284,7 +291,11 @@ impl Buffer {
 
     /// # Safety
     /// The memory given to the running operation is still valid.
-    pub(crate) unsafe fn poll(&self, handle: sys::epw_handle, outcome: &mut sys::epw_outcome) -> Result<Progress> {
+    pub(crate) unsafe fn poll(
+        &self,
+        handle: sys::epw_handle,
+        outcome: &mut sys::epw_outcome,
+    ) -> Result<Progress> {
         // SAFETY: by this function's contract.
         check(unsafe { sys::epw_poll(self.0.as_ptr(), handle, outcome) })
     }
@@ -341,7 +352,15 @@ impl Buffer {
 ///
 /// # Safety
 /// x has `rows * hidden` 16-bit values, q as many bytes, scales `rows * hidden / 128` of the payload's scales.
-pub(crate) unsafe fn quantize(payload: u32, dtype: u32, rows: u64, hidden: u32, x: *const u8, q: *mut u8, scales: *mut u8) -> Result<()> {
+pub(crate) unsafe fn quantize(
+    payload: u32,
+    dtype: u32,
+    rows: u64,
+    hidden: u32,
+    x: *const u8,
+    q: *mut u8,
+    scales: *mut u8,
+) -> Result<()> {
     // SAFETY: by this function's contract.
     check(unsafe { sys::epw_quantize_fp8(payload, dtype, rows, hidden, x.cast(), q, scales.cast()) })?;
     Ok(())
@@ -349,7 +368,15 @@ pub(crate) unsafe fn quantize(payload: u32, dtype: u32, rows: u64, hidden: u32, 
 
 /// # Safety
 /// As for `quantize`, x being written.
-pub(crate) unsafe fn dequantize(payload: u32, dtype: u32, rows: u64, hidden: u32, q: *const u8, scales: *const u8, x: *mut u8) -> Result<()> {
+pub(crate) unsafe fn dequantize(
+    payload: u32,
+    dtype: u32,
+    rows: u64,
+    hidden: u32,
+    q: *const u8,
+    scales: *const u8,
+    x: *mut u8,
+) -> Result<()> {
     // SAFETY: by this function's contract.
     check(unsafe { sys::epw_dequantize_fp8(payload, dtype, rows, hidden, q, scales.cast(), x.cast()) })?;
     Ok(())

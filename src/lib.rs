@@ -67,8 +67,8 @@ mod sys;
 mod tensor;
 
 pub use buffer::{
-    Combine, CombineOutput, CombineRows, Combining, Consuming, Dispatch, DispatchBuffers, DispatchOutput, Dispatched,
-    Dispatching, EpBuffer, Event, Refused, RowsView, ScaleOrder,
+    Combine, CombineOutput, CombineRows, Combining, Consuming, Dispatch, DispatchBuffers, DispatchOutput,
+    Dispatched, Dispatching, EpBuffer, Event, Refused, RowsView, ScaleOrder,
 };
 pub use config::{CombineMode, EpConfig, Float16, Fp8Scale, Layout, Path, Paths, Payload, Plan, RowShape};
 pub use error::{Error, Failure, Result};

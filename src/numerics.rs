@@ -2,8 +2,8 @@
 
 use crate::config::{Float16, Fp8Scale, Payload};
 use crate::error::{Error, Failure, Result};
-use crate::tensor::{DType, TensorMut, TensorRef};
 use crate::ffi;
+use crate::tensor::{DType, TensorMut, TensorRef};
 
 fn invalid(operation: &str, text: String) -> Error {
     Error::Invalid(Failure { operation: operation.into(), rank: None, peer: None, text })
@@ -18,7 +18,14 @@ fn half_type(operation: &str, dtype: DType) -> Result<Float16> {
     }
 }
 
-fn check_sizes(operation: &str, rows: usize, hidden: usize, q: usize, scale: Fp8Scale, scales: usize) -> Result<u32> {
+fn check_sizes(
+    operation: &str,
+    rows: usize,
+    hidden: usize,
+    q: usize,
+    scale: Fp8Scale,
+    scales: usize,
+) -> Result<u32> {
     if hidden == 0 || hidden % 128 != 0 || u32::try_from(hidden).is_err() {
         return Err(invalid(operation, format!("x has {hidden} columns, must be a multiple of 128")));
     }
@@ -27,7 +34,11 @@ fn check_sizes(operation: &str, rows: usize, hidden: usize, q: usize, scale: Fp8
     if q != rows * hidden || scales != blocks * scale_bytes {
         return Err(invalid(
             operation,
-            format!("{rows} rows of {hidden} take {} bytes of q and {} of scales, not {q} and {scales}", rows * hidden, blocks * scale_bytes),
+            format!(
+                "{rows} rows of {hidden} take {} bytes of q and {} of scales, not {q} and {scales}",
+                rows * hidden,
+                blocks * scale_bytes
+            ),
         ));
     }
     Ok(hidden as u32)
@@ -38,7 +49,12 @@ fn check_sizes(operation: &str, rows: usize, hidden: usize, q: usize, scale: Fp8
 ///
 /// amax is at least 1e-4, `q = e4m3(x * 448 / amax)` rounded to nearest even and saturating. May be called from any
 /// thread; takes the caller's time.
-pub fn quantize_fp8(x: TensorRef<'_>, scale: Fp8Scale, q: &mut [u8], scales: &mut TensorMut<'_>) -> Result<()> {
+pub fn quantize_fp8(
+    x: TensorRef<'_>,
+    scale: Fp8Scale,
+    q: &mut [u8],
+    scales: &mut TensorMut<'_>,
+) -> Result<()> {
     let op = "quantize_fp8";
     let dtype = half_type(op, x.dtype())?;
     if !x.is_dense() {
@@ -47,11 +63,27 @@ pub fn quantize_fp8(x: TensorRef<'_>, scale: Fp8Scale, q: &mut [u8], scales: &mu
     let hidden = check_sizes(op, x.rows(), x.cols(), q.len(), scale, scales.bytes())?;
     let payload = Payload::Fp8 { scale }.to_c();
     // SAFETY: sizes checked above; x is borrowed, q and scales are borrowed exclusively.
-    unsafe { ffi::quantize(payload, dtype.to_c(), x.rows() as u64, hidden, x.ptr.as_ptr(), q.as_mut_ptr(), scales.ptr.as_ptr()) }
+    unsafe {
+        ffi::quantize(
+            payload,
+            dtype.to_c(),
+            x.rows() as u64,
+            hidden,
+            x.ptr.as_ptr(),
+            q.as_mut_ptr(),
+            scales.ptr.as_ptr(),
+        )
+    }
 }
 
 /// The inverse of [`quantize_fp8`]: `x = q * scale`, rounded to the type of `x [rows, hidden]`.
-pub fn dequantize_fp8(q: &[u8], scale: Fp8Scale, scales: TensorRef<'_>, hidden: usize, x: &mut TensorMut<'_>) -> Result<()> {
+pub fn dequantize_fp8(
+    q: &[u8],
+    scale: Fp8Scale,
+    scales: TensorRef<'_>,
+    hidden: usize,
+    x: &mut TensorMut<'_>,
+) -> Result<()> {
     let op = "dequantize_fp8";
     let dtype = half_type(op, x.dtype)?;
     if !scales.is_dense() {
@@ -65,7 +97,17 @@ pub fn dequantize_fp8(q: &[u8], scale: Fp8Scale, scales: TensorRef<'_>, hidden: 
     }
     let payload = Payload::Fp8 { scale }.to_c();
     // SAFETY: sizes checked above; q and scales are borrowed, x is borrowed exclusively.
-    unsafe { ffi::dequantize(payload, dtype.to_c(), rows as u64, columns, q.as_ptr(), scales.ptr.as_ptr(), x.ptr.as_ptr()) }
+    unsafe {
+        ffi::dequantize(
+            payload,
+            dtype.to_c(),
+            rows as u64,
+            columns,
+            q.as_ptr(),
+            scales.ptr.as_ptr(),
+            x.ptr.as_ptr(),
+        )
+    }
 }
 
 #[cfg(test)]
@@ -80,7 +122,8 @@ mod tests {
             let (mut q, mut scales) = (vec![0u8; 512], vec![0f32; 4]);
             quantize_fp8(TensorRef::new(&x, 256), scale, &mut q, &mut TensorMut::new(&mut scales)).unwrap();
             let mut back = vec![bf16::ZERO; 512];
-            dequantize_fp8(&q, scale, TensorRef::new(&scales, 2), 256, &mut TensorMut::new(&mut back)).unwrap();
+            dequantize_fp8(&q, scale, TensorRef::new(&scales, 2), 256, &mut TensorMut::new(&mut back))
+                .unwrap();
             for (a, b) in x.iter().zip(&back) {
                 assert!((a.to_f32() - b.to_f32()).abs() <= a.to_f32().abs() / 14.0 + 0.05, "{a} {b}");
             }
@@ -90,9 +133,21 @@ mod tests {
     #[test]
     fn wrong_sizes_are_named() {
         let x = vec![bf16::ZERO; 256];
-        let error = quantize_fp8(TensorRef::new(&x, 256), Fp8Scale::F32, &mut [0; 255], &mut TensorMut::new(&mut [0f32; 2])).unwrap_err();
+        let error = quantize_fp8(
+            TensorRef::new(&x, 256),
+            Fp8Scale::F32,
+            &mut [0; 255],
+            &mut TensorMut::new(&mut [0f32; 2]),
+        )
+        .unwrap_err();
         assert!(error.to_string().contains("256 bytes of q"), "{error}");
-        let error = quantize_fp8(TensorRef::new(&x, 64), Fp8Scale::F32, &mut [0; 256], &mut TensorMut::new(&mut [0f32; 2])).unwrap_err();
+        let error = quantize_fp8(
+            TensorRef::new(&x, 64),
+            Fp8Scale::F32,
+            &mut [0; 256],
+            &mut TensorMut::new(&mut [0f32; 2]),
+        )
+        .unwrap_err();
         assert!(error.to_string().contains("multiple of 128"), "{error}");
     }
 }

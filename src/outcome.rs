@@ -124,8 +124,18 @@ impl std::fmt::Display for ErrorRecord {
         write!(
             f,
             "rank {} gave up on peer {} ({:?}, {:?}) in lane {}, epoch {}, op {}, after {:?} of {:?}: awaited {:#018x}, saw {:#018x}, {} peers still awaited",
-            self.rank, self.peer, self.phase, self.cause, self.lane, self.epoch, self.op, self.elapsed, self.deadline,
-            self.expected, self.seen, self.waiting
+            self.rank,
+            self.peer,
+            self.phase,
+            self.cause,
+            self.lane,
+            self.epoch,
+            self.op,
+            self.elapsed,
+            self.deadline,
+            self.expected,
+            self.seen,
+            self.waiting
         )
     }
 }

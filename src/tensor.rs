@@ -79,21 +79,38 @@ impl<'a> TensorRef<'a> {
     pub fn new<T: Element>(data: &'a [T], cols: usize) -> Self {
         let rows = if cols == 0 { 0 } else { data.len() / cols };
         let row_stride = cols * size_of::<T>();
-        Self { ptr: NonNull::from(data).cast(), dtype: T::DTYPE, rows, cols, row_stride, lifetime: PhantomData }
+        Self {
+            ptr: NonNull::from(data).cast(),
+            dtype: T::DTYPE,
+            rows,
+            cols,
+            row_stride,
+            lifetime: PhantomData,
+        }
     }
 
     /// A matrix whose rows lie `row_stride` elements apart. `None` if the slice does not hold it.
     pub fn strided<T: Element>(data: &'a [T], rows: usize, cols: usize, row_stride: usize) -> Option<Self> {
         let end = if rows == 0 { 0 } else { (rows - 1).checked_mul(row_stride)?.checked_add(cols)? };
         let row_stride = row_stride.checked_mul(size_of::<T>())?;
-        (end <= data.len() && row_stride >= cols * size_of::<T>()).then(|| Self { rows, row_stride, ..Self::new(data, cols) })
+        (end <= data.len() && row_stride >= cols * size_of::<T>()).then(|| Self {
+            rows,
+            row_stride,
+            ..Self::new(data, cols)
+        })
     }
 
     /// A matrix anywhere in host memory; `row_stride` in bytes.
     ///
     /// # Safety
     /// For `'a`, every row's `cols` elements of `dtype` are initialised, aligned to their type and not written.
-    pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, rows: usize, cols: usize, row_stride: usize) -> Self {
+    pub unsafe fn from_raw(
+        ptr: NonNull<u8>,
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+    ) -> Self {
         Self { ptr, dtype, rows, cols, row_stride, lifetime: PhantomData }
     }
 
@@ -175,8 +192,7 @@ impl<T: Element> HostBuffer<T> {
 
     fn layout(len: usize) -> Layout {
         let bytes = len.saturating_mul(size_of::<T>()).max(1);
-        Layout::from_size_align(bytes, 64)
-            .unwrap_or_else(|_| handle_alloc_error(Layout::new::<T>()))
+        Layout::from_size_align(bytes, 64).unwrap_or_else(|_| handle_alloc_error(Layout::new::<T>()))
     }
 }
 

@@ -250,7 +250,7 @@ static void begin_collecting(epw_lane *lane, const epw_combine_output *out) {
 
 epw_status epw_combine(epw_buffer *b, epw_handle handle, const epw_combine_input *in,
                        const epw_combine_output *out, epw_outcome *outcome) {
-    epw_lane *lane;
+    epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "combine", handle, EPW_STAGE_DISPATCHED, &lane);
     if (status != EPW_OK) return status;
     status = check_input(b, lane, in);
@@ -278,7 +278,7 @@ epw_status epw_combine(epw_buffer *b, epw_handle handle, const epw_combine_input
 
 epw_status epw_combine_receive(epw_buffer *b, epw_handle handle, const epw_combine_output *out,
                                epw_outcome *outcome) {
-    epw_lane *lane;
+    epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "combine_receive", handle, EPW_STAGE_ANSWERED, &lane);
     if (status != EPW_OK) return status;
     status = check_output(b, lane, "combine_receive", out);

@@ -520,7 +520,7 @@ epw_status epw_dispatch(epw_buffer *b, const epw_dispatch_input *in, const epw_d
 
 epw_status epw_dispatch_receive(epw_buffer *b, epw_handle handle, const epw_dispatch_output *out,
                                 epw_outcome *outcome) {
-    epw_lane *lane;
+    epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "dispatch_receive", handle, EPW_STAGE_SENT, &lane);
     if (status != EPW_OK) return status;
     status = check_output(b, "dispatch_receive", lane->layout, out);

@@ -141,7 +141,7 @@ static bool running(epw_stage stage) {
 }
 
 epw_status epw_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
-    epw_lane *lane;
+    epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "poll", handle, EPW_STAGE_ANY, &lane);
     if (status != EPW_OK) return status;
     status = epw_outcome_check(b, "poll", outcome);
@@ -168,7 +168,7 @@ static bool next_wait(const epw_buffer *b, const epw_lane *lane, epw_awaiting *w
 }
 
 epw_status epw_ready(epw_buffer *b, epw_handle handle) {
-    epw_lane *lane;
+    epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "ready", handle, EPW_STAGE_ANY, &lane);
     if (status != EPW_OK) return status;
     epw_awaiting what;
@@ -184,7 +184,7 @@ epw_status epw_ready(epw_buffer *b, epw_handle handle) {
 }
 
 epw_status epw_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
-    epw_lane *lane;
+    epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "await", handle, EPW_STAGE_ANY, &lane);
     if (status != EPW_OK) return status;
     pthread_mutex_unlock(&lane->lock);
@@ -209,7 +209,7 @@ static epw_rows_view slot_rows(const epw_buffer *b, const epw_lane *lane) {
 }
 
 epw_status epw_dispatched_rows(epw_buffer *b, epw_handle handle, epw_rows_view *view) {
-    epw_lane *lane;
+    epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "dispatched_rows", handle, EPW_STAGE_DISPATCHED, &lane);
     if (status != EPW_OK) return status;
     status = check_view(b, "dispatched_rows", view);
@@ -223,7 +223,7 @@ epw_status epw_dispatched_rows(epw_buffer *b, epw_handle handle, epw_rows_view *
 
 epw_status epw_next_combine_buffer(epw_buffer *b, epw_handle handle, epw_rows_view *view) {
     const char *op = "next_combine_buffer";
-    epw_lane *lane;
+    epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, op, handle, EPW_STAGE_DISPATCHED, &lane);
     if (status != EPW_OK) return status;
     status = check_view(b, op, view);

@@ -93,7 +93,7 @@ epw_status epw_debt_step(epw_buffer *b, epw_lane *lane) {
 }
 
 epw_status epw_release(epw_buffer *b, epw_handle handle) {
-    epw_lane *lane;
+    epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "release", handle, EPW_STAGE_ANY, &lane);
     if (status != EPW_OK) return status;
     epw_lane_abandon(b, lane);

@@ -95,7 +95,12 @@ impl Dispatching {
         }
     }
 
-    fn start(&self, output: &mut DispatchOutput<'_>, nonblocking: bool, outcome: &mut sys::epw_outcome) -> Result<Progress> {
+    fn start(
+        &self,
+        output: &mut DispatchOutput<'_>,
+        nonblocking: bool,
+        outcome: &mut sys::epw_outcome,
+    ) -> Result<Progress> {
         let inner = &self.open.inner;
         let mut output = output.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
         output.nonblocking = nonblocking.into();
@@ -135,7 +140,11 @@ impl Dispatched {
     }
 
     /// Answers every received row, receives the answers to this rank's own, sums them into `output`. Never blocks the executor.
-    pub async fn combine(self, input: Combine<'_>, mut output: CombineOutput<'_>) -> Consuming<Outcome, Self> {
+    pub async fn combine(
+        self,
+        input: Combine<'_>,
+        mut output: CombineOutput<'_>,
+    ) -> Consuming<Outcome, Self> {
         let mut outcome = ffi::empty_outcome();
         let progress = match self.start(&input, Some(&mut output), true, &mut outcome) {
             Ok(progress) => progress,
@@ -147,9 +156,14 @@ impl Dispatched {
     }
 
     /// The same on this thread. Bounded by the deadline. Not for a thread that serves an async executor.
-    pub fn combine_blocking(self, input: Combine<'_>, mut output: CombineOutput<'_>) -> Consuming<Outcome, Self> {
+    pub fn combine_blocking(
+        self,
+        input: Combine<'_>,
+        mut output: CombineOutput<'_>,
+    ) -> Consuming<Outcome, Self> {
         let mut outcome = ffi::empty_outcome();
-        let ended = self.start(&input, Some(&mut output), false, &mut outcome).map(|_| Outcome::from_c(&outcome));
+        let ended =
+            self.start(&input, Some(&mut output), false, &mut outcome).map(|_| Outcome::from_c(&outcome));
         self.end(ended)
     }
 
@@ -247,14 +261,16 @@ pub struct CombineRows<'a> {
 impl CombineRows<'_> {
     /// Rank-major: `[hidden]` of the combine type over row `row` of `source`.
     pub fn rank_major<T: Element>(&mut self, source: u32, row: usize) -> Option<&mut [T]> {
-        let at = (self.of.request.layout == Layout::RankMajor).then(|| self.of.row_at(&self.rows, source, row))??;
+        let at = (self.of.request.layout == Layout::RankMajor)
+            .then(|| self.of.row_at(&self.rows, source, row))??;
         self.slice(at)
     }
 
     /// Expert-major: `[hidden]` of the combine type, row `row` of local expert `expert`.
     pub fn expert_major<T: Element>(&mut self, expert: u32, row: usize) -> Option<&mut [T]> {
         let plan = &self.of.open.inner.plan;
-        let inside = expert < plan.local_experts && row < plan.rows && self.of.request.layout == Layout::ExpertMajor;
+        let inside =
+            expert < plan.local_experts && row < plan.rows && self.of.request.layout == Layout::ExpertMajor;
         let at = inside.then(|| (expert as usize * plan.rows + row) * self.rows.stride)?;
         self.slice(at)
     }
@@ -312,7 +328,12 @@ impl Combining {
         }
     }
 
-    fn start(&self, output: &mut CombineOutput<'_>, nonblocking: bool, outcome: &mut sys::epw_outcome) -> Result<Progress> {
+    fn start(
+        &self,
+        output: &mut CombineOutput<'_>,
+        nonblocking: bool,
+        outcome: &mut sys::epw_outcome,
+    ) -> Result<Progress> {
         let inner = &self.open.inner;
         let mut output = output.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
         output.nonblocking = nonblocking.into();

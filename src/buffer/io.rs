@@ -107,7 +107,9 @@ impl<'a> Dispatch<'a> {
     pub(super) fn to_c(&self, rank: u32, config: &EpConfig) -> Result<sys::epw_dispatch_input> {
         let invalid = |text: String| Error::Invalid(Failure::new("dispatch", rank, text));
         let (n, k) = (self.tokens(), self.topk_idx.cols());
-        let u32_of = |name: &str, value: usize| u32::try_from(value).map_err(|_| invalid(format!("{name} is {value}, does not fit 32 bits")));
+        let u32_of = |name: &str, value: usize| {
+            u32::try_from(value).map_err(|_| invalid(format!("{name} is {value}, does not fit 32 bits")))
+        };
 
         let mut input = ffi::empty_input();
         set_payload(&mut input, self.payload);
@@ -129,10 +131,17 @@ impl<'a> Dispatch<'a> {
             other => return Err(invalid(format!("topk_idx is {other:?}, must be I32, U32 or I64"))),
         };
         if self.topk_idx.rows() != n || !self.topk_idx.is_dense() {
-            return Err(invalid(format!("topk_idx has {} rows for {n} tokens, or is not dense", self.topk_idx.rows())));
+            return Err(invalid(format!(
+                "topk_idx has {} rows for {n} tokens, or is not dense",
+                self.topk_idx.rows()
+            )));
         }
         if let Some(weights) = &self.topk_weights {
-            if weights.dtype() != DType::F32 || weights.rows() != n || weights.cols() != k || !weights.is_dense() {
+            if weights.dtype() != DType::F32
+                || weights.rows() != n
+                || weights.cols() != k
+                || !weights.is_dense()
+            {
                 return Err(invalid(format!(
                     "topk_weights is [{}, {}] of {:?}, must be a dense [{n}, {k}] of F32",
                     weights.rows(),
@@ -144,7 +153,11 @@ impl<'a> Dispatch<'a> {
         }
         if let Some((bytes, per_token)) = self.sideband {
             if bytes.len() != n * per_token as usize {
-                return Err(invalid(format!("sideband has {} bytes, {n} tokens of {per_token} take {}", bytes.len(), n * per_token as usize)));
+                return Err(invalid(format!(
+                    "sideband has {} bytes, {n} tokens of {per_token} take {}",
+                    bytes.len(),
+                    n * per_token as usize
+                )));
             }
             input.sideband = bytes.as_ptr().cast();
             input.sideband_bytes = per_token;
@@ -166,7 +179,13 @@ impl<'a> Dispatch<'a> {
         Ok(input)
     }
 
-    fn set_scales(&self, input: &mut sys::epw_dispatch_input, n: usize, count: usize, bytes: usize) -> Result<(), String> {
+    fn set_scales(
+        &self,
+        input: &mut sys::epw_dispatch_input,
+        n: usize,
+        count: usize,
+        bytes: usize,
+    ) -> Result<(), String> {
         if count == 0 || n == 0 {
             return Ok(());
         }
@@ -186,7 +205,8 @@ impl<'a> Dispatch<'a> {
         }
         input.scales = scales.ptr.as_ptr().cast();
         let (row, element) = (scales.row_stride as u64, bytes as u64);
-        (input.scale_row_stride, input.scale_col_stride) = if *by_column { (element, row) } else { (row, element) };
+        (input.scale_row_stride, input.scale_col_stride) =
+            if *by_column { (element, row) } else { (row, element) };
         Ok(())
     }
 }
@@ -204,7 +224,8 @@ pub(super) struct Request {
 pub(crate) fn set_payload(input: &mut sys::epw_dispatch_input, payload: Payload) {
     input.payload = payload.to_c();
     if let Payload::Opaque { row_bytes, scale_count, scale_bytes } = payload {
-        (input.opaque_row_bytes, input.scale_count, input.scale_bytes) = (row_bytes, scale_count, scale_bytes);
+        (input.opaque_row_bytes, input.scale_count, input.scale_bytes) =
+            (row_bytes, scale_count, scale_bytes);
     }
 }
 
@@ -267,7 +288,13 @@ fn pointer<T>(slice: &mut Option<&mut [T]>) -> *mut T {
 }
 
 impl DispatchOutput<'_> {
-    pub(super) fn to_c(&mut self, rank: u32, config: &EpConfig, plan: &Plan, request: &Request) -> Result<sys::epw_dispatch_output> {
+    pub(super) fn to_c(
+        &mut self,
+        rank: u32,
+        config: &EpConfig,
+        plan: &Plan,
+        request: &Request,
+    ) -> Result<sys::epw_dispatch_output> {
         let shape = RowShape::new(config, plan.ranks, request.payload)?;
         let (experts, ranks, rows) = (plan.local_experts as usize, plan.ranks as usize, plan.rows);
         let (lists, row_bytes, scale_bytes) = match request.layout {
@@ -341,7 +368,13 @@ pub struct DispatchBuffers {
 
 impl DispatchBuffers {
     /// Memory for `payload` in `layout`, with `sideband_bytes` opaque bytes per token, in a group of `ranks` ranks.
-    pub fn new(config: &EpConfig, ranks: u32, payload: Payload, layout: Layout, sideband_bytes: u32) -> Result<Self> {
+    pub fn new(
+        config: &EpConfig,
+        ranks: u32,
+        payload: Payload,
+        layout: Layout,
+        sideband_bytes: u32,
+    ) -> Result<Self> {
         let plan = Plan::new(config, ranks)?;
         let shape = RowShape::new(config, ranks, payload)?;
         let (experts, rows) = (plan.local_experts as usize, plan.rows);
@@ -399,7 +432,12 @@ impl<'a> Combine<'a> {
     /// Expert outputs of the combine type, dense: expert-major `[E * M, hidden]`, rank-major `[M, hidden]` already reduced over
     /// this rank's experts with the weights.
     pub fn new(expert_out: TensorRef<'a>) -> Self {
-        Self { mode: CombineMode::default(), expert_out: Some(expert_out), topk_weights: None, deadline: None }
+        Self {
+            mode: CombineMode::default(),
+            expert_out: Some(expert_out),
+            topk_weights: None,
+            deadline: None,
+        }
     }
 
     /// The experts have written into [`Dispatched::combine_rows_mut`](crate::Dispatched::combine_rows_mut).
@@ -425,7 +463,13 @@ impl<'a> Combine<'a> {
         Self { deadline: Some(deadline), ..self }
     }
 
-    pub(super) fn to_c(&self, rank: u32, config: &EpConfig, plan: &Plan, request: &Request) -> Result<sys::epw_combine_input> {
+    pub(super) fn to_c(
+        &self,
+        rank: u32,
+        config: &EpConfig,
+        plan: &Plan,
+        request: &Request,
+    ) -> Result<sys::epw_combine_input> {
         let invalid = |text: String| Error::Invalid(Failure::new("combine", rank, text));
         let mut input = ffi::empty_combine();
         input.mode = match self.mode {
@@ -435,7 +479,11 @@ impl<'a> Combine<'a> {
         if let Some(out) = &self.expert_out {
             let lists = if request.layout == Layout::ExpertMajor { plan.local_experts as usize } else { 1 };
             let (want, rows) = (config.combine_dtype.dtype(), lists * plan.rows);
-            if out.dtype() != want || out.cols() != config.hidden as usize || out.rows() < rows || !out.is_dense() {
+            if out.dtype() != want
+                || out.cols() != config.hidden as usize
+                || out.rows() < rows
+                || !out.is_dense()
+            {
                 return Err(invalid(format!(
                     "expert_out is [{}, {}] of {:?}, must be a dense [{rows}, {}] of {want:?}",
                     out.rows(),
@@ -448,7 +496,11 @@ impl<'a> Combine<'a> {
         }
         if let Some(weights) = &self.topk_weights {
             let (n, k) = (request.tokens, request.topk);
-            if weights.dtype() != DType::F32 || weights.rows() != n || weights.cols() != k || !weights.is_dense() {
+            if weights.dtype() != DType::F32
+                || weights.rows() != n
+                || weights.cols() != k
+                || !weights.is_dense()
+            {
                 return Err(invalid(format!("topk_weights must be a dense [{n}, {k}] of F32")));
             }
             input.topk_weights = weights.ptr.as_ptr().cast();
@@ -475,7 +527,13 @@ impl<'a> CombineOutput<'a> {
         Self { out, contributions: None, wait_ns: None }
     }
 
-    pub(super) fn to_c(&mut self, rank: u32, config: &EpConfig, plan: &Plan, request: &Request) -> Result<sys::epw_combine_output> {
+    pub(super) fn to_c(
+        &mut self,
+        rank: u32,
+        config: &EpConfig,
+        plan: &Plan,
+        request: &Request,
+    ) -> Result<sys::epw_combine_output> {
         let invalid = |text: String| Error::Invalid(Failure::new("combine", rank, text));
         let (n, want) = (request.tokens, config.combine_dtype.dtype());
         if self.out.dtype != want || self.out.len < n * config.hidden as usize {

@@ -94,7 +94,9 @@ impl EpBuffer {
     }
 
     fn export_all(&self) -> Result<Vec<Vec<u8>>> {
-        (0..self.ranks()).map(|peer| if peer == self.rank() { Ok(Vec::new()) } else { self.export(peer) }).collect()
+        (0..self.ranks())
+            .map(|peer| if peer == self.rank() { Ok(Vec::new()) } else { self.export(peer) })
+            .collect()
     }
 
     fn connect_all(&self, blobs: &[Vec<u8>]) -> Result<()> {
@@ -136,13 +138,25 @@ impl EpBuffer {
         self.inner.ffi.set_active(active, epoch)
     }
 
-    /// Agrees with the surviving members of `group` on who goes on and in which epoch, then begins that membership. All survivors
-    /// call it, each with no lane held.
+    /// Agrees with the surviving members of `group` on who goes on and in which epoch, then begins that membership. All
+    /// survivors call it, each with no lane held. Not for replacements: those connect first.
     pub async fn recover(&self, group: &Group) -> Result<(Mask, u32)> {
-        let (_, suspects, epoch) = self.inner.ffi.membership()?;
-        let (mask, epoch) = group.agree_active(epoch, suspects).await?;
-        self.set_active(&mask, epoch)?;
-        Ok((mask, epoch))
+        let (_, suspects, _) = self.inner.ffi.membership()?;
+        let decision = group.agree_active(suspects.iter().collect(), false).await?;
+        self.adopt(decision)
+    }
+
+    /// [`EpBuffer::recover`] for a plain thread. Not for a thread that serves an async executor.
+    pub fn recover_blocking(&self, group: &Group) -> Result<(Mask, u32)> {
+        let (_, suspects, _) = self.inner.ffi.membership()?;
+        let decision = group.agree_active_blocking(suspects.iter().collect(), false)?;
+        self.adopt(decision)
+    }
+
+    fn adopt(&self, decision: crate::rendezvous::Decision) -> Result<(Mask, u32)> {
+        let mask: Mask = decision.mask.iter().collect();
+        self.set_active(&mask, decision.epoch)?;
+        Ok((mask, decision.epoch))
     }
 
     /// The active ranks, those of them given up since the last [`EpBuffer::set_active`], and the epoch (0: none yet).
@@ -176,7 +190,12 @@ impl EpBuffer {
     }
 
     /// Memory for what a dispatch with this payload and layout delivers.
-    pub fn dispatch_buffers(&self, payload: Payload, layout: crate::Layout, sideband_bytes: u32) -> Result<DispatchBuffers> {
+    pub fn dispatch_buffers(
+        &self,
+        payload: Payload,
+        layout: crate::Layout,
+        sideband_bytes: u32,
+    ) -> Result<DispatchBuffers> {
         DispatchBuffers::new(&self.inner.config, self.ranks(), payload, layout, sideband_bytes)
     }
 
@@ -191,7 +210,11 @@ impl EpBuffer {
     }
 
     /// [`EpBuffer::dispatch`] on this thread. Bounded by the deadline. Not for a thread that serves an async executor.
-    pub fn dispatch_blocking(&self, input: Dispatch<'_>, mut output: DispatchOutput<'_>) -> Result<Dispatched> {
+    pub fn dispatch_blocking(
+        &self,
+        input: Dispatch<'_>,
+        mut output: DispatchOutput<'_>,
+    ) -> Result<Dispatched> {
         let (open, _, outcome) = self.start(&input, Some(&mut output), false)?;
         Ok(Dispatched { open, request: input.request(), outcome: Outcome::from_c(&outcome) })
     }

@@ -39,7 +39,11 @@ impl OpenHandle {
     ///
     /// # Safety
     /// The memory given to it stays valid until this future has ended or been dropped.
-    pub(super) async unsafe fn finish(&self, mut first: Progress, mut outcome: sys::epw_outcome) -> Result<Outcome> {
+    pub(super) async unsafe fn finish(
+        &self,
+        mut first: Progress,
+        mut outcome: sys::epw_outcome,
+    ) -> Result<Outcome> {
         poll_fn(|cx| {
             if first == Progress::Pending {
                 // SAFETY: by this function's contract: the future is being polled, so it has not ended.
@@ -156,7 +160,12 @@ impl Shared {
 }
 
 impl Watcher {
-    fn watch(&self, buffer: &Arc<ffi::Buffer>, handle: sys::epw_handle, waker: &Waker) -> std::io::Result<()> {
+    fn watch(
+        &self,
+        buffer: &Arc<ffi::Buffer>,
+        handle: sys::epw_handle,
+        waker: &Waker,
+    ) -> std::io::Result<()> {
         let started = self.thread.get_or_init(|| {
             let (shared, buffer) = (self.shared.clone(), buffer.clone());
             std::thread::Builder::new().name("epwire-watch".into()).spawn(move || shared.run(&buffer))

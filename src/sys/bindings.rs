@@ -694,6 +694,9 @@ pub struct epw_dispatch_output {
     pub size: u32,
     /// 0: scales column-major; 1: row-major
     pub scale_order: u32,
+    /// for epw_dispatch_receive: as in epw_dispatch_input
+    pub nonblocking: u32,
+    pub reserved: u32,
     /** expert-major [E, M, payload]; rank-major [M, payload], source s from s*max_tokens on
 (NULL: read them in place, see epw_rows_view)*/
     pub rows: *mut ::core::ffi::c_void,
@@ -726,7 +729,7 @@ in byte b%4 of word b/4, zero-padded*/
 const _: () = {
     [
         "Size of epw_dispatch_output",
-    ][::core::mem::size_of::<epw_dispatch_output>() - 104usize];
+    ][::core::mem::size_of::<epw_dispatch_output>() - 112usize];
     [
         "Alignment of epw_dispatch_output",
     ][::core::mem::align_of::<epw_dispatch_output>() - 8usize];
@@ -737,41 +740,47 @@ const _: () = {
         "Offset of field: epw_dispatch_output::scale_order",
     ][::core::mem::offset_of!(epw_dispatch_output, scale_order) - 4usize];
     [
+        "Offset of field: epw_dispatch_output::nonblocking",
+    ][::core::mem::offset_of!(epw_dispatch_output, nonblocking) - 8usize];
+    [
+        "Offset of field: epw_dispatch_output::reserved",
+    ][::core::mem::offset_of!(epw_dispatch_output, reserved) - 12usize];
+    [
         "Offset of field: epw_dispatch_output::rows",
-    ][::core::mem::offset_of!(epw_dispatch_output, rows) - 8usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, rows) - 16usize];
     [
         "Offset of field: epw_dispatch_output::scales",
-    ][::core::mem::offset_of!(epw_dispatch_output, scales) - 16usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, scales) - 24usize];
     [
         "Offset of field: epw_dispatch_output::sideband",
-    ][::core::mem::offset_of!(epw_dispatch_output, sideband) - 24usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, sideband) - 32usize];
     [
         "Offset of field: epw_dispatch_output::counts",
-    ][::core::mem::offset_of!(epw_dispatch_output, counts) - 32usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, counts) - 40usize];
     [
         "Offset of field: epw_dispatch_output::source_counts",
-    ][::core::mem::offset_of!(epw_dispatch_output, source_counts) - 40usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, source_counts) - 48usize];
     [
         "Offset of field: epw_dispatch_output::ranges",
-    ][::core::mem::offset_of!(epw_dispatch_output, ranges) - 48usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, ranges) - 56usize];
     [
         "Offset of field: epw_dispatch_output::source_token",
-    ][::core::mem::offset_of!(epw_dispatch_output, source_token) - 56usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, source_token) - 64usize];
     [
         "Offset of field: epw_dispatch_output::row_experts",
-    ][::core::mem::offset_of!(epw_dispatch_output, row_experts) - 64usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, row_experts) - 72usize];
     [
         "Offset of field: epw_dispatch_output::row_weights",
-    ][::core::mem::offset_of!(epw_dispatch_output, row_weights) - 72usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, row_weights) - 80usize];
     [
         "Offset of field: epw_dispatch_output::expert_rows",
-    ][::core::mem::offset_of!(epw_dispatch_output, expert_rows) - 80usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, expert_rows) - 88usize];
     [
         "Offset of field: epw_dispatch_output::expert_totals",
-    ][::core::mem::offset_of!(epw_dispatch_output, expert_totals) - 88usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, expert_totals) - 96usize];
     [
         "Offset of field: epw_dispatch_output::wait_ns",
-    ][::core::mem::offset_of!(epw_dispatch_output, wait_ns) - 96usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, wait_ns) - 104usize];
 };
 impl Default for epw_dispatch_output {
     fn default() -> Self {
@@ -843,7 +852,8 @@ impl Default for epw_combine_input {
 #[derive(Debug, Copy, Clone)]
 pub struct epw_combine_output {
     pub size: u32,
-    pub reserved: u32,
+    /// for epw_combine_receive: as in epw_dispatch_input
+    pub nonblocking: u32,
     /// [n, hidden] of combine_dtype, dense. Tokens routed nowhere become zeros
     pub out: *mut ::core::ffi::c_void,
     /// [n, 2]: expert contributions arrived, expected; NULL if not wanted
@@ -863,8 +873,8 @@ const _: () = {
         "Offset of field: epw_combine_output::size",
     ][::core::mem::offset_of!(epw_combine_output, size) - 0usize];
     [
-        "Offset of field: epw_combine_output::reserved",
-    ][::core::mem::offset_of!(epw_combine_output, reserved) - 4usize];
+        "Offset of field: epw_combine_output::nonblocking",
+    ][::core::mem::offset_of!(epw_combine_output, nonblocking) - 4usize];
     [
         "Offset of field: epw_combine_output::out",
     ][::core::mem::offset_of!(epw_combine_output, out) - 8usize];
