@@ -75,11 +75,17 @@ pub enum Error {
     #[error("{0}")]
     Peer(Failure),
     /// The ranks could not meet or agree.
-    #[error(transparent)]
-    Bootstrap(#[from] crate::rendezvous::BootstrapError),
+    #[error("{0}")]
+    Bootstrap(#[source] Box<crate::rendezvous::BootstrapError>),
     /// The launcher's variables make no sense.
     #[error(transparent)]
     Launch(#[from] crate::launch::LaunchError),
+}
+
+impl From<crate::rendezvous::BootstrapError> for Error {
+    fn from(error: crate::rendezvous::BootstrapError) -> Self {
+        Self::Bootstrap(Box::new(error))
+    }
 }
 
 impl Error {

@@ -60,6 +60,7 @@ pub mod group;
 pub mod launch;
 mod mask;
 mod numerics;
+mod observe;
 mod outcome;
 pub mod rendezvous;
 pub mod store;

@@ -7,7 +7,7 @@ use super::io::{Combine, CombineOutput, DispatchOutput, Request};
 use super::operation::{Event, OpenHandle};
 use crate::config::Layout;
 use crate::error::{Error, Result};
-use crate::ffi::{self, Progress, Rows};
+use crate::ffi::{Progress, Rows};
 use crate::outcome::Outcome;
 use crate::sys;
 use crate::tensor::Element;
@@ -71,20 +71,17 @@ impl Dispatching {
 
     /// Receives, without blocking the executor: waiting is done by being polled again.
     pub async fn receive(self, mut output: DispatchOutput<'_>) -> Consuming<Dispatched, Self> {
-        let mut outcome = ffi::empty_outcome();
-        let progress = match self.start(&mut output, true, &mut outcome) {
-            Ok(progress) => progress,
-            Err(error) => return Err(Refused::new(self)(error)),
-        };
+        let start = |nonblocking, outcome: &mut _| self.start(&mut output, nonblocking, outcome);
         // SAFETY: `output` lives in this future, to its end.
-        let ended = unsafe { self.open.finish(progress, outcome) }.await;
+        let ended = unsafe { self.open.run_async("dispatch_receive", start) }.await;
         self.end(ended)
     }
 
     /// Receives on this thread. Bounded by the deadline. Not for a thread that serves an async executor.
     pub fn receive_blocking(self, mut output: DispatchOutput<'_>) -> Consuming<Dispatched, Self> {
-        let mut outcome = ffi::empty_outcome();
-        let ended = self.start(&mut output, false, &mut outcome).map(|_| Outcome::from_c(&outcome));
+        let ended = self
+            .open
+            .run("dispatch_receive", |nonblocking, outcome| self.start(&mut output, nonblocking, outcome));
         self.end(ended)
     }
 
@@ -102,7 +99,7 @@ impl Dispatching {
         outcome: &mut sys::epw_outcome,
     ) -> Result<Progress> {
         let inner = &self.open.inner;
-        let mut output = output.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
+        let mut output = output.as_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
         output.nonblocking = nonblocking.into();
         // SAFETY: sizes were checked; the caller keeps `output` borrowed while the operation is polled.
         unsafe { inner.ffi.dispatch_receive(self.open.handle, &output, outcome) }
@@ -145,13 +142,10 @@ impl Dispatched {
         input: Combine<'_>,
         mut output: CombineOutput<'_>,
     ) -> Consuming<Outcome, Self> {
-        let mut outcome = ffi::empty_outcome();
-        let progress = match self.start(&input, Some(&mut output), true, &mut outcome) {
-            Ok(progress) => progress,
-            Err(error) => return Err(Refused::new(self)(error)),
-        };
+        let start =
+            |nonblocking, outcome: &mut _| self.start(&input, Some(&mut output), nonblocking, outcome);
         // SAFETY: `output` lives in this future, to its end.
-        let ended = unsafe { self.open.finish(progress, outcome) }.await;
+        let ended = unsafe { self.open.run_async("combine", start) }.await;
         self.end(ended)
     }
 
@@ -161,15 +155,18 @@ impl Dispatched {
         input: Combine<'_>,
         mut output: CombineOutput<'_>,
     ) -> Consuming<Outcome, Self> {
-        let mut outcome = ffi::empty_outcome();
-        let ended =
-            self.start(&input, Some(&mut output), false, &mut outcome).map(|_| Outcome::from_c(&outcome));
+        let ended = self.open.run("combine", |nonblocking, outcome| {
+            self.start(&input, Some(&mut output), nonblocking, outcome)
+        });
         self.end(ended)
     }
 
     /// The sending half of a combine: the answers are received when the caller asks. Never waits.
     pub fn combine_send(self, input: Combine<'_>) -> Consuming<Combining, Self> {
-        match self.start(&input, None, false, &mut ffi::empty_outcome()) {
+        match self
+            .open
+            .run("combine_send", |nonblocking, outcome| self.start(&input, None, nonblocking, outcome))
+        {
             Ok(_) => Ok(Combining { open: self.open, request: self.request }),
             Err(error) => Err(Refused::new(self)(error)),
         }
@@ -196,7 +193,7 @@ impl Dispatched {
         let mut input = input.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
         input.nonblocking = nonblocking.into();
         let output = match output {
-            Some(output) => Some(output.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?),
+            Some(output) => Some(output.as_c(inner.rank, &inner.config, &inner.plan, &self.request)?),
             None => None,
         };
         // SAFETY: sizes were checked; the caller keeps `output` borrowed while the operation is polled.
@@ -237,7 +234,7 @@ impl<'a> RowsView<'a> {
         let at = self.of.row_at(&self.rows, source, row)?;
         // SAFETY: a received slot is this rank's until it combines, which needs the Dispatched that 'a borrows; nobody
         // writes it meanwhile. Slots are aligned to 64 bytes, T is plain (Element).
-        (bytes % size_of::<T>() == 0).then(|| unsafe {
+        (bytes.is_multiple_of(size_of::<T>())).then(|| unsafe {
             std::slice::from_raw_parts(self.rows.first.add(at).cast().as_ptr(), bytes / size_of::<T>())
         })
     }
@@ -301,20 +298,17 @@ impl Combining {
 
     /// Receives and sums the answers. Never blocks the executor.
     pub async fn receive(self, mut output: CombineOutput<'_>) -> Consuming<Outcome, Self> {
-        let mut outcome = ffi::empty_outcome();
-        let progress = match self.start(&mut output, true, &mut outcome) {
-            Ok(progress) => progress,
-            Err(error) => return Err(Refused::new(self)(error)),
-        };
+        let start = |nonblocking, outcome: &mut _| self.start(&mut output, nonblocking, outcome);
         // SAFETY: `output` lives in this future, to its end.
-        let ended = unsafe { self.open.finish(progress, outcome) }.await;
+        let ended = unsafe { self.open.run_async("combine_receive", start) }.await;
         self.end(ended)
     }
 
     /// The same on this thread. Bounded by the deadline. Not for a thread that serves an async executor.
     pub fn receive_blocking(self, mut output: CombineOutput<'_>) -> Consuming<Outcome, Self> {
-        let mut outcome = ffi::empty_outcome();
-        let ended = self.start(&mut output, false, &mut outcome).map(|_| Outcome::from_c(&outcome));
+        let ended = self
+            .open
+            .run("combine_receive", |nonblocking, outcome| self.start(&mut output, nonblocking, outcome));
         self.end(ended)
     }
 
@@ -335,7 +329,7 @@ impl Combining {
         outcome: &mut sys::epw_outcome,
     ) -> Result<Progress> {
         let inner = &self.open.inner;
-        let mut output = output.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
+        let mut output = output.as_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
         output.nonblocking = nonblocking.into();
         // SAFETY: sizes were checked; the caller keeps `output` borrowed while the operation is polled.
         unsafe { inner.ffi.combine_receive(self.open.handle, &output, outcome) }

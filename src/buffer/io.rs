@@ -288,7 +288,7 @@ fn pointer<T>(slice: &mut Option<&mut [T]>) -> *mut T {
 }
 
 impl DispatchOutput<'_> {
-    pub(super) fn to_c(
+    pub(super) fn as_c(
         &mut self,
         rank: u32,
         config: &EpConfig,
@@ -527,7 +527,7 @@ impl<'a> CombineOutput<'a> {
         Self { out, contributions: None, wait_ns: None }
     }
 
-    pub(super) fn to_c(
+    pub(super) fn as_c(
         &mut self,
         rank: u32,
         config: &EpConfig,

@@ -17,6 +17,7 @@ use crate::error::Result;
 use crate::ffi;
 use crate::group::Group;
 use crate::mask::Mask;
+use crate::observe::Observed;
 use crate::outcome::Outcome;
 use crate::sys;
 
@@ -199,14 +200,11 @@ impl EpBuffer {
         DispatchBuffers::new(&self.inner.config, self.ranks(), payload, layout, sideband_bytes)
     }
 
-    /// Sends this rank's tokens and receives those of the others. Never blocks the executor. A wrong or repeated expert id is an
-    /// error that names row and column, and nothing is sent. Dropping the future gives the operation up.
+    /// Sends this rank's tokens and receives those of the others. Never blocks the executor. A wrong or repeated expert id
+    /// is an error that names row and column, and nothing is sent. Dropping the future gives the operation up.
     pub async fn dispatch(&self, input: Dispatch<'_>, mut output: DispatchOutput<'_>) -> Result<Dispatched> {
-        let request = input.request();
-        let (open, progress, outcome) = self.start(&input, Some(&mut output), true)?;
-        // SAFETY: `input` and `output` live in this future, to its end.
-        let outcome = unsafe { open.finish(progress, outcome) }.await?;
-        Ok(Dispatched { open, request, outcome })
+        let (open, outcome) = self.run("dispatch", &input, Some(&mut output)).await?;
+        Ok(Dispatched { open, request: input.request(), outcome })
     }
 
     /// [`EpBuffer::dispatch`] on this thread. Bounded by the deadline. Not for a thread that serves an async executor.
@@ -215,23 +213,49 @@ impl EpBuffer {
         input: Dispatch<'_>,
         mut output: DispatchOutput<'_>,
     ) -> Result<Dispatched> {
-        let (open, _, outcome) = self.start(&input, Some(&mut output), false)?;
-        Ok(Dispatched { open, request: input.request(), outcome: Outcome::from_c(&outcome) })
+        let (open, outcome) = self.run_blocking("dispatch", &input, Some(&mut output))?;
+        Ok(Dispatched { open, request: input.request(), outcome })
     }
 
-    /// The sending half of a dispatch. Never blocks the executor; waits only where a peer has not yet read an earlier operation.
+    /// The sending half of a dispatch. Never blocks the executor; waits only where a peer has not yet read an earlier
+    /// operation.
     pub async fn dispatch_send(&self, input: Dispatch<'_>) -> Result<Dispatching> {
-        let request = input.request();
-        let (open, progress, outcome) = self.start(&input, None, true)?;
-        // SAFETY: `input` lives in this future, to its end.
-        let _ = unsafe { open.finish(progress, outcome) }.await?;
-        Ok(Dispatching { open, request })
+        let (open, _) = self.run("dispatch_send", &input, None).await?;
+        Ok(Dispatching { open, request: input.request() })
     }
 
     /// [`EpBuffer::dispatch_send`] on this thread. Bounded by the deadline.
     pub fn dispatch_send_blocking(&self, input: Dispatch<'_>) -> Result<Dispatching> {
-        let (open, _, _) = self.start(&input, None, false)?;
+        let (open, _) = self.run_blocking("dispatch_send", &input, None)?;
         Ok(Dispatching { open, request: input.request() })
+    }
+
+    async fn run(
+        &self,
+        name: &'static str,
+        input: &Dispatch<'_>,
+        output: Option<&mut DispatchOutput<'_>>,
+    ) -> Result<(OpenHandle, Outcome)> {
+        let observed = Observed::begin(name, self.rank());
+        let ended = async {
+            let (open, progress, outcome) = self.start(input, output, true)?;
+            // SAFETY: `input` and `output` are borrowed by this future, to its end.
+            let outcome = unsafe { open.finish(progress, outcome) }.await?;
+            Ok((open, outcome))
+        };
+        observed.end(ended.await, |(_, outcome)| outcome)
+    }
+
+    fn run_blocking(
+        &self,
+        name: &'static str,
+        input: &Dispatch<'_>,
+        output: Option<&mut DispatchOutput<'_>>,
+    ) -> Result<(OpenHandle, Outcome)> {
+        let observed = Observed::begin(name, self.rank());
+        let ended = self.start(input, output, false);
+        let ended = ended.map(|(open, _, outcome)| (open, Outcome::from_c(&outcome)));
+        observed.end(ended, |(_, outcome)| outcome)
     }
 
     fn start(
@@ -244,7 +268,7 @@ impl EpBuffer {
         let mut c_input = input.to_c(inner.rank, &inner.config)?;
         c_input.nonblocking = nonblocking.into();
         let output = match output {
-            Some(output) => Some(output.to_c(inner.rank, &inner.config, &inner.plan, &input.request())?),
+            Some(output) => Some(output.as_c(inner.rank, &inner.config, &inner.plan, &input.request())?),
             None => None,
         };
         let mut outcome = ffi::empty_outcome();

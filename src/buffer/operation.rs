@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use super::Inner;
 use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, Progress};
+use crate::observe::Observed;
 use crate::outcome::Outcome;
 use crate::sys;
 
@@ -33,6 +34,37 @@ impl OpenHandle {
     /// The C core has consumed the handle: there is nothing to release.
     pub(super) fn mark_consumed(&mut self) {
         self.consumed = true;
+    }
+
+    /// Runs an operation on this thread. `start` begins it (its argument: whether not to block).
+    pub(super) fn run(
+        &self,
+        name: &'static str,
+        start: impl FnOnce(bool, &mut sys::epw_outcome) -> Result<Progress>,
+    ) -> Result<Outcome> {
+        let observed = Observed::begin(name, self.inner.rank);
+        let mut outcome = ffi::empty_outcome();
+        let ended = start(false, &mut outcome).map(|_| Outcome::from_c(&outcome));
+        observed.end(ended, |outcome| outcome)
+    }
+
+    /// The same without blocking the thread that polls.
+    ///
+    /// # Safety
+    /// The memory that `start` gives to the operation stays valid until this future has ended or been dropped.
+    pub(super) async unsafe fn run_async(
+        &self,
+        name: &'static str,
+        start: impl FnOnce(bool, &mut sys::epw_outcome) -> Result<Progress>,
+    ) -> Result<Outcome> {
+        let observed = Observed::begin(name, self.inner.rank);
+        let mut outcome = ffi::empty_outcome();
+        let ended = match start(true, &mut outcome) {
+            // SAFETY: by this function's contract.
+            Ok(progress) => unsafe { self.finish(progress, outcome) }.await,
+            Err(error) => Err(error),
+        };
+        observed.end(ended, |outcome| outcome)
     }
 
     /// Polls the running operation to its end.
