@@ -456,3 +456,7 @@ pub fn decode(bytes: &[u8]) -> Result<Frame, WireError> {
 
 const MAGIC: u32 = u32::from_le_bytes(*b"EPWR");
 const LENGTH_AT: usize = 6;
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;

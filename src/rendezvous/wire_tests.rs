@@ -1,0 +1,195 @@
+//! Frames there and back, and bytes that are none.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn text() -> impl Strategy<Value = String> {
+    "\\PC{0,12}"
+}
+
+fn blob() -> impl Strategy<Value = Blob> {
+    proptest::collection::vec(any::<u8>(), 0..40).prop_map(Blob)
+}
+
+fn set() -> impl Strategy<Value = RankSet> {
+    proptest::collection::vec(0u32..1024, 0..8).prop_map(|ranks| ranks.into_iter().collect())
+}
+
+fn time() -> impl Strategy<Value = Duration> {
+    any::<u64>().prop_map(Duration::from_nanos)
+}
+
+fn fields() -> impl Strategy<Value = Fields> {
+    proptest::collection::vec((text(), text()), 0..4)
+}
+
+fn identity() -> impl Strategy<Value = Identity> {
+    (any::<u32>(), any::<u128>(), text(), any::<u32>())
+        .prop_map(|(rank, member, host, pid)| Identity { rank, member, host, pid })
+}
+
+fn store_request() -> impl Strategy<Value = StoreRequest> {
+    prop_oneof![
+        (text(), blob()).prop_map(|(key, value)| StoreRequest::Set { key, value }),
+        (proptest::collection::vec(text(), 0..4), time())
+            .prop_map(|(keys, deadline)| StoreRequest::Get { keys, deadline }),
+        (text(), any::<i64>()).prop_map(|(key, amount)| StoreRequest::Add { key, amount }),
+        (text(), proptest::option::of(blob()), blob())
+            .prop_map(|(key, expected, value)| StoreRequest::Cas { key, expected, value }),
+        (text(), any::<u64>(), time())
+            .prop_map(|(prefix, after, deadline)| StoreRequest::Changes { prefix, after, deadline }),
+    ]
+}
+
+fn store_reply() -> impl Strategy<Value = StoreReply> {
+    prop_oneof![
+        any::<u64>().prop_map(|revision| StoreReply::Revision { revision }),
+        proptest::collection::vec(blob(), 0..4).prop_map(|values| StoreReply::Values { values }),
+        any::<i64>().prop_map(|value| StoreReply::Counter { value }),
+        (any::<bool>(), proptest::option::of(blob()))
+            .prop_map(|(done, current)| StoreReply::Swap { done, current }),
+        (any::<u64>(), proptest::collection::vec((text(), blob()), 0..4))
+            .prop_map(|(revision, entries)| StoreReply::Changes { revision, entries }),
+    ]
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let join = (any::<u16>(), text(), any::<u32>(), identity(), time(), fields()).prop_map(
+        |(version, run_id, world, identity, deadline, config)| Request::Join {
+            join: Join { version, run_id, world, identity, deadline, config },
+        },
+    );
+    let kind = prop_oneof![
+        proptest::collection::vec(blob(), 0..5).prop_map(|blobs| StepKind::Exchange { blobs }),
+        Just(StepKind::Barrier {}),
+        fields().prop_map(|fields| StepKind::Agree { fields }),
+    ];
+    let step = (text(), set(), time(), kind)
+        .prop_map(|(tag, ranks, deadline, kind)| Request::Step { step: Step { tag, ranks, deadline, kind } });
+    let report = (any::<u32>(), set(), any::<bool>(), time()).prop_map(|(epoch, suspects, admit, deadline)| {
+        Request::Report { report: Report { epoch, suspects, admit, deadline } }
+    });
+    let store = store_request().prop_map(|request| Request::Store { request });
+    prop_oneof![join, step, report, Just(Request::Leave {}), store]
+}
+
+fn view() -> impl Strategy<Value = View> {
+    let state = proptest::sample::select(vec![
+        RankState::Absent {},
+        RankState::Alive {},
+        RankState::Suspect {},
+        RankState::Dead {},
+        RankState::Evicted {},
+        RankState::Standby {},
+    ]);
+    (any::<u32>(), set(), proptest::collection::vec(state, 0..9))
+        .prop_map(|(epoch, mask, states)| View { epoch, mask, states })
+}
+
+fn error() -> impl Strategy<Value = BootstrapError> {
+    prop_oneof![
+        (text(), text(), any::<u16>(), any::<u16>())
+            .prop_map(|(op, peer, ours, theirs)| BootstrapError::WrongVersion { op, peer, ours, theirs }),
+        (text(), any::<u32>(), any::<u32>(), set(), time()).prop_map(
+            |(op, present, world, missing, deadline)| {
+                BootstrapError::MissingRanks { op, present, world, missing, deadline }
+            }
+        ),
+        (text(), any::<u32>(), text(), any::<u32>())
+            .prop_map(|(op, rank, host, pid)| BootstrapError::Fenced { op, rank, host, pid }),
+        (text(), text(), any::<u64>(), any::<u64>())
+            .prop_map(|(op, field, value, limit)| BootstrapError::Limit { op, field, value, limit }),
+    ]
+}
+
+fn reply() -> impl Strategy<Value = Reply> {
+    prop_oneof![
+        (proptest::collection::vec(identity(), 0..4), view())
+            .prop_map(|(roster, view)| Reply::Joined { joined: Arc::new(Joined { roster, view }) }),
+        proptest::collection::vec(blob(), 0..5).prop_map(|blobs| Reply::Blobs { blobs }),
+        Just(Reply::Done {}),
+        (set(), any::<u32>()).prop_map(|(mask, epoch)| Reply::Decided { decision: Decision { mask, epoch } }),
+        store_reply().prop_map(|reply| Reply::Store { reply }),
+    ]
+}
+
+fn frame() -> impl Strategy<Value = Frame> {
+    prop_oneof![
+        (text(), any::<[u8; 32]>()).prop_map(|(run_id, nonce)| Frame::Hello { run_id, nonce }),
+        any::<[u8; 32]>().prop_map(|nonce| Frame::Challenge { nonce }),
+        any::<[u8; 32]>().prop_map(|mac| Frame::Proof { mac }),
+        error().prop_map(|error| Frame::Refused { error }),
+        (any::<u64>(), request()).prop_map(|(id, request)| Frame::Call { id, request }),
+        (any::<u64>(), reply()).prop_map(|(id, reply)| Frame::Answer { id, result: Ok(reply) }),
+        (any::<u64>(), error()).prop_map(|(id, error)| Frame::Answer { id, result: Err(error) }),
+        view().prop_map(|view| Frame::Changed { view: Arc::new(view) }),
+        Just(Frame::Ping {}),
+        Just(Frame::Pong {}),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn a_frame_comes_back_as_it_was(frame in frame()) {
+        let bytes = encode(&frame).unwrap();
+        prop_assert_eq!(decode(&bytes), Ok(frame));
+    }
+
+    #[test]
+    fn a_frame_cut_or_lengthened_anywhere_is_an_error(frame in frame(), cut in any::<prop::sample::Index>()) {
+        let mut bytes = encode(&frame).unwrap();
+        prop_assert!(decode(&bytes[..cut.index(bytes.len())]).is_err());
+        bytes.push(0);
+        prop_assert_eq!(decode(&bytes), Err(WireError::Trailing));
+    }
+
+    #[test]
+    fn no_bytes_bring_the_decoder_down(
+        frame in frame(),
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        noise in proptest::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let mut bytes = encode(&frame).unwrap();
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        // Whatever is accepted must be a frame: it comes back from its own encoding.
+        if let Ok(accepted) = decode(&bytes) {
+            prop_assert_eq!(decode(&encode(&accepted).unwrap()), Ok(accepted));
+        }
+        prop_assert!(decode(&noise).is_err());
+    }
+}
+
+#[test]
+fn the_header_says_what_is_wrong() {
+    let bytes = encode(&Frame::Ping {}).unwrap();
+    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 1, 0, 2, 0, 0, 0, 8, 0]);
+    let with = |at: usize, byte: u8| {
+        let mut changed = bytes.clone();
+        changed[at] = byte;
+        decode(&changed)
+    };
+    assert_eq!(with(0, b'X'), Err(WireError::Magic));
+    assert_eq!(with(4, 9), Err(WireError::Version { theirs: 9 }));
+    assert_eq!(with(9, 255), Err(WireError::TooLong { bytes: 0xff00_0002, limit: MAX_BODY_BYTES }));
+    assert_eq!(with(10, 99), Err(WireError::Invalid { what: "Frame" }));
+    assert_eq!(decode(b""), Err(WireError::Truncated));
+}
+
+#[test]
+fn a_count_that_the_bytes_can_not_hold_allocates_nothing() {
+    let mut bytes = encode(&Frame::Answer { id: 1, result: Ok(Reply::Blobs { blobs: Vec::new() }) }).unwrap();
+    let at = bytes.len() - 4;
+    bytes[at..].copy_from_slice(&u32::MAX.to_le_bytes());
+    assert_eq!(decode(&bytes), Err(WireError::Truncated));
+}
+
+#[test]
+fn a_frame_past_the_limit_is_not_made() {
+    let blobs = vec![Blob(vec![0; MAX_BODY_BYTES])];
+    let frame = Frame::Answer { id: 1, result: Ok(Reply::Blobs { blobs }) };
+    assert!(matches!(encode(&frame), Err(WireError::TooLong { limit: MAX_BODY_BYTES, .. })));
+}

@@ -1,0 +1,560 @@
+//! The bootstrap over real sockets: every way to start wrongly is a named error within its deadline, and the
+//! membership survives what a run survives.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use epwire::group::{Group, GroupOptions};
+use epwire::rendezvous::auth::{Role, Token, Transcript};
+use epwire::rendezvous::driver::{ClientOptions, Heartbeat, Server, ServerOptions};
+use epwire::rendezvous::wire::{Frame, HEADER_BYTES, Join, PROTOCOL_VERSION, Reply, Request, body_length, decode, encode};
+use epwire::rendezvous::{BootstrapError, Identity, RankSet, RankState};
+use epwire::store::{MAX_VALUE_BYTES, Store};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn quick() -> Heartbeat {
+    Heartbeat { interval: SECOND / 10, lease: SECOND, handshake: SECOND }
+}
+
+fn serve(world: u32) -> Server {
+    let options =
+        ServerOptions { join_deadline: 10 * SECOND, heartbeat: quick(), ..ServerOptions::new("run", world) };
+    Server::bind_blocking("127.0.0.1:0", options).unwrap()
+}
+
+fn options(rank: u32, world: u32, server: SocketAddr) -> GroupOptions {
+    GroupOptions::new(rank, world, server.to_string())
+        .run_id("run")
+        .join_deadline(10 * SECOND)
+        .deadline(10 * SECOND)
+        .heartbeat(quick())
+}
+
+/// Joins all the given ranks at once, each on a plain thread.
+fn join_all(options: impl IntoIterator<Item = GroupOptions>) -> Vec<Result<Group, BootstrapError>> {
+    let threads: Vec<_> =
+        options.into_iter().map(|options| std::thread::spawn(|| Group::join_blocking(options))).collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+fn formed(world: u32) -> (Server, Vec<Group>) {
+    let server = serve(world);
+    let joined = join_all((0..world).map(|rank| options(rank, world, server.local_addr())));
+    (server, joined.into_iter().map(Result::unwrap).collect())
+}
+
+/// Runs one operation of every group at once.
+fn all<T: Send>(groups: &[Group], operation: impl Fn(&Group) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = groups.iter().map(|group| scope.spawn(|| operation(group))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// A client by hand, for what a well-behaved one does not do.
+struct Raw(TcpStream);
+
+impl Raw {
+    fn connect(server: SocketAddr) -> Self {
+        let stream = TcpStream::connect(server).unwrap();
+        stream.set_read_timeout(Some(5 * SECOND)).unwrap();
+        Self(stream)
+    }
+
+    fn send(&mut self, frame: &Frame) {
+        self.0.write_all(&encode(frame).unwrap()).unwrap();
+    }
+
+    fn receive(&mut self) -> Frame {
+        let mut bytes = vec![0; HEADER_BYTES];
+        self.0.read_exact(&mut bytes).unwrap();
+        let length = body_length(bytes[..].try_into().unwrap(), usize::MAX).unwrap();
+        bytes.resize(HEADER_BYTES + length, 0);
+        self.0.read_exact(&mut bytes[HEADER_BYTES..]).unwrap();
+        decode(&bytes).unwrap()
+    }
+
+    fn handshake(mut self) -> Self {
+        self.send(&Frame::Hello { run_id: "run".to_owned(), nonce: [1; 32] });
+        let Frame::Challenge { nonce } = self.receive() else { panic!("no challenge") };
+        let transcript = Transcript { run_id: "run".to_owned(), client_nonce: [1; 32], server_nonce: nonce };
+        self.send(&Frame::Proof { mac: transcript.proof(Role::Client, None) });
+        assert!(matches!(self.receive(), Frame::Proof { .. }));
+        self
+    }
+
+    fn join(&mut self, rank: u32, world: u32) {
+        let identity = Identity { rank, member: 77, host: "rawhost".to_owned(), pid: 4242 };
+        let (version, run_id) = (PROTOCOL_VERSION, "run".to_owned());
+        let join = Join { version, run_id, world, identity, deadline: 5 * SECOND, config: Vec::new() };
+        self.send(&Frame::Call { id: 1, request: Request::Join { join } });
+    }
+
+    /// Bytes until the server closes the connection.
+    fn drain(mut self) -> usize {
+        let mut rest = Vec::new();
+        // A reset instead of an orderly end is an end as well.
+        let _ = self.0.read_to_end(&mut rest);
+        rest.len()
+    }
+}
+
+/// A server by hand: answers the first connection with these bytes and then stays silent.
+fn impostor(answer: Vec<u8>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(&answer).unwrap();
+        std::thread::sleep(20 * SECOND);
+    });
+    address
+}
+
+#[test]
+fn a_wrong_token_is_named_on_the_side_that_has_it() {
+    let token = |text: &str| Some(Token::new(text).unwrap());
+    let right = "the token of the run";
+    let server = Server::bind_blocking(
+        "127.0.0.1:0",
+        ServerOptions { token: token(right), heartbeat: quick(), ..ServerOptions::new("run", 1) },
+    );
+    let address = server.as_ref().unwrap().local_addr();
+    for wrong in [token("some other token"), None] {
+        let error = Group::join_blocking(options(0, 1, address).token(wrong)).unwrap_err();
+        assert!(matches!(error, BootstrapError::WrongToken { .. }), "{error}");
+        assert!(error.to_string().contains("EPWIRE_TOKEN"), "{error}");
+    }
+    Group::join_blocking(options(0, 1, address).token(token(right))).unwrap();
+}
+
+#[test]
+fn a_token_is_required_off_loopback_for_server_and_client() {
+    let error = Server::bind_blocking("0.0.0.0:0", ServerOptions::new("run", 1)).unwrap_err();
+    assert!(matches!(error, BootstrapError::TokenRequired { .. }), "{error}");
+    let began = Instant::now();
+    let error = Group::join_blocking(options(0, 1, "192.0.2.1:4444".parse().unwrap())).unwrap_err();
+    assert!(matches!(error, BootstrapError::TokenRequired { .. }), "{error}");
+    assert!(began.elapsed() < SECOND);
+    let token = Some(Token::new([7; 16]).unwrap());
+    Server::bind_blocking("0.0.0.0:0", ServerOptions { token, ..ServerOptions::new("run", 1) }).unwrap();
+}
+
+#[test]
+fn a_wrong_version_is_named_with_both_on_both_sides() {
+    let server = serve(1);
+    let mut raw = Raw::connect(server.local_addr());
+    let mut hello = encode(&Frame::Hello { run_id: "run".to_owned(), nonce: [0; 32] }).unwrap();
+    hello[4] = 99;
+    raw.0.write_all(&hello).unwrap();
+    let Frame::Refused { error } = raw.receive() else { panic!("not refused") };
+    assert!(matches!(error, BootstrapError::WrongVersion { ours: PROTOCOL_VERSION, theirs: 99, .. }), "{error}");
+
+    let mut challenge = encode(&Frame::Challenge { nonce: [0; 32] }).unwrap();
+    challenge[4] = 98;
+    let error = Group::join_blocking(options(0, 1, impostor(challenge))).unwrap_err();
+    assert!(matches!(error, BootstrapError::WrongVersion { ours: PROTOCOL_VERSION, theirs: 98, .. }), "{error}");
+}
+
+#[test]
+fn a_wrong_run_id_or_world_is_named_with_both_values() {
+    let server = serve(2);
+    let error = Group::join_blocking(options(0, 2, server.local_addr()).run_id("walk")).unwrap_err();
+    assert!(error.to_string().contains("run id = walk and the run has run"), "{error}");
+    let error = Group::join_blocking(options(0, 3, server.local_addr())).unwrap_err();
+    assert!(error.to_string().contains("world = 3 and the run has 2"), "{error}");
+}
+
+#[test]
+fn a_wrong_config_fails_every_rank_with_the_field_that_differs() {
+    let server = serve(3);
+    let results = join_all((0..3).map(|rank| {
+        options(rank, 3, server.local_addr()).config("hidden", if rank == 1 { "4096" } else { "7168" })
+    }));
+    for result in results {
+        match result.unwrap_err() {
+            BootstrapError::ConfigMismatch { field, rank: 0, value, other_rank: 1, other_value, .. } => {
+                assert_eq!((field.as_str(), value.as_str(), other_value.as_str()), ("hidden", "7168", "4096"));
+            }
+            other => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn a_duplicate_rank_is_refused_and_the_first_one_goes_on() {
+    let server = serve(2);
+    let address = server.local_addr();
+    let first = std::thread::spawn(move || Group::join_blocking(options(0, 2, address)));
+    // The second is refused as soon as the first is seated; until then one of the two waits for rank 1.
+    let second = std::thread::spawn(move || Group::join_blocking(options(0, 2, address)));
+    while !first.is_finished() && !second.is_finished() {
+        std::thread::sleep(SECOND / 100);
+    }
+    let (refused, waiting) = if first.is_finished() { (first, second) } else { (second, first) };
+    let error = refused.join().unwrap().unwrap_err();
+    let pid = std::process::id();
+    assert!(matches!(error, BootstrapError::DuplicateRank { rank: 0, pid: p, .. } if p == pid), "{error}");
+    let other = Group::join_blocking(options(1, 2, address)).unwrap();
+    assert_eq!(waiting.join().unwrap().unwrap().active(), other.active());
+}
+
+#[test]
+fn missing_ranks_are_listed_within_the_join_deadline() {
+    let server = serve(4);
+    let began = Instant::now();
+    let present = [0, 2].map(|rank| options(rank, 4, server.local_addr()).join_deadline(SECOND));
+    for result in join_all(present) {
+        match result.unwrap_err() {
+            BootstrapError::MissingRanks { missing, present: 2, world: 4, .. } => {
+                assert_eq!(missing.to_string(), "1,3");
+            }
+            other => panic!("{other}"),
+        }
+    }
+    assert!(began.elapsed() < 2 * SECOND, "{:?}", began.elapsed());
+}
+
+#[test]
+fn nobody_at_the_address_is_named_within_the_join_deadline() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let began = Instant::now();
+    let error = Group::join_blocking(options(0, 1, address).join_deadline(SECOND)).unwrap_err();
+    assert!(matches!(error, BootstrapError::Unreachable { .. }), "{error}");
+    assert!(began.elapsed() < 2 * SECOND, "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_server_that_starts_after_its_clients_is_found() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let early = std::thread::spawn(move || Group::join_blocking(options(1, 2, address)));
+    std::thread::sleep(SECOND / 5);
+    let host = Group::join_blocking(options(0, 2, address).host_server(true)).unwrap();
+    assert_eq!(early.join().unwrap().unwrap().world(), host.world());
+}
+
+#[test]
+fn garbage_is_named_to_its_sender_and_disturbs_nobody() {
+    let server = serve(1);
+    let mut raw = Raw::connect(server.local_addr());
+    raw.0.write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n").unwrap();
+    let Frame::Refused { error } = raw.receive() else { panic!("not refused") };
+    assert!(matches!(error, BootstrapError::Garbage { .. }), "{error}");
+
+    let mut raw = Raw::connect(server.local_addr());
+    let mut long = encode(&Frame::Ping {}).unwrap();
+    long[6..10].copy_from_slice(&u32::MAX.to_le_bytes());
+    raw.0.write_all(&long).unwrap();
+    let Frame::Refused { error } = raw.receive() else { panic!("not refused") };
+    assert!(error.to_string().contains("4294967295 bytes (limit 4096)"), "{error}");
+
+    // Past the handshake it is cut off without a word.
+    let mut raw = Raw::connect(server.local_addr()).handshake();
+    raw.0.write_all(&[0xff; 64]).unwrap();
+    raw.drain();
+    Group::join_blocking(options(0, 1, server.local_addr())).unwrap();
+}
+
+#[test]
+fn an_impostor_that_talks_garbage_is_named() {
+    let error = Group::join_blocking(options(0, 1, impostor(b"220 mail ready\r\n".to_vec()))).unwrap_err();
+    assert!(matches!(error, BootstrapError::Garbage { .. }), "{error}");
+}
+
+#[test]
+fn an_impostor_that_says_nothing_is_named_within_the_handshake_deadline() {
+    let began = Instant::now();
+    let error = Group::join_blocking(options(0, 1, impostor(Vec::new()))).unwrap_err();
+    assert!(matches!(error, BootstrapError::SilentPeer { .. }), "{error}");
+    assert!(began.elapsed() < 2 * SECOND, "{:?}", began.elapsed());
+}
+
+#[test]
+fn silent_connections_are_dropped_and_hold_members_up_no_longer_than_a_handshake() {
+    let server = Server::bind_blocking(
+        "127.0.0.1:0",
+        ServerOptions { max_unauthenticated: 2, heartbeat: quick(), ..ServerOptions::new("run", 1) },
+    )
+    .unwrap();
+    let began = Instant::now();
+    let silent: Vec<Raw> = (0..2).map(|_| Raw::connect(server.local_addr())).collect();
+    let mut options = options(0, 1, server.local_addr());
+    options = options.heartbeat(Heartbeat { handshake: 5 * SECOND, ..quick() });
+    Group::join_blocking(options).unwrap();
+    assert!(began.elapsed() < 3 * SECOND, "{:?}", began.elapsed());
+    for mut raw in silent {
+        let Frame::Refused { error } = raw.receive() else { panic!("not refused") };
+        assert!(matches!(error, BootstrapError::SilentPeer { .. }), "{error}");
+        assert_eq!(raw.drain(), 0);
+    }
+}
+
+#[test]
+fn a_formed_group_exchanges_meets_and_agrees() {
+    let (_server, groups) = formed(3);
+    let received = all(&groups, |group| {
+        let blobs = (0..3).map(|to| vec![group.rank() as u8, to]).collect();
+        group.exchange_blocking("keys", blobs).unwrap()
+    });
+    for (rank, blobs) in (0u8..).zip(received) {
+        assert_eq!(blobs, (0..3).map(|from| vec![from, rank]).collect::<Vec<_>>());
+    }
+    all(&groups, |group| group.barrier_blocking("ready").unwrap());
+    let same = vec![("topk".to_owned(), "8".to_owned())];
+    all(&groups, |group| group.agree_blocking("plan", same.clone()).unwrap());
+    let errors = all(&groups, |group| {
+        let topk = (group.rank() / 2).to_string();
+        group.agree_blocking("plan", vec![("topk".to_owned(), topk)]).unwrap_err()
+    });
+    for error in errors {
+        assert!(error.to_string().contains("topk differs: rank 0 has 0, rank 2 has 1"), "{error}");
+    }
+    assert_eq!(groups[0].roster().iter().map(|member| member.rank).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(groups[2].roster()[1].member, groups[1].member_id());
+}
+
+#[test]
+fn a_blob_or_frame_past_its_limit_is_an_error_that_names_it() {
+    let (_server, groups) = formed(1);
+    let error = groups[0].exchange_blocking("x", vec![vec![0; 65_537]]).unwrap_err();
+    assert!(matches!(error, BootstrapError::Limit { value: 65_537, limit: 65_536, .. }), "{error}");
+    let error = groups[0].exchange_blocking("x", vec![vec![0; 5 << 20]]).unwrap_err();
+    assert!(matches!(error, BootstrapError::Limit { limit: 4_194_304, .. }), "{error}");
+    groups[0].barrier_blocking("still usable").unwrap();
+}
+
+#[test]
+fn a_barrier_that_somebody_misses_names_that_rank_within_the_deadline() {
+    let (_server, groups) = formed(3);
+    let began = Instant::now();
+    for error in all(&groups[..2], |group| group.with_deadline(SECOND).barrier_blocking("x").unwrap_err()) {
+        let BootstrapError::Timeout { missing, deadline: SECOND, .. } = error else { panic!("{error}") };
+        assert_eq!(missing.to_string(), "2");
+    }
+    assert!(began.elapsed() < 2 * SECOND);
+}
+
+#[test]
+fn survivors_agree_and_a_replacement_is_admitted() {
+    let (server, mut groups) = formed(3);
+    let mut watch = groups[0].watch();
+    drop(groups.pop());
+    let dead = Instant::now();
+    while watch.borrow_and_update().states.get(2) != Some(&RankState::Dead {}) {
+        assert!(dead.elapsed() < 2 * SECOND, "{:?}", watch.borrow());
+        std::thread::sleep(SECOND / 100);
+    }
+    for decision in all(&groups, |group| group.agree_active_blocking(RankSet::EMPTY, false).unwrap()) {
+        assert_eq!((decision.mask.to_string().as_str(), decision.epoch), ("0-1", 2));
+    }
+    all(&groups, |group| group.barrier_blocking("two of us").unwrap());
+
+    groups.push(Group::join_blocking(options(2, 3, server.local_addr())).unwrap());
+    assert!(groups[2].is_standby());
+    let everybody = RankSet::all(3);
+    let blobs = all(&groups, |group| {
+        group.exchange_among_blocking(everybody, "connect", vec![vec![group.rank() as u8]; 3]).unwrap()
+    });
+    assert_eq!(blobs[0], [[0], [1], [2]]);
+    for decision in all(&groups, |group| group.agree_active_blocking(RankSet::EMPTY, true).unwrap()) {
+        assert_eq!((decision.mask, decision.epoch), (everybody, 3));
+    }
+    assert!(!groups[2].is_standby());
+    all(&groups, |group| group.barrier_blocking("three again").unwrap());
+}
+
+#[test]
+fn one_that_falls_silent_keeps_its_rank_until_its_socket_closes() {
+    let server = serve(2);
+    let address = server.local_addr();
+    let member = std::thread::spawn(move || Group::join_blocking(options(0, 2, address)));
+    let mut silent = Raw::connect(address).handshake();
+    silent.join(1, 2);
+    let Frame::Answer { result: Ok(Reply::Joined { .. }), .. } = silent.receive() else { panic!("not joined") };
+    let group = member.join().unwrap().unwrap();
+
+    // Past its lease the server counts it as silent, so the survivor alone may decide.
+    let suspects = [1].into_iter().collect();
+    let decision = group.agree_active_blocking(suspects, false).unwrap();
+    assert_eq!((decision.mask.to_string().as_str(), decision.epoch), ("0", 2));
+    let error = Group::join_blocking(options(1, 2, address)).unwrap_err();
+    match &error {
+        BootstrapError::Fenced { rank: 1, host, pid: 4242, .. } => assert_eq!(host, "rawhost"),
+        other => panic!("{other}"),
+    }
+    drop(silent);
+    let began = Instant::now();
+    let replacement = loop {
+        match Group::join_blocking(options(1, 2, address)) {
+            Ok(group) => break group,
+            Err(error) => assert!(began.elapsed() < 2 * SECOND, "{error}"),
+        }
+    };
+    assert!(replacement.is_standby());
+}
+
+#[test]
+fn an_evicted_member_is_told_rejoins_and_comes_back() {
+    let (_server, groups) = formed(2);
+    let decisions = [
+        groups[0].with_deadline(SECOND / 2).agree_active_blocking([1].into_iter().collect(), false).unwrap(),
+    ];
+    assert_eq!(decisions[0].mask.to_string(), "0");
+    let error = groups[1].agree_active_blocking(RankSet::EMPTY, false).unwrap_err();
+    assert!(matches!(error, BootstrapError::Evicted { rank: 1, epoch: 2, .. }), "{error}");
+    groups[1].rejoin_blocking().unwrap();
+    for decision in all(&groups, |group| group.agree_active_blocking(RankSet::EMPTY, true).unwrap()) {
+        assert_eq!((decision.mask, decision.epoch), (RankSet::all(2), 3));
+    }
+}
+
+#[test]
+fn a_lost_server_ends_what_waits_and_everything_after() {
+    let (server, groups) = formed(2);
+    let waiting = groups[0].clone();
+    let waiting = std::thread::spawn(move || waiting.barrier_blocking("never"));
+    std::thread::sleep(SECOND / 5);
+    let began = Instant::now();
+    drop(server);
+    let error = waiting.join().unwrap().unwrap_err();
+    assert!(matches!(error, BootstrapError::ServerLost { .. }), "{error}");
+    let error = groups[1].barrier_blocking("later").unwrap_err();
+    assert!(matches!(error, BootstrapError::ServerLost { .. }), "{error}");
+    assert!(began.elapsed() < 2 * SECOND, "{:?}", began.elapsed());
+}
+
+#[test]
+fn the_host_leaves_last() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let joined = join_all((0..3).map(|rank| options(rank, 3, server).host_server(rank == 0)));
+    let groups: Vec<Group> = joined.into_iter().map(Result::unwrap).collect();
+    let left = all(&groups, |group| {
+        std::thread::sleep(SECOND / 10 * group.rank());
+        group.leave_blocking().unwrap();
+        Instant::now()
+    });
+    assert!(left[0] >= left[1] && left[0] >= left[2] - SECOND / 20);
+    let error = groups[1].barrier_blocking("after").unwrap_err();
+    assert!(matches!(error, BootstrapError::ServerLost { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn async_forms_work_on_a_runtime_of_one_thread_and_blocking_ones_say_no() {
+    let groups = Group::threads(2).unwrap();
+    let (a, b) = tokio::join!(groups[0].barrier("x"), groups[1].barrier("x"));
+    assert_eq!((a, b), (Ok(()), Ok(())));
+    let error = groups[0].barrier_blocking("x").unwrap_err();
+    assert!(matches!(error, BootstrapError::BlockingInAsync { .. }), "{error}");
+    drop(groups);
+}
+
+#[tokio::test]
+async fn a_join_that_is_given_up_frees_the_rank() {
+    let server = Server::bind(
+        "127.0.0.1:0",
+        ServerOptions { heartbeat: quick(), ..ServerOptions::new("run", 2) },
+    );
+    let address = server.await.as_ref().unwrap().local_addr();
+    // Both the server and the future are gone here; a new server has to be reachable at once.
+    let server = Server::bind("127.0.0.1:0", ServerOptions { heartbeat: quick(), ..ServerOptions::new("run", 2) });
+    let server = server.await.unwrap();
+    assert_ne!(server.local_addr(), address);
+    let given_up = tokio::time::timeout(SECOND / 5, Group::join(options(0, 2, server.local_addr()))).await;
+    assert!(given_up.is_err());
+    let began = Instant::now();
+    let zero = loop {
+        let pair = tokio::join!(
+            Group::join(options(0, 2, server.local_addr()).join_deadline(2 * SECOND)),
+            Group::join(options(1, 2, server.local_addr()).join_deadline(2 * SECOND)),
+        );
+        match pair {
+            (Ok(zero), Ok(_)) => break zero,
+            (zero, one) => assert!(began.elapsed() < 5 * SECOND, "{zero:?} {one:?}"),
+        }
+    };
+    assert_eq!(zero.active().epoch, 1);
+}
+
+#[test]
+fn threads_form_a_group_without_sockets() {
+    let groups = Group::threads(8).unwrap();
+    let received = all(&groups, |group| {
+        let blobs = (0..8).map(|to| vec![group.rank() as u8 * 16 + to]).collect();
+        group.exchange_blocking("keys", blobs).unwrap()
+    });
+    for (rank, blobs) in (0u8..).zip(received) {
+        assert!((0u8..).zip(blobs).all(|(from, blob)| blob == [from * 16 + rank]));
+    }
+    let mut groups = groups;
+    drop(groups.remove(3));
+    for decision in all(&groups, |group| group.agree_active_blocking([3].into_iter().collect(), false).unwrap()) {
+        assert_eq!((decision.mask.to_string().as_str(), decision.epoch), ("0-2,4-7", 2));
+    }
+    assert!(matches!(Group::threads(0), Err(BootstrapError::Limit { .. })));
+    assert!(matches!(Group::threads(1025), Err(BootstrapError::Limit { .. })));
+}
+
+fn try_store(store: &Store, other: &Store) {
+    assert_eq!(store.set_blocking("a", "one").unwrap(), 1);
+    assert_eq!(other.get_blocking("a", SECOND).unwrap(), b"one");
+    let began = Instant::now();
+    let error = other.get_blocking("b", SECOND / 10).unwrap_err();
+    assert!(matches!(error, BootstrapError::Timeout { .. }) && error.to_string().contains("key b"), "{error}");
+    assert!(began.elapsed() < SECOND);
+
+    let sums = std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| other.wait_blocking(&["b", "n"], 5 * SECOND));
+        let sums: Vec<i64> = (1..=3).map(|amount| store.add_blocking("n", amount).unwrap()).collect();
+        store.set_blocking("b", "two").unwrap();
+        assert_eq!(waiter.join().unwrap().unwrap()[0], b"two");
+        sums
+    });
+    assert_eq!(sums, [1, 3, 6]);
+    assert!(matches!(store.add_blocking("a", 1), Err(BootstrapError::Invalid { .. })));
+
+    let swap = store.cas_blocking("a", Some(b"zero"), "x").unwrap();
+    assert_eq!((swap.done, swap.current.as_deref()), (false, Some(&b"one"[..])));
+    assert!(store.cas_blocking("a", Some(b"one"), "x").unwrap().done);
+    assert!(store.cas_blocking("new", None, "y").unwrap().done);
+    assert!(!store.cas_blocking("new", None, "z").unwrap().done);
+
+    let mut watch = other.watch("job/");
+    store.set_blocking("job/1", "p").unwrap();
+    store.set_blocking("jobs", "not under the prefix").unwrap();
+    assert_eq!(watch.changed_blocking(SECOND).unwrap(), [("job/1".to_owned(), b"p".to_vec())]);
+    assert!(matches!(watch.changed_blocking(SECOND / 10), Err(BootstrapError::Timeout { .. })));
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| watch.changed_blocking(5 * SECOND));
+        std::thread::sleep(SECOND / 20);
+        store.set_blocking("job/0", "q").unwrap();
+        assert_eq!(waiter.join().unwrap().unwrap(), [("job/0".to_owned(), b"q".to_vec())]);
+    });
+
+    let error = store.set_blocking("big", vec![0; MAX_VALUE_BYTES + 1]).unwrap_err();
+    assert!(matches!(error, BootstrapError::Limit { .. }), "{error}");
+    let error = store.set_blocking(&"k".repeat(513), "x").unwrap_err();
+    assert!(matches!(error, BootstrapError::Limit { value: 513, limit: 512, .. }), "{error}");
+}
+
+#[test]
+fn the_store_in_the_process_has_all_verbs() {
+    let store = Store::in_process().unwrap();
+    try_store(&store, &store.clone());
+}
+
+#[test]
+fn the_store_of_the_server_has_all_verbs_for_members_and_others() {
+    let (server, groups) = formed(1);
+    let outsider = Store::connect_blocking(ClientOptions {
+        address: server.local_addr().to_string(),
+        run_id: "run".to_owned(),
+        token: None,
+        deadline: SECOND,
+        heartbeat: quick(),
+    });
+    try_store(&groups[0].store(), &outsider.unwrap());
+}
