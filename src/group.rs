@@ -151,7 +151,9 @@ impl Group {
             };
             joins.push(join.clone());
             let call = Call { conn: u64::from(rank), id: 0 };
-            for action in machine.handle(Duration::ZERO, Event::Request { call, request: Request::Join { join } }) {
+            for action in machine
+                .handle(Duration::ZERO, Event::Request { call, request: Box::new(Request::Join { join }) })
+            {
                 if let Action::Answer { result, .. } = action {
                     joined = Some(result?);
                 }
@@ -282,6 +284,8 @@ impl Group {
         let report = Report { epoch: self.active().epoch, suspects, admit, deadline: self.deadline };
         match self.inner.client.call(OP, Request::Report { report }, self.deadline).await? {
             Reply::Decided { decision } => {
+                #[cfg(feature = "tracing")]
+                tracing::info!(rank = self.rank(), epoch = decision.epoch, mask = %decision.mask, "membership agreed");
                 let mut state = self.state();
                 state.decision = decision;
                 state.standby = false;
@@ -307,14 +311,13 @@ impl Group {
     pub async fn leave(&self) -> Result<(), BootstrapError> {
         const OP: &str = "leave";
         self.inner.client.call(OP, Request::Leave {}, self.deadline).await?;
-        match &self.inner.server {
-            Some(server) if !server.drained(self.deadline).await => {
-                let missing = RankSet::all(self.world());
-                let (op, deadline) = ("wait for the others to leave".to_owned(), self.deadline);
-                Err(BootstrapError::Timeout { op, elapsed: deadline, deadline, missing })
-            }
-            _ => Ok(()),
+        let Some(server) = &self.inner.server else { return Ok(()) };
+        let missing = server.drained(self.deadline).await;
+        if missing.is_empty() {
+            return Ok(());
         }
+        let (op, deadline) = ("wait for the others to leave".to_owned(), self.deadline);
+        Err(BootstrapError::Timeout { op, elapsed: deadline, deadline, missing: Box::new(missing) })
     }
 
     /// [`Group::exchange`] for a plain thread.
@@ -367,7 +370,13 @@ impl Group {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn step(&self, what: &str, ranks: RankSet, tag: &str, kind: StepKind) -> Result<Reply, BootstrapError> {
+    async fn step(
+        &self,
+        what: &str,
+        ranks: RankSet,
+        tag: &str,
+        kind: StepKind,
+    ) -> Result<Reply, BootstrapError> {
         let step = Step { tag: tag.to_owned(), ranks, deadline: self.deadline, kind };
         self.inner.client.call(&format!("{what} \"{tag}\""), Request::Step { step }, self.deadline).await
     }
@@ -403,6 +412,7 @@ fn odd(op: &str) -> BootstrapError {
 
 /// Name of this host, for people who read errors.
 fn host() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());
+    let name =
+        std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());
     name.map_or_else(|| "unknown host".to_owned(), |name| name.trim().to_owned())
 }

@@ -60,7 +60,8 @@ impl Agreement {
     /// The decision, or `None` while there is somebody to wait for.
     pub fn decide(&self, now: Duration, standing: &Standing) -> Option<Verdict> {
         let late = now >= self.deadline;
-        let reported: RankSet = self.reports.keys().copied().filter(|rank| standing.living.contains(*rank)).collect();
+        let reported: RankSet =
+            self.reports.keys().copied().filter(|rank| standing.living.contains(*rank)).collect();
         let named = self.reports.values().fold(RankSet::EMPTY, |named, (_, said)| named.or(&said.suspects));
         let missing = standing.living.minus(&reported);
         if !late && !missing.minus(&named).is_empty() {
@@ -127,7 +128,10 @@ mod tests {
     #[test]
     fn two_that_accuse_each_other_cost_the_higher_rank() {
         assert_eq!(decide(&[0, 1], &[0, 1], &[(0, &[1]), (1, &[0])], 0).as_deref(), Some("0"));
-        assert_eq!(decide(&[0, 1, 2], &[0, 1, 2], &[(0, &[2]), (1, &[]), (2, &[0])], 0).as_deref(), Some("0-1"));
+        assert_eq!(
+            decide(&[0, 1, 2], &[0, 1, 2], &[(0, &[2]), (1, &[]), (2, &[0])], 0).as_deref(),
+            Some("0-1")
+        );
     }
 
     #[test]
@@ -141,7 +145,11 @@ mod tests {
         let all = [0, 1, 2, 3];
         assert_eq!(decide(&all, &all, &[(0, &[1, 2, 3])], 0), None);
         assert_eq!(decide(&all, &[0], &[(0, &[1, 2, 3])], 0).as_deref(), Some("0"), "the others fell silent");
-        assert_eq!(decide(&all, &all, &[(0, &[1, 2, 3])], 10).as_deref(), Some("0"), "the others never reported");
+        assert_eq!(
+            decide(&all, &all, &[(0, &[1, 2, 3])], 10).as_deref(),
+            Some("0"),
+            "the others never reported"
+        );
     }
 
     #[test]

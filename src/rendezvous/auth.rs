@@ -1,15 +1,16 @@
 //! The shared token, and how both sides show that they know it without sending it.
 //!
-//! Each side sends 32 random bytes; the client answers first, then the server, each with HMAC-SHA256 under the token
-//! over {its role, protocol version, run id, both challenges}. The role keeps an answer from being sent back as one's
+//! Each side sends 32 random bytes; the client answers first, then the server, each with HMAC-SHA256 under the token's
+//! hash over {its role, protocol version, run id, both challenges}. The role keeps an answer from being sent back as one's
 //! own, the run id and version from being used for another run. What follows is neither encrypted nor authenticated:
 //! the token keeps strangers and stray clients out of a trusted network, it does not replace one.
 
 use std::fmt;
 use std::net::SocketAddr;
 
+use hmac::digest::KeyInit;
 use hmac::{Hmac, Mac};
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::error::BootstrapError;
@@ -95,10 +96,10 @@ pub struct Transcript {
 impl Transcript {
     /// The answer of `role`. Without a token it shows that this side has none either.
     pub fn proof(&self, role: Role, token: Option<&Token>) -> [u8; 32] {
-        let key: &[u8] = token.map_or(&[], |token| &token.0);
-        let Ok(mut mac) = <Hmac<Sha256> as Mac>::new_from_slice(key) else {
-            unreachable!("HMAC takes keys of any length")
-        };
+        // A key of one SHA-256 block: the token's hash, padded as HMAC pads short keys.
+        let mut key = [0; 64];
+        key[..32].copy_from_slice(&Sha256::digest(token.map_or(&[][..], |token| &token.0)));
+        let mut mac = <Hmac<Sha256> as KeyInit>::new(&key.into());
         mac.update(match role {
             Role::Client => b"epwire rendezvous client\0",
             Role::Server => b"epwire rendezvous server\0",

@@ -140,7 +140,8 @@ impl Wire for String {
     }
     fn get(from: &mut Reader<'_>) -> Result<Self, WireError> {
         let count = get_count(from, 1)?;
-        let text = std::str::from_utf8(from.take(count)?).map_err(|_| WireError::Invalid { what: "a text" })?;
+        let text =
+            std::str::from_utf8(from.take(count)?).map_err(|_| WireError::Invalid { what: "a text" })?;
         Ok(text.to_owned())
     }
 }
@@ -195,6 +196,16 @@ impl<A: Wire, B: Wire> Wire for (A, B) {
     }
     fn get(from: &mut Reader<'_>) -> Result<Self, WireError> {
         Ok((A::get(from)?, B::get(from)?))
+    }
+}
+
+impl<T: Wire> Wire for Box<T> {
+    const LEAST: usize = T::LEAST;
+    fn put(&self, out: &mut Vec<u8>) {
+        T::put(self, out);
+    }
+    fn get(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        T::get(from).map(Box::new)
     }
 }
 

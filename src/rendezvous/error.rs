@@ -35,7 +35,9 @@ pub enum BootstrapError {
         least: u64,
     },
     /// The two sides speak different versions of the protocol.
-    #[error("{op}: {peer} speaks version {theirs} of the bootstrap protocol and this side {ours}; run the same epwire everywhere")]
+    #[error(
+        "{op}: {peer} speaks version {theirs} of the bootstrap protocol and this side {ours}; run the same epwire everywhere"
+    )]
     WrongVersion {
         /// What was being done.
         op: String,
@@ -47,7 +49,9 @@ pub enum BootstrapError {
         theirs: u16,
     },
     /// A member's request does not fit what the run has: run id, world size, epoch.
-    #[error("{op}: rank {rank} says {field} = {theirs} and the run has {ours}; start all ranks with the same {field}")]
+    #[error(
+        "{op}: rank {rank} says {field} = {theirs} and the run has {ours}; start all ranks with the same {field}"
+    )]
     Mismatch {
         /// What was being done.
         op: String,
@@ -102,7 +106,7 @@ pub enum BootstrapError {
         /// Ranks expected.
         world: u32,
         /// Those that did not come.
-        missing: RankSet,
+        missing: Box<RankSet>,
         /// How long the run waited.
         deadline: Duration,
     },
@@ -117,7 +121,9 @@ pub enum BootstrapError {
         detail: String,
     },
     /// A connection that said nothing within the handshake deadline.
-    #[error("{op}: {peer} said nothing for {deadline:?}; is that address an epwire rendezvous, and is it overloaded?")]
+    #[error(
+        "{op}: {peer} said nothing for {deadline:?}; is that address an epwire rendezvous, and is it overloaded?"
+    )]
     SilentPeer {
         /// What was being done.
         op: String,
@@ -127,7 +133,9 @@ pub enum BootstrapError {
         deadline: Duration,
     },
     /// Nobody accepts connections at the rendezvous address.
-    #[error("{op}: can not reach {address} within {deadline:?}: {detail}; is the rendezvous server running there?")]
+    #[error(
+        "{op}: can not reach {address} within {deadline:?}: {detail}; is the rendezvous server running there?"
+    )]
     Unreachable {
         /// What was being done.
         op: String,
@@ -139,7 +147,9 @@ pub enum BootstrapError {
         detail: String,
     },
     /// An operation did not end within its deadline.
-    #[error("{op}: not done after {elapsed:?} (deadline {deadline:?}); still missing: {missing}; look at those ranks, or give a longer deadline")]
+    #[error(
+        "{op}: not done after {elapsed:?} (deadline {deadline:?}); still missing: {missing}; look at those ranks, or give a longer deadline"
+    )]
     Timeout {
         /// What was being done, with its tag or key.
         op: String,
@@ -148,10 +158,12 @@ pub enum BootstrapError {
         /// Its limit.
         deadline: Duration,
         /// The ranks it waited for, where it waits for ranks.
-        missing: RankSet,
+        missing: Box<RankSet>,
     },
     /// A participant died, left or was evicted while the others waited for it.
-    #[error("{op}: rank {rank} (process {pid} on {host}) is gone; agree on the survivors with agree_active and repeat")]
+    #[error(
+        "{op}: rank {rank} (process {pid} on {host}) is gone; agree on the survivors with agree_active and repeat"
+    )]
     PeerLost {
         /// What was being done, with its tag.
         op: String,
@@ -163,7 +175,9 @@ pub enum BootstrapError {
         pid: u32,
     },
     /// The other members went on without this one.
-    #[error("{op}: the others went on without rank {rank} in epoch {epoch}; stop using its buffers, rejoin, and wait to be admitted")]
+    #[error(
+        "{op}: the others went on without rank {rank} in epoch {epoch}; stop using its buffers, rejoin, and wait to be admitted"
+    )]
     Evicted {
         /// What was being done.
         op: String,
@@ -173,7 +187,9 @@ pub enum BootstrapError {
         epoch: u32,
     },
     /// A replacement came while the process it would replace may still write.
-    #[error("{op}: rank {rank} is held by process {pid} on {host}, which is not known to be dead; end that process first")]
+    #[error(
+        "{op}: rank {rank} is held by process {pid} on {host}, which is not known to be dead; end that process first"
+    )]
     Fenced {
         /// What was being done.
         op: String,
@@ -185,7 +201,9 @@ pub enum BootstrapError {
         pid: u32,
     },
     /// The connection to the rendezvous server is gone.
-    #[error("{op}: lost the rendezvous server at {address}: {detail}; membership can not change any more: end this rank, or join a new run")]
+    #[error(
+        "{op}: lost the rendezvous server at {address}: {detail}; membership can not change any more: end this rank, or join a new run"
+    )]
     ServerLost {
         /// What was being done.
         op: String,
@@ -275,6 +293,11 @@ impl BootstrapError {
         if value <= limit {
             return Ok(());
         }
-        Err(Self::Limit { op: op.to_owned(), field: field.to_owned(), value: value as u64, limit: limit as u64 })
+        Err(Self::Limit {
+            op: op.to_owned(),
+            field: field.to_owned(),
+            value: value as u64,
+            limit: limit as u64,
+        })
     }
 }

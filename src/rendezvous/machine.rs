@@ -17,8 +17,8 @@ use super::error::BootstrapError;
 use super::ranks::{MAX_WORLD, RankSet};
 use super::steps::{Outcome, Steps, check_fields, compare};
 use super::wire::{
-    Decision, Fields, Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, RankState, Reply, Report, Request,
-    Step, View,
+    Decision, Fields, Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, RankState, Reply, Report,
+    Request, Step, View,
 };
 
 /// Largest epoch: 15 bits of a signal word hold it.
@@ -57,7 +57,7 @@ pub enum Event {
         /// Where the answer goes.
         call: Call,
         /// What is asked; verbs of the store are not for the machine.
-        request: Request,
+        request: Box<Request>,
     },
     /// A sign of life came.
     Heard {
@@ -162,7 +162,12 @@ impl Machine {
         BootstrapError::check(op, "world", settings.world as usize, MAX_WORLD as usize)?;
         BootstrapError::check(op, "bytes of the run id", settings.run_id.len(), MAX_TEXT_BYTES)?;
         if settings.world == 0 {
-            return Err(BootstrapError::Limit { op: op.to_owned(), field: "world".to_owned(), value: 0, limit: 1 });
+            return Err(BootstrapError::Limit {
+                op: op.to_owned(),
+                field: "world".to_owned(),
+                value: 0,
+                limit: 1,
+            });
         }
         Ok(Self {
             seats: (0..settings.world).map(|_| None).collect(),
@@ -185,7 +190,7 @@ impl Machine {
         match event {
             Event::Request { call, request } => {
                 self.heard(now, call.conn);
-                self.request(now, call, request);
+                self.request(now, call, *request);
             }
             Event::Heard { conn } => self.heard(now, conn),
             Event::Closed { conn, by_peer } => self.closed(conn, by_peer),
@@ -246,7 +251,9 @@ impl Machine {
     }
 
     fn heard(&mut self, now: Duration, conn: ConnId) {
-        let Some(member) = self.conns.get(&conn).copied().and_then(|rank| self.seat_mut(rank)) else { return };
+        let Some(member) = self.conns.get(&conn).copied().and_then(|rank| self.seat_mut(rank)) else {
+            return;
+        };
         member.last_heard = now;
         if member.life == Life::Suspect {
             member.life = Life::Heard;
@@ -289,7 +296,12 @@ impl Machine {
         let mut role = Role::Active;
         if self.epoch == 0 {
             if let Some(Member { identity: Identity { host, pid, .. }, .. }) = former.filter(|_| !same) {
-                return Err(BootstrapError::DuplicateRank { op: op_join(), rank, host: host.clone(), pid: *pid });
+                return Err(BootstrapError::DuplicateRank {
+                    op: op_join(),
+                    rank,
+                    host: host.clone(),
+                    pid: *pid,
+                });
             }
         } else if let Some(former) = former {
             if !same && former.life != Life::Dead {
@@ -363,7 +375,12 @@ impl Machine {
         if let Some(bound) = self.conns.get(&call.conn).filter(|bound| **bound != rank) {
             return mismatch("rank", format!("rank {bound} on this connection"), rank.to_string());
         }
-        BootstrapError::check(&op_join(), "bytes of the host name", join.identity.host.len(), MAX_TEXT_BYTES)?;
+        BootstrapError::check(
+            &op_join(),
+            "bytes of the host name",
+            join.identity.host.len(),
+            MAX_TEXT_BYTES,
+        )?;
         check_fields(&op_join(), &join.config)
     }
 
@@ -388,8 +405,12 @@ impl Machine {
     /// Tells everybody who waits for it who is there.
     fn welcome(&mut self) {
         let roster = self.members().filter(|member| member.life != Life::Dead);
-        let joined = Arc::new(Joined { roster: roster.map(|member| member.identity.clone()).collect(), view: self.view() });
-        let waiting: Vec<Call> = self.seats.iter_mut().flatten().filter_map(|member| member.joining.take()).collect();
+        let joined = Arc::new(Joined {
+            roster: roster.map(|member| member.identity.clone()).collect(),
+            view: self.view(),
+        });
+        let waiting: Vec<Call> =
+            self.seats.iter_mut().flatten().filter_map(|member| member.joining.take()).collect();
         for call in waiting {
             self.answer(call, Ok(Reply::Joined { joined: joined.clone() }));
         }
@@ -411,11 +432,14 @@ impl Machine {
         let op = || format!("step \"{}\"", step.tag.chars().take(64).collect::<String>());
         let refusal = match self.seat(rank).map(|member| member.role) {
             Some(Role::Evicted) => Some(BootstrapError::Evicted { op: op(), rank, epoch: self.epoch }),
-            _ if self.epoch == 0 => {
-                Some(BootstrapError::OutOfOrder { op: op(), reason: "the run has not come together yet".to_owned() })
-            }
+            _ if self.epoch == 0 => Some(BootstrapError::OutOfOrder {
+                op: op(),
+                reason: "the run has not come together yet".to_owned(),
+            }),
             _ => step.ranks.iter().find_map(|peer| {
-                let gone = self.seat(peer).filter(|member| member.life == Life::Dead || member.role == Role::Evicted)?;
+                let gone = self
+                    .seat(peer)
+                    .filter(|member| member.life == Life::Dead || member.role == Role::Evicted)?;
                 let Identity { host, pid, .. } = &gone.identity;
                 Some(BootstrapError::PeerLost { op: op(), rank: peer, host: host.clone(), pid: *pid })
             }),
@@ -429,7 +453,13 @@ impl Machine {
         }
     }
 
-    fn report(&mut self, now: Duration, rank: u32, call: Call, mut report: Report) -> Result<(), BootstrapError> {
+    fn report(
+        &mut self,
+        now: Duration,
+        rank: u32,
+        call: Call,
+        mut report: Report,
+    ) -> Result<(), BootstrapError> {
         let Some(role) = self.seat(rank).map(|member| member.role) else { return Ok(()) };
         if self.epoch == 0 {
             let reason = "the run has not come together yet".to_owned();
@@ -437,8 +467,16 @@ impl Machine {
         }
         let former = match role {
             Role::Evicted => return Err(BootstrapError::Evicted { op: op_agree(), rank, epoch: self.epoch }),
-            Role::Standby => self.ready.insert(rank, (call, now, now + report.deadline)).map(|(call, ..)| call),
-            Role::Active if report.epoch != self.epoch => {
+            Role::Standby => {
+                self.ready.insert(rank, (call, now, now + report.deadline)).map(|(call, ..)| call)
+            }
+            // It took part in the decision, or was counted in, but the answer got lost on the way.
+            Role::Active if report.epoch < self.epoch => {
+                let decision = Decision { mask: self.mask, epoch: self.epoch };
+                self.answer(call, Ok(Reply::Decided { decision }));
+                return Ok(());
+            }
+            Role::Active if report.epoch > self.epoch => {
                 return Err(BootstrapError::Mismatch {
                     op: op_agree(),
                     rank,
@@ -499,7 +537,9 @@ impl Machine {
 
     /// Ends the steps that wait for a rank that can not take part any more.
     fn abandon(&mut self, rank: u32) {
-        let Some(Identity { host, pid, .. }) = self.seat(rank).map(|member| member.identity.clone()) else { return };
+        let Some(Identity { host, pid, .. }) = self.seat(rank).map(|member| member.identity.clone()) else {
+            return;
+        };
         let outcomes = self.steps.lose(rank, &host, pid);
         self.answer_all(outcomes);
     }
@@ -520,7 +560,7 @@ impl Machine {
                 op: op_join(),
                 present: present.len() as u32,
                 world: self.settings.world,
-                missing: RankSet::all(self.settings.world).minus(&present),
+                missing: Box::new(RankSet::all(self.settings.world).minus(&present)),
                 deadline: now - began,
             });
         }
@@ -532,7 +572,7 @@ impl Machine {
             if let Some((call, began, until)) = self.ready.remove(&rank) {
                 let op = "wait to be admitted".to_owned();
                 let (elapsed, deadline) = (now - began, until - began);
-                let missing = self.mask;
+                let missing = Box::new(self.mask);
                 self.answer(call, Err(BootstrapError::Timeout { op, elapsed, deadline, missing }));
             }
         }

@@ -54,7 +54,7 @@ impl Run {
     fn ask(&mut self, conn: ConnId, request: Request) -> (ConnId, u64) {
         self.next_id += 1;
         let call = Call { conn, id: self.next_id };
-        self.event(Event::Request { call, request });
+        self.event(Event::Request { call, request: Box::new(request) });
         (conn, self.next_id)
     }
 
@@ -70,7 +70,10 @@ impl Run {
     }
 
     fn step(&mut self, conn: ConnId, tag: &str, ranks: RankSet, kind: StepKind) -> (ConnId, u64) {
-        self.ask(conn, Request::Step { step: Step { tag: tag.to_owned(), ranks, deadline: 10 * SECOND, kind } })
+        self.ask(
+            conn,
+            Request::Step { step: Step { tag: tag.to_owned(), ranks, deadline: 10 * SECOND, kind } },
+        )
     }
 
     fn close(&mut self, conn: ConnId) {
@@ -141,8 +144,10 @@ fn a_thousand_members_join_exchange_and_agree() {
         assert!((0u32..).zip(blobs).all(|(from, blob)| blob.0 == (from ^ rank).to_le_bytes()), "rank {rank}");
     }
     run.close(1000);
-    let calls: Vec<_> =
-        (0..world).filter(|rank| *rank != 1000).map(|rank| run.report(u64::from(rank), &[1000], false)).collect();
+    let calls: Vec<_> = (0..world)
+        .filter(|rank| *rank != 1000)
+        .map(|rank| run.report(u64::from(rank), &[1000], false))
+        .collect();
     for call in calls {
         assert_eq!(run.decision(call), ("0-999,1001-1023".to_owned(), 2));
     }
@@ -156,7 +161,10 @@ fn what_does_not_fit_the_run_is_refused_with_both_values() {
         run.error(call).clone()
     };
     let error = refused(&mut run, Join { version: 7, ..join(0, 1, 2) });
-    assert!(matches!(error, BootstrapError::WrongVersion { ours: PROTOCOL_VERSION, theirs: 7, .. }), "{error}");
+    assert!(
+        matches!(error, BootstrapError::WrongVersion { ours: PROTOCOL_VERSION, theirs: 7, .. }),
+        "{error}"
+    );
     for (join, field, ours, theirs) in [
         (Join { run_id: "other".to_owned(), ..join(0, 1, 2) }, "run id", "run", "other"),
         (join(0, 1, 3), "world", "2", "3"),
@@ -215,7 +223,10 @@ fn configs_that_differ_fail_every_member_with_field_values_and_ranks() {
         .map(|rank| {
             let hidden = if rank == 2 { "4096" } else { "7168" };
             let config = vec![("hidden".to_owned(), hidden.to_owned())];
-            run.ask(u64::from(rank), Request::Join { join: Join { config, ..join(rank, u128::from(rank), 3) } })
+            run.ask(
+                u64::from(rank),
+                Request::Join { join: Join { config, ..join(rank, u128::from(rank), 3) } },
+            )
         })
         .collect();
     for call in calls {
@@ -236,7 +247,9 @@ fn a_step_that_fails_fails_for_the_late_one_too_and_can_be_repeated() {
     let early = [run.step(0, "go", all, StepKind::Barrier {}), run.step(2, "go", all, StepKind::Barrier {})];
     run.pass(10 * SECOND, &[0, 1, 2]);
     for call in early {
-        let BootstrapError::Timeout { missing, elapsed, .. } = run.error(call) else { panic!("{:?}", run.error(call)) };
+        let BootstrapError::Timeout { missing, elapsed, .. } = run.error(call) else {
+            panic!("{:?}", run.error(call))
+        };
         assert_eq!((missing.to_string().as_str(), *elapsed), ("1", 10 * SECOND));
     }
     let late = run.step(1, "go", all, StepKind::Barrier {});
@@ -268,7 +281,9 @@ fn fields_that_differ_are_named_and_absent_ones_too() {
     };
     let call = run.step(0, "plan", all, fields(&["topk"]));
     run.step(1, "plan", all, fields(&["topk", "lanes"]));
-    let BootstrapError::ConfigMismatch { field, value, other_rank: 1, .. } = run.error(call) else { panic!() };
+    let BootstrapError::ConfigMismatch { field, value, other_rank: 1, .. } = run.error(call) else {
+        panic!()
+    };
     assert_eq!((field.as_str(), value.as_str()), ("lanes", "(absent)"));
     let call = run.step(0, "plan", all, fields(&["topk", "lanes"]));
     run.step(1, "plan", all, fields(&["lanes", "topk"]));
@@ -458,6 +473,21 @@ fn a_stale_epoch_is_refused_with_both_values() {
     let call = run.ask(0, Request::Report { report });
     let BootstrapError::Mismatch { field, ours, theirs, .. } = run.error(call) else { panic!() };
     assert_eq!((field.as_str(), ours.as_str(), theirs.as_str()), ("epoch", "1", "9"));
+}
+
+#[test]
+fn a_member_whose_answer_got_lost_gets_the_same_decision_again() {
+    let mut run = Run::formed(3);
+    run.close(2);
+    let calls = [run.report(0, &[], false), run.report(1, &[], false)];
+    let report = Report { epoch: 1, suspects: [1].into_iter().collect(), admit: false, deadline: SECOND };
+    let again = run.ask(0, Request::Report { report });
+    assert_eq!(run.decision(again), run.decision(calls[1]));
+    assert_eq!(
+        run.state(1),
+        RankState::Alive {},
+        "what it said about the former epoch is not counted in the next"
+    );
 }
 
 /// One move of the random walk: what happens, and to which rank.

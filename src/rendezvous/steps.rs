@@ -61,10 +61,11 @@ impl Steps {
     /// The caller has seen to it that all of `step.ranks` live; sizes and the caller's own place are checked here.
     pub fn post(&mut self, now: Duration, rank: u32, world: u32, call: Call, step: Step) -> Vec<Outcome> {
         let op = describe(&step);
-        let bytes = match check(&op, rank, world, &step).and_then(|bytes| self.room(&op, bytes).map(|()| bytes)) {
-            Ok(bytes) => bytes,
-            Err(error) => return vec![(call, Err(error))],
-        };
+        let bytes =
+            match check(&op, rank, world, &step).and_then(|bytes| self.room(&op, bytes).map(|()| bytes)) {
+                Ok(bytes) => bytes,
+                Err(error) => return vec![(call, Err(error))],
+            };
         let key = (step.tag, step.ranks);
         if let Some(error) = self.owed(&key, rank) {
             return vec![(call, Err(error))];
@@ -107,7 +108,7 @@ impl Steps {
                 op: open.op.clone(),
                 elapsed: now - open.started,
                 deadline: open.deadline - open.started,
-                missing,
+                missing: Box::new(missing),
             },
         )
     }
@@ -165,10 +166,14 @@ impl Steps {
 /// The first field in which `other` differs from `first`, each given with its rank; `None` if they are equal.
 pub fn compare(op: &str, first: (u32, &Fields), other: (u32, &Fields)) -> Option<BootstrapError> {
     let value = |fields: &Fields, name: &str| {
-        fields.iter().find(|(field, _)| field == name).map_or("(absent)".to_owned(), |(_, value)| value.clone())
+        fields
+            .iter()
+            .find(|(field, _)| field == name)
+            .map_or("(absent)".to_owned(), |(_, value)| value.clone())
     };
     let names = first.1.iter().chain(other.1).map(|(name, _)| name);
-    let differing = names.map(|name| (name, value(first.1, name), value(other.1, name))).find(|(_, a, b)| a != b);
+    let differing =
+        names.map(|name| (name, value(first.1, name), value(other.1, name))).find(|(_, a, b)| a != b);
     differing.map(|(name, mine, theirs)| BootstrapError::ConfigMismatch {
         op: op.to_owned(),
         field: name.clone(),
@@ -219,7 +224,12 @@ fn check(op: &str, rank: u32, world: u32, step: &Step) -> Result<usize, Bootstra
         }),
         StepKind::Exchange { blobs } => {
             for (peer, blob) in blobs.iter().enumerate() {
-                BootstrapError::check(op, &format!("bytes of the blob for rank {peer}"), blob.0.len(), MAX_BLOB_BYTES)?;
+                BootstrapError::check(
+                    op,
+                    &format!("bytes of the blob for rank {peer}"),
+                    blob.0.len(),
+                    MAX_BLOB_BYTES,
+                )?;
             }
             Ok(blobs.iter().map(|blob| blob.0.len()).sum())
         }

@@ -25,8 +25,12 @@ fn fields() -> impl Strategy<Value = Fields> {
 }
 
 fn identity() -> impl Strategy<Value = Identity> {
-    (any::<u32>(), any::<u128>(), text(), any::<u32>())
-        .prop_map(|(rank, member, host, pid)| Identity { rank, member, host, pid })
+    (any::<u32>(), any::<u128>(), text(), any::<u32>()).prop_map(|(rank, member, host, pid)| Identity {
+        rank,
+        member,
+        host,
+        pid,
+    })
 }
 
 fn store_request() -> impl Strategy<Value = StoreRequest> {
@@ -35,10 +39,16 @@ fn store_request() -> impl Strategy<Value = StoreRequest> {
         (proptest::collection::vec(text(), 0..4), time())
             .prop_map(|(keys, deadline)| StoreRequest::Get { keys, deadline }),
         (text(), any::<i64>()).prop_map(|(key, amount)| StoreRequest::Add { key, amount }),
-        (text(), proptest::option::of(blob()), blob())
-            .prop_map(|(key, expected, value)| StoreRequest::Cas { key, expected, value }),
-        (text(), any::<u64>(), time())
-            .prop_map(|(prefix, after, deadline)| StoreRequest::Changes { prefix, after, deadline }),
+        (text(), proptest::option::of(blob()), blob()).prop_map(|(key, expected, value)| StoreRequest::Cas {
+            key,
+            expected,
+            value
+        }),
+        (text(), any::<u64>(), time()).prop_map(|(prefix, after, deadline)| StoreRequest::Changes {
+            prefix,
+            after,
+            deadline
+        }),
     ]
 }
 
@@ -67,9 +77,10 @@ fn request() -> impl Strategy<Value = Request> {
     ];
     let step = (text(), set(), time(), kind)
         .prop_map(|(tag, ranks, deadline, kind)| Request::Step { step: Step { tag, ranks, deadline, kind } });
-    let report = (any::<u32>(), set(), any::<bool>(), time()).prop_map(|(epoch, suspects, admit, deadline)| {
-        Request::Report { report: Report { epoch, suspects, admit, deadline } }
-    });
+    let report =
+        (any::<u32>(), set(), any::<bool>(), time()).prop_map(|(epoch, suspects, admit, deadline)| {
+            Request::Report { report: Report { epoch, suspects, admit, deadline } }
+        });
     let store = store_request().prop_map(|request| Request::Store { request });
     prop_oneof![join, step, report, Just(Request::Leave {}), store]
 }
@@ -83,8 +94,11 @@ fn view() -> impl Strategy<Value = View> {
         RankState::Evicted {},
         RankState::Standby {},
     ]);
-    (any::<u32>(), set(), proptest::collection::vec(state, 0..9))
-        .prop_map(|(epoch, mask, states)| View { epoch, mask, states })
+    (any::<u32>(), set(), proptest::collection::vec(state, 0..9)).prop_map(|(epoch, mask, states)| View {
+        epoch,
+        mask,
+        states,
+    })
 }
 
 fn error() -> impl Strategy<Value = BootstrapError> {
@@ -93,7 +107,7 @@ fn error() -> impl Strategy<Value = BootstrapError> {
             .prop_map(|(op, peer, ours, theirs)| BootstrapError::WrongVersion { op, peer, ours, theirs }),
         (text(), any::<u32>(), any::<u32>(), set(), time()).prop_map(
             |(op, present, world, missing, deadline)| {
-                BootstrapError::MissingRanks { op, present, world, missing, deadline }
+                BootstrapError::MissingRanks { op, present, world, missing: Box::new(missing), deadline }
             }
         ),
         (text(), any::<u32>(), text(), any::<u32>())

@@ -11,7 +11,7 @@ use super::Store;
 use crate::rendezvous::driver::local;
 use crate::rendezvous::machine::{Machine, Settings};
 use crate::rendezvous::wire::{StoreReply, StoreRequest};
-use crate::rendezvous::{Blob, BootstrapError, RankSet};
+use crate::rendezvous::{Blob, BootstrapError};
 
 /// Most bytes of a key.
 pub const MAX_KEY_BYTES: usize = 512;
@@ -96,7 +96,10 @@ impl Table {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change<T>(&self, f: impl FnOnce(&mut Entries) -> Result<T, BootstrapError>) -> Result<T, BootstrapError> {
+    fn change<T>(
+        &self,
+        f: impl FnOnce(&mut Entries) -> Result<T, BootstrapError>,
+    ) -> Result<T, BootstrapError> {
         let mut entries = self.lock();
         let result = f(&mut entries);
         let revision = entries.revision;
@@ -132,7 +135,7 @@ impl Table {
         let result = timeout(deadline, wait).await;
         result.unwrap_or_else(|_| {
             let (op, elapsed) = (what(&self.lock()), began.elapsed());
-            Err(BootstrapError::Timeout { op, elapsed, deadline, missing: RankSet::EMPTY })
+            Err(BootstrapError::Timeout { op, elapsed, deadline, missing: Box::default() })
         })
     }
 }
@@ -165,7 +168,8 @@ impl Entries {
             }
         };
         let sum = former.checked_add(amount);
-        let sum = sum.ok_or_else(|| invalid(former.to_string().as_bytes(), "the sum does not fit 64 bits"))?;
+        let sum =
+            sum.ok_or_else(|| invalid(former.to_string().as_bytes(), "the sum does not fit 64 bits"))?;
         self.set("add", key, sum.to_string().into_bytes())?;
         Ok(sum)
     }
@@ -189,7 +193,9 @@ impl Entries {
         let Some(entries) = entries else { return Ok(None) };
         let bytes = entries.iter().map(|entry| entry.value.len()).sum();
         BootstrapError::check("wait for keys", "bytes of the values together", bytes, MAX_ANSWER_BYTES)?;
-        Ok(Some(StoreReply::Values { values: entries.iter().map(|entry| Blob(entry.value.clone())).collect() }))
+        Ok(Some(StoreReply::Values {
+            values: entries.iter().map(|entry| Blob(entry.value.clone())).collect(),
+        }))
     }
 
     fn changes(&self, prefix: &str, after: u64) -> Result<Option<StoreReply>, BootstrapError> {
@@ -206,7 +212,8 @@ impl Entries {
         let Some(last) = told.last() else { return Ok(None) };
         let revision = last.1.revision;
         told.sort_by_key(|(key, _)| *key);
-        let entries = told.into_iter().map(|(key, entry)| ((*key).clone(), Blob(entry.value.clone()))).collect();
+        let entries =
+            told.into_iter().map(|(key, entry)| ((*key).clone(), Blob(entry.value.clone()))).collect();
         Ok(Some(StoreReply::Changes { revision, entries }))
     }
 }

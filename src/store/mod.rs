@@ -71,7 +71,8 @@ impl Store {
     ///
     /// Errors: [`BootstrapError::Timeout`], which names the first key that is missing.
     pub async fn wait(&self, keys: &[&str], deadline: Duration) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        let request = StoreRequest::Get { keys: keys.iter().map(|key| (*key).to_owned()).collect(), deadline };
+        let request =
+            StoreRequest::Get { keys: keys.iter().map(|key| (*key).to_owned()).collect(), deadline };
         match self.ask("wait for keys", request, deadline).await? {
             StoreReply::Values { values } => Ok(values.into_iter().map(|value| value.0).collect()),
             _ => Err(odd("wait")),
@@ -99,7 +100,9 @@ impl Store {
         let expected = expected.map(|expected| Blob(expected.to_vec()));
         let request = StoreRequest::Cas { key: key.to_owned(), expected, value: Blob(value.into()) };
         match self.ask(&format!("compare and set {key}"), request, PROMPT).await? {
-            StoreReply::Swap { done, current } => Ok(Swap { done, current: current.map(|current| current.0) }),
+            StoreReply::Swap { done, current } => {
+                Ok(Swap { done, current: current.map(|current| current.0) })
+            }
             _ => Err(odd("compare and set")),
         }
     }

@@ -15,15 +15,18 @@ where
     F: Future<Output = ()>,
 {
     let op = format!("start the thread {name}");
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| BootstrapError::system(&op, &error))?;
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || runtime.block_on(future()))
-        .map_err(|error| BootstrapError::system(&op, &error))?;
-    Ok(())
+    let system = |error: std::io::Error| BootstrapError::system(&op, &error);
+    let (started, outcome) = std::sync::mpsc::channel();
+    // The runtime lives and dies on its own thread: dropped in an async context, as on an early return here, it panics.
+    let run = move || match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => {
+            let _ = started.send(Ok(()));
+            runtime.block_on(future());
+        }
+        Err(error) => drop(started.send(Err(error))),
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(system)?;
+    outcome.recv().unwrap_or_else(|_| Err(std::io::Error::other("the thread ended at once"))).map_err(system)
 }
 
 /// Waits for a future that needs no runtime, on a thread that may be blocked.

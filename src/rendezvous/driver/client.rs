@@ -277,7 +277,7 @@ async fn run<S>(
                 let ids: Vec<u64> = pending.iter_mut().filter_map(|(id, call)| late(call).then_some(*id)).collect();
                 for id in ids {
                     if let Some(Pending { op, began, deadline, reply }) = pending.remove(&id) {
-                        let (elapsed, missing) = (began.elapsed(), RankSet::EMPTY);
+                        let (elapsed, missing) = (began.elapsed(), Box::default());
                         let _ = reply.send(Err(BootstrapError::Timeout { op, elapsed, deadline, missing }));
                     }
                 }
@@ -288,6 +288,8 @@ async fn run<S>(
         BootstrapError::ServerLost { detail, .. } => detail,
         other => other.to_string(),
     };
+    #[cfg(feature = "tracing")]
+    tracing::warn!(%address, %detail, "lost the rendezvous server");
     for call in pending.into_values() {
         let _ = call.reply.send(Err(lost(&call.op, &address, &detail)));
     }
@@ -301,7 +303,9 @@ async fn run<S>(
 /// Whether a request fits a frame; small ones are seen to fit without encoding them twice.
 fn fits(op: &str, frame: &Frame) -> Result<(), BootstrapError> {
     match frame {
-        Frame::Call { request: Request::Step { .. } | Request::Store { .. } | Request::Join { .. }, .. } => {
+        Frame::Call {
+            request: Request::Step { .. } | Request::Store { .. } | Request::Join { .. }, ..
+        } => {
             encode(frame).map(|_| ()).map_err(|_| too_long(op, MAX_BODY_BYTES + HEADER_BYTES, MAX_BODY_BYTES))
         }
         _ => Ok(()),

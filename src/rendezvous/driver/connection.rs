@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::auth::{Role, Token, Transcript};
 use crate::rendezvous::wire::{
-    Frame, HEADER_BYTES, MAX_BODY_BYTES, MAX_HANDSHAKE_BYTES, MAX_TEXT_BYTES, PROTOCOL_VERSION, Reply, WireError,
-    body_length, decode, encode,
+    Frame, HEADER_BYTES, MAX_BODY_BYTES, MAX_HANDSHAKE_BYTES, MAX_TEXT_BYTES, PROTOCOL_VERSION, Reply,
+    WireError, body_length, decode, encode,
 };
 
 /// Why no frame came.
@@ -18,6 +18,9 @@ use crate::rendezvous::wire::{
 pub(super) enum ReadError {
     /// The peer's kernel closed the connection: by its program's will, or because the process ended.
     ClosedByPeer,
+    /// The peer's kernel does not know the connection: its process ended with bytes unread, or it gave the connection
+    /// up during a partition.
+    Reset,
     /// The connection broke on the way, which says nothing about the peer.
     Broken(io::Error),
     Wire(WireError),
@@ -26,7 +29,8 @@ pub(super) enum ReadError {
 impl From<io::Error> for ReadError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Self::ClosedByPeer,
+            io::ErrorKind::UnexpectedEof => Self::ClosedByPeer,
+            io::ErrorKind::ConnectionReset => Self::Reset,
             _ => Self::Broken(error),
         }
     }
@@ -37,22 +41,29 @@ impl ReadError {
     pub(super) fn explain(self, op: &str, peer: &str) -> BootstrapError {
         let op = op.to_owned();
         match self {
-            Self::ClosedByPeer => {
-                BootstrapError::ServerLost { op, address: peer.to_owned(), detail: "it closed the connection".to_owned() }
-            }
+            Self::ClosedByPeer | Self::Reset => BootstrapError::ServerLost {
+                op,
+                address: peer.to_owned(),
+                detail: "it closed the connection".to_owned(),
+            },
             Self::Broken(error) => {
                 BootstrapError::ServerLost { op, address: peer.to_owned(), detail: error.to_string() }
             }
             Self::Wire(WireError::Version { theirs }) => {
                 BootstrapError::WrongVersion { op, peer: peer.to_owned(), ours: PROTOCOL_VERSION, theirs }
             }
-            Self::Wire(error) => BootstrapError::Garbage { op, peer: peer.to_owned(), detail: error.to_string() },
+            Self::Wire(error) => {
+                BootstrapError::Garbage { op, peer: peer.to_owned(), detail: error.to_string() }
+            }
         }
     }
 }
 
 /// Reads one frame of at most `limit` body bytes. Memory grows with the bytes that come, not with those announced.
-pub(super) async fn read_frame(stream: &mut (impl AsyncRead + Unpin), limit: usize) -> Result<Frame, ReadError> {
+pub(super) async fn read_frame(
+    stream: &mut (impl AsyncRead + Unpin),
+    limit: usize,
+) -> Result<Frame, ReadError> {
     let mut bytes = Vec::with_capacity(256);
     let mut header = [0; HEADER_BYTES];
     stream.read_exact(&mut header).await?;
@@ -115,7 +126,9 @@ pub(super) async fn greet(
         send(stream, OP, peer, &Frame::Proof { mac: transcript.proof(Role::Client, token) }).await?;
         match receive(stream, OP, peer).await? {
             Frame::Proof { mac } if transcript.verify(Role::Server, token, &mac) => Ok(()),
-            Frame::Proof { .. } => Err(BootstrapError::WrongToken { op: OP.to_owned(), peer: peer.to_owned() }),
+            Frame::Proof { .. } => {
+                Err(BootstrapError::WrongToken { op: OP.to_owned(), peer: peer.to_owned() })
+            }
             other => Err(unexpected(OP, peer, other)),
         }
     };
@@ -143,7 +156,9 @@ pub(super) async fn receive_guest(
             Frame::Proof { mac } if transcript.verify(Role::Client, token, &mac) => {
                 send(stream, OP, peer, &Frame::Proof { mac: transcript.proof(Role::Server, token) }).await
             }
-            Frame::Proof { .. } => Err(BootstrapError::WrongToken { op: OP.to_owned(), peer: peer.to_owned() }),
+            Frame::Proof { .. } => {
+                Err(BootstrapError::WrongToken { op: OP.to_owned(), peer: peer.to_owned() })
+            }
             other => Err(unexpected(OP, peer, other)),
         }
     };
@@ -166,7 +181,11 @@ async fn send(
     write_frame(stream, frame).await.map_err(|error| ReadError::from(error).explain(op, peer))
 }
 
-async fn receive(stream: &mut (impl AsyncRead + Unpin), op: &str, peer: &str) -> Result<Frame, BootstrapError> {
+async fn receive(
+    stream: &mut (impl AsyncRead + Unpin),
+    op: &str,
+    peer: &str,
+) -> Result<Frame, BootstrapError> {
     read_frame(stream, MAX_HANDSHAKE_BYTES).await.map_err(|error| error.explain(op, peer))
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn local(machine: Machine, count: u32) -> Result<Vec<Client>, Bootstr
         let mut tasks = JoinSet::new();
         for (conn, far) in servers {
             let door = hub.door.clone();
-            tasks.spawn(async move { door.attend(conn, far).await });
+            tasks.spawn(async move { door.attend(conn, far, true).await });
         }
         let mut carried = JoinSet::new();
         for carrier in carriers {

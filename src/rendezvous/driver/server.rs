@@ -1,6 +1,6 @@
 //! The rendezvous server of a run: accepts connections, feeds the machine, carries out what it says, keeps the store.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +16,7 @@ use super::Heartbeat;
 use super::background::spawn;
 use super::connection::{OPEN_LIMIT, ReadError, read_frame, receive_guest, write_frame};
 use crate::rendezvous::BootstrapError;
+use crate::rendezvous::RankSet;
 use crate::rendezvous::auth::{Token, require};
 use crate::rendezvous::machine::{Action, Call, ConnId, Event, Machine, Settings};
 use crate::rendezvous::wire::{Frame, Reply, Request};
@@ -67,7 +68,7 @@ pub struct Server {
 #[derive(Debug)]
 enum Order {
     Ended { rank: u32, pid: u32 },
-    Drain { deadline: Duration, done: oneshot::Sender<bool> },
+    Drain { deadline: Duration, done: oneshot::Sender<RankSet> },
 }
 
 impl Server {
@@ -122,10 +123,12 @@ impl Server {
         let _ = self.orders.send(Order::Ended { rank, pid }).await;
     }
 
-    /// Waits until no connection is left, at most `deadline`; whether that came about.
-    pub async fn drained(&self, deadline: Duration) -> bool {
+    /// Waits until no member is connected any more, at most `deadline`; gives the ranks that still are.
+    pub async fn drained(&self, deadline: Duration) -> RankSet {
         let (done, outcome) = oneshot::channel();
-        self.orders.send(Order::Drain { deadline, done }).await.is_ok() && outcome.await.unwrap_or(false)
+        // A server whose thread is gone has no connections.
+        let _ = self.orders.send(Order::Drain { deadline, done }).await;
+        outcome.await.unwrap_or_default()
     }
 }
 
@@ -145,7 +148,12 @@ async fn listen(
 }
 
 /// Serves until the handle is gone. All tasks are this one's and end with it.
-async fn serve(listener: TcpListener, machine: Machine, options: ServerOptions, mut orders: mpsc::Receiver<Order>) {
+async fn serve(
+    listener: TcpListener,
+    machine: Machine,
+    options: ServerOptions,
+    mut orders: mpsc::Receiver<Order>,
+) {
     let hub = Hub::start(machine, &options);
     let handshakes = Arc::new(Semaphore::new(options.max_unauthenticated));
     let options = Arc::new(options);
@@ -162,10 +170,10 @@ async fn serve(listener: TcpListener, machine: Machine, options: ServerOptions, 
                     let _ = hub.door.events.send(News::Machine(Event::Ended { rank, pid })).await;
                 }
                 Some(Order::Drain { deadline, done }) => {
-                    let mut open = hub.door.open.subscribe();
+                    let mut joined = hub.door.joined.subscribe();
                     guests.spawn(async move {
-                        let drained = timeout(deadline, open.wait_for(|open| *open == 0)).await;
-                        let _ = done.send(matches!(drained, Ok(Ok(_))));
+                        let _ = timeout(deadline, joined.wait_for(BTreeMap::is_empty)).await;
+                        let _ = done.send(joined.borrow().values().copied().collect());
                     });
                 }
             },
@@ -185,12 +193,14 @@ async fn serve(listener: TcpListener, machine: Machine, options: ServerOptions, 
 async fn welcome<P>(mut stream: TcpStream, peer: SocketAddr, permit: P, options: &ServerOptions, door: Door) {
     let _ = stream.set_nodelay(true);
     let greeted =
-        receive_guest(&mut stream, &peer.to_string(), options.token.as_ref(), options.heartbeat.handshake).await;
+        receive_guest(&mut stream, &peer.to_string(), options.token.as_ref(), options.heartbeat.handshake)
+            .await;
     drop(permit);
     match greeted {
         Ok(()) => {
             let conn = door.next_conn();
-            door.attend(conn, stream).await;
+            let same_host = stream.local_addr().is_ok_and(|local| local.ip() == peer.ip());
+            door.attend(conn, stream, same_host).await;
         }
         #[cfg(feature = "tracing")]
         Err(error) => tracing::warn!(%peer, %error, "refused a connection"),
@@ -222,11 +232,12 @@ pub(crate) struct Hub {
 pub(crate) struct Door {
     events: mpsc::Sender<News>,
     table: Arc<Table>,
-    /// Connections that are open.
-    open: Arc<watch::Sender<usize>>,
+    /// Open connections that asked to join, and as which rank; gone once everything sent to them is out.
+    joined: Arc<watch::Sender<BTreeMap<ConnId, u32>>>,
     /// Connections that there ever were: the source of their ids.
     counted: Arc<AtomicU64>,
     slots: Arc<Semaphore>,
+    lease: Duration,
 }
 
 impl Hub {
@@ -238,7 +249,8 @@ impl Hub {
         let door = Door {
             events,
             table: Arc::new(Table::default()),
-            open: Arc::new(watch::Sender::new(0)),
+            joined: Arc::default(),
+            lease: options.heartbeat.lease,
             counted: Arc::default(),
             slots: Arc::new(Semaphore::new(options.max_connections)),
         };
@@ -272,7 +284,9 @@ async fn attend_machine(mut machine: Machine, mut inbox: mpsc::Receiver<News>) {
             }
             for action in machine.handle(origin.elapsed(), event) {
                 let (conn, frame) = match action {
-                    Action::Answer { call: Call { conn, id }, result } => (conn, Frame::Answer { id, result }),
+                    Action::Answer { call: Call { conn, id }, result } => {
+                        (conn, Frame::Answer { id, result })
+                    }
                     Action::Show { conn, view } => (conn, Frame::Changed { view }),
                     Action::Close { conn } => {
                         queues.remove(&conn);
@@ -296,7 +310,7 @@ impl Door {
     }
 
     /// Serves one connection, past the handshake, until it closes.
-    pub(crate) async fn attend<S>(self, conn: ConnId, stream: S)
+    pub(crate) async fn attend<S>(self, conn: ConnId, stream: S, same_host: bool)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
@@ -307,7 +321,6 @@ impl Door {
         if self.events.send(News::Opened { conn, frames }).await.is_err() {
             return;
         }
-        self.open.send_modify(|open| *open += 1);
         let (mut reader, mut writer) = tokio::io::split(stream);
         let write = async {
             while let Some(frame) = queue.recv().await {
@@ -319,21 +332,29 @@ impl Door {
             false
         };
         let by_peer = tokio::select! {
-            by_peer = self.listen(conn, &mut reader, replies) => by_peer,
+            by_peer = self.listen(conn, &mut reader, replies, same_host) => by_peer,
             by_peer = write => by_peer,
         };
         let _ = self.events.send(News::Machine(Event::Closed { conn, by_peer })).await;
-        self.open.send_modify(|open| *open -= 1);
+        self.joined.send_if_modified(|joined| joined.remove(&conn).is_some());
     }
 
-    /// Takes frames in until none come any more; whether the peer's kernel closed the connection.
-    async fn listen<R>(&self, conn: ConnId, reader: &mut R, replies: mpsc::WeakSender<Frame>) -> bool
+    /// Takes frames in until none come any more; whether the peer's process can be taken for ended.
+    async fn listen<R>(
+        &self,
+        conn: ConnId,
+        reader: &mut R,
+        replies: mpsc::WeakSender<Frame>,
+        same_host: bool,
+    ) -> bool
     where
         R: AsyncRead + Unpin,
     {
         let waits = Arc::new(Semaphore::new(MAX_STORE_WAITS));
         let mut store_calls = JoinSet::new();
+        let mut last_heard;
         loop {
+            last_heard = Instant::now();
             let news = match read_frame(reader, OPEN_LIMIT).await {
                 Ok(Frame::Ping {}) => {
                     if let Some(replies) = replies.upgrade() {
@@ -362,14 +383,24 @@ impl Door {
                                 MAX_STORE_WAITS + 1,
                                 MAX_STORE_WAITS,
                             );
-                            let _ = replies.try_send(Frame::Answer { id, result: result.map(|()| Reply::Done {}) });
+                            let _ = replies
+                                .try_send(Frame::Answer { id, result: result.map(|()| Reply::Done {}) });
                         }
                     }
                     Event::Heard { conn }
                 }
-                Ok(Frame::Call { id, request }) => Event::Request { call: Call { conn, id }, request },
+                Ok(Frame::Call { id, request }) => {
+                    if let Request::Join { join } = &request {
+                        let rank = join.identity.rank;
+                        self.joined.send_if_modified(|joined| joined.insert(conn, rank).is_none());
+                    }
+                    Event::Request { call: Call { conn, id }, request: Box::new(request) }
+                }
                 Ok(_) | Err(ReadError::Wire(_) | ReadError::Broken(_)) => return false,
                 Err(ReadError::ClosedByPeer) => return true,
+                // After a partition the other kernel resets a connection that it gave up while the process lives on.
+                // On this host there are no partitions, and one just heard is on this side of any.
+                Err(ReadError::Reset) => return same_host || last_heard.elapsed() < self.lease,
             };
             if self.events.send(News::Machine(news)).await.is_err() {
                 return false;
