@@ -7,8 +7,9 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use epwire::env::Token;
 use epwire::group::{Group, GroupOptions};
-use epwire::rendezvous::auth::{Role, Token, Transcript};
+use epwire::rendezvous::auth::{Role, Transcript};
 use epwire::rendezvous::driver::{ClientOptions, Heartbeat, Server, ServerOptions};
 use epwire::rendezvous::wire::{
     Frame, HEADER_BYTES, Join, PROTOCOL_VERSION, Reply, Request, body_length, decode, encode,
@@ -119,7 +120,7 @@ fn impostor(answer: Vec<u8>) -> SocketAddr {
 
 #[test]
 fn a_wrong_token_is_named_on_the_side_that_has_it() {
-    let token = |text: &str| Some(Token::new(text).unwrap());
+    let token = |text: &str| Some(Token::new(text, "test").unwrap());
     let right = "the token of the run";
     let server = Server::bind_blocking(
         "127.0.0.1:0",
@@ -142,7 +143,7 @@ fn a_token_is_required_off_loopback_for_server_and_client() {
     let error = Group::join_blocking(options(0, 1, "192.0.2.1:4444".parse().unwrap())).unwrap_err();
     assert!(matches!(error, BootstrapError::TokenRequired { .. }), "{error}");
     assert!(began.elapsed() < SECOND);
-    let token = Some(Token::new([7; 16]).unwrap());
+    let token = Some(Token::new([7; 16], "test").unwrap());
     Server::bind_blocking("0.0.0.0:0", ServerOptions { token, ..ServerOptions::new("run", 1) }).unwrap();
 }
 
@@ -326,6 +327,7 @@ fn a_formed_group_exchanges_meets_and_agrees() {
     }
     assert_eq!(groups[0].roster().iter().map(|member| member.rank).collect::<Vec<_>>(), [0, 1, 2]);
     assert_eq!(groups[2].roster()[1].member, groups[1].member_id());
+    assert_eq!(groups[1].watch().borrow().states, [RankState::Alive {}; 3]);
 }
 
 #[test]
@@ -499,6 +501,7 @@ fn threads_form_a_group_without_sockets() {
         assert!((0u8..).zip(blobs).all(|(from, blob)| blob == [from * 16 + rank]));
     }
     let mut groups = groups;
+    assert_eq!(groups[0].watch().borrow().states, [RankState::Alive {}; 8]);
     drop(groups.remove(3));
     for decision in
         all(&groups, |group| group.agree_active_blocking([3].into_iter().collect(), false).unwrap())

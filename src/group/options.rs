@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::env::Token;
 use crate::rendezvous::Fields;
-use crate::rendezvous::auth::Token;
 use crate::rendezvous::driver::Heartbeat;
 
 /// How a rank joins a group; see [`Group::join`](super::Group::join).

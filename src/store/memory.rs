@@ -17,7 +17,7 @@ use crate::rendezvous::{Blob, BootstrapError};
 pub const MAX_KEY_BYTES: usize = 512;
 /// Most bytes of a value.
 pub const MAX_VALUE_BYTES: usize = 64 << 10;
-/// Most bytes of all keys and values together, each counted with [`ENTRY_BYTES`] of its own.
+/// Most bytes of all keys and values together, each entry counted with 64 bytes of its own.
 pub const MAX_STORE_BYTES: usize = 256 << 20;
 /// What an entry costs beside its key and value.
 const ENTRY_BYTES: usize = 64;

@@ -12,8 +12,9 @@ use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 use super::Heartbeat;
 use super::background::spawn;
 use super::connection::{OPEN_LIMIT, ReadError, greet, read_frame, too_long, write_frame};
+use crate::env::Token;
 use crate::rendezvous::BootstrapError;
-use crate::rendezvous::auth::{Token, require};
+use crate::rendezvous::auth::require;
 use crate::rendezvous::ranks::RankSet;
 use crate::rendezvous::wire::{Frame, HEADER_BYTES, MAX_BODY_BYTES, Reply, Request, View, encode};
 
@@ -95,12 +96,13 @@ impl Client {
         stream: S,
         address: &str,
         heartbeat: Heartbeat,
+        view: View,
     ) -> (Self, impl Future<Output = ()> + Send + 'static)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
         let (commands, inbox) = mpsc::channel(64);
-        let (shown, view) = watch::channel(View { epoch: 0, mask: RankSet::EMPTY, states: Vec::new() });
+        let (shown, view) = watch::channel(view);
         let task = run(stream, address.to_owned(), heartbeat, inbox, shown);
         (Self { address: address.to_owned(), commands, view }, task)
     }
@@ -251,6 +253,9 @@ async fn run<S>(
                 last_heard = Instant::now();
                 match arrival {
                     Some(Ok(Frame::Answer { id, result })) => {
+                        if let Ok(Reply::Joined { joined }) = &result {
+                            view.send_replace(joined.view.clone());
+                        }
                         if let Some(call) = pending.remove(&id) {
                             let _ = call.reply.send(result);
                         }

@@ -19,7 +19,7 @@ pub(crate) fn local(machine: Machine, count: u32) -> Result<Vec<Client>, Bootstr
     let mut servers = Vec::new();
     for conn in 0..ConnId::from(count) {
         let (near, far) = tokio::io::duplex(PIPE_BYTES);
-        let (client, carrier) = Client::attach(near, "this process", Heartbeat::default());
+        let (client, carrier) = Client::attach(near, "this process", Heartbeat::default(), machine.view());
         clients.push(client);
         carriers.push(carrier);
         servers.push((conn, far));
