@@ -416,3 +416,26 @@ fn host() -> String {
         std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());
     name.map_or_else(|| "unknown host".to_owned(), |name| name.trim().to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_and_futures_move_between_threads() {
+        fn shared<T: Send + Sync>(_: &T) {}
+        fn sent<T: Send>(_: &T) {}
+        let groups = Group::threads(1).unwrap();
+        shared(&groups[0]);
+        shared(&groups[0].store());
+        sent(&groups[0].barrier("x"));
+        sent(&groups[0].agree_active(RankSet::EMPTY, false));
+        sent(&Group::join(GroupOptions::new(0, 1, "127.0.0.1:1")));
+    }
+
+    #[test]
+    fn a_deadline_past_all_clocks_is_no_harm() {
+        let groups = Group::threads(1).unwrap();
+        groups[0].with_deadline(Duration::MAX).barrier_blocking("x").unwrap();
+    }
+}

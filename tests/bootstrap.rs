@@ -136,6 +136,14 @@ fn a_wrong_token_is_named_on_the_side_that_has_it() {
 }
 
 #[test]
+fn a_server_that_does_not_know_the_token_is_not_believed() {
+    let mut answers = encode(&Frame::Challenge { nonce: [5; 32] }).unwrap();
+    answers.extend(encode(&Frame::Proof { mac: [0; 32] }).unwrap());
+    let error = Group::join_blocking(options(0, 1, impostor(answers))).unwrap_err();
+    assert!(matches!(error, BootstrapError::WrongToken { .. }), "{error}");
+}
+
+#[test]
 fn a_token_is_required_off_loopback_for_server_and_client() {
     let error = Server::bind_blocking("0.0.0.0:0", ServerOptions::new("run", 1)).unwrap_err();
     assert!(matches!(error, BootstrapError::TokenRequired { .. }), "{error}");
@@ -410,6 +418,30 @@ fn one_that_falls_silent_keeps_its_rank_until_its_socket_closes() {
         }
     };
     assert!(replacement.is_standby());
+}
+
+#[test]
+fn one_that_is_cut_off_for_garbage_is_suspect_not_dead() {
+    let server = serve(2);
+    let address = server.local_addr();
+    let member = std::thread::spawn(move || Group::join_blocking(options(0, 2, address)));
+    let mut mad = Raw::connect(address).handshake();
+    mad.join(1, 2);
+    let group = member.join().unwrap().unwrap();
+    let mut watch = group.watch();
+    mad.0.write_all(&[0xff; 64]).unwrap();
+    let began = Instant::now();
+    while watch.borrow_and_update().states[1] == (RankState::Alive {}) {
+        assert!(began.elapsed() < SECOND);
+        std::thread::sleep(SECOND / 100);
+    }
+    assert_eq!(watch.borrow().states[1], RankState::Suspect {});
+    let error = Group::join_blocking(options(1, 2, address)).unwrap_err();
+    assert!(matches!(error, BootstrapError::Fenced { rank: 1, pid: 4242, .. }), "{error}");
+    // Whoever can see that process says when it is over.
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(server.process_ended(1, 4242));
+    assert!(Group::join_blocking(options(1, 2, address)).unwrap().is_standby());
 }
 
 #[test]

@@ -335,6 +335,40 @@ fn a_death_during_the_agreement_ends_the_wait_for_it() {
 }
 
 #[test]
+fn what_a_member_said_before_it_died_is_void() {
+    let mut run = Run::formed(4);
+    run.report(3, &[1], false);
+    run.close(3);
+    let call = run.report(0, &[], false);
+    run.report(2, &[], false);
+    assert_eq!(run.answer(call), None, "rank 1 is named by nobody who lives");
+    run.report(1, &[], false);
+    assert_eq!(run.decision(call), ("0-2".to_owned(), 2));
+}
+
+#[test]
+fn a_step_that_waits_for_an_evicted_member_ends_with_the_decision() {
+    let mut run = Run::formed(3);
+    let step = run.step(0, "x", RankSet::all(3), StepKind::Barrier {});
+    run.report(0, &[2], false);
+    assert_eq!(run.answer(step), None);
+    run.report(1, &[2], false);
+    assert!(matches!(run.error(step), BootstrapError::PeerLost { rank: 2, .. }));
+}
+
+#[test]
+fn a_replacement_is_not_told_the_failures_of_its_predecessor() {
+    let mut run = Run::formed(2);
+    run.step(0, "x", RankSet::all(2), StepKind::Barrier {});
+    run.pass(10 * SECOND, &[0]);
+    run.close(1);
+    run.join(7, 1, 77);
+    let call = run.step(7, "x", RankSet::all(2), StepKind::Barrier {});
+    run.step(0, "x", RankSet::all(2), StepKind::Barrier {});
+    assert_eq!(run.answer(call), Some(&Ok(Reply::Done {})));
+}
+
+#[test]
 fn two_stopped_ranks_are_left_out_once_silent() {
     let mut run = Run::formed(4);
     let calls = [run.report(0, &[2, 3], false), run.report(1, &[2, 3], false)];
