@@ -491,6 +491,14 @@ fn the_host_leaves_last_and_names_who_stays() {
     assert!(matches!(error, BootstrapError::ServerLost { .. }), "{error}");
 }
 
+#[test]
+fn everybody_may_leave_at_once() {
+    let (_server, groups) = formed(64);
+    for left in all(&groups, Group::leave_blocking) {
+        assert_eq!(left, Ok(()));
+    }
+}
+
 #[tokio::test]
 async fn async_forms_work_on_a_runtime_of_one_thread_and_blocking_ones_say_no() {
     let groups = Group::threads(2).unwrap();

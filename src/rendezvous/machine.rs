@@ -8,17 +8,18 @@
 //! incarnation may take its rank. A member that is silent past its lease, or whose connection this side gave up, is only
 //! *suspect*: it may be stopped and run again, and its rank is refused to others.
 
+mod membership;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::agreement::{Agreement, Standing, Verdict};
+use super::agreement::Agreement;
 use super::error::BootstrapError;
 use super::ranks::{MAX_WORLD, RankSet};
 use super::steps::{Outcome, Steps, check_fields, compare};
 use super::wire::{
-    Decision, Fields, Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, RankState, Reply, Report,
-    Request, Step, View,
+    Fields, Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, RankState, Reply, Request, Step, View,
 };
 
 /// Largest epoch: 15 bits of a signal word hold it.
@@ -199,7 +200,7 @@ impl Machine {
                     self.bury(rank);
                 }
             }
-            Event::Tick => {}
+            Event::Tick => self.end_leases(now),
         }
         self.expire(now);
         self.decide(now);
@@ -209,7 +210,7 @@ impl Machine {
 
     /// When the next [`Event::Tick`] is due.
     pub fn next_deadline(&self) -> Option<Duration> {
-        let leases = self.members().filter(|member| member.life == Life::Heard);
+        let leases = self.members().filter(|member| self.epoch > 0 && member.life == Life::Heard);
         let leases = leases.map(|member| member.last_heard + self.settings.lease).min();
         let gathering = self.gathering.map(|(_, deadline)| deadline);
         let agreement = self.agreement.as_ref().map(|agreement| agreement.deadline);
@@ -453,107 +454,21 @@ impl Machine {
         }
     }
 
-    fn report(
-        &mut self,
-        now: Duration,
-        rank: u32,
-        call: Call,
-        mut report: Report,
-    ) -> Result<(), BootstrapError> {
-        let Some(role) = self.seat(rank).map(|member| member.role) else { return Ok(()) };
+    /// Only when time is all that happened: signs of life that the driver holds come as events before the next tick.
+    fn end_leases(&mut self, now: Duration) {
         if self.epoch == 0 {
-            let reason = "the run has not come together yet".to_owned();
-            return Err(BootstrapError::OutOfOrder { op: op_agree(), reason });
-        }
-        let former = match role {
-            Role::Evicted => return Err(BootstrapError::Evicted { op: op_agree(), rank, epoch: self.epoch }),
-            Role::Standby => {
-                self.ready.insert(rank, (call, now, now + report.deadline)).map(|(call, ..)| call)
-            }
-            // It took part in the decision, or was counted in, but the answer got lost on the way.
-            Role::Active if report.epoch < self.epoch => {
-                let decision = Decision { mask: self.mask, epoch: self.epoch };
-                self.answer(call, Ok(Reply::Decided { decision }));
-                return Ok(());
-            }
-            Role::Active if report.epoch > self.epoch => {
-                return Err(BootstrapError::Mismatch {
-                    op: op_agree(),
-                    rank,
-                    field: "epoch".to_owned(),
-                    ours: self.epoch.to_string(),
-                    theirs: report.epoch.to_string(),
-                });
-            }
-            Role::Active => {
-                report.suspects = report.suspects.and(&self.mask);
-                let deadline = report.deadline;
-                let agreement = self.agreement.get_or_insert_with(|| Agreement::new(now, deadline));
-                agreement.reports.insert(rank, (call, report)).map(|(call, _)| call)
-            }
-        };
-        if let Some(former) = former {
-            let reason = "the same member reported again; one call at a time".to_owned();
-            self.answer(former, Err(BootstrapError::OutOfOrder { op: op_agree(), reason }));
-        }
-        Ok(())
-    }
-
-    fn closed(&mut self, conn: ConnId, by_peer: bool) {
-        let Some(rank) = self.conns.remove(&conn) else { return };
-        if by_peer || self.epoch == 0 {
-            return self.bury(rank);
-        }
-        if let Some(member) = self.seat_mut(rank) {
-            member.conn = None;
-            member.life = Life::Suspect;
-            self.view_changed = true;
-        }
-    }
-
-    /// The member of `rank` is dead. Before the run has come together its seat is simply free again.
-    fn bury(&mut self, rank: u32) {
-        let epoch = self.epoch;
-        let Some(member) = self.seat_mut(rank).filter(|member| member.life != Life::Dead) else { return };
-        if epoch == 0 {
-            self.seats[rank as usize] = None;
-            if self.seats.iter().all(Option::is_none) {
-                self.gathering = None;
-            }
             return;
         }
-        member.life = Life::Dead;
-        let conn = member.conn.take();
-        if let Some(conn) = conn.filter(|conn| self.conns.remove(conn).is_some()) {
-            self.actions.push(Action::Close { conn });
+        let lease = self.settings.lease;
+        for member in self.seats.iter_mut().flatten() {
+            if member.life == Life::Heard && member.last_heard + lease <= now {
+                member.life = Life::Suspect;
+                self.view_changed = true;
+            }
         }
-        self.view_changed = true;
-        self.ready.remove(&rank);
-        if let Some(agreement) = &mut self.agreement {
-            agreement.reports.remove(&rank);
-        }
-        self.abandon(rank);
-    }
-
-    /// Ends the steps that wait for a rank that can not take part any more.
-    fn abandon(&mut self, rank: u32) {
-        let Some(Identity { host, pid, .. }) = self.seat(rank).map(|member| member.identity.clone()) else {
-            return;
-        };
-        let outcomes = self.steps.lose(rank, &host, pid);
-        self.answer_all(outcomes);
     }
 
     fn expire(&mut self, now: Duration) {
-        let lease = self.settings.lease;
-        if self.epoch > 0 {
-            for member in self.seats.iter_mut().flatten() {
-                if member.life == Life::Heard && member.last_heard + lease <= now {
-                    member.life = Life::Suspect;
-                    self.view_changed = true;
-                }
-            }
-        }
         if let Some((began, _)) = self.gathering.filter(|(_, deadline)| *deadline <= now) {
             let present: RankSet = self.members().map(|member| member.identity.rank).collect();
             self.disband(BootstrapError::MissingRanks {
@@ -578,67 +493,6 @@ impl Machine {
         }
     }
 
-    /// Decides the next mask, if the agreement's rule says that it can be decided.
-    fn decide(&mut self, now: Duration) {
-        let Some(agreement) = &self.agreement else { return };
-        if agreement.reports.is_empty() {
-            self.agreement = None;
-            return;
-        }
-        let ranks = |which: &dyn Fn(&Member) -> bool| -> RankSet {
-            self.members().filter(|member| which(member)).map(|member| member.identity.rank).collect()
-        };
-        let active = |member: &Member| member.role == Role::Active && member.life != Life::Dead;
-        let standing = Standing {
-            living: ranks(&active),
-            heard: ranks(&|member| active(member) && member.life == Life::Heard),
-            standby: ranks(&|member| member.role == Role::Standby && member.life == Life::Heard),
-            ready: self.ready.keys().copied().collect(),
-        };
-        let Some(verdict) = agreement.decide(now, &standing) else { return };
-        if let Some(agreement) = self.agreement.take() {
-            self.conclude(&standing, verdict, agreement);
-        }
-    }
-
-    fn conclude(&mut self, standing: &Standing, verdict: Verdict, agreement: Agreement) {
-        let mut waiting: BTreeMap<u32, Call> =
-            agreement.reports.into_iter().map(|(rank, (call, _))| (rank, call)).collect();
-        if self.epoch == MAX_EPOCH {
-            for call in waiting.into_values() {
-                let (value, limit) = (u64::from(MAX_EPOCH) + 1, u64::from(MAX_EPOCH));
-                let field = "epoch".to_owned();
-                self.answer(call, Err(BootstrapError::Limit { op: op_agree(), field, value, limit }));
-            }
-            return;
-        }
-        self.epoch += 1;
-        self.mask = verdict.stay.or(&verdict.enter);
-        self.view_changed = true;
-        for rank in verdict.enter.iter() {
-            if let Some((call, ..)) = self.ready.remove(&rank) {
-                waiting.insert(rank, call);
-            }
-            if let Some(member) = self.seat_mut(rank) {
-                member.role = Role::Active;
-            }
-        }
-        for rank in standing.living.minus(&verdict.stay).iter() {
-            if let Some(member) = self.seat_mut(rank) {
-                member.role = Role::Evicted;
-            }
-            self.abandon(rank);
-        }
-        let decision = Decision { mask: self.mask, epoch: self.epoch };
-        for (rank, call) in waiting {
-            let result = match decision.mask.contains(rank) {
-                true => Ok(Reply::Decided { decision }),
-                false => Err(BootstrapError::Evicted { op: op_agree(), rank, epoch: decision.epoch }),
-            };
-            self.answer(call, result);
-        }
-    }
-
     /// Shows the membership to all who are connected, if it changed.
     fn show(&mut self) {
         if !std::mem::take(&mut self.view_changed) {
@@ -659,5 +513,4 @@ fn op_agree() -> String {
 }
 
 #[cfg(test)]
-#[path = "machine_tests.rs"]
 mod tests;

@@ -458,5 +458,4 @@ const MAGIC: u32 = u32::from_le_bytes(*b"EPWR");
 const LENGTH_AT: usize = 6;
 
 #[cfg(test)]
-#[path = "wire_tests.rs"]
 mod tests;

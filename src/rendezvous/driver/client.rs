@@ -190,6 +190,7 @@ async fn dial(options: &ClientOptions) -> Result<TcpStream, BootstrapError> {
 
 struct Pending {
     op: String,
+    leaves: bool,
     began: Instant,
     deadline: Duration,
     reply: oneshot::Sender<Result<Reply, BootstrapError>>,
@@ -244,7 +245,8 @@ async fn run<S>(
                     let _ = reply.send(Err(error));
                     continue;
                 }
-                pending.insert(next_id, Pending { op, began: Instant::now(), deadline, reply });
+                let leaves = matches!(frame, Frame::Call { request: Request::Leave {}, .. });
+                pending.insert(next_id, Pending { op, leaves, began: Instant::now(), deadline, reply });
                 if outgoing.try_send(frame).is_err() {
                     break lost("", &address, "it does not take what is sent");
                 }
@@ -257,7 +259,12 @@ async fn run<S>(
                             view.send_replace(joined.view.clone());
                         }
                         if let Some(call) = pending.remove(&id) {
+                            let left = call.leaves && result.is_ok();
                             let _ = call.reply.send(result);
+                            if left {
+                                tasks.shutdown().await;
+                                break lost("", &address, "this member has left");
+                            }
                         }
                     }
                     Some(Ok(Frame::Changed { view: shown })) => {
@@ -281,7 +288,7 @@ async fn run<S>(
                 let late = |call: &mut Pending| call.began.elapsed() >= call.deadline + GRACE;
                 let ids: Vec<u64> = pending.iter_mut().filter_map(|(id, call)| late(call).then_some(*id)).collect();
                 for id in ids {
-                    if let Some(Pending { op, began, deadline, reply }) = pending.remove(&id) {
+                    if let Some(Pending { op, began, deadline, reply, .. }) = pending.remove(&id) {
                         let (elapsed, missing) = (began.elapsed(), Box::default());
                         let _ = reply.send(Err(BootstrapError::Timeout { op, elapsed, deadline, missing }));
                     }

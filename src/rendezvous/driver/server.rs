@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -20,7 +20,7 @@ use crate::rendezvous::BootstrapError;
 use crate::rendezvous::RankSet;
 use crate::rendezvous::auth::require;
 use crate::rendezvous::machine::{Action, Call, ConnId, Event, Machine, Settings};
-use crate::rendezvous::wire::{Frame, Reply, Request};
+use crate::rendezvous::wire::{Frame, Reply, Request, View};
 use crate::store::memory::Table;
 
 /// What a server serves, and within which bounds.
@@ -214,12 +214,20 @@ async fn welcome<P>(mut stream: TcpStream, peer: SocketAddr, permit: P, options:
 const MAX_STORE_WAITS: usize = 64;
 /// Frames that wait to be written to one connection; a peer that lets more pile up is cut off.
 const MAX_QUEUED: usize = 1024;
+/// How long a connection that this side ends may take to deliver what was sent.
+const LINGER: Duration = Duration::from_secs(1);
 /// News that wait for the machine; connections wait when there are more.
 const MAX_NEWS: usize = 1024;
 
 enum News {
-    Opened { conn: ConnId, frames: mpsc::Sender<Frame> },
+    Opened { conn: ConnId, outlet: Outlet },
     Machine(Event),
+}
+
+/// What the hub has to say to one connection. Of views only the newest counts, so they do not pile up.
+struct Outlet {
+    frames: mpsc::Sender<Frame>,
+    view: watch::Sender<Option<Arc<View>>>,
 }
 
 /// The task around the machine and the store, and the way to it for connections.
@@ -262,14 +270,16 @@ impl Hub {
 /// Feeds the machine and carries out its actions.
 async fn attend_machine(mut machine: Machine, mut inbox: mpsc::Receiver<News>) {
     let origin = Instant::now();
-    let mut queues: HashMap<ConnId, mpsc::Sender<Frame>> = HashMap::new();
+    let mut outlets: HashMap<ConnId, Outlet> = HashMap::new();
     loop {
         let due = machine.next_deadline().map(|deadline| origin + deadline);
         let event = tokio::select! {
+            // What has come counts before time does: a sign of life that waits here was given in time.
+            biased;
             news = inbox.recv() => match news {
                 None => return,
-                Some(News::Opened { conn, frames }) => {
-                    queues.insert(conn, frames);
+                Some(News::Opened { conn, outlet }) => {
+                    outlets.insert(conn, outlet);
                     continue;
                 }
                 Some(News::Machine(event)) => event,
@@ -281,22 +291,27 @@ async fn attend_machine(mut machine: Machine, mut inbox: mpsc::Receiver<News>) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             if let Event::Closed { conn, .. } = event {
-                queues.remove(&conn);
+                outlets.remove(&conn);
             }
             for action in machine.handle(origin.elapsed(), event) {
                 let (conn, frame) = match action {
                     Action::Answer { call: Call { conn, id }, result } => {
                         (conn, Frame::Answer { id, result })
                     }
-                    Action::Show { conn, view } => (conn, Frame::Changed { view }),
+                    Action::Show { conn, view } => {
+                        if let Some(outlet) = outlets.get(&conn) {
+                            outlet.view.send_replace(Some(view));
+                        }
+                        continue;
+                    }
                     Action::Close { conn } => {
-                        queues.remove(&conn);
+                        outlets.remove(&conn);
                         continue;
                     }
                 };
                 // Whoever does not read is cut off, which makes it suspect, not dead: this side closed.
-                if queues.get(&conn).is_some_and(|queue| queue.try_send(frame).is_err()) {
-                    queues.remove(&conn);
+                if outlets.get(&conn).is_some_and(|outlet| outlet.frames.try_send(frame).is_err()) {
+                    outlets.remove(&conn);
                     events.push(Event::Closed { conn, by_peer: false });
                 }
             }
@@ -319,22 +334,42 @@ impl Door {
         let (frames, mut queue) = mpsc::channel::<Frame>(MAX_QUEUED);
         // The hub holds the only lasting sender: when it drops it, the writer ends after the last frame.
         let replies = frames.downgrade();
-        if self.events.send(News::Opened { conn, frames }).await.is_err() {
+        let (view, mut views) = watch::channel(None);
+        let outlet = Outlet { frames, view };
+        if self.events.send(News::Opened { conn, outlet }).await.is_err() {
             return;
         }
         let (mut reader, mut writer) = tokio::io::split(stream);
         let write = async {
-            while let Some(frame) = queue.recv().await {
+            loop {
+                let frame = tokio::select! {
+                    biased;
+                    frame = queue.recv() => match frame {
+                        Some(frame) => frame,
+                        None => return,
+                    },
+                    Ok(()) = views.changed() => match views.borrow_and_update().clone() {
+                        Some(view) => Frame::Changed { view },
+                        None => continue,
+                    },
+                };
                 if write_frame(&mut writer, &frame).await.is_err() {
                     // The reader learns why.
                     std::future::pending::<()>().await;
                 }
             }
-            false
         };
         let by_peer = tokio::select! {
             by_peer = self.listen(conn, &mut reader, replies, same_host) => by_peer,
-            by_peer = write => by_peer,
+            () = write => {
+                // Closed with bytes unread, a socket throws away what it has not sent yet: let the peer close first.
+                let end = async {
+                    let _ = writer.shutdown().await;
+                    tokio::io::copy(&mut reader, &mut tokio::io::sink()).await
+                };
+                let _ = timeout(LINGER, end).await;
+                false
+            }
         };
         let _ = self.events.send(News::Machine(Event::Closed { conn, by_peer })).await;
         self.joined.send_if_modified(|joined| joined.remove(&conn).is_some());
