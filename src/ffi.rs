@@ -54,6 +54,10 @@ fn check(status: sys::epw_status) -> Result<Progress> {
     }
 }
 
+fn c_mask(mask: &Mask) -> sys::epw_mask {
+    sys::epw_mask { bits: *mask.words() }
+}
+
 pub(crate) fn plan(config: &sys::epw_config) -> Result<sys::epw_plan> {
     let mut plan = sys::epw_plan { size: size_of::<sys::epw_plan>() as u32, ..Default::default() };
     // SAFETY: both are valid for the call, plan carries its size.
@@ -213,18 +217,18 @@ impl Buffer {
 
     pub(crate) fn set_active(&self, active: &Mask, epoch: u32) -> Result<()> {
         // SAFETY: the buffer is alive, the mask is read during the call only.
-        check(unsafe { sys::epw_buffer_set_active(self.0.as_ptr(), &active.to_c(), epoch) })?;
+        check(unsafe { sys::epw_buffer_set_active(self.0.as_ptr(), &c_mask(active), epoch) })?;
         Ok(())
     }
 
     /// Active ranks, suspects, epoch.
     pub(crate) fn membership(&self) -> Result<(Mask, Mask, u32)> {
-        let (mut active, mut suspects, mut epoch) = (Mask::default().to_c(), Mask::default().to_c(), 0);
+        let (mut active, mut suspects, mut epoch) = (c_mask(&Mask::EMPTY), c_mask(&Mask::EMPTY), 0);
         // SAFETY: all are valid places to write to.
         check(unsafe {
             sys::epw_buffer_membership(self.0.as_ptr(), &mut active, &mut suspects, &mut epoch)
         })?;
-        Ok((Mask::from_c(&active), Mask::from_c(&suspects), epoch))
+        Ok((Mask::from_words(active.bits), Mask::from_words(suspects.bits), epoch))
     }
 
     /// One byte per expert of the buffer's configuration.

@@ -30,7 +30,7 @@ use tokio::sync::watch;
 use crate::rendezvous::driver::{Client, ClientOptions, Server, ServerOptions, block_on, local, random};
 use crate::rendezvous::machine::{Action, Call, Event, Machine, Settings};
 use crate::rendezvous::wire::{Join, Joined, PROTOCOL_VERSION, Reply, Report, Request, Step, StepKind};
-use crate::rendezvous::{Blob, BootstrapError, Decision, Fields, Identity, RankSet, RankState, View};
+use crate::rendezvous::{Blob, BootstrapError, Decision, Fields, Identity, Mask, RankState, View};
 use crate::store::Store;
 
 /// A rank's membership in a run.
@@ -237,7 +237,7 @@ impl Group {
     /// [`Group::exchange`] among `ranks`, this one included: members, or living ranks on standby.
     pub async fn exchange_among(
         &self,
-        ranks: RankSet,
+        ranks: Mask,
         tag: &str,
         mut blobs: Vec<Vec<u8>>,
     ) -> Result<Vec<Vec<u8>>, BootstrapError> {
@@ -261,7 +261,7 @@ impl Group {
     }
 
     /// [`Group::barrier`] among `ranks`, this one included.
-    pub async fn barrier_among(&self, ranks: RankSet, tag: &str) -> Result<(), BootstrapError> {
+    pub async fn barrier_among(&self, ranks: Mask, tag: &str) -> Result<(), BootstrapError> {
         self.step("barrier", ranks, tag, StepKind::Barrier {}).await.map(|_| ())
     }
 
@@ -279,7 +279,7 @@ impl Group {
     ///
     /// Errors: [`BootstrapError::Evicted`] if the others go on without this member, [`BootstrapError::Mismatch`] if its
     /// epoch is not that of the run, [`BootstrapError::Limit`] past epoch 32767.
-    pub async fn agree_active(&self, suspects: RankSet, admit: bool) -> Result<Decision, BootstrapError> {
+    pub async fn agree_active(&self, suspects: Mask, admit: bool) -> Result<Decision, BootstrapError> {
         const OP: &str = "agree on the active ranks";
         let report = Report { epoch: self.active().epoch, suspects, admit, deadline: self.deadline };
         match self.inner.client.call(OP, Request::Report { report }, self.deadline).await? {
@@ -328,7 +328,7 @@ impl Group {
     /// [`Group::exchange_among`] for a plain thread.
     pub fn exchange_among_blocking(
         &self,
-        ranks: RankSet,
+        ranks: Mask,
         tag: &str,
         blobs: Vec<Vec<u8>>,
     ) -> Result<Vec<Vec<u8>>, BootstrapError> {
@@ -341,7 +341,7 @@ impl Group {
     }
 
     /// [`Group::barrier_among`] for a plain thread.
-    pub fn barrier_among_blocking(&self, ranks: RankSet, tag: &str) -> Result<(), BootstrapError> {
+    pub fn barrier_among_blocking(&self, ranks: Mask, tag: &str) -> Result<(), BootstrapError> {
         block_on("barrier", self.barrier_among(ranks, tag))
     }
 
@@ -351,7 +351,7 @@ impl Group {
     }
 
     /// [`Group::agree_active`] for a plain thread.
-    pub fn agree_active_blocking(&self, suspects: RankSet, admit: bool) -> Result<Decision, BootstrapError> {
+    pub fn agree_active_blocking(&self, suspects: Mask, admit: bool) -> Result<Decision, BootstrapError> {
         block_on("agree on the active ranks", self.agree_active(suspects, admit))
     }
 
@@ -373,7 +373,7 @@ impl Group {
     async fn step(
         &self,
         what: &str,
-        ranks: RankSet,
+        ranks: Mask,
         tag: &str,
         kind: StepKind,
     ) -> Result<Reply, BootstrapError> {
@@ -429,7 +429,7 @@ mod tests {
         shared(&groups[0]);
         shared(&groups[0].store());
         sent(&groups[0].barrier("x"));
-        sent(&groups[0].agree_active(RankSet::EMPTY, false));
+        sent(&groups[0].agree_active(Mask::EMPTY, false));
         sent(&Group::join(GroupOptions::new(0, 1, "127.0.0.1:1")));
     }
 

@@ -1,40 +1,55 @@
-//! A set of ranks.
+//! A set of ranks: the mask of a membership, the suspects of a member, the participants of a step.
 
 use std::fmt;
 
-use crate::sys;
+/// Largest world size, in ranks.
+pub const MAX_WORLD: u32 = 1024;
 
-/// A set of ranks, up to [`Mask::MAX_RANKS`].
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
+const WORDS: usize = (MAX_WORLD / 64) as usize;
+
+/// A set of ranks in `0..1024`, one bit each: bit `r % 64` of word `r / 64`, as `epw_mask` of the C core has it.
+///
+/// Ranks outside the range are never members; inserting one changes nothing.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mask {
-    bits: [u64; Mask::MAX_RANKS / 64],
+    words: [u64; WORDS],
 }
 
 impl Mask {
-    /// Ranks of a group at most.
-    pub const MAX_RANKS: usize = sys::EPW_MAX_RANKS as usize;
+    /// The empty set.
+    pub const EMPTY: Mask = Mask { words: [0; WORDS] };
 
-    /// The ranks `0..n`; those beyond [`Mask::MAX_RANKS`] are left out.
-    pub fn first(n: u32) -> Self {
-        (0..n).collect()
+    /// The ranks `0..world`.
+    pub fn all(world: u32) -> Self {
+        (0..world).collect()
     }
 
-    /// Whether `rank` is in the set.
+    /// A set from its words; the inverse of [`Mask::words`].
+    pub const fn from_words(words: [u64; WORDS]) -> Self {
+        Self { words }
+    }
+
+    /// The 16 words of the set.
+    pub const fn words(&self) -> &[u64; WORDS] {
+        &self.words
+    }
+
+    /// Whether `rank` is a member.
     pub fn contains(&self, rank: u32) -> bool {
-        self.bits.get(rank as usize / 64).is_some_and(|word| word >> (rank % 64) & 1 == 1)
+        rank < MAX_WORLD && self.words[(rank / 64) as usize] >> (rank % 64) & 1 == 1
     }
 
-    /// Adds `rank`. A rank of [`Mask::MAX_RANKS`] or more is ignored.
+    /// Adds `rank`.
     pub fn insert(&mut self, rank: u32) {
-        if let Some(word) = self.bits.get_mut(rank as usize / 64) {
-            *word |= 1 << (rank % 64);
+        if rank < MAX_WORLD {
+            self.words[(rank / 64) as usize] |= 1 << (rank % 64);
         }
     }
 
     /// Takes `rank` out.
     pub fn remove(&mut self, rank: u32) {
-        if let Some(word) = self.bits.get_mut(rank as usize / 64) {
-            *word &= !(1 << (rank % 64));
+        if rank < MAX_WORLD {
+            self.words[(rank / 64) as usize] &= !(1 << (rank % 64));
         }
     }
 
@@ -45,41 +60,77 @@ impl Mask {
         self
     }
 
-    /// How many ranks are in the set.
+    /// Number of members.
     pub fn len(&self) -> usize {
-        self.bits.iter().map(|word| word.count_ones() as usize).sum()
+        self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether the set is empty.
+    /// Whether there is no member.
     pub fn is_empty(&self) -> bool {
-        self.bits.iter().all(|word| *word == 0)
+        self.words.iter().all(|word| *word == 0)
     }
 
-    /// The ranks, ascending.
+    /// The members, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..Self::MAX_RANKS as u32).filter(|rank| self.contains(*rank))
+        (0u32..).zip(self.words).flat_map(|(index, word)| {
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| index * 64 + bit)
+        })
     }
 
-    pub(crate) fn to_c(self) -> sys::epw_mask {
-        sys::epw_mask { bits: self.bits }
+    /// The members of both sets.
+    pub fn and(&self, other: &Self) -> Self {
+        Self { words: std::array::from_fn(|i| self.words[i] & other.words[i]) }
     }
 
-    pub(crate) fn from_c(mask: &sys::epw_mask) -> Self {
-        Self { bits: mask.bits }
+    /// The members of either set.
+    pub fn or(&self, other: &Self) -> Self {
+        Self { words: std::array::from_fn(|i| self.words[i] | other.words[i]) }
+    }
+
+    /// The members of this set that are not in `other`.
+    pub fn minus(&self, other: &Self) -> Self {
+        Self { words: std::array::from_fn(|i| self.words[i] & !other.words[i]) }
+    }
+
+    /// Whether every member is a rank of a world of `world` ranks.
+    pub fn fits(&self, world: u32) -> bool {
+        self.minus(&Self::all(world)).is_empty()
     }
 }
 
 impl FromIterator<u32> for Mask {
     fn from_iter<I: IntoIterator<Item = u32>>(ranks: I) -> Self {
-        let mut mask = Self::default();
-        ranks.into_iter().for_each(|rank| mask.insert(rank));
-        mask
+        let mut set = Self::EMPTY;
+        for rank in ranks {
+            set.insert(rank);
+        }
+        set
+    }
+}
+
+/// `0-3,7`: runs of ranks, so that a thousand of them still fit an error text.
+impl fmt::Display for Mask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut ranks = self.iter().peekable();
+        let mut separator = "";
+        while let Some(first) = ranks.next() {
+            let mut last = first;
+            while let Some(next) = ranks.next_if_eq(&(last + 1)) {
+                last = next;
+            }
+            match last - first {
+                0 => write!(f, "{separator}{first}")?,
+                _ => write!(f, "{separator}{first}-{last}")?,
+            }
+            separator = ",";
+        }
+        if separator.is_empty() { f.write_str("none") } else { Ok(()) }
     }
 }
 
 impl fmt::Debug for Mask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.iter()).finish()
+        write!(f, "{{{self}}}")
     }
 }
 
@@ -88,13 +139,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holds_what_is_put_in_and_nothing_else() {
-        let mask: Mask = [0, 63, 64, 1023].into_iter().collect();
-        assert_eq!(mask.iter().collect::<Vec<_>>(), [0, 63, 64, 1023]);
-        assert_eq!(mask.len(), 4);
-        assert!(!mask.contains(1) && !mask.contains(4096));
-        assert_eq!(mask.without(64).len(), 3);
-        assert_eq!(Mask::first(3), [0, 1, 2].into_iter().collect());
-        assert!(Mask::default().is_empty());
+    fn runs_of_ranks_are_printed_short() {
+        let set: Mask = [0, 1, 2, 7, 63, 64, 65, 1023].into_iter().collect();
+        assert_eq!(set.to_string(), "0-2,7,63-65,1023");
+        assert_eq!(Mask::EMPTY.to_string(), "none");
+    }
+
+    #[test]
+    fn a_rank_past_the_limit_is_never_a_member() {
+        let mut set = Mask::EMPTY;
+        set.insert(MAX_WORLD);
+        set.remove(u32::MAX);
+        assert!(set.is_empty() && !set.contains(MAX_WORLD));
+        assert_eq!(Mask::all(MAX_WORLD).len(), 1024);
+        assert!(!Mask::all(5).fits(4) && Mask::all(4).fits(4));
     }
 }

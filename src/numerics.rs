@@ -26,7 +26,7 @@ fn check_sizes(
     scale: Fp8Scale,
     scales: usize,
 ) -> Result<u32> {
-    if hidden == 0 || hidden % 128 != 0 || u32::try_from(hidden).is_err() {
+    if hidden == 0 || !hidden.is_multiple_of(128) || u32::try_from(hidden).is_err() {
         return Err(invalid(operation, format!("x has {hidden} columns, must be a multiple of 128")));
     }
     let scale_bytes = if scale == Fp8Scale::Ue8m0 { 1 } else { 4 };

@@ -22,7 +22,7 @@ impl Outcome {
     }
 
     pub(crate) fn from_c(outcome: &sys::epw_outcome) -> Self {
-        Self { missing: Mask::from_c(&outcome.missing), record: ErrorRecord::from_c(&outcome.record) }
+        Self { missing: Mask::from_words(outcome.missing.bits), record: ErrorRecord::from_c(&outcome.record) }
     }
 }
 

@@ -77,7 +77,7 @@ unsafe impl Sync for TensorRef<'_> {}
 impl<'a> TensorRef<'a> {
     /// A dense matrix of `cols` columns over a slice. Elements behind the last full row are not part of it.
     pub fn new<T: Element>(data: &'a [T], cols: usize) -> Self {
-        let rows = if cols == 0 { 0 } else { data.len() / cols };
+        let rows = data.len().checked_div(cols).unwrap_or(0);
         let row_stride = cols * size_of::<T>();
         Self {
             ptr: NonNull::from(data).cast(),

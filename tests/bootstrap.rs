@@ -14,7 +14,7 @@ use epwire::rendezvous::driver::{ClientOptions, Heartbeat, Server, ServerOptions
 use epwire::rendezvous::wire::{
     Frame, HEADER_BYTES, Join, PROTOCOL_VERSION, Reply, Request, body_length, decode, encode,
 };
-use epwire::rendezvous::{BootstrapError, Identity, RankSet, RankState};
+use epwire::rendezvous::{BootstrapError, Identity, Mask, RankState};
 use epwire::store::{MAX_VALUE_BYTES, Store};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -369,19 +369,19 @@ fn survivors_agree_and_a_replacement_is_admitted() {
         assert!(dead.elapsed() < 2 * SECOND, "{:?}", watch.borrow());
         std::thread::sleep(SECOND / 100);
     }
-    for decision in all(&groups, |group| group.agree_active_blocking(RankSet::EMPTY, false).unwrap()) {
+    for decision in all(&groups, |group| group.agree_active_blocking(Mask::EMPTY, false).unwrap()) {
         assert_eq!((decision.mask.to_string().as_str(), decision.epoch), ("0-1", 2));
     }
     all(&groups, |group| group.barrier_blocking("two of us").unwrap());
 
     groups.push(Group::join_blocking(options(2, 3, server.local_addr())).unwrap());
     assert!(groups[2].is_standby());
-    let everybody = RankSet::all(3);
+    let everybody = Mask::all(3);
     let blobs = all(&groups, |group| {
         group.exchange_among_blocking(everybody, "connect", vec![vec![group.rank() as u8]; 3]).unwrap()
     });
     assert_eq!(blobs[0], [[0], [1], [2]]);
-    for decision in all(&groups, |group| group.agree_active_blocking(RankSet::EMPTY, true).unwrap()) {
+    for decision in all(&groups, |group| group.agree_active_blocking(Mask::EMPTY, true).unwrap()) {
         assert_eq!((decision.mask, decision.epoch), (everybody, 3));
     }
     assert!(!groups[2].is_standby());
@@ -452,11 +452,11 @@ fn an_evicted_member_is_told_rejoins_and_comes_back() {
         .agree_active_blocking([1].into_iter().collect(), false)
         .unwrap()];
     assert_eq!(decisions[0].mask.to_string(), "0");
-    let error = groups[1].agree_active_blocking(RankSet::EMPTY, false).unwrap_err();
+    let error = groups[1].agree_active_blocking(Mask::EMPTY, false).unwrap_err();
     assert!(matches!(error, BootstrapError::Evicted { rank: 1, epoch: 2, .. }), "{error}");
     groups[1].rejoin_blocking().unwrap();
-    for decision in all(&groups, |group| group.agree_active_blocking(RankSet::EMPTY, true).unwrap()) {
-        assert_eq!((decision.mask, decision.epoch), (RankSet::all(2), 3));
+    for decision in all(&groups, |group| group.agree_active_blocking(Mask::EMPTY, true).unwrap()) {
+        assert_eq!((decision.mask, decision.epoch), (Mask::all(2), 3));
     }
 }
 

@@ -69,7 +69,7 @@ impl EpBuffer {
         buffer.connect_all(&blobs)?;
         // Nobody may send before everybody is connected: an epoch word posted by set_active is the first thing a peer reads.
         group.barrier("buffer").await?;
-        buffer.set_active(&Mask::first(group.world()), 1)?;
+        buffer.set_active(&Mask::all(group.world()), 1)?;
         Ok(buffer)
     }
 
@@ -81,7 +81,7 @@ impl EpBuffer {
         let blobs = group.exchange_blocking("buffer", blobs)?;
         buffer.connect_all(&blobs)?;
         group.barrier_blocking("buffer")?;
-        buffer.set_active(&Mask::first(group.world()), 1)?;
+        buffer.set_active(&Mask::all(group.world()), 1)?;
         Ok(buffer)
     }
 
@@ -143,21 +143,20 @@ impl EpBuffer {
     /// survivors call it, each with no lane held. Not for replacements: those connect first.
     pub async fn recover(&self, group: &Group) -> Result<(Mask, u32)> {
         let (_, suspects, _) = self.inner.ffi.membership()?;
-        let decision = group.agree_active(suspects.iter().collect(), false).await?;
+        let decision = group.agree_active(suspects, false).await?;
         self.adopt(decision)
     }
 
     /// [`EpBuffer::recover`] for a plain thread. Not for a thread that serves an async executor.
     pub fn recover_blocking(&self, group: &Group) -> Result<(Mask, u32)> {
         let (_, suspects, _) = self.inner.ffi.membership()?;
-        let decision = group.agree_active_blocking(suspects.iter().collect(), false)?;
+        let decision = group.agree_active_blocking(suspects, false)?;
         self.adopt(decision)
     }
 
     fn adopt(&self, decision: crate::rendezvous::Decision) -> Result<(Mask, u32)> {
-        let mask: Mask = decision.mask.iter().collect();
-        self.set_active(&mask, decision.epoch)?;
-        Ok((mask, decision.epoch))
+        self.set_active(&decision.mask, decision.epoch)?;
+        Ok((decision.mask, decision.epoch))
     }
 
     /// The active ranks, those of them given up since the last [`EpBuffer::set_active`], and the epoch (0: none yet).

@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::machine::Call;
-use super::ranks::RankSet;
 use super::wire::Report;
+use crate::mask::Mask;
 
 /// Reports collected for the next epoch.
 #[derive(Debug)]
@@ -33,22 +33,22 @@ pub struct Agreement {
 #[derive(Clone, Copy, Debug)]
 pub struct Standing {
     /// Members of the current mask that are not dead.
-    pub living: RankSet,
+    pub living: Mask,
     /// Those of them heard within their lease.
-    pub heard: RankSet,
+    pub heard: Mask,
     /// Ranks whose living incarnation is on standby and heard.
-    pub standby: RankSet,
+    pub standby: Mask,
     /// Those of them that asked to be admitted.
-    pub ready: RankSet,
+    pub ready: Mask,
 }
 
 /// Who goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Members that stay.
-    pub stay: RankSet,
+    pub stay: Mask,
     /// Standby members that enter.
-    pub enter: RankSet,
+    pub enter: Mask,
 }
 
 impl Agreement {
@@ -60,9 +60,9 @@ impl Agreement {
     /// The decision, or `None` while there is somebody to wait for.
     pub fn decide(&self, now: Duration, standing: &Standing) -> Option<Verdict> {
         let late = now >= self.deadline;
-        let reported: RankSet =
+        let reported: Mask =
             self.reports.keys().copied().filter(|rank| standing.living.contains(*rank)).collect();
-        let named = self.reports.values().fold(RankSet::EMPTY, |named, (_, said)| named.or(&said.suspects));
+        let named = self.reports.values().fold(Mask::EMPTY, |named, (_, said)| named.or(&said.suspects));
         let missing = standing.living.minus(&reported);
         if !late && !missing.minus(&named).is_empty() {
             return None;
@@ -71,12 +71,12 @@ impl Agreement {
         let admit = self.reports.iter().all(|(rank, (_, said))| said.admit || !stay.contains(*rank));
         let outvoted = missing.is_empty() || 2 * stay.len() > standing.heard.len();
         let waits_for_entry = admit && !standing.standby.minus(&standing.ready).is_empty();
-        let enter = if admit { standing.standby.and(&standing.ready) } else { RankSet::EMPTY };
+        let enter = if admit { standing.standby.and(&standing.ready) } else { Mask::EMPTY };
         (late || outvoted && !waits_for_entry).then_some(Verdict { stay, enter })
     }
 
     /// Who of those that reported is left when accusations among them are settled.
-    fn survivors(&self, reported: &RankSet) -> RankSet {
+    fn survivors(&self, reported: &Mask) -> Mask {
         let mut left = *reported;
         loop {
             let mut accusers: BTreeMap<u32, usize> = BTreeMap::new();
@@ -111,8 +111,8 @@ mod tests {
         let standing = Standing {
             living: living.iter().copied().collect(),
             heard: heard.iter().copied().collect(),
-            standby: RankSet::EMPTY,
-            ready: RankSet::EMPTY,
+            standby: Mask::EMPTY,
+            ready: Mask::EMPTY,
         };
         let verdict = agreement(reports).decide(Duration::from_secs(now), &standing);
         verdict.map(|verdict| verdict.stay.to_string())

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::ranks::RankSet;
 use super::wire::WireError;
+use crate::mask::Mask;
 
 /// The bytes of a frame not yet decoded.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl Wire for [u8; 32] {
     }
 }
 
-impl Wire for RankSet {
+impl Wire for Mask {
     const LEAST: usize = 128;
     fn put(&self, out: &mut Vec<u8>) {
         self.words().iter().for_each(|word| word.put(out));
@@ -102,7 +102,7 @@ impl Wire for RankSet {
         for word in &mut words {
             *word = u64::get(from)?;
         }
-        Ok(RankSet::from_words(words))
+        Ok(Mask::from_words(words))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::codec::wire;
-use super::ranks::RankSet;
+use crate::mask::Mask;
 
 /// An error of the bootstrap, of a collective step, of the membership or of the store.
 ///
@@ -106,7 +106,7 @@ pub enum BootstrapError {
         /// Ranks expected.
         world: u32,
         /// Those that did not come.
-        missing: Box<RankSet>,
+        missing: Box<Mask>,
         /// How long the run waited.
         deadline: Duration,
     },
@@ -158,7 +158,7 @@ pub enum BootstrapError {
         /// Its limit.
         deadline: Duration,
         /// The ranks it waited for, where it waits for ranks.
-        missing: Box<RankSet>,
+        missing: Box<Mask>,
     },
     /// A participant died, left or was evicted while the others waited for it.
     #[error(

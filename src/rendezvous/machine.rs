@@ -16,11 +16,11 @@ use std::time::Duration;
 
 use super::agreement::Agreement;
 use super::error::BootstrapError;
-use super::ranks::{MAX_WORLD, RankSet};
 use super::steps::{Outcome, Steps, check_fields, compare};
 use super::wire::{
     Fields, Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, RankState, Reply, Request, Step, View,
 };
+use crate::mask::{MAX_WORLD, Mask};
 
 /// Largest epoch: 15 bits of a signal word hold it.
 pub const MAX_EPOCH: u32 = 32_767;
@@ -144,7 +144,7 @@ pub struct Machine {
     gathering: Option<(Duration, Duration)>,
     /// 0 until the run has come together.
     epoch: u32,
-    mask: RankSet,
+    mask: Mask,
     config: Fields,
     steps: Steps,
     agreement: Option<Agreement>,
@@ -176,7 +176,7 @@ impl Machine {
             conns: BTreeMap::new(),
             gathering: None,
             epoch: 0,
-            mask: RankSet::EMPTY,
+            mask: Mask::EMPTY,
             config: Fields::new(),
             steps: Steps::default(),
             agreement: None,
@@ -399,7 +399,7 @@ impl Machine {
         }
         self.config = self.seats[0].as_ref().map(|member| member.config.clone()).unwrap_or_default();
         self.epoch = 1;
-        self.mask = RankSet::all(self.settings.world);
+        self.mask = Mask::all(self.settings.world);
         self.welcome();
     }
 
@@ -470,12 +470,12 @@ impl Machine {
 
     fn expire(&mut self, now: Duration) {
         if let Some((began, _)) = self.gathering.filter(|(_, deadline)| *deadline <= now) {
-            let present: RankSet = self.members().map(|member| member.identity.rank).collect();
+            let present: Mask = self.members().map(|member| member.identity.rank).collect();
             self.disband(BootstrapError::MissingRanks {
                 op: op_join(),
                 present: present.len() as u32,
                 world: self.settings.world,
-                missing: Box::new(RankSet::all(self.settings.world).minus(&present)),
+                missing: Box::new(Mask::all(self.settings.world).minus(&present)),
                 deadline: now - began,
             });
         }

@@ -14,11 +14,10 @@ pub(crate) mod codec;
 pub mod driver;
 mod error;
 pub mod machine;
-mod ranks;
 pub mod steps;
 pub mod wire;
 
+pub use crate::mask::{MAX_WORLD, Mask};
 pub use codec::Blob;
 pub use error::BootstrapError;
-pub use ranks::{MAX_WORLD, RankSet};
 pub use wire::{Decision, Fields, Identity, RankState, View};

@@ -10,8 +10,8 @@ use std::time::Duration;
 use super::codec::Blob;
 use super::error::BootstrapError;
 use super::machine::Call;
-use super::ranks::RankSet;
 use super::wire::{Fields, MAX_BLOB_BYTES, MAX_FIELDS, MAX_TEXT_BYTES, Reply, Step, StepKind};
+use crate::mask::Mask;
 
 /// The outcome of a call, for the one that made it.
 pub type Outcome = (Call, Result<Reply, BootstrapError>);
@@ -23,7 +23,7 @@ pub const MAX_OPEN_STEPS: usize = 4096;
 /// Failed steps that are remembered for the participants that have not come.
 const MAX_FAILED: usize = 1024;
 
-type Key = (String, RankSet);
+type Key = (String, Mask);
 
 /// The open steps of a run.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ struct Part {
 #[derive(Debug)]
 struct Failed {
     key: Key,
-    owed: RankSet,
+    owed: Mask,
     error: BootstrapError,
 }
 
@@ -143,7 +143,7 @@ impl Steps {
     fn fail(
         &mut self,
         which: impl Fn(&Key, &Open) -> bool,
-        error: impl Fn(&Open, RankSet) -> BootstrapError,
+        error: impl Fn(&Open, Mask) -> BootstrapError,
     ) -> Vec<Outcome> {
         let keys: Vec<Key> =
             self.open.iter().filter(|(key, open)| which(key, open)).map(|(key, _)| key.clone()).collect();

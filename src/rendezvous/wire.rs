@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::codec::{Blob, Reader, Wire, wire};
 use super::error::BootstrapError;
-use super::ranks::RankSet;
+use crate::mask::Mask;
 
 /// Version of the bootstrap protocol. Both sides must have the same.
 pub const PROTOCOL_VERSION: u16 = 1;
@@ -120,7 +120,7 @@ pub struct Step {
     /// Name of the step.
     pub tag: String,
     /// Who takes part.
-    pub ranks: RankSet,
+    pub ranks: Mask,
     /// How long the step may take from its first part on.
     pub deadline: Duration,
     /// What is done.
@@ -134,7 +134,7 @@ pub struct Report {
     /// The epoch that the member is in.
     pub epoch: u32,
     /// The peers it gave up.
-    pub suspects: RankSet,
+    pub suspects: Mask,
     /// Whether standby members may enter.
     pub admit: bool,
     /// How long the agreement may take from its first report on.
@@ -295,7 +295,7 @@ pub struct View {
     /// Current epoch; 0 until the run has come together.
     pub epoch: u32,
     /// Ranks that are members in this epoch.
-    pub mask: RankSet,
+    pub mask: Mask,
     /// How each rank stands, indexed by rank.
     pub states: Vec<RankState>,
 }
@@ -315,7 +315,7 @@ wire!(struct Joined { roster, view });
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// The members.
-    pub mask: RankSet,
+    pub mask: Mask,
     /// The epoch in which they are.
     pub epoch: u32,
 }

@@ -13,9 +13,9 @@ use super::Heartbeat;
 use super::background::spawn;
 use super::connection::{OPEN_LIMIT, ReadError, greet, read_frame, too_long, write_frame};
 use crate::env::Token;
+use crate::mask::Mask;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::auth::require;
-use crate::rendezvous::ranks::RankSet;
 use crate::rendezvous::wire::{Frame, HEADER_BYTES, MAX_BODY_BYTES, Reply, Request, View, encode};
 
 /// Where the server is, and what it takes to talk to it.
@@ -68,7 +68,7 @@ impl Client {
     pub async fn connect(options: ClientOptions) -> Result<Self, BootstrapError> {
         let (connected, outcome) = oneshot::channel();
         let (commands, inbox) = mpsc::channel(64);
-        let (shown, view) = watch::channel(View { epoch: 0, mask: RankSet::EMPTY, states: Vec::new() });
+        let (shown, view) = watch::channel(View { epoch: 0, mask: Mask::EMPTY, states: Vec::new() });
         let address = options.address.clone();
         spawn("epwire-client", move || async move {
             let mut connected = connected;

@@ -17,7 +17,7 @@ use super::background::spawn;
 use super::connection::{OPEN_LIMIT, ReadError, read_frame, receive_guest, write_frame};
 use crate::env::Token;
 use crate::rendezvous::BootstrapError;
-use crate::rendezvous::RankSet;
+use crate::rendezvous::Mask;
 use crate::rendezvous::auth::require;
 use crate::rendezvous::machine::{Action, Call, ConnId, Event, Machine, Settings};
 use crate::rendezvous::wire::{Frame, Reply, Request, View};
@@ -69,7 +69,7 @@ pub struct Server {
 #[derive(Debug)]
 enum Order {
     Ended { rank: u32, pid: u32 },
-    Drain { deadline: Duration, done: oneshot::Sender<RankSet> },
+    Drain { deadline: Duration, done: oneshot::Sender<Mask> },
 }
 
 impl Server {
@@ -125,7 +125,7 @@ impl Server {
     }
 
     /// Waits until no member is connected any more, at most `deadline`; gives the ranks that still are.
-    pub async fn drained(&self, deadline: Duration) -> RankSet {
+    pub async fn drained(&self, deadline: Duration) -> Mask {
         let (done, outcome) = oneshot::channel();
         // A server whose thread is gone has no connections.
         let _ = self.orders.send(Order::Drain { deadline, done }).await;

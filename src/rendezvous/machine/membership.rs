@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Action, Call, ConnId, Life, MAX_EPOCH, Machine, Member, Role, op_agree};
+use crate::mask::Mask;
 use crate::rendezvous::agreement::{Agreement, Standing, Verdict};
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::ranks::RankSet;
 use crate::rendezvous::wire::{Decision, Identity, Reply, Report};
 
 impl Machine {
@@ -108,7 +108,7 @@ impl Machine {
             self.agreement = None;
             return;
         }
-        let ranks = |which: &dyn Fn(&Member) -> bool| -> RankSet {
+        let ranks = |which: &dyn Fn(&Member) -> bool| -> Mask {
             self.members().filter(|member| which(member)).map(|member| member.identity.rank).collect()
         };
         let active = |member: &Member| member.role == Role::Active && member.life != Life::Dead;

@@ -69,7 +69,7 @@ impl Run {
         self.ask(conn, Request::Report { report: Report { epoch, suspects, admit, deadline: 10 * SECOND } })
     }
 
-    fn step(&mut self, conn: ConnId, tag: &str, ranks: RankSet, kind: StepKind) -> (ConnId, u64) {
+    fn step(&mut self, conn: ConnId, tag: &str, ranks: Mask, kind: StepKind) -> (ConnId, u64) {
         self.ask(
             conn,
             Request::Step { step: Step { tag: tag.to_owned(), ranks, deadline: 10 * SECOND, kind } },
@@ -132,7 +132,7 @@ fn a_thousand_members_join_exchange_and_agree() {
         let Ok(Reply::Joined { joined }) = result else { panic!("{result:?}") };
         assert_eq!((joined.roster.len(), joined.view.mask.len(), joined.view.epoch), (1024, 1024, 1));
     }
-    let all = RankSet::all(world);
+    let all = Mask::all(world);
     let calls: Vec<_> = (0..world)
         .map(|rank| {
             let blobs = (0..world).map(|to| Blob((rank ^ to).to_le_bytes().to_vec())).collect();
@@ -243,7 +243,7 @@ fn configs_that_differ_fail_every_member_with_field_values_and_ranks() {
 #[test]
 fn a_step_that_fails_fails_for_the_late_one_too_and_can_be_repeated() {
     let mut run = Run::formed(3);
-    let all = RankSet::all(3);
+    let all = Mask::all(3);
     let early = [run.step(0, "go", all, StepKind::Barrier {}), run.step(2, "go", all, StepKind::Barrier {})];
     run.pass(10 * SECOND, &[0, 1, 2]);
     for call in early {
@@ -261,12 +261,12 @@ fn a_step_that_fails_fails_for_the_late_one_too_and_can_be_repeated() {
 #[test]
 fn a_step_ends_at_once_when_a_participant_dies_and_others_are_untouched() {
     let mut run = Run::formed(4);
-    let with = run.step(0, "a", RankSet::all(4), StepKind::Barrier {});
+    let with = run.step(0, "a", Mask::all(4), StepKind::Barrier {});
     let without = run.step(0, "b", [0, 1].into_iter().collect(), StepKind::Barrier {});
     run.close(3);
     assert!(matches!(run.error(with), BootstrapError::PeerLost { rank: 3, pid: 103, .. }));
     assert_eq!(run.answer(without), None);
-    let after = run.step(1, "c", RankSet::all(4), StepKind::Barrier {});
+    let after = run.step(1, "c", Mask::all(4), StepKind::Barrier {});
     assert!(matches!(run.error(after), BootstrapError::PeerLost { rank: 3, .. }));
     run.step(1, "b", [0, 1].into_iter().collect(), StepKind::Barrier {});
     assert_eq!(run.answer(without), Some(&Ok(Reply::Done {})));
@@ -275,7 +275,7 @@ fn a_step_ends_at_once_when_a_participant_dies_and_others_are_untouched() {
 #[test]
 fn fields_that_differ_are_named_and_absent_ones_too() {
     let mut run = Run::formed(2);
-    let all = RankSet::all(2);
+    let all = Mask::all(2);
     let fields = |names: &[&str]| StepKind::Agree {
         fields: names.iter().map(|name| ((*name).to_owned(), "1".to_owned())).collect(),
     };
@@ -297,9 +297,9 @@ fn fields_that_differ_are_named_and_absent_ones_too() {
 fn a_blob_past_the_limit_is_an_error_of_its_sender_alone() {
     let mut run = Run::formed(2);
     let blobs = vec![Blob(vec![0; (64 << 10) + 1]), Blob::default()];
-    let call = run.step(0, "keys", RankSet::all(2), StepKind::Exchange { blobs });
+    let call = run.step(0, "keys", Mask::all(2), StepKind::Exchange { blobs });
     assert!(matches!(run.error(call), BootstrapError::Limit { value: 65_537, limit: 65_536, .. }));
-    let call = run.step(0, "keys", RankSet::all(2), StepKind::Exchange { blobs: vec![Blob::default()] });
+    let call = run.step(0, "keys", Mask::all(2), StepKind::Exchange { blobs: vec![Blob::default()] });
     assert!(matches!(run.error(call), BootstrapError::Invalid { .. }));
     let call = run.step(0, "keys", [1].into_iter().collect(), StepKind::Barrier {});
     assert!(matches!(run.error(call), BootstrapError::Invalid { .. }));
@@ -349,7 +349,7 @@ fn what_a_member_said_before_it_died_is_void() {
 #[test]
 fn a_step_that_waits_for_an_evicted_member_ends_with_the_decision() {
     let mut run = Run::formed(3);
-    let step = run.step(0, "x", RankSet::all(3), StepKind::Barrier {});
+    let step = run.step(0, "x", Mask::all(3), StepKind::Barrier {});
     run.report(0, &[2], false);
     assert_eq!(run.answer(step), None);
     run.report(1, &[2], false);
@@ -359,12 +359,12 @@ fn a_step_that_waits_for_an_evicted_member_ends_with_the_decision() {
 #[test]
 fn a_replacement_is_not_told_the_failures_of_its_predecessor() {
     let mut run = Run::formed(2);
-    run.step(0, "x", RankSet::all(2), StepKind::Barrier {});
+    run.step(0, "x", Mask::all(2), StepKind::Barrier {});
     run.pass(10 * SECOND, &[0]);
     run.close(1);
     run.join(7, 1, 77);
-    let call = run.step(7, "x", RankSet::all(2), StepKind::Barrier {});
-    run.step(0, "x", RankSet::all(2), StepKind::Barrier {});
+    let call = run.step(7, "x", Mask::all(2), StepKind::Barrier {});
+    run.step(0, "x", Mask::all(2), StepKind::Barrier {});
     assert_eq!(run.answer(call), Some(&Ok(Reply::Done {})));
 }
 
@@ -390,11 +390,11 @@ fn one_that_never_reports_is_left_out_at_the_deadline_and_told_when_it_comes() {
     let late = run.ask(
         2,
         Request::Report {
-            report: Report { epoch: 1, suspects: RankSet::EMPTY, admit: false, deadline: SECOND },
+            report: Report { epoch: 1, suspects: Mask::EMPTY, admit: false, deadline: SECOND },
         },
     );
     assert!(matches!(run.error(late), BootstrapError::Evicted { rank: 2, epoch: 2, .. }));
-    let step = run.step(2, "x", RankSet::all(3), StepKind::Barrier {});
+    let step = run.step(2, "x", Mask::all(3), StepKind::Barrier {});
     assert!(matches!(run.error(step), BootstrapError::Evicted { rank: 2, .. }));
 }
 
@@ -444,7 +444,7 @@ fn a_replacement_is_refused_while_the_former_lives_then_exchanges_and_is_admitte
     let Some(Ok(Reply::Joined { joined })) = run.answer(joined) else { panic!("not admitted to standby") };
     assert_eq!(joined.view.states[1], RankState::Standby {});
     assert_eq!(joined.roster[1].member, 77);
-    let all = RankSet::all(2);
+    let all = Mask::all(2);
     let exchange = |byte: u8| StepKind::Exchange { blobs: vec![Blob(vec![byte, 0]), Blob(vec![byte, 1])] };
     run.step(7, "connect", all, exchange(7));
     let call = run.step(0, "connect", all, exchange(9));
@@ -503,7 +503,7 @@ fn epochs_end_with_an_error_not_with_a_repetition() {
 #[test]
 fn a_stale_epoch_is_refused_with_both_values() {
     let mut run = Run::formed(2);
-    let report = Report { epoch: 9, suspects: RankSet::EMPTY, admit: false, deadline: SECOND };
+    let report = Report { epoch: 9, suspects: Mask::EMPTY, admit: false, deadline: SECOND };
     let call = run.ask(0, Request::Report { report });
     let BootstrapError::Mismatch { field, ours, theirs, .. } = run.error(call) else { panic!() };
     assert_eq!((field.as_str(), ours.as_str(), theirs.as_str()), ("epoch", "1", "9"));
@@ -576,7 +576,7 @@ proptest! {
             .collect();
         let mut next = 100u64;
         let mut asked: Vec<((ConnId, u64), u32, Duration)> = Vec::new();
-        let mut decided: BTreeMap<u32, RankSet> = BTreeMap::new();
+        let mut decided: BTreeMap<u32, Mask> = BTreeMap::new();
         let mut seen = 0;
         for step in moves {
             match step {
@@ -592,7 +592,7 @@ proptest! {
                 Move::Barrier { rank } => {
                     let walker = &walkers[rank as usize];
                     if !walker.dead {
-                        let call = run.step(walker.conn, "b", RankSet::all(WALKERS), StepKind::Barrier {});
+                        let call = run.step(walker.conn, "b", Mask::all(WALKERS), StepKind::Barrier {});
                         asked.push((call, rank, run.now));
                     }
                 }

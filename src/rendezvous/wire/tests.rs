@@ -12,7 +12,7 @@ fn blob() -> impl Strategy<Value = Blob> {
     proptest::collection::vec(any::<u8>(), 0..40).prop_map(Blob)
 }
 
-fn set() -> impl Strategy<Value = RankSet> {
+fn set() -> impl Strategy<Value = Mask> {
     proptest::collection::vec(0u32..1024, 0..8).prop_map(|ranks| ranks.into_iter().collect())
 }
 
