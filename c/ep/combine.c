@@ -31,15 +31,14 @@ static void answer_row(const answer_job *job, uint32_t i) {
         numerics->copy_stream(answer, row, b->layout.row_bytes);
         return;
     }
-    const epw_entry *entry = (const epw_entry *)(slot + sizeof(epw_slot_header));
-    const uint32_t *place = lane->place + (size_t)i * width;
+    const epw_entry *entry = epw_entries(slot);
     const void *rows[EPW_MAX_TOPK];
     float weights[EPW_MAX_TOPK];
     uint32_t n = 0;
     for (uint32_t j = 0; j < width; j++) {
-        if (place[j] == UINT32_MAX) continue;
-        uint64_t e = (uint32_t)entry[j].expert - rank * b->layout.local_experts;
-        rows[n] = job->expert_out + (e * b->layout.rows + place[j]) * job->stride;
+        uint32_t expert, place = epw_place(b, lane, job->source, slot, j, &expert);
+        if (place == EPW_NO_PLACE) continue;
+        rows[n] = job->expert_out + (expert * b->layout.rows + place) * job->stride;
         weights[n++] = entry[j].weight;
     }
     if (lane->mode == EPW_COMBINE_RANK_REDUCED) {
@@ -59,15 +58,10 @@ static void answer_chunk(void *context, uint32_t item, uint32_t thread) {
 }
 
 static void answer_source(epw_buffer *b, epw_lane *lane, uint32_t source, const epw_combine_input *in) {
-    uint32_t index = epw_lane_index(b, lane), local = b->layout.local_experts;
+    uint32_t index = epw_lane_index(b, lane);
     answer_job job = {b, lane, source, lane->received[source], in->expert_out, b->layout.row_bytes};
-    if (lane->layout == EPW_EXPERT_MAJOR) {
-        if (job.expert_out == NULL) {
-            job.expert_out = b->routes[b->config.rank].window + epw_zero_copy_offset(&b->layout, index);
-        }
-        memcpy(lane->expert_fill, lane->first_row + (size_t)source * local,
-               local * sizeof lane->expert_fill[0]);
-        epw_place_rows(b, index, source, job.rows, lane->expert_fill, lane->place);
+    if (lane->layout == EPW_EXPERT_MAJOR && job.expert_out == NULL) {
+        job.expert_out = b->routes[b->config.rank].window + epw_zero_copy_offset(&b->layout, index);
     }
     epw_pool_run(b->pool, answer_chunk, &job, (job.rows + CHUNK - 1) / CHUNK);
     uint32_t mode = lane->mode == EPW_COMBINE_ORDERED ? EPW_ANSWER_ORDERED : 0;

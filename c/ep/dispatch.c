@@ -11,8 +11,6 @@
  * with those that it has. */
 #define SEND_GRACE_NS UINT64_C(1000000)
 
-#define NO_PLACE      UINT32_MAX
-
 /* ---- routing ---- */
 
 /* Entry j of token t as a wide integer; "not routed" of every type is -1. */
@@ -61,22 +59,25 @@ static epw_status read_routing(epw_buffer *b, epw_lane *lane, const epw_dispatch
     return EPW_OK;
 }
 
-/* Numbers the rows that go to each rank of `targets`: by token, one per distinct rank. */
+/* Numbers the rows that go to each rank of `targets`, one per distinct rank, and within each expert: by
+ * token. */
 static void number_rows(epw_buffer *b, epw_lane *lane, const epw_mask *targets) {
     uint32_t width = b->config.topk, local = b->layout.local_experts;
     memset(lane->sent, 0, b->config.ranks * sizeof lane->sent[0]);
+    memset(lane->sent_counts, 0, b->config.experts * sizeof lane->sent_counts[0]);
     for (uint32_t t = 0; t < lane->tokens; t++) {
         const int32_t *ids = lane->ids + (size_t)t * width;
         uint32_t *rows = lane->sent_row + (size_t)t * width;
         for (uint32_t j = 0; j < width; j++) {
-            rows[j] = NO_PLACE;
+            rows[j] = EPW_NO_PLACE;
             if (ids[j] < 0) continue;
             uint32_t rank = (uint32_t)ids[j] / local;
             if (!epw_mask_has(targets, rank)) continue;
-            for (uint32_t i = 0; i < j && rows[j] == NO_PLACE; i++) {
+            lane->sent_index[(size_t)t * width + j] = lane->sent_counts[ids[j]]++;
+            for (uint32_t i = 0; i < j && rows[j] == EPW_NO_PLACE; i++) {
                 if (ids[i] >= 0 && (uint32_t)ids[i] / local == rank) rows[j] = rows[i];
             }
-            if (rows[j] == NO_PLACE) rows[j] = lane->sent[rank]++;
+            if (rows[j] == EPW_NO_PLACE) rows[j] = lane->sent[rank]++;
         }
     }
 }
@@ -126,6 +127,9 @@ static size_t make_header(const epw_buffer *b, const epw_lane *lane, uint32_t t,
         epw_entry entry = {lane->ids[first + j], lane->weights[first + j]};
         memcpy(out + at, &entry, sizeof entry);
     }
+    size_t indices = b->config.topk * sizeof lane->sent_index[0];
+    memcpy(out + at, lane->sent_index + first, indices);
+    at += indices;
     uint32_t sideband = lane->input.sideband_bytes;
     if (sideband > 0)
         memcpy(out + at, (const unsigned char *)lane->input.sideband + (size_t)t * sideband, sideband);
@@ -138,15 +142,15 @@ static void send_token(const send_job *job, uint32_t t, uint32_t thread) {
     uint32_t width = b->config.topk, index = epw_lane_index(b, lane);
     const int32_t *ids = lane->ids + (size_t)t * width;
     const uint32_t *rows = lane->sent_row + (size_t)t * width;
-    unsigned char header[sizeof(epw_slot_header) + EPW_MAX_TOPK * sizeof(epw_entry) + EPW_MAX_SIDEBAND];
+    unsigned char header[sizeof(epw_slot_header) + EPW_MAX_TOPK * (sizeof(epw_entry) + 4) + EPW_MAX_SIDEBAND];
     const unsigned char *payload = NULL;
     size_t header_bytes = 0, bytes = 0;
     for (uint32_t j = 0; j < width; j++) {
-        if (rows[j] == NO_PLACE) continue;
+        if (rows[j] == EPW_NO_PLACE) continue;
         uint32_t rank = (uint32_t)ids[j] / b->layout.local_experts;
         bool again = false;
         for (uint32_t i = 0; i < j && !again; i++) {
-            again = rows[i] != NO_PLACE && (uint32_t)ids[i] / b->layout.local_experts == rank;
+            again = rows[i] != EPW_NO_PLACE && (uint32_t)ids[i] / b->layout.local_experts == rank;
         }
         if (again || !epw_mask_has(&job->ready, rank)) continue;
         if (payload == NULL) {
@@ -188,7 +192,10 @@ epw_status epw_dispatch_send_step(epw_buffer *b, epw_lane *lane) {
     if (!epw_mask_empty(&job.ready) && (all || now - lane->wait.started >= SEND_GRACE_NS)) {
         epw_pool_run(b->pool, send_chunk, &job, (lane->tokens + CHUNK - 1) / CHUNK);
         EPW_MASK_FOR(peer, &job.ready, b->config.ranks) {
-            uint64_t *word = &epw_line_at(b, peer)->dispatch[epw_lane_index(b, lane)];
+            uint32_t index = epw_lane_index(b, lane), local = b->layout.local_experts;
+            memcpy(b->routes[peer].window + epw_expert_counts_offset(&b->layout, index, b->config.rank),
+                   lane->sent_counts + (size_t)peer * local, local * sizeof lane->sent_counts[0]);
+            uint64_t *word = &epw_line_at(b, peer)->dispatch[index];
             epw_post(b, peer, word, epw_word(b->epoch, lane->op, lane->sent[peer]));
             epw_mask_drop(&lane->awaited, peer);
         }
@@ -200,24 +207,14 @@ epw_status epw_dispatch_send_step(epw_buffer *b, epw_lane *lane) {
 
 /* ---- receiving ---- */
 
-static const epw_entry *entries_of(const unsigned char *slot) {
-    return (const epw_entry *)(slot + sizeof(epw_slot_header));
-}
-
-void epw_place_rows(const epw_buffer *b, uint32_t lane, uint32_t source, uint32_t rows, uint32_t *fill,
-                    uint32_t *place) {
-    uint32_t width = b->config.topk, local = b->layout.local_experts;
-    int64_t base = (int64_t)b->config.rank * local;
-    for (uint32_t i = 0; i < rows; i++) {
-        const epw_entry *entry = entries_of(epw_slot_here(b, lane, source, i));
-        for (uint32_t j = 0; j < width; j++) {
-            int64_t e = entry[j].expert - base;
-            bool ours = entry[j].expert >= 0 && e >= 0 && e < local;
-            /* A source has checked its ids; a repetition here would overrun an expert's list. */
-            for (uint32_t k = 0; ours && k < j; k++) ours = entry[k].expert != entry[j].expert;
-            place[(size_t)i * width + j] = ours ? fill[e]++ : NO_PLACE;
-        }
-    }
+uint32_t epw_place(const epw_buffer *b, const epw_lane *lane, uint32_t source, const unsigned char *slot,
+                   uint32_t j, uint32_t *expert) {
+    uint32_t local = b->layout.local_experts;
+    int64_t e = epw_entries(slot)[j].expert - (int64_t)b->config.rank * local;
+    *expert = (uint32_t)e;
+    if (e < 0 || e >= local) return EPW_NO_PLACE;
+    const uint32_t *indices = (const uint32_t *)(slot + epw_indices_offset(&b->layout));
+    return lane->first_row[(size_t)source * local + *expert] + indices[j];
 }
 
 typedef struct receive_job {
@@ -273,7 +270,8 @@ static void put_row(const receive_job *job, const unsigned char *slot, const uns
     }
     uint32_t sideband = lane->input.sideband_bytes;
     if (out->sideband != NULL && sideband > 0) {
-        memcpy((unsigned char *)out->sideband + at * sideband, &entries_of(slot)[b->config.topk], sideband);
+        memcpy((unsigned char *)out->sideband + at * sideband, slot + epw_sideband_offset(&b->layout),
+               sideband);
     }
     if (out->source_token != NULL) out->source_token[at] = ((const epw_slot_header *)slot)->token;
 }
@@ -282,10 +280,9 @@ static void receive_row(const receive_job *job, uint32_t i) {
     const epw_buffer *b = job->b;
     const epw_lane *lane = job->lane;
     const epw_dispatch_output *out = &lane->dispatch_output;
-    uint32_t width = b->config.topk, local = b->layout.local_experts;
+    uint32_t width = b->config.topk;
     const unsigned char *slot = epw_slot_here(b, epw_lane_index(b, lane), job->source, i);
-    const epw_entry *entry = entries_of(slot);
-    const uint32_t *place = lane->place + (size_t)i * width;
+    const epw_entry *entry = epw_entries(slot);
     const unsigned char *payload = slot + b->layout.header_bytes;
     if (lane->shortcut && job->source == b->config.rank) {
         uint64_t stride = lane->input.x_stride ? lane->input.x_stride : lane->format.payload_bytes;
@@ -294,15 +291,15 @@ static void receive_row(const receive_job *job, uint32_t i) {
     uint64_t at = (uint64_t)job->source * b->config.max_tokens + i;
     if (lane->layout == EPW_RANK_MAJOR) put_row(job, slot, payload, 0, at);
     for (uint32_t j = 0; j < width; j++) {
-        bool ours = place[j] != NO_PLACE;
-        uint32_t e = ours ? (uint32_t)entry[j].expert - b->config.rank * local : 0;
+        uint32_t e, place = epw_place(b, lane, job->source, slot, j, &e);
+        bool ours = place != EPW_NO_PLACE;
         if (lane->layout == EPW_EXPERT_MAJOR) {
-            if (ours) put_row(job, slot, payload, e, place[j]);
+            if (ours) put_row(job, slot, payload, e, place);
             continue;
         }
         if (out->row_experts != NULL) out->row_experts[at * width + j] = ours ? (int32_t)e : -1;
         if (out->row_weights != NULL) out->row_weights[at * width + j] = ours ? entry[j].weight : 0.0f;
-        if (ours && out->expert_rows != NULL) out->expert_rows[e * b->layout.rows + place[j]] = (uint32_t)at;
+        if (ours && out->expert_rows != NULL) out->expert_rows[e * b->layout.rows + place] = (uint32_t)at;
     }
 }
 
@@ -313,36 +310,54 @@ static void receive_chunk(void *context, uint32_t item, uint32_t thread) {
     for (uint32_t i = item * CHUNK; i < end; i++) receive_row(job, i);
 }
 
-static bool format_agrees(const epw_buffer *b, const epw_lane *lane, uint32_t source, uint32_t rows) {
-    if (rows > b->config.max_tokens) return false;
-    for (uint32_t i = 0; i < rows; i++) {
+/* What `source` sends to each local expert. */
+static uint32_t *counts_from(const epw_buffer *b, const epw_lane *lane, uint32_t source) {
+    unsigned char *window = b->routes[b->config.rank].window;
+    return (uint32_t *)(window + epw_expert_counts_offset(&b->layout, epw_lane_index(b, lane), source));
+}
+
+/* Are the rows of the kind that this rank asked for, and their places inside the lists? */
+static bool rows_agree(const epw_buffer *b, const epw_lane *lane, uint32_t source, uint32_t rows) {
+    uint32_t local = b->layout.local_experts, width = b->config.topk;
+    const uint32_t *counts = counts_from(b, lane, source);
+    int64_t base = (int64_t)b->config.rank * local;
+    bool agree = rows <= b->config.max_tokens;
+    for (uint32_t e = 0; agree && e < local; e++) agree = counts[e] <= rows;
+    for (uint32_t i = 0; agree && i < rows; i++) {
         const unsigned char *slot = epw_slot_here(b, epw_lane_index(b, lane), source, i);
-        if (((const epw_slot_header *)slot)->format != lane->format.hash) return false;
+        const uint32_t *indices = (const uint32_t *)(slot + epw_indices_offset(&b->layout));
+        agree = ((const epw_slot_header *)slot)->format == lane->format.hash;
+        for (uint32_t j = 0; agree && j < width; j++) {
+            int64_t e = epw_entries(slot)[j].expert - base;
+            agree = e < 0 || e >= local || indices[j] < counts[e];
+        }
     }
-    return true;
+    return agree;
 }
 
 /* Lays out what `source` has sent (nothing if it is missing). Sources come in ascending order, so that the
  * rows of an expert's list are ordered by source rank. */
 static void lay_out(epw_buffer *b, epw_lane *lane, uint32_t source, uint64_t now) {
-    uint32_t local = b->layout.local_experts, index = epw_lane_index(b, lane), ranks = b->config.ranks;
+    uint32_t local = b->layout.local_experts;
     const epw_dispatch_output *out = &lane->dispatch_output;
-    uint32_t *first = lane->first_row + (size_t)source * local;
-    memcpy(first, lane->expert_fill, local * sizeof first[0]);
-    if (!format_agrees(b, lane, source, lane->received[source])) {
+    if (!rows_agree(b, lane, source, lane->received[source])) {
         lane->received[source] = 0;
         epw_lane_lose(b, lane, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, source, now);
     }
     uint32_t rows = lane->received[source];
-    epw_place_rows(b, index, source, rows, lane->expert_fill, lane->place);
+    const uint32_t *counts = counts_from(b, lane, source);
+    for (uint32_t e = 0; e < local; e++) {
+        uint32_t first = lane->expert_fill[e], count = rows > 0 ? counts[e] : 0;
+        lane->first_row[(size_t)source * local + e] = first;
+        lane->expert_fill[e] = first + count;
+        if (out->ranges == NULL) continue;
+        uint32_t *range = out->ranges + ((size_t)e * b->config.ranks + source) * 2;
+        range[0] = first;
+        range[1] = count;
+    }
+    if (out->source_counts != NULL) out->source_counts[source] = rows;
     receive_job job = {b, lane, source, rows};
     epw_pool_run(b->pool, receive_chunk, &job, (rows + CHUNK - 1) / CHUNK);
-    if (out->source_counts != NULL) out->source_counts[source] = rows;
-    for (uint32_t e = 0; out->ranges != NULL && e < local; e++) {
-        uint32_t *range = out->ranges + ((size_t)e * ranks + source) * 2;
-        range[0] = first[e];
-        range[1] = lane->expert_fill[e] - first[e];
-    }
 }
 
 epw_status epw_dispatch_receive_step(epw_buffer *b, epw_lane *lane) {

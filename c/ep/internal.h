@@ -83,8 +83,10 @@ typedef struct epw_lane {
     /* Own tokens: where they went. [max_tokens][config.topk] */
     int32_t *ids;
     float *weights;
-    uint32_t *sent_row; /* row at the expert's rank */
-    uint32_t *sent;     /* [ranks] rows for each */
+    uint32_t *sent_row;    /* row at the expert's rank */
+    uint32_t *sent_index;  /* number among the rows that go to this expert */
+    uint32_t *sent;        /* [ranks] rows for each */
+    uint32_t *sent_counts; /* [experts] rows for each */
 
     /* Peers in this operation. */
     epw_mask awaited;  /* the running stage still waits for them */
@@ -96,7 +98,6 @@ typedef struct epw_lane {
     uint32_t *received;    /* [ranks] rows from each */
     uint32_t *first_row;   /* [ranks][local_experts] where a source's rows begin in an expert's list */
     uint32_t *expert_fill; /* [local_experts] rows so far */
-    uint32_t *place;       /* [max_tokens][topk] of one source: row in the expert's list */
 
     /* Where a sleeper sleeps: written at the end of a step, read by epw_await on any thread. */
     _Atomic(_Atomic uint64_t *) watched;
@@ -211,10 +212,11 @@ void epw_lane_abandon(epw_buffer *b, epw_lane *lane);
 epw_status epw_janitor_start(epw_buffer *b);
 void epw_janitor_stop(epw_buffer *b);
 
-/* Numbers the rows of `source` in the lists of the local experts: place[row*topk + j] for entry j, UINT32_MAX
- * where the entry is not local. Continues from fill[local_experts] and advances it. */
-void epw_place_rows(const epw_buffer *b, uint32_t lane, uint32_t source, uint32_t rows, uint32_t *fill,
-                    uint32_t *place);
+/* Where entry j of a received row lies in the list of its expert (*expert, a local id), or EPW_NO_PLACE if
+ * the expert is not local. */
+#define EPW_NO_PLACE UINT32_MAX
+uint32_t epw_place(const epw_buffer *b, const epw_lane *lane, uint32_t source, const unsigned char *slot,
+                   uint32_t j, uint32_t *expert);
 
 /* lane.c
  * ----------------------------------------------------------------------------------------------------------
@@ -234,6 +236,10 @@ epw_status epw_outcome_check(const epw_buffer *b, const char *op, const epw_outc
 
 static inline uint32_t epw_lane_index(const epw_buffer *b, const epw_lane *lane) {
     return (uint32_t)(lane - b->lanes);
+}
+
+static inline const epw_entry *epw_entries(const unsigned char *slot) {
+    return (const epw_entry *)(slot + sizeof(epw_slot_header));
 }
 
 /* Own bytes of slot `row` from `source`; a peer's slot for this rank's `row`. */

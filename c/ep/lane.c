@@ -19,7 +19,8 @@ uint64_t epw_lane_carve(const epw_config *c, epw_lane *lane, void *arena) {
     lane->ids = take(arena, &used, entries * sizeof(int32_t));
     lane->weights = take(arena, &used, entries * sizeof(float));
     lane->sent_row = take(arena, &used, entries * sizeof(uint32_t));
-    lane->place = take(arena, &used, entries * sizeof(uint32_t));
+    lane->sent_index = take(arena, &used, entries * sizeof(uint32_t));
+    lane->sent_counts = take(arena, &used, c->experts * sizeof(uint32_t));
     lane->sent = take(arena, &used, c->ranks * sizeof(uint32_t));
     lane->received = take(arena, &used, c->ranks * sizeof(uint32_t));
     lane->first_row = take(arena, &used, c->experts * sizeof(uint32_t));

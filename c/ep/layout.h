@@ -3,6 +3,7 @@
  *
  *   0                 header          written by the owner
  *   4096              line[source]    64 bytes of signal words, written by that source alone
+ *   expert_counts     [lane][source]  rows for each local expert, written by that source alone
  *   control_bytes     dispatch        [lane][source][token] slots of slot_bytes
  *   + dispatch_bytes  combine         [lane][answerer][token][answer] rows of hidden 16-bit values
  *   + combine_bytes
@@ -40,7 +41,10 @@ typedef struct epw_entry {
     float weight;
 } epw_entry;
 
-/* In front of every dispatched row: this, then topk entries (config.topk), then the sideband bytes. */
+/* In front of every dispatched row: this, then topk entries (config.topk), then as many indices (u32): the
+ * row's number among those that this source sends to that expert, then the sideband bytes. With the expert
+ * counts of all sources a receiver knows every row's place in every expert's list without looking at any
+ * other row. */
 typedef struct epw_slot_header {
     uint32_t token; /* its index at the source */
     uint32_t
@@ -51,16 +55,33 @@ typedef struct epw_slot_header {
 /* Everything that decides where a byte lies. */
 typedef struct epw_layout {
     uint32_t ranks, max_tokens, topk, local_experts, answers;
-    uint64_t rows;                                        /* ranks * max_tokens */
-    uint64_t slot_bytes;                                  /* one dispatch slot */
-    uint64_t header_bytes;                                /* its part before the payload */
-    uint64_t row_bytes;                                   /* hidden 16-bit values */
-    uint64_t dispatch, combine, zero_copy;                /* first byte of each area */
-    uint64_t dispatch_lane, combine_lane, zero_copy_lane; /* bytes of each area per lane */
+    uint64_t rows;         /* ranks * max_tokens */
+    uint64_t slot_bytes;   /* one dispatch slot */
+    uint64_t header_bytes; /* its part before the payload */
+    uint64_t row_bytes;    /* hidden 16-bit values */
+    uint64_t count_bytes;  /* expert counts of one source, whole cache lines */
+    /* First byte of each area, and bytes of it per lane. */
+    uint64_t expert_counts, expert_counts_lane;
+    uint64_t dispatch, dispatch_lane;
+    uint64_t combine, combine_lane;
+    uint64_t zero_copy, zero_copy_lane;
 } epw_layout;
 
 static inline uint64_t epw_line_offset(uint32_t source) {
     return EPW_LINES_OFFSET + (uint64_t)source * sizeof(epw_line);
+}
+
+/* Where the indices and the sideband of a slot begin. */
+static inline uint64_t epw_indices_offset(const epw_layout *l) {
+    return sizeof(epw_slot_header) + l->topk * sizeof(epw_entry);
+}
+static inline uint64_t epw_sideband_offset(const epw_layout *l) {
+    return epw_indices_offset(l) + l->topk * sizeof(uint32_t);
+}
+
+/* Rows that `source` sends to each local expert of the owner: u32 [local_experts]. */
+static inline uint64_t epw_expert_counts_offset(const epw_layout *l, uint32_t lane, uint32_t source) {
+    return l->expert_counts + lane * l->expert_counts_lane + source * l->count_bytes;
 }
 
 /* Dispatch slot of `row` from `source`. */

@@ -76,13 +76,16 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
     uint32_t local = config->experts / config->ranks;
     uint64_t rows = (uint64_t)config->ranks * config->max_tokens;
     uint64_t row_bytes = (uint64_t)config->hidden * 2;
-    uint64_t header = epw_align(
-        sizeof(epw_slot_header) + config->topk * sizeof(epw_entry) + config->sideband_bytes, HEADER_ALIGN);
+    uint64_t header = sizeof(epw_slot_header) + config->topk * (sizeof(epw_entry) + sizeof(uint32_t));
+    header = epw_align(header + config->sideband_bytes, HEADER_ALIGN);
     uint64_t data = row_bytes > config->opaque_bytes ? row_bytes : config->opaque_bytes;
     uint64_t slot = epw_align(header + data, SLOT_ALIGN);
     uint32_t most_answers = config->topk < local ? config->topk : local;
 
-    uint64_t control = epw_align(epw_line_offset(config->ranks), PAGE);
+    uint64_t expert_counts = epw_line_offset(config->ranks);
+    uint64_t count_bytes = epw_align(local * sizeof(uint32_t), SLOT_ALIGN);
+    uint64_t expert_counts_lane = config->ranks * count_bytes;
+    uint64_t control = epw_align(expert_counts + expert_counts_lane * config->lanes, PAGE);
     uint64_t dispatch = mul(mul(rows, slot), config->lanes);
     uint64_t combine = mul(mul(rows, row_bytes), config->lanes);
     uint64_t ordered = config->ordered ? mul(combine, most_answers - 1) : 0;
@@ -105,6 +108,9 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
         .slot_bytes = slot,
         .header_bytes = header,
         .row_bytes = row_bytes,
+        .count_bytes = count_bytes,
+        .expert_counts = expert_counts,
+        .expert_counts_lane = expert_counts_lane,
         .dispatch = control,
         .combine = control + dispatch,
         .zero_copy = control + dispatch + combine + ordered,
