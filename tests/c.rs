@@ -1,0 +1,130 @@
+//! The C core's own tests, `tests/c/*.c`, and the promises of its header, with the machine's C compiler (`CC`).
+//!
+//! Each file is one program, linked against the very objects that the crate contains, so that it may look
+//! inside. `c/CMakeLists.txt` runs the same files under sanitizers.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
+
+use std::env;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+macro_rules! c_tests {
+    ($($name:ident)*) => {
+        const LISTED: &[&str] = &[$(stringify!($name)),*];
+        $(#[test] fn $name() { build_and_run(stringify!($name)); })*
+    };
+}
+
+c_tests! { exchange numerics window }
+
+const RUN_LIMIT: Duration = Duration::from_secs(600);
+const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
+
+#[test]
+fn every_c_test_is_listed_here() {
+    let mut found: Vec<String> = fs::read_dir(root().join("tests/c"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "c"))
+        .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    found.sort();
+    assert_eq!(LISTED, found);
+}
+
+#[test]
+fn the_header_alone_is_strict_c11() {
+    compile_header(&compiler("CC", &["cc"]).expect("no C compiler: set CC"), "c", "-std=c11");
+}
+
+#[test]
+fn the_header_alone_is_strict_cxx17() {
+    match compiler("CXX", &["c++", "g++", "clang++"]) {
+        Some(compiler) => compile_header(&compiler, "c++", "-std=c++17"),
+        None if env::var_os("CI").is_some() => panic!("no C++ compiler: set CXX"),
+        None => println!("NOT CHECKED: the header in C++, because there is no C++ compiler (set CXX)"),
+    }
+}
+
+/// Includes nothing but the header, and uses every initialiser in it.
+fn compile_header(compiler: &[String], language: &str, standard: &str) {
+    let header = fs::read_to_string(root().join("c/include/epwire.h")).unwrap();
+    let initialisers = header
+        .lines()
+        .filter_map(|line| line.strip_prefix("#define ")?.split_whitespace().next()?.strip_suffix("_INIT"))
+        .map(|name| (name, name.to_lowercase()))
+        .map(|(name, kind)| format!("extern const {kind} {kind}_; const {kind} {kind}_ = {name}_INIT;\n"))
+        .collect::<String>();
+    assert!(initialisers.contains("= EPW_CONFIG_INIT;"), "no initialisers found in the header");
+
+    let source = tmp().join(format!("header.{language}"));
+    fs::write(&source, format!("#include \"epwire.h\"\n{initialisers}")).unwrap();
+    let mut command = command(compiler);
+    command.args([standard, "-fsyntax-only", "-x", language]).args(STRICT).args(includes()).arg(&source);
+    succeed(command, "header");
+}
+
+/// One C test: a program that exits with 0 and says on standard error what did not hold.
+fn build_and_run(name: &str) {
+    let program = tmp().join(name);
+    let mut compile = command(&compiler("CC", &["cc"]).expect("no C compiler: set CC"));
+    compile.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-ffp-contract=off", "-pthread"]);
+    compile.args(STRICT).args(includes()).arg(root().join(format!("tests/c/{name}.c")));
+    compile.arg(concat!(env!("OUT_DIR"), "/libepwire_core.a")).arg("-lm").arg("-o").arg(&program);
+    succeed(compile, &format!("{name}.compile"));
+    succeed(Command::new(&program), name);
+}
+
+/// Runs a command to its end within `RUN_LIMIT`; its output is shown with the test's.
+fn succeed(mut command: Command, name: &str) {
+    let path = tmp().join(format!("{name}.log"));
+    let log = File::create(&path).unwrap();
+    let mut child = command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+    let begun = Instant::now();
+    let status: Option<ExitStatus> = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break Some(status);
+        } else if begun.elapsed() > RUN_LIMIT {
+            child.kill().and_then(|()| child.wait()).unwrap();
+            break None;
+        }
+        sleep(Duration::from_millis(10));
+    };
+    println!("{}", String::from_utf8_lossy(&fs::read(&path).unwrap()));
+    match status {
+        Some(status) => assert!(status.success(), "{name}: {status}: {command:?}"),
+        None => panic!("{name}: still running after {RUN_LIMIT:?}: {command:?}"),
+    }
+}
+
+/// The words of a compiler's command line: those of the variable, else the first name that runs.
+fn compiler(variable: &str, names: &[&str]) -> Option<Vec<String>> {
+    if let Ok(words) = env::var(variable) {
+        return Some(words.split_whitespace().map(str::to_owned).collect());
+    }
+    let runs = |name: &&&str| Command::new(name).arg("--version").output().is_ok();
+    names.iter().find(runs).map(|name| vec![name.to_string()])
+}
+
+fn command(words: &[String]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
+}
+
+fn includes() -> [String; 2] {
+    ["c", "c/include"].map(|folder| format!("-I{}", root().join(folder).display()))
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn tmp() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c");
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
