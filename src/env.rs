@@ -27,6 +27,8 @@ pub const LOCAL_RANK: &str = "EPWIRE_LOCAL_RANK";
 pub const LOCAL_WORLD: &str = "EPWIRE_LOCAL_WORLD";
 /// Where the ranks meet.
 pub const ADDR: &str = "EPWIRE_ADDR";
+/// Whether whoever started the ranks also hosts their rendezvous.
+pub const HOSTED: &str = "EPWIRE_HOSTED";
 /// Name of the run.
 pub const RUN_ID: &str = "EPWIRE_RUN_ID";
 /// Network interfaces to use.
@@ -58,6 +60,11 @@ pub const VARIABLES: &[Variable] = &[
         name: ADDR,
         default: "from the launcher",
         doc: "`host:port` where the ranks meet, the same on all; rank 0 listens there. IPv6 as `[::1]:29700`.",
+    },
+    Variable {
+        name: HOSTED,
+        default: "0",
+        doc: "1: the rendezvous server at the meeting point runs already, rank 0 does not host it. `--ranks N` sets it.",
     },
     Variable {
         name: RUN_ID,

@@ -1,7 +1,10 @@
 //! The experts of one rank at work on what dispatch delivered, in either layout. Sizes: E local experts, M = ranks *
 //! max_tokens rows, H channels, K experts per token.
 
-use crate::model::{Expert, Float16};
+use crate::{
+    model::{Expert, Float16},
+    run::Error,
+};
 
 /// Expert-major: `counts[e]` rows of expert e begin at row e*M. `rows(first, count)` gives their values `[count, H]`;
 /// outputs go to the same rows of `out` `[E, M, H]`, rounded. Other rows of `out` are left as they are.
@@ -10,15 +13,16 @@ pub fn expert_major(
     counts: &[u32],
     hidden: usize,
     dtype: Float16,
-    rows: &dyn Fn(usize, usize) -> Vec<f32>,
+    rows: &dyn Fn(usize, usize) -> Result<Vec<f32>, Error>,
     out: &mut [u16],
-) {
+) -> Result<(), Error> {
     let max_rows = out.len() / hidden / experts.len();
     for ((e, expert), &count) in experts.iter().enumerate().zip(counts) {
         let (first, count) = (e * max_rows, count as usize);
-        let outputs = dtype.round(&expert.forward(&rows(first, count)));
+        let outputs = dtype.round(&expert.forward(&rows(first, count)?));
         out[first * hidden..][..count * hidden].copy_from_slice(&outputs);
     }
+    Ok(())
 }
 
 /// What a rank-major dispatch says about its rows.
@@ -35,36 +39,46 @@ pub struct RankMajorRows<'a> {
     pub topk: usize,
 }
 
-/// Rank-major: `rows(indices)` gives the values `[indices.len(), H]` of rows. Every row's outputs, rounded, are summed
-/// with the row's weights in top-k order, rounded, and go to the same row of `out` `[M, H]`.
+/// Rank-major, first half: every expert's outputs, rounded, for its rows in the order of its list. `rows(list)` gives the
+/// values `[list.len(), H]` of rows.
 pub fn rank_major(
     experts: &[Expert],
     received: RankMajorRows<'_>,
+    dtype: Float16,
+    rows: &dyn Fn(&[u32]) -> Result<Vec<f32>, Error>,
+) -> Result<Vec<Vec<u16>>, Error> {
+    let max_rows = received.row_experts.len() / received.topk;
+    let list = |e: usize| &received.expert_rows[e * max_rows..][..received.counts[e] as usize];
+    let outputs = |(e, expert): (usize, &Expert)| Ok(dtype.round(&expert.forward(&rows(list(e))?)));
+    experts.iter().enumerate().map(outputs).collect()
+}
+
+/// Rank-major, second half: sums every row's `outputs` with the row's weights in top-k order, rounds, and hands the result
+/// `[H]` to `answer(source, row, result)`. All experts have read the rows by now, so an answer may take its row's place.
+pub fn reduce(
+    outputs: &[Vec<u16>],
+    received: RankMajorRows<'_>,
     hidden: usize,
     dtype: Float16,
-    rows: &dyn Fn(&[u32]) -> Vec<f32>,
-    out: &mut [u16],
-) {
-    let max_rows = out.len() / hidden;
-    let max_tokens = max_rows / received.source_counts.len();
-    let list = |e: usize| &received.expert_rows[e * max_rows..][..received.counts[e] as usize];
-    let outputs: Vec<Vec<f32>> = (experts.iter().enumerate())
-        .map(|(e, expert)| dtype.widen(&dtype.round(&expert.forward(&rows(list(e))))))
-        .collect();
+    answer: &mut dyn FnMut(u32, usize, &[u16]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let max_tokens = received.row_experts.len() / received.topk / received.source_counts.len();
     // An expert's outputs come in ascending order of rows, as the rows are visited here.
     let mut next: Vec<_> = outputs.iter().map(|outputs| outputs.chunks_exact(hidden)).collect();
-    for (source, &count) in received.source_counts.iter().enumerate() {
-        for row in source * max_tokens..source * max_tokens + count as usize {
+    for (source, &count) in (0..).zip(received.source_counts) {
+        for row in 0..count as usize {
+            let first = (source as usize * max_tokens + row) * received.topk;
             let mut sum = vec![0.0f32; hidden];
-            for slot in row * received.topk..(row + 1) * received.topk {
+            for slot in first..first + received.topk {
                 let Ok(e) = usize::try_from(received.row_experts[slot]) else { continue };
-                for (s, y) in sum.iter_mut().zip(next[e].next().unwrap_or_default()) {
-                    *s += received.row_weights[slot] * y;
+                for (s, &y) in sum.iter_mut().zip(next[e].next().unwrap_or_default()) {
+                    *s += received.row_weights[slot] * dtype.value(y);
                 }
             }
-            out[row * hidden..][..hidden].copy_from_slice(&dtype.round(&sum));
+            answer(source, row, &dtype.round(&sum))?;
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -80,8 +94,8 @@ mod tests {
         let experts = &model.layers[0].experts[..2];
         let input: Vec<f32> = (0..2 * 4 * H).map(|i| (i % 13) as f32 / 13.0).collect();
         let mut out = vec![7; 2 * 4 * H];
-        let rows = |first: usize, count: usize| input[first * H..][..count * H].to_vec();
-        expert_major(experts, &[3, 0], H, Float16::Bf16, &rows, &mut out);
+        let rows = |first: usize, count: usize| Ok(input[first * H..][..count * H].to_vec());
+        expert_major(experts, &[3, 0], H, Float16::Bf16, &rows, &mut out).unwrap();
         assert_eq!(out[..3 * H], Float16::Bf16.round(&experts[0].forward(&input[..3 * H])));
         assert!(out[3 * H..].iter().all(|&bits| bits == 7));
     }
@@ -101,9 +115,15 @@ mod tests {
             row_weights: &[0.75, 0.25, 9.0, 9.0, 0.0, 0.5, 9.0, 9.0],
             topk: 2,
         };
-        let rows = |list: &[u32]| list.iter().flat_map(|&r| &input[r as usize * H..][..H]).copied().collect();
+        let rows =
+            |list: &[u32]| Ok(list.iter().flat_map(|&r| &input[r as usize * H..][..H]).copied().collect());
+        let outputs = rank_major(experts, received, dtype, &rows).unwrap();
         let mut out = vec![7; 4 * H];
-        rank_major(experts, received, H, dtype, &rows, &mut out);
+        let mut answer = |source: u32, row: usize, sum: &[u16]| {
+            out[(source as usize * 2 + row) * H..][..H].copy_from_slice(sum);
+            Ok(())
+        };
+        reduce(&outputs, received, H, dtype, &mut answer).unwrap();
 
         let y = |e: usize, row: usize| dtype.widen(&dtype.round(&experts[e].forward(&input[row * H..][..H])));
         let (y10, y00, y12) = (y(1, 0), y(0, 0), y(1, 2));

@@ -3,8 +3,8 @@
 //! `cargo run --release --example moe_layer -- --ranks 4 README.md`
 #![allow(unreachable_pub, reason = "pub says what a module offers to the others; an example has no outside")]
 
-mod alone;
 mod args;
+mod exchange;
 mod experts;
 mod matrix;
 mod model;
@@ -13,63 +13,118 @@ mod reference;
 mod report;
 mod run;
 
-use std::{io::IsTerminal, process::ExitCode};
+use std::{fs, io::IsTerminal, process::ExitCode, time::Duration};
 
 use clap::Parser;
-use epwire::launch::{Launch, Source};
+use epwire::{
+    Group,
+    env::Token,
+    group::GroupOptions,
+    launch::{Launch, spawn::Ranks},
+    rendezvous::driver::{Server, ServerOptions},
+};
 
-use args::{Args, Payload};
+use args::Args;
 use model::Model;
-use report::Summary;
+use report::{RankReport, Summary};
 use run::{Cut, Error};
 
 fn main() -> ExitCode {
-    match start(&Args::parse()) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("moe_layer: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    let args = Args::parse();
+    start(&args).unwrap_or_else(|error| {
+        eprintln!("moe_layer: {error}");
+        ExitCode::FAILURE
+    })
 }
 
-/// As a rank if a launcher has said which, else as the parent of ranks.
+/// As a rank if a launcher has said which, else alone or as the parent of ranks.
 fn start(args: &Args) -> Result<ExitCode, Error> {
-    let launch = Launch::from_env()?;
-    if let (Some(launch), Some(ranks)) = (&launch, args.ranks)
-        && launch.source != Source::Epwire
-        && launch.world != ranks
-    {
-        let Launch { world, source, .. } = launch;
-        return Err(format!("--ranks {ranks}, but {source} has started {world}; leave --ranks out").into());
+    match (Launch::from_env()?, args.ranks) {
+        (Some(Launch { world, source, .. }), Some(ranks)) if world != ranks => {
+            Err(format!("--ranks {ranks}, but {source} has started {world}; leave --ranks out").into())
+        }
+        (Some(launch), _) => {
+            if launch.rank == 0 && !launch.hosted {
+                eprintln!("moe_layer: {launch}");
+            }
+            let name_rank = |error| format!("rank {}: {error}", launch.rank).into();
+            as_rank(args, Some(&launch)).map_err(name_rank)
+        }
+        (None, None | Some(1)) => as_rank(args, None),
+        (None, Some(ranks)) => as_parent(args, ranks),
     }
-    if let Some(launch) = launch.as_ref().filter(|l| l.rank == 0 && l.source != Source::Epwire) {
-        eprintln!("moe_layer: {launch}");
-    }
-    let (rank, ranks) = match &launch {
-        Some(launch) => (launch.rank as usize, launch.world as usize),
-        None => (0, args.ranks.unwrap_or(1) as usize),
-    };
-    if ranks != 1 || args.payload == Payload::Fp8 {
-        return Err("more than one rank and FP8 need epwire's buffer".into());
-    }
-    as_rank(args, rank, ranks)
 }
 
-/// One rank's part, and on rank 0 the report of all.
-fn as_rank(args: &Args, rank: usize, ranks: usize) -> Result<ExitCode, Error> {
+/// Runs this program again as every rank. They meet at a server of this process, on loopback, where the token keeps other
+/// users of the host out.
+fn as_parent(args: &Args, ranks: u32) -> Result<ExitCode, Error> {
+    // What is wrong for every rank is said once, here.
+    args.shape(ranks as usize)?;
+    text(args)?;
+    let (run_id, token) = ("moe_layer", Token::random()?);
+    let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new(run_id, ranks) };
+    let server = Server::bind_blocking("127.0.0.1:0", options)?;
+    let address = server.local_addr().to_string().parse()?;
+    let running = Ranks::new(ranks).address(address).run_id(run_id).token(token).grace(GRACE).spawn()?;
+    let ended = running.wait(None)?;
+    match ended.exit_code() {
+        0 => Ok(ExitCode::SUCCESS),
+        _ => Err(ended.to_string().into()),
+    }
+}
+
+/// Meets the other ranks, runs this rank's part, and on rank 0 reports on all.
+fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode, Error> {
+    let (rank, ranks) = launch.map_or((0, 1), |launch| (launch.rank as usize, launch.world as usize));
     let shape = args.shape(ranks)?;
-    let text = std::fs::read(&args.file).map_err(|e| format!("can not read {}: {e}", args.file.display()))?;
+    let text = text(args)?;
+    let group = join(args, launch, text.len())?;
+    let mut exchange = exchange::connect(&group, args, shape)?;
+
     let model = Model::new(shape, args.seed);
     let cut = Cut { rank, ranks, max_tokens: args.max_tokens };
-    let mut exchange = alone::Alone { layout: args.layout, hidden: shape.hidden, dtype: args.dtype() };
     let visible = rank == 0 && std::io::stderr().is_terminal();
     let bar = report::progress(cut.steps(text.len()) * shape.layers, visible);
-    let report = run::run(&model, &text, cut, args.dtype(), args.summation(ranks), &mut exchange, &bar)?;
+    let report = run::run(&model, &text, cut, args.dtype(), args.summation(ranks), exchange.as_mut(), &bar)?;
     bar.finish_and_clear();
+
+    let reports = gather(&group, &report)?;
+    // What writes to peers ends before the membership does.
+    drop(exchange);
+    group.leave_blocking()?;
+    if rank > 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
     // With what was chosen by default filled in.
     let args = Args { ranks: Some(ranks as u32), experts: Some(shape.experts), ..args.clone() };
-    Ok(show(&Summary::new(&args, vec![report])))
+    Ok(show(&Summary::new(&args, reports)))
+}
+
+fn text(args: &Args) -> Result<Vec<u8>, Error> {
+    fs::read(&args.file).map_err(|e| format!("can not read {}: {e}", args.file.display()).into())
+}
+
+fn join(args: &Args, launch: Option<&Launch>, tokens: usize) -> Result<Group, Error> {
+    let Some(launch) = launch else {
+        return Group::threads(1)?.pop().ok_or_else(|| "a world of one rank has no group".into());
+    };
+    let options = GroupOptions::from_launch(launch)
+        .token(Token::from_env()?)
+        // Ranks that disagree on these would take different steps and wait for each other in vain.
+        .config("arguments", serde_json::json!(args).to_string())
+        .config("bytes of the text", tokens.to_string());
+    Ok(Group::join_blocking(options)?)
+}
+
+/// The reports of all ranks, on rank 0; nothing elsewhere.
+fn gather(group: &Group, report: &RankReport) -> Result<Vec<RankReport>, Error> {
+    let mut blobs = vec![Vec::new(); group.world() as usize];
+    blobs[0] = serde_json::to_vec(report)?;
+    let blobs = group.exchange_blocking("reports", blobs)?;
+    if group.rank() > 0 {
+        return Ok(Vec::new());
+    }
+    Ok(blobs.iter().map(|blob| serde_json::from_slice(blob)).collect::<Result<_, _>>()?)
 }
 
 fn show(summary: &Summary<'_>) -> ExitCode {
@@ -80,3 +135,6 @@ fn show(summary: &Summary<'_>) -> ExitCode {
     }
     if summary.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
+
+/// Once a rank has failed, the others get this long to say what they saw of it.
+const GRACE: Duration = Duration::from_secs(1);

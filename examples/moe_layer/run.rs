@@ -24,7 +24,7 @@ pub trait Exchange {
     ) -> Result<Vec<u16>, Error>;
 
     /// The values that experts receive for rows `x` `[n, hidden]`.
-    fn payload(&self, x: &[u16]) -> Vec<f32>;
+    fn payload(&self, x: &[u16]) -> Result<Vec<f32>, Error>;
 }
 
 /// How the text is cut, the same on all ranks but for `rank`.
@@ -69,9 +69,8 @@ pub fn run(
             let routing = layer.route(&x, dtype);
             let output = exchange.forward(layer, &x, &routing, &mut report)?;
 
-            let payload = |x: &[u16]| exchange.payload(x);
-            let expected =
-                reference::reference_layer(layer, &x, hidden, &routing, summation, dtype, &payload);
+            let rows = exchange.payload(&x)?;
+            let expected = reference::reference_layer(layer, &rows, hidden, &routing, summation, dtype);
             report.wrong_rows += reference::wrong_rows(&output, &expected.exact, hidden) as u64;
             let error = reference::max_rel_err(&output, &expected.plain, hidden, dtype);
             report.max_rel_err = reference::larger(report.max_rel_err, error);
@@ -119,15 +118,18 @@ mod tests {
                 row_weights: &routing.topk_weights,
                 topk: 3,
             };
-            let values = self.payload(x);
+            let values = self.payload(x)?;
             let rows = |list: &[u32]| {
-                list.iter()
-                    .flat_map(|&r| &values[r as usize * SMALL.hidden..][..SMALL.hidden])
-                    .copied()
-                    .collect()
+                let row = |&r: &u32| &values[r as usize * SMALL.hidden..][..SMALL.hidden];
+                Ok(list.iter().flat_map(row).copied().collect())
             };
-            let mut out = vec![0; x.len()];
-            experts::rank_major(&layer.experts, received, SMALL.hidden, Float16::Bf16, &rows, &mut out);
+            let outputs = experts::rank_major(&layer.experts, received, Float16::Bf16, &rows)?;
+            let mut out = Vec::new();
+            let mut answer = |_, _, sum: &[u16]| {
+                out.extend_from_slice(sum);
+                Ok(())
+            };
+            experts::reduce(&outputs, received, SMALL.hidden, Float16::Bf16, &mut answer)?;
             self.calls += 1;
             if self.flip && self.calls == 2 {
                 out[0] ^= 1;
@@ -135,8 +137,8 @@ mod tests {
             Ok(out)
         }
 
-        fn payload(&self, x: &[u16]) -> Vec<f32> {
-            Float16::Bf16.widen(x)
+        fn payload(&self, x: &[u16]) -> Result<Vec<f32>, Error> {
+            Ok(Float16::Bf16.widen(x))
         }
     }
 

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use crate::env::Token;
+use crate::launch::Launch;
 use crate::rendezvous::Fields;
 use crate::rendezvous::driver::Heartbeat;
 
 /// How a rank joins a group; see [`Group::join`](super::Group::join).
 ///
-/// Made by [`GroupOptions::new`] from what a launcher knows, then adjusted by the setters.
+/// Made by [`GroupOptions::from_launch`] or [`GroupOptions::new`], then adjusted by the setters.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
     pub(super) rank: u32,
@@ -44,6 +45,20 @@ impl GroupOptions {
             join_deadline: Duration::from_secs(120),
             deadline: Duration::from_secs(30),
             heartbeat: Heartbeat::default(),
+        }
+    }
+
+    /// As a launcher says: its rank and world, the rendezvous at its address under its run id, hosted by rank 0 unless
+    /// the launcher does. A world of one rank needs no address: it meets itself on loopback.
+    ///
+    /// The token is not part of what a launcher says: add [`Token::from_env`].
+    pub fn from_launch(launch: &Launch) -> Self {
+        let address = launch.address.as_ref().map_or_else(|| "127.0.0.1:0".to_owned(), ToString::to_string);
+        let hosted = launch.hosted && launch.address.is_some();
+        let options = Self::new(launch.rank, launch.world, address).host_server(launch.rank == 0 && !hosted);
+        match &launch.run_id {
+            Some(run_id) => options.run_id(run_id),
+            None => options,
         }
     }
 

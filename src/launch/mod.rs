@@ -2,8 +2,8 @@
 //!
 //! [`Launch::from_env`] knows torchrun, Open MPI, Hydra (MPICH, Intel MPI), Slurm, other PMI launchers, Kubernetes
 //! LeaderWorkerSets and `EPWIRE_*` set by hand, and says which of them won. Without a launcher, [`spawn`] starts the
-//! ranks of one host by executing the program again. `EPWIRE_ADDR`, `EPWIRE_RUN_ID`, `EPWIRE_LOCAL_RANK` and
-//! `EPWIRE_LOCAL_WORLD` override single values of every launcher.
+//! ranks of one host by executing the program again. `EPWIRE_ADDR`, `EPWIRE_HOSTED`, `EPWIRE_RUN_ID`,
+//! `EPWIRE_LOCAL_RANK` and `EPWIRE_LOCAL_WORLD` override single values of every launcher.
 //!
 //! | launcher | rank and world | ranks meet at, unless `EPWIRE_ADDR` is set |
 //! |---|---|---|
@@ -46,8 +46,10 @@ pub struct Launch {
     pub local_rank: u32,
     /// Number of ranks on this host, 1 to `world`.
     pub local_world: u32,
-    /// Where the ranks meet; rank 0 listens there. `None` only if `world` is 1.
+    /// Where the ranks meet; rank 0 listens there, unless `hosted`. `None` only if `world` is 1.
     pub address: Option<Address>,
+    /// Whether the rendezvous is hosted by whoever started the ranks, as the parent of [`spawn`] does, not by rank 0.
+    pub hosted: bool,
     /// Name of the run, the same on all ranks, if the launcher gives one.
     pub run_id: Option<String>,
     /// Who said all this.
@@ -168,7 +170,11 @@ impl Reader<'_> {
         };
         let run_id = self.run_id()?;
         let address = self.address(world, local_world, run_id.as_deref())?;
-        Ok(Launch { rank, world, local_rank, local_world, address, run_id, source: row.source })
+        let hosted = match self.find(&[env::HOSTED]) {
+            Some(value) => value.number(0, 1, "1 where the launcher hosts the rendezvous, else 0")? == 1,
+            None => false,
+        };
+        Ok(Launch { rank, world, local_rank, local_world, address, hosted, run_id, source: row.source })
     }
 
     /// Rank, world, local rank, local world.

@@ -1,13 +1,17 @@
 //! `--ranks N`: the ranks of one host without a launcher.
 //!
-//! The parent executes its own program again, once per rank, with the same arguments and `EPWIRE_RANK` and its kin set,
-//! so that [`super::Launch::from_env`] in the children finds its place. The parent hosts the rendezvous and waits:
+//! The parent hosts the rendezvous, executes its own program again, once per rank, with the same arguments and
+//! `EPWIRE_RANK` and its kin set, so that [`super::Launch::from_env`] in the children finds its place, and waits:
 //!
 //! ```no_run
 //! # use std::time::Duration;
-//! # use epwire::{env::Token, launch::spawn::Ranks};
+//! # use epwire::{env::Token, launch::spawn::Ranks, rendezvous::driver::{Server, ServerOptions}};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let running = Ranks::new(4).address("127.0.0.1:29700".parse()?).token(Token::random()?).spawn()?;
+//! let token = Token::random()?;
+//! let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new("my run", 4) };
+//! let server = Server::bind_blocking("127.0.0.1:0", options)?;
+//! let address = server.local_addr().to_string().parse()?;
+//! let running = Ranks::new(4).address(address).run_id("my run").token(token).spawn()?;
 //! let ended = running.wait(Some(Duration::from_secs(600)))?;
 //! std::process::exit(ended.exit_code());
 //! # }
@@ -63,7 +67,8 @@ impl Ranks {
         self
     }
 
-    /// Where the ranks meet. Needed for a world of more than one rank.
+    /// Where the ranks meet: at a rendezvous server of the caller, which the ranks are told not to host. Needed for a
+    /// world of more than one rank.
     pub fn address(mut self, address: Address) -> Self {
         self.address = Some(address);
         self
@@ -179,6 +184,7 @@ impl Ranks {
             .env(env::WORLD, self.world.to_string())
             .env(env::LOCAL_RANK, local.to_string())
             .env(env::LOCAL_WORLD, self.count.to_string())
+            .env(env::HOSTED, "1")
             .stdin(std::process::Stdio::null());
         if let Some(address) = &self.address {
             command.env(env::ADDR, address.to_string());

@@ -89,6 +89,7 @@ fn torchrun_meets_one_port_above_its_own_store() {
             local_rank: 1,
             local_world: 4,
             address: Address::new("node0", 29501),
+            hosted: false,
             run_id: Some("job-a".into()),
             source: Source::Torchrun,
         }
@@ -225,6 +226,7 @@ fn bad_values_are_named_with_their_limit() {
         (OWN, "EPWIRE_WORLD", "1025", "1024"),
         (OWN, "EPWIRE_WORLD", "0", "1 to 1024"),
         (OWN, "EPWIRE_ADDR", "host", "host:port"),
+        (OWN, "EPWIRE_HOSTED", "yes", "1 where"),
         (TORCHRUN, "LOCAL_RANK", "4", "local world of 4"),
         (TORCHRUN, "LOCAL_WORLD_SIZE", "9", "1 to 8"),
         (TORCHRUN, "MASTER_PORT", "65535", "65534"),
@@ -248,6 +250,15 @@ fn bad_values_are_named_with_their_limit() {
 fn one_rank_needs_no_address() {
     let found = launch(&[("EPWIRE_RANK", "0"), ("EPWIRE_WORLD", "1")]);
     assert_eq!((found.world, found.address), (1, None));
+}
+
+#[test]
+fn any_launcher_may_host_the_rendezvous() {
+    for set in [OWN, TORCHRUN, SLURM] {
+        assert!(!launch(set).hosted);
+        assert!(!launch(&with(set, &[("EPWIRE_HOSTED", "0")])).hosted);
+        assert!(launch(&with(set, &[("EPWIRE_HOSTED", "1")])).hosted);
+    }
 }
 
 #[test]
