@@ -80,10 +80,11 @@ static inline epw_verdict epw_rule_may_send(epw_sight seen, uint32_t epoch, uint
     return epw_rule_gone(seen, epoch) ? EPW_GONE : EPW_WAITING;
 }
 
-/* Is the peer seen waiting for someone (so: alive)? Then *named is whom it waits for. */
+/* Is the peer seen waiting for someone (so: alive)? Then *named is whom it waits for. A peer that this rank
+ * has left behind in an older epoch may still wait there, and is alive. */
 static inline bool epw_rule_beacon(uint64_t beacon, uint32_t epoch, uint32_t ranks, uint32_t *named) {
     *named = epw_word_value(beacon);
-    return epw_word_epoch(beacon) == epoch && *named < ranks;
+    return epw_word_epoch(beacon) - 1 < epoch && *named < ranks;
 }
 
 /* How many beacons a wait of this age has posted: one at each half of the deadline. */
