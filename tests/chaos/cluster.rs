@@ -1,0 +1,307 @@
+//! The ranks of one case as child processes, and what a test can do to them. Every wait here is bounded, and dropping a
+//! cluster kills and reaps whatever is left of it, stopped or not.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command as Program, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use crate::traffic::{LOCAL_EXPERTS, mix};
+use crate::wire::{Command, Point, Ran, Reply, Run, Setup};
+use crate::worker;
+
+pub(crate) const RANKS: u32 = 4;
+pub(crate) const DEADLINE: Duration = Duration::from_millis(400);
+
+/// No reply takes longer, or something hangs.
+const WATCHDOG: Duration = Duration::from_secs(20);
+
+pub(crate) struct Worker {
+    child: Child,
+    commands: ChildStdin,
+    replies: Receiver<Reply>,
+    rank: u32,
+}
+
+impl Worker {
+    fn spawn(rank: u32) -> Self {
+        let mut child = Program::new(std::env::current_exe().expect("this program has a path"))
+            .env(worker::VARIABLE, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process can be started");
+        let commands = child.stdin.take().expect("piped");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let (sender, replies) = channel();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                let reply =
+                    serde_json::from_str(&line).unwrap_or_else(|_| Reply::Wrong(format!("it said {line:?}")));
+                if sender.send(reply).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { child, commands, replies, rank }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn tell(&mut self, command: &Command) {
+        let line = serde_json::to_string(command).expect("commands are plain data");
+        let sent = writeln!(self.commands, "{line}").and_then(|()| self.commands.flush());
+        sent.unwrap_or_else(|error| panic!("rank {} takes no commands: {error}", self.rank));
+    }
+
+    /// The next reply, whatever it is but `Wrong`.
+    pub(crate) fn hear(&self) -> Reply {
+        match self.replies.recv_timeout(WATCHDOG) {
+            Ok(Reply::Wrong(text)) => panic!("rank {}: {text}", self.rank),
+            Ok(reply) => reply,
+            Err(error) => panic!("rank {} hangs or died: no reply within {WATCHDOG:?} ({error})", self.rank),
+        }
+    }
+
+    pub(crate) fn done(&self) {
+        let reply = self.hear();
+        assert!(matches!(reply, Reply::Done { .. }), "rank {}: {reply:?}", self.rank);
+    }
+
+    pub(crate) fn held(&self) {
+        let reply = self.hear();
+        assert!(matches!(reply, Reply::Held), "rank {}: {reply:?}", self.rank);
+    }
+
+    pub(crate) fn ran(&self) -> Ran {
+        match self.hear() {
+            Reply::Ran(ran) => ran,
+            other => panic!("rank {}: {other:?}", self.rank),
+        }
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        // SAFETY: a plain system call on a child that has not been reaped.
+        let sent = unsafe { libc::kill(self.pid() as libc::pid_t, signal) };
+        assert_eq!(sent, 0, "signal {signal} to rank {}", self.rank);
+    }
+
+    /// Stops all threads of the process; returns when they have stopped.
+    pub(crate) fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let began = Instant::now();
+        loop {
+            // SAFETY: an all-zero siginfo_t is a value.
+            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+            // SAFETY: `info` lives; WSTOPPED alone reaps nobody.
+            let rc =
+                unsafe { libc::waitid(libc::P_PID, self.pid(), &mut info, libc::WSTOPPED | libc::WNOHANG) };
+            assert_eq!(rc, 0, "waiting for rank {} to stop", self.rank);
+            // SAFETY: set by waitid, or still zero.
+            if unsafe { info.si_pid() } != 0 {
+                return;
+            }
+            assert!(began.elapsed() < WATCHDOG, "rank {} does not stop", self.rank);
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    pub(crate) fn cont(&self) {
+        self.signal(libc::SIGCONT);
+    }
+
+    /// Kills it and sees it dead.
+    pub(crate) fn kill(&mut self) {
+        // It may have ended by itself only by a bug, which its reaped status would hide: say so.
+        self.child.kill().unwrap_or_else(|error| panic!("killing rank {}: {error}", self.rank));
+        self.child.wait().unwrap_or_else(|error| panic!("reaping rank {}: {error}", self.rank));
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Both do nothing to a worker that has been killed before.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Choices of a case, in order, from its seed.
+pub(crate) struct Choices {
+    seed: u64,
+    made: u64,
+}
+
+impl Choices {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { seed, made: 0 }
+    }
+
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.made += 1;
+        mix(&[self.seed, self.made]) % n
+    }
+
+    pub(crate) fn rank(&mut self) -> u32 {
+        self.below(u64::from(RANKS)) as u32
+    }
+
+    pub(crate) fn coin(&mut self) -> bool {
+        self.below(2) == 0
+    }
+
+    pub(crate) fn point(&mut self) -> Point {
+        [Point::BeforeSend, Point::DispatchSent, Point::Dispatched, Point::CombineSent]
+            [self.below(4) as usize]
+    }
+
+    pub(crate) fn micros(&mut self, n: u64) -> Duration {
+        Duration::from_micros(self.below(n))
+    }
+}
+
+/// How large the rows of a case are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rows {
+    Small,
+    /// Large enough that a signal can fall into the middle of writing them.
+    Large,
+}
+
+pub(crate) struct Cluster {
+    pub(crate) workers: Vec<Worker>,
+    pub(crate) setup: Setup,
+}
+
+impl Cluster {
+    /// Processes without buffers.
+    pub(crate) fn spawn(seed: u64, choices: &mut Choices, rows: Rows) -> Self {
+        let (max_tokens, hidden) = if rows == Rows::Small { (6, 64) } else { (48, 1024) };
+        let (lanes, rank_major) = (1 + choices.below(2) as u32, choices.coin());
+        let deadline_ms = DEADLINE.as_millis() as u64;
+        let setup = Setup { seed, rank: 0, ranks: RANKS, max_tokens, hidden, lanes, rank_major, deadline_ms };
+        Self { workers: (0..RANKS).map(Worker::spawn).collect(), setup }
+    }
+
+    /// With buffers that know nobody.
+    pub(crate) fn created(seed: u64, choices: &mut Choices, rows: Rows) -> Self {
+        let mut cluster = Self::spawn(seed, choices, rows);
+        for rank in 0..RANKS {
+            cluster.create(rank);
+        }
+        cluster
+    }
+
+    /// All connected and active in epoch 1.
+    pub(crate) fn ready(seed: u64, choices: &mut Choices, rows: Rows) -> Self {
+        let mut cluster = Self::created(seed, choices, rows);
+        cluster.connect_all();
+        cluster.set_active(&everyone(), 1);
+        cluster
+    }
+
+    pub(crate) fn setup_of(&self, rank: u32) -> Setup {
+        Setup { rank, ..self.setup.clone() }
+    }
+
+    pub(crate) fn worker(&mut self, rank: u32) -> &mut Worker {
+        &mut self.workers[rank as usize]
+    }
+
+    fn create(&mut self, rank: u32) {
+        let setup = self.setup_of(rank);
+        self.worker(rank).tell(&Command::Create(setup));
+        self.worker(rank).done();
+    }
+
+    /// Another process for `rank`, beside the old one, which is returned.
+    pub(crate) fn replace(&mut self, rank: u32) -> Worker {
+        let old = std::mem::replace(&mut self.workers[rank as usize], Worker::spawn(rank));
+        self.create(rank);
+        old
+    }
+
+    /// What `rank` exports, by peer.
+    pub(crate) fn export(&mut self, rank: u32) -> Vec<Vec<u8>> {
+        self.worker(rank).tell(&Command::Export);
+        match self.worker(rank).hear() {
+            Reply::Blobs(blobs) => blobs,
+            other => panic!("rank {rank}: {other:?}"),
+        }
+    }
+
+    /// Blobs of all ranks of `from` for rank `to`.
+    pub(crate) fn blobs_for(&mut self, to: u32, from: &[u32]) -> Vec<(u32, Vec<u8>)> {
+        from.iter()
+            .filter(|peer| **peer != to)
+            .map(|peer| (*peer, self.export(*peer).swap_remove(to as usize)))
+            .collect()
+    }
+
+    pub(crate) fn connect(&mut self, rank: u32, to: &[u32]) {
+        let blobs = self.blobs_for(rank, to);
+        self.worker(rank).tell(&Command::Connect(blobs));
+        self.worker(rank).done();
+    }
+
+    pub(crate) fn connect_all(&mut self) {
+        for rank in 0..RANKS {
+            self.connect(rank, &everyone());
+        }
+    }
+
+    /// Begins an epoch on all its members.
+    pub(crate) fn set_active(&mut self, ranks: &[u32], epoch: u32) {
+        for rank in ranks {
+            self.worker(*rank).tell(&Command::SetActive { ranks: ranks.to_vec(), epoch });
+        }
+        for rank in ranks {
+            self.worker(*rank).done();
+        }
+    }
+
+    pub(crate) fn tell_run(&mut self, ranks: &[u32], run: &Run) {
+        for rank in ranks {
+            self.worker(*rank).tell(&Command::Run(run.clone()));
+        }
+    }
+
+    pub(crate) fn hear_ran(&mut self, ranks: &[u32]) -> Vec<(u32, Ran)> {
+        ranks.iter().map(|rank| (*rank, self.worker(*rank).ran())).collect()
+    }
+
+    /// Runs steps on `ranks`, which must be complete and exact.
+    pub(crate) fn run_exactly(&mut self, ranks: &[u32], epoch: u32, steps: u32) {
+        self.tell_run(ranks, &Run::new(epoch, 1, steps));
+        let reports = self.hear_ran(ranks);
+        crate::verdict::complete(&reports, steps);
+    }
+
+    /// Goes on with `ranks` alone, as a server does after a failure: the next epoch, exact from its first step.
+    pub(crate) fn go_on(&mut self, ranks: &[u32], epoch: u32) {
+        self.set_active(ranks, epoch);
+        self.run_exactly(ranks, epoch, 4);
+    }
+}
+
+impl Run {
+    pub(crate) fn new(epoch: u32, first: u32, steps: u32) -> Self {
+        Self { epoch, first, steps, split: false, hold: None, release: None }
+    }
+
+    pub(crate) fn hold(&self, step: u32, at: Point) -> Self {
+        Self { hold: Some((step, at)), ..self.clone() }
+    }
+}
+
+pub(crate) fn everyone() -> Vec<u32> {
+    (0..RANKS).collect()
+}
+
+pub(crate) fn all_but(rank: u32) -> Vec<u32> {
+    (0..RANKS).filter(|r| *r != rank).collect()
+}
+
+const _: () = assert!(RANKS * LOCAL_EXPERTS == 8, "three experts with a stride of two are distinct");

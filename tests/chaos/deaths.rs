@@ -1,0 +1,138 @@
+//! Ranks that die while the others work.
+
+use crate::cluster::{Choices, Cluster, DEADLINE, RANKS, Rows, all_but};
+use crate::verdict;
+use crate::wire::{Call, Point, Run};
+
+/// Steps of a run: some before the death, some after it in the same epoch.
+const STEPS: u32 = 6;
+
+pub(crate) fn killed_before_send(seed: u64) {
+    killed_at(seed, Point::BeforeSend);
+}
+
+pub(crate) fn killed_between_dispatch_send_and_receive(seed: u64) {
+    killed_at(seed, Point::DispatchSent);
+}
+
+pub(crate) fn killed_between_dispatch_and_combine(seed: u64) {
+    killed_at(seed, Point::Dispatched);
+}
+
+pub(crate) fn killed_between_combine_send_and_receive(seed: u64) {
+    killed_at(seed, Point::CombineSent);
+}
+
+pub(crate) fn killed_while_writing_rows(seed: u64) {
+    killed_soon_after(seed, Point::BeforeSend);
+}
+
+pub(crate) fn killed_while_writing_answers(seed: u64) {
+    killed_soon_after(seed, Point::Dispatched);
+}
+
+/// Where the others miss a rank that stopped at `point` of `step`.
+fn missed_at(step: u32, point: Point) -> (u32, Call) {
+    match point {
+        Point::BeforeSend => (step, Call::Dispatch),
+        Point::DispatchSent | Point::Dispatched => (step, Call::Combine),
+        Point::CombineSent => (step + 1, Call::Dispatch),
+    }
+}
+
+fn killed_at(seed: u64, point: Point) {
+    let mut choices = Choices::new(seed);
+    let mut cluster = Cluster::ready(seed, &mut choices, Rows::Small);
+    let victim = choices.rank();
+    let survivors = all_but(victim);
+    let step = 2 + choices.below(3) as u32;
+    let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
+    // One survivor may come late, by less than half a deadline: late is not dead.
+    let late = choices.coin().then(|| (victim + 1 + choices.below(u64::from(RANKS) - 1) as u32) % RANKS);
+    let lateness = DEADLINE / 10 * choices.below(5) as u32;
+
+    for rank in 0..RANKS {
+        let run = match rank {
+            _ if rank == victim => run.hold(step, point),
+            _ if Some(rank) == late => run.hold(step, Point::BeforeSend),
+            _ => run.clone(),
+        };
+        cluster.tell_run(&[rank], &run);
+    }
+    if let Some(late) = late {
+        cluster.worker(late).held();
+        if point == Point::BeforeSend {
+            cluster.worker(victim).held();
+            cluster.worker(victim).kill();
+        }
+        std::thread::sleep(lateness);
+        cluster.worker(late).tell(&crate::wire::Command::Go);
+    }
+    if late.is_none() || point != Point::BeforeSend {
+        cluster.worker(victim).held();
+        cluster.worker(victim).kill();
+    }
+    let reports = cluster.hear_ran(&survivors);
+    verdict::lost(&reports, victim, 1);
+    let (step, call) = missed_at(step, point);
+    verdict::first_loss(&reports, step, call);
+
+    // A graph of operations that nobody stopped: it has paid its deadline.
+    cluster.tell_run(&survivors, &Run::new(1, STEPS + 1, 20));
+    let reports = cluster.hear_ran(&survivors);
+    verdict::swift(&reports, 20, victim);
+    cluster.go_on(&survivors, 2);
+}
+
+/// Kills a rank a moment after it has passed `point`, with rows large enough to be caught writing them.
+fn killed_soon_after(seed: u64, point: Point) {
+    let mut choices = Choices::new(seed);
+    let mut cluster = Cluster::ready(seed, &mut choices, Rows::Large);
+    let victim = choices.rank();
+    let survivors = all_but(victim);
+    let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
+    cluster.tell_run(&survivors, &run);
+    cluster.tell_run(&[victim], &run.hold(3, point));
+    cluster.worker(victim).held();
+    let moment = choices.micros(1200);
+    cluster.worker(victim).tell(&crate::wire::Command::Go);
+    std::thread::sleep(moment);
+    cluster.worker(victim).kill();
+    let reports = cluster.hear_ran(&survivors);
+    verdict::lost(&reports, victim, 1);
+    cluster.go_on(&survivors, 2);
+}
+
+/// A survivor gives its handle up while another rank is dead: whoever waits for either returns in time, and the one that
+/// released takes part in the next step.
+pub(crate) fn a_release_beside_a_dead_rank_holds_nobody_up(seed: u64) {
+    let mut choices = Choices::new(seed);
+    let mut cluster = Cluster::ready(seed, &mut choices, Rows::Small);
+    let victim = choices.rank();
+    let survivors = all_but(victim);
+    let releaser = survivors[choices.below(3) as usize];
+    let point = [Point::DispatchSent, Point::Dispatched, Point::CombineSent][choices.below(3) as usize];
+    let step = 2 + choices.below(2) as u32;
+    let run = Run::new(1, 1, STEPS);
+    for rank in &survivors {
+        let release = (*rank == releaser).then_some((step, point));
+        cluster.tell_run(&[*rank], &Run { release, ..run.clone() });
+    }
+    cluster.tell_run(&[victim], &run.hold(step, Point::BeforeSend));
+    cluster.worker(victim).held();
+    cluster.worker(victim).kill();
+    let mut reports = cluster.hear_ran(&survivors);
+    for (rank, ran) in &mut reports {
+        for op in &mut ran.ops {
+            // Its rows of that step were not answered. That is no reason to wait for it, nor to miss it again.
+            let unanswered = *rank != releaser
+                && point != Point::CombineSent
+                && (op.step, op.call) == (step, Call::Combine);
+            if unanswered {
+                op.missing.retain(|peer| *peer != releaser);
+            }
+        }
+    }
+    verdict::lost_beside_release(&reports, victim, 1, Some(releaser));
+    cluster.go_on(&survivors, 2);
+}

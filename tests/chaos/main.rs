@@ -1,0 +1,91 @@
+//! Chaos: ranks as processes that are killed or stopped at every phase of a step and of the bootstrap, while every row and
+//! every sum of the others is checked.
+//!
+//! Ranks are this very program, started again with a variable set; the test carries their blobs and tells them what to do.
+//! Each scenario runs a number of cases, one at a time: their bounds are of time. `EPWIRE_SEED` sets the seed of each
+//! scenario's first case and `EPWIRE_CASES` how many to run; a failure names both.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
+
+mod bootstrap;
+mod cluster;
+mod deaths;
+mod step;
+mod stops;
+mod traffic;
+mod verdict;
+mod wire;
+mod worker;
+
+use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use libtest_mimic::{Arguments, Trial};
+
+/// A scenario: runs one case from its seed, and panics if it fails.
+type Scenario = fn(u64);
+
+/// 200 cases in all.
+const SCENARIOS: &[(&str, u64, Scenario)] = &[
+    ("killed_before_send", 16, deaths::killed_before_send),
+    ("killed_between_dispatch_send_and_receive", 16, deaths::killed_between_dispatch_send_and_receive),
+    ("killed_between_dispatch_and_combine", 16, deaths::killed_between_dispatch_and_combine),
+    ("killed_between_combine_send_and_receive", 16, deaths::killed_between_combine_send_and_receive),
+    ("killed_while_writing_rows", 20, deaths::killed_while_writing_rows),
+    ("killed_while_writing_answers", 20, deaths::killed_while_writing_answers),
+    (
+        "a_release_beside_a_dead_rank_holds_nobody_up",
+        12,
+        deaths::a_release_beside_a_dead_rank_holds_nobody_up,
+    ),
+    ("a_short_stop_is_forgiven", 16, stops::a_short_stop_is_forgiven),
+    ("a_stop_of_about_a_deadline_confuses_nobody", 8, stops::a_stop_of_about_a_deadline_confuses_nobody),
+    (
+        "an_evicted_rank_changes_nothing_and_comes_back",
+        24,
+        stops::an_evicted_rank_changes_nothing_and_comes_back,
+    ),
+    (
+        "a_replacement_waits_for_the_old_process_to_end",
+        12,
+        stops::a_replacement_waits_for_the_old_process_to_end,
+    ),
+    ("killed_while_joining", 6, bootstrap::killed_while_joining),
+    ("killed_while_connecting_through_the_group", 6, bootstrap::killed_while_connecting_through_the_group),
+    ("stopped_while_joining", 4, bootstrap::stopped_while_joining),
+    ("gone_between_export_and_connect", 4, bootstrap::gone_between_export_and_connect),
+    ("killed_between_connect_and_first_step", 4, bootstrap::killed_between_connect_and_first_step),
+];
+
+fn main() {
+    if std::env::var_os(worker::VARIABLE).is_some() {
+        return worker::main();
+    }
+    let number = |name: &str| {
+        let text = std::env::var(name).ok()?;
+        Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name} is {text:?}, must be a number")))
+    };
+    let seed = number("EPWIRE_SEED").unwrap_or(1);
+    let cases = number("EPWIRE_CASES");
+    let trials = SCENARIOS.iter().map(|&(name, default, scenario)| {
+        Trial::test(name, move || {
+            run(name, scenario, seed, cases.unwrap_or(default));
+            Ok(())
+        })
+    });
+    let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
+    libtest_mimic::run(&arguments, trials.collect()).exit();
+}
+
+fn run(name: &str, scenario: Scenario, first: u64, cases: u64) {
+    // Runners that give each test a process run several at a time: take turns, on a file that is there anyway.
+    let program = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+    // SAFETY: a plain system call on an open descriptor; closing it gives the lock back.
+    assert_eq!(unsafe { libc::flock(program.as_raw_fd(), libc::LOCK_EX) }, 0);
+    eprintln!("chaos: {name}: seeds {first} to {}", first + cases.max(1) - 1);
+    for seed in first..first + cases {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| scenario(seed))) {
+            eprintln!("chaos: {name}: seed {seed} failed; EPWIRE_SEED={seed} EPWIRE_CASES=1 runs it alone");
+            resume_unwind(panic);
+        }
+    }
+}

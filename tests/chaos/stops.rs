@@ -1,0 +1,158 @@
+//! Ranks that are stopped and go on later, and processes that take the place of a stopped one.
+
+use std::time::Duration;
+
+use crate::cluster::{Choices, Cluster, DEADLINE, RANKS, Rows, all_but, everyone};
+use crate::verdict;
+use crate::wire::{Command, Point, Reply, Run};
+
+const STEPS: u32 = 6;
+
+/// Stops `victim` in step 3 of a run that all ranks have been told: exactly at a point, or, with large rows, a moment after
+/// it. Whether it is held there and must be told to go on.
+fn stop_in_step(cluster: &mut Cluster, choices: &mut Choices, victim: u32, rows: Rows, run: &Run) -> bool {
+    let point = if rows == Rows::Small {
+        choices.point()
+    } else {
+        [Point::BeforeSend, Point::Dispatched][choices.below(2) as usize]
+    };
+    cluster.tell_run(&all_but(victim), run);
+    cluster.tell_run(&[victim], &run.hold(3, point));
+    let victim = cluster.worker(victim);
+    victim.held();
+    if rows == Rows::Large {
+        victim.tell(&Command::Go);
+        std::thread::sleep(choices.micros(1200));
+    }
+    victim.stop();
+    rows == Rows::Small
+}
+
+fn some_rows(choices: &mut Choices) -> Rows {
+    if choices.coin() { Rows::Small } else { Rows::Large }
+}
+
+fn let_go(cluster: &mut Cluster, victim: u32, held: bool) {
+    let victim = cluster.worker(victim);
+    if held {
+        victim.tell(&Command::Go);
+    }
+    victim.cont();
+}
+
+pub(crate) fn a_short_stop_is_forgiven(seed: u64) {
+    let mut choices = Choices::new(seed);
+    let rows = some_rows(&mut choices);
+    let mut cluster = Cluster::ready(seed, &mut choices, rows);
+    let victim = choices.rank();
+    let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
+    let held = stop_in_step(&mut cluster, &mut choices, victim, rows, &run);
+    std::thread::sleep(DEADLINE * (30 + choices.below(31) as u32) / 100);
+    let_go(&mut cluster, victim, held);
+    let reports = cluster.hear_ran(&everyone());
+    verdict::complete(&reports, STEPS);
+    cluster.go_on(&everyone(), 2);
+}
+
+/// Some give it up, some do not, and it may give up some: whatever becomes of it, no row is wrong, nobody waits too long,
+/// nobody loses anybody else, and all can go on without it.
+pub(crate) fn a_stop_of_about_a_deadline_confuses_nobody(seed: u64) {
+    let mut choices = Choices::new(seed);
+    let rows = some_rows(&mut choices);
+    let mut cluster = Cluster::ready(seed, &mut choices, rows);
+    let victim = choices.rank();
+    let survivors = all_but(victim);
+    let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
+    let held = stop_in_step(&mut cluster, &mut choices, victim, rows, &run);
+    std::thread::sleep(DEADLINE * (90 + choices.below(21) as u32) / 100);
+    let_go(&mut cluster, victim, held);
+    let reports = cluster.hear_ran(&survivors);
+    verdict::at_most_lost(&reports, victim);
+    cluster.worker(victim).ran();
+    cluster.go_on(&survivors, 2);
+}
+
+/// The others go on without a stopped rank; when it runs again, its late writes change nothing of what they read, it learns
+/// that it was dropped, and after another handshake it is a member again.
+pub(crate) fn an_evicted_rank_changes_nothing_and_comes_back(seed: u64) {
+    let mut choices = Choices::new(seed);
+    let rows = some_rows(&mut choices);
+    let mut cluster = Cluster::ready(seed, &mut choices, rows);
+    let victim = choices.rank();
+    let survivors = all_but(victim);
+    let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
+    let held = stop_in_step(&mut cluster, &mut choices, victim, rows, &run);
+    let reports = cluster.hear_ran(&survivors);
+    verdict::lost(&reports, victim, 1);
+
+    cluster.set_active(&survivors, 2);
+    let busy = if rows == Rows::Small { 60 } else { 12 };
+    cluster.tell_run(&survivors, &Run::new(2, 1, busy));
+    std::thread::sleep(choices.micros(5000));
+    let_go(&mut cluster, victim, held);
+    let late = cluster.worker(victim).ran();
+    let reports = cluster.hear_ran(&survivors);
+    verdict::complete(&reports, busy);
+    verdict::evicted(victim, &late, &survivors);
+
+    cluster.connect(victim, &survivors);
+    if choices.coin() {
+        for rank in &survivors {
+            cluster.connect(*rank, &[victim]);
+        }
+    }
+    cluster.go_on(&everyone(), 3);
+}
+
+/// Another process can not take the place of a stopped rank while that may still write: stopped, continued, evicted or not,
+/// only its end frees the place.
+pub(crate) fn a_replacement_waits_for_the_old_process_to_end(seed: u64) {
+    let mut choices = Choices::new(seed);
+    let rows = some_rows(&mut choices);
+    let mut cluster = Cluster::ready(seed, &mut choices, rows);
+    let victim = choices.rank();
+    let survivors = all_but(victim);
+    let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
+    let held = stop_in_step(&mut cluster, &mut choices, victim, rows, &run);
+    let reports = cluster.hear_ran(&survivors);
+    verdict::lost(&reports, victim, 1);
+    cluster.set_active(&survivors, 2);
+
+    let mut old = cluster.replace(victim);
+    for rank in &survivors {
+        cluster.connect(*rank, &[victim]);
+    }
+    refused(&mut cluster, victim, &survivors, old.pid());
+    if choices.coin() {
+        if held {
+            old.tell(&Command::Go);
+        }
+        old.cont();
+        verdict::evicted(victim, &old.ran(), &survivors);
+        refused(&mut cluster, victim, &survivors, old.pid());
+    }
+    cluster.run_exactly(&survivors, 2, 3);
+    old.kill();
+    drop(old);
+    cluster.connect(victim, &survivors);
+    cluster.go_on(&everyone(), 3);
+}
+
+/// Every member refuses the newcomer at once, naming the process that has its place.
+fn refused(cluster: &mut Cluster, newcomer: u32, members: &[u32], pid: u32) {
+    for member in members {
+        let blobs = cluster.blobs_for(newcomer, &[*member]);
+        cluster.worker(newcomer).tell(&Command::Connect(blobs));
+        match cluster.worker(newcomer).hear() {
+            Reply::Refused { kind, text, elapsed_us } => {
+                assert_eq!(kind, "Fenced", "{text}");
+                assert!(text.contains(&pid.to_string()), "process {pid} is not named: {text}");
+                assert!(text.contains(&format!("peer {member}")), "rank {member} is not named: {text}");
+                assert!(Duration::from_micros(elapsed_us) < DEADLINE, "it took {elapsed_us} us to refuse");
+            }
+            other => panic!(
+                "rank {newcomer} was let in by rank {member} of {RANKS} beside process {pid}: {other:?}"
+            ),
+        }
+    }
+}

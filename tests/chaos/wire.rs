@@ -1,0 +1,126 @@
+//! What the test and its workers say to each other: one JSON value a line, commands on a worker's standard input, replies on
+//! its standard output.
+
+use serde::{Deserialize, Serialize};
+
+/// A worker's buffer, and the seed from which all traffic follows.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Setup {
+    pub(crate) seed: u64,
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+    pub(crate) max_tokens: u32,
+    pub(crate) hidden: u32,
+    pub(crate) lanes: u32,
+    pub(crate) rank_major: bool,
+    pub(crate) deadline_ms: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Command {
+    /// Make a buffer that knows nobody.
+    Create(Setup),
+    /// Answered with a blob for each rank.
+    Export,
+    /// Connect these peers, in this order, up to the first refusal.
+    Connect(Vec<(u32, Vec<u8>)>),
+    SetActive {
+        ranks: Vec<u32>,
+        epoch: u32,
+    },
+    Run(Run),
+    /// Join the group whose server is at this address.
+    Join {
+        rank: u32,
+        ranks: u32,
+        address: String,
+        join_deadline_ms: u64,
+        deadline_ms: u64,
+    },
+    /// `EpBuffer::create` through the group.
+    CreateInGroup(Setup),
+    /// `EpBuffer::recover` through the group.
+    Recover,
+    /// Ends a hold.
+    Go,
+}
+
+/// Steps to run, whatever becomes of them: all ranks run the same steps, so that nobody waits for one that has stopped early.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Run {
+    pub(crate) epoch: u32,
+    pub(crate) first: u32,
+    pub(crate) steps: u32,
+    /// Use the split calls throughout.
+    pub(crate) split: bool,
+    /// Report and wait for `Go` at this point of this step.
+    pub(crate) hold: Option<(u32, Point)>,
+    /// Give the handle up at this point of this step.
+    pub(crate) release: Option<(u32, Point)>,
+}
+
+/// Points of a step at which a rank can be caught.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Point {
+    BeforeSend,
+    DispatchSent,
+    Dispatched,
+    CombineSent,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Reply {
+    Done {
+        elapsed_us: u64,
+    },
+    Blobs(Vec<Vec<u8>>),
+    Held,
+    Ran(Ran),
+    Recovered {
+        ranks: Vec<u32>,
+        epoch: u32,
+    },
+    /// An error of the library: its variant and its text.
+    Refused {
+        kind: String,
+        text: String,
+        elapsed_us: u64,
+    },
+    /// Something that must never be.
+    Wrong(String),
+}
+
+/// What came of a run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Ran {
+    pub(crate) ops: Vec<Op>,
+    /// By how much a bystander thread of the worker overslept at worst: delays that are the machine's, not the library's.
+    pub(crate) noise_us: u64,
+}
+
+/// A call that can wait, as its caller saw it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Op {
+    pub(crate) step: u32,
+    pub(crate) call: Call,
+    pub(crate) elapsed_us: u64,
+    pub(crate) missing: Vec<u32>,
+    pub(crate) record: Option<Record>,
+    /// When the last of the peers that did take part had arrived.
+    pub(crate) last_arrival_us: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Call {
+    Dispatch,
+    Combine,
+}
+
+/// `ErrorRecord`, as far as the test judges it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) peer: u32,
+    pub(crate) cause: String,
+    pub(crate) epoch: u32,
+    pub(crate) elapsed_us: u64,
+}

@@ -1,0 +1,151 @@
+//! A rank: does what the test tells it, one command at a time, until its standard input ends.
+
+use std::io::{BufRead, Lines, StdinLock, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use epwire::group::GroupOptions;
+use epwire::{EpBuffer, EpConfig, Error, Group, Mask};
+
+use crate::step::{Bench, Stop};
+use crate::traffic::{LOCAL_EXPERTS, SIDEBAND, TOPK};
+use crate::wire::{Command, Ran, Reply, Run, Setup};
+
+/// Set for worker processes.
+pub(crate) const VARIABLE: &str = "EPWIRE_CHAOS_WORKER";
+
+static NOISE_US: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn main() {
+    // SAFETY: plain system calls. The kernel kills this process when the test dies, even while it is stopped.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    std::thread::spawn(bystander);
+    let mut worker = Worker { commands: std::io::stdin().lock().lines(), group: None, bench: None };
+    while let Some(command) = worker.next() {
+        let began = Instant::now();
+        let elapsed_us = || began.elapsed().as_micros() as u64;
+        let reply = match worker.obey(command) {
+            Ok(Some(reply)) => reply,
+            Ok(None) => Reply::Done { elapsed_us: elapsed_us() },
+            Err(Stop::Wrong(text)) => Reply::Wrong(text),
+            Err(Stop::Error(error)) => {
+                Reply::Refused { kind: kind(&error), text: error.to_string(), elapsed_us: elapsed_us() }
+            }
+        };
+        say(&reply);
+    }
+}
+
+/// Name of the error's variant.
+fn kind(error: &Error) -> String {
+    let text = match error {
+        Error::Bootstrap(inner) => format!("{inner:?}"),
+        other => format!("{other:?}"),
+    };
+    text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned()
+}
+
+fn say(reply: &Reply) {
+    let line = serde_json::to_string(reply).expect("replies are plain data");
+    let mut out = std::io::stdout().lock();
+    // The test is gone if this fails, and standard input ends next.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// Notes how much longer than asked a thread sleeps that has nothing to do with the library.
+fn bystander() {
+    const NAP: Duration = Duration::from_millis(2);
+    loop {
+        let began = Instant::now();
+        std::thread::sleep(NAP);
+        NOISE_US.fetch_max((began.elapsed() - NAP).as_micros() as u64, Ordering::Relaxed);
+    }
+}
+
+fn config(setup: &Setup) -> EpConfig {
+    let mut config = EpConfig::new(setup.max_tokens, setup.hidden, setup.ranks * LOCAL_EXPERTS, TOPK as u32);
+    config.lanes = setup.lanes;
+    config.sideband_bytes = SIDEBAND as u32;
+    config.threads = 1;
+    config.deadline = Duration::from_millis(setup.deadline_ms);
+    config
+}
+
+struct Worker {
+    commands: Lines<StdinLock<'static>>,
+    group: Option<Group>,
+    bench: Option<Bench>,
+}
+
+impl Worker {
+    fn next(&mut self) -> Option<Command> {
+        let line = self.commands.next()?.ok()?;
+        Some(serde_json::from_str(&line).expect("the test speaks this language"))
+    }
+
+    fn buffer(&self) -> &EpBuffer {
+        &self.bench.as_ref().expect("the test creates the buffer first").buffer
+    }
+
+    fn group(&self) -> &Group {
+        self.group.as_ref().expect("the test joins first")
+    }
+
+    fn obey(&mut self, command: Command) -> Result<Option<Reply>, Stop> {
+        match command {
+            Command::Create(setup) => {
+                let buffer = EpBuffer::unconnected(setup.rank, setup.ranks, config(&setup))?;
+                self.bench = Some(Bench::new(setup, buffer)?);
+            }
+            Command::Export => {
+                let buffer = self.buffer();
+                let blob = |peer| if peer == buffer.rank() { Ok(Vec::new()) } else { buffer.export(peer) };
+                return Ok(Some(Reply::Blobs((0..buffer.ranks()).map(blob).collect::<Result<_, _>>()?)));
+            }
+            Command::Connect(blobs) => {
+                for (peer, blob) in blobs {
+                    self.buffer().connect(peer, &blob)?;
+                }
+            }
+            Command::SetActive { ranks, epoch } => {
+                let mask: Mask = ranks.into_iter().collect();
+                self.buffer().set_active(&mask, epoch)?;
+            }
+            Command::Run(run) => return self.run(&run).map(Some),
+            Command::Join { rank, ranks, address, join_deadline_ms, deadline_ms } => {
+                let options = GroupOptions::new(rank, ranks, address)
+                    .join_deadline(Duration::from_millis(join_deadline_ms))
+                    .deadline(Duration::from_millis(deadline_ms));
+                self.group = Some(Group::join_blocking(options).map_err(Error::from)?);
+            }
+            Command::CreateInGroup(setup) => {
+                let buffer = EpBuffer::create_blocking(self.group(), config(&setup))?;
+                self.bench = Some(Bench::new(setup, buffer)?);
+            }
+            Command::Recover => {
+                let (mask, epoch) = self.buffer().recover_blocking(self.group())?;
+                return Ok(Some(Reply::Recovered { ranks: mask.iter().collect(), epoch }));
+            }
+            Command::Go => return Err(Stop::Wrong("told to go on without a hold".to_owned())),
+        }
+        Ok(None)
+    }
+
+    fn run(&mut self, run: &Run) -> Result<Reply, Stop> {
+        NOISE_US.store(0, Ordering::Relaxed);
+        let mut ops = Vec::new();
+        let Self { commands, bench, .. } = self;
+        let bench = bench.as_mut().expect("the test creates the buffer first");
+        for step in run.first..run.first + run.steps {
+            let mut at = |point| {
+                if run.hold == Some((step, point)) {
+                    say(&Reply::Held);
+                    // The next line is Go, or the end.
+                    let _ = commands.next();
+                }
+            };
+            bench.step(run, step, &mut at, &mut ops)?;
+        }
+        Ok(Reply::Ran(Ran { ops, noise_us: NOISE_US.load(Ordering::Relaxed) }))
+    }
+}
