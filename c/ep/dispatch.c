@@ -340,8 +340,8 @@ static bool rows_agree(const epw_buffer *b, const epw_lane *lane, uint32_t sourc
 static void lay_out(epw_buffer *b, epw_lane *lane, uint32_t source, uint64_t now) {
     uint32_t local = b->layout.local_experts;
     const epw_dispatch_output *out = &lane->dispatch_output;
-    /* What lies in the place of a source without part in this operation is of some earlier one. */
-    if (epw_mask_has(&lane->present, source) && !rows_agree(b, lane, source, lane->received[source])) {
+    /* Without rows, what lies in the source's place is of some earlier operation. */
+    if (lane->received[source] > 0 && !rows_agree(b, lane, source, lane->received[source])) {
         lane->received[source] = 0;
         epw_lane_lose(b, lane, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, source, now);
     }
