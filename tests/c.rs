@@ -18,7 +18,7 @@ macro_rules! c_tests {
     };
 }
 
-c_tests! { exchange numerics window }
+c_tests! { exchange model numerics window }
 
 const RUN_LIMIT: Duration = Duration::from_secs(600);
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];

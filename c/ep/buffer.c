@@ -54,7 +54,6 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
     }
     b->config = *config;
     b->layout = layout;
-    b->mask_words = (config->ranks + 63) / 64;
     b->numerics = epw_numerics_best();
     pthread_mutex_init(&b->janitor_lock, NULL);
     pthread_cond_init(&b->janitor_wake, NULL);

@@ -34,13 +34,17 @@ typedef enum epw_stage {
     EPW_STAGE_ANY         /* for epw_lane_find: any but FREE */
 } epw_stage;
 
+/* A wait ends after this many deadlines whatever the beacons say: ranks that wait for each other (operations
+ * that do not pair up) would else keep each other alive for ever. */
+#define EPW_WAIT_DEADLINES_MAX 4u
+
 /* One wait of a lane for a set of peers. */
 typedef struct epw_wait {
     uint64_t started;
     uint64_t deadline_ns;
     uint64_t beacons; /* posted so far; if any, withdrawn at the end */
     uint64_t *clock;  /* [ranks] when each peer's time began to run */
-    uint64_t *named;  /* [ranks][mask_words] whom each peer named when that restarted its clock */
+    uint64_t *heard;  /* [ranks][EPW_MAX_LANES] the beacon word that last restarted a clock */
 } epw_wait;
 
 /* What a released operation still owes its peers, paid in the background or by the lane's next operation. */
@@ -61,6 +65,7 @@ typedef struct epw_lane {
     bool wrapped;        /* op has passed its 32 bits in this epoch */
     bool paying;         /* debt is not empty */
     bool waiting;        /* `wait` runs */
+    uint32_t beacon;     /* running number of the lane's beacons, so that each is a new word */
     epw_wait wait;
     epw_debt debt;
 
@@ -115,8 +120,7 @@ struct epw_buffer {
     epw_pool *pool;
     unsigned char *scratch; /* [threads][scratch_bytes] a quantised row with its scales */
     uint64_t scratch_bytes;
-    uint32_t mask_words; /* (ranks + 63) / 64 */
-    uint64_t spin_ns;    /* how long a waiter spins before it sleeps */
+    uint64_t spin_ns; /* how long a waiter spins before it sleeps */
 
     /* Membership: changed by set_active with all lanes locked; suspects also by waits. */
     uint32_t epoch;
@@ -169,6 +173,11 @@ typedef enum epw_awaiting {
 
 void epw_wait_begin(epw_buffer *b, epw_lane *lane, uint64_t deadline_ns);
 void epw_wait_end(epw_buffer *b, epw_lane *lane);
+
+/* Goes on waiting for something else: peers that were `awaited` keep their clocks, those of the others begin
+ * anew. A rank that waited for a dead one and goes on to wait for it must not take longer than its peers
+ * allow it. */
+void epw_wait_keep(epw_buffer *b, epw_lane *lane, const epw_mask *awaited);
 
 /* Which word permits the lane to send. */
 static inline epw_awaiting epw_await_permission(bool first) {

@@ -27,8 +27,11 @@ void epw_lane_abandon(epw_buffer *b, epw_lane *lane) {
         lane->debt.more++;
         return;
     }
-    if (lane->waiting) epw_wait_end(b, lane);
-    if (stage == EPW_STAGE_ANSWERED || stage == EPW_STAGE_COLLECTING) return;
+    if (stage == EPW_STAGE_ANSWERED || stage == EPW_STAGE_COLLECTING) {
+        if (lane->waiting) epw_wait_end(b, lane);
+        return;
+    }
+    if (lane->waiting) epw_wait_keep(b, lane, &lane->awaited);
     owe(b, lane, lane->op, lane->first);
     for (int i = 0; i < EPW_MASK_WORDS; i++) {
         lane->debt.unanswered.bits[i] &= ~lane->missing.bits[i] | lane->present.bits[i];

@@ -101,15 +101,27 @@ void epw_wait_begin(epw_buffer *b, epw_lane *lane, uint64_t deadline_ns) {
     wait->deadline_ns = deadline_ns;
     wait->beacons = 0;
     for (uint32_t r = 0; r < b->config.ranks; r++) wait->clock[r] = wait->started;
-    memset(wait->named, 0, (size_t)b->config.ranks * b->mask_words * sizeof wait->named[0]);
+    memset(wait->heard, 0, (size_t)b->config.ranks * EPW_MAX_LANES * sizeof wait->heard[0]);
     lane->waiting = true;
 }
 
 static void post_beacon(epw_buffer *b, epw_lane *lane, uint32_t value) {
     uint32_t index = epw_lane_index(b, lane);
+    lane->beacon++;
     EPW_MASK_FOR(peer, &b->active, b->config.ranks) {
         if (peer == b->config.rank || epw_suspected(b, peer)) continue;
-        epw_post_notice(b, peer, &epw_line_at(b, peer)->beacon[index], epw_word(b->epoch, lane->op, value));
+        epw_post_notice(b, peer, &epw_line_at(b, peer)->beacon[index],
+                        epw_word(b->epoch, lane->beacon, value));
+    }
+}
+
+void epw_wait_keep(epw_buffer *b, epw_lane *lane, const epw_mask *awaited) {
+    uint64_t now = epw_now_ns();
+    for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
+        if (epw_mask_has(awaited, peer)) continue;
+        lane->wait.clock[peer] = now;
+        memset(lane->wait.heard + (size_t)peer * EPW_MAX_LANES, 0,
+               EPW_MAX_LANES * sizeof lane->wait.heard[0]);
     }
 }
 
@@ -120,24 +132,27 @@ void epw_wait_end(epw_buffer *b, epw_lane *lane) {
     atomic_store_explicit(&lane->watched, NULL, memory_order_relaxed);
 }
 
-/* Whom does the peer say it waits for, on any lane? */
-static bool peer_beacon(const epw_buffer *b, uint32_t peer, uint32_t lane, uint32_t *named) {
-    uint64_t *word = &epw_line_from(b, peer)->beacon[lane];
-    return epw_rule_beacon(atomic_load_explicit(atomic_word(word), memory_order_acquire), b->epoch,
-                           b->config.ranks, named);
+static uint64_t beacon_word(const epw_buffer *b, uint32_t peer, uint32_t lane) {
+    return atomic_load_explicit(atomic_word(&epw_line_from(b, peer)->beacon[lane]), memory_order_acquire);
 }
 
-/* A peer seen waiting is alive: its clock restarts, once for each rank it names. */
+/* A peer seen waiting is alive: each new beacon of it restarts its clock. */
 static void heed_beacons(epw_buffer *b, epw_wait *wait, uint32_t peer, uint64_t now) {
-    uint64_t *named_before = wait->named + (size_t)peer * b->mask_words;
     for (uint32_t lane = 0; lane < b->config.lanes; lane++) {
+        uint64_t word = beacon_word(b, peer, lane),
+                 *heard = &wait->heard[(size_t)peer * EPW_MAX_LANES + lane];
         uint32_t named;
-        if (!peer_beacon(b, peer, lane, &named)) continue;
-        uint64_t bit = UINT64_C(1) << (named % 64);
-        if (named_before[named / 64] & bit) continue;
-        named_before[named / 64] |= bit;
+        if (word == *heard || !epw_rule_beacon(word, b->epoch, b->config.ranks, &named)) continue;
+        *heard = word;
         wait->clock[peer] = now;
     }
+}
+
+/* When the time of a peer is over. */
+static uint64_t expiry(const epw_wait *wait, uint32_t peer) {
+    uint64_t last = wait->started + EPW_WAIT_DEADLINES_MAX * wait->deadline_ns;
+    uint64_t own = wait->clock[peer] + wait->deadline_ns;
+    return own < last ? own : last;
 }
 
 epw_verdict epw_wait_judge(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, uint32_t peer,
@@ -152,8 +167,7 @@ epw_verdict epw_wait_judge(epw_buffer *b, epw_lane *lane, epw_awaiting what, uin
         *cause = EPW_CAUSE_SUSPECTED; /* by the other lane, meanwhile */
     } else {
         heed_beacons(b, &lane->wait, peer, now);
-        uint64_t began = lane->wait.clock[peer];
-        if (now < began || now - began < lane->wait.deadline_ns) return EPW_WAITING;
+        if (now < expiry(&lane->wait, peer)) return EPW_WAITING;
         *cause = EPW_CAUSE_TIMEOUT;
     }
     epw_suspect(b, peer);
@@ -168,7 +182,7 @@ static uint32_t whom_to_name(const epw_buffer *b, const epw_mask *awaited) {
         bool silent = true;
         for (uint32_t lane = 0; lane < b->config.lanes; lane++) {
             uint32_t named;
-            if (!peer_beacon(b, peer, lane, &named)) continue;
+            if (!epw_rule_beacon(beacon_word(b, peer, lane), b->epoch, b->config.ranks, &named)) continue;
             silent = false;
             if (fallback == EPW_BEACON_NONE && named != b->config.rank) fallback = named;
         }
@@ -203,8 +217,8 @@ void epw_wait_pause(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t o
     uint32_t first = b->config.ranks;
     EPW_MASK_FOR(peer, awaited, b->config.ranks) {
         if (first == b->config.ranks) first = peer;
-        uint64_t expiry = wait->clock[peer] + wait->deadline_ns;
-        if (expiry < until) until = expiry;
+        uint64_t end = expiry(wait, peer);
+        if (end < until) until = end;
     }
     if (first < b->config.ranks) watch(b, lane, what, op, first, until);
 }

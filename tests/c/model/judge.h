@@ -44,7 +44,7 @@ static void wait_begin(const model *m, lane *at) {
     at->waiting = 1;
     at->elapsed = at->beacons = at->alone = 0;
     memset(at->age, 0, sizeof at->age);
-    memset(at->named, 0, sizeof at->named);
+    memset(at->heard, 0, sizeof at->heard);
 }
 
 static void wait_end(const model *m, state *s, unsigned r, lane *at) {
@@ -55,7 +55,7 @@ static void wait_end(const model *m, state *s, unsigned r, lane *at) {
     }
     at->waiting = at->elapsed = at->beacons = at->alone = 0;
     memset(at->age, 0, sizeof at->age);
-    memset(at->named, 0, sizeof at->named);
+    memset(at->heard, 0, sizeof at->heard);
 }
 
 /* ---- lanes ---- */
@@ -348,17 +348,19 @@ static void judge_clock(moves *out, const state *s, unsigned r, unsigned l, awai
     if (has(s->ranks[r].suspects, p) ||
         decide(m, seen, what, s->ranks[r].epoch, judged_op(at)) != EPW_WAITING)
         return;
-    mask named = at->named[p];
+    uint8_t heard = at->heard[p];
     bool restart = false;
     for (unsigned k = 0; k < m->lanes; k++) {
         uint32_t name;
-        if (!beacon_of(m, s, r, p, k, &name) || has(named, name)) continue;
-        named |= bit(name);
+        if (!beacon_of(m, s, r, p, k, &name)) continue;
+        uint8_t word = (uint8_t)(s->lines[p][r].beacon[k].op + 1); /* its running number; 0 is none */
+        if (word == heard) continue;
+        heard = word;
         restart = true;
     }
     if (restart) {
         move *v = add_move(out, s, "sees the beacon of", r, l, p);
-        v->s.ranks[r].lanes[l].named[p] = named;
+        v->s.ranks[r].lanes[l].heard[p] = heard;
         v->s.ranks[r].lanes[l].age[p] = 0;
         out->progress++;
     } else if (at->age[p] >= HALVES) {
@@ -401,6 +403,7 @@ static void beacon(moves *out, const state *s, unsigned r, unsigned l) {
                        whom_to_name(m, s, r, pause_awaits(at)));
     lane *changed = &v->s.ranks[r].lanes[l];
     changed->beacons = (uint8_t)due;
+    changed->seq = (changed->seq + 1) & 3;
     changed->storing = to ? STORE_BEACON : NO_STORE;
     changed->store_to = to;
     changed->store_value = v->peer;

@@ -24,7 +24,7 @@ static void store_word(moves *out, const state *s, unsigned r, unsigned l, unsig
     if (at->storing == STORE_DROPPED) to->dropped = epoch;
     if (at->storing == STORE_DISPATCH) to->dispatch[l] = (tag){epoch, at->debt_op, 0};
     if (at->storing == STORE_COMBINE) to->combine[l] = (tag){epoch, at->debt_op, 0};
-    if (at->storing == STORE_BEACON) to->beacon[l] = (tag){epoch, 0, at->store_value};
+    if (at->storing == STORE_BEACON) to->beacon[l] = (tag){epoch, at->seq, at->store_value};
     changed->store_to &= (mask)~bit(p);
     if (changed->store_to == 0) changed->storing = changed->store_value = NO_STORE;
     advance(out->m, &v->s, r, changed);
@@ -79,7 +79,10 @@ static void call_release(moves *out, const state *s, unsigned r, unsigned l) {
             at->unanswered &= (mask)~missing | present;
             at->unsent = before == SENDING ? awaited : 0;
         }
-        if (at->waiting) wait_end(m, &v->s, r, at);
+        if (at->waiting && (before == COLLECTING || m->mutation == NO_DEBT)) wait_end(m, &v->s, r, at);
+        for (unsigned p = 0; at->waiting && p < m->ranks; p++) {
+            if (!has(awaited, p)) at->age[p] = at->heard[p] = 0;
+        }
     }
     advance(m, &v->s, r, at);
 }

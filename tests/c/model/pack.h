@@ -90,12 +90,13 @@ static void lane_fields(codec *c, const model *m, lane *at) {
     if (m->timed) {
         rank_field(c, &at->store_value);
         field(c, &at->waiting, 1);
+        field(c, &at->seq, 2);
         field(c, &at->elapsed, 4);
         field(c, &at->beacons, 4);
         field(c, &at->alone, 2);
         for (unsigned i = 0; i < m->ranks; i++) {
             field(c, &at->age[c->by->from[i]], 2);
-            mask_field(c, m, &at->named[c->by->from[i]]);
+            field(c, &at->heard[c->by->from[i]], 3);
         }
     }
 }
@@ -119,6 +120,7 @@ static void state_fields(codec *c, const model *m, state *s) {
                 tag_field(c, m, &to->combine[l]);
                 if (!m->timed) continue;
                 field(c, &to->beacon[l].epoch, 2);
+                field(c, &to->beacon[l].op, 2);
                 rank_field(c, &to->beacon[l].value);
             }
         }

@@ -58,10 +58,10 @@ typedef struct lane {
     tag seen_word;
 
     /* epw_wait, in models with time. Unit: half a deadline. */
-    uint8_t waiting, elapsed, beacons;
+    uint8_t waiting, elapsed, beacons, seq;
     uint8_t alone; /* how long it has waited for nobody but the dead rank */
     uint8_t age[MAX_RANKS];
-    mask named[MAX_RANKS];
+    uint8_t heard[MAX_RANKS]; /* running number of the beacon that last restarted a clock, plus one */
 } lane;
 
 typedef struct rank {
