@@ -2,7 +2,7 @@
 //!
 //! This is the part to read for how an [`EpBuffer`] is used.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use epwire::{
     Combine, CombineMode, CombineOutput, Dispatch, DispatchBuffers, DispatchOutput, Dispatched, Element,
@@ -68,6 +68,7 @@ impl<T: Half> EpExchange<T> {
             dtype: float,
             combine_dtype: float,
             ordered: mode == CombineMode::Ordered,
+            deadline: Duration::from_secs(args.deadline),
             ..EpConfig::new(args.max_tokens as u32, hidden as u32, experts as u32, topk as u32)
         };
         let buffer = EpBuffer::create_blocking(group, config)?;
