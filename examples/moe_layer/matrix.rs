@@ -73,14 +73,11 @@ impl Matrix {
     }
 
     #[inline(always)]
-    #[expect(
-        clippy::needless_range_loop,
-        reason = "with iterators over rows the sums do not stay in registers"
-    )]
     fn multiply_block<const ROWS: usize>(&self, rows: [&[f32]; ROWS], out: &mut [f32]) {
         for (p, panel) in self.panels.chunks_exact(self.inputs).enumerate() {
             let mut sums = [[0.0f32; PANEL]; ROWS];
             for (input, weights) in panel.iter().enumerate() {
+                // By index: iterators over the rows keep the sums from staying in registers.
                 for r in 0..ROWS {
                     let x = rows[r][input];
                     for column in 0..PANEL {
