@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
+use epwire::launch::MAX_WORLD;
 use serde::Serialize;
 
 use crate::{
@@ -18,7 +19,7 @@ pub struct Args {
     /// File whose bytes are the tokens
     pub file: PathBuf,
     /// Processes to start on this host; not needed under torchrun, mpirun, srun or another launcher
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORLD)))]
     pub ranks: Option<u32>,
     /// Channels of a token
     #[arg(long, value_name = "H", default_value_t = 256)]
@@ -50,6 +51,9 @@ pub struct Args {
     /// Tokens per rank and step at most
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub max_tokens: usize,
+    /// Seconds to wait for a rank that is silent
+    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub deadline: u64,
     /// Seed of all weights
     #[arg(long, default_value_t = 1)]
     pub seed: u64,

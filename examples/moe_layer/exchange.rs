@@ -2,7 +2,7 @@
 //!
 //! This is the part to read for how an [`EpBuffer`] is used.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use epwire::{
     Combine, CombineMode, CombineOutput, Dispatch, DispatchBuffers, DispatchOutput, Dispatched, Element,
@@ -19,11 +19,11 @@ use crate::{
     experts::{self, RankMajorRows},
     model::{Expert, Float16, Layer, Routing, Shape},
     report::RankReport,
-    run::{Error, Exchange},
+    run::{Exchange, Result},
 };
 
 /// Creates this rank's buffer, connects it to those of the group, and makes an exchange of it.
-pub fn connect(group: &Group, args: &Args, shape: Shape) -> Result<Box<dyn Exchange>, Error> {
+pub fn connect(group: &Group, args: &Args, shape: Shape) -> Result<Box<dyn Exchange>> {
     Ok(match args.dtype() {
         Float16::Bf16 => Box::new(EpExchange::<bf16>::new(group, args, shape)?),
         Float16::F16 => Box::new(EpExchange::<f16>::new(group, args, shape)?),
@@ -68,6 +68,7 @@ impl<T: Half> EpExchange<T> {
             dtype: float,
             combine_dtype: float,
             ordered: mode == CombineMode::Ordered,
+            deadline: Duration::from_secs(args.deadline),
             ..EpConfig::new(args.max_tokens as u32, hidden as u32, experts as u32, topk as u32)
         };
         let buffer = EpBuffer::create_blocking(group, config)?;
@@ -128,7 +129,7 @@ impl<T: Half> EpExchange<T> {
     }
 
     /// Runs the experts from `received` to `outputs`.
-    fn expert_major(&mut self, experts: &[Expert]) -> Result<(), Error> {
+    fn expert_major(&mut self, experts: &[Expert]) -> Result<()> {
         let hidden = self.hidden();
         let shape = RowShape::new(self.buffer.config(), self.buffer.ranks(), self.payload)?;
         let (row_bytes, scale_bytes) = (shape.payload_bytes, shape.scale_count * shape.scale_bytes);
@@ -145,7 +146,7 @@ impl<T: Half> EpExchange<T> {
     }
 
     /// Runs the experts on the rows where they arrived, in the window, and writes the answers over them.
-    fn rank_major(&self, dispatched: &mut Dispatched, experts: &[Expert]) -> Result<(), Error> {
+    fn rank_major(&self, dispatched: &mut Dispatched, experts: &[Expert]) -> Result<()> {
         let config = self.buffer.config();
         let received = RankMajorRows {
             source_counts: &self.received.source_counts,
@@ -169,12 +170,12 @@ impl<T: Half> EpExchange<T> {
         };
         let outputs = experts::rank_major(experts, received, T::MODEL, &rows)?;
         let mut answers = dispatched.combine_rows_mut()?;
-        let mut answer = |source: u32, row: usize, sum: &[u16]| {
+        let answer = |source: u32, row: usize, sum: &[u16]| {
             let place = answers.rank_major::<T>(source, row).ok_or_else(|| absent(source, row))?;
             place.copy_from_slice(T::from_bits(sum));
             Ok(())
         };
-        experts::reduce(&outputs, received, self.hidden(), T::MODEL, &mut answer)
+        experts::reduce(&outputs, received, self.hidden(), T::MODEL, answer)
     }
 
     fn count(&self, routing: &Routing, report: &mut RankReport) -> epwire::Result<()> {
@@ -208,7 +209,7 @@ impl<T: Half> Exchange for EpExchange<T> {
         x: &[u16],
         routing: &Routing,
         report: &mut RankReport,
-    ) -> Result<Vec<u16>, Error> {
+    ) -> Result<Vec<u16>> {
         let local = self.buffer.plan().local_experts as usize;
         let own = &layer.experts[self.buffer.rank() as usize * local..][..local];
 
@@ -230,7 +231,7 @@ impl<T: Half> Exchange for EpExchange<T> {
         Ok(T::bits(&self.combined)[..x.len()].to_vec())
     }
 
-    fn payload(&self, x: &[u16]) -> Result<Vec<f32>, Error> {
+    fn payload(&self, x: &[u16]) -> Result<Vec<f32>> {
         let Payload::Fp8 { scale } = self.payload else { return Ok(T::MODEL.widen(x)) };
         let mut q = vec![0; x.len()];
         let mut scales = HostBuffer::<u8>::zeroed(x.len() / 128 * size_of::<f32>());
@@ -241,7 +242,7 @@ impl<T: Half> Exchange for EpExchange<T> {
 }
 
 /// The values of received rows `[m, H]`, from the bytes of their payload and scales.
-fn values<T: Half>(payload: Payload, rows: &[u8], scales: &[u8], hidden: usize) -> Result<Vec<f32>, Error> {
+fn values<T: Half>(payload: Payload, rows: &[u8], scales: &[u8], hidden: usize) -> Result<Vec<f32>> {
     if let Payload::Fp8 { scale } = payload {
         let mut values = HostBuffer::<T>::zeroed(rows.len());
         let scales = TensorRef::new(scales, scales.len());
@@ -254,7 +255,7 @@ fn values<T: Half>(payload: Payload, rows: &[u8], scales: &[u8], hidden: usize) 
 
 /// A degraded operation lacks rows, and this example has a use for all of them. A server would go on: with the tokens
 /// that are whole, and after [`EpBuffer::recover`] without the ranks that are missing.
-fn complete(outcome: &Outcome) -> Result<(), Error> {
+fn complete(outcome: &Outcome) -> Result<()> {
     if outcome.is_complete() {
         return Ok(());
     }

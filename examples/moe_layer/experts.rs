@@ -3,7 +3,7 @@
 
 use crate::{
     model::{Expert, Float16},
-    run::Error,
+    run::Result,
 };
 
 /// Expert-major: `counts[e]` rows of expert e begin at row e*M. `rows(first, count)` gives their values `[count, H]`;
@@ -13,9 +13,9 @@ pub fn expert_major(
     counts: &[u32],
     hidden: usize,
     dtype: Float16,
-    rows: &dyn Fn(usize, usize) -> Result<Vec<f32>, Error>,
+    rows: &dyn Fn(usize, usize) -> Result<Vec<f32>>,
     out: &mut [u16],
-) -> Result<(), Error> {
+) -> Result<()> {
     let max_rows = out.len() / hidden / experts.len();
     for ((e, expert), &count) in experts.iter().enumerate().zip(counts) {
         let (first, count) = (e * max_rows, count as usize);
@@ -45,8 +45,8 @@ pub fn rank_major(
     experts: &[Expert],
     received: RankMajorRows<'_>,
     dtype: Float16,
-    rows: &dyn Fn(&[u32]) -> Result<Vec<f32>, Error>,
-) -> Result<Vec<Vec<u16>>, Error> {
+    rows: &dyn Fn(&[u32]) -> Result<Vec<f32>>,
+) -> Result<Vec<Vec<u16>>> {
     let max_rows = received.row_experts.len() / received.topk;
     let list = |e: usize| &received.expert_rows[e * max_rows..][..received.counts[e] as usize];
     let outputs = |(e, expert): (usize, &Expert)| Ok(dtype.round(&expert.forward(&rows(list(e))?)));
@@ -60,8 +60,8 @@ pub fn reduce(
     received: RankMajorRows<'_>,
     hidden: usize,
     dtype: Float16,
-    answer: &mut dyn FnMut(u32, usize, &[u16]) -> Result<(), Error>,
-) -> Result<(), Error> {
+    mut answer: impl FnMut(u32, usize, &[u16]) -> Result<()>,
+) -> Result<()> {
     let max_tokens = received.row_experts.len() / received.topk / received.source_counts.len();
     // An expert's outputs come in ascending order of rows, as the rows are visited here.
     let mut next: Vec<_> = outputs.iter().map(|outputs| outputs.chunks_exact(hidden)).collect();
@@ -119,11 +119,11 @@ mod tests {
             |list: &[u32]| Ok(list.iter().flat_map(|&r| &input[r as usize * H..][..H]).copied().collect());
         let outputs = rank_major(experts, received, dtype, &rows).unwrap();
         let mut out = vec![7; 4 * H];
-        let mut answer = |source: u32, row: usize, sum: &[u16]| {
+        let answer = |source: u32, row: usize, sum: &[u16]| {
             out[(source as usize * 2 + row) * H..][..H].copy_from_slice(sum);
             Ok(())
         };
-        reduce(&outputs, received, H, dtype, &mut answer).unwrap();
+        reduce(&outputs, received, H, dtype, answer).unwrap();
 
         let y = |e: usize, row: usize| dtype.widen(&dtype.round(&experts[e].forward(&input[row * H..][..H])));
         let (y10, y00, y12) = (y(1, 0), y(0, 0), y(1, 2));

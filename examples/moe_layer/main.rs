@@ -27,7 +27,7 @@ use epwire::{
 use args::Args;
 use model::Model;
 use report::{RankReport, Summary};
-use run::{Cut, Error};
+use run::{Cut, Result};
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 }
 
 /// As a rank if a launcher has said which, else alone or as the parent of ranks.
-fn start(args: &Args) -> Result<ExitCode, Error> {
+fn start(args: &Args) -> Result<ExitCode> {
     match (Launch::from_env()?, args.ranks) {
         (Some(Launch { world, source, .. }), Some(ranks)) if world != ranks => {
             Err(format!("--ranks {ranks}, but {source} has started {world}; leave --ranks out").into())
@@ -57,7 +57,7 @@ fn start(args: &Args) -> Result<ExitCode, Error> {
 
 /// Runs this program again as every rank. They meet at a server of this process, on loopback, where the token keeps other
 /// users of the host out.
-fn as_parent(args: &Args, ranks: u32) -> Result<ExitCode, Error> {
+fn as_parent(args: &Args, ranks: u32) -> Result<ExitCode> {
     // What is wrong for every rank is said once, here.
     args.shape(ranks as usize)?;
     text(args)?;
@@ -74,7 +74,7 @@ fn as_parent(args: &Args, ranks: u32) -> Result<ExitCode, Error> {
 }
 
 /// Meets the other ranks, runs this rank's part, and on rank 0 reports on all.
-fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode, Error> {
+fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode> {
     let (rank, ranks) = launch.map_or((0, 1), |launch| (launch.rank as usize, launch.world as usize));
     let shape = args.shape(ranks)?;
     let text = text(args)?;
@@ -100,11 +100,11 @@ fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode, Error> {
     Ok(show(&Summary::new(&args, reports)))
 }
 
-fn text(args: &Args) -> Result<Vec<u8>, Error> {
+fn text(args: &Args) -> Result<Vec<u8>> {
     fs::read(&args.file).map_err(|e| format!("can not read {}: {e}", args.file.display()).into())
 }
 
-fn join(args: &Args, launch: Option<&Launch>, tokens: usize) -> Result<Group, Error> {
+fn join(args: &Args, launch: Option<&Launch>, tokens: usize) -> Result<Group> {
     let Some(launch) = launch else {
         return Group::threads(1)?.pop().ok_or_else(|| "a world of one rank has no group".into());
     };
@@ -117,14 +117,14 @@ fn join(args: &Args, launch: Option<&Launch>, tokens: usize) -> Result<Group, Er
 }
 
 /// The reports of all ranks, on rank 0; nothing elsewhere.
-fn gather(group: &Group, report: &RankReport) -> Result<Vec<RankReport>, Error> {
+fn gather(group: &Group, report: &RankReport) -> Result<Vec<RankReport>> {
     let mut blobs = vec![Vec::new(); group.world() as usize];
     blobs[0] = serde_json::to_vec(report)?;
     let blobs = group.exchange_blocking("reports", blobs)?;
     if group.rank() > 0 {
         return Ok(Vec::new());
     }
-    Ok(blobs.iter().map(|blob| serde_json::from_slice(blob)).collect::<Result<_, _>>()?)
+    blobs.iter().map(|blob| Ok(serde_json::from_slice(blob)?)).collect()
 }
 
 fn show(summary: &Summary<'_>) -> ExitCode {

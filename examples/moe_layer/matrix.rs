@@ -3,7 +3,7 @@
 
 use crate::random::Random;
 
-/// Columns of a panel: as many accumulators as two rows can keep in 128-bit registers.
+/// Columns of a panel: as many accumulators as two rows can keep in 128-bit registers, or four in 256-bit ones.
 const PANEL: usize = 16;
 
 /// A matrix `[inputs, outputs]`, stored as panels of 16 columns, each `[inputs, 16]`, the last one padded with zeros.
@@ -36,26 +36,52 @@ impl Matrix {
         variant
     }
 
-    /// `rows` `[m, inputs]` times this matrix: `[m, outputs]`.
+    /// `rows` `[m, inputs]` times this matrix: `[m, outputs]`. The same bits on every processor: no product is fused with a
+    /// sum, and vectors run along the outputs.
     pub fn multiply(&self, rows: &[f32]) -> Vec<f32> {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has AVX2, as was just asked.
+            return unsafe { self.multiply_avx2(rows) };
+        }
+        self.multiply_by::<2>(rows)
+    }
+
+    /// Registers are twice as wide, and hold the accumulators of twice as many rows.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn multiply_avx2(&self, rows: &[f32]) -> Vec<f32> {
+        self.multiply_by::<4>(rows)
+    }
+
+    /// `ROWS` rows at a time, so that a weight is loaded once for all of them, and the rest one by one.
+    #[inline(always)]
+    fn multiply_by<const ROWS: usize>(&self, rows: &[f32]) -> Vec<f32> {
         let mut products = vec![0.0; rows.len() / self.inputs * self.outputs];
-        for (two, out) in rows.chunks(2 * self.inputs).zip(products.chunks_mut(2 * self.outputs)) {
-            match two.split_at_checked(self.inputs) {
-                Some((a, b)) if !b.is_empty() => self.multiply_block([a, b], out),
-                _ => self.multiply_block([two], out),
+        let blocks = rows.chunks(ROWS * self.inputs).zip(products.chunks_mut(ROWS * self.outputs));
+        for (block, out) in blocks {
+            let row = |r: usize| &block[r * self.inputs..][..self.inputs];
+            if block.len() == ROWS * self.inputs {
+                self.multiply_block(std::array::from_fn::<_, ROWS, _>(row), out);
+            } else {
+                for (r, out) in out.chunks_mut(self.outputs).enumerate() {
+                    self.multiply_block([row(r)], out);
+                }
             }
         }
         products
     }
 
+    #[inline(always)]
     fn multiply_block<const ROWS: usize>(&self, rows: [&[f32]; ROWS], out: &mut [f32]) {
         for (p, panel) in self.panels.chunks_exact(self.inputs).enumerate() {
             let mut sums = [[0.0f32; PANEL]; ROWS];
             for (input, weights) in panel.iter().enumerate() {
-                for (sum, row) in sums.iter_mut().zip(rows) {
-                    let x = row[input];
-                    for (s, w) in sum.iter_mut().zip(weights) {
-                        *s += x * w;
+                // By index: iterators over the rows keep the sums from staying in registers.
+                for r in 0..ROWS {
+                    let x = rows[r][input];
+                    for column in 0..PANEL {
+                        sums[r][column] += x * weights[column];
                     }
                 }
             }
@@ -85,6 +111,7 @@ mod tests {
             let rows: Vec<f32> = (0..m * inputs).map(|_| random.unit()).collect();
             let products = matrix.multiply(&rows);
             assert_eq!(products.len(), m * outputs);
+            assert_eq!(products, matrix.multiply_by::<2>(&rows), "with and without wide registers");
             for (r, row) in rows.chunks(inputs).enumerate() {
                 for output in 0..outputs {
                     let sum = row.iter().enumerate().fold(0.0, |s, (i, x)| s + x * matrix.entry(i, output));

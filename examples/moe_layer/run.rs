@@ -10,6 +10,7 @@ use crate::{
 
 /// Any error; the example prints it and exits.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
+pub type Result<T> = std::result::Result<T, Error>;
 
 /// How tokens reach the experts and their outputs come home.
 pub trait Exchange {
@@ -21,10 +22,10 @@ pub trait Exchange {
         x: &[u16],
         routing: &Routing,
         report: &mut RankReport,
-    ) -> Result<Vec<u16>, Error>;
+    ) -> Result<Vec<u16>>;
 
     /// The values that experts receive for rows `x` `[n, hidden]`.
-    fn payload(&self, x: &[u16]) -> Result<Vec<f32>, Error>;
+    fn payload(&self, x: &[u16]) -> Result<Vec<f32>>;
 }
 
 /// How the text is cut, the same on all ranks but for `rank`.
@@ -57,7 +58,7 @@ pub fn run(
     summation: Summation,
     exchange: &mut dyn Exchange,
     bar: &ProgressBar,
-) -> Result<RankReport, Error> {
+) -> Result<RankReport> {
     let hidden = model.shape.hidden;
     let mut report = RankReport { rank: cut.rank as u32, ..RankReport::default() };
     for step in 0..cut.steps(text.len()) {
@@ -100,7 +101,7 @@ mod tests {
             x: &[u16],
             routing: &Routing,
             _: &mut RankReport,
-        ) -> Result<Vec<u16>, Error> {
+        ) -> Result<Vec<u16>> {
             let n = x.len() / SMALL.hidden;
             let lists: Vec<Vec<u32>> = (0..SMALL.experts as i32)
                 .map(|e| {
@@ -125,11 +126,11 @@ mod tests {
             };
             let outputs = experts::rank_major(&layer.experts, received, Float16::Bf16, &rows)?;
             let mut out = Vec::new();
-            let mut answer = |_, _, sum: &[u16]| {
+            let answer = |_, _, sum: &[u16]| {
                 out.extend_from_slice(sum);
                 Ok(())
             };
-            experts::reduce(&outputs, received, SMALL.hidden, Float16::Bf16, &mut answer)?;
+            experts::reduce(&outputs, received, SMALL.hidden, Float16::Bf16, answer)?;
             self.calls += 1;
             if self.flip && self.calls == 2 {
                 out[0] ^= 1;
@@ -137,7 +138,7 @@ mod tests {
             Ok(out)
         }
 
-        fn payload(&self, x: &[u16]) -> Result<Vec<f32>, Error> {
+        fn payload(&self, x: &[u16]) -> Result<Vec<f32>> {
             Ok(Float16::Bf16.widen(x))
         }
     }

@@ -118,3 +118,43 @@ impl GroupOptions {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::Source;
+
+    fn launch(rank: u32, hosted: bool) -> Launch {
+        Launch {
+            rank,
+            world: 4,
+            local_rank: rank,
+            local_world: 4,
+            address: "node0:29501".parse().ok(),
+            hosted,
+            run_id: Some("job".into()),
+            source: Source::Torchrun,
+        }
+    }
+
+    #[test]
+    fn rank_0_hosts_the_rendezvous_unless_the_launcher_does() {
+        let hosts = |rank, hosted| GroupOptions::from_launch(&launch(rank, hosted)).host_server;
+        assert_eq!(
+            [hosts(0, false), hosts(1, false), hosts(0, true), hosts(1, true)],
+            [true, false, false, false]
+        );
+        let options = GroupOptions::from_launch(&launch(3, false));
+        assert_eq!((options.rank, options.world), (3, 4));
+        assert_eq!((options.address.as_str(), options.run_id.as_str()), ("node0:29501", "job"));
+    }
+
+    #[test]
+    fn a_launched_rank_that_is_alone_meets_itself() {
+        for hosted in [false, true] {
+            let alone = Launch { world: 1, local_world: 1, address: None, run_id: None, ..launch(0, hosted) };
+            let group = crate::Group::join_blocking(GroupOptions::from_launch(&alone)).unwrap();
+            assert_eq!((group.rank(), group.world(), group.run_id()), (0, 1, "default"));
+        }
+    }
+}

@@ -374,16 +374,18 @@ impl Supervised {
         }
     }
 
-    /// Takes out the children that have ended; the first of them that failed, if any.
+    /// Takes out the children that have ended; one of them that failed, if any. One that was killed comes before those
+    /// that exited by themselves, which may be for having lost it.
     fn reap(&mut self) -> io::Result<Option<(u32, ExitStatus)>> {
-        let mut failed = None;
+        let mut failed: Option<(u32, ExitStatus)> = None;
         let mut i = 0;
         while i < self.children.len() {
             let (rank, child) = &mut self.children[i];
             match child.try_wait()? {
                 Some(status) => {
-                    if !status.success() {
-                        failed.get_or_insert((*rank, status));
+                    let worse = |known: ExitStatus| status.signal().is_some() && known.signal().is_none();
+                    if !status.success() && failed.is_none_or(|(_, known)| worse(known)) {
+                        failed = Some((*rank, status));
                     }
                     self.children.remove(i);
                 }

@@ -1,0 +1,294 @@
+//! The example `moe_layer` as a user runs it: its exit code, its last line, and that it neither hangs nor hides a failure.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::LazyLock,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+/// Bytes, and so tokens, of the text in most of these tests.
+const TOKENS: usize = 300;
+/// A model small enough for a build without optimisation.
+const SMALL: &str = "--hidden 128 --intermediate 16 --layers 2 --max-tokens 40";
+/// Longer than any of these runs takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The example, built by Cargo as these tests were: for them alone Cargo builds no examples, or leaves an old one.
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+    let own = std::env::current_exe().unwrap();
+    let profile = own.ancestors().nth(2).unwrap();
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "--example", "moe_layer", "--target-dir"]).arg(profile.parent().unwrap());
+    cargo.args(["--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]);
+    for (feature, on) in [("tracing", cfg!(feature = "tracing")), ("metrics", cfg!(feature = "metrics"))] {
+        if on {
+            cargo.args(["--features", feature]);
+        }
+    }
+    if profile.file_name().unwrap() == "release" {
+        cargo.arg("--release");
+    }
+    assert!(cargo.status().unwrap().success(), "{cargo:?}");
+    profile.join("examples/moe_layer")
+});
+
+/// A text of `tokens` bytes that goes with the test.
+struct Text(PathBuf);
+
+impl Text {
+    fn new(name: &str, tokens: usize) -> Self {
+        let path = std::env::temp_dir().join(format!("epwire-moe_layer-{name}-{}", std::process::id()));
+        let text: String = (0..tokens).map(|i| char::from(b'a' + (i * i % 31 % 26) as u8)).collect();
+        fs::write(&path, text).unwrap();
+        Self(path)
+    }
+
+    fn start(&self, args: &str, variables: &[(&str, String)]) -> Run {
+        Run::new(&self.0, args, variables)
+    }
+}
+
+impl Drop for Text {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// The program at work. Killed when dropped, so that a failing test leaves nothing behind.
+struct Run(Option<Child>);
+
+impl Run {
+    fn new(file: &Path, args: &str, variables: &[(&str, String)]) -> Self {
+        let mut command = Command::new(&*PROGRAM);
+        command.args(args.split_whitespace()).arg(file).envs(variables.iter().map(|(k, v)| (k, v)));
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        Self(Some(child.unwrap()))
+    }
+
+    fn id(&self) -> u32 {
+        self.0.as_ref().unwrap().id()
+    }
+
+    /// What it printed, in a few lines at most, once it has ended; `limit` bounds that.
+    fn end(mut self, limit: Duration) -> Ended {
+        let begin = Instant::now();
+        while self.0.as_mut().unwrap().try_wait().unwrap().is_none() {
+            assert!(begin.elapsed() < limit, "still running after {limit:?}");
+            sleep(Duration::from_millis(10));
+        }
+        let Output { status, stdout, stderr } = self.0.take().unwrap().wait_with_output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Ended { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Ended {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ended {
+    /// Failed, with no line that says otherwise, and a message that holds all of `what`.
+    fn assert_failed(&self, what: &[&str]) {
+        assert!(self.code.is_some_and(|code| code != 0) && !self.stdout.contains("OK"), "{self:?}");
+        assert!(what.iter().all(|what| self.stderr.contains(what)), "{what:?} in {self:?}");
+    }
+}
+
+/// As a launcher of one host would start them.
+fn environment(rank: u32, world: u32, port: u16) -> [(&'static str, String); 3] {
+    [
+        ("EPWIRE_RANK", rank.to_string()),
+        ("EPWIRE_WORLD", world.to_string()),
+        ("EPWIRE_ADDR", format!("127.0.0.1:{port}")),
+    ]
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether the process has mapped the windows of `world` ranks, its own among them.
+fn is_connected(pid: u32, world: usize) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let inode = |line: &str| line.split_whitespace().nth(4).map(str::to_owned);
+    let windows: std::collections::HashSet<_> =
+        maps.lines().filter(|line| line.contains("epwire-window")).map(inode).collect();
+    windows.len() == world
+}
+
+fn kill(pid: u32) {
+    assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+}
+
+/// The child of `parent` that is `rank`.
+fn child(parent: u32, rank: u32) -> Option<u32> {
+    let tasks = fs::read_dir(format!("/proc/{parent}/task")).ok()?;
+    let children = tasks.flatten().map(|task| fs::read_to_string(task.path().join("children")));
+    let children: String = children.map(Result::unwrap_or_default).collect();
+    children.split_whitespace().map(|pid| pid.parse().unwrap()).find(|pid| {
+        let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        variables.split(|&b| b == 0).any(|v| v == format!("EPWIRE_RANK={rank}").as_bytes())
+    })
+}
+
+fn assert_ok(args: &str, ranks: u32) {
+    let text = Text::new(&args.replace(' ', ""), TOKENS);
+    let ended = text.start(&format!("{SMALL} {args}"), &[]).end(LIMIT);
+    let line = ended.stdout.lines().last().unwrap_or_default();
+    let figures = format!("moe_layer: OK ranks={ranks} tokens={TOKENS} layers=2 max_rel_err=");
+    let error = line.strip_prefix(&figures).and_then(|error| error.parse::<f64>().ok());
+    assert!(error.is_some_and(|error| (0.0..=1e-2).contains(&error)), "{args}: {ended:?}");
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{args}");
+    assert!(ended.stdout.contains("rows received"), "{args}: no table: {ended:?}");
+}
+
+#[test]
+fn every_payload_layout_and_sum_is_exact_over_four_ranks() {
+    for args in [
+        "--ranks 4",
+        "--ranks 4 --payload f16 --split",
+        "--ranks 4 --payload fp8",
+        "--ranks 4 --combine ordered",
+        "--ranks 4 --combine ordered --payload fp8 --split",
+        "--ranks 4 --layout rank-major",
+        "--ranks 4 --layout rank-major --payload f16",
+        "--ranks 4 --layout rank-major --payload fp8 --split",
+    ] {
+        assert_ok(args, 4);
+    }
+}
+
+#[test]
+fn any_number_of_ranks_will_do() {
+    assert_ok("", 1);
+    assert_ok("--ranks 1 --layout rank-major", 1);
+    assert_ok("--ranks 3 --payload fp8", 3);
+    assert_ok("--ranks 8 --experts 64 --topk 8", 8);
+}
+
+#[test]
+fn a_rank_may_have_no_tokens_at_all() {
+    let text = Text::new("short", 2);
+    let ended = text.start(&format!("{SMALL} --ranks 4"), &[]).end(LIMIT);
+    assert!(ended.code == Some(0) && ended.stdout.contains("OK ranks=4 tokens=2 "), "{ended:?}");
+}
+
+#[test]
+fn json_is_one_object_with_every_rank() {
+    let text = Text::new("json", TOKENS);
+    let ended = text.start(&format!("{SMALL} --ranks 2 --json"), &[]).end(LIMIT);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let summary: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!((&summary["ok"], &summary["tokens"]), (&true.into(), &TOKENS.into()));
+    assert_eq!((&summary["wrong_rows"], &summary["config"]["experts"]), (&0.into(), &16.into()));
+    let sum = |field: &str| -> u64 {
+        summary["per_rank"].as_array().unwrap().iter().map(|rank| rank[field].as_u64().unwrap()).sum()
+    };
+    assert_eq!((sum("rank"), sum("tokens")), (1, TOKENS as u64));
+    assert!(sum("rows_sent") == sum("rows_received") && sum("rows_sent") > TOKENS as u64);
+}
+
+#[test]
+fn ranks_started_by_a_launcher_meet_at_rank_0() {
+    let text = Text::new("launcher", TOKENS);
+    let port = free_port();
+    let ranks = [0, 1].map(|rank| text.start(SMALL, &environment(rank, 2, port)));
+    let [first, second] = ranks.map(|rank| rank.end(LIMIT));
+    assert!(first.code == Some(0) && first.stdout.contains("moe_layer: OK ranks=2 "), "{first:?}");
+    assert!(first.stderr.contains("by EPWIRE_*"), "says which launcher won: {first:?}");
+    assert_eq!((second.code, second.stdout.as_str(), second.stderr.as_str()), (Some(0), "", ""));
+}
+
+#[test]
+fn what_can_not_run_is_said_once_and_fails() {
+    let text = Text::new("refused", TOKENS);
+    for (args, what) in [
+        ("--ranks 4 --experts 10", "--experts 10 is not a multiple of 4"),
+        ("--ranks 2 --layout rank-major --combine ordered", "expert-major"),
+        ("--ranks 2 --payload fp8 --hidden 200", "128"),
+        ("--ranks 0", "1..=1024"),
+        ("--payload fp4", "fp8"),
+    ] {
+        let ended = text.start(args, &[]).end(LIMIT);
+        ended.assert_failed(&[what]);
+        assert_eq!(
+            ended.stderr.matches("moe_layer: ").count(),
+            usize::from(ended.code == Some(1)),
+            "{ended:?}"
+        );
+    }
+    let missing = Path::new("/nonexistent/text");
+    Run::new(missing, "--ranks 3", &[]).end(LIMIT).assert_failed(&["can not read /nonexistent/text"]);
+    let launched = text.start("--ranks 3", &environment(0, 1, 1)).end(LIMIT);
+    launched.assert_failed(&["--ranks 3", "has started 1"]);
+}
+
+#[test]
+fn ranks_that_were_told_different_things_refuse_to_begin() {
+    let text = Text::new("different", TOKENS);
+    let port = free_port();
+    let ranks =
+        [0u32, 1].map(|rank| text.start(&format!("{SMALL} --seed {rank}"), &environment(rank, 2, port)));
+    for rank in ranks {
+        rank.end(LIMIT).assert_failed(&["arguments", "seed"]);
+    }
+}
+
+/// Takes minutes, if nobody ends it.
+const LONG: &str = "--hidden 128 --intermediate 16 --layers 20 --max-tokens 40 --deadline 1";
+
+#[test]
+fn a_killed_rank_ends_the_run_that_started_it() {
+    let text = Text::new("killed", 100_000);
+    let run = text.start(&format!("{LONG} --ranks 3"), &[]);
+    let mut victim = None;
+    wait_until("rank 1 is connected", || {
+        victim = child(run.id(), 1).filter(|&pid| is_connected(pid, 3));
+        victim.is_some()
+    });
+    kill(victim.unwrap());
+    run.end(Duration::from_secs(20)).assert_failed(&["rank 1 failed first: signal: 9"]);
+}
+
+#[test]
+fn a_killed_rank_is_named_by_those_who_waited_for_it() {
+    let text = Text::new("named", 100_000);
+    let port = free_port();
+    let [first, second, third] = [0, 1, 2].map(|rank| text.start(LONG, &environment(rank, 3, port)));
+    wait_until("all are connected", || {
+        [&first, &second, &third].iter().all(|rank| is_connected(rank.id(), 3))
+    });
+    sleep(Duration::from_millis(300));
+    kill(second.id());
+    // Nobody ends these: they find out, from a wait that ends or, had they not begun, while meeting. Whoever did first is
+    // gone for the other, which may name it instead.
+    let survivors = [first, third].map(|rank| rank.end(Duration::from_secs(20)));
+    survivors.iter().for_each(|survivor| survivor.assert_failed(&[]));
+    let named = |s: &Ended| s.stderr.contains("gave up on peer 1") || s.stderr.contains("rank 1 (");
+    assert!(survivors.iter().any(named), "{survivors:?}");
+}
