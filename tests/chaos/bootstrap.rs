@@ -235,6 +235,6 @@ pub(crate) fn killed_between_connect_and_first_step(seed: u64) {
     cluster.tell_run(&survivors, &Run::new(1, 1, 4));
     let reports = cluster.hear_ran(&survivors);
     verdict::lost(&reports, victim, 1);
-    verdict::first_loss(&reports, 1, Call::Dispatch);
+    verdict::first_loss(&reports, |_| (1, Call::Dispatch));
     cluster.go_on(&survivors, 2);
 }

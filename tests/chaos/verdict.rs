@@ -76,14 +76,11 @@ pub(crate) fn lost_beside_release(reports: &Reports, lost: u32, epoch: u32, rele
     }
 }
 
-/// The first loss of every rank was in this call of this step.
-pub(crate) fn first_loss(reports: &Reports, step: u32, call: Call) {
+/// The first loss of each rank was where `expected` says: in this call of this step.
+pub(crate) fn first_loss(reports: &Reports, expected: impl Fn(u32) -> (u32, Call)) {
     for (rank, ran) in reports {
-        let first = ran.ops.iter().find(|op| !op.missing.is_empty());
-        assert!(
-            first.is_some_and(|op| (op.step, op.call) == (step, call)),
-            "rank {rank} lost elsewhere: {first:?}"
-        );
+        let first = ran.ops.iter().find(|op| !op.missing.is_empty()).map(|op| (op.step, op.call));
+        assert_eq!(first, Some(expected(*rank)), "rank {rank} lost elsewhere: {ran:?}");
     }
 }
 
