@@ -196,9 +196,20 @@ impl Cluster {
     /// Processes without buffers.
     pub(crate) fn spawn(seed: u64, choices: &mut Choices, rows: Rows) -> Self {
         let (max_tokens, hidden) = if rows == Rows::Small { (6, 64) } else { (48, 4096) };
-        let (lanes, rank_major) = (1 + choices.below(2) as u32, choices.coin());
+        let (lanes, threads) = (1 + choices.below(2) as u32, 1 + choices.below(2) as u32);
+        let rank_major = choices.coin();
         let deadline_ms = DEADLINE.as_millis() as u64;
-        let setup = Setup { seed, rank: 0, ranks: RANKS, max_tokens, hidden, lanes, rank_major, deadline_ms };
+        let setup = Setup {
+            seed,
+            rank: 0,
+            ranks: RANKS,
+            max_tokens,
+            hidden,
+            lanes,
+            threads,
+            rank_major,
+            deadline_ms,
+        };
         Self { workers: (0..RANKS).map(Worker::spawn).collect(), setup }
     }
 

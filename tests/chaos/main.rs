@@ -89,5 +89,12 @@ fn run(name: &str, scenario: Scenario, first: u64, cases: u64) {
             eprintln!("chaos: {name}: seed {seed} failed; EPWIRE_SEED={seed} EPWIRE_CASES=1 runs it alone");
             resume_unwind(panic);
         }
+        assert!(!any_children(), "seed {seed} left a process behind");
     }
+}
+
+/// Whether this process has a child, alive or not reaped.
+fn any_children() -> bool {
+    // SAFETY: a plain system call that asks for no status and waits for nobody.
+    unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) != -1 }
 }

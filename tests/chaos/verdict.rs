@@ -107,6 +107,10 @@ pub(crate) fn evicted(rank: u32, ran: &Ran, others: &[u32]) {
         assert!(others.contains(&record.peer), "rank {rank}: {record:?}");
         assert!(["Dropped", "Suspected"].contains(&record.cause.as_str()), "rank {rank}: {record:?}");
     }
+    // The first of them may be the one that it was stopped in.
+    let waits =
+        ran.ops.iter().filter(|op| !op.missing.is_empty()).skip(1).map(|op| micros(op.elapsed_us)).sum();
+    assert!(DEADLINE > waits, "rank {rank} waited for {waits:?} for those who went on");
 }
 
 /// Rank `lost` may have fallen silent for somewhat more than a deadline: whoever gave it up gave nobody else up, and in time.

@@ -12,6 +12,7 @@ pub(crate) struct Setup {
     pub(crate) max_tokens: u32,
     pub(crate) hidden: u32,
     pub(crate) lanes: u32,
+    pub(crate) threads: u32,
     pub(crate) rank_major: bool,
     pub(crate) deadline_ms: u64,
 }

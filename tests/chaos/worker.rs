@@ -67,7 +67,7 @@ fn config(setup: &Setup) -> EpConfig {
     let mut config = EpConfig::new(setup.max_tokens, setup.hidden, setup.ranks * LOCAL_EXPERTS, TOPK as u32);
     config.lanes = setup.lanes;
     config.sideband_bytes = SIDEBAND as u32;
-    config.threads = 1;
+    config.threads = setup.threads;
     config.deadline = Duration::from_millis(setup.deadline_ms);
     config
 }
