@@ -103,8 +103,8 @@ fn killed_soon_after(seed: u64, point: Point) {
     cluster.go_on(&survivors, 2);
 }
 
-/// Dies in the middle of a row, or having told some ranks and not others: those in the know wait for those that are not, and
-/// see from their beacons that they live.
+/// Dies in the middle of a row, or having told some ranks and not others. One that was not told is busy between its send and
+/// its receive, so that those in the know wait for it longer than it waits for the dead one: its beacon keeps it alive.
 pub(crate) fn killed_at_an_exact_byte(seed: u64) {
     let mut choices = Choices::new(seed);
     let mut cluster = Cluster::ready(seed, &mut choices, Rows::Large);
@@ -113,9 +113,20 @@ pub(crate) fn killed_at_an_exact_byte(seed: u64) {
     let step = 3 + choices.below(2) as u32;
     let trap = choices.trap(victim, step, false);
     let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
-    cluster.tell_run(&survivors, &run);
+    let busy = trap.peer;
+    let between = match trap.place {
+        Place::Rows | Place::DispatchWord => Point::DispatchSent,
+        Place::Answers | Place::CombineWord => Point::CombineSent,
+    };
+    for rank in &survivors {
+        let run = if *rank == busy { run.hold(step, between) } else { run.clone() };
+        cluster.tell_run(&[*rank], &run);
+    }
     cluster.tell_run(&[victim], &Run { trap: Some(trap), ..run });
     cluster.worker(victim).died();
+    cluster.worker(busy).held();
+    std::thread::sleep(DEADLINE * choices.below(40) as u32 / 100);
+    cluster.worker(busy).tell(&Command::Go);
     let reports = cluster.hear_ran(&survivors);
     verdict::lost(&reports, victim, 1);
     let after = |rank: u32| (rank + RANKS - victim) % RANKS;
