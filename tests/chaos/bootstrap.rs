@@ -12,7 +12,9 @@ const JOIN_DEADLINE: Duration = Duration::from_millis(1500);
 const GROUP_DEADLINE: Duration = Duration::from_millis(1500);
 /// What a call through the group may take beyond its deadline: the client leaves the server half a second to account for a
 /// timeout itself.
-const GRACE: Duration = Duration::from_millis(1000);
+const GROUP_MARGIN: Duration = Duration::from_millis(600);
+/// The same of a connect.
+const CONNECT_MARGIN: Duration = Duration::from_millis(100);
 
 fn serve() -> Server {
     let options = ServerOptions { join_deadline: JOIN_DEADLINE, ..ServerOptions::new("default", RANKS) };
@@ -29,27 +31,33 @@ fn join(server: &Server, rank: u32) -> Command {
     }
 }
 
-/// The rank's answer to a call of the bootstrap: done, or an error of one of these kinds that names the victim, in time.
-fn done_or_named(cluster: &mut Cluster, rank: u32, victim: u32, kinds: &[&str], deadline: Duration) -> bool {
-    match cluster.worker(rank).hear() {
-        Reply::Done { elapsed_us } => {
-            assert!(
-                Duration::from_micros(elapsed_us) <= deadline + GRACE,
-                "rank {rank} took {elapsed_us} us"
-            );
-            true
-        }
+/// The rank's answer to a call of the bootstrap, within `bound`: done, or an error that is one of these kinds and says one
+/// of these texts, which name the rank that is to blame.
+fn done_or(cluster: &mut Cluster, rank: u32, bound: Duration, errors: &[(&str, String)]) -> bool {
+    let (done, text, elapsed_us) = match cluster.worker(rank).hear() {
+        Reply::Done { elapsed_us } => (true, String::new(), elapsed_us),
         Reply::Refused { kind, text, elapsed_us } => {
-            assert!(kinds.contains(&kind.as_str()), "rank {rank}: {kind}: {text}");
-            assert!(text.contains(&victim.to_string()), "rank {rank}: rank {victim} is not named: {text}");
-            assert!(
-                Duration::from_micros(elapsed_us) <= deadline + GRACE,
-                "rank {rank} took {elapsed_us} us: {text}"
-            );
-            false
+            let expected = errors.iter().any(|(k, names)| *k == kind && text.contains(names));
+            assert!(expected, "rank {rank} was told something else than {errors:?}: {kind}: {text}");
+            (false, text, elapsed_us)
         }
         other => panic!("rank {rank}: {other:?}"),
-    }
+    };
+    assert!(
+        Duration::from_micros(elapsed_us) <= bound,
+        "rank {rank} took {elapsed_us} us, not {bound:?}: {text}"
+    );
+    done
+}
+
+/// Joined, or told that the victim did not come. The same for all.
+fn joined_or_missed(cluster: &mut Cluster, victim: u32) -> bool {
+    let errors = [("MissingRanks", format!("missing: {victim};"))];
+    let bound = JOIN_DEADLINE + GROUP_MARGIN;
+    let joined: Vec<bool> =
+        all_but(victim).into_iter().map(|rank| done_or(cluster, rank, bound, &errors)).collect();
+    assert!(joined.iter().all(|j| *j == joined[0]), "some joined and some did not: {joined:?}");
+    joined[0]
 }
 
 /// Before it joins or a moment after it began to: the others are told who is missing, or, if it had joined, who is lost
@@ -69,14 +77,8 @@ pub(crate) fn killed_while_joining(seed: u64) {
     }
     std::thread::sleep(choices.micros(10_000));
     cluster.worker(victim).kill();
-    let kinds = ["MissingRanks"];
-    let joined: Vec<bool> = survivors
-        .iter()
-        .map(|rank| done_or_named(&mut cluster, *rank, victim, &kinds, JOIN_DEADLINE))
-        .collect();
-    assert!(joined.iter().all(|j| *j == joined[0]), "some joined and some did not: {joined:?}");
-    if joined[0] {
-        create_without(&mut cluster, victim);
+    if joined_or_missed(&mut cluster, victim) {
+        assert!(!create_without(&mut cluster, victim), "buffers were connected to a dead rank");
     }
 }
 
@@ -91,11 +93,11 @@ fn create_without(cluster: &mut Cluster, victim: u32) -> bool {
 
 fn answers_without(cluster: &mut Cluster, victim: u32) -> bool {
     // Lost in a step of the group, or its window is gone when the others connect.
-    let kinds = ["PeerLost", "Peer"];
+    let errors = [("PeerLost", format!("rank {victim} (process")), ("Peer", format!("peer {victim}:"))];
     // Three steps through the group and a connect.
-    let deadline = 3 * GROUP_DEADLINE + DEADLINE;
+    let bound = 3 * GROUP_DEADLINE + DEADLINE + GROUP_MARGIN;
     let made: Vec<bool> =
-        all_but(victim).iter().map(|rank| done_or_named(cluster, *rank, victim, &kinds, deadline)).collect();
+        all_but(victim).into_iter().map(|rank| done_or(cluster, rank, bound, &errors)).collect();
     assert!(made.iter().all(|m| *m == made[0]), "some have a buffer and some do not: {made:?}");
     made[0]
 }
@@ -150,7 +152,6 @@ pub(crate) fn stopped_while_joining(seed: u64) {
     let mut cluster = Cluster::spawn(seed, &mut choices, Rows::Small);
     let server = serve();
     let victim = choices.rank();
-    let survivors = all_but(victim);
     let early = choices.coin();
     if !early {
         // Else it might have joined before it stops.
@@ -177,13 +178,12 @@ pub(crate) fn stopped_while_joining(seed: u64) {
         cluster.run_exactly(&everyone(), 1, 3);
         return;
     }
-    for rank in &survivors {
-        let joined = done_or_named(&mut cluster, *rank, victim, &["MissingRanks"], JOIN_DEADLINE);
-        assert!(!joined, "rank {rank} joined without rank {victim}");
-    }
+    assert!(!joined_or_missed(&mut cluster, victim), "all joined without rank {victim}");
     cluster.worker(victim).cont();
-    let reply = cluster.worker(victim).hear();
-    assert!(matches!(reply, Reply::Refused { .. }), "rank {victim}, alone: {reply:?}");
+    // It comes to an empty room, and is told so.
+    let missed = format!("1 of {RANKS} ranks came");
+    let joined = done_or(&mut cluster, victim, JOIN_DEADLINE + GROUP_MARGIN, &[("MissingRanks", missed)]);
+    assert!(!joined, "rank {victim} joined alone");
 }
 
 /// Blobs of a rank that has died are refused at once, of a stopped one within the deadline, with its name; after it has gone
@@ -200,12 +200,12 @@ pub(crate) fn gone_between_export_and_connect(seed: u64) {
     } else {
         cluster.worker(victim).stop();
     }
-    let kinds: &[&str] = if dies { &["Peer"] } else { &["Timeout"] };
+    let errors = [(if dies { "Peer" } else { "Timeout" }, format!("peer {victim}:"))];
     for (rank, blobs) in survivors.iter().zip(&blobs) {
         cluster.worker(*rank).tell(&Command::Connect(blobs.clone()));
     }
     for rank in &survivors {
-        let connected = done_or_named(&mut cluster, *rank, victim, kinds, DEADLINE);
+        let connected = done_or(&mut cluster, *rank, DEADLINE + CONNECT_MARGIN, &errors);
         assert!(!connected, "rank {rank} connected to rank {victim}, which is gone");
     }
     if dies {
@@ -235,6 +235,6 @@ pub(crate) fn killed_between_connect_and_first_step(seed: u64) {
     cluster.tell_run(&survivors, &Run::new(1, 1, 4));
     let reports = cluster.hear_ran(&survivors);
     verdict::lost(&reports, victim, 1);
-    verdict::first_loss(&reports, 1, Call::Dispatch);
+    verdict::first_loss(&reports, |_| (1, Call::Dispatch));
     cluster.go_on(&survivors, 2);
 }

@@ -6,8 +6,8 @@ use std::process::{Child, ChildStdin, Command as Program, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use crate::traffic::{LOCAL_EXPERTS, mix};
-use crate::wire::{Command, Point, Ran, Reply, Run, Setup};
+use crate::traffic::{LOCAL_EXPERTS, Traffic, mix};
+use crate::wire::{Command, Place, Point, Ran, Reply, Run, Setup, Trap};
 use crate::worker;
 
 pub(crate) const RANKS: u32 = 4;
@@ -91,6 +91,11 @@ impl Worker {
     /// Stops all threads of the process; returns when they have stopped.
     pub(crate) fn stop(&self) {
         self.signal(libc::SIGSTOP);
+        self.stopped();
+    }
+
+    /// Sees it stop by itself.
+    pub(crate) fn stopped(&self) {
         let began = Instant::now();
         loop {
             // SAFETY: an all-zero siginfo_t is a value.
@@ -110,6 +115,15 @@ impl Worker {
 
     pub(crate) fn cont(&self) {
         self.signal(libc::SIGCONT);
+    }
+
+    /// Sees it die by itself.
+    pub(crate) fn died(&mut self) {
+        let began = Instant::now();
+        while self.child.try_wait().expect("it is a child").is_none() {
+            assert!(began.elapsed() < WATCHDOG, "rank {} does not die", self.rank);
+            std::thread::sleep(Duration::from_micros(200));
+        }
     }
 
     /// Kills it and sees it dead.
@@ -152,9 +166,12 @@ impl Choices {
         self.below(2) == 0
     }
 
-    pub(crate) fn point(&mut self) -> Point {
-        [Point::BeforeSend, Point::DispatchSent, Point::Dispatched, Point::CombineSent]
-            [self.below(4) as usize]
+    /// A place at some peer of `rank` to die or stop at.
+    pub(crate) fn trap(&mut self, rank: u32, step: u32, stop: bool) -> Trap {
+        let place =
+            [Place::Rows, Place::DispatchWord, Place::Answers, Place::CombineWord][self.below(4) as usize];
+        let peer = all_but(rank)[self.below(u64::from(RANKS) - 1) as usize];
+        Trap { step, peer, place, stop }
     }
 
     pub(crate) fn micros(&mut self, n: u64) -> Duration {
@@ -178,10 +195,23 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Processes without buffers.
     pub(crate) fn spawn(seed: u64, choices: &mut Choices, rows: Rows) -> Self {
-        let (max_tokens, hidden) = if rows == Rows::Small { (6, 64) } else { (48, 1024) };
-        let (lanes, rank_major) = (1 + choices.below(2) as u32, choices.coin());
+        let (max_tokens, hidden) = if rows == Rows::Small { (6, 64) } else { (48, 4096) };
+        let lanes = 1 + choices.below(2) as u32;
+        // The core's own threads block signals, so traps need the caller to write its large rows itself.
+        let threads = 1 + if rows == Rows::Small { choices.below(2) as u32 } else { 0 };
+        let rank_major = choices.coin();
         let deadline_ms = DEADLINE.as_millis() as u64;
-        let setup = Setup { seed, rank: 0, ranks: RANKS, max_tokens, hidden, lanes, rank_major, deadline_ms };
+        let setup = Setup {
+            seed,
+            rank: 0,
+            ranks: RANKS,
+            max_tokens,
+            hidden,
+            lanes,
+            threads,
+            rank_major,
+            deadline_ms,
+        };
         Self { workers: (0..RANKS).map(Worker::spawn).collect(), setup }
     }
 
@@ -200,6 +230,11 @@ impl Cluster {
         cluster.connect_all();
         cluster.set_active(&everyone(), 1);
         cluster
+    }
+
+    /// What its ranks send.
+    pub(crate) fn traffic(&self) -> Traffic {
+        Traffic::new(self.setup.seed, RANKS, self.setup.max_tokens, self.setup.hidden)
     }
 
     pub(crate) fn setup_of(&self, rank: u32) -> Setup {
@@ -288,7 +323,7 @@ impl Cluster {
 
 impl Run {
     pub(crate) fn new(epoch: u32, first: u32, steps: u32) -> Self {
-        Self { epoch, first, steps, split: false, hold: None, release: None }
+        Self { epoch, first, steps, split: false, hold: None, release: None, trap: None }
     }
 
     pub(crate) fn hold(&self, step: u32, at: Point) -> Self {

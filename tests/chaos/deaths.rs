@@ -1,8 +1,9 @@
 //! Ranks that die while the others work.
 
 use crate::cluster::{Choices, Cluster, DEADLINE, RANKS, Rows, all_but};
+use crate::traffic::Sender;
 use crate::verdict;
-use crate::wire::{Call, Point, Run};
+use crate::wire::{Call, Command, Place, Point, Run};
 
 /// Steps of a run: some before the death, some after it in the same epoch.
 const STEPS: u32 = 6;
@@ -66,7 +67,7 @@ fn killed_at(seed: u64, point: Point) {
             cluster.worker(victim).kill();
         }
         std::thread::sleep(lateness);
-        cluster.worker(late).tell(&crate::wire::Command::Go);
+        cluster.worker(late).tell(&Command::Go);
     }
     if late.is_none() || point != Point::BeforeSend {
         cluster.worker(victim).held();
@@ -74,8 +75,7 @@ fn killed_at(seed: u64, point: Point) {
     }
     let reports = cluster.hear_ran(&survivors);
     verdict::lost(&reports, victim, 1);
-    let (step, call) = missed_at(step, point);
-    verdict::first_loss(&reports, step, call);
+    verdict::first_loss(&reports, |_| missed_at(step, point));
 
     // A graph of operations that nobody stopped: it has paid its deadline.
     cluster.tell_run(&survivors, &Run::new(1, STEPS + 1, 20));
@@ -95,11 +95,50 @@ fn killed_soon_after(seed: u64, point: Point) {
     cluster.tell_run(&[victim], &run.hold(3, point));
     cluster.worker(victim).held();
     let moment = choices.micros(1200);
-    cluster.worker(victim).tell(&crate::wire::Command::Go);
+    cluster.worker(victim).tell(&Command::Go);
     std::thread::sleep(moment);
     cluster.worker(victim).kill();
     let reports = cluster.hear_ran(&survivors);
     verdict::lost(&reports, victim, 1);
+    cluster.go_on(&survivors, 2);
+}
+
+/// Dies in the middle of a row, or having told some ranks and not others. One that was not told is busy between its send and
+/// its receive, so that those in the know wait for it longer than it waits for the dead one: its beacon keeps it alive.
+pub(crate) fn killed_at_an_exact_byte(seed: u64) {
+    let mut choices = Choices::new(seed);
+    let mut cluster = Cluster::ready(seed, &mut choices, Rows::Large);
+    let victim = choices.rank();
+    let survivors = all_but(victim);
+    let step = 3 + choices.below(2) as u32;
+    let trap = choices.trap(victim, step, false);
+    let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
+    let busy = trap.peer;
+    let between = match trap.place {
+        Place::Rows | Place::DispatchWord => Point::DispatchSent,
+        Place::Answers | Place::CombineWord => Point::CombineSent,
+    };
+    for rank in &survivors {
+        let run = if *rank == busy { run.hold(step, between) } else { run.clone() };
+        cluster.tell_run(&[*rank], &run);
+    }
+    cluster.tell_run(&[victim], &Run { trap: Some(trap), ..run });
+    cluster.worker(victim).died();
+    cluster.worker(busy).held();
+    std::thread::sleep(DEADLINE * choices.below(40) as u32 / 100);
+    cluster.worker(busy).tell(&Command::Go);
+    let reports = cluster.hear_ran(&survivors);
+    verdict::lost(&reports, victim, 1);
+    let after = |rank: u32| (rank + RANKS - victim) % RANKS;
+    let sends_there =
+        cluster.traffic().sent_to(Sender { source: victim, epoch: 1, step }, trap.peer).count() > 0;
+    verdict::first_loss(&reports, |rank| match trap.place {
+        Place::Rows if sends_there => (step, Call::Dispatch),
+        Place::Rows | Place::DispatchWord if rank < trap.peer => (step, Call::Combine),
+        Place::Rows | Place::DispatchWord => (step, Call::Dispatch),
+        Place::Answers | Place::CombineWord if after(rank) < after(trap.peer) => (step + 1, Call::Dispatch),
+        Place::Answers | Place::CombineWord => (step, Call::Combine),
+    });
     cluster.go_on(&survivors, 2);
 }
 

@@ -12,6 +12,7 @@ mod deaths;
 mod step;
 mod stops;
 mod traffic;
+mod trap;
 mod verdict;
 mod wire;
 mod worker;
@@ -26,12 +27,13 @@ type Scenario = fn(u64);
 
 /// 200 cases in all.
 const SCENARIOS: &[(&str, u64, Scenario)] = &[
-    ("killed_before_send", 16, deaths::killed_before_send),
-    ("killed_between_dispatch_send_and_receive", 16, deaths::killed_between_dispatch_send_and_receive),
-    ("killed_between_dispatch_and_combine", 16, deaths::killed_between_dispatch_and_combine),
-    ("killed_between_combine_send_and_receive", 16, deaths::killed_between_combine_send_and_receive),
-    ("killed_while_writing_rows", 20, deaths::killed_while_writing_rows),
-    ("killed_while_writing_answers", 20, deaths::killed_while_writing_answers),
+    ("killed_before_send", 14, deaths::killed_before_send),
+    ("killed_between_dispatch_send_and_receive", 14, deaths::killed_between_dispatch_send_and_receive),
+    ("killed_between_dispatch_and_combine", 14, deaths::killed_between_dispatch_and_combine),
+    ("killed_between_combine_send_and_receive", 14, deaths::killed_between_combine_send_and_receive),
+    ("killed_while_writing_rows", 14, deaths::killed_while_writing_rows),
+    ("killed_while_writing_answers", 14, deaths::killed_while_writing_answers),
+    ("killed_at_an_exact_byte", 20, deaths::killed_at_an_exact_byte),
     (
         "a_release_beside_a_dead_rank_holds_nobody_up",
         12,
@@ -87,5 +89,12 @@ fn run(name: &str, scenario: Scenario, first: u64, cases: u64) {
             eprintln!("chaos: {name}: seed {seed} failed; EPWIRE_SEED={seed} EPWIRE_CASES=1 runs it alone");
             resume_unwind(panic);
         }
+        assert!(!any_children(), "seed {seed} left a process behind");
     }
+}
+
+/// Whether this process has a child, alive or not reaped.
+fn any_children() -> bool {
+    // SAFETY: a plain system call that asks for no status and waits for nobody.
+    unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) != -1 }
 }

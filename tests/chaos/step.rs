@@ -1,6 +1,7 @@
 //! One step of a worker, dispatch and combine, with every received row and every sum checked against what its source must
 //! have sent.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use epwire::{
@@ -9,14 +10,17 @@ use epwire::{
 };
 use half::bf16;
 
-use crate::traffic::{LOCAL_EXPERTS, SIDEBAND, Sender, TOPK, Traffic};
-use crate::wire::{Call, Op, Point, Record, Run, Setup};
+use crate::traffic::{LOCAL_EXPERTS, SIDEBAND, Sender, TOPK, Traffic, bytes, same};
+use crate::trap;
+use crate::wire::{Call, Op, Place, Point, Record, Run, Setup, Trap};
 
 /// A buffer with the memory of its steps.
 pub(crate) struct Bench {
     setup: Setup,
     traffic: Traffic,
     pub(crate) buffer: EpBuffer,
+    /// Where the peers' windows lie in this process.
+    pub(crate) windows: HashMap<u32, usize>,
     received: DispatchBuffers,
     expert_out: HostBuffer<bf16>,
     combined: HostBuffer<bf16>,
@@ -28,6 +32,9 @@ pub(crate) enum Stop {
     Error(epwire::Error),
     Wrong(String),
 }
+
+/// Where in a window its signal words begin.
+const SIGNAL_WORDS: u64 = 4096;
 
 impl From<epwire::Error> for Stop {
     fn from(error: epwire::Error) -> Self {
@@ -58,7 +65,7 @@ impl Bench {
         let expert_out = HostBuffer::zeroed(lists * buffer.plan().rows * hidden);
         let combined = HostBuffer::zeroed(setup.max_tokens as usize * hidden);
         let traffic = Traffic::new(setup.seed, setup.ranks, setup.max_tokens, setup.hidden);
-        Ok(Self { setup, traffic, buffer, received, expert_out, combined })
+        Ok(Self { setup, traffic, buffer, windows: HashMap::new(), received, expert_out, combined })
     }
 
     fn own(&self, run: &Run, step: u32) -> Sender {
@@ -94,6 +101,7 @@ impl Bench {
         let mut waited = vec![0u64; self.setup.ranks as usize];
 
         at(Point::BeforeSend);
+        self.set_trap(run, own, &[Place::Rows, Place::DispatchWord]);
         let input = Dispatch::new(TensorRef::new(&tokens.x, hidden), TensorRef::new(&tokens.ids, TOPK))
             .weights(TensorRef::new(&tokens.weights, TOPK))
             .sideband(&tokens.sideband, SIDEBAND as u32)
@@ -119,6 +127,7 @@ impl Bench {
         self.check_and_compute(&dispatched, own).map_err(Stop::Wrong)?;
 
         at(Point::Dispatched);
+        self.set_trap(run, own, &[Place::Answers, Place::CombineWord]);
         if gives_up(Point::Dispatched) {
             return Ok(());
         }
@@ -148,6 +157,31 @@ impl Bench {
             outcome
         };
         self.check_sums(own, &outcome, &arrived).map_err(Stop::Wrong)
+    }
+
+    /// Sets the trap of this step if it is at one of these places.
+    fn set_trap(&self, run: &Run, own: Sender, places: &[Place]) {
+        let due = |trap: &&Trap| trap.step == own.step && places.contains(&trap.place);
+        let Some(trap) = run.trap.as_ref().filter(due) else { return };
+        let (setup, plan) = (&self.setup, self.buffer.plan());
+        // Lanes come in turn from the first step of an epoch. See c/ep/layout.h for the areas of a window.
+        let lane = u64::from((own.step - 1) % setup.lanes);
+        let slot = |rows: usize| u64::from(setup.rank * setup.max_tokens) + rows as u64 / 2;
+        let dispatch = plan.control_bytes + lane * plan.dispatch_bytes / u64::from(setup.lanes);
+        let combine =
+            plan.control_bytes + plan.dispatch_bytes + lane * plan.combine_bytes / u64::from(setup.lanes);
+        let sent = self.traffic.sent_to(own, trap.peer).count();
+        let answered = self.traffic.sent_to(Sender { source: trap.peer, ..own }, own.source).count();
+        let offset = match trap.place {
+            Place::Rows if sent > 0 => dispatch + slot(sent) * plan.slot_bytes + plan.slot_bytes / 2,
+            Place::Answers if answered > 0 => {
+                let row = u64::from(setup.hidden) * 2;
+                combine + slot(answered) * row + row / 2
+            }
+            _ => SIGNAL_WORDS,
+        };
+        let signal = if trap.stop { libc::SIGSTOP } else { libc::SIGKILL };
+        trap::set(self.windows[&trap.peer] + offset as usize, signal);
     }
 
     /// Checks that exactly the rows of the sources that are not missing are there, and lets the experts work on them.
@@ -184,7 +218,7 @@ impl Bench {
         for (i, &token) in rows.iter().enumerate() {
             let row = of.source as usize * self.setup.max_tokens as usize + i;
             self.check_name(row, of, token)?;
-            if view.row::<u8>(of.source, i) != Some(self.traffic.row_bytes(of, token)) {
+            if !view.row(of.source, i).is_some_and(|row| same(row, self.traffic.row(of, token))) {
                 return Err(format!("{own:?}: the content of token {token} of {of:?} is wrong"));
             }
             let (factor, experts) = self.traffic.factor(of, token, |rank| rank == own.source);
@@ -195,7 +229,7 @@ impl Bench {
                 ));
             }
             let out = &mut self.expert_out[row * hidden..][..hidden];
-            out.iter_mut().zip(self.traffic.scaled(of, token, factor)).for_each(|(to, x)| *to = x);
+            out.copy_from_slice(self.traffic.scaled(of, token, factor));
         }
         Ok(())
     }
@@ -216,13 +250,12 @@ impl Bench {
             for (i, &token) in here.iter().enumerate() {
                 let row = local as usize * self.buffer.plan().rows + first as usize + i;
                 self.check_name(row, of, token)?;
-                if self.received.rows[row * 2 * hidden..][..2 * hidden] != *self.traffic.row_bytes(of, token)
+                if self.received.rows[row * 2 * hidden..][..2 * hidden] != *bytes(self.traffic.row(of, token))
                 {
                     return Err(format!("{own:?}: the content of token {token} of {of:?} is wrong"));
                 }
                 let out = &mut self.expert_out[row * hidden..][..hidden];
-                let gain = Traffic::gain(expert);
-                out.iter_mut().zip(self.traffic.scaled(of, token, gain)).for_each(|(to, x)| *to = x);
+                out.copy_from_slice(self.traffic.scaled(of, token, Traffic::gain(expert)));
             }
         }
         Ok(())
@@ -251,11 +284,7 @@ impl Bench {
                 return Err(format!("{own:?}: token {token} counts {counts:?}, not {:?}", [came, expected]));
             }
             let sum = &self.combined[token as usize * hidden..][..hidden];
-            if !sum
-                .iter()
-                .zip(self.traffic.scaled(own, token, factor))
-                .all(|(x, y)| x.to_bits() == y.to_bits())
-            {
+            if !same(sum, self.traffic.scaled(own, token, factor)) {
                 return Err(format!("{own:?}: token {token} is not {factor} times its input ({outcome:?})"));
             }
         }

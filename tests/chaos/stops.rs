@@ -8,15 +8,18 @@ use crate::wire::{Command, Point, Reply, Run};
 
 const STEPS: u32 = 6;
 
-/// Stops `victim` in step 3 of a run that all ranks have been told: exactly at a point, or, with large rows, a moment after
-/// it. Whether it is held there and must be told to go on.
+/// Stops `victim` in step 3 of a run that all ranks have been told: exactly between two calls, or, with large rows, while it
+/// writes to a peer or a moment after a call began. Whether it is held there and must be told to go on.
 fn stop_in_step(cluster: &mut Cluster, choices: &mut Choices, victim: u32, rows: Rows, run: &Run) -> bool {
-    let point = if rows == Rows::Small {
-        choices.point()
-    } else {
-        [Point::BeforeSend, Point::Dispatched][choices.below(2) as usize]
-    };
     cluster.tell_run(&all_but(victim), run);
+    if rows == Rows::Large && choices.coin() {
+        let trap = Some(choices.trap(victim, 3, true));
+        cluster.tell_run(&[victim], &Run { trap, ..run.clone() });
+        cluster.worker(victim).stopped();
+        return false;
+    }
+    let points = [Point::BeforeSend, Point::Dispatched, Point::DispatchSent, Point::CombineSent];
+    let point = points[choices.below(if rows == Rows::Small { 4 } else { 2 }) as usize];
     cluster.tell_run(&[victim], &run.hold(3, point));
     let victim = cluster.worker(victim);
     victim.held();

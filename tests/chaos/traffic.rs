@@ -5,11 +5,15 @@
 //! or 2, at most three of them add up.
 
 use half::bf16;
+use half::slice::HalfFloatSliceExt as _;
 
 pub(crate) const TOPK: usize = 3;
 pub(crate) const LOCAL_EXPERTS: u32 = 2;
 pub(crate) const SIDEBAND: usize = 16;
-const TABLE: usize = 1 << 16;
+/// Offsets at which rows begin in a table.
+const TABLE: usize = 1 << 13;
+/// Factors of rows are multiples of a quarter, up to three experts of weight 1 that double.
+const FACTORS: usize = 24;
 
 /// SplitMix64's finaliser over a running state: a hash of small tuples, and the seeded choices of the tests.
 pub(crate) fn mix(parts: &[u64]) -> u64 {
@@ -36,19 +40,20 @@ pub(crate) struct Traffic {
     ranks: u32,
     max_tokens: u32,
     hidden: usize,
-    /// Channel values; a row is a slice of it.
-    digits: Vec<u8>,
-    plain: Vec<bf16>,
-    plain_bytes: Vec<u8>,
+    /// Channel values times each quarter; a row is a slice of one.
+    tables: Vec<Vec<bf16>>,
 }
 
 impl Traffic {
     pub(crate) fn new(seed: u64, ranks: u32, max_tokens: u32, hidden: u32) -> Self {
         let hidden = hidden as usize;
-        let digits: Vec<u8> = (0..(TABLE + hidden) as u64).map(|i| (mix(&[seed, i]) & 7) as u8).collect();
-        let plain: Vec<bf16> = digits.iter().map(|d| bf16::from_f32(f32::from(*d))).collect();
-        let plain_bytes = plain.iter().flat_map(|x| x.to_le_bytes()).collect();
-        Self { seed, ranks, max_tokens, hidden, digits, plain, plain_bytes }
+        let digits: Vec<usize> = (0..(TABLE + hidden) as u64).map(|i| mix(&[seed, i]) as usize & 7).collect();
+        let table = |quarters: usize| {
+            let times: [bf16; 8] =
+                std::array::from_fn(|digit| bf16::from_f32((digit * quarters) as f32 / 4.0));
+            digits.iter().map(|digit| times[*digit]).collect()
+        };
+        Self { seed, ranks, max_tokens, hidden, tables: (0..=FACTORS).map(table).collect() }
     }
 
     fn hash(&self, of: Sender, token: u32, what: u64) -> u64 {
@@ -85,23 +90,12 @@ impl Traffic {
     }
 
     pub(crate) fn row(&self, of: Sender, token: u32) -> &[bf16] {
-        &self.plain[self.offset(of, token)..][..self.hidden]
-    }
-
-    pub(crate) fn row_bytes(&self, of: Sender, token: u32) -> &[u8] {
-        &self.plain_bytes[2 * self.offset(of, token)..][..2 * self.hidden]
+        self.scaled(of, token, 1.0)
     }
 
     /// The row times a factor: what experts and combine make of it.
-    pub(crate) fn scaled<'a>(
-        &'a self,
-        of: Sender,
-        token: u32,
-        factor: f32,
-    ) -> impl Iterator<Item = bf16> + 'a {
-        let times: [bf16; 8] = std::array::from_fn(|d| bf16::from_f32(d as f32 * factor));
-        let at = self.offset(of, token);
-        self.digits[at..at + self.hidden].iter().map(move |d| times[usize::from(*d)])
+    pub(crate) fn scaled(&self, of: Sender, token: u32, factor: f32) -> &[bf16] {
+        &self.tables[(factor * 4.0) as usize][self.offset(of, token)..][..self.hidden]
     }
 
     /// Says whose row it is.
@@ -136,4 +130,14 @@ impl Traffic {
         let counted = routing.iter().filter(|(expert, _)| *expert >= 0 && counts(Self::owner(*expert)));
         counted.fold((0.0, 0), |(sum, n), (expert, weight)| (sum + weight * Self::gain(*expert), n + 1))
     }
+}
+
+/// Bit for bit, as fast as memory compares.
+pub(crate) fn same(a: &[bf16], b: &[bf16]) -> bool {
+    a.reinterpret_cast() == b.reinterpret_cast()
+}
+
+pub(crate) fn bytes(row: &[bf16]) -> &[u8] {
+    // SAFETY: bf16 is two bytes without padding, and bytes may lie anywhere.
+    unsafe { std::slice::from_raw_parts(row.as_ptr().cast(), size_of_val(row)) }
 }

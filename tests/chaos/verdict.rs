@@ -76,14 +76,11 @@ pub(crate) fn lost_beside_release(reports: &Reports, lost: u32, epoch: u32, rele
     }
 }
 
-/// The first loss of every rank was in this call of this step.
-pub(crate) fn first_loss(reports: &Reports, step: u32, call: Call) {
+/// The first loss of each rank was where `expected` says: in this call of this step.
+pub(crate) fn first_loss(reports: &Reports, expected: impl Fn(u32) -> (u32, Call)) {
     for (rank, ran) in reports {
-        let first = ran.ops.iter().find(|op| !op.missing.is_empty());
-        assert!(
-            first.is_some_and(|op| (op.step, op.call) == (step, call)),
-            "rank {rank} lost elsewhere: {first:?}"
-        );
+        let first = ran.ops.iter().find(|op| !op.missing.is_empty()).map(|op| (op.step, op.call));
+        assert_eq!(first, Some(expected(*rank)), "rank {rank} lost elsewhere: {ran:?}");
     }
 }
 
@@ -110,6 +107,10 @@ pub(crate) fn evicted(rank: u32, ran: &Ran, others: &[u32]) {
         assert!(others.contains(&record.peer), "rank {rank}: {record:?}");
         assert!(["Dropped", "Suspected"].contains(&record.cause.as_str()), "rank {rank}: {record:?}");
     }
+    // The first of them may be the one that it was stopped in.
+    let waits =
+        ran.ops.iter().filter(|op| !op.missing.is_empty()).skip(1).map(|op| micros(op.elapsed_us)).sum();
+    assert!(DEADLINE > waits, "rank {rank} waited for {waits:?} for those who went on");
 }
 
 /// Rank `lost` may have fallen silent for somewhat more than a deadline: whoever gave it up gave nobody else up, and in time.

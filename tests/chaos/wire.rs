@@ -12,6 +12,7 @@ pub(crate) struct Setup {
     pub(crate) max_tokens: u32,
     pub(crate) hidden: u32,
     pub(crate) lanes: u32,
+    pub(crate) threads: u32,
     pub(crate) rank_major: bool,
     pub(crate) deadline_ms: u64,
 }
@@ -57,6 +58,30 @@ pub(crate) struct Run {
     pub(crate) hold: Option<(u32, Point)>,
     /// Give the handle up at this point of this step.
     pub(crate) release: Option<(u32, Point)>,
+    /// Die or stop while writing to a peer.
+    pub(crate) trap: Option<Trap>,
+}
+
+/// Where in a step a rank dies or stops: when it first writes to this place of this peer's window.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Trap {
+    pub(crate) step: u32,
+    pub(crate) peer: u32,
+    pub(crate) place: Place,
+    /// Stop, else die.
+    pub(crate) stop: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Place {
+    /// In the middle of one of the rows that it sends there, if it sends any.
+    Rows,
+    /// Before it says that its rows are there: lower ranks have been told.
+    DispatchWord,
+    /// In the middle of one of its answers, if it gives any.
+    Answers,
+    /// Before it says that its answers are there: those between it and the peer, going up from it, have been told.
+    CombineWord,
 }
 
 /// Points of a step at which a rank can be caught.

@@ -9,6 +9,7 @@ use epwire::{EpBuffer, EpConfig, Error, Group, Mask};
 
 use crate::step::{Bench, Stop};
 use crate::traffic::{LOCAL_EXPERTS, SIDEBAND, TOPK};
+use crate::trap;
 use crate::wire::{Command, Ran, Reply, Run, Setup};
 
 /// Set for worker processes.
@@ -66,7 +67,7 @@ fn config(setup: &Setup) -> EpConfig {
     let mut config = EpConfig::new(setup.max_tokens, setup.hidden, setup.ranks * LOCAL_EXPERTS, TOPK as u32);
     config.lanes = setup.lanes;
     config.sideband_bytes = SIDEBAND as u32;
-    config.threads = 1;
+    config.threads = setup.threads;
     config.deadline = Duration::from_millis(setup.deadline_ms);
     config
 }
@@ -87,6 +88,10 @@ impl Worker {
         &self.bench.as_ref().expect("the test creates the buffer first").buffer
     }
 
+    fn bench(&mut self) -> &mut Bench {
+        self.bench.as_mut().expect("the test creates the buffer first")
+    }
+
     fn group(&self) -> &Group {
         self.group.as_ref().expect("the test joins first")
     }
@@ -104,7 +109,12 @@ impl Worker {
             }
             Command::Connect(blobs) => {
                 for (peer, blob) in blobs {
+                    let before = trap::windows();
                     self.buffer().connect(peer, &blob)?;
+                    let mut now = trap::windows();
+                    now.retain(|inode, _| !before.contains_key(inode));
+                    // None is new when the same window is mapped again.
+                    self.bench().windows.extend(now.into_values().map(|address| (peer, address)));
                 }
             }
             Command::SetActive { ranks, epoch } => {
