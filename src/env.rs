@@ -37,6 +37,8 @@ pub const IFNAME: &str = "EPWIRE_IFNAME";
 pub const TOKEN: &str = "EPWIRE_TOKEN";
 /// File that holds the shared secret.
 pub const TOKEN_FILE: &str = "EPWIRE_TOKEN_FILE";
+/// Instruction set of the host's inner loops; the C core reads it.
+pub const ISA: &str = "EPWIRE_ISA";
 
 /// Every variable that epwire reads.
 pub const VARIABLES: &[Variable] = &[
@@ -80,12 +82,19 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: TOKEN,
         default: "none; required off loopback",
-        doc: "Shared secret of the run, 1 to 4096 bytes, that every rank proves to know before it is let in.",
+        doc: "Shared secret of the run that every rank proves to know before it is let in: 16 to 4096 bytes off the \
+              loopback interface, 1 to 4096 on it.",
     },
     Variable {
         name: TOKEN_FILE,
         default: "none",
         doc: "File that holds the token, one trailing newline ignored. Not together with `EPWIRE_TOKEN`.",
+    },
+    Variable {
+        name: ISA,
+        default: "the best that the processor has",
+        doc: "Instruction set of the host's inner loops: `avx512` or `avx2` on x86-64, `base` everywhere. Results \
+              have the same bits with each. A name that is unknown or can not run here is ignored.",
     },
 ];
 

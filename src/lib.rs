@@ -5,11 +5,13 @@
 //! it was launched, meeting the other ranks, agreeing who goes on after a failure.
 //!
 //! ```
-//! use epwire::{Combine, CombineOutput, Dispatch, EpBuffer, EpConfig, Group, Layout, Payload, TensorMut, TensorRef};
+//! use epwire::{Combine, CombineOutput, Dispatch, EpBuffer, EpConfig, Group, Layout, Payload};
+//! use epwire::{TensorMut, TensorRef};
 //! use half::bf16;
 //!
+//! # fn main() -> epwire::Result<()> {
 //! // Two ranks as threads of this process; Group::join meets other processes.
-//! let config = EpConfig::new(4, 128, 8, 2);
+//! let config = EpConfig::new(4, 128, 8, 2); // max_tokens, hidden, experts, topk
 //! let ranks: Vec<_> = Group::threads(2)?
 //!     .into_iter()
 //!     .map(|group| {
@@ -42,7 +44,8 @@
 //! for rank in ranks {
 //!     rank.join().unwrap()?;
 //! }
-//! # Ok::<(), epwire::Error>(())
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! # Map
@@ -78,3 +81,8 @@ pub use mask::Mask;
 pub use numerics::{dequantize_fp8, quantize_fp8};
 pub use outcome::{Cause, ErrorRecord, Outcome, Phase};
 pub use tensor::{DType, Element, HostBuffer, TensorMut, TensorRef};
+
+/// The README's Rust blocks are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;
