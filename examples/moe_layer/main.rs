@@ -78,10 +78,11 @@ fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode> {
     let (rank, ranks) = launch.map_or((0, 1), |launch| (launch.rank as usize, launch.world as usize));
     let shape = args.shape(ranks)?;
     let text = text(args)?;
+    // Before the ranks meet: from then on they wait for each other.
+    let model = Model::new(shape, args.seed);
     let group = join(args, launch, text.len())?;
     let mut exchange = exchange::connect(&group, args, shape)?;
 
-    let model = Model::new(shape, args.seed);
     let cut = Cut { rank, ranks, max_tokens: args.max_tokens };
     let visible = rank == 0 && std::io::stderr().is_terminal();
     let bar = report::progress(cut.steps(text.len()) * shape.layers, visible);
