@@ -1,0 +1,8 @@
+//! What has not been received can not be combined.
+use epwire::{Combine, Dispatching};
+
+fn step(dispatching: Dispatching) {
+    let _ = dispatching.combine_send(Combine::in_place());
+}
+
+fn main() {}
