@@ -23,6 +23,7 @@ pub(crate) fn main() {
     std::thread::spawn(bystander);
     let mut worker = Worker { commands: std::io::stdin().lock().lines(), group: None, bench: None };
     while let Some(command) = worker.next() {
+        NOISE_US.store(0, Ordering::Relaxed);
         let began = Instant::now();
         let elapsed_us = || began.elapsed().as_micros() as u64;
         let reply = match worker.obey(command) {
@@ -30,7 +31,9 @@ pub(crate) fn main() {
             Ok(None) => Reply::Done { elapsed_us: elapsed_us() },
             Err(Stop::Wrong(text)) => Reply::Wrong(text),
             Err(Stop::Error(error)) => {
-                Reply::Refused { kind: kind(&error), text: error.to_string(), elapsed_us: elapsed_us() }
+                let noise_us = NOISE_US.load(Ordering::Relaxed);
+                let text = format!("{error} (a bystander overslept by {noise_us} us)");
+                Reply::Refused { kind: kind(&error), text, elapsed_us: elapsed_us() }
             }
         };
         say(&reply);
@@ -142,7 +145,6 @@ impl Worker {
     }
 
     fn run(&mut self, run: &Run) -> Result<Reply, Stop> {
-        NOISE_US.store(0, Ordering::Relaxed);
         let mut ops = Vec::new();
         let Self { commands, bench, .. } = self;
         let bench = bench.as_mut().expect("the test creates the buffer first");
