@@ -93,7 +93,12 @@ fn create_without(cluster: &mut Cluster, victim: u32) -> bool {
 
 fn answers_without(cluster: &mut Cluster, victim: u32) -> bool {
     // Lost in a step of the group, or its window is gone when the others connect.
-    let errors = [("PeerLost", format!("rank {victim} (process")), ("Peer", format!("peer {victim}:"))];
+    let errors = [
+        ("PeerLost", format!("rank {victim} (process")),
+        ("Peer", format!("peer {victim}:")),
+        // Where its end was not seen in time.
+        ("Timeout", format!("still missing: {victim};")),
+    ];
     // Three steps through the group and a connect.
     let bound = 3 * GROUP_DEADLINE + DEADLINE + GROUP_MARGIN;
     let made: Vec<bool> =

@@ -275,10 +275,20 @@ impl Cluster {
             .collect()
     }
 
+    /// Connects ranks that all live. On a machine so busy that a peer's thread does not get to answer within the deadline, it
+    /// says so and tries once more: nothing is judged here.
     pub(crate) fn connect(&mut self, rank: u32, to: &[u32]) {
         let blobs = self.blobs_for(rank, to);
-        self.worker(rank).tell(&Command::Connect(blobs));
-        self.worker(rank).done();
+        self.worker(rank).tell(&Command::Connect(blobs.clone()));
+        match self.worker(rank).hear() {
+            Reply::Done { .. } => {}
+            Reply::Refused { kind, text, .. } if kind == "Timeout" => {
+                eprintln!("chaos: trying again: {text}");
+                self.worker(rank).tell(&Command::Connect(blobs));
+                self.worker(rank).done();
+            }
+            other => panic!("rank {rank}: {other:?}"),
+        }
     }
 
     pub(crate) fn connect_all(&mut self) {
