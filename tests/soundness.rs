@@ -314,3 +314,23 @@ fn an_event_outlives_its_handle() {
     runtime().block_on(event);
     drop(b);
 }
+
+#[test]
+fn clones_of_an_event_wake_every_task() {
+    let [a, b] = pair(PATIENT);
+    let mut token = Token::new(&a, 1.0);
+    let (input, _) = token.dispatch(0);
+    let dispatching = a.dispatch_send_blocking(input).unwrap();
+    let peer = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(100));
+        exchange(&b, 0, 1.0);
+    });
+    runtime().block_on(async {
+        for task in [(); 3].map(|()| tokio::spawn(dispatching.event())) {
+            tokio::time::timeout(PATIENT / 4, task).await.expect("woken").unwrap();
+        }
+    });
+    let dispatched = dispatching.receive_blocking(token.received.output()).unwrap();
+    assert!(combine(dispatched, &mut token).is_complete());
+    peer.join().unwrap();
+}

@@ -164,7 +164,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Request {
-    task: Option<(sys::epw_handle, Waker)>,
+    /// Several where clones of an event are awaited by different tasks.
+    tasks: Vec<(sys::epw_handle, Waker)>,
     ending: bool,
 }
 
@@ -178,14 +179,15 @@ impl Shared {
         const SLICE: Duration = Duration::from_millis(10);
         let mut request = self.lock();
         while !request.ending {
-            let Some((handle, waker)) = request.task.take() else {
+            let tasks = std::mem::take(&mut request.tasks);
+            let Some(&(handle, _)) = tasks.last() else {
                 request = self.changed.wait(request).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             drop(request);
-            // An error says that the handle is gone: its task must look too.
+            // One lane has one live handle; others, and an error, say that a handle is gone: its task must look too.
             let _ = buffer.wait(handle, SLICE.as_nanos() as u64);
-            waker.wake();
+            tasks.into_iter().for_each(|(_, waker)| waker.wake());
             request = self.lock();
         }
     }
@@ -205,7 +207,11 @@ impl Watcher {
         if let Err(error) = started {
             return Err(std::io::Error::new(error.kind(), error.to_string()));
         }
-        self.shared.lock().task = Some((handle, waker.clone()));
+        let mut request = self.shared.lock();
+        if !request.tasks.iter().any(|(of, task)| *of == handle && task.will_wake(waker)) {
+            request.tasks.push((handle, waker.clone()));
+        }
+        drop(request);
         self.shared.changed.notify_one();
         Ok(())
     }

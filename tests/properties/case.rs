@@ -34,11 +34,13 @@ pub(crate) enum Step {
 pub(crate) enum Phase {
     Send,
     Receive,
+    Experts,
     Answer,
     Collect,
 }
 
-pub(crate) const PHASES: [Phase; 4] = [Phase::Send, Phase::Receive, Phase::Answer, Phase::Collect];
+pub(crate) const PHASES: [Phase; 5] =
+    [Phase::Send, Phase::Receive, Phase::Experts, Phase::Answer, Phase::Collect];
 
 /// What all ranks have in common in one operation, and what each brings along.
 #[derive(Debug)]
@@ -358,6 +360,8 @@ fn draw_weight(r: &mut Random) -> f32 {
         2 => 1e30,
         3 => f32::from_bits(r.bits() as u32),
         4..10 => -r.unit(),
+        // Equal ones let large terms cancel, which shows the order of a sum.
+        10..24 => 0.5,
         _ => r.unit(),
     }
 }

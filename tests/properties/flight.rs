@@ -104,6 +104,7 @@ pub(crate) struct Flight<'a> {
     held: Held,
     /// Ranks whose rows came.
     sources: Vec<bool>,
+    expert_out: HostBuffer<u8>,
     bad_calls: Option<Random>,
     /// Names of the bad calls that were refused.
     pub(crate) refused: Vec<&'static str>,
@@ -121,6 +122,7 @@ impl<'a> Flight<'a> {
             epoch,
             held: Held::Nothing,
             sources: (0..case.ranks as u32).map(|r| op.active.contains(r)).collect(),
+            expert_out: HostBuffer::zeroed(0),
             bad_calls: part.refusals.map(Random::new),
             refused: Vec::new(),
         }
@@ -130,6 +132,10 @@ impl<'a> Flight<'a> {
         match (phase, std::mem::replace(&mut self.held, Held::Nothing)) {
             (Phase::Send, Held::Nothing) => self.send().await,
             (Phase::Receive, Held::Sent(dispatching)) => self.receive(dispatching).await,
+            (Phase::Experts, Held::Received(mut dispatched)) => {
+                self.expert_out = self.run_experts(&mut dispatched);
+                self.held = Held::Received(dispatched);
+            }
             (Phase::Answer, Held::Received(dispatched)) => self.answer(*dispatched).await,
             (Phase::Collect, Held::Answered(combining)) => self.collect(combining).await,
             (_, held) => self.held = held,
@@ -226,10 +232,9 @@ impl<'a> Flight<'a> {
     }
 
     async fn answer(&mut self, mut dispatched: Dispatched) {
-        let expert_out = self.run_experts(&mut dispatched);
-        let rows = expert_out.len() / self.row_bytes();
+        let rows = self.expert_out.len() / self.row_bytes();
         let expert_out = view(
-            &expert_out,
+            &self.expert_out,
             self.case.config.combine_dtype.dtype(),
             rows,
             self.case.config.hidden as usize,

@@ -1,7 +1,7 @@
 //! What every output must be, from the inputs of all ranks and the words of the contract (`epwire.h`, and the numbers of the
 //! design's section 4). Slow and plain on purpose; knows nothing of slots, lanes, signals or threads.
 
-use epwire::{CombineMode, Fp8Scale, Layout, Payload};
+use epwire::{CombineMode, Float16, Fp8Scale, Layout, Payload};
 
 use crate::case::{Case, Op, Part};
 use crate::numbers::{dequantize, narrow, quantize, widen, words};
@@ -165,15 +165,28 @@ fn put_row(case: &Case, op: &Op, row: &Row<'_>, list: usize, at: usize, out: &mu
     }
 }
 
-/// What expert `expert` (of all) makes of a row: a function of every byte of it that differs between experts.
+/// What expert `expert` (of all) makes of a row. In half of the channels, which differ between experts, a function of the
+/// row's bytes; in the others large terms that cancel between experts, so that the order of a sum shows.
 pub(crate) fn expert(case: &Case, op: &Op, expert: usize, payload: &[u8], scales: &[u8]) -> Vec<u16> {
     let values: Vec<f32> = match op.payload {
         Payload::SameAsInput => words(payload).map(|bits| widen(case.config.dtype, bits)).collect(),
         Payload::Fp8 { scale } => dequantize(scale, payload, scales),
         Payload::Opaque { .. } => payload.iter().map(|b| f32::from(*b as i8) / 16.0).collect(),
     };
-    let (factor, shift) = (2f32.powi(expert as i32 % 5 - 2), expert as f32 + 1.0);
-    let value = |c: usize| narrow(case.config.combine_dtype, values[c % values.len()] * factor + shift);
+    let large = match case.config.combine_dtype {
+        Float16::Bf16 => 2f32.powi(20),
+        Float16::F16 => 2f32.powi(15),
+    };
+    let value = |c: usize| {
+        let x = values[c % values.len()];
+        let y = match (expert + c) % 4 {
+            0 => x * 2f32.powi(expert as i32 % 5 - 2) + (expert as f32 + 1.0),
+            1 => x / 64.0,
+            2 => large,
+            _ => -large,
+        };
+        narrow(case.config.combine_dtype, y)
+    };
     (0..case.config.hidden as usize).map(value).collect()
 }
 
