@@ -163,6 +163,11 @@ pub(crate) struct Rows {
     pub(crate) source_counts: NonNull<u32>,
 }
 
+// SAFETY: addresses only; what may be done with them is decided where they are dereferenced.
+unsafe impl Send for Rows {}
+// SAFETY: as above.
+unsafe impl Sync for Rows {}
+
 /// An `epw_buffer`, destroyed with this value.
 #[derive(Debug)]
 pub(crate) struct Buffer(NonNull<sys::epw_buffer>);
