@@ -112,13 +112,14 @@ static epw_status receive_reply(const fetch *f, epw_fd_reply *reply, int *memory
                                  .msg_controllen = sizeof control.bytes};
         ssize_t got = recvmsg(f->fd, &message, MSG_CMSG_CLOEXEC);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-        if (got == 0 || (got < 0 && errno == ECONNRESET)) return gone(f);
+        if (got < 0 && errno == ECONNRESET) return gone(f);
         if (got < 0) return epw_fail_errno(errno, f->where, "reading the fd server's answer");
-        *memory_fd = take_descriptor(&message);
+        *memory_fd = take_descriptor(&message); /* an empty packet may carry one too */
         bool whole = got == (ssize_t)sizeof *reply && !(message.msg_flags & MSG_TRUNC) &&
                      reply->magic == EPW_FD_REPLY_MAGIC;
         if (whole && (*memory_fd >= 0) == (reply->verdict == EPW_FD_GRANTED)) return EPW_OK;
         if (*memory_fd >= 0) close(*memory_fd);
+        if (got == 0) return gone(f);
         return epw_fail(EPW_ERR_PEER, f->where,
                         "process %u gave no answer of an epwire fd server; use the same epwire "
                         "version on all ranks",

@@ -15,13 +15,16 @@ pub struct InterfaceChoice {
 }
 
 impl InterfaceChoice {
-    /// Reads the grammar above. `None` if no name is left.
+    /// Reads the grammar above; spaces count nowhere. `None` if no name is left, or if a name begins with `^` or `=`:
+    /// these stand once, before the whole list.
     pub fn parse(text: &str) -> Option<Self> {
-        let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
+        let text = text.trim_start();
+        let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest.trim_start()));
         let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
         let names: Vec<String> =
             rest.split(',').map(str::trim).filter(|name| !name.is_empty()).map(String::from).collect();
-        (!names.is_empty()).then_some(Self { names, exact, exclude })
+        let plain = !names.is_empty() && !names.iter().any(|name| name.starts_with(['^', '=']));
+        plain.then_some(Self { names, exact, exclude })
     }
 
     /// Whether the interface of this name is chosen.
@@ -120,6 +123,10 @@ mod tests {
         for empty in ["", "^", "=", "^=", " , "] {
             assert_eq!(InterfaceChoice::parse(empty), None, "{empty:?}");
         }
+        for inside in ["eth0,^docker", "eth0,=eth1", ",=eth0", "^eth0,^eth1", "=^eth0", "==eth0"] {
+            assert_eq!(InterfaceChoice::parse(inside), None, "{inside:?}");
+        }
+        assert_eq!(choice(" ^ = eth0 , ib0 "), choice("^=eth0,ib0"));
     }
 
     #[test]

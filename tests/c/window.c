@@ -766,6 +766,7 @@ static void lying_servers_are_errors(void) {
     char longer[sizeof granted + 1] = {0};
     memcpy(longer, &granted, sizeof granted);
     liar liars[] = {
+        {0, "", 0, {small}, 1},
         {0, "x", 1, {0}, 0},
         {0, longer, sizeof longer, {unsealed}, 1},
         {0, &granted, sizeof granted, {0}, 0},

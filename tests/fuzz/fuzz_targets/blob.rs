@@ -1,0 +1,54 @@
+//! What a rank exports, as its peer may get it: any bytes, and a right blob with some bytes changed and its checksum
+//! made right again. Whatever comes, connect ends with an error that says something or with a window; and what was
+//! wrong leaves nothing behind: the right blob connects afterwards.
+#![no_main]
+
+use std::cell::LazyCell;
+
+use arbitrary::Arbitrary;
+use epwire::Path;
+use epwire_fuzz::{Pair, fix_checksum};
+use libfuzzer_sys::fuzz_target;
+
+#[derive(Arbitrary, Debug)]
+enum Input<'a> {
+    Bytes(&'a [u8]),
+    /// A right blob, with these bits flipped at these places.
+    Changed {
+        changes: Vec<(u8, u8)>,
+        length: Option<u8>,
+        fix: bool,
+    },
+}
+
+thread_local! {
+    static PAIR: LazyCell<Pair> = LazyCell::new(Pair::new);
+}
+
+fuzz_target!(|input: Input| {
+    PAIR.with(|pair| {
+        let changed;
+        let bytes = match input {
+            Input::Bytes(bytes) => bytes,
+            Input::Changed { changes, length, fix } => {
+                let mut blob = pair.blob.clone();
+                for (at, bits) in changes {
+                    let at = usize::from(at) % blob.len();
+                    blob[at] ^= bits;
+                }
+                blob.truncate(length.map_or(blob.len(), usize::from));
+                if fix {
+                    fix_checksum(&mut blob);
+                }
+                changed = blob;
+                &changed
+            }
+        };
+        match pair.importer.connect(1, bytes) {
+            Ok(()) => assert_ne!(pair.importer.path(1), Path::None),
+            Err(error) => assert!(error.failure().is_some_and(|f| !f.text.is_empty()), "{error}"),
+        }
+        pair.importer.connect(1, &pair.blob).expect("the right blob");
+        assert_eq!(pair.importer.path(1), Path::Thread);
+    });
+});

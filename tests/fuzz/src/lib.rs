@@ -1,0 +1,70 @@
+//! What the targets of the window's blob and of the fd server share: two ranks of this process, and the bytes of a
+//! blob as `c/window/blob.c` writes them.
+
+use std::ops::Range;
+
+use epwire::{EpBuffer, EpConfig};
+
+/// Where the exporter's process is named.
+pub const PROCESS: Range<usize> = 40..56;
+/// Where the exporter's fd server is named.
+pub const SERVER: Range<usize> = 64..80;
+/// Where the window's secret is.
+pub const WINDOW: Range<usize> = 80..96;
+
+/// Rank 0 imports, rank 1 exports.
+pub struct Pair {
+    pub importer: EpBuffer,
+    pub exporter: EpBuffer,
+    /// What the exporter gives the importer.
+    pub blob: Vec<u8>,
+}
+
+impl Pair {
+    /// As small as a plan can be.
+    pub fn new() -> Self {
+        let config = EpConfig { lanes: 1, threads: 1, ..EpConfig::new(1, 8, 2, 1) };
+        let rank = |rank| EpBuffer::unconnected(rank, 2, config.clone()).expect("a small buffer");
+        let (importer, exporter) = (rank(0), rank(1));
+        let blob = exporter.export(0).expect("a blob");
+        Self { importer, exporter, blob }
+    }
+}
+
+impl Default for Pair {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Makes the checksum at the blob's end right again.
+pub fn fix_checksum(blob: &mut [u8]) {
+    if let Some((bytes, sum)) = blob.split_last_chunk_mut::<8>() {
+        let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        *sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325, step).to_le_bytes();
+    }
+}
+
+/// The abstract address of the fd server of this name, as `c/ipc/fd_message.h` makes it, and its length.
+pub fn server_address(name: &[u8]) -> (libc::sockaddr_un, libc::socklen_t) {
+    // SAFETY: a plain C struct, of which zeros are a value.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let hex: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+    let text = format!("\0epwire-{hex}");
+    for (to, from) in address.sun_path.iter_mut().zip(text.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let length = std::mem::offset_of!(libc::sockaddr_un, sun_path) + text.len();
+    (address, length as libc::socklen_t)
+}
+
+/// A packet socket of the kind that the fd server speaks, closed with its owner.
+pub fn packet_socket() -> std::os::fd::OwnedFd {
+    use std::os::fd::{FromRawFd, OwnedFd};
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
+    assert!(fd >= 0, "socket: {}", std::io::Error::last_os_error());
+    // SAFETY: just opened and owned by nobody else.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
