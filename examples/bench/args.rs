@@ -1,0 +1,231 @@
+//! The command line, and the list of shapes that it asks for.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use epwire::{EpConfig, Fp8Scale};
+use serde::{Deserialize, Serialize};
+
+use crate::{cases::Case, floor::Reads, routing::Spread};
+
+/// Measures dispatch, combine and the pair over shapes, beside the floor of the machine, and checks every result.
+///
+/// Lists are separated by commas; every combination of them is measured.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "bench", version, about, after_long_help = crate::floor::HELP)]
+pub struct Args {
+    /// Processes to start on this host; not needed under torchrun, mpirun, srun or another launcher
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<u32>,
+    /// Where rows live
+    #[arg(long, value_enum, default_value_t = Device::Host)]
+    pub device: Device,
+    /// What to measure
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "dispatch,combine,pair")]
+    pub cases: Vec<Case>,
+    /// Tokens of each rank
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "128")]
+    pub tokens: Vec<u32>,
+    /// Channels of a token
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "7168")]
+    pub hidden: Vec<u32>,
+    /// Experts in all
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64")]
+    pub experts: Vec<u32>,
+    /// Experts per token
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8")]
+    pub topk: Vec<u32>,
+    /// What dispatch sends (fp8: of bf16 tokens, with an f32 scale per 128 channels); combine returns 16-bit rows
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "bf16")]
+    pub payload: Vec<Payload>,
+    /// How received rows are laid out
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "expert-major,rank-major")]
+    pub layout: Vec<Layout>,
+    /// How combine sums: one row per rank, or one per expert (expert-major only)
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "reduced")]
+    pub combine: Vec<Combine>,
+    /// Which experts tokens choose
+    #[arg(long, value_enum, default_value_t = Spread::Uniform)]
+    pub routing: Spread,
+    /// Iterations before those that count
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub warmup: u32,
+    /// Iterations that count
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=4000))]
+    pub iterations: u32,
+    /// Threads of each rank, also while the floor is measured [default: cores / ranks, at least 1]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub threads: u32,
+    /// How often the floor counts a token as read that dispatch sends to several ranks
+    #[arg(long, value_enum, default_value_t = Reads::Once)]
+    pub reads: Reads,
+    /// Print one JSON object per case instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Draw median and floor over tokens into this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Measure nothing; compare what two runs have written with --json, the older one first
+    #[arg(long, num_args = 2, value_names = ["A", "B"])]
+    pub compare: Option<Vec<PathBuf>>,
+    /// With --compare: how many percent slower a case may be
+    #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
+    pub tolerance: f64,
+}
+
+/// `--device`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Device {
+    Host,
+}
+
+/// `--payload`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Payload {
+    Bf16,
+    F16,
+    Fp8,
+}
+
+/// `--layout`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layout {
+    ExpertMajor,
+    RankMajor,
+}
+
+/// `--combine`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Combine {
+    Reduced,
+    Ordered,
+}
+
+/// Everything that a case depends on beside the number of ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shape {
+    pub tokens: u32,
+    pub hidden: u32,
+    pub experts: u32,
+    pub topk: u32,
+    pub payload: Payload,
+    pub layout: Layout,
+    pub combine: Combine,
+}
+
+impl Args {
+    /// All combinations but ordered sums of rank-major rows, which do not exist. An error names what does not fit.
+    pub fn shapes(&self, ranks: u32) -> Result<Vec<Shape>, crate::Error> {
+        let mut shapes = Vec::new();
+        for &payload in &self.payload {
+            for &hidden in &self.hidden {
+                for &experts in &self.experts {
+                    for &topk in &self.topk {
+                        for &tokens in &self.tokens {
+                            for &layout in &self.layout {
+                                for &combine in &self.combine {
+                                    shapes.push(Shape {
+                                        tokens,
+                                        hidden,
+                                        experts,
+                                        topk,
+                                        payload,
+                                        layout,
+                                        combine,
+                                    });
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        shapes.retain(|s| (s.layout, s.combine) != (Layout::RankMajor, Combine::Ordered));
+        if shapes.is_empty() {
+            return Err("--combine ordered needs --layout expert-major".into());
+        }
+        for shape in &shapes {
+            let config = shape.config(self.threads);
+            epwire::Plan::new(&config, ranks)?;
+            epwire::RowShape::new(&config, ranks, shape.payload())?;
+        }
+        Ok(shapes)
+    }
+}
+
+impl Shape {
+    pub fn config(&self, threads: u32) -> EpConfig {
+        let dtype = self.dtype();
+        EpConfig {
+            dtype,
+            combine_dtype: dtype,
+            ordered: self.combine == Combine::Ordered,
+            threads,
+            ..EpConfig::new(self.tokens, self.hidden, self.experts, self.topk)
+        }
+    }
+
+    /// Type of tokens, expert outputs and combined rows.
+    pub fn dtype(&self) -> epwire::Float16 {
+        match self.payload {
+            Payload::Bf16 | Payload::Fp8 => epwire::Float16::Bf16,
+            Payload::F16 => epwire::Float16::F16,
+        }
+    }
+
+    pub fn payload(&self) -> epwire::Payload {
+        match self.payload {
+            Payload::Bf16 | Payload::F16 => epwire::Payload::SameAsInput,
+            Payload::Fp8 => epwire::Payload::Fp8 { scale: Fp8Scale::F32 },
+        }
+    }
+
+    pub fn layout(&self) -> epwire::Layout {
+        match self.layout {
+            Layout::ExpertMajor => epwire::Layout::ExpertMajor,
+            Layout::RankMajor => epwire::Layout::RankMajor,
+        }
+    }
+
+    pub fn mode(&self) -> epwire::CombineMode {
+        match self.combine {
+            Combine::Reduced => epwire::CombineMode::RankReduced,
+            Combine::Ordered => epwire::CombineMode::Ordered,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(line: &str) -> Args {
+        Args::try_parse_from(["bench"].into_iter().chain(line.split_whitespace())).unwrap()
+    }
+
+    #[test]
+    fn every_combination_of_the_lists_is_a_shape() {
+        let args = args("--tokens 1,2,3 --payload bf16,fp8 --combine reduced,ordered");
+        let shapes = args.shapes(4).unwrap();
+        assert_eq!(shapes.len(), 3 * 2 * 3, "two layouts, ordered only for one of them");
+        assert!(shapes.iter().all(|s| (s.layout, s.combine) != (Layout::RankMajor, Combine::Ordered)));
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_refused_by_name() {
+        for (line, what) in [
+            ("--experts 10", "experts"),
+            ("--topk 65", "topk"),
+            ("--hidden 200 --payload fp8", "128"),
+            ("--tokens 0", "max_tokens"),
+            ("--layout rank-major --combine ordered", "expert-major"),
+        ] {
+            let text = args(line).shapes(4).unwrap_err().to_string();
+            assert!(text.contains(what), "{line}: {text}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! `--compare`: two runs case by case.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use crate::Error;
+use crate::report::Row;
+
+/// Prints both and fails if a case of the second got slower than the tolerance in percent allows, or is wrong.
+pub fn compare(files: &[PathBuf], tolerance: f64) -> Result<ExitCode, Error> {
+    let [old, new] = files else { return Err("--compare takes two files".into()) };
+    let pairs = pairs(&read(old)?, &read(new)?)?;
+    println!("{}", table(&pairs));
+    let bad: Vec<_> = pairs.iter().filter_map(|(old, new)| complaint(old, new, tolerance)).collect();
+    bad.iter().for_each(|line| println!("{line}"));
+    Ok(if bad.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn read(file: &Path) -> Result<Vec<Row>, Error> {
+    let at = |line: usize| format!("{} line {line}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|e| format!("can not read {}: {e}", file.display()))?;
+    let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
+    lines.map(|(i, line)| serde_json::from_str(line).map_err(|e| format!("{}: {e}", at(i)).into())).collect()
+}
+
+/// The cases that are in both. An error if there are none.
+fn pairs(old: &[Row], new: &[Row]) -> Result<Vec<(Row, Row)>, Error> {
+    let same = |a: &Row, b: &Row| (a.name(), a.tokens, a.device) == (b.name(), b.tokens, b.device);
+    let pairs: Vec<_> =
+        old.iter().filter_map(|a| new.iter().find(|b| same(a, b)).map(|b| (a.clone(), b.clone()))).collect();
+    if pairs.is_empty() { Err("the two files have no case in common".into()) } else { Ok(pairs) }
+}
+
+fn complaint(old: &Row, new: &Row, tolerance: f64) -> Option<String> {
+    let what = format!("{}, {} tokens", new.name(), new.tokens);
+    let percent = (new.p50_us / old.p50_us - 1.0) * 100.0;
+    if new.wrong > 0 {
+        Some(format!("WRONG: {what}: {} rows", new.wrong))
+    } else {
+        (percent > tolerance).then(|| format!("SLOWER: {what}: by {percent:.0} %, more than {tolerance} %"))
+    }
+}
+
+fn table(pairs: &[(Row, Row)]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header([
+        "case",
+        "tokens",
+        "p50 us",
+        "then",
+        "times",
+        "floor/p50",
+        "then",
+        "#wrong",
+        "then",
+    ]);
+    for (old, new) in pairs {
+        table.add_row([
+            new.name(),
+            new.tokens.to_string(),
+            format!("{:.0}", old.p50_us),
+            format!("{:.0}", new.p50_us),
+            format!("{:.2}", new.p50_us / old.p50_us),
+            format!("{:.2}", old.ratio),
+            format!("{:.2}", new.ratio),
+            old.wrong.to_string(),
+            new.wrong.to_string(),
+        ]);
+    }
+    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::Case;
+    use crate::report::tests::row;
+
+    #[test]
+    fn cases_are_matched_by_everything_but_their_figures() {
+        let old = [row(Case::Dispatch, 1, 1.0, 0), row(Case::Pair, 1, 2.0, 0), row(Case::Pair, 2, 3.0, 0)];
+        let new = [row(Case::Pair, 2, 6.0, 0), row(Case::Combine, 1, 5.0, 0)];
+        let found = pairs(&old, &new).unwrap();
+        assert_eq!(found, [(old[2].clone(), new[0].clone())]);
+        assert!(table(&found).to_string().contains("2.00"));
+        assert!(pairs(&old[..1], &new).is_err());
+    }
+
+    #[test]
+    fn slower_than_the_tolerance_or_wrong_is_complained_about() {
+        let old = row(Case::Pair, 1, 100.0, 0);
+        assert_eq!(complaint(&old, &row(Case::Pair, 1, 109.0, 0), 10.0), None);
+        assert!(complaint(&old, &row(Case::Pair, 1, 112.0, 0), 10.0).unwrap().contains("12 %"));
+        assert!(complaint(&old, &row(Case::Pair, 1, 50.0, 7), 10.0).unwrap().contains("7 rows"));
+    }
+}

@@ -1,0 +1,53 @@
+//! From one command to a group of ranks: under a launcher, or as processes of this program.
+
+use std::process::ExitCode;
+
+use epwire::Group;
+use epwire::env::Token;
+use epwire::group::GroupOptions;
+use epwire::launch::Launch;
+use epwire::launch::spawn::Ranks;
+use epwire::rendezvous::driver::{Server, ServerOptions};
+
+use crate::Error;
+use crate::args::Args;
+
+/// Runs `part` as the rank that a launcher says this is, or on ranks of its own.
+pub fn start(args: &Args, part: fn(&Args, &Group) -> Result<ExitCode, Error>) -> Result<ExitCode, Error> {
+    match (Launch::from_env()?, args.ranks) {
+        (Some(Launch { world, source, .. }), Some(ranks)) if world != ranks => {
+            Err(format!("--ranks {ranks}, but {source} has started {world}; leave --ranks out").into())
+        }
+        (Some(launch), _) => {
+            let options = GroupOptions::from_launch(&launch).token(Token::from_env()?);
+            let group = Group::join_blocking(options)?;
+            let code = part(args, &group)?;
+            group.leave_blocking()?;
+            Ok(code)
+        }
+        (None, None | Some(1)) => {
+            let groups = Group::threads(1)?;
+            part(args, groups.first().ok_or("a group of one has a member")?)
+        }
+        (None, Some(ranks)) => spawn(ranks),
+    }
+}
+
+/// Executes this program once per rank and hosts their rendezvous on the loopback interface.
+fn spawn(ranks: u32) -> Result<ExitCode, Error> {
+    let token = Token::random()?;
+    let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new("bench", ranks) };
+    let server = Server::bind_blocking("127.0.0.1:0", options)?;
+    let address = server.local_addr().to_string().parse()?;
+    let ended = Ranks::new(ranks).address(address).run_id("bench").token(token).spawn()?.wait(None)?;
+    match ended.exit_code() {
+        0 => Ok(ExitCode::SUCCESS),
+        _ => Err(ended.to_string().into()),
+    }
+}
+
+/// Threads that move data for each rank, as epwire chooses them.
+pub fn threads(asked: u32, ranks: u32) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if asked > 0 { asked as usize } else { (cores / ranks as usize).clamp(1, 8) }
+}

@@ -1,0 +1,173 @@
+//! What the user sees: a row per case, as a table or as JSON.
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::{Deserialize, Serialize};
+
+use crate::args::{Combine, Device, Layout, Payload, Shape};
+use crate::cases::Case;
+use crate::samples::Figures;
+
+/// The figures of one case. Times in microseconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    pub case: Case,
+    pub device: Device,
+    pub ranks: u32,
+    pub tokens: u32,
+    pub hidden: u32,
+    pub experts: u32,
+    pub topk: u32,
+    pub payload: Payload,
+    pub layout: Layout,
+    pub combine: Combine,
+    pub p50_us: f64,
+    pub p99_us: f64,
+    pub max_us: f64,
+    pub floor_us: f64,
+    /// floor_us / p50_us
+    pub ratio: f64,
+    pub wrong: u64,
+    pub window_bytes: u64,
+    /// The rank that was the last to return most often, and in how many of 100 iterations.
+    #[serde(skip)]
+    pub slowest: (usize, f64),
+}
+
+impl Row {
+    pub fn new(
+        device: Device,
+        ranks: u32,
+        shape: &Shape,
+        case: Case,
+        figures: &Figures,
+        floor_us: f64,
+        window_bytes: u64,
+    ) -> Self {
+        let Shape { tokens, hidden, experts, topk, payload, layout, combine } = *shape;
+        let Figures { p50_us, p99_us, max_us, slowest, wrong } = *figures;
+        Self {
+            case,
+            device,
+            ranks,
+            tokens,
+            hidden,
+            experts,
+            topk,
+            payload,
+            layout,
+            combine,
+            p50_us,
+            p99_us,
+            max_us,
+            floor_us,
+            ratio: floor_us / p50_us,
+            wrong,
+            window_bytes,
+            slowest,
+        }
+    }
+
+    /// What was measured, apart from the number of tokens.
+    pub fn name(&self) -> String {
+        let Self { case, ranks, hidden, experts, topk, payload, layout, combine, .. } = self;
+        let [case, payload, layout, combine] = [word(case), word(payload), word(layout), word(combine)];
+        format!(
+            "{case} {payload} {layout} {combine}, {ranks} ranks, hidden {hidden}, top-{topk} of {experts}"
+        )
+    }
+}
+
+/// A value of the command line, as it is written there.
+fn word(value: &impl clap::ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// One row per case.
+pub fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header([
+        "case",
+        "payload",
+        "layout",
+        "combine",
+        "tokens",
+        "hidden",
+        "experts",
+        "topk",
+        "p50 us",
+        "p99 us",
+        "max us",
+        "floor us",
+        "ratio",
+        "slowest",
+        "#wrong",
+        "window MiB",
+    ]);
+    for row in rows {
+        let us = |time: f64| format!("{time:.0}");
+        table.add_row([
+            word(&row.case),
+            word(&row.payload),
+            word(&row.layout),
+            word(&row.combine),
+            row.tokens.to_string(),
+            row.hidden.to_string(),
+            row.experts.to_string(),
+            row.topk.to_string(),
+            us(row.p50_us),
+            us(row.p99_us),
+            us(row.max_us),
+            us(row.floor_us),
+            format!("{:.2}", row.ratio),
+            format!("rank {} ({:.0} %)", row.slowest.0, row.slowest.1),
+            row.wrong.to_string(),
+            format!("{:.1}", row.window_bytes as f64 / f64::from(1 << 20)),
+        ]);
+    }
+    table.column_iter_mut().skip(4).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    pub fn row(case: Case, tokens: u32, p50_us: f64, wrong: u64) -> Row {
+        let shape = Shape {
+            tokens,
+            hidden: 7168,
+            experts: 64,
+            topk: 8,
+            payload: Payload::Bf16,
+            layout: Layout::RankMajor,
+            combine: Combine::Reduced,
+        };
+        let figures =
+            Figures { p50_us, p99_us: 2.0 * p50_us, max_us: 3.0 * p50_us, slowest: (1, 60.0), wrong };
+        Row::new(Device::Host, 4, &shape, case, &figures, 100.0, 1 << 20)
+    }
+
+    #[test]
+    fn an_object_has_exactly_the_promised_fields_and_reads_back() {
+        let row = row(Case::Dispatch, 512, 125.0, 0);
+        let value = serde_json::json!(row);
+        let mut names: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
+        names.sort_unstable();
+        let mut promised: Vec<_> =
+            "case device ranks tokens hidden experts topk payload layout combine p50_us p99_us \
+                                    max_us floor_us ratio wrong window_bytes"
+                .split_whitespace()
+                .collect();
+        promised.sort_unstable();
+        assert_eq!(names, promised);
+        assert_eq!((value["layout"].as_str(), value["ratio"].as_f64()), (Some("rank-major"), Some(0.8)));
+        assert_eq!(serde_json::from_value::<Row>(value).unwrap(), Row { slowest: (0, 0.0), ..row });
+    }
+
+    #[test]
+    fn the_table_has_a_row_per_case() {
+        let table = table(&[row(Case::Pair, 1, 1.0, 0), row(Case::Combine, 1, 1.0, 3)]);
+        assert_eq!(table.row_iter().count(), 2);
+        assert!(table.to_string().contains("rank 1 (60 %)"));
+    }
+}

@@ -1,0 +1,143 @@
+//! Moments of all ranks, and the figures that follow from them.
+//!
+//! An iteration lasts from the moment the first rank calls to the moment the last one has returned, on the clock that all
+//! processes of a host share. It begins when all ranks have met, so that nobody's time holds the checks of another; a rank
+//! that starts late, because it waits for a core, is thereby part of the time, as it is in a server.
+
+use epwire::{Dispatch, DispatchOutput, EpBuffer, Group, Layout, TensorRef};
+
+use crate::{Error, pattern};
+
+/// Nanoseconds of the host's monotonic clock.
+pub fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one timespec, which lives here.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Returns when all ranks have called it: an empty dispatch on the lane that nothing else uses here.
+pub fn meet(buffer: &EpBuffer) -> Result<(), Error> {
+    let config = buffer.config();
+    let x = pattern::tensor(config.dtype, &[], config.hidden);
+    let nowhere = TensorRef::new::<i32>(&[], config.topk as usize);
+    let input = Dispatch::new(x, nowhere).layout(Layout::RankMajor).lane(1);
+    complete(buffer.dispatch_blocking(input, DispatchOutput::default())?.outcome())
+}
+
+/// A rank that is missing ends the run.
+pub fn complete(outcome: &epwire::Outcome) -> Result<(), Error> {
+    match &outcome.record {
+        Some(record) => Err(record.to_string().into()),
+        None => Ok(()),
+    }
+}
+
+/// What one rank has seen.
+#[derive(Debug, Default)]
+pub struct Samples {
+    /// Begin and end of each iteration.
+    pub moments: Vec<[u64; 2]>,
+    /// Rows that were not as they should be, warm-up included.
+    pub wrong: u64,
+}
+
+/// What all ranks together come to. Times in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Figures {
+    pub p50_us: f64,
+    pub p99_us: f64,
+    pub max_us: f64,
+    /// The rank that was the last to return most often, and in how many of 100 iterations.
+    pub slowest: (usize, f64),
+    pub wrong: u64,
+}
+
+impl Samples {
+    /// The figures of all ranks, on rank 0. All ranks call it.
+    pub fn figures(&self, group: &Group) -> Result<Option<Figures>, Error> {
+        Ok(self.gather(group)?.map(|all| figures(&all)))
+    }
+
+    /// The samples of all ranks, on rank 0. All ranks call it.
+    pub fn gather(&self, group: &Group) -> Result<Option<Vec<Samples>>, Error> {
+        let numbers = [self.wrong].into_iter().chain(self.moments.iter().copied().flatten());
+        let mut blobs = vec![Vec::new(); group.world() as usize];
+        blobs[0] = numbers.flat_map(u64::to_le_bytes).collect();
+        let blobs = group.exchange_blocking("samples", blobs)?;
+        Ok((group.rank() == 0).then(|| blobs.iter().map(|blob| Self::decode(blob)).collect()))
+    }
+
+    fn decode(blob: &[u8]) -> Self {
+        let mut numbers = blob.chunks_exact(8).map(|b| b.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b)));
+        let wrong = numbers.next().unwrap_or(0);
+        let mut moments = Vec::new();
+        while let (Some(begin), Some(end)) = (numbers.next(), numbers.next()) {
+            moments.push([begin, end]);
+        }
+        Self { moments, wrong }
+    }
+}
+
+/// How long each iteration lasted, in nanoseconds, and which rank returned last.
+pub fn spans(all: &[Samples]) -> Vec<(u64, usize)> {
+    let iterations = all.iter().map(|s| s.moments.len()).min().unwrap_or(0);
+    let span = |i: usize| {
+        let begin = all.iter().map(|s| s.moments[i][0]).min().unwrap_or(0);
+        let (rank, end) =
+            all.iter().map(|s| s.moments[i][1]).enumerate().max_by_key(|last| last.1).unwrap_or((0, 0));
+        (end.saturating_sub(begin), rank)
+    };
+    (0..iterations).map(span).collect()
+}
+
+fn figures(all: &[Samples]) -> Figures {
+    let spans = spans(all);
+    let mut sorted: Vec<u64> = spans.iter().map(|span| span.0).collect();
+    sorted.sort_unstable();
+    // By nearest rank: the smallest time that so many of 100 iterations did not exceed.
+    let percentile = |percent: usize| {
+        let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
+        sorted.get(index).map_or(0.0, |ns| *ns as f64 / 1e3)
+    };
+    let times_last = |rank: usize| spans.iter().filter(|span| span.1 == rank).count();
+    let slowest = (0..all.len()).max_by_key(|&rank| times_last(rank)).unwrap_or(0);
+    Figures {
+        p50_us: percentile(50),
+        p99_us: percentile(99),
+        max_us: percentile(100),
+        slowest: (slowest, 100.0 * times_last(slowest) as f64 / spans.len().max(1) as f64),
+        wrong: all.iter().map(|s| s.wrong).sum(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_iteration_lasts_from_the_first_call_to_the_last_return() {
+        let a = Samples { moments: vec![[1000, 3000], [10_000, 11_000], [20_000, 20_500]], wrong: 1 };
+        let b = Samples { moments: vec![[1500, 5000], [9000, 10_000], [20_100, 20_900]], wrong: 2 };
+        let figures = figures(&[a, b]);
+        assert_eq!((figures.p50_us, figures.p99_us, figures.max_us), (2.0, 4.0, 4.0));
+        assert_eq!((figures.slowest.0, figures.wrong), (1, 3));
+    }
+
+    #[test]
+    fn samples_reach_the_first_rank_as_they_were() {
+        let groups = Group::threads(2).unwrap();
+        let of = |group: &Group| {
+            let rank = u64::from(group.rank());
+            Samples { moments: vec![[rank, 1 << 40], [3, u64::MAX]], wrong: rank }.gather(group).unwrap()
+        };
+        let all = std::thread::scope(|scope| {
+            let other = scope.spawn(|| of(&groups[1]));
+            let all = of(&groups[0]).unwrap();
+            assert!(other.join().unwrap().is_none());
+            all
+        });
+        assert_eq!(all[1].moments, [[1, 1 << 40], [3, u64::MAX]]);
+        assert_eq!((all[0].wrong, all[1].wrong), (0, 1));
+    }
+}
