@@ -29,7 +29,7 @@ enum Memory {
     Right,
     Unsealed,
     Sized(u16),
-    NotMemory,
+    Socket,
 }
 
 struct Setup {
@@ -117,7 +117,7 @@ impl Memory {
         match self {
             Self::Right => true,
             Self::Sized(bytes) => u64::from(*bytes) == window,
-            Self::Unsealed | Self::NotMemory => false,
+            Self::Unsealed | Self::Socket => false,
         }
     }
 
@@ -126,7 +126,7 @@ impl Memory {
             Self::Right => (window, true),
             Self::Unsealed => (window, false),
             Self::Sized(bytes) => (u64::from(*bytes), true),
-            Self::NotMemory => return packet_socket(),
+            Self::Socket => return packet_socket(),
         };
         // SAFETY: a string literal; what is opened is owned by nobody else.
         let fd = unsafe {

@@ -68,3 +68,13 @@ pub fn packet_socket() -> std::os::fd::OwnedFd {
     // SAFETY: just opened and owned by nobody else.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
+
+/// Where the only window of this process is mapped.
+pub fn only_window() -> *mut u8 {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("proc");
+    let mut windows = maps.lines().filter(|line| line.contains("/memfd:epwire-window"));
+    let (line, more) = (windows.next().expect("a window"), windows.next());
+    assert!(more.is_none(), "more than one window");
+    let (start, _) = line.split_once('-').expect("a range");
+    usize::from_str_radix(start, 16).expect("an address") as *mut u8
+}
