@@ -98,6 +98,7 @@ impl Subject {
         let begin = now();
         let dispatched = self.dispatch()?;
         let received = now();
+        meet(&self.buffer)?;
         // Rank-major rows are gone once they are released, so they are checked before; releasing waits for nobody.
         let wrong = self.wrong_rows(&dispatched)?;
         let checked = now();
@@ -115,7 +116,9 @@ impl Subject {
         meet(&self.buffer)?;
         let begin = now();
         self.combine(dispatched, self.shape.layout == Layout::RankMajor)?;
-        Ok(([begin, now()], self.wrong_sums(Case::Combine)))
+        let end = now();
+        meet(&self.buffer)?;
+        Ok(([begin, end], self.wrong_sums(Case::Combine)))
     }
 
     fn pair(&mut self) -> Result<([u64; 2], u64), Error> {
@@ -128,6 +131,7 @@ impl Subject {
         let dispatched = self.dispatch()?;
         self.combine(dispatched, in_place)?;
         let end = now();
+        meet(&self.buffer)?;
         let mut wrong = self.wrong_sums(Case::Pair);
         if self.shape.layout == Layout::ExpertMajor {
             wrong += self.wrong_copies()?;

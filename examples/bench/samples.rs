@@ -1,8 +1,8 @@
 //! Moments of all ranks, and the figures that follow from them.
 //!
 //! An iteration lasts from the moment the first rank calls to the moment the last one has returned, on the clock that all
-//! processes of a host share. It begins when all ranks have met, so that nobody's time holds the checks of another; a rank
-//! that starts late, because it waits for a core, is thereby part of the time, as it is in a server.
+//! processes of a host share. It begins when all ranks have met, and they meet again before they check, so that nobody's
+//! checks take a core from an iteration of another; a rank that starts late, because it waits for a core, is thereby part of the time, as it is in a server.
 
 use epwire::{Dispatch, DispatchOutput, EpBuffer, Group, Layout, TensorRef};
 
