@@ -185,7 +185,10 @@ impl<T: Element> HostBuffer<T> {
         // SAFETY: the layout is never of size zero.
         let ptr = unsafe { alloc_zeroed(layout) };
         match NonNull::new(ptr.cast()) {
-            Some(ptr) => Self { ptr, len },
+            Some(ptr) => {
+                prefer_huge_pages(ptr.cast(), layout.size());
+                Self { ptr, len }
+            }
             None => handle_alloc_error(layout),
         }
     }
@@ -193,6 +196,18 @@ impl<T: Element> HostBuffer<T> {
     fn layout(len: usize) -> Layout {
         let bytes = len.saturating_mul(size_of::<T>()).max(1);
         Layout::from_size_align(bytes, 64).unwrap_or_else(|_| handle_alloc_error(Layout::new::<T>()))
+    }
+}
+
+/// Asks for huge pages where the memory holds some whole ones: rows that lie far apart cost a page walk each otherwise.
+fn prefer_huge_pages(ptr: NonNull<u8>, bytes: usize) {
+    const HUGE: usize = 2 << 20;
+    let address = ptr.as_ptr() as usize;
+    let (first, end) = (address.next_multiple_of(HUGE), (address + bytes) / HUGE * HUGE);
+    if first < end {
+        // SAFETY: whole pages inside an allocation that this module owns; the advice changes no byte. Where the system
+        // does not take it, small pages do.
+        unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_HUGEPAGE) };
     }
 }
 
