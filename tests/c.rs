@@ -20,7 +20,7 @@ macro_rules! c_programs {
 }
 
 c_programs! {
-    "tests/c" { exchange model numerics window }
+    "tests/c" { api exchange misuse model numerics window }
     "examples/c" { two_processes }
 }
 
