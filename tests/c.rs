@@ -1,6 +1,7 @@
-//! The C core's own tests, `tests/c/*.c`, and the promises of its header, with the machine's C compiler (`CC`).
+//! The C core's own tests, `tests/c/*.c`, the examples for C users, `examples/c/*.c`, and the promises of the
+//! header, with the machine's C compiler (`CC`).
 //!
-//! Each file is one program, linked against the very objects that the crate contains, so that it may look
+//! Each file is one program, linked against the very objects that the crate contains, so that a test may look
 //! inside. `c/CMakeLists.txt` runs the same files under sanitizers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
@@ -11,28 +12,33 @@ use std::process::{Command, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-macro_rules! c_tests {
-    ($($name:ident)*) => {
-        const LISTED: &[&str] = &[$(stringify!($name)),*];
-        $(#[test] fn $name() { build_and_run(stringify!($name)); })*
+macro_rules! c_programs {
+    ($($folder:literal { $($name:ident)* })*) => {
+        const LISTED: &[(&str, &[&str])] = &[$(($folder, &[$(stringify!($name)),*])),*];
+        $($(#[test] fn $name() { build_and_run($folder, stringify!($name)); })*)*
     };
 }
 
-c_tests! { exchange model numerics window }
+c_programs! {
+    "tests/c" { api exchange misuse model numerics window }
+    "examples/c" { two_processes }
+}
 
 const RUN_LIMIT: Duration = Duration::from_secs(600);
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
 
 #[test]
-fn every_c_test_is_listed_here() {
-    let mut found: Vec<String> = fs::read_dir(root().join("tests/c"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "c"))
-        .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
-        .collect();
-    found.sort();
-    assert_eq!(LISTED, found);
+fn every_c_program_is_listed_here() {
+    for (folder, listed) in LISTED {
+        let mut found: Vec<String> = fs::read_dir(root().join(folder))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|extension| extension == "c"))
+            .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
+            .collect();
+        found.sort();
+        assert_eq!(*listed, found, "{folder}");
+    }
 }
 
 #[test]
@@ -67,12 +73,12 @@ fn compile_header(compiler: &[String], language: &str, standard: &str) {
     succeed(command, "header");
 }
 
-/// One C test: a program that exits with 0 and says on standard error what did not hold.
-fn build_and_run(name: &str) {
+/// One C program: it exits with 0, or says on standard error what did not hold.
+fn build_and_run(folder: &str, name: &str) {
     let program = tmp().join(name);
     let mut compile = command(&compiler("CC", &["cc"]).expect("no C compiler: set CC"));
     compile.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-ffp-contract=off", "-pthread"]);
-    compile.args(STRICT).args(includes()).arg(root().join(format!("tests/c/{name}.c")));
+    compile.args(STRICT).args(includes()).arg(root().join(format!("{folder}/{name}.c")));
     compile.arg(concat!(env!("OUT_DIR"), "/libepwire_core.a")).arg("-lm").arg("-o").arg(&program);
     succeed(compile, &format!("{name}.compile"));
     succeed(Command::new(&program), name);

@@ -394,7 +394,7 @@ typedef struct epw_combine_output {
     { sizeof(epw_combine_output), 0, NULL, NULL, NULL }
 
 /* The shape of the rows that `input` would deliver under `config`. Checks the fields of `input` that decide
- * it: payload, opaque sizes, sideband, topk. */
+ * it: payload, opaque sizes, sideband. */
 EPW_API epw_status epw_row_shape_make(const epw_config *config, const epw_dispatch_input *input,
                                       epw_row_shape *shape);
 

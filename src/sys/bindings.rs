@@ -896,7 +896,7 @@ impl Default for epw_combine_output {
 }
 unsafe extern "C" {
     /** The shape of the rows that `input` would deliver under `config`. Checks the fields of `input` that decide
- it: payload, opaque sizes, sideband, topk.*/
+ it: payload, opaque sizes, sideband.*/
     pub fn epw_row_shape_make(
         config: *const epw_config,
         input: *const epw_dispatch_input,

@@ -1,0 +1,168 @@
+/* Ranks for tests of the interface: connected buffers of this process, a batch of tokens, and a check of
+ * everything that an error says. Includes nothing of epwire but epwire.h. */
+#ifndef EPW_TESTS_GROUP_H
+#define EPW_TESTS_GROUP_H
+
+#include "check.h"
+#include "epwire.h"
+
+#include <string.h>
+
+enum { RANKS_MAX = 3, TOKENS = 16, HIDDEN = 256, EXPERTS = 12, TOPK = 4, SIDEBAND = 8 };
+
+#define MS UINT64_C(1000000)
+
+static inline epw_config config_of(uint32_t rank, uint32_t ranks) {
+    epw_config config = EPW_CONFIG_INIT;
+    config.rank = rank;
+    config.ranks = ranks;
+    config.max_tokens = TOKENS;
+    config.hidden = HIDDEN;
+    config.experts = EXPERTS;
+    config.topk = TOPK;
+    config.sideband_bytes = SIDEBAND;
+    config.ordered = config.zero_copy = 1;
+    config.threads = 1;
+    return config;
+}
+
+static inline epw_mask first_ranks(uint32_t ranks) {
+    epw_mask mask = {{(UINT64_C(1) << ranks) - 1}};
+    return mask;
+}
+
+static inline epw_status connect_to(epw_buffer *from, uint32_t rank, epw_buffer *to, uint32_t peer) {
+    unsigned char blob[EPW_BLOB_MAX];
+    size_t length = 0;
+    CHECK_OK(epw_buffer_export(to, rank, blob, &length));
+    return epw_buffer_connect(from, peer, blob, length);
+}
+
+typedef struct group {
+    uint32_t ranks;
+    epw_buffer *of[RANKS_MAX];
+} group;
+
+/* Connected, without a membership yet. */
+static inline group make_group(uint32_t ranks, uint64_t deadline_ns) {
+    group g = {.ranks = ranks};
+    for (uint32_t r = 0; r < ranks; r++) {
+        epw_config config = config_of(r, ranks);
+        config.deadline_ns = deadline_ns;
+        CHECK_OK(epw_buffer_create(&config, &g.of[r]));
+    }
+    for (uint32_t r = 0; r < ranks; r++) {
+        for (uint32_t p = 0; p < ranks; p++) {
+            CHECK(epw_buffer_path(g.of[r], p) == (p == r ? EPW_PATH_SELF : EPW_PATH_NONE));
+            if (p == r) continue;
+            CHECK_OK(connect_to(g.of[r], r, g.of[p], p));
+            CHECK(epw_buffer_path(g.of[r], p) == EPW_PATH_THREAD);
+        }
+    }
+    return g;
+}
+
+static inline void activate(const group *g, uint32_t epoch) {
+    epw_mask all = first_ranks(g->ranks);
+    for (uint32_t r = 0; r < g->ranks; r++) CHECK_OK(epw_buffer_set_active(g->of[r], &all, epoch));
+}
+
+static inline void destroy(const group *g) {
+    for (uint32_t r = 0; r < g->ranks; r++) epw_buffer_destroy(g->of[r]);
+}
+
+/* The call must fail so: status, operation, rank and peer in the detail, and words of the text. */
+#define REFUSED(call, want, op, rank, peer, words)                                                           \
+    refused(__LINE__, (call), (want), (op), (rank), (peer), (words))
+
+static inline void refused(int line, epw_status got, epw_status want, const char *op, int rank, int peer,
+                           const char *words) {
+    epw_error_detail detail;
+    epw_last_error_detail(&detail);
+    CHECK_MSG(got == want, "line %d: %s instead of %s", line, epw_status_name(got), epw_status_name(want));
+    CHECK_MSG(strcmp(detail.op, op) == 0, "line %d: op is %s", line, detail.op);
+    CHECK_MSG(detail.rank == rank && detail.peer == peer, "line %d: rank %d, peer %d", line, detail.rank,
+              detail.peer);
+    CHECK_MSG(strstr(detail.text, words) != NULL, "line %d: %s", line, detail.text);
+    CHECK_MSG(strncmp(epw_last_error(), op, strlen(op)) == 0 && strstr(epw_last_error(), detail.text) != NULL,
+              "line %d: %s", line, epw_last_error());
+}
+
+/* Tokens and routing of one rank. Multiples of 4 below 32 and weights of 1/4: every sum is exact. */
+typedef struct batch {
+    _Alignas(64) uint16_t x[TOKENS * HIDDEN];
+    int32_t ids[TOKENS * TOPK];
+    float weights[TOKENS * TOPK];
+    uint32_t sideband[TOKENS][2];
+} batch;
+
+static inline uint16_t bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return (uint16_t)(bits >> 16);
+}
+
+static inline float from_bf16(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+static inline epw_dispatch_input make_batch(batch *made, uint32_t rank) {
+    for (uint32_t i = 0; i < TOKENS * HIDDEN; i++)
+        made->x[i] = bf16((float)((i * 7 + i / HIDDEN + rank) % 8 * 4));
+    for (uint32_t i = 0; i < TOKENS * TOPK; i++) {
+        uint32_t t = i / TOPK, j = i % TOPK;
+        made->ids[i] = t == 0 && j == 2 ? -1 : (int32_t)((rank + t * 5 + j * 3) % EXPERTS);
+        made->weights[i] = 0.25f;
+        made->sideband[t][0] = rank;
+        made->sideband[t][1] = t;
+    }
+    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+    in.tokens = TOKENS;
+    in.x = made->x;
+    in.topk_idx = made->ids;
+    in.topk_weights = made->weights;
+    in.topk = TOPK;
+    in.sideband = made->sideband;
+    in.sideband_bytes = SIDEBAND;
+    return in;
+}
+
+/* A sending half waits for nobody here, and neither does receiving what has been sent. */
+static inline void dispatch_both(const group *g, batch made[2], epw_handle handles[2]) {
+    epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_dispatch_input in = make_batch(&made[r], r);
+        in.layout = EPW_RANK_MAJOR;
+        CHECK_OK(epw_dispatch(g->of[r], &in, NULL, &handles[r], &outcome));
+        CHECK(epw_ready(g->of[r], handles[r]) == (r == 0 ? EPW_PENDING : EPW_OK));
+    }
+    for (uint32_t r = 0; r < 2; r++) {
+        CHECK(epw_ready(g->of[r], handles[r]) == EPW_OK);
+        CHECK_OK(epw_dispatch_receive(g->of[r], handles[r], &nothing, &outcome));
+        CHECK(!outcome.degraded && outcome.record.cause == EPW_CAUSE_NONE);
+    }
+}
+
+static inline void consumed_handles_are_refused(epw_buffer *b, int rank, epw_handle handle) {
+    epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+    epw_rows_view view = EPW_ROWS_VIEW_INIT;
+    epw_dispatch_output rows = EPW_DISPATCH_OUTPUT_INIT;
+    epw_combine_output result = EPW_COMBINE_OUTPUT_INIT;
+#define USED(op, call) REFUSED((call), EPW_ERR_STATE, (op), rank, -1, "consumed")
+    USED("dispatch_receive", epw_dispatch_receive(b, handle, &rows, NULL));
+    USED("dispatched_rows", epw_dispatched_rows(b, handle, &view));
+    USED("next_combine_buffer", epw_next_combine_buffer(b, handle, &view));
+    USED("combine", epw_combine(b, handle, &answer, NULL, NULL));
+    USED("combine_receive", epw_combine_receive(b, handle, &result, NULL));
+    USED("poll", epw_poll(b, handle, NULL));
+    USED("await", epw_await(b, handle, MS));
+    USED("ready", epw_ready(b, handle));
+    USED("release", epw_release(b, handle));
+#undef USED
+}
+
+#endif
