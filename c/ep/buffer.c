@@ -130,10 +130,18 @@ epw_status epw_buffer_export(epw_buffer *b, uint32_t peer, void *blob, size_t *l
     if (blob == NULL || length == NULL) {
         return epw_fail(EPW_ERR_INVALID, epw_at(b, "export"), "blob or length is NULL");
     }
-    return epw_window_export(b->window, peer, blob, length);
+    lock_lanes(b);
+    status = epw_window_export(b->window, peer, blob, length);
+    unlock_lanes(b);
+    return status;
 }
 
+/* With all lanes locked. What a released operation still owes the peer is void. */
 static void disconnect(epw_buffer *b, uint32_t peer) {
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        epw_mask_drop(&b->lanes[i].debt.unsent, peer);
+        epw_mask_drop(&b->lanes[i].debt.unanswered, peer);
+    }
     b->routes[peer] = (epw_route){EPW_PATH_NONE, NULL};
     epw_import_close(b->imports[peer]);
     b->imports[peer] = NULL;

@@ -212,9 +212,10 @@ static epw_status check_input(const epw_buffer *b, const epw_lane *lane, const e
         return epw_fail(EPW_ERR_INVALID, where,
                         "expert_out is NULL, and the plan has no zero-copy area: set config.zero_copy");
     }
-    if (in->deadline_ns != 0 && in->deadline_ns < b->config.deadline_ns) {
+    if (in->deadline_ns != 0 &&
+        (in->deadline_ns < b->config.deadline_ns || in->deadline_ns > EPW_MAX_DEADLINE_NS)) {
         return epw_fail(EPW_ERR_LIMIT, where,
-                        "deadline_ns is %llu, a call may only lengthen the buffer's %llu",
+                        "deadline_ns is %llu, a call may only lengthen the buffer's %llu, to a day at most",
                         (unsigned long long)in->deadline_ns, (unsigned long long)b->config.deadline_ns);
     }
     return EPW_OK;

@@ -415,9 +415,10 @@ static epw_status check_input(const epw_buffer *b, const epw_dispatch_input *in,
         return epw_fail(EPW_ERR_LIMIT, where, "lane is %d, must be -1 or below %u", in->lane,
                         b->config.lanes);
     }
-    if (in->deadline_ns != 0 && in->deadline_ns < b->config.deadline_ns) {
+    if (in->deadline_ns != 0 &&
+        (in->deadline_ns < b->config.deadline_ns || in->deadline_ns > EPW_MAX_DEADLINE_NS)) {
         return epw_fail(EPW_ERR_LIMIT, where,
-                        "deadline_ns is %llu, a call may only lengthen the buffer's %llu",
+                        "deadline_ns is %llu, a call may only lengthen the buffer's %llu, to a day at most",
                         (unsigned long long)in->deadline_ns, (unsigned long long)b->config.deadline_ns);
     }
     if (in->tokens == 0) return EPW_OK;

@@ -11,6 +11,7 @@
 #define MAX_EXPERTS      (1u << 20)
 #define MAX_WINDOW_BYTES (UINT64_C(1) << 46)
 #define MIN_DEADLINE_NS  UINT64_C(1000000)
+#define MAX_HIDDEN       (1u << 24)
 
 /* Sticks at the largest value instead of wrapping. */
 static uint64_t mul(uint64_t a, uint64_t b) {
@@ -38,8 +39,9 @@ static epw_status check_config(epw_where where, const epw_config *c) {
     where.rank = (int)c->rank;
     REQUIRE(c->max_tokens >= 1 && c->max_tokens <= EPW_MAX_TOKENS, EPW_ERR_LIMIT,
             "max_tokens is %u, must be in [1, %u]", c->max_tokens, EPW_MAX_TOKENS);
-    REQUIRE(c->hidden >= 8 && c->hidden % 8 == 0, EPW_ERR_LIMIT,
-            "hidden is %u, must be a positive multiple of 8 (rows of 16 bytes)", c->hidden);
+    REQUIRE(c->hidden >= 8 && c->hidden % 8 == 0 && c->hidden <= MAX_HIDDEN, EPW_ERR_LIMIT,
+            "hidden is %u, must be a positive multiple of 8 (rows of 16 bytes), at most %u", c->hidden,
+            MAX_HIDDEN);
     REQUIRE(c->experts >= 1 && c->experts <= MAX_EXPERTS, EPW_ERR_LIMIT, "experts is %u, must be in [1, %u]",
             c->experts, MAX_EXPERTS);
     REQUIRE(c->experts % c->ranks == 0, EPW_ERR_INVALID,
@@ -61,9 +63,10 @@ static epw_status check_config(epw_where where, const epw_config *c) {
             "max_tokens is %u, must be at most %u with ordered combine", c->max_tokens,
             EPW_ORDERED_MAX_TOKENS);
     REQUIRE(c->threads <= 256, EPW_ERR_LIMIT, "threads is %u, must be at most 256", c->threads);
-    REQUIRE(c->deadline_ns >= MIN_DEADLINE_NS, EPW_ERR_LIMIT,
-            "deadline_ns is %llu, must be at least %llu (1 ms)", (unsigned long long)c->deadline_ns,
-            (unsigned long long)MIN_DEADLINE_NS);
+    REQUIRE(c->deadline_ns >= MIN_DEADLINE_NS && c->deadline_ns <= EPW_MAX_DEADLINE_NS, EPW_ERR_LIMIT,
+            "deadline_ns is %llu, must be in [%llu, %llu] (1 ms to 1 day)",
+            (unsigned long long)c->deadline_ns, (unsigned long long)MIN_DEADLINE_NS,
+            (unsigned long long)EPW_MAX_DEADLINE_NS);
     return EPW_OK;
 }
 

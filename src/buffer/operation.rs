@@ -221,7 +221,11 @@ impl Drop for Watcher {
     fn drop(&mut self) {
         self.shared.lock().ending = true;
         self.shared.changed.notify_one();
-        if let Some(Ok(thread)) = self.thread.take() {
+        // A waker called there may have dropped the last owner: that thread can not wait for itself.
+        let elsewhere = |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
+        if let Some(Ok(thread)) = self.thread.take()
+            && elsewhere(&thread)
+        {
             // Ends within a slice. A panic there has nothing to tell: it holds no state of ours.
             let _ = thread.join();
         }
