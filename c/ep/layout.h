@@ -15,6 +15,7 @@
 #ifndef EPW_EP_LAYOUT_H
 #define EPW_EP_LAYOUT_H
 
+#include "base/inline.h"
 #include "epwire.h"
 
 #define EPW_LINES_OFFSET 4096u
@@ -67,37 +68,37 @@ typedef struct epw_layout {
     uint64_t zero_copy, zero_copy_lane;
 } epw_layout;
 
-static inline uint64_t epw_line_offset(uint32_t source) {
+EPW_INLINE uint64_t epw_line_offset(uint32_t source) {
     return EPW_LINES_OFFSET + (uint64_t)source * sizeof(epw_line);
 }
 
 /* Where the indices and the sideband of a slot begin. */
-static inline uint64_t epw_indices_offset(const epw_layout *l) {
+EPW_INLINE uint64_t epw_indices_offset(const epw_layout *l) {
     return sizeof(epw_slot_header) + l->topk * sizeof(epw_entry);
 }
-static inline uint64_t epw_sideband_offset(const epw_layout *l) {
+EPW_INLINE uint64_t epw_sideband_offset(const epw_layout *l) {
     return epw_indices_offset(l) + l->topk * sizeof(uint32_t);
 }
 
 /* Rows that `source` sends to each local expert of the owner: u32 [local_experts]. */
-static inline uint64_t epw_expert_counts_offset(const epw_layout *l, uint32_t lane, uint32_t source) {
+EPW_INLINE uint64_t epw_expert_counts_offset(const epw_layout *l, uint32_t lane, uint32_t source) {
     return l->expert_counts + lane * l->expert_counts_lane + source * l->count_bytes;
 }
 
 /* Dispatch slot of `row` from `source`. */
-static inline uint64_t epw_slot_offset(const epw_layout *l, uint32_t lane, uint32_t source, uint32_t row) {
+EPW_INLINE uint64_t epw_slot_offset(const epw_layout *l, uint32_t lane, uint32_t source, uint32_t row) {
     return l->dispatch + lane * l->dispatch_lane + ((uint64_t)source * l->max_tokens + row) * l->slot_bytes;
 }
 
 /* Answer number `answer` (0 if rank-reduced) of `answerer` to the row that it was sent as `row`. */
-static inline uint64_t epw_answer_offset(const epw_layout *l, uint32_t lane, uint32_t answerer, uint32_t row,
-                                         uint32_t answer) {
+EPW_INLINE uint64_t epw_answer_offset(const epw_layout *l, uint32_t lane, uint32_t answerer, uint32_t row,
+                                      uint32_t answer) {
     uint64_t index = ((uint64_t)answerer * l->max_tokens + row) * l->answers + answer;
     return l->combine + lane * l->combine_lane + index * l->row_bytes;
 }
 
 /* Zero-copy area of a lane. */
-static inline uint64_t epw_zero_copy_offset(const epw_layout *l, uint32_t lane) {
+EPW_INLINE uint64_t epw_zero_copy_offset(const epw_layout *l, uint32_t lane) {
     return l->zero_copy + lane * l->zero_copy_lane;
 }
 

@@ -8,6 +8,8 @@
 #ifndef EPW_EP_RULES_H
 #define EPW_EP_RULES_H
 
+#include "base/inline.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -25,17 +27,17 @@
 #define EPW_ANSWER_ORDERED     (1u << 16)
 #define EPW_ORDERED_MAX_TOKENS 65535u
 
-static inline uint64_t epw_word(uint32_t epoch, uint32_t op, uint32_t value) {
+EPW_INLINE uint64_t epw_word(uint32_t epoch, uint32_t op, uint32_t value) {
     return (uint64_t)epoch << (EPW_WORD_OP_BITS + EPW_WORD_VALUE_BITS) | (uint64_t)op << EPW_WORD_VALUE_BITS |
            value;
 }
-static inline uint32_t epw_word_epoch(uint64_t word) {
+EPW_INLINE uint32_t epw_word_epoch(uint64_t word) {
     return (uint32_t)(word >> (EPW_WORD_OP_BITS + EPW_WORD_VALUE_BITS));
 }
-static inline uint32_t epw_word_op(uint64_t word) {
+EPW_INLINE uint32_t epw_word_op(uint64_t word) {
     return (uint32_t)(word >> EPW_WORD_VALUE_BITS);
 }
-static inline uint32_t epw_word_value(uint64_t word) {
+EPW_INLINE uint32_t epw_word_value(uint64_t word) {
     return (uint32_t)word & EPW_WORD_VALUE_MAX;
 }
 
@@ -54,18 +56,18 @@ typedef enum epw_verdict {
     EPW_GONE     /* it will not come in this epoch: the peer dropped this rank or has moved on */
 } epw_verdict;
 
-static inline bool epw_word_matches(uint64_t word, uint32_t epoch, uint32_t op) {
+EPW_INLINE bool epw_word_matches(uint64_t word, uint32_t epoch, uint32_t op) {
     return word >> EPW_WORD_VALUE_BITS == epw_word(epoch, op, 0) >> EPW_WORD_VALUE_BITS;
 }
 
 /* Is the peer gone for whoever lives in `epoch`? */
-static inline bool epw_rule_gone(epw_sight seen, uint32_t epoch) {
+EPW_INLINE bool epw_rule_gone(epw_sight seen, uint32_t epoch) {
     return epw_word_epoch(seen.dropped) >= epoch || epw_word_epoch(seen.epoch_word) > epoch;
 }
 
 /* Has the peer's dispatch or combine word of (epoch, op) arrived? The match comes first: a peer that has
  * ended its operation may have moved on. */
-static inline epw_verdict epw_rule_arrived(epw_sight seen, uint32_t epoch, uint32_t op) {
+EPW_INLINE epw_verdict epw_rule_arrived(epw_sight seen, uint32_t epoch, uint32_t op) {
     if (epw_word_matches(seen.word, epoch, op)) return EPW_ARRIVED;
     return epw_rule_gone(seen, epoch) ? EPW_GONE : EPW_WAITING;
 }
@@ -73,7 +75,7 @@ static inline epw_verdict epw_rule_arrived(epw_sight seen, uint32_t epoch, uint3
 /* May this rank write the peer's dispatch slots of a lane for (epoch, op)? `seen.word` is the peer's combine
  * word of that lane: with op - 1 it says that the peer has read what lay there. For the first operation of an
  * epoch the peer's epoch word says so for all lanes. */
-static inline epw_verdict epw_rule_may_send(epw_sight seen, uint32_t epoch, uint32_t op, bool first) {
+EPW_INLINE epw_verdict epw_rule_may_send(epw_sight seen, uint32_t epoch, uint32_t op, bool first) {
     bool permitted =
         first ? epw_word_epoch(seen.epoch_word) == epoch : epw_word_matches(seen.word, epoch, op - 1);
     if (permitted && epw_word_epoch(seen.dropped) < epoch) return EPW_ARRIVED;
@@ -82,13 +84,13 @@ static inline epw_verdict epw_rule_may_send(epw_sight seen, uint32_t epoch, uint
 
 /* Is the peer seen waiting for someone (so: alive)? Then *named is whom it waits for. A peer that this rank
  * has left behind in an older epoch may still wait there, and is alive. */
-static inline bool epw_rule_beacon(uint64_t beacon, uint32_t epoch, uint32_t ranks, uint32_t *named) {
+EPW_INLINE bool epw_rule_beacon(uint64_t beacon, uint32_t epoch, uint32_t ranks, uint32_t *named) {
     *named = epw_word_value(beacon);
     return epw_word_epoch(beacon) - 1 < epoch && *named < ranks;
 }
 
 /* How many beacons a wait of this age has posted: one at each half of the deadline. */
-static inline uint64_t epw_rule_beacons_due(uint64_t elapsed_ns, uint64_t deadline_ns) {
+EPW_INLINE uint64_t epw_rule_beacons_due(uint64_t elapsed_ns, uint64_t deadline_ns) {
     return elapsed_ns / (deadline_ns / 2);
 }
 
