@@ -421,7 +421,7 @@ static void tick(moves *out, const state *s) {
             if (v == NULL) v = add_move(out, s, "half a deadline passes", MAX_RANKS, 0, 0);
             lane *at = &v->s.ranks[r].lanes[l];
             if (at->elapsed < 15) at->elapsed++;
-            for (unsigned p = 0; p < m->ranks; p++) {
+            for (unsigned p = 0; p < m->ranks && p < MAX_RANKS; p++) { /* the second for GCC 12 */
                 if (p != r && at->age[p] < HALVES) at->age[p]++;
             }
             bool alone = s->ranks[x].asleep != AWAKE && (at->awaited | at->unsent | at->unanswered) == bit(x);

@@ -80,7 +80,7 @@ static void call_release(moves *out, const state *s, unsigned r, unsigned l) {
             at->unsent = before == SENDING ? awaited : 0;
         }
         if (at->waiting && (before == COLLECTING || m->mutation == NO_DEBT)) wait_end(m, &v->s, r, at);
-        for (unsigned p = 0; at->waiting && p < m->ranks; p++) {
+        for (unsigned p = 0; at->waiting && p < MAX_RANKS; p++) {
             if (!has(awaited, p)) at->age[p] = at->heard[p] = 0;
         }
     }

@@ -228,7 +228,7 @@ static uint16_t rank_key(const model *m, const state *s, unsigned r) {
 /* The least fingerprint over the numberings that sort the ranks' keys: the same for all states that differ
  * only in numbering. Mostly one numbering does. */
 static uint64_t fingerprint(const model *m, const symmetry *all, const state *s) {
-    uint64_t keys[MAX_RANKS], sums[MAX_ORDERS], least_sum = UINT64_MAX, least = UINT64_MAX;
+    uint64_t keys[MAX_RANKS] = {0}, sums[MAX_ORDERS], least_sum = UINT64_MAX, least = UINT64_MAX;
     if (all->count == 1) return fingerprint_by(m, &all->orders[0], s);
     for (unsigned r = 0; r < m->ranks; r++) keys[r] = rank_key(m, s, r);
     for (unsigned k = 0; k < all->count; k++) {
