@@ -217,6 +217,9 @@ impl EpConfig {
             zero_copy: self.zero_copy.into(),
             threads: self.threads,
             paths,
+            device: sys::EPW_DEVICE_HOST,
+            sms: 0,
+            reserved: 0,
             deadline_ns: self.deadline.as_nanos().try_into().unwrap_or(u64::MAX),
         }
     }

@@ -99,6 +99,7 @@ pub(crate) fn empty_input() -> sys::epw_dispatch_input {
         lane: -1,
         nonblocking: 0,
         deadline_ns: 0,
+        stream: ptr::null_mut(),
     }
 }
 
@@ -121,6 +122,7 @@ pub(crate) fn empty_output() -> sys::epw_dispatch_output {
         expert_rows: ptr::null_mut(),
         expert_totals: ptr::null_mut(),
         wait_ns: ptr::null_mut(),
+        stream: ptr::null_mut(),
     }
 }
 
@@ -134,6 +136,7 @@ pub(crate) fn empty_combine() -> sys::epw_combine_input {
         nonblocking: 0,
         reserved: 0,
         deadline_ns: 0,
+        stream: ptr::null_mut(),
     }
 }
 
@@ -145,6 +148,7 @@ pub(crate) fn empty_combine_output() -> sys::epw_combine_output {
         out: ptr::null_mut(),
         contributions: ptr::null_mut(),
         wait_ns: ptr::null_mut(),
+        stream: ptr::null_mut(),
     }
 }
 

@@ -242,3 +242,23 @@ epw_status epw_next_combine_buffer(epw_buffer *b, epw_handle handle, epw_rows_vi
     pthread_mutex_unlock(&lane->lock);
     return status;
 }
+
+epw_status epw_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
+    (void)handle;
+    (void)outcome;
+    if (b == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"outcome_read", -1, -1}, "buffer is NULL");
+    return epw_fail(EPW_ERR_STATE, epw_at(b, "outcome_read"),
+                    "on the host device the calls themselves fill the outcome");
+}
+
+epw_status epw_take_errors(epw_buffer *b, epw_error_record *records, uint32_t capacity, uint32_t *count,
+                           uint64_t *lost) {
+    (void)capacity;
+    if (b == NULL || records == NULL || count == NULL) {
+        return epw_fail(EPW_ERR_INVALID, (epw_where){"take_errors", -1, -1},
+                        "buffer, records or count is NULL");
+    }
+    *count = 0;
+    if (lost != NULL) *lost = 0;
+    return EPW_OK;
+}

@@ -63,6 +63,8 @@ static epw_status check_config(epw_where where, const epw_config *c) {
             "max_tokens is %u, must be at most %u with ordered combine", c->max_tokens,
             EPW_ORDERED_MAX_TOKENS);
     REQUIRE(c->threads <= 256, EPW_ERR_LIMIT, "threads is %u, must be at most 256", c->threads);
+    REQUIRE(c->device == EPW_DEVICE_HOST, EPW_ERR_NO_PATH,
+            "device is %d, must be EPW_DEVICE_HOST (-1): this build has no CUDA", c->device);
     REQUIRE(c->deadline_ns >= MIN_DEADLINE_NS && c->deadline_ns <= EPW_MAX_DEADLINE_NS, EPW_ERR_LIMIT,
             "deadline_ns is %llu, must be in [%llu, %llu] (1 ms to 1 day)",
             (unsigned long long)c->deadline_ns, (unsigned long long)MIN_DEADLINE_NS,

@@ -112,6 +112,11 @@ epw_status epw_release(epw_buffer *b, epw_handle handle) {
     return EPW_OK;
 }
 
+epw_status epw_release_on(epw_buffer *b, epw_handle handle, void *stream) {
+    (void)stream;
+    return epw_release(b, handle);
+}
+
 /* ---- the janitor ---- */
 
 /* Steps every lane's debt once; returns a lane that still has some. */

@@ -112,17 +112,22 @@ enum {
     EPW_PATH_NONE = 0,
     EPW_PATH_SELF = 1,   /* the rank itself */
     EPW_PATH_THREAD = 2, /* another rank of this process: its window is used directly */
-    EPW_PATH_SHM = 4     /* another process of this host: its window is mapped */
+    EPW_PATH_SHM = 4,    /* another process of this host: its window, of host memory, is mapped */
+    EPW_PATH_VMM = 8, /* another process of this host: its window, of GPU memory, is mapped by a VMM handle */
+    EPW_PATH_IPC = 16 /* the same by a CUDA IPC handle */
 };
 #define EPW_PATH_ALL 0xffffffffu
+
+/* epw_config.device: tokens, outputs and the window are in host memory, and host threads move the bytes. */
+#define EPW_DEVICE_HOST (-1)
 
 /* A set of ranks: bit r%64 of bits[r/64]. */
 typedef struct epw_mask {
     uint64_t bits[EPW_MAX_RANKS / 64];
 } epw_mask;
 
-/* What a buffer must be able to do. All fields but `rank`, `threads` and `paths` must be equal on every rank;
- * connect refuses a peer whose value differs and names the field. */
+/* What a buffer must be able to do. All fields but `rank`, `threads`, `paths`, `sms` and the ordinal
+ * in `device` must be equal on every rank; connect refuses a peer whose value differs and names the field. */
 typedef struct epw_config {
     uint32_t size;       /* sizeof(epw_config) */
     uint32_t version;    /* EPW_CONFIG_VERSION */
@@ -143,6 +148,11 @@ typedef struct epw_config {
     uint32_t
         threads;    /* threads that move data for this rank, the caller included; 0: chosen by the library */
     uint32_t paths; /* permitted EPW_PATH_* bits; EPW_PATH_ALL: any */
+    int32_t device; /* EPW_DEVICE_HOST, or the CUDA ordinal, in this process, of the GPU that holds tokens,
+                       outputs and the window. All ranks on the host or all on GPUs */
+    uint32_t sms;   /* CUDA: thread blocks, one to an SM, that the kernels of all lanes take together; 0:
+                       chosen by the library */
+    uint32_t reserved;
     uint64_t deadline_ns; /* bound of every wait for a peer, at least 1,000,000 */
 } epw_config;
 
@@ -152,7 +162,7 @@ typedef struct epw_config {
 #define EPW_CONFIG_INIT                                                                                      \
     {                                                                                                        \
         sizeof(epw_config), EPW_CONFIG_VERSION, 0, 0, 0, 0, 0, 0, 2, EPW_BF16, EPW_BF16, 0, 0, 0, 0, 0,      \
-            EPW_PATH_ALL, 10000000000u                                                                       \
+            EPW_PATH_ALL, EPW_DEVICE_HOST, 0, 0, 10000000000u                                                \
     }
 
 /* ---- 3. Plan
@@ -263,7 +273,10 @@ enum {
     EPW_CAUSE_DROPPED = 2,   /* it said that it dropped this rank, left, or moved on to a newer epoch */
     EPW_CAUSE_SUSPECTED = 3, /* it was given up by an earlier operation of this epoch */
     EPW_CAUSE_FORMAT = 4,    /* its rows have another payload or sideband than this rank asked for */
-    EPW_CAUSE_PARTIAL = 5    /* it answered fewer rows than it was sent */
+    EPW_CAUSE_PARTIAL = 5,   /* it answered fewer rows than it was sent */
+    EPW_CAUSE_ROUTING = 6,   /* CUDA: not a peer's fault: a routing id was out of range or repeated */
+    EPW_CAUSE_HELD = 7       /* CUDA: not a peer's fault: the lane was not in the state that the replayed
+                                operation needs (held, or not held), which has therefore done nothing */
 };
 
 /* The first peer that an operation gave up on, with every variable of that wait. */
@@ -325,12 +338,13 @@ typedef struct epw_dispatch_input {
     uint32_t nonblocking; /* 1: return EPW_PENDING instead of waiting; go on with epw_poll. The memory of all
                              inputs and outputs must live until the operation has finished or been released */
     uint64_t deadline_ns; /* 0: the buffer's; else at least that */
+    void *stream;         /* CUDA: the cudaStream_t to enqueue on; see section 5 */
 } epw_dispatch_input;
 
 #define EPW_DISPATCH_INPUT_INIT                                                                              \
     {                                                                                                        \
         sizeof(epw_dispatch_input), 0, NULL, 0, NULL, NULL, NULL, NULL, 0, 0, EPW_I32, 0, EPW_PAYLOAD_SAME,  \
-            0, 0, 0, 0, EPW_EXPERT_MAJOR, -1, 0, 0                                                           \
+            0, 0, 0, 0, EPW_EXPERT_MAJOR, -1, 0, 0, NULL                                                     \
     }
 
 /* Where received rows go. M = plan.rows = ranks*max_tokens, E = local experts, K = scales per row. Rows are
@@ -357,12 +371,13 @@ typedef struct epw_dispatch_output {
     uint32_t *expert_rows;   /* rank-major [E, M]: the rows of each local expert, counts[e] of them */
     uint64_t *expert_totals; /* [E]: adds the tokens of each local physical expert */
     uint64_t *wait_ns;       /* [ranks]: adds the time spent waiting for each source */
+    void *stream;            /* for epw_dispatch_receive, CUDA: the cudaStream_t to enqueue on */
 } epw_dispatch_output;
 
 #define EPW_DISPATCH_OUTPUT_INIT                                                                             \
     {                                                                                                        \
         sizeof(epw_dispatch_output), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,    \
-            NULL, NULL                                                                                       \
+            NULL, NULL, NULL                                                                                 \
     }
 
 /* What combine takes. */
@@ -376,10 +391,11 @@ typedef struct epw_combine_input {
     uint32_t nonblocking;      /* as in epw_dispatch_input */
     uint32_t reserved;
     uint64_t deadline_ns; /* 0: the buffer's; else at least that */
+    void *stream;         /* CUDA: the cudaStream_t to enqueue on */
 } epw_combine_input;
 
 #define EPW_COMBINE_INPUT_INIT                                                                               \
-    { sizeof(epw_combine_input), EPW_COMBINE_RANK_REDUCED, NULL, NULL, 0, 0, 0 }
+    { sizeof(epw_combine_input), EPW_COMBINE_RANK_REDUCED, NULL, NULL, 0, 0, 0, NULL }
 
 /* Where the combined tokens go. */
 typedef struct epw_combine_output {
@@ -388,10 +404,11 @@ typedef struct epw_combine_output {
     void *out;               /* [n, hidden] of combine_dtype, dense. Tokens routed nowhere become zeros */
     uint16_t *contributions; /* [n, 2]: expert contributions arrived, expected; NULL if not wanted */
     uint64_t *wait_ns;       /* [ranks]: adds the time spent waiting for each peer; NULL if not wanted */
+    void *stream;            /* for epw_combine_receive, CUDA: the cudaStream_t to enqueue on */
 } epw_combine_output;
 
 #define EPW_COMBINE_OUTPUT_INIT                                                                              \
-    { sizeof(epw_combine_output), 0, NULL, NULL, NULL }
+    { sizeof(epw_combine_output), 0, NULL, NULL, NULL, NULL }
 
 /* The shape of the rows that `input` would deliver under `config`. Checks the fields of `input` that decide
  * it: payload, opaque sizes, sideband. */
@@ -458,6 +475,37 @@ EPW_API epw_status epw_ready(epw_buffer *buffer, epw_handle handle);
 /* Gives the handle up: peers that sent rows are answered with none, in the background where they have not
  * sent yet. Does not wait, touches no caller memory afterwards. */
 EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
+
+/* ---- CUDA ----
+ *
+ * A buffer whose config.device is a GPU takes the same calls with these differences:
+ * - Pointers of inputs and outputs are device memory of that GPU (epw_rows_view.source_counts too). They must
+ *   stay valid, and inputs unchanged, until the work enqueued with them has run.
+ * - A call checks its arguments, enqueues on `stream` (NULL: the legacy default stream; the per-thread one
+ * and streams under capture are fine) and returns: nothing is waited for, copied or allocated. `nonblocking`
+ * must be 0 and `outcome` NULL: the outcome is known when the stream has come so far, see epw_outcome_read.
+ * - A routing id that is out of range or repeated within its token counts as "not routed" and is recorded,
+ * see epw_take_errors.
+ * - A lane's operations run in the order of the calls: where `stream` differs from that of the lane's call
+ *   before, an event is waited for on it. Under capture the caller orders replays. A per-call deadline_ns is
+ *   refused under capture; tokens is frozen at capture (rows of -1 ids move nothing).
+ * - epw_poll does not apply, nor epw_ready; epw_await waits for what has been enqueued. */
+
+/* epw_release with the stream that the release is enqueued on; epw_release takes that of the handle's last
+ * call. The host device ignores `stream`. */
+EPW_API epw_status epw_release_on(epw_buffer *buffer, epw_handle handle, void *stream);
+
+/* CUDA: the outcome of the last half that was enqueued for `handle`: EPW_PENDING if the GPU has not come so
+ * far. Also for a consumed handle, until the lane's next dispatch. Not for captured calls: their outcomes are
+ * in `contributions` and epw_take_errors. outcome [out]. */
+EPW_API epw_status epw_outcome_read(epw_buffer *buffer, epw_handle handle, epw_outcome *outcome);
+
+/* CUDA: moves up to `capacity` of the error records that kernels have written since the last call, oldest
+ * first, to `records` [out]; *count [out] is how many, *lost [out, may be NULL] how many were overwritten
+ * before anybody took them. A record with cause EPW_CAUSE_ROUTING is of a routing id: `expected` is token <<
+ * 32 | column, `seen` the id. The host device has none: its outcomes and errors say all. */
+EPW_API epw_status epw_take_errors(epw_buffer *buffer, epw_error_record *records, uint32_t capacity,
+                                   uint32_t *count, uint64_t *lost);
 
 /* ---- 6. Numerics
  * ------------------------------------------------------------------------------------------------ */

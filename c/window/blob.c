@@ -17,13 +17,13 @@ typedef struct field {
 #define FIELD(name)                                                                                          \
     { #name, offsetof(epw_config, name), sizeof(((epw_config *)0)->name) }
 
-/* Every field but size, rank, threads and paths. Their order is the blob's. */
+/* Every field but size, rank, threads, paths, sms and the ordinal in device. Their order is the blob's. */
 static const field shared_fields[] = {
     FIELD(version),        FIELD(ranks),   FIELD(max_tokens), FIELD(hidden),        FIELD(experts),
     FIELD(topk),           FIELD(lanes),   FIELD(dtype),      FIELD(combine_dtype), FIELD(opaque_bytes),
     FIELD(sideband_bytes), FIELD(ordered), FIELD(zero_copy),  FIELD(deadline_ns),
 };
-_Static_assert(sizeof(epw_config) == 80, "a new field of epw_config: does it belong in shared_fields?");
+_Static_assert(sizeof(epw_config) == 88, "a new field of epw_config: does it belong in shared_fields?");
 
 enum { SHARED_FIELDS = sizeof shared_fields / sizeof shared_fields[0] };
 

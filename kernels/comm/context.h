@@ -1,47 +1,86 @@
-/* What a kernel knows of its buffer: one struct in device memory per lane, seen by host C and CUDA. Kernels take its address;
- * everything that may change between graph replays is read from it at run time. */
+/* What kernels know of their buffer, seen by host C and CUDA: one epw_gpu_context per lane in device memory. Kernels take its
+ * address; everything that may change between the replays of a graph is read from it at run time.
+ *
+ * Writers: the host, while no kernel of the lane runs (creation, connect); the membership kernel, in stream order; and the
+ * lane's own kernels, whose last block out leaves the context to the next one. */
 #ifndef EPW_KERNELS_CONTEXT_H
 #define EPW_KERNELS_CONTEXT_H
 
 #include "ep/layout.h"
 
 #define EPW_GPU_MAX_RANKS 64
+#define EPW_GPU_RECORDS   256
+
+/* What a lane is doing. Operations that find it otherwise do nothing but leave a record (EPW_CAUSE_HELD). */
+enum {
+    EPW_GPU_FREE = 0,
+    EPW_GPU_SENT = 1,       /* a dispatch has sent */
+    EPW_GPU_DISPATCHED = 2, /* and received */
+    EPW_GPU_ANSWERED = 3    /* a combine has sent */
+};
+
+/* How a lane's last half ended. In mapped host memory; written by the half's last block. */
+typedef struct epw_gpu_report {
+    uint64_t missing;
+    epw_error_record record; /* cause EPW_CAUSE_NONE: complete */
+} epw_gpu_report;
+
+/* Error records, in mapped host memory. Writer of slot n % EPW_GPU_RECORDS: the kernel that drew number n; it clears
+ * `sequence`, writes the record, then stores n + 1. Reader: epw_take_errors, which reads `sequence` on both sides of the
+ * record. */
+typedef struct epw_gpu_ring {
+    struct {
+        uint64_t sequence;
+        epw_error_record record;
+    } slots[EPW_GPU_RECORDS];
+} epw_gpu_ring;
+
+/* What the lanes of a buffer share, in device memory. */
+typedef struct epw_gpu_shared {
+    uint64_t suspects;       /* peers given up in this epoch */
+    uint64_t records;        /* numbers drawn for the ring */
+    uint64_t *suspects_host; /* mapped host memory: the same, for the host to read */
+    epw_gpu_ring *ring;      /* mapped host memory */
+} epw_gpu_shared;
 
 typedef struct epw_gpu_context {
     /* Fixed at creation. */
-    epw_layout layout;
-    uint32_t rank, ranks, lane;
-    uint32_t hidden, experts, topk;
+    epw_gpu_shared *shared;
+    epw_gpu_report *report; /* mapped host memory */
+    uint32_t lane, lanes;
+    uint32_t ordered; /* config.ordered: combine words carry EPW_ANSWER_ORDERED */
 
     /* The peer table: each peer's window as mapped on this GPU, NULL where there is none. */
     unsigned char *window[EPW_GPU_MAX_RANKS];
 
-    /* Membership, set in stream order. */
+    /* Membership. */
     uint32_t epoch;
     uint64_t active;
     uint64_t deadline_ns;
-    uint64_t *suspects; /* shared by the lanes */
 
-    /* The lane. Advanced by the last block of a kernel. */
-    uint32_t op;    /* of the operation in flight, or the last one; 0 after set_active */
-    uint32_t first; /* that operation is the epoch's first */
-    uint32_t held;  /* a dispatch has begun and neither combine nor release has ended */
-    uint64_t present, missing;
+    /* The lane between kernels. */
+    uint32_t stage;   /* EPW_GPU_* */
+    uint32_t op;      /* of the operation in flight, or the last one; 0 after set_active */
+    uint32_t wrapped; /* op has passed its 32 bits in this epoch */
+    uint32_t beacon;  /* running number of the lane's beacons */
+    uint64_t present; /* peers that take part in the handle: sent to, and once DISPATCHED received from */
     uint32_t received[EPW_GPU_MAX_RANKS];
     uint32_t sent[EPW_GPU_MAX_RANKS];
 
-    /* Blocks of the running kernel that have passed a point; zero between kernels. */
+    /* Within a kernel, by atomics of its blocks; zero between kernels. */
     uint32_t blocks_sent, blocks_out;
+    uint32_t beacons;         /* posted in this wait */
+    uint32_t recorded;        /* `record` is taken */
+    uint64_t gone, unanswered; /* peers given up; those whose answer is not whole */
+    uint64_t wait_began;      /* by globaltimer, of the first block that had to wait; 0: none yet */
+    epw_error_record record;  /* of the first peer given up */
 
     /* Per source rank and local expert: where its rows begin in the expert's list. [ranks][local_experts] */
     uint32_t *first_row;
-    /* Own tokens: row at the expert's rank. [max_tokens][topk] */
-    uint32_t *sent_row;
+    /* Own tokens, [max_tokens][config.topk]: valid expert ids (else -1), weights, and rows at the experts' ranks. */
     int32_t *ids;
     float *weights;
-#ifdef EPW_STAMPS
-    long long stamps[132][16];
-#endif
+    uint32_t *sent_row;
 } epw_gpu_context;
 
 #endif

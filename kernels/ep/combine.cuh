@@ -6,7 +6,7 @@
 #include "../comm/wait.cuh"
 #include "../ptx/bulk.cuh"
 #include "../ptx/memory.cuh"
-#include "dispatch.h"
+#include "launch.h"
 #include "number.cuh"
 
 namespace epw {

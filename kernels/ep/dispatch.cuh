@@ -5,7 +5,7 @@
 #include "../comm/wait.cuh"
 #include "../ptx/bulk.cuh"
 #include "../ptx/memory.cuh"
-#include "dispatch.h"
+#include "launch.h"
 #include "number.cuh"
 #include "route.cuh"
 

@@ -10,6 +10,7 @@ pub const EPW_MAX_LANES: u32 = 2;
 pub const EPW_MAX_SIDEBAND: u32 = 64;
 pub const EPW_FP8_BLOCK: u32 = 128;
 pub const EPW_PATH_ALL: u32 = 4294967295;
+pub const EPW_DEVICE_HOST: i32 = -1;
 pub const EPW_CONFIG_VERSION: u32 = 1;
 pub const EPW_BLOB_MAX: u32 = 1024;
 pub type epw_status = i32;
@@ -120,8 +121,12 @@ pub const EPW_PATH_NONE: u32 = 0;
 pub const EPW_PATH_SELF: u32 = 1;
 /// another rank of this process: its window is used directly
 pub const EPW_PATH_THREAD: u32 = 2;
-/// another process of this host: its window is mapped
+/// another process of this host: its window, of host memory, is mapped
 pub const EPW_PATH_SHM: u32 = 4;
+/// another process of this host: its window, of GPU memory, is mapped by a VMM handle
+pub const EPW_PATH_VMM: u32 = 8;
+/// the same by a CUDA IPC handle
+pub const EPW_PATH_IPC: u32 = 16;
 /// A set of ranks: bit r%64 of bits[r/64].
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -136,8 +141,8 @@ const _: () = {
         "Offset of field: epw_mask::bits",
     ][::core::mem::offset_of!(epw_mask, bits) - 0usize];
 };
-/** What a buffer must be able to do. All fields but `rank`, `threads` and `paths` must be equal on every rank;
- connect refuses a peer whose value differs and names the field.*/
+/** What a buffer must be able to do. All fields but `rank`, `threads`, `paths`, `sms` and the ordinal
+ in `device` must be equal on every rank; connect refuses a peer whose value differs and names the field.*/
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct epw_config {
@@ -175,12 +180,19 @@ pub struct epw_config {
     pub threads: u32,
     /// permitted EPW_PATH_* bits; EPW_PATH_ALL: any
     pub paths: u32,
+    /** EPW_DEVICE_HOST, or the CUDA ordinal, in this process, of the GPU that holds tokens,
+outputs and the window. All ranks on the host or all on GPUs*/
+    pub device: i32,
+    /** CUDA: thread blocks, one to an SM, that the kernels of all lanes take together; 0:
+chosen by the library*/
+    pub sms: u32,
+    pub reserved: u32,
     /// bound of every wait for a peer, at least 1,000,000
     pub deadline_ns: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of epw_config"][::core::mem::size_of::<epw_config>() - 80usize];
+    ["Size of epw_config"][::core::mem::size_of::<epw_config>() - 88usize];
     ["Alignment of epw_config"][::core::mem::align_of::<epw_config>() - 8usize];
     [
         "Offset of field: epw_config::size",
@@ -234,8 +246,17 @@ const _: () = {
         "Offset of field: epw_config::paths",
     ][::core::mem::offset_of!(epw_config, paths) - 64usize];
     [
+        "Offset of field: epw_config::device",
+    ][::core::mem::offset_of!(epw_config, device) - 68usize];
+    [
+        "Offset of field: epw_config::sms",
+    ][::core::mem::offset_of!(epw_config, sms) - 72usize];
+    [
+        "Offset of field: epw_config::reserved",
+    ][::core::mem::offset_of!(epw_config, reserved) - 76usize];
+    [
         "Offset of field: epw_config::deadline_ns",
-    ][::core::mem::offset_of!(epw_config, deadline_ns) - 72usize];
+    ][::core::mem::offset_of!(epw_config, deadline_ns) - 80usize];
 };
 /// Sizes that follow from a configuration. Computed without allocating anything.
 #[repr(C)]
@@ -455,6 +476,11 @@ pub const EPW_CAUSE_SUSPECTED: u32 = 3;
 pub const EPW_CAUSE_FORMAT: u32 = 4;
 /// it answered fewer rows than it was sent
 pub const EPW_CAUSE_PARTIAL: u32 = 5;
+/// CUDA: not a peer's fault: a routing id was out of range or repeated
+pub const EPW_CAUSE_ROUTING: u32 = 6;
+/** CUDA: not a peer's fault: the lane was not in the state that the replayed
+operation needs (held, or not held), which has therefore done nothing*/
+pub const EPW_CAUSE_HELD: u32 = 7;
 /// The first peer that an operation gave up on, with every variable of that wait.
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -603,12 +629,14 @@ inputs and outputs must live until the operation has finished or been released*/
     pub nonblocking: u32,
     /// 0: the buffer's; else at least that
     pub deadline_ns: u64,
+    /// CUDA: the cudaStream_t to enqueue on; see section 5
+    pub stream: *mut ::core::ffi::c_void,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of epw_dispatch_input",
-    ][::core::mem::size_of::<epw_dispatch_input>() - 120usize];
+    ][::core::mem::size_of::<epw_dispatch_input>() - 128usize];
     [
         "Alignment of epw_dispatch_input",
     ][::core::mem::align_of::<epw_dispatch_input>() - 8usize];
@@ -675,6 +703,9 @@ const _: () = {
     [
         "Offset of field: epw_dispatch_input::deadline_ns",
     ][::core::mem::offset_of!(epw_dispatch_input, deadline_ns) - 112usize];
+    [
+        "Offset of field: epw_dispatch_input::stream",
+    ][::core::mem::offset_of!(epw_dispatch_input, stream) - 120usize];
 };
 impl Default for epw_dispatch_input {
     fn default() -> Self {
@@ -724,12 +755,14 @@ in byte b%4 of word b/4, zero-padded*/
     pub expert_totals: *mut u64,
     /// [ranks]: adds the time spent waiting for each source
     pub wait_ns: *mut u64,
+    /// for epw_dispatch_receive, CUDA: the cudaStream_t to enqueue on
+    pub stream: *mut ::core::ffi::c_void,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of epw_dispatch_output",
-    ][::core::mem::size_of::<epw_dispatch_output>() - 112usize];
+    ][::core::mem::size_of::<epw_dispatch_output>() - 120usize];
     [
         "Alignment of epw_dispatch_output",
     ][::core::mem::align_of::<epw_dispatch_output>() - 8usize];
@@ -781,6 +814,9 @@ const _: () = {
     [
         "Offset of field: epw_dispatch_output::wait_ns",
     ][::core::mem::offset_of!(epw_dispatch_output, wait_ns) - 104usize];
+    [
+        "Offset of field: epw_dispatch_output::stream",
+    ][::core::mem::offset_of!(epw_dispatch_output, stream) - 112usize];
 };
 impl Default for epw_dispatch_output {
     fn default() -> Self {
@@ -809,10 +845,12 @@ written into epw_next_combine_buffer*/
     pub reserved: u32,
     /// 0: the buffer's; else at least that
     pub deadline_ns: u64,
+    /// CUDA: the cudaStream_t to enqueue on
+    pub stream: *mut ::core::ffi::c_void,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of epw_combine_input"][::core::mem::size_of::<epw_combine_input>() - 40usize];
+    ["Size of epw_combine_input"][::core::mem::size_of::<epw_combine_input>() - 48usize];
     [
         "Alignment of epw_combine_input",
     ][::core::mem::align_of::<epw_combine_input>() - 8usize];
@@ -837,6 +875,9 @@ const _: () = {
     [
         "Offset of field: epw_combine_input::deadline_ns",
     ][::core::mem::offset_of!(epw_combine_input, deadline_ns) - 32usize];
+    [
+        "Offset of field: epw_combine_input::stream",
+    ][::core::mem::offset_of!(epw_combine_input, stream) - 40usize];
 };
 impl Default for epw_combine_input {
     fn default() -> Self {
@@ -860,12 +901,14 @@ pub struct epw_combine_output {
     pub contributions: *mut u16,
     /// [ranks]: adds the time spent waiting for each peer; NULL if not wanted
     pub wait_ns: *mut u64,
+    /// for epw_combine_receive, CUDA: the cudaStream_t to enqueue on
+    pub stream: *mut ::core::ffi::c_void,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of epw_combine_output",
-    ][::core::mem::size_of::<epw_combine_output>() - 32usize];
+    ][::core::mem::size_of::<epw_combine_output>() - 40usize];
     [
         "Alignment of epw_combine_output",
     ][::core::mem::align_of::<epw_combine_output>() - 8usize];
@@ -884,6 +927,9 @@ const _: () = {
     [
         "Offset of field: epw_combine_output::wait_ns",
     ][::core::mem::offset_of!(epw_combine_output, wait_ns) - 24usize];
+    [
+        "Offset of field: epw_combine_output::stream",
+    ][::core::mem::offset_of!(epw_combine_output, stream) - 32usize];
 };
 impl Default for epw_combine_output {
     fn default() -> Self {
@@ -1039,6 +1085,38 @@ unsafe extern "C" {
     /** Gives the handle up: peers that sent rows are answered with none, in the background where they have not
  sent yet. Does not wait, touches no caller memory afterwards.*/
     pub fn epw_release(buffer: *mut epw_buffer, handle: epw_handle) -> epw_status;
+}
+unsafe extern "C" {
+    /** epw_release with the stream that the release is enqueued on; epw_release takes that of the handle's last
+ call. The host device ignores `stream`.*/
+    pub fn epw_release_on(
+        buffer: *mut epw_buffer,
+        handle: epw_handle,
+        stream: *mut ::core::ffi::c_void,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** CUDA: the outcome of the last half that was enqueued for `handle`: EPW_PENDING if the GPU has not come so
+ far. Also for a consumed handle, until the lane's next dispatch. Not for captured calls: their outcomes are
+ in `contributions` and epw_take_errors. outcome [out].*/
+    pub fn epw_outcome_read(
+        buffer: *mut epw_buffer,
+        handle: epw_handle,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** CUDA: moves up to `capacity` of the error records that kernels have written since the last call, oldest
+ first, to `records` [out]; *count [out] is how many, *lost [out, may be NULL] how many were overwritten
+ before anybody took them. A record with cause EPW_CAUSE_ROUTING is of a routing id: `expected` is token <<
+ 32 | column, `seen` the id. The host device has none: its outcomes and errors say all.*/
+    pub fn epw_take_errors(
+        buffer: *mut epw_buffer,
+        records: *mut epw_error_record,
+        capacity: u32,
+        count: *mut u32,
+        lost: *mut u64,
+    ) -> epw_status;
 }
 unsafe extern "C" {
     /** Quantises [rows, hidden] of `dtype` to e4m3 with one scale per 128 channels: the code that dispatch uses.

@@ -1,0 +1,83 @@
+/* The kernels as C sees them: what each is given beside its context, and how it is enqueued. All pointers are device memory
+ * unless said otherwise. Functions return a cudaError_t; none waits. */
+#ifndef EPW_KERNELS_LAUNCH_H
+#define EPW_KERNELS_LAUNCH_H
+
+#include "comm/context.h"
+
+#define EPW_GPU_SEND    1u
+#define EPW_GPU_RECEIVE 2u
+
+typedef struct epw_dispatch_args {
+    epw_gpu_context *context;
+    unsigned char *window; /* this rank's own */
+    epw_layout layout;
+    uint32_t rank, halves; /* EPW_GPU_SEND, EPW_GPU_RECEIVE or both */
+
+    /* What is sent, as in epw_dispatch_input and its row format. The receiving half reads the format too. */
+    const void *x;
+    uint64_t x_stride; /* never 0 */
+    const void *topk_idx;
+    const float *topk_weights;
+    const void *sideband;
+    const void *scales;
+    uint64_t scale_row_stride, scale_col_stride;
+    uint32_t tokens, topk, dtype, idx_type, payload;
+    uint32_t payload_bytes, scale_count, scale_bytes, sideband_bytes, format;
+    uint64_t deadline_ns; /* 0: the context's */
+
+    /* What is received, as in epw_dispatch_output. */
+    uint32_t output_layout; /* EPW_EXPERT_MAJOR or EPW_RANK_MAJOR */
+    uint32_t scale_order;
+    void *rows, *out_scales, *out_sideband;
+    uint32_t *counts, *source_counts, *ranges, *source_token;
+    int32_t *row_experts;
+    float *row_weights;
+    uint32_t *expert_rows;
+    uint64_t *expert_totals, *wait_ns;
+} epw_dispatch_args;
+
+typedef struct epw_combine_args {
+    epw_gpu_context *context;
+    unsigned char *window;
+    epw_layout layout;
+    uint32_t rank, halves;
+    uint32_t mode, dtype, output_layout, tokens;
+    uint64_t deadline_ns;
+    const void *expert_out;    /* NULL: rank-major rows in place */
+    const float *topk_weights; /* ordered: [tokens][topk], NULL: those of dispatch */
+    uint32_t topk;             /* of topk_weights */
+    void *out;
+    uint16_t *contributions;
+    uint64_t *wait_ns;
+} epw_combine_args;
+
+typedef struct epw_membership_args {
+    epw_gpu_context *contexts[EPW_MAX_LANES]; /* NULL beyond the buffer's lanes */
+    epw_gpu_shared *shared;
+    uint32_t rank, ranks, epoch;
+    uint64_t active;
+} epw_membership_args;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Makes the kernels ready for a buffer of this layout on the current device: loads them, sets their limits. Called once per
+ * buffer, not under capture. *blocks_per_sm: how many blocks of the greediest kernel one SM holds. */
+int epw_gpu_prepare(const epw_layout *layout, uint32_t slot_data_bytes, uint32_t *blocks_per_sm);
+
+int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream);
+int epw_gpu_combine(const epw_combine_args *args, uint32_t blocks, void *stream);
+
+/* Answers no rows, collects nothing, frees the lane: in any stage. */
+int epw_gpu_release(epw_gpu_context *context, const epw_layout *layout, unsigned char *window, uint32_t rank, void *stream);
+
+/* Clears suspects, begins the epoch on every lane and posts the epoch word to every active peer. */
+int epw_gpu_set_active(const epw_membership_args *args, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
