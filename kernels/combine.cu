@@ -1,25 +1,69 @@
-// Combine kernels and their launch.
-#include "ep/combine.cuh"
+// Combine kernels and how they are launched.
+#include "ep/answer.cuh"
+#include "ep/collect.cuh"
 
 #include "launch.cuh"
 
 namespace epw {
 
-template <typename T>
-__global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __grid_constant__ epw_combine_args args) {
-    combine_body<T>(args);
+template <typename T, bool Ordered> __device__ void combine_body(const epw_combine_args &a) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ OperationShared os;
+    __shared__ AnswerShared answering;
+    __shared__ CollectShared collecting;
+    epw_gpu_context *c = a.context;
+    bool sends = a.halves & EPW_GPU_SEND, receives = a.halves & EPW_GPU_RECEIVE;
+
+    if (threadIdx.x == 96) {
+        for (auto &barrier : answering.loaded) ptx::barrier_init(&barrier, 1);
+        ptx::fence_barrier_init();
+    }
+    ptx::let_next_begin();
+    ptx::wait_for_stream();
+    Operation o = begin(c, a.window, a.rank, a.layout.ranks, false, a.deadline_ns, os);
+    uint64_t peers = c->present;
+    __syncthreads();
+    if (os.stage != (sends ? EPW_GPU_DISPATCHED : EPW_GPU_ANSWERED)) {
+        refuse(o, os, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
+        return;
+    }
+    if (sends) answer_rows<T>(a, o, os, answering, peers, memory);
+    if (receives) {
+        collect<T, Ordered>(a, o, os, collecting, peers);
+    } else if (last_block(&c->blocks_out, os) && threadIdx.x == 0) {
+        uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
+        leave(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, peers & ~missing, missing);
+    }
 }
 
-template <typename T> static cudaError_t launch(const epw_combine_args &a, uint32_t blocks, cudaStream_t stream) {
-    size_t shared = a.layout.row_bytes * kCombineStages;
-    cudaError_t error = cudaFuncSetAttribute(combine_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
-    if (error != cudaSuccess) return error;
-    return launch_in_stream(combine_kernel<T>, blocks, kCombineThreads, shared, stream, a);
+template <typename T, bool Ordered>
+__global__ void __launch_bounds__(kThreads, EPW_MAX_LANES) combine_kernel(const __grid_constant__ epw_combine_args args) {
+    combine_body<T, Ordered>(args);
+}
+
+using Kernel = void (*)(epw_combine_args);
+
+static Kernel choose(uint32_t dtype, uint32_t mode) {
+    bool ordered = mode == EPW_COMBINE_ORDERED;
+    if (dtype == EPW_F16) return ordered ? combine_kernel<F16, true> : combine_kernel<F16, false>;
+    return ordered ? combine_kernel<Bf16, true> : combine_kernel<Bf16, false>;
+}
+
+constexpr size_t kCombineShared = size_t(kStages) * kPieceBytes;
+
+cudaError_t prepare_combine(int *blocks_per_sm) {
+    for (uint32_t dtype : {EPW_BF16, EPW_F16}) {
+        for (uint32_t mode : {EPW_COMBINE_RANK_REDUCED, EPW_COMBINE_ORDERED}) {
+            cudaError_t error = prepare(choose(dtype, mode), kThreads, kCombineShared, blocks_per_sm);
+            if (error != cudaSuccess) return error;
+        }
+    }
+    return cudaSuccess;
 }
 
 } // namespace epw
 
 extern "C" int epw_gpu_combine(const epw_combine_args *args, uint32_t blocks, void *stream) {
-    auto *on = static_cast<cudaStream_t>(stream);
-    return args->dtype == EPW_F16 ? epw::launch<epw::F16>(*args, blocks, on) : epw::launch<epw::Bf16>(*args, blocks, on);
+    auto *kernel = epw::choose(args->dtype, args->mode);
+    return epw::launch_in_stream(kernel, blocks, epw::kThreads, epw::kCombineShared, static_cast<cudaStream_t>(stream), *args);
 }

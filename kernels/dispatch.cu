@@ -1,37 +1,85 @@
-// Dispatch kernels and their launch.
-#include "ep/dispatch.cuh"
+// Dispatch kernels and how they are launched.
+#include "ep/receive.cuh"
+#include "ep/send.cuh"
 
 #include "launch.cuh"
 
 namespace epw {
 
-template <typename T, typename Index, uint32_t Payload>
-__global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_constant__ epw_dispatch_args args) {
-    dispatch_body<T, Index, Payload>(args);
-}
+template <typename T, uint32_t Payload> __device__ void dispatch_body(const epw_dispatch_args &a) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ OperationShared os;
+    __shared__ SendShared sending;
+    __shared__ ReceiveShared receiving;
+    const epw_layout &l = a.layout;
+    const Stages stages(l);
+    uint32_t *table = reinterpret_cast<uint32_t *>(memory + stages.bytes * kStages);
+    epw_gpu_context *c = a.context;
+    bool sends = a.halves & EPW_GPU_SEND, receives = a.halves & EPW_GPU_RECEIVE;
 
-template <typename T, typename Index, uint32_t Payload>
-static cudaError_t launch(const epw_dispatch_args &a, uint32_t blocks, cudaStream_t stream) {
-    auto *kernel = dispatch_kernel<T, Index, Payload>;
-    uint32_t stage = (a.layout.header_bytes + ((a.payload_bytes + a.scale_count * a.scale_bytes + 15) & ~15u) + 127) & ~127u;
-    uint32_t experts = a.layout.local_experts * a.layout.ranks;
-    size_t shared = size_t(stage) * kReceiveStages + Route::bytes(experts, a.layout.ranks);
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
-    if (error != cudaSuccess) return error;
-    return launch_in_stream(kernel, blocks, kThreads, shared, stream, a);
-}
-
-template <typename T, typename Index>
-static cudaError_t launch_payload(const epw_dispatch_args &a, uint32_t blocks, cudaStream_t stream) {
-    switch (a.payload) {
-    case EPW_PAYLOAD_SAME: return launch<T, Index, EPW_PAYLOAD_SAME>(a, blocks, stream);
-    case EPW_PAYLOAD_FP8_F32: return launch<T, Index, EPW_PAYLOAD_FP8_F32>(a, blocks, stream);
-    default: return cudaErrorInvalidValue;
+    if (threadIdx.x == 96) {
+        for (auto &barrier : sending.loaded) ptx::barrier_init(&barrier, 1);
+        for (auto &barrier : receiving.loaded) ptx::barrier_init(&barrier, 1);
+        ptx::fence_barrier_init();
     }
+    ptx::let_next_begin();
+    ptx::wait_for_stream();
+    Operation o = begin(c, a.window, a.rank, l.ranks, sends, a.deadline_ns, os);
+    uint64_t peers = sends ? o.active : c->present;
+    __syncthreads();
+    if (os.stage != (sends ? EPW_GPU_FREE : EPW_GPU_SENT)) {
+        refuse(o, os, sends ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_DISPATCH_RECEIVE);
+        return;
+    }
+    if (sends) send_tokens<T, Payload>(a, o, os, sending, memory, table);
+    if (receives) {
+        __syncthreads();
+        receive_rows(a, o, os, receiving, peers, memory, table);
+    } else if (last_block(&c->blocks_out, os) && threadIdx.x == 0) {
+        uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
+        leave(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, peers & ~missing, missing);
+    }
+}
+
+template <typename T, uint32_t Payload>
+__global__ void __launch_bounds__(kThreads, EPW_MAX_LANES) dispatch_kernel(const __grid_constant__ epw_dispatch_args args) {
+    dispatch_body<T, Payload>(args);
+}
+
+static size_t shared_bytes(const epw_layout &l) {
+    return size_t(Stages(l).bytes) * kStages + size_t(l.local_experts) * l.ranks * sizeof(uint32_t);
+}
+
+using Kernel = void (*)(epw_dispatch_args);
+
+// Rows that are not quantised travel as they are, whatever their type.
+template <typename T> static Kernel choose(uint32_t payload) {
+    switch (payload) {
+    case EPW_PAYLOAD_FP8_F32: return dispatch_kernel<T, EPW_PAYLOAD_FP8_F32>;
+    case EPW_PAYLOAD_FP8_POW2: return dispatch_kernel<T, EPW_PAYLOAD_FP8_POW2>;
+    case EPW_PAYLOAD_FP8_UE8M0: return dispatch_kernel<T, EPW_PAYLOAD_FP8_UE8M0>;
+    default: return dispatch_kernel<Bf16, EPW_PAYLOAD_OPAQUE>;
+    }
+}
+
+static Kernel choose(uint32_t dtype, uint32_t payload) {
+    return dtype == EPW_F16 ? choose<F16>(payload) : choose<Bf16>(payload);
+}
+
+cudaError_t prepare_dispatch(const epw_layout &l, int *blocks_per_sm) {
+    for (uint32_t dtype : {EPW_BF16, EPW_F16}) {
+        for (uint32_t payload = 0; payload <= EPW_PAYLOAD_OPAQUE; payload++) {
+            cudaError_t error = prepare(choose(dtype, payload), kThreads, shared_bytes(l), blocks_per_sm);
+            if (error != cudaSuccess) return error;
+        }
+    }
+    return cudaSuccess;
 }
 
 } // namespace epw
 
 extern "C" int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {
-    return epw::launch_payload<epw::Bf16, int32_t>(*args, blocks, static_cast<cudaStream_t>(stream));
+    auto *kernel = epw::choose(args->dtype, args->payload);
+    size_t shared = epw::shared_bytes(args->layout);
+    return epw::launch_in_stream(kernel, blocks, epw::kThreads, shared, static_cast<cudaStream_t>(stream), *args);
 }

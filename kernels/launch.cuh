@@ -1,10 +1,28 @@
-// Launching with programmatic serialization: the next kernel of a stream is set up while this one still runs, and waits in
-// ptx::wait_for_stream. Works in graphs too.
+// Launching kernels: with programmatic serialization the next kernel of a stream is set up while this one still runs, and
+// waits in ptx::wait_for_stream. Works in graphs too.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include "ep/launch.h"
+
 namespace epw {
+
+// Loads a kernel, and lowers *blocks_per_sm to what one SM holds of it.
+template <typename Args>
+cudaError_t prepare(void (*kernel)(Args), uint32_t threads, size_t shared, int *blocks_per_sm) {
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
+    if (error != cudaSuccess) return error;
+    int blocks = 0;
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, int(threads), shared);
+    if (blocks < *blocks_per_sm) *blocks_per_sm = blocks;
+    return error;
+}
+
+// One file of kernels each.
+cudaError_t prepare_dispatch(const epw_layout &layout, int *blocks_per_sm);
+cudaError_t prepare_combine(int *blocks_per_sm);
+cudaError_t prepare_membership();
 
 template <typename Args>
 cudaError_t launch_in_stream(void (*kernel)(Args), uint32_t blocks, uint32_t threads, size_t shared, cudaStream_t stream,

@@ -34,10 +34,6 @@ typedef enum epw_stage {
     EPW_STAGE_ANY         /* for epw_lane_find: any but FREE */
 } epw_stage;
 
-/* A wait ends after this many deadlines whatever the beacons say: ranks that wait for each other (operations
- * that do not pair up) would else keep each other alive for ever. */
-#define EPW_WAIT_DEADLINES_MAX 4u
-
 /* One wait of a lane for a set of peers. */
 typedef struct epw_wait {
     uint64_t started;

@@ -8,8 +8,9 @@
 
 #include "ep/layout.h"
 
-#define EPW_GPU_MAX_RANKS 64
-#define EPW_GPU_RECORDS   256
+#define EPW_GPU_MAX_RANKS   64
+#define EPW_GPU_MAX_EXPERTS 8192 /* per-expert tables lie in shared memory */
+#define EPW_GPU_RECORDS     256
 
 /* What a lane is doing. Operations that find it otherwise do nothing but leave a record (EPW_CAUSE_HELD). */
 enum {
@@ -39,7 +40,7 @@ typedef struct epw_gpu_ring {
 typedef struct epw_gpu_shared {
     uint64_t suspects;       /* peers given up in this epoch */
     uint64_t records;        /* numbers drawn for the ring */
-    uint64_t *suspects_host; /* mapped host memory: the same, for the host to read */
+    uint64_t *suspects_host; /* mapped host memory, [EPW_MAX_LANES]: the same as each lane last saw it; the host reads their union */
     epw_gpu_ring *ring;      /* mapped host memory */
 } epw_gpu_shared;
 
@@ -69,11 +70,15 @@ typedef struct epw_gpu_context {
 
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
     uint32_t blocks_sent, blocks_out;
-    uint32_t beacons;         /* posted in this wait */
-    uint32_t recorded;        /* `record` is taken */
-    uint64_t gone, unanswered; /* peers given up; those whose answer is not whole */
-    uint64_t wait_began;      /* by globaltimer, of the first block that had to wait; 0: none yet */
-    epw_error_record record;  /* of the first peer given up */
+    uint32_t recorded;       /* `record` is taken */
+    uint64_t gone;           /* peers given up */
+    uint64_t refused;        /* peers whose rows or answers are not what this rank asked for */
+    struct {
+        uint64_t began;   /* by globaltimer, of the first block that had to wait long; 0: none yet */
+        uint64_t beacons; /* posted so far */
+    } waits[2];              /* for permission; for rows or answers */
+    epw_error_record record; /* of the first peer lost */
+    uint64_t waited[EPW_GPU_MAX_RANKS];
 
     /* Per source rank and local expert: where its rows begin in the expert's list. [ranks][local_experts] */
     uint32_t *first_row;

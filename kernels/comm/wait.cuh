@@ -1,4 +1,8 @@
 // Waiting for a peer's signal word, bounded. The decisions are those of c/ep/rules.h, shared with the host device.
+//
+// Every block waits for itself, one thread to a peer, and no block waits for another. So blocks may judge differently: one
+// sees the last look before the deadline fail, another sees the word. Whoever gives a peer up says so in context->gone, and
+// the kernel's last block, which alone decides what the half has delivered, leaves out everybody named there.
 #pragma once
 
 #include "../ptx/memory.cuh"
@@ -8,42 +12,168 @@
 
 namespace epw {
 
-__device__ __forceinline__ epw_line *line_from(const epw_gpu_context *c, unsigned char *own, uint32_t source) {
-    return reinterpret_cast<epw_line *>(own + epw_line_offset(source));
+// An operation as every thread knows it: read from the context at the beginning. The context changes only when the kernel's
+// last block leaves.
+struct Operation {
+    epw_gpu_context *context;
+    unsigned char *own;           // this rank's window
+    unsigned char *const *window; // the peers', in shared memory
+    uint32_t rank, ranks, lane, epoch, op;
+    bool first; // of the epoch
+    uint64_t active, deadline;
+};
+
+enum class Awaited { permission, rows, answer };
+
+__device__ __forceinline__ epw_line *line_from(const Operation &o, uint32_t source) {
+    return reinterpret_cast<epw_line *>(o.own + epw_line_offset(source));
 }
 
-// The peer's words in the order that rules.h asks for; each load is an acquire, so that rows and counts written before the
-// word are visible to this thread. Writer: the peer's last sending block. Reader: this thread, then, through a block
-// barrier, its block.
-__device__ __forceinline__ epw_sight look(const epw_line *line, const uint64_t *word) {
+__device__ __forceinline__ epw_line *line_at(const Operation &o, uint32_t peer) {
+    return reinterpret_cast<epw_line *>(o.window[peer] + epw_line_offset(o.rank));
+}
+
+// Which word of `source` is awaited, and of which op it must be.
+__device__ __forceinline__ const uint64_t *awaited_word(const Operation &o, Awaited what, uint32_t source) {
+    const epw_line *line = line_from(o, source);
+    if (what == Awaited::rows) return &line->dispatch[o.lane];
+    if (what == Awaited::permission && o.first) return &line->epoch;
+    return &line->combine[o.lane];
+}
+
+__device__ __forceinline__ uint64_t expected_word(const Operation &o, Awaited what) {
+    if (what == Awaited::permission) return epw_word(o.epoch, o.first ? 0 : o.op - 1, 0);
+    return epw_word(o.epoch, o.op, 0);
+}
+
+// A peer's words in the order that rules.h asks for. Each load is an acquire: rows and counts written before a word are
+// visible to this thread after it. Writer: the peer's last sending block. Reader: this thread and, through a block barrier,
+// its block.
+__device__ __forceinline__ epw_sight look(const Operation &o, Awaited what, uint32_t source) {
+    const epw_line *line = line_from(o, source);
     epw_sight seen;
     seen.dropped = ptx::load_acquire_sys(&line->dropped);
     seen.epoch_word = ptx::load_acquire_sys(&line->epoch);
-    seen.word = ptx::load_acquire_sys(word);
+    seen.word = ptx::load_acquire_sys(awaited_word(o, what, source));
     return seen;
 }
 
+__device__ __forceinline__ epw_verdict judge(const Operation &o, Awaited what, epw_sight seen) {
+    if (what == Awaited::permission) return epw_rule_may_send(seen, o.epoch, o.op, o.first);
+    return epw_rule_arrived(seen, o.epoch, o.op);
+}
+
+// The first peer lost is recorded. Read by the last block out.
+__device__ inline void record_loss(const Operation &o, uint32_t phase, uint32_t cause, uint32_t peer, uint64_t expected,
+                                   uint64_t seen, uint64_t elapsed) {
+    epw_gpu_context *c = o.context;
+    if (atomicExch(&c->recorded, 1u) != 0) return;
+    epw_error_record *r = &c->record;
+    r->phase = phase;
+    r->cause = cause;
+    r->rank = o.rank;
+    r->peer = peer;
+    r->lane = o.lane;
+    r->epoch = o.epoch;
+    r->op = o.op;
+    r->waiting = 1;
+    r->expected = expected;
+    r->seen = seen;
+    r->elapsed_ns = elapsed;
+    r->deadline_ns = o.deadline;
+}
+
+// Makes `peer` a suspect for the rest of the epoch and tells it, once.
+__device__ inline void suspect(const Operation &o, uint32_t peer) {
+    auto *suspects = reinterpret_cast<unsigned long long *>(&o.context->shared->suspects);
+    if (atomicOr(suspects, 1ull << peer) >> peer & 1) return;
+    ptx::store_release_sys(&line_at(o, peer)->dropped, epw_word(o.epoch, 0, 0));
+}
+
+// Tells the active peers that this rank is alive and waits for `named`; EPW_BEACON_NONE: that it waits no longer.
+__device__ inline void post_beacon(const Operation &o, uint32_t named) {
+    epw_gpu_context *c = o.context;
+    uint64_t word = epw_word(o.epoch, atomicAdd(&c->beacon, 1u) + 1, named);
+    uint64_t peers = o.active & ~ptx::load_relaxed_gpu(&c->shared->suspects) & ~(1ull << o.rank);
+    for (uint32_t p = 0; p < o.ranks; p++) {
+        if (peers >> p & 1) ptx::store_release_sys(&line_at(o, p)->beacon[o.lane], word);
+    }
+}
+
 struct Arrival {
-    epw_verdict verdict;
+    bool arrived;
     uint32_t value;
 };
 
-// Polls one peer until its word of (epoch, op) has come, it is gone, or the deadline has passed (then: EPW_GONE too).
-__device__ inline Arrival await_word(const epw_line *line, const uint64_t *word, uint32_t epoch, uint32_t op,
-                                     bool permission, bool first, uint64_t deadline_ns) {
-    // The fast path reads one word.
-    if (!(permission && first)) {
-        uint64_t now = ptx::load_acquire_sys(word);
-        if (epw_word_matches(now, epoch, permission ? op - 1 : op)) return {EPW_ARRIVED, epw_word_value(now)};
-    }
-    uint64_t began = ptx::global_timer_ns();
+// The long wait: beacons out and in, farewells, and the deadline. `phase` is for the record.
+__device__ __noinline__ inline Arrival await_long(const Operation &o, Awaited what, uint32_t phase, uint32_t peer) {
+    constexpr uint32_t kLooks = 32; // at the word alone, between looks at everything
+    epw_gpu_context *c = o.context;
+    auto *wait = &c->waits[what == Awaited::permission ? 0 : 1];
+    uint64_t now = ptx::global_timer_ns();
+    // The clock began when the first block of this kernel began to wait, so that a block that was scheduled late waits no
+    // longer than the others.
+    uint64_t began = atomicCAS(reinterpret_cast<unsigned long long *>(&wait->began), 0ull, now);
+    if (began == 0) began = now;
+    uint64_t clock = began, heard[EPW_MAX_LANES] = {};
+    const uint64_t *word = awaited_word(o, what, peer);
     while (true) {
-        epw_sight seen = look(line, word);
-        epw_verdict verdict =
-            permission ? epw_rule_may_send(seen, epoch, op, first) : epw_rule_arrived(seen, epoch, op);
-        if (verdict != EPW_WAITING) return {verdict, epw_word_value(seen.word)};
-        if (ptx::global_timer_ns() - began >= deadline_ns) return {EPW_GONE, 0};
+        uint64_t exact = expected_word(o, what);
+        for (uint32_t i = 0; i < kLooks; i++) {
+            if ((ptx::load_acquire_sys(word) ^ exact) >> EPW_WORD_VALUE_BITS == 0) break;
+        }
+        epw_sight seen = look(o, what, peer);
+        epw_verdict verdict = judge(o, what, seen);
+        if (verdict == EPW_ARRIVED) {
+            return {true, epw_word_value(seen.word)};
+        }
+        if (ptx::load_relaxed_gpu(&c->gone) >> peer & 1) return {false, 0}; // another block has given it up
+        uint32_t cause = EPW_CAUSE_DROPPED;
+        if (verdict == EPW_WAITING && (ptx::load_relaxed_gpu(&c->shared->suspects) >> peer & 1)) {
+            cause = EPW_CAUSE_SUSPECTED; // by the other lane, meanwhile
+        } else if (verdict == EPW_WAITING) {
+            now = ptx::global_timer_ns();
+            bool silent = true;
+            uint32_t named = 0;
+            for (uint32_t l = 0; l < c->lanes; l++) {
+                uint64_t beacon = ptx::load_acquire_sys(&line_from(o, peer)->beacon[l]);
+                if (!epw_rule_beacon(beacon, o.epoch, o.ranks, &named)) continue;
+                silent = false;
+                if (beacon == heard[l]) continue;
+                heard[l] = beacon; // each new beacon restarts the peer's clock
+                clock = now;
+            }
+            uint64_t due = epw_rule_beacons_due(now - began, o.deadline), posted = ptx::load_relaxed_gpu(&wait->beacons);
+            if (due > posted) {
+                auto *count = reinterpret_cast<unsigned long long *>(&wait->beacons);
+                if (atomicCAS(count, posted, due) == posted) post_beacon(o, silent || named == o.rank ? peer : named);
+            }
+            uint64_t last = began + EPW_WAIT_DEADLINES_MAX * o.deadline, end = clock + o.deadline;
+            if (now < (end < last ? end : last)) continue;
+            cause = EPW_CAUSE_TIMEOUT;
+        }
+        record_loss(o, phase, cause, peer, expected_word(o, what), seen.word, ptx::global_timer_ns() - began);
+        atomicOr(reinterpret_cast<unsigned long long *>(&c->gone), 1ull << peer);
+        suspect(o, peer);
+        return {false, 0};
     }
+}
+
+// Waits for one peer's word. `waits` asks for the time spent, to be noted in the context.
+__device__ __forceinline__ Arrival await(const Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool waits) {
+    if (what != Awaited::permission) {
+        uint64_t word = ptx::load_acquire_sys(awaited_word(o, what, peer));
+        if (epw_word_matches(word, o.epoch, o.op)) return {true, epw_word_value(word)};
+    } else if (judge(o, what, look(o, what, peer)) == EPW_ARRIVED) {
+        return {true, 0};
+    }
+    uint64_t began = waits ? ptx::global_timer_ns() : 0;
+    Arrival arrival = await_long(o, what, phase, peer);
+    if (waits) {
+        auto *waited = reinterpret_cast<unsigned long long *>(&o.context->waited[peer]);
+        atomicMax(waited, ptx::global_timer_ns() - began);
+    }
+    return arrival;
 }
 
 } // namespace epw

@@ -52,6 +52,12 @@ typedef struct epw_combine_args {
     uint64_t *wait_ns;
 } epw_combine_args;
 
+typedef struct epw_release_args {
+    epw_gpu_context *context;
+    unsigned char *window;
+    uint32_t rank, ranks;
+} epw_release_args;
+
 typedef struct epw_membership_args {
     epw_gpu_context *contexts[EPW_MAX_LANES]; /* NULL beyond the buffer's lanes */
     epw_gpu_shared *shared;
@@ -65,13 +71,13 @@ extern "C" {
 
 /* Makes the kernels ready for a buffer of this layout on the current device: loads them, sets their limits. Called once per
  * buffer, not under capture. *blocks_per_sm: how many blocks of the greediest kernel one SM holds. */
-int epw_gpu_prepare(const epw_layout *layout, uint32_t slot_data_bytes, uint32_t *blocks_per_sm);
+int epw_gpu_prepare(const epw_layout *layout, uint32_t *blocks_per_sm);
 
 int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream);
 int epw_gpu_combine(const epw_combine_args *args, uint32_t blocks, void *stream);
 
 /* Answers no rows, collects nothing, frees the lane: in any stage. */
-int epw_gpu_release(epw_gpu_context *context, const epw_layout *layout, unsigned char *window, uint32_t rank, void *stream);
+int epw_gpu_release(const epw_release_args *args, void *stream);
 
 /* Clears suspects, begins the epoch on every lane and posts the epoch word to every active peer. */
 int epw_gpu_set_active(const epw_membership_args *args, void *stream);

@@ -1,4 +1,4 @@
-// Loads, stores and fences whose name says scope and order. All inline PTX of the kernels lives in this folder.
+// Loads, stores, atomics and fences whose name says scope and order. All inline PTX of the kernels lives in this folder.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,10 @@ __device__ __forceinline__ void store_release_sys(uint64_t *p, uint64_t v) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
+__device__ __forceinline__ void store_relaxed_sys(uint64_t *p, uint64_t v) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
 // Adds with release and acquire among the threads of this GPU; returns the value before.
 __device__ __forceinline__ uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v) {
     uint32_t before;
@@ -22,9 +26,23 @@ __device__ __forceinline__ uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v) {
     return before;
 }
 
+// Past L1: what other blocks or peers write while this kernel runs.
 __device__ __forceinline__ uint32_t load_relaxed_gpu(const uint32_t *p) {
     uint32_t v;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ uint64_t load_relaxed_gpu(const uint64_t *p) {
+    uint64_t v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ uint4 load_relaxed_gpu(const uint4 *p) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
     return v;
 }
 
@@ -34,16 +52,6 @@ __device__ __forceinline__ uint4 load_once(const void *p) {
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
-    return v;
-}
-
-// 16 bytes of memory that peers write: coherent, past L1.
-__device__ __forceinline__ uint4 load_shared_memory_window(const void *p) {
-    uint4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p)
-                 : "memory");
     return v;
 }
 

@@ -1,0 +1,119 @@
+// A lane from the first instruction of a kernel to the last: what an operation reads of the context, and what its last block
+// leaves behind.
+#pragma once
+
+#include "../ptx/memory.cuh"
+#include "context.h"
+#include "wait.cuh"
+
+namespace epw {
+
+// What a block shares of its operation.
+struct OperationShared {
+    unsigned char *window[EPW_GPU_MAX_RANKS];
+    unsigned long long gone;    // peers that this block knows to be lost
+    unsigned long long refused; // peers whose rows or answers this block has found to be other than asked for
+    uint32_t stage, last;
+};
+
+// Reads the operation. `next`: it begins one, else it goes on with the lane's. By every thread; what is shared is there after
+// the caller's next barrier.
+__device__ __forceinline__ Operation begin(epw_gpu_context *c, unsigned char *own, uint32_t rank, uint32_t ranks, bool next,
+                                           uint64_t deadline, OperationShared &s) {
+    Operation o;
+    o.context = c;
+    o.own = own;
+    o.window = s.window;
+    o.rank = rank;
+    o.ranks = ranks;
+    o.lane = c->lane;
+    o.epoch = c->epoch;
+    o.op = c->op + (next ? 1 : 0);
+    o.first = c->op == 0 && c->wrapped == 0;
+    o.active = c->active;
+    o.deadline = deadline ? deadline : c->deadline_ns;
+    if (threadIdx.x < ranks) s.window[threadIdx.x] = c->window[threadIdx.x];
+    if (threadIdx.x == 0) {
+        s.stage = c->stage;
+        s.gone = s.refused = 0;
+    }
+    return o;
+}
+
+// Leaves a peer out of this operation, for this block and, at the end, for the kernel.
+__device__ inline void leave_out(const Operation &o, OperationShared &s, uint32_t peer) {
+    atomicOr(&s.gone, 1ull << peer);
+    atomicOr(reinterpret_cast<unsigned long long *>(&o.context->gone), 1ull << peer);
+}
+
+// Writes `record` to the ring in mapped host memory. See epw_gpu_ring.
+__device__ inline void put_record(epw_gpu_shared *shared, const epw_error_record *record) {
+    uint64_t n = atomicAdd(reinterpret_cast<unsigned long long *>(&shared->records), 1ull);
+    auto *slot = &shared->ring->slots[n % EPW_GPU_RECORDS];
+    // Writer: this thread. Reader: epw_take_errors on the host, which reads `sequence`, the record, and `sequence` again.
+    ptx::store_relaxed_sys(&slot->sequence, 0);
+    __threadfence_system();
+    slot->record = *record;
+    ptx::store_release_sys(&slot->sequence, n + 1);
+}
+
+// A record that blames no peer: a routing id, or a lane in another state than the operation needs.
+__device__ inline void put_note(const Operation &o, uint32_t phase, uint32_t cause, uint64_t expected, uint64_t seen) {
+    epw_error_record r = {};
+    r.phase = phase;
+    r.cause = cause;
+    r.rank = r.peer = o.rank;
+    r.lane = o.lane;
+    r.epoch = o.epoch;
+    r.op = o.op;
+    r.expected = expected;
+    r.seen = seen;
+    r.deadline_ns = o.deadline;
+    put_record(o.context->shared, &r);
+}
+
+// The lane is not in the stage that the operation needs: it does nothing. Called by the whole grid. The lane's own state stays,
+// so only the first block says so.
+__device__ inline void refuse(const Operation &o, const OperationShared &s, uint32_t phase) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) put_note(o, phase, EPW_CAUSE_HELD, 0, s.stage);
+}
+
+// Called by one thread of the last block out, when it has decided who takes part. `missing`: active peers that do not.
+__device__ inline void leave(const Operation &o, uint32_t phase, uint32_t stage, uint64_t present, uint64_t missing) {
+    epw_gpu_context *c = o.context;
+    epw_gpu_report *report = c->report;
+    if (c->waits[0].beacons != 0 || c->waits[1].beacons != 0) post_beacon(o, EPW_BEACON_NONE);
+    if (missing == 0) {
+        report->record.cause = EPW_CAUSE_NONE;
+    } else {
+        uint64_t suspects = ptx::load_relaxed_gpu(&c->shared->suspects);
+        if (!c->recorded) {
+            // Nobody was lost now: the operation began without them.
+            record_loss(o, phase, EPW_CAUSE_SUSPECTED, __ffsll(missing) - 1, 0, 0, 0);
+        } else {
+            put_record(c->shared, &c->record);
+        }
+        report->record = c->record;
+        c->shared->suspects_host[o.lane] = suspects;
+    }
+    report->missing = missing;
+    c->blocks_sent = c->blocks_out = 0;
+    c->recorded = 0;
+    c->gone = c->refused = 0;
+    for (auto &wait : c->waits) wait.began = wait.beacons = 0;
+    c->op = o.op;
+    if (o.op == 0) c->wrapped = 1;
+    c->present = present;
+    c->stage = stage;
+}
+
+// Whether this block is the kernel's last to pass. Every thread's effects before it happen before the last block's after it.
+// Called by the whole block.
+__device__ __forceinline__ bool last_block(uint32_t *count, OperationShared &s) {
+    __syncthreads();
+    if (threadIdx.x == 0) s.last = ptx::add_acq_rel_gpu(count, 1) == gridDim.x - 1;
+    __syncthreads();
+    return s.last != 0;
+}
+
+} // namespace epw

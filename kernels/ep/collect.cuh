@@ -1,0 +1,109 @@
+// The receiving half of combine: wait for every peer's answers and sum them, token by token.
+#pragma once
+
+#include "../comm/lane.cuh"
+#include "answer.cuh"
+
+namespace epw {
+
+struct CollectShared {
+    Parts parts[2];
+    uint64_t answered; // peers whose answers are whole
+};
+
+// Is the answer whole, and of the mode that this rank expects? The host device's answer_cause.
+__device__ __forceinline__ uint32_t answer_cause(const epw_combine_args &a, const epw_gpu_context *c, uint32_t peer, uint32_t value) {
+    uint32_t rows = c->ordered ? value & ~EPW_ANSWER_ORDERED : value, sent = c->sent[peer];
+    if (rows != sent) return rows < sent ? EPW_CAUSE_PARTIAL : EPW_CAUSE_FORMAT;
+    bool ordered = c->ordered && (value & EPW_ANSWER_ORDERED);
+    return rows == 0 || ordered == (a.mode == EPW_COMBINE_ORDERED) ? EPW_CAUSE_NONE : EPW_CAUSE_FORMAT;
+}
+
+// By warp 0: where the answers to token t lie, in the order in which they are summed.
+__device__ inline void find_answers(const epw_combine_args &a, const Operation &o, uint64_t answered, uint32_t t, Parts &parts,
+                                    bool report) {
+    const epw_layout &l = a.layout;
+    const epw_gpu_context *c = o.context;
+    uint32_t lane = threadIdx.x % 32;
+    size_t at = size_t(t) * l.topk + lane;
+    int32_t expert = lane < l.topk ? c->ids[at] : -1;
+    uint32_t row = lane < l.topk ? c->sent_row[at] : 0, earlier = (1u << lane) - 1;
+    uint32_t rank = expert >= 0 ? uint32_t(expert) / l.local_experts : 0x80000000u + lane;
+    bool here = expert >= 0 && (answered >> rank & 1);
+    uint32_t same = __match_any_sync(0xffffffffu, rank);
+    uint32_t mask = __ballot_sync(0xffffffffu, here);
+    if (a.mode == EPW_COMBINE_ORDERED) {
+        if (here) {
+            uint32_t place = __popc(mask & earlier);
+            parts.part[place] = a.window + epw_answer_offset(&l, o.lane, rank, row, __popc(same & earlier));
+            bool given = a.topk_weights && lane < a.topk;
+            parts.weight[place] = given ? a.topk_weights[size_t(t) * a.topk + lane] : c->weights[at];
+        }
+        if (lane == 0) parts.count = __popc(mask);
+    } else {
+        bool leads = here && (same & earlier) == 0;
+        uint32_t leaders = __ballot_sync(0xffffffffu, leads), place = 0; // ranks below this one's
+        for (uint32_t rest = leaders; rest != 0; rest &= rest - 1) {
+            place += __shfl_sync(0xffffffffu, rank, __ffs(rest) - 1) < rank;
+        }
+        if (leads) parts.part[place] = a.window + epw_answer_offset(&l, o.lane, rank, row, 0);
+        if (lane == 0) parts.count = __popc(leaders);
+    }
+    uint32_t expected = __popc(__ballot_sync(0xffffffffu, expert >= 0));
+    if (report && lane == 0) reinterpret_cast<ushort2 *>(a.contributions)[t] = {uint16_t(__popc(mask)), uint16_t(expected)};
+}
+
+template <typename T, bool Weighted>
+__device__ void sum_tokens(const epw_combine_args &a, const Operation &o, CollectShared &s, uint64_t answered, uint32_t block,
+                           uint32_t blocks) {
+    const epw_layout &l = a.layout;
+    uint32_t stage = 0;
+    for (uint32_t t = block; t < a.tokens; t += blocks, stage ^= 1) {
+        if (threadIdx.x < 32) find_answers(a, o, answered, t, s.parts[stage], a.contributions != nullptr);
+        __syncthreads();
+        unsigned char *out = static_cast<unsigned char *>(a.out) + uint64_t(t) * l.row_bytes;
+        for (uint64_t at = threadIdx.x * 16; at < l.row_bytes; at += kThreads * 16) {
+            ptx::store_16(out + at, sum_chunk<T, Weighted>(s.parts[stage], uint32_t(at)));
+        }
+    }
+}
+
+// Waits and sums; the last block out decides whose answers count, and sums again alone where somebody's do not.
+template <typename T, bool Weighted>
+__device__ void collect(const epw_combine_args &a, const Operation &o, OperationShared &os, CollectShared &s, uint64_t peers) {
+    epw_gpu_context *c = o.context;
+    if (threadIdx.x == 0) s.answered = peers & ~uint64_t(os.gone);
+    __syncthreads();
+    if (threadIdx.x < o.ranks && (s.answered >> threadIdx.x & 1)) {
+        Arrival got = await(o, Awaited::answer, EPW_PHASE_COMBINE_RECEIVE, threadIdx.x, a.wait_ns != nullptr);
+        if (!got.arrived) {
+            leave_out(o, os, threadIdx.x);
+        } else if (answer_cause(a, c, threadIdx.x, got.value) != EPW_CAUSE_NONE) {
+            atomicOr(&os.refused, 1ull << threadIdx.x);
+        }
+    }
+    __syncthreads();
+    sum_tokens<T, Weighted>(a, o, s, peers & ~uint64_t(os.gone | os.refused), blockIdx.x, gridDim.x);
+    __syncthreads();
+    if (threadIdx.x == 0 && os.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), os.refused);
+    if (!last_block(&c->blocks_out, os)) return;
+    uint64_t refused = ptx::load_relaxed_gpu(&c->refused), lost = ptx::load_relaxed_gpu(&c->gone) | refused;
+    uint64_t answered = peers & ~lost;
+    if (peers & lost) {
+        if (threadIdx.x == 0 && refused) {
+            uint32_t peer = __ffsll(refused) - 1;
+            uint64_t seen = ptx::load_relaxed_gpu(awaited_word(o, Awaited::answer, peer));
+            uint32_t cause = answer_cause(a, c, peer, epw_word_value(seen));
+            record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, Awaited::answer), seen, 0);
+        }
+        sum_tokens<T, Weighted>(a, o, s, answered, 0, 1);
+        __syncthreads();
+    }
+    if (a.wait_ns && threadIdx.x < o.ranks) {
+        a.wait_ns[threadIdx.x] += c->waited[threadIdx.x];
+        c->waited[threadIdx.x] = 0;
+    }
+    if (threadIdx.x == 0) leave(o, EPW_PHASE_COMBINE_RECEIVE, EPW_GPU_FREE, answered, o.active & ~answered);
+}
+
+} // namespace epw

@@ -1,0 +1,330 @@
+// The receiving half of dispatch: wait for every source's rows, then say where they lie (rank-major) or bring them there
+// (expert-major).
+#pragma once
+
+#include "../comm/lane.cuh"
+#include "../ptx/bulk.cuh"
+#include "stage.cuh"
+
+namespace epw {
+
+struct ReceiveShared {
+    uint32_t rows[EPW_GPU_MAX_RANKS]; // received from each source
+    uint64_t loaded[kStages];         // barriers: a stage's row has come
+};
+
+// Which part of the grid a block is. The last block does the work again, alone, where peers turned out to be missing.
+struct Part {
+    uint32_t block, blocks;
+};
+
+// Waits for the rows of every peer of `peers`.
+__device__ inline void await_rows(const epw_dispatch_args &a, const Operation &o, OperationShared &os, ReceiveShared &s,
+                                  uint64_t peers) {
+    uint32_t source = threadIdx.x;
+    if (source < o.ranks) {
+        uint32_t rows = 0;
+        if (peers >> source & 1) {
+            Arrival got = await(o, Awaited::rows, EPW_PHASE_DISPATCH_RECEIVE, source, a.wait_ns != nullptr);
+            if (!got.arrived) leave_out(o, os, source);
+            rows = got.value;
+            if (rows > a.layout.max_tokens) {
+                atomicOr(&os.refused, 1ull << source);
+                rows = 0;
+            }
+        }
+        s.rows[source] = rows;
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ const unsigned char *slot_of(const epw_dispatch_args &a, const Operation &o, uint32_t source,
+                                                        uint32_t row) {
+    return a.window + epw_slot_offset(&a.layout, o.lane, source, row);
+}
+
+// An entry of a received row.
+struct Received {
+    uint32_t format, expert, weight, index;
+};
+
+__device__ __forceinline__ Received read_entry(const epw_dispatch_args &a, const unsigned char *slot, uint32_t j) {
+    const uint32_t *entry = reinterpret_cast<const uint32_t *>(slot + sizeof(epw_slot_header) + j * sizeof(epw_entry));
+    Received r;
+    r.format = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + offsetof(epw_slot_header, format)));
+    r.expert = ptx::load_relaxed_gpu(entry);
+    r.weight = ptx::load_relaxed_gpu(entry + 1);
+    r.index = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + epw_indices_offset(&a.layout)) + j);
+    return r;
+}
+
+// Fills the table of first rows, [ranks][local_experts] in shared memory, from the sources' counts; the first block writes
+// counts and ranges for the caller. Ends with a barrier.
+__device__ inline void place_sources(const epw_dispatch_args &a, const Operation &o, OperationShared &os, ReceiveShared &s,
+                                     uint32_t *first_row, Part part) {
+    constexpr uint32_t kAhead = 8; // sources whose counts are on their way at a time
+    const epw_layout &l = a.layout;
+    epw_gpu_context *c = o.context;
+    for (uint32_t e = threadIdx.x; e < l.local_experts; e += blockDim.x) {
+        uint32_t fill = 0;
+        for (uint32_t base = 0; base < l.ranks; base += kAhead) {
+            uint32_t counts[kAhead];
+#pragma unroll
+            for (uint32_t i = 0; i < kAhead; i++) {
+                if (base + i >= l.ranks) break;
+                const unsigned char *from = a.window + epw_expert_counts_offset(&l, o.lane, base + i);
+                counts[i] = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(from) + e);
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < kAhead; i++) {
+                uint32_t source = base + i;
+                if (source >= l.ranks) break;
+                uint32_t count = s.rows[source] > 0 ? counts[i] : 0;
+                if (count > s.rows[source]) {
+                    atomicOr(&os.refused, 1ull << source);
+                    count = 0;
+                }
+                first_row[source * l.local_experts + e] = fill;
+                if (part.block == 0) {
+                    c->first_row[source * l.local_experts + e] = fill;
+                    if (a.ranges) {
+                        uint32_t *range = a.ranges + (size_t(e) * l.ranks + source) * 2;
+                        range[0] = fill;
+                        range[1] = count;
+                    }
+                }
+                fill += count;
+            }
+        }
+        if (part.block == 0 && a.counts) a.counts[e] = fill;
+    }
+    if (part.block == 0 && threadIdx.x < l.ranks) {
+        c->received[threadIdx.x] = s.rows[threadIdx.x];
+        if (a.source_counts) a.source_counts[threadIdx.x] = s.rows[threadIdx.x];
+    }
+    __syncthreads();
+}
+
+// The row of expert list `local` at which an entry lies, or kNowhere.
+constexpr uint64_t kNowhere = ~0ull;
+__device__ __forceinline__ uint64_t place_of(const epw_dispatch_args &a, const uint32_t *first_row, uint32_t source,
+                                             uint32_t local, uint32_t index) {
+    uint64_t at = uint64_t(first_row[source * a.layout.local_experts + local]) + index;
+    return at < a.layout.rows ? at : kNowhere;
+}
+
+// Rank-major: ids, weights and the experts' row lists, one thread to an entry. The first entries are loaded before the table
+// of first rows is made: both come a latency after the words.
+__device__ __forceinline__ bool find_entry(const epw_dispatch_args &a, const ReceiveShared &s, uint32_t n, uint32_t *source,
+                                           uint32_t *row, uint32_t *j) {
+    uint32_t width = a.layout.topk;
+    for (uint32_t r = 0; r < a.layout.ranks; r++) {
+        uint32_t entries = s.rows[r] * width;
+        if (n < entries) {
+            *source = r;
+            *row = n / width;
+            *j = n % width;
+            return true;
+        }
+        n -= entries;
+    }
+    return false;
+}
+
+__device__ __forceinline__ void list_entry(const epw_dispatch_args &a, const Operation &o, OperationShared &os,
+                                           const uint32_t *first_row, const Received &r, uint32_t source, uint32_t row,
+                                           uint32_t j) {
+    const epw_layout &l = a.layout;
+    uint32_t local = r.expert - o.rank * l.local_experts, at = source * l.max_tokens + row;
+    bool ours = static_cast<int32_t>(r.expert) >= 0 && local < l.local_experts;
+    uint64_t place = ours ? place_of(a, first_row, source, local, r.index) : 0;
+    if (r.format != a.format || place == kNowhere) {
+        atomicOr(&os.refused, 1ull << source);
+        return;
+    }
+    if (a.row_experts) a.row_experts[size_t(at) * l.topk + j] = ours ? static_cast<int32_t>(local) : -1;
+    if (a.row_weights) a.row_weights[size_t(at) * l.topk + j] = ours ? __uint_as_float(r.weight) : 0.0f;
+    if (ours && a.expert_rows) a.expert_rows[local * l.rows + place] = at;
+}
+
+// Scales of one row to their place in the list.
+__device__ __forceinline__ void put_scales(const epw_dispatch_args &a, const unsigned char *scales, uint64_t list, uint64_t row) {
+    const epw_layout &l = a.layout;
+    uint32_t count = a.scale_count, bytes = a.scale_bytes;
+    unsigned char *out = static_cast<unsigned char *>(a.out_scales);
+    if (a.payload == EPW_PAYLOAD_FP8_UE8M0 && a.scale_order == 0) {
+        uint32_t words = (count + 3) / 4;
+        for (uint32_t w = threadIdx.x; w < words; w += blockDim.x) {
+            uint32_t packed = 0;
+            for (uint32_t i = 0; i < 4 && w * 4 + i < count; i++) packed |= uint32_t(scales[w * 4 + i]) << (8 * i);
+            reinterpret_cast<uint32_t *>(out)[(list * words + w) * l.rows + row] = packed;
+        }
+        return;
+    }
+    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
+        size_t at = a.scale_order ? (list * l.rows + row) * count + i : (list * count + i) * l.rows + row;
+        if (bytes == 4) {
+            reinterpret_cast<uint32_t *>(out)[at] = reinterpret_cast<const uint32_t *>(scales)[i];
+        } else {
+            for (uint32_t k = 0; k < bytes; k++) out[at * bytes + k] = scales[i * bytes + k];
+        }
+    }
+}
+
+// Brings rows from their slots through shared memory to where the caller wants them: to the list of each local expert, or,
+// rank-major, to one dense array. While one stage is written out, the others load.
+__device__ inline void spread_rows(const epw_dispatch_args &a, const Operation &o, OperationShared &os, ReceiveShared &s,
+                                   const uint32_t *first_row, unsigned char *memory, uint32_t *turn, Part part) {
+    const epw_layout &l = a.layout;
+    const Stages stages(l);
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = o.rank * l.local_experts;
+    const uint32_t pieces = (a.payload_bytes + kPieceBytes - 1) / kPieceBytes, scale_bytes = a.scale_count * a.scale_bytes;
+    const bool whole = pieces == 1 && scale_bytes <= kScaleRoom;
+    uint32_t total = 0;
+    for (uint32_t r = 0; r < l.ranks; r++) total += s.rows[r];
+    uint32_t jobs = part.block < total ? ((total - part.block - 1) / part.blocks + 1) * pieces : 0;
+    auto row_of = [&](uint32_t n, uint32_t *source, uint32_t *row) {
+        uint32_t i = part.block + n / pieces * part.blocks, r = 0;
+        while (i >= s.rows[r]) i -= s.rows[r++];
+        *source = r;
+        *row = i;
+    };
+    const uint32_t begun = *turn; // stages are used in turn from kernel begin to end, so that their barriers' phases are known
+    auto fetch = [&](uint32_t n) { // by one thread
+        if (n >= jobs) return;
+        uint32_t source, row, piece = n % pieces, at = (begun + n) % kStages;
+        row_of(n, &source, &row);
+        const unsigned char *slot = slot_of(a, o, source, row);
+        unsigned char *stage = memory + at * stages.bytes;
+        uint32_t bytes = min(kPieceBytes, a.payload_bytes - piece * kPieceBytes);
+        if (whole) {
+            uint32_t all = stages.header + align_16(bytes + scale_bytes);
+            ptx::barrier_expect(&s.loaded[at], all);
+            ptx::bulk_load(stage, slot, all, &s.loaded[at]);
+            return;
+        }
+        ptx::barrier_expect(&s.loaded[at], stages.header + bytes);
+        ptx::bulk_load(stage, slot, stages.header, &s.loaded[at]);
+        ptx::bulk_load(stage + stages.header, slot + l.header_bytes + uint64_t(piece) * kPieceBytes, bytes, &s.loaded[at]);
+    };
+    if (threadIdx.x == 0) {
+        // What the words guard was acquired by generic loads; the engine reads it now.
+        ptx::fence_global_before_bulk();
+        ptx::fence_shared_before_bulk();
+        for (uint32_t n = 0; n + 1 < kStages; n++) fetch(n);
+    }
+    for (uint32_t n = 0; n < jobs; n++) {
+        uint32_t at = (begun + n) % kStages, source, row, piece = n % pieces;
+        if (threadIdx.x == 0) {
+            ptx::bulk_wait_read<0>(); // the stage to be filled has been written out,
+            ptx::fence_shared_before_bulk(); // and read by everybody before the barrier below
+            fetch(n + kStages - 1);
+        }
+        while (!ptx::barrier_try_wait(&s.loaded[at], (begun + n) / kStages & 1)) {}
+        const unsigned char *stage = memory + at * stages.bytes, *payload = stage + stages.header;
+        row_of(n, &source, &row);
+        const epw_slot_header *header = reinterpret_cast<const epw_slot_header *>(stage);
+        const epw_entry *entries = reinterpret_cast<const epw_entry *>(stage + sizeof(epw_slot_header));
+        const uint32_t *indices = reinterpret_cast<const uint32_t *>(stage + epw_indices_offset(&l));
+        uint32_t bytes = min(kPieceBytes, a.payload_bytes - piece * kPieceBytes);
+        auto put = [&](uint64_t list, uint64_t place) {
+            uint64_t to = list * l.rows + place;
+            if (threadIdx.x == 0 && a.rows) {
+                unsigned char *out = static_cast<unsigned char *>(a.rows) + to * a.payload_bytes + uint64_t(piece) * kPieceBytes;
+                ptx::bulk_store(out, payload, bytes);
+                ptx::bulk_commit();
+            }
+            if (piece != 0) return;
+            if (a.out_scales && a.scale_count) {
+                const unsigned char *scales = whole ? payload + bytes : slot_of(a, o, source, row) + l.header_bytes + a.payload_bytes;
+                put_scales(a, scales, list, place);
+            }
+            if (warp == 1 && a.out_sideband) {
+                unsigned char *out = static_cast<unsigned char *>(a.out_sideband) + to * a.sideband_bytes;
+                for (uint32_t i = lane; i < a.sideband_bytes; i += 32) out[i] = stage[epw_sideband_offset(&l) + i];
+            }
+            if (threadIdx.x == 64 && a.source_token) a.source_token[to] = header->token;
+        };
+        if (header->format != a.format) {
+            if (threadIdx.x == 0) atomicOr(&os.refused, 1ull << source);
+        } else if (a.output_layout == EPW_RANK_MAJOR) {
+            put(0, uint64_t(source) * l.max_tokens + row);
+        } else {
+            for (uint32_t j = 0; j < l.topk; j++) {
+                uint32_t local = uint32_t(entries[j].expert) - base;
+                if (entries[j].expert < 0 || local >= l.local_experts) continue;
+                uint64_t place = place_of(a, first_row, source, local, indices[j]);
+                if (place != kNowhere) put(local, place);
+                else if (threadIdx.x == 0) atomicOr(&os.refused, 1ull << source);
+            }
+        }
+        __syncthreads(); // all have read the stage
+    }
+    if (threadIdx.x == 0) ptx::bulk_wait_all();
+    *turn = begun + jobs;
+}
+
+// Lays out what has come, as part `part` of the grid.
+__device__ inline void lay_out(const epw_dispatch_args &a, const Operation &o, OperationShared &os, ReceiveShared &s,
+                               unsigned char *memory, uint32_t *table, uint32_t *turn, Part part) {
+    bool lists = a.output_layout == EPW_RANK_MAJOR;
+    uint32_t n = part.block * blockDim.x + threadIdx.x, source = 0, row = 0, j = 0;
+    bool mine = lists && find_entry(a, s, n, &source, &row, &j);
+    Received first = {};
+    if (mine) first = read_entry(a, slot_of(a, o, source, row), j);
+    place_sources(a, o, os, s, table, part);
+    while (mine) {
+        list_entry(a, o, os, table, first, source, row, j);
+        n += part.blocks * blockDim.x;
+        mine = find_entry(a, s, n, &source, &row, &j);
+        if (mine) first = read_entry(a, slot_of(a, o, source, row), j);
+    }
+    if (!lists || a.rows || (a.out_scales && a.scale_count) || a.out_sideband || a.source_token) {
+        spread_rows(a, o, os, s, table, memory, turn, part);
+    }
+}
+
+// Waits and lays out; the last block out decides who takes part, and does it all again alone where somebody does not.
+__device__ inline void receive_rows(const epw_dispatch_args &a, const Operation &o, OperationShared &os, ReceiveShared &s,
+                                    uint64_t peers, unsigned char *memory, uint32_t *table) {
+    const epw_layout &l = a.layout;
+    epw_gpu_context *c = o.context;
+    uint32_t turn = 0;
+    await_rows(a, o, os, s, peers & ~uint64_t(os.gone));
+    lay_out(a, o, os, s, memory, table, &turn, {blockIdx.x, gridDim.x});
+    __syncthreads();
+    if (threadIdx.x == 0 && os.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), os.refused);
+    if (!last_block(&c->blocks_out, os)) return;
+    // Peers whose rows are refused deliver nothing but are still answered.
+    uint64_t refused = ptx::load_relaxed_gpu(&c->refused), gone = ptx::load_relaxed_gpu(&c->gone), lost = gone | refused;
+    uint64_t answered = peers & ~gone, present = peers & ~lost, missing = o.active & ~present;
+    if (peers & lost) {
+        if (threadIdx.x == 0 && refused) {
+            record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, __ffsll(refused) - 1, 0, 0, 0);
+        }
+        if (threadIdx.x < l.ranks) {
+            uint32_t rows = 0;
+            const uint64_t *word = awaited_word(o, Awaited::rows, threadIdx.x);
+            if (present >> threadIdx.x & 1) rows = epw_word_value(ptx::load_acquire_sys(word));
+            s.rows[threadIdx.x] = rows;
+        }
+        __syncthreads();
+        lay_out(a, o, os, s, memory, table, &turn, {0, 1});
+        __syncthreads();
+    }
+    for (uint32_t e = threadIdx.x; a.expert_totals && e < l.local_experts; e += blockDim.x) {
+        uint32_t n = 0;
+        for (uint32_t r = 0; r < l.ranks; r++) {
+            const unsigned char *from = a.window + epw_expert_counts_offset(&l, o.lane, r);
+            if (s.rows[r] > 0) n += ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(from) + e);
+        }
+        a.expert_totals[e] += n;
+    }
+    if (a.wait_ns && threadIdx.x < l.ranks) {
+        a.wait_ns[threadIdx.x] += c->waited[threadIdx.x];
+        c->waited[threadIdx.x] = 0;
+    }
+    if (threadIdx.x == 0) leave(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_GPU_DISPATCHED, answered, missing);
+}
+
+} // namespace epw

@@ -1,0 +1,83 @@
+// Small kernels of one block: giving a handle up, and beginning a membership.
+#include "comm/lane.cuh"
+
+#include "launch.cuh"
+
+namespace epw {
+
+// Answers no rows: each peer that takes part is told so once its rows have come.
+__global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) release_kernel(const __grid_constant__ epw_release_args a) {
+    __shared__ OperationShared os;
+    ptx::let_next_begin();
+    ptx::wait_for_stream();
+    epw_gpu_context *c = a.context;
+    Operation o = begin(c, a.window, a.rank, a.ranks, false, 0, os);
+    uint64_t peers = c->present;
+    uint32_t peer = threadIdx.x;
+    __syncthreads();
+    if (os.stage == EPW_GPU_FREE) {
+        refuse(o, os, EPW_PHASE_COMBINE_SEND);
+        return;
+    }
+    if (os.stage != EPW_GPU_ANSWERED && peer < o.ranks && (peers >> peer & 1)) {
+        bool here = os.stage == EPW_GPU_DISPATCHED ||
+                    await(o, Awaited::rows, EPW_PHASE_COMBINE_SEND, peer, false).arrived;
+        // Writer: this thread. Reader: the peer's wait for permission to send its next operation, and its combine.
+        if (here) ptx::store_release_sys(&line_at(o, peer)->combine[o.lane], epw_word(o.epoch, o.op, 0));
+        else leave_out(o, os, peer);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        uint64_t present = peers & ~uint64_t(os.gone);
+        leave(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present);
+    }
+}
+
+__global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __grid_constant__ epw_membership_args a) {
+    uint32_t peer = threadIdx.x;
+    if (peer == 0) {
+        a.shared->suspects = 0;
+        for (uint32_t i = 0; i < EPW_MAX_LANES; i++) {
+            epw_gpu_context *c = a.contexts[i];
+            a.shared->suspects_host[i] = 0;
+            if (c == nullptr) continue;
+            c->epoch = a.epoch;
+            c->active = a.active;
+            c->op = c->wrapped = 0;
+            c->stage = EPW_GPU_FREE;
+            c->present = 0;
+        }
+    }
+    __syncthreads();
+    // Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission to send its
+    // first operation.
+    if (peer < a.ranks && (a.active >> peer & 1)) {
+        unsigned char *line = a.contexts[0]->window[peer] + epw_line_offset(a.rank);
+        ptx::store_release_sys(&reinterpret_cast<epw_line *>(line)->epoch, epw_word(a.epoch, 0, 0));
+    }
+}
+
+cudaError_t prepare_membership() {
+    int blocks = EPW_MAX_LANES;
+    cudaError_t error = prepare(release_kernel, EPW_GPU_MAX_RANKS, 0, &blocks);
+    return error != cudaSuccess ? error : prepare(membership_kernel, EPW_GPU_MAX_RANKS, 0, &blocks);
+}
+
+} // namespace epw
+
+extern "C" int epw_gpu_release(const epw_release_args *args, void *stream) {
+    return epw::launch_in_stream(epw::release_kernel, 1, EPW_GPU_MAX_RANKS, 0, static_cast<cudaStream_t>(stream), *args);
+}
+
+extern "C" int epw_gpu_set_active(const epw_membership_args *args, void *stream) {
+    return epw::launch_in_stream(epw::membership_kernel, 1, EPW_GPU_MAX_RANKS, 0, static_cast<cudaStream_t>(stream), *args);
+}
+
+extern "C" int epw_gpu_prepare(const epw_layout *layout, uint32_t *blocks_per_sm) {
+    int blocks = EPW_MAX_LANES;
+    cudaError_t error = epw::prepare_membership();
+    if (error == cudaSuccess) error = epw::prepare_dispatch(*layout, &blocks);
+    if (error == cudaSuccess) error = epw::prepare_combine(&blocks);
+    *blocks_per_sm = uint32_t(blocks);
+    return error;
+}
