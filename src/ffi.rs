@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::ptr::{self, NonNull};
+use std::time::Duration;
 
 use crate::error::{Error, Failure, Result};
 use crate::mask::Mask;
@@ -52,6 +53,11 @@ fn check(status: sys::epw_status) -> Result<Progress> {
         sys::EPW_PENDING => Ok(Progress::Pending),
         status => Err(error(status)),
     }
+}
+
+/// As the C core counts time: at least 1, where 0 may mean something else.
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).max(1)
 }
 
 fn c_mask(mask: &Mask) -> sys::epw_mask {
@@ -314,9 +320,9 @@ impl Buffer {
     }
 
     /// Sleeps until `poll` or `ready` may say something new. Touches no caller memory.
-    pub(crate) fn wait(&self, handle: sys::epw_handle, timeout_ns: u64) -> Result<()> {
+    pub(crate) fn wait(&self, handle: sys::epw_handle, timeout: Duration) -> Result<()> {
         // SAFETY: the buffer is alive; a consumed handle is recognised.
-        check(unsafe { sys::epw_await(self.0.as_ptr(), handle, timeout_ns) })?;
+        check(unsafe { sys::epw_await(self.0.as_ptr(), handle, nanos(timeout)) })?;
         Ok(())
     }
 

@@ -237,6 +237,7 @@ impl EpBuffer {
     ) -> Result<(OpenHandle, Outcome)> {
         let observed = Observed::begin(name, self.rank());
         let ended = async {
+            self.inner.watch_lanes(name)?;
             let (open, progress, outcome) = self.start(input, output, true)?;
             // SAFETY: `input` and `output` are borrowed by this future, to its end.
             let outcome = unsafe { open.finish(progress, outcome) }.await?;
@@ -273,6 +274,7 @@ impl EpBuffer {
         let mut outcome = ffi::empty_outcome();
         // SAFETY: sizes were checked; callers keep input and output borrowed while the operation is polled.
         let (handle, progress) = unsafe { inner.ffi.dispatch(&c_input, output.as_ref(), &mut outcome) }?;
-        Ok((OpenHandle::new(inner.clone(), handle), progress, outcome))
+        let deadline = input.deadline_or(inner.config.deadline);
+        Ok((OpenHandle::new(inner.clone(), handle, deadline), progress, outcome))
     }
 }
