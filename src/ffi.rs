@@ -213,9 +213,11 @@ impl Buffer {
         Ok(blob)
     }
 
-    pub(crate) fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
+    /// Bounded by `deadline` instead of the buffer's.
+    pub(crate) fn connect(&self, peer: u32, blob: &[u8], deadline: Duration) -> Result<()> {
+        let (bytes, length, deadline_ns) = (blob.as_ptr().cast(), blob.len(), nanos(deadline));
         // SAFETY: blob is valid for its length; its bytes are checked by the C core.
-        check(unsafe { sys::epw_buffer_connect(self.0.as_ptr(), peer, blob.as_ptr().cast(), blob.len()) })?;
+        check(unsafe { sys::epw_buffer_connect_within(self.0.as_ptr(), peer, bytes, length, deadline_ns) })?;
         Ok(())
     }
 

@@ -26,8 +26,8 @@ fn pair(deadline: Duration) -> [EpBuffer; 2] {
     let config = EpConfig { deadline, threads: 1, ..EpConfig::new(4, HIDDEN as u32, 2, 2) };
     let buffers = [0, 1].map(|rank| EpBuffer::unconnected(rank, 2, config.clone()).unwrap());
     let [a, b] = &buffers;
-    a.connect(1, &b.export(0).unwrap()).unwrap();
-    b.connect(0, &a.export(1).unwrap()).unwrap();
+    a.connect_blocking(1, &b.export(0).unwrap()).unwrap();
+    b.connect_blocking(0, &a.export(1).unwrap()).unwrap();
     buffers.iter().for_each(|buffer| buffer.set_active(&Mask::all(2), 1).unwrap());
     buffers
 }

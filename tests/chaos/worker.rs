@@ -113,7 +113,7 @@ impl Worker {
             Command::Connect(blobs) => {
                 for (peer, blob) in blobs {
                     let before = trap::windows();
-                    self.buffer().connect(peer, &blob)?;
+                    self.buffer().connect_blocking(peer, &blob)?;
                     let mut now = trap::windows();
                     now.retain(|inode, _| !before.contains_key(inode));
                     // None is new when the same window is mapped again.
