@@ -158,3 +158,105 @@ async fn aside<T: Send + 'static>(
     let lost = |_| Err(failed("its thread ended without an answer; its message on stderr says why".into()));
     result.await.unwrap_or_else(lost)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::{Child, Command, Stdio};
+    use std::time::Duration;
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_millis(1500);
+
+    fn config() -> EpConfig {
+        EpConfig { deadline: DEADLINE, threads: 1, ..EpConfig::new(4, 64, 2, 1) }
+    }
+
+    #[test]
+    fn creating_beside_a_stopped_rank_ends_and_lets_the_thread_go_on() {
+        let mut exporter = Exporter::start();
+        let blob = exporter.blob();
+        exporter.stop();
+        // The group's rank 1 is the test: it does what creating does up to the connect, for the process.
+        let groups = Group::threads(2).unwrap();
+        let peer = groups[1].clone();
+        let peer = std::thread::spawn(move || {
+            peer.agree_blocking("buffer", config().fields()).unwrap();
+            peer.exchange_blocking("buffer", vec![blob, Vec::new()]).unwrap();
+        });
+
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (error, elapsed, gap) = runtime.block_on(async {
+            let began = Instant::now();
+            let (mut last, mut gap) = (began, Duration::ZERO);
+            let clock = async {
+                loop {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    gap = gap.max(last.elapsed());
+                    last = Instant::now();
+                }
+            };
+            let created = tokio::select! {
+                created = EpBuffer::create(&groups[0], config()) => created,
+                () = clock => unreachable!("a clock never ends"),
+            };
+            (created.unwrap_err(), began.elapsed(), gap.max(last.elapsed()))
+        });
+        peer.join().unwrap();
+        assert!(matches!(&error, Error::Timeout(failure) if failure.peer == Some(1)), "{error}");
+        assert!((DEADLINE..DEADLINE * 4 / 3).contains(&elapsed), "{elapsed:?}");
+        assert!(gap < DEADLINE / 4, "the thread was blocked for {gap:?}");
+    }
+
+    const PREFIX: &str = "blob: ";
+
+    #[test]
+    #[ignore = "is the process that another test starts"]
+    fn exporter() {
+        let buffer = EpBuffer::unconnected(1, 2, config()).unwrap();
+        let blob: String = buffer.export(0).unwrap().iter().map(|byte| format!("{byte:02x}")).collect();
+        println!("{PREFIX}{blob}");
+        // Until the other test ends.
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    }
+
+    struct Exporter(Child);
+
+    impl Exporter {
+        fn start() -> Self {
+            let child = Command::new(std::env::current_exe().unwrap())
+                .args(["--ignored", "--exact", "--nocapture", "buffer::connect::tests::exporter"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn();
+            Self(child.unwrap())
+        }
+
+        fn blob(&mut self) -> Vec<u8> {
+            let said = BufReader::new(self.0.stdout.take().unwrap());
+            let hex = said.lines().find_map(|line| Some(line.unwrap().split_once(PREFIX)?.1.to_owned()));
+            let hex = hex.expect("a blob");
+            let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+            (0..hex.len()).step_by(2).map(byte).collect()
+        }
+
+        /// Returns when it has stopped.
+        fn stop(&self) {
+            let pid = self.0.id() as libc::pid_t;
+            // SAFETY: plain system calls on a child that has not been reaped; no status is asked for.
+            let stopped = unsafe {
+                libc::kill(pid, libc::SIGSTOP);
+                libc::waitpid(pid, std::ptr::null_mut(), libc::WUNTRACED)
+            };
+            assert_eq!(stopped, pid);
+        }
+    }
+
+    impl Drop for Exporter {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+}
