@@ -171,6 +171,7 @@ epw_status epw_buffer_connect_within(epw_buffer *b, uint32_t peer, const void *b
     if (status != EPW_OK) return status;
     epw_where where = {"connect", (int)b->config.rank, (int)peer};
     if (blob == NULL) return epw_fail(EPW_ERR_INVALID, where, "blob is NULL");
+    if (deadline_ns == 0) return epw_fail(EPW_ERR_INVALID, where, "deadline_ns is 0, must be at least 1");
     lock_lanes(b);
     status = check_not_connecting(b, where);
     if (status == EPW_OK) {
