@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::ptr::{self, NonNull};
+use std::time::Duration;
 
 use crate::error::{Error, Failure, Result};
 use crate::mask::Mask;
@@ -52,6 +53,11 @@ fn check(status: sys::epw_status) -> Result<Progress> {
         sys::EPW_PENDING => Ok(Progress::Pending),
         status => Err(error(status)),
     }
+}
+
+/// As the C core counts time: at least 1, where 0 may mean something else.
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).max(1)
 }
 
 fn c_mask(mask: &Mask) -> sys::epw_mask {
@@ -207,9 +213,11 @@ impl Buffer {
         Ok(blob)
     }
 
-    pub(crate) fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
+    /// Bounded by `deadline` instead of the buffer's.
+    pub(crate) fn connect(&self, peer: u32, blob: &[u8], deadline: Duration) -> Result<()> {
+        let (bytes, length, deadline_ns) = (blob.as_ptr().cast(), blob.len(), nanos(deadline));
         // SAFETY: blob is valid for its length; its bytes are checked by the C core.
-        check(unsafe { sys::epw_buffer_connect(self.0.as_ptr(), peer, blob.as_ptr().cast(), blob.len()) })?;
+        check(unsafe { sys::epw_buffer_connect_within(self.0.as_ptr(), peer, bytes, length, deadline_ns) })?;
         Ok(())
     }
 
@@ -314,9 +322,9 @@ impl Buffer {
     }
 
     /// Sleeps until `poll` or `ready` may say something new. Touches no caller memory.
-    pub(crate) fn wait(&self, handle: sys::epw_handle, timeout_ns: u64) -> Result<()> {
+    pub(crate) fn wait(&self, handle: sys::epw_handle, timeout: Duration) -> Result<()> {
         // SAFETY: the buffer is alive; a consumed handle is recognised.
-        check(unsafe { sys::epw_await(self.0.as_ptr(), handle, timeout_ns) })?;
+        check(unsafe { sys::epw_await(self.0.as_ptr(), handle, nanos(timeout)) })?;
         Ok(())
     }
 

@@ -132,6 +132,15 @@ fn others_get_a_grace_period_to_end_by_themselves() {
 }
 
 #[test]
+fn a_grace_period_may_be_without_end() {
+    let scratch = Scratch::new("endless");
+    let script = r#"[ "$EPWIRE_RANK" = 0 ] && exit 3; sleep 0.1; echo done > "$1/$EPWIRE_RANK""#;
+    let ranks = shell(2, script, &scratch.0).grace(Duration::MAX);
+    assert_eq!(ranks.spawn().unwrap().wait(LIMIT).unwrap().exit_code(), 3);
+    assert_eq!(scratch.read("1"), "done\n");
+}
+
+#[test]
 fn a_rank_that_ignores_sigterm_is_killed() {
     let scratch = Scratch::new("stubborn");
     let script = r#"trap "echo asked > '$1/asked'" TERM; touch "$1/$EPWIRE_RANK"

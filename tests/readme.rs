@@ -42,6 +42,12 @@ fn the_quick_start_is_the_example_of_the_crate() {
 }
 
 #[test]
+fn the_admission_of_a_replacement_is_what_chaos_runs() {
+    let shown = concat!("\n```rust,no_run\n", include_str!("chaos/admit.rs"), "```\n");
+    assert!(README.contains(shown), "put tests/chaos/admit.rs into the README");
+}
+
+#[test]
 fn the_table_of_variables_is_that_of_the_code() {
     let table = epwire::env::markdown_table();
     assert!(README.contains(&table), "put this into the README:\n{table}");

@@ -26,8 +26,8 @@ fn pair(deadline: Duration) -> [EpBuffer; 2] {
     let config = EpConfig { deadline, threads: 1, ..EpConfig::new(4, HIDDEN as u32, 2, 2) };
     let buffers = [0, 1].map(|rank| EpBuffer::unconnected(rank, 2, config.clone()).unwrap());
     let [a, b] = &buffers;
-    a.connect(1, &b.export(0).unwrap()).unwrap();
-    b.connect(0, &a.export(1).unwrap()).unwrap();
+    a.connect_blocking(1, &b.export(0).unwrap()).unwrap();
+    b.connect_blocking(0, &a.export(1).unwrap()).unwrap();
     buffers.iter().for_each(|buffer| buffer.set_active(&Mask::all(2), 1).unwrap());
     buffers
 }
@@ -333,4 +333,80 @@ fn clones_of_an_event_wake_every_task() {
     let dispatched = dispatching.receive_blocking(token.received.output()).unwrap();
     assert!(combine(dispatched, &mut token).is_complete());
     peer.join().unwrap();
+}
+
+#[test]
+fn an_event_waits_as_long_as_its_operation_may() {
+    const SHORT: Duration = Duration::from_millis(50);
+    const LATE: Duration = Duration::from_millis(300);
+    let [a, b] = pair(SHORT);
+    let peer = thread::spawn(move || {
+        let mut token = Token::new(&b, 1.0);
+        thread::sleep(LATE);
+        let (input, output) = token.dispatch(0);
+        let dispatched = b.dispatch_blocking(input.deadline(PATIENT), output).unwrap();
+        thread::sleep(LATE);
+        let expert_out = token.expert_out();
+        let input = Combine::new(TensorRef::new(&expert_out, HIDDEN)).deadline(PATIENT);
+        dispatched.combine_blocking(input, CombineOutput::new(TensorMut::new(&mut token.out))).unwrap()
+    });
+
+    let mut token = Token::new(&a, 1.0);
+    let (input, _) = token.dispatch(0);
+    let dispatching = a.dispatch_send_blocking(input.deadline(PATIENT)).unwrap();
+    let began = Instant::now();
+    runtime().block_on(dispatching.event());
+    assert!(began.elapsed() > 2 * SHORT, "ready after {:?}", began.elapsed());
+    let dispatched = dispatching.receive_blocking(token.received.output()).unwrap();
+    assert!(dispatched.outcome().is_complete(), "{:?}", dispatched.outcome());
+
+    let expert_out = token.expert_out();
+    let input = Combine::new(TensorRef::new(&expert_out, HIDDEN)).deadline(PATIENT);
+    let combining = dispatched.combine_send(input).unwrap();
+    let began = Instant::now();
+    combining.event().wait_blocking();
+    assert!(began.elapsed() > 2 * SHORT, "ready after {:?}", began.elapsed());
+    let outcome = combining.receive_blocking(CombineOutput::new(TensorMut::new(&mut token.out))).unwrap();
+    assert!(outcome.is_complete(), "{outcome:?}");
+    assert_eq!(token.out[..], token.x[..]);
+    assert!(peer.join().unwrap().is_complete());
+}
+
+#[test]
+fn without_a_thread_to_spare_nothing_is_begun() {
+    const INSIDE: &str = "EPWIRE_TEST_WITHOUT_THREADS";
+    if std::env::var_os(INSIDE).is_none() {
+        // No address space has room for such a stack, so that process starts no thread.
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "without_a_thread_to_spare_nothing_is_begun"])
+            .envs([(INSIDE, "1"), ("RUST_MIN_STACK", "1000000000000000")])
+            .status();
+        assert!(status.unwrap().success());
+        return;
+    }
+    fn refused<T>(ended: Result<T, Error>) {
+        let Err(error) = ended else { panic!("it went on without a thread") };
+        assert!(matches!(error, Error::System(_)) && error.to_string().contains("thread"), "{error}");
+    }
+    let [a, b] = pair(PATIENT);
+    let [mut ours, mut theirs] = [Token::new(&a, 1.0), Token::new(&b, 1.0)];
+    runtime().block_on(async {
+        refused(b.connect(0, &a.export(1).unwrap()).await);
+        let (input, output) = ours.dispatch(0);
+        refused(a.dispatch_send(input.clone()).await);
+        refused(a.dispatch(input, output).await);
+
+        // No lane was taken and no operation counted: this one is the first on both.
+        let (input, _) = ours.dispatch(0);
+        let dispatching = a.dispatch_send_blocking(input).unwrap();
+        let (input, output) = theirs.dispatch(0);
+        let dispatched = b.dispatch_blocking(input, output).unwrap();
+        assert!(dispatched.outcome().is_complete(), "{:?}", dispatched.outcome());
+
+        // What would have been consumed comes back.
+        let refusal = dispatching.receive(ours.received.output()).await.unwrap_err();
+        assert!(matches!(refusal.error, Error::System(_)), "{}", refusal.error);
+        let received = refusal.handle.receive_blocking(ours.received.output()).unwrap();
+        assert!(received.outcome().is_complete(), "{:?}", received.outcome());
+    });
 }

@@ -154,19 +154,46 @@ static epw_status check_unused(const epw_buffer *b, epw_where where, uint32_t pe
     return epw_fail(EPW_ERR_STATE, where, "it is active: leave it out of a set_active first");
 }
 
+/* With all lanes locked: only one thread at a time changes how a peer is reached. */
+static epw_status check_not_connecting(const epw_buffer *b, epw_where where) {
+    if (!epw_mask_has(&b->connecting, (uint32_t)where.peer)) return EPW_OK;
+    return epw_fail(EPW_ERR_STATE, where,
+                    "another thread is connecting it: try again once that has ended, within its deadline");
+}
+
 epw_status epw_buffer_connect(epw_buffer *b, uint32_t peer, const void *blob, size_t length) {
+    return epw_buffer_connect_within(b, peer, blob, length, b != NULL ? b->config.deadline_ns : 1);
+}
+
+epw_status epw_buffer_connect_within(epw_buffer *b, uint32_t peer, const void *blob, size_t length,
+                                     uint64_t deadline_ns) {
     epw_status status = check_peer(b, "connect", peer);
     if (status != EPW_OK) return status;
     epw_where where = {"connect", (int)b->config.rank, (int)peer};
     if (blob == NULL) return epw_fail(EPW_ERR_INVALID, where, "blob is NULL");
+    if (deadline_ns == 0) return epw_fail(EPW_ERR_INVALID, where, "deadline_ns is 0, must be at least 1");
     lock_lanes(b);
-    status = b->imports[peer] == NULL ? check_lanes_free(b, where) : check_unused(b, where, peer);
+    status = check_not_connecting(b, where);
     if (status == EPW_OK) {
-        disconnect(b, peer);
-        status = epw_window_import(b->window, peer, blob, length, b->config.deadline_ns, &b->imports[peer]);
+        status = b->imports[peer] == NULL ? check_lanes_free(b, where) : check_unused(b, where, peer);
     }
     if (status == EPW_OK) {
-        b->routes[peer] = (epw_route){epw_import_path(b->imports[peer]), epw_import_base(b->imports[peer])};
+        disconnect(b, peer);
+        epw_mask_add(&b->connecting, peer);
+    }
+    unlock_lanes(b);
+    if (status != EPW_OK) return status;
+
+    /* The peer may be slow to answer, and this rank's other calls take the locks meanwhile. They find a peer
+     * that is not connected, which can not become active; what begins on a lane has no part in it. */
+    epw_import *import = NULL;
+    status = epw_window_import(b->window, peer, blob, length, deadline_ns, &import);
+
+    lock_lanes(b);
+    epw_mask_drop(&b->connecting, peer);
+    if (status == EPW_OK) {
+        b->imports[peer] = import;
+        b->routes[peer] = (epw_route){epw_import_path(import), epw_import_base(import)};
     }
     unlock_lanes(b);
     return status;
@@ -175,8 +202,10 @@ epw_status epw_buffer_connect(epw_buffer *b, uint32_t peer, const void *blob, si
 epw_status epw_buffer_disconnect(epw_buffer *b, uint32_t peer) {
     epw_status status = check_peer(b, "disconnect", peer);
     if (status != EPW_OK) return status;
+    epw_where where = {"disconnect", (int)b->config.rank, (int)peer};
     lock_lanes(b);
-    status = check_unused(b, (epw_where){"disconnect", (int)b->config.rank, (int)peer}, peer);
+    status = check_not_connecting(b, where);
+    if (status == EPW_OK) status = check_unused(b, where, peer);
     if (status == EPW_OK) disconnect(b, peer);
     unlock_lanes(b);
     return status;

@@ -112,6 +112,7 @@ struct epw_buffer {
     epw_window *window;
     epw_import **imports; /* [ranks] */
     epw_route *routes;    /* [ranks] the peer table */
+    epw_mask connecting;  /* changed with all lanes locked, as the two above */
     const epw_numerics *numerics;
     epw_pool *pool;
     unsigned char *scratch; /* [threads][scratch_bytes] a quantised row with its scales */

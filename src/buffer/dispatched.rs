@@ -162,12 +162,15 @@ impl Dispatched {
     }
 
     /// The sending half of a combine: the answers are received when the caller asks. Never waits.
-    pub fn combine_send(self, input: Combine<'_>) -> Consuming<Combining, Self> {
+    pub fn combine_send(mut self, input: Combine<'_>) -> Consuming<Combining, Self> {
         match self
             .open
             .run("combine_send", |nonblocking, outcome| self.start(&input, None, nonblocking, outcome))
         {
-            Ok(_) => Ok(Combining { open: self.open, request: self.request }),
+            Ok(_) => {
+                self.open.set_deadline(input.deadline_or(self.open.inner.config.deadline));
+                Ok(Combining { open: self.open, request: self.request })
+            }
             Err(error) => Err(Refused::new(self)(error)),
         }
     }

@@ -89,6 +89,10 @@ impl<'a> Dispatch<'a> {
         Self { deadline: Some(deadline), ..self }
     }
 
+    pub(super) fn deadline_or(&self, buffers: Duration) -> Duration {
+        self.deadline.unwrap_or(buffers)
+    }
+
     pub(super) fn tokens(&self) -> usize {
         self.x.rows()
     }
@@ -461,6 +465,10 @@ impl<'a> Combine<'a> {
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }
+    }
+
+    pub(super) fn deadline_or(&self, buffers: Duration) -> Duration {
+        self.deadline.unwrap_or(buffers)
     }
 
     pub(super) fn to_c(

@@ -1,5 +1,6 @@
 //! A rank's end of dispatch and combine.
 
+mod connect;
 mod dispatched;
 mod io;
 mod operation;
@@ -12,7 +13,7 @@ pub use io::{Combine, CombineOutput, Dispatch, DispatchBuffers, DispatchOutput, 
 pub use operation::Event;
 use operation::{OpenHandle, Watcher};
 
-use crate::config::{EpConfig, Path, Payload, Plan, RowShape};
+use crate::config::{EpConfig, Payload, Plan, RowShape};
 use crate::error::Result;
 use crate::ffi;
 use crate::group::Group;
@@ -58,81 +59,6 @@ impl Inner {
 }
 
 impl EpBuffer {
-    /// Creates the buffer of every member of `group` and connects them: all members call this with equal configurations
-    /// (`threads` and `paths` may differ), as often and in the same order. Bounded by the group's deadline; a field that
-    /// differs is named.
-    pub async fn create(group: &Group, config: EpConfig) -> Result<Self> {
-        let buffer = Self::unconnected(group.rank(), group.world(), config)?;
-        group.agree("buffer", buffer.inner.config.fields()).await?;
-        let blobs = buffer.export_all()?;
-        let blobs = group.exchange("buffer", blobs).await?;
-        buffer.connect_all(&blobs)?;
-        // Nobody may send before everybody is connected: an epoch word posted by set_active is the first thing a peer reads.
-        group.barrier("buffer").await?;
-        buffer.set_active(&Mask::all(group.world()), 1)?;
-        Ok(buffer)
-    }
-
-    /// [`EpBuffer::create`] for a plain thread. Not for a thread that serves an async executor.
-    pub fn create_blocking(group: &Group, config: EpConfig) -> Result<Self> {
-        let buffer = Self::unconnected(group.rank(), group.world(), config)?;
-        group.agree_blocking("buffer", buffer.inner.config.fields())?;
-        let blobs = buffer.export_all()?;
-        let blobs = group.exchange_blocking("buffer", blobs)?;
-        buffer.connect_all(&blobs)?;
-        group.barrier_blocking("buffer")?;
-        buffer.set_active(&Mask::all(group.world()), 1)?;
-        Ok(buffer)
-    }
-
-    /// A buffer that knows nobody yet, for programs that carry blobs by means of their own: [`EpBuffer::export`] on every rank,
-    /// [`EpBuffer::connect`] on every other, then [`EpBuffer::set_active`].
-    pub fn unconnected(rank: u32, ranks: u32, config: EpConfig) -> Result<Self> {
-        let plan = Plan::new(&config, ranks)?;
-        let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks))?);
-        let inner = Inner { watchers: Default::default(), ffi, rank, config, plan };
-        Ok(Self { inner: Arc::new(inner) })
-    }
-
-    fn export_all(&self) -> Result<Vec<Vec<u8>>> {
-        (0..self.ranks())
-            .map(|peer| if peer == self.rank() { Ok(Vec::new()) } else { self.export(peer) })
-            .collect()
-    }
-
-    fn connect_all(&self, blobs: &[Vec<u8>]) -> Result<()> {
-        let peers = (0..self.ranks()).zip(blobs).filter(|(peer, _)| *peer != self.rank());
-        peers.into_iter().try_for_each(|(peer, blob)| self.connect(peer, blob))
-    }
-
-    /// What `peer` needs to reach this rank's window, to be given to its [`EpBuffer::connect`]. Holds a secret that lets
-    /// processes of the same user map the window.
-    pub fn export(&self, peer: u32) -> Result<Vec<u8>> {
-        self.inner.ffi.export(peer)
-    }
-
-    /// Maps the window that `peer` exported for this rank. Refused with [`Error::Mismatch`](crate::Error::Mismatch) if a field of
-    /// the configuration differs, with [`Error::Fenced`](crate::Error::Fenced) while a former process of this rank still has that
-    /// window mapped. Takes at most the deadline, on this thread.
-    pub fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
-        self.inner.ffi.connect(peer, blob)
-    }
-
-    /// Unmaps the window of a peer that is not active.
-    pub fn disconnect(&self, peer: u32) -> Result<()> {
-        self.inner.ffi.disconnect(peer)
-    }
-
-    /// The path by which `peer` is reached.
-    pub fn path(&self, peer: u32) -> Path {
-        match self.inner.ffi.path(peer) {
-            sys::EPW_PATH_SELF => Path::SelfRank,
-            sys::EPW_PATH_THREAD => Path::Thread,
-            sys::EPW_PATH_SHM => Path::SharedMemory,
-            _ => Path::None,
-        }
-    }
-
     /// Begins a membership: every member calls it with the same mask and epoch, with no lane held. `epoch` is in
     /// `1..=32767` and larger than any before. Clears suspects. [`EpBuffer::recover`] finds mask and epoch by agreement.
     pub fn set_active(&self, active: &Mask, epoch: u32) -> Result<()> {
@@ -140,7 +66,7 @@ impl EpBuffer {
     }
 
     /// Agrees with the surviving members of `group` on who goes on and in which epoch, then begins that membership. All
-    /// survivors call it, each with no lane held. Not for replacements: those connect first.
+    /// survivors call it, each with no lane held. Not for replacements: those connect first. Never blocks the executor.
     pub async fn recover(&self, group: &Group) -> Result<(Mask, u32)> {
         let (_, suspects, _) = self.inner.ffi.membership()?;
         let decision = group.agree_active(suspects, false).await?;
@@ -237,6 +163,7 @@ impl EpBuffer {
     ) -> Result<(OpenHandle, Outcome)> {
         let observed = Observed::begin(name, self.rank());
         let ended = async {
+            self.inner.watch_lanes(name)?;
             let (open, progress, outcome) = self.start(input, output, true)?;
             // SAFETY: `input` and `output` are borrowed by this future, to its end.
             let outcome = unsafe { open.finish(progress, outcome) }.await?;
@@ -273,6 +200,7 @@ impl EpBuffer {
         let mut outcome = ffi::empty_outcome();
         // SAFETY: sizes were checked; callers keep input and output borrowed while the operation is polled.
         let (handle, progress) = unsafe { inner.ffi.dispatch(&c_input, output.as_ref(), &mut outcome) }?;
-        Ok((OpenHandle::new(inner.clone(), handle), progress, outcome))
+        let deadline = input.deadline_or(inner.config.deadline);
+        Ok((OpenHandle::new(inner.clone(), handle, deadline), progress, outcome))
     }
 }

@@ -6,7 +6,7 @@
 //! window only.
 
 use std::future::poll_fn;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,12 +23,19 @@ use crate::sys;
 pub(super) struct OpenHandle {
     pub(super) inner: Arc<Inner>,
     pub(super) handle: sys::epw_handle,
+    /// Of the half that has begun last.
+    deadline: Duration,
     consumed: bool,
 }
 
 impl OpenHandle {
-    pub(super) fn new(inner: Arc<Inner>, handle: sys::epw_handle) -> Self {
-        Self { inner, handle, consumed: false }
+    pub(super) fn new(inner: Arc<Inner>, handle: sys::epw_handle, deadline: Duration) -> Self {
+        Self { inner, handle, deadline, consumed: false }
+    }
+
+    /// That of the combine, once it has begun.
+    pub(super) fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
     }
 
     /// The C core has consumed the handle: there is nothing to release.
@@ -58,16 +65,17 @@ impl OpenHandle {
         start: impl FnOnce(bool, &mut sys::epw_outcome) -> Result<Progress>,
     ) -> Result<Outcome> {
         let observed = Observed::begin(name, self.inner.rank);
-        let mut outcome = ffi::empty_outcome();
-        let ended = match start(true, &mut outcome) {
+        let ended = async {
+            self.inner.watch_lanes(name)?;
+            let mut outcome = ffi::empty_outcome();
+            let progress = start(true, &mut outcome)?;
             // SAFETY: by this function's contract.
-            Ok(progress) => unsafe { self.finish(progress, outcome) }.await,
-            Err(error) => Err(error),
+            unsafe { self.finish(progress, outcome) }.await
         };
-        observed.end(ended, |outcome| outcome)
+        observed.end(ended.await, |outcome| outcome)
     }
 
-    /// Polls the running operation to its end.
+    /// Polls the running operation to its end. Its lane is watched: see [`Inner::watch_lanes`].
     ///
     /// # Safety
     /// The memory given to it stays valid until this future has ended or been dropped.
@@ -83,7 +91,10 @@ impl OpenHandle {
             }
             match first {
                 Progress::Done => Poll::Ready(Ok(Outcome::from_c(&outcome))),
-                Progress::Pending => self.inner.watch(self.handle, cx).map_ok(|()| Outcome::default()),
+                Progress::Pending => {
+                    self.inner.watcher(self.handle).wake_later(self.handle, cx.waker());
+                    Poll::Pending
+                }
             }
         })
         .await
@@ -98,36 +109,41 @@ impl Drop for OpenHandle {
     }
 }
 
-/// Becomes ready when the receiving half of a split operation would not wait for anybody, or when its deadline has
-/// passed. Receiving stays the caller's to do; a consumed or released operation counts as ready.
+/// Becomes ready when the receiving half of a split operation would not wait for anybody, or when the operation's
+/// deadline, counted from the making of the event, has passed. Receiving stays the caller's to do; a consumed or
+/// released operation counts as ready.
 ///
 /// Wait for it as a future from any executor, or with [`Event::wait_blocking`].
 #[derive(Debug, Clone)]
 pub struct Event {
     inner: Arc<Inner>,
     handle: sys::epw_handle,
-    until: Instant,
+    /// `None`: past all clocks.
+    until: Option<Instant>,
 }
 
 impl Event {
     pub(super) fn new(open: &OpenHandle) -> Self {
-        let until = Instant::now() + open.inner.config.deadline;
+        let until = Instant::now().checked_add(open.deadline);
         Self { inner: open.inner.clone(), handle: open.handle, until }
     }
 
     /// Whether it is ready now. Never waits.
     pub fn is_ready(&self) -> bool {
-        !matches!(self.inner.ffi.ready(self.handle), Ok(Progress::Pending)) || Instant::now() >= self.until
+        !matches!(self.inner.ffi.ready(self.handle), Ok(Progress::Pending)) || self.left().is_zero()
     }
 
-    /// Waits on this thread, at most for the buffer's deadline. Not for a thread that serves an async executor.
+    /// Waits on this thread, at most for the operation's deadline. Not for a thread that serves an async executor.
     pub fn wait_blocking(&self) {
         while !self.is_ready() {
-            let left = self.until.saturating_duration_since(Instant::now());
-            if self.inner.ffi.wait(self.handle, left.as_nanos() as u64).is_err() {
+            if self.inner.ffi.wait(self.handle, self.left()).is_err() {
                 return;
             }
         }
+    }
+
+    fn left(&self) -> Duration {
+        self.until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
     }
 }
 
@@ -138,14 +154,12 @@ impl Future for Event {
         if self.is_ready() {
             return Poll::Ready(());
         }
-        match self.inner.watch(self.handle, cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(_) => {
-                // No thread to watch with: stay live by asking to be polled again.
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
+        match self.inner.watch_lanes("wait") {
+            Ok(()) => self.inner.watcher(self.handle).wake_later(self.handle, cx.waker()),
+            // No thread to watch with: stay live by asking to be polled again.
+            Err(_) => cx.waker().wake_by_ref(),
         }
+        Poll::Pending
     }
 }
 
@@ -153,7 +167,7 @@ impl Future for Event {
 #[derive(Debug, Default)]
 pub(super) struct Watcher {
     shared: Arc<Shared>,
-    thread: OnceLock<std::io::Result<JoinHandle<()>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug, Default)]
@@ -186,7 +200,7 @@ impl Shared {
             };
             drop(request);
             // One lane has one live handle; others, and an error, say that a handle is gone: its task must look too.
-            let _ = buffer.wait(handle, SLICE.as_nanos() as u64);
+            let _ = buffer.wait(handle, SLICE);
             tasks.into_iter().for_each(|(_, waker)| waker.wake());
             request = self.lock();
         }
@@ -194,26 +208,25 @@ impl Shared {
 }
 
 impl Watcher {
-    fn watch(
-        &self,
-        buffer: &Arc<ffi::Buffer>,
-        handle: sys::epw_handle,
-        waker: &Waker,
-    ) -> std::io::Result<()> {
-        let started = self.thread.get_or_init(|| {
+    /// Starts the thread unless it runs. One that could not be started is tried again.
+    fn start(&self, buffer: &Arc<ffi::Buffer>) -> std::io::Result<()> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
             let (shared, buffer) = (self.shared.clone(), buffer.clone());
-            std::thread::Builder::new().name("epwire-watch".into()).spawn(move || shared.run(&buffer))
-        });
-        if let Err(error) = started {
-            return Err(std::io::Error::new(error.kind(), error.to_string()));
+            let watch = std::thread::Builder::new().name("epwire-watch".into());
+            *thread = Some(watch.spawn(move || shared.run(&buffer))?);
         }
+        Ok(())
+    }
+
+    /// Has the task polled again when its operation may go on.
+    fn wake_later(&self, handle: sys::epw_handle, waker: &Waker) {
         let mut request = self.shared.lock();
         if !request.tasks.iter().any(|(of, task)| *of == handle && task.will_wake(waker)) {
             request.tasks.push((handle, waker.clone()));
         }
         drop(request);
         self.shared.changed.notify_one();
-        Ok(())
     }
 }
 
@@ -223,7 +236,8 @@ impl Drop for Watcher {
         self.shared.changed.notify_one();
         // A waker called there may have dropped the last owner: that thread can not wait for itself.
         let elsewhere = |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
-        if let Some(Ok(thread)) = self.thread.take()
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
             && elsewhere(&thread)
         {
             // Ends within a slice. A panic there has nothing to tell: it holds no state of ours.
@@ -233,15 +247,18 @@ impl Drop for Watcher {
 }
 
 impl Inner {
-    /// Has the task polled again when its operation may go on. Ready only if that can not be arranged.
-    fn watch(&self, handle: sys::epw_handle, cx: &Context<'_>) -> Poll<Result<()>> {
-        let lane = (handle & 1) as usize;
-        match self.watchers[lane].watch(&self.ffi, handle, cx.waker()) {
-            Ok(()) => Poll::Pending,
-            Err(error) => {
-                let text = format!("can not start the thread that watches lane {lane}: {error}");
-                Poll::Ready(Err(Error::System(Failure::new("wait", self.rank, text))))
-            }
-        }
+    /// Starts the watchers. Before an operation begins, so that a process without a thread to spare is refused one that
+    /// it could not see to its end.
+    pub(super) fn watch_lanes(&self, operation: &str) -> Result<()> {
+        let lanes = self.watchers.iter().take(self.config.lanes as usize);
+        lanes.into_iter().try_for_each(|watcher| watcher.start(&self.ffi)).map_err(|error| {
+            let text =
+                format!("can not start the thread that watches a lane: {error}; check the limit on threads");
+            Error::System(Failure::new(operation, self.rank, text))
+        })
+    }
+
+    fn watcher(&self, handle: sys::epw_handle) -> &Watcher {
+        &self.watchers[(handle & 1) as usize]
     }
 }

@@ -343,21 +343,24 @@ impl Supervised {
     /// is over.
     fn supervise(mut self, grace: Duration, stop: &mpsc::Receiver<()>) -> io::Result<Ended> {
         let mut ended = Ended::Success;
+        // `None`: never, also where the grace period is past all clocks.
         let mut terminate_at: Option<Instant> = None;
         let mut kill_at: Option<Instant> = None;
+        let mut told = false;
         let mut pause = Duration::from_millis(1);
         loop {
             if let (Some((rank, status)), Ended::Success) = (self.reap()?, ended) {
                 ended = Ended::Failed { rank, status };
-                terminate_at = Some(Instant::now() + grace);
+                terminate_at = Instant::now().checked_add(grace);
             }
             if self.children.is_empty() {
                 return Ok(ended);
             }
             let now = Instant::now();
-            if kill_at.is_none() && terminate_at.is_some_and(|at| now >= at) {
+            if !told && terminate_at.is_some_and(|at| now >= at) {
                 self.signal(libc::SIGTERM);
-                kill_at = Some(now + grace);
+                told = true;
+                kill_at = now.checked_add(grace);
             }
             if kill_at.is_some_and(|at| now >= at) {
                 self.signal(libc::SIGKILL);

@@ -412,13 +412,24 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Maps the window that `peer` exported for this rank. Every peer needs it once before it may be active, the
  rank itself not. Refused with EPW_ERR_MISMATCH if a field of the configuration differs, with EPW_ERR_FENCED
- while a former incarnation of this rank still has the peer's window mapped. Bounded by the deadline.
+ while a former incarnation of this rank still has the peer's window mapped. Bounded by the deadline; no
+ other call on the buffer waits for it, one that connects or disconnects the same peer is EPW_ERR_STATE.
  Connecting a peer again first disconnects it. Not while a lane is held.*/
     pub fn epw_buffer_connect(
         buffer: *mut epw_buffer,
         peer: u32,
         blob: *const ::core::ffi::c_void,
         length: usize,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// The same, bounded by deadline_ns, not 0, instead of the buffer's deadline: for one bound over many peers.
+    pub fn epw_buffer_connect_within(
+        buffer: *mut epw_buffer,
+        peer: u32,
+        blob: *const ::core::ffi::c_void,
+        length: usize,
+        deadline_ns: u64,
     ) -> epw_status;
 }
 unsafe extern "C" {

@@ -83,6 +83,7 @@ static void null_is_an_error_and_never_a_crash(void) {
     NO("export", 0, -1, epw_buffer_export(b, 1, bytes, NULL));
     NO("connect", -1, -1, epw_buffer_connect(NULL, 1, bytes, sizeof bytes));
     NO("connect", 0, 1, epw_buffer_connect(b, 1, NULL, 8));
+    NO("connect", -1, -1, epw_buffer_connect_within(NULL, 1, bytes, sizeof bytes, 1));
     NO("disconnect", -1, -1, epw_buffer_disconnect(NULL, 1));
     NO("set_active", -1, -1, epw_buffer_set_active(NULL, &both, 2));
     NO("set_active", -1, -1, epw_buffer_set_active(b, NULL, 2));
@@ -143,6 +144,8 @@ static void connect_says_what_is_wrong_with_a_blob(void) {
     CHECK(epw_buffer_path(b, 1) == EPW_PATH_NONE); /* it was disconnected first */
     REFUSED(epw_buffer_connect(b, 1, blob, length - 1), EPW_ERR_INVALID, "connect", 0, 1, "bytes");
     REFUSED(epw_buffer_connect(b, 1, "", 0), EPW_ERR_INVALID, "connect", 0, 1, "not a blob");
+    REFUSED(epw_buffer_connect_within(b, 1, blob, length, 0), EPW_ERR_INVALID, "connect", 0, 1,
+            "deadline_ns is 0");
     REFUSED(epw_buffer_connect(g.of[1], 0, blob, length), EPW_ERR_INVALID, "connect", 1, 0,
             "exported by rank 1");
 

@@ -8,20 +8,20 @@ use crate::cluster::{Choices, Cluster, DEADLINE, RANKS, Rows, all_but, everyone}
 use crate::verdict;
 use crate::wire::{Call, Command, Reply, Run};
 
-const JOIN_DEADLINE: Duration = Duration::from_millis(1500);
-const GROUP_DEADLINE: Duration = Duration::from_millis(1500);
+pub(crate) const JOIN_DEADLINE: Duration = Duration::from_millis(1500);
+pub(crate) const GROUP_DEADLINE: Duration = Duration::from_millis(1500);
 /// What a call through the group may take beyond its deadline: the client leaves the server half a second to account for a
 /// timeout itself.
-const GROUP_MARGIN: Duration = Duration::from_millis(600);
+pub(crate) const GROUP_MARGIN: Duration = Duration::from_millis(600);
 /// The same of a connect.
-const CONNECT_MARGIN: Duration = Duration::from_millis(100);
+pub(crate) const CONNECT_MARGIN: Duration = Duration::from_millis(100);
 
-fn serve() -> Server {
+pub(crate) fn serve() -> Server {
     let options = ServerOptions { join_deadline: JOIN_DEADLINE, ..ServerOptions::new("default", RANKS) };
     Server::bind_blocking("127.0.0.1:0", options).expect("a loopback port is free")
 }
 
-fn join(server: &Server, rank: u32) -> Command {
+pub(crate) fn join(server: &Server, rank: u32) -> Command {
     Command::Join {
         rank,
         ranks: RANKS,
@@ -33,7 +33,7 @@ fn join(server: &Server, rank: u32) -> Command {
 
 /// The rank's answer to a call of the bootstrap, within `bound`: done, or an error that is one of these kinds and says one
 /// of these texts, which name the rank that is to blame.
-fn done_or(cluster: &mut Cluster, rank: u32, bound: Duration, errors: &[(&str, String)]) -> bool {
+pub(crate) fn done_or(cluster: &mut Cluster, rank: u32, bound: Duration, errors: &[(&str, String)]) -> bool {
     let (done, text, elapsed_us) = match cluster.worker(rank).hear() {
         Reply::Done { elapsed_us } => (true, String::new(), elapsed_us),
         Reply::Refused { kind, text, elapsed_us } => {

@@ -6,7 +6,12 @@
 //! scenario's first case and `EPWIRE_CASES` how many to run; a failure names both.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
+/// What the README shows, to the letter: tests/readme.rs compares them.
+#[allow(unreachable_pub, reason = "it is written for a library")]
+mod admit;
+mod awaiting;
 mod bootstrap;
+mod clock;
 mod cluster;
 mod deaths;
 mod step;
@@ -25,7 +30,7 @@ use libtest_mimic::{Arguments, Trial};
 /// A scenario: runs one case from its seed, and panics if it fails.
 type Scenario = fn(u64);
 
-/// 200 cases in all.
+/// 214 cases in all.
 const SCENARIOS: &[(&str, u64, Scenario)] = &[
     ("killed_before_send", 14, deaths::killed_before_send),
     ("killed_between_dispatch_send_and_receive", 14, deaths::killed_between_dispatch_send_and_receive),
@@ -56,6 +61,10 @@ const SCENARIOS: &[(&str, u64, Scenario)] = &[
     ("stopped_while_joining", 4, bootstrap::stopped_while_joining),
     ("gone_between_export_and_connect", 4, bootstrap::gone_between_export_and_connect),
     ("killed_between_connect_and_first_step", 4, bootstrap::killed_between_connect_and_first_step),
+    ("a_connect_to_stopped_ranks", 4, awaiting::a_connect_to_stopped_ranks),
+    ("a_connect_that_is_given_up", 2, awaiting::a_connect_that_is_given_up),
+    ("stopped_while_creating", 4, awaiting::stopped_while_creating),
+    ("a_dead_rank_is_replaced_through_the_group", 4, awaiting::a_dead_rank_is_replaced_through_the_group),
 ];
 
 fn main() {

@@ -25,6 +25,13 @@ pub(crate) enum Command {
     Export,
     /// Connect these peers, in this order, up to the first refusal.
     Connect(Vec<(u32, Vec<u8>)>),
+    /// `EpBuffer::connect_all` with these blobs, by peer, on the thread of an async runtime.
+    ConnectAwaiting(Vec<Vec<u8>>),
+    /// `EpBuffer::connect` to a rank that is stopped, dropped soon after it has begun; done when nothing is left of it.
+    GiveUpConnect {
+        peer: u32,
+        blob: Vec<u8>,
+    },
     SetActive {
         ranks: Vec<u32>,
         epoch: u32,
@@ -40,6 +47,12 @@ pub(crate) enum Command {
     },
     /// `EpBuffer::create` through the group.
     CreateInGroup(Setup),
+    /// The same on the thread of an async runtime.
+    CreateAwaiting(Setup),
+    /// What the README shows, on the thread of an async runtime.
+    Admit {
+        newcomer: u32,
+    },
     /// `EpBuffer::recover` through the group.
     Recover,
     /// Ends a hold.

@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 use epwire::group::GroupOptions;
 use epwire::{EpBuffer, EpConfig, Error, Group, Mask};
 
+use crate::admit::admit;
+use crate::clock;
+use crate::cluster::DEADLINE;
 use crate::step::{Bench, Stop};
 use crate::traffic::{LOCAL_EXPERTS, SIDEBAND, TOPK};
 use crate::trap;
@@ -66,6 +69,19 @@ fn bystander() {
     }
 }
 
+/// How long the machine made a thread wait during this command, at worst.
+fn noise() -> Duration {
+    Duration::from_micros(NOISE_US.load(Ordering::Relaxed))
+}
+
+/// Whether a thread of this process is connecting.
+fn connecting() -> bool {
+    let threads = std::fs::read_dir("/proc/self/task").expect("a mounted /proc");
+    let names =
+        threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
+    names.into_iter().any(|name| name.trim() == "epwire-connect")
+}
+
 fn config(setup: &Setup) -> EpConfig {
     let mut config = EpConfig::new(setup.max_tokens, setup.hidden, setup.ranks * LOCAL_EXPERTS, TOPK as u32);
     config.lanes = setup.lanes;
@@ -113,13 +129,17 @@ impl Worker {
             Command::Connect(blobs) => {
                 for (peer, blob) in blobs {
                     let before = trap::windows();
-                    self.buffer().connect(peer, &blob)?;
+                    self.buffer().connect_blocking(peer, &blob)?;
                     let mut now = trap::windows();
                     now.retain(|inode, _| !before.contains_key(inode));
                     // None is new when the same window is mapped again.
                     self.bench().windows.extend(now.into_values().map(|address| (peer, address)));
                 }
             }
+            Command::ConnectAwaiting(blobs) => {
+                clock::beside(self.buffer().connect_all(&blobs), noise)??;
+            }
+            Command::GiveUpConnect { peer, blob } => self.give_up_connect(peer, &blob)?,
             Command::SetActive { ranks, epoch } => {
                 let mask: Mask = ranks.into_iter().collect();
                 self.buffer().set_active(&mask, epoch)?;
@@ -135,6 +155,14 @@ impl Worker {
                 let buffer = EpBuffer::create_blocking(self.group(), config(&setup))?;
                 self.bench = Some(Bench::new(setup, buffer)?);
             }
+            Command::CreateAwaiting(setup) => {
+                let buffer = clock::beside(EpBuffer::create(self.group(), config(&setup)), noise)??;
+                self.bench = Some(Bench::new(setup, buffer)?);
+            }
+            Command::Admit { newcomer } => {
+                let admitted = clock::beside(admit(self.group(), self.buffer(), newcomer), noise)?;
+                admitted.map_err(|error| Stop::Wrong(error.to_string()))?;
+            }
             Command::Recover => {
                 let (mask, epoch) = self.buffer().recover_blocking(self.group())?;
                 return Ok(Some(Reply::Recovered { ranks: mask.iter().collect(), epoch }));
@@ -142,6 +170,26 @@ impl Worker {
             Command::Go => return Err(Stop::Wrong("told to go on without a hold".to_owned())),
         }
         Ok(None)
+    }
+
+    fn give_up_connect(&self, peer: u32, blob: &[u8]) -> Result<(), Stop> {
+        let began = Instant::now();
+        let connect = self.buffer().connect(peer, blob);
+        let soon = async { tokio::time::timeout(DEADLINE / 10, connect).await };
+        if let Ok(ended) = clock::beside(soon, noise)? {
+            return Err(Stop::Wrong(format!("connecting to a stopped rank ended: {ended:?}")));
+        }
+        let again = self.buffer().connect_blocking(peer, blob);
+        if !matches!(again, Err(Error::State(_))) {
+            return Err(Stop::Wrong(format!("a second connect beside the first: {again:?}")));
+        }
+        while connecting() {
+            if began.elapsed() > DEADLINE + DEADLINE / 4 + noise() {
+                return Err(Stop::Wrong(format!("it still connects after {:?}", began.elapsed())));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
     }
 
     fn run(&mut self, run: &Run) -> Result<Reply, Stop> {

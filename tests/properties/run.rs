@@ -60,7 +60,7 @@ fn connect(case: &Case) -> Vec<EpBuffer> {
     let buffers: Vec<EpBuffer> = (0..ranks).map(create).collect();
     for a in &buffers {
         for b in buffers.iter().filter(|b| b.rank() != a.rank()) {
-            a.connect(b.rank(), &b.export(a.rank()).expect("export")).expect("connect");
+            a.connect_blocking(b.rank(), &b.export(a.rank()).expect("export")).expect("connect");
         }
     }
     buffers

@@ -44,11 +44,11 @@ fuzz_target!(|input: Input| {
                 &changed
             }
         };
-        match pair.importer.connect(1, bytes) {
+        match pair.importer.connect_blocking(1, bytes) {
             Ok(()) => assert_ne!(pair.importer.path(1), Path::None),
             Err(error) => assert!(error.failure().is_some_and(|f| !f.text.is_empty()), "{error}"),
         }
-        pair.importer.connect(1, &pair.blob).expect("the right blob");
+        pair.importer.connect_blocking(1, &pair.blob).expect("the right blob");
         assert_eq!(pair.importer.path(1), Path::Thread);
     });
 });

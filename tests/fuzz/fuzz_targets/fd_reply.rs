@@ -57,7 +57,7 @@ fuzz_target!(|answer: Answer| {
         let memory = answer.memory.iter().take(MOST_DESCRIPTORS).map(|memory| memory.open(window)).collect();
         setup.answers.send((bytes, memory)).expect("the false server lives");
 
-        let connected = setup.pair.importer.connect(1, &setup.forged);
+        let connected = setup.pair.importer.connect_blocking(1, &setup.forged);
         setup.done.recv().expect("the false server lives");
         match connected {
             Ok(()) => {

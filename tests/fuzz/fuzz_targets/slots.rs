@@ -49,8 +49,8 @@ fuzz_target!(|input: Input| {
     let victim = create(0);
     let window = only_window();
     let peer = create(1);
-    victim.connect(1, &peer.export(0).expect("a blob")).expect("a right blob");
-    peer.connect(0, &victim.export(1).expect("a blob")).expect("a right blob");
+    victim.connect_blocking(1, &peer.export(0).expect("a blob")).expect("a right blob");
+    peer.connect_blocking(0, &victim.export(1).expect("a blob")).expect("a right blob");
     for buffer in [&victim, &peer] {
         buffer.set_active(&Mask::all(2), 1).expect("both are connected");
     }

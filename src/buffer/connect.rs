@@ -1,0 +1,262 @@
+//! How a buffer comes to be and finds its peers.
+//!
+//! Connecting asks the process of the peer for its window, and a process that is stopped answers no sooner than the
+//! deadline. Async forms therefore do it on a thread of their own, which ends within that deadline whether or not
+//! somebody still waits for it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{EpBuffer, Inner};
+use crate::config::{EpConfig, Path, Plan};
+use crate::error::{Error, Failure, Result};
+use crate::group::Group;
+use crate::mask::Mask;
+use crate::{ffi, sys};
+
+impl EpBuffer {
+    /// Creates the buffer of every member of `group` and connects them: all members call this with equal configurations
+    /// (`threads` and `paths` may differ), as often and in the same order. A field that differs is named.
+    ///
+    /// Never blocks the executor. Ends within the group's deadline for each of the three steps that the members take
+    /// together, and [`EpConfig::deadline`] for connecting to all of them. Dropping the future gives the buffer up; what
+    /// it was doing ends within the same bounds.
+    pub async fn create(group: &Group, config: EpConfig) -> Result<Self> {
+        let (rank, world) = (group.rank(), group.world());
+        let fields = config.fields();
+        let made = aside("create", rank, move || Self::unconnected(rank, world, config)?.exported());
+        let (buffer, blobs) = made.await?;
+        group.agree("buffer", fields).await?;
+        let blobs = group.exchange("buffer", blobs).await?;
+        buffer.connect_all(&blobs).await?;
+        // Nobody may send before everybody is connected: an epoch word posted by set_active is the first thing a peer reads.
+        group.barrier("buffer").await?;
+        buffer.set_active(&Mask::all(world), 1)?;
+        Ok(buffer)
+    }
+
+    /// [`EpBuffer::create`] for a plain thread. Not for a thread that serves an async executor.
+    pub fn create_blocking(group: &Group, config: EpConfig) -> Result<Self> {
+        let (buffer, blobs) = Self::unconnected(group.rank(), group.world(), config)?.exported()?;
+        group.agree_blocking("buffer", buffer.config().fields())?;
+        let blobs = group.exchange_blocking("buffer", blobs)?;
+        buffer.connect_all_blocking(&blobs)?;
+        group.barrier_blocking("buffer")?;
+        buffer.set_active(&Mask::all(group.world()), 1)?;
+        Ok(buffer)
+    }
+
+    /// A buffer that knows nobody yet, for programs that carry blobs by means of their own: [`EpBuffer::export`] on every rank,
+    /// [`EpBuffer::connect`] on every other, then [`EpBuffer::set_active`]. Allocates the window; waits for nobody.
+    pub fn unconnected(rank: u32, ranks: u32, config: EpConfig) -> Result<Self> {
+        let plan = Plan::new(&config, ranks)?;
+        let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks))?);
+        let inner = Inner { watchers: Default::default(), ffi, rank, config, plan };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// With what it exports, by peer; nothing for itself.
+    fn exported(self) -> Result<(Self, Vec<Vec<u8>>)> {
+        let blob = |peer| if peer == self.rank() { Ok(Vec::new()) } else { self.export(peer) };
+        let blobs = (0..self.ranks()).map(blob).collect::<Result<_>>()?;
+        Ok((self, blobs))
+    }
+
+    /// What `peer` needs to reach this rank's window, to be given to its [`EpBuffer::connect`]. Holds a secret that lets
+    /// processes of the same user map the window. Waits for nobody.
+    pub fn export(&self, peer: u32) -> Result<Vec<u8>> {
+        self.inner.ffi.export(peer)
+    }
+
+    /// Maps the window that `peer` exported for this rank. Never blocks the executor. Not while a lane is held.
+    ///
+    /// Dropping the future gives up waiting, not the attempt, which ends within the deadline; until then another one for
+    /// this peer is [`Error::State`].
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if a field of the configuration differs, [`Error::Fenced`] while a former process of this rank
+    /// still has that window mapped, [`Error::Timeout`] if the peer does not answer within [`EpConfig::deadline`],
+    /// [`Error::Peer`] if it is gone, [`Error::NoPath`] if it can not be reached.
+    pub async fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
+        self.connect_aside(vec![(peer, blob.to_vec())]).await
+    }
+
+    /// [`EpBuffer::connect`] on this thread. Not for a thread that serves an async executor.
+    pub fn connect_blocking(&self, peer: u32, blob: &[u8]) -> Result<()> {
+        self.inner.connect([(peer, blob)])
+    }
+
+    /// [`EpBuffer::connect`] to every peer, by rank, whose blob is not empty, in ascending order up to the first that
+    /// fails. One deadline bounds them all.
+    pub async fn connect_all(&self, blobs: &[Vec<u8>]) -> Result<()> {
+        self.connect_aside(present(blobs).map(|(peer, blob)| (peer, blob.to_vec())).collect()).await
+    }
+
+    /// [`EpBuffer::connect_all`] on this thread. Not for a thread that serves an async executor.
+    pub fn connect_all_blocking(&self, blobs: &[Vec<u8>]) -> Result<()> {
+        self.inner.connect(present(blobs))
+    }
+
+    async fn connect_aside(&self, blobs: Vec<(u32, Vec<u8>)>) -> Result<()> {
+        let inner = self.inner.clone();
+        let connect = move || inner.connect(blobs.iter().map(|(peer, blob)| (*peer, blob.as_slice())));
+        aside("connect", self.rank(), connect).await
+    }
+
+    /// Unmaps the window of a peer that is not active. Waits for nobody; [`Error::State`] while it is being connected.
+    pub fn disconnect(&self, peer: u32) -> Result<()> {
+        self.inner.ffi.disconnect(peer)
+    }
+
+    /// The path by which `peer` is reached.
+    pub fn path(&self, peer: u32) -> Path {
+        match self.inner.ffi.path(peer) {
+            sys::EPW_PATH_SELF => Path::SelfRank,
+            sys::EPW_PATH_THREAD => Path::Thread,
+            sys::EPW_PATH_SHM => Path::SharedMemory,
+            _ => Path::None,
+        }
+    }
+}
+
+fn present(blobs: &[Vec<u8>]) -> impl Iterator<Item = (u32, &[u8])> {
+    (0..).zip(blobs).filter(|(_, blob)| !blob.is_empty()).map(|(peer, blob)| (peer, blob.as_slice()))
+}
+
+impl Inner {
+    /// Connects one after the other, all within one deadline.
+    fn connect<'a>(&self, blobs: impl IntoIterator<Item = (u32, &'a [u8])>) -> Result<()> {
+        let (began, deadline) = (Instant::now(), self.config.deadline);
+        for (peer, blob) in blobs {
+            let left = deadline.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                let text = format!("the peers before it took all of {deadline:?}; raise the deadline");
+                let failure = Failure::new("connect", self.rank, text);
+                return Err(Error::Timeout(Failure { peer: Some(peer), ..failure }));
+            }
+            self.ffi.connect(peer, blob, left)?;
+        }
+        Ok(())
+    }
+}
+
+/// Does on a thread of its own what may block the one that polls. `work` bounds itself: it goes on to its end if the
+/// future is dropped, and its result is dropped there.
+async fn aside<T: Send + 'static>(
+    operation: &str,
+    rank: u32,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let failed = |text: String| Error::System(Failure::new(operation, rank, text));
+    let (done, result) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new()
+        .name("epwire-connect".into())
+        .spawn(move || drop(done.send(work())))
+        .map_err(|error| {
+            failed(format!("can not start a thread for it: {error}; check the limit on threads"))
+        })?;
+    let lost = |_| Err(failed("its thread ended without an answer; its message on stderr says why".into()));
+    result.await.unwrap_or_else(lost)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::{Child, Command, Stdio};
+    use std::time::Duration;
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_millis(1500);
+
+    fn config() -> EpConfig {
+        EpConfig { deadline: DEADLINE, threads: 1, ..EpConfig::new(4, 64, 2, 1) }
+    }
+
+    #[test]
+    fn creating_beside_a_stopped_rank_ends_and_lets_the_thread_go_on() {
+        let mut exporter = Exporter::start();
+        let blob = exporter.blob();
+        exporter.stop();
+        // The group's rank 1 is the test: it does what creating does up to the connect, for the process.
+        let groups = Group::threads(2).unwrap();
+        let peer = groups[1].clone();
+        let peer = std::thread::spawn(move || {
+            peer.agree_blocking("buffer", config().fields()).unwrap();
+            peer.exchange_blocking("buffer", vec![blob, Vec::new()]).unwrap();
+        });
+
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (error, elapsed, gap) = runtime.block_on(async {
+            let began = Instant::now();
+            let (mut last, mut gap) = (began, Duration::ZERO);
+            let clock = async {
+                loop {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    gap = gap.max(last.elapsed());
+                    last = Instant::now();
+                }
+            };
+            let created = tokio::select! {
+                created = EpBuffer::create(&groups[0], config()) => created,
+                () = clock => unreachable!("a clock never ends"),
+            };
+            (created.unwrap_err(), began.elapsed(), gap.max(last.elapsed()))
+        });
+        peer.join().unwrap();
+        assert!(matches!(&error, Error::Timeout(failure) if failure.peer == Some(1)), "{error}");
+        assert!((DEADLINE..DEADLINE * 4 / 3).contains(&elapsed), "{elapsed:?}");
+        assert!(gap < DEADLINE / 4, "the thread was blocked for {gap:?}");
+    }
+
+    const PREFIX: &str = "blob: ";
+
+    #[test]
+    #[ignore = "is the process that another test starts"]
+    fn exporter() {
+        let buffer = EpBuffer::unconnected(1, 2, config()).unwrap();
+        let blob: String = buffer.export(0).unwrap().iter().map(|byte| format!("{byte:02x}")).collect();
+        println!("{PREFIX}{blob}");
+        // Until the other test ends.
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    }
+
+    struct Exporter(Child);
+
+    impl Exporter {
+        fn start() -> Self {
+            let child = Command::new(std::env::current_exe().unwrap())
+                .args(["--ignored", "--exact", "--nocapture", "buffer::connect::tests::exporter"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn();
+            Self(child.unwrap())
+        }
+
+        fn blob(&mut self) -> Vec<u8> {
+            let said = BufReader::new(self.0.stdout.take().unwrap());
+            let hex = said.lines().find_map(|line| Some(line.unwrap().split_once(PREFIX)?.1.to_owned()));
+            let hex = hex.expect("a blob");
+            let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+            (0..hex.len()).step_by(2).map(byte).collect()
+        }
+
+        /// Returns when it has stopped.
+        fn stop(&self) {
+            let pid = self.0.id() as libc::pid_t;
+            // SAFETY: plain system calls on a child that has not been reaped; no status is asked for.
+            let stopped = unsafe {
+                libc::kill(pid, libc::SIGSTOP);
+                libc::waitpid(pid, std::ptr::null_mut(), libc::WUNTRACED)
+            };
+            assert_eq!(stopped, pid);
+        }
+    }
+
+    impl Drop for Exporter {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+}
