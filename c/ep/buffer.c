@@ -273,7 +273,7 @@ epw_status epw_buffer_set_active(epw_buffer *b, const epw_mask *active, uint32_t
 static epw_mask suspects_now(const epw_buffer *b) {
     epw_mask mask;
     for (int i = 0; i < EPW_MASK_WORDS; i++) {
-        mask.bits[i] = atomic_load_explicit(&b->suspects[i], memory_order_relaxed);
+        mask.bits[i] = epw_suspects_word(b, (uint32_t)i);
     }
     return mask;
 }

@@ -139,11 +139,11 @@ static inline epw_where epw_at(const epw_buffer *b, const char *op) {
     return (epw_where){op, (int)b->config.rank, -1};
 }
 
-static inline uint64_t epw_mask_word(const epw_buffer *b, uint32_t word) {
+static inline uint64_t epw_suspects_word(const epw_buffer *b, uint32_t word) {
     return atomic_load_explicit(&b->suspects[word], memory_order_relaxed);
 }
 static inline bool epw_suspected(const epw_buffer *b, uint32_t peer) {
-    return epw_mask_word(b, peer / 64) >> (peer % 64) & 1;
+    return epw_suspects_word(b, peer / 64) >> (peer % 64) & 1;
 }
 
 /* wait.c

@@ -3,9 +3,9 @@
 
 #include "base/barrier.h"
 #include "base/status.h"
+#include "base/thread.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -28,15 +28,6 @@ struct epw_pool {
         pthread_t thread;
     } workers[];
 };
-
-int epw_thread_start(void *(*body)(void *), void *argument, void *thread_out) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int err = pthread_create((pthread_t *)thread_out, NULL, body, argument);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return err;
-}
 
 static void take_items(epw_pool *pool, uint32_t thread) {
     uint32_t item;
@@ -102,10 +93,6 @@ void epw_pool_destroy(epw_pool *pool) {
     pthread_mutex_destroy(&pool->lock);
     pthread_mutex_destroy(&pool->turn);
     free(pool);
-}
-
-uint32_t epw_pool_threads(const epw_pool *pool) {
-    return pool->threads;
 }
 
 void epw_pool_run(epw_pool *pool, epw_pool_fn fn, void *context, uint32_t items) {

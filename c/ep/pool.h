@@ -11,15 +11,10 @@ typedef void (*epw_pool_fn)(void *context, uint32_t item, uint32_t thread);
 
 epw_status epw_pool_create(uint32_t rank, uint32_t threads, epw_pool **out);
 void epw_pool_destroy(epw_pool *pool);
-uint32_t epw_pool_threads(const epw_pool *pool);
 
 /* Runs fn for every item in [0, items), in any order, on all threads; returns when all have ended and their
  * stores, streaming ones included, are visible to the caller and to whoever the caller signals next. Callers
  * take turns. */
 void epw_pool_run(epw_pool *pool, epw_pool_fn fn, void *context, uint32_t items);
-
-/* pthread_create with all signals blocked, so that a host program's handlers never run on a thread of ours.
- */
-int epw_thread_start(void *(*body)(void *), void *argument, void *thread_out);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/thread.h"
 
 static void owe(epw_buffer *b, epw_lane *lane, uint32_t op, bool first) {
     epw_debt *debt = &lane->debt;
@@ -73,7 +74,8 @@ static void pay_combine(epw_buffer *b, epw_lane *lane, uint64_t now) {
     }
 }
 
-epw_status epw_debt_step(epw_buffer *b, epw_lane *lane) {
+/* Goes on with the debt of one operation. */
+static epw_status pay(epw_buffer *b, epw_lane *lane) {
     epw_debt *debt = &lane->debt;
     if (!lane->waiting) epw_wait_begin(b, lane, b->config.deadline_ns);
     uint64_t now = epw_now_ns();
@@ -86,13 +88,19 @@ epw_status epw_debt_step(epw_buffer *b, epw_lane *lane) {
         return EPW_PENDING;
     }
     epw_wait_end(b, lane);
-    if (debt->more > 0) {
-        debt->more--;
-        owe(b, lane, debt->op + 1, false);
-        return epw_debt_step(b, lane);
-    }
-    lane->paying = false;
     return EPW_OK;
+}
+
+epw_status epw_debt_step(epw_buffer *b, epw_lane *lane) {
+    while (pay(b, lane) == EPW_OK) {
+        if (lane->debt.more == 0) {
+            lane->paying = false;
+            return EPW_OK;
+        }
+        lane->debt.more--;
+        owe(b, lane, lane->debt.op + 1, false);
+    }
+    return EPW_PENDING;
 }
 
 epw_status epw_release(epw_buffer *b, epw_handle handle) {

@@ -4,12 +4,12 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "ipc/fd_message.h"
 
 #define ACCEPT_PAUSE_NS 100000000u /* after running out of descriptors */
@@ -228,16 +228,6 @@ static void *run(void *argument) {
     return NULL;
 }
 
-/* Starts the thread with all signals blocked: they belong to the program's own threads. */
-static int start_thread(server *s) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int err = pthread_create(&s->thread, NULL, run, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return err;
-}
-
 /* ---- life --------------------------------------------------------------------------------------- */
 
 /* Lock held. */
@@ -287,7 +277,7 @@ static epw_status start(epw_where where, server **out) {
     if (!status) status = epw_nonce_make(where, &s->id);
     if (!status) status = open_listener(s, where);
     if (!status) {
-        int err = start_thread(s);
+        int err = epw_thread_start(run, s, &s->thread);
         if (err) status = epw_fail_errno(err, where, "starting the fd server's thread");
     }
     if (status) {

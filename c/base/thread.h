@@ -1,0 +1,11 @@
+/* Threads of the library's own. */
+#ifndef EPW_BASE_THREAD_H
+#define EPW_BASE_THREAD_H
+
+#include <pthread.h>
+
+/* pthread_create with all signals blocked: they belong to the program's threads, whose handlers never run on
+ * one of ours. Returns 0 or an errno value. */
+int epw_thread_start(void *(*body)(void *), void *argument, pthread_t *thread);
+
+#endif
