@@ -212,7 +212,11 @@ epw_status epw_buffer_disconnect(epw_buffer *b, uint32_t peer) {
 }
 
 uint32_t epw_buffer_path(const epw_buffer *b, uint32_t peer) {
-    return b != NULL && peer < b->config.ranks ? b->routes[peer].path : EPW_PATH_NONE;
+    if (b == NULL || peer >= b->config.ranks) return EPW_PATH_NONE;
+    lock_lanes((epw_buffer *)b);
+    uint32_t path = b->routes[peer].path;
+    unlock_lanes((epw_buffer *)b);
+    return path;
 }
 
 /* ---- membership ---- */
