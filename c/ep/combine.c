@@ -20,26 +20,23 @@ static void answer_row(const answer_job *job, uint32_t i) {
     epw_buffer *b = job->b;
     const epw_lane *lane = job->lane;
     const epw_numerics *numerics = b->numerics;
-    uint32_t index = epw_lane_index(b, lane), width = b->config.topk, rank = b->config.rank;
-    const unsigned char *slot = epw_slot_here(b, index, job->source, i);
+    uint32_t index = epw_lane_index(b, lane), rank = b->config.rank;
+    uint64_t at = epw_row_at(b, job->source, i);
     unsigned char *answer = b->routes[job->source].window + epw_answer_offset(&b->layout, index, rank, i, 0);
     if (lane->layout == EPW_RANK_MAJOR) {
-        const unsigned char *row = slot + b->layout.header_bytes;
-        if (job->expert_out != NULL) {
-            row = job->expert_out + ((uint64_t)job->source * b->config.max_tokens + i) * job->stride;
-        }
+        const unsigned char *row = epw_slot_here(b, index, job->source, i) + b->layout.header_bytes;
+        if (job->expert_out != NULL) row = job->expert_out + at * job->stride;
         numerics->copy_stream(answer, row, b->layout.row_bytes);
         return;
     }
-    const epw_entry *entry = epw_entries(slot);
+    const epw_place *places = epw_places(b, lane, at);
     const void *rows[EPW_MAX_TOPK];
     float weights[EPW_MAX_TOPK];
     uint32_t n = 0;
-    for (uint32_t j = 0; j < width; j++) {
-        uint32_t expert, place = epw_place(b, lane, job->source, slot, j, &expert);
-        if (place == EPW_NO_PLACE) continue;
-        rows[n] = job->expert_out + (expert * b->layout.rows + place) * job->stride;
-        weights[n++] = entry[j].weight;
+    for (uint32_t j = 0; j < b->config.topk; j++) {
+        if (places[j].list == EPW_NO_PLACE) continue;
+        rows[n] = job->expert_out + (places[j].list * b->layout.rows + places[j].row) * job->stride;
+        weights[n++] = places[j].weight;
     }
     if (lane->mode == EPW_COMBINE_RANK_REDUCED) {
         numerics->reduce(b->config.combine_dtype, rows, weights, n, b->config.hidden, answer, 1);

@@ -52,6 +52,14 @@ typedef struct epw_debt {
     epw_mask unanswered; /* peers that are owed a combine word once their dispatch word has come */
 } epw_debt;
 
+/* Where one entry of a received row lies in the lists of the local experts. */
+typedef struct epw_place {
+    uint32_t list; /* local expert, or EPW_NO_PLACE: not of this rank */
+    uint32_t row;  /* of that list */
+    float weight;
+} epw_place;
+#define EPW_NO_PLACE UINT32_MAX
+
 typedef struct epw_lane {
     pthread_mutex_t lock; /* held for one step or call at a time, never while sleeping */
     epw_stage stage;
@@ -97,8 +105,13 @@ typedef struct epw_lane {
     epw_error_record record;
     uint32_t next_source;  /* sources below it have been laid out */
     uint32_t *received;    /* [ranks] rows from each */
-    uint32_t *first_row;   /* [ranks][local_experts] where a source's rows begin in an expert's list */
     uint32_t *expert_fill; /* [local_experts] rows so far */
+    uint32_t *first_row;   /* [local_experts] how many of them come before the newest source's */
+
+    /* Received rows, as each was announced and found good. A source can write to its slots at any time: these
+     * are never read from there again. */
+    uint32_t *row_token; /* [ranks][max_tokens] its index at the source */
+    epw_place *places;   /* [ranks][max_tokens][config.topk] */
 
     /* Where a sleeper sleeps: written at the end of a step, read by epw_await on any thread. */
     _Atomic(_Atomic uint64_t *) watched;
@@ -204,7 +217,7 @@ void epw_suspect(epw_buffer *b, uint32_t peer);
 void epw_lane_lose(epw_buffer *b, epw_lane *lane, uint32_t phase, uint32_t cause, uint32_t peer,
                    uint64_t now);
 
-/* dispatch.c, combine.c, release.c: one step of a stage, EPW_PENDING while peers are awaited
+/* dispatch.c, receive.c, combine.c, release.c: one step of a stage, EPW_PENDING while peers are awaited
  * ------------------------ */
 
 epw_status epw_dispatch_send_step(epw_buffer *b, epw_lane *lane);
@@ -217,12 +230,6 @@ epw_status epw_debt_step(epw_buffer *b, epw_lane *lane);
 void epw_lane_abandon(epw_buffer *b, epw_lane *lane);
 epw_status epw_janitor_start(epw_buffer *b);
 void epw_janitor_stop(epw_buffer *b);
-
-/* Where entry j of a received row lies in the list of its expert (*expert, a local id), or EPW_NO_PLACE if
- * the expert is not local. */
-#define EPW_NO_PLACE UINT32_MAX
-uint32_t epw_place(const epw_buffer *b, const epw_lane *lane, uint32_t source, const unsigned char *slot,
-                   uint32_t j, uint32_t *expert);
 
 /* lane.c
  * ----------------------------------------------------------------------------------------------------------
@@ -242,6 +249,14 @@ epw_status epw_outcome_check(const epw_buffer *b, const char *op, const epw_outc
 
 static inline uint32_t epw_lane_index(const epw_buffer *b, const epw_lane *lane) {
     return (uint32_t)(lane - b->lanes);
+}
+
+/* A received row's number in the lane, and its places. */
+static inline uint64_t epw_row_at(const epw_buffer *b, uint32_t source, uint32_t row) {
+    return (uint64_t)source * b->config.max_tokens + row;
+}
+static inline epw_place *epw_places(const epw_buffer *b, const epw_lane *lane, uint64_t row_at) {
+    return lane->places + row_at * b->config.topk;
 }
 
 static inline const epw_entry *epw_entries(const unsigned char *slot) {

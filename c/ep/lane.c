@@ -15,6 +15,7 @@ static void *take(unsigned char *arena, uint64_t *used, uint64_t bytes) {
 uint64_t epw_lane_carve(const epw_config *c, epw_lane *lane, void *arena) {
     uint64_t used = 0;
     uint64_t entries = (uint64_t)c->max_tokens * c->topk, local = c->experts / c->ranks;
+    uint64_t rows = (uint64_t)c->ranks * c->max_tokens;
     lane->ids = take(arena, &used, entries * sizeof(int32_t));
     lane->weights = take(arena, &used, entries * sizeof(float));
     lane->sent_row = take(arena, &used, entries * sizeof(uint32_t));
@@ -22,8 +23,10 @@ uint64_t epw_lane_carve(const epw_config *c, epw_lane *lane, void *arena) {
     lane->sent_counts = take(arena, &used, c->experts * sizeof(uint32_t));
     lane->sent = take(arena, &used, c->ranks * sizeof(uint32_t));
     lane->received = take(arena, &used, c->ranks * sizeof(uint32_t));
-    lane->first_row = take(arena, &used, c->experts * sizeof(uint32_t));
+    lane->first_row = take(arena, &used, local * sizeof(uint32_t));
     lane->expert_fill = take(arena, &used, local * sizeof(uint32_t));
+    lane->row_token = take(arena, &used, rows * sizeof(uint32_t));
+    lane->places = take(arena, &used, rows * c->topk * sizeof(epw_place));
     lane->wait.clock = take(arena, &used, c->ranks * sizeof(uint64_t));
     lane->wait.heard = take(arena, &used, (uint64_t)c->ranks * EPW_MAX_LANES * sizeof(uint64_t));
     return used;

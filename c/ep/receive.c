@@ -1,0 +1,234 @@
+/* The receiving half of a dispatch on the host device: read what each source says about its rows, check it,
+ * lay the rows out.
+ *
+ * A source maps this rank's window and, gone wrong, may write there at any time. So each number that leads to
+ * an address is read once, into the lane, and what was checked there is what dispatch and combine use.
+ * Payload, scales and sideband are the caller's to trust. */
+#include "ep/internal.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+
+/* Rows that a thread takes at a time. */
+#define CHUNK 8u
+
+/* ---- layout ---- */
+
+typedef struct receive_job {
+    epw_buffer *b;
+    epw_lane *lane;
+    uint32_t source, rows;
+} receive_job;
+
+/* Scale b of a row goes to block b of column `row`: f32 [K, M], or four exponents to an i32 [ceil(K/4), M].
+ */
+static void put_scales(const epw_buffer *b, const epw_lane *lane, const unsigned char *scales,
+                       unsigned char *list, uint64_t row) {
+    const epw_row_format *format = &lane->format;
+    uint32_t count = format->scale_count, bytes = format->scale_bytes;
+    uint64_t rows = b->layout.rows;
+    if (lane->dispatch_output.scale_order == 1) {
+        memcpy(list + row * count * bytes, scales, (size_t)count * bytes);
+    } else if (lane->input.payload == EPW_PAYLOAD_FP8_UE8M0) {
+        for (uint32_t word = 0; word < (count + 3) / 4; word++) {
+            unsigned char packed[4] = {0};
+            uint32_t n = count - word * 4 < 4 ? count - word * 4 : 4;
+            memcpy(packed, scales + word * 4, n);
+            memcpy(list + (word * rows + row) * 4, packed, 4);
+        }
+    } else {
+        for (uint32_t i = 0; i < count; i++)
+            memcpy(list + (i * rows + row) * bytes, scales + i * bytes, bytes);
+    }
+}
+
+static uint64_t scale_list_bytes(const epw_buffer *b, const epw_lane *lane) {
+    uint64_t row = (uint64_t)lane->format.scale_count * lane->format.scale_bytes;
+    if (lane->input.payload == EPW_PAYLOAD_FP8_UE8M0 && lane->dispatch_output.scale_order == 0)
+        row = epw_align(row, 4);
+    return b->layout.rows * row;
+}
+
+/* One row to one place: list `list` (a local expert, 0 if rank-major), row `row` of it. `from` is its row
+ * number in the lane. */
+static void put_row(const receive_job *job, const unsigned char *slot, uint64_t from, uint64_t list,
+                    uint64_t row) {
+    const epw_buffer *b = job->b;
+    const epw_lane *lane = job->lane;
+    const epw_dispatch_output *out = &lane->dispatch_output;
+    const epw_row_format *format = &lane->format;
+    uint64_t at = list * b->layout.rows + row;
+    uint32_t token = lane->row_token[from];
+    if (out->rows != NULL) {
+        const unsigned char *payload = slot + b->layout.header_bytes;
+        if (lane->shortcut && job->source == b->config.rank) {
+            uint64_t stride = lane->input.x_stride ? lane->input.x_stride : format->payload_bytes;
+            payload = (const unsigned char *)lane->input.x + token * stride;
+        }
+        b->numerics->copy_stream((unsigned char *)out->rows + at * format->payload_bytes, payload,
+                                 format->payload_bytes);
+    }
+    if (out->scales != NULL && format->scale_count > 0) {
+        put_scales(b, lane, slot + b->layout.header_bytes + format->payload_bytes,
+                   (unsigned char *)out->scales + list * scale_list_bytes(b, lane), row);
+    }
+    uint32_t sideband = lane->input.sideband_bytes;
+    if (out->sideband != NULL && sideband > 0) {
+        memcpy((unsigned char *)out->sideband + at * sideband, slot + epw_sideband_offset(&b->layout),
+               sideband);
+    }
+    if (out->source_token != NULL) out->source_token[at] = token;
+}
+
+static void receive_row(const receive_job *job, uint32_t i) {
+    const epw_buffer *b = job->b;
+    const epw_lane *lane = job->lane;
+    const epw_dispatch_output *out = &lane->dispatch_output;
+    uint32_t width = b->config.topk;
+    uint64_t at = epw_row_at(b, job->source, i);
+    const unsigned char *slot = epw_slot_here(b, epw_lane_index(b, lane), job->source, i);
+    const epw_place *places = epw_places(b, lane, at);
+    if (lane->layout == EPW_RANK_MAJOR) put_row(job, slot, at, 0, at);
+    for (uint32_t j = 0; j < width; j++) {
+        const epw_place *place = &places[j];
+        bool ours = place->list != EPW_NO_PLACE;
+        if (lane->layout == EPW_EXPERT_MAJOR) {
+            if (ours) put_row(job, slot, at, place->list, place->row);
+            continue;
+        }
+        if (out->row_experts != NULL) out->row_experts[at * width + j] = ours ? (int32_t)place->list : -1;
+        if (out->row_weights != NULL) out->row_weights[at * width + j] = ours ? place->weight : 0.0f;
+        if (ours && out->expert_rows != NULL)
+            out->expert_rows[place->list * b->layout.rows + place->row] = (uint32_t)at;
+    }
+}
+
+static void receive_chunk(void *context, uint32_t item, uint32_t thread) {
+    (void)thread;
+    const receive_job *job = context;
+    uint32_t end = (item + 1) * CHUNK < job->rows ? (item + 1) * CHUNK : job->rows;
+    for (uint32_t i = item * CHUNK; i < end; i++) receive_row(job, i);
+}
+
+/* ---- admission ---- */
+
+/* One word of what a source has written. Relaxed: its dispatch word was acquired before. */
+static uint32_t read_once(const void *word) {
+    return atomic_load_explicit((_Atomic uint32_t *)word, memory_order_relaxed);
+}
+
+/* Reads what slot `i` of `source` says, and adds the row to the lists of its experts. False if it is not of
+ * the kind that this rank asked for, if its token is not in [*token, tokens), or if an entry repeats or is
+ * not at the end of its list: a source numbers its rows by token. */
+static bool admit_row(const epw_buffer *b, epw_lane *lane, uint32_t source, uint32_t i, uint32_t *token,
+                      uint32_t tokens) {
+    uint32_t local = b->layout.local_experts;
+    int64_t base = (int64_t)b->config.rank * local;
+    const unsigned char *slot = epw_slot_here(b, epw_lane_index(b, lane), source, i);
+    const epw_slot_header *head = (const epw_slot_header *)slot;
+    const epw_entry *entry = epw_entries(slot);
+    const uint32_t *indices = (const uint32_t *)(slot + epw_indices_offset(&b->layout));
+    uint64_t at = epw_row_at(b, source, i);
+    uint32_t its_token = read_once(&head->token);
+    if (read_once(&head->format) != lane->format.hash || its_token < *token || its_token >= tokens)
+        return false;
+    lane->row_token[at] = its_token;
+    *token = its_token + 1;
+    epw_place *places = epw_places(b, lane, at);
+    for (uint32_t j = 0; j < b->config.topk; j++) {
+        places[j].list = EPW_NO_PLACE;
+        int64_t e = (int32_t)read_once(&entry[j].expert) - base;
+        if (e < 0 || e >= local) continue;
+        for (uint32_t k = 0; k < j; k++)
+            if (places[k].list == e) return false;
+        uint32_t weight = read_once(&entry[j].weight), row = lane->expert_fill[e]++;
+        places[j].list = (uint32_t)e;
+        places[j].row = row;
+        memcpy(&places[j].weight, &weight, sizeof weight);
+        if (read_once(&indices[j]) != row - lane->first_row[e]) return false;
+    }
+    return true;
+}
+
+/* All rows of `source`, in the lists from first_row on; the counts that it announced must be theirs. */
+static bool admit(const epw_buffer *b, epw_lane *lane, uint32_t source, uint32_t rows) {
+    if (rows > b->config.max_tokens) return false;
+    uint32_t token = 0, tokens = source == b->config.rank ? lane->tokens : b->config.max_tokens;
+    for (uint32_t i = 0; i < rows; i++)
+        if (!admit_row(b, lane, source, i, &token, tokens)) return false;
+    const unsigned char *window = b->routes[b->config.rank].window;
+    const uint32_t *counts =
+        (const uint32_t *)(window + epw_expert_counts_offset(&b->layout, epw_lane_index(b, lane), source));
+    for (uint32_t e = 0; e < b->layout.local_experts; e++)
+        if (read_once(&counts[e]) != lane->expert_fill[e] - lane->first_row[e]) return false;
+    return true;
+}
+
+/* Lays out what `source` has sent (nothing if it is missing). Sources come in ascending order, so that the
+ * rows of an expert's list are ordered by source rank. */
+static void lay_out(epw_buffer *b, epw_lane *lane, uint32_t source, uint64_t now) {
+    uint32_t local = b->layout.local_experts;
+    const epw_dispatch_output *out = &lane->dispatch_output;
+    memcpy(lane->first_row, lane->expert_fill, local * sizeof lane->first_row[0]);
+    /* Without rows, what lies in the source's place is of some earlier operation. */
+    if (lane->received[source] > 0 && !admit(b, lane, source, lane->received[source])) {
+        memcpy(lane->expert_fill, lane->first_row, local * sizeof lane->first_row[0]);
+        lane->received[source] = 0;
+        epw_lane_lose(b, lane, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, source, now);
+    }
+    for (uint32_t e = 0; out->ranges != NULL && e < local; e++) {
+        uint32_t *range = out->ranges + ((size_t)e * b->config.ranks + source) * 2;
+        range[0] = lane->first_row[e];
+        range[1] = lane->expert_fill[e] - lane->first_row[e];
+    }
+    uint32_t rows = lane->received[source];
+    if (out->source_counts != NULL) out->source_counts[source] = rows;
+    receive_job job = {b, lane, source, rows};
+    epw_pool_run(b->pool, receive_chunk, &job, (rows + CHUNK - 1) / CHUNK);
+}
+
+/* ---- the stage ---- */
+
+void epw_dispatch_begin_receiving(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out) {
+    lane->dispatch_output = *out;
+    lane->stage = EPW_STAGE_RECEIVING;
+    lane->next_source = 0;
+    memset(lane->received, 0, b->config.ranks * sizeof lane->received[0]);
+    memset(lane->expert_fill, 0, b->layout.local_experts * sizeof lane->expert_fill[0]);
+    lane->awaited = b->active;
+    epw_mask_remove(&lane->awaited, &lane->missing);
+}
+
+epw_status epw_dispatch_receive_step(epw_buffer *b, epw_lane *lane) {
+    const epw_dispatch_output *out = &lane->dispatch_output;
+    uint64_t now = epw_now_ns();
+    bool progress = true;
+    while (progress) {
+        progress = false;
+        EPW_MASK_FOR(peer, &lane->awaited, b->config.ranks) {
+            uint32_t value, cause;
+            epw_verdict verdict =
+                epw_wait_judge(b, lane, EPW_AWAIT_ROWS, lane->op, peer, now, &value, &cause);
+            if (verdict == EPW_WAITING) continue;
+            lane->received[peer] = verdict == EPW_ARRIVED ? value : 0;
+            if (verdict == EPW_ARRIVED) epw_mask_add(&lane->present, peer);
+            if (verdict == EPW_GONE) epw_lane_lose(b, lane, EPW_PHASE_DISPATCH_RECEIVE, cause, peer, now);
+            epw_mask_drop(&lane->awaited, peer);
+            if (out->wait_ns != NULL) out->wait_ns[peer] += now - lane->wait.started;
+        }
+        while (lane->next_source < b->config.ranks && !epw_mask_has(&lane->awaited, lane->next_source)) {
+            lay_out(b, lane, lane->next_source++, now);
+            progress = true;
+        }
+        if (progress) now = epw_now_ns();
+    }
+    if (!epw_mask_empty(&lane->awaited)) {
+        epw_wait_pause(b, lane, EPW_AWAIT_ROWS, lane->op, &lane->awaited, now);
+        return EPW_PENDING;
+    }
+    for (uint32_t e = 0; e < b->layout.local_experts; e++) {
+        if (out->counts != NULL) out->counts[e] = lane->expert_fill[e];
+        if (out->expert_totals != NULL) out->expert_totals[e] += lane->expert_fill[e];
+    }
+    return EPW_OK;
+}
