@@ -201,7 +201,8 @@ void epw_dispatch_begin_receiving(epw_buffer *b, epw_lane *lane, const epw_dispa
 
 epw_status epw_dispatch_receive_step(epw_buffer *b, epw_lane *lane) {
     const epw_dispatch_output *out = &lane->dispatch_output;
-    uint64_t now = epw_now_ns();
+    /* Waited until here, where the step has yet to copy: who comes while it does has kept nobody waiting. */
+    uint64_t now = epw_now_ns(), waited = now - lane->wait.started;
     bool progress = true;
     while (progress) {
         progress = false;
@@ -214,7 +215,7 @@ epw_status epw_dispatch_receive_step(epw_buffer *b, epw_lane *lane) {
             if (verdict == EPW_ARRIVED) epw_mask_add(&lane->present, peer);
             if (verdict == EPW_GONE) epw_lane_lose(b, lane, EPW_PHASE_DISPATCH_RECEIVE, cause, peer, now);
             epw_mask_drop(&lane->awaited, peer);
-            if (out->wait_ns != NULL) out->wait_ns[peer] += now - lane->wait.started;
+            if (out->wait_ns != NULL) out->wait_ns[peer] += waited;
         }
         while (lane->next_source < b->config.ranks && !epw_mask_has(&lane->awaited, lane->next_source)) {
             lay_out(b, lane, lane->next_source++, now);

@@ -1,0 +1,164 @@
+/* What a rank is told about its waits: wait_ns names who is late, and counts nothing else. */
+#include "group.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 * MS + (uint64_t)now.tv_nsec;
+}
+
+static void sleep_ns(uint64_t ns) {
+    struct timespec time = {(time_t)(ns / (1000 * MS)), (long)(ns % (1000 * MS))};
+    nanosleep(&time, NULL);
+}
+
+/* Rank 2 of 3 sends its rows 50 ms after rank 0 began to wait, and so its answers. */
+static void a_late_peer_shows_and_the_others_do_not(void) {
+    enum { LATE_MS = 50, AT_LEAST_MS = 45 };
+    group g = make_group(3, 10000 * MS);
+    activate(&g, 1);
+    static batch made[3];
+    static _Alignas(64) uint16_t rows[EXPERTS / 3 * 3 * TOKENS * HIDDEN], sums[3][TOKENS * HIDDEN];
+    uint32_t counts[EXPERTS / 3];
+    uint64_t rows_ns[3] = {0}, answers_ns[3] = {0};
+    epw_handle handles[3];
+    epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+    out.rows = rows;
+    out.counts = counts;
+    out.wait_ns = rows_ns;
+    out.nonblocking = 1;
+    for (uint32_t r = 0; r < 3; r++) {
+        epw_dispatch_input in = make_batch(&made[r], r);
+        if (r == 2) {
+            CHECK(epw_dispatch_receive(g.of[0], handles[0], &out, NULL) == EPW_PENDING);
+            sleep_ns(LATE_MS * MS);
+        }
+        CHECK_OK(epw_dispatch(g.of[r], &in, NULL, &handles[r], NULL));
+    }
+    CHECK_OK(epw_poll(g.of[0], handles[0], NULL));
+    CHECK_MSG(rows_ns[2] >= AT_LEAST_MS * MS, "%llu ns", (unsigned long long)rows_ns[2]);
+    CHECK_MSG(rows_ns[0] < rows_ns[2] / 2 && rows_ns[1] < rows_ns[2] / 2, "%llu and %llu ns",
+              (unsigned long long)rows_ns[0], (unsigned long long)rows_ns[1]);
+
+    epw_combine_output results[3];
+    for (uint32_t r = 0; r < 3; r++) {
+        epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
+        static _Alignas(64) uint16_t others[sizeof rows / 2];
+        nothing.rows = others;
+        nothing.counts = counts;
+        if (r > 0) CHECK_OK(epw_dispatch_receive(g.of[r], handles[r], &nothing, NULL));
+        results[r] = (epw_combine_output)EPW_COMBINE_OUTPUT_INIT;
+        results[r].out = sums[r];
+    }
+    results[0].wait_ns = answers_ns;
+    results[0].nonblocking = 1;
+    for (uint32_t r = 0; r < 3; r++) {
+        epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+        answer.expert_out = rows;
+        if (r == 2) {
+            CHECK(epw_combine_receive(g.of[0], handles[0], &results[0], NULL) == EPW_PENDING);
+            sleep_ns(LATE_MS * MS);
+        }
+        CHECK_OK(epw_combine(g.of[r], handles[r], &answer, NULL, NULL));
+    }
+    CHECK_OK(epw_poll(g.of[0], handles[0], NULL));
+    CHECK_MSG(answers_ns[2] >= AT_LEAST_MS * MS, "%llu ns", (unsigned long long)answers_ns[2]);
+    CHECK(answers_ns[0] < answers_ns[2] / 2 && answers_ns[1] < answers_ns[2] / 2);
+    destroy(&g);
+}
+
+/* ---- Copying ---- */
+
+enum { MANY = 1024, WIDE = 8192, COPIES = 8 };
+
+typedef struct sender {
+    epw_buffer *buffer;
+    const epw_dispatch_input *input;
+    uint64_t after_ns, sent;
+    epw_handle handle;
+} sender;
+
+static void *send_later(void *argument) {
+    sender *s = argument;
+    sleep_ns(s->after_ns);
+    CHECK_OK(epw_dispatch(s->buffer, s->input, NULL, &s->handle, NULL));
+    s->sent = now_ns();
+    return NULL;
+}
+
+/* Rank 1's single row comes while rank 0 copies many of its own, which it has at once. */
+static void who_comes_while_this_rank_copies_kept_nobody_waiting(void) {
+    group g = {.ranks = 2};
+    epw_config config = config_of(0, 2);
+    config.max_tokens = MANY;
+    config.hidden = WIDE;
+    config.experts = 2 * COPIES;
+    config.topk = COPIES;
+    config.ordered = config.zero_copy = 0;
+    config.deadline_ns = 20000 * MS;
+    for (config.rank = 0; config.rank < 2; config.rank++)
+        CHECK_OK(epw_buffer_create(&config, &g.of[config.rank]));
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(connect_to(g.of[r], r, g.of[1 - r], 1 - r));
+
+    unsigned char *x = aligned_alloc(64, (size_t)MANY * WIDE * 2);
+    unsigned char *rows = aligned_alloc(64, (size_t)COPIES * 2 * MANY * WIDE * 2);
+    static int32_t ids[MANY * COPIES];
+    uint32_t counts[COPIES];
+    memset(x, 0, (size_t)MANY * WIDE * 2);
+    for (uint32_t i = 0; i < MANY * COPIES; i++) ids[i] = (int32_t)(i % COPIES); /* all at rank 0 */
+    epw_dispatch_input many = EPW_DISPATCH_INPUT_INIT;
+    many.tokens = MANY;
+    many.x = x;
+    many.topk_idx = ids;
+    many.topk = COPIES;
+    epw_dispatch_input one = many;
+    one.tokens = 1;
+    epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+    out.rows = rows;
+    out.counts = counts;
+
+    /* The first round says how long copying takes at least; a later one counts if the row came in the first
+     * half of that. */
+    uint64_t copying_ns = 0;
+    uint32_t rounds = 0, met = 0;
+    for (; met == 0 && rounds < 200; rounds++) {
+        activate(&g, rounds + 1);
+        uint64_t wait_ns[2] = {0};
+        out.wait_ns = wait_ns;
+        epw_handle handle;
+        CHECK_OK(epw_dispatch(g.of[0], &many, NULL, &handle, NULL));
+        sender s = {.buffer = g.of[1], .input = &one, .after_ns = copying_ns / 4};
+        pthread_t thread;
+        if (rounds == 0) send_later(&s);
+        uint64_t began = now_ns();
+        if (rounds > 0) pthread_create(&thread, NULL, send_later, &s);
+        CHECK_OK(epw_dispatch_receive(g.of[0], handle, &out, NULL));
+        uint64_t took = now_ns() - began;
+        if (rounds > 0) pthread_join(thread, NULL);
+        CHECK(counts[0] == MANY + 1 && counts[COPIES - 1] == MANY + 1);
+        CHECK(wait_ns[0] < took / 2);
+        if (copying_ns == 0 || took < copying_ns) copying_ns = took;
+        if (rounds > 0 && s.sent - began < copying_ns / 2) {
+            met++;
+            CHECK_MSG(wait_ns[1] < copying_ns / 2, "%llu ns of %llu", (unsigned long long)wait_ns[1],
+                      (unsigned long long)took);
+        }
+        CHECK_OK(epw_release(g.of[0], handle));
+        CHECK_OK(epw_release(g.of[1], s.handle));
+    }
+    CHECK_MSG(met > 0, "in %u rounds the row never came while the others were copied", rounds);
+    free(x);
+    free(rows);
+    destroy(&g);
+}
+
+int main(void) {
+    a_late_peer_shows_and_the_others_do_not();
+    who_comes_while_this_rank_copies_kept_nobody_waiting();
+    return check_result("waits");
+}
