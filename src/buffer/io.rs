@@ -83,7 +83,7 @@ impl<'a> Dispatch<'a> {
         Self { lane: Some(lane), ..self }
     }
 
-    /// A longer deadline than the buffer's.
+    /// A longer deadline than the buffer's, 1 day at most.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }
@@ -503,7 +503,7 @@ impl<'a> Combine<'a> {
         Self { topk_weights: Some(topk_weights), ..self }
     }
 
-    /// A longer deadline than the buffer's.
+    /// A longer deadline than the buffer's, 1 day at most.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }
