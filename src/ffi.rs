@@ -70,6 +70,7 @@ fn check_of_group(status: sys::epw_status) -> Result<()> {
     checked.map_err(|error| match error {
         Error::Invalid(failure) => Error::Invalid(Failure { rank: None, ..failure }),
         Error::Limit(failure) => Error::Limit(Failure { rank: None, ..failure }),
+        Error::NoPath(failure) => Error::NoPath(Failure { rank: None, ..failure }),
         other => other,
     })
 }
