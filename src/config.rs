@@ -127,7 +127,7 @@ pub enum Path {
 pub struct EpConfig {
     /// Tokens per rank and operation at most, up to 65,536.
     pub max_tokens: u32,
-    /// Channels of a token, a multiple of 8 (of 128 for FP8).
+    /// Channels of a token, a multiple of 8 (of 128 for FP8), up to 2^24.
     pub hidden: u32,
     /// Physical experts in all, a multiple of the ranks; expert `e` lives on rank `e / (experts / ranks)`.
     pub experts: u32,
@@ -149,9 +149,10 @@ pub struct EpConfig {
     pub zero_copy: bool,
     /// Threads that move data for this rank, the caller included; 0: chosen by the library.
     pub threads: u32,
-    /// Reach peers of this process and host only through their windows in shared memory (`true` allows a path).
+    /// The paths by which peers may be reached; all by default.
     pub paths: Paths,
-    /// Bound of every wait for a peer, at least 1 ms.
+    /// Bound of every wait for a peer, 1 ms to 1 day. Ranks that wait for each other show each other signs of life, which
+    /// lengthens a wait, to 4 deadlines at most.
     pub deadline: Duration,
 }
 
@@ -379,7 +380,9 @@ mod tests {
         ];
         for (field, ranks, config) in cases {
             let error = Plan::new(&config, ranks).unwrap_err();
-            assert!(error.failure().unwrap().text.starts_with(field), "{field}: {error}");
+            let failure = error.failure().unwrap();
+            assert!(failure.text.starts_with(field), "{field}: {error}");
+            assert_eq!(failure.rank, None, "a plan is that of every rank: {error}");
         }
         assert!(Plan::new(&good, 4).is_ok());
         let huge = EpConfig { max_tokens: 65_536, hidden: 1 << 24, ..EpConfig::new(1, 8, 1024, 32) };

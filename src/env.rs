@@ -94,7 +94,7 @@ pub const VARIABLES: &[Variable] = &[
         name: ISA,
         default: "the best that the processor has",
         doc: "Instruction set of the host's inner loops: `avx512` or `avx2` on x86-64, `base` everywhere. Results \
-              have the same bits with each. A name that is unknown or can not run here is ignored.",
+              have the same bits with each. A name that is unknown or can not run here is an error.",
     },
 ];
 

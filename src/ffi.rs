@@ -64,20 +64,33 @@ fn c_mask(mask: &Mask) -> sys::epw_mask {
     sys::epw_mask { bits: *mask.words() }
 }
 
+/// As `check`, of a call about a whole group: the rank of its configuration stands for all.
+fn check_of_group(status: sys::epw_status) -> Result<()> {
+    let checked = check(status).map(|_| ());
+    checked.map_err(|error| match error {
+        Error::Invalid(failure) => Error::Invalid(Failure { rank: None, ..failure }),
+        Error::Limit(failure) => Error::Limit(Failure { rank: None, ..failure }),
+        Error::NoPath(failure) => Error::NoPath(Failure { rank: None, ..failure }),
+        other => other,
+    })
+}
+
+/// The plan of any rank: errors name none.
 pub(crate) fn plan(config: &sys::epw_config) -> Result<sys::epw_plan> {
     let mut plan = sys::epw_plan { size: size_of::<sys::epw_plan>() as u32, ..Default::default() };
     // SAFETY: both are valid for the call, plan carries its size.
-    check(unsafe { sys::epw_plan_make(config, &mut plan) })?;
+    check_of_group(unsafe { sys::epw_plan_make(config, &mut plan) })?;
     Ok(plan)
 }
 
+/// The row shape of any rank: errors name none.
 pub(crate) fn row_shape(
     config: &sys::epw_config,
     input: &sys::epw_dispatch_input,
 ) -> Result<sys::epw_row_shape> {
     let mut shape = sys::epw_row_shape { size: size_of::<sys::epw_row_shape>() as u32, ..Default::default() };
     // SAFETY: all are valid for the call; only the fields of input that decide the shape are read, no memory behind it.
-    check(unsafe { sys::epw_row_shape_make(config, input, &mut shape) })?;
+    check_of_group(unsafe { sys::epw_row_shape_make(config, input, &mut shape) })?;
     Ok(shape)
 }
 

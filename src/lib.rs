@@ -52,7 +52,29 @@
 //! [`launch`] (where am I) -> [`rendezvous`] and [`store`] (meet) -> [`Group`] -> [`EpBuffer`] -> [`Dispatched`] -> [`Outcome`].
 //!
 //! # Features
-//! `tracing`: spans. `metrics`: counters and histograms. `bindgen`: checks the C bindings against the header.
+//! `tracing`: spans. `metrics`: counters and a histogram. `bindgen`: checks the C bindings against the header.
+//!
+//! An *operation* is one call, each half of a split one by itself: `dispatch`, `dispatch_send`, `dispatch_receive`, `combine`,
+//! `combine_send`, `combine_receive`; the blocking forms have the same names.
+//!
+//! `tracing` gives each a span `epwire` at level `DEBUG`, closed when the operation ends or its future is dropped, with the
+//! fields `operation`, `rank` and, if it is degraded, `missing` (the ranks). Events in it:
+//!
+//! | message | level | fields | |
+//! |---|---|---|---|
+//! | `degraded` | `WARN` | `record`: the first wait given up | it ended without the rows of some peer |
+//! | `refused` | `WARN` | `error` | it ended with an error |
+//! | `abandoned` | `DEBUG` | | its future was dropped before it had ended |
+//!
+//! `metrics` goes to the recorder that the program installs. Every metric has the labels `operation` and `rank`:
+//!
+//! | metric | kind | unit | meaning |
+//! |---|---|---|---|
+//! | `epwire_operations_total` | counter | operations | ended with an [`Outcome`], complete or degraded |
+//! | `epwire_operation_seconds` | histogram | seconds | of those, from call to end |
+//! | `epwire_degraded_total` | counter | operations | those that ended without the rows of some peer |
+//! | `epwire_errors_total` | counter | operations | ended with an [`Error`] |
+//! | `epwire_abandoned_total` | counter | operations | futures dropped before they had ended |
 
 mod buffer;
 mod config;

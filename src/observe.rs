@@ -1,12 +1,5 @@
-//! What an operation tells the outside: a span behind the feature `tracing`, counters and a histogram behind `metrics`. Without
-//! them every function here is empty.
-//!
-//! | metric | kind | labels | meaning |
-//! |---|---|---|---|
-//! | `epwire_operations_total` | counter | `operation`, `rank` | operations that have ended |
-//! | `epwire_operation_seconds` | histogram | `operation`, `rank` | from call to end |
-//! | `epwire_degraded_total` | counter | `operation`, `rank` | those that ended without the rows of some peer |
-//! | `epwire_errors_total` | counter | `operation`, `rank` | refused or failed calls |
+//! What an operation tells the outside: a span behind the feature `tracing`, counters and a histogram behind `metrics`, as the
+//! crate's documentation lists them. Without the features every function here is empty.
 
 #[cfg(feature = "metrics")]
 use std::time::Instant;
@@ -14,9 +7,10 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::outcome::Outcome;
 
-/// One call, from its beginning to its end.
+/// One call, from its beginning to its end. Dropped before `end`: a future that was dropped in flight.
 #[derive(Debug)]
 pub(crate) struct Observed {
+    ended: bool,
     #[cfg(feature = "tracing")]
     span: tracing::Span,
     #[cfg(feature = "metrics")]
@@ -29,6 +23,7 @@ impl Observed {
     #[allow(unused_variables)]
     pub(crate) fn begin(operation: &'static str, rank: u32) -> Self {
         Self {
+            ended: false,
             #[cfg(feature = "tracing")]
             span: tracing::debug_span!("epwire", operation, rank, missing = tracing::field::Empty),
             #[cfg(feature = "metrics")]
@@ -39,7 +34,8 @@ impl Observed {
     }
 
     /// The call has ended like this; `outcome` finds its outcome.
-    pub(crate) fn end<T>(self, result: Result<T>, outcome: impl FnOnce(&T) -> &Outcome) -> Result<T> {
+    pub(crate) fn end<T>(mut self, result: Result<T>, outcome: impl FnOnce(&T) -> &Outcome) -> Result<T> {
+        self.ended = true;
         match &result {
             Ok(value) => self.succeed(outcome(value)),
             Err(error) => self.fail(error),
@@ -71,5 +67,20 @@ impl Observed {
         self.span.in_scope(|| tracing::warn!(%error, "refused"));
         #[cfg(feature = "metrics")]
         metrics::counter!("epwire_errors_total", &self.labels).increment(1);
+    }
+
+    fn abandon(&self) {
+        #[cfg(feature = "tracing")]
+        self.span.in_scope(|| tracing::debug!("abandoned"));
+        #[cfg(feature = "metrics")]
+        metrics::counter!("epwire_abandoned_total", &self.labels).increment(1);
+    }
+}
+
+impl Drop for Observed {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.abandon();
+        }
     }
 }

@@ -7,6 +7,8 @@ use std::ptr::NonNull;
 
 use half::{bf16, f16};
 
+use crate::error::{Error, Failure, Result};
+
 /// Element types that cross the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -78,7 +80,8 @@ impl<'a> TensorRef<'a> {
     /// A dense matrix of `cols` columns over a slice. Elements behind the last full row are not part of it.
     pub fn new<T: Element>(data: &'a [T], cols: usize) -> Self {
         let rows = data.len().checked_div(cols).unwrap_or(0);
-        let row_stride = cols * size_of::<T>();
+        // Saturates only where the slice holds no row, so that there is nothing to stride over.
+        let row_stride = cols.saturating_mul(size_of::<T>());
         Self {
             ptr: NonNull::from(data).cast(),
             dtype: T::DTYPE,
@@ -89,15 +92,29 @@ impl<'a> TensorRef<'a> {
         }
     }
 
-    /// A matrix whose rows lie `row_stride` elements apart. `None` if the slice does not hold it.
-    pub fn strided<T: Element>(data: &'a [T], rows: usize, cols: usize, row_stride: usize) -> Option<Self> {
-        let end = if rows == 0 { 0 } else { (rows - 1).checked_mul(row_stride)?.checked_add(cols)? };
-        let row_stride = row_stride.checked_mul(size_of::<T>())?;
-        (end <= data.len() && row_stride >= cols * size_of::<T>()).then(|| Self {
-            rows,
-            row_stride,
-            ..Self::new(data, cols)
-        })
+    /// A matrix whose rows lie `row_stride` elements apart.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if rows overlap (`row_stride` below `cols`) or the slice ends before the last row does.
+    pub fn strided<T: Element>(data: &'a [T], rows: usize, cols: usize, row_stride: usize) -> Result<Self> {
+        let invalid = |text: String| {
+            Error::Invalid(Failure { operation: "tensor".into(), rank: None, peer: None, text })
+        };
+        if row_stride < cols {
+            return Err(invalid(format!("row_stride is {row_stride}, rows of {cols} elements overlap")));
+        }
+        let end = match rows.checked_sub(1) {
+            Some(last) => last.checked_mul(row_stride).and_then(|first| first.checked_add(cols)),
+            None => Some(0),
+        };
+        if end.is_none_or(|end| end > data.len()) {
+            let have = data.len();
+            return Err(invalid(format!(
+                "data has {have} elements, {rows} rows of {cols} with row_stride {row_stride} take more"
+            )));
+        }
+        let row_stride = row_stride.saturating_mul(size_of::<T>());
+        Ok(Self { rows, row_stride, ..Self::new(data, cols) })
     }
 
     /// A matrix anywhere in host memory; `row_stride` in bytes.
@@ -130,7 +147,7 @@ impl<'a> TensorRef<'a> {
     }
 
     pub(crate) fn is_dense(&self) -> bool {
-        self.rows <= 1 || self.row_stride == self.cols * self.dtype.bytes()
+        self.rows <= 1 || Some(self.row_stride) == self.cols.checked_mul(self.dtype.bytes())
     }
 }
 
@@ -167,6 +184,9 @@ impl<'a> TensorMut<'a> {
     }
 }
 
+/// A cache line.
+const ALIGN: usize = 64;
+
 /// Zeroed host memory aligned to 64 bytes, as outputs want it. Dereferences to a slice.
 pub struct HostBuffer<T: Element> {
     ptr: NonNull<T>,
@@ -179,23 +199,27 @@ unsafe impl<T: Element> Send for HostBuffer<T> {}
 unsafe impl<T: Element> Sync for HostBuffer<T> {}
 
 impl<T: Element> HostBuffer<T> {
-    /// `len` zeros. Runs the allocation error hook if the system has no memory, as `Vec` does.
-    pub fn zeroed(len: usize) -> Self {
-        let layout = Self::layout(len);
+    /// `len` zeros.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`] if the system has none to give.
+    pub fn try_zeroed(len: usize) -> Result<Self> {
+        let no_memory = || {
+            let text = format!("no memory for len {len} of {:?}: ask for less", T::DTYPE);
+            Error::NoMemory(Failure { operation: "host_buffer".into(), rank: None, peer: None, text })
+        };
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(no_memory)?.max(1);
+        let layout = Layout::from_size_align(bytes, ALIGN).map_err(|_| no_memory())?;
         // SAFETY: the layout is never of size zero.
-        let ptr = unsafe { alloc_zeroed(layout) };
-        match NonNull::new(ptr.cast()) {
-            Some(ptr) => {
-                prefer_huge_pages(ptr.cast(), layout.size());
-                Self { ptr, len }
-            }
-            None => handle_alloc_error(layout),
-        }
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(no_memory)?;
+        prefer_huge_pages(ptr, bytes);
+        Ok(Self { ptr: ptr.cast(), len })
     }
 
-    fn layout(len: usize) -> Layout {
-        let bytes = len.saturating_mul(size_of::<T>()).max(1);
-        Layout::from_size_align(bytes, 64).unwrap_or_else(|_| handle_alloc_error(Layout::new::<T>()))
+    /// [`HostBuffer::try_zeroed`] for sizes that are sure to be there: ends the process by the allocation error hook if they are
+    /// not, as `Vec` does.
+    pub fn zeroed(len: usize) -> Self {
+        Self::try_zeroed(len).unwrap_or_else(|_| handle_alloc_error(Layout::new::<T>()))
     }
 }
 
@@ -213,8 +237,12 @@ fn prefer_huge_pages(ptr: NonNull<u8>, bytes: usize) {
 
 impl<T: Element> Drop for HostBuffer<T> {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this very layout.
-        unsafe { dealloc(self.ptr.as_ptr().cast(), Self::layout(self.len)) }
+        let bytes = (self.len * size_of::<T>()).max(1);
+        // SAFETY: allocated in `try_zeroed` with this very layout, which was checked there.
+        unsafe {
+            let layout = Layout::from_size_align_unchecked(bytes, ALIGN);
+            dealloc(self.ptr.as_ptr().cast(), layout);
+        }
     }
 }
 
@@ -246,10 +274,31 @@ mod tests {
     #[test]
     fn a_strided_view_must_fit_its_slice() {
         let data = [0f32; 10];
-        assert!(TensorRef::strided(&data, 3, 2, 4).is_some_and(|t| t.row_stride == 16 && !t.is_dense()));
-        assert!(TensorRef::strided(&data, 3, 3, 4).is_none());
-        assert!(TensorRef::strided(&data, 2, 4, 3).is_none(), "rows overlap");
-        assert!(TensorRef::strided(&data, usize::MAX, 4, 4).is_none());
+        assert!(TensorRef::strided(&data, 3, 2, 4).is_ok_and(|t| t.row_stride == 16 && !t.is_dense()));
+        assert!(TensorRef::strided(&data, 0, 4, usize::MAX).is_ok_and(|t| t.rows() == 0));
+        for (rows, cols, stride, field) in [
+            (3, 3, 4, "data has 10 elements"),
+            (usize::MAX, 4, 4, "data has 10 elements"),
+            (1, usize::MAX, usize::MAX, "data has 10 elements"),
+            (2, 4, 3, "row_stride is 3"),
+        ] {
+            let error = TensorRef::strided(&data, rows, cols, stride).unwrap_err();
+            assert!(error.failure().unwrap().text.starts_with(field), "{error}");
+        }
+    }
+
+    #[test]
+    fn rows_wider_than_the_slice_are_no_rows() {
+        let t = TensorRef::new(&[0f32; 10], usize::MAX / 2);
+        assert_eq!((t.rows(), t.cols(), t.is_dense()), (0, usize::MAX / 2, true));
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error() {
+        for len in [1 << 50, usize::MAX] {
+            let error = HostBuffer::<u32>::try_zeroed(len).unwrap_err();
+            assert!(matches!(&error, Error::NoMemory(f) if f.text.contains(&len.to_string())), "{error}");
+        }
     }
 
     #[test]

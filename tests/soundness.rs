@@ -115,6 +115,23 @@ fn what_may_move_between_threads_does() {
 }
 
 #[test]
+fn memory_that_is_not_there_is_an_error_that_names_the_output() {
+    // A window of 2 GiB is planned, not allocated; its expert-major rows would take a pebibyte.
+    let config = EpConfig { lanes: 1, ..EpConfig::new(65_536, 8192, 1 << 20, 1) };
+    let buffers =
+        |sideband| DispatchBuffers::new(&config, 1, Payload::SameAsInput, Layout::ExpertMajor, sideband);
+    let error = buffers(0).unwrap_err();
+    assert!(
+        matches!(&error, Error::NoMemory(f) if f.text.starts_with("no memory for rows of 1125899906842624"))
+    );
+    let error = buffers(u32::MAX).unwrap_err();
+    assert!(
+        matches!(&error, Error::Limit(f) if f.text.starts_with("sideband_bytes is 4294967295")),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_forgotten_handle_holds_its_lane_and_nothing_else() {
     let ranks = pair(PATIENT).map(|buffer| {
         thread::spawn(move || {

@@ -47,6 +47,9 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
     epw_plan plan = EPW_PLAN_INIT;
     epw_status status = epw_plan_layout("create", config, &layout, &plan);
     if (status != EPW_OK) return status;
+    const epw_numerics *numerics;
+    status = epw_numerics_choose((epw_where){"create", (int)config->rank, -1}, &numerics);
+    if (status != EPW_OK) return status;
     epw_buffer *b = calloc(1, sizeof *b);
     if (b == NULL) {
         return epw_fail(EPW_ERR_NO_MEMORY, (epw_where){"create", (int)config->rank, -1},
@@ -54,7 +57,7 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
     }
     b->config = *config;
     b->layout = layout;
-    b->numerics = epw_numerics_best();
+    b->numerics = numerics;
     pthread_mutex_init(&b->janitor_lock, NULL);
     pthread_cond_init(&b->janitor_wake, NULL);
     for (uint32_t i = 0; i < EPW_MAX_LANES; i++) pthread_mutex_init(&b->lanes[i].lock, NULL);

@@ -209,6 +209,11 @@ static epw_status check_input(const epw_buffer *b, const epw_lane *lane, const e
         return epw_fail(EPW_ERR_INVALID, where,
                         "expert_out is NULL, and the plan has no zero-copy area: set config.zero_copy");
     }
+    if (!ordered && in->topk_weights != NULL) {
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "topk_weights are given, which rank-reduced combine does not apply: give them to "
+                        "dispatch, or use EPW_COMBINE_ORDERED");
+    }
     if (in->deadline_ns != 0 &&
         (in->deadline_ns < b->config.deadline_ns || in->deadline_ns > EPW_MAX_DEADLINE_NS)) {
         return epw_fail(EPW_ERR_LIMIT, where,

@@ -264,6 +264,14 @@ static epw_status check_output(const epw_buffer *b, const char *op, uint32_t lay
     if (layout == EPW_EXPERT_MAJOR && (out->rows == NULL || out->counts == NULL)) {
         return epw_fail(EPW_ERR_INVALID, where, "expert-major needs output.rows and output.counts");
     }
+    const char *other = out->row_experts != NULL   ? "row_experts"
+                        : out->row_weights != NULL ? "row_weights"
+                        : out->expert_rows != NULL ? "expert_rows"
+                                                   : NULL;
+    if (layout == EPW_EXPERT_MAJOR && other != NULL) {
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "output.%s is given, which only rank-major fills: leave it out", other);
+    }
     if ((uintptr_t)out->rows % 16 != 0) {
         return epw_fail(EPW_ERR_INVALID, where, "output.rows must be aligned to 16 bytes");
     }

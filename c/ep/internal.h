@@ -21,14 +21,15 @@ typedef struct epw_route {
     unsigned char *window; /* its first byte as mapped here */
 } epw_route;
 
-/* What a lane is doing. Between SENT and RECEIVING, DISPATCHED and COLLECTING and so on it is the caller's
- * turn. */
+/* What a lane is doing, in this order. While SENT, DISPATCHED or ANSWERED it is the caller's turn: to
+ * receive, to combine, to receive the answers; an unsplit call goes through without stopping at SENT or
+ * ANSWERED. */
 typedef enum epw_stage {
     EPW_STAGE_FREE,
     EPW_STAGE_SENDING,    /* dispatch: rows go out as permissions come */
-    EPW_STAGE_SENT,       /* idle */
+    EPW_STAGE_SENT,       /* idle: dispatch has sent */
     EPW_STAGE_RECEIVING,  /* dispatch: rows come in */
-    EPW_STAGE_DISPATCHED, /* idle */
+    EPW_STAGE_DISPATCHED, /* idle: dispatch has ended */
     EPW_STAGE_ANSWERED,   /* idle: combine has sent */
     EPW_STAGE_COLLECTING, /* combine: answers come in */
     EPW_STAGE_ANY         /* for epw_lane_find: any but FREE */

@@ -45,7 +45,7 @@ typedef struct epw_entry {
 /* In front of every dispatched row: this, then topk entries (config.topk), then as many indices (u32): the
  * row's number among those that this source sends to that expert, then the sideband bytes. With the expert
  * counts of all sources a receiver knows every row's place in every expert's list without looking at any
- * other row. */
+ * other row. In all 16 + (8 + 4)*topk + sideband bytes, rounded up to 128: an entry takes 8, its index 4. */
 typedef struct epw_slot_header {
     uint32_t token; /* its index at the source */
     uint32_t

@@ -50,20 +50,27 @@ size_t epw_numerics_all(const epw_numerics *out[], size_t max) {
     return count;
 }
 
-const epw_numerics *epw_numerics_best(void) {
+epw_status epw_numerics_choose(epw_where where, const epw_numerics **out) {
     /* Threads that race here find the same answer, so the last store changes nothing. */
     static const epw_numerics *_Atomic chosen;
-    const epw_numerics *best = atomic_load_explicit(&chosen, memory_order_acquire);
-    if (best) return best;
+    *out = atomic_load_explicit(&chosen, memory_order_acquire);
+    if (*out) return EPW_OK;
 
     const epw_numerics *all[3];
     const size_t count = epw_numerics_all(all, 3);
-    best = all[0];
     const char *wanted = getenv("EPWIRE_ISA");
-    for (size_t i = 0; wanted && i < count; i++)
-        if (strcmp(all[i]->isa, wanted) == 0) best = all[i];
-    atomic_store_explicit(&chosen, best, memory_order_release);
-    return best;
+    if (wanted && wanted[0] == '\0') wanted = NULL; /* empty counts as unset, as for every variable */
+    for (size_t i = 0; i < count && !*out; i++)
+        if (!wanted || strcmp(all[i]->isa, wanted) == 0) *out = all[i];
+    if (!*out)
+        return epw_fail(
+            EPW_ERR_INVALID, where,
+            "EPWIRE_ISA is \"%.32s\", this processor can run %s%s%s%s%s: name one of them, or unset "
+            "it for the best",
+            wanted, all[0]->isa, count > 1 ? ", " : "", count > 1 ? all[1]->isa : "", count > 2 ? ", " : "",
+            count > 2 ? all[2]->isa : "");
+    atomic_store_explicit(&chosen, *out, memory_order_release);
+    return EPW_OK;
 }
 
 /* ---- Public quantisers --------------------------------------------------------------------------------- */
@@ -96,9 +103,11 @@ static size_t row_scale_bytes(uint32_t payload, uint32_t hidden) {
 
 epw_status epw_quantize_fp8(uint32_t payload, uint32_t dtype, uint64_t rows, uint32_t hidden, const void *x,
                             uint8_t *q, void *scales) {
-    const epw_status status = check_fp8("quantize_fp8", payload, dtype, rows, hidden, x && q && scales);
+    epw_status status = check_fp8("quantize_fp8", payload, dtype, rows, hidden, x && q && scales);
     if (status != EPW_OK) return status;
-    const epw_numerics *numerics = epw_numerics_best();
+    const epw_numerics *numerics;
+    status = epw_numerics_choose((epw_where){"quantize_fp8", -1, -1}, &numerics);
+    if (status != EPW_OK) return status;
     const size_t scale_stride = row_scale_bytes(payload, hidden);
     for (size_t r = 0; r < rows; r++)
         numerics->quantize(payload, dtype, (const char *)x + r * hidden * 2, hidden, q + r * hidden,
@@ -108,9 +117,11 @@ epw_status epw_quantize_fp8(uint32_t payload, uint32_t dtype, uint64_t rows, uin
 
 epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t rows, uint32_t hidden,
                               const uint8_t *q, const void *scales, void *x) {
-    const epw_status status = check_fp8("dequantize_fp8", payload, dtype, rows, hidden, x && q && scales);
+    epw_status status = check_fp8("dequantize_fp8", payload, dtype, rows, hidden, x && q && scales);
     if (status != EPW_OK) return status;
-    const epw_numerics *numerics = epw_numerics_best();
+    const epw_numerics *numerics;
+    status = epw_numerics_choose((epw_where){"dequantize_fp8", -1, -1}, &numerics);
+    if (status != EPW_OK) return status;
     const size_t scale_stride = row_scale_bytes(payload, hidden);
     for (size_t r = 0; r < rows; r++)
         numerics->dequantize(payload, dtype, q + r * hidden, (const char *)scales + r * scale_stride, hidden,

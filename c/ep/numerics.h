@@ -22,6 +22,8 @@
 #ifndef EPW_EP_NUMERICS_H
 #define EPW_EP_NUMERICS_H
 
+#include "base/status.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -52,9 +54,10 @@ typedef struct epw_numerics {
                    void *out, int stream);
 } epw_numerics;
 
-/* The best table that this processor and operating system can run. The environment variable EPWIRE_ISA names
- * another; a name that is unknown or can not run here is ignored. Decided once per process. */
-const epw_numerics *epw_numerics_best(void);
+/* The table to use: the best that this processor and operating system can run, or the one that the
+ * environment variable EPWIRE_ISA names. EPW_ERR_INVALID, said of `where`, if that is none or can not run
+ * here. Decided once per process, at the first success. */
+epw_status epw_numerics_choose(epw_where where, const epw_numerics **out);
 
 /* All tables that can run here, best first, at most `max`. Returns how many. */
 size_t epw_numerics_all(const epw_numerics *out[], size_t max);

@@ -171,6 +171,18 @@ epw_status epw_row_format_make(const char *op, const epw_config *config, const e
             "payload is %u, must be one of EPW_PAYLOAD_*", input->payload);
     REQUIRE(input->sideband_bytes <= config->sideband_bytes, EPW_ERR_LIMIT,
             "sideband_bytes is %u, the plan has room for %u", input->sideband_bytes, config->sideband_bytes);
+    if (input->payload != EPW_PAYLOAD_OPAQUE) {
+        REQUIRE(
+            input->opaque_row_bytes == 0 && input->scale_count == 0, EPW_ERR_INVALID,
+            "opaque_row_bytes is %u and scale_count %u, which only EPW_PAYLOAD_OPAQUE takes: leave them 0",
+            input->opaque_row_bytes, input->scale_count);
+        REQUIRE(input->scales == NULL, EPW_ERR_INVALID,
+                "scales are given, which only EPW_PAYLOAD_OPAQUE takes: leave them out");
+    }
+    REQUIRE(input->scales == NULL || input->scale_count > 0, EPW_ERR_INVALID,
+            "scales are given with scale_count 0: leave them out");
+    REQUIRE(input->sideband == NULL || input->sideband_bytes > 0, EPW_ERR_INVALID,
+            "sideband is given with sideband_bytes 0: leave it out");
     *format = (epw_row_format){0};
     switch (input->payload) {
     case EPW_PAYLOAD_SAME:

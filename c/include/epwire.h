@@ -9,8 +9,11 @@
  * Conventions. Sizes are bytes unless a name says otherwise, times are nanoseconds, matrices are row-major.
  * Structs that cross this interface begin with `size` (set by the *_INIT macros) so that they can grow. [in]
  * and [out] say who writes. No function aborts; each returns a status, and epw_last_error() then says in
- * words what went wrong on this thread. A refused call is as if never made. Every wait is bounded by the
- * buffer's deadline.
+ * words what went wrong on this thread. A refused call is as if never made.
+ *
+ * Every wait is bounded. A peer that is silent for a deadline is given up. Ranks that wait themselves say so
+ * and are waited for longer, each wait for EPW_WAIT_DEADLINES_MAX deadlines at most: ranks that wait for each
+ * other because their operations do not pair up end then.
  */
 #ifndef EPWIRE_H
 #define EPWIRE_H
@@ -83,6 +86,9 @@ EPW_API const char *epw_version(void);
 #define EPW_MAX_SIDEBAND 64
 #define EPW_FP8_BLOCK    128 /* channels that share one FP8 scale */
 
+/* A wait ends after so many deadlines, whatever its peers say. */
+#define EPW_WAIT_DEADLINES_MAX 4u
+
 /* 16-bit floating-point types of tokens and expert outputs. */
 enum { EPW_BF16 = 0, EPW_F16 = 1 };
 
@@ -134,7 +140,7 @@ typedef struct epw_config {
     uint32_t rank;       /* [0, ranks) */
     uint32_t ranks;      /* [1, EPW_MAX_RANKS] */
     uint32_t max_tokens; /* tokens per rank and operation, [1, EPW_MAX_TOKENS] */
-    uint32_t hidden;     /* channels of a token, a multiple of 8 (of 128 for FP8) */
+    uint32_t hidden;     /* channels of a token, a multiple of 8 (of 128 for FP8), at most 2^24 */
     uint32_t
         experts;    /* physical experts in all, a multiple of ranks; expert e lives on e / (experts/ranks) */
     uint32_t topk;  /* experts per token at most, [1, min(EPW_MAX_TOPK, experts)] */
@@ -153,7 +159,7 @@ typedef struct epw_config {
     uint32_t sms;   /* CUDA: thread blocks, one to an SM, that the kernels of all lanes take together; 0:
                        chosen by the library */
     uint32_t reserved;
-    uint64_t deadline_ns; /* bound of every wait for a peer, at least 1,000,000 */
+    uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
 } epw_config;
 
 #define EPW_CONFIG_VERSION 1
@@ -217,7 +223,8 @@ typedef struct epw_buffer epw_buffer;
 /* Bytes that an exported blob takes at most. */
 #define EPW_BLOB_MAX 1024
 
-/* Allocates the window and starts the rank's threads. config [in], out [out]. */
+/* Allocates the window and starts the rank's threads. EPW_ERR_INVALID also if the environment variable
+ * EPWIRE_ISA names an instruction set that is unknown or can not run here. config [in], out [out]. */
 EPW_API epw_status epw_buffer_create(const epw_config *config, epw_buffer **out);
 
 /* Tells active peers that this rank leaves, ends its threads, unmaps the peers and frees the window. Not
@@ -278,7 +285,8 @@ enum {
     EPW_CAUSE_TIMEOUT = 1,   /* it was silent for a whole deadline */
     EPW_CAUSE_DROPPED = 2,   /* it said that it dropped this rank, left, or moved on to a newer epoch */
     EPW_CAUSE_SUSPECTED = 3, /* it was given up by an earlier operation of this epoch */
-    EPW_CAUSE_FORMAT = 4,    /* its rows have another payload or sideband than this rank asked for */
+    EPW_CAUSE_FORMAT = 4,    /* its rows have another payload or sideband than this rank's, or weights where
+                                this rank's have none, or it answers in another EPW_COMBINE_* mode */
     EPW_CAUSE_PARTIAL = 5,   /* it answered fewer rows than it was sent */
     EPW_CAUSE_ROUTING = 6,   /* CUDA: not a peer's fault: a routing id was out of range or repeated */
     EPW_CAUSE_HELD = 7       /* CUDA: not a peer's fault: the lane was not in the state that the replayed
@@ -329,7 +337,7 @@ typedef struct epw_dispatch_input {
     const void *topk_idx;      /* [n, topk] of idx_type, dense */
     const float *topk_weights; /* [n, topk] f32, dense; NULL where no one needs weights at dispatch */
     const void *sideband;      /* [n, sideband_bytes], dense; NULL if sideband_bytes is 0 */
-    const void *scales;        /* opaque only: [n, scale_count] of scale_bytes each */
+    const void *scales;        /* opaque only: [n, scale_count] of scale_bytes each; NULL without scales */
     uint64_t scale_row_stride; /* bytes from token to token */
     uint64_t scale_col_stride; /* bytes from scale to scale of one token */
     uint32_t idx_type;         /* EPW_I32, EPW_U32 or EPW_I64 */
@@ -355,7 +363,8 @@ typedef struct epw_dispatch_input {
 
 /* Where received rows go. M = plan.rows = ranks*max_tokens, E = local experts, K = scales per row. Rows are
  * ordered by source rank, then by token at the source. Any pointer may be NULL where that output is not
- * wanted, except that expert-major needs `rows` and `counts`. Rows beyond the counts are left as they were.
+ * wanted, except that expert-major needs `rows` and `counts`; those that a layout does not fill must be NULL.
+ * Rows beyond the counts are left as they were.
  */
 typedef struct epw_dispatch_output {
     uint32_t size;
@@ -370,7 +379,8 @@ typedef struct epw_dispatch_output {
     void *sideband;   /* expert-major [E, M, sideband_bytes], rank-major [M, sideband_bytes] */
     uint32_t *counts; /* rows per local expert [E] */
     uint32_t *source_counts; /* rows per source rank [ranks] */
-    uint32_t *ranges;        /* expert-major [E, ranks, 2]: first row and row count of each source rank */
+    uint32_t *ranges; /* [E, ranks, 2]: where each source rank's rows begin in the expert's list, and how
+                         many there are; rank-major, that list is the expert's in expert_rows */
     uint32_t *source_token;  /* expert-major [E, M], rank-major [M]: the row's token index at its source */
     int32_t *row_experts;    /* rank-major [M, topk]: local expert id, -1 where the entry lives elsewhere */
     float *row_weights;      /* rank-major [M, topk]: routing weights, 0 where the expert id is -1 */
@@ -393,7 +403,8 @@ typedef struct epw_combine_input {
     const void *expert_out; /* expert-major [E, M, hidden], rank-major [M, hidden] (already reduced over this
                                rank's experts with the weights), of combine_dtype. NULL: the caller has
                                written into epw_next_combine_buffer */
-    const float *topk_weights; /* ordered only: [n, topk] f32, dense; NULL: those given at dispatch */
+    const float *topk_weights; /* ordered only: [n, topk] f32, dense; NULL: those given at dispatch, and
+                                  always so if rank-reduced */
     uint32_t nonblocking;      /* as in epw_dispatch_input */
     uint32_t reserved;
     uint64_t deadline_ns; /* 0: the buffer's; else at least that */
@@ -516,7 +527,8 @@ EPW_API epw_status epw_take_errors(epw_buffer *buffer, epw_error_record *records
 /* ---- 6. Numerics
  * ------------------------------------------------------------------------------------------------ */
 
-/* Quantises [rows, hidden] of `dtype` to e4m3 with one scale per 128 channels: the code that dispatch uses.
+/* Quantises [rows, hidden] of `dtype` to e4m3 with one scale per 128 channels: the code that dispatch uses,
+ * of the instruction set that EPWIRE_ISA may name (see epw_buffer_create).
  * q [out, rows*hidden], scales [out]: f32 [rows, hidden/128], for EPW_PAYLOAD_FP8_UE8M0 bytes [rows,
  * hidden/128]. */
 EPW_API epw_status epw_quantize_fp8(uint32_t payload, uint32_t dtype, uint64_t rows, uint32_t hidden,

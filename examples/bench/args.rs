@@ -12,7 +12,7 @@ use crate::{cases::Case, floor::Reads, routing::Spread};
 ///
 /// Lists are separated by commas; every combination of them is measured.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "bench", version, about, after_long_help = crate::floor::HELP)]
+#[command(name = "bench", version, after_long_help = crate::floor::HELP)]
 pub struct Args {
     /// Processes to start on this host; not needed under torchrun, mpirun, srun or another launcher
     #[arg(long, value_name = "N")]
@@ -201,6 +201,8 @@ impl Shape {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     fn args(line: &str) -> Args {
@@ -213,6 +215,11 @@ mod tests {
         let shapes = args.shapes(4).unwrap();
         assert_eq!(shapes.len(), 3 * 2 * 3, "two layouts, ordered only for one of them");
         assert!(shapes.iter().all(|s| (s.layout, s.combine) != (Layout::RankMajor, Combine::Ordered)));
+    }
+
+    #[test]
+    fn the_readme_has_every_option() {
+        crate::options::assert_in_readme(&Args::command());
     }
 
     #[test]

@@ -15,6 +15,10 @@ mod report;
 mod routing;
 mod samples;
 
+#[cfg(test)]
+#[path = "../common/options.rs"]
+mod options;
+
 use std::process::ExitCode;
 
 use clap::Parser;

@@ -14,7 +14,7 @@ use crate::{
 /// Runs the bytes of a file through a Mixture-of-Experts model whose experts are spread over several processes, and
 /// checks every layer against a reference computed in one.
 #[derive(Debug, Clone, Parser, Serialize)]
-#[command(name = "moe_layer", version, about)]
+#[command(name = "moe_layer", version)]
 pub struct Args {
     /// File whose bytes are the tokens
     pub file: PathBuf,
@@ -136,6 +136,8 @@ impl Args {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     fn args(line: &str) -> Args {
@@ -149,6 +151,11 @@ mod tests {
             assert_eq!(shape.experts % ranks, 0);
             assert!((16..=16 + ranks).contains(&shape.experts));
         }
+    }
+
+    #[test]
+    fn the_readme_has_every_option() {
+        crate::options::assert_in_readme(&Args::command());
     }
 
     #[test]

@@ -13,6 +13,10 @@ mod reference;
 mod report;
 mod run;
 
+#[cfg(test)]
+#[path = "../common/options.rs"]
+mod options;
+
 use std::{fs, io::IsTerminal, process::ExitCode, time::Duration};
 
 use clap::Parser;

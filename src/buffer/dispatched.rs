@@ -125,12 +125,15 @@ impl Dispatched {
     /// The received rows in place in the window (rank-major only).
     pub fn rows(&self) -> Result<RowsView<'_>> {
         let rows = self.open.inner.ffi.dispatched_rows(self.open.handle)?;
-        Ok(RowsView { rows, of: self })
+        let (inner, payload) = (&self.open.inner, self.request.payload);
+        let (payload_bytes, scale_bytes) = (inner.payload_bytes(payload), inner.scale_bytes(payload));
+        Ok(RowsView { rows, payload_bytes, scale_bytes, of: self })
     }
 
     /// The area into which experts may write their outputs so that combine copies nothing before sending: rank-major the
     /// received rows themselves, once all experts have read them; expert-major `[E, M, hidden]`, where the plan has
     /// `zero_copy`. Then combine with [`Combine::in_place`].
+    #[doc(alias = "next_combine_buffer")]
     pub fn combine_rows_mut(&mut self) -> Result<CombineRows<'_>> {
         let rows = self.open.inner.ffi.next_combine_buffer(self.open.handle)?;
         Ok(CombineRows { rows, of: self })
@@ -222,6 +225,9 @@ impl Dispatched {
 #[derive(Debug)]
 pub struct RowsView<'a> {
     rows: Rows,
+    /// Of one row, as `scale_bytes`.
+    payload_bytes: usize,
+    scale_bytes: usize,
     of: &'a Dispatched,
 }
 
@@ -233,7 +239,7 @@ impl<'a> RowsView<'a> {
 
     /// The payload of row `row` of `source`, if there is one; `None` also if `T` does not divide it.
     pub fn row<T: Element>(&self, source: u32, row: usize) -> Option<&'a [T]> {
-        let bytes = self.of.open.inner.payload_bytes(self.of.request.payload);
+        let bytes = self.payload_bytes;
         let at = self.of.row_at(&self.rows, source, row)?;
         // SAFETY: a received slot is this rank's until it combines, which needs the Dispatched that 'a borrows; nobody
         // writes it meanwhile. Slots are aligned to 64 bytes, T is plain (Element).
@@ -244,7 +250,7 @@ impl<'a> RowsView<'a> {
 
     /// The scales of that row as bytes, in the order in which they travel; `None` if the payload has none.
     pub fn scales(&self, source: u32, row: usize) -> Option<&'a [u8]> {
-        let bytes = self.of.open.inner.scale_bytes(self.of.request.payload);
+        let bytes = self.scale_bytes;
         let at = self.of.row_at(&self.rows, source, row)?;
         // SAFETY: as for `row`; the scales lie behind the payload in the same slot.
         self.rows.scales.map(|scales| unsafe { std::slice::from_raw_parts(scales.add(at).as_ptr(), bytes) })

@@ -65,7 +65,7 @@ impl<'a> Dispatch<'a> {
         Self { sideband: Some((bytes, bytes_per_token)), ..self }
     }
 
-    /// Scales of opaque rows, `[n, scale_count]`; elements have the payload's `scale_bytes`.
+    /// Scales of opaque rows, `[n, scale_count]`; elements have the payload's `scale_bytes`. Other payloads refuse them.
     #[must_use]
     pub fn scales(self, scales: TensorRef<'a>) -> Self {
         Self { scales: Some((scales, false)), ..self }
@@ -83,7 +83,7 @@ impl<'a> Dispatch<'a> {
         Self { lane: Some(lane), ..self }
     }
 
-    /// A longer deadline than the buffer's.
+    /// A longer deadline than the buffer's, 1 day at most.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }
@@ -156,19 +156,18 @@ impl<'a> Dispatch<'a> {
             input.topk_weights = weights.ptr.as_ptr().cast();
         }
         if let Some((bytes, per_token)) = self.sideband {
-            if bytes.len() != n * per_token as usize {
+            if n.checked_mul(per_token as usize) != Some(bytes.len()) {
                 return Err(invalid(format!(
-                    "sideband has {} bytes, {n} tokens of {per_token} take {}",
-                    bytes.len(),
-                    n * per_token as usize
+                    "sideband has {} bytes for {n} tokens of {per_token} each",
+                    bytes.len()
                 )));
             }
-            input.sideband = bytes.as_ptr().cast();
+            if per_token > 0 {
+                input.sideband = bytes.as_ptr().cast();
+            }
             input.sideband_bytes = per_token;
         }
-        if let Payload::Opaque { scale_count, scale_bytes, .. } = self.payload {
-            self.set_scales(&mut input, n, scale_count as usize, scale_bytes as usize).map_err(invalid)?;
-        }
+        self.set_scales(&mut input).map_err(invalid)?;
         input.tokens = u32_of("tokens", n)?;
         input.topk = u32_of("topk", k)?;
         input.x = self.x.ptr.as_ptr().cast();
@@ -183,19 +182,31 @@ impl<'a> Dispatch<'a> {
         Ok(input)
     }
 
-    fn set_scales(
-        &self,
-        input: &mut sys::epw_dispatch_input,
-        n: usize,
-        count: usize,
-        bytes: usize,
-    ) -> Result<(), String> {
-        if count == 0 || n == 0 {
+    /// Scales are given where the payload has some, in its shape, and nowhere else.
+    fn set_scales(&self, input: &mut sys::epw_dispatch_input) -> Result<(), String> {
+        let n = self.tokens();
+        let (count, bytes) = match (self.payload, &self.scales) {
+            (Payload::Opaque { scale_count, scale_bytes, .. }, _) => {
+                (scale_count as usize, scale_bytes as usize)
+            }
+            (_, None) => return Ok(()),
+            (payload, Some(_)) => {
+                return Err(format!("scales are given, which {payload:?} does not take: leave them out"));
+            }
+        };
+        let Some((scales, by_column)) = &self.scales else {
+            return match count == 0 || n == 0 {
+                true => Ok(()),
+                false => Err("the payload has scales, give them with Dispatch::scales".into()),
+            };
+        };
+        // An empty matrix has no shape worth comparing.
+        if n == 0 || (count == 0 && scales.rows().min(scales.cols()) == 0) {
             return Ok(());
         }
-        let Some((scales, by_column)) = &self.scales else {
-            return Err("the payload has scales, give them with Dispatch::scales".into());
-        };
+        if count == 0 {
+            return Err(format!("scales are given, which {:?} does not take: leave them out", self.payload));
+        }
         let want = if *by_column { (count, n) } else { (n, count) };
         if (scales.rows(), scales.cols()) != want || scales.dtype().bytes() != bytes {
             return Err(format!(
@@ -256,7 +267,8 @@ pub enum ScaleOrder {
 }
 
 /// Where received rows go. With `M` = [`Plan::rows`] and `E` local experts; rank-major has one list instead of `E`. Rows are
-/// ordered by source rank, then by token. Memory beyond the counts is left as it was. Every slice may be larger.
+/// ordered by source rank, then by token. Memory beyond the counts is left as it was. Every slice may be larger. Expert-major needs
+/// `rows` and `counts`, and refuses what it would not fill: `row_experts`, `row_weights` and `expert_rows`.
 #[derive(Debug, Default)]
 pub struct DispatchOutput<'a> {
     /// `[E, M, payload]`, or rank-major `[M, payload]` (without: read the rows in place).
@@ -271,7 +283,8 @@ pub struct DispatchOutput<'a> {
     pub counts: Option<&'a mut [u32]>,
     /// Rows per source rank `[ranks]`.
     pub source_counts: Option<&'a mut [u32]>,
-    /// Expert-major `[E, ranks]`: first row and row count of each source rank.
+    /// `[E, ranks]`: where each source rank's rows begin in the expert's list, and how many there are. Rank-major, that list is
+    /// the expert's in `expert_rows`.
     pub ranges: Option<&'a mut [[u32; 2]]>,
     /// `[E, M]`, or rank-major `[M]`: the row's token index at its source.
     pub source_token: Option<&'a mut [u32]>,
@@ -358,7 +371,7 @@ pub struct DispatchBuffers {
     pub counts: Vec<u32>,
     /// `[ranks]`
     pub source_counts: Vec<u32>,
-    /// `[E, ranks]`, expert-major only.
+    /// `[E, ranks]`
     pub ranges: Vec<[u32; 2]>,
     /// `[E, M]`, rank-major `[M]`.
     pub source_token: Vec<u32>,
@@ -372,6 +385,10 @@ pub struct DispatchBuffers {
 
 impl DispatchBuffers {
     /// Memory for `payload` in `layout`, with `sideband_bytes` opaque bytes per token, in a group of `ranks` ranks.
+    ///
+    /// # Errors
+    /// Those of [`Plan::new`] and [`RowShape::new`], [`Error::Limit`] if the configuration has less sideband, and
+    /// [`Error::NoMemory`], which names the output that there was no memory for.
     pub fn new(
         config: &EpConfig,
         ranks: u32,
@@ -382,23 +399,39 @@ impl DispatchBuffers {
         let plan = Plan::new(config, ranks)?;
         let shape = RowShape::new(config, ranks, payload)?;
         let (experts, rows) = (plan.local_experts as usize, plan.rows);
+        let failure = |text: String| Failure { operation: "buffers".into(), rank: None, peer: None, text };
+        if sideband_bytes > config.sideband_bytes {
+            let text = format!(
+                "sideband_bytes is {sideband_bytes}, the plan has room for {}",
+                config.sideband_bytes
+            );
+            return Err(Error::Limit(failure(text)));
+        }
         let expert_major = layout == Layout::ExpertMajor;
         let lists = if expert_major { experts } else { 1 };
         let when = |wanted: bool, len: usize| if wanted { len } else { 0 };
+        let no_memory = |name: &str, bytes: usize| {
+            let text = format!("no memory for {name} of {bytes} bytes: lower max_tokens, or use rank-major");
+            Error::NoMemory(failure(text))
+        };
+        let host = |name, bytes| HostBuffer::try_zeroed(bytes).map_err(|_| no_memory(name, bytes));
         let scales = if expert_major { shape.expert_scales_bytes } else { shape.rank_scales_bytes };
         let entries = rows * config.topk as usize;
         Ok(Self {
             layout,
-            rows: HostBuffer::zeroed(when(expert_major, shape.expert_rows_bytes)),
-            scales: HostBuffer::zeroed(scales),
-            sideband: vec![0; lists * rows * sideband_bytes as usize],
-            counts: vec![0; experts],
-            source_counts: vec![0; ranks as usize],
-            ranges: vec![[0; 2]; when(expert_major, experts * ranks as usize)],
-            source_token: vec![0; lists * rows],
-            row_experts: vec![-1; when(!expert_major, entries)],
-            row_weights: vec![0.0; when(!expert_major, entries)],
-            expert_rows: vec![0; when(!expert_major, experts * rows)],
+            rows: host("rows", when(expert_major, shape.expert_rows_bytes))?,
+            scales: host("scales", scales)?,
+            sideband: filled(0, lists * rows * sideband_bytes as usize)
+                .map_err(|n| no_memory("sideband", n))?,
+            counts: filled(0, experts).map_err(|n| no_memory("counts", n))?,
+            source_counts: filled(0, ranks as usize).map_err(|n| no_memory("source_counts", n))?,
+            ranges: filled([0; 2], experts * ranks as usize).map_err(|n| no_memory("ranges", n))?,
+            source_token: filled(0, lists * rows).map_err(|n| no_memory("source_token", n))?,
+            row_experts: filled(-1, when(!expert_major, entries)).map_err(|n| no_memory("row_experts", n))?,
+            row_weights: filled(0.0, when(!expert_major, entries))
+                .map_err(|n| no_memory("row_weights", n))?,
+            expert_rows: filled(0, when(!expert_major, experts * rows))
+                .map_err(|n| no_memory("expert_rows", n))?,
         })
     }
 
@@ -412,7 +445,7 @@ impl DispatchBuffers {
             sideband: Some(&mut self.sideband),
             counts: Some(&mut self.counts),
             source_counts: Some(&mut self.source_counts),
-            ranges: expert_major.then_some(&mut self.ranges),
+            ranges: Some(&mut self.ranges),
             source_token: Some(&mut self.source_token),
             row_experts: (!expert_major).then_some(&mut self.row_experts),
             row_weights: (!expert_major).then_some(&mut self.row_weights),
@@ -421,6 +454,14 @@ impl DispatchBuffers {
             wait_ns: None,
         }
     }
+}
+
+/// `len` copies of `value`, or the bytes that there was no memory for.
+fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>, usize> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(len).map_err(|_| len.saturating_mul(size_of::<T>()))?;
+    list.resize(len, value);
+    Ok(list)
 }
 
 /// What combine takes: the experts' outputs.
@@ -455,13 +496,14 @@ impl<'a> Combine<'a> {
         Self { mode, ..self }
     }
 
-    /// Ordered mode only: this rank's weights `[n, k]` f32, dense; those given at dispatch by default.
+    /// This rank's weights `[n, k]` f32, dense; those given at dispatch by default. Ordered mode only: rank-reduced combine, which
+    /// applies those of dispatch, refuses them.
     #[must_use]
     pub fn weights(self, topk_weights: TensorRef<'a>) -> Self {
         Self { topk_weights: Some(topk_weights), ..self }
     }
 
-    /// A longer deadline than the buffer's.
+    /// A longer deadline than the buffer's, 1 day at most.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }
@@ -544,13 +586,11 @@ impl<'a> CombineOutput<'a> {
     ) -> Result<sys::epw_combine_output> {
         let invalid = |text: String| Error::Invalid(Failure::new("combine", rank, text));
         let (n, want) = (request.tokens, config.combine_dtype.dtype());
-        if self.out.dtype != want || self.out.len < n * config.hidden as usize {
+        let need = n * config.hidden as usize; // a dispatch took as many tokens: it can not wrap
+        if self.out.dtype != want || self.out.len < need {
             return Err(invalid(format!(
-                "out has {} of {:?}, [{n}, {}] of {want:?} need {}",
-                self.out.len,
-                self.out.dtype,
-                config.hidden,
-                n * config.hidden as usize
+                "out has {} of {:?}, [{n}, {}] of {want:?} need {need}",
+                self.out.len, self.out.dtype, config.hidden,
             )));
         }
         if self.contributions.as_ref().is_some_and(|c| c.len() < n) {

@@ -9,6 +9,7 @@ pub const EPW_MAX_TOKENS: u32 = 65536;
 pub const EPW_MAX_LANES: u32 = 2;
 pub const EPW_MAX_SIDEBAND: u32 = 64;
 pub const EPW_FP8_BLOCK: u32 = 128;
+pub const EPW_WAIT_DEADLINES_MAX: u32 = 4;
 pub const EPW_PATH_ALL: u32 = 4294967295;
 pub const EPW_DEVICE_HOST: i32 = -1;
 pub const EPW_CONFIG_VERSION: u32 = 1;
@@ -156,7 +157,7 @@ pub struct epw_config {
     pub ranks: u32,
     /// tokens per rank and operation, [1, EPW_MAX_TOKENS]
     pub max_tokens: u32,
-    /// channels of a token, a multiple of 8 (of 128 for FP8)
+    /// channels of a token, a multiple of 8 (of 128 for FP8), at most 2^24
     pub hidden: u32,
     /// physical experts in all, a multiple of ranks; expert e lives on e / (experts/ranks)
     pub experts: u32,
@@ -187,7 +188,7 @@ outputs and the window. All ranks on the host or all on GPUs*/
 chosen by the library*/
     pub sms: u32,
     pub reserved: u32,
-    /// bound of every wait for a peer, at least 1,000,000
+    /// a peer silent for so long is given up: 1 ms to 1 day
     pub deadline_ns: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -387,7 +388,8 @@ pub struct epw_buffer {
     _unused: [u8; 0],
 }
 unsafe extern "C" {
-    /// Allocates the window and starts the rank's threads. config [in], out [out].
+    /** Allocates the window and starts the rank's threads. EPW_ERR_INVALID also if the environment variable
+ EPWIRE_ISA names an instruction set that is unknown or can not run here. config [in], out [out].*/
     pub fn epw_buffer_create(
         config: *const epw_config,
         out: *mut *mut epw_buffer,
@@ -483,7 +485,8 @@ pub const EPW_CAUSE_TIMEOUT: u32 = 1;
 pub const EPW_CAUSE_DROPPED: u32 = 2;
 /// it was given up by an earlier operation of this epoch
 pub const EPW_CAUSE_SUSPECTED: u32 = 3;
-/// its rows have another payload or sideband than this rank asked for
+/** its rows have another payload or sideband than this rank's, or weights where
+this rank's have none, or it answers in another EPW_COMBINE_* mode*/
 pub const EPW_CAUSE_FORMAT: u32 = 4;
 /// it answered fewer rows than it was sent
 pub const EPW_CAUSE_PARTIAL: u32 = 5;
@@ -611,7 +614,7 @@ pub struct epw_dispatch_input {
     pub topk_weights: *const f32,
     /// [n, sideband_bytes], dense; NULL if sideband_bytes is 0
     pub sideband: *const ::core::ffi::c_void,
-    /// opaque only: [n, scale_count] of scale_bytes each
+    /// opaque only: [n, scale_count] of scale_bytes each; NULL without scales
     pub scales: *const ::core::ffi::c_void,
     /// bytes from token to token
     pub scale_row_stride: u64,
@@ -729,7 +732,8 @@ impl Default for epw_dispatch_input {
 }
 /** Where received rows go. M = plan.rows = ranks*max_tokens, E = local experts, K = scales per row. Rows are
  ordered by source rank, then by token at the source. Any pointer may be NULL where that output is not
- wanted, except that expert-major needs `rows` and `counts`. Rows beyond the counts are left as they were.*/
+ wanted, except that expert-major needs `rows` and `counts`; those that a layout does not fill must be NULL.
+ Rows beyond the counts are left as they were.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_dispatch_output {
@@ -752,7 +756,8 @@ in byte b%4 of word b/4, zero-padded*/
     pub counts: *mut u32,
     /// rows per source rank [ranks]
     pub source_counts: *mut u32,
-    /// expert-major [E, ranks, 2]: first row and row count of each source rank
+    /** [E, ranks, 2]: where each source rank's rows begin in the expert's list, and how
+many there are; rank-major, that list is the expert's in expert_rows*/
     pub ranges: *mut u32,
     /// expert-major [E, M], rank-major [M]: the row's token index at its source
     pub source_token: *mut u32,
@@ -849,7 +854,8 @@ pub struct epw_combine_input {
 rank's experts with the weights), of combine_dtype. NULL: the caller has
 written into epw_next_combine_buffer*/
     pub expert_out: *const ::core::ffi::c_void,
-    /// ordered only: [n, topk] f32, dense; NULL: those given at dispatch
+    /** ordered only: [n, topk] f32, dense; NULL: those given at dispatch, and
+always so if rank-reduced*/
     pub topk_weights: *const f32,
     /// as in epw_dispatch_input
     pub nonblocking: u32,
@@ -1130,7 +1136,8 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** Quantises [rows, hidden] of `dtype` to e4m3 with one scale per 128 channels: the code that dispatch uses.
+    /** Quantises [rows, hidden] of `dtype` to e4m3 with one scale per 128 channels: the code that dispatch uses,
+ of the instruction set that EPWIRE_ISA may name (see epw_buffer_create).
  q [out, rows*hidden], scales [out]: f32 [rows, hidden/128], for EPW_PAYLOAD_FP8_UE8M0 bytes [rows,
  hidden/128].*/
     pub fn epw_quantize_fp8(

@@ -23,13 +23,12 @@ static void plan_and_row_shapes_say_every_size(void) {
 
     epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
     in.topk = TOPK;
-    in.opaque_row_bytes = 80;
-    in.scale_count = 8;
-    in.scale_bytes = 2;
     static const uint32_t expected[5][3] = {
         {HIDDEN * 2, 0, 0}, {HIDDEN, 2, 4}, {HIDDEN, 2, 4}, {HIDDEN, 2, 1}, {80, 8, 2}};
     for (in.payload = EPW_PAYLOAD_SAME; in.payload <= EPW_PAYLOAD_OPAQUE; in.payload++) {
         epw_row_shape shape = EPW_ROW_SHAPE_INIT;
+        if (in.payload == EPW_PAYLOAD_OPAQUE)
+            in.opaque_row_bytes = 80, in.scale_count = 8, in.scale_bytes = 2;
         CHECK_OK(epw_row_shape_make(&config, &in, &shape));
         const uint32_t *want = expected[in.payload];
         CHECK(shape.payload_bytes == want[0] && shape.scale_count == want[1] && shape.scale_bytes == want[2]);
@@ -152,7 +151,10 @@ static void check_rank_major(const step *s, const epw_rows_view *area, epw_handl
             answer_row(s, area, 0, at, factor);
         }
     }
-    for (uint32_t e = 0; e < s->plan.local_experts; e++) CHECK(listed[e] == r->counts[e]);
+    for (uint32_t e = 0; e < s->plan.local_experts; e++) {
+        const uint32_t *range = r->ranges[e * s->ranks + s->ranks - 1];
+        CHECK(listed[e] == r->counts[e] && range[0] + range[1] == listed[e]);
+    }
 }
 
 static void run_step(const step *s) {
@@ -174,11 +176,13 @@ static void run_step(const step *s) {
     out.sideband = r->sideband;
     out.counts = r->counts;
     out.source_counts = r->source_counts;
-    out.ranges = s->layout == EPW_EXPERT_MAJOR ? r->ranges[0] : NULL;
+    out.ranges = r->ranges[0];
     out.source_token = r->source_token;
-    out.row_experts = r->row_experts[0];
-    out.row_weights = r->row_weights[0];
-    out.expert_rows = r->expert_rows;
+    if (s->layout == EPW_RANK_MAJOR) {
+        out.row_experts = r->row_experts[0];
+        out.row_weights = r->row_weights[0];
+        out.expert_rows = r->expert_rows;
+    }
     out.expert_totals = r->totals;
     out.wait_ns = r->wait_ns;
     epw_status status = epw_dispatch(b, &in, split ? NULL : &out, &handle, &outcome);

@@ -4,6 +4,7 @@
 #include "group.h"
 
 #include <stddef.h>
+#include <stdlib.h>
 
 /* ---- Configuration ---- */
 
@@ -233,6 +234,12 @@ static void a_refused_dispatch_is_as_never_made(void) {
     WRONG(EPW_ERR_INVALID, "idx_type is 3", in.idx_type = 3);
     WRONG(EPW_ERR_INVALID, "layout is 2", in.layout = 2);
     WRONG(EPW_ERR_INVALID, "payload is 5", in.payload = 5);
+    WRONG(EPW_ERR_INVALID, "opaque_row_bytes is 16 and scale_count 0", in.opaque_row_bytes = 16);
+    WRONG(EPW_ERR_INVALID, "opaque_row_bytes is 0 and scale_count 2", in.scale_count = 2);
+    WRONG(EPW_ERR_INVALID, "scales are given, which only EPW_PAYLOAD_OPAQUE takes", in.scales = &in);
+    WRONG(EPW_ERR_INVALID, "scales are given with scale_count 0", in.scales = &in,
+          in.payload = EPW_PAYLOAD_OPAQUE);
+    WRONG(EPW_ERR_INVALID, "sideband is given with sideband_bytes 0", in.sideband_bytes = 0);
     WRONG(EPW_ERR_INVALID, "x_stride is 16 bytes, a row has 512", in.x_stride = 16);
     WRONG(EPW_ERR_INVALID, "topk_idx[3][1] is 12, must be in [-1, 12)", made.ids[13] = 12);
     WRONG(EPW_ERR_INVALID, "topk_idx[3][1] is -2", made.ids[13] = -2);
@@ -244,6 +251,23 @@ static void a_refused_dispatch_is_as_never_made(void) {
     CHECK_OK(epw_dispatch(b, &in, NULL, &handle, &outcome));
     CHECK_OK(epw_dispatch(b, &in, NULL, &second, &outcome));
     CHECK(handle != 0 && second != 0 && handle != second);
+
+    /* An output that this layout does not fill. */
+    static _Alignas(64) uint16_t rows[EXPERTS * TOKENS * HIDDEN];
+    uint32_t counts[EXPERTS], list[1];
+    int32_t ids[1];
+    float weights[1];
+#define UNFILLED(field, memory)                                                                              \
+    do {                                                                                                     \
+        epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;                                                  \
+        out.rows = rows, out.counts = counts, out.field = (memory);                                          \
+        REFUSED(epw_dispatch_receive(b, handle, &out, NULL), EPW_ERR_INVALID, "dispatch_receive", 0, -1,     \
+                "output." #field " is given, which only rank-major fills");                                  \
+    } while (0)
+    UNFILLED(row_experts, ids);
+    UNFILLED(row_weights, weights);
+    UNFILLED(expert_rows, list);
+#undef UNFILLED
     REFUSED(epw_dispatch(b, &in, NULL, &third, &outcome), EPW_ERR_STATE, "dispatch", 0, -1,
             "lane 0 is held by operation 1: combine or release");
     CHECK_OK(epw_release(b, handle));
@@ -273,6 +297,9 @@ static void a_wrong_combine_leaves_the_handle_usable(void) {
     answer.mode = 2;
     WRONG(EPW_ERR_INVALID, "mode is 2");
     answer.mode = EPW_COMBINE_RANK_REDUCED;
+    answer.topk_weights = made[0].weights;
+    WRONG(EPW_ERR_INVALID, "topk_weights are given, which rank-reduced combine does not apply");
+    answer.topk_weights = NULL;
     answer.deadline_ns = 1;
     WRONG(EPW_ERR_LIMIT, "may only lengthen");
     answer.deadline_ns = 0;
@@ -301,7 +328,29 @@ static void quantisers_name_what_is_wrong(void) {
             "quantize_fp8", -1, -1, "fewer rows");
 }
 
+/* While nobody has needed it yet: what is chosen first holds for the process. */
+static void an_unknown_instruction_set_is_refused(void) {
+    const char *before = getenv("EPWIRE_ISA");
+    char keep[64];
+    if (before != NULL) snprintf(keep, sizeof keep, "%s", before);
+    setenv("EPWIRE_ISA", "avx9", 1);
+    epw_config config = config_of(0, 2);
+    epw_buffer *buffer = NULL;
+    static uint16_t x[128];
+    static uint8_t q[128];
+    float scales[1];
+    REFUSED(epw_buffer_create(&config, &buffer), EPW_ERR_INVALID, "create", 0, -1,
+            "EPWIRE_ISA is \"avx9\", this processor can run");
+    CHECK(buffer == NULL && strstr(epw_last_error(), "base: name one of them, or unset it") != NULL);
+    REFUSED(epw_quantize_fp8(EPW_PAYLOAD_FP8_F32, EPW_BF16, 1, 128, x, q, scales), EPW_ERR_INVALID,
+            "quantize_fp8", -1, -1, "EPWIRE_ISA");
+    setenv("EPWIRE_ISA", "", 1); /* counts as unset */
+    if (before != NULL) setenv("EPWIRE_ISA", keep, 1);
+    CHECK_OK(epw_quantize_fp8(EPW_PAYLOAD_FP8_F32, EPW_BF16, 1, 128, x, q, scales));
+}
+
 int main(void) {
+    an_unknown_instruction_set_is_refused();
     plan_names_field_and_limit();
     null_is_an_error_and_never_a_crash();
     connect_says_what_is_wrong_with_a_blob();

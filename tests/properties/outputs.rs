@@ -43,7 +43,7 @@ impl Outputs {
         } else {
             (1, shape.rank_rows_bytes, shape.rank_scales_bytes)
         };
-        let slack = (part.outputs % 3) as usize;
+        let (entries, slack) = (rows * case.config.topk as usize, (part.outputs % 3) as usize);
         let wanted = |bit: u32| part.outputs >> bit & 1 == 1;
         let words = |want: bool, len: usize| want.then(|| vec![PATTERN_32; len + slack]);
         Self {
@@ -55,9 +55,9 @@ impl Outputs {
             source_counts: words(part.outputs & SOURCE_COUNTS != 0, ranks),
             ranges: wanted(13).then(|| vec![[PATTERN_32; 2]; experts * ranks + slack]),
             source_token: words(wanted(14), lists * rows),
-            row_experts: wanted(15).then(|| vec![-7; rows * case.config.topk as usize + slack]),
-            row_weights: wanted(16).then(|| vec![-7.0; rows * case.config.topk as usize + slack]),
-            expert_rows: words(wanted(17), experts * rows),
+            row_experts: (!expert_major && wanted(15)).then(|| vec![-7; entries + slack]),
+            row_weights: (!expert_major && wanted(16)).then(|| vec![-7.0; entries + slack]),
+            expert_rows: words(!expert_major && wanted(17), experts * rows),
             expert_totals: wanted(18).then(|| vec![1 << 40; experts + slack]),
             wait_ns: wanted(19).then(|| vec![1 << 40; ranks + slack]),
         }

@@ -58,7 +58,7 @@ fn dispatch(inputs: &Inputs<'_>, buffer: &EpBuffer, r: &mut Random) -> Option<&'
     // For requests of which the outputs' sizes are already wrong.
     let try_send = |input: Dispatch<'_>| attempt(inputs, buffer, true, input);
     let good = inputs.dispatch();
-    Some(match r.below(12) {
+    Some(match r.below(14) {
         0..3 => return bad_id(inputs, buffer, split, r),
         3 => return bad_shape(inputs, buffer, split, r),
         4 => {
@@ -102,6 +102,25 @@ fn dispatch(inputs: &Inputs<'_>, buffer: &EpBuffer, r: &mut Random) -> Option<&'
         10 => {
             let error = buffer.dispatch_blocking(good.layout(Layout::ExpertMajor), DispatchOutput::default());
             refused("expert-major without rows", error.err(), Invalid, "needs output.rows")
+        }
+        11 => {
+            let mut outputs = Outputs::blank(inputs.case, inputs.op, inputs.part);
+            let mut ids = vec![0; inputs.case.rows() * inputs.case.config.topk as usize];
+            if inputs.part.layout != Layout::ExpertMajor {
+                return None;
+            }
+            let output = DispatchOutput { row_experts: Some(&mut ids), ..outputs.as_output() };
+            let error = buffer.dispatch_blocking(good, output).err();
+            refused("expert-major with row_experts", error, Invalid, "output.row_experts is given")
+        }
+        12 => {
+            let payload = no_scales(inputs.op.payload);
+            let scales = vec![0f32; inputs.part.tokens.max(1)];
+            let input = good.payload(payload).scales(TensorRef::new(&scales, 1));
+            match payload {
+                Payload::Opaque { .. } if inputs.part.tokens == 0 => return None,
+                _ => refused("scales that nobody takes", try_send(input), Invalid, "scales are given, which"),
+            }
         }
         _ => {
             let config = &inputs.case.config;
@@ -250,6 +269,12 @@ pub(crate) fn combines(
         let reduced = good.clone().mode(CombineMode::RankReduced);
         dispatched =
             attempt(dispatched, "combine: reduced without weights", reduced, Invalid, "topk_weights");
+    }
+    if op.weighted || !expert_major {
+        let weights = vec![1f32; part.tokens * op.k];
+        let input = good.clone().mode(CombineMode::RankReduced).weights(TensorRef::new(&weights, op.k));
+        let text = "topk_weights are given, which rank-reduced";
+        dispatched = attempt(dispatched, "combine: weights not applied", input, Invalid, text);
     }
     if part.tokens > 0 {
         let out = CombineOutput::new(TensorMut::new::<bf16>(&mut []));

@@ -141,7 +141,7 @@ impl Tally {
 }
 
 /// Kinds of bad calls that `refused.rs` makes on the way, and `flight.rs` in receiving halves.
-const REFUSALS: usize = 34;
+const REFUSALS: usize = 37;
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,0 +1,285 @@
+//! Spans and metrics are those that the crate's documentation lists, with their fields and labels: for operations that are
+//! complete, degraded, refused, and given up in flight.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::{Debug, Write};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::thread;
+use std::time::Duration;
+
+use epwire::{
+    Combine, CombineOutput, Dispatch, DispatchBuffers, EpBuffer, EpConfig, HostBuffer, Layout, Mask, Payload,
+    TensorMut, TensorRef,
+};
+use half::bf16;
+use metrics::{
+    Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, SharedString, Unit,
+};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+
+const HIDDEN: usize = 64;
+
+/// What was seen, in words: `span operation=.. rank=..` when one closes, `event LEVEL message ..` in its span.
+#[derive(Clone, Default)]
+struct Seen(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    open: HashMap<u64, String>,
+    entered: Vec<u64>,
+    lines: Vec<String>,
+    /// By name and labels: sums of counters, numbers of a histogram's values.
+    metrics: BTreeMap<String, u64>,
+}
+
+impl Seen {
+    fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        f(&mut self.0.lock().unwrap())
+    }
+
+    /// Runs `f` on this thread under both observers; returns the lines and metrics that it caused.
+    fn during(f: impl FnOnce()) -> (Vec<String>, BTreeMap<String, u64>) {
+        let seen = Self::default();
+        metrics::with_local_recorder(&seen, || tracing::subscriber::with_default(seen.clone(), f));
+        seen.with(|state| {
+            assert!(state.open.is_empty(), "spans left open: {:?}", state.open);
+            (std::mem::take(&mut state.lines), std::mem::take(&mut state.metrics))
+        })
+    }
+}
+
+struct Words<'a>(&'a mut String);
+
+impl Visit for Words<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        write!(self.0, " {field}={value:?}").unwrap();
+    }
+}
+
+impl tracing::Subscriber for Seen {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("epwire")
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let mut words = format!("span {} {}", span.metadata().level(), span.metadata().name());
+        span.record(&mut Words(&mut words));
+        self.with(|state| {
+            let id = state.open.len() as u64 + 1;
+            assert!(state.open.insert(id, words).is_none());
+            Id::from_u64(id)
+        })
+    }
+
+    fn record(&self, span: &Id, values: &Record<'_>) {
+        self.with(|state| values.record(&mut Words(state.open.get_mut(&span.into_u64()).unwrap())));
+    }
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        self.with(|state| {
+            let span = state.entered.last().expect("an event outside of a span");
+            assert!(state.open.contains_key(span));
+            let mut words = format!("event {}", event.metadata().level());
+            event.record(&mut Words(&mut words));
+            state.lines.push(words);
+        });
+    }
+
+    fn enter(&self, span: &Id) {
+        self.with(|state| state.entered.push(span.into_u64()));
+    }
+
+    fn exit(&self, span: &Id) {
+        self.with(|state| assert_eq!(state.entered.pop(), Some(span.into_u64())));
+    }
+
+    fn try_close(&self, span: Id) -> bool {
+        self.with(|state| {
+            let words = state.open.remove(&span.into_u64()).expect("a span that is open");
+            state.lines.push(words);
+        });
+        true
+    }
+}
+
+struct Metric(Seen, String);
+
+impl Metric {
+    fn add(&self, value: u64) {
+        self.0.with(|state| *state.metrics.entry(self.1.clone()).or_default() += value);
+    }
+}
+
+impl CounterFn for Metric {
+    fn increment(&self, value: u64) {
+        self.add(value);
+    }
+    fn absolute(&self, _: u64) {
+        panic!("no counter is set");
+    }
+}
+
+impl HistogramFn for Metric {
+    fn record(&self, seconds: f64) {
+        assert!((0.0..60.0).contains(&seconds), "{seconds} s");
+        self.add(1);
+    }
+}
+
+impl Seen {
+    fn metric(&self, key: &Key) -> Arc<Metric> {
+        let labels: String =
+            key.labels().map(|label| format!(" {}={}", label.key(), label.value())).collect();
+        Arc::new(Metric(self.clone(), format!("{}{labels}", key.name())))
+    }
+}
+
+impl metrics::Recorder for Seen {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(self.metric(key))
+    }
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        panic!("{key} is not documented")
+    }
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(self.metric(key))
+    }
+}
+
+/// Two ranks with an expert each, connected and active.
+fn pair(deadline: Duration) -> [EpBuffer; 2] {
+    let config = EpConfig { deadline, threads: 1, ..EpConfig::new(1, HIDDEN as u32, 2, 2) };
+    let buffers = [0, 1].map(|rank| EpBuffer::unconnected(rank, 2, config.clone()).unwrap());
+    let [a, b] = &buffers;
+    a.connect_blocking(1, &b.export(0).unwrap()).unwrap();
+    b.connect_blocking(0, &a.export(1).unwrap()).unwrap();
+    buffers.iter().for_each(|buffer| buffer.set_active(&Mask::all(2), 1).unwrap());
+    buffers
+}
+
+const PATIENT: Duration = Duration::from_secs(20);
+
+/// One token for both experts.
+struct Token {
+    x: [bf16; HIDDEN],
+    ids: [i32; 2],
+}
+
+const TOKEN: Token = Token { x: [bf16::ONE; HIDDEN], ids: [0, 1] };
+
+impl Token {
+    fn input(&self) -> Dispatch<'_> {
+        Dispatch::new(TensorRef::new(&self.x, HIDDEN), TensorRef::new(&self.ids, 2))
+            .weights(TensorRef::new(&[0.5f32; 2], 2))
+    }
+}
+
+fn memory(buffer: &EpBuffer) -> DispatchBuffers {
+    buffer.dispatch_buffers(Payload::SameAsInput, Layout::ExpertMajor, 0).unwrap()
+}
+
+/// Both operations, whole or split.
+fn exchange(buffer: &EpBuffer, split: bool) {
+    let mut received = memory(buffer);
+    let expert_out = vec![bf16::ONE; buffer.plan().rows * HIDDEN];
+    let combine = Combine::new(TensorRef::new(&expert_out, HIDDEN));
+    let mut out = HostBuffer::<bf16>::zeroed(HIDDEN);
+    let out = CombineOutput::new(TensorMut::new(&mut out));
+    let outcome = if split {
+        let dispatching = buffer.dispatch_send_blocking(TOKEN.input()).unwrap();
+        let dispatched = dispatching.receive_blocking(received.output()).unwrap();
+        dispatched.combine_send(combine).unwrap().receive_blocking(out).unwrap()
+    } else {
+        let dispatched = buffer.dispatch_blocking(TOKEN.input(), received.output()).unwrap();
+        dispatched.combine_blocking(combine, out).unwrap()
+    };
+    assert!(outcome.is_complete());
+}
+
+fn metrics_of(expected: &[(&str, u64)]) -> BTreeMap<String, u64> {
+    expected.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
+}
+
+#[test]
+fn each_operation_has_its_span_and_metrics() {
+    for split in [false, true] {
+        let operations: &[&str] = match split {
+            false => &["dispatch", "combine"],
+            true => &["dispatch_send", "dispatch_receive", "combine_send", "combine_receive"],
+        };
+        let [a, b] = pair(PATIENT);
+        let peer = thread::spawn(move || exchange(&a, split));
+        let (lines, metrics) = Seen::during(|| exchange(&b, split));
+        peer.join().unwrap();
+        let spans = operations.iter().map(|name| format!("span DEBUG epwire operation=\"{name}\" rank=1"));
+        assert_eq!(lines, spans.collect::<Vec<_>>());
+        let of = |metric: &str| -> Vec<_> {
+            operations.iter().map(|name| format!("{metric} operation={name} rank=1")).collect()
+        };
+        let expected = [of("epwire_operations_total"), of("epwire_operation_seconds")].concat();
+        assert_eq!(metrics, expected.into_iter().map(|name| (name, 1)).collect());
+    }
+}
+
+#[test]
+fn a_degraded_operation_says_who_is_missing() {
+    let [a, b] = pair(Duration::from_millis(50));
+    let (lines, metrics) = Seen::during(|| {
+        let dispatched = a.dispatch_blocking(TOKEN.input(), memory(&a).output()).unwrap();
+        assert!(!dispatched.outcome().is_complete());
+    });
+    drop(b);
+    let [event, span] = lines.try_into().unwrap();
+    assert!(event.starts_with("event WARN message=degraded record="), "{event}");
+    assert!(event.contains("gave up on peer 1 (DispatchReceive, Timeout)"), "{event}");
+    assert!(span.starts_with("span DEBUG epwire operation=\"dispatch\" rank=0 missing="), "{span}");
+    assert!(span.ends_with("{1}"), "{span}");
+    let expected = [
+        ("epwire_operations_total operation=dispatch rank=0", 1),
+        ("epwire_operation_seconds operation=dispatch rank=0", 1),
+        ("epwire_degraded_total operation=dispatch rank=0", 1),
+    ];
+    assert_eq!(metrics, metrics_of(&expected));
+}
+
+#[test]
+fn a_refused_operation_says_why() {
+    let [a, _b] = pair(PATIENT);
+    let (lines, metrics) = Seen::during(|| {
+        let token = Token { ids: [0, 7], ..TOKEN };
+        a.dispatch_send_blocking(token.input()).unwrap_err();
+    });
+    let [event, span] = lines.try_into().unwrap();
+    assert!(
+        event.starts_with("event WARN message=refused error=dispatch: rank 0: topk_idx[0][1] is 7"),
+        "{event}"
+    );
+    assert_eq!(span, "span DEBUG epwire operation=\"dispatch_send\" rank=0");
+    assert_eq!(metrics, metrics_of(&[("epwire_errors_total operation=dispatch_send rank=0", 1)]));
+}
+
+#[test]
+fn a_future_dropped_in_flight_ends_its_span() {
+    let [a, _b] = pair(PATIENT);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let (lines, metrics) = Seen::during(|| {
+        let mut received = memory(&a);
+        runtime.block_on(async {
+            let mut flight = pin!(a.dispatch(TOKEN.input(), received.output()));
+            let waits = poll_fn(|cx| Poll::Ready(flight.as_mut().poll(cx).is_pending())).await;
+            assert!(waits, "the peer has sent nothing");
+        });
+    });
+    assert_eq!(lines, ["event DEBUG message=abandoned", "span DEBUG epwire operation=\"dispatch\" rank=0"]);
+    assert_eq!(metrics, metrics_of(&[("epwire_abandoned_total operation=dispatch rank=0", 1)]));
+}
