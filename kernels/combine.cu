@@ -8,7 +8,7 @@ namespace epw {
 
 template <typename T, bool Ordered> __device__ void combine_body(const epw_combine_args &a) {
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ OperationShared os;
+    __shared__ Operation o;
     __shared__ AnswerShared answering;
     __shared__ CollectShared collecting;
     epw_gpu_context *c = a.context;
@@ -20,17 +20,17 @@ template <typename T, bool Ordered> __device__ void combine_body(const epw_combi
     }
     ptx::let_next_begin();
     ptx::wait_for_stream();
-    Operation o = begin(c, a.window, a.rank, a.layout.ranks, false, a.deadline_ns, os);
+    begin(c, a.window, a.rank, a.layout.ranks, false, a.deadline_ns, o);
     uint64_t peers = c->present;
     __syncthreads();
-    if (os.stage != (sends ? EPW_GPU_DISPATCHED : EPW_GPU_ANSWERED)) {
-        refuse(o, os, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
+    if (o.stage != (sends ? EPW_GPU_DISPATCHED : EPW_GPU_ANSWERED)) {
+        refuse(o, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
         return;
     }
-    if (sends) answer_rows<T>(a, o, os, answering, peers, memory);
+    if (sends) answer_rows<T>(a, o, answering, peers, memory);
     if (receives) {
-        collect<T, Ordered>(a, o, os, collecting, peers);
-    } else if (last_block(&c->blocks_out, os) && threadIdx.x == 0) {
+        collect<T, Ordered>(a, o, collecting, peers);
+    } else if (last_block(o) && threadIdx.x == 0) {
         uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
         leave(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, peers & ~missing, missing);
     }

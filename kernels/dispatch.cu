@@ -8,7 +8,7 @@ namespace epw {
 
 template <typename T, uint32_t Payload> __device__ void dispatch_body(const epw_dispatch_args &a) {
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ OperationShared os;
+    __shared__ Operation o;
     __shared__ SendShared sending;
     __shared__ ReceiveShared receiving;
     const epw_layout &l = a.layout;
@@ -24,18 +24,17 @@ template <typename T, uint32_t Payload> __device__ void dispatch_body(const epw_
     }
     ptx::let_next_begin();
     ptx::wait_for_stream();
-    Operation o = begin(c, a.window, a.rank, l.ranks, sends, a.deadline_ns, os);
-    uint64_t peers = sends ? o.active : c->present;
+    begin(c, a.window, a.rank, l.ranks, sends, a.deadline_ns, o);
+    if (sends) send_tokens<T, Payload>(a, o, sending, memory, table);
     __syncthreads();
-    if (os.stage != (sends ? EPW_GPU_FREE : EPW_GPU_SENT)) {
-        refuse(o, os, sends ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_DISPATCH_RECEIVE);
+    if (o.stage != (sends ? EPW_GPU_FREE : EPW_GPU_SENT)) {
+        refuse(o, sends ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_DISPATCH_RECEIVE);
         return;
     }
-    if (sends) send_tokens<T, Payload>(a, o, os, sending, memory, table);
+    uint64_t peers = sends ? o.active : c->present;
     if (receives) {
-        __syncthreads();
-        receive_rows(a, o, os, receiving, peers, memory, table);
-    } else if (last_block(&c->blocks_out, os) && threadIdx.x == 0) {
+        receive_rows(a, o, receiving, peers, memory, table);
+    } else if (last_block(o) && threadIdx.x == 0) {
         uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
         leave(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, peers & ~missing, missing);
     }

@@ -18,10 +18,6 @@
 #define EPW_WORD_VALUE_MAX  ((1u << EPW_WORD_VALUE_BITS) - 1)
 #define EPW_EPOCH_MAX       32767u
 
-/* A wait ends after this many deadlines whatever the beacons say: ranks that wait for each other (operations
- * that do not pair up) would else keep each other alive for ever. */
-#define EPW_WAIT_DEADLINES_MAX 4u
-
 /* A beacon with this value says "I wait no longer". */
 #define EPW_BEACON_NONE EPW_WORD_VALUE_MAX
 

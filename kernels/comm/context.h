@@ -11,6 +11,7 @@
 #define EPW_GPU_MAX_RANKS   64
 #define EPW_GPU_MAX_EXPERTS 8192 /* per-expert tables lie in shared memory */
 #define EPW_GPU_RECORDS     256
+#define EPW_GPU_GROUPS      8 /* shares of a tally: adds to one word of a peer's take turns on the way */
 
 /* What a lane is doing. Operations that find it otherwise do nothing but leave a record (EPW_CAUSE_HELD). */
 enum {
@@ -20,7 +21,7 @@ enum {
     EPW_GPU_ANSWERED = 3    /* a combine has sent */
 };
 
-/* How a lane's last half ended. In mapped host memory; written by the half's last block. */
+/* How a lane's last half ended. In device memory; written by the half's last block. */
 typedef struct epw_gpu_report {
     uint64_t missing;
     epw_error_record record; /* cause EPW_CAUSE_NONE: complete */
@@ -47,7 +48,7 @@ typedef struct epw_gpu_shared {
 typedef struct epw_gpu_context {
     /* Fixed at creation. */
     epw_gpu_shared *shared;
-    epw_gpu_report *report; /* mapped host memory */
+    epw_gpu_report *report;
     uint32_t lane, lanes;
     uint32_t ordered; /* config.ordered: combine words carry EPW_ANSWER_ORDERED */
 
@@ -69,7 +70,8 @@ typedef struct epw_gpu_context {
     uint32_t sent[EPW_GPU_MAX_RANKS];
 
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
-    uint32_t blocks_sent, blocks_out;
+    uint32_t blocks_out;
+    uint32_t groups[EPW_GPU_GROUPS]; /* blocks of each group that have sent */
     uint32_t recorded;       /* `record` is taken */
     uint64_t gone;           /* peers given up */
     uint64_t refused;        /* peers whose rows or answers are not what this rank asked for */

@@ -8,41 +8,60 @@
 
 namespace epw {
 
-// What a block shares of its operation.
-struct OperationShared {
-    unsigned char *window[EPW_GPU_MAX_RANKS];
-    unsigned long long gone;    // peers that this block knows to be lost
-    unsigned long long refused; // peers whose rows or answers this block has found to be other than asked for
-    uint32_t stage, last;
-};
-
-// Reads the operation. `next`: it begins one, else it goes on with the lane's. By every thread; what is shared is there after
-// the caller's next barrier.
-__device__ __forceinline__ Operation begin(epw_gpu_context *c, unsigned char *own, uint32_t rank, uint32_t ranks, bool next,
-                                           uint64_t deadline, OperationShared &s) {
-    Operation o;
+// Reads the operation. `next`: it begins one, else it goes on with the lane's. By every thread of the block; the operation is
+// there after the caller's next barrier. Its loads, and any before it, are on their way together.
+__device__ __forceinline__ void begin(epw_gpu_context *c, unsigned char *own, uint32_t rank, uint32_t ranks, bool next,
+                                      uint64_t deadline, Operation &o) {
+    if (threadIdx.x < ranks) o.window[threadIdx.x] = c->window[threadIdx.x];
+    if (threadIdx.x != 0) return;
+    uint32_t op = c->op;
     o.context = c;
     o.own = own;
-    o.window = s.window;
     o.rank = rank;
     o.ranks = ranks;
     o.lane = c->lane;
     o.epoch = c->epoch;
-    o.op = c->op + (next ? 1 : 0);
-    o.first = c->op == 0 && c->wrapped == 0;
+    o.op = op + (next ? 1 : 0);
+    o.stage = c->stage;
+    o.first = op == 0 && c->wrapped == 0;
     o.active = c->active;
+    o.suspects = ptx::load_relaxed_gpu(&c->shared->suspects);
     o.deadline = deadline ? deadline : c->deadline_ns;
-    if (threadIdx.x < ranks) s.window[threadIdx.x] = c->window[threadIdx.x];
-    if (threadIdx.x == 0) {
-        s.stage = c->stage;
-        s.gone = s.refused = 0;
+    o.gone = o.refused = 0;
+    o.last = 0;
+}
+
+// Adds share `share` of `shares` to a peer's tally; all make up a step of the word's op. Writer: a thread that comes after all
+// that its share stands for. Reader: the peer's wait.
+__device__ __forceinline__ void add_share(const Operation &o, uint64_t *tally, uint32_t share, uint32_t shares) {
+    uint64_t step = uint64_t(1) << EPW_WORD_VALUE_BITS, part = 1;
+    if (share == 0) {
+        part = step - (shares - 1);
+        if (o.op == 0) part -= step << EPW_WORD_OP_BITS; // op has wrapped; epoch has not changed
     }
-    return o;
+    ptx::add_release_sys(tally, part);
+}
+
+// Tells `peers` that this block has sent: the last block of a group adds the group's share. Its acquire sees what the others of
+// the group have released; its release at system scope hands that on. By the whole block, all of whose sends are complete.
+__device__ __forceinline__ void add_shares(Operation &o, uint64_t peers, uint64_t *(*tally)(const Operation &, uint32_t peer)) {
+    epw_gpu_context *c = o.context;
+    uint32_t groups = min(gridDim.x, uint32_t(EPW_GPU_GROUPS)), group = blockIdx.x % groups;
+    uint32_t size = (gridDim.x - group - 1) / groups + 1;
+    __syncthreads();
+    if (threadIdx.x == 0) o.last = ptx::add_acq_rel_gpu(&c->groups[group], 1) == size - 1;
+    __syncthreads();
+    if (o.last) {
+        if (threadIdx.x == 0) c->groups[group] = 0;
+        if (threadIdx.x < o.ranks && (peers >> threadIdx.x & 1)) add_share(o, tally(o, threadIdx.x), group, groups);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) o.last = 0;
 }
 
 // Leaves a peer out of this operation, for this block and, at the end, for the kernel.
-__device__ inline void leave_out(const Operation &o, OperationShared &s, uint32_t peer) {
-    atomicOr(&s.gone, 1ull << peer);
+__device__ inline void leave_out(Operation &o, uint32_t peer) {
+    atomicOr(&o.gone, 1ull << peer);
     atomicOr(reinterpret_cast<unsigned long long *>(&o.context->gone), 1ull << peer);
 }
 
@@ -74,8 +93,8 @@ __device__ inline void put_note(const Operation &o, uint32_t phase, uint32_t cau
 
 // The lane is not in the stage that the operation needs: it does nothing. Called by the whole grid. The lane's own state stays,
 // so only the first block says so.
-__device__ inline void refuse(const Operation &o, const OperationShared &s, uint32_t phase) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) put_note(o, phase, EPW_CAUSE_HELD, 0, s.stage);
+__device__ inline void refuse(const Operation &o, uint32_t phase) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) put_note(o, phase, EPW_CAUSE_HELD, 0, o.stage);
 }
 
 // Called by one thread of the last block out, when it has decided who takes part. `missing`: active peers that do not.
@@ -97,7 +116,7 @@ __device__ inline void leave(const Operation &o, uint32_t phase, uint32_t stage,
         c->shared->suspects_host[o.lane] = suspects;
     }
     report->missing = missing;
-    c->blocks_sent = c->blocks_out = 0;
+    c->blocks_out = 0;
     c->recorded = 0;
     c->gone = c->refused = 0;
     for (auto &wait : c->waits) wait.began = wait.beacons = 0;
@@ -107,13 +126,13 @@ __device__ inline void leave(const Operation &o, uint32_t phase, uint32_t stage,
     c->stage = stage;
 }
 
-// Whether this block is the kernel's last to pass. Every thread's effects before it happen before the last block's after it.
-// Called by the whole block.
-__device__ __forceinline__ bool last_block(uint32_t *count, OperationShared &s) {
+// Whether this block is the kernel's last. Every thread's effects before it happen before the last block's after it. Called by
+// the whole block.
+__device__ __forceinline__ bool last_block(Operation &o) {
     __syncthreads();
-    if (threadIdx.x == 0) s.last = ptx::add_acq_rel_gpu(count, 1) == gridDim.x - 1;
+    if (threadIdx.x == 0) o.last = ptx::add_acq_rel_gpu(&o.context->blocks_out, 1) == gridDim.x - 1;
     __syncthreads();
-    return s.last != 0;
+    return o.last != 0;
 }
 
 } // namespace epw

@@ -12,15 +12,20 @@
 
 namespace epw {
 
-// An operation as every thread knows it: read from the context at the beginning. The context changes only when the kernel's
-// last block leaves.
+// An operation as a block knows it, in shared memory: read from the context at the beginning. The context changes only when
+// the kernel's last block leaves.
 struct Operation {
     epw_gpu_context *context;
-    unsigned char *own;           // this rank's window
-    unsigned char *const *window; // the peers', in shared memory
+    unsigned char *own; // this rank's window
     uint32_t rank, ranks, lane, epoch, op;
-    bool first; // of the epoch
-    uint64_t active, deadline;
+    uint32_t stage; // that the lane was in
+    bool first;     // of the epoch
+    uint64_t active, suspects, deadline;
+    unsigned char *window[EPW_GPU_MAX_RANKS]; // the peers'
+
+    unsigned long long gone;    // peers that this block knows to be lost
+    unsigned long long refused; // peers whose rows or answers this block has found to be other than asked for
+    uint32_t last;              // this block is the last
 };
 
 enum class Awaited { permission, rows, answer };
@@ -33,12 +38,12 @@ __device__ __forceinline__ epw_line *line_at(const Operation &o, uint32_t peer) 
     return reinterpret_cast<epw_line *>(o.window[peer] + epw_line_offset(o.rank));
 }
 
-// Which word of `source` is awaited, and of which op it must be.
+// Which word of `source` is awaited, and of which op it must be. Rows and answers are there when their tally says so.
 __device__ __forceinline__ const uint64_t *awaited_word(const Operation &o, Awaited what, uint32_t source) {
     const epw_line *line = line_from(o, source);
-    if (what == Awaited::rows) return &line->dispatch[o.lane];
+    if (what == Awaited::rows) return &line->dispatch_tally[o.lane];
     if (what == Awaited::permission && o.first) return &line->epoch;
-    return &line->combine[o.lane];
+    return &line->combine_tally[o.lane];
 }
 
 __device__ __forceinline__ uint64_t expected_word(const Operation &o, Awaited what) {
@@ -46,8 +51,14 @@ __device__ __forceinline__ uint64_t expected_word(const Operation &o, Awaited wh
     return epw_word(o.epoch, o.op, 0);
 }
 
-// A peer's words in the order that rules.h asks for. Each load is an acquire: rows and counts written before a word are
-// visible to this thread after it. Writer: the peer's last sending block. Reader: this thread and, through a block barrier,
+// The word that says how many rows or answers; posted no later than the last share of the tally.
+__device__ __forceinline__ const uint64_t *value_word(const Operation &o, Awaited what, uint32_t source) {
+    const epw_line *line = line_from(o, source);
+    return what == Awaited::rows ? &line->dispatch[o.lane] : &line->combine[o.lane];
+}
+
+// A peer's words in the order that rules.h asks for. Each load is an acquire: rows, counts and value written before a share of
+// the tally are visible to this thread after it. Writers: the peer's blocks. Reader: this thread and, through a block barrier,
 // its block.
 __device__ __forceinline__ epw_sight look(const Operation &o, Awaited what, uint32_t source) {
     const epw_line *line = line_from(o, source);
@@ -119,14 +130,13 @@ __device__ __noinline__ inline Arrival await_long(const Operation &o, Awaited wh
     const uint64_t *word = awaited_word(o, what, peer);
     while (true) {
         uint64_t exact = expected_word(o, what);
+#pragma unroll 1
         for (uint32_t i = 0; i < kLooks; i++) {
-            if ((ptx::load_acquire_sys(word) ^ exact) >> EPW_WORD_VALUE_BITS == 0) break;
+            if (ptx::load_acquire_sys(word) == exact) break;
         }
         epw_sight seen = look(o, what, peer);
         epw_verdict verdict = judge(o, what, seen);
-        if (verdict == EPW_ARRIVED) {
-            return {true, epw_word_value(seen.word)};
-        }
+        if (verdict == EPW_ARRIVED) return {true, epw_word_value(ptx::load_relaxed_sys(value_word(o, what, peer)))};
         if (ptx::load_relaxed_gpu(&c->gone) >> peer & 1) return {false, 0}; // another block has given it up
         uint32_t cause = EPW_CAUSE_DROPPED;
         if (verdict == EPW_WAITING && (ptx::load_relaxed_gpu(&c->shared->suspects) >> peer & 1)) {
@@ -161,11 +171,21 @@ __device__ __noinline__ inline Arrival await_long(const Operation &o, Awaited wh
 
 // Waits for one peer's word. `waits` asks for the time spent, to be noted in the context.
 __device__ __forceinline__ Arrival await(const Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool waits) {
-    if (what != Awaited::permission) {
-        uint64_t word = ptx::load_acquire_sys(awaited_word(o, what, peer));
-        if (epw_word_matches(word, o.epoch, o.op)) return {true, epw_word_value(word)};
-    } else if (judge(o, what, look(o, what, peer)) == EPW_ARRIVED) {
-        return {true, 0};
+    // In the steady state one look is enough, or a few; both loads of it are on their way at a time. The tally is the acquire:
+    // a value seen before it may be too old, then the next look finds it.
+    constexpr uint32_t kLooks = 64;
+    uint64_t exact = expected_word(o, what);
+    const uint64_t *word = awaited_word(o, what, peer), *beside = value_word(o, what, peer);
+    if (what == Awaited::permission) beside = &line_from(o, peer)->dropped;
+#pragma unroll 1
+    for (uint32_t i = 0; i < kLooks; i++) {
+        uint64_t value = ptx::load_relaxed_sys(beside);
+        if (ptx::load_acquire_sys(word) != exact) continue;
+        if (what == Awaited::permission) {
+            if (epw_word_epoch(value) >= o.epoch) break; // it has dropped this rank
+            return {true, 0};
+        }
+        if (epw_word_matches(value, o.epoch, o.op)) return {true, epw_word_value(value)};
     }
     uint64_t began = waits ? ptx::global_timer_ns() : 0;
     Arrival arrival = await_long(o, what, phase, peer);

@@ -210,14 +210,14 @@ __device__ inline void answer_copies(const epw_combine_args &a, const Operation 
 
 // Answers every row, then posts the words from the kernel's last block.
 template <typename T>
-__device__ void answer_rows(const epw_combine_args &a, const Operation &o, OperationShared &os, AnswerShared &s, uint64_t peers,
+__device__ void answer_rows(const epw_combine_args &a, Operation &o, AnswerShared &s, uint64_t peers,
                             unsigned char *memory) {
     epw_gpu_context *c = o.context;
     if (threadIdx.x < o.ranks) {
         bool here = peers >> threadIdx.x & 1;
         // Given up by the other lane, meanwhile: not answered.
         if (here && (ptx::load_relaxed_gpu(&c->shared->suspects) >> threadIdx.x & 1)) {
-            leave_out(o, os, threadIdx.x);
+            leave_out(o, threadIdx.x);
             here = false;
         }
         s.rows[threadIdx.x] = here ? c->received[threadIdx.x] : 0;
@@ -228,14 +228,13 @@ __device__ void answer_rows(const epw_combine_args &a, const Operation &o, Opera
     } else {
         answer_copies(a, o, s, memory);
     }
-    // Writer of the words: the last block here. Its acquire sees what every block has released; its release at system scope
-    // hands that on to the peer, whose acquire of the word sees the answers.
-    if (!last_block(&c->blocks_sent, os)) return;
-    uint64_t reachable = peers & ~ptx::load_relaxed_gpu(&c->gone);
-    if (threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
+    // The word says how many answers there are; the tally, that they are there and that the slots have been read.
+    uint64_t reachable = peers & ~uint64_t(o.gone);
+    if (blockIdx.x == 0 && threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
         uint32_t value = s.rows[threadIdx.x] | (a.mode == EPW_COMBINE_ORDERED && c->ordered ? EPW_ANSWER_ORDERED : 0);
-        ptx::store_release_sys(&line_at(o, threadIdx.x)->combine[o.lane], epw_word(o.epoch, o.op, value));
+        ptx::store_relaxed_sys(&line_at(o, threadIdx.x)->combine[o.lane], epw_word(o.epoch, o.op, value));
     }
+    add_shares(o, reachable, [](const Operation &op, uint32_t to) { return &line_at(op, to)->combine_tally[op.lane]; });
 }
 
 } // namespace epw

@@ -8,7 +8,6 @@ namespace epw {
 
 struct CollectShared {
     Parts parts[2];
-    uint64_t answered; // peers whose answers are whole
 };
 
 // Is the answer whole, and of the mode that this rank expects? The host device's answer_cause.
@@ -70,40 +69,44 @@ __device__ void sum_tokens(const epw_combine_args &a, const Operation &o, Collec
 
 // Waits and sums; the last block out decides whose answers count, and sums again alone where somebody's do not.
 template <typename T, bool Weighted>
-__device__ void collect(const epw_combine_args &a, const Operation &o, OperationShared &os, CollectShared &s, uint64_t peers) {
-    epw_gpu_context *c = o.context;
-    if (threadIdx.x == 0) s.answered = peers & ~uint64_t(os.gone);
+__device__ void collect(const epw_combine_args &a, Operation &o, CollectShared &s, uint64_t peers) {
+    epw_gpu_context *c = a.context;
     __syncthreads();
-    if (threadIdx.x < o.ranks && (s.answered >> threadIdx.x & 1)) {
+    if (threadIdx.x < o.ranks && ((peers & ~uint64_t(o.gone)) >> threadIdx.x & 1)) {
         Arrival got = await(o, Awaited::answer, EPW_PHASE_COMBINE_RECEIVE, threadIdx.x, a.wait_ns != nullptr);
         if (!got.arrived) {
-            leave_out(o, os, threadIdx.x);
+            leave_out(o, threadIdx.x);
         } else if (answer_cause(a, c, threadIdx.x, got.value) != EPW_CAUSE_NONE) {
-            atomicOr(&os.refused, 1ull << threadIdx.x);
+            atomicOr(&o.refused, 1ull << threadIdx.x);
         }
     }
     __syncthreads();
-    sum_tokens<T, Weighted>(a, o, s, peers & ~uint64_t(os.gone | os.refused), blockIdx.x, gridDim.x);
-    __syncthreads();
-    if (threadIdx.x == 0 && os.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), os.refused);
-    if (!last_block(&c->blocks_out, os)) return;
-    uint64_t refused = ptx::load_relaxed_gpu(&c->refused), lost = ptx::load_relaxed_gpu(&c->gone) | refused;
-    uint64_t answered = peers & ~lost;
-    if (peers & lost) {
-        if (threadIdx.x == 0 && refused) {
-            uint32_t peer = __ffsll(refused) - 1;
-            uint64_t seen = ptx::load_relaxed_gpu(awaited_word(o, Awaited::answer, peer));
-            uint32_t cause = answer_cause(a, c, peer, epw_word_value(seen));
-            record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, Awaited::answer), seen, 0);
-        }
-        sum_tokens<T, Weighted>(a, o, s, answered, 0, 1);
+    uint64_t answered = peers & ~uint64_t(o.gone | o.refused);
+    uint32_t block = blockIdx.x, blocks = gridDim.x;
+    while (true) {
+        sum_tokens<T, Weighted>(a, o, s, answered, block, blocks);
         __syncthreads();
+        if (blocks == 1 && o.last) break;
+        if (threadIdx.x == 0 && o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
+        if (!last_block(o)) return;
+        answered = peers & ~(ptx::load_relaxed_gpu(&c->gone) | ptx::load_relaxed_gpu(&c->refused));
+        if (answered == peers) break;
+        block = 0;
+        blocks = 1;
     }
     if (a.wait_ns && threadIdx.x < o.ranks) {
         a.wait_ns[threadIdx.x] += c->waited[threadIdx.x];
         c->waited[threadIdx.x] = 0;
     }
-    if (threadIdx.x == 0) leave(o, EPW_PHASE_COMBINE_RECEIVE, EPW_GPU_FREE, answered, o.active & ~answered);
+    if (threadIdx.x != 0) return;
+    uint64_t refused = ptx::load_relaxed_gpu(&c->refused);
+    if (refused) {
+        uint32_t peer = __ffsll(refused) - 1;
+        uint64_t seen = ptx::load_relaxed_sys(value_word(o, Awaited::answer, peer));
+        uint32_t cause = answer_cause(a, c, peer, epw_word_value(seen));
+        record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, Awaited::answer), seen, 0);
+    }
+    leave(o, EPW_PHASE_COMBINE_RECEIVE, EPW_GPU_FREE, answered, o.active & ~answered);
 }
 
 } // namespace epw

@@ -12,7 +12,8 @@ typedef struct epw_dispatch_args {
     epw_gpu_context *context;
     unsigned char *window; /* this rank's own */
     epw_layout layout;
-    uint32_t rank, halves; /* EPW_GPU_SEND, EPW_GPU_RECEIVE or both */
+    uint32_t rank, lane;
+    uint32_t halves; /* EPW_GPU_SEND, EPW_GPU_RECEIVE or both */
 
     /* What is sent, as in epw_dispatch_input and its row format. The receiving half reads the format too. */
     const void *x;

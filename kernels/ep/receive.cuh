@@ -19,17 +19,17 @@ struct Part {
 };
 
 // Waits for the rows of every peer of `peers`.
-__device__ inline void await_rows(const epw_dispatch_args &a, const Operation &o, OperationShared &os, ReceiveShared &s,
+__device__ inline void await_rows(const epw_dispatch_args &a, Operation &o, ReceiveShared &s,
                                   uint64_t peers) {
     uint32_t source = threadIdx.x;
     if (source < o.ranks) {
         uint32_t rows = 0;
         if (peers >> source & 1) {
             Arrival got = await(o, Awaited::rows, EPW_PHASE_DISPATCH_RECEIVE, source, a.wait_ns != nullptr);
-            if (!got.arrived) leave_out(o, os, source);
+            if (!got.arrived) leave_out(o, source);
             rows = got.value;
             if (rows > a.layout.max_tokens) {
-                atomicOr(&os.refused, 1ull << source);
+                atomicOr(&o.refused, 1ull << source);
                 rows = 0;
             }
         }
@@ -60,7 +60,7 @@ __device__ __forceinline__ Received read_entry(const epw_dispatch_args &a, const
 
 // Fills the table of first rows, [ranks][local_experts] in shared memory, from the sources' counts; the first block writes
 // counts and ranges for the caller. Ends with a barrier.
-__device__ inline void place_sources(const epw_dispatch_args &a, const Operation &o, OperationShared &os, ReceiveShared &s,
+__device__ inline void place_sources(const epw_dispatch_args &a, Operation &o, ReceiveShared &s,
                                      uint32_t *first_row, Part part) {
     constexpr uint32_t kAhead = 8; // sources whose counts are on their way at a time
     const epw_layout &l = a.layout;
@@ -81,7 +81,7 @@ __device__ inline void place_sources(const epw_dispatch_args &a, const Operation
                 if (source >= l.ranks) break;
                 uint32_t count = s.rows[source] > 0 ? counts[i] : 0;
                 if (count > s.rows[source]) {
-                    atomicOr(&os.refused, 1ull << source);
+                    atomicOr(&o.refused, 1ull << source);
                     count = 0;
                 }
                 first_row[source * l.local_experts + e] = fill;
@@ -131,7 +131,7 @@ __device__ __forceinline__ bool find_entry(const epw_dispatch_args &a, const Rec
     return false;
 }
 
-__device__ __forceinline__ void list_entry(const epw_dispatch_args &a, const Operation &o, OperationShared &os,
+__device__ __forceinline__ void list_entry(const epw_dispatch_args &a, Operation &o,
                                            const uint32_t *first_row, const Received &r, uint32_t source, uint32_t row,
                                            uint32_t j) {
     const epw_layout &l = a.layout;
@@ -139,7 +139,7 @@ __device__ __forceinline__ void list_entry(const epw_dispatch_args &a, const Ope
     bool ours = static_cast<int32_t>(r.expert) >= 0 && local < l.local_experts;
     uint64_t place = ours ? place_of(a, first_row, source, local, r.index) : 0;
     if (r.format != a.format || place == kNowhere) {
-        atomicOr(&os.refused, 1ull << source);
+        atomicOr(&o.refused, 1ull << source);
         return;
     }
     if (a.row_experts) a.row_experts[size_t(at) * l.topk + j] = ours ? static_cast<int32_t>(local) : -1;
@@ -173,7 +173,7 @@ __device__ __forceinline__ void put_scales(const epw_dispatch_args &a, const uns
 
 // Brings rows from their slots through shared memory to where the caller wants them: to the list of each local expert, or,
 // rank-major, to one dense array. While one stage is written out, the others load.
-__device__ inline void spread_rows(const epw_dispatch_args &a, const Operation &o, OperationShared &os, ReceiveShared &s,
+__device__ inline void spread_rows(const epw_dispatch_args &a, Operation &o, ReceiveShared &s,
                                    const uint32_t *first_row, unsigned char *memory, uint32_t *turn, Part part) {
     const epw_layout &l = a.layout;
     const Stages stages(l);
@@ -246,7 +246,7 @@ __device__ inline void spread_rows(const epw_dispatch_args &a, const Operation &
             if (threadIdx.x == 64 && a.source_token) a.source_token[to] = header->token;
         };
         if (header->format != a.format) {
-            if (threadIdx.x == 0) atomicOr(&os.refused, 1ull << source);
+            if (threadIdx.x == 0) atomicOr(&o.refused, 1ull << source);
         } else if (a.output_layout == EPW_RANK_MAJOR) {
             put(0, uint64_t(source) * l.max_tokens + row);
         } else {
@@ -255,7 +255,7 @@ __device__ inline void spread_rows(const epw_dispatch_args &a, const Operation &
                 if (entries[j].expert < 0 || local >= l.local_experts) continue;
                 uint64_t place = place_of(a, first_row, source, local, indices[j]);
                 if (place != kNowhere) put(local, place);
-                else if (threadIdx.x == 0) atomicOr(&os.refused, 1ull << source);
+                else if (threadIdx.x == 0) atomicOr(&o.refused, 1ull << source);
             }
         }
         __syncthreads(); // all have read the stage
@@ -265,51 +265,47 @@ __device__ inline void spread_rows(const epw_dispatch_args &a, const Operation &
 }
 
 // Lays out what has come, as part `part` of the grid.
-__device__ inline void lay_out(const epw_dispatch_args &a, const Operation &o, OperationShared &os, ReceiveShared &s,
+__device__ inline void lay_out(const epw_dispatch_args &a, Operation &o, ReceiveShared &s,
                                unsigned char *memory, uint32_t *table, uint32_t *turn, Part part) {
     bool lists = a.output_layout == EPW_RANK_MAJOR;
     uint32_t n = part.block * blockDim.x + threadIdx.x, source = 0, row = 0, j = 0;
     bool mine = lists && find_entry(a, s, n, &source, &row, &j);
     Received first = {};
     if (mine) first = read_entry(a, slot_of(a, o, source, row), j);
-    place_sources(a, o, os, s, table, part);
+    place_sources(a, o, s, table, part);
     while (mine) {
-        list_entry(a, o, os, table, first, source, row, j);
+        list_entry(a, o, table, first, source, row, j);
         n += part.blocks * blockDim.x;
         mine = find_entry(a, s, n, &source, &row, &j);
         if (mine) first = read_entry(a, slot_of(a, o, source, row), j);
     }
     if (!lists || a.rows || (a.out_scales && a.scale_count) || a.out_sideband || a.source_token) {
-        spread_rows(a, o, os, s, table, memory, turn, part);
+        spread_rows(a, o, s, table, memory, turn, part);
     }
 }
 
 // Waits and lays out; the last block out decides who takes part, and does it all again alone where somebody does not.
-__device__ inline void receive_rows(const epw_dispatch_args &a, const Operation &o, OperationShared &os, ReceiveShared &s,
-                                    uint64_t peers, unsigned char *memory, uint32_t *table) {
+__device__ inline void receive_rows(const epw_dispatch_args &a, Operation &o, ReceiveShared &s, uint64_t peers,
+                                    unsigned char *memory, uint32_t *table) {
     const epw_layout &l = a.layout;
-    epw_gpu_context *c = o.context;
+    epw_gpu_context *c = a.context;
     uint32_t turn = 0;
-    await_rows(a, o, os, s, peers & ~uint64_t(os.gone));
-    lay_out(a, o, os, s, memory, table, &turn, {blockIdx.x, gridDim.x});
-    __syncthreads();
-    if (threadIdx.x == 0 && os.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), os.refused);
-    if (!last_block(&c->blocks_out, os)) return;
-    // Peers whose rows are refused deliver nothing but are still answered.
-    uint64_t refused = ptx::load_relaxed_gpu(&c->refused), gone = ptx::load_relaxed_gpu(&c->gone), lost = gone | refused;
-    uint64_t answered = peers & ~gone, present = peers & ~lost, missing = o.active & ~present;
-    if (peers & lost) {
-        if (threadIdx.x == 0 && refused) {
-            record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, __ffsll(refused) - 1, 0, 0, 0);
-        }
-        if (threadIdx.x < l.ranks) {
-            uint32_t rows = 0;
-            const uint64_t *word = awaited_word(o, Awaited::rows, threadIdx.x);
-            if (present >> threadIdx.x & 1) rows = epw_word_value(ptx::load_acquire_sys(word));
-            s.rows[threadIdx.x] = rows;
-        }
+    await_rows(a, o, s, peers & ~uint64_t(o.gone));
+    Part part = {blockIdx.x, gridDim.x};
+    while (true) {
+        lay_out(a, o, s, memory, table, &turn, part);
         __syncthreads();
-        lay_out(a, o, os, s, memory, table, &turn, {0, 1});
+        if (part.blocks == 1 && o.last) break;
+        if (threadIdx.x == 0 && o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
+        if (!last_block(o)) return;
+        uint64_t lost = ptx::load_relaxed_gpu(&c->gone) | ptx::load_relaxed_gpu(&c->refused);
+        if ((peers & lost) == 0) break;
+        if (threadIdx.x < l.ranks) {
+            bool here = (peers & ~lost) >> threadIdx.x & 1;
+            const uint64_t *word = value_word(o, Awaited::rows, threadIdx.x);
+            s.rows[threadIdx.x] = here ? epw_word_value(ptx::load_acquire_sys(word)) : 0;
+        }
+        part = {0, 1};
         __syncthreads();
     }
     for (uint32_t e = threadIdx.x; a.expert_totals && e < l.local_experts; e += blockDim.x) {
@@ -324,7 +320,11 @@ __device__ inline void receive_rows(const epw_dispatch_args &a, const Operation 
         a.wait_ns[threadIdx.x] += c->waited[threadIdx.x];
         c->waited[threadIdx.x] = 0;
     }
-    if (threadIdx.x == 0) leave(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_GPU_DISPATCHED, answered, missing);
+    if (threadIdx.x != 0) return;
+    // Peers whose rows are refused deliver nothing but are still answered.
+    uint64_t refused = ptx::load_relaxed_gpu(&c->refused), answered = peers & ~ptx::load_relaxed_gpu(&c->gone);
+    if (refused) record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, __ffsll(refused) - 1, 0, 0, 0);
+    leave(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_GPU_DISPATCHED, answered, o.active & ~(answered & ~refused));
 }
 
 } // namespace epw

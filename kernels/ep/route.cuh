@@ -9,75 +9,94 @@
 namespace epw {
 
 constexpr uint32_t kPerToken = 4; // threads that look at one token
-constexpr uint32_t kIds = EPW_MAX_TOPK / kPerToken;
+constexpr uint32_t kColumns = 8; // of ids looked at a time
+constexpr uint32_t kIds = kColumns / kPerToken;
 constexpr uint32_t kNobody = 0xffffffffu;
+constexpr uint32_t kNoFirst = 0x80000000u; // no id less this is a local one
 
 // The token that a block is about to send. Entry j is lane j's of warp 0.
-struct Token {
+struct __align__(16) Token {
     int32_t expert[EPW_MAX_TOPK]; // -1: none, bad, or a repetition
-    uint32_t rank[EPW_MAX_TOPK];  // that the entry leads: the first entry to a rank that takes part; else kNobody
+    uint32_t first[EPW_MAX_TOPK]; // first expert of the rank that the entry leads (see Entry), else kNoFirst
     uint32_t row[EPW_MAX_TOPK];   // rows before, to that rank
     uint32_t index[EPW_MAX_TOPK]; // rows before, to that expert
 };
 
-constexpr int64_t kNone = -1;
+// An id as it was loaded, not yet looked at: loads go on while nobody needs it.
+struct RawId {
+    uint32_t low, high;
+};
 
-// An id as the caller wrote it; "not routed" of every type is -1.
-__device__ __forceinline__ int64_t raw_id(const epw_dispatch_args &a, uint32_t t, uint32_t j) {
+__device__ __forceinline__ RawId load_id(const epw_dispatch_args &a, uint32_t t, uint32_t j, bool inside) {
+    RawId raw = {0xffffffffu, 0xffffffffu};
+    if (!inside) return raw;
     size_t at = size_t(t) * a.topk + j;
-    if (a.idx_type == EPW_I32) return static_cast<const int32_t *>(a.topk_idx)[at];
-    if (a.idx_type == EPW_I64) return static_cast<const int64_t *>(a.topk_idx)[at];
-    uint32_t id = static_cast<const uint32_t *>(a.topk_idx)[at];
-    return id == 0xffffffffu ? kNone : int64_t(id);
+    if (a.idx_type == EPW_I64) {
+        uint2 pair = static_cast<const uint2 *>(a.topk_idx)[at];
+        raw = {pair.x, pair.y};
+    } else {
+        raw.low = static_cast<const uint32_t *>(a.topk_idx)[at];
+    }
+    return raw;
 }
 
-// The id, or -1 where it is not one.
-__device__ __forceinline__ int32_t read_id(const epw_dispatch_args &a, uint32_t t, uint32_t j) {
-    int64_t id = raw_id(a, t, j);
-    return id >= 0 && id < int64_t(a.layout.local_experts) * a.layout.ranks ? int32_t(id) : -1;
+// The id as the caller wrote it; "not routed" of every type is -1.
+constexpr int64_t kNone = -1;
+__device__ __forceinline__ int64_t raw_value(const epw_dispatch_args &a, RawId raw) {
+    if (a.idx_type == EPW_I64) return int64_t(uint64_t(raw.high) << 32 | raw.low);
+    if (a.idx_type == EPW_U32 && raw.low != 0xffffffffu) return raw.low;
+    return int32_t(raw.low);
 }
 
-// The ids of token t that this thread looks at; -1 beyond the tokens.
-__device__ __forceinline__ void read_ids(const epw_dispatch_args &a, uint32_t t, bool inside, int32_t ids[kIds]) {
+// The id, or kNobody where it is none.
+__device__ __forceinline__ uint32_t valid_id(const epw_dispatch_args &a, RawId raw) {
+    bool fits = a.idx_type != EPW_I64 || raw.high == 0;
+    return fits && raw.low < a.layout.local_experts * a.layout.ranks ? raw.low : kNobody;
+}
+
+// The ids of token t that this thread looks at, of kColumns columns from `column` on.
+__device__ __forceinline__ void load_ids(const epw_dispatch_args &a, uint32_t t, uint32_t column, bool inside, RawId ids[kIds]) {
 #pragma unroll
     for (uint32_t i = 0; i < kIds; i++) {
-        uint32_t j = i * kPerToken + threadIdx.x % kPerToken;
-        ids[i] = inside && j < a.topk ? read_id(a, t, j) : -1;
+        uint32_t j = column + i * kPerToken + threadIdx.x % kPerToken;
+        ids[i] = load_id(a, t, j, inside && j < a.topk);
     }
 }
 
-// One count per group of kPerToken lanes where any lane says yes.
-__device__ __forceinline__ uint32_t count_tokens(bool yes) {
-    uint32_t lanes = __ballot_sync(0xffffffffu, yes);
-    lanes |= lanes >> 1;
-    lanes |= lanes >> 2;
-    return __popc(lanes & 0x11111111u);
-}
-
-// Adds to the token's numbers what this round of threads has seen: tokens before it with its experts and its ranks. By whole
-// warps.
-__device__ __forceinline__ void count_round(const epw_dispatch_args &a, Token &token, const int32_t ids[kIds]) {
-    uint32_t lane = threadIdx.x % 32, same_expert = 0, same_rank = 0;
+// Adds to the token's numbers what a warp's round has seen: tokens before it with its experts and its ranks. Entries go eight
+// at a time, four bits for each: a warp looks at eight tokens, one to kPerToken threads. `raw`: the ids of the first columns of
+// token u, which counts if it is `inside`.
+__device__ __forceinline__ void count_round(const epw_dispatch_args &a, Token &token, RawId raw[kIds], uint32_t u, bool inside) {
+    constexpr uint32_t kGroup = 8;
+    uint32_t lane = threadIdx.x % 32, local = a.layout.local_experts;
+    for (uint32_t base = 0; base < a.topk; base += kGroup) {
+        uint32_t experts = 0, ranks = 0;
+        for (uint32_t column = 0; column < a.topk; column += kColumns) {
+            if (a.topk > kColumns && (column > 0 || base > 0)) load_ids(a, u, column, inside, raw);
 #pragma unroll
-    for (uint32_t i = 0; i < kIds; i++) {
-        if (i * kPerToken >= a.topk) break;
-        if (ids[i] < 0) continue;
-        uint32_t rank = uint32_t(ids[i]) / a.layout.local_experts;
-        for (uint32_t j = 0; j < a.topk; j++) {
-            same_expert |= uint32_t(token.expert[j] == ids[i]) << j;
-            same_rank |= uint32_t(token.rank[j] == rank) << j;
+            for (uint32_t i = 0; i < kIds; i++) {
+                uint32_t id = valid_id(a, raw[i]);
+                if (!inside || id == kNobody) continue;
+#pragma unroll
+                for (uint32_t k = 0; k < kGroup; k++) {
+                    if (id == uint32_t(token.expert[base + k])) experts |= 1u << (4 * k);
+                    if (id - token.first[base + k] < local) ranks |= 1u << (4 * k);
+                }
+            }
         }
+        // A token's threads together, then the warp's tokens together.
+        experts |= __shfl_xor_sync(0xffffffffu, experts, 1);
+        ranks |= __shfl_xor_sync(0xffffffffu, ranks, 1);
+        experts |= __shfl_xor_sync(0xffffffffu, experts, 2);
+        ranks |= __shfl_xor_sync(0xffffffffu, ranks, 2);
+        bool counts = lane % kPerToken == 0;
+        experts = __reduce_add_sync(0xffffffffu, counts ? experts : 0);
+        ranks = __reduce_add_sync(0xffffffffu, counts ? ranks : 0);
+        if (lane >= kGroup) continue;
+        uint32_t index = experts >> (4 * lane) & 15, row = ranks >> (4 * lane) & 15;
+        if (index) atomicAdd(&token.index[base + lane], index);
+        if (row) atomicAdd(&token.row[base + lane], row);
     }
-    uint32_t index = 0, row = 0;
-    for (uint32_t j = 0; j < a.topk; j++) {
-        uint32_t experts = count_tokens(same_expert >> j & 1), ranks = count_tokens(same_rank >> j & 1);
-        if (lane == j) {
-            index = experts;
-            row = ranks;
-        }
-    }
-    if (index) atomicAdd(&token.index[lane], index);
-    if (row) atomicAdd(&token.row[lane], row);
 }
 
 // Entry `lane` of token t, in registers of warp 0.
@@ -89,12 +108,12 @@ struct Entry {
 };
 
 // By warp 0. `bad`: the id was out of range or repeated.
-__device__ __forceinline__ Entry make_entry(const epw_dispatch_args &a, int64_t raw, float weight, uint64_t targets, bool *bad) {
-    uint32_t lane = threadIdx.x % 32, experts = a.layout.local_experts * a.layout.ranks;
-    bool valid = raw >= 0 && raw < experts;
-    Entry e = {valid ? int32_t(raw) : -1, weight, kNobody, lane};
-    *bad = raw != kNone && !valid;
-    uint32_t same = __match_any_sync(0xffffffffu, valid ? uint32_t(raw) : 0x80000000u + lane);
+__device__ __forceinline__ Entry make_entry(const epw_dispatch_args &a, RawId raw, float weight, uint64_t targets, bool *bad) {
+    uint32_t lane = threadIdx.x % 32, id = valid_id(a, raw);
+    bool valid = id != kNobody;
+    Entry e = {valid ? int32_t(id) : -1, weight, kNobody, lane};
+    *bad = !valid && raw_value(a, raw) != kNone;
+    uint32_t same = __match_any_sync(0xffffffffu, valid ? id : 0x80000000u + lane);
     if (valid && (same & ((1u << lane) - 1)) != 0) {
         e.expert = -1;
         *bad = true;
@@ -105,6 +124,14 @@ __device__ __forceinline__ Entry make_entry(const epw_dispatch_args &a, int64_t 
     uint32_t peers = __match_any_sync(0xffffffffu, e.rank == kNobody ? 0x80000000u + lane : e.rank);
     e.leader = __ffs(peers) - 1;
     return e;
+}
+
+// One count per group of kPerToken lanes where any lane says yes.
+__device__ __forceinline__ uint32_t count_tokens(bool yes) {
+    uint32_t lanes = __ballot_sync(0xffffffffu, yes);
+    lanes |= lanes >> 1;
+    lanes |= lanes >> 2;
+    return __popc(lanes & 0x11111111u);
 }
 
 // All rows to `rank` and to each of its experts, for the rank to place them by. Called by the whole block; `hist` is
@@ -118,12 +145,12 @@ __device__ inline void count_all(const epw_dispatch_args &a, uint32_t rank, uint
         uint32_t t = base + threadIdx.x / kPerToken;
         bool any = false;
         for (uint32_t j = threadIdx.x % kPerToken; j < a.topk; j += kPerToken) {
-            int32_t id = t < a.tokens ? read_id(a, t, j) : -1;
-            if (id < 0 || uint32_t(id) / local != rank) continue;
+            uint32_t id = valid_id(a, load_id(a, t, j, t < a.tokens));
+            if (id == kNobody || id - rank * local >= local) continue;
             any = true;
             bool repeated = false;
-            for (uint32_t i = 0; i < j; i++) repeated |= read_id(a, t, i) == id;
-            if (!repeated) atomicAdd(&hist[uint32_t(id) - rank * local], 1u);
+            for (uint32_t i = 0; i < j; i++) repeated |= valid_id(a, load_id(a, t, i, true)) == id;
+            if (!repeated) atomicAdd(&hist[id - rank * local], 1u);
         }
         uint32_t n = count_tokens(any);
         if (threadIdx.x % 32 == 0 && n) atomicAdd(rows, n);

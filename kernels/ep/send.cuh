@@ -32,22 +32,28 @@ struct Pieces {
     }
 };
 
-// By warp 0: what goes in front of the row, and the lane's memory of where the token went.
-__device__ inline void put_header(const epw_dispatch_args &a, epw_gpu_context *c, const Entry &e, uint32_t row, uint32_t index,
-                                  uint32_t t, unsigned char *stage) {
+// By warp 0: what goes in front of the row.
+__device__ __forceinline__ void put_header(const epw_dispatch_args &a, const Entry &e, uint32_t index, uint32_t t,
+                                           unsigned char *stage) {
     const epw_layout &l = a.layout;
     uint32_t lane = threadIdx.x % 32;
     if (lane == 0) *reinterpret_cast<uint4 *>(stage) = {t, a.format, 0, 0};
     if (lane < l.topk) {
         reinterpret_cast<epw_entry *>(stage + sizeof(epw_slot_header))[lane] = {e.expert, e.weight};
         reinterpret_cast<uint32_t *>(stage + epw_indices_offset(&l))[lane] = index;
-        size_t at = size_t(t) * l.topk + lane;
-        c->ids[at] = e.expert;
-        c->weights[at] = e.weight;
-        c->sent_row[at] = row;
     }
     const unsigned char *sideband = static_cast<const unsigned char *>(a.sideband) + size_t(t) * a.sideband_bytes;
     for (uint32_t i = lane; i < a.sideband_bytes; i += 32) stage[epw_sideband_offset(&l) + i] = sideband[i];
+}
+
+// By warp 0: the lane's memory of where the token went, for combine.
+__device__ __forceinline__ void remember(const epw_dispatch_args &a, epw_gpu_context *c, const Entry &e, uint32_t row, uint32_t t) {
+    uint32_t lane = threadIdx.x % 32;
+    if (lane >= a.layout.topk) return;
+    size_t at = size_t(t) * a.layout.topk + lane;
+    c->ids[at] = e.expert;
+    c->weights[at] = e.weight;
+    c->sent_row[at] = row;
 }
 
 // The caller's scales of an opaque row, as they travel.
@@ -58,23 +64,22 @@ __device__ inline void copy_scales(const epw_dispatch_args &a, uint32_t t, unsig
     }
 }
 
-// Sends the tokens of this block and, from the kernel's last block, the words. `table`: [local_experts] of shared memory.
+// Sends the tokens of this block. `table`: [local_experts] of shared memory. The operation is being read when this is called.
 template <typename T, uint32_t Payload>
-__device__ void send_tokens(const epw_dispatch_args &a, const Operation &o, OperationShared &os, SendShared &s,
-                            unsigned char *memory, uint32_t *table) {
+__device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared &s, unsigned char *memory, uint32_t *table) {
     constexpr bool kQuantise = quantises(Payload);
     const epw_layout &l = a.layout;
-    epw_gpu_context *c = o.context;
+    epw_gpu_context *c = a.context;
     const unsigned char *x = static_cast<const unsigned char *>(a.x);
     const Stages stages(l);
     const Pieces pieces(a, kQuantise);
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint32_t scale_bytes = a.scale_count * a.scale_bytes;
-    bool whole = pieces.count == 1 && (kQuantise || scale_bytes <= kScaleRoom); // in one stage
-    uint32_t jobs = blockIdx.x < a.tokens ? (a.tokens - blockIdx.x - 1) / gridDim.x * pieces.count + pieces.count : 0;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t scale_bytes = a.scale_count * a.scale_bytes;
+    const bool whole = pieces.count == 1 && (kQuantise || scale_bytes <= kScaleRoom); // in one stage
+    const uint32_t jobs = blockIdx.x < a.tokens ? ((a.tokens - blockIdx.x - 1) / gridDim.x + 1) * pieces.count : 0;
 
-    uint4 held[kHeld];
     // The row, or the piece, of job n is on its way while the block still works on what is before it.
+    uint4 held[kHeld];
     auto fetch = [&](uint32_t n) {
         if (n >= jobs) return;
         uint32_t t = blockIdx.x + n / pieces.count * gridDim.x, i = n % pieces.count, bytes = pieces.bytes(a, i);
@@ -90,27 +95,37 @@ __device__ void send_tokens(const epw_dispatch_args &a, const Operation &o, Oper
             ptx::bulk_load(memory + n % 2 * stages.bytes + stages.header, from, bytes, &s.loaded[n % 2]);
         }
     };
-    int64_t raw = kNone;
+    RawId raw = {};
     float weight = 0.0f;
     auto fetch_entry = [&](uint32_t t) { // by warp 0
-        raw = kNone;
-        weight = 0.0f;
-        if (t >= a.tokens || lane >= a.topk) return;
-        raw = raw_id(a, t, lane);
-        if (a.topk_weights) weight = a.topk_weights[size_t(t) * a.topk + lane];
+        bool inside = t < a.tokens && lane < a.topk;
+        raw = load_id(a, t, lane, inside);
+        if (a.topk_weights && inside) weight = a.topk_weights[size_t(t) * a.topk + lane];
     };
     fetch(0);
     if (warp == 0) fetch_entry(blockIdx.x);
-    int32_t ids[kIds];
-    read_ids(a, threadIdx.x / kPerToken, threadIdx.x / kPerToken < blockIdx.x && blockIdx.x < a.tokens, ids);
+    RawId ids[kIds];
+    load_ids(a, threadIdx.x / kPerToken, 0, threadIdx.x / kPerToken < blockIdx.x && jobs > 0, ids);
+    // Permission of every peer, looked for by the last warps before anybody knows which word would be the right one.
+    const uint32_t peer = threadIdx.x - (kThreads - EPW_GPU_MAX_RANKS);
+    uint64_t dropped = 0, tally = 0;
+    if (peer < l.ranks) {
+        const epw_line *line = reinterpret_cast<const epw_line *>(a.window + epw_line_offset(peer));
+        dropped = ptx::load_relaxed_sys(&line->dropped);
+        tally = ptx::load_acquire_sys(&line->combine_tally[a.lane]);
+    }
+    __syncthreads(); // the operation is there
+    if (o.stage != EPW_GPU_FREE) {
+        while (!kQuantise && jobs > 0 && threadIdx.x == 0 && !ptx::barrier_try_wait(&s.loaded[0], 0)) {}
+        return;
+    }
 
-    // Permission of every peer, by the last warps while the others work: in the steady state it is there.
-    uint32_t peer = threadIdx.x - (kThreads - EPW_GPU_MAX_RANKS);
-    if (peer < o.ranks && (o.active >> peer & 1)) {
-        if (ptx::load_relaxed_gpu(&c->shared->suspects) >> peer & 1) {
-            leave_out(o, os, peer);
-        } else if (!await(o, Awaited::permission, EPW_PHASE_DISPATCH_SEND, peer, false).arrived) {
-            leave_out(o, os, peer);
+    if (peer < l.ranks && (o.active >> peer & 1)) {
+        bool early = !o.first && tally == expected_word(o, Awaited::permission) && epw_word_epoch(dropped) < o.epoch;
+        if (o.suspects >> peer & 1) {
+            leave_out(o, peer);
+        } else if (!early && !await(o, Awaited::permission, EPW_PHASE_DISPATCH_SEND, peer, false).arrived) {
+            leave_out(o, peer);
         }
     }
 
@@ -122,28 +137,27 @@ __device__ void send_tokens(const epw_dispatch_args &a, const Operation &o, Oper
         if (warp == 0 && piece == 0) {
             bool bad;
             e = make_entry(a, raw, weight, o.active, &bad);
-            if (bad) put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | lane, uint64_t(raw));
-            if (lane < a.topk) {
-                s.token.expert[lane] = e.expert;
-                s.token.rank[lane] = e.leader == lane ? e.rank : kNobody;
-                s.token.row[lane] = s.token.index[lane] = 0;
-            }
+            if (bad) put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | lane, raw_value(a, raw));
+            s.token.expert[lane] = e.expert;
+            s.token.first[lane] = e.leader == lane && e.rank != kNobody ? e.rank * l.local_experts : kNoFirst;
+            s.token.row[lane] = s.token.index[lane] = 0;
         }
-        // What the stage held two jobs ago has been read out, and who gave permission is known.
-        if (warp == 0) ptx::bulk_wait_read<1>();
+        if (warp == 0) ptx::bulk_wait_read<1>(); // what the stage held two jobs ago has been read out
         __syncthreads();
         if (piece == 0) {
             for (uint32_t base = 0; base < t; base += kThreads / kPerToken) {
                 uint32_t u = base + threadIdx.x / kPerToken;
-                if (base > 0 || n > 0) read_ids(a, u, u < t, ids);
-                count_round(a, s.token, ids);
+                if (base > 0 || n > 0) load_ids(a, u, 0, u < t, ids);
+                if (base + (threadIdx.x & ~31u) / kPerToken < t) count_round(a, s.token, ids, u, u < t);
             }
+            __syncthreads(); // the numbers are there
+            if (warp == 0) put_header(a, e, s.token.index[lane], t, stage);
         }
         if constexpr (kQuantise) {
 #pragma unroll
             for (uint32_t k = 0; k < kHeld; k++) {
                 uint32_t chunk = k * kThreads + threadIdx.x;
-                if (k * kThreads * 8 < bytes) quantise_chunk<T, Payload>(held[k], chunk * 8 < bytes, chunk, payload, scales);
+                if ((chunk & ~31u) * 8 < bytes) quantise_chunk<T, Payload>(held[k], chunk * 8 < bytes, chunk, payload, scales);
             }
         } else {
             if (whole && scale_bytes > 0) copy_scales(a, t, scales);
@@ -153,21 +167,11 @@ __device__ void send_tokens(const epw_dispatch_args &a, const Operation &o, Oper
         }
         ptx::fence_shared_before_bulk();
         __syncthreads();
-        uint64_t reachable = o.active & ~uint64_t(os.gone);
+        uint64_t reachable = o.active & ~uint64_t(o.gone);
         if (warp == 0) {
-            uint32_t row = 0, index = 0;
-            if (lane < a.topk) {
-                row = s.token.row[lane];
-                index = s.token.index[lane];
-            }
-            row = __shfl_sync(0xffffffffu, row, e.leader);
-            if (piece == 0) {
-                put_header(a, c, e, row, index, t, stage);
-                ptx::fence_shared_before_bulk();
-                __syncwarp();
-            }
+            uint32_t row = __shfl_sync(0xffffffffu, s.token.row[lane], e.leader);
             if (e.rank != kNobody && e.leader == lane && (reachable >> e.rank & 1)) {
-                unsigned char *slot = os.window[e.rank] + epw_slot_offset(&l, o.lane, o.rank, row);
+                unsigned char *slot = o.window[e.rank] + epw_slot_offset(&l, o.lane, o.rank, row);
                 if (whole) {
                     ptx::bulk_store(slot, stage, stages.header + align_16(bytes + scale_bytes));
                 } else {
@@ -182,14 +186,16 @@ __device__ void send_tokens(const epw_dispatch_args &a, const Operation &o, Oper
                 }
             }
             ptx::bulk_commit();
+            if (piece == 0) remember(a, c, e, row, t);
             if (piece + 1 == pieces.count) fetch_entry(t + gridDim.x);
         }
         if (!kQuantise && !whole && piece == 0 && scale_bytes > 0) {
             // Scales that are not staged go straight to the slots.
             for (uint32_t j = 0; j < a.topk; j++) {
-                uint32_t rank = s.token.rank[j];
-                if (rank == kNobody || !(reachable >> rank & 1)) continue;
-                unsigned char *slot = os.window[rank] + epw_slot_offset(&l, o.lane, o.rank, s.token.row[j]);
+                if (s.token.first[j] == kNoFirst) continue;
+                uint32_t rank = s.token.first[j] / l.local_experts;
+                if (!(reachable >> rank & 1)) continue;
+                unsigned char *slot = o.window[rank] + epw_slot_offset(&l, o.lane, o.rank, s.token.row[j]);
                 copy_scales(a, t, slot + l.header_bytes + a.payload_bytes);
             }
         }
@@ -200,26 +206,21 @@ __device__ void send_tokens(const epw_dispatch_args &a, const Operation &o, Oper
         fetch(n + 1);
     }
 
-    // What each peer places the rows by: block r counts for peer r.
-    for (uint32_t r = blockIdx.x; r < o.ranks; r += gridDim.x) {
-        if (!(o.active >> r & 1)) continue;
+    // What each peer places the rows by, and how many there are: by the last blocks, which have the fewest tokens.
+    for (uint32_t r = gridDim.x - 1 - blockIdx.x; r < o.ranks; r += gridDim.x) {
         __syncthreads();
+        if (!((o.active & ~uint64_t(o.gone)) >> r & 1)) continue;
         count_all(a, r, table, &s.rows);
         __syncthreads();
-        uint32_t *counts = reinterpret_cast<uint32_t *>(os.window[r] + epw_expert_counts_offset(&l, o.lane, o.rank));
+        uint32_t *counts = reinterpret_cast<uint32_t *>(o.window[r] + epw_expert_counts_offset(&l, o.lane, o.rank));
         for (uint32_t i = threadIdx.x; i < l.local_experts; i += blockDim.x) counts[i] = table[i];
-        if (threadIdx.x == 0) c->sent[r] = s.rows;
+        if (threadIdx.x != 0) continue;
+        c->sent[r] = s.rows;
+        ptx::store_relaxed_sys(&line_at(o, r)->dispatch[o.lane], epw_word(o.epoch, o.op, s.rows));
     }
     if (warp == 0) ptx::bulk_wait_all();
-
-    // Writer of the words: the last block here. Its acquire sees what every block has released, rows and counts included; its
-    // release at system scope hands that on to the peer, whose acquire of the word sees it all.
-    if (!last_block(&c->blocks_sent, os)) return;
-    uint64_t reachable = o.active & ~ptx::load_relaxed_gpu(&c->gone);
-    if (threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
-        uint32_t rows = ptx::load_relaxed_gpu(&c->sent[threadIdx.x]);
-        ptx::store_release_sys(&line_at(o, threadIdx.x)->dispatch[o.lane], epw_word(o.epoch, o.op, rows));
-    }
+    add_shares(o, o.active & ~uint64_t(o.gone),
+               [](const Operation &op, uint32_t to) { return &line_at(op, to)->dispatch_tally[op.lane]; });
 }
 
 } // namespace epw

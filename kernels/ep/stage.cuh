@@ -5,7 +5,7 @@
 
 namespace epw {
 
-constexpr uint32_t kThreads = 512;
+constexpr uint32_t kThreads = 448;
 constexpr uint32_t kStages = 4;
 constexpr uint32_t kPieceBytes = 16384; // of payload
 constexpr uint32_t kScaleRoom = 1024;
