@@ -30,7 +30,7 @@ template <typename T, bool Ordered> __device__ void combine_body(const epw_combi
     if (sends) answer_rows<T>(a, o, answering, peers, memory);
     if (receives) {
         collect<T, Ordered>(a, o, collecting, peers);
-    } else if (last_block(o) && threadIdx.x == 0) {
+    } else if (last_block(o, &c->blocks_out) && threadIdx.x == 0) {
         uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
         leave(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, peers & ~missing, missing);
     }

@@ -34,7 +34,7 @@ template <typename T, uint32_t Payload> __device__ void dispatch_body(const epw_
     uint64_t peers = sends ? o.active : c->present;
     if (receives) {
         receive_rows(a, o, receiving, peers, memory, table);
-    } else if (last_block(o) && threadIdx.x == 0) {
+    } else if (last_block(o, &c->blocks_out) && threadIdx.x == 0) {
         uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
         leave(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, peers & ~missing, missing);
     }

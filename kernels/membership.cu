@@ -23,13 +23,8 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) release_kernel(const __grid
         bool here = o.stage == EPW_GPU_DISPATCHED ||
                     await(o, Awaited::rows, EPW_PHASE_COMBINE_SEND, peer, false).arrived;
         // Writer: this thread. Reader: the peer's wait for permission to send its next operation, and its combine.
-        if (here) {
-            epw_line *line = line_at(o, peer);
-            ptx::store_relaxed_sys(&line->combine[o.lane], epw_word(o.epoch, o.op, 0));
-            add_share(o, &line->combine_tally[o.lane], 0, 1);
-        } else {
-            leave_out(o, peer);
-        }
+        if (here) ptx::store_release_sys(&line_at(o, peer)->combine[o.lane], epw_word(o.epoch, o.op, 0));
+        else leave_out(o, peer);
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -57,14 +52,8 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
     // Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission to send its
     // first operation.
     if (peer < a.ranks && (a.active >> peer & 1)) {
-        unsigned char *window = a.contexts[0]->window[peer];
-        epw_line *line = reinterpret_cast<epw_line *>(window + epw_line_offset(a.rank));
-        for (uint32_t i = 0; i < EPW_MAX_LANES; i++) {
-            // Shares are added to these from now on.
-            ptx::store_relaxed_sys(&line->dispatch_tally[i], epw_word(a.epoch, 0, 0));
-            ptx::store_relaxed_sys(&line->combine_tally[i], epw_word(a.epoch, 0, 0));
-        }
-        ptx::store_release_sys(&line->epoch, epw_word(a.epoch, 0, 0));
+        unsigned char *line = a.contexts[0]->window[peer] + epw_line_offset(a.rank);
+        ptx::store_release_sys(&reinterpret_cast<epw_line *>(line)->epoch, epw_word(a.epoch, 0, 0));
     }
 }
 

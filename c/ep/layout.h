@@ -2,7 +2,7 @@
  * same on every rank and lane, so captured graphs and remote addresses stay valid.
  *
  *   0                 header          written by the owner
- *   4096              line[source]    128 bytes of signal words, written by that source alone
+ *   4096              line[source]    64 bytes of signal words, written by that source alone
  *   expert_counts     [lane][source]  rows for each local expert, written by that source alone
  *   control_bytes     dispatch        [lane][source][token] slots of slot_bytes
  *   + dispatch_bytes  combine         [lane][answerer][token][answer] rows of hidden 16-bit values
@@ -20,21 +20,13 @@
 
 #define EPW_LINES_OFFSET 4096u
 
-/* What one source writes into a peer's window beside rows: cache lines with one writer.
- *
- * A GPU's rows leave from many thread blocks, none of which waits for the others. So a GPU posts its dispatch
- * or combine word as soon as it knows the value, and each block, when its own rows have arrived, adds its
- * share to a tally. The shares of an operation make up one step of the word's op: a tally is {epoch, op, 0}
- * when all rows of op are there, and nothing that matches before. */
+/* What one source writes into a peer's window beside rows: a cache line with one writer. */
 typedef struct epw_line {
     uint64_t dispatch[EPW_MAX_LANES]; /* value: rows sent */
     uint64_t combine[EPW_MAX_LANES];  /* value: rows answered (| EPW_ANSWER_ORDERED) */
     uint64_t beacon[EPW_MAX_LANES];   /* value: the rank awaited, or EPW_BEACON_NONE */
     uint64_t epoch;                   /* posted by set_active */
     uint64_t dropped;                 /* "I neither send to you nor wait for you in this epoch" */
-    uint64_t dispatch_tally[EPW_MAX_LANES]; /* GPUs only */
-    uint64_t combine_tally[EPW_MAX_LANES];  /* GPUs only */
-    uint64_t reserved[4];
 } epw_line;
 
 /* Written by the owner, read by peers. */

@@ -11,7 +11,6 @@
 #define EPW_GPU_MAX_RANKS   64
 #define EPW_GPU_MAX_EXPERTS 8192 /* per-expert tables lie in shared memory */
 #define EPW_GPU_RECORDS     256
-#define EPW_GPU_GROUPS      8 /* shares of a tally: adds to one word of a peer's take turns on the way */
 
 /* What a lane is doing. Operations that find it otherwise do nothing but leave a record (EPW_CAUSE_HELD). */
 enum {
@@ -67,11 +66,11 @@ typedef struct epw_gpu_context {
     uint32_t beacon;  /* running number of the lane's beacons */
     uint64_t present; /* peers that take part in the handle: sent to, and once DISPATCHED received from */
     uint32_t received[EPW_GPU_MAX_RANKS];
-    uint32_t sent[EPW_GPU_MAX_RANKS];
+    uint64_t sent[EPW_GPU_MAX_RANKS]; /* the dispatch words posted */
 
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
     uint32_t blocks_out;
-    uint32_t groups[EPW_GPU_GROUPS]; /* blocks of each group that have sent */
+    uint32_t blocks_sent;
     uint32_t recorded;       /* `record` is taken */
     uint64_t gone;           /* peers given up */
     uint64_t refused;        /* peers whose rows or answers are not what this rank asked for */

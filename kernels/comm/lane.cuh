@@ -31,32 +31,13 @@ __device__ __forceinline__ void begin(epw_gpu_context *c, unsigned char *own, ui
     o.last = 0;
 }
 
-// Adds share `share` of `shares` to a peer's tally; all make up a step of the word's op. Writer: a thread that comes after all
-// that its share stands for. Reader: the peer's wait.
-__device__ __forceinline__ void add_share(const Operation &o, uint64_t *tally, uint32_t share, uint32_t shares) {
-    uint64_t step = uint64_t(1) << EPW_WORD_VALUE_BITS, part = 1;
-    if (share == 0) {
-        part = step - (shares - 1);
-        if (o.op == 0) part -= step << EPW_WORD_OP_BITS; // op has wrapped; epoch has not changed
-    }
-    ptx::add_release_sys(tally, part);
-}
-
-// Tells `peers` that this block has sent: the last block of a group adds the group's share. Its acquire sees what the others of
-// the group have released; its release at system scope hands that on. By the whole block, all of whose sends are complete.
-__device__ __forceinline__ void add_shares(Operation &o, uint64_t peers, uint64_t *(*tally)(const Operation &, uint32_t peer)) {
-    epw_gpu_context *c = o.context;
-    uint32_t groups = min(gridDim.x, uint32_t(EPW_GPU_GROUPS)), group = blockIdx.x % groups;
-    uint32_t size = (gridDim.x - group - 1) / groups + 1;
+// Whether this block is the last of the kernel's to pass this point. Every thread's effects before it happen before the last
+// block's after it. Called by the whole block.
+__device__ __forceinline__ bool last_block(Operation &o, uint32_t *count) {
     __syncthreads();
-    if (threadIdx.x == 0) o.last = ptx::add_acq_rel_gpu(&c->groups[group], 1) == size - 1;
+    if (threadIdx.x == 0) o.last = ptx::add_acq_rel_gpu(count, 1) == gridDim.x - 1;
     __syncthreads();
-    if (o.last) {
-        if (threadIdx.x == 0) c->groups[group] = 0;
-        if (threadIdx.x < o.ranks && (peers >> threadIdx.x & 1)) add_share(o, tally(o, threadIdx.x), group, groups);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) o.last = 0;
+    return o.last != 0;
 }
 
 // Leaves a peer out of this operation, for this block and, at the end, for the kernel.
@@ -116,7 +97,7 @@ __device__ inline void leave(const Operation &o, uint32_t phase, uint32_t stage,
         c->shared->suspects_host[o.lane] = suspects;
     }
     report->missing = missing;
-    c->blocks_out = 0;
+    c->blocks_sent = c->blocks_out = 0;
     c->recorded = 0;
     c->gone = c->refused = 0;
     for (auto &wait : c->waits) wait.began = wait.beacons = 0;
@@ -124,15 +105,6 @@ __device__ inline void leave(const Operation &o, uint32_t phase, uint32_t stage,
     if (o.op == 0) c->wrapped = 1;
     c->present = present;
     c->stage = stage;
-}
-
-// Whether this block is the kernel's last. Every thread's effects before it happen before the last block's after it. Called by
-// the whole block.
-__device__ __forceinline__ bool last_block(Operation &o) {
-    __syncthreads();
-    if (threadIdx.x == 0) o.last = ptx::add_acq_rel_gpu(&o.context->blocks_out, 1) == gridDim.x - 1;
-    __syncthreads();
-    return o.last != 0;
 }
 
 } // namespace epw

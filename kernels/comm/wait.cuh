@@ -38,12 +38,12 @@ __device__ __forceinline__ epw_line *line_at(const Operation &o, uint32_t peer) 
     return reinterpret_cast<epw_line *>(o.window[peer] + epw_line_offset(o.rank));
 }
 
-// Which word of `source` is awaited, and of which op it must be. Rows and answers are there when their tally says so.
+// Which word of `source` is awaited, and of which op it must be.
 __device__ __forceinline__ const uint64_t *awaited_word(const Operation &o, Awaited what, uint32_t source) {
     const epw_line *line = line_from(o, source);
-    if (what == Awaited::rows) return &line->dispatch_tally[o.lane];
+    if (what == Awaited::rows) return &line->dispatch[o.lane];
     if (what == Awaited::permission && o.first) return &line->epoch;
-    return &line->combine_tally[o.lane];
+    return &line->combine[o.lane];
 }
 
 __device__ __forceinline__ uint64_t expected_word(const Operation &o, Awaited what) {
@@ -51,14 +51,12 @@ __device__ __forceinline__ uint64_t expected_word(const Operation &o, Awaited wh
     return epw_word(o.epoch, o.op, 0);
 }
 
-// The word that says how many rows or answers; posted no later than the last share of the tally.
-__device__ __forceinline__ const uint64_t *value_word(const Operation &o, Awaited what, uint32_t source) {
-    const epw_line *line = line_from(o, source);
-    return what == Awaited::rows ? &line->dispatch[o.lane] : &line->combine[o.lane];
+__device__ __forceinline__ bool is_expected(const Operation &o, Awaited what, uint64_t word) {
+    return (word ^ expected_word(o, what)) >> EPW_WORD_VALUE_BITS == 0;
 }
 
-// A peer's words in the order that rules.h asks for. Each load is an acquire: rows, counts and value written before a share of
-// the tally are visible to this thread after it. Writers: the peer's blocks. Reader: this thread and, through a block barrier,
+// A peer's words in the order that rules.h asks for. Each load is an acquire: rows and counts written before a word are
+// visible to this thread after it. Writer: the peer's last sending block. Reader: this thread and, through a block barrier,
 // its block.
 __device__ __forceinline__ epw_sight look(const Operation &o, Awaited what, uint32_t source) {
     const epw_line *line = line_from(o, source);
@@ -129,14 +127,13 @@ __device__ __noinline__ inline Arrival await_long(const Operation &o, Awaited wh
     uint64_t clock = began, heard[EPW_MAX_LANES] = {};
     const uint64_t *word = awaited_word(o, what, peer);
     while (true) {
-        uint64_t exact = expected_word(o, what);
 #pragma unroll 1
         for (uint32_t i = 0; i < kLooks; i++) {
-            if (ptx::load_acquire_sys(word) == exact) break;
+            if (is_expected(o, what, ptx::load_acquire_sys(word))) break;
         }
         epw_sight seen = look(o, what, peer);
         epw_verdict verdict = judge(o, what, seen);
-        if (verdict == EPW_ARRIVED) return {true, epw_word_value(ptx::load_relaxed_sys(value_word(o, what, peer)))};
+        if (verdict == EPW_ARRIVED) return {true, epw_word_value(seen.word)};
         if (ptx::load_relaxed_gpu(&c->gone) >> peer & 1) return {false, 0}; // another block has given it up
         uint32_t cause = EPW_CAUSE_DROPPED;
         if (verdict == EPW_WAITING && (ptx::load_relaxed_gpu(&c->shared->suspects) >> peer & 1)) {
@@ -171,21 +168,15 @@ __device__ __noinline__ inline Arrival await_long(const Operation &o, Awaited wh
 
 // Waits for one peer's word. `waits` asks for the time spent, to be noted in the context.
 __device__ __forceinline__ Arrival await(const Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool waits) {
-    // In the steady state one look is enough, or a few; both loads of it are on their way at a time. The tally is the acquire:
-    // a value seen before it may be too old, then the next look finds it.
+    // In the steady state one look is enough, or a few.
     constexpr uint32_t kLooks = 64;
-    uint64_t exact = expected_word(o, what);
-    const uint64_t *word = awaited_word(o, what, peer), *beside = value_word(o, what, peer);
-    if (what == Awaited::permission) beside = &line_from(o, peer)->dropped;
+    const uint64_t *word = awaited_word(o, what, peer), *dropped = &line_from(o, peer)->dropped;
 #pragma unroll 1
     for (uint32_t i = 0; i < kLooks; i++) {
-        uint64_t value = ptx::load_relaxed_sys(beside);
-        if (ptx::load_acquire_sys(word) != exact) continue;
-        if (what == Awaited::permission) {
-            if (epw_word_epoch(value) >= o.epoch) break; // it has dropped this rank
-            return {true, 0};
-        }
-        if (epw_word_matches(value, o.epoch, o.op)) return {true, epw_word_value(value)};
+        uint64_t farewell = ptx::load_relaxed_sys(dropped), seen = ptx::load_acquire_sys(word);
+        if (!is_expected(o, what, seen)) continue;
+        if (what == Awaited::permission && epw_word_epoch(farewell) >= o.epoch) break; // it has dropped this rank
+        return {true, epw_word_value(seen)};
     }
     uint64_t began = waits ? ptx::global_timer_ns() : 0;
     Arrival arrival = await_long(o, what, phase, peer);

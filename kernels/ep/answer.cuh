@@ -228,13 +228,13 @@ __device__ void answer_rows(const epw_combine_args &a, Operation &o, AnswerShare
     } else {
         answer_copies(a, o, s, memory);
     }
-    // The word says how many answers there are; the tally, that they are there and that the slots have been read.
-    uint64_t reachable = peers & ~uint64_t(o.gone);
-    if (blockIdx.x == 0 && threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
+    // Writer of the words: the last block here; see send_tokens. They say that the answers are there and the slots read.
+    if (!last_block(o, &c->blocks_sent)) return;
+    uint64_t reachable = peers & ~ptx::load_relaxed_gpu(&c->gone);
+    if (threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
         uint32_t value = s.rows[threadIdx.x] | (a.mode == EPW_COMBINE_ORDERED && c->ordered ? EPW_ANSWER_ORDERED : 0);
-        ptx::store_relaxed_sys(&line_at(o, threadIdx.x)->combine[o.lane], epw_word(o.epoch, o.op, value));
+        ptx::store_release_sys(&line_at(o, threadIdx.x)->combine[o.lane], epw_word(o.epoch, o.op, value));
     }
-    add_shares(o, reachable, [](const Operation &op, uint32_t to) { return &line_at(op, to)->combine_tally[op.lane]; });
 }
 
 } // namespace epw

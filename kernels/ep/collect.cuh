@@ -12,7 +12,7 @@ struct CollectShared {
 
 // Is the answer whole, and of the mode that this rank expects? The host device's answer_cause.
 __device__ __forceinline__ uint32_t answer_cause(const epw_combine_args &a, const epw_gpu_context *c, uint32_t peer, uint32_t value) {
-    uint32_t rows = c->ordered ? value & ~EPW_ANSWER_ORDERED : value, sent = c->sent[peer];
+    uint32_t rows = c->ordered ? value & ~EPW_ANSWER_ORDERED : value, sent = epw_word_value(c->sent[peer]);
     if (rows != sent) return rows < sent ? EPW_CAUSE_PARTIAL : EPW_CAUSE_FORMAT;
     bool ordered = c->ordered && (value & EPW_ANSWER_ORDERED);
     return rows == 0 || ordered == (a.mode == EPW_COMBINE_ORDERED) ? EPW_CAUSE_NONE : EPW_CAUSE_FORMAT;
@@ -83,16 +83,18 @@ __device__ void collect(const epw_combine_args &a, Operation &o, CollectShared &
     __syncthreads();
     uint64_t answered = peers & ~uint64_t(o.gone | o.refused);
     uint32_t block = blockIdx.x, blocks = gridDim.x;
+    bool again = false;
     while (true) {
         sum_tokens<T, Weighted>(a, o, s, answered, block, blocks);
         __syncthreads();
-        if (blocks == 1 && o.last) break;
+        if (again) break;
         if (threadIdx.x == 0 && o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
-        if (!last_block(o)) return;
+        if (!last_block(o, &c->blocks_out)) return;
         answered = peers & ~(ptx::load_relaxed_gpu(&c->gone) | ptx::load_relaxed_gpu(&c->refused));
         if (answered == peers) break;
         block = 0;
         blocks = 1;
+        again = true;
     }
     if (a.wait_ns && threadIdx.x < o.ranks) {
         a.wait_ns[threadIdx.x] += c->waited[threadIdx.x];
@@ -102,7 +104,7 @@ __device__ void collect(const epw_combine_args &a, Operation &o, CollectShared &
     uint64_t refused = ptx::load_relaxed_gpu(&c->refused);
     if (refused) {
         uint32_t peer = __ffsll(refused) - 1;
-        uint64_t seen = ptx::load_relaxed_sys(value_word(o, Awaited::answer, peer));
+        uint64_t seen = ptx::load_relaxed_sys(awaited_word(o, Awaited::answer, peer));
         uint32_t cause = answer_cause(a, c, peer, epw_word_value(seen));
         record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, Awaited::answer), seen, 0);
     }

@@ -147,21 +147,24 @@ __device__ __forceinline__ void list_entry(const epw_dispatch_args &a, Operation
     if (ours && a.expert_rows) a.expert_rows[local * l.rows + place] = at;
 }
 
-// Scales of one row to their place in the list.
+// Scales of one row to their place in the list. By all warps but the first, which copies the rows: its fences would wait for
+// these stores.
 __device__ __forceinline__ void put_scales(const epw_dispatch_args &a, const unsigned char *scales, uint64_t list, uint64_t row) {
     const epw_layout &l = a.layout;
     uint32_t count = a.scale_count, bytes = a.scale_bytes;
     unsigned char *out = static_cast<unsigned char *>(a.out_scales);
+    if (threadIdx.x < 32) return;
+    const uint32_t first = threadIdx.x - 32, threads = blockDim.x - 32;
     if (a.payload == EPW_PAYLOAD_FP8_UE8M0 && a.scale_order == 0) {
         uint32_t words = (count + 3) / 4;
-        for (uint32_t w = threadIdx.x; w < words; w += blockDim.x) {
+        for (uint32_t w = first; w < words; w += threads) {
             uint32_t packed = 0;
             for (uint32_t i = 0; i < 4 && w * 4 + i < count; i++) packed |= uint32_t(scales[w * 4 + i]) << (8 * i);
             reinterpret_cast<uint32_t *>(out)[(list * words + w) * l.rows + row] = packed;
         }
         return;
     }
-    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
+    for (uint32_t i = first; i < count; i += threads) {
         size_t at = a.scale_order ? (list * l.rows + row) * count + i : (list * count + i) * l.rows + row;
         if (bytes == 4) {
             reinterpret_cast<uint32_t *>(out)[at] = reinterpret_cast<const uint32_t *>(scales)[i];
@@ -292,20 +295,22 @@ __device__ inline void receive_rows(const epw_dispatch_args &a, Operation &o, Re
     uint32_t turn = 0;
     await_rows(a, o, s, peers & ~uint64_t(o.gone));
     Part part = {blockIdx.x, gridDim.x};
+    bool again = false;
     while (true) {
         lay_out(a, o, s, memory, table, &turn, part);
         __syncthreads();
-        if (part.blocks == 1 && o.last) break;
+        if (again) break;
         if (threadIdx.x == 0 && o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
-        if (!last_block(o)) return;
+        if (!last_block(o, &c->blocks_out)) return;
         uint64_t lost = ptx::load_relaxed_gpu(&c->gone) | ptx::load_relaxed_gpu(&c->refused);
         if ((peers & lost) == 0) break;
         if (threadIdx.x < l.ranks) {
             bool here = (peers & ~lost) >> threadIdx.x & 1;
-            const uint64_t *word = value_word(o, Awaited::rows, threadIdx.x);
+            const uint64_t *word = awaited_word(o, Awaited::rows, threadIdx.x);
             s.rows[threadIdx.x] = here ? epw_word_value(ptx::load_acquire_sys(word)) : 0;
         }
         part = {0, 1};
+        again = true;
         __syncthreads();
     }
     for (uint32_t e = threadIdx.x; a.expert_totals && e < l.local_experts; e += blockDim.x) {

@@ -108,11 +108,11 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
     load_ids(a, threadIdx.x / kPerToken, 0, threadIdx.x / kPerToken < blockIdx.x && jobs > 0, ids);
     // Permission of every peer, looked for by the last warps before anybody knows which word would be the right one.
     const uint32_t peer = threadIdx.x - (kThreads - EPW_GPU_MAX_RANKS);
-    uint64_t dropped = 0, tally = 0;
+    uint64_t dropped = 0, permission = 0;
     if (peer < l.ranks) {
         const epw_line *line = reinterpret_cast<const epw_line *>(a.window + epw_line_offset(peer));
         dropped = ptx::load_relaxed_sys(&line->dropped);
-        tally = ptx::load_acquire_sys(&line->combine_tally[a.lane]);
+        permission = ptx::load_acquire_sys(&line->combine[a.lane]);
     }
     __syncthreads(); // the operation is there
     if (o.stage != EPW_GPU_FREE) {
@@ -121,7 +121,7 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
     }
 
     if (peer < l.ranks && (o.active >> peer & 1)) {
-        bool early = !o.first && tally == expected_word(o, Awaited::permission) && epw_word_epoch(dropped) < o.epoch;
+        bool early = !o.first && is_expected(o, Awaited::permission, permission) && epw_word_epoch(dropped) < o.epoch;
         if (o.suspects >> peer & 1) {
             leave_out(o, peer);
         } else if (!early && !await(o, Awaited::permission, EPW_PHASE_DISPATCH_SEND, peer, false).arrived) {
@@ -214,13 +214,19 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
         __syncthreads();
         uint32_t *counts = reinterpret_cast<uint32_t *>(o.window[r] + epw_expert_counts_offset(&l, o.lane, o.rank));
         for (uint32_t i = threadIdx.x; i < l.local_experts; i += blockDim.x) counts[i] = table[i];
-        if (threadIdx.x != 0) continue;
-        c->sent[r] = s.rows;
-        ptx::store_relaxed_sys(&line_at(o, r)->dispatch[o.lane], epw_word(o.epoch, o.op, s.rows));
+        if (threadIdx.x == 0) c->sent[r] = epw_word(o.epoch, o.op, s.rows);
     }
+
+    // Writer of the words: the last block here. Its acquire sees what every block has released, rows and counts included; its
+    // release at system scope hands that on to the peer, whose acquire of the word sees it all. What the words are is mostly
+    // known while the rows are still under way.
+    uint64_t word = threadIdx.x < o.ranks ? ptx::load_relaxed_gpu(&c->sent[threadIdx.x]) : 0;
     if (warp == 0) ptx::bulk_wait_all();
-    add_shares(o, o.active & ~uint64_t(o.gone),
-               [](const Operation &op, uint32_t to) { return &line_at(op, to)->dispatch_tally[op.lane]; });
+    if (!last_block(o, &c->blocks_sent)) return;
+    uint64_t reachable = o.active & ~ptx::load_relaxed_gpu(&c->gone);
+    if (threadIdx.x >= o.ranks || !(reachable >> threadIdx.x & 1)) return;
+    if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&c->sent[threadIdx.x]);
+    ptx::store_release_sys(&line_at(o, threadIdx.x)->dispatch[o.lane], word);
 }
 
 } // namespace epw

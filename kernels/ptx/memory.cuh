@@ -25,10 +25,6 @@ __device__ __forceinline__ uint64_t load_relaxed_sys(const uint64_t *p) {
     return v;
 }
 
-__device__ __forceinline__ void add_release_sys(uint64_t *p, uint64_t v) {
-    asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-
 // Adds with release and acquire among the threads of this GPU; returns the value before.
 __device__ __forceinline__ uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v) {
     uint32_t before;
