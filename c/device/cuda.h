@@ -56,6 +56,9 @@ void epw_cuda_free(int32_t ordinal, void *memory);
 epw_status epw_cuda_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **host, void **device);
 void epw_cuda_host_free(int32_t ordinal, void *host);
 
+/* Writes zeros and waits for them, in a relaxed scope of the memory's GPU. */
+epw_status epw_cuda_zero(void *memory, uint64_t bytes, epw_where where);
+
 /* A stream of the library's own, which never waits for the legacy default stream nor that for it. */
 epw_status epw_cuda_stream_create(int32_t ordinal, epw_where where, void **stream);
 void epw_cuda_stream_destroy(int32_t ordinal, void *stream);

@@ -12,6 +12,7 @@
 #define MAX_WINDOW_BYTES (UINT64_C(1) << 46)
 #define MIN_DEADLINE_NS  UINT64_C(1000000)
 #define MAX_HIDDEN       (1u << 24)
+#define MAX_SMS          1024u
 
 /* Sticks at the largest value instead of wrapping. */
 static uint64_t mul(uint64_t a, uint64_t b) {
@@ -63,8 +64,11 @@ static epw_status check_config(epw_where where, const epw_config *c) {
             "max_tokens is %u, must be at most %u with ordered combine", c->max_tokens,
             EPW_ORDERED_MAX_TOKENS);
     REQUIRE(c->threads <= 256, EPW_ERR_LIMIT, "threads is %u, must be at most 256", c->threads);
-    REQUIRE(c->device == EPW_DEVICE_HOST, EPW_ERR_NO_PATH,
-            "device is %d, must be EPW_DEVICE_HOST (-1): this build has no CUDA", c->device);
+    REQUIRE(c->device >= EPW_DEVICE_HOST, EPW_ERR_INVALID,
+            "device is %d, must be EPW_DEVICE_HOST (-1) or the ordinal of a GPU, from 0", c->device);
+    REQUIRE(c->device == EPW_DEVICE_HOST || c->ranks <= EPW_GPU_MAX_RANKS, EPW_ERR_LIMIT,
+            "ranks is %u, must be at most %u on GPUs", c->ranks, EPW_GPU_MAX_RANKS);
+    REQUIRE(c->sms <= MAX_SMS, EPW_ERR_LIMIT, "sms is %u, must be at most %u", c->sms, MAX_SMS);
     REQUIRE(c->deadline_ns >= MIN_DEADLINE_NS && c->deadline_ns <= EPW_MAX_DEADLINE_NS, EPW_ERR_LIMIT,
             "deadline_ns is %llu, must be in [%llu, %llu] (1 ms to 1 day)",
             (unsigned long long)c->deadline_ns, (unsigned long long)MIN_DEADLINE_NS,
