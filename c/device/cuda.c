@@ -171,7 +171,7 @@ epw_status epw_cuda_zero(void *memory, uint64_t bytes, epw_where where) {
 }
 
 epw_status epw_cuda_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **out) {
-    epw_cuda_scope scope;
+    epw_cuda_scope scope = {0};
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
     if (status) return status;
     void *memory = NULL;
@@ -191,14 +191,14 @@ epw_status epw_cuda_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void
 static const epw_where releasing = {"destroy", -1, -1};
 
 void epw_cuda_free(int32_t ordinal, void *memory) {
-    epw_cuda_scope scope;
+    epw_cuda_scope scope = {0};
     if (!memory || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;
     if (cudaFree(memory) != cudaSuccess) (void)cudaGetLastError();
     epw_cuda_leave_relaxed(&scope);
 }
 
 epw_status epw_cuda_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **host, void **device) {
-    epw_cuda_scope scope;
+    epw_cuda_scope scope = {0};
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
     if (status) return status;
     void *memory = NULL;
@@ -219,14 +219,14 @@ epw_status epw_cuda_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where,
 }
 
 void epw_cuda_host_free(int32_t ordinal, void *host) {
-    epw_cuda_scope scope;
+    epw_cuda_scope scope = {0};
     if (!host || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;
     if (cudaFreeHost(host) != cudaSuccess) (void)cudaGetLastError();
     epw_cuda_leave_relaxed(&scope);
 }
 
 epw_status epw_cuda_stream_create(int32_t ordinal, epw_where where, void **stream) {
-    epw_cuda_scope scope;
+    epw_cuda_scope scope = {0};
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
     if (status) return status;
     cudaStream_t created;
@@ -241,7 +241,7 @@ epw_status epw_cuda_stream_create(int32_t ordinal, epw_where where, void **strea
 }
 
 void epw_cuda_stream_destroy(int32_t ordinal, void *stream) {
-    epw_cuda_scope scope;
+    epw_cuda_scope scope = {0};
     if (!stream || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;
     if (cudaStreamDestroy(stream) != cudaSuccess) (void)cudaGetLastError();
     epw_cuda_leave_relaxed(&scope);
@@ -249,7 +249,7 @@ void epw_cuda_stream_destroy(int32_t ordinal, void *stream) {
 
 epw_status epw_cuda_copy(int32_t ordinal, void *stream, void *to, const void *from, uint64_t bytes,
                          epw_where where) {
-    epw_cuda_scope scope;
+    epw_cuda_scope scope = {0};
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
     if (status) return status;
     cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);

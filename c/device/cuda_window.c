@@ -301,7 +301,7 @@ static epw_status cuda_create(int32_t ordinal, uint32_t paths, uint64_t bytes, e
     if (bytes == 0 || bytes > (uint64_t)INT64_MAX - BLOCK_BYTES)
         return epw_fail(EPW_ERR_LIMIT, where, "a window of %llu bytes can not be allocated",
                         (unsigned long long)bytes);
-    epw_cuda_scope scope;
+    epw_cuda_scope scope = {0};
     epw_status status = epw_cuda_open(ordinal, where);
     if (!status) status = epw_cuda_enter_relaxed(ordinal, where, &scope);
     if (status) return status;
@@ -317,7 +317,7 @@ static epw_status cuda_create(int32_t ordinal, uint32_t paths, uint64_t bytes, e
 }
 
 static void cuda_destroy(epw_memory *memory) {
-    epw_cuda_scope scope;
+    epw_cuda_scope scope = {0};
     if (epw_cuda_enter_relaxed(memory->ordinal, (epw_where){"destroy", -1, -1}, &scope)) return;
     free_memory(memory);
     epw_cuda_leave_relaxed(&scope);
@@ -325,7 +325,7 @@ static void cuda_destroy(epw_memory *memory) {
 
 static epw_status cuda_map(int32_t ordinal, const epw_origin *origin, int fd, uint64_t bytes, epw_where where,
                            epw_memory *out) {
-    epw_cuda_scope scope;
+    epw_cuda_scope scope = {0};
     int32_t owner;
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
     if (status) return status;
@@ -339,7 +339,7 @@ static epw_status cuda_map(int32_t ordinal, const epw_origin *origin, int fd, ui
 }
 
 static void cuda_unmap(epw_memory *memory) {
-    epw_cuda_scope scope;
+    epw_cuda_scope scope = {0};
     if (epw_cuda_enter_relaxed(memory->ordinal, (epw_where){"disconnect", -1, -1}, &scope)) return;
     if (memory->origin.path == EPW_PATH_VMM) {
         vmm_unmap(memory->base, memory->bytes);
@@ -351,7 +351,7 @@ static void cuda_unmap(epw_memory *memory) {
 }
 
 static epw_status cuda_share(const epw_memory *memory, int32_t ordinal, epw_where where) {
-    epw_cuda_scope scope;
+    epw_cuda_scope scope = {0};
     int32_t owner;
     if (ordinal == memory->ordinal) return EPW_OK;
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);

@@ -152,7 +152,7 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
 
 epw_status epw_plan_make(const epw_config *config, epw_plan *plan) {
     if (plan == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"plan", -1, -1}, "plan is NULL");
-    epw_layout layout;
+    epw_layout layout = {0};
     return epw_plan_layout("plan", config, &layout, plan);
 }
 
@@ -222,7 +222,7 @@ epw_status epw_row_format_make(const char *op, const epw_config *config, const e
 
 epw_status epw_row_shape_make(const epw_config *config, const epw_dispatch_input *input,
                               epw_row_shape *shape) {
-    epw_layout layout;
+    epw_layout layout = {0};
     epw_status status = epw_plan_layout("row_shape", config, &layout, NULL);
     if (status != EPW_OK) return status;
     epw_where where = {"row_shape", (int)config->rank, -1};
