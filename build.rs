@@ -146,7 +146,8 @@ impl Toolkit {
         let homes: Vec<PathBuf> =
             ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).map(PathBuf::from).collect();
         let usual = PathBuf::from("/usr/local/cuda");
-        let path = variable("PATH").unwrap_or_default();
+        // Not a reason to build again: it differs from shell to shell.
+        let path = env::var_os("PATH").unwrap_or_default();
         let on_path = || env::split_paths(&path);
 
         let mut candidates = Vec::new();
@@ -246,10 +247,13 @@ impl Toolkit {
         Ok(object)
     }
 
-    /// Runs nvcc and returns what it prints. Its host compiler is the one that `CXX` names, else nvcc's own choice.
+    /// Runs nvcc and returns what it prints. Its host compiler is its own choice, or that of `NVCC_CCBIN`.
     fn run(&self, arguments: &[&str]) -> Result<String, String> {
+        for honoured in ["NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"] {
+            variable(honoured);
+        }
         let mut command = Command::new(&self.nvcc);
-        command.args(variable("CXX").map(|compiler| format!("-ccbin={compiler}"))).args(arguments);
+        command.args(arguments);
         let output = command.output().map_err(|error| format!("{}: {error}", self.nvcc.display()))?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());

@@ -142,6 +142,8 @@ static const char *why_not_mapped(const attempt *a, uint32_t path) {
     if (here->network_namespace != there->network_namespace)
         return "same host, but another network namespace (run containers on the host's network)";
     if (!(a->own->config.paths & path)) return "excluded by config.paths";
+    if (path == EPW_PATH_IPC && epw_nonce_equal(&here->process, &there->process))
+        return "not within one process (permit EPW_PATH_THREAD)";
     if (a->blob.origin.path != path)
         return path == EPW_PATH_VMM ? "the peer's window has no VMM handle"
                                     : "the peer's window has a VMM handle";
