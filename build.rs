@@ -167,21 +167,20 @@ impl Toolkit {
         let resolved = nvcc.canonicalize().unwrap_or_else(|_| nvcc.clone());
         let own = resolved.ancestors().nth(2).map(Path::to_path_buf);
         let roots: Vec<PathBuf> = own.into_iter().chain(homes).chain([usual]).collect();
-        let folders: &[&str] = match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {
-            Ok("aarch64") => &["targets/sbsa-linux", "targets/aarch64-linux"],
-            _ => &["targets/x86_64-linux"],
+        let targets = match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {
+            Ok("aarch64") => "targets/sbsa-linux",
+            _ => "targets/x86_64-linux",
         };
-        let below = |rest: &[&str], file: &str| -> Vec<PathBuf> {
-            let rooted = |root: &PathBuf| {
-                let plain = rest.iter().map(|rest| root.join(rest).join(file)).collect::<Vec<_>>();
-                let targets =
-                    folders.iter().map(|folder| root.join(folder).join(rest[rest.len() - 1]).join(file));
-                plain.into_iter().chain(targets).collect::<Vec<_>>()
+        let below = |folders: &[String], file: &str| -> Vec<PathBuf> {
+            let in_root = |root: &PathBuf| {
+                folders.iter().map(|folder| root.join(folder).join(file)).collect::<Vec<_>>()
             };
-            roots.iter().flat_map(rooted).collect()
+            roots.iter().flat_map(in_root).collect()
         };
-        let header = first_file(&below(&["include"], "cudaTypedefs.h"), "the CUDA toolkit's include folder")?;
-        let archive = first_file(&below(&["lib64", "lib"], "libcudart_static.a"), "the static CUDA runtime")?;
+        let headers = ["include".into(), format!("{targets}/include")];
+        let archives = ["lib64".into(), "lib".into(), format!("{targets}/lib")];
+        let header = first_file(&below(&headers, "cudaTypedefs.h"), "the CUDA toolkit's include folder")?;
+        let archive = first_file(&below(&archives, "libcudart_static.a"), "the static CUDA runtime")?;
         let parent = |file: &Path| file.parent().map(Path::to_path_buf).unwrap_or_default();
         Ok(Self { nvcc, include: parent(&header), libraries: parent(&archive) })
     }

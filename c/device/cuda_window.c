@@ -3,8 +3,10 @@
  * in a sealed memfd, so that either way it takes one descriptor of the fd server, and with it a lease, to map
  * a window.
  *
- * Mappings stay usable when the creator has ended: VMM by the import's own reference to the physical memory,
- * IPC by the driver's. A forked child can not use its parent's GPU at all. */
+ * A VMM mapping stays usable when the creator has ended or freed its own: the import has a reference to the
+ * physical memory. CUDA promises that for IPC mappings only while the creator has not freed the memory; a
+ * creator that was killed has been seen to leave them usable. A forked child can not use its parent's GPU at
+ * all. */
 #include "device/cuda.h"
 #include "device/device.h"
 
