@@ -20,7 +20,7 @@ macro_rules! c_programs {
 }
 
 c_programs! {
-    "tests/c" { api cuda exchange misuse model numerics window }
+    "tests/c" { api cuda exchange failures hostile misuse model numerics waits window }
     "examples/c" { two_processes }
 }
 
