@@ -76,6 +76,14 @@ static epw_status check_config(epw_where where, const epw_config *c) {
     return EPW_OK;
 }
 
+static uint64_t private_bytes(const epw_config *config) {
+#ifdef EPW_CUDA
+    if (config->device != EPW_DEVICE_HOST) return epw_gpu_private_bytes(config);
+#endif
+    epw_lane probe;
+    return epw_lane_carve(config, &probe, NULL) * config->lanes;
+}
+
 epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout *layout, epw_plan *plan) {
     epw_where where = {op, -1, -1};
     epw_status status = check_config(where, config);
@@ -132,7 +140,6 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
         return epw_fail(EPW_ERR_INVALID, where, "plan.size is %u, this library's is %zu: use EPW_PLAN_INIT",
                         plan->size, sizeof *plan);
     }
-    epw_lane probe;
     *plan = (epw_plan){
         .size = sizeof *plan,
         .local_experts = local,
@@ -145,7 +152,7 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
         .ordered_bytes = ordered,
         .zero_copy_bytes = zero_copy,
         .window_bytes = epw_align(total, PAGE),
-        .private_bytes = epw_lane_carve(config, &probe, NULL) * config->lanes,
+        .private_bytes = private_bytes(config),
     };
     return EPW_OK;
 }
