@@ -89,8 +89,8 @@ struct epw_lane {
     bool shortcut; /* own rows are taken from input.x, not from the slots */
     uint32_t layout;
     uint32_t tokens, topk;
-    const float *combine_weights; /* of the combine call, as it gave them */
-    void *stream;                 /* of the handle's last call */
+    epw_combine_input combine_input; /* on a GPU */
+    void *stream;                    /* of the handle's last call */
 
     void *arena; /* the memory of the arrays below */
 
