@@ -20,7 +20,7 @@ macro_rules! c_programs {
 }
 
 c_programs! {
-    "tests/c" { api cuda exchange failures hostile misuse model numerics waits window }
+    "tests/c" { api cuda exchange failures gpu hostile misuse model numerics waits window }
     "examples/c" { two_processes }
 }
 
@@ -135,6 +135,7 @@ fn cuda_parts() -> Vec<String> {
     let mut arguments = vec!["-DEPW_CUDA=1".to_owned()];
     arguments.push(concat!(env!("OUT_DIR"), "/libepwire_kernels.a").to_owned());
     arguments.push(format!("-L{libraries}"));
+    arguments.push(format!("-isystem{libraries}/../include")); // its place in every layout of a toolkit
     arguments.extend(["-lcudart_static", "-ldl", "-lpthread", "-lrt"].map(str::to_owned));
     arguments
 }
