@@ -20,7 +20,7 @@ macro_rules! c_programs {
 }
 
 c_programs! {
-    "tests/c" { api cuda exchange failures gpu hostile misuse model numerics waits window }
+    "tests/c" { api cuda enqueue exchange failures gpu hostile misuse model numerics waits window }
     "examples/c" { two_processes }
 }
 
@@ -132,7 +132,7 @@ fn command(words: &[String]) -> Command {
 /// What a core with CUDA needs beside itself: the kernels, and the static runtime of the toolkit that built them.
 fn cuda_parts() -> Vec<String> {
     let Some(libraries) = option_env!("EPWIRE_CUDA_LIBRARIES") else { return Vec::new() };
-    let mut arguments = vec!["-DEPW_CUDA=1".to_owned()];
+    let mut arguments = vec!["-DEPW_CUDA=1".to_owned(), format!("-I{}", root().join("kernels").display())];
     arguments.push(concat!(env!("OUT_DIR"), "/libepwire_kernels.a").to_owned());
     arguments.push(format!("-L{libraries}"));
     arguments.push(format!("-isystem{libraries}/../include")); // its place in every layout of a toolkit
