@@ -52,7 +52,8 @@
 //! [`launch`] (where am I) -> [`rendezvous`] and [`store`] (meet) -> [`Group`] -> [`EpBuffer`] -> [`Dispatched`] -> [`Outcome`].
 //!
 //! # Features
-//! `tracing`: spans. `metrics`: counters and a histogram. `bindgen`: checks the C bindings against the header.
+//! `cuda`: buffers on GPUs; needs a CUDA toolkit to build, and a driver only to use a GPU. `tracing`: spans. `metrics`:
+//! counters and a histogram. `bindgen`: checks the C bindings against the header.
 //!
 //! An *operation* is one call, each half of a split one by itself: `dispatch`, `dispatch_send`, `dispatch_receive`, `combine`,
 //! `combine_send`, `combine_receive`; the blocking forms have the same names.

@@ -20,11 +20,13 @@ macro_rules! c_programs {
 }
 
 c_programs! {
-    "tests/c" { api exchange misuse model numerics window }
+    "tests/c" { api cuda enqueue exchange failures gpu hostile misuse model numerics waits window }
     "examples/c" { two_processes }
 }
 
 const RUN_LIMIT: Duration = Duration::from_secs(600);
+/// The exit code of a program that could not check something on this machine, and has said why.
+const SKIPPED: i32 = 77;
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
 
 #[test]
@@ -79,7 +81,12 @@ fn build_and_run(folder: &str, name: &str) {
     let mut compile = command(&compiler("CC", &["cc"]).expect("no C compiler: set CC"));
     compile.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-ffp-contract=off", "-pthread"]);
     compile.args(STRICT).args(includes()).arg(root().join(format!("{folder}/{name}.c")));
-    compile.arg(concat!(env!("OUT_DIR"), "/libepwire_core.a")).arg("-lm").arg("-o").arg(&program);
+    compile
+        .arg(concat!(env!("OUT_DIR"), "/libepwire_core.a"))
+        .args(cuda_parts())
+        .arg("-lm")
+        .arg("-o")
+        .arg(&program);
     succeed(compile, &format!("{name}.compile"));
     succeed(Command::new(&program), name);
 }
@@ -101,6 +108,7 @@ fn succeed(mut command: Command, name: &str) {
     };
     println!("{}", String::from_utf8_lossy(&fs::read(&path).unwrap()));
     match status {
+        Some(status) if status.code() == Some(SKIPPED) => println!("NOT CHECKED: see above"),
         Some(status) => assert!(status.success(), "{name}: {status}: {command:?}"),
         None => panic!("{name}: still running after {RUN_LIMIT:?}: {command:?}"),
     }
@@ -119,6 +127,17 @@ fn command(words: &[String]) -> Command {
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]);
     command
+}
+
+/// What a core with CUDA needs beside itself: the kernels, and the static runtime of the toolkit that built them.
+fn cuda_parts() -> Vec<String> {
+    let Some(libraries) = option_env!("EPWIRE_CUDA_LIBRARIES") else { return Vec::new() };
+    let mut arguments = vec!["-DEPW_CUDA=1".to_owned(), format!("-I{}", root().join("kernels").display())];
+    arguments.push(concat!(env!("OUT_DIR"), "/libepwire_kernels.a").to_owned());
+    arguments.push(format!("-L{libraries}"));
+    arguments.push(format!("-isystem{libraries}/../include")); // its place in every layout of a toolkit
+    arguments.extend(["-lcudart_static", "-ldl", "-lpthread", "-lrt"].map(str::to_owned));
+    arguments
 }
 
 fn includes() -> [String; 2] {

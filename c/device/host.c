@@ -75,7 +75,9 @@ static int create_memfd(void) {
     return memfd_create("epwire-window", MFD_CLOEXEC | MFD_ALLOW_SEALING); /* before Linux 6.3 */
 }
 
-static epw_status host_create(uint64_t bytes, epw_where where, epw_memory *out) {
+static epw_status host_create(int32_t ordinal, uint32_t paths, uint64_t bytes, epw_where where,
+                              epw_memory *out) {
+    (void)ordinal, (void)paths; /* there is one host, and one way to share its memory */
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     if (bytes == 0 || bytes > (uint64_t)INT64_MAX - page || bytes > SIZE_MAX - page)
         return epw_fail(EPW_ERR_LIMIT, where, "a window of %llu bytes can not be mapped",
@@ -98,6 +100,8 @@ static epw_status host_create(uint64_t bytes, epw_where where, epw_memory *out) 
     }
     out->bytes = bytes;
     out->fd = fd;
+    out->ordinal = EPW_DEVICE_HOST;
+    out->origin = (epw_origin){.path = EPW_PATH_SHM};
     return EPW_OK;
 }
 
@@ -112,7 +116,8 @@ static void host_destroy(epw_memory *memory) {
     memory->fd = -1;
 }
 
-static epw_status host_map(int fd, uint64_t bytes, epw_where where, epw_memory *out) {
+static epw_status host_map(int32_t ordinal, const epw_origin *origin, int fd, uint64_t bytes, epw_where where,
+                           epw_memory *out) {
     struct stat stat;
     if (fstat(fd, &stat)) return epw_fail_errno(errno, where, "fstat of the peer's window");
     if (!S_ISREG(stat.st_mode) || stat.st_size < 0 || (uint64_t)stat.st_size != bytes)
@@ -129,6 +134,13 @@ static epw_status host_map(int fd, uint64_t bytes, epw_where where, epw_memory *
     if (status) return status;
     out->bytes = bytes;
     out->fd = -1;
+    out->ordinal = ordinal;
+    out->origin = *origin;
+    return EPW_OK;
+}
+
+static epw_status host_share(const epw_memory *memory, int32_t ordinal, epw_where where) {
+    (void)memory, (void)ordinal, (void)where; /* threads share it as it is */
     return EPW_OK;
 }
 
@@ -138,4 +150,5 @@ const epw_device epw_device_host = {
     .destroy = host_destroy,
     .map = host_map,
     .unmap = host_unmap,
+    .share = host_share,
 };

@@ -3,42 +3,14 @@
 
 #include "base/status.h"
 
-#include <sched.h>
 #include <stdlib.h>
 
-#define MAX_THREADS_CHOSEN 8u
-/* Waiters spin this long before they sleep where every thread of every rank can have a core. */
-#define SPIN_NS UINT64_C(50000)
-
-static uint32_t cores(void) {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    return (uint32_t)CPU_COUNT(&set);
-}
-
-static uint32_t choose_threads(const epw_config *config) {
-    if (config->threads > 0) return config->threads;
-    uint32_t share = cores() / config->ranks;
-    return share < 1 ? 1 : share > MAX_THREADS_CHOSEN ? MAX_THREADS_CHOSEN : share;
-}
-
-static epw_status allocate(epw_buffer *b) {
-    uint32_t threads = choose_threads(&b->config);
-    b->spin_ns = (uint64_t)threads * b->config.ranks <= cores() ? SPIN_NS : 0;
-    /* Its slot's data area holds any payload with its scales. */
-    b->scratch_bytes = epw_align(b->layout.slot_bytes - b->layout.header_bytes, 64);
-    b->scratch = aligned_alloc(64, threads * b->scratch_bytes);
-    b->imports = calloc(b->config.ranks, sizeof b->imports[0]);
-    b->routes = calloc(b->config.ranks, sizeof b->routes[0]);
-    bool ok = b->scratch != NULL && b->imports != NULL && b->routes != NULL;
-    for (uint32_t i = 0; ok && i < b->config.lanes; i++) {
-        epw_lane *lane = &b->lanes[i];
-        lane->arena = calloc(1, epw_lane_carve(&b->config, lane, NULL));
-        epw_lane_carve(&b->config, lane, lane->arena);
-        ok = lane->arena != NULL;
-    }
-    if (!ok) return epw_fail(EPW_ERR_NO_MEMORY, epw_at(b, "create"), "no memory beside the window");
-    return epw_pool_create(b->config.rank, threads, &b->pool);
+static const epw_engine *choose_engine(const epw_config *config) {
+#ifdef EPW_CUDA
+    if (config->device != EPW_DEVICE_HOST) return &epw_engine_gpu;
+#endif
+    (void)config; /* without CUDA, epw_window_create refuses a GPU */
+    return &epw_engine_host;
 }
 
 epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
@@ -55,17 +27,22 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
         return epw_fail(EPW_ERR_NO_MEMORY, (epw_where){"create", (int)config->rank, -1},
                         "no memory for a buffer");
     }
+    b->engine = choose_engine(config);
     b->config = *config;
     b->layout = layout;
     b->numerics = numerics;
     pthread_mutex_init(&b->janitor_lock, NULL);
     pthread_cond_init(&b->janitor_wake, NULL);
     for (uint32_t i = 0; i < EPW_MAX_LANES; i++) pthread_mutex_init(&b->lanes[i].lock, NULL);
-    status = allocate(b);
+    b->imports = calloc(config->ranks, sizeof b->imports[0]);
+    b->routes = calloc(config->ranks, sizeof b->routes[0]);
+    if (b->imports == NULL || b->routes == NULL) {
+        status = epw_fail(EPW_ERR_NO_MEMORY, epw_at(b, "create"), "no memory for the peer table");
+    }
     if (status == EPW_OK) status = epw_window_create(config, plan.window_bytes, &b->window);
     if (status == EPW_OK) {
         b->routes[config->rank] = (epw_route){EPW_PATH_SELF, epw_window_base(b->window)};
-        status = epw_janitor_start(b);
+        status = b->engine->open(b);
     }
     if (status != EPW_OK) {
         epw_buffer_destroy(b);
@@ -77,21 +54,14 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
 
 void epw_buffer_destroy(epw_buffer *b) {
     if (b == NULL) return;
-    epw_janitor_stop(b);
-    /* Nobody need wait for this rank any longer. */
-    EPW_MASK_FOR(peer, &b->active, b->config.ranks) {
-        if (peer != b->config.rank) epw_suspect(b, peer);
-    }
-    epw_pool_destroy(b->pool);
-    for (uint32_t p = 0; b->imports != NULL && p < b->config.ranks; p++) epw_import_close(b->imports[p]);
-    epw_window_destroy(b->window);
-    for (uint32_t i = 0; i < EPW_MAX_LANES; i++) {
-        free(b->lanes[i].arena);
-        pthread_mutex_destroy(&b->lanes[i].lock);
-    }
+    if (b->engine->leave(b)) {
+        b->engine->close(b);
+        for (uint32_t p = 0; b->imports != NULL && p < b->config.ranks; p++) epw_import_close(b->imports[p]);
+        epw_window_destroy(b->window);
+    } /* else the process keeps them and their leases: nobody is given memory that is still written */
+    for (uint32_t i = 0; i < EPW_MAX_LANES; i++) pthread_mutex_destroy(&b->lanes[i].lock);
     pthread_cond_destroy(&b->janitor_wake);
     pthread_mutex_destroy(&b->janitor_lock);
-    free(b->scratch);
     free(b->imports);
     free(b->routes);
     free(b);
@@ -139,21 +109,34 @@ epw_status epw_buffer_export(epw_buffer *b, uint32_t peer, void *blob, size_t *l
     return status;
 }
 
-/* With all lanes locked. What a released operation still owes the peer is void. */
-static void disconnect(epw_buffer *b, uint32_t peer) {
-    for (uint32_t i = 0; i < b->config.lanes; i++) {
-        epw_mask_drop(&b->lanes[i].debt.unsent, peer);
-        epw_mask_drop(&b->lanes[i].debt.unanswered, peer);
-    }
+/* With all lanes locked. */
+static epw_status disconnect(epw_buffer *b, uint32_t peer) {
+    if (b->imports[peer] == NULL) return EPW_OK;
+    epw_status status = b->engine->reach(b, peer, NULL);
+    if (status != EPW_OK) return status;
     b->routes[peer] = (epw_route){EPW_PATH_NONE, NULL};
     epw_import_close(b->imports[peer]);
     b->imports[peer] = NULL;
+    return EPW_OK;
+}
+
+/* With all lanes locked. Closes the import if the engine can not use it. */
+static epw_status take_import(epw_buffer *b, uint32_t peer, epw_import *import) {
+    epw_status status = b->engine->reach(b, peer, epw_import_base(import));
+    if (status != EPW_OK) {
+        epw_import_close(import); /* its peer is not active: nothing follows the pointer */
+        return status;
+    }
+    b->imports[peer] = import;
+    b->routes[peer] = (epw_route){epw_import_path(import), epw_import_base(import)};
+    return EPW_OK;
 }
 
 /* With all lanes locked: the peer's window may go only if no operation, held or still owed, can reach it. */
 static epw_status check_unused(const epw_buffer *b, epw_where where, uint32_t peer) {
     epw_status status = check_lanes_free(b, where);
-    if (status != EPW_OK || !epw_mask_has(&b->active, peer) || epw_suspected(b, peer)) return status;
+    epw_mask suspects = b->engine->suspects(b);
+    if (status != EPW_OK || !epw_mask_has(&b->active, peer) || epw_mask_has(&suspects, peer)) return status;
     return epw_fail(EPW_ERR_STATE, where, "it is active: leave it out of a set_active first");
 }
 
@@ -180,10 +163,8 @@ epw_status epw_buffer_connect_within(epw_buffer *b, uint32_t peer, const void *b
     if (status == EPW_OK) {
         status = b->imports[peer] == NULL ? check_lanes_free(b, where) : check_unused(b, where, peer);
     }
-    if (status == EPW_OK) {
-        disconnect(b, peer);
-        epw_mask_add(&b->connecting, peer);
-    }
+    if (status == EPW_OK) status = disconnect(b, peer);
+    if (status == EPW_OK) epw_mask_add(&b->connecting, peer);
     unlock_lanes(b);
     if (status != EPW_OK) return status;
 
@@ -194,10 +175,7 @@ epw_status epw_buffer_connect_within(epw_buffer *b, uint32_t peer, const void *b
 
     lock_lanes(b);
     epw_mask_drop(&b->connecting, peer);
-    if (status == EPW_OK) {
-        b->imports[peer] = import;
-        b->routes[peer] = (epw_route){epw_import_path(import), epw_import_base(import)};
-    }
+    if (status == EPW_OK) status = take_import(b, peer, import);
     unlock_lanes(b);
     return status;
 }
@@ -209,7 +187,7 @@ epw_status epw_buffer_disconnect(epw_buffer *b, uint32_t peer) {
     lock_lanes(b);
     status = check_not_connecting(b, where);
     if (status == EPW_OK) status = check_unused(b, where, peer);
-    if (status == EPW_OK) disconnect(b, peer);
+    if (status == EPW_OK) status = disconnect(b, peer);
     unlock_lanes(b);
     return status;
 }
@@ -253,43 +231,25 @@ epw_status epw_buffer_set_active(epw_buffer *b, const epw_mask *active, uint32_t
     }
     lock_lanes(b);
     epw_status status = check_membership(b, active, epoch);
+    if (status == EPW_OK) status = b->engine->set_active(b, active, epoch);
     if (status == EPW_OK) {
         for (uint32_t i = 0; i < b->config.lanes; i++) {
-            epw_lane *lane = &b->lanes[i];
-            if (lane->waiting)
-                epw_wait_end(b, lane); /* debt of the old epoch is void: its words match nothing now */
-            lane->paying = lane->wrapped = false;
-            lane->debt.more = 0;
-            lane->op = 0;
+            b->lanes[i].op = 0;
+            b->lanes[i].wrapped = false;
         }
         b->active = *active;
         b->epoch = epoch;
-        for (int i = 0; i < EPW_MASK_WORDS; i++)
-            atomic_store_explicit(&b->suspects[i], 0, memory_order_relaxed);
         atomic_store_explicit(&b->next_lane, 0, memory_order_relaxed);
-        /* Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for
-         * permission to send its first operation. */
-        EPW_MASK_FOR(peer, &b->active, b->config.ranks) {
-            epw_post_notice(b, peer, &epw_line_at(b, peer)->epoch, epw_word(epoch, 0, 0));
-        }
     }
     unlock_lanes(b);
     return status;
-}
-
-static epw_mask suspects_now(const epw_buffer *b) {
-    epw_mask mask;
-    for (int i = 0; i < EPW_MASK_WORDS; i++) {
-        mask.bits[i] = epw_suspects_word(b, (uint32_t)i);
-    }
-    return mask;
 }
 
 epw_status epw_buffer_membership(const epw_buffer *b, epw_mask *active, epw_mask *suspects, uint32_t *epoch) {
     if (b == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"membership", -1, -1}, "buffer is NULL");
     lock_lanes((epw_buffer *)b);
     if (active != NULL) *active = b->active;
-    if (suspects != NULL) *suspects = suspects_now(b);
+    if (suspects != NULL) *suspects = b->engine->suspects(b);
     if (epoch != NULL) *epoch = b->epoch;
     unlock_lanes((epw_buffer *)b);
     return EPW_OK;

@@ -1,4 +1,5 @@
-/* Combine on the host device: answer the rows that came, collect the answers to one's own, sum them. */
+/* Combine: its checks, and how the host carries it out: answer the rows that came, collect the answers to
+ * one's own, sum them. */
 #include "ep/internal.h"
 
 #include "base/clock.h"
@@ -245,18 +246,8 @@ static void begin_collecting(epw_lane *lane, const epw_combine_output *out) {
     lane->stage = EPW_STAGE_COLLECTING;
 }
 
-epw_status epw_combine(epw_buffer *b, epw_handle handle, const epw_combine_input *in,
-                       const epw_combine_output *out, epw_outcome *outcome) {
-    epw_lane *lane = NULL;
-    epw_status status = epw_lane_find(b, "combine", handle, EPW_STAGE_DISPATCHED, &lane);
-    if (status != EPW_OK) return status;
-    status = check_input(b, lane, in);
-    if (status == EPW_OK && out != NULL) status = check_output(b, lane, "combine", out);
-    if (status == EPW_OK) status = epw_outcome_check(b, "combine", outcome);
-    if (status != EPW_OK) {
-        pthread_mutex_unlock(&lane->lock);
-        return status;
-    }
+epw_status epw_host_combine(epw_buffer *b, epw_lane *lane, const epw_combine_input *in,
+                            const epw_combine_output *out, epw_outcome *outcome) {
     lane->mode = in->mode;
     lane->mode_bit = b->config.ordered != 0;
     lane->nonblocking = in->nonblocking != 0;
@@ -273,6 +264,28 @@ epw_status epw_combine(epw_buffer *b, epw_handle handle, const epw_combine_input
     return epw_lane_run(b, lane, outcome);
 }
 
+epw_status epw_host_combine_receive(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
+                                    epw_outcome *outcome) {
+    lane->nonblocking = out->nonblocking != 0;
+    begin_collecting(lane, out);
+    return epw_lane_run(b, lane, outcome);
+}
+
+epw_status epw_combine(epw_buffer *b, epw_handle handle, const epw_combine_input *in,
+                       const epw_combine_output *out, epw_outcome *outcome) {
+    epw_lane *lane = NULL;
+    epw_status status = epw_lane_find(b, "combine", handle, EPW_STAGE_DISPATCHED, &lane);
+    if (status != EPW_OK) return status;
+    status = check_input(b, lane, in);
+    if (status == EPW_OK && out != NULL) status = check_output(b, lane, "combine", out);
+    if (status == EPW_OK) status = epw_outcome_check(b, "combine", outcome);
+    if (status != EPW_OK) {
+        pthread_mutex_unlock(&lane->lock);
+        return status;
+    }
+    return b->engine->combine(b, lane, in, out, outcome);
+}
+
 epw_status epw_combine_receive(epw_buffer *b, epw_handle handle, const epw_combine_output *out,
                                epw_outcome *outcome) {
     epw_lane *lane = NULL;
@@ -284,7 +297,5 @@ epw_status epw_combine_receive(epw_buffer *b, epw_handle handle, const epw_combi
         pthread_mutex_unlock(&lane->lock);
         return status;
     }
-    lane->nonblocking = out->nonblocking != 0;
-    begin_collecting(lane, out);
-    return epw_lane_run(b, lane, outcome);
+    return b->engine->combine_receive(b, lane, out, outcome);
 }

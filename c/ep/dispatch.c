@@ -1,5 +1,5 @@
-/* Dispatch on the host device: check the routing, send rows as permissions come. receive.c has the other
- * half. */
+/* Dispatch: its checks, and how the host sends: check the routing, send rows as permissions come. receive.c
+ * has the other half. */
 #include "ep/internal.h"
 
 #include "base/clock.h"
@@ -289,6 +289,36 @@ static void choose_targets(epw_buffer *b, epw_lane *lane) {
     }
 }
 
+epw_status epw_host_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,
+                             const epw_row_format *format, const epw_dispatch_output *out, epw_handle *handle,
+                             epw_outcome *outcome) {
+    epw_status status = read_routing(b, lane, in);
+    if (status != EPW_OK) {
+        pthread_mutex_unlock(&lane->lock);
+        return status;
+    }
+    epw_lane_take(b, lane, in, format, handle);
+    lane->shortcut = out != NULL && in->layout == EPW_EXPERT_MAJOR && in->payload == EPW_PAYLOAD_SAME;
+    lane->receive_too = out != NULL;
+    lane->nonblocking = in->nonblocking != 0;
+    if (out != NULL) lane->dispatch_output = *out;
+    lane->record = (epw_error_record){0};
+    epw_mask_clear(&lane->present);
+    epw_mask_clear(&lane->answered);
+    epw_mask_clear(&lane->missing);
+    choose_targets(b, lane);
+    number_rows(b, lane, &lane->awaited);
+    lane->stage = EPW_STAGE_SENDING;
+    return epw_lane_run(b, lane, outcome);
+}
+
+epw_status epw_host_dispatch_receive(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out,
+                                     epw_outcome *outcome) {
+    lane->nonblocking = out->nonblocking != 0;
+    epw_dispatch_begin_receiving(b, lane, out);
+    return epw_lane_run(b, lane, outcome);
+}
+
 epw_status epw_dispatch(epw_buffer *b, const epw_dispatch_input *in, const epw_dispatch_output *out,
                         epw_handle *handle, epw_outcome *outcome) {
     if (b == NULL || handle == NULL) {
@@ -304,44 +334,18 @@ epw_status epw_dispatch(epw_buffer *b, const epw_dispatch_input *in, const epw_d
         in->lane >= 0 ? (uint32_t)in->lane : atomic_load_explicit(&b->next_lane, memory_order_relaxed);
     epw_lane *lane = &b->lanes[index];
     pthread_mutex_lock(&lane->lock);
-    if (b->epoch == 0) {
+    if (!epw_mask_has(&b->active, b->config.rank)) {
         status = epw_fail(EPW_ERR_STATE, where, "no membership yet: call epw_buffer_set_active first");
     } else if (lane->stage != EPW_STAGE_FREE) {
         status = epw_fail(EPW_ERR_STATE, where,
                           "lane %u is held by operation %u: combine or release its handle first (%u lanes)",
                           index, lane->op, b->config.lanes);
-    } else {
-        status = read_routing(b, lane, in);
     }
     if (status != EPW_OK) {
         pthread_mutex_unlock(&lane->lock);
         return status;
     }
-
-    lane->first = lane->op == 0 && !lane->wrapped;
-    if (++lane->op == 0) lane->wrapped = true;
-    lane->generation = atomic_fetch_add_explicit(&b->generation, 1, memory_order_relaxed) + 1;
-    *handle = lane->generation << 1 | index;
-    if (in->lane < 0)
-        atomic_store_explicit(&b->next_lane, (index + 1) % b->config.lanes, memory_order_relaxed);
-    lane->input = *in;
-    lane->format = format;
-    lane->layout = in->layout;
-    lane->tokens = in->tokens;
-    lane->topk = in->topk;
-    lane->deadline_ns = in->deadline_ns ? in->deadline_ns : b->config.deadline_ns;
-    lane->shortcut = out != NULL && in->layout == EPW_EXPERT_MAJOR && in->payload == EPW_PAYLOAD_SAME;
-    lane->receive_too = out != NULL;
-    lane->nonblocking = in->nonblocking != 0;
-    if (out != NULL) lane->dispatch_output = *out;
-    lane->record = (epw_error_record){0};
-    epw_mask_clear(&lane->present);
-    epw_mask_clear(&lane->answered);
-    epw_mask_clear(&lane->missing);
-    choose_targets(b, lane);
-    number_rows(b, lane, &lane->awaited);
-    lane->stage = EPW_STAGE_SENDING;
-    return epw_lane_run(b, lane, outcome);
+    return b->engine->dispatch(b, lane, in, &format, out, handle, outcome);
 }
 
 epw_status epw_dispatch_receive(epw_buffer *b, epw_handle handle, const epw_dispatch_output *out,
@@ -355,7 +359,5 @@ epw_status epw_dispatch_receive(epw_buffer *b, epw_handle handle, const epw_disp
         pthread_mutex_unlock(&lane->lock);
         return status;
     }
-    lane->nonblocking = out->nonblocking != 0;
-    epw_dispatch_begin_receiving(b, lane, out);
-    return epw_lane_run(b, lane, outcome);
+    return b->engine->dispatch_receive(b, lane, out, outcome);
 }

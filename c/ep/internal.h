@@ -4,6 +4,7 @@
 
 #include "base/bits.h"
 #include "base/status.h"
+#include "ep/engine.h"
 #include "ep/layout.h"
 #include "ep/numerics.h"
 #include "ep/plan.h"
@@ -21,9 +22,9 @@ typedef struct epw_route {
     unsigned char *window; /* its first byte as mapped here */
 } epw_route;
 
-/* What a lane is doing, in this order. While SENT, DISPATCHED or ANSWERED it is the caller's turn: to
- * receive, to combine, to receive the answers; an unsplit call goes through without stopping at SENT or
- * ANSWERED. */
+/* What a lane is doing, in this order; on a GPU, what has been enqueued for it. While SENT, DISPATCHED or
+ * ANSWERED it is the caller's turn: to receive, to combine, to receive the answers; an unsplit call goes
+ * through without stopping at SENT or ANSWERED. */
 typedef enum epw_stage {
     EPW_STAGE_FREE,
     EPW_STAGE_SENDING,    /* dispatch: rows go out as permissions come */
@@ -61,16 +62,17 @@ typedef struct epw_place {
 } epw_place;
 #define EPW_NO_PLACE UINT32_MAX
 
-typedef struct epw_lane {
+struct epw_lane {
     pthread_mutex_t lock; /* held for one step or call at a time, never while sleeping */
     epw_stage stage;
     uint64_t generation; /* of the handle that holds the lane */
-    uint32_t op;         /* of that handle, or of the last one; 0 after set_active */
-    bool first;          /* op is the lane's first of this epoch */
-    bool wrapped;        /* op has passed its 32 bits in this epoch */
-    bool paying;         /* debt is not empty */
-    bool waiting;        /* `wait` runs */
-    uint32_t beacon;     /* running number of the lane's beacons, so that each is a new word */
+    uint32_t op;     /* of that handle, or of the last one; 0 after set_active. On a GPU that of the calls:
+                        replays of graphs are not counted */
+    bool first;      /* op is the lane's first of this epoch */
+    bool wrapped;    /* op has passed its 32 bits in this epoch */
+    bool paying;     /* debt is not empty */
+    bool waiting;    /* `wait` runs */
+    uint32_t beacon; /* running number of the lane's beacons, so that each is a new word */
     epw_wait wait;
     epw_debt debt;
 
@@ -87,6 +89,8 @@ typedef struct epw_lane {
     bool shortcut; /* own rows are taken from input.x, not from the slots */
     uint32_t layout;
     uint32_t tokens, topk;
+    epw_combine_input combine_input; /* on a GPU */
+    void *stream;                    /* of the handle's last call */
 
     void *arena; /* the memory of the arrays below */
 
@@ -105,7 +109,7 @@ typedef struct epw_lane {
     epw_mask answered; /* their answers were received */
     epw_error_record record;
     uint32_t next_source;  /* sources below it have been laid out */
-    uint32_t *received;    /* [ranks] rows from each */
+    uint32_t *received;    /* [ranks] rows from each; on a GPU in its memory */
     uint32_t *expert_fill; /* [local_experts] rows so far */
     uint32_t *first_row;   /* [local_experts] how many of them come before the newest source's */
 
@@ -118,9 +122,13 @@ typedef struct epw_lane {
     _Atomic(_Atomic uint64_t *) watched;
     _Atomic uint64_t watched_value;
     _Atomic uint64_t watch_until;
-} epw_lane;
+};
+
+typedef struct epw_gpu epw_gpu;
 
 struct epw_buffer {
+    const epw_engine *engine;
+    epw_gpu *gpu; /* of epw_engine_gpu; the fields marked "host" are unused there */
     epw_config config;
     epw_layout layout;
     epw_window *window;
@@ -128,21 +136,21 @@ struct epw_buffer {
     epw_route *routes;    /* [ranks] the peer table */
     epw_mask connecting;  /* changed with all lanes locked, as the two above */
     const epw_numerics *numerics;
-    epw_pool *pool;
-    unsigned char *scratch; /* [threads][scratch_bytes] a quantised row with its scales */
+    epw_pool *pool;         /* host */
+    unsigned char *scratch; /* host: [threads][scratch_bytes] a quantised row with its scales */
     uint64_t scratch_bytes;
-    uint64_t spin_ns; /* how long a waiter spins before it sleeps */
+    uint64_t spin_ns; /* host: how long a waiter spins before it sleeps */
 
     /* Membership: changed by set_active with all lanes locked; suspects also by waits. */
     uint32_t epoch;
     epw_mask active;
-    _Atomic uint64_t suspects[EPW_MASK_WORDS];
+    _Atomic uint64_t suspects[EPW_MASK_WORDS]; /* host */
 
     _Atomic uint64_t generation; /* of the newest handle */
     _Atomic uint32_t next_lane;  /* of dispatches that leave the choice to the library */
     epw_lane lanes[EPW_MAX_LANES];
 
-    /* Pays debts. */
+    /* Host: pays debts. */
     pthread_t janitor;
     pthread_mutex_t janitor_lock;
     pthread_cond_t janitor_wake;
@@ -227,6 +235,21 @@ void epw_dispatch_begin_receiving(epw_buffer *b, epw_lane *lane, const epw_dispa
 epw_status epw_combine_receive_step(epw_buffer *b, epw_lane *lane);
 epw_status epw_debt_step(epw_buffer *b, epw_lane *lane);
 
+/* The host engine's operations, see engine.h. */
+epw_status epw_host_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,
+                             const epw_row_format *format, const epw_dispatch_output *out, epw_handle *handle,
+                             epw_outcome *outcome);
+epw_status epw_host_dispatch_receive(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out,
+                                     epw_outcome *outcome);
+epw_status epw_host_combine(epw_buffer *b, epw_lane *lane, const epw_combine_input *in,
+                            const epw_combine_output *out, epw_outcome *outcome);
+epw_status epw_host_combine_receive(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
+                                    epw_outcome *outcome);
+epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *stream);
+epw_status epw_host_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
+epw_status epw_host_ready(epw_buffer *b, epw_handle handle);
+epw_status epw_host_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);
+
 /* Turns what an unfinished operation owes into debt and frees the lane. */
 void epw_lane_abandon(epw_buffer *b, epw_lane *lane);
 epw_status epw_janitor_start(epw_buffer *b);
@@ -242,6 +265,10 @@ uint64_t epw_lane_carve(const epw_config *config, epw_lane *lane, void *arena);
 /* Runs a lane whose stage has just been set: to its end, or one step if non-blocking. Called with the lane
  * locked, returns with it unlocked. */
 epw_status epw_lane_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome);
+
+/* The lane becomes that of a new handle, with the call as it was made. */
+void epw_lane_take(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in, const epw_row_format *format,
+                   epw_handle *handle);
 
 /* Finds and locks the lane of a live handle in a stage (or EPW_STAGE_ANY). */
 epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_stage stage, epw_lane **out);

@@ -95,6 +95,23 @@ epw_status epw_outcome_check(const epw_buffer *b, const char *op, const epw_outc
                     sizeof *outcome);
 }
 
+void epw_lane_take(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in, const epw_row_format *format,
+                   epw_handle *handle) {
+    uint32_t index = epw_lane_index(b, lane);
+    lane->first = lane->op == 0 && !lane->wrapped;
+    if (++lane->op == 0) lane->wrapped = true;
+    lane->generation = atomic_fetch_add_explicit(&b->generation, 1, memory_order_relaxed) + 1;
+    *handle = lane->generation << 1 | index;
+    if (in->lane < 0)
+        atomic_store_explicit(&b->next_lane, (index + 1) % b->config.lanes, memory_order_relaxed);
+    lane->input = *in;
+    lane->format = *format;
+    lane->layout = in->layout;
+    lane->tokens = in->tokens;
+    lane->topk = in->topk;
+    lane->deadline_ns = in->deadline_ns ? in->deadline_ns : b->config.deadline_ns;
+}
+
 /* ---- calls on any stage ---- */
 
 static const char *stage_text(epw_stage stage) {
@@ -143,7 +160,7 @@ static bool running(epw_stage stage) {
     return stage == EPW_STAGE_SENDING || stage == EPW_STAGE_RECEIVING || stage == EPW_STAGE_COLLECTING;
 }
 
-epw_status epw_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
+epw_status epw_host_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
     epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "poll", handle, EPW_STAGE_ANY, &lane);
     if (status != EPW_OK) return status;
@@ -170,7 +187,7 @@ static bool next_wait(const epw_buffer *b, const epw_lane *lane, epw_awaiting *w
     return lane->stage == EPW_STAGE_SENT;
 }
 
-epw_status epw_ready(epw_buffer *b, epw_handle handle) {
+epw_status epw_host_ready(epw_buffer *b, epw_handle handle) {
     epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "ready", handle, EPW_STAGE_ANY, &lane);
     if (status != EPW_OK) return status;
@@ -186,13 +203,33 @@ epw_status epw_ready(epw_buffer *b, epw_handle handle) {
     return status;
 }
 
-epw_status epw_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
+epw_status epw_host_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
     epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "await", handle, EPW_STAGE_ANY, &lane);
     if (status != EPW_OK) return status;
     pthread_mutex_unlock(&lane->lock);
     epw_wait_sleep(b, lane, timeout_ns);
     return EPW_OK;
+}
+
+static epw_status check_buffer(const epw_buffer *b, const char *op) {
+    if (b != NULL) return EPW_OK;
+    return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "buffer is NULL");
+}
+
+epw_status epw_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
+    epw_status status = check_buffer(b, "poll");
+    return status == EPW_OK ? b->engine->poll(b, handle, outcome) : status;
+}
+
+epw_status epw_ready(epw_buffer *b, epw_handle handle) {
+    epw_status status = check_buffer(b, "ready");
+    return status == EPW_OK ? b->engine->ready(b, handle) : status;
+}
+
+epw_status epw_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
+    epw_status status = check_buffer(b, "await");
+    return status == EPW_OK ? b->engine->await(b, handle, timeout_ns) : status;
 }
 
 static epw_status check_view(const epw_buffer *b, const char *op, const epw_rows_view *view) {
@@ -247,21 +284,15 @@ epw_status epw_next_combine_buffer(epw_buffer *b, epw_handle handle, epw_rows_vi
 }
 
 epw_status epw_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
-    (void)handle;
-    (void)outcome;
-    if (b == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"outcome_read", -1, -1}, "buffer is NULL");
-    return epw_fail(EPW_ERR_STATE, epw_at(b, "outcome_read"),
-                    "on the host device the calls themselves fill the outcome");
+    epw_status status = check_buffer(b, "outcome_read");
+    return status == EPW_OK ? b->engine->outcome_read(b, handle, outcome) : status;
 }
 
 epw_status epw_take_errors(epw_buffer *b, epw_error_record *records, uint32_t capacity, uint32_t *count,
                            uint64_t *lost) {
-    (void)capacity;
     if (b == NULL || records == NULL || count == NULL) {
         return epw_fail(EPW_ERR_INVALID, (epw_where){"take_errors", -1, -1},
                         "buffer, records or count is NULL");
     }
-    *count = 0;
-    if (lost != NULL) *lost = 0;
-    return EPW_OK;
+    return b->engine->take_errors(b, records, capacity, count, lost);
 }

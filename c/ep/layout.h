@@ -20,6 +20,9 @@
 
 #define EPW_LINES_OFFSET 4096u
 
+/* Most ranks of a group on GPUs: kernels keep sets of ranks in one word. */
+#define EPW_GPU_MAX_RANKS 64
+
 /* What one source writes into a peer's window beside rows: a cache line with one writer. */
 typedef struct epw_line {
     uint64_t dispatch[EPW_MAX_LANES]; /* value: rows sent */

@@ -12,6 +12,7 @@
 #define MAX_WINDOW_BYTES (UINT64_C(1) << 46)
 #define MIN_DEADLINE_NS  UINT64_C(1000000)
 #define MAX_HIDDEN       (1u << 24)
+#define MAX_SMS          1024u
 
 /* Sticks at the largest value instead of wrapping. */
 static uint64_t mul(uint64_t a, uint64_t b) {
@@ -63,13 +64,24 @@ static epw_status check_config(epw_where where, const epw_config *c) {
             "max_tokens is %u, must be at most %u with ordered combine", c->max_tokens,
             EPW_ORDERED_MAX_TOKENS);
     REQUIRE(c->threads <= 256, EPW_ERR_LIMIT, "threads is %u, must be at most 256", c->threads);
-    REQUIRE(c->device == EPW_DEVICE_HOST, EPW_ERR_NO_PATH,
-            "device is %d, must be EPW_DEVICE_HOST (-1): this build has no CUDA", c->device);
+    REQUIRE(c->device >= EPW_DEVICE_HOST, EPW_ERR_INVALID,
+            "device is %d, must be EPW_DEVICE_HOST (-1) or the ordinal of a GPU, from 0", c->device);
+    REQUIRE(c->device == EPW_DEVICE_HOST || c->ranks <= EPW_GPU_MAX_RANKS, EPW_ERR_LIMIT,
+            "ranks is %u, must be at most %u on GPUs", c->ranks, EPW_GPU_MAX_RANKS);
+    REQUIRE(c->sms <= MAX_SMS, EPW_ERR_LIMIT, "sms is %u, must be at most %u", c->sms, MAX_SMS);
     REQUIRE(c->deadline_ns >= MIN_DEADLINE_NS && c->deadline_ns <= EPW_MAX_DEADLINE_NS, EPW_ERR_LIMIT,
             "deadline_ns is %llu, must be in [%llu, %llu] (1 ms to 1 day)",
             (unsigned long long)c->deadline_ns, (unsigned long long)MIN_DEADLINE_NS,
             (unsigned long long)EPW_MAX_DEADLINE_NS);
     return EPW_OK;
+}
+
+static uint64_t private_bytes(const epw_config *config) {
+#ifdef EPW_CUDA
+    if (config->device != EPW_DEVICE_HOST) return epw_gpu_private_bytes(config);
+#endif
+    epw_lane probe;
+    return epw_lane_carve(config, &probe, NULL) * config->lanes;
 }
 
 epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout *layout, epw_plan *plan) {
@@ -128,7 +140,6 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
         return epw_fail(EPW_ERR_INVALID, where, "plan.size is %u, this library's is %zu: use EPW_PLAN_INIT",
                         plan->size, sizeof *plan);
     }
-    epw_lane probe;
     *plan = (epw_plan){
         .size = sizeof *plan,
         .local_experts = local,
@@ -141,14 +152,14 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
         .ordered_bytes = ordered,
         .zero_copy_bytes = zero_copy,
         .window_bytes = epw_align(total, PAGE),
-        .private_bytes = epw_lane_carve(config, &probe, NULL) * config->lanes,
+        .private_bytes = private_bytes(config),
     };
     return EPW_OK;
 }
 
 epw_status epw_plan_make(const epw_config *config, epw_plan *plan) {
     if (plan == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"plan", -1, -1}, "plan is NULL");
-    epw_layout layout;
+    epw_layout layout = {0};
     return epw_plan_layout("plan", config, &layout, plan);
 }
 
@@ -218,7 +229,7 @@ epw_status epw_row_format_make(const char *op, const epw_config *config, const e
 
 epw_status epw_row_shape_make(const epw_config *config, const epw_dispatch_input *input,
                               epw_row_shape *shape) {
-    epw_layout layout;
+    epw_layout layout = {0};
     epw_status status = epw_plan_layout("row_shape", config, &layout, NULL);
     if (status != EPW_OK) return status;
     epw_where where = {"row_shape", (int)config->rank, -1};

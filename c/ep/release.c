@@ -103,10 +103,8 @@ epw_status epw_debt_step(epw_buffer *b, epw_lane *lane) {
     return EPW_PENDING;
 }
 
-epw_status epw_release(epw_buffer *b, epw_handle handle) {
-    epw_lane *lane = NULL;
-    epw_status status = epw_lane_find(b, "release", handle, EPW_STAGE_ANY, &lane);
-    if (status != EPW_OK) return status;
+epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *stream) {
+    (void)stream;
     epw_lane_abandon(b, lane);
     if (lane->paying) epw_debt_step(b, lane);
     bool paying = lane->paying;
@@ -120,9 +118,16 @@ epw_status epw_release(epw_buffer *b, epw_handle handle) {
     return EPW_OK;
 }
 
+epw_status epw_release(epw_buffer *b, epw_handle handle) {
+    epw_lane *lane = NULL;
+    epw_status status = epw_lane_find(b, "release", handle, EPW_STAGE_ANY, &lane);
+    return status == EPW_OK ? b->engine->release(b, lane, lane->stream) : status;
+}
+
 epw_status epw_release_on(epw_buffer *b, epw_handle handle, void *stream) {
-    (void)stream;
-    return epw_release(b, handle);
+    epw_lane *lane = NULL;
+    epw_status status = epw_lane_find(b, "release", handle, EPW_STAGE_ANY, &lane);
+    return status == EPW_OK ? b->engine->release(b, lane, stream) : status;
 }
 
 /* ---- the janitor ---- */

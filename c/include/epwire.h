@@ -156,8 +156,8 @@ typedef struct epw_config {
     uint32_t paths; /* permitted EPW_PATH_* bits; EPW_PATH_ALL: any */
     int32_t device; /* EPW_DEVICE_HOST, or the CUDA ordinal, in this process, of the GPU that holds tokens,
                        outputs and the window. All ranks on the host or all on GPUs */
-    uint32_t sms;   /* CUDA: thread blocks, one to an SM, that the kernels of all lanes take together; 0:
-                       chosen by the library */
+    uint32_t sms;   /* CUDA: thread blocks of a kernel, one to an SM; fewer where those of all lanes would not
+                       fit the GPU together. 0: chosen by the library */
     uint32_t reserved;
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
 } epw_config;
@@ -506,7 +506,15 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  * - A lane's operations run in the order of the calls: where `stream` differs from that of the lane's call
  *   before, an event is waited for on it. Under capture the caller orders replays. A per-call deadline_ns is
  *   refused under capture; tokens is frozen at capture (rows of -1 ids move nothing).
- * - epw_poll does not apply, nor epw_ready; epw_await waits for what has been enqueued. */
+ * - The host knows lanes and handles by the calls, captured ones included, not by replays. Before a change of
+ *   peers or membership and before the buffer's end, replays must have run; what eager calls have enqueued is
+ *   waited for, up to the deadline (then EPW_ERR_TIMEOUT; epw_buffer_destroy waits for four of them, and
+ *   leaves the memory to the end of the process if the GPU is still not done with it).
+ * - topk_weights of an ordered combine must stay valid until its receiving half has run.
+ * - Addresses are aligned to their element, contributions to 4 bytes; x, rows, expert_out and out to 16, and
+ *   x_stride is a multiple of 16.
+ * - epw_poll and epw_ready do not apply. epw_await waits for the handle's last eager call to have run, and
+ *   returns EPW_PENDING if timeout_ns is over first; like epw_outcome_read, also for a consumed handle. */
 
 /* epw_release with the stream that the release is enqueued on; epw_release takes that of the handle's last
  * call. The host device ignores `stream`. */

@@ -22,8 +22,9 @@ struct epw_offer {
 
 static epw_offer *offers;
 
-epw_status epw_offer_create(const epw_device *device, uint64_t bytes, uint32_t ranks, epw_where where,
-                            epw_offer **out) {
+epw_status epw_offer_create(const epw_config *config, uint64_t bytes, epw_where where, epw_offer **out) {
+    const epw_device *device = epw_device_of(config);
+    uint32_t ranks = config->ranks;
     epw_offer *offer = calloc(1, sizeof *offer + ranks * sizeof(lease));
     if (!offer)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the leases of %u ranks", (unsigned)ranks);
@@ -32,7 +33,7 @@ epw_status epw_offer_create(const epw_device *device, uint64_t bytes, uint32_t r
     atomic_init(&offer->references, 1);
     epw_status status = epw_process_ready(where);
     if (!status) status = epw_nonce_make(where, &offer->nonce);
-    if (!status) status = device->create(bytes, where, &offer->memory);
+    if (!status) status = device->create(config->device, config->paths, bytes, where, &offer->memory);
     if (status) {
         free(offer);
         return status;
@@ -51,6 +52,10 @@ epw_status epw_offer_create(const epw_device *device, uint64_t bytes, uint32_t r
     }
     *out = offer;
     return EPW_OK;
+}
+
+const epw_device *epw_offer_device(const epw_offer *offer) {
+    return offer->device;
 }
 
 const epw_memory *epw_offer_memory(const epw_offer *offer) {

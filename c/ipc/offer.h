@@ -18,12 +18,12 @@ typedef struct epw_holder {
     uint32_t pid; /* for error texts; 0 where the holder's namespace hides it */
 } epw_holder;
 
-/* Creates zeroed memory of at least `bytes` for a group of `ranks` and offers it under a new nonce. The
- * caller holds one reference. Lock not held. */
-epw_status epw_offer_create(const epw_device *device, uint64_t bytes, uint32_t ranks, epw_where where,
-                            epw_offer **out);
+/* Creates zeroed memory of at least `bytes`, where and shareable as `config` says, for its ranks, and offers
+ * it under a new nonce. The caller holds one reference. Lock not held. */
+epw_status epw_offer_create(const epw_config *config, uint64_t bytes, epw_where where, epw_offer **out);
 
-/* The memory, valid while a reference is held. */
+/* The memory and whose it is, valid while a reference is held. */
+const epw_device *epw_offer_device(const epw_offer *offer);
 const epw_memory *epw_offer_memory(const epw_offer *offer);
 const epw_nonce *epw_offer_nonce(const epw_offer *offer);
 

@@ -17,7 +17,8 @@ typedef struct field {
 #define FIELD(name)                                                                                          \
     { #name, offsetof(epw_config, name), sizeof(((epw_config *)0)->name) }
 
-/* Every field but size, rank, threads, paths, sms and the ordinal in device. Their order is the blob's. */
+/* Every field but size, rank, threads, paths and sms; device is compared by its kind, which the origin tells.
+ * Their order is the blob's. */
 static const field shared_fields[] = {
     FIELD(version),        FIELD(ranks),   FIELD(max_tokens), FIELD(hidden),        FIELD(experts),
     FIELD(topk),           FIELD(lanes),   FIELD(dtype),      FIELD(combine_dtype), FIELD(opaque_bytes),
@@ -45,6 +46,10 @@ static void set_field(epw_config *config, const field *f, uint64_t value) {
     memcpy(at, f->bytes == sizeof value ? (void *)&value : (void *)&narrow, f->bytes);
 }
 
+static const char *kind(bool host) {
+    return host ? "the host" : "a GPU";
+}
+
 epw_status epw_blob_check_config(const epw_blob *blob, const epw_config *own, epw_where where) {
     for (size_t i = 0; i < SHARED_FIELDS; i++) {
         const field *f = &shared_fields[i];
@@ -56,6 +61,11 @@ epw_status epw_blob_check_config(const epw_blob *blob, const epw_config *own, ep
                         f->name, (unsigned long long)here, (unsigned long long)there,
                         (unsigned)blob->config.rank);
     }
+    bool here = own->device == EPW_DEVICE_HOST, there = blob->origin.path == EPW_PATH_SHM;
+    if (here != there)
+        return epw_fail(EPW_ERR_MISMATCH, where,
+                        "device is %s here and %s at peer %u; put all ranks on the host or all on GPUs",
+                        kind(here), kind(there), (unsigned)blob->config.rank);
     return EPW_OK;
 }
 
@@ -90,7 +100,10 @@ static uint64_t checksum(const unsigned char *bytes, size_t length) {
     return hash;
 }
 
-enum { FIXED_BYTES = 4 * 4 + 16 + 8 + 16 + 4 + 4 + 16 + 16 + 8, CHECKSUM_BYTES = 8 };
+/* Zeros, to become a fabric handle, by which GPUs of several hosts share memory. */
+enum { FABRIC_BYTES = 64 };
+
+enum { FIXED_BYTES = 4 * 4 + 16 + 8 + 16 + 4 + 4 + 16 + 16 + 8 + 4 + 16 + FABRIC_BYTES, CHECKSUM_BYTES = 8 };
 _Static_assert(EPW_BLOB_BYTES == FIXED_BYTES + 13 * 4 + 8 + CHECKSUM_BYTES, "what epw_blob_write writes");
 
 void epw_blob_write(const epw_blob *blob, unsigned char *bytes) {
@@ -107,6 +120,11 @@ void epw_blob_write(const epw_blob *blob, unsigned char *bytes) {
     put_nonce(&at, &blob->server);
     put_nonce(&at, &blob->window);
     put(&at, blob->window_bytes, 8);
+    put(&at, blob->origin.path, 4);
+    memcpy(at, blob->origin.gpu, sizeof blob->origin.gpu);
+    at += sizeof blob->origin.gpu;
+    memset(at, 0, FABRIC_BYTES);
+    at += FABRIC_BYTES;
     for (size_t i = 0; i < SHARED_FIELDS; i++)
         put(&at, get_field(&blob->config, &shared_fields[i]), shared_fields[i].bytes);
     put(&at, checksum(bytes, EPW_BLOB_BYTES - CHECKSUM_BYTES), CHECKSUM_BYTES);
@@ -140,6 +158,9 @@ epw_status epw_blob_parse(const void *bytes, size_t length, epw_where where, epw
     take_nonce(&at, &out->server);
     take_nonce(&at, &out->window);
     out->window_bytes = take(&at, 8);
+    out->origin.path = (uint32_t)take(&at, 4);
+    memcpy(out->origin.gpu, at, sizeof out->origin.gpu);
+    at += sizeof out->origin.gpu + FABRIC_BYTES;
     for (size_t i = 0; i < SHARED_FIELDS; i++)
         set_field(&out->config, &shared_fields[i], take(&at, shared_fields[i].bytes));
 
@@ -148,5 +169,9 @@ epw_status epw_blob_parse(const void *bytes, size_t length, epw_where where, epw
         return epw_fail(EPW_ERR_INVALID, where, "the blob is of rank %u for rank %u in a group of %u",
                         (unsigned)rank, (unsigned)out->peer, (unsigned)ranks);
     if (out->window_bytes == 0) return epw_fail(EPW_ERR_INVALID, where, "the blob names an empty window");
+    uint32_t path = out->origin.path;
+    if (path != EPW_PATH_SHM && path != EPW_PATH_VMM && path != EPW_PATH_IPC)
+        return epw_fail(EPW_ERR_INVALID, where, "the blob's window is shared by an unknown path, %u",
+                        (unsigned)path);
     return EPW_OK;
 }

@@ -26,8 +26,9 @@ struct epw_import {
     uint32_t rank;       /* ours: whose lease this is */
     uint32_t generation; /* of the process that made it */
     epw_offer *offer;    /* EPW_PATH_THREAD: a reference */
-    epw_memory memory;   /* EPW_PATH_SHM */
-    int lease_fd;        /* EPW_PATH_SHM */
+    const epw_device *device;
+    epw_memory memory; /* of the other paths: a mapping of this process */
+    int lease_fd;      /* and what holds its lease */
 };
 
 /* ---- a rank's own window ------------------------------------------------------------------------ */
@@ -37,7 +38,7 @@ epw_status epw_window_create(const epw_config *config, uint64_t bytes, epw_windo
     epw_window *window = calloc(1, sizeof *window);
     if (!window) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a window's description");
     window->config = *config;
-    epw_status status = epw_offer_create(&epw_device_host, bytes, config->ranks, where, &window->offer);
+    epw_status status = epw_offer_create(config, bytes, where, &window->offer);
     if (status) {
         free(window);
         return status;
@@ -84,13 +85,15 @@ epw_status epw_window_export(epw_window *window, uint32_t peer, void *blob, size
     epw_where where = {"export", (int)config->rank, (int)peer};
     epw_status status = check_generation(window, where);
     if (!status) status = check_peer(config, peer, where);
-    if (!status && !window->serving && (config->paths & EPW_PATH_SHM)) {
+    const epw_memory *memory = epw_offer_memory(window->offer);
+    if (!status && !window->serving && (config->paths & memory->origin.path)) {
         status = epw_fd_server_acquire(where, &window->server);
         window->serving = status == EPW_OK;
     }
     epw_blob contents = {.window = *epw_offer_nonce(window->offer),
                          .server = window->server,
-                         .window_bytes = epw_offer_memory(window->offer)->bytes,
+                         .window_bytes = memory->bytes,
+                         .origin = memory->origin,
                          .peer = peer,
                          .serves = window->serving,
                          .config = *config};
@@ -132,33 +135,45 @@ static epw_status check_blob(const attempt *a, uint32_t peer) {
                     (unsigned long long)bytes, (unsigned long long)a->blob.window_bytes, (unsigned)peer);
 }
 
-/* The path to take, 0 and an error if there is none. */
-static uint32_t choose_path(const attempt *a) {
+/* Why the peer's window can not be mapped by this process by `path`; NULL if it can. */
+static const char *why_not_mapped(const attempt *a, uint32_t path) {
     const epw_identity *here = &a->self, *there = &a->blob.host;
-    uint32_t permitted = a->own->config.paths;
+    if (!epw_nonce_equal(&here->boot_id, &there->boot_id)) return "another host";
+    if (here->network_namespace != there->network_namespace)
+        return "same host, but another network namespace (run containers on the host's network)";
+    if (!(a->own->config.paths & path)) return "excluded by config.paths";
+    if (path == EPW_PATH_IPC && epw_nonce_equal(&here->process, &there->process))
+        return "not within one process (permit EPW_PATH_THREAD)";
+    if (a->blob.origin.path != path)
+        return path == EPW_PATH_VMM ? "the peer's window has no VMM handle"
+                                    : "the peer's window has a VMM handle";
+    if (!a->blob.serves) return "excluded by the peer's config.paths";
+    return NULL;
+}
 
+/* The path to take, EPW_PATH_NONE and an error that says why not of each if there is none. */
+static uint32_t choose_path(const attempt *a) {
     const char *not_thread = "another process";
-    if (epw_nonce_equal(&here->process, &there->process)) {
-        if (permitted & EPW_PATH_THREAD) return EPW_PATH_THREAD;
+    if (epw_nonce_equal(&a->self.process, &a->blob.host.process)) {
+        if (a->own->config.paths & EPW_PATH_THREAD) return EPW_PATH_THREAD;
         not_thread = "excluded by config.paths";
     }
-    const char *not_shm;
-    if (!epw_nonce_equal(&here->boot_id, &there->boot_id)) {
-        not_shm = "another host";
-    } else if (here->network_namespace != there->network_namespace) {
-        not_shm = "same host, but another network namespace (run containers on the host's network)";
-    } else if (!(permitted & EPW_PATH_SHM)) {
-        not_shm = "excluded by config.paths";
-    } else if (!a->blob.serves) {
-        not_shm = "excluded by the peer's config.paths";
+    const char *no = why_not_mapped(a, a->blob.origin.path);
+    if (!no) return a->blob.origin.path;
+    unsigned pid = (unsigned)a->blob.host.pid;
+    if (a->own->config.device == EPW_DEVICE_HOST) {
+        epw_fail(
+            EPW_ERR_NO_PATH, a->where,
+            "no permitted path leads to the peer (process %u). thread: %s; shm: %s; network wires are not "
+            "part of this build",
+            pid, not_thread, no);
     } else {
-        return EPW_PATH_SHM;
+        epw_fail(
+            EPW_ERR_NO_PATH, a->where,
+            "no permitted path leads to the peer (process %u). thread: %s; vmm: %s; ipc: %s; network wires "
+            "are not part of this build",
+            pid, not_thread, why_not_mapped(a, EPW_PATH_VMM), why_not_mapped(a, EPW_PATH_IPC));
     }
-    epw_fail(EPW_ERR_NO_PATH, a->where,
-             "no permitted path leads to the peer (process %u). thread: %s; shm: %s; network wires are not "
-             "part of this "
-             "build",
-             (unsigned)there->pid, not_thread, not_shm);
     return EPW_PATH_NONE;
 }
 
@@ -181,18 +196,28 @@ static epw_status import_thread(const attempt *a, epw_import *import) {
         return epw_fail(
             EPW_ERR_PEER, a->where,
             "the peer's buffer, of this process, has been destroyed; connect with a blob of the living one");
+    epw_status status =
+        epw_offer_device(offer)->share(epw_offer_memory(offer), a->own->config.device, a->where);
+    if (status) {
+        epw_process_lock();
+        epw_lease_end(offer, import->rank);
+        epw_process_unlock();
+        epw_offer_unref(offer);
+        return status;
+    }
     import->offer = offer;
     return EPW_OK;
 }
 
-static epw_status import_shm(const attempt *a, epw_import *import) {
+static epw_status import_mapping(const attempt *a, epw_import *import) {
     epw_fd_request request = {
         .rank = import->rank, .pid = a->self.pid, .process = a->self.process, .window = a->blob.window};
     epw_fd_grant grant;
     epw_status status =
         epw_fd_fetch(&a->blob.server, &request, a->blob.host.pid, a->deadline_ns, a->where, &grant);
     if (status) return status;
-    status = epw_device_host.map(grant.memory_fd, a->blob.window_bytes, a->where, &import->memory);
+    status = import->device->map(a->own->config.device, &a->blob.origin, grant.memory_fd,
+                                 a->blob.window_bytes, a->where, &import->memory);
     close(grant.memory_fd);
     if (status) {
         epw_process_lock();
@@ -221,8 +246,9 @@ epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, s
     if (!import) return epw_fail(EPW_ERR_NO_MEMORY, a.where, "no memory for an import's description");
     import->path = path;
     import->rank = own->config.rank;
+    import->device = epw_device_of(&own->config);
     import->generation = epw_process_generation();
-    status = path == EPW_PATH_THREAD ? import_thread(&a, import) : import_shm(&a, import);
+    status = path == EPW_PATH_THREAD ? import_thread(&a, import) : import_mapping(&a, import);
     if (status) {
         free(import);
         return status;
@@ -250,7 +276,7 @@ void epw_import_close(epw_import *import) {
         epw_offer_unref(import->offer);
     } else if (!inherited) {
         /* In this order: the closed connection is what tells the exporter that the mapping is gone. */
-        epw_device_host.unmap(&import->memory);
+        import->device->unmap(&import->memory);
         epw_process_lock();
         epw_fd_close(import->lease_fd);
         epw_process_unlock();

@@ -398,6 +398,7 @@ static void every_field_that_differs_is_named(void) {
     epw_config config = config_of(0);
     config.threads = 5;
     config.paths = EPW_PATH_THREAD;
+    config.sms = 24;
     end a = open_end(config);
     export_to(&a, 1);
     epw_import *import = NULL;
@@ -421,6 +422,55 @@ static void the_text_of_a_mismatch_has_both_values(void) {
     export_to(&a, 1);
     CHECK(epw_window_import(b.window, 3, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
     CHECK(error_has("the window has 1048576 bytes here and 2097152 at peer 3"));
+    epw_window_destroy(a.window);
+    epw_window_destroy(b.window);
+}
+
+/* A blob says where its window's memory is. No GPU is needed to read one. */
+static void a_blob_tells_the_gpu_and_the_path(void) {
+    end a = open_end(config_of(0));
+    export_to(&a, 1);
+    epw_blob blob, parsed;
+    CHECK(epw_blob_parse(a.blob, a.length, here, &blob) == EPW_OK);
+    CHECK(blob.origin.path == EPW_PATH_SHM);
+    for (size_t i = 0; i < sizeof blob.origin.gpu; i++) {
+        CHECK(blob.origin.gpu[i] == 0);
+        blob.origin.gpu[i] = (unsigned char)(0xf0 + i);
+    }
+    static const uint32_t paths[] = {EPW_PATH_VMM, EPW_PATH_IPC};
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        blob.origin.path = paths[i];
+        epw_blob_write(&blob, a.blob);
+        CHECK(epw_blob_parse(a.blob, EPW_BLOB_BYTES, here, &parsed) == EPW_OK);
+        CHECK(!memcmp(&parsed.origin, &blob.origin, sizeof parsed.origin));
+        CHECK(parsed.window_bytes == blob.window_bytes &&
+              parsed.config.deadline_ns == blob.config.deadline_ns);
+    }
+    blob.origin.path = EPW_PATH_THREAD;
+    epw_blob_write(&blob, a.blob);
+    CHECK(epw_blob_parse(a.blob, EPW_BLOB_BYTES, here, &parsed) == EPW_ERR_INVALID);
+    CHECK(error_has("shared by an unknown path, 2"));
+    epw_window_destroy(a.window);
+}
+
+static void host_and_gpu_do_not_mix(void) {
+    end a = open_end(config_of(0)), b = open_end(config_of(1));
+    export_to(&a, 1);
+    epw_blob blob;
+    epw_import *import = NULL;
+    CHECK(epw_blob_parse(a.blob, a.length, here, &blob) == EPW_OK);
+    blob.origin.path = EPW_PATH_VMM;
+    epw_blob_write(&blob, a.blob);
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
+    CHECK(error_has("device is the host here and a GPU at peer 0; put all ranks on the host or all on GPUs"));
+
+    /* The other way round, and GPUs of different ordinals, which may differ. */
+    epw_config config = config_of(1);
+    config.device = 3;
+    CHECK(epw_blob_check_config(&blob, &config, here) == EPW_OK);
+    blob.origin.path = EPW_PATH_SHM;
+    CHECK(epw_blob_check_config(&blob, &config, here) == EPW_ERR_MISMATCH);
+    CHECK(error_has("device is a GPU here and the host at peer 0"));
     epw_window_destroy(a.window);
     epw_window_destroy(b.window);
 }
@@ -1041,6 +1091,8 @@ int main(int argc, char **argv) {
     many_threads_exchange_windows();
     every_field_that_differs_is_named();
     the_text_of_a_mismatch_has_both_values();
+    a_blob_tells_the_gpu_and_the_path();
+    host_and_gpu_do_not_mix();
     a_blob_is_for_one_pair_of_ranks();
     damaged_blobs_are_errors();
     forged_blobs_are_errors_or_harmless();

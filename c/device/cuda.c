@@ -1,0 +1,268 @@
+/* See cuda.h. */
+#include "device/cuda.h"
+
+#ifdef EPW_CUDA
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/cuda_driver.h"
+
+#define MAX_GPUS  64 /* ordinals of one process */
+#define MIN_MAJOR 9  /* compute capability of the oldest GPU that the kernels are written for */
+
+/* Primary contexts, NULL until opened. They stay retained until the process ends, as the CUDA runtime keeps
+ * them: giving one up could destroy it under the program. Written with the lock held. */
+static _Atomic(CUcontext) contexts[MAX_GPUS];
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+
+/* ---- errors ------------------------------------------------------------------------------------- */
+
+epw_status epw_fail_cuda(int error, epw_where where, const char *call) {
+    (void)cudaGetLastError(); /* a program that looks there next must not find an error of ours */
+    cudaError_t known = (cudaError_t)error;
+    epw_status code = known == cudaErrorMemoryAllocation ? EPW_ERR_NO_MEMORY : EPW_ERR_SYSTEM;
+    return epw_fail(code, where, "%s: %s: %s (CUDA error %d)", call, cudaGetErrorName(known),
+                    cudaGetErrorString(known), error);
+}
+
+/* Why cudaGetDeviceCount found nothing. */
+static epw_status no_gpu(cudaError_t error, epw_where where) {
+    (void)cudaGetLastError();
+    int has = 0;
+    if (error == cudaErrorInsufficientDriver || error == cudaErrorStubLibrary) {
+        if (cudaDriverGetVersion(&has) == cudaSuccess && has > 0)
+            return epw_fail(
+                EPW_ERR_NO_PATH, where,
+                "the NVIDIA driver knows CUDA up to %d.%d, this build needs %d.%d: install a newer "
+                "driver, or build epwire with an older CUDA toolkit",
+                has / 1000, has % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+        (void)cudaGetLastError();
+        return epw_fail(EPW_ERR_NO_PATH, where,
+                        "no NVIDIA driver: libcuda.so.1 is not to be found; install the driver, start the "
+                        "container with its GPUs, or use EPW_DEVICE_HOST (-1)");
+    }
+    if (error == cudaErrorNoDevice)
+        return epw_fail(
+            EPW_ERR_NO_PATH, where,
+            "the NVIDIA driver shows no GPU: see nvidia-smi and CUDA_VISIBLE_DEVICES (%s), or use "
+            "EPW_DEVICE_HOST (-1)",
+            getenv("CUDA_VISIBLE_DEVICES") ? getenv("CUDA_VISIBLE_DEVICES") : "not set");
+    return epw_fail_cuda(error, where, "cudaGetDeviceCount");
+}
+
+/* ---- opening ------------------------------------------------------------------------------------ */
+
+static epw_status check_gpu(int32_t ordinal, epw_where where) {
+    int count = 0, major = 0, minor = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess) return no_gpu(error, where);
+    if (ordinal >= count || ordinal >= MAX_GPUS)
+        return epw_fail(EPW_ERR_NO_PATH, where,
+                        "device is %d, but this process sees GPUs 0 to %d; CUDA_VISIBLE_DEVICES (%s) decides "
+                        "which",
+                        ordinal, (count < MAX_GPUS ? count : MAX_GPUS) - 1,
+                        getenv("CUDA_VISIBLE_DEVICES") ? getenv("CUDA_VISIBLE_DEVICES") : "not set");
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);
+    if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaDeviceGetAttribute");
+    if (major >= MIN_MAJOR) return EPW_OK;
+    return epw_fail(EPW_ERR_NO_PATH, where,
+                    "GPU %d has compute capability %d.%d, the kernels need %d.0 (Hopper) or newer", ordinal,
+                    major, minor, MIN_MAJOR);
+}
+
+/* With the lock held. */
+static epw_status open_context(int32_t ordinal, epw_where where) {
+    if (atomic_load_explicit(&contexts[ordinal], memory_order_relaxed)) return EPW_OK;
+    const epw_cuda_driver *driver = epw_cuda_driver_get();
+    CUdevice device;
+    CUcontext context;
+    CUresult error = driver->device_get(&device, ordinal);
+    if (error != CUDA_SUCCESS) return epw_fail_cuda((int)error, where, "cuDeviceGet");
+    error = driver->context_retain(&context, device);
+    if (error != CUDA_SUCCESS) return epw_fail_cuda((int)error, where, "cuDevicePrimaryCtxRetain");
+    /* release: whoever finds the context finds the driver's functions too */
+    atomic_store_explicit(&contexts[ordinal], context, memory_order_release);
+    return EPW_OK;
+}
+
+static CUcontext context_of(int32_t ordinal) {
+    if (ordinal < 0 || ordinal >= MAX_GPUS) return NULL;
+    return atomic_load_explicit(&contexts[ordinal], memory_order_acquire);
+}
+
+epw_status epw_cuda_open(int32_t ordinal, epw_where where) {
+    if (ordinal < 0)
+        return epw_fail(EPW_ERR_INVALID, where, "device is %d, must be the ordinal of a GPU, from 0",
+                        ordinal);
+    if (context_of(ordinal)) return EPW_OK;
+    /* Creating a context allocates: legal beside a capture only if this thread says that it means to. */
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    epw_status status = check_gpu(ordinal, where);
+    if (!status) status = epw_cuda_driver_load(where);
+    if (status) return status;
+    pthread_mutex_lock(&opening);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    status = open_context(ordinal, where);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    pthread_mutex_unlock(&opening);
+    return status;
+}
+
+epw_status epw_cuda_sms(int32_t ordinal, epw_where where, uint32_t *sms) {
+    int count = 0;
+    cudaError_t error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, ordinal);
+    if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaDeviceGetAttribute");
+    *sms = (uint32_t)count;
+    return EPW_OK;
+}
+
+/* ---- scopes ------------------------------------------------------------------------------------- */
+
+/* By the driver's stack of contexts and not by cudaSetDevice: that could give the caller's device back only
+ * by creating a context there, of hundreds of megabytes, where the caller had none. */
+epw_status epw_cuda_enter(int32_t ordinal, epw_where where) {
+    CUcontext context = context_of(ordinal);
+    if (!context) return epw_fail(EPW_ERR_STATE, where, "GPU %d has not been opened", ordinal);
+    CUresult error = epw_cuda_driver_get()->context_push(context);
+    return error == CUDA_SUCCESS ? EPW_OK : epw_fail_cuda((int)error, where, "cuCtxPushCurrent");
+}
+
+void epw_cuda_leave(void) {
+    CUcontext popped;
+    (void)epw_cuda_driver_get()->context_pop(&popped);
+}
+
+epw_status epw_cuda_enter_relaxed(int32_t ordinal, epw_where where, epw_cuda_scope *scope) {
+    epw_status status = epw_cuda_enter(ordinal, where);
+    if (status) return status;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error != cudaSuccess) {
+        epw_cuda_leave();
+        return epw_fail_cuda(error, where, "cudaThreadExchangeStreamCaptureMode");
+    }
+    scope->capture_mode = (int)mode;
+    return EPW_OK;
+}
+
+void epw_cuda_leave_relaxed(const epw_cuda_scope *scope) {
+    enum cudaStreamCaptureMode mode = (enum cudaStreamCaptureMode)scope->capture_mode;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    epw_cuda_leave();
+}
+
+/* ---- memory and streams ------------------------------------------------------------------------- */
+
+epw_status epw_cuda_zero(void *memory, uint64_t bytes, epw_where where) {
+    /* Not the default stream: it would wait for the program's work, and fail while that is captured. */
+    cudaStream_t stream;
+    cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaStreamCreateWithFlags");
+    error = cudaMemsetAsync(memory, 0, bytes, stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    (void)cudaStreamDestroy(stream);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "zeroing device memory");
+}
+
+epw_status epw_cuda_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **out) {
+    epw_cuda_scope scope = {0};
+    epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
+    if (status) return status;
+    void *memory = NULL;
+    cudaError_t error = cudaMalloc(&memory, bytes);
+    if (error != cudaSuccess) {
+        status = epw_fail_cuda(error, where, "cudaMalloc");
+    } else {
+        status = epw_cuda_zero(memory, bytes, where);
+        if (status) (void)cudaFree(memory);
+    }
+    epw_cuda_leave_relaxed(&scope);
+    if (!status) *out = memory;
+    return status;
+}
+
+/* The scope of calls that have nobody to report to. */
+static const epw_where releasing = {"destroy", -1, -1};
+
+void epw_cuda_free(int32_t ordinal, void *memory) {
+    epw_cuda_scope scope = {0};
+    if (!memory || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;
+    if (cudaFree(memory) != cudaSuccess) (void)cudaGetLastError();
+    epw_cuda_leave_relaxed(&scope);
+}
+
+epw_status epw_cuda_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **host, void **device) {
+    epw_cuda_scope scope = {0};
+    epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
+    if (status) return status;
+    void *memory = NULL;
+    cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (error != cudaSuccess) {
+        status = epw_fail_cuda(error, where, "cudaHostAlloc");
+    } else {
+        memset(memory, 0, bytes);
+        error = cudaHostGetDevicePointer(device, memory, 0);
+        if (error != cudaSuccess) {
+            status = epw_fail_cuda(error, where, "cudaHostGetDevicePointer");
+            (void)cudaFreeHost(memory);
+        }
+    }
+    epw_cuda_leave_relaxed(&scope);
+    if (!status) *host = memory;
+    return status;
+}
+
+void epw_cuda_host_free(int32_t ordinal, void *host) {
+    epw_cuda_scope scope = {0};
+    if (!host || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;
+    if (cudaFreeHost(host) != cudaSuccess) (void)cudaGetLastError();
+    epw_cuda_leave_relaxed(&scope);
+}
+
+epw_status epw_cuda_stream_create(int32_t ordinal, epw_where where, void **stream) {
+    epw_cuda_scope scope = {0};
+    epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
+    if (status) return status;
+    cudaStream_t created;
+    cudaError_t error = cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking);
+    if (error == cudaSuccess) {
+        *stream = created;
+    } else {
+        status = epw_fail_cuda(error, where, "cudaStreamCreateWithFlags");
+    }
+    epw_cuda_leave_relaxed(&scope);
+    return status;
+}
+
+void epw_cuda_stream_destroy(int32_t ordinal, void *stream) {
+    epw_cuda_scope scope = {0};
+    if (!stream || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;
+    if (cudaStreamDestroy(stream) != cudaSuccess) (void)cudaGetLastError();
+    epw_cuda_leave_relaxed(&scope);
+}
+
+epw_status epw_cuda_copy(int32_t ordinal, void *stream, void *to, const void *from, uint64_t bytes,
+                         epw_where where) {
+    epw_cuda_scope scope = {0};
+    epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
+    if (status) return status;
+    cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync");
+    epw_cuda_leave_relaxed(&scope);
+    return status;
+}
+
+#else
+
+epw_status epw_cuda_open(int32_t ordinal, epw_where where) {
+    return epw_fail(EPW_ERR_NO_PATH, where, "device is %d: " EPW_NO_CUDA, ordinal);
+}
+
+#endif

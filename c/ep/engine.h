@@ -1,0 +1,70 @@
+/* What carries a buffer's calls out: host threads (host.c) or kernels on a GPU (gpu.c, gpu_call.c). The
+ * public calls check what is the same for both, find the lane, and go through this table. */
+#ifndef EPW_EP_ENGINE_H
+#define EPW_EP_ENGINE_H
+
+#include "ep/plan.h"
+#include "epwire.h"
+
+#include <stdbool.h>
+
+typedef struct epw_lane epw_lane;
+
+typedef struct epw_engine {
+    /* ---- life: with no other call running ---- */
+
+    /* Makes everything beside the window, which exists. After an error close() is called. */
+    epw_status (*open)(epw_buffer *b);
+
+    /* Ends this rank's work, bounded, and tells active peers that it leaves. False: work is still under way
+     * that may touch the windows, so they, and what close() would free, must stay. */
+    bool (*leave)(epw_buffer *b);
+
+    /* Undoes open, also one that failed half-way. */
+    void (*close)(epw_buffer *b);
+
+    /* ---- peers and membership: with all lanes locked ---- */
+
+    /* `window` is where the peer's window is mapped from now on: lanes may be held, but not by operations
+     * that the peer has part in. NULL: it is about to be unmapped, and no lane is held. */
+    epw_status (*reach)(epw_buffer *b, uint32_t peer, unsigned char *window);
+
+    /* No lane is held. Clears suspects and begins the epoch on every lane and at every member. */
+    epw_status (*set_active)(epw_buffer *b, const epw_mask *active, uint32_t epoch);
+
+    /* Peers given up in this epoch. Also with no lock held. */
+    epw_mask (*suspects)(const epw_buffer *b);
+
+    /* ---- operations: with the lane locked, which they unlock; arguments have passed the checks that do not
+     * depend on the engine, and the lane is in the right stage ---- */
+
+    epw_status (*dispatch)(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,
+                           const epw_row_format *format, const epw_dispatch_output *out, epw_handle *handle,
+                           epw_outcome *outcome);
+    epw_status (*dispatch_receive)(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out,
+                                   epw_outcome *outcome);
+    epw_status (*combine)(epw_buffer *b, epw_lane *lane, const epw_combine_input *in,
+                          const epw_combine_output *out, epw_outcome *outcome);
+    epw_status (*combine_receive)(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
+                                  epw_outcome *outcome);
+    epw_status (*release)(epw_buffer *b, epw_lane *lane, void *stream);
+
+    /* ---- as the public calls of these names; the buffer is not NULL ---- */
+
+    epw_status (*poll)(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
+    epw_status (*ready)(epw_buffer *b, epw_handle handle);
+    epw_status (*await)(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);
+    epw_status (*outcome_read)(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
+    epw_status (*take_errors)(epw_buffer *b, epw_error_record *records, uint32_t capacity, uint32_t *count,
+                              uint64_t *lost);
+} epw_engine;
+
+extern const epw_engine epw_engine_host;
+#ifdef EPW_CUDA
+extern const epw_engine epw_engine_gpu;
+
+/* Device memory that a buffer takes beside its window. */
+uint64_t epw_gpu_private_bytes(const epw_config *config);
+#endif
+
+#endif

@@ -1,0 +1,343 @@
+/* The GPU engine: what a buffer has beside its window when kernels move the bytes, and how peers and
+ * membership reach the kernels. Operations are in gpu_call.c.
+ *
+ * What kernels know lies in device memory (kernels/comm/context.h). It is changed only in stream order: the
+ * host first sees the lanes' enqueued work done, then changes it on a stream of the engine's own and sees
+ * that done, so that whatever is enqueued afterwards, on any stream, finds the new state. Replays of graphs
+ * are ordered by the caller, as are all of a graph's. */
+#ifdef EPW_CUDA
+#include "ep/gpu.h"
+
+#include "base/clock.h"
+#include "device/cuda.h"
+
+#include <sched.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+/* A host thread that waits for the GPU looks all the time for so long, then between sleeps that grow. */
+#define LOOK_NS      UINT64_C(20000)
+#define SLEEP_MIN_NS 10000L
+#define SLEEP_MAX_NS 500000L
+
+/* ---- bounded waits for the GPU ---- */
+
+epw_status epw_gpu_await_event(const epw_buffer *b, cudaEvent_t event, uint64_t timeout_ns, epw_where where) {
+    epw_cuda_scope scope;
+    epw_status status = epw_cuda_enter_relaxed(b->config.device, where, &scope);
+    if (status != EPW_OK) return status;
+    uint64_t began = epw_now_ns();
+    long sleep_ns = SLEEP_MIN_NS;
+    for (;;) {
+        cudaError_t error = cudaEventQuery(event);
+        if (error != cudaErrorNotReady) {
+            status = error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "cudaEventQuery");
+            break;
+        }
+        cudaGetLastError(); /* "not ready" is no error to leave behind for others to find */
+        uint64_t waited = epw_now_ns() - began;
+        if (waited >= timeout_ns) {
+            status = EPW_PENDING;
+            break;
+        }
+        if (waited < LOOK_NS) {
+            sched_yield();
+            continue;
+        }
+        uint64_t left = timeout_ns - waited;
+        struct timespec sleep = {0, left < (uint64_t)sleep_ns ? (long)left : sleep_ns};
+        nanosleep(&sleep, NULL);
+        if (sleep_ns < SLEEP_MAX_NS) sleep_ns *= 2;
+    }
+    epw_cuda_leave_relaxed(&scope);
+    return status;
+}
+
+/* Waits for what the calls have enqueued on all lanes, at most timeout_ns in all. */
+static epw_status await_lanes(const epw_buffer *b, uint64_t timeout_ns, epw_where where) {
+    uint64_t began = epw_now_ns();
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        const epw_gpu_lane *lane = &b->gpu->lanes[i];
+        if (!lane->enqueued) continue;
+        uint64_t waited = epw_now_ns() - began;
+        epw_status status =
+            epw_gpu_await_event(b, lane->event, waited < timeout_ns ? timeout_ns - waited : 0, where);
+        if (status != EPW_OK) return status;
+    }
+    return EPW_OK;
+}
+
+static epw_status require_lanes_idle(const epw_buffer *b, epw_where where) {
+    epw_status status = await_lanes(b, b->config.deadline_ns, where);
+    if (status != EPW_PENDING) return status;
+    return epw_fail(
+        EPW_ERR_TIMEOUT, where,
+        "what was enqueued before has not run within the deadline of %llu ms: wait for its stream",
+        (unsigned long long)(b->config.deadline_ns / 1000000u));
+}
+
+/* Waits for what has been enqueued on the engine's own stream. */
+static epw_status settle(const epw_buffer *b, uint64_t timeout_ns, epw_where where) {
+    epw_status status = epw_cuda_enter(b->config.device, where);
+    if (status != EPW_OK) return status;
+    cudaError_t error = cudaEventRecord(b->gpu->event, b->gpu->stream);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventRecord");
+    epw_cuda_leave();
+    return status == EPW_OK ? epw_gpu_await_event(b, b->gpu->event, timeout_ns, where) : status;
+}
+
+/* ---- device memory ---- */
+
+typedef struct arena {
+    unsigned char *base; /* NULL: only the sum is wanted */
+    uint64_t used;
+} arena;
+
+static void *take(arena *a, uint64_t bytes) {
+    void *at = a->base ? a->base + a->used : NULL;
+    a->used += epw_align(bytes, 256);
+    return at;
+}
+
+/* Everything in device memory beside the window. `images`: the contexts as they begin, their arrays set. */
+static uint64_t carve(const epw_config *c, void *memory, epw_gpu_shared **shared,
+                      epw_gpu_context *contexts[EPW_MAX_LANES], epw_gpu_context images[EPW_MAX_LANES]) {
+    arena a = {memory, 0};
+    uint64_t entries = (uint64_t)c->max_tokens * c->topk;
+    *shared = take(&a, sizeof **shared);
+    for (uint32_t i = 0; i < c->lanes; i++) {
+        contexts[i] = take(&a, sizeof *contexts[i]);
+        images[i] = (epw_gpu_context){.lane = i, .lanes = c->lanes};
+        images[i].first_row = take(&a, c->experts * sizeof(uint32_t)); /* [ranks][local experts] */
+        images[i].ids = take(&a, entries * sizeof(int32_t));
+        images[i].weights = take(&a, entries * sizeof(float));
+        images[i].sent_row = take(&a, entries * sizeof(uint32_t));
+    }
+    return a.used;
+}
+
+uint64_t epw_gpu_private_bytes(const epw_config *config) {
+    epw_gpu_shared *shared;
+    epw_gpu_context *contexts[EPW_MAX_LANES], images[EPW_MAX_LANES];
+    return carve(config, NULL, &shared, contexts, images);
+}
+
+/* The same byte of the pinned memory as the GPU addresses it. */
+#define SEEN_BY_GPU(device, field) ((void *)((unsigned char *)(device) + offsetof(epw_gpu_pinned, field)))
+
+static epw_status make_memory(epw_buffer *b, epw_where where) {
+    epw_gpu *g = b->gpu;
+    int32_t ordinal = b->config.device;
+    void *host, *device;
+    epw_status status = epw_cuda_host_alloc(ordinal, sizeof *g->pinned, where, &host, &device);
+    if (status != EPW_OK) return status;
+    g->pinned = host;
+    status = epw_cuda_alloc(ordinal, epw_gpu_private_bytes(&b->config), where, &g->memory);
+    if (status != EPW_OK) return status;
+
+    epw_gpu_context *contexts[EPW_MAX_LANES], images[EPW_MAX_LANES];
+    carve(&b->config, g->memory, &g->shared, contexts, images);
+    epw_gpu_shared shared = {.suspects_host = SEEN_BY_GPU(device, suspects),
+                             .ring = SEEN_BY_GPU(device, ring)};
+    status = epw_cuda_copy(ordinal, g->stream, g->shared, &shared, sizeof shared, where);
+    for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++) {
+        epw_gpu_context *image = &images[i];
+        image->shared = g->shared;
+        image->report = (epw_gpu_report *)SEEN_BY_GPU(device, reports) + i;
+        image->ordered = b->config.ordered;
+        image->deadline_ns = b->config.deadline_ns;
+        image->window[b->config.rank] = epw_window_base(b->window);
+        status = epw_cuda_copy(ordinal, g->stream, contexts[i], image, sizeof *image, where);
+        g->lanes[i].context = contexts[i];
+        b->lanes[i].received =
+            (uint32_t *)((unsigned char *)contexts[i] + offsetof(epw_gpu_context, received));
+    }
+    return status;
+}
+
+/* ---- life ---- */
+
+/* Blocks of a kernel: one to an SM, and so many that the kernels of all lanes are on the GPU together: two
+ * lanes on two streams must never keep each other off it. */
+static epw_status choose_blocks(epw_buffer *b, uint32_t blocks_per_sm, epw_where where) {
+    uint32_t sms = 0, wanted = b->config.sms, lanes = b->config.lanes;
+    epw_status status = epw_cuda_sms(b->config.device, where, &sms);
+    if (status != EPW_OK) return status;
+    if (wanted > sms) return epw_fail(EPW_ERR_LIMIT, where, "sms is %u, the GPU has %u", wanted, sms);
+    if (wanted == 0) wanted = sms;
+    uint64_t fit = (uint64_t)blocks_per_sm * sms / lanes;
+    if (fit == 0) {
+        return epw_fail(EPW_ERR_LIMIT, where,
+                        "no SM holds a block for slots of %llu bytes: lower hidden, opaque_bytes or experts",
+                        (unsigned long long)b->layout.slot_bytes);
+    }
+    b->gpu->blocks = wanted < fit ? wanted : (uint32_t)fit;
+    return EPW_OK;
+}
+
+/* Loads the kernels and makes the events. */
+static epw_status make_ready(epw_buffer *b, epw_where where, uint32_t *blocks_per_sm) {
+    epw_gpu *g = b->gpu;
+    epw_cuda_scope scope;
+    epw_status status = epw_cuda_enter_relaxed(b->config.device, where, &scope);
+    if (status != EPW_OK) return status;
+    int error = epw_gpu_prepare(&b->layout, blocks_per_sm);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernels");
+    for (uint32_t i = 0; status == EPW_OK && i <= b->config.lanes; i++) {
+        cudaEvent_t *event = i < b->config.lanes ? &g->lanes[i].event : &g->event;
+        error = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+        if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
+    }
+    epw_cuda_leave_relaxed(&scope);
+    return status;
+}
+
+static epw_status gpu_open(epw_buffer *b) {
+    epw_where where = epw_at(b, "create");
+    epw_gpu *g = calloc(1, sizeof *g);
+    if (g == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the GPU's description");
+    b->gpu = g;
+    pthread_mutex_init(&g->errors_lock, NULL);
+    uint32_t blocks_per_sm = 0;
+    epw_status status = epw_cuda_open(b->config.device, where);
+    if (status == EPW_OK) status = make_ready(b, where, &blocks_per_sm);
+    if (status == EPW_OK) status = choose_blocks(b, blocks_per_sm, where);
+    if (status == EPW_OK) status = epw_cuda_stream_create(b->config.device, where, &g->stream);
+    return status == EPW_OK ? make_memory(b, where) : status;
+}
+
+/* Tells active peers, each in its window, that nobody need wait for this rank any longer. */
+static epw_status drop_peers(epw_buffer *b, epw_where where) {
+    epw_gpu *g = b->gpu;
+    epw_status status = epw_cuda_enter(b->config.device, where);
+    if (status != EPW_OK) return status;
+    epw_mask suspects = b->engine->suspects(b); /* they have been told */
+    g->pinned->dropped = epw_word(b->epoch, 0, 0);
+    EPW_MASK_FOR(peer, &b->active, b->config.ranks) {
+        if (peer == b->config.rank || epw_mask_has(&suspects, peer)) continue;
+        unsigned char *line = b->routes[peer].window + epw_line_offset(b->config.rank);
+        cudaError_t error = cudaMemcpyAsync(line + offsetof(epw_line, dropped), &g->pinned->dropped,
+                                            sizeof g->pinned->dropped, cudaMemcpyDefault, g->stream);
+        if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync to a peer's window");
+    }
+    epw_cuda_leave();
+    return status;
+}
+
+/* A kernel waits for EPW_WAIT_DEADLINES_MAX deadlines at most. */
+static bool gpu_leave(epw_buffer *b) {
+    epw_where where = epw_at(b, "destroy");
+    uint64_t bound = EPW_WAIT_DEADLINES_MAX * b->config.deadline_ns;
+    if (b->epoch == 0) return true; /* nothing was ever enqueued that touches a window */
+    epw_status status = await_lanes(b, bound, where);
+    if (status == EPW_OK) {
+        drop_peers(b, where);
+        status = settle(b, b->config.deadline_ns, where);
+    }
+    return status != EPW_PENDING; /* a GPU that has failed touches nothing any more */
+}
+
+static void gpu_close(epw_buffer *b) {
+    epw_gpu *g = b->gpu;
+    if (g == NULL) return;
+    int32_t ordinal = b->config.device;
+    epw_cuda_scope scope;
+    if (epw_cuda_enter_relaxed(ordinal, epw_at(b, "destroy"), &scope) == EPW_OK) {
+        if (g->event != NULL) cudaEventDestroy(g->event);
+        for (uint32_t i = 0; i < b->config.lanes; i++) {
+            if (g->lanes[i].event != NULL) cudaEventDestroy(g->lanes[i].event);
+        }
+        epw_cuda_leave_relaxed(&scope);
+    }
+    if (g->stream != NULL) epw_cuda_stream_destroy(ordinal, g->stream);
+    if (g->memory != NULL) epw_cuda_free(ordinal, g->memory);
+    if (g->pinned != NULL) epw_cuda_host_free(ordinal, g->pinned);
+    pthread_mutex_destroy(&g->errors_lock);
+    free(g);
+    b->gpu = NULL;
+}
+
+/* ---- peers and membership ---- */
+
+/* Writes the peer's window into the peer table of every lane. */
+static epw_status gpu_reach(epw_buffer *b, uint32_t peer, unsigned char *window) {
+    epw_gpu *g = b->gpu;
+    epw_where where = {window ? "connect" : "disconnect", (int)b->config.rank, (int)peer};
+    /* A peer that is being connected is not active: kernels that run meanwhile have no use for its entry. */
+    epw_status status = window ? EPW_OK : require_lanes_idle(b, where);
+    if (status == EPW_OK) status = epw_cuda_enter(b->config.device, where);
+    if (status != EPW_OK) return status;
+    g->pinned->windows[peer] = window;
+    for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++) {
+        unsigned char *entry = (unsigned char *)g->lanes[i].context + offsetof(epw_gpu_context, window) +
+                               peer * sizeof g->pinned->windows[0];
+        cudaError_t error = cudaMemcpyAsync(entry, &g->pinned->windows[peer], sizeof g->pinned->windows[0],
+                                            cudaMemcpyHostToDevice, g->stream);
+        if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync to the peer table");
+    }
+    epw_cuda_leave();
+    if (status == EPW_OK) status = settle(b, b->config.deadline_ns, where);
+    if (status != EPW_PENDING) return status;
+    return epw_fail(EPW_ERR_TIMEOUT, where, "the GPU has not taken the change within the deadline of %llu ms",
+                    (unsigned long long)(b->config.deadline_ns / 1000000u));
+}
+
+static epw_status gpu_set_active(epw_buffer *b, const epw_mask *active, uint32_t epoch) {
+    epw_gpu *g = b->gpu;
+    epw_where where = epw_at(b, "set_active");
+    epw_status status = require_lanes_idle(b, where);
+    if (status == EPW_OK) status = epw_cuda_enter(b->config.device, where);
+    if (status != EPW_OK) return status;
+    epw_membership_args args = {.shared = g->shared,
+                                .rank = b->config.rank,
+                                .ranks = b->config.ranks,
+                                .epoch = epoch,
+                                .active = active->bits[0]};
+    for (uint32_t i = 0; i < b->config.lanes; i++) args.contexts[i] = g->lanes[i].context;
+    int error = epw_gpu_set_active(&args, g->stream);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
+    epw_cuda_leave();
+    if (status != EPW_OK) return status;
+    status = settle(b, b->config.deadline_ns, where);
+    if (status == EPW_OK) return EPW_OK;
+    /* The kernel may yet run: neither the old membership nor the new one holds. */
+    b->epoch = epoch;
+    epw_mask_clear(&b->active);
+    if (status != EPW_PENDING) return status;
+    return epw_fail(
+        EPW_ERR_TIMEOUT, where,
+        "the GPU has not begun the epoch within the deadline of %llu ms: call again with a larger epoch",
+        (unsigned long long)(b->config.deadline_ns / 1000000u));
+}
+
+/* Writer of each word: that lane's kernels, into mapped memory; of both: the membership kernel. */
+static epw_mask gpu_suspects(const epw_buffer *b) {
+    const _Atomic uint64_t *words = (const _Atomic uint64_t *)b->gpu->pinned->suspects;
+    epw_mask mask = {{0}};
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        mask.bits[0] |= atomic_load_explicit(&words[i], memory_order_acquire);
+    }
+    return mask;
+}
+
+const epw_engine epw_engine_gpu = {
+    .open = gpu_open,
+    .leave = gpu_leave,
+    .close = gpu_close,
+    .reach = gpu_reach,
+    .set_active = gpu_set_active,
+    .suspects = gpu_suspects,
+    .dispatch = epw_gpu_call_dispatch,
+    .dispatch_receive = epw_gpu_call_dispatch_receive,
+    .combine = epw_gpu_call_combine,
+    .combine_receive = epw_gpu_call_combine_receive,
+    .release = epw_gpu_call_release,
+    .poll = epw_gpu_call_poll,
+    .ready = epw_gpu_call_ready,
+    .await = epw_gpu_call_await,
+    .outcome_read = epw_gpu_call_outcome_read,
+    .take_errors = epw_gpu_call_take_errors,
+};
+#else
+typedef int epw_no_gpu_engine; /* a file of C has a declaration */
+#endif

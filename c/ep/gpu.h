@@ -1,0 +1,64 @@
+/* The GPU engine's own state: gpu.c makes it and changes peers and membership, gpu_call.c carries operations
+ * out. */
+#ifndef EPW_EP_GPU_H
+#define EPW_EP_GPU_H
+
+#include "ep/internal.h"
+#include "ep/launch.h"
+
+#include <cuda_runtime_api.h>
+
+/* Pinned host memory that kernels write, or that copies read. */
+typedef struct epw_gpu_pinned {
+    epw_gpu_report reports[EPW_MAX_LANES];
+    uint64_t suspects[EPW_MAX_LANES]; /* what epw_gpu_shared.suspects_host points to */
+    epw_gpu_ring ring;
+    /* Sources of copies. A copy that runs after its caller has given up on it reads what is right by then. */
+    unsigned char *windows[EPW_GPU_MAX_RANKS]; /* of the contexts */
+    uint64_t dropped;                          /* for each peer's window, when this rank leaves */
+} epw_gpu_pinned;
+
+typedef struct epw_gpu_lane {
+    epw_gpu_context *context;     /* in device memory */
+    cudaEvent_t event;            /* behind the work of the lane's last eager call */
+    unsigned long long stream_id; /* of that call's stream: unlike its handle, never used again */
+    bool enqueued;                /* there was such a call: the two above are valid */
+    bool captured;                /* the lane's last call was captured */
+} epw_gpu_lane;
+
+struct epw_gpu {
+    uint32_t blocks;        /* of a dispatch or combine kernel */
+    void *memory;           /* device memory that holds `shared` and the lanes' contexts and arrays */
+    epw_gpu_shared *shared; /* in device memory */
+    epw_gpu_pinned *pinned;
+    void *stream; /* the engine's own, for peers and membership */
+    cudaEvent_t event;
+    epw_gpu_lane lanes[EPW_MAX_LANES];
+
+    pthread_mutex_t errors_lock;
+    uint64_t errors_taken; /* number of the next record that epw_take_errors gives out */
+};
+
+/* Waits on the host, at most timeout_ns, with short sleeps, for what `event` was last recorded behind.
+ * EPW_PENDING if the time is over first. Any thread. */
+epw_status epw_gpu_await_event(const epw_buffer *b, cudaEvent_t event, uint64_t timeout_ns, epw_where where);
+
+/* See engine.h. */
+epw_status epw_gpu_call_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,
+                                 const epw_row_format *format, const epw_dispatch_output *out,
+                                 epw_handle *handle, epw_outcome *outcome);
+epw_status epw_gpu_call_dispatch_receive(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out,
+                                         epw_outcome *outcome);
+epw_status epw_gpu_call_combine(epw_buffer *b, epw_lane *lane, const epw_combine_input *in,
+                                const epw_combine_output *out, epw_outcome *outcome);
+epw_status epw_gpu_call_combine_receive(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
+                                        epw_outcome *outcome);
+epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *stream);
+epw_status epw_gpu_call_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
+epw_status epw_gpu_call_ready(epw_buffer *b, epw_handle handle);
+epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);
+epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
+epw_status epw_gpu_call_take_errors(epw_buffer *b, epw_error_record *records, uint32_t capacity,
+                                    uint32_t *count, uint64_t *lost);
+
+#endif

@@ -1,0 +1,506 @@
+/* Operations on a GPU: check, enqueue a kernel on the caller's stream, note what the lane is doing. Nothing
+ * here waits for the GPU or allocates; the routing is never read by the host. The lane's stage is that of the
+ * calls; what the kernels find is their own (kernels/comm/context.h), which replays of graphs change too.
+ *
+ * Order. An eager call leaves the lane's event behind its kernel; the next eager call, if on another stream,
+ * lets that wait for the event. Under capture neither is done: an event of outside can not be waited for
+ * inside, and replays are ordered by the caller. */
+#ifdef EPW_CUDA
+#include "ep/gpu.h"
+
+#include "base/clock.h"
+#include "device/cuda.h"
+
+/* ---- enqueuing ---- */
+
+typedef struct enqueuing {
+    epw_buffer *b;
+    epw_gpu_lane *lane;
+    cudaStream_t stream;
+    unsigned long long stream_id;
+    bool captured;
+    epw_where where;
+} enqueuing;
+
+/* Is the stream under capture? Never the legacy default stream, which must not even be asked while any other
+ * is. */
+static epw_status find_capture(enqueuing *e) {
+    if (e->stream == NULL || e->stream == cudaStreamLegacy) return EPW_OK;
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaStreamIsCapturing(e->stream, &capture);
+    if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamIsCapturing");
+    if (capture == cudaStreamCaptureStatusInvalidated) {
+        return epw_fail(EPW_ERR_STATE, e->where,
+                        "the stream's capture has been invalidated by an earlier call: end it first");
+    }
+    e->captured = capture == cudaStreamCaptureStatusActive;
+    return EPW_OK;
+}
+
+/* Puts the stream behind the lane's former work. By the stream's id: its handle may be another stream's by
+ * now, and that of the per-thread default stream is one for all threads. */
+static epw_status follow_lane(enqueuing *e) {
+    cudaError_t error = cudaStreamGetId(e->stream, &e->stream_id);
+    if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamGetId");
+    if (!e->lane->enqueued || e->lane->stream_id == e->stream_id) return EPW_OK;
+    error = cudaStreamWaitEvent(e->stream, e->lane->event, 0);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "cudaStreamWaitEvent");
+}
+
+/* Before the launch. deadline_ns: the call's own or 0. After success, enqueue_end must follow. */
+static epw_status enqueue_begin(enqueuing *e, uint64_t deadline_ns) {
+    epw_status status = epw_cuda_enter(e->b->config.device, e->where);
+    if (status != EPW_OK) return status;
+    status = find_capture(e);
+    if (status == EPW_OK && e->captured && deadline_ns != 0) {
+        status = epw_fail(EPW_ERR_INVALID, e->where,
+                          "deadline_ns is %llu, must be 0 under capture: replays take the buffer's",
+                          (unsigned long long)deadline_ns);
+    }
+    if (status == EPW_OK && !e->captured) status = follow_lane(e);
+    if (status != EPW_OK) epw_cuda_leave();
+    return status;
+}
+
+/* After the launch, with what it returned. */
+static epw_status enqueue_end(enqueuing *e, int error, const char *kernel) {
+    epw_status status = EPW_OK;
+    if (error != cudaSuccess) status = epw_fail_cuda(error, e->where, kernel);
+    if (status == EPW_OK && !e->captured) {
+        error = cudaEventRecord(e->lane->event, e->stream);
+        if (error != cudaSuccess) status = epw_fail_cuda(error, e->where, "cudaEventRecord");
+    }
+    epw_cuda_leave();
+    if (status != EPW_OK) return status;
+    e->lane->captured = e->captured;
+    if (!e->captured) {
+        e->lane->enqueued = true;
+        e->lane->stream_id = e->stream_id;
+    }
+    return EPW_OK;
+}
+
+static enqueuing enqueuing_of(epw_buffer *b, const epw_lane *lane, const char *op, void *stream) {
+    return (enqueuing){
+        .b = b, .lane = &b->gpu->lanes[epw_lane_index(b, lane)], .stream = stream, .where = epw_at(b, op)};
+}
+
+/* ---- checks that the host engine does not need ---- */
+
+static epw_status check_call(const epw_buffer *b, const char *op, uint32_t nonblocking,
+                             const epw_outcome *outcome) {
+    if (nonblocking != 0) {
+        return epw_fail(EPW_ERR_INVALID, epw_at(b, op),
+                        "nonblocking is %u, must be 0 on a GPU: calls enqueue and never wait", nonblocking);
+    }
+    if (outcome != NULL) {
+        return epw_fail(EPW_ERR_INVALID, epw_at(b, op),
+                        "outcome must be NULL on a GPU: it is not known yet; see epw_outcome_read");
+    }
+    return EPW_OK;
+}
+
+typedef struct pointer {
+    const char *name;
+    const void *at;
+    uint32_t align;
+} pointer;
+
+/* A misaligned access would end the whole CUDA context. */
+static epw_status check_aligned(const epw_buffer *b, const char *op, const pointer *pointers, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const pointer *p = &pointers[i];
+        if ((uintptr_t)p->at % p->align == 0) continue;
+        return epw_fail(EPW_ERR_INVALID, epw_at(b, op), "%s must be aligned to %u bytes", p->name, p->align);
+    }
+    return EPW_OK;
+}
+
+#define CHECK_ALIGNED(b, op, pointers)                                                                       \
+    check_aligned((b), (op), (pointers), sizeof(pointers) / sizeof((pointers)[0]))
+
+/* UE8M0 scales are bytes as they travel, but column-major output has four to an i32. */
+static uint32_t scale_align(const epw_row_format *format, uint32_t payload) {
+    if (payload == EPW_PAYLOAD_FP8_UE8M0) return 4;
+    return format->scale_bytes > 0 ? format->scale_bytes : 1;
+}
+
+static epw_status check_input(const epw_buffer *b, const epw_dispatch_input *in,
+                              const epw_row_format *format) {
+    const char *op = "dispatch";
+    uint32_t scale = scale_align(format, in->payload);
+    const pointer pointers[] = {
+        {"x", in->x, 16},
+        {"topk_idx", in->topk_idx, in->idx_type == EPW_I64 ? 8 : 4},
+        {"topk_weights", in->topk_weights, 4},
+        {"scales", in->payload == EPW_PAYLOAD_OPAQUE ? in->scales : NULL, scale},
+    };
+    epw_status status = CHECK_ALIGNED(b, op, pointers);
+    if (status != EPW_OK) return status;
+    if (in->x_stride % 16 != 0) {
+        return epw_fail(EPW_ERR_INVALID, epw_at(b, op), "x_stride is %llu bytes, must be a multiple of 16",
+                        (unsigned long long)in->x_stride);
+    }
+    if (in->payload != EPW_PAYLOAD_OPAQUE || format->scale_count == 0) return EPW_OK;
+    if (in->scale_row_stride % scale == 0 && in->scale_col_stride % scale == 0) return EPW_OK;
+    return epw_fail(
+        EPW_ERR_INVALID, epw_at(b, op),
+        "scale_row_stride is %llu and scale_col_stride %llu bytes, must be multiples of scale_bytes %u",
+        (unsigned long long)in->scale_row_stride, (unsigned long long)in->scale_col_stride, scale);
+}
+
+static epw_status check_output(const epw_buffer *b, const char *op, const epw_row_format *format,
+                               uint32_t payload, const epw_dispatch_output *out) {
+    const pointer pointers[] = {
+        {"output.scales", out->scales, scale_align(format, payload)},
+        {"output.counts", out->counts, 4},
+        {"output.source_counts", out->source_counts, 4},
+        {"output.ranges", out->ranges, 4},
+        {"output.source_token", out->source_token, 4},
+        {"output.row_experts", out->row_experts, 4},
+        {"output.row_weights", out->row_weights, 4},
+        {"output.expert_rows", out->expert_rows, 4},
+        {"output.expert_totals", out->expert_totals, 8},
+        {"output.wait_ns", out->wait_ns, 8},
+    };
+    return CHECK_ALIGNED(b, op, pointers);
+}
+
+static epw_status check_combined(const epw_buffer *b, const char *op, const epw_combine_output *out) {
+    const pointer pointers[] = {
+        {"output.contributions", out->contributions, 4}, /* [n, 2] are written in pairs */
+        {"output.wait_ns", out->wait_ns, 8},
+    };
+    return CHECK_ALIGNED(b, op, pointers);
+}
+
+/* ---- dispatch ---- */
+
+static epw_dispatch_args dispatch_args(const epw_buffer *b, const epw_lane *lane, uint32_t halves,
+                                       const epw_dispatch_input *in, const epw_row_format *format) {
+    bool opaque = in->payload == EPW_PAYLOAD_OPAQUE;
+    uint64_t dense = opaque ? format->payload_bytes : b->layout.row_bytes;
+    return (epw_dispatch_args){
+        .context = b->gpu->lanes[epw_lane_index(b, lane)].context,
+        .window = b->routes[b->config.rank].window,
+        .layout = b->layout,
+        .rank = b->config.rank,
+        .halves = halves,
+        .x = in->x,
+        .x_stride = in->x_stride ? in->x_stride : dense,
+        .topk_idx = in->topk_idx,
+        .topk_weights = in->topk_weights,
+        .sideband = in->sideband,
+        .scales = opaque ? in->scales : NULL,
+        .scale_row_stride = in->scale_row_stride,
+        .scale_col_stride = in->scale_col_stride,
+        .tokens = in->tokens,
+        .topk = in->topk,
+        .dtype = b->config.dtype,
+        .idx_type = in->idx_type,
+        .payload = in->payload,
+        .payload_bytes = format->payload_bytes,
+        .scale_count = format->scale_count,
+        .scale_bytes = format->scale_bytes,
+        .sideband_bytes = in->sideband_bytes,
+        .format = format->hash,
+        .output_layout = in->layout,
+    };
+}
+
+static void put_output(epw_dispatch_args *args, const epw_dispatch_output *out) {
+    args->scale_order = out->scale_order;
+    args->rows = out->rows;
+    args->out_scales = out->scales;
+    args->out_sideband = out->sideband;
+    args->counts = out->counts;
+    args->source_counts = out->source_counts;
+    args->ranges = out->ranges;
+    args->source_token = out->source_token;
+    args->row_experts = out->row_experts;
+    args->row_weights = out->row_weights;
+    args->expert_rows = out->expert_rows;
+    args->expert_totals = out->expert_totals;
+    args->wait_ns = out->wait_ns;
+}
+
+static epw_status enqueue_dispatch(enqueuing *e, epw_dispatch_args *args, uint64_t deadline_ns) {
+    epw_status status = enqueue_begin(e, deadline_ns);
+    if (status != EPW_OK) return status;
+    args->deadline_ns = deadline_ns;
+    return enqueue_end(e, epw_gpu_dispatch(args, e->b->gpu->blocks, e->stream),
+                       "launch of the dispatch kernel");
+}
+
+static epw_status dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,
+                           const epw_row_format *format, const epw_dispatch_output *out, epw_handle *handle,
+                           epw_outcome *outcome) {
+    const char *op = "dispatch";
+    epw_status status = check_call(b, op, in->nonblocking, outcome);
+    if (status == EPW_OK) status = check_input(b, in, format);
+    if (status == EPW_OK && out != NULL) status = check_output(b, op, format, in->payload, out);
+    if (status != EPW_OK) return status;
+    uint32_t halves = out != NULL ? EPW_GPU_SEND | EPW_GPU_RECEIVE : EPW_GPU_SEND;
+    epw_dispatch_args args = dispatch_args(b, lane, halves, in, format);
+    if (out != NULL) put_output(&args, out);
+    enqueuing e = enqueuing_of(b, lane, op, in->stream);
+    status = enqueue_dispatch(&e, &args, in->deadline_ns);
+    if (status != EPW_OK) return status;
+    epw_lane_take(b, lane, in, format, handle);
+    lane->stage = out != NULL ? EPW_STAGE_DISPATCHED : EPW_STAGE_SENT;
+    lane->stream = in->stream;
+    return EPW_OK;
+}
+
+epw_status epw_gpu_call_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,
+                                 const epw_row_format *format, const epw_dispatch_output *out,
+                                 epw_handle *handle, epw_outcome *outcome) {
+    epw_status status = dispatch(b, lane, in, format, out, handle, outcome);
+    pthread_mutex_unlock(&lane->lock);
+    return status;
+}
+
+/* With the deadline of the sending half, as on the host. */
+static epw_status dispatch_receive(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out,
+                                   epw_outcome *outcome) {
+    const char *op = "dispatch_receive";
+    const epw_dispatch_input *in = &lane->input;
+    epw_status status = check_call(b, op, out->nonblocking, outcome);
+    if (status == EPW_OK) status = check_output(b, op, &lane->format, in->payload, out);
+    if (status != EPW_OK) return status;
+    epw_dispatch_args args = dispatch_args(b, lane, EPW_GPU_RECEIVE, in, &lane->format);
+    put_output(&args, out);
+    enqueuing e = enqueuing_of(b, lane, op, out->stream);
+    status = enqueue_dispatch(&e, &args, in->deadline_ns);
+    if (status != EPW_OK) return status;
+    lane->stage = EPW_STAGE_DISPATCHED;
+    lane->stream = out->stream;
+    return EPW_OK;
+}
+
+epw_status epw_gpu_call_dispatch_receive(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out,
+                                         epw_outcome *outcome) {
+    epw_status status = dispatch_receive(b, lane, out, outcome);
+    pthread_mutex_unlock(&lane->lock);
+    return status;
+}
+
+/* ---- combine and release ---- */
+
+static epw_combine_args combine_args(const epw_buffer *b, const epw_lane *lane, uint32_t halves,
+                                     uint32_t mode) {
+    return (epw_combine_args){
+        .context = b->gpu->lanes[epw_lane_index(b, lane)].context,
+        .window = b->routes[b->config.rank].window,
+        .layout = b->layout,
+        .rank = b->config.rank,
+        .halves = halves,
+        .mode = mode,
+        .dtype = b->config.combine_dtype,
+        .output_layout = lane->layout,
+        .tokens = lane->tokens,
+        .topk = lane->topk,
+    };
+}
+
+static void put_combined(epw_combine_args *args, const epw_combine_output *out) {
+    args->out = out->out;
+    args->contributions = out->contributions;
+    args->wait_ns = out->wait_ns;
+}
+
+static epw_status enqueue_combine(enqueuing *e, epw_combine_args *args, uint64_t deadline_ns) {
+    epw_status status = enqueue_begin(e, deadline_ns);
+    if (status != EPW_OK) return status;
+    args->deadline_ns = deadline_ns;
+    return enqueue_end(e, epw_gpu_combine(args, e->b->gpu->blocks, e->stream),
+                       "launch of the combine kernel");
+}
+
+static epw_status combine(epw_buffer *b, epw_lane *lane, const epw_combine_input *in,
+                          const epw_combine_output *out, epw_outcome *outcome) {
+    const char *op = "combine";
+    const pointer pointers[] = {{"expert_out", in->expert_out, 16}, {"topk_weights", in->topk_weights, 4}};
+    epw_status status = check_call(b, op, in->nonblocking, outcome);
+    if (status == EPW_OK) status = CHECK_ALIGNED(b, op, pointers);
+    if (status == EPW_OK && out != NULL) status = check_combined(b, op, out);
+    if (status != EPW_OK) return status;
+    uint32_t halves = out != NULL ? EPW_GPU_SEND | EPW_GPU_RECEIVE : EPW_GPU_SEND;
+    epw_combine_args args = combine_args(b, lane, halves, in->mode);
+    args.expert_out = in->expert_out;
+    if (in->expert_out == NULL && lane->layout == EPW_EXPERT_MAJOR) {
+        args.expert_out = args.window + epw_zero_copy_offset(&b->layout, epw_lane_index(b, lane));
+    }
+    args.topk_weights = in->topk_weights;
+    if (out != NULL) put_combined(&args, out);
+    enqueuing e = enqueuing_of(b, lane, op, in->stream);
+    status = enqueue_combine(&e, &args, in->deadline_ns);
+    if (status != EPW_OK) return status;
+    lane->combine_input = *in;
+    lane->stage = out != NULL ? EPW_STAGE_FREE : EPW_STAGE_ANSWERED;
+    lane->stream = in->stream;
+    return EPW_OK;
+}
+
+epw_status epw_gpu_call_combine(epw_buffer *b, epw_lane *lane, const epw_combine_input *in,
+                                const epw_combine_output *out, epw_outcome *outcome) {
+    epw_status status = combine(b, lane, in, out, outcome);
+    pthread_mutex_unlock(&lane->lock);
+    return status;
+}
+
+static epw_status combine_receive(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
+                                  epw_outcome *outcome) {
+    const char *op = "combine_receive";
+    epw_status status = check_call(b, op, out->nonblocking, outcome);
+    if (status == EPW_OK) status = check_combined(b, op, out);
+    if (status != EPW_OK) return status;
+    const epw_combine_input *in = &lane->combine_input;
+    epw_combine_args args = combine_args(b, lane, EPW_GPU_RECEIVE, in->mode);
+    args.topk_weights = in->topk_weights;
+    put_combined(&args, out);
+    enqueuing e = enqueuing_of(b, lane, op, out->stream);
+    status = enqueue_combine(&e, &args, in->deadline_ns);
+    if (status != EPW_OK) return status;
+    lane->stage = EPW_STAGE_FREE;
+    lane->stream = out->stream;
+    return EPW_OK;
+}
+
+epw_status epw_gpu_call_combine_receive(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
+                                        epw_outcome *outcome) {
+    epw_status status = combine_receive(b, lane, out, outcome);
+    pthread_mutex_unlock(&lane->lock);
+    return status;
+}
+
+static epw_status release(epw_buffer *b, epw_lane *lane, void *stream) {
+    enqueuing e = enqueuing_of(b, lane, "release", stream);
+    epw_status status = enqueue_begin(&e, 0);
+    if (status != EPW_OK) return status;
+    epw_release_args args = {.context = e.lane->context,
+                             .window = b->routes[b->config.rank].window,
+                             .rank = b->config.rank,
+                             .ranks = b->config.ranks};
+    status = enqueue_end(&e, epw_gpu_release(&args, e.stream), "launch of the release kernel");
+    if (status == EPW_OK) lane->stage = EPW_STAGE_FREE;
+    return status;
+}
+
+epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *stream) {
+    epw_status status = release(b, lane, stream);
+    pthread_mutex_unlock(&lane->lock);
+    return status;
+}
+
+/* ---- what has become of it ---- */
+
+epw_status epw_gpu_call_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
+    (void)handle;
+    (void)outcome;
+    return epw_fail(EPW_ERR_STATE, epw_at(b, "poll"),
+                    "on a GPU there are no non-blocking operations: see epw_outcome_read and epw_await");
+}
+
+epw_status epw_gpu_call_ready(epw_buffer *b, epw_handle handle) {
+    (void)handle;
+    return epw_fail(EPW_ERR_STATE, epw_at(b, "ready"),
+                    "on a GPU the host does not see what has arrived: enqueue the receiving half");
+}
+
+/* Finds and locks the lane that last went to `handle`, held or consumed, if its last call was eager. */
+static epw_status find_last(epw_buffer *b, const char *op, epw_handle handle, epw_lane **out) {
+    uint32_t index = (uint32_t)(handle & 1);
+    if (index >= b->config.lanes || handle >> 1 == 0)
+        return epw_fail(EPW_ERR_INVALID, epw_at(b, op), "not a handle of this buffer");
+    epw_lane *lane = &b->lanes[index];
+    pthread_mutex_lock(&lane->lock);
+    epw_status status = EPW_OK;
+    if (lane->generation != handle >> 1) {
+        status =
+            epw_fail(EPW_ERR_STATE, epw_at(b, op),
+                     "the lane has gone on to another dispatch, or the handle is not one of this buffer");
+    } else if (b->gpu->lanes[index].captured) {
+        status =
+            epw_fail(EPW_ERR_STATE, epw_at(b, op),
+                     "the handle's last call was captured: it runs when its graph does, see epw_take_errors");
+    }
+    if (status != EPW_OK) {
+        pthread_mutex_unlock(&lane->lock);
+        return status;
+    }
+    *out = lane;
+    return EPW_OK;
+}
+
+epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
+    epw_lane *lane = NULL;
+    epw_status status = find_last(b, "await", handle, &lane);
+    if (status != EPW_OK) return status;
+    cudaEvent_t event = b->gpu->lanes[epw_lane_index(b, lane)].event;
+    pthread_mutex_unlock(&lane->lock);
+    return epw_gpu_await_event(b, event, timeout_ns, epw_at(b, "await"));
+}
+
+/* The report's writer is the half's last block; the event is behind it. */
+epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
+    epw_where where = epw_at(b, "outcome_read");
+    if (outcome == NULL) return epw_fail(EPW_ERR_INVALID, where, "outcome is NULL");
+    epw_status status = epw_outcome_check(b, "outcome_read", outcome);
+    epw_lane *lane = NULL;
+    if (status == EPW_OK) status = find_last(b, "outcome_read", handle, &lane);
+    if (status != EPW_OK) return status;
+    uint32_t index = epw_lane_index(b, lane);
+    status = epw_gpu_await_event(b, b->gpu->lanes[index].event, 0, where);
+    if (status == EPW_OK) {
+        const epw_gpu_report *report = &b->gpu->pinned->reports[index];
+        outcome->missing = (epw_mask){{report->missing}};
+        outcome->degraded = report->missing != 0;
+        outcome->record = report->record;
+    }
+    pthread_mutex_unlock(&lane->lock);
+    return status;
+}
+
+/* Record number n, if its slot holds it. Writer: a kernel, at any time. The sequence number is read on both
+ * sides of the record: the same means that the record is whole. Returns the first of the two: n + 1 and
+ * *whole if it is there; less if it is still to come or being written; more if a later one has taken its
+ * slot. */
+static uint64_t read_record(const epw_gpu_ring *ring, uint64_t n, epw_error_record *record, bool *whole) {
+    const _Atomic uint64_t *sequence = (const _Atomic uint64_t *)&ring->slots[n % EPW_GPU_RECORDS].sequence;
+    uint64_t before = atomic_load_explicit(sequence, memory_order_acquire);
+    *whole = false;
+    if (before != n + 1) return before;
+    memcpy(record, &ring->slots[n % EPW_GPU_RECORDS].record, sizeof *record);
+    atomic_thread_fence(memory_order_acquire); /* the copy before the second look */
+    *whole = atomic_load_explicit(sequence, memory_order_relaxed) == before;
+    return before;
+}
+
+epw_status epw_gpu_call_take_errors(epw_buffer *b, epw_error_record *records, uint32_t capacity,
+                                    uint32_t *count, uint64_t *lost) {
+    epw_gpu *g = b->gpu;
+    uint64_t overwritten = 0;
+    *count = 0;
+    pthread_mutex_lock(&g->errors_lock);
+    while (*count < capacity) {
+        bool whole;
+        uint64_t sequence = read_record(&g->pinned->ring, g->errors_taken, &records[*count], &whole);
+        if (whole) {
+            ++*count;
+            ++g->errors_taken;
+        } else if (sequence > g->errors_taken + 1) {
+            /* Of the records up to `sequence`, the last EPW_GPU_RECORDS are still there, or nearly so. */
+            overwritten += sequence - EPW_GPU_RECORDS - g->errors_taken;
+            g->errors_taken = sequence - EPW_GPU_RECORDS;
+        } else if (sequence != g->errors_taken + 1) {
+            break;
+        }
+    }
+    pthread_mutex_unlock(&g->errors_lock);
+    if (lost != NULL) *lost = overwritten;
+    return EPW_OK;
+}
+#else
+typedef int epw_no_gpu_calls; /* a file of C has a declaration */
+#endif

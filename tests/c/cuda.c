@@ -1,0 +1,99 @@
+/* GPU buffers where there is no GPU: what can be planned is planned, what can not be had is an error in
+ * words. */
+#include "check.h"
+
+#include "device/cuda.h"
+#include "device/device.h"
+
+#include <string.h>
+#include <unistd.h>
+
+static epw_config config_of(int32_t device) {
+    epw_config config = EPW_CONFIG_INIT;
+    config.ranks = 4;
+    config.max_tokens = 16;
+    config.hidden = 256;
+    config.experts = 8;
+    config.topk = 2;
+    config.device = device;
+    return config;
+}
+
+static int error_has(const char *text) {
+    int found = strstr(epw_last_error(), text) != NULL;
+    if (!found) fprintf(stderr, "wanted \"%s\" in: %s\n", text, epw_last_error());
+    return found;
+}
+
+static void a_plan_needs_no_gpu(void) {
+    epw_plan host = EPW_PLAN_INIT, gpu = EPW_PLAN_INIT;
+    epw_config config = config_of(EPW_DEVICE_HOST);
+    CHECK_OK(epw_plan_make(&config, &host));
+    config = config_of(7);
+    config.sms = 1024;
+    CHECK_OK(epw_plan_make(&config, &gpu));
+    CHECK(gpu.window_bytes == host.window_bytes && gpu.slot_bytes == host.slot_bytes);
+}
+
+static void limits_of_gpus_are_named(void) {
+    epw_plan plan = EPW_PLAN_INIT;
+    epw_config config = config_of(-2);
+    CHECK(epw_plan_make(&config, &plan) == EPW_ERR_INVALID);
+    CHECK(error_has("device is -2, must be EPW_DEVICE_HOST (-1) or the ordinal of a GPU"));
+    config = config_of(0);
+    config.sms = 1025;
+    CHECK(epw_plan_make(&config, &plan) == EPW_ERR_LIMIT);
+    CHECK(error_has("sms is 1025, must be at most 1024"));
+    config = config_of(0);
+    config.ranks = config.experts = 65;
+    CHECK(epw_plan_make(&config, &plan) == EPW_ERR_LIMIT);
+    CHECK(error_has("ranks is 65, must be at most 64 on GPUs"));
+    config.device = EPW_DEVICE_HOST;
+    CHECK_OK(epw_plan_make(&config, &plan));
+}
+
+/* Creates a buffer that can not be had, and leaves nothing behind. */
+static void refused(int32_t device, const char *text) {
+    epw_config config = config_of(device);
+    epw_buffer *buffer = NULL;
+    CHECK(epw_buffer_create(&config, &buffer) == EPW_ERR_NO_PATH);
+    CHECK(buffer == NULL);
+    CHECK(error_has(text));
+    epw_error_detail detail;
+    epw_last_error_detail(&detail);
+    CHECK(detail.rank == 0);
+}
+
+#ifdef EPW_CUDA
+
+static int driver_is_there(void) {
+    return access("/proc/driver/nvidia/version", F_OK) == 0 || access("/dev/nvidiactl", F_OK) == 0;
+}
+
+static int a_buffer_on_a_gpu_says_what_is_missing(void) {
+    if (driver_is_there()) {
+        refused(1 << 20, ""); /* whatever GPUs there are, there is no such one */
+        puts("not checked: what a machine without NVIDIA driver is told, because this one has a driver");
+        return 0;
+    }
+    refused(0, "no NVIDIA driver: libcuda.so.1 is not to be found; install the driver");
+    refused(0, "no NVIDIA driver"); /* and again */
+    return 1;
+}
+
+#else
+
+static int a_buffer_on_a_gpu_says_what_is_missing(void) {
+    refused(0, "built without CUDA: build it with cargo feature `cuda`, or CMake option EPW_CUDA=ON");
+    return 1;
+}
+
+#endif
+
+int main(void) {
+    a_plan_needs_no_gpu();
+    limits_of_gpus_are_named();
+    int all = a_buffer_on_a_gpu_says_what_is_missing();
+    int result = check_result("cuda");
+    return result == 0 && !all ? 77 : result; /* 77: skipped, in the words above */
+}

@@ -1,0 +1,461 @@
+/* What the engine for GPUs enqueues, orders, waits for and refuses, with no GPU: its sources are compiled
+ * here with CUDA and the kernels replaced by records of the calls. Device memory is host memory, so that what
+ * the engine writes there can be looked at. The kernels themselves are compared with the host in gpu.c. */
+#include "group.h"
+
+#define SKIPPED 77
+
+#ifndef EPW_CUDA
+int main(void) {
+    puts("ignored: built without CUDA");
+    return SKIPPED;
+}
+#else
+
+#include "device/cuda.h"
+#include "ep/internal.h"
+#include "ep/launch.h"
+
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+
+/* ---- CUDA and kernels as the engine sees them here ---- */
+
+static struct fake {
+    int depth;    /* scopes entered and not left */
+    int done;     /* what is enqueued has run */
+    int captured; /* streams are under capture */
+    int failing;  /* what a launch returns */
+    int hangs;    /* after the membership kernel is enqueued, nothing runs any more */
+    int launches, records, waits;
+    void *stream; /* of the last launch */
+    uint32_t blocks;
+    epw_dispatch_args dispatch;
+    epw_combine_args combine;
+} fake = {.done = 1};
+
+static cudaError_t fake_event_query(cudaEvent_t event) {
+    CHECK(event != NULL && fake.depth > 0);
+    return fake.done ? cudaSuccess : cudaErrorNotReady;
+}
+static cudaError_t fake_get_last_error(void) {
+    return cudaSuccess;
+}
+static cudaError_t fake_event_record(cudaEvent_t event, cudaStream_t stream) {
+    (void)stream;
+    CHECK(event != NULL && fake.depth == 1);
+    fake.records++;
+    return cudaSuccess;
+}
+static cudaError_t fake_event_create(cudaEvent_t *event, unsigned flags) {
+    CHECK(flags == cudaEventDisableTiming);
+    *event = malloc(1);
+    return cudaSuccess;
+}
+static cudaError_t fake_event_destroy(cudaEvent_t event) {
+    free(event);
+    return cudaSuccess;
+}
+static cudaError_t fake_is_capturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+    CHECK_MSG(stream != NULL && stream != cudaStreamLegacy, "%s", "the legacy stream must not be asked");
+    *status = fake.captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+static cudaError_t fake_stream_id(cudaStream_t stream, unsigned long long *id) {
+    *id = (uintptr_t)stream;
+    return cudaSuccess;
+}
+static cudaError_t fake_wait_event(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    (void)stream;
+    CHECK(event != NULL && flags == 0);
+    fake.waits++;
+    return cudaSuccess;
+}
+static cudaError_t fake_memcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                               cudaStream_t stream) {
+    (void)kind;
+    CHECK(stream != NULL && fake.depth == 1);
+    memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+
+static epw_status fake_open(int32_t ordinal, epw_where where) {
+    (void)ordinal;
+    (void)where;
+    return EPW_OK;
+}
+static epw_status fake_enter(int32_t ordinal, epw_where where) {
+    (void)ordinal;
+    (void)where;
+    fake.depth++;
+    return EPW_OK;
+}
+static void fake_leave(void) {
+    fake.depth--;
+}
+static epw_status fake_enter_relaxed(int32_t ordinal, epw_where where, epw_cuda_scope *scope) {
+    scope->capture_mode = 7;
+    return fake_enter(ordinal, where);
+}
+static void fake_leave_relaxed(const epw_cuda_scope *scope) {
+    CHECK(scope->capture_mode == 7);
+    fake_leave();
+}
+static epw_status fake_sms(int32_t ordinal, epw_where where, uint32_t *sms) {
+    *sms = 132;
+    return fake_open(ordinal, where);
+}
+static epw_status fake_fail(int error, epw_where where, const char *call) {
+    return epw_fail(EPW_ERR_SYSTEM, where, "%s: CUDA error %d", call, error);
+}
+static epw_status fake_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **out) {
+    *out = calloc(1, bytes);
+    return fake_open(ordinal, where);
+}
+static epw_status fake_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **host,
+                                  void **device) {
+    *host = *device = calloc(1, bytes);
+    return fake_open(ordinal, where);
+}
+static void fake_free(int32_t ordinal, void *memory) {
+    (void)ordinal;
+    free(memory);
+}
+static epw_status fake_stream_create(int32_t ordinal, epw_where where, void **stream) {
+    *stream = malloc(1);
+    return fake_open(ordinal, where);
+}
+static epw_status fake_copy(int32_t ordinal, void *stream, void *to, const void *from, uint64_t bytes,
+                            epw_where where) {
+    CHECK(stream != NULL);
+    memcpy(to, from, bytes);
+    return fake_open(ordinal, where);
+}
+
+static int fake_launch(uint32_t blocks, void *stream) {
+    CHECK(fake.depth == 1);
+    if (fake.failing) return fake.failing;
+    fake.launches++;
+    fake.blocks = blocks;
+    fake.stream = stream;
+    return 0;
+}
+static int fake_prepare(const epw_layout *layout, uint32_t *blocks_per_sm) {
+    CHECK(layout->ranks == 2);
+    *blocks_per_sm = 1;
+    return 0;
+}
+static int fake_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {
+    fake.dispatch = *args;
+    return fake_launch(blocks, stream);
+}
+static int fake_combine(const epw_combine_args *args, uint32_t blocks, void *stream) {
+    fake.combine = *args;
+    return fake_launch(blocks, stream);
+}
+static int fake_release(const epw_release_args *args, void *stream) {
+    CHECK(args->context->lanes == 2 && args->context->window[args->rank] == args->window && args->ranks == 2);
+    return fake_launch(1, stream);
+}
+static int fake_set_active(const epw_membership_args *args, void *stream) {
+    for (uint32_t i = 0; i < 2; i++) {
+        CHECK(args->contexts[i]->lane == i && args->contexts[i]->shared == args->shared);
+        for (uint32_t p = 0; p < args->ranks; p++) {
+            CHECK((args->contexts[i]->window[p] != NULL) == (args->active >> p & 1));
+        }
+    }
+    memset(args->shared->suspects_host, 0, EPW_MAX_LANES * sizeof(uint64_t));
+    if (fake.hangs) fake.done = 0;
+    return fake_launch(1, stream);
+}
+
+#define cudaEventQuery                fake_event_query
+#define cudaGetLastError              fake_get_last_error
+#define cudaEventRecord               fake_event_record
+#define cudaEventCreateWithFlags      fake_event_create
+#define cudaEventDestroy              fake_event_destroy
+#define cudaStreamIsCapturing         fake_is_capturing
+#define cudaStreamGetId               fake_stream_id
+#define cudaStreamWaitEvent           fake_wait_event
+#define cudaMemcpyAsync               fake_memcpy
+#define epw_cuda_open                 fake_open
+#define epw_cuda_enter                fake_enter
+#define epw_cuda_leave                fake_leave
+#define epw_cuda_enter_relaxed        fake_enter_relaxed
+#define epw_cuda_leave_relaxed        fake_leave_relaxed
+#define epw_cuda_sms                  fake_sms
+#define epw_fail_cuda                 fake_fail
+#define epw_cuda_alloc                fake_alloc
+#define epw_cuda_free                 fake_free
+#define epw_cuda_host_alloc           fake_host_alloc
+#define epw_cuda_host_free            fake_free
+#define epw_cuda_stream_create        fake_stream_create
+#define epw_cuda_stream_destroy       fake_free
+#define epw_cuda_copy                 fake_copy
+#define epw_gpu_prepare               fake_prepare
+#define epw_gpu_dispatch              fake_dispatch
+#define epw_gpu_combine               fake_combine
+#define epw_gpu_release               fake_release
+#define epw_gpu_set_active            fake_set_active
+/* The library has its own of these. */
+#define epw_engine_gpu                tested_engine
+#define epw_gpu_private_bytes         tested_private_bytes
+#define epw_gpu_await_event           tested_await_event
+#define epw_gpu_call_dispatch         tested_dispatch
+#define epw_gpu_call_dispatch_receive tested_dispatch_receive
+#define epw_gpu_call_combine          tested_combine
+#define epw_gpu_call_combine_receive  tested_combine_receive
+#define epw_gpu_call_release          tested_release
+#define epw_gpu_call_poll             tested_poll
+#define epw_gpu_call_ready            tested_ready
+#define epw_gpu_call_await            tested_await
+#define epw_gpu_call_outcome_read     tested_outcome_read
+#define epw_gpu_call_take_errors      tested_take_errors
+extern const epw_engine tested_engine;
+uint64_t tested_private_bytes(const epw_config *config);
+#include "../../c/ep/gpu.c"
+#include "../../c/ep/gpu_call.c"
+
+/* ---- two ranks whose windows are host memory ---- */
+
+#define FIRST_STREAM  ((void *)0x1000)
+#define SECOND_STREAM ((void *)0x2000)
+
+static epw_buffer *make_buffer(uint32_t rank) {
+    epw_config config = config_of(rank, 2);
+    config.deadline_ns = 20 * MS;
+    epw_buffer *b = NULL;
+    CHECK_OK(epw_buffer_create(&config, &b));
+    CHECK(b->engine->leave(b));
+    b->engine->close(b);
+    b->scratch = NULL;
+    b->pool = NULL;
+    b->janitor_started = false;
+    b->engine = &tested_engine;
+    CHECK_OK(b->engine->open(b));
+    return b;
+}
+
+static group make_gpu_group(void) {
+    fake = (struct fake){.done = 1};
+    group g = {.ranks = 2};
+    for (uint32_t r = 0; r < 2; r++) g.of[r] = make_buffer(r);
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(connect_to(g.of[r], r, g.of[1 - r], 1 - r));
+    activate(&g, 1);
+    fake.launches = fake.records = fake.waits = 0;
+    return g;
+}
+
+static _Alignas(64) unsigned char rows[1 << 20];
+static uint32_t counts[EXPERTS];
+static batch made;
+
+static epw_dispatch_input input_on(void *stream, int32_t lane) {
+    epw_dispatch_input in = make_batch(&made, 0);
+    in.stream = stream;
+    in.lane = lane;
+    return in;
+}
+
+static epw_dispatch_output output_on(void *stream) {
+    epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+    out.rows = rows;
+    out.counts = counts;
+    out.stream = stream;
+    return out;
+}
+
+static epw_handle dispatch_on(epw_buffer *b, void *stream, int32_t lane) {
+    epw_dispatch_input in = input_on(stream, lane);
+    epw_dispatch_output out = output_on(stream);
+    epw_handle handle = 0;
+    CHECK_OK(epw_dispatch(b, &in, &out, &handle, NULL));
+    return handle;
+}
+
+/* ---- tests ---- */
+
+static void contexts_hold_the_peer_table(void) {
+    group g = make_gpu_group();
+    epw_gpu_context *context = g.of[0]->gpu->lanes[1].context;
+    CHECK(context->window[0] == g.of[0]->routes[0].window && context->window[1] == g.of[1]->routes[1].window);
+    CHECK(context->lane == 1 && context->deadline_ns == 20 * MS && context->ordered == 1);
+    CHECK_MSG(g.of[0]->gpu->blocks == 66, "two lanes of %u blocks on 132 SMs", g.of[0]->gpu->blocks);
+    REFUSED(epw_buffer_disconnect(g.of[0], 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
+    g.of[0]->gpu->pinned->suspects[1] = 2; /* as a kernel would */
+    epw_mask suspects;
+    uint8_t reachable[EXPERTS];
+    CHECK_OK(epw_buffer_membership(g.of[0], NULL, &suspects, NULL));
+    CHECK_OK(epw_buffer_reachable_experts(g.of[0], reachable));
+    CHECK(suspects.bits[0] == 2 && reachable[0] == 1 && reachable[EXPERTS - 1] == 0);
+    CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
+    CHECK(context->window[1] == NULL && g.of[0]->gpu->lanes[0].context->window[1] == NULL);
+    destroy(&g);
+    CHECK(fake.depth == 0);
+}
+
+static void halves_are_launched_as_called(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_dispatch_input in = input_on(FIRST_STREAM, 1);
+    epw_dispatch_output out = output_on(FIRST_STREAM);
+    epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+    epw_combine_output combined = EPW_COMBINE_OUTPUT_INIT;
+    float weights[TOKENS * TOPK];
+    epw_handle handle;
+    CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
+    CHECK(fake.dispatch.halves == EPW_GPU_SEND && fake.dispatch.context->lane == 1 && fake.blocks == 66);
+    CHECK(fake.dispatch.tokens == TOKENS && fake.dispatch.x_stride == HIDDEN * 2 &&
+          fake.dispatch.rows == NULL);
+    REFUSED(epw_combine(b, handle, &answer, NULL, NULL), EPW_ERR_STATE, "combine", 0, -1,
+            "has not been received");
+    CHECK_OK(epw_dispatch_receive(b, handle, &out, NULL));
+    CHECK(fake.dispatch.halves == EPW_GPU_RECEIVE && fake.dispatch.rows == rows && fake.dispatch.format != 0);
+    epw_rows_view view = EPW_ROWS_VIEW_INIT;
+    CHECK_OK(epw_next_combine_buffer(b, handle, &view));
+    CHECK(view.source_counts == b->gpu->lanes[1].context->received);
+    answer.mode = EPW_COMBINE_ORDERED;
+    answer.topk_weights = weights;
+    CHECK_OK(epw_combine(b, handle, &answer, NULL, NULL));
+    CHECK(fake.combine.halves == EPW_GPU_SEND && fake.combine.expert_out == view.rows);
+    combined.out = rows;
+    CHECK_OK(epw_combine_receive(b, handle, &combined, NULL));
+    CHECK(fake.combine.halves == EPW_GPU_RECEIVE && fake.combine.mode == EPW_COMBINE_ORDERED);
+    CHECK(fake.combine.topk_weights == weights && fake.combine.out == rows);
+    destroy(&g);
+}
+
+static void streams_follow_each_other(void) {
+    group g = make_gpu_group();
+    CHECK_OK(epw_release(g.of[0], dispatch_on(g.of[0], FIRST_STREAM, 0)));
+    CHECK_MSG(fake.waits == 0 && fake.stream == FIRST_STREAM, "%d waits", fake.waits);
+    CHECK_OK(epw_release_on(g.of[0], dispatch_on(g.of[0], NULL, 0), SECOND_STREAM));
+    CHECK_MSG(fake.waits == 2 && fake.stream == SECOND_STREAM, "%d waits", fake.waits);
+    CHECK_OK(epw_release(g.of[0], dispatch_on(g.of[0], FIRST_STREAM, 1)));
+    CHECK_MSG(fake.waits == 2 && fake.records == 6, "another lane: %d waits, %d records", fake.waits,
+              fake.records);
+    destroy(&g);
+}
+
+static void captures_neither_wait_nor_record(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_dispatch_input in = input_on(SECOND_STREAM, 0);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_handle handle = dispatch_on(b, FIRST_STREAM, 0);
+    CHECK_OK(epw_release(b, handle));
+    fake.captured = 1;
+    in.deadline_ns = 30 * MS;
+    REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_INVALID, "dispatch", 0, -1, "under capture");
+    handle = dispatch_on(b, SECOND_STREAM, 0);
+    CHECK(fake.waits == 0 && fake.records == 2);
+    REFUSED(epw_outcome_read(b, handle, &outcome), EPW_ERR_STATE, "outcome_read", 0, -1, "captured");
+    REFUSED(epw_await(b, handle, MS), EPW_ERR_STATE, "await", 0, -1, "captured");
+    CHECK_OK(epw_release(b, handle));
+    fake.captured = 0;
+    CHECK_OK(epw_release(b, dispatch_on(b, FIRST_STREAM, 0)));
+    CHECK(fake.waits == 0 && fake.records == 4);
+    destroy(&g);
+}
+
+static void a_failed_launch_changes_nothing(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_dispatch_input in = input_on(FIRST_STREAM, 0);
+    epw_handle handle = 0;
+    fake.failing = cudaErrorLaunchFailure;
+    REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_SYSTEM, "dispatch", 0, -1,
+            "dispatch kernel: CUDA");
+    CHECK(handle == 0);
+    fake.failing = 0;
+    handle = dispatch_on(b, FIRST_STREAM, 0);
+    fake.failing = cudaErrorLaunchFailure;
+    REFUSED(epw_release(b, handle), EPW_ERR_SYSTEM, "release", 0, -1, "release kernel: CUDA");
+    fake.failing = 0;
+    CHECK_OK(epw_release(b, handle));
+    destroy(&g);
+    CHECK(fake.depth == 0);
+}
+
+static void outcomes_are_read_when_the_event_is_done(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_handle handle = dispatch_on(b, FIRST_STREAM, 0);
+    CHECK_OK(epw_release(b, handle));
+    fake.done = 0;
+    CHECK(epw_outcome_read(b, handle, &outcome) == EPW_PENDING);
+    CHECK(epw_await(b, handle, 2 * MS) == EPW_PENDING);
+    fake.done = 1;
+    b->gpu->pinned->reports[0].missing = 2;
+    b->gpu->pinned->reports[0].record.cause = EPW_CAUSE_TIMEOUT;
+    CHECK_OK(epw_await(b, handle, 0));
+    CHECK_OK(epw_outcome_read(b, handle, &outcome));
+    CHECK(outcome.degraded && outcome.missing.bits[0] == 2 && outcome.record.cause == EPW_CAUSE_TIMEOUT);
+    CHECK_OK(epw_release(b, dispatch_on(b, FIRST_STREAM, 0)));
+    REFUSED(epw_outcome_read(b, handle, &outcome), EPW_ERR_STATE, "outcome_read", 0, -1, "gone on");
+    destroy(&g);
+}
+
+static void waits_are_bounded(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_mask all = first_ranks(2);
+    CHECK_OK(epw_release(b, dispatch_on(b, FIRST_STREAM, 0)));
+    fake.done = 0;
+    REFUSED(epw_buffer_set_active(b, &all, 2), EPW_ERR_TIMEOUT, "set_active", 0, -1, "enqueued before");
+    fake.done = fake.hangs = 1;
+    REFUSED(epw_buffer_set_active(b, &all, 2), EPW_ERR_TIMEOUT, "set_active", 0, -1, "larger epoch");
+    fake.done = 1;
+    fake.hangs = 0;
+    epw_dispatch_input in = input_on(FIRST_STREAM, 0);
+    epw_handle handle;
+    REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_STATE, "dispatch", 0, -1, "no membership");
+    REFUSED(epw_buffer_set_active(b, &all, 2), EPW_ERR_INVALID, "set_active", 0, -1, "epoch is 2");
+    CHECK_OK(epw_buffer_set_active(b, &all, 3));
+    CHECK_OK(epw_release(b, dispatch_on(b, FIRST_STREAM, 0)));
+    const epw_line *line = (const epw_line *)(g.of[1]->routes[1].window + epw_line_offset(0));
+    epw_buffer_destroy(b);
+    CHECK(line->dropped == epw_word(3, 0, 0));
+    epw_buffer_destroy(g.of[1]);
+}
+
+static void records_are_taken_once_and_in_order(void) {
+    group g = make_gpu_group();
+    epw_gpu_ring *ring = &g.of[0]->gpu->pinned->ring;
+    epw_error_record taken[300];
+    uint32_t count;
+    uint64_t lost, next = 0;
+    for (; next < 10; next++) {
+        ring->slots[next].record.seen = next;
+        ring->slots[next].sequence = next + 1;
+    }
+    CHECK_OK(epw_take_errors(g.of[0], taken, 3, &count, &lost));
+    CHECK(count == 3 && lost == 0 && taken[2].seen == 2);
+    CHECK_OK(epw_take_errors(g.of[0], taken, 300, &count, NULL));
+    CHECK(count == 7 && taken[6].seen == 9);
+    for (; next < 600; next++) {
+        ring->slots[next % EPW_GPU_RECORDS].record.seen = next;
+        ring->slots[next % EPW_GPU_RECORDS].sequence = next + 1;
+    }
+    CHECK_OK(epw_take_errors(g.of[0], taken, 300, &count, &lost));
+    CHECK_MSG(count == EPW_GPU_RECORDS && lost == 600 - 10 - EPW_GPU_RECORDS, "%u taken", count);
+    CHECK(taken[0].seen == 600 - EPW_GPU_RECORDS && taken[EPW_GPU_RECORDS - 1].seen == 599);
+    ring->slots[600 % EPW_GPU_RECORDS].sequence = 0; /* being written */
+    CHECK_OK(epw_take_errors(g.of[0], taken, 300, &count, &lost));
+    CHECK(count == 0 && lost == 0);
+    destroy(&g);
+}
+
+int main(void) {
+    contexts_hold_the_peer_table();
+    halves_are_launched_as_called();
+    streams_follow_each_other();
+    captures_neither_wait_nor_record();
+    a_failed_launch_changes_nothing();
+    outcomes_are_read_when_the_event_is_done();
+    waits_are_bounded();
+    records_are_taken_once_and_in_order();
+    return check_result("enqueue");
+}
+#endif

@@ -1,0 +1,515 @@
+/* The GPU against the host, bit for bit: the same steps through epwire.h, once by host threads and once by
+ * kernels, eager and as replayed graphs. Ranks are threads of this process, one to a GPU, as many as there
+ * are GPUs (4 at most), then a single one. Exit code 77, with the reason, where there is no GPU. */
+#include "group.h"
+
+#define SKIPPED 77
+
+#ifndef EPW_CUDA
+int main(void) {
+    puts("ignored: built without CUDA");
+    return SKIPPED;
+}
+#else
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#define CUDA_OK(call) CHECK_MSG((call) == cudaSuccess, "%s", cudaGetErrorString(cudaPeekAtLastError()))
+
+enum { GPUS_MAX = 4, OPAQUE = 128, OPAQUE_SCALES = 3, UNTOUCHED = 0x5a };
+
+/* ---- the steps ---- */
+
+typedef struct test_case {
+    const char *name;
+    uint32_t payload, layout, mode, scale_order;
+    int split;     /* receive in calls of their own */
+    int zero_copy; /* expert outputs lie in epw_next_combine_buffer */
+} test_case;
+
+static const test_case cases[] = {
+    {"same, expert-major", EPW_PAYLOAD_SAME, EPW_EXPERT_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 0},
+    {"same, expert-major, ordered", EPW_PAYLOAD_SAME, EPW_EXPERT_MAJOR, EPW_COMBINE_ORDERED, 0, 0, 0},
+    {"same, expert-major, zero-copy", EPW_PAYLOAD_SAME, EPW_EXPERT_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 1},
+    {"same, rank-major, split", EPW_PAYLOAD_SAME, EPW_RANK_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 1, 0},
+    {"same, rank-major, zero-copy", EPW_PAYLOAD_SAME, EPW_RANK_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 1},
+    {"fp8, expert-major", EPW_PAYLOAD_FP8_F32, EPW_EXPERT_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 0},
+    {"fp8, expert-major, row scales, split", EPW_PAYLOAD_FP8_F32, EPW_EXPERT_MAJOR, EPW_COMBINE_ORDERED, 1, 1,
+     0},
+    {"fp8, rank-major", EPW_PAYLOAD_FP8_F32, EPW_RANK_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 0},
+    {"fp8 pow2, expert-major", EPW_PAYLOAD_FP8_POW2, EPW_EXPERT_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 0},
+    {"fp8 ue8m0, expert-major", EPW_PAYLOAD_FP8_UE8M0, EPW_EXPERT_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 0},
+    {"fp8 ue8m0, rank-major, row scales", EPW_PAYLOAD_FP8_UE8M0, EPW_RANK_MAJOR, EPW_COMBINE_RANK_REDUCED, 1,
+     0, 0},
+    {"opaque, expert-major", EPW_PAYLOAD_OPAQUE, EPW_EXPERT_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 0},
+    {"opaque, rank-major, split", EPW_PAYLOAD_OPAQUE, EPW_RANK_MAJOR, EPW_COMBINE_RANK_REDUCED, 1, 1, 0},
+};
+enum { CASES = sizeof cases / sizeof cases[0] };
+
+/* The memory of one step of one rank: inputs first, then outputs. */
+enum {
+    X,
+    IDS,
+    WEIGHTS,
+    TAGS,
+    IN_SCALES,
+    EXPERT_OUT, /* read */
+    OUTPUTS,
+    ROWS = OUTPUTS,
+    SCALES,
+    SIDEBANDS,
+    COUNTS,
+    SOURCE_COUNTS,
+    RANGES,
+    SOURCE_TOKEN,
+    ROW_EXPERTS,
+    ROW_WEIGHTS,
+    EXPERT_ROWS,
+    EXPERT_TOTALS,
+    OUT,
+    CONTRIBUTIONS, /* written */
+    ARRAYS
+};
+static const char *const array_names[ARRAYS] = {"x",
+                                                "ids",
+                                                "weights",
+                                                "sideband in",
+                                                "scales in",
+                                                "expert_out",
+                                                "rows",
+                                                "scales",
+                                                "sideband",
+                                                "counts",
+                                                "source_counts",
+                                                "ranges",
+                                                "source_token",
+                                                "row_experts",
+                                                "row_weights",
+                                                "expert_rows",
+                                                "expert_totals",
+                                                "out",
+                                                "contributions"};
+
+typedef struct memory {
+    unsigned char *at[ARRAYS];
+    size_t bytes[ARRAYS];
+} memory;
+
+static uint32_t next(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33);
+}
+
+/* Both signs, 16 binades, all mantissas: sums in another order would differ. */
+static uint16_t any_bf16(uint64_t *seed) {
+    uint32_t r = next(seed);
+    return (uint16_t)((r & 1) << 15 | (119 + (r >> 1) % 16) << 7 | (r >> 8 & 127));
+}
+
+static epw_config config_on(uint32_t rank, uint32_t ranks, int32_t device) {
+    epw_config config = config_of(rank, ranks);
+    config.opaque_bytes = OPAQUE + 16;
+    config.device = device;
+    return config;
+}
+
+static epw_dispatch_input input_of(const test_case *c, uint32_t lane, const memory *m) {
+    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+    in.tokens = TOKENS;
+    in.x = m->at[X];
+    in.topk_idx = m->at[IDS];
+    in.topk_weights = (const float *)m->at[WEIGHTS];
+    in.topk = TOPK;
+    in.sideband = m->at[TAGS];
+    in.sideband_bytes = SIDEBAND;
+    in.payload = c->payload;
+    in.layout = c->layout;
+    in.lane = (int32_t)lane;
+    if (c->payload == EPW_PAYLOAD_OPAQUE) {
+        in.opaque_row_bytes = OPAQUE;
+        in.scales = m->at[IN_SCALES];
+        in.scale_count = OPAQUE_SCALES;
+        in.scale_bytes = 4;
+        in.scale_row_stride = 4; /* column-major: token t's scale i at [i][t] */
+        in.scale_col_stride = 4 * TOKENS;
+    }
+    return in;
+}
+
+static epw_dispatch_output output_of(const test_case *c, const memory *m) {
+    epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+    out.scale_order = c->scale_order;
+    out.rows = m->at[ROWS];
+    out.scales = m->at[SCALES];
+    out.sideband = m->at[SIDEBANDS];
+    out.counts = (uint32_t *)m->at[COUNTS];
+    out.source_counts = (uint32_t *)m->at[SOURCE_COUNTS];
+    out.source_token = (uint32_t *)m->at[SOURCE_TOKEN];
+    out.expert_totals = (uint64_t *)m->at[EXPERT_TOTALS];
+    if (c->layout == EPW_EXPERT_MAJOR) {
+        out.ranges = (uint32_t *)m->at[RANGES];
+    } else {
+        out.row_experts = (int32_t *)m->at[ROW_EXPERTS];
+        out.row_weights = (float *)m->at[ROW_WEIGHTS];
+        out.expert_rows = (uint32_t *)m->at[EXPERT_ROWS];
+    }
+    return out;
+}
+
+/* What the step reads, the same in every world, and sizes of what it writes. */
+static memory make_inputs(const epw_config *config, uint32_t index) {
+    const test_case *c = &cases[index];
+    memory m = {{NULL}, {0}};
+    epw_plan plan = EPW_PLAN_INIT;
+    epw_row_shape shape = EPW_ROW_SHAPE_INIT;
+    CHECK_OK(epw_plan_make(config, &plan));
+    epw_dispatch_input probe = input_of(c, 0, &m);
+    CHECK_OK(epw_row_shape_make(config, &probe, &shape));
+    size_t experts = plan.local_experts, rows = plan.rows;
+    size_t lists = c->layout == EPW_EXPERT_MAJOR ? experts : 1;
+    const size_t bytes[ARRAYS] = {
+        [X] = TOKENS * HIDDEN * 2,
+        [IDS] = TOKENS * TOPK * 4,
+        [WEIGHTS] = TOKENS * TOPK * 4,
+        [TAGS] = TOKENS * SIDEBAND,
+        [IN_SCALES] = TOKENS * OPAQUE_SCALES * 4,
+        [EXPERT_OUT] = lists * rows * HIDDEN * 2,
+        [ROWS] = lists * rows * shape.payload_bytes,
+        [SCALES] = lists == 1 ? shape.rank_scales_bytes : shape.expert_scales_bytes,
+        [SIDEBANDS] = lists * rows * SIDEBAND,
+        [COUNTS] = experts * 4,
+        [SOURCE_COUNTS] = config->ranks * 4,
+        [RANGES] = experts * config->ranks * 8,
+        [SOURCE_TOKEN] = lists * rows * 4,
+        [ROW_EXPERTS] = rows * TOPK * 4,
+        [ROW_WEIGHTS] = rows * TOPK * 4,
+        [EXPERT_ROWS] = experts * rows * 4,
+        [EXPERT_TOTALS] = experts * 8,
+        [OUT] = TOKENS * HIDDEN * 2,
+        [CONTRIBUTIONS] = TOKENS * 4,
+    };
+    memcpy(m.bytes, bytes, sizeof bytes);
+    for (int a = 0; a < OUTPUTS; a++) m.at[a] = aligned_alloc(64, (m.bytes[a] + 63) / 64 * 64);
+    uint64_t seed = index * 100u + config->rank;
+    for (size_t i = 0; i < bytes[X] / 2; i++) ((uint16_t *)m.at[X])[i] = any_bf16(&seed);
+    for (size_t i = 0; i < bytes[EXPERT_OUT] / 2; i++) ((uint16_t *)m.at[EXPERT_OUT])[i] = any_bf16(&seed);
+    for (size_t i = 0; i < bytes[TAGS]; i++) m.at[TAGS][i] = (unsigned char)next(&seed);
+    for (size_t i = 0; i < bytes[IN_SCALES] / 4; i++) ((uint32_t *)m.at[IN_SCALES])[i] = next(&seed);
+    int32_t *ids = (int32_t *)m.at[IDS];
+    for (uint32_t i = 0; i < TOKENS * TOPK; i++) {
+        uint32_t t = i / TOPK, j = i % TOPK;
+        ((float *)m.at[WEIGHTS])[i] = (float)(next(&seed) % 1000) / 997.0f;
+        ids[i] =
+            (int32_t)((t * 5 + config->rank + next(&seed) % 3 + j * 3) % EXPERTS); /* distinct in a token */
+        if (next(&seed) % 8 == 0 || t == 1) ids[i] = -1;
+    }
+    return m;
+}
+
+static void free_arrays(memory *m) {
+    for (int a = 0; a < ARRAYS; a++) free(m->at[a]);
+}
+
+/* ---- a world: where a rank's memory is, and how its calls run ---- */
+
+typedef struct world {
+    int32_t gpu; /* -1: the host */
+    cudaStream_t streams[2];
+} world;
+
+static memory place(const world *w, const memory *inputs) {
+    memory m = *inputs;
+    for (int a = 0; a < ARRAYS; a++) {
+        if (w->gpu < 0) {
+            m.at[a] = aligned_alloc(64, (m.bytes[a] + 63) / 64 * 64);
+            if (a < OUTPUTS) memcpy(m.at[a], inputs->at[a], m.bytes[a]);
+        } else {
+            void *at = NULL;
+            CUDA_OK(cudaMalloc(&at, m.bytes[a] + 16));
+            m.at[a] = at;
+            if (a < OUTPUTS) CUDA_OK(cudaMemcpy(at, inputs->at[a], m.bytes[a], cudaMemcpyHostToDevice));
+        }
+    }
+    return m;
+}
+
+static void unplace(const world *w, memory *m) {
+    if (w->gpu < 0) free_arrays(m);
+    for (int a = 0; w->gpu >= 0 && a < ARRAYS; a++) CUDA_OK(cudaFree(m->at[a]));
+}
+
+static void clear_outputs(const world *w, const memory *m) {
+    for (int a = OUTPUTS; a < ARRAYS; a++) {
+        int value = a == EXPERT_TOTALS ? 0 : UNTOUCHED;
+        if (w->gpu < 0) {
+            memset(m->at[a], value, m->bytes[a]);
+        } else {
+            CUDA_OK(cudaMemset(m->at[a], value, m->bytes[a]));
+        }
+    }
+    if (w->gpu >= 0) CUDA_OK(cudaDeviceSynchronize());
+}
+
+/* Puts expert outputs where a zero-copy combine looks for them. */
+static void fill_zero_copy(const world *w, epw_buffer *b, epw_handle handle, const test_case *c,
+                           const memory *m, cudaStream_t stream) {
+    epw_rows_view view = EPW_ROWS_VIEW_INIT;
+    CHECK_OK(epw_next_combine_buffer(b, handle, &view));
+    size_t row = HIDDEN * 2, rows = m->bytes[EXPERT_OUT] / row;
+    CHECK(c->layout == EPW_RANK_MAJOR || view.stride == row);
+    if (w->gpu >= 0) {
+        CUDA_OK(cudaMemcpy2DAsync(view.rows, view.stride, m->at[EXPERT_OUT], row, row, rows,
+                                  cudaMemcpyDeviceToDevice, stream));
+        return;
+    }
+    for (size_t i = 0; i < rows; i++)
+        memcpy((unsigned char *)view.rows + i * view.stride, m->at[EXPERT_OUT] + i * row, row);
+}
+
+/* Dispatch and combine; on a GPU enqueued on the two streams in turn, which may be one. */
+static epw_handle step(const world *w, epw_buffer *b, uint32_t index, const memory *m, cudaStream_t first,
+                       cudaStream_t second) {
+    const test_case *c = &cases[index];
+    epw_dispatch_input in = input_of(c, index % 2, m);
+    epw_dispatch_output out = output_of(c, m);
+    epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+    epw_combine_output combined = EPW_COMBINE_OUTPUT_INIT;
+    in.stream = first;
+    out.stream = answer.stream = second;
+    combined.stream = first;
+    answer.mode = c->mode;
+    answer.expert_out = c->zero_copy ? NULL : m->at[EXPERT_OUT];
+    combined.out = m->at[OUT];
+    combined.contributions = (uint16_t *)m->at[CONTRIBUTIONS];
+    epw_handle handle = 0;
+    CHECK_OK(epw_dispatch(b, &in, c->split ? NULL : &out, &handle, NULL));
+    if (c->split) CHECK_OK(epw_dispatch_receive(b, handle, &out, NULL));
+    if (c->zero_copy) {
+        answer.stream = first; /* where the copy below is enqueued */
+        fill_zero_copy(w, b, handle, c, m, first);
+    }
+    CHECK_OK(epw_combine(b, handle, &answer, c->split ? NULL : &combined, NULL));
+    if (c->split) CHECK_OK(epw_combine_receive(b, handle, &combined, NULL));
+    return handle;
+}
+
+static void compare(const char *how, uint32_t rank, uint32_t index, const memory *gpu, const memory *host) {
+    unsigned char *got = malloc(1 << 24);
+    for (int a = OUTPUTS; a < ARRAYS; a++) {
+        CHECK(gpu->bytes[a] == host->bytes[a] && host->bytes[a] <= 1 << 24);
+        CUDA_OK(cudaMemcpy(got, gpu->at[a], gpu->bytes[a], cudaMemcpyDeviceToHost));
+        size_t at = 0;
+        while (at < host->bytes[a] && got[at] == host->at[a][at]) at++;
+        CHECK_MSG(at == host->bytes[a], "%s, %s, rank %u: %s differs at byte %zu of %zu", cases[index].name,
+                  how, rank, array_names[a], at, host->bytes[a]);
+    }
+    free(got);
+}
+
+static void finish(const world *w) {
+    for (int i = 0; i < 2; i++) CUDA_OK(cudaStreamSynchronize(w->streams[i]));
+}
+
+static void run_eager(const world *w, epw_buffer *b, uint32_t rank, uint32_t index, const memory *m,
+                      const memory *host) {
+    clear_outputs(w, m);
+    epw_handle handle = step(w, b, index, m, w->streams[0], w->streams[index % 3 == 0]);
+    CHECK_OK(epw_await(b, handle, 60 * 1000 * MS));
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    CHECK_OK(epw_outcome_read(b, handle, &outcome));
+    CHECK_MSG(!outcome.degraded && outcome.record.cause == EPW_CAUSE_NONE, "cause %u", outcome.record.cause);
+    finish(w);
+    compare("eager", rank, index, m, host);
+}
+
+static void run_graph(const world *w, epw_buffer *b, uint32_t rank, uint32_t index, const memory *m,
+                      const memory *host) {
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    cudaStream_t stream = w->streams[0];
+    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    epw_handle handle = step(w, b, index, m, stream, stream);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    REFUSED(epw_outcome_read(b, handle, &outcome), EPW_ERR_STATE, "outcome_read", (int)rank, -1, "captured");
+    CUDA_OK(cudaStreamEndCapture(stream, &graph));
+    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    for (int replay = 0; replay < 3; replay++) {
+        clear_outputs(w, m);
+        CUDA_OK(cudaGraphLaunch(exec, stream));
+        finish(w);
+        compare("replayed", rank, index, m, host);
+    }
+    CUDA_OK(cudaGraphExecDestroy(exec));
+    CUDA_OK(cudaGraphDestroy(graph));
+}
+
+/* ---- what a GPU refuses, and what it records ---- */
+
+static void refusals(const world *w, epw_buffer *b, const memory *m) {
+    const test_case *c = &cases[0];
+    epw_dispatch_output out = output_of(c, m);
+    epw_handle handle = 0;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_error_record records[4];
+    uint32_t count = 9;
+    uint64_t lost = 9;
+#define WRONG(field, value, words)                                                                           \
+    do {                                                                                                     \
+        epw_dispatch_input in = input_of(c, 0, m);                                                           \
+        in.stream = w->streams[0];                                                                           \
+        in.field = (value);                                                                                  \
+        REFUSED(epw_dispatch(b, &in, &out, &handle, NULL), EPW_ERR_INVALID, "dispatch", 0, -1, words);       \
+    } while (0)
+    WRONG(nonblocking, 1, "must be 0 on a GPU");
+    WRONG(x, m->at[X] + 2, "x must be aligned to 16 bytes");
+    WRONG(x_stride, HIDDEN * 2 + 8, "multiple of 16");
+    WRONG(topk_idx, m->at[IDS] + 2, "topk_idx must be aligned to 4 bytes");
+#undef WRONG
+    epw_dispatch_input in = input_of(c, 0, m);
+    in.stream = w->streams[0];
+    REFUSED(epw_dispatch(b, &in, &out, &handle, &outcome), EPW_ERR_INVALID, "dispatch", 0, -1,
+            "outcome must be NULL");
+    REFUSED(epw_poll(b, 1, NULL), EPW_ERR_STATE, "poll", 0, -1, "on a GPU");
+    REFUSED(epw_ready(b, 1), EPW_ERR_STATE, "ready", 0, -1, "on a GPU");
+
+    cudaGraph_t graph = NULL;
+    CUDA_OK(cudaStreamBeginCapture(w->streams[0], cudaStreamCaptureModeThreadLocal));
+    in.deadline_ns = 60 * 1000 * MS;
+    REFUSED(epw_dispatch(b, &in, &out, &handle, NULL), EPW_ERR_INVALID, "dispatch", 0, -1, "under capture");
+    CUDA_OK(cudaStreamEndCapture(w->streams[0], &graph));
+    CUDA_OK(cudaGraphDestroy(graph));
+
+    /* A wrong id and a repeated one are recorded and not followed; the release frees the lane. */
+    CHECK_OK(epw_take_errors(b, records, 4, &count, &lost));
+    CHECK(count == 0 && lost == 0);
+    int32_t ids[TOPK] = {EXPERTS, 3, 3, -1};
+    CUDA_OK(cudaMemcpy(m->at[IDS], ids, sizeof ids, cudaMemcpyHostToDevice));
+    in = input_of(c, 0, m);
+    in.stream = w->streams[0];
+    in.tokens = 1;
+    CHECK_OK(epw_dispatch(b, &in, &out, &handle, NULL));
+    epw_mask all = first_ranks(1);
+    REFUSED(epw_buffer_set_active(b, &all, 2), EPW_ERR_STATE, "set_active", 0, -1, "is held");
+    CHECK_OK(epw_release(b, handle));
+    CHECK_OK(epw_await(b, handle, 60 * 1000 * MS));
+    CHECK_OK(epw_take_errors(b, records, 4, &count, &lost));
+    CHECK_MSG(count == 2 && lost == 0, "%u records", count);
+    for (uint32_t i = 0; i < count && i < 2; i++) {
+        CHECK(records[i].cause == EPW_CAUSE_ROUTING && records[i].rank == 0);
+        CHECK(records[i].expected == 0 ? records[i].seen == EXPERTS
+                                       : records[i].expected == 2 && records[i].seen == 3);
+    }
+    CHECK_OK(epw_buffer_set_active(b, &all, 2));
+}
+
+/* ---- ranks ---- */
+
+typedef struct ranks_of_a_run {
+    uint32_t ranks;
+    int on_gpus;
+    pthread_barrier_t barrier;
+    unsigned char blobs[GPUS_MAX][GPUS_MAX][EPW_BLOB_MAX];
+    size_t lengths[GPUS_MAX][GPUS_MAX];
+} ranks_of_a_run;
+
+typedef struct rank_argument {
+    ranks_of_a_run *run;
+    uint32_t rank;
+} rank_argument;
+
+static memory expected[GPUS_MAX][CASES]; /* what the host made */
+
+static epw_buffer *make_connected(ranks_of_a_run *run, uint32_t rank, int32_t device) {
+    epw_config config = config_on(rank, run->ranks, device);
+    epw_buffer *b = NULL;
+    CHECK_OK(epw_buffer_create(&config, &b));
+    for (uint32_t p = 0; b != NULL && p < run->ranks; p++) {
+        if (p != rank) CHECK_OK(epw_buffer_export(b, p, run->blobs[rank][p], &run->lengths[rank][p]));
+    }
+    pthread_barrier_wait(&run->barrier);
+    for (uint32_t p = 0; b != NULL && p < run->ranks; p++) {
+        if (p != rank) CHECK_OK(epw_buffer_connect(b, p, run->blobs[p][rank], run->lengths[p][rank]));
+    }
+    epw_mask all = first_ranks(run->ranks);
+    if (b != NULL) CHECK_OK(epw_buffer_set_active(b, &all, 1));
+    return b;
+}
+
+static void *rank_main(void *argument) {
+    ranks_of_a_run *run = ((rank_argument *)argument)->run;
+    uint32_t rank = ((rank_argument *)argument)->rank;
+    world w = {run->on_gpus ? (int32_t)rank : -1, {NULL, NULL}};
+    if (w.gpu >= 0) {
+        CUDA_OK(cudaSetDevice(w.gpu));
+        for (int i = 0; i < 2; i++) CUDA_OK(cudaStreamCreateWithFlags(&w.streams[i], cudaStreamNonBlocking));
+    }
+    epw_config config = config_on(rank, run->ranks, w.gpu);
+    epw_buffer *b = make_connected(run, rank, w.gpu);
+    for (uint32_t i = 0; b != NULL && i < CASES; i++) {
+        memory inputs = make_inputs(&config, i);
+        memory m = place(&w, &inputs);
+        if (w.gpu < 0) {
+            clear_outputs(&w, &m);
+            step(&w, b, i, &m, NULL, NULL);
+            expected[rank][i] = m;
+        } else {
+            run_eager(&w, b, rank, i, &m, &expected[rank][i]);
+            run_graph(&w, b, rank, i, &m, &expected[rank][i]);
+            run_eager(&w, b, rank, i, &m, &expected[rank][i]);
+            if (run->ranks == 1 && i == 0) refusals(&w, b, &m);
+            unplace(&w, &m);
+        }
+        free_arrays(&inputs);
+    }
+    if (b != NULL && w.gpu >= 0) {
+        epw_mask suspects;
+        CHECK_OK(epw_buffer_membership(b, NULL, &suspects, NULL));
+        CHECK(suspects.bits[0] == 0);
+    }
+    pthread_barrier_wait(&run->barrier);
+    epw_buffer_destroy(b);
+    for (int i = 0; w.gpu >= 0 && i < 2; i++) CUDA_OK(cudaStreamDestroy(w.streams[i]));
+    return NULL;
+}
+
+static void run_ranks(uint32_t ranks, int on_gpus) {
+    ranks_of_a_run *run = calloc(1, sizeof *run);
+    rank_argument arguments[GPUS_MAX];
+    pthread_t threads[GPUS_MAX];
+    run->ranks = ranks;
+    run->on_gpus = on_gpus;
+    pthread_barrier_init(&run->barrier, NULL, ranks);
+    for (uint32_t r = 0; r < ranks; r++) {
+        arguments[r] = (rank_argument){run, r};
+        pthread_create(&threads[r], NULL, rank_main, &arguments[r]);
+    }
+    for (uint32_t r = 0; r < ranks; r++) pthread_join(threads[r], NULL);
+    pthread_barrier_destroy(&run->barrier);
+    free(run);
+}
+
+static void compare_worlds(uint32_t ranks) {
+    run_ranks(ranks, 0);
+    run_ranks(ranks, 1);
+    for (uint32_t r = 0; r < ranks; r++) {
+        for (uint32_t i = 0; i < CASES; i++) free_arrays(&expected[r][i]);
+    }
+}
+
+int main(void) {
+    int gpus = 0;
+    cudaError_t error = cudaGetDeviceCount(&gpus);
+    if (error != cudaSuccess || gpus == 0) {
+        epw_config config = config_on(0, 1, 0);
+        epw_buffer *b = NULL;
+        REFUSED(epw_buffer_create(&config, &b), EPW_ERR_NO_PATH, "buffer create", 0, -1, "driver");
+        printf("ignored: no GPU: %s\n", error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
+        return check_result("gpu") == 0 ? SKIPPED : 1;
+    }
+    compare_worlds(gpus < GPUS_MAX ? (uint32_t)gpus : GPUS_MAX);
+    if (gpus > 1) compare_worlds(1);
+    return check_result("gpu");
+}
+#endif
