@@ -76,8 +76,7 @@ static epw_status require_lanes_idle(const epw_buffer *b, epw_where where) {
         (unsigned long long)(b->config.deadline_ns / 1000000u));
 }
 
-/* Waits for what has been enqueued on the engine's own stream. */
-static epw_status settle(const epw_buffer *b, uint64_t timeout_ns, epw_where where) {
+epw_status epw_gpu_settle(const epw_buffer *b, uint64_t timeout_ns, epw_where where) {
     epw_status status = epw_cuda_enter(b->config.device, where);
     if (status != EPW_OK) return status;
     cudaError_t error = cudaEventRecord(b->gpu->event, b->gpu->stream);
@@ -112,6 +111,7 @@ static uint64_t carve(const epw_config *c, void *memory, epw_gpu_shared **shared
         images[i].ids = take(&a, entries * sizeof(int32_t));
         images[i].weights = take(&a, entries * sizeof(float));
         images[i].sent_row = take(&a, entries * sizeof(uint32_t));
+        images[i].report = take(&a, sizeof *images[i].report);
     }
     return a.used;
 }
@@ -143,12 +143,12 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
     for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++) {
         epw_gpu_context *image = &images[i];
         image->shared = g->shared;
-        image->report = (epw_gpu_report *)SEEN_BY_GPU(device, reports) + i;
         image->ordered = b->config.ordered;
         image->deadline_ns = b->config.deadline_ns;
         image->window[b->config.rank] = epw_window_base(b->window);
         status = epw_cuda_copy(ordinal, g->stream, contexts[i], image, sizeof *image, where);
         g->lanes[i].context = contexts[i];
+        g->lanes[i].report = image->report;
         b->lanes[i].received =
             (uint32_t *)((unsigned char *)contexts[i] + offsetof(epw_gpu_context, received));
     }
@@ -232,7 +232,7 @@ static bool gpu_leave(epw_buffer *b) {
     epw_status status = await_lanes(b, bound, where);
     if (status == EPW_OK) {
         drop_peers(b, where);
-        status = settle(b, b->config.deadline_ns, where);
+        status = epw_gpu_settle(b, b->config.deadline_ns, where);
     }
     return status != EPW_PENDING; /* a GPU that has failed touches nothing any more */
 }
@@ -276,7 +276,7 @@ static epw_status gpu_reach(epw_buffer *b, uint32_t peer, unsigned char *window)
         if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync to the peer table");
     }
     epw_cuda_leave();
-    if (status == EPW_OK) status = settle(b, b->config.deadline_ns, where);
+    if (status == EPW_OK) status = epw_gpu_settle(b, b->config.deadline_ns, where);
     if (status != EPW_PENDING) return status;
     return epw_fail(EPW_ERR_TIMEOUT, where, "the GPU has not taken the change within the deadline of %llu ms",
                     (unsigned long long)(b->config.deadline_ns / 1000000u));
@@ -298,7 +298,7 @@ static epw_status gpu_set_active(epw_buffer *b, const epw_mask *active, uint32_t
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
     epw_cuda_leave();
     if (status != EPW_OK) return status;
-    status = settle(b, b->config.deadline_ns, where);
+    status = epw_gpu_settle(b, b->config.deadline_ns, where);
     if (status == EPW_OK) return EPW_OK;
     /* The kernel may yet run: neither the old membership nor the new one holds. */
     b->epoch = epoch;

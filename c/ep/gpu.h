@@ -8,10 +8,10 @@
 
 #include <cuda_runtime_api.h>
 
-/* Pinned host memory that kernels write, or that copies read. */
+/* Pinned host memory that kernels write, or that copies read or write. */
 typedef struct epw_gpu_pinned {
-    epw_gpu_report reports[EPW_MAX_LANES];
-    uint64_t suspects[EPW_MAX_LANES]; /* what epw_gpu_shared.suspects_host points to */
+    epw_gpu_report reports[EPW_MAX_LANES]; /* copies of the lanes' */
+    uint64_t suspects[EPW_MAX_LANES];      /* what epw_gpu_shared.suspects_host points to */
     epw_gpu_ring ring;
     /* Sources of copies. A copy that runs after its caller has given up on it reads what is right by then. */
     unsigned char *windows[EPW_GPU_MAX_RANKS]; /* of the contexts */
@@ -19,8 +19,9 @@ typedef struct epw_gpu_pinned {
 } epw_gpu_pinned;
 
 typedef struct epw_gpu_lane {
-    epw_gpu_context *context;     /* in device memory */
-    cudaEvent_t event;            /* behind the work of the lane's last eager call */
+    epw_gpu_context *context; /* in device memory */
+    epw_gpu_report *report;   /* in device memory: a kernel that wrote to the host's would end 1.7 us later */
+    cudaEvent_t event;        /* behind the work of the lane's last eager call */
     unsigned long long stream_id; /* of that call's stream: unlike its handle, never used again */
     bool enqueued;                /* there was such a call: the two above are valid */
     bool captured;                /* the lane's last call was captured */
@@ -42,6 +43,9 @@ struct epw_gpu {
 /* Waits on the host, at most timeout_ns, with short sleeps, for what `event` was last recorded behind.
  * EPW_PENDING if the time is over first. Any thread. */
 epw_status epw_gpu_await_event(const epw_buffer *b, cudaEvent_t event, uint64_t timeout_ns, epw_where where);
+
+/* The same for what has been enqueued on the engine's own stream. */
+epw_status epw_gpu_settle(const epw_buffer *b, uint64_t timeout_ns, epw_where where);
 
 /* See engine.h. */
 epw_status epw_gpu_call_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,

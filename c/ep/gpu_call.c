@@ -185,6 +185,7 @@ static epw_dispatch_args dispatch_args(const epw_buffer *b, const epw_lane *lane
         .window = b->routes[b->config.rank].window,
         .layout = b->layout,
         .rank = b->config.rank,
+        .lane = epw_lane_index(b, lane),
         .halves = halves,
         .x = in->x,
         .x_stride = in->x_stride ? in->x_stride : dense,
@@ -442,7 +443,23 @@ epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout
     return epw_gpu_await_event(b, event, timeout_ns, epw_at(b, "await"));
 }
 
-/* The report's writer is the half's last block; the event is behind it. */
+/* Copies the lane's report to the host. Its writer is the half's last block; nothing of the lane runs now,
+ * but for replays, whose order is the caller's affair. */
+static epw_status fetch_report(epw_buffer *b, uint32_t index, epw_where where) {
+    epw_gpu *g = b->gpu;
+    epw_status status = epw_cuda_enter(b->config.device, where);
+    if (status != EPW_OK) return status;
+    cudaError_t error = cudaMemcpyAsync(&g->pinned->reports[index], g->lanes[index].report,
+                                        sizeof(epw_gpu_report), cudaMemcpyDeviceToHost, g->stream);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync of the outcome");
+    epw_cuda_leave();
+    if (status == EPW_OK) status = epw_gpu_settle(b, b->config.deadline_ns, where);
+    if (status != EPW_PENDING) return status;
+    return epw_fail(EPW_ERR_TIMEOUT, where,
+                    "the GPU has not copied the outcome within the deadline of %llu ms",
+                    (unsigned long long)(b->config.deadline_ns / 1000000u));
+}
+
 epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
     epw_where where = epw_at(b, "outcome_read");
     if (outcome == NULL) return epw_fail(EPW_ERR_INVALID, where, "outcome is NULL");
@@ -452,6 +469,7 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
     if (status != EPW_OK) return status;
     uint32_t index = epw_lane_index(b, lane);
     status = epw_gpu_await_event(b, b->gpu->lanes[index].event, 0, where);
+    if (status == EPW_OK) status = fetch_report(b, index, where);
     if (status == EPW_OK) {
         const epw_gpu_report *report = &b->gpu->pinned->reports[index];
         outcome->missing = (epw_mask){{report->missing}};

@@ -8,7 +8,6 @@
 
 #include "ep/layout.h"
 
-#define EPW_GPU_MAX_RANKS   64
 #define EPW_GPU_MAX_EXPERTS 8192 /* per-expert tables lie in shared memory */
 #define EPW_GPU_RECORDS     256
 

@@ -201,6 +201,7 @@ static int fake_set_active(const epw_membership_args *args, void *stream) {
 #define epw_engine_gpu                tested_engine
 #define epw_gpu_private_bytes         tested_private_bytes
 #define epw_gpu_await_event           tested_await_event
+#define epw_gpu_settle                tested_settle
 #define epw_gpu_call_dispatch         tested_dispatch
 #define epw_gpu_call_dispatch_receive tested_dispatch_receive
 #define epw_gpu_call_combine          tested_combine
@@ -387,8 +388,8 @@ static void outcomes_are_read_when_the_event_is_done(void) {
     CHECK(epw_outcome_read(b, handle, &outcome) == EPW_PENDING);
     CHECK(epw_await(b, handle, 2 * MS) == EPW_PENDING);
     fake.done = 1;
-    b->gpu->pinned->reports[0].missing = 2;
-    b->gpu->pinned->reports[0].record.cause = EPW_CAUSE_TIMEOUT;
+    b->gpu->lanes[0].report->missing = 2;
+    b->gpu->lanes[0].report->record.cause = EPW_CAUSE_TIMEOUT;
     CHECK_OK(epw_await(b, handle, 0));
     CHECK_OK(epw_outcome_read(b, handle, &outcome));
     CHECK(outcome.degraded && outcome.missing.bits[0] == 2 && outcome.record.cause == EPW_CAUSE_TIMEOUT);
