@@ -100,12 +100,8 @@ fn compile_kernels(toolkit: &Toolkit) -> Result<(), String> {
     let kernels = manifest_dir().join("kernels");
     println!("cargo::rerun-if-changed=kernels");
     let targets = toolkit.targets()?;
-    let sources: Vec<PathBuf> = files_below(&kernels, "cu")?
-        .into_iter()
-        .filter(|source| {
-            source.parent() == Some(&kernels) && source.file_stem().is_some_and(|name| name != "exchange")
-        })
-        .collect();
+    let sources: Vec<PathBuf> =
+        files_below(&kernels, "cu")?.into_iter().filter(|source| source.parent() == Some(&kernels)).collect();
     let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1).max(1);
     let mut objects = Vec::new();
     for batch in sources.chunks(jobs) {

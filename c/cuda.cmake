@@ -78,7 +78,6 @@ message(STATUS "epwire: CUDA kernels for ${archs} by ${EPW_NVCC}")
 
 set(kernels ${PROJECT_SOURCE_DIR}/../kernels)
 file(GLOB kernel_sources CONFIGURE_DEPENDS ${kernels}/*.cu)
-list(REMOVE_ITEM kernel_sources ${kernels}/exchange.cu)
 set(epw_kernels "")
 foreach(source ${kernel_sources})
     get_filename_component(name ${source} NAME_WE)
