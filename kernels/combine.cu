@@ -10,29 +10,34 @@ template <typename T, bool Ordered> __device__ void combine_body(const epw_combi
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Operation o;
     __shared__ AnswerShared answering;
-    __shared__ CollectShared collecting;
+    __shared__ Sum sums[kBatch];
+    __shared__ uint64_t loaded[2][kMaxStages]; // of the ring in either half
+    __shared__ unsigned char *targets[kMaxStages];
+    const AnswerStages stages(a.layout);
     epw_gpu_context *c = a.context;
     bool sends = a.halves & EPW_GPU_SEND, receives = a.halves & EPW_GPU_RECEIVE;
 
     if (threadIdx.x == 96) {
-        for (auto &barrier : answering.loaded) ptx::barrier_init(&barrier, 1);
+        for (auto &half : loaded) {
+            for (auto &barrier : half) ptx::barrier_init(&barrier, 1);
+        }
         ptx::fence_barrier_init();
     }
     ptx::let_next_begin();
     ptx::wait_for_stream();
-    begin(c, a.window, a.rank, a.layout.ranks, false, a.deadline_ns, o);
+    begin(c, a.shared, a.window, a.rank, a.layout.ranks, false, a.deadline_ns, o);
     uint64_t peers = c->present;
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_DISPATCHED : EPW_GPU_ANSWERED)) {
         refuse(o, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
         return;
     }
-    if (sends) answer_rows<T>(a, o, answering, peers, memory);
+    if (sends) answer_rows<T>(a, o, answering, sums, peers, Ring(stages, memory, loaded[0]), targets);
     if (receives) {
-        collect<T, Ordered>(a, o, collecting, peers);
+        collect<T, Ordered>(a, o, sums, peers, Ring(stages, memory, loaded[1]));
     } else if (last_block(o, &c->blocks_out) && threadIdx.x == 0) {
         uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
-        leave(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, peers & ~missing, missing);
+        leave(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, peers & ~missing, missing, beacons_posted(c));
     }
 }
 
@@ -49,12 +54,10 @@ static Kernel choose(uint32_t dtype, uint32_t mode) {
     return ordered ? combine_kernel<Bf16, true> : combine_kernel<Bf16, false>;
 }
 
-constexpr size_t kCombineShared = size_t(kStages) * kPieceBytes;
-
 cudaError_t prepare_combine(int *blocks_per_sm) {
     for (uint32_t dtype : {EPW_BF16, EPW_F16}) {
         for (uint32_t mode : {EPW_COMBINE_RANK_REDUCED, EPW_COMBINE_ORDERED}) {
-            cudaError_t error = prepare(choose(dtype, mode), kThreads, kCombineShared, blocks_per_sm);
+            cudaError_t error = prepare(choose(dtype, mode), kThreads, kBlockMemory, blocks_per_sm);
             if (error != cudaSuccess) return error;
         }
     }
@@ -65,5 +68,7 @@ cudaError_t prepare_combine(int *blocks_per_sm) {
 
 extern "C" int epw_gpu_combine(const epw_combine_args *args, uint32_t blocks, void *stream) {
     auto *kernel = epw::choose(args->dtype, args->mode);
-    return epw::launch_in_stream(kernel, blocks, epw::kThreads, epw::kCombineShared, static_cast<cudaStream_t>(stream), *args);
+    epw::AnswerStages stages(args->layout);
+    size_t shared = size_t(stages.bytes) * stages.count;
+    return epw::launch_in_stream(kernel, blocks, epw::kThreads, shared, static_cast<cudaStream_t>(stream), *args);
 }

@@ -12,8 +12,8 @@ template <typename T, uint32_t Payload> __device__ void dispatch_body(const epw_
     __shared__ SendShared sending;
     __shared__ ReceiveShared receiving;
     const epw_layout &l = a.layout;
-    const Stages stages(l);
-    uint32_t *table = reinterpret_cast<uint32_t *>(memory + stages.bytes * kStages);
+    const RowStages stages(l, a.payload_bytes, a.scale_count * a.scale_bytes);
+    uint32_t *table = reinterpret_cast<uint32_t *>(memory + stages.bytes * stages.count);
     epw_gpu_context *c = a.context;
     bool sends = a.halves & EPW_GPU_SEND, receives = a.halves & EPW_GPU_RECEIVE;
 
@@ -24,7 +24,7 @@ template <typename T, uint32_t Payload> __device__ void dispatch_body(const epw_
     }
     ptx::let_next_begin();
     ptx::wait_for_stream();
-    begin(c, a.window, a.rank, l.ranks, sends, a.deadline_ns, o);
+    begin(c, a.shared, a.window, a.rank, l.ranks, sends, a.deadline_ns, o);
     if (sends) send_tokens<T, Payload>(a, o, sending, memory, table);
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_FREE : EPW_GPU_SENT)) {
@@ -36,17 +36,13 @@ template <typename T, uint32_t Payload> __device__ void dispatch_body(const epw_
         receive_rows(a, o, receiving, peers, memory, table);
     } else if (last_block(o, &c->blocks_out) && threadIdx.x == 0) {
         uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
-        leave(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, peers & ~missing, missing);
+        leave(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, peers & ~missing, missing, beacons_posted(c));
     }
 }
 
 template <typename T, uint32_t Payload>
 __global__ void __launch_bounds__(kThreads, EPW_MAX_LANES) dispatch_kernel(const __grid_constant__ epw_dispatch_args args) {
     dispatch_body<T, Payload>(args);
-}
-
-static size_t shared_bytes(const epw_layout &l) {
-    return size_t(Stages(l).bytes) * kStages + size_t(l.local_experts) * l.ranks * sizeof(uint32_t);
 }
 
 using Kernel = void (*)(epw_dispatch_args);
@@ -65,10 +61,10 @@ static Kernel choose(uint32_t dtype, uint32_t payload) {
     return dtype == EPW_F16 ? choose<F16>(payload) : choose<Bf16>(payload);
 }
 
-cudaError_t prepare_dispatch(const epw_layout &l, int *blocks_per_sm) {
+cudaError_t prepare_dispatch(int *blocks_per_sm) {
     for (uint32_t dtype : {EPW_BF16, EPW_F16}) {
         for (uint32_t payload = 0; payload <= EPW_PAYLOAD_OPAQUE; payload++) {
-            cudaError_t error = prepare(choose(dtype, payload), kThreads, shared_bytes(l), blocks_per_sm);
+            cudaError_t error = prepare(choose(dtype, payload), kThreads, kBlockMemory, blocks_per_sm);
             if (error != cudaSuccess) return error;
         }
     }
@@ -79,6 +75,7 @@ cudaError_t prepare_dispatch(const epw_layout &l, int *blocks_per_sm) {
 
 extern "C" int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {
     auto *kernel = epw::choose(args->dtype, args->payload);
-    size_t shared = epw::shared_bytes(args->layout);
+    epw::RowStages stages(args->layout, args->payload_bytes, args->scale_count * args->scale_bytes);
+    size_t shared = size_t(stages.bytes) * stages.count + epw::RowStages::table_bytes(args->layout);
     return epw::launch_in_stream(kernel, blocks, epw::kThreads, shared, static_cast<cudaStream_t>(stream), *args);
 }

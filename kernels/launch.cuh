@@ -20,7 +20,7 @@ cudaError_t prepare(void (*kernel)(Args), uint32_t threads, size_t shared, int *
 }
 
 // One file of kernels each.
-cudaError_t prepare_dispatch(const epw_layout &layout, int *blocks_per_sm);
+cudaError_t prepare_dispatch(int *blocks_per_sm);
 cudaError_t prepare_combine(int *blocks_per_sm);
 cudaError_t prepare_membership();
 

@@ -11,8 +11,8 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) release_kernel(const __grid
     ptx::let_next_begin();
     ptx::wait_for_stream();
     epw_gpu_context *c = a.context;
-    begin(c, a.window, a.rank, a.ranks, false, 0, o);
-    uint64_t peers = c->present;
+    begin(c, a.shared, a.window, a.rank, a.ranks, false, 0, o);
+    uint64_t peers = c->present, beacons = 0;
     uint32_t peer = threadIdx.x;
     __syncthreads();
     if (o.stage == EPW_GPU_FREE) {
@@ -27,9 +27,10 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) release_kernel(const __grid
         else leave_out(o, peer);
     }
     __syncthreads();
+    if (o.stage == EPW_GPU_SENT) beacons = beacons_posted(c);
     if (threadIdx.x == 0) {
         uint64_t present = peers & ~uint64_t(o.gone);
-        leave(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present);
+        leave(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present, beacons);
     }
 }
 
@@ -73,10 +74,10 @@ extern "C" int epw_gpu_set_active(const epw_membership_args *args, void *stream)
     return epw::launch_in_stream(epw::membership_kernel, 1, EPW_GPU_MAX_RANKS, 0, static_cast<cudaStream_t>(stream), *args);
 }
 
-extern "C" int epw_gpu_prepare(const epw_layout *layout, uint32_t *blocks_per_sm) {
+extern "C" int epw_gpu_prepare(uint32_t *blocks_per_sm) {
     int blocks = EPW_MAX_LANES;
     cudaError_t error = epw::prepare_membership();
-    if (error == cudaSuccess) error = epw::prepare_dispatch(*layout, &blocks);
+    if (error == cudaSuccess) error = epw::prepare_dispatch(&blocks);
     if (error == cudaSuccess) error = epw::prepare_combine(&blocks);
     *blocks_per_sm = uint32_t(blocks);
     return error;

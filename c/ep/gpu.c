@@ -181,7 +181,7 @@ static epw_status make_ready(epw_buffer *b, epw_where where, uint32_t *blocks_pe
     epw_cuda_scope scope;
     epw_status status = epw_cuda_enter_relaxed(b->config.device, where, &scope);
     if (status != EPW_OK) return status;
-    int error = epw_gpu_prepare(&b->layout, blocks_per_sm);
+    int error = epw_gpu_prepare(blocks_per_sm);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernels");
     for (uint32_t i = 0; status == EPW_OK && i <= b->config.lanes; i++) {
         cudaEvent_t *event = i < b->config.lanes ? &g->lanes[i].event : &g->event;

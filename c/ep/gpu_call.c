@@ -182,6 +182,7 @@ static epw_dispatch_args dispatch_args(const epw_buffer *b, const epw_lane *lane
     uint64_t dense = opaque ? format->payload_bytes : b->layout.row_bytes;
     return (epw_dispatch_args){
         .context = b->gpu->lanes[epw_lane_index(b, lane)].context,
+        .shared = b->gpu->shared,
         .window = b->routes[b->config.rank].window,
         .layout = b->layout,
         .rank = b->config.rank,
@@ -292,6 +293,7 @@ static epw_combine_args combine_args(const epw_buffer *b, const epw_lane *lane, 
                                      uint32_t mode) {
     return (epw_combine_args){
         .context = b->gpu->lanes[epw_lane_index(b, lane)].context,
+        .shared = b->gpu->shared,
         .window = b->routes[b->config.rank].window,
         .layout = b->layout,
         .rank = b->config.rank,
@@ -380,6 +382,7 @@ static epw_status release(epw_buffer *b, epw_lane *lane, void *stream) {
     epw_status status = enqueue_begin(&e, 0);
     if (status != EPW_OK) return status;
     epw_release_args args = {.context = e.lane->context,
+                             .shared = b->gpu->shared,
                              .window = b->routes[b->config.rank].window,
                              .rank = b->config.rank,
                              .ranks = b->config.ranks};

@@ -10,7 +10,7 @@ namespace epw {
 
 // Reads the operation. `next`: it begins one, else it goes on with the lane's. By every thread of the block; the operation is
 // there after the caller's next barrier. Its loads, and any before it, are on their way together.
-__device__ __forceinline__ void begin(epw_gpu_context *c, unsigned char *own, uint32_t rank, uint32_t ranks, bool next,
+__device__ __forceinline__ void begin(epw_gpu_context *c, const epw_gpu_shared *shared, unsigned char *own, uint32_t rank, uint32_t ranks, bool next,
                                       uint64_t deadline, Operation &o) {
     if (threadIdx.x < ranks) o.window[threadIdx.x] = c->window[threadIdx.x];
     if (threadIdx.x != 0) return;
@@ -25,7 +25,7 @@ __device__ __forceinline__ void begin(epw_gpu_context *c, unsigned char *own, ui
     o.stage = c->stage;
     o.first = op == 0 && c->wrapped == 0;
     o.active = c->active;
-    o.suspects = ptx::load_relaxed_gpu(&c->shared->suspects);
+    o.suspects = ptx::load_relaxed_gpu(&shared->suspects);
     o.deadline = deadline ? deadline : c->deadline_ns;
     o.gone = o.refused = 0;
     o.last = 0;
@@ -78,11 +78,18 @@ __device__ inline void refuse(const Operation &o, uint32_t phase) {
     if (blockIdx.x == 0 && threadIdx.x == 0) put_note(o, phase, EPW_CAUSE_HELD, 0, o.stage);
 }
 
+// Whether the kernel has posted any.
+__device__ __forceinline__ uint64_t beacons_posted(const epw_gpu_context *c) {
+    return ptx::load_relaxed_gpu(&c->waits[0].beacons) | ptx::load_relaxed_gpu(&c->waits[1].beacons);
+}
+
 // Called by one thread of the last block out, when it has decided who takes part. `missing`: active peers that do not.
-__device__ inline void leave(const Operation &o, uint32_t phase, uint32_t stage, uint64_t present, uint64_t missing) {
+// `beacons`: beacons_posted.
+__device__ inline void leave(const Operation &o, uint32_t phase, uint32_t stage, uint64_t present, uint64_t missing,
+                             uint64_t beacons) {
     epw_gpu_context *c = o.context;
     epw_gpu_report *report = c->report;
-    if (c->waits[0].beacons != 0 || c->waits[1].beacons != 0) post_beacon(o, EPW_BEACON_NONE);
+    if (beacons != 0) post_beacon(o, EPW_BEACON_NONE);
     if (missing == 0) {
         report->record.cause = EPW_CAUSE_NONE;
     } else {

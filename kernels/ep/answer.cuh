@@ -3,61 +3,13 @@
 #pragma once
 
 #include "../comm/lane.cuh"
-#include "../ptx/bulk.cuh"
-#include "number.cuh"
-#include "stage.cuh"
+#include "sum.cuh"
 
 namespace epw {
 
-constexpr uint32_t kTeams = 2; // of threads, each at a row of its own
-constexpr uint32_t kTeamThreads = kThreads / kTeams;
-constexpr uint32_t kNoExpert = 0xffffffffu;
-constexpr uint32_t kBatch = kThreads / 32; // rows looked up at a time
-
-// A row to be answered: where its parts lie and what they weigh.
-struct Parts {
-    uint32_t count;
-    const unsigned char *part[EPW_MAX_TOPK];
-    float weight[EPW_MAX_TOPK];
-};
-
 struct AnswerShared {
     uint32_t rows[EPW_GPU_MAX_RANKS];
-    Parts parts[kBatch];
-    uint64_t loaded[kStages];
 };
-
-// Sums 8 values of `n` rows in order, from +0, never fused; rounds.
-template <typename T, bool Weighted>
-__device__ __forceinline__ uint4 sum_chunk(const Parts &parts, uint32_t offset) {
-    constexpr uint32_t kAhead = 4;
-    float sum[8] = {};
-    uint32_t n = parts.count;
-    for (uint32_t base = 0; base < n; base += kAhead) {
-        uint4 raw[kAhead];
-#pragma unroll
-        for (uint32_t i = 0; i < kAhead; i++) {
-            if (base + i < n) raw[i] = ptx::load_relaxed_gpu(reinterpret_cast<const uint4 *>(parts.part[base + i] + offset));
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < kAhead; i++) {
-            if (base + i >= n) break;
-            float w = Weighted ? parts.weight[base + i] : 1.0f;
-            const uint32_t *pairs = &raw[i].x;
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                float low = T::low(pairs[k]), high = T::high(pairs[k]);
-                if (Weighted) {
-                    low = __fmul_rn(w, low);
-                    high = __fmul_rn(w, high);
-                }
-                sum[2 * k] = __fadd_rn(sum[2 * k], low);
-                sum[2 * k + 1] = __fadd_rn(sum[2 * k + 1], high);
-            }
-        }
-    }
-    return {T::pack(sum[0], sum[1]), T::pack(sum[2], sum[3]), T::pack(sum[4], sum[5]), T::pack(sum[6], sum[7])};
-}
 
 // Row n of those that came. Sources take turns, beginning after this rank, so that all links are busy at a time; false: source
 // and row are beyond what came.
@@ -75,11 +27,11 @@ __device__ __forceinline__ uint32_t row_numbers(const AnswerShared &s, const Ope
 }
 
 // By one warp: finds the outputs of this rank's experts for a row.
-__device__ inline void find_parts(const epw_combine_args &a, const Operation &o, uint32_t source, uint32_t row, Parts &parts) {
+__device__ inline void find_parts(const epw_combine_args &a, const Operation &o, uint32_t source, uint32_t row, Sum &sum) {
     const epw_layout &l = a.layout;
     uint32_t lane = threadIdx.x % 32;
     const unsigned char *slot = a.window + epw_slot_offset(&l, o.lane, source, row);
-    uint32_t local = kNoExpert, weight = 0, index = 0;
+    uint32_t local = 0xffffffffu, weight = 0, index = 0;
     if (lane < l.topk) {
         const uint32_t *entry = reinterpret_cast<const uint32_t *>(slot + sizeof(epw_slot_header) + lane * sizeof(epw_entry));
         local = ptx::load_relaxed_gpu(entry) - o.rank * l.local_experts;
@@ -92,142 +44,104 @@ __device__ inline void find_parts(const epw_combine_args &a, const Operation &o,
     uint32_t mask = __ballot_sync(0xffffffffu, ours);
     if (ours) {
         uint32_t at = __popc(mask & ((1u << lane) - 1));
-        parts.part[at] = static_cast<const unsigned char *>(a.expert_out) + (local * l.rows + place) * l.row_bytes;
-        parts.weight[at] = __uint_as_float(weight);
+        sum.part[at] = static_cast<const unsigned char *>(a.expert_out) + (local * l.rows + place) * l.row_bytes;
+        sum.weight[at] = __uint_as_float(weight);
     }
-    if (lane == 0) parts.count = __popc(mask);
-}
-
-__device__ __forceinline__ void team_barrier(uint32_t team) {
-    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(kTeamThreads) : "memory");
-}
-
-// Rank-reduced, expert-major. The block looks up a batch of rows, a warp to a row; then each team sums one row after the other
-// into a stage of its own and sends it while it sums the next.
-template <typename T>
-__device__ void answer_sums(const epw_combine_args &a, const Operation &o, AnswerShared &s, unsigned char *memory) {
-    const epw_layout &l = a.layout;
-    uint32_t warp = threadIdx.x / 32, team = threadIdx.x / kTeamThreads, member = threadIdx.x % kTeamThreads;
-    uint32_t numbers = row_numbers(s, o), pieces = uint32_t((l.row_bytes + kPieceBytes - 1) / kPieceBytes), turn = 0;
-    for (uint32_t first = blockIdx.x; first < numbers; first += kBatch * gridDim.x) {
-        uint32_t source, row, mine = first + warp * gridDim.x;
-        if (mine < numbers && row_of(s, o, mine, &source, &row)) {
-            find_parts(a, o, source, row, s.parts[warp]);
-        } else if (threadIdx.x % 32 == 0) {
-            s.parts[warp].count = 0;
-        }
-        __syncthreads();
-        for (uint32_t i = team; i < kBatch && first + i * gridDim.x < numbers; i += kTeams) {
-            if (!row_of(s, o, first + i * gridDim.x, &source, &row)) continue;
-            unsigned char *answer = o.window[source] + epw_answer_offset(&l, o.lane, o.rank, row, 0);
-            for (uint32_t piece = 0; piece < pieces; piece++) {
-                uint32_t begin = piece * kPieceBytes, bytes = uint32_t(min(uint64_t(kPieceBytes), l.row_bytes - begin));
-                unsigned char *stage = memory + (turn++ % (kStages / kTeams) * kTeams + team) * kPieceBytes;
-                if (member == 0) ptx::bulk_wait_read<kStages / kTeams - 1>(); // what this stage held has been read out
-                team_barrier(team);
-                for (uint32_t at = member * 16; at < bytes; at += kTeamThreads * 16) {
-                    *reinterpret_cast<uint4 *>(stage + at) = sum_chunk<T, true>(s.parts[i], begin + at);
-                }
-                ptx::fence_shared_before_bulk();
-                team_barrier(team);
-                if (member == 0) {
-                    ptx::bulk_store(answer + begin, stage, bytes);
-                    ptx::bulk_commit();
-                }
-            }
-        }
-        __syncthreads(); // the batch has been read
+    if (lane == 0) {
+        sum.count = __popc(mask);
+        sum.to = o.window[source] + epw_answer_offset(&l, o.lane, o.rank, row, 0);
     }
-    if (member == 0) ptx::bulk_wait_all();
 }
 
-// Rows that are answered as they are, whole or one for each expert, pass through shared memory, all stages at work. By warp 0
-// alone: lane 0 copies, the others help to look up.
-__device__ inline void answer_copies(const epw_combine_args &a, const Operation &o, AnswerShared &s, unsigned char *memory) {
+// The block's rows, a batch at a time: `first + i * gridDim.x` is number i of it. Looks them up, a warp to a row; returns how
+// many there are.
+__device__ inline uint32_t find_rows(const epw_combine_args &a, const Operation &o, const AnswerShared &s, Sum *sums,
+                                     uint32_t first, uint32_t numbers) {
+    uint32_t warp = threadIdx.x / 32, source, row, n = first + warp * gridDim.x;
+    if (n < numbers && row_of(s, o, n, &source, &row)) {
+        find_parts(a, o, source, row, sums[warp]);
+    } else if (threadIdx.x % 32 == 0) {
+        sums[warp].count = 0;
+        sums[warp].to = nullptr;
+    }
+    __syncthreads();
+    return min(kBatch, (numbers - first - 1) / gridDim.x + 1);
+}
+
+// Rows that are answered as they are, whole or one for each expert, pass through the ring untouched, by thread 0 alone.
+// `targets`: in shared memory, where each stage's row goes.
+__device__ inline void answer_copies(const epw_combine_args &a, const Operation &o, const AnswerShared &s, Sum *sums,
+                                     const Ring &ring, unsigned char **targets) {
     const epw_layout &l = a.layout;
-    if (threadIdx.x >= 32) return;
+    const Stages &stages = ring.stages;
     bool parts = a.output_layout == EPW_EXPERT_MAJOR;
-    uint32_t lane = threadIdx.x, numbers = row_numbers(s, o);
-    uint32_t pieces = uint32_t((l.row_bytes + kPieceBytes - 1) / kPieceBytes);
-    constexpr uint32_t kLag = kStages / 2; // copies whose loads are under way before the first is stored
-    uint32_t loads = 0, stores = 0;
-    unsigned char *to[kStages];
-    uint32_t size[kStages];
-    if (lane == 0) ptx::fence_global_before_bulk(); // what earlier kernels wrote with ordinary stores, the engine reads now
+    uint32_t numbers = row_numbers(s, o), loads = 0, stores = 0;
+    const uint32_t pieces = uint32_t((l.row_bytes + kPieceBytes - 1) / kPieceBytes);
     auto store = [&]() {
-        uint32_t at = stores % kStages;
-        while (!ptx::barrier_try_wait(&s.loaded[at], stores / kStages & 1)) {}
-#pragma unroll
-        for (uint32_t i = 0; i < kStages; i++) {
-            if (i == at) ptx::bulk_store(to[i], memory + at * kPieceBytes, size[i]);
-        }
+        uint32_t at = stores % stages.count;
+        while (!ptx::barrier_try_wait(&ring.loaded[at], stores / stages.count & 1)) {}
+        ptx::bulk_store(targets[at], ring.memory + at * stages.bytes, piece_bytes(l.row_bytes, stores % pieces));
         ptx::bulk_commit();
         stores++;
     };
-    auto copy = [&](unsigned char *target, const unsigned char *from, uint32_t bytes) { // by lane 0
-        uint32_t at = loads % kStages;
-        ptx::bulk_wait_read<kStages - kLag - 1>(); // this stage's last store has read it
-        ptx::barrier_expect(&s.loaded[at], bytes);
-        ptx::bulk_load(memory + at * kPieceBytes, from, bytes, &s.loaded[at]);
-#pragma unroll
-        for (uint32_t i = 0; i < kStages; i++) {
-            if (i == at) {
-                to[i] = target;
-                size[i] = bytes;
-            }
+    auto copy = [&](unsigned char *to, const unsigned char *from) {
+        for (uint32_t piece = 0; piece < pieces; piece++) {
+            uint32_t at = loads % stages.count, bytes = piece_bytes(l.row_bytes, piece);
+            if (loads - stores == stages.count - 1) store();
+            ptx::bulk_wait_read<1>(); // this stage's store, the last but one, has read it
+            ptx::barrier_expect(&ring.loaded[at], bytes);
+            ptx::bulk_load(ring.memory + at * stages.bytes, from + uint64_t(piece) * kPieceBytes, bytes, &ring.loaded[at]);
+            targets[at] = to + uint64_t(piece) * kPieceBytes;
+            loads++;
         }
-        loads++;
-        if (loads - stores > kLag) store();
     };
-    for (uint32_t n = blockIdx.x; n < numbers; n += gridDim.x) {
-        uint32_t source, row;
-        if (!row_of(s, o, n, &source, &row)) continue;
-        uint32_t count = 1;
-        if (parts) {
-            __syncwarp();
-            find_parts(a, o, source, row, s.parts[0]);
-            __syncwarp();
-            count = s.parts[0].count;
-        }
-        for (uint32_t i = 0; i < count && lane == 0; i++) {
+    for (uint32_t first = blockIdx.x; first < numbers; first += kBatch * gridDim.x) {
+        uint32_t rows = parts ? find_rows(a, o, s, sums, first, numbers) : min(kBatch, (numbers - first - 1) / gridDim.x + 1);
+        for (uint32_t i = 0; i < rows && threadIdx.x == 0; i++) {
+            uint32_t source, row;
+            if (!row_of(s, o, first + i * gridDim.x, &source, &row)) continue;
+            if (parts) {
+                for (uint32_t p = 0; p < sums[i].count; p++) copy(sums[i].to + p * l.row_bytes, sums[i].part[p]);
+                continue;
+            }
             const unsigned char *from = a.window + epw_slot_offset(&l, o.lane, source, row) + l.header_bytes;
-            if (parts) from = s.parts[0].part[i];
-            else if (a.expert_out) {
+            if (a.expert_out) {
                 from = static_cast<const unsigned char *>(a.expert_out) + (uint64_t(source) * l.max_tokens + row) * l.row_bytes;
             }
-            unsigned char *answer = o.window[source] + epw_answer_offset(&l, o.lane, o.rank, row, i);
-            for (uint32_t piece = 0; piece < pieces; piece++) {
-                uint64_t begin = uint64_t(piece) * kPieceBytes;
-                copy(answer + begin, from + begin, uint32_t(min(uint64_t(kPieceBytes), l.row_bytes - begin)));
-            }
+            copy(o.window[source] + epw_answer_offset(&l, o.lane, o.rank, row, 0), from);
         }
+        if (parts) __syncthreads(); // the batch has been read
     }
-    if (lane == 0) {
-        while (stores < loads) store();
-        ptx::bulk_wait_all();
-    }
+    while (threadIdx.x == 0 && stores < loads) store();
 }
 
 // Answers every row, then posts the words from the kernel's last block.
 template <typename T>
-__device__ void answer_rows(const epw_combine_args &a, Operation &o, AnswerShared &s, uint64_t peers,
-                            unsigned char *memory) {
-    epw_gpu_context *c = o.context;
+__device__ void answer_rows(const epw_combine_args &a, Operation &o, AnswerShared &s, Sum *sums, uint64_t peers, Ring ring,
+                            unsigned char **targets) {
+    epw_gpu_context *c = a.context;
     if (threadIdx.x < o.ranks) {
         bool here = peers >> threadIdx.x & 1;
         // Given up by the other lane, meanwhile: not answered.
-        if (here && (ptx::load_relaxed_gpu(&c->shared->suspects) >> threadIdx.x & 1)) {
+        if (here && (o.suspects >> threadIdx.x & 1)) {
             leave_out(o, threadIdx.x);
             here = false;
         }
         s.rows[threadIdx.x] = here ? c->received[threadIdx.x] : 0;
     }
     __syncthreads();
+    // What earlier kernels wrote with ordinary stores, the engine reads now.
+    if (threadIdx.x == 0) ptx::fence_global_before_bulk();
     if (a.output_layout == EPW_EXPERT_MAJOR && a.mode == EPW_COMBINE_RANK_REDUCED) {
-        answer_sums<T>(a, o, s, memory);
+        uint32_t numbers = row_numbers(s, o);
+        for (uint32_t first = blockIdx.x; first < numbers; first += kBatch * gridDim.x) {
+            uint32_t rows = find_rows(a, o, s, sums, first, numbers);
+            make_sums<T, true>(ring, sums, rows, a.layout.row_bytes);
+        }
     } else {
-        answer_copies(a, o, s, memory);
+        answer_copies(a, o, s, sums, ring, targets);
     }
+    if (threadIdx.x == 0) ptx::bulk_wait_all();
     // Writer of the words: the last block here; see send_tokens. They say that the answers are there and the slots read.
     if (!last_block(o, &c->blocks_sent)) return;
     uint64_t reachable = peers & ~ptx::load_relaxed_gpu(&c->gone);

@@ -2,13 +2,9 @@
 #pragma once
 
 #include "../comm/lane.cuh"
-#include "answer.cuh"
+#include "sum.cuh"
 
 namespace epw {
-
-struct CollectShared {
-    Parts parts[2];
-};
 
 // Is the answer whole, and of the mode that this rank expects? The host device's answer_cause.
 __device__ __forceinline__ uint32_t answer_cause(const epw_combine_args &a, const epw_gpu_context *c, uint32_t peer, uint32_t value) {
@@ -18,9 +14,8 @@ __device__ __forceinline__ uint32_t answer_cause(const epw_combine_args &a, cons
     return rows == 0 || ordered == (a.mode == EPW_COMBINE_ORDERED) ? EPW_CAUSE_NONE : EPW_CAUSE_FORMAT;
 }
 
-// By warp 0: where the answers to token t lie, in the order in which they are summed.
-__device__ inline void find_answers(const epw_combine_args &a, const Operation &o, uint64_t answered, uint32_t t, Parts &parts,
-                                    bool report) {
+// By one warp: where the answers to token t lie, in the order in which they are summed.
+__device__ inline void find_answers(const epw_combine_args &a, const Operation &o, uint64_t answered, uint32_t t, Sum &sum) {
     const epw_layout &l = a.layout;
     const epw_gpu_context *c = o.context;
     uint32_t lane = threadIdx.x % 32;
@@ -34,44 +29,41 @@ __device__ inline void find_answers(const epw_combine_args &a, const Operation &
     if (a.mode == EPW_COMBINE_ORDERED) {
         if (here) {
             uint32_t place = __popc(mask & earlier);
-            parts.part[place] = a.window + epw_answer_offset(&l, o.lane, rank, row, __popc(same & earlier));
+            sum.part[place] = a.window + epw_answer_offset(&l, o.lane, rank, row, __popc(same & earlier));
             bool given = a.topk_weights && lane < a.topk;
-            parts.weight[place] = given ? a.topk_weights[size_t(t) * a.topk + lane] : c->weights[at];
+            sum.weight[place] = given ? a.topk_weights[size_t(t) * a.topk + lane] : c->weights[at];
         }
-        if (lane == 0) parts.count = __popc(mask);
+        if (lane == 0) sum.count = __popc(mask);
     } else {
         bool leads = here && (same & earlier) == 0;
         uint32_t leaders = __ballot_sync(0xffffffffu, leads), place = 0; // ranks below this one's
         for (uint32_t rest = leaders; rest != 0; rest &= rest - 1) {
             place += __shfl_sync(0xffffffffu, rank, __ffs(rest) - 1) < rank;
         }
-        if (leads) parts.part[place] = a.window + epw_answer_offset(&l, o.lane, rank, row, 0);
-        if (lane == 0) parts.count = __popc(leaders);
+        if (leads) sum.part[place] = a.window + epw_answer_offset(&l, o.lane, rank, row, 0);
+        if (lane == 0) sum.count = __popc(leaders);
     }
     uint32_t expected = __popc(__ballot_sync(0xffffffffu, expert >= 0));
-    if (report && lane == 0) reinterpret_cast<ushort2 *>(a.contributions)[t] = {uint16_t(__popc(mask)), uint16_t(expected)};
+    if (lane != 0) return;
+    sum.to = static_cast<unsigned char *>(a.out) + uint64_t(t) * l.row_bytes;
+    if (a.contributions) reinterpret_cast<ushort2 *>(a.contributions)[t] = {uint16_t(__popc(mask)), uint16_t(expected)};
 }
 
-template <typename T, bool Weighted>
-__device__ void sum_tokens(const epw_combine_args &a, const Operation &o, CollectShared &s, uint64_t answered, uint32_t block,
-                           uint32_t blocks) {
-    const epw_layout &l = a.layout;
-    uint32_t stage = 0;
-    for (uint32_t t = block; t < a.tokens; t += blocks, stage ^= 1) {
-        if (threadIdx.x < 32) find_answers(a, o, answered, t, s.parts[stage], a.contributions != nullptr);
-        __syncthreads();
-        unsigned char *out = static_cast<unsigned char *>(a.out) + uint64_t(t) * l.row_bytes;
-        for (uint64_t at = threadIdx.x * 16; at < l.row_bytes; at += kThreads * 16) {
-            ptx::store_16(out + at, sum_chunk<T, Weighted>(s.parts[stage], uint32_t(at)));
-        }
-    }
-}
-
-// Waits and sums; the last block out decides whose answers count, and sums again alone where somebody's do not.
-template <typename T, bool Weighted>
-__device__ void collect(const epw_combine_args &a, Operation &o, CollectShared &s, uint64_t peers) {
-    epw_gpu_context *c = a.context;
+// Looks up the block's tokens from `first` on, a warp to a token; returns how many there are. Ends with a barrier.
+__device__ inline uint32_t find_tokens(const epw_combine_args &a, const Operation &o, uint64_t answered, Sum *sums, uint32_t first,
+                                       uint32_t stride) {
+    uint32_t warp = threadIdx.x / 32, t = first + warp * stride;
+    if (t < a.tokens) find_answers(a, o, answered, t, sums[warp]);
     __syncthreads();
+    return first < a.tokens ? min(kBatch, (a.tokens - first - 1) / stride + 1) : 0;
+}
+
+// Waits and sums; the last block out decides whose answers count, and sums again alone where somebody's do not. What is
+// summed is looked up before the wait, as if everybody would answer.
+template <typename T, bool Weighted>
+__device__ void collect(const epw_combine_args &a, Operation &o, Sum *sums, uint64_t peers, Ring ring) {
+    epw_gpu_context *c = o.context;
+    uint32_t found = find_tokens(a, o, peers, sums, blockIdx.x, gridDim.x);
     if (threadIdx.x < o.ranks && ((peers & ~uint64_t(o.gone)) >> threadIdx.x & 1)) {
         Arrival got = await(o, Awaited::answer, EPW_PHASE_COMBINE_RECEIVE, threadIdx.x, a.wait_ns != nullptr);
         if (!got.arrived) {
@@ -81,16 +73,29 @@ __device__ void collect(const epw_combine_args &a, Operation &o, CollectShared &
         }
     }
     __syncthreads();
+    if (threadIdx.x == 0) {
+        // What the words guard was acquired by generic loads; the engine reads it now. And it writes where the block has read.
+        ptx::fence_global_before_bulk();
+        ptx::fence_shared_before_bulk();
+    }
     uint64_t answered = peers & ~uint64_t(o.gone | o.refused);
     uint32_t block = blockIdx.x, blocks = gridDim.x;
-    bool again = false;
+    uint64_t refused = 0, beacons = 0;
+    bool again = false, looked_up = answered == peers;
     while (true) {
-        sum_tokens<T, Weighted>(a, o, s, answered, block, blocks);
+        for (uint32_t first = block; first < a.tokens; first += kBatch * blocks) {
+            uint32_t rows = looked_up ? found : find_tokens(a, o, answered, sums, first, blocks);
+            looked_up = false;
+            make_sums<T, Weighted>(ring, sums, rows, a.layout.row_bytes);
+        }
+        if (threadIdx.x == 0) ptx::bulk_wait_all();
         __syncthreads();
         if (again) break;
         if (threadIdx.x == 0 && o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
         if (!last_block(o, &c->blocks_out)) return;
-        answered = peers & ~(ptx::load_relaxed_gpu(&c->gone) | ptx::load_relaxed_gpu(&c->refused));
+        refused = ptx::load_relaxed_gpu(&c->refused);
+        beacons = beacons_posted(c);
+        answered = peers & ~(ptx::load_relaxed_gpu(&c->gone) | refused);
         if (answered == peers) break;
         block = 0;
         blocks = 1;
@@ -101,14 +106,13 @@ __device__ void collect(const epw_combine_args &a, Operation &o, CollectShared &
         c->waited[threadIdx.x] = 0;
     }
     if (threadIdx.x != 0) return;
-    uint64_t refused = ptx::load_relaxed_gpu(&c->refused);
     if (refused) {
         uint32_t peer = __ffsll(refused) - 1;
         uint64_t seen = ptx::load_relaxed_sys(awaited_word(o, Awaited::answer, peer));
         uint32_t cause = answer_cause(a, c, peer, epw_word_value(seen));
         record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, Awaited::answer), seen, 0);
     }
-    leave(o, EPW_PHASE_COMBINE_RECEIVE, EPW_GPU_FREE, answered, o.active & ~answered);
+    leave(o, EPW_PHASE_COMBINE_RECEIVE, EPW_GPU_FREE, answered, o.active & ~answered, beacons);
 }
 
 } // namespace epw

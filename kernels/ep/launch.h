@@ -10,6 +10,7 @@
 
 typedef struct epw_dispatch_args {
     epw_gpu_context *context;
+    epw_gpu_shared *shared;
     unsigned char *window; /* this rank's own */
     epw_layout layout;
     uint32_t rank, lane;
@@ -40,6 +41,7 @@ typedef struct epw_dispatch_args {
 
 typedef struct epw_combine_args {
     epw_gpu_context *context;
+    epw_gpu_shared *shared;
     unsigned char *window;
     epw_layout layout;
     uint32_t rank, halves;
@@ -55,6 +57,7 @@ typedef struct epw_combine_args {
 
 typedef struct epw_release_args {
     epw_gpu_context *context;
+    epw_gpu_shared *shared;
     unsigned char *window;
     uint32_t rank, ranks;
 } epw_release_args;
@@ -70,9 +73,9 @@ typedef struct epw_membership_args {
 extern "C" {
 #endif
 
-/* Makes the kernels ready for a buffer of this layout on the current device: loads them, sets their limits. Called once per
- * buffer, not under capture. *blocks_per_sm: how many blocks of the greediest kernel one SM holds. */
-int epw_gpu_prepare(const epw_layout *layout, uint32_t *blocks_per_sm);
+/* Makes the kernels ready on the current device: loads them, sets their limits. Called once per buffer, not under capture.
+ * *blocks_per_sm: how many blocks of the greediest kernel one SM holds. */
+int epw_gpu_prepare(uint32_t *blocks_per_sm);
 
 int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream);
 int epw_gpu_combine(const epw_combine_args *args, uint32_t blocks, void *stream);

@@ -10,7 +10,7 @@ namespace epw {
 
 struct ReceiveShared {
     uint32_t rows[EPW_GPU_MAX_RANKS]; // received from each source
-    uint64_t loaded[kStages];         // barriers: a stage's row has come
+    uint64_t loaded[kMaxStages];      // barriers: a stage's row has come
 };
 
 // Which part of the grid a block is. The last block does the work again, alone, where peers turned out to be missing.
@@ -147,129 +147,114 @@ __device__ __forceinline__ void list_entry(const epw_dispatch_args &a, Operation
     if (ours && a.expert_rows) a.expert_rows[local * l.rows + place] = at;
 }
 
-// Scales of one row to their place in the list. By all warps but the first, which copies the rows: its fences would wait for
-// these stores.
+// Scales of one row to their place in the list. By one warp.
 __device__ __forceinline__ void put_scales(const epw_dispatch_args &a, const unsigned char *scales, uint64_t list, uint64_t row) {
     const epw_layout &l = a.layout;
-    uint32_t count = a.scale_count, bytes = a.scale_bytes;
+    uint32_t lane = threadIdx.x % 32, count = a.scale_count, bytes = a.scale_bytes;
     unsigned char *out = static_cast<unsigned char *>(a.out_scales);
-    if (threadIdx.x < 32) return;
-    const uint32_t first = threadIdx.x - 32, threads = blockDim.x - 32;
     if (a.payload == EPW_PAYLOAD_FP8_UE8M0 && a.scale_order == 0) {
         uint32_t words = (count + 3) / 4;
-        for (uint32_t w = first; w < words; w += threads) {
+        for (uint32_t w = lane; w < words; w += 32) {
             uint32_t packed = 0;
             for (uint32_t i = 0; i < 4 && w * 4 + i < count; i++) packed |= uint32_t(scales[w * 4 + i]) << (8 * i);
             reinterpret_cast<uint32_t *>(out)[(list * words + w) * l.rows + row] = packed;
         }
         return;
     }
-    for (uint32_t i = first; i < count; i += threads) {
-        size_t at = a.scale_order ? (list * l.rows + row) * count + i : (list * count + i) * l.rows + row;
+    uint64_t at = a.scale_order ? (list * l.rows + row) * count : list * count * l.rows + row;
+    uint64_t stride = a.scale_order ? 1 : l.rows;
+    for (uint32_t i = lane; i < count; i += 32) {
+        uint64_t to = at + i * stride;
         if (bytes == 4) {
-            reinterpret_cast<uint32_t *>(out)[at] = reinterpret_cast<const uint32_t *>(scales)[i];
+            reinterpret_cast<uint32_t *>(out)[to] = reinterpret_cast<const uint32_t *>(scales)[i];
         } else {
-            for (uint32_t k = 0; k < bytes; k++) out[at * bytes + k] = scales[i * bytes + k];
+            for (uint32_t k = 0; k < bytes; k++) out[to * bytes + k] = scales[i * bytes + k];
         }
     }
 }
 
 // Brings rows from their slots through shared memory to where the caller wants them: to the list of each local expert, or,
-// rank-major, to one dense array. While one stage is written out, the others load.
-__device__ inline void spread_rows(const epw_dispatch_args &a, Operation &o, ReceiveShared &s,
-                                   const uint32_t *first_row, unsigned char *memory, uint32_t *turn, Part part) {
+// rank-major, to one dense array. A warp takes a row at a time through a stage of its own; lane j sees to entry j. `turns`: how
+// often each warp has filled its stage in this kernel.
+__device__ inline void spread_rows(const epw_dispatch_args &a, Operation &o, ReceiveShared &s, const uint32_t *first_row,
+                                   unsigned char *memory, uint32_t *turns, Part part) {
     const epw_layout &l = a.layout;
-    const Stages stages(l);
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = o.rank * l.local_experts;
+    const RowStages stages(l, a.payload_bytes, a.scale_count * a.scale_bytes);
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = min(stages.count, kThreads / 32);
     const uint32_t pieces = (a.payload_bytes + kPieceBytes - 1) / kPieceBytes, scale_bytes = a.scale_count * a.scale_bytes;
-    const bool whole = pieces == 1 && scale_bytes <= kScaleRoom;
-    uint32_t total = 0;
-    for (uint32_t r = 0; r < l.ranks; r++) total += s.rows[r];
-    uint32_t jobs = part.block < total ? ((total - part.block - 1) / part.blocks + 1) * pieces : 0;
-    auto row_of = [&](uint32_t n, uint32_t *source, uint32_t *row) {
-        uint32_t i = part.block + n / pieces * part.blocks, r = 0;
-        while (i >= s.rows[r]) i -= s.rows[r++];
-        *source = r;
-        *row = i;
-    };
-    const uint32_t begun = *turn; // stages are used in turn from kernel begin to end, so that their barriers' phases are known
-    auto fetch = [&](uint32_t n) { // by one thread
-        if (n >= jobs) return;
-        uint32_t source, row, piece = n % pieces, at = (begun + n) % kStages;
-        row_of(n, &source, &row);
+    const bool whole = pieces == 1 && scale_bytes <= kScaleRoom, lists = a.output_layout == EPW_EXPERT_MAJOR;
+    if (warp >= warps) return;
+    unsigned char *stage = memory + warp * stages.bytes, *payload = stage + stages.header;
+    uint64_t *loaded = &s.loaded[warp];
+    // What the words guard was acquired by generic loads; the engine reads it now.
+    ptx::fence_global_before_bulk();
+    for (uint32_t n = part.block + warp * part.blocks;; n += warps * part.blocks) {
+        uint32_t source = 0, row = n;
+        while (source < l.ranks && row >= s.rows[source]) row -= s.rows[source++];
+        if (source == l.ranks) break;
         const unsigned char *slot = slot_of(a, o, source, row);
-        unsigned char *stage = memory + at * stages.bytes;
-        uint32_t bytes = min(kPieceBytes, a.payload_bytes - piece * kPieceBytes);
-        if (whole) {
-            uint32_t all = stages.header + align_16(bytes + scale_bytes);
-            ptx::barrier_expect(&s.loaded[at], all);
-            ptx::bulk_load(stage, slot, all, &s.loaded[at]);
-            return;
-        }
-        ptx::barrier_expect(&s.loaded[at], stages.header + bytes);
-        ptx::bulk_load(stage, slot, stages.header, &s.loaded[at]);
-        ptx::bulk_load(stage + stages.header, slot + l.header_bytes + uint64_t(piece) * kPieceBytes, bytes, &s.loaded[at]);
-    };
-    if (threadIdx.x == 0) {
-        // What the words guard was acquired by generic loads; the engine reads it now.
-        ptx::fence_global_before_bulk();
-        ptx::fence_shared_before_bulk();
-        for (uint32_t n = 0; n + 1 < kStages; n++) fetch(n);
-    }
-    for (uint32_t n = 0; n < jobs; n++) {
-        uint32_t at = (begun + n) % kStages, source, row, piece = n % pieces;
-        if (threadIdx.x == 0) {
-            ptx::bulk_wait_read<0>(); // the stage to be filled has been written out,
-            ptx::fence_shared_before_bulk(); // and read by everybody before the barrier below
-            fetch(n + kStages - 1);
-        }
-        while (!ptx::barrier_try_wait(&s.loaded[at], (begun + n) / kStages & 1)) {}
-        const unsigned char *stage = memory + at * stages.bytes, *payload = stage + stages.header;
-        row_of(n, &source, &row);
-        const epw_slot_header *header = reinterpret_cast<const epw_slot_header *>(stage);
-        const epw_entry *entries = reinterpret_cast<const epw_entry *>(stage + sizeof(epw_slot_header));
-        const uint32_t *indices = reinterpret_cast<const uint32_t *>(stage + epw_indices_offset(&l));
-        uint32_t bytes = min(kPieceBytes, a.payload_bytes - piece * kPieceBytes);
-        auto put = [&](uint64_t list, uint64_t place) {
+        for (uint32_t piece = 0; piece < pieces; piece++) {
+            uint32_t bytes = min(kPieceBytes, a.payload_bytes - piece * kPieceBytes);
+            // The stage has been read: by the stores of every lane, and by the warp.
+            ptx::bulk_wait_read<0>();
+            ptx::fence_shared_before_bulk();
+            __syncwarp();
+            if (lane == 0 && whole) {
+                uint32_t all = stages.header + align_16(bytes + scale_bytes);
+                ptx::barrier_expect(loaded, all);
+                ptx::bulk_load(stage, slot, all, loaded);
+            } else if (lane == 0) {
+                ptx::barrier_expect(loaded, stages.header + bytes);
+                ptx::bulk_load(stage, slot, stages.header, loaded);
+                ptx::bulk_load(payload, slot + l.header_bytes + uint64_t(piece) * kPieceBytes, bytes, loaded);
+            }
+            while (!ptx::barrier_try_wait(loaded, *turns & 1)) {}
+            ++*turns;
+            const epw_slot_header *header = reinterpret_cast<const epw_slot_header *>(stage);
+            bool agrees = header->format == a.format, mine = false;
+            uint64_t list = 0, place = uint64_t(source) * l.max_tokens + row;
+            if (!lists) {
+                mine = lane == 0;
+            } else if (lane < l.topk) {
+                int32_t expert = reinterpret_cast<const epw_entry *>(stage + sizeof(epw_slot_header))[lane].expert;
+                uint32_t index = reinterpret_cast<const uint32_t *>(stage + epw_indices_offset(&l))[lane];
+                list = uint32_t(expert) - o.rank * l.local_experts;
+                mine = expert >= 0 && uint32_t(list) < l.local_experts;
+                list = uint32_t(list);
+                place = mine ? place_of(a, first_row, source, uint32_t(list), index) : 0;
+                agrees = agrees && place != kNowhere;
+            }
+            if (!__all_sync(0xffffffffu, agrees)) {
+                if (lane == 0) atomicOr(&o.refused, 1ull << source);
+                continue;
+            }
             uint64_t to = list * l.rows + place;
-            if (threadIdx.x == 0 && a.rows) {
+            if (mine && a.rows) {
                 unsigned char *out = static_cast<unsigned char *>(a.rows) + to * a.payload_bytes + uint64_t(piece) * kPieceBytes;
                 ptx::bulk_store(out, payload, bytes);
                 ptx::bulk_commit();
             }
-            if (piece != 0) return;
-            if (a.out_scales && a.scale_count) {
-                const unsigned char *scales = whole ? payload + bytes : slot_of(a, o, source, row) + l.header_bytes + a.payload_bytes;
-                put_scales(a, scales, list, place);
-            }
-            if (warp == 1 && a.out_sideband) {
-                unsigned char *out = static_cast<unsigned char *>(a.out_sideband) + to * a.sideband_bytes;
-                for (uint32_t i = lane; i < a.sideband_bytes; i += 32) out[i] = stage[epw_sideband_offset(&l) + i];
-            }
-            if (threadIdx.x == 64 && a.source_token) a.source_token[to] = header->token;
-        };
-        if (header->format != a.format) {
-            if (threadIdx.x == 0) atomicOr(&o.refused, 1ull << source);
-        } else if (a.output_layout == EPW_RANK_MAJOR) {
-            put(0, uint64_t(source) * l.max_tokens + row);
-        } else {
-            for (uint32_t j = 0; j < l.topk; j++) {
-                uint32_t local = uint32_t(entries[j].expert) - base;
-                if (entries[j].expert < 0 || local >= l.local_experts) continue;
-                uint64_t place = place_of(a, first_row, source, local, indices[j]);
-                if (place != kNowhere) put(local, place);
-                else if (threadIdx.x == 0) atomicOr(&o.refused, 1ull << source);
+            if (piece != 0) continue;
+            if (mine && a.source_token) a.source_token[to] = header->token;
+            const unsigned char *scales = whole ? payload + bytes : slot + l.header_bytes + a.payload_bytes;
+            bool sideband = a.out_sideband != nullptr && a.sideband_bytes > 0, scaled = a.out_scales != nullptr && a.scale_count > 0;
+            for (uint32_t rest = __ballot_sync(0xffffffffu, mine && (sideband || scaled)); rest != 0; rest &= rest - 1) {
+                uint32_t from = __ffs(rest) - 1;
+                uint64_t in = __shfl_sync(0xffffffffu, list, from), at = __shfl_sync(0xffffffffu, place, from);
+                if (scaled) put_scales(a, scales, in, at);
+                for (uint32_t i = lane; sideband && i < a.sideband_bytes; i += 32) {
+                    unsigned char *out = static_cast<unsigned char *>(a.out_sideband) + (in * l.rows + at) * a.sideband_bytes;
+                    out[i] = stage[epw_sideband_offset(&l) + i];
+                }
             }
         }
-        __syncthreads(); // all have read the stage
     }
-    if (threadIdx.x == 0) ptx::bulk_wait_all();
-    *turn = begun + jobs;
+    ptx::bulk_wait_all();
 }
 
 // Lays out what has come, as part `part` of the grid.
 __device__ inline void lay_out(const epw_dispatch_args &a, Operation &o, ReceiveShared &s,
-                               unsigned char *memory, uint32_t *table, uint32_t *turn, Part part) {
+                               unsigned char *memory, uint32_t *table, uint32_t *turns, Part part) {
     bool lists = a.output_layout == EPW_RANK_MAJOR;
     uint32_t n = part.block * blockDim.x + threadIdx.x, source = 0, row = 0, j = 0;
     bool mine = lists && find_entry(a, s, n, &source, &row, &j);
@@ -283,7 +268,7 @@ __device__ inline void lay_out(const epw_dispatch_args &a, Operation &o, Receive
         if (mine) first = read_entry(a, slot_of(a, o, source, row), j);
     }
     if (!lists || a.rows || (a.out_scales && a.scale_count) || a.out_sideband || a.source_token) {
-        spread_rows(a, o, s, table, memory, turn, part);
+        spread_rows(a, o, s, table, memory, turns, part);
     }
 }
 
@@ -292,17 +277,21 @@ __device__ inline void receive_rows(const epw_dispatch_args &a, Operation &o, Re
                                     unsigned char *memory, uint32_t *table) {
     const epw_layout &l = a.layout;
     epw_gpu_context *c = a.context;
-    uint32_t turn = 0;
+    uint32_t turns = 0;
     await_rows(a, o, s, peers & ~uint64_t(o.gone));
     Part part = {blockIdx.x, gridDim.x};
     bool again = false;
+    uint64_t gone = 0, refused = 0, beacons = 0;
     while (true) {
-        lay_out(a, o, s, memory, table, &turn, part);
+        lay_out(a, o, s, memory, table, &turns, part);
         __syncthreads();
         if (again) break;
         if (threadIdx.x == 0 && o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
         if (!last_block(o, &c->blocks_out)) return;
-        uint64_t lost = ptx::load_relaxed_gpu(&c->gone) | ptx::load_relaxed_gpu(&c->refused);
+        gone = ptx::load_relaxed_gpu(&c->gone);
+        refused = ptx::load_relaxed_gpu(&c->refused);
+        beacons = beacons_posted(c);
+        uint64_t lost = gone | refused;
         if ((peers & lost) == 0) break;
         if (threadIdx.x < l.ranks) {
             bool here = (peers & ~lost) >> threadIdx.x & 1;
@@ -327,9 +316,9 @@ __device__ inline void receive_rows(const epw_dispatch_args &a, Operation &o, Re
     }
     if (threadIdx.x != 0) return;
     // Peers whose rows are refused deliver nothing but are still answered.
-    uint64_t refused = ptx::load_relaxed_gpu(&c->refused), answered = peers & ~ptx::load_relaxed_gpu(&c->gone);
+    uint64_t answered = peers & ~gone;
     if (refused) record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, __ffsll(refused) - 1, 0, 0, 0);
-    leave(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_GPU_DISPATCHED, answered, o.active & ~(answered & ~refused));
+    leave(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_GPU_DISPATCHED, answered, o.active & ~(answered & ~refused), beacons);
 }
 
 } // namespace epw

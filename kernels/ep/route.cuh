@@ -103,12 +103,12 @@ __device__ __forceinline__ void count_round(const epw_dispatch_args &a, Token &t
 struct Entry {
     int32_t expert; // -1: none
     float weight;
-    uint32_t rank;   // kNobody: it does not take part
+    uint32_t rank;   // kNobody: none
     uint32_t leader; // lane of the first entry to the same rank
 };
 
-// By warp 0. `bad`: the id was out of range or repeated.
-__device__ __forceinline__ Entry make_entry(const epw_dispatch_args &a, RawId raw, float weight, uint64_t targets, bool *bad) {
+// By warp 0: names the token that the block is about to send. `bad`: the id was out of range or repeated.
+__device__ __forceinline__ Entry name_token(const epw_dispatch_args &a, Token &token, RawId raw, float weight, bool *bad) {
     uint32_t lane = threadIdx.x % 32, id = valid_id(a, raw);
     bool valid = id != kNobody;
     Entry e = {valid ? int32_t(id) : -1, weight, kNobody, lane};
@@ -120,9 +120,12 @@ __device__ __forceinline__ Entry make_entry(const epw_dispatch_args &a, RawId ra
     }
     if (e.expert < 0) e.weight = 0.0f;
     uint32_t rank = e.expert >= 0 ? uint32_t(e.expert) / a.layout.local_experts : 0;
-    if (e.expert >= 0 && (targets >> rank & 1)) e.rank = rank;
+    if (e.expert >= 0) e.rank = rank;
     uint32_t peers = __match_any_sync(0xffffffffu, e.rank == kNobody ? 0x80000000u + lane : e.rank);
     e.leader = __ffs(peers) - 1;
+    token.expert[lane] = e.expert;
+    token.first[lane] = e.leader == lane && e.rank != kNobody ? e.rank * a.layout.local_experts : kNoFirst;
+    token.row[lane] = token.index[lane] = 0;
     return e;
 }
 

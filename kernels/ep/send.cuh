@@ -24,7 +24,8 @@ struct Pieces {
 
     __device__ Pieces(const epw_dispatch_args &a, bool quantise) {
         channel_bytes = quantise ? 2 : 1; // bytes of input for each byte of payload
-        piece = quantise ? kHeld * kThreads * 8 : kPieceBytes;
+        constexpr uint32_t kMost = kHeld * kThreads * 8, kEven = 16 * EPW_FP8_BLOCK; // whose scales are whole 16 bytes
+        piece = !quantise ? kPieceBytes : a.payload_bytes <= kMost ? kMost : kMost / kEven * kEven;
         count = (a.payload_bytes + piece - 1) / piece;
     }
     __device__ uint32_t bytes(const epw_dispatch_args &a, uint32_t i) const {
@@ -71,7 +72,7 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
     const epw_layout &l = a.layout;
     epw_gpu_context *c = a.context;
     const unsigned char *x = static_cast<const unsigned char *>(a.x);
-    const Stages stages(l);
+    const RowStages stages(l, a.payload_bytes, a.scale_count * a.scale_bytes);
     const Pieces pieces(a, kQuantise);
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t scale_bytes = a.scale_count * a.scale_bytes;
@@ -114,7 +115,10 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
         dropped = ptx::load_relaxed_sys(&line->dropped);
         permission = ptx::load_acquire_sys(&line->combine[a.lane]);
     }
-    __syncthreads(); // the operation is there
+    Entry e = {-1, 0.0f, kNobody, lane};
+    bool bad = false;
+    if (warp == 0) e = name_token(a, s.token, raw, weight, &bad);
+    __syncthreads(); // the operation is there, and the first token
     if (o.stage != EPW_GPU_FREE) {
         while (!kQuantise && jobs > 0 && threadIdx.x == 0 && !ptx::barrier_try_wait(&s.loaded[0], 0)) {}
         return;
@@ -129,21 +133,12 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
         }
     }
 
-    Entry e = {-1, 0.0f, kNobody, lane};
     for (uint32_t n = 0; n < jobs; n++) {
         uint32_t t = blockIdx.x + n / pieces.count * gridDim.x, piece = n % pieces.count, bytes = pieces.bytes(a, piece);
         unsigned char *stage = memory + n % 2 * stages.bytes, *payload = stage + stages.header;
         unsigned char *scales = payload + bytes;
-        if (warp == 0 && piece == 0) {
-            bool bad;
-            e = make_entry(a, raw, weight, o.active, &bad);
-            if (bad) put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | lane, raw_value(a, raw));
-            s.token.expert[lane] = e.expert;
-            s.token.first[lane] = e.leader == lane && e.rank != kNobody ? e.rank * l.local_experts : kNoFirst;
-            s.token.row[lane] = s.token.index[lane] = 0;
-        }
-        if (warp == 0) ptx::bulk_wait_read<1>(); // what the stage held two jobs ago has been read out
-        __syncthreads();
+        if (bad) put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | lane, raw_value(a, raw));
+        bad = false;
         if (piece == 0) {
             for (uint32_t base = 0; base < t; base += kThreads / kPerToken) {
                 uint32_t u = base + threadIdx.x / kPerToken;
@@ -187,7 +182,6 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
             }
             ptx::bulk_commit();
             if (piece == 0) remember(a, c, e, row, t);
-            if (piece + 1 == pieces.count) fetch_entry(t + gridDim.x);
         }
         if (!kQuantise && !whole && piece == 0 && scale_bytes > 0) {
             // Scales that are not staged go straight to the slots.
@@ -199,11 +193,16 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
                 copy_scales(a, t, slot + l.header_bytes + a.payload_bytes);
             }
         }
-        if (!kQuantise && warp == 0) {
+        if (n + 1 == jobs) break;
+        if (warp == 0) {
             ptx::bulk_wait_read<1>(); // the other stage has been read out, by every lane's stores
             __syncwarp();
+            if (piece + 1 == pieces.count) fetch_entry(t + gridDim.x);
         }
         fetch(n + 1);
+        __syncthreads(); // all have read the token
+        if (warp == 0 && piece + 1 == pieces.count) e = name_token(a, s.token, raw, weight, &bad);
+        __syncthreads();
     }
 
     // What each peer places the rows by, and how many there are: by the last blocks, which have the fewest tokens.

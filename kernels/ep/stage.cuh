@@ -1,22 +1,49 @@
-// How rows pass through shared memory: in pieces that fit a stage, [header][payload][scales].
+// How rows pass through shared memory: in pieces, each in a stage of a ring that the bulk copy engine fills and empties.
 #pragma once
 
 #include "launch.h"
 
 namespace epw {
 
-constexpr uint32_t kThreads = 448;
-constexpr uint32_t kStages = 4;
-constexpr uint32_t kPieceBytes = 16384; // of payload
+constexpr uint32_t kThreads = 448; // a row of 7168 channels is two 16-byte loads of each
+constexpr uint32_t kPieceBytes = 16384;
 constexpr uint32_t kScaleRoom = 1024;
+constexpr uint32_t kMaxStages = 12;
 
-struct Stages {
-    uint32_t header, bytes; // of one stage
-
-    __host__ __device__ explicit Stages(const epw_layout &l)
-        : header(uint32_t(l.header_bytes)), bytes(header + kPieceBytes + kScaleRoom) {}
-};
+// What a block may take of an SM's shared memory, so that a block of each lane fits: half of 228 KiB, less what the kernels
+// declare and 1 KiB that the system takes.
+constexpr uint32_t kBlockMemory = 106 * 1024;
 
 __host__ __device__ __forceinline__ uint32_t align_16(uint32_t n) { return (n + 15) & ~15u; }
+__host__ __device__ __forceinline__ uint32_t align_128(uint32_t n) { return (n + 127) & ~127u; }
+
+struct Stages {
+    uint32_t bytes, count; // of one stage; stages
+
+    __host__ __device__ Stages(uint32_t stage, uint32_t memory) : bytes(align_128(stage)) {
+        uint32_t fit = memory / bytes;
+        count = fit < kMaxStages ? fit : kMaxStages;
+    }
+};
+
+// Dispatch: [header][payload][scales], and behind all stages a table of [experts].
+struct RowStages : Stages {
+    uint32_t header;
+
+    __host__ __device__ static uint32_t table_bytes(const epw_layout &l) {
+        return align_128(l.local_experts * l.ranks * uint32_t(sizeof(uint32_t)));
+    }
+    __host__ __device__ RowStages(const epw_layout &l, uint32_t payload_bytes, uint32_t scale_bytes)
+        : Stages(uint32_t(l.header_bytes) + align_16(payload_bytes < kPieceBytes ? payload_bytes : kPieceBytes) +
+                     (scale_bytes < kScaleRoom ? scale_bytes : kScaleRoom) + 16,
+                 kBlockMemory - table_bytes(l)),
+          header(uint32_t(l.header_bytes)) {}
+};
+
+// Combine: a piece of a 16-bit row.
+struct AnswerStages : Stages {
+    __host__ __device__ explicit AnswerStages(const epw_layout &l)
+        : Stages(l.row_bytes < kPieceBytes ? uint32_t(l.row_bytes) : kPieceBytes, kBlockMemory) {}
+};
 
 } // namespace epw
