@@ -112,9 +112,42 @@ pub enum Path {
     Thread,
     /// Another process of this host, through shared memory.
     SharedMemory,
+    /// Another process of this host: its window in GPU memory, mapped by a VMM handle.
+    Vmm,
+    /// The same by a CUDA IPC handle.
+    Ipc,
 }
 
-/// What a buffer must be able to do. Everything but `threads` and `paths` must be equal on all ranks.
+/// Where tokens, outputs and the window are, and who moves the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Device {
+    /// Host memory and host threads.
+    #[default]
+    Host,
+    /// Memory and kernels of the GPU with this CUDA ordinal in this process (`CUDA_VISIBLE_DEVICES` counts). Needs the crate's
+    /// feature `cuda`; calls are those of [`cuda`](crate::cuda).
+    Cuda(u32),
+}
+
+impl Device {
+    fn to_c(self) -> i32 {
+        match self {
+            Self::Host => sys::EPW_DEVICE_HOST,
+            Self::Cuda(ordinal) => i32::try_from(ordinal).unwrap_or(i32::MAX),
+        }
+    }
+
+    /// Ranks must agree on this; the ordinal is each rank's own.
+    fn kind(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Cuda(_) => "cuda",
+        }
+    }
+}
+
+/// What a buffer must be able to do. Everything but `threads`, `paths`, `sms` and the ordinal in `device` must be equal on all
+/// ranks.
 ///
 /// ```
 /// # use epwire::{EpConfig, Plan};
@@ -151,6 +184,11 @@ pub struct EpConfig {
     pub threads: u32,
     /// The paths by which peers may be reached; all by default.
     pub paths: Paths,
+    /// Where tokens, outputs and the window are; the host by default. All ranks on the host or all on GPUs.
+    pub device: Device,
+    /// Thread blocks of a kernel, one to an SM; fewer where those of all lanes would not fit the GPU together. 0: chosen by
+    /// the library. On the host without effect.
+    pub sms: u32,
     /// Bound of every wait for a peer, 1 ms to 1 day. Ranks that wait for each other show each other signs of life, which
     /// lengthens a wait, to 4 deadlines at most.
     pub deadline: Duration,
@@ -161,13 +199,17 @@ pub struct EpConfig {
 pub struct Paths {
     /// Ranks of this process.
     pub thread: bool,
-    /// Processes of this host.
+    /// Processes of this host whose windows are in host memory.
     pub shared_memory: bool,
+    /// Processes of this host whose windows are in GPU memory, by VMM handles; tried before `ipc`.
+    pub vmm: bool,
+    /// The same by CUDA IPC handles.
+    pub ipc: bool,
 }
 
 impl Default for Paths {
     fn default() -> Self {
-        Self { thread: true, shared_memory: true }
+        Self { thread: true, shared_memory: true, vmm: true, ipc: true }
     }
 }
 
@@ -188,18 +230,22 @@ impl EpConfig {
             zero_copy: false,
             threads: 0,
             paths: Paths::default(),
+            device: Device::Host,
+            sms: 0,
             deadline: Duration::from_secs(10),
         }
     }
 
     pub(crate) fn to_c(&self, rank: u32, ranks: u32) -> sys::epw_config {
-        let mut paths = sys::EPW_PATH_SELF;
-        if self.paths.thread {
-            paths |= sys::EPW_PATH_THREAD;
-        }
-        if self.paths.shared_memory {
-            paths |= sys::EPW_PATH_SHM;
-        }
+        let Paths { thread, shared_memory, vmm, ipc } = self.paths;
+        let switches = [
+            (thread, sys::EPW_PATH_THREAD),
+            (shared_memory, sys::EPW_PATH_SHM),
+            (vmm, sys::EPW_PATH_VMM),
+            (ipc, sys::EPW_PATH_IPC),
+        ];
+        let permitted = switches.into_iter().filter(|(on, _)| *on);
+        let paths = permitted.fold(sys::EPW_PATH_SELF, |paths, (_, path)| paths | path);
         sys::epw_config {
             size: size_of::<sys::epw_config>() as u32,
             version: sys::EPW_CONFIG_VERSION,
@@ -218,8 +264,8 @@ impl EpConfig {
             zero_copy: self.zero_copy.into(),
             threads: self.threads,
             paths,
-            device: sys::EPW_DEVICE_HOST,
-            sms: 0,
+            device: self.device.to_c(),
+            sms: self.sms,
             reserved: 0,
             deadline_ns: self.deadline.as_nanos().try_into().unwrap_or(u64::MAX),
         }
@@ -251,6 +297,7 @@ impl EpConfig {
             ("sideband_bytes", sideband_bytes.to_string()),
             ("ordered", ordered.to_string()),
             ("zero_copy", zero_copy.to_string()),
+            ("device", self.device.kind().to_owned()),
             ("deadline", format!("{:?}", self.deadline)),
         ]
         .map(|(name, value)| (name.to_owned(), value))

@@ -1,6 +1,6 @@
 //! The only module that calls C. It owns every raw pointer to C objects and turns statuses into errors.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
@@ -176,6 +176,10 @@ pub(crate) fn empty_outcome() -> sys::epw_outcome {
     sys::epw_outcome { size: size_of::<sys::epw_outcome>() as u32, ..Default::default() }
 }
 
+fn place<T>(out: Option<&mut T>) -> *mut T {
+    out.map_or(ptr::null_mut(), ptr::from_mut)
+}
+
 /// Rows in place in the window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows {
@@ -269,19 +273,23 @@ impl Buffer {
         Ok(reachable.into_iter().map(|x| x == 1).collect())
     }
 
+    /// `outcome`: with a GPU buffer none, with another one some.
+    ///
     /// # Safety
     /// The memory named by `input` and `output` has the sizes that the plan demands. It must stay valid as long as the
-    /// operation is polled.
+    /// operation is polled; with a GPU buffer it is that GPU's, stays valid until what this call enqueues has run, and
+    /// `stream` is one of that GPU that lives until the handle is consumed or gone on to another.
     pub(crate) unsafe fn dispatch(
         &self,
         input: &sys::epw_dispatch_input,
         output: Option<&sys::epw_dispatch_output>,
-        outcome: &mut sys::epw_outcome,
+        outcome: Option<&mut sys::epw_outcome>,
     ) -> Result<(sys::epw_handle, Progress)> {
         let mut handle = 0;
         let output = output.map_or(ptr::null(), ptr::from_ref);
         // SAFETY: by this function's contract.
-        let status = unsafe { sys::epw_dispatch(self.0.as_ptr(), input, output, &mut handle, outcome) };
+        let status =
+            unsafe { sys::epw_dispatch(self.0.as_ptr(), input, output, &mut handle, place(outcome)) };
         Ok((handle, check(status)?))
     }
 
@@ -291,10 +299,10 @@ impl Buffer {
         &self,
         handle: sys::epw_handle,
         output: &sys::epw_dispatch_output,
-        outcome: &mut sys::epw_outcome,
+        outcome: Option<&mut sys::epw_outcome>,
     ) -> Result<Progress> {
         // SAFETY: by this function's contract.
-        check(unsafe { sys::epw_dispatch_receive(self.0.as_ptr(), handle, output, outcome) })
+        check(unsafe { sys::epw_dispatch_receive(self.0.as_ptr(), handle, output, place(outcome)) })
     }
 
     /// # Safety
@@ -304,11 +312,11 @@ impl Buffer {
         handle: sys::epw_handle,
         input: &sys::epw_combine_input,
         output: Option<&sys::epw_combine_output>,
-        outcome: &mut sys::epw_outcome,
+        outcome: Option<&mut sys::epw_outcome>,
     ) -> Result<Progress> {
         let output = output.map_or(ptr::null(), ptr::from_ref);
         // SAFETY: by this function's contract.
-        check(unsafe { sys::epw_combine(self.0.as_ptr(), handle, input, output, outcome) })
+        check(unsafe { sys::epw_combine(self.0.as_ptr(), handle, input, output, place(outcome)) })
     }
 
     /// # Safety
@@ -317,10 +325,10 @@ impl Buffer {
         &self,
         handle: sys::epw_handle,
         output: &sys::epw_combine_output,
-        outcome: &mut sys::epw_outcome,
+        outcome: Option<&mut sys::epw_outcome>,
     ) -> Result<Progress> {
         // SAFETY: by this function's contract.
-        check(unsafe { sys::epw_combine_receive(self.0.as_ptr(), handle, output, outcome) })
+        check(unsafe { sys::epw_combine_receive(self.0.as_ptr(), handle, output, place(outcome)) })
     }
 
     /// # Safety
@@ -335,10 +343,10 @@ impl Buffer {
     }
 
     /// Sleeps until `poll` or `ready` may say something new. Touches no caller memory.
-    pub(crate) fn wait(&self, handle: sys::epw_handle, timeout: Duration) -> Result<()> {
+    /// On a GPU: until the handle's last call has run, `Pending` if `timeout` is over first.
+    pub(crate) fn wait(&self, handle: sys::epw_handle, timeout: Duration) -> Result<Progress> {
         // SAFETY: the buffer is alive; a consumed handle is recognised.
-        check(unsafe { sys::epw_await(self.0.as_ptr(), handle, nanos(timeout)) })?;
-        Ok(())
+        check(unsafe { sys::epw_await(self.0.as_ptr(), handle, nanos(timeout)) })
     }
 
     pub(crate) fn ready(&self, handle: sys::epw_handle) -> Result<Progress> {
@@ -350,6 +358,36 @@ impl Buffer {
     pub(crate) fn release(&self, handle: sys::epw_handle) {
         // SAFETY: as for `wait`. A handle already consumed is refused, which is what is wanted.
         unsafe { sys::epw_release(self.0.as_ptr(), handle) };
+    }
+
+    /// The same on `stream`.
+    ///
+    /// # Safety
+    /// `stream` is one of the buffer's GPU.
+    pub(crate) unsafe fn release_on(&self, handle: sys::epw_handle, stream: *mut c_void) -> Result<()> {
+        // SAFETY: by this function's contract; a handle already consumed is refused.
+        check(unsafe { sys::epw_release_on(self.0.as_ptr(), handle, stream) })?;
+        Ok(())
+    }
+
+    /// On a GPU: how the handle's last call ended, `None` if it has not run yet.
+    pub(crate) fn outcome(&self, handle: sys::epw_handle) -> Result<Option<sys::epw_outcome>> {
+        let mut outcome = empty_outcome();
+        // SAFETY: as for `wait`; outcome carries its size.
+        let read = check(unsafe { sys::epw_outcome_read(self.0.as_ptr(), handle, &mut outcome) })?;
+        Ok((read == Progress::Done).then_some(outcome))
+    }
+
+    /// Up to `capacity` of the records written since the last call, and how many were lost.
+    pub(crate) fn take_errors(&self, capacity: u32) -> Result<(Vec<sys::epw_error_record>, u64)> {
+        let mut records = vec![sys::epw_error_record::default(); capacity as usize];
+        let (mut count, mut lost) = (0, 0);
+        // SAFETY: records has `capacity` places; the others are valid places to write to.
+        check(unsafe {
+            sys::epw_take_errors(self.0.as_ptr(), records.as_mut_ptr(), capacity, &mut count, &mut lost)
+        })?;
+        records.truncate(count as usize);
+        Ok((records, lost))
     }
 
     pub(crate) fn dispatched_rows(&self, handle: sys::epw_handle) -> Result<Rows> {

@@ -52,11 +52,15 @@
 //! [`launch`] (where am I) -> [`rendezvous`] and [`store`] (meet) -> [`Group`] -> [`EpBuffer`] -> [`Dispatched`] -> [`Outcome`].
 //!
 //! # Features
-//! `cuda`: buffers on GPUs; needs a CUDA toolkit to build, and a driver only to use a GPU. `tracing`: spans. `metrics`:
-//! counters and a histogram. `bindgen`: checks the C bindings against the header.
+//! `cuda`: buffers on GPUs, see [`mod@cuda`]; needs a CUDA toolkit to build, and a driver only to use a GPU. `cudarc`: views of
+//! cudarc's slices and streams, and that crate as `epwire::cudarc`; needs no toolkit, and leaves it to the program how
+//! cudarc links CUDA. `tracing`: spans. `metrics`: counters and a histogram. `bindgen`: checks the C bindings against the
+//! header.
 //!
 //! An *operation* is one call, each half of a split one by itself: `dispatch`, `dispatch_send`, `dispatch_receive`, `combine`,
 //! `combine_send`, `combine_receive`; the blocking forms have the same names.
+//!
+//! Those of GPU buffers have not ended when their call returns: they are in neither, see [`cuda::Completion`].
 //!
 //! `tracing` gives each a span `epwire` at level `DEBUG`, closed when the operation ends or its future is dropped, with the
 //! fields `operation`, `rank` and, if it is degraded, `missing` (the ranks). Events in it:
@@ -79,6 +83,7 @@
 
 mod buffer;
 mod config;
+pub mod cuda;
 pub mod env;
 mod error;
 mod ffi;
@@ -97,13 +102,18 @@ pub use buffer::{
     Combine, CombineOutput, CombineRows, Combining, Consuming, Dispatch, DispatchBuffers, DispatchOutput,
     Dispatched, Dispatching, EpBuffer, Event, Refused, RowsView, ScaleOrder,
 };
-pub use config::{CombineMode, EpConfig, Float16, Fp8Scale, Layout, Path, Paths, Payload, Plan, RowShape};
+pub use config::{
+    CombineMode, Device, EpConfig, Float16, Fp8Scale, Layout, Path, Paths, Payload, Plan, RowShape,
+};
 pub use error::{Error, Failure, Result};
 pub use group::Group;
 pub use mask::Mask;
 pub use numerics::{dequantize_fp8, quantize_fp8};
 pub use outcome::{Cause, ErrorRecord, Outcome, Phase};
-pub use tensor::{DType, Element, HostBuffer, TensorMut, TensorRef};
+pub use tensor::{DType, Element, HostBuffer, TensorMut, TensorRef, View};
+
+#[cfg(feature = "cudarc")]
+pub use cudarc;
 
 /// The README's Rust blocks are tests.
 #[cfg(doctest)]

@@ -3,6 +3,7 @@
 use crate::config::{Float16, Fp8Scale, Payload};
 use crate::error::{Error, Failure, Result};
 use crate::ffi;
+use crate::tensor::sealed::View as _;
 use crate::tensor::{DType, TensorMut, TensorRef};
 
 fn invalid(operation: &str, text: String) -> Error {
@@ -57,7 +58,7 @@ pub fn quantize_fp8(
 ) -> Result<()> {
     let op = "quantize_fp8";
     let dtype = half_type(op, x.dtype())?;
-    if !x.is_dense() {
+    if !x.matrix().is_dense() {
         return Err(invalid(op, "x must be dense".into()));
     }
     let hidden = check_sizes(op, x.rows(), x.cols(), q.len(), scale, scales.bytes())?;
@@ -86,7 +87,7 @@ pub fn dequantize_fp8(
 ) -> Result<()> {
     let op = "dequantize_fp8";
     let dtype = half_type(op, x.dtype)?;
-    if !scales.is_dense() {
+    if !scales.matrix().is_dense() {
         return Err(invalid(op, "scales must be dense".into()));
     }
     let rows = x.len.checked_div(hidden).unwrap_or(0);

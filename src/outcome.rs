@@ -54,9 +54,15 @@ pub enum Cause {
     Format,
     /// It answered fewer rows than it was sent.
     Partial,
+    /// GPU buffers, no peer's fault: a routing id was out of range or repeated within its token, and counted as "not routed".
+    /// [`ErrorRecord::routing`] says which.
+    Routing,
+    /// GPU buffers, no peer's fault: the lane was not in the state that a replayed operation needs (held, or not held). That
+    /// operation has done nothing.
+    Held,
 }
 
-/// The first peer that an operation gave up on.
+/// The first peer that an operation gave up on, or what a kernel found wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ErrorRecord {
@@ -87,13 +93,21 @@ pub struct ErrorRecord {
 }
 
 impl ErrorRecord {
-    fn from_c(r: &sys::epw_error_record) -> Option<Self> {
+    /// Of a record with [`Cause::Routing`]: token, column of its top-k, and the id found there.
+    pub fn routing(&self) -> Option<(u32, u32, i64)> {
+        let place = self.expected;
+        (self.cause == Cause::Routing).then_some(((place >> 32) as u32, place as u32, self.seen as i64))
+    }
+
+    pub(crate) fn from_c(r: &sys::epw_error_record) -> Option<Self> {
         let cause = match r.cause {
             sys::EPW_CAUSE_TIMEOUT => Cause::Timeout,
             sys::EPW_CAUSE_DROPPED => Cause::Dropped,
             sys::EPW_CAUSE_SUSPECTED => Cause::Suspected,
             sys::EPW_CAUSE_FORMAT => Cause::Format,
             sys::EPW_CAUSE_PARTIAL => Cause::Partial,
+            sys::EPW_CAUSE_ROUTING => Cause::Routing,
+            sys::EPW_CAUSE_HELD => Cause::Held,
             _ => return None,
         };
         let phase = match r.phase {
@@ -121,6 +135,20 @@ impl ErrorRecord {
 
 impl std::fmt::Display for ErrorRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { rank, lane, epoch, op, .. } = self;
+        if let Some((token, column, id)) = self.routing() {
+            return write!(
+                f,
+                "rank {rank} did not route token {token}, column {column} in lane {lane}, epoch {epoch}, op {op}: id {id} is out of range or repeated"
+            );
+        }
+        if self.cause == Cause::Held {
+            return write!(
+                f,
+                "rank {rank} did nothing in lane {lane}, epoch {epoch}, op {op} ({:?}): the lane was not as a replay of it needs it; replay dispatch and combine in turns",
+                self.phase
+            );
+        }
         write!(
             f,
             "rank {} gave up on peer {} ({:?}, {:?}) in lane {}, epoch {}, op {}, after {:?} of {:?}: awaited {:#018x}, saw {:#018x}, {} peers still awaited",

@@ -19,6 +19,8 @@ pub enum DType {
     F16,
     /// IEEE single precision.
     F32,
+    /// 16-bit unsigned integers.
+    U16,
     /// Bytes: FP8 e4m3 values, UE8M0 exponents, opaque rows.
     U8,
     /// 32-bit signed integers.
@@ -27,6 +29,8 @@ pub enum DType {
     U32,
     /// 64-bit signed integers.
     I64,
+    /// 64-bit unsigned integers.
+    U64,
 }
 
 impl DType {
@@ -34,9 +38,9 @@ impl DType {
     pub const fn bytes(self) -> usize {
         match self {
             Self::U8 => 1,
-            Self::Bf16 | Self::F16 => 2,
+            Self::Bf16 | Self::F16 | Self::U16 => 2,
             Self::F32 | Self::I32 | Self::U32 => 4,
-            Self::I64 => 8,
+            Self::I64 | Self::U64 => 8,
         }
     }
 }
@@ -58,7 +62,38 @@ macro_rules! elements {
         }
     )*};
 }
-elements!(bf16 => Bf16, f16 => F16, f32 => F32, u8 => U8, i32 => I32, u32 => U32, i64 => I64);
+elements!(
+    bf16 => Bf16, f16 => F16, f32 => F32, u8 => U8, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64
+);
+
+/// Matrices to read: of host memory, [`TensorRef`], or of a GPU's, [`cuda::TensorRef`](crate::cuda::TensorRef). The builders of
+/// operations take either, the calls only the one of their kind of buffer. Not for other types to implement.
+pub trait View: sealed::View {}
+
+pub(crate) mod sealed {
+    use super::DType;
+
+    pub trait View {
+        fn matrix(&self) -> Matrix;
+    }
+
+    /// Where a matrix is and how it lies there.
+    #[derive(Debug, Clone, Copy)]
+    pub struct Matrix {
+        pub(crate) ptr: *const u8,
+        pub(crate) dtype: DType,
+        pub(crate) rows: usize,
+        pub(crate) cols: usize,
+        /// Bytes from row to row.
+        pub(crate) row_stride: usize,
+    }
+
+    impl Matrix {
+        pub(crate) fn is_dense(&self) -> bool {
+            self.rows <= 1 || Some(self.row_stride) == self.cols.checked_mul(self.dtype.bytes())
+        }
+    }
+}
 
 /// A matrix to read: `rows` rows of `cols` elements, each row dense, `row_stride` bytes apart.
 #[derive(Debug, Clone, Copy)]
@@ -145,9 +180,14 @@ impl<'a> TensorRef<'a> {
     pub fn dtype(&self) -> DType {
         self.dtype
     }
+}
 
-    pub(crate) fn is_dense(&self) -> bool {
-        self.rows <= 1 || Some(self.row_stride) == self.cols.checked_mul(self.dtype.bytes())
+impl View for TensorRef<'_> {}
+
+impl sealed::View for TensorRef<'_> {
+    fn matrix(&self) -> sealed::Matrix {
+        let Self { ptr, dtype, rows, cols, row_stride, .. } = *self;
+        sealed::Matrix { ptr: ptr.as_ptr(), dtype, rows, cols, row_stride }
     }
 }
 
@@ -269,12 +309,15 @@ impl<T: Element> std::fmt::Debug for HostBuffer<T> {
 
 #[cfg(test)]
 mod tests {
+    use super::sealed::View as _;
     use super::*;
 
     #[test]
     fn a_strided_view_must_fit_its_slice() {
         let data = [0f32; 10];
-        assert!(TensorRef::strided(&data, 3, 2, 4).is_ok_and(|t| t.row_stride == 16 && !t.is_dense()));
+        assert!(
+            TensorRef::strided(&data, 3, 2, 4).is_ok_and(|t| t.row_stride == 16 && !t.matrix().is_dense())
+        );
         assert!(TensorRef::strided(&data, 0, 4, usize::MAX).is_ok_and(|t| t.rows() == 0));
         for (rows, cols, stride, field) in [
             (3, 3, 4, "data has 10 elements"),
@@ -290,7 +333,7 @@ mod tests {
     #[test]
     fn rows_wider_than_the_slice_are_no_rows() {
         let t = TensorRef::new(&[0f32; 10], usize::MAX / 2);
-        assert_eq!((t.rows(), t.cols(), t.is_dense()), (0, usize::MAX / 2, true));
+        assert_eq!((t.rows(), t.cols(), t.matrix().is_dense()), (0, usize::MAX / 2, true));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::{ffi, sys};
 
 impl EpBuffer {
     /// Creates the buffer of every member of `group` and connects them: all members call this with equal configurations
-    /// (`threads` and `paths` may differ), as often and in the same order. A field that differs is named.
+    /// (`threads`, `paths`, `sms` and the ordinal of the device may differ), as often and in the same order. A field that differs is named.
     ///
     /// Never blocks the executor. Ends within the group's deadline for each of the three steps that the members take
     /// together, and [`EpConfig::deadline`] for connecting to all of them. Dropping the future gives the buffer up; what
@@ -114,6 +114,8 @@ impl EpBuffer {
             sys::EPW_PATH_SELF => Path::SelfRank,
             sys::EPW_PATH_THREAD => Path::Thread,
             sys::EPW_PATH_SHM => Path::SharedMemory,
+            sys::EPW_PATH_VMM => Path::Vmm,
+            sys::EPW_PATH_IPC => Path::Ipc,
             _ => Path::None,
         }
     }

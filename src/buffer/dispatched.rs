@@ -23,7 +23,7 @@ pub struct Refused<H> {
 }
 
 impl<H> Refused<H> {
-    fn new(handle: H) -> impl FnOnce(Error) -> Box<Self> {
+    pub(crate) fn new(handle: H) -> impl FnOnce(Error) -> Box<Self> {
         move |error| Box::new(Self { error, handle })
     }
 }
@@ -102,7 +102,7 @@ impl Dispatching {
         let mut output = output.as_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
         output.nonblocking = nonblocking.into();
         // SAFETY: sizes were checked; the caller keeps `output` borrowed while the operation is polled.
-        unsafe { inner.ffi.dispatch_receive(self.open.handle, &output, outcome) }
+        unsafe { inner.ffi.dispatch_receive(self.open.handle, &output, Some(outcome)) }
     }
 }
 
@@ -203,7 +203,7 @@ impl Dispatched {
             None => None,
         };
         // SAFETY: sizes were checked; the caller keeps `output` borrowed while the operation is polled.
-        unsafe { inner.ffi.combine(self.open.handle, &input, output.as_ref(), outcome) }
+        unsafe { inner.ffi.combine(self.open.handle, &input, output.as_ref(), Some(outcome)) }
     }
 
     fn source_count(&self, rows: &Rows, source: u32) -> usize {
@@ -341,6 +341,6 @@ impl Combining {
         let mut output = output.as_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
         output.nonblocking = nonblocking.into();
         // SAFETY: sizes were checked; the caller keeps `output` borrowed while the operation is polled.
-        unsafe { inner.ffi.combine_receive(self.open.handle, &output, outcome) }
+        unsafe { inner.ffi.combine_receive(self.open.handle, &output, Some(outcome)) }
     }
 }

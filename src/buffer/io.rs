@@ -1,33 +1,63 @@
 //! What goes into dispatch and combine and what comes out: builders over borrowed memory, checked against the plan before
 //! a pointer leaves Rust.
 
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use crate::config::{CombineMode, EpConfig, Layout, Payload, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
-use crate::tensor::{DType, HostBuffer, TensorMut, TensorRef};
-use crate::{ffi, sys};
+use crate::tensor::{DType, HostBuffer, TensorMut, TensorRef, View};
+use crate::{cuda, ffi, sys};
 
 /// What a rank sends: tokens, where they go, and how.
 ///
 /// All ranks give the same payload, sideband size, lane and presence of weights to the same operation.
 #[derive(Debug, Clone)]
-pub struct Dispatch<'a> {
-    x: TensorRef<'a>,
-    topk_idx: TensorRef<'a>,
-    topk_weights: Option<TensorRef<'a>>,
-    sideband: Option<(&'a [u8], u32)>,
-    scales: Option<(TensorRef<'a>, bool)>,
+pub struct Dispatch<'a, T = TensorRef<'a>> {
+    x: T,
+    topk_idx: T,
+    topk_weights: Option<T>,
+    /// With the bytes per token.
+    sideband: Option<(T, u32)>,
+    scales: Option<(T, bool)>,
     payload: Payload,
     layout: Layout,
     lane: Option<u32>,
     deadline: Option<Duration>,
+    lifetime: PhantomData<&'a ()>,
 }
 
 impl<'a> Dispatch<'a> {
+    /// `bytes_per_token` opaque bytes of each token, `[n, bytes_per_token]`, that travel with its row.
+    #[must_use]
+    pub fn sideband(self, bytes: &'a [u8], bytes_per_token: u32) -> Self {
+        Self { sideband: Some((TensorRef::new(bytes, 1), bytes_per_token)), ..self }
+    }
+}
+
+impl<'a> Dispatch<'a, cuda::TensorRef<'a>> {
+    /// Opaque bytes of each token, `[n, bytes_per_token]` of U8, dense, that travel with its row.
+    #[must_use]
+    pub fn sideband(self, bytes: cuda::TensorRef<'a>) -> Self {
+        let per_token = u32::try_from(bytes.cols()).unwrap_or(u32::MAX);
+        Self { sideband: Some((bytes, per_token)), ..self }
+    }
+
+    pub(crate) fn views(&self) -> impl Iterator<Item = (&'static str, &cuda::TensorRef<'a>)> {
+        let optional = [
+            ("topk_weights", self.topk_weights.as_ref()),
+            ("sideband", self.sideband.as_ref().map(|(bytes, _)| bytes)),
+            ("scales", self.scales.as_ref().map(|(scales, _)| scales)),
+        ];
+        let given = optional.into_iter().filter_map(|(name, view)| Some((name, view?)));
+        [("x", &self.x), ("topk_idx", &self.topk_idx)].into_iter().chain(given)
+    }
+}
+
+impl<T: View> Dispatch<'_, T> {
     /// Tokens `x [n, hidden]` of the configured 16-bit type (opaque payloads: `[n, row_bytes]` as bytes) and their experts
     /// `topk_idx [n, k]`, i32, u32 or i64, dense; -1 or the unsigned maximum: not routed.
-    pub fn new(x: TensorRef<'a>, topk_idx: TensorRef<'a>) -> Self {
+    pub fn new(x: T, topk_idx: T) -> Self {
         Self {
             x,
             topk_idx,
@@ -38,12 +68,13 @@ impl<'a> Dispatch<'a> {
             layout: Layout::default(),
             lane: None,
             deadline: None,
+            lifetime: PhantomData,
         }
     }
 
     /// Routing weights `[n, k]` f32, dense. Rank-reduced combine needs them here.
     #[must_use]
-    pub fn weights(self, topk_weights: TensorRef<'a>) -> Self {
+    pub fn weights(self, topk_weights: T) -> Self {
         Self { topk_weights: Some(topk_weights), ..self }
     }
 
@@ -59,21 +90,15 @@ impl<'a> Dispatch<'a> {
         Self { layout, ..self }
     }
 
-    /// `bytes_per_token` opaque bytes of each token, `[n, bytes_per_token]`, that travel with its row.
-    #[must_use]
-    pub fn sideband(self, bytes: &'a [u8], bytes_per_token: u32) -> Self {
-        Self { sideband: Some((bytes, bytes_per_token)), ..self }
-    }
-
     /// Scales of opaque rows, `[n, scale_count]`; elements have the payload's `scale_bytes`. Other payloads refuse them.
     #[must_use]
-    pub fn scales(self, scales: TensorRef<'a>) -> Self {
+    pub fn scales(self, scales: T) -> Self {
         Self { scales: Some((scales, false)), ..self }
     }
 
     /// Scales of opaque rows stored by column, `[scale_count, n]`.
     #[must_use]
-    pub fn scales_by_column(self, scales: TensorRef<'a>) -> Self {
+    pub fn scales_by_column(self, scales: T) -> Self {
         Self { scales: Some((scales, true)), ..self }
     }
 
@@ -89,28 +114,29 @@ impl<'a> Dispatch<'a> {
         Self { deadline: Some(deadline), ..self }
     }
 
-    pub(super) fn deadline_or(&self, buffers: Duration) -> Duration {
+    pub(crate) fn deadline_or(&self, buffers: Duration) -> Duration {
         self.deadline.unwrap_or(buffers)
     }
 
     pub(super) fn tokens(&self) -> usize {
-        self.x.rows()
+        self.x.matrix().rows
     }
 
-    pub(super) fn request(&self) -> Request {
+    pub(crate) fn request(&self) -> Request {
         Request {
             tokens: self.tokens(),
-            topk: self.topk_idx.cols(),
+            topk: self.topk_idx.matrix().cols,
             payload: self.payload,
             layout: self.layout,
-            sideband_bytes: self.sideband.map_or(0, |(_, bytes)| bytes as usize),
+            sideband_bytes: self.sideband.as_ref().map_or(0, |(_, bytes)| *bytes as usize),
         }
     }
 
     /// Checks every size and gives the C view, which borrows from `self`.
-    pub(super) fn to_c(&self, rank: u32, config: &EpConfig) -> Result<sys::epw_dispatch_input> {
+    pub(crate) fn to_c(&self, rank: u32, config: &EpConfig) -> Result<sys::epw_dispatch_input> {
         let invalid = |text: String| Error::Invalid(Failure::new("dispatch", rank, text));
-        let (n, k) = (self.tokens(), self.topk_idx.cols());
+        let (x, topk_idx) = (self.x.matrix(), self.topk_idx.matrix());
+        let (n, k) = (x.rows, topk_idx.cols);
         let u32_of = |name: &str, value: usize| {
             u32::try_from(value).map_err(|_| invalid(format!("{name} is {value}, does not fit 32 bits")))
         };
@@ -121,58 +147,57 @@ impl<'a> Dispatch<'a> {
             Payload::Opaque { row_bytes, .. } => (DType::U8, row_bytes),
             _ => (config.dtype.dtype(), config.hidden),
         };
-        if self.x.dtype() != want_type || self.x.cols() != want_cols as usize {
+        if x.dtype != want_type || x.cols != want_cols as usize {
             return Err(invalid(format!(
                 "x is [{n}, {}] of {:?}, must be [n, {want_cols}] of {want_type:?}",
-                self.x.cols(),
-                self.x.dtype()
+                x.cols, x.dtype
             )));
         }
-        input.idx_type = match self.topk_idx.dtype() {
+        input.idx_type = match topk_idx.dtype {
             DType::I32 => sys::EPW_I32,
             DType::U32 => sys::EPW_U32,
             DType::I64 => sys::EPW_I64,
             other => return Err(invalid(format!("topk_idx is {other:?}, must be I32, U32 or I64"))),
         };
-        if self.topk_idx.rows() != n || !self.topk_idx.is_dense() {
+        if topk_idx.rows != n || !topk_idx.is_dense() {
             return Err(invalid(format!(
                 "topk_idx has {} rows for {n} tokens, or is not dense",
-                self.topk_idx.rows()
+                topk_idx.rows
             )));
         }
         if let Some(weights) = &self.topk_weights {
-            if weights.dtype() != DType::F32
-                || weights.rows() != n
-                || weights.cols() != k
-                || !weights.is_dense()
-            {
+            let weights = weights.matrix();
+            if weights.dtype != DType::F32 || weights.rows != n || weights.cols != k || !weights.is_dense() {
                 return Err(invalid(format!(
                     "topk_weights is [{}, {}] of {:?}, must be a dense [{n}, {k}] of F32",
-                    weights.rows(),
-                    weights.cols(),
-                    weights.dtype()
+                    weights.rows, weights.cols, weights.dtype
                 )));
             }
-            input.topk_weights = weights.ptr.as_ptr().cast();
+            input.topk_weights = weights.ptr.cast();
         }
-        if let Some((bytes, per_token)) = self.sideband {
-            if n.checked_mul(per_token as usize) != Some(bytes.len()) {
+        if let Some((bytes, per_token)) = &self.sideband {
+            let (bytes, per_token) = (bytes.matrix(), *per_token);
+            let have = bytes.rows.saturating_mul(bytes.cols);
+            if n.checked_mul(per_token as usize) != Some(have) {
+                return Err(invalid(format!("sideband has {have} bytes for {n} tokens of {per_token} each")));
+            }
+            if bytes.dtype != DType::U8 || !bytes.is_dense() {
                 return Err(invalid(format!(
-                    "sideband has {} bytes for {n} tokens of {per_token} each",
-                    bytes.len()
+                    "sideband is of {:?} or not dense, must be dense U8",
+                    bytes.dtype
                 )));
             }
             if per_token > 0 {
-                input.sideband = bytes.as_ptr().cast();
+                input.sideband = bytes.ptr.cast();
             }
             input.sideband_bytes = per_token;
         }
         self.set_scales(&mut input).map_err(invalid)?;
         input.tokens = u32_of("tokens", n)?;
         input.topk = u32_of("topk", k)?;
-        input.x = self.x.ptr.as_ptr().cast();
-        input.x_stride = self.x.row_stride as u64;
-        input.topk_idx = self.topk_idx.ptr.as_ptr().cast();
+        input.x = x.ptr.cast();
+        input.x_stride = x.row_stride as u64;
+        input.topk_idx = topk_idx.ptr.cast();
         input.layout = layout_to_c(self.layout);
         input.lane = match self.lane {
             None => -1,
@@ -200,25 +225,26 @@ impl<'a> Dispatch<'a> {
                 false => Err("the payload has scales, give them with Dispatch::scales".into()),
             };
         };
+        let scales = scales.matrix();
         // An empty matrix has no shape worth comparing.
-        if n == 0 || (count == 0 && scales.rows().min(scales.cols()) == 0) {
+        if n == 0 || (count == 0 && scales.rows.min(scales.cols) == 0) {
             return Ok(());
         }
         if count == 0 {
             return Err(format!("scales are given, which {:?} does not take: leave them out", self.payload));
         }
         let want = if *by_column { (count, n) } else { (n, count) };
-        if (scales.rows(), scales.cols()) != want || scales.dtype().bytes() != bytes {
+        if (scales.rows, scales.cols) != want || scales.dtype.bytes() != bytes {
             return Err(format!(
                 "scales is [{}, {}] of {} bytes each, must be [{}, {}] of {bytes}",
-                scales.rows(),
-                scales.cols(),
-                scales.dtype().bytes(),
+                scales.rows,
+                scales.cols,
+                scales.dtype.bytes(),
                 want.0,
                 want.1
             ));
         }
-        input.scales = scales.ptr.as_ptr().cast();
+        input.scales = scales.ptr.cast();
         let (row, element) = (scales.row_stride as u64, bytes as u64);
         (input.scale_row_stride, input.scale_col_stride) =
             if *by_column { (element, row) } else { (row, element) };
@@ -228,12 +254,12 @@ impl<'a> Dispatch<'a> {
 
 /// What a dispatch asked for, remembered for its receiving half and its combine.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Request {
-    pub(super) tokens: usize,
-    pub(super) topk: usize,
-    pub(super) payload: Payload,
-    pub(super) layout: Layout,
-    pub(super) sideband_bytes: usize,
+pub(crate) struct Request {
+    pub(crate) tokens: usize,
+    pub(crate) topk: usize,
+    pub(crate) payload: Payload,
+    pub(crate) layout: Layout,
+    pub(crate) sideband_bytes: usize,
 }
 
 pub(crate) fn set_payload(input: &mut sys::epw_dispatch_input, payload: Payload) {
@@ -300,6 +326,42 @@ pub struct DispatchOutput<'a> {
     pub wait_ns: Option<&'a mut [u64]>,
 }
 
+/// What the outputs of a dispatch must hold at least: elements, or bytes where that is said.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Needs {
+    pub(crate) row_bytes: usize,
+    pub(crate) scale_bytes: usize,
+    pub(crate) sideband: usize,
+    /// Local experts.
+    pub(crate) experts: usize,
+    pub(crate) ranks: usize,
+    pub(crate) source_token: usize,
+    /// Of `row_experts` and `row_weights`.
+    pub(crate) entries: usize,
+    pub(crate) expert_rows: usize,
+}
+
+impl Needs {
+    pub(crate) fn new(config: &EpConfig, plan: &Plan, request: &Request) -> Result<Self> {
+        let shape = RowShape::new(config, plan.ranks, request.payload)?;
+        let (experts, rows) = (plan.local_experts as usize, plan.rows);
+        let (lists, row_bytes, scale_bytes) = match request.layout {
+            Layout::ExpertMajor => (experts, shape.expert_rows_bytes, shape.expert_scales_bytes),
+            Layout::RankMajor => (1, shape.rank_rows_bytes, shape.rank_scales_bytes),
+        };
+        Ok(Self {
+            row_bytes,
+            scale_bytes,
+            sideband: lists * rows * request.sideband_bytes,
+            experts,
+            ranks: plan.ranks as usize,
+            source_token: lists * rows,
+            entries: rows * config.topk as usize,
+            expert_rows: experts * rows,
+        })
+    }
+}
+
 fn pointer<T>(slice: &mut Option<&mut [T]>) -> *mut T {
     slice.as_deref_mut().map_or(std::ptr::null_mut(), <[T]>::as_mut_ptr)
 }
@@ -312,26 +374,20 @@ impl DispatchOutput<'_> {
         plan: &Plan,
         request: &Request,
     ) -> Result<sys::epw_dispatch_output> {
-        let shape = RowShape::new(config, plan.ranks, request.payload)?;
-        let (experts, ranks, rows) = (plan.local_experts as usize, plan.ranks as usize, plan.rows);
-        let (lists, row_bytes, scale_bytes) = match request.layout {
-            Layout::ExpertMajor => (experts, shape.expert_rows_bytes, shape.expert_scales_bytes),
-            Layout::RankMajor => (1, shape.rank_rows_bytes, shape.rank_scales_bytes),
-        };
-        let entries = rows * config.topk as usize;
+        let needs = Needs::new(config, plan, request)?;
         let sizes = [
-            ("rows (bytes)", self.rows.as_ref().map(TensorMut::bytes), row_bytes),
-            ("scales (bytes)", self.scales.as_ref().map(TensorMut::bytes), scale_bytes),
-            ("sideband", self.sideband.as_ref().map(|s| s.len()), lists * rows * request.sideband_bytes),
-            ("counts", self.counts.as_ref().map(|s| s.len()), experts),
-            ("source_counts", self.source_counts.as_ref().map(|s| s.len()), ranks),
-            ("ranges", self.ranges.as_ref().map(|s| s.len()), experts * ranks),
-            ("source_token", self.source_token.as_ref().map(|s| s.len()), lists * rows),
-            ("row_experts", self.row_experts.as_ref().map(|s| s.len()), entries),
-            ("row_weights", self.row_weights.as_ref().map(|s| s.len()), entries),
-            ("expert_rows", self.expert_rows.as_ref().map(|s| s.len()), experts * rows),
-            ("expert_totals", self.expert_totals.as_ref().map(|s| s.len()), experts),
-            ("wait_ns", self.wait_ns.as_ref().map(|s| s.len()), ranks),
+            ("rows (bytes)", self.rows.as_ref().map(TensorMut::bytes), needs.row_bytes),
+            ("scales (bytes)", self.scales.as_ref().map(TensorMut::bytes), needs.scale_bytes),
+            ("sideband", self.sideband.as_ref().map(|s| s.len()), needs.sideband),
+            ("counts", self.counts.as_ref().map(|s| s.len()), needs.experts),
+            ("source_counts", self.source_counts.as_ref().map(|s| s.len()), needs.ranks),
+            ("ranges", self.ranges.as_ref().map(|s| s.len()), needs.experts * needs.ranks),
+            ("source_token", self.source_token.as_ref().map(|s| s.len()), needs.source_token),
+            ("row_experts", self.row_experts.as_ref().map(|s| s.len()), needs.entries),
+            ("row_weights", self.row_weights.as_ref().map(|s| s.len()), needs.entries),
+            ("expert_rows", self.expert_rows.as_ref().map(|s| s.len()), needs.expert_rows),
+            ("expert_totals", self.expert_totals.as_ref().map(|s| s.len()), needs.experts),
+            ("wait_ns", self.wait_ns.as_ref().map(|s| s.len()), needs.ranks),
         ];
         for (name, have, need) in sizes {
             if have.is_some_and(|have| have < need) {
@@ -466,28 +522,44 @@ fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>, usize> {
 
 /// What combine takes: the experts' outputs.
 #[derive(Debug, Clone)]
-pub struct Combine<'a> {
+pub struct Combine<'a, T = TensorRef<'a>> {
     mode: CombineMode,
-    expert_out: Option<TensorRef<'a>>,
-    topk_weights: Option<TensorRef<'a>>,
+    expert_out: Option<T>,
+    topk_weights: Option<T>,
     deadline: Option<Duration>,
+    lifetime: PhantomData<&'a ()>,
 }
 
-impl<'a> Combine<'a> {
+impl<'a> Combine<'a, cuda::TensorRef<'a>> {
+    pub(crate) fn views(&self) -> impl Iterator<Item = (&'static str, &cuda::TensorRef<'a>)> {
+        let optional =
+            [("expert_out", self.expert_out.as_ref()), ("topk_weights", self.topk_weights.as_ref())];
+        optional.into_iter().filter_map(|(name, view)| Some((name, view?)))
+    }
+}
+
+impl<T: View> Combine<'_, T> {
     /// Expert outputs of the combine type, dense: expert-major `[E * M, hidden]`, rank-major `[M, hidden]` already reduced over
     /// this rank's experts with the weights.
-    pub fn new(expert_out: TensorRef<'a>) -> Self {
+    pub fn new(expert_out: T) -> Self {
         Self {
             mode: CombineMode::default(),
             expert_out: Some(expert_out),
             topk_weights: None,
             deadline: None,
+            lifetime: PhantomData,
         }
     }
 
     /// The experts have written into [`Dispatched::combine_rows_mut`](crate::Dispatched::combine_rows_mut).
     pub fn in_place() -> Self {
-        Self { mode: CombineMode::default(), expert_out: None, topk_weights: None, deadline: None }
+        Self {
+            mode: CombineMode::default(),
+            expert_out: None,
+            topk_weights: None,
+            deadline: None,
+            lifetime: PhantomData,
+        }
     }
 
     /// What combine returns over the wire; rank-reduced by default. The same on all ranks.
@@ -499,7 +571,7 @@ impl<'a> Combine<'a> {
     /// This rank's weights `[n, k]` f32, dense; those given at dispatch by default. Ordered mode only: rank-reduced combine, which
     /// applies those of dispatch, refuses them.
     #[must_use]
-    pub fn weights(self, topk_weights: TensorRef<'a>) -> Self {
+    pub fn weights(self, topk_weights: T) -> Self {
         Self { topk_weights: Some(topk_weights), ..self }
     }
 
@@ -509,11 +581,11 @@ impl<'a> Combine<'a> {
         Self { deadline: Some(deadline), ..self }
     }
 
-    pub(super) fn deadline_or(&self, buffers: Duration) -> Duration {
+    pub(crate) fn deadline_or(&self, buffers: Duration) -> Duration {
         self.deadline.unwrap_or(buffers)
     }
 
-    pub(super) fn to_c(
+    pub(crate) fn to_c(
         &self,
         rank: u32,
         config: &EpConfig,
@@ -527,33 +599,24 @@ impl<'a> Combine<'a> {
             CombineMode::Ordered => sys::EPW_COMBINE_ORDERED,
         };
         if let Some(out) = &self.expert_out {
+            let out = out.matrix();
             let lists = if request.layout == Layout::ExpertMajor { plan.local_experts as usize } else { 1 };
             let (want, rows) = (config.combine_dtype.dtype(), lists * plan.rows);
-            if out.dtype() != want
-                || out.cols() != config.hidden as usize
-                || out.rows() < rows
-                || !out.is_dense()
-            {
+            if out.dtype != want || out.cols != config.hidden as usize || out.rows < rows || !out.is_dense() {
                 return Err(invalid(format!(
                     "expert_out is [{}, {}] of {:?}, must be a dense [{rows}, {}] of {want:?}",
-                    out.rows(),
-                    out.cols(),
-                    out.dtype(),
-                    config.hidden
+                    out.rows, out.cols, out.dtype, config.hidden
                 )));
             }
-            input.expert_out = out.ptr.as_ptr().cast();
+            input.expert_out = out.ptr.cast();
         }
         if let Some(weights) = &self.topk_weights {
+            let weights = weights.matrix();
             let (n, k) = (request.tokens, request.topk);
-            if weights.dtype() != DType::F32
-                || weights.rows() != n
-                || weights.cols() != k
-                || !weights.is_dense()
-            {
+            if weights.dtype != DType::F32 || weights.rows != n || weights.cols != k || !weights.is_dense() {
                 return Err(invalid(format!("topk_weights must be a dense [{n}, {k}] of F32")));
             }
-            input.topk_weights = weights.ptr.as_ptr().cast();
+            input.topk_weights = weights.ptr.cast();
         }
         input.deadline_ns = nanos(self.deadline);
         Ok(input)

@@ -8,13 +8,14 @@ mod operation;
 use std::sync::Arc;
 
 pub use dispatched::{CombineRows, Combining, Consuming, Dispatched, Dispatching, Refused, RowsView};
-pub(crate) use io::set_payload;
 pub use io::{Combine, CombineOutput, Dispatch, DispatchBuffers, DispatchOutput, ScaleOrder};
+pub(crate) use io::{Needs, Request, set_payload};
 pub use operation::Event;
-use operation::{OpenHandle, Watcher};
+pub(crate) use operation::OpenHandle;
+use operation::Watcher;
 
-use crate::config::{EpConfig, Payload, Plan, RowShape};
-use crate::error::Result;
+use crate::config::{Device, EpConfig, Payload, Plan, RowShape};
+use crate::error::{Error, Failure, Result};
 use crate::ffi;
 use crate::group::Group;
 use crate::mask::Mask;
@@ -31,17 +32,17 @@ use crate::sys;
 /// forms never block the polling thread; the work of moving bytes is done in `poll`, as any computation.
 #[derive(Debug, Clone)]
 pub struct EpBuffer {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Inner {
     /// Before `ffi`: their threads end before the last owner of the C buffer goes.
     watchers: [Watcher; sys::EPW_MAX_LANES as usize],
-    ffi: Arc<ffi::Buffer>,
-    rank: u32,
-    config: EpConfig,
-    plan: Plan,
+    pub(crate) ffi: Arc<ffi::Buffer>,
+    pub(crate) rank: u32,
+    pub(crate) config: EpConfig,
+    pub(crate) plan: Plan,
 }
 
 impl Inner {
@@ -191,6 +192,11 @@ impl EpBuffer {
         nonblocking: bool,
     ) -> Result<(OpenHandle, ffi::Progress, sys::epw_outcome)> {
         let inner = &self.inner;
+        if inner.config.device != Device::Host {
+            let text =
+                "the buffer is on a GPU: enqueue the operation with enqueue_dispatch, see epwire::cuda";
+            return Err(Error::State(Failure::new("dispatch", inner.rank, text)));
+        }
         let mut c_input = input.to_c(inner.rank, &inner.config)?;
         c_input.nonblocking = nonblocking.into();
         let output = match output {
@@ -199,7 +205,8 @@ impl EpBuffer {
         };
         let mut outcome = ffi::empty_outcome();
         // SAFETY: sizes were checked; callers keep input and output borrowed while the operation is polled.
-        let (handle, progress) = unsafe { inner.ffi.dispatch(&c_input, output.as_ref(), &mut outcome) }?;
+        let (handle, progress) =
+            unsafe { inner.ffi.dispatch(&c_input, output.as_ref(), Some(&mut outcome)) }?;
         let deadline = input.deadline_or(inner.config.deadline);
         Ok((OpenHandle::new(inner.clone(), handle, deadline), progress, outcome))
     }

@@ -20,16 +20,16 @@ use crate::sys;
 
 /// A live handle of the C core: its lane is given back when this is dropped.
 #[derive(Debug)]
-pub(super) struct OpenHandle {
-    pub(super) inner: Arc<Inner>,
-    pub(super) handle: sys::epw_handle,
+pub(crate) struct OpenHandle {
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) handle: sys::epw_handle,
     /// Of the half that has begun last.
     deadline: Duration,
     consumed: bool,
 }
 
 impl OpenHandle {
-    pub(super) fn new(inner: Arc<Inner>, handle: sys::epw_handle, deadline: Duration) -> Self {
+    pub(crate) fn new(inner: Arc<Inner>, handle: sys::epw_handle, deadline: Duration) -> Self {
         Self { inner, handle, deadline, consumed: false }
     }
 
@@ -39,7 +39,7 @@ impl OpenHandle {
     }
 
     /// The C core has consumed the handle: there is nothing to release.
-    pub(super) fn mark_consumed(&mut self) {
+    pub(crate) fn mark_consumed(&mut self) {
         self.consumed = true;
     }
 
@@ -165,7 +165,7 @@ impl Future for Event {
 
 /// Wakes a task when the words that its operation awaits may have come.
 #[derive(Debug, Default)]
-pub(super) struct Watcher {
+pub(crate) struct Watcher {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -220,7 +220,7 @@ impl Watcher {
     }
 
     /// Has the task polled again when its operation may go on.
-    fn wake_later(&self, handle: sys::epw_handle, waker: &Waker) {
+    pub(crate) fn wake_later(&self, handle: sys::epw_handle, waker: &Waker) {
         let mut request = self.shared.lock();
         if !request.tasks.iter().any(|(of, task)| *of == handle && task.will_wake(waker)) {
             request.tasks.push((handle, waker.clone()));
@@ -249,7 +249,7 @@ impl Drop for Watcher {
 impl Inner {
     /// Starts the watchers. Before an operation begins, so that a process without a thread to spare is refused one that
     /// it could not see to its end.
-    pub(super) fn watch_lanes(&self, operation: &str) -> Result<()> {
+    pub(crate) fn watch_lanes(&self, operation: &str) -> Result<()> {
         let lanes = self.watchers.iter().take(self.config.lanes as usize);
         lanes.into_iter().try_for_each(|watcher| watcher.start(&self.ffi)).map_err(|error| {
             let text =
@@ -258,7 +258,7 @@ impl Inner {
         })
     }
 
-    fn watcher(&self, handle: sys::epw_handle) -> &Watcher {
+    pub(crate) fn watcher(&self, handle: sys::epw_handle) -> &Watcher {
         &self.watchers[(handle & 1) as usize]
     }
 }

@@ -1,0 +1,97 @@
+//! What has become of enqueued work, seen from the host.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use crate::buffer::{EpBuffer, Inner};
+use crate::error::{Error, Failure, Result};
+use crate::ffi::Progress;
+use crate::outcome::{ErrorRecord, Outcome};
+use crate::sys;
+
+/// The last call that was enqueued for a handle, and those before it: wait on the host for the GPU to have run them, then ask
+/// how it ended. On a stream there is nothing to wait for: what comes later on it comes later.
+///
+/// Valid until the lane's next dispatch is enqueued, and not for captured calls: [`Error::State`]. Cheap to clone; `Send`
+/// and `Sync`. Keeps its buffer alive.
+#[derive(Debug, Clone)]
+pub struct Completion {
+    inner: Arc<Inner>,
+    handle: sys::epw_handle,
+}
+
+impl Completion {
+    pub(super) fn new(inner: Arc<Inner>, handle: sys::epw_handle) -> Self {
+        Self { inner, handle }
+    }
+
+    /// Whether it has run. Never waits.
+    pub fn is_done(&self) -> Result<bool> {
+        Ok(self.inner.ffi.wait(self.handle, Duration::ZERO)? == Progress::Done)
+    }
+
+    /// Waits on this thread until it has run, [`Error::Timeout`] if `timeout` is over first: wait again, or look at what
+    /// is enqueued before it. Waits for peers end by themselves within 4 deadlines. Not for a thread that serves an async
+    /// executor.
+    pub fn wait_blocking(&self, timeout: Duration) -> Result<()> {
+        match self.inner.ffi.wait(self.handle, timeout)? {
+            Progress::Done => Ok(()),
+            Progress::Pending => Err(self.late(timeout)),
+        }
+    }
+
+    /// [`Completion::wait_blocking`] without blocking the executor: a thread of the buffer looks. Dropping the future gives up
+    /// waiting, nothing else.
+    pub async fn wait(&self, timeout: Duration) -> Result<()> {
+        let until = Instant::now().checked_add(timeout); // none: past all clocks
+        self.inner.watch_lanes("wait")?;
+        poll_fn(|cx| {
+            if self.is_done()? {
+                return Poll::Ready(Ok(()));
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Poll::Ready(Err(self.late(timeout)));
+            }
+            self.inner.watcher(self.handle).wake_later(self.handle, cx.waker());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// How it ended, `None` if it has not run yet. Copies some hundred bytes from the GPU, which takes microseconds, or as
+    /// long as copies that the program has enqueued before keep its copy engine busy; at most the deadline.
+    pub fn outcome(&self) -> Result<Option<Outcome>> {
+        Ok(self.inner.ffi.outcome(self.handle)?.map(|outcome| Outcome::from_c(&outcome)))
+    }
+
+    fn late(&self, timeout: Duration) -> Error {
+        let text = format!(
+            "the GPU has not run what was enqueued within {timeout:?}: wait again, or look at what is enqueued before it"
+        );
+        Error::Timeout(Failure::new("wait", self.inner.rank, text))
+    }
+}
+
+/// What kernels have recorded since the last look.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[must_use = "they are given out once"]
+pub struct Errors {
+    /// Oldest first.
+    pub records: Vec<ErrorRecord>,
+    /// How many were overwritten before anybody took them.
+    pub lost: u64,
+}
+
+impl EpBuffer {
+    /// Takes the records that kernels have written since the last call: peers given up, routing ids not followed, replays out
+    /// of turn. They lie in host memory: the GPU is not asked, and nothing is waited for. Always empty for a host buffer,
+    /// whose outcomes and errors say all.
+    pub fn take_errors(&self) -> Result<Errors> {
+        /// More than the kernels' ring holds.
+        const CAPACITY: u32 = 512;
+        let (records, lost) = self.inner.ffi.take_errors(CAPACITY)?;
+        Ok(Errors { records: records.iter().filter_map(ErrorRecord::from_c).collect(), lost })
+    }
+}

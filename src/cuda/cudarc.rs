@@ -1,0 +1,58 @@
+//! Views of cudarc's slices. The guards that cudarc gives out go with the view, which the enqueuing call consumes: they are
+//! dropped, and record where the use ends, after the kernel is on the stream.
+
+use ::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice};
+
+use super::view::{Origin, address};
+use super::{TensorMut, TensorRef};
+use crate::tensor::Element;
+use crate::tensor::sealed::Matrix;
+
+impl<'a> TensorRef<'a> {
+    /// A dense matrix of `cols` columns over a slice, to be enqueued on `stream`, which waits for the slice's last writer.
+    /// Elements behind the last full row are not part of it.
+    pub fn from_slice<T: Element>(slice: &'a CudaSlice<T>, cols: usize, stream: &'a CudaStream) -> Self {
+        Self::over(slice, cols, stream)
+    }
+
+    /// [`TensorRef::from_slice`] over a part of a slice.
+    pub fn from_view<T: Element>(view: &'a CudaView<'_, T>, cols: usize, stream: &'a CudaStream) -> Self {
+        Self::over(view, cols, stream)
+    }
+
+    fn over<T: Element>(memory: &'a impl DevicePtr<T>, cols: usize, stream: &'a CudaStream) -> Self {
+        let (ptr, guard) = memory.device_ptr(stream);
+        let matrix = Matrix {
+            ptr: address(ptr),
+            dtype: T::DTYPE,
+            rows: memory.len().checked_div(cols).unwrap_or(0),
+            cols,
+            row_stride: cols.saturating_mul(size_of::<T>()),
+        };
+        Self::guarded(matrix, origin(memory, stream), Some(guard))
+    }
+}
+
+impl<'a> TensorMut<'a> {
+    /// All of a slice, to be enqueued on `stream`, which waits for the slice's last readers and writer.
+    pub fn from_slice<T: Element>(slice: &'a mut CudaSlice<T>, stream: &'a CudaStream) -> Self {
+        Self::over(slice, stream)
+    }
+
+    /// [`TensorMut::from_slice`] over a part of a slice.
+    pub fn from_view<T: Element>(view: &'a mut CudaViewMut<'_, T>, stream: &'a CudaStream) -> Self {
+        Self::over(view, stream)
+    }
+
+    fn over<T: Element>(memory: &'a mut impl DevicePtrMut<T>, stream: &'a CudaStream) -> Self {
+        let (origin, len) = (origin(memory, stream), memory.len());
+        let (ptr, guard) = memory.device_ptr_mut(stream);
+        Self::guarded(ptr, T::DTYPE, len, origin, Some(guard))
+    }
+}
+
+fn origin<T>(memory: &impl DeviceSlice<T>, stream: &CudaStream) -> Option<Origin> {
+    // An ordinal beyond 32 bits is none that a buffer can have.
+    let device = u32::try_from(memory.stream().context().ordinal()).unwrap_or(u32::MAX);
+    Some(Origin { device, stream: stream.cu_stream().cast() })
+}

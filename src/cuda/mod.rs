@@ -1,0 +1,48 @@
+//! Operations of a buffer on a GPU: enqueued on the caller's stream, never waited for.
+//!
+//! A buffer made with [`Device::Cuda`](crate::Device::Cuda) keeps its window in GPU memory and moves rows by kernels. The
+//! builders [`Dispatch`](crate::Dispatch) and [`Combine`](crate::Combine) are those of host buffers, over views of device memory;
+//! the calls are [`EpBuffer::enqueue_dispatch`](crate::EpBuffer::enqueue_dispatch),
+//! [`EpBuffer::enqueue_dispatch_send`](crate::EpBuffer::enqueue_dispatch_send) and the methods of the handles here. Each kind of
+//! buffer refuses the calls of the other. A build without the crate's feature `cuda` has all of this and refuses to create
+//! the buffer.
+//!
+//! # Streams
+//! A call checks its arguments, enqueues on its stream and returns; it neither waits nor copies nor allocates device
+//! memory. What comes later on that stream sees its results: nothing else is needed to wait for it there. Operations of a
+//! lane run in the order of the calls; where the stream differs from that of the lane's call before, an event is waited for.
+//! Everything is enqueued from the calling thread, so [`StreamRef::per_thread`] means that thread's own. [`Completion`] waits on
+//! the host.
+//!
+//! # Memory
+//! Views of `cudarc` slices (feature `cudarc`) keep cudarc's guards until after the enqueue: a slice may be read, overwritten or
+//! dropped right after the call, cudarc puts that behind the kernel. For views of raw addresses the caller promises that
+//! ([`TensorRef::from_raw`]). Addresses are aligned to their element; `x`, `rows`, `expert_out` and `out` to 16 bytes, a
+//! row stride of `x` too, `contributions` to 4. Misaligned ones are refused.
+//!
+//! # Graphs
+//! Calls on a stream under capture are captured. `n` is frozen then: rows of -1 ids move nothing. A deadline of the call is
+//! refused; the caller orders replays, and keeps the memory, also that of cudarc's slices, for as long as the graph may be
+//! replayed. Handles belong to the calls, not to replays: end them inside the capture, by a combine or by `release_on`.
+//! Dropping one releases it on the stream of its last call, whatever that stream is doing by then: still under capture,
+//! the release becomes part of the graph; no longer, it runs at once and gives up what the graph has not run yet. A captured call
+//! has no [`Completion`] outcome: look at `contributions` and [`EpBuffer::take_errors`](crate::EpBuffer::take_errors).
+//! cudarc's event tracking can not be captured: switch it off (`CudaContext::disable_event_tracking`) for what a graph uses.
+//!
+//! # Routing
+//! An id that is out of range or repeated within its token counts as "not routed" and is recorded, see
+//! [`EpBuffer::take_errors`](crate::EpBuffer::take_errors).
+
+mod completion;
+#[cfg(feature = "cudarc")]
+mod cudarc;
+mod operation;
+mod output;
+mod stream;
+mod view;
+
+pub use completion::{Completion, Errors};
+pub use operation::{Combining, Dispatched, Dispatching, WindowRows};
+pub use output::{CombineOutput, DispatchOutput};
+pub use stream::StreamRef;
+pub use view::{TensorMut, TensorRef};

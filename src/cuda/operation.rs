@@ -1,0 +1,339 @@
+//! The states of one MoE step on a GPU as types: `Dispatching` -> `Dispatched` -> `Combining` -> [`Completion`]. Each consumes the
+//! one before, as on the host; here a state says what has been enqueued, not what has happened.
+
+use std::sync::Arc;
+
+use super::stream::Keeper;
+use super::view::{Origin, check_origins};
+use super::{CombineOutput, Completion, DispatchOutput, StreamRef, TensorRef};
+use crate::buffer::{Combine, Consuming, Dispatch, EpBuffer, Inner, OpenHandle, Refused, Request};
+use crate::config::Device;
+use crate::error::{Error, Failure, Result};
+use crate::ffi::Rows;
+
+impl EpBuffer {
+    /// Enqueues a whole dispatch: sends this rank's tokens, receives those of the others. Never waits.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] and [`Error::Limit`] name the argument, [`Error::State`] says that no lane is free or that the buffer
+    /// is on the host. Nothing has been enqueued then.
+    pub fn enqueue_dispatch(
+        &self,
+        input: Dispatch<'_, TensorRef<'_>>,
+        output: DispatchOutput<'_>,
+        stream: StreamRef<'_>,
+    ) -> Result<Dispatched> {
+        let (handle, request) = self.enqueue(&input, Some(&output), stream)?;
+        Ok(Dispatched { handle, request })
+    }
+
+    /// Enqueues the sending half of a dispatch. No SM is held between it and the receiving half.
+    ///
+    /// # Errors
+    /// As [`EpBuffer::enqueue_dispatch`].
+    pub fn enqueue_dispatch_send(
+        &self,
+        input: Dispatch<'_, TensorRef<'_>>,
+        stream: StreamRef<'_>,
+    ) -> Result<Dispatching> {
+        let (handle, request) = self.enqueue(&input, None, stream)?;
+        Ok(Dispatching { handle, request })
+    }
+
+    fn enqueue(
+        &self,
+        input: &Dispatch<'_, TensorRef<'_>>,
+        output: Option<&DispatchOutput<'_>>,
+        stream: StreamRef<'_>,
+    ) -> Result<(Handle, Request)> {
+        let (inner, request) = (&self.inner, input.request());
+        let device = inner.gpu("dispatch")?;
+        let origins = input.views().map(|(name, view)| (name, view.origin));
+        let origins = origins.chain(output.into_iter().flat_map(DispatchOutput::origins));
+        check_origins("dispatch", inner.rank, origins, device, &stream)?;
+        let mut c_input = input.to_c(inner.rank, &inner.config)?;
+        c_input.stream = stream.raw;
+        let output = output.map(|output| output.to_c(inner.rank, &inner.config, &inner.plan, &request));
+        let output = output.transpose()?;
+        // SAFETY: sizes were checked. That the memory stays until the work has run, and the stream as long as the handle
+        // needs it, is promised by whoever made the views and the stream, or seen to by their guards and `Handle::stream`.
+        let (handle, _) = unsafe { inner.ffi.dispatch(&c_input, output.as_ref(), None) }?;
+        let open = OpenHandle::new(inner.clone(), handle, input.deadline_or(inner.config.deadline));
+        Ok((Handle { open, stream: stream.keeper() }, request))
+    }
+}
+
+impl Inner {
+    /// The ordinal of the buffer's GPU.
+    fn gpu(&self, operation: &str) -> Result<u32> {
+        match self.config.device {
+            Device::Cuda(ordinal) => Ok(ordinal),
+            Device::Host => {
+                let text = "the buffer is on the host: take the call without `enqueue`, or create it with Device::Cuda";
+                Err(Error::State(Failure::new(operation, self.rank, text)))
+            }
+        }
+    }
+}
+
+/// A live handle and the stream of its last call, on which dropping it enqueues the release.
+#[derive(Debug)]
+struct Handle {
+    /// Before `stream`, which its drop needs.
+    open: OpenHandle,
+    stream: Keeper,
+}
+
+impl Handle {
+    fn inner(&self) -> &Arc<Inner> {
+        &self.open.inner
+    }
+
+    fn completion(&self) -> Completion {
+        Completion::new(self.inner().clone(), self.open.handle)
+    }
+
+    fn check<'n>(
+        &self,
+        operation: &str,
+        origins: impl Iterator<Item = (&'n str, Option<Origin>)>,
+        stream: &StreamRef<'_>,
+    ) -> Result<()> {
+        let inner = self.inner();
+        check_origins(operation, inner.rank, origins, inner.gpu(operation)?, stream)
+    }
+
+    /// The C core has taken a call on `stream`, which is the last one now.
+    fn enqueued_on(&mut self, stream: &StreamRef<'_>) {
+        self.stream = stream.keeper();
+    }
+
+    /// The C core has taken the call that consumes the handle.
+    fn consumed(mut self) -> Completion {
+        self.open.mark_consumed();
+        self.completion()
+    }
+
+    fn release_on(&self, stream: &StreamRef<'_>) -> Result<()> {
+        self.check("release", std::iter::empty(), stream)?;
+        // SAFETY: a stream of the buffer's GPU, as its maker has promised or was checked.
+        unsafe { self.inner().ffi.release_on(self.open.handle, stream.raw) }
+    }
+}
+
+/// A dispatch whose sending half is enqueued. Dropping it releases its lane, on the stream of its last call; inside a
+/// capture use [`Dispatching::release_on`]. `Send` and `Sync`.
+#[derive(Debug)]
+#[must_use = "dropping it gives the operation up"]
+pub struct Dispatching {
+    handle: Handle,
+    request: Request,
+}
+
+impl Dispatching {
+    /// Enqueues the receiving half, with the deadline of the sending half.
+    pub fn enqueue_receive(
+        mut self,
+        output: DispatchOutput<'_>,
+        stream: StreamRef<'_>,
+    ) -> Consuming<Dispatched, Self> {
+        match self.receive(&output, &stream) {
+            Ok(()) => {
+                self.handle.enqueued_on(&stream);
+                Ok(Dispatched { handle: self.handle, request: self.request })
+            }
+            Err(error) => Err(Refused::new(self)(error)),
+        }
+    }
+
+    fn receive(&self, output: &DispatchOutput<'_>, stream: &StreamRef<'_>) -> Result<()> {
+        self.handle.check("dispatch_receive", output.origins(), stream)?;
+        let inner = self.handle.inner();
+        let mut output = output.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
+        output.stream = stream.raw;
+        // SAFETY: as in `EpBuffer::enqueue`.
+        unsafe { inner.ffi.dispatch_receive(self.handle.open.handle, &output, None) }?;
+        Ok(())
+    }
+
+    /// The sending half, to wait for on the host.
+    pub fn completion(&self) -> Completion {
+        self.handle.completion()
+    }
+
+    /// Gives the operation up on `stream`: peers that sent rows are answered with none.
+    pub fn release_on(self, stream: StreamRef<'_>) -> Consuming<Completion, Self> {
+        match self.handle.release_on(&stream) {
+            Ok(()) => Ok(self.handle.consumed()),
+            Err(error) => Err(Refused::new(self)(error)),
+        }
+    }
+}
+
+/// A dispatch whose rows will have been received when the stream has come so far, and the right to combine. Dropping it releases
+/// its lane, on the stream of its last call; inside a capture use [`Dispatched::release_on`]. `Send` and `Sync`.
+#[derive(Debug)]
+#[must_use = "dropping it gives the operation up"]
+pub struct Dispatched {
+    handle: Handle,
+    request: Request,
+}
+
+impl Dispatched {
+    /// The dispatch, to wait for on the host.
+    pub fn completion(&self) -> Completion {
+        self.handle.completion()
+    }
+
+    /// Where the received rows lie in the window (rank-major only), for kernels that read them in place: those enqueued after
+    /// the dispatch and before the combine.
+    pub fn rows(&self) -> Result<WindowRows> {
+        self.handle.inner().ffi.dispatched_rows(self.handle.open.handle).map(WindowRows::new)
+    }
+
+    /// The area into which kernels may write expert outputs so that combine copies nothing before sending: rank-major the
+    /// received rows themselves, once all experts have read them; expert-major `[E, M, hidden]`, where the plan has
+    /// `zero_copy`. Then combine with [`Combine::in_place`].
+    #[doc(alias = "next_combine_buffer")]
+    pub fn combine_rows(&self) -> Result<WindowRows> {
+        self.handle.inner().ffi.next_combine_buffer(self.handle.open.handle).map(WindowRows::new)
+    }
+
+    /// Enqueues a whole combine: answers every received row, receives the answers to this rank's own, sums them into
+    /// `output`.
+    pub fn enqueue_combine(
+        self,
+        input: Combine<'_, TensorRef<'_>>,
+        output: CombineOutput<'_>,
+        stream: StreamRef<'_>,
+    ) -> Consuming<Completion, Self> {
+        match self.combine(&input, Some(&output), &stream) {
+            Ok(()) => Ok(self.handle.consumed()),
+            Err(error) => Err(Refused::new(self)(error)),
+        }
+    }
+
+    /// Enqueues the sending half of a combine. Weights of its own, which the receiving half reads, it takes as a raw view only,
+    /// whose maker has promised them for so long.
+    pub fn enqueue_combine_send(
+        mut self,
+        input: Combine<'_, TensorRef<'_>>,
+        stream: StreamRef<'_>,
+    ) -> Consuming<Combining, Self> {
+        match self.combine(&input, None, &stream) {
+            Ok(()) => {
+                self.handle.enqueued_on(&stream);
+                Ok(Combining { handle: self.handle, request: self.request })
+            }
+            Err(error) => Err(Refused::new(self)(error)),
+        }
+    }
+
+    fn combine(
+        &self,
+        input: &Combine<'_, TensorRef<'_>>,
+        output: Option<&CombineOutput<'_>>,
+        stream: &StreamRef<'_>,
+    ) -> Result<()> {
+        let inner = self.handle.inner();
+        let origins = input.views().map(|(name, view)| (name, view.origin));
+        self.handle.check(
+            "combine",
+            origins.chain(output.into_iter().flat_map(CombineOutput::origins)),
+            stream,
+        )?;
+        if output.is_none()
+            && input.views().any(|(name, view)| name == "topk_weights" && view.origin.is_some())
+        {
+            let text = "topk_weights of a split combine are read by its receiving half, and their guard ends now: give them at dispatch, or use enqueue_combine";
+            return Err(Error::Invalid(Failure::new("combine", inner.rank, text)));
+        }
+        let mut c_input = input.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
+        c_input.stream = stream.raw;
+        let output = output.map(|output| output.to_c(inner.rank, &inner.config, &inner.plan, &self.request));
+        let output = output.transpose()?;
+        // SAFETY: as in `EpBuffer::enqueue`; guarded weights do not come here without their receiving half.
+        unsafe { inner.ffi.combine(self.handle.open.handle, &c_input, output.as_ref(), None) }?;
+        Ok(())
+    }
+
+    /// Gives the operation up on `stream`: peers that sent rows are answered with none.
+    pub fn release_on(self, stream: StreamRef<'_>) -> Consuming<Completion, Self> {
+        match self.handle.release_on(&stream) {
+            Ok(()) => Ok(self.handle.consumed()),
+            Err(error) => Err(Refused::new(self)(error)),
+        }
+    }
+}
+
+/// A combine whose sending half is enqueued. Dropping it releases its lane, on the stream of its last call; inside a capture
+/// use [`Combining::release_on`]. `Send` and `Sync`.
+#[derive(Debug)]
+#[must_use = "dropping it gives the operation up"]
+pub struct Combining {
+    handle: Handle,
+    request: Request,
+}
+
+impl Combining {
+    /// Enqueues the receiving half, which sums the answers into `output`, with the deadline of the sending half.
+    pub fn enqueue_receive(
+        self,
+        output: CombineOutput<'_>,
+        stream: StreamRef<'_>,
+    ) -> Consuming<Completion, Self> {
+        match self.receive(&output, &stream) {
+            Ok(()) => Ok(self.handle.consumed()),
+            Err(error) => Err(Refused::new(self)(error)),
+        }
+    }
+
+    fn receive(&self, output: &CombineOutput<'_>, stream: &StreamRef<'_>) -> Result<()> {
+        self.handle.check("combine_receive", output.origins(), stream)?;
+        let inner = self.handle.inner();
+        let mut output = output.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
+        output.stream = stream.raw;
+        // SAFETY: as in `EpBuffer::enqueue`.
+        unsafe { inner.ffi.combine_receive(self.handle.open.handle, &output, None) }?;
+        Ok(())
+    }
+
+    /// The sending half, to wait for on the host.
+    pub fn completion(&self) -> Completion {
+        self.handle.completion()
+    }
+
+    /// Gives the operation up on `stream`: what has been answered stays answered, nothing is received.
+    pub fn release_on(self, stream: StreamRef<'_>) -> Consuming<Completion, Self> {
+        match self.handle.release_on(&stream) {
+            Ok(()) => Ok(self.handle.consumed()),
+            Err(error) => Err(Refused::new(self)(error)),
+        }
+    }
+}
+
+/// Rows in the window, as device addresses (`CUdeviceptr`) for kernels; source `s`'s from row `s * max_tokens` on. Of use to
+/// work enqueued while the handle is live: combine and release give the rows back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WindowRows {
+    /// The first row's payload.
+    pub rows: u64,
+    /// Bytes from row to row, also of scales.
+    pub stride: usize,
+    /// The first row's scales, row-major, if the payload has some.
+    pub scales: Option<u64>,
+    /// U32 `[ranks]`: rows of each source.
+    pub source_counts: u64,
+}
+
+impl WindowRows {
+    fn new(rows: Rows) -> Self {
+        Self {
+            rows: rows.first.as_ptr().expose_provenance() as u64,
+            stride: rows.stride,
+            scales: rows.scales.map(|scales| scales.as_ptr().expose_provenance() as u64),
+            source_counts: rows.source_counts.as_ptr().expose_provenance() as u64,
+        }
+    }
+}

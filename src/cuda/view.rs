@@ -1,0 +1,156 @@
+//! Views of device memory: an address, an element type, a shape. They own nothing and copy nothing.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+
+use super::StreamRef;
+use crate::error::{Error, Failure, Result};
+use crate::tensor::sealed::{self, Matrix};
+use crate::tensor::{DType, View};
+
+#[cfg(feature = "cudarc")]
+pub(super) type Guard<'a> = Option<::cudarc::driver::SyncOnDrop<'a>>;
+#[cfg(not(feature = "cudarc"))]
+pub(super) type Guard<'a> = PhantomData<&'a ()>;
+
+/// Where and for which stream a view was made: it is good for enqueuing there only.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Origin {
+    pub(super) device: u32,
+    pub(super) stream: *mut c_void,
+}
+
+/// A matrix to read in GPU memory: `rows` rows of `cols` elements, each row dense, `row_stride` bytes apart. A call consumes it.
+#[derive(Debug)]
+pub struct TensorRef<'a> {
+    matrix: Matrix,
+    pub(super) origin: Option<Origin>,
+    /// Dropped, when the call has enqueued its work or was refused: tells the owner of the memory where the reading ends.
+    _guard: Guard<'a>,
+    lifetime: PhantomData<&'a ()>,
+}
+
+impl<'a> TensorRef<'a> {
+    /// A matrix at a device address (`CUdeviceptr`); `row_stride` in bytes.
+    ///
+    /// # Safety
+    /// Every row's `cols` elements of `dtype` lie in memory that the buffer's GPU can read. They stay allocated, and are
+    /// not written, until what the call that takes this view enqueues has run; the weights of an ordered combine until its
+    /// receiving half has; under capture as long as the graph may be replayed.
+    pub unsafe fn from_raw(ptr: u64, dtype: DType, rows: usize, cols: usize, row_stride: usize) -> Self {
+        let matrix = Matrix { ptr: address(ptr), dtype, rows, cols, row_stride };
+        Self::guarded(matrix, None, Guard::default())
+    }
+
+    pub(super) fn guarded(matrix: Matrix, origin: Option<Origin>, guard: Guard<'a>) -> Self {
+        Self { matrix, origin, _guard: guard, lifetime: PhantomData }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.matrix.rows
+    }
+
+    /// Elements of a row.
+    pub fn cols(&self) -> usize {
+        self.matrix.cols
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.matrix.dtype
+    }
+}
+
+impl View for TensorRef<'_> {}
+
+impl sealed::View for TensorRef<'_> {
+    fn matrix(&self) -> Matrix {
+        self.matrix
+    }
+}
+
+/// GPU memory to write: dense elements of one type. A call consumes it.
+#[derive(Debug)]
+pub struct TensorMut<'a> {
+    pub(super) ptr: *mut u8,
+    pub(super) dtype: DType,
+    pub(super) len: usize,
+    pub(super) origin: Option<Origin>,
+    /// As of [`TensorRef`], where the writing ends.
+    _guard: Guard<'a>,
+    lifetime: PhantomData<&'a mut ()>,
+}
+
+impl<'a> TensorMut<'a> {
+    /// `len` elements at a device address (`CUdeviceptr`).
+    ///
+    /// # Safety
+    /// They lie in memory that the buffer's GPU can write. They stay allocated, and nobody else reads or writes them, until
+    /// what the call that takes this view enqueues has run; under capture in every replay, and they stay allocated as long
+    /// as the graph may be replayed.
+    pub unsafe fn from_raw(ptr: u64, dtype: DType, len: usize) -> Self {
+        Self::guarded(ptr, dtype, len, None, Guard::default())
+    }
+
+    pub(super) fn guarded(
+        ptr: u64,
+        dtype: DType,
+        len: usize,
+        origin: Option<Origin>,
+        guard: Guard<'a>,
+    ) -> Self {
+        let ptr = address(ptr).cast_mut();
+        Self { ptr, dtype, len, origin, _guard: guard, lifetime: PhantomData }
+    }
+
+    /// Bytes of it.
+    pub fn bytes(&self) -> usize {
+        self.len.saturating_mul(self.dtype.bytes())
+    }
+
+    /// Its address for C, if it has `need` elements of one of `types`.
+    pub(super) fn place(&self, name: &str, types: &[DType], need: usize) -> Result<*mut u8, String> {
+        if !types.contains(&self.dtype) || self.len < need {
+            let Self { len, dtype, .. } = self;
+            return Err(format!("{name} has {len} of {dtype:?}, must have {need} of {types:?}"));
+        }
+        Ok(self.ptr)
+    }
+}
+
+/// Never dereferenced here.
+pub(super) fn address(ptr: u64) -> *const u8 {
+    std::ptr::with_exposed_provenance(ptr as usize)
+}
+
+/// Every view must have been made for the buffer's GPU and the stream enqueued on.
+pub(super) fn check_origins<'n>(
+    operation: &str,
+    rank: u32,
+    origins: impl Iterator<Item = (&'n str, Option<Origin>)>,
+    device: u32,
+    stream: &StreamRef<'_>,
+) -> Result<()> {
+    let invalid = |text: String| Error::Invalid(Failure::new(operation, rank, text));
+    if let Some(of) = stream.device
+        && of != device
+    {
+        return Err(invalid(format!("the stream is one of GPU {of}, the buffer is on GPU {device}")));
+    }
+    for (name, origin) in origins {
+        match origin {
+            Some(origin) if origin.device != device => {
+                let of = origin.device;
+                return Err(invalid(format!("{name} is memory of GPU {of}, the buffer is on GPU {device}")));
+            }
+            Some(origin) if origin.stream != stream.raw => {
+                return Err(invalid(format!(
+                    "{name} was viewed for another stream than the one enqueued on: make the view with that one"
+                )));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
