@@ -1,6 +1,7 @@
 //! The rendezvous server of a run: accepts connections, feeds the machine, carries out what it says, keeps the store.
 
 use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,8 +58,8 @@ impl ServerOptions {
     }
 }
 
-/// A running server, on a thread of its own. Dropping it ends it: its connections close, which its members report as
-/// [`BootstrapError::ServerLost`].
+/// A running server, on a thread of its own. Dropping it ends it, without waiting: what it has answered still goes out,
+/// for a lease at most, then its connections close, which its members report as [`BootstrapError::ServerLost`].
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -70,6 +71,7 @@ pub struct Server {
 enum Order {
     Ended { rank: u32, pid: u32 },
     Drain { deadline: Duration, done: oneshot::Sender<Mask> },
+    Flush { done: oneshot::Sender<()> },
 }
 
 impl Server {
@@ -131,6 +133,15 @@ impl Server {
         let _ = self.orders.send(Order::Drain { deadline, done }).await;
         outcome.await.unwrap_or_default()
     }
+
+    /// Waits until every answer given so far is with the kernel or its connection is gone, at most a lease. A process
+    /// that has learnt of a failure and ends because of it takes this server along: the others are to learn it first.
+    pub(crate) async fn flushed(&self) {
+        let (done, outcome) = oneshot::channel();
+        // A server whose thread is gone has nothing left to write.
+        let _ = self.orders.send(Order::Flush { done }).await;
+        let _ = outcome.await;
+    }
 }
 
 async fn listen(
@@ -148,7 +159,7 @@ async fn listen(
     Ok((listener, local))
 }
 
-/// Serves until the handle is gone. All tasks are this one's and end with it.
+/// Serves until the handle is gone and what was answered is out. All tasks are this one's and end with it.
 async fn serve(
     listener: TcpListener,
     machine: Machine,
@@ -166,7 +177,7 @@ async fn serve(
         };
         tokio::select! {
             order = orders.recv() => match order {
-                None => return,
+                None => break,
                 Some(Order::Ended { rank, pid }) => {
                     let _ = hub.door.events.send(News::Machine(Event::Ended { rank, pid })).await;
                 }
@@ -175,6 +186,13 @@ async fn serve(
                     guests.spawn(async move {
                         let _ = timeout(deadline, joined.wait_for(BTreeMap::is_empty)).await;
                         let _ = done.send(joined.borrow().values().copied().collect());
+                    });
+                }
+                Some(Order::Flush { done }) => {
+                    let door = hub.door.clone();
+                    guests.spawn(async move {
+                        door.flushed().await;
+                        let _ = done.send(());
                     });
                 }
             },
@@ -189,6 +207,9 @@ async fn serve(
             Some(_) = guests.join_next() => {}
         }
     }
+    // The address is free for another server at once.
+    drop(listener);
+    hub.door.flushed().await;
 }
 
 async fn welcome<P>(mut stream: TcpStream, peer: SocketAddr, permit: P, options: &ServerOptions, door: Door) {
@@ -222,11 +243,23 @@ const MAX_NEWS: usize = 1024;
 enum News {
     Opened { conn: ConnId, outlet: Outlet },
     Machine(Event),
+    Flush(Mark),
+}
+
+/// Goes behind what is queued for each connection and is dropped there once all before it is written, or can not be: no
+/// copy is left when everything is out.
+type Mark = mpsc::Sender<Infallible>;
+
+/// What waits to be written to one connection.
+#[expect(clippy::large_enum_variant, reason = "nearly all are frames")]
+enum Queued {
+    Frame(Frame),
+    Mark(Mark),
 }
 
 /// What the hub has to say to one connection. Of views only the newest counts, so they do not pile up.
 struct Outlet {
-    frames: mpsc::Sender<Frame>,
+    frames: mpsc::Sender<Queued>,
     view: watch::Sender<Option<Arc<View>>>,
 }
 
@@ -282,6 +315,13 @@ async fn attend_machine(mut machine: Machine, mut inbox: mpsc::Receiver<News>) {
                     outlets.insert(conn, outlet);
                     continue;
                 }
+                Some(News::Flush(mark)) => {
+                    for outlet in outlets.values() {
+                        // A queue that is full has its own end, at the next frame.
+                        let _ = outlet.frames.try_send(Queued::Mark(mark.clone()));
+                    }
+                    continue;
+                }
                 Some(News::Machine(event)) => event,
             },
             () = async { match due { Some(due) => sleep_until(due).await, None => std::future::pending().await } } => {
@@ -310,7 +350,10 @@ async fn attend_machine(mut machine: Machine, mut inbox: mpsc::Receiver<News>) {
                     }
                 };
                 // Whoever does not read is cut off, which makes it suspect, not dead: this side closed.
-                if outlets.get(&conn).is_some_and(|outlet| outlet.frames.try_send(frame).is_err()) {
+                if outlets
+                    .get(&conn)
+                    .is_some_and(|outlet| outlet.frames.try_send(Queued::Frame(frame)).is_err())
+                {
                     outlets.remove(&conn);
                     events.push(Event::Closed { conn, by_peer: false });
                 }
@@ -325,13 +368,23 @@ impl Door {
         self.counted.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Waits until all that the machine has said so far is written or can not be, at most a lease.
+    async fn flushed(&self) {
+        let (mark, mut marks) = mpsc::channel(1);
+        let gone = async {
+            let _ = self.events.send(News::Flush(mark)).await;
+            marks.recv().await
+        };
+        let _ = timeout(self.lease, gone).await;
+    }
+
     /// Serves one connection, past the handshake, until it closes.
     pub(crate) async fn attend<S>(self, conn: ConnId, stream: S, same_host: bool)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
         let Ok(_slot) = self.slots.clone().try_acquire_owned() else { return };
-        let (frames, mut queue) = mpsc::channel::<Frame>(MAX_QUEUED);
+        let (frames, mut queue) = mpsc::channel(MAX_QUEUED);
         // The hub holds the only lasting sender: when it drops it, the writer ends after the last frame.
         let replies = frames.downgrade();
         let (view, mut views) = watch::channel(None);
@@ -345,7 +398,11 @@ impl Door {
                 let frame = tokio::select! {
                     biased;
                     frame = queue.recv() => match frame {
-                        Some(frame) => frame,
+                        Some(Queued::Frame(frame)) => frame,
+                        Some(Queued::Mark(mark)) => {
+                            drop(mark);
+                            continue;
+                        }
                         None => return,
                     },
                     Ok(()) = views.changed() => match views.borrow_and_update().clone() {
@@ -380,7 +437,7 @@ impl Door {
         &self,
         conn: ConnId,
         reader: &mut R,
-        replies: mpsc::WeakSender<Frame>,
+        replies: mpsc::WeakSender<Queued>,
         same_host: bool,
     ) -> bool
     where
@@ -394,7 +451,7 @@ impl Door {
             let news = match read_frame(reader, OPEN_LIMIT).await {
                 Ok(Frame::Ping {}) => {
                     if let Some(replies) = replies.upgrade() {
-                        let _ = replies.try_send(Frame::Pong {});
+                        let _ = replies.try_send(Queued::Frame(Frame::Pong {}));
                     }
                     Event::Heard { conn }
                 }
@@ -407,7 +464,7 @@ impl Door {
                             store_calls.spawn(async move {
                                 let result = table.handle(request).await.map(|reply| Reply::Store { reply });
                                 if let Some(replies) = replies.upgrade() {
-                                    let _ = replies.send(Frame::Answer { id, result }).await;
+                                    let _ = replies.send(Queued::Frame(Frame::Answer { id, result })).await;
                                 }
                                 drop(permit);
                             });
@@ -419,8 +476,10 @@ impl Door {
                                 MAX_STORE_WAITS + 1,
                                 MAX_STORE_WAITS,
                             );
-                            let _ = replies
-                                .try_send(Frame::Answer { id, result: result.map(|()| Reply::Done {}) });
+                            let _ = replies.try_send(Queued::Frame(Frame::Answer {
+                                id,
+                                result: result.map(|()| Reply::Done {}),
+                            }));
                         }
                     }
                     Event::Heard { conn }
