@@ -98,6 +98,11 @@ pub const VARIABLES: &[Variable] = &[
     },
 ];
 
+/// What the build of the crate reads or hands on. Programs ignore them, without a warning: a shell that exports them to
+/// build with runs programs as well, and cargo sets what the build hands on for those that it starts.
+const OF_THE_BUILD: &[&str] =
+    &["EPWIRE_BINDINGS", "EPWIRE_CUDA_ARCHS", "EPWIRE_CUDA_LIBRARIES", "EPWIRE_WERROR"];
+
 /// Most bytes of a token.
 pub const MAX_TOKEN_BYTES: usize = 4096;
 
@@ -110,15 +115,14 @@ pub fn markdown_table() -> String {
     table
 }
 
-/// Those of `names` that look like a variable of epwire but are none, usually a slip of the pen.
+/// Those of `names` that look like a variable of epwire, of a program or of the build, but are none: usually a slip of
+/// the pen.
 pub fn unknown<I>(names: I) -> Vec<String>
 where
     I: IntoIterator<Item = String>,
 {
-    names
-        .into_iter()
-        .filter(|name| name.starts_with("EPWIRE_") && !VARIABLES.iter().any(|v| v.name == name))
-        .collect()
+    let known = |name: &str| VARIABLES.iter().any(|v| v.name == name) || OF_THE_BUILD.contains(&name);
+    names.into_iter().filter(|name| name.starts_with("EPWIRE_") && !known(name)).collect()
 }
 
 /// Warns once per process of `EPWIRE_*` variables that epwire does not know: a `tracing` warning with that feature, a
@@ -264,6 +268,20 @@ mod tests {
     fn unknown_names_are_found_and_others_left_alone() {
         let names = ["EPWIRE_RANK", "EPWIRE_RNAK", "RANK", "EPWIRE_"].map(String::from);
         assert_eq!(unknown(names), ["EPWIRE_RNAK", "EPWIRE_"]);
+    }
+
+    #[test]
+    fn the_names_in_the_build_script_are_known() {
+        let script = include_str!("../build.rs");
+        let mut names: Vec<&str> = script
+            .match_indices("EPWIRE_")
+            .filter(|(at, _)| !script[..*at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_'))
+            .filter_map(|(at, _)| script[at..].split(|c: char| !c.is_ascii_uppercase() && c != '_').next())
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names, OF_THE_BUILD);
+        assert!(unknown(names.into_iter().map(String::from)).is_empty());
     }
 
     #[test]

@@ -41,7 +41,8 @@ use crate::store::Store;
 /// Each operation is a future that needs no particular runtime, ends within the deadline of the group
 /// ([`Group::with_deadline`] gives another), and has a `_blocking` form for plain threads, which gives
 /// [`BootstrapError::BlockingInAsync`] on a thread of an async runtime. Dropping a future gives up waiting, not the
-/// operation. Errors common to all: [`BootstrapError::ServerLost`], [`BootstrapError::Timeout`],
+/// operation. An error reaches the rank that hosts the server last, at most a lease later, so that a program may end with
+/// it and the other ranks still learn theirs. Errors common to all: [`BootstrapError::ServerLost`], [`BootstrapError::Timeout`],
 /// [`BootstrapError::Limit`].
 #[derive(Clone, Debug)]
 pub struct Group {
@@ -112,7 +113,7 @@ impl Group {
             deadline: options.join_deadline.saturating_sub(began.elapsed()),
             config: options.config,
         };
-        let joined = ask_to_join(&client, join.clone()).await?;
+        let joined = heard_by_all(server.as_ref(), ask_to_join(&client, join.clone()).await).await?;
         let state = Mutex::new(State::new(&joined, options.rank));
         Ok(Self { inner: Arc::new(Inner { join, client, server, state }), deadline: options.deadline })
     }
@@ -282,7 +283,7 @@ impl Group {
     pub async fn agree_active(&self, suspects: Mask, admit: bool) -> Result<Decision, BootstrapError> {
         const OP: &str = "agree on the active ranks";
         let report = Report { epoch: self.active().epoch, suspects, admit, deadline: self.deadline };
-        match self.inner.client.call(OP, Request::Report { report }, self.deadline).await? {
+        match self.call(OP, Request::Report { report }).await? {
             Reply::Decided { decision } => {
                 #[cfg(feature = "tracing")]
                 tracing::info!(rank = self.rank(), epoch = decision.epoch, mask = %decision.mask, "membership agreed");
@@ -378,7 +379,12 @@ impl Group {
         kind: StepKind,
     ) -> Result<Reply, BootstrapError> {
         let step = Step { tag: tag.to_owned(), ranks, deadline: self.deadline, kind };
-        self.inner.client.call(&format!("{what} \"{tag}\""), Request::Step { step }, self.deadline).await
+        self.call(&format!("{what} \"{tag}\""), Request::Step { step }).await
+    }
+
+    async fn call(&self, op: &str, request: Request) -> Result<Reply, BootstrapError> {
+        let result = self.inner.client.call(op, request, self.deadline).await;
+        heard_by_all(self.inner.server.as_ref(), result).await
     }
 }
 
@@ -391,6 +397,18 @@ impl State {
             roster: joined.roster.clone().into(),
         }
     }
+}
+
+/// The result, if it is an error only once the others have been told theirs. A program ends when it learns of a failure,
+/// and with that of the rank that hosts the server the server ends as well: the others would learn no more than that.
+async fn heard_by_all<T>(
+    server: Option<&Server>,
+    result: Result<T, BootstrapError>,
+) -> Result<T, BootstrapError> {
+    if let (Some(server), Err(_)) = (server, &result) {
+        server.flushed().await;
+    }
+    result
 }
 
 async fn ask_to_join(client: &Client, join: Join) -> Result<Arc<Joined>, BootstrapError> {

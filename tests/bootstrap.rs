@@ -5,6 +5,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use epwire::env::Token;
@@ -12,9 +13,10 @@ use epwire::group::{Group, GroupOptions};
 use epwire::rendezvous::auth::{Role, Transcript};
 use epwire::rendezvous::driver::{ClientOptions, Heartbeat, Server, ServerOptions};
 use epwire::rendezvous::wire::{
-    Frame, HEADER_BYTES, Join, PROTOCOL_VERSION, Reply, Request, body_length, decode, encode,
+    Frame, HEADER_BYTES, Join, PROTOCOL_VERSION, Reply, Request, Step, StepKind, StoreRequest, body_length,
+    decode, encode,
 };
-use epwire::rendezvous::{BootstrapError, Identity, Mask, RankState};
+use epwire::rendezvous::{Blob, BootstrapError, Identity, Mask, RankState};
 use epwire::store::{MAX_VALUE_BYTES, Store};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -63,9 +65,24 @@ struct Raw(TcpStream);
 
 impl Raw {
     fn connect(server: SocketAddr) -> Self {
-        let stream = TcpStream::connect(server).unwrap();
+        Self::new(TcpStream::connect(server).unwrap())
+    }
+
+    fn new(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(5 * SECOND)).unwrap();
         Self(stream)
+    }
+
+    /// Tries until a server that starts meanwhile accepts.
+    fn connect_within(server: SocketAddr, limit: Duration) -> Self {
+        let begin = Instant::now();
+        loop {
+            match TcpStream::connect(server) {
+                Ok(stream) => return Self::new(stream),
+                Err(error) => assert!(begin.elapsed() < limit, "{server}, for {limit:?}: {error}"),
+            }
+            std::thread::sleep(SECOND / 100);
+        }
     }
 
     fn send(&mut self, frame: &Frame) {
@@ -95,6 +112,19 @@ impl Raw {
         let (version, run_id) = (PROTOCOL_VERSION, "run".to_owned());
         let join = Join { version, run_id, world, identity, deadline: 5 * SECOND, config: Vec::new() };
         self.send(&Frame::Call { id: 1, request: Request::Join { join } });
+    }
+
+    /// Has 15 MiB sent to it, which is more than a socket takes: what comes later waits until it reads.
+    fn leave_unread(&mut self) {
+        let key = "large".to_owned();
+        let value = Blob(vec![1; MAX_VALUE_BYTES]);
+        let verbs = std::iter::once(StoreRequest::Set { key: key.clone(), value });
+        let get = || StoreRequest::Get { keys: vec![key.clone(); 30], deadline: SECOND };
+        for request in verbs.chain(std::iter::repeat_with(get).take(8)) {
+            self.send(&Frame::Call { id: 0, request: Request::Store { request } });
+        }
+        // Some of it has come, so the rest is on its way.
+        self.0.peek(&mut [0; HEADER_BYTES]).unwrap();
     }
 
     /// Bytes until the server closes the connection.
@@ -203,6 +233,57 @@ fn a_wrong_config_fails_every_rank_with_the_field_that_differs() {
             other => panic!("{other}"),
         }
     }
+}
+
+#[test]
+fn the_host_learns_of_a_failed_join_after_everybody_else() {
+    let (address, host) = patient_host();
+    let host = std::thread::spawn(|| Group::join_blocking(host.config("seed", "7")));
+    let mut slow = Raw::connect_within(address, 10 * SECOND).handshake();
+    slow.leave_unread();
+    slow.join(1, 2);
+    let (own, told) = told_first(host, slow);
+    assert!(matches!(&own, BootstrapError::ConfigMismatch { field, .. } if field == "seed"), "{own}");
+    assert_eq!(told, own);
+}
+
+#[test]
+fn the_host_learns_of_a_failed_step_after_everybody_else() {
+    let (address, host) = patient_host();
+    let host = std::thread::spawn(|| Group::join_blocking(host));
+    let mut slow = Raw::connect_within(address, 10 * SECOND).handshake();
+    slow.join(1, 2);
+    let host = host.join().unwrap().unwrap();
+    let fields = vec![("seed".to_owned(), "7".to_owned())];
+    let host = std::thread::spawn(move || host.agree_blocking("setup", fields));
+    slow.leave_unread();
+    let kind = StepKind::Agree { fields: Vec::new() };
+    let step = Step { tag: "setup".to_owned(), ranks: Mask::all(2), deadline: 5 * SECOND, kind };
+    slow.send(&Frame::Call { id: 2, request: Request::Step { step } });
+    let (own, told) = told_first(host, slow);
+    assert!(matches!(&own, BootstrapError::ConfigMismatch { field, .. } if field == "seed"), "{own}");
+    assert_eq!(told, own);
+}
+
+/// Rank 0 of 2, which hosts the server at that address and gives nobody up while these tests run.
+fn patient_host() -> (SocketAddr, GroupOptions) {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let heartbeat = Heartbeat { lease: 30 * SECOND, ..quick() };
+    (address, options(0, 2, address).host_server(true).heartbeat(heartbeat))
+}
+
+/// The error that the host gets, no sooner than `slow` reads, and the one that is then there for `slow`.
+fn told_first<T>(
+    host: JoinHandle<Result<T, BootstrapError>>,
+    mut slow: Raw,
+) -> (BootstrapError, BootstrapError) {
+    std::thread::sleep(SECOND / 2);
+    assert!(!host.is_finished(), "the host has learnt of it, and may end, before the other has");
+    let told = std::iter::repeat_with(|| slow.receive()).find_map(|frame| match frame {
+        Frame::Answer { result: Err(error), .. } => Some(error),
+        _ => None,
+    });
+    (host.join().unwrap().err().unwrap(), told.unwrap())
 }
 
 #[test]

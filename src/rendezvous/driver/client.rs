@@ -223,7 +223,8 @@ async fn run<S>(
     tasks.spawn(async move {
         while let Some(frame) = queue.recv().await {
             if write_frame(&mut writer, &frame).await.is_err() {
-                return;
+                // The reader learns why, after what has still come.
+                std::future::pending::<()>().await;
             }
         }
     });
@@ -235,22 +236,8 @@ async fn run<S>(
     let failure = loop {
         let due = pending.values().map(|call| call.began + call.deadline + GRACE).min();
         tokio::select! {
-            command = commands.recv() => {
-                let Some(Command { op, request, deadline, reply }) = command else { return };
-                next_id += 1;
-                let frame = Frame::Call { id: next_id, request };
-                if let Err(error) = BootstrapError::check(&op, "calls waiting", pending.len() + 1, MAX_PENDING)
-                    .and_then(|()| fits(&op, &frame))
-                {
-                    let _ = reply.send(Err(error));
-                    continue;
-                }
-                let leaves = matches!(frame, Frame::Call { request: Request::Leave {}, .. });
-                pending.insert(next_id, Pending { op, leaves, began: Instant::now(), deadline, reply });
-                if outgoing.try_send(frame).is_err() {
-                    break lost("", &address, "it does not take what is sent");
-                }
-            }
+            // What has come counts before time does: an answer or a sign of life that waits here was given in time.
+            biased;
             arrival = arrivals.recv() => {
                 last_heard = Instant::now();
                 match arrival {
@@ -274,6 +261,22 @@ async fn run<S>(
                     Some(Ok(_)) => break lost("", &address, "it sent a frame that has no place there"),
                     Some(Err(error)) => break error.explain("", &address),
                     None => break lost("", &address, "it closed the connection"),
+                }
+            }
+            command = commands.recv() => {
+                let Some(Command { op, request, deadline, reply }) = command else { return };
+                next_id += 1;
+                let frame = Frame::Call { id: next_id, request };
+                if let Err(error) = BootstrapError::check(&op, "calls waiting", pending.len() + 1, MAX_PENDING)
+                    .and_then(|()| fits(&op, &frame))
+                {
+                    let _ = reply.send(Err(error));
+                    continue;
+                }
+                let leaves = matches!(frame, Frame::Call { request: Request::Leave {}, .. });
+                pending.insert(next_id, Pending { op, leaves, began: Instant::now(), deadline, reply });
+                if outgoing.try_send(frame).is_err() {
+                    break lost("", &address, "it does not take what is sent");
                 }
             }
             _ = beat.tick() => {
@@ -321,5 +324,47 @@ fn fits(op: &str, frame: &Frame) -> Result<(), BootstrapError> {
             encode(frame).map(|_| ()).map_err(|_| too_long(op, MAX_BODY_BYTES + HEADER_BYTES, MAX_BODY_BYTES))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The clock stands still but for the sleep, in which only the tasks of the client run, not the client itself.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_came_counts_though_this_side_was_too_busy_to_look() {
+        let answer = BootstrapError::OutOfOrder { op: "test".to_owned(), reason: "told".to_owned() };
+        for _ in 0..30 {
+            let (near, mut far) = tokio::io::duplex(1 << 10);
+            let view = View { epoch: 0, mask: Mask::EMPTY, states: Vec::new() };
+            let (client, carrier) = Client::attach(near, "the test", Heartbeat::default(), view);
+            let mut carrier = Box::pin(carrier);
+            let mut call = Box::pin(client.call("join", Request::Leave {}, Duration::from_secs(60)));
+            let asked = tokio::select! {
+                biased;
+                _ = &mut call => None,
+                () = &mut carrier => None,
+                asked = asked(&mut far) => Some(asked),
+            };
+            let id = asked.unwrap();
+            write_frame(&mut far, &Frame::Answer { id, result: Err(answer.clone()) }).await.unwrap();
+            drop(far);
+            sleep(2 * Heartbeat::default().lease).await;
+            let told = tokio::select! {
+                result = &mut call => result,
+                () = &mut carrier => Err(lost("join", "the test", "the client has ended")),
+            };
+            assert_eq!(told, Err(answer.clone()));
+        }
+    }
+
+    /// The id of the first call that comes.
+    async fn asked(far: &mut (impl AsyncRead + Unpin)) -> u64 {
+        loop {
+            if let Frame::Call { id, .. } = read_frame(far, OPEN_LIMIT).await.unwrap() {
+                return id;
+            }
+        }
     }
 }

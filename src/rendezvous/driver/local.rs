@@ -3,7 +3,8 @@
 use tokio::task::JoinSet;
 
 use super::background::spawn;
-use super::server::{Hub, ServerOptions};
+use super::hub::Hub;
+use super::server::ServerOptions;
 use super::{Client, Heartbeat};
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::machine::{ConnId, Machine};

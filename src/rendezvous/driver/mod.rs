@@ -6,6 +6,7 @@
 mod background;
 mod client;
 mod connection;
+mod hub;
 mod local;
 mod server;
 

@@ -1,0 +1,293 @@
+//! What a server does with its connections: feeds the machine what comes, carries out what it says, keeps the store.
+
+use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::connection::{OPEN_LIMIT, ReadError, read_frame, write_frame};
+use super::server::ServerOptions;
+use crate::rendezvous::BootstrapError;
+use crate::rendezvous::machine::{Action, Call, ConnId, Event, Machine};
+use crate::rendezvous::wire::{Frame, Reply, Request, View};
+use crate::store::memory::Table;
+
+/// The task around the machine and the store, and the way to it for connections.
+pub(crate) struct Hub {
+    pub(crate) door: Door,
+    _task: JoinSet<()>,
+}
+
+/// Lets connections in.
+#[derive(Clone)]
+pub(crate) struct Door {
+    pub(super) events: mpsc::Sender<News>,
+    table: Arc<Table>,
+    /// Open connections that asked to join, and as which rank; gone once everything sent to them is out.
+    pub(super) joined: Arc<watch::Sender<BTreeMap<ConnId, u32>>>,
+    /// Connections that there ever were: the source of their ids.
+    counted: Arc<AtomicU64>,
+    slots: Arc<Semaphore>,
+    lease: Duration,
+}
+
+impl Hub {
+    /// Starts the task; it ends when this is dropped.
+    pub(crate) fn start(machine: Machine, options: &ServerOptions) -> Self {
+        let (events, inbox) = mpsc::channel(MAX_NEWS);
+        let mut task = JoinSet::new();
+        task.spawn(attend_machine(machine, inbox));
+        let door = Door {
+            events,
+            table: Arc::new(Table::default()),
+            joined: Arc::default(),
+            lease: options.heartbeat.lease,
+            counted: Arc::default(),
+            slots: Arc::new(Semaphore::new(options.max_connections)),
+        };
+        Self { door, _task: task }
+    }
+}
+
+/// Feeds the machine and carries out its actions.
+async fn attend_machine(mut machine: Machine, mut inbox: mpsc::Receiver<News>) {
+    let origin = Instant::now();
+    let mut outlets: HashMap<ConnId, Outlet> = HashMap::new();
+    loop {
+        let due = machine.next_deadline().map(|deadline| origin + deadline);
+        let event = tokio::select! {
+            // What has come counts before time does: a sign of life that waits here was given in time.
+            biased;
+            news = inbox.recv() => match news {
+                None => return,
+                Some(News::Opened { conn, outlet }) => {
+                    outlets.insert(conn, outlet);
+                    continue;
+                }
+                Some(News::Flush(mark)) => {
+                    for outlet in outlets.values() {
+                        // A queue that is full has its own end, at the next frame.
+                        let _ = outlet.frames.try_send(Queued::Mark(mark.clone()));
+                    }
+                    continue;
+                }
+                Some(News::Machine(event)) => event,
+            },
+            () = async { match due { Some(due) => sleep_until(due).await, None => std::future::pending().await } } => {
+                Event::Tick
+            }
+        };
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            if let Event::Closed { conn, .. } = event {
+                outlets.remove(&conn);
+            }
+            for action in machine.handle(origin.elapsed(), event) {
+                let (conn, frame) = match action {
+                    Action::Answer { call: Call { conn, id }, result } => {
+                        (conn, Frame::Answer { id, result })
+                    }
+                    Action::Show { conn, view } => {
+                        if let Some(outlet) = outlets.get(&conn) {
+                            outlet.view.send_replace(Some(view));
+                        }
+                        continue;
+                    }
+                    Action::Close { conn } => {
+                        outlets.remove(&conn);
+                        continue;
+                    }
+                };
+                // Whoever does not read is cut off, which makes it suspect, not dead: this side closed.
+                if outlets
+                    .get(&conn)
+                    .is_some_and(|outlet| outlet.frames.try_send(Queued::Frame(frame)).is_err())
+                {
+                    outlets.remove(&conn);
+                    events.push(Event::Closed { conn, by_peer: false });
+                }
+            }
+        }
+    }
+}
+
+impl Door {
+    /// A name for a new connection.
+    pub(super) fn next_conn(&self) -> ConnId {
+        self.counted.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Waits until all that the machine has said so far is written or can not be, at most a lease.
+    pub(super) async fn flushed(&self) {
+        let (mark, mut marks) = mpsc::channel(1);
+        let gone = async {
+            let _ = self.events.send(News::Flush(mark)).await;
+            marks.recv().await
+        };
+        let _ = timeout(self.lease, gone).await;
+    }
+
+    /// Serves one connection, past the handshake, until it closes.
+    pub(crate) async fn attend<S>(self, conn: ConnId, stream: S, same_host: bool)
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let Ok(_slot) = self.slots.clone().try_acquire_owned() else { return };
+        let (frames, mut queue) = mpsc::channel(MAX_QUEUED);
+        // The hub holds the only lasting sender: when it drops it, the writer ends after the last frame.
+        let replies = frames.downgrade();
+        let (view, mut views) = watch::channel(None);
+        let outlet = Outlet { frames, view };
+        if self.events.send(News::Opened { conn, outlet }).await.is_err() {
+            return;
+        }
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let write = async {
+            loop {
+                let frame = tokio::select! {
+                    biased;
+                    frame = queue.recv() => match frame {
+                        Some(Queued::Frame(frame)) => frame,
+                        Some(Queued::Mark(mark)) => {
+                            drop(mark);
+                            continue;
+                        }
+                        None => return,
+                    },
+                    Ok(()) = views.changed() => match views.borrow_and_update().clone() {
+                        Some(view) => Frame::Changed { view },
+                        None => continue,
+                    },
+                };
+                if write_frame(&mut writer, &frame).await.is_err() {
+                    // The reader learns why.
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        let by_peer = tokio::select! {
+            by_peer = self.listen(conn, &mut reader, replies, same_host) => by_peer,
+            () = write => {
+                // Closed with bytes unread, a socket throws away what it has not sent yet: let the peer close first.
+                let end = async {
+                    let _ = writer.shutdown().await;
+                    tokio::io::copy(&mut reader, &mut tokio::io::sink()).await
+                };
+                let _ = timeout(LINGER, end).await;
+                false
+            }
+        };
+        let _ = self.events.send(News::Machine(Event::Closed { conn, by_peer })).await;
+        self.joined.send_if_modified(|joined| joined.remove(&conn).is_some());
+    }
+
+    /// Takes frames in until none come any more; whether the peer's process can be taken for ended.
+    async fn listen<R>(
+        &self,
+        conn: ConnId,
+        reader: &mut R,
+        replies: mpsc::WeakSender<Queued>,
+        same_host: bool,
+    ) -> bool
+    where
+        R: AsyncRead + Unpin,
+    {
+        let waits = Arc::new(Semaphore::new(MAX_STORE_WAITS));
+        let mut store_calls = JoinSet::new();
+        let mut last_heard;
+        loop {
+            last_heard = Instant::now();
+            let news = match read_frame(reader, OPEN_LIMIT).await {
+                Ok(Frame::Ping {}) => {
+                    if let Some(replies) = replies.upgrade() {
+                        let _ = replies.try_send(Queued::Frame(Frame::Pong {}));
+                    }
+                    Event::Heard { conn }
+                }
+                Ok(Frame::Call { id, request: Request::Store { request } }) => {
+                    while store_calls.try_join_next().is_some() {}
+                    let Some(replies) = replies.upgrade() else { return false };
+                    match waits.clone().try_acquire_owned() {
+                        Ok(permit) => {
+                            let (table, replies) = (self.table.clone(), replies.downgrade());
+                            store_calls.spawn(async move {
+                                let result = table.handle(request).await.map(|reply| Reply::Store { reply });
+                                if let Some(replies) = replies.upgrade() {
+                                    let _ = replies.send(Queued::Frame(Frame::Answer { id, result })).await;
+                                }
+                                drop(permit);
+                            });
+                        }
+                        Err(_) => {
+                            let result = BootstrapError::check(
+                                "store",
+                                "requests waiting on one connection",
+                                MAX_STORE_WAITS + 1,
+                                MAX_STORE_WAITS,
+                            );
+                            let _ = replies.try_send(Queued::Frame(Frame::Answer {
+                                id,
+                                result: result.map(|()| Reply::Done {}),
+                            }));
+                        }
+                    }
+                    Event::Heard { conn }
+                }
+                Ok(Frame::Call { id, request }) => {
+                    if let Request::Join { join } = &request {
+                        let rank = join.identity.rank;
+                        self.joined.send_if_modified(|joined| joined.insert(conn, rank).is_none());
+                    }
+                    Event::Request { call: Call { conn, id }, request: Box::new(request) }
+                }
+                Ok(_) | Err(ReadError::Wire(_) | ReadError::Broken(_)) => return false,
+                Err(ReadError::ClosedByPeer) => return true,
+                // After a partition the other kernel resets a connection that it gave up while the process lives on.
+                // On this host there are no partitions, and one just heard is on this side of any.
+                Err(ReadError::Reset) => return same_host || last_heard.elapsed() < self.lease,
+            };
+            if self.events.send(News::Machine(news)).await.is_err() {
+                return false;
+            }
+        }
+    }
+}
+
+/// What reaches the task around the machine, in this order.
+pub(super) enum News {
+    Opened { conn: ConnId, outlet: Outlet },
+    Machine(Event),
+    Flush(Mark),
+}
+
+/// Goes behind what is queued for each connection and is dropped there once all before it is written, or can not be: no
+/// copy is left when everything is out.
+pub(super) type Mark = mpsc::Sender<Infallible>;
+
+/// What waits to be written to one connection.
+#[expect(clippy::large_enum_variant, reason = "nearly all are frames")]
+pub(super) enum Queued {
+    Frame(Frame),
+    Mark(Mark),
+}
+
+/// What the hub has to say to one connection. Of views only the newest counts, so they do not pile up.
+pub(super) struct Outlet {
+    frames: mpsc::Sender<Queued>,
+    view: watch::Sender<Option<Arc<View>>>,
+}
+
+/// Requests to the store that one connection may have waiting.
+const MAX_STORE_WAITS: usize = 64;
+/// Frames that wait to be written to one connection; a peer that lets more pile up is cut off.
+const MAX_QUEUED: usize = 1024;
+/// How long a connection that this side ends may take to deliver what was sent.
+const LINGER: Duration = Duration::from_secs(1);
+/// News that wait for the machine; connections wait when there are more.
+const MAX_NEWS: usize = 1024;
