@@ -13,6 +13,12 @@ namespace epw {
 __device__ __forceinline__ void begin(epw_gpu_context *c, const epw_gpu_shared *shared, unsigned char *own, uint32_t rank, uint32_t ranks, bool next,
                                       uint64_t deadline, Operation &o) {
     if (threadIdx.x < ranks) o.window[threadIdx.x] = c->window[threadIdx.x];
+    if (threadIdx.x == 32) {
+        o.ids = c->ids;
+        o.weights = c->weights;
+        o.sent_row = c->sent_row;
+        o.first_row = c->first_row;
+    }
     if (threadIdx.x != 0) return;
     uint32_t op = c->op;
     o.context = c;
@@ -35,7 +41,10 @@ __device__ __forceinline__ void begin(epw_gpu_context *c, const epw_gpu_shared *
 // block's after it. Called by the whole block.
 __device__ __forceinline__ bool last_block(Operation &o, uint32_t *count) {
     __syncthreads();
-    if (threadIdx.x == 0) o.last = ptx::add_acq_rel_gpu(count, 1) == gridDim.x - 1;
+    if (threadIdx.x == 0) {
+        o.last = ptx::add_release_gpu(count, 1) == gridDim.x - 1;
+        if (o.last) ptx::fence_gpu();
+    }
     __syncthreads();
     return o.last != 0;
 }

@@ -22,6 +22,9 @@ struct Operation {
     bool first;     // of the epoch
     uint64_t active, suspects, deadline;
     unsigned char *window[EPW_GPU_MAX_RANKS]; // the peers'
+    int32_t *ids; // and the other arrays of the context
+    float *weights;
+    uint32_t *sent_row, *first_row;
 
     unsigned long long gone;    // peers that this block knows to be lost
     unsigned long long refused; // peers whose rows or answers this block has found to be other than asked for

@@ -39,7 +39,7 @@ __device__ inline void find_parts(const epw_combine_args &a, const Operation &o,
         index = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + epw_indices_offset(&l)) + lane);
     }
     bool ours = local < l.local_experts;
-    uint64_t place = ours ? uint64_t(o.context->first_row[source * l.local_experts + local]) + index : 0;
+    uint64_t place = ours ? uint64_t(o.first_row[source * l.local_experts + local]) + index : 0;
     ours = ours && place < l.rows;
     uint32_t mask = __ballot_sync(0xffffffffu, ours);
     if (ours) {

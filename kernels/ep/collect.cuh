@@ -17,11 +17,10 @@ __device__ __forceinline__ uint32_t answer_cause(const epw_combine_args &a, cons
 // By one warp: where the answers to token t lie, in the order in which they are summed.
 __device__ inline void find_answers(const epw_combine_args &a, const Operation &o, uint64_t answered, uint32_t t, Sum &sum) {
     const epw_layout &l = a.layout;
-    const epw_gpu_context *c = o.context;
     uint32_t lane = threadIdx.x % 32;
     size_t at = size_t(t) * l.topk + lane;
-    int32_t expert = lane < l.topk ? c->ids[at] : -1;
-    uint32_t row = lane < l.topk ? c->sent_row[at] : 0, earlier = (1u << lane) - 1;
+    int32_t expert = lane < l.topk ? o.ids[at] : -1;
+    uint32_t row = lane < l.topk ? o.sent_row[at] : 0, earlier = (1u << lane) - 1;
     uint32_t rank = expert >= 0 ? uint32_t(expert) / l.local_experts : 0x80000000u + lane;
     bool here = expert >= 0 && (answered >> rank & 1);
     uint32_t same = __match_any_sync(0xffffffffu, rank);
@@ -31,7 +30,7 @@ __device__ inline void find_answers(const epw_combine_args &a, const Operation &
             uint32_t place = __popc(mask & earlier);
             sum.part[place] = a.window + epw_answer_offset(&l, o.lane, rank, row, __popc(same & earlier));
             bool given = a.topk_weights && lane < a.topk;
-            sum.weight[place] = given ? a.topk_weights[size_t(t) * a.topk + lane] : c->weights[at];
+            sum.weight[place] = given ? a.topk_weights[size_t(t) * a.topk + lane] : o.weights[at];
         }
         if (lane == 0) sum.count = __popc(mask);
     } else {

@@ -86,7 +86,7 @@ __device__ inline void place_sources(const epw_dispatch_args &a, Operation &o, R
                 }
                 first_row[source * l.local_experts + e] = fill;
                 if (part.block == 0) {
-                    c->first_row[source * l.local_experts + e] = fill;
+                    o.first_row[source * l.local_experts + e] = fill;
                     if (a.ranges) {
                         uint32_t *range = a.ranges + (size_t(e) * l.ranks + source) * 2;
                         range[0] = fill;

@@ -48,13 +48,13 @@ __device__ __forceinline__ void put_header(const epw_dispatch_args &a, const Ent
 }
 
 // By warp 0: the lane's memory of where the token went, for combine.
-__device__ __forceinline__ void remember(const epw_dispatch_args &a, epw_gpu_context *c, const Entry &e, uint32_t row, uint32_t t) {
+__device__ __forceinline__ void remember(const epw_dispatch_args &a, const Operation &o, const Entry &e, uint32_t row, uint32_t t) {
     uint32_t lane = threadIdx.x % 32;
     if (lane >= a.layout.topk) return;
     size_t at = size_t(t) * a.layout.topk + lane;
-    c->ids[at] = e.expert;
-    c->weights[at] = e.weight;
-    c->sent_row[at] = row;
+    o.ids[at] = e.expert;
+    o.weights[at] = e.weight;
+    o.sent_row[at] = row;
 }
 
 // The caller's scales of an opaque row, as they travel.
@@ -181,7 +181,7 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
                 }
             }
             ptx::bulk_commit();
-            if (piece == 0) remember(a, c, e, row, t);
+            if (piece == 0) remember(a, o, e, row, t);
         }
         if (!kQuantise && !whole && piece == 0 && scale_bytes > 0) {
             // Scales that are not staged go straight to the slots.

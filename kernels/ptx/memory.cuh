@@ -25,12 +25,14 @@ __device__ __forceinline__ uint64_t load_relaxed_sys(const uint64_t *p) {
     return v;
 }
 
-// Adds with release and acquire among the threads of this GPU; returns the value before.
-__device__ __forceinline__ uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v) {
+// Adds with release among the threads of this GPU; returns the value before. Who acts on it needs a fence_gpu first.
+__device__ __forceinline__ uint32_t add_release_gpu(uint32_t *p, uint32_t v) {
     uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(v) : "memory");
+    asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(v) : "memory");
     return before;
 }
+
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // Past L1: what other blocks or peers write while this kernel runs.
 __device__ __forceinline__ uint32_t load_relaxed_gpu(const uint32_t *p) {
