@@ -9,11 +9,6 @@ namespace epw {
 struct Bf16 {
     static __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
     static __device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-    static __device__ __forceinline__ uint32_t round(float x) {
-        uint32_t bits = __float_as_uint(x);
-        uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-        return x != x ? 0x7fc0u : rounded;
-    }
     // high and low halves of a pair; the instruction rounds to nearest even, NaN is made canonical.
     static __device__ __forceinline__ uint32_t pack(float low, float high) {
         uint32_t pair;
