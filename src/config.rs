@@ -437,6 +437,28 @@ mod tests {
     }
 
     #[test]
+    fn ranks_agree_on_the_kind_of_device_only() {
+        let on = |device| EpConfig { device, sms: 7, ..EpConfig::new(4, 64, 4, 2) }.fields();
+        assert_eq!(on(Device::Cuda(0)), on(Device::Cuda(3)));
+        assert_ne!(on(Device::Cuda(0)), on(Device::Host));
+    }
+
+    #[test]
+    fn every_path_has_a_switch() {
+        let none = Paths { thread: false, shared_memory: false, vmm: false, ipc: false };
+        let paths = |paths| EpConfig { paths, ..EpConfig::new(4, 64, 4, 2) }.to_c(0, 2).paths;
+        assert_eq!(paths(none), sys::EPW_PATH_SELF);
+        for (one, bit) in [
+            (Paths { thread: true, ..none }, sys::EPW_PATH_THREAD),
+            (Paths { shared_memory: true, ..none }, sys::EPW_PATH_SHM),
+            (Paths { vmm: true, ..none }, sys::EPW_PATH_VMM),
+            (Paths { ipc: true, ..none }, sys::EPW_PATH_IPC),
+        ] {
+            assert_eq!(paths(one), sys::EPW_PATH_SELF | bit);
+        }
+    }
+
+    #[test]
     fn fp8_needs_whole_blocks() {
         let config = EpConfig::new(8, 192, 8, 2);
         let error = RowShape::new(&config, 2, Payload::Fp8 { scale: Fp8Scale::F32 }).unwrap_err();

@@ -337,3 +337,102 @@ impl WindowRows {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::TensorMut;
+    use crate::{DType, EpConfig, Mask};
+
+    /// Views of addresses that no call here gets as far as to use.
+    fn matrix(dtype: DType, rows: usize, cols: usize) -> TensorRef<'static> {
+        // SAFETY: every call that takes it is refused: nothing is enqueued that could read it.
+        unsafe { TensorRef::from_raw(4096, dtype, rows, cols, cols * dtype.bytes()) }
+    }
+
+    fn memory(dtype: DType, len: usize) -> TensorMut<'static> {
+        // SAFETY: as above, written.
+        unsafe { TensorMut::from_raw(4096, dtype, len) }
+    }
+
+    fn input() -> Dispatch<'static, TensorRef<'static>> {
+        Dispatch::new(matrix(DType::Bf16, 2, 64), matrix(DType::I32, 2, 2))
+    }
+
+    #[test]
+    fn handles_and_completions_may_move_between_threads() {
+        fn send_sync<T: Send + Sync>() {}
+        send_sync::<Dispatching>();
+        send_sync::<Dispatched>();
+        send_sync::<Combining>();
+        send_sync::<Completion>();
+    }
+
+    #[test]
+    fn a_host_buffer_refuses_to_enqueue() {
+        let buffer = EpBuffer::unconnected(0, 1, EpConfig::new(4, 64, 4, 2)).unwrap();
+        buffer.set_active(&Mask::all(1), 1).unwrap();
+        let whole = buffer.enqueue_dispatch(input(), DispatchOutput::default(), StreamRef::legacy());
+        let half = buffer.enqueue_dispatch_send(input(), StreamRef::per_thread());
+        for error in [whole.unwrap_err(), half.unwrap_err()] {
+            assert!(matches!(&error, Error::State(f) if f.text.contains("Device::Cuda")), "{error}");
+        }
+        assert_eq!(buffer.take_errors().unwrap(), crate::cuda::Errors::default());
+    }
+
+    #[test]
+    #[cfg(not(feature = "cuda"))]
+    fn a_build_without_the_feature_names_it() {
+        let config = EpConfig { device: Device::Cuda(0), ..EpConfig::new(4, 64, 4, 2) };
+        let error = EpBuffer::unconnected(0, 1, config).unwrap_err();
+        assert!(matches!(&error, Error::NoPath(f) if f.text.contains("feature")), "{error}");
+    }
+
+    #[test]
+    fn an_output_of_another_type_or_size_is_named() {
+        let config = EpConfig::new(4, 64, 4, 2);
+        let plan = crate::Plan::new(&config, 2).unwrap(); // M = 8, E = 2
+        let none = || DispatchOutput::default();
+        let cases = [
+            ("output.rows has 2047 bytes", DispatchOutput { rows: Some(memory(DType::U8, 2047)), ..none() }),
+            ("output.counts has 2 of F32", DispatchOutput { counts: Some(memory(DType::F32, 2)), ..none() }),
+            ("output.ranges has 7 of U32", DispatchOutput { ranges: Some(memory(DType::U32, 7)), ..none() }),
+            (
+                "output.wait_ns has 1 of U64",
+                DispatchOutput { wait_ns: Some(memory(DType::U64, 1)), ..none() },
+            ),
+            (
+                "output.expert_totals has 2 of U32",
+                DispatchOutput { expert_totals: Some(memory(DType::U32, 2)), ..none() },
+            ),
+        ];
+        for (text, output) in cases {
+            let error = output.to_c(0, &config, &plan, &input().request()).unwrap_err();
+            assert!(matches!(&error, Error::Invalid(f) if f.text.starts_with(text)), "{text}: {error}");
+        }
+        let fits = DispatchOutput {
+            rows: Some(memory(DType::Bf16, 2 * 8 * 64)),
+            counts: Some(memory(DType::I32, 2)),
+            ..none()
+        };
+        let c = fits.to_c(0, &config, &plan, &input().request()).unwrap();
+        assert_eq!((c.rows.addr(), c.counts.addr(), c.ranges.is_null()), (4096, 4096, true));
+        let output = CombineOutput::new(memory(DType::F32, 128));
+        let error = output.to_c(0, &config, &plan, &input().request()).unwrap_err();
+        assert!(error.to_string().contains("output.out has 128 of F32, must have 128 of [Bf16]"), "{error}");
+    }
+
+    #[test]
+    fn sideband_has_its_own_width() {
+        let config = EpConfig { sideband_bytes: 8, ..EpConfig::new(4, 64, 4, 2) };
+        let c = input().sideband(matrix(DType::U8, 2, 8)).to_c(0, &config).unwrap();
+        assert_eq!((c.sideband_bytes, c.sideband.addr(), c.tokens), (8, 4096, 2));
+        for (wrong, text) in [
+            (matrix(DType::U8, 3, 8), "sideband has 24 bytes for 2 tokens of 8 each"),
+            (matrix(DType::I32, 2, 8), "sideband is of I32"),
+        ] {
+            let error = input().sideband(wrong).to_c(0, &config).unwrap_err();
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Handles, completions, errors, and what is refused.
+
+use epwire::cuda::{CombineOutput, Completion, DispatchOutput};
+use epwire::cudarc::driver::CudaSlice;
+use epwire::{Cause, Combine, Dispatch, EpBuffer, EpConfig, Error, TensorRef};
+use half::bf16;
+
+use crate::world::{Gpu, HIDDEN, LOCAL_EXPERTS, OnGpu, PATIENT, TOPK, Tokens, config, ranks};
+
+/// Where a dispatch goes.
+struct Received {
+    rows: CudaSlice<bf16>,
+    counts: CudaSlice<u32>,
+}
+
+impl Received {
+    fn new(gpu: &Gpu, buffer: &EpBuffer) -> Self {
+        let rows = gpu.zeros(LOCAL_EXPERTS * buffer.plan().rows * HIDDEN);
+        Self { rows, counts: gpu.zeros(LOCAL_EXPERTS) }
+    }
+
+    fn output<'a>(&'a mut self, gpu: &'a Gpu) -> DispatchOutput<'a> {
+        DispatchOutput {
+            rows: Some(gpu.view_mut(&mut self.rows)),
+            counts: Some(gpu.view_mut(&mut self.counts)),
+            ..Default::default()
+        }
+    }
+}
+
+/// A whole step whose experts return their input.
+fn step(gpu: &Gpu, buffer: &EpBuffer, tokens: &Tokens) -> (Completion, CudaSlice<bf16>) {
+    let (sent, mut received) = (OnGpu::new(gpu, tokens), Received::new(gpu, buffer));
+    let dispatched = buffer.enqueue_dispatch(sent.dispatch(gpu), received.output(gpu), gpu.stream()).unwrap();
+    let mut out = gpu.zeros(tokens.x.len());
+    let output = CombineOutput::new(gpu.view_mut(&mut out));
+    let input = Combine::new(gpu.view(&received.rows, HIDDEN));
+    let completion = dispatched.enqueue_combine(input, output, gpu.stream()).unwrap();
+    (completion, out)
+}
+
+/// Every token to two experts of its own and half weights: what comes back is what went.
+fn identity(rank: u32, ranks: u32) -> Tokens {
+    let mut tokens = Tokens::new(rank, ranks, 3);
+    let experts = LOCAL_EXPERTS * ranks as usize;
+    for (token, ids) in tokens.ids.chunks_mut(TOPK).enumerate() {
+        ids.copy_from_slice(&[(token % experts) as i32, ((token + 1) % experts) as i32, -1]);
+    }
+    tokens.weights.fill(0.5);
+    tokens
+}
+
+fn assert_exact(gpu: &Gpu, step: &(Completion, CudaSlice<bf16>), tokens: &Tokens) {
+    step.0.wait_blocking(PATIENT).unwrap();
+    assert!(step.0.is_done().unwrap());
+    assert!(step.0.outcome().unwrap().unwrap().is_complete());
+    assert!(gpu.get(&step.1) == tokens.x);
+}
+
+pub(crate) fn a_dropped_handle_gives_its_lane_back(gpus: u32) {
+    let config = EpConfig { lanes: 1, ..config(gpus) };
+    ranks(&config, gpus, true, |buffer| {
+        let (gpu, tokens) = (Gpu::of(buffer), identity(buffer.rank(), gpus));
+        let (sent, mut received) = (OnGpu::new(&gpu, &tokens), Received::new(&gpu, buffer));
+        let held = buffer.enqueue_dispatch(sent.dispatch(&gpu), received.output(&gpu), gpu.stream()).unwrap();
+        let mut other = Received::new(&gpu, buffer);
+        let error =
+            buffer.enqueue_dispatch(sent.dispatch(&gpu), other.output(&gpu), gpu.stream()).unwrap_err();
+        assert!(matches!(error, Error::State(_)), "{error}");
+        drop(held);
+        let sending = buffer.enqueue_dispatch_send(sent.dispatch(&gpu), gpu.stream()).unwrap();
+        sending.release_on(gpu.stream()).unwrap().wait_blocking(PATIENT).unwrap();
+        assert_exact(&gpu, &step(&gpu, buffer, &tokens), &tokens);
+    });
+}
+
+pub(crate) fn a_bad_routing_id_is_recorded_and_not_followed(gpus: u32) {
+    ranks(&config(gpus), gpus, true, |buffer| {
+        let (gpu, mut tokens) = (Gpu::of(buffer), identity(buffer.rank(), gpus));
+        let beyond = i64::from(buffer.config().experts) + 5;
+        tokens.ids[TOPK + 2] = beyond as i32; // token 1, which has two good ones
+        assert_exact(&gpu, &step(&gpu, buffer, &tokens), &tokens);
+        let errors = buffer.take_errors().unwrap();
+        assert_eq!((errors.records.len(), errors.lost), (1, 0), "{errors:?}");
+        let record = &errors.records[0];
+        assert_eq!((record.cause, record.routing()), (Cause::Routing, Some((1, 2, beyond))));
+        assert!(record.to_string().contains("token 1, column 2"), "{record}");
+        assert!(buffer.take_errors().unwrap().records.is_empty(), "they are given out once");
+    });
+}
+
+pub(crate) fn a_completion_is_a_future(gpus: u32) {
+    ranks(&config(gpus), gpus, true, |buffer| {
+        let (gpu, tokens) = (Gpu::of(buffer), identity(buffer.rank(), gpus));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        for _ in 0..4 {
+            let step = step(&gpu, buffer, &tokens);
+            runtime.block_on(step.0.wait(PATIENT)).unwrap();
+            assert_exact(&gpu, &step, &tokens);
+        }
+        // The lane goes on: what it did before can no longer be asked for.
+        let old = step(&gpu, buffer, &tokens).0;
+        let new = [(); 2].map(|()| step(&gpu, buffer, &tokens));
+        assert!(matches!(runtime.block_on(old.wait(PATIENT)), Err(Error::State(_))));
+        new.iter().for_each(|step| assert_exact(&gpu, step, &tokens));
+    });
+}
+
+pub(crate) fn calls_of_host_buffers_are_refused(gpus: u32) {
+    ranks(&config(gpus), gpus, true, |buffer| {
+        let (x, ids) = (vec![bf16::ZERO; HIDDEN], vec![-1i32; TOPK]);
+        let input = Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&ids, TOPK));
+        let error = buffer.dispatch_send_blocking(input).unwrap_err();
+        assert!(matches!(&error, Error::State(f) if f.text.contains("enqueue_dispatch")), "{error}");
+    });
+}
+
+pub(crate) fn a_view_is_good_for_its_stream_only(gpus: u32) {
+    let config = EpConfig { lanes: 1, ..config(gpus) };
+    ranks(&config, gpus, true, |buffer| {
+        let (gpu, tokens) = (Gpu::of(buffer), identity(buffer.rank(), gpus));
+        let (sent, other) = (OnGpu::new(&gpu, &tokens), gpu.context.new_stream().unwrap());
+        let error = buffer.enqueue_dispatch_send(sent.dispatch(&gpu), (&other).into()).unwrap_err();
+        assert!(matches!(&error, Error::Invalid(f) if f.text.starts_with("x was viewed")), "{error}");
+        // Refused, it holds no lane. On another stream the lane's next step waits for the one before.
+        let first = step(&gpu, buffer, &tokens).1;
+        let elsewhere = Gpu { stream: other, ..Gpu::of(buffer) };
+        assert_exact(&elsewhere, &step(&elsewhere, buffer, &tokens), &tokens);
+        assert!(gpu.get(&first) == tokens.x);
+    });
+}
+
+pub(crate) fn a_slice_may_be_dropped_after_the_call(gpus: u32) {
+    ranks(&config(gpus), gpus, true, |buffer| {
+        let (gpu, tokens) = (Gpu::of(buffer), identity(buffer.rank(), gpus));
+        for _ in 0..50 {
+            // All but the result is dropped while kernels use it, and its memory given out again.
+            let step = step(&gpu, buffer, &tokens);
+            let noise = gpu.put(&vec![bf16::NAN; tokens.x.len()]);
+            drop(noise);
+            assert_exact(&gpu, &step, &tokens);
+        }
+    });
+}

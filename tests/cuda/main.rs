@@ -1,0 +1,69 @@
+//! Buffers on GPUs: against host buffers, bit for bit, and what only they do. Ranks are threads of this process, one to a GPU, 4
+//! at most; with one GPU, a single rank. Tests that need a GPU are ignored where there is none, and stderr says why.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
+
+mod calls;
+mod graph;
+mod same;
+mod world;
+
+use epwire::cudarc::driver::CudaContext;
+use epwire::{Device, EpBuffer, EpConfig, Error};
+use libtest_mimic::{Arguments, Trial};
+
+type Test = fn(u32);
+
+/// Each is given the number of GPUs.
+const TESTS: &[(&str, Test)] = &[
+    ("a_gpu_delivers_and_combines_what_the_host_does", same::a_gpu_delivers_and_combines_what_the_host_does),
+    ("a_captured_step_replays_with_new_tokens", graph::a_captured_step_replays_with_new_tokens),
+    ("a_dropped_handle_gives_its_lane_back", calls::a_dropped_handle_gives_its_lane_back),
+    ("a_bad_routing_id_is_recorded_and_not_followed", calls::a_bad_routing_id_is_recorded_and_not_followed),
+    ("a_completion_is_a_future", calls::a_completion_is_a_future),
+    ("calls_of_host_buffers_are_refused", calls::calls_of_host_buffers_are_refused),
+    ("a_view_is_good_for_its_stream_only", calls::a_view_is_good_for_its_stream_only),
+    ("a_slice_may_be_dropped_after_the_call", calls::a_slice_may_be_dropped_after_the_call),
+];
+
+fn main() {
+    let gpus = gpus();
+    if let Err(reason) = &gpus {
+        eprintln!("cuda: ignored: {reason}");
+    }
+    let mut trials: Vec<_> = TESTS
+        .iter()
+        .map(|&(name, test)| {
+            let count = gpus.as_ref().copied().unwrap_or(0);
+            let run = move || {
+                test(count);
+                Ok(())
+            };
+            Trial::test(name, run).with_ignored_flag(gpus.is_err())
+        })
+        .collect();
+    let without = Trial::test("without_a_gpu_creating_says_what_is_missing", || {
+        without_a_gpu_creating_says_what_is_missing();
+        Ok(())
+    });
+    trials.push(without.with_ignored_flag(gpus.is_ok()));
+    // One at a time: ranks of two tests on one GPU would wait for each other's SMs.
+    let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn alone() -> Result<EpBuffer, Error> {
+    EpBuffer::unconnected(0, 1, EpConfig { device: Device::Cuda(0), ..EpConfig::new(1, 128, 1, 1) })
+}
+
+/// How many there are, or why none.
+fn gpus() -> Result<u32, String> {
+    alone().map_err(|error| error.to_string())?;
+    let count = CudaContext::device_count().map_err(|error| error.to_string())?;
+    Ok(count.clamp(1, 4) as u32)
+}
+
+fn without_a_gpu_creating_says_what_is_missing() {
+    let error = alone().unwrap_err();
+    assert!(matches!(error, Error::NoPath(_)), "{error}");
+    assert!(error.to_string().contains("driver"), "{error}");
+}
