@@ -1,11 +1,12 @@
 //! One MoE step on GPUs with cudarc's buffers, one rank to a GPU: `--ranks N` starts N of them, or a launcher does.
 //! cargo run --release --features cuda,cudarc --example cuda_quickstart -- --ranks 2
 
-use std::{error::Error, process::ExitCode, time::Duration};
+use std::{error::Error, process::exit, time::Duration};
 
 use epwire::cuda::{CombineOutput, DispatchOutput, TensorMut, TensorRef};
 use epwire::cudarc::driver::CudaContext;
-use epwire::launch::{Launch, spawn::Ranks};
+use epwire::launch::{Launch, spawn::Ended, spawn::Ranks};
+use epwire::rendezvous::driver::{Server, ServerOptions};
 use epwire::{Combine, Device, Dispatch, EpBuffer, EpConfig, Group, env::Token, group::GroupOptions};
 use half::bf16;
 
@@ -14,37 +15,40 @@ const HIDDEN: usize = 1024;
 const LOCAL_EXPERTS: usize = 4;
 const TOPK: usize = 2;
 
-fn main() -> ExitCode {
-    start().unwrap_or_else(|error| {
+fn main() {
+    if let Err(error) = start() {
         eprintln!("cuda_quickstart: {error}");
-        ExitCode::FAILURE
-    })
+        exit(1);
+    }
 }
 
-fn start() -> Result<ExitCode, Box<dyn Error>> {
+fn start() -> Result<(), Box<dyn Error>> {
     if let Some(launch) = Launch::from_env()? {
         let group = Group::join_blocking(GroupOptions::from_launch(&launch).token(Token::from_env()?))?;
-        step(&group, launch.local_rank)?;
-        group.leave_blocking()?;
-        return Ok(ExitCode::SUCCESS);
+        return step(&group, launch.local_rank).and_then(|()| Ok(group.leave_blocking()?));
     }
     match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
-        [] => step(&Group::threads(1)?[0], 0)?,
-        [flag, ranks] if flag == "--ranks" => {
-            let ended = Ranks::new(ranks.parse()?).spawn()?.wait(None)?;
-            return Ok(ExitCode::from(ended.exit_code() as u8));
-        }
-        _ => return Err("usage: cuda_quickstart [--ranks N]".into()),
+        [] => step(&Group::threads(1)?[0], 0),
+        [flag, ranks] if flag == "--ranks" => spawn(ranks.parse()?),
+        _ => Err("usage: cuda_quickstart [--ranks N]".into()),
     }
-    Ok(ExitCode::SUCCESS)
+}
+
+fn spawn(ranks: u32) -> Result<(), Box<dyn Error>> {
+    let token = Token::random()?;
+    let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new("quickstart", ranks) };
+    let server = Server::bind_blocking("127.0.0.1:0", options)?; // the ranks meet there
+    let ranks = Ranks::new(ranks).address(server.local_addr().to_string().parse()?).run_id("quickstart");
+    match ranks.token(token).spawn()?.wait(None)? {
+        Ended::Success => Ok(()),
+        failed => Err(failed.to_string().into()),
+    }
 }
 
 fn step(group: &Group, gpu: u32) -> Result<(), Box<dyn Error>> {
     let experts = LOCAL_EXPERTS * group.world() as usize;
-    let config = EpConfig {
-        device: Device::Cuda(gpu),
-        ..EpConfig::new(TOKENS as u32, HIDDEN as u32, experts as u32, TOPK as u32)
-    };
+    let mut config = EpConfig::new(TOKENS as u32, HIDDEN as u32, experts as u32, TOPK as u32);
+    config.device = Device::Cuda(gpu);
     let buffer = EpBuffer::create_blocking(group, config)?; // says so if there is no driver
     let stream = CudaContext::new(gpu as usize)?.new_stream()?;
 
@@ -55,23 +59,16 @@ fn step(group: &Group, gpu: u32) -> Result<(), Box<dyn Error>> {
     let mut rows = stream.alloc_zeros::<bf16>(LOCAL_EXPERTS * buffer.plan().rows * HIDDEN)?;
     let mut counts = stream.alloc_zeros::<u32>(LOCAL_EXPERTS)?;
     let mut out = stream.alloc_zeros::<bf16>(TOKENS * HIDDEN)?;
-
-    let input = Dispatch::new(
-        TensorRef::from_slice(&x_gpu, HIDDEN, &stream),
-        TensorRef::from_slice(&ids, TOPK, &stream),
-    )
-    .weights(TensorRef::from_slice(&weights, TOPK, &stream));
-    let output = DispatchOutput {
-        rows: Some(TensorMut::from_slice(&mut rows, &stream)),
-        counts: Some(TensorMut::from_slice(&mut counts, &stream)),
-        ..Default::default()
-    };
+    let x_view = TensorRef::from_slice(&x_gpu, HIDDEN, &stream);
+    let input = Dispatch::new(x_view, TensorRef::from_slice(&ids, TOPK, &stream))
+        .weights(TensorRef::from_slice(&weights, TOPK, &stream));
+    let rows_view = TensorMut::from_slice(&mut rows, &stream);
+    let output = DispatchOutput::new(rows_view, TensorMut::from_slice(&mut counts, &stream));
     let dispatched = buffer.enqueue_dispatch(input, output, (&stream).into())?;
     // Experts would be enqueued here, on rows and counts; these return their input.
     let expert_out = Combine::new(TensorRef::from_slice(&rows, HIDDEN, &stream));
     let combined = CombineOutput::new(TensorMut::from_slice(&mut out, &stream));
     let completion = dispatched.enqueue_combine(expert_out, combined, (&stream).into())?;
-
     completion.wait_blocking(Duration::from_secs(60))?;
     let complete = completion.outcome()?.is_some_and(|outcome| outcome.is_complete());
     if !complete || stream.clone_dtoh(&out)? != x {

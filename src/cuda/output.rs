@@ -48,6 +48,11 @@ const COUNTS: &[DType] = &[DType::U32, DType::I32];
 const SUMS: &[DType] = &[DType::U64, DType::I64];
 
 impl<'a> DispatchOutput<'a> {
+    /// What expert-major needs.
+    pub fn new(rows: TensorMut<'a>, counts: TensorMut<'a>) -> Self {
+        Self { rows: Some(rows), counts: Some(counts), ..Self::default() }
+    }
+
     fn views(&self) -> [(&'static str, &Option<TensorMut<'a>>); 12] {
         [
             ("output.rows", &self.rows),

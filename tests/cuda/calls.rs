@@ -20,11 +20,7 @@ impl Received {
     }
 
     fn output<'a>(&'a mut self, gpu: &'a Gpu) -> DispatchOutput<'a> {
-        DispatchOutput {
-            rows: Some(gpu.view_mut(&mut self.rows)),
-            counts: Some(gpu.view_mut(&mut self.counts)),
-            ..Default::default()
-        }
+        DispatchOutput::new(gpu.view_mut(&mut self.rows), gpu.view_mut(&mut self.counts))
     }
 }
 

@@ -61,11 +61,7 @@ impl Step {
 
     /// Experts return their input.
     fn enqueue(&mut self, gpu: &Gpu, buffer: &EpBuffer) -> Completion {
-        let output = DispatchOutput {
-            rows: Some(gpu.view_mut(&mut self.rows)),
-            counts: Some(gpu.view_mut(&mut self.counts)),
-            ..Default::default()
-        };
+        let output = DispatchOutput::new(gpu.view_mut(&mut self.rows), gpu.view_mut(&mut self.counts));
         let dispatched =
             buffer.enqueue_dispatch(self.sent.dispatch(gpu).lane(0), output, gpu.stream()).unwrap();
         let input = Combine::new(gpu.view(&self.rows, HIDDEN));
@@ -74,11 +70,7 @@ impl Step {
     }
 
     fn refuse_a_deadline(&mut self, gpu: &Gpu, buffer: &EpBuffer) {
-        let output = DispatchOutput {
-            rows: Some(gpu.view_mut(&mut self.rows)),
-            counts: Some(gpu.view_mut(&mut self.counts)),
-            ..Default::default()
-        };
+        let output = DispatchOutput::new(gpu.view_mut(&mut self.rows), gpu.view_mut(&mut self.counts));
         let input = self.sent.dispatch(gpu).lane(0).deadline(2 * PATIENT);
         let error = buffer.enqueue_dispatch(input, output, gpu.stream()).unwrap_err();
         assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("capture"), "{error}");
