@@ -30,6 +30,9 @@ use crate::sys;
 ///
 /// Waits are bounded by [`EpConfig::deadline`]: an operation whose peers fall silent ends with a degraded [`Outcome`]. Async
 /// forms never block the polling thread; the work of moving bytes is done in `poll`, as any computation.
+///
+/// On a GPU ([`EpConfig::device`]) operations are enqueued instead, see [`cuda`](crate::cuda): the calls of the other kind of
+/// buffer are [`Error::State`].
 #[derive(Debug, Clone)]
 pub struct EpBuffer {
     pub(crate) inner: Arc<Inner>,
