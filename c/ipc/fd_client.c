@@ -137,6 +137,12 @@ static epw_status refusal(const fetch *f, const epw_fd_request *request, const e
     case EPW_FD_NO_SUCH_RANK:
         return epw_fail(EPW_ERR_PEER, f->where, "the peer's window has no place for rank %u",
                         (unsigned)request->rank);
+    case EPW_FD_UNSEEN:
+        return epw_fail(EPW_ERR_NO_PATH, f->where,
+                        "process %u can not watch this one (%u), and must see it end before it gives its GPU "
+                        "memory to a replacement: run both in one pid namespace, or on Linux 6.5 or newer, "
+                        "and let ulimit -n leave a descriptor per peer",
+                        (unsigned)f->exporter_pid, (unsigned)request->pid);
     default:
         return epw_fail(EPW_ERR_PEER, f->where,
                         "the fd server of process %u refused the request (code %u); use the "
@@ -176,11 +182,18 @@ epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, 
     if (!status) status = receive_reply(&f, &reply, &out->memory_fd);
     if (!status && reply.verdict != EPW_FD_GRANTED) status = refusal(&f, request, &reply);
     if (status) {
-        epw_process_lock();
-        epw_fd_close(f.fd);
-        epw_process_unlock();
+        epw_fd_leave(f.fd); /* the server may have granted what came too late */
         return status;
     }
     out->lease_fd = f.fd;
     return EPW_OK;
+}
+
+void epw_fd_leave(int lease_fd) {
+    /* If it can not be sent the lease ends later, with this process. */
+    static const epw_fd_goodbye goodbye = {EPW_FD_GOODBYE_MAGIC};
+    (void)send(lease_fd, &goodbye, sizeof goodbye, MSG_DONTWAIT | MSG_NOSIGNAL);
+    epw_process_lock();
+    epw_fd_close(lease_fd);
+    epw_process_unlock();
 }

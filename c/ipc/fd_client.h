@@ -7,16 +7,21 @@
 /* A window's memory and the right to map it. */
 typedef struct epw_fd_grant {
     int memory_fd; /* close it once it is mapped */
-    int lease_fd;  /* unmap first, then close with epw_fd_close: it tells the exporter that this process can
-                      not  write any more */
+    int lease_fd;  /* unmap first, then epw_fd_leave */
 } epw_fd_grant;
 
 /* Asks the server `server` for the window and rank that `request` names (magic is filled in). exporter_pid
- * serves error texts. Returns within deadline_ns, also if the server never answers. EPW_ERR_TIMEOUT  the
- * exporter does not answer EPW_ERR_PEER     it is gone, refused, or is another user's EPW_ERR_FENCED another
- * process holds the rank's lease; the text names it */
+ * serves error texts. Returns within deadline_ns, also if the server never answers.
+ *   EPW_ERR_TIMEOUT  the exporter does not answer
+ *   EPW_ERR_PEER     it is gone, refused, or is another user's
+ *   EPW_ERR_FENCED   another process holds the rank's lease; the text names it
+ *   EPW_ERR_NO_PATH  it could not see this process end, as a GPU's window requires */
 epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, uint32_t exporter_pid,
                         uint64_t deadline_ns, epw_where where, epw_fd_grant *out);
+
+/* Ends a lease: tells the exporter that this process can not write any more, and closes the connection. Waits
+ * for nobody. Lock not held. */
+void epw_fd_leave(int lease_fd);
 
 /* EPW_ERR_FENCED in words: process holder_pid has `rank`'s lease. */
 epw_status epw_fenced(epw_where where, uint32_t rank, uint32_t holder_pid);

@@ -7,8 +7,13 @@
  *        | -- epw_fd_request -----------> |   the window's secret, who asks, for which rank
  *        | <-- epw_fd_reply (+ memfd) --- |   granted: the connection is the lease from here on
  *        |            ...                 |   the importer unmaps first,
- *        | -- close --------------------> |   then closes; the kernel does both, in this order, when it dies
- */
+ *        | -- goodbye ------------------> |   says so,
+ *        | -- close --------------------> |   then closes
+ *
+ * When an importer dies the kernel unmaps and closes, but says no goodbye. For a window in host memory a
+ * closed connection suffices, since a process's memory goes before its files. A GPU goes on with what a
+ * process has enqueued until the driver's own files are released, which may be after the connection: there
+ * the lease of a connection that closes without a goodbye goes on until the process has ended. */
 #ifndef EPW_IPC_FD_MESSAGE_H
 #define EPW_IPC_FD_MESSAGE_H
 
@@ -22,6 +27,7 @@
 
 #define EPW_FD_REQUEST_MAGIC 0x51575045u /* "EPWQ" */
 #define EPW_FD_REPLY_MAGIC   0x52575045u /* "EPWR" */
+#define EPW_FD_GOODBYE_MAGIC 0x42575045u /* "EPWB" */
 
 typedef struct epw_fd_request {
     uint32_t magic;
@@ -31,12 +37,18 @@ typedef struct epw_fd_request {
     epw_nonce window;
 } epw_fd_request;
 
+/* The importer can write no more: it has unmapped, or never mapped, and its GPU work has ended. */
+typedef struct epw_fd_goodbye {
+    uint32_t magic;
+} epw_fd_goodbye;
+
 enum {
     EPW_FD_GRANTED = 0,
     EPW_FD_UNKNOWN_WINDOW = 1, /* no window of this secret, or it has been destroyed */
     EPW_FD_NO_SUCH_RANK = 2,
     EPW_FD_FENCED = 3, /* another process holds the rank's lease */
-    EPW_FD_MALFORMED = 4
+    EPW_FD_MALFORMED = 4,
+    EPW_FD_UNSEEN = 5 /* the window is a GPU's, and the server could not see the importer end */
 };
 
 typedef struct epw_fd_reply {

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -14,8 +15,14 @@
 
 #define ACCEPT_PAUSE_NS 100000000u /* after running out of descriptors */
 
+#ifndef SO_PEERPIDFD /* Linux 6.5; the header may be older */
+#define SO_PEERPIDFD 77
+#endif
+
 typedef struct connection {
     int fd;
+    int death;              /* pidfd of a GPU lease's holder: readable once it has ended; else -1 */
+    bool closed;            /* by the holder of a GPU lease, without a goodbye: its death is awaited */
     epw_offer *offer;       /* NULL: no lease (yet, or any more) */
     uint32_t rank;          /* of the lease */
     uint64_t request_by_ns; /* until then, where there is no lease */
@@ -48,12 +55,56 @@ static void end_lease(connection *c) {
     c->over = true;
 }
 
-static void reap(server *s) {
-    for (size_t i = 0; i < s->count; i++) {
-        connection *c = &s->connections[i];
-        struct pollfd p = {.fd = c->fd};
-        if (c->offer && poll(&p, 1, 0) == 1 && (p.revents & POLLHUP)) end_lease(c);
+static bool shows(int fd, short event) {
+    struct pollfd p = {.fd = fd, .events = event};
+    return poll(&p, 1, 0) == 1 && (p.revents & event);
+}
+
+/* Whether a goodbye is among what the other end sent before it closed: there is an end to that. A connection
+ * closed with a reply unread reports ECONNRESET, once, before the rest. */
+static bool said_goodbye(int fd) {
+    epw_fd_goodbye packet;
+    for (;;) {
+        ssize_t got = recv(fd, &packet, sizeof packet, MSG_DONTWAIT | MSG_TRUNC);
+        if (got == (ssize_t)sizeof packet && packet.magic == EPW_FD_GOODBYE_MAGIC) return true;
+        if (got == 0 || (got < 0 && errno != EINTR && errno != ECONNRESET)) return false;
     }
+}
+
+/* Ends c's lease if its holder can write no more. POLLHUP means that the other end is closed, not merely that
+ * it said something or will say no more. */
+static void end_if_left(connection *c) {
+    if (!c->closed) {
+        if (!shows(c->fd, POLLHUP)) return;
+        if (c->death < 0 || said_goodbye(c->fd)) {
+            end_lease(c);
+            return;
+        }
+        c->closed = true;
+    }
+    if (shows(c->death, POLLIN)) end_lease(c);
+}
+
+static void reap(server *s) {
+    for (size_t i = 0; i < s->count; i++)
+        if (s->connections[i].offer) end_if_left(&s->connections[i]);
+}
+
+/* A descriptor that becomes readable when the process that made this connection has ended: the kernel says so
+ * after it has released the process's files, and with them what it still had on a GPU. (Unless a child,
+ * forked without exec, holds copies of the driver's files: kernels end by their own deadlines then.) -1 if
+ * there is none.
+ *
+ * Before Linux 6.5 it is found by the pid, which another pid namespace hides and which may, in principle, be
+ * another process's by now. Then the one that asked has ended, and sending it the reply fails. */
+static int watch_death(int fd, pid_t pid) {
+    int death = -1;
+    socklen_t length = sizeof death;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &death, &length))
+        death = pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
+    if (death < 0 || epw_fd_keep_from_child(death)) return death;
+    close(death);
+    return -1;
 }
 
 /* Decides a well-formed request. */
@@ -69,6 +120,12 @@ static epw_fd_reply decide(server *s, connection *c, const epw_fd_request *reque
     epw_holder client = {.process = request->process, .pid = request->pid}, holder = {0};
     if (!getsockopt(c->fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) && peer.pid > 0)
         client.pid = (uint32_t)peer.pid;
+
+    /* A lease that nobody could see end would keep its rank out for ever: better refused now. */
+    if (epw_offer_is_gpu(offer) && (c->death = watch_death(c->fd, peer.pid)) < 0) {
+        reply.verdict = EPW_FD_UNSEEN;
+        return reply;
+    }
 
     epw_lease_verdict verdict = epw_lease_take(offer, request->rank, &client, &holder);
     if (verdict == EPW_LEASE_HELD) {
@@ -158,17 +215,23 @@ static void accept_one(server *s, uint64_t now) {
         close(fd);
         return;
     }
-    s->connections[s->count++] = (connection){.fd = fd, .request_by_ns = now + EPW_FD_REQUEST_NS};
+    s->connections[s->count++] =
+        (connection){.fd = fd, .death = -1, .request_by_ns = now + EPW_FD_REQUEST_NS};
 }
 
 /* ---- the thread --------------------------------------------------------------------------------- */
+
+static void close_connection(const connection *c) {
+    if (c->death >= 0) epw_fd_close(c->death);
+    epw_fd_close(c->fd);
+}
 
 static void close_finished(server *s, uint64_t now) {
     size_t kept = 0;
     for (size_t i = 0; i < s->count; i++) {
         connection *c = &s->connections[i];
         if (c->over || (!c->offer && now >= c->request_by_ns)) {
-            epw_fd_close(c->fd);
+            close_connection(c);
         } else {
             s->connections[kept++] = *c;
         }
@@ -182,9 +245,9 @@ static int prepare_wait(server *s, uint64_t now) {
     size_t pending = 0;
     for (size_t i = 0; i < s->count; i++) {
         const connection *c = &s->connections[i];
-        /* Of a lease only the end matters, and POLLHUP is always reported: it means that the other end is
-         * closed, not merely that it said something or will say no more. */
-        s->polls[2 + i] = (struct pollfd){.fd = c->fd, .events = c->offer ? 0 : POLLIN};
+        /* Of a lease only the end matters, and POLLHUP is always reported. */
+        s->polls[2 + i] = (struct pollfd){.fd = c->closed ? c->death : c->fd,
+                                          .events = c->offer && !c->closed ? 0 : POLLIN};
         if (c->offer) continue;
         pending++;
         if (c->request_by_ns < until) until = c->request_by_ns;
@@ -201,7 +264,7 @@ static void handle_events(server *s, size_t polled, uint64_t now) {
     if (s->polls[0].revents) eventfd_read(s->wake, &ignored);
     for (size_t i = 0; i < polled; i++) {
         connection *c = &s->connections[i];
-        if (c->offer && (s->polls[2 + i].revents & POLLHUP)) end_lease(c);
+        if (c->offer && s->polls[2 + i].revents) end_if_left(c);
     }
     for (size_t i = 0; i < polled; i++) {
         connection *c = &s->connections[i];
@@ -234,7 +297,7 @@ static void *run(void *argument) {
 static void close_server(server *s) {
     for (size_t i = 0; i < s->count; i++) {
         if (s->connections[i].offer) end_lease(&s->connections[i]);
-        epw_fd_close(s->connections[i].fd);
+        close_connection(&s->connections[i]);
     }
     if (s->listener >= 0) epw_fd_close(s->listener);
     if (s->wake >= 0) epw_fd_close(s->wake);

@@ -1,5 +1,6 @@
 /* One thread per process that hands the memory of its windows to other processes of this host, and knows by
- * their open connections which of them still have it mapped.
+ * their open connections which of them still have it mapped. Holders of a GPU's memory are watched until they
+ * have said goodbye or ended, see fd_message.h.
  *
  * It serves only processes of its own user that name a window's secret. A silent, slow or garbage client
  * costs one descriptor for EPW_FD_REQUEST_NS and delays nobody. */
@@ -21,8 +22,8 @@ void epw_fd_server_release(void);
 /* Ends the leases of an offer that is being withdrawn. Lock held. */
 void epw_fd_server_forget(const epw_offer *offer);
 
-/* Ends the leases whose holders have closed their connection by now. The thread does so by itself, but may
- * not have come to it yet when somebody is about to be refused. Lock held. */
+/* Ends the leases whose holders have left by now. The thread does so by itself, but may not have come to it
+ * yet when somebody is about to be refused. Lock held. */
 void epw_fd_server_reap(void);
 
 #endif

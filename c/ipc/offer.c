@@ -66,6 +66,10 @@ const epw_nonce *epw_offer_nonce(const epw_offer *offer) {
     return &offer->nonce;
 }
 
+bool epw_offer_is_gpu(const epw_offer *offer) {
+    return offer->memory.origin.path != EPW_PATH_SHM;
+}
+
 void epw_offer_withdraw(epw_offer *offer) {
     for (epw_offer **link = &offers; *link; link = &(*link)->next) {
         if (*link != offer) continue;

@@ -27,6 +27,9 @@ const epw_device *epw_offer_device(const epw_offer *offer);
 const epw_memory *epw_offer_memory(const epw_offer *offer);
 const epw_nonce *epw_offer_nonce(const epw_offer *offer);
 
+/* Whether writes of a dying process may go on after its connections have closed: a GPU makes them. */
+bool epw_offer_is_gpu(const epw_offer *offer);
+
 /* Lets nobody find the offer any more. Lock held. */
 void epw_offer_withdraw(epw_offer *offer);
 

@@ -220,9 +220,7 @@ static epw_status import_mapping(const attempt *a, epw_import *import) {
                                  a->blob.window_bytes, a->where, &import->memory);
     close(grant.memory_fd);
     if (status) {
-        epw_process_lock();
-        epw_fd_close(grant.lease_fd);
-        epw_process_unlock();
+        epw_fd_leave(grant.lease_fd);
         return status;
     }
     import->lease_fd = grant.lease_fd;
@@ -275,11 +273,9 @@ void epw_import_close(epw_import *import) {
         epw_process_unlock();
         epw_offer_unref(import->offer);
     } else if (!inherited) {
-        /* In this order: the closed connection is what tells the exporter that the mapping is gone. */
+        /* In this order: leaving is what tells the exporter that the mapping is gone. */
         import->device->unmap(&import->memory);
-        epw_process_lock();
-        epw_fd_close(import->lease_fd);
-        epw_process_unlock();
+        epw_fd_leave(import->lease_fd);
     }
     free(import);
 }

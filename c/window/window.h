@@ -30,8 +30,9 @@ epw_status epw_window_export(epw_window *window, uint32_t peer, void *blob, size
  *   EPW_ERR_INVALID   not a blob, damaged, or another rank's
  *   EPW_ERR_MISMATCH  a field of the configuration differs
  *   EPW_ERR_NO_PATH   neither the same process nor the same host, or config.paths excludes what would do, or
- *                     this rank's GPU can not access the peer's
- *   EPW_ERR_FENCED    another process still has the window mapped as this rank
+ *                     this rank's GPU can not access the peer's, or the peer could not see this process end
+ *   EPW_ERR_FENCED    another process still has the window mapped as this rank, or, where it is a GPU's, has
+ *                     left without closing its import and has not ended yet
  *   EPW_ERR_TIMEOUT   the peer does not answer
  *   EPW_ERR_PEER      the peer is gone or refused */
 epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, size_t length,

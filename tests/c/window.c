@@ -4,20 +4,26 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <dirent.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "check.h"
 #include "ipc/fd_client.h"
 #include "ipc/fd_message.h"
+#include "ipc/offer.h"
 #include "window/blob.h"
 #include "window/window.h"
 
@@ -82,9 +88,10 @@ static int threads(void) {
 /* ---- another process ---------------------------------------------------------------------------- */
 
 typedef struct command {
-    char verb; /* 'i'mport, 'w'rite, 'r'ead, 'c'lose, 'e'xport, 'f'etch raw, become 'u'ser */
+    char verb; /* 'i'mport, 'w'rite, 'r'ead, 'c'lose, 'd'rop connections, 'e'xport, export as a 'g'pu's,
+                  'f'etch raw, become 'u'ser, 'o'ld kernel */
     uint32_t peer;
-    uint32_t value; /* written, or the user id */
+    uint32_t value; /* written, or the user id, or one of the kernels below */
     uint64_t offset;
     uint64_t deadline_ns;
     epw_config config; /* of the process's own window */
@@ -124,6 +131,49 @@ static ssize_t fetch_raw(const epw_blob *blob) {
     return got;
 }
 
+/* Makes the server take the host memory of a blob's window, of this process, for a GPU's. */
+static void pretend_gpu(const unsigned char *bytes, size_t length) {
+    epw_blob blob;
+    CHECK(epw_blob_parse(bytes, length, here, &blob) == EPW_OK);
+    epw_process_lock();
+    epw_offer *offer = epw_offer_find(&blob.window);
+    CHECK(offer);
+    if (offer) ((epw_memory *)epw_offer_memory(offer))->origin.path = EPW_PATH_VMM;
+    epw_process_unlock();
+}
+
+/* Closes what leads to fd servers, and says nothing. */
+static void drop_connections(void) {
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_un server;
+        socklen_t length = sizeof server;
+        if (!getpeername(fd, (struct sockaddr *)&server, &length) && length > sizeof server.sun_family + 8 &&
+            !memcmp(server.sun_path, "\0epwire-", 8))
+            close(fd);
+    }
+}
+
+enum { WITHOUT_PEERPIDFD = 1, WITHOUT_PIDFD = 2 };
+
+/* Lets the calls fail that kernels before Linux 6.5, and before 5.3, do not have. */
+static epw_status become_old(uint32_t kernel) {
+    enum { PEERPIDFD = 77 };
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, kernel == WITHOUT_PIDFD ? SECCOMP_RET_ERRNO | ENOSYS : SECCOMP_RET_ALLOW),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getsockopt, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, PEERPIDFD, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOPROTOOPT),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof filter[0], filter};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)
+               ? EPW_ERR_SYSTEM
+               : EPW_OK;
+}
+
 static void obey(const command *c, epw_window **own, epw_import **import, answer *a) {
     epw_blob blob;
     if (!*own && c->config.size) a->status = epw_window_create(&c->config, WINDOW_BYTES, own);
@@ -143,8 +193,16 @@ static void obey(const command *c, epw_window **own, epw_import **import, answer
         epw_import_close(*import);
         *import = NULL;
         break;
+    case 'd':
+        drop_connections();
+        break;
     case 'e':
+    case 'g':
         a->status = epw_window_export(*own, c->peer, a->blob, &a->length);
+        if (c->verb == 'g') pretend_gpu(a->blob, a->length);
+        break;
+    case 'o':
+        a->status = become_old(c->value);
         break;
     case 'f':
         a->status = epw_blob_parse(c->blob, c->length, here, &blob);
@@ -940,6 +998,174 @@ static void a_place_is_free_as_soon_as_its_holder_has_closed(void) {
     epw_window_destroy(b.window);
 }
 
+/* ---- leases of GPU windows ---------------------------------------------------------------------- */
+
+static end open_gpu_end(uint32_t rank, uint32_t peer) {
+    end e = open_end(config_of(rank));
+    export_to(&e, peer);
+    pretend_gpu(e.blob, e.length);
+    return e;
+}
+
+static bool say_goodbye(int fd) {
+    epw_fd_goodbye goodbye = {EPW_FD_GOODBYE_MAGIC};
+    return send(fd, &goodbye, sizeof goodbye, MSG_NOSIGNAL) == (ssize_t)sizeof goodbye;
+}
+
+/* Also where the holder's process lives on, and however soon the next one comes. */
+static void a_goodbye_ends_a_gpu_lease_at_once(void) {
+    int before = open_fds();
+    end a = open_gpu_end(0, 1);
+    other first = start_other(), second = start_other();
+    CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
+    CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+    ask(&first, (command){.verb = 'c'});
+    CHECK(ask_import(&second, 1, 0, &a).status == EPW_OK);
+    ask(&second, (command){.verb = 'c'});
+    end_other(&first);
+    end_other(&second);
+
+    epw_blob blob;
+    for (int round = 0; round < 300; round++) {
+        int holder = connect_raw(&a, &blob), next = connect_raw(&a, &blob);
+        if (round % 2) {
+            CHECK(request_raw(holder, &blob, 1) == EPW_FD_GRANTED);
+        } else { /* it has given up by now, and does not read the reply */
+            epw_fd_request request = {.magic = EPW_FD_REQUEST_MAGIC, .rank = 1, .window = blob.window};
+            struct pollfd p = {.fd = holder, .events = POLLIN};
+            CHECK(send(holder, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
+            CHECK(poll(&p, 1, 5000) == 1);
+        }
+        CHECK(say_goodbye(holder));
+        close(holder);
+        CHECK(request_raw(next, &blob, 2) == EPW_FD_GRANTED);
+        CHECK(say_goodbye(next));
+        close(next);
+    }
+    epw_window_destroy(a.window);
+    CHECK(open_fds() == before);
+}
+
+/* It is the promise to close; the open connection is the lease. */
+static void a_goodbye_without_a_close_ends_nothing(void) {
+    end a = open_gpu_end(0, 1);
+    epw_blob blob;
+    int holder = connect_raw(&a, &blob);
+    CHECK(request_raw(holder, &blob, 1) == EPW_FD_GRANTED);
+    CHECK(say_goodbye(holder));
+    other o = start_other();
+    CHECK(fenced_by(ask_import(&o, 1, 0, &a), getpid()));
+    close(holder);
+    CHECK(ask_import(&o, 1, 0, &a).status == EPW_OK);
+    end_other(&o);
+    epw_window_destroy(a.window);
+}
+
+static void a_gpu_lease_ends_with_its_process(void) {
+    end a = open_gpu_end(0, 1);
+    other first = start_other(), second = start_other();
+    int before = open_fds();
+    CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
+    CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+    stop_other(&first);
+    CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+    /* Dead is enough: its parent need not know. */
+    siginfo_t info;
+    kill(first.pid, SIGKILL);
+    CHECK(!waitid(P_PID, (id_t)first.pid, &info, WEXITED | WNOWAIT));
+    CHECK(ask_import(&second, 1, 0, &a).status == EPW_OK);
+    kill_other(&first);
+    kill_other(&second);
+
+    /* With nobody asking, the server drops what it had of the dead, too: connections and pidfds. */
+    uint64_t begin = epw_now_ns();
+    while (open_fds() != before - 2 && epw_now_ns() - begin < 5000 * MS) usleep(1000);
+    CHECK(open_fds() == before - 2);
+    epw_window_destroy(a.window);
+}
+
+/* What is seen of a process whose sockets have closed and whose GPU goes on. */
+static void a_gpu_lease_outlives_a_connection_closed_without_a_goodbye(void) {
+    end a = open_gpu_end(0, 1), b = open_end(config_of(1));
+    other first = start_other(), second = start_other();
+    CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
+    ask(&first, (command){.verb = 'd'});
+    struct timespec from, to;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &from);
+    for (int i = 0; i < 20; i++) {
+        CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+        usleep(20000);
+    }
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &to);
+    double seconds = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
+    CHECK_MSG(seconds < 0.2, "the server waits by spinning: %f s", seconds);
+    epw_import *import = NULL;
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_FENCED);
+    ask_write(&first, 1, 1);
+    CHECK(epw_window_base(a.window)[1] == 1);
+
+    /* The same process may shake hands again, but its goodbye is of the new connection alone. */
+    CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
+    ask(&first, (command){.verb = 'c'});
+    CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+    kill_other(&first);
+    CHECK(ask_import(&second, 1, 0, &a).status == EPW_OK);
+    end_other(&second);
+    epw_window_destroy(a.window);
+    epw_window_destroy(b.window);
+}
+
+static void what_is_no_goodbye_ends_no_gpu_lease(void) {
+    static const epw_fd_goodbye goodbyes[2] = {{EPW_FD_GOODBYE_MAGIC}, {EPW_FD_GOODBYE_MAGIC}};
+    static const epw_fd_goodbye wrong = {EPW_FD_GOODBYE_MAGIC ^ 1};
+    static const struct {
+        const void *bytes;
+        size_t length;
+    } packets[] = {{goodbyes, 0}, {goodbyes, 3}, {goodbyes, 5}, {goodbyes, sizeof goodbyes}, {&wrong, 4}};
+    for (size_t i = 0; i < sizeof packets / sizeof packets[0]; i++) {
+        end a = open_gpu_end(0, 1);
+        epw_blob blob;
+        int holder = connect_raw(&a, &blob), next = connect_raw(&a, &blob);
+        CHECK(request_raw(holder, &blob, 1) == EPW_FD_GRANTED);
+        CHECK(send(holder, packets[i].bytes, packets[i].length, MSG_NOSIGNAL) == (ssize_t)packets[i].length);
+        close(holder);
+        CHECK(request_raw(next, &blob, 2) == EPW_FD_FENCED);
+        close(next);
+        epw_window_destroy(a.window);
+    }
+}
+
+/* An exporter sees its holders end on old kernels as well, or grants nothing that it could not take back. */
+static void old_kernels_fence_gpu_windows_too(void) {
+    for (uint32_t kernel = WITHOUT_PEERPIDFD; kernel <= WITHOUT_PIDFD; kernel++) {
+        other exporter = start_other(), first = start_other(), second = start_other();
+        CHECK(ask(&exporter, (command){.verb = 'o', .value = kernel}).status == EPW_OK);
+        end a = {0};
+        answer got = ask(&exporter, (command){.verb = 'e', .peer = 1, .config = config_of(0)});
+        CHECK(got.status == EPW_OK);
+        a.length = got.length;
+        memcpy(a.blob, got.blob, got.length);
+        /* Host memory never needs it. */
+        CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
+        ask(&first, (command){.verb = 'c'});
+
+        CHECK(ask(&exporter, (command){.verb = 'g', .peer = 1}).status == EPW_OK);
+        got = ask_import(&first, 1, 0, &a);
+        if (kernel == WITHOUT_PIDFD) {
+            CHECK(got.status == EPW_ERR_NO_PATH && strstr(got.error, "can not watch this one"));
+        } else {
+            CHECK(got.status == EPW_OK);
+            CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+            ask(&first, (command){.verb = 'd'});
+            CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+        }
+        kill_other(&first);
+        if (kernel == WITHOUT_PEERPIDFD) CHECK(ask_import(&second, 1, 0, &a).status == EPW_OK);
+        end_other(&second);
+        end_other(&exporter);
+    }
+}
+
 static void silent_clients_are_closed_in_time(void) {
     end a = open_end(config_of(0));
     export_to(&a, 1);
@@ -1108,6 +1334,12 @@ int main(int argc, char **argv) {
     bad_clients_delay_nobody();
     talking_does_not_end_a_lease();
     a_place_is_free_as_soon_as_its_holder_has_closed();
+    a_goodbye_ends_a_gpu_lease_at_once();
+    a_goodbye_without_a_close_ends_nothing();
+    a_gpu_lease_ends_with_its_process();
+    a_gpu_lease_outlives_a_connection_closed_without_a_goodbye();
+    what_is_no_goodbye_ends_no_gpu_lease();
+    old_kernels_fence_gpu_windows_too();
     silent_clients_are_closed_in_time();
     other_users_are_refused();
     many_import_at_once();
