@@ -23,7 +23,6 @@ template <typename T, bool Ordered> __device__ void combine_body(const epw_combi
         }
         ptx::fence_barrier_init();
     }
-    ptx::let_next_begin();
     ptx::wait_for_stream();
     begin(c, a.shared, a.window, a.rank, a.layout.ranks, false, a.deadline_ns, o);
     uint64_t peers = c->present;
@@ -35,7 +34,10 @@ template <typename T, bool Ordered> __device__ void combine_body(const epw_combi
     if (sends) answer_rows<T>(a, o, answering, sums, peers, Ring(stages, memory, loaded[0]), targets);
     if (receives) {
         collect<T, Ordered>(a, o, sums, peers, Ring(stages, memory, loaded[1]));
-    } else if (last_block(o, &c->blocks_out) && threadIdx.x == 0) {
+        return;
+    }
+    ptx::let_next_begin();
+    if (last_block(o, &c->blocks_out) && threadIdx.x == 0) {
         uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
         leave(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, peers & ~missing, missing, beacons_posted(c));
     }

@@ -22,7 +22,6 @@ template <typename T, uint32_t Payload> __device__ void dispatch_body(const epw_
         for (auto &barrier : receiving.loaded) ptx::barrier_init(&barrier, 1);
         ptx::fence_barrier_init();
     }
-    ptx::let_next_begin();
     ptx::wait_for_stream();
     begin(c, a.shared, a.window, a.rank, l.ranks, sends, a.deadline_ns, o);
     if (sends) send_tokens<T, Payload>(a, o, sending, memory, table);
@@ -34,7 +33,10 @@ template <typename T, uint32_t Payload> __device__ void dispatch_body(const epw_
     uint64_t peers = sends ? o.active : c->present;
     if (receives) {
         receive_rows(a, o, receiving, peers, memory, table);
-    } else if (last_block(o, &c->blocks_out) && threadIdx.x == 0) {
+        return;
+    }
+    ptx::let_next_begin();
+    if (last_block(o, &c->blocks_out) && threadIdx.x == 0) {
         uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
         leave(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, peers & ~missing, missing, beacons_posted(c));
     }

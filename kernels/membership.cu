@@ -8,7 +8,6 @@ namespace epw {
 // Answers no rows: each peer that takes part is told so once its rows have come.
 __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) release_kernel(const __grid_constant__ epw_release_args a) {
     __shared__ Operation o;
-    ptx::let_next_begin();
     ptx::wait_for_stream();
     epw_gpu_context *c = a.context;
     begin(c, a.shared, a.window, a.rank, a.ranks, false, 0, o);
@@ -27,6 +26,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) release_kernel(const __grid
         else leave_out(o, peer);
     }
     __syncthreads();
+    ptx::let_next_begin();
     if (o.stage == EPW_GPU_SENT) beacons = beacons_posted(c);
     if (threadIdx.x == 0) {
         uint64_t present = peers & ~uint64_t(o.gone);
@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) release_kernel(const __grid
 }
 
 __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __grid_constant__ epw_membership_args a) {
+    ptx::wait_for_stream();
     uint32_t peer = threadIdx.x;
     if (peer == 0) {
         a.shared->suspects = 0;

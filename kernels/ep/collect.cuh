@@ -72,6 +72,7 @@ __device__ void collect(const epw_combine_args &a, Operation &o, Sum *sums, uint
         }
     }
     __syncthreads();
+    ptx::let_next_begin();
     if (threadIdx.x == 0) {
         // What the words guard was acquired by generic loads; the engine reads it now. And it writes where the block has read.
         ptx::fence_global_before_bulk();

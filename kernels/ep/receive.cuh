@@ -279,6 +279,7 @@ __device__ inline void receive_rows(const epw_dispatch_args &a, Operation &o, Re
     epw_gpu_context *c = a.context;
     uint32_t turns = 0;
     await_rows(a, o, s, peers & ~uint64_t(o.gone));
+    ptx::let_next_begin();
     Part part = {blockIdx.x, gridDim.x};
     bool again = false;
     uint64_t gone = 0, refused = 0, beacons = 0;

@@ -64,7 +64,8 @@ __device__ __forceinline__ uint64_t global_timer_ns() {
 // was launched without programmatic serialization.
 __device__ __forceinline__ void wait_for_stream() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Lets the next kernel of the stream be set up beside this one, once every block has said so.
+// Lets the next kernel of the stream be set up beside this one, once every block has said so. Only after a block's last wait for
+// a peer: blocks that are set up take room on the SMs, and those of the other lane, which a peer may wait for, must find theirs.
 __device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 } // namespace epw::ptx
