@@ -60,13 +60,12 @@ static void keep_open(int fd) {
     if (fd >= 0) REQUIRE(fcntl(fd, F_SETFD, 0) == 0, "fcntl: %s", strerror(errno));
 }
 
-static void start_process(rank_thread *t, char **argv) {
-    const rank_links *links = &t->links;
+pid_t ranks_start(const rank_links *links, char **argv) {
     pid_t parent = getpid();
     fflush(NULL);
-    t->process = fork();
-    REQUIRE(t->process >= 0, "fork: %s", strerror(errno));
-    if (t->process != 0) return;
+    pid_t child = fork();
+    REQUIRE(child >= 0, "fork: %s", strerror(errno));
+    if (child != 0) return child;
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* nobody is left behind */
     if (getppid() != parent) _exit(1);
     char place[256];
@@ -118,7 +117,7 @@ int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, int processes, cha
         }
     }
     if (processes) {
-        for (uint32_t r = 0; r < ranks; r++) start_process(&all[r], argv);
+        for (uint32_t r = 0; r < ranks; r++) all[r].process = ranks_start(&all[r].links, argv);
         return await_processes(all, ranks);
     }
     int result = 0;
@@ -147,13 +146,13 @@ int ranks_join(rank_body *body) {
 
 /* ---- talking ---- */
 
-static void say(int fd, const void *bytes, size_t length) {
+void ranks_say(int fd, const void *bytes, size_t length) {
     REQUIRE(send(fd, bytes, length, MSG_NOSIGNAL) == (ssize_t)length, "a rank is gone: %s", strerror(errno));
 }
 
-static size_t hear(int fd, void *bytes, size_t capacity) {
+size_t ranks_hear(int fd, void *bytes, size_t capacity) {
     struct pollfd one = {.fd = fd, .events = POLLIN};
-    REQUIRE(poll(&one, 1, 60000) == 1, "a rank says nothing for a minute");
+    REQUIRE(poll(&one, 1, 120000) == 1, "a rank says nothing for two minutes");
     ssize_t got = recv(fd, bytes, capacity, 0);
     REQUIRE(got > 0, "a rank is gone");
     return (size_t)got;
@@ -162,11 +161,11 @@ static size_t hear(int fd, void *bytes, size_t capacity) {
 uint64_t ranks_sum(const rank_links *links, uint64_t value) {
     uint64_t sum = value, other = 0;
     for (uint32_t p = 0; p < links->ranks; p++) {
-        if (p != links->rank) say(links->to[p], &value, sizeof value);
+        if (p != links->rank) ranks_say(links->to[p], &value, sizeof value);
     }
     for (uint32_t p = 0; p < links->ranks; p++) {
         if (p == links->rank) continue;
-        hear(links->to[p], &other, sizeof other);
+        ranks_hear(links->to[p], &other, sizeof other);
         sum += other;
     }
     return sum;
@@ -182,11 +181,11 @@ void ranks_connect(const rank_links *links, epw_buffer *buffer) {
         size_t length = 0;
         if (p == links->rank) continue;
         REQUIRE_OK(epw_buffer_export(buffer, p, blob, &length));
-        say(links->to[p], blob, length);
+        ranks_say(links->to[p], blob, length);
     }
     for (uint32_t p = 0; p < links->ranks; p++) {
         if (p == links->rank) continue;
-        size_t length = hear(links->to[p], blob, sizeof blob);
+        size_t length = ranks_hear(links->to[p], blob, sizeof blob);
         REQUIRE_OK(epw_buffer_connect(buffer, p, blob, length));
     }
     epw_mask all = {{(UINT64_C(1) << links->ranks) - 1}};

@@ -5,6 +5,8 @@
 
 #include "epwire.h"
 
+#include <sys/types.h>
+
 enum { RANKS_LIMIT = 8 };
 
 typedef struct rank_links {
@@ -25,7 +27,15 @@ typedef int rank_body(const rank_links *links);
 int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, int processes, char **argv);
 int ranks_join(rank_body *body);
 
-/* Waits for all ranks, at most a minute. */
+/* Starts this program again as the process of a rank, whose ranks_join finds `links`. It dies with its
+ * parent. */
+pid_t ranks_start(const rank_links *links, char **argv);
+
+/* One message. Who says nothing for two minutes is gone, and then so is this program. */
+void ranks_say(int fd, const void *bytes, size_t length);
+size_t ranks_hear(int fd, void *bytes, size_t capacity);
+
+/* Waits for all ranks. */
 void ranks_meet(const rank_links *links);
 
 /* The sum of what all ranks give. Waits for them. */

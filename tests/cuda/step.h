@@ -61,4 +61,7 @@ traffic_state step_state(const step_lane *l);
 /* 1 if a check has failed, of which the first is then printed as "NAME: wrong ...". */
 int step_wrong(const step_lane *l, const char *name);
 
+/* Nobody was given up. */
+void step_untroubled(const step_lane *l);
+
 #endif

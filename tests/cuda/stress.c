@@ -95,19 +95,6 @@ static epw_config config_of(const rank_links *links) {
     return config;
 }
 
-static void no_errors(const step_lane *l) {
-    epw_error_record record;
-    epw_mask suspects;
-    uint32_t count = 0;
-    REQUIRE_OK(epw_take_errors(l->buffer, &record, 1, &count, NULL));
-    REQUIRE(count == 0, "rank %u lane %u op %u: peer %u lost in phase %u by cause %u after %llu us",
-            l->shape.rank, record.lane, record.op, record.peer, record.phase, record.cause,
-            (unsigned long long)(record.elapsed_ns / 1000));
-    REQUIRE_OK(epw_buffer_membership(l->buffer, NULL, &suspects, NULL));
-    REQUIRE(suspects.bits[0] == 0, "rank %u suspects %llx", l->shape.rank,
-            (unsigned long long)suspects.bits[0]);
-}
-
 /* The tokens that the device makes in that iteration. */
 static uint32_t tokens_of(const step_lane *l, uint64_t iteration) {
     return traffic_tokens(&l->shape, traffic_key(&l->shape, l->shape.rank, iteration));
@@ -132,7 +119,7 @@ static uint64_t finish_lane(step_lane *l, uint64_t iterations) {
     await_stream(l->stream, 60 * 1000 * MS, "the end of a lane");
     traffic_state state = step_state(l);
     if (step_wrong(l, "stress")) _exit(1);
-    no_errors(l);
+    step_untroubled(l);
     REQUIRE(state.iteration == l->lane + LANES * (iterations - 1), "lane %u ended with iteration %llu",
             l->lane, (unsigned long long)state.iteration);
     uint64_t totals = 0, of_expert[EPW_MAX_TOKENS / 8];
