@@ -77,18 +77,26 @@ endforeach()
 message(STATUS "epwire: CUDA kernels for ${archs} by ${EPW_NVCC}")
 
 set(kernels ${PROJECT_SOURCE_DIR}/../kernels)
-file(GLOB kernel_sources CONFIGURE_DEPENDS ${kernels}/*.cu)
-set(epw_kernels "")
-foreach(source ${kernel_sources})
-    get_filename_component(name ${source} NAME_WE)
-    set(object ${PROJECT_BINARY_DIR}/kernels/${name}.o)
-    add_custom_command(OUTPUT ${object} DEPENDS ${source} DEPFILE ${object}.d VERBATIM
-        COMMENT "Compiling the kernels of ${name}.cu"
-        COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/kernels
-        COMMAND ${EPW_NVCC} -c -std=c++20 -O3 ${gencode} --fmad=false
-            -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
-            -I${kernels} -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/include
-            -MD -MF ${object}.d -MT ${object} ${source} -o ${object})
-    list(APPEND epw_kernels ${object})
-endforeach()
-set_source_files_properties(${epw_kernels} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+
+# Object files of all .cu of a folder, by its absolute path, to the list named `objects`.
+function(epw_compile_kernels objects folder)
+    file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cu)
+    get_filename_component(group ${folder} NAME)
+    set(made "")
+    foreach(source ${sources})
+        get_filename_component(name ${source} NAME_WE)
+        set(object ${PROJECT_BINARY_DIR}/${group}/${name}.o)
+        add_custom_command(OUTPUT ${object} DEPENDS ${source} DEPFILE ${object}.d VERBATIM
+            COMMENT "Compiling the kernels of ${name}.cu"
+            COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/${group}
+            COMMAND ${EPW_NVCC} -c -std=c++20 -O3 ${gencode} --fmad=false
+                -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
+                -I${kernels} -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/include
+                -MD -MF ${object}.d -MT ${object} ${source} -o ${object})
+        list(APPEND made ${object})
+    endforeach()
+    set_source_files_properties(${made} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+    set(${objects} ${made} PARENT_SCOPE)
+endfunction()
+
+epw_compile_kernels(epw_kernels ${kernels})

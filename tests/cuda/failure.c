@@ -1,0 +1,506 @@
+/* Ranks that are killed or stopped in the middle of things. Each rank is a process with a GPU; the process
+ * that was started by hand tells them what to do, kills and stops one, and brings in a replacement. What
+ * survivors must see: a wait for the lost one alone ends with the deadline, with the error record filled and
+ * the context usable; 100 operations more, in a graph, pay no second deadline; what is received afterwards is
+ * exact, without the lost rank, beside it when it is evicted and goes on, and with its replacement, whose
+ * peers replay the graphs that they captured before. Exit code 77, with the reason, where there is no GPU or
+ * only one. */
+#include "ranks.h"
+#include "step.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+enum { GRAPH_STEPS = 50 /* of two operations */ };
+
+static struct {
+    uint32_t ranks, deadline_ms, seconds, slack_us;
+    uint32_t tokens, hidden, experts_per_rank, sms;
+} options = {.deadline_ms = 200,
+             .seconds = 300,
+             .slack_us = 1000,
+             .tokens = 32,
+             .hidden = 1024,
+             .experts_per_rank = 12};
+
+static const char usage[] =
+    "failure [--ranks N] [--deadline-ms N] [--slack-us N] [--seconds N (limit)] [--small]\n";
+
+/* ---- what is said ---- */
+
+enum {
+    CREATE = 1,    /* the first step has number `iteration` */
+    EXPORT,        /* to `peer`; answers with the blob */
+    CONNECT,       /* to `peer`, with its blob */
+    DISCONNECT,    /* from `peer` */
+    ACTIVATE,      /* `mask` from `epoch` on */
+    STEPS,         /* `count` exact steps */
+    REPLAY,        /* the graph; `peer` may be lost */
+    LOSE_DISPATCH, /* a step whose dispatch loses `peer` */
+    LOSE_COMBINE,  /* a step whose combine loses `peer` */
+    HALF,          /* enqueue a dispatch, wait for nothing */
+    REST,          /* its combine, of a rank that may have been evicted meanwhile */
+    EVICTED,       /* a step of a rank that has been evicted */
+    QUIT
+};
+
+typedef struct message {
+    uint32_t what, peer, epoch, count;
+    uint64_t mask, iteration;
+    uint64_t elapsed_ns; /* of what the answer is about, on the GPU */
+    size_t length;
+    unsigned char blob[EPW_BLOB_MAX];
+} message;
+
+/* ---- a rank ---- */
+
+typedef struct member {
+    epw_config config;
+    epw_buffer *buffer;
+    step_lane lane;
+    cudaGraphExec_t graph;
+    uint64_t *stamps; /* [2], device memory */
+    uint64_t mask;
+    epw_handle handle; /* of HALF */
+} member;
+
+static const step_kind plain = {.layout = EPW_EXPERT_MAJOR, .mode = EPW_COMBINE_RANK_REDUCED};
+
+static uint64_t bit(uint32_t rank) {
+    return UINT64_C(1) << rank;
+}
+
+static uint64_t deadline(void) {
+    return options.deadline_ms * MS;
+}
+
+/* Each wait ends within four deadlines; a step has four. */
+static void settle(const member *m, const char *what) {
+    await_stream(m->lane.stream, 20 * deadline(), what);
+}
+
+static uint64_t elapsed_ns(const member *m) {
+    uint64_t stamps[2];
+    REQUIRE_CUDA(cudaMemcpy(stamps, m->stamps, sizeof stamps, cudaMemcpyDeviceToHost));
+    return stamps[1] - stamps[0];
+}
+
+static void stamp(const member *m, int which) {
+    REQUIRE_CUDA(traffic_stamp(&m->stamps[which], m->lane.stream));
+}
+
+static void exact(const member *m) {
+    if (step_wrong(&m->lane, "failure")) _exit(1);
+}
+
+/* All records that there are: the first must be as given, unless that is NULL; the others of operations that
+ * began without the peer. */
+static void take_records(const member *m, uint32_t peer, uint32_t phase) {
+    static epw_error_record records[512];
+    uint32_t count = 0;
+    uint64_t lost = 0;
+    REQUIRE_OK(epw_take_errors(m->buffer, records, 512, &count, &lost));
+    REQUIRE(lost == 0, "%llu records overwritten", (unsigned long long)lost);
+    for (uint32_t i = 0; i < count; i++) {
+        const epw_error_record *r = &records[i];
+        uint32_t cause = i == 0 && phase != 0 ? EPW_CAUSE_TIMEOUT : EPW_CAUSE_SUSPECTED;
+        REQUIRE(r->peer == peer && r->cause == cause && r->rank == m->config.rank,
+                "record %u of rank %u: peer %u phase %u cause %u", i, r->rank, r->peer, r->phase, r->cause);
+        if (i > 0 || phase == 0) continue;
+        uint64_t late = r->elapsed_ns - deadline();
+        REQUIRE(r->phase == phase && r->deadline_ns == deadline() && late <= options.slack_us * 1000,
+                "record: phase %u elapsed %llu ns deadline %llu ns", r->phase,
+                (unsigned long long)r->elapsed_ns, (unsigned long long)r->deadline_ns);
+    }
+    REQUIRE(phase == 0 || count > 0, "no error record of the loss of rank %u", peer);
+}
+
+static void lost_in_time(const member *m, uint32_t peer, uint32_t phase, const char *op) {
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    uint64_t took = elapsed_ns(m);
+    REQUIRE_OK(epw_outcome_read(m->buffer, m->handle, &outcome));
+    REQUIRE(outcome.degraded && outcome.missing.bits[0] == bit(peer), "%s: missing %llx", op,
+            (unsigned long long)outcome.missing.bits[0]);
+    REQUIRE(outcome.record.cause == EPW_CAUSE_TIMEOUT && outcome.record.phase == phase &&
+                outcome.record.peer == peer,
+            "%s: cause %u phase %u peer %u", op, outcome.record.cause, outcome.record.phase,
+            outcome.record.peer);
+    REQUIRE(took >= deadline() && took <= deadline() + options.slack_us * 1000,
+            "%s: took %llu us with a deadline of %u ms", op, (unsigned long long)(took / 1000),
+            options.deadline_ms);
+}
+
+static void lose_dispatch(member *m, uint32_t peer) {
+    step_lane *l = &m->lane;
+    step_set_members(l, m->mask & ~bit(peer), m->mask & ~bit(peer));
+    step_make(l);
+    stamp(m, 0);
+    m->handle = step_dispatch(l, plain, options.tokens);
+    stamp(m, 1);
+    settle(m, "a dispatch that loses a rank");
+    lost_in_time(m, peer, EPW_PHASE_DISPATCH_RECEIVE, "dispatch");
+    step_answer(l, plain, options.tokens, m->handle);
+    step_combine(l, plain, m->handle);
+    step_check(l, plain, options.tokens);
+    settle(m, "the combine after it");
+    take_records(m, peer, EPW_PHASE_DISPATCH_RECEIVE);
+}
+
+static void lose_combine(member *m, uint32_t peer) {
+    step_lane *l = &m->lane;
+    step_set_members(l, m->mask, m->mask & ~bit(peer));
+    step_make(l);
+    m->handle = step_dispatch(l, plain, options.tokens);
+    step_answer(l, plain, options.tokens, m->handle);
+    stamp(m, 0);
+    step_combine(l, plain, m->handle);
+    stamp(m, 1);
+    step_check(l, plain, options.tokens);
+    settle(m, "a combine that loses a rank");
+    lost_in_time(m, peer, EPW_PHASE_COMBINE_RECEIVE, "combine");
+    take_records(m, peer, EPW_PHASE_COMBINE_RECEIVE);
+    step_set_members(l, m->mask & ~bit(peer), m->mask & ~bit(peer));
+}
+
+static void evicted(member *m) {
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    step_make(&m->lane);
+    stamp(m, 0);
+    m->handle = step_dispatch(&m->lane, plain, options.tokens);
+    stamp(m, 1);
+    settle(m, "a dispatch of an evicted rank");
+    REQUIRE_OK(epw_outcome_read(m->buffer, m->handle, &outcome));
+    REQUIRE(outcome.degraded && outcome.record.cause == EPW_CAUSE_DROPPED, "an evicted rank sees cause %u",
+            outcome.record.cause);
+    REQUIRE(elapsed_ns(m) < deadline(), "an evicted rank waits for %llu us",
+            (unsigned long long)(elapsed_ns(m) / 1000));
+    step_combine(&m->lane, plain, m->handle);
+    settle(m, "a combine of an evicted rank");
+}
+
+static void create(member *m, const rank_links *links, uint64_t iteration) {
+    REQUIRE_CUDA(cudaSetDevice((int)(links->rank % links->gpus)));
+    m->config = (epw_config)EPW_CONFIG_INIT;
+    m->config.rank = links->rank;
+    m->config.ranks = links->ranks;
+    m->config.max_tokens = options.tokens;
+    m->config.hidden = options.hidden;
+    m->config.experts = options.experts_per_rank * links->ranks;
+    m->config.topk = 4;
+    m->config.ordered = 1;
+    m->config.sms = options.sms;
+    m->config.device = (int32_t)(links->rank % links->gpus);
+    m->config.deadline_ns = deadline();
+    REQUIRE_OK(epw_buffer_create(&m->config, &m->buffer));
+    step_open(&m->lane, m->buffer, &m->config, 1, 0, EPW_PAYLOAD_FP8_F32, iteration, 1, 0);
+    void *stamps = NULL;
+    REQUIRE_CUDA(cudaMalloc(&stamps, 2 * sizeof *m->stamps));
+    m->stamps = stamps;
+}
+
+/* Until the peer's former process has been seen dead. */
+static void connect_to(member *m, const message *in) {
+    uint64_t began = now_ns();
+    epw_status status;
+    while ((status = epw_buffer_connect(m->buffer, in->peer, in->blob, in->length)) == EPW_ERR_FENCED &&
+           now_ns() - began < 10000 * MS)
+        nanosleep(&(struct timespec){0, 5000000}, NULL);
+    REQUIRE(status == EPW_OK, "%s", epw_last_error());
+}
+
+static void activate(member *m, uint64_t mask, uint32_t epoch) {
+    epw_mask active = {{mask}};
+    m->mask = mask;
+    REQUIRE_OK(epw_buffer_set_active(m->buffer, &active, epoch));
+    step_set_members(&m->lane, mask, mask);
+    if (m->graph == NULL) m->graph = step_graph(&m->lane, GRAPH_STEPS, 1);
+}
+
+static void obey(member *m, const rank_links *links, message *in) {
+    switch (in->what) {
+    case CREATE:
+        create(m, links, in->iteration);
+        break;
+    case EXPORT:
+        REQUIRE_OK(epw_buffer_export(m->buffer, in->peer, in->blob, &in->length));
+        break;
+    case CONNECT:
+        connect_to(m, in);
+        break;
+    case DISCONNECT:
+        REQUIRE_OK(epw_buffer_disconnect(m->buffer, in->peer));
+        break;
+    case ACTIVATE:
+        activate(m, in->mask, in->epoch);
+        break;
+    case STEPS:
+        for (uint32_t i = 0; i < in->count; i++) {
+            step_run(&m->lane, step_kind_of(links->rank, i % STEP_KINDS), options.tokens);
+            if (i % 32 == 31) settle(m, "steps");
+        }
+        settle(m, "steps");
+        exact(m);
+        take_records(m, EPW_MAX_RANKS, 0); /* nobody was lost */
+        break;
+    case REPLAY:
+        stamp(m, 0);
+        REQUIRE_CUDA(cudaGraphLaunch(m->graph, m->lane.stream));
+        stamp(m, 1);
+        settle(m, "a graph");
+        exact(m);
+        take_records(m, in->peer, 0);
+        break;
+    case LOSE_DISPATCH:
+        lose_dispatch(m, in->peer);
+        break;
+    case LOSE_COMBINE:
+        lose_combine(m, in->peer);
+        break;
+    case HALF:
+        step_make(&m->lane);
+        m->handle = step_dispatch(&m->lane, plain, options.tokens);
+        return; /* its kernel waits: nothing more can be asked */
+    case REST:
+        step_combine(&m->lane, plain, m->handle);
+        settle(m, "the combine of an evicted rank");
+        break;
+    case EVICTED:
+        evicted(m);
+        break;
+    default:
+        REQUIRE(in->what == QUIT, "message %u", in->what);
+        return;
+    }
+    exact(m);
+    in->iteration = step_state(&m->lane).iteration;
+    in->elapsed_ns = in->what == CREATE ? 0 : elapsed_ns(m);
+}
+
+static int member_main(const rank_links *links) {
+    static member m;
+    message in;
+    do {
+        REQUIRE(ranks_hear(links->to[0], &in, sizeof in) == sizeof in, "half a message");
+        obey(&m, links, &in);
+        ranks_say(links->to[0], &in, sizeof in);
+    } while (in.what != QUIT);
+    epw_buffer_destroy(m.buffer);
+    step_close(&m.lane);
+    return 0;
+}
+
+/* ---- who tells them ---- */
+
+typedef struct world {
+    uint32_t ranks, gpus, victim;
+    char **argv;
+    int to[RANKS_LIMIT];
+    pid_t process[RANKS_LIMIT];
+    uint64_t iteration; /* of the last step that all survivors have done */
+    uint64_t slowest_ns;
+} world;
+
+static void tell(const world *w, uint32_t rank, message out) {
+    ranks_say(w->to[rank], &out, sizeof out);
+}
+
+static message answer(world *w, uint32_t rank) {
+    message in;
+    REQUIRE(ranks_hear(w->to[rank], &in, sizeof in) == sizeof in, "half a message from rank %u", rank);
+    return in;
+}
+
+static message ask(world *w, uint32_t rank, message out) {
+    tell(w, rank, out);
+    return answer(w, rank);
+}
+
+/* All of `mask` at once. */
+static void all_do(world *w, uint64_t mask, message out) {
+    w->slowest_ns = 0;
+    for (uint32_t r = 0; r < w->ranks; r++) {
+        if (mask & bit(r)) tell(w, r, out);
+    }
+    for (uint32_t r = 0; r < w->ranks; r++) {
+        if (!(mask & bit(r))) continue;
+        message in = answer(w, r);
+        if (in.elapsed_ns > w->slowest_ns) w->slowest_ns = in.elapsed_ns;
+        if (out.what != EXPORT && out.what != QUIT) w->iteration = in.iteration;
+    }
+}
+
+static void start(world *w, uint32_t rank) {
+    int pair[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0, "socketpair: %s",
+            strerror(errno));
+    rank_links links = {
+        .rank = rank, .ranks = w->ranks, .gpus = w->gpus, .to = {pair[1], -1, -1, -1, -1, -1, -1, -1}};
+    w->to[rank] = pair[0];
+    w->process[rank] = ranks_start(&links, w->argv);
+    close(pair[1]);
+    ask(w, rank, (message){.what = CREATE, .iteration = w->iteration + 1});
+}
+
+static void connect_pair(world *w, uint32_t a, uint32_t b) {
+    message from_a = ask(w, a, (message){.what = EXPORT, .peer = b});
+    message from_b = ask(w, b, (message){.what = EXPORT, .peer = a});
+    from_a.what = from_b.what = CONNECT;
+    from_a.peer = a;
+    from_b.peer = b;
+    ask(w, b, from_a);
+    ask(w, a, from_b);
+}
+
+static void end(world *w, uint32_t rank, int with) {
+    int status = 0;
+    if (with != 0) REQUIRE(kill(w->process[rank], with) == 0, "kill: %s", strerror(errno));
+    REQUIRE(waitpid(w->process[rank], &status, 0) == w->process[rank], "waitpid: %s", strerror(errno));
+    REQUIRE(with != 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 0), "rank %u ended with %d", rank,
+            status);
+    close(w->to[rank]);
+}
+
+typedef struct scenario {
+    const char *name;
+    int signal;  /* SIGKILL or SIGSTOP */
+    int waiting; /* its kernel waits on the GPU for the others' rows; else it is between steps */
+} scenario;
+
+static const scenario scenarios[] = {
+    {"killed between steps", SIGKILL, 0},
+    {"killed while its kernel waits", SIGKILL, 1},
+    {"stopped between steps", SIGSTOP, 0},
+    {"stopped in the middle of a step", SIGSTOP, 1},
+};
+
+static void strike(world *w, const scenario *s) {
+    int status = 0;
+    pid_t process = w->process[w->victim];
+    if (s->waiting) {
+        ask(w, w->victim, (message){.what = HALF});
+        nanosleep(&(struct timespec){0, 20 * 1000000}, NULL); /* the deadline is far */
+    }
+    if (s->signal == SIGKILL) {
+        end(w, w->victim, SIGKILL);
+    } else {
+        REQUIRE(kill(process, SIGSTOP) == 0, "kill: %s", strerror(errno));
+        REQUIRE(waitpid(process, &status, WUNTRACED) == process && WIFSTOPPED(status), "waitpid: %d", status);
+    }
+}
+
+/* It goes on as if nothing had happened, beside steps of the others. */
+static void resume(world *w, const scenario *s, uint64_t survivors) {
+    REQUIRE(kill(w->process[w->victim], SIGCONT) == 0, "kill: %s", strerror(errno));
+    tell(w, w->victim, (message){.what = s->waiting ? REST : EVICTED});
+    all_do(w, survivors, (message){.what = STEPS, .count = 200});
+    answer(w, w->victim);
+    all_do(w, survivors, (message){.what = STEPS, .count = 8});
+    end(w, w->victim, SIGKILL);
+}
+
+static void run(world *w, const scenario *s) {
+    uint64_t all = bit(w->ranks) - 1, survivors = all & ~bit(w->victim);
+    w->iteration = UINT64_MAX; /* the next one is 0 */
+    for (uint32_t r = 0; r < w->ranks; r++) start(w, r);
+    for (uint32_t a = 0; a < w->ranks; a++) {
+        for (uint32_t b = 0; b < a; b++) connect_pair(w, a, b);
+    }
+    all_do(w, all, (message){.what = ACTIVATE, .mask = all, .epoch = 1});
+    all_do(w, all, (message){.what = STEPS, .count = 8});
+    all_do(w, all, (message){.what = REPLAY, .peer = EPW_MAX_RANKS});
+    uint64_t usual_ns = w->slowest_ns;
+
+    strike(w, s);
+    all_do(w, survivors, (message){.what = s->waiting ? LOSE_COMBINE : LOSE_DISPATCH, .peer = w->victim});
+    uint64_t loss_ns = w->slowest_ns;
+    all_do(w, survivors, (message){.what = REPLAY, .peer = w->victim});
+    uint64_t replay_ns = w->slowest_ns;
+    REQUIRE(replay_ns < deadline() / 2, "%s: a graph without the lost rank takes %llu us, %llu before",
+            s->name, (unsigned long long)(replay_ns / 1000), (unsigned long long)(usual_ns / 1000));
+    all_do(w, survivors, (message){.what = ACTIVATE, .mask = survivors, .epoch = 2});
+    all_do(w, survivors, (message){.what = STEPS, .count = 8});
+    if (s->signal == SIGSTOP) resume(w, s, survivors);
+
+    all_do(w, survivors, (message){.what = DISCONNECT, .peer = w->victim});
+    start(w, w->victim);
+    for (uint32_t r = 0; r < w->ranks; r++) {
+        if (r != w->victim) connect_pair(w, r, w->victim);
+    }
+    all_do(w, all, (message){.what = ACTIVATE, .mask = all, .epoch = 3});
+    all_do(w, all, (message){.what = STEPS, .count = 8});
+    all_do(w, all, (message){.what = REPLAY, .peer = EPW_MAX_RANKS});
+    all_do(w, all, (message){.what = QUIT});
+    for (uint32_t r = 0; r < w->ranks; r++) end(w, r, 0);
+    printf("failure: OK %s: ranks=%u lost=%u deadline_us=%u loss_us=%llu graph_us=%llu without=%llu\n",
+           s->name, w->ranks, w->victim, options.deadline_ms * 1000, (unsigned long long)(loss_ns / 1000),
+           (unsigned long long)(usual_ns / 1000), (unsigned long long)(replay_ns / 1000));
+    fflush(stdout);
+}
+
+/* ---- main ---- */
+
+static void too_long(int signal) {
+    (void)signal;
+    static const char text[] = "failure: hangs: the limit of --seconds is over\n";
+    if (write(1, text, sizeof text - 1) < 0) _exit(1);
+    _exit(1);
+}
+
+static int parse(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        uint32_t value = i + 1 < argc ? (uint32_t)strtoul(argv[i + 1], NULL, 10) : 0;
+        if (strcmp(argv[i], "--small") == 0) {
+            options.tokens = 8;
+            options.hidden = 256;
+            options.experts_per_rank = 4;
+            options.sms = 4;
+            options.deadline_ms = 10000;
+            options.slack_us = 1000000;
+            options.seconds = 3000;
+            continue;
+        }
+        uint32_t *to = strcmp(argv[i], "--ranks") == 0         ? &options.ranks
+                       : strcmp(argv[i], "--deadline-ms") == 0 ? &options.deadline_ms
+                       : strcmp(argv[i], "--slack-us") == 0    ? &options.slack_us
+                       : strcmp(argv[i], "--seconds") == 0     ? &options.seconds
+                                                               : NULL;
+        if (to == NULL) {
+            fprintf(stderr, "unknown option %s\n%s", argv[i], usage);
+            return 2;
+        }
+        *to = value;
+        i++;
+    }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
+    if (parse(argc, argv) != 0) return 2;
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* loading later could wait for kernels that wait */
+    signal(SIGALRM, too_long);
+    alarm(options.seconds);
+    int joined = ranks_join(member_main);
+    if (joined >= 0) return joined;
+    int gpus = gpus_count(argv);
+    if (gpus == 0) return EXIT_SKIPPED;
+    if (gpus == 1 && options.ranks == 0) {
+        puts("ignored: one GPU: a rank's peers need GPUs of their own");
+        return EXIT_SKIPPED;
+    }
+    world w = {.gpus = (uint32_t)gpus, .argv = argv};
+    w.ranks = options.ranks ? options.ranks : (uint32_t)(gpus < 4 ? gpus : 4);
+    REQUIRE(w.ranks >= 2 && w.ranks <= RANKS_LIMIT, "ranks is %u, must be from 2 to %d", w.ranks,
+            RANKS_LIMIT);
+    for (uint32_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
+        w.victim = i % w.ranks;
+        run(&w, &scenarios[i]);
+    }
+    printf("failure: OK ranks=%u scenarios=%zu\n", w.ranks, sizeof scenarios / sizeof scenarios[0]);
+    return 0;
+}

@@ -1,0 +1,194 @@
+/* See ranks.h. */
+#include "ranks.h"
+
+#include "require.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+/* "rank ranks gpus fd fd ..." for a process that is a rank. */
+#define PLACE "EPW_TEST_PLACE"
+
+/* ---- how many GPUs ---- */
+
+int gpus_main(void) {
+    int gpus = 0;
+    cudaError_t error = cudaGetDeviceCount(&gpus);
+    if (error != cudaSuccess || gpus == 0)
+        printf("ignored: no GPU: %s\n", error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
+    return error == cudaSuccess ? gpus : 0;
+}
+
+int gpus_count(char **argv) {
+    fflush(NULL);
+    pid_t child = fork();
+    REQUIRE(child >= 0, "fork: %s", strerror(errno));
+    if (child == 0) {
+        execv("/proc/self/exe", (char *[]){argv[0], "--count-gpus", NULL});
+        _exit(0);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child, "waitpid: %s", strerror(errno));
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+/* ---- starting ---- */
+
+typedef struct rank_thread {
+    rank_links links;
+    rank_body *body;
+    pthread_t thread;
+    pid_t process;
+    int result;
+} rank_thread;
+
+static void *thread_main(void *argument) {
+    rank_thread *t = argument;
+    t->result = t->body(&t->links);
+    return NULL;
+}
+
+static void keep_open(int fd) {
+    if (fd >= 0) REQUIRE(fcntl(fd, F_SETFD, 0) == 0, "fcntl: %s", strerror(errno));
+}
+
+pid_t ranks_start(const rank_links *links, char **argv) {
+    pid_t parent = getpid();
+    fflush(NULL);
+    pid_t child = fork();
+    REQUIRE(child >= 0, "fork: %s", strerror(errno));
+    if (child != 0) return child;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* nobody is left behind */
+    if (getppid() != parent) _exit(1);
+    char place[256];
+    int at = snprintf(place, sizeof place, "%u %u %u", links->rank, links->ranks, links->gpus);
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        keep_open(links->to[p]);
+        at += snprintf(place + at, sizeof place - (size_t)at, " %d", links->to[p]);
+    }
+    setenv(PLACE, place, 1);
+    execv("/proc/self/exe", argv);
+    _exit(127);
+}
+
+/* The first that ends badly ends the others. */
+static int await_processes(rank_thread *ranks, uint32_t count) {
+    int result = 0;
+    for (uint32_t ended = 0; ended < count; ended++) {
+        int status = 0;
+        pid_t process = waitpid(-1, &status, 0);
+        if (process < 0) return 1;
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+        result = 1;
+        for (uint32_t r = 0; r < count; r++) {
+            if (ranks[r].process == process) {
+                ranks[r].process = 0;
+                fprintf(stderr, "rank %u ended with status %d\n", r, status);
+            }
+        }
+        nanosleep(&(struct timespec){2, 0}, NULL); /* time to say what they saw */
+        for (uint32_t r = 0; r < count; r++) {
+            if (ranks[r].process > 0) kill(ranks[r].process, SIGKILL);
+        }
+    }
+    return result;
+}
+
+int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, int processes, char **argv) {
+    static rank_thread all[RANKS_LIMIT];
+    REQUIRE(ranks >= 1 && ranks <= RANKS_LIMIT, "ranks is %u, must be from 1 to %d", ranks, RANKS_LIMIT);
+    for (uint32_t r = 0; r < ranks; r++) {
+        all[r] = (rank_thread){.links = {.rank = r, .ranks = ranks, .gpus = gpus}, .body = body};
+        for (uint32_t p = 0; p < RANKS_LIMIT; p++) all[r].links.to[p] = -1;
+        for (uint32_t p = 0; p < r; p++) {
+            int pair[2];
+            REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0, "socketpair: %s",
+                    strerror(errno));
+            all[r].links.to[p] = pair[0];
+            all[p].links.to[r] = pair[1];
+        }
+    }
+    if (processes) {
+        for (uint32_t r = 0; r < ranks; r++) all[r].process = ranks_start(&all[r].links, argv);
+        return await_processes(all, ranks);
+    }
+    int result = 0;
+    for (uint32_t r = 0; r < ranks; r++)
+        REQUIRE(pthread_create(&all[r].thread, NULL, thread_main, &all[r]) == 0, "no thread for rank %u", r);
+    for (uint32_t r = 0; r < ranks; r++) {
+        pthread_join(all[r].thread, NULL);
+        result |= all[r].result;
+    }
+    return result;
+}
+
+int ranks_join(rank_body *body) {
+    const char *place = getenv(PLACE);
+    if (place == NULL) return -1;
+    long numbers[3 + RANKS_LIMIT];
+    char *rest = (char *)place;
+    rank_links links = {0};
+    for (uint32_t i = 0; i < 3 + RANKS_LIMIT; i++) numbers[i] = *rest ? strtol(rest, &rest, 10) : -1;
+    links.rank = (uint32_t)numbers[0];
+    links.ranks = (uint32_t)numbers[1];
+    links.gpus = (uint32_t)numbers[2];
+    for (uint32_t p = 0; p < RANKS_LIMIT; p++) links.to[p] = (int)numbers[3 + p];
+    return body(&links);
+}
+
+/* ---- talking ---- */
+
+void ranks_say(int fd, const void *bytes, size_t length) {
+    REQUIRE(send(fd, bytes, length, MSG_NOSIGNAL) == (ssize_t)length, "a rank is gone: %s", strerror(errno));
+}
+
+size_t ranks_hear(int fd, void *bytes, size_t capacity) {
+    struct pollfd one = {.fd = fd, .events = POLLIN};
+    REQUIRE(poll(&one, 1, 120000) == 1, "a rank says nothing for two minutes");
+    ssize_t got = recv(fd, bytes, capacity, 0);
+    REQUIRE(got > 0, "a rank is gone");
+    return (size_t)got;
+}
+
+uint64_t ranks_sum(const rank_links *links, uint64_t value) {
+    uint64_t sum = value, other = 0;
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        if (p != links->rank) ranks_say(links->to[p], &value, sizeof value);
+    }
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        if (p == links->rank) continue;
+        ranks_hear(links->to[p], &other, sizeof other);
+        sum += other;
+    }
+    return sum;
+}
+
+void ranks_meet(const rank_links *links) {
+    ranks_sum(links, 0);
+}
+
+void ranks_connect(const rank_links *links, epw_buffer *buffer) {
+    unsigned char blob[EPW_BLOB_MAX];
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        size_t length = 0;
+        if (p == links->rank) continue;
+        REQUIRE_OK(epw_buffer_export(buffer, p, blob, &length));
+        ranks_say(links->to[p], blob, length);
+    }
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        if (p == links->rank) continue;
+        size_t length = ranks_hear(links->to[p], blob, sizeof blob);
+        REQUIRE_OK(epw_buffer_connect(buffer, p, blob, length));
+    }
+    epw_mask all = {{(UINT64_C(1) << links->ranks) - 1}};
+    REQUIRE_OK(epw_buffer_set_active(buffer, &all, 1));
+    ranks_meet(links);
+}

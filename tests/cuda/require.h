@@ -1,0 +1,63 @@
+/* What must hold for a test on GPUs to go on. Else the program says what did not, and ends: a rank that is
+ * left behind is given up by its peers and by whoever started it. */
+#ifndef EPW_TESTS_REQUIRE_H
+#define EPW_TESTS_REQUIRE_H
+
+#include "epwire.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { EXIT_SKIPPED = 77 };
+
+#define MS UINT64_C(1000000)
+
+#define REQUIRE(condition, ...)                                                                              \
+    do {                                                                                                     \
+        if (condition) break;                                                                                \
+        fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                                      \
+        fprintf(stderr, __VA_ARGS__);                                                                        \
+        fputc('\n', stderr);                                                                                 \
+        _exit(1);                                                                                            \
+    } while (0)
+#define REQUIRE_OK(call) REQUIRE((call) == EPW_OK, "%s", epw_last_error())
+#define REQUIRE_CUDA(call)                                                                                   \
+    do {                                                                                                     \
+        cudaError_t error_ = (cudaError_t)(call);                                                            \
+        REQUIRE(error_ == cudaSuccess, "%s (%s)", cudaGetErrorString(error_), #call);                        \
+    } while (0)
+
+static inline uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 * MS + (uint64_t)now.tv_nsec;
+}
+
+/* Until the stream, or the event, has come so far; at most timeout_ns, then the program ends. */
+static inline void await_event(cudaEvent_t event, uint64_t timeout_ns, const char *what) {
+    uint64_t began = now_ns();
+    for (;;) {
+        cudaError_t state = cudaEventQuery(event);
+        if (state == cudaSuccess) return;
+        REQUIRE(state == cudaErrorNotReady, "%s: %s", what, cudaGetErrorString(state));
+        REQUIRE(now_ns() - began < timeout_ns, "%s: hangs, nothing for %llu ms", what,
+                (unsigned long long)(timeout_ns / MS));
+        if (now_ns() - began > MS) nanosleep(&(struct timespec){0, 50000}, NULL);
+    }
+}
+
+static inline void await_stream(cudaStream_t stream, uint64_t timeout_ns, const char *what) {
+    uint64_t began = now_ns();
+    for (;;) {
+        cudaError_t state = cudaStreamQuery(stream);
+        if (state == cudaSuccess) return;
+        REQUIRE(state == cudaErrorNotReady, "%s: %s", what, cudaGetErrorString(state));
+        REQUIRE(now_ns() - began < timeout_ns, "%s: hangs, nothing for %llu ms", what,
+                (unsigned long long)(timeout_ns / MS));
+        if (now_ns() - began > MS) nanosleep(&(struct timespec){0, 50000}, NULL);
+    }
+}
+
+#endif

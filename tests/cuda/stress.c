@@ -1,0 +1,196 @@
+/* Random traffic, for long, checked on the device: every row, count and combined token of every iteration.
+ * Ranks differ in what each may choose: layout, halves, calls or replays of graphs, pauses. No host looks at
+ * anything before the end. Exit code 77, with the reason, where there is no GPU. */
+#include "ranks.h"
+#include "step.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LANES = 2, SEGMENTS_AHEAD = 8 };
+
+static struct {
+    uint64_t iterations, seed;
+    uint32_t ranks, tokens, hidden, experts_per_rank, topk, sms, pause_us, seconds;
+    int processes, small;
+} options = {.iterations = 100000,
+             .seed = 1,
+             .tokens = 32,
+             .hidden = 512,
+             .experts_per_rank = 12,
+             .topk = 4,
+             .pause_us = 50,
+             .seconds = 300};
+
+static const char usage[] =
+    "stress [--iterations N] [--ranks N] [--processes] [--small] [--seed N] [--tokens N] [--hidden N]\n"
+    "       [--experts-per-rank N] [--topk N] [--sms N] [--pause-us N] [--seconds N (limit)]\n";
+
+static int parse(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
+        const struct {
+            const char *name;
+            uint32_t *to;
+        } numbers[] = {{"--ranks", &options.ranks},       {"--tokens", &options.tokens},
+                       {"--hidden", &options.hidden},     {"--experts-per-rank", &options.experts_per_rank},
+                       {"--topk", &options.topk},         {"--sms", &options.sms},
+                       {"--pause-us", &options.pause_us}, {"--seconds", &options.seconds}};
+        int known = 1;
+        if (strcmp(name, "--processes") == 0) {
+            options.processes = 1;
+        } else if (strcmp(name, "--small") == 0) {
+            options.small = 1;
+            options.iterations = 64;
+            options.tokens = 8;
+            options.hidden = 256;
+            options.experts_per_rank = 4;
+            options.sms = 4;
+            options.seconds = 1800;
+        } else if (strcmp(name, "--iterations") == 0) {
+            options.iterations = strtoull(value, NULL, 10);
+            i++;
+        } else if (strcmp(name, "--seed") == 0) {
+            options.seed = strtoull(value, NULL, 10);
+            i++;
+        } else {
+            known = 0;
+            for (size_t n = 0; n < sizeof numbers / sizeof numbers[0]; n++) {
+                if (strcmp(name, numbers[n].name) != 0) continue;
+                *numbers[n].to = (uint32_t)strtoul(value, NULL, 10);
+                known = 1;
+                i++;
+            }
+        }
+        if (!known) {
+            fprintf(stderr, "unknown option %s\n%s", name, usage);
+            return 2;
+        }
+    }
+    return 0;
+}
+
+static void too_long(int signal) {
+    (void)signal;
+    static const char text[] = "stress: hangs: the limit of --seconds is over\n";
+    if (write(1, text, sizeof text - 1) < 0) _exit(1);
+    _exit(1);
+}
+
+static epw_config config_of(const rank_links *links) {
+    epw_config config = EPW_CONFIG_INIT;
+    config.rank = links->rank;
+    config.ranks = links->ranks;
+    config.max_tokens = options.tokens;
+    config.hidden = options.hidden;
+    config.experts = options.experts_per_rank * links->ranks;
+    config.topk = options.topk;
+    config.lanes = LANES;
+    config.ordered = 1;
+    config.device = (int32_t)(links->rank % links->gpus);
+    config.sms = options.sms;
+    if (options.sms == 0 && links->ranks > links->gpus) config.sms = 8; /* GPUs are shared */
+    config.deadline_ns = (options.small ? 120 : 20) * 1000 * MS;
+    return config;
+}
+
+/* The tokens that the device makes in that iteration. */
+static uint32_t tokens_of(const step_lane *l, uint64_t iteration) {
+    return traffic_tokens(&l->shape, traffic_key(&l->shape, l->shape.rank, iteration));
+}
+
+/* STEP_KINDS steps of one lane, as calls or as a replay. */
+static void run_segment(step_lane *l, cudaGraphExec_t graph, uint64_t segment, uint64_t random) {
+    if (random % 2 == 0) {
+        REQUIRE_CUDA(cudaGraphLaunch(graph, l->stream));
+        return;
+    }
+    for (uint32_t i = 0; i < STEP_KINDS; i++) {
+        uint64_t iteration = l->lane + LANES * (segment * STEP_KINDS + i);
+        /* As many tokens as there are, or rows that are routed nowhere as well. */
+        uint32_t tokens = random >> (8 + i) & 1 ? l->shape.max_tokens : tokens_of(l, iteration);
+        step_run(l, step_kind_of(l->shape.rank, i), tokens);
+    }
+}
+
+/* Returns the rows checked. */
+static uint64_t finish_lane(step_lane *l, uint64_t iterations) {
+    await_stream(l->stream, 60 * 1000 * MS, "the end of a lane");
+    traffic_state state = step_state(l);
+    if (step_wrong(l, "stress")) _exit(1);
+    step_untroubled(l);
+    REQUIRE(state.iteration == l->lane + LANES * (iterations - 1), "lane %u ended with iteration %llu",
+            l->lane, (unsigned long long)state.iteration);
+    uint64_t totals = 0, of_expert[EPW_MAX_TOKENS / 8];
+    size_t experts = l->shape.experts / l->shape.ranks;
+    REQUIRE_CUDA(cudaMemcpy(of_expert, l->memory.expert_totals, experts * 8, cudaMemcpyDeviceToHost));
+    for (size_t e = 0; e < experts; e++) totals += of_expert[e];
+    REQUIRE(totals == state.totals, "expert_totals add up to %llu instead of %llu",
+            (unsigned long long)totals, (unsigned long long)state.totals);
+    return state.rows;
+}
+
+static int rank_main(const rank_links *links) {
+    REQUIRE_CUDA(cudaSetDevice((int)(links->rank % links->gpus)));
+    epw_config config = config_of(links);
+    epw_buffer *buffer = NULL;
+    REQUIRE_OK(epw_buffer_create(&config, &buffer));
+    ranks_connect(links, buffer);
+    step_lane lanes[LANES];
+    cudaGraphExec_t graphs[LANES];
+    cudaEvent_t done[LANES][SEGMENTS_AHEAD];
+    uint64_t segments = (options.iterations + LANES * STEP_KINDS - 1) / (LANES * STEP_KINDS);
+    for (uint32_t i = 0; i < LANES; i++) {
+        step_open(&lanes[i], buffer, &config, options.seed, i,
+                  i == 0 ? EPW_PAYLOAD_SAME : EPW_PAYLOAD_FP8_F32, i, LANES,
+                  options.pause_us * UINT64_C(1000));
+        graphs[i] = step_graph(&lanes[i], STEP_KINDS, 1);
+        for (uint32_t k = 0; k < SEGMENTS_AHEAD; k++)
+            REQUIRE_CUDA(cudaEventCreateWithFlags(&done[i][k], cudaEventDisableTiming));
+    }
+    ranks_meet(links);
+    uint64_t began = now_ns();
+    for (uint64_t segment = 0; segment < segments; segment++) {
+        uint64_t random = traffic_mix(options.seed ^ (segment * RANKS_LIMIT + links->rank + 1) << 8);
+        for (uint32_t i = 0; i < LANES; i++) {
+            cudaEvent_t event = done[i][segment % SEGMENTS_AHEAD];
+            if (segment >= SEGMENTS_AHEAD) await_event(event, 60 * 1000 * MS, "a segment");
+            run_segment(&lanes[i], graphs[i], segment, random >> (i * 20));
+            REQUIRE_CUDA(cudaEventRecord(event, lanes[i].stream));
+            if (step_wrong(&lanes[i], "stress")) _exit(1);
+        }
+        if (random >> 48 & 15 || options.pause_us == 0) continue;
+        nanosleep(&(struct timespec){0, (long)(random >> 52) * 200}, NULL); /* up to 0.8 ms */
+    }
+    uint64_t rows = 0;
+    for (uint32_t i = 0; i < LANES; i++) rows += finish_lane(&lanes[i], segments * STEP_KINDS);
+    double seconds = (double)(now_ns() - began) * 1e-9;
+    rows = ranks_sum(links, rows);
+    for (uint32_t i = 0; i < LANES; i++) REQUIRE_CUDA(cudaGraphExecDestroy(graphs[i]));
+    epw_buffer_destroy(buffer);
+    for (uint32_t i = 0; i < LANES; i++) {
+        for (uint32_t k = 0; k < SEGMENTS_AHEAD; k++) REQUIRE_CUDA(cudaEventDestroy(done[i][k]));
+        step_close(&lanes[i]);
+    }
+    if (links->rank == 0) {
+        printf("stress: OK ranks=%u iterations=%llu rows=%llu wrong=0 as=%s seconds=%.1f\n", links->ranks,
+               (unsigned long long)(segments * STEP_KINDS * LANES), (unsigned long long)rows,
+               options.processes ? "processes" : "threads", seconds);
+    }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
+    if (parse(argc, argv) != 0) return 2;
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* loading later could wait for kernels that wait */
+    signal(SIGALRM, too_long);
+    alarm(options.seconds);
+    int joined = ranks_join(rank_main);
+    if (joined >= 0) return joined;
+    int gpus = gpus_count(argv);
+    if (gpus == 0) return EXIT_SKIPPED;
+    uint32_t ranks = options.ranks ? options.ranks : (uint32_t)(gpus < 4 ? gpus : 4);
+    return ranks_run(rank_main, ranks, (uint32_t)gpus, options.processes, argv);
+}

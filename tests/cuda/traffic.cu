@@ -1,0 +1,374 @@
+// The kernels of traffic.h.
+#include "traffic.h"
+
+#include <cuda_runtime.h>
+
+namespace {
+
+constexpr uint32_t kThreads = 256, kWarps = kThreads / 32;
+constexpr uint32_t kChunk = 8; // channels that a thread handles together: 16 bytes of bf16
+
+__device__ uint64_t global_timer_ns() {
+    uint64_t t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
+
+// ---- the generator
+
+struct Token {
+    uint64_t key, base, stride, dropped;
+};
+
+__device__ Token token_of(const traffic_shape &s, uint64_t source_key, uint32_t t) {
+    Token token;
+    token.key = traffic_mix(source_key + (t + 1) * 0x9e3779b97f4a7c15ull);
+    uint64_t h = traffic_mix(token.key ^ 0x726f757465);
+    // At times all of a source's tokens go to the first rank's experts.
+    bool skewed = traffic_mix(source_key ^ 0x736b6577) % 4 == 0;
+    uint32_t among = skewed ? s.experts / s.ranks : s.experts, strides = among / s.topk;
+    token.base = (h >> 8) % among;
+    token.stride = 1 + (h >> 40) % (strides > 0 ? strides : 1);
+    token.dropped = traffic_mix(token.key ^ 0x64726f70);
+    if (h % 16 == 0) token.dropped = 0; // the whole token
+    return token;
+}
+
+// Distinct within a token: (topk - 1) * stride is less than the number of experts.
+__device__ int32_t expert_of(const traffic_shape &s, const Token &token, uint32_t j) {
+    if ((token.dropped >> (4 * j) & 7) == 0) return -1;
+    return int32_t((token.base + j * token.stride) % s.experts);
+}
+
+__device__ float weight_of(const Token &token, uint32_t j) { return 1.0f + float(traffic_mix(token.key ^ 0x77) >> j & 1); }
+
+// Eight e4m3 codes, normal numbers all; the first of an FP8 block is 448, the largest, so that the block's scale is exact.
+__device__ uint64_t codes_of(const Token &token, uint32_t chunk) {
+    uint64_t h = traffic_mix(token.key + (chunk + 1) * 0xd1342543de82ef95ull), codes = 0;
+    for (uint32_t i = 0; i < kChunk; i++) {
+        uint64_t code = h >> (8 * i) & 0xff;
+        if ((code & 0x78) == 0) code |= 0x08;
+        if ((code & 0x7f) == 0x7f) code -= 1;
+        codes |= code << (8 * i);
+    }
+    if (chunk % (EPW_FP8_BLOCK / kChunk) == 0) codes = (codes & ~0xffull) | 0x7e;
+    return codes;
+}
+
+// The exponent of the block's scale, -3 to 3.
+__device__ int32_t exponent_of(const Token &token, uint32_t chunk) {
+    uint32_t block = chunk / (EPW_FP8_BLOCK / kChunk);
+    return int32_t(traffic_mix(token.key ^ (block + 1) * 0xa0761d6478bd642full) % 7) - 3;
+}
+
+__device__ float scale_of(int32_t exponent) { return __uint_as_float(uint32_t(127 + exponent) << 23); }
+
+__device__ uint4 channels_of(const Token &token, uint32_t chunk) {
+    uint64_t codes = codes_of(token, chunk);
+    int32_t exponent = exponent_of(token, chunk);
+    uint32_t pairs[4] = {0, 0, 0, 0};
+    for (uint32_t i = 0; i < kChunk; i++) {
+        uint32_t code = codes >> (8 * i) & 0xff;
+        uint32_t bf16 = (code >> 7) << 15 | uint32_t(int32_t(code >> 3 & 15) - 7 + 127 + exponent) << 7 | (code & 7) << 4;
+        pairs[i / 2] |= bf16 << (i % 2 * 16);
+    }
+    return {pairs[0], pairs[1], pairs[2], pairs[3]};
+}
+
+// Adds `weight` times what expert `e` answers.
+__device__ void add_answer(float sums[kChunk], const Token &token, int32_t e, uint32_t chunk, float weight) {
+    uint64_t h = traffic_mix(token.key ^ uint64_t(e + 1) << 32 ^ (chunk + 1) * 0xe7037ed1a0b428dbull);
+    for (uint32_t i = 0; i < kChunk; i++) sums[i] += weight * float(h >> (8 * i) & 7);
+}
+
+// Small integers, exact.
+__device__ uint4 to_bf16(const float v[kChunk]) {
+    uint32_t pairs[4];
+    for (uint32_t i = 0; i < 4; i++) pairs[i] = __float_as_uint(v[2 * i]) >> 16 | (__float_as_uint(v[2 * i + 1]) & 0xffff0000u);
+    return {pairs[0], pairs[1], pairs[2], pairs[3]};
+}
+
+// ---- faults
+
+struct Where {
+    uint32_t what, layout, source, token, row, channel;
+    int32_t expert;
+};
+
+__device__ void report(const traffic_memory &m, const Where &w, uint64_t expected, uint64_t found) {
+    auto *wrong = reinterpret_cast<unsigned long long *>(&m.faults->wrong);
+    if (atomicAdd_system(wrong, 1ull) != 0) return;
+    traffic_faults *f = m.faults;
+    f->layout = w.layout;
+    f->source = w.source;
+    f->token = w.token;
+    f->row = w.row;
+    f->channel = w.channel;
+    f->expert = w.expert;
+    f->iteration = m.state->iteration;
+    f->expected = expected;
+    f->found = found;
+    __threadfence_system(); // Reader: the host, which looks at `what` first.
+    *reinterpret_cast<volatile uint32_t *>(&f->what) = w.what;
+}
+
+__device__ void expect(const traffic_memory &m, const Where &w, uint64_t expected, uint64_t found) {
+    if (expected != found) report(m, w, expected, found);
+}
+
+__device__ void expect_chunk(const traffic_memory &m, const Where &w, uint4 expected, uint4 found) {
+    if (expected.x == found.x && expected.y == found.y && expected.z == found.z && expected.w == found.w) return;
+    bool low = expected.x != found.x || expected.y != found.y;
+    report(m, w, low ? uint64_t(expected.y) << 32 | expected.x : uint64_t(expected.w) << 32 | expected.z,
+           low ? uint64_t(found.y) << 32 | found.x : uint64_t(found.w) << 32 | found.z);
+}
+
+// ---- kernels
+
+__global__ void next_kernel(const traffic_shape s, const traffic_memory m) {
+    traffic_state *state = m.state;
+    state->iteration += state->stride;
+    uint64_t h = traffic_mix(traffic_key(&s, s.rank, state->iteration) ^ 0x7061757365);
+    if (state->pause_ns == 0 || h % 4 != 0) return;
+    uint64_t until = global_timer_ns() + (h >> 8) % state->pause_ns;
+    while (global_timer_ns() < until) __nanosleep(500);
+}
+
+// A warp to a token. Tokens beyond the step's are routed nowhere.
+__global__ void make_kernel(const traffic_shape s, const traffic_memory m) {
+    uint64_t key = traffic_key(&s, s.rank, m.state->iteration);
+    uint32_t tokens = traffic_tokens(&s, key), lane = threadIdx.x % 32;
+    for (uint32_t t = blockIdx.x * kWarps + threadIdx.x / 32; t < s.max_tokens; t += gridDim.x * kWarps) {
+        Token token = token_of(s, key, t);
+        if (lane < s.topk) {
+            m.ids[t * s.topk + lane] = t < tokens ? expert_of(s, token, lane) : -1;
+            m.weights[t * s.topk + lane] = weight_of(token, lane);
+        }
+        auto *row = reinterpret_cast<uint4 *>(m.x + size_t(t) * s.hidden);
+        for (uint32_t chunk = lane; chunk < s.hidden / kChunk; chunk += 32) row[chunk] = channels_of(token, chunk);
+    }
+}
+
+// Tokens of a list in the order in which they must lie there.
+struct List {
+    uint32_t count;
+    uint32_t begin[64], length[64]; // of each source within the list
+    uint32_t rank_rows[64];         // rows of each source, whatever its expert
+};
+
+struct Entry {
+    uint32_t source, token, row; // row: in rank-major layout
+};
+
+// By one warp: the tokens routed to `expert`, or, if that is -1, those of source `only` routed to any expert of this rank.
+__device__ void walk(const traffic_shape &s, uint64_t iteration, uint64_t sources, int32_t expert, uint32_t only, List &list,
+                     Entry *entries) {
+    uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1, local = s.experts / s.ranks, count = 0;
+    for (uint32_t source = 0; source < s.ranks; source++) {
+        uint64_t key = traffic_key(&s, source, iteration);
+        uint32_t tokens = sources >> source & 1 ? traffic_tokens(&s, key) : 0, begin = count, rows = 0;
+        for (uint32_t first = 0; first < tokens; first += 32) {
+            uint32_t t = first + lane;
+            bool here = false, listed = false;
+            if (t < tokens) {
+                Token token = token_of(s, key, t);
+                for (uint32_t j = 0; j < s.topk; j++) {
+                    int32_t e = expert_of(s, token, j);
+                    here = here || (e >= 0 && uint32_t(e) / local == s.rank);
+                    listed = listed || (e >= 0 && e == expert);
+                }
+            }
+            if (expert < 0) listed = here && source == only;
+            uint32_t all_here = __ballot_sync(~0u, here), all_listed = __ballot_sync(~0u, listed);
+            uint32_t row = source * s.max_tokens + rows + __popc(all_here & below);
+            if (listed) entries[count + __popc(all_listed & below)] = {source, t, row};
+            rows += __popc(all_here);
+            count += __popc(all_listed);
+        }
+        if (lane == 0) {
+            list.begin[source] = begin;
+            list.length[source] = count - begin;
+            list.rank_rows[source] = rows;
+        }
+    }
+    if (lane == 0) list.count = count;
+}
+
+// By one warp: what travelled, and then the answer over or beside it.
+__device__ void check_row(const traffic_shape &s, const traffic_memory &m, const traffic_places &p, Where w, const Token &token,
+                          uint32_t list, uint32_t row) {
+    uint32_t lane = threadIdx.x % 32, local = s.experts / s.ranks, lists = list * s.ranks * s.max_tokens;
+    const unsigned char *from = p.rows + uint64_t(lists + row) * p.row_stride;
+    const auto *scales = reinterpret_cast<const unsigned char *>(p.scales) + list * p.scale_list_stride + row * p.scale_row_stride;
+    for (uint32_t chunk = lane; chunk < s.hidden / kChunk; chunk += 32) {
+        w.channel = chunk * kChunk;
+        w.what = TRAFFIC_PAYLOAD;
+        if (p.payload == EPW_PAYLOAD_SAME) {
+            expect_chunk(m, w, channels_of(token, chunk), reinterpret_cast<const uint4 *>(from)[chunk]);
+            continue;
+        }
+        expect(m, w, codes_of(token, chunk), reinterpret_cast<const uint64_t *>(from)[chunk]);
+        if (chunk % (EPW_FP8_BLOCK / kChunk) != 0) continue;
+        w.what = TRAFFIC_SCALE;
+        uint32_t block = chunk / (EPW_FP8_BLOCK / kChunk);
+        uint32_t found = *reinterpret_cast<const uint32_t *>(scales + block * p.scale_block_stride);
+        expect(m, w, __float_as_uint(scale_of(exponent_of(token, chunk))), found);
+    }
+    __syncwarp(); // the row may be where the answer goes
+    auto *to = reinterpret_cast<uint4 *>(p.expert_out + uint64_t(lists + row) * p.out_stride);
+    for (uint32_t chunk = lane; chunk < s.hidden / kChunk; chunk += 32) {
+        float sums[kChunk] = {};
+        if (p.layout == EPW_EXPERT_MAJOR) {
+            add_answer(sums, token, int32_t(s.rank * local + list), chunk, 1.0f);
+        } else {
+            for (uint32_t j = 0; j < s.topk; j++) {
+                int32_t e = expert_of(s, token, j);
+                if (e >= 0 && uint32_t(e) / local == s.rank) add_answer(sums, token, e, chunk, weight_of(token, j));
+            }
+        }
+        to[chunk] = to_bf16(sums);
+    }
+}
+
+// Rank-major: what is said of a row's experts. By one warp.
+__device__ void check_entries(const traffic_shape &s, const traffic_memory &m, Where w, const Token &token) {
+    uint32_t j = threadIdx.x % 32, local = s.experts / s.ranks;
+    if (j >= s.topk) return;
+    int32_t e = expert_of(s, token, j);
+    bool mine = e >= 0 && uint32_t(e) / local == s.rank;
+    w.channel = j;
+    w.what = TRAFFIC_ROW_EXPERT;
+    expect(m, w, uint32_t(mine ? e % int32_t(local) : -1), uint32_t(m.row_experts[w.row * s.topk + j]));
+    w.what = TRAFFIC_ROW_WEIGHT;
+    expect(m, w, mine ? __float_as_uint(weight_of(token, j)) : 0, __float_as_uint(m.row_weights[w.row * s.topk + j]));
+}
+
+// Block x: local expert x's list, and source x's rows. Blocks of one x share the rows.
+__global__ void answer_kernel(const traffic_shape s, const traffic_memory m, const traffic_places p) {
+    extern __shared__ Entry entries[];
+    __shared__ List list;
+    uint64_t iteration = m.state->iteration, sources = m.state->sources;
+    uint32_t local = s.experts / s.ranks, x = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    bool first_block = blockIdx.y == 0;
+    Where w = {0, p.layout, 0, 0, 0, 0, -1};
+
+    if (x < local) {
+        if (warp == 0) walk(s, iteration, sources, int32_t(s.rank * local + x), 0, list, entries);
+        __syncthreads();
+        w.expert = int32_t(x);
+        if (first_block && threadIdx.x == 0) {
+            w.what = TRAFFIC_COUNT;
+            expect(m, w, list.count, m.counts[x]);
+            w.what = TRAFFIC_RANGE;
+            for (w.source = 0; w.source < s.ranks; w.source++) {
+                const uint32_t *range = m.ranges + (x * s.ranks + w.source) * 2;
+                expect(m, w, list.length[w.source], range[1]);
+                if (list.length[w.source] > 0) expect(m, w, list.begin[w.source], range[0]);
+            }
+            atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->totals), list.count);
+            if (p.layout == EPW_EXPERT_MAJOR) atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->rows), list.count);
+        }
+        for (uint32_t i = blockIdx.y * kWarps + warp; i < list.count; i += gridDim.y * kWarps) {
+            Entry entry = entries[i];
+            w.source = entry.source;
+            w.token = entry.token;
+            w.row = i;
+            if (p.layout == EPW_RANK_MAJOR) {
+                w.what = TRAFFIC_EXPERT_ROW;
+                if (lane == 0) expect(m, w, entry.row, m.expert_rows[x * s.ranks * s.max_tokens + i]);
+                continue;
+            }
+            w.what = TRAFFIC_SOURCE_TOKEN;
+            if (lane == 0) expect(m, w, entry.token, m.source_token[x * s.ranks * s.max_tokens + i]);
+            check_row(s, m, p, w, token_of(s, traffic_key(&s, entry.source, iteration), entry.token), x, i);
+        }
+        __syncthreads();
+    }
+    if (x >= s.ranks) return;
+    if (warp == 0) walk(s, iteration, sources, -1, x, list, entries);
+    __syncthreads();
+    w = {TRAFFIC_SOURCE_COUNT, p.layout, x, 0, 0, 0, -1};
+    if (first_block && threadIdx.x == 0) {
+        expect(m, w, list.rank_rows[x], m.source_counts[x]);
+        if (p.layout == EPW_RANK_MAJOR) atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->rows), list.count);
+    }
+    if (p.layout == EPW_EXPERT_MAJOR) return;
+    for (uint32_t i = blockIdx.y * kWarps + warp; i < list.count; i += gridDim.y * kWarps) {
+        Token token = token_of(s, traffic_key(&s, x, iteration), entries[i].token);
+        w.token = entries[i].token;
+        w.row = entries[i].row;
+        w.what = TRAFFIC_SOURCE_TOKEN;
+        if (lane == 0) expect(m, w, w.token, m.source_token[w.row]);
+        check_entries(s, m, w, token);
+        check_row(s, m, p, w, token, 0, w.row);
+    }
+}
+
+// A warp to a token.
+__global__ void check_kernel(const traffic_shape s, const traffic_memory m, const traffic_places p) {
+    uint64_t iteration = m.state->iteration, key = traffic_key(&s, s.rank, iteration), answers = m.state->answers;
+    uint32_t tokens = traffic_tokens(&s, key), lane = threadIdx.x % 32, local = s.experts / s.ranks;
+    for (uint32_t t = blockIdx.x * kWarps + threadIdx.x / 32; t < p.tokens; t += gridDim.x * kWarps) {
+        Token token = token_of(s, key, t);
+        Where w = {TRAFFIC_CONTRIBUTIONS, p.layout, s.rank, t, t, 0, -1};
+        uint32_t arrived = 0, wanted = 0;
+        for (uint32_t j = 0; j < s.topk && t < tokens; j++) {
+            int32_t e = expert_of(s, token, j);
+            wanted += e >= 0;
+            arrived += e >= 0 && (answers >> (uint32_t(e) / local) & 1);
+        }
+        if (lane == 0) expect(m, w, arrived | wanted << 16, reinterpret_cast<const uint32_t *>(m.contributions)[t]);
+        w.what = TRAFFIC_COMBINED;
+        for (uint32_t chunk = lane; chunk < s.hidden / kChunk; chunk += 32) {
+            float sums[kChunk] = {};
+            for (uint32_t j = 0; j < s.topk && t < tokens; j++) {
+                int32_t e = expert_of(s, token, j);
+                if (e >= 0 && (answers >> (uint32_t(e) / local) & 1)) add_answer(sums, token, e, chunk, weight_of(token, j));
+            }
+            w.channel = chunk * kChunk;
+            expect_chunk(m, w, to_bf16(sums), reinterpret_cast<const uint4 *>(m.out + size_t(t) * s.hidden)[chunk]);
+        }
+    }
+}
+
+__global__ void stamp_kernel(uint64_t *to) { *to = global_timer_ns(); }
+
+uint32_t blocks_for(uint32_t tokens) { return tokens == 0 ? 1 : (tokens + kWarps - 1) / kWarps; }
+
+} // namespace
+
+extern "C" int traffic_prepare(void) {
+    cudaFuncAttributes ignored;
+    const void *kernels[] = {reinterpret_cast<const void *>(next_kernel), reinterpret_cast<const void *>(make_kernel),
+                             reinterpret_cast<const void *>(answer_kernel), reinterpret_cast<const void *>(check_kernel),
+                             reinterpret_cast<const void *>(stamp_kernel)};
+    for (const void *kernel : kernels) {
+        cudaError_t error = cudaFuncGetAttributes(&ignored, kernel);
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+}
+
+extern "C" int traffic_make(const traffic_shape *shape, const traffic_memory *m, void *stream) {
+    auto *in = static_cast<cudaStream_t>(stream);
+    next_kernel<<<1, 1, 0, in>>>(*shape, *m);
+    make_kernel<<<blocks_for(shape->max_tokens), kThreads, 0, in>>>(*shape, *m);
+    return cudaGetLastError();
+}
+
+extern "C" int traffic_answer(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p, void *stream) {
+    uint32_t local = shape->experts / shape->ranks, rows = shape->ranks * shape->max_tokens;
+    dim3 grid(local > shape->ranks ? local : shape->ranks, (rows + 511) / 512);
+    answer_kernel<<<grid, kThreads, rows * sizeof(Entry), static_cast<cudaStream_t>(stream)>>>(*shape, *m, *p);
+    return cudaGetLastError();
+}
+
+extern "C" int traffic_check(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p, void *stream) {
+    check_kernel<<<blocks_for(p->tokens), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*shape, *m, *p);
+    return cudaGetLastError();
+}
+
+extern "C" int traffic_stamp(uint64_t *to, void *stream) {
+    stamp_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(to);
+    return cudaGetLastError();
+}

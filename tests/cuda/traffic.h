@@ -1,0 +1,137 @@
+/* Traffic that checks itself, seen by host C and CUDA. Everything about a step is a function of (seed, source
+ * rank, iteration): how many tokens, their routing, their channels, what the experts answer. So the receiver
+ * makes again what it should have been sent, on the device, and a row that is wrong, misplaced, or of another
+ * iteration is seen at once.
+ *
+ * All numbers are exact, whatever the order of sums: channels are e4m3 codes times a power of two, answers
+ * integers below 8, weights 1 or 2. */
+#ifndef EPW_TESTS_TRAFFIC_H
+#define EPW_TESTS_TRAFFIC_H
+
+#include "epwire.h"
+
+#ifdef __CUDACC__
+#define TRAFFIC_FN __host__ __device__ static inline
+#else
+#define TRAFFIC_FN static inline
+#endif
+
+/* The finaliser of splitmix64. */
+TRAFFIC_FN uint64_t traffic_mix(uint64_t x) {
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+typedef struct traffic_shape {
+    uint64_t seed;
+    uint32_t rank, ranks, max_tokens, hidden, experts, topk; /* topk at most 16 */
+} traffic_shape;
+
+TRAFFIC_FN uint64_t traffic_key(const traffic_shape *s, uint32_t source, uint64_t iteration) {
+    return traffic_mix(s->seed + traffic_mix(iteration * 64 + source + 1));
+}
+
+/* Often all, at times none. */
+TRAFFIC_FN uint32_t traffic_tokens(const traffic_shape *s, uint64_t key) {
+    uint64_t h = traffic_mix(key ^ 0x746f6b656e73);
+    if (h % 16 == 0) return 0;
+    return h % 4 == 1 ? s->max_tokens : (uint32_t)((h >> 8) % (s->max_tokens + 1));
+}
+
+/* Of one lane of a rank, in device memory. Changed by the kernels in stream order; the host writes it only
+ * while nothing of the lane runs. */
+typedef struct traffic_state {
+    uint64_t iteration; /* of the step in flight, or the last one */
+    uint64_t stride;    /* what the next step adds */
+    uint64_t pause_ns;  /* a quarter of the steps begin with a pause of up to so long; 0: none */
+    uint64_t sources;   /* ranks whose rows must come; all others' must not */
+    uint64_t answers;   /* ranks whose answers must come */
+    uint64_t rows;      /* checked so far */
+    uint64_t totals;    /* sum of the tokens of all local experts so far */
+} traffic_state;
+
+/* What may be wrong. traffic_fault_name says it in words. */
+enum {
+    TRAFFIC_COUNT = 1,
+    TRAFFIC_SOURCE_COUNT,
+    TRAFFIC_RANGE,
+    TRAFFIC_SOURCE_TOKEN,
+    TRAFFIC_ROW_EXPERT,
+    TRAFFIC_ROW_WEIGHT,
+    TRAFFIC_EXPERT_ROW,
+    TRAFFIC_PAYLOAD,
+    TRAFFIC_SCALE,
+    TRAFFIC_CONTRIBUTIONS,
+    TRAFFIC_COMBINED,
+    TRAFFIC_FAULTS
+};
+
+/* In mapped host memory; written by kernels when something is wrong, and only then. */
+typedef struct traffic_faults {
+    uint64_t wrong; /* how often */
+    /* The first one. */
+    uint32_t what; /* TRAFFIC_*; written last, 0: none */
+    uint32_t layout, source, token, row, channel;
+    int32_t expert; /* local; -1: does not apply */
+    uint64_t iteration, expected, found;
+} traffic_faults;
+
+/* Device memory of one lane of a rank. M = ranks * max_tokens, E = local experts. */
+typedef struct traffic_memory {
+    traffic_state *state;
+    traffic_faults *faults; /* as the GPU addresses it */
+    uint16_t *x;            /* [max_tokens, hidden] bf16 */
+    int32_t *ids;           /* [max_tokens, topk] */
+    float *weights;
+    unsigned char *rows; /* expert-major [E, M, payload], rank-major [M, payload] */
+    float *scales;
+    uint32_t *counts, *source_counts, *ranges, *source_token;
+    int32_t *row_experts;
+    float *row_weights;
+    uint32_t *expert_rows;
+    uint64_t *expert_totals;
+    uint16_t *expert_out; /* [E, M, hidden] or [M, hidden] bf16 */
+    uint16_t *out;        /* [max_tokens, hidden] bf16 */
+    uint16_t *contributions;
+} traffic_memory;
+
+/* Where received rows lie and where answers go. Strides in bytes. */
+typedef struct traffic_places {
+    uint32_t layout;  /* EPW_EXPERT_MAJOR or EPW_RANK_MAJOR */
+    uint32_t payload; /* EPW_PAYLOAD_SAME or EPW_PAYLOAD_FP8_F32 */
+    uint32_t tokens;  /* rows of `out` */
+    const unsigned char *rows;
+    const float *scales;
+    unsigned char *expert_out; /* may be `rows`: then each row is read before it is written */
+    uint64_t row_stride, out_stride;
+    uint64_t scale_row_stride, scale_block_stride, scale_list_stride;
+} traffic_places;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Each enqueues kernels on a cudaStream_t, waits for nothing and returns a cudaError_t. */
+
+/* Loads all kernels: loading one later might wait for kernels that wait for a peer. */
+int traffic_prepare(void);
+
+/* Goes on to the next iteration, pauses, and makes its tokens. */
+int traffic_make(const traffic_shape *shape, const traffic_memory *m, void *stream);
+
+/* Checks everything that a dispatch has delivered and computes what the experts answer. */
+int traffic_answer(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p,
+                   void *stream);
+
+/* Checks combined tokens. */
+int traffic_check(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p, void *stream);
+
+/* Writes the GPU's globaltimer, nanoseconds. */
+int traffic_stamp(uint64_t *to, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
