@@ -74,7 +74,7 @@ void step_open(step_lane *l, epw_buffer *buffer, const epw_config *config, uint6
     m->contributions = take(tokens * 4);
     m->state = take(sizeof *m->state);
     uint64_t all = (UINT64_C(1) << config->ranks) - 1;
-    traffic_state state = {iteration - stride, stride, pause_ns, all, all, 0, 0};
+    traffic_state state = {iteration - stride, stride, pause_ns, all, all, 0, 0, 0};
     REQUIRE_CUDA(cudaMemcpy(m->state, &state, sizeof state, cudaMemcpyHostToDevice));
     void *host = NULL, *device = NULL;
     REQUIRE_CUDA(cudaHostAlloc(&host, sizeof *l->faults, cudaHostAllocMapped));
@@ -245,11 +245,11 @@ int step_wrong(const step_lane *l, const char *name) {
     const traffic_faults *f = l->faults;
     if (what == 0) return 0;
     printf("%s: wrong %s on rank %u lane %u: iteration=%llu layout=%s source=%u token=%u row=%u expert=%d "
-           "channel=%u expected=%016llx found=%016llx (%llu in all so far)\n",
+           "channel=%u expected=%016llx found=%016llx\n",
            name, what < TRAFFIC_FAULTS ? fault_names[what] : "fault", l->shape.rank, l->lane,
            (unsigned long long)f->iteration, f->layout == EPW_RANK_MAJOR ? "rank-major" : "expert-major",
            f->source, f->token, f->row, f->expert, f->channel, (unsigned long long)f->expected,
-           (unsigned long long)f->found, (unsigned long long)f->wrong);
+           (unsigned long long)f->found);
     fflush(stdout);
     return 1;
 }

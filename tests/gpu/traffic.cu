@@ -96,8 +96,7 @@ struct Where {
 };
 
 __device__ void report(const traffic_memory &m, const Where &w, uint64_t expected, uint64_t found) {
-    auto *wrong = reinterpret_cast<unsigned long long *>(&m.faults->wrong);
-    if (atomicAdd_system(wrong, 1ull) != 0) return;
+    if (atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->wrong), 1ull) != 0) return;
     traffic_faults *f = m.faults;
     f->layout = w.layout;
     f->source = w.source;

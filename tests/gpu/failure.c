@@ -207,7 +207,8 @@ static void create(member *m, const rank_links *links, uint64_t iteration) {
 static void connect_to(member *m, const message *in) {
     uint64_t began = now_ns();
     epw_status status;
-    while ((status = epw_buffer_connect(m->buffer, in->peer, in->blob, in->length)) == EPW_ERR_FENCED &&
+    while ((status = epw_buffer_connect_within(m->buffer, in->peer, in->blob, in->length, 10000 * MS)) ==
+               EPW_ERR_FENCED &&
            now_ns() - began < 10000 * MS)
         nanosleep(&(struct timespec){0, 5000000}, NULL);
     REQUIRE(status == EPW_OK, "%s", epw_last_error());

@@ -64,7 +64,7 @@ static void close_products(products *p) {
 
 /* So that the GPU never runs out of products. */
 static void keep_busy(products *p) {
-    for (;;) {
+    for (int i = 0; i < PRODUCTS_AHEAD; i++) {
         cudaEvent_t event = p->done[p->enqueued % PRODUCTS_AHEAD];
         cudaError_t state = p->enqueued < PRODUCTS_AHEAD ? cudaSuccess : cudaEventQuery(event);
         REQUIRE(state == cudaSuccess || state == cudaErrorNotReady, "%s", cudaGetErrorString(state));

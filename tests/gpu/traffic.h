@@ -49,6 +49,7 @@ typedef struct traffic_state {
     uint64_t answers;   /* ranks whose answers must come */
     uint64_t rows;      /* checked so far */
     uint64_t totals;    /* sum of the tokens of all local experts so far */
+    uint64_t wrong;     /* checks that did not hold so far */
 } traffic_state;
 
 /* What may be wrong. traffic_fault_name says it in words. */
@@ -67,10 +68,8 @@ enum {
     TRAFFIC_FAULTS
 };
 
-/* In mapped host memory; written by kernels when something is wrong, and only then. */
+/* The first check that did not hold. In mapped host memory; written by one thread of a kernel, if ever. */
 typedef struct traffic_faults {
-    uint64_t wrong; /* how often */
-    /* The first one. */
     uint32_t what; /* TRAFFIC_*; written last, 0: none */
     uint32_t layout, source, token, row, channel;
     int32_t expert; /* local; -1: does not apply */
