@@ -157,21 +157,23 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
 
 /* ---- life ---- */
 
-/* Blocks of a kernel: one to an SM, and so many that the kernels of all lanes are on the GPU together: two
- * lanes on two streams must never keep each other off it. */
+/* Blocks of a kernel: so many that those of all lanes have an SM each. Two lanes on two streams must never
+ * keep each other off the GPU: a peer may wait for one with its other lane. That two blocks fit on one SM is
+ * no promise: how much of it is shared memory depends on what else runs there. */
 static epw_status choose_blocks(epw_buffer *b, uint32_t blocks_per_sm, epw_where where) {
     uint32_t sms = 0, wanted = b->config.sms, lanes = b->config.lanes;
     epw_status status = epw_cuda_sms(b->config.device, where, &sms);
     if (status != EPW_OK) return status;
-    if (wanted > sms) return epw_fail(EPW_ERR_LIMIT, where, "sms is %u, the GPU has %u", wanted, sms);
     if (wanted == 0) wanted = sms;
-    uint64_t fit = (uint64_t)blocks_per_sm * sms / lanes;
-    if (fit == 0) {
-        return epw_fail(EPW_ERR_LIMIT, where,
-                        "no SM holds a block for slots of %llu bytes: lower hidden, opaque_bytes or experts",
-                        (unsigned long long)b->layout.slot_bytes);
+    if (wanted > sms || wanted < lanes) {
+        return epw_fail(EPW_ERR_LIMIT, where, "sms is %u, must be in [%u, %u]: lanes, and SMs of the GPU",
+                        wanted, lanes, sms);
     }
-    b->gpu->blocks = wanted < fit ? wanted : (uint32_t)fit;
+    if (blocks_per_sm == 0) {
+        return epw_fail(EPW_ERR_LIMIT, where, "an SM of GPU %d holds no block of the kernels",
+                        b->config.device);
+    }
+    b->gpu->blocks = wanted / lanes;
     return EPW_OK;
 }
 

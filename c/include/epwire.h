@@ -156,8 +156,8 @@ typedef struct epw_config {
     uint32_t paths; /* permitted EPW_PATH_* bits; EPW_PATH_ALL: any */
     int32_t device; /* EPW_DEVICE_HOST, or the CUDA ordinal, in this process, of the GPU that holds tokens,
                        outputs and the window. All ranks on the host or all on GPUs */
-    uint32_t sms;   /* CUDA: thread blocks of a kernel, one to an SM; fewer where those of all lanes would not
-                       fit the GPU together. 0: chosen by the library */
+    uint32_t sms; /* CUDA: SMs that the kernels of all lanes take together, a thread block to each; 0: all of
+                     the GPU's */
     uint32_t reserved;
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
 } epw_config;

@@ -184,8 +184,8 @@ pub struct epw_config {
     /** EPW_DEVICE_HOST, or the CUDA ordinal, in this process, of the GPU that holds tokens,
 outputs and the window. All ranks on the host or all on GPUs*/
     pub device: i32,
-    /** CUDA: thread blocks of a kernel, one to an SM; fewer where those of all lanes would not
-fit the GPU together. 0: chosen by the library*/
+    /** CUDA: SMs that the kernels of all lanes take together, a thread block to each; 0: all of
+the GPU's*/
     pub sms: u32,
     pub reserved: u32,
     /// a peer silent for so long is given up: 1 ms to 1 day
