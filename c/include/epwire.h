@@ -439,7 +439,13 @@ EPW_API epw_status epw_row_shape_make(const epw_config *config, const epw_dispat
 EPW_API epw_status epw_dispatch(epw_buffer *buffer, const epw_dispatch_input *input,
                                 const epw_dispatch_output *output, epw_handle *handle, epw_outcome *outcome);
 
-/* The receiving half of a dispatch. */
+/* The receiving half of a dispatch.
+ *
+ * A rank between a sending half and its receiving half posts no beacons. Peers that need its next word allow
+ * it one deadline, but if another rank dies meanwhile, the receiving half must first wait for that one, and
+ * its first beacon comes half a deadline after it begins. So begin the receiving half within half a deadline
+ * of the sending half (or plan a deadline of at least twice the longest gap), or this rank may be given up
+ * together with the dead one. */
 EPW_API epw_status epw_dispatch_receive(epw_buffer *buffer, epw_handle handle,
                                         const epw_dispatch_output *output, epw_outcome *outcome);
 

@@ -980,7 +980,13 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// The receiving half of a dispatch.
+    /** The receiving half of a dispatch.
+
+ A rank between a sending half and its receiving half posts no beacons. Peers that need its next word allow
+ it one deadline, but if another rank dies meanwhile, the receiving half must first wait for that one, and
+ its first beacon comes half a deadline after it begins. So begin the receiving half within half a deadline
+ of the sending half (or plan a deadline of at least twice the longest gap), or this rank may be given up
+ together with the dead one.*/
     pub fn epw_dispatch_receive(
         buffer: *mut epw_buffer,
         handle: epw_handle,
