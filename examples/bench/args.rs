@@ -53,10 +53,19 @@ pub struct Args {
     /// Iterations that count
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=4000))]
     pub iterations: u32,
-    /// Threads of each rank, also while the floor is measured [default: cores / ranks, at least 1]
+    /// On the host: threads of each rank, also while the floor is measured [default: cores / ranks, at least 1]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub threads: u32,
-    /// How often the floor counts a token as read that dispatch sends to several ranks
+    /// On GPUs: time a CUDA graph of 50 operations, divided by 50, instead of each operation between two events
+    #[arg(long)]
+    pub graph: bool,
+    /// On GPUs: also time the halves of dispatch and combine, the receiving one with everything arrived
+    #[arg(long)]
+    pub split: bool,
+    /// On GPUs: thread blocks of a kernel, one to an SM [default: chosen by the library]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub sms: u32,
+    /// On the host: how often the floor counts a token as read that dispatch sends to several ranks
     #[arg(long, value_enum, default_value_t = Reads::Once)]
     pub reads: Reads,
     /// Print one JSON object per case instead of a table
@@ -78,6 +87,8 @@ pub struct Args {
 #[serde(rename_all = "kebab-case")]
 pub enum Device {
     Host,
+    /// A GPU per rank, in a build with --features cuda,cudarc
+    Cuda,
 }
 
 /// `--payload`
@@ -120,6 +131,9 @@ pub struct Shape {
 impl Args {
     /// All combinations but ordered sums of rank-major rows, which do not exist. An error names what does not fit.
     pub fn shapes(&self, ranks: u32) -> Result<Vec<Shape>, crate::Error> {
+        if self.device == Device::Host && (self.graph || self.split || self.sms > 0) {
+            return Err("--graph, --split and --sms are of --device cuda".into());
+        }
         let mut shapes = Vec::new();
         for &payload in &self.payload {
             for &hidden in &self.hidden {
@@ -148,8 +162,12 @@ impl Args {
         if shapes.is_empty() {
             return Err("--combine ordered needs --layout expert-major".into());
         }
+        let device = match self.device {
+            Device::Host => epwire::Device::Host,
+            Device::Cuda => epwire::Device::Cuda(0), // sizes are those of any
+        };
         for shape in &shapes {
-            let config = shape.config(self.threads);
+            let config = shape.config(self, device);
             epwire::Plan::new(&config, ranks)?;
             epwire::RowShape::new(&config, ranks, shape.payload())?;
         }
@@ -158,13 +176,15 @@ impl Args {
 }
 
 impl Shape {
-    pub fn config(&self, threads: u32) -> EpConfig {
+    pub fn config(&self, args: &Args, device: epwire::Device) -> EpConfig {
         let dtype = self.dtype();
         EpConfig {
             dtype,
             combine_dtype: dtype,
             ordered: self.combine == Combine::Ordered,
-            threads,
+            threads: args.threads,
+            device,
+            sms: args.sms,
             ..EpConfig::new(self.tokens, self.hidden, self.experts, self.topk)
         }
     }
@@ -230,6 +250,8 @@ mod tests {
             ("--hidden 200 --payload fp8", "128"),
             ("--tokens 0", "max_tokens"),
             ("--layout rank-major --combine ordered", "expert-major"),
+            ("--graph", "--device cuda"),
+            ("--sms 8", "--device cuda"),
         ] {
             let text = args(line).shapes(4).unwrap_err().to_string();
             assert!(text.contains(what), "{line}: {text}");

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::Error;
-use crate::report::Row;
+use crate::report::{Row, us};
 
 /// Prints both and fails if a case of the second got slower than the tolerance in percent allows, or is wrong.
 pub fn compare(files: &[PathBuf], tolerance: f64) -> Result<ExitCode, Error> {
@@ -60,8 +60,8 @@ fn table(pairs: &[(Row, Row)]) -> Table {
         table.add_row([
             new.name(),
             new.tokens.to_string(),
-            format!("{:.0}", old.p50_us),
-            format!("{:.0}", new.p50_us),
+            us(old.p50_us),
+            us(new.p50_us),
             format!("{:.2}", new.p50_us / old.p50_us),
             format!("{:.2}", old.ratio),
             format!("{:.2}", new.ratio),

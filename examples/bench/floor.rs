@@ -41,7 +41,25 @@ Floor:
   --reads each counts the first reading in dispatch for every copy made of it (D*H instead of N*H), as if no cache
   kept a token between its copies. A rank's rows to itself count like all others, though they may skip a copy.
 
-ratio = floor / p50. The exit code is 1 if #wrong is not 0.";
+ratio = floor / p50. The exit code is 1 if #wrong is not 0.
+
+On GPUs (--device cuda):
+  Every rank has a GPU, the visible ones in turn, and one stream. Times are those of the GPU. p50, p99 and max are those
+  of the slowest rank; fastest and middle are medians too. GB/s: bytes that the busiest rank sends to others / p50.
+    --graph     a graph of 50 operations, replayed. All ranks meet before each replay; the one that is timed follows one that
+                is not, so that the ranks are in step. dispatch and pair: time of the graph / 50. combine: each combine of 50
+                dispatches and combines between two events of the graph, on average, less what two events with nothing
+                between them are apart; launches do not overlap there as they do in the pair
+    otherwise   operations enqueued one after the other, each between two events
+    --split     a graph of 50 operations in halves, each half between two events as above, with pauses of 100 us between
+                them; the median of each replay
+  Before a case is timed, some of its operations are checked as on the host, and another one after it. What timed ones
+  leave in memory of the caller is checked as well; rows in the window are not, and in a timed combine of rank-major rows
+  nobody writes over them.
+  Floor: bytes / rate + signal + launch, twice the latter two for the pair. Bytes are those of rows to other ranks, of the rank
+  that sends or receives most: D*P for dispatch, D*H for combine, K*H for ordered, of which rows to itself are no part.
+  Rate: that at which every GPU stores to all peers at once, with all SMs; signal: half of a word's way to a peer and
+  back; launch: from empty kernel to empty kernel, timed as the operations are.";
 
 /// `--reads`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -7,6 +7,9 @@
 mod args;
 mod cases;
 mod compare;
+#[cfg_attr(not(all(feature = "cuda", feature = "cudarc")), path = "no_cuda.rs")]
+mod cuda;
+mod expected;
 mod floor;
 mod pattern;
 mod plot;
@@ -24,7 +27,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use epwire::Group;
 
-use args::Args;
+use args::{Args, Device};
 use cases::Subject;
 use report::Row;
 
@@ -35,6 +38,10 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let ended = match &args.compare {
         Some(files) => compare::compare(files, args.tolerance),
+        // Before any rank is started, so that one line says what is missing.
+        None if args.device == Device::Cuda => {
+            cuda::check().and_then(|()| ranks::start(&args, cuda::measure))
+        }
         None => ranks::start(&args, measure),
     };
     ended.unwrap_or_else(|error| {
@@ -44,7 +51,7 @@ fn main() -> ExitCode {
 }
 
 /// One rank's part, and on rank 0 the report of all.
-fn measure(args: &Args, group: &Group) -> Result<ExitCode, Error> {
+fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Error> {
     let mut measured = Vec::new();
     let mut rate: f64 = 0.0;
     for shape in args.shapes(group.world())? {
@@ -65,14 +72,16 @@ fn measure(args: &Args, group: &Group) -> Result<ExitCode, Error> {
     let rows = measured.iter().map(|(shape, case, figures, traffic, window)| {
         Row::new(args.device, group.world(), shape, *case, figures, traffic.floor_us(rate), *window)
     });
-    show(args, &rows.collect::<Vec<_>>(), rate)
+    let machine = format!("memcpy by all ranks at once: {:.1} GB/s copied", rate / 1e9);
+    show(args, &rows.collect::<Vec<_>>(), &machine)
 }
 
-fn show(args: &Args, rows: &[Row], rate: f64) -> Result<ExitCode, Error> {
+/// `machine`: what the floors were made of.
+fn show(args: &Args, rows: &[Row], machine: &str) -> Result<ExitCode, Error> {
     if args.json {
         rows.iter().for_each(|row| println!("{}", serde_json::json!(row)));
     } else {
-        println!("{}\nmemcpy by all ranks at once: {:.1} GB/s copied", report::table(rows), rate / 1e9);
+        println!("{}\n{machine}", report::table(rows));
     }
     if let Some(file) = &args.plot {
         plot::plot(rows, file)?;

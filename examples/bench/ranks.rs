@@ -12,8 +12,11 @@ use epwire::rendezvous::driver::{Server, ServerOptions};
 use crate::Error;
 use crate::args::Args;
 
+/// What every rank does. The number is that of the process among those of its host.
+type Part = fn(&Args, &Group, u32) -> Result<ExitCode, Error>;
+
 /// Runs `part` as the rank that a launcher says this is, or on ranks of its own.
-pub fn start(args: &Args, part: fn(&Args, &Group) -> Result<ExitCode, Error>) -> Result<ExitCode, Error> {
+pub fn start(args: &Args, part: Part) -> Result<ExitCode, Error> {
     match (Launch::from_env()?, args.ranks) {
         (Some(Launch { world, source, .. }), Some(ranks)) if world != ranks => {
             Err(format!("--ranks {ranks}, but {source} has started {world}; leave --ranks out").into())
@@ -21,13 +24,13 @@ pub fn start(args: &Args, part: fn(&Args, &Group) -> Result<ExitCode, Error>) ->
         (Some(launch), _) => {
             let options = GroupOptions::from_launch(&launch).token(Token::from_env()?);
             let group = Group::join_blocking(options)?;
-            let code = part(args, &group)?;
+            let code = part(args, &group, launch.local_rank)?;
             group.leave_blocking()?;
             Ok(code)
         }
         (None, None | Some(1)) => {
             let groups = Group::threads(1)?;
-            part(args, groups.first().ok_or("a group of one has a member")?)
+            part(args, groups.first().ok_or("a group of one has a member")?, 0)
         }
         (None, Some(ranks)) => spawn(ranks),
     }

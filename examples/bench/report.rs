@@ -28,9 +28,37 @@ pub struct Row {
     pub ratio: f64,
     pub wrong: u64,
     pub window_bytes: u64,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<OnGpu>,
     /// The rank that was the last to return most often, and in how many of 100 iterations.
     #[serde(skip)]
     pub slowest: (usize, f64),
+}
+
+/// What a case on GPUs has beside. Times in microseconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OnGpu {
+    pub timing: Timing,
+    /// Thread blocks asked for, 0: chosen by the library.
+    pub sms: u32,
+    /// Of the ranks' medians the least and the middle one; p50_us is the greatest.
+    pub fastest_us: f64,
+    pub middle_us: f64,
+    /// Bytes that the busiest rank sends to others, over p50, in 1e9 bytes a second.
+    pub nvlink_gbs: f64,
+    /// The slowest rank's median time of each half.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub send_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub receive_us: Option<f64>,
+}
+
+/// How operations on GPUs were timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Timing {
+    Eager,
+    Graph,
 }
 
 impl Row {
@@ -63,16 +91,18 @@ impl Row {
             ratio: floor_us / p50_us,
             wrong,
             window_bytes,
+            gpu: None,
             slowest,
         }
     }
 
     /// What was measured, apart from the number of tokens.
     pub fn name(&self) -> String {
-        let Self { case, ranks, hidden, experts, topk, payload, layout, combine, .. } = self;
+        let Self { case, ranks, hidden, experts, topk, payload, layout, combine, gpu, .. } = self;
+        let timing = gpu.as_ref().map_or_else(String::new, |gpu| format!(", {}", word(&gpu.timing)));
         let [case, payload, layout, combine] = [word(case), word(payload), word(layout), word(combine)];
         format!(
-            "{case} {payload} {layout} {combine}, {ranks} ranks, hidden {hidden}, top-{topk} of {experts}"
+            "{case} {payload} {layout} {combine}, {ranks} ranks, hidden {hidden}, top-{topk} of {experts}{timing}"
         )
     }
 }
@@ -82,10 +112,18 @@ fn word(value: &impl clap::ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
+/// Microseconds to three digits or so.
+pub fn us(time: f64) -> String {
+    if time < 99.95 { format!("{time:.1}") } else { format!("{time:.0}") }
+}
+
 /// One row per case.
 pub fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header([
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    let on_gpus = rows.iter().any(|row| row.gpu.is_some());
+    let split = rows.iter().any(|row| row.gpu.as_ref().is_some_and(|gpu| gpu.send_us.is_some()));
+    let mut header = vec![
         "case",
         "payload",
         "layout",
@@ -102,10 +140,16 @@ pub fn table(rows: &[Row]) -> Table {
         "slowest",
         "#wrong",
         "window MiB",
-    ]);
+    ];
+    if on_gpus {
+        header.extend(["fastest us", "middle us", "GB/s"]);
+    }
+    if split {
+        header.extend(["send us", "receive us"]);
+    }
+    table.set_header(header);
     for row in rows {
-        let us = |time: f64| format!("{time:.0}");
-        table.add_row([
+        let mut cells = vec![
             word(&row.case),
             word(&row.payload),
             word(&row.layout),
@@ -122,7 +166,14 @@ pub fn table(rows: &[Row]) -> Table {
             format!("rank {} ({:.0} %)", row.slowest.0, row.slowest.1),
             row.wrong.to_string(),
             format!("{:.1}", row.window_bytes as f64 / f64::from(1 << 20)),
-        ]);
+        ];
+        if let Some(OnGpu { fastest_us, middle_us, nvlink_gbs, send_us, receive_us, .. }) = &row.gpu {
+            cells.extend([us(*fastest_us), us(*middle_us), format!("{nvlink_gbs:.0}")]);
+            if split {
+                cells.extend([send_us, receive_us].map(|half| half.map_or_else(String::new, us)));
+            }
+        }
+        table.add_row(cells);
     }
     table.column_iter_mut().skip(4).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     table
@@ -162,6 +213,26 @@ pub mod tests {
         assert_eq!(names, promised);
         assert_eq!((value["layout"].as_str(), value["ratio"].as_f64()), (Some("rank-major"), Some(0.8)));
         assert_eq!(serde_json::from_value::<Row>(value).unwrap(), Row { slowest: (0, 0.0), ..row });
+    }
+
+    #[test]
+    fn a_row_of_gpus_has_more_fields_and_reads_back() {
+        let gpu = OnGpu {
+            timing: Timing::Graph,
+            sms: 0,
+            fastest_us: 1.0,
+            middle_us: 2.0,
+            nvlink_gbs: 300.0,
+            send_us: Some(4.0),
+            receive_us: None,
+        };
+        let row = Row { gpu: Some(gpu), device: Device::Cuda, ..row(Case::Dispatch, 1, 3.0, 0) };
+        let value = serde_json::json!(row);
+        assert_eq!((value["timing"].as_str(), value["send_us"].as_f64()), (Some("graph"), Some(4.0)));
+        assert!(value.get("receive_us").is_none());
+        let back: Row = serde_json::from_value(value).unwrap();
+        assert_eq!((back.gpu.as_ref(), back.name().ends_with(", graph")), (row.gpu.as_ref(), true));
+        assert!(table(&[row]).to_string().contains("send us"));
     }
 
     #[test]

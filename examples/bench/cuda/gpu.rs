@@ -1,0 +1,237 @@
+//! A rank's GPU: its stream, bounded waits, graphs, copies, and the kernels of probe.ptx.
+
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use epwire::Group;
+use epwire::cudarc::driver::{
+    CudaContext, CudaEvent, CudaGraph, CudaSlice, CudaStream, DevicePtr, DriverError, result, sys,
+};
+
+use crate::Error;
+
+/// No wait on a GPU is longer. What the bench enqueues at once takes seconds at most, deadlines of lost peers included.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Threads of a block of the probes.
+const THREADS: u32 = 1024;
+
+/// Everything of it is used from the thread that made it.
+#[derive(Debug)]
+pub struct Gpu {
+    pub ordinal: u32,
+    pub stream: Arc<CudaStream>,
+    context: Arc<CudaContext>,
+    /// Streaming multiprocessors.
+    multiprocessors: u32,
+    // Loaded for the life of the process, as the primary context is.
+    empty: sys::CUfunction,
+    pause: sys::CUfunction,
+    store: sys::CUfunction,
+    ping: sys::CUfunction,
+}
+
+impl Gpu {
+    /// The GPU of the rank that is number `local_rank` of its host: ranks take the visible GPUs in turn.
+    pub fn of_rank(local_rank: u32) -> Result<Self, Error> {
+        let unusable = |error: DriverError| format!("the CUDA driver gives no GPU: {error}");
+        let visible = CudaContext::device_count().map_err(unusable)?;
+        let visible = u32::try_from(visible).ok().filter(|count| *count > 0);
+        let ordinal = local_rank % visible.ok_or("no GPU is visible: see CUDA_VISIBLE_DEVICES")?;
+        let context = CudaContext::new(ordinal as usize).map_err(unusable)?;
+        // SAFETY: the bench orders all uses of its memory by one stream, and waits for it before memory is freed.
+        unsafe { context.disable_event_tracking() };
+        let multiprocessors =
+            context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let source = CString::new(include_str!("probe.ptx"))?;
+        // SAFETY: a text that ends with a zero; the context is current on this thread since it was made.
+        let module = unsafe { result::module::load_data(source.as_ptr().cast()) }?;
+        let kernel = |name: &str| -> Result<_, Error> {
+            let name = CString::new(name)?;
+            // SAFETY: the module was loaded above and is never unloaded.
+            Ok(unsafe { result::module::get_function(module, name) }?)
+        };
+        Ok(Self {
+            ordinal,
+            stream: context.new_stream()?,
+            multiprocessors: u32::try_from(multiprocessors)?,
+            empty: kernel("empty")?,
+            pause: kernel("pause")?,
+            store: kernel("store")?,
+            ping: kernel("ping")?,
+            context,
+        })
+    }
+
+    pub fn event(&self) -> Result<CudaEvent, Error> {
+        Ok(self.context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))?)
+    }
+
+    /// An event that has been enqueued.
+    pub fn mark(&self) -> Result<CudaEvent, Error> {
+        let event = self.event()?;
+        event.record(&self.stream)?;
+        Ok(event)
+    }
+
+    /// Enqueues an event that each replay of the graph under capture records anew, with the time.
+    pub fn mark_in_graph(&self, event: &CudaEvent) -> Result<(), Error> {
+        let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
+        // SAFETY: a live event and a live stream of the same context.
+        unsafe { sys::cuEventRecordWithFlags(event.cu_event(), self.stream.cu_stream(), external) }
+            .result()?;
+        Ok(())
+    }
+
+    /// Returns when the GPU has passed `event`.
+    pub fn wait(&self, event: &CudaEvent) -> Result<(), Error> {
+        let until = Instant::now() + LIMIT;
+        while !event.try_is_complete()? {
+            if Instant::now() > until {
+                let ordinal = self.ordinal;
+                return Err(format!("GPU {ordinal} has not run within {LIMIT:?} what was enqueued").into());
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Returns when the GPU has run everything enqueued.
+    pub fn finish(&self) -> Result<(), Error> {
+        self.wait(&self.mark()?)
+    }
+
+    /// What `enqueue` enqueues, as a graph.
+    pub fn capture(&self, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<CudaGraph, Error> {
+        self.stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        let enqueued = enqueue();
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        enqueued?;
+        let graph = graph?.ok_or("a capture has given no graph")?;
+        graph.upload()?;
+        Ok(graph)
+    }
+
+    /// Zeroed memory.
+    pub fn zeroed(&self, bytes: usize) -> Result<CudaSlice<u8>, Error> {
+        Ok(self.stream.alloc_zeros(bytes.max(1))?)
+    }
+
+    pub fn address(&self, memory: &CudaSlice<u8>) -> u64 {
+        memory.device_ptr(&self.stream).0
+    }
+
+    /// Copies to `to`, in the order of the stream.
+    ///
+    /// # Safety
+    /// There are as many bytes of this GPU's memory at `to`.
+    pub unsafe fn upload<T: Copy>(&self, to: u64, from: &[T]) -> Result<(), Error> {
+        if !from.is_empty() {
+            // SAFETY: by this function's contract. Pageable memory has been read when the call returns.
+            unsafe { result::memcpy_htod_async(to, from, self.stream.cu_stream()) }?;
+        }
+        Ok(())
+    }
+
+    /// Copies from `from`, in the order of the stream, and waits for it.
+    ///
+    /// # Safety
+    /// There are as many bytes of this GPU's memory at `from`, and all bits are values of `T`.
+    pub unsafe fn download<T: Copy>(&self, to: &mut [T], from: u64) -> Result<(), Error> {
+        if !to.is_empty() {
+            self.finish()?; // bounded, unlike what the copy does
+            // SAFETY: by this function's contract; a copy to pageable memory is over when the call returns.
+            unsafe { result::memcpy_dtoh_sync(to, from) }?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues a kernel that does nothing.
+    pub fn launch_empty(&self) -> Result<(), Error> {
+        // SAFETY: it takes no arguments.
+        unsafe { self.launch(self.empty, 1, 32, &mut []) }
+    }
+
+    /// Enqueues a pause.
+    pub fn launch_pause(&self, time: Duration) -> Result<(), Error> {
+        let mut nanoseconds = u64::try_from(time.as_nanos())?;
+        // SAFETY: arguments of the types that the kernel declares.
+        unsafe { self.launch(self.pause, 1, 1, &mut [argument(&mut nanoseconds)]) }
+    }
+
+    /// Enqueues stores of `bytes` to each of `count` addresses, with all SMs.
+    ///
+    /// # Safety
+    /// `table` holds so many addresses of memory, of this GPU or mapped from another, of so many bytes.
+    pub unsafe fn launch_store(&self, table: u64, count: u32, bytes: u64) -> Result<(), Error> {
+        let (mut table, mut number, mut bytes) = (table, count, bytes);
+        let blocks = (self.multiprocessors / count).max(1) * count;
+        let mut arguments = [argument(&mut table), argument(&mut number), argument(&mut bytes)];
+        // SAFETY: arguments of the types that the kernel declares; the rest by this function's contract.
+        unsafe { self.launch(self.store, blocks, THREADS, &mut arguments) }
+    }
+
+    /// Enqueues one side of an exchange of numbers, which ends within `limit` for each number.
+    ///
+    /// # Safety
+    /// `own` and `peer` are words of 4 bytes, `result` two of 8, of this GPU or mapped from another.
+    pub unsafe fn launch_ping(
+        &self,
+        [own, peer, result]: [u64; 3],
+        first: bool,
+        rounds: u32,
+        limit: Duration,
+    ) -> Result<(), Error> {
+        let (mut own, mut peer, mut result) = (own, peer, result);
+        let (mut first, mut rounds) = (u32::from(first), rounds);
+        let mut limit = u64::try_from(limit.as_nanos())?;
+        let mut arguments = [
+            argument(&mut own),
+            argument(&mut peer),
+            argument(&mut first),
+            argument(&mut rounds),
+            argument(&mut limit),
+            argument(&mut result),
+        ];
+        // SAFETY: arguments of the types that the kernel declares; the rest by this function's contract.
+        unsafe { self.launch(self.ping, 1, 1, &mut arguments) }
+    }
+
+    /// # Safety
+    /// The arguments are those that the kernel declares, and what it does with them is sound.
+    unsafe fn launch(
+        &self,
+        kernel: sys::CUfunction,
+        blocks: u32,
+        threads: u32,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), Error> {
+        let (grid, block) = ((blocks, 1, 1), (threads, 1, 1));
+        // SAFETY: by this function's contract; the driver copies the arguments before it returns.
+        unsafe { result::launch_kernel(kernel, grid, block, 0, self.stream.cu_stream(), arguments) }?;
+        Ok(())
+    }
+}
+
+fn argument<T>(value: &mut T) -> *mut c_void {
+    std::ptr::from_mut(value).cast()
+}
+
+/// Nanoseconds between two events that the GPU has passed.
+pub fn between(begin: &CudaEvent, end: &CudaEvent) -> Result<f64, Error> {
+    Ok(f64::from(begin.elapsed_ms(end)?) * 1e6)
+}
+
+/// Returns when all ranks have called it.
+pub fn meet(group: &Group) -> Result<(), Error> {
+    Ok(group.barrier_blocking("bench")?)
+}
+
+/// Numbers of all ranks, by rank. All ranks call it.
+pub fn gather(group: &Group, numbers: &[f64]) -> Result<Vec<Vec<f64>>, Error> {
+    let blob: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let blobs = group.exchange_blocking("figures", vec![blob; group.world() as usize])?;
+    let number = |bytes: &[u8]| f64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
+    Ok(blobs.iter().map(|blob| blob.chunks_exact(8).map(number).collect()).collect())
+}

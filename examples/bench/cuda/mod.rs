@@ -1,0 +1,142 @@
+//! `--device cuda`: the same cases with a GPU per rank.
+
+mod gpu;
+mod moved;
+mod probe;
+mod subject;
+mod timing;
+
+use std::process::ExitCode;
+
+use epwire::Group;
+use epwire::cudarc::driver::sys;
+
+use self::gpu::{Gpu, gather};
+use self::moved::Moved;
+use self::probe::Machine;
+use self::subject::Subject;
+use self::timing::{Halves, middle};
+use crate::args::{Args, Device, Shape};
+use crate::cases::Case;
+use crate::report::{OnGpu, Row, Timing};
+use crate::samples::Figures;
+use crate::{Error, show};
+
+/// Iterations that are checked before a case is timed. One more is checked after it.
+const CHECKED: u32 = 3;
+
+/// Whether this process can use GPUs at all.
+pub fn check() -> Result<(), Error> {
+    // SAFETY: opens a library of the system, which may run its initialisers, and closes it.
+    match unsafe { sys::is_culib_present() } {
+        true => Ok(()),
+        false => {
+            Err("no CUDA driver: libcuda.so.1 is not on this machine, or not on the library path".into())
+        }
+    }
+}
+
+/// One rank's part, and on rank 0 the report of all.
+pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, Error> {
+    let gpu = Gpu::of_rank(local_rank)?;
+    let machine = Machine::probe(&gpu, group, args.graph)?;
+    let mut rows = Vec::new();
+    for shape in args.shapes(group.world())? {
+        let mut subject = Subject::new(&gpu, group, args, shape)?;
+        for &case in &args.cases {
+            rows.push(row(&gpu, group, &mut subject, case, args, shape, &machine)?);
+        }
+    }
+    match group.rank() {
+        0 => show(args, &rows, &machine.to_string()),
+        _ => Ok(ExitCode::SUCCESS), // every rank has the figures of all; the first one shows them
+    }
+}
+
+/// Checks and times a case. All ranks call it.
+fn row(
+    gpu: &Gpu,
+    group: &Group,
+    subject: &mut Subject<'_>,
+    case: Case,
+    args: &Args,
+    shape: Shape,
+    machine: &Machine,
+) -> Result<Row, Error> {
+    let mut wrong = 0;
+    for _ in 0..CHECKED {
+        wrong += subject.check(case)?;
+    }
+    subject.renew()?;
+    let times = timing::time(gpu, group, subject, case, args)?;
+    wrong += subject.wrong_after_timing(case)?;
+    let halves = if args.split { Halves::time(gpu, group, subject, case, args)? } else { None };
+    wrong += subject.check(case)?;
+
+    let all = gather(group, &times)?;
+    let wrong = gather(group, &[wrong as f64])?.iter().flatten().sum::<f64>() as u64;
+    let slowest = |times: Vec<Vec<f64>>| times.into_iter().map(middle).fold(0.0, f64::max) / 1e3;
+    let (mut send_us, mut receive_us) = (None, None);
+    if let Some(Halves { send, receive }) = halves {
+        send_us = Some(slowest(gather(group, &send)?));
+        receive_us = Some(slowest(gather(group, &receive)?));
+    }
+
+    let moved = Moved::of(case, &shape, &subject.expected.routings);
+    let floor_us = machine.floor_us(moved.busiest, moved.operations);
+    let figures = figures(&all, wrong);
+    let mut medians: Vec<f64> = all.into_iter().map(middle).collect();
+    medians.sort_by(f64::total_cmp);
+    let gpu = OnGpu {
+        timing: if args.graph { Timing::Graph } else { Timing::Eager },
+        sms: args.sms,
+        fastest_us: medians.first().copied().unwrap_or(0.0) / 1e3,
+        middle_us: middle(medians) / 1e3,
+        nvlink_gbs: moved.sent as f64 / figures.p50_us / 1e3,
+        send_us,
+        receive_us,
+    };
+    let window = subject.buffer.plan().window_bytes;
+    let row = Row::new(Device::Cuda, group.world(), &shape, case, &figures, floor_us, window);
+    Ok(Row { gpu: Some(gpu), ..row })
+}
+
+/// Of the figures of each rank the greatest: that of the slowest one.
+fn figures(all: &[Vec<f64>], wrong: u64) -> Figures {
+    let of_rank = |times: &Vec<f64>, percent: usize| {
+        let mut sorted = times.clone();
+        sorted.sort_by(f64::total_cmp);
+        // By nearest rank, as on the host.
+        let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
+        sorted.get(index).copied().unwrap_or(0.0) / 1e3
+    };
+    let greatest = |percent| all.iter().map(|times| of_rank(times, percent)).fold(0.0, f64::max);
+    let count = all.iter().map(Vec::len).min().unwrap_or(0);
+    let mut last = vec![0usize; all.len()];
+    for i in 0..count {
+        let slowest = (0..all.len()).max_by(|&a, &b| all[a][i].total_cmp(&all[b][i]));
+        slowest.into_iter().for_each(|rank| last[rank] += 1);
+    }
+    let slowest = (0..all.len()).max_by_key(|&rank| last[rank]).unwrap_or(0);
+    let share = last.get(slowest).map_or(0.0, |&times| 100.0 * times as f64 / count.max(1) as f64);
+    Figures {
+        p50_us: greatest(50),
+        p99_us: greatest(99),
+        max_us: greatest(100),
+        slowest: (slowest, share),
+        wrong,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_figures_are_those_of_the_slowest_rank() {
+        let all = [vec![1e3, 2e3, 9e3], vec![4e3, 3e3, 5e3]];
+        let figures = figures(&all, 1);
+        assert_eq!((figures.p50_us, figures.max_us, figures.wrong), (4.0, 9.0, 1));
+        assert_eq!((figures.slowest.0, figures.slowest.1.round()), (1, 67.0));
+    }
+}

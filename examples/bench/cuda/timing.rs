@@ -1,0 +1,233 @@
+//! How long operations take on one rank. Ranks keep step by the operations themselves, which wait for each other.
+
+use std::time::Duration;
+
+use epwire::Group;
+use epwire::cudarc::driver::{CudaEvent, CudaGraph};
+
+use super::gpu::{Gpu, between, meet};
+use super::subject::Subject;
+use crate::Error;
+use crate::args::Args;
+use crate::cases::Case;
+
+/// Operations of a graph.
+pub const OPERATIONS: usize = 50;
+
+/// How long a split operation lets its data arrive: far longer than any takes.
+const ARRIVAL: Duration = Duration::from_micros(100);
+
+/// Nanoseconds of an operation, in each of `args.iterations` replays or eager calls. All ranks call it.
+pub fn time(
+    gpu: &Gpu,
+    group: &Group,
+    subject: &Subject<'_>,
+    case: Case,
+    args: &Args,
+) -> Result<Vec<f64>, Error> {
+    match (args.graph, case) {
+        (true, Case::Combine) => combines_of_graph(gpu, group, subject, args),
+        (true, Case::Dispatch | Case::Pair) => whole_graph(gpu, group, subject, case, args),
+        (false, _) => eager(gpu, group, subject, case, args),
+    }
+}
+
+/// Enqueues an operation, with `edge` called where its time begins and ends.
+fn operation(
+    subject: &Subject<'_>,
+    case: Case,
+    mut edge: impl FnMut(usize) -> Result<(), Error>,
+) -> Result<(), Error> {
+    if case != Case::Combine {
+        edge(0)?;
+    }
+    let dispatched = subject.dispatch()?;
+    match case {
+        Case::Dispatch => subject.release(dispatched)?,
+        Case::Combine => {
+            edge(0)?;
+            subject.combine(dispatched, subject.in_place(case))?;
+        }
+        Case::Pair => subject.combine(dispatched, subject.in_place(case))?,
+    }
+    edge(1)
+}
+
+/// Each operation between two events.
+fn eager(
+    gpu: &Gpu,
+    group: &Group,
+    subject: &Subject<'_>,
+    case: Case,
+    args: &Args,
+) -> Result<Vec<f64>, Error> {
+    let count = (args.warmup + args.iterations) as usize;
+    let events = pairs(gpu, count)?;
+    meet(group)?;
+    for pair in &events {
+        operation(subject, case, |edge| Ok(pair[edge].record(&gpu.stream)?))?;
+    }
+    subject.finish()?;
+    events[args.warmup as usize..].iter().map(|[begin, end]| between(begin, end)).collect()
+}
+
+/// A graph of operations, as a whole.
+fn whole_graph(
+    gpu: &Gpu,
+    group: &Group,
+    subject: &Subject<'_>,
+    case: Case,
+    args: &Args,
+) -> Result<Vec<f64>, Error> {
+    let graph = gpu.capture(|| (0..OPERATIONS).try_for_each(|_| operation(subject, case, |_| Ok(()))))?;
+    let replays = replay(gpu, group, subject, &graph, args, between)?;
+    Ok(replays.iter().map(|time| time / OPERATIONS as f64).collect())
+}
+
+/// A graph of dispatches and combines, of which only the combines count.
+fn combines_of_graph(
+    gpu: &Gpu,
+    group: &Group,
+    subject: &Subject<'_>,
+    args: &Args,
+) -> Result<Vec<f64>, Error> {
+    let nothing = events_ns(gpu)?;
+    let events = pairs(gpu, OPERATIONS)?;
+    let graph = gpu.capture(|| {
+        events
+            .iter()
+            .try_for_each(|pair| operation(subject, Case::Combine, |edge| gpu.mark_in_graph(&pair[edge])))
+    })?;
+    replay(gpu, group, subject, &graph, args, |_, _| {
+        let times = events.iter().map(|[begin, end]| between(begin, end));
+        let sum: f64 = times.sum::<Result<f64, Error>>()?;
+        Ok((sum / OPERATIONS as f64 - nothing).max(0.0))
+    })
+}
+
+/// What `time` makes of every replay but the first ones. Each follows one that does not count, enqueued together with it: by then
+/// the ranks are in step, and the launch waits for nobody.
+fn replay(
+    gpu: &Gpu,
+    group: &Group,
+    subject: &Subject<'_>,
+    graph: &CudaGraph,
+    args: &Args,
+    time: impl Fn(&CudaEvent, &CudaEvent) -> Result<f64, Error>,
+) -> Result<Vec<f64>, Error> {
+    let mut times = Vec::new();
+    let [begin, end] = [gpu.event()?, gpu.event()?];
+    for i in 0..args.warmup + args.iterations {
+        meet(group)?;
+        graph.launch()?;
+        begin.record(&gpu.stream)?;
+        graph.launch()?;
+        end.record(&gpu.stream)?;
+        subject.finish()?;
+        if i >= args.warmup {
+            times.push(time(&begin, &end)?);
+        }
+    }
+    Ok(times)
+}
+
+/// The halves of a dispatch or combine, in nanoseconds: the median of each replay. The receiving one begins when all has arrived,
+/// the sending one when all may be written.
+#[derive(Debug, Default)]
+pub struct Halves {
+    pub send: Vec<f64>,
+    pub receive: Vec<f64>,
+}
+
+impl Halves {
+    /// All ranks call it. Nothing for the pair.
+    pub fn time(
+        gpu: &Gpu,
+        group: &Group,
+        subject: &Subject<'_>,
+        case: Case,
+        args: &Args,
+    ) -> Result<Option<Self>, Error> {
+        if case == Case::Pair {
+            return Ok(None);
+        }
+        let nothing = events_ns(gpu)?;
+        let (sends, receives) = (pairs(gpu, OPERATIONS)?, pairs(gpu, OPERATIONS)?);
+        let graph = gpu.capture(|| {
+            let mut both = sends.iter().zip(&receives);
+            both.try_for_each(|(send, receive)| halves(gpu, subject, case, send, receive))
+        })?;
+        let median = |events: &[[CudaEvent; 2]]| -> Result<f64, Error> {
+            let times = events.iter().map(|[begin, end]| between(begin, end));
+            Ok((middle(times.collect::<Result<_, _>>()?) - nothing).max(0.0))
+        };
+        let mut halves = Self::default();
+        for i in 0..args.warmup + args.iterations {
+            meet(group)?;
+            graph.launch()?;
+            subject.finish()?;
+            if i >= args.warmup {
+                halves.send.push(median(&sends)?);
+                halves.receive.push(median(&receives)?);
+            }
+        }
+        Ok(Some(halves))
+    }
+}
+
+/// One operation in halves, each between two events.
+fn halves(
+    gpu: &Gpu,
+    subject: &Subject<'_>,
+    case: Case,
+    send: &[CudaEvent; 2],
+    receive: &[CudaEvent; 2],
+) -> Result<(), Error> {
+    let between = |events: &[CudaEvent; 2], edge: usize| gpu.mark_in_graph(&events[edge]);
+    match case {
+        Case::Dispatch | Case::Pair => {
+            gpu.launch_pause(ARRIVAL)?;
+            between(send, 0)?;
+            let sent = subject.dispatch_send()?;
+            between(send, 1)?;
+            gpu.launch_pause(ARRIVAL)?;
+            between(receive, 0)?;
+            let dispatched = subject.dispatch_receive(sent)?;
+            between(receive, 1)?;
+            subject.release(dispatched)
+        }
+        Case::Combine => {
+            let dispatched = subject.dispatch()?;
+            gpu.launch_pause(ARRIVAL)?;
+            between(send, 0)?;
+            let sent = subject.combine_send(dispatched)?;
+            between(send, 1)?;
+            gpu.launch_pause(ARRIVAL)?;
+            between(receive, 0)?;
+            subject.combine_receive(sent)?;
+            between(receive, 1)
+        }
+    }
+}
+
+/// What two events of a graph with nothing between them are apart.
+fn events_ns(gpu: &Gpu) -> Result<f64, Error> {
+    let events = pairs(gpu, OPERATIONS)?;
+    let graph = gpu.capture(|| events.iter().flatten().try_for_each(|event| gpu.mark_in_graph(event)))?;
+    for _ in 0..2 {
+        graph.launch()?;
+        gpu.finish()?;
+    }
+    let times = events.iter().map(|[begin, end]| between(begin, end));
+    Ok(middle(times.collect::<Result<_, _>>()?))
+}
+
+fn pairs(gpu: &Gpu, count: usize) -> Result<Vec<[CudaEvent; 2]>, Error> {
+    (0..count).map(|_| Ok([gpu.event()?, gpu.event()?])).collect()
+}
+
+/// The median; 0 of none.
+pub fn middle(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(0.0)
+}

@@ -1,0 +1,208 @@
+//! What must come out, worked out one channel after the other from source, token and iteration alone, and how what has
+//! come out differs from it.
+
+use epwire::{Float16, Fp8Scale, Plan, TensorMut, quantize_fp8};
+
+use crate::Error;
+use crate::args::{Args, Combine, Layout, Payload, Shape};
+use crate::cases::Case;
+use crate::pattern::{self, Pattern};
+use crate::routing::{self, Arrival, Routing};
+
+/// All that one rank sends, receives and combines in an iteration.
+#[derive(Debug)]
+pub struct Expected {
+    pub shape: Shape,
+    pub dtype: Float16,
+    /// Of all ranks.
+    pub routings: Vec<Routing>,
+    pub arrivals: Vec<Arrival>,
+    /// Every iteration has tokens and expert outputs of its own.
+    pub iteration: u32,
+    rank: u32,
+    plan: Plan,
+    pattern: Pattern,
+}
+
+impl Expected {
+    pub fn new(args: &Args, shape: Shape, rank: u32, plan: Plan) -> Self {
+        let routings: Vec<_> =
+            (0..plan.ranks).map(|source| Routing::new(args.routing, &shape, source)).collect();
+        Self {
+            arrivals: routing::arrivals(&routings, rank, plan.local_experts),
+            pattern: Pattern::new(shape.dtype(), shape.hidden),
+            dtype: shape.dtype(),
+            iteration: 0,
+            rank,
+            plan,
+            shape,
+            routings,
+        }
+    }
+
+    /// That of this rank's own tokens.
+    pub fn routing(&self) -> &Routing {
+        &self.routings[self.rank as usize]
+    }
+
+    /// Whether ranks answer with the very tokens: a pair of 16-bit rows that stay in place.
+    pub fn returns_tokens(&self, case: Case) -> bool {
+        case == Case::Pair && self.shape.layout == Layout::RankMajor && self.shape.payload != Payload::Fp8
+    }
+
+    /// The row that `source` sends for a token in this iteration.
+    fn token_row(&self, source: u32, token: u32) -> &[u16] {
+        self.pattern.row(&[0, self.iteration, source, token])
+    }
+
+    /// What an expert gives for a token of `source`.
+    fn expert_row(&self, source: u32, token: u32, expert: u32) -> &[u16] {
+        self.pattern.row(&[1, self.iteration, source, token, expert])
+    }
+
+    /// What a rank gives, over its experts.
+    fn rank_row(&self, source: u32, token: u32, rank: u32) -> &[u16] {
+        self.pattern.row(&[2, self.iteration, source, token, rank])
+    }
+
+    /// What this rank gives for a row that has arrived.
+    pub fn answer(&self, arrival: &Arrival) -> &[u16] {
+        self.rank_row(arrival.source, arrival.token, self.rank)
+    }
+
+    /// x: `[tokens, hidden]`
+    pub fn make_tokens(&self, x: &mut [u16]) {
+        for (token, row) in (0..).zip(x.chunks_exact_mut(self.shape.hidden as usize)) {
+            row.copy_from_slice(self.token_row(self.rank, token));
+        }
+    }
+
+    /// outputs: expert-major `[local_experts, M, hidden]`, rank-major `[M, hidden]`
+    pub fn make_outputs(&self, outputs: &mut [u16]) {
+        let (hidden, max_tokens) = (self.shape.hidden as usize, self.shape.tokens as usize);
+        for arrival @ Arrival { source, token, row, copies } in &self.arrivals {
+            match self.shape.layout {
+                Layout::ExpertMajor => {
+                    for &(expert, at) in copies {
+                        let output = self.expert_row(*source, *token, expert);
+                        outputs[at * hidden..][..hidden].copy_from_slice(output);
+                    }
+                }
+                Layout::RankMajor => {
+                    let at = *source as usize * max_tokens + row;
+                    outputs[at * hidden..][..hidden].copy_from_slice(self.answer(arrival));
+                }
+            }
+        }
+    }
+
+    /// Rank-major rows that are not as sent, and those too few or too many. `row`: payload and scales of a row of a source;
+    /// `count`: how many there are of a source.
+    pub fn wrong_rows<'a>(
+        &self,
+        row: impl Fn(u32, usize) -> Option<(&'a [u8], &'a [u8])>,
+        count: impl Fn(u32) -> usize,
+    ) -> Result<u64, Error> {
+        let mut sent = vec![0; self.routings.len()];
+        let mut wrong = 0;
+        let mut expected = Wire::new(&self.shape);
+        for arrival in &self.arrivals {
+            sent[arrival.source as usize] += 1;
+            expected.set(self.dtype, self.token_row(arrival.source, arrival.token))?;
+            wrong +=
+                u64::from(row(arrival.source, arrival.row) != Some((&expected.payload, &expected.scales)));
+        }
+        let surplus = (0..).zip(&sent).map(|(source, &sent)| count(source).abs_diff(sent) as u64);
+        Ok(wrong + surplus.sum::<u64>())
+    }
+
+    /// Expert-major rows that are not as sent, and those too few or too many. rows: `[local_experts, M, payload]`, scales:
+    /// `[local_experts, blocks, M]`, counts: `[local_experts]`
+    pub fn wrong_copies(&self, rows: &[u8], scales: &[u8], counts: &[u32]) -> Result<u64, Error> {
+        let per_list = self.plan.rows;
+        let mut sent = vec![0u32; counts.len()];
+        let mut wrong = 0;
+        let mut expected = Wire::new(&self.shape);
+        let (bytes, blocks) = (expected.payload.len(), expected.scales.len() / 4);
+        for Arrival { source, token, copies, .. } in &self.arrivals {
+            expected.set(self.dtype, self.token_row(*source, *token))?;
+            for &(_, at) in copies {
+                let (list, row) = (at / per_list, at % per_list);
+                sent[list] += 1;
+                let scale = |block| &scales[((list * blocks + block) * per_list + row) * 4..][..4];
+                let right = rows[at * bytes..][..bytes] == expected.payload
+                    && (0..).zip(expected.scales.chunks_exact(4)).all(|(block, s)| scale(block) == s);
+                wrong += u64::from(!right);
+            }
+        }
+        let surplus = sent.iter().zip(counts).map(|(a, &b)| u64::from(a.abs_diff(b)));
+        Ok(wrong + surplus.sum::<u64>())
+    }
+
+    /// Combined rows that are not, bit for bit, the sum in the order that the mode defines. out: `[tokens, hidden]`
+    pub fn wrong_sums(&self, case: Case, out: &[u16]) -> u64 {
+        let (rank, hidden) = (self.rank, self.shape.hidden as usize);
+        let local_experts = self.plan.local_experts;
+        let routing = self.routing();
+        let (mut total, mut part) = (vec![0.0f32; hidden], vec![0.0f32; hidden]);
+        let mut bits = vec![0u16; hidden];
+        let mut wrong = 0;
+        for (token, out) in (0u32..).zip(out.chunks_exact(hidden)) {
+            total.fill(0.0);
+            let chosen = routing.of(token as usize);
+            if self.shape.combine == Combine::Ordered {
+                for (expert, weight) in chosen {
+                    pattern::add(self.dtype, &mut total, weight, self.expert_row(rank, token, expert));
+                }
+            } else {
+                for owner in routing.ranks_of(token as usize, local_experts) {
+                    if self.shape.layout == Layout::ExpertMajor {
+                        part.fill(0.0);
+                        for (expert, weight) in chosen.clone().filter(|(e, _)| e / local_experts == owner) {
+                            pattern::add(self.dtype, &mut part, weight, self.expert_row(rank, token, expert));
+                        }
+                        pattern::round_all(self.dtype, &part, &mut bits);
+                        pattern::add(self.dtype, &mut total, 1.0, &bits);
+                    } else if self.returns_tokens(case) {
+                        pattern::add(self.dtype, &mut total, 1.0, self.token_row(rank, token));
+                    } else {
+                        pattern::add(self.dtype, &mut total, 1.0, self.rank_row(rank, token, owner));
+                    }
+                }
+            }
+            pattern::round_all(self.dtype, &total, &mut bits);
+            wrong += u64::from(out != bits);
+        }
+        wrong
+    }
+}
+
+/// A row as it travels.
+struct Wire {
+    payload: Vec<u8>,
+    scales: Vec<u8>,
+    /// The scales as numbers; empty for 16-bit payloads.
+    numbers: Vec<f32>,
+}
+
+impl Wire {
+    fn new(shape: &Shape) -> Self {
+        let hidden = shape.hidden as usize;
+        let (payload, blocks) =
+            if shape.payload == Payload::Fp8 { (hidden, hidden / 128) } else { (2 * hidden, 0) };
+        Self { payload: vec![0; payload], scales: vec![0; 4 * blocks], numbers: vec![0.0; blocks] }
+    }
+
+    fn set(&mut self, dtype: Float16, row: &[u16]) -> Result<(), Error> {
+        if self.numbers.is_empty() {
+            let values = self.payload.chunks_exact_mut(2).zip(row);
+            values.for_each(|(bytes, value)| bytes.copy_from_slice(&value.to_le_bytes()));
+            return Ok(());
+        }
+        let x = pattern::tensor(dtype, row, row.len() as u32);
+        quantize_fp8(x, Fp8Scale::F32, &mut self.payload, &mut TensorMut::new(&mut self.numbers))?;
+        let scales = self.scales.chunks_exact_mut(4).zip(&self.numbers);
+        scales.for_each(|(bytes, scale)| bytes.copy_from_slice(&scale.to_le_bytes()));
+        Ok(())
+    }
+}
