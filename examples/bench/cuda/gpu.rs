@@ -77,6 +77,7 @@ impl Gpu {
 
     /// Enqueues an event that each replay of the graph under capture records anew, with the time.
     pub fn mark_in_graph(&self, event: &CudaEvent) -> Result<(), Error> {
+        self.context.bind_to_thread()?;
         let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
         // SAFETY: a live event and a live stream of the same context.
         unsafe { sys::cuEventRecordWithFlags(event.cu_event(), self.stream.cu_stream(), external) }
@@ -128,6 +129,7 @@ impl Gpu {
     /// There are as many bytes of this GPU's memory at `to`.
     pub unsafe fn upload<T: Copy>(&self, to: u64, from: &[T]) -> Result<(), Error> {
         if !from.is_empty() {
+            self.context.bind_to_thread()?;
             // SAFETY: by this function's contract. Pageable memory has been read when the call returns.
             unsafe { result::memcpy_htod_async(to, from, self.stream.cu_stream()) }?;
         }
@@ -207,6 +209,7 @@ impl Gpu {
         threads: u32,
         arguments: &mut [*mut c_void],
     ) -> Result<(), Error> {
+        self.context.bind_to_thread()?;
         let (grid, block) = ((blocks, 1, 1), (threads, 1, 1));
         // SAFETY: by this function's contract; the driver copies the arguments before it returns.
         unsafe { result::launch_kernel(kernel, grid, block, 0, self.stream.cu_stream(), arguments) }?;

@@ -39,7 +39,7 @@ impl Machine {
             let area = Area::new(gpu, group)?;
             rate = store_rate(gpu, group, &area)?;
             signal = signal_ns(gpu, group, &area)?;
-            meet(group)?; // nobody unmaps what another still writes
+            area.close(group)?;
         }
         let all = gather(group, &[gap, rate, signal])?;
         let of = |i: usize| all.iter().filter_map(move |numbers| numbers.get(i)).copied();
@@ -59,8 +59,11 @@ impl Machine {
 impl std::fmt::Display for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { rate, signal_us, gap_us } = self;
-        write!(f, "stores of every GPU to all peers at once: {:.1} GB/s sent; ", rate / 1e9)?;
-        write!(f, "a signal one way: {signal_us:.2} us; from kernel to kernel: {gap_us:.2} us")
+        if rate.is_finite() {
+            write!(f, "stores of every GPU to all peers at once: {:.1} GB/s sent; ", rate / 1e9)?;
+            write!(f, "a signal one way: {signal_us:.2} us; ")?;
+        }
+        write!(f, "from kernel to kernel: {gap_us:.2} us")
     }
 }
 
@@ -168,6 +171,12 @@ impl Area {
         Ok(area)
     }
 
+    /// Nobody frees what another still has mapped. All ranks call it.
+    fn close(mut self, group: &Group) -> Result<(), Error> {
+        self.at.clear();
+        meet(group)
+    }
+
     /// The areas of the others, the next rank's first, so that not all store to the same one at a time.
     fn peers(&self, group: &Group) -> impl Iterator<Item = u64> {
         let (rank, world) = (group.rank() as usize, group.world() as usize);
@@ -177,8 +186,7 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        self.at.clear();
-        // SAFETY: allocated in `new`; the ranks have met since they last stored there. A context that is lost has nothing to free.
+        // SAFETY: allocated in `new`; after `close` it is mapped nowhere, and without it the process ends. A context that is lost has nothing to free.
         let _ = unsafe { result::free_sync(self.own) };
     }
 }
@@ -209,5 +217,29 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: opened in `open`, and no kernel that stores there is left. An error leaves it to the end of the process.
         let _ = unsafe { sys::cuIpcCloseMemHandle(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_floor_is_bytes_signals_and_launches() {
+        let machine = Machine { rate: 350e9, signal_us: 1.25, gap_us: 2.0 };
+        assert_eq!(machine.floor_us(3_500_000, 2), 10.0 + 2.0 * 3.25);
+        let alone = Machine { rate: f64::INFINITY, signal_us: 0.0, gap_us: 2.0 };
+        assert_eq!(
+            (alone.floor_us(0, 1), alone.to_string().as_str()),
+            (2.0, "from kernel to kernel: 2.00 us")
+        );
+    }
+
+    #[test]
+    fn the_source_has_the_kernels_that_are_looked_up() {
+        let source = include_str!("probe.ptx");
+        for name in ["empty", "pause", "store", "ping"] {
+            assert!(source.contains(&format!(".visible .entry {name}(")), "{name}");
+        }
     }
 }
