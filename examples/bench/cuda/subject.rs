@@ -112,28 +112,28 @@ impl<'g> Subject<'g> {
     pub fn in_place(&self, case: Case) -> bool {
         match case {
             Case::Combine => self.rank_major(),
-            Case::Dispatch | Case::Pair => self.expected.returns_tokens(Case::Pair),
+            Case::Dispatch | Case::Pair => self.expected.returns_tokens(case),
         }
     }
 
-    pub fn input(&self) -> Dispatch<'_, TensorRef<'_>> {
-        let Expected { shape, dtype, .. } = &self.expected;
+    /// What dispatch takes.
+    fn input(&self) -> Dispatch<'_, TensorRef<'_>> {
+        let shape = &self.expected.shape;
         let (n, k, hidden) = (shape.tokens as usize, shape.topk as usize, shape.hidden as usize);
-        let dtype = if *dtype == epwire::Float16::Bf16 { DType::Bf16 } else { DType::F16 };
         let view = |memory, dtype: DType, cols: usize| {
             let address = self.gpu.address(memory);
             // SAFETY: allocated with so many rows; it lives as long as the subject, which outlives its graphs, and is
             // written in the order of the one stream that everything here is enqueued on.
             unsafe { TensorRef::from_raw(address, dtype, n, cols, cols * dtype.bytes()) }
         };
-        Dispatch::new(view(&self.device.x, dtype, hidden), view(&self.device.experts, DType::I32, k))
+        Dispatch::new(view(&self.device.x, self.dtype(), hidden), view(&self.device.experts, DType::I32, k))
             .weights(view(&self.device.weights, DType::F32, k))
             .payload(shape.payload())
             .layout(shape.layout())
             .lane(0)
     }
 
-    pub fn output(&self) -> DispatchOutput<'_> {
+    fn output(&self) -> DispatchOutput<'_> {
         let device = &self.device;
         let whole = |memory: &CudaSlice<u8>, dtype: DType| Some(self.whole(memory, dtype));
         let mut output = DispatchOutput {
@@ -157,7 +157,7 @@ impl<'g> Subject<'g> {
         output
     }
 
-    pub fn combine_input(&self, in_place: bool) -> Combine<'_, TensorRef<'_>> {
+    fn combine_input(&self, in_place: bool) -> Combine<'_, TensorRef<'_>> {
         let shape = &self.expected.shape;
         if in_place {
             return Combine::in_place().mode(shape.mode());
@@ -170,7 +170,7 @@ impl<'g> Subject<'g> {
         Combine::new(outputs).mode(shape.mode())
     }
 
-    pub fn combine_output(&self) -> CombineOutput<'_> {
+    fn combine_output(&self) -> CombineOutput<'_> {
         CombineOutput::new(self.whole(&self.device.out, self.dtype()))
     }
 
