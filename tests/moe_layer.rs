@@ -25,7 +25,12 @@ static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--example", "moe_layer", "--target-dir"]).arg(profile.parent().unwrap());
     cargo.args(["--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]);
-    for (feature, on) in [("tracing", cfg!(feature = "tracing")), ("metrics", cfg!(feature = "metrics"))] {
+    for (feature, on) in [
+        ("tracing", cfg!(feature = "tracing")),
+        ("metrics", cfg!(feature = "metrics")),
+        ("cuda", cfg!(feature = "cuda")),
+        ("cudarc", cfg!(feature = "cudarc")),
+    ] {
         if on {
             cargo.args(["--features", feature]);
         }

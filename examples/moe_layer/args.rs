@@ -21,6 +21,9 @@ pub struct Args {
     /// Processes to start on this host; not needed under torchrun, mpirun, srun or another launcher
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORLD)))]
     pub ranks: Option<u32>,
+    /// Where tokens, experts and the window are: host memory, or one GPU per rank (features `cuda` and `cudarc`)
+    #[arg(long, value_enum, default_value_t = Device::Host)]
+    pub device: Device,
     /// Channels of a token
     #[arg(long, value_name = "H", default_value_t = 256)]
     pub hidden: usize,
@@ -60,6 +63,14 @@ pub struct Args {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
+}
+
+/// `--device`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Device {
+    Host,
+    Cuda,
 }
 
 /// `--payload`

@@ -5,8 +5,8 @@
 use std::time::{Duration, Instant};
 
 use epwire::{
-    Combine, CombineMode, CombineOutput, Dispatch, DispatchBuffers, DispatchOutput, Dispatched, Element,
-    EpBuffer, EpConfig, Fp8Scale, Group, HostBuffer, Layout, Outcome, Payload, RowShape, ScaleOrder,
+    Combine, CombineMode, CombineOutput, Device, Dispatch, DispatchBuffers, DispatchOutput, Dispatched,
+    Element, EpBuffer, EpConfig, Fp8Scale, Group, HostBuffer, Layout, Outcome, Payload, RowShape, ScaleOrder,
     TensorMut, TensorRef, dequantize_fp8, quantize_fp8,
 };
 use half::{
@@ -17,37 +17,54 @@ use half::{
 use crate::{
     args::{self, Args},
     experts::{self, RankMajorRows},
-    model::{Expert, Float16, Layer, Routing, Shape},
+    model::{Expert, Float16, Layer, Model, Routing, Shape},
     report::RankReport,
     run::{Exchange, Result},
 };
 
-/// Creates this rank's buffer, connects it to those of the group, and makes an exchange of it.
-pub fn connect(group: &Group, args: &Args, shape: Shape) -> Result<Box<dyn Exchange>> {
-    Ok(match args.dtype() {
-        Float16::Bf16 => Box::new(EpExchange::<bf16>::new(group, args, shape)?),
-        Float16::F16 => Box::new(EpExchange::<f16>::new(group, args, shape)?),
-    })
+/// Creates this rank's buffer, connects it to those of the group, and makes an exchange of it. `local_rank` among those of
+/// this host decides on the GPU.
+pub fn connect(group: &Group, args: &Args, model: &Model, local_rank: u32) -> Result<Box<dyn Exchange>> {
+    match (args.device, args.dtype()) {
+        (args::Device::Host, Float16::Bf16) => {
+            Ok(Box::new(EpExchange::<bf16>::new(group, args, model.shape)?))
+        }
+        (args::Device::Host, Float16::F16) => Ok(Box::new(EpExchange::<f16>::new(group, args, model.shape)?)),
+        #[cfg(all(feature = "cuda", feature = "cudarc"))]
+        (args::Device::Cuda, _) => crate::cuda::connect(group, args, model, local_rank),
+        #[cfg(not(all(feature = "cuda", feature = "cudarc")))]
+        (args::Device::Cuda, _) => Err(format!("local rank {local_rank}: {NO_CUDA}").into()),
+    }
 }
 
-/// Of tokens and expert outputs of type `T`. Sizes: E local experts, M = ranks * max_tokens rows, H channels.
-struct EpExchange<T: Half> {
-    buffer: EpBuffer,
-    payload: Payload,
-    layout: Layout,
-    mode: CombineMode,
-    split: bool,
-    /// What dispatch delivers, in memory used again for every layer.
-    received: DispatchBuffers,
-    /// `[E, M, H]`: what the experts give. Rank-major: empty, they write into the window.
-    outputs: HostBuffer<T>,
-    /// `[max_tokens, H]`: what combine delivers.
-    combined: HostBuffer<T>,
+/// What is missing for the device that is asked for, before any rank waits for another.
+pub fn check(device: args::Device) -> Result<()> {
+    match device {
+        args::Device::Host => Ok(()),
+        #[cfg(all(feature = "cuda", feature = "cudarc"))]
+        args::Device::Cuda => crate::cuda::gpus().map(drop),
+        #[cfg(not(all(feature = "cuda", feature = "cudarc")))]
+        args::Device::Cuda => Err(NO_CUDA.into()),
+    }
 }
 
-impl<T: Half> EpExchange<T> {
-    fn new(group: &Group, args: &Args, shape: Shape) -> epwire::Result<Self> {
-        let float = match T::MODEL {
+#[cfg(not(all(feature = "cuda", feature = "cudarc")))]
+const NO_CUDA: &str = "--device cuda is not in this build: build the example with `--features cuda,cudarc`, \
+                       which needs a CUDA toolkit, or use --device host";
+
+/// What the command line asks of epwire.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub config: EpConfig,
+    pub payload: Payload,
+    pub layout: Layout,
+    pub mode: CombineMode,
+    pub split: bool,
+}
+
+impl Settings {
+    pub fn new(args: &Args, shape: Shape, device: Device) -> Self {
+        let float = match args.dtype() {
             Float16::Bf16 => epwire::Float16::Bf16,
             Float16::F16 => epwire::Float16::F16,
         };
@@ -68,24 +85,81 @@ impl<T: Half> EpExchange<T> {
             dtype: float,
             combine_dtype: float,
             ordered: mode == CombineMode::Ordered,
+            device,
             deadline: Duration::from_secs(args.deadline),
             ..EpConfig::new(args.max_tokens as u32, hidden as u32, experts as u32, topk as u32)
         };
-        let buffer = EpBuffer::create_blocking(group, config)?;
-        let received = buffer.dispatch_buffers(payload, layout, 0)?;
+        Self { config, payload, layout, mode, split: args.split }
+    }
+
+    /// The values that experts receive for rows `x` `[n, hidden]`.
+    pub fn received_values<T: Half>(&self, x: &[u16]) -> Result<Vec<f32>> {
+        let Payload::Fp8 { scale } = self.payload else { return Ok(T::MODEL.widen(x)) };
+        let hidden = self.config.hidden as usize;
+        let mut q = vec![0; x.len()];
+        let mut scales = HostBuffer::<u8>::zeroed(x.len() / 128 * size_of::<f32>());
+        let x = TensorRef::new(T::from_bits(x), hidden);
+        quantize_fp8(x, scale, &mut q, &mut TensorMut::new(&mut scales))?;
+        values::<T>(self.payload, &q, &scales, hidden)
+    }
+
+    /// Adds a layer's rows and bytes to `report`: sent by `routing`, received as `source_counts` `[ranks]` and `counts` `[E]` say.
+    pub fn count(
+        &self,
+        routing: &Routing,
+        source_counts: &[u32],
+        counts: &[u32],
+        report: &mut RankReport,
+    ) -> epwire::Result<()> {
+        let shape = RowShape::new(&self.config, source_counts.len() as u32, self.payload)?;
+        let sent: usize = (routing.topk_idx.chunks_exact(routing.topk))
+            .map(|ids| {
+                let mut ranks: Vec<usize> = ids.iter().map(|&id| id as usize / counts.len()).collect();
+                ranks.sort_unstable();
+                ranks.dedup();
+                ranks.len()
+            })
+            .sum();
+        let received: u32 = source_counts.iter().sum();
+        let answered = match self.mode {
+            CombineMode::RankReduced => received,
+            CombineMode::Ordered => counts.iter().sum(),
+        };
+        report.rows_sent += sent as u64;
+        report.rows_received += u64::from(received);
+        report.bytes += (sent * (shape.payload_bytes + shape.scale_count * shape.scale_bytes)) as u64;
+        report.bytes += u64::from(answered) * 2 * u64::from(self.config.hidden);
+        Ok(())
+    }
+}
+
+/// Of tokens and expert outputs of type `T`. Sizes: E local experts, M = ranks * max_tokens rows, H channels.
+struct EpExchange<T: Half> {
+    buffer: EpBuffer,
+    settings: Settings,
+    /// What dispatch delivers, in memory used again for every layer.
+    received: DispatchBuffers,
+    /// `[E, M, H]`: what the experts give. Rank-major: empty, they write into the window.
+    outputs: HostBuffer<T>,
+    /// `[max_tokens, H]`: what combine delivers.
+    combined: HostBuffer<T>,
+}
+
+impl<T: Half> EpExchange<T> {
+    fn new(group: &Group, args: &Args, shape: Shape) -> epwire::Result<Self> {
+        let settings = Settings::new(args, shape, Device::Host);
+        let buffer = EpBuffer::create_blocking(group, settings.config.clone())?;
+        let received = buffer.dispatch_buffers(settings.payload, settings.layout, 0)?;
         let plan = buffer.plan();
-        let outputs = match layout {
-            Layout::ExpertMajor => plan.local_experts as usize * plan.rows * hidden,
+        let outputs = match settings.layout {
+            Layout::ExpertMajor => plan.local_experts as usize * plan.rows * shape.hidden,
             Layout::RankMajor => 0,
         };
         Ok(Self {
             outputs: HostBuffer::zeroed(outputs),
-            combined: HostBuffer::zeroed(args.max_tokens * hidden),
-            split: args.split,
+            combined: HostBuffer::zeroed(args.max_tokens * shape.hidden),
             buffer,
-            payload,
-            layout,
-            mode,
+            settings,
             received,
         })
     }
@@ -100,10 +174,10 @@ impl<T: Half> EpExchange<T> {
             TensorRef::new(&routing.topk_idx, routing.topk),
         )
         .weights(TensorRef::new(&routing.topk_weights, routing.topk))
-        .payload(self.payload)
-        .layout(self.layout);
+        .payload(self.settings.payload)
+        .layout(self.settings.layout);
         let output = DispatchOutput { scale_order: ScaleOrder::RowMajor, ..self.received.output() };
-        if !self.split {
+        if !self.settings.split {
             return self.buffer.dispatch_blocking(input, output);
         }
         let sent = self.buffer.dispatch_send_blocking(input)?;
@@ -114,13 +188,13 @@ impl<T: Half> EpExchange<T> {
     }
 
     fn combine(&mut self, dispatched: Dispatched) -> epwire::Result<Outcome> {
-        let input = match self.layout {
+        let input = match self.settings.layout {
             Layout::ExpertMajor => Combine::new(TensorRef::new(&self.outputs, self.hidden())),
             Layout::RankMajor => Combine::in_place(),
         }
-        .mode(self.mode);
+        .mode(self.settings.mode);
         let output = CombineOutput::new(TensorMut::new(&mut self.combined));
-        if !self.split {
+        if !self.settings.split {
             return Ok(dispatched.combine_blocking(input, output)?);
         }
         let sent = dispatched.combine_send(input)?;
@@ -131,12 +205,12 @@ impl<T: Half> EpExchange<T> {
     /// Runs the experts from `received` to `outputs`.
     fn expert_major(&mut self, experts: &[Expert]) -> Result<()> {
         let hidden = self.hidden();
-        let shape = RowShape::new(self.buffer.config(), self.buffer.ranks(), self.payload)?;
+        let shape = RowShape::new(self.buffer.config(), self.buffer.ranks(), self.settings.payload)?;
         let (row_bytes, scale_bytes) = (shape.payload_bytes, shape.scale_count * shape.scale_bytes);
         let DispatchBuffers { rows, scales, counts, .. } = &self.received;
         let values = |first: usize, count: usize| {
             values::<T>(
-                self.payload,
+                self.settings.payload,
                 &rows[first * row_bytes..][..count * row_bytes],
                 &scales[first * scale_bytes..][..count * scale_bytes],
                 hidden,
@@ -164,7 +238,7 @@ impl<T: Half> EpExchange<T> {
                 let (source, row) = (index / config.max_tokens, (index % config.max_tokens) as usize);
                 let payload = view.row::<u8>(source, row).ok_or_else(|| absent(source, row))?;
                 let scales = view.scales(source, row).unwrap_or_default();
-                gathered.extend(values::<T>(self.payload, payload, scales, self.hidden())?);
+                gathered.extend(values::<T>(self.settings.payload, payload, scales, self.hidden())?);
             }
             Ok(gathered)
         };
@@ -176,29 +250,6 @@ impl<T: Half> EpExchange<T> {
             Ok(())
         };
         experts::reduce(&outputs, received, self.hidden(), T::MODEL, answer)
-    }
-
-    fn count(&self, routing: &Routing, report: &mut RankReport) -> epwire::Result<()> {
-        let shape = RowShape::new(self.buffer.config(), self.buffer.ranks(), self.payload)?;
-        let local = self.buffer.plan().local_experts;
-        let sent: usize = (routing.topk_idx.chunks_exact(routing.topk))
-            .map(|ids| {
-                let mut ranks: Vec<u32> = ids.iter().map(|&id| id as u32 / local).collect();
-                ranks.sort_unstable();
-                ranks.dedup();
-                ranks.len()
-            })
-            .sum();
-        let received: u32 = self.received.source_counts.iter().sum();
-        let answered = match self.mode {
-            CombineMode::RankReduced => received,
-            CombineMode::Ordered => self.received.counts.iter().sum(),
-        };
-        report.rows_sent += sent as u64;
-        report.rows_received += u64::from(received);
-        report.bytes += (sent * (shape.payload_bytes + shape.scale_count * shape.scale_bytes)) as u64;
-        report.bytes += u64::from(answered) * 2 * self.hidden() as u64;
-        Ok(())
     }
 }
 
@@ -217,7 +268,7 @@ impl<T: Half> Exchange for EpExchange<T> {
         let mut dispatched = self.dispatch(x, routing)?;
         complete(dispatched.outcome())?;
         let arrived = Instant::now();
-        match self.layout {
+        match self.settings.layout {
             Layout::ExpertMajor => self.expert_major(own)?,
             Layout::RankMajor => self.rank_major(&mut dispatched, own)?,
         }
@@ -227,17 +278,12 @@ impl<T: Half> Exchange for EpExchange<T> {
         report.dispatch_seconds += (arrived - begin).as_secs_f64();
         report.experts_seconds += (computed - arrived).as_secs_f64();
         report.combine_seconds += computed.elapsed().as_secs_f64();
-        self.count(routing, report)?;
+        self.settings.count(routing, &self.received.source_counts, &self.received.counts, report)?;
         Ok(T::bits(&self.combined)[..x.len()].to_vec())
     }
 
     fn payload(&self, x: &[u16]) -> Result<Vec<f32>> {
-        let Payload::Fp8 { scale } = self.payload else { return Ok(T::MODEL.widen(x)) };
-        let mut q = vec![0; x.len()];
-        let mut scales = HostBuffer::<u8>::zeroed(x.len() / 128 * size_of::<f32>());
-        let x = TensorRef::new(T::from_bits(x), self.hidden());
-        quantize_fp8(x, scale, &mut q, &mut TensorMut::new(&mut scales))?;
-        values::<T>(self.payload, &q, &scales, self.hidden())
+        self.settings.received_values::<T>(x)
     }
 }
 
@@ -255,7 +301,7 @@ fn values<T: Half>(payload: Payload, rows: &[u8], scales: &[u8], hidden: usize) 
 
 /// A degraded operation lacks rows, and this example has a use for all of them. A server would go on: with the tokens
 /// that are whole, and after [`EpBuffer::recover`] without the ranks that are missing.
-fn complete(outcome: &Outcome) -> Result<()> {
+pub fn complete(outcome: &Outcome) -> Result<()> {
     if outcome.is_complete() {
         return Ok(());
     }
@@ -264,7 +310,7 @@ fn complete(outcome: &Outcome) -> Result<()> {
 }
 
 /// A 16-bit type as epwire takes it, and as the model keeps it: as bits.
-trait Half: Element {
+pub trait Half: Element {
     const MODEL: Float16;
     fn from_bits(bits: &[u16]) -> &[Self];
     fn bits(values: &[Self]) -> &[u16];

@@ -4,14 +4,19 @@
 #![allow(unreachable_pub, reason = "pub says what a module offers to the others; an example has no outside")]
 
 mod args;
+#[cfg(all(feature = "cuda", feature = "cudarc"))]
+mod cuda;
 mod exchange;
 mod experts;
+#[cfg(all(feature = "cuda", feature = "cudarc"))]
+mod kernels;
 mod matrix;
 mod model;
 mod random;
 mod reference;
 mod report;
 mod run;
+mod silu;
 
 #[cfg(test)]
 #[path = "../common/options.rs"]
@@ -65,6 +70,7 @@ fn as_parent(args: &Args, ranks: u32) -> Result<ExitCode> {
     // What is wrong for every rank is said once, here.
     args.shape(ranks as usize)?;
     text(args)?;
+    exchange::check(args.device)?;
     let (run_id, token) = ("moe_layer", Token::random()?);
     let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new(run_id, ranks) };
     let server = Server::bind_blocking("127.0.0.1:0", options)?;
@@ -82,10 +88,12 @@ fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode> {
     let (rank, ranks) = launch.map_or((0, 1), |launch| (launch.rank as usize, launch.world as usize));
     let shape = args.shape(ranks)?;
     let text = text(args)?;
+    exchange::check(args.device)?;
     // Before the ranks meet: from then on they wait for each other.
     let model = Model::new(shape, args.seed);
     let group = join(args, launch, text.len())?;
-    let mut exchange = exchange::connect(&group, args, shape)?;
+    let local_rank = launch.map_or(0, |launch| launch.local_rank);
+    let mut exchange = exchange::connect(&group, args, &model, local_rank)?;
 
     let cut = Cut { rank, ranks, max_tokens: args.max_tokens };
     let visible = rank == 0 && std::io::stderr().is_terminal();

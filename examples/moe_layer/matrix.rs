@@ -92,10 +92,13 @@ impl Matrix {
         }
     }
 
-    /// The entry that multiplies `input` into `output`.
-    #[cfg(test)]
-    pub fn entry(&self, input: usize, output: usize) -> f32 {
-        self.panels[output / PANEL * self.inputs + input][output % PANEL]
+    /// All entries `[inputs, outputs]`, row by row.
+    #[cfg(any(test, all(feature = "cuda", feature = "cudarc")))]
+    pub fn dense(&self) -> Vec<f32> {
+        let row = |input: usize| {
+            (0..self.outputs).map(move |o| self.panels[o / PANEL * self.inputs + input][o % PANEL])
+        };
+        (0..self.inputs).flat_map(row).collect()
     }
 }
 
@@ -109,12 +112,13 @@ mod tests {
         for (inputs, outputs, m) in [(8, 16, 2), (24, 40, 5), (7, 3, 1), (5, 17, 4), (4, 4, 0)] {
             let matrix = Matrix::random(inputs, outputs, &mut random);
             let rows: Vec<f32> = (0..m * inputs).map(|_| random.unit()).collect();
-            let products = matrix.multiply(&rows);
+            let (entries, products) = (matrix.dense(), matrix.multiply(&rows));
             assert_eq!(products.len(), m * outputs);
             assert_eq!(products, matrix.multiply_by::<2>(&rows), "with and without wide registers");
             for (r, row) in rows.chunks(inputs).enumerate() {
                 for output in 0..outputs {
-                    let sum = row.iter().enumerate().fold(0.0, |s, (i, x)| s + x * matrix.entry(i, output));
+                    let sum =
+                        row.iter().enumerate().fold(0.0, |s, (i, x)| s + x * entries[i * outputs + output]);
                     assert_eq!(
                         products[r * outputs + output].to_bits(),
                         f32::to_bits(sum),

@@ -13,7 +13,7 @@ use std::{fmt, ops::Range};
 
 use half::{bf16, f16};
 
-use crate::{matrix::Matrix, random::Random};
+use crate::{matrix::Matrix, random::Random, silu::silu};
 
 /// A 16-bit floating-point type. Values are kept as bits, `u16`, in the form that epwire takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +79,8 @@ pub struct Model {
 
 /// A router and its experts.
 pub struct Layer {
+    /// Its position in the model.
+    pub index: usize,
     topk: usize,
     router: Matrix,
     pub experts: Vec<Expert>,
@@ -110,6 +112,7 @@ impl Model {
                     Expert::random(hidden, intermediate, &mut Random::new(seed, &format!("layer {layer}")));
                 let own = |e| Random::new(seed, &format!("layer {layer} expert {e}"));
                 Layer {
+                    index: layer,
                     topk,
                     router: Matrix::random(
                         hidden,
@@ -200,9 +203,15 @@ impl Expert {
         let gate = self.gate.multiply(rows);
         let mut inner = self.up.multiply(rows);
         for (u, g) in inner.iter_mut().zip(gate) {
-            *u *= g / (1.0 + (-g).exp());
+            *u *= silu(g);
         }
         self.down.multiply(&inner)
+    }
+
+    /// Its weights `[gate, up, down]`, each `[inputs, outputs]`.
+    #[cfg(all(feature = "cuda", feature = "cudarc"))]
+    pub fn weights(&self) -> [Vec<f32>; 3] {
+        [&self.gate, &self.up, &self.down].map(Matrix::dense)
     }
 }
 
