@@ -197,6 +197,39 @@ fn any_number_of_ranks_will_do() {
 }
 
 #[test]
+#[cfg(not(all(feature = "cuda", feature = "cudarc")))]
+fn a_gpu_needs_features_which_the_error_names() {
+    let text = Text::new("features", TOKENS);
+    for ranks in ["", "--ranks 2"] {
+        let ended = text.start(&format!("{SMALL} --device cuda {ranks}"), &[]).end(LIMIT);
+        ended.assert_failed(&["--features cuda,cudarc"]);
+    }
+}
+
+#[test]
+#[cfg(all(feature = "cuda", feature = "cudarc"))]
+fn a_gpu_gives_the_same_bits_and_without_a_driver_the_error_says_so() {
+    if Path::new("/proc/driver/nvidia/version").exists() {
+        for args in [
+            "--ranks 2 --device cuda",
+            "--ranks 2 --device cuda --payload f16 --split",
+            "--ranks 2 --device cuda --combine ordered --payload fp8",
+            "--ranks 2 --device cuda --layout rank-major",
+            "--ranks 2 --device cuda --layout rank-major --payload fp8 --split",
+        ] {
+            assert_ok(args, 2);
+        }
+        return;
+    }
+    let text = Text::new("driver", TOKENS);
+    for ranks in ["", "--ranks 2"] {
+        let ended = text.start(&format!("{SMALL} --device cuda {ranks}"), &[]).end(LIMIT);
+        ended.assert_failed(&["--device cuda", "no NVIDIA driver"]);
+        assert!(!ended.stderr.contains("panicked"), "{ended:?}");
+    }
+}
+
+#[test]
 fn a_rank_may_have_no_tokens_at_all() {
     let text = Text::new("short", 2);
     let ended = text.start(&format!("{SMALL} --ranks 4"), &[]).end(LIMIT);
