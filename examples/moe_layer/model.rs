@@ -80,6 +80,7 @@ pub struct Model {
 /// A router and its experts.
 pub struct Layer {
     /// Its position in the model.
+    #[cfg(all(feature = "cuda", feature = "cudarc"))]
     pub index: usize,
     topk: usize,
     router: Matrix,
@@ -112,6 +113,7 @@ impl Model {
                     Expert::random(hidden, intermediate, &mut Random::new(seed, &format!("layer {layer}")));
                 let own = |e| Random::new(seed, &format!("layer {layer} expert {e}"));
                 Layer {
+                    #[cfg(all(feature = "cuda", feature = "cudarc"))]
                     index: layer,
                     topk,
                     router: Matrix::random(
