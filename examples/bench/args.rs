@@ -62,7 +62,7 @@ pub struct Args {
     /// On GPUs: also time the halves of dispatch and combine, the receiving one with everything arrived
     #[arg(long)]
     pub split: bool,
-    /// On GPUs: thread blocks of a kernel, one to an SM [default: chosen by the library]
+    /// On GPUs: SMs that the kernels of all lanes take together, a thread block to each [default: all of the GPU's]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub sms: u32,
     /// On the host: how often the floor counts a token as read that dispatch sends to several ranks
