@@ -186,8 +186,8 @@ pub struct EpConfig {
     pub paths: Paths,
     /// Where tokens, outputs and the window are; the host by default. All ranks on the host or all on GPUs.
     pub device: Device,
-    /// Thread blocks of a kernel, one to an SM; fewer where those of all lanes would not fit the GPU together. 0: chosen by
-    /// the library. On the host without effect.
+    /// SMs that the kernels of all lanes take together, a thread block to each; 0: all of the GPU's. On the host without
+    /// effect.
     pub sms: u32,
     /// Bound of every wait for a peer, 1 ms to 1 day. Ranks that wait for each other show each other signs of life, which
     /// lengthens a wait, to 4 deadlines at most.
