@@ -186,8 +186,9 @@ pub struct EpConfig {
     pub paths: Paths,
     /// Where tokens, outputs and the window are; the host by default. All ranks on the host or all on GPUs.
     pub device: Device,
-    /// SMs that the kernels of all lanes take together, a thread block to each; 0: all of the GPU's. On the host without
-    /// effect.
+    /// SMs that the kernels of all lanes take together, a thread block to each; 0: all of the GPU's. Buffers that use a GPU at
+    /// the same time need SMs of their own: if theirs add up to more than it has, kernels that wait can keep those off it that
+    /// a peer waits for. On the host without effect.
     pub sms: u32,
     /// Bound of every wait for a peer, 1 ms to 1 day. Ranks that wait for each other show each other signs of life, which
     /// lengthens a wait, to 4 deadlines at most.

@@ -157,7 +157,8 @@ typedef struct epw_config {
     int32_t device; /* EPW_DEVICE_HOST, or the CUDA ordinal, in this process, of the GPU that holds tokens,
                        outputs and the window. All ranks on the host or all on GPUs */
     uint32_t sms; /* CUDA: SMs that the kernels of all lanes take together, a thread block to each; 0: all of
-                     the GPU's */
+                     the GPU's. Buffers that use a GPU at the same time need SMs of their own: if theirs add
+                     up to more than it has, kernels that wait can keep those off it that a peer waits for */
     uint32_t reserved;
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
 } epw_config;

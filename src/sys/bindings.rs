@@ -185,7 +185,8 @@ pub struct epw_config {
 outputs and the window. All ranks on the host or all on GPUs*/
     pub device: i32,
     /** CUDA: SMs that the kernels of all lanes take together, a thread block to each; 0: all of
-the GPU's*/
+the GPU's. Buffers that use a GPU at the same time need SMs of their own: if theirs add
+up to more than it has, kernels that wait can keep those off it that a peer waits for*/
     pub sms: u32,
     pub reserved: u32,
     /// a peer silent for so long is given up: 1 ms to 1 day
