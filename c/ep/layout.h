@@ -23,6 +23,9 @@
 /* Most ranks of a group on GPUs: kernels keep sets of ranks in one word. */
 #define EPW_GPU_MAX_RANKS 64
 
+/* Most experts of a group on GPUs: kernels keep a number for each in shared memory, beside their stages. */
+#define EPW_GPU_MAX_EXPERTS 8192
+
 /* What one source writes into a peer's window beside rows: a cache line with one writer. */
 typedef struct epw_line {
     uint64_t dispatch[EPW_MAX_LANES]; /* value: rows sent */

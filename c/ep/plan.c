@@ -68,6 +68,8 @@ static epw_status check_config(epw_where where, const epw_config *c) {
             "device is %d, must be EPW_DEVICE_HOST (-1) or the ordinal of a GPU, from 0", c->device);
     REQUIRE(c->device == EPW_DEVICE_HOST || c->ranks <= EPW_GPU_MAX_RANKS, EPW_ERR_LIMIT,
             "ranks is %u, must be at most %u on GPUs", c->ranks, EPW_GPU_MAX_RANKS);
+    REQUIRE(c->device == EPW_DEVICE_HOST || c->experts <= EPW_GPU_MAX_EXPERTS, EPW_ERR_LIMIT,
+            "experts is %u, must be at most %u on GPUs", c->experts, EPW_GPU_MAX_EXPERTS);
     REQUIRE(c->sms <= MAX_SMS, EPW_ERR_LIMIT, "sms is %u, must be at most %u", c->sms, MAX_SMS);
     REQUIRE(c->deadline_ns >= MIN_DEADLINE_NS && c->deadline_ns <= EPW_MAX_DEADLINE_NS, EPW_ERR_LIMIT,
             "deadline_ns is %llu, must be in [%llu, %llu] (1 ms to 1 day)",

@@ -8,8 +8,7 @@
 
 #include "ep/layout.h"
 
-#define EPW_GPU_MAX_EXPERTS 8192 /* per-expert tables lie in shared memory */
-#define EPW_GPU_RECORDS     256
+#define EPW_GPU_RECORDS 256
 
 /* What a lane is doing. Operations that find it otherwise do nothing but leave a record (EPW_CAUSE_HELD). */
 enum {

@@ -50,6 +50,14 @@ static void limits_of_gpus_are_named(void) {
     CHECK(error_has("ranks is 65, must be at most 64 on GPUs"));
     config.device = EPW_DEVICE_HOST;
     CHECK_OK(epw_plan_make(&config, &plan));
+    config = config_of(0);
+    config.experts = 8192;
+    CHECK_OK(epw_plan_make(&config, &plan));
+    config.experts += config.ranks;
+    CHECK(epw_plan_make(&config, &plan) == EPW_ERR_LIMIT);
+    CHECK(error_has("must be at most 8192 on GPUs"));
+    config.device = EPW_DEVICE_HOST;
+    CHECK_OK(epw_plan_make(&config, &plan));
 }
 
 /* Creates a buffer that can not be had, and leaves nothing behind. */
