@@ -1,8 +1,9 @@
 // Waiting for a peer's signal word, bounded. The decisions are those of c/ep/rules.h, shared with the host device.
 //
-// Every block waits for itself, one thread to a peer, and no block waits for another. So blocks may judge differently: one
-// sees the last look before the deadline fail, another sees the word. Whoever gives a peer up says so in context->gone, and
-// the kernel's last block, which alone decides what the half has delivered, leaves out everybody named there.
+// Every block waits for itself, one thread to a peer. A rank's word is posted by the last block of a grid whose first ones may
+// already wait, for that word too: so all blocks of the kernels that wait must find SMs (c/ep/gpu.c, choose_blocks). Blocks may
+// judge differently: one sees the last look before the deadline fail, another sees the word. Whoever gives a peer up says so in
+// context->gone, and the kernel's last block, which alone decides what the half has delivered, leaves out everybody named there.
 #pragma once
 
 #include "../ptx/memory.cuh"
@@ -147,12 +148,16 @@ __device__ __noinline__ inline Arrival await_long(const Operation &o, Awaited wh
             uint32_t named = 0;
             for (uint32_t l = 0; l < c->lanes; l++) {
                 uint64_t beacon = ptx::load_acquire_sys(&line_from(o, peer)->beacon[l]);
-                if (!epw_rule_beacon(beacon, o.epoch, o.ranks, &named)) continue;
+                uint32_t whom; // set also where there is no beacon, or one that was withdrawn
+                if (!epw_rule_beacon(beacon, o.epoch, o.ranks, &whom)) continue;
+                if (silent || named == o.rank) named = whom;
                 silent = false;
                 if (beacon == heard[l]) continue;
                 heard[l] = beacon; // each new beacon restarts the peer's clock
                 clock = now;
             }
+            // This rank itself lives: its word comes once all its blocks have found SMs, and the peers bear with it as long.
+            if (peer == o.rank) clock = now;
             uint64_t due = epw_rule_beacons_due(now - began, o.deadline), posted = ptx::load_relaxed_gpu(&wait->beacons);
             if (due > posted) {
                 auto *count = reinterpret_cast<unsigned long long *>(&wait->beacons);
