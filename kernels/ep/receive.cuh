@@ -255,9 +255,9 @@ __device__ inline void spread_rows(const epw_dispatch_args &a, Operation &o, Rec
 // Lays out what has come, as part `part` of the grid.
 __device__ inline void lay_out(const epw_dispatch_args &a, Operation &o, ReceiveShared &s,
                                unsigned char *memory, uint32_t *table, uint32_t *turns, Part part) {
-    bool lists = a.output_layout == EPW_RANK_MAJOR;
+    bool in_place = a.output_layout == EPW_RANK_MAJOR;
     uint32_t n = part.block * blockDim.x + threadIdx.x, source = 0, row = 0, j = 0;
-    bool mine = lists && find_entry(a, s, n, &source, &row, &j);
+    bool mine = in_place && find_entry(a, s, n, &source, &row, &j);
     Received first = {};
     if (mine) first = read_entry(a, slot_of(a, o, source, row), j);
     place_sources(a, o, s, table, part);
@@ -267,7 +267,7 @@ __device__ inline void lay_out(const epw_dispatch_args &a, Operation &o, Receive
         mine = find_entry(a, s, n, &source, &row, &j);
         if (mine) first = read_entry(a, slot_of(a, o, source, row), j);
     }
-    if (!lists || a.rows || (a.out_scales && a.scale_count) || a.out_sideband || a.source_token) {
+    if (!in_place || a.rows || (a.out_scales && a.scale_count) || a.out_sideband || a.source_token) {
         spread_rows(a, o, s, table, memory, turns, part);
     }
 }
