@@ -7,6 +7,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -69,6 +71,24 @@ static epw_status map_and_populate(int fd, uint64_t bytes, epw_where where, unsi
     return EPW_OK;
 }
 
+/* Making more pages resident than the machine has would not fail: the kernel would begin to kill processes.
+ */
+static epw_status check_available(uint64_t bytes, epw_where where) {
+    FILE *file = fopen("/proc/meminfo", "re");
+    if (!file) return EPW_OK; /* a system that does not say */
+    char line[128];
+    unsigned long long kib;
+    bool known = false;
+    while (!known && fgets(line, sizeof line, file)) known = sscanf(line, "MemAvailable: %llu kB", &kib) == 1;
+    fclose(file);
+    if (!known || bytes / 1024 <= kib) return EPW_OK;
+    return epw_fail(
+        EPW_ERR_NO_MEMORY, where,
+        "a window of %llu bytes, and the machine has %llu available; lower max_tokens, ranks or lanes "
+        "(epw_plan_make itemises the window)",
+        (unsigned long long)bytes, kib * 1024);
+}
+
 static int create_memfd(void) {
     int fd = memfd_create("epwire-window", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
     if (fd >= 0 || errno != EINVAL) return fd;
@@ -83,6 +103,8 @@ static epw_status host_create(int32_t ordinal, uint32_t paths, uint64_t bytes, e
         return epw_fail(EPW_ERR_LIMIT, where, "a window of %llu bytes can not be mapped",
                         (unsigned long long)bytes);
     bytes = (bytes + page - 1) / page * page;
+    epw_status available = check_available(bytes, where);
+    if (available) return available;
 
     int fd = create_memfd();
     if (fd < 0) return epw_fail_errno(errno, where, "memfd_create");
