@@ -48,6 +48,7 @@ static const model sound[] = {
     MODEL("crash-3-alone", 3, 1, 2, LEAVES, CRASH),
     MODEL("crash-3-release", 3, 1, 1, LEAVES, .release = true, .agreed = true, CRASH),
     MODEL("crash-2x2", 2, 2, 2, LEAVES, CRASH, .agreed = true),
+    MODEL("crash-2x2-release", 2, 2, 2, LEAVES, .release = true, .agreed = true, CRASH),
     MODEL("crash-4", 4, 1, 1, LEAVES, CRASH, .agreed = true),
     MODEL("sleep-3", 3, 1, 2, LEAVES, SLEEP, .agreed = true),
 };
