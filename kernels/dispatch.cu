@@ -30,15 +30,15 @@ template <typename T, uint32_t Payload> __device__ void dispatch_body(const epw_
         refuse(o, sends ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_DISPATCH_RECEIVE);
         return;
     }
-    uint64_t peers = sends ? o.active : c->present;
+    uint64_t peers = o.peers;
     if (receives) {
         receive_rows(a, o, receiving, peers, memory, table);
         return;
     }
     ptx::let_next_begin();
     if (last_block(o, &c->blocks_out) && threadIdx.x == 0) {
-        uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
-        leave(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, peers & ~missing, missing, beacons_posted(c));
+        uint64_t present = peers & ~ptx::load_relaxed_gpu(&c->gone);
+        leave(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, present, o.active & ~present, beacons_posted(c));
     }
 }
 

@@ -13,6 +13,9 @@ template <typename Args>
 cudaError_t prepare(void (*kernel)(Args), uint32_t threads, size_t shared, int *blocks_per_sm) {
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
     if (error != cudaSuccess) return error;
+    // Else an SM may be set up for one block, and keeps the next one off until that has ended.
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    if (error != cudaSuccess) return error;
     int blocks = 0;
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, int(threads), shared);
     if (blocks < *blocks_per_sm) *blocks_per_sm = blocks;

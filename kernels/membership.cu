@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
             c->active = a.active;
             c->op = c->wrapped = 0;
             c->stage = EPW_GPU_FREE;
-            c->present = 0;
+            c->present = c->excluded = 0;
         }
     }
     __syncthreads();

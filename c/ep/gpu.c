@@ -226,10 +226,10 @@ static epw_status drop_peers(epw_buffer *b, epw_where where) {
     return status;
 }
 
-/* A kernel waits for EPW_WAIT_DEADLINES_MAX deadlines at most. */
+/* A kernel waits twice at most, for permission and for rows, each time for EPW_WAIT_DEADLINES_MAX deadlines. */
 static bool gpu_leave(epw_buffer *b) {
     epw_where where = epw_at(b, "destroy");
-    uint64_t bound = EPW_WAIT_DEADLINES_MAX * b->config.deadline_ns;
+    uint64_t bound = 2 * EPW_WAIT_DEADLINES_MAX * b->config.deadline_ns;
     if (b->epoch == 0) return true; /* nothing was ever enqueued that touches a window */
     epw_status status = await_lanes(b, bound, where);
     if (status == EPW_OK) {

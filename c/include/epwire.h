@@ -515,7 +515,7 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  *   refused under capture; tokens is frozen at capture (rows of -1 ids move nothing).
  * - The host knows lanes and handles by the calls, captured ones included, not by replays. Before a change of
  *   peers or membership and before the buffer's end, replays must have run; what eager calls have enqueued is
- *   waited for, up to the deadline (then EPW_ERR_TIMEOUT; epw_buffer_destroy waits for four of them, and
+ *   waited for, up to the deadline (then EPW_ERR_TIMEOUT; epw_buffer_destroy waits for eight of them, and
  *   leaves the memory to the end of the process if the GPU is still not done with it).
  * - topk_weights of an ordered combine must stay valid until its receiving half has run.
  * - Addresses are aligned to their element, contributions to 4 bytes; x, rows, expert_out and out to 16, and
@@ -535,7 +535,8 @@ EPW_API epw_status epw_outcome_read(epw_buffer *buffer, epw_handle handle, epw_o
 /* CUDA: moves up to `capacity` of the error records that kernels have written since the last call, oldest
  * first, to `records` [out]; *count [out] is how many, *lost [out, may be NULL] how many were overwritten
  * before anybody took them. A record with cause EPW_CAUSE_ROUTING is of a routing id: `expected` is token <<
- * 32 | column, `seen` the id. The host device has none: its outcomes and errors say all. */
+ * 32 | column, `seen` the id; of one operation's, some 64 are recorded. The host device has none: its
+ * outcomes and errors say all. */
 EPW_API epw_status epw_take_errors(epw_buffer *buffer, epw_error_record *records, uint32_t capacity,
                                    uint32_t *count, uint64_t *lost);
 

@@ -9,6 +9,7 @@
 #include "ep/layout.h"
 
 #define EPW_GPU_RECORDS 256
+#define EPW_GPU_NOTES   64 /* of bad ids, by one operation: so few that no two writers are in one slot of the ring */
 
 /* What a lane is doing. Operations that find it otherwise do nothing but leave a record (EPW_CAUSE_HELD). */
 enum {
@@ -62,6 +63,7 @@ typedef struct epw_gpu_context {
     uint32_t op;      /* of the operation in flight, or the last one; 0 after set_active */
     uint32_t wrapped; /* op has passed its 32 bits in this epoch */
     uint32_t beacon;  /* running number of the lane's beacons */
+    uint64_t excluded; /* suspects that the lane knew when its last kernel ended: its next dispatch begins without them */
     uint64_t present; /* peers that take part in the handle: sent to, and once DISPATCHED received from */
     uint32_t received[EPW_GPU_MAX_RANKS];
     uint64_t sent[EPW_GPU_MAX_RANKS]; /* the dispatch words posted */
@@ -69,6 +71,7 @@ typedef struct epw_gpu_context {
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
     uint32_t blocks_out;
     uint32_t blocks_sent;
+    uint32_t noted;          /* bad routing ids put on record, and then some */
     uint32_t recorded;       /* `record` is taken */
     uint64_t gone;           /* peers given up */
     uint64_t refused;        /* peers whose rows or answers are not what this rank asked for */

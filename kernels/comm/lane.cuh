@@ -31,6 +31,7 @@ __device__ __forceinline__ void begin(epw_gpu_context *c, const epw_gpu_shared *
     o.stage = c->stage;
     o.first = op == 0 && c->wrapped == 0;
     o.active = c->active;
+    o.peers = next ? o.active & ~c->excluded : c->present;
     o.suspects = ptx::load_relaxed_gpu(&shared->suspects);
     o.deadline = deadline ? deadline : c->deadline_ns;
     o.gone = o.refused = 0;
@@ -111,10 +112,11 @@ __device__ inline void leave(const Operation &o, uint32_t phase, uint32_t stage,
         }
         report->record = c->record;
         c->shared->suspects_host[o.lane] = suspects;
+        c->excluded = suspects;
     }
     report->missing = missing;
     c->blocks_sent = c->blocks_out = 0;
-    c->recorded = 0;
+    c->recorded = c->noted = 0;
     c->gone = c->refused = 0;
     for (auto &wait : c->waits) wait.began = wait.beacons = 0;
     c->op = o.op;

@@ -21,6 +21,7 @@ struct Operation {
     uint32_t rank, ranks, lane, epoch, op;
     uint32_t stage; // that the lane was in
     bool first;     // of the epoch
+    uint64_t peers; // that it begins with: the same for all blocks
     uint64_t active, suspects, deadline;
     unsigned char *window[EPW_GPU_MAX_RANKS]; // the peers'
     int32_t *ids; // and the other arrays of the context

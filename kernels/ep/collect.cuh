@@ -112,7 +112,7 @@ __device__ void collect(const epw_combine_args &a, Operation &o, Sum *sums, uint
         uint32_t cause = answer_cause(a, c, peer, epw_word_value(seen));
         record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, Awaited::answer), seen, 0);
     }
-    leave(o, EPW_PHASE_COMBINE_RECEIVE, EPW_GPU_FREE, answered, o.active & ~answered, beacons);
+    leave(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, answered, o.active & ~answered, beacons);
 }
 
 } // namespace epw

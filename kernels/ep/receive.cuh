@@ -318,8 +318,12 @@ __device__ inline void receive_rows(const epw_dispatch_args &a, Operation &o, Re
     if (threadIdx.x != 0) return;
     // Peers whose rows are refused deliver nothing but are still answered.
     uint64_t answered = peers & ~gone;
-    if (refused) record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, __ffsll(refused) - 1, 0, 0, 0);
-    leave(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_GPU_DISPATCHED, answered, o.active & ~(answered & ~refused), beacons);
+    if (refused) {
+        uint32_t peer = __ffsll(refused) - 1;
+        uint64_t seen = ptx::load_relaxed_sys(awaited_word(o, Awaited::rows, peer));
+        record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, peer, expected_word(o, Awaited::rows), seen, 0);
+    }
+    leave(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_DISPATCHED, answered, o.active & ~(answered & ~refused), beacons);
 }
 
 } // namespace epw

@@ -124,7 +124,7 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
         return;
     }
 
-    if (peer < l.ranks && (o.active >> peer & 1)) {
+    if (peer < l.ranks && (o.peers >> peer & 1)) {
         bool early = !o.first && is_expected(o, Awaited::permission, permission) && epw_word_epoch(dropped) < o.epoch;
         if (o.suspects >> peer & 1) {
             leave_out(o, peer);
@@ -137,7 +137,9 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
         uint32_t t = blockIdx.x + n / pieces.count * gridDim.x, piece = n % pieces.count, bytes = pieces.bytes(a, piece);
         unsigned char *stage = memory + n % 2 * stages.bytes, *payload = stage + stages.header;
         unsigned char *scales = payload + bytes;
-        if (bad) put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | lane, raw_value(a, raw));
+        if (bad && atomicAdd(&c->noted, 1u) < EPW_GPU_NOTES) {
+            put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | lane, raw_value(a, raw));
+        }
         bad = false;
         if (piece == 0) {
             for (uint32_t base = 0; base < t; base += kThreads / kPerToken) {
@@ -162,7 +164,7 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
         }
         ptx::fence_shared_before_bulk();
         __syncthreads();
-        uint64_t reachable = o.active & ~uint64_t(o.gone);
+        uint64_t reachable = o.peers & ~uint64_t(o.gone);
         if (warp == 0) {
             uint32_t row = __shfl_sync(0xffffffffu, s.token.row[lane], e.leader);
             if (e.rank != kNobody && e.leader == lane && (reachable >> e.rank & 1)) {
@@ -208,7 +210,7 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
     // What each peer places the rows by, and how many there are: by the last blocks, which have the fewest tokens.
     for (uint32_t r = gridDim.x - 1 - blockIdx.x; r < o.ranks; r += gridDim.x) {
         __syncthreads();
-        if (!((o.active & ~uint64_t(o.gone)) >> r & 1)) continue;
+        if (!((o.peers & ~uint64_t(o.gone)) >> r & 1)) continue;
         count_all(a, r, table, &s.rows);
         __syncthreads();
         uint32_t *counts = reinterpret_cast<uint32_t *>(o.window[r] + epw_expert_counts_offset(&l, o.lane, o.rank));
@@ -222,7 +224,7 @@ __device__ void send_tokens(const epw_dispatch_args &a, Operation &o, SendShared
     uint64_t word = threadIdx.x < o.ranks ? ptx::load_relaxed_gpu(&c->sent[threadIdx.x]) : 0;
     if (warp == 0) ptx::bulk_wait_all();
     if (!last_block(o, &c->blocks_sent)) return;
-    uint64_t reachable = o.active & ~ptx::load_relaxed_gpu(&c->gone);
+    uint64_t reachable = o.peers & ~ptx::load_relaxed_gpu(&c->gone);
     if (threadIdx.x >= o.ranks || !(reachable >> threadIdx.x & 1)) return;
     if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&c->sent[threadIdx.x]);
     ptx::store_release_sys(&line_at(o, threadIdx.x)->dispatch[o.lane], word);

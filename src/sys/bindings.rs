@@ -1133,7 +1133,8 @@ unsafe extern "C" {
     /** CUDA: moves up to `capacity` of the error records that kernels have written since the last call, oldest
  first, to `records` [out]; *count [out] is how many, *lost [out, may be NULL] how many were overwritten
  before anybody took them. A record with cause EPW_CAUSE_ROUTING is of a routing id: `expected` is token <<
- 32 | column, `seen` the id. The host device has none: its outcomes and errors say all.*/
+ 32 | column, `seen` the id; of one operation's, some 64 are recorded. The host device has none: its
+ outcomes and errors say all.*/
     pub fn epw_take_errors(
         buffer: *mut epw_buffer,
         records: *mut epw_error_record,
