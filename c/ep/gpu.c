@@ -226,7 +226,8 @@ static epw_status drop_peers(epw_buffer *b, epw_where where) {
     return status;
 }
 
-/* A kernel waits twice at most, for permission and for rows, each time for EPW_WAIT_DEADLINES_MAX deadlines. */
+/* A kernel waits twice at most, for permission and for rows, each time for EPW_WAIT_DEADLINES_MAX deadlines.
+ */
 static bool gpu_leave(epw_buffer *b) {
     epw_where where = epw_at(b, "destroy");
     uint64_t bound = 2 * EPW_WAIT_DEADLINES_MAX * b->config.deadline_ns;
