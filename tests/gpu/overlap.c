@@ -258,10 +258,5 @@ int main(int argc, char **argv) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* loading later could wait for kernels that wait */
     signal(SIGALRM, too_long);
     alarm(options.seconds);
-    int joined = ranks_join(rank_main);
-    if (joined >= 0) return joined;
-    int gpus = gpus_count(argv);
-    if (gpus == 0) return EXIT_SKIPPED;
-    uint32_t ranks = options.ranks ? options.ranks : (uint32_t)(gpus < 4 ? gpus : 4);
-    return ranks_run(rank_main, ranks, (uint32_t)gpus, (int)options.processes, argv);
+    return ranks_main(rank_main, options.ranks, (int)options.processes, argv);
 }

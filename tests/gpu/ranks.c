@@ -144,6 +144,15 @@ int ranks_join(rank_body *body) {
     return body(&links);
 }
 
+int ranks_main(rank_body *body, uint32_t ranks, int processes, char **argv) {
+    int joined = ranks_join(body);
+    if (joined >= 0) return joined;
+    int gpus = gpus_count(argv);
+    if (gpus == 0) return EXIT_SKIPPED;
+    if (ranks == 0) ranks = (uint32_t)(gpus < 4 ? gpus : 4);
+    return ranks_run(body, ranks, (uint32_t)gpus, processes, argv);
+}
+
 /* ---- talking ---- */
 
 void ranks_say(int fd, const void *bytes, size_t length) {

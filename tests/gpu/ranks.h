@@ -27,6 +27,10 @@ typedef int rank_body(const rank_links *links);
 int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, int processes, char **argv);
 int ranks_join(rank_body *body);
 
+/* All of that, as the end of main: joins, or counts the GPUs and runs the ranks (0: one to a GPU, four at
+ * most). Returns the exit code. */
+int ranks_main(rank_body *body, uint32_t ranks, int processes, char **argv);
+
 /* Starts this program again as the process of a rank, whose ranks_join finds `links`. It dies with its
  * parent. */
 pid_t ranks_start(const rank_links *links, char **argv);
