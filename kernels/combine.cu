@@ -25,8 +25,8 @@ template <typename T, bool Ordered> __device__ void combine_body(const epw_combi
     }
     ptx::wait_for_stream();
     begin(c, a.shared, a.window, a.rank, a.layout.ranks, false, a.deadline_ns, o);
-    uint64_t peers = c->present;
     __syncthreads();
+    uint64_t peers = o.peers;
     if (o.stage != (sends ? EPW_GPU_DISPATCHED : EPW_GPU_ANSWERED)) {
         refuse(o, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
         return;
@@ -37,14 +37,13 @@ template <typename T, bool Ordered> __device__ void combine_body(const epw_combi
         return;
     }
     ptx::let_next_begin();
-    if (last_block(o, &c->blocks_out) && threadIdx.x == 0) {
-        uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
-        leave(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, peers & ~missing, missing, beacons_posted(c));
-    }
+    if (!must_close(o, EPW_GPU_ANSWERED, true)) return;
+    uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
+    close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, peers & ~missing, missing);
 }
 
 template <typename T, bool Ordered>
-__global__ void __launch_bounds__(kThreads, EPW_MAX_LANES) combine_kernel(const __grid_constant__ epw_combine_args args) {
+__global__ void __launch_bounds__(kThreads, 1) combine_kernel(const __grid_constant__ epw_combine_args args) {
     combine_body<T, Ordered>(args);
 }
 

@@ -6,15 +6,13 @@
 
 namespace epw {
 
-template <typename T, uint32_t Payload> __device__ void dispatch_body(const epw_dispatch_args &a) {
+template <typename T, uint32_t Payload>
+__global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_constant__ Dispatch a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Operation o;
     __shared__ SendShared sending;
     __shared__ ReceiveShared receiving;
-    const epw_layout &l = a.layout;
-    const RowStages stages(l, a.payload_bytes, a.scale_count * a.scale_bytes);
-    uint32_t *table = reinterpret_cast<uint32_t *>(memory + stages.bytes * stages.count);
-    epw_gpu_context *c = a.context;
+    uint32_t *table = reinterpret_cast<uint32_t *>(memory + a.stages.bytes * a.stages.count);
     bool sends = a.halves & EPW_GPU_SEND, receives = a.halves & EPW_GPU_RECEIVE;
 
     if (threadIdx.x == 96) {
@@ -22,32 +20,27 @@ template <typename T, uint32_t Payload> __device__ void dispatch_body(const epw_
         for (auto &barrier : receiving.loaded) ptx::barrier_init(&barrier, 1);
         ptx::fence_barrier_init();
     }
+    if (!quantises(Payload)) __syncthreads(); // thread 0 uses them at once
     ptx::wait_for_stream();
-    begin(c, a.shared, a.window, a.rank, l.ranks, sends, a.deadline_ns, o);
+    begin(a.context, a.shared, a.window, a.rank, a.layout.ranks, sends, a.deadline_ns, o);
+    if (threadIdx.x == 0 && receives && a.expert_totals) o.troubled = 1; // there will be a sum to add to
     if (sends) send_tokens<T, Payload>(a, o, sending, memory, table);
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_FREE : EPW_GPU_SENT)) {
         refuse(o, sends ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_DISPATCH_RECEIVE);
         return;
     }
-    uint64_t peers = o.peers;
     if (receives) {
-        receive_rows(a, o, receiving, peers, memory, table);
+        receive_rows(a, o, receiving, memory, table);
         return;
     }
     ptx::let_next_begin();
-    if (last_block(o, &c->blocks_out) && threadIdx.x == 0) {
-        uint64_t present = peers & ~ptx::load_relaxed_gpu(&c->gone);
-        leave(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, present, o.active & ~present, beacons_posted(c));
-    }
+    if (!must_close(o, EPW_GPU_SENT, true)) return;
+    uint64_t present = o.peers & ~ptx::load_relaxed_gpu(&a.context->gone);
+    close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, present, o.active & ~present);
 }
 
-template <typename T, uint32_t Payload>
-__global__ void __launch_bounds__(kThreads, EPW_MAX_LANES) dispatch_kernel(const __grid_constant__ epw_dispatch_args args) {
-    dispatch_body<T, Payload>(args);
-}
-
-using Kernel = void (*)(epw_dispatch_args);
+using Kernel = void (*)(Dispatch);
 
 // Rows that are not quantised travel as they are, whatever their type.
 template <typename T> static Kernel choose(uint32_t payload) {
@@ -76,8 +69,7 @@ cudaError_t prepare_dispatch(int *blocks_per_sm) {
 } // namespace epw
 
 extern "C" int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {
-    auto *kernel = epw::choose(args->dtype, args->payload);
-    epw::RowStages stages(args->layout, args->payload_bytes, args->scale_count * args->scale_bytes);
-    size_t shared = size_t(stages.bytes) * stages.count + epw::RowStages::table_bytes(args->layout);
-    return epw::launch_in_stream(kernel, blocks, epw::kThreads, shared, static_cast<cudaStream_t>(stream), *args);
+    const epw::Dispatch a(*args);
+    size_t shared = size_t(a.stages.bytes) * a.stages.count + epw::RowStages::table_bytes(a.layout);
+    return epw::launch_in_stream(epw::choose(a.dtype, a.payload), blocks, epw::kThreads, shared, static_cast<cudaStream_t>(stream), a);
 }

@@ -11,9 +11,9 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) release_kernel(const __grid
     ptx::wait_for_stream();
     epw_gpu_context *c = a.context;
     begin(c, a.shared, a.window, a.rank, a.ranks, false, 0, o);
-    uint64_t peers = c->present, beacons = 0;
     uint32_t peer = threadIdx.x;
     __syncthreads();
+    uint64_t peers = o.peers;
     if (o.stage == EPW_GPU_FREE) {
         refuse(o, EPW_PHASE_COMBINE_SEND);
         return;
@@ -27,11 +27,8 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) release_kernel(const __grid
     }
     __syncthreads();
     ptx::let_next_begin();
-    if (o.stage == EPW_GPU_SENT) beacons = beacons_posted(c);
-    if (threadIdx.x == 0) {
-        uint64_t present = peers & ~uint64_t(o.gone);
-        leave(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present, beacons);
-    }
+    uint64_t present = peers & ~uint64_t(o.gone);
+    close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present);
 }
 
 __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __grid_constant__ epw_membership_args a) {
@@ -45,10 +42,11 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
             if (c == nullptr) continue;
             c->epoch = a.epoch;
             c->active = a.active;
-            c->op = c->wrapped = 0;
-            c->stage = EPW_GPU_FREE;
-            c->present = c->excluded = 0;
+            c->excluded = 0;
         }
+    }
+    for (epw_gpu_context *c : a.contexts) {
+        if (c != nullptr) set_turns(c, EPW_GPU_FREE, 0, false, 0);
     }
     __syncthreads();
     // Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission to send its

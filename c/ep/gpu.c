@@ -112,6 +112,7 @@ static uint64_t carve(const epw_config *c, void *memory, epw_gpu_shared **shared
         images[i].weights = take(&a, entries * sizeof(float));
         images[i].sent_row = take(&a, entries * sizeof(uint32_t));
         images[i].report = take(&a, sizeof *images[i].report);
+        images[i].turns = take(&a, EPW_GPU_BLOCKS * sizeof *images[i].turns);
     }
     return a.used;
 }
@@ -144,6 +145,7 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
         epw_gpu_context *image = &images[i];
         image->shared = g->shared;
         image->ordered = b->config.ordered;
+        image->blocks = g->blocks;
         image->deadline_ns = b->config.deadline_ns;
         image->window[b->config.rank] = epw_window_base(b->window);
         status = epw_cuda_copy(ordinal, g->stream, contexts[i], image, sizeof *image, where);
@@ -173,7 +175,7 @@ static epw_status choose_blocks(epw_buffer *b, uint32_t blocks_per_sm, epw_where
         return epw_fail(EPW_ERR_LIMIT, where, "an SM of GPU %d holds no block of the kernels",
                         b->config.device);
     }
-    b->gpu->blocks = wanted / lanes;
+    b->gpu->blocks = wanted / lanes < EPW_GPU_BLOCKS ? wanted / lanes : EPW_GPU_BLOCKS;
     return EPW_OK;
 }
 

@@ -9,6 +9,7 @@
 #include "ep/layout.h"
 
 #define EPW_GPU_RECORDS 256
+#define EPW_GPU_BLOCKS  256 /* of a kernel, at most */
 #define EPW_GPU_NOTES   64 /* of bad ids, by one operation: so few that no two writers are in one slot of the ring */
 
 /* What a lane is doing. Operations that find it otherwise do nothing but leave a record (EPW_CAUSE_HELD). */
@@ -43,10 +44,25 @@ typedef struct epw_gpu_shared {
     epw_gpu_ring *ring;      /* mapped host memory */
 } epw_gpu_shared;
 
+/* Where a lane stands between two kernels, for one of their blocks. Each block reads its own turn and leaves it as the next
+ * kernel shall find it, so that no block waits until the others have read theirs: the turns of a lane are all alike. Only where
+ * something has gone wrong does one block wait for the others and set all turns right; see lane.cuh. */
+typedef struct epw_gpu_turn {
+    uint32_t stage;     /* EPW_GPU_* */
+    uint32_t op;        /* of the operation in flight, or the last one; 0 after set_active */
+    uint32_t wrapped;   /* op has passed its 32 bits in this epoch */
+    uint32_t reserved;
+    uint64_t present;   /* peers that take part in the handle: sent to, and once DISPATCHED received from */
+    uint64_t sent, out; /* what the counters of the context stood at */
+    uint64_t reserved_too[3];
+} epw_gpu_turn;
+
 typedef struct epw_gpu_context {
     /* Fixed at creation. */
     epw_gpu_shared *shared;
     epw_gpu_report *report;
+    epw_gpu_turn *turns; /* [blocks] */
+    uint32_t blocks;     /* of every dispatch and combine kernel of the lane */
     uint32_t lane, lanes;
     uint32_t ordered; /* config.ordered: combine words carry EPW_ANSWER_ORDERED */
 
@@ -59,18 +75,16 @@ typedef struct epw_gpu_context {
     uint64_t deadline_ns;
 
     /* The lane between kernels. */
-    uint32_t stage;   /* EPW_GPU_* */
-    uint32_t op;      /* of the operation in flight, or the last one; 0 after set_active */
-    uint32_t wrapped; /* op has passed its 32 bits in this epoch */
-    uint32_t beacon;  /* running number of the lane's beacons */
+    uint32_t beacon;   /* running number of the lane's beacons */
     uint64_t excluded; /* suspects that the lane knew when its last kernel ended: its next dispatch begins without them */
-    uint64_t present; /* peers that take part in the handle: sent to, and once DISPATCHED received from */
     uint32_t received[EPW_GPU_MAX_RANKS];
     uint64_t sent[EPW_GPU_MAX_RANKS]; /* the dispatch words posted */
 
+    /* Blocks that have sent, and that are done, ever: 48 bits, and above them in `sent` those that had given somebody up. */
+    uint64_t sent_blocks, out_blocks;
+
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
-    uint32_t blocks_out;
-    uint32_t blocks_sent;
+    uint32_t closing;        /* a block has taken it on itself to close the operation for all */
     uint32_t noted;          /* bad routing ids put on record, and then some */
     uint32_t recorded;       /* `record` is taken */
     uint64_t gone;           /* peers given up */

@@ -1,5 +1,8 @@
-// A lane from the first instruction of a kernel to the last: what an operation reads of the context, and what its last block
-// leaves behind.
+// A lane from the first instruction of a kernel to the last: what an operation reads of the context, and what it leaves behind.
+//
+// Blocks read and leave a turn each and do not wait for one another at the end. A block that has met trouble (a peer given up or
+// refused, a long wait, something to add up for the caller) does: one of those waits until all are out, and closes the operation
+// for all, alone. All blocks of a kernel are on the GPU together (c/ep/gpu.c, choose_blocks), so that wait is short.
 #pragma once
 
 #include "../ptx/memory.cuh"
@@ -18,33 +21,42 @@ __device__ __forceinline__ void begin(epw_gpu_context *c, const epw_gpu_shared *
         o.weights = c->weights;
         o.sent_row = c->sent_row;
         o.first_row = c->first_row;
+        o.received = c->received;
+        o.sent = c->sent;
     }
     if (threadIdx.x != 0) return;
-    uint32_t op = c->op;
+    o.turn = &c->turns[blockIdx.x];
+    const epw_gpu_turn turn = *o.turn;
     o.context = c;
     o.own = own;
     o.rank = rank;
     o.ranks = ranks;
     o.lane = c->lane;
     o.epoch = c->epoch;
-    o.op = op + (next ? 1 : 0);
-    o.stage = c->stage;
-    o.first = op == 0 && c->wrapped == 0;
+    o.op = turn.op + (next ? 1 : 0);
+    o.stage = turn.stage;
+    o.wrapped = turn.wrapped;
+    o.first = turn.op == 0 && turn.wrapped == 0;
+    o.sent_before = turn.sent;
+    o.out_before = turn.out;
     o.active = c->active;
-    o.peers = next ? o.active & ~c->excluded : c->present;
+    o.peers = next ? o.active & ~c->excluded : turn.present;
     o.suspects = ptx::load_relaxed_gpu(&shared->suspects);
     o.deadline = deadline ? deadline : c->deadline_ns;
     o.gone = o.refused = 0;
-    o.last = 0;
+    o.troubled = o.peers != o.active;
 }
 
-// Whether this block is the last of the kernel's to pass this point. Every thread's effects before it happen before the last
-// block's after it. Called by the whole block.
-__device__ __forceinline__ bool last_block(Operation &o, uint32_t *count) {
+// Whether this block is the last of the kernel's to have sent. Every thread's effects before it, in every block, happen before
+// the last block's after it, which finds in o.lost whom any block has given up so far. Called by the whole block.
+constexpr uint64_t kGaveUp = 1ull << 48; // in epw_gpu_context.sent_blocks
+__device__ __forceinline__ bool last_to_send(Operation &o) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        o.last = ptx::add_release_gpu(count, 1) == gridDim.x - 1;
-        if (o.last) ptx::fence_gpu();
+        uint64_t mine = o.gone ? kGaveUp + 1 : 1;
+        uint64_t passed = ptx::add_acq_rel_gpu(&o.context->sent_blocks, mine) + mine - o.sent_before;
+        o.last = (passed & (kGaveUp - 1)) == gridDim.x;
+        o.lost = passed < kGaveUp ? 0 : ptx::load_relaxed_gpu(&o.context->gone);
     }
     __syncthreads();
     return o.last != 0;
@@ -54,6 +66,43 @@ __device__ __forceinline__ bool last_block(Operation &o, uint32_t *count) {
 __device__ inline void leave_out(Operation &o, uint32_t peer) {
     atomicOr(&o.gone, 1ull << peer);
     atomicOr(reinterpret_cast<unsigned long long *>(&o.context->gone), 1ull << peer);
+}
+
+// The end of a kernel for one of its blocks. The lane goes on to `stage` with all that the operation began with, and the block
+// is done: false. True: something is amiss, and it is this block that closes the operation; all others are out, and what they
+// have done happens before what it does now. `sent`: this kernel's blocks have passed last_to_send.
+__device__ inline bool must_close(Operation &o, uint32_t stage, bool sent) {
+    __syncthreads();
+    epw_gpu_context *c = o.context;
+    bool troubled = (o.gone | o.refused | o.troubled) != 0;
+    if (threadIdx.x != 0) {
+        if (!troubled) return false;
+    } else if (!troubled) {
+        // Reader: the next kernel's block of the same number.
+        o.turn->stage = stage;
+        o.turn->op = o.op;
+        if (o.op == 0) o.turn->wrapped = 1;
+        o.turn->present = o.peers;
+        o.turn->sent = o.sent_before + (sent ? gridDim.x : 0);
+        o.turn->out = o.out_before + gridDim.x;
+        if (blockIdx.x == 0) {
+            c->report->missing = 0;
+            c->report->record.cause = EPW_CAUSE_NONE;
+        }
+        // Reader: the block that closes, if there is one.
+        ptx::reduce_release_gpu(&c->out_blocks, 1);
+        return false;
+    } else {
+        o.last = atomicExch(&c->closing, 1u) == 0;
+        uint64_t out = ptx::add_acq_rel_gpu(&c->out_blocks, 1) + 1, began = ptx::global_timer_ns();
+        // The others end within the bound of their own waits: for permission, and for rows or answers.
+        uint64_t bound = 2 * EPW_WAIT_DEADLINES_MAX * o.deadline;
+        while (o.last && out - o.out_before != gridDim.x && ptx::global_timer_ns() - began < bound) {
+            out = ptx::load_acquire_gpu(&c->out_blocks);
+        }
+    }
+    __syncthreads();
+    return o.last != 0;
 }
 
 // Writes `record` to the ring in mapped host memory. See epw_gpu_ring.
@@ -68,7 +117,7 @@ __device__ inline void put_record(epw_gpu_shared *shared, const epw_error_record
 }
 
 // A record that blames no peer: a routing id, or a lane in another state than the operation needs.
-__device__ inline void put_note(const Operation &o, uint32_t phase, uint32_t cause, uint64_t expected, uint64_t seen) {
+__device__ __noinline__ inline void put_note(const Operation &o, uint32_t phase, uint32_t cause, uint64_t expected, uint64_t seen) {
     epw_error_record r = {};
     r.phase = phase;
     r.cause = cause;
@@ -88,18 +137,29 @@ __device__ inline void refuse(const Operation &o, uint32_t phase) {
     if (blockIdx.x == 0 && threadIdx.x == 0) put_note(o, phase, EPW_CAUSE_HELD, 0, o.stage);
 }
 
-// Whether the kernel has posted any.
-__device__ __forceinline__ uint64_t beacons_posted(const epw_gpu_context *c) {
-    return ptx::load_relaxed_gpu(&c->waits[0].beacons) | ptx::load_relaxed_gpu(&c->waits[1].beacons);
+// Sets all turns of the lane. By the whole block, when no other one is at work.
+__device__ inline void set_turns(epw_gpu_context *c, uint32_t stage, uint32_t op, bool wrapped, uint64_t present) {
+    uint64_t sent = ptx::load_relaxed_gpu(&c->sent_blocks), out = ptx::load_relaxed_gpu(&c->out_blocks);
+    for (uint32_t i = threadIdx.x; i < c->blocks; i += blockDim.x) {
+        epw_gpu_turn &turn = c->turns[i];
+        turn.stage = stage;
+        turn.op = op;
+        turn.wrapped = wrapped;
+        turn.present = present;
+        turn.sent = sent;
+        turn.out = out;
+    }
 }
 
-// Called by one thread of the last block out, when it has decided who takes part. `missing`: active peers that do not.
-// `beacons`: beacons_posted.
-__device__ inline void leave(const Operation &o, uint32_t phase, uint32_t stage, uint64_t present, uint64_t missing,
-                             uint64_t beacons) {
+// Closes an operation: by the whole block that must_close says, or by a kernel's only one. `missing`: active peers that do not
+// take part.
+__device__ inline void close(const Operation &o, uint32_t phase, uint32_t stage, uint64_t present, uint64_t missing) {
     epw_gpu_context *c = o.context;
+    set_turns(c, stage, o.op, o.wrapped || o.op == 0, present);
+    if (threadIdx.x != 0) return;
     epw_gpu_report *report = c->report;
-    if (beacons != 0) post_beacon(o, EPW_BEACON_NONE);
+    // Peers that heard of a long wait hear of its end.
+    if (ptx::load_relaxed_gpu(&c->waits[0].beacons) | ptx::load_relaxed_gpu(&c->waits[1].beacons)) post_beacon(o, EPW_BEACON_NONE);
     if (missing == 0) {
         report->record.cause = EPW_CAUSE_NONE;
     } else {
@@ -115,14 +175,9 @@ __device__ inline void leave(const Operation &o, uint32_t phase, uint32_t stage,
         c->excluded = suspects;
     }
     report->missing = missing;
-    c->blocks_sent = c->blocks_out = 0;
-    c->recorded = c->noted = 0;
+    c->closing = c->recorded = c->noted = 0;
     c->gone = c->refused = 0;
     for (auto &wait : c->waits) wait.began = wait.beacons = 0;
-    c->op = o.op;
-    if (o.op == 0) c->wrapped = 1;
-    c->present = present;
-    c->stage = stage;
 }
 
 } // namespace epw

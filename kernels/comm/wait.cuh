@@ -3,7 +3,8 @@
 // Every block waits for itself, one thread to a peer. A rank's word is posted by the last block of a grid whose first ones may
 // already wait, for that word too: so all blocks of the kernels that wait must find SMs (c/ep/gpu.c, choose_blocks). Blocks may
 // judge differently: one sees the last look before the deadline fail, another sees the word. Whoever gives a peer up says so in
-// context->gone, and the kernel's last block, which alone decides what the half has delivered, leaves out everybody named there.
+// context->gone, and the block that closes the operation, which alone decides what the half has delivered, leaves out everybody
+// named there (lane.cuh).
 #pragma once
 
 #include "../ptx/memory.cuh"
@@ -20,17 +21,23 @@ struct Operation {
     unsigned char *own; // this rank's window
     uint32_t rank, ranks, lane, epoch, op;
     uint32_t stage; // that the lane was in
+    epw_gpu_turn *turn; // this block's
     bool first;     // of the epoch
+    bool wrapped;
+    uint64_t sent_before, out_before; // the context's counters, when the kernel began
     uint64_t peers; // that it begins with: the same for all blocks
     uint64_t active, suspects, deadline;
     unsigned char *window[EPW_GPU_MAX_RANKS]; // the peers'
     int32_t *ids; // and the other arrays of the context
     float *weights;
-    uint32_t *sent_row, *first_row;
+    uint32_t *sent_row, *first_row, *received;
+    uint64_t *sent;
 
     unsigned long long gone;    // peers that this block knows to be lost
     unsigned long long refused; // peers whose rows or answers this block has found to be other than asked for
-    uint32_t last;              // this block is the last
+    uint64_t lost;              // peers that any block had given up when the last one had sent
+    uint32_t troubled;          // the kernel ends with more than the block's own turn; see must_close
+    uint32_t last;              // this block is the last to send, or the one that closes
 };
 
 enum class Awaited { permission, rows, answer };
@@ -120,9 +127,10 @@ struct Arrival {
 };
 
 // The long wait: beacons out and in, farewells, and the deadline. `phase` is for the record.
-__device__ __noinline__ inline Arrival await_long(const Operation &o, Awaited what, uint32_t phase, uint32_t peer) {
+__device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, uint32_t phase, uint32_t peer) {
     constexpr uint32_t kLooks = 32; // at the word alone, between looks at everything
     epw_gpu_context *c = o.context;
+    atomicOr(&o.troubled, 1u); // there will be a clock to stop, and perhaps beacons to withdraw
     auto *wait = &c->waits[what == Awaited::permission ? 0 : 1];
     uint64_t now = ptx::global_timer_ns();
     // The clock began when the first block of this kernel began to wait, so that a block that was scheduled late waits no
@@ -176,7 +184,7 @@ __device__ __noinline__ inline Arrival await_long(const Operation &o, Awaited wh
 }
 
 // Waits for one peer's word. `waits` asks for the time spent, to be noted in the context.
-__device__ __forceinline__ Arrival await(const Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool waits) {
+__device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool waits) {
     // In the steady state one look is enough, or a few.
     constexpr uint32_t kLooks = 64;
     const uint64_t *word = awaited_word(o, what, peer), *dropped = &line_from(o, peer)->dropped;

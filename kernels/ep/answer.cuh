@@ -143,8 +143,8 @@ __device__ void answer_rows(const epw_combine_args &a, Operation &o, AnswerShare
     }
     if (threadIdx.x == 0) ptx::bulk_wait_all();
     // Writer of the words: the last block here; see send_tokens. They say that the answers are there and the slots read.
-    if (!last_block(o, &c->blocks_sent)) return;
-    uint64_t reachable = peers & ~ptx::load_relaxed_gpu(&c->gone);
+    if (!last_to_send(o)) return;
+    uint64_t reachable = peers & ~o.lost;
     if (threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
         uint32_t value = s.rows[threadIdx.x] | (a.mode == EPW_COMBINE_ORDERED && c->ordered ? EPW_ANSWER_ORDERED : 0);
         ptx::store_release_sys(&line_at(o, threadIdx.x)->combine[o.lane], epw_word(o.epoch, o.op, value));

@@ -57,8 +57,8 @@ __device__ inline uint32_t find_tokens(const epw_combine_args &a, const Operatio
     return first < a.tokens ? min(kBatch, (a.tokens - first - 1) / stride + 1) : 0;
 }
 
-// Waits and sums; the last block out decides whose answers count, and sums again alone where somebody's do not. What is
-// summed is looked up before the wait, as if everybody would answer.
+// Waits and sums. Where something is amiss, the block that closes the operation decides whose answers count, and sums again
+// alone where somebody's do not. What is summed is looked up before the wait, as if everybody would answer.
 template <typename T, bool Weighted>
 __device__ void collect(const epw_combine_args &a, Operation &o, Sum *sums, uint64_t peers, Ring ring) {
     epw_gpu_context *c = o.context;
@@ -79,40 +79,35 @@ __device__ void collect(const epw_combine_args &a, Operation &o, Sum *sums, uint
         ptx::fence_shared_before_bulk();
     }
     uint64_t answered = peers & ~uint64_t(o.gone | o.refused);
-    uint32_t block = blockIdx.x, blocks = gridDim.x;
-    uint64_t refused = 0, beacons = 0;
-    bool again = false, looked_up = answered == peers;
-    while (true) {
+    bool looked_up = answered == peers;
+    auto sum_tokens = [&](uint32_t block, uint32_t blocks) {
         for (uint32_t first = block; first < a.tokens; first += kBatch * blocks) {
             uint32_t rows = looked_up ? found : find_tokens(a, o, answered, sums, first, blocks);
             looked_up = false;
             make_sums<T, Weighted>(ring, sums, rows, a.layout.row_bytes);
         }
         if (threadIdx.x == 0) ptx::bulk_wait_all();
+    };
+    sum_tokens(blockIdx.x, gridDim.x);
+    if (threadIdx.x == 0 && o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
+    if (!must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) return;
+    uint64_t refused = ptx::load_relaxed_gpu(&c->refused);
+    answered = peers & ~(ptx::load_relaxed_gpu(&c->gone) | refused);
+    if (answered != peers) {
+        sum_tokens(0, 1);
         __syncthreads();
-        if (again) break;
-        if (threadIdx.x == 0 && o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
-        if (!last_block(o, &c->blocks_out)) return;
-        refused = ptx::load_relaxed_gpu(&c->refused);
-        beacons = beacons_posted(c);
-        answered = peers & ~(ptx::load_relaxed_gpu(&c->gone) | refused);
-        if (answered == peers) break;
-        block = 0;
-        blocks = 1;
-        again = true;
     }
     if (a.wait_ns && threadIdx.x < o.ranks) {
         a.wait_ns[threadIdx.x] += c->waited[threadIdx.x];
         c->waited[threadIdx.x] = 0;
     }
-    if (threadIdx.x != 0) return;
-    if (refused) {
+    if (refused && threadIdx.x == 0) {
         uint32_t peer = __ffsll(refused) - 1;
         uint64_t seen = ptx::load_relaxed_sys(awaited_word(o, Awaited::answer, peer));
         uint32_t cause = answer_cause(a, c, peer, epw_word_value(seen));
         record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, Awaited::answer), seen, 0);
     }
-    leave(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, answered, o.active & ~answered, beacons);
+    close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, answered, o.active & ~answered);
 }
 
 } // namespace epw

@@ -9,6 +9,12 @@ namespace epw {
 struct Bf16 {
     static __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
     static __device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+    // Of each half the larger magnitude, with any sign; a NaN only if both are.
+    static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
+        uint32_t pair;
+        asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+        return pair;
+    }
     // high and low halves of a pair; the instruction rounds to nearest even, NaN is made canonical.
     static __device__ __forceinline__ uint32_t pack(float low, float high) {
         uint32_t pair;
@@ -30,6 +36,11 @@ struct F16 {
         asm("{.reg .f16 l, h;\nmov.b32 {l, h}, %1;\ncvt.f32.f16 %0, h;}" : "=f"(x) : "r"(pair));
         return x;
     }
+    static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
+        uint32_t pair;
+        asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+        return pair;
+    }
     static __device__ __forceinline__ uint32_t pack(float low, float high) {
         uint32_t pair;
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -39,35 +50,44 @@ struct F16 {
     }
 };
 
-// Four values to e4m3, nearest even, saturating. NaN: 0x7f with the sign of x.
-__device__ __forceinline__ uint32_t pack_e4m3(const float y[4], const float x[4]) {
-    uint16_t low, high;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(y[1]), "f"(y[0]));
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(y[3]), "f"(y[2]));
-    uint32_t q = uint32_t(low) | uint32_t(high) << 16;
-    bool any_nan = !(y[0] == y[0] && y[1] == y[1] && y[2] == y[2] && y[3] == y[3]);
-    if (any_nan) {
-        for (int i = 0; i < 4; i++) {
-            if (y[i] == y[i]) continue;
-            uint32_t code = 0x7fu | (__float_as_uint(x[i]) >> 31 << 7);
-            q = (q & ~(0xffu << (8 * i))) | code << (8 * i);
-        }
-    }
-    return q;
+// Four values, two pairs of T, times `inverse` to e4m3: nearest even, saturating, NaN 0x7f with the sign of x. A product that is
+// NaN has no sign, any other that of x already.
+template <typename T> __device__ __forceinline__ uint32_t quantise_four(uint32_t low, uint32_t high, float inverse) {
+    uint32_t q;
+    asm("{.reg .b16 l, h;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 h, %4, %3;\n"
+        "mov.b32 %0, {l, h};}"
+        : "=r"(q)
+        : "f"(__fmul_rn(T::low(low), inverse)), "f"(__fmul_rn(T::high(low), inverse)), "f"(__fmul_rn(T::low(high), inverse)),
+          "f"(__fmul_rn(T::high(high), inverse)));
+    return q | (__byte_perm(low, high, 0x7531) & 0x80808080u);
 }
 
 struct Scale {
     float scale, inverse;
 };
 
-// amax is at least 1e-4 and no NaN.
-__device__ __forceinline__ Scale scale_f32(float amax) { return {__fdiv_rn(amax, 448.0f), __fdiv_rn(448.0f, amax)}; }
+// amax/448 and 448/amax, correctly rounded; 0 for 448/inf. amax is at least 1e-4, no NaN, and a value of 16 bits or 1e-4.
+__device__ __forceinline__ Scale scale_f32(float amax) {
+    // 1/448 in two parts, the first rounded down: with both positive, infinity stays infinite. A quotient by 7 is at least 1/14
+    // of its last place from where rounding turns, and what the sum is off by before it is rounded is far less.
+    constexpr float kHigh = 0x1.249248p-9f, kLow = 0x1.24924ap-33f;
+    float scale = __fmaf_rn(amax, kHigh, __fmul_rn(amax, kLow));
+    // A quotient by 11 bits is at least 2^-12 of its last place from there, so that one correction is enough, with a reciprocal
+    // that is off by some last places; 448/1e-4 is far enough too. By 256 less, no reciprocal is subnormal.
+    float less = __fmul_rn(amax, 0x1p-8f), reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(less));
+    float quotient = __fmul_rn(1.75f, reciprocal);
+    quotient = __fmaf_rn(__fmaf_rn(-quotient, less, 1.75f), reciprocal, quotient);
+    return {scale, fmaxf(quotient, 0.0f)}; // a NaN from infinity
+}
 
+// The least power of two not below amax/448, and its inverse: with 448 = 1.75 * 2^8, the exponent of amax less 8, and one more
+// if the fraction is above 0.75. Infinity comes out as the largest f32 does. amax is at least 1e-4 and no NaN.
 __device__ __forceinline__ Scale scale_power_of_two(float amax) {
-    amax = fminf(amax, 3.402823466e38f);
-    uint32_t bits = __float_as_uint(__fdiv_rn(amax, 448.0f));
-    uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0);
-    return {__uint_as_float(exponent << 23), __uint_as_float((254u - exponent) << 23)};
+    uint32_t bits = (__float_as_uint(amax) + 0x1fffffu - (8u << 23)) & 0x7f800000u;
+    return {__uint_as_float(bits), __uint_as_float((254u << 23) - bits)};
 }
 
 } // namespace epw

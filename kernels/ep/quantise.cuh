@@ -7,39 +7,48 @@
 namespace epw {
 
 constexpr uint32_t kBlockChunks = EPW_FP8_BLOCK * 2 / 16; // 16-byte chunks of input that share a scale
+constexpr uint32_t kQuantised = 2;                        // of these a thread works on at once
+constexpr uint32_t kBlockLanes = kBlockChunks / kQuantised;
 
 __host__ __device__ constexpr bool quantises(uint32_t payload) {
     return payload == EPW_PAYLOAD_FP8_F32 || payload == EPW_PAYLOAD_FP8_POW2 || payload == EPW_PAYLOAD_FP8_UE8M0;
 }
 
-// Eight values of a row (chunk `chunk` of the staged piece) to `payload`, and their block's scale to `scales`. By whole warps:
-// kBlockChunks neighbouring lanes share a block. Lanes that are not `inside` only lend a hand.
+// Chunk k of those of this thread. Neighbours share a block of channels, a half of it each time, so that loads take whole
+// sectors; every other block takes its halves in reverse, so that what 16 lanes store at once lies in different banks.
+__device__ __forceinline__ uint32_t quantised_chunk(uint32_t k) {
+    uint32_t first = 2 * (threadIdx.x & ~(kBlockLanes - 1)) | (threadIdx.x & (kBlockChunks - 1));
+    return first ^ k * kBlockLanes;
+}
+
+// Eight values to e4m3.
+template <typename T> __device__ __forceinline__ uint2 quantise_eight(uint4 x, float inverse) {
+    return {quantise_four<T>(x.x, x.y, inverse), quantise_four<T>(x.z, x.w, inverse)};
+}
+
+// This thread's chunks of the staged piece to `payload`, and their block's scale to `scales`. By whole warps: kBlockLanes
+// neighbours share a block. Lanes that are not `inside` only lend a hand.
 template <typename T, uint32_t Payload>
-__device__ __forceinline__ void quantise_chunk(uint4 raw, bool inside, uint32_t chunk, unsigned char *payload,
-                                               unsigned char *scales) {
-    float x[8];
-    const uint32_t *pairs = &raw.x;
+__device__ __forceinline__ void quantise_chunks(const uint4 (&x)[kQuantised], bool inside, unsigned char *payload,
+                                                unsigned char *scales) {
+    uint32_t largest = T::larger(T::larger(T::larger(x[0].x, x[0].y), T::larger(x[0].z, x[0].w)),
+                                 T::larger(T::larger(x[1].x, x[1].y), T::larger(x[1].z, x[1].w)));
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        x[2 * i] = T::low(pairs[i]);
-        x[2 * i + 1] = T::high(pairs[i]);
+    for (uint32_t step = kBlockLanes / 2; step > 0; step /= 2) {
+        largest = T::larger(largest, __shfl_xor_sync(0xffffffffu, largest, step));
     }
-    float amax = 1e-4f;
-#pragma unroll
-    for (int i = 0; i < 8; i++) amax = fmaxf(amax, fabsf(x[i])); // a NaN never raises it
-#pragma unroll
-    for (int step = kBlockChunks / 2; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
     if (!inside) return;
+    float amax = fmaxf(fmaxf(fabsf(T::low(largest)), fabsf(T::high(largest))), 1e-4f); // nor does fmaxf let a NaN through
     Scale s = Payload == EPW_PAYLOAD_FP8_F32 ? scale_f32(amax) : scale_power_of_two(amax);
-    float y[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = __fmul_rn(x[i], s.inverse);
-    reinterpret_cast<uint2 *>(payload)[chunk] = {pack_e4m3(y, x), pack_e4m3(y + 4, x + 4)};
-    if (chunk % kBlockChunks != 0) return;
+    for (uint32_t k = 0; k < kQuantised; k++) {
+        reinterpret_cast<uint2 *>(payload)[quantised_chunk(k)] = quantise_eight<T>(x[k], s.inverse);
+    }
+    if (threadIdx.x % kBlockLanes != 0) return;
     if (Payload == EPW_PAYLOAD_FP8_UE8M0) {
-        scales[chunk / kBlockChunks] = __float_as_uint(s.scale) >> 23;
+        scales[threadIdx.x / kBlockLanes] = __float_as_uint(s.scale) >> 23;
     } else {
-        reinterpret_cast<float *>(scales)[chunk / kBlockChunks] = s.scale;
+        reinterpret_cast<float *>(scales)[threadIdx.x / kBlockLanes] = s.scale;
     }
 }
 

@@ -4,7 +4,7 @@
 
 #include "../comm/lane.cuh"
 #include "../ptx/bulk.cuh"
-#include "stage.cuh"
+#include "shape.cuh"
 
 namespace epw {
 
@@ -13,13 +13,13 @@ struct ReceiveShared {
     uint64_t loaded[kMaxStages];      // barriers: a stage's row has come
 };
 
-// Which part of the grid a block is. The last block does the work again, alone, where peers turned out to be missing.
+// Which part of the grid a block is. The block that closes does the work again, alone, where peers turned out to be missing.
 struct Part {
     uint32_t block, blocks;
 };
 
 // Waits for the rows of every peer of `peers`.
-__device__ inline void await_rows(const epw_dispatch_args &a, Operation &o, ReceiveShared &s,
+__device__ inline void await_rows(const Dispatch &a, Operation &o, ReceiveShared &s,
                                   uint64_t peers) {
     uint32_t source = threadIdx.x;
     if (source < o.ranks) {
@@ -38,7 +38,7 @@ __device__ inline void await_rows(const epw_dispatch_args &a, Operation &o, Rece
     __syncthreads();
 }
 
-__device__ __forceinline__ const unsigned char *slot_of(const epw_dispatch_args &a, const Operation &o, uint32_t source,
+__device__ __forceinline__ const unsigned char *slot_of(const Dispatch &a, const Operation &o, uint32_t source,
                                                         uint32_t row) {
     return a.window + epw_slot_offset(&a.layout, o.lane, source, row);
 }
@@ -48,7 +48,7 @@ struct Received {
     uint32_t format, expert, weight, index;
 };
 
-__device__ __forceinline__ Received read_entry(const epw_dispatch_args &a, const unsigned char *slot, uint32_t j) {
+__device__ __forceinline__ Received read_entry(const Dispatch &a, const unsigned char *slot, uint32_t j) {
     const uint32_t *entry = reinterpret_cast<const uint32_t *>(slot + sizeof(epw_slot_header) + j * sizeof(epw_entry));
     Received r;
     r.format = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + offsetof(epw_slot_header, format)));
@@ -60,11 +60,10 @@ __device__ __forceinline__ Received read_entry(const epw_dispatch_args &a, const
 
 // Fills the table of first rows, [ranks][local_experts] in shared memory, from the sources' counts; the first block writes
 // counts and ranges for the caller. Ends with a barrier.
-__device__ inline void place_sources(const epw_dispatch_args &a, Operation &o, ReceiveShared &s,
+__device__ inline void place_sources(const Dispatch &a, Operation &o, ReceiveShared &s,
                                      uint32_t *first_row, Part part) {
     constexpr uint32_t kAhead = 8; // sources whose counts are on their way at a time
     const epw_layout &l = a.layout;
-    epw_gpu_context *c = o.context;
     for (uint32_t e = threadIdx.x; e < l.local_experts; e += blockDim.x) {
         uint32_t fill = 0;
         for (uint32_t base = 0; base < l.ranks; base += kAhead) {
@@ -99,7 +98,7 @@ __device__ inline void place_sources(const epw_dispatch_args &a, Operation &o, R
         if (part.block == 0 && a.counts) a.counts[e] = fill;
     }
     if (part.block == 0 && threadIdx.x < l.ranks) {
-        c->received[threadIdx.x] = s.rows[threadIdx.x];
+        o.received[threadIdx.x] = s.rows[threadIdx.x];
         if (a.source_counts) a.source_counts[threadIdx.x] = s.rows[threadIdx.x];
     }
     __syncthreads();
@@ -107,48 +106,43 @@ __device__ inline void place_sources(const epw_dispatch_args &a, Operation &o, R
 
 // The row of expert list `local` at which an entry lies, or kNowhere.
 constexpr uint64_t kNowhere = ~0ull;
-__device__ __forceinline__ uint64_t place_of(const epw_dispatch_args &a, const uint32_t *first_row, uint32_t source,
+__device__ __forceinline__ uint64_t place_of(const Dispatch &a, const uint32_t *first_row, uint32_t source,
                                              uint32_t local, uint32_t index) {
     uint64_t at = uint64_t(first_row[source * a.layout.local_experts + local]) + index;
     return at < a.layout.rows ? at : kNowhere;
 }
 
-// Rank-major: ids, weights and the experts' row lists, one thread to an entry. The first entries are loaded before the table
-// of first rows is made: both come a latency after the words.
-__device__ __forceinline__ bool find_entry(const epw_dispatch_args &a, const ReceiveShared &s, uint32_t n, uint32_t *source,
-                                           uint32_t *row, uint32_t *j) {
-    uint32_t width = a.layout.topk;
-    for (uint32_t r = 0; r < a.layout.ranks; r++) {
-        uint32_t entries = s.rows[r] * width;
-        if (n < entries) {
-            *source = r;
-            *row = n / width;
-            *j = n % width;
-            return true;
-        }
-        n -= entries;
-    }
-    return false;
+// Rank-major: ids, weights and the experts' row lists, a lane to an entry and neighbouring lanes to a row; rows take turns among
+// the blocks. The first entries are loaded before the table of first rows is made: both come a latency after the words.
+struct ListEntry {
+    uint32_t n; // number of the row among all that came
+    uint32_t source, row, j;
+};
+
+// False: beyond what came.
+__device__ __forceinline__ bool find_entry(const Dispatch &a, const ReceiveShared &s, ListEntry &e) {
+    e.row = e.n;
+    for (e.source = 0; e.source < a.layout.ranks && e.row >= s.rows[e.source]; e.source++) e.row -= s.rows[e.source];
+    return e.source < a.layout.ranks;
 }
 
-__device__ __forceinline__ void list_entry(const epw_dispatch_args &a, Operation &o,
-                                           const uint32_t *first_row, const Received &r, uint32_t source, uint32_t row,
-                                           uint32_t j) {
+__device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o,
+                                           const uint32_t *first_row, const Received &r, const ListEntry &e) {
     const epw_layout &l = a.layout;
-    uint32_t local = r.expert - o.rank * l.local_experts, at = source * l.max_tokens + row;
+    uint32_t local = r.expert - o.rank * l.local_experts, at = e.source * l.max_tokens + e.row;
     bool ours = static_cast<int32_t>(r.expert) >= 0 && local < l.local_experts;
-    uint64_t place = ours ? place_of(a, first_row, source, local, r.index) : 0;
+    uint64_t place = ours ? place_of(a, first_row, e.source, local, r.index) : 0;
     if (r.format != a.format || place == kNowhere) {
-        atomicOr(&o.refused, 1ull << source);
+        atomicOr(&o.refused, 1ull << e.source);
         return;
     }
-    if (a.row_experts) a.row_experts[size_t(at) * l.topk + j] = ours ? static_cast<int32_t>(local) : -1;
-    if (a.row_weights) a.row_weights[size_t(at) * l.topk + j] = ours ? __uint_as_float(r.weight) : 0.0f;
+    if (a.row_experts) a.row_experts[size_t(at) * l.topk + e.j] = ours ? static_cast<int32_t>(local) : -1;
+    if (a.row_weights) a.row_weights[size_t(at) * l.topk + e.j] = ours ? __uint_as_float(r.weight) : 0.0f;
     if (ours && a.expert_rows) a.expert_rows[local * l.rows + place] = at;
 }
 
 // Scales of one row to their place in the list. By one warp.
-__device__ __forceinline__ void put_scales(const epw_dispatch_args &a, const unsigned char *scales, uint64_t list, uint64_t row) {
+__device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned char *scales, uint64_t list, uint64_t row) {
     const epw_layout &l = a.layout;
     uint32_t lane = threadIdx.x % 32, count = a.scale_count, bytes = a.scale_bytes;
     unsigned char *out = static_cast<unsigned char *>(a.out_scales);
@@ -176,12 +170,12 @@ __device__ __forceinline__ void put_scales(const epw_dispatch_args &a, const uns
 // Brings rows from their slots through shared memory to where the caller wants them: to the list of each local expert, or,
 // rank-major, to one dense array. A warp takes a row at a time through a stage of its own; lane j sees to entry j. `turns`: how
 // often each warp has filled its stage in this kernel.
-__device__ inline void spread_rows(const epw_dispatch_args &a, Operation &o, ReceiveShared &s, const uint32_t *first_row,
+__device__ inline void spread_rows(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *first_row,
                                    unsigned char *memory, uint32_t *turns, Part part) {
     const epw_layout &l = a.layout;
-    const RowStages stages(l, a.payload_bytes, a.scale_count * a.scale_bytes);
+    const RowStages &stages = a.stages;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = min(stages.count, kThreads / 32);
-    const uint32_t pieces = (a.payload_bytes + kPieceBytes - 1) / kPieceBytes, scale_bytes = a.scale_count * a.scale_bytes;
+    const uint32_t pieces = (a.payload_bytes + kPieceBytes - 1) / kPieceBytes, scale_bytes = a.scales_size;
     const bool whole = pieces == 1 && scale_bytes <= kScaleRoom, lists = a.output_layout == EPW_EXPERT_MAJOR;
     if (warp >= warps) return;
     unsigned char *stage = memory + warp * stages.bytes, *payload = stage + stages.header;
@@ -253,56 +247,28 @@ __device__ inline void spread_rows(const epw_dispatch_args &a, Operation &o, Rec
 }
 
 // Lays out what has come, as part `part` of the grid.
-__device__ inline void lay_out(const epw_dispatch_args &a, Operation &o, ReceiveShared &s,
+__device__ inline void lay_out(const Dispatch &a, Operation &o, ReceiveShared &s,
                                unsigned char *memory, uint32_t *table, uint32_t *turns, Part part) {
     bool in_place = a.output_layout == EPW_RANK_MAJOR;
-    uint32_t n = part.block * blockDim.x + threadIdx.x, source = 0, row = 0, j = 0;
-    bool mine = in_place && find_entry(a, s, n, &source, &row, &j);
+    ListEntry e = {(threadIdx.x >> a.entry_shift) * part.blocks + part.block, 0, 0, threadIdx.x & ((1u << a.entry_shift) - 1)};
+    bool mine = in_place && e.j < a.layout.topk && find_entry(a, s, e);
     Received first = {};
-    if (mine) first = read_entry(a, slot_of(a, o, source, row), j);
+    if (mine) first = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
     place_sources(a, o, s, table, part);
     while (mine) {
-        list_entry(a, o, table, first, source, row, j);
-        n += part.blocks * blockDim.x;
-        mine = find_entry(a, s, n, &source, &row, &j);
-        if (mine) first = read_entry(a, slot_of(a, o, source, row), j);
+        list_entry(a, o, table, first, e);
+        e.n += (kThreads >> a.entry_shift) * part.blocks;
+        mine = find_entry(a, s, e);
+        if (mine) first = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
     }
     if (!in_place || a.rows || (a.out_scales && a.scale_count) || a.out_sideband || a.source_token) {
         spread_rows(a, o, s, table, memory, turns, part);
     }
 }
 
-// Waits and lays out; the last block out decides who takes part, and does it all again alone where somebody does not.
-__device__ inline void receive_rows(const epw_dispatch_args &a, Operation &o, ReceiveShared &s, uint64_t peers,
-                                    unsigned char *memory, uint32_t *table) {
+// Adds to the caller's sums. By the block that closes the operation.
+__device__ inline void add_statistics(const Dispatch &a, const Operation &o, const ReceiveShared &s) {
     const epw_layout &l = a.layout;
-    epw_gpu_context *c = a.context;
-    uint32_t turns = 0;
-    await_rows(a, o, s, peers & ~uint64_t(o.gone));
-    ptx::let_next_begin();
-    Part part = {blockIdx.x, gridDim.x};
-    bool again = false;
-    uint64_t gone = 0, refused = 0, beacons = 0;
-    while (true) {
-        lay_out(a, o, s, memory, table, &turns, part);
-        __syncthreads();
-        if (again) break;
-        if (threadIdx.x == 0 && o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
-        if (!last_block(o, &c->blocks_out)) return;
-        gone = ptx::load_relaxed_gpu(&c->gone);
-        refused = ptx::load_relaxed_gpu(&c->refused);
-        beacons = beacons_posted(c);
-        uint64_t lost = gone | refused;
-        if ((peers & lost) == 0) break;
-        if (threadIdx.x < l.ranks) {
-            bool here = (peers & ~lost) >> threadIdx.x & 1;
-            const uint64_t *word = awaited_word(o, Awaited::rows, threadIdx.x);
-            s.rows[threadIdx.x] = here ? epw_word_value(ptx::load_acquire_sys(word)) : 0;
-        }
-        part = {0, 1};
-        again = true;
-        __syncthreads();
-    }
     for (uint32_t e = threadIdx.x; a.expert_totals && e < l.local_experts; e += blockDim.x) {
         uint32_t n = 0;
         for (uint32_t r = 0; r < l.ranks; r++) {
@@ -312,18 +278,43 @@ __device__ inline void receive_rows(const epw_dispatch_args &a, Operation &o, Re
         a.expert_totals[e] += n;
     }
     if (a.wait_ns && threadIdx.x < l.ranks) {
-        a.wait_ns[threadIdx.x] += c->waited[threadIdx.x];
-        c->waited[threadIdx.x] = 0;
+        a.wait_ns[threadIdx.x] += a.context->waited[threadIdx.x];
+        a.context->waited[threadIdx.x] = 0;
     }
-    if (threadIdx.x != 0) return;
+}
+
+// Waits and lays out. Where something is amiss, the block that closes the operation decides who takes part, and does it all
+// again alone if somebody does not.
+__device__ inline void receive_rows(const Dispatch &a, Operation &o, ReceiveShared &s, unsigned char *memory, uint32_t *table) {
+    const epw_layout &l = a.layout;
+    epw_gpu_context *c = a.context;
+    const uint64_t peers = o.peers;
+    uint32_t turns = 0;
+    await_rows(a, o, s, peers & ~uint64_t(o.gone));
+    ptx::let_next_begin();
+    lay_out(a, o, s, memory, table, &turns, {blockIdx.x, gridDim.x});
+    if (o.refused && threadIdx.x == 0) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
+    if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) return;
+    uint64_t gone = ptx::load_relaxed_gpu(&c->gone), refused = ptx::load_relaxed_gpu(&c->refused), lost = gone | refused;
+    if (peers & lost) {
+        if (threadIdx.x < l.ranks) {
+            bool here = (peers & ~lost) >> threadIdx.x & 1;
+            const uint64_t *word = awaited_word(o, Awaited::rows, threadIdx.x);
+            s.rows[threadIdx.x] = here ? epw_word_value(ptx::load_acquire_sys(word)) : 0;
+        }
+        __syncthreads();
+        lay_out(a, o, s, memory, table, &turns, {0, 1});
+        __syncthreads();
+    }
+    add_statistics(a, o, s);
     // Peers whose rows are refused deliver nothing but are still answered.
     uint64_t answered = peers & ~gone;
-    if (refused) {
+    if (refused && threadIdx.x == 0) {
         uint32_t peer = __ffsll(refused) - 1;
         uint64_t seen = ptx::load_relaxed_sys(awaited_word(o, Awaited::rows, peer));
         record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, peer, expected_word(o, Awaited::rows), seen, 0);
     }
-    leave(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_DISPATCHED, answered, o.active & ~(answered & ~refused), beacons);
+    close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_DISPATCHED, answered, o.active & ~(answered & ~refused));
 }
 
 } // namespace epw

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "../comm/lane.cuh"
-#include "stage.cuh"
+#include "shape.cuh"
 
 namespace epw {
 
@@ -27,7 +27,7 @@ struct RawId {
     uint32_t low, high;
 };
 
-__device__ __forceinline__ RawId load_id(const epw_dispatch_args &a, uint32_t t, uint32_t j, bool inside) {
+__device__ __forceinline__ RawId load_id(const Dispatch &a, uint32_t t, uint32_t j, bool inside) {
     RawId raw = {0xffffffffu, 0xffffffffu};
     if (!inside) return raw;
     size_t at = size_t(t) * a.topk + j;
@@ -42,20 +42,20 @@ __device__ __forceinline__ RawId load_id(const epw_dispatch_args &a, uint32_t t,
 
 // The id as the caller wrote it; "not routed" of every type is -1.
 constexpr int64_t kNone = -1;
-__device__ __forceinline__ int64_t raw_value(const epw_dispatch_args &a, RawId raw) {
+__device__ __forceinline__ int64_t raw_value(const Dispatch &a, RawId raw) {
     if (a.idx_type == EPW_I64) return int64_t(uint64_t(raw.high) << 32 | raw.low);
     if (a.idx_type == EPW_U32 && raw.low != 0xffffffffu) return raw.low;
     return int32_t(raw.low);
 }
 
 // The id, or kNobody where it is none.
-__device__ __forceinline__ uint32_t valid_id(const epw_dispatch_args &a, RawId raw) {
+__device__ __forceinline__ uint32_t valid_id(const Dispatch &a, RawId raw) {
     bool fits = a.idx_type != EPW_I64 || raw.high == 0;
-    return fits && raw.low < a.layout.local_experts * a.layout.ranks ? raw.low : kNobody;
+    return fits && raw.low < a.experts ? raw.low : kNobody;
 }
 
 // The ids of token t that this thread looks at, of kColumns columns from `column` on.
-__device__ __forceinline__ void load_ids(const epw_dispatch_args &a, uint32_t t, uint32_t column, bool inside, RawId ids[kIds]) {
+__device__ __forceinline__ void load_ids(const Dispatch &a, uint32_t t, uint32_t column, bool inside, RawId ids[kIds]) {
 #pragma unroll
     for (uint32_t i = 0; i < kIds; i++) {
         uint32_t j = column + i * kPerToken + threadIdx.x % kPerToken;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void load_ids(const epw_dispatch_args &a, uint32_t t,
 // Adds to the token's numbers what a warp's round has seen: tokens before it with its experts and its ranks. Entries go eight
 // at a time, four bits for each: a warp looks at eight tokens, one to kPerToken threads. `raw`: the ids of the first columns of
 // token u, which counts if it is `inside`.
-__device__ __forceinline__ void count_round(const epw_dispatch_args &a, Token &token, RawId raw[kIds], uint32_t u, bool inside) {
+__device__ __forceinline__ void count_round(const Dispatch &a, Token &token, RawId raw[kIds], uint32_t u, bool inside) {
     constexpr uint32_t kGroup = 8;
     uint32_t lane = threadIdx.x % 32, local = a.layout.local_experts;
     for (uint32_t base = 0; base < a.topk; base += kGroup) {
@@ -108,23 +108,23 @@ struct Entry {
 };
 
 // By warp 0: names the token that the block is about to send. `bad`: the id was out of range or repeated.
-__device__ __forceinline__ Entry name_token(const epw_dispatch_args &a, Token &token, RawId raw, float weight, bool *bad) {
-    uint32_t lane = threadIdx.x % 32, id = valid_id(a, raw);
-    bool valid = id != kNobody;
-    Entry e = {valid ? int32_t(id) : -1, weight, kNobody, lane};
-    *bad = !valid && raw_value(a, raw) != kNone;
-    uint32_t same = __match_any_sync(0xffffffffu, valid ? id : 0x80000000u + lane);
-    if (valid && (same & ((1u << lane) - 1)) != 0) {
-        e.expert = -1;
-        *bad = true;
+__device__ __forceinline__ Entry name_token(const Dispatch &a, Token &token, RawId raw, float weight, bool *bad) {
+    constexpr uint32_t kAtOnce = 8;
+    uint32_t lane = threadIdx.x % 32, id = valid_id(a, raw), rank = id == kNobody ? kNobody : a.per_rank.divide(id), leader = lane;
+    bool repeated = false;
+    for (uint32_t base = 0; base < a.topk; base += kAtOnce) {
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; i++) {
+            uint32_t j = base + i, id_of_j = __shfl_sync(0xffffffffu, id, j), rank_of_j = __shfl_sync(0xffffffffu, rank, j);
+            repeated |= j < lane && id_of_j == id;
+            if (j < leader && rank_of_j == rank) leader = j; // the lowest: once found, none is lower
+        }
     }
-    if (e.expert < 0) e.weight = 0.0f;
-    uint32_t rank = e.expert >= 0 ? uint32_t(e.expert) / a.layout.local_experts : 0;
-    if (e.expert >= 0) e.rank = rank;
-    uint32_t peers = __match_any_sync(0xffffffffu, e.rank == kNobody ? 0x80000000u + lane : e.rank);
-    e.leader = __ffs(peers) - 1;
+    bool valid = id != kNobody && !repeated;
+    *bad = !valid && raw_value(a, raw) != kNone;
+    Entry e = {valid ? int32_t(id) : -1, valid ? weight : 0.0f, valid ? rank : kNobody, valid ? leader : lane};
     token.expert[lane] = e.expert;
-    token.first[lane] = e.leader == lane && e.rank != kNobody ? e.rank * a.layout.local_experts : kNoFirst;
+    token.first[lane] = valid && leader == lane ? rank * a.layout.local_experts : kNoFirst;
     token.row[lane] = token.index[lane] = 0;
     return e;
 }
@@ -139,7 +139,7 @@ __device__ __forceinline__ uint32_t count_tokens(bool yes) {
 
 // All rows to `rank` and to each of its experts, for the rank to place them by. Called by the whole block; `hist` is
 // [local_experts] in shared memory, *rows too; both are whole after the caller's next barrier.
-__device__ inline void count_all(const epw_dispatch_args &a, uint32_t rank, uint32_t *hist, uint32_t *rows) {
+__device__ inline void count_all(const Dispatch &a, uint32_t rank, uint32_t *hist, uint32_t *rows) {
     uint32_t local = a.layout.local_experts;
     for (uint32_t e = threadIdx.x; e < local; e += blockDim.x) hist[e] = 0;
     if (threadIdx.x == 0) *rows = 0;

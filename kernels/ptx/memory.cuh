@@ -25,14 +25,23 @@ __device__ __forceinline__ uint64_t load_relaxed_sys(const uint64_t *p) {
     return v;
 }
 
-// Adds with release among the threads of this GPU; returns the value before. Who acts on it needs a fence_gpu first.
-__device__ __forceinline__ uint32_t add_release_gpu(uint32_t *p, uint32_t v) {
-    uint32_t before;
-    asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(v) : "memory");
+// Adds among the threads of this GPU; returns the value before. Releases what came before, acquires what others have released.
+__device__ __forceinline__ uint64_t add_acq_rel_gpu(uint64_t *p, uint64_t v) {
+    uint64_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(p), "l"(v) : "memory");
     return before;
 }
 
-__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// The same for who needs no answer, and waits for none.
+__device__ __forceinline__ void reduce_release_gpu(uint64_t *p, uint64_t v) {
+    asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+__device__ __forceinline__ uint64_t load_acquire_gpu(const uint64_t *p) {
+    uint64_t v;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
 
 // Past L1: what other blocks or peers write while this kernel runs.
 __device__ __forceinline__ uint32_t load_relaxed_gpu(const uint32_t *p) {

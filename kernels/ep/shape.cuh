@@ -1,0 +1,45 @@
+// A dispatch with all that follows from its sizes alone, worked out once by the host: a division costs a GPU thread a hundred
+// cycles, and rows wait for it.
+#pragma once
+
+#include "quantise.cuh"
+#include "stage.cuh"
+
+namespace epw {
+
+// n / d for n * d < 2^32.
+struct Divisor {
+    uint64_t reciprocal;
+
+    explicit Divisor(uint32_t d) : reciprocal(((1ull << 32) + d - 1) / d) {}
+    __device__ __forceinline__ uint32_t divide(uint32_t n) const { return uint32_t(n * reciprocal >> 32); }
+};
+
+// What the sending half takes of a row at a time.
+struct Pieces {
+    uint32_t bytes, count; // of payload in a piece but for the last; of a row
+
+    Pieces(uint32_t payload, uint32_t payload_bytes) {
+        constexpr uint32_t kMost = kQuantised * kThreads * 8, kEven = 16 * EPW_FP8_BLOCK; // whose scales are whole 16 bytes
+        bytes = !quantises(payload) ? kPieceBytes : payload_bytes <= kMost ? kMost : kMost / kEven * kEven;
+        count = (payload_bytes + bytes - 1) / bytes;
+    }
+};
+
+struct Dispatch : epw_dispatch_args {
+    RowStages stages;
+    Pieces pieces;
+    Divisor per_rank;     // experts
+    uint32_t experts;     // of all ranks
+    uint32_t scales_size; // bytes of a row's scales
+    uint32_t entry_shift; // a row's entries have this power of two of lanes: 2^entry_shift >= topk
+
+    explicit Dispatch(const epw_dispatch_args &a)
+        : epw_dispatch_args(a), stages(a.layout, a.payload_bytes, a.scale_count * a.scale_bytes),
+          pieces(a.payload, a.payload_bytes), per_rank(a.layout.local_experts), experts(a.layout.local_experts * a.layout.ranks),
+          scales_size(a.scale_count * a.scale_bytes), entry_shift(0) {
+        while (1u << entry_shift < a.layout.topk) entry_shift++;
+    }
+};
+
+} // namespace epw
