@@ -40,10 +40,12 @@ struct RowStages : Stages {
           header(uint32_t(l.header_bytes)) {}
 };
 
-// Combine: a piece of a 16-bit row.
+// Combine: a piece of a 16-bit row. Beside its stages a block declares 9 KiB.
+constexpr uint32_t kAnswerMemory = kBlockMemory - 2 * 1024;
+
 struct AnswerStages : Stages {
     __host__ __device__ explicit AnswerStages(const epw_layout &l)
-        : Stages(l.row_bytes < kPieceBytes ? uint32_t(l.row_bytes) : kPieceBytes, kBlockMemory) {}
+        : Stages(l.row_bytes < kPieceBytes ? uint32_t(l.row_bytes) : kPieceBytes, kAnswerMemory) {}
 };
 
 } // namespace epw
