@@ -6,48 +6,44 @@
 
 namespace epw {
 
-template <typename T, bool Ordered> __device__ void combine_body(const epw_combine_args &a) {
+template <typename T, bool Ordered>
+__global__ void __launch_bounds__(kThreads, 1) combine_kernel(const __grid_constant__ Combine a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Operation o;
-    __shared__ AnswerShared answering;
-    __shared__ Sum sums[kBatch];
-    __shared__ uint64_t loaded[2][kMaxStages]; // of the ring in either half
-    __shared__ unsigned char *targets[kMaxStages];
-    const AnswerStages stages(a.layout);
+    __shared__ AnswerShared s;
+    __shared__ Expected expected;
     epw_gpu_context *c = a.context;
     bool sends = a.halves & EPW_GPU_SEND, receives = a.halves & EPW_GPU_RECEIVE;
 
-    if (threadIdx.x == 96) {
-        for (auto &half : loaded) {
-            for (auto &barrier : half) ptx::barrier_init(&barrier, 1);
-        }
+    if (threadIdx.x == 0) {
+        for (Stop &stop : s.stops) ptx::barrier_init(&stop.loaded, 1);
         ptx::fence_barrier_init();
     }
     ptx::wait_for_stream();
-    begin(c, a.shared, a.window, a.rank, a.layout.ranks, false, a.deadline_ns, o);
+    const Opening opening(a, a.layout.ranks, a.deadline_ns);
+    if (threadIdx.x < a.layout.ranks) {
+        s.rows[threadIdx.x] = c->received[threadIdx.x];
+        expected.rows[threadIdx.x] = epw_word_value(c->sent[threadIdx.x]);
+    }
+    if (threadIdx.x == kOpeningThreads) expected.marked = c->ordered;
+    opening.write(o, false);
     __syncthreads();
-    uint64_t peers = o.peers;
     if (o.stage != (sends ? EPW_GPU_DISPATCHED : EPW_GPU_ANSWERED)) {
         refuse(o, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
         return;
     }
-    if (sends) answer_rows<T>(a, o, answering, sums, peers, Ring(stages, memory, loaded[0]), targets);
+    if (sends) answer_rows<T>(a, o, s, expected.marked, memory);
     if (receives) {
-        collect<T, Ordered>(a, o, sums, peers, Ring(stages, memory, loaded[1]));
+        collect<T, Ordered>(a, o, expected, s.batch);
         return;
     }
     ptx::let_next_begin();
     if (!must_close(o, EPW_GPU_ANSWERED, true)) return;
-    uint64_t missing = peers & ptx::load_relaxed_gpu(&c->gone);
-    close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, peers & ~missing, missing);
+    uint64_t missing = o.peers & ptx::load_relaxed_gpu(&c->gone);
+    close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, o.peers & ~missing, missing);
 }
 
-template <typename T, bool Ordered>
-__global__ void __launch_bounds__(kThreads, 1) combine_kernel(const __grid_constant__ epw_combine_args args) {
-    combine_body<T, Ordered>(args);
-}
-
-using Kernel = void (*)(epw_combine_args);
+using Kernel = void (*)(Combine);
 
 static Kernel choose(uint32_t dtype, uint32_t mode) {
     bool ordered = mode == EPW_COMBINE_ORDERED;
@@ -58,7 +54,7 @@ static Kernel choose(uint32_t dtype, uint32_t mode) {
 cudaError_t prepare_combine(int *blocks_per_sm) {
     for (uint32_t dtype : {EPW_BF16, EPW_F16}) {
         for (uint32_t mode : {EPW_COMBINE_RANK_REDUCED, EPW_COMBINE_ORDERED}) {
-            cudaError_t error = prepare(choose(dtype, mode), kThreads, kBlockMemory, blocks_per_sm);
+            cudaError_t error = prepare(choose(dtype, mode), kThreads, kAnswerMemory, blocks_per_sm);
             if (error != cudaSuccess) return error;
         }
     }
@@ -68,8 +64,7 @@ cudaError_t prepare_combine(int *blocks_per_sm) {
 } // namespace epw
 
 extern "C" int epw_gpu_combine(const epw_combine_args *args, uint32_t blocks, void *stream) {
-    auto *kernel = epw::choose(args->dtype, args->mode);
-    epw::AnswerStages stages(args->layout);
-    size_t shared = size_t(stages.bytes) * stages.count;
-    return epw::launch_in_stream(kernel, blocks, epw::kThreads, shared, static_cast<cudaStream_t>(stream), *args);
+    const epw::Combine a(*args);
+    size_t shared = a.table_size + (a.passes() ? size_t(a.stages.bytes) * a.stages.count : 0);
+    return epw::launch_in_stream(epw::choose(a.dtype, a.mode), blocks, epw::kThreads, shared, static_cast<cudaStream_t>(stream), a);
 }

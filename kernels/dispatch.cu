@@ -22,15 +22,16 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
     }
     if (!quantises(Payload)) __syncthreads(); // thread 0 uses them at once
     ptx::wait_for_stream();
-    begin(a.context, a.shared, a.window, a.rank, a.layout.ranks, sends, a.deadline_ns, o);
-    if (threadIdx.x == 0 && receives && a.expert_totals) o.troubled = 1; // there will be a sum to add to
-    if (sends) send_tokens<T, Payload>(a, o, sending, memory, table);
+    const Opening opening(a, a.layout.ranks, a.deadline_ns);
+    if (sends) send_tokens<T, Payload>(a, opening, o, sending, memory, table);
+    else opening.write(o, false);
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_FREE : EPW_GPU_SENT)) {
         refuse(o, sends ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_DISPATCH_RECEIVE);
         return;
     }
     if (receives) {
+        if (threadIdx.x == 0 && a.expert_totals) o.troubled = 1; // there will be a sum to add to
         receive_rows(a, o, receiving, memory, table);
         return;
     }
@@ -70,6 +71,6 @@ cudaError_t prepare_dispatch(int *blocks_per_sm) {
 
 extern "C" int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {
     const epw::Dispatch a(*args);
-    size_t shared = size_t(a.stages.bytes) * a.stages.count + epw::RowStages::table_bytes(a.layout);
+    size_t shared = size_t(a.stages.bytes) * a.stages.count + epw::table_bytes(a.layout);
     return epw::launch_in_stream(epw::choose(a.dtype, a.payload), blocks, epw::kThreads, shared, static_cast<cudaStream_t>(stream), a);
 }

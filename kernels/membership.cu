@@ -6,11 +6,11 @@
 namespace epw {
 
 // Answers no rows: each peer that takes part is told so once its rows have come.
-__global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) release_kernel(const __grid_constant__ epw_release_args a) {
+__global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_constant__ epw_release_args a) {
     __shared__ Operation o;
     ptx::wait_for_stream();
+    Opening(a, a.ranks, 0).write(o, false);
     epw_gpu_context *c = a.context;
-    begin(c, a.shared, a.window, a.rank, a.ranks, false, 0, o);
     uint32_t peer = threadIdx.x;
     __syncthreads();
     uint64_t peers = o.peers;
@@ -18,17 +18,24 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) release_kernel(const __grid
         refuse(o, EPW_PHASE_COMBINE_SEND);
         return;
     }
-    if (o.stage != EPW_GPU_ANSWERED && peer < o.ranks && (peers >> peer & 1)) {
-        bool here = o.stage == EPW_GPU_DISPATCHED ||
-                    await(o, Awaited::rows, EPW_PHASE_COMBINE_SEND, peer, false).arrived;
-        // Writer: this thread. Reader: the peer's wait for permission to send its next operation, and its combine.
-        if (here) ptx::store_release_sys(&line_at(o, peer)->combine[o.lane], epw_word(o.epoch, o.op, 0));
-        else leave_out(o, peer);
+    bool answers = o.stage != EPW_GPU_ANSWERED && peer < o.ranks && (peers >> peer & 1);
+    if (o.stage == EPW_GPU_SENT) {
+        if (answers && !await(o, Awaited::rows, EPW_PHASE_COMBINE_SEND, peer, false).arrived) {
+            leave_out(o, peer);
+            answers = false;
+        }
+        __syncthreads();
     }
-    __syncthreads();
     ptx::let_next_begin();
-    uint64_t present = peers & ~uint64_t(o.gone);
-    close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present);
+    if (o.gone | o.troubled) {
+        uint64_t present = peers & ~uint64_t(o.gone);
+        close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present);
+    } else {
+        for (uint32_t i = threadIdx.x; i < a.blocks; i += kOpeningThreads) c->turns[i].stage = EPW_GPU_FREE;
+        if (peer == 0) tell_complete(c);
+    }
+    // Writer: this thread. Reader: the peer's wait for permission to send its next operation, and its combine.
+    if (answers) ptx::store_release_sys(&line_at(o, peer)->combine[o.lane], epw_word(o.epoch, o.op, 0));
 }
 
 __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __grid_constant__ epw_membership_args a) {
@@ -59,14 +66,14 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
 
 cudaError_t prepare_membership() {
     int blocks = EPW_MAX_LANES;
-    cudaError_t error = prepare(release_kernel, EPW_GPU_MAX_RANKS, 0, &blocks);
+    cudaError_t error = prepare(release_kernel, kOpeningThreads, 0, &blocks);
     return error != cudaSuccess ? error : prepare(membership_kernel, EPW_GPU_MAX_RANKS, 0, &blocks);
 }
 
 } // namespace epw
 
 extern "C" int epw_gpu_release(const epw_release_args *args, void *stream) {
-    return epw::launch_in_stream(epw::release_kernel, 1, EPW_GPU_MAX_RANKS, 0, static_cast<cudaStream_t>(stream), *args);
+    return epw::launch_in_stream(epw::release_kernel, 1, epw::kOpeningThreads, 0, static_cast<cudaStream_t>(stream), *args);
 }
 
 extern "C" int epw_gpu_set_active(const epw_membership_args *args, void *stream) {

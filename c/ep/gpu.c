@@ -112,7 +112,6 @@ static uint64_t carve(const epw_config *c, void *memory, epw_gpu_shared **shared
         images[i].weights = take(&a, entries * sizeof(float));
         images[i].sent_row = take(&a, entries * sizeof(uint32_t));
         images[i].report = take(&a, sizeof *images[i].report);
-        images[i].turns = take(&a, EPW_GPU_BLOCKS * sizeof *images[i].turns);
     }
     return a.used;
 }

@@ -385,7 +385,8 @@ static epw_status release(epw_buffer *b, epw_lane *lane, void *stream) {
                              .shared = b->gpu->shared,
                              .window = b->routes[b->config.rank].window,
                              .rank = b->config.rank,
-                             .ranks = b->config.ranks};
+                             .ranks = b->config.ranks,
+                             .blocks = b->gpu->blocks};
     status = enqueue_end(&e, epw_gpu_release(&args, e.stream), "launch of the release kernel");
     if (status == EPW_OK) lane->stage = EPW_STAGE_FREE;
     return status;

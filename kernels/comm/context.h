@@ -58,11 +58,12 @@ typedef struct epw_gpu_turn {
 } epw_gpu_turn;
 
 typedef struct epw_gpu_context {
+    epw_gpu_turn turns[EPW_GPU_BLOCKS];
+
     /* Fixed at creation. */
     epw_gpu_shared *shared;
     epw_gpu_report *report;
-    epw_gpu_turn *turns; /* [blocks] */
-    uint32_t blocks;     /* of every dispatch and combine kernel of the lane */
+    uint32_t blocks; /* of every dispatch and combine kernel of the lane */
     uint32_t lane, lanes;
     uint32_t ordered; /* config.ordered: combine words carry EPW_ANSWER_ORDERED */
 

@@ -11,41 +11,73 @@
 
 namespace epw {
 
-// Reads the operation. `next`: it begins one, else it goes on with the lane's. By every thread of the block; the operation is
-// there after the caller's next barrier. Its loads, and any before it, are on their way together.
-__device__ __forceinline__ void begin(epw_gpu_context *c, const epw_gpu_shared *shared, unsigned char *own, uint32_t rank, uint32_t ranks, bool next,
-                                      uint64_t deadline, Operation &o) {
-    if (threadIdx.x < ranks) o.window[threadIdx.x] = c->window[threadIdx.x];
-    if (threadIdx.x == 32) {
-        o.ids = c->ids;
-        o.weights = c->weights;
-        o.sent_row = c->sent_row;
-        o.first_row = c->first_row;
-        o.received = c->received;
-        o.sent = c->sent;
+// What the context says of the operation, on its way from memory: loads that are under way together with others, until write()
+// needs them. Each of a few warps reads a part. `next`: the kernel begins an operation, else it goes on with the lane's.
+constexpr uint32_t kOpeningThreads = 160;
+struct Opening {
+    static constexpr uint32_t kWindows = 32, kArrays = 96, kTurn = 128; // the threads that read them, or their first
+
+    epw_gpu_context *context;
+    unsigned char *window, *own;
+    uint32_t rank, ranks, lane, epoch;
+    uint64_t active, excluded, suspects, deadline;
+    epw_gpu_turn turn;
+    int32_t *ids;
+    float *weights;
+    uint32_t *sent_row, *first_row;
+
+    template <typename Args>
+    __device__ __forceinline__ Opening(const Args &a, uint32_t group, uint64_t given_deadline)
+        : context(a.context), own(a.window), rank(a.rank), ranks(group) {
+        const epw_gpu_context *c = context;
+        if (threadIdx.x - kWindows < ranks) window = c->window[threadIdx.x - kWindows];
+        if (threadIdx.x == kArrays) {
+            ids = c->ids;
+            weights = c->weights;
+            sent_row = c->sent_row;
+            first_row = c->first_row;
+        }
+        if (threadIdx.x == kTurn) {
+            turn = c->turns[blockIdx.x];
+            lane = c->lane;
+            epoch = c->epoch;
+            active = c->active;
+            excluded = c->excluded;
+            suspects = ptx::load_relaxed_gpu(&a.shared->suspects);
+            deadline = given_deadline ? given_deadline : c->deadline_ns;
+        }
     }
-    if (threadIdx.x != 0) return;
-    o.turn = &c->turns[blockIdx.x];
-    const epw_gpu_turn turn = *o.turn;
-    o.context = c;
-    o.own = own;
-    o.rank = rank;
-    o.ranks = ranks;
-    o.lane = c->lane;
-    o.epoch = c->epoch;
-    o.op = turn.op + (next ? 1 : 0);
-    o.stage = turn.stage;
-    o.wrapped = turn.wrapped;
-    o.first = turn.op == 0 && turn.wrapped == 0;
-    o.sent_before = turn.sent;
-    o.out_before = turn.out;
-    o.active = c->active;
-    o.peers = next ? o.active & ~c->excluded : turn.present;
-    o.suspects = ptx::load_relaxed_gpu(&shared->suspects);
-    o.deadline = deadline ? deadline : c->deadline_ns;
-    o.gone = o.refused = 0;
-    o.troubled = o.peers != o.active;
-}
+
+    // The operation is there after the caller's next barrier.
+    __device__ __forceinline__ void write(Operation &o, bool next) const {
+        if (threadIdx.x - kWindows < ranks) o.window[threadIdx.x - kWindows] = window;
+        if (threadIdx.x == kArrays) {
+            o.ids = ids;
+            o.weights = weights;
+            o.sent_row = sent_row;
+            o.first_row = first_row;
+        }
+        if (threadIdx.x != kTurn) return;
+        o.context = context;
+        o.own = own;
+        o.rank = rank;
+        o.ranks = ranks;
+        o.lane = lane;
+        o.epoch = epoch;
+        o.op = turn.op + (next ? 1 : 0);
+        o.stage = turn.stage;
+        o.wrapped = turn.wrapped;
+        o.first = turn.op == 0 && turn.wrapped == 0;
+        o.sent_before = turn.sent;
+        o.out_before = turn.out;
+        o.active = active;
+        o.peers = next ? active & ~excluded : turn.present;
+        o.suspects = suspects;
+        o.deadline = deadline;
+        o.gone = o.refused = 0;
+        o.troubled = o.peers != active;
+    }
+};
 
 // Whether this block is the last of the kernel's to have sent. Every thread's effects before it, in every block, happen before
 // the last block's after it, which finds in o.lost whom any block has given up so far. Called by the whole block.
@@ -68,6 +100,12 @@ __device__ inline void leave_out(Operation &o, uint32_t peer) {
     atomicOr(reinterpret_cast<unsigned long long *>(&o.context->gone), 1ull << peer);
 }
 
+// The half has ended well.
+__device__ __forceinline__ void tell_complete(epw_gpu_context *c) {
+    c->report->missing = 0;
+    c->report->record.cause = EPW_CAUSE_NONE;
+}
+
 // The end of a kernel for one of its blocks. The lane goes on to `stage` with all that the operation began with, and the block
 // is done: false. True: something is amiss, and it is this block that closes the operation; all others are out, and what they
 // have done happens before what it does now. `sent`: this kernel's blocks have passed last_to_send.
@@ -79,16 +117,9 @@ __device__ inline bool must_close(Operation &o, uint32_t stage, bool sent) {
         if (!troubled) return false;
     } else if (!troubled) {
         // Reader: the next kernel's block of the same number.
-        o.turn->stage = stage;
-        o.turn->op = o.op;
-        if (o.op == 0) o.turn->wrapped = 1;
-        o.turn->present = o.peers;
-        o.turn->sent = o.sent_before + (sent ? gridDim.x : 0);
-        o.turn->out = o.out_before + gridDim.x;
-        if (blockIdx.x == 0) {
-            c->report->missing = 0;
-            c->report->record.cause = EPW_CAUSE_NONE;
-        }
+        c->turns[blockIdx.x] = {stage, o.op, o.wrapped || o.op == 0, 0, o.peers, o.sent_before + (sent ? gridDim.x : 0),
+                                o.out_before + gridDim.x, {}};
+        if (blockIdx.x == 0) tell_complete(c);
         // Reader: the block that closes, if there is one.
         ptx::reduce_release_gpu(&c->out_blocks, 1);
         return false;
@@ -140,15 +171,8 @@ __device__ inline void refuse(const Operation &o, uint32_t phase) {
 // Sets all turns of the lane. By the whole block, when no other one is at work.
 __device__ inline void set_turns(epw_gpu_context *c, uint32_t stage, uint32_t op, bool wrapped, uint64_t present) {
     uint64_t sent = ptx::load_relaxed_gpu(&c->sent_blocks), out = ptx::load_relaxed_gpu(&c->out_blocks);
-    for (uint32_t i = threadIdx.x; i < c->blocks; i += blockDim.x) {
-        epw_gpu_turn &turn = c->turns[i];
-        turn.stage = stage;
-        turn.op = op;
-        turn.wrapped = wrapped;
-        turn.present = present;
-        turn.sent = sent;
-        turn.out = out;
-    }
+    const epw_gpu_turn turn = {stage, op, wrapped, 0, present, sent, out, {}};
+    for (uint32_t i = threadIdx.x; i < c->blocks; i += blockDim.x) c->turns[i] = turn;
 }
 
 // Closes an operation: by the whole block that must_close says, or by a kernel's only one. `missing`: active peers that do not

@@ -21,7 +21,6 @@ struct Operation {
     unsigned char *own; // this rank's window
     uint32_t rank, ranks, lane, epoch, op;
     uint32_t stage; // that the lane was in
-    epw_gpu_turn *turn; // this block's
     bool first;     // of the epoch
     bool wrapped;
     uint64_t sent_before, out_before; // the context's counters, when the kernel began
@@ -30,8 +29,7 @@ struct Operation {
     unsigned char *window[EPW_GPU_MAX_RANKS]; // the peers'
     int32_t *ids; // and the other arrays of the context
     float *weights;
-    uint32_t *sent_row, *first_row, *received;
-    uint64_t *sent;
+    uint32_t *sent_row, *first_row;
 
     unsigned long long gone;    // peers that this block knows to be lost
     unsigned long long refused; // peers whose rows or answers this block has found to be other than asked for

@@ -3,150 +3,123 @@
 #pragma once
 
 #include "../comm/lane.cuh"
+#include "pass.cuh"
+#include "shape.cuh"
 #include "sum.cuh"
 
 namespace epw {
 
 struct AnswerShared {
-    uint32_t rows[EPW_GPU_MAX_RANKS];
+    Batch batch;
+    Stop stops[kMaxStages];
+    uint32_t rows[EPW_GPU_MAX_RANKS]; // that came from each source, and are answered
+    uint32_t ends[EPW_GPU_MAX_RANKS]; // rows of the sources up to this turn; see source_at
+    const uint32_t *first_row;        // in shared memory, [ranks][local_experts]: of the sources in the experts' lists
 };
 
-// Row n of those that came. Sources take turns, beginning after this rank, so that all links are busy at a time; false: source
-// and row are beyond what came.
-__device__ __forceinline__ bool row_of(const AnswerShared &s, const Operation &o, uint32_t n, uint32_t *source, uint32_t *row) {
-    *source = (o.rank + 1 + n % o.ranks) % o.ranks;
-    *row = n / o.ranks;
-    return *row < s.rows[*source];
+// Sources in the order in which their rows are numbered: those after this rank in turn, itself last.
+__device__ __forceinline__ uint32_t source_at(const Operation &o, uint32_t turn) {
+    uint32_t source = o.rank + 1 + turn;
+    return source < o.ranks ? source : source - o.ranks;
 }
 
-// How many values of n there are for row_of.
-__device__ __forceinline__ uint32_t row_numbers(const AnswerShared &s, const Operation &o) {
-    uint32_t most = 0;
-    for (uint32_t r = 0; r < o.ranks; r++) most = max(most, s.rows[r]);
-    return most * o.ranks;
+// Numbers the rows to be answered. Called by the whole block; ends with a barrier.
+__device__ inline void number_rows(Operation &o, AnswerShared &s) {
+    uint32_t thread = threadIdx.x;
+    if (thread < o.ranks) {
+        bool here = o.peers >> thread & 1, lost = o.suspects >> thread & 1;
+        if (here && lost) leave_out(o, thread); // given up by the other lane, meanwhile: not answered
+        if (!here || lost) s.rows[thread] = 0;
+    }
+    __syncthreads();
+    if (thread < o.ranks) {
+        uint32_t end = 0;
+        for (uint32_t turn = 0; turn <= thread; turn++) end += s.rows[source_at(o, turn)];
+        s.ends[thread] = end;
+    }
+    __syncthreads();
 }
 
-// By one warp: finds the outputs of this rank's experts for a row.
-__device__ inline void find_parts(const epw_combine_args &a, const Operation &o, uint32_t source, uint32_t row, Sum &sum) {
+// By one warp: what answers row n, as row `at` of the batch.
+__device__ inline void find_row(const Combine &a, const Operation &o, AnswerShared &s, uint32_t n, uint32_t at) {
     const epw_layout &l = a.layout;
     uint32_t lane = threadIdx.x % 32;
+    uint32_t turn = __popc(__ballot_sync(0xffffffffu, lane < o.ranks && s.ends[lane] <= n));
+    if (o.ranks > 32) turn += __popc(__ballot_sync(0xffffffffu, lane + 32 < o.ranks && s.ends[lane + 32] <= n));
+    uint32_t source = source_at(o, turn), row = n - (turn > 0 ? s.ends[turn - 1] : 0);
     const unsigned char *slot = a.window + epw_slot_offset(&l, o.lane, source, row);
+    const unsigned char *outputs = static_cast<const unsigned char *>(a.expert_out);
+    unsigned char *to = o.window[source] + epw_answer_offset(&l, o.lane, o.rank, row, 0);
+    if (a.output_layout == EPW_RANK_MAJOR) {
+        const unsigned char *from = slot + l.header_bytes;
+        if (outputs) from = outputs + (uint64_t(source) * l.max_tokens + row) * l.row_bytes;
+        put_row(s.batch, at, to, 1, lane == 0, 0, from, 1.0f);
+        return;
+    }
     uint32_t local = 0xffffffffu, weight = 0, index = 0;
     if (lane < l.topk) {
-        const uint32_t *entry = reinterpret_cast<const uint32_t *>(slot + sizeof(epw_slot_header) + lane * sizeof(epw_entry));
-        local = ptx::load_relaxed_gpu(entry) - o.rank * l.local_experts;
-        weight = ptx::load_relaxed_gpu(entry + 1);
+        const uint64_t *entry = reinterpret_cast<const uint64_t *>(slot + sizeof(epw_slot_header)) + lane;
+        uint64_t pair = ptx::load_relaxed_gpu(entry);
         index = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + epw_indices_offset(&l)) + lane);
+        local = uint32_t(pair) - o.rank * l.local_experts;
+        weight = uint32_t(pair >> 32);
     }
     bool ours = local < l.local_experts;
-    uint64_t place = ours ? uint64_t(o.first_row[source * l.local_experts + local]) + index : 0;
+    uint64_t place = ours ? uint64_t(s.first_row[source * l.local_experts + local]) + index : 0;
     ours = ours && place < l.rows;
-    uint32_t mask = __ballot_sync(0xffffffffu, ours);
-    if (ours) {
-        uint32_t at = __popc(mask & ((1u << lane) - 1));
-        sum.part[at] = static_cast<const unsigned char *>(a.expert_out) + (local * l.rows + place) * l.row_bytes;
-        sum.weight[at] = __uint_as_float(weight);
-    }
-    if (lane == 0) {
-        sum.count = __popc(mask);
-        sum.to = o.window[source] + epw_answer_offset(&l, o.lane, o.rank, row, 0);
-    }
+    uint32_t mask = __ballot_sync(0xffffffffu, ours), earlier = (1u << lane) - 1;
+    put_row(s.batch, at, to, __popc(mask), ours, __popc(mask & earlier), outputs + (local * l.rows + place) * l.row_bytes,
+            __uint_as_float(weight));
 }
 
-// The block's rows, a batch at a time: `first + i * gridDim.x` is number i of it. Looks them up, a warp to a row; returns how
-// many there are.
-__device__ inline uint32_t find_rows(const epw_combine_args &a, const Operation &o, const AnswerShared &s, Sum *sums,
-                                     uint32_t first, uint32_t numbers) {
-    uint32_t warp = threadIdx.x / 32, source, row, n = first + warp * gridDim.x;
-    if (n < numbers && row_of(s, o, n, &source, &row)) {
-        find_parts(a, o, source, row, sums[warp]);
-    } else if (threadIdx.x % 32 == 0) {
-        sums[warp].count = 0;
-        sums[warp].to = nullptr;
+// Fills the batch with this block's rows from number `first` on, every gridDim.x-th; returns how many there are. Ends with a
+// barrier. A block's batch spans several sources, its own rank's rows are last, and blocks begin at different ones of the
+// others: at any time some block sends to each peer.
+__device__ inline uint32_t find_rows(const Combine &a, const Operation &o, AnswerShared &s, uint32_t first) {
+    uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32, mine = first + lane * gridDim.x;
+    uint32_t total = s.ends[o.ranks - 1], remote = total - s.rows[o.rank];
+    uint32_t rows = __popc(__ballot_sync(0xffffffffu, lane < kBatch && mine < total));
+    uint32_t turning = __popc(__ballot_sync(0xffffffffu, lane < kBatch && mine < remote));
+    if (row < rows) {
+        uint32_t i = row;
+        if (i < turning) {
+            i += __umulhi(blockIdx.x * 0x9e3779b9u, turning); // below `turning`, and evenly spread over the blocks
+            if (i >= turning) i -= turning;
+        }
+        find_row(a, o, s, first + i * gridDim.x, row);
     }
     __syncthreads();
-    return min(kBatch, (numbers - first - 1) / gridDim.x + 1);
+    return rows;
 }
 
-// Rows that are answered as they are, whole or one for each expert, pass through the ring untouched, by thread 0 alone.
-// `targets`: in shared memory, where each stage's row goes.
-__device__ inline void answer_copies(const epw_combine_args &a, const Operation &o, const AnswerShared &s, Sum *sums,
-                                     const Ring &ring, unsigned char **targets) {
-    const epw_layout &l = a.layout;
-    const Stages &stages = ring.stages;
-    bool parts = a.output_layout == EPW_EXPERT_MAJOR;
-    uint32_t numbers = row_numbers(s, o), loads = 0, stores = 0;
-    const uint32_t pieces = uint32_t((l.row_bytes + kPieceBytes - 1) / kPieceBytes);
-    auto store = [&]() {
-        uint32_t at = stores % stages.count;
-        while (!ptx::barrier_try_wait(&ring.loaded[at], stores / stages.count & 1)) {}
-        ptx::bulk_store(targets[at], ring.memory + at * stages.bytes, piece_bytes(l.row_bytes, stores % pieces));
-        ptx::bulk_commit();
-        stores++;
-    };
-    auto copy = [&](unsigned char *to, const unsigned char *from) {
-        for (uint32_t piece = 0; piece < pieces; piece++) {
-            uint32_t at = loads % stages.count, bytes = piece_bytes(l.row_bytes, piece);
-            if (loads - stores == stages.count - 1) store();
-            ptx::bulk_wait_read<1>(); // this stage's store, the last but one, has read it
-            ptx::barrier_expect(&ring.loaded[at], bytes);
-            ptx::bulk_load(ring.memory + at * stages.bytes, from + uint64_t(piece) * kPieceBytes, bytes, &ring.loaded[at]);
-            targets[at] = to + uint64_t(piece) * kPieceBytes;
-            loads++;
-        }
-    };
-    for (uint32_t first = blockIdx.x; first < numbers; first += kBatch * gridDim.x) {
-        uint32_t rows = parts ? find_rows(a, o, s, sums, first, numbers) : min(kBatch, (numbers - first - 1) / gridDim.x + 1);
-        for (uint32_t i = 0; i < rows && threadIdx.x == 0; i++) {
-            uint32_t source, row;
-            if (!row_of(s, o, first + i * gridDim.x, &source, &row)) continue;
-            if (parts) {
-                for (uint32_t p = 0; p < sums[i].count; p++) copy(sums[i].to + p * l.row_bytes, sums[i].part[p]);
-                continue;
-            }
-            const unsigned char *from = a.window + epw_slot_offset(&l, o.lane, source, row) + l.header_bytes;
-            if (a.expert_out) {
-                from = static_cast<const unsigned char *>(a.expert_out) + (uint64_t(source) * l.max_tokens + row) * l.row_bytes;
-            }
-            copy(o.window[source] + epw_answer_offset(&l, o.lane, o.rank, row, 0), from);
-        }
-        if (parts) __syncthreads(); // the batch has been read
-    }
-    while (threadIdx.x == 0 && stores < loads) store();
-}
-
-// Answers every row, then posts the words from the kernel's last block.
+// Answers every row, then posts the words from the kernel's last block. `memory`: the table of first rows, then the stages.
 template <typename T>
-__device__ void answer_rows(const epw_combine_args &a, Operation &o, AnswerShared &s, Sum *sums, uint64_t peers, Ring ring,
-                            unsigned char **targets) {
-    epw_gpu_context *c = a.context;
-    if (threadIdx.x < o.ranks) {
-        bool here = peers >> threadIdx.x & 1;
-        // Given up by the other lane, meanwhile: not answered.
-        if (here && (o.suspects >> threadIdx.x & 1)) {
-            leave_out(o, threadIdx.x);
-            here = false;
-        }
-        s.rows[threadIdx.x] = here ? c->received[threadIdx.x] : 0;
-    }
-    __syncthreads();
+__device__ __forceinline__ void answer_rows(const Combine &a, Operation &o, AnswerShared &s, bool marked, unsigned char *memory) {
+    Passage passage(a.stages, memory + a.table_size, s.stops);
     // What earlier kernels wrote with ordinary stores, the engine reads now.
-    if (threadIdx.x == 0) ptx::fence_global_before_bulk();
-    if (a.output_layout == EPW_EXPERT_MAJOR && a.mode == EPW_COMBINE_RANK_REDUCED) {
-        uint32_t numbers = row_numbers(s, o);
-        for (uint32_t first = blockIdx.x; first < numbers; first += kBatch * gridDim.x) {
-            uint32_t rows = find_rows(a, o, s, sums, first, numbers);
-            make_sums<T, true>(ring, sums, rows, a.layout.row_bytes);
+    if (threadIdx.x == 0 && !a.sums) ptx::fence_global_before_bulk();
+    uint32_t *table = reinterpret_cast<uint32_t *>(memory);
+    for (uint32_t i = threadIdx.x; i * sizeof(uint32_t) < a.table_size; i += kThreads) table[i] = o.first_row[i];
+    if (threadIdx.x == 0) s.first_row = table;
+    number_rows(o, s);
+    uint32_t total = s.ends[o.ranks - 1];
+    for (uint32_t first = blockIdx.x; first < total; first += kBatch * gridDim.x) {
+        uint32_t rows = find_rows(a, o, s, first);
+        if (a.sums) {
+            make_sums<T, true>(s.batch, rows, a.row_size);
+        } else {
+            if (threadIdx.x == 0) passage.pass(s.batch, rows, a.row_size);
+            __syncthreads(); // the batch has been read
         }
-    } else {
-        answer_copies(a, o, s, sums, ring, targets);
     }
-    if (threadIdx.x == 0) ptx::bulk_wait_all();
-    // Writer of the words: the last block here; see send_tokens. They say that the answers are there and the slots read.
+    if (threadIdx.x == 0 && !a.sums) passage.finish();
+    // Writer of the words: the last block here. It has acquired what every block has released: the sums, which all threads of a
+    // block have stored before its barrier, or the rows that thread 0 has seen complete. Its release at system scope hands that
+    // on to the peer, whose acquire of the word sees it all. The words also say that the slots have been read.
     if (!last_to_send(o)) return;
-    uint64_t reachable = peers & ~o.lost;
+    uint64_t reachable = o.peers & ~o.lost;
     if (threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
-        uint32_t value = s.rows[threadIdx.x] | (a.mode == EPW_COMBINE_ORDERED && c->ordered ? EPW_ANSWER_ORDERED : 0);
+        uint32_t value = s.rows[threadIdx.x] | (a.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
         ptx::store_release_sys(&line_at(o, threadIdx.x)->combine[o.lane], epw_word(o.epoch, o.op, value));
     }
 }

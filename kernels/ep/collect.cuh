@@ -2,100 +2,113 @@
 #pragma once
 
 #include "../comm/lane.cuh"
+#include "shape.cuh"
 #include "sum.cuh"
 
 namespace epw {
 
+// What this rank expects of the answers, known before they come.
+struct Expected {
+    uint32_t rows[EPW_GPU_MAX_RANKS]; // as many as were sent
+    uint32_t marked;                  // words say of which mode they are
+};
+
 // Is the answer whole, and of the mode that this rank expects? The host device's answer_cause.
-__device__ __forceinline__ uint32_t answer_cause(const epw_combine_args &a, const epw_gpu_context *c, uint32_t peer, uint32_t value) {
-    uint32_t rows = c->ordered ? value & ~EPW_ANSWER_ORDERED : value, sent = epw_word_value(c->sent[peer]);
+__device__ __forceinline__ uint32_t answer_cause(const Combine &a, const Expected &expected, uint32_t peer,
+                                                uint32_t value) {
+    uint32_t rows = expected.marked ? value & ~EPW_ANSWER_ORDERED : value, sent = expected.rows[peer];
     if (rows != sent) return rows < sent ? EPW_CAUSE_PARTIAL : EPW_CAUSE_FORMAT;
-    bool ordered = c->ordered && (value & EPW_ANSWER_ORDERED);
+    bool ordered = expected.marked && (value & EPW_ANSWER_ORDERED);
     return rows == 0 || ordered == (a.mode == EPW_COMBINE_ORDERED) ? EPW_CAUSE_NONE : EPW_CAUSE_FORMAT;
 }
 
-// By one warp: where the answers to token t lie, in the order in which they are summed.
-__device__ inline void find_answers(const epw_combine_args &a, const Operation &o, uint64_t answered, uint32_t t, Sum &sum) {
+// By one warp: where the answers to token t lie, in the order in which they are summed, as row `at` of the batch.
+__device__ inline void find_answers(const Combine &a, const Operation &o, uint64_t answered, uint32_t t, Batch &batch,
+                                    uint32_t at) {
     const epw_layout &l = a.layout;
-    uint32_t lane = threadIdx.x % 32;
-    size_t at = size_t(t) * l.topk + lane;
-    int32_t expert = lane < l.topk ? o.ids[at] : -1;
-    uint32_t row = lane < l.topk ? o.sent_row[at] : 0, earlier = (1u << lane) - 1;
-    uint32_t rank = expert >= 0 ? uint32_t(expert) / l.local_experts : 0x80000000u + lane;
-    bool here = expert >= 0 && (answered >> rank & 1);
-    uint32_t same = __match_any_sync(0xffffffffu, rank);
-    uint32_t mask = __ballot_sync(0xffffffffu, here);
-    if (a.mode == EPW_COMBINE_ORDERED) {
-        if (here) {
-            uint32_t place = __popc(mask & earlier);
-            sum.part[place] = a.window + epw_answer_offset(&l, o.lane, rank, row, __popc(same & earlier));
+    uint32_t lane = threadIdx.x % 32, row = 0, count, place;
+    uint32_t answer = 0; // earlier entries of the same rank
+    int32_t expert = -1;
+    float weight = 1.0f;
+    if (lane < l.topk) {
+        size_t entry = size_t(t) * l.topk + lane;
+        expert = o.ids[entry];
+        row = o.sent_row[entry];
+        if (a.mode == EPW_COMBINE_ORDERED) {
             bool given = a.topk_weights && lane < a.topk;
-            sum.weight[place] = given ? a.topk_weights[size_t(t) * a.topk + lane] : o.weights[at];
+            weight = given ? a.topk_weights[size_t(t) * a.topk + lane] : o.weights[entry];
         }
-        if (lane == 0) sum.count = __popc(mask);
-    } else {
-        bool leads = here && (same & earlier) == 0;
-        uint32_t leaders = __ballot_sync(0xffffffffu, leads), place = 0; // ranks below this one's
-        for (uint32_t rest = leaders; rest != 0; rest &= rest - 1) {
-            place += __shfl_sync(0xffffffffu, rank, __ffs(rest) - 1) < rank;
-        }
-        if (leads) sum.part[place] = a.window + epw_answer_offset(&l, o.lane, rank, row, 0);
-        if (lane == 0) sum.count = __popc(leaders);
     }
-    uint32_t expected = __popc(__ballot_sync(0xffffffffu, expert >= 0));
-    if (lane != 0) return;
-    sum.to = static_cast<unsigned char *>(a.out) + uint64_t(t) * l.row_bytes;
-    if (a.contributions) reinterpret_cast<ushort2 *>(a.contributions)[t] = {uint16_t(__popc(mask)), uint16_t(expected)};
+    uint32_t rank = expert >= 0 ? a.per_rank.divide(uint32_t(expert)) : EPW_GPU_MAX_RANKS;
+    bool here = expert >= 0 && (answered >> rank & 1);
+    uint32_t entries = __ballot_sync(0xffffffffu, here), expected = __popc(__ballot_sync(0xffffffffu, expert >= 0));
+    for (uint32_t j = 0; j < l.topk; j++) {
+        uint32_t other = __shfl_sync(0xffffffffu, rank, j);
+        if (j < lane && other == rank) answer++;
+    }
+    bool has = here;
+    if (a.mode == EPW_COMBINE_ORDERED) {
+        // In the order of the entries; a rank's answers lie in that order too.
+        count = __popc(entries);
+        place = __popc(entries & ((1u << lane) - 1));
+    } else {
+        // One of each rank, in the order of the ranks.
+        uint64_t bit = here ? 1ull << rank : 0, ranks = __reduce_or_sync(0xffffffffu, uint32_t(bit));
+        if (o.ranks > 32) ranks |= uint64_t(__reduce_or_sync(0xffffffffu, uint32_t(bit >> 32))) << 32;
+        count = __popcll(ranks);
+        place = __popcll(ranks & (bit - 1));
+        has = here && answer == 0;
+    }
+    const unsigned char *from = a.window + epw_answer_offset(&l, o.lane, rank, row, answer);
+    put_row(batch, at, static_cast<unsigned char *>(a.out) + uint64_t(t) * l.row_bytes, count, has, place, from, weight);
+    if (lane == 0 && a.contributions) {
+        reinterpret_cast<ushort2 *>(a.contributions)[t] = {uint16_t(__popc(entries)), uint16_t(expected)};
+    }
 }
 
-// Looks up the block's tokens from `first` on, a warp to a token; returns how many there are. Ends with a barrier.
-__device__ inline uint32_t find_tokens(const epw_combine_args &a, const Operation &o, uint64_t answered, Sum *sums, uint32_t first,
-                                       uint32_t stride) {
-    uint32_t warp = threadIdx.x / 32, t = first + warp * stride;
-    if (t < a.tokens) find_answers(a, o, answered, t, sums[warp]);
+// Fills the batch with tokens from `first` on, every stride-th; returns how many there are. Ends with a barrier.
+__device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, uint64_t answered, Batch &batch,
+                                       uint32_t first, uint32_t stride) {
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = first + warp * stride;
+    if (t < a.tokens) find_answers(a, o, answered, t, batch, warp);
     __syncthreads();
-    return first < a.tokens ? min(kBatch, (a.tokens - first - 1) / stride + 1) : 0;
+    return __popc(__ballot_sync(0xffffffffu, lane < kBatch && first + lane * stride < a.tokens));
 }
 
 // Waits and sums. Where something is amiss, the block that closes the operation decides whose answers count, and sums again
 // alone where somebody's do not. What is summed is looked up before the wait, as if everybody would answer.
 template <typename T, bool Weighted>
-__device__ void collect(const epw_combine_args &a, Operation &o, Sum *sums, uint64_t peers, Ring ring) {
+__device__ __forceinline__ void collect(const Combine &a, Operation &o, const Expected &expected, Batch &batch) {
     epw_gpu_context *c = o.context;
-    uint32_t found = find_tokens(a, o, peers, sums, blockIdx.x, gridDim.x);
-    if (threadIdx.x < o.ranks && ((peers & ~uint64_t(o.gone)) >> threadIdx.x & 1)) {
+    uint32_t found = find_tokens(a, o, o.peers, batch, blockIdx.x, gridDim.x);
+    if (threadIdx.x < o.ranks && ((o.peers & ~uint64_t(o.gone)) >> threadIdx.x & 1)) {
         Arrival got = await(o, Awaited::answer, EPW_PHASE_COMBINE_RECEIVE, threadIdx.x, a.wait_ns != nullptr);
         if (!got.arrived) {
             leave_out(o, threadIdx.x);
-        } else if (answer_cause(a, c, threadIdx.x, got.value) != EPW_CAUSE_NONE) {
+        } else if (answer_cause(a, expected, threadIdx.x, got.value) != EPW_CAUSE_NONE) {
             atomicOr(&o.refused, 1ull << threadIdx.x);
         }
     }
-    __syncthreads();
+    __syncthreads(); // what the words guard has been acquired for every thread
     ptx::let_next_begin();
-    if (threadIdx.x == 0) {
-        // What the words guard was acquired by generic loads; the engine reads it now. And it writes where the block has read.
-        ptx::fence_global_before_bulk();
-        ptx::fence_shared_before_bulk();
-    }
-    uint64_t answered = peers & ~uint64_t(o.gone | o.refused);
-    bool looked_up = answered == peers;
-    auto sum_tokens = [&](uint32_t block, uint32_t blocks) {
-        for (uint32_t first = block; first < a.tokens; first += kBatch * blocks) {
-            uint32_t rows = looked_up ? found : find_tokens(a, o, answered, sums, first, blocks);
+    uint64_t answered = o.peers & ~uint64_t(o.gone | o.refused), refused = 0;
+    uint32_t first = blockIdx.x, step = gridDim.x;
+    bool alone = false, looked_up = answered == o.peers;
+    while (true) {
+        for (uint32_t t = first; t < a.tokens; t += kBatch * step) {
+            uint32_t rows = looked_up ? found : find_tokens(a, o, answered, batch, t, step);
             looked_up = false;
-            make_sums<T, Weighted>(ring, sums, rows, a.layout.row_bytes);
+            make_sums<T, Weighted>(batch, rows, a.row_size);
         }
-        if (threadIdx.x == 0) ptx::bulk_wait_all();
-    };
-    sum_tokens(blockIdx.x, gridDim.x);
-    if (threadIdx.x == 0 && o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
-    if (!must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) return;
-    uint64_t refused = ptx::load_relaxed_gpu(&c->refused);
-    answered = peers & ~(ptx::load_relaxed_gpu(&c->gone) | refused);
-    if (answered != peers) {
-        sum_tokens(0, 1);
-        __syncthreads();
+        if (alone) break;
+        if (threadIdx.x == 0 && o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
+        if (!must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) return;
+        refused = ptx::load_relaxed_gpu(&c->refused);
+        answered = o.peers & ~(ptx::load_relaxed_gpu(&c->gone) | refused);
+        if (answered == o.peers) break;
+        first = 0;
+        step = 1;
+        alone = true;
     }
     if (a.wait_ns && threadIdx.x < o.ranks) {
         a.wait_ns[threadIdx.x] += c->waited[threadIdx.x];
@@ -104,7 +117,7 @@ __device__ void collect(const epw_combine_args &a, Operation &o, Sum *sums, uint
     if (refused && threadIdx.x == 0) {
         uint32_t peer = __ffsll(refused) - 1;
         uint64_t seen = ptx::load_relaxed_sys(awaited_word(o, Awaited::answer, peer));
-        uint32_t cause = answer_cause(a, c, peer, epw_word_value(seen));
+        uint32_t cause = answer_cause(a, expected, peer, epw_word_value(seen));
         record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, Awaited::answer), seen, 0);
     }
     close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, answered, o.active & ~answered);

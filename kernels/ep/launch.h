@@ -60,6 +60,7 @@ typedef struct epw_release_args {
     epw_gpu_shared *shared;
     unsigned char *window;
     uint32_t rank, ranks;
+    uint32_t blocks; /* of the lane's kernels */
 } epw_release_args;
 
 typedef struct epw_membership_args {

@@ -58,62 +58,54 @@ __device__ __forceinline__ Received read_entry(const Dispatch &a, const unsigned
     return r;
 }
 
-// Fills the table of first rows, [ranks][local_experts] in shared memory, from the sources' counts; the first block writes
-// counts and ranges for the caller. Ends with a barrier.
-__device__ inline void place_sources(const Dispatch &a, Operation &o, ReceiveShared &s,
-                                     uint32_t *first_row, Part part) {
-    constexpr uint32_t kAhead = 8; // sources whose counts are on their way at a time
+// Fills the table of counts, [ranks][local_experts] in shared memory: how many rows each source has sent to each expert. Ends with
+// a barrier.
+__device__ inline void take_counts(const Dispatch &a, Operation &o, ReceiveShared &s, uint32_t *table) {
     const epw_layout &l = a.layout;
-    for (uint32_t e = threadIdx.x; e < l.local_experts; e += blockDim.x) {
-        uint32_t fill = 0;
-        for (uint32_t base = 0; base < l.ranks; base += kAhead) {
-            uint32_t counts[kAhead];
-#pragma unroll
-            for (uint32_t i = 0; i < kAhead; i++) {
-                if (base + i >= l.ranks) break;
-                const unsigned char *from = a.window + epw_expert_counts_offset(&l, o.lane, base + i);
-                counts[i] = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(from) + e);
-            }
-#pragma unroll
-            for (uint32_t i = 0; i < kAhead; i++) {
-                uint32_t source = base + i;
-                if (source >= l.ranks) break;
-                uint32_t count = s.rows[source] > 0 ? counts[i] : 0;
-                if (count > s.rows[source]) {
-                    atomicOr(&o.refused, 1ull << source);
-                    count = 0;
-                }
-                first_row[source * l.local_experts + e] = fill;
-                if (part.block == 0) {
-                    o.first_row[source * l.local_experts + e] = fill;
-                    if (a.ranges) {
-                        uint32_t *range = a.ranges + (size_t(e) * l.ranks + source) * 2;
-                        range[0] = fill;
-                        range[1] = count;
-                    }
-                }
-                fill += count;
-            }
+    for (uint32_t i = threadIdx.x; i < a.experts; i += kThreads) {
+        uint32_t source = a.per_rank.divide(i);
+        const unsigned char *from = a.window + epw_expert_counts_offset(&l, a.lane, source);
+        uint32_t count = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(from) + (i - source * l.local_experts));
+        if (s.rows[source] == 0) count = 0;
+        if (count > s.rows[source]) {
+            atomicOr(&o.refused, 1ull << source);
+            count = 0;
         }
-        if (part.block == 0 && a.counts) a.counts[e] = fill;
-    }
-    if (part.block == 0 && threadIdx.x < l.ranks) {
-        o.received[threadIdx.x] = s.rows[threadIdx.x];
-        if (a.source_counts) a.source_counts[threadIdx.x] = s.rows[threadIdx.x];
+        table[i] = count;
     }
     __syncthreads();
 }
 
-// The row of expert list `local` at which an entry lies, or kNowhere.
+// What the caller and combine are told of all rows together. By one block.
+__device__ inline void write_counts(const Dispatch &a, const Operation &o, const ReceiveShared &s, const uint32_t *table) {
+    const epw_layout &l = a.layout;
+    for (uint32_t e = threadIdx.x; e < l.local_experts; e += kThreads) {
+        uint32_t fill = 0;
+        for (uint32_t source = 0; source < l.ranks; source++) {
+            uint32_t count = table[source * l.local_experts + e];
+            o.first_row[source * l.local_experts + e] = fill;
+            if (a.ranges) reinterpret_cast<uint2 *>(a.ranges)[size_t(e) * l.ranks + source] = {fill, count};
+            fill += count;
+        }
+        if (a.counts) a.counts[e] = fill;
+    }
+    if (threadIdx.x < l.ranks) {
+        a.context->received[threadIdx.x] = s.rows[threadIdx.x];
+        if (a.source_counts) a.source_counts[threadIdx.x] = s.rows[threadIdx.x];
+    }
+}
+
+// The row of expert list `local` at which an entry lies, behind those of the sources before, or kNowhere.
 constexpr uint64_t kNowhere = ~0ull;
-__device__ __forceinline__ uint64_t place_of(const Dispatch &a, const uint32_t *first_row, uint32_t source,
-                                             uint32_t local, uint32_t index) {
-    uint64_t at = uint64_t(first_row[source * a.layout.local_experts + local]) + index;
+__device__ __forceinline__ uint64_t place_of(const Dispatch &a, const uint32_t *table, uint32_t source, uint32_t local,
+                                             uint32_t index) {
+    uint64_t at = index;
+    for (uint32_t s = 0; s < source; s++) at += table[s * a.layout.local_experts + local];
     return at < a.layout.rows ? at : kNowhere;
 }
 
 // Rank-major: ids, weights and the experts' row lists, a lane to an entry and neighbouring lanes to a row; rows take turns among
-// the blocks. The first entries are loaded before the table of first rows is made: both come a latency after the words.
+// the blocks. The first entries are loaded before the table of counts is made: both come a latency after the words.
 struct ListEntry {
     uint32_t n; // number of the row among all that came
     uint32_t source, row, j;
@@ -127,11 +119,11 @@ __device__ __forceinline__ bool find_entry(const Dispatch &a, const ReceiveShare
 }
 
 __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o,
-                                           const uint32_t *first_row, const Received &r, const ListEntry &e) {
+                                           const uint32_t *table, const Received &r, const ListEntry &e) {
     const epw_layout &l = a.layout;
     uint32_t local = r.expert - o.rank * l.local_experts, at = e.source * l.max_tokens + e.row;
     bool ours = static_cast<int32_t>(r.expert) >= 0 && local < l.local_experts;
-    uint64_t place = ours ? place_of(a, first_row, e.source, local, r.index) : 0;
+    uint64_t place = ours ? place_of(a, table, e.source, local, r.index) : 0;
     if (r.format != a.format || place == kNowhere) {
         atomicOr(&o.refused, 1ull << e.source);
         return;
@@ -170,7 +162,7 @@ __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned cha
 // Brings rows from their slots through shared memory to where the caller wants them: to the list of each local expert, or,
 // rank-major, to one dense array. A warp takes a row at a time through a stage of its own; lane j sees to entry j. `turns`: how
 // often each warp has filled its stage in this kernel.
-__device__ inline void spread_rows(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *first_row,
+__device__ inline void spread_rows(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *table,
                                    unsigned char *memory, uint32_t *turns, Part part) {
     const epw_layout &l = a.layout;
     const RowStages &stages = a.stages;
@@ -215,7 +207,7 @@ __device__ inline void spread_rows(const Dispatch &a, Operation &o, ReceiveShare
                 list = uint32_t(expert) - o.rank * l.local_experts;
                 mine = expert >= 0 && uint32_t(list) < l.local_experts;
                 list = uint32_t(list);
-                place = mine ? place_of(a, first_row, source, uint32_t(list), index) : 0;
+                place = mine ? place_of(a, table, source, uint32_t(list), index) : 0;
                 agrees = agrees && place != kNowhere;
             }
             if (!__all_sync(0xffffffffu, agrees)) {
@@ -254,7 +246,8 @@ __device__ inline void lay_out(const Dispatch &a, Operation &o, ReceiveShared &s
     bool mine = in_place && e.j < a.layout.topk && find_entry(a, s, e);
     Received first = {};
     if (mine) first = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
-    place_sources(a, o, s, table, part);
+    take_counts(a, o, s, table);
+    if (part.block == part.blocks - 1) write_counts(a, o, s, table); // the one with the fewest rows
     while (mine) {
         list_entry(a, o, table, first, e);
         e.n += (kThreads >> a.entry_shift) * part.blocks;

@@ -17,9 +17,11 @@ constexpr uint32_t kNoFirst = 0x80000000u; // no id less this is a local one
 // The token that a block is about to send. Entry j is lane j's of warp 0.
 struct __align__(16) Token {
     int32_t expert[EPW_MAX_TOPK]; // -1: none, bad, or a repetition
-    uint32_t first[EPW_MAX_TOPK]; // first expert of the rank that the entry leads (see Entry), else kNoFirst
+    uint32_t first[EPW_MAX_TOPK]; // first expert of the rank, if the entry is the first to it; else kNoFirst
     uint32_t row[EPW_MAX_TOPK];   // rows before, to that rank
     uint32_t index[EPW_MAX_TOPK]; // rows before, to that expert
+    float weight[EPW_MAX_TOPK];
+    uint32_t leader[EPW_MAX_TOPK]; // first entry to the same rank
 };
 
 // An id as it was loaded, not yet looked at: loads go on while nobody needs it.
@@ -99,16 +101,8 @@ __device__ __forceinline__ void count_round(const Dispatch &a, Token &token, Raw
     }
 }
 
-// Entry `lane` of token t, in registers of warp 0.
-struct Entry {
-    int32_t expert; // -1: none
-    float weight;
-    uint32_t rank;   // kNobody: none
-    uint32_t leader; // lane of the first entry to the same rank
-};
-
 // By warp 0: names the token that the block is about to send. `bad`: the id was out of range or repeated.
-__device__ __forceinline__ Entry name_token(const Dispatch &a, Token &token, RawId raw, float weight, bool *bad) {
+__device__ __forceinline__ void name_token(const Dispatch &a, Token &token, RawId raw, float weight, bool *bad) {
     constexpr uint32_t kAtOnce = 8;
     uint32_t lane = threadIdx.x % 32, id = valid_id(a, raw), rank = id == kNobody ? kNobody : a.per_rank.divide(id), leader = lane;
     bool repeated = false;
@@ -122,11 +116,11 @@ __device__ __forceinline__ Entry name_token(const Dispatch &a, Token &token, Raw
     }
     bool valid = id != kNobody && !repeated;
     *bad = !valid && raw_value(a, raw) != kNone;
-    Entry e = {valid ? int32_t(id) : -1, valid ? weight : 0.0f, valid ? rank : kNobody, valid ? leader : lane};
-    token.expert[lane] = e.expert;
+    token.expert[lane] = valid ? int32_t(id) : -1;
+    token.weight[lane] = valid ? weight : 0.0f;
+    token.leader[lane] = valid ? leader : lane;
     token.first[lane] = valid && leader == lane ? rank * a.layout.local_experts : kNoFirst;
     token.row[lane] = token.index[lane] = 0;
-    return e;
 }
 
 // One count per group of kPerToken lanes where any lane says yes.

@@ -16,27 +16,26 @@ struct SendShared {
 };
 
 // By warp 0: what goes in front of the row.
-__device__ __forceinline__ void put_header(const Dispatch &a, const Entry &e, uint32_t index, uint32_t t,
-                                           unsigned char *stage) {
+__device__ __forceinline__ void put_header(const Dispatch &a, const Token &token, uint32_t t, unsigned char *stage) {
     const epw_layout &l = a.layout;
     uint32_t lane = threadIdx.x % 32;
     if (lane == 0) *reinterpret_cast<uint4 *>(stage) = {t, a.format, 0, 0};
     if (lane < l.topk) {
-        reinterpret_cast<epw_entry *>(stage + sizeof(epw_slot_header))[lane] = {e.expert, e.weight};
-        reinterpret_cast<uint32_t *>(stage + epw_indices_offset(&l))[lane] = index;
+        reinterpret_cast<epw_entry *>(stage + sizeof(epw_slot_header))[lane] = {token.expert[lane], token.weight[lane]};
+        reinterpret_cast<uint32_t *>(stage + epw_indices_offset(&l))[lane] = token.index[lane];
     }
     const unsigned char *sideband = static_cast<const unsigned char *>(a.sideband) + size_t(t) * a.sideband_bytes;
     for (uint32_t i = lane; i < a.sideband_bytes; i += 32) stage[epw_sideband_offset(&l) + i] = sideband[i];
 }
 
-// By warp 0: the lane's memory of where the token went, for combine.
-__device__ __forceinline__ void remember(const Dispatch &a, const Operation &o, const Entry &e, uint32_t row, uint32_t t) {
+// By one warp: the lane's memory of where the token went, for combine.
+__device__ __forceinline__ void remember(const Dispatch &a, const Operation &o, const Token &token, uint32_t t) {
     uint32_t lane = threadIdx.x % 32;
     if (lane >= a.layout.topk) return;
     size_t at = size_t(t) * a.layout.topk + lane;
-    o.ids[at] = e.expert;
-    o.weights[at] = e.weight;
-    o.sent_row[at] = row;
+    o.ids[at] = token.expert[lane];
+    o.weights[at] = token.weight[lane];
+    o.sent_row[at] = token.row[token.leader[lane]];
 }
 
 // The caller's scales of an opaque row, as they travel.
@@ -47,9 +46,10 @@ __device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char 
     }
 }
 
-// Sends the tokens of this block. `table`: [local_experts] of shared memory. The operation is being read when this is called.
+// Sends the tokens of this block. `table`: [local_experts] of shared memory. `opening` is on its way when this is called.
 template <typename T, uint32_t Payload>
-__device__ void send_tokens(const Dispatch &a, Operation &o, SendShared &s, unsigned char *memory, uint32_t *table) {
+__device__ __forceinline__ void send_tokens(const Dispatch &a, const Opening &opening, Operation &o, SendShared &s, unsigned char *memory,
+                                            uint32_t *table) {
     constexpr bool kQuantise = quantises(Payload);
     const epw_layout &l = a.layout;
     epw_gpu_context *c = a.context;
@@ -111,9 +111,9 @@ __device__ void send_tokens(const Dispatch &a, Operation &o, SendShared &s, unsi
         dropped = ptx::load_relaxed_sys(&line->dropped);
         permission = ptx::load_acquire_sys(&line->combine[a.lane]);
     }
-    Entry e = {-1, 0.0f, kNobody, lane};
     bool bad = false;
-    if (warp == 0) e = name_token(a, s.token, raw, weight, &bad);
+    if (warp == 0) name_token(a, s.token, raw, weight, &bad);
+    opening.write(o, true);
     if (job.t < a.tokens) put_piece(job);
     __syncthreads(); // the operation is there, and the first token with its piece
     if (o.stage != EPW_GPU_FREE) {
@@ -152,52 +152,52 @@ __device__ void send_tokens(const Dispatch &a, Operation &o, SendShared &s, unsi
             }
         }
         __syncthreads(); // the numbers are there
-        uint64_t reachable = o.peers & ~uint64_t(o.gone);
-        if (warp == 0) {
-            uint32_t row = s.token.row[e.leader];
-            if (piece == 0) {
-                put_header(a, e, s.token.index[lane], t, stage);
+        const uint64_t reachable = o.peers & ~uint64_t(o.gone);
+        if (piece == 0) {
+            if (warp == 0) {
+                put_header(a, s.token, t, stage);
                 ptx::fence_shared_before_bulk();
+            } else if (warp == kWarps - 1) {
+                remember(a, o, s.token, t);
             }
+            __syncthreads(); // the header is there
+        }
+        // A warp to an entry: the first one to a rank sends the row there.
+        for (uint32_t j = warp; lane == 0 && j < a.topk; j += kWarps) {
+            uint32_t first = s.token.first[j], rank = a.per_rank.divide(first);
+            if (first == kNoFirst || !(reachable >> rank & 1)) continue;
             while (!kQuantise && !loaded(job)) {}
-            __syncwarp();
-            if (e.rank != kNobody && e.leader == lane && (reachable >> e.rank & 1)) {
-                unsigned char *slot = o.window[e.rank] + epw_slot_offset(&l, o.lane, o.rank, row);
-                if (whole) {
-                    ptx::bulk_store(slot, stage, a.stages.header + align_16(bytes + a.scales_size));
-                } else {
-                    uint64_t at = uint64_t(piece) * a.pieces.bytes;
-                    if (piece == 0) ptx::bulk_store(slot, stage, a.stages.header);
-                    ptx::bulk_store(slot + l.header_bytes + at, payload, bytes);
-                    if (kQuantise) {
-                        uint32_t per_scale = EPW_FP8_BLOCK / a.scale_bytes;
-                        ptx::bulk_store(slot + l.header_bytes + a.payload_bytes + at / per_scale, payload + bytes,
-                                        align_16(bytes / per_scale));
-                    }
+            unsigned char *slot = o.window[rank] + epw_slot_offset(&l, a.lane, a.rank, s.token.row[j]);
+            if (whole) {
+                ptx::bulk_store(slot, stage, a.stages.header + align_16(bytes + a.scales_size));
+            } else {
+                uint64_t at = uint64_t(piece) * a.pieces.bytes;
+                if (piece == 0) ptx::bulk_store(slot, stage, a.stages.header);
+                ptx::bulk_store(slot + l.header_bytes + at, payload, bytes);
+                if (kQuantise) {
+                    uint32_t per_scale = EPW_FP8_BLOCK / a.scale_bytes;
+                    ptx::bulk_store(slot + l.header_bytes + a.payload_bytes + at / per_scale, payload + bytes,
+                                    align_16(bytes / per_scale));
                 }
             }
-            ptx::bulk_commit();
-            if (piece == 0) remember(a, o, e, row, t);
         }
+        ptx::bulk_commit();
         if (!kQuantise && !whole && piece == 0 && a.scales_size > 0) {
             // Scales that are not staged go straight to the slots.
             for (uint32_t j = 0; j < a.topk; j++) {
                 if (s.token.first[j] == kNoFirst) continue;
                 uint32_t rank = a.per_rank.divide(s.token.first[j]);
                 if (!(reachable >> rank & 1)) continue;
-                unsigned char *slot = o.window[rank] + epw_slot_offset(&l, o.lane, o.rank, s.token.row[j]);
+                unsigned char *slot = o.window[rank] + epw_slot_offset(&l, a.lane, a.rank, s.token.row[j]);
                 copy_scales(a, t, slot + l.header_bytes + a.payload_bytes);
             }
         }
         if (!more) break;
-        if (warp == 0) {
-            if (next.piece == 0) fetch_entry(next.t);
-            ptx::bulk_wait_read<1>(); // the other stage has been read out, by every lane's stores
-            __syncwarp();
-        }
+        if (warp == 0 && next.piece == 0) fetch_entry(next.t);
+        if (lane == 0) ptx::bulk_wait_read<1>(); // the other stage has been read out
+        __syncthreads(); // by every warp's stores, and all have read the token
         if (!kQuantise) fetch(next);
-        __syncthreads(); // all have read the token
-        if (warp == 0 && next.piece == 0) e = name_token(a, s.token, raw, weight, &bad);
+        if (warp == 0 && next.piece == 0) name_token(a, s.token, raw, weight, &bad);
         put_piece(next);
         __syncthreads(); // the next token is there with its piece
         job = next;
@@ -211,18 +211,18 @@ __device__ void send_tokens(const Dispatch &a, Operation &o, SendShared &s, unsi
         __syncthreads();
         uint32_t *counts = reinterpret_cast<uint32_t *>(o.window[r] + epw_expert_counts_offset(&l, o.lane, o.rank));
         for (uint32_t i = threadIdx.x; i < l.local_experts; i += blockDim.x) counts[i] = table[i];
-        if (threadIdx.x == 0) o.sent[r] = epw_word(o.epoch, o.op, s.rows);
+        if (threadIdx.x == 0) c->sent[r] = epw_word(o.epoch, o.op, s.rows);
     }
 
     // Writer of the words: the last block here. It has acquired what every block has released, rows and counts included; its
     // release at system scope hands that on to the peer, whose acquire of the word sees it all. What the words are is mostly
     // known while the rows are still under way.
-    uint64_t word = threadIdx.x < o.ranks ? ptx::load_relaxed_gpu(&o.sent[threadIdx.x]) : 0;
-    if (warp == 0) ptx::bulk_wait_all();
+    uint64_t word = threadIdx.x < o.ranks ? ptx::load_relaxed_gpu(&c->sent[threadIdx.x]) : 0;
+    if (lane == 0) ptx::bulk_wait_all();
     if (!last_to_send(o)) return;
     uint64_t reachable = o.peers & ~o.lost;
     if (threadIdx.x >= o.ranks || !(reachable >> threadIdx.x & 1)) return;
-    if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&o.sent[threadIdx.x]);
+    if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&c->sent[threadIdx.x]);
     ptx::store_release_sys(&line_at(o, threadIdx.x)->dispatch[o.lane], word);
 }
 

@@ -1,4 +1,4 @@
-// A dispatch with all that follows from its sizes alone, worked out once by the host: a division costs a GPU thread a hundred
+// Operations with all that follows from their sizes alone, worked out once by the host: a division costs a GPU thread a hundred
 // cycles, and rows wait for it.
 #pragma once
 
@@ -40,6 +40,21 @@ struct Dispatch : epw_dispatch_args {
           scales_size(a.scale_count * a.scale_bytes), entry_shift(0) {
         while (1u << entry_shift < a.layout.topk) entry_shift++;
     }
+};
+
+struct Combine : epw_combine_args {
+    AnswerStages stages;
+    Divisor per_rank; // experts
+    uint32_t row_size;
+    uint32_t table_size; // of first rows, in shared memory: only experts' outputs are found by it
+    bool sums;           // answers are made here; else they are rows that pass as they are, through the stages
+
+    explicit Combine(const epw_combine_args &a)
+        : epw_combine_args(a), stages(a.layout), per_rank(a.layout.local_experts), row_size(uint32_t(a.layout.row_bytes)),
+          table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.layout) : 0),
+          sums(a.output_layout == EPW_EXPERT_MAJOR && a.mode == EPW_COMBINE_RANK_REDUCED) {}
+
+    bool passes() const { return (halves & EPW_GPU_SEND) && !sums; }
 };
 
 } // namespace epw

@@ -6,6 +6,7 @@
 namespace epw {
 
 constexpr uint32_t kThreads = 448; // a row of 7168 channels is two 16-byte loads of each
+constexpr uint32_t kWarps = kThreads / 32;
 constexpr uint32_t kPieceBytes = 16384;
 constexpr uint32_t kScaleRoom = 1024;
 constexpr uint32_t kMaxStages = 12;
@@ -26,13 +27,15 @@ struct Stages {
     }
 };
 
-// Dispatch: [header][payload][scales], and behind all stages a table of [experts].
+// A number for each expert of all ranks, behind all stages.
+__host__ __device__ __forceinline__ uint32_t table_bytes(const epw_layout &l) {
+    return align_128(l.local_experts * l.ranks * uint32_t(sizeof(uint32_t)));
+}
+
+// Dispatch: [header][payload][scales].
 struct RowStages : Stages {
     uint32_t header;
 
-    __host__ __device__ static uint32_t table_bytes(const epw_layout &l) {
-        return align_128(l.local_experts * l.ranks * uint32_t(sizeof(uint32_t)));
-    }
     __host__ __device__ RowStages(const epw_layout &l, uint32_t payload_bytes, uint32_t scale_bytes)
         : Stages(uint32_t(l.header_bytes) + align_16(payload_bytes < kPieceBytes ? payload_bytes : kPieceBytes) +
                      (scale_bytes < kScaleRoom ? scale_bytes : kScaleRoom) + 16,
@@ -40,10 +43,12 @@ struct RowStages : Stages {
           header(uint32_t(l.header_bytes)) {}
 };
 
-// Combine: a piece of a 16-bit row.
+// Combine: a piece of a 16-bit row. Beside its stages a block declares 9 KiB.
+constexpr uint32_t kAnswerMemory = kBlockMemory - 2 * 1024;
+
 struct AnswerStages : Stages {
     __host__ __device__ explicit AnswerStages(const epw_layout &l)
-        : Stages(l.row_bytes < kPieceBytes ? uint32_t(l.row_bytes) : kPieceBytes, kBlockMemory) {}
+        : Stages(l.row_bytes < kPieceBytes ? uint32_t(l.row_bytes) : kPieceBytes, kAnswerMemory - table_bytes(l)) {}
 };
 
 } // namespace epw

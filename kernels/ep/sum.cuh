@@ -1,133 +1,112 @@
-// Sums of rows. Their parts come through a ring of stages, many loads under way at a time; every thread adds up its own
-// channels in registers; the sum takes the last part's stage and leaves from there in bulk.
+// Sums of rows, through registers: a thread has its own channels of every part, and loads them some parts ahead of those that
+// it adds up, over the ends of rows.
 #pragma once
 
-#include "../ptx/bulk.cuh"
 #include "../ptx/memory.cuh"
 #include "number.cuh"
 #include "stage.cuh"
 
 namespace epw {
 
-constexpr uint32_t kBatch = kThreads / 32; // rows looked up at a time, by a warp each
-constexpr uint32_t kChunks = (kPieceBytes / 16 + kThreads - 1) / kThreads; // of 16 bytes, a thread's part of a piece
+constexpr uint32_t kBatch = kWarps; // rows looked up at a time, by a warp each
+constexpr uint32_t kAhead = 4;             // parts on their way to a thread
+constexpr uint32_t kChunks = 2;            // of 16 bytes, what a thread has of each
 
-// A row to be made: where its parts lie, in the order in which they are added, what they weigh, and where the sum goes.
-struct Sum {
-    uint32_t count;
-    unsigned char *to; // nullptr: no row
-    const unsigned char *part[EPW_MAX_TOPK];
-    float weight[EPW_MAX_TOPK];
+struct __align__(16) Part {
+    const unsigned char *from; // nullptr: zeros
+    float weight;
+    uint32_t last; // of its row
 };
 
-// A ring and where it stands. Stages are used in turn, so that the phases of their barriers are known.
-struct Ring {
-    Stages stages;
-    unsigned char *memory;
-    uint64_t *loaded; // in shared memory, initialised: a barrier for each stage
-    uint32_t used;    // stages consumed; of all threads, what follows is thread 0's
-    uint32_t filled;  // loads begun
-    uint32_t row, piece, part; // what is loaded next
-
-    __device__ Ring(Stages stages, unsigned char *memory, uint64_t *loaded)
-        : stages(stages), memory(memory), loaded(loaded), used(0), filled(0), row(0), piece(0), part(0) {}
+// Rows to be made, in shared memory: their parts, in the order in which they are added, and where they go. Row i's begin at
+// number i * EPW_MAX_TOPK; it has one at least.
+struct Batch {
+    Part parts[kBatch * EPW_MAX_TOPK];
+    unsigned char *to[kBatch];
 };
 
-__device__ __forceinline__ uint32_t piece_bytes(uint64_t row_bytes, uint32_t piece) {
-    return uint32_t(min(uint64_t(kPieceBytes), row_bytes - uint64_t(piece) * kPieceBytes));
+__device__ __forceinline__ uint32_t part_after(uint32_t number, bool last) {
+    static_assert((EPW_MAX_TOPK & (EPW_MAX_TOPK - 1)) == 0);
+    return (last ? number | (EPW_MAX_TOPK - 1) : number) + 1;
 }
 
-// By thread 0: begins loads as far as stages are free.
-__device__ inline void fill(Ring &ring, const Sum *sums, uint32_t rows, uint64_t row_bytes) {
-    uint32_t pieces = uint32_t((row_bytes + kPieceBytes - 1) / kPieceBytes);
-    while (ring.row < rows && ring.filled < ring.used + ring.stages.count) {
-        const Sum &sum = sums[ring.row];
-        if (ring.part >= sum.count) {
-            ring.part = 0;
-            if (sum.count == 0 || ++ring.piece == pieces) {
-                ring.piece = 0;
-                ring.row++;
+// By one warp: makes a row of the batch of `count` parts; a lane that `has` one puts it at `place`.
+__device__ __forceinline__ void put_row(Batch &batch, uint32_t at, unsigned char *to, uint32_t count, bool has, uint32_t place,
+                                        const unsigned char *from, float weight) {
+    uint32_t lane = threadIdx.x % 32;
+    if (has) batch.parts[at * EPW_MAX_TOPK + place] = {from, weight, place + 1 == count};
+    if (lane != 0) return;
+    if (count == 0) batch.parts[at * EPW_MAX_TOPK] = {nullptr, 0.0f, 1};
+    batch.to[at] = to;
+}
+
+// What a thread holds of a part.
+struct Held {
+    uint4 chunk[kChunks];
+};
+
+// Weighted: each part times its weight. Never fused.
+template <typename T, bool Weighted>
+__device__ __forceinline__ void add_part(float (&total)[kChunks][8], const Held &held, float weight) {
+#pragma unroll
+    for (uint32_t k = 0; k < kChunks; k++) {
+        const uint32_t pairs[] = {held.chunk[k].x, held.chunk[k].y, held.chunk[k].z, held.chunk[k].w};
+#pragma unroll
+        for (uint32_t n = 0; n < 4; n++) {
+            float low = T::low(pairs[n]), high = T::high(pairs[n]);
+            if (Weighted) {
+                low = __fmul_rn(weight, low);
+                high = __fmul_rn(weight, high);
             }
-            continue;
+            total[k][2 * n] = __fadd_rn(total[k][2 * n], low);
+            total[k][2 * n + 1] = __fadd_rn(total[k][2 * n + 1], high);
         }
-        uint32_t at = ring.filled % ring.stages.count, bytes = piece_bytes(row_bytes, ring.piece);
-        if (ring.filled >= ring.stages.count) {
-            // The stage has been read by everybody, before a barrier, and by its store if it was a sum's.
-            ptx::bulk_wait_read<0>();
-            ptx::fence_shared_before_bulk();
-        }
-        ptx::barrier_expect(&ring.loaded[at], bytes);
-        ptx::bulk_load(ring.memory + at * ring.stages.bytes, sum.part[ring.part] + uint64_t(ring.piece) * kPieceBytes, bytes,
-                       &ring.loaded[at]);
-        ring.filled++;
-        ring.part++;
     }
 }
 
-// Makes `rows` sums, which all threads see and which are free when it returns. Never fused, from +0; Weighted: each part times
-// its weight.
-template <typename T, bool Weighted> __device__ void make_sums(Ring &ring, const Sum *sums, uint32_t rows, uint64_t row_bytes) {
-    const Stages &stages = ring.stages;
-    uint32_t pieces = uint32_t((row_bytes + kPieceBytes - 1) / kPieceBytes);
-    if (threadIdx.x == 0) {
-        ring.row = ring.piece = ring.part = 0;
-        fill(ring, sums, rows, row_bytes);
-    }
-    for (uint32_t i = 0; i < rows; i++) {
-        const Sum &sum = sums[i];
-        for (uint32_t piece = 0; piece < pieces && sum.to != nullptr; piece++) {
-            uint32_t bytes = piece_bytes(row_bytes, piece);
-            unsigned char *to = sum.to + uint64_t(piece) * kPieceBytes, *stage = nullptr;
-            float total[kChunks][8] = {};
-            for (uint32_t p = 0; p < sum.count; p++) {
-                uint32_t at = ring.used % stages.count;
-                while (!ptx::barrier_try_wait(&ring.loaded[at], ring.used / stages.count & 1)) {}
-                stage = ring.memory + at * stages.bytes;
-                float weight = Weighted ? sum.weight[p] : 1.0f;
-#pragma unroll
-                for (uint32_t k = 0; k < kChunks; k++) {
-                    uint32_t offset = (k * kThreads + threadIdx.x) * 16;
-                    if (offset >= bytes) break;
-                    uint4 raw = *reinterpret_cast<const uint4 *>(stage + offset);
-                    const uint32_t *pairs = &raw.x;
-#pragma unroll
-                    for (uint32_t n = 0; n < 4; n++) {
-                        float low = T::low(pairs[n]), high = T::high(pairs[n]);
-                        if (Weighted) {
-                            low = __fmul_rn(weight, low);
-                            high = __fmul_rn(weight, high);
-                        }
-                        total[k][2 * n] = __fadd_rn(total[k][2 * n], low);
-                        total[k][2 * n + 1] = __fadd_rn(total[k][2 * n + 1], high);
-                    }
-                }
-                ring.used++;
-                if (sum.count >= stages.count && p + 1 < sum.count) {
-                    // More parts than stages: those that have been read are filled again.
-                    __syncthreads();
-                    if (threadIdx.x == 0) fill(ring, sums, rows, row_bytes);
-                }
-            }
+// Makes the batch's `rows` sums, each from +0, with ordinary stores. By the whole block, which sees the batch and has
+// acquired what its parts are; the batch is free when this returns.
+template <typename T, bool Weighted> __device__ void make_sums(const Batch &batch, uint32_t rows, uint32_t row_bytes) {
+    constexpr uint32_t kStep = kThreads * 16; // from a thread's chunk to its next
+    for (uint32_t column = threadIdx.x * 16; column < row_bytes; column += kChunks * kStep) {
+        uint32_t fetched = 0, added = 0; // numbers of parts
+        Held held[kAhead];
+        auto fetch = [&](Held &h) {
+            if (fetched == rows * EPW_MAX_TOPK) return;
+            const Part part = batch.parts[fetched];
+            fetched = part_after(fetched, part.last);
 #pragma unroll
             for (uint32_t k = 0; k < kChunks; k++) {
-                uint32_t offset = (k * kThreads + threadIdx.x) * 16;
-                if (offset >= bytes) break;
-                const float *t = total[k];
-                uint4 packed = {T::pack(t[0], t[1]), T::pack(t[2], t[3]), T::pack(t[4], t[5]), T::pack(t[6], t[7])};
-                if (stage != nullptr) *reinterpret_cast<uint4 *>(stage + offset) = packed;
-                else *reinterpret_cast<uint4 *>(to + offset) = packed;
+                bool there = part.from != nullptr && column + k * kStep < row_bytes;
+                h.chunk[k] = there ? ptx::load_relaxed_gpu_once(part.from + column + k * kStep) : uint4{};
             }
-            if (stage == nullptr) continue;
-            ptx::fence_shared_before_bulk();
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                ptx::bulk_store(to, stage, bytes);
-                ptx::bulk_commit();
-                fill(ring, sums, rows, row_bytes);
+        };
+#pragma unroll
+        for (Held &h : held) fetch(h);
+        float total[kChunks][8] = {};
+        while (added < rows * EPW_MAX_TOPK) {
+#pragma unroll
+            for (Held &h : held) {
+                const Part &part = batch.parts[added];
+                bool last = part.last;
+                add_part<T, Weighted>(total, h, part.weight);
+                fetch(h); // comes while the sum goes
+                unsigned char *to = batch.to[added / EPW_MAX_TOPK] + column;
+                added = part_after(added, last);
+                if (!last) continue;
+#pragma unroll
+                for (uint32_t k = 0; k < kChunks; k++) {
+                    float(&t)[8] = total[k];
+                    uint4 sum = {T::pack(t[0], t[1]), T::pack(t[2], t[3]), T::pack(t[4], t[5]), T::pack(t[6], t[7])};
+                    if (column + k * kStep < row_bytes) ptx::store(to + k * kStep, sum);
+#pragma unroll
+                    for (float &channel : t) channel = 0.0f;
+                }
+                if (added == rows * EPW_MAX_TOPK) break;
             }
         }
     }
-    __syncthreads(); // the sums have been read
+    __syncthreads(); // the batch has been read
 }
 
 } // namespace epw

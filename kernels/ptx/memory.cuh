@@ -54,6 +54,15 @@ __device__ __forceinline__ uint64_t load_relaxed_gpu(const uint64_t *p) {
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
+// 16 bytes that are read once: no room in L1.
+__device__ __forceinline__ uint4 load_relaxed_gpu_once(const void *p) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
 // 16 bytes that nobody writes while the kernel runs and that are read once: no room in L1.
 __device__ __forceinline__ uint4 load_once(const void *p) {
     uint4 v;
@@ -61,6 +70,11 @@ __device__ __forceinline__ uint4 load_once(const void *p) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
     return v;
+}
+
+// To global memory, whoever's: a pointer that came through shared memory does not tell.
+__device__ __forceinline__ void store(void *p, uint4 v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
 __device__ __forceinline__ uint64_t global_timer_ns() {
