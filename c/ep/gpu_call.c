@@ -207,6 +207,7 @@ static epw_dispatch_args dispatch_args(const epw_buffer *b, const epw_lane *lane
         .sideband_bytes = in->sideband_bytes,
         .format = format->hash,
         .output_layout = in->layout,
+        .deadline_ns = in->deadline_ns,
     };
 }
 
@@ -226,32 +227,35 @@ static void put_output(epw_dispatch_args *args, const epw_dispatch_output *out) 
     args->wait_ns = out->wait_ns;
 }
 
-static epw_status enqueue_dispatch(enqueuing *e, epw_dispatch_args *args, uint64_t deadline_ns) {
-    epw_status status = enqueue_begin(e, deadline_ns);
+/* Enqueues `halves` of the dispatch of `in`; `out` is NULL for the sending half alone. */
+static epw_status enqueue_dispatch(enqueuing *e, epw_lane *lane, uint32_t halves,
+                                   const epw_dispatch_input *in, const epw_row_format *format,
+                                   const epw_dispatch_output *out) {
+    epw_buffer *b = e->b;
+    epw_status status = EPW_OK;
+    if (out != NULL) status = check_output(b, e->where.op, format, in->payload, out);
+    if (status == EPW_OK) status = enqueue_begin(e, in->deadline_ns);
     if (status != EPW_OK) return status;
-    args->deadline_ns = deadline_ns;
-    return enqueue_end(e, epw_gpu_dispatch(args, e->b->gpu->blocks, e->stream),
-                       "launch of the dispatch kernel");
+    epw_dispatch_args args = dispatch_args(b, lane, halves, in, format);
+    if (out != NULL) put_output(&args, out);
+    status =
+        enqueue_end(e, epw_gpu_dispatch(&args, b->gpu->blocks, e->stream), "launch of the dispatch kernel");
+    if (status != EPW_OK) return status;
+    lane->stage = out != NULL ? EPW_STAGE_DISPATCHED : EPW_STAGE_SENT;
+    lane->stream = e->stream;
+    return EPW_OK;
 }
 
 static epw_status dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,
                            const epw_row_format *format, const epw_dispatch_output *out, epw_handle *handle,
                            epw_outcome *outcome) {
-    const char *op = "dispatch";
-    epw_status status = check_call(b, op, in->nonblocking, outcome);
-    if (status == EPW_OK) status = check_input(b, in, format);
-    if (status == EPW_OK && out != NULL) status = check_output(b, op, format, in->payload, out);
-    if (status != EPW_OK) return status;
+    enqueuing e = enqueuing_of(b, lane, "dispatch", in->stream);
     uint32_t halves = out != NULL ? EPW_GPU_SEND | EPW_GPU_RECEIVE : EPW_GPU_SEND;
-    epw_dispatch_args args = dispatch_args(b, lane, halves, in, format);
-    if (out != NULL) put_output(&args, out);
-    enqueuing e = enqueuing_of(b, lane, op, in->stream);
-    status = enqueue_dispatch(&e, &args, in->deadline_ns);
-    if (status != EPW_OK) return status;
-    epw_lane_take(b, lane, in, format, handle);
-    lane->stage = out != NULL ? EPW_STAGE_DISPATCHED : EPW_STAGE_SENT;
-    lane->stream = in->stream;
-    return EPW_OK;
+    epw_status status = check_call(b, e.where.op, in->nonblocking, outcome);
+    if (status == EPW_OK) status = check_input(b, in, format);
+    if (status == EPW_OK) status = enqueue_dispatch(&e, lane, halves, in, format, out);
+    if (status == EPW_OK) epw_lane_take(b, lane, in, format, handle);
+    return status;
 }
 
 epw_status epw_gpu_call_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,
@@ -265,19 +269,10 @@ epw_status epw_gpu_call_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispat
 /* With the deadline of the sending half, as on the host. */
 static epw_status dispatch_receive(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out,
                                    epw_outcome *outcome) {
-    const char *op = "dispatch_receive";
-    const epw_dispatch_input *in = &lane->input;
-    epw_status status = check_call(b, op, out->nonblocking, outcome);
-    if (status == EPW_OK) status = check_output(b, op, &lane->format, in->payload, out);
+    enqueuing e = enqueuing_of(b, lane, "dispatch_receive", out->stream);
+    epw_status status = check_call(b, e.where.op, out->nonblocking, outcome);
     if (status != EPW_OK) return status;
-    epw_dispatch_args args = dispatch_args(b, lane, EPW_GPU_RECEIVE, in, &lane->format);
-    put_output(&args, out);
-    enqueuing e = enqueuing_of(b, lane, op, out->stream);
-    status = enqueue_dispatch(&e, &args, in->deadline_ns);
-    if (status != EPW_OK) return status;
-    lane->stage = EPW_STAGE_DISPATCHED;
-    lane->stream = out->stream;
-    return EPW_OK;
+    return enqueue_dispatch(&e, lane, EPW_GPU_RECEIVE, &lane->input, &lane->format, out);
 }
 
 epw_status epw_gpu_call_dispatch_receive(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out,
@@ -290,19 +285,27 @@ epw_status epw_gpu_call_dispatch_receive(epw_buffer *b, epw_lane *lane, const ep
 /* ---- combine and release ---- */
 
 static epw_combine_args combine_args(const epw_buffer *b, const epw_lane *lane, uint32_t halves,
-                                     uint32_t mode) {
+                                     const epw_combine_input *in) {
+    uint32_t index = epw_lane_index(b, lane);
+    unsigned char *window = b->routes[b->config.rank].window;
+    const void *expert_out = in->expert_out;
+    if (expert_out == NULL && lane->layout == EPW_EXPERT_MAJOR)
+        expert_out = window + epw_zero_copy_offset(&b->layout, index);
     return (epw_combine_args){
-        .context = b->gpu->lanes[epw_lane_index(b, lane)].context,
+        .context = b->gpu->lanes[index].context,
         .shared = b->gpu->shared,
-        .window = b->routes[b->config.rank].window,
+        .window = window,
         .layout = b->layout,
         .rank = b->config.rank,
         .halves = halves,
-        .mode = mode,
+        .expert_out = expert_out,
+        .topk_weights = in->topk_weights,
+        .mode = in->mode,
         .dtype = b->config.combine_dtype,
         .output_layout = lane->layout,
         .tokens = lane->tokens,
         .topk = lane->topk,
+        .deadline_ns = in->deadline_ns,
     };
 }
 
@@ -312,37 +315,34 @@ static void put_combined(epw_combine_args *args, const epw_combine_output *out) 
     args->wait_ns = out->wait_ns;
 }
 
-static epw_status enqueue_combine(enqueuing *e, epw_combine_args *args, uint64_t deadline_ns) {
-    epw_status status = enqueue_begin(e, deadline_ns);
+/* Enqueues `halves` of the combine of `in`; `out` is NULL for the sending half alone. */
+static epw_status enqueue_combine(enqueuing *e, epw_lane *lane, uint32_t halves, const epw_combine_input *in,
+                                  const epw_combine_output *out) {
+    epw_buffer *b = e->b;
+    epw_status status = EPW_OK;
+    if (out != NULL) status = check_combined(b, e->where.op, out);
+    if (status == EPW_OK) status = enqueue_begin(e, in->deadline_ns);
     if (status != EPW_OK) return status;
-    args->deadline_ns = deadline_ns;
-    return enqueue_end(e, epw_gpu_combine(args, e->b->gpu->blocks, e->stream),
-                       "launch of the combine kernel");
+    epw_combine_args args = combine_args(b, lane, halves, in);
+    if (out != NULL) put_combined(&args, out);
+    status =
+        enqueue_end(e, epw_gpu_combine(&args, b->gpu->blocks, e->stream), "launch of the combine kernel");
+    if (status != EPW_OK) return status;
+    lane->stage = out != NULL ? EPW_STAGE_FREE : EPW_STAGE_ANSWERED;
+    lane->stream = e->stream;
+    return EPW_OK;
 }
 
 static epw_status combine(epw_buffer *b, epw_lane *lane, const epw_combine_input *in,
                           const epw_combine_output *out, epw_outcome *outcome) {
-    const char *op = "combine";
+    enqueuing e = enqueuing_of(b, lane, "combine", in->stream);
     const pointer pointers[] = {{"expert_out", in->expert_out, 16}, {"topk_weights", in->topk_weights, 4}};
-    epw_status status = check_call(b, op, in->nonblocking, outcome);
-    if (status == EPW_OK) status = CHECK_ALIGNED(b, op, pointers);
-    if (status == EPW_OK && out != NULL) status = check_combined(b, op, out);
-    if (status != EPW_OK) return status;
     uint32_t halves = out != NULL ? EPW_GPU_SEND | EPW_GPU_RECEIVE : EPW_GPU_SEND;
-    epw_combine_args args = combine_args(b, lane, halves, in->mode);
-    args.expert_out = in->expert_out;
-    if (in->expert_out == NULL && lane->layout == EPW_EXPERT_MAJOR) {
-        args.expert_out = args.window + epw_zero_copy_offset(&b->layout, epw_lane_index(b, lane));
-    }
-    args.topk_weights = in->topk_weights;
-    if (out != NULL) put_combined(&args, out);
-    enqueuing e = enqueuing_of(b, lane, op, in->stream);
-    status = enqueue_combine(&e, &args, in->deadline_ns);
-    if (status != EPW_OK) return status;
-    lane->combine_input = *in;
-    lane->stage = out != NULL ? EPW_STAGE_FREE : EPW_STAGE_ANSWERED;
-    lane->stream = in->stream;
-    return EPW_OK;
+    epw_status status = check_call(b, e.where.op, in->nonblocking, outcome);
+    if (status == EPW_OK) status = CHECK_ALIGNED(b, e.where.op, pointers);
+    if (status == EPW_OK) status = enqueue_combine(&e, lane, halves, in, out);
+    if (status == EPW_OK) lane->combine_input = *in;
+    return status;
 }
 
 epw_status epw_gpu_call_combine(epw_buffer *b, epw_lane *lane, const epw_combine_input *in,
@@ -354,20 +354,10 @@ epw_status epw_gpu_call_combine(epw_buffer *b, epw_lane *lane, const epw_combine
 
 static epw_status combine_receive(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
                                   epw_outcome *outcome) {
-    const char *op = "combine_receive";
-    epw_status status = check_call(b, op, out->nonblocking, outcome);
-    if (status == EPW_OK) status = check_combined(b, op, out);
+    enqueuing e = enqueuing_of(b, lane, "combine_receive", out->stream);
+    epw_status status = check_call(b, e.where.op, out->nonblocking, outcome);
     if (status != EPW_OK) return status;
-    const epw_combine_input *in = &lane->combine_input;
-    epw_combine_args args = combine_args(b, lane, EPW_GPU_RECEIVE, in->mode);
-    args.topk_weights = in->topk_weights;
-    put_combined(&args, out);
-    enqueuing e = enqueuing_of(b, lane, op, out->stream);
-    status = enqueue_combine(&e, &args, in->deadline_ns);
-    if (status != EPW_OK) return status;
-    lane->stage = EPW_STAGE_FREE;
-    lane->stream = out->stream;
-    return EPW_OK;
+    return enqueue_combine(&e, lane, EPW_GPU_RECEIVE, &lane->combine_input, out);
 }
 
 epw_status epw_gpu_call_combine_receive(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,

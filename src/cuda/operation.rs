@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::output::Output;
 use super::stream::Keeper;
 use super::view::{Origin, check_origins};
 use super::{CombineOutput, Completion, DispatchOutput, StreamRef, TensorRef};
@@ -23,8 +24,7 @@ impl EpBuffer {
         output: DispatchOutput<'_>,
         stream: StreamRef<'_>,
     ) -> Result<Dispatched> {
-        let (handle, request) = self.enqueue(&input, Some(&output), stream)?;
-        Ok(Dispatched { handle, request })
+        self.enqueue(&input, Some(&output), stream).map(Dispatched)
     }
 
     /// Enqueues the sending half of a dispatch. No SM is held between it and the receiving half.
@@ -36,8 +36,7 @@ impl EpBuffer {
         input: Dispatch<'_, TensorRef<'_>>,
         stream: StreamRef<'_>,
     ) -> Result<Dispatching> {
-        let (handle, request) = self.enqueue(&input, None, stream)?;
-        Ok(Dispatching { handle, request })
+        self.enqueue(&input, None, stream).map(Dispatching)
     }
 
     fn enqueue(
@@ -45,7 +44,7 @@ impl EpBuffer {
         input: &Dispatch<'_, TensorRef<'_>>,
         output: Option<&DispatchOutput<'_>>,
         stream: StreamRef<'_>,
-    ) -> Result<(Handle, Request)> {
+    ) -> Result<Handle> {
         let (inner, request) = (&self.inner, input.request());
         let device = inner.gpu("dispatch")?;
         let origins = input.views().map(|(name, view)| (name, view.origin));
@@ -59,7 +58,7 @@ impl EpBuffer {
         // needs it, is promised by whoever made the views and the stream, or seen to by their guards and `Handle::stream`.
         let (handle, _) = unsafe { inner.ffi.dispatch(&c_input, output.as_ref(), None) }?;
         let open = OpenHandle::new(inner.clone(), handle, input.deadline_or(inner.config.deadline));
-        Ok((Handle { open, stream: stream.keeper() }, request))
+        Ok(Handle { open, stream: stream.keeper(), request })
     }
 }
 
@@ -82,6 +81,8 @@ struct Handle {
     /// Before `stream`, which its drop needs.
     open: OpenHandle,
     stream: Keeper,
+    /// What the dispatch asked for, which sizes every output.
+    request: Request,
 }
 
 impl Handle {
@@ -103,9 +104,19 @@ impl Handle {
         check_origins(operation, inner.rank, origins, inner.gpu(operation)?, stream)
     }
 
+    /// Enqueues the receiving half of the operation whose output this is.
+    fn receive<O: Output>(&self, output: &O, stream: &StreamRef<'_>) -> Result<()> {
+        self.check(O::RECEIVE, output.origins(), stream)?;
+        let inner = self.inner();
+        let output = output.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
+        // SAFETY: as in `EpBuffer::enqueue`.
+        unsafe { O::receive(&inner.ffi, self.open.handle, output, stream.raw) }
+    }
+
     /// The C core has taken a call on `stream`, which is the last one now.
-    fn enqueued_on(&mut self, stream: &StreamRef<'_>) {
+    fn enqueued_on(mut self, stream: &StreamRef<'_>) -> Self {
         self.stream = stream.keeper();
+        self
     }
 
     /// The C core has taken the call that consumes the handle.
@@ -121,52 +132,40 @@ impl Handle {
     }
 }
 
+/// What follows `state` if the C core has taken the call; else the state comes back with the error.
+fn consume<S, T>(state: S, taken: Result<()>, next: impl FnOnce(S) -> T) -> Consuming<T, S> {
+    match taken {
+        Ok(()) => Ok(next(state)),
+        Err(error) => Err(Refused::new(state)(error)),
+    }
+}
+
 /// A dispatch whose sending half is enqueued. Dropping it releases its lane, on the stream of its last call; inside a
 /// capture use [`Dispatching::release_on`]. `Send` and `Sync`.
 #[derive(Debug)]
 #[must_use = "dropping it gives the operation up"]
-pub struct Dispatching {
-    handle: Handle,
-    request: Request,
-}
+pub struct Dispatching(Handle);
 
 impl Dispatching {
     /// Enqueues the receiving half, with the deadline of the sending half.
     pub fn enqueue_receive(
-        mut self,
+        self,
         output: DispatchOutput<'_>,
         stream: StreamRef<'_>,
     ) -> Consuming<Dispatched, Self> {
-        match self.receive(&output, &stream) {
-            Ok(()) => {
-                self.handle.enqueued_on(&stream);
-                Ok(Dispatched { handle: self.handle, request: self.request })
-            }
-            Err(error) => Err(Refused::new(self)(error)),
-        }
-    }
-
-    fn receive(&self, output: &DispatchOutput<'_>, stream: &StreamRef<'_>) -> Result<()> {
-        self.handle.check("dispatch_receive", output.origins(), stream)?;
-        let inner = self.handle.inner();
-        let mut output = output.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
-        output.stream = stream.raw;
-        // SAFETY: as in `EpBuffer::enqueue`.
-        unsafe { inner.ffi.dispatch_receive(self.handle.open.handle, &output, None) }?;
-        Ok(())
+        let taken = self.0.receive(&output, &stream);
+        consume(self, taken, |sent| Dispatched(sent.0.enqueued_on(&stream)))
     }
 
     /// The sending half, to wait for on the host.
     pub fn completion(&self) -> Completion {
-        self.handle.completion()
+        self.0.completion()
     }
 
     /// Gives the operation up on `stream`: peers that sent rows are answered with none.
     pub fn release_on(self, stream: StreamRef<'_>) -> Consuming<Completion, Self> {
-        match self.handle.release_on(&stream) {
-            Ok(()) => Ok(self.handle.consumed()),
-            Err(error) => Err(Refused::new(self)(error)),
-        }
+        let taken = self.0.release_on(&stream);
+        consume(self, taken, |state| state.0.consumed())
     }
 }
 
@@ -174,21 +173,18 @@ impl Dispatching {
 /// its lane, on the stream of its last call; inside a capture use [`Dispatched::release_on`]. `Send` and `Sync`.
 #[derive(Debug)]
 #[must_use = "dropping it gives the operation up"]
-pub struct Dispatched {
-    handle: Handle,
-    request: Request,
-}
+pub struct Dispatched(Handle);
 
 impl Dispatched {
     /// The dispatch, to wait for on the host.
     pub fn completion(&self) -> Completion {
-        self.handle.completion()
+        self.0.completion()
     }
 
     /// Where the received rows lie in the window (rank-major only), for kernels that read them in place: those enqueued after
     /// the dispatch and before the combine.
     pub fn rows(&self) -> Result<WindowRows> {
-        self.handle.inner().ffi.dispatched_rows(self.handle.open.handle).map(WindowRows::new)
+        self.0.inner().ffi.dispatched_rows(self.0.open.handle).map(WindowRows::new)
     }
 
     /// The area into which kernels may write expert outputs so that combine copies nothing before sending: rank-major the
@@ -196,7 +192,7 @@ impl Dispatched {
     /// `zero_copy`. Then combine with [`Combine::in_place`].
     #[doc(alias = "next_combine_buffer")]
     pub fn combine_rows(&self) -> Result<WindowRows> {
-        self.handle.inner().ffi.next_combine_buffer(self.handle.open.handle).map(WindowRows::new)
+        self.0.inner().ffi.next_combine_buffer(self.0.open.handle).map(WindowRows::new)
     }
 
     /// Enqueues a whole combine: answers every received row, receives the answers to this rank's own, sums them into
@@ -207,26 +203,19 @@ impl Dispatched {
         output: CombineOutput<'_>,
         stream: StreamRef<'_>,
     ) -> Consuming<Completion, Self> {
-        match self.combine(&input, Some(&output), &stream) {
-            Ok(()) => Ok(self.handle.consumed()),
-            Err(error) => Err(Refused::new(self)(error)),
-        }
+        let taken = self.combine(&input, Some(&output), &stream);
+        consume(self, taken, |received| received.0.consumed())
     }
 
     /// Enqueues the sending half of a combine. Weights of its own, which the receiving half reads, it takes as a raw view only,
     /// whose maker has promised them for so long.
     pub fn enqueue_combine_send(
-        mut self,
+        self,
         input: Combine<'_, TensorRef<'_>>,
         stream: StreamRef<'_>,
     ) -> Consuming<Combining, Self> {
-        match self.combine(&input, None, &stream) {
-            Ok(()) => {
-                self.handle.enqueued_on(&stream);
-                Ok(Combining { handle: self.handle, request: self.request })
-            }
-            Err(error) => Err(Refused::new(self)(error)),
-        }
+        let taken = self.combine(&input, None, &stream);
+        consume(self, taken, |received| Combining(received.0.enqueued_on(&stream)))
     }
 
     fn combine(
@@ -235,9 +224,9 @@ impl Dispatched {
         output: Option<&CombineOutput<'_>>,
         stream: &StreamRef<'_>,
     ) -> Result<()> {
-        let inner = self.handle.inner();
+        let inner = self.0.inner();
         let origins = input.views().map(|(name, view)| (name, view.origin));
-        self.handle.check(
+        self.0.check(
             "combine",
             origins.chain(output.into_iter().flat_map(CombineOutput::origins)),
             stream,
@@ -248,21 +237,20 @@ impl Dispatched {
             let text = "topk_weights of a split combine are read by its receiving half, and their guard ends now: give them at dispatch, or use enqueue_combine";
             return Err(Error::Invalid(Failure::new("combine", inner.rank, text)));
         }
-        let mut c_input = input.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
+        let mut c_input = input.to_c(inner.rank, &inner.config, &inner.plan, &self.0.request)?;
         c_input.stream = stream.raw;
-        let output = output.map(|output| output.to_c(inner.rank, &inner.config, &inner.plan, &self.request));
+        let output =
+            output.map(|output| output.to_c(inner.rank, &inner.config, &inner.plan, &self.0.request));
         let output = output.transpose()?;
         // SAFETY: as in `EpBuffer::enqueue`; guarded weights do not come here without their receiving half.
-        unsafe { inner.ffi.combine(self.handle.open.handle, &c_input, output.as_ref(), None) }?;
+        unsafe { inner.ffi.combine(self.0.open.handle, &c_input, output.as_ref(), None) }?;
         Ok(())
     }
 
     /// Gives the operation up on `stream`: peers that sent rows are answered with none.
     pub fn release_on(self, stream: StreamRef<'_>) -> Consuming<Completion, Self> {
-        match self.handle.release_on(&stream) {
-            Ok(()) => Ok(self.handle.consumed()),
-            Err(error) => Err(Refused::new(self)(error)),
-        }
+        let taken = self.0.release_on(&stream);
+        consume(self, taken, |state| state.0.consumed())
     }
 }
 
@@ -270,10 +258,7 @@ impl Dispatched {
 /// use [`Combining::release_on`]. `Send` and `Sync`.
 #[derive(Debug)]
 #[must_use = "dropping it gives the operation up"]
-pub struct Combining {
-    handle: Handle,
-    request: Request,
-}
+pub struct Combining(Handle);
 
 impl Combining {
     /// Enqueues the receiving half, which sums the answers into `output`, with the deadline of the sending half.
@@ -282,33 +267,19 @@ impl Combining {
         output: CombineOutput<'_>,
         stream: StreamRef<'_>,
     ) -> Consuming<Completion, Self> {
-        match self.receive(&output, &stream) {
-            Ok(()) => Ok(self.handle.consumed()),
-            Err(error) => Err(Refused::new(self)(error)),
-        }
-    }
-
-    fn receive(&self, output: &CombineOutput<'_>, stream: &StreamRef<'_>) -> Result<()> {
-        self.handle.check("combine_receive", output.origins(), stream)?;
-        let inner = self.handle.inner();
-        let mut output = output.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
-        output.stream = stream.raw;
-        // SAFETY: as in `EpBuffer::enqueue`.
-        unsafe { inner.ffi.combine_receive(self.handle.open.handle, &output, None) }?;
-        Ok(())
+        let taken = self.0.receive(&output, &stream);
+        consume(self, taken, |sent| sent.0.consumed())
     }
 
     /// The sending half, to wait for on the host.
     pub fn completion(&self) -> Completion {
-        self.handle.completion()
+        self.0.completion()
     }
 
     /// Gives the operation up on `stream`: what has been answered stays answered, nothing is received.
     pub fn release_on(self, stream: StreamRef<'_>) -> Consuming<Completion, Self> {
-        match self.handle.release_on(&stream) {
-            Ok(()) => Ok(self.handle.consumed()),
-            Err(error) => Err(Refused::new(self)(error)),
-        }
+        let taken = self.0.release_on(&stream);
+        consume(self, taken, |state| state.0.consumed())
     }
 }
 

@@ -1,5 +1,7 @@
 //! Where kernels write what arrives: views of device memory, checked against the plan before an address leaves Rust.
 
+use std::ffi::c_void;
+
 use super::TensorMut;
 use super::view::Origin;
 use crate::buffer::{Needs, Request, ScaleOrder};
@@ -7,6 +9,29 @@ use crate::config::{EpConfig, Plan};
 use crate::error::{Error, Failure, Result};
 use crate::tensor::DType;
 use crate::{ffi, sys};
+
+/// An output of either operation, and the call of the C core that fills it later than its sending half.
+pub(super) trait Output {
+    /// The C view.
+    type C;
+    /// The name of that call.
+    const RECEIVE: &'static str;
+
+    /// What was given, by name.
+    fn origins(&self) -> impl Iterator<Item = (&'static str, Option<Origin>)>;
+
+    /// Checks every size and type and gives the C view.
+    fn to_c(&self, rank: u32, config: &EpConfig, plan: &Plan, request: &Request) -> Result<Self::C>;
+
+    /// # Safety
+    /// As for `ffi::Buffer::dispatch`; `stream` is one of the buffer's GPU.
+    unsafe fn receive(
+        ffi: &ffi::Buffer,
+        handle: sys::epw_handle,
+        output: Self::C,
+        stream: *mut c_void,
+    ) -> Result<()>;
+}
 
 /// Where received rows go. With `M` = [`Plan::rows`] and `E` local experts; rank-major has one list instead of `E`. Rows are
 /// ordered by source rank, then by token. Memory beyond the counts is left as it was. Every output may be larger. Expert-major
@@ -69,19 +94,17 @@ impl<'a> DispatchOutput<'a> {
             ("output.wait_ns", &self.wait_ns),
         ]
     }
+}
 
-    pub(super) fn origins(&self) -> impl Iterator<Item = (&'static str, Option<Origin>)> {
+impl Output for DispatchOutput<'_> {
+    type C = sys::epw_dispatch_output;
+    const RECEIVE: &'static str = "dispatch_receive";
+
+    fn origins(&self) -> impl Iterator<Item = (&'static str, Option<Origin>)> {
         self.views().into_iter().filter_map(|(name, view)| Some((name, view.as_ref()?.origin)))
     }
 
-    /// Checks every size and type and gives the C view.
-    pub(super) fn to_c(
-        &self,
-        rank: u32,
-        config: &EpConfig,
-        plan: &Plan,
-        request: &Request,
-    ) -> Result<sys::epw_dispatch_output> {
+    fn to_c(&self, rank: u32, config: &EpConfig, plan: &Plan, request: &Request) -> Result<Self::C> {
         let invalid = |text: String| Error::Invalid(Failure::new("dispatch", rank, text));
         let needs = Needs::new(config, plan, request)?;
         for (name, view, bytes) in
@@ -119,6 +142,17 @@ impl<'a> DispatchOutput<'a> {
         output.wait_ns = place("output.wait_ns", &self.wait_ns, SUMS, ranks)?.cast();
         Ok(output)
     }
+
+    unsafe fn receive(
+        ffi: &ffi::Buffer,
+        handle: sys::epw_handle,
+        mut output: Self::C,
+        stream: *mut c_void,
+    ) -> Result<()> {
+        output.stream = stream;
+        // SAFETY: by this function's contract.
+        unsafe { ffi.dispatch_receive(handle, &output, None) }.map(drop)
+    }
 }
 
 /// Where combined tokens go.
@@ -137,8 +171,13 @@ impl<'a> CombineOutput<'a> {
     pub fn new(out: TensorMut<'a>) -> Self {
         Self { out, contributions: None, wait_ns: None }
     }
+}
 
-    pub(super) fn origins(&self) -> impl Iterator<Item = (&'static str, Option<Origin>)> {
+impl Output for CombineOutput<'_> {
+    type C = sys::epw_combine_output;
+    const RECEIVE: &'static str = "combine_receive";
+
+    fn origins(&self) -> impl Iterator<Item = (&'static str, Option<Origin>)> {
         let optional = [
             ("output.contributions", self.contributions.as_ref()),
             ("output.wait_ns", self.wait_ns.as_ref()),
@@ -147,14 +186,7 @@ impl<'a> CombineOutput<'a> {
         [("output.out", self.out.origin)].into_iter().chain(given)
     }
 
-    /// Checks every size and type and gives the C view.
-    pub(super) fn to_c(
-        &self,
-        rank: u32,
-        config: &EpConfig,
-        plan: &Plan,
-        request: &Request,
-    ) -> Result<sys::epw_combine_output> {
+    fn to_c(&self, rank: u32, config: &EpConfig, plan: &Plan, request: &Request) -> Result<Self::C> {
         let invalid = |text: String| Error::Invalid(Failure::new("combine", rank, text));
         let place = |name: &str, view: &Option<TensorMut<'_>>, types: &[DType], need| {
             view.as_ref()
@@ -170,5 +202,16 @@ impl<'a> CombineOutput<'a> {
             place("output.contributions", &self.contributions, &[DType::U16], request.tokens * 2)?.cast();
         output.wait_ns = place("output.wait_ns", &self.wait_ns, SUMS, plan.ranks as usize)?.cast();
         Ok(output)
+    }
+
+    unsafe fn receive(
+        ffi: &ffi::Buffer,
+        handle: sys::epw_handle,
+        mut output: Self::C,
+        stream: *mut c_void,
+    ) -> Result<()> {
+        output.stream = stream;
+        // SAFETY: by this function's contract.
+        unsafe { ffi.combine_receive(handle, &output, None) }.map(drop)
     }
 }
