@@ -445,13 +445,6 @@ static void run(world *w, const scenario *s) {
 
 /* ---- main ---- */
 
-static void too_long(int signal) {
-    (void)signal;
-    static const char text[] = "failure: hangs: the limit of --seconds is over\n";
-    if (write(1, text, sizeof text - 1) < 0) _exit(1);
-    _exit(1);
-}
-
 static int parse(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         uint32_t value = i + 1 < argc ? (uint32_t)strtoul(argv[i + 1], NULL, 10) : 0;
@@ -483,21 +476,10 @@ static int parse(int argc, char **argv) {
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     if (parse(argc, argv) != 0) return 2;
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* loading later could wait for kernels that wait */
-    signal(SIGALRM, too_long);
-    alarm(options.seconds);
-    int joined = ranks_join(member_main);
-    if (joined >= 0) return joined;
-    int gpus = gpus_count(argv);
-    if (gpus == 0) return EXIT_SKIPPED;
-    if (gpus == 1 && options.ranks == 0) {
-        puts("ignored: one GPU: a rank's peers need GPUs of their own");
-        return EXIT_SKIPPED;
-    }
-    world w = {.gpus = (uint32_t)gpus, .argv = argv};
-    w.ranks = options.ranks ? options.ranks : (uint32_t)(gpus < 4 ? gpus : 4);
-    REQUIRE(w.ranks >= 2 && w.ranks <= RANKS_LIMIT, "ranks is %u, must be from 2 to %d", w.ranks,
-            RANKS_LIMIT);
+    ranks_limit("failure", options.seconds);
+    world w = {.ranks = options.ranks, .argv = argv};
+    int ended = ranks_begin(member_main, 2, &w.ranks, &w.gpus, argv);
+    if (ended >= 0) return ended;
     for (uint32_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
         w.victim = i % w.ranks;
         run(&w, &scenarios[i]);

@@ -5,7 +5,6 @@
 #include "ranks.h"
 #include "step.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -201,13 +200,6 @@ static int rank_main(const rank_links *links) {
     return 0;
 }
 
-static void too_long(int signal) {
-    (void)signal;
-    static const char text[] = "overlap: hangs: the limit of --seconds is over\n";
-    if (write(1, text, sizeof text - 1) < 0) _exit(1);
-    _exit(1);
-}
-
 static int parse(int argc, char **argv) {
     const struct {
         const char *name;
@@ -255,8 +247,6 @@ static int parse(int argc, char **argv) {
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     if (parse(argc, argv) != 0) return 2;
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* loading later could wait for kernels that wait */
-    signal(SIGALRM, too_long);
-    alarm(options.seconds);
+    ranks_limit("overlap", options.seconds);
     return ranks_main(rank_main, options.ranks, (int)options.processes, argv);
 }

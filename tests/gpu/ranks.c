@@ -17,7 +17,23 @@
 /* "rank ranks gpus fd fd ..." for a process that is a rank. */
 #define PLACE "EPW_TEST_PLACE"
 
-/* ---- how many GPUs ---- */
+/* ---- the program: its limit, its GPUs ---- */
+
+static const char *program = "";
+
+static void too_long(int signal) {
+    (void)signal;
+    static const char text[] = ": hangs: the limit of --seconds is over\n";
+    if (write(1, program, strlen(program)) < 0 || write(1, text, sizeof text - 1) < 0) _exit(1);
+    _exit(1);
+}
+
+void ranks_limit(const char *name, uint32_t seconds) {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* loading later could wait for kernels that wait */
+    program = name;
+    signal(SIGALRM, too_long);
+    alarm(seconds);
+}
 
 int gpus_main(void) {
     int gpus = 0;
@@ -27,7 +43,7 @@ int gpus_main(void) {
     return error == cudaSuccess ? gpus : 0;
 }
 
-int gpus_count(char **argv) {
+static uint32_t count_gpus(char **argv) {
     fflush(NULL);
     pid_t child = fork();
     REQUIRE(child >= 0, "fork: %s", strerror(errno));
@@ -37,7 +53,7 @@ int gpus_count(char **argv) {
     }
     int status = 0;
     REQUIRE(waitpid(child, &status, 0) == child, "waitpid: %s", strerror(errno));
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    return WIFEXITED(status) ? (uint32_t)WEXITSTATUS(status) : 0;
 }
 
 /* ---- starting ---- */
@@ -102,9 +118,9 @@ static int await_processes(rank_thread *ranks, uint32_t count) {
     return result;
 }
 
-int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, int processes, char **argv) {
+/* Runs body once per rank and returns 0 if all ended well. */
+static int run_all(rank_body *body, uint32_t ranks, uint32_t gpus, int processes, char **argv) {
     static rank_thread all[RANKS_LIMIT];
-    REQUIRE(ranks >= 1 && ranks <= RANKS_LIMIT, "ranks is %u, must be from 1 to %d", ranks, RANKS_LIMIT);
     for (uint32_t r = 0; r < ranks; r++) {
         all[r] = (rank_thread){.links = {.rank = r, .ranks = ranks, .gpus = gpus}, .body = body};
         for (uint32_t p = 0; p < RANKS_LIMIT; p++) all[r].links.to[p] = -1;
@@ -130,7 +146,8 @@ int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, int processes, cha
     return result;
 }
 
-int ranks_join(rank_body *body) {
+/* Runs body as the rank that this process was started to be. Its exit code, -1 if started by hand. */
+static int join(rank_body *body) {
     const char *place = getenv(PLACE);
     if (place == NULL) return -1;
     long numbers[3 + RANKS_LIMIT];
@@ -144,13 +161,25 @@ int ranks_join(rank_body *body) {
     return body(&links);
 }
 
-int ranks_main(rank_body *body, uint32_t ranks, int processes, char **argv) {
-    int joined = ranks_join(body);
+int ranks_begin(rank_body *body, uint32_t least, uint32_t *ranks, uint32_t *gpus, char **argv) {
+    int joined = join(body);
     if (joined >= 0) return joined;
-    int gpus = gpus_count(argv);
-    if (gpus == 0) return EXIT_SKIPPED;
-    if (ranks == 0) ranks = (uint32_t)(gpus < 4 ? gpus : 4);
-    return ranks_run(body, ranks, (uint32_t)gpus, processes, argv);
+    *gpus = count_gpus(argv);
+    if (*gpus == 0) return EXIT_SKIPPED;
+    if (*ranks == 0 && *gpus < least) {
+        printf("ignored: %u GPUs where %u are needed, one to a rank\n", *gpus, least);
+        return EXIT_SKIPPED;
+    }
+    if (*ranks == 0) *ranks = *gpus < 4 ? *gpus : 4;
+    REQUIRE(*ranks >= least && *ranks <= RANKS_LIMIT, "ranks is %u, must be from %u to %d", *ranks, least,
+            RANKS_LIMIT);
+    return -1;
+}
+
+int ranks_main(rank_body *body, uint32_t ranks, int processes, char **argv) {
+    uint32_t gpus = 0;
+    int ended = ranks_begin(body, 1, &ranks, &gpus, argv);
+    return ended >= 0 ? ended : run_all(body, ranks, gpus, processes, argv);
 }
 
 /* ---- talking ---- */

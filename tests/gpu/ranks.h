@@ -14,24 +14,26 @@ typedef struct rank_links {
     int to[RANKS_LIMIT]; /* socket to each peer; -1: itself */
 } rank_links;
 
-/* GPUs of this machine, asked for in a process of its own: who starts processes has not used CUDA. 0 with the
- * reason printed if there is none. Calls the program again with the single argument --count-gpus, which main
- * must give to gpus_main. */
-int gpus_count(char **argv);
+/* What a rank does; returns the exit code. */
+typedef int rank_body(const rank_links *links);
+
+/* Main begins with gpus_main if the only argument is --count-gpus: GPUs are counted in a process of its own,
+ * since who starts processes must not have used CUDA. Returns their number, 0 with the reason printed. */
 int gpus_main(void);
 
-/* Runs body once per rank and returns 0 if all ended well. argv: this program's, given to the processes,
- * whose main must call ranks_join first: it runs body and returns its exit code, or -1 in the program that
- * was started by hand. */
-typedef int rank_body(const rank_links *links);
-int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, int processes, char **argv);
-int ranks_join(rank_body *body);
+/* Then main reads its options and sets its limit: `name` hangs if it has not ended after so many seconds. */
+void ranks_limit(const char *name, uint32_t seconds);
 
-/* All of that, as the end of main: joins, or counts the GPUs and runs the ranks (0: one to a GPU, four at
- * most). Returns the exit code. */
+/* Then, in a process that was started to be a rank, runs body. In the program that was started by hand counts
+ * the GPUs and completes *ranks (0: one to a GPU, four at most), of which at least `least` are needed.
+ * Returns the exit code, or -1 if main is to go on and start the ranks. */
+int ranks_begin(rank_body *body, uint32_t least, uint32_t *ranks, uint32_t *gpus, char **argv);
+
+/* The same as the end of main: goes on to run body once per rank, as threads or processes, until all have
+ * ended. Returns the exit code. */
 int ranks_main(rank_body *body, uint32_t ranks, int processes, char **argv);
 
-/* Starts this program again as the process of a rank, whose ranks_join finds `links`. It dies with its
+/* Starts this program again as the process of a rank, whose ranks_begin finds `links`. It dies with its
  * parent. */
 pid_t ranks_start(const rank_links *links, char **argv);
 

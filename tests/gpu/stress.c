@@ -4,7 +4,6 @@
 #include "ranks.h"
 #include "step.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,13 +68,6 @@ static int parse(int argc, char **argv) {
         }
     }
     return 0;
-}
-
-static void too_long(int signal) {
-    (void)signal;
-    static const char text[] = "stress: hangs: the limit of --seconds is over\n";
-    if (write(1, text, sizeof text - 1) < 0) _exit(1);
-    _exit(1);
 }
 
 static epw_config config_of(const rank_links *links) {
@@ -184,8 +176,6 @@ static int rank_main(const rank_links *links) {
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     if (parse(argc, argv) != 0) return 2;
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* loading later could wait for kernels that wait */
-    signal(SIGALRM, too_long);
-    alarm(options.seconds);
+    ranks_limit("stress", options.seconds);
     return ranks_main(rank_main, options.ranks, options.processes, argv);
 }
