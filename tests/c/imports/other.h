@@ -1,0 +1,237 @@
+/* Another process, to import windows, live, stop and die: it is the test program again, called with the two
+ * arguments `other FD`, and obeys commands on that socketpair. Main begins with other_main. */
+#ifndef EPW_TESTS_IMPORTS_OTHER_H
+#define EPW_TESTS_IMPORTS_OTHER_H
+
+#include "end.h"
+#include "ipc/fd_message.h"
+#include "ipc/offer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef struct command {
+    char verb; /* 'i'mport, 'w'rite, 'r'ead, 'c'lose, 'd'rop connections, 'e'xport, export as a 'g'pu's,
+                  'f'etch raw, become 'u'ser, 'o'ld kernel */
+    uint32_t peer;
+    uint32_t value; /* written, or the user id, or one of the kernels below */
+    uint64_t offset;
+    uint64_t deadline_ns;
+    epw_config config; /* of the process's own window */
+    size_t length;
+    unsigned char blob[EPW_BLOB_MAX];
+} command;
+
+typedef struct answer {
+    epw_status status;
+    uint32_t path;
+    uint32_t value;
+    size_t length;
+    unsigned char blob[EPW_BLOB_MAX];
+    char error[512];
+} answer;
+
+typedef struct other {
+    pid_t pid;
+    int fd;
+} other;
+
+/* ---- what it does ---- */
+
+/* Sends a request past the client's own check of the server's user; 0 if the server closed without an answer.
+ */
+static inline ssize_t fetch_raw(const epw_blob *blob) {
+    struct sockaddr_un address;
+    socklen_t length = epw_fd_address(&blob->server, &address);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    epw_fd_request request = {.magic = EPW_FD_REQUEST_MAGIC, .rank = 1, .window = blob->window};
+    epw_fd_reply reply;
+    ssize_t got = -1;
+    if (!connect(fd, (struct sockaddr *)&address, length)) {
+        send(fd, &request, sizeof request, MSG_NOSIGNAL);
+        got = recv(fd, &reply, sizeof reply, 0);
+        if (got < 0 && errno == ECONNRESET) got = 0;
+    }
+    close(fd);
+    return got;
+}
+
+/* Makes the server take the host memory of a blob's window, of this process, for a GPU's. */
+static inline void pretend_gpu(const unsigned char *bytes, size_t length) {
+    epw_blob blob;
+    CHECK(epw_blob_parse(bytes, length, here, &blob) == EPW_OK);
+    epw_process_lock();
+    epw_offer *offer = epw_offer_find(&blob.window);
+    CHECK(offer);
+    if (offer) ((epw_memory *)epw_offer_memory(offer))->origin.path = EPW_PATH_VMM;
+    epw_process_unlock();
+}
+
+/* Closes what leads to fd servers, and says nothing. */
+static inline void drop_connections(void) {
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_un server;
+        socklen_t length = sizeof server;
+        if (!getpeername(fd, (struct sockaddr *)&server, &length) && length > sizeof server.sun_family + 8 &&
+            !memcmp(server.sun_path, "\0epwire-", 8))
+            close(fd);
+    }
+}
+
+enum { WITHOUT_PEERPIDFD = 1, WITHOUT_PIDFD = 2 };
+
+/* Lets the calls fail that kernels before Linux 6.5, and before 5.3, do not have. */
+static inline epw_status become_old(uint32_t kernel) {
+    enum { PEERPIDFD = 77 };
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, kernel == WITHOUT_PIDFD ? SECCOMP_RET_ERRNO | ENOSYS : SECCOMP_RET_ALLOW),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getsockopt, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, PEERPIDFD, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOPROTOOPT),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof filter[0], filter};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)
+               ? EPW_ERR_SYSTEM
+               : EPW_OK;
+}
+
+static inline void obey(const command *c, epw_window **own, epw_import **import, answer *a) {
+    epw_blob blob;
+    if (!*own && c->config.size) a->status = epw_window_create(&c->config, WINDOW_BYTES, own);
+    if (a->status) return;
+    switch (c->verb) {
+    case 'i':
+        a->status = epw_window_import(*own, c->peer, c->blob, c->length, c->deadline_ns, import);
+        if (a->status == EPW_OK) a->path = epw_import_path(*import);
+        break;
+    case 'w':
+        epw_import_base(*import)[c->offset] = (unsigned char)c->value;
+        break;
+    case 'r':
+        a->value = epw_import_base(*import)[c->offset];
+        break;
+    case 'c':
+        epw_import_close(*import);
+        *import = NULL;
+        break;
+    case 'd':
+        drop_connections();
+        break;
+    case 'e':
+    case 'g':
+        a->status = epw_window_export(*own, c->peer, a->blob, &a->length);
+        if (c->verb == 'g') pretend_gpu(a->blob, a->length);
+        break;
+    case 'o':
+        a->status = become_old(c->value);
+        break;
+    case 'f':
+        a->status = epw_blob_parse(c->blob, c->length, here, &blob);
+        a->value = (uint32_t)fetch_raw(&blob);
+        break;
+    case 'u':
+        a->status = setuid(c->value);
+        break;
+    }
+}
+
+static inline int run_other(int fd) {
+    epw_window *own = NULL;
+    epw_import *import = NULL;
+    command c;
+    while (recv(fd, &c, sizeof c, 0) == (ssize_t)sizeof c) {
+        answer a = {0};
+        obey(&c, &own, &import, &a);
+        snprintf(a.error, sizeof a.error, "%s", epw_last_error());
+        if (send(fd, &a, sizeof a, MSG_NOSIGNAL) != (ssize_t)sizeof a) break;
+    }
+    epw_import_close(import);
+    epw_window_destroy(own);
+    return 0;
+}
+
+/* Its exit code in such a process, -1 in the test. */
+static inline int other_main(int argc, char **argv) {
+    if (argc == 3 && !strcmp(argv[1], "other")) return run_other(atoi(argv[2]));
+    signal(SIGPIPE, SIG_DFL); /* nothing here may depend on its being ignored */
+    return -1;
+}
+
+/* ---- what is asked of it ---- */
+
+static inline other start_other(void) {
+    int ends[2];
+    other o = {0};
+    CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
+    char fd[16];
+    snprintf(fd, sizeof fd, "%d", ends[1]);
+    o.pid = fork();
+    if (o.pid == 0) {
+        fcntl(ends[1], F_SETFD, 0);
+        execl("/proc/self/exe", "window", "other", fd, (char *)NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    o.fd = ends[0];
+    return o;
+}
+
+static inline answer ask(const other *o, command c) {
+    answer a = {.status = EPW_ERR_SYSTEM};
+    CHECK(send(o->fd, &c, sizeof c, MSG_NOSIGNAL) == (ssize_t)sizeof c);
+    CHECK(recv(o->fd, &a, sizeof a, 0) == (ssize_t)sizeof a);
+    return a;
+}
+
+static inline answer ask_import(const other *o, uint32_t rank, uint32_t peer, const end *e) {
+    command c = {
+        .verb = 'i', .peer = peer, .deadline_ns = 5000 * MS, .config = config_of(rank), .length = e->length};
+    memcpy(c.blob, e->blob, e->length);
+    return ask(o, c);
+}
+
+static inline void ask_write(const other *o, uint64_t offset, uint32_t value) {
+    ask(o, (command){.verb = 'w', .offset = offset, .value = value});
+}
+
+/* Returns once it has stopped. */
+static inline void stop_other(const other *o) {
+    int status = 0;
+    kill(o->pid, SIGSTOP);
+    CHECK(waitpid(o->pid, &status, WUNTRACED) == o->pid && WIFSTOPPED(status));
+}
+
+static inline void kill_other(other *o) {
+    kill(o->pid, SIGKILL);
+    waitpid(o->pid, NULL, 0);
+    close(o->fd);
+}
+
+/* Closing the socketpair ends its loop. */
+static inline void end_other(other *o) {
+    close(o->fd);
+    int status = -1;
+    waitpid(o->pid, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static inline bool fenced_by(answer got, pid_t pid) {
+    char wanted[64];
+    snprintf(wanted, sizeof wanted, "process %d still has", (int)pid);
+    return got.status == EPW_ERR_FENCED && strstr(got.error, wanted);
+}
+
+#endif

@@ -1,0 +1,329 @@
+/* Who has a rank's place in a window, how long, and what ends it: of host memory its connection, of GPU
+ * memory its process or its goodbye. */
+#include "imports/other.h"
+#include "imports/raw.h"
+
+#include <poll.h>
+#include <sys/mman.h>
+#include <time.h>
+
+/* ---- of host memory ---- */
+
+static void a_place_is_granted_again_once_its_holder_is_dead(void) {
+    end a = open_end(config_of(0));
+    export_to(&a, 1);
+    other first = start_other(), second = start_other();
+    CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
+    CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+    stop_other(&first);
+    CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+    /* A rank of this process is no exception. */
+    end b = open_end(config_of(1));
+    epw_import *import = NULL;
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_FENCED);
+    kill(first.pid, SIGCONT);
+    ask_write(&first, 1, 1);
+    CHECK(epw_window_base(a.window)[1] == 1);
+    kill_other(&first);
+    CHECK(ask_import(&second, 1, 0, &a).status == EPW_OK);
+
+    /* Other ranks' places were never concerned. */
+    other third = start_other();
+    export_to(&a, 2);
+    CHECK(ask_import(&third, 2, 0, &a).status == EPW_OK);
+    kill_other(&second);
+    kill_other(&third);
+
+    /* Now by a thread, and processes must wait for that. */
+    export_to(&a, 1);
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_OK);
+    other fourth = start_other();
+    CHECK(fenced_by(ask_import(&fourth, 1, 0, &a), getpid()));
+    epw_import_close(import);
+    CHECK(ask_import(&fourth, 1, 0, &a).status == EPW_OK);
+    end_other(&fourth);
+    epw_window_destroy(a.window);
+    epw_window_destroy(b.window);
+}
+
+static void the_same_process_may_shake_hands_again(void) {
+    end a = open_end(config_of(0));
+    export_to(&a, 1);
+    other first = start_other(), second = start_other();
+    CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
+    CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK); /* the first import stays open */
+    ask(&first, (command){.verb = 'c'});
+    CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+    kill_other(&first);
+    CHECK(ask_import(&second, 1, 0, &a).status == EPW_OK);
+    ask(&second, (command){.verb = 'c'});
+    other third = start_other();
+    CHECK(ask_import(&third, 1, 0, &a).status == EPW_OK);
+    end_other(&second);
+    end_other(&third);
+    epw_window_destroy(a.window);
+}
+
+/* The child neither holds the lease nor can write, and knows itself to be another process. */
+static void a_forked_child_inherits_nothing(void) {
+    other o = start_other();
+    end a = open_end(config_of(0));
+    answer got = {0};
+    command c = {.verb = 'e', .peer = 0, .config = config_of(1)};
+    got = ask(&o, c);
+    epw_import *import = NULL;
+    CHECK(epw_window_import(a.window, 1, got.blob, got.length, 5000 * MS, &import) == EPW_OK);
+    export_to(&a, 1);
+    int before = open_fds();
+    pid_t child = fork();
+    if (child == 0) {
+        int wrong = 0;
+        unsigned char resident[1];
+        wrong |= mincore(epw_import_base(import), 4096, resident) == 0;
+        wrong |= mincore(epw_window_base(a.window), 4096, resident) == 0;
+        /* memfd, listener, eventfd, and the lease */
+        wrong |= (open_fds() != before - 4) << 1;
+        unsigned char blob[EPW_BLOB_MAX];
+        size_t length;
+        wrong |= (epw_window_export(a.window, 1, blob, &length) != EPW_ERR_STATE) << 2;
+        epw_identity self;
+        epw_blob parsed;
+        epw_identity_get(here, &self);
+        epw_blob_parse(a.blob, a.length, here, &parsed);
+        wrong |= epw_nonce_equal(&self.process, &parsed.host.process) << 3;
+        epw_import_close(import);
+        epw_window_destroy(a.window);
+        _exit(wrong);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    epw_import_base(import)[0] = 1;
+    CHECK(open_fds() == before);
+    epw_import_close(import);
+    epw_window_destroy(a.window);
+    end_other(&o);
+}
+
+/* A holder that talks on, or says that it will say no more, may still write: only a closed connection ends a
+ * lease. */
+static void talking_does_not_end_a_lease(void) {
+    end a = open_end(config_of(0));
+    export_to(&a, 1);
+    epw_blob blob;
+    int fd = connect_raw(&a, &blob);
+    CHECK(request_raw(fd, &blob, 1) == EPW_FD_GRANTED);
+    CHECK(send(fd, &blob, sizeof(epw_fd_request), MSG_NOSIGNAL) == (ssize_t)sizeof(epw_fd_request));
+    CHECK(!shutdown(fd, SHUT_WR));
+    other o = start_other();
+    CHECK(fenced_by(ask_import(&o, 1, 0, &a), getpid()));
+    close(fd);
+    CHECK(ask_import(&o, 1, 0, &a).status == EPW_OK);
+    end_other(&o);
+    epw_window_destroy(a.window);
+}
+
+/* Who comes after a holder has closed is never refused, however soon: not because the server's thread is
+ * late. */
+static void a_place_is_free_as_soon_as_its_holder_has_closed(void) {
+    end a = open_end(config_of(0)), b = open_end(config_of(1));
+    export_to(&a, 1);
+    epw_blob blob;
+    for (int round = 0; round < 300; round++) {
+        int first = connect_raw(&a, &blob), second = connect_raw(&a, &blob);
+        CHECK(request_raw(first, &blob, 1) == EPW_FD_GRANTED);
+        close(first);
+        CHECK(request_raw(second, &blob, 2) == EPW_FD_GRANTED);
+        close(second);
+        epw_import *import = NULL;
+        CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_OK);
+        epw_import_close(import);
+    }
+    epw_window_destroy(a.window);
+    epw_window_destroy(b.window);
+}
+
+/* ---- of GPU memory ---- */
+
+static end open_gpu_end(uint32_t rank, uint32_t peer) {
+    end e = open_end(config_of(rank));
+    export_to(&e, peer);
+    pretend_gpu(e.blob, e.length);
+    return e;
+}
+
+static bool say_goodbye(int fd) {
+    epw_fd_goodbye goodbye = {EPW_FD_GOODBYE_MAGIC};
+    return send(fd, &goodbye, sizeof goodbye, MSG_NOSIGNAL) == (ssize_t)sizeof goodbye;
+}
+
+/* Also where the holder's process lives on, and however soon the next one comes. */
+static void a_goodbye_ends_a_gpu_lease_at_once(void) {
+    int before = open_fds();
+    end a = open_gpu_end(0, 1);
+    other first = start_other(), second = start_other();
+    CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
+    CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+    ask(&first, (command){.verb = 'c'});
+    CHECK(ask_import(&second, 1, 0, &a).status == EPW_OK);
+    ask(&second, (command){.verb = 'c'});
+    end_other(&first);
+    end_other(&second);
+
+    epw_blob blob;
+    for (int round = 0; round < 300; round++) {
+        int holder = connect_raw(&a, &blob), next = connect_raw(&a, &blob);
+        if (round % 2) {
+            CHECK(request_raw(holder, &blob, 1) == EPW_FD_GRANTED);
+        } else { /* it has given up by now, and does not read the reply */
+            epw_fd_request request = {.magic = EPW_FD_REQUEST_MAGIC, .rank = 1, .window = blob.window};
+            struct pollfd p = {.fd = holder, .events = POLLIN};
+            CHECK(send(holder, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
+            CHECK(poll(&p, 1, 5000) == 1);
+        }
+        CHECK(say_goodbye(holder));
+        close(holder);
+        CHECK(request_raw(next, &blob, 2) == EPW_FD_GRANTED);
+        CHECK(say_goodbye(next));
+        close(next);
+    }
+    epw_window_destroy(a.window);
+    CHECK(open_fds() == before);
+}
+
+/* It is the promise to close; the open connection is the lease. */
+static void a_goodbye_without_a_close_ends_nothing(void) {
+    end a = open_gpu_end(0, 1);
+    epw_blob blob;
+    int holder = connect_raw(&a, &blob);
+    CHECK(request_raw(holder, &blob, 1) == EPW_FD_GRANTED);
+    CHECK(say_goodbye(holder));
+    other o = start_other();
+    CHECK(fenced_by(ask_import(&o, 1, 0, &a), getpid()));
+    close(holder);
+    CHECK(ask_import(&o, 1, 0, &a).status == EPW_OK);
+    end_other(&o);
+    epw_window_destroy(a.window);
+}
+
+static void a_gpu_lease_ends_with_its_process(void) {
+    end a = open_gpu_end(0, 1);
+    other first = start_other(), second = start_other();
+    int before = open_fds();
+    CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
+    CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+    stop_other(&first);
+    CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+    /* Dead is enough: its parent need not know. */
+    siginfo_t info;
+    kill(first.pid, SIGKILL);
+    CHECK(!waitid(P_PID, (id_t)first.pid, &info, WEXITED | WNOWAIT));
+    CHECK(ask_import(&second, 1, 0, &a).status == EPW_OK);
+    kill_other(&first);
+    kill_other(&second);
+
+    /* With nobody asking, the server drops what it had of the dead, too: connections and pidfds. */
+    uint64_t begin = epw_now_ns();
+    while (open_fds() != before - 2 && epw_now_ns() - begin < 5000 * MS) usleep(1000);
+    CHECK(open_fds() == before - 2);
+    epw_window_destroy(a.window);
+}
+
+/* What is seen of a process whose sockets have closed and whose GPU goes on. */
+static void a_gpu_lease_outlives_a_connection_closed_without_a_goodbye(void) {
+    end a = open_gpu_end(0, 1), b = open_end(config_of(1));
+    other first = start_other(), second = start_other();
+    CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
+    ask(&first, (command){.verb = 'd'});
+    struct timespec from, to;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &from);
+    for (int i = 0; i < 20; i++) {
+        CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+        usleep(20000);
+    }
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &to);
+    double seconds = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
+    CHECK_MSG(seconds < 0.2, "the server waits by spinning: %f s", seconds);
+    epw_import *import = NULL;
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_FENCED);
+    ask_write(&first, 1, 1);
+    CHECK(epw_window_base(a.window)[1] == 1);
+
+    /* The same process may shake hands again, but its goodbye is of the new connection alone. */
+    CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
+    ask(&first, (command){.verb = 'c'});
+    CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+    kill_other(&first);
+    CHECK(ask_import(&second, 1, 0, &a).status == EPW_OK);
+    end_other(&second);
+    epw_window_destroy(a.window);
+    epw_window_destroy(b.window);
+}
+
+static void what_is_no_goodbye_ends_no_gpu_lease(void) {
+    static const epw_fd_goodbye goodbyes[2] = {{EPW_FD_GOODBYE_MAGIC}, {EPW_FD_GOODBYE_MAGIC}};
+    static const epw_fd_goodbye wrong = {EPW_FD_GOODBYE_MAGIC ^ 1};
+    static const struct {
+        const void *bytes;
+        size_t length;
+    } packets[] = {{goodbyes, 0}, {goodbyes, 3}, {goodbyes, 5}, {goodbyes, sizeof goodbyes}, {&wrong, 4}};
+    for (size_t i = 0; i < sizeof packets / sizeof packets[0]; i++) {
+        end a = open_gpu_end(0, 1);
+        epw_blob blob;
+        int holder = connect_raw(&a, &blob), next = connect_raw(&a, &blob);
+        CHECK(request_raw(holder, &blob, 1) == EPW_FD_GRANTED);
+        CHECK(send(holder, packets[i].bytes, packets[i].length, MSG_NOSIGNAL) == (ssize_t)packets[i].length);
+        close(holder);
+        CHECK(request_raw(next, &blob, 2) == EPW_FD_FENCED);
+        close(next);
+        epw_window_destroy(a.window);
+    }
+}
+
+/* An exporter sees its holders end on old kernels as well, or grants nothing that it could not take back. */
+static void old_kernels_fence_gpu_windows_too(void) {
+    for (uint32_t kernel = WITHOUT_PEERPIDFD; kernel <= WITHOUT_PIDFD; kernel++) {
+        other exporter = start_other(), first = start_other(), second = start_other();
+        CHECK(ask(&exporter, (command){.verb = 'o', .value = kernel}).status == EPW_OK);
+        end a = {0};
+        answer got = ask(&exporter, (command){.verb = 'e', .peer = 1, .config = config_of(0)});
+        CHECK(got.status == EPW_OK);
+        a.length = got.length;
+        memcpy(a.blob, got.blob, got.length);
+        /* Host memory never needs it. */
+        CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
+        ask(&first, (command){.verb = 'c'});
+
+        CHECK(ask(&exporter, (command){.verb = 'g', .peer = 1}).status == EPW_OK);
+        got = ask_import(&first, 1, 0, &a);
+        if (kernel == WITHOUT_PIDFD) {
+            CHECK(got.status == EPW_ERR_NO_PATH && strstr(got.error, "can not watch this one"));
+        } else {
+            CHECK(got.status == EPW_OK);
+            CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+            ask(&first, (command){.verb = 'd'});
+            CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
+        }
+        kill_other(&first);
+        if (kernel == WITHOUT_PEERPIDFD) CHECK(ask_import(&second, 1, 0, &a).status == EPW_OK);
+        end_other(&second);
+        end_other(&exporter);
+    }
+}
+
+int main(int argc, char **argv) {
+    int ended = other_main(argc, argv);
+    if (ended >= 0) return ended;
+    a_place_is_granted_again_once_its_holder_is_dead();
+    the_same_process_may_shake_hands_again();
+    a_forked_child_inherits_nothing();
+    talking_does_not_end_a_lease();
+    a_place_is_free_as_soon_as_its_holder_has_closed();
+    a_goodbye_ends_a_gpu_lease_at_once();
+    a_goodbye_without_a_close_ends_nothing();
+    a_gpu_lease_ends_with_its_process();
+    a_gpu_lease_outlives_a_connection_closed_without_a_goodbye();
+    what_is_no_goodbye_ends_no_gpu_lease();
+    old_kernels_fence_gpu_windows_too();
+    return check_result("leases");
+}
