@@ -172,7 +172,7 @@ pub struct EpConfig {
     pub dtype: Float16,
     /// Type of expert outputs and of combine's result.
     pub combine_dtype: Float16,
-    /// Most payload plus scale bytes of an opaque row; 0: no opaque payloads.
+    /// Most payload plus scale bytes of an opaque row, up to 2^30; 0: no opaque payloads.
     pub opaque_bytes: u32,
     /// Most opaque bytes per token that travel with the row, up to 64.
     pub sideband_bytes: u32,
@@ -186,9 +186,10 @@ pub struct EpConfig {
     pub paths: Paths,
     /// Where tokens, outputs and the window are; the host by default. All ranks on the host or all on GPUs.
     pub device: Device,
-    /// SMs that the kernels of all lanes take together, a thread block to each; 0: all of the GPU's. Buffers that use a GPU at
-    /// the same time need SMs of their own: if theirs add up to more than it has, kernels that wait can keep those off it that
-    /// a peer waits for. On the host without effect.
+    /// SMs that the kernels of all lanes take together, a thread block to each; 0: all of the GPU's. It bounds this buffer
+    /// alone. Buffers that are used at the same time, on streams of their own, must together fit the GPU: else kernels of one
+    /// that wait for a peer can keep those of another off it that the peer waits for, until the deadline. Which are used at the
+    /// same time is not known here, so nothing checks that. On the host without effect.
     pub sms: u32,
     /// Bound of every wait for a peer, 1 ms to 1 day. Ranks that wait for each other show each other signs of life, which
     /// lengthens a wait, to 4 deadlines at most.
@@ -412,7 +413,7 @@ mod tests {
     #[test]
     fn every_limit_is_an_error_that_names_its_field() {
         let good = EpConfig::new(128, 1024, 64, 8);
-        let cases: [(&str, u32, EpConfig); 12] = [
+        let cases: [(&str, u32, EpConfig); 13] = [
             ("ranks", 0, good.clone()),
             ("ranks", 1025, good.clone()),
             ("max_tokens", 4, EpConfig { max_tokens: 0, ..good.clone() }),
@@ -423,6 +424,7 @@ mod tests {
             ("topk", 4, EpConfig { topk: 33, ..good.clone() }),
             ("topk", 4, EpConfig { topk: 0, ..good.clone() }),
             ("lanes", 4, EpConfig { lanes: 3, ..good.clone() }),
+            ("opaque_bytes", 4, EpConfig { opaque_bytes: (1 << 30) + 1, ..good.clone() }),
             ("sideband_bytes", 4, EpConfig { sideband_bytes: 65, ..good.clone() }),
             ("deadline_ns", 4, EpConfig { deadline: Duration::from_micros(1), ..good.clone() }),
         ];
@@ -433,6 +435,8 @@ mod tests {
             assert_eq!(failure.rank, None, "a plan is that of every rank: {error}");
         }
         assert!(Plan::new(&good, 4).is_ok());
+        let widest = EpConfig { opaque_bytes: 1 << 30, ..good.clone() };
+        assert!(Plan::new(&widest, 4).unwrap().slot_bytes > 1 << 30);
         let huge = EpConfig { max_tokens: 65_536, hidden: 1 << 24, ..EpConfig::new(1, 8, 1024, 32) };
         assert!(matches!(Plan::new(&huge, 1024), Err(crate::Error::Limit(_))));
     }

@@ -12,6 +12,7 @@
 #define MAX_WINDOW_BYTES (UINT64_C(1) << 46)
 #define MIN_DEADLINE_NS  UINT64_C(1000000)
 #define MAX_HIDDEN       (1u << 24)
+#define MAX_OPAQUE_BYTES (1u << 30) /* sizes within a row are of 32 bits, in kernels too */
 #define MAX_SMS          1024u
 
 /* Sticks at the largest value instead of wrapping. */
@@ -56,6 +57,8 @@ static epw_status check_config(epw_where where, const epw_config *c) {
     REQUIRE(c->dtype <= EPW_F16, EPW_ERR_INVALID, "dtype is %u, must be EPW_BF16 or EPW_F16", c->dtype);
     REQUIRE(c->combine_dtype <= EPW_F16, EPW_ERR_INVALID, "combine_dtype is %u, must be EPW_BF16 or EPW_F16",
             c->combine_dtype);
+    REQUIRE(c->opaque_bytes <= MAX_OPAQUE_BYTES, EPW_ERR_LIMIT, "opaque_bytes is %u, must be at most %u",
+            c->opaque_bytes, MAX_OPAQUE_BYTES);
     REQUIRE(c->sideband_bytes <= EPW_MAX_SIDEBAND, EPW_ERR_LIMIT, "sideband_bytes is %u, must be at most %u",
             c->sideband_bytes, EPW_MAX_SIDEBAND);
     REQUIRE(c->ordered <= 1 && c->zero_copy <= 1, EPW_ERR_INVALID,

@@ -146,8 +146,8 @@ typedef struct epw_config {
     uint32_t topk;  /* experts per token at most, [1, min(EPW_MAX_TOPK, experts)] */
     uint32_t lanes; /* operations in flight, 1 or 2 */
     uint32_t dtype; /* EPW_BF16 or EPW_F16: type of tokens */
-    uint32_t combine_dtype;  /* EPW_BF16 or EPW_F16: type of expert outputs and of combine's result */
-    uint32_t opaque_bytes;   /* most payload + scale bytes of an opaque row; 0: no opaque payloads */
+    uint32_t combine_dtype; /* EPW_BF16 or EPW_F16: type of expert outputs and of combine's result */
+    uint32_t opaque_bytes;  /* most payload + scale bytes of an opaque row, up to 2^30; 0: no such payloads */
     uint32_t sideband_bytes; /* most opaque bytes per token, [0, EPW_MAX_SIDEBAND] */
     uint32_t ordered;        /* 1: also reserve what EPW_COMBINE_ORDERED needs */
     uint32_t zero_copy;      /* 1: also reserve an expert-major area for epw_next_combine_buffer */
@@ -157,8 +157,10 @@ typedef struct epw_config {
     int32_t device; /* EPW_DEVICE_HOST, or the CUDA ordinal, in this process, of the GPU that holds tokens,
                        outputs and the window. All ranks on the host or all on GPUs */
     uint32_t sms; /* CUDA: SMs that the kernels of all lanes take together, a thread block to each; 0: all of
-                     the GPU's. Buffers that use a GPU at the same time need SMs of their own: if theirs add
-                     up to more than it has, kernels that wait can keep those off it that a peer waits for */
+                     the GPU's. It bounds this buffer alone. Buffers that are used at the same time, on
+                     streams of their own, must together fit the GPU: else kernels of one that wait for a
+                     peer can keep those of another off it that the peer waits for, until the deadline.
+                     Which are used at the same time is not known here, so nothing checks that */
     uint32_t reserved;
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
 } epw_config;
@@ -520,6 +522,8 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  * - topk_weights of an ordered combine must stay valid until its receiving half has run.
  * - Addresses are aligned to their element, contributions to 4 bytes; x, rows, expert_out and out to 16, and
  *   x_stride is a multiple of 16.
+ * - Kernels wait for those of peers. What the program must leave alone meanwhile (loading kernels, calls that
+ *   synchronise, streams that share a hardware queue) is in README.md, "On GPUs".
  * - epw_poll and epw_ready do not apply. epw_await waits for the handle's last eager call to have run, and
  *   returns EPW_PENDING if timeout_ns is over first; like epw_outcome_read, also for a consumed handle. */
 

@@ -169,7 +169,7 @@ pub struct epw_config {
     pub dtype: u32,
     /// EPW_BF16 or EPW_F16: type of expert outputs and of combine's result
     pub combine_dtype: u32,
-    /// most payload + scale bytes of an opaque row; 0: no opaque payloads
+    /// most payload + scale bytes of an opaque row, up to 2^30; 0: no such payloads
     pub opaque_bytes: u32,
     /// most opaque bytes per token, [0, EPW_MAX_SIDEBAND]
     pub sideband_bytes: u32,
@@ -185,8 +185,10 @@ pub struct epw_config {
 outputs and the window. All ranks on the host or all on GPUs*/
     pub device: i32,
     /** CUDA: SMs that the kernels of all lanes take together, a thread block to each; 0: all of
-the GPU's. Buffers that use a GPU at the same time need SMs of their own: if theirs add
-up to more than it has, kernels that wait can keep those off it that a peer waits for*/
+the GPU's. It bounds this buffer alone. Buffers that are used at the same time, on
+streams of their own, must together fit the GPU: else kernels of one that wait for a
+peer can keep those of another off it that the peer waits for, until the deadline.
+Which are used at the same time is not known here, so nothing checks that*/
     pub sms: u32,
     pub reserved: u32,
     /// a peer silent for so long is given up: 1 ms to 1 day

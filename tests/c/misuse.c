@@ -29,6 +29,8 @@ static void plan_names_field_and_limit(void) {
         {offsetof(epw_config, lanes), 3, EPW_ERR_LIMIT, 0, "lanes is 3, must be 1 or 2"},
         {offsetof(epw_config, dtype), 2, EPW_ERR_INVALID, 0, "dtype is 2"},
         {offsetof(epw_config, combine_dtype), 2, EPW_ERR_INVALID, 0, "combine_dtype is 2"},
+        {offsetof(epw_config, opaque_bytes), (1u << 30) + 1, EPW_ERR_LIMIT, 0,
+         "opaque_bytes is 1073741825, must be at most 1073741824"},
         {offsetof(epw_config, sideband_bytes), 65, EPW_ERR_LIMIT, 0,
          "sideband_bytes is 65, must be at most 64"},
         {offsetof(epw_config, ordered), 2, EPW_ERR_INVALID, 0, "ordered is 2"},
