@@ -14,6 +14,9 @@
 //! Everything is enqueued from the calling thread, so [`StreamRef::per_thread`] means that thread's own. [`Completion`] waits on
 //! the host.
 //!
+//! Kernels wait on the GPU for those of peers. What the program must leave alone meanwhile (loading kernels, calls that
+//! synchronise, streams that share a hardware queue) is in the README, "On GPUs".
+//!
 //! # Memory
 //! Views of `cudarc` slices (feature `cudarc`) keep cudarc's guards until after the enqueue: a slice may be read, overwritten or
 //! dropped right after the call, cudarc puts that behind the kernel. For views of raw addresses the caller promises that
