@@ -71,7 +71,8 @@
 //! | `refused` | `WARN` | `error` | it ended with an error |
 //! | `abandoned` | `DEBUG` | | its future was dropped before it had ended |
 //!
-//! `metrics` goes to the recorder that the program installs. Every metric has the labels `operation` and `rank`:
+//! `metrics` goes to the recorder that the program installs, and is described to it, with units, whenever a buffer is created:
+//! install it before. Every metric has the labels `operation` and `rank`:
 //!
 //! | metric | kind | unit | meaning |
 //! |---|---|---|---|

@@ -7,6 +7,32 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::outcome::Outcome;
 
+#[cfg(feature = "metrics")]
+mod name {
+    pub(super) const OPERATIONS: &str = "epwire_operations_total";
+    pub(super) const SECONDS: &str = "epwire_operation_seconds";
+    pub(super) const DEGRADED: &str = "epwire_degraded_total";
+    pub(super) const ERRORS: &str = "epwire_errors_total";
+    pub(super) const ABANDONED: &str = "epwire_abandoned_total";
+}
+
+/// Tells the recorder what each metric is. At the creation of every buffer: a recorder may have been installed since the last.
+pub(crate) fn describe() {
+    #[cfg(feature = "metrics")]
+    {
+        use metrics::{Unit, describe_counter, describe_histogram};
+        describe_counter!(name::OPERATIONS, Unit::Count, "Operations that ended, complete or degraded");
+        describe_histogram!(name::SECONDS, Unit::Seconds, "Time of those operations, from call to end");
+        describe_counter!(name::DEGRADED, Unit::Count, "Operations that ended without the rows of some peer");
+        describe_counter!(name::ERRORS, Unit::Count, "Operations that ended with an error");
+        describe_counter!(
+            name::ABANDONED,
+            Unit::Count,
+            "Operations whose future was dropped before they had ended"
+        );
+    }
+}
+
 /// One call, from its beginning to its end. Dropped before `end`: a future that was dropped in flight.
 #[derive(Debug)]
 pub(crate) struct Observed {
@@ -53,10 +79,10 @@ impl Observed {
         }
         #[cfg(feature = "metrics")]
         {
-            metrics::counter!("epwire_operations_total", &self.labels).increment(1);
-            metrics::histogram!("epwire_operation_seconds", &self.labels).record(self.began.elapsed());
+            metrics::counter!(name::OPERATIONS, &self.labels).increment(1);
+            metrics::histogram!(name::SECONDS, &self.labels).record(self.began.elapsed());
             if !outcome.is_complete() {
-                metrics::counter!("epwire_degraded_total", &self.labels).increment(1);
+                metrics::counter!(name::DEGRADED, &self.labels).increment(1);
             }
         }
     }
@@ -66,14 +92,14 @@ impl Observed {
         #[cfg(feature = "tracing")]
         self.span.in_scope(|| tracing::warn!(%error, "refused"));
         #[cfg(feature = "metrics")]
-        metrics::counter!("epwire_errors_total", &self.labels).increment(1);
+        metrics::counter!(name::ERRORS, &self.labels).increment(1);
     }
 
     fn abandon(&self) {
         #[cfg(feature = "tracing")]
         self.span.in_scope(|| tracing::debug!("abandoned"));
         #[cfg(feature = "metrics")]
-        metrics::counter!("epwire_abandoned_total", &self.labels).increment(1);
+        metrics::counter!(name::ABANDONED, &self.labels).increment(1);
     }
 }
 

@@ -35,6 +35,8 @@ struct State {
     lines: Vec<String>,
     /// By name and labels: sums of counters, numbers of a histogram's values.
     metrics: BTreeMap<String, u64>,
+    /// `kind name unit: text`
+    described: Vec<String>,
 }
 
 impl Seen {
@@ -139,12 +141,23 @@ impl Seen {
             key.labels().map(|label| format!(" {}={}", label.key(), label.value())).collect();
         Arc::new(Metric(self.clone(), format!("{}{labels}", key.name())))
     }
+
+    fn describe(&self, kind: &str, name: &KeyName, unit: Option<Unit>, text: &str) {
+        let unit = unit.map_or("none", |unit| unit.as_str());
+        self.with(|state| state.described.push(format!("{kind} {} {unit}: {text}", name.as_str())));
+    }
 }
 
 impl metrics::Recorder for Seen {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        self.describe("counter", &name, unit, &text);
+    }
+    fn describe_gauge(&self, name: KeyName, _: Option<Unit>, _: SharedString) {
+        panic!("{} is not documented", name.as_str())
+    }
+    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        self.describe("histogram", &name, unit, &text);
+    }
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
         Counter::from_arc(self.metric(key))
     }
@@ -228,6 +241,28 @@ fn each_operation_has_its_span_and_metrics() {
         };
         let expected = [of("epwire_operations_total"), of("epwire_operation_seconds")].concat();
         assert_eq!(metrics, expected.into_iter().map(|name| (name, 1)).collect());
+    }
+}
+
+#[test]
+fn creating_a_buffer_describes_every_metric() {
+    let seen = Seen::default();
+    let [a, _b] = metrics::with_local_recorder(&seen, || pair(PATIENT));
+    drop(a);
+    let mut described = seen.with(|state| std::mem::take(&mut state.described));
+    assert_eq!(described.len(), 2 * 5, "each of both buffers: {described:?}");
+    described.sort();
+    described.dedup();
+    let beginnings = [
+        "counter epwire_abandoned_total count: ",
+        "counter epwire_degraded_total count: ",
+        "counter epwire_errors_total count: ",
+        "counter epwire_operations_total count: ",
+        "histogram epwire_operation_seconds seconds: ",
+    ];
+    assert_eq!(described.len(), beginnings.len(), "{described:?}");
+    for (described, beginning) in described.iter().zip(beginnings) {
+        assert!(described.starts_with(beginning) && described.len() > beginning.len(), "{described}");
     }
 }
 

@@ -12,7 +12,7 @@ use crate::config::{EpConfig, Path, Plan};
 use crate::error::{Error, Failure, Result};
 use crate::group::Group;
 use crate::mask::Mask;
-use crate::{ffi, sys};
+use crate::{ffi, observe, sys};
 
 impl EpBuffer {
     /// Creates the buffer of every member of `group` and connects them: all members call this with equal configurations
@@ -51,6 +51,7 @@ impl EpBuffer {
     pub fn unconnected(rank: u32, ranks: u32, config: EpConfig) -> Result<Self> {
         let plan = Plan::new(&config, ranks)?;
         let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks))?);
+        observe::describe();
         let inner = Inner { watchers: Default::default(), ffi, rank, config, plan };
         Ok(Self { inner: Arc::new(inner) })
     }
