@@ -131,6 +131,41 @@ static void every_lie_is_a_fault_of_format(void) {
     destroy(&g);
 }
 
+/* Its own answers are as good as any, but the operation stays without its rows, and says so to the end. */
+static void who_was_refused_stays_missing_in_combine(void) {
+    group g = make_group(2, 10000 * MS);
+    activate(&g, 1);
+    static batch made[2];
+    static _Alignas(64) uint16_t sums[TOKENS * HIDDEN];
+    received got[2];
+    epw_handle handles[] = {send(g.of[0], &made[0], 0), send(g.of[1], &made[1], 1)};
+    another_format(g.of[1], slot_of(g.of[1], 0));
+    epw_outcome outcomes[3] = {EPW_OUTCOME_INIT, EPW_OUTCOME_INIT, EPW_OUTCOME_INIT};
+    for (uint32_t r = 0; r < 2; r++) { /* the answers that rank 0 waits for have come before it waits */
+        uint32_t rank = 1 - r;
+        epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+        make_received(&got[rank]);
+        answer.expert_out = got[rank].rows;
+        CHECK_OK(epw_dispatch_receive(g.of[rank], handles[rank], &got[rank].out, &outcomes[0]));
+        CHECK_OK(epw_combine(g.of[rank], handles[rank], &answer, NULL, &outcomes[1]));
+    }
+    static uint16_t contributions[TOKENS][2];
+    epw_combine_output result = EPW_COMBINE_OUTPUT_INIT;
+    result.out = sums;
+    result.contributions = contributions[0];
+    CHECK_OK(epw_combine_receive(g.of[0], handles[0], &result, &outcomes[2]));
+    for (uint32_t half = 0; half < 3; half++) {
+        const epw_outcome *o = &outcomes[half];
+        CHECK_MSG(o->degraded && o->missing.bits[0] == 2 && o->record.peer == 1, "half %u", half);
+        CHECK_MSG(o->record.cause == EPW_CAUSE_FORMAT && o->record.phase == EPW_PHASE_DISPATCH_RECEIVE,
+                  "half %u: cause %u in phase %u", half, o->record.cause, o->record.phase);
+    }
+    for (uint32_t t = 0; t < TOKENS; t++) CHECK(contributions[t][0] == contributions[t][1]);
+    CHECK_OK(epw_release(g.of[1], handles[1]));
+    for (uint32_t r = 0; r < 2; r++) free(got[r].rows);
+    destroy(&g);
+}
+
 /* ---- Second thoughts ---- */
 
 /* Everything that rank 1 said about its rows is rewritten between rank 0's dispatch and its combine. */
@@ -246,6 +281,7 @@ static void a_peer_that_wavers_leads_nowhere(void) {
 
 int main(void) {
     every_lie_is_a_fault_of_format();
+    who_was_refused_stays_missing_in_combine();
     combine_uses_what_dispatch_checked();
     a_peer_that_wavers_leads_nowhere();
     return check_result("hostile");
