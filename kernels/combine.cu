@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads, 1) combine_kernel(const __grid_const
     ptx::wait_for_stream();
     const Opening opening(a, a.layout.ranks, a.deadline_ns);
     if (threadIdx.x < a.layout.ranks) {
-        s.rows[threadIdx.x] = c->received[threadIdx.x];
+        s.received[threadIdx.x] = c->received[threadIdx.x];
         expected.rows[threadIdx.x] = epw_word_value(c->sent[threadIdx.x]);
     }
     if (threadIdx.x == kOpeningThreads) expected.marked = c->ordered;
@@ -51,10 +51,10 @@ static Kernel choose(uint32_t dtype, uint32_t mode) {
     return ordered ? combine_kernel<Bf16, true> : combine_kernel<Bf16, false>;
 }
 
-cudaError_t prepare_combine(int *blocks_per_sm) {
+cudaError_t prepare_combine() {
     for (uint32_t dtype : {EPW_BF16, EPW_F16}) {
         for (uint32_t mode : {EPW_COMBINE_RANK_REDUCED, EPW_COMBINE_ORDERED}) {
-            cudaError_t error = prepare(choose(dtype, mode), kThreads, kAnswerMemory, blocks_per_sm);
+            cudaError_t error = prepare(choose(dtype, mode), kThreads, kAnswerMemory);
             if (error != cudaSuccess) return error;
         }
     }

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
         return;
     }
     if (receives) {
-        if (threadIdx.x == 0 && a.expert_totals) o.troubled = 1; // there will be a sum to add to
+        if (threadIdx.x == 0 && a.expert_totals) atomicOr(&o.troubled, 1u); // there will be a sum to add to
         receive_rows(a, o, receiving, memory, table);
         return;
     }
@@ -57,10 +57,10 @@ static Kernel choose(uint32_t dtype, uint32_t payload) {
     return dtype == EPW_F16 ? choose<F16>(payload) : choose<Bf16>(payload);
 }
 
-cudaError_t prepare_dispatch(int *blocks_per_sm) {
+cudaError_t prepare_dispatch() {
     for (uint32_t dtype : {EPW_BF16, EPW_F16}) {
         for (uint32_t payload = 0; payload <= EPW_PAYLOAD_OPAQUE; payload++) {
-            cudaError_t error = prepare(choose(dtype, payload), kThreads, kBlockMemory, blocks_per_sm);
+            cudaError_t error = prepare(choose(dtype, payload), kThreads, kBlockMemory);
             if (error != cudaSuccess) return error;
         }
     }

@@ -8,23 +8,22 @@
 
 namespace epw {
 
-// Loads a kernel, and lowers *blocks_per_sm to what one SM holds of it.
+// Loads a kernel, and sees that an SM holds a block of it.
 template <typename Args>
-cudaError_t prepare(void (*kernel)(Args), uint32_t threads, size_t shared, int *blocks_per_sm) {
+cudaError_t prepare(void (*kernel)(Args), uint32_t threads, size_t shared) {
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
     if (error != cudaSuccess) return error;
-    // Else an SM may be set up for one block, and keeps the next one off until that has ended.
+    // The same for all kernels: an SM that shares its memory out anew must be empty first.
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     if (error != cudaSuccess) return error;
     int blocks = 0;
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, int(threads), shared);
-    if (blocks < *blocks_per_sm) *blocks_per_sm = blocks;
-    return error;
+    return error == cudaSuccess && blocks == 0 ? cudaErrorLaunchOutOfResources : error;
 }
 
 // One file of kernels each.
-cudaError_t prepare_dispatch(int *blocks_per_sm);
-cudaError_t prepare_combine(int *blocks_per_sm);
+cudaError_t prepare_dispatch();
+cudaError_t prepare_combine();
 cudaError_t prepare_membership();
 
 template <typename Args>

@@ -27,6 +27,8 @@ __global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_c
         __syncthreads();
     }
     ptx::let_next_begin();
+    // Writer: this thread. Reader: the peer's wait for permission to send its next operation, and its combine.
+    if (answers) ptx::store_release_sys(&line_at(o, peer)->combine[o.lane], epw_word(o.epoch, o.op, 0));
     if (o.gone | o.troubled) {
         uint64_t present = peers & ~uint64_t(o.gone);
         close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present);
@@ -34,8 +36,6 @@ __global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_c
         for (uint32_t i = threadIdx.x; i < a.blocks; i += kOpeningThreads) c->turns[i].stage = EPW_GPU_FREE;
         if (peer == 0) tell_complete(c);
     }
-    // Writer: this thread. Reader: the peer's wait for permission to send its next operation, and its combine.
-    if (answers) ptx::store_release_sys(&line_at(o, peer)->combine[o.lane], epw_word(o.epoch, o.op, 0));
 }
 
 __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __grid_constant__ epw_membership_args a) {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
         }
     }
     for (epw_gpu_context *c : a.contexts) {
-        if (c != nullptr) set_turns(c, EPW_GPU_FREE, 0, false, 0);
+        if (c != nullptr) set_turns(c, {EPW_GPU_FREE, 0, 0, 0, 0, 0, c->sent_blocks, c->out_blocks, {}});
     }
     __syncthreads();
     // Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission to send its
@@ -65,9 +65,8 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
 }
 
 cudaError_t prepare_membership() {
-    int blocks = EPW_MAX_LANES;
-    cudaError_t error = prepare(release_kernel, kOpeningThreads, 0, &blocks);
-    return error != cudaSuccess ? error : prepare(membership_kernel, EPW_GPU_MAX_RANKS, 0, &blocks);
+    cudaError_t error = prepare(release_kernel, kOpeningThreads, 0);
+    return error != cudaSuccess ? error : prepare(membership_kernel, EPW_GPU_MAX_RANKS, 0);
 }
 
 } // namespace epw
@@ -80,11 +79,9 @@ extern "C" int epw_gpu_set_active(const epw_membership_args *args, void *stream)
     return epw::launch_in_stream(epw::membership_kernel, 1, EPW_GPU_MAX_RANKS, 0, static_cast<cudaStream_t>(stream), *args);
 }
 
-extern "C" int epw_gpu_prepare(uint32_t *blocks_per_sm) {
-    int blocks = EPW_MAX_LANES;
+extern "C" int epw_gpu_prepare(void) {
     cudaError_t error = epw::prepare_membership();
-    if (error == cudaSuccess) error = epw::prepare_dispatch(&blocks);
-    if (error == cudaSuccess) error = epw::prepare_combine(&blocks);
-    *blocks_per_sm = uint32_t(blocks);
+    if (error == cudaSuccess) error = epw::prepare_dispatch();
+    if (error == cudaSuccess) error = epw::prepare_combine();
     return error;
 }

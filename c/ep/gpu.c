@@ -161,7 +161,7 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
 /* Blocks of a kernel: so many that those of all lanes have an SM each. Two lanes on two streams must never
  * keep each other off the GPU: a peer may wait for one with its other lane. That two blocks fit on one SM is
  * no promise: how much of it is shared memory depends on what else runs there. */
-static epw_status choose_blocks(epw_buffer *b, uint32_t blocks_per_sm, epw_where where) {
+static epw_status choose_blocks(epw_buffer *b, epw_where where) {
     uint32_t sms = 0, wanted = b->config.sms, lanes = b->config.lanes;
     epw_status status = epw_cuda_sms(b->config.device, where, &sms);
     if (status != EPW_OK) return status;
@@ -170,21 +170,17 @@ static epw_status choose_blocks(epw_buffer *b, uint32_t blocks_per_sm, epw_where
         return epw_fail(EPW_ERR_LIMIT, where, "sms is %u, must be in [%u, %u]: lanes, and SMs of the GPU",
                         wanted, lanes, sms);
     }
-    if (blocks_per_sm == 0) {
-        return epw_fail(EPW_ERR_LIMIT, where, "an SM of GPU %d holds no block of the kernels",
-                        b->config.device);
-    }
     b->gpu->blocks = wanted / lanes < EPW_GPU_BLOCKS ? wanted / lanes : EPW_GPU_BLOCKS;
     return EPW_OK;
 }
 
 /* Loads the kernels and makes the events. */
-static epw_status make_ready(epw_buffer *b, epw_where where, uint32_t *blocks_per_sm) {
+static epw_status make_ready(epw_buffer *b, epw_where where) {
     epw_gpu *g = b->gpu;
     epw_cuda_scope scope;
     epw_status status = epw_cuda_enter_relaxed(b->config.device, where, &scope);
     if (status != EPW_OK) return status;
-    int error = epw_gpu_prepare(blocks_per_sm);
+    int error = epw_gpu_prepare();
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernels");
     for (uint32_t i = 0; status == EPW_OK && i <= b->config.lanes; i++) {
         cudaEvent_t *event = i < b->config.lanes ? &g->lanes[i].event : &g->event;
@@ -201,10 +197,9 @@ static epw_status gpu_open(epw_buffer *b) {
     if (g == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the GPU's description");
     b->gpu = g;
     pthread_mutex_init(&g->errors_lock, NULL);
-    uint32_t blocks_per_sm = 0;
     epw_status status = epw_cuda_open(b->config.device, where);
-    if (status == EPW_OK) status = make_ready(b, where, &blocks_per_sm);
-    if (status == EPW_OK) status = choose_blocks(b, blocks_per_sm, where);
+    if (status == EPW_OK) status = make_ready(b, where);
+    if (status == EPW_OK) status = choose_blocks(b, where);
     if (status == EPW_OK) status = epw_cuda_stream_create(b->config.device, where, &g->stream);
     return status == EPW_OK ? make_memory(b, where) : status;
 }

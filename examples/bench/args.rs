@@ -65,6 +65,9 @@ pub struct Args {
     /// On GPUs: SMs that the kernels of all lanes take together, a thread block to each [default: all of the GPU's]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub sms: u32,
+    /// Lanes of the buffer, one of which is measured; on GPUs each has its share of the SMs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+    pub lanes: u32,
     /// On the host: how often the floor counts a token as read that dispatch sends to several ranks
     #[arg(long, value_enum, default_value_t = Reads::Once)]
     pub reads: Reads,
@@ -185,6 +188,7 @@ impl Shape {
             threads: args.threads,
             device,
             sms: args.sms,
+            lanes: args.lanes,
             ..EpConfig::new(self.tokens, self.hidden, self.experts, self.topk)
         }
     }

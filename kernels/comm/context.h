@@ -2,7 +2,7 @@
  * address; everything that may change between the replays of a graph is read from it at run time.
  *
  * Writers: the host, while no kernel of the lane runs (creation, connect); the membership kernel, in stream order; and the
- * lane's own kernels, whose last block out leaves the context to the next one. */
+ * lane's own kernels, whose blocks leave their turns to the next one. */
 #ifndef EPW_KERNELS_CONTEXT_H
 #define EPW_KERNELS_CONTEXT_H
 
@@ -20,7 +20,7 @@ enum {
     EPW_GPU_ANSWERED = 3    /* a combine has sent */
 };
 
-/* How a lane's last half ended. In device memory; written by the half's last block. */
+/* How a lane's last half ended. In device memory; written by its first block, or by the one that closes. */
 typedef struct epw_gpu_report {
     uint64_t missing;
     epw_error_record record; /* cause EPW_CAUSE_NONE: complete */
@@ -53,8 +53,9 @@ typedef struct epw_gpu_turn {
     uint32_t wrapped;   /* op has passed its 32 bits in this epoch */
     uint32_t reserved;
     uint64_t present;   /* peers that take part in the handle: sent to, and once DISPATCHED received from */
+    uint64_t missing;   /* active peers that do not take part in the handle, or whose rows were refused */
     uint64_t sent, out; /* what the counters of the context stood at */
-    uint64_t reserved_too[3];
+    uint64_t reserved_too[2];
 } epw_gpu_turn;
 
 typedef struct epw_gpu_context {

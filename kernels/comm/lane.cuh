@@ -75,7 +75,8 @@ struct Opening {
         o.suspects = suspects;
         o.deadline = deadline;
         o.gone = o.refused = 0;
-        o.troubled = o.peers != active;
+        o.missing = next ? 0 : turn.missing;
+        o.troubled = o.peers != active || o.missing != 0;
     }
 };
 
@@ -117,13 +118,14 @@ __device__ inline bool must_close(Operation &o, uint32_t stage, bool sent) {
         if (!troubled) return false;
     } else if (!troubled) {
         // Reader: the next kernel's block of the same number.
-        c->turns[blockIdx.x] = {stage, o.op, o.wrapped || o.op == 0, 0, o.peers, o.sent_before + (sent ? gridDim.x : 0),
+        c->turns[blockIdx.x] = {stage, o.op, o.wrapped || o.op == 0, 0, o.peers, 0, o.sent_before + (sent ? gridDim.x : 0),
                                 o.out_before + gridDim.x, {}};
         if (blockIdx.x == 0) tell_complete(c);
         // Reader: the block that closes, if there is one.
         ptx::reduce_release_gpu(&c->out_blocks, 1);
         return false;
     } else {
+        if (o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
         o.last = atomicExch(&c->closing, 1u) == 0;
         uint64_t out = ptx::add_acq_rel_gpu(&c->out_blocks, 1) + 1, began = ptx::global_timer_ns();
         // The others end within the bound of their own waits: for permission, and for rows or answers.
@@ -131,6 +133,9 @@ __device__ inline bool must_close(Operation &o, uint32_t stage, bool sent) {
         while (o.last && out - o.out_before != gridDim.x && ptx::global_timer_ns() - began < bound) {
             out = ptx::load_acquire_gpu(&c->out_blocks);
         }
+        // For the turns. A block that has not come by now is counted all the same: when it does, no word goes out early.
+        o.out_before += gridDim.x;
+        if (sent) o.sent_before += gridDim.x;
     }
     __syncthreads();
     return o.last != 0;
@@ -169,17 +174,17 @@ __device__ inline void refuse(const Operation &o, uint32_t phase) {
 }
 
 // Sets all turns of the lane. By the whole block, when no other one is at work.
-__device__ inline void set_turns(epw_gpu_context *c, uint32_t stage, uint32_t op, bool wrapped, uint64_t present) {
-    uint64_t sent = ptx::load_relaxed_gpu(&c->sent_blocks), out = ptx::load_relaxed_gpu(&c->out_blocks);
-    const epw_gpu_turn turn = {stage, op, wrapped, 0, present, sent, out, {}};
+__device__ inline void set_turns(epw_gpu_context *c, const epw_gpu_turn &turn) {
     for (uint32_t i = threadIdx.x; i < c->blocks; i += blockDim.x) c->turns[i] = turn;
 }
 
 // Closes an operation: by the whole block that must_close says, or by a kernel's only one. `missing`: active peers that do not
 // take part.
-__device__ inline void close(const Operation &o, uint32_t phase, uint32_t stage, uint64_t present, uint64_t missing) {
+__device__ __noinline__ inline void close(const Operation &o, uint32_t phase, uint32_t stage, uint64_t present, uint64_t missing) {
     epw_gpu_context *c = o.context;
-    set_turns(c, stage, o.op, o.wrapped || o.op == 0, present);
+    missing |= o.missing;
+    uint64_t sent = o.sent_before & (kGaveUp - 1), gave_up = ptx::load_relaxed_gpu(&c->sent_blocks) & ~(kGaveUp - 1);
+    set_turns(c, {stage, o.op, o.wrapped || o.op == 0, 0, present, missing, gave_up | sent, o.out_before, {}});
     if (threadIdx.x != 0) return;
     epw_gpu_report *report = c->report;
     // Peers that heard of a long wait hear of its end.
@@ -188,13 +193,13 @@ __device__ inline void close(const Operation &o, uint32_t phase, uint32_t stage,
         report->record.cause = EPW_CAUSE_NONE;
     } else {
         uint64_t suspects = ptx::load_relaxed_gpu(&c->shared->suspects);
-        if (!c->recorded) {
+        if (c->recorded) {
+            put_record(c->shared, &c->record);
+        } else if (o.missing == 0) {
             // Nobody was lost now: the operation began without them.
             record_loss(o, phase, EPW_CAUSE_SUSPECTED, __ffsll(missing) - 1, 0, 0, 0);
-        } else {
-            put_record(c->shared, &c->record);
         }
-        report->record = c->record;
+        if (o.missing == 0) report->record = c->record; // else the handle's first loss stays on record
         c->shared->suspects_host[o.lane] = suspects;
         c->excluded = suspects;
     }

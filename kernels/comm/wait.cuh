@@ -15,7 +15,7 @@
 namespace epw {
 
 // An operation as a block knows it, in shared memory: read from the context at the beginning. The context changes only when
-// the kernel's last block leaves.
+// one of its blocks closes an operation.
 struct Operation {
     epw_gpu_context *context;
     unsigned char *own; // this rank's window
@@ -26,6 +26,7 @@ struct Operation {
     uint64_t sent_before, out_before; // the context's counters, when the kernel began
     uint64_t peers; // that it begins with: the same for all blocks
     uint64_t active, suspects, deadline;
+    uint64_t missing; // of the handle, so far
     unsigned char *window[EPW_GPU_MAX_RANKS]; // the peers'
     int32_t *ids; // and the other arrays of the context
     float *weights;
@@ -82,7 +83,7 @@ __device__ __forceinline__ epw_verdict judge(const Operation &o, Awaited what, e
     return epw_rule_arrived(seen, o.epoch, o.op);
 }
 
-// The first peer lost is recorded. Read by the last block out.
+// The first peer lost is recorded. Read by the block that closes the operation.
 __device__ inline void record_loss(const Operation &o, uint32_t phase, uint32_t cause, uint32_t peer, uint64_t expected,
                                    uint64_t seen, uint64_t elapsed) {
     epw_gpu_context *c = o.context;
@@ -183,11 +184,12 @@ __device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, ui
 
 // Waits for one peer's word. `waits` asks for the time spent, to be noted in the context.
 __device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool waits) {
-    // In the steady state one look is enough, or a few.
-    constexpr uint32_t kLooks = 64;
+    // In the steady state one look is enough, or a few; some tens of microseconds at a quarter of one each. A long wait costs
+    // the kernel a block that closes the operation, so that only who wants it measured goes there early.
+    const uint32_t looks = waits ? 64 : 256;
     const uint64_t *word = awaited_word(o, what, peer), *dropped = &line_from(o, peer)->dropped;
 #pragma unroll 1
-    for (uint32_t i = 0; i < kLooks; i++) {
+    for (uint32_t i = 0; i < looks; i++) {
         uint64_t farewell = ptx::load_relaxed_sys(dropped), seen = ptx::load_acquire_sys(word);
         if (!is_expected(o, what, seen)) continue;
         if (what == Awaited::permission && epw_word_epoch(farewell) >= o.epoch) break; // it has dropped this rank

@@ -12,9 +12,10 @@ namespace epw {
 struct AnswerShared {
     Batch batch;
     Stop stops[kMaxStages];
-    uint32_t rows[EPW_GPU_MAX_RANKS]; // that came from each source, and are answered
-    uint32_t ends[EPW_GPU_MAX_RANKS]; // rows of the sources up to this turn; see source_at
-    const uint32_t *first_row;        // in shared memory, [ranks][local_experts]: of the sources in the experts' lists
+    uint32_t received[EPW_GPU_MAX_RANKS]; // rows that came from each source
+    uint32_t rows[EPW_GPU_MAX_RANKS];     // of these, those that are answered: all or none
+    uint32_t ends[EPW_GPU_MAX_RANKS];     // rows of the sources up to this turn; see source_at
+    const uint32_t *first_row;            // in shared memory, [ranks][local_experts]: of the sources in the experts' lists
 };
 
 // Sources in the order in which their rows are numbered: those after this rank in turn, itself last.
@@ -24,18 +25,18 @@ __device__ __forceinline__ uint32_t source_at(const Operation &o, uint32_t turn)
 }
 
 // Numbers the rows to be answered. Called by the whole block; ends with a barrier.
-__device__ inline void number_rows(Operation &o, AnswerShared &s) {
-    uint32_t thread = threadIdx.x;
-    if (thread < o.ranks) {
-        bool here = o.peers >> thread & 1, lost = o.suspects >> thread & 1;
-        if (here && lost) leave_out(o, thread); // given up by the other lane, meanwhile: not answered
-        if (!here || lost) s.rows[thread] = 0;
-    }
-    __syncthreads();
-    if (thread < o.ranks) {
-        uint32_t end = 0;
-        for (uint32_t turn = 0; turn <= thread; turn++) end += s.rows[source_at(o, turn)];
-        s.ends[thread] = end;
+__device__ __forceinline__ void number_rows(Operation &o, AnswerShared &s) {
+    if (threadIdx.x < o.ranks) {
+        // Given up by the other lane: gets no word. Its rows are numbered all the same, for not all blocks need know of it.
+        if (o.peers & o.suspects & 1ull << threadIdx.x) leave_out(o, threadIdx.x);
+        uint32_t end = 0, rows = 0;
+        for (uint32_t turn = 0; turn <= threadIdx.x; turn++) {
+            uint32_t source = source_at(o, turn);
+            rows = o.peers >> source & 1 ? s.received[source] : 0;
+            end += rows;
+        }
+        s.rows[source_at(o, threadIdx.x)] = rows;
+        s.ends[threadIdx.x] = end;
     }
     __syncthreads();
 }

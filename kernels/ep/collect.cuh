@@ -101,7 +101,6 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, const Ex
             make_sums<T, Weighted>(batch, rows, a.row_size);
         }
         if (alone) break;
-        if (threadIdx.x == 0 && o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
         if (!must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) return;
         refused = ptx::load_relaxed_gpu(&c->refused);
         answered = o.peers & ~(ptx::load_relaxed_gpu(&c->gone) | refused);
@@ -109,6 +108,7 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, const Ex
         first = 0;
         step = 1;
         alone = true;
+        looked_up = false;
     }
     if (a.wait_ns && threadIdx.x < o.ranks) {
         a.wait_ns[threadIdx.x] += c->waited[threadIdx.x];

@@ -74,9 +74,8 @@ typedef struct epw_membership_args {
 extern "C" {
 #endif
 
-/* Makes the kernels ready on the current device: loads them, sets their limits. Called once per buffer, not under capture.
- * *blocks_per_sm: how many blocks of the greediest kernel one SM holds. */
-int epw_gpu_prepare(uint32_t *blocks_per_sm);
+/* Makes the kernels ready on the current device: loads them, sets their limits. Called once per buffer, not under capture. */
+int epw_gpu_prepare(void);
 
 int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream);
 int epw_gpu_combine(const epw_combine_args *args, uint32_t blocks, void *stream);

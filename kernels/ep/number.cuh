@@ -15,12 +15,11 @@ struct Bf16 {
         asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
         return pair;
     }
-    // high and low halves of a pair; the instruction rounds to nearest even, NaN is made canonical.
+    static constexpr uint32_t kNaN = 0x7fc0;
+    // high and low halves of a pair, rounded to nearest even; of a NaN nothing but that it is one.
     static __device__ __forceinline__ uint32_t pack(float low, float high) {
         uint32_t pair;
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-        if (low != low) pair = (pair & 0xffff0000u) | 0x7fc0u;
-        if (high != high) pair = (pair & 0xffffu) | 0x7fc00000u;
         return pair;
     }
 };
@@ -41,14 +40,30 @@ struct F16 {
         asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
         return pair;
     }
+    static constexpr uint32_t kNaN = 0x7e00;
     static __device__ __forceinline__ uint32_t pack(float low, float high) {
         uint32_t pair;
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-        if (low != low) pair = (pair & 0xffff0000u) | 0x7e00u;
-        if (high != high) pair = (pair & 0xffffu) | 0x7e000000u;
         return pair;
     }
 };
+
+// Eight values to 16 bits each; every NaN becomes T::kNaN.
+template <typename T> __device__ __forceinline__ uint4 pack_eight(const float (&x)[8]) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) pairs[i] = T::pack(x[2 * i], x[2 * i + 1]);
+    // Not a number if any of them is none; or if infinities cancel out, which costs no more than a look.
+    float any = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+    if (any != any) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (x[2 * i] != x[2 * i]) pairs[i] = (pairs[i] & 0xffff0000u) | T::kNaN;
+            if (x[2 * i + 1] != x[2 * i + 1]) pairs[i] = (pairs[i] & 0xffffu) | T::kNaN << 16;
+        }
+    }
+    return {pairs[0], pairs[1], pairs[2], pairs[3]};
+}
 
 // Four values, two pairs of T, times `inverse` to e4m3: nearest even, saturating, NaN 0x7f with the sign of x. A product that is
 // NaN has no sign, any other that of x already.

@@ -13,8 +13,8 @@ struct ReceiveShared {
     uint64_t loaded[kMaxStages];      // barriers: a stage's row has come
 };
 
-// Which part of the grid a block is. The block that closes does the work again, alone, where peers turned out to be missing.
-struct Part {
+// Which share of the work a block has. The block that closes does the work again, alone, where peers turned out to be missing.
+struct Share {
     uint32_t block, blocks;
 };
 
@@ -45,13 +45,15 @@ __device__ __forceinline__ const unsigned char *slot_of(const Dispatch &a, const
 
 // An entry of a received row.
 struct Received {
-    uint32_t format, expert, weight, index;
+    uint32_t token, format, expert, weight, index;
 };
 
 __device__ __forceinline__ Received read_entry(const Dispatch &a, const unsigned char *slot, uint32_t j) {
     const uint32_t *entry = reinterpret_cast<const uint32_t *>(slot + sizeof(epw_slot_header) + j * sizeof(epw_entry));
     Received r;
-    r.format = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + offsetof(epw_slot_header, format)));
+    uint64_t header = ptx::load_relaxed_gpu(reinterpret_cast<const uint64_t *>(slot));
+    r.token = uint32_t(header);
+    r.format = uint32_t(header >> 32);
     r.expert = ptx::load_relaxed_gpu(entry);
     r.weight = ptx::load_relaxed_gpu(entry + 1);
     r.index = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + epw_indices_offset(&a.layout)) + j);
@@ -62,6 +64,7 @@ __device__ __forceinline__ Received read_entry(const Dispatch &a, const unsigned
 // a barrier.
 __device__ inline void take_counts(const Dispatch &a, Operation &o, ReceiveShared &s, uint32_t *table) {
     const epw_layout &l = a.layout;
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < a.experts; i += kThreads) {
         uint32_t source = a.per_rank.divide(i);
         const unsigned char *from = a.window + epw_expert_counts_offset(&l, a.lane, source);
@@ -81,6 +84,7 @@ __device__ inline void write_counts(const Dispatch &a, const Operation &o, const
     const epw_layout &l = a.layout;
     for (uint32_t e = threadIdx.x; e < l.local_experts; e += kThreads) {
         uint32_t fill = 0;
+#pragma unroll 1
         for (uint32_t source = 0; source < l.ranks; source++) {
             uint32_t count = table[source * l.local_experts + e];
             o.first_row[source * l.local_experts + e] = fill;
@@ -95,28 +99,41 @@ __device__ inline void write_counts(const Dispatch &a, const Operation &o, const
     }
 }
 
-// The row of expert list `local` at which an entry lies, behind those of the sources before, or kNowhere.
+// The row of expert list `local` at which an entry lies, behind those of the sources before; kNowhere if its source has told of
+// fewer.
 constexpr uint64_t kNowhere = ~0ull;
 __device__ __forceinline__ uint64_t place_of(const Dispatch &a, const uint32_t *table, uint32_t source, uint32_t local,
                                              uint32_t index) {
+    const uint32_t *counts = table + local;
     uint64_t at = index;
-    for (uint32_t s = 0; s < source; s++) at += table[s * a.layout.local_experts + local];
-    return at < a.layout.rows ? at : kNowhere;
+    for (uint32_t s = 0; s < source; s++, counts += a.layout.local_experts) at += *counts;
+    return index < *counts ? at : kNowhere;
 }
 
-// Rank-major: ids, weights and the experts' row lists, a lane to an entry and neighbouring lanes to a row; rows take turns among
-// the blocks. The first entries are loaded before the table of counts is made: both come a latency after the words.
+// Rank-major: ids, weights and the experts' row lists, a lane to an entry and neighbouring lanes to a row. A lane knows its
+// sources' rows before they come, and looks at those that do; entries are loaded before the table of counts is made: both come
+// a latency after the words.
 struct ListEntry {
-    uint32_t n; // number of the row among all that came
+    uint32_t n; // in the order of rows, sources in turn
     uint32_t source, row, j;
-};
 
-// False: beyond what came.
-__device__ __forceinline__ bool find_entry(const Dispatch &a, const ReceiveShared &s, ListEntry &e) {
-    e.row = e.n;
-    for (e.source = 0; e.source < a.layout.ranks && e.row >= s.rows[e.source]; e.source++) e.row -= s.rows[e.source];
-    return e.source < a.layout.ranks;
-}
+    __device__ __forceinline__ ListEntry(const Dispatch &a, Share share)
+        : n((threadIdx.x >> a.entry_shift) * share.blocks + share.block), j(threadIdx.x & ((1u << a.entry_shift) - 1)) {
+        locate(a);
+    }
+    __device__ __forceinline__ void locate(const Dispatch &a) {
+        row = a.sources.divide(n);
+        source = n - row * a.layout.ranks;
+    }
+    __device__ __forceinline__ void go_on(const Dispatch &a, Share share) {
+        n += (kThreads >> a.entry_shift) * share.blocks;
+        locate(a);
+    }
+    __device__ __forceinline__ bool inside(const Dispatch &a) const { return row < a.layout.max_tokens && j < a.layout.topk; }
+    __device__ __forceinline__ bool came(const Dispatch &a, const ReceiveShared &s) const {
+        return inside(a) && row < s.rows[source];
+    }
+};
 
 __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o,
                                            const uint32_t *table, const Received &r, const ListEntry &e) {
@@ -124,10 +141,11 @@ __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o,
     uint32_t local = r.expert - o.rank * l.local_experts, at = e.source * l.max_tokens + e.row;
     bool ours = static_cast<int32_t>(r.expert) >= 0 && local < l.local_experts;
     uint64_t place = ours ? place_of(a, table, e.source, local, r.index) : 0;
-    if (r.format != a.format || place == kNowhere) {
+    if (r.format != a.format || r.token >= l.max_tokens || place == kNowhere) {
         atomicOr(&o.refused, 1ull << e.source);
         return;
     }
+    if (a.source_token && e.j == 0) a.source_token[at] = r.token;
     if (a.row_experts) a.row_experts[size_t(at) * l.topk + e.j] = ours ? static_cast<int32_t>(local) : -1;
     if (a.row_weights) a.row_weights[size_t(at) * l.topk + e.j] = ours ? __uint_as_float(r.weight) : 0.0f;
     if (ours && a.expert_rows) a.expert_rows[local * l.rows + place] = at;
@@ -140,6 +158,7 @@ __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned cha
     unsigned char *out = static_cast<unsigned char *>(a.out_scales);
     if (a.payload == EPW_PAYLOAD_FP8_UE8M0 && a.scale_order == 0) {
         uint32_t words = (count + 3) / 4;
+#pragma unroll 1
         for (uint32_t w = lane; w < words; w += 32) {
             uint32_t packed = 0;
             for (uint32_t i = 0; i < 4 && w * 4 + i < count; i++) packed |= uint32_t(scales[w * 4 + i]) << (8 * i);
@@ -149,121 +168,158 @@ __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned cha
     }
     uint64_t at = a.scale_order ? (list * l.rows + row) * count : list * count * l.rows + row;
     uint64_t stride = a.scale_order ? 1 : l.rows;
+#pragma unroll 1
     for (uint32_t i = lane; i < count; i += 32) {
         uint64_t to = at + i * stride;
         if (bytes == 4) {
             reinterpret_cast<uint32_t *>(out)[to] = reinterpret_cast<const uint32_t *>(scales)[i];
         } else {
+#pragma unroll 1
             for (uint32_t k = 0; k < bytes; k++) out[to * bytes + k] = scales[i * bytes + k];
         }
     }
 }
 
 // Brings rows from their slots through shared memory to where the caller wants them: to the list of each local expert, or,
-// rank-major, to one dense array. A warp takes a row at a time through a stage of its own; lane j sees to entry j. `turns`: how
-// often each warp has filled its stage in this kernel.
-__device__ inline void spread_rows(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *table,
-                                   unsigned char *memory, uint32_t *turns, Part part) {
-    const epw_layout &l = a.layout;
-    const RowStages &stages = a.stages;
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = min(stages.count, kThreads / 32);
-    const uint32_t pieces = (a.payload_bytes + kPieceBytes - 1) / kPieceBytes, scale_bytes = a.scales_size;
-    const bool whole = pieces == 1 && scale_bytes <= kScaleRoom, lists = a.output_layout == EPW_EXPERT_MAJOR;
-    if (warp >= warps) return;
-    unsigned char *stage = memory + warp * stages.bytes, *payload = stage + stages.header;
-    uint64_t *loaded = &s.loaded[warp];
-    // What the words guard was acquired by generic loads; the engine reads it now.
-    ptx::fence_global_before_bulk();
-    for (uint32_t n = part.block + warp * part.blocks;; n += warps * part.blocks) {
-        uint32_t source = 0, row = n;
-        while (source < l.ranks && row >= s.rows[source]) row -= s.rows[source++];
-        if (source == l.ranks) break;
+// rank-major, to one dense array. A team of warps takes a row at a time through a stage of its own and shares the places that it
+// goes to; teams are the larger, the fewer rows a block has.
+struct Spread {
+    uint32_t size, teams, team, member; // warps of a team; teams of a block; this warp's
+    uint32_t n, step, source, row, piece;
+    uint32_t turns; // of the stage, in this kernel
+
+    // By the number of rows that came and of blocks that share them.
+    __device__ __forceinline__ Spread(const Dispatch &a, const ReceiveShared &s, uint32_t blocks, bool needed) : turns(0) {
+        if (!needed) return;
+        static_assert(kWarps == 14);
+        uint32_t warp = threadIdx.x / 32, rows = 0;
+#pragma unroll 1
+        for (uint32_t i = 0; i < a.layout.ranks; i++) rows += s.rows[i];
+        if (rows <= 4 * blocks && a.stages.count >= 4) {
+            size = 3, teams = 4, team = warp / 3, member = warp % 3;
+        } else if (rows <= 7 * blocks && a.stages.count >= 7) {
+            size = 2, teams = 7, team = warp / 2, member = warp % 2;
+        } else {
+            size = 1, teams = min(a.stages.count, kWarps), team = warp, member = 0;
+        }
+    }
+
+    __device__ __forceinline__ bool works() const { return team < teams; }
+    __device__ __forceinline__ bool there(const Dispatch &a) const { return source < a.layout.ranks; }
+    __device__ __forceinline__ unsigned char *stage(const Dispatch &a, unsigned char *memory) const {
+        return memory + team * a.stages.bytes;
+    }
+    __device__ __forceinline__ uint32_t bytes(const Dispatch &a) const { return min(kPieceBytes, a.payload_bytes - piece * kPieceBytes); }
+    __device__ __forceinline__ bool whole(const Dispatch &a) const {
+        return a.payload_bytes <= kPieceBytes && a.scales_size <= kScaleRoom;
+    }
+
+    // Begins with the team's first row of this share.
+    __device__ __forceinline__ void start(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory, Share share) {
+        n = share.block + team * share.blocks;
+        step = teams * share.blocks;
+        // What the words guard was acquired by generic loads; the engine reads it now.
+        ptx::fence_global_before_bulk();
+        find(a, s);
+        if (works() && there(a)) load(a, o, s, memory);
+    }
+    __device__ __forceinline__ void find(const Dispatch &a, const ReceiveShared &s) {
+        piece = 0;
+        row = n;
+        for (source = 0; source < a.layout.ranks && row >= s.rows[source]; source++) row -= s.rows[source];
+    }
+    __device__ __forceinline__ void load(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory) {
+        if (member != 0 || threadIdx.x % 32 != 0) return;
         const unsigned char *slot = slot_of(a, o, source, row);
-        for (uint32_t piece = 0; piece < pieces; piece++) {
-            uint32_t bytes = min(kPieceBytes, a.payload_bytes - piece * kPieceBytes);
-            // The stage has been read: by the stores of every lane, and by the warp.
+        unsigned char *to = stage(a, memory);
+        uint64_t *loaded = &s.loaded[team];
+        if (whole(a)) {
+            uint32_t all = a.stages.header + align_16(a.payload_bytes + a.scales_size);
+            ptx::barrier_expect(loaded, all);
+            ptx::bulk_load(to, slot, all, loaded);
+        } else {
+            ptx::barrier_expect(loaded, a.stages.header + bytes(a));
+            ptx::bulk_load(to, slot, a.stages.header, loaded);
+            ptx::bulk_load(to + a.stages.header, slot + a.layout.header_bytes + uint64_t(piece) * kPieceBytes, bytes(a), loaded);
+        }
+    }
+
+    // Brings all rows to their places.
+    __device__ void run(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *table, unsigned char *memory) {
+        if (!works()) return;
+        while (there(a)) {
+            while (!ptx::barrier_try_wait(&s.loaded[team], turns & 1)) {}
+            turns++;
+            put(a, o, s, table, stage(a, memory));
+            if (uint64_t(++piece) * kPieceBytes >= a.payload_bytes) {
+                n += step;
+                find(a, s);
+            }
+            if (!there(a)) break;
+            // The stage has been read: by the stores of every lane, and by the team.
             ptx::bulk_wait_read<0>();
             ptx::fence_shared_before_bulk();
-            __syncwarp();
-            if (lane == 0 && whole) {
-                uint32_t all = stages.header + align_16(bytes + scale_bytes);
-                ptx::barrier_expect(loaded, all);
-                ptx::bulk_load(stage, slot, all, loaded);
-            } else if (lane == 0) {
-                ptx::barrier_expect(loaded, stages.header + bytes);
-                ptx::bulk_load(stage, slot, stages.header, loaded);
-                ptx::bulk_load(payload, slot + l.header_bytes + uint64_t(piece) * kPieceBytes, bytes, loaded);
-            }
-            while (!ptx::barrier_try_wait(loaded, *turns & 1)) {}
-            ++*turns;
-            const epw_slot_header *header = reinterpret_cast<const epw_slot_header *>(stage);
-            bool agrees = header->format == a.format, mine = false;
-            uint64_t list = 0, place = uint64_t(source) * l.max_tokens + row;
-            if (!lists) {
-                mine = lane == 0;
-            } else if (lane < l.topk) {
-                int32_t expert = reinterpret_cast<const epw_entry *>(stage + sizeof(epw_slot_header))[lane].expert;
-                uint32_t index = reinterpret_cast<const uint32_t *>(stage + epw_indices_offset(&l))[lane];
-                list = uint32_t(expert) - o.rank * l.local_experts;
-                mine = expert >= 0 && uint32_t(list) < l.local_experts;
-                list = uint32_t(list);
-                place = mine ? place_of(a, table, source, uint32_t(list), index) : 0;
-                agrees = agrees && place != kNowhere;
-            }
-            if (!__all_sync(0xffffffffu, agrees)) {
-                if (lane == 0) atomicOr(&o.refused, 1ull << source);
-                continue;
-            }
-            uint64_t to = list * l.rows + place;
-            if (mine && a.rows) {
-                unsigned char *out = static_cast<unsigned char *>(a.rows) + to * a.payload_bytes + uint64_t(piece) * kPieceBytes;
-                ptx::bulk_store(out, payload, bytes);
-                ptx::bulk_commit();
-            }
-            if (piece != 0) continue;
-            if (mine && a.source_token) a.source_token[to] = header->token;
-            const unsigned char *scales = whole ? payload + bytes : slot + l.header_bytes + a.payload_bytes;
-            bool sideband = a.out_sideband != nullptr && a.sideband_bytes > 0, scaled = a.out_scales != nullptr && a.scale_count > 0;
-            for (uint32_t rest = __ballot_sync(0xffffffffu, mine && (sideband || scaled)); rest != 0; rest &= rest - 1) {
-                uint32_t from = __ffs(rest) - 1;
-                uint64_t in = __shfl_sync(0xffffffffu, list, from), at = __shfl_sync(0xffffffffu, place, from);
-                if (scaled) put_scales(a, scales, in, at);
-                for (uint32_t i = lane; sideband && i < a.sideband_bytes; i += 32) {
-                    unsigned char *out = static_cast<unsigned char *>(a.out_sideband) + (in * l.rows + at) * a.sideband_bytes;
-                    out[i] = stage[epw_sideband_offset(&l) + i];
-                }
+            ptx::team_barrier(1 + team, 32 * size);
+            load(a, o, s, memory);
+        }
+        ptx::bulk_wait_all();
+    }
+
+  private:
+    __device__ __forceinline__ void put(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *table, unsigned char *stage) const {
+        const epw_layout &l = a.layout;
+        const uint32_t lane = threadIdx.x % 32, all = 0xffffffffu;
+        const bool lists = a.output_layout == EPW_EXPERT_MAJOR;
+        const epw_slot_header *header = reinterpret_cast<const epw_slot_header *>(stage);
+        bool agrees = header->format == a.format && header->token < l.max_tokens, mine = false;
+        uint32_t list = 0;
+        uint64_t place = uint64_t(source) * l.max_tokens + row;
+        if (!lists) {
+            mine = lane == 0;
+        } else if (lane < l.topk) {
+            int32_t expert = reinterpret_cast<const epw_entry *>(stage + sizeof(epw_slot_header))[lane].expert;
+            uint32_t index = reinterpret_cast<const uint32_t *>(stage + epw_indices_offset(&l))[lane];
+            list = uint32_t(expert) - o.rank * l.local_experts;
+            mine = expert >= 0 && list < l.local_experts;
+            place = mine ? place_of(a, table, source, list, index) : 0;
+            agrees = agrees && place != kNowhere;
+        }
+        if (!__all_sync(all, agrees)) {
+            if (lane == 0) atomicOr(&o.refused, 1ull << source);
+            return;
+        }
+        uint32_t number = __popc(__ballot_sync(all, mine) & ((1u << lane) - 1)); // among the row's places
+        mine = mine && (size == 1 || number % (size == 2 ? 2 : 3) == member);
+        const uint64_t to = list * l.rows + place;
+        const unsigned char *payload = stage + a.stages.header;
+        if (mine && a.rows) {
+            ptx::bulk_store(static_cast<unsigned char *>(a.rows) + to * a.payload_bytes + uint64_t(piece) * kPieceBytes, payload, bytes(a));
+            ptx::bulk_commit();
+        }
+        if (piece != 0) return;
+        if (mine && lists && a.source_token) a.source_token[to] = header->token;
+        const unsigned char *scales = whole(a) ? payload + a.payload_bytes : slot_of(a, o, source, row) + l.header_bytes + a.payload_bytes;
+        bool sideband = a.out_sideband != nullptr && a.sideband_bytes > 0, scaled = a.out_scales != nullptr && a.scale_count > 0;
+        for (uint32_t rest = __ballot_sync(all, mine && (sideband || scaled)); rest != 0; rest &= rest - 1) {
+            uint32_t from = __ffs(rest) - 1;
+            uint64_t in = __shfl_sync(all, list, from), at = __shfl_sync(all, place, from);
+            if (scaled) put_scales(a, scales, in, at);
+#pragma unroll 1
+            for (uint32_t i = lane; sideband && i < a.sideband_bytes; i += 32) {
+                unsigned char *out = static_cast<unsigned char *>(a.out_sideband) + (in * l.rows + at) * a.sideband_bytes;
+                out[i] = stage[epw_sideband_offset(&l) + i];
             }
         }
     }
-    ptx::bulk_wait_all();
-}
-
-// Lays out what has come, as part `part` of the grid.
-__device__ inline void lay_out(const Dispatch &a, Operation &o, ReceiveShared &s,
-                               unsigned char *memory, uint32_t *table, uint32_t *turns, Part part) {
-    bool in_place = a.output_layout == EPW_RANK_MAJOR;
-    ListEntry e = {(threadIdx.x >> a.entry_shift) * part.blocks + part.block, 0, 0, threadIdx.x & ((1u << a.entry_shift) - 1)};
-    bool mine = in_place && e.j < a.layout.topk && find_entry(a, s, e);
-    Received first = {};
-    if (mine) first = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
-    take_counts(a, o, s, table);
-    if (part.block == part.blocks - 1) write_counts(a, o, s, table); // the one with the fewest rows
-    while (mine) {
-        list_entry(a, o, table, first, e);
-        e.n += (kThreads >> a.entry_shift) * part.blocks;
-        mine = find_entry(a, s, e);
-        if (mine) first = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
-    }
-    if (!in_place || a.rows || (a.out_scales && a.scale_count) || a.out_sideband || a.source_token) {
-        spread_rows(a, o, s, table, memory, turns, part);
-    }
-}
+};
 
 // Adds to the caller's sums. By the block that closes the operation.
 __device__ inline void add_statistics(const Dispatch &a, const Operation &o, const ReceiveShared &s) {
     const epw_layout &l = a.layout;
+#pragma unroll 1
     for (uint32_t e = threadIdx.x; a.expert_totals && e < l.local_experts; e += blockDim.x) {
         uint32_t n = 0;
+#pragma unroll 1
         for (uint32_t r = 0; r < l.ranks; r++) {
             const unsigned char *from = a.window + epw_expert_counts_offset(&l, o.lane, r);
             if (s.rows[r] > 0) n += ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(from) + e);
@@ -278,27 +334,50 @@ __device__ inline void add_statistics(const Dispatch &a, const Operation &o, con
 
 // Waits and lays out. Where something is amiss, the block that closes the operation decides who takes part, and does it all
 // again alone if somebody does not.
-__device__ inline void receive_rows(const Dispatch &a, Operation &o, ReceiveShared &s, unsigned char *memory, uint32_t *table) {
+__device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, ReceiveShared &s, unsigned char *memory, uint32_t *table) {
     const epw_layout &l = a.layout;
     epw_gpu_context *c = a.context;
     const uint64_t peers = o.peers;
-    uint32_t turns = 0;
+    const bool in_place = a.output_layout == EPW_RANK_MAJOR;
+    const bool spreads = !in_place || a.rows || (a.out_scales && a.scale_count) || a.out_sideband;
+    Share share = {blockIdx.x, gridDim.x};
+    ListEntry e(a, share);
     await_rows(a, o, s, peers & ~uint64_t(o.gone));
     ptx::let_next_begin();
-    lay_out(a, o, s, memory, table, &turns, {blockIdx.x, gridDim.x});
-    if (o.refused && threadIdx.x == 0) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
-    if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) return;
-    uint64_t gone = ptx::load_relaxed_gpu(&c->gone), refused = ptx::load_relaxed_gpu(&c->refused), lost = gone | refused;
-    if (peers & lost) {
+    Spread spread(a, s, share.blocks, spreads);
+    bool alone = false;
+    uint64_t gone = 0, refused = 0;
+    while (true) {
+        bool mine = in_place && e.came(a, s);
+        Received entry = {};
+        if (mine) entry = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
+        if (spreads) spread.start(a, o, s, memory, share);
+        take_counts(a, o, s, table);
+        if (share.block == share.blocks - 1) write_counts(a, o, s, table); // the one with the fewest rows
+        while (in_place && e.inside(a)) {
+            if (mine) list_entry(a, o, table, entry, e);
+            e.go_on(a, share);
+            mine = e.came(a, s);
+            if (mine) entry = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
+        }
+        if (spreads) spread.run(a, o, s, table, memory);
+        if (alone) break;
+        if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) return;
+        gone = ptx::load_relaxed_gpu(&c->gone);
+        refused = ptx::load_relaxed_gpu(&c->refused);
+        uint64_t lost = gone | refused;
+        if ((peers & lost) == 0) break;
         if (threadIdx.x < l.ranks) {
             bool here = (peers & ~lost) >> threadIdx.x & 1;
             const uint64_t *word = awaited_word(o, Awaited::rows, threadIdx.x);
             s.rows[threadIdx.x] = here ? epw_word_value(ptx::load_acquire_sys(word)) : 0;
         }
         __syncthreads();
-        lay_out(a, o, s, memory, table, &turns, {0, 1});
-        __syncthreads();
+        share = {0, 1};
+        e = ListEntry(a, share);
+        alone = true;
     }
+    __syncthreads();
     add_statistics(a, o, s);
     // Peers whose rows are refused deliver nothing but are still answered.
     uint64_t answered = peers & ~gone;

@@ -11,6 +11,8 @@ namespace epw {
 constexpr uint32_t kPerToken = 4; // threads that look at one token
 constexpr uint32_t kColumns = 8; // of ids looked at a time
 constexpr uint32_t kIds = kColumns / kPerToken;
+constexpr uint32_t kRound = kThreads / kPerToken; // tokens looked at in a round
+constexpr uint32_t kEarly = 2; // rounds whose ids are loaded before anybody needs them
 constexpr uint32_t kNobody = 0xffffffffu;
 constexpr uint32_t kNoFirst = 0x80000000u; // no id less this is a local one
 
@@ -71,8 +73,10 @@ __device__ __forceinline__ void load_ids(const Dispatch &a, uint32_t t, uint32_t
 __device__ __forceinline__ void count_round(const Dispatch &a, Token &token, RawId raw[kIds], uint32_t u, bool inside) {
     constexpr uint32_t kGroup = 8;
     uint32_t lane = threadIdx.x % 32, local = a.layout.local_experts;
+#pragma unroll 1
     for (uint32_t base = 0; base < a.topk; base += kGroup) {
         uint32_t experts = 0, ranks = 0;
+#pragma unroll 1
         for (uint32_t column = 0; column < a.topk; column += kColumns) {
             if (a.topk > kColumns && (column > 0 || base > 0)) load_ids(a, u, column, inside, raw);
 #pragma unroll
@@ -106,6 +110,7 @@ __device__ __forceinline__ void name_token(const Dispatch &a, Token &token, RawI
     constexpr uint32_t kAtOnce = 8;
     uint32_t lane = threadIdx.x % 32, id = valid_id(a, raw), rank = id == kNobody ? kNobody : a.per_rank.divide(id), leader = lane;
     bool repeated = false;
+#pragma unroll 1
     for (uint32_t base = 0; base < a.topk; base += kAtOnce) {
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; i++) {
@@ -133,8 +138,9 @@ __device__ __forceinline__ uint32_t count_tokens(bool yes) {
 
 // All rows to `rank` and to each of its experts, for the rank to place them by. Called by the whole block; `hist` is
 // [local_experts] in shared memory, *rows too; both are whole after the caller's next barrier.
-__device__ inline void count_all(const Dispatch &a, uint32_t rank, uint32_t *hist, uint32_t *rows) {
+__device__ __forceinline__ void count_all(const Dispatch &a, uint32_t rank, uint32_t *hist, uint32_t *rows) {
     uint32_t local = a.layout.local_experts;
+#pragma unroll 1
     for (uint32_t e = threadIdx.x; e < local; e += blockDim.x) hist[e] = 0;
     if (threadIdx.x == 0) *rows = 0;
     __syncthreads();

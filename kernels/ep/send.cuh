@@ -25,6 +25,7 @@ __device__ __forceinline__ void put_header(const Dispatch &a, const Token &token
         reinterpret_cast<uint32_t *>(stage + epw_indices_offset(&l))[lane] = token.index[lane];
     }
     const unsigned char *sideband = static_cast<const unsigned char *>(a.sideband) + size_t(t) * a.sideband_bytes;
+#pragma unroll 1
     for (uint32_t i = lane; i < a.sideband_bytes; i += 32) stage[epw_sideband_offset(&l) + i] = sideband[i];
 }
 
@@ -41,6 +42,7 @@ __device__ __forceinline__ void remember(const Dispatch &a, const Operation &o, 
 // The caller's scales of an opaque row, as they travel.
 __device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char *to) {
     const unsigned char *from = static_cast<const unsigned char *>(a.scales) + t * a.scale_row_stride;
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < a.scales_size; i += blockDim.x) {
         to[i] = from[i / a.scale_bytes * a.scale_col_stride + i % a.scale_bytes];
     }
@@ -72,9 +74,10 @@ __device__ __forceinline__ void send_tokens(const Dispatch &a, const Opening &op
 #pragma unroll
             for (uint32_t k = 0; k < kQuantised; k++) {
                 uint32_t chunk = quantised_chunk(k);
-                held[k] = chunk * 8 < bytes ? ptx::load_once(from + chunk * 16) : uint4{};
+                held[k] = chunk * 8 < bytes ? ptx::load_relaxed_gpu_once(from + chunk * 16) : uint4{};
             }
         } else if (threadIdx.x == 0) {
+            if (j.n == 0) ptx::fence_global_before_bulk(); // earlier kernels have written the tokens with ordinary stores
             ptx::barrier_expect(&s.loaded[j.n & 1], bytes);
             ptx::bulk_load(stage_of(j) + a.stages.header, from, bytes, &s.loaded[j.n & 1]);
         }
@@ -101,8 +104,15 @@ __device__ __forceinline__ void send_tokens(const Dispatch &a, const Opening &op
     };
     if (warp == 0) fetch_entry(job.t);
     fetch(job);
-    RawId ids[kIds];
-    load_ids(a, threadIdx.x / kPerToken, 0, threadIdx.x / kPerToken < job.t && job.t < a.tokens, ids);
+    RawId ids[kEarly][kIds];
+    auto fetch_ids = [&](uint32_t t) { // of the tokens before t
+#pragma unroll
+        for (uint32_t i = 0; i < kEarly; i++) {
+            uint32_t u = i * kRound + threadIdx.x / kPerToken;
+            load_ids(a, u, 0, u < t && t < a.tokens, ids[i]);
+        }
+    };
+    fetch_ids(job.t);
     // Permission of every peer, looked for by the last warps before anybody knows which word would be the right one.
     const uint32_t peer = threadIdx.x - (kThreads - EPW_GPU_MAX_RANKS);
     uint64_t dropped = 0, permission = 0;
@@ -113,6 +123,9 @@ __device__ __forceinline__ void send_tokens(const Dispatch &a, const Opening &op
     }
     bool bad = false;
     if (warp == 0) name_token(a, s.token, raw, weight, &bad);
+    // The ranks that this block tells their counts: its number from the last block's, and so on.
+    const uint32_t counted = gridDim.x - 1 - blockIdx.x;
+    if (job.t >= a.tokens && counted < l.ranks) count_all(a, counted, table, &s.rows);
     opening.write(o, true);
     if (job.t < a.tokens) put_piece(job);
     __syncthreads(); // the operation is there, and the first token with its piece
@@ -138,18 +151,24 @@ __device__ __forceinline__ void send_tokens(const Dispatch &a, const Opening &op
         unsigned char *stage = stage_of(job), *payload = stage + a.stages.header;
         if (kQuantise) fetch(next);
         if (bad) {
-            o.troubled = 1; // there will be a count of notes to clear
+            atomicOr(&o.troubled, 1u); // there will be a count of notes to clear
             if (atomicAdd(&c->noted, 1u) < EPW_GPU_NOTES) {
                 put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | lane, raw_value(a, raw));
             }
             bad = false;
         }
         if (piece == 0) {
-            for (uint32_t base = 0; base < t; base += kThreads / kPerToken) {
+#pragma unroll 1
+            for (uint32_t base = 0; base < t; base += kRound) {
                 uint32_t u = base + threadIdx.x / kPerToken;
-                if (base > 0 || job.n > 0) load_ids(a, u, 0, u < t, ids);
-                if (base + (threadIdx.x & ~31u) / kPerToken < t) count_round(a, s.token, ids, u, u < t);
+                if (base >= kEarly * kRound) load_ids(a, u, 0, u < t, ids[0]);
+                if (base + (threadIdx.x & ~31u) / kPerToken < t) count_round(a, s.token, ids[0], u, u < t);
+#pragma unroll
+                for (uint32_t i = 0; i + 1 < kEarly; i++) {
+                    for (uint32_t k = 0; k < kIds; k++) ids[i][k] = ids[i + 1][k];
+                }
             }
+            if (a.pieces.count == 1) fetch_ids(next.t);
         }
         __syncthreads(); // the numbers are there
         const uint64_t reachable = o.peers & ~uint64_t(o.gone);
@@ -162,7 +181,10 @@ __device__ __forceinline__ void send_tokens(const Dispatch &a, const Opening &op
             }
             __syncthreads(); // the header is there
         }
+        // Permission was acquired by generic loads; the engine writes now.
+        if (lane == 0 && job.n == 0) ptx::fence_global_before_bulk();
         // A warp to an entry: the first one to a rank sends the row there.
+#pragma unroll 1
         for (uint32_t j = warp; lane == 0 && j < a.topk; j += kWarps) {
             uint32_t first = s.token.first[j], rank = a.per_rank.divide(first);
             if (first == kNoFirst || !(reachable >> rank & 1)) continue;
@@ -184,6 +206,7 @@ __device__ __forceinline__ void send_tokens(const Dispatch &a, const Opening &op
         ptx::bulk_commit();
         if (!kQuantise && !whole && piece == 0 && a.scales_size > 0) {
             // Scales that are not staged go straight to the slots.
+#pragma unroll 1
             for (uint32_t j = 0; j < a.topk; j++) {
                 if (s.token.first[j] == kNoFirst) continue;
                 uint32_t rank = a.per_rank.divide(s.token.first[j]);
@@ -192,8 +215,11 @@ __device__ __forceinline__ void send_tokens(const Dispatch &a, const Opening &op
                 copy_scales(a, t, slot + l.header_bytes + a.payload_bytes);
             }
         }
+        // Even a row that goes nowhere must have come, before its stage and barrier are used again or the block ends.
+        while (!kQuantise && threadIdx.x == 0 && !loaded(job)) {}
         if (!more) break;
         if (warp == 0 && next.piece == 0) fetch_entry(next.t);
+        if (a.pieces.count > 1 && next.piece == 0) fetch_ids(next.t);
         if (lane == 0) ptx::bulk_wait_read<1>(); // the other stage has been read out
         __syncthreads(); // by every warp's stores, and all have read the token
         if (!kQuantise) fetch(next);
@@ -203,15 +229,18 @@ __device__ __forceinline__ void send_tokens(const Dispatch &a, const Opening &op
         job = next;
     }
 
-    // What each peer places the rows by, and how many there are: by the last blocks, which have the fewest tokens.
-    for (uint32_t r = gridDim.x - 1 - blockIdx.x; r < o.ranks; r += gridDim.x) {
+    // What each peer places the rows by, and how many there are: by the last blocks, which have the fewest tokens. Those without
+    // any have counted while they waited.
+#pragma unroll 1
+    for (uint32_t r = counted; r < l.ranks; r += gridDim.x) {
         __syncthreads();
         if (!((o.peers & ~uint64_t(o.gone)) >> r & 1)) continue;
-        count_all(a, r, table, &s.rows);
+        if (r != counted || blockIdx.x < a.tokens) count_all(a, r, table, &s.rows);
         __syncthreads();
         uint32_t *counts = reinterpret_cast<uint32_t *>(o.window[r] + epw_expert_counts_offset(&l, o.lane, o.rank));
+#pragma unroll 1
         for (uint32_t i = threadIdx.x; i < l.local_experts; i += blockDim.x) counts[i] = table[i];
-        if (threadIdx.x == 0) c->sent[r] = epw_word(o.epoch, o.op, s.rows);
+        if (threadIdx.x == 0) ptx::store_relaxed_sys(&c->sent[r], epw_word(o.epoch, o.op, s.rows));
     }
 
     // Writer of the words: the last block here. It has acquired what every block has released, rows and counts included; its

@@ -30,13 +30,14 @@ struct Dispatch : epw_dispatch_args {
     RowStages stages;
     Pieces pieces;
     Divisor per_rank;     // experts
+    Divisor sources;      // ranks
     uint32_t experts;     // of all ranks
     uint32_t scales_size; // bytes of a row's scales
     uint32_t entry_shift; // a row's entries have this power of two of lanes: 2^entry_shift >= topk
 
     explicit Dispatch(const epw_dispatch_args &a)
         : epw_dispatch_args(a), stages(a.layout, a.payload_bytes, a.scale_count * a.scale_bytes),
-          pieces(a.payload, a.payload_bytes), per_rank(a.layout.local_experts), experts(a.layout.local_experts * a.layout.ranks),
+          pieces(a.payload, a.payload_bytes), per_rank(a.layout.local_experts), sources(a.layout.ranks), experts(a.layout.local_experts * a.layout.ranks),
           scales_size(a.scale_count * a.scale_bytes), entry_shift(0) {
         while (1u << entry_shift < a.layout.topk) entry_shift++;
     }

@@ -11,8 +11,8 @@ constexpr uint32_t kPieceBytes = 16384;
 constexpr uint32_t kScaleRoom = 1024;
 constexpr uint32_t kMaxStages = 12;
 
-// What a block may take of an SM's shared memory: half of 228 KiB, less what the kernels declare and 1 KiB that the system
-// takes. The next kernel of a stream is then set up beside one that ends; nothing depends on it (see choose_blocks).
+// What a block takes of an SM's shared memory at most: half of 228 KiB, less what the kernels declare and 1 KiB that the system
+// takes. More gains nothing, and small kernels of others find room beside it.
 constexpr uint32_t kBlockMemory = 106 * 1024;
 
 __host__ __device__ __forceinline__ uint32_t align_16(uint32_t n) { return (n + 15) & ~15u; }

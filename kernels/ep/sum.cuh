@@ -96,11 +96,9 @@ template <typename T, bool Weighted> __device__ void make_sums(const Batch &batc
                 if (!last) continue;
 #pragma unroll
                 for (uint32_t k = 0; k < kChunks; k++) {
-                    float(&t)[8] = total[k];
-                    uint4 sum = {T::pack(t[0], t[1]), T::pack(t[2], t[3]), T::pack(t[4], t[5]), T::pack(t[6], t[7])};
-                    if (column + k * kStep < row_bytes) ptx::store(to + k * kStep, sum);
+                    if (column + k * kStep < row_bytes) ptx::store(to + k * kStep, pack_eight<T>(total[k]));
 #pragma unroll
-                    for (float &channel : t) channel = 0.0f;
+                    for (float &channel : total[k]) channel = 0.0f;
                 }
                 if (added == rows * EPW_MAX_TOPK) break;
             }

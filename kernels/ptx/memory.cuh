@@ -63,15 +63,6 @@ __device__ __forceinline__ uint4 load_relaxed_gpu_once(const void *p) {
                  : "memory");
     return v;
 }
-// 16 bytes that nobody writes while the kernel runs and that are read once: no room in L1.
-__device__ __forceinline__ uint4 load_once(const void *p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-
 // To global memory, whoever's: a pointer that came through shared memory does not tell.
 __device__ __forceinline__ void store(void *p, uint4 v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
@@ -81,6 +72,11 @@ __device__ __forceinline__ uint64_t global_timer_ns() {
     uint64_t t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
     return t;
+}
+
+// A barrier of `threads` threads of the block, whole warps; `id` in [1, 15].
+__device__ __forceinline__ void team_barrier(uint32_t id, uint32_t threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Until the kernels before this one in its stream have ended and their writes are visible; returns at once in a kernel that

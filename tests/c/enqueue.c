@@ -140,8 +140,7 @@ static int fake_launch(uint32_t blocks, void *stream) {
     fake.stream = stream;
     return 0;
 }
-static int fake_prepare(uint32_t *blocks_per_sm) {
-    *blocks_per_sm = 1;
+static int fake_prepare(void) {
     return 0;
 }
 static int fake_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {

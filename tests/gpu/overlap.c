@@ -13,7 +13,7 @@ enum { BUFFERS = 2, PRODUCTS_AHEAD = 4, SEGMENTS_AHEAD = 4 };
 static struct {
     uint32_t ranks, processes, sms, segments, products, n, tokens, hidden, experts_per_rank, topk, seconds;
 } options = {.sms = 16,
-             .segments = 400,
+             .segments = 100,
              .products = 50,
              .n = 4096,
              .tokens = 128,

@@ -28,6 +28,7 @@ pub struct Gpu {
     // Loaded for the life of the process, as the primary context is.
     empty: sys::CUfunction,
     pause: sys::CUfunction,
+    stamp: sys::CUfunction,
     store: sys::CUfunction,
     ping: sys::CUfunction,
 }
@@ -58,6 +59,7 @@ impl Gpu {
             multiprocessors: u32::try_from(multiprocessors)?,
             empty: kernel("empty")?,
             pause: kernel("pause")?,
+            stamp: kernel("stamp")?,
             store: kernel("store")?,
             ping: kernel("ping")?,
             context,
@@ -73,16 +75,6 @@ impl Gpu {
         let event = self.event()?;
         event.record(&self.stream)?;
         Ok(event)
-    }
-
-    /// Enqueues an event that each replay of the graph under capture records anew, with the time.
-    pub fn mark_in_graph(&self, event: &CudaEvent) -> Result<(), Error> {
-        self.context.bind_to_thread()?;
-        let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
-        // SAFETY: a live event and a live stream of the same context.
-        unsafe { sys::cuEventRecordWithFlags(event.cu_event(), self.stream.cu_stream(), external) }
-            .result()?;
-        Ok(())
     }
 
     /// Returns when the GPU has passed `event`.
@@ -160,6 +152,38 @@ impl Gpu {
         let mut nanoseconds = u64::try_from(time.as_nanos())?;
         // SAFETY: arguments of the types that the kernel declares.
         unsafe { self.launch(self.pause, 1, 1, &mut [argument(&mut nanoseconds)]) }
+    }
+
+    /// Enqueues a kernel that writes the time in nanoseconds to `to`, by programmatic serialization as epwire's kernels are.
+    ///
+    /// # Safety
+    /// `to` is a word of 8 bytes of this GPU.
+    pub unsafe fn launch_stamp(&self, to: u64) -> Result<(), Error> {
+        let mut to = to;
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: 1,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: 1,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut attribute,
+            numAttrs: 1,
+        };
+        self.context.bind_to_thread()?;
+        let (mut arguments, none) = ([argument(&mut to)], std::ptr::null_mut());
+        // SAFETY: arguments of the types that the kernel declares, which the driver copies before it returns, as the attribute;
+        // the rest by this function's contract.
+        unsafe { sys::cuLaunchKernelEx(&raw const config, self.stamp, arguments.as_mut_ptr(), none) }
+            .result()?;
+        Ok(())
     }
 
     /// Enqueues stores of `bytes` to each of `count` addresses, with all SMs.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use epwire::Group;
-use epwire::cudarc::driver::{CudaEvent, CudaGraph};
+use epwire::cudarc::driver::{CudaEvent, CudaGraph, CudaSlice};
 
 use super::gpu::{Gpu, between, meet};
 use super::subject::Subject;
@@ -91,17 +91,14 @@ fn combines_of_graph(
     subject: &Subject<'_>,
     args: &Args,
 ) -> Result<Vec<f64>, Error> {
-    let nothing = events_ns(gpu)?;
-    let events = pairs(gpu, OPERATIONS)?;
+    let stamps = Stamps::new(gpu)?;
     let graph = gpu.capture(|| {
-        events
-            .iter()
-            .try_for_each(|pair| operation(subject, Case::Combine, |edge| gpu.mark_in_graph(&pair[edge])))
+        (0..OPERATIONS)
+            .try_for_each(|i| operation(subject, Case::Combine, |edge| stamps.enqueue(gpu, i, edge)))
     })?;
     replay(gpu, group, subject, &graph, args, |_, _| {
-        let times = events.iter().map(|[begin, end]| between(begin, end));
-        let sum: f64 = times.sum::<Result<f64, Error>>()?;
-        Ok((sum / OPERATIONS as f64 - nothing).max(0.0))
+        let times = stamps.between(gpu)?;
+        Ok(times.iter().sum::<f64>() / OPERATIONS as f64)
     })
 }
 
@@ -151,75 +148,99 @@ impl Halves {
         if case == Case::Pair {
             return Ok(None);
         }
-        let nothing = events_ns(gpu)?;
-        let (sends, receives) = (pairs(gpu, OPERATIONS)?, pairs(gpu, OPERATIONS)?);
+        let (sends, receives) = (Stamps::new(gpu)?, Stamps::new(gpu)?);
         let graph = gpu.capture(|| {
-            let mut both = sends.iter().zip(&receives);
-            both.try_for_each(|(send, receive)| halves(gpu, subject, case, send, receive))
+            (0..OPERATIONS).try_for_each(|i| {
+                let mark = |stamps: &Stamps, edge| stamps.enqueue(gpu, i, edge);
+                halves(gpu, subject, case, |edge| mark(&sends, edge), |edge| mark(&receives, edge))
+            })
         })?;
-        let median = |events: &[[CudaEvent; 2]]| -> Result<f64, Error> {
-            let times = events.iter().map(|[begin, end]| between(begin, end));
-            Ok((middle(times.collect::<Result<_, _>>()?) - nothing).max(0.0))
-        };
         let mut halves = Self::default();
         for i in 0..args.warmup + args.iterations {
             meet(group)?;
             graph.launch()?;
             subject.finish()?;
             if i >= args.warmup {
-                halves.send.push(median(&sends)?);
-                halves.receive.push(median(&receives)?);
+                halves.send.push(middle(sends.between(gpu)?));
+                halves.receive.push(middle(receives.between(gpu)?));
             }
         }
         Ok(Some(halves))
     }
 }
 
-/// One operation in halves, each between two events.
+/// One operation in halves; `send` and `receive` are called where the time of each begins and ends.
 fn halves(
     gpu: &Gpu,
     subject: &Subject<'_>,
     case: Case,
-    send: &[CudaEvent; 2],
-    receive: &[CudaEvent; 2],
+    send: impl Fn(usize) -> Result<(), Error>,
+    receive: impl Fn(usize) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let between = |events: &[CudaEvent; 2], edge: usize| gpu.mark_in_graph(&events[edge]);
     match case {
         Case::Dispatch | Case::Pair => {
             gpu.launch_pause(ARRIVAL)?;
-            between(send, 0)?;
+            send(0)?;
             let sent = subject.dispatch_send()?;
-            between(send, 1)?;
+            send(1)?;
             gpu.launch_pause(ARRIVAL)?;
-            between(receive, 0)?;
+            receive(0)?;
             let dispatched = subject.dispatch_receive(sent)?;
-            between(receive, 1)?;
+            receive(1)?;
             subject.release(dispatched)
         }
         Case::Combine => {
             let dispatched = subject.dispatch()?;
             gpu.launch_pause(ARRIVAL)?;
-            between(send, 0)?;
+            send(0)?;
             let sent = subject.combine_send(dispatched)?;
-            between(send, 1)?;
+            send(1)?;
             gpu.launch_pause(ARRIVAL)?;
-            between(receive, 0)?;
+            receive(0)?;
             subject.combine_receive(sent)?;
-            between(receive, 1)
+            receive(1)
         }
     }
 }
 
-/// What two events of a graph with nothing between them are apart.
-fn events_ns(gpu: &Gpu) -> Result<f64, Error> {
-    let events = pairs(gpu, OPERATIONS)?;
-    let graph = gpu.capture(|| events.iter().flatten().try_for_each(|event| gpu.mark_in_graph(event)))?;
-    for _ in 0..2 {
-        graph.launch()?;
-        gpu.finish()?;
+/// When operations of a graph began and ended, by the GPU's clock. Unlike events they leave its kernels as close as they are.
+struct Stamps {
+    times: CudaSlice<u8>,
+    /// What two stamps with nothing between them are apart.
+    nothing: f64,
+}
+
+impl Stamps {
+    fn new(gpu: &Gpu) -> Result<Self, Error> {
+        let mut stamps = Self { times: gpu.zeroed(OPERATIONS * 2 * size_of::<u64>())?, nothing: 0.0 };
+        let graph = gpu.capture(|| {
+            (0..OPERATIONS).try_for_each(|i| [0, 1].iter().try_for_each(|&edge| stamps.enqueue(gpu, i, edge)))
+        })?;
+        for _ in 0..2 {
+            graph.launch()?;
+            gpu.finish()?;
+        }
+        stamps.nothing = middle(stamps.between(gpu)?);
+        Ok(stamps)
     }
-    let times = events.iter().map(|[begin, end]| between(begin, end));
-    Ok(middle(times.collect::<Result<_, _>>()?))
+
+    /// Enqueues the stamp of one edge of operation `i`.
+    fn enqueue(&self, gpu: &Gpu, i: usize, edge: usize) -> Result<(), Error> {
+        let word = (2 * i + edge) * size_of::<u64>();
+        // SAFETY: a word of `times`, which outlives the graphs that the stamps are in.
+        unsafe { gpu.launch_stamp(gpu.address(&self.times) + word as u64) }
+    }
+
+    /// Nanoseconds of each operation, without what stamps take themselves.
+    fn between(&self, gpu: &Gpu) -> Result<Vec<f64>, Error> {
+        let mut words = [[0u64; 2]; OPERATIONS];
+        // SAFETY: `times` is as long.
+        unsafe { gpu.download(&mut words, gpu.address(&self.times)) }?;
+        Ok(words
+            .iter()
+            .map(|[begin, end]| (end.saturating_sub(*begin) as f64 - self.nothing).max(0.0))
+            .collect())
+    }
 }
 
 fn pairs(gpu: &Gpu, count: usize) -> Result<Vec<[CudaEvent; 2]>, Error> {
