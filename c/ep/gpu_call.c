@@ -437,8 +437,8 @@ epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout
     return epw_gpu_await_event(b, event, timeout_ns, epw_at(b, "await"));
 }
 
-/* Copies the lane's report to the host. Its writer is a block of the half's kernel; nothing of the lane runs now,
- * but for replays, whose order is the caller's affair. */
+/* Copies the lane's report to the host. Its writer is a block of the half's kernel; nothing of the lane runs
+ * now, but for replays, whose order is the caller's affair. */
 static epw_status fetch_report(epw_buffer *b, uint32_t index, epw_where where) {
     epw_gpu *g = b->gpu;
     epw_status status = epw_cuda_enter(b->config.device, where);
