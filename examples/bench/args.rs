@@ -6,7 +6,7 @@ use clap::{Parser, ValueEnum};
 use epwire::{EpConfig, Fp8Scale};
 use serde::{Deserialize, Serialize};
 
-use crate::{cases::Case, floor::Reads, routing::Spread};
+use crate::{cases::Case, floor::Reads, routing::Spread, table};
 
 /// Measures dispatch, combine and the pair over shapes, beside the floor of the machine, and checks every result.
 ///
@@ -31,6 +31,7 @@ pub struct Args {
     pub hidden: Vec<u32>,
     /// Experts in all
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64")]
+    #[arg(default_value_if("table", "true", "256"))]
     pub experts: Vec<u32>,
     /// Experts per token
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8")]
@@ -57,11 +58,14 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub threads: u32,
     /// On GPUs: time a CUDA graph of 50 operations, divided by 50, instead of each operation between two events
-    #[arg(long)]
+    #[arg(long, default_value_if("table", "true", "true"))]
     pub graph: bool,
     /// On GPUs: also time the halves of dispatch and combine, the receiving one with everything arrived
-    #[arg(long)]
+    #[arg(long, default_value_if("table", "true", "true"))]
     pub split: bool,
+    /// On GPUs: what the README's table has, in Markdown, by --graph and --split, of 256 experts unless told otherwise
+    #[arg(long, conflicts_with_all = ["cases", "payload", "layout", "combine", "json", "plot", "compare"])]
+    pub table: bool,
     /// On GPUs: SMs that the kernels of all lanes take together, a thread block to each [default: all of the GPU's]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub sms: u32,
@@ -132,11 +136,29 @@ pub struct Shape {
 }
 
 impl Args {
-    /// All combinations but ordered sums of rank-major rows, which do not exist. An error names what does not fit.
-    pub fn shapes(&self, ranks: u32) -> Result<Vec<Shape>, crate::Error> {
-        if self.device == Device::Host && (self.graph || self.split || self.sms > 0) {
-            return Err("--graph, --split and --sms are of --device cuda".into());
+    /// What is measured, shape by shape. An error names what does not fit.
+    pub fn shapes(&self, ranks: u32) -> Result<Vec<(Shape, Vec<Case>)>, crate::Error> {
+        if self.device == Device::Host && (self.graph || self.split || self.table || self.sms > 0) {
+            return Err("--graph, --split, --sms and --table are of --device cuda".into());
         }
+        let shapes = match self.table {
+            true => table::shapes(self)?,
+            false => self.combinations()?.into_iter().map(|shape| (shape, self.cases.clone())).collect(),
+        };
+        let device = match self.device {
+            Device::Host => epwire::Device::Host,
+            Device::Cuda => epwire::Device::Cuda(0), // sizes are those of any
+        };
+        for (shape, _) in &shapes {
+            let config = shape.config(self, device);
+            epwire::Plan::new(&config, ranks)?;
+            epwire::RowShape::new(&config, ranks, shape.payload())?;
+        }
+        Ok(shapes)
+    }
+
+    /// All of the lists but ordered sums of rank-major rows, which do not exist.
+    fn combinations(&self) -> Result<Vec<Shape>, crate::Error> {
         let mut shapes = Vec::new();
         for &payload in &self.payload {
             for &hidden in &self.hidden {
@@ -164,15 +186,6 @@ impl Args {
         shapes.retain(|s| (s.layout, s.combine) != (Layout::RankMajor, Combine::Ordered));
         if shapes.is_empty() {
             return Err("--combine ordered needs --layout expert-major".into());
-        }
-        let device = match self.device {
-            Device::Host => epwire::Device::Host,
-            Device::Cuda => epwire::Device::Cuda(0), // sizes are those of any
-        };
-        for shape in &shapes {
-            let config = shape.config(self, device);
-            epwire::Plan::new(&config, ranks)?;
-            epwire::RowShape::new(&config, ranks, shape.payload())?;
         }
         Ok(shapes)
     }
@@ -238,7 +251,7 @@ mod tests {
         let args = args("--tokens 1,2,3 --payload bf16,fp8 --combine reduced,ordered");
         let shapes = args.shapes(4).unwrap();
         assert_eq!(shapes.len(), 3 * 2 * 3, "two layouts, ordered only for one of them");
-        assert!(shapes.iter().all(|s| (s.layout, s.combine) != (Layout::RankMajor, Combine::Ordered)));
+        assert!(shapes.iter().all(|(s, _)| (s.layout, s.combine) != (Layout::RankMajor, Combine::Ordered)));
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod ranks;
 mod report;
 mod routing;
 mod samples;
+mod table;
 
 #[cfg(test)]
 #[path = "../common/options.rs"]
@@ -54,11 +55,11 @@ fn main() -> ExitCode {
 fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Error> {
     let mut measured = Vec::new();
     let mut rate: f64 = 0.0;
-    for shape in args.shapes(group.world())? {
+    for (shape, cases) in args.shapes(group.world())? {
         let mut subject = Subject::new(group, args, shape)?;
         // The best of the whole run, so that a busy moment lowers no floor.
         rate = rate.max(floor::copy_rate(group, &subject.buffer, args.threads)?);
-        for &case in &args.cases {
+        for case in cases {
             let samples = subject.run(case, args.warmup, args.iterations)?;
             if let Some(figures) = samples.figures(group)? {
                 let window = subject.buffer.plan().window_bytes;
@@ -78,7 +79,9 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
 
 /// `machine`: what the floors were made of.
 fn show(args: &Args, rows: &[Row], machine: &str) -> Result<ExitCode, Error> {
-    if args.json {
+    if args.table {
+        println!("{}", table::markdown(args, rows, machine)?);
+    } else if args.json {
         rows.iter().for_each(|row| println!("{}", serde_json::json!(row)));
     } else {
         println!("{}\n{machine}", report::table(rows));

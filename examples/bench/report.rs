@@ -108,7 +108,7 @@ impl Row {
 }
 
 /// A value of the command line, as it is written there.
-fn word(value: &impl clap::ValueEnum) -> String {
+pub fn word(value: &impl clap::ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 

@@ -22,7 +22,7 @@ const THREADS: u32 = 1024;
 pub struct Gpu {
     pub ordinal: u32,
     pub stream: Arc<CudaStream>,
-    context: Arc<CudaContext>,
+    pub context: Arc<CudaContext>,
     /// Streaming multiprocessors.
     multiprocessors: u32,
     // Loaded for the life of the process, as the primary context is.

@@ -1,6 +1,7 @@
 //! `--device cuda`: the same cases with a GPU per rank.
 
 mod gpu;
+mod gpus;
 mod moved;
 mod probe;
 mod subject;
@@ -39,16 +40,17 @@ pub fn check() -> Result<(), Error> {
 /// One rank's part, and on rank 0 the report of all.
 pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, Error> {
     let gpu = Gpu::of_rank(local_rank)?;
+    let gpus = gpus::describe(&gpu, group)?;
     let machine = Machine::probe(&gpu, group, args.graph)?;
     let mut rows = Vec::new();
-    for shape in args.shapes(group.world())? {
+    for (shape, cases) in args.shapes(group.world())? {
         let mut subject = Subject::new(&gpu, group, args, shape)?;
-        for &case in &args.cases {
+        for case in cases {
             rows.push(row(&gpu, group, &mut subject, case, args, shape, &machine)?);
         }
     }
     match group.rank() {
-        0 => show(args, &rows, &machine.to_string()),
+        0 => show(args, &rows, &format!("{gpus}; {machine}")),
         _ => Ok(ExitCode::SUCCESS), // every rank has the figures of all; the first one shows them
     }
 }

@@ -1,0 +1,41 @@
+//! Which GPUs a run had.
+
+use epwire::Group;
+
+use super::gpu::Gpu;
+use crate::Error;
+
+/// Where NVIDIA's kernel module says its version.
+const VERSION_FILES: [&str; 2] = ["/proc/driver/nvidia/version", "/sys/module/nvidia/version"];
+
+/// How many GPUs how many ranks have, their name, and the driver's version where it is told. All ranks call it.
+pub fn describe(gpu: &Gpu, group: &Group) -> Result<String, Error> {
+    let id: Vec<u8> = gpu.context.uuid()?.bytes.iter().map(|byte| byte.cast_unsigned()).collect();
+    let mut ids = group.exchange_blocking("gpus", vec![id; group.world() as usize])?;
+    ids.sort_unstable();
+    ids.dedup();
+    let text = VERSION_FILES.iter().find_map(|file| std::fs::read_to_string(file).ok());
+    let driver = text.as_deref().and_then(version).map_or_else(String::new, |v| format!(", driver {v}"));
+    Ok(format!("{} ranks on {} x {}{driver}", group.world(), ids.len(), gpu.context.name()?))
+}
+
+/// The first word that is numbers and dots.
+fn version(text: &str) -> Option<&str> {
+    text.split_whitespace().find(|word| {
+        word.contains('.')
+            && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_found_in_either_file() {
+        let module = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build\nGCC version: gcc 12.2.0";
+        assert_eq!(version(module), Some("580.82.07"));
+        assert_eq!(version("580.95\n"), Some("580.95"));
+        assert_eq!(version("x86_64 ... v1.2 3"), None);
+    }
+}
