@@ -1,6 +1,8 @@
 /* The GPU against the host, bit for bit: the same steps through epwire.h, once by host threads and once by
  * kernels, eager and as replayed graphs. Ranks are threads of this process, one to a GPU, as many as there
- * are GPUs (4 at most), then a single one. Exit code 77, with the reason, where there is no GPU. */
+ * are GPUs (8 at most), then a single one. `--ranks N`: rank r has GPU r % GPUs, and the SMs of a GPU are
+ * divided among its ranks, whose kernels wait for each other; `--sms N`: so many each. Exit code 77, with the
+ * reason, where there is no GPU. */
 #include "group.h"
 
 #define SKIPPED 77
@@ -18,7 +20,7 @@ int main(void) {
 
 #define CUDA_OK(call) CHECK_MSG((call) == cudaSuccess, "%s", cudaGetErrorString(cudaPeekAtLastError()))
 
-enum { GPUS_MAX = 4, OPAQUE = 128, OPAQUE_SCALES = 3, UNTOUCHED = 0x5a };
+enum { RANKS_LIMIT = 8, OPAQUE = 128, OPAQUE_SCALES = 3, UNTOUCHED = 0x5a };
 
 /* ---- the steps ---- */
 
@@ -110,6 +112,7 @@ static uint16_t any_bf16(uint64_t *seed) {
 
 static epw_config config_on(uint32_t rank, uint32_t ranks, int32_t device) {
     epw_config config = config_of(rank, ranks);
+    config.experts = (EXPERTS + ranks - 1) / ranks * ranks;
     config.opaque_bytes = OPAQUE + 16;
     config.device = device;
     return config;
@@ -201,8 +204,8 @@ static memory make_inputs(const epw_config *config, uint32_t index) {
     for (uint32_t i = 0; i < TOKENS * TOPK; i++) {
         uint32_t t = i / TOPK, j = i % TOPK;
         ((float *)m.at[WEIGHTS])[i] = (float)(next(&seed) % 1000) / 997.0f;
-        ids[i] =
-            (int32_t)((t * 5 + config->rank + next(&seed) % 3 + j * 3) % EXPERTS); /* distinct in a token */
+        /* distinct in a token */
+        ids[i] = (int32_t)((t * 5 + config->rank + next(&seed) % 3 + j * 3) % config->experts);
         if (next(&seed) % 8 == 0 || t == 1) ids[i] = -1;
     }
     return m;
@@ -217,6 +220,7 @@ static void free_arrays(memory *m) {
 typedef struct world {
     int32_t gpu; /* -1: the host */
     cudaStream_t streams[2];
+    pthread_barrier_t *barrier; /* of all ranks */
 } world;
 
 static memory place(const world *w, const memory *inputs) {
@@ -312,9 +316,17 @@ static void finish(const world *w) {
     for (int i = 0; i < 2; i++) CUDA_OK(cudaStreamSynchronize(w->streams[i]));
 }
 
+/* Before kernels that wait for peers are enqueued. What a rank does between two steps (allocating, freeing,
+ * clearing) waits for all that runs on its GPU: for a kernel of another rank, say, that waits for this one.
+ */
+static void meet(const world *w) {
+    pthread_barrier_wait(w->barrier);
+}
+
 static void run_eager(const world *w, epw_buffer *b, uint32_t rank, uint32_t index, const memory *m,
                       const memory *host) {
     clear_outputs(w, m);
+    meet(w);
     epw_handle handle = step(w, b, index, m, w->streams[0], w->streams[index % 3 == 0]);
     CHECK_OK(epw_await(b, handle, 60 * 1000 * MS));
     epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -335,8 +347,10 @@ static void run_graph(const world *w, epw_buffer *b, uint32_t rank, uint32_t ind
     REFUSED(epw_outcome_read(b, handle, &outcome), EPW_ERR_STATE, "outcome_read", (int)rank, -1, "captured");
     CUDA_OK(cudaStreamEndCapture(stream, &graph));
     CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA_OK(cudaGraphUpload(exec, stream));
     for (int replay = 0; replay < 3; replay++) {
         clear_outputs(w, m);
+        meet(w);
         CUDA_OK(cudaGraphLaunch(exec, stream));
         finish(w);
         compare("replayed", rank, index, m, host);
@@ -408,10 +422,11 @@ static void refusals(const world *w, epw_buffer *b, const memory *m) {
 
 typedef struct ranks_of_a_run {
     uint32_t ranks;
-    int on_gpus;
+    uint32_t gpus; /* 0: on the host */
+    uint32_t sms;  /* of each rank; 0: its part of the GPU's */
     pthread_barrier_t barrier;
-    unsigned char blobs[GPUS_MAX][GPUS_MAX][EPW_BLOB_MAX];
-    size_t lengths[GPUS_MAX][GPUS_MAX];
+    unsigned char blobs[RANKS_LIMIT][RANKS_LIMIT][EPW_BLOB_MAX];
+    size_t lengths[RANKS_LIMIT][RANKS_LIMIT];
 } ranks_of_a_run;
 
 typedef struct rank_argument {
@@ -419,35 +434,46 @@ typedef struct rank_argument {
     uint32_t rank;
 } rank_argument;
 
-static memory expected[GPUS_MAX][CASES]; /* what the host made */
+static memory expected[RANKS_LIMIT][CASES]; /* what the host made */
 
-static epw_buffer *make_connected(ranks_of_a_run *run, uint32_t rank, int32_t device) {
-    epw_config config = config_on(rank, run->ranks, device);
+static epw_buffer *make_connected(ranks_of_a_run *run, const epw_config *config) {
+    uint32_t rank = config->rank;
     epw_buffer *b = NULL;
-    CHECK_OK(epw_buffer_create(&config, &b));
-    for (uint32_t p = 0; b != NULL && p < run->ranks; p++) {
+    CHECK_OK(epw_buffer_create(config, &b));
+    if (b == NULL) exit(check_result("gpu")); /* the other ranks would wait */
+    for (uint32_t p = 0; p < run->ranks; p++) {
         if (p != rank) CHECK_OK(epw_buffer_export(b, p, run->blobs[rank][p], &run->lengths[rank][p]));
     }
     pthread_barrier_wait(&run->barrier);
-    for (uint32_t p = 0; b != NULL && p < run->ranks; p++) {
+    for (uint32_t p = 0; p < run->ranks; p++) {
         if (p != rank) CHECK_OK(epw_buffer_connect(b, p, run->blobs[p][rank], run->lengths[p][rank]));
     }
     epw_mask all = first_ranks(run->ranks);
-    if (b != NULL) CHECK_OK(epw_buffer_set_active(b, &all, 1));
+    CHECK_OK(epw_buffer_set_active(b, &all, 1));
     return b;
+}
+
+/* Of each rank: so many that the kernels of all ranks of a GPU have an SM for each of their blocks. */
+static uint32_t sms_of(const ranks_of_a_run *run, int32_t gpu) {
+    uint32_t sharing = (run->ranks + run->gpus - 1) / run->gpus;
+    int sms = 0;
+    if (run->sms > 0) return run->sms;
+    CUDA_OK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, gpu));
+    return (uint32_t)sms / sharing;
 }
 
 static void *rank_main(void *argument) {
     ranks_of_a_run *run = ((rank_argument *)argument)->run;
     uint32_t rank = ((rank_argument *)argument)->rank;
-    world w = {run->on_gpus ? (int32_t)rank : -1, {NULL, NULL}};
+    world w = {run->gpus > 0 ? (int32_t)(rank % run->gpus) : -1, {NULL, NULL}, &run->barrier};
+    epw_config config = config_on(rank, run->ranks, w.gpu);
     if (w.gpu >= 0) {
         CUDA_OK(cudaSetDevice(w.gpu));
         for (int i = 0; i < 2; i++) CUDA_OK(cudaStreamCreateWithFlags(&w.streams[i], cudaStreamNonBlocking));
+        config.sms = sms_of(run, w.gpu);
     }
-    epw_config config = config_on(rank, run->ranks, w.gpu);
-    epw_buffer *b = make_connected(run, rank, w.gpu);
-    for (uint32_t i = 0; b != NULL && i < CASES; i++) {
+    epw_buffer *b = make_connected(run, &config);
+    for (uint32_t i = 0; i < CASES; i++) {
         memory inputs = make_inputs(&config, i);
         memory m = place(&w, &inputs);
         if (w.gpu < 0) {
@@ -463,7 +489,7 @@ static void *rank_main(void *argument) {
         }
         free_arrays(&inputs);
     }
-    if (b != NULL && w.gpu >= 0) {
+    if (w.gpu >= 0) {
         epw_mask suspects;
         CHECK_OK(epw_buffer_membership(b, NULL, &suspects, NULL));
         CHECK(suspects.bits[0] == 0);
@@ -474,12 +500,13 @@ static void *rank_main(void *argument) {
     return NULL;
 }
 
-static void run_ranks(uint32_t ranks, int on_gpus) {
+static void run_ranks(uint32_t ranks, uint32_t gpus, uint32_t sms) {
     ranks_of_a_run *run = calloc(1, sizeof *run);
-    rank_argument arguments[GPUS_MAX];
-    pthread_t threads[GPUS_MAX];
+    rank_argument arguments[RANKS_LIMIT];
+    pthread_t threads[RANKS_LIMIT];
     run->ranks = ranks;
-    run->on_gpus = on_gpus;
+    run->gpus = gpus;
+    run->sms = sms;
     pthread_barrier_init(&run->barrier, NULL, ranks);
     for (uint32_t r = 0; r < ranks; r++) {
         arguments[r] = (rank_argument){run, r};
@@ -490,16 +517,34 @@ static void run_ranks(uint32_t ranks, int on_gpus) {
     free(run);
 }
 
-static void compare_worlds(uint32_t ranks) {
-    run_ranks(ranks, 0);
-    run_ranks(ranks, 1);
+static void compare_worlds(uint32_t ranks, uint32_t gpus, uint32_t sms) {
+    run_ranks(ranks, 0, 0);
+    run_ranks(ranks, gpus, sms);
     for (uint32_t r = 0; r < ranks; r++) {
         for (uint32_t i = 0; i < CASES; i++) free_arrays(&expected[r][i]);
     }
 }
 
-int main(void) {
+static int parse(int argc, char **argv, uint32_t *ranks, uint32_t *sms) {
+    for (int i = 1; i < argc; i += 2) {
+        uint32_t *to = strcmp(argv[i], "--ranks") == 0 ? ranks : strcmp(argv[i], "--sms") == 0 ? sms : NULL;
+        if (to == NULL || i + 1 == argc) {
+            fprintf(stderr, "unknown option, or no value: %s\ngpu [--ranks N] [--sms N]\n", argv[i]);
+            return 2;
+        }
+        *to = (uint32_t)strtoul(argv[i + 1], NULL, 10);
+    }
+    if (*ranks <= RANKS_LIMIT) return 0;
+    fprintf(stderr, "ranks is %u, must be at most %d\n", *ranks, RANKS_LIMIT);
+    return 2;
+}
+
+int main(int argc, char **argv) {
+    uint32_t ranks = 0, sms = 0;
     int gpus = 0;
+    if (parse(argc, argv, &ranks, &sms) != 0) return 2;
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);      /* loading later could wait for kernels that wait */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); /* a kernel that waits holds up nobody else's stream */
     cudaError_t error = cudaGetDeviceCount(&gpus);
     if (error != cudaSuccess || gpus == 0) {
         epw_config config = config_on(0, 1, 0);
@@ -508,8 +553,9 @@ int main(void) {
         printf("ignored: no GPU: %s\n", error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
         return check_result("gpu") == 0 ? SKIPPED : 1;
     }
-    compare_worlds(gpus < GPUS_MAX ? (uint32_t)gpus : GPUS_MAX);
-    if (gpus > 1) compare_worlds(1);
+    if (ranks == 0) ranks = gpus < RANKS_LIMIT ? (uint32_t)gpus : RANKS_LIMIT;
+    compare_worlds(ranks, (uint32_t)gpus, sms);
+    if (ranks > 1) compare_worlds(1, (uint32_t)gpus, 0);
     return check_result("gpu");
 }
 #endif

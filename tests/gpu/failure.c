@@ -3,8 +3,8 @@
  * survivors must see: a wait for the lost one alone ends with the deadline, with the error record filled and
  * the context usable; 100 operations more, in a graph, pay no second deadline; what is received afterwards is
  * exact, without the lost rank, beside it when it is evicted and goes on, and with its replacement, whose
- * peers replay the graphs that they captured before. Exit code 77, with the reason, where there is no GPU or
- * only one. */
+ * peers replay the graphs that they captured before. Exit code 77, with the reason, where there is no GPU, or
+ * only one and --ranks does not ask for more. */
 #include "ranks.h"
 #include "step.h"
 
@@ -21,15 +21,20 @@ enum { GRAPH_STEPS = 50 /* of two operations */ };
 static struct {
     uint32_t ranks, deadline_ms, seconds, slack_us;
     uint32_t tokens, hidden, experts_per_rank, sms;
-} options = {.deadline_ms = 200,
-             .seconds = 300,
-             .slack_us = 1000,
-             .tokens = 32,
-             .hidden = 1024,
-             .experts_per_rank = 12};
+} options = {.seconds = 500, .tokens = 32, .hidden = 1024, .experts_per_rank = 12};
 
 static const char usage[] =
-    "failure [--ranks N] [--deadline-ms N] [--slack-us N] [--seconds N (limit)] [--small]\n";
+    "failure [--ranks N] [--deadline-ms N] [--slack-us N] [--sms N] [--seconds N (limit)] [--small]\n";
+
+/* How long a silent rank may be waited for, and how much longer that may take. Where processes share a GPU
+ * they take turns on it: a kernel that waits keeps the one that it waits for off the GPU until its time slice
+ * is over, some milliseconds in each operation and at the end of each deadline. So both are then far longer.
+ */
+static void complete_options(uint32_t ranks, uint32_t gpus) {
+    int shared = ranks > gpus;
+    if (options.deadline_ms == 0) options.deadline_ms = shared ? 2000 : 200;
+    if (options.slack_us == 0) options.slack_us = shared ? 200000 : 1000;
+}
 
 /* ---- what is said ---- */
 
@@ -184,7 +189,7 @@ static void evicted(member *m) {
 }
 
 static void create(member *m, const rank_links *links, uint64_t iteration) {
-    REQUIRE_CUDA(cudaSetDevice((int)(links->rank % links->gpus)));
+    REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
     m->config = (epw_config)EPW_CONFIG_INIT;
     m->config.rank = links->rank;
     m->config.ranks = links->ranks;
@@ -193,8 +198,8 @@ static void create(member *m, const rank_links *links, uint64_t iteration) {
     m->config.experts = options.experts_per_rank * links->ranks;
     m->config.topk = 4;
     m->config.ordered = 1;
-    m->config.sms = options.sms;
-    m->config.device = (int32_t)(links->rank % links->gpus);
+    m->config.sms = options.sms > 0 ? options.sms : ranks_sms(links, 1, 0);
+    m->config.device = ranks_gpu(links);
     m->config.deadline_ns = deadline();
     REQUIRE_OK(epw_buffer_create(&m->config, &m->buffer));
     step_open(&m->lane, m->buffer, &m->config, 1, 0, EPW_PAYLOAD_FP8_F32, iteration, 1, 0);
@@ -285,6 +290,7 @@ static void obey(member *m, const rank_links *links, message *in) {
 static int member_main(const rank_links *links) {
     static member m;
     message in;
+    complete_options(links->ranks, links->gpus);
     do {
         REQUIRE(ranks_hear(links->to[0], &in, sizeof in) == sizeof in, "half a message");
         obey(&m, links, &in);
@@ -421,8 +427,9 @@ static void run(world *w, const scenario *s) {
     uint64_t loss_ns = w->slowest_ns;
     all_do(w, survivors, (message){.what = REPLAY, .peer = w->victim});
     uint64_t replay_ns = w->slowest_ns;
-    REQUIRE(replay_ns < deadline() / 2, "%s: a graph without the lost rank takes %llu us, %llu before",
-            s->name, (unsigned long long)(replay_ns / 1000), (unsigned long long)(usual_ns / 1000));
+    REQUIRE(replay_ns < usual_ns + deadline() / 2,
+            "%s: a graph without the lost rank takes %llu us, %llu before", s->name,
+            (unsigned long long)(replay_ns / 1000), (unsigned long long)(usual_ns / 1000));
     all_do(w, survivors, (message){.what = ACTIVATE, .mask = survivors, .epoch = 2});
     all_do(w, survivors, (message){.what = STEPS, .count = 8});
     if (s->signal == SIGSTOP) resume(w, s, survivors);
@@ -461,6 +468,7 @@ static int parse(int argc, char **argv) {
         uint32_t *to = strcmp(argv[i], "--ranks") == 0         ? &options.ranks
                        : strcmp(argv[i], "--deadline-ms") == 0 ? &options.deadline_ms
                        : strcmp(argv[i], "--slack-us") == 0    ? &options.slack_us
+                       : strcmp(argv[i], "--sms") == 0         ? &options.sms
                        : strcmp(argv[i], "--seconds") == 0     ? &options.seconds
                                                                : NULL;
         if (to == NULL) {
@@ -480,6 +488,7 @@ int main(int argc, char **argv) {
     world w = {.ranks = options.ranks, .argv = argv};
     int ended = ranks_begin(member_main, 2, &w.ranks, &w.gpus, argv);
     if (ended >= 0) return ended;
+    complete_options(w.ranks, w.gpus);
     for (uint32_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
         w.victim = i % w.ranks;
         run(&w, &scenarios[i]);

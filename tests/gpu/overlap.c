@@ -12,8 +12,7 @@ enum { BUFFERS = 2, PRODUCTS_AHEAD = 4, SEGMENTS_AHEAD = 4 };
 
 static struct {
     uint32_t ranks, processes, sms, segments, products, n, tokens, hidden, experts_per_rank, topk, seconds;
-} options = {.sms = 16,
-             .segments = 100,
+} options = {.segments = 100,
              .products = 50,
              .n = 4096,
              .tokens = 128,
@@ -99,8 +98,8 @@ static epw_config config_of(const rank_links *links) {
     config.topk = options.topk;
     config.lanes = 1;
     config.ordered = 1;
-    config.device = (int32_t)(links->rank % links->gpus);
-    config.sms = options.sms;
+    config.device = ranks_gpu(links);
+    config.sms = options.sms > 0 ? options.sms : ranks_sms(links, BUFFERS, 16);
     config.deadline_ns = 60 * 1000 * MS;
     return config;
 }
@@ -151,7 +150,7 @@ static uint64_t replay_beside(const rank_links *links, step_lane lanes[BUFFERS],
 }
 
 static int rank_main(const rank_links *links) {
-    REQUIRE_CUDA(cudaSetDevice((int)(links->rank % links->gpus)));
+    REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
     epw_config config = config_of(links);
     epw_buffer *buffers[BUFFERS];
     step_lane lanes[BUFFERS];
@@ -194,7 +193,7 @@ static int rank_main(const rank_links *links) {
     if (links->rank == 0) {
         printf("overlap: OK ranks=%u buffers=%d sms=%u steps=%u rows=%llu wrong=0 gemm_alone_ms=%.3f "
                "gemm_beside_ms=%.3f slowdown=%.2f slowest_rank=%.2f step_us=%.1f\n",
-               links->ranks, BUFFERS, options.sms, options.segments * STEP_KINDS * BUFFERS,
+               links->ranks, BUFFERS, config.sms, options.segments * STEP_KINDS * BUFFERS,
                (unsigned long long)rows, alone, beside, beside / alone, (double)slowest / 1000, step_us);
     }
     return 0;

@@ -29,7 +29,8 @@ static void too_long(int signal) {
 }
 
 void ranks_limit(const char *name, uint32_t seconds) {
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* loading later could wait for kernels that wait */
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);      /* loading later could wait for kernels that wait */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); /* a kernel that waits holds up nobody else's stream */
     program = name;
     signal(SIGALRM, too_long);
     alarm(seconds);
@@ -54,6 +55,18 @@ static uint32_t count_gpus(char **argv) {
     int status = 0;
     REQUIRE(waitpid(child, &status, 0) == child, "waitpid: %s", strerror(errno));
     return WIFEXITED(status) ? (uint32_t)WEXITSTATUS(status) : 0;
+}
+
+int32_t ranks_gpu(const rank_links *links) {
+    return (int32_t)(links->rank % links->gpus);
+}
+
+uint32_t ranks_sms(const rank_links *links, uint32_t buffers, uint32_t most) {
+    uint32_t sharing = (links->ranks + links->gpus - 1) / links->gpus;
+    int sms = 0;
+    REQUIRE_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, ranks_gpu(links)));
+    uint32_t share = (uint32_t)sms / (sharing * buffers);
+    return most > 0 && most < share ? most : share;
 }
 
 /* ---- starting ---- */
@@ -170,7 +183,7 @@ int ranks_begin(rank_body *body, uint32_t least, uint32_t *ranks, uint32_t *gpus
         printf("ignored: %u GPUs where %u are needed, one to a rank\n", *gpus, least);
         return EXIT_SKIPPED;
     }
-    if (*ranks == 0) *ranks = *gpus < 4 ? *gpus : 4;
+    if (*ranks == 0) *ranks = *gpus < RANKS_LIMIT ? *gpus : RANKS_LIMIT;
     REQUIRE(*ranks >= least && *ranks <= RANKS_LIMIT, "ranks is %u, must be from %u to %d", *ranks, least,
             RANKS_LIMIT);
     return -1;

@@ -1,5 +1,8 @@
-/* Ranks as threads of one process or as processes, one to a GPU, and what they say to each other outside the
- * buffers: a socket from each to each. */
+/* Ranks as threads of one process or as processes, and what they say to each other outside the buffers: a
+ * socket from each to each. Rank r has GPU r % gpus. Where there are more ranks than GPUs, kernels wait for
+ * those of other ranks of the same GPU. Threads of one process must then all have room on it at once: see
+ * ranks_sms. Processes take turns on it, unless MPS is there: a kernel that waits spends the rest of its time
+ * slice, some milliseconds, before the one that it waits for goes on. */
 #ifndef EPW_TESTS_RANKS_H
 #define EPW_TESTS_RANKS_H
 
@@ -17,6 +20,13 @@ typedef struct rank_links {
 /* What a rank does; returns the exit code. */
 typedef int rank_body(const rank_links *links);
 
+/* The GPU of a rank, by its ordinal. */
+int32_t ranks_gpu(const rank_links *links);
+
+/* What config.sms must be, so that the kernels of all lanes of `buffers` buffers of each rank of the GPU have
+ * an SM for each of their blocks. `most`: no more than so many; 0: no such bound. */
+uint32_t ranks_sms(const rank_links *links, uint32_t buffers, uint32_t most);
+
 /* Main begins with gpus_main if the only argument is --count-gpus: GPUs are counted in a process of its own,
  * since who starts processes must not have used CUDA. Returns their number, 0 with the reason printed. */
 int gpus_main(void);
@@ -25,7 +35,7 @@ int gpus_main(void);
 void ranks_limit(const char *name, uint32_t seconds);
 
 /* Then, in a process that was started to be a rank, runs body. In the program that was started by hand counts
- * the GPUs and completes *ranks (0: one to a GPU, four at most), of which at least `least` are needed.
+ * the GPUs and completes *ranks (0: one to a GPU, RANKS_LIMIT at most), of which at least `least` are needed.
  * Returns the exit code, or -1 if main is to go on and start the ranks. */
 int ranks_begin(rank_body *body, uint32_t least, uint32_t *ranks, uint32_t *gpus, char **argv);
 

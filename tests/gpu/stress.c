@@ -80,9 +80,8 @@ static epw_config config_of(const rank_links *links) {
     config.topk = options.topk;
     config.lanes = LANES;
     config.ordered = 1;
-    config.device = (int32_t)(links->rank % links->gpus);
-    config.sms = options.sms;
-    if (options.sms == 0 && links->ranks > links->gpus) config.sms = 8; /* GPUs are shared */
+    config.device = ranks_gpu(links);
+    config.sms = options.sms > 0 ? options.sms : ranks_sms(links, 1, 0);
     config.deadline_ns = (options.small ? 120 : 20) * 1000 * MS;
     return config;
 }
@@ -124,7 +123,7 @@ static uint64_t finish_lane(step_lane *l, uint64_t iterations) {
 }
 
 static int rank_main(const rank_links *links) {
-    REQUIRE_CUDA(cudaSetDevice((int)(links->rank % links->gpus)));
+    REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
     epw_config config = config_of(links);
     epw_buffer *buffer = NULL;
     REQUIRE_OK(epw_buffer_create(&config, &buffer));
