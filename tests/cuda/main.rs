@@ -1,4 +1,4 @@
-//! Buffers on GPUs: against host buffers, bit for bit, and what only they do. Ranks are threads of this process, one to a GPU, 4
+//! Buffers on GPUs: against host buffers, bit for bit, and what only they do. Ranks are threads of this process, one to a GPU, 8
 //! at most; with one GPU, a single rank. Tests that need a GPU are ignored where there is none, and stderr says why.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
@@ -59,7 +59,7 @@ fn alone() -> Result<EpBuffer, Error> {
 fn gpus() -> Result<u32, String> {
     alone().map_err(|error| error.to_string())?;
     let count = CudaContext::device_count().map_err(|error| error.to_string())?;
-    Ok(count.clamp(1, 4) as u32)
+    Ok(count.clamp(1, 8) as u32)
 }
 
 fn without_a_gpu_creating_says_what_is_missing() {
