@@ -146,7 +146,8 @@ epw_handle step_dispatch(step_lane *l, step_kind kind, uint32_t tokens) {
     out.row_experts = rank_major ? m->row_experts : NULL;
     out.row_weights = rank_major ? m->row_weights : NULL;
     out.expert_rows = rank_major ? m->expert_rows : NULL;
-    out.expert_totals = m->expert_totals;
+    /* A kernel that has something to add up ends otherwise than one that has not. */
+    out.expert_totals = l->lane == 0 ? m->expert_totals : NULL;
     out.stream = l->stream;
     epw_handle handle = 0;
     REQUIRE_OK(epw_dispatch(l->buffer, &in, kind.split ? NULL : &out, &handle, NULL));
