@@ -118,6 +118,19 @@ pub enum Path {
     Ipc,
 }
 
+impl std::fmt::Display for Path {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::SelfRank => "self",
+            Self::Thread => "thread",
+            Self::SharedMemory => "shared memory",
+            Self::Vmm => "VMM",
+            Self::Ipc => "CUDA IPC",
+        })
+    }
+}
+
 /// Where tokens, outputs and the window are, and who moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Device {

@@ -48,10 +48,11 @@ On GPUs (--device cuda):
   of the slowest rank; fastest and middle are medians too. GB/s: bytes that the busiest rank sends to others / p50.
     --graph     a graph of 50 operations, replayed. All ranks meet before each replay; the one that is timed follows one that
                 is not, so that the ranks are in step. dispatch and pair: time of the graph / 50. combine: each combine of 50
-                dispatches and combines between two events of the graph, on average, less what two events with nothing
-                between them are apart; launches do not overlap there as they do in the pair
+                dispatches and combines between two stamps, on average, less what two stamps with nothing between them are
+                apart. A stamp is a kernel that writes the GPU's clock down when those before it have ended; it is set up
+                early as epwire's own are, and keeps none from being so. kernel us: dispatch alone, or combine, by stamps
     otherwise   operations enqueued one after the other, each between two events
-    --split     a graph of 50 operations in halves, each half between two events as above, with pauses of 100 us between
+    --split     a graph of 50 operations in halves, each half between two stamps as above, with pauses of 100 us between
                 them; the median of each replay
     --table     both, for the cases of the README's table, one row each; windows are those that the plan says
   Before a case is timed, some of its operations are checked as on the host, and another one after it. What timed ones

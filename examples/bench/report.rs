@@ -46,11 +46,20 @@ pub struct OnGpu {
     pub middle_us: f64,
     /// Bytes that the busiest rank sends to others, over p50, in 1e9 bytes a second.
     pub nvlink_gbs: f64,
+    /// With graphs: the slowest rank's median time of the operation's own kernel, between two stamps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel_us: Option<f64>,
     /// The slowest rank's median time of each half.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub send_us: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub receive_us: Option<f64>,
+    /// What the floor is made of, measured in the same run: 1e9 bytes a second that each GPU stores to all others at once
+    /// (none alone), a signal one way, and from kernel to kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store_gbs: Option<f64>,
+    pub signal_us: f64,
+    pub gap_us: f64,
 }
 
 /// How operations on GPUs were timed.
@@ -142,7 +151,7 @@ pub fn table(rows: &[Row]) -> Table {
         "window MiB",
     ];
     if on_gpus {
-        header.extend(["fastest us", "middle us", "GB/s"]);
+        header.extend(["fastest us", "middle us", "kernel us", "GB/s"]);
     }
     if split {
         header.extend(["send us", "receive us"]);
@@ -167,10 +176,13 @@ pub fn table(rows: &[Row]) -> Table {
             row.wrong.to_string(),
             format!("{:.1}", row.window_bytes as f64 / f64::from(1 << 20)),
         ];
-        if let Some(OnGpu { fastest_us, middle_us, nvlink_gbs, send_us, receive_us, .. }) = &row.gpu {
-            cells.extend([us(*fastest_us), us(*middle_us), format!("{nvlink_gbs:.0}")]);
+        if let Some(OnGpu { fastest_us, middle_us, kernel_us, nvlink_gbs, send_us, receive_us, .. }) =
+            &row.gpu
+        {
+            let there = |time: &Option<f64>| time.map_or_else(String::new, us);
+            cells.extend([us(*fastest_us), us(*middle_us), there(kernel_us), format!("{nvlink_gbs:.0}")]);
             if split {
-                cells.extend([send_us, receive_us].map(|half| half.map_or_else(String::new, us)));
+                cells.extend([there(send_us), there(receive_us)]);
             }
         }
         table.add_row(cells);
@@ -223,8 +235,12 @@ pub mod tests {
             fastest_us: 1.0,
             middle_us: 2.0,
             nvlink_gbs: 300.0,
+            kernel_us: Some(1.5),
             send_us: Some(4.0),
             receive_us: None,
+            store_gbs: None,
+            signal_us: 1.25,
+            gap_us: 0.5,
         };
         let row = Row { gpu: Some(gpu), device: Device::Cuda, ..row(Case::Dispatch, 1, 3.0, 0) };
         let value = serde_json::json!(row);

@@ -170,8 +170,12 @@ mod tests {
                     fastest_us: 19.0,
                     middle_us: 19.5,
                     nvlink_gbs: 300.0,
+                    kernel_us: None,
                     send_us: halves,
                     receive_us: halves,
+                    store_gbs: Some(350.0),
+                    signal_us: 1.25,
+                    gap_us: 0.5,
                 };
                 let row = Row::new(args.device, 8, shape, cases[0], &figures, 10.0, 1 << 20);
                 Row { gpu: Some(gpu), ..row }

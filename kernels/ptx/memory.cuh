@@ -1,4 +1,5 @@
 // Loads, stores, atomics and fences whose name says scope and order. All inline PTX of the kernels lives in this folder.
+// Nothing is read by ld.global.nc: peers write windows, and the kernels before write inputs, while these kernels are there.
 #pragma once
 
 #include <cstdint>

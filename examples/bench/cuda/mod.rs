@@ -42,15 +42,16 @@ pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, 
     let gpu = Gpu::of_rank(local_rank)?;
     let gpus = gpus::describe(&gpu, group)?;
     let machine = Machine::probe(&gpu, group, args.graph)?;
-    let mut rows = Vec::new();
+    let (mut rows, mut paths) = (Vec::new(), Vec::new());
     for (shape, cases) in args.shapes(group.world())? {
         let mut subject = Subject::new(&gpu, group, args, shape)?;
+        paths = (0..group.world()).map(|peer| subject.buffer.path(peer).to_string()).collect();
         for case in cases {
             rows.push(row(&gpu, group, &mut subject, case, args, shape, &machine)?);
         }
     }
     match group.rank() {
-        0 => show(args, &rows, &format!("{gpus}; {machine}")),
+        0 => show(args, &rows, &format!("{gpus}; rank 0 reaches them by {}; {machine}", paths.join(", "))),
         _ => Ok(ExitCode::SUCCESS), // every rank has the figures of all; the first one shows them
     }
 }
@@ -72,12 +73,14 @@ fn row(
     subject.renew()?;
     let times = timing::time(gpu, group, subject, case, args)?;
     wrong += subject.wrong_after_timing(case)?;
+    let kernels = timing::kernels(gpu, group, subject, case, args)?;
     let halves = if args.split { Halves::time(gpu, group, subject, case, args)? } else { None };
     wrong += subject.check(case)?;
 
     let all = gather(group, &times)?;
     let wrong = gather(group, &[wrong as f64])?.iter().flatten().sum::<f64>() as u64;
     let slowest = |times: Vec<Vec<f64>>| times.into_iter().map(middle).fold(0.0, f64::max) / 1e3;
+    let kernel_us = kernels.map(|times| gather(group, &times)).transpose()?.map(slowest);
     let (mut send_us, mut receive_us) = (None, None);
     if let Some(Halves { send, receive }) = halves {
         send_us = Some(slowest(gather(group, &send)?));
@@ -95,8 +98,12 @@ fn row(
         fastest_us: medians.first().copied().unwrap_or(0.0) / 1e3,
         middle_us: middle(medians) / 1e3,
         nvlink_gbs: moved.sent as f64 / figures.p50_us / 1e3,
+        kernel_us,
         send_us,
         receive_us,
+        store_gbs: machine.rate.is_finite().then_some(machine.rate / 1e9),
+        signal_us: machine.signal_us,
+        gap_us: machine.gap_us,
     };
     let window = subject.buffer.plan().window_bytes;
     let row = Row::new(Device::Cuda, group.world(), &shape, case, &figures, floor_us, window);

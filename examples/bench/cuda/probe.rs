@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn the_source_has_the_kernels_that_are_looked_up() {
         let source = include_str!("probe.ptx");
-        for name in ["empty", "pause", "store", "ping"] {
+        for name in ["empty", "pause", "stamp", "store", "ping"] {
             assert!(source.contains(&format!(".visible .entry {name}(")), "{name}");
         }
     }

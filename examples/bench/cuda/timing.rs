@@ -26,7 +26,7 @@ pub fn time(
     args: &Args,
 ) -> Result<Vec<f64>, Error> {
     match (args.graph, case) {
-        (true, Case::Combine) => combines_of_graph(gpu, group, subject, args),
+        (true, Case::Combine) => kernels_of_graph(gpu, group, subject, case, args),
         (true, Case::Dispatch | Case::Pair) => whole_graph(gpu, group, subject, case, args),
         (false, _) => eager(gpu, group, subject, case, args),
     }
@@ -84,18 +84,43 @@ fn whole_graph(
     Ok(replays.iter().map(|time| time / OPERATIONS as f64).collect())
 }
 
-/// A graph of dispatches and combines, of which only the combines count.
-fn combines_of_graph(
+/// Nanoseconds of the one kernel of a dispatch or combine, among those of a graph. Nothing for the pair, or without graphs. All
+/// ranks call it.
+pub fn kernels(
     gpu: &Gpu,
     group: &Group,
     subject: &Subject<'_>,
+    case: Case,
+    args: &Args,
+) -> Result<Option<Vec<f64>>, Error> {
+    if case == Case::Pair || !args.graph {
+        return Ok(None);
+    }
+    kernels_of_graph(gpu, group, subject, case, args).map(Some)
+}
+
+/// A graph of dispatches, each given up or combined, of which only `case` itself counts.
+fn kernels_of_graph(
+    gpu: &Gpu,
+    group: &Group,
+    subject: &Subject<'_>,
+    case: Case,
     args: &Args,
 ) -> Result<Vec<f64>, Error> {
     let stamps = Stamps::new(gpu)?;
-    let graph = gpu.capture(|| {
-        (0..OPERATIONS)
-            .try_for_each(|i| operation(subject, Case::Combine, |edge| stamps.enqueue(gpu, i, edge)))
-    })?;
+    let alone = |i: usize| {
+        let edge = |edge| stamps.enqueue(gpu, i, edge);
+        match case {
+            Case::Dispatch => {
+                edge(0)?;
+                let dispatched = subject.dispatch()?;
+                edge(1)?;
+                subject.release(dispatched)
+            }
+            Case::Combine | Case::Pair => operation(subject, case, edge),
+        }
+    };
+    let graph = gpu.capture(|| (0..OPERATIONS).try_for_each(alone))?;
     replay(gpu, group, subject, &graph, args, |_, _| {
         let times = stamps.between(gpu)?;
         Ok(times.iter().sum::<f64>() / OPERATIONS as f64)
