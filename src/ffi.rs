@@ -370,6 +370,16 @@ impl Buffer {
         Ok(())
     }
 
+    /// On a GPU: lets `stream` wait for the handle's last call.
+    ///
+    /// # Safety
+    /// `stream` is one of the buffer's GPU.
+    pub(crate) unsafe fn stream_wait(&self, handle: sys::epw_handle, stream: *mut c_void) -> Result<()> {
+        // SAFETY: by this function's contract; a handle that the lane has left is refused.
+        check(unsafe { sys::epw_stream_wait(self.0.as_ptr(), handle, stream) })?;
+        Ok(())
+    }
+
     /// On a GPU: how the handle's last call ended, `None` if it has not run yet.
     pub(crate) fn outcome(&self, handle: sys::epw_handle) -> Result<Option<sys::epw_outcome>> {
         let mut outcome = empty_outcome();

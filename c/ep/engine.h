@@ -54,6 +54,7 @@ typedef struct epw_engine {
     epw_status (*poll)(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
     epw_status (*ready)(epw_buffer *b, epw_handle handle);
     epw_status (*await)(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);
+    epw_status (*stream_wait)(epw_buffer *b, epw_handle handle, void *stream);
     epw_status (*outcome_read)(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
     epw_status (*take_errors)(epw_buffer *b, epw_error_record *records, uint32_t capacity, uint32_t *count,
                               uint64_t *lost);

@@ -61,6 +61,7 @@ epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *stream);
 epw_status epw_gpu_call_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
 epw_status epw_gpu_call_ready(epw_buffer *b, epw_handle handle);
 epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);
+epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stream);
 epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
 epw_status epw_gpu_call_take_errors(epw_buffer *b, epw_error_record *records, uint32_t capacity,
                                     uint32_t *count, uint64_t *lost);

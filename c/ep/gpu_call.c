@@ -3,8 +3,8 @@
  * calls; what the kernels find is their own (kernels/comm/context.h), which replays of graphs change too.
  *
  * Order. An eager call leaves the lane's event behind its kernel; the next eager call, if on another stream,
- * lets that wait for the event. Under capture neither is done: an event of outside can not be waited for
- * inside, and replays are ordered by the caller. */
+ * lets that wait for the event; epw_stream_wait lets any stream wait for it. Under capture neither is done:
+ * an event of outside can not be waited for inside, and replays are ordered by the caller. */
 #ifdef EPW_CUDA
 #include "ep/gpu.h"
 
@@ -435,6 +435,23 @@ epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout
     cudaEvent_t event = b->gpu->lanes[epw_lane_index(b, lane)].event;
     pthread_mutex_unlock(&lane->lock);
     return epw_gpu_await_event(b, event, timeout_ns, epw_at(b, "await"));
+}
+
+epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stream) {
+    epw_lane *lane = NULL;
+    epw_status status = find_last(b, "stream_wait", handle, &lane);
+    if (status != EPW_OK) return status;
+    enqueuing e = enqueuing_of(b, lane, "stream_wait", stream);
+    status = enqueue_begin(&e, 0);
+    if (status == EPW_OK) epw_cuda_leave();
+    if (status == EPW_OK && e.captured) {
+        status =
+            epw_fail(EPW_ERR_STATE, e.where,
+                     "the stream is under capture, where an event of outside can not be waited for: let the "
+                     "stream that launches the graph wait");
+    }
+    pthread_mutex_unlock(&lane->lock);
+    return status;
 }
 
 /* Copies the lane's report to the host. Its writer is a block of the half's kernel; nothing of the lane runs

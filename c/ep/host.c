@@ -95,6 +95,13 @@ static epw_mask host_suspects(const epw_buffer *b) {
 
 /* ---- what only a GPU has ---- */
 
+static epw_status host_stream_wait(epw_buffer *b, epw_handle handle, void *stream) {
+    (void)handle;
+    (void)stream;
+    return epw_fail(EPW_ERR_STATE, epw_at(b, "stream_wait"),
+                    "on the host device calls are on no stream: see epw_await and epw_poll");
+}
+
 static epw_status host_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
     (void)handle;
     (void)outcome;
@@ -127,6 +134,7 @@ const epw_engine epw_engine_host = {
     .poll = epw_host_poll,
     .ready = epw_host_ready,
     .await = epw_host_await,
+    .stream_wait = host_stream_wait,
     .outcome_read = host_outcome_read,
     .take_errors = host_take_errors,
 };

@@ -283,6 +283,11 @@ epw_status epw_next_combine_buffer(epw_buffer *b, epw_handle handle, epw_rows_vi
     return status;
 }
 
+epw_status epw_stream_wait(epw_buffer *b, epw_handle handle, void *stream) {
+    epw_status status = check_buffer(b, "stream_wait");
+    return status == EPW_OK ? b->engine->stream_wait(b, handle, stream) : status;
+}
+
 epw_status epw_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
     epw_status status = check_buffer(b, "outcome_read");
     return status == EPW_OK ? b->engine->outcome_read(b, handle, outcome) : status;

@@ -519,17 +519,30 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  *   peers or membership and before the buffer's end, replays must have run; what eager calls have enqueued is
  *   waited for, up to the deadline (then EPW_ERR_TIMEOUT; epw_buffer_destroy waits for eight of them, and
  *   leaves the memory to the end of the process if the GPU is still not done with it).
+ * - A handle of a captured dispatch is ended by a captured combine or release, in the same graph or another.
+ *   For two graphs, keep the handle from one capture to the other, then replay them in turns, on one stream
+ *   or with an event of the program between. A release outside captures runs at once, before any replay.
  * - topk_weights of an ordered combine must stay valid until its receiving half has run.
  * - Addresses are aligned to their element, contributions to 4 bytes; x, rows, expert_out and out to 16, and
  *   x_stride is a multiple of 16.
  * - Kernels wait for those of peers. What the program must leave alone meanwhile (loading kernels, calls that
  *   synchronise, streams that share a hardware queue) is in README.md, "On GPUs".
  * - epw_poll and epw_ready do not apply. epw_await waits for the handle's last eager call to have run, and
- *   returns EPW_PENDING if timeout_ns is over first; like epw_outcome_read, also for a consumed handle. */
+ *   returns EPW_PENDING if timeout_ns is over first; like epw_outcome_read, also for a consumed handle. To
+ *   wait on another stream: epw_stream_wait. */
 
 /* epw_release with the stream that the release is enqueued on; epw_release takes that of the handle's last
  * call. The host device ignores `stream`. */
 EPW_API epw_status epw_release_on(epw_buffer *buffer, epw_handle handle, void *stream);
+
+/* CUDA: lets `stream` (as in a call; of the buffer's GPU) wait for what calls have enqueued so far on the
+ * handle's lane: what is enqueued on it later runs after that. Enqueues nothing where that is so already, on
+ * the stream of the lane's last call. Also for a consumed handle, until the lane's next dispatch. The host
+ * waits for nothing; any thread, also beside one that drives the handle.
+ * EPW_ERR_INVALID: not a handle of this buffer. EPW_ERR_STATE: the lane has gone on to another dispatch; the
+ * handle's last call was captured, or `stream` is under capture (order such streams by events of the program,
+ * captured with the calls, or around the graph's launch); the buffer is on the host. */
+EPW_API epw_status epw_stream_wait(epw_buffer *buffer, epw_handle handle, void *stream);
 
 /* CUDA: the outcome of the last half that was enqueued for `handle`: EPW_PENDING if the GPU has not come so
  * far. Also for a consumed handle, until the lane's next dispatch. Not for captured calls: their outcomes are

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use super::StreamRef;
+use super::view::check_origins;
 use crate::buffer::{EpBuffer, Inner};
 use crate::error::{Error, Failure, Result};
 use crate::ffi::Progress;
@@ -12,7 +14,8 @@ use crate::outcome::{ErrorRecord, Outcome};
 use crate::sys;
 
 /// The last call that was enqueued for a handle, and those before it: wait on the host for the GPU to have run them, then ask
-/// how it ended. On a stream there is nothing to wait for: what comes later on it comes later.
+/// how it ended; or let another stream wait for them. The stream of the call itself needs no wait: what comes later on it
+/// runs later.
 ///
 /// Valid until the lane's next dispatch is enqueued, and not for captured calls: [`Error::State`]. Cheap to clone; `Send`
 /// and `Sync`. Keeps its buffer alive.
@@ -58,6 +61,19 @@ impl Completion {
             Poll::Pending
         })
         .await
+    }
+
+    /// Lets `stream` wait for it: what is enqueued there from now on runs after it. Returns at once, and enqueues nothing on
+    /// the stream of the call itself.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: a stream of another GPU. [`Error::State`]: as above, or `stream` is under capture. Order
+    /// the streams of a capture by events captured with them, or let the stream that launches the graph wait.
+    pub fn wait_on(&self, stream: StreamRef<'_>) -> Result<()> {
+        let device = self.inner.gpu("stream_wait")?;
+        check_origins("stream_wait", self.inner.rank, std::iter::empty(), device, &stream)?;
+        // SAFETY: a stream of the buffer's GPU, as its maker has promised or was checked.
+        unsafe { self.inner.ffi.stream_wait(self.handle, stream.raw) }
     }
 
     /// How it ended, `None` if it has not run yet. Copies some hundred bytes from the GPU, which takes microseconds, or as

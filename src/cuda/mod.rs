@@ -12,7 +12,7 @@
 //! memory. What comes later on that stream sees its results: nothing else is needed to wait for it there. Operations of a
 //! lane run in the order of the calls; where the stream differs from that of the lane's call before, an event is waited for.
 //! Everything is enqueued from the calling thread, so [`StreamRef::per_thread`] means that thread's own. [`Completion`] waits on
-//! the host.
+//! the host, or lets another stream wait ([`Completion::wait_on`]).
 //!
 //! Kernels wait on the GPU for those of peers. What the program must leave alone meanwhile (loading kernels, calls that
 //! synchronise, streams that share a hardware queue) is in the README, "On GPUs".
@@ -26,8 +26,11 @@
 //! # Graphs
 //! Calls on a stream under capture are captured. `n` is frozen then: rows of -1 ids move nothing. A deadline of the call is
 //! refused; the caller orders replays, and keeps the memory, also that of cudarc's slices, for as long as the graph may be
-//! replayed. Handles belong to the calls, not to replays: end them inside the capture, by a combine or by `release_on`.
-//! Dropping one releases it on the stream of its last call, whatever that stream is doing by then: still under capture,
+//! replayed. Handles belong to the calls, not to replays: end one whose dispatch was captured by a captured combine or
+//! `release_on`, in the same graph or another. For two graphs, keep the handle from the end of one capture to the other, then
+//! replay them in turns, on one stream or with an event of the program between: a replay out of turn moves nothing and leaves
+//! a record ([`Cause::Held`](crate::Cause::Held)).
+//! Dropping a handle releases it on the stream of its last call, whatever that stream is doing by then: still under capture,
 //! the release becomes part of the graph; no longer, it runs at once and gives up what the graph has not run yet. A captured call
 //! has no [`Completion`] outcome: look at `contributions` and [`EpBuffer::take_errors`](crate::EpBuffer::take_errors).
 //! cudarc's event tracking can not be captured: switch it off (`CudaContext::disable_event_tracking`) for what a graph uses.

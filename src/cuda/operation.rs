@@ -64,7 +64,7 @@ impl EpBuffer {
 
 impl Inner {
     /// The ordinal of the buffer's GPU.
-    fn gpu(&self, operation: &str) -> Result<u32> {
+    pub(super) fn gpu(&self, operation: &str) -> Result<u32> {
         match self.config.device {
             Device::Cuda(ordinal) => Ok(ordinal),
             Device::Host => {

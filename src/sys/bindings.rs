@@ -1122,6 +1122,20 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
+    /** CUDA: lets `stream` (as in a call; of the buffer's GPU) wait for what calls have enqueued so far on the
+ handle's lane: what is enqueued on it later runs after that. Enqueues nothing where that is so already, on
+ the stream of the lane's last call. Also for a consumed handle, until the lane's next dispatch. The host
+ waits for nothing; any thread, also beside one that drives the handle.
+ EPW_ERR_INVALID: not a handle of this buffer. EPW_ERR_STATE: the lane has gone on to another dispatch; the
+ handle's last call was captured, or `stream` is under capture (order such streams by events of the program,
+ captured with the calls, or around the graph's launch); the buffer is on the host.*/
+    pub fn epw_stream_wait(
+        buffer: *mut epw_buffer,
+        handle: epw_handle,
+        stream: *mut ::core::ffi::c_void,
+    ) -> epw_status;
+}
+unsafe extern "C" {
     /** CUDA: the outcome of the last half that was enqueued for `handle`: EPW_PENDING if the GPU has not come so
  far. Also for a consumed handle, until the lane's next dispatch. Not for captured calls: their outcomes are
  in `contributions` and epw_take_errors. outcome [out].*/

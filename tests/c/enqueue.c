@@ -28,7 +28,9 @@ static struct fake {
     int failing;  /* what a launch returns */
     int hangs;    /* after the membership kernel is enqueued, nothing runs any more */
     int launches, records, waits;
-    void *stream; /* of the last launch */
+    void *stream;       /* of the last launch */
+    void *waiting;      /* the stream that waits last, */
+    cudaEvent_t waited; /* and for what */
     uint32_t blocks;
     epw_dispatch_args dispatch;
     epw_combine_args combine;
@@ -66,9 +68,10 @@ static cudaError_t fake_stream_id(cudaStream_t stream, unsigned long long *id) {
     return cudaSuccess;
 }
 static cudaError_t fake_wait_event(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-    (void)stream;
-    CHECK(event != NULL && flags == 0);
+    CHECK(event != NULL && flags == 0 && fake.depth == 1);
     fake.waits++;
+    fake.waiting = stream;
+    fake.waited = event;
     return cudaSuccess;
 }
 static cudaError_t fake_memcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
@@ -208,6 +211,7 @@ static int fake_set_active(const epw_membership_args *args, void *stream) {
 #define epw_gpu_call_poll             tested_poll
 #define epw_gpu_call_ready            tested_ready
 #define epw_gpu_call_await            tested_await
+#define epw_gpu_call_stream_wait      tested_stream_wait
 #define epw_gpu_call_outcome_read     tested_outcome_read
 #define epw_gpu_call_take_errors      tested_take_errors
 extern const epw_engine tested_engine;
@@ -336,6 +340,75 @@ static void streams_follow_each_other(void) {
     destroy(&g);
 }
 
+static void another_stream_waits_for_a_lane(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_handle first = dispatch_on(b, FIRST_STREAM, 0), second = dispatch_on(b, FIRST_STREAM, 1);
+    CHECK_OK(epw_stream_wait(b, first, FIRST_STREAM));
+    CHECK_MSG(fake.waits == 0, "%d waits on the stream of the call itself", fake.waits);
+    CHECK_OK(epw_stream_wait(b, second, SECOND_STREAM));
+    CHECK(fake.waits == 1 && fake.waiting == SECOND_STREAM && fake.waited == b->gpu->lanes[1].event);
+    CHECK_OK(epw_stream_wait(b, first, NULL));
+    CHECK(fake.waits == 2 && fake.waiting == NULL && fake.waited == b->gpu->lanes[0].event);
+    CHECK_OK(epw_release(b, first));
+    CHECK_OK(epw_stream_wait(b, first, SECOND_STREAM));
+    CHECK_MSG(fake.waits == 3 && fake.waiting == SECOND_STREAM, "consumed: %d waits", fake.waits);
+    CHECK(fake.waited == b->gpu->lanes[0].event);
+    CHECK_MSG(fake.launches == 3 && fake.records == 3, "the lane itself got on: %d records", fake.records);
+    /* The wait was of another stream: the lane's own goes on without one. */
+    CHECK_OK(epw_release(b, second));
+    CHECK(fake.waits == 3);
+    destroy(&g);
+    CHECK(fake.depth == 0);
+}
+
+static void streams_wait_for_no_other_calls(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    const char *op = "stream_wait";
+    REFUSED(epw_stream_wait(NULL, 2, FIRST_STREAM), EPW_ERR_INVALID, op, -1, -1, "buffer is NULL");
+    REFUSED(epw_stream_wait(b, 0, FIRST_STREAM), EPW_ERR_INVALID, op, 0, -1, "not a handle");
+    REFUSED(epw_stream_wait(b, 2, FIRST_STREAM), EPW_ERR_STATE, op, 0, -1, "not one of this buffer");
+    epw_handle old = dispatch_on(b, FIRST_STREAM, 0);
+    CHECK_OK(epw_release(b, old));
+    epw_handle handle = dispatch_on(b, FIRST_STREAM, 0);
+    REFUSED(epw_stream_wait(b, old, SECOND_STREAM), EPW_ERR_STATE, op, 0, -1, "gone on");
+    fake.captured = 1;
+    REFUSED(epw_stream_wait(b, handle, SECOND_STREAM), EPW_ERR_STATE, op, 0, -1, "under capture");
+    CHECK_OK(epw_release(b, handle));
+    fake.captured = 0;
+    REFUSED(epw_stream_wait(b, handle, SECOND_STREAM), EPW_ERR_STATE, op, 0, -1, "was captured");
+    CHECK_MSG(fake.waits == 0 && fake.depth == 0, "%d waits", fake.waits);
+    destroy(&g);
+
+    group host = {.ranks = 1};
+    epw_config config = config_of(0, 1);
+    CHECK_OK(epw_buffer_create(&config, &host.of[0]));
+    REFUSED(epw_stream_wait(host.of[0], 2, FIRST_STREAM), EPW_ERR_STATE, op, 0, -1, "host device");
+    destroy(&host);
+}
+
+/* The dispatch in one graph, the combine in another: the handle is kept in between. */
+static void a_handle_spans_two_captures(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+    epw_combine_output combined = EPW_COMBINE_OUTPUT_INIT;
+    fake.captured = 1;
+    epw_handle handle = dispatch_on(b, FIRST_STREAM, 0);
+    fake.captured = 0;
+    epw_handle beside = dispatch_on(b, FIRST_STREAM, 1);
+    CHECK_OK(epw_release(b, beside));
+    fake.captured = 1;
+    answer.expert_out = combined.out = rows;
+    answer.stream = SECOND_STREAM;
+    CHECK_OK(epw_combine(b, handle, &answer, &combined, NULL));
+    CHECK(fake.stream == SECOND_STREAM && fake.combine.context == b->gpu->lanes[0].context);
+    CHECK_MSG(fake.launches == 4 && fake.records == 2 && fake.waits == 0, "%d records", fake.records);
+    CHECK(b->lanes[0].stage == EPW_STAGE_FREE);
+    destroy(&g);
+}
+
 static void captures_neither_wait_nor_record(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
@@ -450,6 +523,9 @@ int main(void) {
     contexts_hold_the_peer_table();
     halves_are_launched_as_called();
     streams_follow_each_other();
+    another_stream_waits_for_a_lane();
+    streams_wait_for_no_other_calls();
+    a_handle_spans_two_captures();
     captures_neither_wait_nor_record();
     a_failed_launch_changes_nothing();
     outcomes_are_read_when_the_event_is_done();
