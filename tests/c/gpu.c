@@ -1,9 +1,9 @@
 /* The GPU against the host, bit for bit: the same steps through epwire.h, once by host threads and once by
- * kernels, eager and as replayed graphs. Ranks are threads of this process, one to a GPU, as many as there
- * are GPUs (8 at most), then a single one. `--ranks N`: rank r has GPU r % GPUs, and the SMs of a GPU are
- * divided among its ranks, whose kernels wait for each other; `--sms N`: so many each. Exit code 77, with the
- * reason, where there is no GPU. */
-#include "group.h"
+ * kernels, eager and as replayed graphs, in turn and out of it. Ranks are threads of this process, one to a
+ * GPU, as many as there are GPUs (8 at most), then two, then a single one. `--ranks N`: rank r has GPU r %
+ * GPUs, and the SMs of a GPU are divided among its ranks, whose kernels wait for each other; `--sms N`: so
+ * many each. Exit code 77, with the reason, where there is no GPU. */
+#include <stdio.h>
 
 #define SKIPPED 77
 
@@ -14,206 +14,15 @@ int main(void) {
 }
 #else
 
+#include "gpu_cases.h"
+
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <stdlib.h>
 
 #define CUDA_OK(call) CHECK_MSG((call) == cudaSuccess, "%s", cudaGetErrorString(cudaPeekAtLastError()))
 
-enum { RANKS_LIMIT = 8, OPAQUE = 128, OPAQUE_SCALES = 3, UNTOUCHED = 0x5a };
-
-/* ---- the steps ---- */
-
-typedef struct test_case {
-    const char *name;
-    uint32_t payload, layout, mode, scale_order;
-    int split;     /* receive in calls of their own */
-    int zero_copy; /* expert outputs lie in epw_next_combine_buffer */
-} test_case;
-
-static const test_case cases[] = {
-    {"same, expert-major", EPW_PAYLOAD_SAME, EPW_EXPERT_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 0},
-    {"same, expert-major, ordered", EPW_PAYLOAD_SAME, EPW_EXPERT_MAJOR, EPW_COMBINE_ORDERED, 0, 0, 0},
-    {"same, expert-major, zero-copy", EPW_PAYLOAD_SAME, EPW_EXPERT_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 1},
-    {"same, rank-major, split", EPW_PAYLOAD_SAME, EPW_RANK_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 1, 0},
-    {"same, rank-major, zero-copy", EPW_PAYLOAD_SAME, EPW_RANK_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 1},
-    {"fp8, expert-major", EPW_PAYLOAD_FP8_F32, EPW_EXPERT_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 0},
-    {"fp8, expert-major, row scales, split", EPW_PAYLOAD_FP8_F32, EPW_EXPERT_MAJOR, EPW_COMBINE_ORDERED, 1, 1,
-     0},
-    {"fp8, rank-major", EPW_PAYLOAD_FP8_F32, EPW_RANK_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 0},
-    {"fp8 pow2, expert-major", EPW_PAYLOAD_FP8_POW2, EPW_EXPERT_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 0},
-    {"fp8 ue8m0, expert-major", EPW_PAYLOAD_FP8_UE8M0, EPW_EXPERT_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 0},
-    {"fp8 ue8m0, rank-major, row scales", EPW_PAYLOAD_FP8_UE8M0, EPW_RANK_MAJOR, EPW_COMBINE_RANK_REDUCED, 1,
-     0, 0},
-    {"opaque, expert-major", EPW_PAYLOAD_OPAQUE, EPW_EXPERT_MAJOR, EPW_COMBINE_RANK_REDUCED, 0, 0, 0},
-    {"opaque, rank-major, split", EPW_PAYLOAD_OPAQUE, EPW_RANK_MAJOR, EPW_COMBINE_RANK_REDUCED, 1, 1, 0},
-};
-enum { CASES = sizeof cases / sizeof cases[0] };
-
-/* The memory of one step of one rank: inputs first, then outputs. */
-enum {
-    X,
-    IDS,
-    WEIGHTS,
-    TAGS,
-    IN_SCALES,
-    EXPERT_OUT, /* read */
-    OUTPUTS,
-    ROWS = OUTPUTS,
-    SCALES,
-    SIDEBANDS,
-    COUNTS,
-    SOURCE_COUNTS,
-    RANGES,
-    SOURCE_TOKEN,
-    ROW_EXPERTS,
-    ROW_WEIGHTS,
-    EXPERT_ROWS,
-    EXPERT_TOTALS,
-    OUT,
-    CONTRIBUTIONS, /* written */
-    ARRAYS
-};
-static const char *const array_names[ARRAYS] = {"x",
-                                                "ids",
-                                                "weights",
-                                                "sideband in",
-                                                "scales in",
-                                                "expert_out",
-                                                "rows",
-                                                "scales",
-                                                "sideband",
-                                                "counts",
-                                                "source_counts",
-                                                "ranges",
-                                                "source_token",
-                                                "row_experts",
-                                                "row_weights",
-                                                "expert_rows",
-                                                "expert_totals",
-                                                "out",
-                                                "contributions"};
-
-typedef struct memory {
-    unsigned char *at[ARRAYS];
-    size_t bytes[ARRAYS];
-} memory;
-
-static uint32_t next(uint64_t *state) {
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(*state >> 33);
-}
-
-/* Both signs, 16 binades, all mantissas: sums in another order would differ. */
-static uint16_t any_bf16(uint64_t *seed) {
-    uint32_t r = next(seed);
-    return (uint16_t)((r & 1) << 15 | (119 + (r >> 1) % 16) << 7 | (r >> 8 & 127));
-}
-
-static epw_config config_on(uint32_t rank, uint32_t ranks, int32_t device) {
-    epw_config config = config_of(rank, ranks);
-    config.experts = (EXPERTS + ranks - 1) / ranks * ranks;
-    config.opaque_bytes = OPAQUE + 16;
-    config.device = device;
-    return config;
-}
-
-static epw_dispatch_input input_of(const test_case *c, uint32_t lane, const memory *m) {
-    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
-    in.tokens = TOKENS;
-    in.x = m->at[X];
-    in.topk_idx = m->at[IDS];
-    in.topk_weights = (const float *)m->at[WEIGHTS];
-    in.topk = TOPK;
-    in.sideband = m->at[TAGS];
-    in.sideband_bytes = SIDEBAND;
-    in.payload = c->payload;
-    in.layout = c->layout;
-    in.lane = (int32_t)lane;
-    if (c->payload == EPW_PAYLOAD_OPAQUE) {
-        in.opaque_row_bytes = OPAQUE;
-        in.scales = m->at[IN_SCALES];
-        in.scale_count = OPAQUE_SCALES;
-        in.scale_bytes = 4;
-        in.scale_row_stride = 4; /* column-major: token t's scale i at [i][t] */
-        in.scale_col_stride = 4 * TOKENS;
-    }
-    return in;
-}
-
-static epw_dispatch_output output_of(const test_case *c, const memory *m) {
-    epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
-    out.scale_order = c->scale_order;
-    out.rows = m->at[ROWS];
-    out.scales = m->at[SCALES];
-    out.sideband = m->at[SIDEBANDS];
-    out.counts = (uint32_t *)m->at[COUNTS];
-    out.source_counts = (uint32_t *)m->at[SOURCE_COUNTS];
-    out.source_token = (uint32_t *)m->at[SOURCE_TOKEN];
-    out.expert_totals = (uint64_t *)m->at[EXPERT_TOTALS];
-    if (c->layout == EPW_EXPERT_MAJOR) {
-        out.ranges = (uint32_t *)m->at[RANGES];
-    } else {
-        out.row_experts = (int32_t *)m->at[ROW_EXPERTS];
-        out.row_weights = (float *)m->at[ROW_WEIGHTS];
-        out.expert_rows = (uint32_t *)m->at[EXPERT_ROWS];
-    }
-    return out;
-}
-
-/* What the step reads, the same in every world, and sizes of what it writes. */
-static memory make_inputs(const epw_config *config, uint32_t index) {
-    const test_case *c = &cases[index];
-    memory m = {{NULL}, {0}};
-    epw_plan plan = EPW_PLAN_INIT;
-    epw_row_shape shape = EPW_ROW_SHAPE_INIT;
-    CHECK_OK(epw_plan_make(config, &plan));
-    epw_dispatch_input probe = input_of(c, 0, &m);
-    CHECK_OK(epw_row_shape_make(config, &probe, &shape));
-    size_t experts = plan.local_experts, rows = plan.rows;
-    size_t lists = c->layout == EPW_EXPERT_MAJOR ? experts : 1;
-    const size_t bytes[ARRAYS] = {
-        [X] = TOKENS * HIDDEN * 2,
-        [IDS] = TOKENS * TOPK * 4,
-        [WEIGHTS] = TOKENS * TOPK * 4,
-        [TAGS] = TOKENS * SIDEBAND,
-        [IN_SCALES] = TOKENS * OPAQUE_SCALES * 4,
-        [EXPERT_OUT] = lists * rows * HIDDEN * 2,
-        [ROWS] = lists * rows * shape.payload_bytes,
-        [SCALES] = lists == 1 ? shape.rank_scales_bytes : shape.expert_scales_bytes,
-        [SIDEBANDS] = lists * rows * SIDEBAND,
-        [COUNTS] = experts * 4,
-        [SOURCE_COUNTS] = config->ranks * 4,
-        [RANGES] = experts * config->ranks * 8,
-        [SOURCE_TOKEN] = lists * rows * 4,
-        [ROW_EXPERTS] = rows * TOPK * 4,
-        [ROW_WEIGHTS] = rows * TOPK * 4,
-        [EXPERT_ROWS] = experts * rows * 4,
-        [EXPERT_TOTALS] = experts * 8,
-        [OUT] = TOKENS * HIDDEN * 2,
-        [CONTRIBUTIONS] = TOKENS * 4,
-    };
-    memcpy(m.bytes, bytes, sizeof bytes);
-    for (int a = 0; a < OUTPUTS; a++) m.at[a] = aligned_alloc(64, (m.bytes[a] + 63) / 64 * 64);
-    uint64_t seed = index * 100u + config->rank;
-    for (size_t i = 0; i < bytes[X] / 2; i++) ((uint16_t *)m.at[X])[i] = any_bf16(&seed);
-    for (size_t i = 0; i < bytes[EXPERT_OUT] / 2; i++) ((uint16_t *)m.at[EXPERT_OUT])[i] = any_bf16(&seed);
-    for (size_t i = 0; i < bytes[TAGS]; i++) m.at[TAGS][i] = (unsigned char)next(&seed);
-    for (size_t i = 0; i < bytes[IN_SCALES] / 4; i++) ((uint32_t *)m.at[IN_SCALES])[i] = next(&seed);
-    int32_t *ids = (int32_t *)m.at[IDS];
-    for (uint32_t i = 0; i < TOKENS * TOPK; i++) {
-        uint32_t t = i / TOPK, j = i % TOPK;
-        ((float *)m.at[WEIGHTS])[i] = (float)(next(&seed) % 1000) / 997.0f;
-        /* distinct in a token */
-        ids[i] = (int32_t)((t * 5 + config->rank + next(&seed) % 3 + j * 3) % config->experts);
-        if (next(&seed) % 8 == 0 || t == 1) ids[i] = -1;
-    }
-    return m;
-}
-
-static void free_arrays(memory *m) {
-    for (int a = 0; a < ARRAYS; a++) free(m->at[a]);
-}
+enum { RANKS_LIMIT = 8, UNTOUCHED = 0x5a };
 
 /* ---- a world: where a rank's memory is, and how its calls run ---- */
 
@@ -261,7 +70,7 @@ static void fill_zero_copy(const world *w, epw_buffer *b, epw_handle handle, con
                            const memory *m, cudaStream_t stream) {
     epw_rows_view view = EPW_ROWS_VIEW_INIT;
     CHECK_OK(epw_next_combine_buffer(b, handle, &view));
-    size_t row = HIDDEN * 2, rows = m->bytes[EXPERT_OUT] / row;
+    size_t row = shapes[c->shape].hidden * 2, rows = m->bytes[EXPERT_OUT] / row;
     CHECK(c->layout == EPW_RANK_MAJOR || view.stride == row);
     if (w->gpu >= 0) {
         CUDA_OK(cudaMemcpy2DAsync(view.rows, view.stride, m->at[EXPERT_OUT], row, row, rows,
@@ -272,30 +81,43 @@ static void fill_zero_copy(const world *w, epw_buffer *b, epw_handle handle, con
         memcpy((unsigned char *)view.rows + i * view.stride, m->at[EXPERT_OUT] + i * row, row);
 }
 
-/* Dispatch and combine; on a GPU enqueued on the two streams in turn, which may be one. */
-static epw_handle step(const world *w, epw_buffer *b, uint32_t index, const memory *m, cudaStream_t first,
-                       cudaStream_t second) {
+/* On a GPU enqueued on the two streams in turn, which may be one. */
+static epw_handle dispatch(epw_buffer *b, uint32_t index, const memory *m, cudaStream_t first,
+                           cudaStream_t second) {
     const test_case *c = &cases[index];
     epw_dispatch_input in = input_of(c, index % 2, m);
     epw_dispatch_output out = output_of(c, m);
+    in.stream = first;
+    out.stream = second;
+    epw_handle handle = 0;
+    CHECK_OK(epw_dispatch(b, &in, c->split ? NULL : &out, &handle, NULL));
+    if (c->split) CHECK_OK(epw_dispatch_receive(b, handle, &out, NULL));
+    return handle;
+}
+
+static void combine(const world *w, epw_buffer *b, epw_handle handle, uint32_t index, const memory *m,
+                    cudaStream_t first, cudaStream_t second) {
+    const test_case *c = &cases[index];
     epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
     epw_combine_output combined = EPW_COMBINE_OUTPUT_INIT;
-    in.stream = first;
-    out.stream = answer.stream = second;
+    answer.stream = second;
     combined.stream = first;
     answer.mode = c->mode;
     answer.expert_out = c->zero_copy ? NULL : m->at[EXPERT_OUT];
     combined.out = m->at[OUT];
     combined.contributions = (uint16_t *)m->at[CONTRIBUTIONS];
-    epw_handle handle = 0;
-    CHECK_OK(epw_dispatch(b, &in, c->split ? NULL : &out, &handle, NULL));
-    if (c->split) CHECK_OK(epw_dispatch_receive(b, handle, &out, NULL));
     if (c->zero_copy) {
         answer.stream = first; /* where the copy below is enqueued */
         fill_zero_copy(w, b, handle, c, m, first);
     }
     CHECK_OK(epw_combine(b, handle, &answer, c->split ? NULL : &combined, NULL));
     if (c->split) CHECK_OK(epw_combine_receive(b, handle, &combined, NULL));
+}
+
+static epw_handle step(const world *w, epw_buffer *b, uint32_t index, const memory *m, cudaStream_t first,
+                       cudaStream_t second) {
+    epw_handle handle = dispatch(b, index, m, first, second);
+    combine(w, b, handle, index, m, first, second);
     return handle;
 }
 
@@ -336,18 +158,24 @@ static void run_eager(const world *w, epw_buffer *b, uint32_t rank, uint32_t ind
     compare("eager", rank, index, m, host);
 }
 
-static void run_graph(const world *w, epw_buffer *b, uint32_t rank, uint32_t index, const memory *m,
-                      const memory *host) {
+static cudaGraphExec_t end_capture(cudaStream_t stream) {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
+    CUDA_OK(cudaStreamEndCapture(stream, &graph));
+    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA_OK(cudaGraphDestroy(graph));
+    CUDA_OK(cudaGraphUpload(exec, stream));
+    return exec;
+}
+
+static void run_graph(const world *w, epw_buffer *b, uint32_t rank, uint32_t index, const memory *m,
+                      const memory *host) {
     cudaStream_t stream = w->streams[0];
     CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     epw_handle handle = step(w, b, index, m, stream, stream);
     epw_outcome outcome = EPW_OUTCOME_INIT;
     REFUSED(epw_outcome_read(b, handle, &outcome), EPW_ERR_STATE, "outcome_read", (int)rank, -1, "captured");
-    CUDA_OK(cudaStreamEndCapture(stream, &graph));
-    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
-    CUDA_OK(cudaGraphUpload(exec, stream));
+    cudaGraphExec_t exec = end_capture(stream);
     for (int replay = 0; replay < 3; replay++) {
         clear_outputs(w, m);
         meet(w);
@@ -356,7 +184,54 @@ static void run_graph(const world *w, epw_buffer *b, uint32_t rank, uint32_t ind
         compare("replayed", rank, index, m, host);
     }
     CUDA_OK(cudaGraphExecDestroy(exec));
-    CUDA_OK(cudaGraphDestroy(graph));
+}
+
+/* The replay does nothing but say so, once for each half that was called by itself. */
+static void replay_is_refused(const world *w, epw_buffer *b, uint32_t rank, uint32_t index, const memory *m,
+                              const memory *untouched, cudaGraphExec_t exec, uint32_t phase) {
+    epw_error_record records[4];
+    uint32_t count = 0, halves = cases[index].split ? 2 : 1;
+    clear_outputs(w, m);
+    meet(w);
+    CUDA_OK(cudaGraphLaunch(exec, w->streams[0]));
+    finish(w);
+    compare("replayed out of turn", rank, index, m, untouched);
+    CHECK_OK(epw_take_errors(b, records, 4, &count, NULL));
+    CHECK_MSG(count == halves, "%s: %u records of %u halves", cases[index].name, count, halves);
+    for (uint32_t i = 0; i < count && i < halves; i++) {
+        CHECK_MSG(records[i].cause == EPW_CAUSE_HELD && records[i].phase == phase + i, "cause %u, phase %u",
+                  records[i].cause, records[i].phase);
+        CHECK(records[i].rank == rank && records[i].lane == index % 2);
+    }
+    meet(w);
+}
+
+/* A combine of a free lane and a dispatch of a held one, and then both in turn. */
+static void run_out_of_turn(const world *w, epw_buffer *b, uint32_t rank, uint32_t index,
+                            const memory *inputs, const memory *m, const memory *host) {
+    const world here = {-1, {NULL, NULL}, NULL};
+    cudaStream_t stream = w->streams[0];
+    memory untouched = place(&here, inputs);
+    clear_outputs(&here, &untouched);
+    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    epw_handle handle = dispatch(b, index, m, stream, stream);
+    cudaGraphExec_t dispatching = end_capture(stream);
+    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    combine(w, b, handle, index, m, stream, stream);
+    cudaGraphExec_t combining = end_capture(stream);
+
+    replay_is_refused(w, b, rank, index, m, &untouched, combining, EPW_PHASE_COMBINE_SEND);
+    CUDA_OK(cudaGraphLaunch(dispatching, stream));
+    finish(w);
+    replay_is_refused(w, b, rank, index, m, &untouched, dispatching, EPW_PHASE_DISPATCH_SEND);
+    CUDA_OK(cudaGraphLaunch(combining, stream));
+    CUDA_OK(cudaGraphLaunch(dispatching, stream));
+    CUDA_OK(cudaGraphLaunch(combining, stream));
+    finish(w);
+    compare("replayed in turn again", rank, index, m, host);
+    CUDA_OK(cudaGraphExecDestroy(dispatching));
+    CUDA_OK(cudaGraphExecDestroy(combining));
+    free_arrays(&untouched);
 }
 
 /* ---- what a GPU refuses, and what it records ---- */
@@ -462,40 +337,50 @@ static uint32_t sms_of(const ranks_of_a_run *run, int32_t gpu) {
     return (uint32_t)sms / sharing;
 }
 
-static void *rank_main(void *argument) {
-    ranks_of_a_run *run = ((rank_argument *)argument)->run;
-    uint32_t rank = ((rank_argument *)argument)->rank;
-    world w = {run->gpus > 0 ? (int32_t)(rank % run->gpus) : -1, {NULL, NULL}, &run->barrier};
-    epw_config config = config_on(rank, run->ranks, w.gpu);
-    if (w.gpu >= 0) {
-        CUDA_OK(cudaSetDevice(w.gpu));
-        for (int i = 0; i < 2; i++) CUDA_OK(cudaStreamCreateWithFlags(&w.streams[i], cudaStreamNonBlocking));
-        config.sms = sms_of(run, w.gpu);
+static void run_case(const world *w, epw_buffer *b, const epw_config *config, uint32_t index) {
+    uint32_t rank = config->rank;
+    memory inputs = make_inputs(config, index);
+    memory m = place(w, &inputs), *host = &expected[rank][index];
+    if (w->gpu < 0) {
+        clear_outputs(w, &m);
+        step(w, b, index, &m, NULL, NULL);
+        *host = m;
+    } else {
+        run_eager(w, b, rank, index, &m, host);
+        run_graph(w, b, rank, index, &m, host);
+        if (cases[index].out_of_turn) run_out_of_turn(w, b, rank, index, &inputs, &m, host);
+        run_eager(w, b, rank, index, &m, host);
+        if (config->ranks == 1 && index == 0) refusals(w, b, &m);
+        unplace(w, &m);
     }
+    free_arrays(&inputs);
+}
+
+static void run_shape(ranks_of_a_run *run, const world *w, uint32_t rank, uint32_t shape) {
+    epw_config config = config_of_shape(shape, rank, run->ranks, w->gpu);
+    if (w->gpu >= 0 && config.sms == 0) config.sms = sms_of(run, w->gpu);
     epw_buffer *b = make_connected(run, &config);
     for (uint32_t i = 0; i < CASES; i++) {
-        memory inputs = make_inputs(&config, i);
-        memory m = place(&w, &inputs);
-        if (w.gpu < 0) {
-            clear_outputs(&w, &m);
-            step(&w, b, i, &m, NULL, NULL);
-            expected[rank][i] = m;
-        } else {
-            run_eager(&w, b, rank, i, &m, &expected[rank][i]);
-            run_graph(&w, b, rank, i, &m, &expected[rank][i]);
-            run_eager(&w, b, rank, i, &m, &expected[rank][i]);
-            if (run->ranks == 1 && i == 0) refusals(&w, b, &m);
-            unplace(&w, &m);
-        }
-        free_arrays(&inputs);
+        if (cases[i].shape == shape) run_case(w, b, &config, i);
     }
-    if (w.gpu >= 0) {
+    if (w->gpu >= 0) {
         epw_mask suspects;
         CHECK_OK(epw_buffer_membership(b, NULL, &suspects, NULL));
         CHECK(suspects.bits[0] == 0);
     }
     pthread_barrier_wait(&run->barrier);
     epw_buffer_destroy(b);
+}
+
+static void *rank_main(void *argument) {
+    ranks_of_a_run *run = ((rank_argument *)argument)->run;
+    uint32_t rank = ((rank_argument *)argument)->rank;
+    world w = {run->gpus > 0 ? (int32_t)(rank % run->gpus) : -1, {NULL, NULL}, &run->barrier};
+    if (w.gpu >= 0) {
+        CUDA_OK(cudaSetDevice(w.gpu));
+        for (int i = 0; i < 2; i++) CUDA_OK(cudaStreamCreateWithFlags(&w.streams[i], cudaStreamNonBlocking));
+    }
+    for (uint32_t shape = 0; shape < SHAPES; shape++) run_shape(run, &w, rank, shape);
     for (int i = 0; w.gpu >= 0 && i < 2; i++) CUDA_OK(cudaStreamDestroy(w.streams[i]));
     return NULL;
 }
@@ -547,7 +432,7 @@ int main(int argc, char **argv) {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); /* a kernel that waits holds up nobody else's stream */
     cudaError_t error = cudaGetDeviceCount(&gpus);
     if (error != cudaSuccess || gpus == 0) {
-        epw_config config = config_on(0, 1, 0);
+        epw_config config = config_of_shape(PLAIN, 0, 1, 0);
         epw_buffer *b = NULL;
         REFUSED(epw_buffer_create(&config, &b), EPW_ERR_NO_PATH, "buffer create", 0, -1, "driver");
         printf("ignored: no GPU: %s\n", error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
@@ -555,6 +440,7 @@ int main(int argc, char **argv) {
     }
     if (ranks == 0) ranks = gpus < RANKS_LIMIT ? (uint32_t)gpus : RANKS_LIMIT;
     compare_worlds(ranks, (uint32_t)gpus, sms);
+    if (ranks > 2) compare_worlds(2, (uint32_t)gpus, 0);
     if (ranks > 1) compare_worlds(1, (uint32_t)gpus, 0);
     return check_result("gpu");
 }
