@@ -65,7 +65,8 @@ pub struct DispatchOutput<'a> {
     pub expert_rows: Option<TensorMut<'a>>,
     /// U64 `[E]`: adds the tokens of each local physical expert, for expert load balancing.
     pub expert_totals: Option<TensorMut<'a>>,
-    /// U64 `[ranks]`: adds the nanoseconds spent waiting for each source, to find the slow one.
+    /// U64 `[ranks]`: adds the nanoseconds spent waiting for each source, to find the slow one; waits of less than some 15 us
+    /// count as none.
     pub wait_ns: Option<TensorMut<'a>>,
 }
 
@@ -162,7 +163,7 @@ pub struct CombineOutput<'a> {
     pub out: TensorMut<'a>,
     /// U16 `[n, 2]`: expert contributions arrived, and expected (every routed id, those of inactive ranks too).
     pub contributions: Option<TensorMut<'a>>,
-    /// U64 `[ranks]`: adds the nanoseconds spent waiting for each peer.
+    /// U64 `[ranks]`: adds the nanoseconds spent waiting for each peer, as [`DispatchOutput::wait_ns`].
     pub wait_ns: Option<TensorMut<'a>>,
 }
 
