@@ -204,4 +204,11 @@ __device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t ph
     return arrival;
 }
 
+// Adds what `await` has noted to the caller's sums, [ranks], where it has asked for them. By the block that closes the operation.
+__device__ inline void add_waits(const Operation &o, uint64_t *wait_ns) {
+    if (wait_ns == nullptr || threadIdx.x >= o.ranks) return;
+    wait_ns[threadIdx.x] += o.context->waited[threadIdx.x];
+    o.context->waited[threadIdx.x] = 0;
+}
+
 } // namespace epw

@@ -110,10 +110,7 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, const Ex
         alone = true;
         looked_up = false;
     }
-    if (a.wait_ns && threadIdx.x < o.ranks) {
-        a.wait_ns[threadIdx.x] += c->waited[threadIdx.x];
-        c->waited[threadIdx.x] = 0;
-    }
+    add_waits(o, a.wait_ns);
     if (refused && threadIdx.x == 0) {
         uint32_t peer = __ffsll(refused) - 1;
         uint64_t seen = ptx::load_relaxed_sys(awaited_word(o, Awaited::answer, peer));

@@ -313,22 +313,15 @@ struct Spread {
     }
 };
 
-// Adds to the caller's sums. By the block that closes the operation.
-__device__ inline void add_statistics(const Dispatch &a, const Operation &o, const ReceiveShared &s) {
+// Adds the rows of each local expert to the caller's sums. By the block that closes the operation; `table` is of take_counts.
+__device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
     const epw_layout &l = a.layout;
 #pragma unroll 1
-    for (uint32_t e = threadIdx.x; a.expert_totals && e < l.local_experts; e += blockDim.x) {
+    for (uint32_t e = threadIdx.x; a.expert_totals && e < l.local_experts; e += kThreads) {
         uint32_t n = 0;
 #pragma unroll 1
-        for (uint32_t r = 0; r < l.ranks; r++) {
-            const unsigned char *from = a.window + epw_expert_counts_offset(&l, o.lane, r);
-            if (s.rows[r] > 0) n += ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(from) + e);
-        }
+        for (uint32_t source = 0; source < l.ranks; source++) n += table[source * l.local_experts + e];
         a.expert_totals[e] += n;
-    }
-    if (a.wait_ns && threadIdx.x < l.ranks) {
-        a.wait_ns[threadIdx.x] += a.context->waited[threadIdx.x];
-        a.context->waited[threadIdx.x] = 0;
     }
 }
 
@@ -378,7 +371,8 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         alone = true;
     }
     __syncthreads();
-    add_statistics(a, o, s);
+    add_totals(a, table);
+    add_waits(o, a.wait_ns);
     // Peers whose rows are refused deliver nothing but are still answered.
     uint64_t answered = peers & ~gone;
     if (refused && threadIdx.x == 0) {

@@ -16,19 +16,19 @@ constexpr uint32_t kMaxStages = 12;
 constexpr uint32_t kBlockMemory = 106 * 1024;
 
 __host__ __device__ __forceinline__ uint32_t align_16(uint32_t n) { return (n + 15) & ~15u; }
-__host__ __device__ __forceinline__ uint32_t align_128(uint32_t n) { return (n + 127) & ~127u; }
+inline uint32_t align_128(uint32_t n) { return (n + 127) & ~127u; }
 
 struct Stages {
     uint32_t bytes, count; // of one stage; stages
 
-    __host__ __device__ Stages(uint32_t stage, uint32_t memory) : bytes(align_128(stage)) {
+    Stages(uint32_t stage, uint32_t memory) : bytes(align_128(stage)) {
         uint32_t fit = memory / bytes;
         count = fit < kMaxStages ? fit : kMaxStages;
     }
 };
 
 // A number for each expert of all ranks, behind all stages.
-__host__ __device__ __forceinline__ uint32_t table_bytes(const epw_layout &l) {
+inline uint32_t table_bytes(const epw_layout &l) {
     return align_128(l.local_experts * l.ranks * uint32_t(sizeof(uint32_t)));
 }
 
@@ -36,7 +36,7 @@ __host__ __device__ __forceinline__ uint32_t table_bytes(const epw_layout &l) {
 struct RowStages : Stages {
     uint32_t header;
 
-    __host__ __device__ RowStages(const epw_layout &l, uint32_t payload_bytes, uint32_t scale_bytes)
+    RowStages(const epw_layout &l, uint32_t payload_bytes, uint32_t scale_bytes)
         : Stages(uint32_t(l.header_bytes) + align_16(payload_bytes < kPieceBytes ? payload_bytes : kPieceBytes) +
                      (scale_bytes < kScaleRoom ? scale_bytes : kScaleRoom) + 16,
                  kBlockMemory - table_bytes(l)),
@@ -47,7 +47,7 @@ struct RowStages : Stages {
 constexpr uint32_t kAnswerMemory = kBlockMemory - 2 * 1024;
 
 struct AnswerStages : Stages {
-    __host__ __device__ explicit AnswerStages(const epw_layout &l)
+    explicit AnswerStages(const epw_layout &l)
         : Stages(l.row_bytes < kPieceBytes ? uint32_t(l.row_bytes) : kPieceBytes, kAnswerMemory - table_bytes(l)) {}
 };
 

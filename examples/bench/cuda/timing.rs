@@ -84,23 +84,8 @@ fn whole_graph(
     Ok(replays.iter().map(|time| time / OPERATIONS as f64).collect())
 }
 
-/// Nanoseconds of the one kernel of a dispatch or combine, among those of a graph. Nothing for the pair, or without graphs. All
-/// ranks call it.
-pub fn kernels(
-    gpu: &Gpu,
-    group: &Group,
-    subject: &Subject<'_>,
-    case: Case,
-    args: &Args,
-) -> Result<Option<Vec<f64>>, Error> {
-    if case == Case::Pair || !args.graph {
-        return Ok(None);
-    }
-    kernels_of_graph(gpu, group, subject, case, args).map(Some)
-}
-
-/// A graph of dispatches, each given up or combined, of which only `case` itself counts.
-fn kernels_of_graph(
+/// Nanoseconds of the kernel of `case` alone, in a graph of dispatches, each given up or combined. All ranks call it.
+pub fn kernels_of_graph(
     gpu: &Gpu,
     group: &Group,
     subject: &Subject<'_>,
