@@ -31,6 +31,7 @@ static const entry entries[] = {
     ENTRY("cuMemRelease", 10020, release),
     ENTRY("cuMemMap", 10020, map),
     ENTRY("cuMemUnmap", 10020, unmap),
+    ENTRY("cuMemGetAccess", 10020, get_access),
     ENTRY("cuMemSetAccess", 10020, set_access),
     ENTRY("cuMemGetAllocationGranularity", 10020, granularity),
     ENTRY("cuMemExportToShareableHandle", 10020, export_handle),

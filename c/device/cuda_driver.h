@@ -22,6 +22,7 @@ typedef struct epw_cuda_driver {
     PFN_cuMemRelease_v10020 release;
     PFN_cuMemMap_v10020 map;
     PFN_cuMemUnmap_v10020 unmap;
+    PFN_cuMemGetAccess_v10020 get_access;
     PFN_cuMemSetAccess_v10020 set_access;
     PFN_cuMemGetAllocationGranularity_v10020 granularity;
     PFN_cuMemExportToShareableHandle_v10020 export_handle;

@@ -15,6 +15,7 @@
 #include <cuda_runtime_api.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -115,11 +116,21 @@ static bool has_vmm(int32_t ordinal) {
     return mapping && descriptors;
 }
 
-/* Lets `ordinal` read and write a mapped range. */
+/* Lets `ordinal` read and write a mapped range. Ranks that are threads may share a GPU, and the driver does
+ * not grant it the same a second time. */
 static CUresult grant(unsigned char *base, uint64_t bytes, int32_t ordinal) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    const epw_cuda_driver *driver = epw_cuda_driver_get();
+    CUdeviceptr address = (CUdeviceptr)(uintptr_t)base;
     CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal},
                               .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    return epw_cuda_driver_get()->set_access((CUdeviceptr)(uintptr_t)base, bytes, &access, 1);
+    unsigned long long granted = 0;
+    pthread_mutex_lock(&lock);
+    CUresult error = driver->get_access(&granted, &access.location, address);
+    if (error != CUDA_SUCCESS || granted != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        error = driver->set_access(address, bytes, &access, 1);
+    pthread_mutex_unlock(&lock);
+    return error;
 }
 
 static void vmm_unmap(unsigned char *base, uint64_t bytes) {

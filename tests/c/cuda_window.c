@@ -100,12 +100,33 @@ static CUresult fake_map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
     fake.mapped++;
     return CUDA_SUCCESS;
 }
+/* What each GPU has been granted: a mapping's first byte, 0 where nothing. */
+static CUdeviceptr grants[GPUS][16];
+
+static CUdeviceptr *find_grant(int gpu, CUdeviceptr at) {
+    for (size_t i = 0; i < sizeof grants[0] / sizeof grants[0][0]; i++) {
+        if (grants[gpu][i] == at) return &grants[gpu][i];
+    }
+    return NULL;
+}
 static CUresult fake_unmap(CUdeviceptr at, size_t bytes) {
+    for (int gpu = 0; gpu < GPUS; gpu++) {
+        CUdeviceptr *grant = find_grant(gpu, at);
+        if (grant != NULL) *grant = 0;
+    }
     fake.mapped--;
     return mprotect((void *)(uintptr_t)at, bytes, PROT_NONE) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
+static CUresult fake_get_access(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr at) {
+    *flags = find_grant(location->id, at) != NULL ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0;
+    return CUDA_SUCCESS;
+}
 static CUresult fake_set_access(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count) {
     CHECK(count == 1 && access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    if (find_grant(access->location.id, at) != NULL) return CUDA_ERROR_ALREADY_MAPPED; /* as drivers do */
+    CUdeviceptr *grant = find_grant(access->location.id, 0);
+    CHECK(grant != NULL);
+    *grant = at;
     fake.granted[access->location.id]++;
     return mprotect((void *)(uintptr_t)at, bytes, PROT_READ | PROT_WRITE) == 0 ? CUDA_SUCCESS
                                                                                : CUDA_ERROR_INVALID_VALUE;
@@ -122,6 +143,7 @@ static const epw_cuda_driver *fake_driver(void) {
         .release = fake_release,
         .map = fake_map,
         .unmap = fake_unmap,
+        .get_access = fake_get_access,
         .set_access = fake_set_access,
         .granularity = fake_granularity,
         .export_handle = fake_export,
@@ -216,9 +238,10 @@ static void processes_on_a_gpu_map_the_same_memory(void) {
 static void another_gpu_is_let_in_where_it_can_reach_the_window(void) {
     epw_memory window = make_window(1), import;
     CHECK_OK(tested_device.share(&window, 1, here));
-    CHECK(fake.asked == 1 && fake.granted[1] == 1 && fake.mapped == 1);
+    CHECK_OK(tested_device.share(&window, 1, here)); /* with another rank on that GPU */
+    CHECK(fake.asked == 2 && fake.granted[1] == 1 && fake.mapped == 1);
     CHECK_OK(tested_device.map(1, &window.origin, window.fd, window.bytes, here, &import));
-    CHECK(fake.asked == 2 && fake.granted[1] == 2 && import.ordinal == 1);
+    CHECK(fake.asked == 3 && fake.granted[1] == 2 && import.ordinal == 1);
     tested_device.unmap(&import);
     destroy(&window);
 }

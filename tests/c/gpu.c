@@ -62,7 +62,8 @@ static void clear_outputs(const world *w, const memory *m) {
             CUDA_OK(cudaMemset(m->at[a], value, m->bytes[a]));
         }
     }
-    if (w->gpu >= 0) CUDA_OK(cudaDeviceSynchronize());
+    /* Not the device: another rank may be capturing on it. */
+    if (w->gpu >= 0) CUDA_OK(cudaStreamSynchronize(NULL));
 }
 
 /* Puts expert outputs where a zero-copy combine looks for them. */

@@ -85,7 +85,7 @@ void step_open(step_lane *l, epw_buffer *buffer, const epw_config *config, uint6
     REQUIRE_CUDA(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking));
     REQUIRE_CUDA(cudaEventCreateWithFlags(&l->event, cudaEventDisableTiming));
     REQUIRE_CUDA(traffic_prepare());
-    REQUIRE_CUDA(cudaDeviceSynchronize());
+    REQUIRE_CUDA(cudaStreamSynchronize(NULL)); /* not the device: another rank may be capturing on it */
 }
 
 void step_close(step_lane *l) {
