@@ -7,7 +7,7 @@
 namespace epw {
 
 template <typename T, bool Ordered>
-__global__ void __launch_bounds__(kThreads, 1) combine_kernel(const __grid_constant__ Combine a) {
+__global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __grid_constant__ Combine a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Operation o;
     __shared__ AnswerShared s;
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kThreads, 1) combine_kernel(const __grid_const
     bool sends = a.halves & EPW_GPU_SEND, receives = a.halves & EPW_GPU_RECEIVE;
 
     if (threadIdx.x == 0) {
-        for (Stop &stop : s.stops) ptx::barrier_init(&stop.loaded, 1);
+        for (uint64_t &barrier : s.loaded) ptx::barrier_init(&barrier, 1);
         ptx::fence_barrier_init();
     }
     ptx::wait_for_stream();
@@ -54,7 +54,7 @@ static Kernel choose(uint32_t dtype, uint32_t mode) {
 cudaError_t prepare_combine() {
     for (uint32_t dtype : {EPW_BF16, EPW_F16}) {
         for (uint32_t mode : {EPW_COMBINE_RANK_REDUCED, EPW_COMBINE_ORDERED}) {
-            cudaError_t error = prepare(choose(dtype, mode), kThreads, kAnswerMemory);
+            cudaError_t error = prepare(choose(dtype, mode), kCombineThreads, kAnswerMemory);
             if (error != cudaSuccess) return error;
         }
     }
@@ -64,7 +64,7 @@ cudaError_t prepare_combine() {
 } // namespace epw
 
 extern "C" int epw_gpu_combine(const epw_combine_args *args, uint32_t blocks, void *stream) {
-    const epw::Combine a(*args);
+    const epw::Combine a(*args, blocks);
     size_t shared = a.table_size + (a.passes() ? size_t(a.stages.bytes) * a.stages.count : 0);
-    return epw::launch_in_stream(epw::choose(a.dtype, a.mode), blocks, epw::kThreads, shared, static_cast<cudaStream_t>(stream), a);
+    return epw::launch_in_stream(epw::choose(a.dtype, a.mode), blocks, epw::kCombineThreads, shared, static_cast<cudaStream_t>(stream), a);
 }

@@ -20,10 +20,12 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
         for (auto &barrier : receiving.loaded) ptx::barrier_init(&barrier, 1);
         ptx::fence_barrier_init();
     }
-    if (!quantises(Payload)) __syncthreads(); // thread 0 uses them at once
+    Sender<T, Payload> sender(a, sending, memory, table);
+    __syncthreads(); // barriers and counts are there
     ptx::wait_for_stream();
+    if (sends) sender.begin();
     const Opening opening(a, a.layout.ranks, a.deadline_ns);
-    if (sends) send_tokens<T, Payload>(a, opening, o, sending, memory, table);
+    if (sends) sender.run(opening, o);
     else opening.write(o, false);
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_FREE : EPW_GPU_SENT)) {

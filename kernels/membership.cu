@@ -9,9 +9,11 @@ namespace epw {
 __global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_constant__ epw_release_args a) {
     __shared__ Operation o;
     ptx::wait_for_stream();
-    Opening(a, a.ranks, 0).write(o, false);
     epw_gpu_context *c = a.context;
     uint32_t peer = threadIdx.x;
+    const Opening opening(a, a.ranks, 0);
+    if (peer < a.ranks) ptx::fence_sys(); // the first half of a release, while the context comes
+    opening.write(o, false);
     __syncthreads();
     uint64_t peers = o.peers;
     if (o.stage == EPW_GPU_FREE) {
@@ -24,17 +26,18 @@ __global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_c
             leave_out(o, peer);
             answers = false;
         }
+        if (answers) ptx::fence_sys();
         __syncthreads();
     }
     ptx::let_next_begin();
-    // Writer: this thread. Reader: the peer's wait for permission to send its next operation, and its combine.
-    if (answers) ptx::store_release_sys(&line_at(o, peer)->combine[o.lane], epw_word(o.epoch, o.op, 0));
+    // Writer: this thread, behind its fence. Reader: the peer's wait for permission to send its next operation, and its combine.
+    if (answers) ptx::store_relaxed_sys(&line_at(o, peer)->combine[o.lane], epw_word(o.epoch, o.op, 0));
     if (o.gone | o.troubled) {
         uint64_t present = peers & ~uint64_t(o.gone);
         close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present);
     } else {
         for (uint32_t i = threadIdx.x; i < a.blocks; i += kOpeningThreads) c->turns[i].stage = EPW_GPU_FREE;
-        if (peer == 0) tell_complete(c);
+        if (peer == 0) tell_complete(o);
     }
 }
 

@@ -25,6 +25,7 @@ struct Opening {
     int32_t *ids;
     float *weights;
     uint32_t *sent_row, *first_row;
+    epw_gpu_report *report;
 
     template <typename Args>
     __device__ __forceinline__ Opening(const Args &a, uint32_t group, uint64_t given_deadline)
@@ -36,6 +37,7 @@ struct Opening {
             weights = c->weights;
             sent_row = c->sent_row;
             first_row = c->first_row;
+            report = c->report;
         }
         if (threadIdx.x == kTurn) {
             turn = c->turns[blockIdx.x];
@@ -56,6 +58,7 @@ struct Opening {
             o.weights = weights;
             o.sent_row = sent_row;
             o.first_row = first_row;
+            o.report = report;
         }
         if (threadIdx.x != kTurn) return;
         o.context = context;
@@ -102,9 +105,9 @@ __device__ inline void leave_out(Operation &o, uint32_t peer) {
 }
 
 // The half has ended well.
-__device__ __forceinline__ void tell_complete(epw_gpu_context *c) {
-    c->report->missing = 0;
-    c->report->record.cause = EPW_CAUSE_NONE;
+__device__ __forceinline__ void tell_complete(const Operation &o) {
+    o.report->missing = 0;
+    o.report->record.cause = EPW_CAUSE_NONE;
 }
 
 // The end of a kernel for one of its blocks. The lane goes on to `stage` with all that the operation began with, and the block
@@ -120,7 +123,7 @@ __device__ inline bool must_close(Operation &o, uint32_t stage, bool sent) {
         // Reader: the next kernel's block of the same number.
         c->turns[blockIdx.x] = {stage, o.op, o.wrapped || o.op == 0, 0, o.peers, 0, o.sent_before + (sent ? gridDim.x : 0),
                                 o.out_before + gridDim.x, {}};
-        if (blockIdx.x == 0) tell_complete(c);
+        if (blockIdx.x == 0) tell_complete(o);
         // Reader: the block that closes, if there is one.
         ptx::reduce_release_gpu(&c->out_blocks, 1);
         return false;
@@ -186,7 +189,7 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
     uint64_t sent = o.sent_before & (kGaveUp - 1), gave_up = ptx::load_relaxed_gpu(&c->sent_blocks) & ~(kGaveUp - 1);
     set_turns(c, {stage, o.op, o.wrapped || o.op == 0, 0, present, missing, gave_up | sent, o.out_before, {}});
     if (threadIdx.x != 0) return;
-    epw_gpu_report *report = c->report;
+    epw_gpu_report *report = o.report;
     // Peers that heard of a long wait hear of its end.
     if (ptx::load_relaxed_gpu(&c->waits[0].beacons) | ptx::load_relaxed_gpu(&c->waits[1].beacons)) post_beacon(o, EPW_BEACON_NONE);
     if (missing == 0) {

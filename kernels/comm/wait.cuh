@@ -31,6 +31,7 @@ struct Operation {
     int32_t *ids; // and the other arrays of the context
     float *weights;
     uint32_t *sent_row, *first_row;
+    epw_gpu_report *report;
 
     unsigned long long gone;    // peers that this block knows to be lost
     unsigned long long refused; // peers whose rows or answers this block has found to be other than asked for
@@ -182,11 +183,12 @@ __device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, ui
     }
 }
 
-// Waits for one peer's word. `waits` asks for the time spent, to be noted in the context.
-__device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool waits) {
-    // In the steady state one look is enough, or a few; some tens of microseconds at a quarter of one each. A long wait costs
-    // the kernel a block that closes the operation, so that only who wants it measured goes there early.
-    const uint32_t looks = waits ? 64 : 256;
+// In the steady state one look is enough, or a few; some tens of microseconds at a quarter of one each. A long wait costs the kernel
+// a block that closes the operation, so that only who wants it measured goes there early.
+__device__ __forceinline__ uint32_t looks_before_long(bool measured) { return measured ? 64 : 256; }
+
+// Waits for one peer's word. `measured`: the time spent in a long wait is to be noted in the context.
+__device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool measured, uint32_t looks) {
     const uint64_t *word = awaited_word(o, what, peer), *dropped = &line_from(o, peer)->dropped;
 #pragma unroll 1
     for (uint32_t i = 0; i < looks; i++) {
@@ -195,13 +197,16 @@ __device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t ph
         if (what == Awaited::permission && epw_word_epoch(farewell) >= o.epoch) break; // it has dropped this rank
         return {true, epw_word_value(seen)};
     }
-    uint64_t began = waits ? ptx::global_timer_ns() : 0;
+    uint64_t began = measured ? ptx::global_timer_ns() : 0;
     Arrival arrival = await_long(o, what, phase, peer);
-    if (waits) {
+    if (measured) {
         auto *waited = reinterpret_cast<unsigned long long *>(&o.context->waited[peer]);
         atomicMax(waited, ptx::global_timer_ns() - began);
     }
     return arrival;
+}
+__device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool measured) {
+    return await(o, what, phase, peer, measured, looks_before_long(measured));
 }
 
 // Adds what `await` has noted to the caller's sums, [ranks], where it has asked for them. By the block that closes the operation.

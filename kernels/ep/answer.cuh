@@ -9,53 +9,83 @@
 
 namespace epw {
 
-struct AnswerShared {
+struct __align__(16) AnswerShared {
     Batch batch;
-    Stop stops[kMaxStages];
+    uint64_t loaded[kMaxStages];          // barriers of the stages
     uint32_t received[EPW_GPU_MAX_RANKS]; // rows that came from each source
-    uint32_t rows[EPW_GPU_MAX_RANKS];     // of these, those that are answered: all or none
-    uint32_t ends[EPW_GPU_MAX_RANKS];     // rows of the sources up to this turn; see source_at
-    const uint32_t *first_row;            // in shared memory, [ranks][local_experts]: of the sources in the experts' lists
 };
 
-// Sources in the order in which their rows are numbered: those after this rank in turn, itself last.
+// Rows to be answered are numbered by source, those after this rank in turn, itself last.
 __device__ __forceinline__ uint32_t source_at(const Operation &o, uint32_t turn) {
     uint32_t source = o.rank + 1 + turn;
     return source < o.ranks ? source : source - o.ranks;
 }
 
-// Numbers the rows to be answered. Called by the whole block; ends with a barrier.
-__device__ __forceinline__ void number_rows(Operation &o, AnswerShared &s) {
-    if (threadIdx.x < o.ranks) {
-        // Given up by the other lane: gets no word. Its rows are numbered all the same, for not all blocks need know of it.
-        if (o.peers & o.suspects & 1ull << threadIdx.x) leave_out(o, threadIdx.x);
-        uint32_t end = 0, rows = 0;
-        for (uint32_t turn = 0; turn <= threadIdx.x; turn++) {
-            uint32_t source = source_at(o, turn);
-            rows = o.peers >> source & 1 ? s.received[source] : 0;
-            end += rows;
-        }
-        s.rows[source_at(o, threadIdx.x)] = rows;
-        s.ends[threadIdx.x] = end;
-    }
-    __syncthreads();
-}
+// The turns as every warp knows them for itself: lane i turns i and i + 32.
+struct Turns {
+    uint32_t end[2]; // rows of the sources up to the turn
+    uint32_t total, remote;
 
-// By one warp: what answers row n, as row `at` of the batch.
-__device__ inline void find_row(const Combine &a, const Operation &o, AnswerShared &s, uint32_t n, uint32_t at) {
+    __device__ __forceinline__ Turns(const Operation &o, const AnswerShared &s) {
+        static_assert(EPW_GPU_MAX_RANKS == 64);
+        uint32_t lane = threadIdx.x % 32;
+        total = 0;
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++) {
+            if (half * 32 >= o.ranks) {
+                end[half] = 0xffffffffu;
+                continue;
+            }
+            uint32_t turn = half * 32 + lane, source = source_at(o, turn), sum = 0;
+            // All rows of a source are answered, or none.
+            if (turn < o.ranks && (o.peers >> source & 1)) sum = s.received[source];
+#pragma unroll 1
+            for (uint32_t step = 1; step < 32 && step < o.ranks; step *= 2) {
+                uint32_t before = __shfl_up_sync(0xffffffffu, sum, step);
+                if (lane >= step) sum += before;
+            }
+            end[half] = turn < o.ranks ? total + sum : 0xffffffffu;
+            total += __shfl_sync(0xffffffffu, sum, min(31u, o.ranks - 1 - half * 32));
+        }
+        remote = total - (o.peers >> o.rank & 1 ? s.received[o.rank] : 0);
+    }
+
+    // Of row n: its source's turn; n becomes the row's number among those of the source. By the whole warp.
+    __device__ __forceinline__ uint32_t find(uint32_t &n) const {
+        uint32_t turn = 0, begin = 0;
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++) {
+            uint32_t passed = __popc(__ballot_sync(0xffffffffu, end[half] <= n));
+            if (passed == 0) break;
+            begin = __shfl_sync(0xffffffffu, end[half], passed - 1);
+            turn += passed;
+        }
+        n -= begin;
+        return turn;
+    }
+};
+
+// What answers a row: a lane that `has` a part knows it.
+struct Answer {
+    unsigned char *to;
+    uint32_t parts; // those of a row lie one behind the other
+    const unsigned char *from;
+    float weight;
+    bool has;
+};
+
+// By one warp: what answers row n. `first_row`: [ranks][local_experts], of the sources in the experts' lists.
+__device__ __forceinline__ Answer find_answer(const Combine &a, const Operation &o, const Turns &turns, const uint32_t *first_row,
+                                              uint32_t n) {
     const epw_layout &l = a.layout;
-    uint32_t lane = threadIdx.x % 32;
-    uint32_t turn = __popc(__ballot_sync(0xffffffffu, lane < o.ranks && s.ends[lane] <= n));
-    if (o.ranks > 32) turn += __popc(__ballot_sync(0xffffffffu, lane + 32 < o.ranks && s.ends[lane + 32] <= n));
-    uint32_t source = source_at(o, turn), row = n - (turn > 0 ? s.ends[turn - 1] : 0);
-    const unsigned char *slot = a.window + epw_slot_offset(&l, o.lane, source, row);
+    uint32_t lane = threadIdx.x % 32, row = n, source = source_at(o, turns.find(row));
+    const unsigned char *slot = a.window + a.slots.offset(source * l.max_tokens + row);
     const unsigned char *outputs = static_cast<const unsigned char *>(a.expert_out);
-    unsigned char *to = o.window[source] + epw_answer_offset(&l, o.lane, o.rank, row, 0);
+    unsigned char *to = o.window[source] + a.answers.offset((a.rank * l.max_tokens + row) * l.answers);
     if (a.output_layout == EPW_RANK_MAJOR) {
         const unsigned char *from = slot + l.header_bytes;
         if (outputs) from = outputs + (uint64_t(source) * l.max_tokens + row) * l.row_bytes;
-        put_row(s.batch, at, to, 1, lane == 0, 0, from, 1.0f);
-        return;
+        return {to, 1, from, 1.0f, lane == 0};
     }
     uint32_t local = 0xffffffffu, weight = 0, index = 0;
     if (lane < l.topk) {
@@ -66,61 +96,95 @@ __device__ inline void find_row(const Combine &a, const Operation &o, AnswerShar
         weight = uint32_t(pair >> 32);
     }
     bool ours = local < l.local_experts;
-    uint64_t place = ours ? uint64_t(s.first_row[source * l.local_experts + local]) + index : 0;
+    uint64_t place = ours ? uint64_t(first_row[source * l.local_experts + local]) + index : 0;
     ours = ours && place < l.rows;
-    uint32_t mask = __ballot_sync(0xffffffffu, ours), earlier = (1u << lane) - 1;
-    put_row(s.batch, at, to, __popc(mask), ours, __popc(mask & earlier), outputs + (local * l.rows + place) * l.row_bytes,
-            __uint_as_float(weight));
+    uint32_t parts = __popc(__ballot_sync(0xffffffffu, ours));
+    return {to, parts, outputs + (local * l.rows + place) * l.row_bytes, __uint_as_float(weight), ours};
 }
 
-// Fills the batch with this block's rows from number `first` on, every gridDim.x-th; returns how many there are. Ends with a
-// barrier. A block's batch spans several sources, its own rank's rows are last, and blocks begin at different ones of the
-// others: at any time some block sends to each peer.
-__device__ inline uint32_t find_rows(const Combine &a, const Operation &o, AnswerShared &s, uint32_t first) {
-    uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32, mine = first + lane * gridDim.x;
-    uint32_t total = s.ends[o.ranks - 1], remote = total - s.rows[o.rank];
-    uint32_t rows = __popc(__ballot_sync(0xffffffffu, lane < kBatch && mine < total));
-    uint32_t turning = __popc(__ballot_sync(0xffffffffu, lane < kBatch && mine < remote));
-    if (row < rows) {
-        uint32_t i = row;
-        if (i < turning) {
-            i += __umulhi(blockIdx.x * 0x9e3779b9u, turning); // below `turning`, and evenly spread over the blocks
-            if (i >= turning) i -= turning;
-        }
-        find_row(a, o, s, first + i * gridDim.x, row);
+// The rows that a block answers: every gridDim.x-th.
+struct OwnRows {
+    uint32_t count, remote, shift; // of these, those of other ranks, which are the first; the one that the block begins with
+
+    __device__ __forceinline__ OwnRows(const Combine &a, const Turns &turns) {
+        count = up_to(a, turns.total);
+        remote = up_to(a, turns.remote);
+        shift = __umulhi(blockIdx.x * 0x9e3779b9u, remote); // below it, and evenly spread over the blocks
     }
-    __syncthreads();
-    return rows;
+    // Row i of the block's. Its rows span several sources, its own rank's are last, and blocks begin at different ones of the
+    // others: at any time some block sends to each peer.
+    __device__ __forceinline__ uint32_t number(uint32_t i) const {
+        if (i < remote) i = i + shift < remote ? i + shift : i + shift - remote;
+        return blockIdx.x + i * gridDim.x;
+    }
+
+  private:
+    static __device__ __forceinline__ uint32_t up_to(const Combine &a, uint32_t rows) {
+        return rows > blockIdx.x ? a.blocks.divide(rows - 1 - blockIdx.x) + 1 : 0;
+    }
+};
+
+// Rows whose parts are added up here: a batch of them at a time.
+template <typename T>
+__device__ __forceinline__ void answer_with_sums(const Combine &a, const Operation &o, AnswerShared &s, const Turns &turns,
+                                                 const uint32_t *first_row) {
+    const OwnRows rows(a, turns);
+    uint32_t warp = threadIdx.x / 32;
+    for (uint32_t first = 0; first < rows.count; first += kBatch) {
+        if (warp < kBatch && first + warp < rows.count) {
+            Answer answer = find_answer(a, o, turns, first_row, rows.number(first + warp));
+            uint32_t place = __popc(__ballot_sync(0xffffffffu, answer.has) & ((1u << threadIdx.x % 32) - 1));
+            put_row(s.batch, warp, answer.to, answer.parts, answer.has, place, answer.from, answer.weight, 0);
+        }
+        __syncthreads();
+        make_sums<T, true>(s.batch, min(rows.count - first, kBatch), a.row_size, nullptr);
+    }
+}
+
+// Rows that pass as they are: each by a warp, or by two that take its parts in turn where there are warps enough.
+__device__ __forceinline__ void answer_with_rows(const Combine &a, const Operation &o, AnswerShared &s, const Turns &turns,
+                                                 const uint32_t *first_row, unsigned char *memory) {
+    const OwnRows rows(a, turns);
+    uint32_t warps = min(a.stages.count, kWarps), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t half = rows.count * 2 <= warps, teams = warps >> half, team = warp >> half, member = warp & half;
+    if (team >= teams) return;
+    Passage passage = {memory + warp * a.stages.bytes, &s.loaded[warp]};
+    for (uint32_t i = team; i < rows.count; i += teams) {
+        Answer answer = find_answer(a, o, turns, first_row, rows.number(i));
+        uint32_t left = __ballot_sync(0xffffffffu, answer.has);
+        uint32_t turn = 0;
+        for (uint32_t part = 0; part < answer.parts; part++, left &= left - 1) {
+            uint64_t from = __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(answer.from), __ffs(left) - 1);
+            unsigned char *to = answer.to + uint64_t(part) * a.row_size;
+            for (uint32_t at = 0; at < a.row_size; at += kPieceBytes) {
+                if (lane == 0 && (turn++ & half) == member) {
+                    passage.pass(to + at, reinterpret_cast<const unsigned char *>(from) + at, min(kPieceBytes, a.row_size - at));
+                }
+            }
+        }
+    }
+    if (lane == 0) ptx::bulk_wait_all();
 }
 
 // Answers every row, then posts the words from the kernel's last block. `memory`: the table of first rows, then the stages.
 template <typename T>
 __device__ __forceinline__ void answer_rows(const Combine &a, Operation &o, AnswerShared &s, bool marked, unsigned char *memory) {
-    Passage passage(a.stages, memory + a.table_size, s.stops);
-    // What earlier kernels wrote with ordinary stores, the engine reads now.
-    if (threadIdx.x == 0 && !a.sums) ptx::fence_global_before_bulk();
     uint32_t *table = reinterpret_cast<uint32_t *>(memory);
-    for (uint32_t i = threadIdx.x; i * sizeof(uint32_t) < a.table_size; i += kThreads) table[i] = o.first_row[i];
-    if (threadIdx.x == 0) s.first_row = table;
-    number_rows(o, s);
-    uint32_t total = s.ends[o.ranks - 1];
-    for (uint32_t first = blockIdx.x; first < total; first += kBatch * gridDim.x) {
-        uint32_t rows = find_rows(a, o, s, first);
-        if (a.sums) {
-            make_sums<T, true>(s.batch, rows, a.row_size);
-        } else {
-            if (threadIdx.x == 0) passage.pass(s.batch, rows, a.row_size);
-            __syncthreads(); // the batch has been read
-        }
-    }
-    if (threadIdx.x == 0 && !a.sums) passage.finish();
+    const uint32_t lists = a.table_size > 0 ? a.layout.local_experts * o.ranks : 0;
+    for (uint32_t i = threadIdx.x; i < lists; i += blockDim.x) table[i] = o.first_row[i];
+    // Given up by the other lane: gets no word. Its rows are numbered all the same, for not all blocks need know of it.
+    if (threadIdx.x < o.ranks && (o.peers & o.suspects) >> threadIdx.x & 1) leave_out(o, threadIdx.x);
+    const Turns turns(o, s);
+    if (lists > 0) __syncthreads();
+    if (a.sums) answer_with_sums<T>(a, o, s, turns, table);
+    else answer_with_rows(a, o, s, turns, table, memory + a.table_size);
     // Writer of the words: the last block here. It has acquired what every block has released: the sums, which all threads of a
-    // block have stored before its barrier, or the rows that thread 0 has seen complete. Its release at system scope hands that
-    // on to the peer, whose acquire of the word sees it all. The words also say that the slots have been read.
+    // block have stored before its barrier, or the rows that a thread of each warp has seen complete. Its release at system scope
+    // hands that on to the peer, whose acquire of the word sees it all. The words also say that the slots have been read.
     if (!last_to_send(o)) return;
     uint64_t reachable = o.peers & ~o.lost;
     if (threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
-        uint32_t value = s.rows[threadIdx.x] | (a.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
+        uint32_t value = s.received[threadIdx.x] | (a.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
         ptx::store_release_sys(&line_at(o, threadIdx.x)->combine[o.lane], epw_word(o.epoch, o.op, value));
     }
 }

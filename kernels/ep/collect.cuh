@@ -11,6 +11,7 @@ namespace epw {
 struct Expected {
     uint32_t rows[EPW_GPU_MAX_RANKS]; // as many as were sent
     uint32_t marked;                  // words say of which mode they are
+    unsigned long long settled;       // peers whose answers have come, or never will
 };
 
 // Is the answer whole, and of the mode that this rank expects? The host device's answer_cause.
@@ -59,8 +60,8 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, uint64
         place = __popcll(ranks & (bit - 1));
         has = here && answer == 0;
     }
-    const unsigned char *from = a.window + epw_answer_offset(&l, o.lane, rank, row, answer);
-    put_row(batch, at, static_cast<unsigned char *>(a.out) + uint64_t(t) * l.row_bytes, count, has, place, from, weight);
+    const unsigned char *from = a.window + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
+    put_row(batch, at, static_cast<unsigned char *>(a.out) + uint64_t(t) * l.row_bytes, count, has, place, from, weight, rank);
     if (lane == 0 && a.contributions) {
         reinterpret_cast<ushort2 *>(a.contributions)[t] = {uint16_t(__popc(entries)), uint16_t(expected)};
     }
@@ -70,35 +71,60 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, uint64
 __device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, uint64_t answered, Batch &batch,
                                        uint32_t first, uint32_t stride) {
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = first + warp * stride;
-    if (t < a.tokens) find_answers(a, o, answered, t, batch, warp);
+    if (warp < kBatch && t < a.tokens) find_answers(a, o, answered, t, batch, warp);
     __syncthreads();
     return __popc(__ballot_sync(0xffffffffu, lane < kBatch && first + lane * stride < a.tokens));
 }
 
-// Waits and sums. Where something is amiss, the block that closes the operation decides whose answers count, and sums again
-// alone where somebody's do not. What is summed is looked up before the wait, as if everybody would answer.
-template <typename T, bool Weighted>
-__device__ __forceinline__ void collect(const Combine &a, Operation &o, const Expected &expected, Batch &batch) {
-    epw_gpu_context *c = o.context;
-    uint32_t found = find_tokens(a, o, o.peers, batch, blockIdx.x, gridDim.x);
-    if (threadIdx.x < o.ranks && ((o.peers & ~uint64_t(o.gone)) >> threadIdx.x & 1)) {
-        Arrival got = await(o, Awaited::answer, EPW_PHASE_COMBINE_RECEIVE, threadIdx.x, a.wait_ns != nullptr);
-        if (!got.arrived) {
-            leave_out(o, threadIdx.x);
-        } else if (answer_cause(a, expected, threadIdx.x, got.value) != EPW_CAUSE_NONE) {
-            atomicOr(&o.refused, 1ull << threadIdx.x);
-        }
+// What came of waiting for a peer's answers.
+__device__ __forceinline__ void settle(const Combine &a, Operation &o, Expected &expected, uint32_t peer, Arrival got) {
+    if (!got.arrived) {
+        leave_out(o, peer);
+    } else if (answer_cause(a, expected, peer, got.value) != EPW_CAUSE_NONE) {
+        atomicOr(&o.refused, 1ull << peer);
     }
-    __syncthreads(); // what the words guard has been acquired for every thread
+    // Writer: this lane, which has acquired the peer's word. Reader: the block's other warps, which read its answers then.
+    ptx::set_bits_release_block(&expected.settled, 1ull << peer);
+}
+
+// By one warp: waits for every peer's answers, a lane to a peer.
+__device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Expected &expected) {
+    const uint64_t settled = expected.settled;
+    __syncwarp();
+#pragma unroll 1
+    for (uint32_t peer = threadIdx.x % 32, first = 0; first < o.ranks; peer += 32, first += 32) {
+        bool waits = peer < o.ranks && !(settled >> peer & 1);
+        // All look at a time, so that none waits for another's peer.
+        for (uint32_t i = 0; i < looks_before_long(a.wait_ns != nullptr) && __any_sync(0xffffffffu, waits); i++) {
+            if (!waits) continue;
+            uint64_t word = ptx::load_acquire_sys(awaited_word(o, Awaited::answer, peer));
+            if (!is_expected(o, Awaited::answer, word)) continue;
+            settle(a, o, expected, peer, {true, epw_word_value(word)});
+            waits = false;
+        }
+        if (waits) settle(a, o, expected, peer, await(o, Awaited::answer, EPW_PHASE_COMBINE_RECEIVE, peer, a.wait_ns != nullptr, 0));
+    }
+    __syncwarp();
     ptx::let_next_begin();
-    uint64_t answered = o.peers & ~uint64_t(o.gone | o.refused), refused = 0;
+}
+
+// Waits and sums. Tokens' answers are added up as they come, in their order; what is added is looked up before, as if everybody
+// would answer. Where something is amiss, the block that closes the operation decides whose answers count, and sums again alone
+// where somebody's do not.
+template <typename T, bool Weighted>
+__device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected &expected, Batch &batch) {
+    epw_gpu_context *c = o.context;
+    if (threadIdx.x == kThreads) expected.settled = ~(o.peers & ~uint64_t(o.gone));
+    uint32_t found = find_tokens(a, o, o.peers, batch, blockIdx.x, gridDim.x);
+    if (threadIdx.x >= kThreads) await_answers(a, o, expected);
+    uint64_t answered = o.peers, refused = 0;
     uint32_t first = blockIdx.x, step = gridDim.x;
-    bool alone = false, looked_up = answered == o.peers;
+    bool alone = false, looked_up = true;
     while (true) {
         for (uint32_t t = first; t < a.tokens; t += kBatch * step) {
             uint32_t rows = looked_up ? found : find_tokens(a, o, answered, batch, t, step);
             looked_up = false;
-            make_sums<T, Weighted>(batch, rows, a.row_size);
+            make_sums<T, Weighted>(batch, rows, a.row_size, &expected.settled);
         }
         if (alone) break;
         if (!must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) return;

@@ -44,7 +44,8 @@ typedef struct epw_combine_args {
     epw_gpu_shared *shared;
     unsigned char *window;
     epw_layout layout;
-    uint32_t rank, halves;
+    uint32_t rank, lane;
+    uint32_t halves;
     uint32_t mode, dtype, output_layout, tokens;
     uint64_t deadline_ns;
     const void *expert_out;    /* NULL: rank-major rows in place */

@@ -8,8 +8,8 @@
 
 namespace epw {
 
-struct ReceiveShared {
-    uint32_t rows[EPW_GPU_MAX_RANKS]; // received from each source
+struct __align__(16) ReceiveShared {
+    uint32_t rows[EPW_GPU_MAX_RANKS]; // received from each source; 0 beyond the last
     uint64_t loaded[kMaxStages];      // barriers: a stage's row has come
 };
 
@@ -22,9 +22,9 @@ struct Share {
 __device__ inline void await_rows(const Dispatch &a, Operation &o, ReceiveShared &s,
                                   uint64_t peers) {
     uint32_t source = threadIdx.x;
-    if (source < o.ranks) {
+    if (source < EPW_GPU_MAX_RANKS) {
         uint32_t rows = 0;
-        if (peers >> source & 1) {
+        if (source < o.ranks && (peers >> source & 1)) {
             Arrival got = await(o, Awaited::rows, EPW_PHASE_DISPATCH_RECEIVE, source, a.wait_ns != nullptr);
             if (!got.arrived) leave_out(o, source);
             rows = got.value;
@@ -40,7 +40,7 @@ __device__ inline void await_rows(const Dispatch &a, Operation &o, ReceiveShared
 
 __device__ __forceinline__ const unsigned char *slot_of(const Dispatch &a, const Operation &o, uint32_t source,
                                                         uint32_t row) {
-    return a.window + epw_slot_offset(&a.layout, o.lane, source, row);
+    return a.window + epw_slot_offset(&a.layout, a.lane, source, row);
 }
 
 // An entry of a received row.
@@ -60,21 +60,34 @@ __device__ __forceinline__ Received read_entry(const Dispatch &a, const unsigned
     return r;
 }
 
-// Fills the table of counts, [ranks][local_experts] in shared memory: how many rows each source has sent to each expert. Ends with
-// a barrier.
-__device__ inline void take_counts(const Dispatch &a, Operation &o, ReceiveShared &s, uint32_t *table) {
-    const epw_layout &l = a.layout;
-#pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < a.experts; i += kThreads) {
-        uint32_t source = a.per_rank.divide(i);
-        const unsigned char *from = a.window + epw_expert_counts_offset(&l, a.lane, source);
-        uint32_t count = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(from) + (i - source * l.local_experts));
-        if (s.rows[source] == 0) count = 0;
-        if (count > s.rows[source]) {
-            atomicOr(&o.refused, 1ull << source);
-            count = 0;
+// One of the numbers by which a source says how many rows it has sent to each expert. Where it lies is known before it comes.
+struct Count {
+    uint32_t n; // in the order of sources, and of their experts
+    uint32_t source, value;
+    const uint32_t *at;
+
+    __device__ __forceinline__ Count(const Dispatch &a, uint32_t n) : n(n), source(a.per_rank.divide(n)) {
+        const unsigned char *counts = a.window + epw_expert_counts_offset(&a.layout, a.lane, source);
+        at = reinterpret_cast<const uint32_t *>(counts) + (n - source * a.layout.local_experts);
+    }
+    __device__ __forceinline__ void load(const Dispatch &a) {
+        if (n < a.experts) value = ptx::load_relaxed_gpu(at);
+    }
+};
+
+// Fills the table of counts, [ranks][local_experts] in shared memory: how many rows each source has sent to each expert. `count`:
+// this thread's first, loaded. Ends with a barrier.
+__device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, ReceiveShared &s, Count count, uint32_t *table) {
+    while (count.n < a.experts) {
+        uint32_t rows = s.rows[count.source], value = rows == 0 ? 0 : count.value;
+        if (value > rows) {
+            atomicOr(&o.refused, 1ull << count.source);
+            value = 0;
         }
-        table[i] = count;
+        table[count.n] = value;
+        if (count.n + kThreads >= a.experts) break;
+        count = Count(a, count.n + kThreads);
+        count.load(a);
     }
     __syncthreads();
 }
@@ -116,6 +129,9 @@ __device__ __forceinline__ uint64_t place_of(const Dispatch &a, const uint32_t *
 struct ListEntry {
     uint32_t n; // in the order of rows, sources in turn
     uint32_t source, row, j;
+    uint32_t *token; // where what it says goes
+    int32_t *expert;
+    float *weight;
 
     __device__ __forceinline__ ListEntry(const Dispatch &a, Share share)
         : n((threadIdx.x >> a.entry_shift) * share.blocks + share.block), j(threadIdx.x & ((1u << a.entry_shift) - 1)) {
@@ -124,7 +140,13 @@ struct ListEntry {
     __device__ __forceinline__ void locate(const Dispatch &a) {
         row = a.sources.divide(n);
         source = n - row * a.layout.ranks;
+        uint32_t at = place(a);
+        size_t entry = size_t(at) * a.layout.topk + j;
+        token = a.source_token && j == 0 ? a.source_token + at : nullptr;
+        expert = a.row_experts ? a.row_experts + entry : nullptr;
+        weight = a.row_weights ? a.row_weights + entry : nullptr;
     }
+    __device__ __forceinline__ uint32_t place(const Dispatch &a) const { return source * a.layout.max_tokens + row; }
     __device__ __forceinline__ void go_on(const Dispatch &a, Share share) {
         n += (kThreads >> a.entry_shift) * share.blocks;
         locate(a);
@@ -138,17 +160,17 @@ struct ListEntry {
 __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o,
                                            const uint32_t *table, const Received &r, const ListEntry &e) {
     const epw_layout &l = a.layout;
-    uint32_t local = r.expert - o.rank * l.local_experts, at = e.source * l.max_tokens + e.row;
+    uint32_t local = r.expert - o.rank * l.local_experts;
     bool ours = static_cast<int32_t>(r.expert) >= 0 && local < l.local_experts;
     uint64_t place = ours ? place_of(a, table, e.source, local, r.index) : 0;
     if (r.format != a.format || r.token >= l.max_tokens || place == kNowhere) {
         atomicOr(&o.refused, 1ull << e.source);
         return;
     }
-    if (a.source_token && e.j == 0) a.source_token[at] = r.token;
-    if (a.row_experts) a.row_experts[size_t(at) * l.topk + e.j] = ours ? static_cast<int32_t>(local) : -1;
-    if (a.row_weights) a.row_weights[size_t(at) * l.topk + e.j] = ours ? __uint_as_float(r.weight) : 0.0f;
-    if (ours && a.expert_rows) a.expert_rows[local * l.rows + place] = at;
+    if (e.token) *e.token = r.token;
+    if (e.expert) *e.expert = ours ? static_cast<int32_t>(local) : -1;
+    if (e.weight) *e.weight = ours ? __uint_as_float(r.weight) : 0.0f;
+    if (ours && a.expert_rows) a.expert_rows[local * l.rows + place] = e.place(a);
 }
 
 // Scales of one row to their place in the list. By one warp.
@@ -194,7 +216,10 @@ struct Spread {
         static_assert(kWarps == 14);
         uint32_t warp = threadIdx.x / 32, rows = 0;
 #pragma unroll 1
-        for (uint32_t i = 0; i < a.layout.ranks; i++) rows += s.rows[i];
+        for (uint32_t i = 0; i < a.layout.ranks; i += 4) {
+            const uint4 four = *reinterpret_cast<const uint4 *>(&s.rows[i]);
+            rows += four.x + four.y + four.z + four.w;
+        }
         if (rows <= 4 * blocks && a.stages.count >= 4) {
             size = 3, teams = 4, team = warp / 3, member = warp % 3;
         } else if (rows <= 7 * blocks && a.stages.count >= 7) {
@@ -218,18 +243,30 @@ struct Spread {
     __device__ __forceinline__ void start(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory, Share share) {
         n = share.block + team * share.blocks;
         step = teams * share.blocks;
-        // What the words guard was acquired by generic loads; the engine reads it now.
-        ptx::fence_global_before_bulk();
         find(a, s);
         if (works() && there(a)) load(a, o, s, memory);
     }
     __device__ __forceinline__ void find(const Dispatch &a, const ReceiveShared &s) {
-        piece = 0;
-        row = n;
-        for (source = 0; source < a.layout.ranks && row >= s.rows[source]; source++) row -= s.rows[source];
+        uint32_t end = 0, begin = 0; // rows of the sources up to one; of those before row n's
+        piece = source = 0;
+#pragma unroll 1
+        for (uint32_t i = 0; i < a.layout.ranks; i += 4) {
+            const uint4 four = *reinterpret_cast<const uint4 *>(&s.rows[i]);
+            const uint32_t rows[] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (uint32_t count : rows) {
+                end += count;
+                if (n < end) continue;
+                begin = end;
+                source++;
+            }
+        }
+        row = n - begin;
     }
     __device__ __forceinline__ void load(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory) {
         if (member != 0 || threadIdx.x % 32 != 0) return;
+        // What the words guard was acquired by generic loads; the engine reads it now.
+        if (turns == 0) ptx::fence_global_before_bulk();
         const unsigned char *slot = slot_of(a, o, source, row);
         unsigned char *to = stage(a, memory);
         uint64_t *loaded = &s.loaded[team];
@@ -335,17 +372,19 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
     const bool spreads = !in_place || a.rows || (a.out_scales && a.scale_count) || a.out_sideband;
     Share share = {blockIdx.x, gridDim.x};
     ListEntry e(a, share);
+    Count count(a, threadIdx.x);
     await_rows(a, o, s, peers & ~uint64_t(o.gone));
     ptx::let_next_begin();
     Spread spread(a, s, share.blocks, spreads);
     bool alone = false;
     uint64_t gone = 0, refused = 0;
     while (true) {
+        count.load(a);
         bool mine = in_place && e.came(a, s);
         Received entry = {};
         if (mine) entry = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
         if (spreads) spread.start(a, o, s, memory, share);
-        take_counts(a, o, s, table);
+        take_counts(a, o, s, count, table);
         if (share.block == share.blocks - 1) write_counts(a, o, s, table); // the one with the fewest rows
         while (in_place && e.inside(a)) {
             if (mine) list_entry(a, o, table, entry, e);

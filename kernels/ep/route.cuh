@@ -1,6 +1,6 @@
-// Numbering of rows. Rows to a rank, and rows within an expert's list, are numbered by token; a block that sends token t finds
-// the numbers of t's rows by looking at the ids of all tokens before it. That is a few loads for the batches of decode, needs
-// no table, and lets blocks number their tokens without asking each other.
+// Numbering of rows. Rows to a rank, and rows within an expert's list, are numbered by token: a row's number is how many tokens
+// before it have that rank, or that expert. A block counts them in shared memory as it goes from token to token, by itself; the
+// last block goes on to the end, and so knows what each peer will place the rows by.
 #pragma once
 
 #include "../comm/lane.cuh"
@@ -8,36 +8,22 @@
 
 namespace epw {
 
-constexpr uint32_t kPerToken = 4; // threads that look at one token
-constexpr uint32_t kColumns = 8; // of ids looked at a time
-constexpr uint32_t kIds = kColumns / kPerToken;
-constexpr uint32_t kRound = kThreads / kPerToken; // tokens looked at in a round
-constexpr uint32_t kEarly = 2; // rounds whose ids are loaded before anybody needs them
+constexpr uint32_t kColumns = 8; // ids of a token looked at a time
 constexpr uint32_t kNobody = 0xffffffffu;
-constexpr uint32_t kNoFirst = 0x80000000u; // no id less this is a local one
-
-// The token that a block is about to send. Entry j is lane j's of warp 0.
-struct __align__(16) Token {
-    int32_t expert[EPW_MAX_TOPK]; // -1: none, bad, or a repetition
-    uint32_t first[EPW_MAX_TOPK]; // first expert of the rank, if the entry is the first to it; else kNoFirst
-    uint32_t row[EPW_MAX_TOPK];   // rows before, to that rank
-    uint32_t index[EPW_MAX_TOPK]; // rows before, to that expert
-    float weight[EPW_MAX_TOPK];
-    uint32_t leader[EPW_MAX_TOPK]; // first entry to the same rank
-};
 
 // An id as it was loaded, not yet looked at: loads go on while nobody needs it.
 struct RawId {
-    uint32_t low, high;
+    uint32_t low = 0xffffffffu, high = 0xffffffffu;
 };
 
 __device__ __forceinline__ RawId load_id(const Dispatch &a, uint32_t t, uint32_t j, bool inside) {
-    RawId raw = {0xffffffffu, 0xffffffffu};
+    RawId raw;
     if (!inside) return raw;
     size_t at = size_t(t) * a.topk + j;
     if (a.idx_type == EPW_I64) {
         uint2 pair = static_cast<const uint2 *>(a.topk_idx)[at];
-        raw = {pair.x, pair.y};
+        raw.low = pair.x;
+        raw.high = pair.y;
     } else {
         raw.low = static_cast<const uint32_t *>(a.topk_idx)[at];
     }
@@ -58,105 +44,111 @@ __device__ __forceinline__ uint32_t valid_id(const Dispatch &a, RawId raw) {
     return fits && raw.low < a.experts ? raw.low : kNobody;
 }
 
-// The ids of token t that this thread looks at, of kColumns columns from `column` on.
-__device__ __forceinline__ void load_ids(const Dispatch &a, uint32_t t, uint32_t column, bool inside, RawId ids[kIds]) {
-#pragma unroll
-    for (uint32_t i = 0; i < kIds; i++) {
-        uint32_t j = column + i * kPerToken + threadIdx.x % kPerToken;
-        ids[i] = load_id(a, t, j, inside && j < a.topk);
-    }
-}
+// The token that a block is about to send: entry j is lane j's of warp 0.
+struct Token {
+    RawId raw;
+    float weight = 0.0f;
+    uint32_t expert = kNobody; // also where the id is bad, or a repetition
+    uint32_t rank = kNobody;   // of the expert
+    bool leads = false;        // the first entry to its rank
+    bool bad = false;
 
-// Adds to the token's numbers what a warp's round has seen: tokens before it with its experts and its ranks. Entries go eight
-// at a time, four bits for each: a warp looks at eight tokens, one to kPerToken threads. `raw`: the ids of the first columns of
-// token u, which counts if it is `inside`.
-__device__ __forceinline__ void count_round(const Dispatch &a, Token &token, RawId raw[kIds], uint32_t u, bool inside) {
-    constexpr uint32_t kGroup = 8;
-    uint32_t lane = threadIdx.x % 32, local = a.layout.local_experts;
-#pragma unroll 1
-    for (uint32_t base = 0; base < a.topk; base += kGroup) {
-        uint32_t experts = 0, ranks = 0;
-#pragma unroll 1
-        for (uint32_t column = 0; column < a.topk; column += kColumns) {
-            if (a.topk > kColumns && (column > 0 || base > 0)) load_ids(a, u, column, inside, raw);
+    __device__ __forceinline__ float kept_weight() const { return expert == kNobody ? 0.0f : weight; }
+
+    // In two steps, for what they do in between.
+    __device__ __forceinline__ void load(const Dispatch &a, uint32_t t) {
+        uint32_t lane = threadIdx.x % 32;
+        bool inside = t < a.tokens && lane < a.topk;
+        raw = load_id(a, t, lane, inside);
+        if (a.topk_weights && inside) weight = a.topk_weights[size_t(t) * a.topk + lane];
+    }
+    __device__ __forceinline__ void look(const Dispatch &a) {
+        uint32_t id = valid_id(a, raw), owner = id == kNobody ? kNobody : a.per_rank.divide(id);
+        uint32_t before = (1u << threadIdx.x % 32) - 1;
+        bool repeated = __match_any_sync(0xffffffffu, id) & before, follows = __match_any_sync(0xffffffffu, owner) & before;
+        bool valid = id != kNobody && !repeated;
+        bad = !valid && raw_value(a, raw) != kNone;
+        expert = valid ? id : kNobody;
+        rank = valid ? owner : kNobody;
+        leads = valid && !follows;
+    }
+};
+
+// Ids of a token that is counted.
+struct Ids {
+    RawId id[kColumns];
+
+    __device__ __forceinline__ void load(const Dispatch &a, uint32_t t, uint32_t column, bool inside) {
 #pragma unroll
-            for (uint32_t i = 0; i < kIds; i++) {
-                uint32_t id = valid_id(a, raw[i]);
-                if (!inside || id == kNobody) continue;
+        for (uint32_t i = 0; i < kColumns; i += 4) load_four(a, t, column + i, inside, id + i);
+    }
+
+  private:
+    static __device__ __forceinline__ void load_four(const Dispatch &a, uint32_t t, uint32_t column, bool inside, RawId *to) {
+        if (!a.fours) {
 #pragma unroll
-                for (uint32_t k = 0; k < kGroup; k++) {
-                    if (id == uint32_t(token.expert[base + k])) experts |= 1u << (4 * k);
-                    if (id - token.first[base + k] < local) ranks |= 1u << (4 * k);
-                }
-            }
+            for (uint32_t i = 0; i < 4; i++) to[i] = load_id(a, t, column + i, inside && column + i < a.topk);
+            return;
         }
-        // A token's threads together, then the warp's tokens together.
-        experts |= __shfl_xor_sync(0xffffffffu, experts, 1);
-        ranks |= __shfl_xor_sync(0xffffffffu, ranks, 1);
-        experts |= __shfl_xor_sync(0xffffffffu, experts, 2);
-        ranks |= __shfl_xor_sync(0xffffffffu, ranks, 2);
-        bool counts = lane % kPerToken == 0;
-        experts = __reduce_add_sync(0xffffffffu, counts ? experts : 0);
-        ranks = __reduce_add_sync(0xffffffffu, counts ? ranks : 0);
-        if (lane >= kGroup) continue;
-        uint32_t index = experts >> (4 * lane) & 15, row = ranks >> (4 * lane) & 15;
-        if (index) atomicAdd(&token.index[base + lane], index);
-        if (row) atomicAdd(&token.row[base + lane], row);
-    }
-}
-
-// By warp 0: names the token that the block is about to send. `bad`: the id was out of range or repeated.
-__device__ __forceinline__ void name_token(const Dispatch &a, Token &token, RawId raw, float weight, bool *bad) {
-    constexpr uint32_t kAtOnce = 8;
-    uint32_t lane = threadIdx.x % 32, id = valid_id(a, raw), rank = id == kNobody ? kNobody : a.per_rank.divide(id), leader = lane;
-    bool repeated = false;
-#pragma unroll 1
-    for (uint32_t base = 0; base < a.topk; base += kAtOnce) {
 #pragma unroll
-        for (uint32_t i = 0; i < kAtOnce; i++) {
-            uint32_t j = base + i, id_of_j = __shfl_sync(0xffffffffu, id, j), rank_of_j = __shfl_sync(0xffffffffu, rank, j);
-            repeated |= j < lane && id_of_j == id;
-            if (j < leader && rank_of_j == rank) leader = j; // the lowest: once found, none is lower
+        for (uint32_t i = 0; i < 4; i++) to[i] = {};
+        if (!inside || column >= a.topk) return;
+        size_t at = (size_t(t) * a.topk + column) / 4;
+        if (a.idx_type == EPW_I64) {
+            const uint4 *from = static_cast<const uint4 *>(a.topk_idx) + 2 * at;
+            uint4 low = from[0], high = from[1];
+            to[0] = {low.x, low.y}, to[1] = {low.z, low.w}, to[2] = {high.x, high.y}, to[3] = {high.z, high.w};
+        } else {
+            uint4 four = static_cast<const uint4 *>(a.topk_idx)[at];
+            to[0].low = four.x, to[1].low = four.y, to[2].low = four.z, to[3].low = four.w;
         }
     }
-    bool valid = id != kNobody && !repeated;
-    *bad = !valid && raw_value(a, raw) != kNone;
-    token.expert[lane] = valid ? int32_t(id) : -1;
-    token.weight[lane] = valid ? weight : 0.0f;
-    token.leader[lane] = valid ? leader : lane;
-    token.first[lane] = valid && leader == lane ? rank * a.layout.local_experts : kNoFirst;
-    token.row[lane] = token.index[lane] = 0;
+};
+
+// How many of the tokens so far have each expert, and each rank: numbers in shared memory.
+struct Census {
+    uint32_t *experts, *ranks;
+};
+
+// The token that this thread counts of those from `from` on, no more than a block has threads. The first warps have other things
+// to do, so that the last ones begin.
+__device__ __forceinline__ uint32_t counted_by_thread(uint32_t from) {
+    static_assert(EPW_GPU_BLOCKS <= kThreads); // from a block's token to its next
+    return from + kThreads - 1 - threadIdx.x;
 }
 
-// One count per group of kPerToken lanes where any lane says yes.
-__device__ __forceinline__ uint32_t count_tokens(bool yes) {
-    uint32_t lanes = __ballot_sync(0xffffffffu, yes);
-    lanes |= lanes >> 1;
-    lanes |= lanes >> 2;
-    return __popc(lanes & 0x11111111u);
-}
-
-// All rows to `rank` and to each of its experts, for the rank to place them by. Called by the whole block; `hist` is
-// [local_experts] in shared memory, *rows too; both are whole after the caller's next barrier.
-__device__ __forceinline__ void count_all(const Dispatch &a, uint32_t rank, uint32_t *hist, uint32_t *rows) {
-    uint32_t local = a.layout.local_experts;
+// Counts the tokens in [from, to). Called by the whole block; `ids`: the first columns of this thread's, loaded.
+__device__ __forceinline__ void count_tokens(const Dispatch &a, Census census, Ids ids, uint32_t from, uint32_t to) {
+    const uint32_t lane = threadIdx.x % 32, t = counted_by_thread(from);
+    if (t - (31 - lane) >= to) return; // the warp has none
+    uint64_t owners = 0;
 #pragma unroll 1
-    for (uint32_t e = threadIdx.x; e < local; e += blockDim.x) hist[e] = 0;
-    if (threadIdx.x == 0) *rows = 0;
-    __syncthreads();
-    for (uint32_t base = 0; base < a.tokens; base += blockDim.x / kPerToken) {
-        uint32_t t = base + threadIdx.x / kPerToken;
-        bool any = false;
-        for (uint32_t j = threadIdx.x % kPerToken; j < a.topk; j += kPerToken) {
-            uint32_t id = valid_id(a, load_id(a, t, j, t < a.tokens));
-            if (id == kNobody || id - rank * local >= local) continue;
-            any = true;
-            bool repeated = false;
-            for (uint32_t i = 0; i < j; i++) repeated |= valid_id(a, load_id(a, t, i, true)) == id;
-            if (!repeated) atomicAdd(&hist[id - rank * local], 1u);
+    for (uint32_t column = 0; column < a.topk; column += kColumns) {
+        if (column > 0) ids.load(a, t, column, t < to);
+        uint32_t id[kColumns];
+#pragma unroll
+        for (uint32_t i = 0; i < kColumns; i++) id[i] = valid_id(a, ids.id[i]);
+#pragma unroll 1
+        for (uint32_t j = 0; j < column; j++) {
+            uint32_t earlier = valid_id(a, load_id(a, t, j, t < to));
+#pragma unroll
+            for (uint32_t &later : id) later = later == earlier ? kNobody : later;
         }
-        uint32_t n = count_tokens(any);
-        if (threadIdx.x % 32 == 0 && n) atomicAdd(rows, n);
+#pragma unroll
+        for (uint32_t i = 0; i < kColumns; i++) {
+            bool counts = id[i] != kNobody;
+#pragma unroll
+            for (uint32_t k = 0; k < i; k++) counts &= id[k] != id[i];
+            atomicAdd(&census.experts[counts ? id[i] : a.experts], 1u); // without a branch: the one behind is nobody's
+            owners |= (counts ? 1ull : 0ull) << a.per_rank.divide(id[i]);
+        }
+    }
+    // The warp's tokens together, four ranks at a time, a byte for each.
+#pragma unroll 1
+    for (uint32_t first = 0; first < a.layout.ranks; first += 4) {
+        uint32_t bits = uint32_t(owners >> first) & 15, bytes = bits * 0x00204081u & 0x01010101u;
+        uint32_t count = __reduce_add_sync(0xffffffffu, bytes) >> (8 * (lane & 3)) & 255;
+        if (lane < 4 && count) atomicAdd(&census.ranks[first + lane], count);
     }
 }
 

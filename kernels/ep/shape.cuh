@@ -7,12 +7,20 @@
 
 namespace epw {
 
-// n / d for n * d < 2^32.
+// n / d for n * d < 2^31.
 struct Divisor {
-    uint64_t reciprocal;
+    uint32_t reciprocal;
 
-    explicit Divisor(uint32_t d) : reciprocal(((1ull << 32) + d - 1) / d) {}
-    __device__ __forceinline__ uint32_t divide(uint32_t n) const { return uint32_t(n * reciprocal >> 32); }
+    explicit Divisor(uint32_t d) : reciprocal(((1u << 31) + d - 1) / d) {}
+    __device__ __forceinline__ uint32_t divide(uint32_t n) const { return __umulhi(n << 1, reciprocal); }
+};
+
+// Things of one size, one behind the other, in every window alike: slots, or answers.
+struct Area {
+    uint64_t begin;
+    uint32_t bytes; // of one
+
+    __device__ __forceinline__ uint64_t offset(uint32_t n) const { return begin + uint64_t(n) * bytes; }
 };
 
 // What the sending half takes of a row at a time.
@@ -33,25 +41,37 @@ struct Dispatch : epw_dispatch_args {
     Divisor sources;      // ranks
     uint32_t experts;     // of all ranks
     uint32_t scales_size; // bytes of a row's scales
+    uint32_t whole;       // bytes of a slot that leave at once, of header, row and scales; 0: they do not
+    bool fours;           // ids may be loaded four at a time
     uint32_t entry_shift; // a row's entries have this power of two of lanes: 2^entry_shift >= topk
 
     explicit Dispatch(const epw_dispatch_args &a)
-        : epw_dispatch_args(a), stages(a.layout, a.payload_bytes, a.scale_count * a.scale_bytes),
-          pieces(a.payload, a.payload_bytes), per_rank(a.layout.local_experts), sources(a.layout.ranks), experts(a.layout.local_experts * a.layout.ranks),
-          scales_size(a.scale_count * a.scale_bytes), entry_shift(0) {
+        : epw_dispatch_args(a), stages(a.layout, a.payload_bytes, a.scale_count * a.scale_bytes), pieces(a.payload, a.payload_bytes),
+          per_rank(a.layout.local_experts), sources(a.layout.ranks), experts(a.layout.local_experts * a.layout.ranks),
+          scales_size(a.scale_count * a.scale_bytes), whole(0),
+          fours(a.topk % 4 == 0 && reinterpret_cast<uintptr_t>(a.topk_idx) % 16 == 0), entry_shift(0) {
         while (1u << entry_shift < a.layout.topk) entry_shift++;
+        if (pieces.count == 1 && (quantises(a.payload) || scales_size <= kScaleRoom)) {
+            whole = stages.header + align_16(a.payload_bytes + scales_size);
+        }
     }
 };
 
 struct Combine : epw_combine_args {
     AnswerStages stages;
+    Area slots;       // a source's begin at number source * max_tokens
+    Area answers;     // to each slot layout.answers
     Divisor per_rank; // experts
+    Divisor blocks;   // of the kernel
     uint32_t row_size;
     uint32_t table_size; // of first rows, in shared memory: only experts' outputs are found by it
     bool sums;           // answers are made here; else they are rows that pass as they are, through the stages
 
-    explicit Combine(const epw_combine_args &a)
-        : epw_combine_args(a), stages(a.layout), per_rank(a.layout.local_experts), row_size(uint32_t(a.layout.row_bytes)),
+    Combine(const epw_combine_args &a, uint32_t blocks)
+        : epw_combine_args(a), stages(a.layout),
+          slots{epw_slot_offset(&a.layout, a.lane, 0, 0), uint32_t(a.layout.slot_bytes)},
+          answers{epw_answer_offset(&a.layout, a.lane, 0, 0, 0), uint32_t(a.layout.row_bytes)},
+          per_rank(a.layout.local_experts), blocks(blocks), row_size(uint32_t(a.layout.row_bytes)),
           table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.layout) : 0),
           sums(a.output_layout == EPW_EXPERT_MAJOR && a.mode == EPW_COMBINE_RANK_REDUCED) {}
 

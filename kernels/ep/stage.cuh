@@ -7,6 +7,7 @@ namespace epw {
 
 constexpr uint32_t kThreads = 448; // a row of 7168 channels is two 16-byte loads of each
 constexpr uint32_t kWarps = kThreads / 32;
+constexpr uint32_t kCombineThreads = kThreads + 32; // and a warp that waits for peers
 constexpr uint32_t kPieceBytes = 16384;
 constexpr uint32_t kScaleRoom = 1024;
 constexpr uint32_t kMaxStages = 12;
@@ -27,9 +28,9 @@ struct Stages {
     }
 };
 
-// A number for each expert of all ranks, behind all stages.
+// A number for each expert of all ranks, and one more; behind all stages.
 inline uint32_t table_bytes(const epw_layout &l) {
-    return align_128(l.local_experts * l.ranks * uint32_t(sizeof(uint32_t)));
+    return align_128((l.local_experts * l.ranks + 1) * uint32_t(sizeof(uint32_t)));
 }
 
 // Dispatch: [header][payload][scales].

@@ -15,7 +15,8 @@ constexpr uint32_t kChunks = 2;            // of 16 bytes, what a thread has of 
 struct __align__(16) Part {
     const unsigned char *from; // nullptr: zeros
     float weight;
-    uint32_t last; // of its row
+    uint16_t last; // of its row
+    uint16_t rank; // that it comes from
 };
 
 // Rows to be made, in shared memory: their parts, in the order in which they are added, and where they go. Row i's begin at
@@ -32,11 +33,11 @@ __device__ __forceinline__ uint32_t part_after(uint32_t number, bool last) {
 
 // By one warp: makes a row of the batch of `count` parts; a lane that `has` one puts it at `place`.
 __device__ __forceinline__ void put_row(Batch &batch, uint32_t at, unsigned char *to, uint32_t count, bool has, uint32_t place,
-                                        const unsigned char *from, float weight) {
+                                        const unsigned char *from, float weight, uint32_t rank) {
     uint32_t lane = threadIdx.x % 32;
-    if (has) batch.parts[at * EPW_MAX_TOPK + place] = {from, weight, place + 1 == count};
+    if (has) batch.parts[at * EPW_MAX_TOPK + place] = {from, weight, place + 1 == count, uint16_t(rank)};
     if (lane != 0) return;
-    if (count == 0) batch.parts[at * EPW_MAX_TOPK] = {nullptr, 0.0f, 1};
+    if (count == 0) batch.parts[at * EPW_MAX_TOPK] = {nullptr, 0.0f, 1, 0};
     batch.to[at] = to;
 }
 
@@ -64,17 +65,21 @@ __device__ __forceinline__ void add_part(float (&total)[kChunks][8], const Held 
     }
 }
 
-// Makes the batch's `rows` sums, each from +0, with ordinary stores. By the whole block, which sees the batch and has
-// acquired what its parts are; the batch is free when this returns.
-template <typename T, bool Weighted> __device__ void make_sums(const Batch &batch, uint32_t rows, uint32_t row_bytes) {
+// Makes the batch's `rows` sums, each from +0, with ordinary stores. By the whole block, which sees the batch, though only its
+// first kThreads do the work; the batch is free when this returns. A part is read once `settled` has its rank's bit: set by a
+// thread that has acquired what the rank has written.
+template <typename T, bool Weighted>
+__device__ void make_sums(const Batch &batch, uint32_t rows, uint32_t row_bytes, const unsigned long long *settled) {
     constexpr uint32_t kStep = kThreads * 16; // from a thread's chunk to its next
-    for (uint32_t column = threadIdx.x * 16; column < row_bytes; column += kChunks * kStep) {
+    uint64_t known = settled ? 0 : ~0ull;
+    for (uint32_t column = threadIdx.x * 16; threadIdx.x < kThreads && column < row_bytes; column += kChunks * kStep) {
         uint32_t fetched = 0, added = 0; // numbers of parts
         Held held[kAhead];
         auto fetch = [&](Held &h) {
             if (fetched == rows * EPW_MAX_TOPK) return;
             const Part part = batch.parts[fetched];
             fetched = part_after(fetched, part.last);
+            while (!(known >> part.rank & 1)) known = ptx::load_acquire_block(settled);
 #pragma unroll
             for (uint32_t k = 0; k < kChunks; k++) {
                 bool there = part.from != nullptr && column + k * kStep < row_bytes;

@@ -1,13 +1,9 @@
 // The bulk copy engine (async proxy) and the barriers that tell of its loads.
 #pragma once
 
-#include <cstdint>
+#include "memory.cuh"
 
 namespace epw::ptx {
-
-__device__ __forceinline__ uint32_t shared_address(const void *p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 // Between generic-proxy writes of shared memory by this thread and a bulk copy that reads it.
 __device__ __forceinline__ void fence_shared_before_bulk() {

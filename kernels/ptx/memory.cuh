@@ -6,6 +6,10 @@
 
 namespace epw::ptx {
 
+__device__ __forceinline__ uint32_t shared_address(const void *p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
 __device__ __forceinline__ uint64_t load_acquire_sys(const uint64_t *p) {
     uint64_t v;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -15,6 +19,9 @@ __device__ __forceinline__ uint64_t load_acquire_sys(const uint64_t *p) {
 __device__ __forceinline__ void store_release_sys(uint64_t *p, uint64_t v) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
+
+// Between what happened before this and relaxed stores that come after: together they release.
+__device__ __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 __device__ __forceinline__ void store_relaxed_sys(uint64_t *p, uint64_t v) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
@@ -42,6 +49,16 @@ __device__ __forceinline__ uint64_t load_acquire_gpu(const uint64_t *p) {
     uint64_t v;
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
+}
+
+// Bits in shared memory, by which threads of a block tell the others what has happened.
+__device__ __forceinline__ uint64_t load_acquire_block(const unsigned long long *p) {
+    uint64_t v;
+    asm volatile("ld.acquire.cta.shared::cta.u64 %0, [%1];" : "=l"(v) : "r"(shared_address(p)) : "memory");
+    return v;
+}
+__device__ __forceinline__ void set_bits_release_block(unsigned long long *p, uint64_t bits) {
+    asm volatile("red.release.cta.shared::cta.or.b64 [%0], %1;" ::"r"(shared_address(p)), "l"(bits) : "memory");
 }
 
 // Past L1: what other blocks or peers write while this kernel runs.
@@ -80,8 +97,8 @@ __device__ __forceinline__ void team_barrier(uint32_t id, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Until the kernels before this one in its stream have ended and their writes are visible; returns at once in a kernel that
-// was launched without programmatic serialization.
+// Until the kernels before this one in its stream have ended and their writes are visible, to bulk copies too; returns at once in
+// a kernel that was launched without programmatic serialization.
 __device__ __forceinline__ void wait_for_stream() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Lets the next kernel of the stream be set up beside this one, once every block has said so. Only after a block's last wait for
