@@ -131,8 +131,27 @@ static int await_processes(rank_thread *ranks, uint32_t count) {
     return result;
 }
 
-/* Runs body once per rank and returns 0 if all ended well. */
-static int run_all(rank_body *body, uint32_t ranks, uint32_t gpus, int processes, char **argv) {
+static void start_all(rank_thread *all, uint32_t ranks, int processes, char **argv) {
+    for (uint32_t r = 0; r < ranks; r++) {
+        if (processes) {
+            all[r].process = ranks_start(&all[r].links, argv);
+        } else {
+            REQUIRE(pthread_create(&all[r].thread, NULL, thread_main, &all[r]) == 0, "no thread for rank %u",
+                    r);
+        }
+    }
+}
+
+static int await_threads(rank_thread *all, uint32_t ranks) {
+    int result = 0;
+    for (uint32_t r = 0; r < ranks; r++) {
+        pthread_join(all[r].thread, NULL);
+        result |= all[r].result;
+    }
+    return result;
+}
+
+int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, int processes, char **argv) {
     static rank_thread all[RANKS_LIMIT];
     for (uint32_t r = 0; r < ranks; r++) {
         all[r] = (rank_thread){.links = {.rank = r, .ranks = ranks, .gpus = gpus}, .body = body};
@@ -145,16 +164,12 @@ static int run_all(rank_body *body, uint32_t ranks, uint32_t gpus, int processes
             all[p].links.to[r] = pair[1];
         }
     }
-    if (processes) {
-        for (uint32_t r = 0; r < ranks; r++) all[r].process = ranks_start(&all[r].links, argv);
-        return await_processes(all, ranks);
-    }
-    int result = 0;
-    for (uint32_t r = 0; r < ranks; r++)
-        REQUIRE(pthread_create(&all[r].thread, NULL, thread_main, &all[r]) == 0, "no thread for rank %u", r);
+    start_all(all, ranks, processes, argv);
+    int result = processes ? await_processes(all, ranks) : await_threads(all, ranks);
     for (uint32_t r = 0; r < ranks; r++) {
-        pthread_join(all[r].thread, NULL);
-        result |= all[r].result;
+        for (uint32_t p = 0; p < ranks; p++) {
+            if (p != r) close(all[r].links.to[p]);
+        }
     }
     return result;
 }
@@ -192,7 +207,7 @@ int ranks_begin(rank_body *body, uint32_t least, uint32_t *ranks, uint32_t *gpus
 int ranks_main(rank_body *body, uint32_t ranks, int processes, char **argv) {
     uint32_t gpus = 0;
     int ended = ranks_begin(body, 1, &ranks, &gpus, argv);
-    return ended >= 0 ? ended : run_all(body, ranks, gpus, processes, argv);
+    return ended >= 0 ? ended : ranks_run(body, ranks, gpus, processes, argv);
 }
 
 /* ---- talking ---- */

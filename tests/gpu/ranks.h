@@ -39,8 +39,11 @@ void ranks_limit(const char *name, uint32_t seconds);
  * Returns the exit code, or -1 if main is to go on and start the ranks. */
 int ranks_begin(rank_body *body, uint32_t least, uint32_t *ranks, uint32_t *gpus, char **argv);
 
-/* The same as the end of main: goes on to run body once per rank, as threads or processes, until all have
- * ended. Returns the exit code. */
+/* Runs body once per rank, as threads or as processes that begin with argv, until all have ended. Returns the
+ * exit code. */
+int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, int processes, char **argv);
+
+/* Both as the end of main. Returns the exit code. */
 int ranks_main(rank_body *body, uint32_t ranks, int processes, char **argv);
 
 /* Starts this program again as the process of a rank, whose ranks_begin finds `links`. It dies with its

@@ -213,11 +213,24 @@ void step_run(step_lane *l, step_kind kind, uint32_t tokens) {
     step_check(l, kind, tokens);
 }
 
-cudaGraphExec_t step_graph(step_lane *l, uint32_t count, int checked) {
+void step_capture(step_lane *l) {
+    REQUIRE_CUDA(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
+}
+
+cudaGraphExec_t step_captured(step_lane *l) {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
+    REQUIRE_CUDA(cudaStreamEndCapture(l->stream, &graph));
+    REQUIRE_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    REQUIRE_CUDA(cudaGraphUpload(exec, l->stream));
+    REQUIRE_CUDA(cudaGraphDestroy(graph));
+    await_stream(l->stream, 60 * 1000 * MS, "upload of a graph");
+    return exec;
+}
+
+cudaGraphExec_t step_graph(step_lane *l, uint32_t count, int checked) {
     uint32_t tokens = l->shape.max_tokens;
-    REQUIRE_CUDA(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
+    step_capture(l);
     for (uint32_t i = 0; i < count; i++) {
         step_kind kind = step_kind_of(l->shape.rank, i % STEP_KINDS);
         if (checked) {
@@ -226,12 +239,7 @@ cudaGraphExec_t step_graph(step_lane *l, uint32_t count, int checked) {
             step_combine(l, kind, step_dispatch(l, kind, tokens));
         }
     }
-    REQUIRE_CUDA(cudaStreamEndCapture(l->stream, &graph));
-    REQUIRE_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    REQUIRE_CUDA(cudaGraphUpload(exec, l->stream));
-    REQUIRE_CUDA(cudaGraphDestroy(graph));
-    await_stream(l->stream, 60 * 1000 * MS, "upload of a graph");
-    return exec;
+    return step_captured(l);
 }
 
 traffic_state step_state(const step_lane *l) {
