@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
     const Opening opening(a, a.layout.ranks, a.deadline_ns);
     if (threadIdx.x < a.layout.ranks) {
         s.received[threadIdx.x] = c->received[threadIdx.x];
+        s.ends[threadIdx.x] = c->ends[threadIdx.x];
         expected.rows[threadIdx.x] = epw_word_value(c->sent[threadIdx.x]);
     }
     if (threadIdx.x == kOpeningThreads) expected.marked = c->ordered;

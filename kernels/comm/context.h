@@ -80,6 +80,7 @@ typedef struct epw_gpu_context {
     uint32_t beacon;   /* running number of the lane's beacons */
     uint64_t excluded; /* suspects that the lane knew when its last kernel ended: its next dispatch begins without them */
     uint32_t received[EPW_GPU_MAX_RANKS];
+    uint32_t ends[EPW_GPU_MAX_RANKS]; /* rows received from the ranks after this one, in turn, up to each; itself comes last */
     uint64_t sent[EPW_GPU_MAX_RANKS]; /* the dispatch words posted */
 
     /* Blocks that have sent, and that are done, ever: 48 bits, and above them in `sent` those that had given somebody up. */

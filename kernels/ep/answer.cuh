@@ -12,7 +12,8 @@ namespace epw {
 struct __align__(16) AnswerShared {
     Batch batch;
     uint64_t loaded[kMaxStages];          // barriers of the stages
-    uint32_t received[EPW_GPU_MAX_RANKS]; // rows that came from each source
+    uint32_t received[EPW_GPU_MAX_RANKS]; // rows that came from each source: they are all answered, or none
+    uint32_t ends[EPW_GPU_MAX_RANKS];     // the same, added up by turns
 };
 
 // Rows to be answered are numbered by source, those after this rank in turn, itself last.
@@ -29,25 +30,10 @@ struct Turns {
     __device__ __forceinline__ Turns(const Operation &o, const AnswerShared &s) {
         static_assert(EPW_GPU_MAX_RANKS == 64);
         uint32_t lane = threadIdx.x % 32;
-        total = 0;
-#pragma unroll
-        for (uint32_t half = 0; half < 2; half++) {
-            if (half * 32 >= o.ranks) {
-                end[half] = 0xffffffffu;
-                continue;
-            }
-            uint32_t turn = half * 32 + lane, source = source_at(o, turn), sum = 0;
-            // All rows of a source are answered, or none.
-            if (turn < o.ranks && (o.peers >> source & 1)) sum = s.received[source];
-#pragma unroll 1
-            for (uint32_t step = 1; step < 32 && step < o.ranks; step *= 2) {
-                uint32_t before = __shfl_up_sync(0xffffffffu, sum, step);
-                if (lane >= step) sum += before;
-            }
-            end[half] = turn < o.ranks ? total + sum : 0xffffffffu;
-            total += __shfl_sync(0xffffffffu, sum, min(31u, o.ranks - 1 - half * 32));
-        }
-        remote = total - (o.peers >> o.rank & 1 ? s.received[o.rank] : 0);
+        end[0] = lane < o.ranks ? s.ends[lane] : 0xffffffffu;
+        end[1] = lane + 32 < o.ranks ? s.ends[lane + 32] : 0xffffffffu;
+        total = s.ends[o.ranks - 1];
+        remote = o.ranks > 1 ? s.ends[o.ranks - 2] : 0;
     }
 
     // Of row n: its source's turn; n becomes the row's number among those of the source. By the whole warp.
