@@ -1,6 +1,6 @@
 // Waiting for a peer's signal word, bounded. The decisions are those of c/ep/rules.h, shared with the host device.
 //
-// Every block waits for itself, one thread to a peer. A rank's word is posted by the last block of a grid whose first ones may
+// Every block waits for itself, one thread to a peer, or to two if there are more than a warp has threads. A rank's word is posted by the last block of a grid whose first ones may
 // already wait, for that word too: so all blocks of the kernels that wait must find SMs (c/ep/gpu.c, choose_blocks). Blocks may
 // judge differently: one sees the last look before the deadline fail, another sees the word. Whoever gives a peer up says so in
 // context->gone, and the block that closes the operation, which alone decides what the half has delivered, leaves out everybody
@@ -68,8 +68,8 @@ __device__ __forceinline__ bool is_expected(const Operation &o, Awaited what, ui
 }
 
 // A peer's words in the order that rules.h asks for. Each load is an acquire: rows and counts written before a word are
-// visible to this thread after it. Writer: the peer's last sending block. Reader: this thread and, through a block barrier,
-// its block.
+// visible to this thread after it. Writer: the peer's last sending block. Reader: this thread and, through a block barrier or
+// bits in shared memory (collect.cuh), its block.
 __device__ __forceinline__ epw_sight look(const Operation &o, Awaited what, uint32_t source) {
     const epw_line *line = line_from(o, source);
     epw_sight seen;
@@ -126,8 +126,9 @@ struct Arrival {
     uint32_t value;
 };
 
-// The long wait: beacons out and in, farewells, and the deadline. `phase` is for the record.
-__device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, uint32_t phase, uint32_t peer) {
+// The long wait: beacons out and in, farewells, and the deadline. `phase` is for the record. `second`: the thread has waited for
+// another peer before, and has not heard this one's beacons meanwhile.
+__device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool second) {
     constexpr uint32_t kLooks = 32; // at the word alone, between looks at everything
     epw_gpu_context *c = o.context;
     atomicOr(&o.troubled, 1u); // there will be a clock to stop, and perhaps beacons to withdraw
@@ -137,7 +138,7 @@ __device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, ui
     // longer than the others.
     uint64_t began = atomicCAS(reinterpret_cast<unsigned long long *>(&wait->began), 0ull, now);
     if (began == 0) began = now;
-    uint64_t clock = began, heard[EPW_MAX_LANES] = {};
+    uint64_t clock = second ? now : began, heard[EPW_MAX_LANES] = {};
     const uint64_t *word = awaited_word(o, what, peer);
     while (true) {
 #pragma unroll 1
@@ -187,8 +188,9 @@ __device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, ui
 // a block that closes the operation, so that only who wants it measured goes there early.
 __device__ __forceinline__ uint32_t looks_before_long(bool measured) { return measured ? 64 : 256; }
 
-// Waits for one peer's word. `measured`: the time spent in a long wait is to be noted in the context.
-__device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool measured, uint32_t looks) {
+// Waits for one peer's word. `measured`: the time spent in a long wait is to be noted in the context. `second`: see await_long.
+__device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool measured, uint32_t looks,
+                                         bool second) {
     const uint64_t *word = awaited_word(o, what, peer), *dropped = &line_from(o, peer)->dropped;
 #pragma unroll 1
     for (uint32_t i = 0; i < looks; i++) {
@@ -198,7 +200,7 @@ __device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t ph
         return {true, epw_word_value(seen)};
     }
     uint64_t began = measured ? ptx::global_timer_ns() : 0;
-    Arrival arrival = await_long(o, what, phase, peer);
+    Arrival arrival = await_long(o, what, phase, peer, second);
     if (measured) {
         auto *waited = reinterpret_cast<unsigned long long *>(&o.context->waited[peer]);
         atomicMax(waited, ptx::global_timer_ns() - began);
@@ -206,7 +208,7 @@ __device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t ph
     return arrival;
 }
 __device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool measured) {
-    return await(o, what, phase, peer, measured, looks_before_long(measured));
+    return await(o, what, phase, peer, measured, looks_before_long(measured), false);
 }
 
 // Adds what `await` has noted to the caller's sums, [ranks], where it has asked for them. By the block that closes the operation.

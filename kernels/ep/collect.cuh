@@ -87,14 +87,14 @@ __device__ __forceinline__ void settle(const Combine &a, Operation &o, Expected 
     ptx::set_bits_release_block(&expected.settled, 1ull << peer);
 }
 
-// By one warp: waits for every peer's answers, a lane to a peer.
+// By one warp: waits for every peer's answers, a lane to a peer, then to another if there are more.
 __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Expected &expected) {
     const uint64_t settled = expected.settled;
     __syncwarp();
 #pragma unroll 1
     for (uint32_t peer = threadIdx.x % 32, first = 0; first < o.ranks; peer += 32, first += 32) {
         bool waits = peer < o.ranks && !(settled >> peer & 1);
-        // All look at a time, so that none waits for another's peer.
+        // All look at a time, so that none waits for another lane's peer.
         for (uint32_t i = 0; i < looks_before_long(a.wait_ns != nullptr) && __any_sync(0xffffffffu, waits); i++) {
             if (!waits) continue;
             uint64_t word = ptx::load_acquire_sys(awaited_word(o, Awaited::answer, peer));
@@ -102,7 +102,9 @@ __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Ex
             settle(a, o, expected, peer, {true, epw_word_value(word)});
             waits = false;
         }
-        if (waits) settle(a, o, expected, peer, await(o, Awaited::answer, EPW_PHASE_COMBINE_RECEIVE, peer, a.wait_ns != nullptr, 0));
+        if (!waits) continue;
+        Arrival got = await(o, Awaited::answer, EPW_PHASE_COMBINE_RECEIVE, peer, a.wait_ns != nullptr, 0, first > 0);
+        settle(a, o, expected, peer, got);
     }
     __syncwarp();
     ptx::let_next_begin();

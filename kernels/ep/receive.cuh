@@ -410,6 +410,7 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
             const uint64_t *word = awaited_word(o, Awaited::rows, threadIdx.x);
             s.rows[threadIdx.x] = here ? epw_word_value(ptx::load_acquire_sys(word)) : 0;
         }
+        ptx::fence_shared_before_bulk(); // every thread has read its last stage
         __syncthreads();
         share = {0, 1};
         e = ListEntry(a, share);

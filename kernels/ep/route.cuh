@@ -140,7 +140,7 @@ __device__ __forceinline__ void count_tokens(const Dispatch &a, Census census, I
 #pragma unroll
             for (uint32_t k = 0; k < i; k++) counts &= id[k] != id[i];
             atomicAdd(&census.experts[counts ? id[i] : a.experts], 1u); // without a branch: the one behind is nobody's
-            owners |= (counts ? 1ull : 0ull) << a.per_rank.divide(id[i]);
+            owners |= (counts ? 1ull : 0ull) << (a.per_rank.divide(id[i]) & 63);
         }
     }
     // The warp's tokens together, four ranks at a time, a byte for each.

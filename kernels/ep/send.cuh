@@ -181,8 +181,10 @@ __device__ __forceinline__ void Sender<T, Payload>::await_permission(Operation &
         bool early = peer < 32 && !o.first && is_expected(o, Awaited::permission, permission) && epw_word_epoch(dropped) < o.epoch;
         if (o.suspects >> peer & 1) {
             leave_out(o, peer);
-        } else if (!early && !await(o, Awaited::permission, EPW_PHASE_DISPATCH_SEND, peer, false).arrived) {
-            leave_out(o, peer);
+        } else if (!early) {
+            bool second = peer >= 32;
+            Arrival got = await(o, Awaited::permission, EPW_PHASE_DISPATCH_SEND, peer, false, looks_before_long(false), second);
+            if (!got.arrived) leave_out(o, peer);
         }
         ptx::fence_global_before_bulk(); // permission was acquired by generic loads; the engine will write
     }

@@ -1,4 +1,4 @@
-// How rows pass through shared memory: in pieces, each in a stage of a ring that the bulk copy engine fills and empties.
+// How rows pass through shared memory: in pieces, each in a stage that the bulk copy engine fills or empties.
 #pragma once
 
 #include "launch.h"

@@ -10,7 +10,8 @@ __device__ __forceinline__ void fence_shared_before_bulk() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Between a generic-proxy acquire of a flag by this thread and a bulk copy that reads what it guards.
+// Between a generic-proxy acquire of a flag and bulk copies that read or write what it guards: by the thread that has acquired, or
+// by one that copies, behind it.
 __device__ __forceinline__ void fence_global_before_bulk() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
