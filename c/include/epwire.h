@@ -508,10 +508,11 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  * - Pointers of inputs and outputs are device memory of that GPU (epw_rows_view.source_counts too). They must
  *   stay valid, and inputs unchanged, until the work enqueued with them has run.
  * - A call checks its arguments, enqueues on `stream` (NULL: the legacy default stream; the per-thread one
- * and streams under capture are fine) and returns: nothing is waited for, copied or allocated. `nonblocking`
- * must be 0 and `outcome` NULL: the outcome is known when the stream has come so far, see epw_outcome_read.
+ *   and streams under capture are fine) and returns: nothing is waited for, copied or allocated.
+ *   `nonblocking` must be 0 and `outcome` NULL: the outcome is known when the stream has come so far, see
+ *   epw_outcome_read.
  * - A routing id that is out of range or repeated within its token counts as "not routed" and is recorded,
- * see epw_take_errors.
+ *   see epw_take_errors.
  * - A lane's operations run in the order of the calls: where `stream` differs from that of the lane's call
  *   before, an event is waited for on it. Under capture the caller orders replays. A per-call deadline_ns is
  *   refused under capture; tokens is frozen at capture (rows of -1 ids move nothing).
@@ -524,7 +525,7 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  *   or with an event of the program between. A release outside captures runs at once, before any replay.
  * - topk_weights of an ordered combine must stay valid until its receiving half has run.
  * - wait_ns leaves out waits of less than some 15 microseconds; asking for it, or for expert_totals, makes
- * the kernel end some microseconds later.
+ *   the kernel end some microseconds later.
  * - Addresses are aligned to their element, contributions to 4 bytes; x, rows, expert_out and out to 16, and
  *   x_stride is a multiple of 16.
  * - Kernels wait for those of peers. What the program must leave alone meanwhile (loading kernels, calls that
