@@ -40,6 +40,12 @@ struct Operation {
     uint32_t last;              // this block is the last to send, or the one that closes
 };
 
+// Rows to be answered are numbered by source: those after this rank in turn, itself last.
+__device__ __forceinline__ uint32_t source_at(const Operation &o, uint32_t turn) {
+    uint32_t source = o.rank + 1 + turn;
+    return source < o.ranks ? source : source - o.ranks;
+}
+
 enum class Awaited { permission, rows, answer };
 
 __device__ __forceinline__ epw_line *line_from(const Operation &o, uint32_t source) {

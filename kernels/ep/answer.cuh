@@ -16,12 +16,6 @@ struct __align__(16) AnswerShared {
     uint32_t ends[EPW_GPU_MAX_RANKS];     // the same, added up by turns
 };
 
-// Rows to be answered are numbered by source, those after this rank in turn, itself last.
-__device__ __forceinline__ uint32_t source_at(const Operation &o, uint32_t turn) {
-    uint32_t source = o.rank + 1 + turn;
-    return source < o.ranks ? source : source - o.ranks;
-}
-
 // The turns as every warp knows them for itself: lane i turns i and i + 32.
 struct Turns {
     uint32_t end[2]; // rows of the sources up to the turn

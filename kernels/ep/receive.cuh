@@ -107,11 +107,8 @@ __device__ inline void write_counts(const Dispatch &a, const Operation &o, const
         if (a.counts) a.counts[e] = fill;
     }
     if (threadIdx.x < l.ranks) {
-        uint32_t end = 0, source = a.rank;
-        for (uint32_t turn = 0; turn <= threadIdx.x; turn++) {
-            source = source + 1 == l.ranks ? 0 : source + 1;
-            end += s.rows[source];
-        }
+        uint32_t end = 0;
+        for (uint32_t turn = 0; turn <= threadIdx.x; turn++) end += s.rows[source_at(o, turn)];
         a.context->ends[threadIdx.x] = end;
         a.context->received[threadIdx.x] = s.rows[threadIdx.x];
         if (a.source_counts) a.source_counts[threadIdx.x] = s.rows[threadIdx.x];
