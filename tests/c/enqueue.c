@@ -1,17 +1,11 @@
 /* What the engine for GPUs enqueues, orders, waits for and refuses, with no GPU: its sources are compiled
  * here with CUDA and the kernels replaced by records of the calls. Device memory is host memory, so that what
  * the engine writes there can be looked at. The kernels themselves are compared with the host in gpu.c. */
+#include "needs_cuda.h"
+
+#ifdef EPW_CUDA
+
 #include "group.h"
-
-#define SKIPPED 77
-
-#ifndef EPW_CUDA
-int main(void) {
-    puts("ignored: built without CUDA");
-    return SKIPPED;
-}
-#else
-
 #include "device/cuda.h"
 #include "ep/internal.h"
 #include "ep/launch.h"
@@ -170,34 +164,34 @@ static int fake_set_active(const epw_membership_args *args, void *stream) {
     return fake_launch(1, stream);
 }
 
-#define cudaEventQuery                fake_event_query
-#define cudaGetLastError              fake_get_last_error
-#define cudaEventRecord               fake_event_record
-#define cudaEventCreateWithFlags      fake_event_create
-#define cudaEventDestroy              fake_event_destroy
-#define cudaStreamIsCapturing         fake_is_capturing
-#define cudaStreamGetId               fake_stream_id
-#define cudaStreamWaitEvent           fake_wait_event
-#define cudaMemcpyAsync               fake_memcpy
-#define epw_cuda_open                 fake_open
-#define epw_cuda_enter                fake_enter
-#define epw_cuda_leave                fake_leave
-#define epw_cuda_enter_relaxed        fake_enter_relaxed
-#define epw_cuda_leave_relaxed        fake_leave_relaxed
-#define epw_cuda_sms                  fake_sms
-#define epw_fail_cuda                 fake_fail
-#define epw_cuda_alloc                fake_alloc
-#define epw_cuda_free                 fake_free
-#define epw_cuda_host_alloc           fake_host_alloc
-#define epw_cuda_host_free            fake_free
-#define epw_cuda_stream_create        fake_stream_create
-#define epw_cuda_stream_destroy       fake_free
-#define epw_cuda_copy                 fake_copy
-#define epw_gpu_prepare               fake_prepare
-#define epw_gpu_dispatch              fake_dispatch
-#define epw_gpu_combine               fake_combine
-#define epw_gpu_release               fake_release
-#define epw_gpu_set_active            fake_set_active
+#define cudaEventQuery           fake_event_query
+#define cudaGetLastError         fake_get_last_error
+#define cudaEventRecord          fake_event_record
+#define cudaEventCreateWithFlags fake_event_create
+#define cudaEventDestroy         fake_event_destroy
+#define cudaStreamIsCapturing    fake_is_capturing
+#define cudaStreamGetId          fake_stream_id
+#define cudaStreamWaitEvent      fake_wait_event
+#define cudaMemcpyAsync          fake_memcpy
+#define epw_cuda_open            fake_open
+#define epw_cuda_enter           fake_enter
+#define epw_cuda_leave           fake_leave
+#define epw_cuda_enter_relaxed   fake_enter_relaxed
+#define epw_cuda_leave_relaxed   fake_leave_relaxed
+#define epw_cuda_sms             fake_sms
+#define epw_fail_cuda            fake_fail
+#define epw_cuda_alloc           fake_alloc
+#define epw_cuda_free            fake_free
+#define epw_cuda_host_alloc      fake_host_alloc
+#define epw_cuda_host_free       fake_free
+#define epw_cuda_stream_create   fake_stream_create
+#define epw_cuda_stream_destroy  fake_free
+#define epw_cuda_copy            fake_copy
+#define epw_gpu_prepare          fake_prepare
+#define epw_gpu_dispatch         fake_dispatch
+#define epw_gpu_combine          fake_combine
+#define epw_gpu_release          fake_release
+#define epw_gpu_set_active       fake_set_active
 /* The library has its own of these. */
 #define epw_engine_gpu                tested_engine
 #define epw_gpu_private_bytes         tested_private_bytes

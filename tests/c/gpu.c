@@ -3,16 +3,9 @@
  * GPU, as many as there are GPUs (8 at most), then two, then a single one. `--ranks N`: rank r has GPU r %
  * GPUs, and the SMs of a GPU are divided among its ranks, whose kernels wait for each other; `--sms N`: so
  * many each. Exit code 77, with the reason, where there is no GPU. */
-#include <stdio.h>
+#include "needs_cuda.h"
 
-#define SKIPPED 77
-
-#ifndef EPW_CUDA
-int main(void) {
-    puts("ignored: built without CUDA");
-    return SKIPPED;
-}
-#else
+#ifdef EPW_CUDA
 
 #include "gpu_cases.h"
 
