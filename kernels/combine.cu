@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
     }
     ptx::let_next_begin();
     if (!must_close(o, EPW_GPU_ANSWERED, true)) return;
-    uint64_t missing = o.peers & ptx::load_relaxed_gpu(&c->gone);
+    uint64_t missing = o.peers & o.lost;
     close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, o.peers & ~missing, missing);
 }
 

@@ -115,7 +115,6 @@ __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Ex
 // where somebody's do not.
 template <typename T, bool Weighted>
 __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected &expected, Batch &batch) {
-    epw_gpu_context *c = o.context;
     if (threadIdx.x == kThreads) expected.settled = ~(o.peers & ~uint64_t(o.gone));
     uint32_t found = find_tokens(a, o, o.peers, batch, blockIdx.x, gridDim.x);
     if (threadIdx.x >= kThreads) await_answers(a, o, expected);
@@ -130,8 +129,8 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected
         }
         if (alone) break;
         if (!must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) return;
-        refused = ptx::load_relaxed_gpu(&c->refused);
-        answered = o.peers & ~(ptx::load_relaxed_gpu(&c->gone) | refused);
+        refused = o.refused;
+        answered = o.peers & ~(o.lost | refused);
         if (answered == o.peers) break;
         first = 0;
         step = 1;

@@ -369,7 +369,6 @@ __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
 // again alone if somebody does not.
 __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, ReceiveShared &s, unsigned char *memory, uint32_t *table) {
     const epw_layout &l = a.layout;
-    epw_gpu_context *c = a.context;
     const uint64_t peers = o.peers;
     const bool in_place = a.output_layout == EPW_RANK_MAJOR;
     const bool spreads = !in_place || a.rows || (a.out_scales && a.scale_count) || a.out_sideband;
@@ -398,8 +397,8 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         if (spreads) spread.run(a, o, s, table, memory);
         if (alone) break;
         if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) return;
-        gone = ptx::load_relaxed_gpu(&c->gone);
-        refused = ptx::load_relaxed_gpu(&c->refused);
+        gone = o.lost;
+        refused = o.refused;
         uint64_t lost = gone | refused;
         if ((peers & lost) == 0) break;
         if (threadIdx.x < l.ranks) {
