@@ -1,6 +1,6 @@
 /* Who may use a GPU's window, and where each finds it, with no GPU: the source is compiled here with CUDA
  * replaced by a driver whose physical memory is a memfd and whose addresses are this process's own. What the
- * real one does is seen in gpu.c, and by processes in tests/gpu. */
+ * real one does is seen in tests/gpu. */
 #include "needs_cuda.h"
 
 #ifdef EPW_CUDA

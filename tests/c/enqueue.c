@@ -1,6 +1,7 @@
 /* What the engine for GPUs enqueues, orders, waits for and refuses, with no GPU: its sources are compiled
  * here with CUDA and the kernels replaced by records of the calls. Device memory is host memory, so that what
- * the engine writes there can be looked at. The kernels themselves are compared with the host in gpu.c. */
+ * the engine writes there can be looked at. The kernels themselves are compared with the host by tests/gpu.
+ */
 #include "needs_cuda.h"
 
 #ifdef EPW_CUDA

@@ -35,17 +35,6 @@ fn step(gpu: &Gpu, buffer: &EpBuffer, tokens: &Tokens) -> (Completion, CudaSlice
     (completion, out)
 }
 
-/// Every token to two experts of its own and half weights: what comes back is what went.
-fn identity(rank: u32, ranks: u32) -> Tokens {
-    let mut tokens = Tokens::new(rank, ranks, 3);
-    let experts = LOCAL_EXPERTS * ranks as usize;
-    for (token, ids) in tokens.ids.chunks_mut(TOPK).enumerate() {
-        ids.copy_from_slice(&[(token % experts) as i32, ((token + 1) % experts) as i32, -1]);
-    }
-    tokens.weights.fill(0.5);
-    tokens
-}
-
 fn assert_exact(gpu: &Gpu, step: &(Completion, CudaSlice<bf16>), tokens: &Tokens) {
     step.0.wait_blocking(PATIENT).unwrap();
     assert!(step.0.is_done().unwrap());
@@ -56,7 +45,7 @@ fn assert_exact(gpu: &Gpu, step: &(Completion, CudaSlice<bf16>), tokens: &Tokens
 pub(crate) fn a_dropped_handle_gives_its_lane_back(gpus: u32) {
     let config = EpConfig { lanes: 1, ..config(gpus) };
     ranks(&config, gpus, true, |buffer| {
-        let (gpu, tokens) = (Gpu::of(buffer), identity(buffer.rank(), gpus));
+        let (gpu, tokens) = (Gpu::of(buffer), Tokens::identity(buffer.rank(), gpus));
         let (sent, mut received) = (OnGpu::new(&gpu, &tokens), Received::new(&gpu, buffer));
         let held = buffer.enqueue_dispatch(sent.dispatch(&gpu), received.output(&gpu), gpu.stream()).unwrap();
         let mut other = Received::new(&gpu, buffer);
@@ -72,7 +61,7 @@ pub(crate) fn a_dropped_handle_gives_its_lane_back(gpus: u32) {
 
 pub(crate) fn a_bad_routing_id_is_recorded_and_not_followed(gpus: u32) {
     ranks(&config(gpus), gpus, true, |buffer| {
-        let (gpu, mut tokens) = (Gpu::of(buffer), identity(buffer.rank(), gpus));
+        let (gpu, mut tokens) = (Gpu::of(buffer), Tokens::identity(buffer.rank(), gpus));
         let beyond = i64::from(buffer.config().experts) + 5;
         tokens.ids[TOPK + 2] = beyond as i32; // token 1, which has two good ones
         assert_exact(&gpu, &step(&gpu, buffer, &tokens), &tokens);
@@ -87,7 +76,7 @@ pub(crate) fn a_bad_routing_id_is_recorded_and_not_followed(gpus: u32) {
 
 pub(crate) fn a_completion_is_a_future(gpus: u32) {
     ranks(&config(gpus), gpus, true, |buffer| {
-        let (gpu, tokens) = (Gpu::of(buffer), identity(buffer.rank(), gpus));
+        let (gpu, tokens) = (Gpu::of(buffer), Tokens::identity(buffer.rank(), gpus));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         for _ in 0..4 {
             let step = step(&gpu, buffer, &tokens);
@@ -114,7 +103,7 @@ pub(crate) fn calls_of_host_buffers_are_refused(gpus: u32) {
 pub(crate) fn a_view_is_good_for_its_stream_only(gpus: u32) {
     let config = EpConfig { lanes: 1, ..config(gpus) };
     ranks(&config, gpus, true, |buffer| {
-        let (gpu, tokens) = (Gpu::of(buffer), identity(buffer.rank(), gpus));
+        let (gpu, tokens) = (Gpu::of(buffer), Tokens::identity(buffer.rank(), gpus));
         let (sent, other) = (OnGpu::new(&gpu, &tokens), gpu.context.new_stream().unwrap());
         let error = buffer.enqueue_dispatch_send(sent.dispatch(&gpu), (&other).into()).unwrap_err();
         assert!(matches!(&error, Error::Invalid(f) if f.text.starts_with("x was viewed")), "{error}");
@@ -128,7 +117,7 @@ pub(crate) fn a_view_is_good_for_its_stream_only(gpus: u32) {
 
 pub(crate) fn a_slice_may_be_dropped_after_the_call(gpus: u32) {
     ranks(&config(gpus), gpus, true, |buffer| {
-        let (gpu, tokens) = (Gpu::of(buffer), identity(buffer.rank(), gpus));
+        let (gpu, tokens) = (Gpu::of(buffer), Tokens::identity(buffer.rank(), gpus));
         for _ in 0..50 {
             // All but the result is dropped while kernels use it, and its memory given out again.
             let step = step(&gpu, buffer, &tokens);

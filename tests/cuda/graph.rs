@@ -1,12 +1,10 @@
 //! A step captured once and replayed.
 
-use epwire::cuda::{CombineOutput, Completion, DispatchOutput};
-use epwire::cudarc::driver::CudaSlice;
-use epwire::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use epwire::{Combine, EpBuffer, Error};
+use epwire::cuda::DispatchOutput;
+use epwire::{EpBuffer, Error};
 use half::bf16;
 
-use crate::world::{Gpu, HIDDEN, LOCAL_EXPERTS, OnGpu, PATIENT, Tokens, config, ranks};
+use crate::world::{Gpu, PATIENT, Step, Tokens, config, ranks};
 
 pub(crate) fn a_captured_step_replays_with_new_tokens(gpus: u32) {
     ranks(&config(gpus), gpus, true, |buffer| {
@@ -17,10 +15,10 @@ pub(crate) fn a_captured_step_replays_with_new_tokens(gpus: u32) {
         let mut step = Step::new(&gpu, buffer, &tokens);
         gpu.stream.synchronize().unwrap();
 
-        gpu.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
-        step.refuse_a_deadline(&gpu, buffer);
+        gpu.begin_capture();
+        refuse_a_deadline(&mut step, &gpu, buffer);
         let captured = step.enqueue(&gpu, buffer);
-        let graph = gpu.stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().expect("a graph");
+        let graph = gpu.end_capture();
         assert!(matches!(captured.is_done(), Err(Error::State(_))), "it belongs to no replay");
 
         for round in 1..4 {
@@ -42,37 +40,10 @@ pub(crate) fn a_captured_step_replays_with_new_tokens(gpus: u32) {
     });
 }
 
-struct Step {
-    sent: OnGpu,
-    rows: CudaSlice<bf16>,
-    counts: CudaSlice<u32>,
-    out: CudaSlice<bf16>,
-}
-
-impl Step {
-    fn new(gpu: &Gpu, buffer: &EpBuffer, tokens: &Tokens) -> Self {
-        Self {
-            sent: OnGpu::new(gpu, tokens),
-            rows: gpu.zeros(LOCAL_EXPERTS * buffer.plan().rows * HIDDEN),
-            counts: gpu.zeros(LOCAL_EXPERTS),
-            out: gpu.zeros(tokens.x.len()),
-        }
-    }
-
-    /// Experts return their input.
-    fn enqueue(&mut self, gpu: &Gpu, buffer: &EpBuffer) -> Completion {
-        let output = DispatchOutput::new(gpu.view_mut(&mut self.rows), gpu.view_mut(&mut self.counts));
-        let dispatched =
-            buffer.enqueue_dispatch(self.sent.dispatch(gpu).lane(0), output, gpu.stream()).unwrap();
-        let input = Combine::new(gpu.view(&self.rows, HIDDEN));
-        let output = CombineOutput::new(gpu.view_mut(&mut self.out));
-        dispatched.enqueue_combine(input, output, gpu.stream()).unwrap()
-    }
-
-    fn refuse_a_deadline(&mut self, gpu: &Gpu, buffer: &EpBuffer) {
-        let output = DispatchOutput::new(gpu.view_mut(&mut self.rows), gpu.view_mut(&mut self.counts));
-        let input = self.sent.dispatch(gpu).lane(0).deadline(2 * PATIENT);
-        let error = buffer.enqueue_dispatch(input, output, gpu.stream()).unwrap_err();
-        assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("capture"), "{error}");
-    }
+/// Replays take the buffer's.
+fn refuse_a_deadline(step: &mut Step, gpu: &Gpu, buffer: &EpBuffer) {
+    let output = DispatchOutput::new(gpu.view_mut(&mut step.rows), gpu.view_mut(&mut step.counts));
+    let input = step.sent.dispatch(gpu).lane(0).deadline(2 * PATIENT);
+    let error = buffer.enqueue_dispatch(input, output, gpu.stream()).unwrap_err();
+    assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("capture"), "{error}");
 }

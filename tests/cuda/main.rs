@@ -4,6 +4,7 @@
 
 mod calls;
 mod graph;
+mod recovery;
 mod same;
 mod world;
 
@@ -17,6 +18,7 @@ type Test = fn(u32);
 const TESTS: &[(&str, Test)] = &[
     ("a_gpu_delivers_and_combines_what_the_host_does", same::a_gpu_delivers_and_combines_what_the_host_does),
     ("a_captured_step_replays_with_new_tokens", graph::a_captured_step_replays_with_new_tokens),
+    ("a_silent_rank_is_skipped_and_replaced", recovery::a_silent_rank_is_skipped_and_replaced),
     ("a_dropped_handle_gives_its_lane_back", calls::a_dropped_handle_gives_its_lane_back),
     ("a_bad_routing_id_is_recorded_and_not_followed", calls::a_bad_routing_id_is_recorded_and_not_followed),
     ("a_completion_is_a_future", calls::a_completion_is_a_future),

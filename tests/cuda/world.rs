@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use epwire::cuda::{StreamRef, TensorMut, TensorRef};
-use epwire::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits};
-use epwire::{Device, Dispatch, EpBuffer, EpConfig, Group};
+use epwire::cuda::{CombineOutput, Completion, DispatchOutput, StreamRef, TensorMut, TensorRef};
+use epwire::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use epwire::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits};
+use epwire::{Combine, Device, Dispatch, EpBuffer, EpConfig, Group};
 use half::bf16;
 
 pub(crate) const PATIENT: Duration = Duration::from_secs(60);
@@ -78,6 +79,14 @@ impl Gpu {
         self.stream.clone_dtoh(slice).unwrap()
     }
 
+    pub(crate) fn begin_capture(&self) {
+        self.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+    }
+
+    pub(crate) fn end_capture(&self) -> CudaGraph {
+        self.stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().expect("a graph")
+    }
+
     pub(crate) fn stream(&self) -> StreamRef<'_> {
         (&self.stream).into()
     }
@@ -125,6 +134,18 @@ impl Tokens {
         }
     }
 
+    /// Every token to two experts of its own and half weights: what comes back is what went. `ranks`: the first so many have
+    /// these experts.
+    pub(crate) fn identity(rank: u32, ranks: u32) -> Self {
+        let mut tokens = Self::new(rank, ranks, 3);
+        let experts = LOCAL_EXPERTS * ranks as usize;
+        for (token, ids) in tokens.ids.chunks_mut(TOPK).enumerate() {
+            ids.copy_from_slice(&[(token % experts) as i32, ((token + 1) % experts) as i32, -1]);
+        }
+        tokens.weights.fill(0.5);
+        tokens
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.x.len() / HIDDEN
     }
@@ -145,6 +166,35 @@ impl OnGpu {
     pub(crate) fn dispatch<'a>(&'a self, gpu: &'a Gpu) -> Dispatch<'a, TensorRef<'a>> {
         Dispatch::new(gpu.view(&self.x, HIDDEN), gpu.view(&self.ids, TOPK))
             .weights(gpu.view(&self.weights, TOPK))
+    }
+}
+
+/// What a step of a rank reads and writes, in the same memory each time.
+pub(crate) struct Step {
+    pub(crate) sent: OnGpu,
+    pub(crate) rows: CudaSlice<bf16>,
+    pub(crate) counts: CudaSlice<u32>,
+    pub(crate) out: CudaSlice<bf16>,
+}
+
+impl Step {
+    pub(crate) fn new(gpu: &Gpu, buffer: &EpBuffer, tokens: &Tokens) -> Self {
+        Self {
+            sent: OnGpu::new(gpu, tokens),
+            rows: gpu.zeros(LOCAL_EXPERTS * buffer.plan().rows * HIDDEN),
+            counts: gpu.zeros(LOCAL_EXPERTS),
+            out: gpu.zeros(tokens.x.len()),
+        }
+    }
+
+    /// On lane 0. Experts return their input.
+    pub(crate) fn enqueue(&mut self, gpu: &Gpu, buffer: &EpBuffer) -> Completion {
+        let output = DispatchOutput::new(gpu.view_mut(&mut self.rows), gpu.view_mut(&mut self.counts));
+        let dispatched =
+            buffer.enqueue_dispatch(self.sent.dispatch(gpu).lane(0), output, gpu.stream()).unwrap();
+        let input = Combine::new(gpu.view(&self.rows, HIDDEN));
+        let output = CombineOutput::new(gpu.view_mut(&mut self.out));
+        dispatched.enqueue_combine(input, output, gpu.stream()).unwrap()
     }
 }
 

@@ -23,9 +23,6 @@ static struct {
     uint32_t tokens, hidden, experts_per_rank, sms;
 } options = {.seconds = 500, .tokens = 32, .hidden = 1024, .experts_per_rank = 12};
 
-static const char usage[] =
-    "failure [--ranks N] [--deadline-ms N] [--slack-us N] [--sms N] [--seconds N (limit)] [--small]\n";
-
 /* How long a silent rank may be waited for, and how much longer that may take. Where processes share a GPU
  * they take turns on it: a kernel that waits keeps the one that it waits for off the GPU until its time slice
  * is over, some milliseconds in each operation and at the end of each deadline. So both are then far longer.
@@ -452,38 +449,28 @@ static void run(world *w, const scenario *s) {
 
 /* ---- main ---- */
 
-static int parse(int argc, char **argv) {
-    for (int i = 1; i < argc; i++) {
-        uint32_t value = i + 1 < argc ? (uint32_t)strtoul(argv[i + 1], NULL, 10) : 0;
-        if (strcmp(argv[i], "--small") == 0) {
-            options.tokens = 8;
-            options.hidden = 256;
-            options.experts_per_rank = 4;
-            options.sms = 4;
-            options.deadline_ms = 10000;
-            options.slack_us = 1000000;
-            options.seconds = 3000;
-            continue;
-        }
-        uint32_t *to = strcmp(argv[i], "--ranks") == 0         ? &options.ranks
-                       : strcmp(argv[i], "--deadline-ms") == 0 ? &options.deadline_ms
-                       : strcmp(argv[i], "--slack-us") == 0    ? &options.slack_us
-                       : strcmp(argv[i], "--sms") == 0         ? &options.sms
-                       : strcmp(argv[i], "--seconds") == 0     ? &options.seconds
-                                                               : NULL;
-        if (to == NULL) {
-            fprintf(stderr, "unknown option %s\n%s", argv[i], usage);
-            return 2;
-        }
-        *to = value;
-        i++;
-    }
-    return 0;
-}
+static const ranks_option named[] = {
+    {"--ranks", .number = &options.ranks},
+    {"--small", .number = &options.tokens, .preset = 8},
+    {"--small", .number = &options.hidden, .preset = 256},
+    {"--small", .number = &options.experts_per_rank, .preset = 4},
+    {"--small", .number = &options.sms, .preset = 4},
+    {"--small", .number = &options.deadline_ms, .preset = 10000},
+    {"--small", .number = &options.slack_us, .preset = 1000000},
+    {"--small", .number = &options.seconds, .preset = 3000},
+    {"--deadline-ms", .number = &options.deadline_ms},
+    {"--slack-us", .number = &options.slack_us},
+    {"--sms", .number = &options.sms},
+    {"--seconds", .number = &options.seconds},
+    {0},
+};
+
+static const char usage[] =
+    "failure [--ranks N] [--deadline-ms N] [--slack-us N] [--sms N] [--seconds N (limit)] [--small]";
 
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
-    if (parse(argc, argv) != 0) return 2;
+    if (ranks_options(argc, argv, named, usage) != 0) return 2;
     ranks_limit("failure", options.seconds);
     world w = {.ranks = options.ranks, .argv = argv};
     int ended = ranks_begin(member_main, 2, &w.ranks, &w.gpus, argv);

@@ -21,10 +21,6 @@ static struct {
              .topk = 8,
              .seconds = 300};
 
-static const char usage[] = "overlap [--ranks N] [--processes] [--small] [--sms N] [--segments N] "
-                            "[--products N] [--n N] [--tokens N]\n"
-                            "        [--hidden N] [--experts-per-rank N] [--topk N] [--seconds N (limit)]\n";
-
 typedef struct products {
     float *a, *b, *c;
     cudaStream_t stream;
@@ -111,6 +107,7 @@ static void run_checked(const rank_links *links, step_lane lanes[BUFFERS], produ
         REQUIRE_CUDA(
             cudaEventCreateWithFlags(&done[i / SEGMENTS_AHEAD][i % SEGMENTS_AHEAD], cudaEventDisableTiming));
     for (uint32_t segment = 0; segment < options.segments; segment++) {
+        if (segment == 0) ranks_begin_alone(links);
         for (int i = 0; i < BUFFERS; i++) {
             cudaEvent_t event = done[i][segment % SEGMENTS_AHEAD];
             keep_busy(p);
@@ -120,6 +117,7 @@ static void run_checked(const rank_links *links, step_lane lanes[BUFFERS], produ
             REQUIRE_CUDA(cudaEventRecord(event, lanes[i].stream));
             if (step_wrong(&lanes[i], "overlap")) _exit(1);
         }
+        if (segment == 0) ranks_end_alone(links);
     }
     for (int i = 0; i < BUFFERS; i++) {
         await_stream(lanes[i].stream, 60 * 1000 * MS, "steps beside products");
@@ -199,53 +197,37 @@ static int rank_main(const rank_links *links) {
     return 0;
 }
 
-static int parse(int argc, char **argv) {
-    const struct {
-        const char *name;
-        uint32_t *to;
-    } numbers[] = {{"--ranks", &options.ranks},
-                   {"--sms", &options.sms},
-                   {"--segments", &options.segments},
-                   {"--products", &options.products},
-                   {"--n", &options.n},
-                   {"--tokens", &options.tokens},
-                   {"--hidden", &options.hidden},
-                   {"--experts-per-rank", &options.experts_per_rank},
-                   {"--topk", &options.topk},
-                   {"--seconds", &options.seconds}};
-    for (int i = 1; i < argc; i++) {
-        int known = 1;
-        if (strcmp(argv[i], "--processes") == 0) {
-            options.processes = 1;
-        } else if (strcmp(argv[i], "--small") == 0) {
-            options.sms = 4;
-            options.segments = options.products = 2;
-            options.n = 256;
-            options.tokens = 8;
-            options.hidden = 256;
-            options.experts_per_rank = 8;
-            options.topk = 4;
-            options.seconds = 1800;
-        } else {
-            known = 0;
-            for (size_t n = 0; n < sizeof numbers / sizeof numbers[0] && i + 1 < argc; n++) {
-                if (strcmp(argv[i], numbers[n].name) != 0) continue;
-                *numbers[n].to = (uint32_t)strtoul(argv[++i], NULL, 10);
-                known = 1;
-                break;
-            }
-        }
-        if (!known) {
-            fprintf(stderr, "unknown option, or no value: %s\n%s", argv[i], usage);
-            return 2;
-        }
-    }
-    return 0;
-}
+static const ranks_option named[] = {
+    {"--ranks", .number = &options.ranks},
+    {"--processes", .number = &options.processes, .preset = 1},
+    {"--small", .number = &options.sms, .preset = 4},
+    {"--small", .number = &options.segments, .preset = 2},
+    {"--small", .number = &options.products, .preset = 2},
+    {"--small", .number = &options.n, .preset = 256},
+    {"--small", .number = &options.tokens, .preset = 8},
+    {"--small", .number = &options.hidden, .preset = 256},
+    {"--small", .number = &options.experts_per_rank, .preset = 8},
+    {"--small", .number = &options.topk, .preset = 4},
+    {"--small", .number = &options.seconds, .preset = 1800},
+    {"--sms", .number = &options.sms},
+    {"--segments", .number = &options.segments},
+    {"--products", .number = &options.products},
+    {"--n", .number = &options.n},
+    {"--tokens", .number = &options.tokens},
+    {"--hidden", .number = &options.hidden},
+    {"--experts-per-rank", .number = &options.experts_per_rank},
+    {"--topk", .number = &options.topk},
+    {"--seconds", .number = &options.seconds},
+    {0},
+};
+
+static const char usage[] =
+    "overlap [--ranks N] [--processes] [--small] [--sms N] [--segments N] [--products N] [--n N] [--tokens "
+    "N]\n        [--hidden N] [--experts-per-rank N] [--topk N] [--seconds N (limit)]";
 
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
-    if (parse(argc, argv) != 0) return 2;
+    if (ranks_options(argc, argv, named, usage) != 0) return 2;
     ranks_limit("overlap", options.seconds);
-    return ranks_main(rank_main, options.ranks, (int)options.processes, argv);
+    return ranks_main(rank_main, options.ranks, options.processes, argv);
 }

@@ -34,7 +34,7 @@ typedef struct test_case {
 
 static struct {
     uint32_t ranks, seconds;
-    const test_case *only;
+    const char *only; /* name of a case */
 } options = {.seconds = 300};
 
 /* ---- a rank ---- */
@@ -331,34 +331,26 @@ static const test_case cases[] = {
 
 enum { CASES = sizeof cases / sizeof cases[0] };
 
-static int rank_main(const rank_links *links) {
-    options.only->run(links, options.only);
-    return 0;
+static int is_wanted(const test_case *c) {
+    return options.only == NULL || strcmp(options.only, c->name) == 0;
 }
 
-static int parse(int argc, char **argv) {
-    for (int i = 1; i < argc; i += 2) {
-        const char *value = i + 1 < argc ? argv[i + 1] : "";
-        int known = i + 1 < argc;
-        if (strcmp(argv[i], "--ranks") == 0) {
-            options.ranks = (uint32_t)strtoul(value, NULL, 10);
-        } else if (strcmp(argv[i], "--seconds") == 0) {
-            options.seconds = (uint32_t)strtoul(value, NULL, 10);
-        } else if (strcmp(argv[i], "--case") == 0) {
-            for (uint32_t k = 0; k < CASES; k++) {
-                if (strcmp(value, cases[k].name) == 0) options.only = &cases[k];
-            }
-            known = known && options.only != NULL;
-        } else {
-            known = 0;
-        }
-        if (known) continue;
-        fprintf(stderr, "unknown: %s %s\npaths [--ranks N] [--case NAME] [--seconds N (limit)]\n", argv[i],
-                value);
-        return 2;
+/* The process of a rank has one case. */
+static int rank_main(const rank_links *links) {
+    for (uint32_t i = 0; i < CASES; i++) {
+        if (is_wanted(&cases[i])) cases[i].run(links, &cases[i]);
     }
     return 0;
 }
+
+static const ranks_option named[] = {
+    {"--ranks", .number = &options.ranks},
+    {"--case", .text = &options.only},
+    {"--seconds", .number = &options.seconds},
+    {0},
+};
+
+static const char usage[] = "paths [--ranks N] [--case NAME] [--seconds N (limit)]";
 
 static int run_case(const test_case *c, uint32_t ranks, uint32_t gpus, char *program) {
     char name[32], seconds[16];
@@ -375,17 +367,19 @@ static int run_case(const test_case *c, uint32_t ranks, uint32_t gpus, char *pro
 
 int main(int argc, char **argv) {
     uint32_t gpus = 0;
-    int failed = 0;
+    int failed = 0, known = 0;
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
-    if (parse(argc, argv) != 0) return 2;
+    if (ranks_options(argc, argv, named, usage) != 0) return 2;
     ranks_limit("paths", options.seconds);
     uint32_t ranks = options.ranks;
     int ended = ranks_begin(rank_main, 2, &ranks, &gpus, argv);
     if (ended >= 0) return ended;
     REQUIRE(ranks <= gpus, "%u ranks on %u GPUs: one to a GPU here", ranks, gpus);
     for (uint32_t i = 0; i < CASES; i++) {
-        if (options.only == NULL || options.only == &cases[i])
-            failed |= run_case(&cases[i], ranks, gpus, argv[0]);
+        if (!is_wanted(&cases[i])) continue;
+        failed |= run_case(&cases[i], ranks, gpus, argv[0]);
+        known = 1;
     }
+    REQUIRE(known, "case %s is unknown", options.only);
     return failed;
 }

@@ -17,7 +17,42 @@
 /* "rank ranks gpus fd fd ..." for a process that is a rank. */
 #define PLACE "EPW_TEST_PLACE"
 
-/* ---- the program: its limit, its GPUs ---- */
+/* ---- the program: its options, its limit, its GPUs ---- */
+
+/* How many arguments are an option of that name: 0 if it is unknown, or its value is not a number. */
+static int take_option(const ranks_option *options, int argc, char **argv) {
+    int taken = 0;
+    for (const ranks_option *o = options; o->name != NULL; o++) {
+        char *rest = NULL;
+        if (strcmp(argv[0], o->name) != 0) continue;
+        if (o->preset != 0) {
+            *o->number = o->preset;
+            taken = 1;
+            continue;
+        }
+        if (argc < 2) return 0;
+        taken = 2;
+        if (o->text != NULL) {
+            *o->text = argv[1];
+            continue;
+        }
+        *o->number = (uint32_t)strtoul(argv[1], &rest, 10);
+        if (rest == argv[1] || *rest != 0) return 0;
+    }
+    return taken;
+}
+
+int ranks_options(int argc, char **argv, const ranks_option *options, const char *usage) {
+    for (int i = 1; i < argc;) {
+        int taken = take_option(options, argc - i, argv + i);
+        if (taken == 0) {
+            fprintf(stderr, "unknown option, or no value: %s\n%s\n", argv[i], usage);
+            return 2;
+        }
+        i += taken;
+    }
+    return 0;
+}
 
 static const char *program = "";
 
@@ -67,6 +102,16 @@ uint32_t ranks_sms(const rank_links *links, uint32_t buffers, uint32_t most) {
     REQUIRE_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, ranks_gpu(links)));
     uint32_t share = (uint32_t)sms / (sharing * buffers);
     return most > 0 && most < share ? most : share;
+}
+
+static pthread_mutex_t enqueuing = PTHREAD_MUTEX_INITIALIZER;
+
+void ranks_begin_alone(const rank_links *links) {
+    if (links->ranks > links->gpus) pthread_mutex_lock(&enqueuing);
+}
+
+void ranks_end_alone(const rank_links *links) {
+    if (links->ranks > links->gpus) pthread_mutex_unlock(&enqueuing);
 }
 
 /* ---- starting ---- */
@@ -131,7 +176,7 @@ static int await_processes(rank_thread *ranks, uint32_t count) {
     return result;
 }
 
-static void start_all(rank_thread *all, uint32_t ranks, int processes, char **argv) {
+static void start_all(rank_thread *all, uint32_t ranks, uint32_t processes, char **argv) {
     for (uint32_t r = 0; r < ranks; r++) {
         if (processes) {
             all[r].process = ranks_start(&all[r].links, argv);
@@ -151,7 +196,7 @@ static int await_threads(rank_thread *all, uint32_t ranks) {
     return result;
 }
 
-int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, int processes, char **argv) {
+int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, uint32_t processes, char **argv) {
     static rank_thread all[RANKS_LIMIT];
     for (uint32_t r = 0; r < ranks; r++) {
         all[r] = (rank_thread){.links = {.rank = r, .ranks = ranks, .gpus = gpus}, .body = body};
@@ -204,7 +249,7 @@ int ranks_begin(rank_body *body, uint32_t least, uint32_t *ranks, uint32_t *gpus
     return -1;
 }
 
-int ranks_main(rank_body *body, uint32_t ranks, int processes, char **argv) {
+int ranks_main(rank_body *body, uint32_t ranks, uint32_t processes, char **argv) {
     uint32_t gpus = 0;
     int ended = ranks_begin(body, 1, &ranks, &gpus, argv);
     return ended >= 0 ? ended : ranks_run(body, ranks, gpus, processes, argv);

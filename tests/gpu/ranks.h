@@ -31,7 +31,19 @@ uint32_t ranks_sms(const rank_links *links, uint32_t buffers, uint32_t most);
  * since who starts processes must not have used CUDA. Returns their number, 0 with the reason printed. */
 int gpus_main(void);
 
-/* Then main reads its options and sets its limit: `name` hangs if it has not ended after so many seconds. */
+/* An option of a program. With `preset` it takes no value: *number becomes that. Else the value goes to
+ * *number or, as it is, to *text. Options of one name all hold. */
+typedef struct ranks_option {
+    const char *name;
+    uint32_t *number, preset;
+    const char **text;
+} ranks_option;
+
+/* Then main reads its options, up to one without a name. Returns 0; or 2, after `usage`, if one is unknown.
+ */
+int ranks_options(int argc, char **argv, const ranks_option *options, const char *usage);
+
+/* Then main sets its limit: `name` hangs if it has not ended after so many seconds. */
 void ranks_limit(const char *name, uint32_t seconds);
 
 /* Then, in a process that was started to be a rank, runs body. In the program that was started by hand counts
@@ -41,14 +53,22 @@ int ranks_begin(rank_body *body, uint32_t least, uint32_t *ranks, uint32_t *gpus
 
 /* Runs body once per rank, as threads or as processes that begin with argv, until all have ended. Returns the
  * exit code. */
-int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, int processes, char **argv);
+int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, uint32_t processes, char **argv);
 
 /* Both as the end of main. Returns the exit code. */
-int ranks_main(rank_body *body, uint32_t ranks, int processes, char **argv);
+int ranks_main(rank_body *body, uint32_t ranks, uint32_t processes, char **argv);
 
 /* Starts this program again as the process of a rank, whose ranks_begin finds `links`. It dies with its
  * parent. */
 pid_t ranks_start(const rank_links *links, char **argv);
+
+/* Around what a thread enqueues first, where ranks share a GPU: threads then do so one after another. Of
+ * kernels that they enqueue at the same moment for the first time, the driver (580) now and then holds one
+ * back until kernels of other streams have ended, though there is room for it; those wait for it until their
+ * deadline. So it went in a third of the runs of eight ranks on one GPU, with 8 hardware queues or 32, and
+ * when each thread had used the kernels and its streams before; never once all had enqueued one step. */
+void ranks_begin_alone(const rank_links *links);
+void ranks_end_alone(const rank_links *links);
 
 /* One message. Who says nothing for two minutes is gone, and then so is this program. */
 void ranks_say(int fd, const void *bytes, size_t length);

@@ -10,9 +10,8 @@
 enum { LANES = 2, SEGMENTS_AHEAD = 8 };
 
 static struct {
-    uint64_t iterations, seed;
-    uint32_t ranks, tokens, hidden, experts_per_rank, topk, sms, pause_us, seconds;
-    int processes, small;
+    uint32_t iterations, seed, ranks, processes, small;
+    uint32_t tokens, hidden, experts_per_rank, topk, sms, pause_us, seconds;
 } options = {.iterations = 100000,
              .seed = 1,
              .tokens = 32,
@@ -22,53 +21,31 @@ static struct {
              .pause_us = 50,
              .seconds = 300};
 
-static const char usage[] =
-    "stress [--iterations N] [--ranks N] [--processes] [--small] [--seed N] [--tokens N] [--hidden N]\n"
-    "       [--experts-per-rank N] [--topk N] [--sms N] [--pause-us N] [--seconds N (limit)]\n";
+static const ranks_option named[] = {
+    {"--ranks", .number = &options.ranks},
+    {"--processes", .number = &options.processes, .preset = 1},
+    {"--small", .number = &options.small, .preset = 1},
+    {"--small", .number = &options.iterations, .preset = 64},
+    {"--small", .number = &options.tokens, .preset = 8},
+    {"--small", .number = &options.hidden, .preset = 256},
+    {"--small", .number = &options.experts_per_rank, .preset = 4},
+    {"--small", .number = &options.sms, .preset = 4},
+    {"--small", .number = &options.seconds, .preset = 1800},
+    {"--iterations", .number = &options.iterations},
+    {"--seed", .number = &options.seed},
+    {"--tokens", .number = &options.tokens},
+    {"--hidden", .number = &options.hidden},
+    {"--experts-per-rank", .number = &options.experts_per_rank},
+    {"--topk", .number = &options.topk},
+    {"--sms", .number = &options.sms},
+    {"--pause-us", .number = &options.pause_us},
+    {"--seconds", .number = &options.seconds},
+    {0},
+};
 
-static int parse(int argc, char **argv) {
-    for (int i = 1; i < argc; i++) {
-        const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
-        const struct {
-            const char *name;
-            uint32_t *to;
-        } numbers[] = {{"--ranks", &options.ranks},       {"--tokens", &options.tokens},
-                       {"--hidden", &options.hidden},     {"--experts-per-rank", &options.experts_per_rank},
-                       {"--topk", &options.topk},         {"--sms", &options.sms},
-                       {"--pause-us", &options.pause_us}, {"--seconds", &options.seconds}};
-        int known = 1;
-        if (strcmp(name, "--processes") == 0) {
-            options.processes = 1;
-        } else if (strcmp(name, "--small") == 0) {
-            options.small = 1;
-            options.iterations = 64;
-            options.tokens = 8;
-            options.hidden = 256;
-            options.experts_per_rank = 4;
-            options.sms = 4;
-            options.seconds = 1800;
-        } else if (strcmp(name, "--iterations") == 0) {
-            options.iterations = strtoull(value, NULL, 10);
-            i++;
-        } else if (strcmp(name, "--seed") == 0) {
-            options.seed = strtoull(value, NULL, 10);
-            i++;
-        } else {
-            known = 0;
-            for (size_t n = 0; n < sizeof numbers / sizeof numbers[0]; n++) {
-                if (strcmp(name, numbers[n].name) != 0) continue;
-                *numbers[n].to = (uint32_t)strtoul(value, NULL, 10);
-                known = 1;
-                i++;
-            }
-        }
-        if (!known) {
-            fprintf(stderr, "unknown option %s\n%s", name, usage);
-            return 2;
-        }
-    }
-    return 0;
-}
+static const char usage[] =
+    "stress [--iterations N] [--ranks N] [--processes] [--small] [--seed N] [--tokens N] [--hidden N]\n      "
+    " [--experts-per-rank N] [--topk N] [--sms N] [--pause-us N] [--seconds N (limit)]";
 
 static epw_config config_of(const rank_links *links, uint32_t sms) {
     epw_config config = EPW_CONFIG_INIT;
@@ -93,7 +70,7 @@ static uint32_t tokens_of(const step_lane *l, uint64_t iteration) {
 
 /* Each is STEP_KINDS iterations of every lane. */
 static uint64_t segments_of_run(void) {
-    return (options.iterations + LANES * STEP_KINDS - 1) / (LANES * STEP_KINDS);
+    return ((uint64_t)options.iterations + LANES * STEP_KINDS - 1) / (LANES * STEP_KINDS);
 }
 
 /* STEP_KINDS steps of one lane, as calls or as a replay. */
@@ -148,6 +125,7 @@ static uint64_t run_buffer(const rank_links *links, uint32_t sms) {
     }
     ranks_meet(links);
     for (uint64_t segment = 0; segment < segments; segment++) {
+        if (segment == 0) ranks_begin_alone(links);
         uint64_t random = traffic_mix(options.seed ^ (segment * RANKS_LIMIT + links->rank + 1) << 8);
         for (uint32_t i = 0; i < LANES; i++) {
             cudaEvent_t event = done[i][segment % SEGMENTS_AHEAD];
@@ -156,6 +134,7 @@ static uint64_t run_buffer(const rank_links *links, uint32_t sms) {
             REQUIRE_CUDA(cudaEventRecord(event, lanes[i].stream));
             if (step_wrong(&lanes[i], "stress")) _exit(1);
         }
+        if (segment == 0) ranks_end_alone(links);
         if (random >> 48 & 15 || options.pause_us == 0) continue;
         nanosleep(&(struct timespec){0, (long)(random >> 52) * 200}, NULL); /* up to 0.8 ms */
     }
@@ -189,7 +168,7 @@ static int rank_main(const rank_links *links) {
 
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
-    if (parse(argc, argv) != 0) return 2;
+    if (ranks_options(argc, argv, named, usage) != 0) return 2;
     ranks_limit("stress", options.seconds);
     return ranks_main(rank_main, options.ranks, options.processes, argv);
 }

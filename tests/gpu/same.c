@@ -1,28 +1,27 @@
 /* The GPU against the host, bit for bit: the same steps through epwire.h, once by host threads and once by
- * kernels, eager and as replayed graphs, in turn and out of it. Ranks are threads of this process, one to a
- * GPU, as many as there are GPUs (8 at most), then two, then a single one. `--ranks N`: rank r has GPU r %
- * GPUs, and the SMs of a GPU are divided among its ranks, whose kernels wait for each other; `--sms N`: so
- * many each. Exit code 77, with the reason, where there is no GPU. */
-#include "needs_cuda.h"
+ * kernels, eager and as replayed graphs, in turn and out of it. Ranks are threads of this process or, with
+ * --processes, processes: one to a GPU, as many as there are GPUs (8 at most), then two, then a single one.
+ * `--ranks N`: rank r has GPU r % GPUs, and the SMs of a GPU are divided among its ranks, whose kernels wait
+ * for each other; `--sms N`: so many each. Exit code 77, with the reason, where there is no GPU. */
+#include "ranks.h"
+#include "require.h"
+#include "same_cases.h"
 
-#ifdef EPW_CUDA
-
-#include "gpu_cases.h"
-
-#include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <stdlib.h>
 
 #define CUDA_OK(call) CHECK_MSG((call) == cudaSuccess, "%s", cudaGetErrorString(cudaPeekAtLastError()))
 
-enum { RANKS_LIMIT = 8, UNTOUCHED = 0x5a };
+enum { UNTOUCHED = 0x5a };
+
+static struct { uint32_t ranks, processes, sms, seconds; } options = {.seconds = 300};
 
 /* ---- a world: where a rank's memory is, and how its calls run ---- */
 
 typedef struct world {
     int32_t gpu; /* -1: the host */
     cudaStream_t streams[2];
-    pthread_barrier_t *barrier; /* of all ranks */
+    const rank_links *links;
 } world;
 
 static memory place(const world *w, const memory *inputs) {
@@ -136,14 +135,16 @@ static void finish(const world *w) {
  * clearing) waits for all that runs on its GPU: for a kernel of another rank, say, that waits for this one.
  */
 static void meet(const world *w) {
-    pthread_barrier_wait(w->barrier);
+    ranks_meet(w->links);
 }
 
 static void run_eager(const world *w, epw_buffer *b, uint32_t rank, uint32_t index, const memory *m,
                       const memory *host) {
     clear_outputs(w, m);
     meet(w);
+    ranks_begin_alone(w->links);
     epw_handle handle = step(w, b, index, m, w->streams[0], w->streams[index % 3 == 0]);
+    ranks_end_alone(w->links);
     CHECK_OK(epw_await(b, handle, 60 * 1000 * MS));
     epw_outcome outcome = EPW_OUTCOME_INIT;
     CHECK_OK(epw_outcome_read(b, handle, &outcome));
@@ -203,7 +204,7 @@ static void replay_is_refused(const world *w, epw_buffer *b, uint32_t rank, uint
 /* A combine of a free lane and a dispatch of a held one, and then both in turn. */
 static void run_out_of_turn(const world *w, epw_buffer *b, uint32_t rank, uint32_t index,
                             const memory *inputs, const memory *m, const memory *host) {
-    const world here = {-1, {NULL, NULL}, NULL};
+    const world here = {.gpu = -1};
     cudaStream_t stream = w->streams[0];
     memory untouched = place(&here, inputs);
     clear_outputs(&here, &untouched);
@@ -289,153 +290,97 @@ static void refusals(const world *w, epw_buffer *b, const memory *m) {
 
 /* ---- ranks ---- */
 
-typedef struct ranks_of_a_run {
-    uint32_t ranks;
-    uint32_t gpus; /* 0: on the host */
-    uint32_t sms;  /* of each rank; 0: its part of the GPU's */
-    pthread_barrier_t barrier;
-    unsigned char blobs[RANKS_LIMIT][RANKS_LIMIT][EPW_BLOB_MAX];
-    size_t lengths[RANKS_LIMIT][RANKS_LIMIT];
-} ranks_of_a_run;
-
-typedef struct rank_argument {
-    ranks_of_a_run *run;
-    uint32_t rank;
-} rank_argument;
-
-static memory expected[RANKS_LIMIT][CASES]; /* what the host made */
-
-static epw_buffer *make_connected(ranks_of_a_run *run, const epw_config *config) {
-    uint32_t rank = config->rank;
-    epw_buffer *b = NULL;
-    CHECK_OK(epw_buffer_create(config, &b));
-    if (b == NULL) exit(check_result("gpu")); /* the other ranks would wait */
-    for (uint32_t p = 0; p < run->ranks; p++) {
-        if (p != rank) CHECK_OK(epw_buffer_export(b, p, run->blobs[rank][p], &run->lengths[rank][p]));
-    }
-    pthread_barrier_wait(&run->barrier);
-    for (uint32_t p = 0; p < run->ranks; p++) {
-        if (p != rank) CHECK_OK(epw_buffer_connect(b, p, run->blobs[p][rank], run->lengths[p][rank]));
-    }
-    epw_mask all = first_ranks(run->ranks);
-    CHECK_OK(epw_buffer_set_active(b, &all, 1));
-    return b;
-}
-
-/* Of each rank: so many that the kernels of all ranks of a GPU have an SM for each of their blocks. */
-static uint32_t sms_of(const ranks_of_a_run *run, int32_t gpu) {
-    uint32_t sharing = (run->ranks + run->gpus - 1) / run->gpus;
-    int sms = 0;
-    if (run->sms > 0) return run->sms;
-    CUDA_OK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, gpu));
-    return (uint32_t)sms / sharing;
-}
-
-static void run_case(const world *w, epw_buffer *b, const epw_config *config, uint32_t index) {
-    uint32_t rank = config->rank;
+/* On a GPU compares with what the host made. */
+static void run_case(const world *w, epw_buffer *b, const epw_config *config, uint32_t index, memory *host) {
     memory inputs = make_inputs(config, index);
-    memory m = place(w, &inputs), *host = &expected[rank][index];
+    memory m = place(w, &inputs);
     if (w->gpu < 0) {
         clear_outputs(w, &m);
         step(w, b, index, &m, NULL, NULL);
         *host = m;
     } else {
-        run_eager(w, b, rank, index, &m, host);
-        run_graph(w, b, rank, index, &m, host);
-        if (cases[index].out_of_turn) run_out_of_turn(w, b, rank, index, &inputs, &m, host);
-        run_eager(w, b, rank, index, &m, host);
+        run_eager(w, b, config->rank, index, &m, host);
+        run_graph(w, b, config->rank, index, &m, host);
+        if (cases[index].out_of_turn) run_out_of_turn(w, b, config->rank, index, &inputs, &m, host);
+        run_eager(w, b, config->rank, index, &m, host);
         if (config->ranks == 1 && index == 0) refusals(w, b, &m);
         unplace(w, &m);
     }
     free_arrays(&inputs);
 }
 
-static void run_shape(ranks_of_a_run *run, const world *w, uint32_t rank, uint32_t shape) {
-    epw_config config = config_of_shape(shape, rank, run->ranks, w->gpu);
-    if (w->gpu >= 0 && config.sms == 0) config.sms = sms_of(run, w->gpu);
-    epw_buffer *b = make_connected(run, &config);
+static void run_shape(const world *w, uint32_t shape, memory host[CASES]) {
+    epw_config config = config_of_shape(shape, w->links->rank, w->links->ranks, w->gpu);
+    if (w->gpu >= 0 && config.sms == 0) config.sms = options.sms ? options.sms : ranks_sms(w->links, 1, 0);
+    epw_buffer *b = NULL;
+    REQUIRE_OK(epw_buffer_create(&config, &b));
+    ranks_connect(w->links, b);
     for (uint32_t i = 0; i < CASES; i++) {
-        if (cases[i].shape == shape) run_case(w, b, &config, i);
+        if (cases[i].shape == shape) run_case(w, b, &config, i, &host[i]);
     }
     if (w->gpu >= 0) {
         epw_mask suspects;
         CHECK_OK(epw_buffer_membership(b, NULL, &suspects, NULL));
         CHECK(suspects.bits[0] == 0);
     }
-    pthread_barrier_wait(&run->barrier);
+    meet(w);
     epw_buffer_destroy(b);
 }
 
-static void *rank_main(void *argument) {
-    ranks_of_a_run *run = ((rank_argument *)argument)->run;
-    uint32_t rank = ((rank_argument *)argument)->rank;
-    world w = {run->gpus > 0 ? (int32_t)(rank % run->gpus) : -1, {NULL, NULL}, &run->barrier};
-    if (w.gpu >= 0) {
-        CUDA_OK(cudaSetDevice(w.gpu));
-        for (int i = 0; i < 2; i++) CUDA_OK(cudaStreamCreateWithFlags(&w.streams[i], cudaStreamNonBlocking));
-    }
-    for (uint32_t shape = 0; shape < SHAPES; shape++) run_shape(run, &w, rank, shape);
-    for (int i = 0; w.gpu >= 0 && i < 2; i++) CUDA_OK(cudaStreamDestroy(w.streams[i]));
-    return NULL;
+static void run_shapes(const world *w, memory host[CASES]) {
+    for (uint32_t shape = 0; shape < SHAPES; shape++) run_shape(w, shape, host);
 }
 
-static void run_ranks(uint32_t ranks, uint32_t gpus, uint32_t sms) {
-    ranks_of_a_run *run = calloc(1, sizeof *run);
-    rank_argument arguments[RANKS_LIMIT];
-    pthread_t threads[RANKS_LIMIT];
-    run->ranks = ranks;
-    run->gpus = gpus;
-    run->sms = sms;
-    pthread_barrier_init(&run->barrier, NULL, ranks);
-    for (uint32_t r = 0; r < ranks; r++) {
-        arguments[r] = (rank_argument){run, r};
-        pthread_create(&threads[r], NULL, rank_main, &arguments[r]);
-    }
-    for (uint32_t r = 0; r < ranks; r++) pthread_join(threads[r], NULL);
-    pthread_barrier_destroy(&run->barrier);
-    free(run);
+static int report(uint32_t ranks, uint64_t made, uint64_t failed) {
+    printf("same: %s ranks=%u as=%s checks=%llu failed=%llu\n", made > 0 && failed == 0 ? "OK" : "FAILED",
+           ranks, options.processes ? "processes" : "threads", (unsigned long long)made,
+           (unsigned long long)failed);
+    return made > 0 && failed == 0 ? 0 : 1;
 }
 
-static void compare_worlds(uint32_t ranks, uint32_t gpus, uint32_t sms) {
-    run_ranks(ranks, 0, 0);
-    run_ranks(ranks, gpus, sms);
-    for (uint32_t r = 0; r < ranks; r++) {
-        for (uint32_t i = 0; i < CASES; i++) free_arrays(&expected[r][i]);
-    }
+/* What the host makes of each case, then the same on the GPU. */
+static int rank_main(const rank_links *links) {
+    memory host[CASES];
+    world w = {.gpu = -1, .links = links};
+    run_shapes(&w, host);
+    w.gpu = ranks_gpu(links);
+    CUDA_OK(cudaSetDevice(w.gpu));
+    for (int i = 0; i < 2; i++) CUDA_OK(cudaStreamCreateWithFlags(&w.streams[i], cudaStreamNonBlocking));
+    run_shapes(&w, host);
+    for (int i = 0; i < 2; i++) CUDA_OK(cudaStreamDestroy(w.streams[i]));
+    for (uint32_t i = 0; i < CASES; i++) free_arrays(&host[i]);
+    if (!options.processes) return 0; /* they count together */
+    uint64_t made = ranks_sum(links, atomic_load(&checks_made));
+    uint64_t failed = ranks_sum(links, atomic_load(&checks_failed));
+    return links->rank == 0 ? report(links->ranks, made, failed) : failed > 0;
 }
 
-static int parse(int argc, char **argv, uint32_t *ranks, uint32_t *sms) {
-    for (int i = 1; i < argc; i += 2) {
-        uint32_t *to = strcmp(argv[i], "--ranks") == 0 ? ranks : strcmp(argv[i], "--sms") == 0 ? sms : NULL;
-        if (to == NULL || i + 1 == argc) {
-            fprintf(stderr, "unknown option, or no value: %s\ngpu [--ranks N] [--sms N]\n", argv[i]);
-            return 2;
-        }
-        *to = (uint32_t)strtoul(argv[i + 1], NULL, 10);
-    }
-    if (*ranks <= RANKS_LIMIT) return 0;
-    fprintf(stderr, "ranks is %u, must be at most %d\n", *ranks, RANKS_LIMIT);
-    return 2;
+static int run_world(uint32_t ranks, uint32_t gpus, char **argv) {
+    unsigned made = atomic_load(&checks_made), failed = atomic_load(&checks_failed);
+    int result = ranks_run(rank_main, ranks, gpus, options.processes, argv);
+    if (options.processes) return result;
+    return report(ranks, atomic_load(&checks_made) - made, atomic_load(&checks_failed) - failed);
 }
+
+static const ranks_option named[] = {
+    {"--ranks", .number = &options.ranks},
+    {"--processes", .number = &options.processes, .preset = 1},
+    {"--sms", .number = &options.sms},
+    {"--seconds", .number = &options.seconds},
+    {0},
+};
+
+static const char usage[] = "same [--ranks N] [--processes] [--sms N] [--seconds N (limit)]";
 
 int main(int argc, char **argv) {
-    uint32_t ranks = 0, sms = 0;
-    int gpus = 0;
-    if (parse(argc, argv, &ranks, &sms) != 0) return 2;
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1);      /* loading later could wait for kernels that wait */
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); /* a kernel that waits holds up nobody else's stream */
-    cudaError_t error = cudaGetDeviceCount(&gpus);
-    if (error != cudaSuccess || gpus == 0) {
-        epw_config config = config_of_shape(PLAIN, 0, 1, 0);
-        epw_buffer *b = NULL;
-        REFUSED(epw_buffer_create(&config, &b), EPW_ERR_NO_PATH, "buffer create", 0, -1, "driver");
-        printf("ignored: no GPU: %s\n", error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
-        return check_result("gpu") == 0 ? SKIPPED : 1;
-    }
-    if (ranks == 0) ranks = gpus < RANKS_LIMIT ? (uint32_t)gpus : RANKS_LIMIT;
-    compare_worlds(ranks, (uint32_t)gpus, sms);
-    if (ranks > 2) compare_worlds(2, (uint32_t)gpus, 0);
-    if (ranks > 1) compare_worlds(1, (uint32_t)gpus, 0);
-    return check_result("gpu");
+    if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
+    if (ranks_options(argc, argv, named, usage) != 0) return 2;
+    ranks_limit("same", options.seconds);
+    uint32_t ranks = options.ranks, gpus = 0;
+    int ended = ranks_begin(rank_main, 1, &ranks, &gpus, argv);
+    if (ended >= 0) return ended;
+    int result = run_world(ranks, gpus, argv);
+    if (ranks > 2) result |= run_world(2, gpus, argv);
+    if (ranks > 1) result |= run_world(1, gpus, argv);
+    return result;
 }
-#endif

@@ -1,8 +1,8 @@
-/* The steps in which gpu.c compares the GPU with the host: their table, and their memory. */
-#ifndef EPW_TESTS_GPU_CASES_H
-#define EPW_TESTS_GPU_CASES_H
+/* The steps in which same.c compares the GPU with the host: their table, and their memory. */
+#ifndef EPW_TESTS_SAME_CASES_H
+#define EPW_TESTS_SAME_CASES_H
 
-#include "group.h"
+#include "../c/group.h"
 
 #include <stdlib.h>
 

@@ -1,0 +1,124 @@
+//! A rank that falls silent is skipped, and then replaced, while the others go on.
+
+use std::time::Duration;
+
+use epwire::cuda::Completion;
+use epwire::cudarc::driver::CudaGraph;
+use epwire::{Cause, Device, EpBuffer, EpConfig, Mask};
+
+use crate::world::{Gpu, PATIENT, Step, Tokens, config};
+
+/// The steps of a rank: tokens to experts of all ranks, and to those of all but the last.
+const EVERYWHERE: usize = 0;
+const NOT_TO_THE_LAST: usize = 1;
+
+/// A rank, two with a single GPU. One thread enqueues the work of all.
+struct Rank {
+    buffer: EpBuffer,
+    gpu: Gpu,
+    steps: [(Tokens, Step); 2],
+}
+
+impl Rank {
+    fn new(rank: u32, ranks: u32, gpus: u32) -> Self {
+        let config = EpConfig {
+            device: Device::Cuda(rank % gpus),
+            lanes: 1,
+            sms: 16,
+            deadline: Duration::from_millis(500),
+            ..config(ranks)
+        };
+        let buffer = EpBuffer::unconnected(rank, ranks, config).unwrap();
+        let gpu = Gpu::of(&buffer);
+        // SAFETY: every slice of this context is used on one stream only.
+        unsafe { gpu.context.disable_event_tracking() };
+        let steps = [ranks, ranks - 1].map(|with_experts| {
+            let tokens = Tokens::identity(rank, with_experts);
+            let step = Step::new(&gpu, &buffer, &tokens);
+            (tokens, step)
+        });
+        gpu.stream.synchronize().unwrap();
+        Self { buffer, gpu, steps }
+    }
+
+    fn connect(&self, other: &Self) {
+        let blob = other.buffer.export(self.buffer.rank()).unwrap();
+        self.buffer.connect_blocking(other.buffer.rank(), &blob).unwrap();
+    }
+
+    fn enqueue(&mut self, which: usize) -> Completion {
+        self.steps[which].1.enqueue(&self.gpu, &self.buffer)
+    }
+
+    fn capture(&mut self) -> CudaGraph {
+        self.gpu.begin_capture();
+        self.enqueue(EVERYWHERE);
+        self.gpu.end_capture()
+    }
+
+    /// What came back is what went. Waits for the stream.
+    fn assert_back(&mut self, which: usize) {
+        let (tokens, step) = &mut self.steps[which];
+        assert!(self.gpu.get(&step.out) == tokens.x, "rank {}", self.buffer.rank());
+        self.gpu.stream.memset_zeros(&mut step.out).unwrap();
+    }
+}
+
+/// A step of all of `ranks`.
+fn assert_exact(ranks: &mut [Rank], which: usize) {
+    let enqueued: Vec<_> = ranks.iter_mut().map(|rank| rank.enqueue(which)).collect();
+    for (rank, completion) in ranks.iter_mut().zip(enqueued) {
+        completion.wait_blocking(PATIENT).unwrap();
+        assert!(completion.outcome().unwrap().unwrap().is_complete());
+        rank.assert_back(which);
+    }
+}
+
+fn set_active(ranks: &[Rank], active: &Mask, epoch: u32) {
+    ranks.iter().for_each(|rank| rank.buffer.set_active(active, epoch).unwrap());
+}
+
+pub(crate) fn a_silent_rank_is_skipped_and_replaced(gpus: u32) {
+    let count = gpus.max(2);
+    let (last, lost) = (count as usize - 1, count - 1);
+    let (all, survivors) = (Mask::all(count), Mask::all(count).without(lost));
+    let mut ranks: Vec<_> = (0..count).map(|rank| Rank::new(rank, count, gpus)).collect();
+    for (a, b) in (0..=last).flat_map(|a| (0..=last).map(move |b| (a, b))).filter(|(a, b)| a != b) {
+        ranks[a].connect(&ranks[b]);
+    }
+    set_active(&ranks, &all, 1);
+    assert_exact(&mut ranks, EVERYWHERE);
+    let graphs: Vec<_> = ranks.iter_mut().map(Rank::capture).collect();
+
+    // The last one falls silent: the others go on without its rows, and say so.
+    let silent = ranks.pop().unwrap();
+    let enqueued: Vec<_> = ranks.iter_mut().map(|rank| rank.enqueue(EVERYWHERE)).collect();
+    for (rank, completion) in ranks.iter().zip(enqueued) {
+        completion.wait_blocking(PATIENT).unwrap();
+        let outcome = completion.outcome().unwrap().unwrap();
+        assert_eq!(outcome.missing.iter().collect::<Vec<_>>(), [lost]);
+        let records = rank.buffer.take_errors().unwrap().records;
+        assert!(records.iter().any(|record| record.cause == Cause::Timeout), "{records:?}");
+        assert!(records.iter().all(|record| record.peer == lost), "{records:?}");
+        let (_, suspects, _) = rank.buffer.membership().unwrap();
+        assert_eq!(suspects.iter().collect::<Vec<_>>(), [lost]);
+    }
+    set_active(&ranks, &survivors, 2);
+    assert_exact(&mut ranks, NOT_TO_THE_LAST);
+
+    // Another one takes its place. What was captured before replays beside its calls.
+    drop(silent);
+    let newcomer = Rank::new(lost, count, gpus);
+    for rank in &ranks {
+        rank.buffer.disconnect(lost).unwrap();
+        rank.connect(&newcomer);
+        newcomer.connect(rank);
+    }
+    ranks.push(newcomer);
+    set_active(&ranks, &all, 3);
+    assert_exact(&mut ranks, EVERYWHERE);
+    graphs[..last].iter().for_each(|graph| graph.launch().unwrap());
+    assert_exact(&mut ranks[last..], EVERYWHERE);
+    ranks[..last].iter_mut().for_each(|rank| rank.assert_back(EVERYWHERE));
+    assert_exact(&mut ranks, EVERYWHERE);
+}
