@@ -112,8 +112,8 @@ __device__ __forceinline__ void tell_complete(const Operation &o) {
 
 // The end of a kernel for one of its blocks. The lane goes on to `stage` with all that the operation began with, and the block
 // is done: false. True: something is amiss, and it is this block that closes the operation; all others are out, and what they
-// have done happens before what it does now. o.lost and o.refused are then what all blocks together have found: close() takes
-// it out of the context. `sent`: this kernel's blocks have passed last_to_send.
+// have done happens before what it does now. o.lost and o.refused_by_any are then what the blocks have found: close()
+// takes it out of the context. `sent`: this kernel's blocks have passed last_to_send.
 __device__ inline bool must_close(Operation &o, uint32_t stage, bool sent) {
     __syncthreads();
     epw_gpu_context *c = o.context;
@@ -141,7 +141,7 @@ __device__ inline bool must_close(Operation &o, uint32_t stage, bool sent) {
         o.out_before += gridDim.x;
         if (sent) o.sent_before += gridDim.x;
         o.lost = ptx::load_relaxed_gpu(&c->gone);
-        o.refused = ptx::load_relaxed_gpu(&c->refused);
+        o.refused_by_any = ptx::load_relaxed_gpu(&c->refused);
     }
     __syncthreads();
     return o.last != 0;

@@ -35,7 +35,8 @@ struct Operation {
 
     unsigned long long gone;    // peers that this block knows to be lost
     unsigned long long refused; // peers whose rows or answers this block has found to be other than asked for
-    uint64_t lost;              // peers that any block had given up when the last one had sent, or was out; see must_close
+    uint64_t lost;              // peers that any block had given up when the last one had sent, or was out
+    uint64_t refused_by_any;    // and that any block had refused when the last one was out; see must_close
     uint32_t troubled;          // the kernel ends with more than the block's own turn; see must_close
     uint32_t last;              // this block is the last to send, or the one that closes
 };

@@ -129,7 +129,7 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected
         }
         if (alone) break;
         if (!must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) return;
-        refused = o.refused;
+        refused = o.refused_by_any;
         answered = o.peers & ~(o.lost | refused);
         if (answered == o.peers) break;
         first = 0;

@@ -398,7 +398,7 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         if (alone) break;
         if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) return;
         gone = o.lost;
-        refused = o.refused;
+        refused = o.refused_by_any;
         uint64_t lost = gone | refused;
         if ((peers & lost) == 0) break;
         if (threadIdx.x < l.ranks) {
