@@ -118,6 +118,7 @@ pub enum Path {
     Ipc,
 }
 
+/// As `epw_path_name` in C.
 impl std::fmt::Display for Path {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

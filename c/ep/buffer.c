@@ -200,6 +200,25 @@ uint32_t epw_buffer_path(const epw_buffer *b, uint32_t peer) {
     return path;
 }
 
+const char *epw_path_name(uint32_t path) {
+    switch (path) {
+    case EPW_PATH_NONE:
+        return "none";
+    case EPW_PATH_SELF:
+        return "self";
+    case EPW_PATH_THREAD:
+        return "thread";
+    case EPW_PATH_SHM:
+        return "shared memory";
+    case EPW_PATH_VMM:
+        return "VMM";
+    case EPW_PATH_IPC:
+        return "CUDA IPC";
+    default:
+        return "unknown path";
+    }
+}
+
 /* ---- membership ---- */
 
 static epw_status check_membership(const epw_buffer *b, const epw_mask *active, uint32_t epoch) {

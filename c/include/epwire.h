@@ -257,6 +257,9 @@ EPW_API epw_status epw_buffer_disconnect(epw_buffer *buffer, uint32_t peer);
 /* The EPW_PATH_* by which `peer` is reached, EPW_PATH_NONE if it is not connected. */
 EPW_API uint32_t epw_buffer_path(const epw_buffer *buffer, uint32_t peer);
 
+/* What to call one EPW_PATH_* in print, for example "CUDA IPC". Never NULL. */
+EPW_API const char *epw_path_name(uint32_t path);
+
 /* Begins a membership: every member calls it with the same mask and epoch, with no lane held and its own
  * writes done. epoch is in [1, 32767] and larger than any before; all other members must be connected. Clears
  * suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair. */

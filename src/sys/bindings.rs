@@ -446,6 +446,10 @@ unsafe extern "C" {
     pub fn epw_buffer_path(buffer: *const epw_buffer, peer: u32) -> u32;
 }
 unsafe extern "C" {
+    /// What to call one EPW_PATH_* in print, for example "CUDA IPC". Never NULL.
+    pub fn epw_path_name(path: u32) -> *const ::core::ffi::c_char;
+}
+unsafe extern "C" {
     /** Begins a membership: every member calls it with the same mask and epoch, with no lane held and its own
  writes done. epoch is in [1, 32767] and larger than any before; all other members must be connected. Clears
  suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair.*/

@@ -93,8 +93,8 @@ static void open_member(member *m, const rank_links *links, const test_case *c) 
     ranks_connect(links, m->buffer);
     for (uint32_t p = 0; p < links->ranks; p++) {
         uint32_t path = epw_buffer_path(m->buffer, p);
-        REQUIRE(path & (p == links->rank ? EPW_PATH_SELF : c->taken), "rank %u reaches rank %u by path %u",
-                links->rank, p, path);
+        REQUIRE(path & (p == links->rank ? EPW_PATH_SELF : c->taken), "rank %u reaches rank %u by path %s",
+                links->rank, p, epw_path_name(path));
     }
     /* Now and then a rank is 0.2 ms late: whoever did not wait for it would be seen. */
     step_open(&m->lane, m->buffer, &m->config, 1, 0, EPW_PAYLOAD_FP8_F32, 0, 1, 200000);
