@@ -1,38 +1,17 @@
 //! Handles, completions, errors, and what is refused.
 
-use epwire::cuda::{CombineOutput, Completion, DispatchOutput};
+use epwire::cuda::Completion;
 use epwire::cudarc::driver::CudaSlice;
-use epwire::{Cause, Combine, Dispatch, EpBuffer, EpConfig, Error, TensorRef};
+use epwire::{Cause, Dispatch, EpBuffer, EpConfig, Error, TensorRef};
 use half::bf16;
 
-use crate::world::{Gpu, HIDDEN, LOCAL_EXPERTS, OnGpu, PATIENT, TOPK, Tokens, config, ranks};
+use crate::world::{Gpu, HIDDEN, OnGpu, PATIENT, Received, Step, TOPK, Tokens, config, ranks};
 
-/// Where a dispatch goes.
-struct Received {
-    rows: CudaSlice<bf16>,
-    counts: CudaSlice<u32>,
-}
-
-impl Received {
-    fn new(gpu: &Gpu, buffer: &EpBuffer) -> Self {
-        let rows = gpu.zeros(LOCAL_EXPERTS * buffer.plan().rows * HIDDEN);
-        Self { rows, counts: gpu.zeros(LOCAL_EXPERTS) }
-    }
-
-    fn output<'a>(&'a mut self, gpu: &'a Gpu) -> DispatchOutput<'a> {
-        DispatchOutput::new(gpu.view_mut(&mut self.rows), gpu.view_mut(&mut self.counts))
-    }
-}
-
-/// A whole step whose experts return their input.
+/// A whole step on any lane, and what came back.
 fn step(gpu: &Gpu, buffer: &EpBuffer, tokens: &Tokens) -> (Completion, CudaSlice<bf16>) {
-    let (sent, mut received) = (OnGpu::new(gpu, tokens), Received::new(gpu, buffer));
-    let dispatched = buffer.enqueue_dispatch(sent.dispatch(gpu), received.output(gpu), gpu.stream()).unwrap();
-    let mut out = gpu.zeros(tokens.x.len());
-    let output = CombineOutput::new(gpu.view_mut(&mut out));
-    let input = Combine::new(gpu.view(&received.rows, HIDDEN));
-    let completion = dispatched.enqueue_combine(input, output, gpu.stream()).unwrap();
-    (completion, out)
+    let mut step = Step::new(gpu, buffer, tokens);
+    let completion = step.enqueue(gpu, buffer, None);
+    (completion, step.out)
 }
 
 fn assert_exact(gpu: &Gpu, step: &(Completion, CudaSlice<bf16>), tokens: &Tokens) {

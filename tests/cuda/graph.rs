@@ -1,6 +1,5 @@
 //! A step captured once and replayed.
 
-use epwire::cuda::DispatchOutput;
 use epwire::{EpBuffer, Error};
 use half::bf16;
 
@@ -17,7 +16,7 @@ pub(crate) fn a_captured_step_replays_with_new_tokens(gpus: u32) {
 
         gpu.begin_capture();
         refuse_a_deadline(&mut step, &gpu, buffer);
-        let captured = step.enqueue(&gpu, buffer);
+        let captured = step.enqueue(&gpu, buffer, Some(0));
         let graph = gpu.end_capture();
         assert!(matches!(captured.is_done(), Err(Error::State(_))), "it belongs to no replay");
 
@@ -29,7 +28,7 @@ pub(crate) fn a_captured_step_replays_with_new_tokens(gpus: u32) {
             let replayed = gpu.get(&step.out);
             gpu.stream.memset_zeros(&mut step.out).unwrap();
             gpu.stream.synchronize().unwrap();
-            step.enqueue(&gpu, buffer).wait_blocking(PATIENT).unwrap();
+            step.enqueue(&gpu, buffer, Some(0)).wait_blocking(PATIENT).unwrap();
             let eager = gpu.get(&step.out);
             gpu.stream.memset_zeros(&mut step.out).unwrap();
             assert!(eager.iter().any(|x| f32::from(*x) != 0.0));
@@ -42,7 +41,7 @@ pub(crate) fn a_captured_step_replays_with_new_tokens(gpus: u32) {
 
 /// Replays take the buffer's.
 fn refuse_a_deadline(step: &mut Step, gpu: &Gpu, buffer: &EpBuffer) {
-    let output = DispatchOutput::new(gpu.view_mut(&mut step.rows), gpu.view_mut(&mut step.counts));
+    let output = step.received.output(gpu);
     let input = step.sent.dispatch(gpu).lane(0).deadline(2 * PATIENT);
     let error = buffer.enqueue_dispatch(input, output, gpu.stream()).unwrap_err();
     assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("capture"), "{error}");

@@ -47,7 +47,7 @@ impl Rank {
     }
 
     fn enqueue(&mut self, which: usize) -> Completion {
-        self.steps[which].1.enqueue(&self.gpu, &self.buffer)
+        self.steps[which].1.enqueue(&self.gpu, &self.buffer, None)
     }
 
     fn capture(&mut self) -> CudaGraph {

@@ -169,30 +169,42 @@ impl OnGpu {
     }
 }
 
+/// Where a dispatch goes.
+pub(crate) struct Received {
+    pub(crate) rows: CudaSlice<bf16>,
+    counts: CudaSlice<u32>,
+}
+
+impl Received {
+    pub(crate) fn new(gpu: &Gpu, buffer: &EpBuffer) -> Self {
+        let rows = gpu.zeros(LOCAL_EXPERTS * buffer.plan().rows * HIDDEN);
+        Self { rows, counts: gpu.zeros(LOCAL_EXPERTS) }
+    }
+
+    pub(crate) fn output<'a>(&'a mut self, gpu: &'a Gpu) -> DispatchOutput<'a> {
+        DispatchOutput::new(gpu.view_mut(&mut self.rows), gpu.view_mut(&mut self.counts))
+    }
+}
+
 /// What a step of a rank reads and writes, in the same memory each time.
 pub(crate) struct Step {
     pub(crate) sent: OnGpu,
-    pub(crate) rows: CudaSlice<bf16>,
-    pub(crate) counts: CudaSlice<u32>,
+    pub(crate) received: Received,
     pub(crate) out: CudaSlice<bf16>,
 }
 
 impl Step {
     pub(crate) fn new(gpu: &Gpu, buffer: &EpBuffer, tokens: &Tokens) -> Self {
-        Self {
-            sent: OnGpu::new(gpu, tokens),
-            rows: gpu.zeros(LOCAL_EXPERTS * buffer.plan().rows * HIDDEN),
-            counts: gpu.zeros(LOCAL_EXPERTS),
-            out: gpu.zeros(tokens.x.len()),
-        }
+        let (sent, received) = (OnGpu::new(gpu, tokens), Received::new(gpu, buffer));
+        Self { sent, received, out: gpu.zeros(tokens.x.len()) }
     }
 
-    /// On lane 0. Experts return their input.
-    pub(crate) fn enqueue(&mut self, gpu: &Gpu, buffer: &EpBuffer) -> Completion {
-        let output = DispatchOutput::new(gpu.view_mut(&mut self.rows), gpu.view_mut(&mut self.counts));
-        let dispatched =
-            buffer.enqueue_dispatch(self.sent.dispatch(gpu).lane(0), output, gpu.stream()).unwrap();
-        let input = Combine::new(gpu.view(&self.rows, HIDDEN));
+    /// Experts return their input. `None`: any lane.
+    pub(crate) fn enqueue(&mut self, gpu: &Gpu, buffer: &EpBuffer, lane: Option<u32>) -> Completion {
+        let input = self.sent.dispatch(gpu);
+        let input = if let Some(lane) = lane { input.lane(lane) } else { input };
+        let dispatched = buffer.enqueue_dispatch(input, self.received.output(gpu), gpu.stream()).unwrap();
+        let input = Combine::new(gpu.view(&self.received.rows, HIDDEN));
         let output = CombineOutput::new(gpu.view_mut(&mut self.out));
         dispatched.enqueue_combine(input, output, gpu.stream()).unwrap()
     }

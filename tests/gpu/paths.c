@@ -299,12 +299,12 @@ static void share_a_handle(const rank_links *links, const test_case *c) {
     step_lane *l = &m.lane;
     for (uint32_t k = 0; k < COPIED_KINDS; k++) {
         step_kind kind = step_kind_of(links->rank, k);
-        step_capture(l);
+        step_capture(l->stream);
         epw_handle handle = step_dispatch(l, kind, TOKENS);
-        cudaGraphExec_t dispatching = step_captured(l);
-        step_capture(l);
+        cudaGraphExec_t dispatching = step_captured(l->stream);
+        step_capture(l->stream);
         step_combine(l, kind, handle);
-        cudaGraphExec_t combining = step_captured(l);
+        cudaGraphExec_t combining = step_captured(l->stream);
         for (int i = 0; i < REPLAYS; i++) replay_in_turn(&m, kind, handle, dispatching, combining);
         if (links->rank % 2 == 0) replay_out_of_turn(&m, kind, combining); /* the others go on meanwhile */
         for (int i = 0; i < 2; i++) replay_in_turn(&m, kind, handle, dispatching, combining);

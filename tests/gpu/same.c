@@ -6,6 +6,7 @@
 #include "ranks.h"
 #include "require.h"
 #include "same_cases.h"
+#include "step.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -153,24 +154,14 @@ static void run_eager(const world *w, epw_buffer *b, uint32_t rank, uint32_t ind
     compare("eager", rank, index, m, host);
 }
 
-static cudaGraphExec_t end_capture(cudaStream_t stream) {
-    cudaGraph_t graph = NULL;
-    cudaGraphExec_t exec = NULL;
-    CUDA_OK(cudaStreamEndCapture(stream, &graph));
-    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
-    CUDA_OK(cudaGraphDestroy(graph));
-    CUDA_OK(cudaGraphUpload(exec, stream));
-    return exec;
-}
-
 static void run_graph(const world *w, epw_buffer *b, uint32_t rank, uint32_t index, const memory *m,
                       const memory *host) {
     cudaStream_t stream = w->streams[0];
-    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    step_capture(stream);
     epw_handle handle = step(w, b, index, m, stream, stream);
     epw_outcome outcome = EPW_OUTCOME_INIT;
     REFUSED(epw_outcome_read(b, handle, &outcome), EPW_ERR_STATE, "outcome_read", (int)rank, -1, "captured");
-    cudaGraphExec_t exec = end_capture(stream);
+    cudaGraphExec_t exec = step_captured(stream);
     for (int replay = 0; replay < 3; replay++) {
         clear_outputs(w, m);
         meet(w);
@@ -208,12 +199,12 @@ static void run_out_of_turn(const world *w, epw_buffer *b, uint32_t rank, uint32
     cudaStream_t stream = w->streams[0];
     memory untouched = place(&here, inputs);
     clear_outputs(&here, &untouched);
-    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    step_capture(stream);
     epw_handle handle = dispatch(b, index, m, stream, stream);
-    cudaGraphExec_t dispatching = end_capture(stream);
-    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    cudaGraphExec_t dispatching = step_captured(stream);
+    step_capture(stream);
     combine(w, b, handle, index, m, stream, stream);
-    cudaGraphExec_t combining = end_capture(stream);
+    cudaGraphExec_t combining = step_captured(stream);
 
     replay_is_refused(w, b, rank, index, m, &untouched, combining, EPW_PHASE_COMBINE_SEND);
     CUDA_OK(cudaGraphLaunch(dispatching, stream));
@@ -259,7 +250,7 @@ static void refusals(const world *w, epw_buffer *b, const memory *m) {
     REFUSED(epw_ready(b, 1), EPW_ERR_STATE, "ready", 0, -1, "on a GPU");
 
     cudaGraph_t graph = NULL;
-    CUDA_OK(cudaStreamBeginCapture(w->streams[0], cudaStreamCaptureModeThreadLocal));
+    step_capture(w->streams[0]);
     in.deadline_ns = 60 * 1000 * MS;
     REFUSED(epw_dispatch(b, &in, &out, &handle, NULL), EPW_ERR_INVALID, "dispatch", 0, -1, "under capture");
     CUDA_OK(cudaStreamEndCapture(w->streams[0], &graph));

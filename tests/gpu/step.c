@@ -213,24 +213,24 @@ void step_run(step_lane *l, step_kind kind, uint32_t tokens) {
     step_check(l, kind, tokens);
 }
 
-void step_capture(step_lane *l) {
-    REQUIRE_CUDA(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal));
+void step_capture(cudaStream_t stream) {
+    REQUIRE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
 }
 
-cudaGraphExec_t step_captured(step_lane *l) {
+cudaGraphExec_t step_captured(cudaStream_t stream) {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
-    REQUIRE_CUDA(cudaStreamEndCapture(l->stream, &graph));
+    REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));
     REQUIRE_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    REQUIRE_CUDA(cudaGraphUpload(exec, l->stream));
+    REQUIRE_CUDA(cudaGraphUpload(exec, stream));
     REQUIRE_CUDA(cudaGraphDestroy(graph));
-    await_stream(l->stream, 60 * 1000 * MS, "upload of a graph");
+    await_stream(stream, 60 * 1000 * MS, "upload of a graph");
     return exec;
 }
 
 cudaGraphExec_t step_graph(step_lane *l, uint32_t count, int checked) {
     uint32_t tokens = l->shape.max_tokens;
-    step_capture(l);
+    step_capture(l->stream);
     for (uint32_t i = 0; i < count; i++) {
         step_kind kind = step_kind_of(l->shape.rank, i % STEP_KINDS);
         if (checked) {
@@ -239,7 +239,7 @@ cudaGraphExec_t step_graph(step_lane *l, uint32_t count, int checked) {
             step_combine(l, kind, step_dispatch(l, kind, tokens));
         }
     }
-    return step_captured(l);
+    return step_captured(l->stream);
 }
 
 traffic_state step_state(const step_lane *l) {

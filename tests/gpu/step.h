@@ -52,9 +52,9 @@ void step_check(step_lane *l, step_kind kind, uint32_t tokens);
 /* All of them. */
 void step_run(step_lane *l, step_kind kind, uint32_t tokens);
 
-/* Begins to capture the lane's stream, and ends it: the graph of what was enqueued, ready to be launched. */
-void step_capture(step_lane *l);
-cudaGraphExec_t step_captured(step_lane *l);
+/* Begins to capture the stream, and ends it: the graph of what was enqueued, ready to be launched. */
+void step_capture(cudaStream_t stream);
+cudaGraphExec_t step_captured(cudaStream_t stream);
 
 /* `count` steps of kinds 0, 1, ... as a graph, ready to be launched. */
 cudaGraphExec_t step_graph(step_lane *l, uint32_t count, int checked);
