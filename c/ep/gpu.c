@@ -170,7 +170,10 @@ static epw_status choose_blocks(epw_buffer *b, epw_where where) {
         return epw_fail(EPW_ERR_LIMIT, where, "sms is %u, must be in [%u, %u]: lanes, and SMs of the GPU",
                         wanted, lanes, sms);
     }
-    b->gpu->blocks = wanted / lanes < EPW_GPU_BLOCKS ? wanted / lanes : EPW_GPU_BLOCKS;
+    /* More than a kernel can have rows would find no work. */
+    uint64_t rows = (uint64_t)b->config.ranks * b->config.max_tokens;
+    uint32_t blocks = wanted / lanes < EPW_GPU_BLOCKS ? wanted / lanes : EPW_GPU_BLOCKS;
+    b->gpu->blocks = blocks < rows ? blocks : (uint32_t)rows;
     return EPW_OK;
 }
 

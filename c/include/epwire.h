@@ -156,8 +156,8 @@ typedef struct epw_config {
     uint32_t paths; /* permitted EPW_PATH_* bits; EPW_PATH_ALL: any */
     int32_t device; /* EPW_DEVICE_HOST, or the CUDA ordinal, in this process, of the GPU that holds tokens,
                        outputs and the window. All ranks on the host or all on GPUs */
-    uint32_t sms; /* CUDA: SMs that the kernels of all lanes take together, a thread block to each; 0: all of
-                     the GPU's. It bounds this buffer alone. Buffers that are used at the same time, on
+    uint32_t sms; /* CUDA: SMs that the kernels of all lanes take together at most, a thread block to each; 0:
+                     all of the GPU's. It bounds this buffer alone. Buffers that are used at the same time, on
                      streams of their own, must together fit the GPU: else kernels of one that wait for a
                      peer can keep those of another off it that the peer waits for, until the deadline.
                      Which are used at the same time is not known here, so nothing checks that */
