@@ -4,9 +4,9 @@
  * a window.
  *
  * A VMM mapping stays usable when the creator has ended or freed its own: the import has a reference to the
- * physical memory. CUDA promises that for IPC mappings only while the creator has not freed the memory; a
- * creator that was killed has been seen to leave them usable. A forked child can not use its parent's GPU at
- * all. */
+ * physical memory. CUDA promises that for IPC mappings only while the creator has not freed the memory, which
+ * it therefore does after the last lease; a creator that was killed has been seen to leave them usable. A
+ * forked child can not use its parent's GPU at all. */
 #include "device/cuda.h"
 #include "device/device.h"
 

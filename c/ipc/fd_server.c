@@ -24,6 +24,7 @@ typedef struct connection {
     int death;              /* pidfd of a GPU lease's holder: readable once it has ended; else -1 */
     bool closed;            /* by the holder of a GPU lease, without a goodbye: its death is awaited */
     epw_offer *offer;       /* NULL: no lease (yet, or any more) */
+    epw_offer *ended;       /* a reference that the ended lease held, to be dropped by the thread */
     uint32_t rank;          /* of the lease */
     uint64_t request_by_ns; /* until then, where there is no lease */
     bool over;              /* to be closed by the thread */
@@ -51,6 +52,7 @@ static server *current; /* guarded by the process lock */
 
 static void end_lease(connection *c) {
     epw_lease_end(c->offer, c->rank);
+    if (epw_offer_outlives_leases(c->offer)) c->ended = c->offer;
     c->offer = NULL;
     c->over = true;
 }
@@ -83,6 +85,12 @@ static void end_if_left(connection *c) {
         c->closed = true;
     }
     if (shows(c->death, POLLIN)) end_lease(c);
+}
+
+static bool any_leased(const server *s) {
+    for (size_t i = 0; i < s->count; i++)
+        if (s->connections[i].offer || s->connections[i].ended) return true;
+    return false;
 }
 
 static void reap(server *s) {
@@ -143,6 +151,7 @@ static epw_fd_reply decide(server *s, connection *c, const epw_fd_request *reque
     case EPW_LEASE_GRANTED:
         break;
     }
+    if (epw_offer_outlives_leases(offer)) epw_offer_ref(offer);
     c->offer = offer;
     c->rank = request->rank;
     reply.verdict = EPW_FD_GRANTED;
@@ -226,11 +235,25 @@ static void close_connection(const connection *c) {
     epw_fd_close(c->fd);
 }
 
+/* Drops the references of ended leases, without the lock meanwhile: the last one of an offer destroys memory.
+ */
+static void drop_ended(server *s) {
+    for (size_t i = 0; i < s->count; i++) {
+        epw_offer *offer = s->connections[i].ended;
+        if (!offer) continue;
+        s->connections[i].ended = NULL;
+        epw_process_unlock();
+        epw_offer_unref(offer);
+        epw_process_lock();
+    }
+}
+
 static void close_finished(server *s, uint64_t now) {
     size_t kept = 0;
     for (size_t i = 0; i < s->count; i++) {
         connection *c = &s->connections[i];
-        if (c->over || (!c->offer && now >= c->request_by_ns)) {
+        bool over = c->over ? !c->ended : !c->offer && now >= c->request_by_ns;
+        if (over) {
             close_connection(c);
         } else {
             s->connections[kept++] = *c;
@@ -273,32 +296,11 @@ static void handle_events(server *s, size_t polled, uint64_t now) {
     if (s->polls[1].revents) accept_one(s, now);
 }
 
-static void *run(void *argument) {
-    server *s = argument;
-    pthread_setname_np(pthread_self(), "epw-fd-server");
-    epw_process_lock();
-    while (!s->stop) {
-        uint64_t now = epw_now_ns();
-        close_finished(s, now);
-        int timeout_ms = prepare_wait(s, now);
-        size_t polled = s->count;
-        epw_process_unlock();
-        int ready = poll(s->polls, (nfds_t)(2 + polled), timeout_ms);
-        epw_process_lock();
-        if (ready > 0) handle_events(s, polled, epw_now_ns());
-    }
-    epw_process_unlock();
-    return NULL;
-}
-
 /* ---- life --------------------------------------------------------------------------------------- */
 
-/* Lock held. */
+/* Lock held. No lease is left: windows have ended theirs, and leases that outlive windows keep the server. */
 static void close_server(server *s) {
-    for (size_t i = 0; i < s->count; i++) {
-        if (s->connections[i].offer) end_lease(&s->connections[i]);
-        close_connection(&s->connections[i]);
-    }
+    for (size_t i = 0; i < s->count; i++) close_connection(&s->connections[i]);
     if (s->listener >= 0) epw_fd_close(s->listener);
     if (s->wake >= 0) epw_fd_close(s->wake);
 }
@@ -307,6 +309,34 @@ static void free_server(server *s) {
     free(s->connections);
     free(s->polls);
     free(s);
+}
+
+/* Ends when release says so, or by itself when leases have outlived every window. */
+static void *run(void *argument) {
+    server *s = argument;
+    pthread_setname_np(pthread_self(), "epw-fd-server");
+    epw_process_lock();
+    while (!s->stop) {
+        drop_ended(s);
+        uint64_t now = epw_now_ns();
+        close_finished(s, now);
+        if (s->uses == 0 && !any_leased(s)) break;
+        int timeout_ms = prepare_wait(s, now);
+        size_t polled = s->count;
+        epw_process_unlock();
+        int ready = poll(s->polls, (nfds_t)(2 + polled), timeout_ms);
+        epw_process_lock();
+        if (ready > 0) handle_events(s, polled, epw_now_ns());
+    }
+    bool alone = !s->stop; /* nobody joins it */
+    if (alone) {
+        current = NULL;
+        close_server(s);
+        pthread_detach(pthread_self());
+    }
+    epw_process_unlock();
+    if (alone) free_server(s);
+    return NULL;
 }
 
 static epw_status open_listener(server *s, epw_where where) {
@@ -372,7 +402,7 @@ epw_status epw_fd_server_acquire(epw_where where, epw_nonce *id) {
 void epw_fd_server_release(void) {
     epw_process_lock();
     server *s = current;
-    bool last = --s->uses == 0;
+    bool last = --s->uses == 0 && !any_leased(s);
     if (last) {
         current = NULL;
         s->stop = true;
@@ -388,7 +418,7 @@ void epw_fd_server_release(void) {
 }
 
 void epw_fd_server_forget(const epw_offer *offer) {
-    if (!current) return;
+    if (!current || epw_offer_outlives_leases(offer)) return;
     for (size_t i = 0; i < current->count; i++)
         if (current->connections[i].offer == offer) end_lease(&current->connections[i]);
     eventfd_write(current->wake, 1);

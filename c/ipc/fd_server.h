@@ -16,10 +16,12 @@
  */
 epw_status epw_fd_server_acquire(epw_where where, epw_nonce *id);
 
-/* Drops a use. The last one ends the thread and closes its descriptors before it returns. */
+/* Drops a use. The last one ends the thread and closes its descriptors before it returns; but where leases
+ * remain of memory that outlives them, the thread ends after these. */
 void epw_fd_server_release(void);
 
-/* Ends the leases of an offer that is being withdrawn. Lock held. */
+/* Ends the leases of an offer that is being withdrawn, unless its memory outlives them: then they hold
+ * references until their holders have left. Lock held. */
 void epw_fd_server_forget(const epw_offer *offer);
 
 /* Ends the leases whose holders have left by now. The thread does so by itself, but may not have come to it

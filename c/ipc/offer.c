@@ -70,6 +70,10 @@ bool epw_offer_is_gpu(const epw_offer *offer) {
     return offer->memory.origin.path != EPW_PATH_SHM;
 }
 
+bool epw_offer_outlives_leases(const epw_offer *offer) {
+    return offer->memory.origin.path == EPW_PATH_IPC;
+}
+
 void epw_offer_withdraw(epw_offer *offer) {
     for (epw_offer **link = &offers; *link; link = &(*link)->next) {
         if (*link != offer) continue;

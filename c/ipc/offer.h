@@ -30,6 +30,10 @@ const epw_nonce *epw_offer_nonce(const epw_offer *offer);
 /* Whether writes of a dying process may go on after its connections have closed: a GPU makes them. */
 bool epw_offer_is_gpu(const epw_offer *offer);
 
+/* Whether the memory, once destroyed, is gone from under the mappings of other processes: it has to stay
+ * while one of them holds a lease. */
+bool epw_offer_outlives_leases(const epw_offer *offer);
+
 /* Lets nobody find the offer any more. Lock held. */
 void epw_offer_withdraw(epw_offer *offer);
 

@@ -148,7 +148,7 @@ static void a_place_is_free_as_soon_as_its_holder_has_closed(void) {
 static end open_gpu_end(uint32_t rank, uint32_t peer) {
     end e = open_end(config_of(rank));
     export_to(&e, peer);
-    pretend_gpu(e.blob, e.length);
+    pretend_gpu(e.blob, e.length, EPW_PATH_VMM);
     return e;
 }
 
@@ -280,6 +280,54 @@ static void what_is_no_goodbye_ends_no_gpu_lease(void) {
     }
 }
 
+/* Of this process's own windows that are mapped. */
+static int mapped_windows(void) {
+    int count = 0;
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps && fgets(line, sizeof line, maps))
+        if (strstr(line, "memfd:epwire")) count++;
+    if (maps) fclose(maps);
+    return count;
+}
+
+/* Its creator lets go of it first: those who have it mapped must not find it gone. */
+static void memory_that_outlives_leases_is_destroyed_behind_the_last(void) {
+    int fds = open_fds(), running = threads();
+    end a = open_end(config_of(0));
+    other first = start_other(), second = start_other();
+    export_to(&a, 1);
+    end to_first = a;
+    export_to(&a, 2);
+    pretend_gpu(a.blob, a.length, EPW_PATH_IPC);
+    CHECK(ask_import(&first, 1, 0, &to_first).status == EPW_OK);
+    CHECK(ask_import(&second, 2, 0, &a).status == EPW_OK);
+    unsigned char *base = epw_window_base(a.window);
+    epw_window_destroy(a.window);
+    ask_write(&first, 1, 1);
+    CHECK(base[1] == 1);
+    ask(&first, (command){.verb = 'c'});
+    CHECK(ask_import(&first, 1, 0, &to_first).status == EPW_ERR_PEER); /* withdrawn all the same */
+    usleep(20000);
+    CHECK(mapped_windows() == 1);
+    ask_write(&second, 2, 2);
+    CHECK(base[2] == 2);
+
+    /* Another window of this process comes and goes meanwhile. */
+    end b = open_end(config_of(0));
+    export_to(&b, 1);
+    CHECK(ask_import(&first, 1, 0, &b).status == EPW_OK);
+    epw_window_destroy(b.window);
+    CHECK(mapped_windows() == 1);
+
+    kill_other(&second);
+    uint64_t begin = epw_now_ns();
+    while (threads() != running && epw_now_ns() - begin < 5000 * MS) usleep(1000);
+    CHECK(threads() == running && mapped_windows() == 0);
+    end_other(&first);
+    CHECK(open_fds() == fds);
+}
+
 /* An exporter sees its holders end on old kernels as well, or grants nothing that it could not take back. */
 static void old_kernels_fence_gpu_windows_too(void) {
     for (uint32_t kernel = WITHOUT_PEERPIDFD; kernel <= WITHOUT_PIDFD; kernel++) {
@@ -324,6 +372,7 @@ int main(int argc, char **argv) {
     a_gpu_lease_ends_with_its_process();
     a_gpu_lease_outlives_a_connection_closed_without_a_goodbye();
     what_is_no_goodbye_ends_no_gpu_lease();
+    memory_that_outlives_leases_is_destroyed_behind_the_last();
     old_kernels_fence_gpu_windows_too();
     return check_result("leases");
 }

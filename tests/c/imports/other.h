@@ -65,14 +65,15 @@ static inline ssize_t fetch_raw(const epw_blob *blob) {
     return got;
 }
 
-/* Makes the server take the host memory of a blob's window, of this process, for a GPU's. */
-static inline void pretend_gpu(const unsigned char *bytes, size_t length) {
+/* Makes the server take the host memory of a blob's window, of this process, for a GPU's that is mapped by
+ * `path`. */
+static inline void pretend_gpu(const unsigned char *bytes, size_t length, uint32_t path) {
     epw_blob blob;
     CHECK(epw_blob_parse(bytes, length, here, &blob) == EPW_OK);
     epw_process_lock();
     epw_offer *offer = epw_offer_find(&blob.window);
     CHECK(offer);
-    if (offer) ((epw_memory *)epw_offer_memory(offer))->origin.path = EPW_PATH_VMM;
+    if (offer) ((epw_memory *)epw_offer_memory(offer))->origin.path = path;
     epw_process_unlock();
 }
 
@@ -133,7 +134,7 @@ static inline void obey(const command *c, epw_window **own, epw_import **import,
     case 'e':
     case 'g':
         a->status = epw_window_export(*own, c->peer, a->blob, &a->length);
-        if (c->verb == 'g') pretend_gpu(a->blob, a->length);
+        if (c->verb == 'g') pretend_gpu(a->blob, a->length, EPW_PATH_VMM);
         break;
     case 'o':
         a->status = become_old(c->value);
