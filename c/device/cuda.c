@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/context.h"
 #include "device/cuda_driver.h"
 
 #define MAX_GPUS  64 /* ordinals of one process */
@@ -57,7 +58,7 @@ static epw_status no_gpu(cudaError_t error, epw_where where) {
 /* ---- opening ------------------------------------------------------------------------------------ */
 
 static epw_status check_gpu(int32_t ordinal, epw_where where) {
-    int count = 0, major = 0, minor = 0;
+    int count = 0, major = 0, minor = 0, shared = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess) return no_gpu(error, where);
     if (ordinal >= count || ordinal >= MAX_GPUS)
@@ -69,7 +70,14 @@ static epw_status check_gpu(int32_t ordinal, epw_where where) {
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
     if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaDeviceGetAttribute");
+    if (major >= MIN_MAJOR && shared < (int)EPW_GPU_SHARE)
+        return epw_fail(EPW_ERR_NO_PATH, where,
+                        "GPU %d (compute capability %d.%d) has %d bytes of shared memory for a block, the "
+                        "kernels need %u",
+                        ordinal, major, minor, shared, EPW_GPU_SHARE);
     if (major >= MIN_MAJOR) return EPW_OK;
     return epw_fail(EPW_ERR_NO_PATH, where,
                     "GPU %d has compute capability %d.%d, the kernels need %d.0 (Hopper) or newer", ordinal,

@@ -262,6 +262,8 @@ static epw_status ipc_open(int fd, uint64_t bytes, epw_where where, unsigned cha
     CUdeviceptr base = 0;
     size_t found = 0;
     CUresult ranged = epw_cuda_driver_get()->address_range(&base, &found, (CUdeviceptr)(uintptr_t)memory);
+    /* Behind the pointer, which may be one into an allocation. */
+    if (ranged == CUDA_SUCCESS) found -= (size_t)((CUdeviceptr)(uintptr_t)memory - base);
     if (ranged == CUDA_SUCCESS && found >= bytes) {
         *out = memory;
         return EPW_OK;

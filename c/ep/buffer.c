@@ -86,6 +86,11 @@ static void unlock_lanes(epw_buffer *b) {
     for (uint32_t i = 0; i < b->config.lanes; i++) pthread_mutex_unlock(&b->lanes[i].lock);
 }
 
+/* Without a lock, between two looks at the same conditions: long waits keep nobody from his lane. */
+static epw_status quiesce(epw_buffer *b, epw_where where) {
+    return b->engine->quiesce != NULL ? b->engine->quiesce(b, where) : EPW_OK;
+}
+
 /* With all lanes locked. */
 static epw_status check_lanes_free(const epw_buffer *b, epw_where where) {
     for (uint32_t i = 0; i < b->config.lanes; i++) {
@@ -113,8 +118,9 @@ epw_status epw_buffer_export(epw_buffer *b, uint32_t peer, void *blob, size_t *l
 static epw_status disconnect(epw_buffer *b, uint32_t peer) {
     if (b->imports[peer] == NULL) return EPW_OK;
     epw_status status = b->engine->reach(b, peer, NULL);
+    b->routes[peer] =
+        (epw_route){EPW_PATH_NONE, NULL}; /* also where the engine could not see it done: it may be */
     if (status != EPW_OK) return status;
-    b->routes[peer] = (epw_route){EPW_PATH_NONE, NULL};
     epw_import_close(b->imports[peer]);
     b->imports[peer] = NULL;
     return EPW_OK;
@@ -180,13 +186,23 @@ epw_status epw_buffer_connect_within(epw_buffer *b, uint32_t peer, const void *b
     return status;
 }
 
+/* With all lanes locked. */
+static epw_status check_disconnect(const epw_buffer *b, epw_where where) {
+    epw_status status = check_not_connecting(b, where);
+    return status == EPW_OK ? check_unused(b, where, (uint32_t)where.peer) : status;
+}
+
 epw_status epw_buffer_disconnect(epw_buffer *b, uint32_t peer) {
     epw_status status = check_peer(b, "disconnect", peer);
     if (status != EPW_OK) return status;
     epw_where where = {"disconnect", (int)b->config.rank, (int)peer};
     lock_lanes(b);
-    status = check_not_connecting(b, where);
-    if (status == EPW_OK) status = check_unused(b, where, peer);
+    status = check_disconnect(b, where);
+    unlock_lanes(b);
+    if (status == EPW_OK) status = quiesce(b, where);
+    if (status != EPW_OK) return status;
+    lock_lanes(b);
+    status = check_disconnect(b, where);
     if (status == EPW_OK) status = disconnect(b, peer);
     unlock_lanes(b);
     return status;
@@ -250,6 +266,11 @@ epw_status epw_buffer_set_active(epw_buffer *b, const epw_mask *active, uint32_t
     }
     lock_lanes(b);
     epw_status status = check_membership(b, active, epoch);
+    unlock_lanes(b);
+    if (status == EPW_OK) status = quiesce(b, epw_at(b, "set_active"));
+    if (status != EPW_OK) return status;
+    lock_lanes(b);
+    status = check_membership(b, active, epoch);
     if (status == EPW_OK) status = b->engine->set_active(b, active, epoch);
     if (status == EPW_OK) {
         for (uint32_t i = 0; i < b->config.lanes; i++) {

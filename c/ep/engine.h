@@ -30,6 +30,9 @@ typedef struct epw_engine {
     epw_status (*reach)(epw_buffer *b, uint32_t peer, unsigned char *window);
 
     /* No lane is held. Clears suspects and begins the epoch on every lane and at every member. */
+    /* Waits, with no lane locked, until what the calls have enqueued has run, so that set_active and reach
+     * find it so. NULL: nothing is ever enqueued. */
+    epw_status (*quiesce)(epw_buffer *b, epw_where where);
     epw_status (*set_active)(epw_buffer *b, const epw_mask *active, uint32_t epoch);
 
     /* Peers given up in this epoch. Also with no lock held. */
@@ -47,7 +50,8 @@ typedef struct epw_engine {
                           const epw_combine_output *out, epw_outcome *outcome);
     epw_status (*combine_receive)(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
                                   epw_outcome *outcome);
-    epw_status (*release)(epw_buffer *b, epw_lane *lane, void *stream);
+    /* stream: NULL for that of the handle's last call. */
+    epw_status (*release)(epw_buffer *b, epw_lane *lane, void *const *stream);
 
     /* ---- as the public calls of these names; the buffer is not NULL ---- */
 

@@ -67,13 +67,31 @@ static epw_status await_lanes(const epw_buffer *b, uint64_t timeout_ns, epw_wher
     return EPW_OK;
 }
 
-static epw_status require_lanes_idle(const epw_buffer *b, epw_where where) {
-    epw_status status = await_lanes(b, b->config.deadline_ns, where);
-    if (status != EPW_PENDING) return status;
+static epw_status not_idle(const epw_buffer *b, epw_where where) {
     return epw_fail(
         EPW_ERR_TIMEOUT, where,
         "what was enqueued before has not run within the deadline of %llu ms: wait for its stream",
         (unsigned long long)(b->config.deadline_ns / 1000000u));
+}
+
+/* With the lanes locked. */
+static epw_status require_lanes_idle(const epw_buffer *b, epw_where where) {
+    epw_status status = await_lanes(b, b->config.deadline_ns, where);
+    return status == EPW_PENDING ? not_idle(b, where) : status;
+}
+
+/* The same while other threads call: what they enqueue meanwhile is not waited for. */
+static epw_status gpu_quiesce(epw_buffer *b, epw_where where) {
+    uint64_t began = epw_now_ns(), bound = b->config.deadline_ns;
+    epw_status status = EPW_OK;
+    for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++) {
+        pthread_mutex_lock(&b->lanes[i].lock);
+        bool enqueued = b->gpu->lanes[i].enqueued;
+        pthread_mutex_unlock(&b->lanes[i].lock);
+        uint64_t waited = epw_now_ns() - began, left = waited < bound ? bound - waited : 0;
+        if (enqueued) status = epw_gpu_await_event(b, b->gpu->lanes[i].event, left, where);
+    }
+    return status == EPW_PENDING ? not_idle(b, where) : status;
 }
 
 epw_status epw_gpu_settle(const epw_buffer *b, uint64_t timeout_ns, epw_where where) {
@@ -327,6 +345,7 @@ const epw_engine epw_engine_gpu = {
     .leave = gpu_leave,
     .close = gpu_close,
     .reach = gpu_reach,
+    .quiesce = gpu_quiesce,
     .set_active = gpu_set_active,
     .suspects = gpu_suspects,
     .dispatch = epw_gpu_call_dispatch,

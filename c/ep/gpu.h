@@ -25,6 +25,8 @@ typedef struct epw_gpu_lane {
     unsigned long long stream_id; /* of that call's stream: unlike its handle, never used again */
     bool enqueued;                /* there was such a call: the two above are valid */
     bool captured;                /* the lane's last call was captured */
+    void *stream;                 /* of the handle's last call, */
+    pthread_t caller;             /* and the thread that made it */
 } epw_gpu_lane;
 
 struct epw_gpu {
@@ -37,7 +39,8 @@ struct epw_gpu {
     epw_gpu_lane lanes[EPW_MAX_LANES];
 
     pthread_mutex_t errors_lock;
-    uint64_t errors_taken; /* number of the next record that epw_take_errors gives out */
+    uint64_t errors_taken;    /* number of the next record that epw_take_errors gives out */
+    uint64_t unrecorded_told; /* of the bad ids that no record tells of, those it has told of */
 };
 
 /* Waits on the host, at most timeout_ns, with short sleeps, for what `event` was last recorded behind.
@@ -57,7 +60,7 @@ epw_status epw_gpu_call_combine(epw_buffer *b, epw_lane *lane, const epw_combine
                                 const epw_combine_output *out, epw_outcome *outcome);
 epw_status epw_gpu_call_combine_receive(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
                                         epw_outcome *outcome);
-epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *stream);
+epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *const *stream);
 epw_status epw_gpu_call_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
 epw_status epw_gpu_call_ready(epw_buffer *b, epw_handle handle);
 epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);

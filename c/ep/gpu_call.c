@@ -19,6 +19,7 @@ typedef struct enqueuing {
     cudaStream_t stream;
     unsigned long long stream_id;
     bool captured;
+    bool invalidated; /* the capture is, by a call that it does not allow */
     epw_where where;
 } enqueuing;
 
@@ -30,6 +31,7 @@ static epw_status find_capture(enqueuing *e) {
     cudaError_t error = cudaStreamIsCapturing(e->stream, &capture);
     if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamIsCapturing");
     if (capture == cudaStreamCaptureStatusInvalidated) {
+        e->invalidated = true;
         return epw_fail(EPW_ERR_STATE, e->where,
                         "the stream's capture has been invalidated by an earlier call: end it first");
     }
@@ -73,6 +75,8 @@ static epw_status enqueue_end(enqueuing *e, int error, const char *kernel) {
     epw_cuda_leave();
     if (status != EPW_OK) return status;
     e->lane->captured = e->captured;
+    e->lane->stream = e->stream;
+    e->lane->caller = pthread_self();
     if (!e->captured) {
         e->lane->enqueued = true;
         e->lane->stream_id = e->stream_id;
@@ -242,7 +246,6 @@ static epw_status enqueue_dispatch(enqueuing *e, epw_lane *lane, uint32_t halves
         enqueue_end(e, epw_gpu_dispatch(&args, b->gpu->blocks, e->stream), "launch of the dispatch kernel");
     if (status != EPW_OK) return status;
     lane->stage = out != NULL ? EPW_STAGE_DISPATCHED : EPW_STAGE_SENT;
-    lane->stream = e->stream;
     return EPW_OK;
 }
 
@@ -330,7 +333,6 @@ static epw_status enqueue_combine(enqueuing *e, epw_lane *lane, uint32_t halves,
         enqueue_end(e, epw_gpu_combine(&args, b->gpu->blocks, e->stream), "launch of the combine kernel");
     if (status != EPW_OK) return status;
     lane->stage = out != NULL ? EPW_STAGE_FREE : EPW_STAGE_ANSWERED;
-    lane->stream = e->stream;
     return EPW_OK;
 }
 
@@ -368,9 +370,21 @@ epw_status epw_gpu_call_combine_receive(epw_buffer *b, epw_lane *lane, const epw
     return status;
 }
 
-static epw_status release(epw_buffer *b, epw_lane *lane, void *stream) {
-    enqueuing e = enqueuing_of(b, lane, "release", stream);
+/* The stream of the handle's last call. Another thread's default stream has no name in this one: the legacy
+ * default stream, which waits for every thread's, stands in for it. */
+static void *last_stream(const epw_gpu_lane *lane) {
+    bool other = lane->stream == cudaStreamPerThread && !pthread_equal(lane->caller, pthread_self());
+    return other ? cudaStreamLegacy : lane->stream;
+}
+
+static epw_status release(epw_buffer *b, epw_lane *lane, void *const *stream) {
+    enqueuing e = enqueuing_of(b, lane, "release", NULL);
+    e.stream = stream != NULL ? *stream : last_stream(e.lane);
     epw_status status = enqueue_begin(&e, 0);
+    if (status != EPW_OK && e.invalidated && e.lane->captured) {
+        lane->stage = EPW_STAGE_FREE; /* what was captured will never run, nor need it be released */
+        return EPW_OK;
+    }
     if (status != EPW_OK) return status;
     epw_release_args args = {.context = e.lane->context,
                              .shared = b->gpu->shared,
@@ -383,7 +397,7 @@ static epw_status release(epw_buffer *b, epw_lane *lane, void *stream) {
     return status;
 }
 
-epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *stream) {
+epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *const *stream) {
     epw_status status = release(b, lane, stream);
     pthread_mutex_unlock(&lane->lock);
     return status;
@@ -507,6 +521,16 @@ static uint64_t read_record(const epw_gpu_ring *ring, uint64_t n, epw_error_reco
     return before;
 }
 
+/* Of both lanes. Writer of each: its closing block. */
+static uint64_t count_unrecorded(const epw_gpu_ring *ring) {
+    const _Atomic uint64_t *counts = (const _Atomic uint64_t *)ring->unrecorded;
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < EPW_MAX_LANES; i++) {
+        sum += atomic_load_explicit(&counts[i], memory_order_relaxed);
+    }
+    return sum;
+}
+
 epw_status epw_gpu_call_take_errors(epw_buffer *b, epw_error_record *records, uint32_t capacity,
                                     uint32_t *count, uint64_t *lost) {
     epw_gpu *g = b->gpu;
@@ -527,6 +551,9 @@ epw_status epw_gpu_call_take_errors(epw_buffer *b, epw_error_record *records, ui
             break;
         }
     }
+    uint64_t unrecorded = count_unrecorded(&g->pinned->ring);
+    overwritten += unrecorded - g->unrecorded_told;
+    g->unrecorded_told = unrecorded;
     pthread_mutex_unlock(&g->errors_lock);
     if (lost != NULL) *lost = overwritten;
     return EPW_OK;

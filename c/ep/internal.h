@@ -90,7 +90,6 @@ struct epw_lane {
     uint32_t layout;
     uint32_t tokens, topk;
     epw_combine_input combine_input; /* on a GPU */
-    void *stream;                    /* of the handle's last call */
 
     void *arena; /* the memory of the arrays below */
 
@@ -245,7 +244,7 @@ epw_status epw_host_combine(epw_buffer *b, epw_lane *lane, const epw_combine_inp
                             const epw_combine_output *out, epw_outcome *outcome);
 epw_status epw_host_combine_receive(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
                                     epw_outcome *outcome);
-epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *stream);
+epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *const *stream);
 epw_status epw_host_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
 epw_status epw_host_ready(epw_buffer *b, epw_handle handle);
 epw_status epw_host_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);

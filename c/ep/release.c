@@ -103,7 +103,7 @@ epw_status epw_debt_step(epw_buffer *b, epw_lane *lane) {
     return EPW_PENDING;
 }
 
-epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *stream) {
+epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *const *stream) {
     (void)stream;
     epw_lane_abandon(b, lane);
     if (lane->paying) epw_debt_step(b, lane);
@@ -121,13 +121,13 @@ epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *stream) {
 epw_status epw_release(epw_buffer *b, epw_handle handle) {
     epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "release", handle, EPW_STAGE_ANY, &lane);
-    return status == EPW_OK ? b->engine->release(b, lane, lane->stream) : status;
+    return status == EPW_OK ? b->engine->release(b, lane, NULL) : status;
 }
 
 epw_status epw_release_on(epw_buffer *b, epw_handle handle, void *stream) {
     epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "release", handle, EPW_STAGE_ANY, &lane);
-    return status == EPW_OK ? b->engine->release(b, lane, stream) : status;
+    return status == EPW_OK ? b->engine->release(b, lane, &stream) : status;
 }
 
 /* ---- the janitor ---- */

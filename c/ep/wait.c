@@ -208,12 +208,13 @@ static void watch(const epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32
 void epw_wait_pause(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, const epw_mask *awaited,
                     uint64_t now) {
     epw_wait *wait = &lane->wait;
-    uint64_t due = epw_rule_beacons_due(now - wait->started, wait->deadline_ns);
+    /* By the group's deadline: the others may not have lengthened theirs. */
+    uint64_t due = epw_rule_beacons_due(now - wait->started, b->config.deadline_ns);
     if (due > wait->beacons) {
         wait->beacons = due;
         post_beacon(b, lane, whom_to_name(b, awaited));
     }
-    uint64_t until = wait->started + (wait->beacons + 1) * (wait->deadline_ns / 2);
+    uint64_t until = wait->started + (wait->beacons + 1) * (b->config.deadline_ns / 2);
     uint32_t first = b->config.ranks;
     EPW_MASK_FOR(peer, awaited, b->config.ranks) {
         if (first == b->config.ranks) first = peer;

@@ -262,7 +262,8 @@ EPW_API const char *epw_path_name(uint32_t path);
 
 /* Begins a membership: every member calls it with the same mask and epoch, with no lane held and its own
  * writes done. epoch is in [1, 32767] and larger than any before; all other members must be connected. Clears
- * suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair. */
+ * suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair. CUDA:
+ * waits for what has been enqueued before, see section CUDA. */
 EPW_API epw_status epw_buffer_set_active(epw_buffer *buffer, const epw_mask *active, uint32_t epoch);
 
 /* The current membership. Any pointer may be NULL. epoch 0: none yet. suspects: active peers given up since
@@ -304,7 +305,8 @@ typedef struct epw_error_record {
     uint32_t phase; /* EPW_PHASE_* */
     uint32_t cause; /* EPW_CAUSE_* */
     uint32_t rank;  /* this rank */
-    uint32_t peer;  /* the peer given up */
+    uint32_t peer;  /* the peer given up. CUDA: this rank itself if the GPU kept its kernel waiting for SMs
+                       until  the wait's bound; that makes it no suspect */
     uint32_t lane;
     uint32_t epoch;
     uint32_t op;          /* operation number in the lane, from 1 in each epoch */
@@ -370,8 +372,7 @@ typedef struct epw_dispatch_input {
 /* Where received rows go. M = plan.rows = ranks*max_tokens, E = local experts, K = scales per row. Rows are
  * ordered by source rank, then by token at the source. Any pointer may be NULL where that output is not
  * wanted, except that expert-major needs `rows` and `counts`; those that a layout does not fill must be NULL.
- * Rows beyond the counts are left as they were.
- */
+ * Rows beyond the counts are left as they were (CUDA: of a degraded operation they may hold anything). */
 typedef struct epw_dispatch_output {
     uint32_t size;
     uint32_t scale_order; /* 0: scales column-major; 1: row-major */
@@ -514,15 +515,22 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  *   and streams under capture are fine) and returns: nothing is waited for, copied or allocated.
  *   `nonblocking` must be 0 and `outcome` NULL: the outcome is known when the stream has come so far, see
  *   epw_outcome_read.
- * - A routing id that is out of range or repeated within its token counts as "not routed" and is recorded,
- *   see epw_take_errors.
+ * - A routing id that is out of range or repeated within its token counts as "not routed" and is recorded, up
+ *   to 64 of an operation, see epw_take_errors.
  * - A lane's operations run in the order of the calls: where `stream` differs from that of the lane's call
  *   before, an event is waited for on it. Under capture the caller orders replays. A per-call deadline_ns is
  *   refused under capture; tokens is frozen at capture (rows of -1 ids move nothing).
  * - The host knows lanes and handles by the calls, captured ones included, not by replays. Before a change of
  *   peers or membership and before the buffer's end, replays must have run; what eager calls have enqueued is
  *   waited for, up to the deadline (then EPW_ERR_TIMEOUT; epw_buffer_destroy waits for eight of them, and
- *   leaves the memory to the end of the process if the GPU is still not done with it).
+ *   leaves the memory to the end of the process if the GPU is still not done with it). A window that peers
+ *   reach by CUDA IPC is freed once the last of them has let go of it.
+ * - epw_release takes the stream of the handle's last call; if that was the per-thread default stream of
+ * another thread, the legacy default stream, which waits for all of those. A capture that has been
+ * invalidated keeps no lane: epw_release lets go of what was captured.
+ * - What a peer says of its rows is bounded, so that nothing is read or written outside the windows and the
+ *   outputs; but counts are not compared with the rows' entries, as the host does: a peer that lies about
+ * them leaves places of expert_rows, or rows of an expert's list, unwritten.
  * - A handle of a captured dispatch is ended by a captured combine or release, in the same graph or another.
  *   For two graphs, keep the handle from one capture to the other, then replay them in turns, on one stream
  *   or with an event of the program between. A release outside captures runs at once, before any replay.
@@ -556,10 +564,10 @@ EPW_API epw_status epw_stream_wait(epw_buffer *buffer, epw_handle handle, void *
 EPW_API epw_status epw_outcome_read(epw_buffer *buffer, epw_handle handle, epw_outcome *outcome);
 
 /* CUDA: moves up to `capacity` of the error records that kernels have written since the last call, oldest
- * first, to `records` [out]; *count [out] is how many, *lost [out, may be NULL] how many were overwritten
- * before anybody took them. A record with cause EPW_CAUSE_ROUTING is of a routing id: `expected` is token <<
- * 32 | column, `seen` the id; of one operation's, some 64 are recorded. The host device has none: its
- * outcomes and errors say all. */
+ * first, to `records` [out]; *count [out] is how many, *lost [out, may be NULL] how many more there would
+ * have been since then. A record with cause EPW_CAUSE_ROUTING is of a routing id: `expected` is token << 32 |
+ * column, `seen` the id. Lost are records overwritten before anybody took them, and bad ids of one operation
+ * beyond 64. The host device has none: its outcomes and errors say all. */
 EPW_API epw_status epw_take_errors(epw_buffer *buffer, epw_error_record *records, uint32_t capacity,
                                    uint32_t *count, uint64_t *lost);
 

@@ -11,6 +11,7 @@
 #define EPW_GPU_RECORDS 256
 #define EPW_GPU_BLOCKS  256 /* of a kernel, at most */
 #define EPW_GPU_NOTES   64 /* of bad ids, by one operation: so few that no two writers are in one slot of the ring */
+#define EPW_GPU_SHARE   (114u * 1024) /* of an SM's shared memory, the bytes that a block takes at most */
 
 /* What a lane is doing. Operations that find it otherwise do nothing but leave a record (EPW_CAUSE_HELD). */
 enum {
@@ -34,6 +35,7 @@ typedef struct epw_gpu_ring {
         uint64_t sequence;
         epw_error_record record;
     } slots[EPW_GPU_RECORDS];
+    uint64_t unrecorded[EPW_MAX_LANES]; /* notes beyond EPW_GPU_NOTES, ever. Writer: the lane's closing block */
 } epw_gpu_ring;
 
 /* What the lanes of a buffer share, in device memory. */
@@ -85,6 +87,7 @@ typedef struct epw_gpu_context {
 
     /* Blocks that have sent, and that are done, ever: 48 bits, and above them in `sent` those that had given somebody up. */
     uint64_t sent_blocks, out_blocks;
+    uint64_t unrecorded; /* bad routing ids that found no room in the ring, ever */
 
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
     uint32_t closing;        /* a block has taken it on itself to close the operation for all */

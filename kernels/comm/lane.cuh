@@ -203,13 +203,17 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
             put_record(c->shared, &c->record);
         } else if (o.missing == 0) {
             // Nobody was lost now: the operation began without them.
-            record_loss(o, phase, EPW_CAUSE_SUSPECTED, __ffsll(missing) - 1, 0, 0, 0);
+            record_loss(o, phase, EPW_CAUSE_SUSPECTED, __ffsll(missing) - 1, 0, 0, 0, 0);
         }
         if (o.missing == 0) report->record = c->record; // else the handle's first loss stays on record
         c->shared->suspects_host[o.lane] = suspects;
         c->excluded = suspects;
     }
     report->missing = missing;
+    if (c->noted > EPW_GPU_NOTES) {
+        c->unrecorded += c->noted - EPW_GPU_NOTES;
+        ptx::store_relaxed_sys(&c->shared->ring->unrecorded[o.lane], c->unrecorded);
+    }
     c->closing = c->recorded = c->noted = 0;
     c->gone = c->refused = 0;
     for (auto &wait : c->waits) wait.began = wait.beacons = 0;

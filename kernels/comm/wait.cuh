@@ -91,9 +91,9 @@ __device__ __forceinline__ epw_verdict judge(const Operation &o, Awaited what, e
     return epw_rule_arrived(seen, o.epoch, o.op);
 }
 
-// The first peer lost is recorded. Read by the block that closes the operation.
+// The first peer lost is recorded. Read by the block that closes the operation. `waiting`: peers still awaited then.
 __device__ inline void record_loss(const Operation &o, uint32_t phase, uint32_t cause, uint32_t peer, uint64_t expected,
-                                   uint64_t seen, uint64_t elapsed) {
+                                   uint64_t seen, uint64_t elapsed, uint32_t waiting) {
     epw_gpu_context *c = o.context;
     if (atomicExch(&c->recorded, 1u) != 0) return;
     epw_error_record *r = &c->record;
@@ -104,15 +104,17 @@ __device__ inline void record_loss(const Operation &o, uint32_t phase, uint32_t 
     r->lane = o.lane;
     r->epoch = o.epoch;
     r->op = o.op;
-    r->waiting = 1;
+    r->waiting = waiting;
     r->expected = expected;
     r->seen = seen;
     r->elapsed_ns = elapsed;
     r->deadline_ns = o.deadline;
 }
 
-// Makes `peer` a suspect for the rest of the epoch and tells it, once.
+// Makes `peer` a suspect for the rest of the epoch and tells it, once. Never this rank itself, whose blocks may have found no SMs
+// for too long: it lives.
 __device__ inline void suspect(const Operation &o, uint32_t peer) {
+    if (peer == o.rank) return;
     auto *suspects = reinterpret_cast<unsigned long long *>(&o.context->shared->suspects);
     if (atomicOr(suspects, 1ull << peer) >> peer & 1) return;
     ptx::store_release_sys(&line_at(o, peer)->dropped, epw_word(o.epoch, 0, 0));
@@ -132,6 +134,16 @@ struct Arrival {
     bool arrived;
     uint32_t value;
 };
+
+// How many peers of the operation have not sent what is awaited.
+__device__ __noinline__ inline uint32_t count_awaited(const Operation &o, Awaited what) {
+    uint32_t count = 0;
+    for (uint64_t rest = o.peers; rest != 0; rest &= rest - 1) {
+        uint32_t peer = __ffsll(rest) - 1;
+        if (judge(o, what, look(o, what, peer)) != EPW_ARRIVED) count++;
+    }
+    return count;
+}
 
 // The long wait: beacons out and in, farewells, and the deadline. `phase` is for the record. `second`: the thread has waited for
 // another peer before, and has not heard this one's beacons meanwhile.
@@ -175,7 +187,8 @@ __device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, ui
             }
             // This rank itself lives: its word comes once all its blocks have found SMs, and the peers bear with it as long.
             if (peer == o.rank) clock = now;
-            uint64_t due = epw_rule_beacons_due(now - began, o.deadline), posted = ptx::load_relaxed_gpu(&wait->beacons);
+            // By the group's deadline: the others may not have lengthened theirs.
+            uint64_t due = epw_rule_beacons_due(now - began, c->deadline_ns), posted = ptx::load_relaxed_gpu(&wait->beacons);
             if (due > posted) {
                 auto *count = reinterpret_cast<unsigned long long *>(&wait->beacons);
                 if (atomicCAS(count, posted, due) == posted) post_beacon(o, silent || named == o.rank ? peer : named);
@@ -184,7 +197,8 @@ __device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, ui
             if (now < (end < last ? end : last)) continue;
             cause = EPW_CAUSE_TIMEOUT;
         }
-        record_loss(o, phase, cause, peer, expected_word(o, what), seen.word, ptx::global_timer_ns() - began);
+        record_loss(o, phase, cause, peer, expected_word(o, what), seen.word, ptx::global_timer_ns() - began,
+                    count_awaited(o, what));
         atomicOr(reinterpret_cast<unsigned long long *>(&c->gone), 1ull << peer);
         suspect(o, peer);
         return {false, 0};

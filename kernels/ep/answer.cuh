@@ -132,8 +132,8 @@ __device__ __forceinline__ void answer_with_rows(const Combine &a, const Operati
     for (uint32_t i = team; i < rows.count; i += teams) {
         Answer answer = find_answer(a, o, turns, first_row, rows.number(i));
         uint32_t left = __ballot_sync(0xffffffffu, answer.has);
-        uint32_t turn = 0;
-        for (uint32_t part = 0; part < answer.parts; part++, left &= left - 1) {
+        uint32_t turn = 0, parts = min(answer.parts, a.layout.answers); // however often a row names an expert: its room ends
+        for (uint32_t part = 0; part < parts; part++, left &= left - 1) {
             uint64_t from = __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(answer.from), __ffs(left) - 1);
             unsigned char *to = answer.to + uint64_t(part) * a.row_size;
             for (uint32_t at = 0; at < a.row_size; at += kPieceBytes) {

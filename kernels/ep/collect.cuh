@@ -142,7 +142,7 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected
         uint32_t peer = __ffsll(refused) - 1;
         uint64_t seen = ptx::load_relaxed_sys(awaited_word(o, Awaited::answer, peer));
         uint32_t cause = answer_cause(a, expected, peer, epw_word_value(seen));
-        record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, Awaited::answer), seen, 0);
+        record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, Awaited::answer), seen, 0, 0);
     }
     close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, answered, o.active & ~answered);
 }

@@ -101,7 +101,11 @@ __device__ inline void write_counts(const Dispatch &a, const Operation &o, const
         for (uint32_t source = 0; source < l.ranks; source++) {
             uint32_t count = table[source * l.local_experts + e];
             o.first_row[source * l.local_experts + e] = fill;
-            if (a.ranges) reinterpret_cast<uint2 *>(a.ranges)[size_t(e) * l.ranks + source] = {fill, count};
+            if (a.ranges) {
+                uint32_t *range = a.ranges + 2 * (size_t(e) * l.ranks + source);
+                range[0] = fill;
+                range[1] = count;
+            }
             fill += count;
         }
         if (a.counts) a.counts[e] = fill;
@@ -366,7 +370,7 @@ __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
 }
 
 // Waits and lays out. Where something is amiss, the block that closes the operation decides who takes part, and does it all
-// again alone if somebody does not.
+// again alone if somebody does not, until all are those who do: each time there are fewer.
 __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, ReceiveShared &s, unsigned char *memory, uint32_t *table) {
     const epw_layout &l = a.layout;
     const uint64_t peers = o.peers;
@@ -395,17 +399,19 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
             if (mine) entry = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
         }
         if (spreads) spread.run(a, o, s, table, memory);
-        if (alone) break;
-        if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) return;
-        gone = o.lost;
-        refused = o.refused_by_any;
-        uint64_t lost = gone | refused;
-        if ((peers & lost) == 0) break;
-        if (threadIdx.x < l.ranks) {
-            bool here = (peers & ~lost) >> threadIdx.x & 1;
-            const uint64_t *word = awaited_word(o, Awaited::rows, threadIdx.x);
-            s.rows[threadIdx.x] = here ? epw_word_value(ptx::load_acquire_sys(word)) : 0;
+        const uint64_t known = gone | refused;
+        if (alone) {
+            __syncthreads(); // what every thread has refused is known
+            refused |= o.refused;
+        } else {
+            if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) return;
+            gone = o.lost;
+            refused = o.refused_by_any;
         }
+        const uint64_t lost = peers & (gone | refused);
+        if ((lost & ~known) == 0) break;
+        // Whoever is not lost has been awaited and bounded by this block too.
+        if (threadIdx.x < l.ranks && (lost >> threadIdx.x & 1)) s.rows[threadIdx.x] = 0;
         ptx::fence_shared_before_bulk(); // every thread has read its last stage
         __syncthreads();
         share = {0, 1};
@@ -420,7 +426,7 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
     if (refused && threadIdx.x == 0) {
         uint32_t peer = __ffsll(refused) - 1;
         uint64_t seen = ptx::load_relaxed_sys(awaited_word(o, Awaited::rows, peer));
-        record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, peer, expected_word(o, Awaited::rows), seen, 0);
+        record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, peer, expected_word(o, Awaited::rows), seen, 0, 0);
     }
     close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_DISPATCHED, answered, o.active & ~(answered & ~refused));
 }

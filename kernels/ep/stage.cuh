@@ -14,7 +14,7 @@ constexpr uint32_t kMaxStages = 12;
 
 // What a block takes of an SM's shared memory at most: half of 228 KiB, less what the kernels declare and 1 KiB that the system
 // takes. More gains nothing, and small kernels of others find room beside it.
-constexpr uint32_t kBlockMemory = 106 * 1024;
+constexpr uint32_t kBlockMemory = EPW_GPU_SHARE - 8 * 1024;
 
 __host__ __device__ __forceinline__ uint32_t align_16(uint32_t n) { return (n + 15) & ~15u; }
 inline uint32_t align_128(uint32_t n) { return (n + 127) & ~127u; }

@@ -31,7 +31,7 @@ impl EpBuffer {
         buffer.connect_all(&blobs).await?;
         // Nobody may send before everybody is connected: an epoch word posted by set_active is the first thing a peer reads.
         group.barrier("buffer").await?;
-        buffer.set_active(&Mask::all(world), 1)?;
+        buffer.begin(Mask::all(world), 1).await?;
         Ok(buffer)
     }
 
@@ -104,7 +104,9 @@ impl EpBuffer {
         aside("connect", self.rank(), connect).await
     }
 
-    /// Unmaps the window of a peer that is not active. Waits for nobody; [`Error::State`] while it is being connected.
+    /// Unmaps the window of a peer that is not active. Waits for no peer; on GPUs for what this rank has enqueued, as
+    /// [`EpBuffer::set_active`] does. [`Error::State`] while the peer is being connected. After another error it counts as not
+    /// connected, and is to be connected or disconnected again.
     pub fn disconnect(&self, peer: u32) -> Result<()> {
         self.inner.ffi.disconnect(peer)
     }
@@ -145,19 +147,16 @@ impl Inner {
 
 /// Does on a thread of its own what may block the one that polls. `work` bounds itself: it goes on to its end if the
 /// future is dropped, and its result is dropped there.
-async fn aside<T: Send + 'static>(
+pub(super) async fn aside<T: Send + 'static>(
     operation: &str,
     rank: u32,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let failed = |text: String| Error::System(Failure::new(operation, rank, text));
     let (done, result) = tokio::sync::oneshot::channel();
-    std::thread::Builder::new()
-        .name("epwire-connect".into())
-        .spawn(move || drop(done.send(work())))
-        .map_err(|error| {
-            failed(format!("can not start a thread for it: {error}; check the limit on threads"))
-        })?;
+    std::thread::Builder::new().name("epwire-aside".into()).spawn(move || drop(done.send(work()))).map_err(
+        |error| failed(format!("can not start a thread for it: {error}; check the limit on threads")),
+    )?;
     let lost = |_| Err(failed("its thread ended without an answer; its message on stderr says why".into()));
     result.await.unwrap_or_else(lost)
 }

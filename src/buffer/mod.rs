@@ -65,6 +65,9 @@ impl Inner {
 impl EpBuffer {
     /// Begins a membership: every member calls it with the same mask and epoch, with no lane held. `epoch` is in
     /// `1..=32767` and larger than any before. Clears suspects. [`EpBuffer::recover`] finds mask and epoch by agreement.
+    ///
+    /// On GPUs this waits on the calling thread for what has been enqueued before, and then for the GPU to take the change, each
+    /// for a deadline at most: [`Error::Timeout`](crate::Error::Timeout). Between them the buffer's other calls go on.
     pub fn set_active(&self, active: &Mask, epoch: u32) -> Result<()> {
         self.inner.ffi.set_active(active, epoch)
     }
@@ -74,19 +77,22 @@ impl EpBuffer {
     pub async fn recover(&self, group: &Group) -> Result<(Mask, u32)> {
         let (_, suspects, _) = self.inner.ffi.membership()?;
         let decision = group.agree_active(suspects, false).await?;
-        self.adopt(decision)
+        self.begin(decision.mask, decision.epoch).await?;
+        Ok((decision.mask, decision.epoch))
     }
 
     /// [`EpBuffer::recover`] for a plain thread. Not for a thread that serves an async executor.
     pub fn recover_blocking(&self, group: &Group) -> Result<(Mask, u32)> {
         let (_, suspects, _) = self.inner.ffi.membership()?;
         let decision = group.agree_active_blocking(suspects, false)?;
-        self.adopt(decision)
-    }
-
-    fn adopt(&self, decision: crate::rendezvous::Decision) -> Result<(Mask, u32)> {
         self.set_active(&decision.mask, decision.epoch)?;
         Ok((decision.mask, decision.epoch))
+    }
+
+    /// [`EpBuffer::set_active`] on a thread of its own.
+    async fn begin(&self, active: Mask, epoch: u32) -> Result<()> {
+        let inner = self.inner.clone();
+        connect::aside("set_active", self.rank(), move || inner.ffi.set_active(&active, epoch)).await
     }
 
     /// The active ranks, those of them given up since the last [`EpBuffer::set_active`], and the epoch (0: none yet).

@@ -96,7 +96,7 @@ impl Completion {
 pub struct Errors {
     /// Oldest first.
     pub records: Vec<ErrorRecord>,
-    /// How many were overwritten before anybody took them.
+    /// How many more there would be: overwritten before anybody took them, or bad ids of one operation beyond 64.
     pub lost: u64,
 }
 

@@ -452,7 +452,8 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Begins a membership: every member calls it with the same mask and epoch, with no lane held and its own
  writes done. epoch is in [1, 32767] and larger than any before; all other members must be connected. Clears
- suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair.*/
+ suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair. CUDA:
+ waits for what has been enqueued before, see section CUDA.*/
     pub fn epw_buffer_set_active(
         buffer: *mut epw_buffer,
         active: *const epw_mask,
@@ -512,7 +513,8 @@ pub struct epw_error_record {
     pub cause: u32,
     /// this rank
     pub rank: u32,
-    /// the peer given up
+    /** the peer given up. CUDA: this rank itself if the GPU kept its kernel waiting for SMs
+until  the wait's bound; that makes it no suspect*/
     pub peer: u32,
     pub lane: u32,
     pub epoch: u32,
@@ -740,7 +742,7 @@ impl Default for epw_dispatch_input {
 /** Where received rows go. M = plan.rows = ranks*max_tokens, E = local experts, K = scales per row. Rows are
  ordered by source rank, then by token at the source. Any pointer may be NULL where that output is not
  wanted, except that expert-major needs `rows` and `counts`; those that a layout does not fill must be NULL.
- Rows beyond the counts are left as they were.*/
+ Rows beyond the counts are left as they were (CUDA: of a degraded operation they may hold anything).*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_dispatch_output {
@@ -1151,10 +1153,10 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** CUDA: moves up to `capacity` of the error records that kernels have written since the last call, oldest
- first, to `records` [out]; *count [out] is how many, *lost [out, may be NULL] how many were overwritten
- before anybody took them. A record with cause EPW_CAUSE_ROUTING is of a routing id: `expected` is token <<
- 32 | column, `seen` the id; of one operation's, some 64 are recorded. The host device has none: its
- outcomes and errors say all.*/
+ first, to `records` [out]; *count [out] is how many, *lost [out, may be NULL] how many more there would
+ have been since then. A record with cause EPW_CAUSE_ROUTING is of a routing id: `expected` is token << 32 |
+ column, `seen` the id. Lost are records overwritten before anybody took them, and bad ids of one operation
+ beyond 64. The host device has none: its outcomes and errors say all.*/
     pub fn epw_take_errors(
         buffer: *mut epw_buffer,
         records: *mut epw_error_record,

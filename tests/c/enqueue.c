@@ -17,11 +17,12 @@
 /* ---- CUDA and kernels as the engine sees them here ---- */
 
 static struct fake {
-    int depth;    /* scopes entered and not left */
-    int done;     /* what is enqueued has run */
-    int captured; /* streams are under capture */
-    int failing;  /* what a launch returns */
-    int hangs;    /* after the membership kernel is enqueued, nothing runs any more */
+    int depth;       /* scopes entered and not left */
+    int done;        /* what is enqueued has run */
+    int captured;    /* streams are under capture, */
+    int invalidated; /* or were, until a call that is not allowed there */
+    int failing;     /* what a launch returns */
+    int hangs;       /* after the membership kernel is enqueued, nothing runs any more */
     int launches, records, waits;
     void *stream;       /* of the last launch */
     void *waiting;      /* the stream that waits last, */
@@ -55,7 +56,9 @@ static cudaError_t fake_event_destroy(cudaEvent_t event) {
 }
 static cudaError_t fake_is_capturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
     CHECK_MSG(stream != NULL && stream != cudaStreamLegacy, "%s", "the legacy stream must not be asked");
-    *status = fake.captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    *status = fake.invalidated ? cudaStreamCaptureStatusInvalidated
+              : fake.captured  ? cudaStreamCaptureStatusActive
+                               : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 static cudaError_t fake_stream_id(cudaStream_t stream, unsigned long long *id) {
@@ -99,8 +102,9 @@ static void fake_leave_relaxed(const epw_cuda_scope *scope) {
     CHECK(scope->capture_mode == 7);
     fake_leave();
 }
+static uint32_t gpu_sms = 40;
 static epw_status fake_sms(int32_t ordinal, epw_where where, uint32_t *sms) {
-    *sms = 132;
+    *sms = gpu_sms;
     return fake_open(ordinal, where);
 }
 static epw_status fake_fail(int error, epw_where where, const char *call) {
@@ -278,7 +282,7 @@ static void contexts_hold_the_peer_table(void) {
     epw_gpu_context *context = g.of[0]->gpu->lanes[1].context;
     CHECK(context->window[0] == g.of[0]->routes[0].window && context->window[1] == g.of[1]->routes[1].window);
     CHECK(context->lane == 1 && context->deadline_ns == 20 * MS && context->ordered == 1);
-    CHECK_MSG(g.of[0]->gpu->blocks == 66, "two lanes of %u blocks on 132 SMs", g.of[0]->gpu->blocks);
+    CHECK_MSG(g.of[0]->gpu->blocks == 20, "two lanes of %u blocks on 40 SMs", g.of[0]->gpu->blocks);
     REFUSED(epw_buffer_disconnect(g.of[0], 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
     g.of[0]->gpu->pinned->suspects[1] = 2; /* as a kernel would */
     epw_mask suspects;
@@ -292,6 +296,15 @@ static void contexts_hold_the_peer_table(void) {
     CHECK(fake.depth == 0);
 }
 
+static void there_are_no_more_blocks_than_rows(void) {
+    gpu_sms = 132;
+    group g = make_gpu_group();
+    CHECK_MSG(g.of[0]->gpu->blocks == 2 * TOKENS, "%u blocks", g.of[0]->gpu->blocks);
+    CHECK(g.of[0]->gpu->lanes[0].context->blocks == 2 * TOKENS);
+    destroy(&g);
+    gpu_sms = 40;
+}
+
 static void halves_are_launched_as_called(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
@@ -302,7 +315,7 @@ static void halves_are_launched_as_called(void) {
     float weights[TOKENS * TOPK];
     epw_handle handle;
     CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
-    CHECK(fake.dispatch.halves == EPW_GPU_SEND && fake.dispatch.context->lane == 1 && fake.blocks == 66);
+    CHECK(fake.dispatch.halves == EPW_GPU_SEND && fake.dispatch.context->lane == 1 && fake.blocks == 20);
     CHECK(fake.dispatch.tokens == TOKENS && fake.dispatch.x_stride == HIDDEN * 2 &&
           fake.dispatch.rows == NULL);
     REFUSED(epw_combine(b, handle, &answer, NULL, NULL), EPW_ERR_STATE, "combine", 0, -1,
@@ -425,6 +438,53 @@ static void captures_neither_wait_nor_record(void) {
     destroy(&g);
 }
 
+/* No call could release it: nothing of it will run. */
+static void what_an_invalidated_capture_holds_is_let_go(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_mask all = first_ranks(2);
+    epw_handle eager = dispatch_on(b, FIRST_STREAM, 1);
+    fake.captured = 1;
+    epw_handle handle = dispatch_on(b, SECOND_STREAM, 0);
+    fake.invalidated = 1;
+    epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+    answer.expert_out = rows;
+    answer.stream = SECOND_STREAM;
+    REFUSED(epw_combine(b, handle, &answer, NULL, NULL), EPW_ERR_STATE, "combine", 0, -1, "invalidated");
+    CHECK_OK(epw_release(b, handle));
+    CHECK_MSG(b->lanes[0].stage == EPW_STAGE_FREE && fake.launches == 2, "%d launches", fake.launches);
+    /* What was enqueued outside has run, or will: it is released once the capture has been ended. */
+    REFUSED(epw_release_on(b, eager, SECOND_STREAM), EPW_ERR_STATE, "release", 0, -1, "invalidated");
+    fake.captured = fake.invalidated = 0;
+    CHECK_OK(epw_release(b, eager));
+    CHECK_OK(epw_buffer_set_active(b, &all, 2));
+    destroy(&g);
+    CHECK(fake.depth == 0);
+}
+
+typedef struct releasing {
+    epw_buffer *b;
+    epw_handle handle;
+} releasing;
+
+static void *release_elsewhere(void *argument) {
+    releasing *r = argument;
+    CHECK_OK(epw_release(r->b, r->handle));
+    return NULL;
+}
+
+/* Its own default stream would not wait for what the other thread's still does with the rows. */
+static void a_release_follows_another_threads_default_stream(void) {
+    group g = make_gpu_group();
+    releasing r = {g.of[0], dispatch_on(g.of[0], cudaStreamPerThread, 0)};
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, release_elsewhere, &r) == 0 && pthread_join(thread, NULL) == 0);
+    CHECK(fake.launches == 2 && fake.stream == cudaStreamLegacy);
+    CHECK_OK(epw_release(g.of[0], dispatch_on(g.of[0], cudaStreamPerThread, 0)));
+    CHECK(fake.launches == 4 && fake.stream == cudaStreamPerThread);
+    destroy(&g);
+}
+
 static void a_failed_launch_changes_nothing(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
@@ -511,17 +571,27 @@ static void records_are_taken_once_and_in_order(void) {
     ring->slots[600 % EPW_GPU_RECORDS].sequence = 0; /* being written */
     CHECK_OK(epw_take_errors(g.of[0], taken, 300, &count, &lost));
     CHECK(count == 0 && lost == 0);
+    ring->unrecorded[0] = 5; /* bad ids without room in the ring */
+    ring->unrecorded[1] = 2;
+    CHECK_OK(epw_take_errors(g.of[0], taken, 300, &count, &lost));
+    CHECK(count == 0 && lost == 7);
+    ring->unrecorded[1] = 3;
+    CHECK_OK(epw_take_errors(g.of[0], taken, 300, &count, &lost));
+    CHECK(count == 0 && lost == 1);
     destroy(&g);
 }
 
 int main(void) {
     contexts_hold_the_peer_table();
+    there_are_no_more_blocks_than_rows();
     halves_are_launched_as_called();
     streams_follow_each_other();
     another_stream_waits_for_a_lane();
     streams_wait_for_no_other_calls();
     a_handle_spans_two_captures();
     captures_neither_wait_nor_record();
+    what_an_invalidated_capture_holds_is_let_go();
+    a_release_follows_another_threads_default_stream();
     a_failed_launch_changes_nothing();
     outcomes_are_read_when_the_event_is_done();
     waits_are_bounded();

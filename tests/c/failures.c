@@ -163,6 +163,39 @@ static void step(uint32_t rank, trouble what, uint64_t deadline_ns, epw_outcome 
     check_time(began, deadline_ns);
 }
 
+/* A rank that has lengthened its own deadline shows life as early as one that has not: the others may wait
+ * for it with the group's. */
+static void beacons_keep_to_the_groups_deadline(void) {
+    enum { GROUP_MS = 200 };
+    group g = make_group(2, GROUP_MS * MS);
+    activate(&g, 1);
+    static batch made;
+    epw_handle handle;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
+    epw_dispatch_input in = make_batch(&made, 0);
+    in.layout = EPW_RANK_MAJOR;
+    in.deadline_ns = 20 * GROUP_MS * MS;
+    in.nonblocking = 1;
+    uint64_t began = epw_now_ns();
+    epw_status status = epw_dispatch(g.of[0], &in, &nothing, &handle, &outcome);
+    _Atomic uint64_t *beacon = (_Atomic uint64_t *)&epw_line_at(g.of[0], 1)->beacon[0];
+    while (atomic_load(beacon) == 0 && epw_now_ns() - began < in.deadline_ns) {
+        CHECK(status == EPW_PENDING);
+        CHECK_OK(epw_await(g.of[0], handle, MS));
+        status = epw_poll(g.of[0], handle, &outcome);
+    }
+    uint64_t took = epw_now_ns() - began;
+    CHECK_MSG(took > GROUP_MS / 2 * MS && took < 8 * GROUP_MS * MS, "the first beacon after %llu ms",
+              (unsigned long long)(took / MS));
+    epw_handle other = send(g.of[1], 1, 0);
+    CHECK_OK(finish(g.of[0], handle, status, &outcome));
+    CHECK(!outcome.degraded);
+    CHECK_OK(epw_release(g.of[0], handle));
+    CHECK_OK(epw_release(g.of[1], other));
+    destroy(&g);
+}
+
 static uint32_t next(uint64_t *state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(*state >> 33);
@@ -241,6 +274,7 @@ static void an_epoch_of_trouble_leaves_none_to_the_next(void) {
 int main(void) {
     nothing_is_paid_to_a_peer_that_is_disconnected();
     the_janitor_pays_nothing_to_a_peer_that_is_disconnected();
+    beacons_keep_to_the_groups_deadline();
     an_epoch_of_trouble_leaves_none_to_the_next();
     return check_result("failures");
 }
