@@ -57,7 +57,7 @@ pub struct Args {
     /// On the host: threads of each rank, also while the floor is measured [default: cores / ranks, at least 1]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub threads: u32,
-    /// On GPUs: time a CUDA graph of 50 operations, divided by 50, instead of each operation between two events
+    /// On GPUs: time a CUDA graph of 50 operations, divided by 50 (combine: between stamps in it, without its dispatch), instead of each operation between two events
     #[arg(long, default_value_if("table", "true", "true"))]
     pub graph: bool,
     /// On GPUs: also time the halves of dispatch and combine, the receiving one with everything arrived

@@ -1,10 +1,10 @@
 /* Ranks that are killed or stopped in the middle of things. Each rank is a process with a GPU; the process
  * that was started by hand tells them what to do, kills and stops one, and brings in a replacement. What
  * survivors must see: a wait for the lost one alone ends with the deadline, with the error record filled and
- * the context usable; 100 operations more, in a graph, pay no second deadline; what is received afterwards is
- * exact, without the lost rank, beside it when it is evicted and goes on, and with its replacement, whose
- * peers replay the graphs that they captured before. Exit code 77, with the reason, where there is no GPU, or
- * only one and --ranks does not ask for more. */
+ * the context usable; the other lane and 100 operations more, in a graph, pay no second deadline; what is
+ * received afterwards is exact, without the lost rank, beside it when it is evicted and goes on, and with its
+ * replacement, whose peers replay the graphs that they captured before. Exit code 77, with the reason, where
+ * there is no GPU, or only one and --ranks does not ask for more. */
 #include "ranks.h"
 #include "step.h"
 
@@ -20,8 +20,8 @@ enum { GRAPH_STEPS = 50 /* of two operations */ };
 
 static struct {
     uint32_t ranks, deadline_ms, seconds, slack_us;
-    uint32_t tokens, hidden, experts_per_rank, sms;
-} options = {.seconds = 500, .tokens = 32, .hidden = 1024, .experts_per_rank = 12};
+    uint32_t tokens, hidden, experts_per_rank, topk, sms;
+} options = {.seconds = 500, .tokens = 32, .hidden = 1024, .experts_per_rank = 12, .topk = 4};
 
 /* How long a silent rank may be waited for, and how much longer that may take. Where processes share a GPU
  * they take turns on it: a kernel that waits keeps the one that it waits for off the GPU until its time slice
@@ -64,7 +64,7 @@ typedef struct message {
 typedef struct member {
     epw_config config;
     epw_buffer *buffer;
-    step_lane lane;
+    step_lane lane, other;
     cudaGraphExec_t graph;
     uint64_t *stamps; /* [2], device memory */
     uint64_t mask;
@@ -97,7 +97,7 @@ static void stamp(const member *m, int which) {
 }
 
 static void exact(const member *m) {
-    if (step_wrong(&m->lane, "failure")) _exit(1);
+    if (step_wrong(&m->lane, "failure") || step_wrong(&m->other, "failure")) _exit(1);
 }
 
 /* All records that there are: the first must be as given, unless that is NULL; the others of operations that
@@ -115,6 +115,7 @@ static void take_records(const member *m, uint32_t peer, uint32_t phase) {
                 "record %u of rank %u: peer %u phase %u cause %u", i, r->rank, r->peer, r->phase, r->cause);
         if (i > 0 || phase == 0) continue;
         uint64_t late = r->elapsed_ns - deadline();
+        REQUIRE(r->waiting == 1, "record: %u peers awaited", r->waiting);
         REQUIRE(r->phase == phase && r->deadline_ns == deadline() && late <= options.slack_us * 1000,
                 "record: phase %u elapsed %llu ns deadline %llu ns", r->phase,
                 (unsigned long long)r->elapsed_ns, (unsigned long long)r->deadline_ns);
@@ -135,6 +136,28 @@ static void lost_in_time(const member *m, uint32_t peer, uint32_t phase, const c
     REQUIRE(took >= deadline() && took <= deadline() + options.slack_us * 1000,
             "%s: took %llu us with a deadline of %u ms", op, (unsigned long long)(took / 1000),
             options.deadline_ms);
+}
+
+/* A step of the other lane, which learns of the loss by the first. */
+static void other_lane(member *m, uint32_t peer) {
+    step_lane *l = &m->other;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    step_set_members(l, m->mask & ~bit(peer), m->mask & ~bit(peer));
+    step_make(l);
+    REQUIRE_CUDA(traffic_stamp(&m->stamps[0], l->stream));
+    epw_handle handle = step_dispatch(l, plain, options.tokens);
+    step_answer(l, plain, options.tokens, handle);
+    step_combine(l, plain, handle);
+    REQUIRE_CUDA(traffic_stamp(&m->stamps[1], l->stream));
+    step_check(l, plain, options.tokens);
+    await_stream(l->stream, 20 * deadline(), "a step of the other lane");
+    REQUIRE_OK(epw_outcome_read(m->buffer, handle, &outcome));
+    REQUIRE(outcome.degraded && outcome.missing.bits[0] == bit(peer) &&
+                outcome.record.cause == EPW_CAUSE_SUSPECTED,
+            "the other lane misses %llx by cause %u", (unsigned long long)outcome.missing.bits[0],
+            outcome.record.cause);
+    REQUIRE(elapsed_ns(m) < deadline() / 2, "a step of the other lane took %llu us",
+            (unsigned long long)(elapsed_ns(m) / 1000));
 }
 
 static void lose_dispatch(member *m, uint32_t peer) {
@@ -193,13 +216,14 @@ static void create(member *m, const rank_links *links, uint64_t iteration) {
     m->config.max_tokens = options.tokens;
     m->config.hidden = options.hidden;
     m->config.experts = options.experts_per_rank * links->ranks;
-    m->config.topk = 4;
+    m->config.topk = options.topk;
     m->config.ordered = 1;
     m->config.sms = options.sms > 0 ? options.sms : ranks_sms(links, 1, 0);
     m->config.device = ranks_gpu(links);
     m->config.deadline_ns = deadline();
     REQUIRE_OK(epw_buffer_create(&m->config, &m->buffer));
     step_open(&m->lane, m->buffer, &m->config, 1, 0, EPW_PAYLOAD_FP8_F32, iteration, 1, 0);
+    step_open(&m->other, m->buffer, &m->config, 2, 1, EPW_PAYLOAD_SAME, 0, 1, 0);
     void *stamps = NULL;
     REQUIRE_CUDA(cudaMalloc(&stamps, 2 * sizeof *m->stamps));
     m->stamps = stamps;
@@ -282,6 +306,9 @@ static void obey(member *m, const rank_links *links, message *in) {
     exact(m);
     in->iteration = step_state(&m->lane).iteration;
     in->elapsed_ns = in->what == CREATE ? 0 : elapsed_ns(m);
+    if (in->what != LOSE_DISPATCH && in->what != LOSE_COMBINE) return;
+    other_lane(m, in->peer);
+    exact(m);
 }
 
 static int member_main(const rank_links *links) {
@@ -295,6 +322,7 @@ static int member_main(const rank_links *links) {
     } while (in.what != QUIT);
     epw_buffer_destroy(m.buffer);
     step_close(&m.lane);
+    step_close(&m.other);
     return 0;
 }
 
@@ -451,6 +479,10 @@ static void run(world *w, const scenario *s) {
 
 static const ranks_option named[] = {
     {"--ranks", .number = &options.ranks},
+    {"--large", .number = &options.tokens, .preset = 128},
+    {"--large", .number = &options.hidden, .preset = 7168},
+    {"--large", .number = &options.experts_per_rank, .preset = 64},
+    {"--large", .number = &options.topk, .preset = 8},
     {"--small", .number = &options.tokens, .preset = 8},
     {"--small", .number = &options.hidden, .preset = 256},
     {"--small", .number = &options.experts_per_rank, .preset = 4},
@@ -465,8 +497,8 @@ static const ranks_option named[] = {
     {0},
 };
 
-static const char usage[] =
-    "failure [--ranks N] [--deadline-ms N] [--slack-us N] [--sms N] [--seconds N (limit)] [--small]";
+static const char usage[] = "failure [--ranks N] [--deadline-ms N] [--slack-us N] [--sms N] [--seconds N "
+                            "(limit)] [--small | --large]";
 
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();

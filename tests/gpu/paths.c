@@ -1,8 +1,8 @@
 /* The ways in which ranks may reach each other and a program may enqueue: by CUDA IPC alone, by VMM handles
- * alone, by neither, on GPUs that each process numbers or sees otherwise; on default streams that change
- * within a step, with another stream behind the lane's, in graphs that share a handle. What arrives is
- * checked row by row. Each case runs in processes of its own, one to a GPU; this program starts them. Exit
- * code 77, with the reason, where there are fewer than two GPUs. */
+ * alone, by neither, from a rank that leaves, on GPUs that each process numbers or sees otherwise; on default
+ * streams that change within a step, with another stream behind the lane's, in graphs that share a handle.
+ * What arrives is checked row by row. Each case runs in processes of its own, one to a GPU; this program
+ * starts them. Exit code 77, with the reason, where there are fewer than two GPUs. */
 #include "ranks.h"
 #include "step.h"
 
@@ -143,6 +143,32 @@ static void run_steps(const rank_links *links, const test_case *c) {
     }
     close_member(&m, links);
     REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+}
+
+/* Rank 0 ends its buffer, and frees its window, while the others still write to it: rows, and that they have
+ * given it up. */
+static void leave_early(const rank_links *links, const test_case *c) {
+    member m;
+    open_member(&m, links, c);
+    uint64_t others = ((UINT64_C(1) << links->ranks) - 1) & ~UINT64_C(1);
+    for (uint32_t k = 0; k < STEP_KINDS; k++) step_run(&m.lane, step_kind_of(links->rank, k), TOKENS);
+    exact(&m, "steps before one leaves");
+    ranks_meet(links);
+    if (links->rank == 0) epw_buffer_destroy(m.buffer);
+    ranks_meet(links);
+    if (links->rank != 0) {
+        epw_error_record record;
+        uint32_t count = 0;
+        step_set_members(&m.lane, others, others);
+        for (uint32_t k = 0; k < STEP_KINDS; k++) step_run(&m.lane, step_kind_of(links->rank, k), TOKENS);
+        exact(&m, "steps after one has left");
+        REQUIRE_OK(epw_take_errors(m.buffer, &record, 1, &count, NULL));
+        REQUIRE(count == 1 && record.peer == 0 && record.cause == EPW_CAUSE_DROPPED, "peer %u, cause %u",
+                record.peer, record.cause);
+        REQUIRE_OK(epw_buffer_disconnect(m.buffer, 0));
+        epw_buffer_destroy(m.buffer);
+    }
+    step_close(&m.lane);
 }
 
 /* Of each pair of ranks, neither connects to the other: `words` say why no path will do. */
@@ -321,6 +347,8 @@ static void share_a_handle(const rank_links *links, const test_case *c) {
 static const test_case cases[] = {
     {"ipc", run_steps, EPW_PATH_SELF | EPW_PATH_IPC, EPW_PATH_IPC, IN_ORDER},
     {"vmm", run_steps, EPW_PATH_SELF | EPW_PATH_VMM, EPW_PATH_VMM, IN_ORDER},
+    {"ipc-leaving", leave_early, EPW_PATH_SELF | EPW_PATH_IPC, EPW_PATH_IPC, IN_ORDER},
+    {"vmm-leaving", leave_early, EPW_PATH_SELF | EPW_PATH_VMM, EPW_PATH_VMM, IN_ORDER},
     {"no-path", find_no_path, EPW_PATH_SELF | EPW_PATH_THREAD, EPW_PATH_NONE, IN_ORDER},
     {"reversed-gpus", run_steps, EPW_PATH_ALL, MAPPED, REVERSED},
     {"one-visible-gpu", run_steps, EPW_PATH_ALL, MAPPED, HIDDEN_BUT_ONE},

@@ -75,6 +75,13 @@ static void fill_zero_copy(const world *w, epw_buffer *b, epw_handle handle, con
         memcpy((unsigned char *)view.rows + i * view.stride, m->at[EXPERT_OUT] + i * row, row);
 }
 
+/* The call's own, which a capture does not take. */
+static uint64_t deadline_of(const test_case *c, cudaStream_t stream) {
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (stream != NULL) CUDA_OK(cudaStreamIsCapturing(stream, &capture));
+    return c->long_deadline && capture == cudaStreamCaptureStatusNone ? 120 * 1000 * MS : 0;
+}
+
 /* On a GPU enqueued on the two streams in turn, which may be one. */
 static epw_handle dispatch(epw_buffer *b, uint32_t index, const memory *m, cudaStream_t first,
                            cudaStream_t second) {
@@ -83,6 +90,7 @@ static epw_handle dispatch(epw_buffer *b, uint32_t index, const memory *m, cudaS
     epw_dispatch_output out = output_of(c, m);
     in.stream = first;
     out.stream = second;
+    in.deadline_ns = deadline_of(c, first);
     epw_handle handle = 0;
     CHECK_OK(epw_dispatch(b, &in, c->split ? NULL : &out, &handle, NULL));
     if (c->split) CHECK_OK(epw_dispatch_receive(b, handle, &out, NULL));
@@ -97,6 +105,9 @@ static void combine(const world *w, epw_buffer *b, epw_handle handle, uint32_t i
     answer.stream = second;
     combined.stream = first;
     answer.mode = c->mode;
+    answer.deadline_ns = deadline_of(c, first);
+    if (c->own_weights) answer.topk_weights = (const float *)m->at[OWN_WEIGHTS];
+    if (c->waits) combined.wait_ns = (uint64_t *)m->at[WAITS];
     answer.expert_out = c->zero_copy ? NULL : m->at[EXPERT_OUT];
     combined.out = m->at[OUT];
     combined.contributions = (uint16_t *)m->at[CONTRIBUTIONS];
@@ -279,6 +290,28 @@ static void refusals(const world *w, epw_buffer *b, const memory *m) {
     CHECK_OK(epw_buffer_set_active(b, &all, 2));
 }
 
+/* Some are on record, and the others counted. */
+static void many_bad_ids(const world *w, epw_buffer *b, const test_case *c, const memory *m) {
+    enum { RECORDED = 64 };
+    epw_error_record records[2 * RECORDED];
+    epw_dispatch_output out = output_of(c, m);
+    epw_dispatch_input in = input_of(c, 0, m);
+    uint32_t bad = in.tokens * in.topk, count = 0;
+    uint64_t lost = 0;
+    in.stream = w->streams[0];
+    CUDA_OK(cudaMemset(m->at[IDS], 0x7f, m->bytes[IDS]));
+    for (int round = 0; round < 2; round++) {
+        epw_handle handle = 0;
+        CHECK_OK(epw_dispatch(b, &in, &out, &handle, NULL));
+        CHECK_OK(epw_release(b, handle));
+        CHECK_OK(epw_await(b, handle, 60 * 1000 * MS));
+        CHECK_OK(epw_take_errors(b, records, 2 * RECORDED, &count, &lost));
+        CHECK_MSG(count == RECORDED && lost == bad - RECORDED, "%u recorded, %llu lost", count,
+                  (unsigned long long)lost);
+        CHECK(records[0].cause == EPW_CAUSE_ROUTING && records[0].seen == 0x7f7f7f7f);
+    }
+}
+
 /* ---- ranks ---- */
 
 /* On a GPU compares with what the host made. */
@@ -295,6 +328,7 @@ static void run_case(const world *w, epw_buffer *b, const epw_config *config, ui
         if (cases[index].out_of_turn) run_out_of_turn(w, b, config->rank, index, &inputs, &m, host);
         run_eager(w, b, config->rank, index, &m, host);
         if (config->ranks == 1 && index == 0) refusals(w, b, &m);
+        if (config->ranks == 1 && cases[index].bad_ids) many_bad_ids(w, b, &cases[index], &m);
         unplace(w, &m);
     }
     free_arrays(&inputs);

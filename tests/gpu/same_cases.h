@@ -30,10 +30,18 @@ static const shape shapes[SHAPES] = {
 typedef struct test_case {
     const char *name;
     uint32_t shape, payload, layout, mode, scale_order, idx_type;
-    uint32_t scales; /* of an opaque row */
-    int split;       /* receive in calls of their own */
-    int zero_copy;   /* expert outputs lie in epw_next_combine_buffer */
-    int out_of_turn; /* also replay halves where the lane is not ready for them */
+    uint32_t scales;      /* of an opaque row, */
+    uint32_t scale_bytes; /* of 4 bytes unless said otherwise, */
+    int scales_by_row;    /* [token][scale], not [scale][token] */
+    uint32_t columns;     /* of the ids, fewer than the plan's topk */
+    uint32_t apart;       /* bytes between the rows of x */
+    int split;            /* receive in calls of their own */
+    int zero_copy;        /* expert outputs lie in epw_next_combine_buffer */
+    int own_weights;      /* combine's, not dispatch's */
+    int waits;            /* are asked for */
+    int long_deadline;    /* outside captures */
+    int bad_ids;          /* also with nothing but these, in a world of one rank */
+    int out_of_turn;      /* also replay halves where the lane is not ready for them */
 } test_case;
 
 /* What is not said is 0: plain shape, 16-bit rows, expert-major, rank-reduced, i32 ids. */
@@ -42,6 +50,7 @@ typedef struct test_case {
 #define RANK_MAJOR .layout = EPW_RANK_MAJOR
 #define ORDERED    .mode = EPW_COMBINE_ORDERED
 #define ROW_SCALES .scale_order = 1
+#define OWN        .own_weights = 1
 static const test_case cases[] = {
     {"same, expert-major", .out_of_turn = 1},
     {"same, expert-major, ordered", ORDERED},
@@ -58,11 +67,26 @@ static const test_case cases[] = {
     {"fp8 ue8m0, rank-major, row scales", PAYLOAD(FP8_UE8M0), RANK_MAJOR, ROW_SCALES},
     {"opaque, expert-major", PAYLOAD(OPAQUE), .scales = 3},
     {"opaque, rank-major, split", PAYLOAD(OPAQUE), RANK_MAJOR, ROW_SCALES, .scales = 3, .split = 1},
+    {"opaque, scales of 1 byte", PAYLOAD(OPAQUE), .scales = 5, .scale_bytes = 1},
+    {"opaque, rank-major, scales of 1 byte", PAYLOAD(OPAQUE), RANK_MAJOR, .scales = 7, .scale_bytes = 1,
+     .scales_by_row = 1},
+    {"opaque, scales of 2 bytes", PAYLOAD(OPAQUE), ROW_SCALES, .scales = 9, .scale_bytes = 2,
+     .scales_by_row = 1},
+    {"opaque, rank-major, scales of 8 bytes", PAYLOAD(OPAQUE), RANK_MAJOR, .scales = 3, .scale_bytes = 8},
+    {"opaque, scales of 8 bytes", PAYLOAD(OPAQUE), .scales = 150, .scale_bytes = 8, .scales_by_row = 1,
+     .apart = 32},
     {"opaque, many scales", PAYLOAD(OPAQUE), .scales = OPAQUE_SCALES_MAX},
     {"opaque, rank-major, many scales", PAYLOAD(OPAQUE), RANK_MAJOR, ROW_SCALES, .scales = OPAQUE_SCALES_MAX},
 
+    {"rows apart, one column", .apart = 48, .columns = 1},
+    {"fp8, rank-major, rows apart", PAYLOAD(FP8_F32), RANK_MAJOR, .apart = 16, .columns = 3},
+    {"ordered, own weights", ORDERED, OWN, .long_deadline = 1},
+    {"ordered, own weights, two columns, split", ORDERED, OWN, .columns = 2, .split = 1, .waits = 1},
+    {"waits, long deadline", .waits = 1, .long_deadline = 1},
+    {"fp8, rank-major, waits, split", PAYLOAD(FP8_F32), RANK_MAJOR, .waits = 1, .split = 1},
+
     {"few blocks", SHAPE(FEW_BLOCKS), ORDERED, .idx_type = EPW_I64},
-    {"few blocks, fp8, rank-major", SHAPE(FEW_BLOCKS), PAYLOAD(FP8_F32), RANK_MAJOR},
+    {"few blocks, fp8, rank-major", SHAPE(FEW_BLOCKS), PAYLOAD(FP8_F32), RANK_MAJOR, .bad_ids = 1},
     {"few blocks, opaque, many scales", SHAPE(FEW_BLOCKS), PAYLOAD(OPAQUE), .scales = OPAQUE_SCALES_MAX},
 
     {"f16", SHAPE(HALF)},
@@ -75,9 +99,12 @@ static const test_case cases[] = {
     {"top-9, f16, bf16 outputs", SHAPE(TOPK_9)},
     {"top-9, fp8 ue8m0, ordered, u32 ids", SHAPE(TOPK_9), PAYLOAD(FP8_UE8M0), ORDERED, .idx_type = EPW_U32},
     {"top-9, rank-major", SHAPE(TOPK_9), RANK_MAJOR},
+    {"top-9, 8 columns, ordered, own weights", SHAPE(TOPK_9), ORDERED, OWN, .columns = 8, .waits = 1},
+    {"top-9, 5 columns, rank-major, i64 ids", SHAPE(TOPK_9), RANK_MAJOR, .columns = 5, .idx_type = EPW_I64},
     {"top-32, f16 outputs", SHAPE(TOPK_32)},
     {"top-32, fp8, ordered, i64 ids", SHAPE(TOPK_32), PAYLOAD(FP8_F32), ORDERED, .idx_type = EPW_I64},
     {"top-32, rank-major", SHAPE(TOPK_32), RANK_MAJOR},
+    {"top-32, 12 columns, rows apart, own weights", SHAPE(TOPK_32), ORDERED, OWN, .columns = 12, .apart = 64},
 
     {"hidden 1000", SHAPE(RAGGED)},
     {"hidden 1000, ordered", SHAPE(RAGGED), ORDERED},
@@ -91,7 +118,9 @@ static const test_case cases[] = {
     {"hidden 16384, ordered", SHAPE(WIDER), ORDERED},
     {"hidden 16384, rank-major", SHAPE(WIDER), RANK_MAJOR},
     {"hidden 16384, fp8 pow2", SHAPE(WIDER), PAYLOAD(FP8_POW2)},
+    {"hidden 16384, rows apart", SHAPE(WIDER), .apart = 16, .columns = 2},
     {"hidden 16512, f16", SHAPE(WIDEST)},
+    {"hidden 16512, f16 to fp8, rows apart", SHAPE(WIDEST), PAYLOAD(FP8_F32), .apart = 80},
     {"hidden 16512, f16 to fp8, rank-major", SHAPE(WIDEST), PAYLOAD(FP8_F32), RANK_MAJOR},
     {"hidden 16512, f16 to fp8 ue8m0, ordered", SHAPE(WIDEST), PAYLOAD(FP8_UE8M0), ORDERED},
 };
@@ -104,7 +133,9 @@ enum {
     WEIGHTS,
     TAGS,
     IN_SCALES,
+    OWN_WEIGHTS,
     EXPERT_OUT, /* read */
+    WAITS,      /* added to, differently each time */
     OUTPUTS,
     ROWS = OUTPUTS,
     SCALES,
@@ -126,7 +157,9 @@ static const char *const array_names[ARRAYS] = {"x",
                                                 "weights",
                                                 "sideband in",
                                                 "scales in",
+                                                "own weights",
                                                 "expert_out",
+                                                "wait_ns",
                                                 "rows",
                                                 "scales",
                                                 "sideband",
@@ -183,15 +216,25 @@ static epw_config config_of_shape(uint32_t shape_index, uint32_t rank, uint32_t 
     return config;
 }
 
+static uint32_t columns_of(const test_case *c) {
+    return c->columns ? c->columns : shapes[c->shape].topk;
+}
+
+/* Bytes of a row of x. */
+static size_t row_of(const test_case *c) {
+    return c->payload == EPW_PAYLOAD_OPAQUE ? OPAQUE : shapes[c->shape].hidden * 2;
+}
+
 static epw_dispatch_input input_of(const test_case *c, uint32_t lane, const memory *m) {
     const shape *s = &shapes[c->shape];
     epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
     in.tokens = s->tokens;
     in.x = m->at[X];
+    if (c->apart) in.x_stride = row_of(c) + c->apart;
     in.topk_idx = m->at[IDS];
     in.idx_type = c->idx_type;
     in.topk_weights = (const float *)m->at[WEIGHTS];
-    in.topk = s->topk;
+    in.topk = columns_of(c);
     in.sideband = m->at[TAGS];
     in.sideband_bytes = SIDEBAND;
     in.payload = c->payload;
@@ -201,9 +244,9 @@ static epw_dispatch_input input_of(const test_case *c, uint32_t lane, const memo
         in.opaque_row_bytes = OPAQUE;
         in.scales = m->at[IN_SCALES];
         in.scale_count = c->scales;
-        in.scale_bytes = 4;
-        in.scale_row_stride = 4; /* column-major: token t's scale i at [i][t] */
-        in.scale_col_stride = 4 * s->tokens;
+        in.scale_bytes = c->scale_bytes ? c->scale_bytes : 4;
+        in.scale_row_stride = in.scale_bytes * (c->scales_by_row ? c->scales : 1);
+        in.scale_col_stride = in.scale_bytes * (c->scales_by_row ? 1 : s->tokens);
     }
     return in;
 }
@@ -218,6 +261,7 @@ static epw_dispatch_output output_of(const test_case *c, const memory *m) {
     out.source_counts = (uint32_t *)m->at[SOURCE_COUNTS];
     out.source_token = (uint32_t *)m->at[SOURCE_TOKEN];
     out.expert_totals = (uint64_t *)m->at[EXPERT_TOTALS];
+    if (c->waits) out.wait_ns = (uint64_t *)m->at[WAITS];
     if (c->layout == EPW_EXPERT_MAJOR) {
         out.ranges = (uint32_t *)m->at[RANGES];
     } else {
@@ -240,11 +284,13 @@ static memory make_inputs(const epw_config *config, uint32_t index) {
     size_t experts = plan.local_experts, rows = plan.rows, tokens = config->max_tokens, topk = config->topk;
     size_t lists = c->layout == EPW_EXPERT_MAJOR ? experts : 1, row_bytes = config->hidden * 2;
     const size_t bytes[ARRAYS] = {
-        [X] = tokens * row_bytes,
+        [X] = tokens * (row_bytes + c->apart),
         [IDS] = tokens * topk * (c->idx_type == EPW_I64 ? 8 : 4),
         [WEIGHTS] = tokens * topk * 4,
         [TAGS] = tokens * SIDEBAND,
         [IN_SCALES] = tokens * OPAQUE_SCALES_MAX * 4,
+        [OWN_WEIGHTS] = tokens * topk * 4,
+        [WAITS] = config->ranks * 8,
         [EXPERT_OUT] = lists * rows * row_bytes,
         [ROWS] = lists * rows * row.payload_bytes,
         [SCALES] = lists == 1 ? row.rank_scales_bytes : row.expert_scales_bytes,
@@ -268,9 +314,11 @@ static memory make_inputs(const epw_config *config, uint32_t index) {
         ((uint16_t *)m.at[EXPERT_OUT])[i] = any_value(config->combine_dtype, &seed);
     for (size_t i = 0; i < bytes[TAGS]; i++) m.at[TAGS][i] = (unsigned char)next(&seed);
     for (size_t i = 0; i < bytes[IN_SCALES] / 4; i++) ((uint32_t *)m.at[IN_SCALES])[i] = next(&seed);
+    memset(m.at[WAITS], 0, bytes[WAITS]);
     for (size_t i = 0; i < tokens * topk; i++) {
-        size_t t = i / topk, j = i % topk;
+        size_t t = i / columns_of(c), j = i % columns_of(c); /* beyond the last token where there are fewer */
         ((float *)m.at[WEIGHTS])[i] = (float)(next(&seed) % 1000) / 997.0f;
+        ((float *)m.at[OWN_WEIGHTS])[i] = (float)(next(&seed) % 1000) / 991.0f;
         /* distinct in a token */
         int64_t id = (int64_t)((t * 5 + config->rank + next(&seed) % 3 + j * 3) % config->experts);
         int nowhere = t % 5 == 1 || t % 64 > 40;
