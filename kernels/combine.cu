@@ -6,7 +6,7 @@
 
 namespace epw {
 
-template <typename T, bool Ordered>
+template <typename T, Answers With>
 __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __grid_constant__ Combine a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Operation o;
@@ -27,15 +27,21 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
         expected.rows[threadIdx.x] = epw_word_value(c->sent[threadIdx.x]);
     }
     if (threadIdx.x == kOpeningThreads) expected.marked = c->ordered;
+    if constexpr (With != Answers::rows) {
+        // Where the experts' rows of each source begin: on its way together with the context.
+        uint32_t *table = reinterpret_cast<uint32_t *>(memory), lists = sends ? a.layout.local_experts * a.layout.ranks : 0;
+#pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < lists; i += kCombineThreads) table[i] = a.arrays.first_row[i];
+    }
     opening.write(o, false);
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_DISPATCHED : EPW_GPU_ANSWERED)) {
         refuse(o, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
         return;
     }
-    if (sends) answer_rows<T>(a, o, s, expected.marked, memory);
+    if (sends) answer_all<T, With>(a, o, s, expected.marked, memory);
     if (receives) {
-        collect<T, Ordered>(a, o, expected, s.batch);
+        collect<T, With != Answers::rows>(a, o, expected, s.batch); // times one, where answers are sums
         return;
     }
     ptx::let_next_begin();
@@ -46,16 +52,20 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
 
 using Kernel = void (*)(Combine);
 
-static Kernel choose(uint32_t dtype, uint32_t mode) {
-    bool ordered = mode == EPW_COMBINE_ORDERED;
-    if (dtype == EPW_F16) return ordered ? combine_kernel<F16, true> : combine_kernel<F16, false>;
-    return ordered ? combine_kernel<Bf16, true> : combine_kernel<Bf16, false>;
+template <typename T> static Kernel choose(Answers with) {
+    switch (with) {
+    case Answers::rows: return combine_kernel<T, Answers::rows>;
+    case Answers::sums: return combine_kernel<T, Answers::sums>;
+    default: return combine_kernel<T, Answers::parts>;
+    }
 }
+
+static Kernel choose(uint32_t dtype, Answers with) { return dtype == EPW_F16 ? choose<F16>(with) : choose<Bf16>(with); }
 
 cudaError_t prepare_combine() {
     for (uint32_t dtype : {EPW_BF16, EPW_F16}) {
-        for (uint32_t mode : {EPW_COMBINE_RANK_REDUCED, EPW_COMBINE_ORDERED}) {
-            cudaError_t error = prepare(choose(dtype, mode), kCombineThreads, kAnswerMemory);
+        for (Answers with : {Answers::rows, Answers::sums, Answers::parts}) {
+            cudaError_t error = prepare(choose(dtype, with), kCombineThreads, kAnswerMemory);
             if (error != cudaSuccess) return error;
         }
     }
@@ -66,6 +76,6 @@ cudaError_t prepare_combine() {
 
 extern "C" int epw_gpu_combine(const epw_combine_args *args, uint32_t blocks, void *stream) {
     const epw::Combine a(*args, blocks);
-    size_t shared = a.table_size + (a.passes() ? size_t(a.stages.bytes) * a.stages.count : 0);
-    return epw::launch_in_stream(epw::choose(a.dtype, a.mode), blocks, epw::kCombineThreads, shared, static_cast<cudaStream_t>(stream), a);
+    return epw::launch_in_stream(epw::choose(a.dtype, a.answers_with()), blocks, epw::kCombineThreads, a.shared_size(),
+                                 static_cast<cudaStream_t>(stream), a);
 }

@@ -6,7 +6,7 @@
 
 namespace epw {
 
-template <typename T, uint32_t Payload>
+template <typename T, uint32_t Payload, bool Spreads>
 __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_constant__ Dispatch a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Operation o;
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
     }
     if (receives) {
         if (threadIdx.x == 0 && a.expert_totals) atomicOr(&o.troubled, 1u); // there will be a sum to add to
-        receive_rows(a, o, receiving, memory, table);
+        receive_rows<Spreads>(a, o, receiving, memory, table);
         return;
     }
     ptx::let_next_begin();
@@ -46,24 +46,27 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
 using Kernel = void (*)(Dispatch);
 
 // Rows that are not quantised travel as they are, whatever their type.
-template <typename T> static Kernel choose(uint32_t payload) {
+template <typename T, bool Spreads> static Kernel choose(uint32_t payload) {
     switch (payload) {
-    case EPW_PAYLOAD_FP8_F32: return dispatch_kernel<T, EPW_PAYLOAD_FP8_F32>;
-    case EPW_PAYLOAD_FP8_POW2: return dispatch_kernel<T, EPW_PAYLOAD_FP8_POW2>;
-    case EPW_PAYLOAD_FP8_UE8M0: return dispatch_kernel<T, EPW_PAYLOAD_FP8_UE8M0>;
-    default: return dispatch_kernel<Bf16, EPW_PAYLOAD_OPAQUE>;
+    case EPW_PAYLOAD_FP8_F32: return dispatch_kernel<T, EPW_PAYLOAD_FP8_F32, Spreads>;
+    case EPW_PAYLOAD_FP8_POW2: return dispatch_kernel<T, EPW_PAYLOAD_FP8_POW2, Spreads>;
+    case EPW_PAYLOAD_FP8_UE8M0: return dispatch_kernel<T, EPW_PAYLOAD_FP8_UE8M0, Spreads>;
+    default: return dispatch_kernel<Bf16, EPW_PAYLOAD_OPAQUE, Spreads>;
     }
 }
 
-static Kernel choose(uint32_t dtype, uint32_t payload) {
-    return dtype == EPW_F16 ? choose<F16>(payload) : choose<Bf16>(payload);
+static Kernel choose(uint32_t dtype, uint32_t payload, bool spreads) {
+    if (dtype == EPW_F16) return spreads ? choose<F16, true>(payload) : choose<F16, false>(payload);
+    return spreads ? choose<Bf16, true>(payload) : choose<Bf16, false>(payload);
 }
 
 cudaError_t prepare_dispatch() {
     for (uint32_t dtype : {EPW_BF16, EPW_F16}) {
         for (uint32_t payload = 0; payload <= EPW_PAYLOAD_OPAQUE; payload++) {
-            cudaError_t error = prepare(choose(dtype, payload), kThreads, kBlockMemory);
-            if (error != cudaSuccess) return error;
+            for (bool spreads : {false, true}) {
+                cudaError_t error = prepare(choose(dtype, payload, spreads), kThreads, kBlockMemory);
+                if (error != cudaSuccess) return error;
+            }
         }
     }
     return cudaSuccess;
@@ -74,5 +77,6 @@ cudaError_t prepare_dispatch() {
 extern "C" int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {
     const epw::Dispatch a(*args);
     size_t shared = size_t(a.stages.bytes) * a.stages.count + epw::table_bytes(a.layout);
-    return epw::launch_in_stream(epw::choose(a.dtype, a.payload), blocks, epw::kThreads, shared, static_cast<cudaStream_t>(stream), a);
+    return epw::launch_in_stream(epw::choose(a.dtype, a.payload, a.spreads()), blocks, epw::kThreads, shared,
+                                 static_cast<cudaStream_t>(stream), a);
 }

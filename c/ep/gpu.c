@@ -116,28 +116,28 @@ static void *take(arena *a, uint64_t bytes) {
     return at;
 }
 
-/* Everything in device memory beside the window. `images`: the contexts as they begin, their arrays set. */
+/* Everything in device memory beside the window. */
 static uint64_t carve(const epw_config *c, void *memory, epw_gpu_shared **shared,
-                      epw_gpu_context *contexts[EPW_MAX_LANES], epw_gpu_context images[EPW_MAX_LANES]) {
+                      epw_gpu_lane lanes[EPW_MAX_LANES]) {
     arena a = {memory, 0};
     uint64_t entries = (uint64_t)c->max_tokens * c->topk;
     *shared = take(&a, sizeof **shared);
     for (uint32_t i = 0; i < c->lanes; i++) {
-        contexts[i] = take(&a, sizeof *contexts[i]);
-        images[i] = (epw_gpu_context){.lane = i, .lanes = c->lanes};
-        images[i].first_row = take(&a, c->experts * sizeof(uint32_t)); /* [ranks][local experts] */
-        images[i].ids = take(&a, entries * sizeof(int32_t));
-        images[i].weights = take(&a, entries * sizeof(float));
-        images[i].sent_row = take(&a, entries * sizeof(uint32_t));
-        images[i].report = take(&a, sizeof *images[i].report);
+        epw_gpu_arrays *arrays = &lanes[i].arrays;
+        lanes[i].context = take(&a, sizeof *lanes[i].context);
+        arrays->first_row = take(&a, c->experts * sizeof *arrays->first_row);
+        arrays->ids = take(&a, entries * sizeof *arrays->ids);
+        arrays->weights = take(&a, entries * sizeof *arrays->weights);
+        arrays->sent_row = take(&a, entries * sizeof *arrays->sent_row);
+        arrays->report = take(&a, sizeof *arrays->report);
     }
     return a.used;
 }
 
 uint64_t epw_gpu_private_bytes(const epw_config *config) {
     epw_gpu_shared *shared;
-    epw_gpu_context *contexts[EPW_MAX_LANES], images[EPW_MAX_LANES];
-    return carve(config, NULL, &shared, contexts, images);
+    epw_gpu_lane lanes[EPW_MAX_LANES];
+    return carve(config, NULL, &shared, lanes);
 }
 
 /* The same byte of the pinned memory as the GPU addresses it. */
@@ -153,23 +153,20 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
     status = epw_cuda_alloc(ordinal, epw_gpu_private_bytes(&b->config), where, &g->memory);
     if (status != EPW_OK) return status;
 
-    epw_gpu_context *contexts[EPW_MAX_LANES], images[EPW_MAX_LANES];
-    carve(&b->config, g->memory, &g->shared, contexts, images);
+    carve(&b->config, g->memory, &g->shared, g->lanes);
     epw_gpu_shared shared = {.suspects_host = SEEN_BY_GPU(device, suspects),
                              .ring = SEEN_BY_GPU(device, ring)};
     status = epw_cuda_copy(ordinal, g->stream, g->shared, &shared, sizeof shared, where);
     for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++) {
-        epw_gpu_context *image = &images[i];
-        image->shared = g->shared;
-        image->ordered = b->config.ordered;
-        image->blocks = g->blocks;
-        image->deadline_ns = b->config.deadline_ns;
-        image->window[b->config.rank] = epw_window_base(b->window);
-        status = epw_cuda_copy(ordinal, g->stream, contexts[i], image, sizeof *image, where);
-        g->lanes[i].context = contexts[i];
-        g->lanes[i].report = image->report;
-        b->lanes[i].received =
-            (uint32_t *)((unsigned char *)contexts[i] + offsetof(epw_gpu_context, received));
+        epw_gpu_context image = {.lane = i, .lanes = b->config.lanes};
+        image.shared = g->shared;
+        image.ordered = b->config.ordered;
+        image.blocks = g->blocks;
+        image.deadline_ns = b->config.deadline_ns;
+        image.window[b->config.rank] = epw_window_base(b->window);
+        void *context = g->lanes[i].context;
+        status = epw_cuda_copy(ordinal, g->stream, context, &image, sizeof image, where);
+        b->lanes[i].received = (uint32_t *)((unsigned char *)context + offsetof(epw_gpu_context, received));
     }
     return status;
 }

@@ -20,8 +20,9 @@ typedef struct epw_gpu_pinned {
 
 typedef struct epw_gpu_lane {
     epw_gpu_context *context; /* in device memory */
-    epw_gpu_report *report;   /* in device memory: a kernel that wrote to the host's would end 1.7 us later */
-    cudaEvent_t event;        /* behind the work of the lane's last eager call */
+    epw_gpu_arrays
+        arrays; /* in device memory. A kernel that wrote its report to the host's would end 1.7 us later */
+    cudaEvent_t event;            /* behind the work of the lane's last eager call */
     unsigned long long stream_id; /* of that call's stream: unlike its handle, never used again */
     bool enqueued;                /* there was such a call: the two above are valid */
     bool captured;                /* the lane's last call was captured */

@@ -187,6 +187,7 @@ static epw_dispatch_args dispatch_args(const epw_buffer *b, const epw_lane *lane
     return (epw_dispatch_args){
         .context = b->gpu->lanes[epw_lane_index(b, lane)].context,
         .shared = b->gpu->shared,
+        .arrays = b->gpu->lanes[epw_lane_index(b, lane)].arrays,
         .window = b->routes[b->config.rank].window,
         .layout = b->layout,
         .rank = b->config.rank,
@@ -297,6 +298,7 @@ static epw_combine_args combine_args(const epw_buffer *b, const epw_lane *lane, 
     return (epw_combine_args){
         .context = b->gpu->lanes[index].context,
         .shared = b->gpu->shared,
+        .arrays = b->gpu->lanes[index].arrays,
         .window = window,
         .layout = b->layout,
         .rank = b->config.rank,
@@ -388,6 +390,7 @@ static epw_status release(epw_buffer *b, epw_lane *lane, void *const *stream) {
     if (status != EPW_OK) return status;
     epw_release_args args = {.context = e.lane->context,
                              .shared = b->gpu->shared,
+                             .arrays = e.lane->arrays,
                              .window = b->routes[b->config.rank].window,
                              .rank = b->config.rank,
                              .ranks = b->config.ranks,
@@ -475,7 +478,7 @@ static epw_status fetch_report(epw_buffer *b, uint32_t index, epw_where where) {
     epw_gpu *g = b->gpu;
     epw_status status = epw_cuda_enter(b->config.device, where);
     if (status != EPW_OK) return status;
-    cudaError_t error = cudaMemcpyAsync(&g->pinned->reports[index], g->lanes[index].report,
+    cudaError_t error = cudaMemcpyAsync(&g->pinned->reports[index], g->lanes[index].arrays.report,
                                         sizeof(epw_gpu_report), cudaMemcpyDeviceToHost, g->stream);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync of the outcome");
     epw_cuda_leave();

@@ -27,6 +27,17 @@ typedef struct epw_gpu_report {
     epw_error_record record; /* cause EPW_CAUSE_NONE: complete */
 } epw_gpu_report;
 
+/* Memory of a lane whose addresses never change: kernels are given them. */
+typedef struct epw_gpu_arrays {
+    /* Per source rank and local expert: where its rows begin in the expert's list. [ranks][local_experts] */
+    uint32_t *first_row;
+    /* Own tokens, [max_tokens][config.topk]: valid expert ids (else -1), weights, and rows at the experts' ranks. */
+    int32_t *ids;
+    float *weights;
+    uint32_t *sent_row;
+    epw_gpu_report *report;
+} epw_gpu_arrays;
+
 /* Error records, in mapped host memory. Writer of slot n % EPW_GPU_RECORDS: the kernel that drew number n; it clears
  * `sequence`, writes the record, then stores n + 1. Reader: epw_take_errors, which reads `sequence` on both sides of the
  * record. */
@@ -65,7 +76,6 @@ typedef struct epw_gpu_context {
 
     /* Fixed at creation. */
     epw_gpu_shared *shared;
-    epw_gpu_report *report;
     uint32_t blocks; /* of every dispatch and combine kernel of the lane */
     uint32_t lane, lanes;
     uint32_t ordered; /* config.ordered: combine words carry EPW_ANSWER_ORDERED */
@@ -101,13 +111,6 @@ typedef struct epw_gpu_context {
     } waits[2];              /* for permission; for rows or answers */
     epw_error_record record; /* of the first peer lost */
     uint64_t waited[EPW_GPU_MAX_RANKS];
-
-    /* Per source rank and local expert: where its rows begin in the expert's list. [ranks][local_experts] */
-    uint32_t *first_row;
-    /* Own tokens, [max_tokens][config.topk]: valid expert ids (else -1), weights, and rows at the experts' ranks. */
-    int32_t *ids;
-    float *weights;
-    uint32_t *sent_row;
 } epw_gpu_context;
 
 #endif

@@ -15,30 +15,20 @@ namespace epw {
 // needs them. Each of a few warps reads a part. `next`: the kernel begins an operation, else it goes on with the lane's.
 constexpr uint32_t kOpeningThreads = 160;
 struct Opening {
-    static constexpr uint32_t kWindows = 32, kArrays = 96, kTurn = 128; // the threads that read them, or their first
+    static constexpr uint32_t kWindows = 32, kTurn = 128; // the threads that read them, or their first
 
     epw_gpu_context *context;
     unsigned char *window, *own;
     uint32_t rank, ranks, lane, epoch;
     uint64_t active, excluded, suspects, deadline;
     epw_gpu_turn turn;
-    int32_t *ids;
-    float *weights;
-    uint32_t *sent_row, *first_row;
     epw_gpu_report *report;
 
     template <typename Args>
     __device__ __forceinline__ Opening(const Args &a, uint32_t group, uint64_t given_deadline)
-        : context(a.context), own(a.window), rank(a.rank), ranks(group) {
+        : context(a.context), own(a.window), rank(a.rank), ranks(group), report(a.arrays.report) {
         const epw_gpu_context *c = context;
         if (threadIdx.x - kWindows < ranks) window = c->window[threadIdx.x - kWindows];
-        if (threadIdx.x == kArrays) {
-            ids = c->ids;
-            weights = c->weights;
-            sent_row = c->sent_row;
-            first_row = c->first_row;
-            report = c->report;
-        }
         if (threadIdx.x == kTurn) {
             turn = c->turns[blockIdx.x];
             lane = c->lane;
@@ -53,15 +43,9 @@ struct Opening {
     // The operation is there after the caller's next barrier.
     __device__ __forceinline__ void write(Operation &o, bool next) const {
         if (threadIdx.x - kWindows < ranks) o.window[threadIdx.x - kWindows] = window;
-        if (threadIdx.x == kArrays) {
-            o.ids = ids;
-            o.weights = weights;
-            o.sent_row = sent_row;
-            o.first_row = first_row;
-            o.report = report;
-        }
         if (threadIdx.x != kTurn) return;
         o.context = context;
+        o.report = report;
         o.own = own;
         o.rank = rank;
         o.ranks = ranks;
@@ -99,10 +83,13 @@ __device__ __forceinline__ bool last_to_send(Operation &o) {
 }
 
 // Leaves a peer out of this operation, for this block and, at the end, for the kernel.
-__device__ inline void leave_out(Operation &o, uint32_t peer) {
+__device__ __noinline__ inline void leave_out(Operation &o, uint32_t peer) {
     atomicOr(&o.gone, 1ull << peer);
     atomicOr(reinterpret_cast<unsigned long long *>(&o.context->gone), 1ull << peer);
 }
+
+// Refuses what a peer has sent, for this block and, at the end, for the kernel.
+__device__ __noinline__ inline void refuse_peer(Operation &o, uint32_t peer) { atomicOr(&o.refused, 1ull << peer); }
 
 // The half has ended well.
 __device__ __forceinline__ void tell_complete(const Operation &o) {
@@ -181,6 +168,7 @@ __device__ inline void refuse(const Operation &o, uint32_t phase) {
 
 // Sets all turns of the lane. By the whole block, when no other one is at work.
 __device__ inline void set_turns(epw_gpu_context *c, const epw_gpu_turn &turn) {
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < c->blocks; i += blockDim.x) c->turns[i] = turn;
 }
 

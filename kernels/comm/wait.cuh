@@ -28,9 +28,6 @@ struct Operation {
     uint64_t active, suspects, deadline;
     uint64_t missing; // of the handle, so far
     unsigned char *window[EPW_GPU_MAX_RANKS]; // the peers'
-    int32_t *ids; // and the other arrays of the context
-    float *weights;
-    uint32_t *sent_row, *first_row;
     epw_gpu_report *report;
 
     unsigned long long gone;    // peers that this block knows to be lost
@@ -42,9 +39,9 @@ struct Operation {
 };
 
 // Rows to be answered are numbered by source: those after this rank in turn, itself last.
-__device__ __forceinline__ uint32_t source_at(const Operation &o, uint32_t turn) {
-    uint32_t source = o.rank + 1 + turn;
-    return source < o.ranks ? source : source - o.ranks;
+__device__ __forceinline__ uint32_t source_at(uint32_t rank, uint32_t ranks, uint32_t turn) {
+    uint32_t source = rank + 1 + turn;
+    return source < ranks ? source : source - ranks;
 }
 
 enum class Awaited { permission, rows, answer };
@@ -125,6 +122,7 @@ __device__ inline void post_beacon(const Operation &o, uint32_t named) {
     epw_gpu_context *c = o.context;
     uint64_t word = epw_word(o.epoch, atomicAdd(&c->beacon, 1u) + 1, named);
     uint64_t peers = o.active & ~ptx::load_relaxed_gpu(&c->shared->suspects) & ~(1ull << o.rank);
+#pragma unroll 1
     for (uint32_t p = 0; p < o.ranks; p++) {
         if (peers >> p & 1) ptx::store_release_sys(&line_at(o, p)->beacon[o.lane], word);
     }
@@ -138,6 +136,7 @@ struct Arrival {
 // How many peers of the operation have not sent what is awaited.
 __device__ __noinline__ inline uint32_t count_awaited(const Operation &o, Awaited what) {
     uint32_t count = 0;
+#pragma unroll 1
     for (uint64_t rest = o.peers; rest != 0; rest &= rest - 1) {
         uint32_t peer = __ffsll(rest) - 1;
         if (judge(o, what, look(o, what, peer)) != EPW_ARRIVED) count++;

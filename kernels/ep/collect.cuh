@@ -33,16 +33,17 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, uint64
     float weight = 1.0f;
     if (lane < l.topk) {
         size_t entry = size_t(t) * l.topk + lane;
-        expert = o.ids[entry];
-        row = o.sent_row[entry];
+        expert = a.arrays.ids[entry];
+        row = a.arrays.sent_row[entry];
         if (a.mode == EPW_COMBINE_ORDERED) {
             bool given = a.topk_weights && lane < a.topk;
-            weight = given ? a.topk_weights[size_t(t) * a.topk + lane] : o.weights[entry];
+            weight = given ? a.topk_weights[size_t(t) * a.topk + lane] : a.arrays.weights[entry];
         }
     }
     uint32_t rank = expert >= 0 ? a.per_rank.divide(uint32_t(expert)) : EPW_GPU_MAX_RANKS;
     bool here = expert >= 0 && (answered >> rank & 1);
     uint32_t entries = __ballot_sync(0xffffffffu, here), expected = __popc(__ballot_sync(0xffffffffu, expert >= 0));
+#pragma unroll 1
     for (uint32_t j = 0; j < l.topk; j++) {
         uint32_t other = __shfl_sync(0xffffffffu, rank, j);
         if (j < lane && other == rank) answer++;
@@ -81,7 +82,7 @@ __device__ __forceinline__ void settle(const Combine &a, Operation &o, Expected 
     if (!got.arrived) {
         leave_out(o, peer);
     } else if (answer_cause(a, expected, peer, got.value) != EPW_CAUSE_NONE) {
-        atomicOr(&o.refused, 1ull << peer);
+        refuse_peer(o, peer);
     }
     // Writer: this lane, which has acquired the peer's word. Reader: the block's other warps, which read its answers then.
     ptx::set_bits_release_block(&expected.settled, 1ull << peer);

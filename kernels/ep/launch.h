@@ -11,6 +11,7 @@
 typedef struct epw_dispatch_args {
     epw_gpu_context *context;
     epw_gpu_shared *shared;
+    epw_gpu_arrays arrays;
     unsigned char *window; /* this rank's own */
     epw_layout layout;
     uint32_t rank, lane;
@@ -42,6 +43,7 @@ typedef struct epw_dispatch_args {
 typedef struct epw_combine_args {
     epw_gpu_context *context;
     epw_gpu_shared *shared;
+    epw_gpu_arrays arrays;
     unsigned char *window;
     epw_layout layout;
     uint32_t rank, lane;
@@ -59,6 +61,7 @@ typedef struct epw_combine_args {
 typedef struct epw_release_args {
     epw_gpu_context *context;
     epw_gpu_shared *shared;
+    epw_gpu_arrays arrays;
     unsigned char *window;
     uint32_t rank, ranks;
     uint32_t blocks; /* of the lane's kernels */

@@ -29,7 +29,7 @@ __device__ inline void await_rows(const Dispatch &a, Operation &o, ReceiveShared
             if (!got.arrived) leave_out(o, source);
             rows = got.value;
             if (rows > a.layout.max_tokens) {
-                atomicOr(&o.refused, 1ull << source);
+                refuse_peer(o, source);
                 rows = 0;
             }
         }
@@ -81,7 +81,7 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, Rec
     while (count.n < a.experts) {
         uint32_t rows = s.rows[count.source], value = rows == 0 ? 0 : count.value;
         if (value > rows) {
-            atomicOr(&o.refused, 1ull << count.source);
+            refuse_peer(o, count.source);
             value = 0;
         }
         table[count.n] = value;
@@ -93,14 +93,15 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, Rec
 }
 
 // What the caller and combine are told of all rows together. By one block.
-__device__ inline void write_counts(const Dispatch &a, const Operation &o, const ReceiveShared &s, const uint32_t *table) {
+__device__ inline void write_counts(const Dispatch &a, const ReceiveShared &s, const uint32_t *table) {
     const epw_layout &l = a.layout;
+#pragma unroll 1
     for (uint32_t e = threadIdx.x; e < l.local_experts; e += kThreads) {
         uint32_t fill = 0;
 #pragma unroll 1
         for (uint32_t source = 0; source < l.ranks; source++) {
             uint32_t count = table[source * l.local_experts + e];
-            o.first_row[source * l.local_experts + e] = fill;
+            a.arrays.first_row[source * l.local_experts + e] = fill;
             if (a.ranges) {
                 uint32_t *range = a.ranges + 2 * (size_t(e) * l.ranks + source);
                 range[0] = fill;
@@ -112,7 +113,8 @@ __device__ inline void write_counts(const Dispatch &a, const Operation &o, const
     }
     if (threadIdx.x < l.ranks) {
         uint32_t end = 0;
-        for (uint32_t turn = 0; turn <= threadIdx.x; turn++) end += s.rows[source_at(o, turn)];
+#pragma unroll 1
+        for (uint32_t turn = 0; turn <= threadIdx.x; turn++) end += s.rows[source_at(a.rank, l.ranks, turn)];
         a.context->ends[threadIdx.x] = end;
         a.context->received[threadIdx.x] = s.rows[threadIdx.x];
         if (a.source_counts) a.source_counts[threadIdx.x] = s.rows[threadIdx.x];
@@ -126,6 +128,7 @@ __device__ __forceinline__ uint64_t place_of(const Dispatch &a, const uint32_t *
                                              uint32_t index) {
     const uint32_t *counts = table + local;
     uint64_t at = index;
+#pragma unroll 1
     for (uint32_t s = 0; s < source; s++, counts += a.layout.local_experts) at += *counts;
     return index < *counts ? at : kNowhere;
 }
@@ -154,9 +157,12 @@ struct ListEntry {
         weight = a.row_weights ? a.row_weights + entry : nullptr;
     }
     __device__ __forceinline__ uint32_t place(const Dispatch &a) const { return source * a.layout.max_tokens + row; }
-    __device__ __forceinline__ void go_on(const Dispatch &a, Share share) {
+    // To the next one of this thread's; false: there is none.
+    __device__ __forceinline__ bool go_on(const Dispatch &a, Share share) {
         n += (kThreads >> a.entry_shift) * share.blocks;
+        if (n >= uint32_t(a.layout.rows)) return false;
         locate(a);
+        return true;
     }
     __device__ __forceinline__ bool inside(const Dispatch &a) const { return row < a.layout.max_tokens && j < a.layout.topk; }
     __device__ __forceinline__ bool came(const Dispatch &a, const ReceiveShared &s) const {
@@ -171,7 +177,7 @@ __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o,
     bool ours = static_cast<int32_t>(r.expert) >= 0 && local < l.local_experts;
     uint64_t place = ours ? place_of(a, table, e.source, local, r.index) : 0;
     if (r.format != a.format || r.token >= l.max_tokens || place == kNowhere) {
-        atomicOr(&o.refused, 1ull << e.source);
+        refuse_peer(o, e.source);
         return;
     }
     if (e.token) *e.token = r.token;
@@ -190,6 +196,7 @@ __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned cha
 #pragma unroll 1
         for (uint32_t w = lane; w < words; w += 32) {
             uint32_t packed = 0;
+#pragma unroll 1
             for (uint32_t i = 0; i < 4 && w * 4 + i < count; i++) packed |= uint32_t(scales[w * 4 + i]) << (8 * i);
             reinterpret_cast<uint32_t *>(out)[(list * words + w) * l.rows + row] = packed;
         }
@@ -329,7 +336,7 @@ struct Spread {
             agrees = agrees && place != kNowhere;
         }
         if (!__all_sync(all, agrees)) {
-            if (lane == 0) atomicOr(&o.refused, 1ull << source);
+            if (lane == 0) refuse_peer(o, source);
             return;
         }
         uint32_t number = __popc(__ballot_sync(all, mine) & ((1u << lane) - 1)); // among the row's places
@@ -344,6 +351,7 @@ struct Spread {
         if (mine && lists && a.source_token) a.source_token[to] = header->token;
         const unsigned char *scales = whole(a) ? payload + a.payload_bytes : slot_of(a, o, source, row) + l.header_bytes + a.payload_bytes;
         bool sideband = a.out_sideband != nullptr && a.sideband_bytes > 0, scaled = a.out_scales != nullptr && a.scale_count > 0;
+#pragma unroll 1
         for (uint32_t rest = __ballot_sync(all, mine && (sideband || scaled)); rest != 0; rest &= rest - 1) {
             uint32_t from = __ffs(rest) - 1;
             uint64_t in = __shfl_sync(all, list, from), at = __shfl_sync(all, place, from);
@@ -371,17 +379,17 @@ __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
 
 // Waits and lays out. Where something is amiss, the block that closes the operation decides who takes part, and does it all
 // again alone if somebody does not, until all are those who do: each time there are fewer.
+template <bool Spreads>
 __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, ReceiveShared &s, unsigned char *memory, uint32_t *table) {
     const epw_layout &l = a.layout;
     const uint64_t peers = o.peers;
-    const bool in_place = a.output_layout == EPW_RANK_MAJOR;
-    const bool spreads = !in_place || a.rows || (a.out_scales && a.scale_count) || a.out_sideband;
+    const bool in_place = !Spreads || a.output_layout == EPW_RANK_MAJOR;
     Share share = {blockIdx.x, gridDim.x};
     ListEntry e(a, share);
     Count count(a, threadIdx.x);
     await_rows(a, o, s, peers & ~uint64_t(o.gone));
     ptx::let_next_begin();
-    Spread spread(a, s, share.blocks, spreads);
+    Spread spread(a, s, share.blocks, Spreads);
     bool alone = false;
     uint64_t gone = 0, refused = 0;
     while (true) {
@@ -389,16 +397,16 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         bool mine = in_place && e.came(a, s);
         Received entry = {};
         if (mine) entry = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
-        if (spreads) spread.start(a, o, s, memory, share);
+        if constexpr (Spreads) spread.start(a, o, s, memory, share);
         take_counts(a, o, s, count, table);
-        if (share.block == share.blocks - 1) write_counts(a, o, s, table); // the one with the fewest rows
-        while (in_place && e.inside(a)) {
+        if (share.block == share.blocks - 1) write_counts(a, s, table); // the one with the fewest rows
+        while (in_place) {
             if (mine) list_entry(a, o, table, entry, e);
-            e.go_on(a, share);
+            if (!e.go_on(a, share)) break;
             mine = e.came(a, s);
             if (mine) entry = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
         }
-        if (spreads) spread.run(a, o, s, table, memory);
+        if constexpr (Spreads) spread.run(a, o, s, table, memory);
         const uint64_t known = gone | refused;
         if (alone) {
             __syncthreads(); // what every thread has refused is known

@@ -8,7 +8,6 @@
 
 namespace epw {
 
-constexpr uint32_t kColumns = 8; // ids of a token looked at a time
 constexpr uint32_t kNobody = 0xffffffffu;
 
 // An id as it was loaded, not yet looked at: loads go on while nobody needs it.
@@ -44,7 +43,7 @@ __device__ __forceinline__ uint32_t valid_id(const Dispatch &a, RawId raw) {
     return fits && raw.low < a.experts ? raw.low : kNobody;
 }
 
-// The token that a block is about to send: entry j is lane j's of warp 0.
+// The token that a block is about to send: entry j is lane j's of each of the first two warps.
 struct Token {
     RawId raw;
     float weight = 0.0f;
@@ -74,81 +73,70 @@ struct Token {
     }
 };
 
-// Ids of a token that is counted.
-struct Ids {
-    RawId id[kColumns];
-
-    __device__ __forceinline__ void load(const Dispatch &a, uint32_t t, uint32_t column, bool inside) {
-#pragma unroll
-        for (uint32_t i = 0; i < kColumns; i += 4) load_four(a, t, column + i, inside, id + i);
-    }
-
-  private:
-    static __device__ __forceinline__ void load_four(const Dispatch &a, uint32_t t, uint32_t column, bool inside, RawId *to) {
-        if (!a.fours) {
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++) to[i] = load_id(a, t, column + i, inside && column + i < a.topk);
-            return;
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++) to[i] = {};
-        if (!inside || column >= a.topk) return;
-        size_t at = (size_t(t) * a.topk + column) / 4;
-        if (a.idx_type == EPW_I64) {
-            const uint4 *from = static_cast<const uint4 *>(a.topk_idx) + 2 * at;
-            uint4 low = from[0], high = from[1];
-            to[0] = {low.x, low.y}, to[1] = {low.z, low.w}, to[2] = {high.x, high.y}, to[3] = {high.z, high.w};
-        } else {
-            uint4 four = static_cast<const uint4 *>(a.topk_idx)[at];
-            to[0].low = four.x, to[1].low = four.y, to[2].low = four.z, to[3].low = four.w;
-        }
-    }
-};
-
 // How many of the tokens so far have each expert, and each rank: numbers in shared memory.
 struct Census {
     uint32_t *experts, *ranks;
 };
 
-// The token that this thread counts of those from `from` on, no more than a block has threads. The first warps have other things
-// to do, so that the last ones begin.
-__device__ __forceinline__ uint32_t counted_by_thread(uint32_t from) {
-    static_assert(EPW_GPU_BLOCKS <= kThreads); // from a block's token to its next
-    return from + kThreads - 1 - threadIdx.x;
+// Ids of tokens that are counted: a thread has one of every kThreads, and a token those of neighbouring lanes, 2^entry_shift of
+// them. Warps count from the last to the first, which have other things to do.
+struct Ids {
+    static constexpr uint32_t kEarly = 3; // so many of a thread's are on their way before they are needed
+    RawId early[kEarly];
+
+    __device__ __forceinline__ void load(const Dispatch &a, uint32_t from, uint32_t to) {
+#pragma unroll
+        for (uint32_t i = 0; i < kEarly; i++) early[i] = load_of(a, from, to, i);
+    }
+    // The thread's id number i of the tokens in [from, to).
+    static __device__ __forceinline__ RawId load_of(const Dispatch &a, uint32_t from, uint32_t to, uint32_t i) {
+        uint32_t n = first_of_warp() + threadIdx.x % 32 + i * kThreads, t = from + (n >> a.entry_shift);
+        uint32_t j = n & ((1u << a.entry_shift) - 1);
+        return load_id(a, t, j, t < to && j < a.topk);
+    }
+    static __device__ __forceinline__ uint32_t first_of_warp() { return (kWarps - 1 - threadIdx.x / 32) * 32; }
+};
+
+// Of one id of each lane. By a whole warp.
+__device__ __forceinline__ void count_ids(const Dispatch &a, Census census, RawId raw) {
+    const uint32_t lane = threadIdx.x % 32, all = 0xffffffffu, first = lane & ~((1u << a.entry_shift) - 1); // of the token's lanes
+    const uint32_t before = ((1u << lane) - 1) & ~((1u << first) - 1);
+    uint32_t id = valid_id(a, raw), owner = id == kNobody ? kNobody : a.per_rank.divide(id);
+    bool repeated = __match_any_sync(all, id) & before, follows = __match_any_sync(all, owner) & before;
+    atomicAdd(&census.experts[id == kNobody || repeated ? a.experts : id], 1u); // without a branch: the one behind is nobody's
+    if (owner != kNobody && !follows) atomicAdd(&census.ranks[owner], 1u);
 }
 
-// Counts the tokens in [from, to). Called by the whole block; `ids`: the first columns of this thread's, loaded.
-__device__ __forceinline__ void count_tokens(const Dispatch &a, Census census, Ids ids, uint32_t from, uint32_t to) {
-    const uint32_t lane = threadIdx.x % 32, t = counted_by_thread(from);
-    if (t - (31 - lane) >= to) return; // the warp has none
-    uint64_t owners = 0;
-#pragma unroll 1
-    for (uint32_t column = 0; column < a.topk; column += kColumns) {
-        if (column > 0) ids.load(a, t, column, t < to);
-        uint32_t id[kColumns];
+// Counts the tokens in [from, to). Called by the whole block; `ids`: loaded of the same.
+__device__ __forceinline__ void count_tokens(const Dispatch &a, Census census, const Ids &ids, uint32_t from, uint32_t to) {
+    if (from >= to) return;
+    const uint32_t first = Ids::first_of_warp(), end = (to - from) << a.entry_shift;
 #pragma unroll
-        for (uint32_t i = 0; i < kColumns; i++) id[i] = valid_id(a, ids.id[i]);
-#pragma unroll 1
-        for (uint32_t j = 0; j < column; j++) {
-            uint32_t earlier = valid_id(a, load_id(a, t, j, t < to));
-#pragma unroll
-            for (uint32_t &later : id) later = later == earlier ? kNobody : later;
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < kColumns; i++) {
-            bool counts = id[i] != kNobody;
-#pragma unroll
-            for (uint32_t k = 0; k < i; k++) counts &= id[k] != id[i];
-            atomicAdd(&census.experts[counts ? id[i] : a.experts], 1u); // without a branch: the one behind is nobody's
-            owners |= (counts ? 1ull : 0ull) << (a.per_rank.divide(id[i]) & 63);
-        }
+    for (uint32_t i = 0; i < Ids::kEarly; i++) {
+        if (first + i * kThreads < end) count_ids(a, census, ids.early[i]);
     }
-    // The warp's tokens together, four ranks at a time, a byte for each.
 #pragma unroll 1
-    for (uint32_t first = 0; first < a.layout.ranks; first += 4) {
-        uint32_t bits = uint32_t(owners >> first) & 15, bytes = bits * 0x00204081u & 0x01010101u;
-        uint32_t count = __reduce_add_sync(0xffffffffu, bytes) >> (8 * (lane & 3)) & 255;
-        if (lane < 4 && count) atomicAdd(&census.ranks[first + lane], count);
+    for (uint32_t i = Ids::kEarly; first + i * kThreads < end; i++) count_ids(a, census, Ids::load_of(a, from, to, i));
+}
+
+// The same in little code, a thread to a token, for tokens that are others' to send: nobody waits for their numbers yet.
+__device__ __forceinline__ void count_at_leisure(const Dispatch &a, Census census, uint32_t from, uint32_t to) {
+#pragma unroll 1
+    for (uint32_t t = from + threadIdx.x; t < to; t += kThreads) {
+#pragma unroll 1
+        for (uint32_t j = 0; j < a.topk; j++) {
+            uint32_t id = valid_id(a, load_id(a, t, j, true)), owner = a.per_rank.divide(id);
+            if (id == kNobody) continue;
+            bool repeated = false, follows = false;
+#pragma unroll 1
+            for (uint32_t k = 0; k < j; k++) {
+                uint32_t earlier = valid_id(a, load_id(a, t, k, true));
+                repeated |= earlier == id;
+                follows |= earlier != kNobody && a.per_rank.divide(earlier) == owner;
+            }
+            if (!repeated) atomicAdd(&census.experts[id], 1u);
+            if (!follows) atomicAdd(&census.ranks[owner], 1u);
+        }
     }
 }
 

@@ -21,7 +21,7 @@ struct SendShared {
     uint64_t loaded[2]; // barriers: a stage's row has come
 };
 
-// By warp 0: what goes in front of the row.
+// By warp 1: what goes in front of the row.
 __device__ __forceinline__ void put_header(const Dispatch &a, Census census, const Token &token, uint32_t t, unsigned char *stage) {
     const epw_layout &l = a.layout;
     uint32_t lane = threadIdx.x % 32;
@@ -37,13 +37,13 @@ __device__ __forceinline__ void put_header(const Dispatch &a, Census census, con
 }
 
 // By warp 0: the lane's memory of where the token went, for combine.
-__device__ __forceinline__ void remember(const Dispatch &a, const Operation &o, Census census, const Token &token, uint32_t t) {
+__device__ __forceinline__ void remember(const Dispatch &a, Census census, const Token &token, uint32_t t) {
     uint32_t lane = threadIdx.x % 32;
     if (lane >= a.layout.topk) return;
     size_t at = size_t(t) * a.layout.topk + lane;
-    o.ids[at] = int32_t(token.expert);
-    o.weights[at] = token.kept_weight();
-    o.sent_row[at] = token.rank == kNobody ? 0 : census.ranks[token.rank];
+    a.arrays.ids[at] = int32_t(token.expert);
+    a.arrays.weights[at] = token.kept_weight();
+    a.arrays.sent_row[at] = token.rank == kNobody ? 0 : census.ranks[token.rank];
 }
 
 // The caller's scales of an opaque row, as they travel.
@@ -135,19 +135,18 @@ template <typename T, uint32_t Payload> struct Sender {
 
     // A token is named, and those before it since the last one are counted.
     __device__ __forceinline__ void fetch_ids(uint32_t from, uint32_t to) {
-        if (threadIdx.x < 32) token.load(a, to);
-        uint32_t t = counted_by_thread(from), end = min(to, a.tokens);
-        ids.load(a, t, 0, t < end);
+        if (threadIdx.x < 64) token.load(a, to);
+        ids.load(a, from, min(to, a.tokens));
     }
     __device__ __forceinline__ void name_and_count(uint32_t from, uint32_t to) {
-        if (threadIdx.x < 32) token.look(a);
+        if (threadIdx.x < 64) token.look(a);
         count_tokens(a, census, ids, from, min(to, a.tokens));
     }
 
     // The piece goes into its stage, and a barrier after which all have counted is passed. Warps that have more to do behind it,
-    // warp 0 among them, do their part of the piece in front of it.
+    // the first two among them, do their part of the piece in front of it.
     __device__ __forceinline__ void put_and_count(const Job &j, bool more_to_do) {
-        const bool first = more_to_do || threadIdx.x < 32;
+        const bool first = more_to_do || threadIdx.x < 64;
 #pragma unroll 1
         for (uint32_t step = 0; step < 2; step++) {
             if (first == (step == 0) && j.t < a.tokens) put_piece(j);
@@ -155,19 +154,17 @@ template <typename T, uint32_t Payload> struct Sender {
         }
     }
 
-    __device__ __forceinline__ void note_bad(Operation &o, uint32_t t) const;
     __device__ __forceinline__ void await_permission(Operation &o, uint64_t dropped, uint64_t permission);
     __device__ __forceinline__ void put_header_and_targets(Operation &o, const Job &j);
     __device__ __forceinline__ void send_piece(const Operation &o, const Job &j);
     __device__ __forceinline__ void tell_counts(const Operation &o);
 };
 
-// By warp 0: bad ids of the token go on record.
-template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::note_bad(Operation &o, uint32_t t) const {
-    if (!token.bad) return;
+// A bad id of the token goes on record.
+__device__ __noinline__ inline void note_bad_id(Operation &o, uint32_t t, uint32_t column, int64_t id) {
     atomicOr(&o.troubled, 1u); // there will be a count of notes to clear
     if (atomicAdd(&o.context->noted, 1u) >= EPW_GPU_NOTES) return;
-    put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | threadIdx.x, raw_value(a, token.raw));
+    put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | column, id);
 }
 
 // By the warp that has written the operation: permission of every peer to write to its window. What a lane was given of its first
@@ -190,15 +187,18 @@ __device__ __forceinline__ void Sender<T, Payload>::await_permission(Operation &
     }
 }
 
-// By warp 0, when all have counted.
+// By the first two warps, when all have counted.
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void Sender<T, Payload>::put_header_and_targets(Operation &o, const Job &j) {
-    put_header(a, census, token, j.t, stage_of(j));
-    ptx::fence_shared_before_bulk();
+    if (threadIdx.x >= 32) {
+        put_header(a, census, token, j.t, stage_of(j));
+        ptx::fence_shared_before_bulk();
+        return;
+    }
     Target to = {nullptr, token.leads ? token.rank : kNobody};
     if (token.leads) to.slot = o.window[to.rank] + epw_slot_offset(&a.layout, a.lane, a.rank, census.ranks[to.rank]);
     s.targets[threadIdx.x] = to;
-    if (o.stage == EPW_GPU_FREE) note_bad(o, j.t);
+    if (token.bad && o.stage == EPW_GPU_FREE) note_bad_id(o, j.t, threadIdx.x, raw_value(a, token.raw));
 }
 
 // A warp to an entry: the first one to a rank sends the piece there.
@@ -246,8 +246,7 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     uint64_t reachable = o.peers & ~uint64_t(o.gone);
     if (blockIdx.x < a.tokens) { // else it has counted while it waited
         __syncthreads(); // the last token's numbers have been read
-        ids.load(a, counted_by_thread(job.t), 0, counted_by_thread(job.t) < a.tokens);
-        count_tokens(a, census, ids, job.t, a.tokens);
+        count_at_leisure(a, census, job.t, a.tokens);
         __syncthreads();
     }
 #pragma unroll 1
@@ -273,37 +272,35 @@ __device__ __forceinline__ void Sender<T, Payload>::run(const Opening &opening, 
         dropped = ptx::load_relaxed_sys(&line->dropped);
         permission = ptx::load_acquire_sys(&line->combine[a.lane]);
     }
-    bool more = job.t < a.tokens;
-    name_and_count(0, job.t);
-    opening.write(o, true);
-    put_and_count(job, permits);
-    if (permits) await_permission(o, dropped, permission);
-    if (warp == 0 && more) put_header_and_targets(o, job);
-    __syncthreads(); // the operation is there, who is reachable, and the first piece
-    if (o.stage != EPW_GPU_FREE) {
-        if (more && threadIdx.x == 0) await_loaded(job);
-        return;
-    }
+    // The first time without a token, if there is none for this block: it counts what the others send all the same.
+    for (uint32_t counted = 0; true;) {
+        const bool first = job.n == 0, begins = job.piece == 0;
+        if (begins) name_and_count(counted, job.t);
+        if (first) opening.write(o, true);
+        put_and_count(job, first && permits);
+        if (first && permits) await_permission(o, dropped, permission);
+        if (begins && warp < 2 && job.t < a.tokens) put_header_and_targets(o, job);
+        __syncthreads(); // the piece is there; the first time also the operation, and who is reachable
+        if (o.stage != EPW_GPU_FREE) {
+            if (job.t < a.tokens && threadIdx.x == 0) await_loaded(job);
+            return;
+        }
+        if (job.t >= a.tokens) break;
 
-    while (more) {
         send_piece(o, job);
         Job next = {job.t, job.piece + 1, job.n + 1};
         if (next.piece == a.pieces.count) next = {job.t + gridDim.x, 0, job.n + 1};
-        more = next.t < a.tokens;
-        const bool begins = more && next.piece == 0; // another token
+        const bool more = next.t < a.tokens;
         if (kQuantise && more) fetch(next);
-        if (warp == 0 && job.piece == 0) remember(a, o, census, token, job.t);
-        if (begins) fetch_ids(job.t, next.t);
+        if (warp == 0 && begins) remember(a, census, token, job.t);
+        if (more && next.piece == 0) fetch_ids(job.t, next.t);
         // Even a row that goes nowhere must have come, before its stage and barrier are used again or the block ends.
         if (threadIdx.x == 0) await_loaded(job);
         if (!more) break;
         if (lane == 0) ptx::bulk_wait_read<1>(); // the other stage has been read out
         __syncthreads(); // by every warp's stores, and all have read the token and its numbers
         if (!kQuantise) fetch(next);
-        if (begins) name_and_count(job.t, next.t);
-        put_and_count(next, false);
-        if (begins && warp == 0) put_header_and_targets(o, next);
-        __syncthreads(); // the next piece is there
+        counted = job.t;
         job = next;
     }
     if (blockIdx.x == gridDim.x - 1) tell_counts(o);

@@ -42,19 +42,30 @@ struct Dispatch : epw_dispatch_args {
     uint32_t experts;     // of all ranks
     uint32_t scales_size; // bytes of a row's scales
     uint32_t whole;       // bytes of a slot that leave at once, of header, row and scales; 0: they do not
-    bool fours;           // ids may be loaded four at a time
     uint32_t entry_shift; // a row's entries have this power of two of lanes: 2^entry_shift >= topk
 
     explicit Dispatch(const epw_dispatch_args &a)
         : epw_dispatch_args(a), stages(a.layout, a.payload_bytes, a.scale_count * a.scale_bytes), pieces(a.payload, a.payload_bytes),
           per_rank(a.layout.local_experts), sources(a.layout.ranks), experts(a.layout.local_experts * a.layout.ranks),
-          scales_size(a.scale_count * a.scale_bytes), whole(0),
-          fours(a.topk % 4 == 0 && reinterpret_cast<uintptr_t>(a.topk_idx) % 16 == 0), entry_shift(0) {
+          scales_size(a.scale_count * a.scale_bytes), whole(0), entry_shift(0) {
         while (1u << entry_shift < a.layout.topk) entry_shift++;
         if (pieces.count == 1 && (quantises(a.payload) || scales_size <= kScaleRoom)) {
             whole = stages.header + align_16(a.payload_bytes + scales_size);
         }
     }
+
+    // Received rows are copied; else they stay where they are, and lists say where that is.
+    bool spreads() const {
+        bool asked = rows || (out_scales && scale_count > 0) || (out_sideband && sideband_bytes > 0);
+        return (halves & EPW_GPU_RECEIVE) && (output_layout == EPW_EXPERT_MAJOR || asked);
+    }
+};
+
+// What a received row is answered with.
+enum class Answers {
+    rows, // rank-major: the row that the caller has made of it
+    sums, // expert-major: the weighted sum of its experts' outputs
+    parts // expert-major, ordered: each of them
 };
 
 struct Combine : epw_combine_args {
@@ -65,17 +76,23 @@ struct Combine : epw_combine_args {
     Divisor blocks;   // of the kernel
     uint32_t row_size;
     uint32_t table_size; // of first rows, in shared memory: only experts' outputs are found by it
-    bool sums;           // answers are made here; else they are rows that pass as they are, through the stages
 
     Combine(const epw_combine_args &a, uint32_t blocks)
         : epw_combine_args(a), stages(a.layout),
           slots{epw_slot_offset(&a.layout, a.lane, 0, 0), uint32_t(a.layout.slot_bytes)},
           answers{epw_answer_offset(&a.layout, a.lane, 0, 0, 0), uint32_t(a.layout.row_bytes)},
           per_rank(a.layout.local_experts), blocks(blocks), row_size(uint32_t(a.layout.row_bytes)),
-          table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.layout) : 0),
-          sums(a.output_layout == EPW_EXPERT_MAJOR && a.mode == EPW_COMBINE_RANK_REDUCED) {}
+          table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.layout) : 0) {}
 
-    bool passes() const { return (halves & EPW_GPU_SEND) && !sums; }
+    Answers answers_with() const {
+        if (output_layout == EPW_RANK_MAJOR) return Answers::rows;
+        return mode == EPW_COMBINE_ORDERED ? Answers::parts : Answers::sums;
+    }
+    // Bytes of shared memory: the table, and the stages of answers that pass as they are.
+    size_t shared_size() const {
+        bool passes = (halves & EPW_GPU_SEND) && answers_with() != Answers::sums;
+        return table_size + (passes ? size_t(stages.bytes) * stages.count : 0);
+    }
 };
 
 } // namespace epw

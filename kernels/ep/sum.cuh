@@ -69,7 +69,7 @@ __device__ __forceinline__ void add_part(float (&total)[kChunks][8], const Held 
 // first kThreads do the work; the batch is free when this returns. A part is read once `settled` has its rank's bit: set by a
 // thread that has acquired what the rank has written. Without `settled` the block has acquired it all.
 template <typename T, bool Weighted>
-__device__ void make_sums(const Batch &batch, uint32_t rows, uint32_t row_bytes, const unsigned long long *settled) {
+__device__ __noinline__ void make_sums(const Batch &batch, uint32_t rows, uint32_t row_bytes, const unsigned long long *settled) {
     constexpr uint32_t kStep = kThreads * 16; // from a thread's chunk to its next
     uint64_t known = settled ? 0 : ~0ull;
     for (uint32_t column = threadIdx.x * 16; threadIdx.x < kThreads && column < row_bytes; column += kChunks * kStep) {

@@ -514,8 +514,8 @@ static void outcomes_are_read_when_the_event_is_done(void) {
     CHECK(epw_outcome_read(b, handle, &outcome) == EPW_PENDING);
     CHECK(epw_await(b, handle, 2 * MS) == EPW_PENDING);
     fake.done = 1;
-    b->gpu->lanes[0].report->missing = 2;
-    b->gpu->lanes[0].report->record.cause = EPW_CAUSE_TIMEOUT;
+    b->gpu->lanes[0].arrays.report->missing = 2;
+    b->gpu->lanes[0].arrays.report->record.cause = EPW_CAUSE_TIMEOUT;
     CHECK_OK(epw_await(b, handle, 0));
     CHECK_OK(epw_outcome_read(b, handle, &outcome));
     CHECK(outcome.degraded && outcome.missing.bits[0] == 2 && outcome.record.cause == EPW_CAUSE_TIMEOUT);
