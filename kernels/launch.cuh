@@ -1,5 +1,9 @@
 // Launching kernels: with programmatic serialization the next kernel of a stream is set up while this one still runs, and
 // waits in ptx::wait_for_stream. Works in graphs too.
+//
+// The dispatch and the combine of a step follow each other through one instruction cache. Together they once took 208 KB of code;
+// with 127 KB a pair is 0.7 us faster, and one of a single token 1.3 us (H200). So what is rare is not inlined, loops that are
+// not hot are not unrolled, and there is a kernel for each way to deliver rows and to answer them.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -22,7 +22,8 @@ static struct fake {
     int captured;    /* streams are under capture, */
     int invalidated; /* or were, until a call that is not allowed there */
     int failing;     /* what a launch returns */
-    int hangs;       /* after the membership kernel is enqueued, nothing runs any more */
+    int hangs;       /* after the membership kernel is enqueued, nothing runs any more, */
+    int stalls;      /* or after a copy */
     int launches, records, waits;
     void *stream;       /* of the last launch */
     void *waiting;      /* the stream that waits last, */
@@ -77,6 +78,7 @@ static cudaError_t fake_memcpy(void *to, const void *from, size_t bytes, enum cu
     (void)kind;
     CHECK(stream != NULL && fake.depth == 1);
     memcpy(to, from, bytes);
+    if (fake.stalls) fake.done = 0;
     return cudaSuccess;
 }
 
@@ -547,6 +549,24 @@ static void waits_are_bounded(void) {
     epw_buffer_destroy(g.of[1]);
 }
 
+/* Its entry in the peer table may be gone, or go later: no membership may name it. */
+static void a_disconnect_that_is_not_seen_done_leaves_the_peer_out(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_mask all = first_ranks(2);
+    b->gpu->pinned->suspects[0] = 2;
+    fake.stalls = 1;
+    REFUSED(epw_buffer_disconnect(b, 1), EPW_ERR_TIMEOUT, "disconnect", 0, 1, "has not taken the change");
+    fake.stalls = 0;
+    fake.done = 1;
+    CHECK(epw_buffer_path(b, 1) == EPW_PATH_NONE);
+    REFUSED(epw_buffer_set_active(b, &all, 2), EPW_ERR_STATE, "set_active", 0, 1, "connect it first");
+    CHECK_OK(epw_buffer_disconnect(b, 1));
+    CHECK_OK(connect_to(b, 0, g.of[1], 1));
+    CHECK_OK(epw_buffer_set_active(b, &all, 2));
+    destroy(&g);
+}
+
 static void records_are_taken_once_and_in_order(void) {
     group g = make_gpu_group();
     epw_gpu_ring *ring = &g.of[0]->gpu->pinned->ring;
@@ -595,6 +615,7 @@ int main(void) {
     a_failed_launch_changes_nothing();
     outcomes_are_read_when_the_event_is_done();
     waits_are_bounded();
+    a_disconnect_that_is_not_seen_done_leaves_the_peer_out();
     records_are_taken_once_and_in_order();
     return check_result("enqueue");
 }
