@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_c
     __syncthreads();
     uint64_t peers = o.peers;
     if (o.stage == EPW_GPU_FREE) {
-        refuse(o, EPW_PHASE_COMBINE_SEND);
+        if (!a.quiet) refuse(o, EPW_PHASE_COMBINE_SEND);
         return;
     }
     bool answers = o.stage != EPW_GPU_ANSWERED && peer < o.ranks && (peers >> peer & 1);

@@ -153,6 +153,14 @@ static epw_status check_not_connecting(const epw_buffer *b, epw_where where) {
                     "another thread is connecting it: try again once that has ended, within its deadline");
 }
 
+/* With all lanes locked. */
+static epw_status check_connect(const epw_buffer *b, epw_where where) {
+    uint32_t peer = (uint32_t)where.peer;
+    epw_status status = check_not_connecting(b, where);
+    if (status != EPW_OK) return status;
+    return b->imports[peer] == NULL ? check_lanes_free(b, where) : check_unused(b, where, peer);
+}
+
 epw_status epw_buffer_connect(epw_buffer *b, uint32_t peer, const void *blob, size_t length) {
     return epw_buffer_connect_within(b, peer, blob, length, b != NULL ? b->config.deadline_ns : 1);
 }
@@ -165,10 +173,13 @@ epw_status epw_buffer_connect_within(epw_buffer *b, uint32_t peer, const void *b
     if (blob == NULL) return epw_fail(EPW_ERR_INVALID, where, "blob is NULL");
     if (deadline_ns == 0) return epw_fail(EPW_ERR_INVALID, where, "deadline_ns is 0, must be at least 1");
     lock_lanes(b);
-    status = check_not_connecting(b, where);
-    if (status == EPW_OK) {
-        status = b->imports[peer] == NULL ? check_lanes_free(b, where) : check_unused(b, where, peer);
-    }
+    status = check_connect(b, where);
+    bool mapped = b->imports[peer] != NULL;
+    unlock_lanes(b);
+    if (status == EPW_OK && mapped) status = quiesce(b, where);
+    if (status != EPW_OK) return status;
+    lock_lanes(b);
+    status = check_connect(b, where);
     if (status == EPW_OK) status = disconnect(b, peer);
     if (status == EPW_OK) epw_mask_add(&b->connecting, peer);
     unlock_lanes(b);

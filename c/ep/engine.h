@@ -29,10 +29,11 @@ typedef struct epw_engine {
      * that the peer has part in. NULL: it is about to be unmapped, and no lane is held. */
     epw_status (*reach)(epw_buffer *b, uint32_t peer, unsigned char *window);
 
-    /* No lane is held. Clears suspects and begins the epoch on every lane and at every member. */
     /* Waits, with no lane locked, until what the calls have enqueued has run, so that set_active and reach
      * find it so. NULL: nothing is ever enqueued. */
     epw_status (*quiesce)(epw_buffer *b, epw_where where);
+
+    /* No lane is held. Clears suspects and begins the epoch on every lane and at every member. */
     epw_status (*set_active)(epw_buffer *b, const epw_mask *active, uint32_t epoch);
 
     /* Peers given up in this epoch. Also with no lock held. */

@@ -80,7 +80,7 @@ static epw_status require_lanes_idle(const epw_buffer *b, epw_where where) {
     return status == EPW_PENDING ? not_idle(b, where) : status;
 }
 
-/* The same while other threads call: what they enqueue meanwhile is not waited for. */
+/* The same while other threads call. What they go on enqueuing is waited for too, within the bound. */
 static epw_status gpu_quiesce(epw_buffer *b, epw_where where) {
     uint64_t began = epw_now_ns(), bound = b->config.deadline_ns;
     epw_status status = EPW_OK;
@@ -315,6 +315,7 @@ static epw_status gpu_set_active(epw_buffer *b, const epw_mask *active, uint32_t
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
     epw_cuda_leave();
     if (status != EPW_OK) return status;
+    for (uint32_t i = 0; i < b->config.lanes; i++) g->lanes[i].owes_release = false; /* it frees the lanes */
     status = epw_gpu_settle(b, b->config.deadline_ns, where);
     if (status == EPW_OK) return EPW_OK;
     /* The kernel may yet run: neither the old membership nor the new one holds. */

@@ -26,8 +26,8 @@ typedef struct epw_gpu_lane {
     unsigned long long stream_id; /* of that call's stream: unlike its handle, never used again */
     bool enqueued;                /* there was such a call: the two above are valid */
     bool captured;                /* the lane's last call was captured */
-    void *stream;                 /* of the handle's last call, */
-    pthread_t caller;             /* and the thread that made it */
+    void *stream;                 /* of the handle's last call */
+    bool owes_release;            /* a handle was given up where nothing could be enqueued */
 } epw_gpu_lane;
 
 struct epw_gpu {

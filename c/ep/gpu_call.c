@@ -76,7 +76,6 @@ static epw_status enqueue_end(enqueuing *e, int error, const char *kernel) {
     if (status != EPW_OK) return status;
     e->lane->captured = e->captured;
     e->lane->stream = e->stream;
-    e->lane->caller = pthread_self();
     if (!e->captured) {
         e->lane->enqueued = true;
         e->lane->stream_id = e->stream_id;
@@ -232,6 +231,20 @@ static void put_output(epw_dispatch_args *args, const epw_dispatch_output *out) 
     args->wait_ns = out->wait_ns;
 }
 
+/* quiet: the lane may be free, which is no fault then. */
+static int launch_release(const enqueuing *e, bool quiet) {
+    const epw_buffer *b = e->b;
+    epw_release_args args = {.context = e->lane->context,
+                             .shared = b->gpu->shared,
+                             .arrays = e->lane->arrays,
+                             .window = b->routes[b->config.rank].window,
+                             .rank = b->config.rank,
+                             .ranks = b->config.ranks,
+                             .blocks = b->gpu->blocks,
+                             .quiet = quiet};
+    return epw_gpu_release(&args, e->stream);
+}
+
 /* Enqueues `halves` of the dispatch of `in`; `out` is NULL for the sending half alone. */
 static epw_status enqueue_dispatch(enqueuing *e, epw_lane *lane, uint32_t halves,
                                    const epw_dispatch_input *in, const epw_row_format *format,
@@ -243,9 +256,11 @@ static epw_status enqueue_dispatch(enqueuing *e, epw_lane *lane, uint32_t halves
     if (status != EPW_OK) return status;
     epw_dispatch_args args = dispatch_args(b, lane, halves, in, format);
     if (out != NULL) put_output(&args, out);
-    status =
-        enqueue_end(e, epw_gpu_dispatch(&args, b->gpu->blocks, e->stream), "launch of the dispatch kernel");
+    int error = e->lane->owes_release ? launch_release(e, true) : cudaSuccess;
+    if (error == cudaSuccess) error = epw_gpu_dispatch(&args, b->gpu->blocks, e->stream);
+    status = enqueue_end(e, error, "launch of the dispatch kernel");
     if (status != EPW_OK) return status;
+    e->lane->owes_release = false;
     lane->stage = out != NULL ? EPW_STAGE_DISPATCHED : EPW_STAGE_SENT;
     return EPW_OK;
 }
@@ -372,30 +387,17 @@ epw_status epw_gpu_call_combine_receive(epw_buffer *b, epw_lane *lane, const epw
     return status;
 }
 
-/* The stream of the handle's last call. Another thread's default stream has no name in this one: the legacy
- * default stream, which waits for every thread's, stands in for it. */
-static void *last_stream(const epw_gpu_lane *lane) {
-    bool other = lane->stream == cudaStreamPerThread && !pthread_equal(lane->caller, pthread_self());
-    return other ? cudaStreamLegacy : lane->stream;
-}
-
 static epw_status release(epw_buffer *b, epw_lane *lane, void *const *stream) {
     enqueuing e = enqueuing_of(b, lane, "release", NULL);
-    e.stream = stream != NULL ? *stream : last_stream(e.lane);
+    e.stream = stream != NULL ? *stream : e.lane->stream;
     epw_status status = enqueue_begin(&e, 0);
-    if (status != EPW_OK && e.invalidated && e.lane->captured) {
-        lane->stage = EPW_STAGE_FREE; /* what was captured will never run, nor need it be released */
+    if (status != EPW_OK && e.invalidated) {
+        e.lane->owes_release = true;
+        lane->stage = EPW_STAGE_FREE;
         return EPW_OK;
     }
     if (status != EPW_OK) return status;
-    epw_release_args args = {.context = e.lane->context,
-                             .shared = b->gpu->shared,
-                             .arrays = e.lane->arrays,
-                             .window = b->routes[b->config.rank].window,
-                             .rank = b->config.rank,
-                             .ranks = b->config.ranks,
-                             .blocks = b->gpu->blocks};
-    status = enqueue_end(&e, epw_gpu_release(&args, e.stream), "launch of the release kernel");
+    status = enqueue_end(&e, launch_release(&e, false), "launch of the release kernel");
     if (status == EPW_OK) lane->stage = EPW_STAGE_FREE;
     return status;
 }

@@ -305,8 +305,8 @@ typedef struct epw_error_record {
     uint32_t phase; /* EPW_PHASE_* */
     uint32_t cause; /* EPW_CAUSE_* */
     uint32_t rank;  /* this rank */
-    uint32_t peer;  /* the peer given up. CUDA: this rank itself if the GPU kept its kernel waiting for SMs
-                       until  the wait's bound; that makes it no suspect */
+    uint32_t peer;  /* the peer given up. CUDA: this rank itself if other work kept its own kernel off the GPU
+                       until the wait's bound; it is a suspect of its own then */
     uint32_t lane;
     uint32_t epoch;
     uint32_t op;          /* operation number in the lane, from 1 in each epoch */
@@ -525,12 +525,13 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  *   waited for, up to the deadline (then EPW_ERR_TIMEOUT; epw_buffer_destroy waits for eight of them, and
  *   leaves the memory to the end of the process if the GPU is still not done with it). A window that peers
  *   reach by CUDA IPC is freed once the last of them has let go of it.
- * - epw_release takes the stream of the handle's last call; if that was the per-thread default stream of
- * another thread, the legacy default stream, which waits for all of those. A capture that has been
- * invalidated keeps no lane: epw_release lets go of what was captured.
+ * - epw_release enqueues on the stream of the handle's last call. Where that was the per-thread default
+ * stream, it is the calling thread's: another thread's release comes behind that call, but not behind what
+ * the program has enqueued there since. On a stream whose capture has been invalidated nothing can be
+ * enqueued: then the lane's next dispatch releases first.
  * - What a peer says of its rows is bounded, so that nothing is read or written outside the windows and the
  *   outputs; but counts are not compared with the rows' entries, as the host does: a peer that lies about
- * them leaves places of expert_rows, or rows of an expert's list, unwritten.
+ *   them leaves places of expert_rows, or rows of an expert's list, unwritten.
  * - A handle of a captured dispatch is ended by a captured combine or release, in the same graph or another.
  *   For two graphs, keep the handle from one capture to the other, then replay them in turns, on one stream
  *   or with an event of the program between. A release outside captures runs at once, before any replay.

@@ -235,15 +235,25 @@ static void close_connection(const connection *c) {
     epw_fd_close(c->fd);
 }
 
-/* Drops the references of ended leases, without the lock meanwhile: the last one of an offer destroys memory.
- */
+static void *drop_offer(void *offer) {
+    epw_offer_unref(offer);
+    return NULL;
+}
+
+/* Drops the references of ended leases. The last one of an offer destroys memory, which may wait for what
+ * runs on the GPU: each has a thread, if one is to be had, and the lock is not held. */
 static void drop_ended(server *s) {
     for (size_t i = 0; i < s->count; i++) {
         epw_offer *offer = s->connections[i].ended;
+        pthread_t thread;
         if (!offer) continue;
         s->connections[i].ended = NULL;
         epw_process_unlock();
-        epw_offer_unref(offer);
+        if (epw_thread_start(drop_offer, offer, &thread) == 0) {
+            pthread_detach(thread);
+        } else {
+            epw_offer_unref(offer);
+        }
         epw_process_lock();
     }
 }

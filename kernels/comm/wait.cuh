@@ -108,10 +108,9 @@ __device__ inline void record_loss(const Operation &o, uint32_t phase, uint32_t 
     r->deadline_ns = o.deadline;
 }
 
-// Makes `peer` a suspect for the rest of the epoch and tells it, once. Never this rank itself, whose blocks may have found no SMs
-// for too long: it lives.
+// Makes `peer` a suspect for the rest of the epoch and tells it, once. It may be this rank itself, whose blocks have found no SMs
+// for too long: it goes on without its own experts then.
 __device__ inline void suspect(const Operation &o, uint32_t peer) {
-    if (peer == o.rank) return;
     auto *suspects = reinterpret_cast<unsigned long long *>(&o.context->shared->suspects);
     if (atomicOr(suspects, 1ull << peer) >> peer & 1) return;
     ptx::store_release_sys(&line_at(o, peer)->dropped, epw_word(o.epoch, 0, 0));

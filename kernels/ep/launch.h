@@ -65,6 +65,7 @@ typedef struct epw_release_args {
     unsigned char *window;
     uint32_t rank, ranks;
     uint32_t blocks; /* of the lane's kernels */
+    uint32_t quiet;  /* the lane may be free */
 } epw_release_args;
 
 typedef struct epw_membership_args {

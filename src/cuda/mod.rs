@@ -31,9 +31,10 @@
 //! replay them in turns, on one stream or with an event of the program between: a replay out of turn moves nothing and leaves
 //! a record ([`Cause::Held`](crate::Cause::Held)).
 //! Dropping a handle releases it on the stream of its last call, whatever that stream is doing by then: still under capture,
-//! the release becomes part of the graph; no longer, it runs at once and gives up what the graph has not run yet. If that was the
-//! default stream of another thread, the legacy default stream is taken, which waits for it. A captured call has no
-//! [`Completion`] outcome: look at `contributions` and [`EpBuffer::take_errors`](crate::EpBuffer::take_errors).
+//! the release becomes part of the graph; no longer, it runs at once and gives up what the graph has not run yet; its capture
+//! invalidated, the lane's next dispatch releases first. The per-thread default stream is then that of the thread that drops,
+//! behind the handle's last call but not behind what another thread has enqueued since: use `release_on` there. A captured call
+//! has no [`Completion`] outcome: look at `contributions` and [`EpBuffer::take_errors`](crate::EpBuffer::take_errors).
 //! cudarc's event tracking can not be captured: switch it off (`CudaContext::disable_event_tracking`) for what a graph uses.
 //!
 //! # Routing

@@ -513,8 +513,8 @@ pub struct epw_error_record {
     pub cause: u32,
     /// this rank
     pub rank: u32,
-    /** the peer given up. CUDA: this rank itself if the GPU kept its kernel waiting for SMs
-until  the wait's bound; that makes it no suspect*/
+    /** the peer given up. CUDA: this rank itself if other work kept its own kernel off the GPU
+until the wait's bound; it is a suspect of its own then*/
     pub peer: u32,
     pub lane: u32,
     pub epoch: u32,

@@ -67,6 +67,8 @@ typedef struct member {
     step_lane lane, other;
     cudaGraphExec_t graph;
     uint64_t *stamps; /* [2], device memory */
+    uint64_t *waits;  /* [ranks], device memory */
+    uint64_t bound;   /* of the wait for the lost rank */
     uint64_t mask;
     epw_handle handle; /* of HALF */
 } member;
@@ -114,9 +116,9 @@ static void take_records(const member *m, uint32_t peer, uint32_t phase) {
         REQUIRE(r->peer == peer && r->cause == cause && r->rank == m->config.rank,
                 "record %u of rank %u: peer %u phase %u cause %u", i, r->rank, r->peer, r->phase, r->cause);
         if (i > 0 || phase == 0) continue;
-        uint64_t late = r->elapsed_ns - deadline();
+        uint64_t late = r->elapsed_ns - m->bound;
         REQUIRE(r->waiting == 1, "record: %u peers awaited", r->waiting);
-        REQUIRE(r->phase == phase && r->deadline_ns == deadline() && late <= options.slack_us * 1000,
+        REQUIRE(r->phase == phase && r->deadline_ns == m->bound && late <= options.slack_us * 1000,
                 "record: phase %u elapsed %llu ns deadline %llu ns", r->phase,
                 (unsigned long long)r->elapsed_ns, (unsigned long long)r->deadline_ns);
     }
@@ -133,9 +135,27 @@ static void lost_in_time(const member *m, uint32_t peer, uint32_t phase, const c
                 outcome.record.peer == peer,
             "%s: cause %u phase %u peer %u", op, outcome.record.cause, outcome.record.phase,
             outcome.record.peer);
-    REQUIRE(took >= deadline() && took <= deadline() + options.slack_us * 1000,
-            "%s: took %llu us with a deadline of %u ms", op, (unsigned long long)(took / 1000),
-            options.deadline_ms);
+    REQUIRE(took >= m->bound && took <= m->bound + options.slack_us * 1000,
+            "%s: took %llu us with a deadline of %llu us", op, (unsigned long long)(took / 1000),
+            (unsigned long long)(m->bound / 1000));
+    uint64_t waits[RANKS_LIMIT];
+    REQUIRE_CUDA(cudaMemcpy(waits, m->waits, m->config.ranks * sizeof *waits, cudaMemcpyDeviceToHost));
+    for (uint32_t r = 0; r < m->config.ranks; r++) {
+        REQUIRE(r == peer ? waits[r] >= m->bound && waits[r] <= took : waits[r] < m->bound / 2,
+                "%s: waited %llu us for rank %u", op, (unsigned long long)(waits[r] / 1000), r);
+    }
+}
+
+/* The next call asks how long it waits, and has a deadline of `times` the buffer's. */
+static void measure(member *m, uint32_t times) {
+    m->bound = times * deadline();
+    m->lane.deadline_ns = times > 1 ? m->bound : 0;
+    m->lane.wait_ns = m->waits;
+    REQUIRE_CUDA(cudaMemsetAsync(m->waits, 0, m->config.ranks * sizeof *m->waits, m->lane.stream));
+}
+static void measure_no_more(member *m) {
+    m->lane.deadline_ns = 0;
+    m->lane.wait_ns = NULL;
 }
 
 /* A step of the other lane, which learns of the loss by the first. */
@@ -164,9 +184,11 @@ static void lose_dispatch(member *m, uint32_t peer) {
     step_lane *l = &m->lane;
     step_set_members(l, m->mask & ~bit(peer), m->mask & ~bit(peer));
     step_make(l);
+    measure(m, 1);
     stamp(m, 0);
     m->handle = step_dispatch(l, plain, options.tokens);
     stamp(m, 1);
+    measure_no_more(m);
     settle(m, "a dispatch that loses a rank");
     lost_in_time(m, peer, EPW_PHASE_DISPATCH_RECEIVE, "dispatch");
     step_answer(l, plain, options.tokens, m->handle);
@@ -182,9 +204,11 @@ static void lose_combine(member *m, uint32_t peer) {
     step_make(l);
     m->handle = step_dispatch(l, plain, options.tokens);
     step_answer(l, plain, options.tokens, m->handle);
+    measure(m, 2);
     stamp(m, 0);
     step_combine(l, plain, m->handle);
     stamp(m, 1);
+    measure_no_more(m);
     step_check(l, plain, options.tokens);
     settle(m, "a combine that loses a rank");
     lost_in_time(m, peer, EPW_PHASE_COMBINE_RECEIVE, "combine");
@@ -227,6 +251,9 @@ static void create(member *m, const rank_links *links, uint64_t iteration) {
     void *stamps = NULL;
     REQUIRE_CUDA(cudaMalloc(&stamps, 2 * sizeof *m->stamps));
     m->stamps = stamps;
+    void *waits = NULL;
+    REQUIRE_CUDA(cudaMalloc(&waits, links->ranks * sizeof *m->waits));
+    m->waits = waits;
 }
 
 /* Until the peer's former process has been seen dead. */
@@ -470,8 +497,9 @@ static void run(world *w, const scenario *s) {
     all_do(w, all, (message){.what = QUIT});
     for (uint32_t r = 0; r < w->ranks; r++) end(w, r, 0);
     printf("failure: OK %s: ranks=%u lost=%u deadline_us=%u loss_us=%llu graph_us=%llu without=%llu\n",
-           s->name, w->ranks, w->victim, options.deadline_ms * 1000, (unsigned long long)(loss_ns / 1000),
-           (unsigned long long)(usual_ns / 1000), (unsigned long long)(replay_ns / 1000));
+           s->name, w->ranks, w->victim, options.deadline_ms * 1000 * (s->waiting ? 2 : 1),
+           (unsigned long long)(loss_ns / 1000), (unsigned long long)(usual_ns / 1000),
+           (unsigned long long)(replay_ns / 1000));
     fflush(stdout);
 }
 

@@ -298,6 +298,7 @@ static void many_bad_ids(const world *w, epw_buffer *b, const test_case *c, cons
     epw_dispatch_input in = input_of(c, 0, m);
     uint32_t bad = in.tokens * in.topk, count = 0;
     uint64_t lost = 0;
+    CHECK_OK(epw_take_errors(b, records, 2 * RECORDED, &count, &lost)); /* of cases before */
     in.stream = w->streams[0];
     CUDA_OK(cudaMemset(m->at[IDS], 0x7f, m->bytes[IDS]));
     for (int round = 0; round < 2; round++) {

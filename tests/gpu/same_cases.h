@@ -40,6 +40,7 @@ typedef struct test_case {
     int own_weights;      /* combine's, not dispatch's */
     int waits;            /* are asked for */
     int long_deadline;    /* outside captures */
+    int repeats;          /* the GPU is given ids twice that the host is told are none */
     int bad_ids;          /* also with nothing but these, in a world of one rank */
     int out_of_turn;      /* also replay halves where the lane is not ready for them */
 } test_case;
@@ -75,6 +76,8 @@ static const test_case cases[] = {
     {"opaque, rank-major, scales of 8 bytes", PAYLOAD(OPAQUE), RANK_MAJOR, .scales = 3, .scale_bytes = 8},
     {"opaque, scales of 8 bytes", PAYLOAD(OPAQUE), .scales = 150, .scale_bytes = 8, .scales_by_row = 1,
      .apart = 32},
+    {"repeated ids", .repeats = 1},
+    {"repeated ids, rank-major, i64 ids", RANK_MAJOR, .repeats = 1, .idx_type = EPW_I64},
     {"opaque, many scales", PAYLOAD(OPAQUE), .scales = OPAQUE_SCALES_MAX},
     {"opaque, rank-major, many scales", PAYLOAD(OPAQUE), RANK_MAJOR, ROW_SCALES, .scales = OPAQUE_SCALES_MAX},
 
@@ -87,6 +90,7 @@ static const test_case cases[] = {
 
     {"few blocks", SHAPE(FEW_BLOCKS), ORDERED, .idx_type = EPW_I64},
     {"few blocks, fp8, rank-major", SHAPE(FEW_BLOCKS), PAYLOAD(FP8_F32), RANK_MAJOR, .bad_ids = 1},
+    {"few blocks, repeated ids, ordered", SHAPE(FEW_BLOCKS), ORDERED, .repeats = 1},
     {"few blocks, opaque, many scales", SHAPE(FEW_BLOCKS), PAYLOAD(OPAQUE), .scales = OPAQUE_SCALES_MAX},
 
     {"f16", SHAPE(HALF)},
@@ -104,6 +108,7 @@ static const test_case cases[] = {
     {"top-32, f16 outputs", SHAPE(TOPK_32)},
     {"top-32, fp8, ordered, i64 ids", SHAPE(TOPK_32), PAYLOAD(FP8_F32), ORDERED, .idx_type = EPW_I64},
     {"top-32, rank-major", SHAPE(TOPK_32), RANK_MAJOR},
+    {"top-32, repeated ids, fp8", SHAPE(TOPK_32), PAYLOAD(FP8_F32), .repeats = 1},
     {"top-32, 12 columns, rows apart, own weights", SHAPE(TOPK_32), ORDERED, OWN, .columns = 12, .apart = 64},
 
     {"hidden 1000", SHAPE(RAGGED)},
@@ -190,6 +195,16 @@ static uint16_t any_value(uint32_t dtype, uint64_t *seed) {
     uint32_t r = next(seed);
     if (dtype == EPW_F16) return (uint16_t)((r & 1) << 15 | (r >> 1) % 20 << 10 | (r >> 8 & 1023));
     return (uint16_t)((r & 1) << 15 | (119 + (r >> 1) % 16) << 7 | (r >> 8 & 127));
+}
+
+/* An id of the same token before its entry j, number i of all; -1: there is none. */
+static int64_t earlier_id(uint32_t idx_type, const unsigned char *ids, size_t i, size_t j) {
+    for (size_t back = 1; back <= j; back++) {
+        int64_t id = idx_type == EPW_I64 ? ((const int64_t *)(const void *)ids)[i - back]
+                                         : ((const int32_t *)(const void *)ids)[i - back];
+        if (id >= 0) return id;
+    }
+    return -1;
 }
 
 static void put_id(uint32_t idx_type, unsigned char *ids, size_t i, int64_t id) {
@@ -322,7 +337,9 @@ static memory make_inputs(const epw_config *config, uint32_t index) {
         /* distinct in a token */
         int64_t id = (int64_t)((t * 5 + config->rank + next(&seed) % 3 + j * 3) % config->experts);
         int nowhere = t % 5 == 1 || t % 64 > 40;
-        put_id(c->idx_type, m.at[IDS], i, next(&seed) % 8 == 0 || nowhere ? -1 : id);
+        if (next(&seed) % (c->repeats ? 3 : 8) == 0 || nowhere) id = -1;
+        if (c->repeats && id < 0 && config->device >= 0) id = earlier_id(c->idx_type, m.at[IDS], i, j);
+        put_id(c->idx_type, m.at[IDS], i, id);
     }
     return m;
 }

@@ -135,6 +135,7 @@ epw_handle step_dispatch(step_lane *l, step_kind kind, uint32_t tokens) {
     in.layout = kind.layout;
     in.lane = (int32_t)l->lane;
     in.stream = l->stream;
+    in.deadline_ns = l->deadline_ns;
     epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
     out.scale_order = kind.scale_order;
     out.rows = copied ? m->rows : NULL;
@@ -148,6 +149,7 @@ epw_handle step_dispatch(step_lane *l, step_kind kind, uint32_t tokens) {
     out.expert_rows = rank_major ? m->expert_rows : NULL;
     /* A kernel that has something to add up ends otherwise than one that has not. */
     out.expert_totals = l->lane == 0 ? m->expert_totals : NULL;
+    out.wait_ns = l->wait_ns;
     out.stream = l->stream;
     epw_handle handle = 0;
     REQUIRE_OK(epw_dispatch(l->buffer, &in, kind.split ? NULL : &out, &handle, NULL));
@@ -194,6 +196,8 @@ void step_combine(step_lane *l, step_kind kind, epw_handle handle) {
     in.mode = kind.mode;
     in.expert_out = kind.in_place ? NULL : l->memory.expert_out;
     in.stream = out.stream = l->stream;
+    in.deadline_ns = l->deadline_ns;
+    out.wait_ns = l->wait_ns;
     out.out = l->memory.out;
     out.contributions = l->memory.contributions;
     REQUIRE_OK(epw_combine(l->buffer, handle, &in, kind.split ? NULL : &out, NULL));

@@ -27,6 +27,8 @@ typedef struct step_lane {
     epw_buffer *buffer;
     epw_row_shape row;
     uint32_t lane, payload;
+    uint64_t deadline_ns; /* of the calls; 0: the buffer's */
+    uint64_t *wait_ns;    /* [ranks], device memory; NULL: not asked for */
     cudaStream_t stream;
     cudaEvent_t event; /* for who wants to know how far it is */
 } step_lane;
