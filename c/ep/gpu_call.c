@@ -260,7 +260,7 @@ static epw_status enqueue_dispatch(enqueuing *e, epw_lane *lane, uint32_t halves
     if (error == cudaSuccess) error = epw_gpu_dispatch(&args, b->gpu->blocks, e->stream);
     status = enqueue_end(e, error, "launch of the dispatch kernel");
     if (status != EPW_OK) return status;
-    e->lane->owes_release = false;
+    if (!e->captured) e->lane->owes_release = false; /* else who knows whether it will run */
     lane->stage = out != NULL ? EPW_STAGE_DISPATCHED : EPW_STAGE_SENT;
     return EPW_OK;
 }

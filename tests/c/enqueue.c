@@ -462,12 +462,15 @@ static void a_release_under_an_invalidated_capture_is_owed(void) {
               "%d launches", fake.launches);
     epw_dispatch_input in = input_on(SECOND_STREAM, 0);
     REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_STATE, "dispatch", 0, -1, "invalidated");
-    fake.captured = fake.invalidated = 0;
+    fake.invalidated = 0;
+    CHECK_OK(epw_release(b, dispatch_on(b, SECOND_STREAM, 0))); /* of a graph that may never be launched */
+    CHECK_MSG(fake.launches == 5 && fake.quiet_releases == 1, "%d launches", fake.launches);
+    fake.captured = fake.launches = fake.quiet_releases = 0;
     handle = dispatch_on(b, SECOND_STREAM, 0);
-    CHECK_MSG(fake.launches == 4 && fake.quiet_releases == 1, "%d launches", fake.launches);
+    CHECK_MSG(fake.launches == 2 && fake.quiet_releases == 1, "%d launches", fake.launches);
     CHECK_OK(epw_release(b, handle));
     CHECK_OK(epw_release(b, dispatch_on(b, SECOND_STREAM, 0)));
-    CHECK_MSG(fake.launches == 7 && fake.quiet_releases == 1, "owed once: %d launches", fake.launches);
+    CHECK_MSG(fake.launches == 5 && fake.quiet_releases == 1, "owed once: %d launches", fake.launches);
     CHECK_OK(epw_buffer_set_active(b, &all, 2)); /* frees the other lane */
     CHECK_OK(epw_release(b, dispatch_on(b, FIRST_STREAM, 1)));
     CHECK(fake.quiet_releases == 1);
