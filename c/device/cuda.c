@@ -73,15 +73,16 @@ static epw_status check_gpu(int32_t ordinal, epw_where where) {
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
     if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaDeviceGetAttribute");
-    if (major >= MIN_MAJOR && shared < (int)EPW_GPU_SHARE)
+    if (major < MIN_MAJOR)
         return epw_fail(EPW_ERR_NO_PATH, where,
-                        "GPU %d (compute capability %d.%d) has %d bytes of shared memory for a block, the "
-                        "kernels need %u",
-                        ordinal, major, minor, shared, EPW_GPU_SHARE);
-    if (major >= MIN_MAJOR) return EPW_OK;
-    return epw_fail(EPW_ERR_NO_PATH, where,
-                    "GPU %d has compute capability %d.%d, the kernels need %d.0 (Hopper) or newer", ordinal,
-                    major, minor, MIN_MAJOR);
+                        "GPU %d has compute capability %d.%d, the kernels need %d.0 (Hopper) or newer",
+                        ordinal, major, minor, MIN_MAJOR);
+    if (shared >= (int)EPW_GPU_SHARE) return EPW_OK;
+    return epw_fail(
+        EPW_ERR_NO_PATH, where,
+        "GPU %d (compute capability %d.%d) has %d bytes of shared memory for a block, the kernels "
+        "need %u",
+        ordinal, major, minor, shared, EPW_GPU_SHARE);
 }
 
 /* With the lock held. */

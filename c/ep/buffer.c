@@ -118,8 +118,8 @@ epw_status epw_buffer_export(epw_buffer *b, uint32_t peer, void *blob, size_t *l
 static epw_status disconnect(epw_buffer *b, uint32_t peer) {
     if (b->imports[peer] == NULL) return EPW_OK;
     epw_status status = b->engine->reach(b, peer, NULL);
-    b->routes[peer] =
-        (epw_route){EPW_PATH_NONE, NULL}; /* also where the engine could not see it done: it may be */
+    /* Also where the engine could not see it done: it may be. */
+    b->routes[peer] = (epw_route){EPW_PATH_NONE, NULL};
     if (status != EPW_OK) return status;
     epw_import_close(b->imports[peer]);
     b->imports[peer] = NULL;
@@ -154,11 +154,25 @@ static epw_status check_not_connecting(const epw_buffer *b, epw_where where) {
 }
 
 /* With all lanes locked. */
-static epw_status check_connect(const epw_buffer *b, epw_where where) {
-    uint32_t peer = (uint32_t)where.peer;
+static epw_status check_changeable(const epw_buffer *b, epw_where where) {
     epw_status status = check_not_connecting(b, where);
-    if (status != EPW_OK) return status;
-    return b->imports[peer] == NULL ? check_lanes_free(b, where) : check_unused(b, where, peer);
+    return status == EPW_OK ? check_unused(b, where, (uint32_t)where.peer) : status;
+}
+
+/* Locks all lanes when how the peer is reached may change. A window that is mapped goes: what has been
+ * enqueued has run by then. On failure nothing is locked. */
+static epw_status lock_to_change(epw_buffer *b, epw_where where) {
+    lock_lanes(b);
+    epw_status status = check_changeable(b, where);
+    if (status == EPW_OK && b->imports[where.peer] != NULL) {
+        unlock_lanes(b);
+        status = quiesce(b, where);
+        if (status != EPW_OK) return status;
+        lock_lanes(b);
+        status = check_changeable(b, where);
+    }
+    if (status != EPW_OK) unlock_lanes(b);
+    return status;
 }
 
 epw_status epw_buffer_connect(epw_buffer *b, uint32_t peer, const void *blob, size_t length) {
@@ -172,15 +186,9 @@ epw_status epw_buffer_connect_within(epw_buffer *b, uint32_t peer, const void *b
     epw_where where = {"connect", (int)b->config.rank, (int)peer};
     if (blob == NULL) return epw_fail(EPW_ERR_INVALID, where, "blob is NULL");
     if (deadline_ns == 0) return epw_fail(EPW_ERR_INVALID, where, "deadline_ns is 0, must be at least 1");
-    lock_lanes(b);
-    status = check_connect(b, where);
-    bool mapped = b->imports[peer] != NULL;
-    unlock_lanes(b);
-    if (status == EPW_OK && mapped) status = quiesce(b, where);
+    status = lock_to_change(b, where);
     if (status != EPW_OK) return status;
-    lock_lanes(b);
-    status = check_connect(b, where);
-    if (status == EPW_OK) status = disconnect(b, peer);
+    status = disconnect(b, peer);
     if (status == EPW_OK) epw_mask_add(&b->connecting, peer);
     unlock_lanes(b);
     if (status != EPW_OK) return status;
@@ -197,24 +205,13 @@ epw_status epw_buffer_connect_within(epw_buffer *b, uint32_t peer, const void *b
     return status;
 }
 
-/* With all lanes locked. */
-static epw_status check_disconnect(const epw_buffer *b, epw_where where) {
-    epw_status status = check_not_connecting(b, where);
-    return status == EPW_OK ? check_unused(b, where, (uint32_t)where.peer) : status;
-}
-
 epw_status epw_buffer_disconnect(epw_buffer *b, uint32_t peer) {
     epw_status status = check_peer(b, "disconnect", peer);
     if (status != EPW_OK) return status;
     epw_where where = {"disconnect", (int)b->config.rank, (int)peer};
-    lock_lanes(b);
-    status = check_disconnect(b, where);
-    unlock_lanes(b);
-    if (status == EPW_OK) status = quiesce(b, where);
+    status = lock_to_change(b, where);
     if (status != EPW_OK) return status;
-    lock_lanes(b);
-    status = check_disconnect(b, where);
-    if (status == EPW_OK) status = disconnect(b, peer);
+    status = disconnect(b, peer);
     unlock_lanes(b);
     return status;
 }

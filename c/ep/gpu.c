@@ -53,12 +53,19 @@ epw_status epw_gpu_await_event(const epw_buffer *b, cudaEvent_t event, uint64_t 
     return status;
 }
 
+/* Whether the lanes are locked by who waits for them. If not, other threads go on calling, and what they
+ * enqueue is waited for too, within the bound. */
+typedef enum holding { LOCKED, UNLOCKED } holding;
+
 /* Waits for what the calls have enqueued on all lanes, at most timeout_ns in all. */
-static epw_status await_lanes(const epw_buffer *b, uint64_t timeout_ns, epw_where where) {
+static epw_status await_lanes(epw_buffer *b, holding lanes, uint64_t timeout_ns, epw_where where) {
     uint64_t began = epw_now_ns();
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         const epw_gpu_lane *lane = &b->gpu->lanes[i];
-        if (!lane->enqueued) continue;
+        if (lanes == UNLOCKED) pthread_mutex_lock(&b->lanes[i].lock);
+        bool enqueued = lane->enqueued;
+        if (lanes == UNLOCKED) pthread_mutex_unlock(&b->lanes[i].lock);
+        if (!enqueued) continue;
         uint64_t waited = epw_now_ns() - began;
         epw_status status =
             epw_gpu_await_event(b, lane->event, waited < timeout_ns ? timeout_ns - waited : 0, where);
@@ -67,31 +74,17 @@ static epw_status await_lanes(const epw_buffer *b, uint64_t timeout_ns, epw_wher
     return EPW_OK;
 }
 
-static epw_status not_idle(const epw_buffer *b, epw_where where) {
+static epw_status require_lanes_idle(epw_buffer *b, holding lanes, epw_where where) {
+    epw_status status = await_lanes(b, lanes, b->config.deadline_ns, where);
+    if (status != EPW_PENDING) return status;
     return epw_fail(
         EPW_ERR_TIMEOUT, where,
         "what was enqueued before has not run within the deadline of %llu ms: wait for its stream",
         (unsigned long long)(b->config.deadline_ns / 1000000u));
 }
 
-/* With the lanes locked. */
-static epw_status require_lanes_idle(const epw_buffer *b, epw_where where) {
-    epw_status status = await_lanes(b, b->config.deadline_ns, where);
-    return status == EPW_PENDING ? not_idle(b, where) : status;
-}
-
-/* The same while other threads call. What they go on enqueuing is waited for too, within the bound. */
 static epw_status gpu_quiesce(epw_buffer *b, epw_where where) {
-    uint64_t began = epw_now_ns(), bound = b->config.deadline_ns;
-    epw_status status = EPW_OK;
-    for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++) {
-        pthread_mutex_lock(&b->lanes[i].lock);
-        bool enqueued = b->gpu->lanes[i].enqueued;
-        pthread_mutex_unlock(&b->lanes[i].lock);
-        uint64_t waited = epw_now_ns() - began, left = waited < bound ? bound - waited : 0;
-        if (enqueued) status = epw_gpu_await_event(b, b->gpu->lanes[i].event, left, where);
-    }
-    return status == EPW_PENDING ? not_idle(b, where) : status;
+    return require_lanes_idle(b, UNLOCKED, where);
 }
 
 epw_status epw_gpu_settle(const epw_buffer *b, uint64_t timeout_ns, epw_where where) {
@@ -246,7 +239,7 @@ static bool gpu_leave(epw_buffer *b) {
     epw_where where = epw_at(b, "destroy");
     uint64_t bound = 2 * EPW_WAIT_DEADLINES_MAX * b->config.deadline_ns;
     if (b->epoch == 0) return true; /* nothing was ever enqueued that touches a window */
-    epw_status status = await_lanes(b, bound, where);
+    epw_status status = await_lanes(b, LOCKED, bound, where); /* nobody else calls any more */
     if (status == EPW_OK) {
         drop_peers(b, where);
         status = epw_gpu_settle(b, b->config.deadline_ns, where);
@@ -281,7 +274,7 @@ static epw_status gpu_reach(epw_buffer *b, uint32_t peer, unsigned char *window)
     epw_gpu *g = b->gpu;
     epw_where where = {window ? "connect" : "disconnect", (int)b->config.rank, (int)peer};
     /* A peer that is being connected is not active: kernels that run meanwhile have no use for its entry. */
-    epw_status status = window ? EPW_OK : require_lanes_idle(b, where);
+    epw_status status = window ? EPW_OK : require_lanes_idle(b, LOCKED, where);
     if (status == EPW_OK) status = epw_cuda_enter(b->config.device, where);
     if (status != EPW_OK) return status;
     g->pinned->windows[peer] = window;
@@ -302,7 +295,7 @@ static epw_status gpu_reach(epw_buffer *b, uint32_t peer, unsigned char *window)
 static epw_status gpu_set_active(epw_buffer *b, const epw_mask *active, uint32_t epoch) {
     epw_gpu *g = b->gpu;
     epw_where where = epw_at(b, "set_active");
-    epw_status status = require_lanes_idle(b, where);
+    epw_status status = require_lanes_idle(b, LOCKED, where);
     if (status == EPW_OK) status = epw_cuda_enter(b->config.device, where);
     if (status != EPW_OK) return status;
     epw_membership_args args = {.shared = g->shared,

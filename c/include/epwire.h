@@ -526,9 +526,9 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  *   leaves the memory to the end of the process if the GPU is still not done with it). A window that peers
  *   reach by CUDA IPC is freed once the last of them has let go of it.
  * - epw_release enqueues on the stream of the handle's last call. Where that was the per-thread default
- * stream, it is the calling thread's: another thread's release comes behind that call, but not behind what
- * the program has enqueued there since. On a stream whose capture has been invalidated nothing can be
- * enqueued: then the lane's next dispatch releases first.
+ *   stream, it is the calling thread's: another thread's release comes behind that call, but not behind
+ *   what the program has enqueued there since. On a stream whose capture has been invalidated nothing can
+ *   be enqueued: then the lane's next dispatch releases first.
  * - What a peer says of its rows is bounded, so that nothing is read or written outside the windows and the
  *   outputs; but counts are not compared with the rows' entries, as the host does: a peer that lies about
  *   them leaves places of expert_rows, or rows of an expert's list, unwritten.

@@ -43,6 +43,21 @@ __device__ __forceinline__ uint32_t valid_id(const Dispatch &a, RawId raw) {
     return fits && raw.low < a.experts ? raw.low : kNobody;
 }
 
+// An id of each lane, and how it stands among those of its token. By a whole warp.
+struct Standing {
+    uint32_t id, owner; // kNobody: there is none
+    bool repeated;      // an earlier lane has the id,
+    bool follows;       // or one of the same owner
+
+    // `before`: the earlier lanes of the token.
+    __device__ __forceinline__ Standing(const Dispatch &a, RawId raw, uint32_t before) {
+        id = valid_id(a, raw);
+        owner = id == kNobody ? kNobody : a.per_rank.divide(id);
+        repeated = __match_any_sync(0xffffffffu, id) & before;
+        follows = __match_any_sync(0xffffffffu, owner) & before;
+    }
+};
+
 // The token that a block is about to send: entry j is lane j's of each of the first two warps.
 struct Token {
     RawId raw;
@@ -62,14 +77,12 @@ struct Token {
         if (a.topk_weights && inside) weight = a.topk_weights[size_t(t) * a.topk + lane];
     }
     __device__ __forceinline__ void look(const Dispatch &a) {
-        uint32_t id = valid_id(a, raw), owner = id == kNobody ? kNobody : a.per_rank.divide(id);
-        uint32_t before = (1u << threadIdx.x % 32) - 1;
-        bool repeated = __match_any_sync(0xffffffffu, id) & before, follows = __match_any_sync(0xffffffffu, owner) & before;
-        bool valid = id != kNobody && !repeated;
+        const Standing s(a, raw, (1u << threadIdx.x % 32) - 1);
+        bool valid = s.id != kNobody && !s.repeated;
         bad = !valid && raw_value(a, raw) != kNone;
-        expert = valid ? id : kNobody;
-        rank = valid ? owner : kNobody;
-        leads = valid && !follows;
+        expert = valid ? s.id : kNobody;
+        rank = valid ? s.owner : kNobody;
+        leads = valid && !s.follows;
     }
 };
 
@@ -99,12 +112,10 @@ struct Ids {
 
 // Of one id of each lane. By a whole warp.
 __device__ __forceinline__ void count_ids(const Dispatch &a, Census census, RawId raw) {
-    const uint32_t lane = threadIdx.x % 32, all = 0xffffffffu, first = lane & ~((1u << a.entry_shift) - 1); // of the token's lanes
-    const uint32_t before = ((1u << lane) - 1) & ~((1u << first) - 1);
-    uint32_t id = valid_id(a, raw), owner = id == kNobody ? kNobody : a.per_rank.divide(id);
-    bool repeated = __match_any_sync(all, id) & before, follows = __match_any_sync(all, owner) & before;
-    atomicAdd(&census.experts[id == kNobody || repeated ? a.experts : id], 1u); // without a branch: the one behind is nobody's
-    if (owner != kNobody && !follows) atomicAdd(&census.ranks[owner], 1u);
+    const uint32_t lane = threadIdx.x % 32, first = lane & ~((1u << a.entry_shift) - 1); // of the token's lanes
+    const Standing s(a, raw, ((1u << lane) - 1) & ~((1u << first) - 1));
+    atomicAdd(&census.experts[s.id == kNobody || s.repeated ? a.experts : s.id], 1u); // without a branch: the one behind is nobody's
+    if (s.owner != kNobody && !s.follows) atomicAdd(&census.ranks[s.owner], 1u);
 }
 
 // Counts the tokens in [from, to). Called by the whole block; `ids`: loaded of the same.

@@ -105,8 +105,8 @@ impl EpBuffer {
     }
 
     /// Unmaps the window of a peer that is not active. Waits for no peer; on GPUs for what this rank has enqueued, as
-    /// [`EpBuffer::set_active`] does. [`Error::State`] while the peer is being connected. After another error it counts as not
-    /// connected, and is to be connected or disconnected again.
+    /// [`EpBuffer::set_active`] does. [`Error::State`] while the peer is being connected. After a timeout the peer may count as
+    /// not connected, and is to be connected or disconnected again.
     pub fn disconnect(&self, peer: u32) -> Result<()> {
         self.inner.ffi.disconnect(peer)
     }

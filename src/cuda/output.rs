@@ -35,7 +35,8 @@ pub(super) trait Output {
 
 /// Where received rows go. With `M` = [`Plan::rows`] and `E` local experts; rank-major has one list instead of `E`. Rows are
 /// ordered by source rank, then by token. Memory beyond the counts is left as it was, or, of a degraded operation, may hold
-/// anything. Every output may be larger. Expert-major needs `rows` and `counts`, and refuses what it would not fill: `row_experts`, `row_weights` and `expert_rows`.
+/// anything. Every output may be larger. Expert-major needs `rows` and `counts`, and refuses what it would not fill:
+/// `row_experts`, `row_weights` and `expert_rows`.
 ///
 /// Where unsigned integers are named, signed ones of that size do as well.
 #[derive(Debug, Default)]
