@@ -19,11 +19,11 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
         for (uint64_t &barrier : s.loaded) ptx::barrier_init(&barrier, 1);
         ptx::fence_barrier_init();
     }
+    __syncthreads(); // barriers are there
     ptx::wait_for_stream();
     const Opening opening(a, a.layout.ranks, a.deadline_ns);
     if (threadIdx.x < a.layout.ranks) {
         s.received[threadIdx.x] = c->received[threadIdx.x];
-        s.ends[threadIdx.x] = c->ends[threadIdx.x];
         expected.rows[threadIdx.x] = epw_word_value(c->sent[threadIdx.x]);
     }
     if (threadIdx.x == kOpeningThreads) expected.marked = c->ordered;
@@ -33,13 +33,17 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
 #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < lists; i += kCombineThreads) table[i] = a.arrays.first_row[i];
     }
+    const uint32_t *first_row = reinterpret_cast<const uint32_t *>(memory);
+    const Turns turns(a, c->ends, sends);
     opening.write(o, false);
+    Answerer<With> answerer(a, s, turns, memory + a.table_size);
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_DISPATCHED : EPW_GPU_ANSWERED)) {
+        answerer.abandon();
         refuse(o, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
         return;
     }
-    if (sends) answer_all<T, With>(a, o, s, expected.marked, memory);
+    if (sends) answer_all<T, With>(a, o, s, turns, answerer, expected.marked, first_row);
     if (receives) {
         collect<T, With != Answers::rows>(a, o, expected, s.batch); // times one, where answers are sums
         return;

@@ -3,6 +3,10 @@
 // Blocks read and leave a turn each and do not wait for one another at the end. A block that has met trouble (a peer given up or
 // refused, a long wait, something to add up for the caller) does: one of those waits until all are out, and closes the operation
 // for all, alone. All blocks of a kernel are on the GPU together (c/ep/gpu.c, choose_blocks), so that wait is short.
+//
+// Blocks that are at peace leave without a fence, which would hold up each of their kernels by a quarter of a microsecond (H200).
+// So nothing but time puts their stores before those of a block that delivers anew, without a peer that they may have counted:
+// that one lets kSettled pass first.
 #pragma once
 
 #include "../ptx/memory.cuh"
@@ -98,9 +102,11 @@ __device__ __forceinline__ void tell_complete(const Operation &o) {
 }
 
 // The end of a kernel for one of its blocks. The lane goes on to `stage` with all that the operation began with, and the block
-// is done: false. True: something is amiss, and it is this block that closes the operation; all others are out, and what they
-// have done happens before what it does now. o.lost and o.refused_by_any are then what the blocks have found: close()
-// takes it out of the context. `sent`: this kernel's blocks have passed last_to_send.
+// is done: false. True: something is amiss, and it is this block that closes the operation; all others are out. What those in
+// trouble have done happens before what it does now; so does, if anybody is left out, what the others have stored, by time.
+// o.lost and o.refused_by_any are then what the blocks have found: close() takes it out of the context. `sent`: this kernel's
+// blocks have passed last_to_send.
+constexpr uint64_t kSettled = 100000; // ns, in which a store lands for certain
 __device__ inline bool must_close(Operation &o, uint32_t stage, bool sent) {
     __syncthreads();
     epw_gpu_context *c = o.context;
@@ -112,8 +118,9 @@ __device__ inline bool must_close(Operation &o, uint32_t stage, bool sent) {
         c->turns[blockIdx.x] = {stage, o.op, o.wrapped || o.op == 0, 0, o.peers, 0, o.sent_before + (sent ? gridDim.x : 0),
                                 o.out_before + gridDim.x, {}};
         if (blockIdx.x == 0) tell_complete(o);
-        // Reader: the block that closes, if there is one.
-        ptx::reduce_release_gpu(&c->out_blocks, 1);
+        // Reader: the block that closes, if there is one. It acquires nothing by this; close() sets the turn to the same, unless
+        // somebody is left out.
+        ptx::reduce_relaxed_gpu(&c->out_blocks, 1);
         return false;
     } else {
         if (o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
@@ -129,6 +136,7 @@ __device__ inline bool must_close(Operation &o, uint32_t stage, bool sent) {
         if (sent) o.sent_before += gridDim.x;
         o.lost = ptx::load_relaxed_gpu(&c->gone);
         o.refused_by_any = ptx::load_relaxed_gpu(&c->refused);
+        for (began = ptx::global_timer_ns(); (o.lost | o.refused_by_any) && o.last && ptx::global_timer_ns() - began < kSettled;) {}
     }
     __syncthreads();
     return o.last != 0;

@@ -13,7 +13,6 @@ struct __align__(16) AnswerShared {
     Batch batch;
     uint64_t loaded[kMaxStages];          // barriers of the stages
     uint32_t received[EPW_GPU_MAX_RANKS]; // rows that came from each source: they are all answered, or none
-    uint32_t ends[EPW_GPU_MAX_RANKS];     // the same, added up by turns
 };
 
 // The turns as every warp knows them for itself: lane i turns i and i + 32.
@@ -21,13 +20,14 @@ struct Turns {
     uint32_t end[2]; // rows of the sources up to the turn
     uint32_t total, remote;
 
-    __device__ __forceinline__ Turns(const Combine &a, const AnswerShared &s) {
+    // `ends`: the context's. None at all if the kernel does not send. By the whole warp.
+    __device__ __forceinline__ Turns(const Combine &a, const uint32_t *ends, bool sends) {
         static_assert(EPW_GPU_MAX_RANKS == 64);
         uint32_t lane = threadIdx.x % 32, ranks = a.layout.ranks;
-        end[0] = lane < ranks ? s.ends[lane] : 0xffffffffu;
-        end[1] = lane + 32 < ranks ? s.ends[lane + 32] : 0xffffffffu;
-        total = s.ends[ranks - 1];
-        remote = ranks > 1 ? s.ends[ranks - 2] : 0;
+        end[0] = lane < ranks ? ends[lane] : 0xffffffffu;
+        end[1] = lane + 32 < ranks ? ends[lane + 32] : 0xffffffffu;
+        total = sends ? at(ranks - 1) : 0;
+        remote = sends && ranks > 1 ? at(ranks - 2) : 0;
     }
 
     // Of row n: its source's turn; n becomes the row's number among those of the source. By the whole warp.
@@ -38,6 +38,11 @@ struct Turns {
         if (more > 0) begin = __shfl_sync(0xffffffffu, end[1], more - 1);
         if (turn > 0) n -= begin;
         return turn + more;
+    }
+
+  private:
+    __device__ __forceinline__ uint32_t at(uint32_t turn) const {
+        return __shfl_sync(0xffffffffu, turn < 32 ? end[0] : end[1], turn % 32);
     }
 };
 
@@ -66,16 +71,33 @@ struct OwnRows {
 // A received row: where it came from, and where its answers go.
 struct Row {
     uint32_t source, number; // its slot's in the source's
-    unsigned char *to;
 
+    Row() = default;
     // Of row n of all. By the whole warp.
-    __device__ __forceinline__ Row(const Combine &a, const Operation &o, const Turns &turns, uint32_t n) {
+    __device__ __forceinline__ Row(const Combine &a, const Turns &turns, uint32_t n) {
         source = source_at(a.rank, a.layout.ranks, turns.find(n));
         number = n;
-        to = o.window[source] + a.answers.offset((a.rank * a.layout.max_tokens + n) * a.layout.answers);
     }
     __device__ __forceinline__ uint32_t place(const Combine &a) const { return source * a.layout.max_tokens + number; }
     __device__ __forceinline__ const unsigned char *slot(const Combine &a) const { return a.window + a.slots.offset(place(a)); }
+    __device__ __forceinline__ unsigned char *to(const Combine &a, const Operation &o) const {
+        return o.window[source] + a.answers.offset((a.rank * a.layout.max_tokens + number) * a.layout.answers);
+    }
+};
+
+// A lane's entry of a row, loaded and not yet looked at.
+struct Entry {
+    uint64_t pair = ~0ull; // expert, and weight
+    uint32_t index = 0;
+
+    Entry() = default;
+    __device__ __forceinline__ Entry(const Combine &a, const Row &row) {
+        const unsigned char *slot = row.slot(a);
+        const uint32_t lane = threadIdx.x % 32;
+        if (lane >= a.layout.topk) return;
+        pair = ptx::load_relaxed_gpu(reinterpret_cast<const uint64_t *>(slot + sizeof(epw_slot_header)) + lane);
+        index = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + epw_indices_offset(&a.layout)) + lane);
+    }
 };
 
 // Outputs of the experts that a row went to: a lane that `has` one knows it.
@@ -86,97 +108,131 @@ struct Parts {
     uint32_t lanes; // that have one
 
     // By one warp. `first_row`: [ranks][local_experts], of the sources in the experts' lists.
-    __device__ __forceinline__ Parts(const Combine &a, const Row &row, const uint32_t *first_row) {
+    __device__ __forceinline__ Parts(const Combine &a, const Row &row, const Entry &entry, const uint32_t *first_row) {
         const epw_layout &l = a.layout;
-        const unsigned char *slot = row.slot(a);
-        uint32_t lane = threadIdx.x % 32, local = 0xffffffffu, index = 0;
-        if (lane < l.topk) {
-            const uint64_t *entry = reinterpret_cast<const uint64_t *>(slot + sizeof(epw_slot_header)) + lane;
-            uint64_t pair = ptx::load_relaxed_gpu(entry);
-            index = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + epw_indices_offset(&l)) + lane);
-            local = uint32_t(pair) - a.rank * l.local_experts;
-            weight = __uint_as_float(uint32_t(pair >> 32));
-        }
+        const uint32_t local = uint32_t(entry.pair) - a.rank * l.local_experts;
+        weight = __uint_as_float(uint32_t(entry.pair >> 32));
         bool ours = local < l.local_experts;
-        uint64_t place = ours ? uint64_t(first_row[row.source * l.local_experts + local]) + index : 0;
+        uint64_t place = ours ? uint64_t(first_row[row.source * l.local_experts + local]) + entry.index : 0;
         has = ours && place < l.rows;
         from = static_cast<const unsigned char *>(a.expert_out) + (local * l.rows + place) * l.row_bytes;
         lanes = __ballot_sync(0xffffffffu, has);
     }
 };
 
+// The caller's row, or the one in place, passes as it is.
+__device__ __forceinline__ const unsigned char *given_row(const Combine &a, const Row &row) {
+    if (a.expert_out) return static_cast<const unsigned char *>(a.expert_out) + uint64_t(row.place(a)) * a.row_size;
+    return row.slot(a) + a.layout.header_bytes;
+}
+
+// A block's way through its rows: which they are, and what comes from memory first. That is on its way before the operation is
+// known: it reads this rank's memory only, and in bounds, whatever the lane is doing.
+template <Answers With> struct Answerer {
+    OwnRows rows;
+    uint32_t warps, number; // that work on rows one by one, or teams of them; this one's
+    uint32_t half;          // teams are of two warps
+    Row row;                // that this warp begins with, if it has one
+    Entry entry;            // of it
+    Passage passage;        // its first piece is on its way
+
+    __device__ __forceinline__ Answerer(const Combine &a, AnswerShared &s, const Turns &turns, unsigned char *stages)
+        : rows(a, turns), warps(kBatch), number(threadIdx.x / 32), half(0), passage{} {
+        if constexpr (With != Answers::sums) {
+            warps = min(a.stages.count, kWarps);
+            if (number < warps) passage = {stages + number * a.stages.bytes, &s.loaded[number]};
+        }
+        if constexpr (With == Answers::parts) { // those of a row by two in turn where there are warps enough
+            half = rows.count * 2 <= warps;
+            warps >>= half;
+            number >>= half;
+        }
+        if (!has(0)) return;
+        row = Row(a, turns, rows.number(number));
+        if constexpr (With == Answers::rows) {
+            if (threadIdx.x % 32 == 0) passage.load(given_row(a, row), min(kPieceBytes, a.row_size));
+        } else {
+            entry = Entry(a, row);
+        }
+    }
+    // Whether this warp has a row of those from the block's number `first` on.
+    __device__ __forceinline__ bool has(uint32_t first) const { return number < warps && first + number < rows.count; }
+    __device__ __forceinline__ void find(const Combine &a, const Turns &turns, uint32_t first) {
+        row = Row(a, turns, rows.number(first + number));
+        if constexpr (With != Answers::rows) entry = Entry(a, row);
+    }
+    // The operation is not one: what is on its way must come before the block ends.
+    __device__ __forceinline__ void abandon() {
+        if (With == Answers::rows && has(0) && threadIdx.x % 32 == 0) passage.await_loaded();
+    }
+};
+
 // Sums are made here: those of a batch of rows at a time.
 template <typename T>
-__device__ __forceinline__ void answer_with_sums(const Combine &a, const Operation &o, AnswerShared &s, const Turns &turns,
-                                                 const uint32_t *first_row) {
-    const OwnRows rows(a, turns);
-    uint32_t warp = threadIdx.x / 32;
-    for (uint32_t first = 0; first < rows.count; first += kBatch) {
-        if (warp < kBatch && first + warp < rows.count) {
-            const Row row(a, o, turns, rows.number(first + warp));
-            const Parts parts(a, row, first_row);
+__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &s, const Turns &turns,
+                                            Answerer<Answers::sums> &w, const uint32_t *first_row) {
+    for (uint32_t first = 0; first < w.rows.count; first += kBatch) {
+        if (w.has(first)) {
+            if (first > 0) w.find(a, turns, first);
+            const Parts parts(a, w.row, w.entry, first_row);
             uint32_t place = __popc(parts.lanes & ((1u << threadIdx.x % 32) - 1));
-            put_row(s.batch, warp, row.to, __popc(parts.lanes), parts.has, place, parts.from, parts.weight, 0);
+            put_row(s.batch, w.number, w.row.to(a, o), __popc(parts.lanes), parts.has, place, parts.from, parts.weight, 0);
         }
         __syncthreads();
-        make_sums<T, true>(s.batch, min(rows.count - first, kBatch), a.row_size, nullptr);
+        make_sums<T, true>(s.batch, min(w.rows.count - first, kBatch), a.row_size, nullptr);
     }
 }
 
-// Parts pass as they are: those of a row by a warp, or by two in turn where there are warps enough.
-__device__ __forceinline__ void answer_with_parts(const Combine &a, const Operation &o, AnswerShared &s, const Turns &turns,
-                                                  const uint32_t *first_row, unsigned char *memory) {
-    const OwnRows rows(a, turns);
-    uint32_t warps = min(a.stages.count, kWarps), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint32_t half = rows.count * 2 <= warps, teams = warps >> half, team = warp >> half, member = warp & half;
-    if (team >= teams) return;
-    Passage passage = {memory + warp * a.stages.bytes, &s.loaded[warp]};
-    for (uint32_t i = team; i < rows.count; i += teams) {
-        const Row row(a, o, turns, rows.number(i));
-        const Parts parts(a, row, first_row);
+// Parts pass as they are: those of a row by a warp, or by a team.
+template <typename T>
+__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &, const Turns &turns,
+                                            Answerer<Answers::parts> &w, const uint32_t *first_row) {
+    const uint32_t lane = threadIdx.x % 32, member = threadIdx.x / 32 & w.half;
+    for (uint32_t first = 0; w.has(first); first += w.warps) {
+        if (first > 0) w.find(a, turns, first);
+        const Parts parts(a, w.row, w.entry, first_row);
+        unsigned char *row = w.row.to(a, o);
         uint32_t turn = 0, count = min(__popc(parts.lanes), a.layout.answers); // however often a row names an expert: its room ends
         for (uint32_t part = 0, left = parts.lanes; part < count; part++, left &= left - 1) {
             uint64_t from = __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(parts.from), __ffs(left) - 1);
-            unsigned char *to = row.to + uint64_t(part) * a.row_size;
+            unsigned char *to = row + uint64_t(part) * a.row_size;
             for (uint32_t at = 0; at < a.row_size; at += kPieceBytes) {
-                if (lane == 0 && (turn++ & half) == member) {
-                    passage.pass(to + at, reinterpret_cast<const unsigned char *>(from) + at, min(kPieceBytes, a.row_size - at));
-                }
+                if (lane != 0 || (turn++ & w.half) != member) continue;
+                const uint32_t bytes = min(kPieceBytes, a.row_size - at);
+                w.passage.load(reinterpret_cast<const unsigned char *>(from) + at, bytes);
+                w.passage.store(to + at, bytes);
             }
         }
     }
     if (lane == 0) ptx::bulk_wait_all();
 }
 
-// The caller's rows, or those in place, pass as they are: each by a warp.
-__device__ __forceinline__ void answer_with_rows(const Combine &a, const Operation &o, AnswerShared &s, const Turns &turns,
-                                                 unsigned char *memory) {
-    const OwnRows rows(a, turns);
-    uint32_t warps = min(a.stages.count, kWarps), warp = threadIdx.x / 32;
-    if (warp >= warps) return;
-    Passage passage = {memory + warp * a.stages.bytes, &s.loaded[warp]};
-    for (uint32_t i = warp; i < rows.count; i += warps) {
-        const Row row(a, o, turns, rows.number(i));
-        if (threadIdx.x % 32 != 0) continue;
-        const unsigned char *from = row.slot(a) + a.layout.header_bytes;
-        if (a.expert_out) from = static_cast<const unsigned char *>(a.expert_out) + uint64_t(row.place(a)) * a.row_size;
+// Rows pass as they are: each by a warp.
+template <typename T>
+__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &, const Turns &turns,
+                                            Answerer<Answers::rows> &w, const uint32_t *) {
+    const uint32_t lane = threadIdx.x % 32;
+    for (uint32_t first = 0; w.has(first); first += w.warps) {
+        if (first > 0) w.find(a, turns, first);
+        if (lane != 0) continue;
+        const unsigned char *from = given_row(a, w.row);
+        unsigned char *to = w.row.to(a, o);
         for (uint32_t at = 0; at < a.row_size; at += kPieceBytes) {
-            passage.pass(row.to + at, from + at, min(kPieceBytes, a.row_size - at));
+            const uint32_t bytes = min(kPieceBytes, a.row_size - at);
+            if (first > 0 || at > 0) w.passage.load(from + at, bytes);
+            w.passage.store(to + at, bytes);
         }
     }
-    if (threadIdx.x % 32 == 0) ptx::bulk_wait_all();
+    if (lane == 0) ptx::bulk_wait_all();
 }
 
-// Answers every row, then posts the words from the kernel's last block. `memory`: the table of first rows, then the stages.
+// Answers every row, then posts the words from the kernel's last block. `first_row`: the table of first rows.
 template <typename T, Answers With>
-__device__ __forceinline__ void answer_all(const Combine &a, Operation &o, AnswerShared &s, bool marked, unsigned char *memory) {
-    const uint32_t *table = reinterpret_cast<const uint32_t *>(memory);
+__device__ __forceinline__ void answer_all(const Combine &a, Operation &o, AnswerShared &s, const Turns &turns, Answerer<With> &w,
+                                           bool marked, const uint32_t *first_row) {
     // Given up by the other lane: gets no word. Its rows are numbered all the same, for not all blocks need know of it.
     if (threadIdx.x < o.ranks && (o.peers & o.suspects) >> threadIdx.x & 1) leave_out(o, threadIdx.x);
-    const Turns turns(a, s);
-    if constexpr (With == Answers::sums) answer_with_sums<T>(a, o, s, turns, table);
-    if constexpr (With == Answers::parts) answer_with_parts(a, o, s, turns, table, memory + a.table_size);
-    if constexpr (With == Answers::rows) answer_with_rows(a, o, s, turns, memory);
+    answer_rows<T>(a, o, s, turns, w, first_row);
     // Writer of the words: the last block here. It has acquired what every block has released: the sums, which all threads of a
     // block have stored before its barrier, or the rows that a thread of each warp has seen complete. Its release at system scope
     // hands that on to the peer, whose acquire of the word sees it all. The words also say that the slots have been read.

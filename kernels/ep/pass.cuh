@@ -13,12 +13,18 @@ struct Passage {
     uint64_t *loaded; // barrier: what was loaded has come
     uint32_t turns = 0;
 
-    __device__ __forceinline__ void pass(unsigned char *to, const unsigned char *from, uint32_t bytes) {
+    __device__ __forceinline__ void load(const unsigned char *from, uint32_t bytes) {
         ptx::bulk_wait_read<0>(); // the store before has read the stage
         ptx::barrier_expect(loaded, bytes);
         ptx::bulk_load(stage, from, bytes, loaded);
+    }
+    __device__ __forceinline__ void await_loaded() {
         while (!ptx::barrier_try_wait(loaded, turns & 1)) {}
         turns++;
+    }
+    // What was loaded.
+    __device__ __forceinline__ void store(unsigned char *to, uint32_t bytes) {
+        await_loaded();
         ptx::bulk_store(to, stage, bytes);
         ptx::bulk_commit();
     }

@@ -1,5 +1,6 @@
 // The sending half of dispatch. A block takes a token at a time: its row passes through shared memory, quantised on the way,
-// and leaves in bulk for each rank that owns one of its experts. The next row, or piece of one, loads meanwhile.
+// and leaves in bulk for each rank that owns one of its experts, then what goes in front of it. The next row, or piece of one, loads
+// meanwhile.
 #pragma once
 
 #include "../comm/lane.cuh"
@@ -9,16 +10,11 @@
 
 namespace epw {
 
-// Where an entry of the token sends the row.
-struct Target {
-    unsigned char *slot;
-    uint32_t rank; // kNobody: an earlier entry does, or none
-};
-
 struct SendShared {
-    uint32_t ranks[EPW_GPU_MAX_RANKS]; // tokens counted that have an expert of the rank
-    Target targets[EPW_MAX_TOPK];
-    uint64_t loaded[2]; // barriers: a stage's row has come
+    uint32_t ranks[EPW_GPU_MAX_RANKS];  // tokens counted that have an expert of the rank
+    uint32_t awaits;                    // some peer's permission was not there at the first look
+    unsigned char *slots[EPW_MAX_TOPK]; // of the token's entries: where scales go that are not staged
+    uint64_t loaded[2];                 // barriers: a stage's row has come
 };
 
 // By warp 1: what goes in front of the row.
@@ -112,7 +108,7 @@ template <typename T, uint32_t Payload> struct Sender {
             ptx::bulk_load(stage_of(j) + a.stages.header, from, bytes, &s.loaded[j.n & 1]);
         }
     }
-    __device__ __forceinline__ void await_loaded(const Job &j) {
+    __device__ __forceinline__ void await_loaded(const Job &j) const {
         if constexpr (!kQuantise) {
             while (!ptx::barrier_try_wait(&s.loaded[j.n & 1], j.n / 2 & 1)) {}
         }
@@ -143,20 +139,18 @@ template <typename T, uint32_t Payload> struct Sender {
         count_tokens(a, census, ids, from, min(to, a.tokens));
     }
 
-    // The piece goes into its stage, and a barrier after which all have counted is passed. Warps that have more to do behind it,
-    // the first two among them, do their part of the piece in front of it.
-    __device__ __forceinline__ void put_and_count(const Job &j, bool more_to_do) {
-        const bool first = more_to_do || threadIdx.x < 64;
-#pragma unroll 1
-        for (uint32_t step = 0; step < 2; step++) {
-            if (first == (step == 0) && j.t < a.tokens) put_piece(j);
-            if (step == 0) __syncthreads();
-        }
+    // Where this lane's entry sends the row; nullptr: nowhere, or where an earlier one does. By the first two warps, when all have
+    // counted.
+    __device__ __forceinline__ unsigned char *slot(const Operation &o) const {
+        const uint64_t reachable = o.peers & ~uint64_t(o.gone);
+        if (!token.leads || !(reachable >> token.rank & 1)) return nullptr;
+        return o.window[token.rank] + epw_slot_offset(&a.layout, a.lane, a.rank, census.ranks[token.rank]);
     }
 
-    __device__ __forceinline__ void await_permission(Operation &o, uint64_t dropped, uint64_t permission);
-    __device__ __forceinline__ void put_header_and_targets(Operation &o, const Job &j);
-    __device__ __forceinline__ void send_piece(const Operation &o, const Job &j);
+    __device__ __forceinline__ void await_permission(Operation &o);
+    __device__ __forceinline__ void send_piece(const Operation &o, const Job &j) const;
+    __device__ __forceinline__ void send_header(const Operation &o, const Job &j) const;
+    __device__ __forceinline__ void send_scales(const Operation &o, const Job &j);
     __device__ __forceinline__ void tell_counts(const Operation &o);
 };
 
@@ -167,76 +161,89 @@ __device__ __noinline__ inline void note_bad_id(Operation &o, uint32_t t, uint32
     put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | column, id);
 }
 
-// By the warp that has written the operation: permission of every peer to write to its window. What a lane was given of its first
-// peer was read before anybody knew which word would be the right one.
-template <typename T, uint32_t Payload>
-__device__ __forceinline__ void Sender<T, Payload>::await_permission(Operation &o, uint64_t dropped, uint64_t permission) {
-    if (o.stage != EPW_GPU_FREE) return;
+// A first look at permission to write to the peers' windows, a lane of one warp to a peer. It waits for no other warp: what it must
+// know of the operation it reads for itself, all at once.
+struct Permission {
+    uint64_t dropped = 0, word = 0;
+    uint64_t active, excluded, suspects;
+    uint32_t epoch, before; // the op before this one
+    uint32_t wrapped;
+
+    __device__ __forceinline__ void look(const Dispatch &a) {
+        const epw_gpu_context *c = a.context;
+        before = c->turns[blockIdx.x].op;
+        wrapped = c->turns[blockIdx.x].wrapped;
+        epoch = c->epoch;
+        active = c->active;
+        excluded = c->excluded;
+        suspects = ptx::load_relaxed_gpu(&a.shared->suspects);
+        if (threadIdx.x % 32 >= a.layout.ranks) return;
+        const epw_line *line = reinterpret_cast<const epw_line *>(a.window + epw_line_offset(threadIdx.x % 32));
+        dropped = ptx::load_relaxed_sys(&line->dropped);
+        word = ptx::load_acquire_sys(&line->combine[a.lane]);
+    }
+    // Whether everybody's is there. If not, no harm is done: await_permission() finds out why. By the whole warp.
+    __device__ __forceinline__ bool is_there() const {
+        const uint64_t peers = active & ~excluded;
+        bool there = (before | wrapped) != 0 && epw_word_matches(word, epoch, before) && epw_word_epoch(dropped) < epoch;
+        uint32_t late = __ballot_sync(0xffffffffu, !there) & uint32_t(peers);
+        ptx::fence_global_before_bulk(); // permission was acquired by generic loads; the engine will write
+        return late == 0 && peers >> 32 == 0 && (peers & suspects) == 0;
+    }
+};
+
+// By one warp: waits for permission where it was not there, and leaves out who is suspected.
+template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::await_permission(Operation &o) {
 #pragma unroll 1
     for (uint32_t peer = threadIdx.x % 32; peer < o.ranks; peer += 32) {
         if (!(o.peers >> peer & 1)) continue;
-        bool early = peer < 32 && !o.first && is_expected(o, Awaited::permission, permission) && epw_word_epoch(dropped) < o.epoch;
         if (o.suspects >> peer & 1) {
             leave_out(o, peer);
-        } else if (!early) {
+        } else {
             bool second = peer >= 32;
             Arrival got = await(o, Awaited::permission, EPW_PHASE_DISPATCH_SEND, peer, false, looks_before_long(false), second);
             if (!got.arrived) leave_out(o, peer);
         }
-        ptx::fence_global_before_bulk(); // permission was acquired by generic loads; the engine will write
+        ptx::fence_global_before_bulk(); // as above
     }
 }
 
-// By the first two warps, when all have counted.
+// By warp 0, each rank's first entry: the piece leaves, without what goes in front of the row.
 template <typename T, uint32_t Payload>
-__device__ __forceinline__ void Sender<T, Payload>::put_header_and_targets(Operation &o, const Job &j) {
-    if (threadIdx.x >= 32) {
-        put_header(a, census, token, j.t, stage_of(j));
-        ptx::fence_shared_before_bulk();
-        return;
-    }
-    Target to = {nullptr, token.leads ? token.rank : kNobody};
-    if (token.leads) to.slot = o.window[to.rank] + epw_slot_offset(&a.layout, a.lane, a.rank, census.ranks[to.rank]);
-    s.targets[threadIdx.x] = to;
-    if (token.bad && o.stage == EPW_GPU_FREE) note_bad_id(o, j.t, threadIdx.x, raw_value(a, token.raw));
-}
-
-// A warp to an entry: the first one to a rank sends the piece there.
-template <typename T, uint32_t Payload>
-__device__ __forceinline__ void Sender<T, Payload>::send_piece(const Operation &o, const Job &j) {
+__device__ __forceinline__ void Sender<T, Payload>::send_piece(const Operation &o, const Job &j) const {
     const epw_layout &l = a.layout;
-    const uint64_t reachable = o.peers & ~uint64_t(o.gone);
-    unsigned char *stage = stage_of(j);
-#pragma unroll 1
-    for (uint32_t entry = threadIdx.x / 32; threadIdx.x % 32 == 0 && entry < a.topk; entry += kWarps) {
-        const Target to = s.targets[entry];
-        if (to.rank == kNobody || !(reachable >> to.rank & 1)) continue;
+    if (unsigned char *to = slot(o)) {
         await_loaded(j);
-        unsigned char *slot = to.slot;
-        if (a.whole) {
-            ptx::bulk_store(slot, stage, a.whole);
-        } else {
-            const uint32_t bytes = bytes_of(j);
-            const unsigned char *payload = stage + a.stages.header;
-            uint64_t at = uint64_t(j.piece) * a.pieces.bytes;
-            if (j.piece == 0) ptx::bulk_store(slot, stage, a.stages.header);
-            ptx::bulk_store(slot + l.header_bytes + at, payload, bytes);
-            if (kQuantise) {
-                uint32_t per_scale = EPW_FP8_BLOCK / a.scale_bytes;
-                ptx::bulk_store(slot + l.header_bytes + a.payload_bytes + at / per_scale, payload + bytes, align_16(bytes / per_scale));
-            }
+        const uint32_t bytes = bytes_of(j), at = j.piece * a.pieces.bytes;
+        const unsigned char *payload = stage_of(j) + a.stages.header;
+        unsigned char *row = to + l.header_bytes;
+        ptx::bulk_store(row + at, payload, a.whole ? a.whole - a.stages.header : bytes);
+        if (kQuantise && !a.whole) {
+            constexpr uint32_t per_scale = EPW_FP8_BLOCK / scale_bytes(Payload);
+            ptx::bulk_store(row + a.payload_bytes + at / per_scale, payload + bytes, align_16(bytes / per_scale));
         }
     }
-    ptx::bulk_commit();
-    if constexpr (!kQuantise) {
-        if (a.whole || j.piece > 0 || a.scales_size == 0) return;
-        // Scales that are not staged go straight to the slots.
+}
+
+// By warp 1: what goes in front of the row. It follows the row, which leaves as soon as all have counted.
+template <typename T, uint32_t Payload>
+__device__ __forceinline__ void Sender<T, Payload>::send_header(const Operation &o, const Job &j) const {
+    unsigned char *stage = stage_of(j);
+    put_header(a, census, token, j.t, stage);
+    ptx::fence_shared_before_bulk();
+    __syncwarp();
+    if (unsigned char *to = slot(o)) ptx::bulk_store(to, stage, a.stages.header);
+}
+
+// Scales that are not staged go straight to the slots.
+template <typename T, uint32_t Payload>
+__device__ __forceinline__ void Sender<T, Payload>::send_scales(const Operation &o, const Job &j) {
+    if (threadIdx.x < a.topk) s.slots[threadIdx.x] = slot(o);
+    __syncthreads();
 #pragma unroll 1
-        for (uint32_t entry = 0; entry < a.topk; entry++) {
-            const Target to = s.targets[entry];
-            if (to.rank == kNobody || !(reachable >> to.rank & 1)) continue;
-            copy_scales(a, j.t, to.slot + l.header_bytes + a.payload_bytes);
-        }
+    for (uint32_t entry = 0; entry < a.topk; entry++) {
+        unsigned char *to = s.slots[entry];
+        if (to) copy_scales(a, j.t, to + a.layout.header_bytes + a.payload_bytes);
     }
 }
 
@@ -264,40 +271,48 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
 
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void Sender<T, Payload>::run(const Opening &opening, Operation &o) {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const bool permits = warp == Opening::kTurn / 32;
-    uint64_t dropped = 0, permission = 0;
-    if (permits && lane < a.layout.ranks) { // looked for before anybody knows which word would be the right one
-        const epw_line *line = reinterpret_cast<const epw_line *>(a.window + epw_line_offset(lane));
-        dropped = ptx::load_relaxed_sys(&line->dropped);
-        permission = ptx::load_acquire_sys(&line->combine[a.lane]);
-    }
+    const uint32_t warp = threadIdx.x / 32;
+    constexpr uint32_t kPermits = 3; // a warp that has not much else to do
+    Permission permission;
+    if (warp == kPermits) permission.look(a);
     // The first time without a token, if there is none for this block: it counts what the others send all the same.
     for (uint32_t counted = 0; true;) {
         const bool first = job.n == 0, begins = job.piece == 0;
-        if (begins) name_and_count(counted, job.t);
         if (first) opening.write(o, true);
-        put_and_count(job, first && permits);
-        if (first && permits) await_permission(o, dropped, permission);
-        if (begins && warp < 2 && job.t < a.tokens) put_header_and_targets(o, job);
-        __syncthreads(); // the piece is there; the first time also the operation, and who is reachable
+        if (first && warp == kPermits) {
+            bool there = permission.is_there();
+            if (threadIdx.x % 32 == 0) s.awaits = !there;
+        }
+        if (begins) name_and_count(counted, job.t);
+        if (job.t < a.tokens) put_piece(job);
+        __syncthreads(); // the piece is there, and all have counted; the first time also the operation
         if (o.stage != EPW_GPU_FREE) {
             if (job.t < a.tokens && threadIdx.x == 0) await_loaded(job);
             return;
         }
+        if (first && s.awaits) {
+            if (warp == kPermits) await_permission(o);
+            __syncthreads(); // who is reachable is known
+        }
         if (job.t >= a.tokens) break;
 
-        send_piece(o, job);
+        if (warp == 0) send_piece(o, job);
+        if (warp == 1 && begins) send_header(o, job);
+        if (warp < 2) ptx::bulk_commit();
+        if (!kQuantise && begins && !a.whole && a.scales_size > 0) send_scales(o, job);
         Job next = {job.t, job.piece + 1, job.n + 1};
         if (next.piece == a.pieces.count) next = {job.t + gridDim.x, 0, job.n + 1};
         const bool more = next.t < a.tokens;
         if (kQuantise && more) fetch(next);
-        if (warp == 0 && begins) remember(a, census, token, job.t);
+        if (warp == 0 && begins) {
+            remember(a, census, token, job.t);
+            if (token.bad) note_bad_id(o, job.t, threadIdx.x, raw_value(a, token.raw));
+        }
         if (more && next.piece == 0) fetch_ids(job.t, next.t);
         // Even a row that goes nowhere must have come, before its stage and barrier are used again or the block ends.
         if (threadIdx.x == 0) await_loaded(job);
         if (!more) break;
-        if (lane == 0) ptx::bulk_wait_read<1>(); // the other stage has been read out
+        if (warp < 2) ptx::bulk_wait_read<1>(); // the other stage has been read out
         __syncthreads(); // by every warp's stores, and all have read the token and its numbers
         if (!kQuantise) fetch(next);
         counted = job.t;
@@ -309,7 +324,7 @@ __device__ __forceinline__ void Sender<T, Payload>::run(const Opening &opening, 
     // release at system scope hands that on to the peer, whose acquire of the word sees it all. What the words are is mostly
     // known while the rows are still under way.
     uint64_t word = threadIdx.x < o.ranks ? ptx::load_relaxed_gpu(&o.context->sent[threadIdx.x]) : 0;
-    if (lane == 0) ptx::bulk_wait_all();
+    if (warp < 2) ptx::bulk_wait_all();
     if (!last_to_send(o)) return;
     uint64_t reachable = o.peers & ~o.lost;
     if (threadIdx.x >= o.ranks || !(reachable >> threadIdx.x & 1)) return;

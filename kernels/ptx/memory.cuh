@@ -40,9 +40,9 @@ __device__ __forceinline__ uint64_t add_acq_rel_gpu(uint64_t *p, uint64_t v) {
     return before;
 }
 
-// The same for who needs no answer, and waits for none.
-__device__ __forceinline__ void reduce_release_gpu(uint64_t *p, uint64_t v) {
-    asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+// Adds, in no order with anything else.
+__device__ __forceinline__ void reduce_relaxed_gpu(uint64_t *p, uint64_t v) {
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
 __device__ __forceinline__ uint64_t load_acquire_gpu(const uint64_t *p) {
