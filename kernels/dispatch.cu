@@ -25,8 +25,9 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
     ptx::wait_for_stream();
     if (sends) sender.begin();
     const Opening opening(a, a.layout.ranks, a.deadline_ns);
-    if (sends) sender.run(opening, o);
-    else opening.write(o, false);
+    if (sends) sender.look();
+    opening.write(o, sends);
+    if (sends) sender.run(o);
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_FREE : EPW_GPU_SENT)) {
         refuse(o, sends ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_DISPATCH_RECEIVE);

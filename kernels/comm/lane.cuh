@@ -101,28 +101,11 @@ __device__ __forceinline__ void tell_complete(const Operation &o) {
     o.report->record.cause = EPW_CAUSE_NONE;
 }
 
-// The end of a kernel for one of its blocks. The lane goes on to `stage` with all that the operation began with, and the block
-// is done: false. True: something is amiss, and it is this block that closes the operation; all others are out. What those in
-// trouble have done happens before what it does now; so does, if anybody is left out, what the others have stored, by time.
-// o.lost and o.refused_by_any are then what the blocks have found: close() takes it out of the context. `sent`: this kernel's
-// blocks have passed last_to_send.
+// What must_close() says to a block in trouble.
 constexpr uint64_t kSettled = 100000; // ns, in which a store lands for certain
-__device__ inline bool must_close(Operation &o, uint32_t stage, bool sent) {
-    __syncthreads();
+__device__ __noinline__ inline bool is_to_close(Operation &o, bool sent) {
     epw_gpu_context *c = o.context;
-    bool troubled = (o.gone | o.refused | o.troubled) != 0;
-    if (threadIdx.x != 0) {
-        if (!troubled) return false;
-    } else if (!troubled) {
-        // Reader: the next kernel's block of the same number.
-        c->turns[blockIdx.x] = {stage, o.op, o.wrapped || o.op == 0, 0, o.peers, 0, o.sent_before + (sent ? gridDim.x : 0),
-                                o.out_before + gridDim.x, {}};
-        if (blockIdx.x == 0) tell_complete(o);
-        // Reader: the block that closes, if there is one. It acquires nothing by this; close() sets the turn to the same, unless
-        // somebody is left out.
-        ptx::reduce_relaxed_gpu(&c->out_blocks, 1);
-        return false;
-    } else {
+    if (threadIdx.x == 0) {
         if (o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
         o.last = atomicExch(&c->closing, 1u) == 0;
         uint64_t out = ptx::add_acq_rel_gpu(&c->out_blocks, 1) + 1, began = ptx::global_timer_ns();
@@ -136,10 +119,31 @@ __device__ inline bool must_close(Operation &o, uint32_t stage, bool sent) {
         if (sent) o.sent_before += gridDim.x;
         o.lost = ptx::load_relaxed_gpu(&c->gone);
         o.refused_by_any = ptx::load_relaxed_gpu(&c->refused);
-        for (began = ptx::global_timer_ns(); (o.lost | o.refused_by_any) && o.last && ptx::global_timer_ns() - began < kSettled;) {}
+        began = ptx::global_timer_ns();
+        while (o.last && (o.lost | o.refused_by_any) && ptx::global_timer_ns() - began < kSettled) {}
     }
     __syncthreads();
     return o.last != 0;
+}
+
+// The end of a kernel for one of its blocks. The lane goes on to `stage` with all that the operation began with, and the block
+// is done: false. True: something is amiss, and it is this block that closes the operation; all others are out. What those in
+// trouble have done happens before what it does now; so does, if anybody is left out, what the others have stored, by time.
+// o.lost and o.refused_by_any are then what the blocks have found: close() takes it out of the context. `sent`: this kernel's
+// blocks have passed last_to_send.
+__device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool sent) {
+    __syncthreads();
+    if (o.gone | o.refused | o.troubled) return is_to_close(o, sent);
+    if (threadIdx.x != 0) return false;
+    epw_gpu_context *c = o.context;
+    // Reader: the next kernel's block of the same number.
+    c->turns[blockIdx.x] = {stage, o.op, o.wrapped || o.op == 0, 0, o.peers, 0, o.sent_before + (sent ? gridDim.x : 0),
+                            o.out_before + gridDim.x, {}};
+    if (blockIdx.x == 0) tell_complete(o);
+    // Reader: the block that closes, if there is one. It acquires nothing by this; close() sets the turn to the same, unless
+    // somebody is left out.
+    ptx::reduce_relaxed_gpu(&c->out_blocks, 1);
+    return false;
 }
 
 // Writes `record` to the ring in mapped host memory. See epw_gpu_ring.

@@ -77,6 +77,12 @@ __device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, uin
     return __popc(__ballot_sync(0xffffffffu, lane < kBatch && first + lane * stride < a.tokens));
 }
 
+// The same, for who has more tokens than a batch, or sums anew.
+__device__ __noinline__ inline uint32_t find_more_tokens(const Combine &a, const Operation &o, uint64_t answered, Batch &batch,
+                                                         uint32_t first, uint32_t stride) {
+    return find_tokens(a, o, answered, batch, first, stride);
+}
+
 // What came of waiting for a peer's answers.
 __device__ __forceinline__ void settle(const Combine &a, Operation &o, Expected &expected, uint32_t peer, Arrival got) {
     if (!got.arrived) {
@@ -124,7 +130,7 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected
     bool alone = false, looked_up = true;
     while (true) {
         for (uint32_t t = first; t < a.tokens; t += kBatch * step) {
-            uint32_t rows = looked_up ? found : find_tokens(a, o, answered, batch, t, step);
+            uint32_t rows = looked_up ? found : find_more_tokens(a, o, answered, batch, t, step);
             looked_up = false;
             make_sums<T, Weighted>(batch, rows, a.row_size, &expected.settled);
         }

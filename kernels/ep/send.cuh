@@ -51,6 +51,37 @@ __device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char 
     }
 }
 
+// A first look at permission to write to the peers' windows, a lane of one warp to a peer. It waits for no other warp: what it must
+// know of the operation it reads for itself, all at once.
+struct Permission {
+    uint64_t dropped = 0, word = 0;
+    uint64_t active, excluded, suspects;
+    uint32_t epoch, before; // the op before this one
+    uint32_t wrapped;
+
+    __device__ __forceinline__ void look(const Dispatch &a) {
+        const epw_gpu_context *c = a.context;
+        before = c->turns[blockIdx.x].op;
+        wrapped = c->turns[blockIdx.x].wrapped;
+        epoch = c->epoch;
+        active = c->active;
+        excluded = c->excluded;
+        suspects = ptx::load_relaxed_gpu(&a.shared->suspects);
+        if (threadIdx.x % 32 >= a.layout.ranks) return;
+        const epw_line *line = reinterpret_cast<const epw_line *>(a.window + epw_line_offset(threadIdx.x % 32));
+        dropped = ptx::load_relaxed_sys(&line->dropped);
+        word = ptx::load_acquire_sys(&line->combine[a.lane]);
+    }
+    // Whether everybody's is there. If not, no harm is done: await_permission() finds out why. By the whole warp.
+    __device__ __forceinline__ bool is_there() const {
+        const uint64_t peers = active & ~excluded;
+        bool there = (before | wrapped) != 0 && epw_word_matches(word, epoch, before) && epw_word_epoch(dropped) < epoch;
+        uint32_t late = __ballot_sync(0xffffffffu, !there) & uint32_t(peers);
+        ptx::fence_global_before_bulk(); // permission was acquired by generic loads; the engine will write
+        return late == 0 && peers >> 32 == 0 && (peers & suspects) == 0;
+    }
+};
+
 // A piece of a token's row, and the stage that it passes through: one of two, in turn.
 struct Job {
     uint32_t t, piece, n;
@@ -59,6 +90,7 @@ struct Job {
 // A block's way through its tokens.
 template <typename T, uint32_t Payload> struct Sender {
     static constexpr bool kQuantise = quantises(Payload);
+    static constexpr uint32_t kPermits = 3; // the warp that looks at permission: it has not much else to do
 
     const Dispatch &a;
     SendShared &s;
@@ -68,6 +100,7 @@ template <typename T, uint32_t Payload> struct Sender {
     uint4 held[kQuantised]; // chunks of a piece that is to be quantised
     Token token;
     Ids ids;
+    Permission permission;
 
     // Before earlier kernels have ended: reads nothing that they write. `counts`: a number for each expert, in shared memory.
     // The caller's barrier comes next.
@@ -83,8 +116,12 @@ template <typename T, uint32_t Payload> struct Sender {
         fetch_ids(0, job.t);
         fetch(job);
     }
-    // Sends the tokens. `opening` is on its way when this is called.
-    __device__ __forceinline__ void run(const Opening &opening, Operation &o);
+    // A look at permission, while the operation is on its way.
+    __device__ __forceinline__ void look() {
+        if (threadIdx.x / 32 == kPermits) permission.look(a);
+    }
+    // Sends the tokens. The operation is there after the next barrier.
+    __device__ __forceinline__ void run(Operation &o);
 
   private:
     __device__ __forceinline__ uint32_t bytes_of(const Job &j) const {
@@ -160,37 +197,6 @@ __device__ __noinline__ inline void note_bad_id(Operation &o, uint32_t t, uint32
     if (atomicAdd(&o.context->noted, 1u) >= EPW_GPU_NOTES) return;
     put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | column, id);
 }
-
-// A first look at permission to write to the peers' windows, a lane of one warp to a peer. It waits for no other warp: what it must
-// know of the operation it reads for itself, all at once.
-struct Permission {
-    uint64_t dropped = 0, word = 0;
-    uint64_t active, excluded, suspects;
-    uint32_t epoch, before; // the op before this one
-    uint32_t wrapped;
-
-    __device__ __forceinline__ void look(const Dispatch &a) {
-        const epw_gpu_context *c = a.context;
-        before = c->turns[blockIdx.x].op;
-        wrapped = c->turns[blockIdx.x].wrapped;
-        epoch = c->epoch;
-        active = c->active;
-        excluded = c->excluded;
-        suspects = ptx::load_relaxed_gpu(&a.shared->suspects);
-        if (threadIdx.x % 32 >= a.layout.ranks) return;
-        const epw_line *line = reinterpret_cast<const epw_line *>(a.window + epw_line_offset(threadIdx.x % 32));
-        dropped = ptx::load_relaxed_sys(&line->dropped);
-        word = ptx::load_acquire_sys(&line->combine[a.lane]);
-    }
-    // Whether everybody's is there. If not, no harm is done: await_permission() finds out why. By the whole warp.
-    __device__ __forceinline__ bool is_there() const {
-        const uint64_t peers = active & ~excluded;
-        bool there = (before | wrapped) != 0 && epw_word_matches(word, epoch, before) && epw_word_epoch(dropped) < epoch;
-        uint32_t late = __ballot_sync(0xffffffffu, !there) & uint32_t(peers);
-        ptx::fence_global_before_bulk(); // permission was acquired by generic loads; the engine will write
-        return late == 0 && peers >> 32 == 0 && (peers & suspects) == 0;
-    }
-};
 
 // By one warp: waits for permission where it was not there, and leaves out who is suspected.
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::await_permission(Operation &o) {
@@ -270,15 +276,11 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
 }
 
 template <typename T, uint32_t Payload>
-__device__ __forceinline__ void Sender<T, Payload>::run(const Opening &opening, Operation &o) {
+__device__ __forceinline__ void Sender<T, Payload>::run(Operation &o) {
     const uint32_t warp = threadIdx.x / 32;
-    constexpr uint32_t kPermits = 3; // a warp that has not much else to do
-    Permission permission;
-    if (warp == kPermits) permission.look(a);
     // The first time without a token, if there is none for this block: it counts what the others send all the same.
     for (uint32_t counted = 0; true;) {
         const bool first = job.n == 0, begins = job.piece == 0;
-        if (first) opening.write(o, true);
         if (first && warp == kPermits) {
             bool there = permission.is_there();
             if (threadIdx.x % 32 == 0) s.awaits = !there;
