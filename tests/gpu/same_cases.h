@@ -41,6 +41,7 @@ typedef struct test_case {
     int waits;            /* are asked for */
     int long_deadline;    /* outside captures */
     int repeats;          /* the GPU is given ids twice that the host is told are none */
+    int stranger;         /* rank 1 sends fp8 pow2, whatever the others send: they refuse each other's rows */
     int bad_ids;          /* also with nothing but these, in a world of one rank */
     int out_of_turn;      /* also replay halves where the lane is not ready for them */
 } test_case;
@@ -63,6 +64,8 @@ static const test_case cases[] = {
     {"fp8, expert-major", PAYLOAD(FP8_F32)},
     {"fp8, expert-major, row scales, split", PAYLOAD(FP8_F32), ORDERED, ROW_SCALES, .split = 1},
     {"fp8, rank-major", PAYLOAD(FP8_F32), RANK_MAJOR, .out_of_turn = 1},
+    {"fp8, a stranger", PAYLOAD(FP8_F32), ROW_SCALES, .stranger = 1},
+    {"fp8, rank-major, a stranger", PAYLOAD(FP8_F32), RANK_MAJOR, ROW_SCALES, .stranger = 1},
     {"fp8 pow2, expert-major", PAYLOAD(FP8_POW2)},
     {"fp8 ue8m0, expert-major", PAYLOAD(FP8_UE8M0)},
     {"fp8 ue8m0, rank-major, row scales", PAYLOAD(FP8_UE8M0), RANK_MAJOR, ROW_SCALES},
@@ -90,6 +93,8 @@ static const test_case cases[] = {
 
     {"few blocks", SHAPE(FEW_BLOCKS), ORDERED, .idx_type = EPW_I64},
     {"few blocks, fp8, rank-major", SHAPE(FEW_BLOCKS), PAYLOAD(FP8_F32), RANK_MAJOR, .bad_ids = 1},
+    {"few blocks, fp8, ordered, a stranger", SHAPE(FEW_BLOCKS), PAYLOAD(FP8_F32), ORDERED, ROW_SCALES,
+     .stranger = 1, .split = 1},
     {"few blocks, repeated ids, ordered", SHAPE(FEW_BLOCKS), ORDERED, .repeats = 1},
     {"few blocks, opaque, many scales", SHAPE(FEW_BLOCKS), PAYLOAD(OPAQUE), .scales = OPAQUE_SCALES_MAX},
 
@@ -182,6 +187,7 @@ static const char *const array_names[ARRAYS] = {"x",
 typedef struct memory {
     unsigned char *at[ARRAYS];
     size_t bytes[ARRAYS];
+    int stranger; /* it is the rank's that sends something else */
 } memory;
 
 static uint32_t next(uint64_t *state) {
@@ -252,7 +258,7 @@ static epw_dispatch_input input_of(const test_case *c, uint32_t lane, const memo
     in.topk = columns_of(c);
     in.sideband = m->at[TAGS];
     in.sideband_bytes = SIDEBAND;
-    in.payload = c->payload;
+    in.payload = m->stranger ? EPW_PAYLOAD_FP8_POW2 : c->payload;
     in.layout = c->layout;
     in.lane = (int32_t)lane;
     if (c->payload == EPW_PAYLOAD_OPAQUE) {
@@ -290,7 +296,7 @@ static epw_dispatch_output output_of(const test_case *c, const memory *m) {
 /* What the step reads, the same in every world, and sizes of what it writes. */
 static memory make_inputs(const epw_config *config, uint32_t index) {
     const test_case *c = &cases[index];
-    memory m = {{NULL}, {0}};
+    memory m = {.stranger = c->stranger && config->rank == 1};
     epw_plan plan = EPW_PLAN_INIT;
     epw_row_shape row = EPW_ROW_SHAPE_INIT;
     CHECK_OK(epw_plan_make(config, &plan));
