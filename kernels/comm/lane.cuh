@@ -102,7 +102,7 @@ __device__ __forceinline__ void tell_complete(const Operation &o) {
 }
 
 // What must_close() says to a block in trouble.
-constexpr uint64_t kSettled = 100000; // ns, in which a store lands for certain
+constexpr uint64_t kSettled = 100000; // ns, in which a store lands for certain: once a loss, and as often as a peer is refused
 __device__ __noinline__ inline bool is_to_close(Operation &o, bool sent) {
     epw_gpu_context *c = o.context;
     if (threadIdx.x == 0) {

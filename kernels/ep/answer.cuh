@@ -127,14 +127,14 @@ __device__ __forceinline__ const unsigned char *given_row(const Combine &a, cons
 }
 
 // A block's way through its rows: which they are, and what comes from memory first. That is on its way before the operation is
-// known: it reads this rank's memory only, and in bounds, whatever the lane is doing.
+// known: it reads this rank's memory only, and in bounds, whatever the lane is doing (the caller's rows are all there, by the API).
 template <Answers With> struct Answerer {
     OwnRows rows;
     uint32_t warps, number; // that work on rows one by one, or teams of them; this one's
     uint32_t half;          // teams are of two warps
-    Row row;                // that this warp begins with, if it has one
-    Entry entry;            // of it
-    Passage passage;        // its first piece is on its way
+    Row row;                // that this warp is at, if it has one
+    Entry entry;            // of it, where experts' outputs answer it
+    Passage passage;        // else: the first piece of its first row is on its way
 
     __device__ __forceinline__ Answerer(const Combine &a, AnswerShared &s, const Turns &turns, unsigned char *stages)
         : rows(a, turns), warps(kBatch), number(threadIdx.x / 32), half(0), passage{} {

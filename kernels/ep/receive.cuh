@@ -186,32 +186,31 @@ __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o,
     if (ours && a.expert_rows) a.expert_rows[local * l.rows + place] = e.place(a);
 }
 
-// Scales of one row to their place in the list. By one warp.
-__device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned char *scales, uint64_t list, uint64_t row) {
-    const epw_layout &l = a.layout;
-    uint32_t lane = threadIdx.x % 32, count = a.scale_count, bytes = a.scale_bytes;
+// Scales of one row to its places. By one warp: a lane has some of the scales, and one that is `mine` a place, row `row` of a list.
+__device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned char *scales, bool mine, uint64_t list, uint64_t row) {
+    const uint32_t all = 0xffffffffu, count = a.scale_count;
+    const bool packs = a.payload == EPW_PAYLOAD_FP8_UE8M0 && a.scale_order == 0; // four in a word
+    const uint32_t units = packs ? (count + 3) / 4 : count, bytes = packs ? 4 : a.scale_bytes;
+    const uint64_t rows = a.layout.rows, begin = a.scale_order ? (list * rows + row) * units : list * units * rows + row;
+    const uint64_t stride = a.scale_order ? 1 : rows;
+    const uint32_t places = __ballot_sync(all, mine);
     unsigned char *out = static_cast<unsigned char *>(a.out_scales);
-    if (a.payload == EPW_PAYLOAD_FP8_UE8M0 && a.scale_order == 0) {
-        uint32_t words = (count + 3) / 4;
 #pragma unroll 1
-        for (uint32_t w = lane; w < words; w += 32) {
-            uint32_t packed = 0;
+    for (uint32_t i = threadIdx.x % 32, first = 0; first < units; i += 32, first += 32) {
+        const bool inside = i < units;
+        uint32_t word = 0;
+        if (inside && packs) {
 #pragma unroll 1
-            for (uint32_t i = 0; i < 4 && w * 4 + i < count; i++) packed |= uint32_t(scales[w * 4 + i]) << (8 * i);
-            reinterpret_cast<uint32_t *>(out)[(list * words + w) * l.rows + row] = packed;
+            for (uint32_t k = 0; k < 4 && i * 4 + k < count; k++) word |= uint32_t(scales[i * 4 + k]) << (8 * k);
+        } else if (inside && bytes == 4) {
+            word = reinterpret_cast<const uint32_t *>(scales)[i];
         }
-        return;
-    }
-    uint64_t at = a.scale_order ? (list * l.rows + row) * count : list * count * l.rows + row;
-    uint64_t stride = a.scale_order ? 1 : l.rows;
 #pragma unroll 1
-    for (uint32_t i = lane; i < count; i += 32) {
-        uint64_t to = at + i * stride;
-        if (bytes == 4) {
-            reinterpret_cast<uint32_t *>(out)[to] = reinterpret_cast<const uint32_t *>(scales)[i];
-        } else {
+        for (uint32_t rest = places; rest != 0; rest &= rest - 1) {
+            const uint64_t to = __shfl_sync(all, begin, __ffs(rest) - 1) + i * stride;
+            if (inside && bytes == 4) reinterpret_cast<uint32_t *>(out)[to] = word;
 #pragma unroll 1
-            for (uint32_t k = 0; k < bytes; k++) out[to * bytes + k] = scales[i * bytes + k];
+            for (uint32_t k = 0; inside && bytes != 4 && k < bytes; k++) out[to * bytes + k] = scales[i * bytes + k];
         }
     }
 }
@@ -350,17 +349,14 @@ struct Spread {
         if (piece != 0) return;
         if (mine && lists && a.source_token) a.source_token[to] = header->token;
         const unsigned char *scales = whole(a) ? payload + a.payload_bytes : slot_of(a, o, source, row) + l.header_bytes + a.payload_bytes;
-        bool sideband = a.out_sideband != nullptr && a.sideband_bytes > 0, scaled = a.out_scales != nullptr && a.scale_count > 0;
+        if (a.out_scales && a.scale_count > 0) put_scales(a, scales, mine, list, place);
+        if (!a.out_sideband || a.sideband_bytes == 0) return;
 #pragma unroll 1
-        for (uint32_t rest = __ballot_sync(all, mine && (sideband || scaled)); rest != 0; rest &= rest - 1) {
-            uint32_t from = __ffs(rest) - 1;
-            uint64_t in = __shfl_sync(all, list, from), at = __shfl_sync(all, place, from);
-            if (scaled) put_scales(a, scales, in, at);
+        for (uint32_t rest = __ballot_sync(all, mine); rest != 0; rest &= rest - 1) {
+            const uint64_t at = __shfl_sync(all, to, __ffs(rest) - 1);
+            unsigned char *out = static_cast<unsigned char *>(a.out_sideband) + at * a.sideband_bytes;
 #pragma unroll 1
-            for (uint32_t i = lane; sideband && i < a.sideband_bytes; i += 32) {
-                unsigned char *out = static_cast<unsigned char *>(a.out_sideband) + (in * l.rows + at) * a.sideband_bytes;
-                out[i] = stage[epw_sideband_offset(&l) + i];
-            }
+            for (uint32_t i = lane; i < a.sideband_bytes; i += 32) out[i] = stage[epw_sideband_offset(&l) + i];
         }
     }
 };

@@ -1,6 +1,6 @@
 // The sending half of dispatch. A block takes a token at a time: its row passes through shared memory, quantised on the way,
-// and leaves in bulk for each rank that owns one of its experts, then what goes in front of it. The next row, or piece of one, loads
-// meanwhile.
+// and leaves in bulk for each rank that owns one of its experts; what goes in front of it leaves beside it. The next row, or piece
+// of one, loads meanwhile.
 #pragma once
 
 #include "../comm/lane.cuh"
@@ -16,21 +16,6 @@ struct SendShared {
     unsigned char *slots[EPW_MAX_TOPK]; // of the token's entries: where scales go that are not staged
     uint64_t loaded[2];                 // barriers: a stage's row has come
 };
-
-// By warp 1: what goes in front of the row.
-__device__ __forceinline__ void put_header(const Dispatch &a, Census census, const Token &token, uint32_t t, unsigned char *stage) {
-    const epw_layout &l = a.layout;
-    uint32_t lane = threadIdx.x % 32;
-    if (lane == 0) *reinterpret_cast<uint4 *>(stage) = {t, a.format, 0, 0};
-    if (lane < l.topk) {
-        uint32_t index = token.expert == kNobody ? 0 : census.experts[token.expert];
-        reinterpret_cast<epw_entry *>(stage + sizeof(epw_slot_header))[lane] = {int32_t(token.expert), token.kept_weight()};
-        reinterpret_cast<uint32_t *>(stage + epw_indices_offset(&l))[lane] = index;
-    }
-    const unsigned char *sideband = static_cast<const unsigned char *>(a.sideband) + size_t(t) * a.sideband_bytes;
-#pragma unroll 1
-    for (uint32_t i = lane; i < a.sideband_bytes; i += 32) stage[epw_sideband_offset(&l) + i] = sideband[i];
-}
 
 // By warp 0: the lane's memory of where the token went, for combine.
 __device__ __forceinline__ void remember(const Dispatch &a, Census census, const Token &token, uint32_t t) {
@@ -75,7 +60,8 @@ struct Permission {
     // Whether everybody's is there. If not, no harm is done: await_permission() finds out why. By the whole warp.
     __device__ __forceinline__ bool is_there() const {
         const uint64_t peers = active & ~excluded;
-        bool there = (before | wrapped) != 0 && epw_word_matches(word, epoch, before) && epw_word_epoch(dropped) < epoch;
+        const epw_verdict verdict = epw_rule_may_send({dropped, 0, word}, epoch, before + 1, false);
+        const bool there = (before | wrapped) != 0 && verdict == EPW_ARRIVED; // in its first operation an epoch has another word
         uint32_t late = __ballot_sync(0xffffffffu, !there) & uint32_t(peers);
         ptx::fence_global_before_bulk(); // permission was acquired by generic loads; the engine will write
         return late == 0 && peers >> 32 == 0 && (peers & suspects) == 0;
@@ -198,7 +184,7 @@ __device__ __noinline__ inline void note_bad_id(Operation &o, uint32_t t, uint32
     put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | column, id);
 }
 
-// By one warp: waits for permission where it was not there, and leaves out who is suspected.
+// By one warp, if permission was not there: waits for everybody's, and leaves out who is suspected.
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::await_permission(Operation &o) {
 #pragma unroll 1
     for (uint32_t peer = threadIdx.x % 32; peer < o.ranks; peer += 32) {
@@ -223,7 +209,7 @@ __device__ __forceinline__ void Sender<T, Payload>::send_piece(const Operation &
         const uint32_t bytes = bytes_of(j), at = j.piece * a.pieces.bytes;
         const unsigned char *payload = stage_of(j) + a.stages.header;
         unsigned char *row = to + l.header_bytes;
-        ptx::bulk_store(row + at, payload, a.whole ? a.whole - a.stages.header : bytes);
+        ptx::bulk_store(row + at, payload, a.whole ? a.whole : bytes);
         if (kQuantise && !a.whole) {
             constexpr uint32_t per_scale = EPW_FP8_BLOCK / scale_bytes(Payload);
             ptx::bulk_store(row + a.payload_bytes + at / per_scale, payload + bytes, align_16(bytes / per_scale));
@@ -231,11 +217,21 @@ __device__ __forceinline__ void Sender<T, Payload>::send_piece(const Operation &
     }
 }
 
-// By warp 1: what goes in front of the row. It follows the row, which leaves as soon as all have counted.
+// By warp 1, beside that: what goes in front of the row.
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void Sender<T, Payload>::send_header(const Operation &o, const Job &j) const {
+    const epw_layout &l = a.layout;
+    const uint32_t lane = threadIdx.x % 32;
     unsigned char *stage = stage_of(j);
-    put_header(a, census, token, j.t, stage);
+    if (lane == 0) *reinterpret_cast<uint4 *>(stage) = {j.t, a.format, 0, 0};
+    if (lane < l.topk) {
+        uint32_t index = token.expert == kNobody ? 0 : census.experts[token.expert];
+        reinterpret_cast<epw_entry *>(stage + sizeof(epw_slot_header))[lane] = {int32_t(token.expert), token.kept_weight()};
+        reinterpret_cast<uint32_t *>(stage + epw_indices_offset(&l))[lane] = index;
+    }
+    const unsigned char *sideband = static_cast<const unsigned char *>(a.sideband) + size_t(j.t) * a.sideband_bytes;
+#pragma unroll 1
+    for (uint32_t i = lane; i < a.sideband_bytes; i += 32) stage[epw_sideband_offset(&l) + i] = sideband[i];
     ptx::fence_shared_before_bulk();
     __syncwarp();
     if (unsigned char *to = slot(o)) ptx::bulk_store(to, stage, a.stages.header);
@@ -315,7 +311,7 @@ __device__ __forceinline__ void Sender<T, Payload>::run(Operation &o) {
         if (threadIdx.x == 0) await_loaded(job);
         if (!more) break;
         if (warp < 2) ptx::bulk_wait_read<1>(); // the other stage has been read out
-        __syncthreads(); // by every warp's stores, and all have read the token and its numbers
+        __syncthreads(); // by both warps' stores, and all have read the token and its numbers
         if (!kQuantise) fetch(next);
         counted = job.t;
         job = next;

@@ -41,7 +41,7 @@ struct Dispatch : epw_dispatch_args {
     Divisor sources;      // ranks
     uint32_t experts;     // of all ranks
     uint32_t scales_size; // bytes of a row's scales
-    uint32_t whole;       // bytes of a slot that leave at once, of header, row and scales; 0: they do not
+    uint32_t whole;       // bytes of a row and its scales, which leave at once; 0: they do not
     uint32_t entry_shift; // a row's entries have this power of two of lanes: 2^entry_shift >= topk
 
     explicit Dispatch(const epw_dispatch_args &a)
@@ -50,7 +50,7 @@ struct Dispatch : epw_dispatch_args {
           scales_size(a.scale_count * a.scale_bytes), whole(0), entry_shift(0) {
         while (1u << entry_shift < a.layout.topk) entry_shift++;
         if (pieces.count == 1 && (quantises(a.payload) || scales_size <= kScaleRoom)) {
-            whole = stages.header + align_16(a.payload_bytes + scales_size);
+            whole = align_16(a.payload_bytes + scales_size);
         }
     }
 
