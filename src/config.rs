@@ -343,7 +343,7 @@ pub struct Plan {
     pub ordered_bytes: u64,
     /// What [`EpConfig::zero_copy`] adds.
     pub zero_copy_bytes: u64,
-    /// The whole window of a rank.
+    /// The whole window of a rank. A GPU takes memory by 2 MiB at a time.
     pub window_bytes: u64,
     /// This rank's own memory beside the window.
     pub private_bytes: u64,

@@ -3,8 +3,8 @@
  * A rank owns some experts. `dispatch` sends each of its tokens once to every rank that owns one of the
  * token's top-k experts; `combine` brings the experts' outputs home and sums them with the routing weights.
  *
- * Sections: 1 status and errors, 2 configuration, 3 plan, 4 buffer and membership, 5 dispatch and combine,
- * 6 numerics.
+ * Sections: 1 status and errors, 2 configuration, 3 plan, 4 buffer and membership, 5 dispatch and combine (and
+ * behind it what is particular to CUDA), 6 numerics.
  *
  * Conventions. Sizes are bytes unless a name says otherwise, times are nanoseconds, matrices are row-major.
  * Structs that cross this interface begin with `size` (set by the *_INIT macros) so that they can grow. [in]
@@ -191,7 +191,7 @@ typedef struct epw_plan {
     uint64_t combine_bytes;   /* combine slots of all lanes, rank-reduced */
     uint64_t ordered_bytes;   /* what `ordered` adds to them */
     uint64_t zero_copy_bytes; /* what `zero_copy` adds */
-    uint64_t window_bytes;    /* sum of the above, rounded up to pages */
+    uint64_t window_bytes;    /* sum of the above, rounded up to pages; a GPU takes 2 MiB at a time */
     uint64_t private_bytes;   /* memory of this rank's own beside the window */
 } epw_plan;
 
@@ -360,7 +360,7 @@ typedef struct epw_dispatch_input {
     uint32_t nonblocking; /* 1: return EPW_PENDING instead of waiting; go on with epw_poll. The memory of all
                              inputs and outputs must live until the operation has finished or been released */
     uint64_t deadline_ns; /* 0: the buffer's; else at least that */
-    void *stream;         /* CUDA: the cudaStream_t to enqueue on; see section 5 */
+    void *stream;         /* CUDA: the cudaStream_t to enqueue on; see "CUDA" */
 } epw_dispatch_input;
 
 #define EPW_DISPATCH_INPUT_INIT                                                                              \

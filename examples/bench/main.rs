@@ -71,7 +71,9 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
         return Ok(ExitCode::SUCCESS); // the first rank has the figures of all
     }
     let rows = measured.iter().map(|(shape, case, figures, traffic, window)| {
-        Row::new(args.device, group.world(), shape, *case, figures, traffic.floor_us(rate), *window)
+        let floor_us = traffic.floor_us(rate);
+        let row = Row::new(args.device, group.world(), shape, *case, figures, floor_us, *window);
+        Row { routing: args.routing, ..row }
     });
     let machine = format!("memcpy by all ranks at once: {:.1} GB/s copied", rate / 1e9);
     show(args, &rows.collect::<Vec<_>>(), &machine)

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::{Combine, Device, Layout, Payload, Shape};
 use crate::cases::Case;
+use crate::routing::Spread;
 use crate::samples::Figures;
 
 /// The figures of one case. Times in microseconds.
@@ -20,6 +21,9 @@ pub struct Row {
     pub payload: Payload,
     pub layout: Layout,
     pub combine: Combine,
+    /// Not said where it is uniform.
+    #[serde(default, skip_serializing_if = "is_uniform")]
+    pub routing: Spread,
     pub p50_us: f64,
     pub p99_us: f64,
     pub max_us: f64,
@@ -41,6 +45,8 @@ pub struct OnGpu {
     pub timing: Timing,
     /// Thread blocks asked for, 0: chosen by the library.
     pub sms: u32,
+    /// Of the buffer.
+    pub lanes: u32,
     /// Of the ranks' medians the least and the middle one; p50_us is the greatest.
     pub fastest_us: f64,
     pub middle_us: f64,
@@ -70,6 +76,10 @@ pub enum Timing {
     Graph,
 }
 
+fn is_uniform(routing: &Spread) -> bool {
+    *routing == Spread::Uniform
+}
+
 impl Row {
     pub fn new(
         device: Device,
@@ -93,6 +103,7 @@ impl Row {
             payload,
             layout,
             combine,
+            routing: Spread::Uniform,
             p50_us,
             p99_us,
             max_us,
@@ -107,11 +118,19 @@ impl Row {
 
     /// What was measured, apart from the number of tokens.
     pub fn name(&self) -> String {
-        let Self { case, ranks, hidden, experts, topk, payload, layout, combine, gpu, .. } = self;
-        let timing = gpu.as_ref().map_or_else(String::new, |gpu| format!(", {}", word(&gpu.timing)));
+        let Self { case, ranks, hidden, experts, topk, payload, layout, combine, routing, gpu, .. } = self;
+        let mut rest = String::new();
+        if !is_uniform(routing) {
+            rest += &format!(", {}", word(routing));
+        }
+        if let Some(OnGpu { timing, sms, lanes, .. }) = gpu {
+            let lanes = if *lanes > 1 { format!(", {lanes} lanes") } else { String::new() };
+            let sms = if *sms > 0 { format!(", {sms} SMs") } else { String::new() };
+            rest += &format!("{lanes}{sms}, {}", word(timing));
+        }
         let [case, payload, layout, combine] = [word(case), word(payload), word(layout), word(combine)];
         format!(
-            "{case} {payload} {layout} {combine}, {ranks} ranks, hidden {hidden}, top-{topk} of {experts}{timing}"
+            "{case} {payload} {layout} {combine}, {ranks} ranks, hidden {hidden}, top-{topk} of {experts}{rest}"
         )
     }
 }
@@ -231,7 +250,8 @@ pub mod tests {
     fn a_row_of_gpus_has_more_fields_and_reads_back() {
         let gpu = OnGpu {
             timing: Timing::Graph,
-            sms: 0,
+            sms: 8,
+            lanes: 2,
             fastest_us: 1.0,
             middle_us: 2.0,
             nvlink_gbs: 300.0,
@@ -242,12 +262,14 @@ pub mod tests {
             signal_us: 1.25,
             gap_us: 0.5,
         };
-        let row = Row { gpu: Some(gpu), device: Device::Cuda, ..row(Case::Dispatch, 1, 3.0, 0) };
+        let row = row(Case::Dispatch, 1, 3.0, 0);
+        let row = Row { gpu: Some(gpu), device: Device::Cuda, routing: Spread::Zipf, ..row };
         let value = serde_json::json!(row);
         assert_eq!((value["timing"].as_str(), value["send_us"].as_f64()), (Some("graph"), Some(4.0)));
         assert!(value.get("receive_us").is_none());
         let back: Row = serde_json::from_value(value).unwrap();
-        assert_eq!((back.gpu.as_ref(), back.name().ends_with(", graph")), (row.gpu.as_ref(), true));
+        assert_eq!((back.gpu.as_ref(), back.routing), (row.gpu.as_ref(), Spread::Zipf));
+        assert!(back.name().ends_with(", zipf, 2 lanes, 8 SMs, graph"), "{}", back.name());
         assert!(table(&[row]).to_string().contains("send us"));
     }
 

@@ -1,13 +1,16 @@
 //! Where tokens go. Every rank knows the routing of all, so that each can say what it must receive.
 
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 
 use crate::{args::Shape, pattern::mix};
 
 /// `--routing`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Spread {
     /// All experts alike
+    #[default]
     Uniform,
     /// Expert e with a frequency proportional to 1/(e+1): the first rank is the busiest
     Zipf,

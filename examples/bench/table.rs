@@ -167,6 +167,7 @@ mod tests {
                 let gpu = OnGpu {
                     timing: Timing::Graph,
                     sms: 0,
+                    lanes: 1,
                     fastest_us: 19.0,
                     middle_us: 19.5,
                     nvlink_gbs: 300.0,

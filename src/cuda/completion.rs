@@ -19,6 +19,7 @@ use crate::sys;
 ///
 /// Valid until the lane's next dispatch is enqueued, and not for captured calls: [`Error::State`]. Cheap to clone; `Send`
 /// and `Sync`. Keeps its buffer alive.
+#[doc(alias = "Event")]
 #[derive(Debug, Clone)]
 pub struct Completion {
     inner: Arc<Inner>,

@@ -1,11 +1,16 @@
 //! Handles, completions, errors, and what is refused.
 
-use epwire::cuda::Completion;
+use std::time::Duration;
+
+use epwire::cuda::{Completion, StreamRef};
 use epwire::cudarc::driver::CudaSlice;
 use epwire::{Cause, Dispatch, EpBuffer, EpConfig, Error, TensorRef};
 use half::bf16;
 
 use crate::world::{Gpu, HIDDEN, OnGpu, PATIENT, Received, Step, TOPK, Tokens, config, ranks};
+
+/// How long a rank keeps the others waiting.
+const LATE: Duration = Duration::from_millis(300);
 
 /// A whole step on any lane, and what came back.
 fn step(gpu: &Gpu, buffer: &EpBuffer, tokens: &Tokens) -> (Completion, CudaSlice<bf16>) {
@@ -53,10 +58,49 @@ pub(crate) fn a_bad_routing_id_is_recorded_and_not_followed(gpus: u32) {
     });
 }
 
+/// A step on the first rank, which the last one keeps waiting (a single rank: nobody does).
+fn awaited_step(gpu: &Gpu, buffer: &EpBuffer, tokens: &Tokens) -> (Completion, CudaSlice<bf16>) {
+    let mut step = Step::new(gpu, buffer, tokens);
+    if buffer.rank() > 0 && buffer.rank() + 1 == buffer.ranks() {
+        std::thread::sleep(LATE);
+    }
+    let completion = step.enqueue(gpu, buffer, None);
+    assert!(buffer.rank() > 0 || buffer.ranks() == 1 || !completion.is_done().unwrap());
+    (completion, step.out)
+}
+
+pub(crate) fn a_stream_waits_for_a_completion(gpus: u32) {
+    ranks(&config(gpus), gpus, true, |buffer| {
+        let (gpu, tokens) = (Gpu::of(buffer), Tokens::identity(buffer.rank(), gpus));
+        let other = gpu.context.new_stream().unwrap();
+        let step = awaited_step(&gpu, buffer, &tokens);
+        step.0.wait_on((&other).into()).unwrap();
+        step.0.wait_on(StreamRef::per_thread()).unwrap();
+        other.synchronize().unwrap();
+        assert!(step.0.is_done().unwrap(), "the other stream has waited");
+        assert_exact(&gpu, &step, &tokens);
+    });
+}
+
 pub(crate) fn a_completion_is_a_future(gpus: u32) {
     ranks(&config(gpus), gpus, true, |buffer| {
         let (gpu, tokens) = (Gpu::of(buffer), Tokens::identity(buffer.rank(), gpus));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        // The only thread of the executor has time for others meanwhile.
+        let late = awaited_step(&gpu, buffer, &tokens);
+        let mut ticks = 0;
+        runtime.block_on(async {
+            let mut clock = tokio::time::interval(LATE / 100);
+            let mut done = std::pin::pin!(late.0.wait(PATIENT));
+            loop {
+                tokio::select! {
+                    ended = &mut done => return ended.unwrap(),
+                    _ = clock.tick() => ticks += 1,
+                }
+            }
+        });
+        assert!(buffer.rank() > 0 || buffer.ranks() == 1 || ticks > 10, "{ticks} ticks");
+        assert_exact(&gpu, &late, &tokens);
         for _ in 0..4 {
             let step = step(&gpu, buffer, &tokens);
             runtime.block_on(step.0.wait(PATIENT)).unwrap();

@@ -22,6 +22,7 @@ const TESTS: &[(&str, Test)] = &[
     ("a_dropped_handle_gives_its_lane_back", calls::a_dropped_handle_gives_its_lane_back),
     ("a_bad_routing_id_is_recorded_and_not_followed", calls::a_bad_routing_id_is_recorded_and_not_followed),
     ("a_completion_is_a_future", calls::a_completion_is_a_future),
+    ("a_stream_waits_for_a_completion", calls::a_stream_waits_for_a_completion),
     ("calls_of_host_buffers_are_refused", calls::calls_of_host_buffers_are_refused),
     ("a_view_is_good_for_its_stream_only", calls::a_view_is_good_for_its_stream_only),
     ("a_slice_may_be_dropped_after_the_call", calls::a_slice_may_be_dropped_after_the_call),

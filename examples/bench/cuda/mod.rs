@@ -99,6 +99,7 @@ fn row(
     let gpu = OnGpu {
         timing: if args.graph { Timing::Graph } else { Timing::Eager },
         sms: args.sms,
+        lanes: args.lanes,
         fastest_us: medians.first().copied().unwrap_or(0.0) / 1e3,
         middle_us: middle(medians) / 1e3,
         nvlink_gbs: moved.sent as f64 / figures.p50_us / 1e3,
@@ -111,7 +112,7 @@ fn row(
     };
     let window = subject.buffer.plan().window_bytes;
     let row = Row::new(Device::Cuda, group.world(), &shape, case, &figures, floor_us, window);
-    Ok(Row { gpu: Some(gpu), ..row })
+    Ok(Row { gpu: Some(gpu), routing: args.routing, ..row })
 }
 
 /// Of the figures of each rank the greatest: that of the slowest one.
