@@ -285,7 +285,7 @@ pub struct epw_plan {
     pub ordered_bytes: u64,
     /// what `zero_copy` adds
     pub zero_copy_bytes: u64,
-    /// sum of the above, rounded up to pages
+    /// sum of the above, rounded up to pages; a GPU takes 2 MiB at a time
     pub window_bytes: u64,
     /// memory of this rank's own beside the window
     pub private_bytes: u64,
@@ -652,7 +652,7 @@ inputs and outputs must live until the operation has finished or been released*/
     pub nonblocking: u32,
     /// 0: the buffer's; else at least that
     pub deadline_ns: u64,
-    /// CUDA: the cudaStream_t to enqueue on; see section 5
+    /// CUDA: the cudaStream_t to enqueue on; see "CUDA"
     pub stream: *mut ::core::ffi::c_void,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
