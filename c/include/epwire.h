@@ -3,8 +3,8 @@
  * A rank owns some experts. `dispatch` sends each of its tokens once to every rank that owns one of the
  * token's top-k experts; `combine` brings the experts' outputs home and sums them with the routing weights.
  *
- * Sections: 1 status and errors, 2 configuration, 3 plan, 4 buffer and membership, 5 dispatch and combine (and
- * behind it what is particular to CUDA), 6 numerics.
+ * Sections: 1 status and errors, 2 configuration, 3 plan, 4 buffer and membership, 5 dispatch and combine (at
+ * its end: CUDA), 6 numerics.
  *
  * Conventions. Sizes are bytes unless a name says otherwise, times are nanoseconds, matrices are row-major.
  * Structs that cross this interface begin with `size` (set by the *_INIT macros) so that they can grow. [in]
