@@ -27,13 +27,13 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
         expected.rows[threadIdx.x] = epw_word_value(c->sent[threadIdx.x]);
     }
     if (threadIdx.x == kOpeningThreads) expected.marked = c->ordered;
+    uint32_t *first_row = reinterpret_cast<uint32_t *>(memory);
     if constexpr (With != Answers::rows) {
         // Where the experts' rows of each source begin: on its way together with the context.
-        uint32_t *table = reinterpret_cast<uint32_t *>(memory), lists = sends ? a.layout.local_experts * a.layout.ranks : 0;
+        uint32_t lists = sends ? a.layout.local_experts * a.layout.ranks : 0;
 #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < lists; i += kCombineThreads) table[i] = a.arrays.first_row[i];
+        for (uint32_t i = threadIdx.x; i < lists; i += kCombineThreads) first_row[i] = a.arrays.first_row[i];
     }
-    const uint32_t *first_row = reinterpret_cast<const uint32_t *>(memory);
     const Turns turns(a, c->ends, sends);
     opening.write(o, false);
     Answerer<With> answerer(a, s, turns, memory + a.table_size);
