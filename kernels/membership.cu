@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_c
     }
     ptx::let_next_begin();
     // Writer: this thread, behind its fence. Reader: the peer's wait for permission to send its next operation, and its combine.
-    if (answers) ptx::store_relaxed_sys(&line_at(o, peer)->combine[o.lane], epw_word(o.epoch, o.op, 0));
+    if (answers) ptx::store_relaxed_sys(word_at(o, peer, EPW_WORD_COMBINE), epw_word(o.epoch, o.op, 0));
     if (o.gone | o.troubled) {
         uint64_t present = peers & ~uint64_t(o.gone);
         close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present);
@@ -62,8 +62,10 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
     // Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission to send its
     // first operation.
     if (peer < a.ranks && (a.active >> peer & 1)) {
-        unsigned char *line = a.contexts[0]->window[peer] + epw_line_offset(a.rank);
-        ptx::store_release_sys(&reinterpret_cast<epw_line *>(line)->epoch, epw_word(a.epoch, 0, 0));
+        for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.contexts[lane] != nullptr; lane++) {
+            unsigned char *word = a.contexts[0]->window[peer] + epw_word_offset(a.rank, lane, EPW_WORD_EPOCH);
+            ptx::store_release_sys(reinterpret_cast<uint64_t *>(word), epw_word(a.epoch, 0, 0));
+        }
     }
 }
 

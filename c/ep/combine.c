@@ -63,7 +63,7 @@ static void answer_source(epw_buffer *b, epw_lane *lane, uint32_t source, const 
     }
     epw_pool_run(b->pool, answer_chunk, &job, (job.rows + CHUNK - 1) / CHUNK);
     uint32_t mode = lane->mode == EPW_COMBINE_ORDERED ? EPW_ANSWER_ORDERED : 0;
-    epw_post(b, source, &epw_line_at(b, source)->combine[index],
+    epw_post(b, source, &epw_line_at(b, source)->lanes[index].user[1],
              epw_word(b->epoch, lane->op, job.rows | mode));
 }
 

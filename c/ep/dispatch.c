@@ -196,7 +196,7 @@ epw_status epw_dispatch_send_step(epw_buffer *b, epw_lane *lane) {
             uint32_t index = epw_lane_index(b, lane), local = b->layout.local_experts;
             memcpy(b->routes[peer].window + epw_expert_counts_offset(&b->layout, index, b->config.rank),
                    lane->sent_counts + (size_t)peer * local, local * sizeof lane->sent_counts[0]);
-            uint64_t *word = &epw_line_at(b, peer)->dispatch[index];
+            uint64_t *word = &epw_line_at(b, peer)->lanes[index].user[0];
             epw_post(b, peer, word, epw_word(b->epoch, lane->op, lane->sent[peer]));
             epw_mask_drop(&lane->awaited, peer);
         }

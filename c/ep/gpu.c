@@ -224,10 +224,14 @@ static epw_status drop_peers(epw_buffer *b, epw_where where) {
     g->pinned->dropped = epw_word(b->epoch, 0, 0);
     EPW_MASK_FOR(peer, &b->active, b->config.ranks) {
         if (peer == b->config.rank || epw_mask_has(&suspects, peer)) continue;
-        unsigned char *line = b->routes[peer].window + epw_line_offset(b->config.rank);
-        cudaError_t error = cudaMemcpyAsync(line + offsetof(epw_line, dropped), &g->pinned->dropped,
-                                            sizeof g->pinned->dropped, cudaMemcpyDefault, g->stream);
-        if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync to a peer's window");
+        for (uint32_t lane = 0; lane < b->config.lanes; lane++) {
+            unsigned char *word =
+                b->routes[peer].window + epw_word_offset(b->config.rank, lane, EPW_WORD_DROPPED);
+            cudaError_t error = cudaMemcpyAsync(word, &g->pinned->dropped, sizeof g->pinned->dropped,
+                                                cudaMemcpyDefault, g->stream);
+            if (error != cudaSuccess)
+                status = epw_fail_cuda(error, where, "cudaMemcpyAsync to a peer's window");
+        }
     }
     epw_cuda_leave();
     return status;

@@ -82,7 +82,8 @@ static epw_status host_set_active(epw_buffer *b, const epw_mask *active, uint32_
     /* Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for
      * permission to send its first operation. */
     EPW_MASK_FOR(peer, active, b->config.ranks) {
-        epw_post_notice(b, peer, &epw_line_at(b, peer)->epoch, epw_word(epoch, 0, 0));
+        for (uint32_t lane = 0; lane < b->config.lanes; lane++)
+            epw_post_notice(b, peer, &epw_line_at(b, peer)->lanes[lane].epoch, epw_word(epoch, 0, 0));
     }
     return EPW_OK;
 }

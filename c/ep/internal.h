@@ -9,7 +9,7 @@
 #include "ep/numerics.h"
 #include "ep/plan.h"
 #include "ep/pool.h"
-#include "ep/rules.h"
+#include "peer/rules.h"
 #include "epwire.h"
 #include "window/window.h"
 

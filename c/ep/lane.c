@@ -99,7 +99,8 @@ void epw_lane_take(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in, 
                    epw_handle *handle) {
     uint32_t index = epw_lane_index(b, lane);
     lane->first = lane->op == 0 && !lane->wrapped;
-    if (++lane->op == 0) lane->wrapped = true;
+    lane->op = epw_next_op(lane->op);
+    if (lane->op == 0) lane->wrapped = true;
     lane->generation = atomic_fetch_add_explicit(&b->generation, 1, memory_order_relaxed) + 1;
     *handle = lane->generation << 1 | index;
     if (in->lane < 0)

@@ -2,7 +2,7 @@
  * same on every rank and lane, so captured graphs and remote addresses stay valid.
  *
  *   0                 header          written by the owner
- *   4096              line[source]    64 bytes of signal words, written by that source alone
+ *   4096              line[source]    128 bytes of signal words, written by that source alone
  *   expert_counts     [lane][source]  rows for each local expert, written by that source alone
  *   control_bytes     dispatch        [lane][source][token] slots of slot_bytes
  *   + dispatch_bytes  combine         [lane][answerer][token][answer] rows of hidden 16-bit values
@@ -17,8 +17,7 @@
 
 #include "base/inline.h"
 #include "epwire.h"
-
-#define EPW_LINES_OFFSET 4096u
+#include "peer/words.h"
 
 /* Most ranks of a group on GPUs: kernels keep sets of ranks in one word. */
 #define EPW_GPU_MAX_RANKS 64
@@ -26,21 +25,17 @@
 /* Most experts of a group on GPUs: kernels keep a number for each in shared memory, beside their stages. */
 #define EPW_GPU_MAX_EXPERTS 8192
 
-/* What one source writes into a peer's window beside rows: a cache line with one writer. */
-typedef struct epw_line {
-    uint64_t dispatch[EPW_MAX_LANES]; /* value: rows sent */
-    uint64_t combine[EPW_MAX_LANES];  /* value: rows answered (| EPW_ANSWER_ORDERED) */
-    uint64_t beacon[EPW_MAX_LANES];   /* value: the rank awaited, or EPW_BEACON_NONE */
-    uint64_t epoch;                   /* posted by set_active */
-    uint64_t dropped;                 /* "I neither send to you nor wait for you in this epoch" */
-} epw_line;
+/* The words of a lane that dispatch and combine post. */
+enum {
+    EPW_WORD_DISPATCH = EPW_WORD_USER,   /* value: rows sent */
+    EPW_WORD_COMBINE = EPW_WORD_USER + 1 /* value: rows answered (| EPW_ANSWER_ORDERED) */
+};
 
-/* Written by the owner, read by peers. */
-typedef struct epw_window_header {
-    uint32_t
-        sleepers; /* threads of the owner that sleep on a word: posting to it then needs a wake-up call */
-    uint32_t reserved[15];
-} epw_window_header;
+/* Set in the value of a combine word whose rows are one per expert: ranks that disagree on the mode are found
+ * out. Plans for ordered combine have at most EPW_ORDERED_MAX_TOKENS tokens, so that the row count stays
+ * below. */
+#define EPW_ANSWER_ORDERED     (1u << 16)
+#define EPW_ORDERED_MAX_TOKENS 65535u
 
 /* One routed expert of a row. */
 typedef struct epw_entry {
@@ -73,10 +68,6 @@ typedef struct epw_layout {
     uint64_t combine, combine_lane;
     uint64_t zero_copy, zero_copy_lane;
 } epw_layout;
-
-EPW_INLINE uint64_t epw_line_offset(uint32_t source) {
-    return EPW_LINES_OFFSET + (uint64_t)source * sizeof(epw_line);
-}
 
 /* Where the indices and the sideband of a slot begin. */
 EPW_INLINE uint64_t epw_indices_offset(const epw_layout *l) {

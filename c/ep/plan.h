@@ -3,13 +3,11 @@
 #define EPW_EP_PLAN_H
 
 #include "ep/layout.h"
+#include "peer/rules.h"
 #include "epwire.h"
 
 /* Checks `config`, fills the layout and, if not NULL, the plan. `where` names the operation in errors. */
 epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout *layout, epw_plan *plan);
-
-/* A day: sums of deadlines and clocks stay far from wrapping. */
-#define EPW_MAX_DEADLINE_NS UINT64_C(86400000000000)
 
 /* How the rows of one dispatch look: the row shape and what it costs in a slot. */
 typedef struct epw_row_format {

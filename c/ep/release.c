@@ -52,7 +52,7 @@ static void pay_dispatch(epw_buffer *b, epw_lane *lane, uint64_t now) {
         if (verdict == EPW_GONE) {
             epw_mask_drop(&debt->unanswered, peer);
         } else {
-            epw_post(b, peer, &epw_line_at(b, peer)->dispatch[epw_lane_index(b, lane)],
+            epw_post(b, peer, &epw_line_at(b, peer)->lanes[epw_lane_index(b, lane)].user[0],
                      epw_word(b->epoch, debt->op, 0));
         }
     }
@@ -68,7 +68,7 @@ static void pay_combine(epw_buffer *b, epw_lane *lane, uint64_t now) {
         if (verdict == EPW_GONE) {
             epw_mask_drop(&debt->unsent, peer);
         } else {
-            epw_post(b, peer, &epw_line_at(b, peer)->combine[epw_lane_index(b, lane)],
+            epw_post(b, peer, &epw_line_at(b, peer)->lanes[epw_lane_index(b, lane)].user[1],
                      epw_word(b->epoch, debt->op, 0));
         }
     }

@@ -58,23 +58,21 @@ void epw_post_notice(const epw_buffer *b, uint32_t peer, uint64_t *word, uint64_
     if (!store_word(b, peer, word, value)) return;
     epw_line *line = epw_line_at(b, peer);
     for (int lane = 0; lane < EPW_MAX_LANES; lane++) {
-        futex_wake(&line->dispatch[lane]);
-        futex_wake(&line->combine[lane]);
+        futex_wake(&line->lanes[lane].epoch);
+        for (int word = 0; word < EPW_USER_WORDS; word++) futex_wake(&line->lanes[lane].user[word]);
     }
-    futex_wake(&line->epoch);
 }
 
 /* The word that would end the wait. */
 static uint64_t *awaited_word(const epw_buffer *b, const epw_lane *lane, epw_awaiting what, uint32_t peer) {
-    epw_line *line = epw_line_from(b, peer);
-    uint32_t index = epw_lane_index(b, lane);
+    uint64_t *words = (uint64_t *)&epw_line_from(b, peer)->lanes[epw_lane_index(b, lane)];
     switch (what) {
     case EPW_AWAIT_EPOCH:
-        return &line->epoch;
+        return &words[EPW_WORD_EPOCH];
     case EPW_AWAIT_ROWS:
-        return &line->dispatch[index];
+        return &words[EPW_WORD_DISPATCH];
     default:
-        return &line->combine[index];
+        return &words[EPW_WORD_COMBINE];
     }
 }
 
@@ -86,8 +84,8 @@ static epw_verdict judge_words(const epw_buffer *b, epw_sight seen, epw_awaiting
 }
 
 /* Order of loads: see epw_sight. Writer of all three: the peer. */
-static epw_sight look(const epw_buffer *b, uint32_t peer, uint64_t *word) {
-    epw_line *line = epw_line_from(b, peer);
+static epw_sight look(const epw_buffer *b, const epw_lane *lane, uint32_t peer, uint64_t *word) {
+    epw_lane_words *line = &epw_line_from(b, peer)->lanes[epw_lane_index(b, lane)];
     epw_sight seen;
     seen.dropped = atomic_load_explicit(atomic_word(&line->dropped), memory_order_acquire);
     seen.epoch_word = atomic_load_explicit(atomic_word(&line->epoch), memory_order_acquire);
@@ -110,7 +108,7 @@ static void post_beacon(epw_buffer *b, epw_lane *lane, uint32_t value) {
     lane->beacon++;
     EPW_MASK_FOR(peer, &b->active, b->config.ranks) {
         if (peer == b->config.rank || epw_suspected(b, peer)) continue;
-        epw_post_notice(b, peer, &epw_line_at(b, peer)->beacon[index],
+        epw_post_notice(b, peer, &epw_line_at(b, peer)->lanes[index].beacon,
                         epw_word(b->epoch, lane->beacon, value));
     }
 }
@@ -133,7 +131,8 @@ void epw_wait_end(epw_buffer *b, epw_lane *lane) {
 }
 
 static uint64_t beacon_word(const epw_buffer *b, uint32_t peer, uint32_t lane) {
-    return atomic_load_explicit(atomic_word(&epw_line_from(b, peer)->beacon[lane]), memory_order_acquire);
+    return atomic_load_explicit(atomic_word(&epw_line_from(b, peer)->lanes[lane].beacon),
+                                memory_order_acquire);
 }
 
 /* A peer seen waiting is alive: each new beacon of it restarts its clock. */
@@ -141,8 +140,9 @@ static void heed_beacons(epw_buffer *b, epw_wait *wait, uint32_t peer, uint64_t 
     for (uint32_t lane = 0; lane < b->config.lanes; lane++) {
         uint64_t word = beacon_word(b, peer, lane),
                  *heard = &wait->heard[(size_t)peer * EPW_MAX_LANES + lane];
-        uint32_t named;
-        if (word == *heard || !epw_rule_beacon(word, b->epoch, b->config.ranks, &named)) continue;
+        uint32_t named, lengthened;
+        if (word == *heard || !epw_rule_beacon(word, b->epoch, b->config.ranks, &named, &lengthened))
+            continue;
         *heard = word;
         wait->clock[peer] = now;
     }
@@ -157,7 +157,7 @@ static uint64_t expiry(const epw_wait *wait, uint32_t peer) {
 
 epw_verdict epw_wait_judge(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, uint32_t peer,
                            uint64_t now, uint32_t *value, uint32_t *cause) {
-    epw_sight seen = look(b, peer, awaited_word(b, lane, what, peer));
+    epw_sight seen = look(b, lane, peer, awaited_word(b, lane, what, peer));
     epw_verdict verdict = judge_words(b, seen, what, op);
     *value = epw_word_value(seen.word);
     if (verdict == EPW_ARRIVED) return EPW_ARRIVED;
@@ -181,8 +181,9 @@ static uint32_t whom_to_name(const epw_buffer *b, const epw_mask *awaited) {
     EPW_MASK_FOR(peer, awaited, b->config.ranks) {
         bool silent = true;
         for (uint32_t lane = 0; lane < b->config.lanes; lane++) {
-            uint32_t named;
-            if (!epw_rule_beacon(beacon_word(b, peer, lane), b->epoch, b->config.ranks, &named)) continue;
+            uint32_t named, lengthened;
+            if (!epw_rule_beacon(beacon_word(b, peer, lane), b->epoch, b->config.ranks, &named, &lengthened))
+                continue;
             silent = false;
             if (fallback == EPW_BEACON_NONE && named != b->config.rank) fallback = named;
         }
@@ -198,7 +199,7 @@ static uint32_t whom_to_name(const epw_buffer *b, const epw_mask *awaited) {
 static void watch(const epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, uint32_t peer,
                   uint64_t until) {
     uint64_t *word = awaited_word(b, lane, what, peer);
-    epw_sight seen = look(b, peer, word);
+    epw_sight seen = look(b, lane, peer, word);
     if (judge_words(b, seen, what, op) != EPW_WAITING) until = 0;
     atomic_store_explicit(&lane->watched_value, seen.word, memory_order_relaxed);
     atomic_store_explicit(&lane->watch_until, until, memory_order_relaxed);
@@ -226,7 +227,7 @@ void epw_wait_pause(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t o
 
 bool epw_wait_over(epw_buffer *b, epw_lane *lane, epw_awaiting what, uint32_t op, const epw_mask *awaited) {
     EPW_MASK_FOR(peer, awaited, b->config.ranks) {
-        epw_sight seen = look(b, peer, awaited_word(b, lane, what, peer));
+        epw_sight seen = look(b, lane, peer, awaited_word(b, lane, what, peer));
         if (judge_words(b, seen, what, op) != EPW_WAITING || epw_suspected(b, peer)) continue;
         watch(b, lane, what, op, peer, UINT64_MAX);
         return false;
@@ -259,7 +260,8 @@ void epw_suspect(epw_buffer *b, uint32_t peer) {
     uint64_t bit = UINT64_C(1) << (peer % 64);
     uint64_t before = atomic_fetch_or_explicit(&b->suspects[peer / 64], bit, memory_order_relaxed);
     if (before & bit) return;
-    epw_post_notice(b, peer, &epw_line_at(b, peer)->dropped, epw_word(b->epoch, 0, 0));
+    for (uint32_t lane = 0; lane < b->config.lanes; lane++)
+        epw_post_notice(b, peer, &epw_line_at(b, peer)->lanes[lane].dropped, epw_word(b->epoch, 0, 0));
 }
 
 void epw_lane_lose(epw_buffer *b, epw_lane *lane, uint32_t phase, uint32_t cause, uint32_t peer,

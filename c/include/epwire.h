@@ -261,9 +261,9 @@ EPW_API uint32_t epw_buffer_path(const epw_buffer *buffer, uint32_t peer);
 EPW_API const char *epw_path_name(uint32_t path);
 
 /* Begins a membership: every member calls it with the same mask and epoch, with no lane held and its own
- * writes done. epoch is in [1, 32767] and larger than any before; all other members must be connected. Clears
- * suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair. CUDA:
- * waits for what has been enqueued before, see section CUDA. */
+ * writes done. epoch is in [1, 8388607] and larger than any before; all other members must be connected.
+ * Clears suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair.
+ * CUDA: waits for what has been enqueued before, see section CUDA. */
 EPW_API epw_status epw_buffer_set_active(epw_buffer *buffer, const epw_mask *active, uint32_t epoch);
 
 /* The current membership. Any pointer may be NULL. epoch 0: none yet. suspects: active peers given up since
@@ -309,7 +309,7 @@ typedef struct epw_error_record {
                        until the wait's bound; it is a suspect of its own then */
     uint32_t lane;
     uint32_t epoch;
-    uint32_t op;          /* operation number in the lane, from 1 in each epoch */
+    uint32_t op;          /* operation number in the lane, from 1 in each epoch; wraps after 2^24 - 1 */
     uint32_t waiting;     /* how many peers were still awaited */
     uint64_t expected;    /* the signal word awaited, value bits zero */
     uint64_t seen;        /* the word found */

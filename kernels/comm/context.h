@@ -63,7 +63,7 @@ typedef struct epw_gpu_shared {
 typedef struct epw_gpu_turn {
     uint32_t stage;     /* EPW_GPU_* */
     uint32_t op;        /* of the operation in flight, or the last one; 0 after set_active */
-    uint32_t wrapped;   /* op has passed its 32 bits in this epoch */
+    uint32_t wrapped;   /* op has passed its 24 bits in this epoch */
     uint32_t reserved;
     uint64_t present;   /* peers that take part in the handle: sent to, and once DISPATCHED received from */
     uint64_t missing;   /* active peers that do not take part in the handle, or whose rows were refused */

@@ -55,7 +55,7 @@ struct Opening {
         o.ranks = ranks;
         o.lane = lane;
         o.epoch = epoch;
-        o.op = turn.op + (next ? 1 : 0);
+        o.op = next ? epw_next_op(turn.op) : turn.op;
         o.stage = turn.stage;
         o.wrapped = turn.wrapped;
         o.first = turn.op == 0 && turn.wrapped == 0;

@@ -1,4 +1,4 @@
-// Waiting for a peer's signal word, bounded. The decisions are those of c/ep/rules.h, shared with the host device.
+// Waiting for a peer's signal word, bounded. The decisions are those of c/peer/rules.h, shared with the host device.
 //
 // Every block waits for itself, one thread to a peer, or to two if there are more than a warp has threads. A rank's word is posted
 // by the last block of a grid whose first ones may already wait, for that word too: so all blocks of the kernels that wait must
@@ -10,7 +10,8 @@
 #include "../ptx/memory.cuh"
 #include "context.h"
 
-#include "ep/rules.h"
+#include "ep/layout.h"
+#include "peer/rules.h"
 
 namespace epw {
 
@@ -46,20 +47,22 @@ __device__ __forceinline__ uint32_t source_at(uint32_t rank, uint32_t ranks, uin
 
 enum class Awaited { permission, rows, answer };
 
-__device__ __forceinline__ epw_line *line_from(const Operation &o, uint32_t source) {
-    return reinterpret_cast<epw_line *>(o.own + epw_line_offset(source));
+// The lane's words that `source` writes here.
+__device__ __forceinline__ const uint64_t *words_from(const Operation &o, uint32_t source) {
+    return reinterpret_cast<const uint64_t *>(o.own + epw_word_offset(source, o.lane, 0));
 }
 
-__device__ __forceinline__ epw_line *line_at(const Operation &o, uint32_t peer) {
-    return reinterpret_cast<epw_line *>(o.window[peer] + epw_line_offset(o.rank));
+// A word of the lane that this rank writes at a peer.
+__device__ __forceinline__ uint64_t *word_at(const Operation &o, uint32_t peer, uint32_t word) {
+    return reinterpret_cast<uint64_t *>(o.window[peer] + epw_word_offset(o.rank, o.lane, word));
 }
 
 // Which word of `source` is awaited, and of which op it must be.
 __device__ __forceinline__ const uint64_t *awaited_word(const Operation &o, Awaited what, uint32_t source) {
-    const epw_line *line = line_from(o, source);
-    if (what == Awaited::rows) return &line->dispatch[o.lane];
-    if (what == Awaited::permission && o.first) return &line->epoch;
-    return &line->combine[o.lane];
+    const uint64_t *words = words_from(o, source);
+    if (what == Awaited::rows) return &words[EPW_WORD_DISPATCH];
+    if (what == Awaited::permission && o.first) return &words[EPW_WORD_EPOCH];
+    return &words[EPW_WORD_COMBINE];
 }
 
 __device__ __forceinline__ uint64_t expected_word(const Operation &o, Awaited what) {
@@ -75,10 +78,10 @@ __device__ __forceinline__ bool is_expected(const Operation &o, Awaited what, ui
 // visible to this thread after it. Writer: the peer's last sending block. Reader: this thread and, through a block barrier or
 // bits in shared memory (collect.cuh), its block.
 __device__ __forceinline__ epw_sight look(const Operation &o, Awaited what, uint32_t source) {
-    const epw_line *line = line_from(o, source);
+    const uint64_t *words = words_from(o, source);
     epw_sight seen;
-    seen.dropped = ptx::load_acquire_sys(&line->dropped);
-    seen.epoch_word = ptx::load_acquire_sys(&line->epoch);
+    seen.dropped = ptx::load_acquire_sys(&words[EPW_WORD_DROPPED]);
+    seen.epoch_word = ptx::load_acquire_sys(&words[EPW_WORD_EPOCH]);
     seen.word = ptx::load_acquire_sys(awaited_word(o, what, source));
     return seen;
 }
@@ -113,7 +116,11 @@ __device__ inline void record_loss(const Operation &o, uint32_t phase, uint32_t 
 __device__ inline void suspect(const Operation &o, uint32_t peer) {
     auto *suspects = reinterpret_cast<unsigned long long *>(&o.context->shared->suspects);
     if (atomicOr(suspects, 1ull << peer) >> peer & 1) return;
-    ptx::store_release_sys(&line_at(o, peer)->dropped, epw_word(o.epoch, 0, 0));
+#pragma unroll 1
+    for (uint32_t lane = 0; lane < o.context->lanes; lane++) {
+        unsigned char *word = o.window[peer] + epw_word_offset(o.rank, lane, EPW_WORD_DROPPED);
+        ptx::store_release_sys(reinterpret_cast<uint64_t *>(word), epw_word(o.epoch, 0, 0));
+    }
 }
 
 // Tells the active peers that this rank is alive and waits for `named`; EPW_BEACON_NONE: that it waits no longer.
@@ -123,7 +130,7 @@ __device__ inline void post_beacon(const Operation &o, uint32_t named) {
     uint64_t peers = o.active & ~ptx::load_relaxed_gpu(&c->shared->suspects) & ~(1ull << o.rank);
 #pragma unroll 1
     for (uint32_t p = 0; p < o.ranks; p++) {
-        if (peers >> p & 1) ptx::store_release_sys(&line_at(o, p)->beacon[o.lane], word);
+        if (peers >> p & 1) ptx::store_release_sys(word_at(o, p, EPW_WORD_BEACON), word);
     }
 }
 
@@ -174,9 +181,10 @@ __device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, ui
             bool silent = true;
             uint32_t named = 0;
             for (uint32_t l = 0; l < c->lanes; l++) {
-                uint64_t beacon = ptx::load_acquire_sys(&line_from(o, peer)->beacon[l]);
-                uint32_t whom; // set also where there is no beacon, or one that was withdrawn
-                if (!epw_rule_beacon(beacon, o.epoch, o.ranks, &whom)) continue;
+                const unsigned char *place = o.own + epw_word_offset(peer, l, EPW_WORD_BEACON);
+                uint64_t beacon = ptx::load_acquire_sys(reinterpret_cast<const uint64_t *>(place));
+                uint32_t whom, lengthened; // set also where there is no beacon, or one that was withdrawn
+                if (!epw_rule_beacon(beacon, o.epoch, o.ranks, &whom, &lengthened)) continue;
                 if (silent || named == o.rank) named = whom;
                 silent = false;
                 if (beacon == heard[l]) continue;
@@ -210,7 +218,7 @@ __device__ __forceinline__ uint32_t looks_before_long(bool measured) { return me
 // Waits for one peer's word. `measured`: the time spent in a long wait is to be noted in the context. `second`: see await_long.
 __device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t phase, uint32_t peer, bool measured, uint32_t looks,
                                          bool second) {
-    const uint64_t *word = awaited_word(o, what, peer), *dropped = &line_from(o, peer)->dropped;
+    const uint64_t *word = awaited_word(o, what, peer), *dropped = &words_from(o, peer)[EPW_WORD_DROPPED];
 #pragma unroll 1
     for (uint32_t i = 0; i < looks; i++) {
         uint64_t farewell = ptx::load_relaxed_sys(dropped), seen = ptx::load_acquire_sys(word);

@@ -240,7 +240,7 @@ __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, Answe
     uint64_t reachable = o.peers & ~o.lost;
     if (threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
         uint32_t value = s.received[threadIdx.x] | (a.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
-        ptx::store_release_sys(&line_at(o, threadIdx.x)->combine[o.lane], epw_word(o.epoch, o.op, value));
+        ptx::store_release_sys(word_at(o, threadIdx.x, EPW_WORD_COMBINE), epw_word(o.epoch, o.op, value));
     }
 }
 

@@ -53,9 +53,9 @@ struct Permission {
         excluded = c->excluded;
         suspects = ptx::load_relaxed_gpu(&a.shared->suspects);
         if (threadIdx.x % 32 >= a.layout.ranks) return;
-        const epw_line *line = reinterpret_cast<const epw_line *>(a.window + epw_line_offset(threadIdx.x % 32));
-        dropped = ptx::load_relaxed_sys(&line->dropped);
-        word = ptx::load_acquire_sys(&line->combine[a.lane]);
+        const uint64_t *words = reinterpret_cast<const uint64_t *>(a.window + epw_word_offset(threadIdx.x % 32, a.lane, 0));
+        dropped = ptx::load_relaxed_sys(&words[EPW_WORD_DROPPED]);
+        word = ptx::load_acquire_sys(&words[EPW_WORD_COMBINE]);
     }
     // Whether everybody's is there. If not, no harm is done: await_permission() finds out why. By the whole warp.
     __device__ __forceinline__ bool is_there() const {
@@ -327,7 +327,7 @@ __device__ __forceinline__ void Sender<T, Payload>::run(Operation &o) {
     uint64_t reachable = o.peers & ~o.lost;
     if (threadIdx.x >= o.ranks || !(reachable >> threadIdx.x & 1)) return;
     if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&o.context->sent[threadIdx.x]);
-    ptx::store_release_sys(&line_at(o, threadIdx.x)->dispatch[o.lane], word);
+    ptx::store_release_sys(word_at(o, threadIdx.x, EPW_WORD_DISPATCH), word);
 }
 
 } // namespace epw

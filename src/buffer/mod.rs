@@ -64,7 +64,7 @@ impl Inner {
 
 impl EpBuffer {
     /// Begins a membership: every member calls it with the same mask and epoch, with no lane held. `epoch` is in
-    /// `1..=32767` and larger than any before. Clears suspects. [`EpBuffer::recover`] finds mask and epoch by agreement.
+    /// `1..=8388607` and larger than any before. Clears suspects. [`EpBuffer::recover`] finds mask and epoch by agreement.
     ///
     /// On GPUs this waits on the calling thread for what has been enqueued before, and then for the GPU to take the change, each
     /// for a deadline at most: [`Error::Timeout`](crate::Error::Timeout). Between them the buffer's other calls go on.

@@ -451,9 +451,9 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Begins a membership: every member calls it with the same mask and epoch, with no lane held and its own
- writes done. epoch is in [1, 32767] and larger than any before; all other members must be connected. Clears
- suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair. CUDA:
- waits for what has been enqueued before, see section CUDA.*/
+ writes done. epoch is in [1, 8388607] and larger than any before; all other members must be connected.
+ Clears suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair.
+ CUDA: waits for what has been enqueued before, see section CUDA.*/
     pub fn epw_buffer_set_active(
         buffer: *mut epw_buffer,
         active: *const epw_mask,
@@ -518,7 +518,7 @@ until the wait's bound; it is a suspect of its own then*/
     pub peer: u32,
     pub lane: u32,
     pub epoch: u32,
-    /// operation number in the lane, from 1 in each epoch
+    /// operation number in the lane, from 1 in each epoch; wraps after 2^24 - 1
     pub op: u32,
     /// how many peers were still awaited
     pub waiting: u32,

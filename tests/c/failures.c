@@ -179,7 +179,7 @@ static void beacons_keep_to_the_groups_deadline(void) {
     in.nonblocking = 1;
     uint64_t began = epw_now_ns();
     epw_status status = epw_dispatch(g.of[0], &in, &nothing, &handle, &outcome);
-    _Atomic uint64_t *beacon = (_Atomic uint64_t *)&epw_line_at(g.of[0], 1)->beacon[0];
+    _Atomic uint64_t *beacon = (_Atomic uint64_t *)&epw_line_at(g.of[0], 1)->lanes[0].beacon;
     while (atomic_load(beacon) == 0 && epw_now_ns() - began < in.deadline_ns) {
         CHECK(status == EPW_PENDING);
         CHECK_OK(epw_await(g.of[0], handle, MS));

@@ -188,14 +188,15 @@ static void membership_is_guarded(void) {
     CHECK(epoch == 0 && active.bits[0] == 0 && suspects.bits[0] == 0);
     REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_STATE, "dispatch", 0, -1, "no membership yet");
     REFUSED(epw_buffer_set_active(b, &mask, 0), EPW_ERR_INVALID, "set_active", 0, -1,
-            "must be in [1, 32767]");
-    REFUSED(epw_buffer_set_active(b, &mask, 32768), EPW_ERR_INVALID, "set_active", 0, -1, "epoch is 32768");
+            "must be in [1, 8388607]");
+    REFUSED(epw_buffer_set_active(b, &mask, 8388608), EPW_ERR_INVALID, "set_active", 0, -1,
+            "epoch is 8388608");
     REFUSED(epw_buffer_set_active(b, &without, 1), EPW_ERR_INVALID, "set_active", 0, -1,
             "leaves this rank out");
     REFUSED(epw_buffer_set_active(b, &beyond, 1), EPW_ERR_INVALID, "set_active", 0, -1, "rank 3 of 3");
     activate(&g, 5);
     REFUSED(epw_buffer_set_active(b, &mask, 5), EPW_ERR_INVALID, "set_active", 0, -1,
-            "must be in [6, 32767]");
+            "must be in [6, 8388607]");
     REFUSED(epw_buffer_disconnect(b, 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
     REFUSED(connect_to(b, 0, g.of[1], 1), EPW_ERR_STATE, "connect", 0, 1, "active");
     CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));

@@ -1,6 +1,6 @@
 /* The protocol explored: every state of small groups of ranks, random walks through larger ones, and the
- * proof that the explorer finds a protocol that is broken on purpose. The decisions are c/ep/rules.h, as the
- * host device calls them; what carries them out is modelled in model/moves.h. Checked in every state:
+ * proof that the explorer finds a protocol that is broken on purpose. The decisions are c/peer/rules.h, as
+ * the host device calls them; what carries them out is modelled in model/moves.h. Checked in every state:
  *  - no slot is written while it is read, nor read while it is written;
  *  - what is read is of the operation that reads it;
  *  - no deadlock: as long as something is left to do, somebody can move;

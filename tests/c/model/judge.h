@@ -1,6 +1,6 @@
 /* What a lane does when it looks at a peer: waits, verdicts and what follows from them, beacons and clocks.
  * Follows c/ep/wait.c and the receiving sides of dispatch.c, combine.c and release.c; the decisions are
- * c/ep/rules.h itself. */
+ * c/peer/rules.h itself. */
 #ifndef EPW_TESTS_MODEL_JUDGE_H
 #define EPW_TESTS_MODEL_JUDGE_H
 
@@ -337,7 +337,8 @@ static bool look_helps(const model *m, const state *s, unsigned r, unsigned l, a
 static bool beacon_of(const model *m, const state *s, unsigned r, unsigned p, unsigned l, uint32_t *named) {
     tag t = s->lines[p][r].beacon[l];
     uint64_t word = epw_word(t.epoch, t.op, t.value == NOBODY ? EPW_BEACON_NONE : t.value);
-    return epw_rule_beacon(word, s->ranks[r].epoch, m->ranks, named);
+    uint32_t lengthened;
+    return epw_rule_beacon(word, s->ranks[r].epoch, m->ranks, named, &lengthened);
 }
 
 /* The part of epw_wait_judge that concerns the clock: heed_beacons, then expiry. */

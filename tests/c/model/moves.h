@@ -1,7 +1,7 @@
 /* Every move that a state allows, as fine as the memory operations that matter: the store of one word, the
  * look at one peer (or each of its three loads), the span in which a peer's slots are written, the span in
  * which slots are read. Follows c/ep/wait.c, dispatch.c, combine.c, release.c and buffer.c; the decisions are
- * c/ep/rules.h itself.
+ * c/peer/rules.h itself.
  *
  * More is allowed than the code does, never less: peers are looked at and posted to in any order, and a rank
  * may stop between any two moves for as long as it likes (in models without time). */

@@ -3,7 +3,7 @@
 #ifndef EPW_TESTS_MODEL_STATE_H
 #define EPW_TESTS_MODEL_STATE_H
 
-#include "ep/rules.h"
+#include "peer/rules.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,0 +1,91 @@
+/* The protocol's decisions about words as pure functions: no memory of other ranks, no clock, no side effect.
+ * The host and the kernels call them with what they have loaded; the explorer in tests calls the same
+ * functions with what it imagines. */
+#ifndef EPW_PEER_RULES_H
+#define EPW_PEER_RULES_H
+
+#include "peer/words.h"
+
+/* A day: sums of deadlines and clocks stay far from wrapping. */
+#define EPW_MAX_DEADLINE_NS UINT64_C(86400000000000)
+
+/* What a waiter has seen of one peer: words of one lane. The loads happen in this order, each an acquire: a
+ * peer writes `word` before `dropped` or `epoch_word` tell that it is done with this rank, so a waiter that
+ * sees the farewell sees the word too. */
+typedef struct epw_sight {
+    uint64_t dropped;    /* the peer's DROPPED word */
+    uint64_t epoch_word; /* the peer's epoch word */
+    uint64_t word;       /* the awaited word */
+} epw_sight;
+
+typedef enum epw_verdict {
+    EPW_WAITING, /* neither here nor gone */
+    EPW_ARRIVED, /* exactly what was awaited */
+    EPW_GONE     /* it will not come in this epoch: the peer dropped this rank or has moved on */
+} epw_verdict;
+
+EPW_INLINE bool epw_word_matches(uint64_t word, uint32_t epoch, uint32_t op) {
+    return word >> EPW_WORD_VALUE_BITS == epw_word(epoch, op, 0) >> EPW_WORD_VALUE_BITS;
+}
+
+/* Is the peer gone for whoever lives in `epoch`? */
+EPW_INLINE bool epw_rule_gone(epw_sight seen, uint32_t epoch) {
+    return epw_word_epoch(seen.dropped) >= epoch || epw_word_epoch(seen.epoch_word) > epoch;
+}
+
+/* Has the peer's word of (epoch, op) arrived? The match comes first: a peer that has ended its operation may
+ * have moved on. */
+EPW_INLINE epw_verdict epw_rule_arrived(epw_sight seen, uint32_t epoch, uint32_t op) {
+    if (epw_word_matches(seen.word, epoch, op)) return EPW_ARRIVED;
+    return epw_rule_gone(seen, epoch) ? EPW_GONE : EPW_WAITING;
+}
+
+/* May this rank write the peer's memory for operation (epoch, op) of a lane? `seen.word` is the word by which
+ * the peer says that it is done with an operation: with op - 1 it says that the peer has read what lay there.
+ * For the first operation of an epoch the peer's epoch word says so. */
+EPW_INLINE epw_verdict epw_rule_may_send(epw_sight seen, uint32_t epoch, uint32_t op, bool first) {
+    bool permitted =
+        first ? epw_word_epoch(seen.epoch_word) == epoch : epw_word_matches(seen.word, epoch, op - 1);
+    if (permitted && epw_word_epoch(seen.dropped) < epoch) return EPW_ARRIVED;
+    return epw_rule_gone(seen, epoch) ? EPW_GONE : EPW_WAITING;
+}
+
+/* Is the peer seen waiting for someone (so: alive)? Then *named is whom it waits for, and *lengthened how
+ * long it may do so. A peer that this rank has left behind in an older epoch may still wait there, and is
+ * alive. */
+EPW_INLINE bool epw_rule_beacon(uint64_t beacon, uint32_t epoch, uint32_t ranks, uint32_t *named,
+                                uint32_t *lengthened) {
+    *named = epw_beacon_named(beacon);
+    *lengthened = epw_beacon_lengthened(beacon);
+    return epw_word_epoch(beacon) - 1 < epoch && *named < ranks;
+}
+
+/* How many beacons a wait has posted by now: one at each half of the deadline since its rank last wrote to
+ * its peers, which may be before the wait began. */
+EPW_INLINE uint64_t epw_rule_beacons_due(uint64_t silent_ns, uint64_t deadline_ns) {
+    return silent_ns / (deadline_ns / 2);
+}
+
+/* What a beacon says of a wait by a deadline of this call, longer than the group's: the least power of two.
+ */
+EPW_INLINE uint32_t epw_rule_lengthened(uint64_t call_ns, uint64_t group_ns) {
+    uint32_t doublings = 0;
+    while (doublings < EPW_BEACON_LENGTH_MAX && group_ns < call_ns) {
+        group_ns *= 2;
+        doublings++;
+    }
+    return doublings;
+}
+
+/* When the time of a peer is over: a deadline after `clock`, the last sign that it lives; and in any case
+ * EPW_WAIT_DEADLINES_MAX deadlines after the wait began, or as many as the peer's own wait may take. */
+EPW_INLINE uint64_t epw_rule_expiry(uint64_t began, uint64_t clock, uint64_t deadline_ns, uint64_t group_ns,
+                                    uint32_t lengthened) {
+    uint64_t its =
+        group_ns < EPW_MAX_DEADLINE_NS >> lengthened ? group_ns << lengthened : EPW_MAX_DEADLINE_NS;
+    uint64_t last = began + EPW_WAIT_DEADLINES_MAX * (its > deadline_ns ? its : deadline_ns);
+    uint64_t own = clock + deadline_ns;
+    return own < last ? own : last;
+}
+
+#endif

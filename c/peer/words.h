@@ -1,0 +1,106 @@
+/* Signal words: how one is made up, and where those lie that a source writes into a peer's window. One
+ * definition for C and CUDA.
+ *
+ * A word is 64 bits, {epoch 23 | op 24 | value 17}, and has one writer. A reader accepts the exact epoch and
+ * op it expects and nothing else, so that late or early words are never taken for current ones. Epochs run
+ * upward from 1, so a zeroed window matches nothing. Operations of a lane run upward from 1 in each epoch and
+ * wrap: that is safe because every operation writes the word again. */
+#ifndef EPW_PEER_WORDS_H
+#define EPW_PEER_WORDS_H
+
+#include "base/inline.h"
+#include "epwire.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define EPW_WORD_VALUE_BITS 17
+#define EPW_WORD_OP_BITS    24
+#define EPW_WORD_VALUE_MAX  ((1u << EPW_WORD_VALUE_BITS) - 1)
+#define EPW_OP_MAX          ((1u << EPW_WORD_OP_BITS) - 1)
+#define EPW_EPOCH_MAX       ((1u << 23) - 1)
+
+EPW_INLINE uint64_t epw_word(uint32_t epoch, uint32_t op, uint32_t value) {
+    return (uint64_t)epoch << (EPW_WORD_OP_BITS + EPW_WORD_VALUE_BITS) |
+           (uint64_t)(op & EPW_OP_MAX) << EPW_WORD_VALUE_BITS | value;
+}
+EPW_INLINE uint32_t epw_word_epoch(uint64_t word) {
+    return (uint32_t)(word >> (EPW_WORD_OP_BITS + EPW_WORD_VALUE_BITS));
+}
+EPW_INLINE uint32_t epw_word_op(uint64_t word) {
+    return (uint32_t)(word >> EPW_WORD_VALUE_BITS) & EPW_OP_MAX;
+}
+EPW_INLINE uint32_t epw_word_value(uint64_t word) {
+    return (uint32_t)word & EPW_WORD_VALUE_MAX;
+}
+
+/* The operation after `op`. */
+EPW_INLINE uint32_t epw_next_op(uint32_t op) {
+    return (op + 1) & EPW_OP_MAX;
+}
+
+/* What a beacon says: whom its writer waits for, and how long that wait may take: up to 2^lengthened times as
+ * long as one by the group's deadline. */
+#define EPW_BEACON_RANK_BITS  11
+#define EPW_BEACON_LENGTH_MAX ((1u << (EPW_WORD_VALUE_BITS - EPW_BEACON_RANK_BITS)) - 1)
+
+/* The rank in a beacon that says "I wait no longer". */
+#define EPW_BEACON_NONE ((1u << EPW_BEACON_RANK_BITS) - 1)
+
+EPW_INLINE uint32_t epw_beacon_value(uint32_t named, uint32_t lengthened) {
+    return lengthened << EPW_BEACON_RANK_BITS | named;
+}
+EPW_INLINE uint32_t epw_beacon_named(uint64_t beacon) {
+    return epw_word_value(beacon) & EPW_BEACON_NONE;
+}
+EPW_INLINE uint32_t epw_beacon_lengthened(uint64_t beacon) {
+    return epw_word_value(beacon) >> EPW_BEACON_RANK_BITS;
+}
+
+/* Words of one lane: four of the floor's own, and as many for who stands on it. */
+#define EPW_USER_WORDS 4
+typedef struct epw_lane_words {
+    uint64_t epoch;   /* posted by set_active; its low 41 bits are free to say when the epoch begins */
+    uint64_t dropped; /* "I neither send to you nor wait for you in this epoch" */
+    uint64_t beacon;  /* "I am alive and wait", see epw_beacon_value; its op is a running number */
+    uint64_t probe;   /* lane 0: the number of a question or, in lane 1, of an answer; see probe.h */
+    uint64_t user[EPW_USER_WORDS];
+} epw_lane_words;
+
+/* What one source writes into a peer's window beside its data: two cache lines of 64 bytes, or one of 128. */
+typedef struct epw_line {
+    epw_lane_words lanes[EPW_MAX_LANES];
+} epw_line;
+
+/* Words of a lane by number. */
+enum {
+    EPW_WORD_EPOCH = 0,
+    EPW_WORD_DROPPED = 1,
+    EPW_WORD_BEACON = 2,
+    EPW_WORD_PROBE = 3,
+    EPW_WORD_USER = 4 /* the first of EPW_USER_WORDS */
+};
+
+/* In front of every window: what its owner writes and peers read, then a line for each source. */
+typedef struct epw_window_header {
+    uint32_t sleepers; /* threads of the owner that sleep on a word: posting then needs a wake-up call */
+    uint32_t reserved[31];
+} epw_window_header;
+
+#define EPW_LINES_OFFSET 4096u
+
+EPW_INLINE uint64_t epw_line_offset(uint32_t source) {
+    return EPW_LINES_OFFSET + (uint64_t)source * sizeof(epw_line);
+}
+
+/* Where the word that `source` writes lies in a peer's window. */
+EPW_INLINE uint64_t epw_word_offset(uint32_t source, uint32_t lane, uint32_t word) {
+    return epw_line_offset(source) + lane * sizeof(epw_lane_words) + word * sizeof(uint64_t);
+}
+
+/* Bytes in front of what a user of the floor lays out. */
+EPW_INLINE uint64_t epw_lines_end(uint32_t ranks) {
+    return epw_line_offset(ranks);
+}
+
+#endif
