@@ -3,12 +3,12 @@
 #define EPW_EP_INTERNAL_H
 
 #include "base/bits.h"
+#include "base/pool.h"
 #include "base/status.h"
 #include "ep/engine.h"
 #include "ep/layout.h"
-#include "ep/numerics.h"
 #include "ep/plan.h"
-#include "ep/pool.h"
+#include "numerics/numerics.h"
 #include "peer/rules.h"
 #include "epwire.h"
 #include "window/window.h"

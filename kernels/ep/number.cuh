@@ -1,4 +1,4 @@
-// 16-bit and 8-bit floating point, bit for bit as c/ep/numerics.h defines them. Compiled with --fmad=false.
+// 16-bit and 8-bit floating point, bit for bit as c/numerics/numerics.h defines them. Compiled with --fmad=false.
 #pragma once
 
 #include <cuda_fp8.h>

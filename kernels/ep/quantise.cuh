@@ -1,4 +1,4 @@
-// Quantising a row while it passes through registers: e4m3 with one scale per 128 channels, the numbers of c/ep/numerics.h.
+// Quantising a row while it passes through registers: e4m3 with one scale per 128 channels, numbers of c/numerics/.
 #pragma once
 
 #include "launch.h"

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/barrier.h"
-#include "ep/numerics.h"
+#include "numerics/numerics.h"
 #include "epwire.h"
 
 #include "check.h"

@@ -19,8 +19,8 @@
  *
  * Dequantising gives q*scale rounded to the type. A UE8M0 byte b is 2^(b-127), 255 is NaN.
  */
-#ifndef EPW_EP_NUMERICS_H
-#define EPW_EP_NUMERICS_H
+#ifndef EPW_NUMERICS_H
+#define EPW_NUMERICS_H
 
 #include "base/status.h"
 

@@ -1,6 +1,6 @@
 /* The inner loops for AVX-512. The target is chosen here, so that every file of the core is compiled with the
  * same flags. */
-#include "ep/numerics_isa.h"
+#include "numerics/isa.h"
 
 #if defined(__x86_64__)
 
@@ -30,7 +30,7 @@
 #define TO_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define NUMERICS   epw_numerics_avx512
 #define ISA_NAME   "avx512"
-#include "ep/numerics_body.inc"
+#include "numerics/body.inc"
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -1,5 +1,5 @@
 /* See pool.h. */
-#include "ep/pool.h"
+#include "base/pool.h"
 
 #include "base/barrier.h"
 #include "base/status.h"

@@ -10,7 +10,7 @@
 #define VECTOR_BYTES 16
 #define NUMERICS     epw_numerics_base
 #define ISA_NAME     "base"
-#include "ep/numerics_body.inc"
+#include "numerics/body.inc"
 
 void epw_reduce_columns(uint32_t dtype, const void *const *rows, const float *weights, size_t n, size_t begin,
                         size_t end, void *out) {

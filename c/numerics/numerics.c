@@ -1,5 +1,5 @@
 /* See numerics.h: the choice of instruction set, and the public quantisers. */
-#include "ep/numerics.h"
+#include "numerics/numerics.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "ep/numerics_isa.h"
+#include "numerics/isa.h"
 #include "epwire.h"
 
 #if defined(__x86_64__)

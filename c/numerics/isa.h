@@ -1,9 +1,9 @@
 /* What the instruction sets' files share: the tables they define, and the portable loop that finishes odd
  * widths. */
-#ifndef EPW_EP_NUMERICS_ISA_H
-#define EPW_EP_NUMERICS_ISA_H
+#ifndef EPW_NUMERICS_ISA_H
+#define EPW_NUMERICS_ISA_H
 
-#include "ep/numerics.h"
+#include "numerics/numerics.h"
 
 extern const epw_numerics epw_numerics_base;
 #if defined(__x86_64__)

@@ -1,6 +1,6 @@
 /* A rank's threads: the caller plus `threads - 1` workers that share one job at a time. */
-#ifndef EPW_EP_POOL_H
-#define EPW_EP_POOL_H
+#ifndef EPW_BASE_POOL_H
+#define EPW_BASE_POOL_H
 
 #include "epwire.h"
 
