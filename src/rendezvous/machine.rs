@@ -22,7 +22,7 @@ use super::wire::{
 };
 use crate::mask::{MAX_WORLD, Mask};
 
-/// Largest epoch: 15 bits of a signal word hold it.
+/// Largest epoch: 23 bits of a signal word hold it.
 pub const MAX_EPOCH: u32 = (1 << 23) - 1;
 
 /// Names a connection; chosen by the driver, never reused.
