@@ -113,8 +113,8 @@ epw_status epw_cuda_open(int32_t ordinal, epw_where where) {
     /* Creating a context allocates: legal beside a capture only if this thread says that it means to. */
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     epw_status status = check_gpu(ordinal, where);
-    if (!status) status = epw_cuda_driver_load(where);
-    if (status) return status;
+    if (status == EPW_OK) status = epw_cuda_driver_load(where);
+    if (status != EPW_OK) return status;
     pthread_mutex_lock(&opening);
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     status = open_context(ordinal, where);
@@ -149,7 +149,7 @@ void epw_cuda_leave(void) {
 
 epw_status epw_cuda_enter_relaxed(int32_t ordinal, epw_where where, epw_cuda_scope *scope) {
     epw_status status = epw_cuda_enter(ordinal, where);
-    if (status) return status;
+    if (status != EPW_OK) return status;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
     if (error != cudaSuccess) {
@@ -182,17 +182,17 @@ epw_status epw_cuda_zero(void *memory, uint64_t bytes, epw_where where) {
 epw_status epw_cuda_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **out) {
     epw_cuda_scope scope = {0};
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
-    if (status) return status;
+    if (status != EPW_OK) return status;
     void *memory = NULL;
     cudaError_t error = cudaMalloc(&memory, bytes);
     if (error != cudaSuccess) {
         status = epw_fail_cuda(error, where, "cudaMalloc");
     } else {
         status = epw_cuda_zero(memory, bytes, where);
-        if (status) (void)cudaFree(memory);
+        if (status != EPW_OK) (void)cudaFree(memory);
     }
     epw_cuda_leave_relaxed(&scope);
-    if (!status) *out = memory;
+    if (status == EPW_OK) *out = memory;
     return status;
 }
 
@@ -209,7 +209,7 @@ void epw_cuda_free(int32_t ordinal, void *memory) {
 epw_status epw_cuda_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **host, void **device) {
     epw_cuda_scope scope = {0};
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
-    if (status) return status;
+    if (status != EPW_OK) return status;
     void *memory = NULL;
     cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
     if (error != cudaSuccess) {
@@ -223,7 +223,7 @@ epw_status epw_cuda_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where,
         }
     }
     epw_cuda_leave_relaxed(&scope);
-    if (!status) *host = memory;
+    if (status == EPW_OK) *host = memory;
     return status;
 }
 
@@ -237,7 +237,7 @@ void epw_cuda_host_free(int32_t ordinal, void *host) {
 epw_status epw_cuda_stream_create(int32_t ordinal, epw_where where, void **stream) {
     epw_cuda_scope scope = {0};
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
-    if (status) return status;
+    if (status != EPW_OK) return status;
     cudaStream_t created;
     cudaError_t error = cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking);
     if (error == cudaSuccess) {
@@ -260,7 +260,7 @@ epw_status epw_cuda_copy(int32_t ordinal, void *stream, void *to, const void *fr
                          epw_where where) {
     epw_cuda_scope scope = {0};
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
-    if (status) return status;
+    if (status != EPW_OK) return status;
     cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
     if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync");

@@ -6,7 +6,7 @@
  * A VMM mapping stays usable when the creator has ended or freed its own: the import has a reference to the
  * physical memory. CUDA promises that for IPC mappings only while the creator has not freed the memory, which
  * it therefore does after the last lease; a creator that was killed has been seen to leave them usable. A
- * forked child can not use its parent's GPU at all. */
+ * forked child cannot use its parent's GPU at all. */
 #include "device/cuda.h"
 #include "device/device.h"
 
@@ -68,7 +68,7 @@ static epw_status find_gpu(const unsigned char uuid[16], epw_where where, int32_
     for (int32_t i = 0; i < count && *out < 0; i++) {
         unsigned char found[16];
         epw_status status = uuid_of(i, where, found);
-        if (status) return status;
+        if (status != EPW_OK) return status;
         if (!memcmp(found, uuid, sizeof found)) *out = i;
     }
     return EPW_OK;
@@ -78,16 +78,16 @@ static epw_status unreachable(int32_t ordinal, const epw_origin *origin, epw_whe
     unsigned char own[16] = {0};
     (void)uuid_of(ordinal, where, own);
     return epw_fail(EPW_ERR_NO_PATH, where,
-                    "GPU %d (%s) can not access memory of the peer's GPU (%s); choose GPUs that `nvidia-smi "
+                    "GPU %d (%s) cannot access memory of the peer's GPU (%s); choose GPUs that `nvidia-smi "
                     "topo -p2p r` shows as OK",
                     ordinal, name_of(own).text, name_of(origin->gpu).text);
 }
 
 /* Asks the driver whether `ordinal` can access the origin's GPU. *owner [out]: its ordinal here, or -1: the
- * driver can not be asked about a GPU that is hidden from this process; mapping then decides. */
+ * driver cannot be asked about a GPU that is hidden from this process; mapping then decides. */
 static epw_status check_access(int32_t ordinal, const epw_origin *origin, epw_where where, int32_t *owner) {
     epw_status status = find_gpu(origin->gpu, where, owner);
-    if (status || *owner < 0 || *owner == ordinal) return status;
+    if (status != EPW_OK || *owner < 0 || *owner == ordinal) return status;
     int can = 0;
     cudaError_t error = cudaDeviceCanAccessPeer(&can, ordinal, *owner);
     if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaDeviceCanAccessPeer");
@@ -239,7 +239,7 @@ static epw_status ipc_create(uint64_t bytes, epw_where where, epw_memory *out) {
     error = cudaIpcGetMemHandle(&handle, memory);
     epw_status status = error == cudaSuccess ? seal_handle(&handle, where, &out->fd)
                                              : epw_fail_cuda(error, where, "cudaIpcGetMemHandle");
-    if (status) {
+    if (status != EPW_OK) {
         (void)cudaFree(memory);
         return status;
     }
@@ -314,18 +314,18 @@ static epw_status allocate(uint32_t paths, uint64_t bytes, epw_where where, epw_
 static epw_status cuda_create(int32_t ordinal, uint32_t paths, uint64_t bytes, epw_where where,
                               epw_memory *out) {
     if (bytes == 0 || bytes > (uint64_t)INT64_MAX - BLOCK_BYTES)
-        return epw_fail(EPW_ERR_LIMIT, where, "a window of %llu bytes can not be allocated",
+        return epw_fail(EPW_ERR_LIMIT, where, "a window of %llu bytes cannot be allocated",
                         (unsigned long long)bytes);
     epw_cuda_scope scope = {0};
     epw_status status = epw_cuda_open(ordinal, where);
-    if (!status) status = epw_cuda_enter_relaxed(ordinal, where, &scope);
-    if (status) return status;
+    if (status == EPW_OK) status = epw_cuda_enter_relaxed(ordinal, where, &scope);
+    if (status != EPW_OK) return status;
     *out = (epw_memory){.bytes = epw_align(bytes, BLOCK_BYTES), .fd = -1, .ordinal = ordinal};
     status = uuid_of(ordinal, where, out->origin.gpu);
-    if (!status) status = allocate(paths, out->bytes, where, out);
-    if (!status) {
+    if (status == EPW_OK) status = allocate(paths, out->bytes, where, out);
+    if (status == EPW_OK) {
         status = epw_cuda_zero(out->base, out->bytes, where);
-        if (status) free_memory(out);
+        if (status != EPW_OK) free_memory(out);
     }
     epw_cuda_leave_relaxed(&scope);
     return status;
@@ -343,10 +343,10 @@ static epw_status cuda_map(int32_t ordinal, const epw_origin *origin, int fd, ui
     epw_cuda_scope scope = {0};
     int32_t owner;
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
-    if (status) return status;
+    if (status != EPW_OK) return status;
     *out = (epw_memory){.bytes = bytes, .fd = -1, .ordinal = ordinal, .origin = *origin};
     status = check_access(ordinal, origin, where, &owner);
-    if (!status)
+    if (status == EPW_OK)
         status = origin->path == EPW_PATH_VMM ? vmm_import(ordinal, origin, fd, bytes, where, &out->base)
                                               : ipc_open(fd, bytes, where, &out->base);
     epw_cuda_leave_relaxed(&scope);
@@ -370,12 +370,12 @@ static epw_status cuda_share(const epw_memory *memory, int32_t ordinal, epw_wher
     int32_t owner;
     if (ordinal == memory->ordinal) return EPW_OK;
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
-    if (status) return status;
+    if (status != EPW_OK) return status;
     status = check_access(ordinal, &memory->origin, where, &owner);
-    if (!status && memory->origin.path == EPW_PATH_VMM) {
+    if (status == EPW_OK && memory->origin.path == EPW_PATH_VMM) {
         CUresult error = grant(memory->base, memory->bytes, ordinal);
         if (error != CUDA_SUCCESS) status = epw_fail_cuda((int)error, where, "cuMemSetAccess");
-    } else if (!status) {
+    } else if (status == EPW_OK) {
         cudaError_t error = cudaDeviceEnablePeerAccess(memory->ordinal, 0);
         if (error == cudaErrorPeerAccessAlreadyEnabled) {
             (void)cudaGetLastError(); /* as wanted */

@@ -23,7 +23,7 @@ typedef struct epw_memory {
 } epw_memory;
 
 /* Any thread may call these; one epw_memory belongs to one caller. `where` names the public operation in
- * errors. `ordinal` is epw_config.device: the GPU that is to use the memory. */
+ * errors. `ordinal` is the CUDA ordinal of the GPU that is to use the memory, or EPW_DEVICE_HOST. */
 typedef struct epw_device {
     const char *name;
 
@@ -37,7 +37,7 @@ typedef struct epw_device {
 
     /* Maps memory that another process created, after checking that it is `bytes` long and can never become
      * shorter. Borrows the fd: the caller may close it once this returns. A forked child does not inherit the
-     * mapping. EPW_ERR_PEER if the fd is not such memory, EPW_ERR_NO_PATH if the GPU can not reach it,
+     * mapping. EPW_ERR_PEER if the fd is not such memory, EPW_ERR_NO_PATH if the GPU cannot reach it,
      * EPW_ERR_NO_MEMORY or EPW_ERR_SYSTEM. */
     epw_status (*map)(int32_t ordinal, const epw_origin *origin, int fd, uint64_t bytes, epw_where where,
                       epw_memory *out);
@@ -46,7 +46,7 @@ typedef struct epw_device {
     void (*unmap)(epw_memory *memory);
 
     /* Lets `ordinal` use memory that another rank of this process created, at its own address.
-     * EPW_ERR_NO_PATH if the GPU can not reach it. */
+     * EPW_ERR_NO_PATH if the GPU cannot reach it. */
     epw_status (*share)(const epw_memory *memory, int32_t ordinal, epw_where where);
 } epw_device;
 
@@ -55,8 +55,8 @@ extern const epw_device epw_device_host;
 /* In a build without CUDA its create fails. */
 extern const epw_device epw_device_cuda;
 
-static inline const epw_device *epw_device_of(const epw_config *config) {
-    return config->device == EPW_DEVICE_HOST ? &epw_device_host : &epw_device_cuda;
+static inline const epw_device *epw_device_of(int32_t ordinal) {
+    return ordinal == EPW_DEVICE_HOST ? &epw_device_host : &epw_device_cuda;
 }
 
 #endif

@@ -61,9 +61,9 @@ static epw_status populate(int fd, unsigned char *base, uint64_t bytes, epw_wher
 static epw_status map_and_populate(int fd, uint64_t bytes, epw_where where, unsigned char **out) {
     unsigned char *base = NULL;
     epw_status status = map_private_to_process(fd, bytes, where, &base);
-    if (status) return status;
+    if (status != EPW_OK) return status;
     status = populate(fd, base, bytes, where);
-    if (status) {
+    if (status != EPW_OK) {
         munmap(base, bytes);
         return status;
     }
@@ -100,7 +100,7 @@ static epw_status host_create(int32_t ordinal, uint32_t paths, uint64_t bytes, e
     (void)ordinal, (void)paths; /* there is one host, and one way to share its memory */
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     if (bytes == 0 || bytes > (uint64_t)INT64_MAX - page || bytes > SIZE_MAX - page)
-        return epw_fail(EPW_ERR_LIMIT, where, "a window of %llu bytes can not be mapped",
+        return epw_fail(EPW_ERR_LIMIT, where, "a window of %llu bytes cannot be mapped",
                         (unsigned long long)bytes);
     bytes = (bytes + page - 1) / page * page;
     epw_status available = check_available(bytes, where);
@@ -116,7 +116,7 @@ static epw_status host_create(int32_t ordinal, uint32_t paths, uint64_t bytes, e
     } else {
         status = map_and_populate(fd, bytes, where, &out->base);
     }
-    if (status) {
+    if (status != EPW_OK) {
         close(fd);
         return status;
     }
@@ -153,7 +153,7 @@ static epw_status host_map(int32_t ordinal, const epw_origin *origin, int fd, ui
                         "the peer sent memory whose size is not sealed: using it could end this "
                         "process by SIGBUS; use the same epwire version on all ranks");
     epw_status status = map_and_populate(fd, bytes, where, &out->base);
-    if (status) return status;
+    if (status != EPW_OK) return status;
     out->bytes = bytes;
     out->fd = -1;
     out->ordinal = ordinal;

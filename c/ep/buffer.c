@@ -1,5 +1,6 @@
 /* A buffer: made, connected peer by peer, given a membership, taken down. */
 #include "ep/internal.h"
+#include "ep/terms.h"
 
 #include "base/status.h"
 
@@ -11,6 +12,19 @@ static const epw_engine *choose_engine(const epw_config *config) {
 #endif
     (void)config; /* without CUDA, epw_window_create refuses a GPU */
     return &epw_engine_host;
+}
+
+static epw_status make_window(epw_buffer *b, uint64_t bytes) {
+    epw_term terms[EPW_TERM_COUNT];
+    epw_terms_of(&b->config, terms);
+    epw_window_options options = {.rank = b->config.rank,
+                                  .ranks = b->config.ranks,
+                                  .device = b->config.device,
+                                  .paths = b->config.paths,
+                                  .bytes = bytes,
+                                  .terms = terms,
+                                  .term_count = EPW_TERM_COUNT};
+    return epw_window_create(&options, &b->window);
 }
 
 epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
@@ -39,7 +53,7 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
     if (b->imports == NULL || b->routes == NULL) {
         status = epw_fail(EPW_ERR_NO_MEMORY, epw_at(b, "create"), "no memory for the peer table");
     }
-    if (status == EPW_OK) status = epw_window_create(config, plan.window_bytes, &b->window);
+    if (status == EPW_OK) status = make_window(b, plan.window_bytes);
     if (status == EPW_OK) {
         b->routes[config->rank] = (epw_route){EPW_PATH_SELF, epw_window_base(b->window)};
         status = b->engine->open(b);

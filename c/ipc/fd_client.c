@@ -128,18 +128,36 @@ static epw_status receive_reply(const fetch *f, epw_fd_reply *reply, int *memory
     return timed_out(f, "answer");
 }
 
+static epw_status fenced_by_process(epw_where where, uint32_t rank, uint32_t pid) {
+    return epw_fail(EPW_ERR_FENCED, where,
+                    "process %u still has the peer's window mapped as rank %u and might write there; end "
+                    "that process, or "
+                    "let it destroy or disconnect its buffer, then connect again",
+                    (unsigned)pid, (unsigned)rank);
+}
+
+static epw_status fenced_by_window(epw_where where, uint32_t rank) {
+    return epw_fail(
+        EPW_ERR_FENCED, where,
+        "another buffer of this process still has the peer's window mapped as rank %u and might write there; "
+        "destroy that buffer, or disconnect it from the peer, then connect again",
+        (unsigned)rank);
+}
+
 static epw_status refusal(const fetch *f, const epw_fd_request *request, const epw_fd_reply *reply) {
     switch (reply->verdict) {
     case EPW_FD_UNKNOWN_WINDOW:
         return gone(f);
     case EPW_FD_FENCED:
-        return epw_fenced(f->where, request->rank, reply->holder_pid);
+        return fenced_by_process(f->where, request->rank, reply->holder_pid);
+    case EPW_FD_FENCED_WITHIN:
+        return fenced_by_window(f->where, request->rank);
     case EPW_FD_NO_SUCH_RANK:
         return epw_fail(EPW_ERR_PEER, f->where, "the peer's window has no place for rank %u",
                         (unsigned)request->rank);
     case EPW_FD_UNSEEN:
         return epw_fail(EPW_ERR_NO_PATH, f->where,
-                        "process %u can not watch this one (%u), and must see it end before it gives its GPU "
+                        "process %u cannot watch this one (%u), and must see it end before it gives its GPU "
                         "memory to a replacement: run both in one pid namespace, or on Linux 6.5 or newer, "
                         "and let ulimit -n leave a descriptor per peer",
                         (unsigned)f->exporter_pid, (unsigned)request->pid);
@@ -151,12 +169,9 @@ static epw_status refusal(const fetch *f, const epw_fd_request *request, const e
     }
 }
 
-epw_status epw_fenced(epw_where where, uint32_t rank, uint32_t holder_pid) {
-    return epw_fail(
-        EPW_ERR_FENCED, where,
-        "process %u still has the peer's window mapped as rank %u and might write there; end that process "
-        "or let it disconnect, then connect again",
-        (unsigned)holder_pid, (unsigned)rank);
+epw_status epw_fenced(epw_where where, uint32_t rank, const epw_holder *self, const epw_holder *holder) {
+    return epw_nonce_equal(&self->process, &holder->process) ? fenced_by_window(where, rank)
+                                                             : fenced_by_process(where, rank, holder->pid);
 }
 
 epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, uint32_t exporter_pid,
@@ -176,12 +191,12 @@ epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, 
     epw_fd_reply reply = {0};
     epw_status status =
         kept ? EPW_OK : epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register a connection");
-    if (!status) status = connect_server(&f, server);
-    if (!status) status = check_user(&f);
-    if (!status) status = send_request(&f, *request);
-    if (!status) status = receive_reply(&f, &reply, &out->memory_fd);
-    if (!status && reply.verdict != EPW_FD_GRANTED) status = refusal(&f, request, &reply);
-    if (status) {
+    if (status == EPW_OK) status = connect_server(&f, server);
+    if (status == EPW_OK) status = check_user(&f);
+    if (status == EPW_OK) status = send_request(&f, *request);
+    if (status == EPW_OK) status = receive_reply(&f, &reply, &out->memory_fd);
+    if (status == EPW_OK && reply.verdict != EPW_FD_GRANTED) status = refusal(&f, request, &reply);
+    if (status != EPW_OK) {
         epw_fd_leave(f.fd); /* the server may have granted what came too late */
         return status;
     }
@@ -190,7 +205,7 @@ epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, 
 }
 
 void epw_fd_leave(int lease_fd) {
-    /* If it can not be sent the lease ends later, with this process. */
+    /* If it cannot be sent the lease ends later, with this process. */
     static const epw_fd_goodbye goodbye = {EPW_FD_GOODBYE_MAGIC};
     (void)send(lease_fd, &goodbye, sizeof goodbye, MSG_DONTWAIT | MSG_NOSIGNAL);
     epw_process_lock();

@@ -3,6 +3,7 @@
 #define EPW_IPC_FD_CLIENT_H
 
 #include "ipc/fd_message.h"
+#include "ipc/offer.h"
 
 /* A window's memory and the right to map it. */
 typedef struct epw_fd_grant {
@@ -14,16 +15,16 @@ typedef struct epw_fd_grant {
  * serves error texts. Returns within deadline_ns, also if the server never answers.
  *   EPW_ERR_TIMEOUT  the exporter does not answer
  *   EPW_ERR_PEER     it is gone, refused, or is another user's
- *   EPW_ERR_FENCED   another process holds the rank's lease; the text names it
+ *   EPW_ERR_FENCED   another incarnation holds the rank's lease; the text names its process
  *   EPW_ERR_NO_PATH  it could not see this process end, as a GPU's window requires */
 epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, uint32_t exporter_pid,
                         uint64_t deadline_ns, epw_where where, epw_fd_grant *out);
 
-/* Ends a lease: tells the exporter that this process can not write any more, and closes the connection. Waits
+/* Ends a lease: tells the exporter that this process cannot write any more, and closes the connection. Waits
  * for nobody. Lock not held. */
 void epw_fd_leave(int lease_fd);
 
-/* EPW_ERR_FENCED in words: process holder_pid has `rank`'s lease. */
-epw_status epw_fenced(epw_where where, uint32_t rank, uint32_t holder_pid);
+/* EPW_ERR_FENCED in words: `holder` has the lease of `rank` that `self` asks for. */
+epw_status epw_fenced(epw_where where, uint32_t rank, const epw_holder *self, const epw_holder *holder);
 
 #endif

@@ -34,7 +34,8 @@ typedef struct epw_fd_request {
     uint32_t rank; /* the importer's */
     uint32_t pid;  /* as the importer sees itself; for error texts */
     epw_nonce process;
-    epw_nonce window;
+    epw_nonce holder; /* the importer's own window: who is to hold the lease, with the process */
+    epw_nonce window; /* which is wanted */
 } epw_fd_request;
 
 /* The importer can write no more: it has unmapped, or never mapped, and its GPU work has ended. */
@@ -48,13 +49,14 @@ enum {
     EPW_FD_NO_SUCH_RANK = 2,
     EPW_FD_FENCED = 3, /* another process holds the rank's lease */
     EPW_FD_MALFORMED = 4,
-    EPW_FD_UNSEEN = 5 /* the window is a GPU's, and the server could not see the importer end */
+    EPW_FD_UNSEEN = 5,       /* the window is a GPU's, and the server could not see the importer end */
+    EPW_FD_FENCED_WITHIN = 6 /* another window of the importer's own process holds the rank's lease */
 };
 
 typedef struct epw_fd_reply {
     uint32_t magic;
     uint32_t verdict;
-    uint32_t holder_pid; /* EPW_FD_FENCED: who holds the lease */
+    uint32_t holder_pid; /* EPW_FD_FENCED: which process holds the lease */
 } epw_fd_reply;
 
 /* The abstract address of the server named `id`. Returns the address length. */

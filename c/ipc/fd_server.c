@@ -125,7 +125,8 @@ static epw_fd_reply decide(server *s, connection *c, const epw_fd_request *reque
      * here. */
     struct ucred peer = {0};
     socklen_t length = sizeof peer;
-    epw_holder client = {.process = request->process, .pid = request->pid}, holder = {0};
+    epw_holder client = {.process = request->process, .window = request->holder, .pid = request->pid};
+    epw_holder holder = {0};
     if (!getsockopt(c->fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) && peer.pid > 0)
         client.pid = (uint32_t)peer.pid;
 
@@ -145,7 +146,8 @@ static epw_fd_reply decide(server *s, connection *c, const epw_fd_request *reque
         reply.verdict = EPW_FD_NO_SUCH_RANK;
         return reply;
     case EPW_LEASE_HELD:
-        reply.verdict = EPW_FD_FENCED;
+        reply.verdict =
+            epw_nonce_equal(&client.process, &holder.process) ? EPW_FD_FENCED_WITHIN : EPW_FD_FENCED;
         reply.holder_pid = holder.pid;
         return reply;
     case EPW_LEASE_GRANTED:
@@ -377,13 +379,13 @@ static epw_status start(epw_where where, server **out) {
     epw_status status = EPW_OK;
     if (!s->connections || !s->polls)
         status = epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the fd server");
-    if (!status) status = epw_nonce_make(where, &s->id);
-    if (!status) status = open_listener(s, where);
-    if (!status) {
+    if (status == EPW_OK) status = epw_nonce_make(where, &s->id);
+    if (status == EPW_OK) status = open_listener(s, where);
+    if (status == EPW_OK) {
         int err = epw_thread_start(run, s, &s->thread);
         if (err) status = epw_fail_errno(err, where, "starting the fd server's thread");
     }
-    if (status) {
+    if (status != EPW_OK) {
         close_server(s);
         free_server(s);
         return status;
@@ -394,14 +396,14 @@ static epw_status start(epw_where where, server **out) {
 
 epw_status epw_fd_server_acquire(epw_where where, epw_nonce *id) {
     epw_status status = epw_process_ready(where);
-    if (status) return status;
+    if (status != EPW_OK) return status;
     epw_process_lock();
     if (current && current->generation != epw_process_generation()) {
         free_server(current); /* the parent's: its thread and descriptors did not come along */
         current = NULL;
     }
     if (!current) status = start(where, &current);
-    if (!status) {
+    if (status == EPW_OK) {
         current->uses++;
         *id = current->id;
     }

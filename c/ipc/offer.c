@@ -7,7 +7,7 @@
 /* A rank's lease: nobody's if it is taken no times. */
 typedef struct lease {
     epw_holder holder;
-    uint32_t times; /* one process may hold it more than once, across a renewed handshake */
+    uint32_t times; /* one window may hold it more than once, across a renewed handshake */
 } lease;
 
 struct epw_offer {
@@ -22,9 +22,9 @@ struct epw_offer {
 
 static epw_offer *offers;
 
-epw_status epw_offer_create(const epw_config *config, uint64_t bytes, epw_where where, epw_offer **out) {
-    const epw_device *device = epw_device_of(config);
-    uint32_t ranks = config->ranks;
+epw_status epw_offer_create(int32_t ordinal, uint32_t paths, uint32_t ranks, uint64_t bytes, epw_where where,
+                            epw_offer **out) {
+    const epw_device *device = epw_device_of(ordinal);
     epw_offer *offer = calloc(1, sizeof *offer + ranks * sizeof(lease));
     if (!offer)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the leases of %u ranks", (unsigned)ranks);
@@ -32,9 +32,9 @@ epw_status epw_offer_create(const epw_config *config, uint64_t bytes, epw_where 
     offer->ranks = ranks;
     atomic_init(&offer->references, 1);
     epw_status status = epw_process_ready(where);
-    if (!status) status = epw_nonce_make(where, &offer->nonce);
-    if (!status) status = device->create(config->device, config->paths, bytes, where, &offer->memory);
-    if (status) {
+    if (status == EPW_OK) status = epw_nonce_make(where, &offer->nonce);
+    if (status == EPW_OK) status = device->create(ordinal, paths, bytes, where, &offer->memory);
+    if (status != EPW_OK) {
         free(offer);
         return status;
     }
@@ -104,10 +104,14 @@ void epw_offer_unref(epw_offer *offer) {
     free(offer);
 }
 
+static bool same_holder(const epw_holder *a, const epw_holder *b) {
+    return epw_nonce_equal(&a->process, &b->process) && epw_nonce_equal(&a->window, &b->window);
+}
+
 epw_lease_verdict epw_lease_take(epw_offer *offer, uint32_t rank, const epw_holder *by, epw_holder *holder) {
     if (rank >= offer->ranks) return EPW_LEASE_NO_SUCH_RANK;
     lease *lease = &offer->leases[rank];
-    if (lease->times > 0 && !epw_nonce_equal(&lease->holder.process, &by->process)) {
+    if (lease->times > 0 && !same_holder(&lease->holder, by)) {
         *holder = lease->holder;
         return EPW_LEASE_HELD;
     }

@@ -1,9 +1,9 @@
 /* A window as the ranks of this host may import it: its memory, its secret, and who holds which rank's lease.
  *
- * A lease says "this process may still write rank r's part of the window". A mapping can not be revoked, so
- * the part is given to another process only once the lease has ended, and a lease ends only when its holder
- * has unmapped the window or is dead. The same process may take its lease again: it has ended its own writes,
- * and says so by asking. */
+ * A lease says "this incarnation may still write rank r's part of the window". An incarnation is one window
+ * of one process. A mapping cannot be revoked, so the part is given to another incarnation, be it of the same
+ * process, only once the lease has ended; and a lease ends only when its holder has let go of its import or
+ * is dead. The same window may take its lease again: it has ended its own writes, and says so by asking. */
 #ifndef EPW_IPC_OFFER_H
 #define EPW_IPC_OFFER_H
 
@@ -12,15 +12,17 @@
 
 typedef struct epw_offer epw_offer;
 
-/* The process that holds a lease. */
+/* The incarnation that holds a lease. */
 typedef struct epw_holder {
     epw_nonce process;
-    uint32_t pid; /* for error texts; 0 where the holder's namespace hides it */
+    epw_nonce window; /* of the rank's own window */
+    uint32_t pid;     /* for error texts; 0 where the holder's namespace hides it */
 } epw_holder;
 
-/* Creates zeroed memory of at least `bytes`, where and shareable as `config` says, for its ranks, and offers
- * it under a new nonce. The caller holds one reference. Lock not held. */
-epw_status epw_offer_create(const epw_config *config, uint64_t bytes, epw_where where, epw_offer **out);
+/* Creates zeroed memory of at least `bytes` on `device`, shareable by one of `paths`, with a lease for each
+ * of `ranks`, and offers it under a new nonce. The caller holds one reference. Lock not held. */
+epw_status epw_offer_create(int32_t device, uint32_t paths, uint32_t ranks, uint64_t bytes, epw_where where,
+                            epw_offer **out);
 
 /* The memory and whose it is, valid while a reference is held. */
 const epw_device *epw_offer_device(const epw_offer *offer);
@@ -53,7 +55,7 @@ typedef enum epw_lease_verdict {
     EPW_LEASE_HELD
 } epw_lease_verdict;
 
-/* Takes rank's lease for `by`. EPW_LEASE_HELD: another process has it, *holder says which. Lock held. */
+/* Takes rank's lease for `by`. EPW_LEASE_HELD: another incarnation has it, *holder says which. Lock held. */
 epw_lease_verdict epw_lease_take(epw_offer *offer, uint32_t rank, const epw_holder *by, epw_holder *holder);
 
 /* Ends one taking of rank's lease. Lock held. */

@@ -125,7 +125,7 @@ static epw_status read_boot_id(epw_where where, epw_nonce *out) {
 
 epw_status epw_identity_get(epw_where where, epw_identity *out) {
     epw_status status = read_boot_id(where, &out->boot_id);
-    if (status) return status;
+    if (status != EPW_OK) return status;
     struct stat net;
     if (stat("/proc/thread-self/ns/net", &net))
         return epw_fail_errno(errno, where, "reading /proc/thread-self/ns/net");

@@ -1,77 +1,67 @@
 /* See blob.h. */
 #include "window/blob.h"
 
-#include <stddef.h>
 #include <string.h>
 
 #define MAGIC UINT32_C(0x42575045) /* "EPWB" */
 
-/* ---- the configuration that must match ---------------------------------------------------------- */
+/* FNV-1a, 64 bits: finds any change of one byte, and what else may happen to a blob that people copy around.
+ * It is no protection against forgery; the channel is. */
+#define HASH_BEGIN UINT64_C(0xcbf29ce484222325)
 
-typedef struct field {
-    const char *name;
-    uint8_t offset;
-    uint8_t bytes;
-} field;
-
-#define FIELD(name)                                                                                          \
-    { #name, offsetof(epw_config, name), sizeof(((epw_config *)0)->name) }
-
-/* Every field but size, rank, threads, paths and sms; device is compared by its kind, which the origin tells.
- * Their order is the blob's. */
-static const field shared_fields[] = {
-    FIELD(version),        FIELD(ranks),   FIELD(max_tokens), FIELD(hidden),        FIELD(experts),
-    FIELD(topk),           FIELD(lanes),   FIELD(dtype),      FIELD(combine_dtype), FIELD(opaque_bytes),
-    FIELD(sideband_bytes), FIELD(ordered), FIELD(zero_copy),  FIELD(deadline_ns),
-};
-_Static_assert(sizeof(epw_config) == 88, "a new field of epw_config: does it belong in shared_fields?");
-
-enum { SHARED_FIELDS = sizeof shared_fields / sizeof shared_fields[0] };
-
-static uint64_t get_field(const epw_config *config, const field *f) {
-    const unsigned char *at = (const unsigned char *)config + f->offset;
-    uint32_t narrow;
-    uint64_t wide;
-    if (f->bytes == sizeof wide) {
-        memcpy(&wide, at, sizeof wide);
-        return wide;
-    }
-    memcpy(&narrow, at, sizeof narrow);
-    return narrow;
+static uint64_t hash_more(uint64_t hash, const void *bytes, size_t length) {
+    const unsigned char *at = bytes;
+    for (size_t i = 0; i < length; i++) hash = (hash ^ at[i]) * UINT64_C(0x100000001b3);
+    return hash;
 }
 
-static void set_field(epw_config *config, const field *f, uint64_t value) {
-    unsigned char *at = (unsigned char *)config + f->offset;
-    uint32_t narrow = (uint32_t)value;
-    memcpy(at, f->bytes == sizeof value ? (void *)&value : (void *)&narrow, f->bytes);
+/* ---- the terms ---- */
+
+/* With each name's end, so that no two lists of names read the same. */
+static uint64_t hash_names(const epw_term *terms, uint32_t count) {
+    uint64_t hash = HASH_BEGIN;
+    for (uint32_t i = 0; i < count; i++) hash = hash_more(hash, terms[i].name, strlen(terms[i].name) + 1);
+    return hash;
+}
+
+void epw_blob_set_terms(epw_blob *blob, const epw_term *terms, uint32_t count) {
+    blob->term_names = hash_names(terms, count);
+    blob->term_count = count;
+    for (uint32_t i = 0; i < count; i++) blob->terms[i] = terms[i].value;
+}
+
+static epw_status differs(const epw_blob *blob, const char *name, uint64_t here, uint64_t there,
+                          epw_where where) {
+    return epw_fail(EPW_ERR_MISMATCH, where,
+                    "%s is %llu here and %llu at peer %u; give all ranks the same configuration", name,
+                    (unsigned long long)here, (unsigned long long)there, (unsigned)blob->rank);
 }
 
 static const char *kind(bool host) {
     return host ? "the host" : "a GPU";
 }
 
-epw_status epw_blob_check_config(const epw_blob *blob, const epw_config *own, epw_where where) {
-    for (size_t i = 0; i < SHARED_FIELDS; i++) {
-        const field *f = &shared_fields[i];
-        uint64_t here = get_field(own, f), there = get_field(&blob->config, f);
-        if (here == there) continue;
+epw_status epw_blob_check(const epw_blob *blob, const epw_window_options *own, epw_where where) {
+    if (blob->term_count != own->term_count || blob->term_names != hash_names(own->terms, own->term_count))
         return epw_fail(EPW_ERR_MISMATCH, where,
-                        "%s is %llu here and %llu at peer %u; give all ranks the same "
-                        "configuration",
-                        f->name, (unsigned long long)here, (unsigned long long)there,
-                        (unsigned)blob->config.rank);
-    }
+                        "peer %u has other fields in its configuration (%u that must be equal, here %u); use "
+                        "the same epwire version on all ranks",
+                        (unsigned)blob->rank, (unsigned)blob->term_count, (unsigned)own->term_count);
+    for (uint32_t i = 0; i < own->term_count; i++)
+        if (own->terms[i].value != blob->terms[i])
+            return differs(blob, own->terms[i].name, own->terms[i].value, blob->terms[i], where);
+    if (blob->ranks != own->ranks) return differs(blob, "ranks", own->ranks, blob->ranks, where);
     bool here = own->device == EPW_DEVICE_HOST, there = blob->origin.path == EPW_PATH_SHM;
     if (here != there)
         return epw_fail(EPW_ERR_MISMATCH, where,
                         "device is %s here and %s at peer %u; put all ranks on the host or all on GPUs",
-                        kind(here), kind(there), (unsigned)blob->config.rank);
+                        kind(here), kind(there), (unsigned)blob->rank);
     return EPW_OK;
 }
 
-/* ---- bytes -------------------------------------------------------------------------------------- */
+/* ---- bytes ---- */
 
-/* Where the next value goes to or comes from. All lengths are fixed, so nothing can run over. */
+/* Where the next value goes to or comes from. The length has been checked, so nothing can run over. */
 static void put(unsigned char **at, uint64_t value, size_t bytes) {
     for (size_t i = 0; i < bytes; i++) *(*at)++ = (unsigned char)(value >> (8 * i));
 }
@@ -92,25 +82,21 @@ static void take_nonce(const unsigned char **at, epw_nonce *out) {
     *at += sizeof out->bytes;
 }
 
-/* FNV-1a, 64 bits: finds any change of one byte, and what else may happen to a blob that people copy around.
- * It is no protection against forgery; the channel is. */
-static uint64_t checksum(const unsigned char *bytes, size_t length) {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < length; i++) hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
-    return hash;
-}
+enum {
+    /* Zeros, to become a fabric handle, by which GPUs of several hosts share memory. */
+    FABRIC_BYTES = 64,
+    /* Before the terms, and behind them. */
+    FIXED_BYTES = 4 * 4 + 16 + 8 + 16 + 4 + 4 + 16 + 16 + 8 + 4 + 16 + FABRIC_BYTES + 4 + 4 + 8,
+    CHECKSUM_BYTES = 8
+};
+_Static_assert(FIXED_BYTES + 8 * EPW_TERMS_MAX + CHECKSUM_BYTES <= EPW_BLOB_MAX,
+               "a blob must fit where the public header says");
 
-/* Zeros, to become a fabric handle, by which GPUs of several hosts share memory. */
-enum { FABRIC_BYTES = 64 };
-
-enum { FIXED_BYTES = 4 * 4 + 16 + 8 + 16 + 4 + 4 + 16 + 16 + 8 + 4 + 16 + FABRIC_BYTES, CHECKSUM_BYTES = 8 };
-_Static_assert(EPW_BLOB_BYTES == FIXED_BYTES + 13 * 4 + 8 + CHECKSUM_BYTES, "what epw_blob_write writes");
-
-void epw_blob_write(const epw_blob *blob, unsigned char *bytes) {
+size_t epw_blob_write(const epw_blob *blob, unsigned char *bytes) {
     unsigned char *at = bytes;
     put(&at, MAGIC, 4);
     put(&at, EPW_BLOB_FORMAT, 4);
-    put(&at, blob->config.rank, 4);
+    put(&at, blob->rank, 4);
     put(&at, blob->peer, 4);
     put_nonce(&at, &blob->host.boot_id);
     put(&at, blob->host.network_namespace, 8);
@@ -125,9 +111,25 @@ void epw_blob_write(const epw_blob *blob, unsigned char *bytes) {
     at += sizeof blob->origin.gpu;
     memset(at, 0, FABRIC_BYTES);
     at += FABRIC_BYTES;
-    for (size_t i = 0; i < SHARED_FIELDS; i++)
-        put(&at, get_field(&blob->config, &shared_fields[i]), shared_fields[i].bytes);
-    put(&at, checksum(bytes, EPW_BLOB_BYTES - CHECKSUM_BYTES), CHECKSUM_BYTES);
+    put(&at, blob->ranks, 4);
+    put(&at, blob->term_count, 4);
+    put(&at, blob->term_names, 8);
+    for (uint32_t i = 0; i < blob->term_count; i++) put(&at, blob->terms[i], 8);
+    put(&at, hash_more(HASH_BEGIN, bytes, (size_t)(at - bytes)), CHECKSUM_BYTES);
+    return (size_t)(at - bytes);
+}
+
+/* What is not in range in a blob that came whole. */
+static epw_status check_ranges(const epw_blob *blob, epw_where where) {
+    uint32_t rank = blob->rank, ranks = blob->ranks, path = blob->origin.path;
+    if (ranks > EPW_MAX_RANKS || rank >= ranks || blob->peer >= ranks || rank == blob->peer)
+        return epw_fail(EPW_ERR_INVALID, where, "the blob is of rank %u for rank %u in a group of %u",
+                        (unsigned)rank, (unsigned)blob->peer, (unsigned)ranks);
+    if (blob->window_bytes == 0) return epw_fail(EPW_ERR_INVALID, where, "the blob names an empty window");
+    if (path != EPW_PATH_SHM && path != EPW_PATH_VMM && path != EPW_PATH_IPC)
+        return epw_fail(EPW_ERR_INVALID, where, "the blob's window is shared by an unknown path, %u",
+                        (unsigned)path);
+    return EPW_OK;
 }
 
 epw_status epw_blob_parse(const void *bytes, size_t length, epw_where where, epw_blob *out) {
@@ -140,15 +142,16 @@ epw_status epw_blob_parse(const void *bytes, size_t length, epw_where where, epw
                         "blob format is %u here and %u at the peer; use the same epwire version "
                         "on all ranks",
                         EPW_BLOB_FORMAT, (unsigned)format);
-    if (length != EPW_BLOB_BYTES)
-        return epw_fail(EPW_ERR_INVALID, where, "the blob has %zu bytes where epw_buffer_export wrote %d",
-                        length, EPW_BLOB_BYTES);
-    const unsigned char *sum_at = (const unsigned char *)bytes + EPW_BLOB_BYTES - CHECKSUM_BYTES;
-    if (take(&sum_at, CHECKSUM_BYTES) != checksum(bytes, EPW_BLOB_BYTES - CHECKSUM_BYTES))
+    size_t terms = length < FIXED_BYTES + CHECKSUM_BYTES ? 0 : (length - FIXED_BYTES - CHECKSUM_BYTES) / 8;
+    if (length != FIXED_BYTES + 8 * terms + CHECKSUM_BYTES || terms > EPW_TERMS_MAX)
+        return epw_fail(EPW_ERR_INVALID, where, "the blob was cut or lengthened on the way, to %zu bytes",
+                        length);
+    const unsigned char *sum_at = (const unsigned char *)bytes + length - CHECKSUM_BYTES;
+    if (take(&sum_at, CHECKSUM_BYTES) != hash_more(HASH_BEGIN, bytes, length - CHECKSUM_BYTES))
         return epw_fail(EPW_ERR_INVALID, where, "the blob was damaged on the way: its checksum is wrong");
 
     *out = (epw_blob){0};
-    out->config.rank = (uint32_t)take(&at, 4);
+    out->rank = (uint32_t)take(&at, 4);
     out->peer = (uint32_t)take(&at, 4);
     take_nonce(&at, &out->host.boot_id);
     out->host.network_namespace = take(&at, 8);
@@ -161,17 +164,12 @@ epw_status epw_blob_parse(const void *bytes, size_t length, epw_where where, epw
     out->origin.path = (uint32_t)take(&at, 4);
     memcpy(out->origin.gpu, at, sizeof out->origin.gpu);
     at += sizeof out->origin.gpu + FABRIC_BYTES;
-    for (size_t i = 0; i < SHARED_FIELDS; i++)
-        set_field(&out->config, &shared_fields[i], take(&at, shared_fields[i].bytes));
-
-    uint32_t rank = out->config.rank, ranks = out->config.ranks;
-    if (ranks > EPW_MAX_RANKS || rank >= ranks || out->peer >= ranks || rank == out->peer)
-        return epw_fail(EPW_ERR_INVALID, where, "the blob is of rank %u for rank %u in a group of %u",
-                        (unsigned)rank, (unsigned)out->peer, (unsigned)ranks);
-    if (out->window_bytes == 0) return epw_fail(EPW_ERR_INVALID, where, "the blob names an empty window");
-    uint32_t path = out->origin.path;
-    if (path != EPW_PATH_SHM && path != EPW_PATH_VMM && path != EPW_PATH_IPC)
-        return epw_fail(EPW_ERR_INVALID, where, "the blob's window is shared by an unknown path, %u",
-                        (unsigned)path);
-    return EPW_OK;
+    out->ranks = (uint32_t)take(&at, 4);
+    out->term_count = (uint32_t)take(&at, 4);
+    out->term_names = take(&at, 8);
+    if (out->term_count != terms)
+        return epw_fail(EPW_ERR_INVALID, where, "the blob has room for %zu fields and says that it has %u",
+                        terms, (unsigned)out->term_count);
+    for (uint32_t i = 0; i < terms; i++) out->terms[i] = take(&at, 8);
+    return check_ranges(out, where);
 }

@@ -11,10 +11,9 @@
 #include "ipc/offer.h"
 #include "window/blob.h"
 
-_Static_assert(EPW_BLOB_BYTES <= EPW_BLOB_MAX, "a blob must fit where the public header says");
-
 struct epw_window {
-    epw_config config;
+    epw_window_options options; /* its terms are the array below */
+    epw_term terms[EPW_TERMS_MAX];
     epw_offer *offer;
     epw_nonce server;    /* valid if serving */
     bool serving;        /* holds a use of the fd server */
@@ -24,6 +23,7 @@ struct epw_window {
 struct epw_import {
     uint32_t path;
     uint32_t rank;       /* ours: whose lease this is */
+    epw_nonce nonce;     /* the peer's window's */
     uint32_t generation; /* of the process that made it */
     epw_offer *offer;    /* EPW_PATH_THREAD: a reference */
     const epw_device *device;
@@ -33,13 +33,19 @@ struct epw_import {
 
 /* ---- a rank's own window ------------------------------------------------------------------------ */
 
-epw_status epw_window_create(const epw_config *config, uint64_t bytes, epw_window **out) {
-    epw_where where = {"buffer create", (int)config->rank, -1};
+epw_status epw_window_create(const epw_window_options *options, epw_window **out) {
+    epw_where where = {"create", (int)options->rank, -1};
+    if (options->term_count > EPW_TERMS_MAX)
+        return epw_fail(EPW_ERR_LIMIT, where, "%u fields must be equal, at most %d can be",
+                        (unsigned)options->term_count, EPW_TERMS_MAX);
     epw_window *window = calloc(1, sizeof *window);
     if (!window) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a window's description");
-    window->config = *config;
-    epw_status status = epw_offer_create(config, bytes, where, &window->offer);
-    if (status) {
+    window->options = *options;
+    for (uint32_t i = 0; i < options->term_count; i++) window->terms[i] = options->terms[i];
+    window->options.terms = window->terms;
+    epw_status status = epw_offer_create(options->device, options->paths, options->ranks, options->bytes,
+                                         where, &window->offer);
+    if (status != EPW_OK) {
         free(window);
         return status;
     }
@@ -72,35 +78,38 @@ static epw_status check_generation(const epw_window *window, epw_where where) {
                     "the buffer belongs to the process that forked this one; create a buffer after fork");
 }
 
-static epw_status check_peer(const epw_config *config, uint32_t peer, epw_where where) {
-    if (peer >= config->ranks)
+static epw_status check_peer(const epw_window_options *own, uint32_t peer, epw_where where) {
+    if (peer >= own->ranks)
         return epw_fail(EPW_ERR_INVALID, where, "peer %u is not in [0, %u)", (unsigned)peer,
-                        (unsigned)config->ranks);
-    if (peer == config->rank) return epw_fail(EPW_ERR_INVALID, where, "a rank needs no path to itself");
+                        (unsigned)own->ranks);
+    if (peer == own->rank) return epw_fail(EPW_ERR_INVALID, where, "a rank needs no path to itself");
     return EPW_OK;
 }
 
 epw_status epw_window_export(epw_window *window, uint32_t peer, void *blob, size_t *length) {
-    const epw_config *config = &window->config;
-    epw_where where = {"export", (int)config->rank, (int)peer};
+    const epw_window_options *own = &window->options;
+    epw_where where = {"export", (int)own->rank, (int)peer};
     epw_status status = check_generation(window, where);
-    if (!status) status = check_peer(config, peer, where);
+    if (status == EPW_OK) status = check_peer(own, peer, where);
+    if (status != EPW_OK) return status;
     const epw_memory *memory = epw_offer_memory(window->offer);
-    if (!status && !window->serving && (config->paths & memory->origin.path)) {
+    if (!window->serving && (own->paths & memory->origin.path)) {
         status = epw_fd_server_acquire(where, &window->server);
-        window->serving = status == EPW_OK;
+        if (status != EPW_OK) return status;
+        window->serving = true;
     }
-    epw_blob contents = {.window = *epw_offer_nonce(window->offer),
-                         .server = window->server,
-                         .window_bytes = memory->bytes,
-                         .origin = memory->origin,
+    epw_blob contents = {.rank = own->rank,
+                         .ranks = own->ranks,
                          .peer = peer,
                          .serves = window->serving,
-                         .config = *config};
-    if (!status) status = epw_identity_get(where, &contents.host);
-    if (status) return status;
-    epw_blob_write(&contents, blob);
-    *length = EPW_BLOB_BYTES;
+                         .window = *epw_offer_nonce(window->offer),
+                         .server = window->server,
+                         .window_bytes = memory->bytes,
+                         .origin = memory->origin};
+    epw_blob_set_terms(&contents, own->terms, own->term_count);
+    status = epw_identity_get(where, &contents.host);
+    if (status != EPW_OK) return status;
+    *length = epw_blob_write(&contents, blob);
     return EPW_OK;
 }
 
@@ -116,17 +125,17 @@ typedef struct attempt {
 } attempt;
 
 static epw_status check_blob(const attempt *a, uint32_t peer) {
-    const epw_config *config = &a->own->config;
-    if (a->blob.config.rank != peer)
+    const epw_window_options *own = &a->own->options;
+    if (a->blob.rank != peer)
         return epw_fail(EPW_ERR_INVALID, a->where,
-                        "the blob was exported by rank %u; give the one of rank %u",
-                        (unsigned)a->blob.config.rank, (unsigned)peer);
-    if (a->blob.peer != config->rank)
+                        "the blob was exported by rank %u; give the one of rank %u", (unsigned)a->blob.rank,
+                        (unsigned)peer);
+    if (a->blob.peer != own->rank)
         return epw_fail(EPW_ERR_INVALID, a->where,
                         "the blob was exported for rank %u; give the one for rank %u", (unsigned)a->blob.peer,
-                        (unsigned)config->rank);
-    epw_status status = epw_blob_check_config(&a->blob, config, a->where);
-    if (status) return status;
+                        (unsigned)own->rank);
+    epw_status status = epw_blob_check(&a->blob, own, a->where);
+    if (status != EPW_OK) return status;
     uint64_t bytes = epw_offer_memory(a->own->offer)->bytes;
     if (a->blob.window_bytes == bytes) return EPW_OK;
     return epw_fail(EPW_ERR_MISMATCH, a->where,
@@ -135,13 +144,13 @@ static epw_status check_blob(const attempt *a, uint32_t peer) {
                     (unsigned long long)bytes, (unsigned long long)a->blob.window_bytes, (unsigned)peer);
 }
 
-/* Why the peer's window can not be mapped by this process by `path`; NULL if it can. */
+/* Why the peer's window cannot be mapped by this process by `path`; NULL if it can. */
 static const char *why_not_mapped(const attempt *a, uint32_t path) {
     const epw_identity *here = &a->self, *there = &a->blob.host;
     if (!epw_nonce_equal(&here->boot_id, &there->boot_id)) return "another host";
     if (here->network_namespace != there->network_namespace)
         return "same host, but another network namespace (run containers on the host's network)";
-    if (!(a->own->config.paths & path)) return "excluded by config.paths";
+    if (!(a->own->options.paths & path)) return "excluded by config.paths";
     if (path == EPW_PATH_IPC && epw_nonce_equal(&here->process, &there->process))
         return "not within one process (permit EPW_PATH_THREAD)";
     if (a->blob.origin.path != path)
@@ -155,13 +164,13 @@ static const char *why_not_mapped(const attempt *a, uint32_t path) {
 static uint32_t choose_path(const attempt *a) {
     const char *not_thread = "another process";
     if (epw_nonce_equal(&a->self.process, &a->blob.host.process)) {
-        if (a->own->config.paths & EPW_PATH_THREAD) return EPW_PATH_THREAD;
+        if (a->own->options.paths & EPW_PATH_THREAD) return EPW_PATH_THREAD;
         not_thread = "excluded by config.paths";
     }
     const char *no = why_not_mapped(a, a->blob.origin.path);
     if (!no) return a->blob.origin.path;
     unsigned pid = (unsigned)a->blob.host.pid;
-    if (a->own->config.device == EPW_DEVICE_HOST) {
+    if (a->own->options.device == EPW_DEVICE_HOST) {
         epw_fail(
             EPW_ERR_NO_PATH, a->where,
             "no permitted path leads to the peer (process %u). thread: %s; shm: %s; network wires are not "
@@ -178,7 +187,9 @@ static uint32_t choose_path(const attempt *a) {
 }
 
 static epw_status import_thread(const attempt *a, epw_import *import) {
-    epw_holder self = {.process = a->self.process, .pid = a->self.pid}, holder = {0};
+    epw_holder self = {
+        .process = a->self.process, .window = *epw_offer_nonce(a->own->offer), .pid = a->self.pid};
+    epw_holder holder = {0};
     epw_lease_verdict verdict = EPW_LEASE_NO_SUCH_RANK;
     epw_process_lock();
     epw_offer *offer = epw_offer_find(&a->blob.window);
@@ -191,14 +202,14 @@ static epw_status import_thread(const attempt *a, epw_import *import) {
         if (verdict == EPW_LEASE_GRANTED) epw_offer_ref(offer);
     }
     epw_process_unlock();
-    if (verdict == EPW_LEASE_HELD) return epw_fenced(a->where, import->rank, holder.pid);
+    if (verdict == EPW_LEASE_HELD) return epw_fenced(a->where, import->rank, &self, &holder);
     if (verdict != EPW_LEASE_GRANTED)
         return epw_fail(
             EPW_ERR_PEER, a->where,
             "the peer's buffer, of this process, has been destroyed; connect with a blob of the living one");
     epw_status status =
-        epw_offer_device(offer)->share(epw_offer_memory(offer), a->own->config.device, a->where);
-    if (status) {
+        epw_offer_device(offer)->share(epw_offer_memory(offer), a->own->options.device, a->where);
+    if (status != EPW_OK) {
         epw_process_lock();
         epw_lease_end(offer, import->rank);
         epw_process_unlock();
@@ -210,16 +221,19 @@ static epw_status import_thread(const attempt *a, epw_import *import) {
 }
 
 static epw_status import_mapping(const attempt *a, epw_import *import) {
-    epw_fd_request request = {
-        .rank = import->rank, .pid = a->self.pid, .process = a->self.process, .window = a->blob.window};
+    epw_fd_request request = {.rank = import->rank,
+                              .pid = a->self.pid,
+                              .process = a->self.process,
+                              .holder = *epw_offer_nonce(a->own->offer),
+                              .window = a->blob.window};
     epw_fd_grant grant;
     epw_status status =
         epw_fd_fetch(&a->blob.server, &request, a->blob.host.pid, a->deadline_ns, a->where, &grant);
-    if (status) return status;
-    status = import->device->map(a->own->config.device, &a->blob.origin, grant.memory_fd,
+    if (status != EPW_OK) return status;
+    status = import->device->map(a->own->options.device, &a->blob.origin, grant.memory_fd,
                                  a->blob.window_bytes, a->where, &import->memory);
     close(grant.memory_fd);
-    if (status) {
+    if (status != EPW_OK) {
         epw_fd_leave(grant.lease_fd);
         return status;
     }
@@ -230,24 +244,25 @@ static epw_status import_mapping(const attempt *a, epw_import *import) {
 epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, size_t length,
                              uint64_t deadline_ns, epw_import **out) {
     attempt a = {
-        .own = own, .deadline_ns = deadline_ns, .where = {"connect", (int)own->config.rank, (int)peer}};
+        .own = own, .deadline_ns = deadline_ns, .where = {"connect", (int)own->options.rank, (int)peer}};
     epw_status status = check_generation(own, a.where);
-    if (!status) status = check_peer(&own->config, peer, a.where);
-    if (!status) status = epw_blob_parse(blob, length, a.where, &a.blob);
-    if (!status) status = check_blob(&a, peer);
-    if (!status) status = epw_identity_get(a.where, &a.self);
-    if (status) return status;
+    if (status == EPW_OK) status = check_peer(&own->options, peer, a.where);
+    if (status == EPW_OK) status = epw_blob_parse(blob, length, a.where, &a.blob);
+    if (status == EPW_OK) status = check_blob(&a, peer);
+    if (status == EPW_OK) status = epw_identity_get(a.where, &a.self);
+    if (status != EPW_OK) return status;
 
     uint32_t path = choose_path(&a);
     if (path == EPW_PATH_NONE) return EPW_ERR_NO_PATH;
     epw_import *import = calloc(1, sizeof *import);
     if (!import) return epw_fail(EPW_ERR_NO_MEMORY, a.where, "no memory for an import's description");
     import->path = path;
-    import->rank = own->config.rank;
-    import->device = epw_device_of(&own->config);
+    import->nonce = a.blob.window;
+    import->rank = own->options.rank;
+    import->device = epw_device_of(own->options.device);
     import->generation = epw_process_generation();
     status = path == EPW_PATH_THREAD ? import_thread(&a, import) : import_mapping(&a, import);
-    if (status) {
+    if (status != EPW_OK) {
         free(import);
         return status;
     }
@@ -261,6 +276,10 @@ unsigned char *epw_import_base(const epw_import *import) {
 
 uint32_t epw_import_path(const epw_import *import) {
     return import->path;
+}
+
+const epw_nonce *epw_import_nonce(const epw_import *import) {
+    return &import->nonce;
 }
 
 void epw_import_close(epw_import *import) {

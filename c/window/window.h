@@ -1,24 +1,51 @@
 /* A rank's window, and its imports of the peers' windows. One owner each: a window or import is used by one
- * thread at a time; different ones by any threads. The bytes themselves obey the protocol, not this file. */
+ * thread at a time, but for epw_import_ring; different ones by any threads. The bytes themselves obey the
+ * protocol, not this file.
+ *
+ * A peer is an incarnation: its rank and its window's nonce. The right to write a rank's part of a window is
+ * a lease, which one incarnation holds at a time (ipc/offer.h). A mapping cannot be revoked, so who lets go
+ * of an import keeps this order:
+ *   1. it starts nothing more that writes there, and awaits what it has started, on a GPU too;
+ *   2. it posts its last words there (DROPPED), while the window is still mapped;
+ *   3. epw_import_close, which unmaps first and gives the lease back then. */
 #ifndef EPW_WINDOW_WINDOW_H
 #define EPW_WINDOW_WINDOW_H
 
+#include <stdbool.h>
+
 #include "base/status.h"
+#include "ipc/process.h"
 
 typedef struct epw_window epw_window;
 typedef struct epw_import epw_import;
 
-/* Creates this rank's window of at least `bytes` bytes on config.device: zeroed, resident, page-aligned.
- * config has passed epw_plan_make and is copied. EPW_ERR_NO_PATH: the device is a GPU that is not to be had.
- */
-epw_status epw_window_create(const epw_config *config, uint64_t bytes, epw_window **out);
+#define EPW_TERMS_MAX 32
+
+/* One field of the user's configuration that must be equal on both ends. Its name, which errors show, is a
+ * string literal. */
+typedef struct epw_term {
+    const char *name;
+    uint64_t value;
+} epw_term;
+
+typedef struct epw_window_options {
+    uint32_t rank, ranks; /* rank < ranks <= EPW_MAX_RANKS */
+    int32_t device;       /* EPW_DEVICE_HOST, or the CUDA ordinal of the GPU that has the window */
+    uint32_t paths;       /* permitted EPW_PATH_* bits */
+    uint64_t bytes;       /* at least; whole pages are taken */
+    const epw_term *terms;
+    uint32_t term_count; /* at most EPW_TERMS_MAX */
+} epw_window_options;
+
+/* Creates this rank's window: zeroed, resident, page-aligned. The options are copied. EPW_ERR_NO_PATH: the
+ * device is a GPU that is not to be had. */
+epw_status epw_window_create(const epw_window_options *options, epw_window **out);
 
 /* Takes the window from the peers that have yet to import it, and frees it. Kernels of this rank that use it
- * have ended. Those that have it mapped keep
- * the memory until they close their import. NULL is allowed. */
+ * have ended. Those that have it mapped keep the memory until they close their import. NULL is allowed. */
 void epw_window_destroy(epw_window *window);
 
-/* Host or device memory, as config.device says; so are imports. */
+/* Host or device memory, as options.device says; so are imports. */
 unsigned char *epw_window_base(const epw_window *window);
 
 /* Writes the blob for `peer`: blob [out, EPW_BLOB_MAX bytes], length [out]. May be called any number of
@@ -28,11 +55,13 @@ epw_status epw_window_export(epw_window *window, uint32_t peer, void *blob, size
 /* Makes the window that `peer` exported for own's rank usable by this process, and holds its lease until
  * epw_import_close. Returns within deadline_ns.
  *   EPW_ERR_INVALID   not a blob, damaged, or another rank's
- *   EPW_ERR_MISMATCH  a field of the configuration differs
- *   EPW_ERR_NO_PATH   neither the same process nor the same host, or config.paths excludes what would do, or
- *                     this rank's GPU can not access the peer's, or the peer could not see this process end
- *   EPW_ERR_FENCED    another process still has the window mapped as this rank, or, where it is a GPU's, has
- *                     left without closing its import and has not ended yet
+ *   EPW_ERR_MISMATCH  a term differs, or the size, or one is on the host and one on a GPU
+ *   EPW_ERR_NO_PATH   neither the same process nor the same host, or options.paths excludes what would do, or
+ *                     this rank's GPU cannot access the peer's, or the peer could not see this process end
+ *   EPW_ERR_FENCED    another window, of this process or of another one, still has an import of it as this
+ *                     rank, or, where it is a GPU's, its process has left without closing that import and
+ *                     has not ended yet. The same window may import it any number of times at once: it has
+ *                     ended its own writes, and says so by asking again
  *   EPW_ERR_TIMEOUT   the peer does not answer
  *   EPW_ERR_PEER      the peer is gone or refused */
 epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, size_t length,
@@ -43,6 +72,9 @@ unsigned char *epw_import_base(const epw_import *import);
 /* EPW_PATH_THREAD: the peer's own mapping, at the peer's own address. EPW_PATH_SHM, EPW_PATH_VMM,
  * EPW_PATH_IPC: a mapping of this process. */
 uint32_t epw_import_path(const epw_import *import);
+
+/* The nonce of the peer's window: with the peer's rank it names the incarnation that this import leads to. */
+const epw_nonce *epw_import_nonce(const epw_import *import);
 
 /* Unmaps, then ends the lease. The caller's writes, those of its kernels too, must be done. NULL is allowed.
  */

@@ -1,59 +1,58 @@
 /* What a blob tells its importer, what must agree, and bytes that are no blob. */
 #include "imports/end.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 
 /* ---- what it says ---- */
 
-static void every_field_that_differs_is_named(void) {
-    static const struct {
-        const char *name;
-        size_t offset;
-    } fields[] = {
-#define FIELD(name) {#name, offsetof(epw_config, name)}
-        FIELD(version), FIELD(ranks),     FIELD(max_tokens),  FIELD(hidden),         FIELD(experts),
-        FIELD(topk),    FIELD(lanes),     FIELD(dtype),       FIELD(combine_dtype),  FIELD(opaque_bytes),
-        FIELD(ordered), FIELD(zero_copy), FIELD(deadline_ns), FIELD(sideband_bytes),
-#undef FIELD
-    };
-    end b = open_end(config_of(1));
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        epw_config config = config_of(0);
-        (*(uint32_t *)((char *)&config + fields[i].offset))++;
-        end a = open_end(config);
-        export_to(&a, 1);
-        epw_import *import = NULL;
-        CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
-        char wanted[64];
-        snprintf(wanted, sizeof wanted, "peer 0: %s is ", fields[i].name);
-        CHECK(error_has(wanted));
-        epw_window_destroy(a.window);
-    }
-    /* What may differ does not matter. */
-    epw_config config = config_of(0);
-    config.threads = 5;
-    config.paths = EPW_PATH_THREAD;
-    config.sms = 24;
-    end a = open_end(config);
-    export_to(&a, 1);
+static void every_term_that_differs_is_named(void) {
+    end b = open_end(spec_of(1));
     epw_import *import = NULL;
-    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_OK);
+    for (uint32_t i = 0; i < TERMS; i++) {
+        for (int bit = 0; bit < 64; bit += 21) {
+            spec of = spec_of(0);
+            of.terms[i] ^= 1ull << bit;
+            end a = open_end(of);
+            export_to(&a, 1);
+            CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
+            char wanted[128];
+            snprintf(wanted, sizeof wanted, "connect: rank 1: peer 0: %s is %llu here and %llu at peer 0;",
+                     term_names[i], (unsigned long long)spec_of(1).terms[i], (unsigned long long)of.terms[i]);
+            CHECK(error_has(wanted));
+            epw_window_destroy(a.window);
+        }
+    }
+    /* Of several the first; and what may differ does not matter. */
+    spec of = spec_of(0);
+    of.terms[1]++, of.terms[2]++;
+    end a = open_end(of);
+    export_to(&a, 1);
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
+    CHECK(error_has("width is 7168 here and 7169 at peer 0; give all ranks the same configuration"));
+    epw_window_destroy(a.window);
+    of = spec_of(0);
+    of.paths = EPW_PATH_THREAD;
+    a = open_end(of);
+    export_to(&a, 1);
+    CHECK_OK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import));
     epw_import_close(import);
     epw_window_destroy(a.window);
     epw_window_destroy(b.window);
 }
 
-static void the_text_of_a_mismatch_has_both_values(void) {
-    epw_config config = config_of(3);
-    config.hidden = 4096;
-    end a = open_end(config), b = open_end(config_of(1));
+static void ranks_and_sizes_that_differ_are_named(void) {
+    spec of = spec_of(3);
+    of.ranks++;
+    end a = open_end(of), b = open_end(spec_of(1));
     export_to(&a, 1);
     epw_import *import = NULL;
     CHECK(epw_window_import(b.window, 3, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
-    CHECK(error_has("connect: rank 1: peer 3: hidden is 7168 here and 4096 at peer 3"));
+    CHECK(error_has("ranks is 80 here and 81 at peer 3"));
     epw_window_destroy(a.window);
-    config.hidden = 7168;
-    CHECK(epw_window_create(&config, 2 * WINDOW_BYTES, &a.window) == EPW_OK);
+    of = spec_of(3);
+    of.bytes = 2 * WINDOW_BYTES;
+    a = open_end(of);
     export_to(&a, 1);
     CHECK(epw_window_import(b.window, 3, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
     CHECK(error_has("the window has 1048576 bytes here and 2097152 at peer 3"));
@@ -61,9 +60,58 @@ static void the_text_of_a_mismatch_has_both_values(void) {
     epw_window_destroy(b.window);
 }
 
+/* Another version's fields: not compared one with another. */
+static void other_names_are_a_mismatch_of_versions(void) {
+    static const struct {
+        epw_term terms[3];
+        uint32_t count;
+    } versions[] = {{{{"tokens", 128}, {"width", 7168}}, 2},
+                    {{{"tokens", 128}, {"width", 7168}, {"patienc", 10000000000u}}, 3},
+                    {{{"tokensw", 128}, {"idth", 7168}, {"patience", 10000000000u}}, 3},
+                    {{{0}}, 0}};
+    end b = open_end(spec_of(1));
+    for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
+        epw_window_options options = {.ranks = RANKS,
+                                      .device = EPW_DEVICE_HOST,
+                                      .paths = EPW_PATH_ALL,
+                                      .bytes = WINDOW_BYTES,
+                                      .terms = versions[i].terms,
+                                      .term_count = versions[i].count};
+        end a = {0};
+        epw_import *import = NULL;
+        CHECK_OK(epw_window_create(&options, &a.window));
+        export_to(&a, 1);
+        CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
+        CHECK(error_has("peer 0 has other fields in its configuration"));
+        epw_window_destroy(a.window);
+    }
+    epw_window_destroy(b.window);
+}
+
+static void a_blob_of_the_most_terms_fits(void) {
+    epw_term terms[EPW_TERMS_MAX + 1];
+    for (uint32_t i = 0; i <= EPW_TERMS_MAX; i++) terms[i] = (epw_term){"a", i};
+    epw_window_options options = {.ranks = RANKS,
+                                  .device = EPW_DEVICE_HOST,
+                                  .paths = EPW_PATH_ALL,
+                                  .bytes = WINDOW_BYTES,
+                                  .terms = terms,
+                                  .term_count = EPW_TERMS_MAX + 1};
+    end a = {0};
+    CHECK(epw_window_create(&options, &a.window) == EPW_ERR_LIMIT);
+    CHECK(error_has("33 fields must be equal, at most 32 can be"));
+    options.term_count--;
+    CHECK_OK(epw_window_create(&options, &a.window));
+    export_to(&a, 1);
+    epw_blob blob;
+    CHECK_OK(epw_blob_parse(a.blob, a.length, here, &blob));
+    CHECK(blob.term_count == EPW_TERMS_MAX && blob.terms[EPW_TERMS_MAX - 1] == EPW_TERMS_MAX - 1);
+    epw_window_destroy(a.window);
+}
+
 /* A blob says where its window's memory is. No GPU is needed to read one. */
 static void a_blob_tells_the_gpu_and_the_path(void) {
-    end a = open_end(config_of(0));
+    end a = open_end(spec_of(0));
     export_to(&a, 1);
     epw_blob blob, parsed;
     CHECK(epw_blob_parse(a.blob, a.length, here, &blob) == EPW_OK);
@@ -75,21 +123,20 @@ static void a_blob_tells_the_gpu_and_the_path(void) {
     static const uint32_t paths[] = {EPW_PATH_VMM, EPW_PATH_IPC};
     for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
         blob.origin.path = paths[i];
-        epw_blob_write(&blob, a.blob);
-        CHECK(epw_blob_parse(a.blob, EPW_BLOB_BYTES, here, &parsed) == EPW_OK);
+        CHECK(epw_blob_write(&blob, a.blob) == a.length);
+        CHECK(epw_blob_parse(a.blob, a.length, here, &parsed) == EPW_OK);
         CHECK(!memcmp(&parsed.origin, &blob.origin, sizeof parsed.origin));
-        CHECK(parsed.window_bytes == blob.window_bytes &&
-              parsed.config.deadline_ns == blob.config.deadline_ns);
+        CHECK(parsed.window_bytes == blob.window_bytes && parsed.terms[2] == blob.terms[2]);
     }
     blob.origin.path = EPW_PATH_THREAD;
     epw_blob_write(&blob, a.blob);
-    CHECK(epw_blob_parse(a.blob, EPW_BLOB_BYTES, here, &parsed) == EPW_ERR_INVALID);
+    CHECK(epw_blob_parse(a.blob, a.length, here, &parsed) == EPW_ERR_INVALID);
     CHECK(error_has("shared by an unknown path, 2"));
     epw_window_destroy(a.window);
 }
 
 static void host_and_gpu_do_not_mix(void) {
-    end a = open_end(config_of(0)), b = open_end(config_of(1));
+    end a = open_end(spec_of(0)), b = open_end(spec_of(1));
     export_to(&a, 1);
     epw_blob blob;
     epw_import *import = NULL;
@@ -100,18 +147,20 @@ static void host_and_gpu_do_not_mix(void) {
     CHECK(error_has("device is the host here and a GPU at peer 0; put all ranks on the host or all on GPUs"));
 
     /* The other way round, and GPUs of different ordinals, which may differ. */
-    epw_config config = config_of(1);
-    config.device = 3;
-    CHECK(epw_blob_check_config(&blob, &config, here) == EPW_OK);
+    epw_term terms[TERMS];
+    for (int i = 0; i < TERMS; i++) terms[i] = (epw_term){term_names[i], spec_of(1).terms[i]};
+    epw_window_options options = {
+        .rank = 1, .ranks = RANKS, .device = 3, .terms = terms, .term_count = TERMS};
+    CHECK(epw_blob_check(&blob, &options, here) == EPW_OK);
     blob.origin.path = EPW_PATH_SHM;
-    CHECK(epw_blob_check_config(&blob, &config, here) == EPW_ERR_MISMATCH);
+    CHECK(epw_blob_check(&blob, &options, here) == EPW_ERR_MISMATCH);
     CHECK(error_has("device is a GPU here and the host at peer 0"));
     epw_window_destroy(a.window);
     epw_window_destroy(b.window);
 }
 
 static void a_blob_is_for_one_pair_of_ranks(void) {
-    end a = open_end(config_of(0)), b = open_end(config_of(1)), c = open_end(config_of(2));
+    end a = open_end(spec_of(0)), b = open_end(spec_of(1)), c = open_end(spec_of(2));
     export_to(&a, 1);
     epw_import *import = NULL;
     CHECK(epw_window_import(c.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_INVALID);
@@ -147,7 +196,7 @@ static epw_status import_copy(epw_window *own, const unsigned char *blob, size_t
 }
 
 static void damaged_blobs_are_errors(void) {
-    end a = open_end(config_of(0)), b = open_end(config_of(1));
+    end a = open_end(spec_of(0)), b = open_end(spec_of(1));
     export_to(&a, 1);
     for (size_t length = 0; length < a.length; length++) CHECK(import_copy(b.window, a.blob, length) < 0);
     a.length++;
@@ -176,20 +225,21 @@ static void damaged_blobs_are_errors(void) {
 
 /* Values that no exporter wrote, under a checksum that is right. */
 static void forged_blobs_are_errors_or_harmless(void) {
-    end a = open_end(config_of(0)), b = open_end(config_of(1));
+    end a = open_end(spec_of(0)), b = open_end(spec_of(1));
     export_to(&a, 1);
     epw_blob genuine;
     CHECK(epw_blob_parse(a.blob, a.length, here, &genuine) == EPW_OK);
     uint64_t seed = 88172645463325252u;
     int refused = 0;
+    const size_t used = offsetof(epw_blob, terms) + TERMS * sizeof genuine.terms[0];
     for (int round = 0; round < 10000; round++) {
         epw_blob blob = genuine, parsed;
         unsigned char *bytes = (unsigned char *)&blob;
-        for (int i = 0; i < 3; i++)
-            bytes[next_random(&seed) % sizeof blob] ^= (unsigned char)next_random(&seed);
-        epw_blob_write(&blob, a.blob);
+        for (int i = 0; i < 3; i++) bytes[next_random(&seed) % used] ^= (unsigned char)next_random(&seed);
+        blob.term_count = blob.term_count % (EPW_TERMS_MAX + 1); /* what epw_blob_write takes */
+        a.length = epw_blob_write(&blob, a.blob);
         if (epw_blob_parse(a.blob, a.length, here, &parsed) == EPW_OK)
-            CHECK(parsed.config.rank < parsed.config.ranks && parsed.config.ranks <= EPW_MAX_RANKS);
+            CHECK(parsed.rank < parsed.ranks && parsed.ranks <= EPW_MAX_RANKS);
         refused += import_copy(b.window, a.blob, a.length) < 0;
     }
     CHECK(refused > 5000);
@@ -198,8 +248,10 @@ static void forged_blobs_are_errors_or_harmless(void) {
 }
 
 int main(void) {
-    every_field_that_differs_is_named();
-    the_text_of_a_mismatch_has_both_values();
+    every_term_that_differs_is_named();
+    ranks_and_sizes_that_differ_are_named();
+    other_names_are_a_mismatch_of_versions();
+    a_blob_of_the_most_terms_fits();
     a_blob_tells_the_gpu_and_the_path();
     host_and_gpu_do_not_mix();
     a_blob_is_for_one_pair_of_ranks();

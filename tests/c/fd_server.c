@@ -10,7 +10,7 @@
 /* ---- servers ---- */
 
 static void a_silent_server_is_a_timeout(void) {
-    end a = open_end(config_of(0)), b = open_end(config_of(1));
+    end a = open_end(spec_of(0)), b = open_end(spec_of(1));
     export_to(&a, 1);
     epw_blob blob;
     CHECK(epw_blob_parse(a.blob, a.length, here, &blob) == EPW_OK);
@@ -37,9 +37,9 @@ static void a_silent_server_is_a_timeout(void) {
 }
 
 static void a_stopped_exporter_is_a_timeout(void) {
-    end a = open_end(config_of(0));
+    end a = open_end(spec_of(0));
     other o = start_other();
-    answer got = ask(&o, (command){.verb = 'e', .peer = 0, .config = config_of(1)});
+    answer got = ask(&o, (command){.verb = 'e', .peer = 0, .own = spec_of(1)});
     stop_other(&o);
     epw_import *import = NULL;
     CHECK(epw_window_import(a.window, 1, got.blob, got.length, 100 * MS, &import) == EPW_ERR_TIMEOUT);
@@ -83,7 +83,7 @@ static void *lie(void *argument) {
 }
 
 static void lying_servers_are_errors(void) {
-    end a = open_end(config_of(0)), b = open_end(config_of(1));
+    end a = open_end(spec_of(0)), b = open_end(spec_of(1));
     export_to(&a, 1);
     epw_blob blob;
     CHECK(epw_blob_parse(a.blob, a.length, here, &blob) == EPW_OK);
@@ -134,7 +134,7 @@ static void lying_servers_are_errors(void) {
 /* ---- clients ---- */
 
 static void bad_clients_delay_nobody(void) {
-    end a = open_end(config_of(0));
+    end a = open_end(spec_of(0));
     export_to(&a, 1);
     epw_blob blob;
     int silent[100];
@@ -171,7 +171,7 @@ static void bad_clients_delay_nobody(void) {
 }
 
 static void silent_clients_are_closed_in_time(void) {
-    end a = open_end(config_of(0));
+    end a = open_end(spec_of(0));
     export_to(&a, 1);
     epw_blob blob;
     int fd = connect_raw(&a, &blob);
@@ -189,10 +189,10 @@ static void other_users_are_refused(void) {
         printf("ignored: other_users_are_refused: needs root, to become another user\n");
         return;
     }
-    end a = open_end(config_of(0));
+    end a = open_end(spec_of(0));
     export_to(&a, 1);
     other o = start_other();
-    command c = {.verb = 'u', .value = 65534, .config = config_of(1)};
+    command c = {.verb = 'u', .value = 65534, .own = spec_of(1)};
     CHECK(ask(&o, c).status == 0);
     answer got = ask_import(&o, 1, 0, &a);
     CHECK(got.status == EPW_ERR_PEER && strstr(got.error, "belongs to user 0, this one to user 65534"));
@@ -203,7 +203,7 @@ static void other_users_are_refused(void) {
     CHECK(got.status == EPW_OK && got.value == 0);
 
     /* Root is no exception the other way round: it does not take a window from another user. */
-    got = ask(&o, (command){.verb = 'e', .peer = 0, .config = config_of(1)});
+    got = ask(&o, (command){.verb = 'e', .peer = 0, .own = spec_of(1)});
     epw_import *import = NULL;
     CHECK(epw_window_import(a.window, 1, got.blob, got.length, 1000 * MS, &import) == EPW_ERR_PEER);
     end_other(&o);

@@ -1,5 +1,5 @@
-/* Who has a rank's place in a window, how long, and what ends it: of host memory its connection, of GPU
- * memory its process or its goodbye. */
+/* Which incarnation of a rank has its place in a window, how long, and what ends that: of host memory its
+ * connection, of GPU memory its process or its goodbye. */
 #include "imports/other.h"
 #include "imports/raw.h"
 
@@ -10,7 +10,7 @@
 /* ---- of host memory ---- */
 
 static void a_place_is_granted_again_once_its_holder_is_dead(void) {
-    end a = open_end(config_of(0));
+    end a = open_end(spec_of(0));
     export_to(&a, 1);
     other first = start_other(), second = start_other();
     CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
@@ -18,7 +18,7 @@ static void a_place_is_granted_again_once_its_holder_is_dead(void) {
     stop_other(&first);
     CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
     /* A rank of this process is no exception. */
-    end b = open_end(config_of(1));
+    end b = open_end(spec_of(1));
     epw_import *import = NULL;
     CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_FENCED);
     kill(first.pid, SIGCONT);
@@ -46,8 +46,8 @@ static void a_place_is_granted_again_once_its_holder_is_dead(void) {
     epw_window_destroy(b.window);
 }
 
-static void the_same_process_may_shake_hands_again(void) {
-    end a = open_end(config_of(0));
+static void the_same_window_may_shake_hands_again(void) {
+    end a = open_end(spec_of(0));
     export_to(&a, 1);
     other first = start_other(), second = start_other();
     CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
@@ -64,12 +64,68 @@ static void the_same_process_may_shake_hands_again(void) {
     epw_window_destroy(a.window);
 }
 
+/* A lease is an incarnation's, not its process's: the former window of a rank may still be written through,
+ * in the same process as in another. Either path, and any mixture of the two. */
+static void a_second_window_of_a_process_waits_for_the_first(void) {
+    static const uint32_t paths[] = {EPW_PATH_THREAD, EPW_PATH_SHM};
+    end a = open_end(spec_of(0));
+    export_to(&a, 1);
+    for (int i = 0; i < 4; i++) {
+        spec former = spec_of(1), latter = spec_of(1);
+        former.paths = paths[i % 2];
+        latter.paths = paths[i / 2];
+        end old = open_end(former), fresh = open_end(latter);
+        epw_import *imports[2] = {NULL, NULL}, *import = NULL;
+        CHECK_OK(epw_window_import(old.window, 0, a.blob, a.length, 5000 * MS, &imports[0]));
+        CHECK(epw_import_path(imports[0]) == paths[i % 2]);
+        CHECK(epw_window_import(fresh.window, 0, a.blob, a.length, 5000 * MS, &import) == EPW_ERR_FENCED);
+        CHECK(error_has("another buffer of this process still has the peer's window mapped as rank 1"));
+        CHECK(error_has("destroy that buffer, or disconnect it from the peer"));
+
+        /* The first may take it again, and both of its imports count. */
+        CHECK_OK(epw_window_import(old.window, 0, a.blob, a.length, 5000 * MS, &imports[1]));
+        for (int j = 0; j < 2; j++) {
+            CHECK(epw_window_import(fresh.window, 0, a.blob, a.length, 5000 * MS, &import) == EPW_ERR_FENCED);
+            epw_import_close(imports[j]);
+        }
+        CHECK_OK(epw_window_import(fresh.window, 0, a.blob, a.length, 5000 * MS, &import));
+        CHECK(epw_import_path(import) == paths[i / 2]);
+        epw_import *late = NULL;
+        CHECK(epw_window_import(old.window, 0, a.blob, a.length, 5000 * MS, &late) == EPW_ERR_FENCED);
+        epw_import_close(import);
+        epw_window_destroy(old.window);
+        epw_window_destroy(fresh.window);
+    }
+    epw_window_destroy(a.window);
+}
+
+/* Its rank and this nonce are who a peer is. */
+static void an_import_names_the_incarnation_that_it_leads_to(void) {
+    end a = open_end(spec_of(0)), again = open_end(spec_of(0)), b = open_end(spec_of(1));
+    end *ends[] = {&a, &again};
+    epw_nonce seen[2];
+    for (int i = 0; i < 2; i++) {
+        epw_import *import = NULL;
+        epw_blob blob;
+        export_to(ends[i], 1);
+        CHECK_OK(epw_blob_parse(ends[i]->blob, ends[i]->length, here, &blob));
+        CHECK_OK(epw_window_import(b.window, 0, ends[i]->blob, ends[i]->length, 1000 * MS, &import));
+        seen[i] = *epw_import_nonce(import);
+        CHECK(epw_nonce_equal(&seen[i], &blob.window));
+        epw_import_close(import);
+    }
+    CHECK(!epw_nonce_equal(&seen[0], &seen[1]));
+    epw_window_destroy(a.window);
+    epw_window_destroy(again.window);
+    epw_window_destroy(b.window);
+}
+
 /* The child neither holds the lease nor can write, and knows itself to be another process. */
 static void a_forked_child_inherits_nothing(void) {
     other o = start_other();
-    end a = open_end(config_of(0));
+    end a = open_end(spec_of(0));
     answer got = {0};
-    command c = {.verb = 'e', .peer = 0, .config = config_of(1)};
+    command c = {.verb = 'e', .peer = 0, .own = spec_of(1)};
     got = ask(&o, c);
     epw_import *import = NULL;
     CHECK(epw_window_import(a.window, 1, got.blob, got.length, 5000 * MS, &import) == EPW_OK);
@@ -108,7 +164,7 @@ static void a_forked_child_inherits_nothing(void) {
 /* A holder that talks on, or says that it will say no more, may still write: only a closed connection ends a
  * lease. */
 static void talking_does_not_end_a_lease(void) {
-    end a = open_end(config_of(0));
+    end a = open_end(spec_of(0));
     export_to(&a, 1);
     epw_blob blob;
     int fd = connect_raw(&a, &blob);
@@ -126,7 +182,7 @@ static void talking_does_not_end_a_lease(void) {
 /* Who comes after a holder has closed is never refused, however soon: not because the server's thread is
  * late. */
 static void a_place_is_free_as_soon_as_its_holder_has_closed(void) {
-    end a = open_end(config_of(0)), b = open_end(config_of(1));
+    end a = open_end(spec_of(0)), b = open_end(spec_of(1));
     export_to(&a, 1);
     epw_blob blob;
     for (int round = 0; round < 300; round++) {
@@ -146,7 +202,7 @@ static void a_place_is_free_as_soon_as_its_holder_has_closed(void) {
 /* ---- of GPU memory ---- */
 
 static end open_gpu_end(uint32_t rank, uint32_t peer) {
-    end e = open_end(config_of(rank));
+    end e = open_end(spec_of(rank));
     export_to(&e, peer);
     pretend_gpu(e.blob, e.length, EPW_PATH_VMM);
     return e;
@@ -231,7 +287,7 @@ static void a_gpu_lease_ends_with_its_process(void) {
 
 /* What is seen of a process whose sockets have closed and whose GPU goes on. */
 static void a_gpu_lease_outlives_a_connection_closed_without_a_goodbye(void) {
-    end a = open_gpu_end(0, 1), b = open_end(config_of(1));
+    end a = open_gpu_end(0, 1), b = open_end(spec_of(1));
     other first = start_other(), second = start_other();
     CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
     ask(&first, (command){.verb = 'd'});
@@ -249,7 +305,7 @@ static void a_gpu_lease_outlives_a_connection_closed_without_a_goodbye(void) {
     ask_write(&first, 1, 1);
     CHECK(epw_window_base(a.window)[1] == 1);
 
-    /* The same process may shake hands again, but its goodbye is of the new connection alone. */
+    /* The same window may shake hands again, but its goodbye is of the new connection alone. */
     CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
     ask(&first, (command){.verb = 'c'});
     CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
@@ -295,7 +351,7 @@ static int mapped_windows(void) {
 static void memory_that_outlives_leases_is_destroyed_behind_the_last(void) {
     usleep(20000); /* a thread that has been joined may still be counted */
     int fds = open_fds(), running = threads();
-    end a = open_end(config_of(0));
+    end a = open_end(spec_of(0));
     other first = start_other(), second = start_other();
     export_to(&a, 1);
     end to_first = a;
@@ -315,7 +371,7 @@ static void memory_that_outlives_leases_is_destroyed_behind_the_last(void) {
     CHECK(base[2] == 2);
 
     /* Another window of this process comes and goes meanwhile. */
-    end b = open_end(config_of(0));
+    end b = open_end(spec_of(0));
     export_to(&b, 1);
     CHECK(ask_import(&first, 1, 0, &b).status == EPW_OK);
     epw_window_destroy(b.window);
@@ -336,7 +392,7 @@ static void old_kernels_fence_gpu_windows_too(void) {
         other exporter = start_other(), first = start_other(), second = start_other();
         CHECK(ask(&exporter, (command){.verb = 'o', .value = kernel}).status == EPW_OK);
         end a = {0};
-        answer got = ask(&exporter, (command){.verb = 'e', .peer = 1, .config = config_of(0)});
+        answer got = ask(&exporter, (command){.verb = 'e', .peer = 1, .own = spec_of(0)});
         CHECK(got.status == EPW_OK);
         a.length = got.length;
         memcpy(a.blob, got.blob, got.length);
@@ -347,7 +403,7 @@ static void old_kernels_fence_gpu_windows_too(void) {
         CHECK(ask(&exporter, (command){.verb = 'g', .peer = 1}).status == EPW_OK);
         got = ask_import(&first, 1, 0, &a);
         if (kernel == WITHOUT_PIDFD) {
-            CHECK(got.status == EPW_ERR_NO_PATH && strstr(got.error, "can not watch this one"));
+            CHECK(got.status == EPW_ERR_NO_PATH && strstr(got.error, "cannot watch this one"));
         } else {
             CHECK(got.status == EPW_OK);
             CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
@@ -365,7 +421,9 @@ int main(int argc, char **argv) {
     int ended = other_main(argc, argv);
     if (ended >= 0) return ended;
     a_place_is_granted_again_once_its_holder_is_dead();
-    the_same_process_may_shake_hands_again();
+    the_same_window_may_shake_hands_again();
+    a_second_window_of_a_process_waits_for_the_first();
+    an_import_names_the_incarnation_that_it_leads_to();
     a_forked_child_inherits_nothing();
     talking_does_not_end_a_lease();
     a_place_is_free_as_soon_as_its_holder_has_closed();

@@ -8,7 +8,7 @@
 /* ---- the window itself ---- */
 
 static void a_window_is_zeroed_and_page_aligned(void) {
-    end e = open_end(config_of(0));
+    end e = open_end(spec_of(0));
     unsigned char *base = epw_window_base(e.window);
     CHECK((uintptr_t)base % 4096 == 0);
     unsigned sum = 0;
@@ -22,16 +22,21 @@ static void a_window_is_zeroed_and_page_aligned(void) {
 }
 
 static void a_window_that_does_not_fit_is_an_error(void) {
-    epw_config config = config_of(0);
-    epw_window *window = NULL;
-    CHECK(epw_window_create(&config, 0, &window) == EPW_ERR_LIMIT);
-    CHECK(epw_window_create(&config, UINT64_MAX - 5, &window) == EPW_ERR_LIMIT);
-    CHECK(epw_window_create(&config, 1ull << 52, &window) == EPW_ERR_NO_MEMORY);
-    CHECK(!window);
+    static const struct {
+        uint64_t bytes;
+        epw_status wanted;
+    } sizes[] = {{0, EPW_ERR_LIMIT}, {UINT64_MAX - 5, EPW_ERR_LIMIT}, {1ull << 52, EPW_ERR_NO_MEMORY}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        spec of = spec_of(0);
+        of.bytes = sizes[i].bytes;
+        epw_window *window = NULL;
+        CHECK(create_window(&of, &window) == sizes[i].wanted);
+        CHECK(!window);
+    }
 }
 
 static void export_refuses_a_wrong_peer(void) {
-    end e = open_end(config_of(0));
+    end e = open_end(spec_of(0));
     CHECK(epw_window_export(e.window, 0, e.blob, &e.length) == EPW_ERR_INVALID);
     CHECK(epw_window_export(e.window, RANKS, e.blob, &e.length) == EPW_ERR_INVALID);
     epw_window_destroy(e.window);
@@ -40,7 +45,7 @@ static void export_refuses_a_wrong_peer(void) {
 /* ---- threads ---- */
 
 static void threads_use_the_very_same_memory(void) {
-    end a = open_end(config_of(0)), b = open_end(config_of(1));
+    end a = open_end(spec_of(0)), b = open_end(spec_of(1));
     export_to(&a, 1);
     epw_import *import = NULL;
     CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_OK);
@@ -58,9 +63,9 @@ static void threads_use_the_very_same_memory(void) {
 }
 
 static void paths_that_are_excluded_are_not_taken(void) {
-    epw_config config = config_of(1);
-    config.paths = EPW_PATH_SHM;
-    end a = open_end(config_of(0)), b = open_end(config);
+    spec of = spec_of(1);
+    of.paths = EPW_PATH_SHM;
+    end a = open_end(spec_of(0)), b = open_end(of);
     export_to(&a, 1);
     epw_import *import = NULL;
     CHECK(epw_window_import(b.window, 0, a.blob, a.length, 5000 * MS, &import) == EPW_OK);
@@ -70,8 +75,8 @@ static void paths_that_are_excluded_are_not_taken(void) {
     epw_import_close(import);
     epw_window_destroy(b.window);
 
-    config.paths = EPW_PATH_SELF;
-    b = open_end(config);
+    of.paths = EPW_PATH_SELF;
+    b = open_end(of);
     CHECK(epw_window_import(b.window, 0, a.blob, a.length, 5000 * MS, &import) == EPW_ERR_NO_PATH);
     CHECK(error_has("thread: excluded by config.paths; shm: excluded by config.paths"));
     epw_window_destroy(b.window);
@@ -79,7 +84,7 @@ static void paths_that_are_excluded_are_not_taken(void) {
 }
 
 static void other_hosts_are_told_apart(void) {
-    end a = open_end(config_of(0)), b = open_end(config_of(1));
+    end a = open_end(spec_of(0)), b = open_end(spec_of(1));
     export_to(&a, 1);
     epw_blob blob;
     epw_import *import = NULL;
@@ -115,7 +120,7 @@ static void *exchange_as_rank(void *argument) {
     exchange *x = m->all;
     size_t length = 0;
     epw_import *imports[MEMBERS] = {0};
-    end own = open_end(config_of(m->rank));
+    end own = open_end(spec_of(m->rank));
     for (uint32_t p = 0; p < MEMBERS; p++)
         if (p != m->rank) CHECK(epw_window_export(own.window, p, x->blobs[m->rank][p], &length) == EPW_OK);
     pthread_barrier_wait(&x->barrier);
@@ -149,7 +154,7 @@ static void many_threads_exchange_windows(void) {
 /* ---- processes ---- */
 
 static void processes_write_through_to_each_other(void) {
-    end a = open_end(config_of(0));
+    end a = open_end(spec_of(0));
     export_to(&a, 1);
     other o = start_other();
     answer got = ask_import(&o, 1, 0, &a);
@@ -178,7 +183,7 @@ static void processes_write_through_to_each_other(void) {
 
 static void a_destroyed_window_is_not_served(void) {
     other o = start_other();
-    end a = open_end(config_of(0)), keep = open_end(config_of(5));
+    end a = open_end(spec_of(0)), keep = open_end(spec_of(5));
     export_to(&a, 1);
     export_to(&keep, 1); /* keeps the server running */
     epw_window_destroy(a.window);
@@ -189,9 +194,9 @@ static void a_destroyed_window_is_not_served(void) {
 }
 
 static void a_peer_that_permits_no_shm_is_named(void) {
-    epw_config config = config_of(0);
-    config.paths = EPW_PATH_THREAD;
-    end a = open_end(config);
+    spec of = spec_of(0);
+    of.paths = EPW_PATH_THREAD;
+    end a = open_end(of);
     int before = threads();
     export_to(&a, 1);
     CHECK(threads() == before);
@@ -214,9 +219,9 @@ typedef struct importer {
 
 static void *import_as_rank(void *argument) {
     importer *m = argument;
-    epw_config config = config_of(m->rank);
-    config.paths = EPW_PATH_SHM;
-    end own = open_end(config);
+    spec of = spec_of(m->rank);
+    of.paths = EPW_PATH_SHM;
+    end own = open_end(of);
     for (int round = 0; round < 5; round++) {
         epw_import *import = NULL;
         CHECK(epw_window_import(own.window, 0, m->blob, m->length, 20000 * MS, &import) == EPW_OK);
@@ -231,7 +236,7 @@ static void many_import_at_once(void) {
     enum { COUNT = 64 };
     static importer importers[COUNT];
     pthread_t ids[COUNT];
-    end a = open_end(config_of(0));
+    end a = open_end(spec_of(0));
     for (uint32_t i = 0; i < COUNT; i++) {
         importers[i].rank = i + 1;
         CHECK(epw_window_export(a.window, i + 1, importers[i].blob, &importers[i].length) == EPW_OK);
@@ -245,15 +250,12 @@ static void many_import_at_once(void) {
 static void many_processes_import_at_once(void) {
     enum { COUNT = 16 };
     other others[COUNT];
-    end a = open_end(config_of(0));
+    end a = open_end(spec_of(0));
     for (int i = 0; i < COUNT; i++) others[i] = start_other();
     for (uint32_t i = 0; i < COUNT; i++) {
         export_to(&a, i + 1);
-        command c = {.verb = 'i',
-                     .peer = 0,
-                     .deadline_ns = 20000 * MS,
-                     .config = config_of(i + 1),
-                     .length = a.length};
+        command c = {
+            .verb = 'i', .peer = 0, .deadline_ns = 20000 * MS, .own = spec_of(i + 1), .length = a.length};
         memcpy(c.blob, a.blob, a.length);
         CHECK(send(others[i].fd, &c, sizeof c, MSG_NOSIGNAL) == (ssize_t)sizeof c);
     }
@@ -266,7 +268,7 @@ static void many_processes_import_at_once(void) {
 }
 
 static void the_server_ends_with_the_last_window(void) {
-    end a = open_end(config_of(0)), b = open_end(config_of(1));
+    end a = open_end(spec_of(0)), b = open_end(spec_of(1));
     int before = threads(), fds = open_fds();
     export_to(&a, 1);
     CHECK(threads() == before + 1);
@@ -282,10 +284,10 @@ static void the_server_ends_with_the_last_window(void) {
 
 static void a_thousand_cycles_leak_no_descriptor(void) {
     int before = open_fds();
-    epw_config config = config_of(1);
+    spec of = spec_of(1);
     for (int i = 0; i < 1000; i++) {
-        config.paths = i % 2 ? EPW_PATH_SHM : EPW_PATH_ALL;
-        end a = open_end(config_of(0)), b = open_end(config);
+        of.paths = i % 2 ? EPW_PATH_SHM : EPW_PATH_ALL;
+        end a = open_end(spec_of(0)), b = open_end(of);
         export_to(&a, 1);
         epw_import *import = NULL;
         CHECK(epw_window_import(b.window, 0, a.blob, a.length, 5000 * MS, &import) == EPW_OK);

@@ -17,15 +17,39 @@ enum { WINDOW_BYTES = 1 << 20, RANKS = 80 };
 
 static const epw_where here = {"test", -1, -1};
 
-static inline epw_config config_of(uint32_t rank) {
-    epw_config config = EPW_CONFIG_INIT;
-    config.rank = rank;
-    config.ranks = RANKS;
-    config.max_tokens = 128;
-    config.hidden = 7168;
-    config.experts = 4 * RANKS;
-    config.topk = 8;
-    return config;
+enum { TERMS = 3 };
+
+static const char *const term_names[TERMS] = {"tokens", "width", "patience"};
+
+/* What a window is made of: plain bytes, which can be told to another process. */
+typedef struct spec {
+    uint32_t rank, ranks;
+    int32_t device;
+    uint32_t paths;
+    uint64_t bytes;
+    uint64_t terms[TERMS];
+} spec;
+
+static inline spec spec_of(uint32_t rank) {
+    return (spec){.rank = rank,
+                  .ranks = RANKS,
+                  .device = EPW_DEVICE_HOST,
+                  .paths = EPW_PATH_ALL,
+                  .bytes = WINDOW_BYTES,
+                  .terms = {128, 7168, 10000000000u}};
+}
+
+static inline epw_status create_window(const spec *of, epw_window **out) {
+    epw_term terms[TERMS];
+    for (int i = 0; i < TERMS; i++) terms[i] = (epw_term){term_names[i], of->terms[i]};
+    epw_window_options options = {.rank = of->rank,
+                                  .ranks = of->ranks,
+                                  .device = of->device,
+                                  .paths = of->paths,
+                                  .bytes = of->bytes,
+                                  .terms = terms,
+                                  .term_count = TERMS};
+    return epw_window_create(&options, out);
 }
 
 /* A rank's window and the last blob made of it. */
@@ -35,9 +59,9 @@ typedef struct end {
     size_t length;
 } end;
 
-static inline end open_end(epw_config config) {
+static inline end open_end(spec of) {
     end e = {0};
-    CHECK(epw_window_create(&config, WINDOW_BYTES, &e.window) == EPW_OK);
+    CHECK_OK(create_window(&of, &e.window));
     return e;
 }
 

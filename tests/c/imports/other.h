@@ -26,7 +26,7 @@ typedef struct command {
     uint32_t value; /* written, or the user id, or one of the kernels below */
     uint64_t offset;
     uint64_t deadline_ns;
-    epw_config config; /* of the process's own window */
+    spec own; /* of the process's own window */
     size_t length;
     unsigned char blob[EPW_BLOB_MAX];
 } command;
@@ -111,7 +111,7 @@ static inline epw_status become_old(uint32_t kernel) {
 
 static inline void obey(const command *c, epw_window **own, epw_import **import, answer *a) {
     epw_blob blob;
-    if (!*own && c->config.size) a->status = epw_window_create(&c->config, WINDOW_BYTES, own);
+    if (!*own && c->own.ranks) a->status = create_window(&c->own, own);
     if (a->status) return;
     switch (c->verb) {
     case 'i':
@@ -199,7 +199,7 @@ static inline answer ask(const other *o, command c) {
 
 static inline answer ask_import(const other *o, uint32_t rank, uint32_t peer, const end *e) {
     command c = {
-        .verb = 'i', .peer = peer, .deadline_ns = 5000 * MS, .config = config_of(rank), .length = e->length};
+        .verb = 'i', .peer = peer, .deadline_ns = 5000 * MS, .own = spec_of(rank), .length = e->length};
     memcpy(c.blob, e->blob, e->length);
     return ask(o, c);
 }

@@ -13,7 +13,7 @@ use libfuzzer_sys::fuzz_target;
 #[derive(Arbitrary, Debug)]
 enum Packet<'a> {
     Bytes(&'a [u8]),
-    Request { rank: u32, pid: u32, process: [u8; 16], cut: Option<u8>, more: &'a [u8] },
+    Request { rank: u32, pid: u32, process: [u8; 16], holder: [u8; 16], cut: Option<u8>, more: &'a [u8] },
 }
 
 thread_local! {
@@ -38,7 +38,10 @@ fuzz_target!(|packets: [Packet; 2]| {
                     assert_eq!(memory, entitled, "{reply:?} to {packet:?}");
                     assert_eq!(reply[0], 0x5257_5045, "not a reply");
                     assert_eq!(reply[1] == GRANTED, entitled, "{reply:?} to {packet:?}");
-                    assert!(reply[1] != FENCED, "{reply:?}: an earlier lease goes on");
+                    assert!(
+                        reply[1] != FENCED && reply[1] != FENCED_WITHIN,
+                        "{reply:?}: an earlier lease goes on"
+                    );
                     answered = true;
                 }
                 None => break,
@@ -49,15 +52,16 @@ fuzz_target!(|packets: [Packet; 2]| {
 
 const GRANTED: u32 = 0;
 const FENCED: u32 = 3;
-const REQUEST_BYTES: usize = 44;
+const FENCED_WITHIN: u32 = 6;
+const REQUEST_BYTES: usize = 60;
 
 impl Packet<'_> {
     fn bytes(&self, window: &[u8]) -> Vec<u8> {
         match self {
             Self::Bytes(bytes) => bytes.to_vec(),
-            Self::Request { rank, pid, process, cut, more } => {
+            Self::Request { rank, pid, process, holder, cut, more } => {
                 let numbers = [0x5157_5045, *rank, *pid].map(u32::to_ne_bytes).concat();
-                let mut request = [&numbers[..], process, window].concat();
+                let mut request = [&numbers[..], process, holder, window].concat();
                 assert_eq!(request.len(), REQUEST_BYTES);
                 request.truncate(cut.map_or(REQUEST_BYTES, usize::from));
                 request.extend_from_slice(more);
