@@ -16,6 +16,17 @@ static inline void epw_stream_fence(void) {
 #endif
 }
 
+/* Between a store and the look whether its reader has been told, and between being told and the look for what
+ * was stored.
+ *
+ * The two observers: a rank that writes to a peer's window, and skips telling the peer's host while an
+ * earlier notice lies unread; and that host, which takes the notice and then loads. Without a full fence on
+ * both sides each may miss what the other has done: acquire and release do not order a store before a later
+ * load. */
+static inline void epw_notice_fence(void) {
+    __sync_synchronize();
+}
+
 /* In a polling loop: tells the core that this thread only waits, so that a sibling thread gets its issue
  * slots. Orders nothing. */
 static inline void epw_cpu_relax(void) {

@@ -95,6 +95,10 @@ void epw_pool_destroy(epw_pool *pool) {
     free(pool);
 }
 
+void epw_pool_abandon(epw_pool *pool) {
+    free(pool);
+}
+
 void epw_pool_run(epw_pool *pool, epw_pool_fn fn, void *context, uint32_t items) {
     if (items == 0) return;
     pthread_mutex_lock(&pool->turn);

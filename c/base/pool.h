@@ -12,6 +12,9 @@ typedef void (*epw_pool_fn)(void *context, uint32_t item, uint32_t thread);
 epw_status epw_pool_create(uint32_t rank, uint32_t threads, epw_pool **out);
 void epw_pool_destroy(epw_pool *pool);
 
+/* In a fork's child, where no worker runs: gives the memory back. NULL is allowed. */
+void epw_pool_abandon(epw_pool *pool);
+
 /* Runs fn for every item in [0, items), in any order, on all threads; returns when all have ended and their
  * stores, streaming ones included, are visible to the caller and to whoever the caller signals next. Callers
  * take turns. */

@@ -1,10 +1,11 @@
-/* What carries a buffer's calls out: host threads (host.c) or kernels on a GPU (gpu.c, gpu_call.c). The
- * public calls check what is the same for both, find the lane, and go through this table. */
+/* What carries a buffer's calls out: host threads (host/) or kernels on a GPU (gpu/). The public calls check
+ * what is the same for both, find the lane, and go through this table. */
 #ifndef EPW_EP_ENGINE_H
 #define EPW_EP_ENGINE_H
 
 #include "ep/plan.h"
 #include "epwire.h"
+#include "peer/table.h"
 
 #include <stdbool.h>
 
@@ -23,20 +24,18 @@ typedef struct epw_engine {
     /* Undoes open, also one that failed half-way. */
     void (*close)(epw_buffer *b);
 
+    /* Instead of leave and close in a forked child: frees memory of this process. There are no threads to
+     * join, windows are not mapped, locks may be held for ever, and a GPU cannot be used. */
+    void (*abandon)(epw_buffer *b);
+
     /* ---- peers and membership: with all lanes locked ---- */
 
-    /* `window` is where the peer's window is mapped from now on: lanes may be held, but not by operations
-     * that the peer has part in. NULL: it is about to be unmapped, and no lane is held. */
-    epw_status (*reach)(epw_buffer *b, uint32_t peer, unsigned char *window);
-
-    /* Waits, with no lane locked, until what the calls have enqueued has run, so that set_active and reach
-     * find it so. NULL: nothing is ever enqueued. */
+    /* See epw_peers_user. NULL: nothing is ever enqueued. With no lane locked. */
     epw_status (*quiesce)(epw_buffer *b, epw_where where);
 
-    /* No lane is held. Clears suspects and begins the epoch on every lane and at every member. */
-    epw_status (*set_active)(epw_buffer *b, const epw_mask *active, uint32_t epoch);
-
-    /* Peers given up in this epoch. Also with no lock held. */
+    epw_status (*part)(epw_buffer *b, uint32_t peer, epw_where where);
+    epw_status (*reach)(epw_buffer *b, uint32_t peer, const epw_route *route, epw_where where); /* or NULL */
+    epw_status (*begin_epoch)(epw_buffer *b, const epw_mask *active, uint32_t epoch, epw_where where);
     epw_mask (*suspects)(const epw_buffer *b);
 
     /* ---- operations: with the lane locked, which they unlock; arguments have passed the checks that do not
@@ -66,10 +65,11 @@ typedef struct epw_engine {
 } epw_engine;
 
 extern const epw_engine epw_engine_host;
+
+/* Memory that a buffer takes beside its window, for the plan. */
+uint64_t epw_host_private_bytes(const epw_config *config, const epw_layout *layout);
 #ifdef EPW_CUDA
 extern const epw_engine epw_engine_gpu;
-
-/* Device memory that a buffer takes beside its window. */
 uint64_t epw_gpu_private_bytes(const epw_config *config);
 #endif
 

@@ -271,6 +271,11 @@ static void gpu_close(epw_buffer *b) {
     b->gpu = NULL;
 }
 
+/* What is CUDA's is left to CUDA, which does not work here. */
+static void gpu_abandon(epw_buffer *b) {
+    free(b->gpu);
+}
+
 /* ---- peers and membership ---- */
 
 /* Writes the peer's window into the peer table of every lane. */
@@ -339,6 +344,7 @@ const epw_engine epw_engine_gpu = {
     .open = gpu_open,
     .leave = gpu_leave,
     .close = gpu_close,
+    .abandon = gpu_abandon,
     .reach = gpu_reach,
     .quiesce = gpu_quiesce,
     .set_active = gpu_set_active,

@@ -1,304 +1,613 @@
-/* A lane: its memory, its stages, and the calls that work on any of them. */
-#include "ep/internal.h"
+/* See lane.h. */
+#include "ep/lane.h"
 
-#include "base/status.h"
+#include "base/bits.h"
 
-/* ---- memory ---- */
+/* How long sending waits for the permissions of all peers, so that it reads each token once, before it begins
+ * with those that it has. */
+#define SEND_GRACE_NS   UINT64_C(1000000)
 
-/* Takes `bytes` of the arena: an address in it, or only the sum where there is no arena yet. */
-static void *take(unsigned char *arena, uint64_t *used, uint64_t bytes) {
-    void *at = arena ? arena + *used : NULL;
-    *used += epw_align(bytes, 64);
-    return at;
+#define FOR_PEERS(p, m) for (epw_lane_peer *p = (m)->peers, *end_ = p + (m)->ranks; p < end_; p++)
+
+static uint32_t rank_of(const epw_machine *m, const epw_lane_peer *p) {
+    return (uint32_t)(p - m->peers);
 }
 
-uint64_t epw_lane_carve(const epw_config *c, epw_lane *lane, void *arena) {
-    uint64_t used = 0;
-    uint64_t entries = (uint64_t)c->max_tokens * c->topk, local = c->experts / c->ranks;
-    uint64_t rows = (uint64_t)c->ranks * c->max_tokens;
-    lane->ids = take(arena, &used, entries * sizeof(int32_t));
-    lane->weights = take(arena, &used, entries * sizeof(float));
-    lane->sent_row = take(arena, &used, entries * sizeof(uint32_t));
-    lane->sent_index = take(arena, &used, entries * sizeof(uint32_t));
-    lane->sent_counts = take(arena, &used, c->experts * sizeof(uint32_t));
-    lane->sent = take(arena, &used, c->ranks * sizeof(uint32_t));
-    lane->received = take(arena, &used, c->ranks * sizeof(uint32_t));
-    lane->first_row = take(arena, &used, local * sizeof(uint32_t));
-    lane->expert_fill = take(arena, &used, local * sizeof(uint32_t));
-    lane->row_token = take(arena, &used, rows * sizeof(uint32_t));
-    lane->places = take(arena, &used, rows * c->topk * sizeof(epw_place));
-    lane->wait.clock = take(arena, &used, c->ranks * sizeof(uint64_t));
-    lane->wait.heard = take(arena, &used, (uint64_t)c->ranks * EPW_MAX_LANES * sizeof(uint64_t));
-    return used;
+/* ---- words to be posted ---- */
+
+static void add_post(epw_machine *m, epw_lane_peer *p, uint8_t post) {
+    if (p->posts == 0 && m->posts++ == 0) m->post_at = rank_of(m, p);
+    p->posts |= post;
 }
 
-/* ---- stages ---- */
+static void drop_posts(epw_machine *m, epw_lane_peer *p) {
+    if (p->posts != 0) m->posts--;
+    p->posts = 0;
+}
 
-static epw_status step(epw_buffer *b, epw_lane *lane) {
-    epw_status status = EPW_OK;
-    if (lane->paying) status = epw_debt_step(b, lane);
-    if (status != EPW_OK) return status;
-    if (lane->stage == EPW_STAGE_SENDING) {
-        if (!lane->waiting) epw_wait_begin(b, lane, lane->deadline_ns);
-        status = epw_dispatch_send_step(b, lane);
-        if (status != EPW_OK) return status;
-        epw_wait_end(b, lane);
-        lane->stage = EPW_STAGE_SENT;
-        if (lane->receive_too) epw_dispatch_begin_receiving(b, lane, &lane->dispatch_output);
+/* What the peer's next word is. The order is that of what they say: a farewell comes behind everything. */
+static uint8_t first_post(const epw_lane_peer *p) {
+    return p->posts & (uint8_t)-p->posts;
+}
+
+static epw_decision post_of(const epw_machine *m, const epw_lane_peer *p, uint8_t post) {
+    epw_decision d = {.act = EPW_ACT_POST, .peer = rank_of(m, p), .incarnation = p->incarnation};
+    switch (post) {
+    case EPW_POST_EPOCH:
+        d.word = EPW_WORD_EPOCH;
+        d.value = epw_word(m->epoch, 0, 0);
+        break;
+    case EPW_POST_DISPATCH:
+        d.word = EPW_WORD_DISPATCH;
+        d.value = epw_word(m->epoch, m->op, p->sent);
+        break;
+    case EPW_POST_COMBINE:
+        d.word = EPW_WORD_COMBINE;
+        d.value = epw_word(m->epoch, m->op,
+                           p->received | (m->mode == EPW_COMBINE_ORDERED ? EPW_ANSWER_ORDERED : 0));
+        break;
+    case EPW_POST_DEBT_DISPATCH:
+        d.word = EPW_WORD_DISPATCH;
+        d.value = epw_word(m->epoch, m->debt_op, 0);
+        break;
+    case EPW_POST_DEBT_COMBINE:
+        d.word = EPW_WORD_COMBINE;
+        d.value = epw_word(m->epoch, m->debt_op, 0);
+        break;
+    case EPW_POST_BEACON:
+        d.word = EPW_WORD_BEACON;
+        d.value = epw_word(m->epoch, m->beacon, m->said);
+        break;
+    default:
+        d.word = EPW_WORD_DROPPED;
+        d.value = epw_word(m->epoch, 0, 0);
     }
-    if (lane->stage == EPW_STAGE_RECEIVING) {
-        if (!lane->waiting) epw_wait_begin(b, lane, lane->deadline_ns);
-        status = epw_dispatch_receive_step(b, lane);
-        if (status != EPW_OK) return status;
-        epw_wait_end(b, lane);
-        lane->stage = EPW_STAGE_DISPATCHED;
-    }
-    if (lane->stage == EPW_STAGE_COLLECTING) {
-        if (!lane->waiting) epw_wait_begin(b, lane, lane->deadline_ns);
-        status = epw_combine_receive_step(b, lane);
-        if (status != EPW_OK) return status;
-        epw_wait_end(b, lane);
-        lane->stage = EPW_STAGE_FREE;
-    }
-    return EPW_OK;
+    return d;
 }
 
-static void fill_outcome(const epw_lane *lane, epw_outcome *outcome) {
-    if (outcome == NULL) return;
-    outcome->missing = lane->missing;
-    outcome->degraded = !epw_mask_empty(&lane->missing);
-    outcome->record = lane->record;
+bool epw_lane_post(epw_machine *m, epw_decision *post) {
+    if (m->posts == 0) return false;
+    epw_lane_peer *p = &m->peers[m->post_at];
+    while (p->posts == 0) {
+        m->post_at = m->post_at + 1 < m->ranks ? m->post_at + 1 : 0;
+        p = &m->peers[m->post_at];
+    }
+    uint8_t first = first_post(p);
+    *post = post_of(m, p, first);
+    p->posts &= (uint8_t)~first;
+    if (p->posts == 0 && --m->posts == 0) m->post_at = 0;
+    return true;
 }
 
-epw_status epw_lane_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
-    uint64_t generation = lane->generation;
-    epw_status status = step(b, lane);
-    while (status == EPW_PENDING && !lane->nonblocking) {
-        pthread_mutex_unlock(&lane->lock);
-        epw_wait_sleep(b, lane, UINT64_MAX);
-        pthread_mutex_lock(&lane->lock);
-        if (lane->generation != generation || lane->stage == EPW_STAGE_FREE) {
-            status = epw_fail(EPW_ERR_STATE, epw_at(b, "wait"), "the handle was released by another thread");
-        } else {
-            status = step(b, lane);
+/* ---- waits ---- */
+
+/* A beacon to every member that may still wait for this rank. */
+static void post_beacon(epw_machine *m, uint32_t said, uint64_t now) {
+    m->beacon = epw_next_op(m->beacon);
+    m->said = said;
+    m->spoke = now;
+    FOR_PEERS(p, m) {
+        if (p->member && !p->suspected && rank_of(m, p) != m->rank) add_post(m, p, EPW_POST_BEACON);
+    }
+}
+
+/* This rank waits no longer. Peers that have heard that it does hear of it; so do they if their words went
+ * out at different times, for some may count from the first of them. */
+static void end_wait(epw_machine *m, bool spread, uint64_t now) {
+    m->wait.running = false;
+    if (m->paying || !(m->beaconed || spread)) return;
+    post_beacon(m, epw_beacon_value(EPW_BEACON_NONE, 0), now);
+    m->beaconed = false;
+}
+
+static void begin_wait(epw_machine *m, uint64_t now) {
+    epw_wait_begin(&m->wait, now, m->deadline_ns);
+    m->copies = false;
+    m->waited_till = now;
+    FOR_PEERS(p, m) epw_clock_start(&p->clock, now);
+}
+
+/* When the time of a peer that is awaited is over: a debt and the call that waits behind it have each their
+ * deadline. */
+static uint64_t expiry(const epw_machine *m, const epw_lane_peer *p) {
+    uint64_t until = UINT64_MAX;
+    if (m->paying) until = epw_clock_expiry(&p->debt_clock, &m->debt_wait, m->group_ns);
+    if (m->wait.running && (p->part & EPW_PART_AWAITED)) {
+        uint64_t own = epw_clock_expiry(&p->clock, &m->wait, m->group_ns);
+        if (own < until) until = own;
+    }
+    return until;
+}
+
+/* ---- losses ---- */
+
+static void record(epw_machine *m, const epw_lane_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,
+                   uint64_t seen, uint64_t now) {
+    if (m->record.cause != EPW_CAUSE_NONE) return;
+    uint32_t waiting = 0;
+    FOR_PEERS(other, m) waiting += (other->part & EPW_PART_AWAITED) != 0;
+    m->record = (epw_error_record){.phase = phase,
+                                   .cause = cause,
+                                   .rank = m->rank,
+                                   .peer = rank_of(m, p),
+                                   .lane = m->lane,
+                                   .epoch = m->epoch,
+                                   .op = m->op,
+                                   .waiting = waiting,
+                                   .expected = expected,
+                                   .seen = seen,
+                                   .elapsed_ns = m->wait.running ? now - m->wait.began : 0,
+                                   .deadline_ns = m->deadline_ns};
+}
+
+/* The peer is a suspect from now on: it gets no word but DROPPED. */
+static void suspect(epw_machine *m, epw_lane_peer *p) {
+    if (!p->suspected) drop_posts(m, p);
+    p->suspected = true;
+    p->owed = 0;
+    if (p->told) return;
+    p->told = true;
+    add_post(m, p, EPW_POST_DROPPED);
+}
+
+/* The peer has no further part in the operation. */
+static void lose(epw_machine *m, epw_lane_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,
+                 uint64_t seen, uint64_t now) {
+    if (p->part & EPW_PART_AWAITED) {
+        record(m, p, phase, cause, expected, seen, now);
+        p->part |= EPW_PART_MISSING;
+        p->waited_ns = m->waited_till - m->wait.began;
+    }
+    p->part &= (uint8_t) ~(EPW_PART_AWAITED | EPW_PART_READY);
+}
+
+void epw_lane_hear_suspect(epw_machine *m, uint32_t peer) {
+    epw_lane_peer *p = &m->peers[peer];
+    if (p->member && !p->suspected) suspect(m, p);
+}
+
+void epw_lane_part_with(epw_machine *m, uint32_t peer) {
+    epw_lane_peer *p = &m->peers[peer];
+    p->owed = 0;
+    if (p->member) suspect(m, p);
+}
+
+/* ---- membership ---- */
+
+void epw_lane_init(epw_machine *m) {
+    FOR_PEERS(p, m) *p = (epw_lane_peer){.clock.named = EPW_BEACON_NONE};
+    m->stage = EPW_STAGE_FREE;
+}
+
+void epw_lane_begin_epoch(epw_machine *m, uint32_t epoch, const uint64_t *incarnations,
+                          const epw_mask *members, uint64_t now) {
+    m->epoch = epoch;
+    m->op = m->debt_op = m->debt_more = 0;
+    m->wrapped = m->paying = m->wait.running = m->beaconed = false;
+    m->posts = m->post_at = 0;
+    m->spoke = now;
+    FOR_PEERS(p, m) {
+        uint32_t peer = rank_of(m, p);
+        *p = (epw_lane_peer){.incarnation = incarnations[peer],
+                             .member = incarnations[peer] != 0 && epw_mask_has(members, peer),
+                             .clock.named = EPW_BEACON_NONE};
+        if (p->incarnation != 0) add_post(m, p, EPW_POST_EPOCH);
+    }
+}
+
+/* ---- calls ---- */
+
+void epw_lane_begin_dispatch(epw_machine *m, uint64_t deadline_ns, bool receives, uint64_t now) {
+    m->first = m->op == 0 && !m->wrapped;
+    m->op = epw_next_op(m->op);
+    if (m->op == 0) m->wrapped = true;
+    m->deadline_ns = deadline_ns;
+    m->receives = receives;
+    m->next = 0;
+    m->record = (epw_error_record){0};
+    FOR_PEERS(p, m) {
+        p->part = p->member && !p->suspected ? EPW_PART_AWAITED : p->member ? EPW_PART_MISSING : 0;
+        p->sent = p->received = 0;
+        p->waited_ns = 0;
+    }
+    FOR_PEERS(p, m) {
+        if (p->part == EPW_PART_MISSING) {
+            record(m, p, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_SUSPECTED, 0, 0, now);
+            break;
         }
     }
-    if (status == EPW_OK) fill_outcome(lane, outcome);
-    pthread_mutex_unlock(&lane->lock);
-    return status;
+    m->stage = EPW_STAGE_SENDING;
+    begin_wait(m, now);
 }
 
-epw_status epw_outcome_check(const epw_buffer *b, const char *op, const epw_outcome *outcome) {
-    if (outcome == NULL || outcome->size == sizeof *outcome) return EPW_OK;
-    return epw_fail(EPW_ERR_INVALID, epw_at(b, op),
-                    "outcome.size is %u, this library's is %zu: use EPW_OUTCOME_INIT", outcome->size,
-                    sizeof *outcome);
+/* The wait of a receiving half, for all who take part in it. */
+static void begin_receiving_wait(epw_machine *m, uint8_t who, uint64_t now) {
+    if (m->wait.running) return; /* epw_lane_begin_wait has done so */
+    FOR_PEERS(p, m) {
+        bool awaited = who ? (p->part & who) != 0 : p->member && !(p->part & EPW_PART_MISSING);
+        if (awaited) p->part |= EPW_PART_AWAITED;
+        p->waited_ns = 0;
+    }
+    begin_wait(m, now);
 }
 
-void epw_lane_take(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in, const epw_row_format *format,
-                   epw_handle *handle) {
-    uint32_t index = epw_lane_index(b, lane);
-    lane->first = lane->op == 0 && !lane->wrapped;
-    lane->op = epw_next_op(lane->op);
-    if (lane->op == 0) lane->wrapped = true;
-    lane->generation = atomic_fetch_add_explicit(&b->generation, 1, memory_order_relaxed) + 1;
-    *handle = lane->generation << 1 | index;
-    if (in->lane < 0)
-        atomic_store_explicit(&b->next_lane, (index + 1) % b->config.lanes, memory_order_relaxed);
-    lane->input = *in;
-    lane->format = *format;
-    lane->layout = in->layout;
-    lane->tokens = in->tokens;
-    lane->topk = in->topk;
-    lane->deadline_ns = in->deadline_ns ? in->deadline_ns : b->config.deadline_ns;
+void epw_lane_begin_wait(epw_machine *m, uint64_t now) {
+    if (m->stage == EPW_STAGE_SENT) begin_receiving_wait(m, 0, now);
+    if (m->stage == EPW_STAGE_ANSWERED) begin_receiving_wait(m, EPW_PART_PRESENT, now);
 }
 
-/* ---- calls on any stage ---- */
+void epw_lane_begin_receive(epw_machine *m, uint64_t now) {
+    begin_receiving_wait(m, 0, now);
+    m->next = 0;
+    m->stage = EPW_STAGE_RECEIVING;
+}
 
-static const char *stage_text(epw_stage stage) {
-    switch (stage) {
+void epw_lane_begin_combine(epw_machine *m, uint64_t deadline_ns, uint32_t mode, bool receives,
+                            uint64_t now) {
+    (void)now;
+    m->deadline_ns = deadline_ns;
+    m->mode = mode;
+    m->receives = receives;
+    m->next = 0;
+    m->stage = EPW_STAGE_ANSWERING;
+}
+
+void epw_lane_begin_collect(epw_machine *m, uint64_t now) {
+    begin_receiving_wait(m, EPW_PART_PRESENT, now);
+    m->stage = EPW_STAGE_COLLECTING;
+}
+
+/* ---- giving up ---- */
+
+/* Everybody is owed both words for operation `op`. */
+static void owe_all(epw_machine *m, uint32_t op, bool first, uint64_t deadline_ns, uint64_t now) {
+    m->debt_op = op;
+    m->debt_first = first;
+    epw_wait_begin(&m->debt_wait, now, deadline_ns);
+    FOR_PEERS(p, m) {
+        p->owed = p->member && !p->suspected ? EPW_OWED_ROWS | EPW_OWED_ANSWER : 0;
+        epw_clock_start(&p->debt_clock, now);
+    }
+    m->paying = true;
+}
+
+void epw_lane_give_up(epw_machine *m, uint64_t now) {
+    epw_stage stage = m->stage;
+    bool waiting = m->wait.running;
+    uint64_t began = m->wait.began;
+    m->stage = EPW_STAGE_FREE;
+    if (stage == EPW_STAGE_FREE) return;
+    if (m->paying) {
+        /* The operation waited for an older one to be paid: it has sent nothing to anybody. */
+        m->debt_more++;
+        if (m->deadline_ns > m->debt_more_ns) m->debt_more_ns = m->deadline_ns;
+        m->wait.running = false;
+        FOR_PEERS(p, m) p->part &= (uint8_t)~EPW_PART_AWAITED;
+        return;
+    }
+    if (stage == EPW_STAGE_ANSWERED || stage == EPW_STAGE_COLLECTING) {
+        end_wait(m, false, now);
+        return;
+    }
+    owe_all(m, m->op, m->first, m->deadline_ns, now);
+    if (waiting) m->debt_wait.began = began;
+    m->wait.running = false; /* the debt waits on, and so do its beacons */
+    FOR_PEERS(p, m) {
+        bool awaited = waiting && (p->part & EPW_PART_AWAITED);
+        /* Who waited for a dead peer and goes on to wait for it must not take longer than others allow it. */
+        if (awaited) p->debt_clock = p->clock;
+        if ((p->part & EPW_PART_MISSING) && !(p->part & EPW_PART_PRESENT)) p->owed = 0;
+        if (stage != EPW_STAGE_SENDING || !awaited) p->owed &= EPW_OWED_ANSWER;
+        p->part &= (uint8_t) ~(EPW_PART_AWAITED | EPW_PART_READY);
+    }
+}
+
+/* Nothing is owed any more: goes on to the next operation that was given up, if there is one. */
+static void settle_debt(epw_machine *m, uint64_t now) {
+    m->paying = false;
+    if (m->debt_more > 0) {
+        m->debt_more--;
+        uint64_t deadline_ns = m->debt_more_ns;
+        if (m->debt_more == 0) m->debt_more_ns = 0;
+        owe_all(m, epw_next_op(m->debt_op), false, deadline_ns, now);
+    } else if (!m->wait.running) {
+        end_wait(m, false, now);
+    }
+}
+
+/* ---- looking ---- */
+
+static uint32_t permission_word(bool first) {
+    return first ? EPW_WORD_EPOCH : EPW_WORD_COMBINE;
+}
+
+void epw_lane_begin_step(epw_machine *m) {
+    m->copies = false;
+}
+
+bool epw_lane_awaits(const epw_machine *m, uint32_t peer, uint32_t *word) {
+    const epw_lane_peer *p = &m->peers[peer];
+    if (m->paying) {
+        *word = p->owed & EPW_OWED_ROWS ? permission_word(m->debt_first) : EPW_WORD_DISPATCH;
+        return p->owed != 0;
+    }
+    if (!m->wait.running || !(p->part & EPW_PART_AWAITED)) return false;
+    switch (m->stage) {
     case EPW_STAGE_SENDING:
-        return "its dispatch is still sending";
+        *word = permission_word(m->first);
+        return !(p->part & EPW_PART_READY);
     case EPW_STAGE_SENT:
-        return "its dispatch has not been received";
     case EPW_STAGE_RECEIVING:
-        return "its dispatch is still receiving";
-    case EPW_STAGE_DISPATCHED:
-        return "its dispatch has been received, combine comes next";
+        *word = EPW_WORD_DISPATCH;
+        return true;
     case EPW_STAGE_ANSWERED:
-        return "its combine has sent but not received";
     case EPW_STAGE_COLLECTING:
-        return "its combine is still receiving";
+        *word = EPW_WORD_COMBINE;
+        return true;
     default:
-        return "it is free";
+        return false;
     }
 }
 
-epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_stage stage, epw_lane **out) {
-    if (b == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "buffer is NULL");
-    uint32_t index = (uint32_t)(handle & 1);
-    epw_lane *lane = &b->lanes[index];
-    if (index >= b->config.lanes)
-        return epw_fail(EPW_ERR_INVALID, epw_at(b, op), "not a handle of this buffer");
-    pthread_mutex_lock(&lane->lock);
-    epw_status status = EPW_OK;
-    if (lane->stage == EPW_STAGE_FREE || lane->generation != handle >> 1) {
-        status = epw_fail(EPW_ERR_STATE, epw_at(b, op),
-                          "the handle has been consumed, or is not one of this buffer");
-    } else if (stage != EPW_STAGE_ANY && lane->stage != stage) {
-        status = epw_fail(EPW_ERR_STATE, epw_at(b, op), "not possible with this handle now: %s",
-                          stage_text(lane->stage));
-    }
-    if (status != EPW_OK) {
-        pthread_mutex_unlock(&lane->lock);
-        return status;
-    }
-    *out = lane;
-    return EPW_OK;
+/* Is the answer whole, and of the mode that this rank expects? */
+static uint32_t answer_cause(const epw_machine *m, const epw_lane_peer *p, uint32_t value) {
+    uint32_t rows = m->ordered ? value & ~EPW_ANSWER_ORDERED : value;
+    if (rows != p->sent) return rows < p->sent ? EPW_CAUSE_PARTIAL : EPW_CAUSE_FORMAT;
+    bool ordered = m->ordered && (value & EPW_ANSWER_ORDERED);
+    return rows == 0 || ordered == (m->mode == EPW_COMBINE_ORDERED) ? EPW_CAUSE_NONE : EPW_CAUSE_FORMAT;
 }
 
-static bool running(epw_stage stage) {
-    return stage == EPW_STAGE_SENDING || stage == EPW_STAGE_RECEIVING || stage == EPW_STAGE_COLLECTING;
+static void pay(epw_machine *m, epw_lane_peer *p) {
+    bool rows = p->owed & EPW_OWED_ROWS;
+    p->owed &= rows ? EPW_OWED_ANSWER : 0;
+    add_post(m, p, rows ? EPW_POST_DEBT_DISPATCH : EPW_POST_DEBT_COMBINE);
 }
 
-epw_status epw_host_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
-    epw_lane *lane = NULL;
-    epw_status status = epw_lane_find(b, "poll", handle, EPW_STAGE_ANY, &lane);
-    if (status != EPW_OK) return status;
-    status = epw_outcome_check(b, "poll", outcome);
-    if (status == EPW_OK && !running(lane->stage)) {
-        status = epw_fail(EPW_ERR_STATE, epw_at(b, "poll"), "no operation runs: %s", stage_text(lane->stage));
+/* What was awaited of the peer has come. */
+static void arrived(epw_machine *m, epw_lane_peer *p, uint64_t word, uint64_t now) {
+    uint32_t value = epw_word_value(word);
+    if (m->paying) {
+        pay(m, p);
+        return;
     }
-    if (status == EPW_OK) status = step(b, lane);
-    if (status == EPW_OK) fill_outcome(lane, outcome);
-    pthread_mutex_unlock(&lane->lock);
-    return status;
+    if (m->stage == EPW_STAGE_SENDING) {
+        p->part |= EPW_PART_READY;
+        return;
+    }
+    p->waited_ns = m->waited_till - m->wait.began;
+    if (m->stage == EPW_STAGE_SENT || m->stage == EPW_STAGE_RECEIVING) {
+        p->received = value;
+        p->part |= EPW_PART_PRESENT;
+    } else {
+        uint32_t cause = answer_cause(m, p, value);
+        if (cause == EPW_CAUSE_NONE) {
+            p->part |= EPW_PART_ANSWERED;
+        } else {
+            lose(m, p, EPW_PHASE_COMBINE_RECEIVE, cause, epw_word(m->epoch, m->op, 0), word, now);
+        }
+    }
+    p->part &= (uint8_t)~EPW_PART_AWAITED;
 }
 
-/* What an idle lane's receiving half will wait for. */
-static bool next_wait(const epw_buffer *b, const epw_lane *lane, epw_awaiting *what, epw_mask *awaited) {
-    if (lane->stage == EPW_STAGE_ANSWERED) {
-        *what = EPW_AWAIT_ANSWER;
-        *awaited = lane->present;
+static uint32_t phase_of(const epw_machine *m) {
+    if (m->stage == EPW_STAGE_SENDING) return EPW_PHASE_DISPATCH_SEND;
+    if (m->stage == EPW_STAGE_SENT || m->stage == EPW_STAGE_RECEIVING) return EPW_PHASE_DISPATCH_RECEIVE;
+    return EPW_PHASE_COMBINE_RECEIVE;
+}
+
+void epw_lane_see(epw_machine *m, uint32_t peer, const epw_look *seen, uint64_t now) {
+    uint32_t word;
+    if (!epw_lane_awaits(m, peer, &word)) return;
+    epw_lane_peer *p = &m->peers[peer];
+    /* Who comes while rows are copied has kept nobody waiting. */
+    if (!m->copies) m->waited_till = now;
+    uint32_t op = m->paying ? m->debt_op : m->op;
+    bool first = m->paying ? m->debt_first : m->first;
+    bool permission = m->paying ? (p->owed & EPW_OWED_ROWS) != 0 : m->stage == EPW_STAGE_SENDING;
+    epw_verdict verdict = permission ? epw_rule_may_send(seen->sight, m->epoch, op, first)
+                                     : epw_rule_arrived(seen->sight, m->epoch, op);
+    if (verdict == EPW_ARRIVED) {
+        arrived(m, p, seen->sight.word, now);
+        return;
+    }
+    uint32_t cause = EPW_CAUSE_DROPPED;
+    if (verdict == EPW_WAITING) {
+        if (m->paying) epw_clock_heed(&p->debt_clock, seen, m->lanes, m->epoch, m->ranks, m->rank, now);
+        epw_clock_heed(&p->clock, seen, m->lanes, m->epoch, m->ranks, m->rank, now);
+        if (!p->suspected && now < expiry(m, p)) return;
+        cause = p->suspected ? EPW_CAUSE_SUSPECTED : EPW_CAUSE_TIMEOUT;
+    }
+    uint32_t expected = word == EPW_WORD_EPOCH ? 0 : permission ? op - 1 : op;
+    lose(m, p, phase_of(m), cause, epw_word(m->epoch, expected, 0), seen->sight.word, now);
+    suspect(m, p);
+}
+
+/* ---- deciding ---- */
+
+/* Whom to name: an awaited peer that is silent itself; if all of them wait too, whom the first of them names.
+ */
+static uint32_t whom_to_name(const epw_machine *m, uint32_t *lengthened) {
+    uint32_t silent = EPW_BEACON_NONE, fallback = EPW_BEACON_NONE, word;
+    for (uint32_t peer = 0; peer < m->ranks; peer++) {
+        if (!epw_lane_awaits(m, peer, &word)) continue;
+        const epw_clock *clock = m->paying ? &m->peers[peer].debt_clock : &m->peers[peer].clock;
+        if (clock->lengthened > *lengthened) *lengthened = clock->lengthened;
+        if (clock->named == EPW_BEACON_NONE && silent == EPW_BEACON_NONE) silent = peer;
+        if (fallback == EPW_BEACON_NONE) fallback = clock->named != m->rank ? clock->named : peer;
+    }
+    return silent != EPW_BEACON_NONE ? silent : fallback;
+}
+
+/* A wait goes on: its beacon if that is due, else sleep until something is. */
+static epw_decision pause(epw_machine *m, uint64_t now) {
+    epw_decision d = {.act = EPW_ACT_SLEEP};
+    if (now > m->spoke && epw_rule_beacons_due(now - m->spoke, m->group_ns) > 0) {
+        uint64_t longest = m->wait.running ? m->wait.deadline_ns : 0;
+        if (m->paying && m->debt_wait.deadline_ns > longest) longest = m->debt_wait.deadline_ns;
+        uint32_t lengthened = epw_rule_lengthened(longest, m->group_ns);
+        uint32_t named = whom_to_name(m, &lengthened);
+        post_beacon(m, epw_beacon_value(named, lengthened), now);
+        m->beaconed = true;
+        if (epw_lane_post(m, &d)) return d;
+    }
+    d.until = m->spoke + m->group_ns / 2;
+    if (!m->paying && m->stage == EPW_STAGE_SENDING) {
+        FOR_PEERS(p, m) {
+            if ((p->part & EPW_PART_READY) && m->wait.began + SEND_GRACE_NS < d.until)
+                d.until = m->wait.began + SEND_GRACE_NS;
+        }
+    }
+    for (uint32_t peer = 0; peer < m->ranks; peer++) {
+        uint32_t word;
+        if (!epw_lane_awaits(m, peer, &word)) continue;
+        uint64_t end = expiry(m, &m->peers[peer]);
+        if (end < d.until) d.until = end;
+    }
+    return d;
+}
+
+static bool any(const epw_machine *m, uint8_t part) {
+    FOR_PEERS(p, m) {
+        if (p->part & part) return true;
+    }
+    return false;
+}
+
+/* SENDING: false if its turn is over. */
+static bool decide_sending(epw_machine *m, epw_decision *d, uint64_t now) {
+    uint32_t ready = 0, awaited = 0;
+    FOR_PEERS(p, m) {
+        if ((p->part & EPW_PART_READY) && p->suspected)
+            lose(m, p, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_SUSPECTED, 0, 0, now);
+        ready += (p->part & EPW_PART_READY) != 0;
+        awaited += (p->part & EPW_PART_AWAITED) != 0;
+    }
+    if (ready > 0 && (ready == awaited || now - m->wait.began >= SEND_GRACE_NS)) {
+        *d = (epw_decision){.act = EPW_ACT_SEND};
         return true;
     }
-    *what = EPW_AWAIT_ROWS;
-    *awaited = b->active;
-    epw_mask_remove(awaited, &lane->missing);
-    return lane->stage == EPW_STAGE_SENT;
-}
-
-epw_status epw_host_ready(epw_buffer *b, epw_handle handle) {
-    epw_lane *lane = NULL;
-    epw_status status = epw_lane_find(b, "ready", handle, EPW_STAGE_ANY, &lane);
-    if (status != EPW_OK) return status;
-    epw_awaiting what;
-    epw_mask awaited;
-    if (!next_wait(b, lane, &what, &awaited)) {
-        status = epw_fail(EPW_ERR_STATE, epw_at(b, "ready"), "no receiving half is due: %s",
-                          stage_text(lane->stage));
-    } else if (!epw_wait_over(b, lane, what, lane->op, &awaited)) {
-        status = EPW_PENDING;
+    if (awaited > 0) {
+        *d = pause(m, now);
+        return true;
     }
-    pthread_mutex_unlock(&lane->lock);
-    return status;
+    end_wait(m, m->next > 1, now);
+    m->stage = EPW_STAGE_SENT;
+    if (m->receives) epw_lane_begin_receive(m, now);
+    return false;
 }
 
-epw_status epw_host_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
-    epw_lane *lane = NULL;
-    epw_status status = epw_lane_find(b, "await", handle, EPW_STAGE_ANY, &lane);
-    if (status != EPW_OK) return status;
-    pthread_mutex_unlock(&lane->lock);
-    epw_wait_sleep(b, lane, timeout_ns);
-    return EPW_OK;
-}
-
-static epw_status check_buffer(const epw_buffer *b, const char *op) {
-    if (b != NULL) return EPW_OK;
-    return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "buffer is NULL");
-}
-
-epw_status epw_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
-    epw_status status = check_buffer(b, "poll");
-    return status == EPW_OK ? b->engine->poll(b, handle, outcome) : status;
-}
-
-epw_status epw_ready(epw_buffer *b, epw_handle handle) {
-    epw_status status = check_buffer(b, "ready");
-    return status == EPW_OK ? b->engine->ready(b, handle) : status;
-}
-
-epw_status epw_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
-    epw_status status = check_buffer(b, "await");
-    return status == EPW_OK ? b->engine->await(b, handle, timeout_ns) : status;
-}
-
-static epw_status check_view(const epw_buffer *b, const char *op, const epw_rows_view *view) {
-    if (view != NULL && view->size == sizeof *view) return EPW_OK;
-    return epw_fail(EPW_ERR_INVALID, epw_at(b, op),
-                    "view is NULL or its size is not %zu: use EPW_ROWS_VIEW_INIT", sizeof *view);
-}
-
-/* The lane's dispatch slots as rows. */
-static epw_rows_view slot_rows(const epw_buffer *b, const epw_lane *lane) {
-    unsigned char *rows = epw_slot_here(b, epw_lane_index(b, lane), 0, 0) + b->layout.header_bytes;
-    return (epw_rows_view){.size = sizeof(epw_rows_view),
-                           .stride = b->layout.slot_bytes,
-                           .rows = rows,
-                           .source_counts = lane->received,
-                           .scales = lane->format.scale_count ? rows + lane->format.payload_bytes : NULL};
-}
-
-epw_status epw_dispatched_rows(epw_buffer *b, epw_handle handle, epw_rows_view *view) {
-    epw_lane *lane = NULL;
-    epw_status status = epw_lane_find(b, "dispatched_rows", handle, EPW_STAGE_DISPATCHED, &lane);
-    if (status != EPW_OK) return status;
-    status = check_view(b, "dispatched_rows", view);
-    if (status == EPW_OK && lane->layout != EPW_RANK_MAJOR) {
-        status = epw_fail(EPW_ERR_STATE, epw_at(b, "dispatched_rows"), "the dispatch was expert-major");
+/* RECEIVING: sources come in ascending order, so that the rows of an expert's list are ordered by source. */
+static bool decide_receiving(epw_machine *m, epw_decision *d, uint64_t now) {
+    if (m->next < m->ranks) {
+        const epw_lane_peer *p = &m->peers[m->next];
+        bool awaited = p->part & EPW_PART_AWAITED;
+        *d = awaited ? pause(m, now)
+                     : (epw_decision){.act = EPW_ACT_LAY_OUT, .peer = m->next, .incarnation = p->incarnation};
+        return true;
     }
-    if (status == EPW_OK) *view = slot_rows(b, lane);
-    pthread_mutex_unlock(&lane->lock);
-    return status;
+    end_wait(m, false, now);
+    m->stage = EPW_STAGE_DISPATCHED;
+    return false;
 }
 
-epw_status epw_next_combine_buffer(epw_buffer *b, epw_handle handle, epw_rows_view *view) {
-    const char *op = "next_combine_buffer";
-    epw_lane *lane = NULL;
-    epw_status status = epw_lane_find(b, op, handle, EPW_STAGE_DISPATCHED, &lane);
-    if (status != EPW_OK) return status;
-    status = check_view(b, op, view);
-    if (status == EPW_OK && lane->layout == EPW_RANK_MAJOR) {
-        *view = slot_rows(b, lane);
-        view->scales = NULL;
-    } else if (status == EPW_OK && !b->config.zero_copy) {
-        status = epw_fail(EPW_ERR_STATE, epw_at(b, op), "expert-major needs config.zero_copy in the plan");
-    } else if (status == EPW_OK) {
-        uint64_t offset = epw_zero_copy_offset(&b->layout, epw_lane_index(b, lane));
-        *view = (epw_rows_view){.size = sizeof *view,
-                                .stride = b->layout.row_bytes,
-                                .rows = b->routes[b->config.rank].window + offset,
-                                .source_counts = lane->received};
+/* ANSWERING: begins behind this rank, so that not all write to one peer at a time. */
+static bool decide_answering(epw_machine *m, epw_decision *d, uint64_t now) {
+    for (; m->next < m->ranks; m->next++) {
+        uint32_t peer = m->rank + 1 + m->next;
+        epw_lane_peer *p = &m->peers[peer < m->ranks ? peer : peer - m->ranks];
+        if (!(p->part & EPW_PART_PRESENT)) continue;
+        if (p->suspected) {
+            record(m, p, EPW_PHASE_COMBINE_SEND, EPW_CAUSE_SUSPECTED, 0, 0, now);
+            p->part = (p->part & (uint8_t)~EPW_PART_PRESENT) | EPW_PART_MISSING;
+            continue;
+        }
+        *d = (epw_decision){.act = EPW_ACT_ANSWER, .peer = rank_of(m, p), .incarnation = p->incarnation};
+        return true;
     }
-    pthread_mutex_unlock(&lane->lock);
-    return status;
+    m->spoke = now;
+    m->stage = EPW_STAGE_ANSWERED;
+    if (m->receives) epw_lane_begin_collect(m, now);
+    return false;
 }
 
-epw_status epw_stream_wait(epw_buffer *b, epw_handle handle, void *stream) {
-    epw_status status = check_buffer(b, "stream_wait");
-    return status == EPW_OK ? b->engine->stream_wait(b, handle, stream) : status;
-}
-
-epw_status epw_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
-    epw_status status = check_buffer(b, "outcome_read");
-    return status == EPW_OK ? b->engine->outcome_read(b, handle, outcome) : status;
-}
-
-epw_status epw_take_errors(epw_buffer *b, epw_error_record *records, uint32_t capacity, uint32_t *count,
-                           uint64_t *lost) {
-    if (b == NULL || records == NULL || count == NULL) {
-        return epw_fail(EPW_ERR_INVALID, (epw_where){"take_errors", -1, -1},
-                        "buffer, records or count is NULL");
+epw_decision epw_lane_decide(epw_machine *m, uint64_t now) {
+    epw_decision d = {.act = EPW_ACT_DONE};
+    for (;;) { /* each turn ends a stage, or returns */
+        if (epw_lane_post(m, &d)) return d;
+        if (m->paying) {
+            bool owing = false;
+            FOR_PEERS(p, m) owing |= p->owed != 0;
+            if (owing) return pause(m, now);
+            settle_debt(m, now);
+            continue;
+        }
+        bool decided = true;
+        switch (m->stage) {
+        case EPW_STAGE_SENDING:
+            decided = decide_sending(m, &d, now);
+            break;
+        case EPW_STAGE_RECEIVING:
+            decided = decide_receiving(m, &d, now);
+            break;
+        case EPW_STAGE_ANSWERING:
+            decided = decide_answering(m, &d, now);
+            break;
+        case EPW_STAGE_COLLECTING:
+            d = any(m, EPW_PART_AWAITED) ? pause(m, now) : (epw_decision){.act = EPW_ACT_SUM};
+            break;
+        default: /* the caller's turn; it may have begun the wait of the half that comes next */
+            if (m->wait.running && any(m, EPW_PART_AWAITED)) d = pause(m, now);
+        }
+        if (decided) return d;
     }
-    return b->engine->take_errors(b, records, capacity, count, lost);
+}
+
+void epw_lane_did(epw_machine *m, epw_decision done, uint64_t now) {
+    switch (done.act) {
+    case EPW_ACT_SEND:
+        FOR_PEERS(p, m) {
+            if (!(p->part & EPW_PART_READY)) continue;
+            p->part &= (uint8_t) ~(EPW_PART_READY | EPW_PART_AWAITED);
+            add_post(m, p, EPW_POST_DISPATCH);
+        }
+        if (m->next++ == 0) m->spoke = now; /* who got the first words counts from here */
+        break;
+    case EPW_ACT_LAY_OUT:
+        m->copies = true;
+        m->next++;
+        break;
+    case EPW_ACT_ANSWER:
+        add_post(m, &m->peers[done.peer], EPW_POST_COMBINE);
+        m->next++;
+        break;
+    case EPW_ACT_SUM:
+        end_wait(m, false, now);
+        m->stage = EPW_STAGE_FREE;
+        break;
+    default:
+        break;
+    }
+}
+
+void epw_lane_refuse(epw_machine *m, epw_decision done, uint64_t now) {
+    epw_lane_peer *p = &m->peers[done.peer];
+    record(m, p, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, epw_word(m->epoch, m->op, 0),
+           epw_word(m->epoch, m->op, p->received), now);
+    p->part |= EPW_PART_MISSING;
+    p->received = 0;
+    m->next++;
+}
+
+/* ---- what it knows ---- */
+
+bool epw_lane_running(const epw_machine *m) {
+    return m->stage == EPW_STAGE_SENDING || m->stage == EPW_STAGE_RECEIVING ||
+           m->stage == EPW_STAGE_ANSWERING || m->stage == EPW_STAGE_COLLECTING;
+}
+
+epw_mask epw_lane_set(const epw_machine *m, uint8_t part) {
+    epw_mask set = {{0}};
+    for (uint32_t peer = 0; peer < m->ranks; peer++)
+        if (m->peers[peer].part & part) epw_mask_add(&set, peer);
+    return set;
 }

@@ -73,6 +73,10 @@ typedef struct epw_layout {
 EPW_INLINE uint64_t epw_indices_offset(const epw_layout *l) {
     return sizeof(epw_slot_header) + l->topk * sizeof(epw_entry);
 }
+/* The entries of a slot. */
+EPW_INLINE const epw_entry *epw_entries(const unsigned char *slot) {
+    return (const epw_entry *)(slot + sizeof(epw_slot_header));
+}
 EPW_INLINE uint64_t epw_sideband_offset(const epw_layout *l) {
     return epw_indices_offset(l) + l->topk * sizeof(uint32_t);
 }

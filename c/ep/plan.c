@@ -3,7 +3,7 @@
 
 #include "base/bits.h"
 #include "base/status.h"
-#include "ep/internal.h"
+#include "ep/engine.h"
 
 #define PAGE             4096u
 #define HEADER_ALIGN     128u
@@ -81,12 +81,11 @@ static epw_status check_config(epw_where where, const epw_config *c) {
     return EPW_OK;
 }
 
-static uint64_t private_bytes(const epw_config *config) {
+static uint64_t private_bytes(const epw_config *config, const epw_layout *layout) {
 #ifdef EPW_CUDA
     if (config->device != EPW_DEVICE_HOST) return epw_gpu_private_bytes(config);
 #endif
-    epw_lane probe;
-    return epw_lane_carve(config, &probe, NULL) * config->lanes;
+    return epw_host_private_bytes(config, layout);
 }
 
 epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout *layout, epw_plan *plan) {
@@ -104,7 +103,7 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
     uint64_t slot = epw_align(header + data, SLOT_ALIGN);
     uint32_t most_answers = config->topk < local ? config->topk : local;
 
-    uint64_t expert_counts = epw_line_offset(config->ranks);
+    uint64_t expert_counts = epw_lines_end(config->ranks);
     uint64_t count_bytes = epw_align(local * sizeof(uint32_t), SLOT_ALIGN);
     uint64_t expert_counts_lane = config->ranks * count_bytes;
     uint64_t control = epw_align(expert_counts + expert_counts_lane * config->lanes, PAGE);
@@ -157,7 +156,7 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
         .ordered_bytes = ordered,
         .zero_copy_bytes = zero_copy,
         .window_bytes = epw_align(total, PAGE),
-        .private_bytes = private_bytes(config),
+        .private_bytes = private_bytes(config, layout),
     };
     return EPW_OK;
 }

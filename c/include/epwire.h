@@ -255,6 +255,12 @@ EPW_API epw_status epw_buffer_connect_within(epw_buffer *buffer, uint32_t peer, 
 /* Unmaps the peer's window. The peer must not be active. */
 EPW_API epw_status epw_buffer_disconnect(epw_buffer *buffer, uint32_t peer);
 
+/* Is the path to `peer` alive? Asks its process by a word written the way rows are, beside all operations,
+ * and waits for the answer, which its library gives whether or not its program calls anything. Any thread;
+ * one question of a buffer at a time. EPW_ERR_TIMEOUT: no answer within timeout_ns. EPW_ERR_PEER: its process
+ * has ended. EPW_ERR_STATE: not connected. */
+EPW_API epw_status epw_buffer_probe(epw_buffer *buffer, uint32_t peer, uint64_t timeout_ns);
+
 /* The EPW_PATH_* by which `peer` is reached, EPW_PATH_NONE if it is not connected. */
 EPW_API uint32_t epw_buffer_path(const epw_buffer *buffer, uint32_t peer);
 

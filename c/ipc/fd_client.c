@@ -2,9 +2,12 @@
 #include "ipc/fd_client.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/time.h>
 #include <unistd.h>
 
+#include "base/barrier.h"
 #include "base/clock.h"
 
 /* One fetch: its connection and what bounds it. */
@@ -23,12 +26,16 @@ static epw_status timed_out(const fetch *f, const char *what) {
         (unsigned)f->exporter_pid, what, (unsigned long long)(f->deadline_ns / 1000000u));
 }
 
-static epw_status gone(const fetch *f) {
+static epw_status gone_from(uint32_t exporter_pid, epw_where where) {
     return epw_fail(
-        EPW_ERR_PEER, f->where,
+        EPW_ERR_PEER, where,
         "process %u no longer serves this window: it has ended, or destroyed its buffer; connect with a "
         "blob of the living one",
-        (unsigned)f->exporter_pid);
+        (unsigned)exporter_pid);
+}
+
+static epw_status gone(const fetch *f) {
+    return gone_from(f->exporter_pid, f->where);
 }
 
 /* Bounds the next blocking call on the socket by what is left of the deadline; false if nothing is. */
@@ -204,9 +211,26 @@ epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, 
     return EPW_OK;
 }
 
+epw_status epw_fd_ring(int lease_fd, uint32_t exporter_pid, epw_where where) {
+    static const epw_fd_notice ring = {EPW_FD_RING_MAGIC};
+    int unread = 0;
+    /* Never more than one: so there is always room for the goodbye. The reader is hear() of fd_server.c,
+     * which takes a ring from the socket first and then has the owner look: it will see this caller's writes.
+     */
+    epw_notice_fence();
+    if (!ioctl(lease_fd, SIOCOUTQ, &unread) && unread > 0) return EPW_OK;
+    for (;;) {
+        if (send(lease_fd, &ring, sizeof ring, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 || errno == EAGAIN)
+            return EPW_OK;
+        if (errno == EINTR) continue;
+        if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return gone_from(exporter_pid, where);
+        return epw_fail_errno(errno, where, "ringing process %u", (unsigned)exporter_pid);
+    }
+}
+
 void epw_fd_leave(int lease_fd) {
     /* If it cannot be sent the lease ends later, with this process. */
-    static const epw_fd_goodbye goodbye = {EPW_FD_GOODBYE_MAGIC};
+    static const epw_fd_notice goodbye = {EPW_FD_GOODBYE_MAGIC};
     (void)send(lease_fd, &goodbye, sizeof goodbye, MSG_DONTWAIT | MSG_NOSIGNAL);
     epw_process_lock();
     epw_fd_close(lease_fd);

@@ -20,6 +20,11 @@ typedef struct epw_fd_grant {
 epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, uint32_t exporter_pid,
                         uint64_t deadline_ns, epw_where where, epw_fd_grant *out);
 
+/* Tells the exporter's host to look what this process has written to the window. Waits for nobody: while the
+ * last ring lies unread, it counts for this one too. EPW_ERR_PEER: the exporter has ended or has destroyed
+ * the window. Any thread. */
+epw_status epw_fd_ring(int lease_fd, uint32_t exporter_pid, epw_where where);
+
 /* Ends a lease: tells the exporter that this process cannot write any more, and closes the connection. Waits
  * for nobody. Lock not held. */
 void epw_fd_leave(int lease_fd);

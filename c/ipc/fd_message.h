@@ -6,6 +6,7 @@
  *        | -- connect ------------------> |   both check the other's user
  *        | -- epw_fd_request -----------> |   the window's secret, who asks, for which rank
  *        | <-- epw_fd_reply (+ memfd) --- |   granted: the connection is the lease from here on
+ *        | -- ring ---------------------> |   any number: there is something for the exporter's host to see
  *        |            ...                 |   the importer unmaps first,
  *        | -- goodbye ------------------> |   says so,
  *        | -- close --------------------> |   then closes
@@ -27,6 +28,7 @@
 
 #define EPW_FD_REQUEST_MAGIC 0x51575045u /* "EPWQ" */
 #define EPW_FD_REPLY_MAGIC   0x52575045u /* "EPWR" */
+#define EPW_FD_RING_MAGIC    0x4e575045u /* "EPWN" */
 #define EPW_FD_GOODBYE_MAGIC 0x42575045u /* "EPWB" */
 
 typedef struct epw_fd_request {
@@ -38,10 +40,11 @@ typedef struct epw_fd_request {
     epw_nonce window; /* which is wanted */
 } epw_fd_request;
 
-/* The importer can write no more: it has unmapped, or never mapped, and its GPU work has ended. */
-typedef struct epw_fd_goodbye {
-    uint32_t magic;
-} epw_fd_goodbye;
+/* What the holder of a lease says. A ring says nothing but that something was written to the window. Goodbye:
+ * the importer can write no more; it has unmapped, or never mapped, and its GPU work has ended. */
+typedef struct epw_fd_notice {
+    uint32_t magic; /* EPW_FD_RING_MAGIC or EPW_FD_GOODBYE_MAGIC */
+} epw_fd_notice;
 
 enum {
     EPW_FD_GRANTED = 0,

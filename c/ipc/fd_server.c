@@ -2,6 +2,7 @@
 #include "ipc/fd_server.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,11 +10,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/barrier.h"
 #include "base/clock.h"
 #include "base/thread.h"
 #include "ipc/fd_message.h"
 
 #define ACCEPT_PAUSE_NS 100000000u /* after running out of descriptors */
+#define HEARD_AT_ONCE   16         /* notices of one holder, before the others' turn */
 
 #ifndef SO_PEERPIDFD /* Linux 6.5; the header may be older */
 #define SO_PEERPIDFD 77
@@ -22,6 +25,9 @@
 typedef struct connection {
     int fd;
     int death;              /* pidfd of a GPU lease's holder: readable once it has ended; else -1 */
+    bool rung;              /* the holder of the lease has rung, and the owner has not been told */
+    bool goodbye;           /* the holder has said so; it counts once the connection is closed */
+    bool deaf;              /* the holder has said what is no notice, or will say no more: not listened to */
     bool closed;            /* by the holder of a GPU lease, without a goodbye: its death is awaited */
     epw_offer *offer;       /* NULL: no lease (yet, or any more) */
     epw_offer *ended;       /* a reference that the ended lease held, to be dropped by the thread */
@@ -48,6 +54,12 @@ typedef struct server {
 
 static server *current; /* guarded by the process lock */
 
+/* This process's server, NULL if there is none. A forked child has a copy of its parent's, whose descriptors'
+ * numbers may be other files' here. Lock held. */
+static server *own_server(void) {
+    return current && current->generation == epw_process_generation() ? current : NULL;
+}
+
 /* ---- leases ------------------------------------------------------------------------------------- */
 
 static void end_lease(connection *c) {
@@ -62,23 +74,33 @@ static bool shows(int fd, short event) {
     return poll(&p, 1, 0) == 1 && (p.revents & event);
 }
 
-/* Whether a goodbye is among what the other end sent before it closed: there is an end to that. A connection
- * closed with a reply unread reports ECONNRESET, once, before the rest. */
-static bool said_goodbye(int fd) {
-    epw_fd_goodbye packet;
-    for (;;) {
-        ssize_t got = recv(fd, &packet, sizeof packet, MSG_DONTWAIT | MSG_TRUNC);
-        if (got == (ssize_t)sizeof packet && packet.magic == EPW_FD_GOODBYE_MAGIC) return true;
-        if (got == 0 || (got < 0 && errno != EINTR && errno != ECONNRESET)) return false;
+/* Takes up to `most` packets of what the holder of a lease has said, so that one who talks without end delays
+ * nobody. A connection closed with a reply unread reports ECONNRESET, once, before the rest. */
+static void hear(connection *c, int most) {
+    for (int i = 0; i < most; i++) {
+        epw_fd_notice notice;
+        ssize_t got = recv(c->fd, &notice, sizeof notice, MSG_DONTWAIT | MSG_TRUNC);
+        if (got < 0 && (errno == EINTR || errno == ECONNRESET)) continue;
+        if (got < 0) return;
+        bool whole = got == (ssize_t)sizeof notice;
+        if (whole && notice.magic == EPW_FD_RING_MAGIC) {
+            c->rung = true;
+        } else if (whole && notice.magic == EPW_FD_GOODBYE_MAGIC) {
+            c->goodbye = true;
+        } else {
+            c->deaf = true;
+            if (got == 0) return; /* nothing comes behind it, or an empty packet, which is no notice either */
+        }
     }
 }
 
 /* Ends c's lease if its holder can write no more. POLLHUP means that the other end is closed, not merely that
- * it said something or will say no more. */
+ * it said something or will say no more. There is an end to what it has said by then. */
 static void end_if_left(connection *c) {
     if (!c->closed) {
         if (!shows(c->fd, POLLHUP)) return;
-        if (c->death < 0 || said_goodbye(c->fd)) {
+        hear(c, INT_MAX);
+        if (c->death < 0 || c->goodbye) {
             end_lease(c);
             return;
         }
@@ -280,9 +302,9 @@ static int prepare_wait(server *s, uint64_t now) {
     size_t pending = 0;
     for (size_t i = 0; i < s->count; i++) {
         const connection *c = &s->connections[i];
-        /* Of a lease only the end matters, and POLLHUP is always reported. */
-        s->polls[2 + i] = (struct pollfd){.fd = c->closed ? c->death : c->fd,
-                                          .events = c->offer && !c->closed ? 0 : POLLIN};
+        /* The end of a lease is seen in any case: POLLHUP is always reported. */
+        s->polls[2 + i] =
+            (struct pollfd){.fd = c->closed ? c->death : c->fd, .events = c->deaf && !c->closed ? 0 : POLLIN};
         if (c->offer) continue;
         pending++;
         if (c->request_by_ns < until) until = c->request_by_ns;
@@ -294,12 +316,23 @@ static int prepare_wait(server *s, uint64_t now) {
     return until == UINT64_MAX ? -1 : (int)((until - now) / 1000000u + 1);
 }
 
+/* What the holder of a lease has said, and whether it has left. */
+static void handle_holder(connection *c) {
+    if (!c->closed && !c->deaf) hear(c, HEARD_AT_ONCE);
+    if (c->rung) {
+        c->rung = false;
+        epw_notice_fence(); /* see epw_fd_ring: the ring was taken before the owner looks */
+        epw_offer_ring(c->offer, c->rank);
+    }
+    if (c->offer) end_if_left(c); /* the lock was released: it may have ended meanwhile */
+}
+
 static void handle_events(server *s, size_t polled, uint64_t now) {
     eventfd_t ignored;
     if (s->polls[0].revents) eventfd_read(s->wake, &ignored);
     for (size_t i = 0; i < polled; i++) {
         connection *c = &s->connections[i];
-        if (c->offer && s->polls[2 + i].revents) end_if_left(c);
+        if (c->offer && s->polls[2 + i].revents) handle_holder(c);
     }
     for (size_t i = 0; i < polled; i++) {
         connection *c = &s->connections[i];
@@ -398,8 +431,8 @@ epw_status epw_fd_server_acquire(epw_where where, epw_nonce *id) {
     epw_status status = epw_process_ready(where);
     if (status != EPW_OK) return status;
     epw_process_lock();
-    if (current && current->generation != epw_process_generation()) {
-        free_server(current); /* the parent's: its thread and descriptors did not come along */
+    if (current && !own_server()) {
+        free_server(current);
         current = NULL;
     }
     if (!current) status = start(where, &current);
@@ -430,12 +463,14 @@ void epw_fd_server_release(void) {
 }
 
 void epw_fd_server_forget(const epw_offer *offer) {
-    if (!current || epw_offer_outlives_leases(offer)) return;
-    for (size_t i = 0; i < current->count; i++)
-        if (current->connections[i].offer == offer) end_lease(&current->connections[i]);
-    eventfd_write(current->wake, 1);
+    server *s = own_server();
+    if (!s || epw_offer_outlives_leases(offer)) return;
+    for (size_t i = 0; i < s->count; i++)
+        if (s->connections[i].offer == offer) end_lease(&s->connections[i]);
+    eventfd_write(s->wake, 1);
 }
 
 void epw_fd_server_reap(void) {
-    if (current) reap(current);
+    server *s = own_server();
+    if (s) reap(s);
 }

@@ -14,13 +14,29 @@ struct epw_offer {
     const epw_device *device;
     epw_memory memory;
     epw_nonce nonce;
+    uint32_t generation; /* of the process that made it */
     atomic_uint references;
-    epw_offer *next; /* in `offers`; guarded by the process lock, as are the leases */
+    /* Guarded by the process lock, as are the leases. */
+    epw_offer *next; /* in `offers` */
+    bool withdrawn;
+    epw_ring_fn *ring; /* NULL: nobody listens */
+    void *ring_context;
+    uint32_t ringing; /* calls of it that run now */
     uint32_t ranks;
     lease leases[];
 };
 
 static epw_offer *offers;
+static uint32_t offers_generation; /* of the process that they belong to */
+
+/* The head of this process's list. What a fork has handed on is not on offer here. Lock held. */
+static epw_offer **own_offers(void) {
+    if (offers_generation != epw_process_generation()) {
+        offers = NULL;
+        offers_generation = epw_process_generation();
+    }
+    return &offers;
+}
 
 epw_status epw_offer_create(int32_t ordinal, uint32_t paths, uint32_t ranks, uint64_t bytes, epw_where where,
                             epw_offer **out) {
@@ -30,6 +46,7 @@ epw_status epw_offer_create(int32_t ordinal, uint32_t paths, uint32_t ranks, uin
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the leases of %u ranks", (unsigned)ranks);
     offer->device = device;
     offer->ranks = ranks;
+    offer->generation = epw_process_generation();
     atomic_init(&offer->references, 1);
     epw_status status = epw_process_ready(where);
     if (status == EPW_OK) status = epw_nonce_make(where, &offer->nonce);
@@ -41,8 +58,9 @@ epw_status epw_offer_create(int32_t ordinal, uint32_t paths, uint32_t ranks, uin
     epw_process_lock();
     bool kept = epw_fd_keep_from_child(offer->memory.fd);
     if (kept) {
-        offer->next = offers;
-        offers = offer;
+        epw_offer **head = own_offers();
+        offer->next = *head;
+        *head = offer;
     }
     epw_process_unlock();
     if (!kept) {
@@ -75,7 +93,8 @@ bool epw_offer_outlives_leases(const epw_offer *offer) {
 }
 
 void epw_offer_withdraw(epw_offer *offer) {
-    for (epw_offer **link = &offers; *link; link = &(*link)->next) {
+    offer->withdrawn = true;
+    for (epw_offer **link = own_offers(); *link; link = &(*link)->next) {
         if (*link != offer) continue;
         *link = offer->next;
         return;
@@ -84,10 +103,31 @@ void epw_offer_withdraw(epw_offer *offer) {
 
 epw_offer *epw_offer_find(const epw_nonce *nonce) {
     epw_offer *found = NULL;
-    for (epw_offer *offer = offers; offer; offer = offer->next)
+    for (epw_offer *offer = *own_offers(); offer; offer = offer->next)
         if (epw_nonce_equal(&offer->nonce, nonce))
             found = offer; /* no early exit: time tells nothing of the secret */
     return found;
+}
+
+void epw_offer_on_ring(epw_offer *offer, epw_ring_fn *fn, void *context) {
+    epw_process_lock();
+    offer->ring = fn;
+    offer->ring_context = context;
+    while (offer->ringing > 0) epw_process_wait();
+    epw_process_unlock();
+}
+
+bool epw_offer_ring(epw_offer *offer, uint32_t rank) {
+    if (offer->withdrawn) return false;
+    epw_ring_fn *ring = offer->ring;
+    void *context = offer->ring_context;
+    if (!ring) return true;
+    offer->ringing++; /* keeps the offer, too: its owner waits before it lets go */
+    epw_process_unlock();
+    ring(context, rank);
+    epw_process_lock();
+    if (--offer->ringing == 0) epw_process_notify();
+    return true;
 }
 
 void epw_offer_ref(epw_offer *offer) {
@@ -97,10 +137,12 @@ void epw_offer_ref(epw_offer *offer) {
 void epw_offer_unref(epw_offer *offer) {
     /* release: this owner's accesses come before, acquire: the destroying owner sees them all done. */
     if (atomic_fetch_sub_explicit(&offer->references, 1, memory_order_acq_rel) != 1) return;
-    epw_process_lock();
-    epw_fd_forget(offer->memory.fd);
-    epw_process_unlock();
-    offer->device->destroy(&offer->memory);
+    if (offer->generation == epw_process_generation()) {
+        epw_process_lock();
+        epw_fd_forget(offer->memory.fd);
+        epw_process_unlock();
+        offer->device->destroy(&offer->memory);
+    } /* else a fork's child: it inherited neither mapping nor descriptor */
     free(offer);
 }
 

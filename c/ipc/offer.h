@@ -43,10 +43,22 @@ void epw_offer_withdraw(epw_offer *offer);
  * used. */
 epw_offer *epw_offer_find(const epw_nonce *nonce);
 
+/* What the owner of an offer has called when the holder of `rank`'s lease rings. */
+typedef void epw_ring_fn(void *context, uint32_t rank);
+
+/* Sets it; NULL: nobody listens. Returns once a former one runs nowhere, so not from within one. Lock not
+ * held. */
+void epw_offer_on_ring(epw_offer *offer, epw_ring_fn *fn, void *context);
+
+/* Calls it on this thread, with the lock released meanwhile; false if the offer has been withdrawn. Lock
+ * held. */
+bool epw_offer_ring(epw_offer *offer, uint32_t rank);
+
 /* Takes a reference on an offer that was just found. Lock held. */
 void epw_offer_ref(epw_offer *offer);
 
-/* Drops a reference; the last one destroys the memory. Lock not held. */
+/* Drops a reference; the last one destroys the memory. Of what a fork has handed on, it frees only the
+ * description. Lock not held. */
 void epw_offer_unref(epw_offer *offer);
 
 typedef enum epw_lease_verdict {

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static atomic_uint generation;
 
 /* Guarded by the lock. */
@@ -27,6 +28,14 @@ void epw_process_lock(void) {
 
 void epw_process_unlock(void) {
     pthread_mutex_unlock(&lock);
+}
+
+void epw_process_wait(void) {
+    pthread_cond_wait(&changed, &lock);
+}
+
+void epw_process_notify(void) {
+    pthread_cond_broadcast(&changed);
 }
 
 uint32_t epw_process_generation(void) {
@@ -66,6 +75,7 @@ static void child_after_fork(void) {
     for (size_t i = 0; i < private_fds.count; i++) close(private_fds.list[i]);
     private_fds.count = 0;
     have_process_nonce = false;
+    pthread_cond_init(&changed, NULL); /* those who waited are not here */
     atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
     epw_process_unlock();
 }

@@ -39,6 +39,11 @@ epw_status epw_process_ready(epw_where where);
 void epw_process_lock(void);
 void epw_process_unlock(void);
 
+/* The exception: releases the lock until epw_process_notify has been called somewhere, or for no reason, and
+ * takes it again. For what ends soon. */
+void epw_process_wait(void);
+void epw_process_notify(void);
+
 /* How many forks lie between this process and the first. What was created under another number belongs to an
  * ancestor: its descriptors and mappings do not exist here. */
 uint32_t epw_process_generation(void);

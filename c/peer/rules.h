@@ -50,14 +50,18 @@ EPW_INLINE epw_verdict epw_rule_may_send(epw_sight seen, uint32_t epoch, uint32_
     return epw_rule_gone(seen, epoch) ? EPW_GONE : EPW_WAITING;
 }
 
-/* Is the peer seen waiting for someone (so: alive)? Then *named is whom it waits for, and *lengthened how
- * long it may do so. A peer that this rank has left behind in an older epoch may still wait there, and is
- * alive. */
+/* Is the beacon a sign of life? Any of this epoch or an older one, in which its writer may still be. */
+EPW_INLINE bool epw_rule_alive(uint64_t beacon, uint32_t epoch) {
+    return epw_word_epoch(beacon) - 1 < epoch;
+}
+
+/* Is the peer seen waiting for someone? Then *named is whom it waits for, and *lengthened how long it may do
+ * so. */
 EPW_INLINE bool epw_rule_beacon(uint64_t beacon, uint32_t epoch, uint32_t ranks, uint32_t *named,
                                 uint32_t *lengthened) {
     *named = epw_beacon_named(beacon);
     *lengthened = epw_beacon_lengthened(beacon);
-    return epw_word_epoch(beacon) - 1 < epoch && *named < ranks;
+    return epw_rule_alive(beacon, epoch) && *named < ranks;
 }
 
 /* How many beacons a wait has posted by now: one at each half of the deadline since its rank last wrote to

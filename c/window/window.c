@@ -24,6 +24,7 @@ struct epw_import {
     uint32_t path;
     uint32_t rank;       /* ours: whose lease this is */
     epw_nonce nonce;     /* the peer's window's */
+    uint32_t owner_pid;  /* for error texts */
     uint32_t generation; /* of the process that made it */
     epw_offer *offer;    /* EPW_PATH_THREAD: a reference */
     const epw_device *device;
@@ -54,17 +55,26 @@ epw_status epw_window_create(const epw_window_options *options, epw_window **out
     return EPW_OK;
 }
 
+bool epw_window_inherited(const epw_window *window) {
+    return window && window->generation != epw_process_generation();
+}
+
 void epw_window_destroy(epw_window *window) {
     if (!window) return;
-    if (window->generation == epw_process_generation()) {
+    if (!epw_window_inherited(window)) {
         epw_process_lock();
         epw_offer_withdraw(window->offer);
         epw_fd_server_forget(window->offer);
         epw_process_unlock();
+        epw_offer_on_ring(window->offer, NULL, NULL);
         if (window->serving) epw_fd_server_release();
-        epw_offer_unref(window->offer);
-    } /* else a fork's child: it inherited neither mapping nor descriptors, only this struct */
+    }
+    epw_offer_unref(window->offer);
     free(window);
+}
+
+void epw_window_on_ring(epw_window *window, void (*fn)(void *context, uint32_t rank), void *context) {
+    if (!epw_window_inherited(window)) epw_offer_on_ring(window->offer, fn, context);
 }
 
 unsigned char *epw_window_base(const epw_window *window) {
@@ -73,7 +83,7 @@ unsigned char *epw_window_base(const epw_window *window) {
 
 /* Refuses calls on a window that a fork left behind. */
 static epw_status check_generation(const epw_window *window, epw_where where) {
-    if (window->generation == epw_process_generation()) return EPW_OK;
+    if (!epw_window_inherited(window)) return EPW_OK;
     return epw_fail(EPW_ERR_STATE, where,
                     "the buffer belongs to the process that forked this one; create a buffer after fork");
 }
@@ -186,6 +196,12 @@ static uint32_t choose_path(const attempt *a) {
     return EPW_PATH_NONE;
 }
 
+static epw_status destroyed(epw_where where) {
+    return epw_fail(
+        EPW_ERR_PEER, where,
+        "the peer's buffer, of this process, has been destroyed; connect with a blob of the living one");
+}
+
 static epw_status import_thread(const attempt *a, epw_import *import) {
     epw_holder self = {
         .process = a->self.process, .window = *epw_offer_nonce(a->own->offer), .pid = a->self.pid};
@@ -203,10 +219,7 @@ static epw_status import_thread(const attempt *a, epw_import *import) {
     }
     epw_process_unlock();
     if (verdict == EPW_LEASE_HELD) return epw_fenced(a->where, import->rank, &self, &holder);
-    if (verdict != EPW_LEASE_GRANTED)
-        return epw_fail(
-            EPW_ERR_PEER, a->where,
-            "the peer's buffer, of this process, has been destroyed; connect with a blob of the living one");
+    if (verdict != EPW_LEASE_GRANTED) return destroyed(a->where);
     epw_status status =
         epw_offer_device(offer)->share(epw_offer_memory(offer), a->own->options.device, a->where);
     if (status != EPW_OK) {
@@ -258,6 +271,7 @@ epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, s
     if (!import) return epw_fail(EPW_ERR_NO_MEMORY, a.where, "no memory for an import's description");
     import->path = path;
     import->nonce = a.blob.window;
+    import->owner_pid = a.blob.host.pid;
     import->rank = own->options.rank;
     import->device = epw_device_of(own->options.device);
     import->generation = epw_process_generation();
@@ -282,13 +296,22 @@ const epw_nonce *epw_import_nonce(const epw_import *import) {
     return &import->nonce;
 }
 
+epw_status epw_import_ring(epw_import *import, epw_where where) {
+    if (import->generation != epw_process_generation())
+        return epw_fail(EPW_ERR_STATE, where, "the import belongs to the process that forked this one");
+    if (import->path != EPW_PATH_THREAD) return epw_fd_ring(import->lease_fd, import->owner_pid, where);
+    epw_process_lock();
+    bool there = epw_offer_ring(import->offer, import->rank);
+    epw_process_unlock();
+    return there ? EPW_OK : destroyed(where);
+}
+
 void epw_import_close(epw_import *import) {
     if (!import) return;
-    bool inherited =
-        import->generation != epw_process_generation(); /* by a fork's child: nothing here to undo */
-    if (!inherited && import->path == EPW_PATH_THREAD) {
+    bool inherited = import->generation != epw_process_generation(); /* mapping and connection are not here */
+    if (import->path == EPW_PATH_THREAD) {
         epw_process_lock();
-        epw_lease_end(import->offer, import->rank);
+        if (!inherited) epw_lease_end(import->offer, import->rank);
         epw_process_unlock();
         epw_offer_unref(import->offer);
     } else if (!inherited) {

@@ -45,6 +45,11 @@ epw_status epw_window_create(const epw_window_options *options, epw_window **out
  * have ended. Those that have it mapped keep the memory until they close their import. NULL is allowed. */
 void epw_window_destroy(epw_window *window);
 
+/* Whether a fork has handed the window on to this process: its memory is not mapped here, nor are those of
+ * imports, threads are not running, and locks of the caller's may be held by threads that do not exist. To
+ * destroy it, and to close its imports, is all that is left, and touches none of these. NULL is not. */
+bool epw_window_inherited(const epw_window *window);
+
 /* Host or device memory, as options.device says; so are imports. */
 unsigned char *epw_window_base(const epw_window *window);
 
@@ -75,6 +80,17 @@ uint32_t epw_import_path(const epw_import *import);
 
 /* The nonce of the peer's window: with the peer's rank it names the incarnation that this import leads to. */
 const epw_nonce *epw_import_nonce(const epw_import *import);
+
+/* Tells the process that owns the peer's window that something was written there for its attention. What was
+ * written before is seen by what the owner has called. Waits for nobody: rings that are not yet heard count
+ * once. Any thread, until epw_import_close. EPW_ERR_PEER: the owner has ended or has destroyed its window. */
+epw_status epw_import_ring(epw_import *import, epw_where where);
+
+/* From now on calls fn when the importer of rank `rank` rings: on a thread of the library's, or of the
+ * importer in this process, with no lock held, any number of them at once. fn returns soon, and neither
+ * destroys a window nor calls this. NULL: nobody listens, as at first. Returns once a former fn runs nowhere;
+ * so does epw_window_destroy. */
+void epw_window_on_ring(epw_window *window, void (*fn)(void *context, uint32_t rank), void *context);
 
 /* Unmaps, then ends the lease. The caller's writes, those of its kernels too, must be done. NULL is allowed.
  */

@@ -417,8 +417,9 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Maps the window that `peer` exported for this rank. Every peer needs it once before it may be active, the
  rank itself not. Refused with EPW_ERR_MISMATCH if a field of the configuration differs, with EPW_ERR_FENCED
- while a former incarnation of this rank still has the peer's window mapped. Bounded by the deadline; no
- other call on the buffer waits for it, one that connects or disconnects the same peer is EPW_ERR_STATE.
+ while a former incarnation of this rank, be it another buffer of this process, still has the peer's window
+ mapped. Bounded by the deadline; no other call on the buffer waits for it, one that connects or disconnects
+ the same peer is EPW_ERR_STATE.
  Connecting a peer again first disconnects it. Not while a lane is held.*/
     pub fn epw_buffer_connect(
         buffer: *mut epw_buffer,

@@ -1,7 +1,8 @@
 /* Ranks that are late, release, give up and are given up, as threads of this process: what ThreadSanitizer is
- * to see of debts, the janitor and suspects. And peers that are disconnected while something is owed to them.
+ * to see of debts, the background thread and suspects. And peers that are disconnected while something is
+ * owed to them.
  */
-#include "ep/internal.h"
+#include "ep/host/host.h"
 #include "group.h"
 
 #include "base/clock.h"
@@ -17,6 +18,13 @@ static void sleep_ns(uint64_t ns) {
     nanosleep(&time, NULL);
 }
 
+/* As a lane does that waits in vain. */
+static void give_up(epw_buffer *b, uint32_t peer) {
+    epw_peers_suspect(&b->peers, peer);
+    pthread_mutex_lock(&b->lanes[0].lock);
+    epw_host_unlock(b, &b->lanes[0]);
+}
+
 static epw_handle send(epw_buffer *b, uint32_t rank, int32_t lane) {
     static _Thread_local batch made;
     epw_handle handle;
@@ -27,6 +35,12 @@ static epw_handle send(epw_buffer *b, uint32_t rank, int32_t lane) {
     return handle;
 }
 
+/* The beacon that lane 0 of `b` posts at a peer. */
+static _Atomic uint64_t *beacon_at(const epw_buffer *b, uint32_t peer) {
+    uint64_t control = b->peers.routes[peer].lanes[0].control;
+    return (_Atomic uint64_t *)epw_at(control, epw_word_offset(b->config.rank, 0, EPW_WORD_BEACON));
+}
+
 /* ---- Disconnecting ---- */
 
 /* Rank 0 has released an operation, rank 1's rows of it have come but have not been answered yet, and rank 1
@@ -34,20 +48,19 @@ static epw_handle send(epw_buffer *b, uint32_t rank, int32_t lane) {
 static void nothing_is_paid_to_a_peer_that_is_disconnected(void) {
     group g = make_group(2, 10000 * MS);
     activate(&g, 1);
-    epw_janitor_stop(g.of[0]); /* this rank's debts wait for its next operation */
-    g.of[0]->janitor_started = false;
+    epw_background_stop(g.of[0]); /* this rank's debts wait for its next operation */
     CHECK_OK(epw_release(g.of[0], send(g.of[0], 0, 0)));
-    const epw_lane *lane = &g.of[0]->lanes[0];
-    CHECK(lane->paying && epw_mask_has(&lane->debt.unanswered, 1));
+    const epw_machine *m = &g.of[0]->lanes[0].machine;
+    CHECK(m->paying && m->peers[1].owed == EPW_OWED_ANSWER);
     REFUSED(epw_buffer_disconnect(g.of[0], 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
     epw_handle late = send(g.of[1], 1, 0);
-    epw_suspect(g.of[0], 1);
+    give_up(g.of[0], 1);
     CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
     CHECK(epw_buffer_path(g.of[0], 1) == EPW_PATH_NONE);
-    CHECK(lane->paying && epw_mask_empty(&lane->debt.unanswered));
+    CHECK(m->peers[1].owed == 0);
 
     epw_handle alone = send(g.of[0], 0, 0);
-    CHECK(!lane->paying);
+    CHECK(!m->paying);
     epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
     epw_outcome outcome = EPW_OUTCOME_INIT;
     CHECK_OK(epw_dispatch_receive(g.of[0], alone, &nothing, &outcome));
@@ -65,15 +78,16 @@ static void nothing_is_paid_to_a_peer_that_is_disconnected(void) {
     destroy(&g);
 }
 
-/* The same against the janitor, whenever it looks: rank 1's rows, its suspicion and its end come at once. */
-static void the_janitor_pays_nothing_to_a_peer_that_is_disconnected(void) {
+/* The same against the background thread, whenever it looks: rank 1's rows, its suspicion and its end come at
+ * once. */
+static void the_background_pays_nothing_to_a_peer_that_is_disconnected(void) {
     for (int round = 0; round < 40; round++) {
         group g = make_group(2, 10000 * MS);
         activate(&g, 1);
         CHECK_OK(epw_release(g.of[0], send(g.of[0], 0, 0)));
         sleep_ns((uint64_t)round % 4 * 100000);
         epw_handle late = send(g.of[1], 1, 0);
-        epw_suspect(g.of[0], 1);
+        give_up(g.of[0], 1);
         CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
         CHECK_OK(epw_release(g.of[0], send(g.of[0], 0, 0)));
         CHECK_OK(epw_release(g.of[1], late));
@@ -179,7 +193,7 @@ static void beacons_keep_to_the_groups_deadline(void) {
     in.nonblocking = 1;
     uint64_t began = epw_now_ns();
     epw_status status = epw_dispatch(g.of[0], &in, &nothing, &handle, &outcome);
-    _Atomic uint64_t *beacon = (_Atomic uint64_t *)&epw_line_at(g.of[0], 1)->lanes[0].beacon;
+    _Atomic uint64_t *beacon = beacon_at(g.of[0], 1);
     while (atomic_load(beacon) == 0 && epw_now_ns() - began < in.deadline_ns) {
         CHECK(status == EPW_PENDING);
         CHECK_OK(epw_await(g.of[0], handle, MS));
@@ -273,7 +287,7 @@ static void an_epoch_of_trouble_leaves_none_to_the_next(void) {
 
 int main(void) {
     nothing_is_paid_to_a_peer_that_is_disconnected();
-    the_janitor_pays_nothing_to_a_peer_that_is_disconnected();
+    the_background_pays_nothing_to_a_peer_that_is_disconnected();
     beacons_keep_to_the_groups_deadline();
     an_epoch_of_trouble_leaves_none_to_the_next();
     return check_result("failures");

@@ -1,6 +1,6 @@
 /* A peer that lies about its rows, or rewrites what it said about them after this rank has checked it:
  * nothing that it writes leads this rank out of its own memory. Best under AddressSanitizer. */
-#include "ep/internal.h"
+#include "ep/host/host.h"
 #include "group.h"
 
 #include <sched.h>
@@ -40,6 +40,10 @@ static uint32_t load(const void *word) {
     return atomic_load_explicit((_Atomic uint32_t *)word, memory_order_relaxed);
 }
 
+static unsigned char *at_peer(const epw_buffer *b, uint32_t peer, uint64_t offset) {
+    return epw_at(b->peers.routes[peer].lanes[0].rows, offset);
+}
+
 /* Rank 1's view of its slot `row` at rank 0. */
 typedef struct slot_words {
     epw_slot_header *head;
@@ -48,7 +52,7 @@ typedef struct slot_words {
 } slot_words;
 
 static slot_words slot_of(const epw_buffer *liar, uint32_t row) {
-    unsigned char *slot = epw_slot_at(liar, 0, 0, row);
+    unsigned char *slot = at_peer(liar, 0, epw_slot_offset(&liar->layout, 0, 1, row));
     return (slot_words){(epw_slot_header *)slot, (epw_entry *)(slot + sizeof(epw_slot_header)),
                         (uint32_t *)(slot + epw_indices_offset(&liar->layout))};
 }
@@ -85,13 +89,13 @@ static void a_place_far_away(const epw_buffer *liar, slot_words slot) {
 }
 static void a_count_too_many(const epw_buffer *liar, slot_words slot) {
     (void)slot;
-    ((uint32_t *)(liar->routes[0].window + epw_expert_counts_offset(&liar->layout, 0, 1)))[0]++;
+    ((uint32_t *)at_peer(liar, 0, epw_expert_counts_offset(&liar->layout, 0, 1)))[0]++;
 }
 /* With indices that continue the list: only the repetition is wrong. Ordered combine would answer more rows
  * than a slot has room for. */
 static void an_expert_again(const epw_buffer *liar, slot_words slot) {
     uint32_t j = local_entry(slot, 0);
-    uint32_t *counts = (uint32_t *)(liar->routes[0].window + epw_expert_counts_offset(&liar->layout, 0, 1));
+    uint32_t *counts = (uint32_t *)at_peer(liar, 0, epw_expert_counts_offset(&liar->layout, 0, 1));
     for (uint32_t k = 0; k < TOPK; k++) {
         if (k == j) continue;
         slot.entries[k] = slot.entries[j];
@@ -115,7 +119,7 @@ static void every_lie_is_a_fault_of_format(void) {
         activate(&g, i + 1);
         static batch made[2];
         epw_handle handles[] = {send(g.of[0], &made[0], 0), send(g.of[1], &made[1], 1)};
-        uint32_t last = g.of[1]->lanes[0].sent[0] - 1;
+        uint32_t last = g.of[1]->lanes[0].machine.peers[0].sent - 1;
         lies[i].tell(g.of[1], slot_of(g.of[1], last));
         epw_outcome outcome = EPW_OUTCOME_INIT;
         CHECK_OK(epw_dispatch_receive(g.of[0], handles[0], &got.out, &outcome));
@@ -123,7 +127,8 @@ static void every_lie_is_a_fault_of_format(void) {
                   lies[i].name);
         CHECK_MSG(got.source_counts[0] > 0 && got.source_counts[1] == 0, "%s", lies[i].name);
         for (uint32_t e = 0; e < LOCAL; e++) {
-            CHECK_MSG(got.counts[e] == g.of[0]->lanes[0].sent_counts[e], "%s: expert %u", lies[i].name, e);
+            CHECK_MSG(got.counts[e] == g.of[0]->lanes[0].host->sent_counts[e], "%s: expert %u", lies[i].name,
+                      e);
         }
         for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_release(g.of[r], handles[r]));
     }
@@ -226,8 +231,7 @@ static void *waver(void *argument) {
     wavering *w = argument;
     slot_words slot = slot_of(w->liar, w->rows - 1);
     uint32_t j = local_entry(slot, 0);
-    uint32_t *counts =
-        (uint32_t *)(w->liar->routes[0].window + epw_expert_counts_offset(&w->liar->layout, 0, 1));
+    uint32_t *counts = (uint32_t *)at_peer(w->liar, 0, epw_expert_counts_offset(&w->liar->layout, 0, 1));
     void *words[] = {&slot.indices[j], &slot.head->token, &slot.entries[j].expert, &counts[0]};
     const uint32_t lies[] = {0x7fffff00u, UINT32_MAX, LOCAL - 1, UINT32_MAX};
     uint32_t truth[4];
@@ -253,7 +257,7 @@ static void a_peer_that_wavers_leads_nowhere(void) {
         activate(&g, round);
         static batch made[2];
         epw_handle handles[] = {send(g.of[0], &made[0], 0), send(g.of[1], &made[1], 1)};
-        wavering w = {.liar = g.of[1], .rows = g.of[1]->lanes[0].sent[0]};
+        wavering w = {.liar = g.of[1], .rows = g.of[1]->lanes[0].machine.peers[0].sent};
         pthread_t thread;
         pthread_create(&thread, NULL, waver, &w);
         while (!atomic_load(&w.began)) sched_yield();

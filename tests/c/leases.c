@@ -209,7 +209,7 @@ static end open_gpu_end(uint32_t rank, uint32_t peer) {
 }
 
 static bool say_goodbye(int fd) {
-    epw_fd_goodbye goodbye = {EPW_FD_GOODBYE_MAGIC};
+    epw_fd_notice goodbye = {EPW_FD_GOODBYE_MAGIC};
     return send(fd, &goodbye, sizeof goodbye, MSG_NOSIGNAL) == (ssize_t)sizeof goodbye;
 }
 
@@ -317,8 +317,8 @@ static void a_gpu_lease_outlives_a_connection_closed_without_a_goodbye(void) {
 }
 
 static void what_is_no_goodbye_ends_no_gpu_lease(void) {
-    static const epw_fd_goodbye goodbyes[2] = {{EPW_FD_GOODBYE_MAGIC}, {EPW_FD_GOODBYE_MAGIC}};
-    static const epw_fd_goodbye wrong = {EPW_FD_GOODBYE_MAGIC ^ 1};
+    static const epw_fd_notice goodbyes[2] = {{EPW_FD_GOODBYE_MAGIC}, {EPW_FD_GOODBYE_MAGIC}};
+    static const epw_fd_notice wrong = {EPW_FD_GOODBYE_MAGIC ^ 1};
     static const struct {
         const void *bytes;
         size_t length;

@@ -21,9 +21,9 @@
 
 typedef struct command {
     char verb; /* 'i'mport, 'w'rite, 'r'ead, 'c'lose, 'd'rop connections, 'e'xport, export as a 'g'pu's,
-                  'f'etch raw, become 'u'ser, 'o'ld kernel */
+                  'f'etch raw, become 'u'ser, 'o'ld kernel, 'b'ell: ring */
     uint32_t peer;
-    uint32_t value; /* written, or the user id, or one of the kernels below */
+    uint32_t value; /* written, or how often to ring, or the user id, or one of the kernels below */
     uint64_t offset;
     uint64_t deadline_ns;
     spec own; /* of the process's own window */
@@ -123,6 +123,10 @@ static inline void obey(const command *c, epw_window **own, epw_import **import,
         break;
     case 'r':
         a->value = epw_import_base(*import)[c->offset];
+        break;
+    case 'b':
+        for (uint32_t i = 0; i < c->value && a->status == EPW_OK; i++)
+            a->status = epw_import_ring(*import, here);
         break;
     case 'c':
         epw_import_close(*import);

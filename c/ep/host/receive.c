@@ -4,13 +4,11 @@
  * A source maps this rank's window and, gone wrong, may write there at any time. So each number that leads to
  * an address is read once, into the lane, and what was checked there is what dispatch and combine use.
  * Payload, scales and sideband are the caller's to trust. */
-#include "ep/internal.h"
+#include "ep/host/host.h"
 
 #include "base/clock.h"
-#include "base/status.h"
 
-/* Rows that a thread takes at a time. */
-#define CHUNK 8u
+#include <string.h>
 
 /* ---- layout ---- */
 
@@ -27,7 +25,7 @@ static void put_scales(const epw_buffer *b, const epw_lane *lane, const unsigned
     const epw_row_format *format = &lane->format;
     uint32_t count = format->scale_count, bytes = format->scale_bytes;
     uint64_t rows = b->layout.rows;
-    if (lane->dispatch_output.scale_order == 1) {
+    if (lane->host->dispatch_output.scale_order == 1) {
         memcpy(list + row * count * bytes, scales, (size_t)count * bytes);
     } else if (lane->input.payload == EPW_PAYLOAD_FP8_UE8M0) {
         for (uint32_t word = 0; word < (count + 3) / 4; word++) {
@@ -44,7 +42,7 @@ static void put_scales(const epw_buffer *b, const epw_lane *lane, const unsigned
 
 static uint64_t scale_list_bytes(const epw_buffer *b, const epw_lane *lane) {
     uint64_t row = (uint64_t)lane->format.scale_count * lane->format.scale_bytes;
-    if (lane->input.payload == EPW_PAYLOAD_FP8_UE8M0 && lane->dispatch_output.scale_order == 0)
+    if (lane->input.payload == EPW_PAYLOAD_FP8_UE8M0 && lane->host->dispatch_output.scale_order == 0)
         row = epw_align(row, 4);
     return b->layout.rows * row;
 }
@@ -55,18 +53,18 @@ static void put_row(const receive_job *job, const unsigned char *slot, uint64_t 
                     uint64_t row) {
     const epw_buffer *b = job->b;
     const epw_lane *lane = job->lane;
-    const epw_dispatch_output *out = &lane->dispatch_output;
+    const epw_dispatch_output *out = &lane->host->dispatch_output;
     const epw_row_format *format = &lane->format;
     uint64_t at = list * b->layout.rows + row;
-    uint32_t token = lane->row_token[from];
+    uint32_t token = lane->host->row_token[from];
     if (out->rows != NULL) {
         const unsigned char *payload = slot + b->layout.header_bytes;
-        if (lane->shortcut && job->source == b->config.rank) {
+        if (lane->host->shortcut && job->source == b->config.rank) {
             uint64_t stride = lane->input.x_stride ? lane->input.x_stride : format->payload_bytes;
             payload = (const unsigned char *)lane->input.x + token * stride;
         }
-        b->numerics->copy_stream((unsigned char *)out->rows + at * format->payload_bytes, payload,
-                                 format->payload_bytes);
+        b->host->numerics->copy_stream((unsigned char *)out->rows + at * format->payload_bytes, payload,
+                                       format->payload_bytes);
     }
     if (out->scales != NULL && format->scale_count > 0) {
         put_scales(b, lane, slot + b->layout.header_bytes + format->payload_bytes,
@@ -83,7 +81,7 @@ static void put_row(const receive_job *job, const unsigned char *slot, uint64_t 
 static void receive_row(const receive_job *job, uint32_t i) {
     const epw_buffer *b = job->b;
     const epw_lane *lane = job->lane;
-    const epw_dispatch_output *out = &lane->dispatch_output;
+    const epw_dispatch_output *out = &lane->host->dispatch_output;
     uint32_t width = b->config.topk;
     uint64_t at = epw_row_at(b, job->source, i);
     const unsigned char *slot = epw_slot_here(b, epw_lane_index(b, lane), job->source, i);
@@ -106,8 +104,8 @@ static void receive_row(const receive_job *job, uint32_t i) {
 static void receive_chunk(void *context, uint32_t item, uint32_t thread) {
     (void)thread;
     const receive_job *job = context;
-    uint32_t end = (item + 1) * CHUNK < job->rows ? (item + 1) * CHUNK : job->rows;
-    for (uint32_t i = item * CHUNK; i < end; i++) receive_row(job, i);
+    uint32_t end = (item + 1) * EPW_CHUNK < job->rows ? (item + 1) * EPW_CHUNK : job->rows;
+    for (uint32_t i = item * EPW_CHUNK; i < end; i++) receive_row(job, i);
 }
 
 /* ---- admission ---- */
@@ -132,7 +130,7 @@ static bool admit_row(const epw_buffer *b, epw_lane *lane, uint32_t source, uint
     uint32_t its_token = read_once(&head->token);
     if (read_once(&head->format) != lane->format.hash || its_token < *token || its_token >= tokens)
         return false;
-    lane->row_token[at] = its_token;
+    lane->host->row_token[at] = its_token;
     *token = its_token + 1;
     epw_place *places = epw_places(b, lane, at);
     for (uint32_t j = 0; j < b->config.topk; j++) {
@@ -141,11 +139,11 @@ static bool admit_row(const epw_buffer *b, epw_lane *lane, uint32_t source, uint
         if (e < 0 || e >= local) continue;
         for (uint32_t k = 0; k < j; k++)
             if (places[k].list == e) return false;
-        uint32_t weight = read_once(&entry[j].weight), row = lane->expert_fill[e]++;
+        uint32_t weight = read_once(&entry[j].weight), row = lane->host->expert_fill[e]++;
         places[j].list = (uint32_t)e;
         places[j].row = row;
         memcpy(&places[j].weight, &weight, sizeof weight);
-        if (read_once(&indices[j]) != row - lane->first_row[e]) return false;
+        if (read_once(&indices[j]) != row - lane->host->first_row[e]) return false;
     }
     return true;
 }
@@ -156,80 +154,57 @@ static bool admit(const epw_buffer *b, epw_lane *lane, uint32_t source, uint32_t
     uint32_t token = 0, tokens = source == b->config.rank ? lane->tokens : b->config.max_tokens;
     for (uint32_t i = 0; i < rows; i++)
         if (!admit_row(b, lane, source, i, &token, tokens)) return false;
-    const unsigned char *window = b->routes[b->config.rank].window;
+    const unsigned char *window = epw_peers_own(&b->peers);
     const uint32_t *counts =
         (const uint32_t *)(window + epw_expert_counts_offset(&b->layout, epw_lane_index(b, lane), source));
     for (uint32_t e = 0; e < b->layout.local_experts; e++)
-        if (read_once(&counts[e]) != lane->expert_fill[e] - lane->first_row[e]) return false;
+        if (read_once(&counts[e]) != lane->host->expert_fill[e] - lane->host->first_row[e]) return false;
     return true;
+}
+
+/* What the caller is told of all sources together. */
+static void tell_totals(const epw_buffer *b, const epw_lane *lane) {
+    const epw_dispatch_output *out = &lane->host->dispatch_output;
+    for (uint32_t e = 0; e < b->layout.local_experts; e++) {
+        if (out->counts != NULL) out->counts[e] = lane->host->expert_fill[e];
+        if (out->expert_totals != NULL) epw_add_total(&out->expert_totals[e], lane->host->expert_fill[e]);
+    }
+    for (uint32_t peer = 0; out->wait_ns != NULL && peer < b->config.ranks; peer++)
+        epw_add_total(&out->wait_ns[peer], lane->machine.peers[peer].waited_ns);
 }
 
 /* Lays out what `source` has sent (nothing if it is missing). Sources come in ascending order, so that the
  * rows of an expert's list are ordered by source rank. */
-static void lay_out(epw_buffer *b, epw_lane *lane, uint32_t source, uint64_t now) {
+bool epw_host_lay_out(epw_buffer *b, epw_lane *lane, uint32_t source) {
     uint32_t local = b->layout.local_experts;
-    const epw_dispatch_output *out = &lane->dispatch_output;
-    memcpy(lane->first_row, lane->expert_fill, local * sizeof lane->first_row[0]);
+    epw_host_lane *host = lane->host;
+    const epw_dispatch_output *out = &host->dispatch_output;
+    uint32_t rows = lane->machine.peers[source].received;
+    if (source == 0) memset(host->expert_fill, 0, local * sizeof host->expert_fill[0]);
+    memcpy(host->first_row, host->expert_fill, local * sizeof host->first_row[0]);
     /* Without rows, what lies in the source's place is of some earlier operation. */
-    if (lane->received[source] > 0 && !admit(b, lane, source, lane->received[source])) {
-        memcpy(lane->expert_fill, lane->first_row, local * sizeof lane->first_row[0]);
-        lane->received[source] = 0;
-        epw_lane_lose(b, lane, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, source, now);
+    bool good = rows == 0 || admit(b, lane, source, rows);
+    if (!good) {
+        memcpy(host->expert_fill, host->first_row, local * sizeof host->expert_fill[0]);
+        rows = 0;
     }
+    lane->received[source] = rows;
     for (uint32_t e = 0; out->ranges != NULL && e < local; e++) {
         uint32_t *range = out->ranges + ((size_t)e * b->config.ranks + source) * 2;
-        range[0] = lane->first_row[e];
-        range[1] = lane->expert_fill[e] - lane->first_row[e];
+        range[0] = host->first_row[e];
+        range[1] = host->expert_fill[e] - host->first_row[e];
     }
-    uint32_t rows = lane->received[source];
     if (out->source_counts != NULL) out->source_counts[source] = rows;
     receive_job job = {b, lane, source, rows};
-    epw_pool_run(b->pool, receive_chunk, &job, (rows + CHUNK - 1) / CHUNK);
+    epw_pool_run(b->host->pool, receive_chunk, &job, (rows + EPW_CHUNK - 1) / EPW_CHUNK);
+    if (source + 1 == b->config.ranks) tell_totals(b, lane);
+    return good;
 }
 
-/* ---- the stage ---- */
-
-void epw_dispatch_begin_receiving(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out) {
-    lane->dispatch_output = *out;
-    lane->stage = EPW_STAGE_RECEIVING;
-    lane->next_source = 0;
-    memset(lane->received, 0, b->config.ranks * sizeof lane->received[0]);
-    memset(lane->expert_fill, 0, b->layout.local_experts * sizeof lane->expert_fill[0]);
-    lane->awaited = b->active;
-    epw_mask_remove(&lane->awaited, &lane->missing);
-}
-
-epw_status epw_dispatch_receive_step(epw_buffer *b, epw_lane *lane) {
-    const epw_dispatch_output *out = &lane->dispatch_output;
-    /* Waited until here, where the step has yet to copy: who comes while it does has kept nobody waiting. */
-    uint64_t now = epw_now_ns(), waited = now - lane->wait.started;
-    bool progress = true;
-    while (progress) {
-        progress = false;
-        EPW_MASK_FOR(peer, &lane->awaited, b->config.ranks) {
-            uint32_t value, cause;
-            epw_verdict verdict =
-                epw_wait_judge(b, lane, EPW_AWAIT_ROWS, lane->op, peer, now, &value, &cause);
-            if (verdict == EPW_WAITING) continue;
-            lane->received[peer] = verdict == EPW_ARRIVED ? value : 0;
-            if (verdict == EPW_ARRIVED) epw_mask_add(&lane->present, peer);
-            if (verdict == EPW_GONE) epw_lane_lose(b, lane, EPW_PHASE_DISPATCH_RECEIVE, cause, peer, now);
-            epw_mask_drop(&lane->awaited, peer);
-            if (out->wait_ns != NULL) out->wait_ns[peer] += waited;
-        }
-        while (lane->next_source < b->config.ranks && !epw_mask_has(&lane->awaited, lane->next_source)) {
-            lay_out(b, lane, lane->next_source++, now);
-            progress = true;
-        }
-        if (progress) now = epw_now_ns();
-    }
-    if (!epw_mask_empty(&lane->awaited)) {
-        epw_wait_pause(b, lane, EPW_AWAIT_ROWS, lane->op, &lane->awaited, now);
-        return EPW_PENDING;
-    }
-    for (uint32_t e = 0; e < b->layout.local_experts; e++) {
-        if (out->counts != NULL) out->counts[e] = lane->expert_fill[e];
-        if (out->expert_totals != NULL) out->expert_totals[e] += lane->expert_fill[e];
-    }
-    return EPW_OK;
+epw_status epw_host_dispatch_receive(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out,
+                                     epw_outcome *outcome) {
+    lane->host->nonblocking = out->nonblocking != 0;
+    lane->host->dispatch_output = *out;
+    epw_lane_begin_receive(&lane->machine, epw_now_ns());
+    return epw_host_run(b, lane, outcome);
 }

@@ -1,0 +1,12 @@
+/* Sums of the caller's that several operations add to: two lanes may share an array. */
+#ifndef EPW_BASE_TOTAL_H
+#define EPW_BASE_TOTAL_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+static inline void epw_add_total(uint64_t *sum, uint64_t value) {
+    if (value > 0) atomic_fetch_add_explicit((_Atomic uint64_t *)sum, value, memory_order_relaxed);
+}
+
+#endif

@@ -1,0 +1,191 @@
+/* Handles: each names one dispatch on a lane, until its combine has been received or it is released; and the
+ * calls that work on a handle in any stage. */
+#include "ep/buffer.h"
+
+/* Of all buffers of the process: no two handles are the same, so that one of another buffer is recognised. */
+static _Atomic uint64_t generations;
+
+void epw_lane_take(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in, const epw_row_format *format,
+                   epw_handle *handle) {
+    uint32_t index = epw_lane_index(b, lane);
+    lane->generation = atomic_fetch_add_explicit(&generations, 1, memory_order_relaxed) + 1;
+    *handle = lane->generation << 1 | index;
+    if (in->lane < 0)
+        atomic_store_explicit(&b->next_lane, (index + 1) % b->config.lanes, memory_order_relaxed);
+    lane->input = *in;
+    lane->format = *format;
+    lane->layout = in->layout;
+    lane->tokens = in->tokens;
+    lane->topk = in->topk;
+}
+
+const char *epw_stage_text(epw_stage stage) {
+    switch (stage) {
+    case EPW_STAGE_SENDING:
+        return "its dispatch is still sending";
+    case EPW_STAGE_SENT:
+        return "its dispatch has not been received";
+    case EPW_STAGE_RECEIVING:
+        return "its dispatch is still receiving";
+    case EPW_STAGE_DISPATCHED:
+        return "its dispatch has been received, combine comes next";
+    case EPW_STAGE_ANSWERING:
+        return "its combine is still sending";
+    case EPW_STAGE_ANSWERED:
+        return "its combine has sent but not received";
+    case EPW_STAGE_COLLECTING:
+        return "its combine is still receiving";
+    default:
+        return "it is free";
+    }
+}
+
+epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_stage stage, epw_lane **out) {
+    if (b == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "buffer is NULL");
+    uint32_t index = (uint32_t)(handle & 1);
+    epw_lane *lane = &b->lanes[index];
+    if (index >= b->config.lanes)
+        return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op), "not a handle of this buffer");
+    pthread_mutex_lock(&lane->lock);
+    epw_stage now = lane->machine.stage;
+    epw_status status = EPW_OK;
+    if (now == EPW_STAGE_FREE || lane->generation != handle >> 1) {
+        status = epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
+                          "the handle has been consumed, or is not one of this buffer");
+    } else if (stage != EPW_STAGE_ANY && now != stage) {
+        status = epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op), "not possible with this handle now: %s",
+                          epw_stage_text(now));
+    }
+    if (status != EPW_OK) {
+        pthread_mutex_unlock(&lane->lock);
+        return status;
+    }
+    *out = lane;
+    return EPW_OK;
+}
+
+/* ---- checks that several calls share ---- */
+
+epw_status epw_outcome_check(const epw_buffer *b, const char *op, const epw_outcome *outcome) {
+    if (outcome == NULL || outcome->size == sizeof *outcome) return EPW_OK;
+    return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op),
+                    "outcome.size is %u, this library's is %zu: use EPW_OUTCOME_INIT", outcome->size,
+                    sizeof *outcome);
+}
+
+epw_status epw_deadline_check(const epw_buffer *b, const char *op, uint64_t deadline_ns) {
+    if (deadline_ns == 0) return EPW_OK;
+    if (deadline_ns >= b->config.deadline_ns && deadline_ns <= EPW_MAX_DEADLINE_NS) return EPW_OK;
+    return epw_fail(EPW_ERR_LIMIT, epw_buffer_where(b, op),
+                    "deadline_ns is %llu, a call may only lengthen the buffer's %llu, to a day at most",
+                    (unsigned long long)deadline_ns, (unsigned long long)b->config.deadline_ns);
+}
+
+static epw_status check_buffer(const epw_buffer *b, const char *op) {
+    if (b != NULL) return EPW_OK;
+    return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "buffer is NULL");
+}
+
+/* ---- going on, waiting, giving up ---- */
+
+epw_status epw_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
+    epw_status status = check_buffer(b, "poll");
+    return status == EPW_OK ? b->engine->poll(b, handle, outcome) : status;
+}
+
+epw_status epw_ready(epw_buffer *b, epw_handle handle) {
+    epw_status status = check_buffer(b, "ready");
+    return status == EPW_OK ? b->engine->ready(b, handle) : status;
+}
+
+epw_status epw_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
+    epw_status status = check_buffer(b, "await");
+    return status == EPW_OK ? b->engine->await(b, handle, timeout_ns) : status;
+}
+
+epw_status epw_release(epw_buffer *b, epw_handle handle) {
+    epw_lane *lane = NULL;
+    epw_status status = epw_lane_find(b, "release", handle, EPW_STAGE_ANY, &lane);
+    return status == EPW_OK ? b->engine->release(b, lane, NULL) : status;
+}
+
+epw_status epw_release_on(epw_buffer *b, epw_handle handle, void *stream) {
+    epw_lane *lane = NULL;
+    epw_status status = epw_lane_find(b, "release", handle, EPW_STAGE_ANY, &lane);
+    return status == EPW_OK ? b->engine->release(b, lane, &stream) : status;
+}
+
+epw_status epw_stream_wait(epw_buffer *b, epw_handle handle, void *stream) {
+    epw_status status = check_buffer(b, "stream_wait");
+    return status == EPW_OK ? b->engine->stream_wait(b, handle, stream) : status;
+}
+
+epw_status epw_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
+    epw_status status = check_buffer(b, "outcome_read");
+    return status == EPW_OK ? b->engine->outcome_read(b, handle, outcome) : status;
+}
+
+epw_status epw_take_errors(epw_buffer *b, epw_error_record *records, uint32_t capacity, uint32_t *count,
+                           uint64_t *lost) {
+    if (b == NULL || records == NULL || count == NULL) {
+        return epw_fail(EPW_ERR_INVALID, (epw_where){"take_errors", -1, -1},
+                        "buffer, records or count is NULL");
+    }
+    return b->engine->take_errors(b, records, capacity, count, lost);
+}
+
+/* ---- rows in place ---- */
+
+static epw_status check_view(const epw_buffer *b, const char *op, const epw_rows_view *view) {
+    if (view != NULL && view->size == sizeof *view) return EPW_OK;
+    return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op),
+                    "view is NULL or its size is not %zu: use EPW_ROWS_VIEW_INIT", sizeof *view);
+}
+
+/* The lane's dispatch slots as rows. */
+static epw_rows_view slot_rows(const epw_buffer *b, const epw_lane *lane) {
+    uint64_t first = epw_slot_offset(&b->layout, epw_lane_index(b, lane), 0, 0);
+    unsigned char *rows = epw_peers_own(&b->peers) + first + b->layout.header_bytes;
+    return (epw_rows_view){.size = sizeof(epw_rows_view),
+                           .stride = b->layout.slot_bytes,
+                           .rows = rows,
+                           .source_counts = lane->received,
+                           .scales = lane->format.scale_count ? rows + lane->format.payload_bytes : NULL};
+}
+
+epw_status epw_dispatched_rows(epw_buffer *b, epw_handle handle, epw_rows_view *view) {
+    epw_lane *lane = NULL;
+    epw_status status = epw_lane_find(b, "dispatched_rows", handle, EPW_STAGE_DISPATCHED, &lane);
+    if (status != EPW_OK) return status;
+    status = check_view(b, "dispatched_rows", view);
+    if (status == EPW_OK && lane->layout != EPW_RANK_MAJOR) {
+        status =
+            epw_fail(EPW_ERR_STATE, epw_buffer_where(b, "dispatched_rows"), "the dispatch was expert-major");
+    }
+    if (status == EPW_OK) *view = slot_rows(b, lane);
+    pthread_mutex_unlock(&lane->lock);
+    return status;
+}
+
+epw_status epw_next_combine_buffer(epw_buffer *b, epw_handle handle, epw_rows_view *view) {
+    const char *op = "next_combine_buffer";
+    epw_lane *lane = NULL;
+    epw_status status = epw_lane_find(b, op, handle, EPW_STAGE_DISPATCHED, &lane);
+    if (status != EPW_OK) return status;
+    status = check_view(b, op, view);
+    if (status == EPW_OK && lane->layout == EPW_RANK_MAJOR) {
+        *view = slot_rows(b, lane);
+        view->scales = NULL;
+    } else if (status == EPW_OK && !b->config.zero_copy) {
+        status = epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
+                          "expert-major needs config.zero_copy in the plan");
+    } else if (status == EPW_OK) {
+        uint64_t offset = epw_zero_copy_offset(&b->layout, epw_lane_index(b, lane));
+        *view = (epw_rows_view){.size = sizeof *view,
+                                .stride = b->layout.row_bytes,
+                                .rows = epw_peers_own(&b->peers) + offset,
+                                .source_counts = lane->received};
+    }
+    pthread_mutex_unlock(&lane->lock);
+    return status;
+}

@@ -1,0 +1,77 @@
+/* Giving a handle up. Peers must not be left waiting for a combine that will not come: what a released
+ * operation owes them is known to the lane's machine, and paid at once where it can be, else by a thread in
+ * the background or by the lane's next operation, whichever looks first. */
+#include "ep/host/host.h"
+
+#include "base/clock.h"
+#include "base/thread.h"
+
+epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *const *stream) {
+    (void)stream;
+    epw_lane_give_up(&lane->machine, epw_now_ns());
+    bool owing = epw_host_pay(b, lane) == EPW_PENDING;
+    if (!owing) epw_host_post_all(b, lane);
+    epw_host_unlock(b, lane);
+    if (owing) {
+        epw_host *host = b->host;
+        pthread_mutex_lock(&host->background_lock);
+        host->background_needed = true;
+        pthread_cond_signal(&host->background_wake);
+        pthread_mutex_unlock(&host->background_lock);
+    }
+    return EPW_OK;
+}
+
+/* Steps every lane that owes something once; returns one that still does. */
+static epw_lane *step_debts(epw_buffer *b) {
+    epw_lane *owing = NULL;
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        epw_lane *lane = &b->lanes[i];
+        pthread_mutex_lock(&lane->lock);
+        if (epw_host_pay(b, lane) == EPW_PENDING) owing = lane;
+        epw_host_unlock(b, lane);
+    }
+    return owing;
+}
+
+static void *background_main(void *argument) {
+    epw_buffer *b = argument;
+    epw_host *host = b->host;
+    pthread_mutex_lock(&host->background_lock);
+    while (!host->background_ending) {
+        if (!host->background_needed) {
+            pthread_cond_wait(&host->background_wake, &host->background_lock);
+            continue;
+        }
+        host->background_needed = false;
+        pthread_mutex_unlock(&host->background_lock);
+        epw_lane *owing = step_debts(b);
+        if (owing != NULL)
+            epw_watch_sleep(&b->peers, epw_lane_index(b, owing), &owing->host->watch, UINT64_MAX);
+        pthread_mutex_lock(&host->background_lock);
+        host->background_needed |= owing != NULL;
+    }
+    pthread_mutex_unlock(&host->background_lock);
+    return NULL;
+}
+
+epw_status epw_background_start(epw_buffer *b) {
+    int err = epw_thread_start(background_main, b, &b->host->background);
+    if (err != 0) {
+        return epw_fail_errno(err, epw_buffer_where(b, "create"),
+                              "cannot start the thread that completes releases");
+    }
+    b->host->background_started = true;
+    return EPW_OK;
+}
+
+void epw_background_stop(epw_buffer *b) {
+    epw_host *host = b->host;
+    if (!host->background_started) return;
+    pthread_mutex_lock(&host->background_lock);
+    host->background_ending = true;
+    pthread_cond_signal(&host->background_wake);
+    pthread_mutex_unlock(&host->background_lock);
+    pthread_join(host->background, NULL);
+    host->background_started = false;
+}

@@ -1,0 +1,200 @@
+/* Steps a lane: loads what its machine waits for, asks it what to do, and does it. The only place where a
+ * machine's decisions meet the peers' windows. */
+#include "ep/host/host.h"
+
+#include "base/clock.h"
+
+/* ---- one step ---- */
+
+static void post(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
+    /* The machine speaks of the peer that was connected when its epoch began. */
+    if (b->peers.routes[d->peer].incarnation != d->incarnation) return;
+    epw_range ranges[EPW_RANGES_MAX];
+    uint32_t count = 0;
+    if (d->word == EPW_WORD_DROPPED) epw_peers_suspect(&b->peers, d->peer);
+    if (d->word == EPW_WORD_DISPATCH && epw_word_value(d->value) > 0)
+        count = epw_host_sent_ranges(b, lane, d->peer, ranges);
+    if (d->word == EPW_WORD_COMBINE && epw_word_value(d->value) > 0)
+        count = epw_host_answer_ranges(b, lane, d->peer, ranges);
+    epw_signal(&b->peers, epw_lane_index(b, lane), d->peer, d->word, d->value, ranges, count);
+}
+
+void epw_host_post_all(epw_buffer *b, epw_lane *lane) {
+    epw_decision d;
+    while (epw_lane_post(&lane->machine, &d)) post(b, lane, &d);
+}
+
+/* Peers that other lanes have given up since the last step. */
+void epw_host_hear(epw_buffer *b, epw_lane *lane) {
+    uint64_t suspicions = atomic_load_explicit(&b->peers.suspicions, memory_order_acquire);
+    if (suspicions == atomic_load_explicit(&lane->host->suspicions, memory_order_relaxed)) return;
+    atomic_store_explicit(&lane->host->suspicions, suspicions, memory_order_relaxed);
+    for (uint32_t peer = 0; peer < b->config.ranks; peer++)
+        if (epw_peers_suspected(&b->peers, peer)) epw_lane_hear_suspect(&lane->machine, peer);
+}
+
+/* Looks at every peer that is awaited. The first that is awaited still is what a sleeper sleeps on. */
+static void look_round(epw_buffer *b, epw_lane *lane, uint64_t now, uint32_t *sleep_on, uint32_t *sleep_word,
+                       epw_look *sleep_seen) {
+    epw_machine *m = &lane->machine;
+    *sleep_on = UINT32_MAX;
+    for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
+        uint32_t word, still;
+        if (!epw_lane_awaits(m, peer, &word)) continue;
+        epw_look seen;
+        epw_look_at(&b->peers, epw_lane_index(b, lane), peer, word, &seen);
+        epw_lane_see(m, peer, &seen, now);
+        if (*sleep_on != UINT32_MAX || !epw_lane_awaits(m, peer, &still) || still != word) continue;
+        *sleep_on = peer;
+        *sleep_word = word;
+        *sleep_seen = seen;
+    }
+}
+
+/* Carries out a decision about rows. */
+static void work(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
+    epw_machine *m = &lane->machine;
+    switch (d->act) {
+    case EPW_ACT_SEND:
+        epw_host_send(b, lane);
+        break;
+    case EPW_ACT_LAY_OUT:
+        if (epw_host_lay_out(b, lane, d->peer)) break;
+        epw_lane_refuse(m, *d, epw_now_ns());
+        return;
+    case EPW_ACT_ANSWER:
+        epw_host_answer(b, lane, d->peer);
+        break;
+    default:
+        epw_host_sum(b, lane);
+    }
+    epw_lane_did(m, *d, epw_now_ns());
+}
+
+static epw_status step(epw_buffer *b, epw_lane *lane, bool debts_alone) {
+    epw_machine *m = &lane->machine;
+    epw_lane_begin_step(m);
+    epw_watch_clear(&lane->host->watch);
+    for (;;) { /* ends: a turn without work sleeps or is done, and work is bounded by the operation */
+        if (debts_alone && !m->paying) return EPW_OK;
+        uint64_t now = epw_now_ns();
+        uint32_t sleep_on, sleep_word = 0;
+        epw_look seen;
+        epw_host_hear(b, lane);
+        look_round(b, lane, now, &sleep_on, &sleep_word, &seen);
+        bool worked = false;
+        for (;;) {
+            epw_decision d = epw_lane_decide(m, now);
+            if (d.act == EPW_ACT_DONE) return EPW_OK;
+            if (d.act == EPW_ACT_SLEEP) {
+                if (worked || sleep_on == UINT32_MAX) break; /* time has passed: look again first */
+                uint64_t since = m->paying ? m->debt_wait.began : m->wait.began;
+                epw_watch_set(&lane->host->watch, sleep_on, sleep_word, &seen, since, d.until);
+                return EPW_PENDING;
+            }
+            if (d.act == EPW_ACT_POST) {
+                post(b, lane, &d);
+            } else {
+                work(b, lane, &d);
+                worked = true;
+                now = epw_now_ns();
+            }
+        }
+    }
+}
+
+epw_status epw_host_step(epw_buffer *b, epw_lane *lane) {
+    return step(b, lane, false);
+}
+
+epw_status epw_host_pay(epw_buffer *b, epw_lane *lane) {
+    return step(b, lane, true);
+}
+
+/* ---- lanes that are nobody's at the moment ---- */
+
+/* A peer that one lane gives up is told on every lane, each behind what that lane has sent. Here by whoever
+ * finds a lane free, and never waiting: a thread that holds it does so itself, in its step or here. */
+static void tell(epw_buffer *b, epw_lane *lane) {
+    if (pthread_mutex_trylock(&lane->lock) != 0) return;
+    epw_host_hear(b, lane);
+    epw_host_post_all(b, lane);
+    pthread_mutex_unlock(&lane->lock);
+}
+
+void epw_host_unlock(epw_buffer *b, epw_lane *lane) {
+    pthread_mutex_unlock(&lane->lock);
+    uint64_t suspicions = atomic_load_explicit(&b->peers.suspicions, memory_order_acquire);
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        const _Atomic uint64_t *heard = &b->lanes[i].host->suspicions;
+        if (atomic_load_explicit(heard, memory_order_relaxed) != suspicions) tell(b, &b->lanes[i]);
+    }
+}
+
+/* ---- calls ---- */
+
+static void fill_outcome(const epw_lane *lane, epw_outcome *outcome) {
+    if (outcome == NULL) return;
+    outcome->missing = epw_lane_set(&lane->machine, EPW_PART_MISSING);
+    outcome->degraded = !epw_mask_empty(&outcome->missing);
+    outcome->record = lane->machine.record;
+}
+
+epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
+    uint64_t generation = lane->generation;
+    epw_status status = epw_host_step(b, lane);
+    while (status == EPW_PENDING && !lane->host->nonblocking) {
+        epw_host_unlock(b, lane);
+        epw_watch_sleep(&b->peers, epw_lane_index(b, lane), &lane->host->watch, UINT64_MAX);
+        pthread_mutex_lock(&lane->lock);
+        if (lane->generation != generation || lane->machine.stage == EPW_STAGE_FREE) {
+            status = epw_fail(EPW_ERR_STATE, epw_buffer_where(b, "wait"),
+                              "the handle was released by another thread");
+        } else {
+            status = epw_host_step(b, lane);
+        }
+    }
+    if (status == EPW_OK) fill_outcome(lane, outcome);
+    epw_host_unlock(b, lane);
+    return status;
+}
+
+epw_status epw_host_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
+    epw_lane *lane = NULL;
+    epw_status status = epw_lane_find(b, "poll", handle, EPW_STAGE_ANY, &lane);
+    if (status != EPW_OK) return status;
+    status = epw_outcome_check(b, "poll", outcome);
+    if (status == EPW_OK && !epw_lane_running(&lane->machine)) {
+        status = epw_fail(EPW_ERR_STATE, epw_buffer_where(b, "poll"), "no operation runs: %s",
+                          epw_stage_text(lane->machine.stage));
+    }
+    if (status == EPW_OK) status = epw_host_step(b, lane);
+    if (status == EPW_OK) fill_outcome(lane, outcome);
+    epw_host_unlock(b, lane);
+    return status;
+}
+
+epw_status epw_host_ready(epw_buffer *b, epw_handle handle) {
+    epw_lane *lane = NULL;
+    epw_status status = epw_lane_find(b, "ready", handle, EPW_STAGE_ANY, &lane);
+    if (status != EPW_OK) return status;
+    epw_stage stage = lane->machine.stage;
+    if (stage != EPW_STAGE_SENT && stage != EPW_STAGE_ANSWERED) {
+        status = epw_fail(EPW_ERR_STATE, epw_buffer_where(b, "ready"), "no receiving half is due: %s",
+                          epw_stage_text(stage));
+    } else {
+        epw_lane_begin_wait(&lane->machine, epw_now_ns());
+        status = epw_host_step(b, lane);
+    }
+    epw_host_unlock(b, lane);
+    return status;
+}
+
+epw_status epw_host_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
+    epw_lane *lane = NULL;
+    epw_status status = epw_lane_find(b, "await", handle, EPW_STAGE_ANY, &lane);
+    if (status != EPW_OK) return status;
+    epw_host_unlock(b, lane);
+    epw_watch_sleep(&b->peers, epw_lane_index(b, lane), &lane->host->watch, timeout_ns);
+    return EPW_OK;
+}

@@ -1,0 +1,222 @@
+/* The host engine's life, and its part in peers and membership. */
+#include "ep/host/host.h"
+
+#include "base/clock.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_THREADS_CHOSEN 8u
+/* Waiters spin this long before they yield where every thread of every rank can have a core. */
+#define SPIN_NS UINT64_C(50000)
+/* And yield this long before they sleep. */
+#define YIELD_NS UINT64_C(300000)
+
+/* ---- memory ---- */
+
+static uint32_t cores(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    return (uint32_t)CPU_COUNT(&set);
+}
+
+static uint32_t choose_threads(const epw_config *config) {
+    if (config->threads > 0) return config->threads;
+    uint32_t share = cores() / config->ranks;
+    return share < 1 ? 1 : share > MAX_THREADS_CHOSEN ? MAX_THREADS_CHOSEN : share;
+}
+
+/* Takes `bytes` of the arena: an address in it, or only the sum where there is no arena yet. */
+static void *take(unsigned char *arena, uint64_t *used, uint64_t bytes) {
+    void *at = arena ? arena + *used : NULL;
+    *used += epw_align(bytes, 64);
+    return at;
+}
+
+/* Points the lane's arrays into `arena` and returns the bytes they take; with arena NULL only that. */
+static uint64_t carve(const epw_config *c, epw_lane *lane, epw_host_lane *host, void *arena) {
+    uint64_t used = 0;
+    uint64_t entries = (uint64_t)c->max_tokens * c->topk, local = c->experts / c->ranks;
+    uint64_t rows = (uint64_t)c->ranks * c->max_tokens;
+    lane->machine.peers = take(arena, &used, c->ranks * sizeof(epw_lane_peer));
+    lane->received = take(arena, &used, c->ranks * sizeof(uint32_t));
+    host->ids = take(arena, &used, entries * sizeof(int32_t));
+    host->weights = take(arena, &used, entries * sizeof(float));
+    host->sent_row = take(arena, &used, entries * sizeof(uint32_t));
+    host->sent_index = take(arena, &used, entries * sizeof(uint32_t));
+    host->sent_counts = take(arena, &used, c->experts * sizeof(uint32_t));
+    host->first_row = take(arena, &used, local * sizeof(uint32_t));
+    host->expert_fill = take(arena, &used, local * sizeof(uint32_t));
+    host->row_token = take(arena, &used, rows * sizeof(uint32_t));
+    host->places = take(arena, &used, rows * c->topk * sizeof(epw_place));
+    return used;
+}
+
+/* Its slot's data area holds any payload with its scales. */
+static uint64_t scratch_bytes(const epw_layout *layout) {
+    return epw_align(layout->slot_bytes - layout->header_bytes, 64);
+}
+
+uint64_t epw_host_private_bytes(const epw_config *config, const epw_layout *layout) {
+    epw_lane lane = {0};
+    epw_host_lane host;
+    return carve(config, &lane, &host, NULL) * config->lanes + choose_threads(config) * scratch_bytes(layout);
+}
+
+/* ---- life ---- */
+
+static bool make_lane(epw_buffer *b, uint32_t index) {
+    epw_lane *lane = &b->lanes[index];
+    epw_host_lane *host = lane->host = &b->host->lanes[index];
+    host->arena = calloc(1, carve(&b->config, lane, host, NULL));
+    if (host->arena == NULL) return false;
+    carve(&b->config, lane, host, host->arena);
+    lane->machine.rank = b->config.rank;
+    lane->machine.ranks = b->config.ranks;
+    lane->machine.lanes = b->config.lanes;
+    lane->machine.lane = index;
+    lane->machine.ordered = b->config.ordered != 0;
+    lane->machine.group_ns = b->config.deadline_ns;
+    epw_lane_init(&lane->machine);
+    epw_watch_clear(&host->watch);
+    return true;
+}
+
+static epw_status host_open(epw_buffer *b) {
+    epw_where where = epw_buffer_where(b, "create");
+    uint32_t threads = choose_threads(&b->config);
+    epw_host *host = b->host = calloc(1, sizeof *host);
+    if (host == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the host engine");
+    pthread_mutex_init(&host->background_lock, NULL);
+    pthread_cond_init(&host->background_wake, NULL);
+    b->peers.spin_ns = (uint64_t)threads * b->config.ranks <= cores() ? SPIN_NS : 0;
+    b->peers.yield_ns = YIELD_NS;
+    host->scratch_bytes = scratch_bytes(&b->layout);
+    host->scratch = aligned_alloc(64, threads * host->scratch_bytes);
+    bool ok = host->scratch != NULL;
+    for (uint32_t i = 0; ok && i < b->config.lanes; i++) ok = make_lane(b, i);
+    if (!ok) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory beside the window");
+    epw_status status = epw_numerics_choose(where, &host->numerics);
+    if (status == EPW_OK) status = epw_pool_create(b->config.rank, threads, &host->pool);
+    return status == EPW_OK ? epw_background_start(b) : status;
+}
+
+/* Nobody need wait for this rank any longer. */
+static bool host_leave(epw_buffer *b) {
+    if (b->host == NULL) return true;
+    epw_background_stop(b);
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        epw_lane *lane = &b->lanes[i];
+        if (lane->host == NULL || lane->host->arena == NULL) continue;
+        for (uint32_t peer = 0; peer < b->config.ranks; peer++)
+            if (peer != b->config.rank) epw_lane_part_with(&lane->machine, peer);
+        epw_host_post_all(b, lane);
+    }
+    return true;
+}
+
+static void free_host(epw_buffer *b) {
+    epw_host *host = b->host;
+    for (uint32_t i = 0; i < EPW_MAX_LANES; i++) free(host->lanes[i].arena);
+    free(host->scratch);
+    free(host);
+    b->host = NULL;
+}
+
+static void host_close(epw_buffer *b) {
+    if (b->host == NULL) return;
+    epw_pool_destroy(b->host->pool);
+    pthread_cond_destroy(&b->host->background_wake);
+    pthread_mutex_destroy(&b->host->background_lock);
+    free_host(b);
+}
+
+static void host_abandon(epw_buffer *b) {
+    if (b->host == NULL) return;
+    epw_pool_abandon(b->host->pool);
+    free_host(b);
+}
+
+/* ---- peers and membership ---- */
+
+/* A suspect, or a rank that is no member: no operation is in flight, and what a released one owes it is void.
+ * It is told on every lane, behind what that lane has sent. */
+static epw_status host_part(epw_buffer *b, uint32_t peer, epw_where where) {
+    (void)where;
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        epw_lane_part_with(&b->lanes[i].machine, peer);
+        epw_host_post_all(b, &b->lanes[i]);
+    }
+    return EPW_OK;
+}
+
+static epw_status host_begin_epoch(epw_buffer *b, const epw_mask *active, uint32_t epoch, epw_where where) {
+    uint64_t *incarnations = calloc(b->config.ranks, sizeof *incarnations);
+    if (incarnations == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a membership");
+    for (uint32_t peer = 0; peer < b->config.ranks; peer++)
+        incarnations[peer] = b->peers.routes[peer].incarnation;
+    epw_peers_clear_suspects(&b->peers);
+    uint64_t suspicions = atomic_load_explicit(&b->peers.suspicions, memory_order_relaxed);
+    /* Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for
+     * permission to send its first operation; and whoever is no member any more. */
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        epw_lane *lane = &b->lanes[i];
+        atomic_store_explicit(&lane->host->suspicions, suspicions, memory_order_relaxed);
+        epw_lane_begin_epoch(&lane->machine, epoch, incarnations, active, epw_now_ns());
+        epw_host_post_all(b, lane);
+    }
+    free(incarnations);
+    return EPW_OK;
+}
+
+static epw_mask host_suspects(const epw_buffer *b) {
+    return epw_peers_suspects(&b->peers);
+}
+
+/* ---- what only a GPU has ---- */
+
+static epw_status host_stream_wait(epw_buffer *b, epw_handle handle, void *stream) {
+    (void)handle;
+    (void)stream;
+    return epw_fail(EPW_ERR_STATE, epw_buffer_where(b, "stream_wait"),
+                    "on the host device calls are on no stream: see epw_await and epw_poll");
+}
+
+static epw_status host_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
+    (void)handle;
+    (void)outcome;
+    return epw_fail(EPW_ERR_STATE, epw_buffer_where(b, "outcome_read"),
+                    "on the host device the calls themselves fill the outcome");
+}
+
+static epw_status host_take_errors(epw_buffer *b, epw_error_record *records, uint32_t capacity,
+                                   uint32_t *count, uint64_t *lost) {
+    (void)b;
+    (void)records;
+    (void)capacity;
+    *count = 0;
+    if (lost != NULL) *lost = 0;
+    return EPW_OK;
+}
+
+const epw_engine epw_engine_host = {
+    .open = host_open,
+    .leave = host_leave,
+    .close = host_close,
+    .abandon = host_abandon,
+    .part = host_part,
+    .begin_epoch = host_begin_epoch,
+    .suspects = host_suspects,
+    .dispatch = epw_host_dispatch,
+    .dispatch_receive = epw_host_dispatch_receive,
+    .combine = epw_host_combine,
+    .combine_receive = epw_host_combine_receive,
+    .release = epw_host_release,
+    .poll = epw_host_poll,
+    .ready = epw_host_ready,
+    .await = epw_host_await,
+    .stream_wait = host_stream_wait,
+    .outcome_read = host_outcome_read,
+    .take_errors = host_take_errors,
+};

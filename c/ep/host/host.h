@@ -1,0 +1,136 @@
+/* The host engine: threads that move the bytes. engine.c makes it, drive.c steps lanes, send.c, receive.c and
+ * combine.c do the work that a lane's machine decides on, background.c completes what was released. */
+#ifndef EPW_EP_HOST_HOST_H
+#define EPW_EP_HOST_HOST_H
+
+#include "base/pool.h"
+#include "base/total.h"
+#include "ep/buffer.h"
+#include "numerics/numerics.h"
+
+/* Where one entry of a received row lies in the lists of the local experts. */
+typedef struct epw_place {
+    uint32_t list; /* local expert, or EPW_NO_PLACE: not of this rank */
+    uint32_t row;  /* of that list */
+    float weight;
+} epw_place;
+#define EPW_NO_PLACE UINT32_MAX
+
+/* Tokens or rows that a thread takes at a time. */
+#define EPW_CHUNK 8u
+
+/* What the engine has of a lane. */
+struct epw_host_lane {
+    /* The call as it runs: of dispatch or combine. */
+    epw_dispatch_output dispatch_output;
+    epw_combine_output combine_output;
+    bool nonblocking;
+    bool shortcut; /* own rows are taken from input.x, not from the slots */
+
+    _Atomic uint64_t suspicions; /* of epw_peers, as far as the machine has heard of them */
+    epw_watch watch;
+
+    void *arena; /* the memory of the arrays below */
+
+    /* Own tokens: where they went. [max_tokens][config.topk] */
+    int32_t *ids;
+    float *weights;
+    uint32_t *sent_row;    /* row at the expert's rank */
+    uint32_t *sent_index;  /* number among the rows that go to this expert */
+    uint32_t *sent_counts; /* [experts] rows for each */
+
+    uint32_t *expert_fill; /* [local_experts] rows so far */
+    uint32_t *first_row;   /* [local_experts] how many of them come before the newest source's */
+
+    /* Received rows, as each was announced and found good. A source can write to its slots at any time: these
+     * are never read from there again. */
+    uint32_t *row_token; /* [ranks][max_tokens] its index at the source */
+    epw_place *places;   /* [ranks][max_tokens][config.topk] */
+};
+
+struct epw_host {
+    const epw_numerics *numerics;
+    epw_pool *pool;
+    unsigned char *scratch; /* [threads][scratch_bytes] a quantised row with its scales */
+    uint64_t scratch_bytes;
+    epw_host_lane lanes[EPW_MAX_LANES];
+
+    /* Completes released operations. */
+    pthread_t background;
+    pthread_mutex_t background_lock;
+    pthread_cond_t background_wake;
+    bool background_started, background_needed, background_ending;
+};
+
+/* ---- drive.c ---- */
+
+/* Steps the lane's machine, locked, as far as it goes: EPW_PENDING while it waits for peers. */
+epw_status epw_host_step(epw_buffer *b, epw_lane *lane);
+
+/* The same for what released operations owe, and no further: an operation behind them is its caller's. */
+epw_status epw_host_pay(epw_buffer *b, epw_lane *lane);
+
+/* Runs a lane on which a call has just begun: to its end, or one step if non-blocking. Called with the lane
+ * locked, returns with it unlocked. */
+epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome);
+
+/* Unlocks the lane, and lets idle lanes tell peers that have been given up meanwhile. */
+void epw_host_unlock(epw_buffer *b, epw_lane *lane);
+
+/* Tells the lane's machine of peers that other lanes have given up. Locked. */
+void epw_host_hear(epw_buffer *b, epw_lane *lane);
+
+/* Posts what the lane's machine has to post, and nothing else. Locked. */
+void epw_host_post_all(epw_buffer *b, epw_lane *lane);
+
+epw_status epw_host_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
+epw_status epw_host_ready(epw_buffer *b, epw_handle handle);
+epw_status epw_host_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);
+
+/* ---- send.c, receive.c, combine.c: the calls, and the work of a decision ---- */
+
+epw_status epw_host_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,
+                             const epw_row_format *format, const epw_dispatch_output *out, epw_handle *handle,
+                             epw_outcome *outcome);
+void epw_host_send(epw_buffer *b, epw_lane *lane);
+
+epw_status epw_host_dispatch_receive(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out,
+                                     epw_outcome *outcome);
+/* False: the source's rows are not what was asked for. Sources come in ascending order. */
+bool epw_host_lay_out(epw_buffer *b, epw_lane *lane, uint32_t source);
+
+epw_status epw_host_combine(epw_buffer *b, epw_lane *lane, const epw_combine_input *in,
+                            const epw_combine_output *out, epw_outcome *outcome);
+epw_status epw_host_combine_receive(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
+                                    epw_outcome *outcome);
+void epw_host_answer(epw_buffer *b, epw_lane *lane, uint32_t source);
+void epw_host_sum(epw_buffer *b, epw_lane *lane);
+
+/* The bytes that a word announces at `peer`, for epw_signal. Returns how many ranges. */
+enum { EPW_RANGES_MAX = 2 };
+uint32_t epw_host_sent_ranges(const epw_buffer *b, const epw_lane *lane, uint32_t peer, epw_range *ranges);
+uint32_t epw_host_answer_ranges(const epw_buffer *b, const epw_lane *lane, uint32_t peer, epw_range *ranges);
+
+/* ---- background.c ---- */
+
+epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *const *stream);
+epw_status epw_background_start(epw_buffer *b);
+void epw_background_stop(epw_buffer *b);
+
+/* ---- rows ---- */
+
+/* A received row's number in the lane, and its places. */
+static inline uint64_t epw_row_at(const epw_buffer *b, uint32_t source, uint32_t row) {
+    return (uint64_t)source * b->config.max_tokens + row;
+}
+static inline epw_place *epw_places(const epw_buffer *b, const epw_lane *lane, uint64_t row_at) {
+    return lane->host->places + row_at * b->config.topk;
+}
+
+/* Own bytes of slot `row` from `source`. */
+static inline unsigned char *epw_slot_here(const epw_buffer *b, uint32_t lane, uint32_t source,
+                                           uint32_t row) {
+    return epw_peers_own(&b->peers) + epw_slot_offset(&b->layout, lane, source, row);
+}
+
+#endif

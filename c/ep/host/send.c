@@ -1,0 +1,220 @@
+/* The sending half of a dispatch on the host: check the routing, number the rows, write them into the slots
+ * of the ranks that own the experts. */
+#include "ep/host/host.h"
+
+#include "base/clock.h"
+
+#include <string.h>
+
+/* ---- routing ---- */
+
+/* Entry j of token t as a wide integer; "not routed" of every type is -1. */
+static int64_t read_id(const epw_dispatch_input *in, uint32_t t, uint32_t j) {
+    size_t at = (size_t)t * in->topk + j;
+    switch (in->idx_type) {
+    case EPW_U32: {
+        uint32_t id = ((const uint32_t *)in->topk_idx)[at];
+        return id == UINT32_MAX ? -1 : (int64_t)id;
+    }
+    case EPW_I64:
+        return ((const int64_t *)in->topk_idx)[at];
+    default:
+        return ((const int32_t *)in->topk_idx)[at];
+    }
+}
+
+/* Copies ids and weights into the lane, padded to config.topk with -1, and refuses what is out of range or
+ * repeated. */
+static epw_status read_routing(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in) {
+    epw_where where = epw_buffer_where(b, "dispatch");
+    uint32_t width = b->config.topk;
+    for (uint32_t t = 0; t < in->tokens; t++) {
+        int32_t *ids = lane->host->ids + (size_t)t * width;
+        float *weights = lane->host->weights + (size_t)t * width;
+        for (uint32_t j = 0; j < width; j++) {
+            ids[j] = -1;
+            weights[j] = 0.0f;
+            if (j >= in->topk) continue;
+            int64_t id = read_id(in, t, j);
+            if (id < -1 || id >= (int64_t)b->config.experts) {
+                return epw_fail(EPW_ERR_INVALID, where, "topk_idx[%u][%u] is %lld, must be in [-1, %u)", t, j,
+                                (long long)id, b->config.experts);
+            }
+            for (uint32_t i = 0; id >= 0 && i < j; i++) {
+                if (ids[i] == id) {
+                    return epw_fail(EPW_ERR_INVALID, where,
+                                    "topk_idx[%u][%u] repeats expert %lld of column %u", t, j, (long long)id,
+                                    i);
+                }
+            }
+            ids[j] = (int32_t)id;
+            if (in->topk_weights != NULL) weights[j] = in->topk_weights[(size_t)t * in->topk + j];
+        }
+    }
+    return EPW_OK;
+}
+
+/* Numbers the rows that go to each rank that takes part, one per distinct rank, and within each expert: by
+ * token. */
+static void number_rows(epw_buffer *b, epw_lane *lane) {
+    uint32_t width = b->config.topk, local = b->layout.local_experts;
+    epw_lane_peer *peers = lane->machine.peers;
+    memset(lane->host->sent_counts, 0, b->config.experts * sizeof lane->host->sent_counts[0]);
+    for (uint32_t t = 0; t < lane->tokens; t++) {
+        const int32_t *ids = lane->host->ids + (size_t)t * width;
+        uint32_t *rows = lane->host->sent_row + (size_t)t * width;
+        for (uint32_t j = 0; j < width; j++) {
+            rows[j] = EPW_NO_PLACE;
+            if (ids[j] < 0) continue;
+            uint32_t rank = (uint32_t)ids[j] / local;
+            if (!(peers[rank].part & EPW_PART_AWAITED)) continue;
+            lane->host->sent_index[(size_t)t * width + j] = lane->host->sent_counts[ids[j]]++;
+            for (uint32_t i = 0; i < j && rows[j] == EPW_NO_PLACE; i++) {
+                if (ids[i] >= 0 && (uint32_t)ids[i] / local == rank) rows[j] = rows[i];
+            }
+            if (rows[j] == EPW_NO_PLACE) rows[j] = peers[rank].sent++;
+        }
+    }
+}
+
+/* ---- sending ---- */
+
+typedef struct send_job {
+    epw_buffer *b;
+    epw_lane *lane;
+} send_job;
+
+/* The token's payload and scales as they travel: in place where they can be copied as they are, else in
+ * `scratch`. */
+static const unsigned char *make_payload(const send_job *job, uint32_t t, unsigned char *scratch,
+                                         size_t *bytes) {
+    const epw_buffer *b = job->b;
+    const epw_dispatch_input *in = &job->lane->input;
+    const epw_row_format *format = &job->lane->format;
+    uint64_t stride = in->x_stride ? in->x_stride : format->payload_bytes;
+    if (in->payload != EPW_PAYLOAD_SAME && in->payload != EPW_PAYLOAD_OPAQUE && in->x_stride == 0) {
+        stride = b->layout.row_bytes;
+    }
+    const unsigned char *x = (const unsigned char *)in->x + t * stride;
+    *bytes = epw_align(format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes, 16);
+    if (in->payload == EPW_PAYLOAD_SAME) return x;
+    unsigned char *scales = scratch + format->payload_bytes;
+    if (in->payload == EPW_PAYLOAD_OPAQUE) {
+        if (format->scale_count == 0) return x;
+        memcpy(scratch, x, format->payload_bytes);
+        const unsigned char *from = (const unsigned char *)in->scales + t * in->scale_row_stride;
+        for (uint32_t i = 0; i < format->scale_count; i++) {
+            memcpy(scales + (size_t)i * format->scale_bytes, from + i * in->scale_col_stride,
+                   format->scale_bytes);
+        }
+    } else {
+        b->host->numerics->quantize(in->payload, b->config.dtype, x, b->config.hidden, scratch, scales);
+    }
+    return scratch;
+}
+
+static size_t make_header(const epw_buffer *b, const epw_lane *lane, uint32_t t, unsigned char *out) {
+    epw_slot_header head = {.token = t, .format = lane->format.hash};
+    memcpy(out, &head, sizeof head);
+    size_t at = sizeof head, first = (size_t)t * b->config.topk;
+    for (uint32_t j = 0; j < b->config.topk; j++, at += sizeof(epw_entry)) {
+        epw_entry entry = {lane->host->ids[first + j], lane->host->weights[first + j]};
+        memcpy(out + at, &entry, sizeof entry);
+    }
+    size_t indices = b->config.topk * sizeof lane->host->sent_index[0];
+    memcpy(out + at, lane->host->sent_index + first, indices);
+    at += indices;
+    uint32_t sideband = lane->input.sideband_bytes;
+    if (sideband > 0)
+        memcpy(out + at, (const unsigned char *)lane->input.sideband + (size_t)t * sideband, sideband);
+    return at + sideband;
+}
+
+static void send_token(const send_job *job, uint32_t t, uint32_t thread) {
+    epw_buffer *b = job->b;
+    epw_lane *lane = job->lane;
+    uint32_t width = b->config.topk, index = epw_lane_index(b, lane);
+    const int32_t *ids = lane->host->ids + (size_t)t * width;
+    const uint32_t *rows = lane->host->sent_row + (size_t)t * width;
+    unsigned char header[sizeof(epw_slot_header) + EPW_MAX_TOPK * (sizeof(epw_entry) + 4) + EPW_MAX_SIDEBAND];
+    const unsigned char *payload = NULL;
+    size_t header_bytes = 0, bytes = 0;
+    for (uint32_t j = 0; j < width; j++) {
+        if (rows[j] == EPW_NO_PLACE) continue;
+        uint32_t rank = (uint32_t)ids[j] / b->layout.local_experts;
+        bool again = false;
+        for (uint32_t i = 0; i < j && !again; i++) {
+            again = rows[i] != EPW_NO_PLACE && (uint32_t)ids[i] / b->layout.local_experts == rank;
+        }
+        if (again || !epw_lane_has(&lane->machine, rank, EPW_PART_READY)) continue;
+        if (payload == NULL) {
+            payload = make_payload(job, t, b->host->scratch + thread * b->host->scratch_bytes, &bytes);
+            header_bytes = make_header(b, lane, t, header);
+        }
+        uint64_t offset = epw_slot_offset(&b->layout, index, b->config.rank, rows[j]);
+        unsigned char *slot = epw_at(b->peers.routes[rank].lanes[index].rows, offset);
+        memcpy(slot, header, header_bytes);
+        if (rank == b->config.rank && lane->host->shortcut) continue;
+        b->host->numerics->copy_stream(slot + b->layout.header_bytes, payload, bytes);
+    }
+}
+
+static void send_chunk(void *context, uint32_t item, uint32_t thread) {
+    const send_job *job = context;
+    uint32_t end = (item + 1) * EPW_CHUNK < job->lane->tokens ? (item + 1) * EPW_CHUNK : job->lane->tokens;
+    for (uint32_t t = item * EPW_CHUNK; t < end; t++) send_token(job, t, thread);
+}
+
+/* ---- what a machine decides ---- */
+
+static unsigned char *counts_at(const epw_buffer *b, uint32_t lane, uint32_t peer) {
+    return epw_at(b->peers.routes[peer].lanes[lane].control,
+                  epw_expert_counts_offset(&b->layout, lane, b->config.rank));
+}
+
+void epw_host_send(epw_buffer *b, epw_lane *lane) {
+    uint32_t index = epw_lane_index(b, lane), local = b->layout.local_experts;
+    send_job job = {b, lane};
+    epw_pool_run(b->host->pool, send_chunk, &job, (lane->tokens + EPW_CHUNK - 1) / EPW_CHUNK);
+    for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
+        if (!epw_lane_has(&lane->machine, peer, EPW_PART_READY)) continue;
+        memcpy(counts_at(b, index, peer), lane->host->sent_counts + (size_t)peer * local,
+               local * sizeof lane->host->sent_counts[0]);
+    }
+}
+
+uint32_t epw_host_sent_ranges(const epw_buffer *b, const epw_lane *lane, uint32_t peer, epw_range *ranges) {
+    uint32_t index = epw_lane_index(b, lane);
+    const epw_row_format *format = &lane->format;
+    uint64_t data = format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes;
+    ranges[0] = (epw_range){.offset = epw_expert_counts_offset(&b->layout, index, b->config.rank),
+                            .bytes = b->layout.local_experts * sizeof(uint32_t),
+                            .count = 1};
+    ranges[1] = (epw_range){.offset = epw_slot_offset(&b->layout, index, b->config.rank, 0),
+                            .bytes = b->layout.header_bytes + epw_align(data, 16),
+                            .stride = b->layout.slot_bytes,
+                            .count = lane->machine.peers[peer].sent};
+    return 2;
+}
+
+/* ---- the call ---- */
+
+epw_status epw_host_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,
+                             const epw_row_format *format, const epw_dispatch_output *out, epw_handle *handle,
+                             epw_outcome *outcome) {
+    epw_status status = read_routing(b, lane, in);
+    if (status != EPW_OK) {
+        epw_host_unlock(b, lane);
+        return status;
+    }
+    epw_lane_take(b, lane, in, format, handle);
+    epw_host_lane *host = lane->host;
+    host->shortcut = out != NULL && in->layout == EPW_EXPERT_MAJOR && in->payload == EPW_PAYLOAD_SAME;
+    host->nonblocking = in->nonblocking != 0;
+    if (out != NULL) host->dispatch_output = *out;
+    uint64_t deadline_ns = in->deadline_ns ? in->deadline_ns : b->config.deadline_ns;
+    epw_host_hear(b, lane);
+    epw_lane_begin_dispatch(&lane->machine, deadline_ns, out != NULL, epw_now_ns());
+    number_rows(b, lane);
+    return epw_host_run(b, lane, outcome);
+}

@@ -1,0 +1,54 @@
+/* Who is active, and in which epoch. */
+#include "peer/peers.h"
+
+/* The user locked. */
+static epw_status check_membership(const epw_peers *peers, const epw_mask *active, uint32_t epoch) {
+    epw_where where = {"set_active", (int)peers->rank, -1};
+    if (epoch <= peers->epoch || epoch > EPW_EPOCH_MAX) {
+        return epw_fail(EPW_ERR_INVALID, where, "epoch is %u, must be in [%u, %u]", epoch, peers->epoch + 1,
+                        EPW_EPOCH_MAX);
+    }
+    if (!epw_mask_has(active, peers->rank)) {
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "the mask leaves this rank out: only members call set_active");
+    }
+    for (uint32_t p = 0; p < EPW_MAX_RANKS; p++) {
+        if (!epw_mask_has(active, p)) continue;
+        if (p >= peers->ranks) {
+            return epw_fail(EPW_ERR_INVALID, where, "the mask names rank %u of %u", p, peers->ranks);
+        }
+        if (peers->routes[p].path == EPW_PATH_NONE) {
+            where.peer = (int)p;
+            return epw_fail(EPW_ERR_STATE, where, "not connected: connect it first");
+        }
+    }
+    return peers->user->check_idle(peers->user_context, where);
+}
+
+epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32_t epoch) {
+    const epw_peers_user *user = peers->user;
+    epw_where where = {"set_active", (int)peers->rank, -1};
+    user->lock(peers->user_context);
+    epw_status status = check_membership(peers, active, epoch);
+    user->unlock(peers->user_context);
+    /* Without a lock, between two looks at the same conditions: long waits keep nobody from a lane. */
+    if (status == EPW_OK && user->quiesce != NULL) status = user->quiesce(peers->user_context, where);
+    if (status != EPW_OK) return status;
+    user->lock(peers->user_context);
+    status = check_membership(peers, active, epoch);
+    if (status == EPW_OK) status = user->begin_epoch(peers->user_context, active, epoch, where);
+    if (status == EPW_OK) {
+        peers->active = *active;
+        peers->epoch = epoch;
+    }
+    user->unlock(peers->user_context);
+    return status;
+}
+
+void epw_peers_membership(epw_peers *peers, epw_mask *active, epw_mask *suspects, uint32_t *epoch) {
+    peers->user->lock(peers->user_context);
+    if (active != NULL) *active = peers->active;
+    if (suspects != NULL) *suspects = peers->user->suspects(peers->user_context);
+    if (epoch != NULL) *epoch = peers->epoch;
+    peers->user->unlock(peers->user_context);
+}

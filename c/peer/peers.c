@@ -1,0 +1,71 @@
+/* See peers.h: life, and who is a suspect. */
+#include "peer/peers.h"
+
+#include <stdlib.h>
+
+epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) {
+    uint32_t ranks = options->window.ranks, rank = options->window.rank;
+    peers->rank = rank;
+    peers->ranks = ranks;
+    peers->lanes = options->lanes;
+    peers->deadline_ns = options->deadline_ns;
+    peers->spin_ns = options->spin_ns;
+    peers->yield_ns = options->yield_ns;
+    peers->user = options->user;
+    peers->user_context = options->user_context;
+    pthread_mutex_init(&peers->probe_lock, NULL);
+    pthread_mutex_init(&peers->ask_lock, NULL);
+    pthread_mutex_init(&peers->answer_lock, NULL);
+    peers->imports = calloc(ranks, sizeof peers->imports[0]);
+    peers->routes = calloc(ranks, sizeof peers->routes[0]);
+    if (peers->imports == NULL || peers->routes == NULL) {
+        return epw_fail(EPW_ERR_NO_MEMORY, (epw_where){"create", (int)rank, -1},
+                        "no memory for the peer table of %u ranks", ranks);
+    }
+    epw_status status = epw_window_create(&options->window, &peers->window);
+    if (status != EPW_OK) return status;
+    uint64_t base = (uint64_t)(uintptr_t)epw_window_base(peers->window);
+    peers->incarnations = 1;
+    peers->routes[rank] = (epw_route){.path = EPW_PATH_SELF, .incarnation = 1};
+    for (uint32_t lane = 0; lane < EPW_MAX_LANES; lane++)
+        peers->routes[rank].lanes[lane] = (epw_areas){base, base, base};
+    epw_peers_open_probe(peers);
+    return EPW_OK;
+}
+
+void epw_peers_destroy(epw_peers *peers) {
+    for (uint32_t p = 0; peers->imports != NULL && p < peers->ranks; p++) epw_import_close(peers->imports[p]);
+    bool inherited = epw_peers_inherited(peers);
+    epw_window_destroy(peers->window);
+    free(peers->imports);
+    free(peers->routes);
+    if (inherited) return; /* its locks may be held by threads that are not there */
+    pthread_mutex_destroy(&peers->answer_lock);
+    pthread_mutex_destroy(&peers->ask_lock);
+    pthread_mutex_destroy(&peers->probe_lock);
+}
+
+
+bool epw_peers_inherited(const epw_peers *peers) {
+    return peers->window != NULL && epw_window_inherited(peers->window);
+}
+
+epw_mask epw_peers_suspects(const epw_peers *peers) {
+    epw_mask mask;
+    for (uint32_t i = 0; i < EPW_MASK_WORDS; i++)
+        mask.bits[i] = atomic_load_explicit(&peers->suspects[i], memory_order_relaxed);
+    return mask;
+}
+
+/* Writer: the lane that gives the peer up. Reader: every lane's next step, which looks at `suspicions` first.
+ */
+void epw_peers_suspect(epw_peers *peers, uint32_t peer) {
+    uint64_t bit = UINT64_C(1) << (peer % 64);
+    uint64_t before = atomic_fetch_or_explicit(&peers->suspects[peer / 64], bit, memory_order_relaxed);
+    if (!(before & bit)) atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_release);
+}
+
+void epw_peers_clear_suspects(epw_peers *peers) {
+    for (uint32_t i = 0; i < EPW_MASK_WORDS; i++)
+        atomic_store_explicit(&peers->suspects[i], 0, memory_order_relaxed);
+}

@@ -1,0 +1,168 @@
+/* The peer floor: the ranks of a group as everything above sees them. Routes to their windows, signal words,
+ * waiting, connecting, membership. It knows neither tokens nor experts.
+ *
+ *     prepare rows at epw_at(area, offset) ... epw_signal(...) ... wait (peer/wait.h, epw_watch_sleep)
+ *
+ * Nothing above it stores a word at a peer or loads one in any other way. */
+#ifndef EPW_PEER_PEERS_H
+#define EPW_PEER_PEERS_H
+
+#include "base/bits.h"
+#include "base/status.h"
+#include "peer/table.h"
+#include "peer/wait.h"
+#include "window/window.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* Who stands on the floor, as it is asked when routes or the membership change: a buffer. */
+typedef struct epw_peers_user {
+    /* Keeps everything that uses routes out, and lets it in again. */
+    void (*lock)(void *user);
+    void (*unlock)(void *user);
+    /* Locked. EPW_ERR_STATE, naming the operation, while one is in flight. */
+    epw_status (*check_idle)(void *user, epw_where where);
+    /* Not locked. Waits, bounded, until what was enqueued before has run. NULL: nothing ever is. */
+    epw_status (*quiesce)(void *user, epw_where where);
+    /* Locked: the peer's window is about to be unmapped, and no operation is in flight. Says farewell to the
+     * peer where it is a member, while its window is still there. */
+    epw_status (*part)(void *user, uint32_t peer, epw_where where);
+    /* Locked: the peer is reached by `route` from now on; with path NONE by none. */
+    epw_status (*reach)(void *user, uint32_t peer, const epw_route *route, epw_where where);
+    /* Locked, no operation in flight: begins the epoch and tells members and former ones. */
+    epw_status (*begin_epoch)(void *user, const epw_mask *active, uint32_t epoch, epw_where where);
+    /* Peers given up in this epoch. Also with nothing locked. */
+    epw_mask (*suspects)(void *user);
+} epw_peers_user;
+
+typedef struct epw_peers {
+    uint32_t rank, ranks, lanes;
+    uint64_t deadline_ns;
+    const epw_peers_user *user;
+    void *user_context;
+
+    epw_window *window;
+    epw_route *routes; /* [ranks]; changed with the user locked */
+    epw_import **imports;
+    epw_mask connecting;
+    uint64_t incarnations; /* given out so far */
+
+    /* Membership, changed with the user locked. */
+    uint32_t epoch;
+    epw_mask active;
+
+    /* Host: given up in this epoch, by any lane, and how often that has changed. */
+    _Atomic uint64_t suspects[EPW_MASK_WORDS];
+    _Atomic uint64_t suspicions;
+
+    uint64_t spin_ns;  /* how long a waiter spins before it yields */
+    uint64_t yield_ns; /* and yields before it sleeps */
+
+    /* The probe: one question at a time. Who asks and who answers hold up who changes routes; they are two,
+     * so that two ranks of a process that ask each other do not wait for each other. */
+    pthread_mutex_t probe_lock, ask_lock, answer_lock;
+    uint64_t questions;
+} epw_peers;
+
+/* ---- life ---- */
+
+typedef struct epw_peers_options {
+    epw_window_options window;
+    uint32_t lanes;
+    uint64_t deadline_ns;
+    uint64_t spin_ns, yield_ns;
+    const epw_peers_user *user;
+    void *user_context;
+} epw_peers_options;
+
+/* Creates the window. epw_peers_destroy also after an error. */
+epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options);
+
+/* Unmaps the peers and destroys the window, which nobody of this rank uses any more. */
+void epw_peers_destroy(epw_peers *peers);
+
+/* Was it inherited by a fork? Then windows are not mapped here, and no thread of it runs. */
+bool epw_peers_inherited(const epw_peers *peers);
+
+static inline epw_where epw_peers_where(const epw_peers *peers, const char *op, uint32_t peer) {
+    return (epw_where){op, (int)peers->rank, (int)peer};
+}
+
+/* This rank's own window. */
+static inline unsigned char *epw_peers_own(const epw_peers *peers) {
+    return epw_window_base(peers->window);
+}
+
+/* ---- connecting: one thread at a time for each peer ---- */
+
+epw_status epw_peers_export(epw_peers *peers, uint32_t peer, void *blob, size_t *length);
+epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, size_t length,
+                             uint64_t deadline_ns);
+epw_status epw_peers_disconnect(epw_peers *peers, uint32_t peer);
+uint32_t epw_peers_path(epw_peers *peers, uint32_t peer);
+
+/* ---- membership ---- */
+
+epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32_t epoch);
+void epw_peers_membership(epw_peers *peers, epw_mask *active, epw_mask *suspects, uint32_t *epoch);
+
+/* Host: gives the peer up for all lanes; who runs them looks at `suspicions`. */
+void epw_peers_suspect(epw_peers *peers, uint32_t peer);
+void epw_peers_clear_suspects(epw_peers *peers);
+epw_mask epw_peers_suspects(const epw_peers *peers);
+
+static inline bool epw_peers_suspected(const epw_peers *peers, uint32_t peer) {
+    return atomic_load_explicit(&peers->suspects[peer / 64], memory_order_relaxed) >> (peer % 64) & 1;
+}
+
+/* ---- words ---- */
+
+/* Memory at a peer, by offset in its window: `count` stretches of `bytes`, `stride` apart. */
+typedef struct epw_range {
+    uint64_t offset;
+    uint64_t bytes, stride;
+    uint32_t count;
+} epw_range;
+
+/* Stores a word at the peer behind these ranges, and wakes its sleepers. What this thread, or one that it has
+ * joined, wrote there before is visible to a reader that acquires the word. A mapped peer has the ranges
+ * already; they name what must be sent to one behind a queue. */
+void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, uint64_t value,
+                const epw_range *ranges, uint32_t count);
+
+/* Loads the peer's words in the order that epw_look asks for; `word` is the one that is awaited. */
+void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out);
+
+/* ---- sleeping ---- */
+
+/* What a sleeper sleeps on: written by who steps the lane, read by any thread. A mixture of two writes costs
+ * a slice of sleep at most. */
+typedef struct epw_watch {
+    _Atomic uint32_t peer; /* UINT32_MAX: nothing to sleep on */
+    _Atomic uint32_t word;
+    _Atomic uint64_t dropped, epoch, value; /* as they were seen */
+    _Atomic uint64_t since;                 /* when the wait began */
+    _Atomic uint64_t until;
+} epw_watch;
+
+/* Notes what was seen of the awaited word, and until when a sleeper may sleep. */
+void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, uint64_t since,
+                   uint64_t until);
+void epw_watch_clear(epw_watch *watch);
+
+/* Sleeps until one of these words has changed, or as long as is allowed, at most timeout_ns. Spins and yields
+ * first, while the wait is young. Takes no lock. */
+void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, uint64_t timeout_ns);
+
+/* ---- the probe ---- */
+
+/* Is the path to the peer alive? Asks its process, beside all operations, by a word written the peer's way,
+ * and waits for the answer. EPW_ERR_TIMEOUT: none came within timeout_ns. EPW_ERR_PEER: its process has
+ * ended. EPW_ERR_STATE: not connected. Any thread; one question of a rank at a time. */
+epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns);
+
+/* From here on this rank answers. */
+void epw_peers_open_probe(epw_peers *peers);
+
+#endif

@@ -1,0 +1,110 @@
+/* See sleep.h, and epw_watch in peers.h.
+ *
+ * A waiter spins where every rank can have a core; then it yields, because a word that comes within
+ * microseconds is not worth two system calls and a wake-up; then it sleeps, in slices that grow with the
+ * wait: who waits for seconds takes no part of a core worth mentioning. */
+#include "peer/sleep.h"
+
+#include "base/barrier.h"
+#include "base/clock.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* A sleeper looks by itself at least after these, for words that it does not sleep on: an eighth of the wait
+ * so far, within bounds. */
+#define SLICE_MIN_NS UINT64_C(2000000)
+#define SLICE_MAX_NS UINT64_C(16000000)
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "futexes are the low halves of 64-bit words");
+
+/* Not FUTEX_PRIVATE: the word lies in memory that several processes map. */
+void epw_futex_wake(_Atomic uint64_t *word) {
+    syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void epw_futex_wait(_Atomic uint64_t *word, uint64_t value, uint64_t ns) {
+    struct timespec timeout = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT, (uint32_t)value, &timeout, NULL, 0);
+}
+
+void epw_watch_clear(epw_watch *watch) {
+    atomic_store_explicit(&watch->peer, UINT32_MAX, memory_order_relaxed);
+}
+
+void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, uint64_t since,
+                   uint64_t until) {
+    atomic_store_explicit(&watch->word, word, memory_order_relaxed);
+    atomic_store_explicit(&watch->dropped, seen->sight.dropped, memory_order_relaxed);
+    atomic_store_explicit(&watch->epoch, seen->sight.epoch_word, memory_order_relaxed);
+    atomic_store_explicit(&watch->value, seen->sight.word, memory_order_relaxed);
+    atomic_store_explicit(&watch->since, since, memory_order_relaxed);
+    atomic_store_explicit(&watch->until, until, memory_order_relaxed);
+    atomic_store_explicit(&watch->peer, peer, memory_order_release);
+}
+
+/* One sleeper's copy of the watch. */
+typedef struct sight {
+    _Atomic uint64_t *dropped, *epoch, *word;
+    uint64_t dropped_seen, epoch_seen, word_seen;
+} sight;
+
+static bool changed(const sight *s, memory_order order) {
+    return atomic_load_explicit(s->word, order) != s->word_seen ||
+           atomic_load_explicit(s->dropped, order) != s->dropped_seen ||
+           atomic_load_explicit(s->epoch, order) != s->epoch_seen;
+}
+
+static uint64_t least(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+
+/* Spins, then yields. True if a word has changed, or the time is over. */
+static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t until) {
+    uint64_t began = epw_now_ns(), now = began;
+    while (now < until && now - began < peers->spin_ns + peers->yield_ns) {
+        if (changed(s, memory_order_acquire)) return true;
+        if (now - began < peers->spin_ns) {
+            epw_cpu_relax();
+        } else {
+            sched_yield();
+        }
+        now = epw_now_ns();
+    }
+    return now >= until;
+}
+
+/* The second look, behind the increment of `sleepers`, is the sleeper's part of the bargain in epw_signal. */
+static void sleep_on(const epw_peers *peers, const sight *s, uint64_t ns) {
+    _Atomic uint32_t *sleepers = epw_sleepers_in((uint64_t)(uintptr_t)epw_peers_own(peers));
+    atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
+    if (!changed(s, memory_order_seq_cst)) epw_futex_wait(s->word, s->word_seen, ns);
+    atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
+}
+
+void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, uint64_t timeout_ns) {
+    uint32_t peer = atomic_load_explicit(&watch->peer, memory_order_acquire);
+    if (peer >= peers->ranks) return;
+    unsigned char *words = epw_peers_own(peers) + epw_word_offset(peer, lane, 0);
+    uint32_t word = atomic_load_explicit(&watch->word, memory_order_relaxed);
+    sight s = {.dropped = (_Atomic uint64_t *)words + EPW_WORD_DROPPED,
+               .epoch = (_Atomic uint64_t *)words + EPW_WORD_EPOCH,
+               .word = (_Atomic uint64_t *)words + word,
+               .dropped_seen = atomic_load_explicit(&watch->dropped, memory_order_relaxed),
+               .epoch_seen = atomic_load_explicit(&watch->epoch, memory_order_relaxed),
+               .word_seen = atomic_load_explicit(&watch->value, memory_order_relaxed)};
+    uint64_t until = atomic_load_explicit(&watch->until, memory_order_relaxed);
+    uint64_t since = atomic_load_explicit(&watch->since, memory_order_relaxed);
+    uint64_t now = epw_now_ns();
+    if (timeout_ns < until - least(now, until)) until = now + timeout_ns;
+    bool young = now - least(since, now) < peers->spin_ns + peers->yield_ns;
+    if (young && changed_soon(peers, &s, until)) return;
+    now = epw_now_ns();
+    if (until <= now) return;
+    uint64_t slice = (now - least(since, now)) / 8;
+    slice = slice < SLICE_MIN_NS ? SLICE_MIN_NS : least(slice, SLICE_MAX_NS);
+    sleep_on(peers, &s, least(slice, until - now));
+}

@@ -1,0 +1,29 @@
+/* The peer table: how each peer's window is reached. Seen by C and CUDA.
+ *
+ * Per peer and lane it has the addresses of three areas, as integers biased so that offsets in the window
+ * hold: what this rank may write at `offset` lies at area + offset. A mapped peer has one base in all three.
+ */
+#ifndef EPW_PEER_TABLE_H
+#define EPW_PEER_TABLE_H
+
+#include "base/inline.h"
+#include "epwire.h"
+
+typedef struct epw_areas {
+    uint64_t control; /* words, and what is announced beside rows */
+    uint64_t rows;    /* of dispatch */
+    uint64_t answers; /* of combine */
+} epw_areas;
+
+typedef struct epw_route {
+    uint32_t path;        /* EPW_PATH_* */
+    uint64_t incarnation; /* running number of the import: no two windows of a peer have the same. 0: none */
+    epw_areas lanes[EPW_MAX_LANES];
+} epw_route;
+
+/* Where this rank writes what a peer is to have at `offset` of its window. */
+EPW_INLINE unsigned char *epw_at(uint64_t area, uint64_t offset) {
+    return (unsigned char *)(uintptr_t)(area + offset);
+}
+
+#endif

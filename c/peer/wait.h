@@ -1,0 +1,64 @@
+/* A wait for some peers, as a pure piece: clocks that run while peers are silent, and what a beacon says. Who
+ * waits gives it what it has seen and the time; it says whom to give up, when a beacon is due and whom that
+ * names. No memory of other ranks, no clock of its own: the explorer in tests runs this code.
+ *
+ * A peer that is silent for a deadline is given up. A peer that waits for somebody itself says so by a beacon
+ * at each half of the group's deadline: then it is alive, and its clock starts again. A wait ends in any
+ * case, see epw_rule_expiry. */
+#ifndef EPW_PEER_WAIT_H
+#define EPW_PEER_WAIT_H
+
+#include "peer/rules.h"
+
+/* All that is loaded of one peer at a time, in this order, each load an acquire. */
+typedef struct epw_look {
+    epw_sight sight;
+    uint64_t beacons[EPW_MAX_LANES]; /* of all its lanes; 0 beyond the last */
+} epw_look;
+
+/* One peer's time in one wait. */
+typedef struct epw_clock {
+    uint64_t since;                /* when it began to run: with the wait, or at the last sign of life */
+    uint64_t heard[EPW_MAX_LANES]; /* the beacons that last restarted it */
+    uint32_t named;                /* whom its beacon names; EPW_BEACON_NONE: it is silent */
+    uint32_t lengthened;           /* the most that a beacon of it has said, see epw_beacon_value */
+} epw_clock;
+
+/* What all of a wait's peers share. */
+typedef struct epw_wait {
+    bool running;
+    uint64_t began;
+    uint64_t deadline_ns; /* of this call; the group's or longer */
+} epw_wait;
+
+static inline void epw_wait_begin(epw_wait *wait, uint64_t now, uint64_t deadline_ns) {
+    *wait = (epw_wait){.running = true, .began = now, .deadline_ns = deadline_ns};
+}
+
+static inline void epw_clock_start(epw_clock *clock, uint64_t now) {
+    *clock = (epw_clock){.since = now, .named = EPW_BEACON_NONE};
+}
+
+/* Takes in a peer's beacons: each new one restarts its clock, also one that says "I wait no longer". */
+static inline void epw_clock_heed(epw_clock *clock, const epw_look *seen, uint32_t lanes, uint32_t epoch,
+                                  uint32_t ranks, uint32_t rank, uint64_t now) {
+    clock->named = EPW_BEACON_NONE;
+    for (uint32_t lane = 0; lane < lanes; lane++) {
+        uint64_t beacon = seen->beacons[lane];
+        uint32_t named, lengthened;
+        if (!epw_rule_alive(beacon, epoch)) continue;
+        if (beacon != clock->heard[lane]) clock->since = now;
+        clock->heard[lane] = beacon;
+        if (!epw_rule_beacon(beacon, epoch, ranks, &named, &lengthened)) continue;
+        if (lengthened > clock->lengthened) clock->lengthened = lengthened;
+        /* One that waits for this rank is no help to others: prefer a lane that waits for somebody else. */
+        if (clock->named == EPW_BEACON_NONE || clock->named == rank) clock->named = named;
+    }
+}
+
+/* When the peer's time is over. */
+static inline uint64_t epw_clock_expiry(const epw_clock *clock, const epw_wait *wait, uint64_t group_ns) {
+    return epw_rule_expiry(wait->began, clock->since, wait->deadline_ns, group_ns, clock->lengthened);
+}
+
+#endif

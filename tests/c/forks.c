@@ -1,0 +1,210 @@
+/* A fork in a process that has buffers: the child can destroy what it inherited, and make its own; the parent
+ * does not notice. */
+#include "ep/internal.h"
+#include "group.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { LOCAL = EXPERTS / 2, ROWS = 2 * TOKENS, CHILD_SECONDS = 20 };
+
+/* The exit code of a child that runs `body`; it has failed if it hangs. */
+static int in_child(int (*body)(void *), void *context) {
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(CHILD_SECONDS);
+        _exit(body(context));
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK_MSG(WIFEXITED(status), "killed by signal %d", WTERMSIG(status));
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int destroy_all(void *context) {
+    destroy(context);
+    return 0;
+}
+
+/* Two ranks with threads of their own, by this path to each other. */
+static group open_group(uint32_t path) {
+    group g = {.ranks = 2};
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_config config = config_of(r, 2);
+        config.threads = 3;
+        config.paths = path;
+        CHECK_OK(epw_buffer_create(&config, &g.of[r]));
+    }
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(connect_to(g.of[r], r, g.of[1 - r], 1 - r));
+    return g;
+}
+
+static epw_handle send(epw_buffer *b, batch *made, uint32_t rank, int32_t lane) {
+    epw_handle handle = 0;
+    epw_dispatch_input in = make_batch(made, rank);
+    in.lane = lane;
+    CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
+    return handle;
+}
+
+/* Receives, answers with the rows as they came, and sums: every value of the result is known. */
+static void finish_exactly(const group *g, const batch made[2], const epw_handle handles[2]) {
+    unsigned char *rows[2];
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+        uint32_t counts[LOCAL];
+        rows[r] = aligned_alloc(64, (size_t)LOCAL * ROWS * HIDDEN * 2);
+        out.rows = rows[r];
+        out.counts = counts;
+        CHECK_OK(epw_dispatch_receive(g->of[r], handles[r], &out, &outcome));
+        CHECK(!outcome.degraded);
+    }
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+        answer.expert_out = rows[r];
+        CHECK_OK(epw_combine(g->of[r], handles[r], &answer, NULL, NULL));
+    }
+    for (uint32_t r = 0; r < 2; r++) {
+        static _Alignas(64) uint16_t sums[TOKENS * HIDDEN];
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        epw_combine_output result = EPW_COMBINE_OUTPUT_INIT;
+        result.out = sums;
+        CHECK_OK(epw_combine_receive(g->of[r], handles[r], &result, &outcome));
+        CHECK(!outcome.degraded);
+        uint32_t differ = 0;
+        for (uint32_t i = 0; i < TOKENS * HIDDEN; i++) {
+            float routed = i < HIDDEN ? TOPK - 1 : TOPK;
+            differ += sums[i] != bf16(from_bf16(made[r].x[i]) * 0.25f * routed);
+        }
+        CHECK_MSG(differ == 0, "rank %u: %u values", r, differ);
+        free(rows[r]);
+    }
+}
+
+static const uint32_t paths[] = {EPW_PATH_THREAD, EPW_PATH_SHM};
+
+static void a_child_destroys_buffers_without_a_membership(void) {
+    for (int i = 0; i < 2; i++) {
+        group g = open_group(paths[i]);
+        CHECK(in_child(destroy_all, &g) == 0);
+        destroy(&g);
+    }
+}
+
+/* One lane is held, the other owes something that its background thread is waiting to pay. */
+static void a_child_destroys_buffers_in_the_middle_of_operations(void) {
+    static batch made[2], other[2];
+    for (int i = 0; i < 2; i++) {
+        group g = open_group(paths[i]);
+        activate(&g, 1);
+        CHECK_OK(epw_release(g.of[0], send(g.of[0], &other[0], 0, 1)));
+        epw_handle handles[2];
+        for (uint32_t r = 0; r < 2; r++) handles[r] = send(g.of[r], &made[r], r, 0);
+        for (int round = 0; round < 5; round++) CHECK(in_child(destroy_all, &g) == 0);
+        CHECK(g.of[0]->lanes[1].paying);
+        finish_exactly(&g, made, handles);
+        CHECK_OK(epw_release(g.of[1], send(g.of[1], &other[1], 1, 1)));
+        for (uint32_t r = 0; r < 2; r++) handles[r] = send(g.of[r], &made[r], r, 1);
+        finish_exactly(&g, made, handles);
+        destroy(&g);
+    }
+}
+
+/* The numbers of the parent's descriptors belong to other files in the child: here to a pipe's end, wherever
+ * one was, in which nothing must appear. */
+static int make_a_window_and_look(void *context) {
+    (void)context;
+    int ends[2];
+    if (pipe2(ends, O_NONBLOCK) != 0) return 1;
+    for (int fd = 3; fd < 64; fd++)
+        if (fd != ends[0] && fcntl(fd, F_GETFD) < 0) dup2(ends[1], fd);
+    epw_window_options options = {
+        .ranks = 2, .device = EPW_DEVICE_HOST, .paths = EPW_PATH_THREAD, .bytes = 1};
+    epw_window *window = NULL;
+    if (epw_window_create(&options, &window) != EPW_OK) return 2;
+    epw_window_destroy(window);
+    char byte;
+    return read(ends[0], &byte, 1) > 0 ? 3 : 0;
+}
+
+static void a_child_writes_to_none_of_its_parents_descriptors(void) {
+    group g = open_group(EPW_PATH_SHM);
+    CHECK(in_child(make_a_window_and_look, &g) == 0);
+    destroy(&g);
+}
+
+#if defined(__SANITIZE_THREAD__)
+enum { THREADS_AFTER_FORK = 0 }; /* ThreadSanitizer ends a child that starts any */
+#else
+enum { THREADS_AFTER_FORK = 1 };
+#endif
+
+static int work_on_its_own(void *context) {
+    static batch made[2];
+    const group *inherited = context;
+    group g = open_group(EPW_PATH_SHM);
+    activate(&g, 1);
+    epw_handle handles[2];
+    for (uint32_t r = 0; r < 2; r++) handles[r] = send(g.of[r], &made[r], r, 0);
+    destroy(inherited);
+    finish_exactly(&g, made, handles);
+    destroy(&g);
+    return atomic_load(&checks_failed) != 0;
+}
+
+static void a_child_makes_buffers_of_its_own(void) {
+    if (!THREADS_AFTER_FORK) {
+        printf("ignored: a_child_makes_buffers_of_its_own: ThreadSanitizer forbids threads after a fork\n");
+        return;
+    }
+    group g = open_group(EPW_PATH_SHM);
+    activate(&g, 1);
+    CHECK(in_child(work_on_its_own, &g) == 0);
+    destroy(&g);
+}
+
+typedef struct coming_and_going {
+    atomic_bool over;
+    uint32_t path;
+} coming_and_going;
+
+static void *come_and_go(void *argument) {
+    coming_and_going *c = argument;
+    while (!atomic_load(&c->over)) {
+        group g = open_group(c->path);
+        activate(&g, 1);
+        destroy(&g);
+    }
+    return NULL;
+}
+
+/* Whatever other threads are doing at that moment. */
+static void a_child_of_a_busy_process_destroys_what_it_inherited(void) {
+    group g = open_group(EPW_PATH_SHM);
+    activate(&g, 1);
+    coming_and_going busy[2] = {{.path = EPW_PATH_THREAD}, {.path = EPW_PATH_SHM}};
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, come_and_go, &busy[i]) == 0);
+    for (int round = 0; round < 100; round++) {
+        CHECK(in_child(destroy_all, &g) == 0);
+        CHECK(in_child(make_a_window_and_look, &g) == 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        atomic_store(&busy[i].over, true);
+        pthread_join(threads[i], NULL);
+    }
+    destroy(&g);
+}
+
+int main(void) {
+    a_child_destroys_buffers_without_a_membership();
+    a_child_destroys_buffers_in_the_middle_of_operations();
+    a_child_writes_to_none_of_its_parents_descriptors();
+    a_child_makes_buffers_of_its_own();
+    a_child_of_a_busy_process_destroys_what_it_inherited();
+    return check_result("forks");
+}
