@@ -1,27 +1,35 @@
-/* See pool.h. */
+/* See pool.h. No thread ever waits for a lock that a worker holds, because a worker may be kept off its core
+ * at any point: jobs are handed out and counted by atomics, and futexes are for sleeping only. */
 #include "base/pool.h"
 
 #include "base/barrier.h"
 #include "base/status.h"
 #include "base/thread.h"
 
+#include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* In `unfinished`: the caller sleeps until the rest is zero. */
+#define CALLER_SLEEPS UINT32_C(0x80000000)
 
 struct epw_pool {
     uint32_t threads;
     pthread_mutex_t turn; /* held by the caller whose job runs */
-    pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t work, done;
-    uint64_t job; /* counts jobs */
-    uint32_t busy;
-    bool ending;
+    /* The job. Written by the caller while there is no item to take; read by a thread between taking an item
+     * and counting it as finished. */
     epw_pool_fn fn;
     void *context;
     uint32_t items;
-    _Atomic uint32_t next; /* first item nobody has taken */
+    _Atomic int64_t left;        /* items that nobody has taken; negative where threads asked in vain */
+    _Atomic uint32_t unfinished; /* items that have not ended, and CALLER_SLEEPS */
+    _Atomic uint32_t jobs;       /* counts them; idle workers sleep on it */
+    atomic_bool ending;
     struct worker {
         epw_pool *pool;
         uint32_t index;
@@ -29,32 +37,63 @@ struct epw_pool {
     } workers[];
 };
 
+static void futex_wait(_Atomic uint32_t *word, uint32_t seen) {
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+}
+
+static void futex_wake(_Atomic uint32_t *word, uint32_t threads) {
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, threads, NULL, NULL, 0);
+}
+
+/* Takes items until there are none, then counts those it took as finished.
+ *
+ * Of `left`. Writer: the caller in epw_pool_run, which has written the job before; reader: the thread that
+ * takes an item here, release to acquire. What it takes is an item of the job of that moment, however long
+ * ago it was woken, and that job cannot end without it. A thread that comes when nothing is left only makes
+ * `left` more negative, which the next job overwrites.
+ *
+ * Of `unfinished`. Writer: the thread here, behind its items' stores and the fence for streaming ones;
+ * reader: the caller in await_items, release to acquire. From then on the job is not touched. */
 static void take_items(epw_pool *pool, uint32_t thread) {
-    uint32_t item;
-    while ((item = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed)) < pool->items) {
-        pool->fn(pool->context, item, thread);
+    uint32_t finished = 0;
+    int64_t left;
+    while ((left = atomic_fetch_sub_explicit(&pool->left, 1, memory_order_acquire)) > 0) {
+        pool->fn(pool->context, pool->items - (uint32_t)left, thread);
+        finished++;
     }
+    if (finished == 0) return;
     epw_stream_fence();
+    uint32_t before = atomic_fetch_sub_explicit(&pool->unfinished, finished, memory_order_release);
+    if (before - finished == CALLER_SLEEPS) futex_wake(&pool->unfinished, 1);
+}
+
+/* Until the items that workers took have ended. */
+static void await_items(epw_pool *pool) {
+    if (atomic_load_explicit(&pool->unfinished, memory_order_acquire) == 0) return;
+    uint32_t seen = atomic_fetch_or_explicit(&pool->unfinished, CALLER_SLEEPS, memory_order_acquire);
+    seen |= CALLER_SLEEPS;
+    while (seen != CALLER_SLEEPS) {
+        futex_wait(&pool->unfinished, seen);
+        seen = atomic_load_explicit(&pool->unfinished, memory_order_acquire);
+    }
 }
 
 static void *worker_main(void *argument) {
     struct worker *self = argument;
     epw_pool *pool = self->pool;
-    uint64_t seen = 0;
-    pthread_mutex_lock(&pool->lock);
-    while (!pool->ending) {
-        if (pool->job == seen) {
-            pthread_cond_wait(&pool->work, &pool->lock);
-            continue;
-        }
-        seen = pool->job;
-        pthread_mutex_unlock(&pool->lock);
+    for (;;) {
+        uint32_t seen = atomic_load_explicit(&pool->jobs, memory_order_acquire);
+        if (atomic_load_explicit(&pool->ending, memory_order_relaxed)) return NULL;
         take_items(pool, self->index);
-        pthread_mutex_lock(&pool->lock);
-        if (--pool->busy == 0) pthread_cond_signal(&pool->done);
+        futex_wait(&pool->jobs, seen); /* returns at once if there has been another job since */
     }
-    pthread_mutex_unlock(&pool->lock);
-    return NULL;
+}
+
+/* Writer: who has made a job, or the order to end, just before. Reader: worker_main, before it looks for
+ * either; a worker that read the count before this does not go to sleep. */
+static void wake_workers(epw_pool *pool, uint32_t threads) {
+    atomic_fetch_add_explicit(&pool->jobs, 1, memory_order_release);
+    futex_wake(&pool->jobs, threads);
 }
 
 epw_status epw_pool_create(uint32_t rank, uint32_t threads, epw_pool **out) {
@@ -63,16 +102,13 @@ epw_status epw_pool_create(uint32_t rank, uint32_t threads, epw_pool **out) {
     if (pool == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for %u threads", threads);
     pool->threads = 1;
     pthread_mutex_init(&pool->turn, NULL);
-    pthread_mutex_init(&pool->lock, NULL);
-    pthread_cond_init(&pool->work, NULL);
-    pthread_cond_init(&pool->done, NULL);
     for (uint32_t i = 0; i + 1 < threads; i++) {
         pool->workers[i].pool = pool;
         pool->workers[i].index = i + 1;
         int err = epw_thread_start(worker_main, &pool->workers[i], &pool->workers[i].thread);
         if (err != 0) {
             epw_pool_destroy(pool);
-            return epw_fail_errno(err, where, "can not start thread %u of %u: lower config.threads", i + 1,
+            return epw_fail_errno(err, where, "cannot start thread %u of %u: lower config.threads", i + 1,
                                   threads);
         }
         pool->threads++;
@@ -83,14 +119,9 @@ epw_status epw_pool_create(uint32_t rank, uint32_t threads, epw_pool **out) {
 
 void epw_pool_destroy(epw_pool *pool) {
     if (pool == NULL) return;
-    pthread_mutex_lock(&pool->lock);
-    pool->ending = true;
-    pthread_cond_broadcast(&pool->work);
-    pthread_mutex_unlock(&pool->lock);
+    atomic_store_explicit(&pool->ending, true, memory_order_relaxed);
+    wake_workers(pool, INT_MAX);
     for (uint32_t i = 0; i + 1 < pool->threads; i++) pthread_join(pool->workers[i].thread, NULL);
-    pthread_cond_destroy(&pool->done);
-    pthread_cond_destroy(&pool->work);
-    pthread_mutex_destroy(&pool->lock);
     pthread_mutex_destroy(&pool->turn);
     free(pool);
 }
@@ -105,20 +136,10 @@ void epw_pool_run(epw_pool *pool, epw_pool_fn fn, void *context, uint32_t items)
     pool->fn = fn;
     pool->context = context;
     pool->items = items;
-    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
-    bool shared = pool->threads > 1 && items > 1;
-    if (shared) {
-        pthread_mutex_lock(&pool->lock);
-        pool->job++;
-        pool->busy = pool->threads - 1;
-        pthread_cond_broadcast(&pool->work);
-        pthread_mutex_unlock(&pool->lock);
-    }
+    atomic_store_explicit(&pool->unfinished, items, memory_order_relaxed);
+    atomic_store_explicit(&pool->left, items, memory_order_release);
+    if (pool->threads > 1 && items > 1) wake_workers(pool, items - 1);
     take_items(pool, 0);
-    if (shared) {
-        pthread_mutex_lock(&pool->lock);
-        while (pool->busy > 0) pthread_cond_wait(&pool->done, &pool->lock);
-        pthread_mutex_unlock(&pool->lock);
-    }
+    await_items(pool);
     pthread_mutex_unlock(&pool->turn);
 }

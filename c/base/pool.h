@@ -15,9 +15,10 @@ void epw_pool_destroy(epw_pool *pool);
 /* In a fork's child, where no worker runs: gives the memory back. NULL is allowed. */
 void epw_pool_abandon(epw_pool *pool);
 
-/* Runs fn for every item in [0, items), in any order, on all threads; returns when all have ended and their
- * stores, streaming ones included, are visible to the caller and to whoever the caller signals next. Callers
- * take turns. */
+/* Runs fn for every item in [0, items), items below 2^31, in any order, on all threads; returns when all
+ * items have ended and their stores, streaming ones included, are visible to the caller and to whoever the
+ * caller signals next. It waits for items, not for workers: one that the system does not run takes no items
+ * and holds nobody up. Callers take turns. */
 void epw_pool_run(epw_pool *pool, epw_pool_fn fn, void *context, uint32_t items);
 
 #endif
