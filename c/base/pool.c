@@ -3,6 +3,7 @@
 #include "base/pool.h"
 
 #include "base/barrier.h"
+#include "base/float_state.h"
 #include "base/status.h"
 #include "base/thread.h"
 
@@ -57,14 +58,16 @@ static void futex_wake(_Atomic uint32_t *word, uint32_t threads) {
 static void take_items(epw_pool *pool, uint32_t thread) {
     uint32_t finished = 0;
     int64_t left;
+    epw_float_state before = epw_float_enter();
     while ((left = atomic_fetch_sub_explicit(&pool->left, 1, memory_order_acquire)) > 0) {
         pool->fn(pool->context, pool->items - (uint32_t)left, thread);
         finished++;
     }
+    epw_float_leave(before);
     if (finished == 0) return;
     epw_stream_fence();
-    uint32_t before = atomic_fetch_sub_explicit(&pool->unfinished, finished, memory_order_release);
-    if (before - finished == CALLER_SLEEPS) futex_wake(&pool->unfinished, 1);
+    uint32_t rest = atomic_fetch_sub_explicit(&pool->unfinished, finished, memory_order_release) - finished;
+    if (rest == CALLER_SLEEPS) futex_wake(&pool->unfinished, 1);
 }
 
 /* Until the items that workers took have ended. */

@@ -6,7 +6,8 @@
 
 typedef struct epw_pool epw_pool;
 
-/* Processes item `item` of a job on thread `thread` (0 is the caller). */
+/* Processes item `item` of a job on thread `thread` (0 is the caller), with the floating-point unit as
+ * numerics are defined (base/float_state.h). */
 typedef void (*epw_pool_fn)(void *context, uint32_t item, uint32_t thread);
 
 epw_status epw_pool_create(uint32_t rank, uint32_t threads, epw_pool **out);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/float_state.h"
 #include "base/status.h"
 #include "numerics/isa.h"
 #include "epwire.h"
@@ -109,9 +110,11 @@ epw_status epw_quantize_fp8(uint32_t payload, uint32_t dtype, uint64_t rows, uin
     status = epw_numerics_choose((epw_where){"quantize_fp8", -1, -1}, &numerics);
     if (status != EPW_OK) return status;
     const size_t scale_stride = row_scale_bytes(payload, hidden);
+    const epw_float_state before = epw_float_enter();
     for (size_t r = 0; r < rows; r++)
         numerics->quantize(payload, dtype, (const char *)x + r * hidden * 2, hidden, q + r * hidden,
                            (char *)scales + r * scale_stride);
+    epw_float_leave(before);
     return EPW_OK;
 }
 
@@ -123,8 +126,10 @@ epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t rows, u
     status = epw_numerics_choose((epw_where){"dequantize_fp8", -1, -1}, &numerics);
     if (status != EPW_OK) return status;
     const size_t scale_stride = row_scale_bytes(payload, hidden);
+    const epw_float_state before = epw_float_enter();
     for (size_t r = 0; r < rows; r++)
         numerics->dequantize(payload, dtype, q + r * hidden, (const char *)scales + r * scale_stride, hidden,
                              (char *)x + r * hidden * 2);
+    epw_float_leave(before);
     return EPW_OK;
 }

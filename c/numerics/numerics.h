@@ -27,7 +27,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* One instruction set's loops. No entry takes locks, allocates or checks its arguments; all are safe to call
+/* One instruction set's loops. Call them between epw_float_enter and epw_float_leave (base/float_state.h), as
+ * the pool does for its items. No entry takes locks, allocates or checks its arguments; all are safe to call
  * from any number of threads. No memory may overlap except that `reduce` may write `out` over a whole row of
  * `rows`. Alignment: none is needed where none is named. */
 typedef struct epw_numerics {

@@ -1,0 +1,48 @@
+/* How this thread's floating-point unit rounds, flushes and traps. Results are defined bit for bit
+ * (numerics/numerics.h), but programs change the unit: torch.set_flush_denormal and -ffast-math flush
+ * subnormals, interval arithmetic changes the rounding, debugging lets exceptions trap; a new thread starts
+ * as its creator was. So whoever computes enters here first and leaves as it was found, flags included. The
+ * compiler knows nothing of this: the computing must lie behind a call that it cannot look into. */
+#ifndef EPW_BASE_FLOAT_STATE_H
+#define EPW_BASE_FLOAT_STATE_H
+
+#include <stdint.h>
+
+typedef struct epw_float_state {
+    uint64_t control;
+    uint64_t flags; /* exceptions raised so far, where that is a register of its own */
+} epw_float_state;
+
+/* To nearest even, subnormals kept, no traps. Returns what epw_float_leave puts back. */
+static inline epw_float_state epw_float_enter(void) {
+    epw_float_state before = {0, 0};
+#if defined(__x86_64__)
+    /* MXCSR: FTZ 15, rounding 14:13, masks of exceptions 12:7, DAZ 6, flags 5:0. Loading it takes longer than
+     * reading it, and mostly there is nothing to change. */
+    uint32_t found, wanted;
+    __asm__ volatile("stmxcsr %0" : "=m"(found)::"memory");
+    wanted = (found & ~0xffc0u) | 0x1f80u;
+    if (wanted != found) __asm__ volatile("ldmxcsr %0" ::"m"(wanted) : "memory");
+    before.control = found;
+#elif defined(__aarch64__)
+    /* FPCR: zero is all of that. FPSR: flags. */
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before.control)::"memory");
+    __asm__ volatile("mrs %0, fpsr" : "=r"(before.flags)::"memory");
+    if (before.control != 0) __asm__ volatile("msr fpcr, %0" ::"r"((uint64_t)0) : "memory");
+#endif
+    return before;
+}
+
+static inline void epw_float_leave(epw_float_state before) {
+#if defined(__x86_64__)
+    uint32_t found = (uint32_t)before.control;
+    __asm__ volatile("ldmxcsr %0" ::"m"(found) : "memory");
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" ::"r"(before.control) : "memory");
+    __asm__ volatile("msr fpsr, %0" ::"r"(before.flags) : "memory");
+#else
+    (void)before;
+#endif
+}
+
+#endif
