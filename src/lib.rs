@@ -98,6 +98,7 @@ pub mod rendezvous;
 pub mod store;
 mod sys;
 mod tensor;
+mod waking;
 
 pub use buffer::{
     Combine, CombineOutput, CombineRows, Combining, Consuming, Dispatch, DispatchBuffers, DispatchOutput,

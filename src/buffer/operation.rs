@@ -16,7 +16,7 @@ use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, Progress};
 use crate::observe::Observed;
 use crate::outcome::Outcome;
-use crate::sys;
+use crate::{sys, waking};
 
 /// A live handle of the C core: its lane is given back when this is dropped.
 #[derive(Debug)]
@@ -201,7 +201,7 @@ impl Shared {
             drop(request);
             // One lane has one live handle; others, and an error, say that a handle is gone: its task must look too.
             let _ = buffer.wait(handle, SLICE);
-            tasks.into_iter().for_each(|(_, waker)| waker.wake());
+            tasks.into_iter().for_each(|(_, waker)| waking::wake(waker));
             request = self.lock();
         }
     }
@@ -221,9 +221,11 @@ impl Watcher {
 
     /// Has the task polled again when its operation may go on.
     pub(crate) fn wake_later(&self, handle: sys::epw_handle, waker: &Waker) {
+        // Outside the lock: cloning and dropping it runs code of the executor.
+        let mut task = Some((handle, waker.clone()));
         let mut request = self.shared.lock();
         if !request.tasks.iter().any(|(of, task)| *of == handle && task.will_wake(waker)) {
-            request.tasks.push((handle, waker.clone()));
+            request.tasks.extend(task.take());
         }
         drop(request);
         self.shared.changed.notify_one();
@@ -240,7 +242,7 @@ impl Drop for Watcher {
         if let Some(thread) = thread
             && elsewhere(&thread)
         {
-            // Ends within a slice. A panic there has nothing to tell: it holds no state of ours.
+            // Ends within a slice.
             let _ = thread.join();
         }
     }

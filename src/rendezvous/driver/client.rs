@@ -17,6 +17,7 @@ use crate::mask::Mask;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::auth::require;
 use crate::rendezvous::wire::{Frame, HEADER_BYTES, MAX_BODY_BYTES, Reply, Request, View, encode};
+use crate::waking::{contain, shielded};
 
 /// Where the server is, and what it takes to talk to it.
 #[derive(Clone, Debug)]
@@ -87,7 +88,7 @@ impl Client {
             }
         })?;
         let ended = |_| lost("connect to the rendezvous", &address, "its thread ended");
-        outcome.await.map_err(ended)??;
+        shielded(outcome).await.map_err(ended)??;
         Ok(Self { address, commands, view })
     }
 
@@ -128,8 +129,8 @@ impl Client {
         let deadline = deadline.min(LONGEST);
         let command = Command { op: op.to_owned(), request, deadline, reply };
         let ended = || lost(op, &self.address, "its thread ended");
-        self.commands.send(command).await.map_err(|_| ended())?;
-        answer.await.map_err(|_| ended())?
+        shielded(self.commands.send(command)).await.map_err(|_| ended())?;
+        shielded(answer).await.map_err(|_| ended())?
     }
 }
 
@@ -229,6 +230,8 @@ async fn run<S>(
         }
     });
 
+    // Wakes the tasks of whoever follows the membership.
+    let show = |shown| contain(|| drop(view.send_replace(shown)));
     let mut pending: HashMap<u64, Pending> = HashMap::new();
     let mut next_id = 0;
     let mut last_heard = Instant::now();
@@ -243,7 +246,7 @@ async fn run<S>(
                 match arrival {
                     Some(Ok(Frame::Answer { id, result })) => {
                         if let Ok(Reply::Joined { joined }) = &result {
-                            view.send_replace(joined.view.clone());
+                            show(joined.view.clone());
                         }
                         if let Some(call) = pending.remove(&id) {
                             let left = call.leaves && result.is_ok();
@@ -255,7 +258,7 @@ async fn run<S>(
                         }
                     }
                     Some(Ok(Frame::Changed { view: shown })) => {
-                        view.send_replace(View::clone(&shown));
+                        show(View::clone(&shown));
                     }
                     Some(Ok(Frame::Pong {})) => {}
                     Some(Ok(_)) => break lost("", &address, "it sent a frame that has no place there"),

@@ -19,6 +19,7 @@ use crate::rendezvous::BootstrapError;
 use crate::rendezvous::Mask;
 use crate::rendezvous::auth::require;
 use crate::rendezvous::machine::{Event, Machine, Settings};
+use crate::waking::shielded;
 
 /// What a server serves, and within which bounds.
 #[derive(Clone, Debug)]
@@ -101,7 +102,7 @@ impl Server {
             op: "serve the rendezvous".to_owned(),
             detail: "its thread ended at once".to_owned(),
         };
-        Ok(Self { address: listening.await.map_err(ended)??, orders })
+        Ok(Self { address: shielded(listening).await.map_err(ended)??, orders })
     }
 
     /// [`Server::bind`] for a plain thread.
@@ -119,15 +120,15 @@ impl Server {
     /// Says that the process `pid` of `rank` has ended, as a launcher knows of its children: its rank may be taken by a
     /// replacement even if its socket was not seen to close. Nothing happens if `rank` is another process by now.
     pub async fn process_ended(&self, rank: u32, pid: u32) {
-        let _ = self.orders.send(Order::Ended { rank, pid }).await;
+        let _ = shielded(self.orders.send(Order::Ended { rank, pid })).await;
     }
 
     /// Waits until no member is connected any more, at most `deadline`; gives the ranks that still are.
     pub async fn drained(&self, deadline: Duration) -> Mask {
         let (done, outcome) = oneshot::channel();
         // A server whose thread is gone has no connections.
-        let _ = self.orders.send(Order::Drain { deadline, done }).await;
-        outcome.await.unwrap_or_default()
+        let _ = shielded(self.orders.send(Order::Drain { deadline, done })).await;
+        shielded(outcome).await.unwrap_or_default()
     }
 
     /// Waits until every answer given so far is with the kernel or its connection is gone, at most a lease. A process
@@ -135,8 +136,8 @@ impl Server {
     pub(crate) async fn flushed(&self) {
         let (done, outcome) = oneshot::channel();
         // A server whose thread is gone has nothing left to write.
-        let _ = self.orders.send(Order::Flush { done }).await;
-        let _ = outcome.await;
+        let _ = shielded(self.orders.send(Order::Flush { done })).await;
+        let _ = shielded(outcome).await;
     }
 }
 

@@ -4,6 +4,8 @@
 // Failing is what a test is for.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
+mod wakers;
+
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
