@@ -4,7 +4,7 @@
 //! against it, and other modules name a variable by the constants here. Variables of launchers (torchrun, Slurm, ...)
 //! are not ours; they are listed where they are read, in [`crate::launch`].
 
-use std::{fmt, io, path::PathBuf};
+use std::{fmt, fs, io, os::unix::fs::FileTypeExt, path::PathBuf};
 
 /// One environment variable that epwire reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,16 +185,25 @@ impl Token {
         }
     }
 
-    /// The token that a file holds; one trailing newline is not part of it.
+    /// The token that a file holds; one trailing newline is not part of it. Waits for nobody: a pipe or a device in its
+    /// place is refused unread.
     ///
     /// # Errors
-    /// File unreadable, or a length outside 1 to [`MAX_TOKEN_BYTES`].
+    /// File unreadable or not a regular one, or a length outside 1 to [`MAX_TOKEN_BYTES`].
     pub fn from_file(path: PathBuf) -> Result<Self, TokenError> {
         use io::Read;
+        use std::os::unix::fs::OpenOptionsExt;
         let unreadable = |cause| TokenError::File { path: path.clone(), cause };
-        // One byte more than allowed plus a newline is enough to see that the file is too long.
+        // Opening a pipe would wait for its writer, opening a terminal may make it this process's own.
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+        let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(&path).map_err(unreadable)?;
+        let found = file.metadata().map_err(unreadable)?;
+        if !found.is_file() {
+            return Err(TokenError::NotAFile { path, found: kind(found.file_type()) });
+        }
+        // The size may be wrong, as that of a file below /proc is: one byte more than allowed plus a newline is enough
+        // to see that it is too long.
         let mut bytes = Vec::new();
-        let file = std::fs::File::open(&path).map_err(unreadable)?;
         file.take(MAX_TOKEN_BYTES as u64 + 2).read_to_end(&mut bytes).map_err(unreadable)?;
         if bytes.last() == Some(&b'\n') {
             bytes.pop();
@@ -214,6 +223,16 @@ impl fmt::Debug for Token {
     }
 }
 
+/// What it is that is no regular file.
+fn kind(found: fs::FileType) -> &'static str {
+    match found {
+        found if found.is_dir() => "a directory",
+        found if found.is_fifo() => "a pipe",
+        found if found.is_char_device() || found.is_block_device() => "a device",
+        _ => "a special file",
+    }
+}
+
 /// Why no token could be had.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -228,6 +247,17 @@ pub enum TokenError {
         path: PathBuf,
         /// What the system said.
         cause: io::Error,
+    },
+    /// What EPWIRE_TOKEN_FILE names is a directory, a pipe or a device.
+    #[error(
+        "token: {} is {found}, which is not read; name a regular file of at most {MAX_TOKEN_BYTES} bytes in EPWIRE_TOKEN_FILE, or set EPWIRE_TOKEN",
+        path.display()
+    )]
+    NotAFile {
+        /// What `EPWIRE_TOKEN_FILE` names.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
     },
     /// Too short or too long.
     #[error("token: {origin} holds {length} bytes or more; a token has 1 to {MAX_TOKEN_BYTES}")]
@@ -303,6 +333,31 @@ mod tests {
         let (a, b) = (Token::random().unwrap(), Token::random().unwrap());
         assert_ne!(a, b);
         assert!(a.as_bytes().len() == 32 && a.as_bytes().iter().all(u8::is_ascii_hexdigit));
+    }
+
+    #[test]
+    fn a_token_file_that_never_ends_or_never_begins_is_refused_at_once() {
+        let fifo = std::env::temp_dir().join(format!("epwire-token-fifo-{}", std::process::id()));
+        let name = std::ffi::CString::new(fifo.as_os_str().as_encoded_bytes()).unwrap();
+        // SAFETY: a NUL-terminated path.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0, "{}", io::Error::last_os_error());
+        let cases = [
+            (fifo.clone(), "is a pipe"),
+            ("/dev/zero".into(), "is a device"),
+            (std::env::temp_dir(), "is a directory"),
+        ];
+        for (path, what) in cases {
+            let (read, outcome) = std::sync::mpsc::channel();
+            let file = path.clone();
+            std::thread::spawn(move || drop(read.send(Token::from_file(file))));
+            let text =
+                outcome.recv_timeout(std::time::Duration::from_secs(2)).expect("an answer").unwrap_err();
+            let text = text.to_string();
+            for part in [path.to_str().unwrap(), what, "EPWIRE_TOKEN_FILE", "4096"] {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+        }
+        fs::remove_file(fifo).unwrap();
     }
 
     #[test]
