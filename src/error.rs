@@ -1,4 +1,7 @@
 //! What can go wrong, always with the operation, the rank, the peer concerned and what to do about it.
+//!
+//! The text of an error of this crate says all of that in one line, what the system said included: programs often show no
+//! more than the text. So errors that only wrap others are transparent, and none has a `source` that its text contains.
 
 use std::fmt;
 
@@ -75,8 +78,8 @@ pub enum Error {
     #[error("{0}")]
     Peer(Failure),
     /// The ranks could not meet or agree.
-    #[error("{0}")]
-    Bootstrap(#[source] Box<crate::rendezvous::BootstrapError>),
+    #[error(transparent)]
+    Bootstrap(Box<crate::rendezvous::BootstrapError>),
     /// The launcher's variables make no sense.
     #[error(transparent)]
     Launch(#[from] crate::launch::LaunchError),
@@ -106,3 +109,6 @@ impl Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -41,8 +41,9 @@ impl<H> fmt::Display for Refused<H> {
 }
 
 impl<H> std::error::Error for Refused<H> {
+    // Its text is that of `error`, so what lies behind is the same.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
+        std::error::Error::source(&self.error)
     }
 }
 
