@@ -135,8 +135,9 @@ impl Event {
 
     /// Waits on this thread, at most for the operation's deadline. Not for a thread that serves an async executor.
     pub fn wait_blocking(&self) {
+        // Each look keeps this rank in the wait: peers see that it lives.
         while !self.is_ready() {
-            if self.inner.ffi.wait(self.handle, self.left()).is_err() {
+            if self.inner.ffi.wait(self.handle, self.left().min(self.inner.slice())).is_err() {
                 return;
             }
         }
@@ -155,7 +156,11 @@ impl Future for Event {
             return Poll::Ready(());
         }
         match self.inner.watch_lanes("wait") {
-            Ok(()) => self.inner.watcher(self.handle).wake_later(self.handle, cx.waker()),
+            Ok(()) => {
+                let watcher = self.inner.watcher(self.handle);
+                watcher.tend(self.handle, self.until);
+                watcher.wake_later(self.handle, cx.waker());
+            }
             // No thread to watch with: stay live by asking to be polled again.
             Err(_) => cx.waker().wake_by_ref(),
         }
@@ -180,6 +185,9 @@ struct Shared {
 struct Request {
     /// Several where clones of an event are awaited by different tasks.
     tasks: Vec<(sys::epw_handle, Waker)>,
+    /// The operation that is awaited by an event, and until when. It is looked at however busy the task's executor is,
+    /// which is what shows the peers that this rank waits too.
+    tended: Option<(sys::epw_handle, Option<Instant>)>,
     ending: bool,
 }
 
@@ -188,35 +196,47 @@ impl Shared {
         self.request.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, buffer: &ffi::Buffer) {
-        /// One look at least this often, whatever the C core says.
-        const SLICE: Duration = Duration::from_millis(10);
+    /// Looks at least once in each `slice`, whatever the C core says.
+    fn run(&self, buffer: &ffi::Buffer, slice: Duration) {
         let mut request = self.lock();
         while !request.ending {
-            let tasks = std::mem::take(&mut request.tasks);
-            let Some(&(handle, _)) = tasks.last() else {
+            let (tasks, tended) = (std::mem::take(&mut request.tasks), request.tended);
+            let newest = tasks.last().map(|(handle, _)| *handle);
+            let Some(handle) = newest.or(tended.map(|(handle, _)| handle)) else {
                 request = self.changed.wait(request).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             drop(request);
             // One lane has one live handle; others, and an error, say that a handle is gone: its task must look too.
-            let _ = buffer.wait(handle, SLICE);
+            let _ = buffer.wait(handle, slice);
+            let over = tended.is_some_and(|(handle, until)| {
+                !matches!(buffer.ready(handle), Ok(Progress::Pending))
+                    || until.is_some_and(|until| Instant::now() >= until)
+            });
             tasks.into_iter().for_each(|(_, waker)| waking::wake(waker));
             request = self.lock();
+            if over && request.tended == tended {
+                request.tended = None;
+            }
         }
     }
 }
 
 impl Watcher {
     /// Starts the thread unless it runs. One that could not be started is tried again.
-    fn start(&self, buffer: &Arc<ffi::Buffer>) -> std::io::Result<()> {
+    fn start(&self, buffer: &Arc<ffi::Buffer>, slice: Duration) -> std::io::Result<()> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
             let (shared, buffer) = (self.shared.clone(), buffer.clone());
             let watch = std::thread::Builder::new().name("epwire-watch".into());
-            *thread = Some(watch.spawn(move || shared.run(&buffer))?);
+            *thread = Some(watch.spawn(move || shared.run(&buffer, slice))?);
         }
         Ok(())
+    }
+
+    /// Keeps the operation of a handle in its wait until that is over, `until` at the latest.
+    fn tend(&self, handle: sys::epw_handle, until: Option<Instant>) {
+        self.shared.lock().tended = Some((handle, until));
     }
 
     /// Has the task polled again when its operation may go on.
@@ -253,11 +273,17 @@ impl Inner {
     /// it could not see to its end.
     pub(crate) fn watch_lanes(&self, operation: &str) -> Result<()> {
         let lanes = self.watchers.iter().take(self.config.lanes as usize);
-        lanes.into_iter().try_for_each(|watcher| watcher.start(&self.ffi)).map_err(|error| {
+        lanes.into_iter().try_for_each(|watcher| watcher.start(&self.ffi, self.slice())).map_err(|error| {
             let text =
                 format!("can not start the thread that watches a lane: {error}; check the limit on threads");
             Error::System(Failure::new(operation, self.rank, text))
         })
+    }
+
+    /// Longest time between two looks at an operation: peers expect a sign of life in every half of a deadline.
+    fn slice(&self) -> Duration {
+        const LONGEST: Duration = Duration::from_millis(10);
+        (self.config.deadline / 4).min(LONGEST)
     }
 
     pub(crate) fn watcher(&self, handle: sys::epw_handle) -> &Watcher {

@@ -135,7 +135,10 @@ fn a_group_outlives_wakers_that_panic() {
     let last = [2].into_iter().collect();
     let goes_on = |group: Group| move || group.agree_active_blocking(last, false).unwrap();
     let survivors = groups.iter().cloned().map(|group| thread::spawn(goes_on(group)));
-    survivors.collect::<Vec<_>>().into_iter().for_each(|survivor| drop(survivor.join().unwrap()));
+    survivors
+        .collect::<Vec<_>>()
+        .into_iter()
+        .for_each(|survivor| assert_eq!(survivor.join().unwrap().epoch, 2));
 
     // Who waits for the answer to a call.
     panics.store(0, Ordering::Relaxed);
