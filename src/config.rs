@@ -206,7 +206,9 @@ pub struct EpConfig {
     /// at the same time is not known here, so nothing checks that. On the host without effect.
     pub sms: u32,
     /// Bound of every wait for a peer, 1 ms to 1 day. Ranks that wait for each other show each other signs of life, which
-    /// lengthens a wait, to 4 deadlines at most.
+    /// lengthens a wait, to 4 deadlines at most. A rank that peers wait for calls its next operation, or the other half of
+    /// the one it has begun, within one deadline of its last call: set it above the longest time that a rank computes
+    /// between two calls.
     pub deadline: Duration,
 }
 

@@ -51,6 +51,15 @@
 //! # Map
 //! [`launch`] (where am I) -> [`rendezvous`] and [`store`] (meet) -> [`Group`] -> [`EpBuffer`] -> [`Dispatched`] -> [`Outcome`].
 //!
+//! # When a rank fails
+//! Every wait is bounded. An operation whose peer dies or falls silent ends with what has arrived, and its [`Outcome`] names
+//! the ranks that are missing: no call hangs, and none fails for it. The survivors then agree on who goes on
+//! ([`EpBuffer::recover`]), and a replacement may join ([`group`]).
+//!
+//! A rank shows that it lives by taking part. While peers wait for it, it calls its next operation, or the other half of the
+//! one it has begun, within one [deadline](EpConfig::deadline) of its last call; awaiting an [`Event`] takes part too. A rank
+//! that computes for longer is given up, so set the deadline above the longest time between two calls.
+//!
 //! # Features
 //! `cuda`: buffers on GPUs, see [`mod@cuda`]; needs a CUDA toolkit to build, and a driver only to use a GPU. `cudarc`: views of
 //! cudarc's slices and streams, and that crate as `epwire::cudarc`; needs no toolkit, and leaves it to the program how

@@ -57,6 +57,9 @@ impl<H> From<Box<Refused<H>>> for Error {
 pub type Consuming<T, H> = std::result::Result<T, Box<Refused<H>>>;
 
 /// A dispatch that has sent; its rows are received when the caller asks. Dropping it releases its lane.
+///
+/// Receive, or begin to await [`Dispatching::event`], within one deadline of sending: peers that wait for this rank give it
+/// up otherwise, see [`EpConfig::deadline`](crate::EpConfig::deadline).
 #[derive(Debug)]
 #[must_use = "dropping it gives the operation up"]
 pub struct Dispatching {
@@ -109,6 +112,9 @@ impl Dispatching {
 
 /// A received dispatch: what the experts work on, and the right to combine. Holds its buffer alive; dropping it releases its lane.
 /// `Send` and `Sync`: it may move between threads and tasks.
+///
+/// Combine within one deadline of the dispatch's end: peers that wait for this rank's answers give it up otherwise, see
+/// [`EpConfig::deadline`](crate::EpConfig::deadline).
 #[derive(Debug)]
 #[must_use = "dropping it gives the operation up"]
 pub struct Dispatched {
@@ -293,6 +299,8 @@ impl CombineRows<'_> {
 }
 
 /// A combine that has sent; the answers are received when the caller asks. Dropping it releases its lane.
+///
+/// Receive, or begin to await [`Combining::event`], within one deadline of sending, as for [`Dispatching`].
 #[derive(Debug)]
 #[must_use = "dropping it gives the operation up"]
 pub struct Combining {

@@ -113,7 +113,9 @@ impl Drop for OpenHandle {
 /// deadline, counted from the making of the event, has passed. Receiving stays the caller's to do; a consumed or
 /// released operation counts as ready.
 ///
-/// Wait for it as a future from any executor, or with [`Event::wait_blocking`]. Work on a GPU has a `cuda::Completion` instead.
+/// Awaiting it takes part in the wait: peers see that this rank lives, also while its executor is busy. Merely holding it,
+/// or asking [`Event::is_ready`] now and then, does not. Wait for it as a future from any executor, or with
+/// [`Event::wait_blocking`]. Work on a GPU has a `cuda::Completion` instead.
 #[derive(Debug, Clone)]
 pub struct Event {
     inner: Arc<Inner>,
