@@ -1,6 +1,6 @@
 /* A fork in a process that has buffers: the child can destroy what it inherited, and make its own; the parent
  * does not notice. */
-#include "ep/internal.h"
+#include "ep/buffer.h"
 #include "group.h"
 
 #include <fcntl.h>
@@ -105,7 +105,7 @@ static void a_child_destroys_buffers_in_the_middle_of_operations(void) {
         epw_handle handles[2];
         for (uint32_t r = 0; r < 2; r++) handles[r] = send(g.of[r], &made[r], r, 0);
         for (int round = 0; round < 5; round++) CHECK(in_child(destroy_all, &g) == 0);
-        CHECK(g.of[0]->lanes[1].paying);
+        CHECK(g.of[0]->lanes[1].machine.paying);
         finish_exactly(&g, made, handles);
         CHECK_OK(epw_release(g.of[1], send(g.of[1], &other[1], 1, 1)));
         for (uint32_t r = 0; r < 2; r++) handles[r] = send(g.of[r], &made[r], r, 1);
