@@ -1,8 +1,11 @@
 //! The example `moe_layer` as a user runs it: its exit code, its last line, and that it neither hangs nor hides a failure.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
+mod example;
+
 use std::{
     fs,
+    io::Write,
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
@@ -18,29 +21,8 @@ const SMALL: &str = "--hidden 128 --intermediate 16 --layers 2 --max-tokens 40";
 /// Longer than any of these runs takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The example, built by Cargo as these tests were: for them alone Cargo builds no examples, or leaves an old one.
-static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
-    let own = std::env::current_exe().unwrap();
-    let profile = own.ancestors().nth(2).unwrap();
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--example", "moe_layer", "--target-dir"]).arg(profile.parent().unwrap());
-    cargo.args(["--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]);
-    for (feature, on) in [
-        ("tracing", cfg!(feature = "tracing")),
-        ("metrics", cfg!(feature = "metrics")),
-        ("cuda", cfg!(feature = "cuda")),
-        ("cudarc", cfg!(feature = "cudarc")),
-    ] {
-        if on {
-            cargo.args(["--features", feature]);
-        }
-    }
-    if profile.file_name().unwrap() == "release" {
-        cargo.arg("--release");
-    }
-    assert!(cargo.status().unwrap().success(), "{cargo:?}");
-    profile.join("examples/moe_layer")
-});
+/// The example as its users have it.
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| example::build("moe_layer"));
 
 /// A text of `tokens` bytes that goes with the test.
 struct Text(PathBuf);
@@ -263,7 +245,7 @@ fn ranks_started_by_a_launcher_meet_at_rank_0() {
 }
 
 #[test]
-fn what_can_not_run_is_said_once_and_fails() {
+fn what_cannot_run_is_said_once_and_fails() {
     let text = Text::new("refused", TOKENS);
     for (args, what) in [
         ("--ranks 4 --experts 10", "--experts 10 is not a multiple of 4"),
@@ -281,9 +263,42 @@ fn what_can_not_run_is_said_once_and_fails() {
         );
     }
     let missing = Path::new("/nonexistent/text");
-    Run::new(missing, "--ranks 3", &[]).end(LIMIT).assert_failed(&["can not read /nonexistent/text"]);
+    Run::new(missing, "--ranks 3", &[]).end(LIMIT).assert_failed(&["cannot read /nonexistent/text"]);
     let launched = text.start("--ranks 3", &environment(0, 1, 1)).end(LIMIT);
     launched.assert_failed(&["--ranks 3", "has started 1"]);
+}
+
+/// Each rank reads the text for itself: of a pipe one of them would get all, and the others none.
+#[test]
+fn a_text_that_ranks_cannot_share_or_that_is_empty_is_refused() {
+    for ranks in ["", "--ranks 2"] {
+        let mut child = Command::new(&*PROGRAM)
+            .args(format!("{SMALL} {ranks} /dev/stdin").split_whitespace())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // The program may end without having read it.
+        let _ = child.stdin.take().unwrap().write_all(b"the bytes of a pipe");
+        Run(Some(child)).end(LIMIT).assert_failed(&["/dev/stdin is not a regular file"]);
+        let empty = Text::new(&format!("empty{}", ranks.len()), 0);
+        empty.start(&format!("{SMALL} {ranks}"), &[]).end(LIMIT).assert_failed(&["is empty"]);
+        let text = Text::new(&format!("redirected{}", ranks.len()), TOKENS);
+        let child = Command::new(&*PROGRAM)
+            .args(format!("{SMALL} {ranks} /dev/stdin").split_whitespace())
+            .stdin(fs::File::open(&text.0).unwrap())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let ended = Run(Some(child)).end(LIMIT);
+        if ranks.is_empty() {
+            assert_eq!(ended.code, Some(0), "alone, a redirected file is a file: {ended:?}");
+        } else {
+            ended.assert_failed(&["/dev/stdin is not a regular file"]); // as ranks see it, whose standard input is empty
+        }
+    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn the_quick_start_is_the_example_of_the_crate() {
     let comment: String =
         library.lines().map_while(|l| l.strip_prefix("//!")).map(|l| format!("{l}\n")).collect();
     let example = comment.split("```").nth(1).expect("an example in the crate's documentation");
-    // The README can not hide the lines that the documentation hides behind a hash.
+    // The README cannot hide the lines that the documentation hides behind a hash.
     let lines = |code: &str| -> Vec<String> {
         let bare = |line: &str| line.trim().trim_start_matches("# ").to_owned();
         code.lines().map(bare).filter(|line| !line.is_empty()).collect()

@@ -14,7 +14,7 @@ use crate::args::{Args, Layout, Shape};
 use crate::expected::Expected;
 use crate::floor::Traffic;
 use crate::pattern::{self, Memory};
-use crate::samples::{Samples, complete, meet, now};
+use crate::samples::{Meeting, Samples, complete, now};
 
 /// `--cases`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -27,8 +27,9 @@ pub enum Case {
 
 /// One rank's buffer and memory for one shape.
 #[derive(Debug)]
-pub struct Subject {
+pub struct Subject<'a> {
     pub buffer: EpBuffer,
+    meeting: &'a Meeting,
     expected: Expected,
     /// `[tokens, hidden]`
     x: Memory,
@@ -39,9 +40,9 @@ pub struct Subject {
     out: Memory,
 }
 
-impl Subject {
+impl<'a> Subject<'a> {
     /// All ranks call it with the same shapes in the same order.
-    pub fn new(group: &Group, args: &Args, shape: Shape) -> Result<Self, Error> {
+    pub fn new(group: &Group, meeting: &'a Meeting, args: &Args, shape: Shape) -> Result<Self, Error> {
         let buffer = EpBuffer::create_blocking(group, shape.config(args, Device::Host))?;
         let plan = *buffer.plan();
         let lists = if shape.layout == Layout::ExpertMajor { plan.local_experts as usize } else { 1 };
@@ -52,6 +53,7 @@ impl Subject {
             x: Memory::zeroed(shape.tokens as usize * hidden),
             outputs: Memory::zeroed(lists * plan.rows * hidden),
             out: Memory::zeroed(shape.tokens as usize * hidden),
+            meeting,
             buffer,
         })
     }
@@ -81,11 +83,11 @@ impl Subject {
     }
 
     fn dispatch_alone(&mut self) -> Result<([u64; 2], u64), Error> {
-        meet(&self.buffer)?;
+        self.meeting.meet()?;
         let begin = now();
         let dispatched = self.dispatch()?;
         let received = now();
-        meet(&self.buffer)?;
+        self.meeting.meet()?;
         // Rank-major rows are gone once they are released, so they are checked before; releasing waits for nobody.
         let wrong = self.wrong_rows(&dispatched)?;
         let checked = now();
@@ -101,11 +103,11 @@ impl Subject {
             true => self.make_outputs_in_place(&mut dispatched)?,
             false => self.expected.make_outputs(&mut self.outputs),
         }
-        meet(&self.buffer)?;
+        self.meeting.meet()?;
         let begin = now();
         self.combine(dispatched, in_place)?;
         let end = now();
-        meet(&self.buffer)?;
+        self.meeting.meet()?;
         Ok(([begin, end], self.expected.wrong_sums(Case::Combine, &self.out)))
     }
 
@@ -114,12 +116,12 @@ impl Subject {
         if !in_place {
             self.expected.make_outputs(&mut self.outputs);
         }
-        meet(&self.buffer)?;
+        self.meeting.meet()?;
         let begin = now();
         let dispatched = self.dispatch()?;
         self.combine(dispatched, in_place)?;
         let end = now();
-        meet(&self.buffer)?;
+        self.meeting.meet()?;
         let mut wrong = self.expected.wrong_sums(Case::Pair, &self.out);
         if self.expected.shape.layout == Layout::ExpertMajor {
             wrong += self.wrong_copies()?;

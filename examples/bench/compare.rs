@@ -6,21 +6,24 @@ use std::process::ExitCode;
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::Error;
+use crate::print::print;
 use crate::report::{Row, us};
 
 /// Prints both and fails if a case of the second got slower than the tolerance in percent allows, or is wrong.
 pub fn compare(files: &[PathBuf], tolerance: f64) -> Result<ExitCode, Error> {
     let [old, new] = files else { return Err("--compare takes two files".into()) };
     let pairs = pairs(&read(old)?, &read(new)?)?;
-    println!("{}", table(&pairs));
+    print(&table(&pairs))?;
     let bad: Vec<_> = pairs.iter().filter_map(|(old, new)| complaint(old, new, tolerance)).collect();
-    bad.iter().for_each(|line| println!("{line}"));
+    for line in &bad {
+        print(line)?;
+    }
     Ok(if bad.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn read(file: &Path) -> Result<Vec<Row>, Error> {
     let at = |line: usize| format!("{} line {line}", file.display());
-    let text = std::fs::read_to_string(file).map_err(|e| format!("can not read {}: {e}", file.display()))?;
+    let text = std::fs::read_to_string(file).map_err(|e| format!("cannot read {}: {e}", file.display()))?;
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
     lines.map(|(i, line)| serde_json::from_str(line).map_err(|e| format!("{}: {e}", at(i)).into())).collect()
 }

@@ -1,12 +1,13 @@
 //! The floor: how long the machine itself would take to move the bytes of an operation.
 
 use clap::ValueEnum;
-use epwire::{EpBuffer, Group};
+use epwire::Group;
 
 use crate::args::{Combine, Layout, Payload, Shape};
 use crate::cases::Case;
+use crate::moves::{self, BLOCK, Block, Way};
 use crate::routing::Routing;
-use crate::samples::{Samples, meet, now, spans};
+use crate::samples::{Meeting, Samples, now, spans};
 use crate::{Error, ranks};
 
 /// Behind the options in --help: what every figure means.
@@ -27,19 +28,23 @@ Times:
   which depend on source, token and iteration. In the pair, rank-major rows are seen through the combined ones.
 
 Floor:
-  (bytes read + bytes written) / 2, over all ranks, at the rate at which as many processes, with as many threads each,
-  copy 128 MiB each with memcpy at the same time; the best of several rounds per shape and of all shapes of the run.
+  The time in which as many processes, with as many threads each, move the bytes of the operation and do nothing else: the
+  bytes written are copies of as many read, and what is left of either is read or written alone. It is done over memory
+  of the operation's extent, so that caches serve it as they serve the operation, again and again without a pause, so that no
+  waking up is part of it, just before the case and just after it. The fastest round counts, by the fastest way that the
+  processor has (column floor by): the C library's memcpy, rep movsb, AVX2 or AVX-512 stores past the caches.
   D is the number of (token, rank) rows, K that of (token, expert) rows, N that of tokens; P are the bytes of a payload
   with its scales, H those of a 16-bit row. Indices, headers and signals are not counted.
-                                  read              written
-    dispatch, rank-major          N*H               D*P
-    dispatch, expert-major        N*H + K*P         D*P + K*P
-    combine, rank-major           D*H + D*H         D*H + N*H
-    combine, expert-major         K*H + D*H         D*H + N*H
-    combine, ordered              K*H + K*H         K*H + N*H
-    pair                          the sum of both
-  --reads each counts the first reading in dispatch for every copy made of it (D*H instead of N*H), as if no cache
-  kept a token between its copies. A rank's rows to itself count like all others, though they may skip a copy.
+                                  read              written           extent
+    dispatch, rank-major          N*H               D*P               N*H + D*P
+    dispatch, expert-major        N*H + D*P         D*P + K*P         N*H + D*P + K*P
+    combine, rank-major           D*H + D*H         D*H + N*H         D*H + D*H + N*H
+    combine, expert-major         K*H + D*H         D*H + N*H         K*H + D*H + N*H
+    combine, ordered              K*H + K*H         K*H + N*H         K*H + K*H + N*H
+    pair                          the sum of both   the sum of both   the sum of both, 16-bit rank-major rows once
+  A row that goes to several ranks or experts is read once, as a cache allows. --reads each counts a reading for every copy
+  made of it in dispatch (D*H instead of N*H, K*P instead of D*P). Where 16-bit rows are received expert-major, D leaves
+  out the rows of a rank to itself in dispatch: those skip the window.
 
 ratio = floor / p50. The exit code is 1 if #wrong is not 0.
 
@@ -72,76 +77,157 @@ pub enum Reads {
     Each,
 }
 
-/// Bytes that an operation reads and writes, over all ranks.
+/// Bytes of an operation, over all ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Traffic {
     pub read: u64,
     pub written: u64,
+    /// Of the memory that is read or written.
+    pub extent: u64,
 }
 
 impl Traffic {
     /// As the table in [`HELP`] says.
     pub fn of(case: Case, shape: &Shape, routings: &[Routing], reads: Reads) -> Self {
-        let local_experts = shape.experts / routings.len() as u32;
-        let tokens = shape.tokens as u64 * routings.len() as u64;
+        let expert_major = shape.layout == Layout::ExpertMajor;
+        let tokens = u64::from(shape.tokens) * routings.len() as u64;
         let to_experts = tokens * u64::from(shape.topk);
-        let of_rank =
-            |r: &Routing| (0..r.tokens()).map(|t| r.ranks_of(t, local_experts).len() as u64).sum::<u64>();
-        let to_ranks: u64 = routings.iter().map(of_rank).sum();
+        let [to_ranks, to_others] = rows(shape, routings);
         let hidden = u64::from(shape.hidden);
         let row = 2 * hidden;
-        let payload = if shape.payload == Payload::Fp8 { hidden + hidden / 128 * 4 } else { row };
+        let fp8 = shape.payload == Payload::Fp8;
+        let payload = if fp8 { hidden + hidden / 128 * 4 } else { row };
 
-        let first_reads = if reads == Reads::Once { tokens } else { to_ranks };
-        let spread = if shape.layout == Layout::ExpertMajor { to_experts * payload } else { 0 };
-        let dispatch = Self { read: first_reads * row + spread, written: to_ranks * payload + spread };
+        let in_slots = if expert_major && !fp8 { to_others } else { to_ranks } * payload;
+        let lists = if expert_major { to_experts * payload } else { 0 };
+        let tokens_read = if reads == Reads::Once { tokens } else { to_ranks } * row;
+        let slots_read = match reads {
+            Reads::Once if expert_major => in_slots,
+            Reads::Once => 0,
+            Reads::Each => lists,
+        };
+        let dispatch = Self {
+            read: tokens_read + slots_read,
+            written: in_slots + lists,
+            extent: tokens * row + in_slots + lists,
+        };
 
-        let outputs = if shape.layout == Layout::ExpertMajor { to_experts } else { to_ranks };
-        let answers = if shape.combine == Combine::Ordered { to_experts } else { to_ranks };
-        let combine = Self { read: (outputs + answers) * row, written: (answers + tokens) * row };
+        let outputs = if expert_major { to_experts } else { to_ranks } * row;
+        let answers = if shape.combine == Combine::Ordered { to_experts } else { to_ranks } * row;
+        let sums = tokens * row;
+        let combine =
+            Self { read: outputs + answers, written: answers + sums, extent: outputs + answers + sums };
 
         match case {
             Case::Dispatch => dispatch,
             Case::Combine => combine,
-            Case::Pair => {
-                Self { read: dispatch.read + combine.read, written: dispatch.written + combine.written }
-            }
+            Case::Pair => Self {
+                read: dispatch.read + combine.read,
+                written: dispatch.written + combine.written,
+                extent: dispatch.extent + combine.extent - if expert_major || fp8 { 0 } else { outputs },
+            },
         }
-    }
-
-    /// Microseconds at `rate` copied bytes a second.
-    pub fn floor_us(&self, rate: f64) -> f64 {
-        (self.read + self.written) as f64 / 2.0 / rate * 1e6
     }
 }
 
-/// Bytes that a process copies in a round: far beyond what caches hold.
-const COPY_BYTES: usize = 128 << 20;
-const ROUNDS: usize = 6;
-
-/// Copied bytes a second of all processes together, on rank 0; 0 elsewhere. All ranks call it.
-pub fn copy_rate(group: &Group, buffer: &EpBuffer, threads: u32) -> Result<f64, Error> {
-    let part = COPY_BYTES / ranks::threads(threads, group.world());
-    let from = vec![1u8; COPY_BYTES];
-    let mut to = vec![2u8; COPY_BYTES];
-    let mut samples = Samples::default();
-    for _ in 0..ROUNDS {
-        meet(buffer)?;
-        let begin = now();
-        std::thread::scope(|scope| {
-            let mut parts = to.chunks_mut(part).zip(from.chunks(part));
-            let own = parts.next();
-            parts.for_each(|(to, from)| drop(scope.spawn(|| to.copy_from_slice(from))));
-            if let Some((to, from)) = own {
-                to.copy_from_slice(from);
-            }
-        });
-        samples.moments.push([begin, now()]);
-        std::hint::black_box(&mut to);
+/// (token, rank) rows of all tokens, and those of them that leave their rank.
+fn rows(shape: &Shape, routings: &[Routing]) -> [u64; 2] {
+    let local_experts = shape.experts / routings.len() as u32;
+    let mut rows = [0; 2];
+    for (source, routing) in (0..).zip(routings) {
+        for token in 0..routing.tokens() {
+            let ranks = routing.ranks_of(token, local_experts);
+            rows[0] += ranks.len() as u64;
+            rows[1] += ranks.iter().filter(|&&rank| rank != source).count() as u64;
+        }
     }
-    let bytes = (COPY_BYTES * group.world() as usize) as f64;
-    let fastest = samples.gather(group)?.and_then(|all| spans(&all).into_iter().map(|span| span.0).min());
-    Ok(fastest.map_or(0.0, |ns| bytes / ns as f64 * 1e9))
+    rows
+}
+
+/// Each process moves at least so much in a round, however little the operation does.
+const ROUND_BYTES: u64 = 8 << 20;
+const ROUNDS: usize = 4;
+
+/// What the machine needs for the bytes of one case at best, on rank 0; elsewhere the time is 0.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Floor {
+    pub us: f64,
+    pub way: Way,
+}
+
+impl Floor {
+    /// All ranks call it with the same traffic.
+    pub fn measure(group: &Group, meeting: &Meeting, traffic: &Traffic, threads: u32) -> Result<Self, Error> {
+        let threads = ranks::threads(threads, group.world());
+        let mut shares = vec![Share::new(traffic, group.world() as usize * threads); threads];
+        let bytes = (traffic.read + traffic.written) / u64::from(group.world());
+        let passes = (ROUND_BYTES / bytes.max(1)).clamp(1, 1 << 16);
+        let mut best = Self { us: f64::INFINITY, way: Way::Memcpy };
+        for way in Way::here() {
+            let mut samples = Samples::default();
+            for _ in 0..ROUNDS {
+                meeting.meet()?;
+                let begin = now();
+                std::thread::scope(|scope| {
+                    let (own, others) = shares.split_at_mut(1);
+                    others.iter_mut().for_each(|share| drop(scope.spawn(|| share.pass(way, passes))));
+                    own.iter_mut().for_each(|share| share.pass(way, passes));
+                });
+                samples.moments.push([begin, now()]);
+            }
+            let all = samples.gather(group)?.unwrap_or_default();
+            let ns = spans(&all).into_iter().map(|span| span.0).min().unwrap_or(0);
+            best = best.or(Self { us: ns as f64 / 1e3 / passes as f64, way });
+        }
+        Ok(best)
+    }
+
+    /// The lower of both.
+    pub fn or(self, other: Self) -> Self {
+        if other.us < self.us { other } else { self }
+    }
+}
+
+/// One thread's part of the traffic, and memory for it, which it goes through in turn.
+#[derive(Clone)]
+struct Share {
+    read: usize,
+    written: usize,
+    from: Vec<Block>,
+    to: Vec<Block>,
+}
+
+impl Share {
+    /// The extent is divided as reading and writing are.
+    fn new(traffic: &Traffic, shares: usize) -> Self {
+        let Traffic { read, written, extent } = *traffic;
+        let part =
+            |bytes: u64| (bytes as f64 * extent as f64 / (read + written).max(1) as f64) as usize / shares;
+        let blocks = |bytes: u64| bytes as usize / shares / BLOCK;
+        Self {
+            read: blocks(read),
+            written: blocks(written),
+            from: moves::blocks(part(read)),
+            to: moves::blocks(part(written)),
+        }
+    }
+
+    fn pass(&mut self, way: Way, passes: u64) {
+        let Self { read, written, from, to } = self;
+        let (sources, targets) = (from.len(), to.len());
+        for pass in 0..passes as usize {
+            for i in 0..(*read).max(*written) {
+                let source = &from[(pass * *read + i) % sources];
+                let target = &mut to[(pass * *written + i) % targets];
+                match (i < *read, i < *written) {
+                    (true, true) => way.copy(target, source),
+                    (true, false) => moves::read(source),
+                    _ => way.fill(target),
+                }
+            }
+            way.finish();
+        }
+    }
 }
 
 #[cfg(test)]
@@ -159,38 +245,70 @@ mod tests {
         combine: Combine::Reduced,
     };
 
-    /// All 40 tokens go to four experts of rank 0: one row each for the rank, four for its experts.
-    fn traffic(case: Case, shape: Shape, reads: Reads) -> [u64; 2] {
+    /// All 40 tokens, ten of each of four ranks, go to four experts of rank 0: one row each for the rank, four for its experts.
+    fn traffic(case: Case, shape: Shape, reads: Reads) -> [u64; 3] {
         let routings: Vec<_> = (0..4).map(|s| Routing::new(Spread::One, &shape, s)).collect();
-        let traffic = Traffic::of(case, &shape, &routings, reads);
-        [traffic.read, traffic.written]
+        let Traffic { read, written, extent } = Traffic::of(case, &shape, &routings, reads);
+        [read, written, extent]
     }
 
     #[test]
     fn bytes_are_those_of_the_help_text() {
         let (n, h) = (40, 512);
+        let d = 30; // of rank 0's own ten none goes through the window
         let fp8 = 256 + 8;
         let rank_major = Shape { layout: Layout::RankMajor, ..SHAPE };
         let ordered = Shape { combine: Combine::Ordered, ..SHAPE };
         let small = Shape { payload: Payload::Fp8, ..SHAPE };
         for (case, shape, expected) in [
-            (Case::Dispatch, rank_major, [n * h, n * h]),
-            (Case::Dispatch, SHAPE, [n * h + 4 * n * h, n * h + 4 * n * h]),
-            (Case::Dispatch, small, [n * h + 4 * n * fp8, n * fp8 + 4 * n * fp8]),
-            (Case::Combine, rank_major, [2 * n * h, 2 * n * h]),
-            (Case::Combine, SHAPE, [4 * n * h + n * h, 2 * n * h]),
-            (Case::Combine, ordered, [8 * n * h, 4 * n * h + n * h]),
-            (Case::Pair, rank_major, [3 * n * h, 3 * n * h]),
+            (Case::Dispatch, rank_major, [n * h, n * h, 2 * n * h]),
+            (Case::Dispatch, SHAPE, [n * h + d * h, d * h + 4 * n * h, n * h + d * h + 4 * n * h]),
+            (Case::Dispatch, small, [n * h + n * fp8, 5 * n * fp8, n * h + 5 * n * fp8]),
+            (Case::Combine, rank_major, [2 * n * h, 2 * n * h, 3 * n * h]),
+            (Case::Combine, SHAPE, [4 * n * h + n * h, 2 * n * h, 6 * n * h]),
+            (Case::Combine, ordered, [8 * n * h, 4 * n * h + n * h, 9 * n * h]),
+            (Case::Pair, rank_major, [3 * n * h, 3 * n * h, 4 * n * h]),
+            (Case::Pair, SHAPE, [6 * n * h + d * h, 6 * n * h + d * h, 11 * n * h + d * h]),
         ] {
             assert_eq!(traffic(case, shape, Reads::Once), expected, "{case:?} {shape:?}");
         }
     }
 
     #[test]
-    fn reads_differ_only_where_a_token_goes_to_several_ranks() {
+    fn reads_differ_where_a_row_goes_to_several_places() {
         let shape = Shape { topk: 8, layout: Layout::RankMajor, ..SHAPE }; // two ranks each
-        assert_eq!(traffic(Case::Dispatch, shape, Reads::Once), [40 * 512, 80 * 512]);
-        assert_eq!(traffic(Case::Dispatch, shape, Reads::Each), [80 * 512, 80 * 512]);
-        assert_eq!(Traffic { read: 3000, written: 1000 }.floor_us(1e9), 2.0);
+        assert_eq!(traffic(Case::Dispatch, shape, Reads::Once)[..2], [40 * 512, 80 * 512]);
+        assert_eq!(traffic(Case::Dispatch, shape, Reads::Each)[..2], [80 * 512, 80 * 512]);
+        assert_eq!(traffic(Case::Dispatch, SHAPE, Reads::Each)[0], 40 * 512 + 160 * 512);
+    }
+
+    /// Each thread's memory holds what the bytes say, and a pass touches as much as it should.
+    #[test]
+    fn shares_are_equal_and_as_large_as_the_operation() {
+        let mebibyte = 1 << 20;
+        let traffic = Traffic { read: 24 * mebibyte, written: 8 * mebibyte, extent: 16 * mebibyte };
+        let mut share = Share::new(&traffic, 4);
+        assert_eq!([share.read, share.written].map(|blocks| blocks * BLOCK), [6 << 20, 2 << 20]);
+        assert_eq!([share.from.len(), share.to.len()].map(|blocks| blocks * BLOCK), [3 << 20, 1 << 20]);
+        Way::here().into_iter().for_each(|way| share.pass(way, 2));
+        let nothing = Traffic { read: 0, written: 0, extent: 0 };
+        Share::new(&nothing, 4).pass(Way::Memcpy, 1);
+    }
+
+    #[test]
+    fn the_floor_of_a_group_is_the_fastest_round_of_the_fastest_way() {
+        let groups = Group::threads(2).unwrap();
+        let traffic = Traffic { read: 1 << 20, written: 1 << 20, extent: 2 << 20 };
+        let measure = |group| Floor::measure(group, &Meeting::new(group).unwrap(), &traffic, 1).unwrap();
+        let floor = std::thread::scope(|scope| {
+            let other = scope.spawn(|| measure(&groups[1]));
+            let floor = measure(&groups[0]);
+            assert_eq!(other.join().unwrap().us, 0.0, "rank 0 has the figure of all");
+            floor
+        });
+        // One mebibyte is copied by no machine in less than a microsecond, which would be 1 TB/s.
+        assert!(floor.us > 1.0 && floor.us < 1e6, "{floor:?}");
+        let slower = Floor { us: floor.us + 1.0, way: Way::RepMovsb };
+        assert_eq!((slower.or(floor), floor.or(slower)), (floor, floor));
     }
 }

@@ -11,8 +11,11 @@ mod compare;
 mod cuda;
 mod expected;
 mod floor;
+mod moves;
 mod pattern;
 mod plot;
+#[path = "../common/print.rs"]
+mod print;
 mod ranks;
 mod report;
 mod routing;
@@ -30,7 +33,10 @@ use epwire::Group;
 
 use args::{Args, Device};
 use cases::Subject;
+use floor::Floor;
+use print::print;
 use report::Row;
+use samples::Meeting;
 
 /// Any error; the example prints it and exits.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -53,40 +59,43 @@ fn main() -> ExitCode {
 
 /// One rank's part, and on rank 0 the report of all.
 fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Error> {
-    let mut measured = Vec::new();
-    let mut rate: f64 = 0.0;
+    let meeting = Meeting::new(group)?;
+    let mut rows = Vec::new();
     for (shape, cases) in args.shapes(group.world())? {
-        let mut subject = Subject::new(group, args, shape)?;
-        // The best of the whole run, so that a busy moment lowers no floor.
-        rate = rate.max(floor::copy_rate(group, &subject.buffer, args.threads)?);
+        let mut subject = Subject::new(group, &meeting, args, shape)?;
         for case in cases {
+            let traffic = subject.traffic(case, args);
+            let floor = || Floor::measure(group, &meeting, &traffic, args.threads);
+            // On both sides of the case, so that a busy moment of the machine raises no floor.
+            let before = floor()?;
             let samples = subject.run(case, args.warmup, args.iterations)?;
+            let Floor { us, way } = before.or(floor()?);
             if let Some(figures) = samples.figures(group)? {
                 let window = subject.buffer.plan().window_bytes;
-                measured.push((shape, case, figures, subject.traffic(case, args), window));
+                let row = Row::new(args.device, group.world(), &shape, case, &figures, us, window);
+                rows.push(Row { routing: args.routing, floor_by: Some(way), ..row });
             }
         }
     }
-    if group.rank() != 0 {
-        return Ok(ExitCode::SUCCESS); // the first rank has the figures of all
+    match group.rank() {
+        0 => show(args, &rows, ""),
+        _ => Ok(ExitCode::SUCCESS), // the first rank has the figures of all
     }
-    let rows = measured.iter().map(|(shape, case, figures, traffic, window)| {
-        let floor_us = traffic.floor_us(rate);
-        let row = Row::new(args.device, group.world(), shape, *case, figures, floor_us, *window);
-        Row { routing: args.routing, ..row }
-    });
-    let machine = format!("memcpy by all ranks at once: {:.1} GB/s copied", rate / 1e9);
-    show(args, &rows.collect::<Vec<_>>(), &machine)
 }
 
-/// `machine`: what the floors were made of.
+/// `machine`: what floors on GPUs were made of, in words.
 fn show(args: &Args, rows: &[Row], machine: &str) -> Result<ExitCode, Error> {
     if args.table {
-        println!("{}", table::markdown(args, rows, machine)?);
+        print(&table::markdown(args, rows, machine)?)?;
     } else if args.json {
-        rows.iter().for_each(|row| println!("{}", serde_json::json!(row)));
+        for row in rows {
+            print(&serde_json::json!(row))?;
+        }
     } else {
-        println!("{}\n{machine}", report::table(rows));
+        print(&report::table(rows))?;
+        if !machine.is_empty() {
+            print(&machine)?;
+        }
     }
     if let Some(file) = &args.plot {
         plot::plot(rows, file)?;

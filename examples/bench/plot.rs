@@ -11,7 +11,7 @@ use crate::report::Row;
 /// Draws solid medians with points and dashed floors into an SVG file, both axes logarithmic.
 pub fn plot(rows: &[Row], file: &Path) -> Result<(), Error> {
     let drawn = draw(rows, SVGBackend::new(file, SIZE));
-    drawn.map_err(|error| format!("can not draw {}: {error}", file.display()).into())
+    drawn.map_err(|error| format!("cannot draw {}: {error}", file.display()).into())
 }
 
 const SIZE: (u32, u32) = (1100, 700);

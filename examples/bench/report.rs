@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::{Combine, Device, Layout, Payload, Shape};
 use crate::cases::Case;
+use crate::moves::Way;
 use crate::routing::Spread;
 use crate::samples::Figures;
 
@@ -28,6 +29,9 @@ pub struct Row {
     pub p99_us: f64,
     pub max_us: f64,
     pub floor_us: f64,
+    /// On the host: how the floor's bytes were moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor_by: Option<Way>,
     /// floor_us / p50_us
     pub ratio: f64,
     pub wrong: u64,
@@ -108,6 +112,7 @@ impl Row {
             p99_us,
             max_us,
             floor_us,
+            floor_by: None,
             ratio: floor_us / p50_us,
             wrong,
             window_bytes,
@@ -169,6 +174,10 @@ pub fn table(rows: &[Row]) -> Table {
         "#wrong",
         "window MiB",
     ];
+    let floor_by = rows.iter().any(|row| row.floor_by.is_some());
+    if floor_by {
+        header.push("floor by");
+    }
     if on_gpus {
         header.extend(["fastest us", "middle us", "kernel us", "GB/s"]);
     }
@@ -195,6 +204,9 @@ pub fn table(rows: &[Row]) -> Table {
             row.wrong.to_string(),
             format!("{:.1}", row.window_bytes as f64 / f64::from(1 << 20)),
         ];
+        if floor_by {
+            cells.push(row.floor_by.as_ref().map_or_else(String::new, word));
+        }
         if let Some(OnGpu { fastest_us, middle_us, kernel_us, nvlink_gbs, send_us, receive_us, .. }) =
             &row.gpu
         {

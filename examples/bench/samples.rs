@@ -4,7 +4,7 @@
 //! processes of a host share. It begins when all ranks have met, and they meet again before they check, so that nobody's
 //! checks take a core from an iteration of another; a rank that starts late, because it waits for a core, is thereby part of the time, as it is in a server.
 
-use epwire::{Dispatch, DispatchOutput, EpBuffer, Group, Layout, TensorRef};
+use epwire::{Dispatch, DispatchOutput, EpBuffer, EpConfig, Float16, Group, Layout, TensorRef};
 
 use crate::{Error, pattern};
 
@@ -16,13 +16,26 @@ pub fn now() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Returns when all ranks have called it: an empty dispatch on the lane that nothing else uses here.
-pub fn meet(buffer: &EpBuffer) -> Result<(), Error> {
-    let config = buffer.config();
-    let x = pattern::tensor(config.dtype, &[], config.hidden);
-    let nowhere = TensorRef::new::<i32>(&[], config.topk as usize);
-    let input = Dispatch::new(x, nowhere).layout(Layout::RankMajor).lane(1);
-    complete(buffer.dispatch_blocking(input, DispatchOutput::default())?.outcome())
+/// Where ranks wait for each other: a buffer of its own, so that the measured one has the lanes that were asked for.
+#[derive(Debug)]
+pub struct Meeting(EpBuffer);
+
+impl Meeting {
+    const HIDDEN: u32 = 8;
+
+    /// All ranks call it.
+    pub fn new(group: &Group) -> Result<Self, Error> {
+        let config = EpConfig { threads: 1, lanes: 1, ..EpConfig::new(1, Self::HIDDEN, group.world(), 1) };
+        Ok(Self(EpBuffer::create_blocking(group, config)?))
+    }
+
+    /// Returns when all ranks have called it: an empty dispatch.
+    pub fn meet(&self) -> Result<(), Error> {
+        let x = pattern::tensor(Float16::Bf16, &[], Self::HIDDEN);
+        let nowhere = TensorRef::new::<i32>(&[], 1);
+        let input = Dispatch::new(x, nowhere).layout(Layout::RankMajor);
+        complete(self.0.dispatch_blocking(input, DispatchOutput::default())?.outcome())
+    }
 }
 
 /// A rank that is missing ends the run.

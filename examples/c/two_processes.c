@@ -108,7 +108,7 @@ static epw_buffer *join(const epw_config *config, int wire) {
     uint32_t peer = 1 - config->rank;
     TRY(epw_buffer_create(config, &buffer));
     TRY(epw_buffer_export(buffer, peer, mine, &length));
-    if (send(wire, mine, length, MSG_NOSIGNAL) != (ssize_t)length) give_up("can not send the blob");
+    if (send(wire, mine, length, MSG_NOSIGNAL) != (ssize_t)length) give_up("cannot send the blob");
     ssize_t received = recv(wire, theirs, sizeof theirs, 0);
     if (received <= 0) give_up("the other process has sent no blob");
     TRY(epw_buffer_connect(buffer, peer, theirs, (size_t)received));
@@ -193,7 +193,7 @@ int main(void) {
     int wires[RANKS];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, wires) != 0) give_up("no socketpair");
     pid_t child = fork(); /* before any call of epwire: a buffer stays with the process that made it */
-    if (child < 0) give_up("can not fork");
+    if (child < 0) give_up("cannot fork");
     uint32_t rank = child == 0 ? 1 : 0;
     close(wires[1 - rank]); /* so that a dead peer is seen as an end of the stream */
     run_rank(rank, wires[rank]);
@@ -202,5 +202,6 @@ int main(void) {
     int status;
     if (waitpid(child, &status, 0) != child || status != 0) give_up("rank 1 failed");
     printf("two_processes: OK ranks=%d tokens=%d layers=%d\n", RANKS, TOKENS, LAYERS);
+    if (fflush(stdout)) give_up("cannot write to standard output");
     return 0;
 }

@@ -12,6 +12,8 @@ mod experts;
 mod kernels;
 mod matrix;
 mod model;
+#[path = "../common/print.rs"]
+mod print;
 mod random;
 mod reference;
 mod report;
@@ -35,6 +37,7 @@ use epwire::{
 
 use args::Args;
 use model::Model;
+use print::print;
 use report::{RankReport, Summary};
 use run::{Cut, Result};
 
@@ -110,11 +113,23 @@ fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode> {
     }
     // With what was chosen by default filled in.
     let args = Args { ranks: Some(ranks as u32), experts: Some(shape.experts), ..args.clone() };
-    Ok(show(&Summary::new(&args, reports)))
+    show(&Summary::new(&args, reports))
 }
 
+/// The tokens. Each rank reads them for itself, which only a file can be: a pipe gives its bytes to the first reader alone.
 fn text(args: &Args) -> Result<Vec<u8>> {
-    fs::read(&args.file).map_err(|e| format!("can not read {}: {e}", args.file.display()).into())
+    let file = args.file.display();
+    let unreadable = |error| format!("cannot read {file}: {error}");
+    if !fs::metadata(&args.file).map_err(unreadable)?.is_file() {
+        return Err(
+            format!("{file} is not a regular file: each rank reads its bytes, so save them in one").into()
+        );
+    }
+    let text = fs::read(&args.file).map_err(unreadable)?;
+    if text.is_empty() {
+        return Err(format!("{file} is empty: its bytes are the tokens, so at least one is needed").into());
+    }
+    Ok(text)
 }
 
 fn join(args: &Args, launch: Option<&Launch>, tokens: usize) -> Result<Group> {
@@ -140,13 +155,14 @@ fn gather(group: &Group, report: &RankReport) -> Result<Vec<RankReport>> {
     blobs.iter().map(|blob| Ok(serde_json::from_slice(blob)?)).collect()
 }
 
-fn show(summary: &Summary<'_>) -> ExitCode {
+fn show(summary: &Summary<'_>) -> Result<ExitCode> {
     if summary.config.json {
-        println!("{}", serde_json::json!(summary));
+        print(&serde_json::json!(summary))?;
     } else {
-        println!("{}\n{}", summary.table(), summary.last_line());
+        print(&summary.table())?;
+        print(&summary.last_line())?;
     }
-    if summary.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(if summary.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Once a rank has failed, the others get this long to say what they saw of it.

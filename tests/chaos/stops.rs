@@ -107,7 +107,7 @@ pub(crate) fn an_evicted_rank_changes_nothing_and_comes_back(seed: u64) {
     cluster.go_on(&everyone(), 3);
 }
 
-/// Another process can not take the place of a stopped rank while that may still write: stopped, continued, evicted or not,
+/// Another process cannot take the place of a stopped rank while that may still write: stopped, continued, evicted or not,
 /// only its end frees the place.
 pub(crate) fn a_replacement_waits_for_the_old_process_to_end(seed: u64) {
     let mut choices = Choices::new(seed);

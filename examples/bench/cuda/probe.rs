@@ -206,9 +206,8 @@ impl Mapped {
         let mut address = 0;
         // SAFETY: writes an address, which lives here; a handle that is none is refused by the driver.
         let mapped = unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, lazily) }.result();
-        mapped.map_err(|error| {
-            format!("can not map the memory of rank {rank} to measure the floor: {error}")
-        })?;
+        mapped
+            .map_err(|error| format!("cannot map the memory of rank {rank} to measure the floor: {error}"))?;
         Ok(Self(address))
     }
 }

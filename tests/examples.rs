@@ -1,0 +1,73 @@
+//! What holds of the example programs alike: what becomes of their output where its reader leaves or a disk is full. And
+//! that the bench measures as a user first tries it, with nothing but sizes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
+
+mod example;
+
+use std::fs::OpenOptions;
+use std::process::{Command, Output, Stdio};
+
+/// An example with options that let it end within a second, and print.
+fn command(name: &str) -> Command {
+    let options = match name {
+        "bench" => "--ranks 2 --tokens 2 --hidden 128 --warmup 1 --iterations 2 --cases pair",
+        _ => "--ranks 2 --hidden 64 --intermediate 8 --layers 1 LICENSE-MIT",
+    };
+    let mut command = Command::new(example::build(name));
+    command.args(options.split_whitespace()).current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
+    command
+}
+
+fn ended(mut command: Command) -> (Output, String) {
+    let output = command.stderr(Stdio::piped()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output, said)
+}
+
+#[test]
+fn the_bench_measures_every_case_by_default_and_each_beside_its_floor() {
+    let mut bench = Command::new(example::build("bench"));
+    bench.args("--ranks 2 --tokens 2 --hidden 128 --iterations 2 --json".split_whitespace());
+    let (output, said) = ended(bench);
+    assert!(output.status.success() && said.is_empty(), "{}: {said}", output.status);
+    let rows: Vec<serde_json::Value> = String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let cases: Vec<_> = rows.iter().map(|row| (text(&row["case"]), text(&row["layout"]))).collect();
+    let expected = ["expert-major", "rank-major"]
+        .map(|layout| ["dispatch", "combine", "pair"].map(|case| (case.to_owned(), layout.to_owned())))
+        .concat();
+    assert_eq!(cases, expected, "the cases of the default options");
+    for row in &rows {
+        assert_eq!(row["wrong"], 0, "{row}");
+        let [p50, floor] = ["p50_us", "floor_us"].map(|field| row[field].as_f64().unwrap());
+        assert!(floor > 0.0 && p50 > floor, "two tokens take less than moving their bytes: {row}");
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_ends_no_program_in_a_panic() {
+    for name in ["bench", "moe_layer"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = command(name);
+        command.stdout(writer);
+        let (output, said) = ended(command);
+        assert!(output.status.success() && said.is_empty(), "{name}: {}: {said}", output.status);
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_that_says_so() {
+    for name in ["bench", "moe_layer"] {
+        let mut command = command(name);
+        command.stdout(OpenOptions::new().write(true).open("/dev/full").unwrap());
+        let (output, said) = ended(command);
+        assert_eq!(output.status.code(), Some(1), "{name}: {said}");
+        assert!(said.contains("cannot write to standard output: No space left on device"), "{name}: {said}");
+        assert!(!said.contains("panicked"), "{name}: {said}");
+    }
+}
