@@ -87,6 +87,15 @@ pub struct Args {
     /// With --compare: how many percent slower a case may be
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
     pub tolerance: f64,
+    /// Run PROGRAM, an older build of this one, and this one in turns, both with the other options of this line, and tell whether this one is slower
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["compare", "json", "plot", "table"])]
+    pub against: Option<PathBuf>,
+    /// With --against: how often each of them runs
+    #[arg(long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub pairs: u32,
+    /// With --against: fail if the whole 95 % interval of a case's ratio of new to old medians lies above this
+    #[arg(long, value_name = "RATIO", default_value_t = 1.03)]
+    pub limit: f64,
 }
 
 /// `--device`

@@ -4,6 +4,7 @@
 //! `cargo run --release --example bench -- --ranks 4 --tokens 512`
 #![allow(unreachable_pub, reason = "pub says what a module offers to the others; an example has no outside")]
 
+mod against;
 mod args;
 mod cases;
 mod compare;
@@ -43,13 +44,14 @@ pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let ended = match &args.compare {
-        Some(files) => compare::compare(files, args.tolerance),
+    let ended = match (&args.compare, &args.against) {
+        (Some(files), _) => compare::compare(files, args.tolerance),
+        (None, Some(other)) => against::against(other, &args),
         // Before any rank is started, so that one line says what is missing.
-        None if args.device == Device::Cuda => {
+        (None, None) if args.device == Device::Cuda => {
             cuda::check().and_then(|()| ranks::start(&args, cuda::measure))
         }
-        None => ranks::start(&args, measure),
+        (None, None) => ranks::start(&args, measure),
     };
     ended.unwrap_or_else(|error| {
         eprintln!("bench: {error}");
