@@ -1,5 +1,5 @@
-//! What the README says is so: its C program runs, its tables are those of the code. Its Rust blocks are doctests of
-//! the crate.
+//! What the README says is so: its C program runs, its tables are those of the code, and CI runs its commands. Its Rust
+//! blocks are doctests of the crate.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 use std::fs;
@@ -78,6 +78,140 @@ fn the_table_of_memory_is_what_plan_says() {
         })
         .concat();
     assert!(README.contains(&format!("{header}{table}")), "put this into the README:\n{header}{table}");
+}
+
+/// Commands that CI does not run as they stand, and why.
+const ELSEWHERE: &[(&str, &str)] = &[
+    // Programs that a machine of CI has not, or that need several hosts.
+    ("export EPWIRE_TOKEN=$(openssl rand -hex 16)", "goes with the line below it"),
+    ("srun -N 1 -n 4 program", "needs Slurm; the unit tests of src/launch have its variables"),
+    ("torchrun --no-python --nproc-per-node 4 program", "needs PyTorch; as above"),
+    ("mpirun -n 4 program", "step example_mpirun, with what Open MPI wants of root on few cores"),
+    ("mpiexec -n 4 program", "needs MPICH; as Slurm"),
+    (
+        "cargo nextest archive --features cuda,cudarc --test cuda --archive-file tests.tar.zst",
+        "needs cargo-nextest",
+    ),
+    (
+        "cargo-nextest nextest run --archive-file tests.tar.zst --workspace-remap .",
+        "needs cargo-nextest and a GPU",
+    ),
+    (
+        "(for t in same \"same --processes\" stress \"stress --processes\" \"stress --ranks 2\" \"stress --ranks 1\" failure \
+         \"failure --large\" \"failure --ranks 2\" overlap paths; do build/test_$t || [ $? = 77 ] || exit 1 done)",
+        "needs GPUs; step cuda_kernels builds all of these programs",
+    ),
+    (
+        "for t in memcheck racecheck synccheck; do compute-sanitizer --error-exitcode 1 --tool $t build/test_stress \
+         --small --ranks 2 || break; done",
+        "needs a GPU",
+    ),
+    // What CI does in another way.
+    (
+        "cargo run --release --example bench -- --against PROGRAM --ranks 4 --lanes 2 --tokens 1,128 --iterations 20",
+        "needs an older build and minutes; step example_bench compares a build with itself",
+    ),
+    (".ci/run", "is CI"),
+    (".ci/run rust_lints rust_tests", "is part of CI"),
+    (".ci/run fuzz", "is part of CI"),
+    ("FUZZ_SECONDS=3600 .ci/run fuzz", "takes hours; CI has it run for 20 seconds a target"),
+    ("cargo test --test c", "is part of `cargo test`"),
+    ("cargo test --examples readme", "is part of `cargo test`"),
+    (
+        "EPWIRE_BINDINGS=write cargo check --features bindgen",
+        "writes; step bindings checks what it has written",
+    ),
+    ("cargo doc --open", "opens a browser; step rust_docs builds the pages"),
+    ("cmake -S c -B build -DEPW_CUDA=ON && cmake --build build", "step cuda_kernels, warnings being errors"),
+    ("bench --device cuda --ranks 4 --table", "needs GPUs; the same with 8 ranks is refused politely in CI"),
+];
+
+#[test]
+fn ci_runs_every_command() {
+    let script = include_str!("../.ci/run");
+    let run: Vec<String> = simple_commands(script);
+    let commands = commands(README);
+    assert!(commands.len() > 20, "found only {commands:?}");
+    for command in &commands {
+        let elsewhere = ELSEWHERE.iter().any(|(listed, _)| words(listed) == *command);
+        assert!(
+            elsewhere != run.contains(command),
+            "a step of .ci/run must run this as it stands, or ELSEWHERE say why not, but not both: {command}"
+        );
+    }
+    for (listed, _) in ELSEWHERE {
+        assert!(commands.contains(&words(listed)), "no longer in the README: {listed}");
+    }
+}
+
+#[test]
+fn a_command_that_ci_does_not_run_would_be_found() {
+    let text = "```sh\nmake \\\n    it   # so\n(for i in 1 2; do\n  run $i\ndone)\n```\n- `cargo\n  run`, `cargo` and `x`\n";
+    assert_eq!(commands(text), ["make it", "(for i in 1 2; do run $i done)", "cargo run"]);
+    let script =
+        "step() {\n    make it\n    without_gpu cargo run\n    make it --all\n}\nother() { cargo test; }";
+    let run = simple_commands(script);
+    for (command, runs) in
+        [("make it", true), ("cargo run", true), ("cargo test", true), ("make", false), ("run", false)]
+    {
+        assert_eq!(run.contains(&command.to_owned()), runs, "{command} in {run:?}");
+    }
+}
+
+/// Words with one space between them, without the backslashes at ends of lines and without a comment.
+fn words(command: &str) -> String {
+    let without_comment = command.split("  #").next().unwrap();
+    without_comment.split_whitespace().filter(|word| *word != "\\").collect::<Vec<_>>().join(" ")
+}
+
+/// Lines, each with those that go on after a backslash or, in `groups`, in parentheses.
+fn whole_lines(text: &str, groups: bool) -> Vec<String> {
+    let mut whole = vec![String::new()];
+    for line in text.lines() {
+        let last = whole.last_mut().unwrap();
+        *last = format!("{last} {}", words(line)).trim().to_owned();
+        let open = groups && last.matches('(').count() > last.matches(')').count();
+        if !open && !line.ends_with('\\') {
+            whole.push(String::new());
+        }
+    }
+    whole
+}
+
+/// What a reader may type: the lines of shell blocks, and whatever else in backquotes begins as a command does.
+fn commands(markdown: &str) -> Vec<String> {
+    const FIRST: [&str; 9] =
+        [".ci/", "bench", "cargo", "cmake", "compute-sanitizer", "ctest", "for", "mpi", "srun"];
+    let mut found = Vec::new();
+    let mut prose = String::new();
+    for (i, part) in markdown.split("```").enumerate() {
+        match part.split_once('\n') {
+            Some(("sh", block)) if i % 2 == 1 => {
+                found.extend(whole_lines(block, true).into_iter().filter(|line| !line.is_empty()));
+            }
+            _ if i % 2 == 0 => prose += part,
+            _ => {}
+        }
+    }
+    let spans = prose.split('`').skip(1).step_by(2).map(words);
+    found.extend(spans.filter(|span| {
+        let mut words = span.split(' ').skip_while(|word| word.contains('='));
+        let first = words.next().unwrap_or_default();
+        let known = FIRST.iter().any(|known| first.starts_with(known)) || first == "torchrun";
+        known && (words.next().is_some() || first == ".ci/run") && !span.ends_with(' ')
+    }));
+    found
+}
+
+/// Every command of a script, without the words that say how its failing is taken.
+fn simple_commands(script: &str) -> Vec<String> {
+    let bare = |command: &str| words(command.trim().trim_start_matches("without_gpu "));
+    let mut found = Vec::new();
+    for line in whole_lines(script, false) {
+        found.push(bare(&line));
+        found.extend(line.split(['{', '}', ';']).map(bare));
+    }
+    found
 }
 
 /// The one block of this language.

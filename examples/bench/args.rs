@@ -72,7 +72,7 @@ pub struct Args {
     /// Lanes of the buffer, one of which is measured; on GPUs each has its share of the SMs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub lanes: u32,
-    /// On the host: how often the floor counts a token as read that dispatch sends to several ranks
+    /// On the host: how often the floor counts a row as read that dispatch copies to several places
     #[arg(long, value_enum, default_value_t = Reads::Once)]
     pub reads: Reads,
     /// Print one JSON object per case instead of a table

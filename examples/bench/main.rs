@@ -1,7 +1,7 @@
 //! Dispatch, combine and the pair over a list of shapes, each beside the time that the machine itself would need to move
 //! the same bytes, with every result checked.
 //!
-//! `cargo run --release --example bench -- --ranks 4 --tokens 512`
+//! `cargo run --release --example bench -- --ranks 4 --tokens 512 --iterations 20`
 #![allow(unreachable_pub, reason = "pub says what a module offers to the others; an example has no outside")]
 
 mod against;
