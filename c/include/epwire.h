@@ -11,9 +11,13 @@
  * and [out] say who writes. No function aborts; each returns a status, and epw_last_error() then says in
  * words what went wrong on this thread. A refused call is as if never made.
  *
- * Every wait is bounded. A peer that is silent for a deadline is given up. Ranks that wait themselves say so
- * and are waited for longer, each wait for EPW_WAIT_DEADLINES_MAX deadlines at most: ranks that wait for each
- * other because their operations do not pair up end then.
+ * Every wait is bounded. A peer that is silent for a deadline is given up. A rank that waits itself says so,
+ * and is waited for longer; a wait ends after EPW_WAIT_DEADLINES_MAX deadlines at most, so that ranks which
+ * wait for each other because their operations do not pair up end then. A call with a longer deadline of its
+ * own says that too: its peers bear with it as long, and need not use the same.
+ *
+ * Between its calls, and between the halves of a split one, a rank says nothing. So while peers wait for it,
+ * it makes its next call within one deadline of its last: else it is given up.
  */
 #ifndef EPWIRE_H
 #define EPWIRE_H
@@ -252,7 +256,7 @@ EPW_API epw_status epw_buffer_connect(epw_buffer *buffer, uint32_t peer, const v
 EPW_API epw_status epw_buffer_connect_within(epw_buffer *buffer, uint32_t peer, const void *blob,
                                              size_t length, uint64_t deadline_ns);
 
-/* Unmaps the peer's window. The peer must not be active. */
+/* Unmaps the peer's window, after telling the peer. It must not be active, unless it has been given up. */
 EPW_API epw_status epw_buffer_disconnect(epw_buffer *buffer, uint32_t peer);
 
 /* Is the path to `peer` alive? Asks its process by a word written the way rows are, beside all operations,
@@ -269,8 +273,9 @@ EPW_API const char *epw_path_name(uint32_t path);
 
 /* Begins a membership: every member calls it with the same mask and epoch, with no lane held and its own
  * writes done. epoch is in [1, 8388607] and larger than any before; all other members must be connected.
- * Clears suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair.
- * CUDA: waits for what has been enqueued before, see section CUDA. */
+ * Clears suspects and restarts the operation counters. Who is left out is told: its operations end without
+ * this rank at once. Who decides mask and epoch is the caller's affair. CUDA: waits for what has been
+ * enqueued before, see section CUDA. */
 EPW_API epw_status epw_buffer_set_active(epw_buffer *buffer, const epw_mask *active, uint32_t epoch);
 
 /* The current membership. Any pointer may be NULL. epoch 0: none yet. suspects: active peers given up since
@@ -366,7 +371,7 @@ typedef struct epw_dispatch_input {
     int32_t lane;         /* 0, 1, or -1: lanes in turn. All ranks use the same lane for the same operation */
     uint32_t nonblocking; /* 1: return EPW_PENDING instead of waiting; go on with epw_poll. The memory of all
                              inputs and outputs must live until the operation has finished or been released */
-    uint64_t deadline_ns; /* 0: the buffer's; else at least that */
+    uint64_t deadline_ns; /* of this rank's waits; 0: the buffer's; else at least that */
     void *stream;         /* CUDA: the cudaStream_t to enqueue on; see "CUDA" */
 } epw_dispatch_input;
 
@@ -453,13 +458,8 @@ EPW_API epw_status epw_row_shape_make(const epw_config *config, const epw_dispat
 EPW_API epw_status epw_dispatch(epw_buffer *buffer, const epw_dispatch_input *input,
                                 const epw_dispatch_output *output, epw_handle *handle, epw_outcome *outcome);
 
-/* The receiving half of a dispatch.
- *
- * A rank between a sending half and its receiving half posts no beacons. Peers that need its next word allow
- * it one deadline, but if another rank dies meanwhile, the receiving half must first wait for that one, and
- * its first beacon comes half a deadline after it begins. So begin the receiving half within half a deadline
- * of the sending half (or plan a deadline of at least twice the longest gap), or this rank may be given up
- * together with the dead one. */
+/* The receiving half of a dispatch. Like any next call, to be made within one deadline of the sending half.
+ */
 EPW_API epw_status epw_dispatch_receive(epw_buffer *buffer, epw_handle handle,
                                         const epw_dispatch_output *output, epw_outcome *outcome);
 
@@ -506,7 +506,9 @@ EPW_API epw_status epw_poll(epw_buffer *buffer, epw_handle handle, epw_outcome *
 EPW_API epw_status epw_await(epw_buffer *buffer, epw_handle handle, uint64_t timeout_ns);
 
 /* After the sending half of a dispatch or combine: EPW_OK if the receiving half would not wait for anybody,
- * else EPW_PENDING. Gives nobody up. Between such calls epw_await sleeps as it does between polls. */
+ * else EPW_PENDING. The first such call begins the wait that the receiving half goes on with: from then on
+ * peers are told that this rank waits, and who is silent for a deadline is given up. So call it again
+ * whenever epw_await, which sleeps as it does between polls, returns. */
 EPW_API epw_status epw_ready(epw_buffer *buffer, epw_handle handle);
 
 /* Gives the handle up: peers that sent rows are answered with none, in the background where they have not

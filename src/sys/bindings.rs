@@ -439,8 +439,19 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// Unmaps the peer's window. The peer must not be active.
+    /// Unmaps the peer's window, after telling the peer. It must not be active, unless it has been given up.
     pub fn epw_buffer_disconnect(buffer: *mut epw_buffer, peer: u32) -> epw_status;
+}
+unsafe extern "C" {
+    /** Is the path to `peer` alive? Asks its process by a word written the way rows are, beside all operations,
+ and waits for the answer, which its library gives whether or not its program calls anything. Any thread;
+ one question of a buffer at a time. EPW_ERR_TIMEOUT: no answer within timeout_ns. EPW_ERR_PEER: its process
+ has ended. EPW_ERR_STATE: not connected.*/
+    pub fn epw_buffer_probe(
+        buffer: *mut epw_buffer,
+        peer: u32,
+        timeout_ns: u64,
+    ) -> epw_status;
 }
 unsafe extern "C" {
     /// The EPW_PATH_* by which `peer` is reached, EPW_PATH_NONE if it is not connected.
@@ -453,8 +464,9 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Begins a membership: every member calls it with the same mask and epoch, with no lane held and its own
  writes done. epoch is in [1, 8388607] and larger than any before; all other members must be connected.
- Clears suspects and restarts the operation counters. Who decides mask and epoch is the caller's affair.
- CUDA: waits for what has been enqueued before, see section CUDA.*/
+ Clears suspects and restarts the operation counters. Who is left out is told: its operations end without
+ this rank at once. Who decides mask and epoch is the caller's affair. CUDA: waits for what has been
+ enqueued before, see section CUDA.*/
     pub fn epw_buffer_set_active(
         buffer: *mut epw_buffer,
         active: *const epw_mask,
@@ -651,7 +663,7 @@ pub struct epw_dispatch_input {
     /** 1: return EPW_PENDING instead of waiting; go on with epw_poll. The memory of all
 inputs and outputs must live until the operation has finished or been released*/
     pub nonblocking: u32,
-    /// 0: the buffer's; else at least that
+    /// of this rank's waits; 0: the buffer's; else at least that
     pub deadline_ns: u64,
     /// CUDA: the cudaStream_t to enqueue on; see "CUDA"
     pub stream: *mut ::core::ffi::c_void,
@@ -990,13 +1002,7 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** The receiving half of a dispatch.
-
- A rank between a sending half and its receiving half posts no beacons. Peers that need its next word allow
- it one deadline, but if another rank dies meanwhile, the receiving half must first wait for that one, and
- its first beacon comes half a deadline after it begins. So begin the receiving half within half a deadline
- of the sending half (or plan a deadline of at least twice the longest gap), or this rank may be given up
- together with the dead one.*/
+    /// The receiving half of a dispatch. Like any next call, to be made within one deadline of the sending half.
     pub fn epw_dispatch_receive(
         buffer: *mut epw_buffer,
         handle: epw_handle,
@@ -1111,7 +1117,9 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** After the sending half of a dispatch or combine: EPW_OK if the receiving half would not wait for anybody,
- else EPW_PENDING. Gives nobody up. Between such calls epw_await sleeps as it does between polls.*/
+ else EPW_PENDING. The first such call begins the wait that the receiving half goes on with: from then on
+ peers are told that this rank waits, and who is silent for a deadline is given up. So call it again
+ whenever epw_await, which sleeps as it does between polls, returns.*/
     pub fn epw_ready(buffer: *mut epw_buffer, handle: epw_handle) -> epw_status;
 }
 unsafe extern "C" {
