@@ -1,6 +1,7 @@
 /* See status.h. */
 #include "base/status.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -39,7 +40,8 @@ epw_status epw_fail_errno(int err, epw_where where, const char *fmt, ...) {
     va_end(args);
     used = strlen(last_error);
     /* strerror is thread-safe for known codes in glibc and musl. */
-    snprintf(last_error + used, sizeof last_error - used, ": %s (errno %d)", strerror(err), err);
+    const char *remedy = err == EMFILE ? "; raise ulimit -n" : "";
+    snprintf(last_error + used, sizeof last_error - used, ": %s (errno %d)%s", strerror(err), err, remedy);
     return EPW_ERR_SYSTEM;
 }
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <linux/sockios.h>
+#include <stdbool.h>
 #include <sys/ioctl.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -80,7 +81,7 @@ static epw_status send_request(const fetch *f, epw_fd_request request) {
     while (bound_next_call(f)) {
         if (send(f->fd, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request) return EPW_OK;
         if (errno == EAGAIN || errno == EINTR) continue;
-        if (errno == EPIPE || errno == ECONNRESET) return gone(f);
+        if (errno == EPIPE || errno == ECONNRESET) return EPW_OK; /* closed: it may have said why */
         return epw_fail_errno(errno, f->where, "asking the fd server");
     }
     return timed_out(f, "take a request");
@@ -106,7 +107,17 @@ static int take_descriptor(struct msghdr *message) {
     return taken;
 }
 
+/* The kernel has cut off the descriptor of a granted reply. */
+static epw_status no_descriptor(const fetch *f) {
+    return epw_fail(EPW_ERR_SYSTEM, f->where,
+                    "this process is out of file descriptors: none is left for the peer's window; raise "
+                    "ulimit -n");
+}
+
+/* A server that closes without having read the request resets the connection, which is reported once, before
+ * the answer. */
 static epw_status receive_reply(const fetch *f, epw_fd_reply *reply, int *memory_fd) {
+    bool reset = false;
     while (bound_next_call(f)) {
         union {
             struct cmsghdr align;
@@ -119,12 +130,18 @@ static epw_status receive_reply(const fetch *f, epw_fd_reply *reply, int *memory
                                  .msg_controllen = sizeof control.bytes};
         ssize_t got = recvmsg(f->fd, &message, MSG_CMSG_CLOEXEC);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-        if (got < 0 && errno == ECONNRESET) return gone(f);
+        if (got < 0 && errno == ECONNRESET) {
+            if (reset) return gone(f);
+            reset = true;
+            continue;
+        }
         if (got < 0) return epw_fail_errno(errno, f->where, "reading the fd server's answer");
         *memory_fd = take_descriptor(&message); /* an empty packet may carry one too */
         bool whole = got == (ssize_t)sizeof *reply && !(message.msg_flags & MSG_TRUNC) &&
                      reply->magic == EPW_FD_REPLY_MAGIC;
-        if (whole && (*memory_fd >= 0) == (reply->verdict == EPW_FD_GRANTED)) return EPW_OK;
+        bool granted = whole && reply->verdict == EPW_FD_GRANTED;
+        if (whole && (*memory_fd >= 0) == granted) return EPW_OK;
+        if (granted && (message.msg_flags & MSG_CTRUNC)) return no_descriptor(f);
         if (*memory_fd >= 0) close(*memory_fd);
         if (got == 0) return gone(f);
         return epw_fail(EPW_ERR_PEER, f->where,
@@ -162,11 +179,16 @@ static epw_status refusal(const fetch *f, const epw_fd_request *request, const e
     case EPW_FD_NO_SUCH_RANK:
         return epw_fail(EPW_ERR_PEER, f->where, "the peer's window has no place for rank %u",
                         (unsigned)request->rank);
+    case EPW_FD_NO_DESCRIPTORS:
+        return epw_fail(
+            EPW_ERR_PEER, f->where,
+            "process %u is out of file descriptors and cannot hand out its window; raise ulimit -n "
+            "there",
+            (unsigned)f->exporter_pid);
     case EPW_FD_UNSEEN:
         return epw_fail(EPW_ERR_NO_PATH, f->where,
                         "process %u cannot watch this one (%u), and must see it end before it gives its GPU "
-                        "memory to a replacement: run both in one pid namespace, or on Linux 6.5 or newer, "
-                        "and let ulimit -n leave a descriptor per peer",
+                        "memory to a replacement: run both in one pid namespace, or on Linux 6.5 or newer",
                         (unsigned)f->exporter_pid, (unsigned)request->pid);
     default:
         return epw_fail(EPW_ERR_PEER, f->where,

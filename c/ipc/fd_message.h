@@ -52,8 +52,9 @@ enum {
     EPW_FD_NO_SUCH_RANK = 2,
     EPW_FD_FENCED = 3, /* another process holds the rank's lease */
     EPW_FD_MALFORMED = 4,
-    EPW_FD_UNSEEN = 5,       /* the window is a GPU's, and the server could not see the importer end */
-    EPW_FD_FENCED_WITHIN = 6 /* another window of the importer's own process holds the rank's lease */
+    EPW_FD_UNSEEN = 5,        /* the window is a GPU's, and the server could not see the importer end */
+    EPW_FD_FENCED_WITHIN = 6, /* another window of the importer's own process holds the rank's lease */
+    EPW_FD_NO_DESCRIPTORS = 7 /* the server's process has none left; said also before the request is read */
 };
 
 typedef struct epw_fd_reply {

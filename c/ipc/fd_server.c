@@ -2,6 +2,7 @@
 #include "ipc/fd_server.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
@@ -15,8 +16,9 @@
 #include "base/thread.h"
 #include "ipc/fd_message.h"
 
-#define ACCEPT_PAUSE_NS 100000000u /* after running out of descriptors */
-#define HEARD_AT_ONCE   16         /* notices of one holder, before the others' turn */
+#define ACCEPT_PAUSE_NS  100000000u /* after running out of descriptors */
+#define HEARD_AT_ONCE    16         /* notices of one holder, before the others' turn */
+#define ACCEPTED_AT_ONCE 16
 
 #ifndef SO_PEERPIDFD /* Linux 6.5; the header may be older */
 #define SO_PEERPIDFD 77
@@ -44,7 +46,8 @@ typedef struct server {
     uint32_t uses;
     bool stop;
     int listener;
-    int wake; /* eventfd: something changed for the thread */
+    int wake;  /* eventfd: something changed for the thread */
+    int spare; /* a descriptor to have one left when there is none; -1: it has gone, too */
     uint64_t accept_after_ns;
     connection *connections;
     struct pollfd *polls; /* [2 + capacity]: wake, listener, connections; the thread's own */
@@ -126,7 +129,7 @@ static void reap(server *s) {
  * there is none.
  *
  * Before Linux 6.5 it is found by the pid, which another pid namespace hides and which may, in principle, be
- * another process's by now. Then the one that asked has ended, and sending it the reply fails. */
+ * another process's by now. Then the one that asked has ended, and sending it the reply fails. Sets errno. */
 static int watch_death(int fd, pid_t pid) {
     int death = -1;
     socklen_t length = sizeof death;
@@ -134,7 +137,12 @@ static int watch_death(int fd, pid_t pid) {
         death = pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
     if (death < 0 || epw_fd_keep_from_child(death)) return death;
     close(death);
+    errno = ENOMEM;
     return -1;
+}
+
+static bool out_of_descriptors(int err) {
+    return err == EMFILE || err == ENFILE;
 }
 
 /* Decides a well-formed request. */
@@ -154,7 +162,7 @@ static epw_fd_reply decide(server *s, connection *c, const epw_fd_request *reque
 
     /* A lease that nobody could see end would keep its rank out for ever: better refused now. */
     if (epw_offer_is_gpu(offer) && (c->death = watch_death(c->fd, peer.pid)) < 0) {
-        reply.verdict = EPW_FD_UNSEEN;
+        reply.verdict = out_of_descriptors(errno) ? EPW_FD_NO_DESCRIPTORS : EPW_FD_UNSEEN;
         return reply;
     }
 
@@ -236,20 +244,68 @@ static bool grow(server *s) {
     return true;
 }
 
-static void accept_one(server *s, uint64_t now) {
-    int fd = accept4(s->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) {
-        /* Without descriptors or memory the listener stays readable: rest, instead of spinning on it. */
-        bool exhausted = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
-        if (exhausted) s->accept_after_ns = now + ACCEPT_PAUSE_NS;
+static int take_spare(const server *s) {
+    int fd = fcntl(s->wake, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0 || epw_fd_keep_from_child(fd)) return fd;
+    close(fd);
+    return -1;
+}
+
+static int accept_next(const server *s) {
+    return accept4(s->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+}
+
+/* Takes a connection with the spare descriptor, only to say that there is no other. */
+static bool refuse_one(server *s) {
+    static const epw_fd_reply reply = {.magic = EPW_FD_REPLY_MAGIC, .verdict = EPW_FD_NO_DESCRIPTORS};
+    if (s->spare < 0) s->spare = take_spare(s);
+    if (s->spare < 0) return false;
+    epw_fd_close(s->spare);
+    int fd = accept_next(s);
+    if (fd >= 0) {
+        if (same_user(fd)) (void)send_reply(fd, &reply, -1);
+        close(fd);
+    }
+    s->spare = take_spare(s); /* -1 if another thread was faster: tried again next time */
+    return fd >= 0;
+}
+
+static bool is_pending(const connection *c) {
+    return !c->offer && !c->over;
+}
+
+/* If as many connections as may be have sent no request, closes the one that has been silent for longest:
+ * connections are in the order in which they came. Who has sent one is answered in the next round. */
+static void make_room(server *s) {
+    size_t pending = 0;
+    for (size_t i = 0; i < s->count; i++) pending += is_pending(&s->connections[i]);
+    for (size_t i = 0; i < s->count && pending >= EPW_FD_MAX_PENDING; i++) {
+        connection *c = &s->connections[i];
+        if (!is_pending(c) || shows(c->fd, POLLIN)) continue;
+        c->over = true;
         return;
+    }
+}
+
+/* False if there is no more to accept now. */
+static bool accept_one(server *s, uint64_t now) {
+    int fd = accept_next(s);
+    if (fd < 0) {
+        int err = errno;
+        if (out_of_descriptors(err) && refuse_one(s)) return true;
+        /* Without descriptors or memory the listener stays readable: rest, instead of spinning on it. */
+        bool exhausted = out_of_descriptors(err) || err == ENOBUFS || err == ENOMEM;
+        if (exhausted) s->accept_after_ns = now + ACCEPT_PAUSE_NS;
+        return false;
     }
     if (!same_user(fd) || !grow(s) || !epw_fd_keep_from_child(fd)) {
         close(fd);
-        return;
+        return true;
     }
+    make_room(s);
     s->connections[s->count++] =
         (connection){.fd = fd, .death = -1, .request_by_ns = now + EPW_FD_REQUEST_NS};
+    return true;
 }
 
 /* ---- the thread --------------------------------------------------------------------------------- */
@@ -299,17 +355,14 @@ static void close_finished(server *s, uint64_t now) {
 /* Fills s->polls and returns for how long to wait, in poll's milliseconds. */
 static int prepare_wait(server *s, uint64_t now) {
     uint64_t until = UINT64_MAX;
-    size_t pending = 0;
     for (size_t i = 0; i < s->count; i++) {
         const connection *c = &s->connections[i];
         /* The end of a lease is seen in any case: POLLHUP is always reported. */
         s->polls[2 + i] =
             (struct pollfd){.fd = c->closed ? c->death : c->fd, .events = c->deaf && !c->closed ? 0 : POLLIN};
-        if (c->offer) continue;
-        pending++;
-        if (c->request_by_ns < until) until = c->request_by_ns;
+        if (!c->offer && c->request_by_ns < until) until = c->request_by_ns;
     }
-    bool accepting = pending < EPW_FD_MAX_PENDING && now >= s->accept_after_ns;
+    bool accepting = now >= s->accept_after_ns;
     if (now < s->accept_after_ns && s->accept_after_ns < until) until = s->accept_after_ns;
     s->polls[0] = (struct pollfd){.fd = s->wake, .events = POLLIN};
     s->polls[1] = (struct pollfd){.fd = accepting ? s->listener : -1, .events = POLLIN};
@@ -336,9 +389,9 @@ static void handle_events(server *s, size_t polled, uint64_t now) {
     }
     for (size_t i = 0; i < polled; i++) {
         connection *c = &s->connections[i];
-        if (!c->offer && !c->over && s->polls[2 + i].revents) serve(s, c);
+        if (is_pending(c) && s->polls[2 + i].revents) serve(s, c);
     }
-    if (s->polls[1].revents) accept_one(s, now);
+    for (int i = 0; s->polls[1].revents && i < ACCEPTED_AT_ONCE && accept_one(s, now); i++) continue;
 }
 
 /* ---- life --------------------------------------------------------------------------------------- */
@@ -348,6 +401,7 @@ static void close_server(server *s) {
     for (size_t i = 0; i < s->count; i++) close_connection(&s->connections[i]);
     if (s->listener >= 0) epw_fd_close(s->listener);
     if (s->wake >= 0) epw_fd_close(s->wake);
+    if (s->spare >= 0) epw_fd_close(s->spare);
 }
 
 static void free_server(server *s) {
@@ -388,6 +442,7 @@ static epw_status open_listener(server *s, epw_where where) {
     s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (s->wake < 0) return epw_fail_errno(errno, where, "eventfd");
     bool kept = epw_fd_keep_from_child(s->wake);
+    s->spare = take_spare(s);
     s->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s->listener < 0) return epw_fail_errno(errno, where, "socket(AF_UNIX)");
     if (!kept || !epw_fd_keep_from_child(s->listener))
@@ -404,7 +459,7 @@ static epw_status start(epw_where where, server **out) {
     enum { FIRST_CAPACITY = 16 };
     server *s = calloc(1, sizeof *s);
     if (!s) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the fd server");
-    s->listener = s->wake = -1;
+    s->listener = s->wake = s->spare = -1;
     s->generation = epw_process_generation();
     s->capacity = FIRST_CAPACITY;
     s->connections = calloc(FIRST_CAPACITY, sizeof *s->connections);

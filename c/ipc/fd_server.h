@@ -3,14 +3,16 @@
  * have said goodbye or ended, see fd_message.h.
  *
  * It serves only processes of its own user that name a window's secret. A silent, slow or garbage client
- * costs one descriptor for EPW_FD_REQUEST_NS and delays nobody. */
+ * costs one descriptor for EPW_FD_REQUEST_NS and delays nobody: beyond EPW_FD_MAX_PENDING of them, whoever
+ * has said nothing for longest makes room for the next, and requests that are there are answered first.
+ * Without a descriptor left the server tells each client so. */
 #ifndef EPW_IPC_FD_SERVER_H
 #define EPW_IPC_FD_SERVER_H
 
 #include "ipc/offer.h"
 
 #define EPW_FD_REQUEST_NS  5000000000u /* a connection that has not sent its request by then is closed */
-#define EPW_FD_MAX_PENDING 256         /* connections without a request; more wait in the listen queue */
+#define EPW_FD_MAX_PENDING 256         /* connections without a request */
 
 /* Takes a use of the process's server, starting it if there is none. id [out] names it, see epw_fd_address.
  */

@@ -2,6 +2,7 @@
  * another user. */
 #include "imports/other.h"
 #include "imports/raw.h"
+#include "ipc/fd_server.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -170,6 +171,108 @@ static void bad_clients_delay_nobody(void) {
     epw_window_destroy(a.window);
 }
 
+/* More connections than the server keeps, by far: whoever sends a request is served at once. */
+static void idle_connections_delay_nobody(void) {
+    enum { IDLE = 700 };
+    struct rlimit limit, before;
+    getrlimit(RLIMIT_NOFILE, &before);
+    limit = before;
+    limit.rlim_cur = limit.rlim_max < 4096 ? limit.rlim_max : 4096;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    end a = open_end(spec_of(0));
+    export_to(&a, 1);
+    epw_blob blob;
+    static int idle[IDLE];
+    other o = start_other();
+    uint64_t begin = epw_now_ns();
+    for (int i = 0; i < IDLE; i++) {
+        idle[i] = connect_raw(&a, &blob);
+        if (i % 10 != 9) continue;
+        command c = {.verb = 'i', .deadline_ns = 2000 * MS, .own = spec_of(1), .length = a.length};
+        memcpy(c.blob, a.blob, a.length);
+        answer got = ask(&o, c);
+        CHECK_MSG(got.status == EPW_OK, "with %d idle connections: %s", i + 1, got.error);
+        ask(&o, (command){.verb = 'c'});
+    }
+    CHECK(epw_now_ns() - begin < EPW_FD_REQUEST_NS); /* else the first have been closed for another reason */
+    /* The oldest have made room, the newest are kept: they may still ask. */
+    struct pollfd first = {.fd = idle[0], .events = POLLIN};
+    CHECK(poll(&first, 1, 1000) == 1 && (first.revents & POLLHUP));
+    CHECK(request_raw(idle[IDLE - 1], &blob, 1) == EPW_FD_GRANTED);
+    for (int i = 0; i < IDLE; i++) close(idle[i]);
+    end_other(&o);
+    epw_window_destroy(a.window);
+    setrlimit(RLIMIT_NOFILE, &before);
+}
+
+/* ---- descriptors ---- */
+
+static bool names_the_limit(answer got, const char *who) {
+    bool found = strstr(got.error, who) && strstr(got.error, "raise ulimit -n");
+    if (!found) fprintf(stderr, "%s\n", got.error);
+    return found;
+}
+
+static void an_exporter_without_descriptors_says_so(void) {
+    end b = open_end(spec_of(1));
+    other o = start_other();
+    answer got = ask(&o, (command){.verb = 'e', .peer = 1, .own = spec_of(0)});
+    CHECK(got.status == EPW_OK);
+    ask(&o, (command){.verb = 'x'});
+    for (int round = 0; round < 20; round++) {
+        epw_import *import = NULL;
+        uint64_t begin = epw_now_ns();
+        CHECK(epw_window_import(b.window, 0, got.blob, got.length, 2000 * MS, &import) == EPW_ERR_PEER);
+        char wanted[64];
+        snprintf(wanted, sizeof wanted, "process %d is out of file descriptors", (int)o.pid);
+        CHECK(error_has(wanted) && error_has("raise ulimit -n there"));
+        CHECK(epw_now_ns() - begin < 1000 * MS);
+    }
+    ask(&o, (command){.verb = 'x', .value = 10});
+    epw_import *import = NULL;
+    CHECK_OK(epw_window_import(b.window, 0, got.blob, got.length, 2000 * MS, &import));
+    epw_import_close(import);
+    epw_window_destroy(b.window);
+    end_other(&o);
+}
+
+static void an_exporter_needs_a_descriptor_to_watch_a_gpu_importer(void) {
+    end b = open_end(spec_of(1));
+    other o = start_other();
+    answer got = ask(&o, (command){.verb = 'g', .peer = 1, .own = spec_of(0)});
+    CHECK(got.status == EPW_OK);
+    ask(&o, (command){.verb = 'x', .value = 1});
+    epw_import *import = NULL;
+    CHECK(epw_window_import(b.window, 0, got.blob, got.length, 2000 * MS, &import) == EPW_ERR_PEER);
+    CHECK(error_has("is out of file descriptors"));
+    epw_window_destroy(b.window);
+    end_other(&o);
+}
+
+/* A socket, and the window's memory: the one, or both, cannot be had. */
+static void an_importer_without_descriptors_says_so(void) {
+    end a = open_end(spec_of(0));
+    export_to(&a, 1);
+    other o = start_other(), next = start_other();
+    CHECK(ask_import(&o, 1, 0, &a).status == EPW_OK); /* its own window is there */
+    ask(&o, (command){.verb = 'c'});
+    static const char *const lacks[] = {"Too many open files", "this process is out of file descriptors"};
+    for (uint32_t left = 0; left < 2; left++) {
+        ask(&o, (command){.verb = 'x', .value = left});
+        answer got = ask_import(&o, 1, 0, &a);
+        CHECK(got.status == EPW_ERR_SYSTEM && names_the_limit(got, lacks[left]));
+    }
+    CHECK(ask_import(&next, 1, 0, &a).status == EPW_OK); /* no lease was left behind */
+    ask(&next, (command){.verb = 'c'});
+    ask(&o, (command){.verb = 'x', .value = 2});
+    CHECK(ask_import(&o, 1, 0, &a).status == EPW_OK);
+    end_other(&o);
+    end_other(&next);
+    epw_window_destroy(a.window);
+}
+
+/* ---- time and users ---- */
+
 static void silent_clients_are_closed_in_time(void) {
     end a = open_end(spec_of(0));
     export_to(&a, 1);
@@ -217,6 +320,10 @@ int main(int argc, char **argv) {
     a_stopped_exporter_is_a_timeout();
     lying_servers_are_errors();
     bad_clients_delay_nobody();
+    idle_connections_delay_nobody();
+    an_exporter_without_descriptors_says_so();
+    an_exporter_needs_a_descriptor_to_watch_a_gpu_importer();
+    an_importer_without_descriptors_says_so();
     silent_clients_are_closed_in_time();
     other_users_are_refused();
     return check_result("fd_server");

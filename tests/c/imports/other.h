@@ -14,6 +14,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -21,9 +22,10 @@
 
 typedef struct command {
     char verb; /* 'i'mport, 'w'rite, 'r'ead, 'c'lose, 'd'rop connections, 'e'xport, export as a 'g'pu's,
-                  'f'etch raw, become 'u'ser, 'o'ld kernel, 'b'ell: ring */
+                  'f'etch raw, become 'u'ser, 'o'ld kernel, 'b'ell: ring, 'x': use up descriptors */
     uint32_t peer;
-    uint32_t value; /* written, or how often to ring, or the user id, or one of the kernels below */
+    uint32_t value; /* written, or how often to ring, or how many descriptors to leave, or the user id, or one
+                       of the kernels below */
     uint64_t offset;
     uint64_t deadline_ns;
     spec own; /* of the process's own window */
@@ -88,6 +90,18 @@ static inline void drop_connections(void) {
     }
 }
 
+/* Opens files until no more than `left` can be opened, of a limit of 64. */
+static inline void use_up_descriptors(uint32_t left) {
+    static int opened[64];
+    static uint32_t count;
+    struct rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 64;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    while (count < 64 && (opened[count] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0) count++;
+    for (; left > 0 && count > 0; left--) close(opened[--count]);
+}
+
 enum { WITHOUT_PEERPIDFD = 1, WITHOUT_PIDFD = 2 };
 
 /* Lets the calls fail that kernels before Linux 6.5, and before 5.3, do not have. */
@@ -127,6 +141,9 @@ static inline void obey(const command *c, epw_window **own, epw_import **import,
     case 'b':
         for (uint32_t i = 0; i < c->value && a->status == EPW_OK; i++)
             a->status = epw_import_ring(*import, here);
+        break;
+    case 'x':
+        use_up_descriptors(c->value);
         break;
     case 'c':
         epw_import_close(*import);
