@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "base/bits.h"
+#include "base/clock.h"
 #include "device/cuda_driver.h"
 
 /* Windows are whole multiples of this, so that ranks agree on their size whichever way each allocates. It is
@@ -338,10 +339,13 @@ static void cuda_destroy(epw_memory *memory) {
     epw_cuda_leave_relaxed(&scope);
 }
 
-static epw_status cuda_map(int32_t ordinal, const epw_origin *origin, int fd, uint64_t bytes, epw_where where,
-                           epw_memory *out) {
+static epw_status cuda_map(int32_t ordinal, const epw_origin *origin, int fd, uint64_t bytes,
+                           uint64_t until_ns, epw_where where, epw_memory *out) {
     epw_cuda_scope scope = {0};
     int32_t owner;
+    if (epw_now_ns() >= until_ns)
+        return epw_fail(EPW_ERR_TIMEOUT, where,
+                        "no time is left to map the peer's window: raise the deadline");
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
     if (status != EPW_OK) return status;
     *out = (epw_memory){.bytes = bytes, .fd = -1, .ordinal = ordinal, .origin = *origin};

@@ -37,10 +37,11 @@ typedef struct epw_device {
 
     /* Maps memory that another process created, after checking that it is `bytes` long and can never become
      * shorter. Borrows the fd: the caller may close it once this returns. A forked child does not inherit the
-     * mapping. EPW_ERR_PEER if the fd is not such memory, EPW_ERR_NO_PATH if the GPU cannot reach it,
-     * EPW_ERR_NO_MEMORY or EPW_ERR_SYSTEM. */
-    epw_status (*map)(int32_t ordinal, const epw_origin *origin, int fd, uint64_t bytes, epw_where where,
-                      epw_memory *out);
+     * mapping. Large host memory takes a while: EPW_ERR_TIMEOUT, with all undone, if it is not done by
+     * until_ns (epw_now_ns); for a GPU's, no call of the driver begins later. EPW_ERR_PEER if the fd is not
+     * such memory, EPW_ERR_NO_PATH if the GPU cannot reach it, EPW_ERR_NO_MEMORY or EPW_ERR_SYSTEM. */
+    epw_status (*map)(int32_t ordinal, const epw_origin *origin, int fd, uint64_t bytes, uint64_t until_ns,
+                      epw_where where, epw_memory *out);
 
     /* Undoes map. */
     void (*unmap)(epw_memory *memory);

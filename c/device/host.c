@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+
 /* Values of the kernel's interface that older C libraries do not name. */
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
@@ -21,7 +23,9 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-#define SIZE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#define PIECE_BYTES (UINT64_C(16) << 20)
+#define NO_LIMIT    UINT64_MAX
+#define SIZE_SEALS  (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 /* EPW_ERR_NO_MEMORY where the system says so, else EPW_ERR_SYSTEM. */
 static epw_status memory_error(int err, epw_where where, const char *call, uint64_t bytes) {
@@ -50,19 +54,37 @@ static epw_status map_private_to_process(int fd, uint64_t bytes, epw_where where
     return EPW_OK;
 }
 
-/* Makes all pages resident and mapped. Before Linux 5.14 the kernel can only make them resident. */
-static epw_status populate(int fd, unsigned char *base, uint64_t bytes, epw_where where) {
-    if (!madvise(base, bytes, MADV_POPULATE_WRITE)) return EPW_OK;
+/* Makes a piece's pages resident and mapped. Before Linux 5.14 the kernel can only make them resident. */
+static epw_status populate_piece(int fd, unsigned char *base, uint64_t offset, uint64_t bytes,
+                                 epw_where where) {
+    if (!madvise(base + offset, bytes, MADV_POPULATE_WRITE)) return EPW_OK;
     if (errno != EINVAL) return memory_error(errno, where, "madvise(MADV_POPULATE_WRITE)", bytes);
-    if (fallocate(fd, 0, 0, (off_t)bytes)) return memory_error(errno, where, "fallocate", bytes);
+    if (fallocate(fd, 0, (off_t)offset, (off_t)bytes)) return memory_error(errno, where, "fallocate", bytes);
     return EPW_OK;
 }
 
-static epw_status map_and_populate(int fd, uint64_t bytes, epw_where where, unsigned char **out) {
+/* By pieces, each of which takes a few milliseconds: so late it may be, at most. */
+static epw_status populate(int fd, unsigned char *base, uint64_t bytes, uint64_t until_ns, epw_where where) {
+    for (uint64_t done = 0; done < bytes; done += PIECE_BYTES) {
+        if (until_ns != NO_LIMIT && epw_now_ns() >= until_ns)
+            return epw_fail(
+                EPW_ERR_TIMEOUT, where,
+                "mapping the peer's window of %llu bytes takes longer than the deadline (%llu are "
+                "mapped): raise it, or give connect_within more time",
+                (unsigned long long)bytes, (unsigned long long)done);
+        uint64_t piece = bytes - done < PIECE_BYTES ? bytes - done : PIECE_BYTES;
+        epw_status status = populate_piece(fd, base, done, piece, where);
+        if (status != EPW_OK) return status;
+    }
+    return EPW_OK;
+}
+
+static epw_status map_and_populate(int fd, uint64_t bytes, uint64_t until_ns, epw_where where,
+                                   unsigned char **out) {
     unsigned char *base = NULL;
     epw_status status = map_private_to_process(fd, bytes, where, &base);
     if (status != EPW_OK) return status;
-    status = populate(fd, base, bytes, where);
+    status = populate(fd, base, bytes, until_ns, where);
     if (status != EPW_OK) {
         munmap(base, bytes);
         return status;
@@ -114,7 +136,7 @@ static epw_status host_create(int32_t ordinal, uint32_t paths, uint64_t bytes, e
     } else if (fcntl(fd, F_ADD_SEALS, SIZE_SEALS)) {
         status = epw_fail_errno(errno, where, "sealing the window's size");
     } else {
-        status = map_and_populate(fd, bytes, where, &out->base);
+        status = map_and_populate(fd, bytes, NO_LIMIT, where, &out->base);
     }
     if (status != EPW_OK) {
         close(fd);
@@ -138,8 +160,8 @@ static void host_destroy(epw_memory *memory) {
     memory->fd = -1;
 }
 
-static epw_status host_map(int32_t ordinal, const epw_origin *origin, int fd, uint64_t bytes, epw_where where,
-                           epw_memory *out) {
+static epw_status host_map(int32_t ordinal, const epw_origin *origin, int fd, uint64_t bytes,
+                           uint64_t until_ns, epw_where where, epw_memory *out) {
     struct stat stat;
     if (fstat(fd, &stat)) return epw_fail_errno(errno, where, "fstat of the peer's window");
     if (!S_ISREG(stat.st_mode) || stat.st_size < 0 || (uint64_t)stat.st_size != bytes)
@@ -152,7 +174,7 @@ static epw_status host_map(int32_t ordinal, const epw_origin *origin, int fd, ui
         return epw_fail(EPW_ERR_PEER, where,
                         "the peer sent memory whose size is not sealed: using it could end this "
                         "process by SIGBUS; use the same epwire version on all ranks");
-    epw_status status = map_and_populate(fd, bytes, where, &out->base);
+    epw_status status = map_and_populate(fd, bytes, until_ns, where, &out->base);
     if (status != EPW_OK) return status;
     out->bytes = bytes;
     out->fd = -1;

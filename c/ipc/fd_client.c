@@ -204,12 +204,9 @@ epw_status epw_fenced(epw_where where, uint32_t rank, const epw_holder *self, co
 }
 
 epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, uint32_t exporter_pid,
-                        uint64_t deadline_ns, epw_where where, epw_fd_grant *out) {
-    uint64_t now = epw_now_ns();
-    fetch f = {.exporter_pid = exporter_pid,
-               .deadline_ns = deadline_ns,
-               .until_ns = deadline_ns < UINT64_MAX - now ? now + deadline_ns : UINT64_MAX,
-               .where = where};
+                        uint64_t deadline_ns, uint64_t until_ns, epw_where where, epw_fd_grant *out) {
+    fetch f = {
+        .exporter_pid = exporter_pid, .deadline_ns = deadline_ns, .until_ns = until_ns, .where = where};
     epw_process_lock();
     f.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     int err = errno;

@@ -11,15 +11,16 @@ typedef struct epw_fd_grant {
     int lease_fd;  /* unmap first, then epw_fd_leave */
 } epw_fd_grant;
 
-/* Asks the server `server` for the window and rank that `request` names (magic is filled in). exporter_pid
- * serves error texts. Returns within deadline_ns, also if the server never answers.
+/* Asks the server `server` for the window and rank that `request` names (magic is filled in). Returns by
+ * until_ns (epw_now_ns), also if the server never answers. exporter_pid and deadline_ns, as the caller gave
+ * it, serve error texts.
  *   EPW_ERR_TIMEOUT  the exporter does not answer
  *   EPW_ERR_PEER     it is gone, out of descriptors, refused, or is another user's
  *   EPW_ERR_FENCED   another incarnation holds the rank's lease; the text names its process
  *   EPW_ERR_SYSTEM   this process is out of descriptors, or a system call failed
  *   EPW_ERR_NO_PATH  it could not see this process end, as a GPU's window requires */
 epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, uint32_t exporter_pid,
-                        uint64_t deadline_ns, epw_where where, epw_fd_grant *out);
+                        uint64_t deadline_ns, uint64_t until_ns, epw_where where, epw_fd_grant *out);
 
 /* Tells the exporter's host to look what this process has written to the window. Waits for nobody: while the
  * last ring lies unread, it counts for this one too. EPW_ERR_PEER: the exporter has ended or has destroyed

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "device/device.h"
 #include "ipc/fd_client.h"
 #include "ipc/fd_server.h"
@@ -130,7 +131,7 @@ typedef struct attempt {
     epw_window *own;
     epw_blob blob;
     epw_identity self;
-    uint64_t deadline_ns;
+    uint64_t deadline_ns, until_ns;
     epw_where where;
 } attempt;
 
@@ -240,11 +241,11 @@ static epw_status import_mapping(const attempt *a, epw_import *import) {
                               .holder = *epw_offer_nonce(a->own->offer),
                               .window = a->blob.window};
     epw_fd_grant grant;
-    epw_status status =
-        epw_fd_fetch(&a->blob.server, &request, a->blob.host.pid, a->deadline_ns, a->where, &grant);
+    epw_status status = epw_fd_fetch(&a->blob.server, &request, a->blob.host.pid, a->deadline_ns, a->until_ns,
+                                     a->where, &grant);
     if (status != EPW_OK) return status;
     status = import->device->map(a->own->options.device, &a->blob.origin, grant.memory_fd,
-                                 a->blob.window_bytes, a->where, &import->memory);
+                                 a->blob.window_bytes, a->until_ns, a->where, &import->memory);
     close(grant.memory_fd);
     if (status != EPW_OK) {
         epw_fd_leave(grant.lease_fd);
@@ -256,8 +257,11 @@ static epw_status import_mapping(const attempt *a, epw_import *import) {
 
 epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, size_t length,
                              uint64_t deadline_ns, epw_import **out) {
-    attempt a = {
-        .own = own, .deadline_ns = deadline_ns, .where = {"connect", (int)own->options.rank, (int)peer}};
+    uint64_t now = epw_now_ns();
+    attempt a = {.own = own,
+                 .deadline_ns = deadline_ns,
+                 .until_ns = deadline_ns < UINT64_MAX - now ? now + deadline_ns : UINT64_MAX,
+                 .where = {"connect", (int)own->options.rank, (int)peer}};
     epw_status status = check_generation(own, a.where);
     if (status == EPW_OK) status = check_peer(&own->options, peer, a.where);
     if (status == EPW_OK) status = epw_blob_parse(blob, length, a.where, &a.blob);

@@ -58,7 +58,7 @@ unsigned char *epw_window_base(const epw_window *window);
 epw_status epw_window_export(epw_window *window, uint32_t peer, void *blob, size_t *length);
 
 /* Makes the window that `peer` exported for own's rank usable by this process, and holds its lease until
- * epw_import_close. Returns within deadline_ns.
+ * epw_import_close. Returns within deadline_ns, or a few milliseconds later.
  *   EPW_ERR_INVALID   not a blob, damaged, or another rank's
  *   EPW_ERR_MISMATCH  a term differs, or the size, or one is on the host and one on a GPU
  *   EPW_ERR_NO_PATH   neither the same process nor the same host, or options.paths excludes what would do, or
@@ -67,7 +67,7 @@ epw_status epw_window_export(epw_window *window, uint32_t peer, void *blob, size
  *                     rank, or, where it is a GPU's, its process has left without closing that import and
  *                     has not ended yet. The same window may import it any number of times at once: it has
  *                     ended its own writes, and says so by asking again
- *   EPW_ERR_TIMEOUT   the peer does not answer
+ *   EPW_ERR_TIMEOUT   the peer does not answer, or the window is too large to be mapped in the time
  *   EPW_ERR_PEER      the peer is gone or refused */
 epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, size_t length,
                              uint64_t deadline_ns, epw_import **out);

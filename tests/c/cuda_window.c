@@ -219,7 +219,7 @@ static void ranks_of_a_process_share_a_gpu_at_one_address(void) {
 
 static void processes_on_a_gpu_map_the_same_memory(void) {
     epw_memory window = make_window(0), import;
-    CHECK_OK(tested_device.map(0, &window.origin, window.fd, window.bytes, here, &import));
+    CHECK_OK(tested_device.map(0, &window.origin, window.fd, window.bytes, UINT64_MAX, here, &import));
     CHECK(fake.asked == 0 && fake.granted[0] == 2 && fake.granted[1] == 0);
     CHECK(import.base != window.base && import.base[BYTES - 1] == 7 && import.fd == -1);
     import.base[0] = 9;
@@ -234,7 +234,7 @@ static void another_gpu_is_let_in_where_it_can_reach_the_window(void) {
     CHECK_OK(tested_device.share(&window, 1, here));
     CHECK_OK(tested_device.share(&window, 1, here)); /* with another rank on that GPU */
     CHECK(fake.asked == 2 && fake.granted[1] == 1 && fake.mapped == 1);
-    CHECK_OK(tested_device.map(1, &window.origin, window.fd, window.bytes, here, &import));
+    CHECK_OK(tested_device.map(1, &window.origin, window.fd, window.bytes, UINT64_MAX, here, &import));
     CHECK(fake.asked == 3 && fake.granted[1] == 2 && import.ordinal == 1);
     tested_device.unmap(&import);
     destroy(&window);
@@ -244,16 +244,25 @@ static void another_gpu_that_can_not_reach_it_is_named(void) {
     epw_memory window = make_window(0), import;
     CHECK(tested_device.share(&window, 1, here) == EPW_ERR_NO_PATH);
     CHECK(strstr(epw_last_error(), "GPU 1 (GPU-02020202-") && strstr(epw_last_error(), "(GPU-01010101-"));
-    CHECK(tested_device.map(1, &window.origin, window.fd, window.bytes, here, &import) == EPW_ERR_NO_PATH);
+    CHECK(tested_device.map(1, &window.origin, window.fd, window.bytes, UINT64_MAX, here, &import) ==
+          EPW_ERR_NO_PATH);
     CHECK(fake.granted[1] == 0 && fake.mapped == 1);
     destroy(&window);
 }
 
 static void memory_that_is_too_short_is_refused(void) {
     epw_memory window = make_window(1), import;
-    CHECK(tested_device.map(0, &window.origin, window.fd, 2 * BYTES, here, &import) == EPW_ERR_PEER);
+    CHECK(tested_device.map(0, &window.origin, window.fd, 2 * BYTES, UINT64_MAX, here, &import) ==
+          EPW_ERR_PEER);
     CHECK(strstr(epw_last_error(), "less GPU memory than a window of 8388608 bytes"));
     CHECK(fake.mapped == 1 && fake.reserved == 1);
+    destroy(&window);
+}
+
+static void nothing_is_mapped_once_it_is_too_late(void) {
+    epw_memory window = make_window(1), import;
+    CHECK(tested_device.map(0, &window.origin, window.fd, window.bytes, 1, here, &import) == EPW_ERR_TIMEOUT);
+    CHECK(fake.mapped == 1 && fake.reserved == 1 && fake.depth == 0);
     destroy(&window);
 }
 
@@ -263,6 +272,7 @@ int main(void) {
     another_gpu_is_let_in_where_it_can_reach_the_window();
     another_gpu_that_can_not_reach_it_is_named();
     memory_that_is_too_short_is_refused();
+    nothing_is_mapped_once_it_is_too_late();
     return check_result("cuda_window");
 }
 #endif

@@ -336,17 +336,6 @@ static void what_is_no_goodbye_ends_no_gpu_lease(void) {
     }
 }
 
-/* Of this process's own windows that are mapped. */
-static int mapped_windows(void) {
-    int count = 0;
-    char line[512];
-    FILE *maps = fopen("/proc/self/maps", "r");
-    while (maps && fgets(line, sizeof line, maps))
-        if (strstr(line, "memfd:epwire")) count++;
-    if (maps) fclose(maps);
-    return count;
-}
-
 /* Its creator lets go of it first: those who have it mapped must not find it gone. */
 static void memory_that_outlives_leases_is_destroyed_behind_the_last(void) {
     usleep(20000); /* a thread that has been joined may still be counted */

@@ -181,6 +181,48 @@ static void processes_write_through_to_each_other(void) {
     epw_window_destroy(a.window);
 }
 
+/* Mapping a large window takes a while, which counts too. */
+static void an_import_ends_with_its_deadline_also_while_it_maps(void) {
+    enum { TRIES = 20 };
+    spec of = spec_of(0);
+    of.bytes = 1ull << 28;
+    end a = open_end(of);
+    of.rank = 1;
+    of.paths = EPW_PATH_SHM;
+    end b = open_end(of);
+    export_to(&a, 1);
+    epw_import *import = NULL;
+    int fds = open_fds();
+    uint64_t begin, all = UINT64_MAX;
+    for (int i = 0; i < 5; i++) {
+        begin = epw_now_ns();
+        CHECK_OK(epw_window_import(b.window, 0, a.blob, a.length, 60000 * MS, &import));
+        uint64_t took = epw_now_ns() - begin;
+        if (took < all) all = took;
+        epw_import_close(import);
+    }
+    bool while_mapping = false;
+    for (int i = 0; i < TRIES && !while_mapping; i++) { /* the connection alone may take as long */
+        import = NULL;
+        begin = epw_now_ns();
+        epw_status status = epw_window_import(b.window, 0, a.blob, a.length, all / 8, &import);
+        uint64_t took = epw_now_ns() - begin;
+        CHECK_MSG(status == EPW_ERR_TIMEOUT && !import, "status %d within %llu us of %llu", status,
+                  (unsigned long long)took / 1000, (unsigned long long)all / 1000);
+        while_mapping = strstr(epw_last_error(), "mapping the peer's window of 268435456 bytes takes longer");
+        epw_import_close(import);
+    }
+    CHECK(while_mapping);
+    CHECK(mapped_windows() == 2);
+    begin = epw_now_ns(); /* the server, of this process, closes its ends a little later */
+    while (open_fds() != fds && epw_now_ns() - begin < 5000 * MS) usleep(1000);
+    CHECK(open_fds() == fds);
+    CHECK_OK(epw_window_import(b.window, 0, a.blob, a.length, 60000 * MS, &import)); /* no lease stayed */
+    epw_import_close(import);
+    epw_window_destroy(a.window);
+    epw_window_destroy(b.window);
+}
+
 static void a_destroyed_window_is_not_served(void) {
     other o = start_other();
     end a = open_end(spec_of(0)), keep = open_end(spec_of(5));
@@ -315,6 +357,7 @@ int main(int argc, char **argv) {
     other_hosts_are_told_apart();
     many_threads_exchange_windows();
     processes_write_through_to_each_other();
+    an_import_ends_with_its_deadline_also_while_it_maps();
     a_destroyed_window_is_not_served();
     a_peer_that_permits_no_shm_is_named();
     many_import_at_once();
