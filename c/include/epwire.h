@@ -7,9 +7,11 @@
  * its end: CUDA), 6 numerics.
  *
  * Conventions. Sizes are bytes unless a name says otherwise, times are nanoseconds, matrices are row-major.
- * Structs that cross this interface begin with `size` (set by the *_INIT macros) so that they can grow. [in]
- * and [out] say who writes. No function aborts; each returns a status, and epw_last_error() then says in
- * words what went wrong on this thread. A refused call is as if never made.
+ * Structs that cross this interface begin with `size` so that they can grow, and are filled with their
+ * defaults before use: `epw_config config = EPW_CONFIG_INIT;` or `epw_config_init(&config)`, the same for
+ * each. The macros are for C; C++ before 20 and other languages use the functions. [in] and [out] say
+ * who writes. No function aborts; each returns a status, and epw_last_error() then says in words what went
+ * wrong on this thread. A refused call is as if never made.
  *
  * Every wait is bounded. A peer that is silent for a deadline is given up. A rank that waits itself says so,
  * and is waited for longer; a wait ends after EPW_WAIT_DEADLINES_MAX deadlines at most, so that ranks which
@@ -39,8 +41,7 @@ extern "C" {
 #define EPW_VERSION_MINOR 1
 #define EPW_VERSION_PATCH 0
 
-/* ---- 1. Status and errors
- * -------------------------------------------------------------------------------------- */
+/* ---- 1. Status and errors ------------------------------------------------------------------------------ */
 
 typedef int32_t epw_status;
 
@@ -80,8 +81,7 @@ EPW_API void epw_last_error_detail(epw_error_detail *detail);
 /* "0.1.0" */
 EPW_API const char *epw_version(void);
 
-/* ---- 2. Configuration
- * ------------------------------------------------------------------------------------------ */
+/* ---- 2. Configuration ---------------------------------------------------------------------------------- */
 
 #define EPW_MAX_RANKS    1024
 #define EPW_MAX_TOPK     32
@@ -170,16 +170,17 @@ typedef struct epw_config {
 } epw_config;
 
 #define EPW_CONFIG_VERSION 1
-/* Two lanes, bf16, 10 s deadline, any path; ranks, rank, max_tokens, hidden, experts and topk are left to
- * fill in. */
+/* Two lanes, bf16, 10 s deadline, any path, on the host; ranks, rank, max_tokens, hidden, experts and topk
+ * are left to fill in. config [out]. */
 #define EPW_CONFIG_INIT                                                                                      \
     {                                                                                                        \
-        sizeof(epw_config), EPW_CONFIG_VERSION, 0, 0, 0, 0, 0, 0, 2, EPW_BF16, EPW_BF16, 0, 0, 0, 0, 0,      \
-            EPW_PATH_ALL, EPW_DEVICE_HOST, 0, 0, 10000000000u                                                \
+        .size = sizeof(epw_config), .version = EPW_CONFIG_VERSION, .lanes = 2, .dtype = EPW_BF16,            \
+        .combine_dtype = EPW_BF16, .paths = EPW_PATH_ALL, .device = EPW_DEVICE_HOST,                         \
+        .deadline_ns = 10000000000u                                                                          \
     }
+EPW_API void epw_config_init(epw_config *config);
 
-/* ---- 3. Plan
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- 3. Plan ------------------------------------------------------------------------------------------- */
 
 /* Sizes that follow from a configuration. Computed without allocating anything. */
 typedef struct epw_plan {
@@ -200,7 +201,8 @@ typedef struct epw_plan {
 } epw_plan;
 
 #define EPW_PLAN_INIT                                                                                        \
-    { sizeof(epw_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { .size = sizeof(epw_plan) }
+EPW_API void epw_plan_init(epw_plan *plan);
 
 /* Checks `config` and computes its plan. EPW_ERR_INVALID or EPW_ERR_LIMIT name the field and the limit.
  * config [in], plan [in: size, out]. */
@@ -219,10 +221,10 @@ typedef struct epw_row_shape {
 } epw_row_shape;
 
 #define EPW_ROW_SHAPE_INIT                                                                                   \
-    { sizeof(epw_row_shape), 0, 0, 0, 0, 0, 0, 0 }
+    { .size = sizeof(epw_row_shape) }
+EPW_API void epw_row_shape_init(epw_row_shape *shape);
 
-/* ---- 4. Buffer and membership
- * ----------------------------------------------------------------------------------- */
+/* ---- 4. Buffer and membership -------------------------------------------------------------------------- */
 
 /* A rank's end: its window, its mappings of the peers' windows, its lanes. */
 typedef struct epw_buffer epw_buffer;
@@ -287,8 +289,7 @@ EPW_API epw_status epw_buffer_membership(const epw_buffer *buffer, epw_mask *act
  * reachable [out, experts bytes]. */
 EPW_API epw_status epw_buffer_reachable_experts(const epw_buffer *buffer, uint8_t *reachable);
 
-/* ---- 5. Dispatch and combine
- * ------------------------------------------------------------------------------------ */
+/* ---- 5. Dispatch and combine --------------------------------------------------------------------------- */
 
 /* Where a wait was when it gave up on a peer. */
 enum {
@@ -338,11 +339,8 @@ typedef struct epw_outcome {
 } epw_outcome;
 
 #define EPW_OUTCOME_INIT                                                                                     \
-    {                                                                                                        \
-        sizeof(epw_outcome), 0, {{0}}, {                                                                     \
-            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                               \
-        }                                                                                                    \
-    }
+    { .size = sizeof(epw_outcome) }
+EPW_API void epw_outcome_init(epw_outcome *outcome);
 
 /* Names one dispatch until its combine has been received or it is released. Never 0. Consumed handles are
  * recognised and refused. */
@@ -377,9 +375,10 @@ typedef struct epw_dispatch_input {
 
 #define EPW_DISPATCH_INPUT_INIT                                                                              \
     {                                                                                                        \
-        sizeof(epw_dispatch_input), 0, NULL, 0, NULL, NULL, NULL, NULL, 0, 0, EPW_I32, 0, EPW_PAYLOAD_SAME,  \
-            0, 0, 0, 0, EPW_EXPERT_MAJOR, -1, 0, 0, NULL                                                     \
+        .size = sizeof(epw_dispatch_input), .idx_type = EPW_I32, .payload = EPW_PAYLOAD_SAME,                \
+        .layout = EPW_EXPERT_MAJOR, .lane = -1                                                               \
     }
+EPW_API void epw_dispatch_input_init(epw_dispatch_input *input);
 
 /* Where received rows go. M = plan.rows = ranks*max_tokens, E = local experts, K = scales per row. Rows are
  * ordered by source rank, then by token at the source. Any pointer may be NULL where that output is not
@@ -410,10 +409,8 @@ typedef struct epw_dispatch_output {
 } epw_dispatch_output;
 
 #define EPW_DISPATCH_OUTPUT_INIT                                                                             \
-    {                                                                                                        \
-        sizeof(epw_dispatch_output), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,    \
-            NULL, NULL, NULL                                                                                 \
-    }
+    { .size = sizeof(epw_dispatch_output) }
+EPW_API void epw_dispatch_output_init(epw_dispatch_output *output);
 
 /* What combine takes. */
 typedef struct epw_combine_input {
@@ -431,7 +428,8 @@ typedef struct epw_combine_input {
 } epw_combine_input;
 
 #define EPW_COMBINE_INPUT_INIT                                                                               \
-    { sizeof(epw_combine_input), EPW_COMBINE_RANK_REDUCED, NULL, NULL, 0, 0, 0, NULL }
+    { .size = sizeof(epw_combine_input), .mode = EPW_COMBINE_RANK_REDUCED }
+EPW_API void epw_combine_input_init(epw_combine_input *input);
 
 /* Where the combined tokens go. */
 typedef struct epw_combine_output {
@@ -444,7 +442,8 @@ typedef struct epw_combine_output {
 } epw_combine_output;
 
 #define EPW_COMBINE_OUTPUT_INIT                                                                              \
-    { sizeof(epw_combine_output), 0, NULL, NULL, NULL, NULL }
+    { .size = sizeof(epw_combine_output) }
+EPW_API void epw_combine_output_init(epw_combine_output *output);
 
 /* The shape of the rows that `input` would deliver under `config`. Checks the fields of `input` that decide
  * it: payload, opaque sizes, sideband. */
@@ -477,7 +476,8 @@ typedef struct epw_rows_view {
 } epw_rows_view;
 
 #define EPW_ROWS_VIEW_INIT                                                                                   \
-    { sizeof(epw_rows_view), 0, 0, NULL, NULL, NULL }
+    { .size = sizeof(epw_rows_view) }
+EPW_API void epw_rows_view_init(epw_rows_view *view);
 
 /* The received rows of a rank-major dispatch, in place. */
 EPW_API epw_status epw_dispatched_rows(epw_buffer *buffer, epw_handle handle, epw_rows_view *view);
@@ -581,8 +581,7 @@ EPW_API epw_status epw_outcome_read(epw_buffer *buffer, epw_handle handle, epw_o
 EPW_API epw_status epw_take_errors(epw_buffer *buffer, epw_error_record *records, uint32_t capacity,
                                    uint32_t *count, uint64_t *lost);
 
-/* ---- 6. Numerics
- * ------------------------------------------------------------------------------------------------ */
+/* ---- 6. Numerics --------------------------------------------------------------------------------------- */
 
 /* Quantises [rows, hidden] of `dtype` to e4m3 with one scale per 128 channels: the code that dispatch uses,
  * of the instruction set that EPWIRE_ISA may name (see epw_buffer_create).

@@ -262,6 +262,9 @@ const _: () = {
         "Offset of field: epw_config::deadline_ns",
     ][::core::mem::offset_of!(epw_config, deadline_ns) - 80usize];
 };
+unsafe extern "C" {
+    pub fn epw_config_init(config: *mut epw_config);
+}
 /// Sizes that follow from a configuration. Computed without allocating anything.
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -332,6 +335,9 @@ const _: () = {
     ][::core::mem::offset_of!(epw_plan, private_bytes) - 80usize];
 };
 unsafe extern "C" {
+    pub fn epw_plan_init(plan: *mut epw_plan);
+}
+unsafe extern "C" {
     /** Checks `config` and computes its plan. EPW_ERR_INVALID or EPW_ERR_LIMIT name the field and the limit.
  config [in], plan [in: size, out].*/
     pub fn epw_plan_make(config: *const epw_config, plan: *mut epw_plan) -> epw_status;
@@ -385,6 +391,9 @@ const _: () = {
         "Offset of field: epw_row_shape::rank_scales_bytes",
     ][::core::mem::offset_of!(epw_row_shape, rank_scales_bytes) - 40usize];
 };
+unsafe extern "C" {
+    pub fn epw_row_shape_init(shape: *mut epw_row_shape);
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_buffer {
@@ -616,6 +625,9 @@ const _: () = {
         "Offset of field: epw_outcome::record",
     ][::core::mem::offset_of!(epw_outcome, record) - 136usize];
 };
+unsafe extern "C" {
+    pub fn epw_outcome_init(outcome: *mut epw_outcome);
+}
 /** Names one dispatch until its combine has been received or it is released. Never 0. Consumed handles are
  recognised and refused.*/
 pub type epw_handle = u64;
@@ -752,6 +764,9 @@ impl Default for epw_dispatch_input {
         }
     }
 }
+unsafe extern "C" {
+    pub fn epw_dispatch_input_init(input: *mut epw_dispatch_input);
+}
 /** Where received rows go. M = plan.rows = ranks*max_tokens, E = local experts, K = scales per row. Rows are
  ordered by source rank, then by token at the source. Any pointer may be NULL where that output is not
  wanted, except that expert-major needs `rows` and `counts`; those that a layout does not fill must be NULL.
@@ -865,6 +880,9 @@ impl Default for epw_dispatch_output {
         }
     }
 }
+unsafe extern "C" {
+    pub fn epw_dispatch_output_init(output: *mut epw_dispatch_output);
+}
 /// What combine takes.
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -927,6 +945,9 @@ impl Default for epw_combine_input {
         }
     }
 }
+unsafe extern "C" {
+    pub fn epw_combine_input_init(input: *mut epw_combine_input);
+}
 /// Where the combined tokens go.
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -978,6 +999,9 @@ impl Default for epw_combine_output {
             s.assume_init()
         }
     }
+}
+unsafe extern "C" {
+    pub fn epw_combine_output_init(output: *mut epw_combine_output);
 }
 unsafe extern "C" {
     /** The shape of the rows that `input` would deliver under `config`. Checks the fields of `input` that decide
@@ -1058,6 +1082,9 @@ impl Default for epw_rows_view {
             s.assume_init()
         }
     }
+}
+unsafe extern "C" {
+    pub fn epw_rows_view_init(view: *mut epw_rows_view);
 }
 unsafe extern "C" {
     /// The received rows of a rank-major dispatch, in place.

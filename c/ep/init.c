@@ -1,0 +1,38 @@
+/* The initialisers of the header as functions. The macros are the one place that knows the defaults. */
+#include "epwire.h"
+
+void epw_config_init(epw_config *config) {
+    *config = (epw_config)EPW_CONFIG_INIT;
+}
+
+void epw_plan_init(epw_plan *plan) {
+    *plan = (epw_plan)EPW_PLAN_INIT;
+}
+
+void epw_row_shape_init(epw_row_shape *shape) {
+    *shape = (epw_row_shape)EPW_ROW_SHAPE_INIT;
+}
+
+void epw_outcome_init(epw_outcome *outcome) {
+    *outcome = (epw_outcome)EPW_OUTCOME_INIT;
+}
+
+void epw_dispatch_input_init(epw_dispatch_input *input) {
+    *input = (epw_dispatch_input)EPW_DISPATCH_INPUT_INIT;
+}
+
+void epw_dispatch_output_init(epw_dispatch_output *output) {
+    *output = (epw_dispatch_output)EPW_DISPATCH_OUTPUT_INIT;
+}
+
+void epw_combine_input_init(epw_combine_input *input) {
+    *input = (epw_combine_input)EPW_COMBINE_INPUT_INIT;
+}
+
+void epw_combine_output_init(epw_combine_output *output) {
+    *output = (epw_combine_output)EPW_COMBINE_OUTPUT_INIT;
+}
+
+void epw_rows_view_init(epw_rows_view *view) {
+    *view = (epw_rows_view)EPW_ROWS_VIEW_INIT;
+}
