@@ -1,6 +1,7 @@
 //! The only module that calls C. It owns every raw pointer to C objects and turns statuses into errors.
 
 use std::ffi::{CStr, c_void};
+use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
@@ -77,7 +78,8 @@ fn check_of_group(status: sys::epw_status) -> Result<()> {
 
 /// The plan of any rank: errors name none.
 pub(crate) fn plan(config: &sys::epw_config) -> Result<sys::epw_plan> {
-    let mut plan = sys::epw_plan { size: size_of::<sys::epw_plan>() as u32, ..Default::default() };
+    // SAFETY: it is the header's.
+    let mut plan = unsafe { initialised(sys::epw_plan_init) };
     // SAFETY: both are valid for the call, plan carries its size.
     check_of_group(unsafe { sys::epw_plan_make(config, &mut plan) })?;
     Ok(plan)
@@ -88,92 +90,49 @@ pub(crate) fn row_shape(
     config: &sys::epw_config,
     input: &sys::epw_dispatch_input,
 ) -> Result<sys::epw_row_shape> {
-    let mut shape = sys::epw_row_shape { size: size_of::<sys::epw_row_shape>() as u32, ..Default::default() };
+    // SAFETY: it is the header's.
+    let mut shape = unsafe { initialised(sys::epw_row_shape_init) };
     // SAFETY: all are valid for the call; only the fields of input that decide the shape are read, no memory behind it.
     check_of_group(unsafe { sys::epw_row_shape_make(config, input, &mut shape) })?;
     Ok(shape)
 }
 
-/// EPW_DISPATCH_INPUT_INIT
+/// A struct of the interface with the header's defaults.
+///
+/// # Safety
+/// `init` is one of the header's `epw_*_init`, which write every byte of the struct and read none.
+unsafe fn initialised<T>(init: unsafe extern "C" fn(*mut T)) -> T {
+    let mut made = MaybeUninit::uninit();
+    // SAFETY: it is a valid place to write to, and `init` fills it.
+    unsafe {
+        init(made.as_mut_ptr());
+        made.assume_init()
+    }
+}
+
 pub(crate) fn empty_input() -> sys::epw_dispatch_input {
-    sys::epw_dispatch_input {
-        size: size_of::<sys::epw_dispatch_input>() as u32,
-        tokens: 0,
-        x: ptr::null(),
-        x_stride: 0,
-        topk_idx: ptr::null(),
-        topk_weights: ptr::null(),
-        sideband: ptr::null(),
-        scales: ptr::null(),
-        scale_row_stride: 0,
-        scale_col_stride: 0,
-        idx_type: sys::EPW_I32,
-        topk: 0,
-        payload: sys::EPW_PAYLOAD_SAME,
-        opaque_row_bytes: 0,
-        scale_count: 0,
-        scale_bytes: 0,
-        sideband_bytes: 0,
-        layout: sys::EPW_EXPERT_MAJOR,
-        lane: -1,
-        nonblocking: 0,
-        deadline_ns: 0,
-        stream: ptr::null_mut(),
-    }
+    // SAFETY: it is the header's.
+    unsafe { initialised(sys::epw_dispatch_input_init) }
 }
 
-/// EPW_DISPATCH_OUTPUT_INIT
 pub(crate) fn empty_output() -> sys::epw_dispatch_output {
-    sys::epw_dispatch_output {
-        size: size_of::<sys::epw_dispatch_output>() as u32,
-        scale_order: 0,
-        nonblocking: 0,
-        reserved: 0,
-        rows: ptr::null_mut(),
-        scales: ptr::null_mut(),
-        sideband: ptr::null_mut(),
-        counts: ptr::null_mut(),
-        source_counts: ptr::null_mut(),
-        ranges: ptr::null_mut(),
-        source_token: ptr::null_mut(),
-        row_experts: ptr::null_mut(),
-        row_weights: ptr::null_mut(),
-        expert_rows: ptr::null_mut(),
-        expert_totals: ptr::null_mut(),
-        wait_ns: ptr::null_mut(),
-        stream: ptr::null_mut(),
-    }
+    // SAFETY: it is the header's.
+    unsafe { initialised(sys::epw_dispatch_output_init) }
 }
 
-/// EPW_COMBINE_INPUT_INIT
 pub(crate) fn empty_combine() -> sys::epw_combine_input {
-    sys::epw_combine_input {
-        size: size_of::<sys::epw_combine_input>() as u32,
-        mode: sys::EPW_COMBINE_RANK_REDUCED,
-        expert_out: ptr::null(),
-        topk_weights: ptr::null(),
-        nonblocking: 0,
-        reserved: 0,
-        deadline_ns: 0,
-        stream: ptr::null_mut(),
-    }
+    // SAFETY: it is the header's.
+    unsafe { initialised(sys::epw_combine_input_init) }
 }
 
-/// EPW_COMBINE_OUTPUT_INIT
 pub(crate) fn empty_combine_output() -> sys::epw_combine_output {
-    sys::epw_combine_output {
-        size: size_of::<sys::epw_combine_output>() as u32,
-        nonblocking: 0,
-        out: ptr::null_mut(),
-        contributions: ptr::null_mut(),
-        wait_ns: ptr::null_mut(),
-        stream: ptr::null_mut(),
-    }
+    // SAFETY: it is the header's.
+    unsafe { initialised(sys::epw_combine_output_init) }
 }
 
-/// EPW_OUTCOME_INIT
 pub(crate) fn empty_outcome() -> sys::epw_outcome {
-    sys::epw_outcome { size: size_of::<sys::epw_outcome>() as u32, ..Default::default() }
+    // SAFETY: it is the header's.
+    unsafe { initialised(sys::epw_outcome_init) }
 }
 
 fn place<T>(out: Option<&mut T>) -> *mut T {
@@ -411,14 +370,8 @@ impl Buffer {
     }
 
     fn view(&self, call: impl FnOnce(*mut sys::epw_rows_view) -> sys::epw_status) -> Result<Rows> {
-        let mut view = sys::epw_rows_view {
-            size: size_of::<sys::epw_rows_view>() as u32,
-            reserved: 0,
-            stride: 0,
-            rows: ptr::null_mut(),
-            scales: ptr::null(),
-            source_counts: ptr::null(),
-        };
+        // SAFETY: it is the header's.
+        let mut view = unsafe { initialised(sys::epw_rows_view_init) };
         check(call(&mut view))?;
         let missing = || error(sys::EPW_ERR_STATE);
         Ok(Rows {
