@@ -160,7 +160,7 @@ impl Group {
                 }
             }
         }
-        let Some(Reply::Joined { joined }) = joined else { return Err(odd("join")) };
+        let Some(Reply::Joined { joined }) = joined else { return Err(BootstrapError::odd("join")) };
         let clients = local(machine, world)?;
         let group = |(join, client): (Join, Client)| {
             let state = Mutex::new(State::new(&joined, join.identity.rank));
@@ -250,7 +250,7 @@ impl Group {
         let blobs = blobs.into_iter().map(Blob).collect();
         match self.step("exchange", ranks, tag, StepKind::Exchange { blobs }).await? {
             Reply::Blobs { blobs } => Ok(blobs.into_iter().map(|blob| blob.0).collect()),
-            _ => Err(odd("exchange")),
+            _ => Err(BootstrapError::odd("exchange")),
         }
     }
 
@@ -292,7 +292,7 @@ impl Group {
                 state.standby = false;
                 Ok(decision)
             }
-            _ => Err(odd(OP)),
+            _ => Err(BootstrapError::odd(OP)),
         }
     }
 
@@ -415,16 +415,7 @@ async fn ask_to_join(client: &Client, join: Join) -> Result<Arc<Joined>, Bootstr
     let deadline = join.deadline;
     match client.call("join", Request::Join { join }, deadline).await? {
         Reply::Joined { joined } => Ok(joined),
-        _ => Err(odd("join")),
-    }
-}
-
-/// The server answered with something else than was asked.
-fn odd(op: &str) -> BootstrapError {
-    BootstrapError::Garbage {
-        op: op.to_owned(),
-        peer: "the rendezvous server".to_owned(),
-        detail: "an answer to another question".to_owned(),
+        _ => Err(BootstrapError::odd("join")),
     }
 }
 

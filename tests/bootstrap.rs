@@ -13,8 +13,7 @@ use epwire::group::{Group, GroupOptions};
 use epwire::rendezvous::auth::{Role, Transcript};
 use epwire::rendezvous::driver::{ClientOptions, Heartbeat, Server, ServerOptions};
 use epwire::rendezvous::wire::{
-    Frame, HEADER_BYTES, Join, PROTOCOL_VERSION, Reply, Request, Step, StepKind, StoreRequest, body_length,
-    decode, encode,
+    Frame, HEADER_BYTES, Join, PROTOCOL_VERSION, Reply, Request, Step, StepKind, body_length, decode, encode,
 };
 use epwire::rendezvous::{Blob, BootstrapError, Identity, Mask, RankState};
 use epwire::store::{MAX_VALUE_BYTES, Store};
@@ -118,10 +117,10 @@ impl Raw {
     fn leave_unread(&mut self) {
         let key = "large".to_owned();
         let value = Blob(vec![1; MAX_VALUE_BYTES]);
-        let verbs = std::iter::once(StoreRequest::Set { key: key.clone(), value });
-        let get = || StoreRequest::Get { keys: vec![key.clone(); 30], deadline: SECOND };
+        let verbs = std::iter::once(Request::Set { key: key.clone(), value });
+        let get = || Request::Get { keys: vec![key.clone(); 30], deadline: SECOND };
         for request in verbs.chain(std::iter::repeat_with(get).take(8)) {
-            self.send(&Frame::Call { id: 0, request: Request::Store { request } });
+            self.send(&Frame::Call { id: 0, request });
         }
         // Some of it has come, so the rest is on its way.
         self.0.peek(&mut [0; HEADER_BYTES]).unwrap();
@@ -634,7 +633,7 @@ fn threads_form_a_group_without_sockets() {
 }
 
 fn try_store(store: &Store, other: &Store) {
-    assert_eq!(store.set_blocking("a", "one").unwrap(), 1);
+    store.set_blocking("a", "one").unwrap();
     assert_eq!(other.get_blocking("a", SECOND).unwrap(), b"one");
     let began = Instant::now();
     let error = other.get_blocking("b", SECOND / 10).unwrap_err();
@@ -654,24 +653,6 @@ fn try_store(store: &Store, other: &Store) {
     assert_eq!(sums, [1, 3, 6]);
     assert!(matches!(store.add_blocking("a", 1), Err(BootstrapError::Invalid { .. })));
 
-    let swap = store.cas_blocking("a", Some(b"zero"), "x").unwrap();
-    assert_eq!((swap.done, swap.current.as_deref()), (false, Some(&b"one"[..])));
-    assert!(store.cas_blocking("a", Some(b"one"), "x").unwrap().done);
-    assert!(store.cas_blocking("new", None, "y").unwrap().done);
-    assert!(!store.cas_blocking("new", None, "z").unwrap().done);
-
-    let mut watch = other.watch("job/");
-    store.set_blocking("job/1", "p").unwrap();
-    store.set_blocking("jobs", "not under the prefix").unwrap();
-    assert_eq!(watch.changed_blocking(SECOND).unwrap(), [("job/1".to_owned(), b"p".to_vec())]);
-    assert!(matches!(watch.changed_blocking(SECOND / 10), Err(BootstrapError::Timeout { .. })));
-    std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| watch.changed_blocking(5 * SECOND));
-        std::thread::sleep(SECOND / 20);
-        store.set_blocking("job/0", "q").unwrap();
-        assert_eq!(waiter.join().unwrap().unwrap(), [("job/0".to_owned(), b"q".to_vec())]);
-    });
-
     let error = store.set_blocking("big", vec![0; MAX_VALUE_BYTES + 1]).unwrap_err();
     assert!(matches!(error, BootstrapError::Limit { .. }), "{error}");
     let error = store.set_blocking(&"k".repeat(513), "x").unwrap_err();
@@ -679,9 +660,9 @@ fn try_store(store: &Store, other: &Store) {
 }
 
 #[test]
-fn the_store_in_the_process_has_all_verbs() {
-    let store = Store::in_process().unwrap();
-    try_store(&store, &store.clone());
+fn the_store_of_ranks_as_threads_has_all_verbs() {
+    let groups = Group::threads(2).unwrap();
+    try_store(&groups[0].store(), &groups[1].store());
 }
 
 #[test]

@@ -288,6 +288,15 @@ impl BootstrapError {
         Self::System { op: op.to_owned(), detail: error.to_string() }
     }
 
+    /// The server answered with something else than was asked.
+    pub(crate) fn odd(op: &str) -> Self {
+        Self::Garbage {
+            op: op.to_owned(),
+            peer: "the rendezvous server".to_owned(),
+            detail: "an answer to another question".to_owned(),
+        }
+    }
+
     /// The limit on a length or count, checked where the value enters.
     pub(crate) fn check(op: &str, field: &str, value: usize, limit: usize) -> Result<(), Self> {
         if value <= limit {

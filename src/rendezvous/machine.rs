@@ -9,11 +9,15 @@
 //! *suspect*: it may be stopped and run again, and its rank is refused to others.
 
 mod membership;
+mod store;
+
+pub use store::{MAX_KEY_BYTES, MAX_STORE_BYTES, MAX_VALUE_BYTES};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::store::Store;
 use super::agreement::Agreement;
 use super::error::BootstrapError;
 use super::steps::{Outcome, Steps, check_fields, compare};
@@ -57,7 +61,7 @@ pub enum Event {
     Request {
         /// Where the answer goes.
         call: Call,
-        /// What is asked; verbs of the store are not for the machine.
+        /// What is asked.
         request: Box<Request>,
     },
     /// A sign of life came.
@@ -147,6 +151,7 @@ pub struct Machine {
     mask: Mask,
     config: Fields,
     steps: Steps,
+    store: Store,
     agreement: Option<Agreement>,
     /// Standby members that wait to be admitted, and until when.
     ready: BTreeMap<u32, (Call, Duration, Duration)>,
@@ -179,6 +184,7 @@ impl Machine {
             mask: Mask::EMPTY,
             config: Fields::new(),
             steps: Steps::default(),
+            store: Store::default(),
             agreement: None,
             ready: BTreeMap::new(),
             actions: Vec::new(),
@@ -194,7 +200,10 @@ impl Machine {
                 self.request(now, call, *request);
             }
             Event::Heard { conn } => self.heard(now, conn),
-            Event::Closed { conn, by_peer } => self.closed(conn, by_peer),
+            Event::Closed { conn, by_peer } => {
+                self.store.forget(conn);
+                self.closed(conn, by_peer);
+            }
             Event::Ended { rank, pid } => {
                 if self.seat(rank).is_some_and(|member| member.identity.pid == pid) {
                     self.bury(rank);
@@ -215,7 +224,8 @@ impl Machine {
         let gathering = self.gathering.map(|(_, deadline)| deadline);
         let agreement = self.agreement.as_ref().map(|agreement| agreement.deadline);
         let ready = self.ready.values().map(|(_, _, deadline)| *deadline).min();
-        [leases, gathering, agreement, ready, self.steps.next_deadline()].into_iter().flatten().min()
+        let (steps, store) = (self.steps.next_deadline(), self.store.next_deadline());
+        [leases, gathering, agreement, ready, steps, store].into_iter().flatten().min()
     }
 
     /// How the membership stands.
@@ -281,7 +291,20 @@ impl Machine {
                 self.conns.remove(&call.conn);
                 self.bury(rank);
             }
-            (Request::Store { .. }, _) | (_, None) => {
+            // The store is for whoever was let in, members or not.
+            (Request::Set { key, value }, _) => {
+                let outcomes = self.store.set(call, key, value);
+                self.answer_all(outcomes);
+            }
+            (Request::Add { key, amount }, _) => {
+                let outcomes = self.store.add(call, key, amount);
+                self.answer_all(outcomes);
+            }
+            (Request::Get { keys, deadline }, _) => {
+                let outcomes = self.store.get(now, call, keys, deadline);
+                self.answer_all(outcomes);
+            }
+            (_, None) => {
                 let reason = "this connection has not joined the run; join first".to_owned();
                 self.answer(call, Err(BootstrapError::OutOfOrder { op: "use the run".to_owned(), reason }));
             }
@@ -479,7 +502,8 @@ impl Machine {
                 deadline: now - began,
             });
         }
-        let outcomes = self.steps.expire(now);
+        let mut outcomes = self.steps.expire(now);
+        outcomes.extend(self.store.expire(now));
         self.answer_all(outcomes);
         let late: Vec<u32> =
             self.ready.iter().filter(|(_, (_, _, until))| *until <= now).map(|(rank, _)| *rank).collect();

@@ -12,7 +12,7 @@ use super::error::BootstrapError;
 use crate::mask::Mask;
 
 /// Version of the bootstrap protocol. Both sides must have the same.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 10;
 /// Most bytes of a frame's body once the peer has shown that it knows the token.
@@ -142,98 +142,6 @@ pub struct Report {
 }
 wire!(struct Report { epoch, suspects, admit, deadline });
 
-/// A verb of the store. Revisions count the store's changes from 1.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoreRequest {
-    /// Sets a key.
-    Set {
-        /// The key.
-        key: String,
-        /// Its new value.
-        value: Blob,
-    },
-    /// Waits until all keys are there and gives the values, in the order asked.
-    Get {
-        /// The keys.
-        keys: Vec<String>,
-        /// How long to wait; zero: do not.
-        deadline: Duration,
-    },
-    /// Adds to a counter, absent meaning 0.
-    Add {
-        /// The key.
-        key: String,
-        /// What is added.
-        amount: i64,
-    },
-    /// Sets a key if its value is the expected one.
-    Cas {
-        /// The key.
-        key: String,
-        /// The value it must have; `None`: must be absent.
-        expected: Option<Blob>,
-        /// Its new value.
-        value: Blob,
-    },
-    /// Waits for a change under a prefix.
-    Changes {
-        /// Start of the keys of interest.
-        prefix: String,
-        /// The last revision seen.
-        after: u64,
-        /// How long to wait.
-        deadline: Duration,
-    },
-}
-wire!(enum StoreRequest {
-    1 => Set { key, value },
-    2 => Get { keys, deadline },
-    3 => Add { key, amount },
-    4 => Cas { key, expected, value },
-    5 => Changes { prefix, after, deadline },
-});
-
-/// The answer to a [`StoreRequest`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoreReply {
-    /// The revision of a set.
-    Revision {
-        /// The revision.
-        revision: u64,
-    },
-    /// The values of a get.
-    Values {
-        /// In the order asked.
-        values: Vec<Blob>,
-    },
-    /// The value of a counter after an add.
-    Counter {
-        /// The sum.
-        value: i64,
-    },
-    /// The outcome of a cas.
-    Swap {
-        /// Whether the key was set.
-        done: bool,
-        /// The value that the key has now.
-        current: Option<Blob>,
-    },
-    /// Keys that changed.
-    Changes {
-        /// The store's revision.
-        revision: u64,
-        /// Key and newest value.
-        entries: Vec<(String, Blob)>,
-    },
-}
-wire!(enum StoreReply {
-    1 => Revision { revision },
-    2 => Values { values },
-    3 => Counter { value },
-    4 => Swap { done, current },
-    5 => Changes { revision, entries },
-});
-
 /// What a client asks of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -254,10 +162,26 @@ pub enum Request {
     },
     /// End the membership.
     Leave {},
-    /// Use the store.
-    Store {
-        /// The verb.
-        request: StoreRequest,
+    /// Set a key of the store.
+    Set {
+        /// The key.
+        key: String,
+        /// Its new value.
+        value: Blob,
+    },
+    /// Add to a number in the store, absent meaning 0.
+    Add {
+        /// Its key.
+        key: String,
+        /// What is added.
+        amount: i64,
+    },
+    /// Wait until all keys are there, and get their values.
+    Get {
+        /// The keys.
+        keys: Vec<String>,
+        /// How long to wait; zero: not at all.
+        deadline: Duration,
     },
 }
 wire!(enum Request {
@@ -265,7 +189,9 @@ wire!(enum Request {
     2 => Step { step },
     3 => Report { report },
     4 => Leave {},
-    5 => Store { request },
+    5 => Set { key, value },
+    6 => Add { key, amount },
+    7 => Get { keys, deadline },
 });
 
 /// How a rank stands, seen from the rendezvous server.
@@ -334,17 +260,22 @@ pub enum Reply {
         /// Indexed by the sender's rank.
         blobs: Vec<Blob>,
     },
-    /// To a barrier, an agreement on fields, or a leave.
+    /// To a barrier, an agreement on fields, a leave, or the setting of a key.
     Done {},
     /// To a report.
     Decided {
         /// The same for all.
         decision: Decision,
     },
-    /// To a verb of the store.
-    Store {
-        /// Its outcome.
-        reply: StoreReply,
+    /// To an addition.
+    Sum {
+        /// What it gave.
+        sum: i64,
+    },
+    /// To a get.
+    Values {
+        /// In the order asked. Shared, as many may wait for the same.
+        values: Vec<Arc<Blob>>,
     },
 }
 wire!(enum Reply {
@@ -352,7 +283,8 @@ wire!(enum Reply {
     2 => Blobs { blobs },
     3 => Done {},
     4 => Decided { decision },
-    5 => Store { reply },
+    5 => Sum { sum },
+    6 => Values { values },
 });
 
 /// Everything that travels, either way.

@@ -1,4 +1,4 @@
-//! What a server does with its connections: feeds the machine what comes, carries out what it says, keeps the store.
+//! What a server does with its connections: feeds the machine what comes, carries out what it says.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -13,12 +13,10 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::connection::{OPEN_LIMIT, ReadError, read_frame, write_frame};
 use super::server::ServerOptions;
-use crate::rendezvous::BootstrapError;
 use crate::rendezvous::machine::{Action, Call, ConnId, Event, Machine};
-use crate::rendezvous::wire::{Frame, Reply, Request, View};
-use crate::store::memory::Table;
+use crate::rendezvous::wire::{Frame, Request, View};
 
-/// The task around the machine and the store, and the way to it for connections.
+/// The task around the machine, and the way to it for connections.
 pub(crate) struct Hub {
     pub(crate) door: Door,
     _task: JoinSet<()>,
@@ -28,7 +26,6 @@ pub(crate) struct Hub {
 #[derive(Clone)]
 pub(crate) struct Door {
     pub(super) events: mpsc::Sender<News>,
-    table: Arc<Table>,
     /// Open connections that asked to join, and as which rank; gone once everything sent to them is out.
     pub(super) joined: Arc<watch::Sender<BTreeMap<ConnId, u32>>>,
     /// Connections that there ever were: the source of their ids.
@@ -45,7 +42,6 @@ impl Hub {
         task.spawn(attend_machine(machine, inbox));
         let door = Door {
             events,
-            table: Arc::new(Table::default()),
             joined: Arc::default(),
             lease: options.heartbeat.lease,
             counted: Arc::default(),
@@ -198,8 +194,6 @@ impl Door {
     where
         R: AsyncRead + Unpin,
     {
-        let waits = Arc::new(Semaphore::new(MAX_STORE_WAITS));
-        let mut store_calls = JoinSet::new();
         let mut last_heard;
         loop {
             last_heard = Instant::now();
@@ -207,35 +201,6 @@ impl Door {
                 Ok(Frame::Ping {}) => {
                     if let Some(replies) = replies.upgrade() {
                         let _ = replies.try_send(Queued::Frame(Frame::Pong {}));
-                    }
-                    Event::Heard { conn }
-                }
-                Ok(Frame::Call { id, request: Request::Store { request } }) => {
-                    while store_calls.try_join_next().is_some() {}
-                    let Some(replies) = replies.upgrade() else { return false };
-                    match waits.clone().try_acquire_owned() {
-                        Ok(permit) => {
-                            let (table, replies) = (self.table.clone(), replies.downgrade());
-                            store_calls.spawn(async move {
-                                let result = table.handle(request).await.map(|reply| Reply::Store { reply });
-                                if let Some(replies) = replies.upgrade() {
-                                    let _ = replies.send(Queued::Frame(Frame::Answer { id, result })).await;
-                                }
-                                drop(permit);
-                            });
-                        }
-                        Err(_) => {
-                            let result = BootstrapError::check(
-                                "store",
-                                "requests waiting on one connection",
-                                MAX_STORE_WAITS + 1,
-                                MAX_STORE_WAITS,
-                            );
-                            let _ = replies.try_send(Queued::Frame(Frame::Answer {
-                                id,
-                                result: result.map(|()| Reply::Done {}),
-                            }));
-                        }
                     }
                     Event::Heard { conn }
                 }
@@ -283,8 +248,6 @@ pub(super) struct Outlet {
     view: watch::Sender<Option<Arc<View>>>,
 }
 
-/// Requests to the store that one connection may have waiting.
-const MAX_STORE_WAITS: usize = 64;
 /// Frames that wait to be written to one connection; a peer that lets more pile up is cut off.
 const MAX_QUEUED: usize = 1024;
 /// How long a connection that this side ends may take to deliver what was sent.

@@ -33,37 +33,6 @@ fn identity() -> impl Strategy<Value = Identity> {
     })
 }
 
-fn store_request() -> impl Strategy<Value = StoreRequest> {
-    prop_oneof![
-        (text(), blob()).prop_map(|(key, value)| StoreRequest::Set { key, value }),
-        (proptest::collection::vec(text(), 0..4), time())
-            .prop_map(|(keys, deadline)| StoreRequest::Get { keys, deadline }),
-        (text(), any::<i64>()).prop_map(|(key, amount)| StoreRequest::Add { key, amount }),
-        (text(), proptest::option::of(blob()), blob()).prop_map(|(key, expected, value)| StoreRequest::Cas {
-            key,
-            expected,
-            value
-        }),
-        (text(), any::<u64>(), time()).prop_map(|(prefix, after, deadline)| StoreRequest::Changes {
-            prefix,
-            after,
-            deadline
-        }),
-    ]
-}
-
-fn store_reply() -> impl Strategy<Value = StoreReply> {
-    prop_oneof![
-        any::<u64>().prop_map(|revision| StoreReply::Revision { revision }),
-        proptest::collection::vec(blob(), 0..4).prop_map(|values| StoreReply::Values { values }),
-        any::<i64>().prop_map(|value| StoreReply::Counter { value }),
-        (any::<bool>(), proptest::option::of(blob()))
-            .prop_map(|(done, current)| StoreReply::Swap { done, current }),
-        (any::<u64>(), proptest::collection::vec((text(), blob()), 0..4))
-            .prop_map(|(revision, entries)| StoreReply::Changes { revision, entries }),
-    ]
-}
-
 fn request() -> impl Strategy<Value = Request> {
     let join = (any::<u16>(), text(), any::<u32>(), identity(), time(), fields()).prop_map(
         |(version, run_id, world, identity, deadline, config)| Request::Join {
@@ -81,8 +50,11 @@ fn request() -> impl Strategy<Value = Request> {
         (any::<u32>(), set(), any::<bool>(), time()).prop_map(|(epoch, suspects, admit, deadline)| {
             Request::Report { report: Report { epoch, suspects, admit, deadline } }
         });
-    let store = store_request().prop_map(|request| Request::Store { request });
-    prop_oneof![join, step, report, Just(Request::Leave {}), store]
+    let set = (text(), blob()).prop_map(|(key, value)| Request::Set { key, value });
+    let add = (text(), any::<i64>()).prop_map(|(key, amount)| Request::Add { key, amount });
+    let get = (proptest::collection::vec(text(), 0..4), time())
+        .prop_map(|(keys, deadline)| Request::Get { keys, deadline });
+    prop_oneof![join, step, report, Just(Request::Leave {}), set, add, get]
 }
 
 fn view() -> impl Strategy<Value = View> {
@@ -124,7 +96,9 @@ fn reply() -> impl Strategy<Value = Reply> {
         proptest::collection::vec(blob(), 0..5).prop_map(|blobs| Reply::Blobs { blobs }),
         Just(Reply::Done {}),
         (set(), any::<u32>()).prop_map(|(mask, epoch)| Reply::Decided { decision: Decision { mask, epoch } }),
-        store_reply().prop_map(|reply| Reply::Store { reply }),
+        any::<i64>().prop_map(|sum| Reply::Sum { sum }),
+        proptest::collection::vec(blob().prop_map(Arc::new), 0..4)
+            .prop_map(|values| Reply::Values { values }),
     ]
 }
 
@@ -180,7 +154,7 @@ proptest! {
 #[test]
 fn the_header_says_what_is_wrong() {
     let bytes = encode(&Frame::Ping {}).unwrap();
-    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 1, 0, 2, 0, 0, 0, 8, 0]);
+    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 2, 0, 2, 0, 0, 0, 8, 0]);
     let with = |at: usize, byte: u8| {
         let mut changed = bytes.clone();
         changed[at] = byte;

@@ -1,0 +1,245 @@
+//! The run's key-value store. Who asks for keys that are not there yet waits parked at the first of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Call, ConnId};
+use crate::rendezvous::codec::Blob;
+use crate::rendezvous::error::BootstrapError;
+use crate::rendezvous::steps::Outcome;
+use crate::rendezvous::wire::Reply;
+
+/// Most bytes of a key.
+pub const MAX_KEY_BYTES: usize = 512;
+/// Most bytes of a value.
+pub const MAX_VALUE_BYTES: usize = 64 << 10;
+/// Most bytes of all keys and values together, each entry counted with 64 bytes of its own.
+pub const MAX_STORE_BYTES: usize = 256 << 20;
+/// What an entry costs beside its key and value.
+const ENTRY_BYTES: usize = 64;
+/// Most keys of one wait, and most bytes of one answer.
+const MAX_KEYS: usize = 4096;
+const MAX_ANSWER_BYTES: usize = 2 << 20;
+/// Requests that one connection may have waiting.
+const MAX_WAITS: usize = 64;
+
+/// Keys, values, and who waits for them.
+#[derive(Debug, Default)]
+pub(super) struct Store {
+    /// Shared with the answers that are on their way.
+    entries: BTreeMap<String, Arc<Blob>>,
+    bytes: usize,
+    /// By a key that they miss.
+    waiting: BTreeMap<String, Vec<Waiting>>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    call: Call,
+    keys: Vec<String>,
+    began: Duration,
+    until: Duration,
+}
+
+impl Store {
+    /// Sets a key, and answers who has waited for it.
+    pub(super) fn set(&mut self, call: Call, key: String, value: Blob) -> Vec<Outcome> {
+        self.change(call, |store| store.put("set", &key, value).map(|()| (key, Reply::Done {})))
+    }
+
+    /// Adds to a number, absent meaning 0.
+    pub(super) fn add(&mut self, call: Call, key: String, amount: i64) -> Vec<Outcome> {
+        self.change(call, |store| {
+            let sum = store.sum(&key, amount)?;
+            store.put("add", &key, Blob(sum.to_string().into_bytes()))?;
+            Ok((key, Reply::Sum { sum }))
+        })
+    }
+
+    /// Gives the values of keys, once all are there.
+    pub(super) fn get(
+        &mut self,
+        now: Duration,
+        call: Call,
+        keys: Vec<String>,
+        deadline: Duration,
+    ) -> Vec<Outcome> {
+        const OP: &str = "wait for keys";
+        let waits = self.waiting.values().flatten().filter(|waiting| waiting.call.conn == call.conn).count();
+        let longest = keys.iter().map(String::len).max().unwrap_or(0);
+        let checked = BootstrapError::check(OP, "keys", keys.len(), MAX_KEYS)
+            .and_then(|()| BootstrapError::check(OP, "bytes of a key", longest, MAX_KEY_BYTES))
+            .and_then(|()| {
+                BootstrapError::check(OP, "requests waiting on one connection", waits + 1, MAX_WAITS)
+            });
+        if let Err(error) = checked {
+            return vec![(call, Err(error))];
+        }
+        self.park(Waiting { call, keys, began: now, until: now + deadline }).into_iter().collect()
+    }
+
+    /// Ends the waits whose time is over.
+    pub(super) fn expire(&mut self, now: Duration) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        for (key, waiting) in &mut self.waiting {
+            for Waiting { call, began, until, .. } in waiting.extract_if(.., |waiting| waiting.until <= now) {
+                let (op, elapsed, deadline) = (format!("wait for key {key}"), now - began, until - began);
+                let missing = Box::default();
+                outcomes.push((call, Err(BootstrapError::Timeout { op, elapsed, deadline, missing })));
+            }
+        }
+        self.waiting.retain(|_, waiting| !waiting.is_empty());
+        outcomes
+    }
+
+    /// The earliest end of a wait.
+    pub(super) fn next_deadline(&self) -> Option<Duration> {
+        self.waiting.values().flatten().map(|waiting| waiting.until).min()
+    }
+
+    /// Ends the waits of a connection that is gone.
+    pub(super) fn forget(&mut self, conn: ConnId) {
+        self.waiting.retain(|_, waiting| {
+            waiting.retain(|waiting| waiting.call.conn != conn);
+            !waiting.is_empty()
+        });
+    }
+
+    fn change(
+        &mut self,
+        call: Call,
+        change: impl FnOnce(&mut Self) -> Result<(String, Reply), BootstrapError>,
+    ) -> Vec<Outcome> {
+        match change(self) {
+            Err(error) => vec![(call, Err(error))],
+            Ok((key, reply)) => {
+                let mut outcomes = vec![(call, Ok(reply))];
+                let waited = self.waiting.remove(&key).unwrap_or_default();
+                outcomes.extend(waited.into_iter().filter_map(|waiting| self.park(waiting)));
+                outcomes
+            }
+        }
+    }
+
+    /// Answers, or waits at the first key that is missing.
+    fn park(&mut self, waiting: Waiting) -> Option<Outcome> {
+        if let Some(missing) = waiting.keys.iter().find(|key| !self.entries.contains_key(*key)) {
+            self.waiting.entry(missing.clone()).or_default().push(waiting);
+            return None;
+        }
+        let values: Vec<Arc<Blob>> =
+            waiting.keys.iter().filter_map(|key| self.entries.get(key).cloned()).collect();
+        let bytes = values.iter().map(|value| value.0.len()).sum();
+        let what = "bytes of the values together";
+        let checked = BootstrapError::check("wait for keys", what, bytes, MAX_ANSWER_BYTES);
+        Some((waiting.call, checked.map(|()| Reply::Values { values })))
+    }
+
+    fn put(&mut self, op: &str, key: &str, value: Blob) -> Result<(), BootstrapError> {
+        BootstrapError::check(op, "bytes of the key", key.len(), MAX_KEY_BYTES)?;
+        BootstrapError::check(op, &format!("bytes of the value of {key}"), value.0.len(), MAX_VALUE_BYTES)?;
+        let cost = |value: &Blob| key.len() + value.0.len() + ENTRY_BYTES;
+        let freed = self.entries.get(key).map_or(0, |former| cost(former));
+        let bytes = self.bytes - freed + cost(&value);
+        BootstrapError::check(op, "bytes of the store", bytes, MAX_STORE_BYTES)?;
+        self.bytes = bytes;
+        self.entries.insert(key.to_owned(), Arc::new(value));
+        Ok(())
+    }
+
+    fn sum(&self, key: &str, amount: i64) -> Result<i64, BootstrapError> {
+        let Some(value) = self.entries.get(key) else { return Ok(amount) };
+        let text = std::str::from_utf8(&value.0).ok();
+        let sum =
+            text.and_then(|text| text.parse::<i64>().ok()).and_then(|former| former.checked_add(amount));
+        sum.ok_or_else(|| BootstrapError::Invalid {
+            op: format!("add {amount} to {key}"),
+            field: "value".to_owned(),
+            value: String::from_utf8_lossy(&value.0[..value.0.len().min(32)]).into_owned(),
+            reason: "it is no decimal number, or the sum does not fit 64 bits".to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn call(conn: ConnId, id: u64) -> Call {
+        Call { conn, id }
+    }
+
+    fn texts(keys: &[&str]) -> Vec<String> {
+        keys.iter().map(|key| (*key).to_owned()).collect()
+    }
+
+    fn blob(text: &str) -> Blob {
+        Blob(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn who_waits_for_several_keys_is_answered_once_with_the_last_of_them() {
+        let mut store = Store::default();
+        assert!(store.get(SECOND, call(1, 1), texts(&["a", "b"]), SECOND).is_empty());
+        assert_eq!(store.set(call(2, 1), "b".into(), blob("2")), [(call(2, 1), Ok(Reply::Done {}))]);
+        assert_eq!(store.next_deadline(), Some(2 * SECOND));
+        let values = [blob("1"), blob("2")].map(Arc::new).to_vec();
+        assert_eq!(
+            store.set(call(2, 2), "a".into(), blob("1")),
+            [(call(2, 2), Ok(Reply::Done {})), (call(1, 1), Ok(Reply::Values { values }))]
+        );
+        assert_eq!((store.next_deadline(), store.expire(9 * SECOND).len()), (None, 0));
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_deadline_with_the_key_that_is_missing() {
+        let mut store = Store::default();
+        store.set(call(1, 1), "a".into(), blob("1"));
+        store.get(SECOND, call(1, 2), texts(&["a", "b"]), SECOND);
+        assert!(store.expire(2 * SECOND - Duration::from_nanos(1)).is_empty());
+        let expired = store.expire(2 * SECOND);
+        let [(ended, Err(error))] = &expired[..] else { panic!("{expired:?}") };
+        assert_eq!(*ended, call(1, 2));
+        assert!(error.to_string().starts_with("wait for key b: not done after 1s"), "{error}");
+    }
+
+    #[test]
+    fn a_connection_has_a_limit_of_waits_and_takes_them_along() {
+        let mut store = Store::default();
+        for id in 0..MAX_WAITS as u64 {
+            assert!(store.get(SECOND, call(1, id), texts(&["never"]), SECOND).is_empty());
+        }
+        let refused = store.get(SECOND, call(1, 99), texts(&["never"]), SECOND);
+        assert!(matches!(&refused[..], [(_, Err(BootstrapError::Limit { limit: 64, .. }))]), "{refused:?}");
+        assert!(store.get(SECOND, call(2, 1), texts(&["never"]), SECOND).is_empty());
+        store.forget(1);
+        assert_eq!(store.expire(2 * SECOND).len(), 1);
+    }
+
+    #[test]
+    fn the_store_has_a_limit_and_counts_what_a_new_value_frees() {
+        let mut store = Store { bytes: MAX_STORE_BYTES - 300, ..Store::default() };
+        let fits = |outcomes: Vec<Outcome>| matches!(&outcomes[..], [(_, Ok(_))]);
+        assert!(fits(store.set(call(1, 1), "k".into(), Blob(vec![0; 200]))));
+        assert!(fits(store.set(call(1, 2), "k".into(), Blob(vec![0; 235]))));
+        assert!(!fits(store.set(call(1, 3), "k".into(), Blob(vec![0; 236]))));
+    }
+
+    #[test]
+    fn a_sum_past_64_bits_or_of_no_number_changes_nothing() {
+        let mut store = Store::default();
+        store.add(call(1, 1), "n".into(), i64::MAX);
+        for (key, id) in [("n", 2), ("t", 4)] {
+            store.set(call(1, 3), "t".into(), blob("text"));
+            let refused = store.add(call(1, id), key.into(), 1);
+            assert!(matches!(&refused[..], [(_, Err(BootstrapError::Invalid { .. }))]), "{refused:?}");
+        }
+        assert_eq!(
+            store.add(call(1, 5), "n".into(), -1),
+            [(call(1, 5), Ok(Reply::Sum { sum: i64::MAX - 1 }))]
+        );
+    }
+}

@@ -1,0 +1,101 @@
+//! A small key-value store that the ranks of a run share: what they tell each other beside their collective steps.
+//!
+//! The rendezvous server keeps it, also for ranks that are threads; a [`Store`] is a handle on a connection to it, that of a
+//! group ([`Group::store`](crate::Group::store)) or one of its own ([`Store::connect`]). Keys are texts of at most
+//! [`MAX_KEY_BYTES`], values of at most [`MAX_VALUE_BYTES`]; nothing is ever deleted, so the store is for names and addresses, not
+//! for data.
+
+use std::time::Duration;
+
+pub use crate::rendezvous::machine::{MAX_KEY_BYTES, MAX_STORE_BYTES, MAX_VALUE_BYTES};
+
+use crate::rendezvous::driver::{Client, ClientOptions, block_on};
+use crate::rendezvous::wire::{Reply, Request};
+use crate::rendezvous::{Blob, BootstrapError};
+
+/// A handle on the store of a run. Clones share it.
+///
+/// `Send` and `Sync`. Each verb is a future that needs no particular runtime, and has a `_blocking` form for plain
+/// threads, which gives [`BootstrapError::BlockingInAsync`] on a thread of an async runtime. Errors common to all:
+/// [`BootstrapError::ServerLost`], and [`BootstrapError::Limit`] for a key or value that is too long.
+#[derive(Clone, Debug)]
+pub struct Store {
+    client: Client,
+}
+
+/// How long verbs that wait for nothing may take.
+const PROMPT: Duration = Duration::from_secs(10);
+
+impl Store {
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    /// Connects to the store of a run without being a member of it.
+    ///
+    /// Errors: as [`Client::connect`].
+    pub async fn connect(options: ClientOptions) -> Result<Self, BootstrapError> {
+        Client::connect(options).await.map(Self::new)
+    }
+
+    /// Sets a key.
+    pub async fn set(&self, key: &str, value: impl Into<Vec<u8>>) -> Result<(), BootstrapError> {
+        let request = Request::Set { key: key.to_owned(), value: Blob(value.into()) };
+        self.client.call(&format!("set {key}"), request, PROMPT).await.map(drop)
+    }
+
+    /// Adds to a counter, kept as decimal text; an absent one counts as 0. Gives the sum.
+    ///
+    /// Errors: [`BootstrapError::Invalid`] if the value is no number or the sum does not fit 64 bits.
+    pub async fn add(&self, key: &str, amount: i64) -> Result<i64, BootstrapError> {
+        let op = format!("add to {key}");
+        match self.client.call(&op, Request::Add { key: key.to_owned(), amount }, PROMPT).await? {
+            Reply::Sum { sum } => Ok(sum),
+            _ => Err(BootstrapError::odd(&op)),
+        }
+    }
+
+    /// The value of a key, waiting until somebody sets it, at most `deadline`.
+    ///
+    /// Errors: [`BootstrapError::Timeout`] if nobody does.
+    pub async fn get(&self, key: &str, deadline: Duration) -> Result<Vec<u8>, BootstrapError> {
+        self.wait(&[key], deadline).await?.pop().ok_or_else(|| BootstrapError::odd("get"))
+    }
+
+    /// The values of keys in the order asked, waiting until all are set, at most `deadline`.
+    ///
+    /// Errors: [`BootstrapError::Timeout`], which names a key that is missing.
+    pub async fn wait(&self, keys: &[&str], deadline: Duration) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        const OP: &str = "wait for keys";
+        let keys = keys.iter().map(|key| (*key).to_owned()).collect();
+        match self.client.call(OP, Request::Get { keys, deadline }, deadline).await? {
+            Reply::Values { values } => Ok(values.into_iter().map(|value| value.0.clone()).collect()),
+            _ => Err(BootstrapError::odd(OP)),
+        }
+    }
+
+    /// [`Store::connect`] for a plain thread.
+    pub fn connect_blocking(options: ClientOptions) -> Result<Self, BootstrapError> {
+        block_on("connect to the store", Self::connect(options))
+    }
+
+    /// [`Store::set`] for a plain thread.
+    pub fn set_blocking(&self, key: &str, value: impl Into<Vec<u8>>) -> Result<(), BootstrapError> {
+        block_on("set", self.set(key, value))
+    }
+
+    /// [`Store::add`] for a plain thread.
+    pub fn add_blocking(&self, key: &str, amount: i64) -> Result<i64, BootstrapError> {
+        block_on("add", self.add(key, amount))
+    }
+
+    /// [`Store::get`] for a plain thread.
+    pub fn get_blocking(&self, key: &str, deadline: Duration) -> Result<Vec<u8>, BootstrapError> {
+        block_on("get", self.get(key, deadline))
+    }
+
+    /// [`Store::wait`] for a plain thread.
+    pub fn wait_blocking(&self, keys: &[&str], deadline: Duration) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        block_on("wait for keys", self.wait(keys, deadline))
+    }
+}
