@@ -14,6 +14,7 @@ mod bootstrap;
 mod clock;
 mod cluster;
 mod deaths;
+mod noise;
 mod step;
 mod stops;
 mod traffic;
@@ -71,6 +72,7 @@ fn main() {
     if std::env::var_os(worker::VARIABLE).is_some() {
         return worker::main();
     }
+    noise::watch();
     let number = |name: &str| {
         let text = std::env::var(name).ok()?;
         Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name} is {text:?}, must be a number")))
@@ -94,6 +96,7 @@ fn run(name: &str, scenario: Scenario, first: u64, cases: u64) {
     assert_eq!(unsafe { libc::flock(program.as_raw_fd(), libc::LOCK_EX) }, 0);
     eprintln!("chaos: {name}: seeds {first} to {}", first + cases.max(1) - 1);
     for seed in first..first + cases {
+        noise::forget();
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| scenario(seed))) {
             eprintln!("chaos: {name}: seed {seed} failed; EPWIRE_SEED={seed} EPWIRE_CASES=1 runs it alone");
             resume_unwind(panic);

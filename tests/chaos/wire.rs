@@ -110,6 +110,7 @@ pub(crate) enum Point {
 pub(crate) enum Reply {
     Done {
         elapsed_us: u64,
+        noise_us: u64,
     },
     Blobs(Vec<Vec<u8>>),
     Held,
@@ -123,6 +124,7 @@ pub(crate) enum Reply {
         kind: String,
         text: String,
         elapsed_us: u64,
+        noise_us: u64,
     },
     /// Something that must never be.
     Wrong(String),
@@ -132,7 +134,7 @@ pub(crate) enum Reply {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Ran {
     pub(crate) ops: Vec<Op>,
-    /// By how much a bystander thread of the worker overslept at worst: delays that are the machine's, not the library's.
+    /// Delays that are the machine's, not the library's: see noise.rs.
     pub(crate) noise_us: u64,
 }
 

@@ -1,7 +1,6 @@
 //! A rank: does what the test tells it, one command at a time, until its standard input ends.
 
 use std::io::{BufRead, Lines, StdinLock, Write};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use epwire::group::GroupOptions;
@@ -10,6 +9,7 @@ use epwire::{EpBuffer, EpConfig, Error, Group, Mask};
 use crate::admit::admit;
 use crate::clock;
 use crate::cluster::DEADLINE;
+use crate::noise;
 use crate::step::{Bench, Stop};
 use crate::traffic::{LOCAL_EXPERTS, SIDEBAND, TOPK};
 use crate::trap;
@@ -18,25 +18,27 @@ use crate::wire::{Command, Ran, Reply, Run, Setup};
 /// Set for worker processes.
 pub(crate) const VARIABLE: &str = "EPWIRE_CHAOS_WORKER";
 
-static NOISE_US: AtomicU64 = AtomicU64::new(0);
-
 pub(crate) fn main() {
     // SAFETY: plain system calls. The kernel kills this process when the test dies, even while it is stopped.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    std::thread::spawn(bystander);
+    noise::watch();
     let mut worker = Worker { commands: std::io::stdin().lock().lines(), group: None, bench: None };
     while let Some(command) = worker.next() {
-        NOISE_US.store(0, Ordering::Relaxed);
+        noise::forget();
         let began = Instant::now();
         let elapsed_us = || began.elapsed().as_micros() as u64;
         let reply = match worker.obey(command) {
             Ok(Some(reply)) => reply,
-            Ok(None) => Reply::Done { elapsed_us: elapsed_us() },
+            Ok(None) => Reply::Done { elapsed_us: elapsed_us(), noise_us: noise::worst_us() },
             Err(Stop::Wrong(text)) => Reply::Wrong(text),
             Err(Stop::Error(error)) => {
-                let noise_us = NOISE_US.load(Ordering::Relaxed);
-                let text = format!("{error} (a bystander overslept by {noise_us} us)");
-                Reply::Refused { kind: kind(&error), text, elapsed_us: elapsed_us() }
+                let noise_us = noise::worst_us();
+                Reply::Refused {
+                    kind: kind(&error),
+                    text: error.to_string(),
+                    elapsed_us: elapsed_us(),
+                    noise_us,
+                }
             }
         };
         say(&reply);
@@ -57,21 +59,6 @@ fn say(reply: &Reply) {
     let mut out = std::io::stdout().lock();
     // The test is gone if this fails, and standard input ends next.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
-}
-
-/// Notes how much longer than asked a thread sleeps that has nothing to do with the library.
-fn bystander() {
-    const NAP: Duration = Duration::from_millis(2);
-    loop {
-        let began = Instant::now();
-        std::thread::sleep(NAP);
-        NOISE_US.fetch_max((began.elapsed() - NAP).as_micros() as u64, Ordering::Relaxed);
-    }
-}
-
-/// How long the machine made a thread wait during this command, at worst.
-fn noise() -> Duration {
-    Duration::from_micros(NOISE_US.load(Ordering::Relaxed))
 }
 
 /// Whether a thread of this process is connecting.
@@ -137,7 +124,7 @@ impl Worker {
                 }
             }
             Command::ConnectAwaiting(blobs) => {
-                clock::beside(self.buffer().connect_all(&blobs), noise)??;
+                clock::beside(self.buffer().connect_all(&blobs), noise::worst)??;
             }
             Command::GiveUpConnect { peer, blob } => self.give_up_connect(peer, &blob)?,
             Command::SetActive { ranks, epoch } => {
@@ -156,11 +143,11 @@ impl Worker {
                 self.bench = Some(Bench::new(setup, buffer)?);
             }
             Command::CreateAwaiting(setup) => {
-                let buffer = clock::beside(EpBuffer::create(self.group(), config(&setup)), noise)??;
+                let buffer = clock::beside(EpBuffer::create(self.group(), config(&setup)), noise::worst)??;
                 self.bench = Some(Bench::new(setup, buffer)?);
             }
             Command::Admit { newcomer } => {
-                let admitted = clock::beside(admit(self.group(), self.buffer(), newcomer), noise)?;
+                let admitted = clock::beside(admit(self.group(), self.buffer(), newcomer), noise::worst)?;
                 admitted.map_err(|error| Stop::Wrong(error.to_string()))?;
             }
             Command::Recover => {
@@ -176,7 +163,7 @@ impl Worker {
         let began = Instant::now();
         let connect = self.buffer().connect(peer, blob);
         let soon = async { tokio::time::timeout(DEADLINE / 10, connect).await };
-        if let Ok(ended) = clock::beside(soon, noise)? {
+        if let Ok(ended) = clock::beside(soon, noise::worst)? {
             return Err(Stop::Wrong(format!("connecting to a stopped rank ended: {ended:?}")));
         }
         let again = self.buffer().connect_blocking(peer, blob);
@@ -184,7 +171,7 @@ impl Worker {
             return Err(Stop::Wrong(format!("a second connect beside the first: {again:?}")));
         }
         while connecting() {
-            if began.elapsed() > DEADLINE + DEADLINE / 4 + noise() {
+            if began.elapsed() > DEADLINE + DEADLINE / 4 + noise::worst() {
                 return Err(Stop::Wrong(format!("it still connects after {:?}", began.elapsed())));
             }
             std::thread::sleep(Duration::from_millis(2));
@@ -206,6 +193,6 @@ impl Worker {
             };
             bench.step(run, step, &mut at, &mut ops)?;
         }
-        Ok(Reply::Ran(Ran { ops, noise_us: NOISE_US.load(Ordering::Relaxed) }))
+        Ok(Reply::Ran(Ran { ops, noise_us: noise::worst_us() }))
     }
 }
