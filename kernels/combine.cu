@@ -58,9 +58,12 @@ using Kernel = void (*)(Combine);
 
 template <typename T> static Kernel choose(Answers with) {
     switch (with) {
-    case Answers::rows: return combine_kernel<T, Answers::rows>;
-    case Answers::sums: return combine_kernel<T, Answers::sums>;
-    default: return combine_kernel<T, Answers::parts>;
+    case Answers::rows:
+        return combine_kernel<T, Answers::rows>;
+    case Answers::sums:
+        return combine_kernel<T, Answers::sums>;
+    default:
+        return combine_kernel<T, Answers::parts>;
     }
 }
 

@@ -49,10 +49,14 @@ using Kernel = void (*)(Dispatch);
 // Rows that are not quantised travel as they are, whatever their type.
 template <typename T, bool Spreads> static Kernel choose(uint32_t payload) {
     switch (payload) {
-    case EPW_PAYLOAD_FP8_F32: return dispatch_kernel<T, EPW_PAYLOAD_FP8_F32, Spreads>;
-    case EPW_PAYLOAD_FP8_POW2: return dispatch_kernel<T, EPW_PAYLOAD_FP8_POW2, Spreads>;
-    case EPW_PAYLOAD_FP8_UE8M0: return dispatch_kernel<T, EPW_PAYLOAD_FP8_UE8M0, Spreads>;
-    default: return dispatch_kernel<Bf16, EPW_PAYLOAD_OPAQUE, Spreads>;
+    case EPW_PAYLOAD_FP8_F32:
+        return dispatch_kernel<T, EPW_PAYLOAD_FP8_F32, Spreads>;
+    case EPW_PAYLOAD_FP8_POW2:
+        return dispatch_kernel<T, EPW_PAYLOAD_FP8_POW2, Spreads>;
+    case EPW_PAYLOAD_FP8_UE8M0:
+        return dispatch_kernel<T, EPW_PAYLOAD_FP8_UE8M0, Spreads>;
+    default:
+        return dispatch_kernel<Bf16, EPW_PAYLOAD_OPAQUE, Spreads>;
     }
 }
 

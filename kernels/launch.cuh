@@ -13,8 +13,7 @@
 namespace epw {
 
 // Loads a kernel, and sees that an SM holds a block of it.
-template <typename Args>
-cudaError_t prepare(void (*kernel)(Args), uint32_t threads, size_t shared) {
+template <typename Args> cudaError_t prepare(void (*kernel)(Args), uint32_t threads, size_t shared) {
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
     if (error != cudaSuccess) return error;
     // The same for all kernels: an SM that shares its memory out anew must be empty first.

@@ -9,8 +9,8 @@
 #include "ep/layout.h"
 
 #define EPW_GPU_RECORDS 256
-#define EPW_GPU_BLOCKS  256 /* of a kernel, at most */
-#define EPW_GPU_NOTES   64 /* of bad ids, by one operation: so few that no two writers are in one slot of the ring */
+#define EPW_GPU_BLOCKS  256           /* of a kernel, at most */
+#define EPW_GPU_NOTES   64            /* of bad ids, by one operation: so few that no two writers are in one slot of the ring */
 #define EPW_GPU_SHARE   (114u * 1024) /* of an SM's shared memory, the bytes that a block takes at most */
 
 /* What a lane is doing. Operations that find it otherwise do nothing but leave a record (EPW_CAUSE_HELD). */
@@ -51,19 +51,20 @@ typedef struct epw_gpu_ring {
 
 /* What the lanes of a buffer share, in device memory. */
 typedef struct epw_gpu_shared {
-    uint64_t suspects;       /* peers given up in this epoch */
-    uint64_t records;        /* numbers drawn for the ring */
-    uint64_t *suspects_host; /* mapped host memory, [EPW_MAX_LANES]: the same as each lane last saw it; the host reads their union */
-    epw_gpu_ring *ring;      /* mapped host memory */
+    uint64_t suspects; /* peers given up in this epoch */
+    uint64_t records;  /* numbers drawn for the ring */
+    uint64_t
+        *suspects_host; /* mapped host memory, [EPW_MAX_LANES]: the same as each lane last saw it; the host reads their union */
+    epw_gpu_ring *ring; /* mapped host memory */
 } epw_gpu_shared;
 
 /* Where a lane stands between two kernels, for one of their blocks. Each block reads its own turn and leaves it as the next
  * kernel shall find it, so that no block waits until the others have read theirs: the turns of a lane are all alike. Only where
  * something has gone wrong does one block wait for the others and set all turns right; see lane.cuh. */
 typedef struct epw_gpu_turn {
-    uint32_t stage;     /* EPW_GPU_* */
-    uint32_t op;        /* of the operation in flight, or the last one; 0 after set_active */
-    uint32_t wrapped;   /* op has passed its 24 bits in this epoch */
+    uint32_t stage;   /* EPW_GPU_* */
+    uint32_t op;      /* of the operation in flight, or the last one; 0 after set_active */
+    uint32_t wrapped; /* op has passed its 24 bits in this epoch */
     uint32_t reserved;
     uint64_t present;   /* peers that take part in the handle: sent to, and once DISPATCHED received from */
     uint64_t missing;   /* active peers that do not take part in the handle, or whose rows were refused */
@@ -100,14 +101,14 @@ typedef struct epw_gpu_context {
     uint64_t unrecorded; /* bad routing ids that found no room in the ring, ever */
 
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
-    uint32_t closing;        /* a block has taken it on itself to close the operation for all */
-    uint32_t noted;          /* bad routing ids put on record, and then some */
-    uint32_t recorded;       /* `record` is taken */
-    uint64_t gone;           /* peers given up */
-    uint64_t refused;        /* peers whose rows or answers are not what this rank asked for */
+    uint32_t closing;  /* a block has taken it on itself to close the operation for all */
+    uint32_t noted;    /* bad routing ids put on record, and then some */
+    uint32_t recorded; /* `record` is taken */
+    uint64_t gone;     /* peers given up */
+    uint64_t refused;  /* peers whose rows or answers are not what this rank asked for */
     struct {
-        uint64_t began;   /* by globaltimer, of the first block that had to wait long; 0: none yet */
-        uint64_t beacons; /* posted so far */
+        uint64_t began;      /* by globaltimer, of the first block that had to wait long; 0: none yet */
+        uint64_t beacons;    /* posted so far */
     } waits[2];              /* for permission; for rows or answers */
     epw_error_record record; /* of the first peer lost */
     uint64_t waited[EPW_GPU_MAX_RANKS];

@@ -120,7 +120,8 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, bool sent) {
         o.lost = ptx::load_relaxed_gpu(&c->gone);
         o.refused_by_any = ptx::load_relaxed_gpu(&c->refused);
         began = ptx::global_timer_ns();
-        while (o.last && (o.lost | o.refused_by_any) && ptx::global_timer_ns() - began < kSettled) {}
+        while (o.last && (o.lost | o.refused_by_any) && ptx::global_timer_ns() - began < kSettled) {
+        }
     }
     __syncthreads();
     return o.last != 0;
@@ -137,8 +138,8 @@ __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool se
     if (threadIdx.x != 0) return false;
     epw_gpu_context *c = o.context;
     // Reader: the next kernel's block of the same number.
-    c->turns[blockIdx.x] = {stage, o.op, o.wrapped || o.op == 0, 0, o.peers, 0, o.sent_before + (sent ? gridDim.x : 0),
-                            o.out_before + gridDim.x, {}};
+    c->turns[blockIdx.x] = {
+        stage, o.op, o.wrapped || o.op == 0, 0, o.peers, 0, o.sent_before + (sent ? gridDim.x : 0), o.out_before + gridDim.x, {}};
     if (blockIdx.x == 0) tell_complete(o);
     // Reader: the block that closes, if there is one. It acquires nothing by this; close() sets the turn to the same, unless
     // somebody is left out.
@@ -158,7 +159,8 @@ __device__ inline void put_record(epw_gpu_shared *shared, const epw_error_record
 }
 
 // A record that blames no peer: a routing id, or a lane in another state than the operation needs.
-__device__ __noinline__ inline void put_note(const Operation &o, uint32_t phase, uint32_t cause, uint64_t expected, uint64_t seen) {
+__device__ __noinline__ inline void put_note(const Operation &o, uint32_t phase, uint32_t cause, uint64_t expected,
+                                             uint64_t seen) {
     epw_error_record r = {};
     r.phase = phase;
     r.cause = cause;
@@ -186,7 +188,8 @@ __device__ inline void set_turns(epw_gpu_context *c, const epw_gpu_turn &turn) {
 
 // Closes an operation: by the whole block that must_close says, or by a kernel's only one. `missing`: active peers that do not
 // take part.
-__device__ __noinline__ inline void close(const Operation &o, uint32_t phase, uint32_t stage, uint64_t present, uint64_t missing) {
+__device__ __noinline__ inline void close(const Operation &o, uint32_t phase, uint32_t stage, uint64_t present,
+                                          uint64_t missing) {
     epw_gpu_context *c = o.context;
     missing |= o.missing;
     uint64_t sent = o.sent_before & (kGaveUp - 1), gave_up = ptx::load_relaxed_gpu(&c->sent_blocks) & ~(kGaveUp - 1);
@@ -194,7 +197,8 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
     if (threadIdx.x != 0) return;
     epw_gpu_report *report = o.report;
     // Peers that heard of a long wait hear of its end.
-    if (ptx::load_relaxed_gpu(&c->waits[0].beacons) | ptx::load_relaxed_gpu(&c->waits[1].beacons)) post_beacon(o, EPW_BEACON_NONE);
+    if (ptx::load_relaxed_gpu(&c->waits[0].beacons) | ptx::load_relaxed_gpu(&c->waits[1].beacons))
+        post_beacon(o, EPW_BEACON_NONE);
     if (missing == 0) {
         report->record.cause = EPW_CAUSE_NONE;
     } else {

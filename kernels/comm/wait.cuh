@@ -1,10 +1,10 @@
 // Waiting for a peer's signal word, bounded. The decisions are those of c/peer/rules.h, shared with the host device.
 //
-// Every block waits for itself, one thread to a peer, or to two if there are more than a warp has threads. A rank's word is posted
-// by the last block of a grid whose first ones may already wait, for that word too: so all blocks of the kernels that wait must
-// find SMs (c/ep/gpu.c, choose_blocks). Blocks may judge differently: one sees the last look before the deadline fail, another
-// sees the word. Whoever gives a peer up says so in context->gone, and the block that closes the operation, which alone decides
-// what the half has delivered, leaves out everybody named there (lane.cuh).
+// Every block waits for itself, one thread to a peer, or to two if there are more than a warp has threads. A rank's word is
+// posted by the last block of a grid whose first ones may already wait, for that word too: so all blocks of the kernels that wait
+// must find SMs (c/ep/gpu.c, choose_blocks). Blocks may judge differently: one sees the last look before the deadline fail,
+// another sees the word. Whoever gives a peer up says so in context->gone, and the block that closes the operation, which alone
+// decides what the half has delivered, leaves out everybody named there (lane.cuh).
 #pragma once
 
 #include "../ptx/memory.cuh"
@@ -25,9 +25,9 @@ struct Operation {
     bool first;     // of the epoch
     bool wrapped;
     uint64_t sent_before, out_before; // the context's counters, when the kernel began
-    uint64_t peers; // that it begins with: the same for all blocks
+    uint64_t peers;                   // that it begins with: the same for all blocks
     uint64_t active, suspects, deadline;
-    uint64_t missing; // of the handle, so far
+    uint64_t missing;                         // of the handle, so far
     unsigned char *window[EPW_GPU_MAX_RANKS]; // the peers'
     epw_gpu_report *report;
 
@@ -211,8 +211,8 @@ __device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, ui
     }
 }
 
-// In the steady state one look is enough, or a few; some tens of microseconds at a quarter of one each. A long wait costs the kernel
-// a block that closes the operation, so that only who wants it measured goes there early.
+// In the steady state one look is enough, or a few; some tens of microseconds at a quarter of one each. A long wait costs the
+// kernel a block that closes the operation, so that only who wants it measured goes there early.
 __device__ __forceinline__ uint32_t looks_before_long(bool measured) { return measured ? 64 : 256; }
 
 // Waits for one peer's word. `measured`: the time spent in a long wait is to be noted in the context. `second`: see await_long.

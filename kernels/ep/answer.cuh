@@ -127,7 +127,8 @@ __device__ __forceinline__ const unsigned char *given_row(const Combine &a, cons
 }
 
 // A block's way through its rows: which they are, and what comes from memory first. That is on its way before the operation is
-// known: it reads this rank's memory only, and in bounds, whatever the lane is doing (the caller's rows are all there, by the API).
+// known: it reads this rank's memory only, and in bounds, whatever the lane is doing (the caller's rows are all there, by the
+// API).
 template <Answers With> struct Answerer {
     OwnRows rows;
     uint32_t warps, number; // that work on rows one by one, or teams of them; this one's
@@ -192,7 +193,8 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
         if (first > 0) w.find(a, turns, first);
         const Parts parts(a, w.row, w.entry, first_row);
         unsigned char *row = w.row.to(a, o);
-        uint32_t turn = 0, count = min(__popc(parts.lanes), a.layout.answers); // however often a row names an expert: its room ends
+        uint32_t turn = 0,
+                 count = min(__popc(parts.lanes), a.layout.answers); // however often a row names an expert: its room ends
         for (uint32_t part = 0, left = parts.lanes; part < count; part++, left &= left - 1) {
             uint64_t from = __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(parts.from), __ffs(left) - 1);
             unsigned char *to = row + uint64_t(part) * a.row_size;

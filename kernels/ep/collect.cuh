@@ -15,8 +15,7 @@ struct Expected {
 };
 
 // Is the answer whole, and of the mode that this rank expects? The host device's answer_cause.
-__device__ __forceinline__ uint32_t answer_cause(const Combine &a, const Expected &expected, uint32_t peer,
-                                                uint32_t value) {
+__device__ __forceinline__ uint32_t answer_cause(const Combine &a, const Expected &expected, uint32_t peer, uint32_t value) {
     uint32_t rows = expected.marked ? value & ~EPW_ANSWER_ORDERED : value, sent = expected.rows[peer];
     if (rows != sent) return rows < sent ? EPW_CAUSE_PARTIAL : EPW_CAUSE_FORMAT;
     bool ordered = expected.marked && (value & EPW_ANSWER_ORDERED);
@@ -69,8 +68,8 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, uint64
 }
 
 // Fills the batch with tokens from `first` on, every stride-th; returns how many there are. Ends with a barrier.
-__device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, uint64_t answered, Batch &batch,
-                                       uint32_t first, uint32_t stride) {
+__device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, uint64_t answered, Batch &batch, uint32_t first,
+                                       uint32_t stride) {
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = first + warp * stride;
     if (warp < kBatch && t < a.tokens) find_answers(a, o, answered, t, batch, warp);
     __syncthreads();

@@ -1,5 +1,5 @@
-// Rows that are answered as they are, whole or one for each expert: each passes through a stage of shared memory untouched, by one
-// thread of a warp and the bulk copy engine alone.
+// Rows that are answered as they are, whole or one for each expert: each passes through a stage of shared memory untouched, by
+// one thread of a warp and the bulk copy engine alone.
 #pragma once
 
 #include "../ptx/bulk.cuh"
@@ -19,7 +19,8 @@ struct Passage {
         ptx::bulk_load(stage, from, bytes, loaded);
     }
     __device__ __forceinline__ void await_loaded() {
-        while (!ptx::barrier_try_wait(loaded, turns & 1)) {}
+        while (!ptx::barrier_try_wait(loaded, turns & 1)) {
+        }
         turns++;
     }
     // What was loaded.

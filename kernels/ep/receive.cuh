@@ -19,8 +19,7 @@ struct Share {
 };
 
 // Waits for the rows of every peer of `peers`.
-__device__ inline void await_rows(const Dispatch &a, Operation &o, ReceiveShared &s,
-                                  uint64_t peers) {
+__device__ inline void await_rows(const Dispatch &a, Operation &o, ReceiveShared &s, uint64_t peers) {
     uint32_t source = threadIdx.x;
     if (source < EPW_GPU_MAX_RANKS) {
         uint32_t rows = 0;
@@ -38,8 +37,7 @@ __device__ inline void await_rows(const Dispatch &a, Operation &o, ReceiveShared
     __syncthreads();
 }
 
-__device__ __forceinline__ const unsigned char *slot_of(const Dispatch &a, const Operation &o, uint32_t source,
-                                                        uint32_t row) {
+__device__ __forceinline__ const unsigned char *slot_of(const Dispatch &a, const Operation &o, uint32_t source, uint32_t row) {
     return a.window + epw_slot_offset(&a.layout, a.lane, source, row);
 }
 
@@ -170,8 +168,8 @@ struct ListEntry {
     }
 };
 
-__device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o,
-                                           const uint32_t *table, const Received &r, const ListEntry &e) {
+__device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o, const uint32_t *table, const Received &r,
+                                           const ListEntry &e) {
     const epw_layout &l = a.layout;
     uint32_t local = r.expert - o.rank * l.local_experts;
     bool ours = static_cast<int32_t>(r.expert) >= 0 && local < l.local_experts;
@@ -186,8 +184,10 @@ __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o,
     if (ours && a.expert_rows) a.expert_rows[local * l.rows + place] = e.place(a);
 }
 
-// Scales of one row to its places. By one warp: a lane has some of the scales, and one that is `mine` a place, row `row` of a list.
-__device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned char *scales, bool mine, uint64_t list, uint64_t row) {
+// Scales of one row to its places. By one warp: a lane has some of the scales, and one that is `mine` a place, row `row` of a
+// list.
+__device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned char *scales, bool mine, uint64_t list,
+                                           uint64_t row) {
     const uint32_t all = 0xffffffffu, count = a.scale_count;
     const bool packs = a.payload == EPW_PAYLOAD_FP8_UE8M0 && a.scale_order == 0; // four in a word
     const uint32_t units = packs ? (count + 3) / 4 : count, bytes = packs ? 4 : a.scale_bytes;
@@ -247,13 +247,16 @@ struct Spread {
     __device__ __forceinline__ unsigned char *stage(const Dispatch &a, unsigned char *memory) const {
         return memory + team * a.stages.bytes;
     }
-    __device__ __forceinline__ uint32_t bytes(const Dispatch &a) const { return min(kPieceBytes, a.payload_bytes - piece * kPieceBytes); }
+    __device__ __forceinline__ uint32_t bytes(const Dispatch &a) const {
+        return min(kPieceBytes, a.payload_bytes - piece * kPieceBytes);
+    }
     __device__ __forceinline__ bool whole(const Dispatch &a) const {
         return a.payload_bytes <= kPieceBytes && a.scales_size <= kScaleRoom;
     }
 
     // Begins with the team's first row of this share.
-    __device__ __forceinline__ void start(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory, Share share) {
+    __device__ __forceinline__ void start(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory,
+                                          Share share) {
         n = share.block + team * share.blocks;
         step = teams * share.blocks;
         find(a, s);
@@ -298,7 +301,8 @@ struct Spread {
     __device__ void run(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *table, unsigned char *memory) {
         if (!works()) return;
         while (there(a)) {
-            while (!ptx::barrier_try_wait(&s.loaded[team], turns & 1)) {}
+            while (!ptx::barrier_try_wait(&s.loaded[team], turns & 1)) {
+            }
             turns++;
             put(a, o, s, table, stage(a, memory));
             if (uint64_t(++piece) * kPieceBytes >= a.payload_bytes) {
@@ -316,7 +320,8 @@ struct Spread {
     }
 
   private:
-    __device__ __forceinline__ void put(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *table, unsigned char *stage) const {
+    __device__ __forceinline__ void put(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *table,
+                                        unsigned char *stage) const {
         const epw_layout &l = a.layout;
         const uint32_t lane = threadIdx.x % 32, all = 0xffffffffu;
         const bool lists = a.output_layout == EPW_EXPERT_MAJOR;
@@ -343,12 +348,14 @@ struct Spread {
         const uint64_t to = list * l.rows + place;
         const unsigned char *payload = stage + a.stages.header;
         if (mine && a.rows) {
-            ptx::bulk_store(static_cast<unsigned char *>(a.rows) + to * a.payload_bytes + uint64_t(piece) * kPieceBytes, payload, bytes(a));
+            ptx::bulk_store(static_cast<unsigned char *>(a.rows) + to * a.payload_bytes + uint64_t(piece) * kPieceBytes, payload,
+                            bytes(a));
             ptx::bulk_commit();
         }
         if (piece != 0) return;
         if (mine && lists && a.source_token) a.source_token[to] = header->token;
-        const unsigned char *scales = whole(a) ? payload + a.payload_bytes : slot_of(a, o, source, row) + l.header_bytes + a.payload_bytes;
+        const unsigned char *scales =
+            whole(a) ? payload + a.payload_bytes : slot_of(a, o, source, row) + l.header_bytes + a.payload_bytes;
         if (a.out_scales && a.scale_count > 0) put_scales(a, scales, mine, list, place);
         if (!a.out_sideband || a.sideband_bytes == 0) return;
 #pragma unroll 1
@@ -376,7 +383,8 @@ __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
 // Waits and lays out. Where something is amiss, the block that closes the operation decides who takes part, and does it all
 // again alone if somebody does not, until all are those who do: each time there are fewer.
 template <bool Spreads>
-__device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, ReceiveShared &s, unsigned char *memory, uint32_t *table) {
+__device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, ReceiveShared &s, unsigned char *memory,
+                                             uint32_t *table) {
     const epw_layout &l = a.layout;
     const uint64_t peers = o.peers;
     const bool in_place = !Spreads || a.output_layout == EPW_RANK_MAJOR;

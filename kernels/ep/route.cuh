@@ -114,7 +114,8 @@ struct Ids {
 __device__ __forceinline__ void count_ids(const Dispatch &a, Census census, RawId raw) {
     const uint32_t lane = threadIdx.x % 32, first = lane & ~((1u << a.entry_shift) - 1); // of the token's lanes
     const Standing s(a, raw, ((1u << lane) - 1) & ~((1u << first) - 1));
-    atomicAdd(&census.experts[s.id == kNobody || s.repeated ? a.experts : s.id], 1u); // without a branch: the one behind is nobody's
+    atomicAdd(&census.experts[s.id == kNobody || s.repeated ? a.experts : s.id],
+              1u); // without a branch: the one behind is nobody's
     if (s.owner != kNobody && !s.follows) atomicAdd(&census.ranks[s.owner], 1u);
 }
 

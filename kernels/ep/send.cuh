@@ -1,6 +1,6 @@
 // The sending half of dispatch. A block takes a token at a time: its row passes through shared memory, quantised on the way,
-// and leaves in bulk for each rank that owns one of its experts; what goes in front of it leaves beside it. The next row, or piece
-// of one, loads meanwhile.
+// and leaves in bulk for each rank that owns one of its experts; what goes in front of it leaves beside it. The next row, or
+// piece of one, loads meanwhile.
 #pragma once
 
 #include "../comm/lane.cuh"
@@ -36,8 +36,8 @@ __device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char 
     }
 }
 
-// A first look at permission to write to the peers' windows, a lane of one warp to a peer. It waits for no other warp: what it must
-// know of the operation it reads for itself, all at once.
+// A first look at permission to write to the peers' windows, a lane of one warp to a peer. It waits for no other warp: what it
+// must know of the operation it reads for itself, all at once.
 struct Permission {
     uint64_t dropped = 0, word = 0;
     uint64_t active, excluded, suspects;
@@ -133,7 +133,8 @@ template <typename T, uint32_t Payload> struct Sender {
     }
     __device__ __forceinline__ void await_loaded(const Job &j) const {
         if constexpr (!kQuantise) {
-            while (!ptx::barrier_try_wait(&s.loaded[j.n & 1], j.n / 2 & 1)) {}
+            while (!ptx::barrier_try_wait(&s.loaded[j.n & 1], j.n / 2 & 1)) {
+            }
         }
     }
 
@@ -162,8 +163,8 @@ template <typename T, uint32_t Payload> struct Sender {
         count_tokens(a, census, ids, from, min(to, a.tokens));
     }
 
-    // Where this lane's entry sends the row; nullptr: nowhere, or where an earlier one does. By the first two warps, when all have
-    // counted.
+    // Where this lane's entry sends the row; nullptr: nowhere, or where an earlier one does. By the first two warps, when all
+    // have counted.
     __device__ __forceinline__ unsigned char *slot(const Operation &o) const {
         const uint64_t reachable = o.peers & ~uint64_t(o.gone);
         if (!token.leads || !(reachable >> token.rank & 1)) return nullptr;
@@ -249,12 +250,13 @@ __device__ __forceinline__ void Sender<T, Payload>::send_scales(const Operation 
     }
 }
 
-// By the last block, which has the fewest tokens: what each peer places the rows by, and the word that will say how many they are.
+// By the last block, which has the fewest tokens: what each peer places the rows by, and the word that will say how many they
+// are.
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::tell_counts(const Operation &o) {
     const epw_layout &l = a.layout;
     uint64_t reachable = o.peers & ~uint64_t(o.gone);
     if (blockIdx.x < a.tokens) { // else it has counted while it waited
-        __syncthreads(); // the last token's numbers have been read
+        __syncthreads();         // the last token's numbers have been read
         count_at_leisure(a, census, job.t, a.tokens);
         __syncthreads();
     }
@@ -271,8 +273,7 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     }
 }
 
-template <typename T, uint32_t Payload>
-__device__ __forceinline__ void Sender<T, Payload>::run(Operation &o) {
+template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::run(Operation &o) {
     const uint32_t warp = threadIdx.x / 32;
     // The first time without a token, if there is none for this block: it counts what the others send all the same.
     for (uint32_t counted = 0; true;) {
@@ -311,7 +312,7 @@ __device__ __forceinline__ void Sender<T, Payload>::run(Operation &o) {
         if (threadIdx.x == 0) await_loaded(job);
         if (!more) break;
         if (warp < 2) ptx::bulk_wait_read<1>(); // the other stage has been read out
-        __syncthreads(); // by both warps' stores, and all have read the token and its numbers
+        __syncthreads();                        // by both warps' stores, and all have read the token and its numbers
         if (!kQuantise) fetch(next);
         counted = job.t;
         job = next;

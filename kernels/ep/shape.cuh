@@ -45,9 +45,9 @@ struct Dispatch : epw_dispatch_args {
     uint32_t entry_shift; // a row's entries have this power of two of lanes: 2^entry_shift >= topk
 
     explicit Dispatch(const epw_dispatch_args &a)
-        : epw_dispatch_args(a), stages(a.layout, a.payload_bytes, a.scale_count * a.scale_bytes), pieces(a.payload, a.payload_bytes),
-          per_rank(a.layout.local_experts), sources(a.layout.ranks), experts(a.layout.local_experts * a.layout.ranks),
-          scales_size(a.scale_count * a.scale_bytes), whole(0), entry_shift(0) {
+        : epw_dispatch_args(a), stages(a.layout, a.payload_bytes, a.scale_count * a.scale_bytes),
+          pieces(a.payload, a.payload_bytes), per_rank(a.layout.local_experts), sources(a.layout.ranks),
+          experts(a.layout.local_experts * a.layout.ranks), scales_size(a.scale_count * a.scale_bytes), whole(0), entry_shift(0) {
         while (1u << entry_shift < a.layout.topk) entry_shift++;
         if (pieces.count == 1 && (quantises(a.payload) || scales_size <= kScaleRoom)) {
             whole = align_16(a.payload_bytes + scales_size);
@@ -78,10 +78,9 @@ struct Combine : epw_combine_args {
     uint32_t table_size; // of first rows, in shared memory: only experts' outputs are found by it
 
     Combine(const epw_combine_args &a, uint32_t blocks)
-        : epw_combine_args(a), stages(a.layout),
-          slots{epw_slot_offset(&a.layout, a.lane, 0, 0), uint32_t(a.layout.slot_bytes)},
-          answers{epw_answer_offset(&a.layout, a.lane, 0, 0, 0), uint32_t(a.layout.row_bytes)},
-          per_rank(a.layout.local_experts), blocks(blocks), row_size(uint32_t(a.layout.row_bytes)),
+        : epw_combine_args(a), stages(a.layout), slots{epw_slot_offset(&a.layout, a.lane, 0, 0), uint32_t(a.layout.slot_bytes)},
+          answers{epw_answer_offset(&a.layout, a.lane, 0, 0, 0), uint32_t(a.layout.row_bytes)}, per_rank(a.layout.local_experts),
+          blocks(blocks), row_size(uint32_t(a.layout.row_bytes)),
           table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.layout) : 0) {}
 
     Answers answers_with() const {

@@ -9,8 +9,8 @@
 namespace epw {
 
 constexpr uint32_t kBatch = kWarps; // rows looked up at a time, by a warp each
-constexpr uint32_t kAhead = 4;             // parts on their way to a thread
-constexpr uint32_t kChunks = 2;            // of 16 bytes, what a thread has of each
+constexpr uint32_t kAhead = 4;      // parts on their way to a thread
+constexpr uint32_t kChunks = 2;     // of 16 bytes, what a thread has of each
 
 struct __align__(16) Part {
     const unsigned char *from; // nullptr: zeros

@@ -6,28 +6,21 @@
 namespace epw::ptx {
 
 // Between generic-proxy writes of shared memory by this thread and a bulk copy that reads it.
-__device__ __forceinline__ void fence_shared_before_bulk() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+__device__ __forceinline__ void fence_shared_before_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Between a generic-proxy acquire of a flag and bulk copies that read or write what it guards: by the thread that has acquired, or
-// by one that copies, behind it.
-__device__ __forceinline__ void fence_global_before_bulk() {
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-}
+// Between a generic-proxy acquire of a flag and bulk copies that read or write what it guards: by the thread that has acquired,
+// or by one that copies, behind it.
+__device__ __forceinline__ void fence_global_before_bulk() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
 // Makes initialised barriers visible to the async proxy.
-__device__ __forceinline__ void fence_barrier_init() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
+__device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ bool barrier_try_wait(uint64_t *barrier, uint32_t parity) {
@@ -43,16 +36,16 @@ __device__ __forceinline__ bool barrier_try_wait(uint64_t *barrier, uint32_t par
 
 // Global to shared; bytes a multiple of 16, both ends aligned to 16. Completion counts on `barrier`.
 __device__ __forceinline__ void bulk_load(void *shared, const void *global, uint32_t bytes, uint64_t *barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(shared)),
-                 "l"(global), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+        "l"(global), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
 }
 
 // Shared to global (own or a peer's window), in this thread's current group.
 __device__ __forceinline__ void bulk_store(void *global, const void *shared, uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
-                 "r"(shared_address(shared)), "r"(bytes)
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)),
+                 "r"(bytes)
                  : "memory");
 }
 

@@ -6,9 +6,7 @@
 
 namespace epw::ptx {
 
-__device__ __forceinline__ uint32_t shared_address(const void *p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
+__device__ __forceinline__ uint32_t shared_address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 __device__ __forceinline__ uint64_t load_acquire_sys(const uint64_t *p) {
     uint64_t v;

@@ -7,9 +7,11 @@ namespace {
 
 constexpr uint32_t kTile = 64, kDepth = 16, kThreads = 256; // each thread has 4 x 4 of a tile's sums
 
-__global__ void __launch_bounds__(kThreads) gemm_kernel(const float *a, const float *b, float *c, uint32_t n) {
+__global__ void __launch_bounds__(kThreads)
+    gemm_kernel(const float *a, const float *b, float *c, uint32_t n) {
     __shared__ float left[kDepth][kTile + 4], right[kDepth][kTile + 4];
-    uint32_t row = blockIdx.y * kTile, column = blockIdx.x * kTile, x = threadIdx.x % 16 * 4, y = threadIdx.x / 16 * 4;
+    uint32_t row = blockIdx.y * kTile, column = blockIdx.x * kTile, x = threadIdx.x % 16 * 4,
+             y = threadIdx.x / 16 * 4;
     float sums[4][4] = {};
     for (uint32_t k = 0; k < n; k += kDepth) {
         for (uint32_t i = threadIdx.x; i < kTile * kDepth; i += kThreads) {

@@ -40,9 +40,12 @@ __device__ int32_t expert_of(const traffic_shape &s, const Token &token, uint32_
     return int32_t((token.base + j * token.stride) % s.experts);
 }
 
-__device__ float weight_of(const Token &token, uint32_t j) { return 1.0f + float(traffic_mix(token.key ^ 0x77) >> j & 1); }
+__device__ float weight_of(const Token &token, uint32_t j) {
+    return 1.0f + float(traffic_mix(token.key ^ 0x77) >> j & 1);
+}
 
-// Eight e4m3 codes, normal numbers all; the first of an FP8 block is 448, the largest, so that the block's scale is exact.
+// Eight e4m3 codes, normal numbers all; the first of an FP8 block is 448, the largest, so that the block's
+// scale is exact.
 __device__ uint64_t codes_of(const Token &token, uint32_t chunk) {
     uint64_t h = traffic_mix(token.key + (chunk + 1) * 0xd1342543de82ef95ull), codes = 0;
     for (uint32_t i = 0; i < kChunk; i++) {
@@ -61,7 +64,9 @@ __device__ int32_t exponent_of(const Token &token, uint32_t chunk) {
     return int32_t(traffic_mix(token.key ^ (block + 1) * 0xa0761d6478bd642full) % 7) - 3;
 }
 
-__device__ float scale_of(int32_t exponent) { return __uint_as_float(uint32_t(127 + exponent) << 23); }
+__device__ float scale_of(int32_t exponent) {
+    return __uint_as_float(uint32_t(127 + exponent) << 23);
+}
 
 __device__ uint4 channels_of(const Token &token, uint32_t chunk) {
     uint64_t codes = codes_of(token, chunk);
@@ -69,7 +74,8 @@ __device__ uint4 channels_of(const Token &token, uint32_t chunk) {
     uint32_t pairs[4] = {0, 0, 0, 0};
     for (uint32_t i = 0; i < kChunk; i++) {
         uint32_t code = codes >> (8 * i) & 0xff;
-        uint32_t bf16 = (code >> 7) << 15 | uint32_t(int32_t(code >> 3 & 15) - 7 + 127 + exponent) << 7 | (code & 7) << 4;
+        uint32_t bf16 =
+            (code >> 7) << 15 | uint32_t(int32_t(code >> 3 & 15) - 7 + 127 + exponent) << 7 | (code & 7) << 4;
         pairs[i / 2] |= bf16 << (i % 2 * 16);
     }
     return {pairs[0], pairs[1], pairs[2], pairs[3]};
@@ -84,7 +90,8 @@ __device__ void add_answer(float sums[kChunk], const Token &token, int32_t e, ui
 // Small integers, exact.
 __device__ uint4 to_bf16(const float v[kChunk]) {
     uint32_t pairs[4];
-    for (uint32_t i = 0; i < 4; i++) pairs[i] = __float_as_uint(v[2 * i]) >> 16 | (__float_as_uint(v[2 * i + 1]) & 0xffff0000u);
+    for (uint32_t i = 0; i < 4; i++)
+        pairs[i] = __float_as_uint(v[2 * i]) >> 16 | (__float_as_uint(v[2 * i + 1]) & 0xffff0000u);
     return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
@@ -116,7 +123,8 @@ __device__ void expect(const traffic_memory &m, const Where &w, uint64_t expecte
 }
 
 __device__ void expect_chunk(const traffic_memory &m, const Where &w, uint4 expected, uint4 found) {
-    if (expected.x == found.x && expected.y == found.y && expected.z == found.z && expected.w == found.w) return;
+    if (expected.x == found.x && expected.y == found.y && expected.z == found.z && expected.w == found.w)
+        return;
     bool low = expected.x != found.x || expected.y != found.y;
     report(m, w, low ? uint64_t(expected.y) << 32 | expected.x : uint64_t(expected.w) << 32 | expected.z,
            low ? uint64_t(found.y) << 32 | found.x : uint64_t(found.w) << 32 | found.z);
@@ -144,7 +152,8 @@ __global__ void make_kernel(const traffic_shape s, const traffic_memory m) {
             m.weights[t * s.topk + lane] = weight_of(token, lane);
         }
         auto *row = reinterpret_cast<uint4 *>(m.x + size_t(t) * s.hidden);
-        for (uint32_t chunk = lane; chunk < s.hidden / kChunk; chunk += 32) row[chunk] = channels_of(token, chunk);
+        for (uint32_t chunk = lane; chunk < s.hidden / kChunk; chunk += 32)
+            row[chunk] = channels_of(token, chunk);
     }
 }
 
@@ -159,9 +168,10 @@ struct Entry {
     uint32_t source, token, row; // row: in rank-major layout
 };
 
-// By one warp: the tokens routed to `expert`, or, if that is -1, those of source `only` routed to any expert of this rank.
-__device__ void walk(const traffic_shape &s, uint64_t iteration, uint64_t sources, int32_t expert, uint32_t only, List &list,
-                     Entry *entries) {
+// By one warp: the tokens routed to `expert`, or, if that is -1, those of source `only` routed to any expert
+// of this rank.
+__device__ void walk(const traffic_shape &s, uint64_t iteration, uint64_t sources, int32_t expert,
+                     uint32_t only, List &list, Entry *entries) {
     uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1, local = s.experts / s.ranks, count = 0;
     for (uint32_t source = 0; source < s.ranks; source++) {
         uint64_t key = traffic_key(&s, source, iteration);
@@ -194,11 +204,12 @@ __device__ void walk(const traffic_shape &s, uint64_t iteration, uint64_t source
 }
 
 // By one warp: what travelled, and then the answer over or beside it.
-__device__ void check_row(const traffic_shape &s, const traffic_memory &m, const traffic_places &p, Where w, const Token &token,
-                          uint32_t list, uint32_t row) {
+__device__ void check_row(const traffic_shape &s, const traffic_memory &m, const traffic_places &p, Where w,
+                          const Token &token, uint32_t list, uint32_t row) {
     uint32_t lane = threadIdx.x % 32, local = s.experts / s.ranks, lists = list * s.ranks * s.max_tokens;
     const unsigned char *from = p.rows + uint64_t(lists + row) * p.row_stride;
-    const auto *scales = reinterpret_cast<const unsigned char *>(p.scales) + list * p.scale_list_stride + row * p.scale_row_stride;
+    const auto *scales = reinterpret_cast<const unsigned char *>(p.scales) + list * p.scale_list_stride +
+                         row * p.scale_row_stride;
     for (uint32_t chunk = lane; chunk < s.hidden / kChunk; chunk += 32) {
         w.channel = chunk * kChunk;
         w.what = TRAFFIC_PAYLOAD;
@@ -222,7 +233,8 @@ __device__ void check_row(const traffic_shape &s, const traffic_memory &m, const
         } else {
             for (uint32_t j = 0; j < s.topk; j++) {
                 int32_t e = expert_of(s, token, j);
-                if (e >= 0 && uint32_t(e) / local == s.rank) add_answer(sums, token, e, chunk, weight_of(token, j));
+                if (e >= 0 && uint32_t(e) / local == s.rank)
+                    add_answer(sums, token, e, chunk, weight_of(token, j));
             }
         }
         to[chunk] = to_bf16(sums);
@@ -239,7 +251,8 @@ __device__ void check_entries(const traffic_shape &s, const traffic_memory &m, W
     w.what = TRAFFIC_ROW_EXPERT;
     expect(m, w, uint32_t(mine ? e % int32_t(local) : -1), uint32_t(m.row_experts[w.row * s.topk + j]));
     w.what = TRAFFIC_ROW_WEIGHT;
-    expect(m, w, mine ? __float_as_uint(weight_of(token, j)) : 0, __float_as_uint(m.row_weights[w.row * s.topk + j]));
+    expect(m, w, mine ? __float_as_uint(weight_of(token, j)) : 0,
+           __float_as_uint(m.row_weights[w.row * s.topk + j]));
 }
 
 // Block x: local expert x's list, and source x's rows. Blocks of one x share the rows.
@@ -265,7 +278,8 @@ __global__ void answer_kernel(const traffic_shape s, const traffic_memory m, con
                 if (list.length[w.source] > 0) expect(m, w, list.begin[w.source], range[0]);
             }
             atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->totals), list.count);
-            if (p.layout == EPW_EXPERT_MAJOR) atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->rows), list.count);
+            if (p.layout == EPW_EXPERT_MAJOR)
+                atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->rows), list.count);
         }
         for (uint32_t i = blockIdx.y * kWarps + warp; i < list.count; i += gridDim.y * kWarps) {
             Entry entry = entries[i];
@@ -289,7 +303,8 @@ __global__ void answer_kernel(const traffic_shape s, const traffic_memory m, con
     w = {TRAFFIC_SOURCE_COUNT, p.layout, x, 0, 0, 0, -1};
     if (first_block && threadIdx.x == 0) {
         expect(m, w, list.rank_rows[x], m.source_counts[x]);
-        if (p.layout == EPW_RANK_MAJOR) atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->rows), list.count);
+        if (p.layout == EPW_RANK_MAJOR)
+            atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->rows), list.count);
     }
     if (p.layout == EPW_EXPERT_MAJOR) return;
     for (uint32_t i = blockIdx.y * kWarps + warp; i < list.count; i += gridDim.y * kWarps) {
@@ -305,7 +320,8 @@ __global__ void answer_kernel(const traffic_shape s, const traffic_memory m, con
 
 // A warp to a token.
 __global__ void check_kernel(const traffic_shape s, const traffic_memory m, const traffic_places p) {
-    uint64_t iteration = m.state->iteration, key = traffic_key(&s, s.rank, iteration), answers = m.state->answers;
+    uint64_t iteration = m.state->iteration, key = traffic_key(&s, s.rank, iteration),
+             answers = m.state->answers;
     uint32_t tokens = traffic_tokens(&s, key), lane = threadIdx.x % 32, local = s.experts / s.ranks;
     for (uint32_t t = blockIdx.x * kWarps + threadIdx.x / 32; t < p.tokens; t += gridDim.x * kWarps) {
         Token token = token_of(s, key, t);
@@ -316,31 +332,39 @@ __global__ void check_kernel(const traffic_shape s, const traffic_memory m, cons
             wanted += e >= 0;
             arrived += e >= 0 && (answers >> (uint32_t(e) / local) & 1);
         }
-        if (lane == 0) expect(m, w, arrived | wanted << 16, reinterpret_cast<const uint32_t *>(m.contributions)[t]);
+        if (lane == 0)
+            expect(m, w, arrived | wanted << 16, reinterpret_cast<const uint32_t *>(m.contributions)[t]);
         w.what = TRAFFIC_COMBINED;
         for (uint32_t chunk = lane; chunk < s.hidden / kChunk; chunk += 32) {
             float sums[kChunk] = {};
             for (uint32_t j = 0; j < s.topk && t < tokens; j++) {
                 int32_t e = expert_of(s, token, j);
-                if (e >= 0 && (answers >> (uint32_t(e) / local) & 1)) add_answer(sums, token, e, chunk, weight_of(token, j));
+                if (e >= 0 && (answers >> (uint32_t(e) / local) & 1))
+                    add_answer(sums, token, e, chunk, weight_of(token, j));
             }
             w.channel = chunk * kChunk;
-            expect_chunk(m, w, to_bf16(sums), reinterpret_cast<const uint4 *>(m.out + size_t(t) * s.hidden)[chunk]);
+            expect_chunk(m, w, to_bf16(sums),
+                         reinterpret_cast<const uint4 *>(m.out + size_t(t) * s.hidden)[chunk]);
         }
     }
 }
 
-__global__ void stamp_kernel(uint64_t *to) { *to = global_timer_ns(); }
+__global__ void stamp_kernel(uint64_t *to) {
+    *to = global_timer_ns();
+}
 
-uint32_t blocks_for(uint32_t tokens) { return tokens == 0 ? 1 : (tokens + kWarps - 1) / kWarps; }
+uint32_t blocks_for(uint32_t tokens) {
+    return tokens == 0 ? 1 : (tokens + kWarps - 1) / kWarps;
+}
 
 } // namespace
 
 extern "C" int traffic_prepare(void) {
     cudaFuncAttributes ignored;
-    const void *kernels[] = {reinterpret_cast<const void *>(next_kernel), reinterpret_cast<const void *>(make_kernel),
-                             reinterpret_cast<const void *>(answer_kernel), reinterpret_cast<const void *>(check_kernel),
-                             reinterpret_cast<const void *>(stamp_kernel)};
+    const void *kernels[] = {
+        reinterpret_cast<const void *>(next_kernel), reinterpret_cast<const void *>(make_kernel),
+        reinterpret_cast<const void *>(answer_kernel), reinterpret_cast<const void *>(check_kernel),
+        reinterpret_cast<const void *>(stamp_kernel)};
     for (const void *kernel : kernels) {
         cudaError_t error = cudaFuncGetAttributes(&ignored, kernel);
         if (error != cudaSuccess) return error;
@@ -355,14 +379,17 @@ extern "C" int traffic_make(const traffic_shape *shape, const traffic_memory *m,
     return cudaGetLastError();
 }
 
-extern "C" int traffic_answer(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p, void *stream) {
+extern "C" int traffic_answer(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p,
+                              void *stream) {
     uint32_t local = shape->experts / shape->ranks, rows = shape->ranks * shape->max_tokens;
     dim3 grid(local > shape->ranks ? local : shape->ranks, (rows + 511) / 512);
-    answer_kernel<<<grid, kThreads, rows * sizeof(Entry), static_cast<cudaStream_t>(stream)>>>(*shape, *m, *p);
+    answer_kernel<<<grid, kThreads, rows * sizeof(Entry), static_cast<cudaStream_t>(stream)>>>(*shape, *m,
+                                                                                               *p);
     return cudaGetLastError();
 }
 
-extern "C" int traffic_check(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p, void *stream) {
+extern "C" int traffic_check(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p,
+                             void *stream) {
     check_kernel<<<blocks_for(p->tokens), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*shape, *m, *p);
     return cudaGetLastError();
 }
