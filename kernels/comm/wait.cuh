@@ -238,10 +238,11 @@ __device__ __forceinline__ Arrival await(Operation &o, Awaited what, uint32_t ph
     return await(o, what, phase, peer, measured, looks_before_long(measured), false);
 }
 
-// Adds what `await` has noted to the caller's sums, [ranks], where it has asked for them. By the block that closes the operation.
+// Adds what `await` has noted to the caller's sums, [ranks], where it has asked for them; lanes and buffers may share them. By
+// the block that closes the operation.
 __device__ inline void add_waits(const Operation &o, uint64_t *wait_ns) {
     if (wait_ns == nullptr || threadIdx.x >= o.ranks) return;
-    wait_ns[threadIdx.x] += o.context->waited[threadIdx.x];
+    ptx::reduce_relaxed_gpu(&wait_ns[threadIdx.x], o.context->waited[threadIdx.x]);
     o.context->waited[threadIdx.x] = 0;
 }
 

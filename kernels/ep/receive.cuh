@@ -368,7 +368,8 @@ struct Spread {
     }
 };
 
-// Adds the rows of each local expert to the caller's sums. By the block that closes the operation; `table` is of take_counts.
+// Adds the rows of each local expert to the caller's sums, which its lanes and buffers may share. By the block that closes the
+// operation; `table` is of take_counts.
 __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
     const epw_layout &l = a.layout;
 #pragma unroll 1
@@ -376,7 +377,7 @@ __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
         uint32_t n = 0;
 #pragma unroll 1
         for (uint32_t source = 0; source < l.ranks; source++) n += table[source * l.local_experts + e];
-        a.expert_totals[e] += n;
+        ptx::reduce_relaxed_gpu(&a.expert_totals[e], n);
     }
 }
 
