@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_c
     __syncthreads();
     uint64_t peers = o.peers;
     if (o.stage == EPW_GPU_FREE) {
-        if (!a.quiet) refuse(o, EPW_PHASE_COMBINE_SEND);
+        if (!a.quiet && peer == 0) put_note(o, EPW_PHASE_COMBINE_SEND, EPW_CAUSE_HELD, 0, o.stage);
         return;
     }
     bool answers = o.stage != EPW_GPU_ANSWERED && peer < o.ranks && (peers >> peer & 1);

@@ -2,7 +2,10 @@
 //
 // Blocks read and leave a turn each and do not wait for one another at the end. A block that has met trouble (a peer given up or
 // refused, a long wait, something to add up for the caller) does: one of those waits until all are out, and closes the operation
-// for all, alone. All blocks of a kernel are on the GPU together (c/ep/gpu.c, choose_blocks), so that wait is short.
+// for all, alone. All blocks of a kernel find room on the GPU together (c/ep/gpu.c, choose_blocks), so that wait is short, unless
+// work of others takes the SMs. Then it ends with a bound: the operation is closed without the blocks that have not begun, and
+// whoever closes it delivers everything. Such a block finds its turn to be that of the next kernel, and its counters behind it:
+// it adds itself to them, for the sake of the kernels that come next, and does nothing else.
 //
 // Blocks that are at peace leave without a fence, which would hold up each of their kernels by a quarter of a microsecond (H200).
 // So nothing but time puts their stores before those of a block that delivers anew, without a peer that they may have counted:
@@ -101,25 +104,56 @@ __device__ __forceinline__ void tell_complete(const Operation &o) {
     o.report->record.cause = EPW_CAUSE_NONE;
 }
 
+// Waits until `out_blocks` is as the turns will say it, for so many deadlines as the waits of one kernel may take: for
+// permission, and for rows or answers. Whether it is. By one thread.
+__device__ __noinline__ inline bool await_blocks(const Operation &o) {
+    uint64_t began = ptx::global_timer_ns();
+    while (ptx::load_acquire_gpu(&o.context->out_blocks) != o.out_before) {
+        if (ptx::global_timer_ns() - began >= 2 * EPW_WAIT_DEADLINES_MAX * o.deadline) return false;
+    }
+    return true;
+}
+
+// Not all blocks have sent, so this rank's words never go out. Where it does not wait for them itself, it goes on without its own
+// experts all the same, as after a wait.
+__device__ inline void lose_own(const Operation &o, uint32_t stage) {
+    if (ptx::load_relaxed_gpu(&o.context->gone) >> o.rank & 1) return;
+    record_loss(o, stage == EPW_GPU_SENT ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_COMBINE_SEND, EPW_CAUSE_TIMEOUT, o.rank, 0, 0, 0,
+                0);
+    atomicOr(reinterpret_cast<unsigned long long *>(&o.context->gone), 1ull << o.rank);
+    suspect(o, o.rank);
+}
+
 // What must_close() says to a block in trouble.
 constexpr uint64_t kSettled = 100000; // ns, in which a store lands for certain: once a loss, and as often as a peer is refused
-__device__ __noinline__ inline bool is_to_close(Operation &o, bool sent) {
+__device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bool sent) {
     epw_gpu_context *c = o.context;
     if (threadIdx.x == 0) {
         if (o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
         o.last = atomicExch(&c->closing, 1u) == 0;
-        uint64_t out = ptx::add_acq_rel_gpu(&c->out_blocks, 1) + 1, began = ptx::global_timer_ns();
-        // The others end within the bound of their own waits: for permission, and for rows or answers.
-        uint64_t bound = 2 * EPW_WAIT_DEADLINES_MAX * o.deadline;
-        while (o.last && out - o.out_before != gridDim.x && ptx::global_timer_ns() - began < bound) {
-            out = ptx::load_acquire_gpu(&c->out_blocks);
-        }
-        // For the turns. A block that has not come by now is counted all the same: when it does, no word goes out early.
+        ptx::add_acq_rel_gpu(&c->out_blocks, 1);
+        // For the turns: blocks that are absent are counted too. When they come, no word goes out early.
         o.out_before += gridDim.x;
         if (sent) o.sent_before += gridDim.x;
+        o.absent = o.last && !await_blocks(o);
+        if (o.absent) {
+            // From here on no block begins that takes part. Those that have begun end within their bounds; those that come late
+            // are out at once. Writer: this thread. Reader: pass_by() in a block that comes late: counters first, then stage.
+#pragma unroll 1
+            for (uint32_t i = 0; i < c->blocks; i++) {
+                c->turns[i].sent = o.sent_before & (kGaveUp - 1);
+                c->turns[i].out = o.out_before;
+            }
+            __threadfence();
+#pragma unroll 1
+            for (uint32_t i = 0; i < c->blocks; i++) c->turns[i].stage = stage;
+            __threadfence();
+            await_blocks(o);
+            if (sent) lose_own(o, stage);
+        }
         o.lost = ptx::load_relaxed_gpu(&c->gone);
         o.refused_by_any = ptx::load_relaxed_gpu(&c->refused);
-        began = ptx::global_timer_ns();
+        uint64_t began = ptx::global_timer_ns();
         while (o.last && (o.lost | o.refused_by_any) && ptx::global_timer_ns() - began < kSettled) {
         }
     }
@@ -128,13 +162,13 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, bool sent) {
 }
 
 // The end of a kernel for one of its blocks. The lane goes on to `stage` with all that the operation began with, and the block
-// is done: false. True: something is amiss, and it is this block that closes the operation; all others are out. What those in
-// trouble have done happens before what it does now; so does, if anybody is left out, what the others have stored, by time.
-// o.lost and o.refused_by_any are then what the blocks have found: close() takes it out of the context. `sent`: this kernel's
-// blocks have passed last_to_send.
+// is done: false. True: something is amiss, and it is this block that closes the operation; all others are out, or o.absent: then
+// it delivers what they have not. What those in trouble have done happens before what it does now; so does, if anybody is left
+// out, what the others have stored, by time. o.lost and o.refused_by_any are then what the blocks have found: close() takes it
+// out of the context. `sent`: this kernel's blocks have passed last_to_send.
 __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool sent) {
     __syncthreads();
-    if (o.gone | o.refused | o.troubled) return is_to_close(o, sent);
+    if (o.gone | o.refused | o.troubled) return is_to_close(o, stage, sent);
     if (threadIdx.x != 0) return false;
     epw_gpu_context *c = o.context;
     // Reader: the next kernel's block of the same number.
@@ -174,10 +208,23 @@ __device__ __noinline__ inline void put_note(const Operation &o, uint32_t phase,
     put_record(o.context->shared, &r);
 }
 
-// The lane is not in the stage that the operation needs: it does nothing. Called by the whole grid. The lane's own state stays,
-// so only the first block says so.
-__device__ inline void refuse(const Operation &o, uint32_t phase) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) put_note(o, phase, EPW_CAUSE_HELD, 0, o.stage);
+// A block of an operation that has been closed without it: it is counted as out, and has sent nothing. Whether it is one. By one
+// thread. Blocks of former kernels are all out, so the counters are behind a block's turn only for its own kernel.
+__device__ inline bool pass_by(epw_gpu_context *c) {
+    __threadfence(); // the stage was read before the counters
+    const epw_gpu_turn *turn = &c->turns[blockIdx.x];
+    uint64_t unsent = (ptx::load_relaxed_gpu(&turn->sent) - ptx::load_relaxed_gpu(&c->sent_blocks)) & (kGaveUp - 1);
+    uint64_t within = ptx::load_relaxed_gpu(&turn->out) - ptx::load_relaxed_gpu(&c->out_blocks);
+    if (unsent != 0) ptx::add_acq_rel_gpu(&c->sent_blocks, 1);
+    if (within != 0) ptx::add_acq_rel_gpu(&c->out_blocks, 1);
+    return (unsent | within) != 0;
+}
+
+// The lane is not in the stage that the operation needs: this block does nothing. Called by the whole block. Where that is so for
+// all blocks, the lane's own state stays, and the first says so.
+__device__ __noinline__ inline void refuse(const Operation &o, uint32_t phase) {
+    if (threadIdx.x != 0 || pass_by(o.context)) return;
+    if (blockIdx.x == 0) put_note(o, phase, EPW_CAUSE_HELD, 0, o.stage);
 }
 
 // Sets all turns of the lane. By the whole block, when no other one is at work.

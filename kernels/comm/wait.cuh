@@ -36,6 +36,7 @@ struct Operation {
     uint64_t lost;              // peers that any block had given up when the last one had sent, or was out
     uint64_t refused_by_any;    // and that any block had refused when the last one was out; see must_close
     uint32_t troubled;          // the kernel ends with more than the block's own turn; see must_close
+    uint32_t absent;            // blocks had not begun when the operation was closed without them; see must_close
     uint32_t last;              // this block is the last to send, or the one that closes
 };
 
@@ -92,8 +93,8 @@ __device__ __forceinline__ epw_verdict judge(const Operation &o, Awaited what, e
 }
 
 // The first peer lost is recorded. Read by the block that closes the operation. `waiting`: peers still awaited then.
-__device__ inline void record_loss(const Operation &o, uint32_t phase, uint32_t cause, uint32_t peer, uint64_t expected,
-                                   uint64_t seen, uint64_t elapsed, uint32_t waiting) {
+__device__ __noinline__ inline void record_loss(const Operation &o, uint32_t phase, uint32_t cause, uint32_t peer,
+                                                uint64_t expected, uint64_t seen, uint64_t elapsed, uint32_t waiting) {
     epw_gpu_context *c = o.context;
     if (atomicExch(&c->recorded, 1u) != 0) return;
     epw_error_record *r = &c->record;
@@ -113,7 +114,7 @@ __device__ inline void record_loss(const Operation &o, uint32_t phase, uint32_t 
 
 // Makes `peer` a suspect for the rest of the epoch and tells it, once. It may be this rank itself, whose blocks have found no SMs
 // for too long: it goes on without its own experts then.
-__device__ inline void suspect(const Operation &o, uint32_t peer) {
+__device__ __noinline__ inline void suspect(const Operation &o, uint32_t peer) {
     auto *suspects = reinterpret_cast<unsigned long long *>(&o.context->shared->suspects);
     if (atomicOr(suspects, 1ull << peer) >> peer & 1) return;
 #pragma unroll 1

@@ -118,7 +118,7 @@ __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Ex
 
 // Waits and sums. Tokens' answers are added up as they come, in their order; what is added is looked up before, as if everybody
 // would answer. Where something is amiss, the block that closes the operation decides whose answers count, and sums again alone
-// where somebody's do not.
+// where somebody's do not, or where blocks are absent.
 template <typename T, bool Weighted>
 __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected &expected, Batch &batch) {
     if (threadIdx.x == kThreads) expected.settled = ~(o.peers & ~uint64_t(o.gone));
@@ -137,7 +137,7 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected
         if (!must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) return;
         refused = o.refused_by_any;
         answered = o.peers & ~(o.lost | refused);
-        if (answered == o.peers) break;
+        if (answered == o.peers && !o.absent) break;
         first = 0;
         step = 1;
         alone = true;

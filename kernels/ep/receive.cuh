@@ -382,7 +382,7 @@ __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
 }
 
 // Waits and lays out. Where something is amiss, the block that closes the operation decides who takes part, and does it all
-// again alone if somebody does not, until all are those who do: each time there are fewer.
+// again alone if somebody does not, or if blocks are absent, until all are those who do: each time there are fewer.
 template <bool Spreads>
 __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, ReceiveShared &s, unsigned char *memory,
                                              uint32_t *table) {
@@ -422,7 +422,7 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
             refused = o.refused_by_any;
         }
         const uint64_t lost = peers & (gone | refused);
-        if ((lost & ~known) == 0) break;
+        if ((lost & ~known) == 0 && (alone || !o.absent)) break;
         // Whoever is not lost has been awaited and bounded by this block too.
         if (threadIdx.x < l.ranks && (lost >> threadIdx.x & 1)) s.rows[threadIdx.x] = 0;
         ptx::fence_shared_before_bulk(); // every thread has read its last stage

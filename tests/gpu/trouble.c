@@ -1,0 +1,215 @@
+/* What may befall operations on GPUs beside the loss of a rank: work of others that keeps blocks off the SMs,
+ * sums that lanes share. Each case is a process of its own; its ranks are buffers of one thread. `--case
+ * NAME` runs one. Exit code 77, with the reason, where there is no GPU. */
+#include "cases.h"
+#include "echo.h"
+#include "hog.h"
+
+static void sleep_ms(uint32_t ms) {
+    nanosleep(&(struct timespec){ms / 1000, (long)(ms % 1000) * 1000000}, NULL);
+}
+
+static epw_config config_of(uint32_t ranks, uint64_t deadline_ns) {
+    epw_config config = EPW_CONFIG_INIT;
+    config.ranks = ranks;
+    config.max_tokens = 128;
+    config.hidden = 512;
+    config.experts = 16 * ranks;
+    config.topk = 4;
+    config.lanes = 1;
+    config.deadline_ns = deadline_ns;
+    return config;
+}
+
+/* A step of one rank that is whole. Returns how long it took. */
+static uint64_t whole_step(echo *e, echo_rank *r, const char *what) {
+    uint64_t all = (UINT64_C(1) << e->ranks) - 1, began = now_ns();
+    echo_step(e);
+    uint64_t took = now_ns() - began;
+    echo_missing(r, 0, what);
+    REQUIRE(echo_wrong(e, r, all) == 0 && echo_miscounted(e, r, all) == 0,
+            "%s: %u tokens are wrong, %u counts", what, echo_wrong(e, r, all), echo_miscounted(e, r, all));
+    return took;
+}
+
+/* ---- blocks that begin late ---- */
+
+enum { LATE_DEADLINE_MS = 2 };
+
+/* Holds all SMs but one of the rank's GPU from now on. */
+static void hold_sms(const echo_rank *r, uint32_t ms, cudaStream_t stream) {
+    int sms = 0;
+    REQUIRE_CUDA(cudaSetDevice(r->config.device));
+    REQUIRE_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, r->config.device));
+    REQUIRE_CUDA(hog_sms((uint32_t)sms - 1, ms * MS, stream));
+    sleep_ms(3);
+}
+
+static cudaStream_t hog_stream(const echo_rank *r) {
+    cudaStream_t stream = NULL;
+    REQUIRE_CUDA(cudaSetDevice(r->config.device));
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    REQUIRE_CUDA(hog_prepare());
+    return stream;
+}
+
+/* The receiving half of a dispatch has one SM, and a sum to add to, for which one block waits for the others.
+ * Once that wait ends while they are still absent, and once they come when it has just ended. */
+static void late_receive(uint32_t gpus) {
+    static echo e;
+    const uint32_t bound_ms = 2 * EPW_WAIT_DEADLINES_MAX * LATE_DEADLINE_MS,
+                   held_ms[] = {6 * bound_ms, bound_ms + 4};
+    (void)gpus;
+    epw_config config = config_of(1, LATE_DEADLINE_MS * MS);
+    echo_open(&e, &config, 1);
+    echo_rank *r = &e.rank[0];
+    r->expert_totals = echo_take(config.experts * 8, 0);
+    cudaStream_t hogs = hog_stream(r);
+    echo_fill(&e, 1);
+    whole_step(&e, r, "before");
+    for (uint32_t i = 0; i < 2; i++) {
+        echo_fill(&e, 2 + i);
+        echo_dispatch(r, ECHO_SEND);
+        echo_settle(&e, "sending");
+        uint64_t began = now_ns();
+        hold_sms(r, held_ms[i], hogs);
+        echo_dispatch(r, ECHO_RECEIVE);
+        echo_settle(&e, "receiving");
+        uint64_t took = now_ns() - began;
+        REQUIRE(took > bound_ms * MS, "no block was late: receiving took %llu us",
+                (unsigned long long)(took / 1000));
+        echo_missing(r, 0, "late blocks");
+        echo_combine(r, ECHO_BOTH);
+        echo_settle(&e, "combine");
+        REQUIRE(echo_wrong(&e, r, 1) == 0, "%u tokens are wrong without late blocks", echo_wrong(&e, r, 1));
+        REQUIRE(echo_miscounted(&e, r, 1) == 0, "%u counts are wrong without late blocks",
+                echo_miscounted(&e, r, 1));
+        for (uint32_t step = 0; step < 3; step++) {
+            echo_fill(&e, 10 + step);
+            took = whole_step(&e, r, "after late blocks");
+            REQUIRE(took < bound_ms * MS / 2, "a step after late blocks takes %llu us",
+                    (unsigned long long)(took / 1000));
+        }
+    }
+    uint64_t totals[64], sum = 0;
+    REQUIRE_CUDA(cudaMemcpy(totals, r->expert_totals, config.experts * 8, cudaMemcpyDeviceToHost));
+    for (uint32_t x = 0; x < config.experts; x++) sum += totals[x];
+    REQUIRE(sum == UINT64_C(9) * config.max_tokens * config.topk, "expert_totals add up to %llu of 9 steps",
+            (unsigned long long)sum);
+    echo_close(&e);
+}
+
+/* The receiving half of a combine has one SM, and a peer that answers late, but within the deadline. */
+static void late_combine(uint32_t gpus) {
+    static echo e;
+    const uint64_t deadline = 5 * MS;
+    epw_config config = config_of(2, deadline);
+    echo_open(&e, &config, gpus);
+    echo_rank *r = &e.rank[0], *peer = &e.rank[1];
+    cudaStream_t hogs = hog_stream(r);
+    echo_fill(&e, 1);
+    whole_step(&e, r, "before");
+    echo_fill(&e, 2);
+    for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], ECHO_SEND);
+    for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], ECHO_RECEIVE);
+    echo_combine(r, ECHO_SEND);
+    echo_settle(&e, "dispatch");
+    hold_sms(r, 150, hogs);
+    uint64_t began = now_ns();
+    echo_combine(r, ECHO_RECEIVE);
+    sleep_ms(1);
+    echo_combine(peer, ECHO_BOTH);
+    echo_settle(&e, "combine");
+    uint64_t took = now_ns() - began;
+    REQUIRE(took > 8 * deadline, "no block was late: combine took %llu us",
+            (unsigned long long)(took / 1000));
+    echo_missing(r, 0, "late blocks");
+    REQUIRE(echo_wrong(&e, r, 3) == 0, "%u tokens are wrong without late blocks", echo_wrong(&e, r, 3));
+    for (uint32_t step = 0; step < 3; step++) {
+        echo_fill(&e, 10 + step);
+        took = whole_step(&e, r, "after late blocks");
+        REQUIRE(took < 4 * deadline, "a step after late blocks takes %llu us",
+                (unsigned long long)(took / 1000));
+    }
+    echo_close(&e);
+}
+
+/* A whole dispatch has one SM: this rank's own word comes too late for itself, and it goes on without its
+ * experts, at its usual speed, until the next epoch. */
+static void late_dispatch(uint32_t gpus) {
+    static echo e;
+    const uint64_t deadline = 5 * MS;
+    (void)gpus;
+    epw_config config = config_of(1, deadline);
+    echo_open(&e, &config, 1);
+    echo_rank *r = &e.rank[0];
+    cudaStream_t hogs = hog_stream(r);
+    echo_fill(&e, 1);
+    whole_step(&e, r, "before");
+    hold_sms(r, 150, hogs);
+    echo_dispatch(r, ECHO_BOTH);
+    echo_settle(&e, "dispatch");
+    echo_missing(r, 1, "late blocks");
+    echo_combine(r, ECHO_BOTH);
+    echo_settle(&e, "combine");
+    REQUIRE(echo_wrong(&e, r, 0) == 0, "%u tokens are not zeros", echo_wrong(&e, r, 0));
+    for (uint32_t step = 0; step < 3; step++) {
+        uint64_t began = now_ns();
+        echo_step(&e);
+        uint64_t took = now_ns() - began;
+        echo_missing(r, 1, "after late blocks");
+        REQUIRE(took < 4 * deadline, "a step after late blocks takes %llu us",
+                (unsigned long long)(took / 1000));
+    }
+    epw_mask self = {{1}};
+    REQUIRE_OK(epw_buffer_set_active(r->buffer, &self, 2));
+    echo_fill(&e, 2);
+    whole_step(&e, r, "the next epoch");
+    echo_close(&e);
+}
+
+/* ---- sums that two lanes add to at the same time ---- */
+
+static void shared_totals(uint32_t gpus) {
+    static echo e;
+    static echo_rank lanes[2];
+    enum { STEPS = 2000 };
+    (void)gpus;
+    epw_config config = config_of(1, 1000 * MS);
+    config.max_tokens = 64;
+    config.lanes = 2;
+    echo_open(&e, &config, 1);
+    e.rank[0].expert_totals = echo_take(config.experts * 8, 0);
+    echo_fill(&e, 1);
+    for (uint32_t l = 0; l < 2; l++) {
+        lanes[l] = e.rank[0];
+        lanes[l].lane = l;
+        lanes[l].rows = echo_take((size_t)config.experts * config.max_tokens * config.hidden * 2, 0);
+        lanes[l].out = echo_take((size_t)config.max_tokens * config.hidden * 2, 0);
+        lanes[l].counts = echo_take(config.experts * 4, 0);
+        REQUIRE_CUDA(cudaStreamCreateWithFlags(&lanes[l].stream, cudaStreamNonBlocking));
+    }
+    for (uint32_t i = 0; i < STEPS; i++) {
+        for (uint32_t l = 0; l < 2; l++) echo_dispatch(&lanes[l], ECHO_BOTH);
+        for (uint32_t l = 0; l < 2; l++) echo_combine(&lanes[l], ECHO_BOTH);
+    }
+    for (uint32_t l = 0; l < 2; l++) await_stream(lanes[l].stream, 60000 * MS, "steps");
+    uint64_t totals[64], sum = 0;
+    REQUIRE_CUDA(cudaMemcpy(totals, e.rank[0].expert_totals, config.experts * 8, cudaMemcpyDeviceToHost));
+    for (uint32_t x = 0; x < config.experts; x++) sum += totals[x];
+    uint64_t expected = UINT64_C(2) * STEPS * config.max_tokens * config.topk;
+    REQUIRE(sum == expected, "expert_totals add up to %llu instead of %llu", (unsigned long long)sum,
+            (unsigned long long)expected);
+    echo_close(&e);
+}
+
+static const gpu_case cases[] = {
+    {"late_receive", late_receive, 1, 60},
+    {"late_combine", late_combine, 2, 60},
+    {"late_dispatch", late_dispatch, 1, 60},
+    {"shared_totals", shared_totals, 1, 60},
+};
+
+int main(int argc, char **argv) {
+    return cases_main("trouble", cases, sizeof cases / sizeof cases[0], argc, argv);
+}
