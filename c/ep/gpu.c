@@ -53,6 +53,13 @@ epw_status epw_gpu_await_event(const epw_buffer *b, cudaEvent_t event, uint64_t 
     return status;
 }
 
+epw_status epw_gpu_require_marked(const epw_gpu_lane *lane, epw_where where) {
+    if (!lane->unmarked) return EPW_OK;
+    return epw_fail(EPW_ERR_STATE, where,
+                    "CUDA could record no event behind the lane's last call, so nobody can wait for its end: "
+                    "make the lane's next call on the same stream");
+}
+
 /* Whether the lanes are locked by who waits for them. If not, other threads go on calling, and what they
  * enqueue is waited for too, within the bound. */
 typedef enum holding { LOCKED, UNLOCKED } holding;
@@ -64,11 +71,12 @@ static epw_status await_lanes(epw_buffer *b, holding lanes, uint64_t timeout_ns,
         const epw_gpu_lane *lane = &b->gpu->lanes[i];
         if (lanes == UNLOCKED) pthread_mutex_lock(&b->lanes[i].lock);
         bool enqueued = lane->enqueued;
+        epw_status status = epw_gpu_require_marked(lane, where);
         if (lanes == UNLOCKED) pthread_mutex_unlock(&b->lanes[i].lock);
+        if (status != EPW_OK) return status;
         if (!enqueued) continue;
         uint64_t waited = epw_now_ns() - began;
-        epw_status status =
-            epw_gpu_await_event(b, lane->event, waited < timeout_ns ? timeout_ns - waited : 0, where);
+        status = epw_gpu_await_event(b, lane->event, waited < timeout_ns ? timeout_ns - waited : 0, where);
         if (status != EPW_OK) return status;
     }
     return EPW_OK;
@@ -244,6 +252,7 @@ static bool gpu_leave(epw_buffer *b) {
     uint64_t bound = 2 * EPW_WAIT_DEADLINES_MAX * b->config.deadline_ns;
     if (b->epoch == 0) return true; /* nothing was ever enqueued that touches a window */
     epw_status status = await_lanes(b, LOCKED, bound, where); /* nobody else calls any more */
+    if (status == EPW_ERR_STATE) return false;                /* who knows what still runs */
     if (status == EPW_OK) {
         drop_peers(b, where);
         status = epw_gpu_settle(b, b->config.deadline_ns, where);

@@ -25,6 +25,7 @@ typedef struct epw_gpu_lane {
     cudaEvent_t event;            /* behind the work of the lane's last eager call */
     unsigned long long stream_id; /* of that call's stream: unlike its handle, never used again */
     bool enqueued;                /* there was such a call: the two above are valid */
+    bool unmarked;                /* but for the event: CUDA could not record it behind that call's kernel */
     bool captured;                /* the lane's last call was captured */
     void *stream;                 /* of the handle's last call */
     bool owes_release;            /* a handle was given up where nothing could be enqueued */
@@ -48,7 +49,11 @@ struct epw_gpu {
  * EPW_PENDING if the time is over first. Any thread. */
 epw_status epw_gpu_await_event(const epw_buffer *b, cudaEvent_t event, uint64_t timeout_ns, epw_where where);
 
-/* The same for what has been enqueued on the engine's own stream. */
+/* Refuses what needs the lane's event, where that is not behind the lane's last call. The call itself stands:
+ * its kernel runs. Calls on the same stream are in order without the event, and the next one records it. */
+epw_status epw_gpu_require_marked(const epw_gpu_lane *lane, epw_where where);
+
+/* Waits likewise for what has been enqueued on the engine's own stream. */
 epw_status epw_gpu_settle(const epw_buffer *b, uint64_t timeout_ns, epw_where where);
 
 /* See engine.h. */

@@ -3,7 +3,8 @@
  * calls; what the kernels find is their own (kernels/comm/context.h), which replays of graphs change too.
  *
  * Order. An eager call leaves the lane's event behind its kernel; the next eager call, if on another stream,
- * lets that wait for the event; epw_stream_wait lets any stream wait for it. Under capture neither is done:
+ * lets that wait for the event; epw_stream_wait lets any stream wait for it. Where CUDA does not record the
+ * event, only that stream can go on, see epw_gpu_require_marked. Under capture neither is done:
  * an event of outside can not be waited for inside, and replays are ordered by the caller. */
 #ifdef EPW_CUDA
 #include "ep/gpu.h"
@@ -45,6 +46,8 @@ static epw_status follow_lane(enqueuing *e) {
     cudaError_t error = cudaStreamGetId(e->stream, &e->stream_id);
     if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamGetId");
     if (!e->lane->enqueued || e->lane->stream_id == e->stream_id) return EPW_OK;
+    epw_status status = epw_gpu_require_marked(e->lane, e->where);
+    if (status != EPW_OK) return status;
     error = cudaStreamWaitEvent(e->stream, e->lane->event, 0);
     return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "cudaStreamWaitEvent");
 }
@@ -64,22 +67,20 @@ static epw_status enqueue_begin(enqueuing *e, uint64_t deadline_ns) {
     return status;
 }
 
-/* After the launch, with what it returned. */
+/* After the launch, with what it returned. A kernel that was launched runs, whatever happens to the event. */
 static epw_status enqueue_end(enqueuing *e, int error, const char *kernel) {
     epw_status status = EPW_OK;
     if (error != cudaSuccess) status = epw_fail_cuda(error, e->where, kernel);
     if (status == EPW_OK && !e->captured) {
-        error = cudaEventRecord(e->lane->event, e->stream);
-        if (error != cudaSuccess) status = epw_fail_cuda(error, e->where, "cudaEventRecord");
+        e->lane->enqueued = true;
+        e->lane->stream_id = e->stream_id;
+        e->lane->unmarked = cudaEventRecord(e->lane->event, e->stream) != cudaSuccess;
+        if (e->lane->unmarked) cudaGetLastError(); /* no error to leave behind for others to find */
     }
     epw_cuda_leave();
     if (status != EPW_OK) return status;
     e->lane->captured = e->captured;
     e->lane->stream = e->stream;
-    if (!e->captured) {
-        e->lane->enqueued = true;
-        e->lane->stream_id = e->stream_id;
-    }
     return EPW_OK;
 }
 
@@ -453,7 +454,9 @@ epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout
     epw_status status = find_last(b, "await", handle, &lane);
     if (status != EPW_OK) return status;
     cudaEvent_t event = b->gpu->lanes[epw_lane_index(b, lane)].event;
+    status = epw_gpu_require_marked(&b->gpu->lanes[epw_lane_index(b, lane)], epw_at(b, "await"));
     pthread_mutex_unlock(&lane->lock);
+    if (status != EPW_OK) return status;
     return epw_gpu_await_event(b, event, timeout_ns, epw_at(b, "await"));
 }
 
@@ -499,7 +502,8 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
     if (status == EPW_OK) status = find_last(b, "outcome_read", handle, &lane);
     if (status != EPW_OK) return status;
     uint32_t index = epw_lane_index(b, lane);
-    status = epw_gpu_await_event(b, b->gpu->lanes[index].event, 0, where);
+    status = epw_gpu_require_marked(&b->gpu->lanes[index], where);
+    if (status == EPW_OK) status = epw_gpu_await_event(b, b->gpu->lanes[index].event, 0, where);
     if (status == EPW_OK) status = fetch_report(b, index, where);
     if (status == EPW_OK) {
         const epw_gpu_report *report = &b->gpu->pinned->reports[index];

@@ -21,7 +21,8 @@ static struct fake {
     int done;        /* what is enqueued has run */
     int captured;    /* streams are under capture, */
     int invalidated; /* or were, until a call that is not allowed there */
-    int failing;     /* what a launch returns */
+    int failing;     /* what a launch returns, */
+    int recording;   /* and what recording an event does */
     int hangs;       /* after the membership kernel is enqueued, nothing runs any more, */
     int stalls;      /* or after a copy */
     int launches, records, waits, quiet_releases;
@@ -43,6 +44,7 @@ static cudaError_t fake_get_last_error(void) {
 static cudaError_t fake_event_record(cudaEvent_t event, cudaStream_t stream) {
     (void)stream;
     CHECK(event != NULL && fake.depth == 1);
+    if (fake.recording) return (cudaError_t)fake.recording;
     fake.records++;
     return cudaSuccess;
 }
@@ -204,6 +206,7 @@ static int fake_set_active(const epw_membership_args *args, void *stream) {
 #define epw_engine_gpu                tested_engine
 #define epw_gpu_private_bytes         tested_private_bytes
 #define epw_gpu_await_event           tested_await_event
+#define epw_gpu_require_marked        tested_require_marked
 #define epw_gpu_settle                tested_settle
 #define epw_gpu_call_dispatch         tested_dispatch
 #define epw_gpu_call_dispatch_receive tested_dispatch_receive
@@ -497,6 +500,42 @@ static void a_failed_launch_changes_nothing(void) {
     CHECK(fake.depth == 0);
 }
 
+/* The kernel was launched and runs: the call stands, and only its stream is known to be behind it. */
+static void a_call_whose_event_fails_stands(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_mask all = first_ranks(2);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+    epw_handle first = dispatch_on(b, FIRST_STREAM, 0);
+    CHECK_OK(epw_release(b, first));
+    fake.recording = cudaErrorMemoryAllocation;
+    epw_handle handle = dispatch_on(b, FIRST_STREAM, 0);
+    fake.recording = 0;
+    CHECK_MSG(handle != 0 && fake.launches == 3, "%d launches", fake.launches);
+    REFUSED(epw_await(b, handle, 0), EPW_ERR_STATE, "await", 0, -1, "no event behind");
+    REFUSED(epw_outcome_read(b, handle, &outcome), EPW_ERR_STATE, "outcome_read", 0, -1, "no event behind");
+    REFUSED(epw_stream_wait(b, handle, SECOND_STREAM), EPW_ERR_STATE, "stream_wait", 0, -1, "same stream");
+    answer.expert_out = rows;
+    answer.stream = SECOND_STREAM;
+    REFUSED(epw_combine(b, handle, &answer, NULL, NULL), EPW_ERR_STATE, "combine", 0, -1, "same stream");
+    CHECK_MSG(fake.launches == 3 && fake.waits == 0, "%d launches", fake.launches);
+    answer.stream = FIRST_STREAM;
+    CHECK_OK(epw_combine(b, handle, &answer, NULL, NULL));
+    CHECK_OK(epw_await(b, handle, 0));
+    CHECK_OK(epw_release_on(b, handle, SECOND_STREAM));
+    CHECK_MSG(fake.waits == 1, "%d waits", fake.waits);
+
+    fake.recording = cudaErrorMemoryAllocation;
+    CHECK_OK(epw_release(b, dispatch_on(b, SECOND_STREAM, 1)));
+    fake.recording = 0;
+    REFUSED(epw_buffer_set_active(b, &all, 2), EPW_ERR_STATE, "set_active", 0, -1, "no event behind");
+    CHECK_OK(epw_release(b, dispatch_on(b, SECOND_STREAM, 1)));
+    CHECK_OK(epw_buffer_set_active(b, &all, 2));
+    destroy(&g);
+    CHECK(fake.depth == 0);
+}
+
 static void outcomes_are_read_when_the_event_is_done(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
@@ -603,6 +642,7 @@ int main(void) {
     captures_neither_wait_nor_record();
     a_release_under_an_invalidated_capture_is_owed();
     a_failed_launch_changes_nothing();
+    a_call_whose_event_fails_stands();
     outcomes_are_read_when_the_event_is_done();
     waits_are_bounded();
     a_disconnect_that_is_not_seen_done_leaves_the_peer_out();
