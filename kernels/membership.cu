@@ -1,4 +1,4 @@
-// Small kernels of one block: giving a handle up, and beginning a membership.
+// Small kernels of one block: giving a handle up, beginning a membership, and parting with a peer.
 #include "comm/lane.cuh"
 
 #include "launch.cuh"
@@ -69,9 +69,25 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
     }
 }
 
+// A dispatch may have received the peer's rows, or still wait for them, when the peer is given up by the other lane and its
+// window unmapped; the rest of the operation is enqueued later, by a graph. It finds the peer absent and no rows of it to be
+// answered. A block to a lane.
+__global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) disconnect_kernel(const __grid_constant__ epw_disconnect_args a) {
+    ptx::wait_for_stream();
+    epw_gpu_context *c = a.contexts[blockIdx.x];
+    for (uint32_t i = threadIdx.x; i < c->blocks; i += EPW_GPU_MAX_RANKS) c->turns[i].present &= ~(1ull << a.peer);
+    if (threadIdx.x != 0) return;
+    c->window[a.peer] = nullptr;
+    c->received[a.peer] = 0;
+    uint32_t end = 0;
+    for (uint32_t turn = 0; turn < a.ranks; turn++) c->ends[turn] = end += c->received[source_at(a.rank, a.ranks, turn)];
+}
+
 cudaError_t prepare_membership() {
     cudaError_t error = prepare(release_kernel, kOpeningThreads, 0);
-    return error != cudaSuccess ? error : prepare(membership_kernel, EPW_GPU_MAX_RANKS, 0);
+    if (error == cudaSuccess) error = prepare(membership_kernel, EPW_GPU_MAX_RANKS, 0);
+    if (error == cudaSuccess) error = prepare(disconnect_kernel, EPW_GPU_MAX_RANKS, 0);
+    return error;
 }
 
 } // namespace epw
@@ -82,6 +98,12 @@ extern "C" int epw_gpu_release(const epw_release_args *args, void *stream) {
 
 extern "C" int epw_gpu_set_active(const epw_membership_args *args, void *stream) {
     return epw::launch_in_stream(epw::membership_kernel, 1, EPW_GPU_MAX_RANKS, 0, static_cast<cudaStream_t>(stream), *args);
+}
+
+extern "C" int epw_gpu_disconnect(const epw_disconnect_args *args, void *stream) {
+    uint32_t lanes = 0;
+    while (lanes < EPW_MAX_LANES && args->contexts[lanes] != nullptr) lanes++;
+    return epw::launch_in_stream(epw::disconnect_kernel, lanes, EPW_GPU_MAX_RANKS, 0, static_cast<cudaStream_t>(stream), *args);
 }
 
 extern "C" int epw_gpu_prepare(void) {

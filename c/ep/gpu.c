@@ -287,22 +287,35 @@ static void gpu_abandon(epw_buffer *b) {
 
 /* ---- peers and membership ---- */
 
-/* Writes the peer's window into the peer table of every lane. */
-static epw_status gpu_reach(epw_buffer *b, uint32_t peer, unsigned char *window) {
+/* Writes the peer's window into the peer table of every lane. The peer is not active: kernels that run
+ * meanwhile have no use for its entry. */
+static epw_status enter_peer(epw_buffer *b, uint32_t peer, unsigned char *window, epw_where where) {
     epw_gpu *g = b->gpu;
-    epw_where where = {window ? "connect" : "disconnect", (int)b->config.rank, (int)peer};
-    /* A peer that is being connected is not active: kernels that run meanwhile have no use for its entry. */
-    epw_status status = window ? EPW_OK : require_lanes_idle(b, LOCKED, where);
-    if (status == EPW_OK) status = epw_cuda_enter(b->config.device, where);
-    if (status != EPW_OK) return status;
     g->pinned->windows[peer] = window;
-    for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++) {
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
         unsigned char *entry = (unsigned char *)g->lanes[i].context + offsetof(epw_gpu_context, window) +
                                peer * sizeof g->pinned->windows[0];
         cudaError_t error = cudaMemcpyAsync(entry, &g->pinned->windows[peer], sizeof g->pinned->windows[0],
                                             cudaMemcpyHostToDevice, g->stream);
-        if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync to the peer table");
+        if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaMemcpyAsync to the peer table");
     }
+    return EPW_OK;
+}
+
+/* Takes the peer out of the tables, and out of what graphs have begun and not ended. */
+static epw_status forget_peer(epw_buffer *b, uint32_t peer, epw_where where) {
+    epw_disconnect_args args = {.rank = b->config.rank, .ranks = b->config.ranks, .peer = peer};
+    for (uint32_t i = 0; i < b->config.lanes; i++) args.contexts[i] = b->gpu->lanes[i].context;
+    int error = epw_gpu_disconnect(&args, b->gpu->stream);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "launch of the disconnect kernel");
+}
+
+static epw_status gpu_reach(epw_buffer *b, uint32_t peer, unsigned char *window) {
+    epw_where where = {window ? "connect" : "disconnect", (int)b->config.rank, (int)peer};
+    epw_status status = window ? EPW_OK : require_lanes_idle(b, LOCKED, where);
+    if (status == EPW_OK) status = epw_cuda_enter(b->config.device, where);
+    if (status != EPW_OK) return status;
+    status = window ? enter_peer(b, peer, window, where) : forget_peer(b, peer, where);
     epw_cuda_leave();
     if (status == EPW_OK) status = epw_gpu_settle(b, b->config.deadline_ns, where);
     if (status != EPW_PENDING) return status;

@@ -75,6 +75,11 @@ typedef struct epw_membership_args {
     uint64_t active;
 } epw_membership_args;
 
+typedef struct epw_disconnect_args {
+    epw_gpu_context *contexts[EPW_MAX_LANES];
+    uint32_t rank, ranks, peer;
+} epw_disconnect_args;
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -90,6 +95,9 @@ int epw_gpu_release(const epw_release_args *args, void *stream);
 
 /* Clears suspects, begins the epoch on every lane and posts the epoch word to every active peer. */
 int epw_gpu_set_active(const epw_membership_args *args, void *stream);
+
+/* Takes the peer out of the peer tables, and out of operations in flight: those of graphs may be between two replays. */
+int epw_gpu_disconnect(const epw_disconnect_args *args, void *stream);
 
 #ifdef __cplusplus
 }

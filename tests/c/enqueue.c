@@ -174,6 +174,13 @@ static int fake_set_active(const epw_membership_args *args, void *stream) {
     return fake_launch(1, stream);
 }
 
+static int fake_disconnect(const epw_disconnect_args *args, void *stream) {
+    CHECK(args->contexts[1]->lane == 1 && args->ranks == 2 && args->rank != args->peer);
+    for (uint32_t i = 0; i < 2; i++) args->contexts[i]->window[args->peer] = NULL;
+    if (fake.stalls) fake.done = 0;
+    return fake_launch(1, stream);
+}
+
 #define cudaEventQuery           fake_event_query
 #define cudaGetLastError         fake_get_last_error
 #define cudaEventRecord          fake_event_record
@@ -202,6 +209,7 @@ static int fake_set_active(const epw_membership_args *args, void *stream) {
 #define epw_gpu_combine          fake_combine
 #define epw_gpu_release          fake_release
 #define epw_gpu_set_active       fake_set_active
+#define epw_gpu_disconnect       fake_disconnect
 /* The library has its own of these. */
 #define epw_engine_gpu                tested_engine
 #define epw_gpu_private_bytes         tested_private_bytes

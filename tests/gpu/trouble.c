@@ -1,9 +1,10 @@
 /* What may befall operations on GPUs beside the loss of a rank: work of others that keeps blocks off the SMs,
- * sums that lanes share. Each case is a process of its own; its ranks are buffers of one thread. `--case
- * NAME` runs one. Exit code 77, with the reason, where there is no GPU. */
+ * sums that lanes share, a peer that goes between two graphs. Each case is a process of its own; its ranks
+ * are buffers of one thread. `--case NAME` runs one. Exit code 77, with the reason, where there is no GPU. */
 #include "cases.h"
 #include "echo.h"
 #include "hog.h"
+#include "step.h"
 
 static void sleep_ms(uint32_t ms) {
     nanosleep(&(struct timespec){ms / 1000, (long)(ms % 1000) * 1000000}, NULL);
@@ -203,11 +204,65 @@ static void shared_totals(uint32_t gpus) {
     echo_close(&e);
 }
 
+/* ---- a peer that goes between two graphs of one operation ---- */
+
+static cudaGraphExec_t graph_of(echo_rank *r, void (*half)(echo_rank *r, uint32_t halves)) {
+    REQUIRE_CUDA(cudaSetDevice(r->config.device));
+    step_capture(r->stream);
+    half(r, ECHO_BOTH);
+    return step_captured(r->stream);
+}
+
+/* What the graphs of lane 0 do for a peer that lane 1 gives up in between, and whose window is then unmapped:
+ * the combine finds no window to answer to. */
+static void disconnected(uint32_t gpus) {
+    static echo e;
+    epw_config config = config_of(2, 100 * MS);
+    config.lanes = 2;
+    echo_open(&e, &config, gpus);
+    echo_rank *r = &e.rank[0];
+    cudaGraphExec_t dispatches[2], combines[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        dispatches[i] = graph_of(&e.rank[i], echo_dispatch);
+        combines[i] = graph_of(&e.rank[i], echo_combine);
+    }
+    for (uint32_t step = 0; step < 2; step++) {
+        echo_fill(&e, step);
+        for (uint32_t i = 0; i < 2; i++) REQUIRE_CUDA(cudaGraphLaunch(dispatches[i], e.rank[i].stream));
+        echo_settle(&e, "dispatch");
+        REQUIRE(echo_miscounted(&e, r, 3) == 0, "%u counts are wrong", echo_miscounted(&e, r, 3));
+        if (step == 1) break;
+        for (uint32_t i = 0; i < 2; i++) REQUIRE_CUDA(cudaGraphLaunch(combines[i], e.rank[i].stream));
+        echo_settle(&e, "combine");
+        REQUIRE(echo_wrong(&e, r, 3) == 0, "%u tokens are wrong", echo_wrong(&e, r, 3));
+    }
+    echo_rank other = *r;
+    other.lane = 1;
+    other.rows = echo_take((size_t)config.experts * config.max_tokens * config.hidden * 2, 0);
+    echo_dispatch(&other, ECHO_BOTH);
+    echo_settle(&e, "a dispatch that loses the peer");
+    echo_missing(&other, 2, "the other lane");
+    echo_combine(&other, ECHO_BOTH);
+    echo_settle(&e, "its combine");
+    REQUIRE_OK(epw_buffer_disconnect(r->buffer, 1));
+    REQUIRE_CUDA(cudaMemset(r->out, 0xee, (size_t)config.max_tokens * config.hidden * 2));
+    REQUIRE_CUDA(cudaDeviceSynchronize());
+    REQUIRE_CUDA(cudaGraphLaunch(combines[0], r->stream));
+    echo_settle(&e, "a combine without the peer");
+    REQUIRE(echo_wrong(&e, r, 1) == 0, "%u tokens are wrong without the peer", echo_wrong(&e, r, 1));
+    epw_mask self = {{1}};
+    REQUIRE_OK(epw_buffer_set_active(r->buffer, &self, 2));
+    REQUIRE_CUDA(cudaGraphLaunch(dispatches[0], r->stream));
+    REQUIRE_CUDA(cudaGraphLaunch(combines[0], r->stream));
+    echo_settle(&e, "the next epoch");
+    REQUIRE(echo_wrong(&e, r, 1) == 0, "%u tokens are wrong in the next epoch", echo_wrong(&e, r, 1));
+    echo_close(&e);
+}
+
 static const gpu_case cases[] = {
-    {"late_receive", late_receive, 1, 60},
-    {"late_combine", late_combine, 2, 60},
-    {"late_dispatch", late_dispatch, 1, 60},
-    {"shared_totals", shared_totals, 1, 60},
+    {"late_receive", late_receive, 1, 60},   {"late_combine", late_combine, 2, 60},
+    {"late_dispatch", late_dispatch, 1, 60}, {"shared_totals", shared_totals, 1, 60},
+    {"disconnected", disconnected, 1, 60},
 };
 
 int main(int argc, char **argv) {
