@@ -44,7 +44,7 @@ static epw_status quiesce(void *user, epw_where where) {
 
 static epw_status part(void *user, uint32_t peer, epw_where where) {
     epw_buffer *b = user;
-    return b->engine->part(b, peer, where);
+    return b->engine->part != NULL ? b->engine->part(b, peer, where) : EPW_OK;
 }
 
 static epw_status reach(void *user, uint32_t peer, const epw_route *route, epw_where where) {

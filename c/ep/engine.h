@@ -33,7 +33,7 @@ typedef struct epw_engine {
     /* See epw_peers_user. NULL: nothing is ever enqueued. With no lane locked. */
     epw_status (*quiesce)(epw_buffer *b, epw_where where);
 
-    epw_status (*part)(epw_buffer *b, uint32_t peer, epw_where where);
+    epw_status (*part)(epw_buffer *b, uint32_t peer, epw_where where);                          /* or NULL */
     epw_status (*reach)(epw_buffer *b, uint32_t peer, const epw_route *route, epw_where where); /* or NULL */
     epw_status (*begin_epoch)(epw_buffer *b, const epw_mask *active, uint32_t epoch, epw_where where);
     epw_mask (*suspects)(const epw_buffer *b);

@@ -164,7 +164,7 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
         image.ordered = b->config.ordered;
         image.blocks = g->blocks;
         image.deadline_ns = b->config.deadline_ns;
-        image.window[b->config.rank] = epw_window_base(b->window);
+        image.window[b->config.rank] = epw_peers_own(&b->peers);
         void *context = g->lanes[i].context;
         status = epw_cuda_copy(ordinal, g->stream, context, &image, sizeof image, where);
         b->lanes[i].received = (uint32_t *)((unsigned char *)context + offsetof(epw_gpu_context, received));
@@ -211,7 +211,7 @@ static epw_status make_ready(epw_buffer *b, epw_where where) {
 }
 
 static epw_status gpu_open(epw_buffer *b) {
-    epw_where where = epw_at(b, "create");
+    epw_where where = epw_buffer_where(b, "create");
     epw_gpu *g = calloc(1, sizeof *g);
     if (g == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the GPU's description");
     b->gpu = g;
@@ -229,12 +229,12 @@ static epw_status drop_peers(epw_buffer *b, epw_where where) {
     epw_status status = epw_cuda_enter(b->config.device, where);
     if (status != EPW_OK) return status;
     epw_mask suspects = b->engine->suspects(b); /* they have been told */
-    g->pinned->dropped = epw_word(b->epoch, 0, 0);
-    EPW_MASK_FOR(peer, &b->active, b->config.ranks) {
+    g->pinned->dropped = epw_word(b->peers.epoch, 0, 0);
+    EPW_MASK_FOR(peer, &b->peers.active, b->config.ranks) {
         if (peer == b->config.rank || epw_mask_has(&suspects, peer)) continue;
         for (uint32_t lane = 0; lane < b->config.lanes; lane++) {
-            unsigned char *word =
-                b->routes[peer].window + epw_word_offset(b->config.rank, lane, EPW_WORD_DROPPED);
+            unsigned char *word = epw_at(b->peers.routes[peer].lanes[lane].control,
+                                         epw_word_offset(b->config.rank, lane, EPW_WORD_DROPPED));
             cudaError_t error = cudaMemcpyAsync(word, &g->pinned->dropped, sizeof g->pinned->dropped,
                                                 cudaMemcpyDefault, g->stream);
             if (error != cudaSuccess)
@@ -248,9 +248,9 @@ static epw_status drop_peers(epw_buffer *b, epw_where where) {
 /* A kernel waits twice at most, for permission and for rows, each time for EPW_WAIT_DEADLINES_MAX deadlines.
  */
 static bool gpu_leave(epw_buffer *b) {
-    epw_where where = epw_at(b, "destroy");
+    epw_where where = epw_buffer_where(b, "destroy");
     uint64_t bound = 2 * EPW_WAIT_DEADLINES_MAX * b->config.deadline_ns;
-    if (b->epoch == 0) return true; /* nothing was ever enqueued that touches a window */
+    if (b->peers.epoch == 0) return true; /* nothing was ever enqueued that touches a window */
     epw_status status = await_lanes(b, LOCKED, bound, where); /* nobody else calls any more */
     if (status == EPW_ERR_STATE) return false;                /* who knows what still runs */
     if (status == EPW_OK) {
@@ -265,7 +265,7 @@ static void gpu_close(epw_buffer *b) {
     if (g == NULL) return;
     int32_t ordinal = b->config.device;
     epw_cuda_scope scope;
-    if (epw_cuda_enter_relaxed(ordinal, epw_at(b, "destroy"), &scope) == EPW_OK) {
+    if (epw_cuda_enter_relaxed(ordinal, epw_buffer_where(b, "destroy"), &scope) == EPW_OK) {
         if (g->event != NULL) cudaEventDestroy(g->event);
         for (uint32_t i = 0; i < b->config.lanes; i++) {
             if (g->lanes[i].event != NULL) cudaEventDestroy(g->lanes[i].event);
@@ -310,8 +310,8 @@ static epw_status forget_peer(epw_buffer *b, uint32_t peer, epw_where where) {
     return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "launch of the disconnect kernel");
 }
 
-static epw_status gpu_reach(epw_buffer *b, uint32_t peer, unsigned char *window) {
-    epw_where where = {window ? "connect" : "disconnect", (int)b->config.rank, (int)peer};
+static epw_status gpu_reach(epw_buffer *b, uint32_t peer, const epw_route *route, epw_where where) {
+    unsigned char *window = epw_at(route->lanes[0].control, 0); /* NULL: there is no route */
     epw_status status = window ? EPW_OK : require_lanes_idle(b, LOCKED, where);
     if (status == EPW_OK) status = epw_cuda_enter(b->config.device, where);
     if (status != EPW_OK) return status;
@@ -323,9 +323,8 @@ static epw_status gpu_reach(epw_buffer *b, uint32_t peer, unsigned char *window)
                     (unsigned long long)(b->config.deadline_ns / 1000000u));
 }
 
-static epw_status gpu_set_active(epw_buffer *b, const epw_mask *active, uint32_t epoch) {
+static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint32_t epoch, epw_where where) {
     epw_gpu *g = b->gpu;
-    epw_where where = epw_at(b, "set_active");
     epw_status status = require_lanes_idle(b, LOCKED, where);
     if (status == EPW_OK) status = epw_cuda_enter(b->config.device, where);
     if (status != EPW_OK) return status;
@@ -339,12 +338,15 @@ static epw_status gpu_set_active(epw_buffer *b, const epw_mask *active, uint32_t
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
     epw_cuda_leave();
     if (status != EPW_OK) return status;
-    for (uint32_t i = 0; i < b->config.lanes; i++) g->lanes[i].owes_release = false; /* it frees the lanes */
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        g->lanes[i].owes_release = false; /* the kernel frees the lanes */
+        b->lanes[i].machine.op = 0;
+    }
     status = epw_gpu_settle(b, b->config.deadline_ns, where);
     if (status == EPW_OK) return EPW_OK;
     /* The kernel may yet run: neither the old membership nor the new one holds. */
-    b->epoch = epoch;
-    epw_mask_clear(&b->active);
+    b->peers.epoch = epoch;
+    epw_mask_clear(&b->peers.active);
     if (status != EPW_PENDING) return status;
     return epw_fail(
         EPW_ERR_TIMEOUT, where,
@@ -369,7 +371,7 @@ const epw_engine epw_engine_gpu = {
     .abandon = gpu_abandon,
     .reach = gpu_reach,
     .quiesce = gpu_quiesce,
-    .set_active = gpu_set_active,
+    .begin_epoch = gpu_begin_epoch,
     .suspects = gpu_suspects,
     .dispatch = epw_gpu_call_dispatch,
     .dispatch_receive = epw_gpu_call_dispatch_receive,

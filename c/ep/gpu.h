@@ -3,7 +3,7 @@
 #ifndef EPW_EP_GPU_H
 #define EPW_EP_GPU_H
 
-#include "ep/internal.h"
+#include "ep/buffer.h"
 #include "ep/launch.h"
 
 #include <cuda_runtime_api.h>

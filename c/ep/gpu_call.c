@@ -85,8 +85,10 @@ static epw_status enqueue_end(enqueuing *e, int error, const char *kernel) {
 }
 
 static enqueuing enqueuing_of(epw_buffer *b, const epw_lane *lane, const char *op, void *stream) {
-    return (enqueuing){
-        .b = b, .lane = &b->gpu->lanes[epw_lane_index(b, lane)], .stream = stream, .where = epw_at(b, op)};
+    return (enqueuing){.b = b,
+                       .lane = &b->gpu->lanes[epw_lane_index(b, lane)],
+                       .stream = stream,
+                       .where = epw_buffer_where(b, op)};
 }
 
 /* ---- checks that the host engine does not need ---- */
@@ -94,11 +96,11 @@ static enqueuing enqueuing_of(epw_buffer *b, const epw_lane *lane, const char *o
 static epw_status check_call(const epw_buffer *b, const char *op, uint32_t nonblocking,
                              const epw_outcome *outcome) {
     if (nonblocking != 0) {
-        return epw_fail(EPW_ERR_INVALID, epw_at(b, op),
+        return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op),
                         "nonblocking is %u, must be 0 on a GPU: calls enqueue and never wait", nonblocking);
     }
     if (outcome != NULL) {
-        return epw_fail(EPW_ERR_INVALID, epw_at(b, op),
+        return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op),
                         "outcome must be NULL on a GPU: it is not known yet; see epw_outcome_read");
     }
     return EPW_OK;
@@ -115,7 +117,8 @@ static epw_status check_aligned(const epw_buffer *b, const char *op, const point
     for (size_t i = 0; i < count; i++) {
         const pointer *p = &pointers[i];
         if ((uintptr_t)p->at % p->align == 0) continue;
-        return epw_fail(EPW_ERR_INVALID, epw_at(b, op), "%s must be aligned to %u bytes", p->name, p->align);
+        return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op), "%s must be aligned to %u bytes", p->name,
+                        p->align);
     }
     return EPW_OK;
 }
@@ -142,13 +145,13 @@ static epw_status check_input(const epw_buffer *b, const epw_dispatch_input *in,
     epw_status status = CHECK_ALIGNED(b, op, pointers);
     if (status != EPW_OK) return status;
     if (in->x_stride % 16 != 0) {
-        return epw_fail(EPW_ERR_INVALID, epw_at(b, op), "x_stride is %llu bytes, must be a multiple of 16",
-                        (unsigned long long)in->x_stride);
+        return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op),
+                        "x_stride is %llu bytes, must be a multiple of 16", (unsigned long long)in->x_stride);
     }
     if (in->payload != EPW_PAYLOAD_OPAQUE || format->scale_count == 0) return EPW_OK;
     if (in->scale_row_stride % scale == 0 && in->scale_col_stride % scale == 0) return EPW_OK;
     return epw_fail(
-        EPW_ERR_INVALID, epw_at(b, op),
+        EPW_ERR_INVALID, epw_buffer_where(b, op),
         "scale_row_stride is %llu and scale_col_stride %llu bytes, must be multiples of scale_bytes %u",
         (unsigned long long)in->scale_row_stride, (unsigned long long)in->scale_col_stride, scale);
 }
@@ -188,7 +191,7 @@ static epw_dispatch_args dispatch_args(const epw_buffer *b, const epw_lane *lane
         .context = b->gpu->lanes[epw_lane_index(b, lane)].context,
         .shared = b->gpu->shared,
         .arrays = b->gpu->lanes[epw_lane_index(b, lane)].arrays,
-        .window = b->routes[b->config.rank].window,
+        .window = epw_peers_own(&b->peers),
         .layout = b->layout,
         .rank = b->config.rank,
         .lane = epw_lane_index(b, lane),
@@ -238,7 +241,7 @@ static int launch_release(const enqueuing *e, bool quiet) {
     epw_release_args args = {.context = e->lane->context,
                              .shared = b->gpu->shared,
                              .arrays = e->lane->arrays,
-                             .window = b->routes[b->config.rank].window,
+                             .window = epw_peers_own(&b->peers),
                              .rank = b->config.rank,
                              .ranks = b->config.ranks,
                              .blocks = b->gpu->blocks,
@@ -262,7 +265,7 @@ static epw_status enqueue_dispatch(enqueuing *e, epw_lane *lane, uint32_t halves
     status = enqueue_end(e, error, "launch of the dispatch kernel");
     if (status != EPW_OK) return status;
     if (!e->captured) e->lane->owes_release = false; /* else who knows whether it will run */
-    lane->stage = out != NULL ? EPW_STAGE_DISPATCHED : EPW_STAGE_SENT;
+    lane->machine.stage = out != NULL ? EPW_STAGE_DISPATCHED : EPW_STAGE_SENT;
     return EPW_OK;
 }
 
@@ -274,7 +277,10 @@ static epw_status dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_inp
     epw_status status = check_call(b, e.where.op, in->nonblocking, outcome);
     if (status == EPW_OK) status = check_input(b, in, format);
     if (status == EPW_OK) status = enqueue_dispatch(&e, lane, halves, in, format, out);
-    if (status == EPW_OK) epw_lane_take(b, lane, in, format, handle);
+    if (status == EPW_OK) {
+        lane->machine.op = epw_next_op(lane->machine.op);
+        epw_lane_take(b, lane, in, format, handle);
+    }
     return status;
 }
 
@@ -307,7 +313,7 @@ epw_status epw_gpu_call_dispatch_receive(epw_buffer *b, epw_lane *lane, const ep
 static epw_combine_args combine_args(const epw_buffer *b, const epw_lane *lane, uint32_t halves,
                                      const epw_combine_input *in) {
     uint32_t index = epw_lane_index(b, lane);
-    unsigned char *window = b->routes[b->config.rank].window;
+    unsigned char *window = epw_peers_own(&b->peers);
     const void *expert_out = in->expert_out;
     if (expert_out == NULL && lane->layout == EPW_EXPERT_MAJOR)
         expert_out = window + epw_zero_copy_offset(&b->layout, index);
@@ -350,7 +356,7 @@ static epw_status enqueue_combine(enqueuing *e, epw_lane *lane, uint32_t halves,
     status =
         enqueue_end(e, epw_gpu_combine(&args, b->gpu->blocks, e->stream), "launch of the combine kernel");
     if (status != EPW_OK) return status;
-    lane->stage = out != NULL ? EPW_STAGE_FREE : EPW_STAGE_ANSWERED;
+    lane->machine.stage = out != NULL ? EPW_STAGE_FREE : EPW_STAGE_ANSWERED;
     return EPW_OK;
 }
 
@@ -394,12 +400,12 @@ static epw_status release(epw_buffer *b, epw_lane *lane, void *const *stream) {
     epw_status status = enqueue_begin(&e, 0);
     if (status != EPW_OK && e.invalidated) {
         e.lane->owes_release = true;
-        lane->stage = EPW_STAGE_FREE;
+        lane->machine.stage = EPW_STAGE_FREE;
         return EPW_OK;
     }
     if (status != EPW_OK) return status;
     status = enqueue_end(&e, launch_release(&e, false), "launch of the release kernel");
-    if (status == EPW_OK) lane->stage = EPW_STAGE_FREE;
+    if (status == EPW_OK) lane->machine.stage = EPW_STAGE_FREE;
     return status;
 }
 
@@ -414,13 +420,13 @@ epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *const *stre
 epw_status epw_gpu_call_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
     (void)handle;
     (void)outcome;
-    return epw_fail(EPW_ERR_STATE, epw_at(b, "poll"),
+    return epw_fail(EPW_ERR_STATE, epw_buffer_where(b, "poll"),
                     "on a GPU there are no non-blocking operations: see epw_outcome_read and epw_await");
 }
 
 epw_status epw_gpu_call_ready(epw_buffer *b, epw_handle handle) {
     (void)handle;
-    return epw_fail(EPW_ERR_STATE, epw_at(b, "ready"),
+    return epw_fail(EPW_ERR_STATE, epw_buffer_where(b, "ready"),
                     "on a GPU the host does not see what has arrived: enqueue the receiving half");
 }
 
@@ -428,17 +434,17 @@ epw_status epw_gpu_call_ready(epw_buffer *b, epw_handle handle) {
 static epw_status find_last(epw_buffer *b, const char *op, epw_handle handle, epw_lane **out) {
     uint32_t index = (uint32_t)(handle & 1);
     if (index >= b->config.lanes || handle >> 1 == 0)
-        return epw_fail(EPW_ERR_INVALID, epw_at(b, op), "not a handle of this buffer");
+        return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op), "not a handle of this buffer");
     epw_lane *lane = &b->lanes[index];
     pthread_mutex_lock(&lane->lock);
     epw_status status = EPW_OK;
     if (lane->generation != handle >> 1) {
         status =
-            epw_fail(EPW_ERR_STATE, epw_at(b, op),
+            epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
                      "the lane has gone on to another dispatch, or the handle is not one of this buffer");
     } else if (b->gpu->lanes[index].captured) {
         status =
-            epw_fail(EPW_ERR_STATE, epw_at(b, op),
+            epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
                      "the handle's last call was captured: it runs when its graph does, see epw_take_errors");
     }
     if (status != EPW_OK) {
@@ -454,10 +460,10 @@ epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout
     epw_status status = find_last(b, "await", handle, &lane);
     if (status != EPW_OK) return status;
     cudaEvent_t event = b->gpu->lanes[epw_lane_index(b, lane)].event;
-    status = epw_gpu_require_marked(&b->gpu->lanes[epw_lane_index(b, lane)], epw_at(b, "await"));
+    status = epw_gpu_require_marked(&b->gpu->lanes[epw_lane_index(b, lane)], epw_buffer_where(b, "await"));
     pthread_mutex_unlock(&lane->lock);
     if (status != EPW_OK) return status;
-    return epw_gpu_await_event(b, event, timeout_ns, epw_at(b, "await"));
+    return epw_gpu_await_event(b, event, timeout_ns, epw_buffer_where(b, "await"));
 }
 
 epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stream) {
@@ -495,7 +501,7 @@ static epw_status fetch_report(epw_buffer *b, uint32_t index, epw_where where) {
 }
 
 epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
-    epw_where where = epw_at(b, "outcome_read");
+    epw_where where = epw_buffer_where(b, "outcome_read");
     if (outcome == NULL) return epw_fail(EPW_ERR_INVALID, where, "outcome is NULL");
     epw_status status = epw_outcome_check(b, "outcome_read", outcome);
     epw_lane *lane = NULL;

@@ -45,7 +45,6 @@ void epw_peers_destroy(epw_peers *peers) {
     pthread_mutex_destroy(&peers->probe_lock);
 }
 
-
 bool epw_peers_inherited(const epw_peers *peers) {
     return peers->window != NULL && epw_window_inherited(peers->window);
 }

@@ -8,7 +8,7 @@
 
 #include "group.h"
 #include "device/cuda.h"
-#include "ep/internal.h"
+#include "ep/buffer.h"
 #include "ep/launch.h"
 
 #include <cuda_runtime_api.h>
@@ -244,9 +244,6 @@ static epw_buffer *make_buffer(uint32_t rank) {
     CHECK_OK(epw_buffer_create(&config, &b));
     CHECK(b->engine->leave(b));
     b->engine->close(b);
-    b->scratch = NULL;
-    b->pool = NULL;
-    b->janitor_started = false;
     b->engine = &tested_engine;
     CHECK_OK(b->engine->open(b));
     return b;
@@ -294,7 +291,8 @@ static epw_handle dispatch_on(epw_buffer *b, void *stream, int32_t lane) {
 static void contexts_hold_the_peer_table(void) {
     group g = make_gpu_group();
     epw_gpu_context *context = g.of[0]->gpu->lanes[1].context;
-    CHECK(context->window[0] == g.of[0]->routes[0].window && context->window[1] == g.of[1]->routes[1].window);
+    CHECK(context->window[0] == epw_peers_own(&g.of[0]->peers) &&
+          context->window[1] == epw_peers_own(&g.of[1]->peers));
     CHECK(context->lane == 1 && context->deadline_ns == 20 * MS && context->ordered == 1);
     CHECK_MSG(g.of[0]->gpu->blocks == 20, "two lanes of %u blocks on 40 SMs", g.of[0]->gpu->blocks);
     REFUSED(epw_buffer_disconnect(g.of[0], 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
@@ -427,7 +425,7 @@ static void a_handle_spans_two_captures(void) {
     CHECK_OK(epw_combine(b, handle, &answer, &combined, NULL));
     CHECK(fake.stream == SECOND_STREAM && fake.combine.context == b->gpu->lanes[0].context);
     CHECK_MSG(fake.launches == 4 && fake.records == 2 && fake.waits == 0, "%d records", fake.records);
-    CHECK(b->lanes[0].stage == EPW_STAGE_FREE);
+    CHECK(b->lanes[0].machine.stage == EPW_STAGE_FREE);
     destroy(&g);
 }
 
@@ -468,7 +466,7 @@ static void a_release_under_an_invalidated_capture_is_owed(void) {
     REFUSED(epw_combine(b, handle, &answer, NULL, NULL), EPW_ERR_STATE, "combine", 0, -1, "invalidated");
     CHECK_OK(epw_release(b, handle));
     CHECK_OK(epw_release(b, eager));
-    CHECK_MSG(b->lanes[0].stage == EPW_STAGE_FREE && b->lanes[1].stage == EPW_STAGE_FREE &&
+    CHECK_MSG(b->lanes[0].machine.stage == EPW_STAGE_FREE && b->lanes[1].machine.stage == EPW_STAGE_FREE &&
                   fake.launches == 2,
               "%d launches", fake.launches);
     epw_dispatch_input in = input_on(SECOND_STREAM, 0);
@@ -581,7 +579,7 @@ static void waits_are_bounded(void) {
     REFUSED(epw_buffer_set_active(b, &all, 2), EPW_ERR_INVALID, "set_active", 0, -1, "epoch is 2");
     CHECK_OK(epw_buffer_set_active(b, &all, 3));
     CHECK_OK(epw_release(b, dispatch_on(b, FIRST_STREAM, 0)));
-    const epw_line *line = (const epw_line *)(g.of[1]->routes[1].window + epw_line_offset(0));
+    const epw_line *line = (const epw_line *)(epw_peers_own(&g.of[1]->peers) + epw_line_offset(0));
     epw_buffer_destroy(b);
     CHECK(line->lanes[0].dropped == epw_word(3, 0, 0) && line->lanes[1].dropped == epw_word(3, 0, 0));
     epw_buffer_destroy(g.of[1]);
