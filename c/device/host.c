@@ -8,12 +8,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "device/memory_limit.h"
 
 /* Values of the kernel's interface that older C libraries do not name. */
 #ifndef MFD_NOEXEC_SEAL
@@ -33,8 +33,8 @@ static epw_status memory_error(int err, epw_where where, const char *call, uint6
         return epw_fail_errno(err, where, "%s of a window of %llu bytes", call, (unsigned long long)bytes);
     return epw_fail(
         EPW_ERR_NO_MEMORY, where,
-        "%s: no memory for a window of %llu bytes; lower max_tokens, ranks or lanes (epw_plan_make "
-        "itemises the window) or raise the memory limit",
+        "%s: no memory for a window of %llu bytes; make it smaller (epw_plan_make itemises it) or raise the "
+        "memory limit",
         call, (unsigned long long)bytes);
 }
 
@@ -93,24 +93,6 @@ static epw_status map_and_populate(int fd, uint64_t bytes, uint64_t until_ns, ep
     return EPW_OK;
 }
 
-/* Making more pages resident than the machine has would not fail: the kernel would begin to kill processes.
- */
-static epw_status check_available(uint64_t bytes, epw_where where) {
-    FILE *file = fopen("/proc/meminfo", "re");
-    if (!file) return EPW_OK; /* a system that does not say */
-    char line[128];
-    unsigned long long kib;
-    bool known = false;
-    while (!known && fgets(line, sizeof line, file)) known = sscanf(line, "MemAvailable: %llu kB", &kib) == 1;
-    fclose(file);
-    if (!known || bytes / 1024 <= kib) return EPW_OK;
-    return epw_fail(
-        EPW_ERR_NO_MEMORY, where,
-        "a window of %llu bytes, and the machine has %llu available; lower max_tokens, ranks or lanes "
-        "(epw_plan_make itemises the window)",
-        (unsigned long long)bytes, kib * 1024);
-}
-
 static int create_memfd(void) {
     int fd = memfd_create("epwire-window", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
     if (fd >= 0 || errno != EINVAL) return fd;
@@ -125,12 +107,11 @@ static epw_status host_create(int32_t ordinal, uint32_t paths, uint64_t bytes, e
         return epw_fail(EPW_ERR_LIMIT, where, "a window of %llu bytes cannot be mapped",
                         (unsigned long long)bytes);
     bytes = (bytes + page - 1) / page * page;
-    epw_status available = check_available(bytes, where);
-    if (available) return available;
+    epw_status status = epw_memory_limit_check("", bytes, where);
+    if (status != EPW_OK) return status;
 
     int fd = create_memfd();
     if (fd < 0) return epw_fail_errno(errno, where, "memfd_create");
-    epw_status status;
     if (ftruncate(fd, (off_t)bytes)) {
         status = memory_error(errno, where, "ftruncate", bytes);
     } else if (fcntl(fd, F_ADD_SEALS, SIZE_SEALS)) {
