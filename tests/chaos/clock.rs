@@ -1,20 +1,22 @@
 //! Whether a future lets the thread that polls it go on.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::cluster::DEADLINE;
+use crate::noise::{self, Begun};
 use crate::step::Stop;
 
 /// Awaits on a runtime of this thread alone, beside a task that looks at the clock every other millisecond. It is wrong if
-/// that task ever had to wait for a good part of a deadline, beyond what `noise` says the machine made threads wait.
-pub(crate) fn beside<T>(work: impl Future<Output = T>, noise: impl Fn() -> Duration) -> Result<T, Stop> {
+/// that task ever had to wait for a good part of a deadline, beyond what the machine made this thread wait for a core.
+pub(crate) fn beside<T>(work: impl Future<Output = T>) -> Result<T, Stop> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let (ended, gap) = runtime.block_on(async {
-        let mut last = Instant::now();
+        let mut last = Begun::now();
         let mut gap = Duration::ZERO;
         let mut look = || {
-            gap = gap.max(last.elapsed());
-            last = Instant::now();
+            let (elapsed, queued) = last.elapsed();
+            gap = gap.max(elapsed.saturating_sub(queued));
+            last = Begun::now();
         };
         let clock = async {
             loop {
@@ -29,8 +31,8 @@ pub(crate) fn beside<T>(work: impl Future<Output = T>, noise: impl Fn() -> Durat
         look();
         (ended, gap)
     });
-    if gap > DEADLINE / 4 + noise() {
-        return Err(Stop::Wrong(format!("the thread was blocked for {gap:?} (noise {:?})", noise())));
+    if gap > DEADLINE / 4 + noise::worst() {
+        return Err(Stop::Wrong(format!("the thread was blocked for {gap:?} (noise {:?})", noise::worst())));
     }
     Ok(ended)
 }

@@ -2,7 +2,6 @@
 //! have sent.
 
 use std::collections::HashMap;
-use std::time::Instant;
 
 use epwire::{
     Combine, CombineOutput, Dispatch, DispatchBuffers, Dispatched, EpBuffer, HostBuffer, Layout, Outcome,
@@ -10,6 +9,7 @@ use epwire::{
 };
 use half::bf16;
 
+use crate::noise::Begun;
 use crate::traffic::{LOCAL_EXPERTS, SIDEBAND, Sender, TOPK, Traffic, bytes, same};
 use crate::trap;
 use crate::wire::{Call, Op, Place, Point, Record, Run, Setup, Trap};
@@ -108,14 +108,14 @@ impl Bench {
             .layout(if self.setup.rank_major { Layout::RankMajor } else { Layout::ExpertMajor });
         let mut output = self.received.output();
         output.wait_ns = Some(&mut waited);
-        let began = Instant::now();
+        let began = Begun::now();
         let dispatched = if halves {
             let sent = self.buffer.dispatch_send_blocking(input)?;
             at(Point::DispatchSent);
             if gives_up(Point::DispatchSent) {
                 return Ok(());
             }
-            let began = Instant::now();
+            let began = Begun::now();
             let dispatched = sent.receive_blocking(output)?;
             ops.push(report(step, Call::Dispatch, began, dispatched.outcome(), &waited));
             dispatched
@@ -140,14 +140,14 @@ impl Bench {
             wait_ns: Some(&mut waited),
         };
         let input = Combine::new(TensorRef::new(&self.expert_out, hidden));
-        let began = Instant::now();
+        let began = Begun::now();
         let outcome = if halves {
             let sent = dispatched.combine_send(input)?;
             at(Point::CombineSent);
             if gives_up(Point::CombineSent) {
                 return Ok(());
             }
-            let began = Instant::now();
+            let began = Begun::now();
             let outcome = sent.receive_blocking(output)?;
             ops.push(report(step, Call::Combine, began, &outcome, &waited));
             outcome
@@ -292,8 +292,8 @@ impl Bench {
     }
 }
 
-fn report(step: u32, call: Call, began: Instant, outcome: &Outcome, waited: &[u64]) -> Op {
-    let elapsed_us = began.elapsed().as_micros() as u64;
+fn report(step: u32, call: Call, began: Begun, outcome: &Outcome, waited: &[u64]) -> Op {
+    let elapsed_us = began.end().as_micros() as u64;
     let arrivals = (0..).zip(waited).filter(|(rank, _)| !outcome.missing.contains(*rank));
     Op {
         step,

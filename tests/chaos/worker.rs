@@ -9,7 +9,7 @@ use epwire::{EpBuffer, EpConfig, Error, Group, Mask};
 use crate::admit::admit;
 use crate::clock;
 use crate::cluster::DEADLINE;
-use crate::noise;
+use crate::noise::{self, Begun};
 use crate::step::{Bench, Stop};
 use crate::traffic::{LOCAL_EXPERTS, SIDEBAND, TOPK};
 use crate::trap;
@@ -25,21 +25,18 @@ pub(crate) fn main() {
     let mut worker = Worker { commands: std::io::stdin().lock().lines(), group: None, bench: None };
     while let Some(command) = worker.next() {
         noise::forget();
-        let began = Instant::now();
-        let elapsed_us = || began.elapsed().as_micros() as u64;
+        let began = Begun::now();
+        let elapsed_us = || began.end().as_micros() as u64;
         let reply = match worker.obey(command) {
             Ok(Some(reply)) => reply,
             Ok(None) => Reply::Done { elapsed_us: elapsed_us(), noise_us: noise::worst_us() },
             Err(Stop::Wrong(text)) => Reply::Wrong(text),
-            Err(Stop::Error(error)) => {
-                let noise_us = noise::worst_us();
-                Reply::Refused {
-                    kind: kind(&error),
-                    text: error.to_string(),
-                    elapsed_us: elapsed_us(),
-                    noise_us,
-                }
-            }
+            Err(Stop::Error(error)) => Reply::Refused {
+                kind: kind(&error),
+                text: error.to_string(),
+                elapsed_us: elapsed_us(),
+                noise_us: noise::worst_us(),
+            },
         };
         say(&reply);
     }
@@ -124,7 +121,7 @@ impl Worker {
                 }
             }
             Command::ConnectAwaiting(blobs) => {
-                clock::beside(self.buffer().connect_all(&blobs), noise::worst)??;
+                clock::beside(self.buffer().connect_all(&blobs))??;
             }
             Command::GiveUpConnect { peer, blob } => self.give_up_connect(peer, &blob)?,
             Command::SetActive { ranks, epoch } => {
@@ -143,11 +140,11 @@ impl Worker {
                 self.bench = Some(Bench::new(setup, buffer)?);
             }
             Command::CreateAwaiting(setup) => {
-                let buffer = clock::beside(EpBuffer::create(self.group(), config(&setup)), noise::worst)??;
+                let buffer = clock::beside(EpBuffer::create(self.group(), config(&setup)))??;
                 self.bench = Some(Bench::new(setup, buffer)?);
             }
             Command::Admit { newcomer } => {
-                let admitted = clock::beside(admit(self.group(), self.buffer(), newcomer), noise::worst)?;
+                let admitted = clock::beside(admit(self.group(), self.buffer(), newcomer))?;
                 admitted.map_err(|error| Stop::Wrong(error.to_string()))?;
             }
             Command::Recover => {
@@ -163,7 +160,7 @@ impl Worker {
         let began = Instant::now();
         let connect = self.buffer().connect(peer, blob);
         let soon = async { tokio::time::timeout(DEADLINE / 10, connect).await };
-        if let Ok(ended) = clock::beside(soon, noise::worst)? {
+        if let Ok(ended) = clock::beside(soon)? {
             return Err(Stop::Wrong(format!("connecting to a stopped rank ended: {ended:?}")));
         }
         let again = self.buffer().connect_blocking(peer, blob);
