@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
         return;
     }
     ptx::let_next_begin();
+    if (blockIdx.x == 0 && threadIdx.x == 0) c->spoke = ptx::global_timer_ns();
     if (!must_close(o, EPW_GPU_ANSWERED, true)) return;
     uint64_t missing = o.peers & o.lost;
     close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, o.peers & ~missing, missing);

@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
         return;
     }
     ptx::let_next_begin();
+    if (blockIdx.x == 0 && threadIdx.x == 0) a.context->spoke = ptx::global_timer_ns();
     if (!must_close(o, EPW_GPU_SENT, true)) return;
     uint64_t present = o.peers & ~o.lost;
     close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, present, o.active & ~present);

@@ -44,6 +44,8 @@ __global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_c
 __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __grid_constant__ epw_membership_args a) {
     ptx::wait_for_stream();
     uint32_t peer = threadIdx.x;
+    const uint64_t told = a.active | a.contexts[0]->active; // former members too: they need not wait for this rank to find out
+    __syncthreads();
     if (peer == 0) {
         a.shared->suspects = 0;
         for (uint32_t i = 0; i < EPW_MAX_LANES; i++) {
@@ -60,8 +62,8 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
     }
     __syncthreads();
     // Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission to send its
-    // first operation.
-    if (peer < a.ranks && (a.active >> peer & 1)) {
+    // first operation, and any wait for this rank in an older epoch.
+    if (peer < a.ranks && (told >> peer & 1) && a.contexts[0]->window[peer] != nullptr) {
         for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.contexts[lane] != nullptr; lane++) {
             unsigned char *word = a.contexts[0]->window[peer] + epw_word_offset(a.rank, lane, EPW_WORD_EPOCH);
             ptx::store_release_sys(reinterpret_cast<uint64_t *>(word), epw_word(a.epoch, 0, 0));
@@ -80,6 +82,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) disconnect_kernel(const __g
     c->window[a.peer] = nullptr;
     c->received[a.peer] = 0;
     uint32_t end = 0;
+#pragma unroll 1
     for (uint32_t turn = 0; turn < a.ranks; turn++) c->ends[turn] = end += c->received[source_at(a.rank, a.ranks, turn)];
 }
 

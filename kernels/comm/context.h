@@ -98,14 +98,16 @@ typedef struct epw_gpu_context {
 
     /* Blocks that have sent, and that are done, ever: 48 bits, and above them in `sent` those that had given somebody up. */
     uint64_t sent_blocks, out_blocks;
+    uint64_t spoke;      /* when the last kernel that only sends had sent, by globaltimer */
     uint64_t unrecorded; /* bad routing ids that found no room in the ring, ever */
 
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
-    uint32_t closing;  /* a block has taken it on itself to close the operation for all */
-    uint32_t noted;    /* bad routing ids put on record, and then some */
-    uint32_t recorded; /* `record` is taken */
-    uint64_t gone;     /* peers given up */
-    uint64_t refused;  /* peers whose rows or answers are not what this rank asked for */
+    uint32_t closing;    /* a block has taken it on itself to close the operation for all */
+    uint32_t noted;      /* bad routing ids put on record, and then some */
+    uint32_t recorded;   /* `record` is taken */
+    uint64_t gone;       /* peers given up */
+    uint64_t refused;    /* peers whose rows or answers are not what this rank asked for */
+    uint32_t lengthened; /* of this call or a peer's that is awaited, as beacons say it */
     struct {
         uint64_t began;      /* by globaltimer, of the first block that had to wait long; 0: none yet */
         uint64_t beacons;    /* posted so far */

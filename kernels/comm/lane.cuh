@@ -104,12 +104,15 @@ __device__ __forceinline__ void tell_complete(const Operation &o) {
     o.report->record.cause = EPW_CAUSE_NONE;
 }
 
-// Waits until `out_blocks` is as the turns will say it, for so many deadlines as the waits of one kernel may take: for
-// permission, and for rows or answers. Whether it is. By one thread.
+// Waits until `out_blocks` is as the turns will say it, as long as the waits of one kernel may take: for permission, and for rows
+// or answers. Whether it is. By one thread.
 __device__ __noinline__ inline bool await_blocks(const Operation &o) {
-    uint64_t began = ptx::global_timer_ns();
-    while (ptx::load_acquire_gpu(&o.context->out_blocks) != o.out_before) {
-        if (ptx::global_timer_ns() - began >= 2 * EPW_WAIT_DEADLINES_MAX * o.deadline) return false;
+    const epw_gpu_context *c = o.context;
+    const uint64_t began = ptx::global_timer_ns(), never_silent = UINT64_MAX / 2;
+    while (ptx::load_acquire_gpu(&c->out_blocks) != o.out_before) {
+        uint32_t lengthened = ptx::load_relaxed_gpu(&c->lengthened);
+        uint64_t of_one = epw_rule_expiry(0, never_silent, o.deadline, c->deadline_ns, lengthened);
+        if (ptx::global_timer_ns() - began >= 2 * of_one) return false;
     }
     return true;
 }
@@ -265,7 +268,7 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
         c->unrecorded += c->noted - EPW_GPU_NOTES;
         ptx::store_relaxed_sys(&c->shared->ring->unrecorded[o.lane], c->unrecorded);
     }
-    c->closing = c->recorded = c->noted = 0;
+    c->closing = c->recorded = c->noted = c->lengthened = 0;
     c->gone = c->refused = 0;
     for (auto &wait : c->waits) wait.began = wait.beacons = 0;
 }

@@ -124,10 +124,15 @@ __device__ __noinline__ inline void suspect(const Operation &o, uint32_t peer) {
     }
 }
 
-// Tells the active peers that this rank is alive and waits for `named`; EPW_BEACON_NONE: that it waits no longer.
-__device__ inline void post_beacon(const Operation &o, uint32_t named) {
+// Tells the active peers that this rank is alive and waits for `named`, and how long it may; EPW_BEACON_NONE: that it waits no
+// longer.
+__device__ __noinline__ inline void post_beacon(const Operation &o, uint32_t named) {
     epw_gpu_context *c = o.context;
-    uint64_t word = epw_word(o.epoch, atomicAdd(&c->beacon, 1u) + 1, named);
+    // epw_rule_lengthened from what awaited peers say on, in little code.
+    uint32_t lengthened = ptx::load_relaxed_gpu(&c->lengthened);
+#pragma unroll 1
+    while (lengthened < EPW_BEACON_LENGTH_MAX && c->deadline_ns << lengthened < o.deadline) lengthened++;
+    uint64_t word = epw_word(o.epoch, atomicAdd(&c->beacon, 1u) + 1, epw_beacon_value(named, lengthened));
     uint64_t peers = o.active & ~ptx::load_relaxed_gpu(&c->shared->suspects) & ~(1ull << o.rank);
 #pragma unroll 1
     for (uint32_t p = 0; p < o.ranks; p++) {
@@ -163,7 +168,10 @@ __device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, ui
     // longer than the others.
     uint64_t began = atomicCAS(reinterpret_cast<unsigned long long *>(&wait->began), 0ull, now);
     if (began == 0) began = now;
+    // A kernel that only receives may begin long after this rank has last written to its peers.
+    uint64_t spoke = o.stage == EPW_GPU_SENT || o.stage == EPW_GPU_ANSWERED ? c->spoke : began;
     uint64_t clock = second ? now : began, heard[EPW_MAX_LANES] = {};
+    uint32_t its_lengthened = 0;
     const uint64_t *word = awaited_word(o, what, peer);
     while (true) {
 #pragma unroll 1
@@ -181,6 +189,7 @@ __device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, ui
             now = ptx::global_timer_ns();
             bool silent = true;
             uint32_t named = 0;
+#pragma unroll 1
             for (uint32_t l = 0; l < c->lanes; l++) {
                 const unsigned char *place = o.own + epw_word_offset(peer, l, EPW_WORD_BEACON);
                 uint64_t beacon = ptx::load_acquire_sys(reinterpret_cast<const uint64_t *>(place));
@@ -191,17 +200,18 @@ __device__ __noinline__ inline Arrival await_long(Operation &o, Awaited what, ui
                 if (beacon == heard[l]) continue;
                 heard[l] = beacon; // each new beacon restarts the peer's clock
                 clock = now;
+                // It may wait for as long as it says, and this rank with it, which says so to those that wait for this one.
+                if (lengthened > its_lengthened) atomicMax(&c->lengthened, its_lengthened = lengthened);
             }
             // This rank itself lives: its word comes once all its blocks have found SMs, and the peers bear with it as long.
             if (peer == o.rank) clock = now;
             // By the group's deadline: the others may not have lengthened theirs.
-            uint64_t due = epw_rule_beacons_due(now - began, c->deadline_ns), posted = ptx::load_relaxed_gpu(&wait->beacons);
+            uint64_t due = epw_rule_beacons_due(now - spoke, c->deadline_ns), posted = ptx::load_relaxed_gpu(&wait->beacons);
             if (due > posted) {
                 auto *count = reinterpret_cast<unsigned long long *>(&wait->beacons);
                 if (atomicCAS(count, posted, due) == posted) post_beacon(o, silent || named == o.rank ? peer : named);
             }
-            uint64_t last = began + EPW_WAIT_DEADLINES_MAX * o.deadline, end = clock + o.deadline;
-            if (now < (end < last ? end : last)) continue;
+            if (now < epw_rule_expiry(began, clock, o.deadline, c->deadline_ns, its_lengthened)) continue;
             cause = EPW_CAUSE_TIMEOUT;
         }
         record_loss(o, phase, cause, peer, expected_word(o, what), seen.word, ptx::global_timer_ns() - began,

@@ -93,7 +93,7 @@ int epw_gpu_combine(const epw_combine_args *args, uint32_t blocks, void *stream)
 /* Answers no rows, collects nothing, frees the lane: in any stage. */
 int epw_gpu_release(const epw_release_args *args, void *stream);
 
-/* Clears suspects, begins the epoch on every lane and posts the epoch word to every active peer. */
+/* Clears suspects, begins the epoch on every lane and posts the epoch word to every peer that is or was active. */
 int epw_gpu_set_active(const epw_membership_args *args, void *stream);
 
 /* Takes the peer out of the peer tables, and out of operations in flight: those of graphs may be between two replays. */

@@ -1,6 +1,7 @@
 /* What may befall operations on GPUs beside the loss of a rank: work of others that keeps blocks off the SMs,
- * sums that lanes share, a peer that goes between two graphs. Each case is a process of its own; its ranks
- * are buffers of one thread. `--case NAME` runs one. Exit code 77, with the reason, where there is no GPU. */
+ * sums that lanes share, a peer that goes between two graphs, peers that wait for others. Each case is a
+ * process of its own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77, with the
+ * reason, where there is no GPU. */
 #include "cases.h"
 #include "echo.h"
 #include "hog.h"
@@ -259,10 +260,90 @@ static void disconnected(uint32_t gpus) {
     echo_close(&e);
 }
 
+/* ---- who is alive, and who is told ---- */
+
+/* Three ranks of which 0 knows only 1, and 2 only 1: what 0 waits for depends on 2 through 1 alone. */
+static void open_chain(echo *e, uint64_t deadline_ns, uint32_t gpus) {
+    static const uint64_t members[] = {3, 7, 6};
+    epw_config config = config_of(3, deadline_ns);
+    echo_open(e, &config, gpus);
+    echo_fill(e, 1);
+    echo_step(e); /* all kernels have run once, on all streams */
+    for (uint32_t r = 0; r < 3; r++) {
+        epw_mask mask = {{members[r]}};
+        REQUIRE_OK(epw_buffer_set_active(e->rank[r].buffer, &mask, 2));
+    }
+    echo_fill(e, 2);
+}
+
+/* Rank 1 waits for rank 2 by a deadline of its own call, for longer than the group's deadlines allow. Rank 0
+ * waits for rank 1, which says so in its beacons. */
+static void lengthened(uint32_t gpus) {
+    static echo e;
+    open_chain(&e, 100 * MS, gpus);
+    for (uint32_t r = 0; r < 3; r++) echo_dispatch(&e.rank[r], ECHO_BOTH);
+    echo_settle(&e, "dispatch");
+    e.rank[1].deadline_ns = 1600 * MS;
+    for (uint32_t r = 0; r < 2; r++) echo_combine(&e.rank[r], ECHO_BOTH);
+    uint64_t began = now_ns();
+    echo_dispatch(&e.rank[0], ECHO_BOTH);
+    sleep_ms(1000);
+    REQUIRE(cudaStreamQuery(e.rank[0].stream) == cudaErrorNotReady,
+            "rank 0 has given rank 1 up after %llu ms", (unsigned long long)((now_ns() - began) / MS));
+    echo_combine(&e.rank[2], ECHO_BOTH);
+    for (uint32_t r = 1; r < 3; r++) echo_dispatch(&e.rank[r], ECHO_BOTH);
+    echo_settle(&e, "the late ones");
+    echo_missing(&e.rank[0], 0, "a peer with a longer deadline");
+    echo_missing(&e.rank[1], 0, "a longer deadline");
+    echo_close(&e);
+}
+
+/* Rank 1 computes for 0.8 deadlines between its halves, then waits for rank 2. Rank 0 hears of it at once. */
+static void first_beacon(uint32_t gpus) {
+    static echo e;
+    const uint32_t deadline_ms = 500;
+    open_chain(&e, deadline_ms * MS, gpus);
+    echo_dispatch(&e.rank[1], ECHO_SEND);
+    echo_dispatch(&e.rank[0], ECHO_BOTH);
+    echo_combine(&e.rank[0], ECHO_BOTH);
+    sleep_ms(deadline_ms * 8 / 10);
+    echo_dispatch(&e.rank[1], ECHO_RECEIVE);
+    echo_combine(&e.rank[1], ECHO_BOTH);
+    sleep_ms(deadline_ms * 6 / 10);
+    echo_dispatch(&e.rank[2], ECHO_BOTH);
+    echo_combine(&e.rank[2], ECHO_BOTH);
+    echo_settle(&e, "a step");
+    echo_missing(&e.rank[0], 0, "a peer that begins to wait late");
+    echo_missing(&e.rank[1], 0, "a receiving half that begins late");
+    echo_close(&e);
+}
+
+/* A rank that its peers leave out learns of it by their next epoch, and not by a deadline. */
+static void left_out(uint32_t gpus) {
+    static echo e;
+    const uint64_t deadline = 2000 * MS;
+    epw_config config = config_of(3, deadline);
+    echo_open(&e, &config, gpus);
+    echo_fill(&e, 1);
+    whole_step(&e, &e.rank[2], "before");
+    for (uint32_t r = 0; r < 2; r++) REQUIRE_OK(epw_buffer_set_active(e.rank[r].buffer, &(epw_mask){{3}}, 2));
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    uint64_t began = now_ns();
+    echo_dispatch(&e.rank[2], ECHO_BOTH);
+    echo_settle(&e, "a dispatch of a former member");
+    REQUIRE(now_ns() - began < deadline / 2, "a former member waits for %llu ms",
+            (unsigned long long)((now_ns() - began) / MS));
+    REQUIRE_OK(epw_outcome_read(e.rank[2].buffer, e.rank[2].handle, &outcome));
+    REQUIRE(outcome.missing.bits[0] == 3 && outcome.record.cause == EPW_CAUSE_DROPPED,
+            "missing %llx by cause %u", (unsigned long long)outcome.missing.bits[0], outcome.record.cause);
+    echo_close(&e);
+}
+
 static const gpu_case cases[] = {
     {"late_receive", late_receive, 1, 60},   {"late_combine", late_combine, 2, 60},
     {"late_dispatch", late_dispatch, 1, 60}, {"shared_totals", shared_totals, 1, 60},
-    {"disconnected", disconnected, 1, 60},
+    {"disconnected", disconnected, 1, 60},   {"lengthened", lengthened, 1, 60},
+    {"first_beacon", first_beacon, 1, 60},   {"left_out", left_out, 1, 60},
 };
 
 int main(int argc, char **argv) {
