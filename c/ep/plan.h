@@ -1,4 +1,5 @@
-/* From a configuration to sizes and offsets. Pure: allocates nothing, reads nothing else. */
+/* From a configuration to sizes and offsets. Allocates nothing, and reads nothing else but, where the number
+ * of threads is left to the library, how many cores there are. */
 #ifndef EPW_EP_PLAN_H
 #define EPW_EP_PLAN_H
 

@@ -290,7 +290,8 @@ pub struct epw_plan {
     pub zero_copy_bytes: u64,
     /// sum of the above, rounded up to pages; a GPU takes 2 MiB at a time
     pub window_bytes: u64,
-    /// memory of this rank's own beside the window
+    /** memory of this rank's own beside the window; with `threads` 0 it is that of the
+threads that would be chosen now*/
     pub private_bytes: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]

@@ -293,7 +293,7 @@ pub(crate) fn memberships(buffer: &EpBuffer) -> Vec<&'static str> {
     let beyond: Mask = [me, buffer.ranks()].into_iter().collect();
     vec![
         refused("set_active: old epoch", try_mask(all, epoch), Invalid, "epoch is"),
-        refused("set_active: epoch beyond", try_mask(all, 32_768), Invalid, "epoch is"),
+        refused("set_active: epoch beyond", try_mask(all, 1 << 23), Invalid, "epoch is"),
         refused(
             "set_active: without oneself",
             try_mask(all.without(me), epoch + 1),

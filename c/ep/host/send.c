@@ -96,7 +96,8 @@ static const unsigned char *make_payload(const send_job *job, uint32_t t, unsign
         stride = b->layout.row_bytes;
     }
     const unsigned char *x = (const unsigned char *)in->x + t * stride;
-    *bytes = epw_align(format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes, 16);
+    uint64_t row_bytes = format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes;
+    *bytes = epw_align(row_bytes, 16);
     if (in->payload == EPW_PAYLOAD_SAME) return x;
     unsigned char *scales = scratch + format->payload_bytes;
     if (in->payload == EPW_PAYLOAD_OPAQUE) {
@@ -110,6 +111,7 @@ static const unsigned char *make_payload(const send_job *job, uint32_t t, unsign
     } else {
         b->host->numerics->quantize(in->payload, b->config.dtype, x, b->config.hidden, scratch, scales);
     }
+    memset(scratch + row_bytes, 0, *bytes - row_bytes); /* the peer is not to see what was there */
     return scratch;
 }
 
