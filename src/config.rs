@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::error::Result;
+use crate::tensor::DType;
 use crate::{ffi, sys};
 
 /// 16-bit types of tokens and expert outputs.
@@ -24,10 +25,10 @@ impl Float16 {
     }
 
     /// As an element type of tensors.
-    pub fn dtype(self) -> crate::DType {
+    pub fn dtype(self) -> DType {
         match self {
-            Self::Bf16 => crate::DType::Bf16,
-            Self::F16 => crate::DType::F16,
+            Self::Bf16 => DType::Bf16,
+            Self::F16 => DType::F16,
         }
     }
 }
@@ -73,6 +74,15 @@ impl Payload {
             Self::Fp8 { scale: Fp8Scale::PowerOfTwo } => sys::EPW_PAYLOAD_FP8_POW2,
             Self::Fp8 { scale: Fp8Scale::Ue8m0 } => sys::EPW_PAYLOAD_FP8_UE8M0,
             Self::Opaque { .. } => sys::EPW_PAYLOAD_OPAQUE,
+        }
+    }
+
+    /// Fills in the fields that say what travels.
+    pub(crate) fn set(self, input: &mut sys::epw_dispatch_input) {
+        input.payload = self.to_c();
+        if let Self::Opaque { row_bytes, scale_count, scale_bytes } = self {
+            (input.opaque_row_bytes, input.scale_count, input.scale_bytes) =
+                (row_bytes, scale_count, scale_bytes);
         }
     }
 }
@@ -396,7 +406,7 @@ impl RowShape {
     /// The shape that `payload` gives under `config` in a group of `ranks` ranks.
     pub fn new(config: &EpConfig, ranks: u32, payload: Payload) -> Result<Self> {
         let mut input = ffi::empty_input();
-        crate::buffer::set_payload(&mut input, payload);
+        payload.set(&mut input);
         let shape = ffi::row_shape(&config.to_c(0, ranks), &input)?;
         Ok(Self {
             payload_bytes: shape.payload_bytes as usize,

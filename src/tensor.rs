@@ -74,7 +74,11 @@ pub(crate) mod sealed {
     use super::DType;
 
     pub trait View {
+        /// Where an operation runs, which its inputs must fit.
+        type Site;
         fn matrix(&self) -> Matrix;
+        /// The matrix, if it may be read at `site`; `name` is that of the input.
+        fn at(&self, name: &str, site: &Self::Site) -> Result<Matrix, String>;
     }
 
     /// Where a matrix is and how it lies there.
@@ -185,9 +189,15 @@ impl<'a> TensorRef<'a> {
 impl View for TensorRef<'_> {}
 
 impl sealed::View for TensorRef<'_> {
+    type Site = ();
+
     fn matrix(&self) -> sealed::Matrix {
         let Self { ptr, dtype, rows, cols, row_stride, .. } = *self;
         sealed::Matrix { ptr: ptr.as_ptr(), dtype, rows, cols, row_stride }
+    }
+
+    fn at(&self, _: &str, (): &()) -> Result<sealed::Matrix, String> {
+        Ok(self.matrix())
     }
 }
 

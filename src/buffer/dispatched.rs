@@ -3,8 +3,9 @@
 
 use std::fmt;
 
-use super::io::{Combine, CombineOutput, DispatchOutput, Request};
+use super::input::{Combine, Request};
 use super::operation::{Event, OpenHandle};
+use super::output::{CombineOutput, DispatchOutput};
 use crate::config::Layout;
 use crate::error::{Error, Result};
 use crate::ffi::{Progress, Rows};
@@ -103,7 +104,7 @@ impl Dispatching {
         outcome: &mut sys::epw_outcome,
     ) -> Result<Progress> {
         let inner = &self.open.inner;
-        let mut output = output.as_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
+        let mut output = output.as_c(inner.rank, &inner.config, &inner.plan, &self.request, &())?;
         output.nonblocking = nonblocking.into();
         // SAFETY: sizes were checked; the caller keeps `output` borrowed while the operation is polled.
         unsafe { inner.ffi.dispatch_receive(self.open.handle, &output, Some(outcome)) }
@@ -203,10 +204,10 @@ impl Dispatched {
         outcome: &mut sys::epw_outcome,
     ) -> Result<Progress> {
         let inner = &self.open.inner;
-        let mut input = input.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
+        let mut input = input.to_c(inner.rank, &inner.config, &inner.plan, &self.request, &())?;
         input.nonblocking = nonblocking.into();
         let output = match output {
-            Some(output) => Some(output.as_c(inner.rank, &inner.config, &inner.plan, &self.request)?),
+            Some(output) => Some(output.as_c(inner.rank, &inner.config, &inner.plan, &self.request, &())?),
             None => None,
         };
         // SAFETY: sizes were checked; the caller keeps `output` borrowed while the operation is polled.
@@ -347,7 +348,7 @@ impl Combining {
         outcome: &mut sys::epw_outcome,
     ) -> Result<Progress> {
         let inner = &self.open.inner;
-        let mut output = output.as_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
+        let mut output = output.as_c(inner.rank, &inner.config, &inner.plan, &self.request, &())?;
         output.nonblocking = nonblocking.into();
         // SAFETY: sizes were checked; the caller keeps `output` borrowed while the operation is polled.
         unsafe { inner.ffi.combine_receive(self.open.handle, &output, Some(outcome)) }

@@ -1,18 +1,25 @@
 //! A rank's end of dispatch and combine.
 
+mod buffers;
 mod connect;
 mod dispatched;
-mod io;
+mod input;
+mod memory;
 mod operation;
+mod output;
 
 use std::sync::Arc;
 
+pub use buffers::DispatchBuffers;
 pub use dispatched::{CombineRows, Combining, Consuming, Dispatched, Dispatching, Refused, RowsView};
-pub use io::{Combine, CombineOutput, Dispatch, DispatchBuffers, DispatchOutput, ScaleOrder};
-pub(crate) use io::{Needs, Request, set_payload};
+pub(crate) use input::Request;
+pub use input::{Combine, Dispatch};
+pub use memory::{Host, Memory};
+pub(crate) use memory::{Item, Need, Place, sealed};
 pub use operation::Event;
 pub(crate) use operation::OpenHandle;
 use operation::Watcher;
+pub use output::{CombineOutput, DispatchOutput, GenericCombineOutput, GenericDispatchOutput, ScaleOrder};
 
 use crate::config::{Device, EpConfig, Payload, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
@@ -206,10 +213,12 @@ impl EpBuffer {
                 "the buffer is on a GPU: enqueue the operation with enqueue_dispatch, see epwire::cuda";
             return Err(Error::State(Failure::new("dispatch", inner.rank, text)));
         }
-        let mut c_input = input.to_c(inner.rank, &inner.config)?;
+        let mut c_input = input.to_c(inner.rank, &inner.config, &())?;
         c_input.nonblocking = nonblocking.into();
         let output = match output {
-            Some(output) => Some(output.as_c(inner.rank, &inner.config, &inner.plan, &input.request())?),
+            Some(output) => {
+                Some(output.as_c(inner.rank, &inner.config, &inner.plan, &input.request(), &())?)
+            }
             None => None,
         };
         let mut outcome = ffi::empty_outcome();

@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::StreamRef;
-use super::view::check_origins;
+use super::view::Site;
 use crate::buffer::{EpBuffer, Inner};
 use crate::error::{Error, Failure, Result};
 use crate::ffi::Progress;
@@ -72,7 +72,7 @@ impl Completion {
     /// the streams of a capture by events captured with them, or let the stream that launches the graph wait.
     pub fn wait_on(&self, stream: StreamRef<'_>) -> Result<()> {
         let device = self.inner.gpu("stream_wait")?;
-        check_origins("stream_wait", self.inner.rank, std::iter::empty(), device, &stream)?;
+        Site::new("stream_wait", self.inner.rank, device, &stream)?;
         // SAFETY: a stream of the buffer's GPU, as its maker has promised or was checked.
         unsafe { self.inner.ffi.stream_wait(self.handle, stream.raw) }
     }

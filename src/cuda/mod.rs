@@ -44,13 +44,13 @@
 mod completion;
 #[cfg(feature = "cudarc")]
 mod cudarc;
+mod memory;
 mod operation;
-mod output;
 mod stream;
 mod view;
 
 pub use completion::{Completion, Errors};
+pub use memory::{CombineOutput, DispatchOutput, Gpu};
 pub use operation::{Combining, Dispatched, Dispatching, WindowRows};
-pub use output::{CombineOutput, DispatchOutput};
 pub use stream::StreamRef;
 pub use view::{TensorMut, TensorRef};

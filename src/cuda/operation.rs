@@ -3,9 +3,8 @@
 
 use std::sync::Arc;
 
-use super::output::Output;
 use super::stream::Keeper;
-use super::view::{Origin, check_origins};
+use super::view::Site;
 use super::{CombineOutput, Completion, DispatchOutput, StreamRef, TensorRef};
 use crate::buffer::{Combine, Consuming, Dispatch, EpBuffer, Inner, OpenHandle, Refused, Request};
 use crate::config::Device;
@@ -21,10 +20,10 @@ impl EpBuffer {
     pub fn enqueue_dispatch(
         &self,
         input: Dispatch<'_, TensorRef<'_>>,
-        output: DispatchOutput<'_>,
+        mut output: DispatchOutput<'_>,
         stream: StreamRef<'_>,
     ) -> Result<Dispatched> {
-        self.enqueue(&input, Some(&output), stream).map(Dispatched)
+        self.enqueue(&input, Some(&mut output), stream).map(Dispatched)
     }
 
     /// Enqueues the sending half of a dispatch. No SM is held between it and the receiving half.
@@ -42,17 +41,15 @@ impl EpBuffer {
     fn enqueue(
         &self,
         input: &Dispatch<'_, TensorRef<'_>>,
-        output: Option<&DispatchOutput<'_>>,
+        output: Option<&mut DispatchOutput<'_>>,
         stream: StreamRef<'_>,
     ) -> Result<Handle> {
         let (inner, request) = (&self.inner, input.request());
-        let device = inner.gpu("dispatch")?;
-        let origins = input.views().map(|(name, view)| (name, view.origin));
-        let origins = origins.chain(output.into_iter().flat_map(DispatchOutput::origins));
-        check_origins("dispatch", inner.rank, origins, device, &stream)?;
-        let mut c_input = input.to_c(inner.rank, &inner.config)?;
+        let (rank, config) = (inner.rank, &inner.config);
+        let site = Site::new("dispatch", rank, inner.gpu("dispatch")?, &stream)?;
+        let mut c_input = input.to_c(rank, config, &site)?;
         c_input.stream = stream.raw;
-        let output = output.map(|output| output.to_c(inner.rank, &inner.config, &inner.plan, &request));
+        let output = output.map(|output| output.as_c(rank, config, &inner.plan, &request, &site));
         let output = output.transpose()?;
         // SAFETY: sizes were checked. That the memory stays until the work has run, and the stream as long as the handle
         // needs it, is promised by whoever made the views and the stream, or seen to by their guards and `Handle::stream`.
@@ -94,23 +91,9 @@ impl Handle {
         Completion::new(self.inner().clone(), self.open.handle)
     }
 
-    fn check<'n>(
-        &self,
-        operation: &str,
-        origins: impl Iterator<Item = (&'n str, Option<Origin>)>,
-        stream: &StreamRef<'_>,
-    ) -> Result<()> {
+    fn site(&self, operation: &str, stream: &StreamRef<'_>) -> Result<Site> {
         let inner = self.inner();
-        check_origins(operation, inner.rank, origins, inner.gpu(operation)?, stream)
-    }
-
-    /// Enqueues the receiving half of the operation whose output this is.
-    fn receive<O: Output>(&self, output: &O, stream: &StreamRef<'_>) -> Result<()> {
-        self.check(O::RECEIVE, output.origins(), stream)?;
-        let inner = self.inner();
-        let output = output.to_c(inner.rank, &inner.config, &inner.plan, &self.request)?;
-        // SAFETY: as in `EpBuffer::enqueue`.
-        unsafe { O::receive(&inner.ffi, self.open.handle, output, stream.raw) }
+        Site::new(operation, inner.rank, inner.gpu(operation)?, stream)
     }
 
     /// The C core has taken a call on `stream`, which is the last one now.
@@ -126,7 +109,7 @@ impl Handle {
     }
 
     fn release_on(&self, stream: &StreamRef<'_>) -> Result<()> {
-        self.check("release", std::iter::empty(), stream)?;
+        self.site("release", stream)?;
         // SAFETY: a stream of the buffer's GPU, as its maker has promised or was checked.
         unsafe { self.inner().ffi.release_on(self.open.handle, stream.raw) }
     }
@@ -150,11 +133,20 @@ impl Dispatching {
     /// Enqueues the receiving half, with the deadline of the sending half.
     pub fn enqueue_receive(
         self,
-        output: DispatchOutput<'_>,
+        mut output: DispatchOutput<'_>,
         stream: StreamRef<'_>,
     ) -> Consuming<Dispatched, Self> {
-        let taken = self.0.receive(&output, &stream);
+        let taken = self.receive(&mut output, &stream);
         consume(self, taken, |sent| Dispatched(sent.0.enqueued_on(&stream)))
+    }
+
+    fn receive(&self, output: &mut DispatchOutput<'_>, stream: &StreamRef<'_>) -> Result<()> {
+        let (inner, request) = (self.0.inner(), &self.0.request);
+        let site = self.0.site("dispatch_receive", stream)?;
+        let mut output = output.as_c(inner.rank, &inner.config, &inner.plan, request, &site)?;
+        output.stream = stream.raw;
+        // SAFETY: as in `EpBuffer::enqueue`.
+        unsafe { inner.ffi.dispatch_receive(self.0.open.handle, &output, None) }.map(drop)
     }
 
     /// The sending half, to wait for on the host.
@@ -200,10 +192,10 @@ impl Dispatched {
     pub fn enqueue_combine(
         self,
         input: Combine<'_, TensorRef<'_>>,
-        output: CombineOutput<'_>,
+        mut output: CombineOutput<'_>,
         stream: StreamRef<'_>,
     ) -> Consuming<Completion, Self> {
-        let taken = self.combine(&input, Some(&output), &stream);
+        let taken = self.combine(&input, Some(&mut output), &stream);
         consume(self, taken, |received| received.0.consumed())
     }
 
@@ -221,27 +213,19 @@ impl Dispatched {
     fn combine(
         &self,
         input: &Combine<'_, TensorRef<'_>>,
-        output: Option<&CombineOutput<'_>>,
+        output: Option<&mut CombineOutput<'_>>,
         stream: &StreamRef<'_>,
     ) -> Result<()> {
-        let inner = self.0.inner();
-        let origins = input.views().map(|(name, view)| (name, view.origin));
-        self.0.check(
-            "combine",
-            origins.chain(output.into_iter().flat_map(CombineOutput::origins)),
-            stream,
-        )?;
-        if output.is_none()
-            && input.views().any(|(name, view)| name == "topk_weights" && view.origin.is_some())
-        {
-            let text = "topk_weights of a split combine are read by its receiving half, and their guard ends now: give them at dispatch, or use enqueue_combine";
-            return Err(Error::Invalid(Failure::new("combine", inner.rank, text)));
-        }
-        let mut c_input = input.to_c(inner.rank, &inner.config, &inner.plan, &self.0.request)?;
+        let (inner, request) = (self.0.inner(), &self.0.request);
+        let (rank, config, plan) = (inner.rank, &inner.config, &inner.plan);
+        let site = self.0.site("combine", stream)?;
+        let mut c_input = input.to_c(rank, config, plan, request, &site)?;
         c_input.stream = stream.raw;
-        let output =
-            output.map(|output| output.to_c(inner.rank, &inner.config, &inner.plan, &self.0.request));
-        let output = output.transpose()?;
+        if output.is_none() && input.own_weights().is_some_and(|weights| weights.origin.is_some()) {
+            let text = "topk_weights of a split combine are read by its receiving half, and their guard ends now: give them at dispatch, or use enqueue_combine";
+            return Err(Error::Invalid(Failure::new("combine", rank, text)));
+        }
+        let output = output.map(|output| output.as_c(rank, config, plan, request, &site)).transpose()?;
         // SAFETY: as in `EpBuffer::enqueue`; guarded weights do not come here without their receiving half.
         unsafe { inner.ffi.combine(self.0.open.handle, &c_input, output.as_ref(), None) }?;
         Ok(())
@@ -264,11 +248,20 @@ impl Combining {
     /// Enqueues the receiving half, which sums the answers into `output`, with the deadline of the sending half.
     pub fn enqueue_receive(
         self,
-        output: CombineOutput<'_>,
+        mut output: CombineOutput<'_>,
         stream: StreamRef<'_>,
     ) -> Consuming<Completion, Self> {
-        let taken = self.0.receive(&output, &stream);
+        let taken = self.receive(&mut output, &stream);
         consume(self, taken, |sent| sent.0.consumed())
+    }
+
+    fn receive(&self, output: &mut CombineOutput<'_>, stream: &StreamRef<'_>) -> Result<()> {
+        let (inner, request) = (self.0.inner(), &self.0.request);
+        let site = self.0.site("combine_receive", stream)?;
+        let mut output = output.as_c(inner.rank, &inner.config, &inner.plan, request, &site)?;
+        output.stream = stream.raw;
+        // SAFETY: as in `EpBuffer::enqueue`.
+        unsafe { inner.ffi.combine_receive(self.0.open.handle, &output, None) }.map(drop)
     }
 
     /// The sending half, to wait for on the host.
@@ -363,6 +356,7 @@ mod tests {
     fn an_output_of_another_type_or_size_is_named() {
         let config = EpConfig::new(4, 64, 4, 2);
         let plan = crate::Plan::new(&config, 2).unwrap(); // M = 8, E = 2
+        let site = Site::new("dispatch", 0, 0, &StreamRef::legacy()).unwrap();
         let none = || DispatchOutput::default();
         let cases = [
             ("output.rows has 2047 bytes", DispatchOutput { rows: Some(memory(DType::U8, 2047)), ..none() }),
@@ -377,32 +371,33 @@ mod tests {
                 DispatchOutput { expert_totals: Some(memory(DType::U32, 2)), ..none() },
             ),
         ];
-        for (text, output) in cases {
-            let error = output.to_c(0, &config, &plan, &input().request()).unwrap_err();
+        for (text, mut output) in cases {
+            let error = output.as_c(0, &config, &plan, &input().request(), &site).unwrap_err();
             assert!(matches!(&error, Error::Invalid(f) if f.text.starts_with(text)), "{text}: {error}");
         }
-        let fits = DispatchOutput {
+        let mut fits = DispatchOutput {
             rows: Some(memory(DType::Bf16, 2 * 8 * 64)),
             counts: Some(memory(DType::I32, 2)),
             ..none()
         };
-        let c = fits.to_c(0, &config, &plan, &input().request()).unwrap();
+        let c = fits.as_c(0, &config, &plan, &input().request(), &site).unwrap();
         assert_eq!((c.rows.addr(), c.counts.addr(), c.ranges.is_null()), (4096, 4096, true));
-        let output = CombineOutput::new(memory(DType::F32, 128));
-        let error = output.to_c(0, &config, &plan, &input().request()).unwrap_err();
-        assert!(error.to_string().contains("output.out has 128 of F32, must have 128 of [Bf16]"), "{error}");
+        let mut output = CombineOutput::new(memory(DType::F32, 128));
+        let error = output.as_c(0, &config, &plan, &input().request(), &site).unwrap_err();
+        assert!(error.to_string().contains("output.out has 128 of F32, must have 128 of Bf16"), "{error}");
     }
 
     #[test]
     fn sideband_has_its_own_width() {
         let config = EpConfig { sideband_bytes: 8, ..EpConfig::new(4, 64, 4, 2) };
-        let c = input().sideband(matrix(DType::U8, 2, 8)).to_c(0, &config).unwrap();
+        let site = Site::new("dispatch", 0, 0, &StreamRef::legacy()).unwrap();
+        let c = input().sideband(matrix(DType::U8, 2, 8)).to_c(0, &config, &site).unwrap();
         assert_eq!((c.sideband_bytes, c.sideband.addr(), c.tokens), (8, 4096, 2));
         for (wrong, text) in [
             (matrix(DType::U8, 3, 8), "sideband has 24 bytes for 2 tokens of 8 each"),
             (matrix(DType::I32, 2, 8), "sideband is of I32"),
         ] {
-            let error = input().sideband(wrong).to_c(0, &config).unwrap_err();
+            let error = input().sideband(wrong).to_c(0, &config, &site).unwrap_err();
             assert!(error.to_string().contains(text), "{error}");
         }
     }

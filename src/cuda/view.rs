@@ -65,8 +65,15 @@ impl<'a> TensorRef<'a> {
 impl View for TensorRef<'_> {}
 
 impl sealed::View for TensorRef<'_> {
+    type Site = Site;
+
     fn matrix(&self) -> Matrix {
         self.matrix
+    }
+
+    fn at(&self, name: &str, site: &Site) -> Result<Matrix, String> {
+        site.admit(name, self.origin)?;
+        Ok(self.matrix)
     }
 }
 
@@ -108,15 +115,6 @@ impl<'a> TensorMut<'a> {
     pub fn bytes(&self) -> usize {
         self.len.saturating_mul(self.dtype.bytes())
     }
-
-    /// Its address for C, if it has `need` elements of one of `types`.
-    pub(super) fn place(&self, name: &str, types: &[DType], need: usize) -> Result<*mut u8, String> {
-        if !types.contains(&self.dtype) || self.len < need {
-            let Self { len, dtype, .. } = self;
-            return Err(format!("{name} has {len} of {dtype:?}, must have {need} of {types:?}"));
-        }
-        Ok(self.ptr)
-    }
 }
 
 /// Never dereferenced here.
@@ -124,33 +122,37 @@ pub(super) fn address(ptr: u64) -> *const u8 {
     std::ptr::with_exposed_provenance(ptr as usize)
 }
 
-/// Every view must have been made for the buffer's GPU and the stream enqueued on.
-pub(super) fn check_origins<'n>(
-    operation: &str,
-    rank: u32,
-    origins: impl Iterator<Item = (&'n str, Option<Origin>)>,
+/// The GPU and the stream that an operation is enqueued on.
+#[derive(Debug)]
+pub struct Site {
     device: u32,
-    stream: &StreamRef<'_>,
-) -> Result<()> {
-    let invalid = |text: String| Error::Invalid(Failure::new(operation, rank, text));
-    if let Some(of) = stream.device
-        && of != device
-    {
-        return Err(invalid(format!("the stream is one of GPU {of}, the buffer is on GPU {device}")));
+    stream: *mut c_void,
+}
+
+impl Site {
+    /// A buffer's GPU, of which the stream must be one.
+    pub(super) fn new(operation: &str, rank: u32, device: u32, stream: &StreamRef<'_>) -> Result<Self> {
+        match stream.device {
+            Some(of) if of != device => {
+                let text = format!("the stream is one of GPU {of}, the buffer is on GPU {device}");
+                Err(Error::Invalid(Failure::new(operation, rank, text)))
+            }
+            _ => Ok(Self { device, stream: stream.raw }),
+        }
     }
-    for (name, origin) in origins {
+
+    /// Views must have been made for this GPU and stream.
+    pub(super) fn admit(&self, name: &str, origin: Option<Origin>) -> Result<(), String> {
+        let Self { device, stream } = *self;
         match origin {
             Some(origin) if origin.device != device => {
                 let of = origin.device;
-                return Err(invalid(format!("{name} is memory of GPU {of}, the buffer is on GPU {device}")));
+                Err(format!("{name} is memory of GPU {of}, the buffer is on GPU {device}"))
             }
-            Some(origin) if origin.stream != stream.raw => {
-                return Err(invalid(format!(
-                    "{name} was viewed for another stream than the one enqueued on: make the view with that one"
-                )));
-            }
-            _ => {}
+            Some(origin) if origin.stream != stream => Err(format!(
+                "{name} was viewed for another stream than the one enqueued on: make the view with that one"
+            )),
+            _ => Ok(()),
         }
     }
-    Ok(())
 }

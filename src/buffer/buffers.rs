@@ -1,0 +1,113 @@
+//! Host memory for what a dispatch delivers, of the right sizes.
+
+use super::output::{DispatchOutput, ScaleOrder};
+use crate::config::{EpConfig, Layout, Payload, Plan, RowShape};
+use crate::error::{Error, Failure, Result};
+use crate::tensor::{HostBuffer, TensorMut};
+
+/// Memory for everything a dispatch can deliver in one layout, allocated once and used again and again.
+#[derive(Debug)]
+pub struct DispatchBuffers {
+    layout: Layout,
+    /// Expert-major `[E, M, payload]`; rank-major empty: rows are read in place.
+    pub rows: HostBuffer<u8>,
+    /// In column-major order; see [`ScaleOrder`].
+    pub scales: HostBuffer<u8>,
+    /// `[E, M, sideband_bytes]`, rank-major `[M, sideband_bytes]`.
+    pub sideband: Vec<u8>,
+    /// `[E]`
+    pub counts: Vec<u32>,
+    /// `[ranks]`
+    pub source_counts: Vec<u32>,
+    /// `[E, ranks]`
+    pub ranges: Vec<[u32; 2]>,
+    /// `[E, M]`, rank-major `[M]`.
+    pub source_token: Vec<u32>,
+    /// `[M, topk]`, rank-major only.
+    pub row_experts: Vec<i32>,
+    /// `[M, topk]`, rank-major only.
+    pub row_weights: Vec<f32>,
+    /// `[E, M]`, rank-major only.
+    pub expert_rows: Vec<u32>,
+}
+
+impl DispatchBuffers {
+    /// Memory for `payload` in `layout`, with `sideband_bytes` opaque bytes per token, in a group of `ranks` ranks.
+    ///
+    /// # Errors
+    /// Those of [`Plan::new`] and [`RowShape::new`], [`Error::Limit`] if the configuration has less sideband, and
+    /// [`Error::NoMemory`], which names the output that there was no memory for.
+    pub fn new(
+        config: &EpConfig,
+        ranks: u32,
+        payload: Payload,
+        layout: Layout,
+        sideband_bytes: u32,
+    ) -> Result<Self> {
+        let plan = Plan::new(config, ranks)?;
+        let shape = RowShape::new(config, ranks, payload)?;
+        let (experts, rows) = (plan.local_experts as usize, plan.rows);
+        let failure = |text: String| Failure { operation: "buffers".into(), rank: None, peer: None, text };
+        if sideband_bytes > config.sideband_bytes {
+            let text = format!(
+                "sideband_bytes is {sideband_bytes}, the plan has room for {}",
+                config.sideband_bytes
+            );
+            return Err(Error::Limit(failure(text)));
+        }
+        let expert_major = layout == Layout::ExpertMajor;
+        let lists = if expert_major { experts } else { 1 };
+        let when = |wanted: bool, len: usize| if wanted { len } else { 0 };
+        let no_memory = |name: &str, bytes: usize| {
+            let text = format!("no memory for {name} of {bytes} bytes: lower max_tokens, or use rank-major");
+            Error::NoMemory(failure(text))
+        };
+        let host = |name, bytes| HostBuffer::try_zeroed(bytes).map_err(|_| no_memory(name, bytes));
+        let scales = if expert_major { shape.expert_scales_bytes } else { shape.rank_scales_bytes };
+        let entries = rows * config.topk as usize;
+        Ok(Self {
+            layout,
+            rows: host("rows", when(expert_major, shape.expert_rows_bytes))?,
+            scales: host("scales", scales)?,
+            sideband: filled(0, lists * rows * sideband_bytes as usize)
+                .map_err(|n| no_memory("sideband", n))?,
+            counts: filled(0, experts).map_err(|n| no_memory("counts", n))?,
+            source_counts: filled(0, ranks as usize).map_err(|n| no_memory("source_counts", n))?,
+            ranges: filled([0; 2], experts * ranks as usize).map_err(|n| no_memory("ranges", n))?,
+            source_token: filled(0, lists * rows).map_err(|n| no_memory("source_token", n))?,
+            row_experts: filled(-1, when(!expert_major, entries)).map_err(|n| no_memory("row_experts", n))?,
+            row_weights: filled(0.0, when(!expert_major, entries))
+                .map_err(|n| no_memory("row_weights", n))?,
+            expert_rows: filled(0, when(!expert_major, experts * rows))
+                .map_err(|n| no_memory("expert_rows", n))?,
+        })
+    }
+
+    /// All of it as an output.
+    pub fn output(&mut self) -> DispatchOutput<'_> {
+        let expert_major = self.layout == Layout::ExpertMajor;
+        DispatchOutput {
+            rows: expert_major.then(|| TensorMut::new(&mut self.rows)),
+            scales: Some(TensorMut::new(&mut self.scales)),
+            scale_order: ScaleOrder::ColumnMajor,
+            sideband: Some(&mut self.sideband),
+            counts: Some(&mut self.counts),
+            source_counts: Some(&mut self.source_counts),
+            ranges: Some(&mut self.ranges),
+            source_token: Some(&mut self.source_token),
+            row_experts: (!expert_major).then_some(&mut self.row_experts),
+            row_weights: (!expert_major).then_some(&mut self.row_weights),
+            expert_rows: (!expert_major).then_some(&mut self.expert_rows),
+            expert_totals: None,
+            wait_ns: None,
+        }
+    }
+}
+
+/// `len` copies of `value`, or the bytes that there was no memory for.
+fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>, usize> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(len).map_err(|_| len.saturating_mul(size_of::<T>()))?;
+    list.resize(len, value);
+    Ok(list)
+}

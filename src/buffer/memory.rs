@@ -1,0 +1,101 @@
+//! The kinds of memory that outputs lie in. An output is spelled once, for all of them.
+
+use std::fmt::Debug;
+
+use crate::tensor::{DType, Element, TensorMut};
+
+/// The memory that the outputs of an operation lie in: of the host, [`Host`], or of a GPU, [`cuda::Gpu`](crate::cuda::Gpu). Not
+/// for other types to implement.
+pub trait Memory: Debug + Default + sealed::Memory {
+    /// Elements of any type to write.
+    type Tensor<'a>: Place<Self::Site> + Debug;
+    /// A list of `T` to write.
+    type List<'a, T: Item>: Place<Self::Site> + Debug;
+}
+
+/// Host memory, written by host threads.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Host;
+
+/// What lists hold: elements, or pairs of them.
+pub trait Item: Debug + Send + 'static {
+    /// Type of its elements.
+    const DTYPE: DType;
+    /// How many they are.
+    const COUNT: usize;
+}
+
+impl<T: Element + Debug> Item for T {
+    const DTYPE: DType = T::DTYPE;
+    const COUNT: usize = 1;
+}
+
+impl<T: Element + Debug> Item for [T; 2] {
+    const DTYPE: DType = T::DTYPE;
+    const COUNT: usize = 2;
+}
+
+/// What an output must have room for.
+#[derive(Debug, Clone, Copy)]
+pub enum Need {
+    /// So many bytes, of any type.
+    Bytes(usize),
+    /// So many elements of a type.
+    Elements(DType, usize),
+}
+
+impl Need {
+    pub(crate) fn of<T: Element>(count: usize) -> Self {
+        Self::Elements(T::DTYPE, count)
+    }
+
+    /// Why memory for `have` elements of `dtype` will not do for the output of that name.
+    pub(crate) fn check(self, name: &str, dtype: DType, have: usize) -> Result<(), String> {
+        match self {
+            Self::Bytes(need) => match have.saturating_mul(dtype.bytes()) {
+                bytes if bytes < need => Err(format!("{name} has {bytes} bytes, the plan needs {need}")),
+                _ => Ok(()),
+            },
+            Self::Elements(want, need) if dtype != want || have < need => {
+                Err(format!("{name} has {have} of {dtype:?}, must have {need} of {want:?}"))
+            }
+            Self::Elements(..) => Ok(()),
+        }
+    }
+}
+
+/// Memory that an output may be written to.
+pub trait Place<S> {
+    /// Its address for C, if it has what is needed and may be used at `site`; `name` is that of the output.
+    fn place(&mut self, name: &str, need: Need, site: &S) -> Result<*mut u8, String>;
+}
+
+pub(crate) mod sealed {
+    pub trait Memory {
+        /// Where an operation runs, which its outputs must fit.
+        type Site;
+    }
+}
+
+impl Memory for Host {
+    type Tensor<'a> = TensorMut<'a>;
+    type List<'a, T: Item> = &'a mut [T];
+}
+
+impl sealed::Memory for Host {
+    type Site = ();
+}
+
+impl Place<()> for TensorMut<'_> {
+    fn place(&mut self, name: &str, need: Need, (): &()) -> Result<*mut u8, String> {
+        need.check(name, self.dtype, self.len)?;
+        Ok(self.ptr.as_ptr())
+    }
+}
+
+impl<T: Item> Place<()> for &mut [T] {
+    fn place(&mut self, name: &str, need: Need, (): &()) -> Result<*mut u8, String> {
+        need.check(name, T::DTYPE, self.len() * T::COUNT)?;
+        Ok(self.as_mut_ptr().cast())
+    }
+}

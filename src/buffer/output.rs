@@ -1,0 +1,206 @@
+//! What comes out of dispatch and combine: memory that the caller names, of the host or of a GPU, checked against the plan
+//! before a pointer leaves Rust.
+
+use super::memory::{Host, Memory, Need, Place};
+use crate::config::{EpConfig, Layout, Plan, RowShape};
+use crate::error::{Error, Failure, Result};
+use crate::{ffi, sys};
+
+use super::input::Request;
+
+/// Where the rows received in host memory go; see [`GenericDispatchOutput`].
+pub type DispatchOutput<'a> = GenericDispatchOutput<'a, Host>;
+
+/// Where combined tokens go in host memory; see [`GenericCombineOutput`].
+pub type CombineOutput<'a> = GenericCombineOutput<'a, Host>;
+
+/// Memory for elements of any type.
+type Tensor<'a, M> = <M as Memory>::Tensor<'a>;
+/// Memory for a list of `T`.
+type List<'a, M, T> = <M as Memory>::List<'a, T>;
+
+/// The order of scales in an output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ScaleOrder {
+    /// `[local_experts, scales, rows]`, as grouped GEMMs take them; UE8M0 packed four to an i32,
+    /// `[local_experts, ceil(scales / 4), rows]`, zero-padded.
+    #[default]
+    ColumnMajor,
+    /// `[local_experts, rows, scales]`, as they travel.
+    RowMajor,
+}
+
+/// Where received rows go: in host memory ([`DispatchOutput`]), slices, or in a GPU's
+/// ([`cuda::DispatchOutput`](crate::cuda::DispatchOutput)), views of dense elements; there signed integers do as well where
+/// unsigned ones of that size are named.
+///
+/// With `M` = [`Plan::rows`] and `E` local experts; rank-major has one list instead of `E`. Rows are ordered by source rank,
+/// then by token. Memory beyond the counts is left as it was; on a GPU that of a degraded operation may hold anything. Every
+/// output may be larger. Expert-major needs `rows` and `counts`, and refuses what it would not fill: `row_experts`,
+/// `row_weights` and `expert_rows`.
+#[derive(Debug, Default)]
+pub struct GenericDispatchOutput<'a, M: Memory> {
+    /// `[E, M, payload]`, or rank-major `[M, payload]` (without: read the rows in place), of any type.
+    pub rows: Option<Tensor<'a, M>>,
+    /// In `scale_order`, of any type.
+    pub scales: Option<Tensor<'a, M>>,
+    /// Order of `scales`.
+    pub scale_order: ScaleOrder,
+    /// `[E, M, sideband_bytes]`, or rank-major `[M, sideband_bytes]`.
+    pub sideband: Option<List<'a, M, u8>>,
+    /// Rows per local expert `[E]`.
+    pub counts: Option<List<'a, M, u32>>,
+    /// Rows per source rank `[ranks]`.
+    pub source_counts: Option<List<'a, M, u32>>,
+    /// `[E, ranks]` pairs: where each source rank's rows begin in the expert's list, and how many there are. Rank-major, that
+    /// list is the expert's in `expert_rows`.
+    pub ranges: Option<List<'a, M, [u32; 2]>>,
+    /// `[E, M]`, or rank-major `[M]`: the row's token index at its source.
+    pub source_token: Option<List<'a, M, u32>>,
+    /// Rank-major `[M, topk]` (the plan's top-k): local expert id, -1 where the entry lives elsewhere.
+    pub row_experts: Option<List<'a, M, i32>>,
+    /// Rank-major `[M, topk]`: weights, 0 where the expert id is -1.
+    pub row_weights: Option<List<'a, M, f32>>,
+    /// Rank-major `[E, M]`: the rows of each local expert, `counts[e]` of them.
+    pub expert_rows: Option<List<'a, M, u32>>,
+    /// `[E]`: adds the tokens of each local physical expert, for expert load balancing.
+    pub expert_totals: Option<List<'a, M, u64>>,
+    /// `[ranks]`: adds the nanoseconds spent waiting for each source, to find the slow one. On a GPU, waits of less than some
+    /// 15 us count as none.
+    pub wait_ns: Option<List<'a, M, u64>>,
+}
+
+/// Where combined tokens go: in host memory ([`CombineOutput`]) or in a GPU's
+/// ([`cuda::CombineOutput`](crate::cuda::CombineOutput)).
+#[derive(Debug)]
+pub struct GenericCombineOutput<'a, M: Memory> {
+    /// `[n, hidden]` of the combine type, aligned to 16 bytes. Tokens routed nowhere become zeros.
+    pub out: Tensor<'a, M>,
+    /// `[n]` pairs: expert contributions arrived, and expected (every routed id, those of inactive ranks too).
+    pub contributions: Option<List<'a, M, [u16; 2]>>,
+    /// `[ranks]`: adds the nanoseconds spent waiting for each peer, as in [`GenericDispatchOutput`].
+    pub wait_ns: Option<List<'a, M, u64>>,
+}
+
+impl<'a, M: Memory> GenericCombineOutput<'a, M> {
+    /// Only the tokens.
+    pub fn new(out: Tensor<'a, M>) -> Self {
+        Self { out, contributions: None, wait_ns: None }
+    }
+}
+
+/// Sets the fields of a C output to the places of the given outputs of the same names, each checked for what it must hold.
+macro_rules! place {
+    ($output:ident of $from:expr, at $site:expr; $($field:ident: $need:expr),* $(,)?) => {
+        $(if let Some(place) = $from.$field.as_mut() {
+            $output.$field = place.place(concat!("output.", stringify!($field)), $need, $site)?.cast();
+        })*
+    };
+}
+
+impl<M: Memory> GenericDispatchOutput<'_, M> {
+    /// Checks every size and type and gives the C view, for use at `site`.
+    pub(crate) fn as_c(
+        &mut self,
+        rank: u32,
+        config: &EpConfig,
+        plan: &Plan,
+        request: &Request,
+        site: &M::Site,
+    ) -> Result<sys::epw_dispatch_output> {
+        let needs = Needs::new(config, plan, request)?;
+        self.place(&needs, site).map_err(|text| Error::Invalid(Failure::new("dispatch", rank, text)))
+    }
+
+    fn place(&mut self, needs: &Needs, site: &M::Site) -> Result<sys::epw_dispatch_output, String> {
+        let Needs { experts, ranks, entries, .. } = *needs;
+        let mut output = ffi::empty_output();
+        output.scale_order = u32::from(self.scale_order == ScaleOrder::RowMajor);
+        place! {
+            output of self, at site;
+            rows: Need::Bytes(needs.row_bytes),
+            scales: Need::Bytes(needs.scale_bytes),
+            sideband: Need::of::<u8>(needs.sideband),
+            counts: Need::of::<u32>(experts),
+            source_counts: Need::of::<u32>(ranks),
+            ranges: Need::of::<u32>(experts * ranks * 2),
+            source_token: Need::of::<u32>(needs.source_token),
+            row_experts: Need::of::<i32>(entries),
+            row_weights: Need::of::<f32>(entries),
+            expert_rows: Need::of::<u32>(needs.expert_rows),
+            expert_totals: Need::of::<u64>(experts),
+            wait_ns: Need::of::<u64>(ranks),
+        }
+        Ok(output)
+    }
+}
+
+impl<M: Memory> GenericCombineOutput<'_, M> {
+    /// Checks every size and type and gives the C view, for use at `site`.
+    pub(crate) fn as_c(
+        &mut self,
+        rank: u32,
+        config: &EpConfig,
+        plan: &Plan,
+        request: &Request,
+        site: &M::Site,
+    ) -> Result<sys::epw_combine_output> {
+        // A dispatch took as many tokens: the product cannot wrap.
+        let out = Need::Elements(config.combine_dtype.dtype(), request.tokens * config.hidden as usize);
+        let placed = self.place(out, request.tokens, plan.ranks as usize, site);
+        placed.map_err(|text| Error::Invalid(Failure::new("combine", rank, text)))
+    }
+
+    fn place(
+        &mut self,
+        out: Need,
+        tokens: usize,
+        ranks: usize,
+        site: &M::Site,
+    ) -> Result<sys::epw_combine_output, String> {
+        let mut output = ffi::empty_combine_output();
+        output.out = self.out.place("output.out", out, site)?.cast();
+        place! {
+            output of self, at site;
+            contributions: Need::of::<u16>(tokens * 2),
+            wait_ns: Need::of::<u64>(ranks),
+        }
+        Ok(output)
+    }
+}
+
+/// What the outputs of a dispatch must hold at least: elements, or bytes where that is said.
+#[derive(Debug, Clone, Copy)]
+struct Needs {
+    row_bytes: usize,
+    scale_bytes: usize,
+    sideband: usize,
+    /// Local experts.
+    experts: usize,
+    ranks: usize,
+    source_token: usize,
+    /// Of `row_experts` and `row_weights`.
+    entries: usize,
+    expert_rows: usize,
+}
+
+impl Needs {
+    fn new(config: &EpConfig, plan: &Plan, request: &Request) -> Result<Self> {
+        let shape = RowShape::new(config, plan.ranks, request.payload)?;
+        let (experts, rows) = (plan.local_experts as usize, plan.rows);
+        let (lists, row_bytes, scale_bytes) = match request.layout {
+            Layout::ExpertMajor => (experts, shape.expert_rows_bytes, shape.expert_scales_bytes),
+            Layout::RankMajor => (1, shape.rank_rows_bytes, shape.rank_scales_bytes),
+        };
+        Ok(Self {
+            row_bytes,
+            scale_bytes,
+            sideband: lists * rows * request.sideband_bytes,
+            experts,
+            ranks: plan.ranks as usize,
+            source_token: lists * rows,
+            entries: rows * config.topk as usize,
+            expert_rows: experts * rows,
+        })
+    }
+}
