@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::machine::Call;
+use super::call::Call;
 use super::wire::Report;
 use crate::mask::Mask;
 

@@ -6,8 +6,45 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::wire::WireError;
 use crate::mask::Mask;
+
+/// Version of the bootstrap protocol. Both sides must have the same.
+pub const PROTOCOL_VERSION: u16 = 2;
+
+/// Why bytes are no frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// The first bytes are not those of a frame.
+    #[error("bytes that are no epwire frame")]
+    Magic,
+    /// The header has another version; what follows it may mean anything.
+    #[error("a frame of version {theirs} (this side: {})", PROTOCOL_VERSION)]
+    Version {
+        /// The version found.
+        theirs: u16,
+    },
+    /// The header announces a body past the cap.
+    #[error("a frame of {bytes} bytes (limit {limit})")]
+    TooLong {
+        /// Bytes announced.
+        bytes: usize,
+        /// The cap that applies.
+        limit: usize,
+    },
+    /// The bytes end before the value does.
+    #[error("a frame that ends early")]
+    Truncated,
+    /// The value ends before the bytes do.
+    #[error("a frame with bytes to spare")]
+    Trailing,
+    /// A field has a value that it can not have.
+    #[error("a frame in which {what} is invalid")]
+    Invalid {
+        /// Which field.
+        what: &'static str,
+    },
+}
 
 /// The bytes of a frame not yet decoded.
 #[derive(Debug)]
@@ -230,7 +267,7 @@ macro_rules! wire {
             }
             fn get(
                 from: &mut $crate::rendezvous::codec::Reader<'_>,
-            ) -> Result<Self, $crate::rendezvous::wire::WireError> {
+            ) -> Result<Self, $crate::rendezvous::codec::WireError> {
                 Ok(Self { $($field: $crate::rendezvous::codec::Wire::get(from)?),* })
             }
         }
@@ -243,12 +280,12 @@ macro_rules! wire {
             }
             fn get(
                 from: &mut $crate::rendezvous::codec::Reader<'_>,
-            ) -> Result<Self, $crate::rendezvous::wire::WireError> {
+            ) -> Result<Self, $crate::rendezvous::codec::WireError> {
                 match <u16 as $crate::rendezvous::codec::Wire>::get(from)? {
                     $($tag => Ok(Self::$variant {
                         $($field: $crate::rendezvous::codec::Wire::get(from)?),*
                     }),)*
-                    _ => Err($crate::rendezvous::wire::WireError::Invalid { what: stringify!($name) }),
+                    _ => Err($crate::rendezvous::codec::WireError::Invalid { what: stringify!($name) }),
                 }
             }
         }

@@ -11,6 +11,7 @@
 mod membership;
 mod store;
 
+pub use super::call::{Call, ConnId};
 pub use store::{MAX_KEY_BYTES, MAX_STORE_BYTES, MAX_VALUE_BYTES};
 
 use std::collections::BTreeMap;
@@ -28,18 +29,6 @@ use crate::mask::{MAX_WORLD, Mask};
 
 /// Largest epoch: 23 bits of a signal word hold it.
 pub const MAX_EPOCH: u32 = (1 << 23) - 1;
-
-/// Names a connection; chosen by the driver, never reused.
-pub type ConnId = u64;
-
-/// Names a request: the connection it came by and the id that the client gave it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
-    /// The connection.
-    pub conn: ConnId,
-    /// The client's id for it.
-    pub id: u64,
-}
 
 /// What a run is.
 #[derive(Clone, Debug)]

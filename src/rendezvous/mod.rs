@@ -10,6 +10,7 @@
 
 pub mod agreement;
 pub mod auth;
+mod call;
 pub(crate) mod codec;
 pub mod driver;
 mod error;

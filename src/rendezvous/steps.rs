@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use super::call::Call;
 use super::codec::Blob;
 use super::error::BootstrapError;
-use super::machine::Call;
 use super::wire::{Fields, MAX_BLOB_BYTES, MAX_FIELDS, MAX_TEXT_BYTES, Reply, Step, StepKind};
 use crate::mask::Mask;
 

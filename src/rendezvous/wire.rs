@@ -7,12 +7,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use super::codec::WireError;
 use super::codec::{Blob, Reader, Wire, wire};
 use super::error::BootstrapError;
 use crate::mask::Mask;
 
-/// Version of the bootstrap protocol. Both sides must have the same.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub use super::codec::PROTOCOL_VERSION;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 10;
 /// Most bytes of a frame's body once the peer has shown that it knows the token.
@@ -25,41 +25,6 @@ pub const MAX_BLOB_BYTES: usize = 64 << 10;
 pub const MAX_TEXT_BYTES: usize = 1 << 10;
 /// Most config fields of an agreement.
 pub const MAX_FIELDS: usize = 256;
-
-/// Why bytes are no frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WireError {
-    /// The first bytes are not those of a frame.
-    #[error("bytes that are no epwire frame")]
-    Magic,
-    /// The header has another version; what follows it may mean anything.
-    #[error("a frame of version {theirs} (this side: {})", PROTOCOL_VERSION)]
-    Version {
-        /// The version found.
-        theirs: u16,
-    },
-    /// The header announces a body past the cap.
-    #[error("a frame of {bytes} bytes (limit {limit})")]
-    TooLong {
-        /// Bytes announced.
-        bytes: usize,
-        /// The cap that applies.
-        limit: usize,
-    },
-    /// The bytes end before the value does.
-    #[error("a frame that ends early")]
-    Truncated,
-    /// The value ends before the bytes do.
-    #[error("a frame with bytes to spare")]
-    Trailing,
-    /// A field has a value that it can not have.
-    #[error("a frame in which {what} is invalid")]
-    Invalid {
-        /// Which field.
-        what: &'static str,
-    },
-}
 
 /// Config fields as (name, value), compared between members by name.
 pub type Fields = Vec<(String, String)>;

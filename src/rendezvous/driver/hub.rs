@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::connection::{OPEN_LIMIT, ReadError, read_frame, write_frame};
-use super::server::ServerOptions;
+use super::options::ServerOptions;
 use crate::rendezvous::machine::{Action, Call, ConnId, Event, Machine};
 use crate::rendezvous::wire::{Frame, Request, View};
 

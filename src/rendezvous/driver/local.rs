@@ -4,7 +4,7 @@ use tokio::task::JoinSet;
 
 use super::background::spawn;
 use super::hub::Hub;
-use super::server::ServerOptions;
+use super::options::ServerOptions;
 use super::{Client, Heartbeat};
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::machine::{ConnId, Machine};

@@ -8,13 +8,15 @@ mod client;
 mod connection;
 mod hub;
 mod local;
+mod options;
 mod server;
 
 pub(crate) use background::block_on;
 pub use client::{Client, ClientOptions};
 pub(crate) use connection::random;
 pub(crate) use local::local;
-pub use server::{Server, ServerOptions};
+pub use options::ServerOptions;
+pub use server::Server;
 
 use std::time::Duration;
 

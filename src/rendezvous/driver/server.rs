@@ -10,50 +10,16 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::Heartbeat;
 use super::background::spawn;
 use super::connection::receive_guest;
 use super::hub::{Door, Hub, News};
+use super::options::ServerOptions;
 use crate::env::Token;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::Mask;
 use crate::rendezvous::auth::require;
 use crate::rendezvous::machine::{Event, Machine, Settings};
 use crate::waking::shielded;
-
-/// What a server serves, and within which bounds.
-#[derive(Clone, Debug)]
-pub struct ServerOptions {
-    /// Name of the run; members must give the same.
-    pub run_id: String,
-    /// Number of ranks, 1 to 1024.
-    pub world: u32,
-    /// The secret of the run; needed to bind any address but loopback ones.
-    pub token: Option<Token>,
-    /// Longest time from the first join until all ranks are there.
-    pub join_deadline: Duration,
-    /// Signs of life and the handshake.
-    pub heartbeat: Heartbeat,
-    /// Connections that may be in the handshake at a time; more wait to be accepted.
-    pub max_unauthenticated: usize,
-    /// Connections past the handshake: members and clients of the store.
-    pub max_connections: usize,
-}
-
-impl ServerOptions {
-    /// A run of `world` ranks: no token, 120 s to come together, 64 handshakes at a time, four connections a rank.
-    pub fn new(run_id: impl Into<String>, world: u32) -> Self {
-        Self {
-            run_id: run_id.into(),
-            world,
-            token: None,
-            join_deadline: Duration::from_secs(120),
-            heartbeat: Heartbeat::default(),
-            max_unauthenticated: 64,
-            max_connections: 64 + 4 * world as usize,
-        }
-    }
-}
 
 /// A running server, on a thread of its own. Dropping it ends it, without waiting: what it has answered still goes out,
 /// for a lease at most, then its connections close, which its members report as [`BootstrapError::ServerLost`].
