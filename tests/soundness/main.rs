@@ -4,6 +4,7 @@
 // Failing is what a test is for.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
+mod events;
 mod wakers;
 
 use std::future::{Future, poll_fn};
