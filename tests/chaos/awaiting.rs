@@ -1,7 +1,8 @@
 //! Ranks whose buffers live on the thread of an async runtime, which goes on whatever the peers do.
 
 use crate::bootstrap::{CONNECT_MARGIN, GROUP_DEADLINE, GROUP_MARGIN, JOIN_DEADLINE, done_or, join, serve};
-use crate::cluster::{Choices, Cluster, DEADLINE, RANKS, Rows, all_but, everyone};
+use crate::cluster::{Choices, Cluster, RANKS, Rows, all_but, everyone};
+use crate::noise::deadline;
 use crate::verdict;
 use crate::wire::{Command, Reply, Run};
 
@@ -20,10 +21,10 @@ pub(crate) fn a_connect_to_stopped_ranks(seed: u64) {
     }
     silent.iter().for_each(|peer| cluster.worker(*peer).stop());
     cluster.worker(rank).tell(&Command::ConnectAwaiting(blobs));
-    std::thread::sleep(DEADLINE / 2);
+    std::thread::sleep(deadline() / 2);
     cluster.worker(slow).cont();
     let errors = [("Timeout", format!("peer {stopped}:"))];
-    let connected = done_or(&mut cluster, rank, DEADLINE + CONNECT_MARGIN, &errors);
+    let connected = done_or(&mut cluster, rank, deadline() + CONNECT_MARGIN, &errors);
     assert!(!connected, "rank {rank} connected to rank {stopped}, which is stopped");
     cluster.worker(stopped).cont();
     cluster.connect_all();
@@ -60,7 +61,7 @@ pub(crate) fn stopped_while_creating(seed: u64) {
     cluster.worker(victim).stop();
     // In the connect, or in a step of the group, which others may miss for not having connected.
     let errors = [("Timeout", format!("peer {victim}:")), ("Timeout", "still missing: ".to_owned())];
-    let bound = 3 * GROUP_DEADLINE + DEADLINE + GROUP_MARGIN;
+    let bound = 3 * GROUP_DEADLINE + deadline() + GROUP_MARGIN;
     for rank in all_but(victim) {
         done_or(&mut cluster, rank, bound, &errors);
     }

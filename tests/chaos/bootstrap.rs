@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use epwire::rendezvous::driver::{Server, ServerOptions};
 
-use crate::cluster::{Choices, Cluster, DEADLINE, RANKS, Rows, all_but, everyone};
-use crate::noise;
+use crate::cluster::{Choices, Cluster, RANKS, Rows, all_but, everyone};
+use crate::noise::{self, deadline};
 use crate::verdict;
 use crate::wire::{Call, Command, Reply, Run};
 
@@ -106,7 +106,7 @@ fn answers_without(cluster: &mut Cluster, victim: u32) -> bool {
         ("Timeout", format!("still missing: {victim};")),
     ];
     // Three steps through the group and a connect.
-    let bound = 3 * GROUP_DEADLINE + DEADLINE + GROUP_MARGIN;
+    let bound = 3 * GROUP_DEADLINE + deadline() + GROUP_MARGIN;
     let made: Vec<bool> =
         all_but(victim).into_iter().map(|rank| done_or(cluster, rank, bound, &errors)).collect();
     assert!(made.iter().all(|m| *m == made[0]), "some have a buffer and some do not: {made:?}");
@@ -216,7 +216,7 @@ pub(crate) fn gone_between_export_and_connect(seed: u64) {
         cluster.worker(*rank).tell(&Command::Connect(blobs.clone()));
     }
     for rank in &survivors {
-        let connected = done_or(&mut cluster, *rank, DEADLINE + CONNECT_MARGIN, &errors);
+        let connected = done_or(&mut cluster, *rank, deadline() + CONNECT_MARGIN, &errors);
         assert!(!connected, "rank {rank} connected to rank {victim}, which is gone");
     }
     if dies {

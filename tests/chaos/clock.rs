@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cluster::DEADLINE;
-use crate::noise::{self, Begun};
+use crate::noise::{self, Begun, deadline};
 use crate::step::Stop;
 
 /// Awaits on a runtime of this thread alone, beside a task that looks at the clock every other millisecond. It is wrong if
@@ -31,7 +30,7 @@ pub(crate) fn beside<T>(work: impl Future<Output = T>) -> Result<T, Stop> {
         look();
         (ended, gap)
     });
-    if gap > DEADLINE / 4 + noise::worst() {
+    if gap > deadline() / 4 + noise::worst() {
         return Err(Stop::Wrong(format!("the thread was blocked for {gap:?} (noise {:?})", noise::worst())));
     }
     Ok(ended)

@@ -6,12 +6,12 @@ use std::process::{Child, ChildStdin, Command as Program, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use crate::noise::deadline;
 use crate::traffic::{LOCAL_EXPERTS, Traffic, mix};
 use crate::wire::{Command, Place, Point, Ran, Reply, Run, Setup, Trap};
 use crate::worker;
 
 pub(crate) const RANKS: u32 = 4;
-pub(crate) const DEADLINE: Duration = Duration::from_millis(400);
 
 /// No reply takes longer, or something hangs.
 const WATCHDOG: Duration = Duration::from_secs(20);
@@ -26,7 +26,7 @@ pub(crate) struct Worker {
 impl Worker {
     fn spawn(rank: u32) -> Self {
         let mut child = Program::new(std::env::current_exe().expect("this program has a path"))
-            .env(worker::VARIABLE, "1")
+            .env(worker::VARIABLE, deadline().as_millis().to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -200,7 +200,7 @@ impl Cluster {
         // The core's own threads block signals, so traps need the caller to write its large rows itself.
         let threads = 1 + if rows == Rows::Small { choices.below(2) as u32 } else { 0 };
         let rank_major = choices.coin();
-        let deadline_ms = DEADLINE.as_millis() as u64;
+        let deadline_ms = deadline().as_millis() as u64;
         let setup = Setup {
             seed,
             rank: 0,

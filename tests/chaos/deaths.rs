@@ -1,6 +1,7 @@
 //! Ranks that die while the others work.
 
-use crate::cluster::{Choices, Cluster, DEADLINE, RANKS, Rows, all_but};
+use crate::cluster::{Choices, Cluster, RANKS, Rows, all_but};
+use crate::noise::deadline;
 use crate::traffic::Sender;
 use crate::verdict;
 use crate::wire::{Call, Command, Place, Point, Run};
@@ -50,7 +51,7 @@ fn killed_at(seed: u64, point: Point) {
     let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
     // One survivor may come late, by less than half a deadline: late is not dead.
     let late = choices.coin().then(|| (victim + 1 + choices.below(u64::from(RANKS) - 1) as u32) % RANKS);
-    let lateness = DEADLINE / 10 * choices.below(5) as u32;
+    let lateness = deadline() / 10 * choices.below(5) as u32;
 
     for rank in 0..RANKS {
         let run = match rank {
@@ -125,7 +126,7 @@ pub(crate) fn killed_at_an_exact_byte(seed: u64) {
     cluster.tell_run(&[victim], &Run { trap: Some(trap), ..run });
     cluster.worker(victim).died();
     cluster.worker(busy).held();
-    std::thread::sleep(DEADLINE * choices.below(40) as u32 / 100);
+    std::thread::sleep(deadline() * choices.below(40) as u32 / 100);
     cluster.worker(busy).tell(&Command::Go);
     let reports = cluster.hear_ran(&survivors);
     verdict::lost(&reports, victim, 1);

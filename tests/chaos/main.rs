@@ -97,8 +97,13 @@ fn run(name: &str, scenario: Scenario, first: u64, cases: u64) {
     eprintln!("chaos: {name}: seeds {first} to {}", first + cases.max(1) - 1);
     for seed in first..first + cases {
         noise::forget();
+        noise::choose_deadline();
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| scenario(seed))) {
-            eprintln!("chaos: {name}: seed {seed} failed; EPWIRE_SEED={seed} EPWIRE_CASES=1 runs it alone");
+            let deadline = noise::deadline();
+            eprintln!(
+                "chaos: {name}: seed {seed} failed with a deadline of {deadline:?}; \
+                 EPWIRE_SEED={seed} EPWIRE_CASES=1 runs it alone"
+            );
             resume_unwind(panic);
         }
         assert!(!any_children(), "seed {seed} left a process behind");

@@ -7,10 +7,39 @@
 //! noise. Every bound of time is that of an idle machine and so many times the noise as threads wake each other in a row in
 //! what is bounded. On an idle machine the noise is a millisecond or less, and the bounds are tight.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 static WORST_US: AtomicU64 = AtomicU64::new(0);
+
+/// Of every wait on an idle machine.
+const DEADLINE_MS: u32 = 400;
+static CHOSEN_MS: AtomicU32 = AtomicU32::new(DEADLINE_MS);
+
+/// Of every wait in this case. What the scenarios do and demand is in parts of it.
+pub(crate) fn deadline() -> Duration {
+    Duration::from_millis(CHOSEN_MS.load(Ordering::Relaxed).into())
+}
+
+/// Takes a deadline that others have chosen.
+pub(crate) fn set_deadline(ms: u32) {
+    CHOSEN_MS.store(ms, Ordering::Relaxed);
+}
+
+/// Chooses the deadline of a case: that of an idle machine, unless others leave a thread that computes less than half
+/// of a core. Then a live rank may be late for as much longer, and the deadline grows with that, up to four times.
+pub(crate) fn choose_deadline() {
+    const SAMPLE: Duration = Duration::from_millis(20);
+    let begun = Begun::now();
+    let (elapsed, queued) = loop {
+        let (elapsed, queued) = begun.elapsed();
+        if elapsed.saturating_sub(queued) >= SAMPLE {
+            break (elapsed, queued);
+        }
+    };
+    let stretch = elapsed.as_secs_f64() / (elapsed - queued).as_secs_f64();
+    set_deadline((f64::from(DEADLINE_MS) * (stretch / 2.0).clamp(1.0, 4.0)) as u32);
+}
 
 /// Puts the bystander of this process to its work.
 pub(crate) fn watch() {

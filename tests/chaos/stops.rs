@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::cluster::{Choices, Cluster, DEADLINE, RANKS, Rows, all_but, everyone};
+use crate::cluster::{Choices, Cluster, RANKS, Rows, all_but, everyone};
+use crate::noise::deadline;
 use crate::verdict;
 use crate::wire::{Command, Point, Reply, Run};
 
@@ -52,13 +53,13 @@ pub(crate) fn a_short_stop_is_forgiven(seed: u64) {
     let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
     let held = stop_in_step(&mut cluster, &mut choices, victim, rows, &run);
     let began = Instant::now();
-    std::thread::sleep(DEADLINE * (30 + choices.below(31) as u32) / 100);
+    std::thread::sleep(deadline() * (30 + choices.below(31) as u32) / 100);
     let_go(&mut cluster, victim, held);
     let stopped = began.elapsed();
     let others = cluster.hear_ran(&all_but(victim));
     let ran = cluster.worker(victim).ran();
     // It is stopped somewhat before, and runs somewhat after, and so do those who wait for it.
-    if stopped + 3 * verdict::noise(&others) < DEADLINE {
+    if stopped + 3 * verdict::noise(&others) < deadline() {
         verdict::complete(&others, STEPS);
         verdict::complete(&[(victim, ran)], STEPS);
         cluster.go_on(&everyone(), 2);
@@ -79,7 +80,7 @@ pub(crate) fn a_stop_of_about_a_deadline_confuses_nobody(seed: u64) {
     let survivors = all_but(victim);
     let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
     let held = stop_in_step(&mut cluster, &mut choices, victim, rows, &run);
-    std::thread::sleep(DEADLINE * (90 + choices.below(21) as u32) / 100);
+    std::thread::sleep(deadline() * (90 + choices.below(21) as u32) / 100);
     let_go(&mut cluster, victim, held);
     let reports = cluster.hear_ran(&survivors);
     verdict::at_most_lost(&reports, victim);
@@ -163,7 +164,7 @@ fn refused(cluster: &mut Cluster, newcomer: u32, members: &[u32], pid: u32) {
                 assert_eq!(kind, "Fenced", "{text}");
                 assert!(text.contains(&pid.to_string()), "process {pid} is not named: {text}");
                 assert!(text.contains(&format!("peer {member}")), "rank {member} is not named: {text}");
-                let bound = DEADLINE + Duration::from_micros(noise_us);
+                let bound = deadline() + Duration::from_micros(noise_us);
                 assert!(Duration::from_micros(elapsed_us) < bound, "it took {elapsed_us} us to refuse");
             }
             other => panic!(

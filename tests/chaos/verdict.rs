@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cluster::DEADLINE;
-use crate::noise;
+use crate::noise::{self, deadline};
 use crate::wire::{Call, Op, Ran};
 
 /// What a call may take beyond its deadlines on an idle machine. The noise of the run that is judged is added to it, see
@@ -55,14 +54,14 @@ pub(crate) fn lost_beside_release(reports: &Reports, lost: u32, epoch: u32, rele
         let in_background = Some(*rank) == releaser && record.cause == "Suspected";
         assert!(in_background || record.cause == "Timeout", "rank {rank}: {record:?}");
         assert!(
-            in_background || micros(record.elapsed_us) >= DEADLINE,
+            in_background || micros(record.elapsed_us) >= deadline(),
             "rank {rank} was impatient: {record:?}"
         );
         assert_eq!(record.epoch, epoch, "rank {rank}: {record:?}");
 
         for op in &ran.ops {
             // Who waits for none but the lost one returns after one deadline; who waits for others that wait, after two.
-            let bound = DEADLINE.max(micros(op.last_arrival_us)).min(2 * DEADLINE) + MARGIN + noise;
+            let bound = deadline().max(micros(op.last_arrival_us)).min(2 * deadline()) + MARGIN + noise;
             assert!(
                 micros(op.elapsed_us) <= bound,
                 "rank {rank} took longer than {bound:?}: {op:?} (noise {noise:?})"
@@ -70,7 +69,7 @@ pub(crate) fn lost_beside_release(reports: &Reports, lost: u32, epoch: u32, rele
         }
         // Later operations wait for no suspect, only for survivors that may still be in their own first wait.
         let later: Duration = ran.ops[first + 1..].iter().map(|op| micros(op.elapsed_us)).sum();
-        let bound = DEADLINE + MARGIN + noise * (ran.ops.len() - first) as u32;
+        let bound = deadline() + MARGIN + noise * (ran.ops.len() - first) as u32;
         assert!(later <= bound, "rank {rank} took {later:?} after the loss, more than {bound:?}");
     }
 }
@@ -89,7 +88,7 @@ pub(crate) fn swift(reports: &Reports, steps: u32, lost: u32) {
         assert_eq!(ran.ops.len() as u32, 2 * steps, "rank {rank} ran other steps");
         assert!(ran.ops.iter().all(|op| op.missing == [lost]), "rank {rank} misses others than rank {lost}");
         let total: Duration = ran.ops.iter().map(|op| micros(op.elapsed_us)).sum();
-        let bound = DEADLINE / 2 + noise(reports) * steps;
+        let bound = deadline() / 2 + noise(reports) * steps;
         assert!(
             total <= bound,
             "rank {rank} took {total:?} for {steps} steps without rank {lost}, more than {bound:?}"
@@ -109,7 +108,7 @@ pub(crate) fn evicted(rank: u32, ran: &Ran, others: &[u32]) {
     // The first of them may be the one that it was stopped in. Its bystander was stopped as well, so that it knows no noise:
     // the test's is taken.
     let after = ran.ops.iter().filter(|op| !op.missing.is_empty()).skip(1);
-    let bound = DEADLINE + noise::worst() * after.clone().count() as u32;
+    let bound = deadline() + noise::worst() * after.clone().count() as u32;
     let waits: Duration = after.map(|op| micros(op.elapsed_us)).sum();
     assert!(waits < bound, "rank {rank} waited for {waits:?} for those who went on, more than {bound:?}");
 }
@@ -124,7 +123,7 @@ pub(crate) fn at_most_lost(reports: &Reports, lost: u32) {
                 "rank {rank} misses others than rank {lost}: {op:?}"
             );
             assert!(op.record.as_ref().is_none_or(|r| r.peer == lost), "rank {rank} names others: {op:?}");
-            let bound = 2 * DEADLINE + MARGIN + noise;
+            let bound = 2 * deadline() + MARGIN + noise;
             assert!(micros(op.elapsed_us) <= bound, "rank {rank} took longer than {bound:?}: {op:?}");
         }
     }

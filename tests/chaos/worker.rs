@@ -8,20 +8,21 @@ use epwire::{EpBuffer, EpConfig, Error, Group, Mask};
 
 use crate::admit::admit;
 use crate::clock;
-use crate::cluster::DEADLINE;
-use crate::noise::{self, Begun};
+use crate::noise::{self, Begun, deadline};
 use crate::step::{Bench, Stop};
 use crate::traffic::{LOCAL_EXPERTS, SIDEBAND, TOPK};
 use crate::trap;
 use crate::wire::{Command, Ran, Reply, Run, Setup};
 
-/// Set for worker processes.
+/// Set for worker processes, to the deadline in milliseconds.
 pub(crate) const VARIABLE: &str = "EPWIRE_CHAOS_WORKER";
 
 pub(crate) fn main() {
     // SAFETY: plain system calls. The kernel kills this process when the test dies, even while it is stopped.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     noise::watch();
+    let deadline = std::env::var(VARIABLE).ok().and_then(|ms| ms.parse().ok());
+    noise::set_deadline(deadline.expect("the test says the deadline"));
     let mut worker = Worker { commands: std::io::stdin().lock().lines(), group: None, bench: None };
     while let Some(command) = worker.next() {
         noise::forget();
@@ -159,7 +160,7 @@ impl Worker {
     fn give_up_connect(&self, peer: u32, blob: &[u8]) -> Result<(), Stop> {
         let began = Instant::now();
         let connect = self.buffer().connect(peer, blob);
-        let soon = async { tokio::time::timeout(DEADLINE / 10, connect).await };
+        let soon = async { tokio::time::timeout(deadline() / 10, connect).await };
         if let Ok(ended) = clock::beside(soon)? {
             return Err(Stop::Wrong(format!("connecting to a stopped rank ended: {ended:?}")));
         }
@@ -168,7 +169,7 @@ impl Worker {
             return Err(Stop::Wrong(format!("a second connect beside the first: {again:?}")));
         }
         while connecting() {
-            if began.elapsed() > DEADLINE + DEADLINE / 4 + noise::worst() {
+            if began.elapsed() > deadline() + deadline() / 4 + noise::worst() {
                 return Err(Stop::Wrong(format!("it still connects after {:?}", began.elapsed())));
             }
             std::thread::sleep(Duration::from_millis(2));
