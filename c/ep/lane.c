@@ -7,6 +7,9 @@
  * with those that it has. */
 #define SEND_GRACE_NS   UINT64_C(1000000)
 
+/* A rank that has posted nothing for this part of a deadline says that it lives before its caller goes on. */
+#define SILENT_PART 16
+
 #define FOR_PEERS(p, m) for (epw_lane_peer *p = (m)->peers, *end_ = p + (m)->ranks; p < end_; p++)
 
 static uint32_t rank_of(const epw_machine *m, const epw_lane_peer *p) {
@@ -92,10 +95,12 @@ static void post_beacon(epw_machine *m, uint32_t said, uint64_t now) {
 }
 
 /* This rank waits no longer. Peers that have heard that it does hear of it; so do they if their words went
- * out at different times, for some may count from the first of them. */
+ * out at different times, for some may count from the first of them, or if they have heard nothing for a
+ * while: from here on the caller has nearly a deadline to itself. */
 static void end_wait(epw_machine *m, bool spread, uint64_t now) {
+    bool silent = now > m->spoke && now - m->spoke >= m->group_ns / SILENT_PART;
     m->wait.running = false;
-    if (m->paying || !(m->beaconed || spread)) return;
+    if (m->paying || !(m->beaconed || spread || silent)) return;
     post_beacon(m, epw_beacon_value(EPW_BEACON_NONE, 0), now);
     m->beaconed = false;
 }

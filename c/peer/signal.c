@@ -31,15 +31,19 @@ void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t w
         wake(peers, lane, peer, word);
 }
 
-/* Writer of all: the peer. Order of loads: see epw_look and epw_sight. */
+/* What one peer has written here. */
+typedef struct source {
+    uint64_t window;
+    uint32_t peer;
+} source;
+
+/* Writer: the peer's epw_signal. */
+static uint64_t load(const void *context, uint32_t lane, uint32_t word) {
+    const source *from = context;
+    return atomic_load_explicit(word_in(from->window, from->peer, lane, word), memory_order_acquire);
+}
+
 void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out) {
-    uint64_t own = (uint64_t)(uintptr_t)epw_peers_own(peers);
-    *out = (epw_look){0};
-    out->sight.dropped =
-        atomic_load_explicit(word_in(own, peer, lane, EPW_WORD_DROPPED), memory_order_acquire);
-    out->sight.epoch_word =
-        atomic_load_explicit(word_in(own, peer, lane, EPW_WORD_EPOCH), memory_order_acquire);
-    out->sight.word = atomic_load_explicit(word_in(own, peer, lane, word), memory_order_acquire);
-    for (uint32_t l = 0; l < peers->lanes; l++)
-        out->beacons[l] = atomic_load_explicit(word_in(own, peer, l, EPW_WORD_BEACON), memory_order_acquire);
+    source from = {(uint64_t)(uintptr_t)epw_peers_own(peers), peer};
+    epw_look_by(load, &from, peers->lanes, lane, word, out);
 }

@@ -16,6 +16,19 @@ typedef struct epw_look {
     uint64_t beacons[EPW_MAX_LANES]; /* of all its lanes; 0 beyond the last */
 } epw_look;
 
+/* Loads word `word` that the peer looked at has written for `lane`, an acquire. */
+typedef uint64_t (*epw_load)(const void *context, uint32_t lane, uint32_t word);
+
+/* The one place that says in which order a look loads, see epw_sight; `word` is the one that is awaited. */
+static inline void epw_look_by(epw_load load, const void *context, uint32_t lanes, uint32_t lane,
+                               uint32_t word, epw_look *out) {
+    *out = (epw_look){0};
+    out->sight.dropped = load(context, lane, EPW_WORD_DROPPED);
+    out->sight.epoch_word = load(context, lane, EPW_WORD_EPOCH);
+    out->sight.word = load(context, lane, word);
+    for (uint32_t l = 0; l < lanes; l++) out->beacons[l] = load(context, l, EPW_WORD_BEACON);
+}
+
 /* One peer's time in one wait. */
 typedef struct epw_clock {
     uint64_t since;                /* when it began to run: with the wait, or at the last sign of life */

@@ -1,15 +1,16 @@
-/* The protocol explored: every state of small groups of ranks, random walks through larger ones, and the
- * proof that the explorer finds a protocol that is broken on purpose. The decisions are c/peer/rules.h, as
- * the host device calls them; what carries them out is modelled in model/moves.h. Checked in every state:
- *  - no slot is written while it is read, nor read while it is written;
+/* The protocol explored: every state of small groups of ranks, and random walks through larger ones. What
+ * runs is c/ep/lane.c, c/peer/wait.h and rules.h themselves; who drives them is modelled in model/moves.h
+ * after c/ep/host/drive.c. Checked in every state:
+ *  - no slot is written while it is read, nor read while it is written, nor anything behind a farewell;
  *  - what is read is of the operation that reads it;
  *  - no deadlock: as long as something is left to do, somebody can move;
- *  - nobody is suspected without a timeout;
- *  - with clocks, beacons and one rank that dies or is stopped at any step: nobody else is suspected, a wait
- * for that rank alone ends within a deadline, any other within two;
- *  - after the change of membership nobody is suspected.
+ *  - nobody is given up without a timeout;
+ *  - with time: nobody but a rank that died or was stopped is given up, though callers stay away for almost a
+ *    deadline whenever it is their turn; a wait for that rank alone ends within a deadline and, where callers
+ *    are prompt, any other within two; no lane sleeps past what it should do.
+ * That the explorer finds what is broken is shown by tests/faults, which plants faults in the product.
  *
- * model                       the default models, in about a minute
+ * model                       the default models, in about two minutes
  * model NAME                  one model, of those below; the large ones too
  * model NAME [WALKS [SEED]]   one that is walked through */
 #include "model/explore.h"
@@ -25,7 +26,8 @@
 #define LEAVES(n)  .epochs = 2, .members = {0, ALL(n), ALL((n)-1)}
 #define RETURNS(n) .epochs = 3, .members = {0, ALL(n), ALL((n)-1), ALL(n)}
 #define CRASH      .timed = true, .fault = FAULT_CRASH
-#define SLEEP      .timed = true, .fault = FAULT_SLEEP
+#define STOP       .timed = true, .fault = FAULT_STOP
+#define ANY        .timeouts = TIMEOUTS_ANY
 
 /* Name, ranks, lanes, operations on each lane in each epoch, membership, and what else it allows. */
 #define MODEL(name_, ranks_, lanes_, ops_, who, ...)                                                         \
@@ -34,65 +36,41 @@
 /* clang-format off: a model is a line */
 /* Explored by default. */
 static const model sound[] = {
-    MODEL("no-timeout-3", 3, 1, 2, STAYS, .release = true),
-    MODEL("no-timeout-2x2", 2, 2, 2, STAYS, .release = true),
-    MODEL("any-3", 3, 1, 1, STAYS, .release = true, .timeouts = TIMEOUTS_ANY),
-    MODEL("any-3-leaves", 3, 1, 1, LEAVES, .release = true, .eager = true, .timeouts = TIMEOUTS_ANY),
-    MODEL("any-3-returns", 3, 1, 1, RETURNS, .release = true, .eager = true, .timeouts = TIMEOUTS_ANY),
-    MODEL("any-2x2", 2, 2, 1, STAYS, .release = true, .eager = true, .timeouts = TIMEOUTS_ANY),
-    MODEL("any-2-torn", 2, 1, 3, STAYS, .release = true, .torn = true, .eager = true,
-          .timeouts = TIMEOUTS_ANY),
-    MODEL("one-timeout-3", 3, 1, 1, STAYS, .release = true, .timeouts = 1),
+    MODEL("no-timeout-2", 2, 1, 3, STAYS, .release = true),
+    MODEL("no-timeout-3", 3, 1, 1, STAYS, .release = true),
+    MODEL("no-timeout-2x2", 2, 2, 1, STAYS, .release = true),
+    MODEL("wrap-2", 2, 1, 4, STAYS, .release = true, .start = EPW_OP_MAX - 2),
+    MODEL("any-2", 2, 1, 2, RETURNS, .release = true, .eager = true, ANY),
+    MODEL("any-2-torn", 2, 1, 1, STAYS, .torn = true, .eager = true, ANY),
+    MODEL("any-2-replaced", 2, 1, 1, RETURNS, .release = true, .eager = true, .replaced = true,
+          .fault = FAULT_CRASH, ANY),
+    MODEL("any-3", 3, 1, 1, STAYS, ANY),
     MODEL("one-timeout-2x2", 2, 2, 1, STAYS, .release = true, .timeouts = 1),
-    MODEL("crash-3", 3, 1, 2, LEAVES, CRASH, .agreed = true),
-    MODEL("crash-3-alone", 3, 1, 2, LEAVES, CRASH),
-    MODEL("crash-3-release", 3, 1, 1, LEAVES, .release = true, .agreed = true, CRASH),
-    MODEL("crash-2x2", 2, 2, 2, LEAVES, CRASH, .agreed = true),
-    MODEL("crash-2x2-release", 2, 2, 2, LEAVES, .release = true, .agreed = true, CRASH),
-    MODEL("crash-4", 4, 1, 1, LEAVES, CRASH, .agreed = true),
-    MODEL("sleep-3", 3, 1, 2, LEAVES, SLEEP, .agreed = true),
+    MODEL("crash-3", 3, 1, 1, LEAVES, CRASH, .agreed = true),
+    MODEL("crash-3-away", 3, 1, 1, LEAVES, CRASH, .agreed = true, .away = 3),
+    MODEL("late-halves-2", 2, 1, 1, ENDS, .timed = true, .split = true, .away = 3),
+    MODEL("late-halves-3", 3, 1, 1, ENDS, CRASH, .split = true, .away = 3),
+    MODEL("event-3", 3, 1, 1, ENDS, CRASH, .split = true, .events = true, .away = 3),
+    MODEL("long-3", 3, 1, 1, ENDS, CRASH, .longs = 1),
+    MODEL("long-debt-2", 2, 1, 2, ENDS, .timed = true, .release = true, .longs = 1, .later = 6),
+    MODEL("left-out-3", 3, 1, 1, LEAVES, .timed = true, .eager = true),
+    MODEL("stop-3", 3, 1, 1, LEAVES, STOP, .agreed = true),
+    MODEL("crash-2x2", 2, 2, 1, LEAVES, CRASH, .agreed = true),
 };
 
 /* By name only: minutes, or gigabytes. */
 static const model large[] = {
-    MODEL("no-timeout-3-torn", 3, 1, 1, STAYS, .release = true, .torn = true),
-    MODEL("any-3-torn", 3, 1, 1, STAYS, .torn = true, .timeouts = TIMEOUTS_ANY),
-    MODEL("any-3-ops", 3, 1, 2, STAYS, .timeouts = TIMEOUTS_ANY),
-    MODEL("any-2x2-torn", 2, 2, 1, STAYS, .release = true, .torn = true, .eager = true,
-          .timeouts = TIMEOUTS_ANY),
-    MODEL("any-2x2-ops", 2, 2, 2, STAYS, .release = true, .timeouts = TIMEOUTS_ANY),
-    MODEL("crash-3x2", 3, 2, 1, LEAVES, CRASH, .agreed = true),
-    MODEL("crash-3-release-ops", 3, 1, 2, LEAVES, .release = true, .agreed = true, CRASH),
+    MODEL("no-timeout-3-ops", 3, 1, 2, STAYS, .release = true),
 };
 
 /* Walked through. */
 static const model walked[] = {
-    MODEL("walk-any-4", 4, 2, 4, LEAVES, .release = true, .torn = true, .eager = true,
-          .timeouts = TIMEOUTS_ANY),
-    MODEL("walk-any-5", 5, 2, 3, RETURNS, .release = true, .torn = true, .eager = true,
-          .timeouts = TIMEOUTS_ANY),
-    MODEL("walk-no-timeout-5", 5, 2, 4, STAYS, .release = true, .torn = true),
-    MODEL("walk-crash-4x2", 4, 2, 3, LEAVES, CRASH, .agreed = true),
-    MODEL("walk-crash-5", 5, 1, 4, LEAVES, CRASH, .agreed = true),
-};
-
-/* Each must be found out. */
-static const model broken[] = {
-    MODEL("no epoch word", 2, 1, 1, STAYS, .release = true, .mutation = NO_EPOCH_WORD),
-    MODEL("no permission", 2, 1, 2, STAYS, .release = true, .mutation = NO_PERMISSION),
-    MODEL("no DROPPED word", 2, 1, 1, ENDS, .timeouts = 1, .mutation = NO_DROPPED),
-    MODEL("release owes nothing", 2, 1, 2, STAYS, .release = true, .mutation = NO_DEBT),
-    MODEL("release answers at once", 2, 1, 3, STAYS, .release = true, .mutation = RELEASE_AT_ONCE),
-    MODEL("any epoch matches", 2, 1, 2, STAYS, .release = true, .timeouts = TIMEOUTS_ANY,
-          .mutation = MATCH_OP_ONLY),
-    MODEL("any op matches", 2, 1, 2, STAYS, .release = true, .mutation = MATCH_EPOCH_ONLY),
-    MODEL("gone before match", 2, 1, 1, STAYS, .release = true, .mutation = GONE_BEFORE_MATCH),
-    MODEL("word loaded before DROPPED", 2, 1, 1, STAYS, .torn = true, .mutation = WORD_BEFORE_GONE),
-    MODEL("no beacons", 3, 1, 1, LEAVES, CRASH, .agreed = true, .mutation = NO_BEACONS),
+    MODEL("walk-any-4", 4, 2, 4, LEAVES, .release = true, .torn = true, .eager = true, ANY),
+    MODEL("walk-crash-4", 4, 1, 4, LEAVES, CRASH, .agreed = true),
 };
 /* clang-format on */
 
-enum { WALKS = 1000 };
+enum { WALKS = 300 };
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
@@ -128,38 +106,9 @@ static void check_walks(const model *m, uint64_t count, uint64_t seed) {
     fflush(stdout);
 }
 
-static void check_found_out(const model *m) {
-    findings f = explore(m, UINT64_C(3000000), false);
-    printf("broken: %-28s %8llu states  %s\n", m->name, (unsigned long long)f.states,
-           f.broken ? f.broken : "NOT FOUND OUT");
-    fflush(stdout);
-    CHECK_MSG(f.broken != NULL, "%s is not found out", m->name);
-}
-
-/* What moves.h forget() relies on: a word, DROPPED word or epoch word of an epoch before the reader's has the
- * effect of none. */
-static void check_old_words(void) {
-    static const epw_sight nothing;
-    for (uint32_t i = 0; i < 1u << 12; i++) {
-        uint32_t epoch = 2 + (i & 1), op = 1 + (i >> 1 & 3), old_op = i >> 3 & 7, value = i >> 6 & 1;
-        epw_sight seen = {.dropped = epw_word((i >> 7 & 3) % epoch, 0, 0),
-                          .epoch_word = epw_word((i >> 9 & 3) % epoch, 0, 0),
-                          .word = epw_word((i >> 11) % epoch, old_op, value)};
-        for (int first = 0; first < 2; first++) {
-            CHECK_MSG(epw_rule_may_send(seen, epoch, op, first) ==
-                          epw_rule_may_send(nothing, epoch, op, first),
-                      "an old word permits, %u", i);
-        }
-        CHECK_MSG(epw_rule_arrived(seen, epoch, op) == epw_rule_arrived(nothing, epoch, op),
-                  "an old word counts, %u", i);
-    }
-}
-
 static int run_all(void) {
-    check_old_words();
     for (size_t i = 0; i < COUNT(sound); i++) check_holds(&sound[i], UINT64_C(30000000));
     for (size_t i = 0; i < COUNT(walked); i++) check_walks(&walked[i], WALKS, 1);
-    for (size_t i = 0; i < COUNT(broken); i++) check_found_out(&broken[i]);
     return check_result("model");
 }
 

@@ -35,16 +35,16 @@ static void *grown(void *memory, size_t bytes) {
     return more;
 }
 
-static void print_move(const move *v) {
-    if (v->rank == MAX_RANKS) {
-        printf("    %s\n", v->text);
+static void print_move(const walker *w, const state *next) {
+    if (w->rank == MAX_RANKS) {
+        printf("    %s\n", w->text);
         return;
     }
-    const rank *me = &v->s.ranks[v->rank];
-    const lane *at = &me->lanes[v->lane];
-    printf("    rank %u lane %u (epoch %u op %u%s): %s", v->rank, v->lane, me->epoch, at->op,
-           at->paying ? ", owing" : "", v->text);
-    if (v->peer != v->rank && v->peer < MAX_RANKS) printf(" rank %u", v->peer);
+    const rank *me = &next->ranks[w->rank];
+    const epw_machine *of = &me->lanes[w->lane].m;
+    printf("    rank %u lane %u (epoch %u op %u stage %d%s): %s", w->rank, w->lane, me->epoch, of->op,
+           (int)of->stage, of->paying ? ", owing" : "", w->text);
+    if (w->peer != w->rank) printf(" rank %u", w->peer);
     printf("\n");
 }
 
@@ -110,77 +110,124 @@ static void enqueue(queue *q, const codec *c) {
     memcpy(q->words + at * q->stride, c->words, q->stride * sizeof q->words[0]);
 }
 
-static void print_trace(const model *m, const origin *origins, uint32_t state_number, moves *out) {
+/* One walk along moves that are known by number. */
+typedef struct chosen {
+    walker w;
+    unsigned number;
+    bool print;
+    state next;
+    const char *broken;
+} chosen;
+
+static void choose(walker *w, state *next) {
+    chosen *c = (chosen *)w;
+    if (w->moves != c->number) return;
+    c->next = *next;
+    c->broken = w->broken;
+    if (c->print) print_move(w, next);
+}
+
+/* As the explorer does: every state goes through the codec. */
+static void normalise(const model *m, state *s) {
+    codec c = pack(m, s);
+    unpack(m, c.words, (c.at + 63) / 64, s);
+}
+
+static void print_trace(const model *m, const origin *origins, uint32_t number, unsigned last) {
     unsigned length = 0;
-    for (uint32_t n = state_number; n != 0; n = origins[n].parent) length++;
+    for (uint32_t n = number; n != 0; n = origins[n].parent) length++;
     uint8_t *path = grown(NULL, length + 1);
-    for (uint32_t n = state_number, i = length; n != 0; n = origins[n].parent) path[--i] = origins[n].move;
-    state s = initial_state(m);
-    for (unsigned i = 0; i < length; i++) {
-        find_moves(m, &s, out);
-        print_move(&out->at[path[i]]);
-        s = out->at[path[i]].s;
+    for (uint32_t n = number, i = length; n != 0; n = origins[n].parent) path[--i] = origins[n].move;
+    path[length] = (uint8_t)last;
+    chosen c = {.w = {.visit = choose, .m = m}, .print = true};
+    state s;
+    initial_state(&c.w, &s);
+    for (unsigned i = 0; i <= length; i++) {
+        normalise(m, &s);
+        c.number = path[i];
+        find_moves(&c.w, &s);
+        s = c.next;
     }
     free(path);
 }
 
+typedef struct explorer {
+    walker w;
+    findings f;
+    visited set;
+    queue q;
+    origin *origins;
+    uint64_t room, expanded, from; /* `from`: fingerprint of the state that is being expanded */
+    unsigned bad, changes;
+} explorer;
+
+static void find(walker *w, state *next) {
+    explorer *e = (explorer *)w;
+    e->f.transitions++;
+    if (e->f.broken != NULL) return;
+    if (w->broken != NULL) {
+        e->f.broken = w->broken;
+        e->bad = w->moves;
+        return;
+    }
+    codec c = pack(w->m, next);
+    uint64_t print = fingerprint(&c);
+    e->changes += print != e->from && !w->fault;
+    if (!visit(&e->set, print)) return;
+    if (e->set.count > e->room) {
+        e->room *= 2;
+        e->origins = grown(e->origins, e->room * sizeof e->origins[0]);
+    }
+    e->origins[e->set.count - 1] = (origin){(uint32_t)e->expanded, (uint8_t)w->moves};
+    enqueue(&e->q, &c);
+}
+
 static findings explore(const model *m, uint64_t limit, bool print) {
-    static moves out;
-    findings f = {.exhausted = true, .seconds = -now_seconds()};
-    symmetry all = find_symmetry(m);
-    visited set = {0};
-    state s = initial_state(m);
-    codec c = pack(m, &all, &s);
-    queue q = {.stride = (c.at + 63) / 64};
-    origin *origins = grown(NULL, sizeof origins[0]);
-    uint64_t room = 1, expanded = 0, level_end = 1;
-    origins[0] = (origin){0, 0};
-    visit(&set, fingerprint(m, &all, &s));
-    enqueue(&q, &c);
-    for (; q.count > 0 && f.broken == NULL; expanded++) {
-        if (expanded == level_end) {
-            level_end = set.count;
-            f.depth++;
+    explorer e = {.w = {.visit = find, .m = m}, .room = 1};
+    findings *f = &e.f;
+    f->exhausted = true;
+    f->seconds = -now_seconds();
+    state s;
+    initial_state(&e.w, &s);
+    codec c = pack(m, &s);
+    e.q.stride = PACKED_WORDS;
+    e.origins = grown(NULL, sizeof e.origins[0]);
+    e.origins[0] = (origin){0, 0};
+    visit(&e.set, fingerprint(&c));
+    enqueue(&e.q, &c);
+    uint64_t level_end = 1;
+    for (; e.q.count > 0 && f->broken == NULL; e.expanded++) {
+        if (e.expanded == level_end) {
+            level_end = e.set.count;
+            f->depth++;
         }
-        if (set.count > limit) {
-            f.exhausted = false;
+        if (e.set.count > limit) {
+            f->exhausted = false;
             break;
         }
-        s = unpack(m, &all, q.words + q.first * q.stride, q.stride);
-        q.first = (q.first + 1) & (q.capacity - 1);
-        q.count--;
-        find_moves(m, &s, &out);
-        f.transitions += out.count;
-        if (out.count >= MAX_MOVES - 1) f.broken = "more moves than the model has room for";
-        if (out.progress == 0 && !finished(m, &s)) f.broken = deadlock;
-        unsigned bad = out.count;
-        for (unsigned i = 0; i < out.count && f.broken == NULL; i++) {
-            if (out.at[i].broken != NULL) {
-                f.broken = out.at[i].broken;
-                bad = i;
-            } else if (visit(&set, fingerprint(m, &all, &out.at[i].s))) {
-                if (set.count > room) {
-                    room *= 2;
-                    origins = grown(origins, room * sizeof origins[0]);
-                }
-                origins[set.count - 1] = (origin){(uint32_t)expanded, (uint8_t)i};
-                c = pack(m, &all, &out.at[i].s);
-                enqueue(&q, &c);
-            }
+        const uint64_t *packed = e.q.words + e.q.first * e.q.stride;
+        unpack(m, packed, e.q.stride, &s);
+        e.q.first = (e.q.first + 1) & (e.q.capacity - 1);
+        e.q.count--;
+        codec again = pack(m, &s);
+        e.from = fingerprint(&again);
+        e.changes = 0;
+        find_moves(&e.w, &s);
+        if (f->broken == NULL && e.changes == 0 && !finished(m, &s)) {
+            f->broken = deadlock;
+            e.bad = 255;
         }
-        if (f.broken != NULL && print) {
-            printf("  %s: %s\n", m->name, f.broken);
-            move last = out.at[bad < out.count ? bad : 0];
-            print_trace(m, origins, (uint32_t)expanded, &out);
-            if (bad < out.count || f.broken != deadlock) print_move(&last);
+        if (f->broken != NULL && print) {
+            printf("  %s: %s\n", m->name, f->broken);
+            print_trace(m, e.origins, (uint32_t)e.expanded, e.bad);
         }
     }
-    f.states = set.count;
-    f.seconds += now_seconds();
-    free(set.places);
-    free(q.words);
-    free(origins);
-    return f;
+    f->states = e.set.count;
+    f->seconds += now_seconds();
+    free(e.set.places);
+    free(e.q.words);
+    free(e.origins);
+    return *f;
 }
 
 /* ---- random walks ---- */
@@ -192,22 +239,29 @@ static uint64_t next_random(uint64_t *seed) {
 
 enum { WALK_STEPS = 200000 };
 
+static void ignore(walker *w, state *next) {
+    (void)w, (void)next;
+}
+
 /* One walk from the initial state to the end of all operations. */
 static findings walk(const model *m, uint64_t seed, bool print) {
-    static moves out;
     findings f = {.exhausted = true};
+    chosen c = {.w = {.visit = choose, .m = m}, .print = print};
+    walker count = {.visit = ignore, .m = m};
     uint64_t random = seed;
-    state s = initial_state(m);
+    state s;
+    initial_state(&c.w, &s);
     for (; f.broken == NULL && f.transitions < WALK_STEPS; f.transitions++) {
-        find_moves(m, &s, &out);
-        if (out.progress == 0) {
+        normalise(m, &s);
+        find_moves(&count, &s);
+        if (count.progress == 0) {
             if (finished(m, &s)) return f;
             f.broken = deadlock;
         } else {
-            const move *v = &out.at[next_random(&random) % out.count];
-            if (print) print_move(v);
-            f.broken = v->broken;
-            s = v->s;
+            c.number = (unsigned)(next_random(&random) % count.moves);
+            find_moves(&c.w, &s);
+            f.broken = c.broken;
+            s = c.next;
         }
     }
     if (f.broken == NULL) f.broken = "a walk does not end";

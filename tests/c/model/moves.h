@@ -1,342 +1,737 @@
-/* Every move that a state allows, as fine as the memory operations that matter: the store of one word, the
- * look at one peer (or each of its three loads), the span in which a peer's slots are written, the span in
- * which slots are read. Follows c/ep/wait.c, dispatch.c, combine.c, release.c and buffer.c; the decisions are
- * c/peer/rules.h itself.
+/* What can happen next. A lane moves as the host engine drives it (c/ep/host/drive.c): it looks at a peer, or
+ * carries out what its machine decides, up to the next store that others can see. Between any two moves of a
+ * lane all others may move. What nobody else can see is done at once: rows laid out, answers prepared, a
+ * rank's words to itself.
  *
- * More is allowed than the code does, never less: peers are looked at and posted to in any order, and a rank
- * may stop between any two moves for as long as it likes (in models without time). */
+ * In models with time, ranks are prompt: a unit of time passes only when none that lives can move by itself.
+ * Callers are not: they may stay away for `away` units whenever it is their turn, and stopped ranks for any.
+ */
 #ifndef EPW_TESTS_MODEL_MOVES_H
 #define EPW_TESTS_MODEL_MOVES_H
 
-#include "judge.h"
+#include "state.h"
 
-/* ---- stores ---- */
+/* Who is told of each move. `next` may be changed. */
+typedef struct walker walker;
+struct walker {
+    void (*visit)(walker *w, state *next);
+    const model *m;
+    /* Of the move: who, where, what happens, and which property it breaks. */
+    unsigned rank, lane, peer;
+    const char *text, *broken;
+    bool fault;
+    unsigned moves;    /* so far */
+    unsigned progress; /* those that are no fault */
+};
 
-static void store_word(moves *out, const state *s, unsigned r, unsigned l, unsigned p) {
-    static const char *const texts[] = {"", "posts its DROPPED word to",
-                                        "posts a dispatch word without rows to",
-                                        "posts a combine word without rows to", "posts its beacon word to"};
-    const lane *at = &s->ranks[r].lanes[l];
-    move *v = add_move(out, s, texts[at->storing], r, l, p);
-    lane *changed = &v->s.ranks[r].lanes[l];
-    line *to = &v->s.lines[r][p];
-    uint8_t epoch = s->ranks[r].epoch;
-    if (at->storing == STORE_DROPPED) to->dropped = epoch;
-    if (at->storing == STORE_DISPATCH) to->dispatch[l] = (tag){epoch, at->debt_op, 0};
-    if (at->storing == STORE_COMBINE) to->combine[l] = (tag){epoch, at->debt_op, 0};
-    if (at->storing == STORE_BEACON) to->beacon[l] = (tag){epoch, at->seq, at->store_value};
-    changed->store_to &= (mask)~bit(p);
-    if (changed->store_to == 0) changed->storing = changed->store_value = NO_STORE;
-    advance(out->m, &v->s, r, changed);
-    out->progress++;
+static void breaks(walker *w, const char *what) {
+    if (w->broken == NULL) w->broken = what;
 }
 
-/* ---- what a lane can do ---- */
+/* ---- properties ---- */
 
-static void call_dispatch(moves *out, const state *s, unsigned r, unsigned l) {
-    const model *m = out->m;
-    move *v = add_move(out, s, "calls dispatch", r, l, r);
-    lane *at = &v->s.ranks[r].lanes[l];
-    mask suspects = s->ranks[r].suspects, peers = peers_of(m, s, r);
-    at->op++;
-    at->stage = SENDING;
-    at->missing = peers & suspects;
-    at->awaited = peers & (mask)~suspects;
-    advance(m, &v->s, r, at);
-    out->progress++;
-}
-
-static void call_combine(moves *out, const state *s, unsigned r, unsigned l) {
-    const model *m = out->m;
-    move *v = add_move(out, s, "calls combine and writes the combine slots at its sources", r, l, r);
-    lane *at = &v->s.ranks[r].lanes[l];
-    mask suspects = s->ranks[r].suspects;
-    at->stage = ANSWERING;
-    at->missing |= at->present & suspects;
-    at->present &= (mask)~suspects;
-    at->writing = at->present;
-    for (unsigned p = 0; p < m->ranks; p++) {
-        if (!has(at->writing & at->rows, p)) continue;
-        if (reads_answer(s, p, r, l)) breaks(v, "combine slots are written while their owner reads them");
-    }
-    advance(m, &v->s, r, at);
-    out->progress++;
-}
-
-static void call_release(moves *out, const state *s, unsigned r, unsigned l) {
-    const model *m = out->m;
-    move *v = add_move(out, s, "calls release", r, l, r);
-    lane *at = &v->s.ranks[r].lanes[l];
-    uint8_t before = at->stage;
-    mask awaited = at->awaited, missing = at->missing, present = at->present;
-    free_lane(at);
-    if (at->paying) {
-        at->more++;
-    } else {
-        bool owes = before != COLLECTING && m->mutation != NO_DEBT;
-        if (owes) {
-            owe(m, &v->s, r, at, at->op);
-            at->unanswered &= (mask)~missing | present;
-            at->unsent = before == SENDING ? awaited : 0;
-        }
-        if (at->waiting && (before == COLLECTING || m->mutation == NO_DEBT)) wait_end(m, &v->s, r, at);
-        for (unsigned p = 0; at->waiting && p < MAX_RANKS; p++) {
-            if (!has(awaited, p)) at->age[p] = at->heard[p] = 0;
-        }
-    }
-    advance(m, &v->s, r, at);
-}
-
-static void answer(moves *out, const state *s, unsigned r, unsigned l, unsigned p) {
-    const model *m = out->m;
-    const lane *at = &s->ranks[r].lanes[l];
-    move *v = add_move(out, s, "posts its combine word to", r, l, p);
-    v->s.lines[r][p].combine[l] = (tag){s->ranks[r].epoch, at->op, has(at->rows, p)};
-    v->s.ranks[r].lanes[l].writing &= (mask)~bit(p);
-    advance(m, &v->s, r, &v->s.ranks[r].lanes[l]);
-    out->progress++;
-    if (!has(s->ranks[r].suspects, p)) return;
-    v = add_move(out, s, "leaves out, as its other lane gave it up,", r, l, p);
-    lane *changed = &v->s.ranks[r].lanes[l];
-    changed->writing &= (mask)~bit(p);
-    changed->present &= (mask)~bit(p);
-    changed->missing |= bit(p);
-    advance(m, &v->s, r, changed);
-}
-
-static void send(moves *out, const state *s, unsigned r, unsigned l, unsigned p) {
-    const lane *at = &s->ranks[r].lanes[l];
-    move *v = add_move(out, s, "posts its dispatch word to", r, l, p);
-    lane *changed = &v->s.ranks[r].lanes[l];
-    v->s.lines[r][p].dispatch[l] = (tag){s->ranks[r].epoch, at->op, 1};
-    changed->writing &= (mask)~bit(p);
-    changed->awaited &= (mask)~bit(p);
-    advance(out->m, &v->s, r, changed);
-    out->progress++;
-}
-
-static void await(moves *out, const state *s, unsigned r, unsigned l, awaiting what, mask peers) {
-    const model *m = out->m;
-    for (unsigned p = 0; p < m->ranks; p++) {
-        if (!has(peers, p)) continue;
-        if (m->mutation == RELEASE_AT_ONCE && s->ranks[r].lanes[l].paying && what == ROWS) {
-            move *v = add_move(out, s, "answers unasked", r, l, p);
-            arrived(v, m, r, l, what, p, (tag){0});
-            out->progress++;
-        } else if (m->torn) {
-            load(out, s, r, l, what, p);
-            out->progress += look_helps(m, s, r, l, what, p);
-        } else {
-            look(out, s, r, l, what, p);
-            if (m->timed) judge_clock(out, s, r, l, what, p);
-        }
-    }
-}
-
-static void lane_moves(moves *out, const state *s, unsigned r, unsigned l) {
-    const model *m = out->m;
-    const lane *at = &s->ranks[r].lanes[l];
-    if (at->loads > 0) {
-        load(out, s, r, l, (awaiting)at->look_for, at->look_at);
-        out->progress++;
-        return;
-    }
-    if (at->storing != NO_STORE) {
+static void check_slots(walker *w, const state *s) {
+    const model *m = w->m;
+    for (unsigned r = 0; r < m->ranks; r++) {
         for (unsigned p = 0; p < m->ranks; p++) {
-            if (has(at->store_to, p)) store_word(out, s, r, l, p);
+            for (unsigned l = 0; l < m->lanes; l++) {
+                if (p == r || s->ranks[r].fate == DEAD || s->ranks[p].fate == DEAD) continue;
+                if (writes_rows(s, r, p, l) && reads_rows(s, p, r, l)) breaks(w, "rows are read and written");
+                if (writes_answers(s, r, p, l) && reads_answers(s, p, r, l))
+                    breaks(w, "answers are read and written");
+            }
         }
-        return;
-    }
-    if (m->timed) beacon(out, s, r, l);
-    bool callers_turn =
-        at->stage == RECEIVING || at->stage == COLLECTING || (at->stage == SENDING && !at->writing);
-    if (m->release && callers_turn && !(at->stage == COLLECTING && !at->awaited)) call_release(out, s, r, l);
-    if (at->stage == FREE && at->op < m->ops) call_dispatch(out, s, r, l);
-    if (at->paying) {
-        await(out, s, r, l, PERMISSION, at->unsent);
-        await(out, s, r, l, ROWS, at->unanswered);
-        return;
-    }
-    if (at->stage == SENDING) {
-        await(out, s, r, l, PERMISSION, at->awaited & (mask)~at->writing);
-        for (unsigned p = 0; p < m->ranks; p++) {
-            if (has(at->writing, p)) send(out, s, r, l, p);
-        }
-    } else if (at->stage == RECEIVING && at->awaited) {
-        await(out, s, r, l, ROWS, at->awaited);
-    } else if (at->stage == RECEIVING) {
-        call_combine(out, s, r, l);
-    } else if (at->stage == ANSWERING) {
-        for (unsigned p = 0; p < m->ranks; p++) {
-            if (has(at->writing, p)) answer(out, s, r, l, p);
-        }
-    } else if (at->stage == COLLECTING && at->awaited) {
-        await(out, s, r, l, ANSWER, at->awaited);
-    } else if (at->stage == COLLECTING) {
-        move *v = add_move(out, s, "has summed the answers", r, l, r);
-        v->s.ranks[r].lanes[l].reading = 0;
-        advance(m, &v->s, r, &v->s.ranks[r].lanes[l]);
-        out->progress++;
     }
 }
-
-/* ---- membership ---- */
 
 static uint8_t next_epoch(const model *m, unsigned r, uint8_t epoch) {
+    if (epoch == 0) return m->epochs; /* a new incarnation */
     for (uint8_t e = epoch + 1; e <= m->epochs; e++) {
         if (has(m->members[e], r)) return e;
     }
     return 0;
 }
 
-static bool may_change(const model *m, const state *s, unsigned r) {
-    const rank *me = &s->ranks[r];
-    if (next_epoch(m, r, me->epoch) == 0) return false;
-    bool owing = false;
-    for (unsigned l = 0; l < m->lanes; l++) {
-        const lane *at = &me->lanes[l];
-        if (at->stage != FREE || lane_busy(s, r, at)) return false;
-        owing |= at->paying;
-    }
-    for (unsigned p = 0; m->agreed && p < m->ranks; p++) {
-        const rank *other = &s->ranks[p];
-        if (other->asleep == AWAKE && other->epoch == me->epoch && !lanes_done(m, other)) return false;
-    }
-    /* set_active voids debt: alone, that degrades an operation that still runs elsewhere. */
-    if (m->agreed) return lanes_done(m, me);
-    if (m->timed || m->timeouts == TIMEOUTS_NONE) return lanes_done(m, me) && !owing;
-    return m->eager || me->suspects != 0 || lanes_done(m, me);
+/* r gives p up because of what it has seen of it, or not seen for too long. */
+static void check_suspicion(walker *w, const state *s, unsigned r, unsigned p, const epw_look *seen) {
+    const model *m = w->m;
+    const rank *me = &s->ranks[r], *it = &s->ranks[p];
+    bool unwell = p == faulty(m) && (it->fate != AWAKE || it->stops > 0 || it->incarnation > 1);
+    unwell |= me->stops > 0;
+    bool expired = (seen->sight.dropped >> 41) < me->epoch && (seen->sight.epoch_word >> 41) <= me->epoch;
+    bool moved = it->epoch > me->epoch && (!has(m->members[it->epoch], r) || lanes_done(m, me) || m->eager);
+    if (me->epoch == m->epochs && me->epoch > 1 && !m->timed && !unwell)
+        breaks(w, "a rank is given up after the change of membership");
+    if (unwell || (moved && !expired)) return;
+    if (m->timed) breaks(w, "a rank is given up that was neither dead nor stopped");
+    if (!m->timed && m->timeouts == TIMEOUTS_NONE) breaks(w, "a rank is given up without a timeout");
 }
 
-static void membership_moves(moves *out, const state *s, unsigned r) {
-    const model *m = out->m;
-    if (may_change(m, s, r)) {
-        move *v = add_move(out, s, "calls set_active with the next epoch", r, 0, r);
-        rank *me = &v->s.ranks[r];
-        me->epoch = next_epoch(m, r, me->epoch);
-        me->suspects = 0;
-        memset(me->lanes, 0, sizeof me->lanes);
-        me->announcing = peers_of(m, &v->s, r);
-        out->progress++;
+/* What has come is of the operation that awaits it. */
+static void check_arrival(walker *w, const state *s, unsigned r, unsigned l, const epw_lane_peer *before,
+                          const epw_lane_peer *after, const epw_look *seen) {
+    uint8_t came = after->part & (uint8_t)~before->part;
+    if (!(came & (EPW_PART_PRESENT | EPW_PART_ANSWERED))) return;
+    if (about(seen->sight.word) != about_op(&s->ranks[r].lanes[l].m))
+        breaks(w, "a word of another operation is taken for this one's");
+}
+
+/* ---- carrying out, as drive.c does ---- */
+
+static void store(walker *w, state *s, unsigned r, unsigned l, const epw_decision *d) {
+    rank *me = &s->ranks[r];
+    if (me->routes[d->peer] != d->incarnation) return;
+    if (d->word == EPW_WORD_DROPPED) me->suspects |= bit(d->peer);
+    const rank *to = &s->ranks[d->peer];
+    if (to->fate == DEAD || to->incarnation != d->incarnation) return; /* nobody looks there */
+    if (word_of(s, r, d->peer, l, EPW_WORD_DROPPED) >> 41 >= d->value >> 41 && d->word != EPW_WORD_DROPPED)
+        breaks(w, "a word is written behind the farewell");
+    if (about(*word_at(s, r, d->peer, l, d->word)) == about(d->value) && d->word >= EPW_WORD_USER)
+        breaks(w, "a word is written twice for one operation");
+    *word_at(s, r, d->peer, l, d->word) = d->value;
+}
+
+/* Rows or answers are written to the peer, without asking its words. */
+static void write_slots(walker *w, const state *s, unsigned r, unsigned l, unsigned p) {
+    const rank *to = &s->ranks[p];
+    if (p == r || to->fate == DEAD || to->incarnation != s->ranks[r].routes[p]) return;
+    if (word_of(s, r, p, l, EPW_WORD_DROPPED) >> 41 >= s->ranks[r].epoch)
+        breaks(w, "slots are written behind the farewell");
+}
+
+/* True if others can see what has been done. */
+static bool carry_out(walker *w, state *s, unsigned r, unsigned l, const epw_decision *d) {
+    lane *at = &s->ranks[r].lanes[l];
+    switch (d->act) {
+    case EPW_ACT_POST:
+        store(w, s, r, l, d);
+        return d->peer != r;
+    case EPW_ACT_SEND:
+        for (unsigned p = 0; p < w->m->ranks; p++) {
+            if (at->peers[p].part & EPW_PART_READY) write_slots(w, s, r, l, p);
+        }
+        break;
+    case EPW_ACT_ANSWER:
+        write_slots(w, s, r, l, d->peer);
+        break;
+    default:
+        break;
     }
-    for (unsigned p = 0; p < m->ranks; p++) {
-        if (!has(s->ranks[r].announcing, p)) continue;
-        move *v = add_move(out, s, "posts its epoch word to", r, 0, p);
-        v->s.lines[r][p].epoch = s->ranks[r].epoch;
-        v->s.ranks[r].announcing &= (mask)~bit(p);
-        out->progress++;
+    epw_lane_did(&at->m, *d, NOW);
+    return d->act == EPW_ACT_SUM;
+}
+
+static uint64_t load_word(const void *context, uint32_t l, uint32_t word) {
+    const epw_lane_words *of = context;
+    return ((const uint64_t *)&of[l])[word];
+}
+
+static epw_look look_at(const state *s, unsigned r, unsigned l, unsigned p, uint32_t word) {
+    epw_look seen;
+    epw_look_by(load_word, s->words[p][r], s->ranks[r].lanes[l].m.lanes, l, word, &seen);
+    return seen;
+}
+
+static bool same_clock(const epw_clock *a, const epw_clock *b, unsigned lanes) {
+    bool same = a->since == b->since && a->named == b->named && a->lengthened == b->lengthened;
+    for (unsigned l = 0; l < lanes; l++) same &= a->heard[l] == b->heard[l];
+    return same;
+}
+
+static bool same_peer(const epw_lane_peer *a, const epw_lane_peer *b, unsigned lanes) {
+    return a->part == b->part && a->owed == b->owed && a->posts == b->posts && a->suspected == b->suspected &&
+           a->received == b->received && same_clock(&a->clock, &b->clock, lanes) &&
+           same_clock(&a->debt_clock, &b->debt_clock, lanes);
+}
+
+/* Does what others cannot see, until something is to be done that they can. */
+static void settle(walker *w, state *s, unsigned r, unsigned l) {
+    lane *at = &s->ranks[r].lanes[l];
+    for (;;) {
+        uint32_t word;
+        bind(at);
+        while (epw_lane_awaits(&at->m, r, &word)) {
+            epw_look seen = look_at(s, r, l, r, word);
+            epw_lane_peer before = at->peers[r];
+            epw_lane_see(&at->m, r, &seen, NOW);
+            if (at->peers[r].suspected) breaks(w, "a rank gives itself up");
+            if (same_peer(&before, &at->peers[r], w->m->lanes)) break;
+        }
+        lane copy = *at;
+        epw_decision d = epw_lane_decide(&at->m, NOW);
+        if (d.act == EPW_ACT_DONE || d.act == EPW_ACT_SLEEP) return;
+        if (d.act == EPW_ACT_LAY_OUT || (d.act == EPW_ACT_POST && d.peer == r)) {
+            carry_out(w, s, r, l, &d);
+            continue;
+        }
+        *at = copy;
+        bind(at);
+        return;
     }
 }
 
-/* ---- what can be forgotten ---- */
-
-/* Will r look at p's words again in its present epoch? */
-static bool looks_again(const model *m, const state *s, unsigned r, unsigned p) {
-    const rank *me = &s->ranks[r];
-    if (!has(m->members[me->epoch], p)) return false;
-    for (unsigned l = 0; l < m->lanes; l++) {
-        const lane *at = &me->lanes[l];
-        if (at->loads && at->look_at == p) return true;
-        if (at->op < m->ops && !has(me->suspects, p)) return true;
-        if (at->more > 0 && !has(me->suspects, p)) return true;
-        if (has(at->awaited | at->unsent | at->unanswered | at->present, p)) return true;
-        if (at->stage == SENDING && !has(at->missing, p)) return true;
-    }
-    return false;
-}
-
-static void forget_tag(tag *t, uint8_t up_to_epoch) {
-    if (t->epoch <= up_to_epoch) *t = (tag){0};
-}
-
-/* Makes states equal that nobody can tell apart. A word of an epoch that its reader has left, or in which it
- * will not look at the writer again, has the effect of no word (check_old_words in model.c tries this with
- * the rules); its writer does not read it, and writes it again whole. A rank that has ended the operations of
- * its epoch needs its suspects no more: nothing but operations looks at them. */
-static void forget(const model *m, state *s) {
-    if (m->mutation != SOUND) return;
-    for (unsigned r = 0; r < m->ranks; r++) {
-        rank *me = &s->ranks[r];
-        bool done = lanes_done(m, me);
-        for (unsigned l = 0; l < m->lanes; l++)
-            done &= !me->lanes[l].paying && me->lanes[l].storing == NO_STORE;
-        if (done) me->suspects = 0;
-        for (unsigned p = 0; p < m->ranks; p++) {
-            line *from = &s->lines[p][r];
-            uint8_t epoch = looks_again(m, s, r, p) ? me->epoch - 1 : me->epoch;
-            if (me->asleep == DEAD) epoch = MAX_EPOCHS;
-            if (from->epoch <= epoch) from->epoch = 0;
-            if (from->dropped <= epoch) from->dropped = 0;
-            for (unsigned l = 0; l < m->lanes; l++) {
-                forget_tag(&from->dispatch[l], epoch);
-                forget_tag(&from->combine[l], epoch);
-                if (me->asleep == DEAD || from->beacon[l].value == NOBODY) from->beacon[l] = (tag){0};
+/* A lane sees at once what it awaits of a peer and has come. That leaves no behaviour out: the word stays as
+ * it is until this lane has answered, nobody else sees that it was looked at, and what the peer does later
+ * cannot make it other than come, for the match is judged first. Not so the permission to send, which a
+ * farewell takes back. */
+static void see_arrivals(walker *w, state *s) {
+    const model *m = w->m;
+    for (unsigned r = 0; r < m->ranks && !m->torn; r++) {
+        for (unsigned l = 0; l < m->lanes && s->ranks[r].fate == AWAKE; l++) {
+            lane *at = &s->ranks[r].lanes[l];
+            bind(at);
+            if (at->m.paying || at->m.stage == EPW_STAGE_SENDING) continue;
+            bool seen_some = false;
+            for (unsigned p = 0; p < m->ranks; p++) {
+                uint32_t word;
+                if (!epw_lane_awaits(&at->m, p, &word)) continue;
+                epw_look seen = look_at(s, r, l, p, word);
+                lane before = *at;
+                epw_lane_see(&at->m, p, &seen, NOW);
+                if (at->peers[p].part & (EPW_PART_PRESENT | EPW_PART_ANSWERED) & ~before.peers[p].part) {
+                    check_arrival(w, s, r, l, &before.peers[p], &at->peers[p], &seen);
+                    seen_some = true;
+                } else {
+                    *at = before;
+                    bind(at);
+                }
             }
+            if (seen_some) settle(w, s, r, l);
         }
     }
 }
 
-/* ---- all ---- */
+/* ---- emitting ---- */
 
-static void fault_moves(moves *out, const state *s) {
-    const model *m = out->m;
-    unsigned x = faulty(m);
-    uint8_t now = s->ranks[x].asleep;
-    if (m->fault == FAULT_CRASH && now == AWAKE) {
-        move *v = add_move(out, s, "dies", x, 0, x);
-        uint8_t epoch = s->ranks[x].epoch;
-        memset(&v->s.ranks[x], 0, sizeof v->s.ranks[x]);
-        v->s.ranks[x].epoch = epoch;
-        v->s.ranks[x].asleep = DEAD;
-    } else if (m->fault == FAULT_SLEEP && now == AWAKE && s->naps == 0) {
-        move *v = add_move(out, s, "is stopped", x, 0, x);
-        v->s.ranks[x].asleep = ASLEEP;
-        v->s.naps = 1;
-    } else if (m->fault == FAULT_SLEEP && now == ASLEEP) {
-        move *v = add_move(out, s, "is continued", x, 0, x);
-        v->s.ranks[x].asleep = AWAKE;
+static void emit(walker *w, state *next, const char *text, unsigned r, unsigned l, unsigned p) {
+    w->rank = r;
+    w->lane = l;
+    w->peer = p;
+    w->text = text;
+    see_arrivals(w, next);
+    check_slots(w, next);
+    w->progress += !w->fault;
+    w->visit(w, next);
+    w->moves++;
+    w->broken = NULL;
+    w->fault = false;
+}
+
+/* A move of a lane that has been applied to `next`. */
+static void lane_moved(walker *w, state *next, const char *text, unsigned r, unsigned l, unsigned p) {
+    settle(w, next, r, l);
+    emit(w, next, text, r, l, p);
+}
+
+/* ---- a lane's own moves ---- */
+
+static const char *text_of(const epw_decision *d) {
+    static const char *const words[] = {"posts its epoch word to",    "posts DROPPED to",
+                                        "posts a beacon to",          "",
+                                        "posts its dispatch word to", "posts its combine word to"};
+    return d->act == EPW_ACT_POST ? words[d->word] : "has summed the answers";
+}
+
+static bool has_decision(const lane *at, uint64_t now) {
+    lane copy = *at;
+    bind(&copy);
+    epw_act act = epw_lane_decide(&copy.m, now).act;
+    return act != EPW_ACT_SLEEP && act != EPW_ACT_DONE;
+}
+
+/* Carries out decisions up to the first thing that others can see. */
+static void decide(walker *w, const state *s, unsigned r, unsigned l, uint64_t now) {
+    state next = *s;
+    lane *at = &next.ranks[r].lanes[l];
+    bind(at);
+    for (;;) {
+        epw_decision d = epw_lane_decide(&at->m, now);
+        if (d.act == EPW_ACT_SLEEP || d.act == EPW_ACT_DONE) {
+            lane_moved(w, &next, "goes on", r, l, r);
+            return;
+        }
+        if (!carry_out(w, &next, r, l, &d)) continue;
+        lane_moved(w, &next, text_of(&d), r, l, d.act == EPW_ACT_POST ? d.peer : r);
+        return;
     }
 }
 
-static void find_moves(const model *m, const state *s, moves *out) {
-    out->m = m;
-    out->count = out->progress = 0;
-    for (unsigned r = 0; r < m->ranks; r++) {
-        if (s->ranks[r].asleep != AWAKE) continue;
-        membership_moves(out, s, r);
-        for (unsigned l = 0; l < m->lanes && !s->ranks[r].announcing; l++) lane_moves(out, s, r, l);
+/* The machine takes in what it has seen, if that makes a difference. */
+static bool see(walker *w, const state *s, unsigned r, unsigned l, unsigned p, const epw_look *seen,
+                bool late) {
+    const lane *before = &s->ranks[r].lanes[l];
+    lane after = *before;
+    bind(&after);
+    after.loads = 0;
+    epw_lane_see(&after.m, p, seen, late ? LATE : NOW);
+    if (same_peer(&before->peers[p], &after.peers[p], w->m->lanes)) return false;
+    bool given_up = after.peers[p].suspected && !before->peers[p].suspected;
+    if (late && !given_up) return false; /* what would be seen in time as well */
+    state next = *s;
+    next.ranks[r].lanes[l] = after;
+    if (given_up) check_suspicion(w, s, r, p, seen);
+    check_arrival(w, s, r, l, &before->peers[p], &after.peers[p], seen);
+    if (late && w->m->timeouts != TIMEOUTS_ANY) next.timeouts--;
+    lane_moved(w, &next, late ? "has waited long enough for" : "looks at", r, l, p);
+    return true;
+}
+
+static bool may_expire(const model *m, const state *s, unsigned r) {
+    return !m->timed && s->timeouts > 0 && (s->timeouts != TIMEOUTS_ANY || s->ranks[r].epoch < m->epochs);
+}
+
+static void look(walker *w, const state *s, unsigned r, unsigned l, unsigned p, uint32_t word) {
+    epw_look seen = look_at(s, r, l, p, word);
+    see(w, s, r, l, p, &seen, false);
+    if (may_expire(w->m, s, r)) see(w, s, r, l, p, &seen, true);
+}
+
+/* A torn look goes through epw_look_by once for each load: what it loaded before, what is there now. */
+typedef struct torn {
+    const lane *at;
+    const epw_lane_words *words;
+    unsigned *count; /* of loads so far */
+    uint64_t *now;   /* what the load that is due has loaded */
+} torn;
+
+static uint64_t load_torn(const void *context, uint32_t l, uint32_t word) {
+    const torn *t = context;
+    unsigned i = (*t->count)++;
+    if (i < t->at->loads) return t->at->loaded[i];
+    uint64_t value = load_word(t->words, l, word);
+    if (i == t->at->loads) *t->now = value;
+    return value;
+}
+
+static void load_next(walker *w, const state *s, unsigned r, unsigned l, unsigned p, uint32_t word) {
+    const lane *at = &s->ranks[r].lanes[l];
+    unsigned count = 0;
+    uint64_t value = 0;
+    torn t = {at, s->words[p][r], &count, &value};
+    epw_look seen;
+    epw_look_by(load_torn, &t, w->m->lanes, l, word, &seen);
+    state next = *s;
+    lane *to = &next.ranks[r].lanes[l];
+    if (at->loads + 1u + w->m->lanes < count) { /* beacons are loaded with the last of the others */
+        to->loaded[to->loads++] = value;
+        to->look_at = (uint8_t)p;
+        emit(w, &next, "loads a word of", r, l, p);
+        return;
     }
-    if (m->timed && out->progress == 0) tick(out, s);
-    if (m->fault != FAULT_NONE) fault_moves(out, s);
-    for (unsigned i = 0; i < out->count; i++) forget(m, &out->at[i].s);
+    bool helps = see(w, s, r, l, p, &seen, false);
+    if (may_expire(w->m, s, r)) see(w, s, r, l, p, &seen, true);
+    if (helps) return;
+    to->loads = to->look_at = 0;
+    emit(w, &next, "sees nothing new of", r, l, p);
+}
+
+static void hear(walker *w, const state *s, unsigned r, unsigned l) {
+    const rank *me = &s->ranks[r];
+    bool news = false;
+    for (unsigned p = 0; p < w->m->ranks; p++) {
+        const epw_lane_peer *peer = &me->lanes[l].peers[p];
+        news |= has(me->suspects, p) && peer->member && !peer->suspected;
+    }
+    if (!news) return;
+    state next = *s;
+    lane *at = &next.ranks[r].lanes[l];
+    bind(at);
+    for (unsigned p = 0; p < w->m->ranks; p++) {
+        if (has(me->suspects, p)) epw_lane_hear_suspect(&at->m, p);
+    }
+    lane_moved(w, &next, "hears of a suspect of another lane", r, l, r);
+}
+
+static void own_moves(walker *w, const state *s, unsigned r, unsigned l) {
+    const model *m = w->m;
+    const lane *at = &s->ranks[r].lanes[l];
+    uint32_t word;
+    if (at->loads > 0) {
+        epw_lane_awaits(&at->m, at->look_at, &word);
+        load_next(w, s, r, l, at->look_at, word);
+        return;
+    }
+    hear(w, s, r, l);
+    bool decided = has_decision(at, NOW);
+    if (decided) decide(w, s, r, l, NOW);
+    if (!decided && m->timeouts && at->m.stage == EPW_STAGE_SENDING && has_decision(at, NOW + UNIT))
+        decide(w, s, r, l, NOW + UNIT);
+    for (unsigned p = 0; p < m->ranks; p++) {
+        if (p == r || !epw_lane_awaits(&at->m, p, &word)) continue;
+        if (m->torn) {
+            load_next(w, s, r, l, p, word);
+        } else {
+            look(w, s, r, l, p, word);
+        }
+    }
+}
+
+/* ---- its caller ---- */
+
+static bool callers_turn(const lane *at) {
+    epw_stage stage = at->m.stage;
+    return (stage == EPW_STAGE_FREE && at->left > 0) || stage == EPW_STAGE_SENT ||
+           stage == EPW_STAGE_DISPATCHED || stage == EPW_STAGE_ANSWERED;
+}
+
+static void call(walker *w, const state *s, unsigned r, unsigned l, const char *text) {
+    const model *m = w->m;
+    state next = *s;
+    rank *me = &next.ranks[r];
+    lane *at = &me->lanes[l];
+    uint64_t deadline = has(m->longs, r) ? LONG : DEADLINE;
+    bind(at);
+    at->away = 0;
+    switch (at->m.stage) {
+    case EPW_STAGE_FREE:
+        for (unsigned p = 0; p < m->ranks; p++) {
+            if (has(me->suspects, p)) epw_lane_hear_suspect(&at->m, p);
+        }
+        epw_lane_begin_dispatch(&at->m, deadline, !m->split, NOW);
+        for (unsigned p = 0; p < m->ranks; p++) at->peers[p].sent = epw_lane_has(&at->m, p, EPW_PART_AWAITED);
+        at->left--;
+        break;
+    case EPW_STAGE_SENT:
+        epw_lane_begin_receive(&at->m, NOW);
+        break;
+    case EPW_STAGE_DISPATCHED:
+        epw_lane_begin_combine(&at->m, deadline, EPW_COMBINE_RANK_REDUCED, !m->split, NOW);
+        break;
+    default:
+        epw_lane_begin_collect(&at->m, NOW);
+    }
+    lane_moved(w, &next, text, r, l, r);
+}
+
+static void callers_moves(walker *w, const state *s, unsigned r, unsigned l) {
+    static const char *const texts[] = {[EPW_STAGE_FREE] = "dispatches",
+                                        [EPW_STAGE_SENT] = "receives",
+                                        [EPW_STAGE_DISPATCHED] = "combines",
+                                        [EPW_STAGE_ANSWERED] = "receives the answers"};
+    const model *m = w->m;
+    const lane *at = &s->ranks[r].lanes[l];
+    epw_stage stage = at->m.stage;
+    if (at->loads > 0 || at->m.posts > 0) return;
+    if (callers_turn(at)) call(w, s, r, l, texts[stage]);
+    if (m->events && !at->m.wait.running && (stage == EPW_STAGE_SENT || stage == EPW_STAGE_ANSWERED)) {
+        state next = *s;
+        lane *to = &next.ranks[r].lanes[l];
+        bind(to);
+        epw_lane_begin_wait(&to->m, NOW);
+        lane_moved(w, &next, "awaits an event", r, l, r);
+    }
+    if (m->release && stage != EPW_STAGE_FREE && !has_decision(at, NOW)) {
+        state next = *s;
+        lane *to = &next.ranks[r].lanes[l];
+        bind(to);
+        to->away = 0;
+        epw_lane_give_up(&to->m, NOW);
+        lane_moved(w, &next, "releases the operation", r, l, r);
+    }
+}
+
+/* ---- membership ---- */
+
+static bool may_change(const model *m, const state *s, unsigned r) {
+    const rank *me = &s->ranks[r];
+    uint8_t epoch = next_epoch(m, r, me->epoch);
+    if (epoch == 0) return false;
+    bool owing = false;
+    for (unsigned l = 0; l < m->lanes; l++) {
+        const lane *at = &me->lanes[l];
+        if (at->m.stage != EPW_STAGE_FREE || at->loads || at->m.posts) return false;
+        owing |= at->m.paying;
+    }
+    if (m->replaced && epoch == m->epochs) {
+        if (r == faulty(m) && me->incarnation == 1) return false;
+        for (unsigned p = 0; p < m->ranks; p++) {
+            if (p != r && me->routes[p] != (p == faulty(m) ? 2 : 1)) return false;
+        }
+    }
+    if (me->epoch == 0) return true;
+    for (unsigned p = 0; m->agreed && p < m->ranks; p++) {
+        const rank *other = &s->ranks[p];
+        if (other->fate == AWAKE && other->epoch == me->epoch && !lanes_done(m, other)) return false;
+    }
+    /* set_active voids debts: alone, that degrades an operation that still runs elsewhere. */
+    if (m->agreed) return lanes_done(m, me);
+    if (!m->eager && (m->timed || m->timeouts == TIMEOUTS_NONE)) return lanes_done(m, me) && !owing;
+    return m->eager || me->suspects != 0 || lanes_done(m, me);
+}
+
+static void begin_epoch(walker *w, state *s, unsigned r, uint8_t epoch) {
+    const model *m = w->m;
+    rank *me = &s->ranks[r];
+    uint64_t incarnations[MAX_RANKS];
+    epw_mask members = {{m->members[epoch]}};
+    for (unsigned p = 0; p < m->ranks; p++) incarnations[p] = me->routes[p];
+    me->epoch = epoch;
+    me->suspects = 0;
+    for (unsigned l = 0; l < m->lanes; l++) {
+        lane *at = &me->lanes[l];
+        bind(at);
+        at->m.ranks = m->ranks;
+        at->left = m->ops;
+        at->away = at->alone = 0;
+        epw_lane_begin_epoch(&at->m, epoch, incarnations, &members, NOW);
+        settle(w, s, r, l);
+    }
+}
+
+static void membership_moves(walker *w, const state *s, unsigned r) {
+    if (!may_change(w->m, s, r)) return;
+    state next = *s;
+    begin_epoch(w, &next, r, next_epoch(w->m, r, s->ranks[r].epoch));
+    emit(w, &next, "calls set_active with the next epoch", r, 0, r);
+}
+
+/* The dead rank's place is taken by another process, which knows nothing and whom nobody knows; then each of
+ * the others parts with the old one and connects the new one, when no operation of it is in flight. */
+static void replacement_moves(walker *w, const state *s) {
+    const model *m = w->m;
+    unsigned x = faulty(m);
+    if (s->ranks[x].fate == DEAD && s->ranks[x].incarnation == 1) {
+        state next = *s;
+        rank *me = &next.ranks[x];
+        memset(me, 0, sizeof *me);
+        me->incarnation = 2;
+        for (unsigned p = 0; p < m->ranks; p++) {
+            me->routes[p] = p == x ? 2 : 1;
+            memset(next.words[p][x], 0, sizeof next.words[p][x]);
+        }
+        for (unsigned l = 0; l < m->lanes; l++) {
+            lane *at = &me->lanes[l];
+            bind(at);
+            at->m.rank = x;
+            at->m.ranks = m->ranks;
+            at->m.lanes = m->lanes;
+            at->m.lane = l;
+            at->m.group_ns = DEADLINE;
+            epw_lane_init(&at->m);
+        }
+        emit(w, &next, "is replaced by another process", x, 0, x);
+    }
+    for (unsigned r = 0; r < m->ranks; r++) {
+        const rank *me = &s->ranks[r];
+        bool idle = r != x && me->routes[x] != s->ranks[x].incarnation;
+        for (unsigned l = 0; l < m->lanes; l++)
+            idle &= me->lanes[l].m.stage == EPW_STAGE_FREE && me->lanes[l].m.posts == 0;
+        if (!idle || (has(m->members[me->epoch], x) && !has(me->suspects, x))) continue;
+        state next = *s;
+        for (unsigned l = 0; l < m->lanes; l++) {
+            lane *at = &next.ranks[r].lanes[l];
+            epw_decision d;
+            bind(at);
+            epw_lane_part_with(&at->m, x);
+            while (epw_lane_post(&at->m, &d)) store(w, &next, r, l, &d);
+            settle(w, &next, r, l);
+        }
+        next.ranks[r].routes[x] = s->ranks[x].incarnation;
+        emit(w, &next, "connects the new incarnation of", r, 0, x);
+    }
+}
+
+/* ---- faults and time ---- */
+
+static void fault_moves(walker *w, const state *s) {
+    const model *m = w->m;
+    unsigned x = faulty(m);
+    const rank *it = &s->ranks[x];
+    state next = *s;
+    rank *to = &next.ranks[x];
+    w->fault = true;
+    if (m->fault == FAULT_CRASH && it->fate == AWAKE && it->incarnation == 1) {
+        uint8_t epoch = it->epoch;
+        memset(to, 0, sizeof *to);
+        to->epoch = epoch;
+        to->fate = DEAD;
+        to->incarnation = 1;
+        emit(w, &next, "dies", x, 0, x);
+    } else if (m->fault == FAULT_STOP && it->fate == AWAKE && it->stops == 0) {
+        to->fate = STOPPED;
+        to->stops = 1;
+        emit(w, &next, "is stopped", x, 0, x);
+    } else if (m->fault == FAULT_STOP && it->fate == STOPPED) {
+        to->fate = AWAKE;
+        emit(w, &next, "is continued", x, 0, x);
+    }
+    w->fault = false;
+}
+
+static void older(uint64_t *when) {
+    *when -= *when > NOW - AGES * UNIT ? UNIT : 0;
+}
+
+static bool waits_for_faulty_alone(const model *m, const state *s, unsigned r, unsigned l) {
+    const lane *at = &s->ranks[r].lanes[l];
+    bool alone = false;
+    uint32_t word;
+    for (unsigned p = 0; p < m->ranks; p++) {
+        if (!epw_lane_awaits(&at->m, p, &word)) continue;
+        if (p != faulty(m)) return false;
+        alone = s->ranks[p].fate != AWAKE;
+    }
+    return alone;
+}
+
+/* A lane grows older by a unit. */
+static void age_lane(walker *w, state *s, unsigned r, unsigned l) {
+    const model *m = w->m;
+    lane *at = &s->ranks[r].lanes[l];
+    bool well = s->ranks[r].fate == AWAKE && s->ranks[r].stops == 0;
+    bool waiting = at->m.wait.running || at->m.paying;
+    uint64_t bound = at->m.wait.running ? at->m.wait.deadline_ns : at->m.debt_wait.deadline_ns;
+    uint64_t began = at->m.wait.running ? at->m.wait.began : at->m.debt_wait.began;
+    older(&at->m.spoke);
+    older(&at->m.wait.began);
+    older(&at->m.debt_wait.began);
+    for (unsigned p = 0; p < m->ranks; p++) {
+        older(&at->peers[p].clock.since);
+        older(&at->peers[p].debt_clock.since);
+    }
+    at->alone = waiting && waits_for_faulty_alone(m, s, r, l) ? at->alone + 1 : 0;
+    if (callers_turn(at) || (l == 0 && may_change(m, s, r))) at->away++;
+    if (!well || !waiting) return;
+    if (at->alone * UNIT > bound) breaks(w, "a wait for the faulty rank alone outlasts its deadline");
+    if (m->away == 0 && m->later == 0 && m->longs == 0 && NOW - began >= 2 * bound)
+        breaks(w, "a wait outlasts two deadlines");
+    if (NOW - began >= (AGES - 2) * UNIT) breaks(w, "a wait outlasts what the model tells apart");
+}
+
+static bool caller_may_stay(const model *m, const state *s, unsigned r) {
+    uint8_t allowed = r == faulty(m) && m->later > m->away ? m->later : m->away;
+    for (unsigned l = 0; l < m->lanes; l++) {
+        const lane *at = &s->ranks[r].lanes[l];
+        bool due = callers_turn(at) || (l == 0 && may_change(m, s, r));
+        if (due && at->away >= allowed) return false;
+    }
+    return true;
+}
+
+static bool would_move(const model *m, const state *s, unsigned r, unsigned l) {
+    const lane *at = &s->ranks[r].lanes[l];
+    if (has_decision(at, NOW)) return true;
+    for (unsigned p = 0; p < m->ranks; p++) {
+        uint32_t word;
+        if (p == r || !epw_lane_awaits(&at->m, p, &word)) continue;
+        epw_look seen = look_at(s, r, l, p, word);
+        lane copy = *at;
+        bind(&copy);
+        epw_lane_see(&copy.m, p, &seen, NOW);
+        if (!same_peer(&at->peers[p], &copy.peers[p], m->lanes)) return true;
+    }
+    return false;
+}
+
+/* Who sleeps must have said that it would be awake by now, if there is something to do without a word that
+ * has changed. */
+static void check_sleepers(walker *w, const state *before, const state *after) {
+    for (unsigned r = 0; r < w->m->ranks; r++) {
+        for (unsigned l = 0; l < w->m->lanes; l++) {
+            if (after->ranks[r].fate != AWAKE || !would_move(w->m, after, r, l)) continue;
+            lane copy = before->ranks[r].lanes[l];
+            bind(&copy);
+            epw_decision d = epw_lane_decide(&copy.m, NOW);
+            if (before->ranks[r].fate == AWAKE && (d.act != EPW_ACT_SLEEP || d.until > NOW + UNIT))
+                breaks(w, "a lane sleeps past what it should do");
+        }
+    }
+}
+
+static void tick(walker *w, const state *s) {
+    const model *m = w->m;
+    bool somebody = false;
+    for (unsigned r = 0; r < m->ranks; r++) {
+        const rank *me = &s->ranks[r];
+        if (me->fate == DEAD) continue;
+        if (me->fate == AWAKE && !caller_may_stay(m, s, r)) return;
+        for (unsigned l = 0; l < m->lanes; l++) {
+            const lane *at = &me->lanes[l];
+            somebody |= at->m.wait.running || at->m.paying || (me->fate == AWAKE && callers_turn(at));
+        }
+        somebody |= me->fate == AWAKE && may_change(m, s, r);
+    }
+    if (!somebody) return;
+    state next = *s;
+    bind_all(&next);
+    for (unsigned r = 0; r < m->ranks; r++) {
+        for (unsigned l = 0; l < m->lanes && s->ranks[r].fate != DEAD; l++) age_lane(w, &next, r, l);
+    }
+    check_sleepers(w, s, &next);
+    emit(w, &next, "a quarter of the deadline passes", MAX_RANKS, 0, 0);
+}
+
+/* ---- all ---- */
+
+static void find_moves(walker *w, const state *s) {
+    const model *m = w->m;
+    w->moves = w->progress = 0;
+    w->broken = NULL;
+    w->fault = false;
+    for (unsigned r = 0; r < m->ranks; r++) {
+        for (unsigned l = 0; l < m->lanes && s->ranks[r].fate == AWAKE; l++) own_moves(w, s, r, l);
+    }
+    bool still = w->progress == 0;
+    for (unsigned r = 0; r < m->ranks; r++) {
+        if (s->ranks[r].fate != AWAKE) continue;
+        membership_moves(w, s, r);
+        for (unsigned l = 0; l < m->lanes; l++) callers_moves(w, s, r, l);
+    }
+    if (m->replaced) replacement_moves(w, s);
+    if (m->timed && still) tick(w, s);
+    if (m->fault != FAULT_NONE) fault_moves(w, s);
 }
 
 /* Has every living rank done all that it was to do? */
 static bool finished(const model *m, const state *s) {
+    bool whole = m->replaced && s->ranks[faulty(m)].incarnation == 1 && s->ranks[faulty(m)].fate == AWAKE;
     for (unsigned r = 0; r < m->ranks; r++) {
         const rank *me = &s->ranks[r];
-        if (me->asleep != AWAKE) continue;
-        if (next_epoch(m, r, me->epoch) != 0 || me->announcing || !lanes_done(m, me)) return false;
+        if (me->fate != AWAKE) continue;
+        uint8_t epoch = next_epoch(m, r, me->epoch);
+        if ((epoch != 0 && !(whole && epoch == m->epochs)) || !lanes_done(m, me)) return false;
         for (unsigned l = 0; l < m->lanes; l++) {
-            if (me->lanes[l].paying || lane_busy(s, r, &me->lanes[l])) return false;
+            if (me->lanes[l].m.paying || me->lanes[l].m.posts || me->lanes[l].loads) return false;
         }
     }
     return true;
 }
 
-/* With time, the ranks have still to tell each other of epoch 1; without, they have done so. */
-static state initial_state(const model *m) {
-    state s;
-    memset(&s, 0, sizeof s);
-    s.timeouts = m->timeouts;
+/* Epoch 1 begins. With time, the ranks have still to tell each other so; without, they have done so, and may
+ * be in the midst of it. */
+static void initial_state(walker *w, state *s) {
+    const model *m = w->m;
+    memset(s, 0, sizeof *s);
+    s->timeouts = m->timeouts;
     for (unsigned r = 0; r < m->ranks; r++) {
-        s.ranks[r].epoch = 1;
-        if (m->timed) s.ranks[r].announcing = peers_of(m, &s, r);
-        for (unsigned p = 0; p < m->ranks; p++) {
-            if (p != r) s.lines[r][p].epoch = m->timed ? 0 : 1;
+        rank *me = &s->ranks[r];
+        me->incarnation = 1;
+        for (unsigned p = 0; p < m->ranks; p++) me->routes[p] = 1;
+        for (unsigned l = 0; l < m->lanes; l++) {
+            lane *at = &me->lanes[l];
+            bind(at);
+            at->m.rank = r;
+            at->m.ranks = m->ranks;
+            at->m.lanes = m->lanes;
+            at->m.lane = l;
+            at->m.group_ns = DEADLINE;
+            epw_lane_init(&at->m);
         }
     }
-    return s;
+    for (unsigned r = 0; r < m->ranks; r++) {
+        begin_epoch(w, s, r, 1);
+        for (unsigned l = 0; l < m->lanes && !m->timed; l++) {
+            lane *at = &s->ranks[r].lanes[l];
+            epw_decision d;
+            while (epw_lane_post(&at->m, &d)) store(w, s, r, l, &d);
+            if (m->start == 0) continue;
+            at->m.op = m->start;
+            for (unsigned p = 0; p < m->ranks; p++) {
+                *word_at(s, r, p, l, EPW_WORD_DISPATCH) = epw_word(1, m->start, 1);
+                *word_at(s, r, p, l, EPW_WORD_COMBINE) = epw_word(1, m->start, 1);
+            }
+        }
+    }
 }
 
 #endif

@@ -1,192 +1,271 @@
-/* States as bits: packed to be kept, and as fingerprints to be recognised. Ranks that play the same part are
- * interchangeable (every move treats all peers alike), so states that differ only in their numbers are one.
- */
+/* States as bits: packed to be kept, and as fingerprints to be recognised. States that nobody can tell apart
+ * are made one: times as ages, beacons by who has heard them, and no clock of a peer that is not awaited. */
 #ifndef EPW_TESTS_MODEL_PACK_H
 #define EPW_TESTS_MODEL_PACK_H
 
 #include "state.h"
 
-enum { PACKED_WORDS = 24, MAX_ORDERS = 6 };
+#include <stdlib.h>
 
-/* One way to number the ranks. */
-typedef struct order {
-    uint8_t from[MAX_RANKS]; /* [new number] old number */
-    uint8_t to[16];          /* [old number] new number; what is no rank stays */
-    uint8_t masks[1 << MAX_RANKS];
-} order;
-
-/* The numberings that keep every rank's part. */
-typedef struct symmetry {
-    unsigned count;
-    order orders[MAX_ORDERS]; /* the first changes nothing */
-} symmetry;
+enum { PACKED_WORDS = 96 };
 
 /* Reads or writes fields one after another, so that packing and unpacking are one function. */
 typedef struct codec {
     uint64_t words[PACKED_WORDS];
     unsigned at; /* bits */
     bool unpacking;
-    const order *by;
 } codec;
 
-static inline void field(codec *c, uint8_t *value, unsigned bits) {
+static inline void field(codec *c, uint64_t *value, unsigned bits) {
     if (c->at % 64 + bits > 64) c->at = (c->at / 64 + 1) * 64;
     uint64_t *word = &c->words[c->at / 64];
     unsigned shift = c->at % 64;
     if (c->unpacking) {
-        *value = (uint8_t)(*word >> shift & ((1u << bits) - 1));
+        *value = *word >> shift & ((UINT64_C(1) << bits) - 1);
     } else {
-        *word |= (uint64_t)*value << shift;
+        if (*value >> bits) abort(); /* a field of the model is too narrow */
+        *word |= *value << shift;
     }
     c->at += bits;
 }
 
-static inline void mask_field(codec *c, const model *m, mask *value) {
-    mask mapped = c->by->masks[*value];
-    field(c, &mapped, m->ranks);
-    if (c->unpacking) *value = mapped;
+#define FIELD(c, place, bits)                                                                                \
+    do {                                                                                                     \
+        uint64_t value_ = (uint64_t)(place);                                                                 \
+        field(c, &value_, bits);                                                                             \
+        (place) = (__typeof__(place))value_;                                                                 \
+    } while (0)
+
+/* Operations as distances from the first, so that one that wraps is as short as one that does not. */
+static void op_field(codec *c, const model *m, uint32_t *op) {
+    uint32_t distance = (*op - m->start) & 0xffffff;
+    FIELD(c, distance, 5);
+    *op = (m->start + distance) & 0xffffff;
 }
 
-/* A rank's number, or a number above all ranks. */
-static inline void rank_field(codec *c, uint8_t *value) {
-    uint8_t mapped = c->by->to[*value];
-    field(c, &mapped, 4);
-    if (c->unpacking) *value = mapped;
+static void word_field(codec *c, const model *m, uint64_t *word) {
+    uint64_t epoch = *word >> 41, value = *word & 0x1ffff;
+    uint32_t op = (uint32_t)(*word >> 17) & 0xffffff;
+    FIELD(c, epoch, 2);
+    op_field(c, m, &op);
+    FIELD(c, value, 1);
+    *word = epoch << 41 | (uint64_t)op << 17 | value;
 }
 
-static inline void tag_field(codec *c, const model *m, tag *t) {
-    field(c, &t->epoch, 2);
-    field(c, &t->op, m->ops < 4 ? 2 : 4);
-    field(c, &t->value, 1);
+static void plain_word_field(codec *c, uint64_t *word) {
+    uint64_t epoch = *word >> 41;
+    FIELD(c, epoch, 2);
+    *word = epoch << 41;
 }
 
-static void lane_fields(codec *c, const model *m, lane *at) {
-    unsigned op_bits = m->ops < 4 ? 2 : 4;
-    field(c, &at->stage, 3);
-    field(c, &at->op, op_bits);
-    mask_field(c, m, &at->awaited);
-    mask_field(c, m, &at->writing);
-    mask_field(c, m, &at->present);
-    mask_field(c, m, &at->rows);
-    mask_field(c, m, &at->reading);
-    mask_field(c, m, &at->missing);
-    if (m->release) {
-        field(c, &at->paying, 1);
-        field(c, &at->debt_op, op_bits);
-        field(c, &at->more, op_bits);
-        mask_field(c, m, &at->unsent);
-        mask_field(c, m, &at->unanswered);
+/* Whom, and how long: EPW_BEACON_NONE as 7. */
+static void beacon_value_field(codec *c, uint32_t *named, uint32_t *lengthened) {
+    uint32_t name = *named == EPW_BEACON_NONE ? 7 : *named;
+    FIELD(c, name, 3);
+    FIELD(c, *lengthened, 2);
+    *named = name == 7 ? EPW_BEACON_NONE : name;
+}
+
+static void beacon_field(codec *c, uint64_t *word) {
+    uint64_t epoch = *word >> 41;
+    uint32_t number = (uint32_t)(*word >> 17) & 0xffffff, named = epw_beacon_named(*word);
+    uint32_t lengthened = epw_beacon_lengthened(*word);
+    FIELD(c, epoch, 2);
+    FIELD(c, number, 2);
+    beacon_value_field(c, &named, &lengthened);
+    *word = epoch << 41 | (uint64_t)number << 17 | epw_beacon_value(named, lengthened);
+}
+
+/* When something was, in units before NOW; further back than AGES is long ago. */
+static void time_field(codec *c, uint64_t *when) {
+    uint64_t age = *when > NOW ? 0 : (NOW - *when) / UNIT;
+    if (age >= AGES) age = AGES - 1;
+    FIELD(c, age, 6);
+    *when = NOW - age * UNIT;
+}
+
+static void deadline_field(codec *c, uint64_t *ns) {
+    uint32_t is = *ns == 0 ? 0 : *ns == DEADLINE ? 1 : 2;
+    FIELD(c, is, 2);
+    *ns = is == 0 ? 0 : is == 1 ? DEADLINE : LONG;
+}
+
+static void clock_field(codec *c, const model *m, epw_clock *clock, bool runs, const uint64_t *beacons) {
+    if (!runs) {
+        *clock = (epw_clock){.named = EPW_BEACON_NONE};
+        return;
     }
-    field(c, &at->storing, 3);
-    mask_field(c, m, &at->store_to);
-    if (m->torn) {
-        field(c, &at->loads, 2);
-        field(c, &at->look_for, 2);
-        rank_field(c, &at->look_at);
-        field(c, &at->seen_dropped, 2);
-        field(c, &at->seen_epoch, 2);
-        tag_field(c, m, &at->seen_word);
+    time_field(c, &clock->since);
+    beacon_value_field(c, &clock->named, &clock->lengthened);
+    for (unsigned l = 0; l < m->lanes; l++) {
+        bool heard = clock->heard[l] != 0 && clock->heard[l] == beacons[l];
+        FIELD(c, heard, 1);
+        clock->heard[l] = heard ? beacons[l] : 0;
     }
-    if (m->timed) {
-        rank_field(c, &at->store_value);
-        field(c, &at->waiting, 1);
-        field(c, &at->seq, 2);
-        field(c, &at->elapsed, 4);
-        field(c, &at->beacons, 4);
-        field(c, &at->alone, 2);
-        for (unsigned i = 0; i < m->ranks; i++) {
-            field(c, &at->age[c->by->from[i]], 2);
-            field(c, &at->heard[c->by->from[i]], 3);
+}
+
+static void peer_fields(codec *c, const model *m, epw_machine *of, epw_lane_peer *p,
+                        const uint64_t *beacons) {
+    FIELD(c, p->incarnation, 2);
+    FIELD(c, p->member, 1);
+    FIELD(c, p->sent, 1);
+    FIELD(c, p->received, 1);
+    FIELD(c, p->posts, 7);
+    FIELD(c, p->part, 5);
+    FIELD(c, p->owed, 2);
+    FIELD(c, p->suspected, 1);
+    FIELD(c, p->told, 1);
+    clock_field(c, m, &p->clock, of->wait.running && (p->part & EPW_PART_AWAITED), beacons);
+    clock_field(c, m, &p->debt_clock, of->paying && p->owed, beacons);
+    p->waited_ns = 0;
+}
+
+static void wait_field(codec *c, epw_wait *wait, bool runs) {
+    if (!runs) {
+        *wait = (epw_wait){.running = wait->running};
+        return;
+    }
+    time_field(c, &wait->began);
+    deadline_field(c, &wait->deadline_ns);
+}
+
+/* What was of an operation that has ended. Nobody is awaited any more: should that be wrong, it is kept. */
+static void forget_operation(epw_machine *of) {
+    of->first = of->receives = false;
+    of->next = 0;
+    of->deadline_ns = 0;
+    for (uint32_t p = 0; p < of->ranks; p++) {
+        epw_lane_peer *peer = &of->peers[p];
+        peer->part &= EPW_PART_AWAITED | EPW_PART_READY;
+        if (!(peer->posts & (EPW_POST_DISPATCH | EPW_POST_COMBINE))) peer->sent = peer->received = 0;
+    }
+}
+
+static void lane_fields(codec *c, const model *m, state *s, unsigned r, unsigned l) {
+    lane *at = &s->ranks[r].lanes[l];
+    epw_machine *of = &at->m;
+    bind(at);
+    of->rank = r;
+    of->ranks = m->ranks;
+    of->lanes = m->lanes;
+    of->lane = l;
+    of->group_ns = DEADLINE;
+    of->record = (epw_error_record){0};
+    of->copies = false;
+    of->waited_till = 0;
+    if (!c->unpacking && of->stage == EPW_STAGE_FREE) forget_operation(of);
+    FIELD(c, of->epoch, 2);
+    op_field(c, m, &of->op);
+    FIELD(c, of->first, 1);
+    FIELD(c, of->wrapped, 1);
+    FIELD(c, of->beacon, 2);
+    FIELD(c, of->beaconed, 1);
+    FIELD(c, of->posts, 3);
+    FIELD(c, of->post_at, 2);
+    FIELD(c, of->stage, 4);
+    FIELD(c, of->receives, 1);
+    FIELD(c, of->next, 4);
+    FIELD(c, of->wait.running, 1);
+    FIELD(c, of->paying, 1);
+    op_field(c, m, &of->debt_op);
+    FIELD(c, of->debt_first, 1);
+    FIELD(c, of->debt_more, 3);
+    deadline_field(c, &of->debt_more_ns);
+    deadline_field(c, &of->deadline_ns);
+    if (of->spoke < NOW - 3 * UNIT) of->spoke = NOW - 3 * UNIT; /* a beacon is due after two */
+    time_field(c, &of->spoke);
+    wait_field(c, &of->wait, of->wait.running);
+    wait_field(c, &of->debt_wait, of->paying);
+    bool saying = false;
+    for (unsigned p = 0; p < m->ranks; p++) {
+        uint64_t beacons[EPW_MAX_LANES];
+        for (unsigned k = 0; k < m->lanes; k++) beacons[k] = word_of(s, p, r, k, EPW_WORD_BEACON);
+        peer_fields(c, m, of, &at->peers[p], beacons);
+        saying |= at->peers[p].posts & EPW_POST_BEACON;
+    }
+    FIELD(c, saying, 1);
+    uint32_t named = epw_beacon_named(of->said), lengthened = epw_beacon_lengthened(of->said);
+    if (saying) beacon_value_field(c, &named, &lengthened);
+    of->said = saying ? epw_beacon_value(named, lengthened) : 0;
+    FIELD(c, at->left, 4);
+    FIELD(c, at->away, 4);
+    FIELD(c, at->alone, 6);
+    if (!m->torn) return;
+    FIELD(c, at->loads, 3);
+    FIELD(c, at->look_at, 2);
+    for (unsigned i = 0; i < at->loads; i++) {
+        uint64_t high = at->loaded[i] >> 41, op = at->loaded[i] >> 17 & 0xffffff,
+                 value = at->loaded[i] & 0x1ffff;
+        FIELD(c, high, 2);
+        FIELD(c, op, 5);
+        FIELD(c, value, 17);
+        at->loaded[i] = high << 41 | op << 17 | value;
+    }
+    for (unsigned i = at->loads; i < LOADS; i++) at->loaded[i] = 0;
+}
+
+/* Beacons by number: the newest of a lane is 2, what it has posted before is 1. Readers ask for no more than
+ * whether a beacon is the one that they have heard, and the next is another in any case. */
+static void number_beacons(const model *m, state *s) {
+    for (unsigned r = 0; r < m->ranks; r++) {
+        for (unsigned l = 0; l < m->lanes; l++) {
+            lane *at = &s->ranks[r].lanes[l];
+            for (unsigned p = 0; p < m->ranks; p++) {
+                uint64_t *word = word_at(s, r, p, l, EPW_WORD_BEACON), old = *word;
+                if (old == 0) continue;
+                uint32_t number = at->peers[p].posts & EPW_POST_BEACON ? 1 : 2;
+                *word = (old & ~(UINT64_C(0xffffff) << 17)) | (uint64_t)number << 17;
+                for (unsigned k = 0; k < m->lanes; k++) {
+                    epw_lane_peer *reader = &s->ranks[p].lanes[k].peers[r];
+                    reader->clock.heard[l] = reader->clock.heard[l] == old ? *word : 0;
+                    reader->debt_clock.heard[l] = reader->debt_clock.heard[l] == old ? *word : 0;
+                }
+            }
+            at->m.beacon = 2;
         }
     }
 }
 
 static void state_fields(codec *c, const model *m, state *s) {
-    for (unsigned i = 0; i < m->ranks; i++) {
-        unsigned r = c->by->from[i];
-        rank *me = &s->ranks[r];
-        field(c, &me->epoch, 2);
-        if (m->fault != FAULT_NONE) field(c, &me->asleep, 2);
-        mask_field(c, m, &me->suspects);
-        mask_field(c, m, &me->announcing);
-        for (unsigned l = 0; l < m->lanes; l++) lane_fields(c, m, &me->lanes[l]);
-        for (unsigned j = 0; j < m->ranks; j++) {
-            if (i == j) continue;
-            line *to = &s->lines[r][c->by->from[j]];
-            field(c, &to->epoch, 2);
-            field(c, &to->dropped, 2);
+    if (!c->unpacking) number_beacons(m, s);
+    FIELD(c, s->timeouts, 8);
+    for (unsigned w = 0; w < m->ranks; w++) {
+        for (unsigned r = 0; r < m->ranks; r++) {
             for (unsigned l = 0; l < m->lanes; l++) {
-                tag_field(c, m, &to->dispatch[l]);
-                tag_field(c, m, &to->combine[l]);
-                if (!m->timed) continue;
-                field(c, &to->beacon[l].epoch, 2);
-                field(c, &to->beacon[l].op, 2);
-                rank_field(c, &to->beacon[l].value);
+                plain_word_field(c, word_at(s, w, r, l, EPW_WORD_EPOCH));
+                plain_word_field(c, word_at(s, w, r, l, EPW_WORD_DROPPED));
+                beacon_field(c, word_at(s, w, r, l, EPW_WORD_BEACON));
+                word_field(c, m, word_at(s, w, r, l, EPW_WORD_DISPATCH));
+                word_field(c, m, word_at(s, w, r, l, EPW_WORD_COMBINE));
             }
         }
     }
-    field(c, &s->timeouts, 8);
-    if (m->fault == FAULT_SLEEP) field(c, &s->naps, 1);
-}
-
-/* ---- symmetry ---- */
-
-static void add_order(symmetry *all, const model *m, const uint8_t *from) {
-    order *made = &all->orders[all->count++];
-    memset(made, 0, sizeof *made);
-    for (unsigned i = 0; i < sizeof made->to; i++) made->to[i] = (uint8_t)i;
-    for (unsigned i = 0; i < m->ranks; i++) {
-        made->from[i] = from[i];
-        made->to[from[i]] = (uint8_t)i;
-    }
-    for (unsigned set = 0; set < 1u << m->ranks; set++) {
-        for (unsigned i = 0; i < m->ranks; i++) {
-            if (has((mask)set, from[i])) made->masks[set] |= bit(i);
-        }
+    for (unsigned r = 0; r < m->ranks; r++) {
+        rank *me = &s->ranks[r];
+        FIELD(c, me->epoch, 2);
+        FIELD(c, me->fate, 2);
+        FIELD(c, me->stops, 1);
+        FIELD(c, me->incarnation, 2);
+        FIELD(c, me->suspects, MAX_RANKS);
+        for (unsigned p = 0; p < m->ranks; p++) FIELD(c, me->routes[p], 2);
+        for (unsigned l = 0; l < m->lanes && me->fate != DEAD; l++) lane_fields(c, m, s, r, l);
     }
 }
 
-static bool same_part(const model *m, unsigned a, unsigned b) {
-    bool same = m->fault == FAULT_NONE || (a != faulty(m) && b != faulty(m)) || a == b;
-    for (unsigned e = 1; e <= m->epochs; e++) same &= has(m->members[e], a) == has(m->members[e], b);
-    return same;
-}
-
-static symmetry find_symmetry(const model *m) {
-    static const uint8_t orders[MAX_ORDERS][MAX_RANKS] = {{0, 1, 2, 3, 4}, {1, 0, 2, 3, 4}, {0, 2, 1, 3, 4},
-                                                          {2, 1, 0, 3, 4}, {1, 2, 0, 3, 4}, {2, 0, 1, 3, 4}};
-    symmetry all = {0};
-    for (unsigned k = 0; k < MAX_ORDERS; k++) {
-        bool keeps = true;
-        for (unsigned i = 0; i < 3; i++) {
-            unsigned j = orders[k][i];
-            keeps &= i == j || (i < m->ranks && j < m->ranks && same_part(m, i, j));
-        }
-        if (keeps) add_order(&all, m, orders[k]);
-    }
-    return all;
-}
-
-/* ---- packing ---- */
-
-static codec pack(const model *m, const symmetry *all, const state *s) {
+static codec pack(const model *m, state *s) {
     codec c;
     memset(&c, 0, sizeof c);
-    c.by = &all->orders[0];
-    state_fields(&c, m, (state *)s);
+    state_fields(&c, m, s);
     return c;
 }
 
-static state unpack(const model *m, const symmetry *all, const uint64_t *words, unsigned count) {
-    state s;
+static void unpack(const model *m, const uint64_t *words, unsigned count, state *s) {
     codec c;
-    memset(&s, 0, sizeof s);
+    memset(s, 0, sizeof *s);
     memset(&c, 0, sizeof c);
     memcpy(c.words, words, count * sizeof words[0]);
-    c.by = &all->orders[0];
     c.unpacking = true;
-    state_fields(&c, m, &s);
-    return s;
+    state_fields(&c, m, s);
 }
 
 static uint64_t mix(uint64_t h) {
@@ -197,51 +276,10 @@ static uint64_t mix(uint64_t h) {
     return h ^ h >> 32;
 }
 
-static uint64_t fingerprint_by(const model *m, const order *by, const state *s) {
-    codec c;
-    memset(&c, 0, sizeof c);
-    c.by = by;
-    state_fields(&c, m, (state *)s);
+static uint64_t fingerprint(const codec *c) {
     uint64_t h = UINT64_C(0x9e3779b97f4a7c15);
-    for (unsigned i = 0; i * 64 < c.at; i++) h = mix(h ^ c.words[i]) + h * UINT64_C(0x2545f4914f6cdd1d);
+    for (unsigned i = 0; i * 64 < c->at; i++) h = mix(h ^ c->words[i]) + h * UINT64_C(0x2545f4914f6cdd1d);
     return mix(h) | 1; /* 0 is an empty place */
-}
-
-/* Of a rank, what does not depend on how ranks are numbered. */
-static uint16_t rank_key(const model *m, const state *s, unsigned r) {
-    const rank *me = &s->ranks[r];
-    uint32_t key = me->epoch * 4u + (uint32_t)__builtin_popcount(me->suspects);
-    for (unsigned l = 0; l < m->lanes; l++) {
-        const lane *at = &me->lanes[l];
-        key = key * 31 + at->stage + 8u * at->op;
-        key = key * 31 + (uint32_t)__builtin_popcount(at->awaited) +
-              4u * (uint32_t)__builtin_popcount(at->writing);
-        key = key * 31 + (uint32_t)__builtin_popcount(at->unsent) +
-              4u * (uint32_t)__builtin_popcount(at->unanswered);
-        key = key * 31 + (uint32_t)__builtin_popcount(at->present) + 4u * at->storing;
-        key = key * 31 + at->loads + 4u * at->elapsed;
-    }
-    for (unsigned p = 0; p < m->ranks; p++) key += s->lines[r][p].epoch * 7u + s->lines[r][p].dropped * 613u;
-    return (uint16_t)(key ^ key >> 16);
-}
-
-/* The least fingerprint over the numberings that sort the ranks' keys: the same for all states that differ
- * only in numbering. Mostly one numbering does. */
-static uint64_t fingerprint(const model *m, const symmetry *all, const state *s) {
-    uint64_t keys[MAX_RANKS] = {0}, sums[MAX_ORDERS], least_sum = UINT64_MAX, least = UINT64_MAX;
-    if (all->count == 1) return fingerprint_by(m, &all->orders[0], s);
-    for (unsigned r = 0; r < m->ranks; r++) keys[r] = rank_key(m, s, r);
-    for (unsigned k = 0; k < all->count; k++) {
-        const uint8_t *from = all->orders[k].from;
-        sums[k] = keys[from[0]] << 32 | keys[from[1]] << 16 | (m->ranks > 2 ? keys[from[2]] : 0);
-        if (sums[k] < least_sum) least_sum = sums[k];
-    }
-    for (unsigned k = 0; k < all->count; k++) {
-        if (sums[k] != least_sum) continue;
-        uint64_t h = fingerprint_by(m, &all->orders[k], s);
-        if (h < least) least = h;
-    }
-    return least;
 }
 
 #endif

@@ -1,104 +1,60 @@
-/* What the model knows of a group of ranks: the words that each has written at each, and what each rank keeps
- * to itself. Small enough to be explored by the million. */
+/* A small group of ranks as the explorer sees it: the machines of their lanes (c/ep/lane.c itself), the words
+ * that each has written at each, and what their callers have still to do. */
 #ifndef EPW_TESTS_MODEL_STATE_H
 #define EPW_TESTS_MODEL_STATE_H
 
-#include "peer/rules.h"
+#include "ep/lane.h"
 
-#include <stdbool.h>
-#include <stdint.h>
 #include <string.h>
 
-enum { MAX_RANKS = 5, MAX_LANES = 2, MAX_EPOCHS = 3 };
+enum { MAX_RANKS = 4, MAX_EPOCHS = 3 };
 
 typedef uint8_t mask; /* a bit per rank */
 
-/* A signal word as the model stores it. It becomes a real one before a rule sees it. */
-typedef struct tag {
-    uint8_t epoch, op, value;
-} tag;
+/* Time. It stands still at NOW, and when a unit passes, all that has been noted moves into the past. A unit
+ * is how long sending waits for the last permissions, and a deadline is four of them. */
+#define UNIT     UINT64_C(1000000)
+#define DEADLINE (4 * UNIT)
+#define LONG     (8 * DEADLINE) /* a call that lengthens it */
+#define AGES     64             /* units back that are told apart */
+#define NOW      (1000 * UNIT)
+#define LATE     (NOW + 100 * LONG) /* any wait has expired by then */
 
-/* Words that one rank writes at another: epw_line. */
-typedef struct line {
-    tag dispatch[MAX_LANES], combine[MAX_LANES];
-    tag beacon[MAX_LANES]; /* epoch 0: none */
-    uint8_t epoch, dropped;
-} line;
-
-/* The idle stages of the code are not here: SENT is RECEIVING before the first look, DISPATCHED is RECEIVING
- * with nobody awaited, ANSWERED is COLLECTING before the first look. In each of them the code offers the same
- * choices: go on, or release. */
-typedef enum stage { FREE, SENDING, RECEIVING, ANSWERING, COLLECTING } stage;
-
-typedef enum awaiting { PERMISSION, ROWS, ANSWER } awaiting;
-
-typedef enum store { NO_STORE, STORE_DROPPED, STORE_DISPATCH, STORE_COMBINE, STORE_BEACON } store;
+/* A look: farewell, epoch word, awaited word, beacons of all lanes. */
+enum { LOADS = 3 + EPW_MAX_LANES };
 
 typedef struct lane {
-    uint8_t stage, op;
-    mask awaited; /* the stage still waits for them */
-    mask writing; /* SENDING: their dispatch slots; ANSWERING: their combine slots. From the decision to the
-                     word */
-    mask present; /* their dispatch words have come */
-    mask rows;    /* and said that there are rows */
-    mask reading; /* COLLECTING: their answers are being read */
-    mask missing;
-
-    uint8_t paying, debt_op, more; /* epw_debt */
-    mask unsent, unanswered;
-
-    /* Decided but not yet stored: one kind of word, to each of some peers. The lane does nothing else
-     * meanwhile. */
-    uint8_t storing, store_value;
-    mask store_to;
-
-    /* A sight of which some loads have been made, in models with torn sights. */
-    uint8_t loads, look_for, look_at;
-    uint8_t seen_dropped, seen_epoch;
-    tag seen_word;
-
-    /* epw_wait, in models with time. Unit: half a deadline. */
-    uint8_t waiting, elapsed, beacons, seq;
-    uint8_t alone; /* how long it has waited for nobody but the dead rank */
-    uint8_t age[MAX_RANKS];
-    uint8_t heard[MAX_RANKS]; /* running number of the beacon that last restarted a clock, plus one */
+    epw_machine m; /* its peers are those below */
+    epw_lane_peer peers[MAX_RANKS];
+    uint8_t left;  /* operations that its caller has still to begin in this epoch */
+    uint8_t away;  /* units for which it has been the caller's turn */
+    uint8_t alone; /* units for which it has waited for nobody but the faulty rank */
+    /* A look of which some loads have been made, in models with torn looks. */
+    uint8_t loads, look_at;
+    uint64_t loaded[LOADS];
 } lane;
+
+typedef enum fate { AWAKE, STOPPED, DEAD } fate;
 
 typedef struct rank {
     uint8_t epoch;
-    uint8_t asleep; /* AWAKE, ASLEEP or DEAD */
-    mask suspects;
-    mask announcing; /* peers that set_active has still to post the epoch word to */
-    lane lanes[MAX_LANES];
+    uint8_t fate;
+    uint8_t stops;             /* how often it has been stopped */
+    uint8_t incarnation;       /* 2: it has been replaced */
+    mask suspects;             /* of epw_peers: given up by any lane */
+    uint8_t routes[MAX_RANKS]; /* incarnation of each peer that this one is connected to */
+    lane lanes[EPW_MAX_LANES];
 } rank;
 
-enum { AWAKE, ASLEEP, DEAD };
-
 typedef struct state {
+    uint8_t timeouts; /* that may still happen, if they are counted */
     rank ranks[MAX_RANKS];
-    line lines[MAX_RANKS][MAX_RANKS]; /* [writer][reader] */
-    uint8_t timeouts;                 /* that may still happen, if they are counted */
-    uint8_t naps;                     /* the faulty rank has fallen asleep so often */
+    epw_lane_words words[MAX_RANKS][MAX_RANKS][EPW_MAX_LANES]; /* [writer][reader][lane] */
 } state;
-
-/* Ways to break the protocol, to see that the explorer sees it. */
-typedef enum mutation {
-    SOUND,
-    NO_EPOCH_WORD,     /* the first operation of an epoch is sent without the peer's epoch word */
-    NO_PERMISSION,     /* a later one is sent without the answer to the one before */
-    NO_DROPPED,        /* a suspect is not told */
-    NO_DEBT,           /* a released operation owes nothing */
-    RELEASE_AT_ONCE,   /* a released operation is answered before its dispatch word has come */
-    MATCH_OP_ONLY,     /* a word of another epoch is accepted */
-    MATCH_EPOCH_ONLY,  /* a word of another operation is accepted */
-    GONE_BEFORE_MATCH, /* DROPPED and the epoch word are judged before the match */
-    WORD_BEFORE_GONE,  /* the awaited word is loaded before DROPPED and the epoch word */
-    NO_BEACONS         /* a waiter does not say that it waits */
-} mutation;
 
 enum { TIMEOUTS_NONE = 0, TIMEOUTS_ANY = 255 };
 
-typedef enum fault { FAULT_NONE, FAULT_CRASH, FAULT_SLEEP } fault;
+typedef enum fault { FAULT_NONE, FAULT_CRASH, FAULT_STOP } fault;
 
 /* One model. */
 typedef struct model {
@@ -107,22 +63,23 @@ typedef struct model {
     uint8_t ops; /* in each epoch, on each lane */
     uint8_t epochs;
     mask members[MAX_EPOCHS + 1]; /* [epoch] */
-    bool release;                 /* callers may release whenever the lane is theirs */
-    bool torn;                    /* the loads of a sight are steps of their own */
+    uint32_t start;               /* operations that epoch 1 has seen before */
+    bool split;                   /* calls are halves */
+    bool events;                  /* and the wait of a receiving half may begin before it */
+    bool release;                 /* callers may release at any time */
+    bool torn;                    /* the loads of a look are steps of their own */
     bool eager;                   /* a rank may change epochs between any two operations */
     bool agreed;                  /* nobody changes epochs before all who live have ended their operations */
-    /* Without `timed`: how many waits may expire in epoch 1, at any time for no reason. */
+    bool replaced;                /* the dead rank comes back as another incarnation, in the last epoch */
+    /* Without `timed`: how many waits may expire, at any time for no reason. */
     uint8_t timeouts;
-    /* Time passes, in halves of a deadline, when no rank can move; waits expire as beacons and clocks say.
-     * `fault` befalls the last rank at any step, and nobody but that rank may be suspected. */
-    bool timed;
-    fault fault;
-    mutation mutation;
+    bool timed;    /* time passes, see moves.h */
+    uint8_t away;  /* units that a caller may stay away when it is its turn */
+    uint8_t later; /* and that of the last rank, if that is more */
+    mask longs;    /* ranks whose calls have a longer deadline */
+    fault fault;   /* what befalls the last rank, at any step */
 } model;
 
-static inline uint64_t word_of(tag t) {
-    return epw_word(t.epoch, t.op, t.value);
-}
 static inline bool has(mask m, unsigned r) {
     return m >> r & 1;
 }
@@ -132,29 +89,77 @@ static inline mask bit(unsigned r) {
 static inline unsigned faulty(const model *m) {
     return m->ranks - 1u;
 }
-
-/* Members of the rank's epoch but itself. A rank's dealings with itself are left out: it posts each word to
- * itself before it looks for it, so it never waits for itself. */
-static inline mask peers_of(const model *m, const state *s, unsigned r) {
-    return (mask)(m->members[s->ranks[r].epoch] & ~bit(r));
+static inline uint64_t *word_at(state *s, unsigned writer, unsigned reader, unsigned l, unsigned word) {
+    return &((uint64_t *)&s->words[writer][reader][l])[word];
+}
+static inline uint64_t word_of(const state *s, unsigned writer, unsigned reader, unsigned l, unsigned word) {
+    return ((const uint64_t *)&s->words[writer][reader][l])[word];
 }
 
-/* Does `owner` read (or, rank-major, write) what `source` has sent it? From the look at the dispatch word to
- * the combine word. */
-static inline bool holds_rows(const state *s, unsigned owner, unsigned source, unsigned l) {
-    const lane *at = &s->ranks[owner].lanes[l];
-    if (at->stage == RECEIVING) return has(at->present & at->rows, source);
-    return at->stage == ANSWERING && has(at->writing & at->rows, source);
+/* Machines point to their peers: after a copy they must be told where those are now. */
+static inline void bind(lane *at) {
+    at->m.peers = at->peers;
 }
 
-static inline bool reads_answer(const state *s, unsigned owner, unsigned source, unsigned l) {
-    const lane *at = &s->ranks[owner].lanes[l];
-    return at->stage == COLLECTING && has(at->reading, source);
+static inline void bind_all(state *s) {
+    for (unsigned r = 0; r < MAX_RANKS; r++)
+        for (unsigned l = 0; l < EPW_MAX_LANES; l++) bind(&s->ranks[r].lanes[l]);
 }
 
-static inline bool writes(const state *s, unsigned source, unsigned owner, unsigned l, stage doing) {
-    const lane *at = &s->ranks[source].lanes[l];
-    return at->stage == doing && has(at->writing, owner) && (doing == SENDING || has(at->rows, owner));
+/* Has the rank begun and ended all operations of its epoch? It may owe answers still. */
+static inline bool lanes_done(const model *m, const rank *me) {
+    for (unsigned l = 0; l < m->lanes; l++) {
+        if (me->lanes[l].m.stage != EPW_STAGE_FREE || me->lanes[l].left > 0) return false;
+    }
+    return true;
+}
+
+/* ---- what is read and written, and when ---- */
+
+/* {epoch, op} of a word, not by the code under test. */
+static inline uint64_t about(uint64_t word) {
+    return word >> 17;
+}
+static inline uint64_t about_op(const epw_machine *m) {
+    return (uint64_t)m->epoch << 24 | (m->op & 0xffffff);
+}
+
+static inline bool answered(const state *s, unsigned r, unsigned p, unsigned l) {
+    return about(word_of(s, r, p, l, EPW_WORD_COMBINE)) == about_op(&s->ranks[r].lanes[l].m);
+}
+
+/* From the look at the permission to the dispatch word, r may be writing rows to p. */
+static inline bool writes_rows(const state *s, unsigned r, unsigned p, unsigned l) {
+    const lane *at = &s->ranks[r].lanes[l];
+    const epw_lane_peer *to = &at->peers[p];
+    if (to->sent == 0) return false;
+    return (at->m.stage == EPW_STAGE_SENDING && (to->part & EPW_PART_READY)) ||
+           (to->posts & EPW_POST_DISPATCH);
+}
+
+/* From the look at the dispatch word to the combine word, or until it is given up, r may be reading what p
+ * has sent. */
+static inline bool reads_rows(const state *s, unsigned r, unsigned p, unsigned l) {
+    const lane *at = &s->ranks[r].lanes[l];
+    const epw_lane_peer *from = &at->peers[p];
+    bool holds = at->m.stage >= EPW_STAGE_SENT && at->m.stage <= EPW_STAGE_ANSWERING;
+    return holds && (from->part & EPW_PART_PRESENT) && from->received > 0 && !answered(s, r, p, l);
+}
+
+/* From the look at the dispatch word that permits it to its own combine word. */
+static inline bool writes_answers(const state *s, unsigned r, unsigned p, unsigned l) {
+    const lane *at = &s->ranks[r].lanes[l];
+    const epw_lane_peer *to = &at->peers[p];
+    if (to->received == 0) return false;
+    return (at->m.stage == EPW_STAGE_ANSWERING && (to->part & EPW_PART_PRESENT) && !to->suspected &&
+            !answered(s, r, p, l)) ||
+           (to->posts & EPW_POST_COMBINE);
+}
+
+static inline bool reads_answers(const state *s, unsigned r, unsigned p, unsigned l) {
+    const lane *at = &s->ranks[r].lanes[l];
+    return (at->m.stage == EPW_STAGE_ANSWERED || at->m.stage == EPW_STAGE_COLLECTING) &&
+           (at->peers[p].part & EPW_PART_ANSWERED) && at->peers[p].sent > 0;
 }
 
 #endif
