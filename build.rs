@@ -50,7 +50,7 @@ fn compile_core(toolkit: Option<&Toolkit>) -> Result<(), String> {
 
     let mut build = cc::Build::new();
     if let Some(toolkit) = toolkit {
-        build.define("EPW_CUDA", "1").include(manifest_dir().join("kernels"));
+        build.define("EPW_CUDA", "1").include(manifest_dir()); // "kernels/..."
         build.flag("-isystem").flag(&toolkit.include); // its headers are not held to our warnings
     }
     build
@@ -236,7 +236,7 @@ impl Toolkit {
         arguments.push("-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics".into());
         let root = manifest_dir();
         arguments
-            .extend(["kernels", "c", "c/include"].map(|folder| format!("-I{}", root.join(folder).display())));
+            .extend(["", "c", "c/include"].map(|folder| format!("-I{}", root.join(folder).display())));
         arguments.extend([source.display().to_string(), "-o".into(), object.display().to_string()]);
         self.run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
         Ok(object)

@@ -94,7 +94,7 @@ function(epw_compile_kernels objects folder)
             COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/${group}
             COMMAND ${EPW_NVCC} -c -std=c++20 -O3 ${gencode} --fmad=false
                 -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
-                -I${kernels} -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/include
+                -I${PROJECT_SOURCE_DIR}/.. -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/include
                 -MD -MF ${object}.d -MT ${object} ${source} -o ${object})
         list(APPEND made ${object})
     endforeach()

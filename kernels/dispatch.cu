@@ -1,8 +1,7 @@
 // Dispatch kernels and how they are launched.
-#include "ep/receive.cuh"
-#include "ep/send.cuh"
-
-#include "launch.cuh"
+#include "kernels/ep/receive.cuh"
+#include "kernels/ep/send.cuh"
+#include "kernels/launch.cuh"
 
 namespace epw {
 
@@ -24,7 +23,7 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
     __syncthreads(); // barriers and counts are there
     ptx::wait_for_stream();
     if (sends) sender.begin();
-    const Opening opening(a, a.layout.ranks, a.deadline_ns);
+    const Opening opening(a, a.layout.ranks, EPW_AREA_ROWS, a.deadline_ns);
     if (sends) sender.look();
     opening.write(o, sends);
     if (sends) sender.run(o);
@@ -39,9 +38,9 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
         return;
     }
     ptx::let_next_begin();
-    if (blockIdx.x == 0 && threadIdx.x == 0) a.context->spoke = ptx::global_timer_ns();
+    if (blockIdx.x == 0 && threadIdx.x == 0) a.peers->spoke = ptx::global_timer_ns();
     if (!must_close(o, EPW_GPU_SENT, true)) return;
-    uint64_t present = o.peers & ~o.lost;
+    uint64_t present = o.present & ~o.lost;
     close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, present, o.active & ~present);
 }
 

@@ -8,7 +8,7 @@
 
 #include <cuda_runtime.h>
 
-#include "ep/launch.h"
+#include "kernels/ep/launch.h"
 
 namespace epw {
 

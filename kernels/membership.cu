@@ -1,7 +1,6 @@
 // Small kernels of one block: giving a handle up, beginning a membership, and parting with a peer.
-#include "comm/lane.cuh"
-
-#include "launch.cuh"
+#include "kernels/ep/lane.cuh"
+#include "kernels/launch.cuh"
 
 namespace epw {
 
@@ -9,34 +8,33 @@ namespace epw {
 __global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_constant__ epw_release_args a) {
     __shared__ Operation o;
     ptx::wait_for_stream();
-    epw_gpu_context *c = a.context;
     uint32_t peer = threadIdx.x;
-    const Opening opening(a, a.ranks, 0);
-    if (peer < a.ranks) ptx::fence_sys(); // the first half of a release, while the context comes
+    const Opening opening(a, a.ranks, EPW_AREA_CONTROL, 0);
+    if (peer < a.ranks) prepare_signal(); // while the operation comes
     opening.write(o, false);
     __syncthreads();
-    uint64_t peers = o.peers;
+    uint64_t peers = o.present;
     if (o.stage == EPW_GPU_FREE) {
         if (!a.quiet && peer == 0) put_note(o, EPW_PHASE_COMBINE_SEND, EPW_CAUSE_HELD, 0, o.stage);
         return;
     }
     bool answers = o.stage != EPW_GPU_ANSWERED && peer < o.ranks && (peers >> peer & 1);
     if (o.stage == EPW_GPU_SENT) {
-        if (answers && !await(o, Awaited::rows, EPW_PHASE_COMBINE_SEND, peer, false).arrived) {
+        if (answers && !await(o, awaited_rows(o), EPW_PHASE_COMBINE_SEND, peer, false).arrived) {
             leave_out(o, peer);
             answers = false;
         }
-        if (answers) ptx::fence_sys();
+        if (answers) prepare_signal();
         __syncthreads();
     }
     ptx::let_next_begin();
     // Writer: this thread, behind its fence. Reader: the peer's wait for permission to send its next operation, and its combine.
-    if (answers) ptx::store_relaxed_sys(word_at(o, peer, EPW_WORD_COMBINE), epw_word(o.epoch, o.op, 0));
+    if (answers) signal_prepared(o, peer, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, 0));
     if (o.gone | o.troubled) {
         uint64_t present = peers & ~uint64_t(o.gone);
         close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present);
     } else {
-        for (uint32_t i = threadIdx.x; i < a.blocks; i += kOpeningThreads) c->turns[i].stage = EPW_GPU_FREE;
+        for (uint32_t i = threadIdx.x; i < a.blocks; i += kOpeningThreads) a.state->turns[i].stage = EPW_GPU_FREE;
         if (peer == 0) tell_complete(o);
     }
 }
@@ -44,29 +42,27 @@ __global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_c
 __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __grid_constant__ epw_membership_args a) {
     ptx::wait_for_stream();
     uint32_t peer = threadIdx.x;
-    const uint64_t told = a.active | a.contexts[0]->active; // former members too: they need not wait for this rank to find out
+    const epw_gpu_peers *peers = a.peers[0];
+    const uint64_t told = a.active | peers->active; // former members too: they need not wait for this rank to find out
     __syncthreads();
-    if (peer == 0) {
-        a.shared->suspects = 0;
-        for (uint32_t i = 0; i < EPW_MAX_LANES; i++) {
-            epw_gpu_context *c = a.contexts[i];
-            a.shared->suspects_host[i] = 0;
-            if (c == nullptr) continue;
-            c->epoch = a.epoch;
-            c->active = a.active;
-            c->excluded = 0;
+    if (peer < EPW_MAX_LANES) {
+        if (peer == 0) a.shared->suspects = 0;
+        a.shared->suspects_host[peer] = 0;
+        if (a.peers[peer] != nullptr) {
+            a.peers[peer]->epoch = a.epoch;
+            a.peers[peer]->active = a.active;
+            a.states[peer]->excluded = 0;
         }
     }
-    for (epw_gpu_context *c : a.contexts) {
-        if (c != nullptr) set_turns(c, {EPW_GPU_FREE, 0, 0, 0, 0, 0, c->sent_blocks, c->out_blocks, {}});
+    for (epw_gpu_lane_state *s : a.states) {
+        if (s != nullptr) set_turns(s, {EPW_GPU_FREE, 0, 0, 0, 0, 0, s->sent_blocks, s->out_blocks, {}});
     }
     __syncthreads();
     // Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission to send its
     // first operation, and any wait for this rank in an older epoch.
-    if (peer < a.ranks && (told >> peer & 1) && a.contexts[0]->window[peer] != nullptr) {
-        for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.contexts[lane] != nullptr; lane++) {
-            unsigned char *word = a.contexts[0]->window[peer] + epw_word_offset(a.rank, lane, EPW_WORD_EPOCH);
-            ptx::store_release_sys(reinterpret_cast<uint64_t *>(word), epw_word(a.epoch, 0, 0));
+    if (peer < a.ranks && (told >> peer & 1) && peers->table[EPW_AREA_CONTROL][peer] != 0) {
+        for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.peers[lane] != nullptr; lane++) {
+            signal_lane(peers, peer, a.rank, lane, EPW_WORD_EPOCH, epw_word(a.epoch, 0, 0));
         }
     }
 }
@@ -76,14 +72,14 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
 // answered. A block to a lane.
 __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) disconnect_kernel(const __grid_constant__ epw_disconnect_args a) {
     ptx::wait_for_stream();
-    epw_gpu_context *c = a.contexts[blockIdx.x];
-    for (uint32_t i = threadIdx.x; i < c->blocks; i += EPW_GPU_MAX_RANKS) c->turns[i].present &= ~(1ull << a.peer);
+    epw_gpu_lane_state *s = a.states[blockIdx.x];
+    for (uint32_t i = threadIdx.x; i < s->blocks; i += EPW_GPU_MAX_RANKS) s->turns[i].present &= ~(1ull << a.peer);
+    if (threadIdx.x < EPW_AREAS) a.peers[blockIdx.x]->table[threadIdx.x][a.peer] = 0;
     if (threadIdx.x != 0) return;
-    c->window[a.peer] = nullptr;
-    c->received[a.peer] = 0;
+    s->received[a.peer] = 0;
     uint32_t end = 0;
 #pragma unroll 1
-    for (uint32_t turn = 0; turn < a.ranks; turn++) c->ends[turn] = end += c->received[source_at(a.rank, a.ranks, turn)];
+    for (uint32_t i = 0; i < a.ranks; i++) s->ends[i] = end += s->received[source_at(a.rank, a.ranks, i)];
 }
 
 cudaError_t prepare_membership() {
@@ -105,7 +101,7 @@ extern "C" int epw_gpu_set_active(const epw_membership_args *args, void *stream)
 
 extern "C" int epw_gpu_disconnect(const epw_disconnect_args *args, void *stream) {
     uint32_t lanes = 0;
-    while (lanes < EPW_MAX_LANES && args->contexts[lanes] != nullptr) lanes++;
+    while (lanes < EPW_MAX_LANES && args->peers[lanes] != nullptr) lanes++;
     return epw::launch_in_stream(epw::disconnect_kernel, lanes, EPW_GPU_MAX_RANKS, 0, static_cast<cudaStream_t>(stream), *args);
 }
 

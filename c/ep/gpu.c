@@ -1,10 +1,10 @@
 /* The GPU engine: what a buffer has beside its window when kernels move the bytes, and how peers and
  * membership reach the kernels. Operations are in gpu_call.c.
  *
- * What kernels know lies in device memory (kernels/comm/context.h). It is changed only in stream order: the
- * host first sees the lanes' enqueued work done, then changes it on a stream of the engine's own and sees
- * that done, so that whatever is enqueued afterwards, on any stream, finds the new state. Replays of graphs
- * are ordered by the caller, as are all of a graph's. */
+ * What kernels know lies in device memory (kernels/peer/context.h, kernels/ep/lane.h). It is changed only in
+ * stream order: the host first sees the lanes' enqueued work done, then changes it on a stream of the
+ * engine's own and sees that done, so that whatever is enqueued afterwards, on any stream, finds the new
+ * state. Replays of graphs are ordered by the caller, as are all of a graph's. */
 #ifdef EPW_CUDA
 #include "ep/gpu.h"
 
@@ -125,7 +125,8 @@ static uint64_t carve(const epw_config *c, void *memory, epw_gpu_shared **shared
     *shared = take(&a, sizeof **shared);
     for (uint32_t i = 0; i < c->lanes; i++) {
         epw_gpu_arrays *arrays = &lanes[i].arrays;
-        lanes[i].context = take(&a, sizeof *lanes[i].context);
+        lanes[i].peers = take(&a, sizeof *lanes[i].peers);
+        lanes[i].state = take(&a, sizeof *lanes[i].state);
         arrays->first_row = take(&a, c->experts * sizeof *arrays->first_row);
         arrays->ids = take(&a, entries * sizeof *arrays->ids);
         arrays->weights = take(&a, entries * sizeof *arrays->weights);
@@ -159,15 +160,18 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
                              .ring = SEEN_BY_GPU(device, ring)};
     status = epw_cuda_copy(ordinal, g->stream, g->shared, &shared, sizeof shared, where);
     for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++) {
-        epw_gpu_context image = {.lane = i, .lanes = b->config.lanes};
-        image.shared = g->shared;
-        image.ordered = b->config.ordered;
-        image.blocks = g->blocks;
-        image.deadline_ns = b->config.deadline_ns;
-        image.window[b->config.rank] = epw_peers_own(&b->peers);
-        void *context = g->lanes[i].context;
-        status = epw_cuda_copy(ordinal, g->stream, context, &image, sizeof image, where);
-        b->lanes[i].received = (uint32_t *)((unsigned char *)context + offsetof(epw_gpu_context, received));
+        epw_gpu_lane *lane = &g->lanes[i];
+        epw_gpu_peers peers = {.shared = g->shared, .lane = i, .lanes = b->config.lanes};
+        epw_gpu_lane_state state = {.blocks = g->blocks, .ordered = b->config.ordered};
+        peers.deadline_ns = b->config.deadline_ns;
+        for (uint32_t area = 0; area < EPW_AREAS; area++)
+            peers.table[area][b->config.rank] = (uintptr_t)epw_peers_own(&b->peers);
+        status = epw_cuda_copy(ordinal, g->stream, lane->peers, &peers, sizeof peers, where);
+        if (status == EPW_OK)
+            status = epw_cuda_copy(ordinal, g->stream, lane->state, &state, sizeof state, where);
+        /* An address in device memory, for the view of received rows. */
+        uintptr_t received = (uintptr_t)lane->state + offsetof(epw_gpu_lane_state, received);
+        b->lanes[i].received = (uint32_t *)received;
     }
     return status;
 }
@@ -291,11 +295,10 @@ static void gpu_abandon(epw_buffer *b) {
  * meanwhile have no use for its entry. */
 static epw_status enter_peer(epw_buffer *b, uint32_t peer, unsigned char *window, epw_where where) {
     epw_gpu *g = b->gpu;
-    g->pinned->windows[peer] = window;
-    for (uint32_t i = 0; i < b->config.lanes; i++) {
-        unsigned char *entry = (unsigned char *)g->lanes[i].context + offsetof(epw_gpu_context, window) +
-                               peer * sizeof g->pinned->windows[0];
-        cudaError_t error = cudaMemcpyAsync(entry, &g->pinned->windows[peer], sizeof g->pinned->windows[0],
+    g->pinned->windows[peer] = (uintptr_t)window;
+    for (uint32_t i = 0; i < b->config.lanes * EPW_AREAS; i++) {
+        uint64_t *entry = &g->lanes[i / EPW_AREAS].peers->table[i % EPW_AREAS][peer];
+        cudaError_t error = cudaMemcpyAsync(entry, &g->pinned->windows[peer], sizeof *entry,
                                             cudaMemcpyHostToDevice, g->stream);
         if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaMemcpyAsync to the peer table");
     }
@@ -305,7 +308,10 @@ static epw_status enter_peer(epw_buffer *b, uint32_t peer, unsigned char *window
 /* Takes the peer out of the tables, and out of what graphs have begun and not ended. */
 static epw_status forget_peer(epw_buffer *b, uint32_t peer, epw_where where) {
     epw_disconnect_args args = {.rank = b->config.rank, .ranks = b->config.ranks, .peer = peer};
-    for (uint32_t i = 0; i < b->config.lanes; i++) args.contexts[i] = b->gpu->lanes[i].context;
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        args.peers[i] = b->gpu->lanes[i].peers;
+        args.states[i] = b->gpu->lanes[i].state;
+    }
     int error = epw_gpu_disconnect(&args, b->gpu->stream);
     return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "launch of the disconnect kernel");
 }
@@ -333,7 +339,10 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint32_
                                 .ranks = b->config.ranks,
                                 .epoch = epoch,
                                 .active = active->bits[0]};
-    for (uint32_t i = 0; i < b->config.lanes; i++) args.contexts[i] = g->lanes[i].context;
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        args.peers[i] = g->lanes[i].peers;
+        args.states[i] = g->lanes[i].state;
+    }
     int error = epw_gpu_set_active(&args, g->stream);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
     epw_cuda_leave();

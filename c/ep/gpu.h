@@ -4,7 +4,7 @@
 #define EPW_EP_GPU_H
 
 #include "ep/buffer.h"
-#include "ep/launch.h"
+#include "kernels/ep/launch.h"
 
 #include <cuda_runtime_api.h>
 
@@ -14,15 +14,15 @@ typedef struct epw_gpu_pinned {
     uint64_t suspects[EPW_MAX_LANES];      /* what epw_gpu_shared.suspects_host points to */
     epw_gpu_ring ring;
     /* Sources of copies. A copy that runs after its caller has given up on it reads what is right by then. */
-    unsigned char *windows[EPW_GPU_MAX_RANKS]; /* of the contexts */
-    uint64_t dropped;                          /* for each peer's window, when this rank leaves */
+    uint64_t windows[EPW_GPU_MAX_RANKS]; /* of the peer tables */
+    uint64_t dropped;                    /* for each peer's window, when this rank leaves */
 } epw_gpu_pinned;
 
 typedef struct epw_gpu_lane {
-    epw_gpu_context *context; /* in device memory */
-    epw_gpu_arrays
-        arrays; /* in device memory. A kernel that wrote its report to the host's would end 1.7 us later */
-    cudaEvent_t event;            /* behind the work of the lane's last eager call */
+    epw_gpu_peers *peers; /* in device memory, as are the next two */
+    epw_gpu_lane_state *state;
+    epw_gpu_arrays arrays; /* a kernel that wrote its report to the host's memory would end 1.7 us later */
+    cudaEvent_t event;     /* behind the work of the lane's last eager call */
     unsigned long long stream_id; /* of that call's stream: unlike its handle, never used again */
     bool enqueued;                /* there was such a call: the two above are valid */
     bool unmarked;                /* but for the event: CUDA could not record it behind that call's kernel */
@@ -33,7 +33,7 @@ typedef struct epw_gpu_lane {
 
 struct epw_gpu {
     uint32_t blocks;        /* of a dispatch or combine kernel */
-    void *memory;           /* device memory that holds `shared` and the lanes' contexts and arrays */
+    void *memory;           /* device memory that holds `shared` and what the lanes have */
     epw_gpu_shared *shared; /* in device memory */
     epw_gpu_pinned *pinned;
     void *stream; /* the engine's own, for peers and membership */

@@ -1,6 +1,6 @@
 /* Operations on a GPU: check, enqueue a kernel on the caller's stream, note what the lane is doing. Nothing
  * here waits for the GPU or allocates; the routing is never read by the host. The lane's stage is that of the
- * calls; what the kernels find is their own (kernels/comm/context.h), which replays of graphs change too.
+ * calls; what the kernels find is their own (kernels/ep/lane.h), which replays of graphs change too.
  *
  * Order. An eager call leaves the lane's event behind its kernel; the next eager call, if on another stream,
  * lets that wait for the event; epw_stream_wait lets any stream wait for it. Where CUDA does not record the
@@ -188,7 +188,8 @@ static epw_dispatch_args dispatch_args(const epw_buffer *b, const epw_lane *lane
     bool opaque = in->payload == EPW_PAYLOAD_OPAQUE;
     uint64_t dense = opaque ? format->payload_bytes : b->layout.row_bytes;
     return (epw_dispatch_args){
-        .context = b->gpu->lanes[epw_lane_index(b, lane)].context,
+        .peers = b->gpu->lanes[epw_lane_index(b, lane)].peers,
+        .state = b->gpu->lanes[epw_lane_index(b, lane)].state,
         .shared = b->gpu->shared,
         .arrays = b->gpu->lanes[epw_lane_index(b, lane)].arrays,
         .window = epw_peers_own(&b->peers),
@@ -238,7 +239,8 @@ static void put_output(epw_dispatch_args *args, const epw_dispatch_output *out) 
 /* quiet: the lane may be free, which is no fault then. */
 static int launch_release(const enqueuing *e, bool quiet) {
     const epw_buffer *b = e->b;
-    epw_release_args args = {.context = e->lane->context,
+    epw_release_args args = {.peers = e->lane->peers,
+                             .state = e->lane->state,
                              .shared = b->gpu->shared,
                              .arrays = e->lane->arrays,
                              .window = epw_peers_own(&b->peers),
@@ -318,7 +320,8 @@ static epw_combine_args combine_args(const epw_buffer *b, const epw_lane *lane, 
     if (expert_out == NULL && lane->layout == EPW_EXPERT_MAJOR)
         expert_out = window + epw_zero_copy_offset(&b->layout, index);
     return (epw_combine_args){
-        .context = b->gpu->lanes[index].context,
+        .peers = b->gpu->lanes[index].peers,
+        .state = b->gpu->lanes[index].state,
         .shared = b->gpu->shared,
         .arrays = b->gpu->lanes[index].arrays,
         .window = window,

@@ -2,10 +2,10 @@
 // with each of them (ordered), or with the row that the caller has reduced (rank-major).
 #pragma once
 
-#include "../comm/lane.cuh"
-#include "pass.cuh"
-#include "shape.cuh"
-#include "sum.cuh"
+#include "kernels/ep/lane.cuh"
+#include "kernels/ep/pass.cuh"
+#include "kernels/ep/shape.cuh"
+#include "kernels/ep/sum.cuh"
 
 namespace epw {
 
@@ -20,7 +20,7 @@ struct Turns {
     uint32_t end[2]; // rows of the sources up to the turn
     uint32_t total, remote;
 
-    // `ends`: the context's. None at all if the kernel does not send. By the whole warp.
+    // `ends`: the lane's. None at all if the kernel does not send. By the whole warp.
     __device__ __forceinline__ Turns(const Combine &a, const uint32_t *ends, bool sends) {
         static_assert(EPW_GPU_MAX_RANKS == 64);
         uint32_t lane = threadIdx.x % 32, ranks = a.layout.ranks;
@@ -81,7 +81,7 @@ struct Row {
     __device__ __forceinline__ uint32_t place(const Combine &a) const { return source * a.layout.max_tokens + number; }
     __device__ __forceinline__ const unsigned char *slot(const Combine &a) const { return a.window + a.slots.offset(place(a)); }
     __device__ __forceinline__ unsigned char *to(const Combine &a, const Operation &o) const {
-        return o.window[source] + a.answers.offset((a.rank * a.layout.max_tokens + number) * a.layout.answers);
+        return at(o.data, source, a.answers.offset((a.rank * a.layout.max_tokens + number) * a.layout.answers));
     }
 };
 
@@ -233,16 +233,16 @@ template <typename T, Answers With>
 __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, AnswerShared &s, const Turns &turns, Answerer<With> &w,
                                            bool marked, const uint32_t *first_row) {
     // Given up by the other lane: gets no word. Its rows are numbered all the same, for not all blocks need know of it.
-    if (threadIdx.x < o.ranks && (o.peers & o.suspects) >> threadIdx.x & 1) leave_out(o, threadIdx.x);
+    if (threadIdx.x < o.ranks && (o.present & o.suspects) >> threadIdx.x & 1) leave_out(o, threadIdx.x);
     answer_rows<T>(a, o, s, turns, w, first_row);
     // Writer of the words: the last block here. It has acquired what every block has released: the sums, which all threads of a
     // block have stored before its barrier, or the rows that a thread of each warp has seen complete. Its release at system scope
     // hands that on to the peer, whose acquire of the word sees it all. The words also say that the slots have been read.
     if (!last_to_send(o)) return;
-    uint64_t reachable = o.peers & ~o.lost;
+    uint64_t reachable = o.present & ~o.lost;
     if (threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
         uint32_t value = s.received[threadIdx.x] | (a.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
-        ptx::store_release_sys(word_at(o, threadIdx.x, EPW_WORD_COMBINE), epw_word(o.epoch, o.op, value));
+        signal(o, threadIdx.x, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
     }
 }
 

@@ -1,9 +1,9 @@
 // The receiving half of combine: wait for every peer's answers and sum them, token by token.
 #pragma once
 
-#include "../comm/lane.cuh"
-#include "shape.cuh"
-#include "sum.cuh"
+#include "kernels/ep/lane.cuh"
+#include "kernels/ep/shape.cuh"
+#include "kernels/ep/sum.cuh"
 
 namespace epw {
 
@@ -103,13 +103,13 @@ __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Ex
         // All look at a time, so that none waits for another lane's peer.
         for (uint32_t i = 0; i < looks_before_long(a.wait_ns != nullptr) && __any_sync(0xffffffffu, waits); i++) {
             if (!waits) continue;
-            uint64_t word = ptx::load_acquire_sys(awaited_word(o, Awaited::answer, peer));
-            if (!is_expected(o, Awaited::answer, word)) continue;
+            uint64_t word = look_at_word(o, awaited_answer(o), peer);
+            if (!is_expected(o, awaited_answer(o), word)) continue;
             settle(a, o, expected, peer, {true, epw_word_value(word)});
             waits = false;
         }
         if (!waits) continue;
-        Arrival got = await(o, Awaited::answer, EPW_PHASE_COMBINE_RECEIVE, peer, a.wait_ns != nullptr, 0, first > 0);
+        Arrival got = await(o, awaited_answer(o), EPW_PHASE_COMBINE_RECEIVE, peer, a.wait_ns != nullptr, 0, first > 0);
         settle(a, o, expected, peer, got);
     }
     __syncwarp();
@@ -121,10 +121,10 @@ __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Ex
 // where somebody's do not, or where blocks are absent.
 template <typename T, bool Weighted>
 __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected &expected, Batch &batch) {
-    if (threadIdx.x == kThreads) expected.settled = ~(o.peers & ~uint64_t(o.gone));
-    uint32_t found = find_tokens(a, o, o.peers, batch, blockIdx.x, gridDim.x);
+    if (threadIdx.x == kThreads) expected.settled = ~(o.present & ~uint64_t(o.gone));
+    uint32_t found = find_tokens(a, o, o.present, batch, blockIdx.x, gridDim.x);
     if (threadIdx.x >= kThreads) await_answers(a, o, expected);
-    uint64_t answered = o.peers, refused = 0;
+    uint64_t answered = o.present, refused = 0;
     uint32_t first = blockIdx.x, step = gridDim.x;
     bool alone = false, looked_up = true;
     while (true) {
@@ -136,8 +136,8 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected
         if (alone) break;
         if (!must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) return;
         refused = o.refused_by_any;
-        answered = o.peers & ~(o.lost | refused);
-        if (answered == o.peers && !o.absent) break;
+        answered = o.present & ~(o.lost | refused);
+        if (answered == o.present && !o.absent) break;
         first = 0;
         step = 1;
         alone = true;
@@ -146,9 +146,9 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected
     add_waits(o, a.wait_ns);
     if (refused && threadIdx.x == 0) {
         uint32_t peer = __ffsll(refused) - 1;
-        uint64_t seen = ptx::load_relaxed_sys(awaited_word(o, Awaited::answer, peer));
+        uint64_t seen = look_at_word(o, awaited_answer(o), peer);
         uint32_t cause = answer_cause(a, expected, peer, epw_word_value(seen));
-        record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, Awaited::answer), seen, 0, 0);
+        record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, awaited_answer(o)), seen, 0, 0);
     }
     close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, answered, o.active & ~answered);
 }

@@ -1,15 +1,16 @@
-/* The kernels as C sees them: what each is given beside its context, and how it is enqueued. All pointers are device memory
- * unless said otherwise. Functions return a cudaError_t; none waits. */
+/* The kernels as C sees them: what each is given beside its peers and its lane, and how it is enqueued. All pointers are device
+ * memory unless said otherwise. Functions return a cudaError_t; none waits. */
 #ifndef EPW_KERNELS_LAUNCH_H
 #define EPW_KERNELS_LAUNCH_H
 
-#include "comm/context.h"
+#include "kernels/ep/lane.h"
 
 #define EPW_GPU_SEND    1u
 #define EPW_GPU_RECEIVE 2u
 
 typedef struct epw_dispatch_args {
-    epw_gpu_context *context;
+    epw_gpu_peers *peers;
+    epw_gpu_lane_state *state;
     epw_gpu_shared *shared;
     epw_gpu_arrays arrays;
     unsigned char *window; /* this rank's own */
@@ -27,7 +28,7 @@ typedef struct epw_dispatch_args {
     uint64_t scale_row_stride, scale_col_stride;
     uint32_t tokens, topk, dtype, idx_type, payload;
     uint32_t payload_bytes, scale_count, scale_bytes, sideband_bytes, format;
-    uint64_t deadline_ns; /* 0: the context's */
+    uint64_t deadline_ns; /* 0: the buffer's */
 
     /* What is received, as in epw_dispatch_output. */
     uint32_t output_layout; /* EPW_EXPERT_MAJOR or EPW_RANK_MAJOR */
@@ -41,7 +42,8 @@ typedef struct epw_dispatch_args {
 } epw_dispatch_args;
 
 typedef struct epw_combine_args {
-    epw_gpu_context *context;
+    epw_gpu_peers *peers;
+    epw_gpu_lane_state *state;
     epw_gpu_shared *shared;
     epw_gpu_arrays arrays;
     unsigned char *window;
@@ -59,7 +61,8 @@ typedef struct epw_combine_args {
 } epw_combine_args;
 
 typedef struct epw_release_args {
-    epw_gpu_context *context;
+    epw_gpu_peers *peers;
+    epw_gpu_lane_state *state;
     epw_gpu_shared *shared;
     epw_gpu_arrays arrays;
     unsigned char *window;
@@ -69,14 +72,16 @@ typedef struct epw_release_args {
 } epw_release_args;
 
 typedef struct epw_membership_args {
-    epw_gpu_context *contexts[EPW_MAX_LANES]; /* NULL beyond the buffer's lanes */
+    epw_gpu_peers *peers[EPW_MAX_LANES]; /* NULL beyond the buffer's lanes */
+    epw_gpu_lane_state *states[EPW_MAX_LANES];
     epw_gpu_shared *shared;
     uint32_t rank, ranks, epoch;
     uint64_t active;
 } epw_membership_args;
 
 typedef struct epw_disconnect_args {
-    epw_gpu_context *contexts[EPW_MAX_LANES];
+    epw_gpu_peers *peers[EPW_MAX_LANES]; /* NULL beyond the buffer's lanes */
+    epw_gpu_lane_state *states[EPW_MAX_LANES];
     uint32_t rank, ranks, peer;
 } epw_disconnect_args;
 

@@ -2,8 +2,8 @@
 // one thread of a warp and the bulk copy engine alone.
 #pragma once
 
-#include "../ptx/bulk.cuh"
-#include "stage.cuh"
+#include "kernels/ptx/bulk.cuh"
+#include "kernels/ep/stage.cuh"
 
 namespace epw {
 

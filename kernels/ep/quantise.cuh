@@ -1,8 +1,8 @@
 // Quantising a row while it passes through registers: e4m3 with one scale per 128 channels, numbers of c/numerics/.
 #pragma once
 
-#include "launch.h"
-#include "number.cuh"
+#include "kernels/ep/launch.h"
+#include "kernels/ep/number.cuh"
 
 namespace epw {
 

@@ -2,9 +2,9 @@
 // (expert-major).
 #pragma once
 
-#include "../comm/lane.cuh"
-#include "../ptx/bulk.cuh"
-#include "shape.cuh"
+#include "kernels/ep/lane.cuh"
+#include "kernels/ep/shape.cuh"
+#include "kernels/ptx/bulk.cuh"
 
 namespace epw {
 
@@ -24,7 +24,7 @@ __device__ inline void await_rows(const Dispatch &a, Operation &o, ReceiveShared
     if (source < EPW_GPU_MAX_RANKS) {
         uint32_t rows = 0;
         if (source < o.ranks && (peers >> source & 1)) {
-            Arrival got = await(o, Awaited::rows, EPW_PHASE_DISPATCH_RECEIVE, source, a.wait_ns != nullptr);
+            Arrival got = await(o, awaited_rows(o), EPW_PHASE_DISPATCH_RECEIVE, source, a.wait_ns != nullptr);
             if (!got.arrived) leave_out(o, source);
             rows = got.value;
             if (rows > a.layout.max_tokens) {
@@ -113,8 +113,8 @@ __device__ inline void write_counts(const Dispatch &a, const ReceiveShared &s, c
         uint32_t end = 0;
 #pragma unroll 1
         for (uint32_t turn = 0; turn <= threadIdx.x; turn++) end += s.rows[source_at(a.rank, l.ranks, turn)];
-        a.context->ends[threadIdx.x] = end;
-        a.context->received[threadIdx.x] = s.rows[threadIdx.x];
+        a.state->ends[threadIdx.x] = end;
+        a.state->received[threadIdx.x] = s.rows[threadIdx.x];
         if (a.source_counts) a.source_counts[threadIdx.x] = s.rows[threadIdx.x];
     }
 }
@@ -387,7 +387,7 @@ template <bool Spreads>
 __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, ReceiveShared &s, unsigned char *memory,
                                              uint32_t *table) {
     const epw_layout &l = a.layout;
-    const uint64_t peers = o.peers;
+    const uint64_t peers = o.present;
     const bool in_place = !Spreads || a.output_layout == EPW_RANK_MAJOR;
     Share share = {blockIdx.x, gridDim.x};
     ListEntry e(a, share);
@@ -438,8 +438,8 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
     uint64_t answered = peers & ~gone;
     if (refused && threadIdx.x == 0) {
         uint32_t peer = __ffsll(refused) - 1;
-        uint64_t seen = ptx::load_relaxed_sys(awaited_word(o, Awaited::rows, peer));
-        record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, peer, expected_word(o, Awaited::rows), seen, 0, 0);
+        uint64_t seen = look_at_word(o, awaited_rows(o), peer);
+        record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, peer, expected_word(o, awaited_rows(o)), seen, 0, 0);
     }
     close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_DISPATCHED, answered, o.active & ~(answered & ~refused));
 }

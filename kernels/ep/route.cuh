@@ -3,8 +3,8 @@
 // last block goes on to the end, and so knows what each peer will place the rows by.
 #pragma once
 
-#include "../comm/lane.cuh"
-#include "shape.cuh"
+#include "kernels/ep/lane.cuh"
+#include "kernels/ep/shape.cuh"
 
 namespace epw {
 

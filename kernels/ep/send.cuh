@@ -3,10 +3,10 @@
 // piece of one, loads meanwhile.
 #pragma once
 
-#include "../comm/lane.cuh"
-#include "../ptx/bulk.cuh"
-#include "route.cuh"
-#include "shape.cuh"
+#include "kernels/ep/lane.cuh"
+#include "kernels/ep/route.cuh"
+#include "kernels/ep/shape.cuh"
+#include "kernels/ptx/bulk.cuh"
 
 namespace epw {
 
@@ -39,28 +39,24 @@ __device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char 
 // A first look at permission to write to the peers' windows, a lane of one warp to a peer. It waits for no other warp: what it
 // must know of the operation it reads for itself, all at once.
 struct Permission {
-    uint64_t dropped = 0, word = 0;
+    epw_sight seen = {};
     uint64_t active, excluded, suspects;
     uint32_t epoch, before; // the op before this one
     uint32_t wrapped;
 
     __device__ __forceinline__ void look(const Dispatch &a) {
-        const epw_gpu_context *c = a.context;
-        before = c->turns[blockIdx.x].op;
-        wrapped = c->turns[blockIdx.x].wrapped;
-        epoch = c->epoch;
-        active = c->active;
-        excluded = c->excluded;
+        before = a.state->turns[blockIdx.x].op;
+        wrapped = a.state->turns[blockIdx.x].wrapped;
+        epoch = a.peers->epoch;
+        active = a.peers->active;
+        excluded = a.state->excluded;
         suspects = ptx::load_relaxed_gpu(&a.shared->suspects);
-        if (threadIdx.x % 32 >= a.layout.ranks) return;
-        const uint64_t *words = reinterpret_cast<const uint64_t *>(a.window + epw_word_offset(threadIdx.x % 32, a.lane, 0));
-        dropped = ptx::load_relaxed_sys(&words[EPW_WORD_DROPPED]);
-        word = ptx::load_acquire_sys(&words[EPW_WORD_COMBINE]);
+        if (threadIdx.x % 32 < a.layout.ranks) seen = first_look(a.window, threadIdx.x % 32, a.lane, EPW_WORD_COMBINE);
     }
     // Whether everybody's is there. If not, no harm is done: await_permission() finds out why. By the whole warp.
     __device__ __forceinline__ bool is_there() const {
         const uint64_t peers = active & ~excluded;
-        const epw_verdict verdict = epw_rule_may_send({dropped, 0, word}, epoch, before + 1, false);
+        const epw_verdict verdict = epw_rule_may_send(seen, epoch, before + 1, false);
         const bool there = (before | wrapped) != 0 && verdict == EPW_ARRIVED; // in its first operation an epoch has another word
         uint32_t late = __ballot_sync(0xffffffffu, !there) & uint32_t(peers);
         ptx::fence_global_before_bulk(); // permission was acquired by generic loads; the engine will write
@@ -166,9 +162,9 @@ template <typename T, uint32_t Payload> struct Sender {
     // Where this lane's entry sends the row; nullptr: nowhere, or where an earlier one does. By the first two warps, when all
     // have counted.
     __device__ __forceinline__ unsigned char *slot(const Operation &o) const {
-        const uint64_t reachable = o.peers & ~uint64_t(o.gone);
+        const uint64_t reachable = o.present & ~uint64_t(o.gone);
         if (!token.leads || !(reachable >> token.rank & 1)) return nullptr;
-        return o.window[token.rank] + epw_slot_offset(&a.layout, a.lane, a.rank, census.ranks[token.rank]);
+        return at(o.data, token.rank, epw_slot_offset(&a.layout, a.lane, a.rank, census.ranks[token.rank]));
     }
 
     __device__ __forceinline__ void await_permission(Operation &o);
@@ -181,7 +177,7 @@ template <typename T, uint32_t Payload> struct Sender {
 // A bad id of the token goes on record.
 __device__ __noinline__ inline void note_bad_id(Operation &o, uint32_t t, uint32_t column, int64_t id) {
     atomicOr(&o.troubled, 1u); // there will be a count of notes to clear
-    if (atomicAdd(&o.context->noted, 1u) >= EPW_GPU_NOTES) return;
+    if (atomicAdd(&o.state->noted, 1u) >= EPW_GPU_NOTES) return;
     put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | column, id);
 }
 
@@ -189,12 +185,12 @@ __device__ __noinline__ inline void note_bad_id(Operation &o, uint32_t t, uint32
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::await_permission(Operation &o) {
 #pragma unroll 1
     for (uint32_t peer = threadIdx.x % 32; peer < o.ranks; peer += 32) {
-        if (!(o.peers >> peer & 1)) continue;
+        if (!(o.present >> peer & 1)) continue;
         if (o.suspects >> peer & 1) {
             leave_out(o, peer);
         } else {
             bool second = peer >= 32;
-            Arrival got = await(o, Awaited::permission, EPW_PHASE_DISPATCH_SEND, peer, false, looks_before_long(false), second);
+            Arrival got = await(o, awaited_permission(o), EPW_PHASE_DISPATCH_SEND, peer, false, looks_before_long(false), second);
             if (!got.arrived) leave_out(o, peer);
         }
         ptx::fence_global_before_bulk(); // as above
@@ -254,7 +250,7 @@ __device__ __forceinline__ void Sender<T, Payload>::send_scales(const Operation 
 // are.
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::tell_counts(const Operation &o) {
     const epw_layout &l = a.layout;
-    uint64_t reachable = o.peers & ~uint64_t(o.gone);
+    uint64_t reachable = o.present & ~uint64_t(o.gone);
     if (blockIdx.x < a.tokens) { // else it has counted while it waited
         __syncthreads();         // the last token's numbers have been read
         count_at_leisure(a, census, job.t, a.tokens);
@@ -264,12 +260,12 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     for (uint32_t e = threadIdx.x; e < a.experts; e += kThreads) {
         uint32_t rank = a.per_rank.divide(e);
         if (!(reachable >> rank & 1)) continue;
-        uint32_t *counts = reinterpret_cast<uint32_t *>(o.window[rank] + epw_expert_counts_offset(&l, o.lane, o.rank));
+        uint32_t *counts = reinterpret_cast<uint32_t *>(at(o.control, rank, epw_expert_counts_offset(&l, o.lane, o.rank)));
         counts[e - rank * l.local_experts] = census.experts[e];
     }
     if (threadIdx.x < l.ranks) {
         uint64_t word = epw_word(o.epoch, o.op, census.ranks[threadIdx.x]);
-        ptx::store_relaxed_sys(&o.context->sent[threadIdx.x], word);
+        ptx::store_relaxed_gpu(&o.state->sent[threadIdx.x], word);
     }
 }
 
@@ -322,13 +318,13 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     // Writer of the words: the last block here. It has acquired what every block has released, rows and counts included; its
     // release at system scope hands that on to the peer, whose acquire of the word sees it all. What the words are is mostly
     // known while the rows are still under way.
-    uint64_t word = threadIdx.x < o.ranks ? ptx::load_relaxed_gpu(&o.context->sent[threadIdx.x]) : 0;
+    uint64_t word = threadIdx.x < o.ranks ? ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]) : 0;
     if (warp < 2) ptx::bulk_wait_all();
     if (!last_to_send(o)) return;
-    uint64_t reachable = o.peers & ~o.lost;
+    uint64_t reachable = o.present & ~o.lost;
     if (threadIdx.x >= o.ranks || !(reachable >> threadIdx.x & 1)) return;
-    if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&o.context->sent[threadIdx.x]);
-    ptx::store_release_sys(word_at(o, threadIdx.x, EPW_WORD_DISPATCH), word);
+    if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]);
+    signal(o, threadIdx.x, EPW_WORD_DISPATCH, word);
 }
 
 } // namespace epw

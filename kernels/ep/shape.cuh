@@ -2,8 +2,8 @@
 // cycles, and rows wait for it.
 #pragma once
 
-#include "quantise.cuh"
-#include "stage.cuh"
+#include "kernels/ep/quantise.cuh"
+#include "kernels/ep/stage.cuh"
 
 namespace epw {
 

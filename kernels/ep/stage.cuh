@@ -1,7 +1,7 @@
 // How rows pass through shared memory: in pieces, each in a stage that the bulk copy engine fills or empties.
 #pragma once
 
-#include "launch.h"
+#include "kernels/ep/launch.h"
 
 namespace epw {
 

@@ -2,9 +2,9 @@
 // it adds up, over the ends of rows.
 #pragma once
 
-#include "../ptx/memory.cuh"
-#include "number.cuh"
-#include "stage.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ep/number.cuh"
+#include "kernels/ep/stage.cuh"
 
 namespace epw {
 

@@ -1,7 +1,7 @@
 // The bulk copy engine (async proxy) and the barriers that tell of its loads.
 #pragma once
 
-#include "memory.cuh"
+#include "kernels/ptx/memory.cuh"
 
 namespace epw::ptx {
 

@@ -70,6 +70,9 @@ __device__ __forceinline__ uint64_t load_relaxed_gpu(const uint64_t *p) {
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
+__device__ __forceinline__ void store_relaxed_gpu(uint64_t *p, uint64_t v) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
 // 16 bytes that are read once: no room in L1.
 __device__ __forceinline__ uint4 load_relaxed_gpu_once(const void *p) {
     uint4 v;

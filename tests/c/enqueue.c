@@ -9,7 +9,7 @@
 #include "group.h"
 #include "device/cuda.h"
 #include "ep/buffer.h"
-#include "ep/launch.h"
+#include "kernels/ep/launch.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -158,15 +158,16 @@ static int fake_combine(const epw_combine_args *args, uint32_t blocks, void *str
     return fake_launch(blocks, stream);
 }
 static int fake_release(const epw_release_args *args, void *stream) {
-    CHECK(args->context->lanes == 2 && args->context->window[args->rank] == args->window && args->ranks == 2);
+    uint64_t own = args->peers->table[EPW_AREA_CONTROL][args->rank];
+    CHECK(args->peers->lanes == 2 && own == (uintptr_t)args->window && args->ranks == 2);
     if (args->quiet && !fake.failing) fake.quiet_releases++;
     return fake_launch(1, stream);
 }
 static int fake_set_active(const epw_membership_args *args, void *stream) {
     for (uint32_t i = 0; i < 2; i++) {
-        CHECK(args->contexts[i]->lane == i && args->contexts[i]->shared == args->shared);
+        CHECK(args->peers[i]->lane == i && args->peers[i]->shared == args->shared);
         for (uint32_t p = 0; p < args->ranks; p++) {
-            CHECK((args->contexts[i]->window[p] != NULL) == (args->active >> p & 1));
+            CHECK((args->peers[i]->table[EPW_AREA_ROWS][p] != 0) == (args->active >> p & 1));
         }
     }
     memset(args->shared->suspects_host, 0, EPW_MAX_LANES * sizeof(uint64_t));
@@ -175,8 +176,9 @@ static int fake_set_active(const epw_membership_args *args, void *stream) {
 }
 
 static int fake_disconnect(const epw_disconnect_args *args, void *stream) {
-    CHECK(args->contexts[1]->lane == 1 && args->ranks == 2 && args->rank != args->peer);
-    for (uint32_t i = 0; i < 2; i++) args->contexts[i]->window[args->peer] = NULL;
+    CHECK(args->peers[1]->lane == 1 && args->states[1] != NULL && args->ranks == 2);
+    for (uint32_t i = 0; i < 2 * EPW_AREAS; i++)
+        args->peers[i / EPW_AREAS]->table[i % EPW_AREAS][args->peer] = 0;
     if (fake.stalls) fake.done = 0;
     return fake_launch(1, stream);
 }
@@ -288,12 +290,14 @@ static epw_handle dispatch_on(epw_buffer *b, void *stream, int32_t lane) {
 
 /* ---- tests ---- */
 
-static void contexts_hold_the_peer_table(void) {
+static void lanes_hold_the_peer_table(void) {
     group g = make_gpu_group();
-    epw_gpu_context *context = g.of[0]->gpu->lanes[1].context;
-    CHECK(context->window[0] == epw_peers_own(&g.of[0]->peers) &&
-          context->window[1] == epw_peers_own(&g.of[1]->peers));
-    CHECK(context->lane == 1 && context->deadline_ns == 20 * MS && context->ordered == 1);
+    epw_gpu_peers *peers = g.of[0]->gpu->lanes[1].peers, *first = g.of[0]->gpu->lanes[0].peers;
+    for (uint32_t area = 0; area < EPW_AREAS; area++) {
+        CHECK(peers->table[area][0] == (uintptr_t)epw_peers_own(&g.of[0]->peers));
+        CHECK(peers->table[area][1] == (uintptr_t)epw_peers_own(&g.of[1]->peers));
+    }
+    CHECK(peers->lane == 1 && peers->deadline_ns == 20 * MS && g.of[0]->gpu->lanes[1].state->ordered == 1);
     CHECK_MSG(g.of[0]->gpu->blocks == 20, "two lanes of %u blocks on 40 SMs", g.of[0]->gpu->blocks);
     REFUSED(epw_buffer_disconnect(g.of[0], 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
     g.of[0]->gpu->pinned->suspects[1] = 2; /* as a kernel would */
@@ -303,7 +307,7 @@ static void contexts_hold_the_peer_table(void) {
     CHECK_OK(epw_buffer_reachable_experts(g.of[0], reachable));
     CHECK(suspects.bits[0] == 2 && reachable[0] == 1 && reachable[EXPERTS - 1] == 0);
     CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
-    CHECK(context->window[1] == NULL && g.of[0]->gpu->lanes[0].context->window[1] == NULL);
+    CHECK(peers->table[EPW_AREA_ROWS][1] == 0 && first->table[EPW_AREA_ANSWERS][1] == 0);
     destroy(&g);
     CHECK(fake.depth == 0);
 }
@@ -312,7 +316,7 @@ static void there_are_no_more_blocks_than_rows(void) {
     gpu_sms = 132;
     group g = make_gpu_group();
     CHECK_MSG(g.of[0]->gpu->blocks == 2 * TOKENS, "%u blocks", g.of[0]->gpu->blocks);
-    CHECK(g.of[0]->gpu->lanes[0].context->blocks == 2 * TOKENS);
+    CHECK(g.of[0]->gpu->lanes[0].state->blocks == 2 * TOKENS);
     destroy(&g);
     gpu_sms = 40;
 }
@@ -327,7 +331,7 @@ static void halves_are_launched_as_called(void) {
     float weights[TOKENS * TOPK];
     epw_handle handle;
     CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
-    CHECK(fake.dispatch.halves == EPW_GPU_SEND && fake.dispatch.context->lane == 1 && fake.blocks == 20);
+    CHECK(fake.dispatch.halves == EPW_GPU_SEND && fake.dispatch.peers->lane == 1 && fake.blocks == 20);
     CHECK(fake.dispatch.tokens == TOKENS && fake.dispatch.x_stride == HIDDEN * 2 &&
           fake.dispatch.rows == NULL);
     REFUSED(epw_combine(b, handle, &answer, NULL, NULL), EPW_ERR_STATE, "combine", 0, -1,
@@ -336,7 +340,7 @@ static void halves_are_launched_as_called(void) {
     CHECK(fake.dispatch.halves == EPW_GPU_RECEIVE && fake.dispatch.rows == rows && fake.dispatch.format != 0);
     epw_rows_view view = EPW_ROWS_VIEW_INIT;
     CHECK_OK(epw_next_combine_buffer(b, handle, &view));
-    CHECK(view.source_counts == b->gpu->lanes[1].context->received);
+    CHECK(view.source_counts == b->gpu->lanes[1].state->received);
     answer.mode = EPW_COMBINE_ORDERED;
     answer.topk_weights = weights;
     CHECK_OK(epw_combine(b, handle, &answer, NULL, NULL));
@@ -423,7 +427,7 @@ static void a_handle_spans_two_captures(void) {
     answer.expert_out = combined.out = rows;
     answer.stream = SECOND_STREAM;
     CHECK_OK(epw_combine(b, handle, &answer, &combined, NULL));
-    CHECK(fake.stream == SECOND_STREAM && fake.combine.context == b->gpu->lanes[0].context);
+    CHECK(fake.stream == SECOND_STREAM && fake.combine.peers == b->gpu->lanes[0].peers);
     CHECK_MSG(fake.launches == 4 && fake.records == 2 && fake.waits == 0, "%d records", fake.records);
     CHECK(b->lanes[0].machine.stage == EPW_STAGE_FREE);
     destroy(&g);
@@ -638,7 +642,7 @@ static void records_are_taken_once_and_in_order(void) {
 }
 
 int main(void) {
-    contexts_hold_the_peer_table();
+    lanes_hold_the_peer_table();
     there_are_no_more_blocks_than_rows();
     halves_are_launched_as_called();
     streams_follow_each_other();

@@ -1,4 +1,5 @@
-// A lane from the first instruction of a kernel to the last: what an operation reads of the context, and what it leaves behind.
+// A lane from the first instruction of a kernel to the last: what an operation reads of its peers and its lane, and what it
+// leaves behind.
 //
 // Blocks read and leave a turn each and do not wait for one another at the end. A block that has met trouble (a peer given up or
 // refused, a long wait, something to add up for the caller) does: one of those waits until all are out, and closes the operation
@@ -12,46 +13,85 @@
 // that one lets kSettled pass first.
 #pragma once
 
-#include "../ptx/memory.cuh"
-#include "context.h"
-#include "wait.cuh"
+#include "kernels/ep/lane.h"
+#include "kernels/peer/wait.cuh"
 
 namespace epw {
 
-// What the context says of the operation, on its way from memory: loads that are under way together with others, until write()
-// needs them. Each of a few warps reads a part. `next`: the kernel begins an operation, else it goes on with the lane's.
+// An operation as a block knows it, in shared memory.
+struct Operation : Peers {
+    epw_gpu_lane_state *state;
+    uint32_t stage; // that the lane was in
+    bool first;     // of the epoch
+    bool wrapped;
+    uint64_t sent_before, out_before; // the lane's counters, when the kernel began
+    uint64_t missing;                 // of the handle, so far
+    epw_gpu_report *report;
+
+    unsigned long long refused; // peers whose rows or answers this block has found to be other than asked for
+    uint64_t lost;              // peers that any block had given up when the last one had sent, or was out
+    uint64_t refused_by_any;    // and that any block had refused when the last one was out; see must_close
+    uint32_t absent;            // blocks had not begun when the operation was closed without them; see must_close
+    uint32_t last;              // this block is the last to send, or the one that closes
+};
+
+// What an operation awaits of each peer: permission to send, by the end of the operation before or the beginning of the epoch;
+// rows; answers.
+__device__ __forceinline__ Awaited awaited_permission(const Operation &o) {
+    return {o.first ? uint32_t(EPW_WORD_EPOCH) : uint32_t(EPW_WORD_COMBINE), o.first ? 0 : o.op - 1, true};
+}
+__device__ __forceinline__ Awaited awaited_rows(const Operation &o) { return {EPW_WORD_DISPATCH, o.op, false}; }
+__device__ __forceinline__ Awaited awaited_answer(const Operation &o) { return {EPW_WORD_COMBINE, o.op, false}; }
+
+// Rows to be answered are numbered by source: those after this rank first, itself last.
+__device__ __forceinline__ uint32_t source_at(uint32_t rank, uint32_t ranks, uint32_t place) {
+    uint32_t source = rank + 1 + place;
+    return source < ranks ? source : source - ranks;
+}
+
+// What an operation is, on its way from memory: loads that are under way together with others, until write() needs them. Each of
+// a few warps reads a part. `area`: what the kernel writes at its peers beside words. `next`: the kernel begins an operation,
+// else it goes on with the lane's.
 constexpr uint32_t kOpeningThreads = 160;
 struct Opening {
-    static constexpr uint32_t kWindows = 32, kTurn = 128; // the threads that read them, or their first
+    static constexpr uint32_t kTable = 32, kTurn = 128; // the threads that read them, or their first
 
-    epw_gpu_context *context;
-    unsigned char *window, *own;
+    epw_gpu_peers *peers;
+    epw_gpu_lane_state *state;
+    unsigned char *own;
+    uint64_t control, data;
     uint32_t rank, ranks, lane, epoch;
     uint64_t active, excluded, suspects, deadline;
     epw_gpu_turn turn;
     epw_gpu_report *report;
 
     template <typename Args>
-    __device__ __forceinline__ Opening(const Args &a, uint32_t group, uint64_t given_deadline)
-        : context(a.context), own(a.window), rank(a.rank), ranks(group), report(a.arrays.report) {
-        const epw_gpu_context *c = context;
-        if (threadIdx.x - kWindows < ranks) window = c->window[threadIdx.x - kWindows];
+    __device__ __forceinline__ Opening(const Args &a, uint32_t group, epw_gpu_area area, uint64_t given_deadline)
+        : peers(a.peers), state(a.state), own(a.window), rank(a.rank), ranks(group), report(a.arrays.report) {
+        if (threadIdx.x - kTable < ranks) {
+            control = peers->table[EPW_AREA_CONTROL][threadIdx.x - kTable];
+            data = peers->table[area][threadIdx.x - kTable];
+        }
         if (threadIdx.x == kTurn) {
-            turn = c->turns[blockIdx.x];
-            lane = c->lane;
-            epoch = c->epoch;
-            active = c->active;
-            excluded = c->excluded;
+            turn = state->turns[blockIdx.x];
+            lane = peers->lane;
+            epoch = peers->epoch;
+            active = peers->active;
+            excluded = state->excluded;
             suspects = ptx::load_relaxed_gpu(&a.shared->suspects);
-            deadline = given_deadline ? given_deadline : c->deadline_ns;
+            deadline = given_deadline ? given_deadline : peers->deadline_ns;
         }
     }
 
     // The operation is there after the caller's next barrier.
     __device__ __forceinline__ void write(Operation &o, bool next) const {
-        if (threadIdx.x - kWindows < ranks) o.window[threadIdx.x - kWindows] = window;
+        if (threadIdx.x - kTable < ranks) {
+            o.control[threadIdx.x - kTable] = control;
+            o.data[threadIdx.x - kTable] = data;
+        }
         if (threadIdx.x != kTurn) return;
-        o.context = context;
+        o.peers = peers;
+        o.state = state;
         o.report = report;
         o.own = own;
         o.rank = rank;
@@ -60,39 +100,34 @@ struct Opening {
         o.epoch = epoch;
         o.op = next ? epw_next_op(turn.op) : turn.op;
         o.stage = turn.stage;
+        o.resumes = turn.stage == EPW_GPU_SENT || turn.stage == EPW_GPU_ANSWERED;
         o.wrapped = turn.wrapped;
         o.first = turn.op == 0 && turn.wrapped == 0;
         o.sent_before = turn.sent;
         o.out_before = turn.out;
         o.active = active;
-        o.peers = next ? active & ~excluded : turn.present;
+        o.present = next ? active & ~excluded : turn.present;
         o.suspects = suspects;
         o.deadline = deadline;
         o.gone = o.refused = 0;
         o.missing = next ? 0 : turn.missing;
-        o.troubled = o.peers != active || o.missing != 0;
+        o.troubled = o.present != active || o.missing != 0;
     }
 };
 
 // Whether this block is the last of the kernel's to have sent. Every thread's effects before it, in every block, happen before
 // the last block's after it, which finds in o.lost whom any block has given up so far. Called by the whole block.
-constexpr uint64_t kGaveUp = 1ull << 48; // in epw_gpu_context.sent_blocks
+constexpr uint64_t kGaveUp = 1ull << 48; // in epw_gpu_lane_state.sent_blocks
 __device__ __forceinline__ bool last_to_send(Operation &o) {
     __syncthreads();
     if (threadIdx.x == 0) {
         uint64_t mine = o.gone ? kGaveUp + 1 : 1;
-        uint64_t passed = ptx::add_acq_rel_gpu(&o.context->sent_blocks, mine) + mine - o.sent_before;
+        uint64_t passed = ptx::add_acq_rel_gpu(&o.state->sent_blocks, mine) + mine - o.sent_before;
         o.last = (passed & (kGaveUp - 1)) == gridDim.x;
-        o.lost = passed < kGaveUp ? 0 : ptx::load_relaxed_gpu(&o.context->gone);
+        o.lost = passed < kGaveUp ? 0 : ptx::load_relaxed_gpu(&o.peers->gone);
     }
     __syncthreads();
     return o.last != 0;
-}
-
-// Leaves a peer out of this operation, for this block and, at the end, for the kernel.
-__device__ __noinline__ inline void leave_out(Operation &o, uint32_t peer) {
-    atomicOr(&o.gone, 1ull << peer);
-    atomicOr(reinterpret_cast<unsigned long long *>(&o.context->gone), 1ull << peer);
 }
 
 // Refuses what a peer has sent, for this block and, at the end, for the kernel.
@@ -107,11 +142,10 @@ __device__ __forceinline__ void tell_complete(const Operation &o) {
 // Waits until `out_blocks` is as the turns will say it, as long as the waits of one kernel may take: for permission, and for rows
 // or answers. Whether it is. By one thread.
 __device__ __noinline__ inline bool await_blocks(const Operation &o) {
-    const epw_gpu_context *c = o.context;
     const uint64_t began = ptx::global_timer_ns(), never_silent = UINT64_MAX / 2;
-    while (ptx::load_acquire_gpu(&c->out_blocks) != o.out_before) {
-        uint32_t lengthened = ptx::load_relaxed_gpu(&c->lengthened);
-        uint64_t of_one = epw_rule_expiry(0, never_silent, o.deadline, c->deadline_ns, lengthened);
+    while (ptx::load_acquire_gpu(&o.state->out_blocks) != o.out_before) {
+        uint32_t lengthened = ptx::load_relaxed_gpu(&o.peers->lengthened);
+        uint64_t of_one = epw_rule_expiry(0, never_silent, o.deadline, o.peers->deadline_ns, lengthened);
         if (ptx::global_timer_ns() - began >= 2 * of_one) return false;
     }
     return true;
@@ -120,17 +154,17 @@ __device__ __noinline__ inline bool await_blocks(const Operation &o) {
 // Not all blocks have sent, so this rank's words never go out. Where it does not wait for them itself, it goes on without its own
 // experts all the same, as after a wait.
 __device__ inline void lose_own(const Operation &o, uint32_t stage) {
-    if (ptx::load_relaxed_gpu(&o.context->gone) >> o.rank & 1) return;
+    if (ptx::load_relaxed_gpu(&o.peers->gone) >> o.rank & 1) return;
     record_loss(o, stage == EPW_GPU_SENT ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_COMBINE_SEND, EPW_CAUSE_TIMEOUT, o.rank, 0, 0, 0,
                 0);
-    atomicOr(reinterpret_cast<unsigned long long *>(&o.context->gone), 1ull << o.rank);
+    atomicOr(reinterpret_cast<unsigned long long *>(&o.peers->gone), 1ull << o.rank);
     suspect(o, o.rank);
 }
 
 // What must_close() says to a block in trouble.
 constexpr uint64_t kSettled = 100000; // ns, in which a store lands for certain: once a loss, and as often as a peer is refused
 __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bool sent) {
-    epw_gpu_context *c = o.context;
+    epw_gpu_lane_state *c = o.state;
     if (threadIdx.x == 0) {
         if (o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
         o.last = atomicExch(&c->closing, 1u) == 0;
@@ -154,7 +188,7 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
             await_blocks(o);
             if (sent) lose_own(o, stage);
         }
-        o.lost = ptx::load_relaxed_gpu(&c->gone);
+        o.lost = ptx::load_relaxed_gpu(&o.peers->gone);
         o.refused_by_any = ptx::load_relaxed_gpu(&c->refused);
         uint64_t began = ptx::global_timer_ns();
         while (o.last && (o.lost | o.refused_by_any) && ptx::global_timer_ns() - began < kSettled) {
@@ -168,15 +202,16 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
 // is done: false. True: something is amiss, and it is this block that closes the operation; all others are out, or o.absent: then
 // it delivers what they have not. What those in trouble have done happens before what it does now; so does, if anybody is left
 // out, what the others have stored, by time. o.lost and o.refused_by_any are then what the blocks have found: close() takes it
-// out of the context. `sent`: this kernel's blocks have passed last_to_send.
+// out of what blocks share. `sent`: this kernel's blocks have passed last_to_send.
 __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool sent) {
     __syncthreads();
     if (o.gone | o.refused | o.troubled) return is_to_close(o, stage, sent);
     if (threadIdx.x != 0) return false;
-    epw_gpu_context *c = o.context;
+    epw_gpu_lane_state *c = o.state;
     // Reader: the next kernel's block of the same number.
     c->turns[blockIdx.x] = {
-        stage, o.op, o.wrapped || o.op == 0, 0, o.peers, 0, o.sent_before + (sent ? gridDim.x : 0), o.out_before + gridDim.x, {}};
+        stage, o.op, o.wrapped || o.op == 0, 0, o.present, 0, o.sent_before + (sent ? gridDim.x : 0), o.out_before + gridDim.x,
+        {}};
     if (blockIdx.x == 0) tell_complete(o);
     // Reader: the block that closes, if there is one. It acquires nothing by this; close() sets the turn to the same, unless
     // somebody is left out.
@@ -184,36 +219,9 @@ __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool se
     return false;
 }
 
-// Writes `record` to the ring in mapped host memory. See epw_gpu_ring.
-__device__ inline void put_record(epw_gpu_shared *shared, const epw_error_record *record) {
-    uint64_t n = atomicAdd(reinterpret_cast<unsigned long long *>(&shared->records), 1ull);
-    auto *slot = &shared->ring->slots[n % EPW_GPU_RECORDS];
-    // Writer: this thread. Reader: epw_take_errors on the host, which reads `sequence`, the record, and `sequence` again.
-    ptx::store_relaxed_sys(&slot->sequence, 0);
-    __threadfence_system();
-    slot->record = *record;
-    ptx::store_release_sys(&slot->sequence, n + 1);
-}
-
-// A record that blames no peer: a routing id, or a lane in another state than the operation needs.
-__device__ __noinline__ inline void put_note(const Operation &o, uint32_t phase, uint32_t cause, uint64_t expected,
-                                             uint64_t seen) {
-    epw_error_record r = {};
-    r.phase = phase;
-    r.cause = cause;
-    r.rank = r.peer = o.rank;
-    r.lane = o.lane;
-    r.epoch = o.epoch;
-    r.op = o.op;
-    r.expected = expected;
-    r.seen = seen;
-    r.deadline_ns = o.deadline;
-    put_record(o.context->shared, &r);
-}
-
 // A block of an operation that has been closed without it: it is counted as out, and has sent nothing. Whether it is one. By one
 // thread. Blocks of former kernels are all out, so the counters are behind a block's turn only for its own kernel.
-__device__ inline bool pass_by(epw_gpu_context *c) {
+__device__ inline bool pass_by(epw_gpu_lane_state *c) {
     __threadfence(); // the stage was read before the counters
     const epw_gpu_turn *turn = &c->turns[blockIdx.x];
     uint64_t unsent = (ptx::load_relaxed_gpu(&turn->sent) - ptx::load_relaxed_gpu(&c->sent_blocks)) & (kGaveUp - 1);
@@ -226,12 +234,12 @@ __device__ inline bool pass_by(epw_gpu_context *c) {
 // The lane is not in the stage that the operation needs: this block does nothing. Called by the whole block. Where that is so for
 // all blocks, the lane's own state stays, and the first says so.
 __device__ __noinline__ inline void refuse(const Operation &o, uint32_t phase) {
-    if (threadIdx.x != 0 || pass_by(o.context)) return;
+    if (threadIdx.x != 0 || pass_by(o.state)) return;
     if (blockIdx.x == 0) put_note(o, phase, EPW_CAUSE_HELD, 0, o.stage);
 }
 
 // Sets all turns of the lane. By the whole block, when no other one is at work.
-__device__ inline void set_turns(epw_gpu_context *c, const epw_gpu_turn &turn) {
+__device__ inline void set_turns(epw_gpu_lane_state *c, const epw_gpu_turn &turn) {
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < c->blocks; i += blockDim.x) c->turns[i] = turn;
 }
@@ -240,37 +248,35 @@ __device__ inline void set_turns(epw_gpu_context *c, const epw_gpu_turn &turn) {
 // take part.
 __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, uint32_t stage, uint64_t present,
                                           uint64_t missing) {
-    epw_gpu_context *c = o.context;
+    epw_gpu_lane_state *c = o.state;
+    epw_gpu_peers *peers = o.peers;
     missing |= o.missing;
     uint64_t sent = o.sent_before & (kGaveUp - 1), gave_up = ptx::load_relaxed_gpu(&c->sent_blocks) & ~(kGaveUp - 1);
     set_turns(c, {stage, o.op, o.wrapped || o.op == 0, 0, present, missing, gave_up | sent, o.out_before, {}});
     if (threadIdx.x != 0) return;
     epw_gpu_report *report = o.report;
-    // Peers that heard of a long wait hear of its end.
-    if (ptx::load_relaxed_gpu(&c->waits[0].beacons) | ptx::load_relaxed_gpu(&c->waits[1].beacons))
-        post_beacon(o, EPW_BEACON_NONE);
     if (missing == 0) {
         report->record.cause = EPW_CAUSE_NONE;
     } else {
-        uint64_t suspects = ptx::load_relaxed_gpu(&c->shared->suspects);
-        if (c->recorded) {
-            put_record(c->shared, &c->record);
+        uint64_t suspects = ptx::load_relaxed_gpu(&peers->shared->suspects);
+        if (peers->recorded) {
+            put_record(peers->shared, &peers->record);
         } else if (o.missing == 0) {
             // Nobody was lost now: the operation began without them.
             record_loss(o, phase, EPW_CAUSE_SUSPECTED, __ffsll(missing) - 1, 0, 0, 0, 0);
         }
-        if (o.missing == 0) report->record = c->record; // else the handle's first loss stays on record
-        c->shared->suspects_host[o.lane] = suspects;
+        if (o.missing == 0) report->record = peers->record; // else the handle's first loss stays on record
+        peers->shared->suspects_host[o.lane] = suspects;
         c->excluded = suspects;
     }
     report->missing = missing;
     if (c->noted > EPW_GPU_NOTES) {
         c->unrecorded += c->noted - EPW_GPU_NOTES;
-        ptx::store_relaxed_sys(&c->shared->ring->unrecorded[o.lane], c->unrecorded);
+        tell_unrecorded(o, c->unrecorded);
     }
-    c->closing = c->recorded = c->noted = c->lengthened = 0;
-    c->gone = c->refused = 0;
-    for (auto &wait : c->waits) wait.began = wait.beacons = 0;
+    c->closing = c->noted = 0;
+    c->refused = 0;
+    end_waits(o);
 }
 
 } // namespace epw

@@ -1,0 +1,75 @@
+/* A lane of dispatch and combine as its kernels leave it for the next ones, seen by host C and CUDA: one epw_gpu_lane_state per
+ * lane in device memory, beside its epw_gpu_peers. Kernels take its address. */
+#ifndef EPW_KERNELS_EP_LANE_H
+#define EPW_KERNELS_EP_LANE_H
+
+#include "kernels/peer/context.h"
+
+#include "ep/layout.h"
+
+#define EPW_GPU_BLOCKS 256           /* of a kernel, at most */
+#define EPW_GPU_NOTES  64            /* of bad ids, by one operation: so few that no two writers are in one slot of the ring */
+#define EPW_GPU_SHARE  (114u * 1024) /* of an SM's shared memory, the bytes that a block takes at most */
+
+/* What a lane is doing. Operations that find it otherwise do nothing but leave a record (EPW_CAUSE_HELD). */
+enum {
+    EPW_GPU_FREE = 0,
+    EPW_GPU_SENT = 1,       /* a dispatch has sent */
+    EPW_GPU_DISPATCHED = 2, /* and received */
+    EPW_GPU_ANSWERED = 3    /* a combine has sent */
+};
+
+/* How a lane's last half ended. In device memory; written by its first block, or by the one that closes. */
+typedef struct epw_gpu_report {
+    uint64_t missing;
+    epw_error_record record; /* cause EPW_CAUSE_NONE: complete */
+} epw_gpu_report;
+
+/* Memory of a lane whose addresses never change: kernels are given them. */
+typedef struct epw_gpu_arrays {
+    /* Per source rank and local expert: where its rows begin in the expert's list. [ranks][local_experts] */
+    uint32_t *first_row;
+    /* Own tokens, [max_tokens][config.topk]: valid expert ids (else -1), weights, and rows at the experts' ranks. */
+    int32_t *ids;
+    float *weights;
+    uint32_t *sent_row;
+    epw_gpu_report *report;
+} epw_gpu_arrays;
+
+/* Where a lane stands between two kernels, for one of their blocks. Each block reads its own turn and leaves it as the next
+ * kernel shall find it, so that no block waits until the others have read theirs: the turns of a lane are all alike. Only where
+ * something has gone wrong does one block wait for the others and set all turns right; see lane.cuh. */
+typedef struct epw_gpu_turn {
+    uint32_t stage;   /* EPW_GPU_* */
+    uint32_t op;      /* of the operation in flight, or the last one; 0 after set_active */
+    uint32_t wrapped; /* op has passed its 24 bits in this epoch */
+    uint32_t reserved;
+    uint64_t present;   /* peers that take part in the handle: sent to, and once DISPATCHED received from */
+    uint64_t missing;   /* active peers that do not take part in the handle, or whose rows were refused */
+    uint64_t sent, out; /* what the lane's counters of blocks stood at */
+    uint64_t reserved_too[2];
+} epw_gpu_turn;
+
+typedef struct epw_gpu_lane_state {
+    epw_gpu_turn turns[EPW_GPU_BLOCKS];
+
+    /* Fixed at creation. */
+    uint32_t blocks;  /* of every dispatch and combine kernel of the lane */
+    uint32_t ordered; /* config.ordered: combine words carry EPW_ANSWER_ORDERED */
+
+    uint64_t excluded; /* suspects that the lane knew when its last kernel ended: its next dispatch begins without them */
+    uint32_t received[EPW_GPU_PEERS];
+    uint32_t ends[EPW_GPU_PEERS]; /* rows received up to each place in the order of sources, see source_at */
+    uint64_t sent[EPW_GPU_PEERS]; /* the dispatch words posted */
+
+    /* Blocks that have sent, and that are done, ever: 48 bits, and above them in `sent` those that had given somebody up. */
+    uint64_t sent_blocks, out_blocks;
+    uint64_t unrecorded; /* bad routing ids that found no room in the ring, ever */
+
+    /* Within a kernel, by atomics of its blocks; zero between kernels. */
+    uint32_t closing; /* a block has taken it on itself to close the operation for all */
+    uint32_t noted;   /* bad routing ids put on record, and then some */
+    uint64_t refused; /* peers whose rows or answers are not what this rank asked for */
+} epw_gpu_lane_state;
+
+#endif

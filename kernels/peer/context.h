@@ -1,0 +1,71 @@
+/* What kernels know of a group, seen by host C and CUDA: one epw_gpu_peers per lane in device memory. It knows neither tokens nor
+ * experts. Kernels take its address; everything that may change between the replays of a graph is read from it at run time.
+ *
+ * Writers: the host, while no kernel of the lane runs (creation, connect); the kernels of membership.cu, in stream order; and the
+ * lane's own kernels. */
+#ifndef EPW_KERNELS_PEER_CONTEXT_H
+#define EPW_KERNELS_PEER_CONTEXT_H
+
+#include "peer/words.h"
+
+#define EPW_GPU_PEERS   64 /* of a group, at most: sets of ranks are kept in one word */
+#define EPW_GPU_RECORDS 256
+
+/* What a rank writes in a peer's window. */
+typedef enum epw_gpu_area {
+    EPW_AREA_CONTROL, /* signal words, and what announces rows */
+    EPW_AREA_ROWS,    /* rows sent to the peer */
+    EPW_AREA_ANSWERS, /* and answers to its rows */
+    EPW_AREAS
+} epw_gpu_area;
+
+/* Error records, in mapped host memory. Writer of slot n % EPW_GPU_RECORDS: the kernel that drew number n; it clears
+ * `sequence`, writes the record, then stores n + 1. Reader: epw_take_errors, which reads `sequence` on both sides of the
+ * record. */
+typedef struct epw_gpu_ring {
+    struct {
+        uint64_t sequence;
+        epw_error_record record;
+    } slots[EPW_GPU_RECORDS];
+    uint64_t unrecorded[EPW_MAX_LANES]; /* notes that no record was made of, ever. Writer: the lane's closing block */
+} epw_gpu_ring;
+
+/* What the lanes of a buffer share, in device memory. */
+typedef struct epw_gpu_shared {
+    uint64_t suspects; /* peers given up in this epoch */
+    uint64_t records;  /* numbers drawn for the ring */
+    uint64_t
+        *suspects_host; /* mapped host memory, [EPW_MAX_LANES]: the same as each lane last saw it; the host reads their union */
+    epw_gpu_ring *ring; /* mapped host memory */
+} epw_gpu_shared;
+
+typedef struct epw_gpu_peers {
+    /* Fixed at creation. */
+    epw_gpu_shared *shared;
+    uint32_t lane, lanes;
+
+    /* The peer table: where offset 0 of a peer's window would be if it held that area alone; 0: the peer cannot be reached. A
+     * mapped window is in one piece, so its three entries are the same. */
+    uint64_t table[EPW_AREAS][EPW_GPU_PEERS];
+
+    /* Membership. */
+    uint32_t epoch;
+    uint64_t active;
+    uint64_t deadline_ns;
+
+    uint32_t beacon; /* running number of the lane's beacons */
+    uint64_t spoke;  /* when the last kernel that only sends had sent, by globaltimer */
+
+    /* Within a kernel, by atomics of its blocks; zero between kernels. */
+    uint32_t recorded;   /* `record` is taken */
+    uint32_t lengthened; /* of this call or a peer's that is awaited, as beacons say it */
+    uint64_t gone;       /* peers given up */
+    struct {
+        uint64_t began;      /* by globaltimer, of the first block that had to wait long; 0: none yet */
+        uint64_t beacons;    /* posted so far */
+    } waits[2];              /* for permission; for what peers send */
+    epw_error_record record; /* of the first peer lost */
+    uint64_t waited[EPW_GPU_PEERS];
+} epw_gpu_peers;
+
+#endif

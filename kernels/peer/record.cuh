@@ -1,0 +1,59 @@
+// Error records: of the first peer that an operation loses, and the ring in mapped host memory through which the host takes them.
+#pragma once
+
+#include "kernels/peer/words.cuh"
+
+namespace epw {
+
+// Writes `record` to the ring in mapped host memory. See epw_gpu_ring.
+__device__ inline void put_record(epw_gpu_shared *shared, const epw_error_record *record) {
+    uint64_t n = atomicAdd(reinterpret_cast<unsigned long long *>(&shared->records), 1ull);
+    auto *slot = &shared->ring->slots[n % EPW_GPU_RECORDS];
+    // Writer: this thread. Reader: epw_take_errors on the host, which reads `sequence`, the record, and `sequence` again.
+    ptx::store_relaxed_sys(&slot->sequence, 0);
+    __threadfence_system();
+    slot->record = *record;
+    ptx::store_release_sys(&slot->sequence, n + 1);
+}
+
+// A record that blames no peer: a routing id, or a lane in another state than the operation needs.
+__device__ __noinline__ inline void put_note(const Peers &p, uint32_t phase, uint32_t cause, uint64_t expected, uint64_t seen) {
+    epw_error_record r = {};
+    r.phase = phase;
+    r.cause = cause;
+    r.rank = r.peer = p.rank;
+    r.lane = p.lane;
+    r.epoch = p.epoch;
+    r.op = p.op;
+    r.expected = expected;
+    r.seen = seen;
+    r.deadline_ns = p.deadline;
+    put_record(p.peers->shared, &r);
+}
+
+// How many notes of the lane there was no record for, ever. Reader: epw_take_errors.
+__device__ __forceinline__ void tell_unrecorded(const Peers &p, uint64_t count) {
+    ptx::store_relaxed_sys(&p.peers->shared->ring->unrecorded[p.lane], count);
+}
+
+// The first peer lost is recorded. Read by the block that closes the operation. `waiting`: peers still awaited then.
+__device__ __noinline__ inline void record_loss(const Peers &p, uint32_t phase, uint32_t cause, uint32_t peer, uint64_t expected,
+                                                uint64_t seen, uint64_t elapsed, uint32_t waiting) {
+    epw_gpu_peers *shared = p.peers;
+    if (atomicExch(&shared->recorded, 1u) != 0) return;
+    epw_error_record *r = &shared->record;
+    r->phase = phase;
+    r->cause = cause;
+    r->rank = p.rank;
+    r->peer = peer;
+    r->lane = p.lane;
+    r->epoch = p.epoch;
+    r->op = p.op;
+    r->waiting = waiting;
+    r->expected = expected;
+    r->seen = seen;
+    r->elapsed_ns = elapsed;
+    r->deadline_ns = p.deadline;
+}
+
+} // namespace epw

@@ -1,0 +1,186 @@
+// Waiting for a peer's signal word, bounded. The decisions are those of c/peer/rules.h, shared with the host device.
+//
+// Every block waits for itself, one thread to a peer, or to two if there are more than a warp has threads. A rank's word is
+// posted by the last block of a grid whose first ones may already wait, for that word too: so all blocks of the kernels that wait
+// must find SMs (c/ep/gpu.c, choose_blocks). Blocks may judge differently: one sees the last look before the deadline fail,
+// another sees the word. Whoever gives a peer up says so in peers->gone, and the block that closes the operation, which alone
+// decides what the half has delivered, leaves out everybody named there.
+#pragma once
+
+#include "kernels/peer/record.cuh"
+#include "kernels/peer/signal.cuh"
+
+namespace epw {
+
+// Makes `peer` a suspect for the rest of the epoch and tells it, once. It may be this rank itself, whose blocks have found no SMs
+// for too long: it goes on without its own experts then.
+__device__ __noinline__ inline void suspect(const Peers &p, uint32_t peer) {
+    auto *suspects = reinterpret_cast<unsigned long long *>(&p.peers->shared->suspects);
+    if (atomicOr(suspects, 1ull << peer) >> peer & 1) return;
+#pragma unroll 1
+    for (uint32_t lane = 0; lane < p.peers->lanes; lane++) {
+        signal_lane(p.peers, peer, p.rank, lane, EPW_WORD_DROPPED, epw_word(p.epoch, 0, 0));
+    }
+}
+
+// Gives a peer up for the operation: in this block and, at the end, in the kernel.
+__device__ __noinline__ inline void leave_out(Peers &p, uint32_t peer) {
+    atomicOr(&p.gone, 1ull << peer);
+    atomicOr(reinterpret_cast<unsigned long long *>(&p.peers->gone), 1ull << peer);
+}
+
+// Tells the active peers that this rank is alive and waits for `named`, and how long it may; EPW_BEACON_NONE: that it waits no
+// longer.
+__device__ __noinline__ inline void post_beacon(const Peers &p, uint32_t named) {
+    epw_gpu_peers *shared = p.peers;
+    // epw_rule_lengthened from what awaited peers say on, in little code.
+    uint32_t lengthened = ptx::load_relaxed_gpu(&shared->lengthened);
+#pragma unroll 1
+    while (lengthened < EPW_BEACON_LENGTH_MAX && shared->deadline_ns << lengthened < p.deadline) lengthened++;
+    uint64_t word = epw_word(p.epoch, atomicAdd(&shared->beacon, 1u) + 1, epw_beacon_value(named, lengthened));
+    uint64_t told = p.active & ~ptx::load_relaxed_gpu(&shared->shared->suspects) & ~(1ull << p.rank);
+#pragma unroll 1
+    for (; told != 0; told &= told - 1) signal(p, __ffsll(told) - 1, EPW_WORD_BEACON, word);
+}
+
+// Withdraws the beacons of waits that have ended: peers that heard of a long wait hear of its end. By one thread.
+__device__ __forceinline__ void end_waits(const Peers &p) {
+    epw_gpu_peers *shared = p.peers;
+    if (ptx::load_relaxed_gpu(&shared->waits[0].beacons) | ptx::load_relaxed_gpu(&shared->waits[1].beacons)) {
+        post_beacon(p, EPW_BEACON_NONE);
+    }
+    for (auto &wait : shared->waits) wait.began = wait.beacons = 0;
+    shared->recorded = shared->lengthened = 0;
+    shared->gone = 0;
+}
+
+struct Arrival {
+    bool arrived;
+    uint32_t value;
+};
+
+// How many peers of the operation have not sent what is awaited.
+__device__ __noinline__ inline uint32_t count_awaited(const Peers &p, Awaited what) {
+    uint32_t count = 0;
+#pragma unroll 1
+    for (uint64_t rest = p.present; rest != 0; rest &= rest - 1) {
+        uint32_t peer = __ffsll(rest) - 1;
+        if (judge(p, what, look(p, what, peer)) != EPW_ARRIVED) count++;
+    }
+    return count;
+}
+
+// What a waiter has heard of one peer.
+struct Heard {
+    uint64_t beacons[EPW_MAX_LANES];
+    uint64_t clock;      // the last sign that it lives, by globaltimer
+    uint32_t named;      // whom to name: the peer itself, or whom it waits for
+    uint32_t lengthened; // the most that its beacons have said
+};
+
+// Listens for beacons. Apart from the wait, whose registers are those of every kernel.
+__device__ __noinline__ inline void listen(const Peers &p, uint32_t peer, uint64_t now, Heard &heard) {
+    bool silent = true;
+    uint32_t named = 0;
+#pragma unroll 1
+    for (uint32_t l = 0; l < p.peers->lanes; l++) {
+        uint64_t beacon = beacon_from(p, peer, l);
+        uint32_t whom, lengthened; // set also where there is no beacon, or one that was withdrawn
+        if (!epw_rule_beacon(beacon, p.epoch, p.ranks, &whom, &lengthened)) continue;
+        if (silent || named == p.rank) named = whom;
+        silent = false;
+        if (beacon == heard.beacons[l]) continue;
+        heard.beacons[l] = beacon; // each new beacon restarts the peer's clock
+        heard.clock = now;
+        if (lengthened <= heard.lengthened) continue;
+        // It may wait for as long as it says, and this rank with it, which says so to those that wait for this one.
+        heard.lengthened = lengthened;
+        atomicMax(&p.peers->lengthened, lengthened);
+    }
+    heard.named = silent || named == p.rank ? peer : named;
+    // This rank itself lives: its word comes once all its blocks have found SMs, and the peers bear with it as long.
+    if (peer == p.rank) heard.clock = now;
+}
+
+// The long wait: beacons out and in, farewells, and the deadline. `phase` is for the record. `second`: the thread has waited for
+// another peer before, and has not heard this one's beacons meanwhile.
+__device__ __noinline__ inline Arrival await_long(Peers &p, Awaited what, uint32_t phase, uint32_t peer, bool second) {
+    constexpr uint32_t kLooks = 32; // at the word alone, between looks at everything
+    epw_gpu_peers *shared = p.peers;
+    atomicOr(&p.troubled, 1u); // there will be a clock to stop, and perhaps beacons to withdraw
+    auto *wait = &shared->waits[what.permission ? 0 : 1];
+    uint64_t now = ptx::global_timer_ns();
+    // The clock began when the first block of this kernel began to wait, so that a block that was scheduled late waits no
+    // longer than the others.
+    uint64_t began = atomicCAS(reinterpret_cast<unsigned long long *>(&wait->began), 0ull, now);
+    if (began == 0) began = now;
+    // A kernel that only receives may begin long after this rank has last written to its peers.
+    uint64_t spoke = p.resumes ? shared->spoke : began;
+    Heard heard = {{}, second ? now : began, peer, 0};
+    while (true) {
+#pragma unroll 1
+        for (uint32_t i = 0; i < kLooks; i++) {
+            if (is_expected(p, what, look_at_word(p, what, peer))) break;
+        }
+        epw_sight seen = look(p, what, peer);
+        epw_verdict verdict = judge(p, what, seen);
+        if (verdict == EPW_ARRIVED) return {true, epw_word_value(seen.word)};
+        if (ptx::load_relaxed_gpu(&shared->gone) >> peer & 1) return {false, 0}; // another block has given it up
+        uint32_t cause = EPW_CAUSE_DROPPED;
+        if (verdict == EPW_WAITING && (ptx::load_relaxed_gpu(&shared->shared->suspects) >> peer & 1)) {
+            cause = EPW_CAUSE_SUSPECTED; // by the other lane, meanwhile
+        } else if (verdict == EPW_WAITING) {
+            now = ptx::global_timer_ns();
+            listen(p, peer, now, heard);
+            // By the group's deadline: the others may not have lengthened theirs.
+            uint64_t due = epw_rule_beacons_due(now - spoke, shared->deadline_ns), posted = ptx::load_relaxed_gpu(&wait->beacons);
+            if (due > posted) {
+                auto *count = reinterpret_cast<unsigned long long *>(&wait->beacons);
+                if (atomicCAS(count, posted, due) == posted) post_beacon(p, heard.named);
+            }
+            if (now < epw_rule_expiry(began, heard.clock, p.deadline, shared->deadline_ns, heard.lengthened)) continue;
+            cause = EPW_CAUSE_TIMEOUT;
+        }
+        record_loss(p, phase, cause, peer, expected_word(p, what), seen.word, ptx::global_timer_ns() - began,
+                    count_awaited(p, what));
+        atomicOr(reinterpret_cast<unsigned long long *>(&shared->gone), 1ull << peer);
+        suspect(p, peer);
+        return {false, 0};
+    }
+}
+
+// In the steady state one look is enough, or a few; some tens of microseconds at a quarter of one each. A long wait costs the
+// kernel a block that closes the operation, so that only who wants it measured goes there early.
+__device__ __forceinline__ uint32_t looks_before_long(bool measured) { return measured ? 64 : 256; }
+
+// Waits for one peer's word. `measured`: the time spent in a long wait is to be noted for add_waits. `second`: see await_long.
+__device__ __forceinline__ Arrival await(Peers &p, Awaited what, uint32_t phase, uint32_t peer, bool measured, uint32_t looks,
+                                         bool second) {
+#pragma unroll 1
+    for (uint32_t i = 0; i < looks; i++) {
+        const epw_sight seen = first_look(p.own, peer, p.lane, what.word);
+        if (!is_expected(p, what, seen.word)) continue;
+        if (what.permission && epw_word_epoch(seen.dropped) >= p.epoch) break; // it has dropped this rank
+        return {true, epw_word_value(seen.word)};
+    }
+    uint64_t began = measured ? ptx::global_timer_ns() : 0;
+    Arrival arrival = await_long(p, what, phase, peer, second);
+    if (measured) {
+        auto *waited = reinterpret_cast<unsigned long long *>(&p.peers->waited[peer]);
+        atomicMax(waited, ptx::global_timer_ns() - began);
+    }
+    return arrival;
+}
+__device__ __forceinline__ Arrival await(Peers &p, Awaited what, uint32_t phase, uint32_t peer, bool measured) {
+    return await(p, what, phase, peer, measured, looks_before_long(measured), false);
+}
+
+// Adds what `await` has noted to the caller's sums, [ranks], where it has asked for them; lanes and buffers may share them. By
+// the block that closes the operation.
+__device__ inline void add_waits(const Peers &p, uint64_t *wait_ns) {
+    if (wait_ns == nullptr || threadIdx.x >= p.ranks) return;
+    ptx::reduce_relaxed_gpu(&wait_ns[threadIdx.x], p.peers->waited[threadIdx.x]);
+    p.peers->waited[threadIdx.x] = 0;
+}
+
+} // namespace epw

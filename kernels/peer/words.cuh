@@ -1,0 +1,89 @@
+// Where peers' memory is, and the signal words in this rank's window and in theirs. Nothing above this folder knows how a peer is
+// reached, or loads a word otherwise.
+#pragma once
+
+#include "kernels/peer/context.h"
+#include "kernels/ptx/memory.cuh"
+
+#include "peer/rules.h"
+
+namespace epw {
+
+// A lane's peers as a block knows them, in shared memory: read from epw_gpu_peers at the beginning of a kernel, but for what
+// its blocks share.
+struct Peers {
+    epw_gpu_peers *peers;
+    unsigned char *own; // this rank's window
+    uint32_t rank, ranks, lane, epoch, op;
+    bool resumes;     // the kernel goes on with what an earlier one has begun: this rank's silence is counted from there
+    uint64_t present; // who takes part, as the kernel begins: the same for all blocks
+    uint64_t active, suspects, deadline;
+    // The peer table: of words, and of what this kernel writes beside them, rows or answers.
+    uint64_t control[EPW_GPU_PEERS], data[EPW_GPU_PEERS];
+
+    unsigned long long gone; // peers that this block knows to be lost
+    uint32_t troubled;       // the block has waited long, or lost somebody: the kernel does not end as it usually does
+};
+
+// What is to be at `offset` of the peer's window is written here.
+__device__ __forceinline__ unsigned char *at(const uint64_t (&area)[EPW_GPU_PEERS], uint32_t peer, uint64_t offset) {
+    return reinterpret_cast<unsigned char *>(area[peer] + offset);
+}
+
+// The lane's words that `source` writes here.
+__device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t source) {
+    return reinterpret_cast<const uint64_t *>(p.own + epw_word_offset(source, p.lane, 0));
+}
+
+// What is awaited of a peer: one of its words, of an operation.
+struct Awaited {
+    uint32_t word;   // its number; EPW_WORD_EPOCH: permission to send for the first time in an epoch
+    uint32_t op;     // that it must be of
+    bool permission; // it says that this rank may send its next operation
+};
+
+__device__ __forceinline__ uint64_t expected_word(const Peers &p, Awaited what) { return epw_word(p.epoch, what.op, 0); }
+
+__device__ __forceinline__ bool is_expected(const Peers &p, Awaited what, uint64_t word) {
+    return (word ^ expected_word(p, what)) >> EPW_WORD_VALUE_BITS == 0;
+}
+
+// The awaited word alone, to look at again and again. Acquires what the peer has written before.
+__device__ __forceinline__ uint64_t look_at_word(const Peers &p, Awaited what, uint32_t source) {
+    return ptx::load_acquire_sys(&words_from(p, source)[what.word]);
+}
+
+// A look that may come before the operation is known: the word, and the farewell that came before. `window`: this rank's own.
+__device__ __forceinline__ epw_sight first_look(const unsigned char *window, uint32_t source, uint32_t lane, uint32_t word) {
+    const uint64_t *words = reinterpret_cast<const uint64_t *>(window + epw_word_offset(source, lane, 0));
+    epw_sight seen;
+    seen.dropped = ptx::load_relaxed_sys(&words[EPW_WORD_DROPPED]);
+    seen.epoch_word = 0;
+    seen.word = ptx::load_acquire_sys(&words[word]);
+    return seen;
+}
+
+// A peer's words in the order that rules.h asks for. Each load is an acquire: rows and counts written before a word are
+// visible to this thread after it. Writer: the peer's last sending block. Reader: this thread and, through a block barrier or
+// bits in shared memory, its block.
+__device__ __forceinline__ epw_sight look(const Peers &p, Awaited what, uint32_t source) {
+    const uint64_t *words = words_from(p, source);
+    epw_sight seen;
+    seen.dropped = ptx::load_acquire_sys(&words[EPW_WORD_DROPPED]);
+    seen.epoch_word = ptx::load_acquire_sys(&words[EPW_WORD_EPOCH]);
+    seen.word = ptx::load_acquire_sys(&words[what.word]);
+    return seen;
+}
+
+__device__ __forceinline__ epw_verdict judge(const Peers &p, Awaited what, epw_sight seen) {
+    if (what.permission) return epw_rule_may_send(seen, p.epoch, what.op + 1, what.word == EPW_WORD_EPOCH);
+    return epw_rule_arrived(seen, p.epoch, what.op);
+}
+
+// The peer's last beacon on a lane.
+__device__ __forceinline__ uint64_t beacon_from(const Peers &p, uint32_t source, uint32_t lane) {
+    const unsigned char *place = p.own + epw_word_offset(source, lane, EPW_WORD_BEACON);
+    return ptx::load_acquire_sys(reinterpret_cast<const uint64_t *>(place));
+}
+
+} // namespace epw
