@@ -235,8 +235,7 @@ impl Toolkit {
         arguments.push("-Xcompiler".into());
         arguments.push("-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics".into());
         let root = manifest_dir();
-        arguments
-            .extend(["", "c", "c/include"].map(|folder| format!("-I{}", root.join(folder).display())));
+        arguments.extend(["", "c", "c/include"].map(|folder| format!("-I{}", root.join(folder).display())));
         arguments.extend([source.display().to_string(), "-o".into(), object.display().to_string()]);
         self.run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
         Ok(object)

@@ -5,10 +5,10 @@
 
 /* How long sending waits for the permissions of all peers, so that it reads each token once, before it begins
  * with those that it has. */
-#define SEND_GRACE_NS   UINT64_C(1000000)
+#define SEND_GRACE_NS UINT64_C(1000000)
 
 /* A rank that has posted nothing for this part of a deadline says that it lives before its caller goes on. */
-#define SILENT_PART 16
+#define SILENT_PART     16
 
 #define FOR_PEERS(p, m) for (epw_lane_peer *p = (m)->peers, *end_ = p + (m)->ranks; p < end_; p++)
 

@@ -231,8 +231,8 @@ static int fake_disconnect(const epw_disconnect_args *args, void *stream) {
 #define epw_gpu_call_take_errors      tested_take_errors
 extern const epw_engine tested_engine;
 uint64_t tested_private_bytes(const epw_config *config);
-#include "../../c/ep/gpu.c"
-#include "../../c/ep/gpu_call.c"
+#include "../../c/ep/gpu/engine.c"
+#include "../../c/ep/gpu/call.c"
 
 /* ---- two ranks whose windows are host memory ---- */
 

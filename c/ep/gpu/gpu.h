@@ -1,7 +1,7 @@
-/* The GPU engine's own state: gpu.c makes it and changes peers and membership, gpu_call.c carries operations
+/* The GPU engine's own state: engine.c makes it and changes peers and membership, call.c carries operations
  * out. */
-#ifndef EPW_EP_GPU_H
-#define EPW_EP_GPU_H
+#ifndef EPW_EP_GPU_GPU_H
+#define EPW_EP_GPU_GPU_H
 
 #include "ep/buffer.h"
 #include "kernels/ep/launch.h"

@@ -7,7 +7,7 @@
  * event, only that stream can go on, see epw_gpu_require_marked. Under capture neither is done:
  * an event of outside can not be waited for inside, and replays are ordered by the caller. */
 #ifdef EPW_CUDA
-#include "ep/gpu.h"
+#include "ep/gpu/gpu.h"
 
 #include "base/clock.h"
 #include "device/cuda.h"

@@ -1,12 +1,12 @@
 /* The GPU engine: what a buffer has beside its window when kernels move the bytes, and how peers and
- * membership reach the kernels. Operations are in gpu_call.c.
+ * membership reach the kernels. Operations are in call.c.
  *
  * What kernels know lies in device memory (kernels/peer/context.h, kernels/ep/lane.h). It is changed only in
  * stream order: the host first sees the lanes' enqueued work done, then changes it on a stream of the
  * engine's own and sees that done, so that whatever is enqueued afterwards, on any stream, finds the new
  * state. Replays of graphs are ordered by the caller, as are all of a graph's. */
 #ifdef EPW_CUDA
-#include "ep/gpu.h"
+#include "ep/gpu/gpu.h"
 
 #include "base/clock.h"
 #include "device/cuda.h"
