@@ -195,12 +195,28 @@ impl Needs {
         Ok(Self {
             row_bytes,
             scale_bytes,
-            sideband: lists * rows * request.sideband_bytes,
+            // Of the caller's choice until the C core has seen it: too much is refused there, or here for lack of room.
+            sideband: (lists * rows).saturating_mul(request.sideband_bytes),
             experts,
             ranks: plan.ranks as usize,
             source_token: lists * rows,
             entries: rows * config.topk as usize,
             expert_rows: experts * rows,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Payload;
+
+    #[test]
+    fn a_sideband_past_all_memory_is_too_much_and_no_panic() {
+        let config = EpConfig { lanes: 1, ..EpConfig::new(65_536, 8192, 1 << 20, 1) };
+        let plan = Plan::new(&config, 1).unwrap();
+        let (payload, layout) = (Payload::SameAsInput, Layout::ExpertMajor);
+        let request = Request { tokens: 0, topk: 1, payload, layout, sideband_bytes: u32::MAX as usize };
+        assert_eq!(Needs::new(&config, &plan, &request).unwrap().sideband, usize::MAX);
     }
 }
