@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/ep/lane.h"
+#include "base/gpu.h"
 #include "device/cuda_driver.h"
 
 #define MAX_GPUS  64 /* ordinals of one process */

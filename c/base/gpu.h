@@ -1,0 +1,7 @@
+/* What a GPU must have: known to who opens one, and to the kernels, which take no more. */
+#ifndef EPW_BASE_GPU_H
+#define EPW_BASE_GPU_H
+
+#define EPW_GPU_SHARE (114u * 1024) /* of an SM's shared memory, the bytes that a block takes at most */
+
+#endif
