@@ -43,6 +43,10 @@ static uint64_t load(const void *context, uint32_t lane, uint32_t word) {
     return atomic_load_explicit(word_in(from->window, from->peer, lane, word), memory_order_acquire);
 }
 
+unsigned char *epw_word_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word) {
+    return epw_at(peers->routes[peer].lanes[lane].control, epw_word_offset(peers->rank, lane, word));
+}
+
 void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out) {
     source from = {(uint64_t)(uintptr_t)epw_peers_own(peers), peer};
     epw_look_by(load, &from, peers->lanes, lane, word, out);

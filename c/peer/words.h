@@ -99,7 +99,7 @@ EPW_INLINE uint64_t epw_word_offset(uint32_t source, uint32_t lane, uint32_t wor
 }
 
 /* Bytes in front of what a user of the floor lays out. */
-EPW_INLINE uint64_t epw_lines_end(uint32_t ranks) {
+EPW_INLINE uint64_t epw_floor_bytes(uint32_t ranks) {
     return epw_line_offset(ranks);
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/peer/context.h"
 
+#include "base/gpu.h"
 #include "ep/layout.h"
 
 #define EPW_GPU_BLOCKS 256           /* of a kernel, at most */

@@ -237,8 +237,7 @@ static epw_status drop_peers(epw_buffer *b, epw_where where) {
     EPW_MASK_FOR(peer, &b->peers.active, b->config.ranks) {
         if (peer == b->config.rank || epw_mask_has(&suspects, peer)) continue;
         for (uint32_t lane = 0; lane < b->config.lanes; lane++) {
-            unsigned char *word = epw_at(b->peers.routes[peer].lanes[lane].control,
-                                         epw_word_offset(b->config.rank, lane, EPW_WORD_DROPPED));
+            unsigned char *word = epw_word_at(&b->peers, lane, peer, EPW_WORD_DROPPED);
             cudaError_t error = cudaMemcpyAsync(word, &g->pinned->dropped, sizeof g->pinned->dropped,
                                                 cudaMemcpyDefault, g->stream);
             if (error != cudaSuccess)
