@@ -238,7 +238,8 @@ typedef struct epw_buffer epw_buffer;
 EPW_API epw_status epw_buffer_create(const epw_config *config, epw_buffer **out);
 
 /* Tells active peers that this rank leaves, ends its threads, unmaps the peers and frees the window. Not
- * while another thread uses the buffer. NULL is allowed. */
+ * while another thread uses the buffer. NULL is allowed. In a forked child, the only call on a buffer that it
+ * inherited: frees its memory and reaches no peer; the parent's buffer lives on. */
 EPW_API void epw_buffer_destroy(epw_buffer *buffer);
 
 /* Writes what `peer` needs to reach this rank's window, to be carried there by any means and given to its

@@ -83,7 +83,8 @@ const epw_nonce *epw_import_nonce(const epw_import *import);
 
 /* Tells the process that owns the peer's window that something was written there for its attention. What was
  * written before is seen by what the owner has called. Waits for nobody: rings that are not yet heard count
- * once. Any thread, until epw_import_close. EPW_ERR_PEER: the owner has ended or has destroyed its window. */
+ * once. Any thread, until epw_import_close. EPW_ERR_PEER: the owner has ended or has destroyed its window; of
+ * one that is shared by CUDA IPC, which outlives that, only that it has ended. */
 epw_status epw_import_ring(epw_import *import, epw_where where);
 
 /* From now on calls fn when the importer of rank `rank` rings: on a thread of the library's, or of the

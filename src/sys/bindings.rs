@@ -410,7 +410,8 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Tells active peers that this rank leaves, ends its threads, unmaps the peers and frees the window. Not
- while another thread uses the buffer. NULL is allowed.*/
+ while another thread uses the buffer. NULL is allowed. In a forked child, the only call on a buffer that it
+ inherited: frees its memory and reaches no peer; the parent's buffer lives on.*/
     pub fn epw_buffer_destroy(buffer: *mut epw_buffer);
 }
 unsafe extern "C" {

@@ -99,6 +99,46 @@ static void a_second_window_of_a_process_waits_for_the_first(void) {
     epw_window_destroy(a.window);
 }
 
+static epw_status connect_buffer(epw_buffer *from, epw_buffer *to) {
+    unsigned char blob[EPW_BLOB_MAX];
+    size_t length;
+    CHECK_OK(epw_buffer_export(to, 1, blob, &length));
+    return epw_buffer_connect(from, 0, blob, length);
+}
+
+/* The same as a user meets it. */
+static void a_second_buffer_of_a_process_waits_for_the_first(void) {
+    static const uint32_t paths[] = {EPW_PATH_THREAD, EPW_PATH_SHM};
+    for (int i = 0; i < 4; i++) {
+        epw_config config = EPW_CONFIG_INIT;
+        config.ranks = config.experts = 2;
+        config.max_tokens = config.topk = config.threads = 1;
+        config.hidden = 8;
+        epw_buffer *a = NULL, *old = NULL, *fresh = NULL;
+        CHECK_OK(epw_buffer_create(&config, &a));
+        config.rank = 1;
+        config.paths = paths[i / 2];
+        CHECK_OK(epw_buffer_create(&config, &old));
+        CHECK_OK(epw_buffer_create(&config, &fresh));
+        CHECK_OK(connect_buffer(old, a));
+        CHECK_OK(connect_buffer(old, a)); /* the same buffer, again */
+        CHECK(epw_buffer_path(old, 0) == paths[i / 2]);
+        CHECK(connect_buffer(fresh, a) == EPW_ERR_FENCED);
+        CHECK(error_has("connect: rank 1: peer 0: another buffer of this process still has"));
+        if (i % 2) {
+            CHECK_OK(epw_buffer_disconnect(old, 0));
+        } else {
+            epw_buffer_destroy(old);
+            old = NULL;
+        }
+        CHECK_OK(connect_buffer(fresh, a));
+        if (old != NULL) CHECK(connect_buffer(old, a) == EPW_ERR_FENCED);
+        epw_buffer_destroy(old);
+        epw_buffer_destroy(fresh);
+        epw_buffer_destroy(a);
+    }
+}
+
 /* Its rank and this nonce are who a peer is. */
 static void an_import_names_the_incarnation_that_it_leads_to(void) {
     end a = open_end(spec_of(0)), again = open_end(spec_of(0)), b = open_end(spec_of(1));
@@ -412,6 +452,7 @@ int main(int argc, char **argv) {
     a_place_is_granted_again_once_its_holder_is_dead();
     the_same_window_may_shake_hands_again();
     a_second_window_of_a_process_waits_for_the_first();
+    a_second_buffer_of_a_process_waits_for_the_first();
     an_import_names_the_incarnation_that_it_leads_to();
     a_forked_child_inherits_nothing();
     talking_does_not_end_a_lease();

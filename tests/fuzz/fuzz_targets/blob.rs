@@ -15,8 +15,8 @@ enum Input<'a> {
     Bytes(&'a [u8]),
     /// A right blob, with these bits flipped at these places.
     Changed {
-        changes: Vec<(u8, u8)>,
-        length: Option<u8>,
+        changes: Vec<(u16, u8)>,
+        length: Option<u16>,
         fix: bool,
     },
 }

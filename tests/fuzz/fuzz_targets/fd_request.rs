@@ -1,5 +1,5 @@
-//! What a process of this user may say to the fd server: any packets, and requests that name the window's secret. Each
-//! connection ends or is answered soon, memory is given only for the right secret and a rank that exists, and a
+//! What a process of this user may say to the fd server: any packets, requests that name the window's secret, and what
+//! the holder of a lease says. Each connection ends or is answered soon, memory is given only for the right secret and a rank that exists, and a
 //! connection that is closed leaves no lease behind.
 #![no_main]
 
@@ -13,6 +13,8 @@ use libfuzzer_sys::fuzz_target;
 #[derive(Arbitrary, Debug)]
 enum Packet<'a> {
     Bytes(&'a [u8]),
+    Ring,
+    Goodbye,
     Request { rank: u32, pid: u32, process: [u8; 16], holder: [u8; 16], cut: Option<u8>, more: &'a [u8] },
 }
 
@@ -20,7 +22,7 @@ thread_local! {
     static PAIR: LazyCell<Pair> = LazyCell::new(Pair::new);
 }
 
-fuzz_target!(|packets: [Packet; 2]| {
+fuzz_target!(|packets: [Packet; 4]| {
     PAIR.with(|pair| {
         let socket = connect(&pair.blob[SERVER]);
         let mut answered = false;
@@ -53,12 +55,16 @@ fuzz_target!(|packets: [Packet; 2]| {
 const GRANTED: u32 = 0;
 const FENCED: u32 = 3;
 const FENCED_WITHIN: u32 = 6;
+const RING: u32 = 0x4e57_5045;
+const GOODBYE: u32 = 0x4257_5045;
 const REQUEST_BYTES: usize = 60;
 
 impl Packet<'_> {
     fn bytes(&self, window: &[u8]) -> Vec<u8> {
         match self {
             Self::Bytes(bytes) => bytes.to_vec(),
+            Self::Ring => RING.to_ne_bytes().to_vec(),
+            Self::Goodbye => GOODBYE.to_ne_bytes().to_vec(),
             Self::Request { rank, pid, process, holder, cut, more } => {
                 let numbers = [0x5157_5045, *rank, *pid].map(u32::to_ne_bytes).concat();
                 let mut request = [&numbers[..], process, holder, window].concat();
