@@ -1,0 +1,200 @@
+/* See fd_connection.h and fd_message.h. */
+#include "ipc/fd_connection.h"
+
+#include <limits.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/barrier.h"
+#include "ipc/fd_message.h"
+
+#define HEARD_AT_ONCE 16 /* notices of one holder, before the others' turn */
+
+#ifndef SO_PEERPIDFD /* Linux 6.5; the header may be older */
+#define SO_PEERPIDFD 77
+#endif
+
+/* ---- leases ---- */
+
+void epw_connection_end_lease(epw_connection *c) {
+    epw_lease_end(c->offer, c->rank);
+    if (epw_offer_outlives_leases(c->offer)) c->ended = c->offer;
+    c->offer = NULL;
+    c->over = true;
+}
+
+static bool shows(int fd, short event) {
+    struct pollfd p = {.fd = fd, .events = event};
+    return poll(&p, 1, 0) == 1 && (p.revents & event);
+}
+
+/* Takes up to `most` packets of what the holder of a lease has said, so that one who talks without end delays
+ * nobody. A connection closed with a reply unread reports ECONNRESET, once, before the rest. */
+static void hear(epw_connection *c, int most) {
+    for (int i = 0; i < most; i++) {
+        epw_fd_notice notice;
+        ssize_t got = recv(c->fd, &notice, sizeof notice, MSG_DONTWAIT | MSG_TRUNC);
+        if (got < 0 && (errno == EINTR || errno == ECONNRESET)) continue;
+        if (got < 0) return;
+        bool whole = got == (ssize_t)sizeof notice;
+        if (whole && notice.magic == EPW_FD_RING_MAGIC) {
+            c->rung = true;
+        } else if (whole && notice.magic == EPW_FD_GOODBYE_MAGIC) {
+            c->goodbye = true;
+        } else {
+            c->deaf = true;
+            if (got == 0) return; /* nothing comes behind it, or an empty packet, which is no notice either */
+        }
+    }
+}
+
+/* Ends c's lease if its holder can write no more. POLLHUP means that the other end is closed, not merely that
+ * it said something or will say no more. There is an end to what it has said by then. */
+static void end_if_left(epw_connection *c) {
+    if (!c->closed) {
+        if (!shows(c->fd, POLLHUP)) return;
+        hear(c, INT_MAX);
+        if (c->death < 0 || c->goodbye) {
+            epw_connection_end_lease(c);
+            return;
+        }
+        c->closed = true;
+    }
+    if (shows(c->death, POLLIN)) epw_connection_end_lease(c);
+}
+
+void epw_connection_hear(epw_connection *c) {
+    if (!c->closed && !c->deaf) hear(c, HEARD_AT_ONCE);
+    if (c->rung) {
+        c->rung = false;
+        epw_notice_fence(); /* see epw_fd_ring: the ring was taken before the owner looks */
+        epw_offer_ring(c->offer, c->rank);
+    }
+    if (c->offer) end_if_left(c); /* the lock was released: it may have ended meanwhile */
+}
+
+void epw_connections_reap(epw_connection *all, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (all[i].offer) end_if_left(&all[i]);
+}
+
+/* ---- requests ---- */
+
+/* A descriptor that becomes readable when the process that made this connection has ended: the kernel says so
+ * after it has released the process's files, and with them what it still had on a GPU. (Unless a child,
+ * forked without exec, holds copies of the driver's files: kernels end by their own deadlines then.) -1 if
+ * there is none.
+ *
+ * Before Linux 6.5 it is found by the pid, which another pid namespace hides and which may, in principle, be
+ * another process's by now. Then the one that asked has ended, and sending it the reply fails. Sets errno. */
+static int watch_death(int fd, pid_t pid) {
+    int death = -1;
+    socklen_t length = sizeof death;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &death, &length))
+        death = pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
+    if (death < 0 || epw_fd_keep_from_child(death)) return death;
+    close(death);
+    errno = ENOMEM;
+    return -1;
+}
+
+/* Decides a well-formed request. */
+static epw_fd_reply decide(epw_connection *c, epw_connection *all, size_t count,
+                           const epw_fd_request *request) {
+    epw_fd_reply reply = {.magic = EPW_FD_REPLY_MAGIC, .verdict = EPW_FD_UNKNOWN_WINDOW};
+    epw_offer *offer = epw_offer_find(&request->window);
+    if (!offer) return reply;
+
+    /* The kernel's word for the client's pid is better than the client's, where the pid can be seen from
+     * here. */
+    struct ucred peer = {0};
+    socklen_t length = sizeof peer;
+    epw_holder client = {.process = request->process, .window = request->holder, .pid = request->pid};
+    epw_holder holder = {0};
+    if (!getsockopt(c->fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) && peer.pid > 0)
+        client.pid = (uint32_t)peer.pid;
+
+    /* A lease that nobody could see end would keep its rank out for ever: better refused now. */
+    if (epw_offer_is_gpu(offer) && (c->death = watch_death(c->fd, peer.pid)) < 0) {
+        reply.verdict = epw_out_of_descriptors(errno) ? EPW_FD_NO_DESCRIPTORS : EPW_FD_UNSEEN;
+        return reply;
+    }
+
+    epw_lease_verdict verdict = epw_lease_take(offer, request->rank, &client, &holder);
+    if (verdict == EPW_LEASE_HELD) {
+        epw_connections_reap(all, count);
+        verdict = epw_lease_take(offer, request->rank, &client, &holder);
+    }
+    switch (verdict) {
+    case EPW_LEASE_NO_SUCH_RANK:
+        reply.verdict = EPW_FD_NO_SUCH_RANK;
+        return reply;
+    case EPW_LEASE_HELD:
+        reply.verdict =
+            epw_nonce_equal(&client.process, &holder.process) ? EPW_FD_FENCED_WITHIN : EPW_FD_FENCED;
+        reply.holder_pid = holder.pid;
+        return reply;
+    case EPW_LEASE_GRANTED:
+        break;
+    }
+    if (epw_offer_outlives_leases(offer)) epw_offer_ref(offer);
+    c->offer = offer;
+    c->rank = request->rank;
+    reply.verdict = EPW_FD_GRANTED;
+    return reply;
+}
+
+/* Sends the reply, with the window's memory if it was granted. Never blocks: nothing was sent before it. */
+static bool send_reply(int fd, const epw_fd_reply *reply, int memory_fd) {
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct iovec part = {(void *)reply, sizeof *reply};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (memory_fd >= 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(header), &memory_fd, sizeof memory_fd);
+    }
+    return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof *reply;
+}
+
+/* Reads and answers the request. Descriptors that a client may have attached are dropped by the kernel, since
+ * no place for them is given. */
+void epw_connection_serve(epw_connection *c, epw_connection *all, size_t count) {
+    epw_fd_request request;
+    ssize_t got = recv(c->fd, &request, sizeof request, MSG_DONTWAIT | MSG_TRUNC);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    epw_fd_reply reply = {.magic = EPW_FD_REPLY_MAGIC, .verdict = EPW_FD_MALFORMED};
+    if (got == (ssize_t)sizeof request && request.magic == EPW_FD_REQUEST_MAGIC)
+        reply = decide(c, all, count, &request);
+    bool sent = got > 0 && send_reply(c->fd, &reply, c->offer ? epw_offer_memory(c->offer)->fd : -1);
+    if (c->offer && !sent) epw_connection_end_lease(c);
+    if (!c->offer) c->over = true;
+}
+
+void epw_connection_refuse(int fd) {
+    static const epw_fd_reply reply = {.magic = EPW_FD_REPLY_MAGIC, .verdict = EPW_FD_NO_DESCRIPTORS};
+    (void)send_reply(fd, &reply, -1);
+}
+
+bool epw_connection_same_user(int fd) {
+    struct ucred peer;
+    socklen_t length = sizeof peer;
+    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) && peer.uid == geteuid();
+}
+
+bool epw_connection_silent(const epw_connection *c) {
+    return !shows(c->fd, POLLIN);
+}
+
+void epw_connection_close(const epw_connection *c) {
+    if (c->death >= 0) epw_fd_close(c->death);
+    epw_fd_close(c->fd);
+}
