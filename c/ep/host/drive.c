@@ -13,7 +13,7 @@ static void post(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
     uint32_t count = 0;
     if (d->word == EPW_WORD_DROPPED) epw_peers_suspect(&b->peers, d->peer);
     if (d->word == EPW_WORD_DISPATCH && epw_word_value(d->value) > 0)
-        count = epw_host_sent_ranges(b, lane, d->peer, ranges);
+        count = epw_host_announce(b, lane, d->peer, ranges);
     if (d->word == EPW_WORD_COMBINE && epw_word_value(d->value) > 0)
         count = epw_host_answer_ranges(b, lane, d->peer, ranges);
     epw_signal(&b->peers, epw_lane_index(b, lane), d->peer, d->word, d->value, ranges, count);

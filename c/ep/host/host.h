@@ -106,9 +106,10 @@ epw_status epw_host_combine_receive(epw_buffer *b, epw_lane *lane, const epw_com
 void epw_host_answer(epw_buffer *b, epw_lane *lane, uint32_t source);
 void epw_host_sum(epw_buffer *b, epw_lane *lane);
 
-/* The bytes that a word announces at `peer`, for epw_signal. Returns how many ranges. */
+/* Writes what a peer is to know beside its rows: how many go to each of its experts. Both give the bytes that
+ * the word which follows announces, for epw_signal, and return how many ranges they are. */
 enum { EPW_RANGES_MAX = 2 };
-uint32_t epw_host_sent_ranges(const epw_buffer *b, const epw_lane *lane, uint32_t peer, epw_range *ranges);
+uint32_t epw_host_announce(epw_buffer *b, const epw_lane *lane, uint32_t peer, epw_range *ranges);
 uint32_t epw_host_answer_ranges(const epw_buffer *b, const epw_lane *lane, uint32_t peer, epw_range *ranges);
 
 /* ---- background.c ---- */

@@ -169,33 +169,24 @@ static void send_chunk(void *context, uint32_t item, uint32_t thread) {
 
 /* ---- what a machine decides ---- */
 
-static unsigned char *counts_at(const epw_buffer *b, uint32_t lane, uint32_t peer) {
-    return epw_at(b->peers.routes[peer].lanes[lane].control,
-                  epw_expert_counts_offset(&b->layout, lane, b->config.rank));
-}
-
 void epw_host_send(epw_buffer *b, epw_lane *lane) {
-    uint32_t index = epw_lane_index(b, lane), local = b->layout.local_experts;
     send_job job = {b, lane};
     epw_pool_run(b->host->pool, send_chunk, &job, (lane->tokens + EPW_CHUNK - 1) / EPW_CHUNK);
-    for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
-        if (!epw_lane_has(&lane->machine, peer, EPW_PART_READY)) continue;
-        memcpy(counts_at(b, index, peer), lane->host->sent_counts + (size_t)peer * local,
-               local * sizeof lane->host->sent_counts[0]);
-    }
 }
 
-uint32_t epw_host_sent_ranges(const epw_buffer *b, const epw_lane *lane, uint32_t peer, epw_range *ranges) {
-    uint32_t index = epw_lane_index(b, lane);
+uint32_t epw_host_announce(epw_buffer *b, const epw_lane *lane, uint32_t peer, epw_range *ranges) {
+    uint32_t index = epw_lane_index(b, lane), local = b->layout.local_experts;
     const epw_row_format *format = &lane->format;
     uint64_t data = format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes;
     ranges[0] = (epw_range){.offset = epw_expert_counts_offset(&b->layout, index, b->config.rank),
-                            .bytes = b->layout.local_experts * sizeof(uint32_t),
+                            .bytes = local * sizeof(uint32_t),
                             .count = 1};
     ranges[1] = (epw_range){.offset = epw_slot_offset(&b->layout, index, b->config.rank, 0),
                             .bytes = b->layout.header_bytes + epw_align(data, 16),
                             .stride = b->layout.slot_bytes,
                             .count = lane->machine.peers[peer].sent};
+    memcpy(epw_at(b->peers.routes[peer].lanes[index].control, ranges[0].offset),
+           lane->host->sent_counts + (size_t)peer * local, ranges[0].bytes);
     return 2;
 }
 
