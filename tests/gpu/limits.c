@@ -1,0 +1,234 @@
+/* Buffers at the limits of what GPUs take, and input that no peer or caller should give: most ranks, experts,
+ * entries, channels and tokens; every 16-bit pattern through FP8; windows overwritten with garbage. Each case
+ * is a process of its own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77, with
+ * the reason, where there is no GPU. */
+#include "cases.h"
+#include "echo.h"
+
+/* Steps in which each token comes back as it went. */
+static void steps(epw_config config, uint32_t gpus, uint32_t count) {
+    static echo e;
+    uint64_t all = config.ranks == 64 ? UINT64_MAX : (UINT64_C(1) << config.ranks) - 1;
+    config.lanes = 1;
+    config.deadline_ns = 20000 * MS;
+    echo_open(&e, &config, gpus);
+    for (uint32_t step = 0; step < count; step++) {
+        echo_fill(&e, step);
+        echo_step(&e);
+        for (uint32_t r = 0; r < e.ranks; r++) {
+            echo_missing(&e.rank[r], 0, "a step");
+            REQUIRE(echo_miscounted(&e, &e.rank[r], all) == 0, "step %u: rank %u: %u counts are wrong", step,
+                    r, echo_miscounted(&e, &e.rank[r], all));
+            REQUIRE(echo_wrong(&e, &e.rank[r], all) == 0, "step %u: rank %u: %u tokens are wrong", step, r,
+                    echo_wrong(&e, &e.rank[r], all));
+        }
+    }
+    echo_close(&e);
+}
+
+static epw_config config_of(uint32_t ranks, uint32_t tokens, uint32_t hidden, uint32_t experts,
+                            uint32_t topk) {
+    epw_config config = EPW_CONFIG_INIT;
+    config.ranks = ranks;
+    config.max_tokens = tokens;
+    config.hidden = hidden;
+    config.experts = experts;
+    config.topk = topk;
+    return config;
+}
+
+static void ranks_33(uint32_t gpus) {
+    steps(config_of(33, 8, 128, 33 * 2, 8), gpus, 3);
+}
+static void ranks_63(uint32_t gpus) {
+    steps(config_of(63, 8, 128, 63, 16), gpus, 3);
+}
+static void ranks_64(uint32_t gpus) {
+    steps(config_of(64, 8, 128, 64 * 2, 32), gpus, 3);
+}
+static void experts_8192(uint32_t gpus) {
+    steps(config_of(1, 16, 64, 8192, 32), gpus, 2);
+    steps(config_of(2, 16, 64, 8192, 32), gpus, 2);
+}
+static void hidden_8(uint32_t gpus) {
+    steps(config_of(2, 128, 8, 16, 4), gpus, 3);
+}
+static void hidden_2_20(uint32_t gpus) {
+    steps(config_of(2, 3, 1 << 20, 4, 2), gpus, 2);
+}
+static void tokens_65536(uint32_t gpus) {
+    steps(config_of(2, 65536, 64, 4, 2), gpus, 2);
+}
+
+/* ---- every 16-bit pattern, as the host quantises it ---- */
+
+enum { PATTERN_TOKENS = 128, PATTERN_HIDDEN = 1024 };
+
+typedef struct quantised {
+    unsigned char rows[PATTERN_TOKENS * PATTERN_HIDDEN];
+    unsigned char scales[PATTERN_TOKENS * PATTERN_HIDDEN / EPW_FP8_BLOCK * 4];
+} quantised;
+
+/* What one rank with one expert receives of its own tokens, token by token. */
+static void quantise(int32_t device, uint32_t dtype, uint32_t payload, const uint16_t *x, quantised *got) {
+    epw_config config = config_of(1, PATTERN_TOKENS, PATTERN_HIDDEN, 1, 1);
+    config.dtype = config.combine_dtype = dtype;
+    config.lanes = 1;
+    config.device = device;
+    config.deadline_ns = 20000 * MS;
+    epw_buffer *buffer = NULL;
+    REQUIRE_OK(epw_buffer_create(&config, &buffer));
+    REQUIRE_OK(epw_buffer_set_active(buffer, &(epw_mask){{1}}, 1));
+    static const int32_t ids[PATTERN_TOKENS];
+    static uint32_t count;
+    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+    epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+    in.tokens = PATTERN_TOKENS;
+    in.topk = 1;
+    in.payload = payload;
+    out.scale_order = 1;
+    in.x = x;
+    in.topk_idx = ids;
+    out.rows = got->rows;
+    out.scales = got->scales;
+    out.counts = &count;
+    memset(got, 0, sizeof *got);
+    quantised *there = NULL;
+    if (device >= 0) {
+        size_t bytes = (size_t)PATTERN_TOKENS * PATTERN_HIDDEN * 2;
+        in.x = echo_take(bytes, 0);
+        REQUIRE_CUDA(cudaMemcpy((void *)in.x, x, bytes, cudaMemcpyHostToDevice));
+        in.topk_idx = echo_take(sizeof ids, 0);
+        there = echo_take(sizeof *there, 0);
+        out.rows = there->rows;
+        out.scales = there->scales;
+        out.counts = echo_take(sizeof count, 0);
+        REQUIRE_CUDA(cudaDeviceSynchronize());
+    }
+    epw_handle handle = 0;
+    REQUIRE_OK(epw_dispatch(buffer, &in, &out, &handle, NULL));
+    if (device >= 0) {
+        await_stream(NULL, 20000 * MS, "a dispatch");
+        REQUIRE_CUDA(cudaMemcpy(got, there, sizeof *got, cudaMemcpyDeviceToHost));
+        REQUIRE_CUDA(cudaMemcpy(&count, out.counts, sizeof count, cudaMemcpyDeviceToHost));
+    }
+    REQUIRE(count == PATTERN_TOKENS, "%u rows", count);
+    REQUIRE_OK(epw_release(buffer, handle));
+    if (device >= 0) await_stream(NULL, 20000 * MS, "a release");
+    epw_buffer_destroy(buffer);
+}
+
+/* In order, so that a block has neighbours of one binade, and shuffled: NaN, infinities and subnormal numbers
+ * beside anything else. Each pattern twice. */
+static void patterns(uint32_t gpus) {
+    static _Alignas(64) uint16_t x[PATTERN_TOKENS * PATTERN_HIDDEN];
+    static _Alignas(64) quantised host, gpu;
+    (void)gpus;
+    for (uint32_t shuffled = 0; shuffled < 2; shuffled++) {
+        for (uint32_t i = 0; i < PATTERN_TOKENS * PATTERN_HIDDEN; i++)
+            x[i] = (uint16_t)(shuffled ? i * 40503u + (i >> 16) * 977u : i);
+        for (uint32_t dtype = EPW_BF16; dtype <= EPW_F16; dtype++) {
+            for (uint32_t payload = EPW_PAYLOAD_FP8_F32; payload <= EPW_PAYLOAD_FP8_UE8M0; payload++) {
+                quantise(EPW_DEVICE_HOST, dtype, payload, x, &host);
+                quantise(0, dtype, payload, x, &gpu);
+                for (size_t i = 0; i < sizeof host; i++) {
+                    size_t row = i / PATTERN_HIDDEN;
+                    REQUIRE(((unsigned char *)&host)[i] == ((unsigned char *)&gpu)[i],
+                            "type %u payload %u: byte %zu (row %zu) is %02x instead of %02x", dtype, payload,
+                            i, row, ((unsigned char *)&gpu)[i], ((unsigned char *)&host)[i]);
+                }
+            }
+        }
+    }
+}
+
+/* ---- windows that hold garbage ---- */
+
+static uint32_t next(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33);
+}
+
+/* Random words, small ones, ones that are just too large, all ones. */
+static void put_garbage(unsigned char *at, size_t bytes, uint32_t kind, uint64_t *seed) {
+    uint32_t *words = malloc(bytes);
+    REQUIRE(words != NULL, "no memory");
+    for (size_t i = 0; i < bytes / 4; i++) {
+        uint32_t r = next(seed);
+        words[i] = kind == 0 ? r : kind == 1 ? r % 64 : kind == 2 ? r % 4 + 126 : UINT32_MAX;
+    }
+    REQUIRE_CUDA(cudaMemcpy(at, words, bytes, cudaMemcpyHostToDevice));
+    REQUIRE_CUDA(cudaDeviceSynchronize());
+    free(words);
+}
+
+/* All that peers write beside words, overwritten between the halves: counts and slots before rank 0 receives,
+ * slots and answers before it combines. Nothing outside the outputs is touched (compute-sanitizer sees that),
+ * every call ends, rank 1 gets its own rows, and the next step is whole. */
+static void garbage(uint32_t gpus) {
+    static echo e;
+    enum { ROUNDS = 12 };
+    uint64_t seed = 1, refused = 0;
+    epw_config config = config_of(2, 128, 512, 16, 4);
+    config.lanes = 1;
+    config.zero_copy = 1;
+    config.deadline_ns = 1000 * MS;
+    epw_plan plan = EPW_PLAN_INIT;
+    epw_rows_view view = EPW_ROWS_VIEW_INIT;
+    echo_open(&e, &config, gpus);
+    echo_rank *r = &e.rank[0], *peer = &e.rank[1];
+    REQUIRE_OK(epw_plan_make(&r->config, &plan));
+    unsigned char *window = NULL;
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        uint32_t kind = round % 4, what = window == NULL ? 0 : 1 + round / 4;
+        echo_fill(&e, round);
+        for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], ECHO_SEND);
+        echo_settle(&e, "sending");
+        uint64_t lines = 4096 + 2 * 128; /* header and words */
+        if (what & 1) put_garbage(window + lines, plan.control_bytes - lines, kind, &seed);
+        if (what & 2) put_garbage(window + plan.control_bytes, plan.dispatch_bytes, kind, &seed);
+        for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], ECHO_RECEIVE);
+        echo_settle(&e, "receiving");
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        REQUIRE_OK(epw_outcome_read(r->buffer, r->handle, &outcome));
+        refused += outcome.degraded && outcome.record.cause == EPW_CAUSE_FORMAT;
+        REQUIRE(what != 0 || !outcome.degraded, "a whole dispatch misses %llx",
+                (unsigned long long)outcome.missing.bits[0]);
+        echo_missing(peer, 0, "a peer whose own window is whole");
+        REQUIRE(echo_miscounted(&e, peer, 3) == 0, "%u counts of the peer are wrong",
+                echo_miscounted(&e, peer, 3));
+        /* Behind the lines of the plan lies the lane's zero-copy area, whose address is told. */
+        REQUIRE_OK(epw_next_combine_buffer(r->buffer, r->handle, &view));
+        window = (unsigned char *)view.rows - plan.control_bytes - plan.dispatch_bytes - plan.combine_bytes -
+                 plan.ordered_bytes;
+        uint64_t data = plan.dispatch_bytes + plan.combine_bytes;
+        if (what != 0) put_garbage(window + plan.control_bytes, data, kind, &seed);
+        for (uint32_t i = 0; i < 2; i++) echo_combine(&e.rank[i], ECHO_BOTH);
+        echo_settle(&e, "combine");
+        REQUIRE_OK(epw_outcome_read(r->buffer, r->handle, &outcome));
+        epw_error_record records[16];
+        uint32_t count = 16;
+        while (count == 16) REQUIRE_OK(epw_take_errors(r->buffer, records, 16, &count, NULL));
+        echo_fill(&e, 100 + round);
+        echo_step(&e);
+        for (uint32_t i = 0; i < 2; i++) {
+            echo_missing(&e.rank[i], 0, "after garbage");
+            REQUIRE(echo_wrong(&e, &e.rank[i], 3) == 0, "%u tokens are wrong after garbage",
+                    echo_wrong(&e, &e.rank[i], 3));
+        }
+    }
+    REQUIRE(refused > 0, "no garbage was refused in %d rounds", ROUNDS);
+    echo_close(&e);
+}
+
+static const gpu_case cases[] = {
+    {"ranks_33", ranks_33, 1, 120},        {"ranks_63", ranks_63, 1, 120},
+    {"ranks_64", ranks_64, 1, 120},        {"experts_8192", experts_8192, 1, 60},
+    {"hidden_8", hidden_8, 1, 60},         {"hidden_2_20", hidden_2_20, 1, 60},
+    {"tokens_65536", tokens_65536, 1, 60}, {"patterns", patterns, 1, 60},
+    {"garbage", garbage, 1, 60},
+};
+
+int main(int argc, char **argv) {
+    return cases_main("limits", cases, sizeof cases / sizeof cases[0], argc, argv);
+}
