@@ -33,16 +33,16 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
 #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < lists; i += kCombineThreads) first_row[i] = a.arrays.first_row[i];
     }
-    const Turns turns(a, c->ends, sends);
+    const SourceOrder order(a, c->ends, sends);
     opening.write(o, false);
-    Answerer<With> answerer(a, s, turns, memory + a.table_size);
+    Answerer<With> answerer(a, s, order, memory + a.table_size);
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_DISPATCHED : EPW_GPU_ANSWERED)) {
         answerer.abandon();
         refuse(o, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
         return;
     }
-    if (sends) answer_all<T, With>(a, o, s, turns, answerer, expected.marked, first_row);
+    if (sends) answer_all<T, With>(a, o, s, order, answerer, expected.marked, first_row);
     if (receives) {
         collect<T, With != Answers::rows>(a, o, expected, s.batch); // times one, where answers are sums
         return;

@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
     __shared__ Operation o;
     __shared__ SendShared sending;
     __shared__ ReceiveShared receiving;
-    uint32_t *table = reinterpret_cast<uint32_t *>(memory + a.stages.bytes * a.stages.count);
+    uint32_t *table = reinterpret_cast<uint32_t *>(memory + a.tiles.bytes * a.tiles.count);
     bool sends = a.halves & EPW_GPU_SEND, receives = a.halves & EPW_GPU_RECEIVE;
 
     if (threadIdx.x == 96) {
@@ -81,7 +81,7 @@ cudaError_t prepare_dispatch() {
 
 extern "C" int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {
     const epw::Dispatch a(*args);
-    size_t shared = size_t(a.stages.bytes) * a.stages.count + epw::table_bytes(a.layout);
+    size_t shared = size_t(a.tiles.bytes) * a.tiles.count + epw::table_bytes(a.layout);
     return epw::launch_in_stream(epw::choose(a.dtype, a.payload, a.spreads()), blocks, epw::kThreads, shared,
                                  static_cast<cudaStream_t>(stream), a);
 }

@@ -11,38 +11,38 @@ namespace epw {
 
 struct __align__(16) AnswerShared {
     Batch batch;
-    uint64_t loaded[kMaxStages];          // barriers of the stages
+    uint64_t loaded[kMaxTiles];           // barriers of the tiles
     uint32_t received[EPW_GPU_MAX_RANKS]; // rows that came from each source: they are all answered, or none
 };
 
-// The turns as every warp knows them for itself: lane i turns i and i + 32.
-struct Turns {
-    uint32_t end[2]; // rows of the sources up to the turn
+// The order of sources, see source_at, as every warp knows it for itself: thread i has places i and i + 32.
+struct SourceOrder {
+    uint32_t end[2]; // rows of the sources up to the place
     uint32_t total, remote;
 
     // `ends`: the lane's. None at all if the kernel does not send. By the whole warp.
-    __device__ __forceinline__ Turns(const Combine &a, const uint32_t *ends, bool sends) {
+    __device__ __forceinline__ SourceOrder(const Combine &a, const uint32_t *ends, bool sends) {
         static_assert(EPW_GPU_MAX_RANKS == 64);
-        uint32_t lane = threadIdx.x % 32, ranks = a.layout.ranks;
-        end[0] = lane < ranks ? ends[lane] : 0xffffffffu;
-        end[1] = lane + 32 < ranks ? ends[lane + 32] : 0xffffffffu;
+        uint32_t laneid = threadIdx.x % 32, ranks = a.layout.ranks;
+        end[0] = laneid < ranks ? ends[laneid] : 0xffffffffu;
+        end[1] = laneid + 32 < ranks ? ends[laneid + 32] : 0xffffffffu;
         total = sends ? at(ranks - 1) : 0;
         remote = sends && ranks > 1 ? at(ranks - 2) : 0;
     }
 
-    // Of row n: its source's turn; n becomes the row's number among those of the source. By the whole warp.
+    // Of row n: its source's place; n becomes the row's number among those of the source. By the whole warp.
     __device__ __forceinline__ uint32_t find(uint32_t &n) const {
-        uint32_t turn = __popc(__ballot_sync(0xffffffffu, end[0] <= n)), more = 0;
-        uint32_t begin = __shfl_sync(0xffffffffu, end[0], turn - 1);
-        if (turn == 32) more = __popc(__ballot_sync(0xffffffffu, end[1] <= n));
+        uint32_t place = __popc(__ballot_sync(0xffffffffu, end[0] <= n)), more = 0;
+        uint32_t begin = __shfl_sync(0xffffffffu, end[0], place - 1);
+        if (place == 32) more = __popc(__ballot_sync(0xffffffffu, end[1] <= n));
         if (more > 0) begin = __shfl_sync(0xffffffffu, end[1], more - 1);
-        if (turn > 0) n -= begin;
-        return turn + more;
+        if (place > 0) n -= begin;
+        return place + more;
     }
 
   private:
-    __device__ __forceinline__ uint32_t at(uint32_t turn) const {
-        return __shfl_sync(0xffffffffu, turn < 32 ? end[0] : end[1], turn % 32);
+    __device__ __forceinline__ uint32_t at(uint32_t place) const {
+        return __shfl_sync(0xffffffffu, place < 32 ? end[0] : end[1], place % 32);
     }
 };
 
@@ -50,9 +50,9 @@ struct Turns {
 struct OwnRows {
     uint32_t count, remote, shift; // of these, those of other ranks, which are the first; the one that the block begins with
 
-    __device__ __forceinline__ OwnRows(const Combine &a, const Turns &turns) {
-        count = up_to(a, turns.total);
-        remote = up_to(a, turns.remote);
+    __device__ __forceinline__ OwnRows(const Combine &a, const SourceOrder &order) {
+        count = up_to(a, order.total);
+        remote = up_to(a, order.remote);
         shift = __umulhi(blockIdx.x * 0x9e3779b9u, remote); // below it, and evenly spread over the blocks
     }
     // Row i of the block's. Its rows span several sources, its own rank's are last, and blocks begin at different ones of the
@@ -74,8 +74,8 @@ struct Row {
 
     Row() = default;
     // Of row n of all. By the whole warp.
-    __device__ __forceinline__ Row(const Combine &a, const Turns &turns, uint32_t n) {
-        source = source_at(a.rank, a.layout.ranks, turns.find(n));
+    __device__ __forceinline__ Row(const Combine &a, const SourceOrder &order, uint32_t n) {
+        source = source_at(a.rank, a.layout.ranks, order.find(n));
         number = n;
     }
     __device__ __forceinline__ uint32_t place(const Combine &a) const { return source * a.layout.max_tokens + number; }
@@ -85,7 +85,7 @@ struct Row {
     }
 };
 
-// A lane's entry of a row, loaded and not yet looked at.
+// A thread's entry of a row, loaded and not yet looked at.
 struct Entry {
     uint64_t pair = ~0ull; // expert, and weight
     uint32_t index = 0;
@@ -93,14 +93,14 @@ struct Entry {
     Entry() = default;
     __device__ __forceinline__ Entry(const Combine &a, const Row &row) {
         const unsigned char *slot = row.slot(a);
-        const uint32_t lane = threadIdx.x % 32;
-        if (lane >= a.layout.topk) return;
-        pair = ptx::load_relaxed_gpu(reinterpret_cast<const uint64_t *>(slot + sizeof(epw_slot_header)) + lane);
-        index = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + epw_indices_offset(&a.layout)) + lane);
+        const uint32_t laneid = threadIdx.x % 32;
+        if (laneid >= a.layout.topk) return;
+        pair = ptx::load_relaxed_gpu(reinterpret_cast<const uint64_t *>(slot + sizeof(epw_slot_header)) + laneid);
+        index = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + epw_indices_offset(&a.layout)) + laneid);
     }
 };
 
-// Outputs of the experts that a row went to: a lane that `has` one knows it.
+// Outputs of the experts that a row went to: a thread that `has` one knows it.
 struct Parts {
     const unsigned char *from;
     float weight;
@@ -137,19 +137,19 @@ template <Answers With> struct Answerer {
     Entry entry;            // of it, where experts' outputs answer it
     Passage passage;        // else: the first piece of its first row is on its way
 
-    __device__ __forceinline__ Answerer(const Combine &a, AnswerShared &s, const Turns &turns, unsigned char *stages)
-        : rows(a, turns), warps(kBatch), number(threadIdx.x / 32), half(0), passage{} {
+    __device__ __forceinline__ Answerer(const Combine &a, AnswerShared &s, const SourceOrder &order, unsigned char *tiles)
+        : rows(a, order), warps(kBatch), number(threadIdx.x / 32), half(0), passage{} {
         if constexpr (With != Answers::sums) {
-            warps = min(a.stages.count, kWarps);
-            if (number < warps) passage = {stages + number * a.stages.bytes, &s.loaded[number]};
+            warps = min(a.tiles.count, kWarps);
+            if (number < warps) passage = {tiles + number * a.tiles.bytes, &s.loaded[number]};
         }
-        if constexpr (With == Answers::parts) { // those of a row by two in turn where there are warps enough
+        if constexpr (With == Answers::parts) { // those of a row by two in place where there are warps enough
             half = rows.count * 2 <= warps;
             warps >>= half;
             number >>= half;
         }
         if (!has(0)) return;
-        row = Row(a, turns, rows.number(number));
+        row = Row(a, order, rows.number(number));
         if constexpr (With == Answers::rows) {
             if (threadIdx.x % 32 == 0) passage.load(given_row(a, row), min(kPieceBytes, a.row_size));
         } else {
@@ -158,8 +158,8 @@ template <Answers With> struct Answerer {
     }
     // Whether this warp has a row of those from the block's number `first` on.
     __device__ __forceinline__ bool has(uint32_t first) const { return number < warps && first + number < rows.count; }
-    __device__ __forceinline__ void find(const Combine &a, const Turns &turns, uint32_t first) {
-        row = Row(a, turns, rows.number(first + number));
+    __device__ __forceinline__ void find(const Combine &a, const SourceOrder &order, uint32_t first) {
+        row = Row(a, order, rows.number(first + number));
         if constexpr (With != Answers::rows) entry = Entry(a, row);
     }
     // The operation is not one: what is on its way must come before the block ends.
@@ -170,11 +170,11 @@ template <Answers With> struct Answerer {
 
 // Sums are made here: those of a batch of rows at a time.
 template <typename T>
-__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &s, const Turns &turns,
+__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &s, const SourceOrder &order,
                                             Answerer<Answers::sums> &w, const uint32_t *first_row) {
     for (uint32_t first = 0; first < w.rows.count; first += kBatch) {
         if (w.has(first)) {
-            if (first > 0) w.find(a, turns, first);
+            if (first > 0) w.find(a, order, first);
             const Parts parts(a, w.row, w.entry, first_row);
             uint32_t place = __popc(parts.lanes & ((1u << threadIdx.x % 32) - 1));
             put_row(s.batch, w.number, w.row.to(a, o), __popc(parts.lanes), parts.has, place, parts.from, parts.weight, 0);
@@ -186,37 +186,37 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
 
 // Parts pass as they are: those of a row by a warp, or by a team.
 template <typename T>
-__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &, const Turns &turns,
+__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &, const SourceOrder &order,
                                             Answerer<Answers::parts> &w, const uint32_t *first_row) {
-    const uint32_t lane = threadIdx.x % 32, member = threadIdx.x / 32 & w.half;
+    const uint32_t laneid = threadIdx.x % 32, member = threadIdx.x / 32 & w.half;
     for (uint32_t first = 0; w.has(first); first += w.warps) {
-        if (first > 0) w.find(a, turns, first);
+        if (first > 0) w.find(a, order, first);
         const Parts parts(a, w.row, w.entry, first_row);
         unsigned char *row = w.row.to(a, o);
-        uint32_t turn = 0,
+        uint32_t pieces = 0,
                  count = min(__popc(parts.lanes), a.layout.answers); // however often a row names an expert: its room ends
         for (uint32_t part = 0, left = parts.lanes; part < count; part++, left &= left - 1) {
             uint64_t from = __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(parts.from), __ffs(left) - 1);
             unsigned char *to = row + uint64_t(part) * a.row_size;
             for (uint32_t at = 0; at < a.row_size; at += kPieceBytes) {
-                if (lane != 0 || (turn++ & w.half) != member) continue;
+                if (laneid != 0 || (pieces++ & w.half) != member) continue;
                 const uint32_t bytes = min(kPieceBytes, a.row_size - at);
                 w.passage.load(reinterpret_cast<const unsigned char *>(from) + at, bytes);
                 w.passage.store(to + at, bytes);
             }
         }
     }
-    if (lane == 0) ptx::bulk_wait_all();
+    if (laneid == 0) ptx::bulk_wait_all();
 }
 
 // Rows pass as they are: each by a warp.
 template <typename T>
-__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &, const Turns &turns,
+__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &, const SourceOrder &order,
                                             Answerer<Answers::rows> &w, const uint32_t *) {
-    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t laneid = threadIdx.x % 32;
     for (uint32_t first = 0; w.has(first); first += w.warps) {
-        if (first > 0) w.find(a, turns, first);
-        if (lane != 0) continue;
+        if (first > 0) w.find(a, order, first);
+        if (laneid != 0) continue;
         const unsigned char *from = given_row(a, w.row);
         unsigned char *to = w.row.to(a, o);
         for (uint32_t at = 0; at < a.row_size; at += kPieceBytes) {
@@ -225,16 +225,16 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
             w.passage.store(to + at, bytes);
         }
     }
-    if (lane == 0) ptx::bulk_wait_all();
+    if (laneid == 0) ptx::bulk_wait_all();
 }
 
 // Answers every row, then posts the words from the kernel's last block. `first_row`: the table of first rows.
 template <typename T, Answers With>
-__device__ __forceinline__ void answer_all(const Combine &a, Operation &o, AnswerShared &s, const Turns &turns, Answerer<With> &w,
-                                           bool marked, const uint32_t *first_row) {
+__device__ __forceinline__ void answer_all(const Combine &a, Operation &o, AnswerShared &s, const SourceOrder &order,
+                                           Answerer<With> &w, bool marked, const uint32_t *first_row) {
     // Given up by the other lane: gets no word. Its rows are numbered all the same, for not all blocks need know of it.
     if (threadIdx.x < o.ranks && (o.present & o.suspects) >> threadIdx.x & 1) leave_out(o, threadIdx.x);
-    answer_rows<T>(a, o, s, turns, w, first_row);
+    answer_rows<T>(a, o, s, order, w, first_row);
     // Writer of the words: the last block here. It has acquired what every block has released: the sums, which all threads of a
     // block have stored before its barrier, or the rows that a thread of each warp has seen complete. Its release at system scope
     // hands that on to the peer, whose acquire of the word sees it all. The words also say that the slots have been read.

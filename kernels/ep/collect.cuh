@@ -26,17 +26,17 @@ __device__ __forceinline__ uint32_t answer_cause(const Combine &a, const Expecte
 __device__ inline void find_answers(const Combine &a, const Operation &o, uint64_t answered, uint32_t t, Batch &batch,
                                     uint32_t at) {
     const epw_layout &l = a.layout;
-    uint32_t lane = threadIdx.x % 32, row = 0, count, place;
+    uint32_t laneid = threadIdx.x % 32, row = 0, count, place;
     uint32_t answer = 0; // earlier entries of the same rank
     int32_t expert = -1;
     float weight = 1.0f;
-    if (lane < l.topk) {
-        size_t entry = size_t(t) * l.topk + lane;
+    if (laneid < l.topk) {
+        size_t entry = size_t(t) * l.topk + laneid;
         expert = a.arrays.ids[entry];
         row = a.arrays.sent_row[entry];
         if (a.mode == EPW_COMBINE_ORDERED) {
-            bool given = a.topk_weights && lane < a.topk;
-            weight = given ? a.topk_weights[size_t(t) * a.topk + lane] : a.arrays.weights[entry];
+            bool given = a.topk_weights && laneid < a.topk;
+            weight = given ? a.topk_weights[size_t(t) * a.topk + laneid] : a.arrays.weights[entry];
         }
     }
     uint32_t rank = expert >= 0 ? a.per_rank.divide(uint32_t(expert)) : EPW_GPU_MAX_RANKS;
@@ -45,13 +45,13 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, uint64
 #pragma unroll 1
     for (uint32_t j = 0; j < l.topk; j++) {
         uint32_t other = __shfl_sync(0xffffffffu, rank, j);
-        if (j < lane && other == rank) answer++;
+        if (j < laneid && other == rank) answer++;
     }
     bool has = here;
     if (a.mode == EPW_COMBINE_ORDERED) {
         // In the order of the entries; a rank's answers lie in that order too.
         count = __popc(entries);
-        place = __popc(entries & ((1u << lane) - 1));
+        place = __popc(entries & ((1u << laneid) - 1));
     } else {
         // One of each rank, in the order of the ranks.
         uint64_t bit = here ? 1ull << rank : 0, ranks = __reduce_or_sync(0xffffffffu, uint32_t(bit));
@@ -62,7 +62,7 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, uint64
     }
     const unsigned char *from = a.window + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
     put_row(batch, at, static_cast<unsigned char *>(a.out) + uint64_t(t) * l.row_bytes, count, has, place, from, weight, rank);
-    if (lane == 0 && a.contributions) {
+    if (laneid == 0 && a.contributions) {
         reinterpret_cast<ushort2 *>(a.contributions)[t] = {uint16_t(__popc(entries)), uint16_t(expected)};
     }
 }
@@ -70,10 +70,10 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, uint64
 // Fills the batch with tokens from `first` on, every stride-th; returns how many there are. Ends with a barrier.
 __device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, uint64_t answered, Batch &batch, uint32_t first,
                                        uint32_t stride) {
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = first + warp * stride;
+    uint32_t laneid = threadIdx.x % 32, warp = threadIdx.x / 32, t = first + warp * stride;
     if (warp < kBatch && t < a.tokens) find_answers(a, o, answered, t, batch, warp);
     __syncthreads();
-    return __popc(__ballot_sync(0xffffffffu, lane < kBatch && first + lane * stride < a.tokens));
+    return __popc(__ballot_sync(0xffffffffu, laneid < kBatch && first + laneid * stride < a.tokens));
 }
 
 // The same, for who has more tokens than a batch, or sums anew.
@@ -89,18 +89,18 @@ __device__ __forceinline__ void settle(const Combine &a, Operation &o, Expected 
     } else if (answer_cause(a, expected, peer, got.value) != EPW_CAUSE_NONE) {
         refuse_peer(o, peer);
     }
-    // Writer: this lane, which has acquired the peer's word. Reader: the block's other warps, which read its answers then.
+    // Writer: this thread, which has acquired the peer's word. Reader: the block's other warps, which read its answers then.
     ptx::set_bits_release_block(&expected.settled, 1ull << peer);
 }
 
-// By one warp: waits for every peer's answers, a lane to a peer, then to another if there are more.
+// By one warp: waits for every peer's answers, a thread to a peer, then to another if there are more.
 __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Expected &expected) {
     const uint64_t settled = expected.settled;
     __syncwarp();
 #pragma unroll 1
     for (uint32_t peer = threadIdx.x % 32, first = 0; first < o.ranks; peer += 32, first += 32) {
         bool waits = peer < o.ranks && !(settled >> peer & 1);
-        // All look at a time, so that none waits for another lane's peer.
+        // All look at a time, so that none waits for another thread's peer.
         for (uint32_t i = 0; i < looks_before_long(a.wait_ns != nullptr) && __any_sync(0xffffffffu, waits); i++) {
             if (!waits) continue;
             uint64_t word = look_at_word(o, awaited_answer(o), peer);

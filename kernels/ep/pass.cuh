@@ -1,32 +1,32 @@
-// Rows that are answered as they are, whole or one for each expert: each passes through a stage of shared memory untouched, by
+// Rows that are answered as they are, whole or one for each expert: each passes through a tile of shared memory untouched, by
 // one thread of a warp and the bulk copy engine alone.
 #pragma once
 
 #include "kernels/ptx/bulk.cuh"
-#include "kernels/ep/stage.cuh"
+#include "kernels/ep/tile.cuh"
 
 namespace epw {
 
-// A warp's way through its stage. By one thread.
+// A warp's way through its tile. By one thread.
 struct Passage {
-    unsigned char *stage;
+    unsigned char *tile;
     uint64_t *loaded; // barrier: what was loaded has come
-    uint32_t turns = 0;
+    uint32_t uses = 0;
 
     __device__ __forceinline__ void load(const unsigned char *from, uint32_t bytes) {
-        ptx::bulk_wait_read<0>(); // the store before has read the stage
+        ptx::bulk_wait_read<0>(); // the store before has read the tile
         ptx::barrier_expect(loaded, bytes);
-        ptx::bulk_load(stage, from, bytes, loaded);
+        ptx::bulk_load(tile, from, bytes, loaded);
     }
     __device__ __forceinline__ void await_loaded() {
-        while (!ptx::barrier_try_wait(loaded, turns & 1)) {
+        while (!ptx::barrier_try_wait(loaded, uses & 1)) {
         }
-        turns++;
+        uses++;
     }
     // What was loaded.
     __device__ __forceinline__ void store(unsigned char *to, uint32_t bytes) {
         await_loaded();
-        ptx::bulk_store(to, stage, bytes);
+        ptx::bulk_store(to, tile, bytes);
         ptx::bulk_commit();
     }
 };

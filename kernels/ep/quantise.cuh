@@ -18,7 +18,7 @@ __host__ __device__ constexpr bool quantises(uint32_t payload) {
 __host__ __device__ constexpr uint32_t scale_bytes(uint32_t payload) { return payload == EPW_PAYLOAD_FP8_UE8M0 ? 1 : 4; }
 
 // Chunk k of those of this thread. Neighbours share a block of channels, a half of it each time, so that loads take whole
-// sectors; every other block takes its halves in reverse, so that what 16 lanes store at once lies in different banks.
+// sectors; every other block takes its halves in reverse, so that what 16 threads store at once lies in different banks.
 __device__ __forceinline__ uint32_t quantised_chunk(uint32_t k) {
     uint32_t first = 2 * (threadIdx.x & ~(kBlockLanes - 1)) | (threadIdx.x & (kBlockChunks - 1));
     return first ^ k * kBlockLanes;

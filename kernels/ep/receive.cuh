@@ -10,7 +10,7 @@ namespace epw {
 
 struct __align__(16) ReceiveShared {
     uint32_t rows[EPW_GPU_MAX_RANKS]; // received from each source; 0 beyond the last
-    uint64_t loaded[kMaxStages];      // barriers: a stage's row has come
+    uint64_t loaded[kMaxTiles];       // barriers: a tile's row has come
 };
 
 // Which share of the work a block has. The block that closes does the work again, alone, where peers turned out to be missing.
@@ -112,7 +112,7 @@ __device__ inline void write_counts(const Dispatch &a, const ReceiveShared &s, c
     if (threadIdx.x < l.ranks) {
         uint32_t end = 0;
 #pragma unroll 1
-        for (uint32_t turn = 0; turn <= threadIdx.x; turn++) end += s.rows[source_at(a.rank, l.ranks, turn)];
+        for (uint32_t place = 0; place <= threadIdx.x; place++) end += s.rows[source_at(a.rank, l.ranks, place)];
         a.state->ends[threadIdx.x] = end;
         a.state->received[threadIdx.x] = s.rows[threadIdx.x];
         if (a.source_counts) a.source_counts[threadIdx.x] = s.rows[threadIdx.x];
@@ -131,11 +131,11 @@ __device__ __forceinline__ uint64_t place_of(const Dispatch &a, const uint32_t *
     return index < *counts ? at : kNowhere;
 }
 
-// Rank-major: ids, weights and the experts' row lists, a lane to an entry and neighbouring lanes to a row. A lane knows its
+// Rank-major: ids, weights and the experts' row lists, a thread to an entry and neighbours to a row. A thread knows its
 // sources' rows before they come, and looks at those that do; entries are loaded before the table of counts is made: both come
 // a latency after the words.
 struct ListEntry {
-    uint32_t n; // in the order of rows, sources in turn
+    uint32_t n; // in the order of rows, one of each source at a time
     uint32_t source, row, j;
     uint32_t *token; // where what it says goes
     int32_t *expert;
@@ -184,7 +184,7 @@ __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o, cons
     if (ours && a.expert_rows) a.expert_rows[local * l.rows + place] = e.place(a);
 }
 
-// Scales of one row to its places. By one warp: a lane has some of the scales, and one that is `mine` a place, row `row` of a
+// Scales of one row to its places. By one warp: a thread has some of the scales, and one that is `mine` a place, row `row` of a
 // list.
 __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned char *scales, bool mine, uint64_t list,
                                            uint64_t row) {
@@ -216,15 +216,15 @@ __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned cha
 }
 
 // Brings rows from their slots through shared memory to where the caller wants them: to the list of each local expert, or,
-// rank-major, to one dense array. A team of warps takes a row at a time through a stage of its own and shares the places that it
+// rank-major, to one dense array. A team of warps takes a row at a time through a tile of its own and shares the places that it
 // goes to; teams are the larger, the fewer rows a block has.
 struct Spread {
     uint32_t size, teams, team, member; // warps of a team; teams of a block; this warp's
     uint32_t n, step, source, row, piece;
-    uint32_t turns; // of the stage, in this kernel
+    uint32_t uses; // of the tile, in this kernel
 
     // By the number of rows that came and of blocks that share them.
-    __device__ __forceinline__ Spread(const Dispatch &a, const ReceiveShared &s, uint32_t blocks, bool needed) : turns(0) {
+    __device__ __forceinline__ Spread(const Dispatch &a, const ReceiveShared &s, uint32_t blocks, bool needed) : uses(0) {
         if (!needed) return;
         static_assert(kWarps == 14);
         uint32_t warp = threadIdx.x / 32, rows = 0;
@@ -233,19 +233,19 @@ struct Spread {
             const uint4 four = *reinterpret_cast<const uint4 *>(&s.rows[i]);
             rows += four.x + four.y + four.z + four.w;
         }
-        if (rows <= 4 * blocks && a.stages.count >= 4) {
+        if (rows <= 4 * blocks && a.tiles.count >= 4) {
             size = 3, teams = 4, team = warp / 3, member = warp % 3;
-        } else if (rows <= 7 * blocks && a.stages.count >= 7) {
+        } else if (rows <= 7 * blocks && a.tiles.count >= 7) {
             size = 2, teams = 7, team = warp / 2, member = warp % 2;
         } else {
-            size = 1, teams = min(a.stages.count, kWarps), team = warp, member = 0;
+            size = 1, teams = min(a.tiles.count, kWarps), team = warp, member = 0;
         }
     }
 
     __device__ __forceinline__ bool works() const { return team < teams; }
     __device__ __forceinline__ bool there(const Dispatch &a) const { return source < a.layout.ranks; }
-    __device__ __forceinline__ unsigned char *stage(const Dispatch &a, unsigned char *memory) const {
-        return memory + team * a.stages.bytes;
+    __device__ __forceinline__ unsigned char *tile(const Dispatch &a, unsigned char *memory) const {
+        return memory + team * a.tiles.bytes;
     }
     __device__ __forceinline__ uint32_t bytes(const Dispatch &a) const {
         return min(kPieceBytes, a.payload_bytes - piece * kPieceBytes);
@@ -282,18 +282,18 @@ struct Spread {
     __device__ __forceinline__ void load(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory) {
         if (member != 0 || threadIdx.x % 32 != 0) return;
         // What the words guard was acquired by generic loads; the engine reads it now.
-        if (turns == 0) ptx::fence_global_before_bulk();
+        if (uses == 0) ptx::fence_global_before_bulk();
         const unsigned char *slot = slot_of(a, o, source, row);
-        unsigned char *to = stage(a, memory);
+        unsigned char *to = tile(a, memory);
         uint64_t *loaded = &s.loaded[team];
         if (whole(a)) {
-            uint32_t all = a.stages.header + align_16(a.payload_bytes + a.scales_size);
+            uint32_t all = a.tiles.header + align_16(a.payload_bytes + a.scales_size);
             ptx::barrier_expect(loaded, all);
             ptx::bulk_load(to, slot, all, loaded);
         } else {
-            ptx::barrier_expect(loaded, a.stages.header + bytes(a));
-            ptx::bulk_load(to, slot, a.stages.header, loaded);
-            ptx::bulk_load(to + a.stages.header, slot + a.layout.header_bytes + uint64_t(piece) * kPieceBytes, bytes(a), loaded);
+            ptx::barrier_expect(loaded, a.tiles.header + bytes(a));
+            ptx::bulk_load(to, slot, a.tiles.header, loaded);
+            ptx::bulk_load(to + a.tiles.header, slot + a.layout.header_bytes + uint64_t(piece) * kPieceBytes, bytes(a), loaded);
         }
     }
 
@@ -301,16 +301,16 @@ struct Spread {
     __device__ void run(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *table, unsigned char *memory) {
         if (!works()) return;
         while (there(a)) {
-            while (!ptx::barrier_try_wait(&s.loaded[team], turns & 1)) {
+            while (!ptx::barrier_try_wait(&s.loaded[team], uses & 1)) {
             }
-            turns++;
-            put(a, o, s, table, stage(a, memory));
+            uses++;
+            put(a, o, s, table, tile(a, memory));
             if (uint64_t(++piece) * kPieceBytes >= a.payload_bytes) {
                 n += step;
                 find(a, s);
             }
             if (!there(a)) break;
-            // The stage has been read: by the stores of every lane, and by the team.
+            // The tile has been read: by the stores of every thread, and by the team.
             ptx::bulk_wait_read<0>();
             ptx::fence_shared_before_bulk();
             ptx::team_barrier(1 + team, 32 * size);
@@ -321,32 +321,32 @@ struct Spread {
 
   private:
     __device__ __forceinline__ void put(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *table,
-                                        unsigned char *stage) const {
+                                        unsigned char *tile) const {
         const epw_layout &l = a.layout;
-        const uint32_t lane = threadIdx.x % 32, all = 0xffffffffu;
+        const uint32_t laneid = threadIdx.x % 32, all = 0xffffffffu;
         const bool lists = a.output_layout == EPW_EXPERT_MAJOR;
-        const epw_slot_header *header = reinterpret_cast<const epw_slot_header *>(stage);
+        const epw_slot_header *header = reinterpret_cast<const epw_slot_header *>(tile);
         bool agrees = header->format == a.format && header->token < l.max_tokens, mine = false;
         uint32_t list = 0;
         uint64_t place = uint64_t(source) * l.max_tokens + row;
         if (!lists) {
-            mine = lane == 0;
-        } else if (lane < l.topk) {
-            int32_t expert = reinterpret_cast<const epw_entry *>(stage + sizeof(epw_slot_header))[lane].expert;
-            uint32_t index = reinterpret_cast<const uint32_t *>(stage + epw_indices_offset(&l))[lane];
+            mine = laneid == 0;
+        } else if (laneid < l.topk) {
+            int32_t expert = reinterpret_cast<const epw_entry *>(tile + sizeof(epw_slot_header))[laneid].expert;
+            uint32_t index = reinterpret_cast<const uint32_t *>(tile + epw_indices_offset(&l))[laneid];
             list = uint32_t(expert) - o.rank * l.local_experts;
             mine = expert >= 0 && list < l.local_experts;
             place = mine ? place_of(a, table, source, list, index) : 0;
             agrees = agrees && place != kNowhere;
         }
         if (!__all_sync(all, agrees)) {
-            if (lane == 0) refuse_peer(o, source);
+            if (laneid == 0) refuse_peer(o, source);
             return;
         }
-        uint32_t number = __popc(__ballot_sync(all, mine) & ((1u << lane) - 1)); // among the row's places
+        uint32_t number = __popc(__ballot_sync(all, mine) & ((1u << laneid) - 1)); // among the row's places
         mine = mine && (size == 1 || number % (size == 2 ? 2 : 3) == member);
         const uint64_t to = list * l.rows + place;
-        const unsigned char *payload = stage + a.stages.header;
+        const unsigned char *payload = tile + a.tiles.header;
         if (mine && a.rows) {
             ptx::bulk_store(static_cast<unsigned char *>(a.rows) + to * a.payload_bytes + uint64_t(piece) * kPieceBytes, payload,
                             bytes(a));
@@ -363,7 +363,7 @@ struct Spread {
             const uint64_t at = __shfl_sync(all, to, __ffs(rest) - 1);
             unsigned char *out = static_cast<unsigned char *>(a.out_sideband) + at * a.sideband_bytes;
 #pragma unroll 1
-            for (uint32_t i = lane; i < a.sideband_bytes; i += 32) out[i] = stage[epw_sideband_offset(&l) + i];
+            for (uint32_t i = laneid; i < a.sideband_bytes; i += 32) out[i] = tile[epw_sideband_offset(&l) + i];
         }
     }
 };
@@ -425,7 +425,7 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         if ((lost & ~known) == 0 && (alone || !o.absent)) break;
         // Whoever is not lost has been awaited and bounded by this block too.
         if (threadIdx.x < l.ranks && (lost >> threadIdx.x & 1)) s.rows[threadIdx.x] = 0;
-        ptx::fence_shared_before_bulk(); // every thread has read its last stage
+        ptx::fence_shared_before_bulk(); // every thread has read its last tile
         __syncthreads();
         share = {0, 1};
         e = ListEntry(a, share);

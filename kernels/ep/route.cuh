@@ -43,13 +43,13 @@ __device__ __forceinline__ uint32_t valid_id(const Dispatch &a, RawId raw) {
     return fits && raw.low < a.experts ? raw.low : kNobody;
 }
 
-// An id of each lane, and how it stands among those of its token. By a whole warp.
+// An id of each thread, and how it stands among those of its token. By a whole warp.
 struct Standing {
     uint32_t id, owner; // kNobody: there is none
-    bool repeated;      // an earlier lane has the id,
+    bool repeated;      // an earlier thread has the id,
     bool follows;       // or one of the same owner
 
-    // `before`: the earlier lanes of the token.
+    // `before`: the earlier threads of the token.
     __device__ __forceinline__ Standing(const Dispatch &a, RawId raw, uint32_t before) {
         id = valid_id(a, raw);
         owner = id == kNobody ? kNobody : a.per_rank.divide(id);
@@ -58,7 +58,7 @@ struct Standing {
     }
 };
 
-// The token that a block is about to send: entry j is lane j's of each of the first two warps.
+// The token that a block is about to send: entry j is thread j's of each of the first two warps.
 struct Token {
     RawId raw;
     float weight = 0.0f;
@@ -71,10 +71,10 @@ struct Token {
 
     // In two steps, for what they do in between.
     __device__ __forceinline__ void load(const Dispatch &a, uint32_t t) {
-        uint32_t lane = threadIdx.x % 32;
-        bool inside = t < a.tokens && lane < a.topk;
-        raw = load_id(a, t, lane, inside);
-        if (a.topk_weights && inside) weight = a.topk_weights[size_t(t) * a.topk + lane];
+        uint32_t laneid = threadIdx.x % 32;
+        bool inside = t < a.tokens && laneid < a.topk;
+        raw = load_id(a, t, laneid, inside);
+        if (a.topk_weights && inside) weight = a.topk_weights[size_t(t) * a.topk + laneid];
     }
     __device__ __forceinline__ void look(const Dispatch &a) {
         const Standing s(a, raw, (1u << threadIdx.x % 32) - 1);
@@ -91,7 +91,7 @@ struct Census {
     uint32_t *experts, *ranks;
 };
 
-// Ids of tokens that are counted: a thread has one of every kThreads, and a token those of neighbouring lanes, 2^entry_shift of
+// Ids of tokens that are counted: a thread has one of every kThreads, and a token those of neighbours, 2^entry_shift of
 // them. Warps count from the last to the first, which have other things to do.
 struct Ids {
     static constexpr uint32_t kEarly = 3; // so many of a thread's are on their way before they are needed
@@ -110,10 +110,10 @@ struct Ids {
     static __device__ __forceinline__ uint32_t first_of_warp() { return (kWarps - 1 - threadIdx.x / 32) * 32; }
 };
 
-// Of one id of each lane. By a whole warp.
+// Of one id of each thread. By a whole warp.
 __device__ __forceinline__ void count_ids(const Dispatch &a, Census census, RawId raw) {
-    const uint32_t lane = threadIdx.x % 32, first = lane & ~((1u << a.entry_shift) - 1); // of the token's lanes
-    const Standing s(a, raw, ((1u << lane) - 1) & ~((1u << first) - 1));
+    const uint32_t laneid = threadIdx.x % 32, first = laneid & ~((1u << a.entry_shift) - 1); // of the token's threads
+    const Standing s(a, raw, ((1u << laneid) - 1) & ~((1u << first) - 1));
     atomicAdd(&census.experts[s.id == kNobody || s.repeated ? a.experts : s.id],
               1u); // without a branch: the one behind is nobody's
     if (s.owner != kNobody && !s.follows) atomicAdd(&census.ranks[s.owner], 1u);

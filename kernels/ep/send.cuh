@@ -14,14 +14,14 @@ struct SendShared {
     uint32_t ranks[EPW_GPU_MAX_RANKS];  // tokens counted that have an expert of the rank
     uint32_t awaits;                    // some peer's permission was not there at the first look
     unsigned char *slots[EPW_MAX_TOPK]; // of the token's entries: where scales go that are not staged
-    uint64_t loaded[2];                 // barriers: a stage's row has come
+    uint64_t loaded[2];                 // barriers: a tile's row has come
 };
 
 // By warp 0: the lane's memory of where the token went, for combine.
 __device__ __forceinline__ void remember(const Dispatch &a, Census census, const Token &token, uint32_t t) {
-    uint32_t lane = threadIdx.x % 32;
-    if (lane >= a.layout.topk) return;
-    size_t at = size_t(t) * a.layout.topk + lane;
+    uint32_t laneid = threadIdx.x % 32;
+    if (laneid >= a.layout.topk) return;
+    size_t at = size_t(t) * a.layout.topk + laneid;
     a.arrays.ids[at] = int32_t(token.expert);
     a.arrays.weights[at] = token.kept_weight();
     a.arrays.sent_row[at] = token.rank == kNobody ? 0 : census.ranks[token.rank];
@@ -36,7 +36,7 @@ __device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char 
     }
 }
 
-// A first look at permission to write to the peers' windows, a lane of one warp to a peer. It waits for no other warp: what it
+// A first look at permission to write to the peers' windows, a thread of one warp to a peer. It waits for no other warp: what it
 // must know of the operation it reads for itself, all at once.
 struct Permission {
     epw_sight seen = {};
@@ -64,7 +64,7 @@ struct Permission {
     }
 };
 
-// A piece of a token's row, and the stage that it passes through: one of two, in turn.
+// A piece of a token's row, and the tile that it passes through: one of two, alternately.
 struct Job {
     uint32_t t, piece, n;
 };
@@ -109,7 +109,7 @@ template <typename T, uint32_t Payload> struct Sender {
     __device__ __forceinline__ uint32_t bytes_of(const Job &j) const {
         return min(a.pieces.bytes, a.payload_bytes - j.piece * a.pieces.bytes);
     }
-    __device__ __forceinline__ unsigned char *stage_of(const Job &j) const { return memory + (j.n & 1) * a.stages.bytes; }
+    __device__ __forceinline__ unsigned char *tile_of(const Job &j) const { return memory + (j.n & 1) * a.tiles.bytes; }
 
     __device__ __forceinline__ void fetch(const Job &j) {
         if (j.t >= a.tokens) return;
@@ -124,7 +124,7 @@ template <typename T, uint32_t Payload> struct Sender {
             }
         } else if (threadIdx.x == 0) {
             ptx::barrier_expect(&s.loaded[j.n & 1], bytes);
-            ptx::bulk_load(stage_of(j) + a.stages.header, from, bytes, &s.loaded[j.n & 1]);
+            ptx::bulk_load(tile_of(j) + a.tiles.header, from, bytes, &s.loaded[j.n & 1]);
         }
     }
     __device__ __forceinline__ void await_loaded(const Job &j) const {
@@ -134,10 +134,10 @@ template <typename T, uint32_t Payload> struct Sender {
         }
     }
 
-    // What the block itself puts into the stage: a quantised piece, or scales beside a row that comes in bulk.
+    // What the block itself puts into the tile: a quantised piece, or scales beside a row that comes in bulk.
     __device__ __forceinline__ void put_piece(const Job &j) {
         uint32_t bytes = bytes_of(j);
-        unsigned char *payload = stage_of(j) + a.stages.header;
+        unsigned char *payload = tile_of(j) + a.tiles.header;
         if constexpr (kQuantise) {
             constexpr uint32_t kEach = kQuantised * 8; // bytes of a thread, in a piece that all of them share
             if ((threadIdx.x & ~31u) * kEach < bytes) {
@@ -159,7 +159,7 @@ template <typename T, uint32_t Payload> struct Sender {
         count_tokens(a, census, ids, from, min(to, a.tokens));
     }
 
-    // Where this lane's entry sends the row; nullptr: nowhere, or where an earlier one does. By the first two warps, when all
+    // Where this thread's entry sends the row; nullptr: nowhere, or where an earlier one does. By the first two warps, when all
     // have counted.
     __device__ __forceinline__ unsigned char *slot(const Operation &o) const {
         const uint64_t reachable = o.present & ~uint64_t(o.gone);
@@ -204,7 +204,7 @@ __device__ __forceinline__ void Sender<T, Payload>::send_piece(const Operation &
     if (unsigned char *to = slot(o)) {
         await_loaded(j);
         const uint32_t bytes = bytes_of(j), at = j.piece * a.pieces.bytes;
-        const unsigned char *payload = stage_of(j) + a.stages.header;
+        const unsigned char *payload = tile_of(j) + a.tiles.header;
         unsigned char *row = to + l.header_bytes;
         ptx::bulk_store(row + at, payload, a.whole ? a.whole : bytes);
         if (kQuantise && !a.whole) {
@@ -218,20 +218,20 @@ __device__ __forceinline__ void Sender<T, Payload>::send_piece(const Operation &
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void Sender<T, Payload>::send_header(const Operation &o, const Job &j) const {
     const epw_layout &l = a.layout;
-    const uint32_t lane = threadIdx.x % 32;
-    unsigned char *stage = stage_of(j);
-    if (lane == 0) *reinterpret_cast<uint4 *>(stage) = {j.t, a.format, 0, 0};
-    if (lane < l.topk) {
+    const uint32_t laneid = threadIdx.x % 32;
+    unsigned char *tile = tile_of(j);
+    if (laneid == 0) *reinterpret_cast<uint4 *>(tile) = {j.t, a.format, 0, 0};
+    if (laneid < l.topk) {
         uint32_t index = token.expert == kNobody ? 0 : census.experts[token.expert];
-        reinterpret_cast<epw_entry *>(stage + sizeof(epw_slot_header))[lane] = {int32_t(token.expert), token.kept_weight()};
-        reinterpret_cast<uint32_t *>(stage + epw_indices_offset(&l))[lane] = index;
+        reinterpret_cast<epw_entry *>(tile + sizeof(epw_slot_header))[laneid] = {int32_t(token.expert), token.kept_weight()};
+        reinterpret_cast<uint32_t *>(tile + epw_indices_offset(&l))[laneid] = index;
     }
     const unsigned char *sideband = static_cast<const unsigned char *>(a.sideband) + size_t(j.t) * a.sideband_bytes;
 #pragma unroll 1
-    for (uint32_t i = lane; i < a.sideband_bytes; i += 32) stage[epw_sideband_offset(&l) + i] = sideband[i];
+    for (uint32_t i = laneid; i < a.sideband_bytes; i += 32) tile[epw_sideband_offset(&l) + i] = sideband[i];
     ptx::fence_shared_before_bulk();
     __syncwarp();
-    if (unsigned char *to = slot(o)) ptx::bulk_store(to, stage, a.stages.header);
+    if (unsigned char *to = slot(o)) ptx::bulk_store(to, tile, a.tiles.header);
 }
 
 // Scales that are not staged go straight to the slots.
@@ -304,10 +304,10 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
             if (token.bad) note_bad_id(o, job.t, threadIdx.x, raw_value(a, token.raw));
         }
         if (more && next.piece == 0) fetch_ids(job.t, next.t);
-        // Even a row that goes nowhere must have come, before its stage and barrier are used again or the block ends.
+        // Even a row that goes nowhere must have come, before its tile and barrier are used again or the block ends.
         if (threadIdx.x == 0) await_loaded(job);
         if (!more) break;
-        if (warp < 2) ptx::bulk_wait_read<1>(); // the other stage has been read out
+        if (warp < 2) ptx::bulk_wait_read<1>(); // the other tile has been read out
         __syncthreads();                        // by both warps' stores, and all have read the token and its numbers
         if (!kQuantise) fetch(next);
         counted = job.t;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/ep/quantise.cuh"
-#include "kernels/ep/stage.cuh"
+#include "kernels/ep/tile.cuh"
 
 namespace epw {
 
@@ -35,17 +35,17 @@ struct Pieces {
 };
 
 struct Dispatch : epw_dispatch_args {
-    RowStages stages;
+    RowTiles tiles;
     Pieces pieces;
     Divisor per_rank;     // experts
     Divisor sources;      // ranks
     uint32_t experts;     // of all ranks
     uint32_t scales_size; // bytes of a row's scales
     uint32_t whole;       // bytes of a row and its scales, which leave at once; 0: they do not
-    uint32_t entry_shift; // a row's entries have this power of two of lanes: 2^entry_shift >= topk
+    uint32_t entry_shift; // a row's entries have this power of two of threads: 2^entry_shift >= topk
 
     explicit Dispatch(const epw_dispatch_args &a)
-        : epw_dispatch_args(a), stages(a.layout, a.payload_bytes, a.scale_count * a.scale_bytes),
+        : epw_dispatch_args(a), tiles(a.layout, a.payload_bytes, a.scale_count * a.scale_bytes),
           pieces(a.payload, a.payload_bytes), per_rank(a.layout.local_experts), sources(a.layout.ranks),
           experts(a.layout.local_experts * a.layout.ranks), scales_size(a.scale_count * a.scale_bytes), whole(0), entry_shift(0) {
         while (1u << entry_shift < a.layout.topk) entry_shift++;
@@ -69,7 +69,7 @@ enum class Answers {
 };
 
 struct Combine : epw_combine_args {
-    AnswerStages stages;
+    AnswerTiles tiles;
     Area slots;       // a source's begin at number source * max_tokens
     Area answers;     // to each slot layout.answers
     Divisor per_rank; // experts
@@ -78,7 +78,7 @@ struct Combine : epw_combine_args {
     uint32_t table_size; // of first rows, in shared memory: only experts' outputs are found by it
 
     Combine(const epw_combine_args &a, uint32_t blocks)
-        : epw_combine_args(a), stages(a.layout), slots{epw_slot_offset(&a.layout, a.lane, 0, 0), uint32_t(a.layout.slot_bytes)},
+        : epw_combine_args(a), tiles(a.layout), slots{epw_slot_offset(&a.layout, a.lane, 0, 0), uint32_t(a.layout.slot_bytes)},
           answers{epw_answer_offset(&a.layout, a.lane, 0, 0, 0), uint32_t(a.layout.row_bytes)}, per_rank(a.layout.local_experts),
           blocks(blocks), row_size(uint32_t(a.layout.row_bytes)),
           table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.layout) : 0) {}
@@ -87,10 +87,10 @@ struct Combine : epw_combine_args {
         if (output_layout == EPW_RANK_MAJOR) return Answers::rows;
         return mode == EPW_COMBINE_ORDERED ? Answers::parts : Answers::sums;
     }
-    // Bytes of shared memory: the table, and the stages of answers that pass as they are.
+    // Bytes of shared memory: the table, and the tiles of answers that pass as they are.
     size_t shared_size() const {
         bool passes = (halves & EPW_GPU_SEND) && answers_with() != Answers::sums;
-        return table_size + (passes ? size_t(stages.bytes) * stages.count : 0);
+        return table_size + (passes ? size_t(tiles.bytes) * tiles.count : 0);
     }
 };
 

@@ -4,7 +4,7 @@
 
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ep/number.cuh"
-#include "kernels/ep/stage.cuh"
+#include "kernels/ep/tile.cuh"
 
 namespace epw {
 
@@ -31,12 +31,12 @@ __device__ __forceinline__ uint32_t part_after(uint32_t number, bool last) {
     return (last ? number | (EPW_MAX_TOPK - 1) : number) + 1;
 }
 
-// By one warp: makes a row of the batch of `count` parts; a lane that `has` one puts it at `place`.
+// By one warp: makes a row of the batch of `count` parts; a thread that `has` one puts it at `place`.
 __device__ __forceinline__ void put_row(Batch &batch, uint32_t at, unsigned char *to, uint32_t count, bool has, uint32_t place,
                                         const unsigned char *from, float weight, uint32_t rank) {
-    uint32_t lane = threadIdx.x % 32;
+    uint32_t laneid = threadIdx.x % 32;
     if (has) batch.parts[at * EPW_MAX_TOPK + place] = {from, weight, place + 1 == count, uint16_t(rank)};
-    if (lane != 0) return;
+    if (laneid != 0) return;
     if (count == 0) batch.parts[at * EPW_MAX_TOPK] = {nullptr, 0.0f, 1, 0};
     batch.to[at] = to;
 }

@@ -1,4 +1,4 @@
-// How rows pass through shared memory: in pieces, each in a stage that the bulk copy engine fills or empties.
+// How rows pass through shared memory: in pieces, each in a tile that the bulk copy engine fills or empties.
 #pragma once
 
 #include "kernels/ep/launch.h"
@@ -10,7 +10,7 @@ constexpr uint32_t kWarps = kThreads / 32;
 constexpr uint32_t kCombineThreads = kThreads + 32; // and a warp that waits for peers
 constexpr uint32_t kPieceBytes = 16384;
 constexpr uint32_t kScaleRoom = 1024;
-constexpr uint32_t kMaxStages = 12;
+constexpr uint32_t kMaxTiles = 12;
 
 // What a block takes of an SM's shared memory at most: half of 228 KiB, less what the kernels declare and 1 KiB that the system
 // takes. More gains nothing, and small kernels of others find room beside it.
@@ -19,37 +19,37 @@ constexpr uint32_t kBlockMemory = EPW_GPU_SHARE - 8 * 1024;
 __host__ __device__ __forceinline__ uint32_t align_16(uint32_t n) { return (n + 15) & ~15u; }
 inline uint32_t align_128(uint32_t n) { return (n + 127) & ~127u; }
 
-struct Stages {
-    uint32_t bytes, count; // of one stage; stages
+struct Tiles {
+    uint32_t bytes, count; // of one tile; tiles
 
-    Stages(uint32_t stage, uint32_t memory) : bytes(align_128(stage)) {
+    Tiles(uint32_t tile, uint32_t memory) : bytes(align_128(tile)) {
         uint32_t fit = memory / bytes;
-        count = fit < kMaxStages ? fit : kMaxStages;
+        count = fit < kMaxTiles ? fit : kMaxTiles;
     }
 };
 
-// A number for each expert of all ranks, and one more; behind all stages.
+// A number for each expert of all ranks, and one more; behind all tiles.
 inline uint32_t table_bytes(const epw_layout &l) {
     return align_128((l.local_experts * l.ranks + 1) * uint32_t(sizeof(uint32_t)));
 }
 
 // Dispatch: [header][payload][scales].
-struct RowStages : Stages {
+struct RowTiles : Tiles {
     uint32_t header;
 
-    RowStages(const epw_layout &l, uint32_t payload_bytes, uint32_t scale_bytes)
-        : Stages(uint32_t(l.header_bytes) + align_16(payload_bytes < kPieceBytes ? payload_bytes : kPieceBytes) +
-                     (scale_bytes < kScaleRoom ? scale_bytes : kScaleRoom) + 16,
-                 kBlockMemory - table_bytes(l)),
+    RowTiles(const epw_layout &l, uint32_t payload_bytes, uint32_t scale_bytes)
+        : Tiles(uint32_t(l.header_bytes) + align_16(payload_bytes < kPieceBytes ? payload_bytes : kPieceBytes) +
+                    (scale_bytes < kScaleRoom ? scale_bytes : kScaleRoom) + 16,
+                kBlockMemory - table_bytes(l)),
           header(uint32_t(l.header_bytes)) {}
 };
 
-// Combine: a piece of a 16-bit row. Beside its stages a block declares 9 KiB.
+// Combine: a piece of a 16-bit row. Beside its tiles a block declares 9 KiB.
 constexpr uint32_t kAnswerMemory = kBlockMemory - 2 * 1024;
 
-struct AnswerStages : Stages {
-    explicit AnswerStages(const epw_layout &l)
-        : Stages(l.row_bytes < kPieceBytes ? uint32_t(l.row_bytes) : kPieceBytes, kAnswerMemory - table_bytes(l)) {}
+struct AnswerTiles : Tiles {
+    explicit AnswerTiles(const epw_layout &l)
+        : Tiles(l.row_bytes < kPieceBytes ? uint32_t(l.row_bytes) : kPieceBytes, kAnswerMemory - table_bytes(l)) {}
 };
 
 } // namespace epw
