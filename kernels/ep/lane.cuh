@@ -8,9 +8,15 @@
 // whoever closes it delivers everything. Such a block finds its turn to be that of the next kernel, and its counters behind it:
 // it adds itself to them, for the sake of the kernels that come next, and does nothing else.
 //
-// Blocks that are at peace leave without a fence, which would hold up each of their kernels by a quarter of a microsecond (H200).
-// So nothing but time puts their stores before those of a block that delivers anew, without a peer that they may have counted:
-// that one lets kSettled pass first.
+// Redelivery and time. Where a peer is left out that some blocks have counted, the closing block stores to addresses that those
+// blocks have stored to, and its bytes must be the ones that stay. Writers of the former stores: threads of blocks that have left
+// by must_close() with a relaxed count, no fence. Nothing in the memory model orders a thread's plain stores before another
+// thread's but a release behind them (or the end of the kernel, and the closing block is part of it), and that release, a fence
+// of every block of every kernel, costs a quarter of a microsecond (H200). A block cannot know when it leaves whether it will be
+// needed; the closing block can order nothing for threads that have gone, nor read back what it does not know. So this one order
+// is one of time: kSettled between the last block's count and the first store of the redelivery, a hundred times what a store
+// takes to reach the L2 cache, where both meet. Bulk stores need no time: their threads have awaited them. It is paid where
+// somebody was lost or refused and nowhere else; where blocks were only absent, what is delivered again is the same bytes.
 #pragma once
 
 #include "kernels/ep/lane.h"
@@ -162,7 +168,7 @@ __device__ inline void lose_own(const Operation &o, uint32_t stage) {
 }
 
 // What must_close() says to a block in trouble.
-constexpr uint64_t kSettled = 100000; // ns, in which a store lands for certain: once a loss, and as often as a peer is refused
+constexpr uint64_t kSettled = 100000; // ns; see above. Once a loss, and as often as a peer is refused
 __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bool sent) {
     epw_gpu_lane_state *c = o.state;
     if (threadIdx.x == 0) {
@@ -201,8 +207,8 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
 // The end of a kernel for one of its blocks. The lane goes on to `stage` with all that the operation began with, and the block
 // is done: false. True: something is amiss, and it is this block that closes the operation; all others are out, or o.absent: then
 // it delivers what they have not. What those in trouble have done happens before what it does now; so does, if anybody is left
-// out, what the others have stored, by time. o.lost and o.refused_by_any are then what the blocks have found: close() takes it
-// out of what blocks share. `sent`: this kernel's blocks have passed last_to_send.
+// out, what the others have stored, by time alone. o.lost and o.refused_by_any are then what the blocks have found: close() takes
+// it out of what blocks share. `sent`: this kernel's blocks have passed last_to_send.
 __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool sent) {
     __syncthreads();
     if (o.gone | o.refused | o.troubled) return is_to_close(o, stage, sent);

@@ -8,7 +8,7 @@ namespace epw {
 
 constexpr uint32_t kBlockChunks = EPW_FP8_BLOCK * 2 / 16; // 16-byte chunks of input that share a scale
 constexpr uint32_t kQuantised = 2;                        // of these a thread works on at once
-constexpr uint32_t kBlockLanes = kBlockChunks / kQuantised;
+constexpr uint32_t kBlockThreads = kBlockChunks / kQuantised;
 
 __host__ __device__ constexpr bool quantises(uint32_t payload) {
     return payload == EPW_PAYLOAD_FP8_F32 || payload == EPW_PAYLOAD_FP8_POW2 || payload == EPW_PAYLOAD_FP8_UE8M0;
@@ -20,8 +20,8 @@ __host__ __device__ constexpr uint32_t scale_bytes(uint32_t payload) { return pa
 // Chunk k of those of this thread. Neighbours share a block of channels, a half of it each time, so that loads take whole
 // sectors; every other block takes its halves in reverse, so that what 16 threads store at once lies in different banks.
 __device__ __forceinline__ uint32_t quantised_chunk(uint32_t k) {
-    uint32_t first = 2 * (threadIdx.x & ~(kBlockLanes - 1)) | (threadIdx.x & (kBlockChunks - 1));
-    return first ^ k * kBlockLanes;
+    uint32_t first = 2 * (threadIdx.x & ~(kBlockThreads - 1)) | (threadIdx.x & (kBlockChunks - 1));
+    return first ^ k * kBlockThreads;
 }
 
 // Eight values to e4m3.
@@ -29,15 +29,15 @@ template <typename T> __device__ __forceinline__ uint2 quantise_eight(uint4 x, f
     return {quantise_four<T>(x.x, x.y, inverse), quantise_four<T>(x.z, x.w, inverse)};
 }
 
-// This thread's chunks of the staged piece to `payload`, and their block's scale to `scales`. By whole warps: kBlockLanes
-// neighbours share a block. Lanes that are not `inside` only lend a hand.
+// This thread's chunks of the staged piece to `payload`, and their block's scale to `scales`. By whole warps: kBlockThreads
+// neighbours share a block. Threads that are not `inside` only lend a hand.
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void quantise_chunks(const uint4 (&x)[kQuantised], bool inside, unsigned char *payload,
                                                 unsigned char *scales) {
     uint32_t largest = T::larger(T::larger(T::larger(x[0].x, x[0].y), T::larger(x[0].z, x[0].w)),
                                  T::larger(T::larger(x[1].x, x[1].y), T::larger(x[1].z, x[1].w)));
 #pragma unroll
-    for (uint32_t step = kBlockLanes / 2; step > 0; step /= 2) {
+    for (uint32_t step = kBlockThreads / 2; step > 0; step /= 2) {
         largest = T::larger(largest, __shfl_xor_sync(0xffffffffu, largest, step));
     }
     if (!inside) return;
@@ -47,11 +47,11 @@ __device__ __forceinline__ void quantise_chunks(const uint4 (&x)[kQuantised], bo
     for (uint32_t k = 0; k < kQuantised; k++) {
         reinterpret_cast<uint2 *>(payload)[quantised_chunk(k)] = quantise_eight<T>(x[k], s.inverse);
     }
-    if (threadIdx.x % kBlockLanes != 0) return;
+    if (threadIdx.x % kBlockThreads != 0) return;
     if (Payload == EPW_PAYLOAD_FP8_UE8M0) {
-        scales[threadIdx.x / kBlockLanes] = __float_as_uint(s.scale) >> 23;
+        scales[threadIdx.x / kBlockThreads] = __float_as_uint(s.scale) >> 23;
     } else {
-        reinterpret_cast<float *>(scales)[threadIdx.x / kBlockLanes] = s.scale;
+        reinterpret_cast<float *>(scales)[threadIdx.x / kBlockThreads] = s.scale;
     }
 }
 
