@@ -180,6 +180,7 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
         if (sent) o.sent_before += gridDim.x;
         o.absent = o.last && !await_blocks(o);
         if (o.absent) {
+            const uint64_t unsent = (o.sent_before - ptx::load_relaxed_gpu(&c->sent_blocks)) & (kGaveUp - 1);
             // From here on no block begins that takes part. Those that have begun end within their bounds; those that come late
             // are out at once. Writer: this thread. Reader: pass_by() in a block that comes late: counters first, then stage.
 #pragma unroll 1
@@ -192,7 +193,7 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
             for (uint32_t i = 0; i < c->blocks; i++) c->turns[i].stage = stage;
             __threadfence();
             await_blocks(o);
-            if (sent) lose_own(o, stage);
+            if (sent && unsent != 0) lose_own(o, stage);
         }
         o.lost = ptx::load_relaxed_gpu(&o.peers->gone);
         o.refused_by_any = ptx::load_relaxed_gpu(&c->refused);
