@@ -239,6 +239,7 @@ static void disconnected(uint32_t gpus) {
     }
     echo_rank other = *r;
     other.lane = 1;
+    REQUIRE_CUDA(cudaSetDevice(r->config.device));
     other.rows = echo_take((size_t)config.experts * config.max_tokens * config.hidden * 2, 0);
     echo_dispatch(&other, ECHO_BOTH);
     echo_settle(&e, "a dispatch that loses the peer");
