@@ -373,6 +373,8 @@ static void arrived(epw_machine *m, epw_lane_peer *p, uint64_t word, uint64_t no
     uint32_t value = epw_word_value(word);
     if (m->paying) {
         pay(m, p);
+        /* A word is a sign of life, for the call that waits behind the debt as well. */
+        p->clock.since = p->debt_clock.since = now;
         return;
     }
     if (m->stage == EPW_STAGE_SENDING) {

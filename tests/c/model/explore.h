@@ -119,8 +119,14 @@ typedef struct chosen {
     const char *broken;
 } chosen;
 
+enum { EVERY = 255 };
+
 static void choose(walker *w, state *next) {
     chosen *c = (chosen *)w;
+    if (c->number == EVERY) {
+        printf("  it can only stay as it is:\n");
+        print_move(w, next);
+    }
     if (w->moves != c->number) return;
     c->next = *next;
     c->broken = w->broken;
@@ -215,7 +221,7 @@ static findings explore(const model *m, uint64_t limit, bool print) {
         find_moves(&e.w, &s);
         if (f->broken == NULL && e.changes == 0 && !finished(m, &s)) {
             f->broken = deadlock;
-            e.bad = 255;
+            e.bad = EVERY;
         }
         if (f->broken != NULL && print) {
             printf("  %s: %s\n", m->name, f->broken);

@@ -63,6 +63,7 @@ static void check_suspicion(walker *w, const state *s, unsigned r, unsigned p, c
     if (me->epoch == m->epochs && me->epoch > 1 && !m->timed && !unwell)
         breaks(w, "a rank is given up after the change of membership");
     if (unwell || (moved && !expired)) return;
+    if (m->crossed) return; /* callers that wait for each other are told so, see age_lane */
     if (m->timed) breaks(w, "a rank is given up that was neither dead nor stopped");
     if (!m->timed && m->timeouts == TIMEOUTS_NONE) breaks(w, "a rank is given up without a timeout");
 }
@@ -138,35 +139,44 @@ static bool same_clock(const epw_clock *a, const epw_clock *b, unsigned lanes) {
     return same;
 }
 
-static bool same_peer(const epw_lane_peer *a, const epw_lane_peer *b, unsigned lanes) {
+/* Is what two machines know of a peer the same, but for clocks that do not run? */
+static bool same_peer(const lane *one, const lane *other, unsigned p) {
+    const epw_lane_peer *a = &one->peers[p], *b = &other->peers[p];
+    bool running = one->m.wait.running && (a->part & EPW_PART_AWAITED), owed = one->m.paying && a->owed;
     return a->part == b->part && a->owed == b->owed && a->posts == b->posts && a->suspected == b->suspected &&
-           a->received == b->received && same_clock(&a->clock, &b->clock, lanes) &&
-           same_clock(&a->debt_clock, &b->debt_clock, lanes);
+           a->received == b->received && (!running || same_clock(&a->clock, &b->clock, one->m.lanes)) &&
+           (!owed || same_clock(&a->debt_clock, &b->debt_clock, one->m.lanes));
+}
+
+/* Takes in the lane's own words to itself. What it has to tell itself comes before. */
+static bool see_itself(walker *w, state *s, unsigned r, unsigned l) {
+    lane *at = &s->ranks[r].lanes[l];
+    uint32_t word;
+    if (at->peers[r].posts != 0 || !epw_lane_awaits(&at->m, r, &word)) return false;
+    epw_look seen = look_at(s, r, l, r, word);
+    lane before = *at;
+    epw_lane_see(&at->m, r, &seen, NOW);
+    if (at->peers[r].suspected) breaks(w, "a rank gives itself up");
+    return !same_peer(&before, at, r);
 }
 
 /* Does what others cannot see, until something is to be done that they can. */
 static void settle(walker *w, state *s, unsigned r, unsigned l) {
     lane *at = &s->ranks[r].lanes[l];
+    bind(at);
     for (;;) {
-        uint32_t word;
-        bind(at);
-        while (epw_lane_awaits(&at->m, r, &word)) {
-            epw_look seen = look_at(s, r, l, r, word);
-            epw_lane_peer before = at->peers[r];
-            epw_lane_see(&at->m, r, &seen, NOW);
-            if (at->peers[r].suspected) breaks(w, "a rank gives itself up");
-            if (same_peer(&before, &at->peers[r], w->m->lanes)) break;
-        }
+        see_itself(w, s, r, l);
         lane copy = *at;
         epw_decision d = epw_lane_decide(&at->m, NOW);
-        if (d.act == EPW_ACT_DONE || d.act == EPW_ACT_SLEEP) return;
-        if (d.act == EPW_ACT_LAY_OUT || (d.act == EPW_ACT_POST && d.peer == r)) {
+        if (d.act == EPW_ACT_DONE || d.act == EPW_ACT_SLEEP) {
+            if (!see_itself(w, s, r, l)) return;
+        } else if (d.act == EPW_ACT_LAY_OUT || (d.act == EPW_ACT_POST && d.peer == r)) {
             carry_out(w, s, r, l, &d);
-            continue;
+        } else {
+            *at = copy;
+            bind(at);
+            return;
         }
-        *at = copy;
-        bind(at);
-        return;
     }
 }
 
@@ -264,7 +274,7 @@ static bool see(walker *w, const state *s, unsigned r, unsigned l, unsigned p, c
     bind(&after);
     after.loads = 0;
     epw_lane_see(&after.m, p, seen, late ? LATE : NOW);
-    if (same_peer(&before->peers[p], &after.peers[p], w->m->lanes)) return false;
+    if (same_peer(before, &after, p)) return false;
     bool given_up = after.peers[p].suspected && !before->peers[p].suspected;
     if (late && !given_up) return false; /* what would be seen in time as well */
     state next = *s;
@@ -277,7 +287,7 @@ static bool see(walker *w, const state *s, unsigned r, unsigned l, unsigned p, c
 }
 
 static bool may_expire(const model *m, const state *s, unsigned r) {
-    return !m->timed && s->timeouts > 0 && (s->timeouts != TIMEOUTS_ANY || s->ranks[r].epoch < m->epochs);
+    return !m->timed && s->timeouts > 0 && (s->ranks[r].epoch < m->epochs || m->epochs == 1);
 }
 
 static void look(walker *w, const state *s, unsigned r, unsigned l, unsigned p, uint32_t word) {
@@ -374,6 +384,16 @@ static bool callers_turn(const lane *at) {
            stage == EPW_STAGE_DISPATCHED || stage == EPW_STAGE_ANSWERED;
 }
 
+/* In crossed models, is it this lane's turn? */
+static bool lanes_turn(const model *m, const rank *me, unsigned r, unsigned l) {
+    if (!m->crossed) return true;
+    for (unsigned k = 0; k < m->lanes; k++) {
+        bool before = r == 0 ? k < l : k > l;
+        if (before && (me->lanes[k].left > 0 || me->lanes[k].m.stage != EPW_STAGE_FREE)) return false;
+    }
+    return true;
+}
+
 static void call(walker *w, const state *s, unsigned r, unsigned l, const char *text) {
     const model *m = w->m;
     state next = *s;
@@ -412,7 +432,7 @@ static void callers_moves(walker *w, const state *s, unsigned r, unsigned l) {
     const lane *at = &s->ranks[r].lanes[l];
     epw_stage stage = at->m.stage;
     if (at->loads > 0 || at->m.posts > 0) return;
-    if (callers_turn(at)) call(w, s, r, l, texts[stage]);
+    if (callers_turn(at) && lanes_turn(m, &s->ranks[r], r, l)) call(w, s, r, l, texts[stage]);
     if (m->events && !at->m.wait.running && (stage == EPW_STAGE_SENT || stage == EPW_STAGE_ANSWERED)) {
         state next = *s;
         lane *to = &next.ranks[r].lanes[l];
@@ -590,19 +610,24 @@ static void age_lane(walker *w, state *s, unsigned r, unsigned l) {
         older(&at->peers[p].debt_clock.since);
     }
     at->alone = waiting && waits_for_faulty_alone(m, s, r, l) ? at->alone + 1 : 0;
-    if (callers_turn(at) || (l == 0 && may_change(m, s, r))) at->away++;
+    uint64_t age = (NOW - began) / UNIT + 1;
+    if (at->alone > age) at->alone = (uint8_t)age; /* in an earlier wait */
+    bool due = (callers_turn(at) && lanes_turn(m, &s->ranks[r], r, l)) || (l == 0 && may_change(m, s, r));
+    if (due && s->ranks[r].fate == AWAKE) at->away++;
     if (!well || !waiting) return;
     if (at->alone * UNIT > bound) breaks(w, "a wait for the faulty rank alone outlasts its deadline");
-    if (m->away == 0 && m->later == 0 && m->longs == 0 && NOW - began >= 2 * bound)
+    if (m->crossed && NOW - began > EPW_WAIT_DEADLINES_MAX * bound)
+        breaks(w, "ranks that wait for each other do so without end");
+    if (m->away == 0 && m->longs == 0 && !m->crossed && NOW - began >= 2 * bound)
         breaks(w, "a wait outlasts two deadlines");
     if (NOW - began >= (AGES - 2) * UNIT) breaks(w, "a wait outlasts what the model tells apart");
 }
 
 static bool caller_may_stay(const model *m, const state *s, unsigned r) {
-    uint8_t allowed = r == faulty(m) && m->later > m->away ? m->later : m->away;
+    uint8_t allowed = m->late == 0 || has(m->late, r) ? m->away : 0;
     for (unsigned l = 0; l < m->lanes; l++) {
         const lane *at = &s->ranks[r].lanes[l];
-        bool due = callers_turn(at) || (l == 0 && may_change(m, s, r));
+        bool due = (callers_turn(at) && lanes_turn(m, &s->ranks[r], r, l)) || (l == 0 && may_change(m, s, r));
         if (due && at->away >= allowed) return false;
     }
     return true;
@@ -618,7 +643,7 @@ static bool would_move(const model *m, const state *s, unsigned r, unsigned l) {
         lane copy = *at;
         bind(&copy);
         epw_lane_see(&copy.m, p, &seen, NOW);
-        if (!same_peer(&at->peers[p], &copy.peers[p], m->lanes)) return true;
+        if (!same_peer(at, &copy, p)) return true;
     }
     return false;
 }

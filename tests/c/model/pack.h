@@ -226,8 +226,29 @@ static void number_beacons(const model *m, state *s) {
     }
 }
 
+/* A word, farewell or epoch word of an epoch before the reader's has the effect of none: check_old_words in
+ * model.c tries this with the very rules. Nor does it matter what lies at a dead rank. */
+static void forget_old_words(const model *m, state *s) {
+    static const uint8_t words[] = {EPW_WORD_EPOCH, EPW_WORD_DROPPED, EPW_WORD_DISPATCH, EPW_WORD_COMBINE};
+    for (unsigned w = 0; w < m->ranks; w++) {
+        for (unsigned r = 0; r < m->ranks; r++) {
+            bool dead = s->ranks[r].fate == DEAD;
+            for (unsigned l = 0; l < m->lanes; l++) {
+                for (unsigned i = 0; i < sizeof words; i++) {
+                    uint64_t *word = word_at(s, w, r, l, words[i]);
+                    if (dead || *word >> 41 < s->ranks[r].epoch) *word = 0;
+                }
+                if (dead) *word_at(s, w, r, l, EPW_WORD_BEACON) = 0;
+            }
+        }
+    }
+}
+
 static void state_fields(codec *c, const model *m, state *s) {
-    if (!c->unpacking) number_beacons(m, s);
+    if (!c->unpacking) {
+        number_beacons(m, s);
+        forget_old_words(m, s);
+    }
     FIELD(c, s->timeouts, 8);
     for (unsigned w = 0; w < m->ranks; w++) {
         for (unsigned r = 0; r < m->ranks; r++) {

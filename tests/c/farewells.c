@@ -1,0 +1,131 @@
+/* Who goes says so: a rank that leaves, that disconnects a peer or gives one up on another lane posts a
+ * farewell, and whoever waits for it knows at once, asleep or not. */
+#include "ep/host/host.h"
+#include "group.h"
+
+#include "base/clock.h"
+
+#include <pthread.h>
+#include <time.h>
+
+enum { LONG_MS = 20000 };
+
+static epw_handle send(epw_buffer *b, uint32_t rank, int32_t lane) {
+    static _Thread_local batch made;
+    epw_handle handle = 0;
+    epw_dispatch_input in = make_batch(&made, rank);
+    in.lane = lane;
+    in.layout = EPW_RANK_MAJOR;
+    CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
+    return handle;
+}
+
+/* Receives what never comes: it must end by a farewell, long before the deadline. */
+static void receive_nothing(epw_buffer *b, epw_handle handle) {
+    epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    uint64_t began = epw_now_ns();
+    CHECK_OK(epw_dispatch_receive(b, handle, &nothing, &outcome));
+    CHECK_MSG(epw_now_ns() - began < LONG_MS / 2 * MS, "it took the deadline");
+    CHECK(outcome.missing.bits[0] == 2 && outcome.record.cause == EPW_CAUSE_DROPPED);
+}
+
+static void a_rank_that_leaves_is_not_waited_for(void) {
+    group g = make_group(2, LONG_MS * MS);
+    activate(&g, 1);
+    epw_handle handle = send(g.of[0], 0, 0);
+    epw_buffer_destroy(g.of[1]);
+    g.ranks = 1;
+    receive_nothing(g.of[0], handle);
+    destroy(&g);
+}
+
+/* As a lane does that waits in vain: on the other lane, which is idle, the peer is told as well. */
+static void a_suspect_is_told_on_idle_lanes_too(void) {
+    group g = make_group(2, LONG_MS * MS);
+    activate(&g, 1);
+    epw_handle handle = send(g.of[0], 0, 1);
+    epw_peers_suspect(&g.of[1]->peers, 0);
+    pthread_mutex_lock(&g.of[1]->lanes[0].lock);
+    epw_host_unlock(g.of[1], &g.of[1]->lanes[0]);
+    receive_nothing(g.of[0], handle);
+    destroy(&g);
+}
+
+static void a_peer_is_told_before_it_is_disconnected(void) {
+    group g = make_group(2, LONG_MS * MS);
+    activate(&g, 1);
+    epw_handle handle = send(g.of[0], 0, 1);
+    epw_peers_suspect(&g.of[1]->peers, 0);
+    CHECK_OK(epw_buffer_disconnect(g.of[1], 0));
+    receive_nothing(g.of[0], handle);
+    destroy(&g);
+}
+
+/* Nobody calls rank 0 again: what its released operation owes is paid in the background. */
+static void a_released_operation_is_paid_in_the_background(void) {
+    group g = make_group(2, LONG_MS * MS);
+    activate(&g, 1);
+    CHECK_OK(epw_release(g.of[0], send(g.of[0], 0, 0)));
+    epw_handle handle = send(g.of[1], 1, 0);
+    epw_dispatch_output received = EPW_DISPATCH_OUTPUT_INIT;
+    CHECK_OK(epw_dispatch_receive(g.of[1], handle, &received, NULL));
+    static _Alignas(64) uint16_t sums[TOKENS * HIDDEN];
+    epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+    epw_combine_output result = EPW_COMBINE_OUTPUT_INIT;
+    result.out = sums;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    uint64_t began = epw_now_ns();
+    CHECK_OK(epw_combine(g.of[1], handle, &answer, &result, &outcome));
+    CHECK_MSG(epw_now_ns() - began < LONG_MS / 2 * MS, "it took the deadline");
+    CHECK(outcome.record.cause == EPW_CAUSE_PARTIAL);
+    destroy(&g);
+}
+
+/* ---- A sleeper is woken ---- */
+
+typedef struct sleeper {
+    const epw_peers *peers;
+    epw_watch watch;
+    uint64_t slept_ns;
+} sleeper;
+
+static void *sleep_once(void *argument) {
+    sleeper *s = argument;
+    uint64_t began = epw_now_ns();
+    epw_watch_sleep(s->peers, 0, &s->watch, UINT64_MAX);
+    s->slept_ns = epw_now_ns() - began;
+    return NULL;
+}
+
+/* Who has waited for seconds sleeps 16 ms at a time; a word wakes it. The shortest of many sleeps tells. */
+static void a_word_wakes_a_sleeper(uint32_t word) {
+    group g = make_group(2, LONG_MS * MS);
+    uint64_t shortest = UINT64_MAX;
+    for (uint32_t round = 1; round <= 20; round++) {
+        sleeper s = {.peers = &g.of[0]->peers};
+        epw_look seen;
+        epw_look_at(s.peers, 0, 1, EPW_WORD_DISPATCH, &seen);
+        epw_watch_set(&s.watch, 1, EPW_WORD_DISPATCH, &seen, 1, UINT64_MAX);
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, sleep_once, &s) == 0);
+        nanosleep(&(struct timespec){0, 3000000}, NULL);
+        epw_signal(&g.of[1]->peers, 0, 0, word, epw_word(1, round, 0), NULL, 0);
+        pthread_join(thread, NULL);
+        if (s.slept_ns < shortest) shortest = s.slept_ns;
+    }
+    CHECK_MSG(shortest < 12 * MS, "word %u: the shortest of 20 sleeps took %llu us", word,
+              (unsigned long long)(shortest / 1000));
+    destroy(&g);
+}
+
+int main(void) {
+    a_rank_that_leaves_is_not_waited_for();
+    a_suspect_is_told_on_idle_lanes_too();
+    a_peer_is_told_before_it_is_disconnected();
+    a_released_operation_is_paid_in_the_background();
+    a_word_wakes_a_sleeper(EPW_WORD_DISPATCH);
+    a_word_wakes_a_sleeper(EPW_WORD_DROPPED);
+    a_word_wakes_a_sleeper(EPW_WORD_EPOCH);
+    return check_result("farewells");
+}
