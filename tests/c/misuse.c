@@ -317,6 +317,24 @@ static void a_wrong_combine_leaves_the_handle_usable(void) {
     destroy(&g);
 }
 
+/* The lane is held again, by another operation: the old handle must not reach it. */
+static void a_used_handle_is_not_taken_for_the_next_one(void) {
+    static batch made;
+    group g = make_group(2, 100 * MS);
+    activate(&g, 1);
+    epw_handle first, second;
+    epw_dispatch_input in = make_batch(&made, 0);
+    in.lane = 0;
+    CHECK_OK(epw_dispatch(g.of[0], &in, NULL, &first, NULL));
+    CHECK_OK(epw_release(g.of[0], first));
+    CHECK_OK(epw_buffer_set_active(g.of[0], &(epw_mask){{3}}, 2));
+    CHECK_OK(epw_buffer_set_active(g.of[1], &(epw_mask){{3}}, 2));
+    CHECK_OK(epw_dispatch(g.of[0], &in, NULL, &second, NULL));
+    REFUSED(epw_release(g.of[0], first), EPW_ERR_STATE, "release", 0, -1, "consumed");
+    CHECK_OK(epw_release(g.of[0], second));
+    destroy(&g);
+}
+
 static void quantisers_name_what_is_wrong(void) {
     static uint16_t back[128];
     static uint8_t q[128];
@@ -360,6 +378,7 @@ int main(void) {
     membership_is_guarded();
     a_refused_dispatch_is_as_never_made();
     a_wrong_combine_leaves_the_handle_usable();
+    a_used_handle_is_not_taken_for_the_next_one();
     quantisers_name_what_is_wrong();
     return check_result("misuse");
 }

@@ -399,7 +399,9 @@ static void call(walker *w, const state *s, unsigned r, unsigned l, const char *
     state next = *s;
     rank *me = &next.ranks[r];
     lane *at = &me->lanes[l];
-    uint64_t deadline = has(m->longs, r) ? LONG : DEADLINE;
+    unsigned begun = m->ops - at->left + (at->m.stage == EPW_STAGE_FREE);
+    bool longer = has(m->longs, r) && (!m->long_once || begun == 1);
+    uint64_t deadline = longer ? LONG : DEADLINE;
     bind(at);
     at->away = 0;
     switch (at->m.stage) {
@@ -663,6 +665,18 @@ static void check_sleepers(walker *w, const state *before, const state *after) {
     }
 }
 
+/* Nothing is left to do but wait: not for one that has said that it will not come. */
+static void check_farewells(walker *w, const state *s, unsigned r, unsigned l) {
+    const lane *at = &s->ranks[r].lanes[l];
+    uint32_t word;
+    for (unsigned p = 0; p < w->m->ranks; p++) {
+        if (!epw_lane_awaits(&at->m, p, &word)) continue;
+        if (word_of(s, p, r, l, EPW_WORD_DROPPED) >> 41 >= at->m.epoch ||
+            word_of(s, p, r, l, EPW_WORD_EPOCH) >> 41 > at->m.epoch)
+            breaks(w, "a lane waits for a rank that is gone and has said so");
+    }
+}
+
 static void tick(walker *w, const state *s) {
     const model *m = w->m;
     bool somebody = false;
@@ -681,6 +695,9 @@ static void tick(walker *w, const state *s) {
     bind_all(&next);
     for (unsigned r = 0; r < m->ranks; r++) {
         for (unsigned l = 0; l < m->lanes && s->ranks[r].fate != DEAD; l++) age_lane(w, &next, r, l);
+    }
+    for (unsigned r = 0; r < m->ranks; r++) {
+        for (unsigned l = 0; l < m->lanes && s->ranks[r].fate == AWAKE; l++) check_farewells(w, s, r, l);
     }
     check_sleepers(w, s, &next);
     emit(w, &next, "a quarter of the deadline passes", MAX_RANKS, 0, 0);

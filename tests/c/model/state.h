@@ -73,12 +73,13 @@ typedef struct model {
     bool replaced;                /* the dead rank comes back as another incarnation, in the last epoch */
     /* Without `timed`: how many waits may expire, at any time for no reason. */
     uint8_t timeouts;
-    bool timed;   /* time passes, see moves.h */
-    uint8_t away; /* units that a caller may stay away when it is its turn */
-    mask late;    /* whose callers may; 0: all */
-    bool crossed; /* one lane at a time: rank 0 begins with the first lane, the others with the last */
-    mask longs;   /* ranks whose calls have a longer deadline */
-    fault fault;  /* what befalls the last rank, at any step */
+    bool timed;     /* time passes, see moves.h */
+    uint8_t away;   /* units that a caller may stay away when it is its turn */
+    mask late;      /* whose callers may; 0: all */
+    bool crossed;   /* one lane at a time: rank 0 begins with the first lane, the others with the last */
+    mask longs;     /* ranks whose calls have a longer deadline */
+    bool long_once; /* only in their first operation */
+    fault fault;    /* what befalls the last rank, at any step */
 } model;
 
 static inline bool has(mask m, unsigned r) {
