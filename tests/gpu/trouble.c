@@ -81,6 +81,7 @@ static void late_receive(uint32_t gpus) {
         REQUIRE(took > bound_ms * MS, "no block was late: receiving took %llu us",
                 (unsigned long long)(took / 1000));
         echo_missing(r, 0, "late blocks");
+        REQUIRE_CUDA(cudaStreamSynchronize(hogs)); /* a whole combine needs the SMs */
         echo_combine(r, ECHO_BOTH);
         echo_settle(&e, "combine");
         REQUIRE(echo_wrong(&e, r, 1) == 0, "%u tokens are wrong without late blocks", echo_wrong(&e, r, 1));
