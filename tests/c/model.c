@@ -8,8 +8,9 @@
  *  - with time: nobody but a rank that died or was stopped is given up, though callers stay away for almost a
  *    deadline whenever it is their turn; a wait for that rank alone ends within a deadline and, where callers
  *    are prompt, any other within two; nobody waits for a rank that has said farewell, and no lane sleeps
- * past what it should do. That the explorer finds what is broken is shown by tests/faults, which plants
- * faults in the product.
+ *    past what it should do.
+ *
+ * That the explorer finds what is broken is shown by tests/faults, which plants faults in the product.
  *
  * model                       the default models, in about a minute
  * model rules                 what the exploration takes for granted of the rules
@@ -63,6 +64,8 @@ static const model sound[] = {
     MODEL("left-out-3", 3, 1, 1, LEAVES, .timed = true, .eager = true),
     MODEL("late-halves-2", 2, 1, 2, ENDS, .timed = true, .split = true, .away = 3),
     MODEL("late-halves-3", 3, 1, 1, ENDS, CRASH, .split = true, .away = 3, .late = 1),
+    MODEL("late-halves-3-all", 3, 1, 1, ENDS, CRASH, .split = true, .away = 3),
+    MODEL("event-2-release", 2, 1, 2, ENDS, CRASH, .release = true, .split = true, .events = true, .away = 3),
     MODEL("event-3", 3, 1, 1, ENDS, CRASH, .split = true, .events = true, .away = 3, .late = 1),
     MODEL("long-3", 3, 1, 2, ENDS, CRASH, .longs = 1, .away = 1),
     MODEL("debt-2", 2, 1, 2, ENDS, CRASH, .release = true, .longs = 1, .away = 3, .late = 1),
@@ -78,9 +81,7 @@ static const model large[] = {
     MODEL("any-3-release", 3, 1, 1, ENDS, .release = true, .timeouts = 1),
     MODEL("one-timeout-2x2-release", 2, 2, 1, STAYS, .release = true, .timeouts = 1),
     MODEL("crash-3x2", 3, 2, 1, ENDS, CRASH),
-    MODEL("late-halves-3-all", 3, 1, 1, ENDS, CRASH, .split = true, .away = 3),
     MODEL("event-3-all", 3, 1, 1, ENDS, CRASH, .split = true, .events = true, .away = 3),
-    MODEL("event-2-release", 2, 1, 2, ENDS, CRASH, .release = true, .split = true, .events = true, .away = 3),
     MODEL("debt-3", 3, 1, 2, ENDS, CRASH, .release = true, .longs = 1),
 };
 
