@@ -98,6 +98,7 @@ pub mod env;
 mod error;
 mod ffi;
 pub mod group;
+pub mod guide;
 pub mod launch;
 mod mask;
 mod numerics;

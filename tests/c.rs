@@ -20,7 +20,7 @@ macro_rules! c_programs {
 }
 
 c_programs! {
-    "tests/c" { api blobs cuda cuda_window deadlines enqueue exchange failures fd_server float_state forks hostile init leases memory_limit misuse model numerics payload_tail pool private_bytes rings terms waits window }
+    "tests/c" { api blobs cuda cuda_window deadlines enqueue exchange failures fd_server float_state forks hostile init leases memory_limit misuse numerics payload_tail pool private_bytes rings terms waits window }
     "examples/c" { two_processes }
 }
 

@@ -372,3 +372,69 @@ mod c {
         assert!(found.is_empty(), "{found:#?}");
     }
 }
+
+/// The lists of files in the guide for developers, against the tree.
+mod guide {
+    use std::fs;
+
+    struct Step {
+        path: String,
+        name: String,
+    }
+
+    /// The numbered lines below a heading: "1. `path`: ... `name` ...".
+    fn way(heading: &str) -> Vec<Step> {
+        let guide = fs::read_to_string("src/guide/developers.rs").unwrap();
+        let part = guide.split(heading).nth(1).unwrap_or_else(|| panic!("no heading {heading}"));
+        let part = part.split("\n//! # ").next().unwrap();
+        let lines = part.lines().filter_map(|line| line.strip_prefix("//! "));
+        let numbered = lines.filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
+        let steps: Vec<Step> = numbered
+            .enumerate()
+            .map(|(i, line)| {
+                assert!(line.starts_with(&format!("{}. ", i + 1)), "{line}");
+                let mut quoted = line.split('`').skip(1).step_by(2).map(str::to_owned);
+                let (path, name) = (quoted.next().unwrap(), quoted.next().unwrap());
+                Step { path, name }
+            })
+            .collect();
+        assert!(!steps.is_empty(), "{heading}");
+        steps
+    }
+
+    fn has_word(text: &str, word: &str) -> bool {
+        let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
+        text.split(|c| !part_of_word(c)).any(|found| found == word)
+    }
+
+    /// Every file is there and has what is named; and what is named is used by another file of the way, or is in the table of
+    /// the engine that the way goes through.
+    fn check(heading: &str, most: usize, first: &str, tables: &[&str]) {
+        let steps = way(heading);
+        assert!(steps.len() <= most, "{} files, more than {most}", steps.len());
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        for step in &steps {
+            assert!(has_word(&text(&step.path), &step.name), "{} has no {}", step.path, step.name);
+            let others = steps.iter().map(|other| other.path.as_str()).filter(|path| *path != step.path);
+            let mut users = others.chain(tables.iter().copied());
+            assert!(
+                step.name == first || users.any(|path| has_word(&text(path), &step.name)),
+                "nobody on the way uses {} of {}",
+                step.name,
+                step.path
+            );
+        }
+    }
+
+    #[test]
+    fn the_way_of_a_token_on_the_host_is_that_of_the_tree() {
+        let tables = ["c/ep/host/engine.c", "src/buffer/dispatched.rs"];
+        check("# The way of a token on the host", 14, "dispatch_blocking", &tables);
+    }
+
+    #[test]
+    fn the_way_of_a_token_on_a_gpu_is_that_of_the_tree() {
+        let tables = ["c/ep/gpu/engine.c", "src/buffer/dispatched.rs", "kernels/ep/shape.cuh"];
+        check("# The way of a token on a GPU", 20, "enqueue_dispatch", &tables);
+    }
+}

@@ -188,6 +188,7 @@ void epw_lane_begin_epoch(epw_machine *m, uint32_t epoch, const uint64_t *incarn
                           const epw_mask *members, uint64_t now) {
     m->epoch = epoch;
     m->op = m->debt_op = m->debt_more = 0;
+    m->debt_more_ns = 0;
     m->wrapped = m->paying = m->wait.running = m->beaconed = false;
     m->posts = m->post_at = 0;
     m->spoke = now;

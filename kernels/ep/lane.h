@@ -8,8 +8,8 @@
 #include "base/gpu.h"
 #include "ep/layout.h"
 
-#define EPW_GPU_BLOCKS 256           /* of a kernel, at most */
-#define EPW_GPU_NOTES  64            /* of bad ids, by one operation: so few that no two writers are in one slot of the ring */
+#define EPW_GPU_BLOCKS 256 /* of a kernel, at most */
+#define EPW_GPU_NOTES  64  /* of bad ids, by one operation: so few that no two writers are in one slot of the ring */
 
 /* What a lane is doing. Operations that find it otherwise do nothing but leave a record (EPW_CAUSE_HELD). */
 enum {

@@ -2,9 +2,9 @@
 //
 // Every block waits for itself, one thread to a peer, or to two if there are more than a warp has threads. A rank's word is
 // posted by the last block of a grid whose first ones may already wait, for that word too: so all blocks of the kernels that wait
-// must find SMs (c/ep/gpu/engine.c, choose_blocks). Blocks may judge differently: one sees the last look before the deadline fail,
-// another sees the word. Whoever gives a peer up says so in peers->gone, and the block that closes the operation, which alone
-// decides what the half has delivered, leaves out everybody named there.
+// must find SMs (c/ep/gpu/engine.c, choose_blocks). Blocks may judge differently: one sees the last look before the deadline
+// fail, another sees the word. Whoever gives a peer up says so in peers->gone, and the block that closes the operation, which
+// alone decides what the half has delivered, leaves out everybody named there.
 #pragma once
 
 #include "kernels/peer/record.cuh"

@@ -91,6 +91,45 @@ static void *send_later(void *argument) {
     return NULL;
 }
 
+static uint64_t own_cpu_ns(void) {
+    struct timespec used;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return (uint64_t)used.tv_sec * 1000 * MS + (uint64_t)used.tv_nsec;
+}
+
+/* A rank that waits for seconds leaves its core to others: under 1 percent of it after the first 10 ms. */
+static void a_long_wait_takes_next_to_nothing_of_a_core(void) {
+    enum { LATE_MS = 2000, FIRST_MS = 10 };
+    group g = make_group(2, 1000 * MS);
+    activate(&g, 1);
+    static batch mine, others;
+    epw_dispatch_input in = make_batch(&others, 1);
+    in.layout = EPW_RANK_MAJOR;
+    sender s = {.buffer = g.of[1], .input = &in, .after_ns = LATE_MS * MS};
+    epw_handle handle;
+    epw_dispatch_input own = make_batch(&mine, 0);
+    own.layout = EPW_RANK_MAJOR;
+    own.deadline_ns = 10000 * MS;
+    CHECK_OK(epw_dispatch(g.of[0], &own, NULL, &handle, NULL));
+    pthread_t thread;
+    pthread_create(&thread, NULL, send_later, &s);
+    epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    uint64_t began = now_ns(), used = own_cpu_ns();
+    CHECK_OK(epw_dispatch_receive(g.of[0], handle, &nothing, &outcome));
+    used = own_cpu_ns() - used;
+    uint64_t took = now_ns() - began;
+    pthread_join(thread, NULL);
+    CHECK(!outcome.degraded && took > LATE_MS * MS * 9 / 10);
+    CHECK_MSG(used < FIRST_MS * MS + took / 100, "%llu us of %llu ms", (unsigned long long)(used / 1000),
+              (unsigned long long)(took / MS));
+    printf("a wait of %llu ms took %llu us of a core\n", (unsigned long long)(took / MS),
+           (unsigned long long)(used / 1000));
+    CHECK_OK(epw_release(g.of[0], handle));
+    CHECK_OK(epw_release(g.of[1], s.handle));
+    destroy(&g);
+}
+
 /* Rank 1's single row comes while rank 0 copies many of its own, which it has at once. */
 static void who_comes_while_this_rank_copies_kept_nobody_waiting(void) {
     group g = {.ranks = 2};
@@ -160,5 +199,6 @@ static void who_comes_while_this_rank_copies_kept_nobody_waiting(void) {
 int main(void) {
     a_late_peer_shows_and_the_others_do_not();
     who_comes_while_this_rank_copies_kept_nobody_waiting();
+    a_long_wait_takes_next_to_nothing_of_a_core();
     return check_result("waits");
 }

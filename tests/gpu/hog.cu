@@ -5,7 +5,8 @@
 
 namespace {
 
-// Of an SM's 228 KiB of shared memory: with this, no block of any other kernel that needs some fits beside it.
+// Of an SM's 228 KiB of shared memory: with this, no block of any other kernel that needs some fits beside
+// it.
 constexpr int kShared = 226 * 1024;
 
 __global__ void hog_kernel(uint64_t ns) {

@@ -1,0 +1,53 @@
+//! For who works on epwire itself: how the code lies, and the way of a token through it.
+//!
+//! Dependencies point one way: `examples` use `src`, which calls `c`, which launches `kernels`. Within `c` the folders are, from
+//! below: `base`; `numerics` and `device`; `ipc`; `window`; `peer`, the floor that knows neither tokens nor experts; `ep`. Within
+//! `kernels`: `ptx`, `peer`, `ep`, and a thin `.cu` for each family of kernels. Nothing above the two `peer` folders stores a
+//! signal word or loads one. `tests/structure.rs` checks all of this, and the lists below.
+//!
+//! A lane is a pure machine, `c/ep/lane.c`: sights of peers' words and time go in, decisions come out. On the host
+//! `c/ep/host/drive.c` carries them out, and the explorer in `tests/c/model.c` runs the same code through every state of small
+//! groups. Kernels share its rules and words, not the machine.
+//!
+//! `tests/faults/run` changes one line of the product at a time, as `tests/faults/core.txt` lists them, and sees that the test
+//! named there finds it; `.ci/run faults` is the same. `tests/faults/kernels.txt` lists those for a machine with GPUs.
+//!
+//! # The way of a token on the host
+//!
+//! 1. `src/buffer/mod.rs`: `dispatch_blocking` takes the call.
+//! 2. `src/buffer/input.rs`: `to_c` checks shapes and makes it C's.
+//! 3. `src/ffi.rs`: `dispatch` is where Rust ends.
+//! 4. `c/ep/dispatch.c`: `epw_dispatch` checks the rest and finds the lane.
+//! 5. `c/ep/host/send.c`: `epw_host_dispatch` checks the routing, numbers the rows, and writes them to the peers' slots.
+//! 6. `c/ep/host/drive.c`: `epw_host_run` looks at words, asks the machine, does what it says.
+//! 7. `c/ep/lane.c`: `epw_lane_decide` says whose rows go out now, who is waited for, who is given up.
+//! 8. `c/peer/rules.h`: `epw_rule_may_send` judges one peer's words.
+//! 9. `c/numerics/body.inc`: `copy_stream`, and quantising, for each instruction set.
+//! 10. `c/peer/signal.c`: `epw_signal` posts the word that announces the rows.
+//! 11. `c/peer/sleep.c`: `epw_watch_sleep` is where a rank waits.
+//! 12. `c/ep/host/receive.c`: `epw_host_lay_out` checks what a source says of its rows and lays them out for the experts.
+//! 13. `c/ep/combine.c`: `epw_combine` brings the experts' outputs back in.
+//! 14. `c/ep/host/combine.c`: `epw_host_answer` sends the answers home, where they are summed.
+//!
+//! # The way of a token on a GPU
+//!
+//! 1. `src/cuda/operation.rs`: `enqueue_dispatch` takes the call, with a stream.
+//! 2. `src/buffer/input.rs`: `to_c` checks shapes and makes it C's.
+//! 3. `src/ffi.rs`: `dispatch` is where Rust ends.
+//! 4. `c/ep/dispatch.c`: `epw_dispatch` checks the rest and finds the lane.
+//! 5. `c/ep/gpu/call.c`: `epw_gpu_call_dispatch` enqueues a kernel.
+//! 6. `kernels/dispatch.cu`: `epw_gpu_dispatch` launches it, and `dispatch_kernel` is its body.
+//! 7. `kernels/ep/lane.cuh`: `Opening` reads what the lane's former kernel left behind.
+//! 8. `kernels/ep/send.cuh`: `Sender` takes a token at a time through shared memory to its slots.
+//! 9. `kernels/ep/route.cuh`: `Token` says where to, and numbers its rows.
+//! 10. `kernels/ep/quantise.cuh`: `quantise_chunks` makes FP8 of it on the way.
+//! 11. `kernels/ep/tile.cuh`: `RowTiles` says how much of a row passes through shared memory at a time.
+//! 12. `kernels/peer/signal.cuh`: `signal` posts the word that announces the rows.
+//! 13. `kernels/peer/wait.cuh`: `await` is where a block waits for a peer.
+//! 14. `c/peer/rules.h`: `epw_rule_may_send` and its like judge its words, as on the host.
+//! 15. `kernels/ep/receive.cuh`: `receive_rows` brings rows to the experts' lists.
+//! 16. `c/ep/combine.c`: `epw_combine` brings the experts' outputs back in.
+//! 17. `kernels/combine.cu`: `epw_gpu_combine` launches the kernel that answers and collects.
+//! 18. `kernels/ep/answer.cuh`: `answer_all` sends the answers home.
+//! 19. `kernels/ep/collect.cuh`: `collect` waits for those to this rank's own tokens.
+//! 20. `kernels/ep/sum.cuh`: `make_sums` adds them up.

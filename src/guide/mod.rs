@@ -1,0 +1,3 @@
+//! Pages that are not about one item.
+
+pub mod developers;
