@@ -203,6 +203,12 @@ impl Buffer {
         Ok(())
     }
 
+    pub(crate) fn probe(&self, peer: u32, timeout: Duration) -> Result<()> {
+        // SAFETY: the buffer is alive.
+        check(unsafe { sys::epw_buffer_probe(self.0.as_ptr(), peer, nanos(timeout)) })?;
+        Ok(())
+    }
+
     pub(crate) fn path(&self, peer: u32) -> u32 {
         // SAFETY: the buffer is alive.
         unsafe { sys::epw_buffer_path(self.0.as_ptr(), peer) }

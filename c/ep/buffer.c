@@ -64,6 +64,11 @@ static epw_mask suspects(void *user) {
     return b->engine->suspects(b);
 }
 
+static epw_status copy_word(void *user, const epw_word_copy *copy, uint64_t timeout_ns, epw_where where) {
+    epw_buffer *b = user;
+    return b->engine->copy_word(b, copy, timeout_ns, where);
+}
+
 static const epw_peers_user user_of_floor = {
     .lock = lock_lanes,
     .unlock = unlock_lanes,
@@ -73,6 +78,7 @@ static const epw_peers_user user_of_floor = {
     .reach = reach,
     .begin_epoch = begin_epoch,
     .suspects = suspects,
+    .copy_word = copy_word,
 };
 
 /* ---- life ---- */
@@ -110,6 +116,7 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
         epw_buffer_destroy(b);
         return status;
     }
+    epw_peers_open_probe(&b->peers);
     *out = b;
     return EPW_OK;
 }
@@ -125,6 +132,7 @@ void epw_buffer_destroy(epw_buffer *b) {
         free(b);
         return;
     }
+    epw_peers_close_probe(&b->peers);
     if (b->engine->leave(b)) {
         b->engine->close(b);
         epw_peers_destroy(&b->peers);

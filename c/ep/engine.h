@@ -5,7 +5,7 @@
 
 #include "ep/plan.h"
 #include "epwire.h"
-#include "peer/table.h"
+#include "peer/peers.h"
 
 #include <stdbool.h>
 
@@ -37,6 +37,9 @@ typedef struct epw_engine {
     epw_status (*reach)(epw_buffer *b, uint32_t peer, const epw_route *route, epw_where where); /* or NULL */
     epw_status (*begin_epoch)(epw_buffer *b, const epw_mask *active, uint32_t epoch, epw_where where);
     epw_mask (*suspects)(const epw_buffer *b);
+
+    /* GPU: with no lane locked. */
+    epw_status (*copy_word)(epw_buffer *b, const epw_word_copy *copy, uint64_t timeout_ns, epw_where where);
 
     /* ---- operations: with the lane locked, which they unlock; arguments have passed the checks that do not
      * depend on the engine, and the lane is in the right stage ---- */

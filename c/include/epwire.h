@@ -533,7 +533,7 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  *   refused under capture; tokens is frozen at capture (rows of -1 ids move nothing).
  * - The host knows lanes and handles by the calls, captured ones included, not by replays. Before a change of
  *   peers or membership and before the buffer's end, replays must have run; what eager calls have enqueued is
- *   waited for, up to the deadline (then EPW_ERR_TIMEOUT; epw_buffer_destroy waits for eight of them, and
+ *   waited for, up to the deadline (then EPW_ERR_TIMEOUT; epw_buffer_destroy waits for 24 of them, and
  *   leaves the memory to the end of the process if the GPU is still not done with it). A window that peers
  *   reach by CUDA IPC is freed once the last of them has let go of it.
  * - epw_release enqueues on the stream of the handle's last call. Where that was the per-thread default

@@ -9,6 +9,7 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     peers->ranks = ranks;
     peers->lanes = options->lanes;
     peers->deadline_ns = options->deadline_ns;
+    peers->on_gpu = options->window.device != EPW_DEVICE_HOST;
     peers->spin_ns = options->spin_ns;
     peers->yield_ns = options->yield_ns;
     peers->user = options->user;
@@ -29,7 +30,6 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     peers->routes[rank] = (epw_route){.path = EPW_PATH_SELF, .incarnation = 1};
     for (uint32_t lane = 0; lane < EPW_MAX_LANES; lane++)
         peers->routes[rank].lanes[lane] = (epw_areas){base, base, base};
-    epw_peers_open_probe(peers);
     return EPW_OK;
 }
 

@@ -16,6 +16,15 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+/* A word between host memory and a window on a GPU. */
+enum { EPW_WORD_COPIES = 4 };
+typedef struct epw_word_copy {
+    uint32_t use;
+    bool writes; /* to `at`; else from there */
+    unsigned char *at;
+    uint64_t *value;
+} epw_word_copy;
+
 /* Who stands on the floor, as it is asked when routes or the membership change: a buffer. */
 typedef struct epw_peers_user {
     /* Keeps everything that uses routes out, and lets it in again. */
@@ -34,11 +43,15 @@ typedef struct epw_peers_user {
     epw_status (*begin_epoch)(void *user, const epw_mask *active, uint32_t epoch, epw_where where);
     /* Peers given up in this epoch. Also with nothing locked. */
     epw_mask (*suspects)(void *user);
+    /* Windows on GPUs, which host threads cannot touch: writes or reads one word there by a copy, within
+     * timeout_ns. `use` tells apart copies that run at a time, below EPW_WORD_COPIES. Not locked. */
+    epw_status (*copy_word)(void *user, const epw_word_copy *copy, uint64_t timeout_ns, epw_where where);
 } epw_peers_user;
 
 typedef struct epw_peers {
     uint32_t rank, ranks, lanes;
     uint64_t deadline_ns;
+    bool on_gpu;
     const epw_peers_user *user;
     void *user_context;
 
@@ -166,7 +179,8 @@ void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, ui
  * ended. EPW_ERR_STATE: not connected. Any thread; one question of a rank at a time. */
 epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns);
 
-/* From here on this rank answers. */
+/* From here on this rank answers; and no more, once the second has returned. */
 void epw_peers_open_probe(epw_peers *peers);
+void epw_peers_close_probe(epw_peers *peers);
 
 #endif

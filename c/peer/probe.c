@@ -11,33 +11,67 @@
 
 #include "base/clock.h"
 
+#include <time.h>
+
 /* Of a line's two lanes the first has the question, the second the answer. */
 enum { QUESTION = 0, ANSWER = 1 };
 
-static _Atomic uint64_t *probe_word(uint64_t window, uint32_t source, uint32_t which) {
-    return (_Atomic uint64_t *)epw_at(window, epw_word_offset(source, which, EPW_WORD_PROBE));
-}
+/* Copies of words on GPUs that may run at a time. */
+enum { ASKS = 0, HEARS = 1, READS = 2, ANSWERS = 3 };
 
-/* Writer: this rank's thread that rang or answers. Reader: the peer's, which acquires. The exchange is
- * ordered with the load of `sleepers`, as in epw_signal. */
-static void store(const epw_peers *peers, uint32_t peer, uint32_t which, uint64_t number) {
-    uint64_t control = peers->routes[peer].lanes[0].control;
-    _Atomic uint64_t *word = probe_word(control, peers->rank, which);
-    atomic_exchange_explicit(word, number, memory_order_seq_cst);
-    if (atomic_load_explicit(epw_sleepers_in(control), memory_order_seq_cst) > 0) epw_futex_wake(word);
-}
+/* An answer is given at once or not at all: whoever rang asks again. */
+#define ANSWER_WITHIN_NS UINT64_C(100000000)
+
+/* On GPUs an answer is looked for after so long, then ever less often. */
+#define LOOK_MIN_NS UINT64_C(50000)
+#define LOOK_MAX_NS UINT64_C(5000000)
 
 static uint64_t own(const epw_peers *peers) {
     return (uint64_t)(uintptr_t)epw_peers_own(peers);
 }
 
-/* `source` has rung. Nobody waits here. */
+static _Atomic uint64_t *probe_word(uint64_t window, uint32_t source, uint32_t which) {
+    return (_Atomic uint64_t *)epw_at(window, epw_word_offset(source, which, EPW_WORD_PROBE));
+}
+
+static epw_status copy(epw_peers *peers, uint32_t use, bool writes, _Atomic uint64_t *word, uint64_t *value,
+                       uint64_t timeout_ns, epw_where where) {
+    epw_word_copy c = {.use = use, .writes = writes, .at = (unsigned char *)word, .value = value};
+    return peers->user->copy_word(peers->user_context, &c, timeout_ns, where);
+}
+
+/* Writer: this rank's thread that asks or answers. Reader: the peer's, which acquires. The exchange is
+ * ordered with the load of `sleepers`, as in epw_signal. */
+static epw_status store(epw_peers *peers, uint32_t which, uint64_t number, uint64_t timeout_ns,
+                        epw_where where) {
+    uint64_t control = peers->routes[where.peer].lanes[0].control;
+    _Atomic uint64_t *word = probe_word(control, peers->rank, which);
+    if (peers->on_gpu)
+        return copy(peers, which == QUESTION ? ASKS : ANSWERS, true, word, &number, timeout_ns, where);
+    atomic_exchange_explicit(word, number, memory_order_seq_cst);
+    if (atomic_load_explicit(epw_sleepers_in(control), memory_order_seq_cst) > 0) epw_futex_wake(word);
+    return EPW_OK;
+}
+
+static epw_status load(epw_peers *peers, uint32_t which, uint64_t *number, uint64_t timeout_ns,
+                       epw_where where) {
+    _Atomic uint64_t *word = probe_word(own(peers), (uint32_t)where.peer, which);
+    if (peers->on_gpu)
+        return copy(peers, which == QUESTION ? READS : HEARS, false, word, number, timeout_ns, where);
+    *number = atomic_load_explicit(word, memory_order_seq_cst);
+    return EPW_OK;
+}
+
+/* `source` has rung. */
 static void answer(void *context, uint32_t source) {
     epw_peers *peers = context;
+    epw_where where = epw_peers_where(peers, "probe", source);
+    uint64_t number;
     if (source >= peers->ranks) return;
-    uint64_t number = atomic_load_explicit(probe_word(own(peers), source, QUESTION), memory_order_acquire);
     pthread_mutex_lock(&peers->answer_lock);
-    if (peers->routes[source].path != EPW_PATH_NONE) store(peers, source, ANSWER, number);
+    if (peers->routes[source].path != EPW_PATH_NONE &&
+        load(peers, QUESTION, &number, ANSWER_WITHIN_NS, where) == EPW_OK)
+        store(peers, ANSWER, number, ANSWER_WITHIN_NS, where);
     pthread_mutex_unlock(&peers->answer_lock);
 }
 
@@ -45,41 +79,63 @@ void epw_peers_open_probe(epw_peers *peers) {
     epw_window_on_ring(peers->window, answer, peers);
 }
 
-static epw_status await_answer(const epw_peers *peers, uint64_t number, uint64_t timeout_ns,
-                               epw_where where) {
-    _Atomic uint64_t *word = probe_word(own(peers), (uint32_t)where.peer, ANSWER);
+void epw_peers_close_probe(epw_peers *peers) {
+    if (peers->window != NULL) epw_window_on_ring(peers->window, NULL, NULL);
+}
+
+/* Until the word may have changed: on the host it is slept on, else looked at now and then. */
+static void pause(const epw_peers *peers, uint32_t peer, uint64_t seen, uint64_t waited, uint64_t left) {
+    if (!peers->on_gpu) {
+        epw_futex_wait(probe_word(own(peers), peer, ANSWER), seen, left);
+        return;
+    }
+    uint64_t ns = waited < LOOK_MIN_NS ? LOOK_MIN_NS : waited < LOOK_MAX_NS ? waited : LOOK_MAX_NS;
+    if (ns > left) ns = left;
+    nanosleep(&(struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)}, NULL);
+}
+
+static epw_status await_answer(epw_peers *peers, uint64_t number, uint64_t timeout_ns, epw_where where) {
     _Atomic uint32_t *sleepers = epw_sleepers_in(own(peers));
-    uint64_t began = epw_now_ns(), waited = 0;
-    atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
-    uint64_t seen = atomic_load_explicit(word, memory_order_seq_cst);
-    while (seen != number && waited < timeout_ns) {
-        epw_futex_wait(word, seen, timeout_ns - waited);
-        seen = atomic_load_explicit(word, memory_order_seq_cst);
+    uint64_t began = epw_now_ns(), waited = 0, seen = 0;
+    if (!peers->on_gpu) atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
+    epw_status status = load(peers, ANSWER, &seen, timeout_ns, where);
+    while (status == EPW_OK && seen != number && waited < timeout_ns) {
+        pause(peers, (uint32_t)where.peer, seen, waited, timeout_ns - waited);
+        status = load(peers, ANSWER, &seen, timeout_ns, where);
         waited = epw_now_ns() - began;
     }
-    atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
-    if (seen == number) return EPW_OK;
+    if (!peers->on_gpu) atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
+    if (status != EPW_OK || seen == number) return status;
     return epw_fail(EPW_ERR_TIMEOUT, where,
                     "its process has not answered a probe of the path within %llu ms: it is stopped, or the "
                     "path is broken",
                     (unsigned long long)(timeout_ns / 1000000u));
 }
 
+/* The word first, then the ring: who hears it finds the question. */
+static epw_status ask(epw_peers *peers, uint64_t number, uint64_t timeout_ns, epw_where where) {
+    pthread_mutex_lock(&peers->ask_lock);
+    epw_status status;
+    if (peers->routes[where.peer].path == EPW_PATH_NONE) {
+        status = epw_fail(EPW_ERR_STATE, where, "not connected: connect it first");
+    } else {
+        status = store(peers, QUESTION, number, timeout_ns, where);
+        if (status == EPW_OK) status = epw_import_ring(peers->imports[where.peer], where);
+    }
+    pthread_mutex_unlock(&peers->ask_lock);
+    return status;
+}
+
 epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns) {
-    epw_where where = epw_peers_where(peers, "probe", peer);
     if (peer >= peers->ranks) {
         return epw_fail(EPW_ERR_INVALID, (epw_where){"probe", (int)peers->rank, -1},
                         "peer is %u, must be below %u", peer, peers->ranks);
     }
     if (peer == peers->rank) return EPW_OK;
+    epw_where where = epw_peers_where(peers, "probe", peer);
     pthread_mutex_lock(&peers->probe_lock);
-    pthread_mutex_lock(&peers->ask_lock);
-    bool connected = peers->routes[peer].path != EPW_PATH_NONE;
     uint64_t number = ++peers->questions;
-    if (connected) store(peers, peer, QUESTION, number);
-    epw_status status = connected ? epw_import_ring(peers->imports[peer], where)
-                                  : epw_fail(EPW_ERR_STATE, where, "not connected: connect it first");
-    pthread_mutex_unlock(&peers->ask_lock);
+    epw_status status = ask(peers, number, timeout_ns, where);
     if (status == EPW_OK) status = await_answer(peers, number, timeout_ns, where);
     pthread_mutex_unlock(&peers->probe_lock);
     return status;

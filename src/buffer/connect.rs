@@ -111,6 +111,22 @@ impl EpBuffer {
         self.inner.ffi.disconnect(peer)
     }
 
+    /// Whether the path to `peer` carries words both ways and its process is alive: asks the peer's library, beside all
+    /// operations, and waits for the answer. Never blocks the executor.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if no answer comes within `timeout`, [`Error::Peer`] if the peer's process has ended,
+    /// [`Error::State`] if it is not connected.
+    pub async fn probe(&self, peer: u32, timeout: std::time::Duration) -> Result<()> {
+        let inner = self.inner.clone();
+        aside("probe", self.rank(), move || inner.ffi.probe(peer, timeout)).await
+    }
+
+    /// [`EpBuffer::probe`] on this thread. Not for a thread that serves an async executor.
+    pub fn probe_blocking(&self, peer: u32, timeout: std::time::Duration) -> Result<()> {
+        self.inner.ffi.probe(peer, timeout)
+    }
+
     /// The path by which `peer` is reached.
     pub fn path(&self, peer: u32) -> Path {
         match self.inner.ffi.path(peer) {
@@ -209,6 +225,20 @@ mod tests {
         assert!(matches!(&error, Error::Timeout(failure) if failure.peer == Some(1)), "{error}");
         assert!((DEADLINE..DEADLINE * 4 / 3).contains(&elapsed), "{elapsed:?}");
         assert!(gap < DEADLINE / 4, "the thread was blocked for {gap:?}");
+    }
+
+    #[test]
+    fn a_process_that_is_stopped_or_has_ended_answers_no_probe() {
+        let mut exporter = Exporter::start();
+        let buffer = EpBuffer::unconnected(0, 2, config()).unwrap();
+        assert!(matches!(buffer.probe_blocking(1, DEADLINE), Err(Error::State(_))));
+        buffer.connect_blocking(1, &exporter.blob()).unwrap();
+        exporter.stop();
+        let stopped = buffer.probe_blocking(1, DEADLINE / 8);
+        assert!(matches!(&stopped, Err(Error::Timeout(failure)) if failure.peer == Some(1)), "{stopped:?}");
+        drop(exporter);
+        let ended = buffer.probe_blocking(1, DEADLINE);
+        assert!(matches!(&ended, Err(Error::Peer(failure)) if failure.peer == Some(1)), "{ended:?}");
     }
 
     const PREFIX: &str = "blob: ";

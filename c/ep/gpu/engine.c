@@ -248,11 +248,11 @@ static epw_status drop_peers(epw_buffer *b, epw_where where) {
     return status;
 }
 
-/* A kernel waits twice at most, for permission and for rows, each time for EPW_WAIT_DEADLINES_MAX deadlines.
- */
+/* A kernel waits twice at most, for permission and for rows, each time for EPW_WAIT_DEADLINES_MAX deadlines;
+ * and where blocks of it are late, the one that closes it waits as long for them, twice. */
 static bool gpu_leave(epw_buffer *b) {
     epw_where where = epw_buffer_where(b, "destroy");
-    uint64_t bound = 2 * EPW_WAIT_DEADLINES_MAX * b->config.deadline_ns;
+    uint64_t bound = 3 * 2 * EPW_WAIT_DEADLINES_MAX * b->config.deadline_ns;
     if (b->peers.epoch == 0) return true; /* nothing was ever enqueued that touches a window */
     epw_status status = await_lanes(b, LOCKED, bound, where); /* nobody else calls any more */
     if (status == EPW_ERR_STATE) return false;                /* who knows what still runs */
@@ -372,6 +372,27 @@ static epw_mask gpu_suspects(const epw_buffer *b) {
     return mask;
 }
 
+/* By way of pinned memory, on the engine's own stream: beside kernels that wait on all SMs too, for which a
+ * copy engine is enough. */
+static epw_status gpu_copy_word(epw_buffer *b, const epw_word_copy *copy, uint64_t timeout_ns,
+                                epw_where where) {
+    uint64_t *pinned = &b->gpu->pinned->words[copy->use];
+    epw_cuda_scope scope;
+    epw_status status = epw_cuda_enter_relaxed(b->config.device, where, &scope);
+    if (status != EPW_OK) return status;
+    if (copy->writes) *pinned = *copy->value;
+    void *to = copy->writes ? (void *)copy->at : pinned;
+    const void *from = copy->writes ? (const void *)pinned : copy->at;
+    cudaError_t error = cudaMemcpyAsync(to, from, sizeof *pinned, cudaMemcpyDefault, b->gpu->stream);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync of a word");
+    epw_cuda_leave_relaxed(&scope);
+    if (status == EPW_OK) status = epw_gpu_settle(b, timeout_ns, where);
+    if (status == EPW_OK && !copy->writes) *copy->value = *pinned;
+    if (status != EPW_PENDING) return status;
+    return epw_fail(EPW_ERR_TIMEOUT, where, "this rank's GPU has not copied a word within %llu ms",
+                    (unsigned long long)(timeout_ns / 1000000u));
+}
+
 const epw_engine epw_engine_gpu = {
     .open = gpu_open,
     .leave = gpu_leave,
@@ -381,6 +402,7 @@ const epw_engine epw_engine_gpu = {
     .quiesce = gpu_quiesce,
     .begin_epoch = gpu_begin_epoch,
     .suspects = gpu_suspects,
+    .copy_word = gpu_copy_word,
     .dispatch = epw_gpu_call_dispatch,
     .dispatch_receive = epw_gpu_call_dispatch_receive,
     .combine = epw_gpu_call_combine,
