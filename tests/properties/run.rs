@@ -79,6 +79,8 @@ fn report(case: &Case, rank: usize, buffer: &EpBuffer, barrier: &Barrier, sender
 fn run_rank(case: &Case, rank: usize, buffer: &EpBuffer, barrier: &Barrier) -> Vec<&'static str> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let (mut active, mut epoch) = (Mask::EMPTY, 0);
+    // Those that have gone on without this rank tell it so: a released operation that still waits for one gives it up.
+    let mut gone_on = Mask::EMPTY;
     let mut refused = Vec::new();
     for step in &case.steps {
         match step {
@@ -86,9 +88,10 @@ fn run_rank(case: &Case, rank: usize, buffer: &EpBuffer, barrier: &Barrier) -> V
                 // As a group's agreement would: everybody has left the old membership.
                 barrier.wait();
                 if !mask.contains(rank as u32) {
+                    gone_on = gone_on.iter().chain(mask.iter()).collect();
                     continue;
                 }
-                (active, epoch) = (*mask, *next);
+                (active, epoch, gone_on) = (*mask, *next, Mask::EMPTY);
                 if case.seed.is_multiple_of(7) && epoch > 1 {
                     refused.extend(refused::memberships(buffer));
                 }
@@ -103,8 +106,12 @@ fn run_rank(case: &Case, rank: usize, buffer: &EpBuffer, barrier: &Barrier) -> V
     let home = |e: &u32| (*e as usize / case.local_experts()) as u32;
     let expected: Vec<bool> = (0..case.config.experts).map(|e| active.contains(home(&e))).collect();
     if epoch > 0 {
-        assert_eq!(buffer.membership().expect("membership"), (active, Mask::EMPTY, epoch), "at the end");
-        assert_eq!(buffer.reachable_experts().expect("reachable experts"), expected);
+        let (mask, suspects, current) = buffer.membership().expect("membership");
+        assert_eq!((mask, current), (active, epoch), "at the end");
+        assert!(suspects.iter().all(|peer| gone_on.contains(peer)), "at the end {suspects:?} are suspects");
+        let reachable: Vec<bool> =
+            (0..).zip(expected).map(|(e, expected)| expected && !suspects.contains(home(&e))).collect();
+        assert_eq!(buffer.reachable_experts().expect("reachable experts"), reachable);
     }
     refused
 }
