@@ -20,7 +20,7 @@ macro_rules! c_programs {
 }
 
 c_programs! {
-    "tests/c" { api blobs cuda cuda_window deadlines enqueue exchange failures farewells fd_server float_state forks hostile init leases memory_limit misuse numerics payload_tail pool private_bytes rings terms waits window }
+    "tests/c" { api blobs cuda cuda_window deadlines enqueue exchange failures farewells fd_server float_state forks hostile init leases memory_limit misuse numerics payload_tail pool private_bytes rings terms totals waits window }
     "examples/c" { two_processes }
 }
 
@@ -144,7 +144,7 @@ fn command(words: &[String]) -> Command {
 /// What a core with CUDA needs beside itself: the kernels, and the static runtime of the toolkit that built them.
 fn cuda_parts() -> Vec<String> {
     let Some(libraries) = option_env!("EPWIRE_CUDA_LIBRARIES") else { return Vec::new() };
-    let mut arguments = vec!["-DEPW_CUDA=1".to_owned(), format!("-I{}", root().join("kernels").display())];
+    let mut arguments = vec!["-DEPW_CUDA=1".to_owned(), format!("-I{}", root().display())];
     arguments.push(concat!(env!("OUT_DIR"), "/libepwire_kernels.a").to_owned());
     arguments.push(format!("-L{libraries}"));
     arguments.push(format!("-isystem{libraries}/../include")); // its place in every layout of a toolkit

@@ -25,18 +25,10 @@ static inline void epw_mask_drop(epw_mask *mask, uint32_t rank) {
 static inline void epw_mask_clear(epw_mask *mask) {
     memset(mask, 0, sizeof *mask);
 }
-static inline void epw_mask_remove(epw_mask *mask, const epw_mask *those) {
-    for (int i = 0; i < EPW_MASK_WORDS; i++) mask->bits[i] &= ~those->bits[i];
-}
 static inline bool epw_mask_empty(const epw_mask *mask) {
     uint64_t any = 0;
     for (int i = 0; i < EPW_MASK_WORDS; i++) any |= mask->bits[i];
     return any == 0;
-}
-static inline uint32_t epw_mask_count(const epw_mask *mask) {
-    uint32_t n = 0;
-    for (int i = 0; i < EPW_MASK_WORDS; i++) n += (uint32_t)__builtin_popcountll(mask->bits[i]);
-    return n;
 }
 
 /* Runs the following statement for every rank of the set, ascending. The set may lose `rank` meanwhile. */

@@ -24,6 +24,7 @@ static void lock_lanes(void *user) {
 static void unlock_lanes(void *user) {
     epw_buffer *b = user;
     for (uint32_t i = 0; i < b->config.lanes; i++) pthread_mutex_unlock(&b->lanes[i].lock);
+    if (b->engine->unlocked != NULL) b->engine->unlocked(b);
 }
 
 static epw_status check_lanes_free(void *user, epw_where where) {

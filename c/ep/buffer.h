@@ -60,6 +60,9 @@ void epw_lane_take(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in, 
 /* Finds and locks the lane of a live handle in a stage (or EPW_STAGE_ANY). */
 epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_stage stage, epw_lane **out);
 
+/* Unlocks a lane that epw_lane_find or a call has locked: the only way to do so. */
+void epw_lane_unlock(epw_buffer *b, epw_lane *lane);
+
 /* What the lane is doing, in words. */
 const char *epw_stage_text(epw_stage stage);
 

@@ -9,7 +9,9 @@ static epw_status check_input(const epw_buffer *b, const epw_lane *lane, const e
                         "input.size is %u, this library's is %zu: use EPW_COMBINE_INPUT_INIT", in->size,
                         sizeof *in);
     }
-    if (in->mode > EPW_COMBINE_ORDERED) return epw_fail(EPW_ERR_INVALID, where, "mode is %u", in->mode);
+    if (in->mode > EPW_COMBINE_ORDERED)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "mode is %u, must be EPW_COMBINE_RANK_REDUCED or EPW_COMBINE_ORDERED", in->mode);
     bool ordered = in->mode == EPW_COMBINE_ORDERED;
     if (ordered && !b->config.ordered) {
         return epw_fail(EPW_ERR_INVALID, where, "ordered combine was not planned: set config.ordered");
@@ -64,7 +66,7 @@ epw_status epw_combine(epw_buffer *b, epw_handle handle, const epw_combine_input
     if (status == EPW_OK && out != NULL) status = check_output(b, lane, "combine", out);
     if (status == EPW_OK) status = epw_outcome_check(b, "combine", outcome);
     if (status != EPW_OK) {
-        pthread_mutex_unlock(&lane->lock);
+        epw_lane_unlock(b, lane);
         return status;
     }
     return b->engine->combine(b, lane, in, out, outcome);
@@ -78,7 +80,7 @@ epw_status epw_combine_receive(epw_buffer *b, epw_handle handle, const epw_combi
     status = check_output(b, lane, "combine_receive", out);
     if (status == EPW_OK) status = epw_outcome_check(b, "combine_receive", outcome);
     if (status != EPW_OK) {
-        pthread_mutex_unlock(&lane->lock);
+        epw_lane_unlock(b, lane);
         return status;
     }
     return b->engine->combine_receive(b, lane, out, outcome);

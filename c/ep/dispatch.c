@@ -13,8 +13,12 @@ static epw_status check_input(const epw_buffer *b, const epw_dispatch_input *in,
     if (in->topk < 1 || in->topk > b->config.topk) {
         return epw_fail(EPW_ERR_LIMIT, where, "topk is %u, must be in [1, %u]", in->topk, b->config.topk);
     }
-    if (in->idx_type > EPW_I64) return epw_fail(EPW_ERR_INVALID, where, "idx_type is %u", in->idx_type);
-    if (in->layout > EPW_RANK_MAJOR) return epw_fail(EPW_ERR_INVALID, where, "layout is %u", in->layout);
+    if (in->idx_type > EPW_I64)
+        return epw_fail(EPW_ERR_INVALID, where, "idx_type is %u, must be EPW_I32, EPW_U32 or EPW_I64",
+                        in->idx_type);
+    if (in->layout > EPW_RANK_MAJOR)
+        return epw_fail(EPW_ERR_INVALID, where, "layout is %u, must be EPW_EXPERT_MAJOR or EPW_RANK_MAJOR",
+                        in->layout);
     if (in->lane < -1 || in->lane >= (int32_t)b->config.lanes) {
         return epw_fail(EPW_ERR_LIMIT, where, "lane is %d, must be -1 or below %u", in->lane,
                         b->config.lanes);
@@ -90,7 +94,7 @@ epw_status epw_dispatch(epw_buffer *b, const epw_dispatch_input *in, const epw_d
                           index, lane->machine.op, b->config.lanes);
     }
     if (status != EPW_OK) {
-        pthread_mutex_unlock(&lane->lock);
+        epw_lane_unlock(b, lane);
         return status;
     }
     return b->engine->dispatch(b, lane, in, &format, out, handle, outcome);
@@ -104,7 +108,7 @@ epw_status epw_dispatch_receive(epw_buffer *b, epw_handle handle, const epw_disp
     status = check_output(b, "dispatch_receive", lane->layout, out);
     if (status == EPW_OK) status = epw_outcome_check(b, "dispatch_receive", outcome);
     if (status != EPW_OK) {
-        pthread_mutex_unlock(&lane->lock);
+        epw_lane_unlock(b, lane);
         return status;
     }
     return b->engine->dispatch_receive(b, lane, out, outcome);

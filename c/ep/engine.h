@@ -41,6 +41,9 @@ typedef struct epw_engine {
     /* GPU: with no lane locked. */
     epw_status (*copy_word)(epw_buffer *b, const epw_word_copy *copy, uint64_t timeout_ns, epw_where where);
 
+    /* A lane has just been unlocked: by any call, or all of them. NULL: nothing was put off meanwhile. */
+    void (*unlocked)(epw_buffer *b);
+
     /* ---- operations: with the lane locked, which they unlock; arguments have passed the checks that do not
      * depend on the engine, and the lane is in the right stage ---- */
 

@@ -19,6 +19,11 @@ void epw_lane_take(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in, 
     lane->topk = in->topk;
 }
 
+void epw_lane_unlock(epw_buffer *b, epw_lane *lane) {
+    pthread_mutex_unlock(&lane->lock);
+    if (b->engine->unlocked != NULL) b->engine->unlocked(b);
+}
+
 const char *epw_stage_text(epw_stage stage) {
     switch (stage) {
     case EPW_STAGE_SENDING:
@@ -57,7 +62,7 @@ epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_s
                           epw_stage_text(now));
     }
     if (status != EPW_OK) {
-        pthread_mutex_unlock(&lane->lock);
+        epw_lane_unlock(b, lane);
         return status;
     }
     *out = lane;
@@ -159,11 +164,11 @@ epw_status epw_dispatched_rows(epw_buffer *b, epw_handle handle, epw_rows_view *
     if (status != EPW_OK) return status;
     status = check_view(b, "dispatched_rows", view);
     if (status == EPW_OK && lane->layout != EPW_RANK_MAJOR) {
-        status =
-            epw_fail(EPW_ERR_STATE, epw_buffer_where(b, "dispatched_rows"), "the dispatch was expert-major");
+        status = epw_fail(EPW_ERR_STATE, epw_buffer_where(b, "dispatched_rows"),
+                          "the dispatch was expert-major: its rows are where output.rows is");
     }
     if (status == EPW_OK) *view = slot_rows(b, lane);
-    pthread_mutex_unlock(&lane->lock);
+    epw_lane_unlock(b, lane);
     return status;
 }
 
@@ -186,6 +191,6 @@ epw_status epw_next_combine_buffer(epw_buffer *b, epw_handle handle, epw_rows_vi
                                 .rows = epw_peers_own(&b->peers) + offset,
                                 .source_counts = lane->received};
     }
-    pthread_mutex_unlock(&lane->lock);
+    epw_lane_unlock(b, lane);
     return status;
 }

@@ -11,7 +11,7 @@
  * defaults before use: `epw_config config = EPW_CONFIG_INIT;` or `epw_config_init(&config)`, the same for
  * each. The macros are for C; C++ before 20 and other languages use the functions. [in] and [out] say
  * who writes. No function aborts; each returns a status, and epw_last_error() then says in words what went
- * wrong on this thread. A refused call is as if never made.
+ * wrong on this thread. A refused call changes nothing.
  *
  * Every wait is bounded. A peer that is silent for a deadline is given up. A rank that waits itself says so,
  * and is waited for longer; a wait ends after EPW_WAIT_DEADLINES_MAX deadlines at most, so that ranks which
@@ -264,9 +264,10 @@ EPW_API epw_status epw_buffer_connect_within(epw_buffer *buffer, uint32_t peer, 
 EPW_API epw_status epw_buffer_disconnect(epw_buffer *buffer, uint32_t peer);
 
 /* Is the path to `peer` alive? Asks its process by a word written the way rows are, beside all operations,
- * and waits for the answer, which its library gives whether or not its program calls anything. Any thread;
- * one question of a buffer at a time. EPW_ERR_TIMEOUT: no answer within timeout_ns. EPW_ERR_PEER: its process
- * has ended. EPW_ERR_STATE: not connected. */
+ * and waits for the answer, which its library gives whether or not its program calls anything. Any thread.
+ * EPW_ERR_TIMEOUT: no answer within timeout_ns, and, on GPUs, the time for some copies of 8 bytes.
+ * EPW_ERR_PEER: its process has ended. EPW_ERR_STATE: not connected, or another thread probes a path of this
+ * buffer. */
 EPW_API epw_status epw_buffer_probe(epw_buffer *buffer, uint32_t peer, uint64_t timeout_ns);
 
 /* The EPW_PATH_* by which `peer` is reached, EPW_PATH_NONE if it is not connected. */
@@ -565,7 +566,7 @@ EPW_API epw_status epw_release_on(epw_buffer *buffer, epw_handle handle, void *s
  * handle's lane: what is enqueued on it later runs after that. Enqueues nothing where that is so already, on
  * the stream of the lane's last call. Also for a consumed handle, until the lane's next dispatch. The host
  * waits for nothing; any thread, also beside one that drives the handle.
- * EPW_ERR_INVALID: not a handle of this buffer. EPW_ERR_STATE: the lane has gone on to another dispatch; the
+ * EPW_ERR_STATE: the lane has gone on to another dispatch, or the handle is another buffer's; the
  * handle's last call was captured, or `stream` is under capture (order such streams by events of the program,
  * captured with the calls, or around the graph's launch); the buffer is on the host. */
 EPW_API epw_status epw_stream_wait(epw_buffer *buffer, epw_handle handle, void *stream);

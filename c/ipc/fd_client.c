@@ -233,7 +233,7 @@ epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, 
 epw_status epw_fd_ring(int lease_fd, uint32_t exporter_pid, epw_where where) {
     static const epw_fd_notice ring = {EPW_FD_RING_MAGIC};
     int unread = 0;
-    /* Never more than one: so there is always room for the goodbye. The reader is hear() of fd_server.c,
+    /* Never more than one: so there is always room for the goodbye. The reader is hear() of fd_connection.c,
      * which takes a ring from the socket first and then has the owner look: it will see this caller's writes.
      */
     epw_notice_fence();

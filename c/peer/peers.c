@@ -10,8 +10,6 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     peers->lanes = options->lanes;
     peers->deadline_ns = options->deadline_ns;
     peers->on_gpu = options->window.device != EPW_DEVICE_HOST;
-    peers->spin_ns = options->spin_ns;
-    peers->yield_ns = options->yield_ns;
     peers->user = options->user;
     peers->user_context = options->user_context;
     pthread_mutex_init(&peers->probe_lock, NULL);
@@ -61,7 +59,7 @@ epw_mask epw_peers_suspects(const epw_peers *peers) {
 void epw_peers_suspect(epw_peers *peers, uint32_t peer) {
     uint64_t bit = UINT64_C(1) << (peer % 64);
     uint64_t before = atomic_fetch_or_explicit(&peers->suspects[peer / 64], bit, memory_order_relaxed);
-    if (!(before & bit)) atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_release);
+    if (!(before & bit)) atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_seq_cst);
 }
 
 void epw_peers_clear_suspects(epw_peers *peers) {

@@ -84,7 +84,6 @@ typedef struct epw_peers_options {
     epw_window_options window;
     uint32_t lanes;
     uint64_t deadline_ns;
-    uint64_t spin_ns, yield_ns;
     const epw_peers_user *user;
     void *user_context;
 } epw_peers_options;
@@ -105,6 +104,25 @@ static inline epw_where epw_peers_where(const epw_peers *peers, const char *op, 
 /* This rank's own window. */
 static inline unsigned char *epw_peers_own(const epw_peers *peers) {
     return epw_window_base(peers->window);
+}
+
+/* Where this rank writes what a peer is to have at `offset` of its window, on a lane. */
+static inline unsigned char *epw_rows_at(const epw_peers *peers, uint32_t lane, uint32_t peer,
+                                         uint64_t offset) {
+    return epw_at(peers->routes[peer].lanes[lane].rows, offset);
+}
+static inline unsigned char *epw_answers_at(const epw_peers *peers, uint32_t lane, uint32_t peer,
+                                            uint64_t offset) {
+    return epw_at(peers->routes[peer].lanes[lane].answers, offset);
+}
+static inline unsigned char *epw_control_at(const epw_peers *peers, uint32_t lane, uint32_t peer,
+                                            uint64_t offset) {
+    return epw_at(peers->routes[peer].lanes[lane].control, offset);
+}
+
+/* Whom a connected peer is; 0: it is not connected. */
+static inline uint64_t epw_incarnation_of(const epw_peers *peers, uint32_t peer) {
+    return peers->routes[peer].incarnation;
 }
 
 /* ---- connecting: one thread at a time for each peer ---- */
@@ -176,7 +194,7 @@ void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, ui
 
 /* Is the path to the peer alive? Asks its process, beside all operations, by a word written the peer's way,
  * and waits for the answer. EPW_ERR_TIMEOUT: none came within timeout_ns. EPW_ERR_PEER: its process has
- * ended. EPW_ERR_STATE: not connected. Any thread; one question of a rank at a time. */
+ * ended. EPW_ERR_STATE: not connected, or another thread asks meanwhile. Any thread. */
 epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns);
 
 /* From here on this rank answers; and no more, once the second has returned. */

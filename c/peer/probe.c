@@ -19,8 +19,8 @@ enum { QUESTION = 0, ANSWER = 1 };
 /* Copies of words on GPUs that may run at a time. */
 enum { ASKS = 0, HEARS = 1, READS = 2, ANSWERS = 3 };
 
-/* An answer is given at once or not at all: whoever rang asks again. */
-#define ANSWER_WITHIN_NS UINT64_C(100000000)
+/* A copy that is not done by then is given up: locks are held, and whoever rang asks again. */
+#define COPY_WITHIN_NS UINT64_C(10000000)
 
 /* On GPUs an answer is looked for after so long, then ever less often. */
 #define LOOK_MIN_NS UINT64_C(50000)
@@ -35,29 +35,25 @@ static _Atomic uint64_t *probe_word(uint64_t window, uint32_t source, uint32_t w
 }
 
 static epw_status copy(epw_peers *peers, uint32_t use, bool writes, _Atomic uint64_t *word, uint64_t *value,
-                       uint64_t timeout_ns, epw_where where) {
+                       epw_where where) {
     epw_word_copy c = {.use = use, .writes = writes, .at = (unsigned char *)word, .value = value};
-    return peers->user->copy_word(peers->user_context, &c, timeout_ns, where);
+    return peers->user->copy_word(peers->user_context, &c, COPY_WITHIN_NS, where);
 }
 
 /* Writer: this rank's thread that asks or answers. Reader: the peer's, which acquires. The exchange is
  * ordered with the load of `sleepers`, as in epw_signal. */
-static epw_status store(epw_peers *peers, uint32_t which, uint64_t number, uint64_t timeout_ns,
-                        epw_where where) {
+static epw_status store(epw_peers *peers, uint32_t which, uint64_t number, epw_where where) {
     uint64_t control = peers->routes[where.peer].lanes[0].control;
     _Atomic uint64_t *word = probe_word(control, peers->rank, which);
-    if (peers->on_gpu)
-        return copy(peers, which == QUESTION ? ASKS : ANSWERS, true, word, &number, timeout_ns, where);
+    if (peers->on_gpu) return copy(peers, which == QUESTION ? ASKS : ANSWERS, true, word, &number, where);
     atomic_exchange_explicit(word, number, memory_order_seq_cst);
     if (atomic_load_explicit(epw_sleepers_in(control), memory_order_seq_cst) > 0) epw_futex_wake(word);
     return EPW_OK;
 }
 
-static epw_status load(epw_peers *peers, uint32_t which, uint64_t *number, uint64_t timeout_ns,
-                       epw_where where) {
+static epw_status load(epw_peers *peers, uint32_t which, uint64_t *number, epw_where where) {
     _Atomic uint64_t *word = probe_word(own(peers), (uint32_t)where.peer, which);
-    if (peers->on_gpu)
-        return copy(peers, which == QUESTION ? READS : HEARS, false, word, number, timeout_ns, where);
+    if (peers->on_gpu) return copy(peers, which == QUESTION ? READS : HEARS, false, word, number, where);
     *number = atomic_load_explicit(word, memory_order_seq_cst);
     return EPW_OK;
 }
@@ -69,9 +65,8 @@ static void answer(void *context, uint32_t source) {
     uint64_t number;
     if (source >= peers->ranks) return;
     pthread_mutex_lock(&peers->answer_lock);
-    if (peers->routes[source].path != EPW_PATH_NONE &&
-        load(peers, QUESTION, &number, ANSWER_WITHIN_NS, where) == EPW_OK)
-        store(peers, ANSWER, number, ANSWER_WITHIN_NS, where);
+    if (peers->routes[source].path != EPW_PATH_NONE && load(peers, QUESTION, &number, where) == EPW_OK)
+        store(peers, ANSWER, number, where);
     pthread_mutex_unlock(&peers->answer_lock);
 }
 
@@ -98,28 +93,28 @@ static epw_status await_answer(epw_peers *peers, uint64_t number, uint64_t timeo
     _Atomic uint32_t *sleepers = epw_sleepers_in(own(peers));
     uint64_t began = epw_now_ns(), waited = 0, seen = 0;
     if (!peers->on_gpu) atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
-    epw_status status = load(peers, ANSWER, &seen, timeout_ns, where);
+    epw_status status = load(peers, ANSWER, &seen, where);
     while (status == EPW_OK && seen != number && waited < timeout_ns) {
         pause(peers, (uint32_t)where.peer, seen, waited, timeout_ns - waited);
-        status = load(peers, ANSWER, &seen, timeout_ns, where);
+        status = load(peers, ANSWER, &seen, where);
         waited = epw_now_ns() - began;
     }
     if (!peers->on_gpu) atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
     if (status != EPW_OK || seen == number) return status;
     return epw_fail(EPW_ERR_TIMEOUT, where,
                     "its process has not answered a probe of the path within %llu ms: it is stopped, or the "
-                    "path is broken",
+                    "path is broken; allow it more time, or leave it out and disconnect it",
                     (unsigned long long)(timeout_ns / 1000000u));
 }
 
 /* The word first, then the ring: who hears it finds the question. */
-static epw_status ask(epw_peers *peers, uint64_t number, uint64_t timeout_ns, epw_where where) {
+static epw_status ask(epw_peers *peers, uint64_t number, epw_where where) {
     pthread_mutex_lock(&peers->ask_lock);
     epw_status status;
     if (peers->routes[where.peer].path == EPW_PATH_NONE) {
         status = epw_fail(EPW_ERR_STATE, where, "not connected: connect it first");
     } else {
-        status = store(peers, QUESTION, number, timeout_ns, where);
+        status = store(peers, QUESTION, number, where);
         if (status == EPW_OK) status = epw_import_ring(peers->imports[where.peer], where);
     }
     pthread_mutex_unlock(&peers->ask_lock);
@@ -133,9 +128,12 @@ epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns)
     }
     if (peer == peers->rank) return EPW_OK;
     epw_where where = epw_peers_where(peers, "probe", peer);
-    pthread_mutex_lock(&peers->probe_lock);
+    if (pthread_mutex_trylock(&peers->probe_lock) != 0) {
+        return epw_fail(EPW_ERR_STATE, where,
+                        "another thread is probing a path of this rank: try again once that has ended");
+    }
     uint64_t number = ++peers->questions;
-    epw_status status = ask(peers, number, timeout_ns, where);
+    epw_status status = ask(peers, number, where);
     if (status == EPW_OK) status = await_answer(peers, number, timeout_ns, where);
     pthread_mutex_unlock(&peers->probe_lock);
     return status;

@@ -77,7 +77,10 @@ static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t until)
     return now >= until;
 }
 
-/* The second look, behind the increment of `sleepers`, is the sleeper's part of the bargain in epw_signal. */
+/* What is not the word slept on, farewells among it, may come between the look and the sleep; and of an epoch
+ * word the low half, which the futex compares, is always 0. Then the slice ends the sleep.
+ *
+ * The second look, behind the increment of `sleepers`, is the sleeper's part of the bargain in epw_signal. */
 static void sleep_on(const epw_peers *peers, const sight *s, uint64_t ns) {
     _Atomic uint32_t *sleepers = epw_sleepers_in((uint64_t)(uintptr_t)epw_peers_own(peers));
     atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);

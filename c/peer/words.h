@@ -27,9 +27,6 @@ EPW_INLINE uint64_t epw_word(uint32_t epoch, uint32_t op, uint32_t value) {
 EPW_INLINE uint32_t epw_word_epoch(uint64_t word) {
     return (uint32_t)(word >> (EPW_WORD_OP_BITS + EPW_WORD_VALUE_BITS));
 }
-EPW_INLINE uint32_t epw_word_op(uint64_t word) {
-    return (uint32_t)(word >> EPW_WORD_VALUE_BITS) & EPW_OP_MAX;
-}
 EPW_INLINE uint32_t epw_word_value(uint64_t word) {
     return (uint32_t)word & EPW_WORD_VALUE_MAX;
 }
@@ -63,7 +60,7 @@ typedef struct epw_lane_words {
     uint64_t epoch;   /* posted by set_active; its low 41 bits are free to say when the epoch begins */
     uint64_t dropped; /* "I neither send to you nor wait for you in this epoch" */
     uint64_t beacon;  /* "I am alive and wait", see epw_beacon_value; its op is a running number */
-    uint64_t probe;   /* lane 0: the number of a question or, in lane 1, of an answer; see probe.h */
+    uint64_t probe;   /* lane 0: the number of a question or, in lane 1, of an answer; see peer/probe.c */
     uint64_t user[EPW_USER_WORDS];
 } epw_lane_words;
 

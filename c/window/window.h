@@ -1,6 +1,6 @@
 /* A rank's window, and its imports of the peers' windows. One owner each: a window or import is used by one
- * thread at a time, but for epw_import_ring; different ones by any threads. The bytes themselves obey the
- * protocol, not this file.
+ * thread at a time, but for epw_window_import, which only reads the window, and epw_import_ring; different
+ * ones by any threads. The bytes themselves obey the protocol, not this file.
  *
  * A peer is an incarnation: its rank and its window's nonce. The right to write a rank's part of a window is
  * a lease, which one incarnation holds at a time (ipc/offer.h). A mapping cannot be revoked, so who lets go

@@ -38,7 +38,7 @@ pub enum WireError {
     /// The value ends before the bytes do.
     #[error("a frame with bytes to spare")]
     Trailing,
-    /// A field has a value that it can not have.
+    /// A field has a value that it cannot have.
     #[error("a frame in which {what} is invalid")]
     Invalid {
         /// Which field.

@@ -22,7 +22,7 @@ static void sleep_ns(uint64_t ns) {
 static void give_up(epw_buffer *b, uint32_t peer) {
     epw_peers_suspect(&b->peers, peer);
     pthread_mutex_lock(&b->lanes[0].lock);
-    epw_host_unlock(b, &b->lanes[0]);
+    epw_lane_unlock(b, &b->lanes[0]);
 }
 
 static epw_handle send(epw_buffer *b, uint32_t rank, int32_t lane) {

@@ -47,7 +47,7 @@ static void a_suspect_is_told_on_idle_lanes_too(void) {
     epw_handle handle = send(g.of[0], 0, 1);
     epw_peers_suspect(&g.of[1]->peers, 0);
     pthread_mutex_lock(&g.of[1]->lanes[0].lock);
-    epw_host_unlock(g.of[1], &g.of[1]->lanes[0]);
+    epw_lane_unlock(g.of[1], &g.of[1]->lanes[0]);
     receive_nothing(g.of[0], handle);
     destroy(&g);
 }

@@ -290,7 +290,7 @@ epw_status epw_gpu_call_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispat
                                  const epw_row_format *format, const epw_dispatch_output *out,
                                  epw_handle *handle, epw_outcome *outcome) {
     epw_status status = dispatch(b, lane, in, format, out, handle, outcome);
-    pthread_mutex_unlock(&lane->lock);
+    epw_lane_unlock(b, lane);
     return status;
 }
 
@@ -306,7 +306,7 @@ static epw_status dispatch_receive(epw_buffer *b, epw_lane *lane, const epw_disp
 epw_status epw_gpu_call_dispatch_receive(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out,
                                          epw_outcome *outcome) {
     epw_status status = dispatch_receive(b, lane, out, outcome);
-    pthread_mutex_unlock(&lane->lock);
+    epw_lane_unlock(b, lane);
     return status;
 }
 
@@ -378,7 +378,7 @@ static epw_status combine(epw_buffer *b, epw_lane *lane, const epw_combine_input
 epw_status epw_gpu_call_combine(epw_buffer *b, epw_lane *lane, const epw_combine_input *in,
                                 const epw_combine_output *out, epw_outcome *outcome) {
     epw_status status = combine(b, lane, in, out, outcome);
-    pthread_mutex_unlock(&lane->lock);
+    epw_lane_unlock(b, lane);
     return status;
 }
 
@@ -393,7 +393,7 @@ static epw_status combine_receive(epw_buffer *b, epw_lane *lane, const epw_combi
 epw_status epw_gpu_call_combine_receive(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
                                         epw_outcome *outcome) {
     epw_status status = combine_receive(b, lane, out, outcome);
-    pthread_mutex_unlock(&lane->lock);
+    epw_lane_unlock(b, lane);
     return status;
 }
 
@@ -414,7 +414,7 @@ static epw_status release(epw_buffer *b, epw_lane *lane, void *const *stream) {
 
 epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *const *stream) {
     epw_status status = release(b, lane, stream);
-    pthread_mutex_unlock(&lane->lock);
+    epw_lane_unlock(b, lane);
     return status;
 }
 
@@ -451,7 +451,7 @@ static epw_status find_last(epw_buffer *b, const char *op, epw_handle handle, ep
                      "the handle's last call was captured: it runs when its graph does, see epw_take_errors");
     }
     if (status != EPW_OK) {
-        pthread_mutex_unlock(&lane->lock);
+        epw_lane_unlock(b, lane);
         return status;
     }
     *out = lane;
@@ -464,7 +464,7 @@ epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout
     if (status != EPW_OK) return status;
     cudaEvent_t event = b->gpu->lanes[epw_lane_index(b, lane)].event;
     status = epw_gpu_require_marked(&b->gpu->lanes[epw_lane_index(b, lane)], epw_buffer_where(b, "await"));
-    pthread_mutex_unlock(&lane->lock);
+    epw_lane_unlock(b, lane);
     if (status != EPW_OK) return status;
     return epw_gpu_await_event(b, event, timeout_ns, epw_buffer_where(b, "await"));
 }
@@ -482,7 +482,7 @@ epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stre
                      "the stream is under capture, where an event of outside can not be waited for: let the "
                      "stream that launches the graph wait");
     }
-    pthread_mutex_unlock(&lane->lock);
+    epw_lane_unlock(b, lane);
     return status;
 }
 
@@ -520,7 +520,7 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
         outcome->degraded = report->missing != 0;
         outcome->record = report->record;
     }
-    pthread_mutex_unlock(&lane->lock);
+    epw_lane_unlock(b, lane);
     return status;
 }
 

@@ -253,7 +253,9 @@ static epw_status drop_peers(epw_buffer *b, epw_where where) {
 static bool gpu_leave(epw_buffer *b) {
     epw_where where = epw_buffer_where(b, "destroy");
     uint64_t bound = 3 * 2 * EPW_WAIT_DEADLINES_MAX * b->config.deadline_ns;
-    if (b->peers.epoch == 0) return true; /* nothing was ever enqueued that touches a window */
+    if (b->gpu == NULL || b->gpu->pinned == NULL) return true;
+    /* Without a membership nothing touches a window but what probes have copied. */
+    if (b->peers.epoch == 0) return !b->gpu->probed || epw_gpu_settle(b, bound, where) != EPW_PENDING;
     epw_status status = await_lanes(b, LOCKED, bound, where); /* nobody else calls any more */
     if (status == EPW_ERR_STATE) return false;                /* who knows what still runs */
     if (status == EPW_OK) {
@@ -381,6 +383,7 @@ static epw_status gpu_copy_word(epw_buffer *b, const epw_word_copy *copy, uint64
     epw_status status = epw_cuda_enter_relaxed(b->config.device, where, &scope);
     if (status != EPW_OK) return status;
     if (copy->writes) *pinned = *copy->value;
+    b->gpu->probed = true;
     void *to = copy->writes ? (void *)copy->at : pinned;
     const void *from = copy->writes ? (const void *)pinned : copy->at;
     cudaError_t error = cudaMemcpyAsync(to, from, sizeof *pinned, cudaMemcpyDefault, b->gpu->stream);

@@ -37,7 +37,8 @@ struct epw_gpu {
     void *memory;           /* device memory that holds `shared` and what the lanes have */
     epw_gpu_shared *shared; /* in device memory */
     epw_gpu_pinned *pinned;
-    void *stream; /* the engine's own, for peers and membership */
+    atomic_bool probed; /* words of windows have been copied */
+    void *stream;       /* the engine's own, for peers and membership */
     cudaEvent_t event;
     epw_gpu_lane lanes[EPW_MAX_LANES];
 

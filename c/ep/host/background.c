@@ -11,7 +11,7 @@ epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *const *stream) 
     epw_lane_give_up(&lane->machine, epw_now_ns());
     bool owing = epw_host_pay(b, lane) == EPW_PENDING;
     if (!owing) epw_host_post_all(b, lane);
-    epw_host_unlock(b, lane);
+    epw_lane_unlock(b, lane);
     if (owing) {
         epw_host *host = b->host;
         pthread_mutex_lock(&host->background_lock);
@@ -29,7 +29,7 @@ static epw_lane *step_debts(epw_buffer *b) {
         epw_lane *lane = &b->lanes[i];
         pthread_mutex_lock(&lane->lock);
         if (epw_host_pay(b, lane) == EPW_PENDING) owing = lane;
-        epw_host_unlock(b, lane);
+        epw_lane_unlock(b, lane);
     }
     return owing;
 }

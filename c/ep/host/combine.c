@@ -22,7 +22,7 @@ static void answer_row(const answer_job *job, uint32_t i) {
     uint32_t index = epw_lane_index(b, lane), rank = b->config.rank;
     uint64_t at = epw_row_at(b, job->source, i);
     uint64_t offset = epw_answer_offset(&b->layout, index, rank, i, 0);
-    unsigned char *answer = epw_at(b->peers.routes[job->source].lanes[index].answers, offset);
+    unsigned char *answer = epw_answers_at(&b->peers, index, job->source, offset);
     if (lane->layout == EPW_RANK_MAJOR) {
         const unsigned char *row = epw_slot_here(b, index, job->source, i) + b->layout.header_bytes;
         if (job->expert_out != NULL) row = job->expert_out + at * job->stride;

@@ -8,7 +8,7 @@
 
 static void post(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
     /* The machine speaks of the peer that was connected when its epoch began. */
-    if (b->peers.routes[d->peer].incarnation != d->incarnation) return;
+    if (epw_incarnation_of(&b->peers, d->peer) != d->incarnation) return;
     epw_range ranges[EPW_RANGES_MAX];
     uint32_t count = 0;
     if (d->word == EPW_WORD_DROPPED) epw_peers_suspect(&b->peers, d->peer);
@@ -26,7 +26,7 @@ void epw_host_post_all(epw_buffer *b, epw_lane *lane) {
 
 /* Peers that other lanes have given up since the last step. */
 void epw_host_hear(epw_buffer *b, epw_lane *lane) {
-    uint64_t suspicions = atomic_load_explicit(&b->peers.suspicions, memory_order_acquire);
+    uint64_t suspicions = atomic_load_explicit(&b->peers.suspicions, memory_order_seq_cst);
     if (suspicions == atomic_load_explicit(&lane->host->suspicions, memory_order_relaxed)) return;
     atomic_store_explicit(&lane->host->suspicions, suspicions, memory_order_relaxed);
     for (uint32_t peer = 0; peer < b->config.ranks; peer++)
@@ -113,21 +113,24 @@ epw_status epw_host_pay(epw_buffer *b, epw_lane *lane) {
 
 /* ---- lanes that are nobody's at the moment ---- */
 
-/* A peer that one lane gives up is told on every lane, each behind what that lane has sent. Here by whoever
- * finds a lane free, and never waiting: a thread that holds it does so itself, in its step or here. */
-static void tell(epw_buffer *b, epw_lane *lane) {
-    if (pthread_mutex_trylock(&lane->lock) != 0) return;
-    epw_host_hear(b, lane);
-    epw_host_post_all(b, lane);
-    pthread_mutex_unlock(&lane->lock);
+/* Whether a peer has been given up that the lane has not told. The load is ordered with the store of
+ * `suspicions` and with the lane's lock: who fails to get the lock leaves it to its holder, who looks here
+ * once it is free. */
+static bool untold(const epw_buffer *b, const epw_lane *lane) {
+    return atomic_load_explicit(&lane->host->suspicions, memory_order_relaxed) !=
+           atomic_load_explicit(&b->peers.suspicions, memory_order_seq_cst);
 }
 
-void epw_host_unlock(epw_buffer *b, epw_lane *lane) {
-    pthread_mutex_unlock(&lane->lock);
-    uint64_t suspicions = atomic_load_explicit(&b->peers.suspicions, memory_order_acquire);
+/* A peer that one lane gives up is told on every lane, each behind what that lane has sent: here, by whoever
+ * finds a lane free, and never waiting. Every unlock of a lane ends here. */
+void epw_host_unlocked(epw_buffer *b) {
     for (uint32_t i = 0; i < b->config.lanes; i++) {
-        const _Atomic uint64_t *heard = &b->lanes[i].host->suspicions;
-        if (atomic_load_explicit(heard, memory_order_relaxed) != suspicions) tell(b, &b->lanes[i]);
+        epw_lane *lane = &b->lanes[i];
+        while (lane->host != NULL && untold(b, lane) && pthread_mutex_trylock(&lane->lock) == 0) {
+            epw_host_hear(b, lane);
+            epw_host_post_all(b, lane);
+            pthread_mutex_unlock(&lane->lock);
+        }
     }
 }
 
@@ -144,7 +147,7 @@ epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
     uint64_t generation = lane->generation;
     epw_status status = epw_host_step(b, lane);
     while (status == EPW_PENDING && !lane->host->nonblocking) {
-        epw_host_unlock(b, lane);
+        epw_lane_unlock(b, lane);
         epw_watch_sleep(&b->peers, epw_lane_index(b, lane), &lane->host->watch, UINT64_MAX);
         pthread_mutex_lock(&lane->lock);
         if (lane->generation != generation || lane->machine.stage == EPW_STAGE_FREE) {
@@ -155,7 +158,7 @@ epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
         }
     }
     if (status == EPW_OK) fill_outcome(lane, outcome);
-    epw_host_unlock(b, lane);
+    epw_lane_unlock(b, lane);
     return status;
 }
 
@@ -170,7 +173,7 @@ epw_status epw_host_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome)
     }
     if (status == EPW_OK) status = epw_host_step(b, lane);
     if (status == EPW_OK) fill_outcome(lane, outcome);
-    epw_host_unlock(b, lane);
+    epw_lane_unlock(b, lane);
     return status;
 }
 
@@ -186,7 +189,7 @@ epw_status epw_host_ready(epw_buffer *b, epw_handle handle) {
         epw_lane_begin_wait(&lane->machine, epw_now_ns());
         status = epw_host_step(b, lane);
     }
-    epw_host_unlock(b, lane);
+    epw_lane_unlock(b, lane);
     return status;
 }
 
@@ -194,7 +197,7 @@ epw_status epw_host_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns)
     epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "await", handle, EPW_STAGE_ANY, &lane);
     if (status != EPW_OK) return status;
-    epw_host_unlock(b, lane);
+    epw_lane_unlock(b, lane);
     epw_watch_sleep(&b->peers, epw_lane_index(b, lane), &lane->host->watch, timeout_ns);
     return EPW_OK;
 }

@@ -155,7 +155,7 @@ static epw_status host_begin_epoch(epw_buffer *b, const epw_mask *active, uint32
     uint64_t *incarnations = calloc(b->config.ranks, sizeof *incarnations);
     if (incarnations == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a membership");
     for (uint32_t peer = 0; peer < b->config.ranks; peer++)
-        incarnations[peer] = b->peers.routes[peer].incarnation;
+        incarnations[peer] = epw_incarnation_of(&b->peers, peer);
     epw_peers_clear_suspects(&b->peers);
     uint64_t suspicions = atomic_load_explicit(&b->peers.suspicions, memory_order_relaxed);
     /* Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for
@@ -208,6 +208,7 @@ const epw_engine epw_engine_host = {
     .part = host_part,
     .begin_epoch = host_begin_epoch,
     .suspects = host_suspects,
+    .unlocked = epw_host_unlocked,
     .dispatch = epw_host_dispatch,
     .dispatch_receive = epw_host_dispatch_receive,
     .combine = epw_host_combine,

@@ -74,8 +74,8 @@ epw_status epw_host_pay(epw_buffer *b, epw_lane *lane);
  * locked, returns with it unlocked. */
 epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome);
 
-/* Unlocks the lane, and lets idle lanes tell peers that have been given up meanwhile. */
-void epw_host_unlock(epw_buffer *b, epw_lane *lane);
+/* Lets free lanes tell peers that have been given up meanwhile; see epw_engine.unlocked. */
+void epw_host_unlocked(epw_buffer *b);
 
 /* Tells the lane's machine of peers that other lanes have given up. Locked. */
 void epw_host_hear(epw_buffer *b, epw_lane *lane);

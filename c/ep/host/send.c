@@ -154,7 +154,7 @@ static void send_token(const send_job *job, uint32_t t, uint32_t thread) {
             header_bytes = make_header(b, lane, t, header);
         }
         uint64_t offset = epw_slot_offset(&b->layout, index, b->config.rank, rows[j]);
-        unsigned char *slot = epw_at(b->peers.routes[rank].lanes[index].rows, offset);
+        unsigned char *slot = epw_rows_at(&b->peers, index, rank, offset);
         memcpy(slot, header, header_bytes);
         if (rank == b->config.rank && lane->host->shortcut) continue;
         b->host->numerics->copy_stream(slot + b->layout.header_bytes, payload, bytes);
@@ -185,7 +185,7 @@ uint32_t epw_host_announce(epw_buffer *b, const epw_lane *lane, uint32_t peer, e
                             .bytes = b->layout.header_bytes + epw_align(data, 16),
                             .stride = b->layout.slot_bytes,
                             .count = lane->machine.peers[peer].sent};
-    memcpy(epw_at(b->peers.routes[peer].lanes[index].control, ranges[0].offset),
+    memcpy(epw_control_at(&b->peers, index, peer, ranges[0].offset),
            lane->host->sent_counts + (size_t)peer * local, ranges[0].bytes);
     return 2;
 }
@@ -197,7 +197,7 @@ epw_status epw_host_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_i
                              epw_outcome *outcome) {
     epw_status status = read_routing(b, lane, in);
     if (status != EPW_OK) {
-        epw_host_unlock(b, lane);
+        epw_lane_unlock(b, lane);
         return status;
     }
     epw_lane_take(b, lane, in, format, handle);
