@@ -35,8 +35,9 @@ static inline epw_float_state epw_float_enter(void) {
 
 static inline void epw_float_leave(epw_float_state before) {
 #if defined(__x86_64__)
-    uint32_t found = (uint32_t)before.control;
-    __asm__ volatile("ldmxcsr %0" ::"m"(found) : "memory");
+    uint32_t found = (uint32_t)before.control, now;
+    __asm__ volatile("stmxcsr %0" : "=m"(now)::"memory");
+    if (now != found) __asm__ volatile("ldmxcsr %0" ::"m"(found) : "memory");
 #elif defined(__aarch64__)
     __asm__ volatile("msr fpcr, %0" ::"r"(before.control) : "memory");
     __asm__ volatile("msr fpsr, %0" ::"r"(before.flags) : "memory");

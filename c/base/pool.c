@@ -136,12 +136,20 @@ void epw_pool_abandon(epw_pool *pool) {
 void epw_pool_run(epw_pool *pool, epw_pool_fn fn, void *context, uint32_t items) {
     if (items == 0) return;
     pthread_mutex_lock(&pool->turn);
+    if (pool->threads == 1 || items == 1) {
+        epw_float_state before = epw_float_enter();
+        for (uint32_t item = 0; item < items; item++) fn(context, item, 0);
+        epw_float_leave(before);
+        epw_stream_fence();
+        pthread_mutex_unlock(&pool->turn);
+        return;
+    }
     pool->fn = fn;
     pool->context = context;
     pool->items = items;
     atomic_store_explicit(&pool->unfinished, items, memory_order_relaxed);
     atomic_store_explicit(&pool->left, items, memory_order_release);
-    if (pool->threads > 1 && items > 1) wake_workers(pool, items - 1);
+    wake_workers(pool, items - 1);
     take_items(pool, 0);
     await_items(pool);
     pthread_mutex_unlock(&pool->turn);

@@ -63,8 +63,8 @@ static uint64_t least(uint64_t a, uint64_t b) {
 }
 
 /* Spins, then yields. True if a word has changed, or the time is over. */
-static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t until) {
-    uint64_t began = epw_now_ns(), now = began;
+static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began, uint64_t until) {
+    uint64_t now = began;
     while (now < until && now - began < peers->spin_ns + peers->yield_ns) {
         if (changed(s, memory_order_acquire)) return true;
         if (now - began < peers->spin_ns) {
@@ -104,7 +104,7 @@ void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, ui
     uint64_t now = epw_now_ns();
     if (timeout_ns < until - least(now, until)) until = now + timeout_ns;
     bool young = now - least(since, now) < peers->spin_ns + peers->yield_ns;
-    if (young && changed_soon(peers, &s, until)) return;
+    if (young && changed_soon(peers, &s, now, until)) return;
     now = epw_now_ns();
     if (until <= now) return;
     uint64_t slice = (now - least(since, now)) / 8;

@@ -51,24 +51,29 @@ static void look_round(epw_buffer *b, epw_lane *lane, uint64_t now, uint32_t *sl
     }
 }
 
-/* Carries out a decision about rows. */
-static void work(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
-    epw_machine *m = &lane->machine;
+/* Carries out a decision about rows; returns the time after that. */
+static uint64_t work(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
+    bool good = true;
     switch (d->act) {
     case EPW_ACT_SEND:
         epw_host_send(b, lane);
         break;
     case EPW_ACT_LAY_OUT:
-        if (epw_host_lay_out(b, lane, d->peer)) break;
-        epw_lane_refuse(m, *d, epw_now_ns());
-        return;
+        good = epw_host_lay_out(b, lane, d->peer);
+        break;
     case EPW_ACT_ANSWER:
         epw_host_answer(b, lane, d->peer);
         break;
     default:
         epw_host_sum(b, lane);
     }
-    epw_lane_did(m, *d, epw_now_ns());
+    uint64_t now = epw_now_ns();
+    if (good) {
+        epw_lane_did(&lane->machine, *d, now);
+    } else {
+        epw_lane_refuse(&lane->machine, *d, now);
+    }
+    return now;
 }
 
 static epw_status step(epw_buffer *b, epw_lane *lane, bool debts_alone) {
@@ -95,9 +100,8 @@ static epw_status step(epw_buffer *b, epw_lane *lane, bool debts_alone) {
             if (d.act == EPW_ACT_POST) {
                 post(b, lane, &d);
             } else {
-                work(b, lane, &d);
+                now = work(b, lane, &d);
                 worked = true;
-                now = epw_now_ns();
             }
         }
     }
