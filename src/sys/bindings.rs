@@ -455,9 +455,10 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Is the path to `peer` alive? Asks its process by a word written the way rows are, beside all operations,
- and waits for the answer, which its library gives whether or not its program calls anything. Any thread;
- one question of a buffer at a time. EPW_ERR_TIMEOUT: no answer within timeout_ns. EPW_ERR_PEER: its process
- has ended. EPW_ERR_STATE: not connected.*/
+ and waits for the answer, which its library gives whether or not its program calls anything. Any thread.
+ EPW_ERR_TIMEOUT: no answer within timeout_ns, and, on GPUs, the time for some copies of 8 bytes.
+ EPW_ERR_PEER: its process has ended. EPW_ERR_STATE: not connected, or another thread probes a path of this
+ buffer.*/
     pub fn epw_buffer_probe(
         buffer: *mut epw_buffer,
         peer: u32,
@@ -1170,7 +1171,7 @@ unsafe extern "C" {
  handle's lane: what is enqueued on it later runs after that. Enqueues nothing where that is so already, on
  the stream of the lane's last call. Also for a consumed handle, until the lane's next dispatch. The host
  waits for nothing; any thread, also beside one that drives the handle.
- EPW_ERR_INVALID: not a handle of this buffer. EPW_ERR_STATE: the lane has gone on to another dispatch; the
+ EPW_ERR_STATE: the lane has gone on to another dispatch, or the handle is another buffer's; the
  handle's last call was captured, or `stream` is under capture (order such streams by events of the program,
  captured with the calls, or around the graph's launch); the buffer is on the host.*/
     pub fn epw_stream_wait(

@@ -341,11 +341,43 @@ static void left_out(uint32_t gpus) {
     echo_close(&e);
 }
 
+/* Words of a probe go through pinned memory and the copy engines: they pass kernels that wait. */
+static void probed(uint32_t gpus) {
+    static echo e;
+    epw_config config = config_of(2, 2000 * MS);
+    echo_open(&e, &config, gpus);
+    epw_buffer *first = e.rank[0].buffer, *second = e.rank[1].buffer;
+    for (uint32_t i = 0; i < 3; i++) {
+        REQUIRE_OK(epw_buffer_probe(first, 1, 1000 * MS));
+        REQUIRE_OK(epw_buffer_probe(second, 0, 1000 * MS));
+    }
+    echo_fill(&e, 1);
+    echo_dispatch(&e.rank[0], ECHO_BOTH); /* waits for rank 1 on its SMs */
+    sleep_ms(20);
+    uint64_t began = now_ns();
+    REQUIRE_OK(epw_buffer_probe(first, 1, 1000 * MS));
+    REQUIRE_OK(epw_buffer_probe(second, 0, 1000 * MS));
+    uint64_t took = now_ns() - began;
+    REQUIRE(cudaStreamQuery(e.rank[0].stream) == cudaErrorNotReady, "rank 0 did not wait");
+    echo_dispatch(&e.rank[1], ECHO_BOTH);
+    for (uint32_t i = 0; i < 2; i++) echo_combine(&e.rank[i], ECHO_BOTH);
+    echo_settle(&e, "a step");
+    REQUIRE(echo_wrong(&e, &e.rank[0], 3) == 0, "%u tokens are wrong", echo_wrong(&e, &e.rank[0], 3));
+    REQUIRE(took < 100 * MS, "two probes took %llu us", (unsigned long long)(took / 1000));
+    printf("two probes beside a waiting kernel: %llu us\n", (unsigned long long)(took / 1000));
+    echo_close(&e);
+}
+
 static const gpu_case cases[] = {
-    {"late_receive", late_receive, 1, 60},   {"late_combine", late_combine, 2, 60},
-    {"late_dispatch", late_dispatch, 1, 60}, {"shared_totals", shared_totals, 1, 60},
-    {"disconnected", disconnected, 1, 60},   {"lengthened", lengthened, 1, 60},
-    {"first_beacon", first_beacon, 1, 60},   {"left_out", left_out, 1, 60},
+    {"late_receive", late_receive, 1, 60},
+    {"late_combine", late_combine, 2, 60},
+    {"late_dispatch", late_dispatch, 1, 60},
+    {"shared_totals", shared_totals, 1, 60},
+    {"disconnected", disconnected, 1, 60},
+    {"lengthened", lengthened, 1, 60},
+    {"first_beacon", first_beacon, 1, 60},
+    {"left_out", left_out, 1, 60},
+    {"probed", probed, 1, 60},
 };
 
 int main(int argc, char **argv) {
