@@ -68,7 +68,7 @@ typedef struct epw_gpu_lane_state {
 
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
     uint32_t closing; /* a block has taken it on itself to close the operation for all */
-    uint32_t noted;   /* bad routing ids put on record, and then some */
+    uint32_t noted;   /* bad routing ids found; the first EPW_GPU_NOTES of them are put on record */
     uint64_t refused; /* peers whose rows or answers are not what this rank asked for */
 } epw_gpu_lane_state;
 
