@@ -17,14 +17,15 @@
 /* ---- CUDA and kernels as the engine sees them here ---- */
 
 static struct fake {
-    int depth;       /* scopes entered and not left */
-    int done;        /* what is enqueued has run */
-    int captured;    /* streams are under capture, */
-    int invalidated; /* or were, until a call that is not allowed there */
-    int failing;     /* what a launch returns, */
-    int recording;   /* and what recording an event does */
-    int hangs;       /* after the membership kernel is enqueued, nothing runs any more, */
-    int stalls;      /* or after a copy */
+    int depth;        /* scopes entered and not left */
+    int done;         /* what is enqueued has run */
+    int captured;     /* streams are under capture, */
+    int invalidated;  /* or were, until a call that is not allowed there */
+    int failing;      /* what a launch returns, */
+    int undispatched; /* that of a dispatch, */
+    int recording;    /* and what recording an event does */
+    int hangs;        /* after the membership kernel is enqueued, nothing runs any more, */
+    int stalls;       /* or after a copy */
     int launches, records, waits, quiet_releases;
     void *stream;       /* of the last launch */
     void *waiting;      /* the stream that waits last, */
@@ -151,7 +152,7 @@ static int fake_prepare(void) {
 }
 static int fake_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {
     fake.dispatch = *args;
-    return fake_launch(blocks, stream);
+    return fake.undispatched ? fake.undispatched : fake_launch(blocks, stream);
 }
 static int fake_combine(const epw_combine_args *args, uint32_t blocks, void *stream) {
     fake.combine = *args;
@@ -491,6 +492,43 @@ static void a_release_under_an_invalidated_capture_is_owed(void) {
     CHECK(fake.depth == 0);
 }
 
+/* The release runs, so what comes next on the lane is behind it: a stream other than the release's waits, or
+ * is refused where there is no event to wait for. */
+static void an_owed_release_stands_though_the_dispatch_behind_it_fails(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_dispatch_input in = input_on(SECOND_STREAM, 0);
+    for (int unmarked = 0; unmarked < 2; unmarked++) {
+        fake.captured = 1;
+        epw_handle handle = dispatch_on(b, FIRST_STREAM, 0);
+        fake.invalidated = 1;
+        CHECK_OK(epw_release(b, handle));
+        fake.captured = fake.invalidated = 0;
+        fake.launches = fake.records = fake.quiet_releases = 0;
+        fake.undispatched = cudaErrorLaunchFailure;
+        if (unmarked) fake.recording = cudaErrorMemoryAllocation;
+        REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_SYSTEM, "dispatch", 0, -1,
+                "dispatch kernel: CUDA");
+        fake.undispatched = fake.recording = 0;
+        CHECK_MSG(fake.launches == 1 && fake.quiet_releases == 1, "%d launches", fake.launches);
+        CHECK_MSG(fake.records == !unmarked, "%d records", fake.records);
+        if (!unmarked) {
+            fake.waits = 0;
+            handle = dispatch_on(b, FIRST_STREAM, 0);
+            CHECK_MSG(fake.waits == 1 && fake.waiting == FIRST_STREAM, "%d waits", fake.waits);
+        } else {
+            in.stream = FIRST_STREAM;
+            REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_STATE, "dispatch", 0, -1,
+                    "same stream");
+            handle = dispatch_on(b, SECOND_STREAM, 0);
+        }
+        CHECK_MSG(fake.launches == 2 && fake.quiet_releases == 1, "owed once: %d launches", fake.launches);
+        CHECK_OK(epw_release(b, handle));
+    }
+    destroy(&g);
+    CHECK(fake.depth == 0);
+}
+
 static void a_failed_launch_changes_nothing(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
@@ -651,6 +689,7 @@ int main(void) {
     a_handle_spans_two_captures();
     captures_neither_wait_nor_record();
     a_release_under_an_invalidated_capture_is_owed();
+    an_owed_release_stands_though_the_dispatch_behind_it_fails();
     a_failed_launch_changes_nothing();
     a_call_whose_event_fails_stands();
     outcomes_are_read_when_the_event_is_done();

@@ -67,15 +67,22 @@ static epw_status enqueue_begin(enqueuing *e, uint64_t deadline_ns) {
     return status;
 }
 
-/* After the launch, with what it returned. A kernel that was launched runs, whatever happens to the event. */
+/* Behind a kernel that was launched, which runs, whatever happens to the event. */
+static void mark(const enqueuing *e) {
+    if (e->captured) return;
+    e->lane->enqueued = true;
+    e->lane->stream_id = e->stream_id;
+    e->lane->unmarked = cudaEventRecord(e->lane->event, e->stream) != cudaSuccess;
+    if (e->lane->unmarked) cudaGetLastError(); /* no error to leave behind for others to find */
+}
+
+/* After the launch, with what it returned. */
 static epw_status enqueue_end(enqueuing *e, int error, const char *kernel) {
     epw_status status = EPW_OK;
-    if (error != cudaSuccess) status = epw_fail_cuda(error, e->where, kernel);
-    if (status == EPW_OK && !e->captured) {
-        e->lane->enqueued = true;
-        e->lane->stream_id = e->stream_id;
-        e->lane->unmarked = cudaEventRecord(e->lane->event, e->stream) != cudaSuccess;
-        if (e->lane->unmarked) cudaGetLastError(); /* no error to leave behind for others to find */
+    if (error != cudaSuccess) {
+        status = epw_fail_cuda(error, e->where, kernel);
+    } else {
+        mark(e);
     }
     epw_cuda_leave();
     if (status != EPW_OK) return status;
@@ -251,6 +258,17 @@ static int launch_release(const enqueuing *e, bool quiet) {
     return epw_gpu_release(&args, e->stream);
 }
 
+/* Releases first where a former handle could not be. Done with even if the call then fails; but under capture
+ * who knows whether it will run. */
+static int launch_owed_release(const enqueuing *e) {
+    if (!e->lane->owes_release) return cudaSuccess;
+    int error = launch_release(e, true);
+    if (error != cudaSuccess || e->captured) return error;
+    e->lane->owes_release = false;
+    mark(e);
+    return cudaSuccess;
+}
+
 /* Enqueues `halves` of the dispatch of `in`; `out` is NULL for the sending half alone. */
 static epw_status enqueue_dispatch(enqueuing *e, epw_lane *lane, uint32_t halves,
                                    const epw_dispatch_input *in, const epw_row_format *format,
@@ -262,11 +280,10 @@ static epw_status enqueue_dispatch(enqueuing *e, epw_lane *lane, uint32_t halves
     if (status != EPW_OK) return status;
     epw_dispatch_args args = dispatch_args(b, lane, halves, in, format);
     if (out != NULL) put_output(&args, out);
-    int error = e->lane->owes_release ? launch_release(e, true) : cudaSuccess;
+    int error = launch_owed_release(e);
     if (error == cudaSuccess) error = epw_gpu_dispatch(&args, b->gpu->blocks, e->stream);
     status = enqueue_end(e, error, "launch of the dispatch kernel");
     if (status != EPW_OK) return status;
-    if (!e->captured) e->lane->owes_release = false; /* else who knows whether it will run */
     lane->machine.stage = out != NULL ? EPW_STAGE_DISPATCHED : EPW_STAGE_SENT;
     return EPW_OK;
 }
