@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
     __shared__ Operation o;
     __shared__ AnswerShared s;
     __shared__ Expected expected;
-    const epw_gpu_lane_state *c = a.state;
+    const epw_gpu_lane_state *c = a.lane.state;
     bool sends = a.halves & EPW_GPU_SEND, receives = a.halves & EPW_GPU_RECEIVE;
 
     if (threadIdx.x == 0) {
@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
     }
     __syncthreads(); // barriers are there
     ptx::wait_for_stream();
-    const Opening opening(a, a.layout.ranks, EPW_AREA_ANSWERS, a.deadline_ns);
-    if (threadIdx.x < a.layout.ranks) {
+    const Opening opening(a.lane, EPW_AREA_ANSWERS, a.in.deadline_ns);
+    if (threadIdx.x < a.lane.layout.ranks) {
         s.received[threadIdx.x] = c->received[threadIdx.x];
         expected.rows[threadIdx.x] = epw_word_value(c->sent[threadIdx.x]);
     }
@@ -29,9 +29,9 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
     uint32_t *first_row = reinterpret_cast<uint32_t *>(memory);
     if constexpr (With != Answers::rows) {
         // Where the experts' rows of each source begin: on its way together with the operation.
-        uint32_t lists = sends ? a.layout.local_experts * a.layout.ranks : 0;
+        uint32_t lists = sends ? a.lane.layout.local_experts * a.lane.layout.ranks : 0;
 #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < lists; i += kCombineThreads) first_row[i] = a.arrays.first_row[i];
+        for (uint32_t i = threadIdx.x; i < lists; i += kCombineThreads) first_row[i] = a.lane.arrays.first_row[i];
     }
     const SourceOrder order(a, c->ends, sends);
     opening.write(o, false);
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
         return;
     }
     ptx::let_next_begin();
-    if (blockIdx.x == 0 && threadIdx.x == 0) a.peers->spoke = ptx::global_timer_ns();
+    if (blockIdx.x == 0 && threadIdx.x == 0) a.lane.peers->spoke = ptx::global_timer_ns();
     if (!must_close(o, EPW_GPU_ANSWERED, true)) return;
     uint64_t missing = o.present & o.lost;
     close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, o.present & ~missing, missing);

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kDispatchBound, 1) dispatch_kernel(const __gri
     __syncthreads(); // barriers and counts are there
     ptx::wait_for_stream();
     if (sends) sender.begin();
-    const Opening opening(a, a.layout.ranks, EPW_AREA_ROWS, a.deadline_ns);
+    const Opening opening(a.lane, EPW_AREA_ROWS, a.in.deadline_ns);
     if (sends) sender.look();
     opening.write(o, sends);
     if (sends) sender.run(o);
@@ -36,12 +36,12 @@ __global__ void __launch_bounds__(kDispatchBound, 1) dispatch_kernel(const __gri
         return;
     }
     if (receives) {
-        if (threadIdx.x == 0 && a.expert_totals) atomicOr(&o.troubled, 1u); // there will be a sum to add to
+        if (threadIdx.x == 0 && a.out.expert_totals) atomicOr(&o.troubled, 1u); // there will be a sum to add to
         receive_rows<Spreads>(a, o, receiving, memory, table);
         return;
     }
     ptx::let_next_begin();
-    if (blockIdx.x == 0 && threadIdx.x == 0) a.peers->spoke = ptx::global_timer_ns();
+    if (blockIdx.x == 0 && threadIdx.x == 0) a.lane.peers->spoke = ptx::global_timer_ns();
     if (!must_close(o, EPW_GPU_SENT, true)) return;
     uint64_t present = o.present & ~o.lost;
     close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, present, o.active & ~present);
@@ -84,7 +84,7 @@ cudaError_t prepare_dispatch() {
 
 extern "C" int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {
     const epw::Dispatch a(*args);
-    size_t shared = size_t(a.tiles.bytes) * a.tiles.count + epw::table_bytes(a.layout);
-    return epw::launch_in_stream(epw::choose(a.dtype, a.payload, a.spreads()), blocks, epw::kThreads, shared,
+    size_t shared = size_t(a.tiles.bytes) * a.tiles.count + epw::table_bytes(a.lane.layout);
+    return epw::launch_in_stream(epw::choose(a.dtype, a.in.payload, a.spreads()), blocks, epw::kThreads, shared,
                                  static_cast<cudaStream_t>(stream), a);
 }

@@ -9,8 +9,8 @@ __global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_c
     __shared__ Operation o;
     ptx::wait_for_stream();
     uint32_t peer = threadIdx.x;
-    const Opening opening(a, a.ranks, EPW_AREA_CONTROL, 0);
-    if (peer < a.ranks) prepare_signal(); // while the operation comes
+    const Opening opening(a.lane, EPW_AREA_CONTROL, 0);
+    if (peer < a.lane.layout.ranks) prepare_signal(); // while the operation comes
     opening.write(o, false);
     __syncthreads();
     uint64_t peers = o.present;
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_c
         uint64_t present = peers & ~uint64_t(o.gone);
         close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present);
     } else {
-        for (uint32_t i = threadIdx.x; i < a.blocks; i += kOpeningThreads) a.state->turns[i].stage = EPW_GPU_FREE;
+        for (uint32_t i = threadIdx.x; i < a.blocks; i += kOpeningThreads) a.lane.state->turns[i].stage = EPW_GPU_FREE;
         if (peer == 0) tell_complete(o);
     }
 }

@@ -54,6 +54,14 @@ typedef struct epw_slot_header {
     uint32_t reserved[2];
 } epw_slot_header;
 
+/* How the rows of one dispatch look: the row shape and what it costs in a slot. */
+typedef struct epw_row_format {
+    uint32_t payload_bytes;
+    uint32_t scale_count;
+    uint32_t scale_bytes; /* of one scale as it travels */
+    uint32_t hash;        /* both ends must agree on it */
+} epw_row_format;
+
 /* Everything that decides where a byte lies. */
 typedef struct epw_layout {
     uint32_t ranks, max_tokens, topk, local_experts, answers;

@@ -10,14 +10,6 @@
 /* Checks `config`, fills the layout and, if not NULL, the plan. `where` names the operation in errors. */
 epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout *layout, epw_plan *plan);
 
-/* How the rows of one dispatch look: the row shape and what it costs in a slot. */
-typedef struct epw_row_format {
-    uint32_t payload_bytes;
-    uint32_t scale_count;
-    uint32_t scale_bytes; /* of one scale as it travels */
-    uint32_t hash;        /* both ends must agree on it */
-} epw_row_format;
-
 /* Checks the fields of `input` that decide the format against the plan. */
 epw_status epw_row_format_make(const char *op, const epw_config *config, const epw_dispatch_input *input,
                                epw_row_format *format);

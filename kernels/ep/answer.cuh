@@ -23,7 +23,7 @@ struct SourceOrder {
     // `ends`: the lane's. None at all if the kernel does not send. By the whole warp.
     __device__ __forceinline__ SourceOrder(const Combine &a, const uint32_t *ends, bool sends) {
         static_assert(EPW_GPU_MAX_RANKS == 64);
-        uint32_t laneid = threadIdx.x % 32, ranks = a.layout.ranks;
+        uint32_t laneid = threadIdx.x % 32, ranks = a.lane.layout.ranks;
         end[0] = laneid < ranks ? ends[laneid] : 0xffffffffu;
         end[1] = laneid + 32 < ranks ? ends[laneid + 32] : 0xffffffffu;
         total = sends ? at(ranks - 1) : 0;
@@ -75,13 +75,15 @@ struct Row {
     Row() = default;
     // Of row n of all. By the whole warp.
     __device__ __forceinline__ Row(const Combine &a, const SourceOrder &order, uint32_t n) {
-        source = source_at(a.rank, a.layout.ranks, order.find(n));
+        source = source_at(a.lane.rank, a.lane.layout.ranks, order.find(n));
         number = n;
     }
-    __device__ __forceinline__ uint32_t place(const Combine &a) const { return source * a.layout.max_tokens + number; }
-    __device__ __forceinline__ const unsigned char *slot(const Combine &a) const { return a.window + a.slots.offset(place(a)); }
+    __device__ __forceinline__ uint32_t place(const Combine &a) const { return source * a.lane.layout.max_tokens + number; }
+    __device__ __forceinline__ const unsigned char *slot(const Combine &a) const {
+        return a.lane.window + a.slots.offset(place(a));
+    }
     __device__ __forceinline__ unsigned char *to(const Combine &a, const Operation &o) const {
-        return at(o.data, source, a.answers.offset((a.rank * a.layout.max_tokens + number) * a.layout.answers));
+        return at(o.data, source, a.answers.offset((a.lane.rank * a.lane.layout.max_tokens + number) * a.lane.layout.answers));
     }
 };
 
@@ -94,9 +96,9 @@ struct Entry {
     __device__ __forceinline__ Entry(const Combine &a, const Row &row) {
         const unsigned char *slot = row.slot(a);
         const uint32_t laneid = threadIdx.x % 32;
-        if (laneid >= a.layout.topk) return;
+        if (laneid >= a.lane.layout.topk) return;
         pair = ptx::load_relaxed_gpu(reinterpret_cast<const uint64_t *>(slot + sizeof(epw_slot_header)) + laneid);
-        index = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + epw_indices_offset(&a.layout)) + laneid);
+        index = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + epw_indices_offset(&a.lane.layout)) + laneid);
     }
 };
 
@@ -109,21 +111,21 @@ struct Parts {
 
     // By one warp. `first_row`: [ranks][local_experts], of the sources in the experts' lists.
     __device__ __forceinline__ Parts(const Combine &a, const Row &row, const Entry &entry, const uint32_t *first_row) {
-        const epw_layout &l = a.layout;
-        const uint32_t local = uint32_t(entry.pair) - a.rank * l.local_experts;
+        const epw_layout &l = a.lane.layout;
+        const uint32_t local = uint32_t(entry.pair) - a.lane.rank * l.local_experts;
         weight = __uint_as_float(uint32_t(entry.pair >> 32));
         bool ours = local < l.local_experts;
         uint64_t place = ours ? uint64_t(first_row[row.source * l.local_experts + local]) + entry.index : 0;
         has = ours && place < l.rows;
-        from = static_cast<const unsigned char *>(a.expert_out) + (local * l.rows + place) * l.row_bytes;
+        from = static_cast<const unsigned char *>(a.in.expert_out) + (local * l.rows + place) * l.row_bytes;
         lanes = __ballot_sync(0xffffffffu, has);
     }
 };
 
 // The caller's row, or the one in place, passes as it is.
 __device__ __forceinline__ const unsigned char *given_row(const Combine &a, const Row &row) {
-    if (a.expert_out) return static_cast<const unsigned char *>(a.expert_out) + uint64_t(row.place(a)) * a.row_size;
-    return row.slot(a) + a.layout.header_bytes;
+    if (a.in.expert_out) return static_cast<const unsigned char *>(a.in.expert_out) + uint64_t(row.place(a)) * a.row_size;
+    return row.slot(a) + a.lane.layout.header_bytes;
 }
 
 // A block's way through its rows: which they are, and what comes from memory first. That is on its way before the operation is
@@ -194,7 +196,7 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
         const Parts parts(a, w.row, w.entry, first_row);
         unsigned char *row = w.row.to(a, o);
         uint32_t pieces = 0,
-                 count = min(__popc(parts.lanes), a.layout.answers); // however often a row names an expert: its room ends
+                 count = min(__popc(parts.lanes), a.lane.layout.answers); // however often a row names an expert: its room ends
         for (uint32_t part = 0, left = parts.lanes; part < count; part++, left &= left - 1) {
             uint64_t from = __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(parts.from), __ffs(left) - 1);
             unsigned char *to = row + uint64_t(part) * a.row_size;
@@ -241,7 +243,7 @@ __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, Answe
     if (!last_to_send(o)) return;
     uint64_t reachable = o.present & ~o.lost;
     if (threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
-        uint32_t value = s.received[threadIdx.x] | (a.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
+        uint32_t value = s.received[threadIdx.x] | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
         signal(o, threadIdx.x, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
     }
 }

@@ -19,24 +19,24 @@ __device__ __forceinline__ uint32_t answer_cause(const Combine &a, const Expecte
     uint32_t rows = expected.marked ? value & ~EPW_ANSWER_ORDERED : value, sent = expected.rows[peer];
     if (rows != sent) return rows < sent ? EPW_CAUSE_PARTIAL : EPW_CAUSE_FORMAT;
     bool ordered = expected.marked && (value & EPW_ANSWER_ORDERED);
-    return rows == 0 || ordered == (a.mode == EPW_COMBINE_ORDERED) ? EPW_CAUSE_NONE : EPW_CAUSE_FORMAT;
+    return rows == 0 || ordered == (a.in.mode == EPW_COMBINE_ORDERED) ? EPW_CAUSE_NONE : EPW_CAUSE_FORMAT;
 }
 
 // By one warp: where the answers to token t lie, in the order in which they are summed, as row `at` of the batch.
 __device__ inline void find_answers(const Combine &a, const Operation &o, uint64_t answered, uint32_t t, Batch &batch,
                                     uint32_t at) {
-    const epw_layout &l = a.layout;
+    const epw_layout &l = a.lane.layout;
     uint32_t laneid = threadIdx.x % 32, row = 0, count, place;
     uint32_t answer = 0; // earlier entries of the same rank
     int32_t expert = -1;
     float weight = 1.0f;
     if (laneid < l.topk) {
         size_t entry = size_t(t) * l.topk + laneid;
-        expert = a.arrays.ids[entry];
-        row = a.arrays.sent_row[entry];
-        if (a.mode == EPW_COMBINE_ORDERED) {
-            bool given = a.topk_weights && laneid < a.topk;
-            weight = given ? a.topk_weights[size_t(t) * a.topk + laneid] : a.arrays.weights[entry];
+        expert = a.lane.arrays.ids[entry];
+        row = a.lane.arrays.sent_row[entry];
+        if (a.in.mode == EPW_COMBINE_ORDERED) {
+            bool given = a.in.topk_weights && laneid < a.topk;
+            weight = given ? a.in.topk_weights[size_t(t) * a.topk + laneid] : a.lane.arrays.weights[entry];
         }
     }
     uint32_t rank = expert >= 0 ? a.per_rank.divide(uint32_t(expert)) : EPW_GPU_MAX_RANKS;
@@ -48,7 +48,7 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, uint64
         if (j < laneid && other == rank) answer++;
     }
     bool has = here;
-    if (a.mode == EPW_COMBINE_ORDERED) {
+    if (a.in.mode == EPW_COMBINE_ORDERED) {
         // In the order of the entries; a rank's answers lie in that order too.
         count = __popc(entries);
         place = __popc(entries & ((1u << laneid) - 1));
@@ -60,10 +60,11 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, uint64
         place = __popcll(ranks & (bit - 1));
         has = here && answer == 0;
     }
-    const unsigned char *from = a.window + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
-    put_row(batch, at, static_cast<unsigned char *>(a.out) + uint64_t(t) * l.row_bytes, count, has, place, from, weight, rank);
-    if (laneid == 0 && a.contributions) {
-        reinterpret_cast<ushort2 *>(a.contributions)[t] = {uint16_t(__popc(entries)), uint16_t(expected)};
+    const unsigned char *from = a.lane.window + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
+    put_row(batch, at, static_cast<unsigned char *>(a.out.out) + uint64_t(t) * l.row_bytes, count, has, place, from, weight,
+            rank);
+    if (laneid == 0 && a.out.contributions) {
+        reinterpret_cast<ushort2 *>(a.out.contributions)[t] = {uint16_t(__popc(entries)), uint16_t(expected)};
     }
 }
 
@@ -101,7 +102,7 @@ __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Ex
     for (uint32_t peer = threadIdx.x % 32, first = 0; first < o.ranks; peer += 32, first += 32) {
         bool waits = peer < o.ranks && !(settled >> peer & 1);
         // All look at a time, so that none waits for another thread's peer.
-        for (uint32_t i = 0; i < looks_before_long(a.wait_ns != nullptr) && __any_sync(0xffffffffu, waits); i++) {
+        for (uint32_t i = 0; i < looks_before_long(a.out.wait_ns != nullptr) && __any_sync(0xffffffffu, waits); i++) {
             if (!waits) continue;
             uint64_t word = look_at_word(o, awaited_answer(o), peer);
             if (!is_expected(o, awaited_answer(o), word)) continue;
@@ -109,7 +110,7 @@ __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Ex
             waits = false;
         }
         if (!waits) continue;
-        Arrival got = await(o, awaited_answer(o), EPW_PHASE_COMBINE_RECEIVE, peer, a.wait_ns != nullptr, 0, first > 0);
+        Arrival got = await(o, awaited_answer(o), EPW_PHASE_COMBINE_RECEIVE, peer, a.out.wait_ns != nullptr, 0, first > 0);
         settle(a, o, expected, peer, got);
     }
     __syncwarp();
@@ -143,7 +144,7 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected
         alone = true;
         looked_up = false;
     }
-    add_waits(o, a.wait_ns);
+    add_waits(o, a.out.wait_ns);
     if (refused && threadIdx.x == 0) {
         uint32_t peer = __ffsll(refused) - 1;
         uint64_t seen = look_at_word(o, awaited_answer(o), peer);

@@ -19,7 +19,7 @@
 // somebody was lost or refused and nowhere else; where blocks were only absent, what is delivered again is the same bytes.
 #pragma once
 
-#include "kernels/ep/lane.h"
+#include "kernels/ep/launch.h"
 #include "kernels/peer/wait.cuh"
 
 namespace epw {
@@ -71,9 +71,8 @@ struct Opening {
     epw_gpu_turn turn;
     epw_gpu_report *report;
 
-    template <typename Args>
-    __device__ __forceinline__ Opening(const Args &a, uint32_t group, epw_gpu_area area, uint64_t given_deadline)
-        : peers(a.peers), state(a.state), own(a.window), rank(a.rank), ranks(group), report(a.arrays.report) {
+    __device__ __forceinline__ Opening(const epw_lane_args &a, epw_gpu_area area, uint64_t given_deadline)
+        : peers(a.peers), state(a.state), own(a.window), rank(a.rank), ranks(a.layout.ranks), report(a.arrays.report) {
         if (threadIdx.x - kTable < ranks) {
             control = peers->table[EPW_AREA_CONTROL][threadIdx.x - kTable];
             data = peers->table[area][threadIdx.x - kTable];

@@ -8,65 +8,42 @@
 #define EPW_GPU_SEND    1u
 #define EPW_GPU_RECEIVE 2u
 
-typedef struct epw_dispatch_args {
+/* The lane, as every kernel of an operation is given it. */
+typedef struct epw_lane_args {
     epw_gpu_peers *peers;
     epw_gpu_lane_state *state;
     epw_gpu_shared *shared;
     epw_gpu_arrays arrays;
     unsigned char *window; /* this rank's own */
     epw_layout layout;
-    uint32_t rank, lane;
+    uint32_t rank;
+    uint32_t index; /* of the lane */
+} epw_lane_args;
+
+/* A call's own structs come as the caller has filled them in, with the defaults of pointers and strides put in their place.
+ * Kernels look at neither `stream` nor `nonblocking`, which are the host's, nor at `lane`, which may leave the choice to the
+ * library. */
+
+typedef struct epw_dispatch_args {
+    epw_lane_args lane;
     uint32_t halves; /* EPW_GPU_SEND, EPW_GPU_RECEIVE or both */
-
-    /* What is sent, as in epw_dispatch_input and its row format. The receiving half reads the format too. */
-    const void *x;
-    uint64_t x_stride; /* never 0 */
-    const void *topk_idx;
-    const float *topk_weights;
-    const void *sideband;
-    const void *scales;
-    uint64_t scale_row_stride, scale_col_stride;
-    uint32_t tokens, topk, dtype, idx_type, payload;
-    uint32_t payload_bytes, scale_count, scale_bytes, sideband_bytes, format;
-    uint64_t deadline_ns; /* 0: the buffer's */
-
-    /* What is received, as in epw_dispatch_output. */
-    uint32_t output_layout; /* EPW_EXPERT_MAJOR or EPW_RANK_MAJOR */
-    uint32_t scale_order;
-    void *rows, *out_scales, *out_sideband;
-    uint32_t *counts, *source_counts, *ranges, *source_token;
-    int32_t *row_experts;
-    float *row_weights;
-    uint32_t *expert_rows;
-    uint64_t *expert_totals, *wait_ns;
+    uint32_t dtype;
+    epw_dispatch_input in;   /* of both halves; x_stride is never 0 */
+    epw_row_format format;   /* that follows from it */
+    epw_dispatch_output out; /* zeros for a kernel that only sends */
 } epw_dispatch_args;
 
 typedef struct epw_combine_args {
-    epw_gpu_peers *peers;
-    epw_gpu_lane_state *state;
-    epw_gpu_shared *shared;
-    epw_gpu_arrays arrays;
-    unsigned char *window;
-    epw_layout layout;
-    uint32_t rank, lane;
+    epw_lane_args lane;
     uint32_t halves;
-    uint32_t mode, dtype, output_layout, tokens;
-    uint64_t deadline_ns;
-    const void *expert_out;    /* NULL: rank-major rows in place */
-    const float *topk_weights; /* ordered: [tokens][topk], NULL: those of dispatch */
-    uint32_t topk;             /* of topk_weights */
-    void *out;
-    uint16_t *contributions;
-    uint64_t *wait_ns;
+    uint32_t dtype;
+    uint32_t output_layout, tokens, topk; /* of the dispatch */
+    epw_combine_input in;                 /* of both halves; expert_out is NULL for rank-major rows in place alone */
+    epw_combine_output out;               /* zeros for a kernel that only sends */
 } epw_combine_args;
 
 typedef struct epw_release_args {
-    epw_gpu_peers *peers;
-    epw_gpu_lane_state *state;
-    epw_gpu_shared *shared;
-    epw_gpu_arrays arrays;
-    unsigned char *window;
-    uint32_t rank, ranks;
+    epw_lane_args lane;
     uint32_t blocks; /* of the lane's kernels */
     uint32_t quiet;  /* the lane may be free */
 } epw_release_args;

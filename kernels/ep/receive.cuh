@@ -24,10 +24,10 @@ __device__ inline void await_rows(const Dispatch &a, Operation &o, ReceiveShared
     if (source < EPW_GPU_MAX_RANKS) {
         uint32_t rows = 0;
         if (source < o.ranks && (peers >> source & 1)) {
-            Arrival got = await(o, awaited_rows(o), EPW_PHASE_DISPATCH_RECEIVE, source, a.wait_ns != nullptr);
+            Arrival got = await(o, awaited_rows(o), EPW_PHASE_DISPATCH_RECEIVE, source, a.out.wait_ns != nullptr);
             if (!got.arrived) leave_out(o, source);
             rows = got.value;
-            if (rows > a.layout.max_tokens) {
+            if (rows > a.lane.layout.max_tokens) {
                 refuse_peer(o, source);
                 rows = 0;
             }
@@ -38,7 +38,7 @@ __device__ inline void await_rows(const Dispatch &a, Operation &o, ReceiveShared
 }
 
 __device__ __forceinline__ const unsigned char *slot_of(const Dispatch &a, const Operation &o, uint32_t source, uint32_t row) {
-    return a.window + epw_slot_offset(&a.layout, a.lane, source, row);
+    return a.lane.window + epw_slot_offset(&a.lane.layout, a.lane.index, source, row);
 }
 
 // An entry of a received row.
@@ -54,7 +54,7 @@ __device__ __forceinline__ Received read_entry(const Dispatch &a, const unsigned
     r.format = uint32_t(header >> 32);
     r.expert = ptx::load_relaxed_gpu(entry);
     r.weight = ptx::load_relaxed_gpu(entry + 1);
-    r.index = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + epw_indices_offset(&a.layout)) + j);
+    r.index = ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t *>(slot + epw_indices_offset(&a.lane.layout)) + j);
     return r;
 }
 
@@ -65,8 +65,8 @@ struct Count {
     const uint32_t *at;
 
     __device__ __forceinline__ Count(const Dispatch &a, uint32_t n) : n(n), source(a.per_rank.divide(n)) {
-        const unsigned char *counts = a.window + epw_expert_counts_offset(&a.layout, a.lane, source);
-        at = reinterpret_cast<const uint32_t *>(counts) + (n - source * a.layout.local_experts);
+        const unsigned char *counts = a.lane.window + epw_expert_counts_offset(&a.lane.layout, a.lane.index, source);
+        at = reinterpret_cast<const uint32_t *>(counts) + (n - source * a.lane.layout.local_experts);
     }
     __device__ __forceinline__ void load(const Dispatch &a) {
         if (n < a.experts) value = ptx::load_relaxed_gpu(at);
@@ -92,30 +92,30 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, Rec
 
 // What the caller and combine are told of all rows together. By one block.
 __device__ inline void write_counts(const Dispatch &a, const ReceiveShared &s, const uint32_t *table) {
-    const epw_layout &l = a.layout;
+    const epw_layout &l = a.lane.layout;
 #pragma unroll 1
     for (uint32_t e = threadIdx.x; e < l.local_experts; e += kThreads) {
         uint32_t fill = 0;
 #pragma unroll 1
         for (uint32_t source = 0; source < l.ranks; source++) {
             uint32_t count = table[source * l.local_experts + e];
-            a.arrays.first_row[source * l.local_experts + e] = fill;
-            if (a.ranges) {
-                uint32_t *range = a.ranges + 2 * (size_t(e) * l.ranks + source);
+            a.lane.arrays.first_row[source * l.local_experts + e] = fill;
+            if (a.out.ranges) {
+                uint32_t *range = a.out.ranges + 2 * (size_t(e) * l.ranks + source);
                 range[0] = fill;
                 range[1] = count;
             }
             fill += count;
         }
-        if (a.counts) a.counts[e] = fill;
+        if (a.out.counts) a.out.counts[e] = fill;
     }
     if (threadIdx.x < l.ranks) {
         uint32_t end = 0;
 #pragma unroll 1
-        for (uint32_t place = 0; place <= threadIdx.x; place++) end += s.rows[source_at(a.rank, l.ranks, place)];
-        a.state->ends[threadIdx.x] = end;
-        a.state->received[threadIdx.x] = s.rows[threadIdx.x];
-        if (a.source_counts) a.source_counts[threadIdx.x] = s.rows[threadIdx.x];
+        for (uint32_t place = 0; place <= threadIdx.x; place++) end += s.rows[source_at(a.lane.rank, l.ranks, place)];
+        a.lane.state->ends[threadIdx.x] = end;
+        a.lane.state->received[threadIdx.x] = s.rows[threadIdx.x];
+        if (a.out.source_counts) a.out.source_counts[threadIdx.x] = s.rows[threadIdx.x];
     }
 }
 
@@ -127,7 +127,7 @@ __device__ __forceinline__ uint64_t place_of(const Dispatch &a, const uint32_t *
     const uint32_t *counts = table + local;
     uint64_t at = index;
 #pragma unroll 1
-    for (uint32_t s = 0; s < source; s++, counts += a.layout.local_experts) at += *counts;
+    for (uint32_t s = 0; s < source; s++, counts += a.lane.layout.local_experts) at += *counts;
     return index < *counts ? at : kNowhere;
 }
 
@@ -147,22 +147,24 @@ struct ListEntry {
     }
     __device__ __forceinline__ void locate(const Dispatch &a) {
         row = a.sources.divide(n);
-        source = n - row * a.layout.ranks;
+        source = n - row * a.lane.layout.ranks;
         uint32_t at = place(a);
-        size_t entry = size_t(at) * a.layout.topk + j;
-        token = a.source_token && j == 0 ? a.source_token + at : nullptr;
-        expert = a.row_experts ? a.row_experts + entry : nullptr;
-        weight = a.row_weights ? a.row_weights + entry : nullptr;
+        size_t entry = size_t(at) * a.lane.layout.topk + j;
+        token = a.out.source_token && j == 0 ? a.out.source_token + at : nullptr;
+        expert = a.out.row_experts ? a.out.row_experts + entry : nullptr;
+        weight = a.out.row_weights ? a.out.row_weights + entry : nullptr;
     }
-    __device__ __forceinline__ uint32_t place(const Dispatch &a) const { return source * a.layout.max_tokens + row; }
+    __device__ __forceinline__ uint32_t place(const Dispatch &a) const { return source * a.lane.layout.max_tokens + row; }
     // To the next one of this thread's; false: there is none.
     __device__ __forceinline__ bool go_on(const Dispatch &a, Share share) {
         n += (kThreads >> a.entry_shift) * share.blocks;
-        if (n >= uint32_t(a.layout.rows)) return false;
+        if (n >= uint32_t(a.lane.layout.rows)) return false;
         locate(a);
         return true;
     }
-    __device__ __forceinline__ bool inside(const Dispatch &a) const { return row < a.layout.max_tokens && j < a.layout.topk; }
+    __device__ __forceinline__ bool inside(const Dispatch &a) const {
+        return row < a.lane.layout.max_tokens && j < a.lane.layout.topk;
+    }
     __device__ __forceinline__ bool came(const Dispatch &a, const ReceiveShared &s) const {
         return inside(a) && row < s.rows[source];
     }
@@ -170,31 +172,31 @@ struct ListEntry {
 
 __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o, const uint32_t *table, const Received &r,
                                            const ListEntry &e) {
-    const epw_layout &l = a.layout;
+    const epw_layout &l = a.lane.layout;
     uint32_t local = r.expert - o.rank * l.local_experts;
     bool ours = static_cast<int32_t>(r.expert) >= 0 && local < l.local_experts;
     uint64_t place = ours ? place_of(a, table, e.source, local, r.index) : 0;
-    if (r.format != a.format || r.token >= l.max_tokens || place == kNowhere) {
+    if (r.format != a.format.hash || r.token >= l.max_tokens || place == kNowhere) {
         refuse_peer(o, e.source);
         return;
     }
     if (e.token) *e.token = r.token;
     if (e.expert) *e.expert = ours ? static_cast<int32_t>(local) : -1;
     if (e.weight) *e.weight = ours ? __uint_as_float(r.weight) : 0.0f;
-    if (ours && a.expert_rows) a.expert_rows[local * l.rows + place] = e.place(a);
+    if (ours && a.out.expert_rows) a.out.expert_rows[local * l.rows + place] = e.place(a);
 }
 
 // Scales of one row to its places. By one warp: a thread has some of the scales, and one that is `mine` a place, row `row` of a
 // list.
 __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned char *scales, bool mine, uint64_t list,
                                            uint64_t row) {
-    const uint32_t all = 0xffffffffu, count = a.scale_count;
-    const bool packs = a.payload == EPW_PAYLOAD_FP8_UE8M0 && a.scale_order == 0; // four in a word
-    const uint32_t units = packs ? (count + 3) / 4 : count, bytes = packs ? 4 : a.scale_bytes;
-    const uint64_t rows = a.layout.rows, begin = a.scale_order ? (list * rows + row) * units : list * units * rows + row;
-    const uint64_t stride = a.scale_order ? 1 : rows;
+    const uint32_t all = 0xffffffffu, count = a.format.scale_count;
+    const bool packs = a.in.payload == EPW_PAYLOAD_FP8_UE8M0 && a.out.scale_order == 0; // four in a word
+    const uint32_t units = packs ? (count + 3) / 4 : count, bytes = packs ? 4 : a.format.scale_bytes;
+    const uint64_t rows = a.lane.layout.rows, begin = a.out.scale_order ? (list * rows + row) * units : list * units * rows + row;
+    const uint64_t stride = a.out.scale_order ? 1 : rows;
     const uint32_t places = __ballot_sync(all, mine);
-    unsigned char *out = static_cast<unsigned char *>(a.out_scales);
+    unsigned char *out = static_cast<unsigned char *>(a.out.scales);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x % 32, first = 0; first < units; i += 32, first += 32) {
         const bool inside = i < units;
@@ -229,7 +231,7 @@ struct Spread {
         static_assert(kWarps == 14);
         uint32_t warp = threadIdx.x / 32, rows = 0;
 #pragma unroll 1
-        for (uint32_t i = 0; i < a.layout.ranks; i += 4) {
+        for (uint32_t i = 0; i < a.lane.layout.ranks; i += 4) {
             const uint4 four = *reinterpret_cast<const uint4 *>(&s.rows[i]);
             rows += four.x + four.y + four.z + four.w;
         }
@@ -243,15 +245,15 @@ struct Spread {
     }
 
     __device__ __forceinline__ bool works() const { return team < teams; }
-    __device__ __forceinline__ bool there(const Dispatch &a) const { return source < a.layout.ranks; }
+    __device__ __forceinline__ bool there(const Dispatch &a) const { return source < a.lane.layout.ranks; }
     __device__ __forceinline__ unsigned char *tile(const Dispatch &a, unsigned char *memory) const {
         return memory + team * a.tiles.bytes;
     }
     __device__ __forceinline__ uint32_t bytes(const Dispatch &a) const {
-        return min(kPieceBytes, a.payload_bytes - piece * kPieceBytes);
+        return min(kPieceBytes, a.format.payload_bytes - piece * kPieceBytes);
     }
     __device__ __forceinline__ bool whole(const Dispatch &a) const {
-        return a.payload_bytes <= kPieceBytes && a.scales_size <= kScaleRoom;
+        return a.format.payload_bytes <= kPieceBytes && a.scales_size <= kScaleRoom;
     }
 
     // Begins with the team's first row of this share.
@@ -266,7 +268,7 @@ struct Spread {
         uint32_t end = 0, begin = 0; // rows of the sources up to one; of those before row n's
         piece = source = 0;
 #pragma unroll 1
-        for (uint32_t i = 0; i < a.layout.ranks; i += 4) {
+        for (uint32_t i = 0; i < a.lane.layout.ranks; i += 4) {
             const uint4 four = *reinterpret_cast<const uint4 *>(&s.rows[i]);
             const uint32_t rows[] = {four.x, four.y, four.z, four.w};
 #pragma unroll
@@ -287,13 +289,14 @@ struct Spread {
         unsigned char *to = tile(a, memory);
         uint64_t *loaded = &s.loaded[team];
         if (whole(a)) {
-            uint32_t all = a.tiles.header + align_16(a.payload_bytes + a.scales_size);
+            uint32_t all = a.tiles.header + align_16(a.format.payload_bytes + a.scales_size);
             ptx::barrier_expect(loaded, all);
             ptx::bulk_load(to, slot, all, loaded);
         } else {
             ptx::barrier_expect(loaded, a.tiles.header + bytes(a));
             ptx::bulk_load(to, slot, a.tiles.header, loaded);
-            ptx::bulk_load(to + a.tiles.header, slot + a.layout.header_bytes + uint64_t(piece) * kPieceBytes, bytes(a), loaded);
+            ptx::bulk_load(to + a.tiles.header, slot + a.lane.layout.header_bytes + uint64_t(piece) * kPieceBytes, bytes(a),
+                           loaded);
         }
     }
 
@@ -305,7 +308,7 @@ struct Spread {
             }
             uses++;
             put(a, o, s, table, tile(a, memory));
-            if (uint64_t(++piece) * kPieceBytes >= a.payload_bytes) {
+            if (uint64_t(++piece) * kPieceBytes >= a.format.payload_bytes) {
                 n += step;
                 find(a, s);
             }
@@ -322,11 +325,11 @@ struct Spread {
   private:
     __device__ __forceinline__ void put(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *table,
                                         unsigned char *tile) const {
-        const epw_layout &l = a.layout;
+        const epw_layout &l = a.lane.layout;
         const uint32_t laneid = threadIdx.x % 32, all = 0xffffffffu;
-        const bool lists = a.output_layout == EPW_EXPERT_MAJOR;
+        const bool lists = a.in.layout == EPW_EXPERT_MAJOR;
         const epw_slot_header *header = reinterpret_cast<const epw_slot_header *>(tile);
-        bool agrees = header->format == a.format && header->token < l.max_tokens, mine = false;
+        bool agrees = header->format == a.format.hash && header->token < l.max_tokens, mine = false;
         uint32_t list = 0;
         uint64_t place = uint64_t(source) * l.max_tokens + row;
         if (!lists) {
@@ -347,23 +350,24 @@ struct Spread {
         mine = mine && (size == 1 || number % (size == 2 ? 2 : 3) == member);
         const uint64_t to = list * l.rows + place;
         const unsigned char *payload = tile + a.tiles.header;
-        if (mine && a.rows) {
-            ptx::bulk_store(static_cast<unsigned char *>(a.rows) + to * a.payload_bytes + uint64_t(piece) * kPieceBytes, payload,
-                            bytes(a));
+        if (mine && a.out.rows) {
+            ptx::bulk_store(static_cast<unsigned char *>(a.out.rows) + to * a.format.payload_bytes +
+                                uint64_t(piece) * kPieceBytes,
+                            payload, bytes(a));
             ptx::bulk_commit();
         }
         if (piece != 0) return;
-        if (mine && lists && a.source_token) a.source_token[to] = header->token;
+        if (mine && lists && a.out.source_token) a.out.source_token[to] = header->token;
         const unsigned char *scales =
-            whole(a) ? payload + a.payload_bytes : slot_of(a, o, source, row) + l.header_bytes + a.payload_bytes;
-        if (a.out_scales && a.scale_count > 0) put_scales(a, scales, mine, list, place);
-        if (!a.out_sideband || a.sideband_bytes == 0) return;
+            whole(a) ? payload + a.format.payload_bytes : slot_of(a, o, source, row) + l.header_bytes + a.format.payload_bytes;
+        if (a.out.scales && a.format.scale_count > 0) put_scales(a, scales, mine, list, place);
+        if (!a.out.sideband || a.in.sideband_bytes == 0) return;
 #pragma unroll 1
         for (uint32_t rest = __ballot_sync(all, mine); rest != 0; rest &= rest - 1) {
             const uint64_t at = __shfl_sync(all, to, __ffs(rest) - 1);
-            unsigned char *out = static_cast<unsigned char *>(a.out_sideband) + at * a.sideband_bytes;
+            unsigned char *out = static_cast<unsigned char *>(a.out.sideband) + at * a.in.sideband_bytes;
 #pragma unroll 1
-            for (uint32_t i = laneid; i < a.sideband_bytes; i += 32) out[i] = tile[epw_sideband_offset(&l) + i];
+            for (uint32_t i = laneid; i < a.in.sideband_bytes; i += 32) out[i] = tile[epw_sideband_offset(&l) + i];
         }
     }
 };
@@ -371,13 +375,13 @@ struct Spread {
 // Adds the rows of each local expert to the caller's sums, which its lanes and buffers may share. By the block that closes the
 // operation; `table` is of take_counts.
 __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
-    const epw_layout &l = a.layout;
+    const epw_layout &l = a.lane.layout;
 #pragma unroll 1
-    for (uint32_t e = threadIdx.x; a.expert_totals && e < l.local_experts; e += kThreads) {
+    for (uint32_t e = threadIdx.x; a.out.expert_totals && e < l.local_experts; e += kThreads) {
         uint32_t n = 0;
 #pragma unroll 1
         for (uint32_t source = 0; source < l.ranks; source++) n += table[source * l.local_experts + e];
-        ptx::reduce_relaxed_gpu(&a.expert_totals[e], n);
+        ptx::reduce_relaxed_gpu(&a.out.expert_totals[e], n);
     }
 }
 
@@ -386,9 +390,9 @@ __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
 template <bool Spreads>
 __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, ReceiveShared &s, unsigned char *memory,
                                              uint32_t *table) {
-    const epw_layout &l = a.layout;
+    const epw_layout &l = a.lane.layout;
     const uint64_t peers = o.present;
-    const bool in_place = !Spreads || a.output_layout == EPW_RANK_MAJOR;
+    const bool in_place = !Spreads || a.in.layout == EPW_RANK_MAJOR;
     Share share = {blockIdx.x, gridDim.x};
     ListEntry e(a, share);
     Count count(a, threadIdx.x);
@@ -433,7 +437,7 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
     }
     __syncthreads();
     add_totals(a, table);
-    add_waits(o, a.wait_ns);
+    add_waits(o, a.out.wait_ns);
     // Peers whose rows are refused deliver nothing but are still answered.
     uint64_t answered = peers & ~gone;
     if (refused && threadIdx.x == 0) {

@@ -18,13 +18,13 @@ struct RawId {
 __device__ __forceinline__ RawId load_id(const Dispatch &a, uint32_t t, uint32_t j, bool inside) {
     RawId raw;
     if (!inside) return raw;
-    size_t at = size_t(t) * a.topk + j;
-    if (a.idx_type == EPW_I64) {
-        uint2 pair = static_cast<const uint2 *>(a.topk_idx)[at];
+    size_t at = size_t(t) * a.in.topk + j;
+    if (a.in.idx_type == EPW_I64) {
+        uint2 pair = static_cast<const uint2 *>(a.in.topk_idx)[at];
         raw.low = pair.x;
         raw.high = pair.y;
     } else {
-        raw.low = static_cast<const uint32_t *>(a.topk_idx)[at];
+        raw.low = static_cast<const uint32_t *>(a.in.topk_idx)[at];
     }
     return raw;
 }
@@ -32,14 +32,14 @@ __device__ __forceinline__ RawId load_id(const Dispatch &a, uint32_t t, uint32_t
 // The id as the caller wrote it; "not routed" of every type is -1.
 constexpr int64_t kNone = -1;
 __device__ __forceinline__ int64_t raw_value(const Dispatch &a, RawId raw) {
-    if (a.idx_type == EPW_I64) return int64_t(uint64_t(raw.high) << 32 | raw.low);
-    if (a.idx_type == EPW_U32 && raw.low != 0xffffffffu) return raw.low;
+    if (a.in.idx_type == EPW_I64) return int64_t(uint64_t(raw.high) << 32 | raw.low);
+    if (a.in.idx_type == EPW_U32 && raw.low != 0xffffffffu) return raw.low;
     return int32_t(raw.low);
 }
 
 // The id, or kNobody where it is none.
 __device__ __forceinline__ uint32_t valid_id(const Dispatch &a, RawId raw) {
-    bool fits = a.idx_type != EPW_I64 || raw.high == 0;
+    bool fits = a.in.idx_type != EPW_I64 || raw.high == 0;
     return fits && raw.low < a.experts ? raw.low : kNobody;
 }
 
@@ -72,9 +72,9 @@ struct Token {
     // In two steps, for what they do in between.
     __device__ __forceinline__ void load(const Dispatch &a, uint32_t t) {
         uint32_t laneid = threadIdx.x % 32;
-        bool inside = t < a.tokens && laneid < a.topk;
+        bool inside = t < a.in.tokens && laneid < a.in.topk;
         raw = load_id(a, t, laneid, inside);
-        if (a.topk_weights && inside) weight = a.topk_weights[size_t(t) * a.topk + laneid];
+        if (a.in.topk_weights && inside) weight = a.in.topk_weights[size_t(t) * a.in.topk + laneid];
     }
     __device__ __forceinline__ void look(const Dispatch &a) {
         const Standing s(a, raw, (1u << threadIdx.x % 32) - 1);
@@ -105,7 +105,7 @@ struct Ids {
     static __device__ __forceinline__ RawId load_of(const Dispatch &a, uint32_t from, uint32_t to, uint32_t i) {
         uint32_t n = first_of_warp() + threadIdx.x % 32 + i * kThreads, t = from + (n >> a.entry_shift);
         uint32_t j = n & ((1u << a.entry_shift) - 1);
-        return load_id(a, t, j, t < to && j < a.topk);
+        return load_id(a, t, j, t < to && j < a.in.topk);
     }
     static __device__ __forceinline__ uint32_t first_of_warp() { return (kWarps - 1 - threadIdx.x / 32) * 32; }
 };
@@ -136,7 +136,7 @@ __device__ __forceinline__ void count_at_leisure(const Dispatch &a, Census censu
 #pragma unroll 1
     for (uint32_t t = from + threadIdx.x; t < to; t += kThreads) {
 #pragma unroll 1
-        for (uint32_t j = 0; j < a.topk; j++) {
+        for (uint32_t j = 0; j < a.in.topk; j++) {
             uint32_t id = valid_id(a, load_id(a, t, j, true)), owner = a.per_rank.divide(id);
             if (id == kNobody) continue;
             bool repeated = false, follows = false;

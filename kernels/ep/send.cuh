@@ -20,19 +20,19 @@ struct SendShared {
 // By warp 0: the lane's memory of where the token went, for combine.
 __device__ __forceinline__ void remember(const Dispatch &a, Census census, const Token &token, uint32_t t) {
     uint32_t laneid = threadIdx.x % 32;
-    if (laneid >= a.layout.topk) return;
-    size_t at = size_t(t) * a.layout.topk + laneid;
-    a.arrays.ids[at] = int32_t(token.expert);
-    a.arrays.weights[at] = token.kept_weight();
-    a.arrays.sent_row[at] = token.rank == kNobody ? 0 : census.ranks[token.rank];
+    if (laneid >= a.lane.layout.topk) return;
+    size_t at = size_t(t) * a.lane.layout.topk + laneid;
+    a.lane.arrays.ids[at] = int32_t(token.expert);
+    a.lane.arrays.weights[at] = token.kept_weight();
+    a.lane.arrays.sent_row[at] = token.rank == kNobody ? 0 : census.ranks[token.rank];
 }
 
 // The caller's scales of an opaque row, as they travel.
 __device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char *to) {
-    const unsigned char *from = static_cast<const unsigned char *>(a.scales) + t * a.scale_row_stride;
+    const unsigned char *from = static_cast<const unsigned char *>(a.in.scales) + t * a.in.scale_row_stride;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < a.scales_size; i += blockDim.x) {
-        to[i] = from[i / a.scale_bytes * a.scale_col_stride + i % a.scale_bytes];
+        to[i] = from[i / a.format.scale_bytes * a.in.scale_col_stride + i % a.format.scale_bytes];
     }
 }
 
@@ -45,13 +45,14 @@ struct Permission {
     uint32_t wrapped;
 
     __device__ __forceinline__ void look(const Dispatch &a) {
-        before = a.state->turns[blockIdx.x].op;
-        wrapped = a.state->turns[blockIdx.x].wrapped;
-        epoch = a.peers->epoch;
-        active = a.peers->active;
-        excluded = a.state->excluded;
-        suspects = ptx::load_relaxed_gpu(&a.shared->suspects);
-        if (threadIdx.x % 32 < a.layout.ranks) seen = first_look(a.window, threadIdx.x % 32, a.lane, EPW_WORD_COMBINE);
+        before = a.lane.state->turns[blockIdx.x].op;
+        wrapped = a.lane.state->turns[blockIdx.x].wrapped;
+        epoch = a.lane.peers->epoch;
+        active = a.lane.peers->active;
+        excluded = a.lane.state->excluded;
+        suspects = ptx::load_relaxed_gpu(&a.lane.shared->suspects);
+        if (threadIdx.x % 32 < a.lane.layout.ranks)
+            seen = first_look(a.lane.window, threadIdx.x % 32, a.lane.index, EPW_WORD_COMBINE);
     }
     // Whether everybody's is there. If not, no harm is done: await_permission() finds out why. By the whole warp.
     __device__ __forceinline__ bool is_there() const {
@@ -90,7 +91,7 @@ template <typename T, uint32_t Payload> struct Sender {
         : a(a), s(s), memory(memory), census{counts, s.ranks} {
 #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < a.experts; i += kThreads) counts[i] = 0;
-        if (threadIdx.x < a.layout.ranks) s.ranks[threadIdx.x] = 0;
+        if (threadIdx.x < a.lane.layout.ranks) s.ranks[threadIdx.x] = 0;
     }
 
     // What comes from memory first is on its way when this returns.
@@ -107,14 +108,14 @@ template <typename T, uint32_t Payload> struct Sender {
 
   private:
     __device__ __forceinline__ uint32_t bytes_of(const Job &j) const {
-        return min(a.pieces.bytes, a.payload_bytes - j.piece * a.pieces.bytes);
+        return min(a.pieces.bytes, a.format.payload_bytes - j.piece * a.pieces.bytes);
     }
     __device__ __forceinline__ unsigned char *tile_of(const Job &j) const { return memory + (j.n & 1) * a.tiles.bytes; }
 
     __device__ __forceinline__ void fetch(const Job &j) {
-        if (j.t >= a.tokens) return;
+        if (j.t >= a.in.tokens) return;
         uint32_t bytes = bytes_of(j);
-        const unsigned char *from = static_cast<const unsigned char *>(a.x) + j.t * a.x_stride;
+        const unsigned char *from = static_cast<const unsigned char *>(a.in.x) + j.t * a.in.x_stride;
         from += uint64_t(j.piece) * a.pieces.bytes * (kQuantise ? 2 : 1);
         if constexpr (kQuantise) {
 #pragma unroll
@@ -152,11 +153,11 @@ template <typename T, uint32_t Payload> struct Sender {
     // A token is named, and those before it since the last one are counted.
     __device__ __forceinline__ void fetch_ids(uint32_t from, uint32_t to) {
         if (threadIdx.x < 64) token.load(a, to);
-        ids.load(a, from, min(to, a.tokens));
+        ids.load(a, from, min(to, a.in.tokens));
     }
     __device__ __forceinline__ void name_and_count(uint32_t from, uint32_t to) {
         if (threadIdx.x < 64) token.look(a);
-        count_tokens(a, census, ids, from, min(to, a.tokens));
+        count_tokens(a, census, ids, from, min(to, a.in.tokens));
     }
 
     // Where this thread's entry sends the row; nullptr: nowhere, or where an earlier one does. By the first two warps, when all
@@ -164,7 +165,7 @@ template <typename T, uint32_t Payload> struct Sender {
     __device__ __forceinline__ unsigned char *slot(const Operation &o) const {
         const uint64_t reachable = o.present & ~uint64_t(o.gone);
         if (!token.leads || !(reachable >> token.rank & 1)) return nullptr;
-        return at(o.data, token.rank, epw_slot_offset(&a.layout, a.lane, a.rank, census.ranks[token.rank]));
+        return at(o.data, token.rank, epw_slot_offset(&a.lane.layout, a.lane.index, a.lane.rank, census.ranks[token.rank]));
     }
 
     __device__ __forceinline__ void await_permission(Operation &o);
@@ -200,7 +201,7 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
 // By warp 0, each rank's first entry: the piece leaves, without what goes in front of the row.
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void Sender<T, Payload>::send_piece(const Operation &o, const Job &j) const {
-    const epw_layout &l = a.layout;
+    const epw_layout &l = a.lane.layout;
     if (unsigned char *to = slot(o)) {
         await_loaded(j);
         const uint32_t bytes = bytes_of(j), at = j.piece * a.pieces.bytes;
@@ -209,7 +210,7 @@ __device__ __forceinline__ void Sender<T, Payload>::send_piece(const Operation &
         ptx::bulk_store(row + at, payload, a.whole ? a.whole : bytes);
         if (kQuantise && !a.whole) {
             constexpr uint32_t per_scale = EPW_FP8_BLOCK / scale_bytes(Payload);
-            ptx::bulk_store(row + a.payload_bytes + at / per_scale, payload + bytes, align_16(bytes / per_scale));
+            ptx::bulk_store(row + a.format.payload_bytes + at / per_scale, payload + bytes, align_16(bytes / per_scale));
         }
     }
 }
@@ -217,18 +218,18 @@ __device__ __forceinline__ void Sender<T, Payload>::send_piece(const Operation &
 // By warp 1, beside that: what goes in front of the row.
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void Sender<T, Payload>::send_header(const Operation &o, const Job &j) const {
-    const epw_layout &l = a.layout;
+    const epw_layout &l = a.lane.layout;
     const uint32_t laneid = threadIdx.x % 32;
     unsigned char *tile = tile_of(j);
-    if (laneid == 0) *reinterpret_cast<uint4 *>(tile) = {j.t, a.format, 0, 0};
+    if (laneid == 0) *reinterpret_cast<uint4 *>(tile) = {j.t, a.format.hash, 0, 0};
     if (laneid < l.topk) {
         uint32_t index = token.expert == kNobody ? 0 : census.experts[token.expert];
         reinterpret_cast<epw_entry *>(tile + sizeof(epw_slot_header))[laneid] = {int32_t(token.expert), token.kept_weight()};
         reinterpret_cast<uint32_t *>(tile + epw_indices_offset(&l))[laneid] = index;
     }
-    const unsigned char *sideband = static_cast<const unsigned char *>(a.sideband) + size_t(j.t) * a.sideband_bytes;
+    const unsigned char *sideband = static_cast<const unsigned char *>(a.in.sideband) + size_t(j.t) * a.in.sideband_bytes;
 #pragma unroll 1
-    for (uint32_t i = laneid; i < a.sideband_bytes; i += 32) tile[epw_sideband_offset(&l) + i] = sideband[i];
+    for (uint32_t i = laneid; i < a.in.sideband_bytes; i += 32) tile[epw_sideband_offset(&l) + i] = sideband[i];
     ptx::fence_shared_before_bulk();
     __syncwarp();
     if (unsigned char *to = slot(o)) ptx::bulk_store(to, tile, a.tiles.header);
@@ -237,23 +238,23 @@ __device__ __forceinline__ void Sender<T, Payload>::send_header(const Operation 
 // Scales that are not staged go straight to the slots.
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void Sender<T, Payload>::send_scales(const Operation &o, const Job &j) {
-    if (threadIdx.x < a.topk) s.slots[threadIdx.x] = slot(o);
+    if (threadIdx.x < a.in.topk) s.slots[threadIdx.x] = slot(o);
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t entry = 0; entry < a.topk; entry++) {
+    for (uint32_t entry = 0; entry < a.in.topk; entry++) {
         unsigned char *to = s.slots[entry];
-        if (to) copy_scales(a, j.t, to + a.layout.header_bytes + a.payload_bytes);
+        if (to) copy_scales(a, j.t, to + a.lane.layout.header_bytes + a.format.payload_bytes);
     }
 }
 
 // By the last block, which has the fewest tokens: what each peer places the rows by, and the word that will say how many they
 // are.
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::tell_counts(const Operation &o) {
-    const epw_layout &l = a.layout;
+    const epw_layout &l = a.lane.layout;
     uint64_t reachable = o.present & ~uint64_t(o.gone);
-    if (blockIdx.x < a.tokens) { // else it has counted while it waited
-        __syncthreads();         // the last token's numbers have been read
-        count_at_leisure(a, census, job.t, a.tokens);
+    if (blockIdx.x < a.in.tokens) { // else it has counted while it waited
+        __syncthreads();            // the last token's numbers have been read
+        count_at_leisure(a, census, job.t, a.in.tokens);
         __syncthreads();
     }
 #pragma unroll 1
@@ -279,17 +280,17 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
             if (threadIdx.x % 32 == 0) s.awaits = !there;
         }
         if (begins) name_and_count(counted, job.t);
-        if (job.t < a.tokens) put_piece(job);
+        if (job.t < a.in.tokens) put_piece(job);
         __syncthreads(); // the piece is there, and all have counted; the first time also the operation
         if (o.stage != EPW_GPU_FREE) {
-            if (job.t < a.tokens && threadIdx.x == 0) await_loaded(job);
+            if (job.t < a.in.tokens && threadIdx.x == 0) await_loaded(job);
             return;
         }
         if (first && s.awaits) {
             if (warp == kPermits) await_permission(o);
             __syncthreads(); // who is reachable is known
         }
-        if (job.t >= a.tokens) break;
+        if (job.t >= a.in.tokens) break;
 
         if (warp == 0) send_piece(o, job);
         if (warp == 1 && begins) send_header(o, job);
@@ -297,7 +298,7 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
         if (!kQuantise && begins && !a.whole && a.scales_size > 0) send_scales(o, job);
         Job next = {job.t, job.piece + 1, job.n + 1};
         if (next.piece == a.pieces.count) next = {job.t + gridDim.x, 0, job.n + 1};
-        const bool more = next.t < a.tokens;
+        const bool more = next.t < a.in.tokens;
         if (kQuantise && more) fetch(next);
         if (warp == 0 && begins) {
             remember(a, census, token, job.t);

@@ -45,19 +45,20 @@ struct Dispatch : epw_dispatch_args {
     uint32_t entry_shift; // a row's entries have this power of two of threads: 2^entry_shift >= topk
 
     explicit Dispatch(const epw_dispatch_args &a)
-        : epw_dispatch_args(a), tiles(a.layout, a.payload_bytes, a.scale_count * a.scale_bytes),
-          pieces(a.payload, a.payload_bytes), per_rank(a.layout.local_experts), sources(a.layout.ranks),
-          experts(a.layout.local_experts * a.layout.ranks), scales_size(a.scale_count * a.scale_bytes), whole(0), entry_shift(0) {
-        while (1u << entry_shift < a.layout.topk) entry_shift++;
-        if (pieces.count == 1 && (quantises(a.payload) || scales_size <= kScaleRoom)) {
-            whole = align_16(a.payload_bytes + scales_size);
+        : epw_dispatch_args(a), tiles(a.lane.layout, a.format.payload_bytes, a.format.scale_count * a.format.scale_bytes),
+          pieces(a.in.payload, a.format.payload_bytes), per_rank(a.lane.layout.local_experts), sources(a.lane.layout.ranks),
+          experts(a.lane.layout.local_experts * a.lane.layout.ranks), scales_size(a.format.scale_count * a.format.scale_bytes),
+          whole(0), entry_shift(0) {
+        while (1u << entry_shift < a.lane.layout.topk) entry_shift++;
+        if (pieces.count == 1 && (quantises(a.in.payload) || scales_size <= kScaleRoom)) {
+            whole = align_16(a.format.payload_bytes + scales_size);
         }
     }
 
     // Received rows are copied; else they stay where they are, and lists say where that is.
     bool spreads() const {
-        bool asked = rows || (out_scales && scale_count > 0) || (out_sideband && sideband_bytes > 0);
-        return (halves & EPW_GPU_RECEIVE) && (output_layout == EPW_EXPERT_MAJOR || asked);
+        bool asked = out.rows || (out.scales && format.scale_count > 0) || (out.sideband && in.sideband_bytes > 0);
+        return (halves & EPW_GPU_RECEIVE) && (in.layout == EPW_EXPERT_MAJOR || asked);
     }
 };
 
@@ -78,14 +79,15 @@ struct Combine : epw_combine_args {
     uint32_t table_size; // of first rows, in shared memory: only experts' outputs are found by it
 
     Combine(const epw_combine_args &a, uint32_t blocks)
-        : epw_combine_args(a), tiles(a.layout), slots{epw_slot_offset(&a.layout, a.lane, 0, 0), uint32_t(a.layout.slot_bytes)},
-          answers{epw_answer_offset(&a.layout, a.lane, 0, 0, 0), uint32_t(a.layout.row_bytes)}, per_rank(a.layout.local_experts),
-          blocks(blocks), row_size(uint32_t(a.layout.row_bytes)),
-          table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.layout) : 0) {}
+        : epw_combine_args(a),
+          tiles(a.lane.layout), slots{epw_slot_offset(&a.lane.layout, a.lane.index, 0, 0), uint32_t(a.lane.layout.slot_bytes)},
+          answers{epw_answer_offset(&a.lane.layout, a.lane.index, 0, 0, 0), uint32_t(a.lane.layout.row_bytes)},
+          per_rank(a.lane.layout.local_experts), blocks(blocks), row_size(uint32_t(a.lane.layout.row_bytes)),
+          table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.lane.layout) : 0) {}
 
     Answers answers_with() const {
         if (output_layout == EPW_RANK_MAJOR) return Answers::rows;
-        return mode == EPW_COMBINE_ORDERED ? Answers::parts : Answers::sums;
+        return in.mode == EPW_COMBINE_ORDERED ? Answers::parts : Answers::sums;
     }
     // Bytes of shared memory: the table, and the tiles of answers that pass as they are.
     size_t shared_size() const {

@@ -159,8 +159,9 @@ static int fake_combine(const epw_combine_args *args, uint32_t blocks, void *str
     return fake_launch(blocks, stream);
 }
 static int fake_release(const epw_release_args *args, void *stream) {
-    uint64_t own = args->peers->table[EPW_AREA_CONTROL][args->rank];
-    CHECK(args->peers->lanes == 2 && own == (uintptr_t)args->window && args->ranks == 2);
+    uint64_t own = args->lane.peers->table[EPW_AREA_CONTROL][args->lane.rank];
+    CHECK(args->lane.peers->lanes == 2 && own == (uintptr_t)args->lane.window &&
+          args->lane.layout.ranks == 2);
     if (args->quiet && !fake.failing) fake.quiet_releases++;
     return fake_launch(1, stream);
 }
@@ -332,24 +333,25 @@ static void halves_are_launched_as_called(void) {
     float weights[TOKENS * TOPK];
     epw_handle handle;
     CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
-    CHECK(fake.dispatch.halves == EPW_GPU_SEND && fake.dispatch.peers->lane == 1 && fake.blocks == 20);
-    CHECK(fake.dispatch.tokens == TOKENS && fake.dispatch.x_stride == HIDDEN * 2 &&
-          fake.dispatch.rows == NULL);
+    CHECK(fake.dispatch.halves == EPW_GPU_SEND && fake.dispatch.lane.peers->lane == 1 && fake.blocks == 20);
+    CHECK(fake.dispatch.in.tokens == TOKENS && fake.dispatch.in.x_stride == HIDDEN * 2 &&
+          fake.dispatch.out.rows == NULL);
     REFUSED(epw_combine(b, handle, &answer, NULL, NULL), EPW_ERR_STATE, "combine", 0, -1,
             "has not been received");
     CHECK_OK(epw_dispatch_receive(b, handle, &out, NULL));
-    CHECK(fake.dispatch.halves == EPW_GPU_RECEIVE && fake.dispatch.rows == rows && fake.dispatch.format != 0);
+    CHECK(fake.dispatch.halves == EPW_GPU_RECEIVE && fake.dispatch.out.rows == rows &&
+          fake.dispatch.format.hash != 0);
     epw_rows_view view = EPW_ROWS_VIEW_INIT;
     CHECK_OK(epw_next_combine_buffer(b, handle, &view));
     CHECK(view.source_counts == b->gpu->lanes[1].state->received);
     answer.mode = EPW_COMBINE_ORDERED;
     answer.topk_weights = weights;
     CHECK_OK(epw_combine(b, handle, &answer, NULL, NULL));
-    CHECK(fake.combine.halves == EPW_GPU_SEND && fake.combine.expert_out == view.rows);
+    CHECK(fake.combine.halves == EPW_GPU_SEND && fake.combine.in.expert_out == view.rows);
     combined.out = rows;
     CHECK_OK(epw_combine_receive(b, handle, &combined, NULL));
-    CHECK(fake.combine.halves == EPW_GPU_RECEIVE && fake.combine.mode == EPW_COMBINE_ORDERED);
-    CHECK(fake.combine.topk_weights == weights && fake.combine.out == rows);
+    CHECK(fake.combine.halves == EPW_GPU_RECEIVE && fake.combine.in.mode == EPW_COMBINE_ORDERED);
+    CHECK(fake.combine.in.topk_weights == weights && fake.combine.out.out == rows);
     destroy(&g);
 }
 
@@ -428,7 +430,7 @@ static void a_handle_spans_two_captures(void) {
     answer.expert_out = combined.out = rows;
     answer.stream = SECOND_STREAM;
     CHECK_OK(epw_combine(b, handle, &answer, &combined, NULL));
-    CHECK(fake.stream == SECOND_STREAM && fake.combine.peers == b->gpu->lanes[0].peers);
+    CHECK(fake.stream == SECOND_STREAM && fake.combine.lane.peers == b->gpu->lanes[0].peers);
     CHECK_MSG(fake.launches == 4 && fake.records == 2 && fake.waits == 0, "%d records", fake.records);
     CHECK(b->lanes[0].machine.stage == EPW_STAGE_FREE);
     destroy(&g);

@@ -98,6 +98,18 @@ static enqueuing enqueuing_of(epw_buffer *b, const epw_lane *lane, const char *o
                        .where = epw_buffer_where(b, op)};
 }
 
+static epw_lane_args lane_args(const enqueuing *e) {
+    const epw_buffer *b = e->b;
+    return (epw_lane_args){.peers = e->lane->peers,
+                           .state = e->lane->state,
+                           .shared = b->gpu->shared,
+                           .arrays = e->lane->arrays,
+                           .window = epw_peers_own(&b->peers),
+                           .layout = b->layout,
+                           .rank = b->config.rank,
+                           .index = (uint32_t)(e->lane - b->gpu->lanes)};
+}
+
 /* ---- checks that the host engine does not need ---- */
 
 static epw_status check_call(const epw_buffer *b, const char *op, uint32_t nonblocking,
@@ -190,71 +202,9 @@ static epw_status check_combined(const epw_buffer *b, const char *op, const epw_
 
 /* ---- dispatch ---- */
 
-static epw_dispatch_args dispatch_args(const epw_buffer *b, const epw_lane *lane, uint32_t halves,
-                                       const epw_dispatch_input *in, const epw_row_format *format) {
-    bool opaque = in->payload == EPW_PAYLOAD_OPAQUE;
-    uint64_t dense = opaque ? format->payload_bytes : b->layout.row_bytes;
-    return (epw_dispatch_args){
-        .peers = b->gpu->lanes[epw_lane_index(b, lane)].peers,
-        .state = b->gpu->lanes[epw_lane_index(b, lane)].state,
-        .shared = b->gpu->shared,
-        .arrays = b->gpu->lanes[epw_lane_index(b, lane)].arrays,
-        .window = epw_peers_own(&b->peers),
-        .layout = b->layout,
-        .rank = b->config.rank,
-        .lane = epw_lane_index(b, lane),
-        .halves = halves,
-        .x = in->x,
-        .x_stride = in->x_stride ? in->x_stride : dense,
-        .topk_idx = in->topk_idx,
-        .topk_weights = in->topk_weights,
-        .sideband = in->sideband,
-        .scales = opaque ? in->scales : NULL,
-        .scale_row_stride = in->scale_row_stride,
-        .scale_col_stride = in->scale_col_stride,
-        .tokens = in->tokens,
-        .topk = in->topk,
-        .dtype = b->config.dtype,
-        .idx_type = in->idx_type,
-        .payload = in->payload,
-        .payload_bytes = format->payload_bytes,
-        .scale_count = format->scale_count,
-        .scale_bytes = format->scale_bytes,
-        .sideband_bytes = in->sideband_bytes,
-        .format = format->hash,
-        .output_layout = in->layout,
-        .deadline_ns = in->deadline_ns,
-    };
-}
-
-static void put_output(epw_dispatch_args *args, const epw_dispatch_output *out) {
-    args->scale_order = out->scale_order;
-    args->rows = out->rows;
-    args->out_scales = out->scales;
-    args->out_sideband = out->sideband;
-    args->counts = out->counts;
-    args->source_counts = out->source_counts;
-    args->ranges = out->ranges;
-    args->source_token = out->source_token;
-    args->row_experts = out->row_experts;
-    args->row_weights = out->row_weights;
-    args->expert_rows = out->expert_rows;
-    args->expert_totals = out->expert_totals;
-    args->wait_ns = out->wait_ns;
-}
-
 /* quiet: the lane may be free, which is no fault then. */
 static int launch_release(const enqueuing *e, bool quiet) {
-    const epw_buffer *b = e->b;
-    epw_release_args args = {.peers = e->lane->peers,
-                             .state = e->lane->state,
-                             .shared = b->gpu->shared,
-                             .arrays = e->lane->arrays,
-                             .window = epw_peers_own(&b->peers),
-                             .rank = b->config.rank,
-                             .ranks = b->config.ranks,
-                             .blocks = b->gpu->blocks,
-                             .quiet = quiet};
+    epw_release_args args = {.lane = lane_args(e), .blocks = e->b->gpu->blocks, .quiet = quiet};
     return epw_gpu_release(&args, e->stream);
 }
 
@@ -278,8 +228,13 @@ static epw_status enqueue_dispatch(enqueuing *e, epw_lane *lane, uint32_t halves
     if (out != NULL) status = check_output(b, e->where.op, format, in->payload, out);
     if (status == EPW_OK) status = enqueue_begin(e, in->deadline_ns);
     if (status != EPW_OK) return status;
-    epw_dispatch_args args = dispatch_args(b, lane, halves, in, format);
-    if (out != NULL) put_output(&args, out);
+    epw_dispatch_args args = {
+        .lane = lane_args(e), .halves = halves, .dtype = b->config.dtype, .in = *in, .format = *format};
+    if (in->x_stride == 0) {
+        bool opaque = in->payload == EPW_PAYLOAD_OPAQUE;
+        args.in.x_stride = opaque ? format->payload_bytes : b->layout.row_bytes;
+    }
+    if (out != NULL) args.out = *out;
     int error = launch_owed_release(e);
     if (error == cudaSuccess) error = epw_gpu_dispatch(&args, b->gpu->blocks, e->stream);
     status = enqueue_end(e, error, "launch of the dispatch kernel");
@@ -329,40 +284,6 @@ epw_status epw_gpu_call_dispatch_receive(epw_buffer *b, epw_lane *lane, const ep
 
 /* ---- combine and release ---- */
 
-static epw_combine_args combine_args(const epw_buffer *b, const epw_lane *lane, uint32_t halves,
-                                     const epw_combine_input *in) {
-    uint32_t index = epw_lane_index(b, lane);
-    unsigned char *window = epw_peers_own(&b->peers);
-    const void *expert_out = in->expert_out;
-    if (expert_out == NULL && lane->layout == EPW_EXPERT_MAJOR)
-        expert_out = window + epw_zero_copy_offset(&b->layout, index);
-    return (epw_combine_args){
-        .peers = b->gpu->lanes[index].peers,
-        .state = b->gpu->lanes[index].state,
-        .shared = b->gpu->shared,
-        .arrays = b->gpu->lanes[index].arrays,
-        .window = window,
-        .layout = b->layout,
-        .rank = b->config.rank,
-        .lane = index,
-        .halves = halves,
-        .expert_out = expert_out,
-        .topk_weights = in->topk_weights,
-        .mode = in->mode,
-        .dtype = b->config.combine_dtype,
-        .output_layout = lane->layout,
-        .tokens = lane->tokens,
-        .topk = lane->topk,
-        .deadline_ns = in->deadline_ns,
-    };
-}
-
-static void put_combined(epw_combine_args *args, const epw_combine_output *out) {
-    args->out = out->out;
-    args->contributions = out->contributions;
-    args->wait_ns = out->wait_ns;
-}
-
 /* Enqueues `halves` of the combine of `in`; `out` is NULL for the sending half alone. */
 static epw_status enqueue_combine(enqueuing *e, epw_lane *lane, uint32_t halves, const epw_combine_input *in,
                                   const epw_combine_output *out) {
@@ -371,8 +292,16 @@ static epw_status enqueue_combine(enqueuing *e, epw_lane *lane, uint32_t halves,
     if (out != NULL) status = check_combined(b, e->where.op, out);
     if (status == EPW_OK) status = enqueue_begin(e, in->deadline_ns);
     if (status != EPW_OK) return status;
-    epw_combine_args args = combine_args(b, lane, halves, in);
-    if (out != NULL) put_combined(&args, out);
+    epw_combine_args args = {.lane = lane_args(e),
+                             .halves = halves,
+                             .dtype = b->config.combine_dtype,
+                             .output_layout = lane->layout,
+                             .tokens = lane->tokens,
+                             .topk = lane->topk,
+                             .in = *in};
+    if (in->expert_out == NULL && lane->layout == EPW_EXPERT_MAJOR)
+        args.in.expert_out = args.lane.window + epw_zero_copy_offset(&b->layout, args.lane.index);
+    if (out != NULL) args.out = *out;
     status =
         enqueue_end(e, epw_gpu_combine(&args, b->gpu->blocks, e->stream), "launch of the combine kernel");
     if (status != EPW_OK) return status;
