@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
     __syncthreads();
     // Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission to send its
     // first operation, and any wait for this rank in an older epoch.
-    if (peer < a.ranks && (told >> peer & 1) && peers->table[EPW_AREA_CONTROL][peer] != 0) {
+    if (peer < a.ranks && (told >> peer & 1) && is_reached(peers, peer)) {
         for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.peers[lane] != nullptr; lane++) {
             signal_lane(peers, peer, a.rank, lane, EPW_WORD_EPOCH, epw_word(a.epoch, 0, 0));
         }
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) disconnect_kernel(const __g
     ptx::wait_for_stream();
     epw_gpu_lane_state *s = a.states[blockIdx.x];
     for (uint32_t i = threadIdx.x; i < s->blocks; i += EPW_GPU_MAX_RANKS) s->turns[i].present &= ~(1ull << a.peer);
-    if (threadIdx.x < EPW_AREAS) a.peers[blockIdx.x]->table[threadIdx.x][a.peer] = 0;
+    forget(a.peers[blockIdx.x], a.peer);
     if (threadIdx.x != 0) return;
     s->received[a.peer] = 0;
     uint32_t end = 0;

@@ -162,9 +162,10 @@ typedef struct epw_range {
 void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, uint64_t value,
                 const epw_range *ranges, uint32_t count);
 
-/* Where a word lies at a peer, for who writes it by a copy: a GPU's window, which host threads cannot store
- * to. */
-unsigned char *epw_word_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word);
+/* The farewell of this epoch, and where it goes, for who writes it by a copy: to windows on GPUs, which host
+ * threads cannot store to. */
+uint64_t epw_farewell(const epw_peers *peers);
+unsigned char *epw_farewell_at(const epw_peers *peers, uint32_t lane, uint32_t peer);
 
 /* Loads the peer's words in the order that epw_look asks for; `word` is the one that is awaited. */
 void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out);

@@ -65,7 +65,7 @@ struct Opening {
     epw_gpu_peers *peers;
     epw_gpu_lane_state *state;
     unsigned char *own;
-    uint64_t control, data;
+    Entries entries;
     uint32_t rank, ranks, lane, epoch;
     uint64_t active, excluded, suspects, deadline;
     epw_gpu_turn turn;
@@ -73,10 +73,7 @@ struct Opening {
 
     __device__ __forceinline__ Opening(const epw_lane_args &a, epw_gpu_area area, uint64_t given_deadline)
         : peers(a.peers), state(a.state), own(a.window), rank(a.rank), ranks(a.layout.ranks), report(a.arrays.report) {
-        if (threadIdx.x - kTable < ranks) {
-            control = peers->table[EPW_AREA_CONTROL][threadIdx.x - kTable];
-            data = peers->table[area][threadIdx.x - kTable];
-        }
+        if (threadIdx.x - kTable < ranks) entries.load(peers, area, threadIdx.x - kTable);
         if (threadIdx.x == kTurn) {
             turn = state->turns[blockIdx.x];
             lane = peers->lane;
@@ -90,10 +87,7 @@ struct Opening {
 
     // The operation is there after the caller's next barrier.
     __device__ __forceinline__ void write(Operation &o, bool next) const {
-        if (threadIdx.x - kTable < ranks) {
-            o.control[threadIdx.x - kTable] = control;
-            o.data[threadIdx.x - kTable] = data;
-        }
+        if (threadIdx.x - kTable < ranks) entries.write(o, threadIdx.x - kTable);
         if (threadIdx.x != kTurn) return;
         o.peers = peers;
         o.state = state;

@@ -68,4 +68,7 @@ typedef struct epw_gpu_peers {
     uint64_t waited[EPW_GPU_PEERS];
 } epw_gpu_peers;
 
+/* A peer's entry of the table, for the host that makes and changes it: in device memory it is no more than an address there. */
+static inline uint64_t *epw_gpu_entry(epw_gpu_peers *peers, uint32_t area, uint32_t peer) { return &peers->table[area][peer]; }
+
 #endif

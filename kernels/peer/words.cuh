@@ -25,6 +25,29 @@ struct Peers {
     uint32_t troubled;       // the block has waited long, or lost somebody: the kernel does not end as it usually does
 };
 
+// A peer's entries of the table, on their way from memory to a block's Peers. By one thread for each peer.
+struct Entries {
+    uint64_t control, data;
+
+    __device__ __forceinline__ void load(const epw_gpu_peers *peers, epw_gpu_area area, uint32_t peer) {
+        control = peers->table[EPW_AREA_CONTROL][peer];
+        data = peers->table[area][peer];
+    }
+    __device__ __forceinline__ void write(Peers &p, uint32_t peer) const {
+        p.control[peer] = control;
+        p.data[peer] = data;
+    }
+};
+
+// By a kernel that has no operation.
+__device__ __forceinline__ bool is_reached(const epw_gpu_peers *peers, uint32_t peer) {
+    return peers->table[EPW_AREA_CONTROL][peer] != 0;
+}
+// By EPW_AREAS threads or more.
+__device__ __forceinline__ void forget(epw_gpu_peers *peers, uint32_t peer) {
+    if (threadIdx.x < EPW_AREAS) peers->table[threadIdx.x][peer] = 0;
+}
+
 // What is to be at `offset` of the peer's window is written here.
 __device__ __forceinline__ unsigned char *at(const uint64_t (&area)[EPW_GPU_PEERS], uint32_t peer, uint64_t offset) {
     return reinterpret_cast<unsigned char *>(area[peer] + offset);

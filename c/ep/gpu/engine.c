@@ -165,7 +165,7 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
         epw_gpu_lane_state state = {.blocks = g->blocks, .ordered = b->config.ordered};
         peers.deadline_ns = b->config.deadline_ns;
         for (uint32_t area = 0; area < EPW_AREAS; area++)
-            peers.table[area][b->config.rank] = (uintptr_t)epw_peers_own(&b->peers);
+            *epw_gpu_entry(&peers, area, b->config.rank) = (uintptr_t)epw_peers_own(&b->peers);
         status = epw_cuda_copy(ordinal, g->stream, lane->peers, &peers, sizeof peers, where);
         if (status == EPW_OK)
             status = epw_cuda_copy(ordinal, g->stream, lane->state, &state, sizeof state, where);
@@ -233,12 +233,12 @@ static epw_status drop_peers(epw_buffer *b, epw_where where) {
     epw_status status = epw_cuda_enter(b->config.device, where);
     if (status != EPW_OK) return status;
     epw_mask suspects = b->engine->suspects(b); /* they have been told */
-    g->pinned->dropped = epw_word(b->peers.epoch, 0, 0);
+    g->pinned->farewell = epw_farewell(&b->peers);
     EPW_MASK_FOR(peer, &b->peers.active, b->config.ranks) {
         if (peer == b->config.rank || epw_mask_has(&suspects, peer)) continue;
         for (uint32_t lane = 0; lane < b->config.lanes; lane++) {
-            unsigned char *word = epw_word_at(&b->peers, lane, peer, EPW_WORD_DROPPED);
-            cudaError_t error = cudaMemcpyAsync(word, &g->pinned->dropped, sizeof g->pinned->dropped,
+            unsigned char *at = epw_farewell_at(&b->peers, lane, peer);
+            cudaError_t error = cudaMemcpyAsync(at, &g->pinned->farewell, sizeof g->pinned->farewell,
                                                 cudaMemcpyDefault, g->stream);
             if (error != cudaSuccess)
                 status = epw_fail_cuda(error, where, "cudaMemcpyAsync to a peer's window");
@@ -298,7 +298,7 @@ static epw_status enter_peer(epw_buffer *b, uint32_t peer, unsigned char *window
     epw_gpu *g = b->gpu;
     g->pinned->windows[peer] = (uintptr_t)window;
     for (uint32_t i = 0; i < b->config.lanes * EPW_AREAS; i++) {
-        uint64_t *entry = &g->lanes[i / EPW_AREAS].peers->table[i % EPW_AREAS][peer];
+        uint64_t *entry = epw_gpu_entry(g->lanes[i / EPW_AREAS].peers, i % EPW_AREAS, peer);
         cudaError_t error = cudaMemcpyAsync(entry, &g->pinned->windows[peer], sizeof *entry,
                                             cudaMemcpyHostToDevice, g->stream);
         if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaMemcpyAsync to the peer table");

@@ -15,7 +15,7 @@ typedef struct epw_gpu_pinned {
     epw_gpu_ring ring;
     /* Sources of copies. A copy that runs after its caller has given up on it reads what is right by then. */
     uint64_t windows[EPW_GPU_MAX_RANKS]; /* of the peer tables */
-    uint64_t dropped;                    /* for each peer's window, when this rank leaves */
+    uint64_t farewell;                   /* for each peer's window, when this rank leaves */
     uint64_t words[EPW_WORD_COPIES];     /* of copy_word, by their use */
 } epw_gpu_pinned;
 
