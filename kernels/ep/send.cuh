@@ -73,7 +73,9 @@ struct Job {
 // A block's way through its tokens.
 template <typename T, uint32_t Payload> struct Sender {
     static constexpr bool kQuantise = quantises(Payload);
-    static constexpr uint32_t kPermits = 3; // the warp that looks at permission: it has not much else to do
+    static constexpr uint32_t kPerScale =
+        EPW_FP8_BLOCK / scale_bytes(Payload); // bytes of a quantised payload to each of its scales' bytes
+    static constexpr uint32_t kPermits = 3;   // the warp that looks at permission: it has not much else to do
 
     const Dispatch &a;
     SendShared &s;
@@ -92,6 +94,7 @@ template <typename T, uint32_t Payload> struct Sender {
 #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < a.experts; i += kThreads) counts[i] = 0;
         if (threadIdx.x < a.lane.layout.ranks) s.ranks[threadIdx.x] = 0;
+        if (a.halves & EPW_GPU_SEND) clear_rest();
     }
 
     // What comes from memory first is on its way when this returns.
@@ -107,6 +110,21 @@ template <typename T, uint32_t Payload> struct Sender {
     __device__ __forceinline__ void run(Operation &o);
 
   private:
+    // What travels behind a header, and behind a row that leaves at once, since the engine moves whole units: zeros, never what
+    // somebody has left in shared memory. Nothing else is written there.
+    __device__ __forceinline__ void clear_rest() {
+        static_assert(EPW_MAX_SIDEBAND + 128 <= kThreads);
+        const uint32_t header = uint32_t(epw_sideband_offset(&a.lane.layout)) + a.in.sideband_bytes + threadIdx.x;
+        const uint32_t row = a.format.payload_bytes + a.scales_size + threadIdx.x;
+#pragma unroll
+        for (uint32_t tile = 0; tile < 2; tile++) {
+            unsigned char *to = memory + tile * a.tiles.bytes;
+            if (header < a.tiles.header) to[header] = 0;
+            if (row < a.whole) to[a.tiles.header + row] = 0;
+        }
+        ptx::fence_shared_before_bulk();
+    }
+
     __device__ __forceinline__ uint32_t bytes_of(const Job &j) const {
         return min(a.pieces.bytes, a.format.payload_bytes - j.piece * a.pieces.bytes);
     }
@@ -144,6 +162,8 @@ template <typename T, uint32_t Payload> struct Sender {
             if ((threadIdx.x & ~31u) * kEach < bytes) {
                 quantise_chunks<T, Payload>(held, threadIdx.x * kEach < bytes, payload, payload + bytes);
             }
+            const uint32_t rest = bytes / kPerScale + threadIdx.x; // behind a row's last piece: see clear_rest()
+            if (!a.whole && rest < align_16(bytes / kPerScale)) payload[bytes + rest] = 0;
         } else if (a.whole && a.scales_size > 0) {
             copy_scales(a, j.t, payload + bytes);
         }
@@ -209,8 +229,7 @@ __device__ __forceinline__ void Sender<T, Payload>::send_piece(const Operation &
         unsigned char *row = to + l.header_bytes;
         ptx::bulk_store(row + at, payload, a.whole ? a.whole : bytes);
         if (kQuantise && !a.whole) {
-            constexpr uint32_t per_scale = EPW_FP8_BLOCK / scale_bytes(Payload);
-            ptx::bulk_store(row + a.format.payload_bytes + at / per_scale, payload + bytes, align_16(bytes / per_scale));
+            ptx::bulk_store(row + a.format.payload_bytes + at / kPerScale, payload + bytes, align_16(bytes / kPerScale));
         }
     }
 }

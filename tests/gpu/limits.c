@@ -1,7 +1,7 @@
 /* Buffers at the limits of what GPUs take, and input that no peer or caller should give: most ranks, experts,
- * entries, channels and tokens; every 16-bit pattern through FP8; windows overwritten with garbage. Each case
- * is a process of its own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77, with
- * the reason, where there is no GPU. */
+ * entries, channels and tokens; every 16-bit pattern through FP8; what travels behind rows; windows
+ * overwritten with garbage. Each case is a process of its own; its ranks are buffers of one thread. `--case
+ * NAME` runs one. Exit code 77, with the reason, where there is no GPU. */
 #include "cases.h"
 #include "echo.h"
 
@@ -142,6 +142,129 @@ static void patterns(uint32_t gpus) {
     }
 }
 
+/* ---- what travels behind a row ---- */
+
+enum { TAIL_TOKENS = 1024, TAIL_SIDEBAND = 20, LEFT_OVER = 0xa5, UNWRITTEN = 0xff };
+
+/* A rank with one expert: row i of its own slots is its token i. */
+typedef struct self {
+    epw_buffer *buffer;
+    epw_dispatch_input in;
+    void *scales, *out;
+    unsigned char *slots; /* of its only lane, in the window; valid from the first dispatch on */
+    size_t slot_bytes, header_bytes;
+} self;
+
+static self self_open(uint32_t hidden) {
+    self s = {.in = EPW_DISPATCH_INPUT_INIT};
+    epw_config config = config_of(1, TAIL_TOKENS, hidden, 1, 1);
+    epw_plan plan = EPW_PLAN_INIT;
+    config.lanes = 1;
+    config.device = 0;
+    config.opaque_bytes = 128;
+    config.sideband_bytes = TAIL_SIDEBAND;
+    config.deadline_ns = 20000 * MS;
+    REQUIRE_OK(epw_plan_make(&config, &plan));
+    REQUIRE_OK(epw_buffer_create(&config, &s.buffer));
+    REQUIRE_OK(epw_buffer_set_active(s.buffer, &(epw_mask){{1}}, 1));
+    s.in.layout = EPW_RANK_MAJOR;
+    s.in.tokens = TAIL_TOKENS;
+    s.in.topk = 1;
+    s.in.x = echo_take((size_t)TAIL_TOKENS * hidden * 2, LEFT_OVER);
+    s.in.topk_idx = echo_take(TAIL_TOKENS * sizeof(int32_t), 0);
+    s.in.sideband = echo_take(TAIL_TOKENS * TAIL_SIDEBAND, LEFT_OVER);
+    s.scales = echo_take(TAIL_TOKENS * 12, LEFT_OVER);
+    s.out = echo_take((size_t)TAIL_TOKENS * hidden * 2, 0);
+    s.slot_bytes = plan.slot_bytes;
+    s.header_bytes = plan.slot_header_bytes;
+    REQUIRE_CUDA(cudaDeviceSynchronize());
+    return s;
+}
+
+static void self_close(self *s) {
+    const void *memory[] = {s->in.x, s->in.topk_idx, s->in.sideband, s->scales, s->out};
+    epw_buffer_destroy(s->buffer);
+    for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++) REQUIRE_CUDA(cudaFree((void *)memory[i]));
+}
+
+static epw_handle self_dispatch(self *s) {
+    epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+    epw_rows_view view = EPW_ROWS_VIEW_INIT;
+    epw_handle handle = 0;
+    REQUIRE_OK(epw_dispatch(s->buffer, &s->in, &out, &handle, NULL));
+    await_stream(NULL, 20000 * MS, "a dispatch");
+    REQUIRE_OK(epw_dispatched_rows(s->buffer, handle, &view));
+    REQUIRE(view.stride == s->slot_bytes, "rows are %llu bytes apart", (unsigned long long)view.stride);
+    s->slots = (unsigned char *)view.rows - s->header_bytes;
+    return handle;
+}
+
+/* Rows and answers that fill the kernels' tiles with what is to stay here, and slots that show what is
+ * written to them. */
+static void self_leave_over(self *s) {
+    epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+    epw_combine_output combined = EPW_COMBINE_OUTPUT_INIT;
+    s->in.payload = EPW_PAYLOAD_SAME;
+    s->in.sideband_bytes = TAIL_SIDEBAND;
+    epw_handle handle = self_dispatch(s);
+    combined.out = s->out;
+    REQUIRE_OK(epw_combine(s->buffer, handle, &answer, &combined, NULL));
+    await_stream(NULL, 20000 * MS, "a combine");
+    REQUIRE_CUDA(cudaMemset(s->slots, UNWRITTEN, TAIL_TOKENS * s->slot_bytes));
+    REQUIRE_CUDA(cudaDeviceSynchronize());
+}
+
+static void require_zeros(const unsigned char *slot, size_t from, size_t to, const char *behind,
+                          const self *s, uint32_t row) {
+    for (size_t at = from; at < to; at++) {
+        REQUIRE(slot[at] == 0, "payload %u: row %u: byte %zu of the slot, behind the %s, is %02x",
+                s->in.payload, row, at, behind, slot[at]);
+    }
+}
+
+/* Of rows of so many bytes, scales included. */
+static void self_sends_zeros_behind(self *s, size_t row_bytes) {
+    const size_t header = 16 + 12 + s->in.sideband_bytes, row = s->header_bytes + row_bytes;
+    unsigned char *slots = malloc(TAIL_TOKENS * s->slot_bytes);
+    REQUIRE(slots != NULL && row % 16 != 0, "a row ends with a whole unit");
+    epw_handle handle = self_dispatch(s);
+    REQUIRE_CUDA(cudaMemcpy(slots, s->slots, TAIL_TOKENS * s->slot_bytes, cudaMemcpyDeviceToHost));
+    for (uint32_t i = 0; i < TAIL_TOKENS; i++) {
+        const unsigned char *slot = slots + i * s->slot_bytes;
+        require_zeros(slot, header, s->header_bytes, "header", s, i);
+        require_zeros(slot, row, (row + 15) / 16 * 16, "row", s, i);
+    }
+    REQUIRE_OK(epw_release(s->buffer, handle));
+    await_stream(NULL, 20000 * MS, "a release");
+    free(slots);
+}
+
+/* Rows travel in whole units of 16 bytes, headers in whole lines. What fills the last one is zeros, never
+ * what other rows or kernels have left in shared memory. Rows of one piece, then of more. */
+static void tails(uint32_t gpus) {
+    (void)gpus;
+    for (uint32_t blocks = 5; blocks <= 65; blocks += 60) {
+        self s = self_open(blocks * EPW_FP8_BLOCK);
+        for (uint32_t payload = EPW_PAYLOAD_FP8_F32; payload <= EPW_PAYLOAD_OPAQUE; payload++) {
+            const uint32_t scale_bytes = payload == EPW_PAYLOAD_FP8_UE8M0 ? 1 : 4;
+            size_t row_bytes = blocks * (EPW_FP8_BLOCK + scale_bytes);
+            self_leave_over(&s);
+            s.in.payload = payload;
+            s.in.sideband_bytes = 7;
+            if (payload == EPW_PAYLOAD_OPAQUE) {
+                s.in.scales = s.scales;
+                s.in.opaque_row_bytes = 80;
+                s.in.scale_count = 3;
+                s.in.scale_bytes = s.in.scale_col_stride = 4;
+                s.in.scale_row_stride = 12;
+                row_bytes = 80 + 12;
+            }
+            self_sends_zeros_behind(&s, row_bytes);
+        }
+        self_close(&s);
+    }
+}
+
 /* ---- windows that hold garbage ---- */
 
 static uint32_t next(uint64_t *state) {
@@ -222,10 +345,15 @@ static void garbage(uint32_t gpus) {
 }
 
 static const gpu_case cases[] = {
-    {"ranks_33", ranks_33, 1, 120},        {"ranks_63", ranks_63, 1, 120},
-    {"ranks_64", ranks_64, 1, 120},        {"experts_8192", experts_8192, 1, 60},
-    {"hidden_8", hidden_8, 1, 60},         {"hidden_2_20", hidden_2_20, 1, 60},
-    {"tokens_65536", tokens_65536, 1, 60}, {"patterns", patterns, 1, 60},
+    {"ranks_33", ranks_33, 1, 120},
+    {"ranks_63", ranks_63, 1, 120},
+    {"ranks_64", ranks_64, 1, 120},
+    {"experts_8192", experts_8192, 1, 60},
+    {"hidden_8", hidden_8, 1, 60},
+    {"hidden_2_20", hidden_2_20, 1, 60},
+    {"tokens_65536", tokens_65536, 1, 60},
+    {"patterns", patterns, 1, 60},
+    {"tails", tails, 1, 60},
     {"garbage", garbage, 1, 60},
 };
 
