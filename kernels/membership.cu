@@ -4,8 +4,11 @@
 
 namespace epw {
 
+// The compiler is told of more blocks on an SM than there are: it then takes 40 registers for each thread, and spills none.
+constexpr uint32_t kReleaseBound = 9;
+
 // Answers no rows: each peer that takes part is told so once its rows have come.
-__global__ void __launch_bounds__(kOpeningThreads) release_kernel(const __grid_constant__ epw_release_args a) {
+__global__ void __launch_bounds__(kOpeningThreads, kReleaseBound) release_kernel(const __grid_constant__ epw_release_args a) {
     __shared__ Operation o;
     ptx::wait_for_stream();
     uint32_t peer = threadIdx.x;

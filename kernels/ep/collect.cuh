@@ -123,26 +123,19 @@ __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Ex
 template <typename T, bool Weighted>
 __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected &expected, Batch &batch) {
     if (threadIdx.x == kThreads) expected.settled = ~(o.present & ~uint64_t(o.gone));
-    uint32_t found = find_tokens(a, o, o.present, batch, blockIdx.x, gridDim.x);
+    uint32_t rows = find_tokens(a, o, o.present, batch, blockIdx.x, gridDim.x);
     if (threadIdx.x >= kThreads) await_answers(a, o, expected);
-    uint64_t answered = o.present, refused = 0;
-    uint32_t first = blockIdx.x, step = gridDim.x;
-    bool alone = false, looked_up = true;
-    while (true) {
-        for (uint32_t t = first; t < a.tokens; t += kBatch * step) {
-            uint32_t rows = looked_up ? found : find_more_tokens(a, o, answered, batch, t, step);
-            looked_up = false;
-            make_sums<T, Weighted>(batch, rows, a.row_size, &expected.settled);
-        }
-        if (alone) break;
-        if (!must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) return;
-        refused = o.refused_by_any;
-        answered = o.present & ~(o.lost | refused);
-        if (answered == o.present && !o.absent) break;
-        first = 0;
-        step = 1;
-        alone = true;
-        looked_up = false;
+    for (uint32_t t = blockIdx.x; t < a.tokens;) {
+        make_sums<T, Weighted>(batch, rows, a.row_size, &expected.settled);
+        t += kBatch * gridDim.x;
+        if (t < a.tokens) rows = find_more_tokens(a, o, o.present, batch, t, gridDim.x);
+    }
+    if (!must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) return;
+    const uint64_t refused = o.refused_by_any, answered = o.present & ~(o.lost | refused);
+    const bool again = answered != o.present || o.absent;
+    for (uint32_t t = 0; again && t < a.tokens; t += kBatch) {
+        rows = find_more_tokens(a, o, answered, batch, t, 1);
+        make_sums<T, Weighted>(batch, rows, a.row_size, &expected.settled);
     }
     add_waits(o, a.out.wait_ns);
     if (refused && threadIdx.x == 0) {

@@ -78,8 +78,17 @@ struct Heard {
     uint32_t lengthened; // the most that its beacons have said
 };
 
-// Listens for beacons. Apart from the wait, whose registers are those of every kernel.
-__device__ __noinline__ inline void listen(const Peers &p, uint32_t peer, uint64_t now, Heard &heard) {
+// A long wait. It is kept in memory: its registers would be those of every kernel.
+struct LongWait {
+    Awaited what;
+    uint32_t phase, peer; // the phase is for the record
+    uint64_t began;       // by globaltimer
+    uint64_t spoke;       // when this rank has last written to its peers
+    Heard heard;
+};
+
+// Listens for beacons.
+__device__ __forceinline__ void listen(const Peers &p, uint32_t peer, uint64_t now, Heard &heard) {
     bool silent = true;
     uint32_t named = 0;
 #pragma unroll 1
@@ -102,49 +111,58 @@ __device__ __noinline__ inline void listen(const Peers &p, uint32_t peer, uint64
     if (peer == p.rank) heard.clock = now;
 }
 
-// The long wait: beacons out and in, farewells, and the deadline. `phase` is for the record. `second`: the thread has waited for
-// another peer before, and has not heard this one's beacons meanwhile.
-__device__ __noinline__ inline Arrival await_long(Peers &p, Awaited what, uint32_t phase, uint32_t peer, bool second) {
-    constexpr uint32_t kLooks = 32; // at the word alone, between looks at everything
+// At the word alone, between looks at everything.
+__device__ __forceinline__ void look_often(const Peers &p, Awaited what, uint32_t peer) {
+    constexpr uint32_t kLooks = 32;
+#pragma unroll 1
+    for (uint32_t i = 0; i < kLooks; i++) {
+        if (is_expected(p, what, look_at_word(p, what, peer))) break;
+    }
+}
+
+// Between looks at the words: beacons out and in, and the deadline. Why the wait ends; EPW_CAUSE_NONE: it goes on.
+__device__ __noinline__ inline uint32_t go_on_waiting(const Peers &p, LongWait &w) {
     epw_gpu_peers *shared = p.peers;
+    if (ptx::load_relaxed_gpu(&shared->shared->suspects) >> w.peer & 1)
+        return EPW_CAUSE_SUSPECTED; // by the other lane, meanwhile
+    uint64_t now = ptx::global_timer_ns();
+    listen(p, w.peer, now, w.heard);
+    // By the group's deadline: the others may not have lengthened theirs.
+    uint64_t *beacons = &shared->waits[w.what.permission ? 0 : 1].beacons;
+    uint64_t due = epw_rule_beacons_due(now - w.spoke, shared->deadline_ns), posted = ptx::load_relaxed_gpu(beacons);
+    if (due > posted) {
+        auto *count = reinterpret_cast<unsigned long long *>(beacons);
+        if (atomicCAS(count, posted, due) == posted) post_beacon(p, w.heard.named);
+    }
+    uint64_t expiry = epw_rule_expiry(w.began, w.heard.clock, p.deadline, shared->deadline_ns, w.heard.lengthened);
+    return now < expiry ? EPW_CAUSE_NONE : EPW_CAUSE_TIMEOUT;
+}
+
+// The long wait: beacons, farewells, and the deadline. `phase` is for the record. `second`: the thread has waited for another
+// peer before, and has not heard this one's beacons meanwhile.
+__device__ __noinline__ inline Arrival await_long(Peers &p, Awaited what, uint32_t phase, uint32_t peer, bool second) {
     atomicOr(&p.troubled, 1u); // there will be a clock to stop, and perhaps beacons to withdraw
-    auto *wait = &shared->waits[what.permission ? 0 : 1];
     uint64_t now = ptx::global_timer_ns();
     // The clock began when the first block of this kernel began to wait, so that a block that was scheduled late waits no
     // longer than the others.
-    uint64_t began = atomicCAS(reinterpret_cast<unsigned long long *>(&wait->began), 0ull, now);
+    auto *clock = reinterpret_cast<unsigned long long *>(&p.peers->waits[what.permission ? 0 : 1].began);
+    uint64_t began = atomicCAS(clock, 0ull, now);
     if (began == 0) began = now;
     // A kernel that only receives may begin long after this rank has last written to its peers.
-    uint64_t spoke = p.resumes ? shared->spoke : began;
-    Heard heard = {{}, second ? now : began, peer, 0};
+    uint64_t spoke = p.resumes ? p.peers->spoke : began;
+    LongWait w = {what, phase, peer, began, spoke, {{}, second ? now : began, peer, 0}};
     while (true) {
-#pragma unroll 1
-        for (uint32_t i = 0; i < kLooks; i++) {
-            if (is_expected(p, what, look_at_word(p, what, peer))) break;
-        }
-        epw_sight seen = look(p, what, peer);
-        epw_verdict verdict = judge(p, what, seen);
+        look_often(p, w.what, w.peer);
+        epw_sight seen = look(p, w.what, w.peer);
+        epw_verdict verdict = judge(p, w.what, seen);
         if (verdict == EPW_ARRIVED) return {true, epw_word_value(seen.word)};
-        if (ptx::load_relaxed_gpu(&shared->gone) >> peer & 1) return {false, 0}; // another block has given it up
-        uint32_t cause = EPW_CAUSE_DROPPED;
-        if (verdict == EPW_WAITING && (ptx::load_relaxed_gpu(&shared->shared->suspects) >> peer & 1)) {
-            cause = EPW_CAUSE_SUSPECTED; // by the other lane, meanwhile
-        } else if (verdict == EPW_WAITING) {
-            now = ptx::global_timer_ns();
-            listen(p, peer, now, heard);
-            // By the group's deadline: the others may not have lengthened theirs.
-            uint64_t due = epw_rule_beacons_due(now - spoke, shared->deadline_ns), posted = ptx::load_relaxed_gpu(&wait->beacons);
-            if (due > posted) {
-                auto *count = reinterpret_cast<unsigned long long *>(&wait->beacons);
-                if (atomicCAS(count, posted, due) == posted) post_beacon(p, heard.named);
-            }
-            if (now < epw_rule_expiry(began, heard.clock, p.deadline, shared->deadline_ns, heard.lengthened)) continue;
-            cause = EPW_CAUSE_TIMEOUT;
-        }
-        record_loss(p, phase, cause, peer, expected_word(p, what), seen.word, ptx::global_timer_ns() - began,
-                    count_awaited(p, what));
-        atomicOr(reinterpret_cast<unsigned long long *>(&shared->gone), 1ull << peer);
-        suspect(p, peer);
+        if (ptx::load_relaxed_gpu(&p.peers->gone) >> w.peer & 1) return {false, 0}; // another block has given it up
+        uint32_t cause = verdict == EPW_WAITING ? go_on_waiting(p, w) : uint32_t(EPW_CAUSE_DROPPED);
+        if (cause == EPW_CAUSE_NONE) continue;
+        record_loss(p, w.phase, cause, w.peer, expected_word(p, w.what), seen.word, ptx::global_timer_ns() - w.began,
+                    count_awaited(p, w.what));
+        atomicOr(reinterpret_cast<unsigned long long *>(&p.peers->gone), 1ull << w.peer);
+        suspect(p, w.peer);
         return {false, 0};
     }
 }
