@@ -36,6 +36,10 @@ static inline void field(codec *c, uint64_t *value, unsigned bits) {
         (place) = (__typeof__(place))value_;                                                                 \
     } while (0)
 
+/* All that a lane writes. */
+static const uint8_t words[] = {EPW_WORD_EPOCH, EPW_WORD_DROPPED, EPW_WORD_BEACON, EPW_WORD_DISPATCH,
+                                EPW_WORD_COMBINE};
+
 /* Operations as distances from the first, so that one that wraps is as short as one that does not. */
 static void op_field(codec *c, const model *m, uint32_t *op) {
     uint32_t distance = (*op - m->start) & 0xffffff;
@@ -43,37 +47,27 @@ static void op_field(codec *c, const model *m, uint32_t *op) {
     *op = (m->start + distance) & 0xffffff;
 }
 
-static void word_field(codec *c, const model *m, uint64_t *word) {
-    uint64_t epoch = *word >> 41, value = *word & 0x1ffff;
-    uint32_t op = (uint32_t)(*word >> 17) & 0xffffff;
+/* What a beacon says: whom it names, EPW_BEACON_NONE as 7, and for how long. */
+static void beacon_value_field(codec *c, uint32_t *value) {
+    uint32_t named = epw_beacon_named(*value), lengthened = epw_beacon_lengthened(*value);
+    if (named == EPW_BEACON_NONE) named = 7;
+    FIELD(c, named, 3);
+    FIELD(c, lengthened, 2);
+    *value = epw_beacon_value(named == 7 ? EPW_BEACON_NONE : named, lengthened);
+}
+
+/* {epoch, op, value}: epochs and farewells have the first alone, a beacon's op is its number. */
+static void word_field(codec *c, const model *m, uint64_t *word, bool beacon) {
+    uint64_t epoch = *word >> 41;
+    uint32_t op = (uint32_t)(*word >> 17) & 0xffffff, value = *word & 0x1ffff;
     FIELD(c, epoch, 2);
     op_field(c, m, &op);
-    FIELD(c, value, 1);
+    if (beacon) {
+        beacon_value_field(c, &value);
+    } else {
+        FIELD(c, value, 1);
+    }
     *word = epoch << 41 | (uint64_t)op << 17 | value;
-}
-
-static void plain_word_field(codec *c, uint64_t *word) {
-    uint64_t epoch = *word >> 41;
-    FIELD(c, epoch, 2);
-    *word = epoch << 41;
-}
-
-/* Whom, and how long: EPW_BEACON_NONE as 7. */
-static void beacon_value_field(codec *c, uint32_t *named, uint32_t *lengthened) {
-    uint32_t name = *named == EPW_BEACON_NONE ? 7 : *named;
-    FIELD(c, name, 3);
-    FIELD(c, *lengthened, 2);
-    *named = name == 7 ? EPW_BEACON_NONE : name;
-}
-
-static void beacon_field(codec *c, uint64_t *word) {
-    uint64_t epoch = *word >> 41;
-    uint32_t number = (uint32_t)(*word >> 17) & 0xffffff, named = epw_beacon_named(*word);
-    uint32_t lengthened = epw_beacon_lengthened(*word);
-    FIELD(c, epoch, 2);
-    FIELD(c, number, 2);
-    beacon_value_field(c, &named, &lengthened);
-    *word = epoch << 41 | (uint64_t)number << 17 | epw_beacon_value(named, lengthened);
 }
 
 /* When something was, in units before NOW; further back than AGES is long ago. */
@@ -96,7 +90,10 @@ static void clock_field(codec *c, const model *m, epw_clock *clock, bool runs, c
         return;
     }
     time_field(c, &clock->since);
-    beacon_value_field(c, &clock->named, &clock->lengthened);
+    uint32_t said = epw_beacon_value(clock->named, clock->lengthened);
+    beacon_value_field(c, &said);
+    clock->named = epw_beacon_named(said);
+    clock->lengthened = epw_beacon_lengthened(said);
     for (unsigned l = 0; l < m->lanes; l++) {
         bool heard = clock->heard[l] != 0 && clock->heard[l] == beacons[l];
         FIELD(c, heard, 1);
@@ -183,24 +180,16 @@ static void lane_fields(codec *c, const model *m, state *s, unsigned r, unsigned
         peer_fields(c, m, of, &at->peers[p], beacons);
         saying |= at->peers[p].posts & EPW_POST_BEACON;
     }
-    FIELD(c, saying, 1);
-    uint32_t named = epw_beacon_named(of->said), lengthened = epw_beacon_lengthened(of->said);
-    if (saying) beacon_value_field(c, &named, &lengthened);
-    of->said = saying ? epw_beacon_value(named, lengthened) : 0;
+    if (!saying) of->said = 0;
+    beacon_value_field(c, &of->said);
     FIELD(c, at->left, 4);
     FIELD(c, at->away, 4);
     FIELD(c, at->alone, 6);
     if (!m->torn) return;
     FIELD(c, at->loads, 3);
     FIELD(c, at->look_at, 2);
-    for (unsigned i = 0; i < at->loads; i++) {
-        uint64_t high = at->loaded[i] >> 41, op = at->loaded[i] >> 17 & 0xffffff,
-                 value = at->loaded[i] & 0x1ffff;
-        FIELD(c, high, 2);
-        FIELD(c, op, 5);
-        FIELD(c, value, 17);
-        at->loaded[i] = high << 41 | op << 17 | value;
-    }
+    /* Beacons are the last of a look, and so never among them. */
+    for (unsigned i = 0; i < at->loads; i++) word_field(c, m, &at->loaded[i], false);
     for (unsigned i = at->loads; i < LOADS; i++) at->loaded[i] = 0;
 }
 
@@ -229,16 +218,15 @@ static void number_beacons(const model *m, state *s) {
 /* A word, farewell or epoch word of an epoch before the reader's has the effect of none: check_old_words in
  * model.c tries this with the very rules. Nor does it matter what lies at a dead rank. */
 static void forget_old_words(const model *m, state *s) {
-    static const uint8_t words[] = {EPW_WORD_EPOCH, EPW_WORD_DROPPED, EPW_WORD_DISPATCH, EPW_WORD_COMBINE};
     for (unsigned w = 0; w < m->ranks; w++) {
         for (unsigned r = 0; r < m->ranks; r++) {
             bool dead = s->ranks[r].fate == DEAD;
             for (unsigned l = 0; l < m->lanes; l++) {
                 for (unsigned i = 0; i < sizeof words; i++) {
                     uint64_t *word = word_at(s, w, r, l, words[i]);
-                    if (dead || *word >> 41 < s->ranks[r].epoch) *word = 0;
+                    bool old = words[i] != EPW_WORD_BEACON && *word >> 41 < s->ranks[r].epoch;
+                    if (dead || old) *word = 0;
                 }
-                if (dead) *word_at(s, w, r, l, EPW_WORD_BEACON) = 0;
             }
         }
     }
@@ -253,11 +241,8 @@ static void state_fields(codec *c, const model *m, state *s) {
     for (unsigned w = 0; w < m->ranks; w++) {
         for (unsigned r = 0; r < m->ranks; r++) {
             for (unsigned l = 0; l < m->lanes; l++) {
-                plain_word_field(c, word_at(s, w, r, l, EPW_WORD_EPOCH));
-                plain_word_field(c, word_at(s, w, r, l, EPW_WORD_DROPPED));
-                beacon_field(c, word_at(s, w, r, l, EPW_WORD_BEACON));
-                word_field(c, m, word_at(s, w, r, l, EPW_WORD_DISPATCH));
-                word_field(c, m, word_at(s, w, r, l, EPW_WORD_COMBINE));
+                for (unsigned i = 0; i < sizeof words; i++)
+                    word_field(c, m, word_at(s, w, r, l, words[i]), words[i] == EPW_WORD_BEACON);
             }
         }
     }
