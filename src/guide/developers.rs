@@ -10,7 +10,8 @@
 //! groups. Kernels share its rules and words, not the machine.
 //!
 //! `tests/faults/run` changes one line of the product at a time, as `tests/faults/core.txt` lists them, and sees that the test
-//! named there finds it; `.ci/run faults` is the same. `tests/faults/kernels.txt` lists those for a machine with GPUs.
+//! named there finds it; `.ci/run faults` is the same. `tests/faults/run --cuda` does so with `tests/faults/kernels.txt`; where
+//! the machine with the GPUs has no compiler, `--build-only` and `--run-built` are its two halves.
 //!
 //! # The way of a token on the host
 //!

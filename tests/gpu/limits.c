@@ -272,13 +272,16 @@ static uint32_t next(uint64_t *state) {
     return (uint32_t)(*state >> 33);
 }
 
-/* Random words, small ones, ones that are just too large, all ones. */
+/* Random words, small ones, ones that are just too large, those of all bits, and ONE. */
+enum { KINDS = 5, ONE = 4 };
+
 static void put_garbage(unsigned char *at, size_t bytes, uint32_t kind, uint64_t *seed) {
     uint32_t *words = malloc(bytes);
     REQUIRE(words != NULL, "no memory");
     for (size_t i = 0; i < bytes / 4; i++) {
         uint32_t r = next(seed);
-        words[i] = kind == 0 ? r : kind == 1 ? r % 64 : kind == 2 ? r % 4 + 126 : UINT32_MAX;
+        const uint32_t of[KINDS] = {r, r % 64, r % 4 + 126, UINT32_MAX, 1};
+        words[i] = of[kind];
     }
     REQUIRE_CUDA(cudaMemcpy(at, words, bytes, cudaMemcpyHostToDevice));
     REQUIRE_CUDA(cudaDeviceSynchronize());
@@ -287,10 +290,11 @@ static void put_garbage(unsigned char *at, size_t bytes, uint32_t kind, uint64_t
 
 /* All that peers write beside words, overwritten between the halves: counts and slots before rank 0 receives,
  * slots and answers before it combines. Nothing outside the outputs is touched (compute-sanitizer sees that),
- * every call ends, rank 1 gets its own rows, and the next step is whole. */
+ * every call ends, rank 1 gets its own rows, and the next step is whole. A source that tells of one row for
+ * each expert, and has sent more, is refused: the others have no place. */
 static void garbage(uint32_t gpus) {
     static echo e;
-    enum { ROUNDS = 12 };
+    enum { ROUNDS = 3 * KINDS };
     uint64_t seed = 1, refused = 0;
     epw_config config = config_of(2, 128, 512, 16, 4);
     config.lanes = 1;
@@ -303,7 +307,7 @@ static void garbage(uint32_t gpus) {
     REQUIRE_OK(epw_plan_make(&r->config, &plan));
     unsigned char *window = NULL;
     for (uint32_t round = 0; round < ROUNDS; round++) {
-        uint32_t kind = round % 4, what = window == NULL ? 0 : 1 + round / 4;
+        uint32_t kind = round % KINDS, what = window == NULL ? 0 : 1 + round / KINDS;
         echo_fill(&e, round);
         for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], ECHO_SEND);
         echo_settle(&e, "sending");
@@ -317,6 +321,8 @@ static void garbage(uint32_t gpus) {
         refused += outcome.degraded && outcome.record.cause == EPW_CAUSE_FORMAT;
         REQUIRE(what != 0 || !outcome.degraded, "a whole dispatch misses %llx",
                 (unsigned long long)outcome.missing.bits[0]);
+        REQUIRE(what != 1 || kind != ONE || outcome.missing.bits[0] & 2,
+                "rows beyond their source's count are taken");
         echo_missing(peer, 0, "a peer whose own window is whole");
         REQUIRE(echo_miscounted(&e, peer, 3) == 0, "%u counts of the peer are wrong",
                 echo_miscounted(&e, peer, 3));
