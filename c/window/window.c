@@ -24,7 +24,6 @@ struct epw_window {
 struct epw_import {
     uint32_t path;
     uint32_t rank;       /* ours: whose lease this is */
-    epw_nonce nonce;     /* the peer's window's */
     uint32_t owner_pid;  /* for error texts */
     uint32_t generation; /* of the process that made it */
     epw_offer *offer;    /* EPW_PATH_THREAD: a reference */
@@ -274,7 +273,6 @@ epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, s
     epw_import *import = calloc(1, sizeof *import);
     if (!import) return epw_fail(EPW_ERR_NO_MEMORY, a.where, "no memory for an import's description");
     import->path = path;
-    import->nonce = a.blob.window;
     import->owner_pid = a.blob.host.pid;
     import->rank = own->options.rank;
     import->device = epw_device_of(own->options.device);
@@ -294,10 +292,6 @@ unsigned char *epw_import_base(const epw_import *import) {
 
 uint32_t epw_import_path(const epw_import *import) {
     return import->path;
-}
-
-const epw_nonce *epw_import_nonce(const epw_import *import) {
-    return &import->nonce;
 }
 
 epw_status epw_import_ring(epw_import *import, epw_where where) {

@@ -139,27 +139,6 @@ static void a_second_buffer_of_a_process_waits_for_the_first(void) {
     }
 }
 
-/* Its rank and this nonce are who a peer is. */
-static void an_import_names_the_incarnation_that_it_leads_to(void) {
-    end a = open_end(spec_of(0)), again = open_end(spec_of(0)), b = open_end(spec_of(1));
-    end *ends[] = {&a, &again};
-    epw_nonce seen[2];
-    for (int i = 0; i < 2; i++) {
-        epw_import *import = NULL;
-        epw_blob blob;
-        export_to(ends[i], 1);
-        CHECK_OK(epw_blob_parse(ends[i]->blob, ends[i]->length, here, &blob));
-        CHECK_OK(epw_window_import(b.window, 0, ends[i]->blob, ends[i]->length, 1000 * MS, &import));
-        seen[i] = *epw_import_nonce(import);
-        CHECK(epw_nonce_equal(&seen[i], &blob.window));
-        epw_import_close(import);
-    }
-    CHECK(!epw_nonce_equal(&seen[0], &seen[1]));
-    epw_window_destroy(a.window);
-    epw_window_destroy(again.window);
-    epw_window_destroy(b.window);
-}
-
 /* The child neither holds the lease nor can write, and knows itself to be another process. */
 static void a_forked_child_inherits_nothing(void) {
     other o = start_other();
@@ -453,7 +432,6 @@ int main(int argc, char **argv) {
     the_same_window_may_shake_hands_again();
     a_second_window_of_a_process_waits_for_the_first();
     a_second_buffer_of_a_process_waits_for_the_first();
-    an_import_names_the_incarnation_that_it_leads_to();
     a_forked_child_inherits_nothing();
     talking_does_not_end_a_lease();
     a_place_is_free_as_soon_as_its_holder_has_closed();
