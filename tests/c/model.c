@@ -5,6 +5,8 @@
  *  - what is read is of the operation that reads it;
  *  - no deadlock: as long as something is left to do, somebody can move;
  *  - nobody is given up without a timeout;
+ *  - where a rank is replaced, its former incarnation, slow but alive, writes no slot and no word that is the
+ *    new one's, since a lease is granted to one of them at a time;
  *  - with time: nobody but a rank that died or was stopped is given up, though callers stay away for almost a
  *    deadline whenever it is their turn; a wait for that rank alone ends within a deadline and, where callers
  *    are prompt, any other within two; nobody waits for a rank that has said farewell, and no lane sleeps
@@ -31,6 +33,8 @@
 #define CRASH      .timed = true, .fault = FAULT_CRASH
 #define STOP       .timed = true, .fault = FAULT_STOP
 #define ANY        .timeouts = TIMEOUTS_ANY
+#define REPLACED   .eager = true, .replaced = true
+#define GOES       .fault = FAULT_LEAVE
 
 /* Name, ranks, lanes, operations on each lane in each epoch, membership, and what else it allows. */
 #define MODEL(name_, ranks_, lanes_, ops_, who, ...)                                                         \
@@ -47,11 +51,16 @@ static const model sound[] = {
     MODEL("any-2", 2, 1, 1, RETURNS, .release = true, .eager = true, ANY),
     MODEL("torn-2", 2, 1, 1, STAYS, .torn = true),
     MODEL("any-2-torn", 2, 1, 1, STAYS, .torn = true, .eager = true, ANY),
-    MODEL("any-2-replaced", 2, 1, 1, RETURNS, .release = true, .eager = true, .replaced = true,
-          .fault = FAULT_CRASH, ANY),
+    MODEL("left-2", 2, 1, 2, LEAVES, GOES, .release = true),
+    MODEL("left-2x2", 2, 2, 1, LEAVES, GOES, .release = true),
     MODEL("any-3", 3, 1, 1, ENDS, ANY),
     MODEL("one-timeout-3", 3, 1, 1, LEAVES, .eager = true, .timeouts = 1),
     MODEL("one-timeout-2x2", 2, 2, 1, ENDS, .timeouts = 1),
+    /* A rank that is replaced though it may be alive, as long as it pleases. */
+    MODEL("dead-2-replaced", 2, 1, 1, RETURNS, REPLACED, .release = true, .fault = FAULT_CRASH, ANY),
+    MODEL("left-2-replaced", 2, 1, 1, RETURNS, REPLACED, GOES, .release = true, ANY),
+    MODEL("left-2-replaced-ops", 2, 1, 2, RETURNS, REPLACED, GOES, ANY),
+    MODEL("left-3-replaced", 3, 1, 1, RETURNS, REPLACED, GOES),
     /* With time. */
     MODEL("crash-3", 3, 1, 2, LEAVES, CRASH, .agreed = true),
     MODEL("crash-3-away", 3, 1, 1, ENDS, CRASH, .away = 3),

@@ -42,9 +42,10 @@ static void print_move(const walker *w, const state *next) {
     }
     const rank *me = &next->ranks[w->rank];
     const epw_machine *of = &me->lanes[w->lane].m;
-    printf("    rank %u lane %u (epoch %u op %u stage %d%s): %s", w->rank, w->lane, me->epoch, of->op,
-           (int)of->stage, of->paying ? ", owing" : "", w->text);
-    if (w->peer != w->rank) printf(" rank %u", w->peer);
+    printf("    %srank %u lane %u (epoch %u op %u stage %d%s): %s", w->rank == former(w->m) ? "former " : "",
+           rank_of(w->m, w->rank), w->lane, me->epoch, of->op, (int)of->stage, of->paying ? ", owing" : "",
+           w->text);
+    if (rank_of(w->m, w->peer) != rank_of(w->m, w->rank)) printf(" rank %u", w->peer);
     printf("\n");
 }
 

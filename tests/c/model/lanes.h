@@ -28,13 +28,17 @@ static void breaks(walker *w, const char *what) {
 
 static void check_slots(walker *w, const state *s) {
     const model *m = w->m;
-    for (unsigned r = 0; r < m->ranks; r++) {
+    for (unsigned r = 0; r < actors(m); r++) {
         for (unsigned p = 0; p < m->ranks; p++) {
+            unsigned me = rank_of(m, r), reader = reader_of(m, s, r, p);
             for (unsigned l = 0; l < m->lanes; l++) {
-                if (p == r || s->ranks[r].fate == DEAD || s->ranks[p].fate == DEAD) continue;
-                if (writes_rows(s, r, p, l) && reads_rows(s, p, r, l)) breaks(w, "rows are read and written");
-                if (writes_answers(s, r, p, l) && reads_answers(s, p, r, l))
-                    breaks(w, "answers are read and written");
+                if (p == me || s->ranks[r].fate == DEAD || s->ranks[reader].fate == DEAD) continue;
+                bool rows = writes_rows(s, r, p, l), answers = writes_answers(m, s, r, p, l);
+                if (rows && reads_rows(m, s, reader, me, l)) breaks(w, "rows are read and written");
+                if (answers && reads_answers(s, reader, me, l)) breaks(w, "answers are read and written");
+                if (r == me) continue;
+                if ((rows && writes_rows(s, me, p, l)) || (answers && writes_answers(m, s, me, p, l)))
+                    breaks(w, "two incarnations write the same slots");
             }
         }
     }
@@ -43,19 +47,21 @@ static void check_slots(walker *w, const state *s) {
 static uint8_t next_epoch(const model *m, unsigned r, uint8_t epoch) {
     if (epoch == 0) return m->epochs; /* a new incarnation */
     for (uint8_t e = epoch + 1; e <= m->epochs; e++) {
-        if (has(m->members[e], r)) return e;
+        if (has(m->members[e], rank_of(m, r))) return e;
     }
     return 0;
 }
 
 /* r gives p up because of what it has seen of it, or not seen for too long. */
-static void check_suspicion(walker *w, const state *s, unsigned r, unsigned p, const epw_look *seen) {
+static void check_suspicion(walker *w, const state *s, unsigned r, unsigned l, unsigned p,
+                            const epw_look *seen) {
     const model *m = w->m;
-    const rank *me = &s->ranks[r], *it = &s->ranks[p];
-    bool unwell = p == faulty(m) && (it->fate != AWAKE || it->stops > 0 || it->incarnation > 1);
+    const rank *me = &s->ranks[r], *it = &s->ranks[actor_of(m, s, p, me->lanes[l].peers[p].incarnation)];
+    bool unwell = p == faulty(m) && (it->fate != AWAKE || it->stops > 0);
     unwell |= me->stops > 0;
     bool expired = (seen->sight.dropped >> 41) < me->epoch && (seen->sight.epoch_word >> 41) <= me->epoch;
-    bool moved = it->epoch > me->epoch && (!has(m->members[it->epoch], r) || lanes_done(m, me) || m->eager);
+    bool moved = it->epoch > me->epoch &&
+                 (!has(m->members[it->epoch], rank_of(m, r)) || lanes_done(m, me) || m->eager);
     if (me->epoch == m->epochs && me->epoch > 1 && !m->timed && !unwell)
         breaks(w, "a rank is given up after the change of membership");
     if (unwell || (moved && !expired)) return;
@@ -79,20 +85,23 @@ static void store(walker *w, state *s, unsigned r, unsigned l, const epw_decisio
     rank *me = &s->ranks[r];
     if (me->routes[d->peer] != d->incarnation) return;
     if (d->word == EPW_WORD_DROPPED) me->suspects |= bit(d->peer);
-    const rank *to = &s->ranks[d->peer];
-    if (to->fate == DEAD || to->incarnation != d->incarnation) return; /* nobody looks there */
-    if (word_of(s, r, d->peer, l, EPW_WORD_DROPPED) >> 41 >= d->value >> 41 && d->word != EPW_WORD_DROPPED)
+    unsigned source = rank_of(w->m, r), reader = reader_of(w->m, s, r, d->peer);
+    if (s->ranks[reader].fate == DEAD) return; /* nobody looks there */
+    uint64_t *word = word_at(s, source, reader, l, d->word);
+    if (word_of(s, source, reader, l, EPW_WORD_DROPPED) >> 41 >= d->value >> 41 &&
+        d->word != EPW_WORD_DROPPED)
         breaks(w, "a word is written behind the farewell");
-    if (about(*word_at(s, r, d->peer, l, d->word)) == about(d->value) && d->word >= EPW_WORD_USER)
+    if (about(*word) == about(d->value) && d->word >= EPW_WORD_USER)
         breaks(w, "a word is written twice for one operation");
-    *word_at(s, r, d->peer, l, d->word) = d->value;
+    if (*word >> 41 > d->value >> 41) breaks(w, "a former incarnation writes over a word of the new one");
+    *word = d->value;
 }
 
 /* Rows or answers are written to the peer, without asking its words. */
 static void write_slots(walker *w, const state *s, unsigned r, unsigned l, unsigned p) {
-    const rank *to = &s->ranks[p];
-    if (p == r || to->fate == DEAD || to->incarnation != s->ranks[r].routes[p]) return;
-    if (word_of(s, r, p, l, EPW_WORD_DROPPED) >> 41 >= s->ranks[r].epoch)
+    unsigned source = rank_of(w->m, r), reader = reader_of(w->m, s, r, p);
+    if (p == source || s->ranks[reader].fate == DEAD) return;
+    if (word_of(s, source, reader, l, EPW_WORD_DROPPED) >> 41 >= s->ranks[r].epoch)
         breaks(w, "slots are written behind the farewell");
 }
 
@@ -102,7 +111,7 @@ static bool carry_out(walker *w, state *s, unsigned r, unsigned l, const epw_dec
     switch (d->act) {
     case EPW_ACT_POST:
         store(w, s, r, l, d);
-        return d->peer != r;
+        return d->peer != at->m.rank;
     case EPW_ACT_SEND:
         for (unsigned p = 0; p < w->m->ranks; p++) {
             if (at->peers[p].part & EPW_PART_READY) write_slots(w, s, r, l, p);
@@ -147,13 +156,14 @@ static bool same_peer(const lane *one, const lane *other, unsigned p) {
 /* Takes in the lane's own words to itself. What it has to tell itself comes before. */
 static bool see_itself(walker *w, state *s, unsigned r, unsigned l) {
     lane *at = &s->ranks[r].lanes[l];
+    unsigned self = at->m.rank;
     uint32_t word;
-    if (at->peers[r].posts != 0 || !epw_lane_awaits(&at->m, r, &word)) return false;
-    epw_look seen = look_at(s, r, l, r, word);
+    if (at->peers[self].posts != 0 || !epw_lane_awaits(&at->m, self, &word)) return false;
+    epw_look seen = look_at(s, r, l, self, word);
     lane before = *at;
-    epw_lane_see(&at->m, r, &seen, NOW);
-    if (at->peers[r].suspected) breaks(w, "a rank gives itself up");
-    return !same_peer(&before, at, r);
+    epw_lane_see(&at->m, self, &seen, NOW);
+    if (at->peers[self].suspected) breaks(w, "a rank gives itself up");
+    return !same_peer(&before, at, self);
 }
 
 /* Does what others cannot see, until something is to be done that they can. */
@@ -166,7 +176,7 @@ static void settle(walker *w, state *s, unsigned r, unsigned l) {
         epw_decision d = epw_lane_decide(&at->m, NOW);
         if (d.act == EPW_ACT_DONE || d.act == EPW_ACT_SLEEP) {
             if (!see_itself(w, s, r, l)) return;
-        } else if (d.act == EPW_ACT_LAY_OUT || (d.act == EPW_ACT_POST && d.peer == r)) {
+        } else if (d.act == EPW_ACT_LAY_OUT || (d.act == EPW_ACT_POST && d.peer == at->m.rank)) {
             carry_out(w, s, r, l, &d);
         } else {
             *at = copy;
@@ -182,7 +192,7 @@ static void settle(walker *w, state *s, unsigned r, unsigned l) {
  * farewell takes back. */
 static void see_arrivals(walker *w, state *s) {
     const model *m = w->m;
-    for (unsigned r = 0; r < m->ranks && !m->torn; r++) {
+    for (unsigned r = 0; r < actors(m) && !m->torn; r++) {
         for (unsigned l = 0; l < m->lanes && s->ranks[r].fate == AWAKE; l++) {
             lane *at = &s->ranks[r].lanes[l];
             bind(at);
@@ -275,7 +285,7 @@ static bool see(walker *w, const state *s, unsigned r, unsigned l, unsigned p, c
     if (late && !given_up) return false; /* what would be seen in time as well */
     state next = *s;
     next.ranks[r].lanes[l] = after;
-    if (given_up) check_suspicion(w, s, r, p, seen);
+    if (given_up) check_suspicion(w, s, r, l, p, seen);
     check_arrival(w, s, r, l, &before->peers[p], &after.peers[p], seen);
     if (late && w->m->timeouts != TIMEOUTS_ANY) next.timeouts--;
     lane_moved(w, &next, late ? "has waited long enough for" : "looks at", r, l, p);
@@ -363,7 +373,7 @@ static void own_moves(walker *w, const state *s, unsigned r, unsigned l) {
     if (!decided && m->timeouts && at->m.stage == EPW_STAGE_SENDING && has_decision(at, NOW + UNIT))
         decide(w, s, r, l, NOW + UNIT);
     for (unsigned p = 0; p < m->ranks; p++) {
-        if (p == r || !epw_lane_awaits(&at->m, p, &word)) continue;
+        if (p == at->m.rank || !epw_lane_awaits(&at->m, p, &word)) continue;
         if (m->torn) {
             load_next(w, s, r, l, p, word);
         } else {

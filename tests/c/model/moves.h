@@ -6,7 +6,7 @@
 #ifndef EPW_TESTS_MODEL_MOVES_H
 #define EPW_TESTS_MODEL_MOVES_H
 
-#include "lanes.h"
+#include "incarnations.h"
 
 /* ---- membership ---- */
 
@@ -21,9 +21,9 @@ static bool may_change(const model *m, const state *s, unsigned r) {
         owing |= at->m.paying;
     }
     if (m->replaced && epoch == m->epochs) {
-        if (r == faulty(m) && me->incarnation == 1) return false;
+        if (rank_of(m, r) == faulty(m) && me->incarnation == 1) return false;
         for (unsigned p = 0; p < m->ranks; p++) {
-            if (p != r && me->routes[p] != (p == faulty(m) ? 2 : 1)) return false;
+            if (me->routes[p] != (p == faulty(m) ? 2 : 1)) return false;
         }
     }
     if (me->epoch == 0) return true;
@@ -63,67 +63,17 @@ static void membership_moves(walker *w, const state *s, unsigned r) {
     emit(w, &next, "calls set_active with the next epoch", r, 0, r);
 }
 
-/* The dead rank's place is taken by another process, which knows nothing and whom nobody knows; then each of
- * the others parts with the old one and connects the new one, when no operation of it is in flight. */
-static void replacement_moves(walker *w, const state *s) {
-    const model *m = w->m;
-    unsigned x = faulty(m);
-    if (s->ranks[x].fate == DEAD && s->ranks[x].incarnation == 1) {
-        state next = *s;
-        rank *me = &next.ranks[x];
-        memset(me, 0, sizeof *me);
-        me->incarnation = 2;
-        for (unsigned p = 0; p < m->ranks; p++) {
-            me->routes[p] = p == x ? 2 : 1;
-            memset(next.words[p][x], 0, sizeof next.words[p][x]);
-        }
-        for (unsigned l = 0; l < m->lanes; l++) {
-            lane *at = &me->lanes[l];
-            bind(at);
-            at->m.rank = x;
-            at->m.ranks = m->ranks;
-            at->m.lanes = m->lanes;
-            at->m.lane = l;
-            at->m.group_ns = DEADLINE;
-            epw_lane_init(&at->m);
-        }
-        emit(w, &next, "is replaced by another process", x, 0, x);
-    }
-    for (unsigned r = 0; r < m->ranks; r++) {
-        const rank *me = &s->ranks[r];
-        bool idle = r != x && me->routes[x] != s->ranks[x].incarnation;
-        for (unsigned l = 0; l < m->lanes; l++)
-            idle &= me->lanes[l].m.stage == EPW_STAGE_FREE && me->lanes[l].m.posts == 0;
-        if (!idle || (has(m->members[me->epoch], x) && !has(me->suspects, x))) continue;
-        state next = *s;
-        for (unsigned l = 0; l < m->lanes; l++) {
-            lane *at = &next.ranks[r].lanes[l];
-            epw_decision d;
-            bind(at);
-            epw_lane_part_with(&at->m, x);
-            while (epw_lane_post(&at->m, &d)) store(w, &next, r, l, &d);
-            settle(w, &next, r, l);
-        }
-        next.ranks[r].routes[x] = s->ranks[x].incarnation;
-        emit(w, &next, "connects the new incarnation of", r, 0, x);
-    }
-}
-
 /* ---- faults and time ---- */
 
 static void fault_moves(walker *w, const state *s) {
     const model *m = w->m;
-    unsigned x = faulty(m);
+    unsigned x = s->ranks[faulty(m)].incarnation == 1 ? faulty(m) : former(m);
     const rank *it = &s->ranks[x];
     state next = *s;
     rank *to = &next.ranks[x];
     w->fault = true;
-    if (m->fault == FAULT_CRASH && it->fate == AWAKE && it->incarnation == 1) {
-        uint8_t epoch = it->epoch;
-        memset(to, 0, sizeof *to);
-        to->epoch = epoch;
-        to->fate = DEAD;
-        to->incarnation = 1;
+    if (m->fault == FAULT_CRASH && it->fate == AWAKE) {
+        die(to);
         emit(w, &next, "dies", x, 0, x);
     } else if (m->fault == FAULT_STOP && it->fate == AWAKE && it->stops == 0) {
         to->fate = STOPPED;
@@ -132,6 +82,9 @@ static void fault_moves(walker *w, const state *s) {
     } else if (m->fault == FAULT_STOP && it->fate == STOPPED) {
         to->fate = AWAKE;
         emit(w, &next, "is continued", x, 0, x);
+    } else if (m->fault == FAULT_LEAVE && it->fate == AWAKE) {
+        leave(m, to);
+        emit(w, &next, "has its buffer destroyed", x, 0, x);
     }
     w->fault = false;
 }
@@ -266,11 +219,12 @@ static void find_moves(walker *w, const state *s) {
     w->moves = w->progress = 0;
     w->broken = NULL;
     w->fault = false;
-    for (unsigned r = 0; r < m->ranks; r++) {
+    for (unsigned r = 0; r < actors(m); r++) {
         for (unsigned l = 0; l < m->lanes && s->ranks[r].fate == AWAKE; l++) own_moves(w, s, r, l);
+        if (s->ranks[r].fate == LEAVING) leaving_moves(w, s, r);
     }
     bool still = w->progress == 0;
-    for (unsigned r = 0; r < m->ranks; r++) {
+    for (unsigned r = 0; r < actors(m); r++) {
         if (s->ranks[r].fate != AWAKE) continue;
         membership_moves(w, s, r);
         for (unsigned l = 0; l < m->lanes; l++) callers_moves(w, s, r, l);
@@ -282,10 +236,13 @@ static void find_moves(walker *w, const state *s) {
 
 /* Has every living rank done all that it was to do? */
 static bool finished(const model *m, const state *s) {
-    bool whole = m->replaced && s->ranks[faulty(m)].incarnation == 1 && s->ranks[faulty(m)].fate == AWAKE;
-    for (unsigned r = 0; r < m->ranks; r++) {
+    /* Who is still there keeps the new incarnation out, and with it whoever needs it or waits for it. */
+    unsigned first = s->ranks[faulty(m)].incarnation == 1 ? faulty(m) : former(m);
+    bool whole = m->replaced && s->ranks[first].fate == AWAKE;
+    for (unsigned r = 0; r < actors(m); r++) {
         const rank *me = &s->ranks[r];
-        if (me->fate != AWAKE) continue;
+        if (me->fate == LEAVING) return false;
+        if (me->fate != AWAKE || (whole && me->epoch == m->epochs)) continue;
         uint8_t epoch = next_epoch(m, r, me->epoch);
         if ((epoch != 0 && !(whole && epoch == m->epochs)) || !lanes_done(m, me)) return false;
         for (unsigned l = 0; l < m->lanes; l++) {
@@ -302,20 +259,10 @@ static void initial_state(walker *w, state *s) {
     memset(s, 0, sizeof *s);
     s->timeouts = m->timeouts;
     for (unsigned r = 0; r < m->ranks; r++) {
-        rank *me = &s->ranks[r];
-        me->incarnation = 1;
-        for (unsigned p = 0; p < m->ranks; p++) me->routes[p] = 1;
-        for (unsigned l = 0; l < m->lanes; l++) {
-            lane *at = &me->lanes[l];
-            bind(at);
-            at->m.rank = r;
-            at->m.ranks = m->ranks;
-            at->m.lanes = m->lanes;
-            at->m.lane = l;
-            at->m.group_ns = DEADLINE;
-            epw_lane_init(&at->m);
-        }
+        begin_rank(m, &s->ranks[r], r, 1);
+        for (unsigned p = 0; p < m->ranks; p++) s->ranks[r].routes[p] = 1;
     }
+    if (m->replaced) die(&s->ranks[former(m)]);
     for (unsigned r = 0; r < m->ranks; r++) {
         begin_epoch(w, s, r, 1);
         for (unsigned l = 0; l < m->lanes && !m->timed; l++) {

@@ -142,7 +142,7 @@ static void lane_fields(codec *c, const model *m, state *s, unsigned r, unsigned
     lane *at = &s->ranks[r].lanes[l];
     epw_machine *of = &at->m;
     bind(at);
-    of->rank = r;
+    of->rank = rank_of(m, r);
     of->ranks = m->ranks;
     of->lanes = m->lanes;
     of->lane = l;
@@ -196,16 +196,19 @@ static void lane_fields(codec *c, const model *m, state *s, unsigned r, unsigned
 /* Beacons by number: the newest of a lane is 2, what it has posted before is 1. Readers ask for no more than
  * whether a beacon is the one that they have heard, and the next is another in any case. */
 static void number_beacons(const model *m, state *s) {
-    for (unsigned r = 0; r < m->ranks; r++) {
+    for (unsigned r = 0; r < actors(m); r++) {
+        unsigned source = rank_of(m, r);
         for (unsigned l = 0; l < m->lanes; l++) {
             lane *at = &s->ranks[r].lanes[l];
             for (unsigned p = 0; p < m->ranks; p++) {
-                uint64_t *word = word_at(s, r, p, l, EPW_WORD_BEACON), old = *word;
+                if (m->replaced && s->ranks[r].routes[p] == 0) continue; /* it is another's */
+                unsigned at_whom = reader_of(m, s, r, p);
+                uint64_t *word = word_at(s, source, at_whom, l, EPW_WORD_BEACON), old = *word;
                 if (old == 0) continue;
                 uint32_t number = at->peers[p].posts & EPW_POST_BEACON ? 1 : 2;
                 *word = (old & ~(UINT64_C(0xffffff) << 17)) | (uint64_t)number << 17;
                 for (unsigned k = 0; k < m->lanes; k++) {
-                    epw_lane_peer *reader = &s->ranks[p].lanes[k].peers[r];
+                    epw_lane_peer *reader = &s->ranks[at_whom].lanes[k].peers[source];
                     reader->clock.heard[l] = reader->clock.heard[l] == old ? *word : 0;
                     reader->debt_clock.heard[l] = reader->debt_clock.heard[l] == old ? *word : 0;
                 }
@@ -216,11 +219,11 @@ static void number_beacons(const model *m, state *s) {
 }
 
 /* A word, farewell or epoch word of an epoch before the reader's has the effect of none: check_old_words in
- * model.c tries this with the very rules. Nor does it matter what lies at a dead rank. */
+ * model.c tries this with the very rules. Nor does it matter what lies at a rank that is dead or leaves. */
 static void forget_old_words(const model *m, state *s) {
     for (unsigned w = 0; w < m->ranks; w++) {
-        for (unsigned r = 0; r < m->ranks; r++) {
-            bool dead = s->ranks[r].fate == DEAD;
+        for (unsigned r = 0; r < actors(m); r++) {
+            bool dead = s->ranks[r].fate == DEAD || s->ranks[r].fate == LEAVING;
             for (unsigned l = 0; l < m->lanes; l++) {
                 for (unsigned i = 0; i < sizeof words; i++) {
                     uint64_t *word = word_at(s, w, r, l, words[i]);
@@ -239,14 +242,14 @@ static void state_fields(codec *c, const model *m, state *s) {
     }
     FIELD(c, s->timeouts, 8);
     for (unsigned w = 0; w < m->ranks; w++) {
-        for (unsigned r = 0; r < m->ranks; r++) {
+        for (unsigned r = 0; r < actors(m); r++) {
             for (unsigned l = 0; l < m->lanes; l++) {
                 for (unsigned i = 0; i < sizeof words; i++)
                     word_field(c, m, word_at(s, w, r, l, words[i]), words[i] == EPW_WORD_BEACON);
             }
         }
     }
-    for (unsigned r = 0; r < m->ranks; r++) {
+    for (unsigned r = 0; r < actors(m); r++) {
         rank *me = &s->ranks[r];
         FIELD(c, me->epoch, 2);
         FIELD(c, me->fate, 2);

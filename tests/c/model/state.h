@@ -34,27 +34,33 @@ typedef struct lane {
     uint64_t loaded[LOADS];
 } lane;
 
-typedef enum fate { AWAKE, STOPPED, DEAD } fate;
+typedef enum fate {
+    AWAKE,
+    STOPPED,
+    LEAVING, /* its buffer is being destroyed: it says farewell, then gives its leases back one by one */
+    DEAD
+} fate;
 
 typedef struct rank {
     uint8_t epoch;
     uint8_t fate;
     uint8_t stops;             /* how often it has been stopped */
-    uint8_t incarnation;       /* 2: it has been replaced */
+    uint8_t incarnation;       /* 2: it has replaced another */
     mask suspects;             /* of epw_peers: given up by any lane */
-    uint8_t routes[MAX_RANKS]; /* incarnation of each peer that this one is connected to */
+    uint8_t routes[MAX_RANKS]; /* incarnation of each peer that this one is connected to, and so holds its
+                                  lease of that one's window; 0: it is not */
     lane lanes[EPW_MAX_LANES];
 } rank;
 
 typedef struct state {
-    uint8_t timeouts; /* that may still happen, if they are counted */
-    rank ranks[MAX_RANKS];
-    epw_lane_words words[MAX_RANKS][MAX_RANKS][EPW_MAX_LANES]; /* [writer][reader][lane] */
+    uint8_t timeouts;      /* that may still happen, if they are counted */
+    rank ranks[MAX_RANKS]; /* and behind the last of them the former incarnation of one that was replaced */
+    epw_lane_words words[MAX_RANKS][MAX_RANKS][EPW_MAX_LANES]; /* [rank of the writer][reader][lane] */
 } state;
 
 enum { TIMEOUTS_NONE = 0, TIMEOUTS_ANY = 255 };
 
-typedef enum fault { FAULT_NONE, FAULT_CRASH, FAULT_STOP } fault;
+typedef enum fault { FAULT_NONE, FAULT_CRASH, FAULT_STOP, FAULT_LEAVE } fault;
 
 /* One model. */
 typedef struct model {
@@ -70,7 +76,7 @@ typedef struct model {
     bool torn;                    /* the loads of a look are steps of their own */
     bool eager;                   /* a rank may change epochs between any two operations */
     bool agreed;                  /* nobody changes epochs before all who live have ended their operations */
-    bool replaced;                /* the dead rank comes back as another incarnation, in the last epoch */
+    bool replaced;                /* the last rank comes back as another incarnation, in the last epoch */
     /* Without `timed`: how many waits may expire, at any time for no reason. */
     uint8_t timeouts;
     bool timed;     /* time passes, see moves.h */
@@ -91,6 +97,30 @@ static inline mask bit(unsigned r) {
 static inline unsigned faulty(const model *m) {
     return m->ranks - 1u;
 }
+
+/* ---- incarnations ---- */
+
+/* The former incarnation of the last rank, which may live on when it has been replaced: it has a window of
+ * its own, but what it writes at its peers lies where the new one's does. Such models have a rank less than
+ * MAX_RANKS. */
+static inline unsigned former(const model *m) {
+    return m->ranks;
+}
+static inline unsigned actors(const model *m) {
+    return m->ranks + m->replaced;
+}
+static inline unsigned rank_of(const model *m, unsigned r) {
+    return r == former(m) ? faulty(m) : r;
+}
+/* Who is this incarnation of a peer. */
+static inline unsigned actor_of(const model *m, const state *s, unsigned peer, uint64_t incarnation) {
+    return incarnation == 1 && s->ranks[peer].incarnation == 2 ? former(m) : peer;
+}
+/* In whose window r writes what is for the peer. */
+static inline unsigned reader_of(const model *m, const state *s, unsigned r, unsigned peer) {
+    return peer == rank_of(m, r) ? r : actor_of(m, s, peer, s->ranks[r].routes[peer]);
+}
+
 static inline uint64_t *word_at(state *s, unsigned writer, unsigned reader, unsigned l, unsigned word) {
     return &((uint64_t *)&s->words[writer][reader][l])[word];
 }
@@ -126,8 +156,9 @@ static inline uint64_t about_op(const epw_machine *m) {
     return (uint64_t)m->epoch << 24 | (m->op & 0xffffff);
 }
 
-static inline bool answered(const state *s, unsigned r, unsigned p, unsigned l) {
-    return about(word_of(s, r, p, l, EPW_WORD_COMBINE)) == about_op(&s->ranks[r].lanes[l].m);
+static inline bool answered(const model *m, const state *s, unsigned r, unsigned p, unsigned l) {
+    uint64_t word = word_of(s, rank_of(m, r), reader_of(m, s, r, p), l, EPW_WORD_COMBINE);
+    return about(word) == about_op(&s->ranks[r].lanes[l].m);
 }
 
 /* From the look at the permission to the dispatch word, r may be writing rows to p. */
@@ -141,20 +172,20 @@ static inline bool writes_rows(const state *s, unsigned r, unsigned p, unsigned 
 
 /* From the look at the dispatch word to the combine word, or until it is given up, r may be reading what p
  * has sent. */
-static inline bool reads_rows(const state *s, unsigned r, unsigned p, unsigned l) {
+static inline bool reads_rows(const model *m, const state *s, unsigned r, unsigned p, unsigned l) {
     const lane *at = &s->ranks[r].lanes[l];
     const epw_lane_peer *from = &at->peers[p];
     bool holds = at->m.stage >= EPW_STAGE_SENT && at->m.stage <= EPW_STAGE_ANSWERING;
-    return holds && (from->part & EPW_PART_PRESENT) && from->received > 0 && !answered(s, r, p, l);
+    return holds && (from->part & EPW_PART_PRESENT) && from->received > 0 && !answered(m, s, r, p, l);
 }
 
 /* From the look at the dispatch word that permits it to its own combine word. */
-static inline bool writes_answers(const state *s, unsigned r, unsigned p, unsigned l) {
+static inline bool writes_answers(const model *m, const state *s, unsigned r, unsigned p, unsigned l) {
     const lane *at = &s->ranks[r].lanes[l];
     const epw_lane_peer *to = &at->peers[p];
     if (to->received == 0) return false;
     return (at->m.stage == EPW_STAGE_ANSWERING && (to->part & EPW_PART_PRESENT) && !to->suspected &&
-            !answered(s, r, p, l)) ||
+            !answered(m, s, r, p, l)) ||
            (to->posts & EPW_POST_COMBINE);
 }
 
