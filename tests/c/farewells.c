@@ -52,6 +52,14 @@ static void a_rank_that_disconnects_its_peer(group *g) {
     CHECK_OK(epw_buffer_disconnect(g->of[1], 0));
 }
 
+/* As a disconnect does where the peer was given up only since it looked: it tells the peer itself. */
+static void a_rank_that_parts_with_its_peer(group *g) {
+    const epw_peers *peers = &g->of[1]->peers;
+    peers->user->lock(peers->user_context);
+    CHECK_OK(peers->user->part(peers->user_context, 0, epw_peers_where(peers, "disconnect", 0)));
+    peers->user->unlock(peers->user_context);
+}
+
 /* Nobody calls rank 0 again: what its released operation owes is paid in the background. */
 static void a_released_operation_is_paid_in_the_background(void) {
     group g = make_group(2, LONG_MS * MS);
@@ -132,6 +140,7 @@ int main(void) {
     ends_a_wait(a_rank_that_leaves);
     ends_a_wait(a_rank_that_gives_its_peer_up_on_another_lane);
     ends_a_wait(a_rank_that_disconnects_its_peer);
+    ends_a_wait(a_rank_that_parts_with_its_peer);
     a_released_operation_is_paid_in_the_background();
     a_membership_begins_without_suspects();
     a_word_wakes_a_sleeper(EPW_WORD_DISPATCH);
