@@ -248,9 +248,7 @@ void epw_lane_begin_receive(epw_machine *m, uint64_t now) {
     m->stage = EPW_STAGE_RECEIVING;
 }
 
-void epw_lane_begin_combine(epw_machine *m, uint64_t deadline_ns, uint32_t mode, bool receives,
-                            uint64_t now) {
-    (void)now;
+void epw_lane_begin_combine(epw_machine *m, uint64_t deadline_ns, uint32_t mode, bool receives) {
     m->deadline_ns = deadline_ns;
     m->mode = mode;
     m->receives = receives;

@@ -153,7 +153,7 @@ void epw_lane_part_with(epw_machine *m, uint32_t peer);
  * that are EPW_PART_AWAITED, and sets their `sent`. */
 void epw_lane_begin_dispatch(epw_machine *m, uint64_t deadline_ns, bool receives, uint64_t now);
 void epw_lane_begin_receive(epw_machine *m, uint64_t now);
-void epw_lane_begin_combine(epw_machine *m, uint64_t deadline_ns, uint32_t mode, bool receives, uint64_t now);
+void epw_lane_begin_combine(epw_machine *m, uint64_t deadline_ns, uint32_t mode, bool receives);
 void epw_lane_begin_collect(epw_machine *m, uint64_t now);
 
 /* SENT or ANSWERED: begins the wait of the receiving half that will come, and leaves the rest to it. */

@@ -26,7 +26,7 @@ static void answer_row(const answer_job *job, uint32_t i) {
     if (lane->layout == EPW_RANK_MAJOR) {
         const unsigned char *row = epw_slot_here(b, index, job->source, i) + b->layout.header_bytes;
         if (job->expert_out != NULL) row = job->expert_out + at * job->stride;
-        numerics->copy_stream(answer, row, b->layout.row_bytes);
+        epw_copy_row(b, lane, answer, row, b->layout.row_bytes);
         return;
     }
     const epw_place *places = epw_places(b, lane, at);
@@ -39,11 +39,12 @@ static void answer_row(const answer_job *job, uint32_t i) {
         weights[n++] = places[j].weight;
     }
     if (lane->machine.mode == EPW_COMBINE_RANK_REDUCED) {
-        numerics->reduce(b->config.combine_dtype, rows, weights, n, b->config.hidden, answer, 1);
+        numerics->reduce(b->config.combine_dtype, rows, weights, n, b->config.hidden, answer,
+                         lane->host->streams);
         return;
     }
     for (uint32_t a = 0; a < n; a++) {
-        numerics->copy_stream(answer + a * b->layout.row_bytes, rows[a], b->layout.row_bytes);
+        epw_copy_row(b, lane, answer + a * b->layout.row_bytes, rows[a], b->layout.row_bytes);
     }
 }
 
@@ -124,7 +125,8 @@ static void sum_chunk(void *context, uint32_t item, uint32_t thread) {
         uint32_t n = gather(job, t, rows, weights);
         unsigned char *to = (unsigned char *)out->out + t * b->layout.row_bytes;
         const float *by = lane->machine.mode == EPW_COMBINE_ORDERED ? weights : NULL;
-        b->host->numerics->reduce(b->config.combine_dtype, rows, by, n, b->config.hidden, to, 1);
+        b->host->numerics->reduce(b->config.combine_dtype, rows, by, n, b->config.hidden, to,
+                                  lane->host->streams);
         if (out->contributions == NULL) continue;
         uint16_t arrived = 0, expected = 0;
         for (uint32_t j = 0; j < b->config.topk; j++) {
@@ -160,7 +162,7 @@ epw_status epw_host_combine(epw_buffer *b, epw_lane *lane, const epw_combine_inp
                    in->topk_weights + (size_t)t * lane->topk, lane->topk * sizeof(float));
         }
     }
-    epw_lane_begin_combine(&lane->machine, deadline_ns, in->mode, out != NULL, epw_now_ns());
+    epw_lane_begin_combine(&lane->machine, deadline_ns, in->mode, out != NULL);
     return epw_host_run(b, lane, outcome);
 }
 

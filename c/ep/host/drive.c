@@ -80,9 +80,9 @@ static epw_status step(epw_buffer *b, epw_lane *lane, bool debts_alone) {
     epw_machine *m = &lane->machine;
     epw_lane_begin_step(m);
     epw_watch_clear(&lane->host->watch);
+    uint64_t now = epw_now_ns();
     for (;;) { /* ends: a turn without work sleeps or is done, and work is bounded by the operation */
         if (debts_alone && !m->paying) return EPW_OK;
-        uint64_t now = epw_now_ns();
         uint32_t sleep_on, sleep_word = 0;
         epw_look seen;
         epw_host_hear(b, lane);

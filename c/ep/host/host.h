@@ -8,6 +8,8 @@
 #include "ep/buffer.h"
 #include "numerics/numerics.h"
 
+#include <string.h>
+
 /* Where one entry of a received row lies in the lists of the local experts. */
 typedef struct epw_place {
     uint32_t list; /* local expert, or EPW_NO_PLACE: not of this rank */
@@ -19,6 +21,11 @@ typedef struct epw_place {
 /* Tokens or rows that a thread takes at a time. */
 #define EPW_CHUNK 8u
 
+/* An operation that moves no more than this is written with ordinary stores: its rows stay in caches, where
+ * who reads them next finds them. Beyond it non-temporal stores are faster, which do not read a line before
+ * they write it. About the L2 cache of one core. */
+#define EPW_CACHED_BYTES (UINT64_C(2) << 20)
+
 /* What the engine has of a lane. */
 struct epw_host_lane {
     /* The call as it runs: of dispatch or combine. */
@@ -26,6 +33,7 @@ struct epw_host_lane {
     epw_combine_output combine_output;
     bool nonblocking;
     bool shortcut; /* own rows are taken from input.x, not from the slots */
+    bool streams;  /* rows are written past the caches, see EPW_CACHED_BYTES */
 
     _Atomic uint64_t suspicions; /* of epw_peers, as far as the machine has heard of them */
     epw_watch watch;
@@ -126,6 +134,16 @@ static inline uint64_t epw_row_at(const epw_buffer *b, uint32_t source, uint32_t
 }
 static inline epw_place *epw_places(const epw_buffer *b, const epw_lane *lane, uint64_t row_at) {
     return lane->host->places + row_at * b->config.topk;
+}
+
+/* Copies a row, or a part of one. `to` is aligned to 16 and bytes a multiple of 16. */
+static inline void epw_copy_row(const epw_buffer *b, const epw_lane *lane, void *to, const void *from,
+                                size_t bytes) {
+    if (lane->host->streams) {
+        b->host->numerics->copy_stream(to, from, bytes);
+    } else {
+        memcpy(to, from, bytes);
+    }
 }
 
 /* Own bytes of slot `row` from `source`. */

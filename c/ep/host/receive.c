@@ -63,8 +63,8 @@ static void put_row(const receive_job *job, const unsigned char *slot, uint64_t 
             uint64_t stride = lane->input.x_stride ? lane->input.x_stride : format->payload_bytes;
             payload = (const unsigned char *)lane->input.x + token * stride;
         }
-        b->host->numerics->copy_stream((unsigned char *)out->rows + at * format->payload_bytes, payload,
-                                       format->payload_bytes);
+        epw_copy_row(b, lane, (unsigned char *)out->rows + at * format->payload_bytes, payload,
+                     format->payload_bytes);
     }
     if (out->scales != NULL && format->scale_count > 0) {
         put_scales(b, lane, slot + b->layout.header_bytes + format->payload_bytes,
@@ -165,10 +165,10 @@ static bool admit(const epw_buffer *b, epw_lane *lane, uint32_t source, uint32_t
 /* What the caller is told of all sources together. */
 static void tell_totals(const epw_buffer *b, const epw_lane *lane) {
     const epw_dispatch_output *out = &lane->host->dispatch_output;
-    for (uint32_t e = 0; e < b->layout.local_experts; e++) {
-        if (out->counts != NULL) out->counts[e] = lane->host->expert_fill[e];
-        if (out->expert_totals != NULL) epw_add_total(&out->expert_totals[e], lane->host->expert_fill[e]);
-    }
+    const uint32_t *fill = lane->host->expert_fill;
+    if (out->counts != NULL) memcpy(out->counts, fill, b->layout.local_experts * sizeof fill[0]);
+    for (uint32_t e = 0; out->expert_totals != NULL && e < b->layout.local_experts; e++)
+        epw_add_total(&out->expert_totals[e], fill[e]);
     for (uint32_t peer = 0; out->wait_ns != NULL && peer < b->config.ranks; peer++)
         epw_add_total(&out->wait_ns[peer], lane->machine.peers[peer].waited_ns);
 }

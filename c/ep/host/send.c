@@ -55,10 +55,11 @@ static epw_status read_routing(epw_buffer *b, epw_lane *lane, const epw_dispatch
 }
 
 /* Numbers the rows that go to each rank that takes part, one per distinct rank, and within each expert: by
- * token. */
+ * token. How many they are says how they are best written, here and by those who answer. */
 static void number_rows(epw_buffer *b, epw_lane *lane) {
     uint32_t width = b->config.topk, local = b->layout.local_experts;
     epw_lane_peer *peers = lane->machine.peers;
+    uint64_t rows_to_ranks = 0, rows_to_experts = 0;
     memset(lane->host->sent_counts, 0, b->config.experts * sizeof lane->host->sent_counts[0]);
     for (uint32_t t = 0; t < lane->tokens; t++) {
         const int32_t *ids = lane->host->ids + (size_t)t * width;
@@ -72,9 +73,14 @@ static void number_rows(epw_buffer *b, epw_lane *lane) {
             for (uint32_t i = 0; i < j && rows[j] == EPW_NO_PLACE; i++) {
                 if (ids[i] >= 0 && (uint32_t)ids[i] / local == rank) rows[j] = rows[i];
             }
-            if (rows[j] == EPW_NO_PLACE) rows[j] = peers[rank].sent++;
+            rows_to_experts++;
+            if (rows[j] != EPW_NO_PLACE) continue;
+            rows[j] = peers[rank].sent++;
+            rows_to_ranks++;
         }
     }
+    uint64_t rows = lane->layout == EPW_EXPERT_MAJOR ? rows_to_experts : rows_to_ranks;
+    lane->host->streams = rows * b->layout.row_bytes > EPW_CACHED_BYTES;
 }
 
 /* ---- sending ---- */
@@ -157,7 +163,7 @@ static void send_token(const send_job *job, uint32_t t, uint32_t thread) {
         unsigned char *slot = epw_rows_at(&b->peers, index, rank, offset);
         memcpy(slot, header, header_bytes);
         if (rank == b->config.rank && lane->host->shortcut) continue;
-        b->host->numerics->copy_stream(slot + b->layout.header_bytes, payload, bytes);
+        epw_copy_row(b, lane, slot + b->layout.header_bytes, payload, bytes);
     }
 }
 

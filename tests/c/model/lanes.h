@@ -423,7 +423,7 @@ static void call(walker *w, const state *s, unsigned r, unsigned l, const char *
         epw_lane_begin_receive(&at->m, NOW);
         break;
     case EPW_STAGE_DISPATCHED:
-        epw_lane_begin_combine(&at->m, deadline, EPW_COMBINE_RANK_REDUCED, !m->split, NOW);
+        epw_lane_begin_combine(&at->m, deadline, EPW_COMBINE_RANK_REDUCED, !m->split);
         break;
     default:
         epw_lane_begin_collect(&at->m, NOW);
