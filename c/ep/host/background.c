@@ -22,6 +22,10 @@ epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *const *stream) 
     return EPW_OK;
 }
 
+/* The thread sleeps on the words of one lane. Another one's debt, which may even be newer than that sleep, is
+ * looked at as often as this. */
+#define OTHER_LANES_NS UINT64_C(2000000)
+
 /* Steps every lane that owes something once; returns one that still does. */
 static epw_lane *step_debts(epw_buffer *b) {
     epw_lane *owing = NULL;
@@ -46,8 +50,8 @@ static void *background_main(void *argument) {
         host->background_needed = false;
         pthread_mutex_unlock(&host->background_lock);
         epw_lane *owing = step_debts(b);
-        if (owing != NULL)
-            epw_watch_sleep(&b->peers, epw_lane_index(b, owing), &owing->host->watch, UINT64_MAX);
+        uint64_t most = b->config.lanes > 1 ? OTHER_LANES_NS : UINT64_MAX;
+        if (owing != NULL) epw_watch_sleep(&b->peers, epw_lane_index(b, owing), &owing->host->watch, most);
         pthread_mutex_lock(&host->background_lock);
         host->background_needed |= owing != NULL;
     }
