@@ -144,13 +144,8 @@ void epw_buffer_destroy(epw_buffer *b) {
 
 /* ---- peers and membership ---- */
 
-static epw_status check_buffer(const epw_buffer *b, const char *op) {
-    if (b != NULL) return EPW_OK;
-    return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "buffer is NULL");
-}
-
 epw_status epw_buffer_export(epw_buffer *b, uint32_t peer, void *blob, size_t *length) {
-    epw_status status = check_buffer(b, "export");
+    epw_status status = epw_buffer_check(b, "export");
     return status == EPW_OK ? epw_peers_export(&b->peers, peer, blob, length) : status;
 }
 
@@ -160,17 +155,17 @@ epw_status epw_buffer_connect(epw_buffer *b, uint32_t peer, const void *blob, si
 
 epw_status epw_buffer_connect_within(epw_buffer *b, uint32_t peer, const void *blob, size_t length,
                                      uint64_t deadline_ns) {
-    epw_status status = check_buffer(b, "connect");
+    epw_status status = epw_buffer_check(b, "connect");
     return status == EPW_OK ? epw_peers_connect(&b->peers, peer, blob, length, deadline_ns) : status;
 }
 
 epw_status epw_buffer_disconnect(epw_buffer *b, uint32_t peer) {
-    epw_status status = check_buffer(b, "disconnect");
+    epw_status status = epw_buffer_check(b, "disconnect");
     return status == EPW_OK ? epw_peers_disconnect(&b->peers, peer) : status;
 }
 
 epw_status epw_buffer_probe(epw_buffer *b, uint32_t peer, uint64_t timeout_ns) {
-    epw_status status = check_buffer(b, "probe");
+    epw_status status = epw_buffer_check(b, "probe");
     return status == EPW_OK ? epw_peers_probe(&b->peers, peer, timeout_ns) : status;
 }
 
@@ -186,7 +181,7 @@ epw_status epw_buffer_set_active(epw_buffer *b, const epw_mask *active, uint32_t
 }
 
 epw_status epw_buffer_membership(const epw_buffer *b, epw_mask *active, epw_mask *suspects, uint32_t *epoch) {
-    epw_status status = check_buffer(b, "membership");
+    epw_status status = epw_buffer_check(b, "membership");
     if (status == EPW_OK) epw_peers_membership(&((epw_buffer *)b)->peers, active, suspects, epoch);
     return status;
 }

@@ -66,6 +66,9 @@ void epw_lane_unlock(epw_buffer *b, epw_lane *lane);
 /* What the lane is doing, in words. */
 const char *epw_stage_text(epw_stage stage);
 
+/* EPW_ERR_INVALID where there is none. */
+epw_status epw_buffer_check(const epw_buffer *b, const char *op);
+
 epw_status epw_outcome_check(const epw_buffer *b, const char *op, const epw_outcome *outcome);
 
 /* A call's own deadline must be the buffer's or longer. */

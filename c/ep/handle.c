@@ -46,14 +46,14 @@ const char *epw_stage_text(epw_stage stage) {
 }
 
 epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_stage stage, epw_lane **out) {
-    if (b == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "buffer is NULL");
+    epw_status status = epw_buffer_check(b, op);
+    if (status != EPW_OK) return status;
     uint32_t index = (uint32_t)(handle & 1);
     epw_lane *lane = &b->lanes[index];
     if (index >= b->config.lanes)
         return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op), "not a handle of this buffer");
     pthread_mutex_lock(&lane->lock);
     epw_stage now = lane->machine.stage;
-    epw_status status = EPW_OK;
     if (now == EPW_STAGE_FREE || lane->generation != handle >> 1) {
         status = epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
                           "the handle has been consumed, or is not one of this buffer");
@@ -71,6 +71,11 @@ epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_s
 
 /* ---- checks that several calls share ---- */
 
+epw_status epw_buffer_check(const epw_buffer *b, const char *op) {
+    if (b != NULL) return EPW_OK;
+    return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "buffer is NULL");
+}
+
 epw_status epw_outcome_check(const epw_buffer *b, const char *op, const epw_outcome *outcome) {
     if (outcome == NULL || outcome->size == sizeof *outcome) return EPW_OK;
     return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op),
@@ -86,25 +91,20 @@ epw_status epw_deadline_check(const epw_buffer *b, const char *op, uint64_t dead
                     (unsigned long long)deadline_ns, (unsigned long long)b->config.deadline_ns);
 }
 
-static epw_status check_buffer(const epw_buffer *b, const char *op) {
-    if (b != NULL) return EPW_OK;
-    return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "buffer is NULL");
-}
-
 /* ---- going on, waiting, giving up ---- */
 
 epw_status epw_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
-    epw_status status = check_buffer(b, "poll");
+    epw_status status = epw_buffer_check(b, "poll");
     return status == EPW_OK ? b->engine->poll(b, handle, outcome) : status;
 }
 
 epw_status epw_ready(epw_buffer *b, epw_handle handle) {
-    epw_status status = check_buffer(b, "ready");
+    epw_status status = epw_buffer_check(b, "ready");
     return status == EPW_OK ? b->engine->ready(b, handle) : status;
 }
 
 epw_status epw_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
-    epw_status status = check_buffer(b, "await");
+    epw_status status = epw_buffer_check(b, "await");
     return status == EPW_OK ? b->engine->await(b, handle, timeout_ns) : status;
 }
 
@@ -121,12 +121,12 @@ epw_status epw_release_on(epw_buffer *b, epw_handle handle, void *stream) {
 }
 
 epw_status epw_stream_wait(epw_buffer *b, epw_handle handle, void *stream) {
-    epw_status status = check_buffer(b, "stream_wait");
+    epw_status status = epw_buffer_check(b, "stream_wait");
     return status == EPW_OK ? b->engine->stream_wait(b, handle, stream) : status;
 }
 
 epw_status epw_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
-    epw_status status = check_buffer(b, "outcome_read");
+    epw_status status = epw_buffer_check(b, "outcome_read");
     return status == EPW_OK ? b->engine->outcome_read(b, handle, outcome) : status;
 }
 

@@ -12,14 +12,16 @@ static void unlock(epw_peers *peers) {
     peers->user->unlock(peers->user_context);
 }
 
-static epw_status check_peer(const epw_peers *peers, const char *op, uint32_t peer) {
-    if (peer < peers->ranks && peer != peers->rank) return EPW_OK;
+/* Of a call that changes how a peer is reached: no rank needs a path to itself. */
+static epw_status check_other(const epw_peers *peers, const char *op, uint32_t peer) {
+    epw_status status = epw_peers_check(peers, op, peer);
+    if (status != EPW_OK || peer != peers->rank) return status;
     return epw_fail(EPW_ERR_INVALID, (epw_where){op, (int)peers->rank, -1},
-                    "peer is %u, must be another rank below %u", peer, peers->ranks);
+                    "peer is %u, which is this rank itself: it needs no path", peer);
 }
 
 epw_status epw_peers_export(epw_peers *peers, uint32_t peer, void *blob, size_t *length) {
-    epw_status status = check_peer(peers, "export", peer);
+    epw_status status = check_other(peers, "export", peer);
     if (status != EPW_OK) return status;
     if (blob == NULL || length == NULL) {
         return epw_fail(EPW_ERR_INVALID, (epw_where){"export", (int)peers->rank, -1},
@@ -102,7 +104,7 @@ static epw_status lock_to_change(epw_peers *peers, epw_where where) {
 
 epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, size_t length,
                              uint64_t deadline_ns) {
-    epw_status status = check_peer(peers, "connect", peer);
+    epw_status status = check_other(peers, "connect", peer);
     if (status != EPW_OK) return status;
     epw_where where = epw_peers_where(peers, "connect", peer);
     if (blob == NULL) return epw_fail(EPW_ERR_INVALID, where, "blob is NULL");
@@ -125,7 +127,7 @@ epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, 
 }
 
 epw_status epw_peers_disconnect(epw_peers *peers, uint32_t peer) {
-    epw_status status = check_peer(peers, "disconnect", peer);
+    epw_status status = check_other(peers, "disconnect", peer);
     if (status != EPW_OK) return status;
     epw_where where = epw_peers_where(peers, "disconnect", peer);
     status = lock_to_change(peers, where);

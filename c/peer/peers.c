@@ -1,4 +1,4 @@
-/* See peers.h: life, and who is a suspect. */
+/* See peers.h: life, who is a rank, and who is a suspect. */
 #include "peer/peers.h"
 
 #include <stdlib.h>
@@ -45,6 +45,12 @@ void epw_peers_destroy(epw_peers *peers) {
 
 bool epw_peers_inherited(const epw_peers *peers) {
     return peers->window != NULL && epw_window_inherited(peers->window);
+}
+
+epw_status epw_peers_check(const epw_peers *peers, const char *op, uint32_t peer) {
+    if (peer < peers->ranks) return EPW_OK;
+    return epw_fail(EPW_ERR_INVALID, (epw_where){op, (int)peers->rank, -1}, "peer is %u, must be below %u",
+                    peer, peers->ranks);
 }
 
 epw_mask epw_peers_suspects(const epw_peers *peers) {

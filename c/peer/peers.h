@@ -97,6 +97,9 @@ void epw_peers_destroy(epw_peers *peers);
 /* Was it inherited by a fork? Then windows are not mapped here, and no thread of it runs. */
 bool epw_peers_inherited(const epw_peers *peers);
 
+/* EPW_ERR_INVALID where `peer` is no rank of the group. */
+epw_status epw_peers_check(const epw_peers *peers, const char *op, uint32_t peer);
+
 static inline epw_where epw_peers_where(const epw_peers *peers, const char *op, uint32_t peer) {
     return (epw_where){op, (int)peers->rank, (int)peer};
 }

@@ -122,18 +122,15 @@ static epw_status ask(epw_peers *peers, uint64_t number, epw_where where) {
 }
 
 epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns) {
-    if (peer >= peers->ranks) {
-        return epw_fail(EPW_ERR_INVALID, (epw_where){"probe", (int)peers->rank, -1},
-                        "peer is %u, must be below %u", peer, peers->ranks);
-    }
-    if (peer == peers->rank) return EPW_OK;
+    epw_status status = epw_peers_check(peers, "probe", peer);
+    if (status != EPW_OK || peer == peers->rank) return status;
     epw_where where = epw_peers_where(peers, "probe", peer);
     if (pthread_mutex_trylock(&peers->probe_lock) != 0) {
         return epw_fail(EPW_ERR_STATE, where,
                         "another thread is probing a path of this rank: try again once that has ended");
     }
     uint64_t number = ++peers->questions;
-    epw_status status = ask(peers, number, where);
+    status = ask(peers, number, where);
     if (status == EPW_OK) status = await_answer(peers, number, timeout_ns, where);
     pthread_mutex_unlock(&peers->probe_lock);
     return status;

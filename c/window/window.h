@@ -53,8 +53,8 @@ bool epw_window_inherited(const epw_window *window);
 /* Host or device memory, as options.device says; so are imports. */
 unsigned char *epw_window_base(const epw_window *window);
 
-/* Writes the blob for `peer`: blob [out, EPW_BLOB_MAX bytes], length [out]. May be called any number of
- * times. */
+/* Writes the blob for `peer`, another rank of the group: blob [out, EPW_BLOB_MAX bytes], length [out]. May be
+ * called any number of times. */
 epw_status epw_window_export(epw_window *window, uint32_t peer, void *blob, size_t *length);
 
 /* Makes the window that `peer` exported for own's rank usable by this process, and holds its lease until

@@ -139,7 +139,8 @@ static void connect_says_what_is_wrong_with_a_blob(void) {
     size_t length;
     epw_buffer *b = g.of[0], *peer;
     REFUSED(epw_buffer_export(b, 0, blob, &length), EPW_ERR_INVALID, "export", 0, -1, "peer is 0");
-    REFUSED(epw_buffer_connect(b, 2, blob, 8), EPW_ERR_INVALID, "connect", 0, -1, "another rank below 2");
+    REFUSED(epw_buffer_export(b, 2, blob, &length), EPW_ERR_INVALID, "export", 0, -1, "must be below 2");
+    REFUSED(epw_buffer_connect(b, 2, blob, 8), EPW_ERR_INVALID, "connect", 0, -1, "must be below 2");
     CHECK_OK(epw_buffer_export(g.of[1], 0, blob, &length));
     memcpy(other, blob, length);
     other[length / 2] ^= 1;

@@ -35,13 +35,6 @@ static void a_window_that_does_not_fit_is_an_error(void) {
     }
 }
 
-static void export_refuses_a_wrong_peer(void) {
-    end e = open_end(spec_of(0));
-    CHECK(epw_window_export(e.window, 0, e.blob, &e.length) == EPW_ERR_INVALID);
-    CHECK(epw_window_export(e.window, RANKS, e.blob, &e.length) == EPW_ERR_INVALID);
-    epw_window_destroy(e.window);
-}
-
 /* ---- threads ---- */
 
 static void threads_use_the_very_same_memory(void) {
@@ -351,7 +344,6 @@ int main(int argc, char **argv) {
     if (ended >= 0) return ended;
     a_window_is_zeroed_and_page_aligned();
     a_window_that_does_not_fit_is_an_error();
-    export_refuses_a_wrong_peer();
     threads_use_the_very_same_memory();
     paths_that_are_excluded_are_not_taken();
     other_hosts_are_told_apart();
