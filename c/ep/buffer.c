@@ -113,11 +113,11 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
                                  .user_context = b};
     status = epw_peers_create(&b->peers, &options);
     if (status == EPW_OK) status = b->engine->open(b);
+    if (status == EPW_OK) status = epw_peers_open_probe(&b->peers);
     if (status != EPW_OK) {
         epw_buffer_destroy(b);
         return status;
     }
-    epw_peers_open_probe(&b->peers);
     *out = b;
     return EPW_OK;
 }

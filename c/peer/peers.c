@@ -15,6 +15,8 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     pthread_mutex_init(&peers->probe_lock, NULL);
     pthread_mutex_init(&peers->ask_lock, NULL);
     pthread_mutex_init(&peers->answer_lock, NULL);
+    pthread_mutex_init(&peers->answerer.lock, NULL);
+    pthread_cond_init(&peers->answerer.wake, NULL);
     peers->imports = calloc(ranks, sizeof peers->imports[0]);
     peers->routes = calloc(ranks, sizeof peers->routes[0]);
     if (peers->imports == NULL || peers->routes == NULL) {
@@ -38,6 +40,8 @@ void epw_peers_destroy(epw_peers *peers) {
     free(peers->imports);
     free(peers->routes);
     if (inherited) return; /* its locks may be held by threads that are not there */
+    pthread_cond_destroy(&peers->answerer.wake);
+    pthread_mutex_destroy(&peers->answerer.lock);
     pthread_mutex_destroy(&peers->answer_lock);
     pthread_mutex_destroy(&peers->ask_lock);
     pthread_mutex_destroy(&peers->probe_lock);

@@ -48,6 +48,15 @@ typedef struct epw_peers_user {
     epw_status (*copy_word)(void *user, const epw_word_copy *copy, uint64_t timeout_ns, epw_where where);
 } epw_peers_user;
 
+/* The thread that answers probes of a window on a GPU. */
+typedef struct epw_answerer {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    epw_mask rung; /* who waits for an answer */
+    bool started, ending;
+} epw_answerer;
+
 typedef struct epw_peers {
     uint32_t rank, ranks, lanes;
     uint64_t deadline_ns;
@@ -76,6 +85,7 @@ typedef struct epw_peers {
      * so that two ranks of a process that ask each other do not wait for each other. */
     pthread_mutex_t probe_lock, ask_lock, answer_lock;
     uint64_t questions;
+    epw_answerer answerer;
 } epw_peers;
 
 /* ---- life ---- */
@@ -201,8 +211,9 @@ void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, ui
  * ended. EPW_ERR_STATE: not connected, or another thread asks meanwhile. Any thread. */
 epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns);
 
-/* From here on this rank answers; and no more, once the second has returned. */
-void epw_peers_open_probe(epw_peers *peers);
+/* From here on this rank answers; and no more, once the second has returned. The second also after an error.
+ */
+epw_status epw_peers_open_probe(epw_peers *peers);
 void epw_peers_close_probe(epw_peers *peers);
 
 #endif

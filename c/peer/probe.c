@@ -6,10 +6,15 @@
  *       | <------------ answer n, in the asker's line - |
  *
  * The peer answers from a thread of its library, whether or not its program has called anything. So an answer
- * says that the path carries words both ways and that the process is scheduled; no more. */
+ * says that the path carries words both ways and that the process is scheduled; no more.
+ *
+ * The ring is heard by the fd server's thread, which other ranks wait for to connect. It answers by itself on
+ * the host, where that is two accesses of memory. On GPUs it takes two copies, and a GPU takes its time:
+ * there the window has a thread for its answers. */
 #include "peer/sleep.h"
 
 #include "base/clock.h"
+#include "base/thread.h"
 
 #include <time.h>
 
@@ -58,24 +63,72 @@ static epw_status load(epw_peers *peers, uint32_t which, uint64_t *number, epw_w
     return EPW_OK;
 }
 
-/* `source` has rung. */
-static void answer(void *context, uint32_t source) {
-    epw_peers *peers = context;
+static void answer(epw_peers *peers, uint32_t source) {
     epw_where where = epw_peers_where(peers, "probe", source);
     uint64_t number;
-    if (source >= peers->ranks) return;
     pthread_mutex_lock(&peers->answer_lock);
     if (peers->routes[source].path != EPW_PATH_NONE && load(peers, QUESTION, &number, where) == EPW_OK)
         store(peers, ANSWER, number, where);
     pthread_mutex_unlock(&peers->answer_lock);
 }
 
-void epw_peers_open_probe(epw_peers *peers) {
-    epw_window_on_ring(peers->window, answer, peers);
+static void *answerer_main(void *argument) {
+    epw_peers *peers = argument;
+    epw_answerer *a = &peers->answerer;
+    pthread_mutex_lock(&a->lock);
+    while (!a->ending) {
+        if (epw_mask_empty(&a->rung)) {
+            pthread_cond_wait(&a->wake, &a->lock);
+            continue;
+        }
+        epw_mask rung = a->rung;
+        epw_mask_clear(&a->rung);
+        pthread_mutex_unlock(&a->lock);
+        EPW_MASK_FOR(source, &rung, peers->ranks) answer(peers, source);
+        pthread_mutex_lock(&a->lock);
+    }
+    pthread_mutex_unlock(&a->lock);
+    return NULL;
+}
+
+/* `source` has rung. */
+static void on_ring(void *context, uint32_t source) {
+    epw_peers *peers = context;
+    epw_answerer *a = &peers->answerer;
+    if (source >= peers->ranks) return;
+    if (!a->started) {
+        answer(peers, source);
+        return;
+    }
+    pthread_mutex_lock(&a->lock);
+    epw_mask_add(&a->rung, source);
+    pthread_cond_signal(&a->wake);
+    pthread_mutex_unlock(&a->lock);
+}
+
+epw_status epw_peers_open_probe(epw_peers *peers) {
+    if (peers->on_gpu) {
+        int err = epw_thread_start(answerer_main, peers, &peers->answerer.thread);
+        if (err != 0) {
+            return epw_fail_errno(err, (epw_where){"create", (int)peers->rank, -1},
+                                  "cannot start the thread that answers probes");
+        }
+        peers->answerer.started = true;
+    }
+    epw_window_on_ring(peers->window, on_ring, peers);
+    return EPW_OK;
 }
 
 void epw_peers_close_probe(epw_peers *peers) {
+    epw_answerer *a = &peers->answerer;
     if (peers->window != NULL) epw_window_on_ring(peers->window, NULL, NULL);
+    if (!a->started) return;
+    pthread_mutex_lock(&a->lock);
+    a->ending = true;
+    pthread_cond_signal(&a->wake);
+    pthread_mutex_unlock(&a->lock);
+    pthread_join(a->thread, NULL);
+    a->started = false;
 }
 
 /* Until the word may have changed: on the host it is slept on, else looked at now and then. */
