@@ -173,6 +173,19 @@ static void late_dispatch(uint32_t gpus) {
 
 /* ---- sums that two lanes add to at the same time ---- */
 
+/* The same rank on another lane, on a stream and with outputs of its own. */
+static echo_rank on_lane(const echo_rank *r, uint32_t lane) {
+    const epw_config *c = &r->config;
+    echo_rank other = *r;
+    other.lane = lane;
+    REQUIRE_CUDA(cudaSetDevice(c->device));
+    other.rows = echo_take((size_t)c->experts * c->max_tokens * c->hidden * 2, 0);
+    other.out = echo_take((size_t)c->max_tokens * c->hidden * 2, 0);
+    other.counts = echo_take(c->experts / c->ranks * 4, 0);
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking));
+    return other;
+}
+
 static void shared_totals(uint32_t gpus) {
     static echo e;
     static echo_rank lanes[2];
@@ -184,14 +197,7 @@ static void shared_totals(uint32_t gpus) {
     echo_open(&e, &config, 1);
     e.rank[0].expert_totals = echo_take(config.experts * 8, 0);
     echo_fill(&e, 1);
-    for (uint32_t l = 0; l < 2; l++) {
-        lanes[l] = e.rank[0];
-        lanes[l].lane = l;
-        lanes[l].rows = echo_take((size_t)config.experts * config.max_tokens * config.hidden * 2, 0);
-        lanes[l].out = echo_take((size_t)config.max_tokens * config.hidden * 2, 0);
-        lanes[l].counts = echo_take(config.experts * 4, 0);
-        REQUIRE_CUDA(cudaStreamCreateWithFlags(&lanes[l].stream, cudaStreamNonBlocking));
-    }
+    for (uint32_t l = 0; l < 2; l++) lanes[l] = on_lane(&e.rank[0], l);
     for (uint32_t i = 0; i < STEPS; i++) {
         for (uint32_t l = 0; l < 2; l++) echo_dispatch(&lanes[l], ECHO_BOTH);
         for (uint32_t l = 0; l < 2; l++) echo_combine(&lanes[l], ECHO_BOTH);
@@ -203,6 +209,50 @@ static void shared_totals(uint32_t gpus) {
     uint64_t expected = UINT64_C(2) * STEPS * config.max_tokens * config.topk;
     REQUIRE(sum == expected, "expert_totals add up to %llu instead of %llu", (unsigned long long)sum,
             (unsigned long long)expected);
+    echo_close(&e);
+}
+
+/* Rank 0 waits on both lanes while something holds back what rank 1 sends on them: both waits end at the same
+ * time, each has taken at least as long as that, and their sum has both. */
+static void shared_waits(uint32_t gpus) {
+    static echo e;
+    static echo_rank lanes[2][2];
+    enum { STEPS = 200 };
+    const uint64_t held = 5 * MS;
+    epw_config config = config_of(2, 1000 * MS);
+    config.max_tokens = 16;
+    config.lanes = 2;
+    config.sms = 8; /* the kernels of all lanes run at a time, beside what holds rank 1 back */
+    echo_open(&e, &config, gpus);
+    REQUIRE_CUDA(cudaSetDevice(e.rank[0].config.device));
+    uint64_t *waits = e.rank[0].wait_ns = echo_take(config.ranks * sizeof *waits, 0);
+    echo_fill(&e, 1);
+    for (uint32_t r = 0; r < 2; r++)
+        for (uint32_t l = 0; l < 2; l++) lanes[r][l] = on_lane(&e.rank[r], l);
+    cudaStream_t hogs = hog_stream(&e.rank[1]);
+    cudaEvent_t free_again;
+    REQUIRE_CUDA(cudaEventCreateWithFlags(&free_again, cudaEventDisableTiming));
+    for (uint32_t i = 0; i < STEPS; i++) {
+        for (uint32_t l = 0; l < 2; l++) echo_dispatch(&lanes[0][l], ECHO_BOTH);
+        nanosleep(&(struct timespec){0, 100000}, NULL); /* they wait */
+        REQUIRE_CUDA(cudaSetDevice(e.rank[1].config.device));
+        REQUIRE_CUDA(hog_sms(1, held, hogs));
+        REQUIRE_CUDA(cudaEventRecord(free_again, hogs));
+        for (uint32_t l = 0; l < 2; l++) {
+            REQUIRE_CUDA(cudaStreamWaitEvent(lanes[1][l].stream, free_again, 0));
+            echo_dispatch(&lanes[1][l], ECHO_BOTH);
+        }
+        for (uint32_t r = 0; r < 2; r++)
+            for (uint32_t l = 0; l < 2; l++) echo_combine(&lanes[r][l], ECHO_BOTH);
+        for (uint32_t r = 0; r < 2; r++)
+            for (uint32_t l = 0; l < 2; l++) await_stream(lanes[r][l].stream, 1000 * MS, "a step");
+    }
+    uint64_t sums[2], least = UINT64_C(2) * STEPS * held;
+    REQUIRE_CUDA(cudaMemcpy(sums, waits, sizeof sums, cudaMemcpyDeviceToHost));
+    REQUIRE(sums[1] >= least, "wait_ns adds up to %llu us instead of %llu us or more",
+            (unsigned long long)(sums[1] / 1000), (unsigned long long)(least / 1000));
+    printf("waits of %llu us, at least %llu us of them awaited\n", (unsigned long long)(sums[1] / 1000),
+           (unsigned long long)(least / 1000));
     echo_close(&e);
 }
 
@@ -369,15 +419,11 @@ static void probed(uint32_t gpus) {
 }
 
 static const gpu_case cases[] = {
-    {"late_receive", late_receive, 1, 60},
-    {"late_combine", late_combine, 2, 60},
-    {"late_dispatch", late_dispatch, 1, 60},
-    {"shared_totals", shared_totals, 1, 60},
-    {"disconnected", disconnected, 1, 60},
-    {"lengthened", lengthened, 1, 60},
-    {"first_beacon", first_beacon, 1, 60},
-    {"left_out", left_out, 1, 60},
-    {"probed", probed, 1, 60},
+    {"late_receive", late_receive, 1, 60},   {"late_combine", late_combine, 2, 60},
+    {"late_dispatch", late_dispatch, 1, 60}, {"shared_totals", shared_totals, 1, 60},
+    {"shared_waits", shared_waits, 1, 60},   {"disconnected", disconnected, 1, 60},
+    {"lengthened", lengthened, 1, 60},       {"first_beacon", first_beacon, 1, 60},
+    {"left_out", left_out, 1, 60},           {"probed", probed, 1, 60},
 };
 
 int main(int argc, char **argv) {
