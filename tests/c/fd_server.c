@@ -10,17 +10,25 @@
 
 /* ---- servers ---- */
 
-static void a_silent_server_is_a_timeout(void) {
-    end a = open_end(spec_of(0)), b = open_end(spec_of(1));
-    export_to(&a, 1);
+/* Lets the blob that `a` exports to rank 1 name a server of another process; returns the address that the
+ * server is to have. */
+static struct sockaddr_un forge_server(end *a, socklen_t *length) {
+    export_to(a, 1);
     epw_blob blob;
-    CHECK(epw_blob_parse(a.blob, a.length, here, &blob) == EPW_OK);
+    CHECK(epw_blob_parse(a->blob, a->length, here, &blob) == EPW_OK);
     blob.host.process.bytes[0] ^= 1;
     CHECK(epw_nonce_make(here, &blob.server) == EPW_OK);
-    epw_blob_write(&blob, a.blob);
-    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    epw_blob_write(&blob, a->blob);
     struct sockaddr_un address;
-    socklen_t length = epw_fd_address(&blob.server, &address);
+    *length = epw_fd_address(&blob.server, &address);
+    return address;
+}
+
+static void a_silent_server_is_a_timeout(void) {
+    end a = open_end(spec_of(0)), b = open_end(spec_of(1));
+    socklen_t length;
+    struct sockaddr_un address = forge_server(&a, &length);
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     CHECK(!bind(listener, (struct sockaddr *)&address, length) && !listen(listener, 0));
     /* The first attempt gets no answer and stays in the listen queue, which is then full for the second. */
     const char *texts[] = {"did not answer within 100 ms", "did not accept a connection within 100 ms"};
@@ -85,14 +93,8 @@ static void *lie(void *argument) {
 
 static void lying_servers_are_errors(void) {
     end a = open_end(spec_of(0)), b = open_end(spec_of(1));
-    export_to(&a, 1);
-    epw_blob blob;
-    CHECK(epw_blob_parse(a.blob, a.length, here, &blob) == EPW_OK);
-    blob.host.process.bytes[0] ^= 1;
-    CHECK(epw_nonce_make(here, &blob.server) == EPW_OK);
-    epw_blob_write(&blob, a.blob);
-    struct sockaddr_un address;
-    socklen_t length = epw_fd_address(&blob.server, &address);
+    socklen_t length;
+    struct sockaddr_un address = forge_server(&a, &length);
 
     int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     int small = memfd_create("small", MFD_CLOEXEC | MFD_ALLOW_SEALING);

@@ -32,8 +32,26 @@ fn stop_in_step(cluster: &mut Cluster, choices: &mut Choices, victim: u32, rows:
     rows == Rows::Small
 }
 
-fn some_rows(choices: &mut Choices) -> Rows {
-    if choices.coin() { Rows::Small } else { Rows::Large }
+/// A case whose victim has been stopped in step 3 of a run of all.
+struct Case {
+    choices: Choices,
+    cluster: Cluster,
+    victim: u32,
+    survivors: Vec<u32>,
+    rows: Rows,
+    held: bool,
+}
+
+impl Case {
+    fn stopped(seed: u64) -> Self {
+        let mut choices = Choices::new(seed);
+        let rows = if choices.coin() { Rows::Small } else { Rows::Large };
+        let mut cluster = Cluster::ready(seed, &mut choices, rows);
+        let victim = choices.rank();
+        let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
+        let held = stop_in_step(&mut cluster, &mut choices, victim, rows, &run);
+        Self { choices, cluster, victim, survivors: all_but(victim), rows, held }
+    }
 }
 
 fn let_go(cluster: &mut Cluster, victim: u32, held: bool) {
@@ -46,17 +64,12 @@ fn let_go(cluster: &mut Cluster, victim: u32, held: bool) {
 
 /// A stop that the machine has drawn out to a deadline, which its noise tells, is no short one: then as in the next scenario.
 pub(crate) fn a_short_stop_is_forgiven(seed: u64) {
-    let mut choices = Choices::new(seed);
-    let rows = some_rows(&mut choices);
-    let mut cluster = Cluster::ready(seed, &mut choices, rows);
-    let victim = choices.rank();
-    let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
-    let held = stop_in_step(&mut cluster, &mut choices, victim, rows, &run);
+    let Case { mut choices, mut cluster, victim, survivors, held, .. } = Case::stopped(seed);
     let began = Instant::now();
     std::thread::sleep(deadline() * (30 + choices.below(31) as u32) / 100);
     let_go(&mut cluster, victim, held);
     let stopped = began.elapsed();
-    let others = cluster.hear_ran(&all_but(victim));
+    let others = cluster.hear_ran(&survivors);
     let ran = cluster.worker(victim).ran();
     // It is stopped somewhat before, and runs somewhat after, and so do those who wait for it.
     if stopped + 3 * verdict::noise(&others) < deadline() {
@@ -66,20 +79,14 @@ pub(crate) fn a_short_stop_is_forgiven(seed: u64) {
     } else {
         eprintln!("chaos: the machine drew a stop out to {stopped:?}");
         verdict::at_most_lost(&others, victim);
-        cluster.go_on(&all_but(victim), 2);
+        cluster.go_on(&survivors, 2);
     }
 }
 
 /// Some give it up, some do not, and it may give up some: whatever becomes of it, no row is wrong, nobody waits too long,
 /// nobody loses anybody else, and all can go on without it.
 pub(crate) fn a_stop_of_about_a_deadline_confuses_nobody(seed: u64) {
-    let mut choices = Choices::new(seed);
-    let rows = some_rows(&mut choices);
-    let mut cluster = Cluster::ready(seed, &mut choices, rows);
-    let victim = choices.rank();
-    let survivors = all_but(victim);
-    let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
-    let held = stop_in_step(&mut cluster, &mut choices, victim, rows, &run);
+    let Case { mut choices, mut cluster, victim, survivors, held, .. } = Case::stopped(seed);
     std::thread::sleep(deadline() * (90 + choices.below(21) as u32) / 100);
     let_go(&mut cluster, victim, held);
     let reports = cluster.hear_ran(&survivors);
@@ -91,13 +98,7 @@ pub(crate) fn a_stop_of_about_a_deadline_confuses_nobody(seed: u64) {
 /// The others go on without a stopped rank; when it runs again, its late writes change nothing of what they read, it learns
 /// that it was dropped, and after another handshake it is a member again.
 pub(crate) fn an_evicted_rank_changes_nothing_and_comes_back(seed: u64) {
-    let mut choices = Choices::new(seed);
-    let rows = some_rows(&mut choices);
-    let mut cluster = Cluster::ready(seed, &mut choices, rows);
-    let victim = choices.rank();
-    let survivors = all_but(victim);
-    let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
-    let held = stop_in_step(&mut cluster, &mut choices, victim, rows, &run);
+    let Case { mut choices, mut cluster, victim, survivors, rows, held } = Case::stopped(seed);
     let reports = cluster.hear_ran(&survivors);
     verdict::lost(&reports, victim, 1);
 
@@ -123,13 +124,7 @@ pub(crate) fn an_evicted_rank_changes_nothing_and_comes_back(seed: u64) {
 /// Another process cannot take the place of a stopped rank while that may still write: stopped, continued, evicted or not,
 /// only its end frees the place.
 pub(crate) fn a_replacement_waits_for_the_old_process_to_end(seed: u64) {
-    let mut choices = Choices::new(seed);
-    let rows = some_rows(&mut choices);
-    let mut cluster = Cluster::ready(seed, &mut choices, rows);
-    let victim = choices.rank();
-    let survivors = all_but(victim);
-    let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
-    let held = stop_in_step(&mut cluster, &mut choices, victim, rows, &run);
+    let Case { mut choices, mut cluster, victim, survivors, held, .. } = Case::stopped(seed);
     let reports = cluster.hear_ran(&survivors);
     verdict::lost(&reports, victim, 1);
     cluster.set_active(&survivors, 2);
