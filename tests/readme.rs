@@ -113,6 +113,11 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     (".ci/run", "is CI"),
     (".ci/run rust_lints rust_tests", "is part of CI"),
+    (".ci/run chaos_loaded", "is part of CI"),
+    (
+        "EPWIRE_CASES=10 EPWIRE_SEED=500 .ci/run chaos_loaded",
+        "takes minutes; CI has it run a case of each scenario",
+    ),
     (".ci/run fuzz", "is part of CI"),
     (".ci/run faults", "takes many minutes; the tests themselves are part of CI"),
     ("FUZZ_SECONDS=3600 .ci/run fuzz", "takes hours; CI has it run for 20 seconds a target"),
