@@ -186,27 +186,45 @@ static echo_rank on_lane(const echo_rank *r, uint32_t lane) {
     return other;
 }
 
+/* What is enqueued on both lanes from here on begins at one time, when something lets go of an SM. */
+static void begin_together(const echo_rank lanes[2], cudaStream_t hogs, cudaEvent_t free_again,
+                           uint64_t held) {
+    REQUIRE_CUDA(cudaSetDevice(lanes[0].config.device));
+    REQUIRE_CUDA(hog_sms(1, held, hogs));
+    REQUIRE_CUDA(cudaEventRecord(free_again, hogs));
+    for (uint32_t l = 0; l < 2; l++) REQUIRE_CUDA(cudaStreamWaitEvent(lanes[l].stream, free_again, 0));
+}
+
+/* Both lanes add at the end of each dispatch: side by side all the time, since their steps are enqueued
+ * before the first of them runs. */
 static void shared_totals(uint32_t gpus) {
     static echo e;
     static echo_rank lanes[2];
-    enum { STEPS = 2000 };
+    enum { ROUNDS = 60, STEPS = 60 };
     (void)gpus;
     epw_config config = config_of(1, 1000 * MS);
-    config.max_tokens = 64;
+    config.max_tokens = 16;
     config.lanes = 2;
+    config.sms = 8; /* the kernels of both lanes run at a time, beside what holds them back */
     echo_open(&e, &config, 1);
     e.rank[0].expert_totals = echo_take(config.experts * 8, 0);
     echo_fill(&e, 1);
     for (uint32_t l = 0; l < 2; l++) lanes[l] = on_lane(&e.rank[0], l);
-    for (uint32_t i = 0; i < STEPS; i++) {
-        for (uint32_t l = 0; l < 2; l++) echo_dispatch(&lanes[l], ECHO_BOTH);
-        for (uint32_t l = 0; l < 2; l++) echo_combine(&lanes[l], ECHO_BOTH);
+    cudaStream_t hogs = hog_stream(&e.rank[0]);
+    cudaEvent_t free_again;
+    REQUIRE_CUDA(cudaEventCreateWithFlags(&free_again, cudaEventDisableTiming));
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        begin_together(lanes, hogs, free_again, 5 * MS);
+        for (uint32_t i = 0; i < STEPS; i++) {
+            for (uint32_t l = 0; l < 2; l++) echo_dispatch(&lanes[l], ECHO_BOTH);
+            for (uint32_t l = 0; l < 2; l++) echo_combine(&lanes[l], ECHO_BOTH);
+        }
+        for (uint32_t l = 0; l < 2; l++) await_stream(lanes[l].stream, 60000 * MS, "steps");
     }
-    for (uint32_t l = 0; l < 2; l++) await_stream(lanes[l].stream, 60000 * MS, "steps");
     uint64_t totals[64], sum = 0;
     REQUIRE_CUDA(cudaMemcpy(totals, e.rank[0].expert_totals, config.experts * 8, cudaMemcpyDeviceToHost));
     for (uint32_t x = 0; x < config.experts; x++) sum += totals[x];
-    uint64_t expected = UINT64_C(2) * STEPS * config.max_tokens * config.topk;
+    uint64_t expected = UINT64_C(2) * ROUNDS * STEPS * config.max_tokens * config.topk;
     REQUIRE(sum == expected, "expert_totals add up to %llu instead of %llu", (unsigned long long)sum,
             (unsigned long long)expected);
     echo_close(&e);
@@ -235,13 +253,8 @@ static void shared_waits(uint32_t gpus) {
     for (uint32_t i = 0; i < STEPS; i++) {
         for (uint32_t l = 0; l < 2; l++) echo_dispatch(&lanes[0][l], ECHO_BOTH);
         nanosleep(&(struct timespec){0, 100000}, NULL); /* they wait */
-        REQUIRE_CUDA(cudaSetDevice(e.rank[1].config.device));
-        REQUIRE_CUDA(hog_sms(1, held, hogs));
-        REQUIRE_CUDA(cudaEventRecord(free_again, hogs));
-        for (uint32_t l = 0; l < 2; l++) {
-            REQUIRE_CUDA(cudaStreamWaitEvent(lanes[1][l].stream, free_again, 0));
-            echo_dispatch(&lanes[1][l], ECHO_BOTH);
-        }
+        begin_together(lanes[1], hogs, free_again, held);
+        for (uint32_t l = 0; l < 2; l++) echo_dispatch(&lanes[1][l], ECHO_BOTH);
         for (uint32_t r = 0; r < 2; r++)
             for (uint32_t l = 0; l < 2; l++) echo_combine(&lanes[r][l], ECHO_BOTH);
         for (uint32_t r = 0; r < 2; r++)
