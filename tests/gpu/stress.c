@@ -10,7 +10,7 @@
 enum { LANES = 2, SEGMENTS_AHEAD = 8 };
 
 static struct {
-    uint32_t iterations, seed, ranks, processes, small;
+    uint32_t iterations, seed, ranks, processes, ipc, small;
     uint32_t tokens, hidden, experts_per_rank, topk, sms, pause_us, seconds;
 } options = {.iterations = 100000,
              .seed = 1,
@@ -24,6 +24,7 @@ static struct {
 static const ranks_option named[] = {
     {"--ranks", .number = &options.ranks},
     {"--processes", .number = &options.processes, .preset = 1},
+    {"--ipc", .number = &options.ipc, .preset = 1},
     {"--small", .number = &options.small, .preset = 1},
     {"--small", .number = &options.iterations, .preset = 64},
     {"--small", .number = &options.tokens, .preset = 8},
@@ -44,7 +45,8 @@ static const ranks_option named[] = {
 };
 
 static const char usage[] =
-    "stress [--iterations N] [--ranks N] [--processes] [--small] [--seed N] [--tokens N] [--hidden N]\n      "
+    "stress [--iterations N] [--ranks N] [--processes] [--ipc] [--small] [--seed N] [--tokens N] [--hidden "
+    "N]\n      "
     " [--experts-per-rank N] [--topk N] [--sms N] [--pause-us N] [--seconds N (limit)]";
 
 static epw_config config_of(const rank_links *links, uint32_t sms) {
@@ -58,6 +60,7 @@ static epw_config config_of(const rank_links *links, uint32_t sms) {
     config.lanes = LANES;
     config.ordered = 1;
     config.device = ranks_gpu(links);
+    if (options.ipc) config.paths = EPW_PATH_SELF | EPW_PATH_THREAD | EPW_PATH_IPC;
     config.sms = sms;
     config.deadline_ns = (options.small ? 120 : 20) * 1000 * MS;
     return config;
