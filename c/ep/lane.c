@@ -5,10 +5,7 @@
 
 /* How long sending waits for the permissions of all peers, so that it reads each token once, before it begins
  * with those that it has. */
-#define SEND_GRACE_NS UINT64_C(1000000)
-
-/* A rank that has posted nothing for this part of a deadline says that it lives before its caller goes on. */
-#define SILENT_PART     16
+#define SEND_GRACE_NS   UINT64_C(1000000)
 
 #define FOR_PEERS(p, m) for (epw_lane_peer *p = (m)->peers, *end_ = p + (m)->ranks; p < end_; p++)
 
@@ -98,7 +95,7 @@ static void post_beacon(epw_machine *m, uint32_t said, uint64_t now) {
  * out at different times, for some may count from the first of them, or if they have heard nothing for a
  * while: from here on the caller has nearly a deadline to itself. */
 static void end_wait(epw_machine *m, bool spread, uint64_t now) {
-    bool silent = now > m->spoke && now - m->spoke >= m->group_ns / SILENT_PART;
+    bool silent = now > m->spoke && epw_rule_silent(now - m->spoke, m->group_ns);
     m->wait.running = false;
     if (m->paying || !(m->beaconed || spread || silent)) return;
     post_beacon(m, epw_beacon_value(EPW_BEACON_NONE, 0), now);

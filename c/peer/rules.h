@@ -70,6 +70,12 @@ EPW_INLINE uint64_t epw_rule_beacons_due(uint64_t silent_ns, uint64_t deadline_n
     return silent_ns / (deadline_ns / 2);
 }
 
+/* Has a rank been silent for so long, when a wait of its ends, that it says "I wait no longer"? Its peers may
+ * count from its last word, and from here on its caller has nearly a deadline to itself. */
+EPW_INLINE bool epw_rule_silent(uint64_t silent_ns, uint64_t deadline_ns) {
+    return silent_ns >= deadline_ns / 16;
+}
+
 /* What a beacon says of a wait by a deadline of this call, longer than the group's: the least power of two.
  */
 EPW_INLINE uint32_t epw_rule_lengthened(uint64_t call_ns, uint64_t group_ns) {

@@ -67,7 +67,7 @@ struct Opening {
     unsigned char *own;
     Entries entries;
     uint32_t rank, ranks, lane, epoch;
-    uint64_t active, excluded, suspects, deadline;
+    uint64_t active, excluded, suspects, deadline, group_deadline, spoke;
     epw_gpu_turn turn;
     epw_gpu_report *report;
 
@@ -81,7 +81,9 @@ struct Opening {
             active = peers->active;
             excluded = state->excluded;
             suspects = ptx::load_relaxed_gpu(&a.shared->suspects);
-            deadline = given_deadline ? given_deadline : peers->deadline_ns;
+            group_deadline = peers->deadline_ns;
+            deadline = given_deadline ? given_deadline : group_deadline;
+            spoke = peers->spoke;
         }
     }
 
@@ -108,6 +110,8 @@ struct Opening {
         o.present = next ? active & ~excluded : turn.present;
         o.suspects = suspects;
         o.deadline = deadline;
+        o.group_deadline = group_deadline;
+        o.spoke = spoke;
         o.gone = o.refused = 0;
         o.missing = next ? 0 : turn.missing;
         o.troubled = o.present != active || o.missing != 0;
@@ -144,7 +148,7 @@ __device__ __noinline__ inline bool await_blocks(const Operation &o) {
     const uint64_t began = ptx::global_timer_ns(), never_silent = UINT64_MAX / 2;
     while (ptx::load_acquire_gpu(&o.state->out_blocks) != o.out_before) {
         uint32_t lengthened = ptx::load_relaxed_gpu(&o.peers->lengthened);
-        uint64_t of_one = epw_rule_expiry(0, never_silent, o.deadline, o.peers->deadline_ns, lengthened);
+        uint64_t of_one = epw_rule_expiry(0, never_silent, o.deadline, o.group_deadline, lengthened);
         if (ptx::global_timer_ns() - began >= 2 * of_one) return false;
     }
     return true;
@@ -212,7 +216,10 @@ __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool se
     c->turns[blockIdx.x] = {
         stage, o.op, o.wrapped || o.op == 0, 0, o.present, 0, o.sent_before + (sent ? gridDim.x : 0), o.out_before + gridDim.x,
         {}};
-    if (blockIdx.x == 0) tell_complete(o);
+    if (blockIdx.x == 0) {
+        tell_complete(o);
+        if (o.resumes && was_silent(o, o.spoke)) post_beacon(o, EPW_BEACON_NONE);
+    }
     // Reader: the block that closes, if there is one. It acquires nothing by this; close() sets the turn to the same, unless
     // somebody is left out.
     ptx::reduce_relaxed_gpu(&c->out_blocks, 1);

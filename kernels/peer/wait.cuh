@@ -36,19 +36,28 @@ __device__ __noinline__ inline void post_beacon(const Peers &p, uint32_t named) 
     // epw_rule_lengthened from what awaited peers say on, in little code.
     uint32_t lengthened = ptx::load_relaxed_gpu(&shared->lengthened);
 #pragma unroll 1
-    while (lengthened < EPW_BEACON_LENGTH_MAX && shared->deadline_ns << lengthened < p.deadline) lengthened++;
+    while (lengthened < EPW_BEACON_LENGTH_MAX && p.group_deadline << lengthened < p.deadline) lengthened++;
     uint64_t word = epw_word(p.epoch, atomicAdd(&shared->beacon, 1u) + 1, epw_beacon_value(named, lengthened));
     uint64_t told = p.active & ~ptx::load_relaxed_gpu(&shared->shared->suspects) & ~(1ull << p.rank);
 #pragma unroll 1
     for (; told != 0; told &= told - 1) signal(p, __ffsll(told) - 1, EPW_WORD_BEACON, word);
 }
 
-// Withdraws the beacons of waits that have ended: peers that heard of a long wait hear of its end. By one thread.
+// Whether peers that count from this rank's last word must hear that it lives before its caller goes on.
+__device__ __forceinline__ bool was_silent(const Peers &p, uint64_t spoke) {
+    return epw_rule_silent(ptx::global_timer_ns() - spoke, p.group_deadline);
+}
+
+// Peers that heard of a long wait hear of its end; so do they if they have heard nothing for a while. By one thread.
 __device__ __forceinline__ void end_waits(const Peers &p) {
     epw_gpu_peers *shared = p.peers;
-    if (ptx::load_relaxed_gpu(&shared->waits[0].beacons) | ptx::load_relaxed_gpu(&shared->waits[1].beacons)) {
-        post_beacon(p, EPW_BEACON_NONE);
+    uint64_t beacons = 0, spoke = p.resumes ? p.spoke : UINT64_MAX; // at the latest: when the first wait began
+    for (const auto &wait : shared->waits) {
+        const uint64_t began = ptx::load_relaxed_gpu(&wait.began);
+        beacons |= ptx::load_relaxed_gpu(&wait.beacons);
+        if (began != 0 && began < spoke) spoke = began;
     }
+    if (beacons || (spoke != UINT64_MAX && was_silent(p, spoke))) post_beacon(p, EPW_BEACON_NONE);
     for (auto &wait : shared->waits) wait.began = wait.beacons = 0;
     shared->recorded = shared->lengthened = 0;
     shared->gone = 0;
@@ -95,12 +104,13 @@ __device__ __forceinline__ void listen(const Peers &p, uint32_t peer, uint64_t n
     for (uint32_t l = 0; l < p.peers->lanes; l++) {
         uint64_t beacon = beacon_from(p, peer, l);
         uint32_t whom, lengthened; // set also where there is no beacon, or one that was withdrawn
+        if (!epw_rule_alive(beacon, p.epoch)) continue;
+        // Each new beacon restarts the peer's clock, also one that says "I wait no longer".
+        if (beacon != heard.beacons[l]) heard.clock = now;
+        heard.beacons[l] = beacon;
         if (!epw_rule_beacon(beacon, p.epoch, p.ranks, &whom, &lengthened)) continue;
         if (silent || named == p.rank) named = whom;
         silent = false;
-        if (beacon == heard.beacons[l]) continue;
-        heard.beacons[l] = beacon; // each new beacon restarts the peer's clock
-        heard.clock = now;
         if (lengthened <= heard.lengthened) continue;
         // It may wait for as long as it says, and this rank with it, which says so to those that wait for this one.
         heard.lengthened = lengthened;
@@ -129,12 +139,12 @@ __device__ __noinline__ inline uint32_t go_on_waiting(const Peers &p, LongWait &
     listen(p, w.peer, now, w.heard);
     // By the group's deadline: the others may not have lengthened theirs.
     uint64_t *beacons = &shared->waits[w.what.permission ? 0 : 1].beacons;
-    uint64_t due = epw_rule_beacons_due(now - w.spoke, shared->deadline_ns), posted = ptx::load_relaxed_gpu(beacons);
+    uint64_t due = epw_rule_beacons_due(now - w.spoke, p.group_deadline), posted = ptx::load_relaxed_gpu(beacons);
     if (due > posted) {
         auto *count = reinterpret_cast<unsigned long long *>(beacons);
         if (atomicCAS(count, posted, due) == posted) post_beacon(p, w.heard.named);
     }
-    uint64_t expiry = epw_rule_expiry(w.began, w.heard.clock, p.deadline, shared->deadline_ns, w.heard.lengthened);
+    uint64_t expiry = epw_rule_expiry(w.began, w.heard.clock, p.deadline, p.group_deadline, w.heard.lengthened);
     return now < expiry ? EPW_CAUSE_NONE : EPW_CAUSE_TIMEOUT;
 }
 
@@ -149,7 +159,7 @@ __device__ __noinline__ inline Arrival await_long(Peers &p, Awaited what, uint32
     uint64_t began = atomicCAS(clock, 0ull, now);
     if (began == 0) began = now;
     // A kernel that only receives may begin long after this rank has last written to its peers.
-    uint64_t spoke = p.resumes ? p.peers->spoke : began;
+    uint64_t spoke = p.resumes ? p.spoke : began;
     LongWait w = {what, phase, peer, began, spoke, {{}, second ? now : began, peer, 0}};
     while (true) {
         look_often(p, w.what, w.peer);

@@ -17,7 +17,9 @@ struct Peers {
     uint32_t rank, ranks, lane, epoch, op;
     bool resumes;     // the kernel goes on with what an earlier one has begun: this rank's silence is counted from there
     uint64_t present; // who takes part, as the kernel begins: the same for all blocks
-    uint64_t active, suspects, deadline;
+    uint64_t active, suspects;
+    uint64_t deadline, group_deadline; // of this call; of the group
+    uint64_t spoke;                    // if it resumes: when this rank has last written to its peers
     // The peer table: of words, and of what this kernel writes beside them, rows or answers.
     uint64_t control[EPW_GPU_PEERS], data[EPW_GPU_PEERS];
 

@@ -23,7 +23,7 @@
 //! 6. `c/ep/host/drive.c`: `epw_host_run` looks at words, asks the machine, does what it says.
 //! 7. `c/ep/lane.c`: `epw_lane_decide` says whose rows go out now, who is waited for, who is given up.
 //! 8. `c/peer/rules.h`: `epw_rule_may_send` judges one peer's words.
-//! 9. `c/numerics/body.inc`: `copy_stream`, and quantising, for each instruction set.
+//! 9. `c/numerics/body.inc`: `quantize`, and copies past the caches, for each instruction set.
 //! 10. `c/peer/signal.c`: `epw_signal` posts the word that announces the rows.
 //! 11. `c/peer/sleep.c`: `epw_watch_sleep` is where a rank waits.
 //! 12. `c/ep/host/receive.c`: `epw_host_lay_out` checks what a source says of its rows and lays them out for the experts.

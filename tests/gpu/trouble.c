@@ -383,6 +383,31 @@ static void first_beacon(uint32_t gpus) {
     echo_close(&e);
 }
 
+/* Rank 1 computes for 0.8 deadlines after each call, and rank 0 waits for its answers all the time: it hears
+ * that rank 1 lives when a receiving half ends that began late, and when a wait for rank 2 ends that was too
+ * short for a beacon. */
+static void silent(uint32_t gpus) {
+    static echo e;
+    const uint32_t deadline_ms = 500;
+    open_chain(&e, deadline_ms * MS, gpus);
+    for (uint32_t late = 0; late < 2; late++) {
+        echo_dispatch(&e.rank[1], late ? ECHO_SEND : ECHO_BOTH);
+        echo_dispatch(&e.rank[0], ECHO_BOTH);
+        echo_combine(&e.rank[0], ECHO_BOTH);
+        if (!late) sleep_ms(deadline_ms * 4 / 10);
+        echo_dispatch(&e.rank[2], ECHO_BOTH);
+        echo_combine(&e.rank[2], ECHO_BOTH);
+        if (late) sleep_ms(deadline_ms * 8 / 10);
+        if (late) echo_dispatch(&e.rank[1], ECHO_RECEIVE);
+        sleep_ms(deadline_ms * 8 / 10);
+        echo_combine(&e.rank[1], ECHO_BOTH);
+        echo_settle(&e, "a step");
+        for (uint32_t r = 0; r < 3; r++)
+            echo_missing(&e.rank[r], 0, late ? "a late receiving half" : "a wait without beacons");
+    }
+    echo_close(&e);
+}
+
 /* A rank that its peers leave out learns of it by their next epoch, and not by a deadline. */
 static void left_out(uint32_t gpus) {
     static echo e;
@@ -432,11 +457,17 @@ static void probed(uint32_t gpus) {
 }
 
 static const gpu_case cases[] = {
-    {"late_receive", late_receive, 1, 60},   {"late_combine", late_combine, 2, 60},
-    {"late_dispatch", late_dispatch, 1, 60}, {"shared_totals", shared_totals, 1, 60},
-    {"shared_waits", shared_waits, 1, 60},   {"disconnected", disconnected, 1, 60},
-    {"lengthened", lengthened, 1, 60},       {"first_beacon", first_beacon, 1, 60},
-    {"left_out", left_out, 1, 60},           {"probed", probed, 1, 60},
+    {"late_receive", late_receive, 1, 60},
+    {"late_combine", late_combine, 2, 60},
+    {"late_dispatch", late_dispatch, 1, 60},
+    {"shared_totals", shared_totals, 1, 60},
+    {"shared_waits", shared_waits, 1, 60},
+    {"disconnected", disconnected, 1, 60},
+    {"lengthened", lengthened, 1, 60},
+    {"first_beacon", first_beacon, 1, 60},
+    {"silent", silent, 1, 60},
+    {"left_out", left_out, 1, 60},
+    {"probed", probed, 1, 60},
 };
 
 int main(int argc, char **argv) {
