@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use epwire::{EpConfig, Plan};
+use epwire::{EpBuffer, EpConfig, Mask, Plan};
 
 const README: &str = include_str!("../README.md");
 
@@ -78,6 +78,31 @@ fn the_table_of_memory_is_what_plan_says() {
         })
         .concat();
     assert!(README.contains(&format!("{header}{table}")), "put this into the README:\n{header}{table}");
+}
+
+/// Each is taken at the number that the table names, and refused by one more.
+#[test]
+fn the_table_of_limits_is_what_the_library_takes() {
+    let small = || EpConfig::new(1, 8, 1024, 1);
+    let planned = |config: EpConfig| Plan::new(&config, 1).is_ok();
+    let alone = EpBuffer::unconnected(0, 1, EpConfig::new(1, 8, 8, 1)).unwrap();
+    let begins = |epoch| alone.set_active(&Mask::all(1), epoch).is_ok();
+    let taken: [(&str, &str, u32, &dyn Fn(u32) -> bool); 6] = [
+        ("ranks", "1 to 1,024", 1024, &|ranks| Plan::new(&EpConfig::new(1, 8, ranks, 1), ranks).is_ok()),
+        ("`max_tokens`", "1 to 65,536", 65536, &|n| planned(EpConfig { max_tokens: n, ..small() })),
+        ("`hidden`", "up to 16,777,216", 1 << 24, &|n| {
+            planned(EpConfig { hidden: n.next_multiple_of(8), ..small() })
+        }),
+        ("`experts`", "up to 1,048,576", 1 << 20, &|experts| planned(EpConfig { experts, ..small() })),
+        ("`topk`", "1 to 32", 32, &|topk| planned(EpConfig { topk, ..small() })),
+        ("window, epochs", "1 to 8,388,607", 8_388_607, &begins),
+    ];
+    for (what, bound, number, takes) in taken {
+        let row = README.lines().find(|line| line.starts_with(&format!("| {what} | ")));
+        assert!(row.is_some_and(|row| row.contains(bound)), "the row of {what} lacks {bound:?}: {row:?}");
+        assert!(takes(number), "{what}: {number} is refused");
+        assert!(!takes(number + 1), "{what}: {} is taken", number + 1);
+    }
 }
 
 /// Commands that CI does not run as they stand, and why.
