@@ -131,6 +131,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
          --small --ranks 2 || break; done",
         "needs a GPU",
     ),
+    (
+        "compute-sanitizer --error-exitcode 1 --tool initcheck build/test_stress --small --ranks 2 --ipc",
+        "needs a GPU",
+    ),
     // What CI does in another way.
     (
         "cargo run --release --example bench -- --against PROGRAM --ranks 4 --lanes 2 --tokens 1,128 --iterations 20",
