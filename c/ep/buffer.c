@@ -108,7 +108,6 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
                                             .terms = terms,
                                             .term_count = EPW_TERM_COUNT},
                                  .lanes = config->lanes,
-                                 .deadline_ns = config->deadline_ns,
                                  .user = &user_of_floor,
                                  .user_context = b};
     status = epw_peers_create(&b->peers, &options);

@@ -8,7 +8,6 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     peers->rank = rank;
     peers->ranks = ranks;
     peers->lanes = options->lanes;
-    peers->deadline_ns = options->deadline_ns;
     peers->on_gpu = options->window.device != EPW_DEVICE_HOST;
     peers->user = options->user;
     peers->user_context = options->user_context;

@@ -59,7 +59,6 @@ typedef struct epw_answerer {
 
 typedef struct epw_peers {
     uint32_t rank, ranks, lanes;
-    uint64_t deadline_ns;
     bool on_gpu;
     const epw_peers_user *user;
     void *user_context;
@@ -93,7 +92,6 @@ typedef struct epw_peers {
 typedef struct epw_peers_options {
     epw_window_options window;
     uint32_t lanes;
-    uint64_t deadline_ns;
     const epw_peers_user *user;
     void *user_context;
 } epw_peers_options;
