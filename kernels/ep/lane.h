@@ -8,6 +8,10 @@
 #include "base/gpu.h"
 #include "ep/layout.h"
 
+#include <assert.h>
+
+static_assert(EPW_GPU_PEERS == EPW_GPU_MAX_RANKS, "what the floor holds of a group, and what a plan may ask for");
+
 #define EPW_GPU_BLOCKS 256 /* of a kernel, at most */
 #define EPW_GPU_NOTES  64  /* of bad ids, by one operation: so few that no two writers are in one slot of the ring */
 
