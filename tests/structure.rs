@@ -351,6 +351,25 @@ mod c {
         assert_eq!(circle(&includes()), None);
     }
 
+    #[test]
+    fn inline_ptx_is_in_its_folder() {
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        let mut found = Vec::new();
+        for (file, text) in texts() {
+            for (number, line) in text.lines().enumerate() {
+                let code = line.split("//").next().unwrap();
+                let writes =
+                    code.split(|c| !is_word(c)).any(|word| ["asm", "__asm__", "__asm"].contains(&word));
+                if file.starts_with("kernels/") && writes {
+                    found.push((file.clone(), format!("{file}:{}: {line}", number + 1)));
+                }
+            }
+        }
+        assert!(found.iter().any(|(file, _)| file == "kernels/ptx/number.cuh"), "{found:#?}");
+        found.retain(|(file, _)| !file.starts_with("kernels/ptx/"));
+        assert!(found.is_empty(), "{found:#?}");
+    }
+
     /// Whether the code names a member of a struct.
     fn names_member(code: &str, member: &str) -> bool {
         let part_of_name = |c: char| c.is_alphanumeric() || c == '_';

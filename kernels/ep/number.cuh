@@ -1,6 +1,8 @@
 // 16-bit and 8-bit floating point, bit for bit as c/numerics/numerics.h defines them. Compiled with --fmad=false.
 #pragma once
 
+#include "kernels/ptx/number.cuh"
+
 #include <cuda_fp8.h>
 #include <cstdint>
 
@@ -10,42 +12,18 @@ struct Bf16 {
     static __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
     static __device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
     // Of each half the larger magnitude, with any sign; a NaN only if both are.
-    static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
-        uint32_t pair;
-        asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
-        return pair;
-    }
+    static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return ptx::max_magnitudes_bf16(a, b); }
     static constexpr uint32_t kNaN = 0x7fc0;
     // high and low halves of a pair, rounded to nearest even; of a NaN nothing but that it is one.
-    static __device__ __forceinline__ uint32_t pack(float low, float high) {
-        uint32_t pair;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-        return pair;
-    }
+    static __device__ __forceinline__ uint32_t pack(float low, float high) { return ptx::round_to_bf16(low, high); }
 };
 
 struct F16 {
-    static __device__ __forceinline__ float low(uint32_t pair) {
-        float x;
-        asm("{.reg .f16 l, h;\nmov.b32 {l, h}, %1;\ncvt.f32.f16 %0, l;}" : "=f"(x) : "r"(pair));
-        return x;
-    }
-    static __device__ __forceinline__ float high(uint32_t pair) {
-        float x;
-        asm("{.reg .f16 l, h;\nmov.b32 {l, h}, %1;\ncvt.f32.f16 %0, h;}" : "=f"(x) : "r"(pair));
-        return x;
-    }
-    static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
-        uint32_t pair;
-        asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
-        return pair;
-    }
+    static __device__ __forceinline__ float low(uint32_t pair) { return ptx::low_f16(pair); }
+    static __device__ __forceinline__ float high(uint32_t pair) { return ptx::high_f16(pair); }
+    static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return ptx::max_magnitudes_f16(a, b); }
     static constexpr uint32_t kNaN = 0x7e00;
-    static __device__ __forceinline__ uint32_t pack(float low, float high) {
-        uint32_t pair;
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-        return pair;
-    }
+    static __device__ __forceinline__ uint32_t pack(float low, float high) { return ptx::round_to_f16(low, high); }
 };
 
 // Eight values to 16 bits each; every NaN becomes T::kNaN.
@@ -68,14 +46,8 @@ template <typename T> __device__ __forceinline__ uint4 pack_eight(const float (&
 // Four values, two pairs of T, times `inverse` to e4m3: nearest even, saturating, NaN 0x7f with the sign of x. A product that is
 // NaN has no sign, any other that of x already.
 template <typename T> __device__ __forceinline__ uint32_t quantise_four(uint32_t low, uint32_t high, float inverse) {
-    uint32_t q;
-    asm("{.reg .b16 l, h;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 h, %4, %3;\n"
-        "mov.b32 %0, {l, h};}"
-        : "=r"(q)
-        : "f"(__fmul_rn(T::low(low), inverse)), "f"(__fmul_rn(T::high(low), inverse)), "f"(__fmul_rn(T::low(high), inverse)),
-          "f"(__fmul_rn(T::high(high), inverse)));
+    uint32_t q = ptx::round_to_e4m3(__fmul_rn(T::low(low), inverse), __fmul_rn(T::high(low), inverse),
+                                    __fmul_rn(T::low(high), inverse), __fmul_rn(T::high(high), inverse));
     return q | (__byte_perm(low, high, 0x7531) & 0x80808080u);
 }
 
@@ -91,8 +63,7 @@ __device__ __forceinline__ Scale scale_f32(float amax) {
     float scale = __fmaf_rn(amax, kHigh, __fmul_rn(amax, kLow));
     // A quotient by 11 bits is at least 2^-12 of its last place from there, so that one correction is enough, with a reciprocal
     // that is off by some last places; 448/1e-4 is far enough too. By 256 less, no reciprocal is subnormal.
-    float less = __fmul_rn(amax, 0x1p-8f), reciprocal;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(less));
+    float less = __fmul_rn(amax, 0x1p-8f), reciprocal = ptx::reciprocal_approx(less);
     float quotient = __fmul_rn(1.75f, reciprocal);
     quotient = __fmaf_rn(__fmaf_rn(-quotient, less, 1.75f), reciprocal, quotient);
     return {scale, fmaxf(quotient, 0.0f)}; // a NaN from infinity

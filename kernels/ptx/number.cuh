@@ -1,0 +1,62 @@
+// Instructions on 16-bit and 8-bit floating point that C++ has no words for. A pair has its low half in the low bits.
+#pragma once
+
+#include <cstdint>
+
+namespace epw::ptx {
+
+__device__ __forceinline__ float low_f16(uint32_t pair) {
+    float x;
+    asm("{.reg .f16 l, h;\nmov.b32 {l, h}, %1;\ncvt.f32.f16 %0, l;}" : "=f"(x) : "r"(pair));
+    return x;
+}
+__device__ __forceinline__ float high_f16(uint32_t pair) {
+    float x;
+    asm("{.reg .f16 l, h;\nmov.b32 {l, h}, %1;\ncvt.f32.f16 %0, h;}" : "=f"(x) : "r"(pair));
+    return x;
+}
+
+// Of each half the larger magnitude, its sign that of the product; a NaN only if both are.
+__device__ __forceinline__ uint32_t max_magnitudes_bf16(uint32_t a, uint32_t b) {
+    uint32_t pair;
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    return pair;
+}
+__device__ __forceinline__ uint32_t max_magnitudes_f16(uint32_t a, uint32_t b) {
+    uint32_t pair;
+    asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    return pair;
+}
+
+// Rounded to nearest even.
+__device__ __forceinline__ uint32_t round_to_bf16(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+__device__ __forceinline__ uint32_t round_to_f16(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// To e4m3, the first in the lowest byte: nearest even, saturating, NaN 0x7f.
+__device__ __forceinline__ uint32_t round_to_e4m3(float a, float b, float c, float d) {
+    uint32_t q;
+    asm("{.reg .b16 l, h;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 h, %4, %3;\n"
+        "mov.b32 %0, {l, h};}"
+        : "=r"(q)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return q;
+}
+
+// 1/x, off by some last places; subnormals count as zero.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
+    return reciprocal;
+}
+
+} // namespace epw::ptx
