@@ -22,7 +22,7 @@
 /* Most ranks of a group on GPUs: kernels keep sets of ranks in one word. */
 #define EPW_GPU_MAX_RANKS 64
 
-/* Most experts of a group on GPUs: kernels keep a number for each in shared memory, beside their stages. */
+/* Most experts of a group on GPUs: kernels keep a number for each in shared memory, beside their tiles. */
 #define EPW_GPU_MAX_EXPERTS 8192
 
 /* The words of a lane that dispatch and combine post. */

@@ -1,4 +1,5 @@
-/* The peer table: how each peer's window is reached. Seen by C and CUDA.
+/* The peer table of the host: how each peer's window is reached. Kernels have one of their own, see
+ * kernels/peer/context.h.
  *
  * Per peer and lane it has the addresses of three areas, as integers biased so that offsets in the window
  * hold: what this rank may write at `offset` lies at area + offset. A mapped peer has one base in all three.
