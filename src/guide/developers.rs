@@ -9,9 +9,10 @@
 //! `c/ep/host/drive.c` carries them out, and the explorer in `tests/c/model.c` runs the same code through every state of small
 //! groups. Kernels share its rules and words, not the machine.
 //!
-//! `tests/faults/run` changes one line of the product at a time, as `tests/faults/core.txt` lists them, and sees that the test
-//! named there finds it; `.ci/run faults` is the same. `tests/faults/run --cuda` does so with `tests/faults/kernels.txt`; where
-//! the machine with the GPUs has no compiler, `--build-only` and `--run-built` are its two halves.
+//! `tests/faults/run` changes one line at a time, of the product as `tests/faults/core.txt` lists them and of the explorer's model
+//! of windows and leases as `tests/faults/model.txt` does, and sees that the test named there finds it; `.ci/run faults` is the
+//! same. `tests/faults/run --cuda` does so with `tests/faults/kernels.txt`; where the machine with the GPUs has no compiler,
+//! `--build-only` and `--run-built` are its two halves.
 //!
 //! # The way of a token on the host
 //!

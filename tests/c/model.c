@@ -12,7 +12,8 @@
  *    are prompt, any other within two; nobody waits for a rank that has said farewell, and no lane sleeps
  *    past what it should do.
  *
- * That the explorer finds what is broken is shown by tests/faults, which plants faults in the product.
+ * That the explorer finds what is broken is shown by tests/faults, which plants faults in the product, and a
+ * few in what is modelled here of windows and leases.
  *
  * model                       the default models, in about a minute
  * model rules                 what the exploration takes for granted of the rules
