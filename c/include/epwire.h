@@ -198,7 +198,8 @@ typedef struct epw_plan {
     uint64_t zero_copy_bytes; /* what `zero_copy` adds */
     uint64_t window_bytes;    /* sum of the above, rounded up to pages; a GPU takes 2 MiB at a time */
     uint64_t private_bytes; /* memory of this rank's own beside the window; with `threads` 0 it is that of the
-                               threads that would be chosen now */
+                               threads that would be chosen now. On a GPU it is device memory: some 20 KB of
+                               pinned host memory, through which kernels report, are not in it */
 } epw_plan;
 
 #define EPW_PLAN_INIT                                                                                        \

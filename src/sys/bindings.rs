@@ -291,7 +291,8 @@ pub struct epw_plan {
     /// sum of the above, rounded up to pages; a GPU takes 2 MiB at a time
     pub window_bytes: u64,
     /** memory of this rank's own beside the window; with `threads` 0 it is that of the
-threads that would be chosen now*/
+threads that would be chosen now. On a GPU it is device memory: some 20 KB of
+pinned host memory, through which kernels report, are not in it*/
     pub private_bytes: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
