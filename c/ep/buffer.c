@@ -173,9 +173,9 @@ uint32_t epw_buffer_path(const epw_buffer *b, uint32_t peer) {
 }
 
 epw_status epw_buffer_set_active(epw_buffer *b, const epw_mask *active, uint32_t epoch) {
-    if (b == NULL || active == NULL) {
-        return epw_fail(EPW_ERR_INVALID, (epw_where){"set_active", -1, -1}, "buffer or active is NULL");
-    }
+    epw_status status = epw_buffer_check(b, "set_active");
+    if (status != EPW_OK) return status;
+    if (active == NULL) return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, "set_active"), "active is NULL");
     return epw_peers_set_active(&b->peers, active, epoch);
 }
 
@@ -186,12 +186,12 @@ epw_status epw_buffer_membership(const epw_buffer *b, epw_mask *active, epw_mask
 }
 
 epw_status epw_buffer_reachable_experts(const epw_buffer *b, uint8_t *reachable) {
-    if (b == NULL || reachable == NULL) {
-        return epw_fail(EPW_ERR_INVALID, (epw_where){"reachable_experts", -1, -1},
-                        "buffer or reachable is NULL");
-    }
+    epw_status status = epw_buffer_check(b, "reachable_experts");
+    if (status != EPW_OK) return status;
+    epw_where where = epw_buffer_where(b, "reachable_experts");
+    if (reachable == NULL) return epw_fail(EPW_ERR_INVALID, where, "reachable is NULL");
     epw_mask active, suspects;
-    epw_status status = epw_buffer_membership(b, &active, &suspects, NULL);
+    status = epw_buffer_membership(b, &active, &suspects, NULL);
     for (uint32_t e = 0; status == EPW_OK && e < b->config.experts; e++) {
         uint32_t rank = e / b->layout.local_experts;
         reachable[e] = epw_mask_has(&active, rank) && !epw_mask_has(&suspects, rank);

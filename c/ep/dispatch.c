@@ -73,12 +73,12 @@ static epw_status check_output(const epw_buffer *b, const char *op, uint32_t lay
 
 epw_status epw_dispatch(epw_buffer *b, const epw_dispatch_input *in, const epw_dispatch_output *out,
                         epw_handle *handle, epw_outcome *outcome) {
-    if (b == NULL || handle == NULL) {
-        return epw_fail(EPW_ERR_INVALID, (epw_where){"dispatch", -1, -1}, "buffer or handle is NULL");
-    }
+    epw_status status = epw_buffer_check(b, "dispatch");
+    if (status != EPW_OK) return status;
     epw_where where = epw_buffer_where(b, "dispatch");
+    if (handle == NULL) return epw_fail(EPW_ERR_INVALID, where, "handle is NULL");
     epw_row_format format;
-    epw_status status = check_input(b, in, &format);
+    status = check_input(b, in, &format);
     if (status == EPW_OK && out != NULL) status = check_output(b, "dispatch", in->layout, out);
     if (status == EPW_OK) status = epw_outcome_check(b, "dispatch", outcome);
     if (status != EPW_OK) return status;

@@ -132,9 +132,11 @@ epw_status epw_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outco
 
 epw_status epw_take_errors(epw_buffer *b, epw_error_record *records, uint32_t capacity, uint32_t *count,
                            uint64_t *lost) {
-    if (b == NULL || records == NULL || count == NULL) {
-        return epw_fail(EPW_ERR_INVALID, (epw_where){"take_errors", -1, -1},
-                        "buffer, records or count is NULL");
+    epw_status status = epw_buffer_check(b, "take_errors");
+    if (status != EPW_OK) return status;
+    if (records == NULL || count == NULL) {
+        return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, "take_errors"), "%s is NULL",
+                        records == NULL ? "records" : "count");
     }
     return b->engine->take_errors(b, records, capacity, count, lost);
 }
@@ -142,9 +144,11 @@ epw_status epw_take_errors(epw_buffer *b, epw_error_record *records, uint32_t ca
 /* ---- rows in place ---- */
 
 static epw_status check_view(const epw_buffer *b, const char *op, const epw_rows_view *view) {
-    if (view != NULL && view->size == sizeof *view) return EPW_OK;
-    return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op),
-                    "view is NULL or its size is not %zu: use EPW_ROWS_VIEW_INIT", sizeof *view);
+    epw_where where = epw_buffer_where(b, op);
+    if (view == NULL) return epw_fail(EPW_ERR_INVALID, where, "view is NULL");
+    if (view->size == sizeof *view) return EPW_OK;
+    return epw_fail(EPW_ERR_INVALID, where, "view.size is %u, this library's is %zu: use EPW_ROWS_VIEW_INIT",
+                    view->size, sizeof *view);
 }
 
 /* The lane's dispatch slots as rows. */

@@ -238,8 +238,9 @@ epw_status epw_row_shape_make(const epw_config *config, const epw_dispatch_input
     if (status != EPW_OK) return status;
     epw_where where = {"row_shape", (int)config->rank, -1};
     REQUIRE(input != NULL, EPW_ERR_INVALID, "input is NULL");
-    REQUIRE(shape != NULL && shape->size == sizeof *shape, EPW_ERR_INVALID,
-            "shape is NULL or its size is not %zu: use EPW_ROW_SHAPE_INIT", sizeof *shape);
+    REQUIRE(shape != NULL, EPW_ERR_INVALID, "shape is NULL");
+    REQUIRE(shape->size == sizeof *shape, EPW_ERR_INVALID,
+            "shape.size is %u, this library's is %zu: use EPW_ROW_SHAPE_INIT", shape->size, sizeof *shape);
     epw_row_format format;
     status = epw_row_format_make("row_shape", config, input, &format);
     if (status != EPW_OK) return status;

@@ -24,8 +24,8 @@ epw_status epw_peers_export(epw_peers *peers, uint32_t peer, void *blob, size_t 
     epw_status status = check_other(peers, "export", peer);
     if (status != EPW_OK) return status;
     if (blob == NULL || length == NULL) {
-        return epw_fail(EPW_ERR_INVALID, (epw_where){"export", (int)peers->rank, -1},
-                        "blob or length is NULL");
+        return epw_fail(EPW_ERR_INVALID, (epw_where){"export", (int)peers->rank, -1}, "%s is NULL",
+                        blob == NULL ? "blob" : "length");
     }
     lock(peers);
     status = epw_window_export(peers->window, peer, blob, length);

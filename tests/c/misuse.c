@@ -71,31 +71,34 @@ static void null_is_an_error_and_never_a_crash(void) {
     activate(&g, 1);
 
 #define NO(op, rank, peer, call) REFUSED((call), EPW_ERR_INVALID, (op), (rank), (peer), "NULL")
+#define NAMED(op, what, call)    REFUSED((call), EPW_ERR_INVALID, (op), 0, -1, what " is NULL")
     epw_last_error_detail(NULL);
     epw_buffer_destroy(NULL);
     CHECK(epw_buffer_path(NULL, 0) == EPW_PATH_NONE);
     NO("plan", -1, -1, epw_plan_make(NULL, &plan));
     NO("plan", -1, -1, epw_plan_make(&config, NULL));
     NO("row_shape", -1, -1, epw_row_shape_make(NULL, &in, &shape));
-    NO("row_shape", 0, -1, epw_row_shape_make(&config, NULL, &shape));
-    NO("row_shape", 0, -1, epw_row_shape_make(&config, &in, NULL));
+    NAMED("row_shape", "input", epw_row_shape_make(&config, NULL, &shape));
+    NAMED("row_shape", "shape", epw_row_shape_make(&config, &in, NULL));
+    shape.size = 7;
+    REFUSED(epw_row_shape_make(&config, &in, &shape), EPW_ERR_INVALID, "row_shape", 0, -1, "shape.size is 7");
     NO("create", -1, -1, epw_buffer_create(NULL, &b));
     NO("create", -1, -1, epw_buffer_create(&config, NULL));
     NO("export", -1, -1, epw_buffer_export(NULL, 1, bytes, &length));
-    NO("export", 0, -1, epw_buffer_export(b, 1, NULL, &length));
-    NO("export", 0, -1, epw_buffer_export(b, 1, bytes, NULL));
+    NAMED("export", "blob", epw_buffer_export(b, 1, NULL, &length));
+    NAMED("export", "length", epw_buffer_export(b, 1, bytes, NULL));
     NO("connect", -1, -1, epw_buffer_connect(NULL, 1, bytes, sizeof bytes));
     NO("connect", 0, 1, epw_buffer_connect(b, 1, NULL, 8));
     NO("connect", -1, -1, epw_buffer_connect_within(NULL, 1, bytes, sizeof bytes, 1));
     NO("disconnect", -1, -1, epw_buffer_disconnect(NULL, 1));
     NO("set_active", -1, -1, epw_buffer_set_active(NULL, &both, 2));
-    NO("set_active", -1, -1, epw_buffer_set_active(b, NULL, 2));
+    NAMED("set_active", "active", epw_buffer_set_active(b, NULL, 2));
     NO("membership", -1, -1, epw_buffer_membership(NULL, &both, NULL, NULL));
     CHECK_OK(epw_buffer_membership(b, NULL, NULL, NULL));
     NO("reachable_experts", -1, -1, epw_buffer_reachable_experts(NULL, bytes));
-    NO("reachable_experts", -1, -1, epw_buffer_reachable_experts(b, NULL));
+    NAMED("reachable_experts", "reachable", epw_buffer_reachable_experts(b, NULL));
     NO("dispatch", -1, -1, epw_dispatch(NULL, &in, NULL, &handle, NULL));
-    NO("dispatch", -1, -1, epw_dispatch(b, &in, NULL, NULL, NULL));
+    NAMED("dispatch", "handle", epw_dispatch(b, &in, NULL, NULL, NULL));
     NO("dispatch", 0, -1, epw_dispatch(b, NULL, NULL, &handle, NULL));
     NO("dispatch_receive", -1, -1, epw_dispatch_receive(NULL, handle, NULL, NULL));
     NO("dispatched_rows", -1, -1, epw_dispatched_rows(NULL, handle, &view));
@@ -106,6 +109,11 @@ static void null_is_an_error_and_never_a_crash(void) {
     NO("await", -1, -1, epw_await(NULL, handle, 0));
     NO("ready", -1, -1, epw_ready(NULL, handle));
     NO("release", -1, -1, epw_release(NULL, handle));
+    epw_error_record record;
+    uint32_t count;
+    NO("take_errors", -1, -1, epw_take_errors(NULL, &record, 1, &count, NULL));
+    NAMED("take_errors", "records", epw_take_errors(b, NULL, 1, &count, NULL));
+    NAMED("take_errors", "count", epw_take_errors(b, &record, 1, NULL, NULL));
     NO("quantize_fp8", -1, -1, epw_quantize_fp8(EPW_PAYLOAD_FP8_F32, EPW_BF16, 1, 128, NULL, bytes, bytes));
     NO("dequantize_fp8", -1, -1,
        epw_dequantize_fp8(EPW_PAYLOAD_FP8_F32, EPW_BF16, 1, 128, NULL, bytes, bytes));
@@ -122,14 +130,18 @@ static void null_is_an_error_and_never_a_crash(void) {
     epw_handle of_peer;
     CHECK_OK(epw_dispatch(g.of[1], &in, NULL, &of_peer, NULL));
     CHECK_OK(epw_dispatch_receive(b, handle, &rows, NULL));
-    NO("dispatched_rows", 0, -1, epw_dispatched_rows(b, handle, NULL));
-    NO("next_combine_buffer", 0, -1, epw_next_combine_buffer(b, handle, NULL));
+    NAMED("dispatched_rows", "view", epw_dispatched_rows(b, handle, NULL));
+    view.size = 7;
+    REFUSED(epw_dispatched_rows(b, handle, &view), EPW_ERR_INVALID, "dispatched_rows", 0, -1,
+            "view.size is 7");
+    NAMED("next_combine_buffer", "view", epw_next_combine_buffer(b, handle, NULL));
     NO("combine", 0, -1, epw_combine(b, handle, NULL, NULL, NULL));
     CHECK_OK(epw_combine(b, handle, &answer, NULL, NULL));
     NO("combine_receive", 0, -1, epw_combine_receive(b, handle, NULL, NULL));
     CHECK_OK(epw_release(b, handle));
     CHECK_OK(epw_release(g.of[1], of_peer));
     destroy(&g);
+#undef NAMED
 #undef NO
 }
 
