@@ -16,7 +16,8 @@ use crate::{ffi, observe, sys};
 
 impl EpBuffer {
     /// Creates the buffer of every member of `group` and connects them: all members call this with equal configurations
-    /// (`threads`, `paths`, `sms` and the ordinal of the device may differ), as often and in the same order. A field that differs is named.
+    /// (`threads`, `paths`, `sms` and the ordinal of the device may differ), as often and in the same order. A field that
+    /// differs is named.
     ///
     /// Never blocks the executor. Ends within the group's deadline for each of the three steps that the members take
     /// together, and [`EpConfig::deadline`] for connecting to all of them. Dropping the future gives the buffer up; what
@@ -76,8 +77,9 @@ impl EpBuffer {
     ///
     /// # Errors
     /// [`Error::Mismatch`] if a field of the configuration differs, [`Error::Fenced`] while a former incarnation of this
-    /// rank, its old process or another buffer of this one, still has that window mapped, [`Error::Timeout`] if the peer does not answer within [`EpConfig::deadline`],
-    /// [`Error::Peer`] if it is gone, [`Error::NoPath`] if it can not be reached.
+    /// rank, its old process or another buffer of this one, still has that window mapped, [`Error::Timeout`] if the peer
+    /// does not answer within [`EpConfig::deadline`], [`Error::Peer`] if it is gone, [`Error::NoPath`] if it can not be
+    /// reached.
     pub async fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
         self.connect_aside(vec![(peer, blob.to_vec())]).await
     }
