@@ -155,6 +155,7 @@ void echo_combine(echo_rank *r, uint32_t halves) {
     in.deadline_ns = r->deadline_ns;
     in.stream = out.stream = r->stream;
     out.out = r->out;
+    out.contributions = r->contributions;
     if (halves & ECHO_SEND)
         REQUIRE_OK(epw_combine(r->buffer, r->handle, &in, halves & ECHO_RECEIVE ? &out : NULL, NULL));
     if (halves == ECHO_RECEIVE) REQUIRE_OK(epw_combine_receive(r->buffer, r->handle, &out, NULL));
@@ -187,13 +188,17 @@ uint32_t echo_wrong(const echo *e, const echo_rank *r, uint64_t answers) {
     const epw_config *c = &r->config;
     uint32_t wrong = 0, local = c->experts / e->ranks;
     uint16_t *out = malloc(c->max_tokens * row_bytes(c));
-    REQUIRE(out != NULL, "no memory");
+    uint16_t(*told)[2] = malloc(c->max_tokens * sizeof *told); /* contributions arrived, expected */
+    REQUIRE(out != NULL && told != NULL, "no memory");
     REQUIRE_CUDA(cudaMemcpy(out, r->out, c->max_tokens * row_bytes(c), cudaMemcpyDeviceToHost));
+    if (r->contributions != NULL)
+        REQUIRE_CUDA(
+            cudaMemcpy(told, r->contributions, c->max_tokens * sizeof *told, cudaMemcpyDeviceToHost));
     for (size_t t = 0; t < c->max_tokens; t++) {
         uint32_t answered = 0;
         for (size_t j = 0; j < c->topk; j++)
             answered += answers >> ((uint32_t)r->ids[t * c->topk + j] / local) & 1;
-        int right = 1;
+        int right = r->contributions == NULL || (told[t][0] == answered && told[t][1] == c->topk);
         for (size_t i = t * c->hidden; i < (t + 1) * c->hidden; i++) {
             float expected = value_of(r->tokens[i]) * (float)answered / (float)c->topk;
             right &= answered == 0 ? out[i] == 0 : out[i] == bf16_of(expected);
@@ -201,6 +206,7 @@ uint32_t echo_wrong(const echo *e, const echo_rank *r, uint64_t answers) {
         wrong += !right;
     }
     free(out);
+    free(told);
     return wrong;
 }
 

@@ -17,6 +17,7 @@ typedef struct echo_rank {
     float *weights;
     uint32_t *counts;
     uint64_t *expert_totals, *wait_ns; /* NULL: not asked for */
+    uint16_t *contributions;           /* NULL: not asked for; else echo_wrong looks at them too */
     uint32_t lane;
     uint64_t deadline_ns; /* of the calls; 0: the buffer's */
     epw_handle handle;
@@ -53,7 +54,8 @@ void echo_settle(const echo *e, const char *what);
 /* Ends the program unless the rank's operation has missed exactly these. */
 void echo_missing(const echo_rank *r, uint64_t missing, const char *what);
 
-/* How many tokens have not come back as they should where answers of `answers` count. */
+/* How many tokens have not come back as they should where answers of `answers` count, or say something else
+ * of how many contributions have come. */
 uint32_t echo_wrong(const echo *e, const echo_rank *r, uint64_t answers);
 
 /* How many local experts have not received as many rows as these ranks have sent. */

@@ -278,6 +278,22 @@ static cudaGraphExec_t graph_of(echo_rank *r, void (*half)(echo_rank *r, uint32_
     return step_captured(r->stream);
 }
 
+/* Ends the program unless rank 0 has one record since it was last asked: lane 1 has lost the peer. What is
+ * replayed later begins without the peer, loses nobody, and says so in `contributions` alone. */
+static void require_one_loss(const echo_rank *r, const char *what) {
+    epw_error_record records[4];
+    uint32_t count = 0;
+    uint64_t lost = 0;
+    REQUIRE_OK(epw_take_errors(r->buffer, records, 4, &count, &lost));
+    REQUIRE(count == 1 && lost == 0, "%s: %u records, and %llu lost, instead of one", what, count,
+            (unsigned long long)lost);
+    const epw_error_record *of = &records[0];
+    REQUIRE(of->phase == EPW_PHASE_DISPATCH_RECEIVE && of->cause == EPW_CAUSE_TIMEOUT && of->rank == 0 &&
+                of->peer == 1 && of->lane == 1 && of->epoch == 1 && of->op == 1,
+            "%s: rank %u lane %u epoch %u op %u has lost rank %u in phase %u by cause %u", what, of->rank,
+            of->lane, of->epoch, of->op, of->peer, of->phase, of->cause);
+}
+
 /* What the graphs of lane 0 do for a peer that lane 1 gives up in between, and whose window is then unmapped:
  * the combine finds no window to answer to. */
 static void disconnected(uint32_t gpus) {
@@ -286,6 +302,8 @@ static void disconnected(uint32_t gpus) {
     config.lanes = 2;
     echo_open(&e, &config, gpus);
     echo_rank *r = &e.rank[0];
+    REQUIRE_CUDA(cudaSetDevice(r->config.device));
+    r->contributions = echo_take(config.max_tokens * 2 * sizeof *r->contributions, 0xee);
     cudaGraphExec_t dispatches[2], combines[2];
     for (uint32_t i = 0; i < 2; i++) {
         dispatches[i] = graph_of(&e.rank[i], echo_dispatch);
@@ -312,9 +330,11 @@ static void disconnected(uint32_t gpus) {
     echo_settle(&e, "its combine");
     REQUIRE_OK(epw_buffer_disconnect(r->buffer, 1));
     REQUIRE_CUDA(cudaMemset(r->out, 0xee, (size_t)config.max_tokens * config.hidden * 2));
+    REQUIRE_CUDA(cudaMemset(r->contributions, 0xee, config.max_tokens * 2 * sizeof *r->contributions));
     REQUIRE_CUDA(cudaDeviceSynchronize());
     REQUIRE_CUDA(cudaGraphLaunch(combines[0], r->stream));
     echo_settle(&e, "a combine without the peer");
+    require_one_loss(r, "after a combine without the peer");
     REQUIRE(echo_wrong(&e, r, 1) == 0, "%u tokens are wrong without the peer", echo_wrong(&e, r, 1));
     epw_mask self = {{1}};
     REQUIRE_OK(epw_buffer_set_active(r->buffer, &self, 2));
