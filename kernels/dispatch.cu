@@ -5,11 +5,8 @@
 
 namespace epw {
 
-// The compiler is told of more threads than there are: it then takes 104 registers for each at most, and spills none.
-constexpr uint32_t kDispatchBound = 624;
-
 template <typename T, uint32_t Payload, bool Spreads>
-__global__ void __launch_bounds__(kDispatchBound, 1) dispatch_kernel(const __grid_constant__ Dispatch a) {
+__global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_constant__ Dispatch a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Operation o;
     __shared__ SendShared sending;
