@@ -77,8 +77,9 @@ static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began,
     return now >= until;
 }
 
-/* What is not the word slept on, farewells among it, may come between the look and the sleep; and of an epoch
- * word the low half, which the futex compares, is always 0. Then the slice ends the sleep.
+/* The futex compares the low half of one word. Another word that ends the wait, such as a farewell, may come
+ * between the look and the sleep, and the low half of an epoch word is always 0: in these cases the sleep
+ * ends with its slice.
  *
  * The second look, behind the increment of `sleepers`, is the sleeper's part of the bargain in epw_signal. */
 static void sleep_on(const epw_peers *peers, const sight *s, uint64_t ns) {

@@ -5,8 +5,8 @@
 // refused, a long wait, something to add up for the caller) does: one of those waits until all are out, and closes the operation
 // for all, alone. All blocks of a kernel find room on the GPU together (c/ep/gpu/engine.c, choose_blocks), so that wait is short,
 // unless work of others takes the SMs. Then it ends with a bound: the operation is closed without the blocks that have not begun,
-// and whoever closes it delivers everything. Such a block finds its turn to be that of the next kernel, and its counters behind
-// it: it adds itself to them, for the sake of the kernels that come next, and does nothing else.
+// and whoever closes it delivers everything. A block that begins after that finds the lane in the stage of the next kernel, and
+// counters that lack it. It adds itself to the counters, by which the next kernels go, and does nothing else.
 //
 // Redelivery and time. Where a peer is left out that some blocks have counted, the closing block stores to addresses that those
 // blocks have stored to, and its bytes must be the ones that stay. Writers of the former stores: threads of blocks that have left
