@@ -80,6 +80,9 @@ fn the_table_of_memory_is_what_plan_says() {
     assert!(README.contains(&format!("{header}{table}")), "put this into the README:\n{header}{table}");
 }
 
+/// A row of the table of limits: what it names, its text, the last number that is taken, and what takes it.
+type Limit<'a> = (&'a str, &'a str, u32, &'a dyn Fn(u32) -> bool);
+
 /// Each is taken at the number that the table names, and refused by one more.
 #[test]
 fn the_table_of_limits_is_what_the_library_takes() {
@@ -87,7 +90,7 @@ fn the_table_of_limits_is_what_the_library_takes() {
     let planned = |config: EpConfig| Plan::new(&config, 1).is_ok();
     let alone = EpBuffer::unconnected(0, 1, EpConfig::new(1, 8, 8, 1)).unwrap();
     let begins = |epoch| alone.set_active(&Mask::all(1), epoch).is_ok();
-    let taken: [(&str, &str, u32, &dyn Fn(u32) -> bool); 6] = [
+    let taken: [Limit<'_>; 6] = [
         ("ranks", "1 to 1,024", 1024, &|ranks| Plan::new(&EpConfig::new(1, 8, ranks, 1), ranks).is_ok()),
         ("`max_tokens`", "1 to 65,536", 65536, &|n| planned(EpConfig { max_tokens: n, ..small() })),
         ("`hidden`", "up to 16,777,216", 1 << 24, &|n| {
