@@ -126,6 +126,9 @@ static uint64_t expiry(const epw_machine *m, const epw_lane_peer *p) {
 static void record(epw_machine *m, const epw_lane_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,
                    uint64_t seen, uint64_t now) {
     if (m->record.cause != EPW_CAUSE_NONE) return;
+    /* Which wait this is about: that of a debt if its time is over, else the call's. */
+    bool of_debt = m->paying && epw_clock_expiry(&p->debt_clock, &m->debt_wait, m->group_ns) <= now;
+    const epw_wait *wait = of_debt ? &m->debt_wait : &m->wait;
     uint32_t waiting = 0;
     FOR_PEERS(other, m) waiting += (other->part & EPW_PART_AWAITED) != 0;
     m->record = (epw_error_record){.phase = phase,
@@ -138,8 +141,8 @@ static void record(epw_machine *m, const epw_lane_peer *p, uint32_t phase, uint3
                                    .waiting = waiting,
                                    .expected = expected,
                                    .seen = seen,
-                                   .elapsed_ns = m->wait.running ? now - m->wait.began : 0,
-                                   .deadline_ns = m->deadline_ns};
+                                   .elapsed_ns = wait->running ? now - wait->began : 0,
+                                   .deadline_ns = of_debt ? wait->deadline_ns : m->deadline_ns};
 }
 
 /* The peer is a suspect from now on: it gets no word but DROPPED. */
