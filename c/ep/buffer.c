@@ -45,12 +45,7 @@ static epw_status quiesce(void *user, epw_where where) {
 
 static epw_status part(void *user, uint32_t peer, epw_where where) {
     epw_buffer *b = user;
-    return b->engine->part != NULL ? b->engine->part(b, peer, where) : EPW_OK;
-}
-
-static epw_status reach(void *user, uint32_t peer, const epw_route *route, epw_where where) {
-    epw_buffer *b = user;
-    return b->engine->reach != NULL ? b->engine->reach(b, peer, route, where) : EPW_OK;
+    return b->engine->part(b, peer, where);
 }
 
 static epw_status begin_epoch(void *user, const epw_mask *active, uint32_t epoch, epw_where where) {
@@ -65,21 +60,14 @@ static epw_mask suspects(void *user) {
     return b->engine->suspects(b);
 }
 
-static epw_status copy_word(void *user, const epw_word_copy *copy, uint64_t timeout_ns, epw_where where) {
-    epw_buffer *b = user;
-    return b->engine->copy_word(b, copy, timeout_ns, where);
-}
-
 static const epw_peers_user user_of_floor = {
     .lock = lock_lanes,
     .unlock = unlock_lanes,
     .check_idle = check_lanes_free,
     .quiesce = quiesce,
     .part = part,
-    .reach = reach,
     .begin_epoch = begin_epoch,
     .suspects = suspects,
-    .copy_word = copy_word,
 };
 
 /* ---- life ---- */

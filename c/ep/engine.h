@@ -33,13 +33,9 @@ typedef struct epw_engine {
     /* See epw_peers_user. NULL: nothing is ever enqueued. With no lane locked. */
     epw_status (*quiesce)(epw_buffer *b, epw_where where);
 
-    epw_status (*part)(epw_buffer *b, uint32_t peer, epw_where where);                          /* or NULL */
-    epw_status (*reach)(epw_buffer *b, uint32_t peer, const epw_route *route, epw_where where); /* or NULL */
+    epw_status (*part)(epw_buffer *b, uint32_t peer, epw_where where);
     epw_status (*begin_epoch)(epw_buffer *b, const epw_mask *active, uint32_t epoch, epw_where where);
     epw_mask (*suspects)(const epw_buffer *b);
-
-    /* GPU: with no lane locked. */
-    epw_status (*copy_word)(epw_buffer *b, const epw_word_copy *copy, uint64_t timeout_ns, epw_where where);
 
     /* A lane has just been unlocked: by any call, or all of them. NULL: nothing was put off meanwhile. */
     void (*unlocked)(epw_buffer *b);

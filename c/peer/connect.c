@@ -2,7 +2,7 @@
  *
  * Only one thread at a time changes how a peer is reached. What may take long, an import that waits for the
  * peer's process, happens with nothing locked; other calls find a peer that is not connected meanwhile. */
-#include "peer/peers.h"
+#include "peer/gpu.h"
 
 static void lock(epw_peers *peers) {
     peers->user->lock(peers->user_context);
@@ -48,7 +48,6 @@ static epw_status disconnect(epw_peers *peers, uint32_t peer, epw_where where) {
     if (peers->imports[peer] == NULL) return EPW_OK;
     static const epw_route none = {.path = EPW_PATH_NONE};
     epw_status status = peers->user->part(peers->user_context, peer, where);
-    if (status == EPW_OK) status = peers->user->reach(peers->user_context, peer, &none, where);
     set_route(peers, peer, none); /* also where that could not be seen done: it may be */
     if (status != EPW_OK) return status;
     epw_import_close(peers->imports[peer]);
@@ -56,12 +55,12 @@ static epw_status disconnect(epw_peers *peers, uint32_t peer, epw_where where) {
     return EPW_OK;
 }
 
-/* Locked. Closes the import if the user cannot use it. */
+/* Locked. Closes the import if the GPU does not learn of it. */
 static epw_status take_import(epw_peers *peers, uint32_t peer, epw_import *import, epw_where where) {
     uint64_t base = (uint64_t)(uintptr_t)epw_import_base(import);
     epw_route route = {.path = epw_import_path(import), .incarnation = ++peers->incarnations};
     for (uint32_t lane = 0; lane < EPW_MAX_LANES; lane++) route.lanes[lane] = (epw_areas){base, base, base};
-    epw_status status = peers->user->reach(peers->user_context, peer, &route, where);
+    epw_status status = peers->gpu != NULL ? epw_peers_enter(peers, peer, &route, where) : EPW_OK;
     if (status != EPW_OK) {
         epw_import_close(import); /* its peer is not active: nothing follows the pointer */
         return status;

@@ -8,7 +8,6 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     peers->rank = rank;
     peers->ranks = ranks;
     peers->lanes = options->lanes;
-    peers->on_gpu = options->window.device != EPW_DEVICE_HOST;
     peers->user = options->user;
     peers->user_context = options->user_context;
     pthread_mutex_init(&peers->probe_lock, NULL);
@@ -38,6 +37,7 @@ void epw_peers_destroy(epw_peers *peers) {
     epw_window_destroy(peers->window);
     free(peers->imports);
     free(peers->routes);
+    free(peers->gpu);      /* of a fork's child, which cannot use CUDA's part of it */
     if (inherited) return; /* its locks may be held by threads that are not there */
     pthread_cond_destroy(&peers->answerer.wake);
     pthread_mutex_destroy(&peers->answerer.lock);

@@ -16,15 +16,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* A word between host memory and a window on a GPU. */
-enum { EPW_WORD_COPIES = 4 };
-typedef struct epw_word_copy {
-    uint32_t use;
-    bool writes; /* to `at`; else from there */
-    unsigned char *at;
-    uint64_t *value;
-} epw_word_copy;
-
 /* Who stands on the floor, as it is asked when routes or the membership change: a buffer. */
 typedef struct epw_peers_user {
     /* Keeps everything that uses routes out, and lets it in again. */
@@ -35,17 +26,13 @@ typedef struct epw_peers_user {
     /* Not locked. Waits, bounded, until what was enqueued before has run. NULL: nothing ever is. */
     epw_status (*quiesce)(void *user, epw_where where);
     /* Locked: the peer's window is about to be unmapped, and no operation is in flight. Says farewell to the
-     * peer where it is a member, while its window is still there. */
+     * peer where it is a member and has not been told, while its window is still there; on a GPU takes it out
+     * of the tables, see peer/gpu.h. */
     epw_status (*part)(void *user, uint32_t peer, epw_where where);
-    /* Locked: the peer is reached by `route` from now on; with path NONE by none. */
-    epw_status (*reach)(void *user, uint32_t peer, const epw_route *route, epw_where where);
     /* Locked, no operation in flight: begins the epoch and tells members and former ones. */
     epw_status (*begin_epoch)(void *user, const epw_mask *active, uint32_t epoch, epw_where where);
     /* Peers given up in this epoch. Also with nothing locked. */
     epw_mask (*suspects)(void *user);
-    /* Windows on GPUs, which host threads cannot touch: writes or reads one word there by a copy, within
-     * timeout_ns. `use` tells apart copies that run at a time, below EPW_WORD_COPIES. Not locked. */
-    epw_status (*copy_word)(void *user, const epw_word_copy *copy, uint64_t timeout_ns, epw_where where);
 } epw_peers_user;
 
 /* The thread that answers probes of a window on a GPU. */
@@ -57,9 +44,10 @@ typedef struct epw_answerer {
     bool started, ending;
 } epw_answerer;
 
+typedef struct epw_peers_gpu epw_peers_gpu;
+
 typedef struct epw_peers {
     uint32_t rank, ranks, lanes;
-    bool on_gpu;
     const epw_peers_user *user;
     void *user_context;
 
@@ -85,6 +73,8 @@ typedef struct epw_peers {
     pthread_mutex_t probe_lock, ask_lock, answer_lock;
     uint64_t questions;
     epw_answerer answerer;
+
+    epw_peers_gpu *gpu; /* see peer/gpu.h; NULL where windows are host memory */
 } epw_peers;
 
 /* ---- life ---- */
@@ -172,11 +162,6 @@ typedef struct epw_range {
  * already; they name what must be sent to one behind a queue. */
 void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, uint64_t value,
                 const epw_range *ranges, uint32_t count);
-
-/* The farewell of this epoch, and where it goes, for who writes it by a copy: to windows on GPUs, which host
- * threads cannot store to. */
-uint64_t epw_farewell(const epw_peers *peers);
-unsigned char *epw_farewell_at(const epw_peers *peers, uint32_t lane, uint32_t peer);
 
 /* Loads the peer's words in the order that epw_look asks for; `word` is the one that is awaited. */
 void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out);

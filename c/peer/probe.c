@@ -11,6 +11,7 @@
  * The ring is heard by the fd server's thread, which other ranks wait for to connect. It answers by itself on
  * the host, where that is two accesses of memory. On GPUs it takes two copies, and a GPU takes its time:
  * there the window has a thread for its answers. */
+#include "peer/gpu.h"
 #include "peer/sleep.h"
 
 #include "base/clock.h"
@@ -42,7 +43,7 @@ static _Atomic uint64_t *probe_word(uint64_t window, uint32_t source, uint32_t w
 static epw_status copy(epw_peers *peers, uint32_t use, bool writes, _Atomic uint64_t *word, uint64_t *value,
                        epw_where where) {
     epw_word_copy c = {.use = use, .writes = writes, .at = (unsigned char *)word, .value = value};
-    return peers->user->copy_word(peers->user_context, &c, COPY_WITHIN_NS, where);
+    return epw_peers_copy_word(peers, &c, COPY_WITHIN_NS, where);
 }
 
 /* Writer: this rank's thread that asks or answers. Reader: the peer's, which acquires. The exchange is
@@ -50,7 +51,8 @@ static epw_status copy(epw_peers *peers, uint32_t use, bool writes, _Atomic uint
 static epw_status store(epw_peers *peers, uint32_t which, uint64_t number, epw_where where) {
     uint64_t control = peers->routes[where.peer].lanes[0].control;
     _Atomic uint64_t *word = probe_word(control, peers->rank, which);
-    if (peers->on_gpu) return copy(peers, which == QUESTION ? ASKS : ANSWERS, true, word, &number, where);
+    if (peers->gpu != NULL)
+        return copy(peers, which == QUESTION ? ASKS : ANSWERS, true, word, &number, where);
     atomic_exchange_explicit(word, number, memory_order_seq_cst);
     if (atomic_load_explicit(epw_sleepers_in(control), memory_order_seq_cst) > 0) epw_futex_wake(word);
     return EPW_OK;
@@ -58,7 +60,7 @@ static epw_status store(epw_peers *peers, uint32_t which, uint64_t number, epw_w
 
 static epw_status load(epw_peers *peers, uint32_t which, uint64_t *number, epw_where where) {
     _Atomic uint64_t *word = probe_word(own(peers), (uint32_t)where.peer, which);
-    if (peers->on_gpu) return copy(peers, which == QUESTION ? READS : HEARS, false, word, number, where);
+    if (peers->gpu != NULL) return copy(peers, which == QUESTION ? READS : HEARS, false, word, number, where);
     *number = atomic_load_explicit(word, memory_order_seq_cst);
     return EPW_OK;
 }
@@ -107,7 +109,7 @@ static void on_ring(void *context, uint32_t source) {
 }
 
 epw_status epw_peers_open_probe(epw_peers *peers) {
-    if (peers->on_gpu) {
+    if (peers->gpu != NULL) {
         int err = epw_thread_start(answerer_main, peers, &peers->answerer.thread);
         if (err != 0) {
             return epw_fail_errno(err, (epw_where){"create", (int)peers->rank, -1},
@@ -133,7 +135,7 @@ void epw_peers_close_probe(epw_peers *peers) {
 
 /* Until the word may have changed: on the host it is slept on, else looked at now and then. */
 static void pause(const epw_peers *peers, uint32_t peer, uint64_t seen, uint64_t waited, uint64_t left) {
-    if (!peers->on_gpu) {
+    if (peers->gpu == NULL) {
         epw_futex_wait(probe_word(own(peers), peer, ANSWER), seen, left);
         return;
     }
@@ -145,14 +147,14 @@ static void pause(const epw_peers *peers, uint32_t peer, uint64_t seen, uint64_t
 static epw_status await_answer(epw_peers *peers, uint64_t number, uint64_t timeout_ns, epw_where where) {
     _Atomic uint32_t *sleepers = epw_sleepers_in(own(peers));
     uint64_t began = epw_now_ns(), waited = 0, seen = 0;
-    if (!peers->on_gpu) atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
+    if (peers->gpu == NULL) atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
     epw_status status = load(peers, ANSWER, &seen, where);
     while (status == EPW_OK && seen != number && waited < timeout_ns) {
         pause(peers, (uint32_t)where.peer, seen, waited, timeout_ns - waited);
         status = load(peers, ANSWER, &seen, where);
         waited = epw_now_ns() - began;
     }
-    if (!peers->on_gpu) atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
+    if (peers->gpu == NULL) atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
     if (status != EPW_OK || seen == number) return status;
     return epw_fail(EPW_ERR_TIMEOUT, where,
                     "its process has not answered a probe of the path within %llu ms: it is stopped, or the "

@@ -43,15 +43,6 @@ static uint64_t load(const void *context, uint32_t lane, uint32_t word) {
     return atomic_load_explicit(word_in(from->window, from->peer, lane, word), memory_order_acquire);
 }
 
-uint64_t epw_farewell(const epw_peers *peers) {
-    return epw_word(peers->epoch, 0, 0);
-}
-
-unsigned char *epw_farewell_at(const epw_peers *peers, uint32_t lane, uint32_t peer) {
-    uint64_t control = peers->routes[peer].lanes[lane].control;
-    return (unsigned char *)word_in(control, peers->rank, lane, EPW_WORD_DROPPED);
-}
-
 void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out) {
     source from = {(uint64_t)(uintptr_t)epw_peers_own(peers), peer};
     epw_look_by(load, &from, peers->lanes, lane, word, out);

@@ -1,8 +1,8 @@
 /* What kernels know of a group, seen by host C and CUDA: one epw_gpu_peers per lane in device memory. It knows neither tokens nor
  * experts. Kernels take its address; everything that may change between the replays of a graph is read from it at run time.
  *
- * Writers: the host, while no kernel of the lane runs (creation, connect); the kernels of membership.cu, in stream order; and the
- * lane's own kernels. */
+ * Writers: the host, while no kernel of the lane runs (c/peer/gpu.c: creation, connect); the kernels of membership.cu, in stream
+ * order; and the lane's own kernels. */
 #ifndef EPW_KERNELS_PEER_CONTEXT_H
 #define EPW_KERNELS_PEER_CONTEXT_H
 
@@ -67,8 +67,5 @@ typedef struct epw_gpu_peers {
     epw_error_record record; /* of the first peer lost */
     uint64_t waited[EPW_GPU_PEERS];
 } epw_gpu_peers;
-
-/* A peer's entry of the table, for the host that makes and changes it: in device memory it is no more than an address there. */
-static inline uint64_t *epw_gpu_entry(epw_gpu_peers *peers, uint32_t area, uint32_t peer) { return &peers->table[area][peer]; }
 
 #endif

@@ -217,9 +217,7 @@ static int fake_disconnect(const epw_disconnect_args *args, void *stream) {
 /* The library has its own of these. */
 #define epw_engine_gpu                tested_engine
 #define epw_gpu_private_bytes         tested_private_bytes
-#define epw_gpu_await_event           tested_await_event
 #define epw_gpu_require_marked        tested_require_marked
-#define epw_gpu_settle                tested_settle
 #define epw_gpu_call_dispatch         tested_dispatch
 #define epw_gpu_call_dispatch_receive tested_dispatch_receive
 #define epw_gpu_call_combine          tested_combine
@@ -233,6 +231,8 @@ static int fake_disconnect(const epw_disconnect_args *args, void *stream) {
 #define epw_gpu_call_take_errors      tested_take_errors
 extern const epw_engine tested_engine;
 uint64_t tested_private_bytes(const epw_config *config);
+/* Not so of the floor's part: the linker finds it here first, so the library's connect is with it too. */
+#include "../../c/peer/gpu.c"
 #include "../../c/ep/gpu/engine.c"
 #include "../../c/ep/gpu/call.c"
 
@@ -312,6 +312,49 @@ static void lanes_hold_the_peer_table(void) {
     CHECK(peers->table[EPW_AREA_ROWS][1] == 0 && first->table[EPW_AREA_ANSWERS][1] == 0);
     destroy(&g);
     CHECK(fake.depth == 0);
+}
+
+static void entries_are_those_of_their_lane_and_area(void) {
+    group g = make_gpu_group();
+    const epw_peers *floor = &g.of[0]->peers;
+    epw_where where = epw_peers_where(floor, "connect", 1);
+    epw_route route = {.lanes = {{0x11000, 0x12000, 0x13000}, {0x21000, 0x22000, 0x23000}}};
+    CHECK_OK(epw_peers_enter(floor, 1, &route, where));
+    for (uint32_t lane = 0; lane < 2; lane++) {
+        const epw_gpu_peers *peers = g.of[0]->gpu->lanes[lane].peers;
+        const epw_areas *areas = &route.lanes[lane];
+        CHECK(peers->table[EPW_AREA_CONTROL][1] == areas->control);
+        CHECK(peers->table[EPW_AREA_ROWS][1] == areas->rows);
+        CHECK(peers->table[EPW_AREA_ANSWERS][1] == areas->answers);
+        CHECK(peers->table[EPW_AREA_ROWS][0] == (uintptr_t)epw_peers_own(floor));
+    }
+    CHECK(fake.depth == 0);
+    fake.stalls = 1;
+    REFUSED(epw_peers_enter(floor, 1, &floor->routes[1], where), EPW_ERR_TIMEOUT, "connect", 0, 1,
+            "has not taken the change within the deadline of 20 ms");
+    fake.stalls = 0;
+    fake.done = 1;
+    destroy(&g);
+}
+
+static void words_are_copied_both_ways(void) {
+    group g = make_gpu_group();
+    const epw_peers *floor = &g.of[0]->peers;
+    epw_where where = epw_peers_where(floor, "probe", 1);
+    uint64_t word = 0, there = 5, read = 0;
+    epw_word_copy out = {.use = 0, .writes = true, .at = (unsigned char *)&word, .value = &there};
+    epw_word_copy in = {.use = 1, .at = (unsigned char *)&word, .value = &read};
+    CHECK_OK(epw_peers_copy_word(floor, &out, MS, where));
+    CHECK_OK(epw_peers_copy_word(floor, &in, MS, where));
+    CHECK(word == 5 && read == 5);
+    fake.stalls = 1;
+    word = 6;
+    REFUSED(epw_peers_copy_word(floor, &in, 2 * MS, where), EPW_ERR_TIMEOUT, "probe", 0, 1,
+            "has not copied a word within 2 ms");
+    CHECK(read == 5 && fake.depth == 0);
+    fake.stalls = 0;
+    fake.done = 1;
+    destroy(&g);
 }
 
 static void there_are_no_more_blocks_than_rows(void) {
@@ -683,6 +726,8 @@ static void records_are_taken_once_and_in_order(void) {
 
 int main(void) {
     lanes_hold_the_peer_table();
+    entries_are_those_of_their_lane_and_area();
+    words_are_copied_both_ways();
     there_are_no_more_blocks_than_rows();
     halves_are_launched_as_called();
     streams_follow_each_other();

@@ -412,7 +412,7 @@ epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout
     status = epw_gpu_require_marked(&b->gpu->lanes[epw_lane_index(b, lane)], epw_buffer_where(b, "await"));
     epw_lane_unlock(b, lane);
     if (status != EPW_OK) return status;
-    return epw_gpu_await_event(b, event, timeout_ns, epw_buffer_where(b, "await"));
+    return epw_peers_await_event(&b->peers, event, timeout_ns, epw_buffer_where(b, "await"));
 }
 
 epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stream) {
@@ -439,10 +439,10 @@ static epw_status fetch_report(epw_buffer *b, uint32_t index, epw_where where) {
     epw_status status = epw_cuda_enter(b->config.device, where);
     if (status != EPW_OK) return status;
     cudaError_t error = cudaMemcpyAsync(&g->pinned->reports[index], g->lanes[index].arrays.report,
-                                        sizeof(epw_gpu_report), cudaMemcpyDeviceToHost, g->stream);
+                                        sizeof(epw_gpu_report), cudaMemcpyDeviceToHost, b->peers.gpu->stream);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync of the outcome");
     epw_cuda_leave();
-    if (status == EPW_OK) status = epw_gpu_settle(b, b->config.deadline_ns, where);
+    if (status == EPW_OK) status = epw_peers_settle(&b->peers, b->config.deadline_ns, where);
     if (status != EPW_PENDING) return status;
     return epw_fail(EPW_ERR_TIMEOUT, where,
                     "the GPU has not copied the outcome within the deadline of %llu ms",
@@ -458,7 +458,7 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
     if (status != EPW_OK) return status;
     uint32_t index = epw_lane_index(b, lane);
     status = epw_gpu_require_marked(&b->gpu->lanes[index], where);
-    if (status == EPW_OK) status = epw_gpu_await_event(b, b->gpu->lanes[index].event, 0, where);
+    if (status == EPW_OK) status = epw_peers_await_event(&b->peers, b->gpu->lanes[index].event, 0, where);
     if (status == EPW_OK) status = fetch_report(b, index, where);
     if (status == EPW_OK) {
         const epw_gpu_report *report = &b->gpu->pinned->reports[index];

@@ -2,8 +2,8 @@
  * membership reach the kernels. Operations are in call.c.
  *
  * What kernels know lies in device memory (kernels/peer/context.h, kernels/ep/lane.h). It is changed only in
- * stream order: the host first sees the lanes' enqueued work done, then changes it on a stream of the
- * engine's own and sees that done, so that whatever is enqueued afterwards, on any stream, finds the new
+ * stream order: the host first sees the lanes' enqueued work done, then changes it on the peer floor's stream
+ * (peer/gpu.h) and sees that done, so that whatever is enqueued afterwards, on any stream, finds the new
  * state. Replays of graphs are ordered by the caller, as are all of a graph's. */
 #ifdef EPW_CUDA
 #include "ep/gpu/gpu.h"
@@ -11,47 +11,10 @@
 #include "base/clock.h"
 #include "device/cuda.h"
 
-#include <sched.h>
 #include <stddef.h>
 #include <stdlib.h>
 
-/* A host thread that waits for the GPU looks all the time for so long, then between sleeps that grow. */
-#define LOOK_NS      UINT64_C(20000)
-#define SLEEP_MIN_NS 10000L
-#define SLEEP_MAX_NS 500000L
-
-/* ---- bounded waits for the GPU ---- */
-
-epw_status epw_gpu_await_event(const epw_buffer *b, cudaEvent_t event, uint64_t timeout_ns, epw_where where) {
-    epw_cuda_scope scope;
-    epw_status status = epw_cuda_enter_relaxed(b->config.device, where, &scope);
-    if (status != EPW_OK) return status;
-    uint64_t began = epw_now_ns();
-    long sleep_ns = SLEEP_MIN_NS;
-    for (;;) {
-        cudaError_t error = cudaEventQuery(event);
-        if (error != cudaErrorNotReady) {
-            status = error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "cudaEventQuery");
-            break;
-        }
-        cudaGetLastError(); /* "not ready" is no error to leave behind for others to find */
-        uint64_t waited = epw_now_ns() - began;
-        if (waited >= timeout_ns) {
-            status = EPW_PENDING;
-            break;
-        }
-        if (waited < LOOK_NS) {
-            sched_yield();
-            continue;
-        }
-        uint64_t left = timeout_ns - waited;
-        struct timespec sleep = {0, left < (uint64_t)sleep_ns ? (long)left : sleep_ns};
-        nanosleep(&sleep, NULL);
-        if (sleep_ns < SLEEP_MAX_NS) sleep_ns *= 2;
-    }
-    epw_cuda_leave_relaxed(&scope);
-    return status;
-}
+/* ---- bounded waits for the lanes ---- */
 
 epw_status epw_gpu_require_marked(const epw_gpu_lane *lane, epw_where where) {
     if (!lane->unmarked) return EPW_OK;
@@ -76,7 +39,8 @@ static epw_status await_lanes(epw_buffer *b, holding lanes, uint64_t timeout_ns,
         if (status != EPW_OK) return status;
         if (!enqueued) continue;
         uint64_t waited = epw_now_ns() - began;
-        status = epw_gpu_await_event(b, lane->event, waited < timeout_ns ? timeout_ns - waited : 0, where);
+        status = epw_peers_await_event(&b->peers, lane->event, waited < timeout_ns ? timeout_ns - waited : 0,
+                                       where);
         if (status != EPW_OK) return status;
     }
     return EPW_OK;
@@ -93,15 +57,6 @@ static epw_status require_lanes_idle(epw_buffer *b, holding lanes, epw_where whe
 
 static epw_status gpu_quiesce(epw_buffer *b, epw_where where) {
     return require_lanes_idle(b, UNLOCKED, where);
-}
-
-epw_status epw_gpu_settle(const epw_buffer *b, uint64_t timeout_ns, epw_where where) {
-    epw_status status = epw_cuda_enter(b->config.device, where);
-    if (status != EPW_OK) return status;
-    cudaError_t error = cudaEventRecord(b->gpu->event, b->gpu->stream);
-    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventRecord");
-    epw_cuda_leave();
-    return status == EPW_OK ? epw_gpu_await_event(b, b->gpu->event, timeout_ns, where) : status;
 }
 
 /* ---- device memory ---- */
@@ -156,19 +111,20 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
     if (status != EPW_OK) return status;
 
     carve(&b->config, g->memory, &g->shared, g->lanes);
+    epw_peers_gpu_options floor = {
+        .device = ordinal, .deadline_ns = b->config.deadline_ns, .shared = g->shared};
+    for (uint32_t i = 0; i < b->config.lanes; i++) floor.lanes[i] = g->lanes[i].peers;
+    status = epw_peers_open_gpu(&b->peers, &floor, where);
+    if (status != EPW_OK) return status;
+
+    void *stream = b->peers.gpu->stream;
     epw_gpu_shared shared = {.suspects_host = SEEN_BY_GPU(device, suspects),
                              .ring = SEEN_BY_GPU(device, ring)};
-    status = epw_cuda_copy(ordinal, g->stream, g->shared, &shared, sizeof shared, where);
+    status = epw_cuda_copy(ordinal, stream, g->shared, &shared, sizeof shared, where);
     for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++) {
         epw_gpu_lane *lane = &g->lanes[i];
-        epw_gpu_peers peers = {.shared = g->shared, .lane = i, .lanes = b->config.lanes};
         epw_gpu_lane_state state = {.blocks = g->blocks, .ordered = b->config.ordered};
-        peers.deadline_ns = b->config.deadline_ns;
-        for (uint32_t area = 0; area < EPW_AREAS; area++)
-            *epw_gpu_entry(&peers, area, b->config.rank) = (uintptr_t)epw_peers_own(&b->peers);
-        status = epw_cuda_copy(ordinal, g->stream, lane->peers, &peers, sizeof peers, where);
-        if (status == EPW_OK)
-            status = epw_cuda_copy(ordinal, g->stream, lane->state, &state, sizeof state, where);
+        status = epw_cuda_copy(ordinal, stream, lane->state, &state, sizeof state, where);
         /* An address in device memory, for the view of received rows. */
         uintptr_t received = (uintptr_t)lane->state + offsetof(epw_gpu_lane_state, received);
         b->lanes[i].received = (uint32_t *)received;
@@ -205,9 +161,8 @@ static epw_status make_ready(epw_buffer *b, epw_where where) {
     if (status != EPW_OK) return status;
     int error = epw_gpu_prepare();
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernels");
-    for (uint32_t i = 0; status == EPW_OK && i <= b->config.lanes; i++) {
-        cudaEvent_t *event = i < b->config.lanes ? &g->lanes[i].event : &g->event;
-        error = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+    for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++) {
+        error = cudaEventCreateWithFlags(&g->lanes[i].event, cudaEventDisableTiming);
         if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
     }
     epw_cuda_leave_relaxed(&scope);
@@ -223,29 +178,7 @@ static epw_status gpu_open(epw_buffer *b) {
     epw_status status = epw_cuda_open(b->config.device, where);
     if (status == EPW_OK) status = make_ready(b, where);
     if (status == EPW_OK) status = choose_blocks(b, where);
-    if (status == EPW_OK) status = epw_cuda_stream_create(b->config.device, where, &g->stream);
     return status == EPW_OK ? make_memory(b, where) : status;
-}
-
-/* Tells active peers, each in its window, that nobody need wait for this rank any longer. */
-static epw_status drop_peers(epw_buffer *b, epw_where where) {
-    epw_gpu *g = b->gpu;
-    epw_status status = epw_cuda_enter(b->config.device, where);
-    if (status != EPW_OK) return status;
-    epw_mask suspects = b->engine->suspects(b); /* they have been told */
-    g->pinned->farewell = epw_farewell(&b->peers);
-    EPW_MASK_FOR(peer, &b->peers.active, b->config.ranks) {
-        if (peer == b->config.rank || epw_mask_has(&suspects, peer)) continue;
-        for (uint32_t lane = 0; lane < b->config.lanes; lane++) {
-            unsigned char *at = epw_farewell_at(&b->peers, lane, peer);
-            cudaError_t error = cudaMemcpyAsync(at, &g->pinned->farewell, sizeof g->pinned->farewell,
-                                                cudaMemcpyDefault, g->stream);
-            if (error != cudaSuccess)
-                status = epw_fail_cuda(error, where, "cudaMemcpyAsync to a peer's window");
-        }
-    }
-    epw_cuda_leave();
-    return status;
 }
 
 /* A kernel waits twice at most, for permission and for rows, each time for EPW_WAIT_DEADLINES_MAX deadlines;
@@ -253,15 +186,13 @@ static epw_status drop_peers(epw_buffer *b, epw_where where) {
 static bool gpu_leave(epw_buffer *b) {
     epw_where where = epw_buffer_where(b, "destroy");
     uint64_t bound = 3 * 2 * EPW_WAIT_DEADLINES_MAX * b->config.deadline_ns;
-    if (b->gpu == NULL || b->gpu->pinned == NULL) return true;
+    if (b->peers.gpu == NULL) return true;
     /* Without a membership nothing touches a window but what probes have copied. */
-    if (b->peers.epoch == 0) return !b->gpu->probed || epw_gpu_settle(b, bound, where) != EPW_PENDING;
+    if (b->peers.epoch == 0)
+        return !b->peers.gpu->probed || epw_peers_settle(&b->peers, bound, where) != EPW_PENDING;
     epw_status status = await_lanes(b, LOCKED, bound, where); /* nobody else calls any more */
     if (status == EPW_ERR_STATE) return false;                /* who knows what still runs */
-    if (status == EPW_OK) {
-        drop_peers(b, where);
-        status = epw_gpu_settle(b, b->config.deadline_ns, where);
-    }
+    if (status == EPW_OK) status = epw_peers_say_farewell(&b->peers, where);
     return status != EPW_PENDING; /* a GPU that has failed touches nothing any more */
 }
 
@@ -271,14 +202,13 @@ static void gpu_close(epw_buffer *b) {
     int32_t ordinal = b->config.device;
     epw_cuda_scope scope;
     if (epw_cuda_enter_relaxed(ordinal, epw_buffer_where(b, "destroy"), &scope) == EPW_OK) {
-        if (g->event != NULL) cudaEventDestroy(g->event);
         for (uint32_t i = 0; i < b->config.lanes; i++) {
             if (g->lanes[i].event != NULL) cudaEventDestroy(g->lanes[i].event);
         }
         epw_cuda_leave_relaxed(&scope);
     }
-    if (g->stream != NULL) epw_cuda_stream_destroy(ordinal, g->stream);
-    if (g->memory != NULL) epw_cuda_free(ordinal, g->memory);
+    if (g->memory != NULL) epw_cuda_free(ordinal, g->memory); /* waits for copies that were given up */
+    epw_peers_close_gpu(&b->peers);
     if (g->pinned != NULL) epw_cuda_host_free(ordinal, g->pinned);
     pthread_mutex_destroy(&g->errors_lock);
     free(g);
@@ -292,42 +222,21 @@ static void gpu_abandon(epw_buffer *b) {
 
 /* ---- peers and membership ---- */
 
-/* Writes the peer's window into the peer table of every lane. The peer is not active: kernels that run
- * meanwhile have no use for its entry. */
-static epw_status enter_peer(epw_buffer *b, uint32_t peer, unsigned char *window, epw_where where) {
-    epw_gpu *g = b->gpu;
-    g->pinned->windows[peer] = (uintptr_t)window;
-    for (uint32_t i = 0; i < b->config.lanes * EPW_AREAS; i++) {
-        uint64_t *entry = epw_gpu_entry(g->lanes[i / EPW_AREAS].peers, i % EPW_AREAS, peer);
-        cudaError_t error = cudaMemcpyAsync(entry, &g->pinned->windows[peer], sizeof *entry,
-                                            cudaMemcpyHostToDevice, g->stream);
-        if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaMemcpyAsync to the peer table");
-    }
-    return EPW_OK;
-}
-
-/* Takes the peer out of the tables, and out of what graphs have begun and not ended. */
-static epw_status forget_peer(epw_buffer *b, uint32_t peer, epw_where where) {
+/* Takes the peer out of the tables, and out of what graphs have begun and not ended. Kernels have told it
+ * already, as a suspect or as a member that has left. */
+static epw_status gpu_part(epw_buffer *b, uint32_t peer, epw_where where) {
+    epw_status status = require_lanes_idle(b, LOCKED, where);
+    if (status == EPW_OK) status = epw_cuda_enter(b->config.device, where);
+    if (status != EPW_OK) return status;
     epw_disconnect_args args = {.rank = b->config.rank, .ranks = b->config.ranks, .peer = peer};
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         args.peers[i] = b->gpu->lanes[i].peers;
         args.states[i] = b->gpu->lanes[i].state;
     }
-    int error = epw_gpu_disconnect(&args, b->gpu->stream);
-    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "launch of the disconnect kernel");
-}
-
-static epw_status gpu_reach(epw_buffer *b, uint32_t peer, const epw_route *route, epw_where where) {
-    unsigned char *window = epw_at(route->lanes[0].control, 0); /* NULL: there is no route */
-    epw_status status = window ? EPW_OK : require_lanes_idle(b, LOCKED, where);
-    if (status == EPW_OK) status = epw_cuda_enter(b->config.device, where);
-    if (status != EPW_OK) return status;
-    status = window ? enter_peer(b, peer, window, where) : forget_peer(b, peer, where);
+    int error = epw_gpu_disconnect(&args, b->peers.gpu->stream);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the disconnect kernel");
     epw_cuda_leave();
-    if (status == EPW_OK) status = epw_gpu_settle(b, b->config.deadline_ns, where);
-    if (status != EPW_PENDING) return status;
-    return epw_fail(EPW_ERR_TIMEOUT, where, "the GPU has not taken the change within the deadline of %llu ms",
-                    (unsigned long long)(b->config.deadline_ns / 1000000u));
+    return status == EPW_OK ? epw_peers_settle_change(&b->peers, where) : status;
 }
 
 static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint32_t epoch, epw_where where) {
@@ -344,7 +253,7 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint32_
         args.peers[i] = g->lanes[i].peers;
         args.states[i] = g->lanes[i].state;
     }
-    int error = epw_gpu_set_active(&args, g->stream);
+    int error = epw_gpu_set_active(&args, b->peers.gpu->stream);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
     epw_cuda_leave();
     if (status != EPW_OK) return status;
@@ -352,7 +261,7 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint32_
         g->lanes[i].owes_release = false; /* the kernel frees the lanes */
         b->lanes[i].machine.op = 0;
     }
-    status = epw_gpu_settle(b, b->config.deadline_ns, where);
+    status = epw_peers_settle(&b->peers, b->config.deadline_ns, where);
     if (status == EPW_OK) return EPW_OK;
     /* The kernel may yet run: neither the old membership nor the new one holds. */
     b->peers.epoch = epoch;
@@ -374,38 +283,15 @@ static epw_mask gpu_suspects(const epw_buffer *b) {
     return mask;
 }
 
-/* By way of pinned memory, on the engine's own stream: beside kernels that wait on all SMs too, for which a
- * copy engine is enough. */
-static epw_status gpu_copy_word(epw_buffer *b, const epw_word_copy *copy, uint64_t timeout_ns,
-                                epw_where where) {
-    uint64_t *pinned = &b->gpu->pinned->words[copy->use];
-    epw_cuda_scope scope;
-    epw_status status = epw_cuda_enter_relaxed(b->config.device, where, &scope);
-    if (status != EPW_OK) return status;
-    if (copy->writes) *pinned = *copy->value;
-    b->gpu->probed = true;
-    void *to = copy->writes ? (void *)copy->at : pinned;
-    const void *from = copy->writes ? (const void *)pinned : copy->at;
-    cudaError_t error = cudaMemcpyAsync(to, from, sizeof *pinned, cudaMemcpyDefault, b->gpu->stream);
-    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync of a word");
-    epw_cuda_leave_relaxed(&scope);
-    if (status == EPW_OK) status = epw_gpu_settle(b, timeout_ns, where);
-    if (status == EPW_OK && !copy->writes) *copy->value = *pinned;
-    if (status != EPW_PENDING) return status;
-    return epw_fail(EPW_ERR_TIMEOUT, where, "this rank's GPU has not copied a word within %llu ms",
-                    (unsigned long long)(timeout_ns / 1000000u));
-}
-
 const epw_engine epw_engine_gpu = {
     .open = gpu_open,
     .leave = gpu_leave,
     .close = gpu_close,
     .abandon = gpu_abandon,
-    .reach = gpu_reach,
     .quiesce = gpu_quiesce,
+    .part = gpu_part,
     .begin_epoch = gpu_begin_epoch,
     .suspects = gpu_suspects,
-    .copy_word = gpu_copy_word,
     .dispatch = epw_gpu_call_dispatch,
     .dispatch_receive = epw_gpu_call_dispatch_receive,
     .combine = epw_gpu_call_combine,

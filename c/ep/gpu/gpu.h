@@ -5,18 +5,15 @@
 
 #include "ep/buffer.h"
 #include "kernels/ep/launch.h"
+#include "peer/gpu.h"
 
 #include <cuda_runtime_api.h>
 
-/* Pinned host memory that kernels write, or that copies read or write. */
+/* Pinned host memory that kernels write, or copies of what they have written. */
 typedef struct epw_gpu_pinned {
     epw_gpu_report reports[EPW_MAX_LANES]; /* copies of the lanes' */
     uint64_t suspects[EPW_MAX_LANES];      /* what epw_gpu_shared.suspects_host points to */
     epw_gpu_ring ring;
-    /* Sources of copies. A copy that runs after its caller has given up on it reads what is right by then. */
-    uint64_t windows[EPW_GPU_MAX_RANKS]; /* of the peer tables */
-    uint64_t farewell;                   /* for each peer's window, when this rank leaves */
-    uint64_t words[EPW_WORD_COPIES];     /* of copy_word, by their use */
 } epw_gpu_pinned;
 
 typedef struct epw_gpu_lane {
@@ -37,9 +34,6 @@ struct epw_gpu {
     void *memory;           /* device memory that holds `shared` and what the lanes have */
     epw_gpu_shared *shared; /* in device memory */
     epw_gpu_pinned *pinned;
-    atomic_bool probed; /* words of windows have been copied */
-    void *stream;       /* the engine's own, for peers and membership */
-    cudaEvent_t event;
     epw_gpu_lane lanes[EPW_MAX_LANES];
 
     pthread_mutex_t errors_lock;
@@ -47,16 +41,9 @@ struct epw_gpu {
     uint64_t unrecorded_told; /* of the bad ids that no record tells of, those it has told of */
 };
 
-/* Waits on the host, at most timeout_ns, with short sleeps, for what `event` was last recorded behind.
- * EPW_PENDING if the time is over first. Any thread. */
-epw_status epw_gpu_await_event(const epw_buffer *b, cudaEvent_t event, uint64_t timeout_ns, epw_where where);
-
 /* Refuses what needs the lane's event, where that is not behind the lane's last call. The call itself stands:
  * its kernel runs. Calls on the same stream are in order without the event, and the next one records it. */
 epw_status epw_gpu_require_marked(const epw_gpu_lane *lane, epw_where where);
-
-/* Waits likewise for what has been enqueued on the engine's own stream. */
-epw_status epw_gpu_settle(const epw_buffer *b, uint64_t timeout_ns, epw_where where);
 
 /* See engine.h. */
 epw_status epw_gpu_call_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,

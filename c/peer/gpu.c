@@ -1,0 +1,207 @@
+/* See gpu.h. */
+#include "peer/gpu.h"
+
+#include "device/cuda.h"
+
+#ifdef EPW_CUDA
+#include "base/clock.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* A host thread that waits for the GPU looks all the time for so long, then between sleeps that grow. */
+#define LOOK_NS      UINT64_C(20000)
+#define SLEEP_MIN_NS 10000L
+#define SLEEP_MAX_NS 500000L
+
+/* ---- bounded waits for the GPU ---- */
+
+epw_status epw_peers_await_event(const epw_peers *peers, cudaEvent_t event, uint64_t timeout_ns,
+                                 epw_where where) {
+    epw_cuda_scope scope;
+    epw_status status = epw_cuda_enter_relaxed(peers->gpu->device, where, &scope);
+    if (status != EPW_OK) return status;
+    uint64_t began = epw_now_ns();
+    long sleep_ns = SLEEP_MIN_NS;
+    for (;;) {
+        cudaError_t error = cudaEventQuery(event);
+        if (error != cudaErrorNotReady) {
+            status = error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "cudaEventQuery");
+            break;
+        }
+        cudaGetLastError(); /* "not ready" is no error to leave behind for others to find */
+        uint64_t waited = epw_now_ns() - began;
+        if (waited >= timeout_ns) {
+            status = EPW_PENDING;
+            break;
+        }
+        if (waited < LOOK_NS) {
+            sched_yield();
+            continue;
+        }
+        uint64_t left = timeout_ns - waited;
+        struct timespec sleep = {0, left < (uint64_t)sleep_ns ? (long)left : sleep_ns};
+        nanosleep(&sleep, NULL);
+        if (sleep_ns < SLEEP_MAX_NS) sleep_ns *= 2;
+    }
+    epw_cuda_leave_relaxed(&scope);
+    return status;
+}
+
+epw_status epw_peers_settle(const epw_peers *peers, uint64_t timeout_ns, epw_where where) {
+    const epw_peers_gpu *g = peers->gpu;
+    epw_status status = epw_cuda_enter(g->device, where);
+    if (status != EPW_OK) return status;
+    cudaError_t error = cudaEventRecord(g->event, g->stream);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventRecord");
+    epw_cuda_leave();
+    return status == EPW_OK ? epw_peers_await_event(peers, g->event, timeout_ns, where) : status;
+}
+
+epw_status epw_peers_settle_change(const epw_peers *peers, epw_where where) {
+    uint64_t deadline_ns = peers->gpu->deadline_ns;
+    epw_status status = epw_peers_settle(peers, deadline_ns, where);
+    if (status != EPW_PENDING) return status;
+    return epw_fail(EPW_ERR_TIMEOUT, where, "the GPU has not taken the change within the deadline of %llu ms",
+                    (unsigned long long)(deadline_ns / 1000000u));
+}
+
+/* ---- life ---- */
+
+/* A peer's entries in the table of a lane. */
+static void fill(uint64_t table[EPW_AREAS][EPW_GPU_PEERS], uint32_t peer, const epw_areas *areas) {
+    table[EPW_AREA_CONTROL][peer] = areas->control;
+    table[EPW_AREA_ROWS][peer] = areas->rows;
+    table[EPW_AREA_ANSWERS][peer] = areas->answers;
+}
+
+static epw_status make_event(epw_peers_gpu *g, epw_where where) {
+    epw_cuda_scope scope;
+    epw_status status = epw_cuda_enter_relaxed(g->device, where, &scope);
+    if (status != EPW_OK) return status;
+    cudaError_t error = cudaEventCreateWithFlags(&g->event, cudaEventDisableTiming);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
+    epw_cuda_leave_relaxed(&scope);
+    return status;
+}
+
+static epw_status make_pinned(epw_peers_gpu *g, epw_where where) {
+    void *host, *device;
+    epw_status status = epw_cuda_host_alloc(g->device, sizeof *g->pinned, where, &host, &device);
+    if (status == EPW_OK) g->pinned = host;
+    return status;
+}
+
+epw_status epw_peers_open_gpu(epw_peers *peers, const epw_peers_gpu_options *options, epw_where where) {
+    epw_peers_gpu *g = calloc(1, sizeof *g);
+    if (g == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the peers' part on the GPU");
+    peers->gpu = g;
+    g->device = options->device;
+    g->deadline_ns = options->deadline_ns;
+    memcpy(g->lanes, options->lanes, sizeof g->lanes);
+    epw_status status = epw_cuda_stream_create(g->device, where, &g->stream);
+    if (status == EPW_OK) status = make_event(g, where);
+    if (status == EPW_OK) status = make_pinned(g, where);
+    for (uint32_t lane = 0; status == EPW_OK && lane < peers->lanes; lane++) {
+        epw_gpu_peers made = {
+            .shared = options->shared, .lane = lane, .lanes = peers->lanes, .deadline_ns = g->deadline_ns};
+        fill(made.table, peers->rank, &peers->routes[peers->rank].lanes[lane]);
+        status = epw_cuda_copy(g->device, g->stream, g->lanes[lane], &made, sizeof made, where);
+    }
+    return status;
+}
+
+void epw_peers_close_gpu(epw_peers *peers) {
+    epw_peers_gpu *g = peers->gpu;
+    if (g == NULL) return;
+    epw_where where = {"destroy", (int)peers->rank, -1};
+    epw_cuda_scope scope;
+    if (g->event != NULL && epw_cuda_enter_relaxed(g->device, where, &scope) == EPW_OK) {
+        cudaEventDestroy(g->event);
+        epw_cuda_leave_relaxed(&scope);
+    }
+    if (g->stream != NULL) epw_cuda_stream_destroy(g->device, g->stream);
+    if (g->pinned != NULL) epw_cuda_host_free(g->device, g->pinned);
+    free(g);
+    peers->gpu = NULL;
+}
+
+/* ---- copies ---- */
+
+/* Within a scope of the GPU. `call` says in an error what was copied. */
+static epw_status enqueue(const epw_peers_gpu *g, void *to, const void *from, epw_where where,
+                          const char *call) {
+    cudaError_t error = cudaMemcpyAsync(to, from, sizeof(uint64_t), cudaMemcpyDefault, g->stream);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, call);
+}
+
+epw_status epw_peers_enter(const epw_peers *peers, uint32_t peer, const epw_route *route, epw_where where) {
+    epw_peers_gpu *g = peers->gpu;
+    epw_status status = epw_cuda_enter(g->device, where);
+    if (status != EPW_OK) return status;
+    for (uint32_t lane = 0; status == EPW_OK && lane < peers->lanes; lane++) {
+        fill(g->pinned->tables[lane], peer, &route->lanes[lane]);
+        for (uint32_t area = 0; status == EPW_OK && area < EPW_AREAS; area++) {
+            status = enqueue(g, &g->lanes[lane]->table[area][peer], &g->pinned->tables[lane][area][peer],
+                             where, "cudaMemcpyAsync to the peer table");
+        }
+    }
+    epw_cuda_leave();
+    return status == EPW_OK ? epw_peers_settle_change(peers, where) : status;
+}
+
+/* Writer: this rank's copies, when the host has seen the end of what its kernels wrote there. Reader: any
+ * wait for this rank, which acquires. */
+epw_status epw_peers_say_farewell(const epw_peers *peers, epw_where where) {
+    epw_peers_gpu *g = peers->gpu;
+    epw_status status = epw_cuda_enter(g->device, where);
+    if (status != EPW_OK) return status;
+    epw_mask suspects = peers->user->suspects(peers->user_context); /* they have been told */
+    g->pinned->farewell = epw_word(peers->epoch, 0, 0);
+    EPW_MASK_FOR(peer, &peers->active, peers->ranks) {
+        if (peer == peers->rank || epw_mask_has(&suspects, peer)) continue;
+        for (uint32_t lane = 0; lane < peers->lanes; lane++) {
+            uint64_t offset = epw_word_offset(peers->rank, lane, EPW_WORD_DROPPED);
+            epw_status copied = enqueue(g, epw_control_at(peers, lane, peer, offset), &g->pinned->farewell,
+                                        where, "cudaMemcpyAsync to a peer's window");
+            if (copied != EPW_OK) status = copied; /* the others are told all the same */
+        }
+    }
+    epw_cuda_leave();
+    epw_status settled = epw_peers_settle(peers, g->deadline_ns, where);
+    return settled == EPW_OK ? status : settled;
+}
+
+epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy, uint64_t timeout_ns,
+                               epw_where where) {
+    epw_peers_gpu *g = peers->gpu;
+    uint64_t *pinned = &g->pinned->words[copy->use];
+    epw_cuda_scope scope;
+    epw_status status = epw_cuda_enter_relaxed(g->device, where, &scope);
+    if (status != EPW_OK) return status;
+    if (copy->writes) *pinned = *copy->value;
+    g->probed = true;
+    void *to = copy->writes ? (void *)copy->at : pinned;
+    const void *from = copy->writes ? (const void *)pinned : copy->at;
+    status = enqueue(g, to, from, where, "cudaMemcpyAsync of a word");
+    epw_cuda_leave_relaxed(&scope);
+    if (status == EPW_OK) status = epw_peers_settle(peers, timeout_ns, where);
+    if (status == EPW_OK && !copy->writes) *copy->value = *pinned;
+    if (status != EPW_PENDING) return status;
+    return epw_fail(EPW_ERR_TIMEOUT, where, "this rank's GPU has not copied a word within %llu ms",
+                    (unsigned long long)(timeout_ns / 1000000u));
+}
+#else
+epw_status epw_peers_enter(const epw_peers *peers, uint32_t peer, const epw_route *route, epw_where where) {
+    (void)peers, (void)peer, (void)route;
+    return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
+}
+
+epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy, uint64_t timeout_ns,
+                               epw_where where) {
+    (void)peers, (void)copy, (void)timeout_ns;
+    return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
+}
+#endif

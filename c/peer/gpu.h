@@ -1,0 +1,87 @@
+/* The floor's part for windows on GPUs. Host threads cannot touch memory there: what they write of peer
+ * tables and words, and what they read of words, goes by way of pinned memory and copies.
+ *
+ * All copies run on one stream of the library's own, as do the user's kernels that change what the floor
+ * keeps on the GPU. So changes happen in the order of the calls, also after a call that has given up waiting
+ * for its own; and beside kernels that wait on all SMs, for which a copy engine is enough.
+ *
+ * In a build without CUDA no rank has this part, and epw_peers_enter and epw_peers_copy_word always fail. */
+#ifndef EPW_PEER_GPU_H
+#define EPW_PEER_GPU_H
+
+#include "peer/peers.h"
+
+/* Writes the route into the peer table of every lane, and sees that done within the group's deadline. The
+ * peer is not active: kernels that run meanwhile have no use for its entries. Who takes them out again is the
+ * user, by a kernel (epw_peers_user.part). */
+epw_status epw_peers_enter(const epw_peers *peers, uint32_t peer, const epw_route *route, epw_where where);
+
+/* A word between host memory and a window. */
+enum { EPW_WORD_COPIES = 4 };
+typedef struct epw_word_copy {
+    uint32_t use; /* below EPW_WORD_COPIES: tells apart copies that run at a time */
+    bool writes;  /* to `at`; else from there */
+    unsigned char *at;
+    uint64_t *value;
+} epw_word_copy;
+
+/* EPW_ERR_TIMEOUT if it is not done within timeout_ns. Any thread. */
+epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy, uint64_t timeout_ns,
+                               epw_where where);
+
+#ifdef EPW_CUDA
+
+#include "kernels/peer/context.h"
+
+#include <cuda_runtime_api.h>
+
+/* Sources of copies, but for words that are read. A copy that runs after its caller has given up on it reads
+ * what is right by then. */
+typedef struct epw_peers_pinned {
+    uint64_t tables[EPW_MAX_LANES][EPW_AREAS][EPW_GPU_PEERS];
+    uint64_t farewell;               /* for each peer's window, when this rank leaves */
+    uint64_t words[EPW_WORD_COPIES]; /* of epw_peers_copy_word, by their use */
+} epw_peers_pinned;
+
+struct epw_peers_gpu {
+    int32_t device;
+    uint64_t deadline_ns;                /* the group's */
+    epw_gpu_peers *lanes[EPW_MAX_LANES]; /* in device memory */
+    void *stream;
+    cudaEvent_t event; /* of epw_peers_settle */
+    epw_peers_pinned *pinned;
+    atomic_bool probed; /* words have been copied */
+};
+
+typedef struct epw_peers_gpu_options {
+    int32_t device;
+    uint64_t deadline_ns;
+    /* Device memory of the user's. */
+    epw_gpu_shared *shared;
+    epw_gpu_peers *lanes[EPW_MAX_LANES]; /* are filled in, each with this rank in its table */
+} epw_peers_gpu_options;
+
+/* After epw_peers_create and before epw_peers_open_probe. epw_peers_close_gpu also after an error, or where
+ * there was no such call; nothing may run on the stream any more. */
+epw_status epw_peers_open_gpu(epw_peers *peers, const epw_peers_gpu_options *options, epw_where where);
+void epw_peers_close_gpu(epw_peers *peers);
+
+/* Waits on the host, at most timeout_ns, with short sleeps, for what `event` was last recorded behind.
+ * EPW_PENDING if the time is over first. Any thread. */
+epw_status epw_peers_await_event(const epw_peers *peers, cudaEvent_t event, uint64_t timeout_ns,
+                                 epw_where where);
+
+/* Waits likewise for what has been enqueued on the stream. */
+epw_status epw_peers_settle(const epw_peers *peers, uint64_t timeout_ns, epw_where where);
+
+/* Waits likewise for a change of the peer tables, within the group's deadline: EPW_ERR_TIMEOUT once it is
+ * over. */
+epw_status epw_peers_settle_change(const epw_peers *peers, epw_where where);
+
+/* Tells active peers, each in its window and on every lane, that nobody need wait for this rank any longer:
+ * nothing of this rank writes there any more. Waits likewise, within the group's deadline. */
+epw_status epw_peers_say_farewell(const epw_peers *peers, epw_where where);
+
+#endif
+
+#endif
