@@ -4,15 +4,15 @@
 //! deadline. Async forms therefore do it on a thread of their own, which ends within that deadline whether or not
 //! somebody still waits for it.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use super::{EpBuffer, Inner};
-use crate::config::{EpConfig, Path, Plan};
+use super::aside::aside;
+use super::ep_buffer::{EpBuffer, Inner};
+use crate::config::{EpConfig, Path};
 use crate::error::{Error, Failure, Result};
 use crate::group::Group;
 use crate::mask::Mask;
-use crate::{ffi, observe, sys};
+use crate::sys;
 
 impl EpBuffer {
     /// Creates the buffer of every member of `group` and connects them: all members call this with equal configurations
@@ -45,16 +45,6 @@ impl EpBuffer {
         group.barrier_blocking("buffer")?;
         buffer.set_active(&Mask::all(group.world()), 1)?;
         Ok(buffer)
-    }
-
-    /// A buffer that knows nobody yet, for programs that carry blobs by means of their own: [`EpBuffer::export`] on every rank,
-    /// [`EpBuffer::connect`] on every other, then [`EpBuffer::set_active`]. Allocates the window; waits for nobody.
-    pub fn unconnected(rank: u32, ranks: u32, config: EpConfig) -> Result<Self> {
-        let plan = Plan::new(&config, ranks)?;
-        let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks))?);
-        observe::describe();
-        let inner = Inner { watchers: Default::default(), ffi, rank, config, plan };
-        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// With what it exports, by peer; nothing for itself.
@@ -161,22 +151,6 @@ impl Inner {
         }
         Ok(())
     }
-}
-
-/// Does on a thread of its own what may block the one that polls. `work` bounds itself: it goes on to its end if the
-/// future is dropped, and its result is dropped there.
-pub(super) async fn aside<T: Send + 'static>(
-    operation: &str,
-    rank: u32,
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let failed = |text: String| Error::System(Failure::new(operation, rank, text));
-    let (done, result) = tokio::sync::oneshot::channel();
-    std::thread::Builder::new().name("epwire-aside".into()).spawn(move || drop(done.send(work()))).map_err(
-        |error| failed(format!("can not start a thread for it: {error}; check the limit on threads")),
-    )?;
-    let lost = |_| Err(failed("its thread ended without an answer; its message on stderr says why".into()));
-    result.await.unwrap_or_else(lost)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@
 //!
 //! # The way of a token on the host
 //!
-//! 1. `src/buffer/mod.rs`: `dispatch_blocking` takes the call.
+//! 1. `src/buffer/dispatch.rs`: `dispatch_blocking` takes the call.
 //! 2. `src/buffer/input.rs`: `to_c` checks shapes and makes it C's.
 //! 3. `src/ffi.rs`: `dispatch` is where Rust ends.
 //! 4. `c/ep/dispatch.c`: `epw_dispatch` checks the rest and finds the lane.

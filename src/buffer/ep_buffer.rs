@@ -1,0 +1,104 @@
+//! The buffer itself, as its clones and its operations in flight share it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::watcher::Watcher;
+use crate::config::{EpConfig, Payload, Plan, RowShape};
+use crate::error::{Error, Failure, Result};
+use crate::{ffi, observe, sys};
+
+/// A rank's window, its mappings of the peers' windows, and its lanes. Cheap to clone; clones share it.
+///
+/// `Send` and `Sync`: lanes may be used from different threads and tasks at a time. All ranks must begin the same
+/// operations in the same order on the same lanes.
+///
+/// Waits are bounded by [`EpConfig::deadline`]: an operation whose peers fall silent ends with a degraded [`Outcome`](crate::Outcome).
+/// Async forms never block the polling thread; the work of moving bytes is done in `poll`, as any computation.
+///
+/// On a GPU ([`EpConfig::device`]) operations are enqueued instead, see [`cuda`](crate::cuda): the calls of the other kind of
+/// buffer are [`Error::State`].
+#[derive(Debug, Clone)]
+pub struct EpBuffer {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl EpBuffer {
+    /// A buffer that knows nobody yet, for programs that carry blobs by means of their own: [`EpBuffer::export`] on every rank,
+    /// [`EpBuffer::connect`] on every other, then [`EpBuffer::set_active`]. Allocates the window; waits for nobody.
+    pub fn unconnected(rank: u32, ranks: u32, config: EpConfig) -> Result<Self> {
+        let plan = Plan::new(&config, ranks)?;
+        let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks))?);
+        observe::describe();
+        let inner = Inner { watchers: Default::default(), ffi, rank, config, plan };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.inner.rank
+    }
+
+    /// Ranks of the group.
+    pub fn ranks(&self) -> u32 {
+        self.inner.plan.ranks
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &EpConfig {
+        &self.inner.config
+    }
+
+    /// The sizes that follow from it.
+    pub fn plan(&self) -> &Plan {
+        &self.inner.plan
+    }
+}
+
+/// What the clones share.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    /// Before `ffi`: their threads end before the last owner of the C buffer goes.
+    watchers: [Watcher; sys::EPW_MAX_LANES as usize],
+    pub(crate) ffi: Arc<ffi::Buffer>,
+    pub(crate) rank: u32,
+    pub(crate) config: EpConfig,
+    pub(crate) plan: Plan,
+}
+
+impl Inner {
+    /// Bytes of one row without its scales.
+    pub(super) fn payload_bytes(&self, payload: Payload) -> usize {
+        match payload {
+            Payload::SameAsInput => self.config.hidden as usize * 2,
+            Payload::Fp8 { .. } => self.config.hidden as usize,
+            Payload::Opaque { row_bytes, .. } => row_bytes as usize,
+        }
+    }
+
+    /// Bytes of the scales of one row.
+    pub(super) fn scale_bytes(&self, payload: Payload) -> usize {
+        RowShape::new(&self.config, self.plan.ranks, payload).map_or(0, |s| s.scale_count * s.scale_bytes)
+    }
+
+    /// Starts the watchers. Before an operation begins, so that a process without a thread to spare is refused one that
+    /// it could not see to its end.
+    pub(crate) fn watch_lanes(&self, operation: &str) -> Result<()> {
+        let lanes = self.watchers.iter().take(self.config.lanes as usize);
+        lanes.into_iter().try_for_each(|watcher| watcher.start(&self.ffi, self.slice())).map_err(|error| {
+            let text =
+                format!("can not start the thread that watches a lane: {error}; check the limit on threads");
+            Error::System(Failure::new(operation, self.rank, text))
+        })
+    }
+
+    /// Longest time between two looks at an operation: peers expect a sign of life in every half of a deadline.
+    pub(super) fn slice(&self) -> Duration {
+        const LONGEST: Duration = Duration::from_millis(10);
+        (self.config.deadline / 4).min(LONGEST)
+    }
+
+    pub(crate) fn watcher(&self, handle: sys::epw_handle) -> &Watcher {
+        &self.watchers[(handle & 1) as usize]
+    }
+}

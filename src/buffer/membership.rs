@@ -1,0 +1,51 @@
+//! Who takes part in a buffer's operations: beginning a membership, and going on without the ranks that failed.
+
+use super::aside::aside;
+use super::ep_buffer::EpBuffer;
+use crate::error::Result;
+use crate::group::Group;
+use crate::mask::Mask;
+
+impl EpBuffer {
+    /// Begins a membership: every member calls it with the same mask and epoch, with no lane held. `epoch` is in
+    /// `1..=8388607` and larger than any before. Clears suspects. [`EpBuffer::recover`] finds mask and epoch by agreement.
+    ///
+    /// On GPUs this waits on the calling thread for what has been enqueued before, and then for the GPU to take the change, each
+    /// for a deadline at most: [`Error::Timeout`](crate::Error::Timeout). Between them the buffer's other calls go on.
+    pub fn set_active(&self, active: &Mask, epoch: u32) -> Result<()> {
+        self.inner.ffi.set_active(active, epoch)
+    }
+
+    /// Agrees with the surviving members of `group` on who goes on and in which epoch, then begins that membership. All
+    /// survivors call it, each with no lane held. Not for replacements: those connect first. Never blocks the executor.
+    pub async fn recover(&self, group: &Group) -> Result<(Mask, u32)> {
+        let (_, suspects, _) = self.inner.ffi.membership()?;
+        let decision = group.agree_active(suspects, false).await?;
+        self.begin(decision.mask, decision.epoch).await?;
+        Ok((decision.mask, decision.epoch))
+    }
+
+    /// [`EpBuffer::recover`] for a plain thread. Not for a thread that serves an async executor.
+    pub fn recover_blocking(&self, group: &Group) -> Result<(Mask, u32)> {
+        let (_, suspects, _) = self.inner.ffi.membership()?;
+        let decision = group.agree_active_blocking(suspects, false)?;
+        self.set_active(&decision.mask, decision.epoch)?;
+        Ok((decision.mask, decision.epoch))
+    }
+
+    /// [`EpBuffer::set_active`] on a thread of its own.
+    pub(super) async fn begin(&self, active: Mask, epoch: u32) -> Result<()> {
+        let inner = self.inner.clone();
+        aside("set_active", self.rank(), move || inner.ffi.set_active(&active, epoch)).await
+    }
+
+    /// The active ranks, those of them given up since the last [`EpBuffer::set_active`], and the epoch (0: none yet).
+    pub fn membership(&self) -> Result<(Mask, Mask, u32)> {
+        self.inner.ffi.membership()
+    }
+
+    /// For every expert, whether its rank is active and not given up.
+    pub fn reachable_experts(&self) -> Result<Vec<bool>> {
+        self.inner.ffi.reachable_experts(self.inner.config.experts)
+    }
+}
