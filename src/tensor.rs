@@ -71,7 +71,7 @@ elements!(
 pub trait View: sealed::View {}
 
 pub(crate) mod sealed {
-    use super::DType;
+    use crate::tensor::DType;
 
     pub trait View {
         /// Where an operation runs, which its inputs must fit.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use super::StreamRef;
+use super::stream::StreamRef;
 use super::view::Site;
 use crate::buffer::{EpBuffer, Inner};
 use crate::error::{Error, Failure, Result};

@@ -3,8 +3,7 @@
 
 use ::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice};
 
-use super::view::{Origin, address};
-use super::{TensorMut, TensorRef};
+use super::view::{Origin, TensorMut, TensorRef, address};
 use crate::tensor::Element;
 use crate::tensor::sealed::Matrix;
 

@@ -1,7 +1,6 @@
 //! GPU memory as inputs and outputs of operations.
 
-use super::view::Site;
-use super::{TensorMut, TensorRef};
+use super::view::{Site, TensorMut, TensorRef};
 use crate::buffer::sealed;
 use crate::buffer::{Dispatch, GenericCombineOutput, GenericDispatchOutput, Item, Memory, Need, Place};
 use crate::tensor::DType;

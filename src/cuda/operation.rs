@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use super::stream::Keeper;
-use super::view::Site;
-use super::{CombineOutput, Completion, DispatchOutput, StreamRef, TensorRef};
+use super::completion::Completion;
+use super::memory::{CombineOutput, DispatchOutput};
+use super::stream::{Keeper, StreamRef};
+use super::view::{Site, TensorRef};
 use crate::buffer::{Combine, Consuming, Dispatch, EpBuffer, Inner, OpenHandle, Refused, Request};
 use crate::config::Device;
 use crate::error::{Error, Failure, Result};

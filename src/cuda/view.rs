@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
-use super::StreamRef;
+use super::stream::StreamRef;
 use crate::error::{Error, Failure, Result};
 use crate::tensor::sealed::{self, Matrix};
 use crate::tensor::{DType, View};

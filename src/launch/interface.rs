@@ -2,7 +2,7 @@
 
 use std::{fmt, net::IpAddr};
 
-use super::LaunchError;
+use super::error::LaunchError;
 use crate::env;
 
 /// A choice of interfaces, as `EPWIRE_IFNAME` writes it: a comma-separated list of name prefixes (`eth,ib`), of exact

@@ -18,6 +18,7 @@
 //! Where a port is not given it is derived from the run's name, in [`DERIVED_PORTS`]. An empty variable counts as unset.
 
 mod address;
+mod error;
 mod interface;
 mod slurm;
 mod sources;
@@ -26,14 +27,13 @@ pub mod spawn;
 use std::fmt;
 
 pub use address::{Address, AddressError, DEFAULT_PORT, DERIVED_PORTS, derived_port};
+pub use error::LaunchError;
 pub use interface::{InterfaceChoice, advertised_address};
 pub use sources::Source;
 
 use crate::env;
+pub use crate::mask::MAX_WORLD;
 use sources::{FirstOf, Local, Meeting, Row, RunId, SOURCES};
-
-/// Most ranks of a run.
-pub const MAX_WORLD: u32 = 1024;
 
 /// The place of this process in its run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,63 +95,6 @@ impl fmt::Display for Launch {
         }
         Ok(())
     }
-}
-
-/// Why the place of this process is not known, though a launcher has left its variables.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LaunchError {
-    /// A launcher's set of variables is not whole.
-    #[error(
-        "launch: {claim} is set, as by {by}, but {missing} is not; start all ranks with the same launcher, or set \
-         {missing}, or set EPWIRE_RANK, EPWIRE_WORLD and EPWIRE_ADDR, which override it"
-    )]
-    Missing {
-        /// The launcher recognised.
-        by: Source,
-        /// The variable by which it was recognised.
-        claim: &'static str,
-        /// The variable that is not set.
-        missing: &'static str,
-    },
-    /// A variable holds something else than it should.
-    #[error("launch: {variable}={value:?}: expected {expected}")]
-    Invalid {
-        /// The variable.
-        variable: &'static str,
-        /// What it holds.
-        value: String,
-        /// What it should hold, with the limit.
-        expected: String,
-    },
-    /// The launcher does not tell where ranks on several hosts can meet.
-    #[error(
-        "launch: {by} does not say where {world} ranks meet ({local_world} are on this host{detail}); set \
-         EPWIRE_ADDR=host:port, or MASTER_ADDR and MASTER_PORT, to an address of rank 0's host on every rank"
-    )]
-    NoAddress {
-        /// The launcher recognised.
-        by: Source,
-        /// Number of ranks.
-        world: u32,
-        /// Ranks on this host.
-        local_world: u32,
-        /// What else is missing, if anything.
-        detail: &'static str,
-    },
-    /// No interface is as `EPWIRE_IFNAME` asks.
-    #[error("launch: EPWIRE_IFNAME={choice:?} admits no address of this host; its interfaces are {found}")]
-    NoInterface {
-        /// The choice asked for.
-        choice: String,
-        /// Names of the interfaces there are.
-        found: String,
-    },
-    /// The system did not list its interfaces.
-    #[error(
-        "launch: can not list network interfaces: {0}; unset EPWIRE_IFNAME or check the container's limits"
-    )]
-    Interfaces(std::io::Error),
 }
 
 /// Reads one row of the table.

@@ -28,8 +28,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Address, MAX_WORLD};
+use super::address::Address;
 use crate::env::{self, Token};
+use crate::mask::MAX_WORLD;
 
 /// Ranks to start on this host.
 #[derive(Debug, Clone)]

@@ -8,179 +8,27 @@
 //! incarnation may take its rank. A member that is silent past its lease, or whose connection this side gave up, is only
 //! *suspect*: it may be stopped and run again, and its rank is refused to others.
 
+mod event;
 mod membership;
+mod state;
 mod store;
 
 pub use super::call::{Call, ConnId};
+pub use event::{Action, Event};
+pub use membership::MAX_EPOCH;
+pub use state::{Machine, Settings};
 pub use store::{MAX_KEY_BYTES, MAX_STORE_BYTES, MAX_VALUE_BYTES};
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::store::Store;
-use super::agreement::Agreement;
+use self::state::{Life, Member, Role};
 use super::error::BootstrapError;
-use super::steps::{Outcome, Steps, check_fields, compare};
-use super::wire::{
-    Fields, Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, RankState, Reply, Request, Step, View,
-};
-use crate::mask::{MAX_WORLD, Mask};
-
-/// Largest epoch: 23 bits of a signal word hold it.
-pub const MAX_EPOCH: u32 = (1 << 23) - 1;
-
-/// What a run is.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Name of the run; members must give the same.
-    pub run_id: String,
-    /// Number of ranks, 1 to 1024.
-    pub world: u32,
-    /// Longest time from the first join until all ranks are there.
-    pub join_deadline: Duration,
-    /// Silence after which a member is suspect.
-    pub lease: Duration,
-}
-
-/// What happened.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// A request came (also a sign of life).
-    Request {
-        /// Where the answer goes.
-        call: Call,
-        /// What is asked.
-        request: Box<Request>,
-    },
-    /// A sign of life came.
-    Heard {
-        /// From where.
-        conn: ConnId,
-    },
-    /// A connection is gone.
-    Closed {
-        /// Which.
-        conn: ConnId,
-        /// Whether the peer's kernel closed it, rather than this side or the network.
-        by_peer: bool,
-    },
-    /// Somebody who can see the processes, as a launcher sees its children, says that this one has ended.
-    Ended {
-        /// Its rank.
-        rank: u32,
-        /// Its process id, as it gave it when it joined.
-        pid: u32,
-    },
-    /// Time passed; due at [`Machine::next_deadline`].
-    Tick,
-}
-
-/// What is to be done.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Action {
-    /// Answer a request.
-    Answer {
-        /// Which.
-        call: Call,
-        /// The outcome.
-        result: Result<Reply, BootstrapError>,
-    },
-    /// Tell a member how the membership stands.
-    Show {
-        /// To whom.
-        conn: ConnId,
-        /// How it stands.
-        view: Arc<View>,
-    },
-    /// Close a connection once what was sent to it is out.
-    Close {
-        /// Which.
-        conn: ConnId,
-    },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Active,
-    Standby,
-    Evicted,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
-    Heard,
-    /// Silent past its lease, or its connection was given up by this side.
-    Suspect,
-    Dead,
-}
-
-#[derive(Debug)]
-struct Member {
-    identity: Identity,
-    role: Role,
-    life: Life,
-    conn: Option<ConnId>,
-    last_heard: Duration,
-    joining: Option<Call>,
-    config: Fields,
-}
-
-/// The server's side of a run.
-#[derive(Debug)]
-pub struct Machine {
-    settings: Settings,
-    /// One seat per rank, so that two living incarnations of a rank can not be represented.
-    seats: Vec<Option<Member>>,
-    conns: BTreeMap<ConnId, u32>,
-    /// End of the gathering, from the first join on.
-    gathering: Option<(Duration, Duration)>,
-    /// 0 until the run has come together.
-    epoch: u32,
-    mask: Mask,
-    config: Fields,
-    steps: Steps,
-    store: Store,
-    agreement: Option<Agreement>,
-    /// Standby members that wait to be admitted, and until when.
-    ready: BTreeMap<u32, (Call, Duration, Duration)>,
-    actions: Vec<Action>,
-    view_changed: bool,
-}
+use super::steps::{check_fields, compare};
+use super::wire::{Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, Reply, Request, Step};
+use crate::mask::Mask;
 
 impl Machine {
-    /// A run that nobody has joined.
-    ///
-    /// Errors: [`BootstrapError::Limit`] for a world outside 1 to 1024 or a run id that is too long.
-    pub fn new(settings: Settings) -> Result<Self, BootstrapError> {
-        let op = "start the rendezvous";
-        BootstrapError::check(op, "world", settings.world as usize, MAX_WORLD as usize)?;
-        BootstrapError::check(op, "bytes of the run id", settings.run_id.len(), MAX_TEXT_BYTES)?;
-        if settings.world == 0 {
-            return Err(BootstrapError::Limit {
-                op: op.to_owned(),
-                field: "world".to_owned(),
-                value: 0,
-                limit: 1,
-            });
-        }
-        Ok(Self {
-            seats: (0..settings.world).map(|_| None).collect(),
-            settings,
-            conns: BTreeMap::new(),
-            gathering: None,
-            epoch: 0,
-            mask: Mask::EMPTY,
-            config: Fields::new(),
-            steps: Steps::default(),
-            store: Store::default(),
-            agreement: None,
-            ready: BTreeMap::new(),
-            actions: Vec::new(),
-            view_changed: false,
-        })
-    }
-
     /// Takes one event at time `now` (since any fixed origin, never backwards) and gives what follows from it.
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         match event {
@@ -215,39 +63,6 @@ impl Machine {
         let ready = self.ready.values().map(|(_, _, deadline)| *deadline).min();
         let (steps, store) = (self.steps.next_deadline(), self.store.next_deadline());
         [leases, gathering, agreement, ready, steps, store].into_iter().flatten().min()
-    }
-
-    /// How the membership stands.
-    pub fn view(&self) -> View {
-        let state = |seat: &Option<Member>| match seat.as_ref().map(|member| (member.role, member.life)) {
-            None => RankState::Absent {},
-            Some((_, Life::Dead)) => RankState::Dead {},
-            Some((Role::Evicted, _)) => RankState::Evicted {},
-            Some((_, Life::Suspect)) => RankState::Suspect {},
-            Some((Role::Standby, Life::Heard)) => RankState::Standby {},
-            Some((Role::Active, Life::Heard)) => RankState::Alive {},
-        };
-        View { epoch: self.epoch, mask: self.mask, states: self.seats.iter().map(state).collect() }
-    }
-
-    fn members(&self) -> impl Iterator<Item = &Member> {
-        self.seats.iter().flatten()
-    }
-
-    fn seat(&self, rank: u32) -> Option<&Member> {
-        self.seats.get(rank as usize)?.as_ref()
-    }
-
-    fn seat_mut(&mut self, rank: u32) -> Option<&mut Member> {
-        self.seats.get_mut(rank as usize)?.as_mut()
-    }
-
-    fn answer(&mut self, call: Call, result: Result<Reply, BootstrapError>) {
-        self.actions.push(Action::Answer { call, result });
-    }
-
-    fn answer_all(&mut self, outcomes: Vec<Outcome>) {
-        self.actions.extend(outcomes.into_iter().map(|(call, result)| Action::Answer { call, result }));
     }
 
     fn heard(&mut self, now: Duration, conn: ConnId) {
@@ -519,10 +334,6 @@ impl Machine {
 
 fn op_join() -> String {
     "join".to_owned()
-}
-
-fn op_agree() -> String {
-    "agree on the active ranks".to_owned()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-use crate::rendezvous::BootstrapError;
+use crate::rendezvous::error::BootstrapError;
 
 /// Runs a future to its end on a new thread with a runtime of its own. Nobody waits for the thread: the future has to
 /// end by itself when its handles are gone.

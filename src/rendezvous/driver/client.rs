@@ -9,13 +9,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 
-use super::Heartbeat;
 use super::background::spawn;
 use super::connection::{OPEN_LIMIT, ReadError, greet, read_frame, too_long, write_frame};
+use super::heartbeat::Heartbeat;
 use crate::env::Token;
 use crate::mask::Mask;
-use crate::rendezvous::BootstrapError;
 use crate::rendezvous::auth::require;
+use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Frame, HEADER_BYTES, MAX_BODY_BYTES, Reply, Request, View, encode};
 use crate::waking::{contain, shielded};
 

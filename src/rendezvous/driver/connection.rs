@@ -7,8 +7,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::env::Token;
-use crate::rendezvous::BootstrapError;
 use crate::rendezvous::auth::{Role, Transcript};
+use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{
     Frame, HEADER_BYTES, MAX_BODY_BYTES, MAX_HANDSHAKE_BYTES, MAX_TEXT_BYTES, PROTOCOL_VERSION, Reply,
     WireError, body_length, decode, encode,

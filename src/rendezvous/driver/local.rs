@@ -3,10 +3,11 @@
 use tokio::task::JoinSet;
 
 use super::background::spawn;
+use super::client::Client;
+use super::heartbeat::Heartbeat;
 use super::hub::Hub;
 use super::options::ServerOptions;
-use super::{Client, Heartbeat};
-use crate::rendezvous::BootstrapError;
+use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::machine::{ConnId, Machine};
 
 /// Bytes that a pipe holds before its writer waits.

@@ -6,6 +6,7 @@
 mod background;
 mod client;
 mod connection;
+mod heartbeat;
 mod hub;
 mod local;
 mod options;
@@ -14,27 +15,7 @@ mod server;
 pub(crate) use background::block_on;
 pub use client::{Client, ClientOptions};
 pub(crate) use connection::random;
+pub use heartbeat::Heartbeat;
 pub(crate) use local::local;
 pub use options::ServerOptions;
 pub use server::Server;
-
-use std::time::Duration;
-
-/// How often and how long the two sides of a connection listen for each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heartbeat {
-    /// Time between two signs of life.
-    pub interval: Duration,
-    /// Silence after which the other side is suspect.
-    pub lease: Duration,
-    /// Time that a new connection has to show who it is.
-    pub handshake: Duration,
-}
-
-/// A sign of life each second, suspicion after 5 s, 5 s for the handshake.
-impl Default for Heartbeat {
-    fn default() -> Self {
-        let interval = Duration::from_secs(1);
-        Self { interval, lease: Duration::from_secs(5), handshake: Duration::from_secs(5) }
-    }
-}

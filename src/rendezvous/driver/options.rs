@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Heartbeat;
+use super::heartbeat::Heartbeat;
 use crate::env::Token;
 
 /// What a server serves, and within which bounds.

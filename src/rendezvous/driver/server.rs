@@ -10,14 +10,14 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::background::spawn;
+use super::background::{block_on, spawn};
 use super::connection::receive_guest;
 use super::hub::{Door, Hub, News};
 use super::options::ServerOptions;
 use crate::env::Token;
-use crate::rendezvous::BootstrapError;
-use crate::rendezvous::Mask;
+use crate::mask::Mask;
 use crate::rendezvous::auth::require;
+use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::machine::{Event, Machine, Settings};
 use crate::waking::shielded;
 
@@ -75,7 +75,7 @@ impl Server {
     ///
     /// Errors: as there, and [`BootstrapError::BlockingInAsync`] on a thread of an async runtime.
     pub fn bind_blocking(address: &str, options: ServerOptions) -> Result<Self, BootstrapError> {
-        super::block_on("serve the rendezvous", Self::bind(address, options))
+        block_on("serve the rendezvous", Self::bind(address, options))
     }
 
     /// The address bound, with the port that was taken.

@@ -3,11 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Action, Call, ConnId, Life, MAX_EPOCH, Machine, Member, Role, op_agree};
+use super::event::Action;
+use super::state::{Life, Machine, Member, Role};
 use crate::mask::Mask;
 use crate::rendezvous::agreement::{Agreement, Standing, Verdict};
+use crate::rendezvous::call::{Call, ConnId};
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Decision, Identity, Reply, Report};
+
+/// Largest epoch: 23 bits of a signal word hold it.
+pub const MAX_EPOCH: u32 = (1 << 23) - 1;
 
 impl Machine {
     pub(super) fn report(
@@ -161,4 +166,8 @@ impl Machine {
             self.answer(call, result);
         }
     }
+}
+
+fn op_agree() -> String {
+    "agree on the active ranks".to_owned()
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Call, ConnId};
+use crate::rendezvous::call::{Call, ConnId};
 use crate::rendezvous::codec::Blob;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::steps::Outcome;

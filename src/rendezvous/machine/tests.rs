@@ -6,8 +6,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::mask::MAX_WORLD;
 use crate::rendezvous::Blob;
-use crate::rendezvous::wire::{Report, StepKind};
+use crate::rendezvous::wire::{RankState, Report, StepKind};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -1,0 +1,60 @@
+//! Why a process does not know its place in the run.
+
+use super::sources::Source;
+
+/// Why the place of this process is not known, though a launcher has left its variables.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// A launcher's set of variables is not whole.
+    #[error(
+        "launch: {claim} is set, as by {by}, but {missing} is not; start all ranks with the same launcher, or set \
+         {missing}, or set EPWIRE_RANK, EPWIRE_WORLD and EPWIRE_ADDR, which override it"
+    )]
+    Missing {
+        /// The launcher recognised.
+        by: Source,
+        /// The variable by which it was recognised.
+        claim: &'static str,
+        /// The variable that is not set.
+        missing: &'static str,
+    },
+    /// A variable holds something else than it should.
+    #[error("launch: {variable}={value:?}: expected {expected}")]
+    Invalid {
+        /// The variable.
+        variable: &'static str,
+        /// What it holds.
+        value: String,
+        /// What it should hold, with the limit.
+        expected: String,
+    },
+    /// The launcher does not tell where ranks on several hosts can meet.
+    #[error(
+        "launch: {by} does not say where {world} ranks meet ({local_world} are on this host{detail}); set \
+         EPWIRE_ADDR=host:port, or MASTER_ADDR and MASTER_PORT, to an address of rank 0's host on every rank"
+    )]
+    NoAddress {
+        /// The launcher recognised.
+        by: Source,
+        /// Number of ranks.
+        world: u32,
+        /// Ranks on this host.
+        local_world: u32,
+        /// What else is missing, if anything.
+        detail: &'static str,
+    },
+    /// No interface is as `EPWIRE_IFNAME` asks.
+    #[error("launch: EPWIRE_IFNAME={choice:?} admits no address of this host; its interfaces are {found}")]
+    NoInterface {
+        /// The choice asked for.
+        choice: String,
+        /// Names of the interfaces there are.
+        found: String,
+    },
+    /// The system did not list its interfaces.
+    #[error(
+        "launch: can not list network interfaces: {0}; unset EPWIRE_IFNAME or check the container's limits"
+    )]
+    Interfaces(std::io::Error),
+}

@@ -1,0 +1,64 @@
+//! What goes into the machine, and what comes out of it.
+
+use std::sync::Arc;
+
+use crate::rendezvous::call::{Call, ConnId};
+use crate::rendezvous::error::BootstrapError;
+use crate::rendezvous::wire::{Reply, Request, View};
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A request came (also a sign of life).
+    Request {
+        /// Where the answer goes.
+        call: Call,
+        /// What is asked.
+        request: Box<Request>,
+    },
+    /// A sign of life came.
+    Heard {
+        /// From where.
+        conn: ConnId,
+    },
+    /// A connection is gone.
+    Closed {
+        /// Which.
+        conn: ConnId,
+        /// Whether the peer's kernel closed it, rather than this side or the network.
+        by_peer: bool,
+    },
+    /// Somebody who can see the processes, as a launcher sees its children, says that this one has ended.
+    Ended {
+        /// Its rank.
+        rank: u32,
+        /// Its process id, as it gave it when it joined.
+        pid: u32,
+    },
+    /// Time passed; due at [`Machine::next_deadline`](super::Machine::next_deadline).
+    Tick,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Answer a request.
+    Answer {
+        /// Which.
+        call: Call,
+        /// The outcome.
+        result: Result<Reply, BootstrapError>,
+    },
+    /// Tell a member how the membership stands.
+    Show {
+        /// To whom.
+        conn: ConnId,
+        /// How it stands.
+        view: Arc<View>,
+    },
+    /// Close a connection once what was sent to it is out.
+    Close {
+        /// Which.
+        conn: ConnId,
+    },
+}

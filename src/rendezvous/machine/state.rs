@@ -1,0 +1,141 @@
+//! The state of a run: who has which seat, what is decided, what is still waited for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::event::Action;
+use super::store::Store;
+use crate::mask::{MAX_WORLD, Mask};
+use crate::rendezvous::agreement::Agreement;
+use crate::rendezvous::call::{Call, ConnId};
+use crate::rendezvous::error::BootstrapError;
+use crate::rendezvous::steps::{Outcome, Steps};
+use crate::rendezvous::wire::{Fields, Identity, MAX_TEXT_BYTES, RankState, Reply, View};
+
+/// What a run is.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of the run; members must give the same.
+    pub run_id: String,
+    /// Number of ranks, 1 to 1024.
+    pub world: u32,
+    /// Longest time from the first join until all ranks are there.
+    pub join_deadline: Duration,
+    /// Silence after which a member is suspect.
+    pub lease: Duration,
+}
+
+/// The server's side of a run.
+#[derive(Debug)]
+pub struct Machine {
+    pub(super) settings: Settings,
+    /// One seat per rank, so that two living incarnations of a rank can not be represented.
+    pub(super) seats: Vec<Option<Member>>,
+    pub(super) conns: BTreeMap<ConnId, u32>,
+    /// End of the gathering, from the first join on.
+    pub(super) gathering: Option<(Duration, Duration)>,
+    /// 0 until the run has come together.
+    pub(super) epoch: u32,
+    pub(super) mask: Mask,
+    pub(super) config: Fields,
+    pub(super) steps: Steps,
+    pub(super) store: Store,
+    pub(super) agreement: Option<Agreement>,
+    /// Standby members that wait to be admitted, and until when.
+    pub(super) ready: BTreeMap<u32, (Call, Duration, Duration)>,
+    pub(super) actions: Vec<Action>,
+    pub(super) view_changed: bool,
+}
+
+impl Machine {
+    /// A run that nobody has joined.
+    ///
+    /// Errors: [`BootstrapError::Limit`] for a world outside 1 to 1024 or a run id that is too long.
+    pub fn new(settings: Settings) -> Result<Self, BootstrapError> {
+        let op = "start the rendezvous";
+        BootstrapError::check(op, "world", settings.world as usize, MAX_WORLD as usize)?;
+        BootstrapError::check(op, "bytes of the run id", settings.run_id.len(), MAX_TEXT_BYTES)?;
+        if settings.world == 0 {
+            return Err(BootstrapError::Limit {
+                op: op.to_owned(),
+                field: "world".to_owned(),
+                value: 0,
+                limit: 1,
+            });
+        }
+        Ok(Self {
+            seats: (0..settings.world).map(|_| None).collect(),
+            settings,
+            conns: BTreeMap::new(),
+            gathering: None,
+            epoch: 0,
+            mask: Mask::EMPTY,
+            config: Fields::new(),
+            steps: Steps::default(),
+            store: Store::default(),
+            agreement: None,
+            ready: BTreeMap::new(),
+            actions: Vec::new(),
+            view_changed: false,
+        })
+    }
+
+    /// How the membership stands.
+    pub fn view(&self) -> View {
+        let state = |seat: &Option<Member>| match seat.as_ref().map(|member| (member.role, member.life)) {
+            None => RankState::Absent {},
+            Some((_, Life::Dead)) => RankState::Dead {},
+            Some((Role::Evicted, _)) => RankState::Evicted {},
+            Some((_, Life::Suspect)) => RankState::Suspect {},
+            Some((Role::Standby, Life::Heard)) => RankState::Standby {},
+            Some((Role::Active, Life::Heard)) => RankState::Alive {},
+        };
+        View { epoch: self.epoch, mask: self.mask, states: self.seats.iter().map(state).collect() }
+    }
+
+    pub(super) fn members(&self) -> impl Iterator<Item = &Member> {
+        self.seats.iter().flatten()
+    }
+
+    pub(super) fn seat(&self, rank: u32) -> Option<&Member> {
+        self.seats.get(rank as usize)?.as_ref()
+    }
+
+    pub(super) fn seat_mut(&mut self, rank: u32) -> Option<&mut Member> {
+        self.seats.get_mut(rank as usize)?.as_mut()
+    }
+
+    pub(super) fn answer(&mut self, call: Call, result: Result<Reply, BootstrapError>) {
+        self.actions.push(Action::Answer { call, result });
+    }
+
+    pub(super) fn answer_all(&mut self, outcomes: Vec<Outcome>) {
+        self.actions.extend(outcomes.into_iter().map(|(call, result)| Action::Answer { call, result }));
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Active,
+    Standby,
+    Evicted,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    Heard,
+    /// Silent past its lease, or its connection was given up by this side.
+    Suspect,
+    Dead,
+}
+
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) identity: Identity,
+    pub(super) role: Role,
+    pub(super) life: Life,
+    pub(super) conn: Option<ConnId>,
+    pub(super) last_heard: Duration,
+    pub(super) joining: Option<Call>,
+    pub(super) config: Fields,
+}
