@@ -38,7 +38,6 @@ __global__ void __launch_bounds__(kOpeningThreads, kReleaseBound) release_kernel
         close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present);
     } else {
         for (uint32_t i = threadIdx.x; i < a.blocks; i += kOpeningThreads) a.lane.state->turns[i].stage = EPW_GPU_FREE;
-        if (peer == 0) tell_complete(o);
     }
 }
 
@@ -58,7 +57,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
         }
     }
     for (epw_gpu_lane_state *s : a.states) {
-        if (s != nullptr) set_turns(s, {EPW_GPU_FREE, 0, 0, 0, 0, 0, s->sent_blocks, s->out_blocks, {}});
+        if (s != nullptr) set_turns(s, {EPW_GPU_FREE, 0, 0, 0, 0, s->sent_blocks, s->out_blocks, 0});
     }
     __syncthreads();
     // Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission to send its

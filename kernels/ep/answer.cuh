@@ -234,16 +234,15 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
 template <typename T, Answers With>
 __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, AnswerShared &s, const SourceOrder &order,
                                            Answerer<With> &w, bool marked, const uint32_t *first_row) {
-    // Given up by the other lane: gets no word. Its rows are numbered all the same, for not all blocks need know of it.
-    if (threadIdx.x < o.ranks && (o.present & o.suspects) >> threadIdx.x & 1) leave_out(o, threadIdx.x);
     answer_rows<T>(a, o, s, order, w, first_row);
     // Writer of the words: the last block here. It has acquired what every block has released: the sums, which all threads of a
     // block have stored before its barrier, or the rows that a thread of each warp has seen complete. Its release at system scope
     // hands that on to the peer, whose acquire of the word sees it all. The words also say that the slots have been read.
     if (!last_to_send(o)) return;
-    uint64_t reachable = o.present & ~o.lost;
+    uint64_t reachable = o.present & ~o.suspects; // nobody else is given up by this half; the receiving one does that
     if (threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
-        uint32_t value = s.received[threadIdx.x] | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
+        uint32_t rows = o.missing >> threadIdx.x & 1 ? 0 : s.received[threadIdx.x]; // not of who has sent what it must not
+        uint32_t value = rows | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
         signal(o, threadIdx.x, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
     }
 }

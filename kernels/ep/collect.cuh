@@ -83,15 +83,25 @@ __device__ __noinline__ inline uint32_t find_more_tokens(const Combine &a, const
     return find_tokens(a, o, answered, batch, first, stride);
 }
 
+// What the word of an answer says that is whole, and of the mode that this rank expects. See answer_cause.
+__device__ __forceinline__ uint32_t whole_answer(const Combine &a, const Expected &expected, uint32_t peer) {
+    const bool ordered = expected.marked && a.in.mode == EPW_COMBINE_ORDERED;
+    return expected.rows[peer] | (ordered ? EPW_ANSWER_ORDERED : 0);
+}
+
+// Writer: this thread, which has acquired the peer's word. Reader: the block's other warps, which read its answers then.
+__device__ __forceinline__ void tell_settled(Expected &expected, uint32_t peer) {
+    ptx::set_bits_release_block(&expected.settled, 1ull << peer);
+}
+
 // What came of waiting for a peer's answers.
-__device__ __forceinline__ void settle(const Combine &a, Operation &o, Expected &expected, uint32_t peer, Arrival got) {
+__device__ __noinline__ inline void settle(const Combine &a, Operation &o, Expected &expected, uint32_t peer, Arrival got) {
     if (!got.arrived) {
         leave_out(o, peer);
     } else if (answer_cause(a, expected, peer, got.value) != EPW_CAUSE_NONE) {
         refuse_peer(o, peer);
     }
-    // Writer: this thread, which has acquired the peer's word. Reader: the block's other warps, which read its answers then.
-    ptx::set_bits_release_block(&expected.settled, 1ull << peer);
+    tell_settled(expected, peer);
 }
 
 // By one warp: waits for every peer's answers, a thread to a peer, then to another if there are more.
@@ -101,12 +111,19 @@ __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Ex
 #pragma unroll 1
     for (uint32_t peer = threadIdx.x % 32, first = 0; first < o.ranks; peer += 32, first += 32) {
         bool waits = peer < o.ranks && !(settled >> peer & 1);
+        const uint32_t some = waits ? peer : o.rank;
+        const WordOf word(o, awaited_answer(o), some);
+        const uint32_t whole = whole_answer(a, expected, some);
         // All look at a time, so that none waits for another thread's peer.
         for (uint32_t i = 0; i < looks_before_long(a.out.wait_ns != nullptr) && __any_sync(0xffffffffu, waits); i++) {
             if (!waits) continue;
-            uint64_t word = look_at_word(o, awaited_answer(o), peer);
-            if (!is_expected(o, awaited_answer(o), word)) continue;
-            settle(a, o, expected, peer, {true, epw_word_value(word)});
+            const uint64_t seen = word.look();
+            if (!word.is_expected(seen)) continue;
+            if (epw_word_value(seen) == whole) {
+                tell_settled(expected, peer);
+            } else {
+                settle(a, o, expected, peer, {true, epw_word_value(seen)});
+            }
             waits = false;
         }
         if (!waits) continue;
@@ -117,12 +134,37 @@ __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Ex
     ptx::let_next_begin();
 }
 
+__device__ __noinline__ inline void keep_who_answered(const Combine &a, Operation &o, const Expected &expected) {
+    keep_arrived(o, awaited_answer(o), [&](uint32_t peer, uint32_t value) {
+        if (answer_cause(a, expected, peer, value) != EPW_CAUSE_NONE) refuse_peer(o, peer);
+    });
+}
+
+// Decides whose answers count, and sums again alone where somebody's do not, or where blocks are absent. By the block that closes
+// the operation.
+template <typename T, bool Weighted>
+__device__ __forceinline__ void close_collecting(const Combine &a, Operation &o, const Expected &expected, Batch &batch) {
+    if (o.again && o.unordered) keep_who_answered(a, o, expected);
+    const uint64_t refused = o.refused_by_any | o.refused, answered = o.present & ~(o.lost | refused);
+    for (uint32_t t = 0; o.again && t < a.tokens; t += kBatch) {
+        uint32_t rows = find_more_tokens(a, o, answered, batch, t, 1);
+        make_sums<T, Weighted>(batch, rows, a.row_size, &expected.settled);
+    }
+    add_waits(o, a.out.wait_ns);
+    if (refused && threadIdx.x == 0) {
+        uint32_t peer = __ffsll(refused) - 1;
+        const uint64_t seen = WordOf(o, awaited_answer(o), peer).look();
+        uint32_t cause = answer_cause(a, expected, peer, epw_word_value(seen));
+        record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, awaited_answer(o)), seen, 0, 0);
+    }
+    close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, answered, o.active & ~answered);
+}
+
 // Waits and sums. Tokens' answers are added up as they come, in their order; what is added is looked up before, as if everybody
-// would answer. Where something is amiss, the block that closes the operation decides whose answers count, and sums again alone
-// where somebody's do not, or where blocks are absent.
+// would answer.
 template <typename T, bool Weighted>
 __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected &expected, Batch &batch) {
-    if (threadIdx.x == kThreads) expected.settled = ~(o.present & ~uint64_t(o.gone));
+    if (threadIdx.x == kThreads) expected.settled = ~o.present;
     uint32_t rows = find_tokens(a, o, o.present, batch, blockIdx.x, gridDim.x);
     if (threadIdx.x >= kThreads) await_answers(a, o, expected);
     for (uint32_t t = blockIdx.x; t < a.tokens;) {
@@ -130,21 +172,7 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected
         t += kBatch * gridDim.x;
         if (t < a.tokens) rows = find_more_tokens(a, o, o.present, batch, t, gridDim.x);
     }
-    if (!must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) return;
-    const uint64_t refused = o.refused_by_any, answered = o.present & ~(o.lost | refused);
-    const bool again = answered != o.present || o.absent;
-    for (uint32_t t = 0; again && t < a.tokens; t += kBatch) {
-        rows = find_more_tokens(a, o, answered, batch, t, 1);
-        make_sums<T, Weighted>(batch, rows, a.row_size, &expected.settled);
-    }
-    add_waits(o, a.out.wait_ns);
-    if (refused && threadIdx.x == 0) {
-        uint32_t peer = __ffsll(refused) - 1;
-        uint64_t seen = look_at_word(o, awaited_answer(o), peer);
-        uint32_t cause = answer_cause(a, expected, peer, epw_word_value(seen));
-        record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, awaited_answer(o)), seen, 0, 0);
-    }
-    close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, answered, o.active & ~answered);
+    if (must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) close_collecting<T, Weighted>(a, o, expected, batch);
 }
 
 } // namespace epw

@@ -8,15 +8,19 @@
 // and whoever closes it delivers everything. A block that begins after that finds the lane in the stage of the next kernel, and
 // counters that lack it. It adds itself to the counters, by which the next kernels go, and does nothing else.
 //
-// Redelivery and time. Where a peer is left out that some blocks have counted, the closing block stores to addresses that those
-// blocks have stored to, and its bytes must be the ones that stay. Writers of the former stores: threads of blocks that have left
-// by must_close() with a relaxed count, no fence. Nothing in the memory model orders a thread's plain stores before another
-// thread's but a release behind them (or the end of the kernel, and the closing block is part of it), and that release, a fence
-// of every block of every kernel, costs a quarter of a microsecond (H200). A block cannot know when it leaves whether it will be
-// needed; the closing block can order nothing for threads that have gone, nor read back what it does not know. So this one order
-// is one of time: kSettled between the last block's count and the first store of the redelivery, a hundred times what a store
-// takes to reach the L2 cache, where both meet. Bulk stores need no time: their threads have awaited them. It is paid where
-// somebody was lost or refused and nowhere else; where blocks were only absent, what is delivered again is the same bytes.
+// Redelivery. Blocks leave without a fence, which would cost a quarter of a microsecond (H200), and so without an order between
+// what they have stored and what the closing block stores to the same addresses; those in trouble release what they have done.
+// Whoever has waited long is in trouble, so that where a peer is lost all blocks are, and the closing block delivers without it.
+// A block that began late may yet have seen the peer's word at once, and have left. Then no order is needed, for the bytes are
+// the same:
+// - A block leaves without trouble only when it has seen the words of all who take part. When everybody is out, the closing block
+//   looks once more at those who were given up. A block has looked before it was counted, so what it has seen is seen now. Who
+//   has sent is kept, and what those blocks have delivered is delivered again. Who has not was seen by nobody.
+// - Who is refused for its word, its counts or its format is refused by all blocks, which read the same: all are in trouble.
+// - A row that is malformed by itself is found by its block alone. Nothing is moved for it: see clear_places().
+// - Who is missing, and why, is written by closing blocks alone. The turns that these leave differ from those of the others only
+//   where all were in trouble; or by the count of blocks that had given somebody up while sending, and who lacks that looks at
+//   `gone` once more than it need.
 #pragma once
 
 #include "kernels/ep/launch.h"
@@ -34,11 +38,13 @@ struct Operation : Peers {
     uint64_t missing;                 // of the handle, so far
     epw_gpu_report *report;
 
-    unsigned long long refused; // peers whose rows or answers this block has found to be other than asked for
-    uint64_t lost;              // peers that any block had given up when the last one had sent, or was out
-    uint64_t refused_by_any;    // and that any block had refused when the last one was out; see must_close
-    uint32_t absent;            // blocks had not begun when the operation was closed without them; see must_close
-    uint32_t last;              // this block is the last to send, or the one that closes
+    unsigned long long refused;   // peers that have sent what this rank did not ask for, as this block has found
+    unsigned long long malformed; // and those with a row that is not as it must be: this block's; any, for the block that closes
+    unsigned long long lost;      // peers that any block had given up when the last one had sent, or was out
+    uint64_t refused_by_any;      // and that any block had refused when the last one was out; see must_close
+    uint32_t again;               // the block that closes delivers everything anew; see must_close
+    uint32_t unordered;           // and some have left without an order to that; see above
+    uint32_t last;                // this block is the last to send, or the one that closes
 };
 
 // What an operation awaits of each peer: permission to send, by the end of the operation before or the beginning of the epoch;
@@ -67,7 +73,7 @@ struct Opening {
     unsigned char *own;
     Entries entries;
     uint32_t rank, ranks, lane, epoch;
-    uint64_t active, excluded, suspects, deadline, group_deadline, spoke;
+    uint64_t active, excluded, suspects, deadline, group_deadline, spoke, missing;
     epw_gpu_turn turn;
     epw_gpu_report *report;
 
@@ -80,6 +86,7 @@ struct Opening {
             epoch = peers->epoch;
             active = peers->active;
             excluded = state->excluded;
+            missing = state->missing;
             suspects = ptx::load_relaxed_gpu(&a.shared->suspects);
             group_deadline = peers->deadline_ns;
             deadline = given_deadline ? given_deadline : group_deadline;
@@ -107,14 +114,14 @@ struct Opening {
         o.sent_before = turn.sent;
         o.out_before = turn.out;
         o.active = active;
-        o.present = next ? active & ~excluded : turn.present;
+        o.present = (next ? active : turn.present) & ~excluded;
         o.suspects = suspects;
         o.deadline = deadline;
         o.group_deadline = group_deadline;
         o.spoke = spoke;
-        o.gone = o.refused = 0;
-        o.missing = next ? 0 : turn.missing;
-        o.troubled = o.present != active || o.missing != 0;
+        o.gone = o.refused = o.malformed = 0;
+        o.missing = next ? 0 : missing;
+        o.troubled = o.present != active || missing != 0;
     }
 };
 
@@ -136,10 +143,10 @@ __device__ __forceinline__ bool last_to_send(Operation &o) {
 // Refuses what a peer has sent, for this block and, at the end, for the kernel.
 __device__ __noinline__ inline void refuse_peer(Operation &o, uint32_t peer) { atomicOr(&o.refused, 1ull << peer); }
 
-// The half has ended well.
-__device__ __forceinline__ void tell_complete(const Operation &o) {
-    o.report->missing = 0;
-    o.report->record.cause = EPW_CAUSE_NONE;
+// A row of the peer is not as it must be.
+__device__ __noinline__ inline void spoil_peer(Operation &o, uint32_t peer) {
+    atomicOr(&o.malformed, 1ull << peer);
+    atomicOr(&o.troubled, 1u);
 }
 
 // Waits until `out_blocks` is as the turns will say it, as long as the waits of one kernel may take: for permission, and for rows
@@ -165,18 +172,18 @@ __device__ inline void lose_own(const Operation &o, uint32_t stage) {
 }
 
 // What must_close() says to a block in trouble.
-constexpr uint64_t kSettled = 100000; // ns; see above. Once a loss, and as often as a peer is refused
-__device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bool sent) {
+__device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bool sends) {
     epw_gpu_lane_state *c = o.state;
     if (threadIdx.x == 0) {
         if (o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
-        o.last = atomicExch(&c->closing, 1u) == 0;
+        if (o.malformed) atomicOr(reinterpret_cast<unsigned long long *>(&c->malformed), o.malformed);
+        o.last = atomicAdd(&c->closing, 1u) == 0;
         ptx::add_acq_rel_gpu(&c->out_blocks, 1);
         // For the turns: blocks that are absent are counted too. When they come, no word goes out early.
         o.out_before += gridDim.x;
-        if (sent) o.sent_before += gridDim.x;
-        o.absent = o.last && !await_blocks(o);
-        if (o.absent) {
+        if (sends) o.sent_before += gridDim.x;
+        const bool absent = o.last && !await_blocks(o);
+        if (absent) {
             const uint64_t unsent = (o.sent_before - ptx::load_relaxed_gpu(&c->sent_blocks)) & (kGaveUp - 1);
             // From here on no block begins that takes part. Those that have begun end within their bounds; those that come late
             // are out at once. Writer: this thread. Reader: pass_by() in a block that comes late: counters first, then stage.
@@ -190,40 +197,48 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
             for (uint32_t i = 0; i < c->blocks; i++) c->turns[i].stage = stage;
             __threadfence();
             await_blocks(o);
-            if (sent && unsent != 0) lose_own(o, stage);
+            if (sends && unsent != 0) lose_own(o, stage);
         }
         o.lost = ptx::load_relaxed_gpu(&o.peers->gone);
         o.refused_by_any = ptx::load_relaxed_gpu(&c->refused);
-        uint64_t began = ptx::global_timer_ns();
-        while (o.last && (o.lost | o.refused_by_any) && ptx::global_timer_ns() - began < kSettled) {
-        }
+        o.malformed = ptx::load_relaxed_gpu(&c->malformed);
+        o.again = absent || (o.present & (o.lost | o.refused_by_any)) != 0;
+        o.unordered = ptx::load_relaxed_gpu(&c->closing) != gridDim.x;
     }
     __syncthreads();
     return o.last != 0;
 }
 
-// The end of a kernel for one of its blocks. The lane goes on to `stage` with all that the operation began with, and the block
-// is done: false. True: something is amiss, and it is this block that closes the operation; all others are out, or o.absent: then
-// it delivers what they have not. What those in trouble have done happens before what it does now; so does, if anybody is left
-// out, what the others have stored, by time alone. o.lost and o.refused_by_any are then what the blocks have found: close() takes
-// it out of what blocks share. `sent`: this kernel's blocks have passed last_to_send.
-__device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool sent) {
+// The end of a kernel for one of its blocks, which goes on to `stage`. False: the block is done. True: something is amiss, and it
+// is this block that closes the operation. All others are out, or have not begun and will do nothing. o.lost, o.refused_by_any
+// and o.malformed are what they have found, which close() takes out of what blocks share. Where o.again, this block delivers
+// everything anew, of all who are not left out. `sends`: the kernel has a sending half.
+__device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool sends) {
     __syncthreads();
-    if (o.gone | o.refused | o.troubled) return is_to_close(o, stage, sent);
+    if (o.gone | o.refused | o.troubled) return is_to_close(o, stage, sends);
     if (threadIdx.x != 0) return false;
-    epw_gpu_lane_state *c = o.state;
     // Reader: the next kernel's block of the same number.
-    c->turns[blockIdx.x] = {
-        stage, o.op, o.wrapped || o.op == 0, 0, o.present, 0, o.sent_before + (sent ? gridDim.x : 0), o.out_before + gridDim.x,
-        {}};
-    if (blockIdx.x == 0) {
-        tell_complete(o);
-        if (o.resumes && was_silent(o, o.spoke)) post_beacon(o, EPW_BEACON_NONE);
-    }
-    // Reader: the block that closes, if there is one. It acquires nothing by this; close() sets the turn to the same, unless
-    // somebody is left out.
-    ptx::reduce_relaxed_gpu(&c->out_blocks, 1);
+    const uint64_t sent = o.sent_before + (sends ? gridDim.x : 0);
+    o.state->turns[blockIdx.x] = {stage, o.op, o.wrapped || o.op == 0, 0, o.present, sent, o.out_before + gridDim.x, 0};
+    if (blockIdx.x == 0 && o.resumes && was_silent(o, o.spoke)) post_beacon(o, EPW_BEACON_NONE);
+    // Reader: the block that closes, if there is one. It acquires nothing by this.
+    ptx::reduce_relaxed_gpu(&o.state->out_blocks, 1);
     return false;
+}
+
+// Peers that some blocks have given up, and others may have counted: who has sent what was awaited stays. All words that have
+// come are given to `take(peer, value)`: this block may not know them. By the block that closes the operation.
+template <typename Take> __device__ __forceinline__ void keep_arrived(Operation &o, Awaited what, Take take) {
+    const uint32_t peer = threadIdx.x;
+    if (peer < o.ranks && (o.present >> peer & 1)) {
+        const WordOf word(o, what, peer);
+        const uint64_t seen = word.look();
+        if (word.is_expected(seen)) {
+            atomicAnd(&o.lost, ~(1ull << peer));
+            take(peer, epw_word_value(seen));
+        }
+    }
+    __syncthreads();
 }
 
 // A block of an operation that has been closed without it: it is counted as out, and has sent nothing. Whether it is one. By one
@@ -259,30 +274,32 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
     epw_gpu_peers *peers = o.peers;
     missing |= o.missing;
     uint64_t sent = o.sent_before & (kGaveUp - 1), gave_up = ptx::load_relaxed_gpu(&c->sent_blocks) & ~(kGaveUp - 1);
-    set_turns(c, {stage, o.op, o.wrapped || o.op == 0, 0, present, missing, gave_up | sent, o.out_before, {}});
+    set_turns(c, {stage, o.op, o.wrapped || o.op == 0, 0, present, gave_up | sent, o.out_before, 0});
     if (threadIdx.x != 0) return;
     epw_gpu_report *report = o.report;
-    if (missing == 0) {
-        report->record.cause = EPW_CAUSE_NONE;
-    } else {
+    if (missing | peers->recorded) {
         uint64_t suspects = ptx::load_relaxed_gpu(&peers->shared->suspects);
         if (peers->recorded) {
-            put_record(peers->shared, &peers->record);
+            put_record(peers->shared, &peers->record); // also of a peer that has answered after all
         } else if (o.missing == 0) {
             // Nobody was lost now: the operation began without them.
             record_loss(o, phase, EPW_CAUSE_SUSPECTED, __ffsll(missing) - 1, 0, 0, 0, 0);
         }
-        if (o.missing == 0) report->record = peers->record; // else the handle's first loss stays on record
         peers->shared->suspects_host[o.lane] = suspects;
         c->excluded = suspects;
     }
-    report->missing = missing;
+    if (missing == 0) {
+        report->record.cause = EPW_CAUSE_NONE;
+    } else if (o.missing == 0) {
+        report->record = peers->record; // else the handle's first loss stays on record
+    }
+    c->missing = report->missing = missing;
     if (c->noted > EPW_GPU_NOTES) {
         c->unrecorded += c->noted - EPW_GPU_NOTES;
         tell_unrecorded(o, c->unrecorded);
     }
     c->closing = c->noted = 0;
-    c->refused = 0;
+    c->refused = c->malformed = 0;
     end_waits(o);
 }
 

@@ -9,6 +9,7 @@
 #include "ep/layout.h"
 
 #include <assert.h>
+#include <stdalign.h>
 
 static_assert(EPW_GPU_PEERS == EPW_GPU_MAX_RANKS, "what the floor holds of a group, and what a plan may ask for");
 
@@ -23,9 +24,10 @@ enum {
     EPW_GPU_ANSWERED = 3    /* a combine has sent */
 };
 
-/* How a lane's last half ended. In device memory; written by its first block, or by the one that closes. */
+/* How a lane's last half ended. In device memory; written by a block that closes, and by no other: where all goes well it says so
+ * already. */
 typedef struct epw_gpu_report {
-    uint64_t missing;
+    uint64_t missing;        /* as of the lane */
     epw_error_record record; /* cause EPW_CAUSE_NONE: complete */
 } epw_gpu_report;
 
@@ -44,14 +46,13 @@ typedef struct epw_gpu_arrays {
  * kernel shall find it, so that no block waits until the others have read theirs: the turns of a lane are all alike. Only where
  * something has gone wrong does one block wait for the others and set all turns right; see lane.cuh. */
 typedef struct epw_gpu_turn {
-    uint32_t stage;   /* EPW_GPU_* */
-    uint32_t op;      /* of the operation in flight, or the last one; 0 after set_active */
-    uint32_t wrapped; /* op has passed its 24 bits in this epoch */
+    alignas(16) uint32_t stage; /* EPW_GPU_* */
+    uint32_t op;                /* of the operation in flight, or the last one; 0 after set_active */
+    uint32_t wrapped;           /* op has passed its 24 bits in this epoch */
     uint32_t reserved;
     uint64_t present;   /* peers that take part in the handle: sent to, and once DISPATCHED received from */
-    uint64_t missing;   /* active peers that do not take part in the handle, or whose rows were refused */
     uint64_t sent, out; /* what the lane's counters of blocks stood at */
-    uint64_t reserved_too[2];
+    uint64_t reserved_too;
 } epw_gpu_turn;
 
 typedef struct epw_gpu_lane_state {
@@ -61,7 +62,9 @@ typedef struct epw_gpu_lane_state {
     uint32_t blocks;  /* of every dispatch and combine kernel of the lane */
     uint32_t ordered; /* config.ordered: combine words carry EPW_ANSWER_ORDERED */
 
-    uint64_t excluded; /* suspects that the lane knew when its last kernel ended: its next dispatch begins without them */
+    /* Written by blocks that close, and by no others: a dispatch that finds `missing` set is closed. */
+    uint64_t excluded; /* suspects that the lane knew when its last kernel ended: the next goes on without them */
+    uint64_t missing;  /* active peers that do not take part in the handle, or have sent what they must not */
     uint32_t received[EPW_GPU_PEERS];
     uint32_t ends[EPW_GPU_PEERS]; /* rows received up to each place in the order of sources, see source_at */
     uint64_t sent[EPW_GPU_PEERS]; /* the dispatch words posted */
@@ -71,9 +74,10 @@ typedef struct epw_gpu_lane_state {
     uint64_t unrecorded; /* bad routing ids that found no room in the ring, ever */
 
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
-    uint32_t closing; /* a block has taken it on itself to close the operation for all */
-    uint32_t noted;   /* bad routing ids found; the first EPW_GPU_NOTES of them are put on record */
-    uint64_t refused; /* peers whose rows or answers are not what this rank asked for */
+    uint32_t closing;   /* blocks in trouble, so far; the first closes the operation for all */
+    uint32_t noted;     /* bad routing ids found; the first EPW_GPU_NOTES of them are put on record */
+    uint64_t refused;   /* peers that have sent what this rank did not ask for, as every block finds alike */
+    uint64_t malformed; /* and those of which a single row is not as it must be, which its block alone finds */
 } epw_gpu_lane_state;
 
 #endif

@@ -18,27 +18,40 @@ struct Share {
     uint32_t block, blocks;
 };
 
-// Waits for the rows of every peer of `peers`.
-__device__ inline void await_rows(const Dispatch &a, Operation &o, ReceiveShared &s, uint64_t peers) {
-    uint32_t source = threadIdx.x;
+__device__ __forceinline__ const unsigned char *slot_of(const Dispatch &a, const Operation &o, uint32_t source, uint32_t row) {
+    return a.lane.window + epw_slot_offset(&a.lane.layout, a.lane.index, source, row);
+}
+
+// So many rows have come, if a source can have sent as many. Returns the format that the first of them names: all blocks look
+// there, and refuse alike who sends rows of another kind.
+__device__ __forceinline__ uint32_t take_rows(const Dispatch &a, Operation &o, ReceiveShared &s, uint32_t source, uint32_t rows) {
+    const bool possible = rows <= a.lane.layout.max_tokens;
+    if (!possible) refuse_peer(o, source);
+    s.rows[source] = possible ? rows : 0;
+    if (rows == 0) return a.format.hash;
+    return ptx::load_relaxed_gpu(&reinterpret_cast<const epw_slot_header *>(slot_of(a, o, source, 0))->format);
+}
+
+// Waits for the rows of every peer of `peers`. Returns the format of those of this thread's source, on its way.
+__device__ inline uint32_t await_rows(const Dispatch &a, Operation &o, ReceiveShared &s, uint64_t peers) {
+    uint32_t source = threadIdx.x, format = a.format.hash;
     if (source < EPW_GPU_MAX_RANKS) {
         uint32_t rows = 0;
         if (source < o.ranks && (peers >> source & 1)) {
             Arrival got = await(o, awaited_rows(o), EPW_PHASE_DISPATCH_RECEIVE, source, a.out.wait_ns != nullptr);
             if (!got.arrived) leave_out(o, source);
             rows = got.value;
-            if (rows > a.lane.layout.max_tokens) {
-                refuse_peer(o, source);
-                rows = 0;
-            }
         }
-        s.rows[source] = rows;
+        format = take_rows(a, o, s, source, rows);
     }
     __syncthreads();
+    return format;
 }
 
-__device__ __forceinline__ const unsigned char *slot_of(const Dispatch &a, const Operation &o, uint32_t source, uint32_t row) {
-    return a.lane.window + epw_slot_offset(&a.lane.layout, a.lane.index, source, row);
+__device__ __noinline__ inline void keep_who_sent(const Dispatch &a, Operation &o, ReceiveShared &s) {
+    keep_arrived(o, awaited_rows(o), [&](uint32_t peer, uint32_t rows) {
+        if (take_rows(a, o, s, peer, rows) != a.format.hash) refuse_peer(o, peer);
+    });
 }
 
 // An entry of a received row.
@@ -74,8 +87,9 @@ struct Count {
 };
 
 // Fills the table of counts, [ranks][local_experts] in shared memory: how many rows each source has sent to each expert. `count`:
-// this thread's first, loaded. Ends with a barrier.
-__device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, ReceiveShared &s, Count count, uint32_t *table) {
+// this thread's first, loaded; `format`: of its source's rows, see take_rows. Ends with a barrier.
+__device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, ReceiveShared &s, Count count, uint32_t format,
+                                            uint32_t *table) {
     while (count.n < a.experts) {
         uint32_t rows = s.rows[count.source], value = rows == 0 ? 0 : count.value;
         if (value > rows) {
@@ -87,6 +101,7 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, Rec
         count = Count(a, count.n + kThreads);
         count.load(a);
     }
+    if (format != a.format.hash) refuse_peer(o, threadIdx.x);
     __syncthreads();
 }
 
@@ -177,7 +192,7 @@ __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o, cons
     bool ours = static_cast<int32_t>(r.expert) >= 0 && local < l.local_experts;
     uint64_t place = ours ? place_of(a, table, e.source, local, r.index) : 0;
     if (r.format != a.format.hash || r.token >= l.max_tokens || place == kNowhere) {
-        refuse_peer(o, e.source);
+        spoil_peer(o, e.source);
         return;
     }
     if (e.token) *e.token = r.token;
@@ -186,8 +201,9 @@ __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o, cons
     if (ours && a.out.expert_rows) a.out.expert_rows[local * l.rows + place] = e.place(a);
 }
 
-// Scales of one row to its places. By one warp: a thread has some of the scales, and one that is `mine` a place, row `row` of a
-// list.
+// Scales of one row to its places, or zeros. By one warp: a thread has some of the scales, and one that is `mine` a place, row
+// `row` of a list.
+template <bool Zeros = false>
 __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned char *scales, bool mine, uint64_t list,
                                            uint64_t row) {
     const uint32_t all = 0xffffffffu, count = a.format.scale_count;
@@ -201,7 +217,8 @@ __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned cha
     for (uint32_t i = threadIdx.x % 32, first = 0; first < units; i += 32, first += 32) {
         const bool inside = i < units;
         uint32_t word = 0;
-        if (inside && packs) {
+        if (Zeros) {
+        } else if (inside && packs) {
 #pragma unroll 1
             for (uint32_t k = 0; k < 4 && i * 4 + k < count; k++) word |= uint32_t(scales[i * 4 + k]) << (8 * k);
         } else if (inside && bytes == 4) {
@@ -212,7 +229,7 @@ __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned cha
             const uint64_t to = __shfl_sync(all, begin, __ffs(rest) - 1) + i * stride;
             if (inside && bytes == 4) reinterpret_cast<uint32_t *>(out)[to] = word;
 #pragma unroll 1
-            for (uint32_t k = 0; inside && bytes != 4 && k < bytes; k++) out[to * bytes + k] = scales[i * bytes + k];
+            for (uint32_t k = 0; inside && bytes != 4 && k < bytes; k++) out[to * bytes + k] = Zeros ? 0 : scales[i * bytes + k];
         }
     }
 }
@@ -343,7 +360,7 @@ struct Spread {
             agrees = agrees && place != kNowhere;
         }
         if (!__all_sync(all, agrees)) {
-            if (laneid == 0) refuse_peer(o, source);
+            if (laneid == 0) spoil_peer(o, source);
             return;
         }
         uint32_t number = __popc(__ballot_sync(all, mine) & ((1u << laneid) - 1)); // among the row's places
@@ -372,6 +389,23 @@ struct Spread {
     }
 };
 
+// A row of zeros from token 0 at one place of a list. By one warp, from a tile of zeros.
+__device__ inline void put_zeros(const Dispatch &a, uint64_t list, uint64_t row, const unsigned char *tile) {
+    const uint64_t at = list * a.lane.layout.rows + row;
+    const uint32_t laneid = threadIdx.x % 32;
+    if (laneid == 0 && a.out.source_token) a.out.source_token[at] = 0;
+    if (laneid == 0 && a.out.rows) {
+        unsigned char *to = static_cast<unsigned char *>(a.out.rows) + at * a.format.payload_bytes;
+        for (uint32_t done = 0; done < a.format.payload_bytes; done += kPieceBytes) {
+            ptx::bulk_store(to + done, tile, min(kPieceBytes, a.format.payload_bytes - done));
+        }
+        ptx::bulk_commit();
+    }
+    if (a.out.scales && a.format.scale_count > 0) put_scales<true>(a, nullptr, laneid == 0, list, row);
+    unsigned char *sideband = static_cast<unsigned char *>(a.out.sideband) + at * a.in.sideband_bytes;
+    for (uint32_t i = laneid; a.out.sideband && i < a.in.sideband_bytes; i += 32) sideband[i] = 0;
+}
+
 // Adds the rows of each local expert to the caller's sums, which its lanes and buffers may share. By the block that closes the
 // operation; `table` is of take_counts.
 __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
@@ -385,6 +419,48 @@ __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
     }
 }
 
+// Rows of zeros and of no expert, in all places of the lists that belong to `sources`: what was to lie there was malformed, at
+// least in part, and nothing may have been stored. Other blocks may have stored well-formed rows of these sources there, in no
+// order with this. Whichever stays, nothing is read there that was never written, and the sources are reported missing. The
+// other sources' rows stay where they are. By the block that closes the operation; `tile` is its first, and free.
+__device__ __noinline__ inline void clear_places(const Dispatch &a, const ReceiveShared &s, const uint32_t *table,
+                                                 uint64_t sources, unsigned char *tile) {
+    const epw_layout &l = a.lane.layout;
+    const bool by_rank = a.in.layout == EPW_RANK_MAJOR;
+    const uint32_t laneid = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (uint32_t i = threadIdx.x; i < a.tiles.bytes / 4; i += kThreads) reinterpret_cast<uint32_t *>(tile)[i] = 0;
+    ptx::fence_shared_before_bulk();
+    __syncthreads();
+#pragma unroll 1
+    for (; sources != 0; sources &= sources - 1) {
+        const uint32_t source = __ffsll(sources) - 1, first = source * l.max_tokens;
+#pragma unroll 1
+        for (uint32_t list = 0; list < l.local_experts; list++) {
+            const uint32_t count = table[source * l.local_experts + list];
+            uint64_t begin = 0;
+#pragma unroll 1
+            for (uint32_t i = 0; i < source; i++) begin += table[i * l.local_experts + list];
+#pragma unroll 1
+            for (uint32_t i = warp; i < count; i += kWarps) {
+                if (!by_rank) {
+                    put_zeros(a, list, begin + i, tile);
+                } else if (laneid == 0 && a.out.expert_rows) {
+                    a.out.expert_rows[list * l.rows + begin + i] = first;
+                }
+            }
+        }
+#pragma unroll 1
+        for (uint32_t i = warp; by_rank && i < s.rows[source]; i += kWarps) {
+            put_zeros(a, 0, first + i, tile);
+            if (laneid >= l.topk) continue;
+            const size_t entry = size_t(first + i) * l.topk + laneid;
+            if (a.out.row_experts) a.out.row_experts[entry] = -1;
+            if (a.out.row_weights) a.out.row_weights[entry] = 0.0f;
+        }
+    }
+    if (laneid == 0) ptx::bulk_wait_all();
+}
+
 // Waits and lays out. Where something is amiss, the block that closes the operation decides who takes part, and does it all
 // again alone if somebody does not, or if blocks are absent, until all are those who do: each time there are fewer.
 template <bool Spreads>
@@ -396,18 +472,19 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
     Share share = {blockIdx.x, gridDim.x};
     ListEntry e(a, share);
     Count count(a, threadIdx.x);
-    await_rows(a, o, s, peers & ~uint64_t(o.gone));
+    uint32_t format = await_rows(a, o, s, peers & ~uint64_t(o.gone));
     ptx::let_next_begin();
     Spread spread(a, s, share.blocks, Spreads);
     bool alone = false;
-    uint64_t gone = 0, refused = 0;
+    uint64_t given_up = 0, gone = 0, refused = 0; // by any block; of those, who has not sent in the end
     while (true) {
         count.load(a);
         bool mine = in_place && e.came(a, s);
         Received entry = {};
         if (mine) entry = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
         if constexpr (Spreads) spread.start(a, o, s, memory, share);
-        take_counts(a, o, s, count, table);
+        take_counts(a, o, s, count, format, table);
+        format = a.format.hash;                                         // of other sources none is left
         if (share.block == share.blocks - 1) write_counts(a, s, table); // the one with the fewest rows
         while (in_place) {
             if (mine) list_entry(a, o, table, entry, e);
@@ -422,30 +499,36 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
             refused |= o.refused;
         } else {
             if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) return;
+            given_up = o.lost;
+            if (o.again && o.unordered) keep_who_sent(a, o, s);
             gone = o.lost;
-            refused = o.refused_by_any;
+            refused = o.refused_by_any | o.refused;
         }
         const uint64_t lost = peers & (gone | refused);
-        if ((lost & ~known) == 0 && (alone || !o.absent)) break;
-        // Whoever is not lost has been awaited and bounded by this block too.
+        if (alone ? (lost & ~known) == 0 : !o.again) break;
+        // Whoever is not lost has sent, as this block has seen, and is bounded.
         if (threadIdx.x < l.ranks && (lost >> threadIdx.x & 1)) s.rows[threadIdx.x] = 0;
         ptx::fence_shared_before_bulk(); // every thread has read its last tile
+        ptx::fence_global_before_bulk(); // what others have stored was acquired by a generic load
         __syncthreads();
         share = {0, 1};
         e = ListEntry(a, share);
         alone = true;
     }
     __syncthreads();
+    const uint64_t malformed = peers & o.malformed & ~(gone | refused);
+    if (malformed) clear_places(a, s, table, malformed, memory);
     add_totals(a, table);
     add_waits(o, a.out.wait_ns);
-    // Peers whose rows are refused deliver nothing but are still answered.
-    uint64_t answered = peers & ~gone;
-    if (refused && threadIdx.x == 0) {
-        uint32_t peer = __ffsll(refused) - 1;
-        uint64_t seen = look_at_word(o, awaited_rows(o), peer);
+    // Peers that have sent what they must not are answered all the same, with no rows. Missing is also who was given up and has
+    // sent after all: it may not have been sent to, and as a suspect it gets no answer.
+    const uint64_t answered = peers & ~gone, bad = refused | malformed;
+    if (bad && threadIdx.x == 0) {
+        uint32_t peer = __ffsll(bad) - 1;
+        const uint64_t seen = WordOf(o, awaited_rows(o), peer).look();
         record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, peer, expected_word(o, awaited_rows(o)), seen, 0, 0);
     }
-    close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_DISPATCHED, answered, o.active & ~(answered & ~refused));
+    close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_DISPATCHED, answered, o.active & ~(answered & ~(bad | given_up)));
 }
 
 } // namespace epw

@@ -124,9 +124,9 @@ __device__ __forceinline__ void listen(const Peers &p, uint32_t peer, uint64_t n
 // At the word alone, between looks at everything.
 __device__ __forceinline__ void look_often(const Peers &p, Awaited what, uint32_t peer) {
     constexpr uint32_t kLooks = 32;
+    const WordOf word(p, what, peer);
 #pragma unroll 1
-    for (uint32_t i = 0; i < kLooks; i++) {
-        if (is_expected(p, what, look_at_word(p, what, peer))) break;
+    for (uint32_t i = 0; i < kLooks && !word.is_expected(word.look()); i++) {
     }
 }
 
@@ -184,12 +184,15 @@ __device__ __forceinline__ uint32_t looks_before_long(bool measured) { return me
 // Waits for one peer's word. `measured`: the time spent in a long wait is to be noted for add_waits. `second`: see await_long.
 __device__ __forceinline__ Arrival await(Peers &p, Awaited what, uint32_t phase, uint32_t peer, bool measured, uint32_t looks,
                                          bool second) {
+    const WordOf word(p, what, peer);
+    const uint64_t *words = words_from(p, peer);
 #pragma unroll 1
     for (uint32_t i = 0; i < looks; i++) {
-        const epw_sight seen = first_look(p.own, peer, p.lane, what.word);
-        if (!is_expected(p, what, seen.word)) continue;
-        if (what.permission && epw_word_epoch(seen.dropped) >= p.epoch) break; // it has dropped this rank
-        return {true, epw_word_value(seen.word)};
+        const uint64_t dropped = what.permission ? ptx::load_relaxed_sys(&words[EPW_WORD_DROPPED]) : 0;
+        const uint64_t seen = word.look();
+        if (!word.is_expected(seen)) continue;
+        if (what.permission && epw_word_epoch(dropped) >= p.epoch) break; // it has dropped this rank
+        return {true, epw_word_value(seen)};
     }
     uint64_t began = measured ? ptx::global_timer_ns() : 0;
     Arrival arrival = await_long(p, what, phase, peer, second);

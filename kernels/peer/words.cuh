@@ -69,14 +69,17 @@ struct Awaited {
 
 __device__ __forceinline__ uint64_t expected_word(const Peers &p, Awaited what) { return epw_word(p.epoch, what.op, 0); }
 
-__device__ __forceinline__ bool is_expected(const Peers &p, Awaited what, uint64_t word) {
-    return (word ^ expected_word(p, what)) >> EPW_WORD_VALUE_BITS == 0;
-}
+// The awaited word alone, to look at again and again: where it lies and what is expected are in registers, so that a thread knows
+// what it has seen once the load is back. A look acquires what the peer has written before.
+struct WordOf {
+    const uint64_t *at;
+    uint64_t expected;
 
-// The awaited word alone, to look at again and again. Acquires what the peer has written before.
-__device__ __forceinline__ uint64_t look_at_word(const Peers &p, Awaited what, uint32_t source) {
-    return ptx::load_acquire_sys(&words_from(p, source)[what.word]);
-}
+    __device__ __forceinline__ WordOf(const Peers &p, Awaited what, uint32_t source)
+        : at(&words_from(p, source)[what.word]), expected(expected_word(p, what)) {}
+    __device__ __forceinline__ uint64_t look() const { return ptx::load_acquire_sys(at); }
+    __device__ __forceinline__ bool is_expected(uint64_t seen) const { return (seen ^ expected) >> EPW_WORD_VALUE_BITS == 0; }
+};
 
 // A look that may come before the operation is known: the word, and the farewell that came before. `window`: this rank's own.
 __device__ __forceinline__ epw_sight first_look(const unsigned char *window, uint32_t source, uint32_t lane, uint32_t word) {

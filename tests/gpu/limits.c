@@ -288,6 +288,15 @@ static void put_garbage(unsigned char *at, size_t bytes, uint32_t kind, uint64_t
     free(words);
 }
 
+/* The window of rank 0, whose lane 0 holds a handle. Behind the lines of the plan lies the lane's zero-copy
+ * area, whose address is told. */
+static unsigned char *window_of(const echo_rank *r, const epw_plan *plan) {
+    epw_rows_view view = EPW_ROWS_VIEW_INIT;
+    REQUIRE_OK(epw_next_combine_buffer(r->buffer, r->handle, &view));
+    return (unsigned char *)view.rows - plan->control_bytes - plan->dispatch_bytes - plan->combine_bytes -
+           plan->ordered_bytes;
+}
+
 /* All that peers write beside words, overwritten between the halves: counts and slots before rank 0 receives,
  * slots and answers before it combines. Nothing outside the outputs is touched (compute-sanitizer sees that),
  * every call ends, rank 1 gets its own rows, and the next step is whole. A source that tells of one row for
@@ -301,7 +310,6 @@ static void garbage(uint32_t gpus) {
     config.zero_copy = 1;
     config.deadline_ns = 1000 * MS;
     epw_plan plan = EPW_PLAN_INIT;
-    epw_rows_view view = EPW_ROWS_VIEW_INIT;
     echo_open(&e, &config, gpus);
     echo_rank *r = &e.rank[0], *peer = &e.rank[1];
     REQUIRE_OK(epw_plan_make(&r->config, &plan));
@@ -326,10 +334,7 @@ static void garbage(uint32_t gpus) {
         echo_missing(peer, 0, "a peer whose own window is whole");
         REQUIRE(echo_miscounted(&e, peer, 3) == 0, "%u counts of the peer are wrong",
                 echo_miscounted(&e, peer, 3));
-        /* Behind the lines of the plan lies the lane's zero-copy area, whose address is told. */
-        REQUIRE_OK(epw_next_combine_buffer(r->buffer, r->handle, &view));
-        window = (unsigned char *)view.rows - plan.control_bytes - plan.dispatch_bytes - plan.combine_bytes -
-                 plan.ordered_bytes;
+        window = window_of(r, &plan);
         uint64_t data = plan.dispatch_bytes + plan.combine_bytes;
         if (what != 0) put_garbage(window + plan.control_bytes, data, kind, &seed);
         for (uint32_t i = 0; i < 2; i++) echo_combine(&e.rank[i], ECHO_BOTH);
@@ -350,6 +355,94 @@ static void garbage(uint32_t gpus) {
     echo_close(&e);
 }
 
+enum { POISON = 0xfefe }; /* a NaN's neighbour: no token has it */
+
+/* Rows of each list in order: first this rank's own, exact; then the peer's, of which none is as it was
+ * before the call. Returns how many of the peer's are zeros. */
+static uint32_t zeros_of_peer(const echo *e, const echo_rank *r) {
+    const epw_config *c = &r->config;
+    uint32_t local = c->experts / e->ranks, zeros = 0;
+    size_t bytes = (size_t)c->hidden * 2, list = (size_t)c->ranks * c->max_tokens * bytes;
+    unsigned char *rows = malloc(local * list);
+    uint32_t *counts = malloc(local * sizeof *counts);
+    REQUIRE(rows != NULL && counts != NULL, "no memory");
+    REQUIRE_CUDA(cudaMemcpy(rows, r->rows, local * list, cudaMemcpyDeviceToHost));
+    REQUIRE_CUDA(cudaMemcpy(counts, r->counts, local * sizeof *counts, cudaMemcpyDeviceToHost));
+    for (uint32_t x = 0; x < local; x++) {
+        uint32_t own = 0;
+        for (size_t i = 0; i < (size_t)c->max_tokens * c->topk; i++) {
+            if ((uint32_t)r->ids[i] != c->rank * local + x) continue;
+            REQUIRE(memcmp(rows + x * list + own * bytes, r->tokens + i / c->topk * c->hidden, bytes) == 0,
+                    "expert %u: row %u of the rank's own is wrong", x, own);
+            own++;
+        }
+        for (uint32_t i = own; i < counts[x]; i++) {
+            const uint16_t *row = (const uint16_t *)(rows + x * list + i * bytes);
+            for (uint32_t k = 0; k < c->hidden; k++)
+                REQUIRE(row[k] != POISON, "expert %u: channel %u of row %u was never written", x, k, i);
+            zeros += row[0] == 0 && memcmp(row, row + 1, bytes - 2) == 0;
+        }
+    }
+    free(rows);
+    free(counts);
+    return zeros;
+}
+
+/* One row of a peer names a token that no rank has. Nothing is moved for it: all counts stand, and the rank's
+ * own rows. The peer is missing, its malformed row has become zeros, and it is told that none of its rows was
+ * answered. */
+static void malformed(uint32_t gpus) {
+    static echo e;
+    epw_config config = config_of(2, 128, 512, 16, 4);
+    config.lanes = 1;
+    config.zero_copy = 1;
+    config.deadline_ns = 1000 * MS;
+    epw_plan plan = EPW_PLAN_INIT;
+    echo_open(&e, &config, gpus);
+    echo_rank *r = &e.rank[0], *peer = &e.rank[1];
+    REQUIRE_OK(epw_plan_make(&r->config, &plan));
+    size_t slot = plan.dispatch_bytes / (2 * 128), poisoned = (size_t)16 / 2 * 2 * 128 * 512 * 2;
+    unsigned char *window = NULL;
+    for (uint32_t round = 0; round < 6; round++) {
+        const uint32_t bad = UINT32_MAX, row = round * 17;
+        echo_fill(&e, round);
+        for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], ECHO_SEND);
+        echo_settle(&e, "sending");
+        REQUIRE_CUDA(cudaSetDevice(r->config.device));
+        REQUIRE_CUDA(cudaMemset(r->rows, POISON & 0xff, poisoned));
+        if (window != NULL) {
+            unsigned char *at = window + plan.control_bytes + (128 + row) * slot;
+            REQUIRE_CUDA(cudaMemcpy(at, &bad, sizeof bad, cudaMemcpyHostToDevice));
+        }
+        REQUIRE_CUDA(cudaDeviceSynchronize());
+        for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], ECHO_RECEIVE);
+        echo_settle(&e, "receiving");
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        REQUIRE_OK(epw_outcome_read(r->buffer, r->handle, &outcome));
+        REQUIRE(outcome.missing.bits[0] == (window ? 2 : 0) &&
+                    outcome.record.cause == (window ? EPW_CAUSE_FORMAT : EPW_CAUSE_NONE),
+                "round %u: missing %llx by cause %u", round, (unsigned long long)outcome.missing.bits[0],
+                outcome.record.cause);
+        REQUIRE(echo_miscounted(&e, r, 3) == 0, "%u counts are wrong", echo_miscounted(&e, r, 3));
+        uint32_t zeros = zeros_of_peer(&e, r);
+        REQUIRE((zeros > 0) == (window != NULL), "round %u: %u rows of zeros", round, zeros);
+        if (window == NULL) window = window_of(r, &plan);
+        for (uint32_t i = 0; i < 2; i++) echo_combine(&e.rank[i], ECHO_BOTH);
+        echo_settle(&e, "combine");
+        echo_missing(peer, outcome.degraded ? 1 : 0, "who sent a malformed row");
+        REQUIRE(echo_wrong(&e, peer, outcome.degraded ? 2 : 3) == 0, "%u tokens of the peer are wrong",
+                echo_wrong(&e, peer, outcome.degraded ? 2 : 3));
+        REQUIRE(echo_wrong(&e, r, 3) == 0, "%u tokens are wrong", echo_wrong(&e, r, 3));
+        echo_fill(&e, 100 + round);
+        echo_step(&e);
+        for (uint32_t i = 0; i < 2; i++) {
+            echo_missing(&e.rank[i], 0, "the next step");
+            REQUIRE(echo_wrong(&e, &e.rank[i], 3) == 0, "the next step is wrong");
+        }
+    }
+    echo_close(&e);
+}
+
 static const gpu_case cases[] = {
     {"ranks_33", ranks_33, 1, 120},
     {"ranks_63", ranks_63, 1, 120},
@@ -361,6 +454,7 @@ static const gpu_case cases[] = {
     {"patterns", patterns, 1, 60},
     {"tails", tails, 1, 60},
     {"garbage", garbage, 1, 60},
+    {"malformed", malformed, 1, 60},
 };
 
 int main(int argc, char **argv) {

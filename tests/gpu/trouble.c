@@ -345,6 +345,79 @@ static void disconnected(uint32_t gpus) {
     echo_close(&e);
 }
 
+/* ---- words that come at the deadline ---- */
+
+/* Rank 1 sends `delay` after rank 0 has begun to wait, which changes from round to round so that rank 0 gives
+ * it up as often as not. `held_ms`: rank 0's blocks find one SM for so long. Whatever blocks see, they
+ * deliver the same: all rows of rank 1, or none. Counts how often nobody was lost, rank 1 was, and it was
+ * given up though its rows are there. */
+typedef struct ends {
+    uint32_t whole, lost, kept;
+} ends;
+
+static ends receive_at_deadline(uint32_t gpus, uint32_t rounds, uint32_t held_ms) {
+    static echo e;
+    const uint64_t deadline = LATE_DEADLINE_MS * MS, step = 2000;
+    epw_config config = config_of(2, deadline);
+    echo_open(&e, &config, gpus);
+    echo_rank *r = &e.rank[0], *peer = &e.rank[1];
+    cudaStream_t hogs = hog_stream(r);
+    REQUIRE_CUDA(cudaSetDevice(peer->config.device));
+    REQUIRE_CUDA(hog_prepare());
+    uint64_t delay = deadline;
+    ends count = {0};
+    for (uint32_t round = 0; round < rounds; round++) {
+        echo_fill(&e, round);
+        echo_dispatch(r, ECHO_SEND);
+        echo_settle(&e, "sending");
+        if (held_ms > 0) hold_sms(r, held_ms, hogs);
+        REQUIRE_CUDA(cudaSetDevice(peer->config.device));
+        REQUIRE_CUDA(hog_sms(1, delay, peer->stream));
+        echo_dispatch(peer, ECHO_SEND);
+        echo_dispatch(r, ECHO_RECEIVE);
+        echo_settle(&e, "receiving");
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        REQUIRE_OK(epw_outcome_read(r->buffer, r->handle, &outcome));
+        int whole = echo_miscounted(&e, r, 3) == 0, own = echo_miscounted(&e, r, 1) == 0;
+        REQUIRE(whole != own, "round %u: a part of rank 1's rows is there", round);
+        REQUIRE(outcome.missing.bits[0] == 2 || (!outcome.degraded && whole), "round %u: missing %llx", round,
+                (unsigned long long)outcome.missing.bits[0]);
+        count.whole += !outcome.degraded;
+        count.lost += own != 0;
+        count.kept += outcome.degraded && whole;
+        delay += outcome.degraded ? -step : step;
+        echo_dispatch(peer, ECHO_RECEIVE);
+        for (uint32_t i = 0; i < 2; i++) echo_combine(&e.rank[i], ECHO_BOTH);
+        echo_settle(&e, "combine");
+        REQUIRE_OK(epw_outcome_read(r->buffer, r->handle, &outcome));
+        uint64_t answers = outcome.degraded ? 1 : 3;
+        REQUIRE(echo_wrong(&e, r, answers) == 0, "round %u: %u tokens are wrong where %llx answer", round,
+                echo_wrong(&e, r, answers), (unsigned long long)answers);
+        for (uint32_t i = 0; i < 2; i++)
+            REQUIRE_OK(epw_buffer_set_active(e.rank[i].buffer, &(epw_mask){{3}}, 2 + round));
+    }
+    REQUIRE_CUDA(cudaSetDevice(r->config.device));
+    REQUIRE_CUDA(cudaStreamDestroy(hogs));
+    echo_close(&e);
+    printf("of %u rounds: %u whole, %u lost, %u given up with rows that are there; delay %llu us\n", rounds,
+           count.whole, count.lost, count.kept, (unsigned long long)(delay / 1000));
+    return count;
+}
+
+/* All blocks wait to the end. */
+static void at_the_deadline(uint32_t gpus) {
+    ends count = receive_at_deadline(gpus, 400, 0);
+    REQUIRE(count.whole > 0 && count.lost > 0, "%u rounds were whole, in %u a peer was lost", count.whole,
+            count.lost);
+}
+
+/* One block gives rank 1 up, and the others begin when the word is there. They have counted its rows. */
+static void late_word(uint32_t gpus) {
+    ends count = receive_at_deadline(gpus, 400, 3 + 3 * LATE_DEADLINE_MS);
+    REQUIRE(count.kept > 0, "no late block has found a word that was given up: %u rounds whole, %u lost",
+            count.whole, count.lost);
+}
+
 /* ---- who is alive, and who is told ---- */
 
 /* Three ranks of which 0 knows only 1, and 2 only 1: what 0 waits for depends on 2 through 1 alone. */
@@ -483,6 +556,8 @@ static const gpu_case cases[] = {
     {"shared_totals", shared_totals, 1, 60},
     {"shared_waits", shared_waits, 1, 60},
     {"disconnected", disconnected, 1, 60},
+    {"at_the_deadline", at_the_deadline, 2, 60},
+    {"late_word", late_word, 2, 60},
     {"lengthened", lengthened, 1, 60},
     {"first_beacon", first_beacon, 1, 60},
     {"silent", silent, 1, 60},
