@@ -137,7 +137,7 @@ epw_status epw_cuda_sms(int32_t ordinal, epw_where where, uint32_t *sms) {
  * by creating a context there, of hundreds of megabytes, where the caller had none. */
 epw_status epw_cuda_enter(int32_t ordinal, epw_where where) {
     CUcontext context = context_of(ordinal);
-    if (!context) return epw_fail(EPW_ERR_STATE, where, "GPU %d has not been opened", ordinal);
+    if (context == NULL) return epw_fail(EPW_ERR_STATE, where, "GPU %d has not been opened", ordinal);
     CUresult error = epw_cuda_driver_get()->context_push(context);
     return error == CUDA_SUCCESS ? EPW_OK : epw_fail_cuda((int)error, where, "cuCtxPushCurrent");
 }
@@ -201,7 +201,7 @@ static const epw_where releasing = {"destroy", -1, -1};
 
 void epw_cuda_free(int32_t ordinal, void *memory) {
     epw_cuda_scope scope = {0};
-    if (!memory || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;
+    if (memory == NULL || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;
     if (cudaFree(memory) != cudaSuccess) (void)cudaGetLastError();
     epw_cuda_leave_relaxed(&scope);
 }
@@ -229,7 +229,7 @@ epw_status epw_cuda_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where,
 
 void epw_cuda_host_free(int32_t ordinal, void *host) {
     epw_cuda_scope scope = {0};
-    if (!host || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;
+    if (host == NULL || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;
     if (cudaFreeHost(host) != cudaSuccess) (void)cudaGetLastError();
     epw_cuda_leave_relaxed(&scope);
 }
@@ -251,7 +251,7 @@ epw_status epw_cuda_stream_create(int32_t ordinal, epw_where where, void **strea
 
 void epw_cuda_stream_destroy(int32_t ordinal, void *stream) {
     epw_cuda_scope scope = {0};
-    if (!stream || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;
+    if (stream == NULL || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;
     if (cudaStreamDestroy(stream) != cudaSuccess) (void)cudaGetLastError();
     epw_cuda_leave_relaxed(&scope);
 }

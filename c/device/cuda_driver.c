@@ -62,7 +62,7 @@ static void load(void) {
 epw_status epw_cuda_driver_load(epw_where where) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, load);
-    if (!missing) return EPW_OK;
+    if (missing == NULL) return EPW_OK;
     return epw_fail(EPW_ERR_NO_PATH, where, "the CUDA driver has no %s; install a newer NVIDIA driver",
                     missing);
 }

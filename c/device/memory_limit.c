@@ -138,7 +138,8 @@ static bool find_cgroup(const char *root, const version *v, char path[PATH_MAX])
     bool found = false;
     if (!lines_open(&l, root, "/proc/self/cgroup")) return false;
     for (char *line; !found && (line = next_line(&l)) != NULL;) {
-        char *controllers = strchr(line, ':'), *name = controllers ? strchr(controllers + 1, ':') : NULL;
+        char *controllers = strchr(line, ':'),
+             *name = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
         if (name == NULL) continue;
         *controllers++ = *name++ = '\0';
         found = is_v1(v) ? has_word(controllers, "memory") : strcmp(line, "0") == 0 && *controllers == '\0';
@@ -207,7 +208,7 @@ static bool find_folder(const char *root, const version *v, folder *out) {
         char *mount_root, *mount_point;
         if (!parse_mount(line, v, &mount_root, &mount_point)) continue;
         const char *inner = strstr(out->cgroup, "/..") ? NULL : below(out->cgroup, mount_root);
-        int length = snprintf(out->path, sizeof out->path, "%s%s", mount_point, inner ? inner : "");
+        int length = snprintf(out->path, sizeof out->path, "%s%s", mount_point, inner != NULL ? inner : "");
         if (length < 0 || (size_t)length >= sizeof out->path) continue;
         out->top = strlen(mount_point);
         exact = inner != NULL;

@@ -71,7 +71,7 @@ void epw_connection_hear(epw_connection *c) {
         epw_notice_fence(); /* see epw_fd_ring: the ring was taken before the owner looks */
         epw_offer_ring(c->offer, c->rank);
     }
-    if (c->offer) end_if_left(c); /* the lock was released: it may have ended meanwhile */
+    if (c->offer != NULL) end_if_left(c); /* the lock was released: it may have ended meanwhile */
 }
 
 void epw_connections_reap(epw_connection *all, size_t count) {
@@ -104,7 +104,7 @@ static epw_fd_reply decide(epw_connection *c, epw_connection *all, size_t count,
                            const epw_fd_request *request) {
     epw_fd_reply reply = {.magic = EPW_FD_REPLY_MAGIC, .verdict = EPW_FD_UNKNOWN_WINDOW};
     epw_offer *offer = epw_offer_find(&request->window);
-    if (!offer) return reply;
+    if (offer == NULL) return reply;
 
     /* The kernel's word for the client's pid is better than the client's, where the pid can be seen from
      * here. */
@@ -174,9 +174,9 @@ void epw_connection_serve(epw_connection *c, epw_connection *all, size_t count) 
     epw_fd_reply reply = {.magic = EPW_FD_REPLY_MAGIC, .verdict = EPW_FD_MALFORMED};
     if (got == (ssize_t)sizeof request && request.magic == EPW_FD_REQUEST_MAGIC)
         reply = decide(c, all, count, &request);
-    bool sent = got > 0 && send_reply(c->fd, &reply, c->offer ? epw_offer_memory(c->offer)->fd : -1);
+    bool sent = got > 0 && send_reply(c->fd, &reply, c->offer != NULL ? epw_offer_memory(c->offer)->fd : -1);
     if (c->offer && !sent) epw_connection_end_lease(c);
-    if (!c->offer) c->over = true;
+    if (c->offer == NULL) c->over = true;
 }
 
 void epw_connection_refuse(int fd) {

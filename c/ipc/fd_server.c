@@ -48,10 +48,10 @@ static bool grow(server *s) {
     if (s->count < s->capacity) return true;
     size_t capacity = 2 * s->capacity;
     struct pollfd *polls = realloc(s->polls, (2 + capacity) * sizeof *polls);
-    if (polls) s->polls = polls;
+    if (polls != NULL) s->polls = polls;
     epw_connection *connections = realloc(s->connections, capacity * sizeof *connections);
-    if (connections) s->connections = connections;
-    if (!polls || !connections) return false;
+    if (connections != NULL) s->connections = connections;
+    if (polls == NULL || connections == NULL) return false;
     s->capacity = capacity;
     return true;
 }
@@ -134,7 +134,7 @@ static void drop_ended(server *s) {
     for (size_t i = 0; i < s->count; i++) {
         epw_offer *offer = s->connections[i].ended;
         pthread_t thread;
-        if (!offer) continue;
+        if (offer == NULL) continue;
         s->connections[i].ended = NULL;
         epw_process_unlock();
         if (epw_thread_start(drop_offer, offer, &thread) == 0) {
@@ -150,7 +150,7 @@ static void close_finished(server *s, uint64_t now) {
     size_t kept = 0;
     for (size_t i = 0; i < s->count; i++) {
         epw_connection *c = &s->connections[i];
-        bool over = c->over ? !c->ended : !c->offer && now >= c->request_by_ns;
+        bool over = c->over ? !c->ended : c->offer == NULL && now >= c->request_by_ns;
         if (over) {
             epw_connection_close(c);
         } else {
@@ -168,7 +168,7 @@ static int prepare_wait(server *s, uint64_t now) {
         /* The end of a lease is seen in any case: POLLHUP is always reported. */
         s->polls[2 + i] =
             (struct pollfd){.fd = c->closed ? c->death : c->fd, .events = c->deaf && !c->closed ? 0 : POLLIN};
-        if (!c->offer && c->request_by_ns < until) until = c->request_by_ns;
+        if (c->offer == NULL && c->request_by_ns < until) until = c->request_by_ns;
     }
     bool accepting = now >= s->accept_after_ns;
     if (now < s->accept_after_ns && s->accept_after_ns < until) until = s->accept_after_ns;
@@ -256,14 +256,14 @@ static epw_status open_listener(server *s, epw_where where) {
 static epw_status start(epw_where where, server **out) {
     enum { FIRST_CAPACITY = 16 };
     server *s = calloc(1, sizeof *s);
-    if (!s) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the fd server");
+    if (s == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the fd server");
     s->listener = s->wake = s->spare = -1;
     s->generation = epw_process_generation();
     s->capacity = FIRST_CAPACITY;
     s->connections = calloc(FIRST_CAPACITY, sizeof *s->connections);
     s->polls = calloc(2 + FIRST_CAPACITY, sizeof *s->polls);
     epw_status status = EPW_OK;
-    if (!s->connections || !s->polls)
+    if (s->connections == NULL || s->polls == NULL)
         status = epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the fd server");
     if (status == EPW_OK) status = epw_nonce_make(where, &s->id);
     if (status == EPW_OK) status = open_listener(s, where);
@@ -288,7 +288,7 @@ epw_status epw_fd_server_acquire(epw_where where, epw_nonce *id) {
         free_server(current);
         current = NULL;
     }
-    if (!current) status = start(where, &current);
+    if (current == NULL) status = start(where, &current);
     if (status == EPW_OK) {
         current->uses++;
         *id = current->id;
@@ -317,7 +317,7 @@ void epw_fd_server_release(void) {
 
 void epw_fd_server_forget(const epw_offer *offer) {
     server *s = own_server();
-    if (!s || epw_offer_outlives_leases(offer)) return;
+    if (s == NULL || epw_offer_outlives_leases(offer)) return;
     for (size_t i = 0; i < s->count; i++)
         if (s->connections[i].offer == offer) epw_connection_end_lease(&s->connections[i]);
     eventfd_write(s->wake, 1);
@@ -325,5 +325,5 @@ void epw_fd_server_forget(const epw_offer *offer) {
 
 void epw_fd_server_reap(void) {
     server *s = own_server();
-    if (s) epw_connections_reap(s->connections, s->count);
+    if (s != NULL) epw_connections_reap(s->connections, s->count);
 }

@@ -42,7 +42,7 @@ epw_status epw_offer_create(int32_t ordinal, uint32_t paths, uint32_t ranks, uin
                             epw_offer **out) {
     const epw_device *device = epw_device_of(ordinal);
     epw_offer *offer = calloc(1, sizeof *offer + ranks * sizeof(lease));
-    if (!offer)
+    if (offer == NULL)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the leases of %u ranks", (unsigned)ranks);
     offer->device = device;
     offer->ranks = ranks;
@@ -121,7 +121,7 @@ bool epw_offer_ring(epw_offer *offer, uint32_t rank) {
     if (offer->withdrawn) return false;
     epw_ring_fn *ring = offer->ring;
     void *context = offer->ring_context;
-    if (!ring) return true;
+    if (ring == NULL) return true;
     offer->ringing++; /* keeps the offer, too: its owner waits before it lets go */
     epw_process_unlock();
     ring(context, rank);

@@ -46,7 +46,7 @@ bool epw_fd_keep_from_child(int fd) {
     if (private_fds.count == private_fds.capacity) {
         size_t capacity = private_fds.capacity ? 2 * private_fds.capacity : 16;
         int *list = realloc(private_fds.list, capacity * sizeof *list);
-        if (!list) return false;
+        if (list == NULL) return false;
         private_fds.list = list;
         private_fds.capacity = capacity;
     }

@@ -62,7 +62,7 @@ epw_status epw_numerics_choose(epw_where where, const epw_numerics **out) {
     const char *wanted = getenv("EPWIRE_ISA");
     if (wanted && wanted[0] == '\0') wanted = NULL; /* empty counts as unset, as for every variable */
     for (size_t i = 0; i < count && !*out; i++)
-        if (!wanted || strcmp(all[i]->isa, wanted) == 0) *out = all[i];
+        if (wanted == NULL || strcmp(all[i]->isa, wanted) == 0) *out = all[i];
     if (!*out)
         return epw_fail(
             EPW_ERR_INVALID, where,

@@ -40,7 +40,7 @@ epw_status epw_window_create(const epw_window_options *options, epw_window **out
         return epw_fail(EPW_ERR_LIMIT, where, "%u fields must be equal, at most %d can be",
                         (unsigned)options->term_count, EPW_TERMS_MAX);
     epw_window *window = calloc(1, sizeof *window);
-    if (!window) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a window's description");
+    if (window == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a window's description");
     window->options = *options;
     for (uint32_t i = 0; i < options->term_count; i++) window->terms[i] = options->terms[i];
     window->options.terms = window->terms;
@@ -60,7 +60,7 @@ bool epw_window_inherited(const epw_window *window) {
 }
 
 void epw_window_destroy(epw_window *window) {
-    if (!window) return;
+    if (window == NULL) return;
     if (!epw_window_inherited(window)) {
         epw_process_lock();
         epw_offer_withdraw(window->offer);
@@ -169,7 +169,7 @@ static uint32_t choose_path(const attempt *a) {
         not_thread = "excluded by config.paths";
     }
     const char *no = why_not_mapped(a, a->blob.origin.path);
-    if (!no) return a->blob.origin.path;
+    if (no == NULL) return a->blob.origin.path;
     unsigned pid = (unsigned)a->blob.host.pid;
     if (a->own->options.device == EPW_DEVICE_HOST) {
         epw_fail(
@@ -200,7 +200,7 @@ static epw_status import_thread(const attempt *a, epw_import *import) {
     epw_lease_verdict verdict = EPW_LEASE_NO_SUCH_RANK;
     epw_process_lock();
     epw_offer *offer = epw_offer_find(&a->blob.window);
-    if (offer) {
+    if (offer != NULL) {
         verdict = epw_lease_take(offer, import->rank, &self, &holder);
         if (verdict == EPW_LEASE_HELD) {
             epw_fd_server_reap();
@@ -261,7 +261,7 @@ epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, s
     uint32_t path = choose_path(&a);
     if (path == EPW_PATH_NONE) return EPW_ERR_NO_PATH;
     epw_import *import = calloc(1, sizeof *import);
-    if (!import) return epw_fail(EPW_ERR_NO_MEMORY, a.where, "no memory for an import's description");
+    if (import == NULL) return epw_fail(EPW_ERR_NO_MEMORY, a.where, "no memory for an import's description");
     import->path = path;
     import->owner_pid = a.blob.host.pid;
     import->rank = own->options.rank;
@@ -295,7 +295,7 @@ epw_status epw_import_ring(epw_import *import, epw_where where) {
 }
 
 void epw_import_close(epw_import *import) {
-    if (!import) return;
+    if (import == NULL) return;
     bool inherited = import->generation != epw_process_generation(); /* mapping and connection are not here */
     if (import->path == EPW_PATH_THREAD) {
         epw_process_lock();

@@ -67,7 +67,7 @@ typedef struct arena {
 } arena;
 
 static void *take(arena *a, uint64_t bytes) {
-    void *at = a->base ? a->base + a->used : NULL;
+    void *at = a->base != NULL ? a->base + a->used : NULL;
     a->used += epw_align(bytes, 256);
     return at;
 }
