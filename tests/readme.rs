@@ -152,7 +152,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     (".ci/run fuzz", "is part of CI"),
     (".ci/run faults", "takes many minutes; the tests themselves are part of CI"),
-    ("FUZZ_SECONDS=3600 .ci/run fuzz", "takes hours; CI has it run for 20 seconds a target"),
+    ("FUZZ_SECONDS=3600 .ci/run fuzz", "takes hours; CI has it run for 10 seconds a target"),
     ("cargo test --test c", "is part of `cargo test`"),
     ("cargo test --examples readme", "is part of `cargo test`"),
     (

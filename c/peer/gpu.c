@@ -50,14 +50,18 @@ epw_status epw_peers_await_event(const epw_peers *peers, cudaEvent_t event, uint
     return status;
 }
 
-epw_status epw_peers_settle(const epw_peers *peers, uint64_t timeout_ns, epw_where where) {
+static epw_status settle(const epw_peers *peers, cudaEvent_t event, uint64_t timeout_ns, epw_where where) {
     const epw_peers_gpu *g = peers->gpu;
     epw_status status = epw_cuda_enter(g->device, where);
     if (status != EPW_OK) return status;
-    cudaError_t error = cudaEventRecord(g->event, g->stream);
+    cudaError_t error = cudaEventRecord(event, g->stream);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventRecord");
     epw_cuda_leave();
-    return status == EPW_OK ? epw_peers_await_event(peers, g->event, timeout_ns, where) : status;
+    return status == EPW_OK ? epw_peers_await_event(peers, event, timeout_ns, where) : status;
+}
+
+epw_status epw_peers_settle(const epw_peers *peers, uint64_t timeout_ns, epw_where where) {
+    return settle(peers, peers->gpu->event, timeout_ns, where);
 }
 
 epw_status epw_peers_settle_change(const epw_peers *peers, epw_where where) {
@@ -77,11 +81,13 @@ static void fill(uint64_t table[EPW_AREAS][EPW_GPU_PEERS], uint32_t peer, const 
     table[EPW_AREA_ANSWERS][peer] = areas->answers;
 }
 
-static epw_status make_event(epw_peers_gpu *g, epw_where where) {
+static epw_status make_events(epw_peers_gpu *g, epw_where where) {
     epw_cuda_scope scope;
     epw_status status = epw_cuda_enter_relaxed(g->device, where, &scope);
     if (status != EPW_OK) return status;
     cudaError_t error = cudaEventCreateWithFlags(&g->event, cudaEventDisableTiming);
+    for (uint32_t use = 0; error == cudaSuccess && use < EPW_WORD_COPIES; use++)
+        error = cudaEventCreateWithFlags(&g->copied[use], cudaEventDisableTiming);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
     epw_cuda_leave_relaxed(&scope);
     return status;
@@ -102,7 +108,7 @@ epw_status epw_peers_open_gpu(epw_peers *peers, const epw_peers_gpu_options *opt
     g->deadline_ns = options->deadline_ns;
     memcpy(g->lanes, options->lanes, sizeof g->lanes);
     epw_status status = epw_cuda_stream_create(g->device, where, &g->stream);
-    if (status == EPW_OK) status = make_event(g, where);
+    if (status == EPW_OK) status = make_events(g, where);
     if (status == EPW_OK) status = make_pinned(g, where);
     for (uint32_t lane = 0; status == EPW_OK && lane < peers->lanes; lane++) {
         epw_gpu_peers made = {
@@ -120,6 +126,9 @@ void epw_peers_close_gpu(epw_peers *peers) {
     epw_cuda_scope scope;
     if (g->event != NULL && epw_cuda_enter_relaxed(g->device, where, &scope) == EPW_OK) {
         cudaEventDestroy(g->event);
+        for (uint32_t use = 0; use < EPW_WORD_COPIES; use++) {
+            if (g->copied[use] != NULL) cudaEventDestroy(g->copied[use]);
+        }
         epw_cuda_leave_relaxed(&scope);
     }
     if (g->stream != NULL) epw_cuda_stream_destroy(g->device, g->stream);
@@ -177,7 +186,7 @@ epw_status epw_peers_say_farewell(const epw_peers *peers, epw_where where) {
 epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy, uint64_t timeout_ns,
                                epw_where where) {
     epw_peers_gpu *g = peers->gpu;
-    uint64_t *pinned = &g->pinned->words[copy->use];
+    uint64_t *pinned = &g->pinned->words[copy->use][where.peer];
     epw_cuda_scope scope;
     epw_status status = epw_cuda_enter_relaxed(g->device, where, &scope);
     if (status != EPW_OK) return status;
@@ -187,7 +196,7 @@ epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy
     const void *from = copy->writes ? (const void *)pinned : copy->at;
     status = enqueue(g, to, from, where, "cudaMemcpyAsync of a word");
     epw_cuda_leave_relaxed(&scope);
-    if (status == EPW_OK) status = epw_peers_settle(peers, timeout_ns, where);
+    if (status == EPW_OK) status = settle(peers, g->copied[copy->use], timeout_ns, where);
     if (status == EPW_OK && !copy->writes) *copy->value = *pinned;
     if (status != EPW_PENDING) return status;
     return epw_fail(EPW_ERR_TIMEOUT, where, "this rank's GPU has not copied a word within %llu ms",

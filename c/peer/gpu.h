@@ -25,7 +25,8 @@ typedef struct epw_word_copy {
     uint64_t *value;
 } epw_word_copy;
 
-/* EPW_ERR_TIMEOUT if it is not done within timeout_ns. Any thread. */
+/* `where` names the peer. EPW_ERR_TIMEOUT if it is not done within timeout_ns. Any thread, one at a time for
+ * each use. */
 epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy, uint64_t timeout_ns,
                                epw_where where);
 
@@ -39,8 +40,8 @@ epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy
  * what is right by then. */
 typedef struct epw_peers_pinned {
     uint64_t tables[EPW_MAX_LANES][EPW_AREAS][EPW_GPU_PEERS];
-    uint64_t farewell;               /* for each peer's window, when this rank leaves */
-    uint64_t words[EPW_WORD_COPIES]; /* of epw_peers_copy_word, by their use */
+    uint64_t farewell;                              /* for each peer's window, when this rank leaves */
+    uint64_t words[EPW_WORD_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_word, by use and peer */
 } epw_peers_pinned;
 
 struct epw_peers_gpu {
@@ -49,6 +50,8 @@ struct epw_peers_gpu {
     epw_gpu_peers *lanes[EPW_MAX_LANES]; /* in device memory */
     void *stream;
     cudaEvent_t event; /* of epw_peers_settle */
+    cudaEvent_t
+        copied[EPW_WORD_COPIES]; /* of epw_peers_copy_word: what others enqueue later is not waited for */
     epw_peers_pinned *pinned;
     atomic_bool probed; /* words have been copied */
 };

@@ -14,8 +14,9 @@
 // A block that began late may yet have seen the peer's word at once, and have left. Then no order is needed, for the bytes are
 // the same:
 // - A block leaves without trouble only when it has seen the words of all who take part. When everybody is out, the closing block
-//   looks once more at those who were given up. A block has looked before it was counted, so what it has seen is seen now. Who
-//   has sent is kept, and what those blocks have delivered is delivered again. Who has not was seen by nobody.
+//   looks once more at those who were given up. What a block has seen before it was counted is seen now: its count depends on the
+//   load that saw the word, which lies in the one L2 cache that both read (the memory model of PTX alone would ask for a
+//   release). Who has sent is kept, and what those blocks have delivered is delivered again. Who has not was seen by nobody.
 // - Who is refused for its word, its counts or its format is refused by all blocks, which read the same: all are in trouble.
 // - A row that is malformed by itself is found by its block alone. Nothing is moved for it: see clear_places().
 // - Who is missing, and why, is written by closing blocks alone. The turns that these leave differ from those of the others only
