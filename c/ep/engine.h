@@ -3,7 +3,7 @@
 #ifndef EPW_EP_ENGINE_H
 #define EPW_EP_ENGINE_H
 
-#include "ep/plan.h"
+#include "ep/layout.h"
 #include "epwire.h"
 #include "peer/peers.h"
 

@@ -5,7 +5,7 @@
 
 #include "device/device.h"
 #include "ipc/process.h"
-#include "window/window.h"
+#include "window/options.h"
 
 #define EPW_BLOB_FORMAT 3
 

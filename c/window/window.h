@@ -15,27 +15,10 @@
 
 #include "base/status.h"
 #include "ipc/process.h"
+#include "window/options.h"
 
 typedef struct epw_window epw_window;
 typedef struct epw_import epw_import;
-
-#define EPW_TERMS_MAX 32
-
-/* One field of the user's configuration that must be equal on both ends. Its name, which errors show, is a
- * string literal. */
-typedef struct epw_term {
-    const char *name;
-    uint64_t value;
-} epw_term;
-
-typedef struct epw_window_options {
-    uint32_t rank, ranks; /* rank < ranks <= EPW_MAX_RANKS */
-    int32_t device;       /* EPW_DEVICE_HOST, or the CUDA ordinal of the GPU that has the window */
-    uint32_t paths;       /* permitted EPW_PATH_* bits */
-    uint64_t bytes;       /* at least; whole pages are taken */
-    const epw_term *terms;
-    uint32_t term_count; /* at most EPW_TERMS_MAX */
-} epw_window_options;
 
 /* Creates this rank's window: zeroed, resident, page-aligned. The options are copied. EPW_ERR_NO_PATH: the
  * device is a GPU that is not to be had. */

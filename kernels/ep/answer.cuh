@@ -107,7 +107,7 @@ struct Parts {
     const unsigned char *from;
     float weight;
     bool has;
-    uint32_t lanes; // that have one
+    uint32_t holders; // the threads that have one
 
     // By one warp. `first_row`: [ranks][local_experts], of the sources in the experts' lists.
     __device__ __forceinline__ Parts(const Combine &a, const Row &row, const Entry &entry, const uint32_t *first_row) {
@@ -118,7 +118,7 @@ struct Parts {
         uint64_t place = ours ? uint64_t(first_row[row.source * l.local_experts + local]) + entry.index : 0;
         has = ours && place < l.rows;
         from = static_cast<const unsigned char *>(a.in.expert_out) + (local * l.rows + place) * l.row_bytes;
-        lanes = __ballot_sync(0xffffffffu, has);
+        holders = __ballot_sync(0xffffffffu, has);
     }
 };
 
@@ -178,8 +178,8 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
         if (w.has(first)) {
             if (first > 0) w.find(a, order, first);
             const Parts parts(a, w.row, w.entry, first_row);
-            uint32_t place = __popc(parts.lanes & ((1u << threadIdx.x % 32) - 1));
-            put_row(s.batch, w.number, w.row.to(a, o), __popc(parts.lanes), parts.has, place, parts.from, parts.weight, 0);
+            uint32_t place = __popc(parts.holders & ((1u << threadIdx.x % 32) - 1));
+            put_row(s.batch, w.number, w.row.to(a, o), __popc(parts.holders), parts.has, place, parts.from, parts.weight, 0);
         }
         __syncthreads();
         make_sums<T, true>(s.batch, min(w.rows.count - first, kBatch), a.row_size, nullptr);
@@ -196,8 +196,8 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
         const Parts parts(a, w.row, w.entry, first_row);
         unsigned char *row = w.row.to(a, o);
         uint32_t pieces = 0,
-                 count = min(__popc(parts.lanes), a.lane.layout.answers); // however often a row names an expert: its room ends
-        for (uint32_t part = 0, left = parts.lanes; part < count; part++, left &= left - 1) {
+                 count = min(__popc(parts.holders), a.lane.layout.answers); // however often a row names an expert: its room ends
+        for (uint32_t part = 0, left = parts.holders; part < count; part++, left &= left - 1) {
             uint64_t from = __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(parts.from), __ffs(left) - 1);
             unsigned char *to = row + uint64_t(part) * a.row_size;
             for (uint32_t at = 0; at < a.row_size; at += kPieceBytes) {

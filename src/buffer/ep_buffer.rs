@@ -84,8 +84,8 @@ impl Inner {
     /// Starts the watchers. Before an operation begins, so that a process without a thread to spare is refused one that
     /// it could not see to its end.
     pub(crate) fn watch_lanes(&self, operation: &str) -> Result<()> {
-        let lanes = self.watchers.iter().take(self.config.lanes as usize);
-        lanes.into_iter().try_for_each(|watcher| watcher.start(&self.ffi, self.slice())).map_err(|error| {
+        let mut lanes = self.watchers.iter().take(self.config.lanes as usize);
+        lanes.try_for_each(|watcher| watcher.start(&self.ffi, self.slice())).map_err(|error| {
             let text =
                 format!("can not start the thread that watches a lane: {error}; check the limit on threads");
             Error::System(Failure::new(operation, self.rank, text))

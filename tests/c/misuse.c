@@ -360,6 +360,10 @@ static void quantisers_name_what_is_wrong(void) {
             "quantize_fp8", -1, -1, "multiple of 128");
     REFUSED(epw_quantize_fp8(EPW_PAYLOAD_FP8_F32, EPW_F16, UINT64_MAX, 128, back, q, scales), EPW_ERR_LIMIT,
             "quantize_fp8", -1, -1, "fewer rows");
+    REFUSED(epw_quantize_fp8(EPW_PAYLOAD_FP8_F32, EPW_F16, 1, 128, back, NULL, scales), EPW_ERR_INVALID,
+            "quantize_fp8", -1, -1, "q is NULL");
+    REFUSED(epw_dequantize_fp8(EPW_PAYLOAD_FP8_F32, EPW_F16, 1, 128, q, NULL, back), EPW_ERR_INVALID,
+            "dequantize_fp8", -1, -1, "scales is NULL");
 }
 
 /* While nobody has needed it yet: what is chosen first holds for the process. */

@@ -91,9 +91,10 @@ static void *send_later(void *argument) {
     return NULL;
 }
 
-static uint64_t own_cpu_ns(void) {
+/* Of all threads: the library's own work in the background too. */
+static uint64_t cpu_ns(void) {
     struct timespec used;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
     return (uint64_t)used.tv_sec * 1000 * MS + (uint64_t)used.tv_nsec;
 }
 
@@ -115,9 +116,9 @@ static void a_long_wait_takes_next_to_nothing_of_a_core(void) {
     pthread_create(&thread, NULL, send_later, &s);
     epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
     epw_outcome outcome = EPW_OUTCOME_INIT;
-    uint64_t began = now_ns(), used = own_cpu_ns();
+    uint64_t began = now_ns(), used = cpu_ns();
     CHECK_OK(epw_dispatch_receive(g.of[0], handle, &nothing, &outcome));
-    used = own_cpu_ns() - used;
+    used = cpu_ns() - used;
     uint64_t took = now_ns() - began;
     pthread_join(thread, NULL);
     CHECK(!outcome.degraded && took > LATE_MS * MS * 9 / 10);
