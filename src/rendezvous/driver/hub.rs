@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -100,13 +101,15 @@ async fn attend_machine(mut machine: Machine, mut inbox: mpsc::Receiver<News>) {
                         continue;
                     }
                 };
-                // Whoever does not read is cut off, which makes it suspect, not dead: this side closed.
-                if outlets
-                    .get(&conn)
-                    .is_some_and(|outlet| outlet.frames.try_send(Queued::Frame(frame)).is_err())
-                {
-                    outlets.remove(&conn);
-                    events.push(Event::Closed { conn, by_peer: false });
+                let Some(outlet) = outlets.get(&conn) else { continue };
+                match outlet.frames.try_send(Queued::Frame(frame)) {
+                    // The connection has ended. Whether the peer closed it, and so is dead, stands in news that wait here.
+                    Ok(()) | Err(TrySendError::Closed(_)) => {}
+                    // Whoever does not read is cut off, which makes it suspect, not dead: this side closed.
+                    Err(TrySendError::Full(_)) => {
+                        outlets.remove(&conn);
+                        events.push(Event::Closed { conn, by_peer: false });
+                    }
                 }
             }
         }
@@ -254,3 +257,83 @@ const MAX_QUEUED: usize = 1024;
 const LINGER: Duration = Duration::from_secs(1);
 /// News that wait for the machine; connections wait when there are more.
 const MAX_NEWS: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::DuplexStream;
+
+    use super::*;
+    use crate::mask::Mask;
+    use crate::rendezvous::machine::Settings;
+    use crate::rendezvous::wire::{Identity, Join, PROTOCOL_VERSION, RankState, Reply, Step, StepKind};
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    async fn ask(stream: &mut DuplexStream, id: u64, request: Request) {
+        write_frame(stream, &Frame::Call { id, request }).await.unwrap();
+    }
+
+    /// The answer to call `id`; the membership as it is shown meanwhile is left out.
+    async fn answer(stream: &mut DuplexStream, id: u64) -> Reply {
+        loop {
+            match read_frame(stream, OPEN_LIMIT).await.unwrap() {
+                Frame::Answer { id: of, result } if of == id => return result.unwrap(),
+                Frame::Changed { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn join(rank: u32, member: u128) -> Request {
+        Request::Join {
+            join: Join {
+                version: PROTOCOL_VERSION,
+                run_id: String::new(),
+                world: 2,
+                identity: Identity { rank, member, host: "here".to_owned(), pid: 1 },
+                deadline: MINUTE,
+                config: Vec::new(),
+            },
+        }
+    }
+
+    fn barrier() -> Request {
+        let step =
+            Step { tag: "b".to_owned(), ranks: Mask::all(2), deadline: MINUTE, kind: StepKind::Barrier {} };
+        Request::Step { step }
+    }
+
+    /// Rank 0 waits in a barrier and dies. That its connection has closed waits for the hub behind the call of rank 1 that
+    /// completes the barrier, whose answer to rank 0 finds nobody.
+    #[tokio::test(start_paused = true)]
+    async fn who_closes_just_as_an_answer_falls_due_is_dead() {
+        let settings = Settings {
+            run_id: String::new(),
+            world: 2,
+            join_deadline: MINUTE,
+            lease: Duration::from_secs(5),
+        };
+        let hub = Hub::start(Machine::new(settings).unwrap(), &ServerOptions::new("", 2));
+        let mut served = JoinSet::new();
+        let mut connect = || {
+            let (near, far) = tokio::io::duplex(1 << 16);
+            let door = hub.door.clone();
+            served.spawn(async move { door.clone().attend(door.next_conn(), far, true).await });
+            near
+        };
+        let (mut dying, mut other) = (connect(), connect());
+        ask(&mut dying, 1, join(0, 1)).await;
+        ask(&mut other, 1, join(1, 2)).await;
+        answer(&mut dying, 1).await;
+        answer(&mut other, 1).await;
+        ask(&mut dying, 2, barrier()).await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        ask(&mut other, 2, barrier()).await;
+        drop(dying);
+        assert_eq!(answer(&mut other, 2).await, Reply::Done {});
+        let mut replacement = connect();
+        ask(&mut replacement, 1, join(0, 3)).await;
+        let Reply::Joined { joined } = answer(&mut replacement, 1).await else { panic!("not let in") };
+        assert_eq!(joined.view.states[0], RankState::Standby {});
+    }
+}
