@@ -7,7 +7,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 
 use super::background::spawn;
 use super::connection::{OPEN_LIMIT, ReadError, greet, read_frame, too_long, write_frame};
@@ -234,15 +234,16 @@ async fn run<S>(
     let show = |shown| contain(|| drop(view.send_replace(shown)));
     let mut pending: HashMap<u64, Pending> = HashMap::new();
     let mut next_id = 0;
-    let mut last_heard = Instant::now();
-    let mut beat = interval(heartbeat.interval.max(Duration::from_millis(1)));
+    let mut silence = Silence::of(heartbeat);
+    let mut beat = interval(silence.interval);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let failure = loop {
         let due = pending.values().map(|call| call.began + call.deadline + GRACE).min();
         tokio::select! {
             // What has come counts before time does: an answer or a sign of life that waits here was given in time.
             biased;
             arrival = arrivals.recv() => {
-                last_heard = Instant::now();
+                silence.broken();
                 match arrival {
                     Some(Ok(Frame::Answer { id, result })) => {
                         if let Ok(Reply::Joined { joined }) = &result {
@@ -283,7 +284,7 @@ async fn run<S>(
                 }
             }
             _ = beat.tick() => {
-                if last_heard.elapsed() >= heartbeat.lease {
+                if silence.lasts() {
                     break lost("", &address, &format!("silent for {:?}", heartbeat.lease));
                 }
                 if outgoing.try_send(Frame::Ping {}).is_err() {
@@ -315,6 +316,34 @@ async fn run<S>(
     // that this incarnation is gone.
     while let Some(Command { op, reply, .. }) = commands.recv().await {
         let _ = reply.send(Err(lost(&op, &address, &detail)));
+    }
+}
+
+/// How long the server has been silent while this process ran: a time in which it was stopped itself says nothing about
+/// the server, whose signs of life may be about to be read. So no beat counts for much more than its interval.
+struct Silence {
+    interval: Duration,
+    lease: Duration,
+    heard_nothing: Duration,
+    beat: Instant,
+}
+
+impl Silence {
+    fn of(heartbeat: Heartbeat) -> Self {
+        let interval = heartbeat.interval.max(Duration::from_millis(1));
+        Self { interval, lease: heartbeat.lease, heard_nothing: Duration::ZERO, beat: Instant::now() }
+    }
+
+    fn broken(&mut self) {
+        self.heard_nothing = Duration::ZERO;
+        self.beat = Instant::now();
+    }
+
+    /// At each beat: whether the silence has lasted for a lease.
+    fn lasts(&mut self) -> bool {
+        self.heard_nothing += self.beat.elapsed().min(self.interval + self.interval / 2);
+        self.beat = Instant::now();
+        self.heard_nothing >= self.lease
     }
 }
 
@@ -361,6 +390,44 @@ mod tests {
             };
             assert_eq!(told, Err(answer.clone()));
         }
+    }
+
+    /// The clock jumps for this process as it does while it is stopped: pings go unsent, and answers to them unread.
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_of_ones_own_is_no_silence_of_the_server() {
+        let heartbeat = Heartbeat::default();
+        let (near, mut far) = tokio::io::duplex(1 << 10);
+        let view = View { epoch: 0, mask: Mask::EMPTY, states: Vec::new() };
+        let (client, carrier) = Client::attach(near, "the test", heartbeat, view);
+        let mut carried = JoinSet::new();
+        carried.spawn(carrier);
+        for _ in 0..5 {
+            let Frame::Ping {} = read_frame(&mut far, OPEN_LIMIT).await.unwrap() else { panic!("no ping") };
+            tokio::time::advance(3 * heartbeat.lease).await;
+            write_frame(&mut far, &Frame::Pong {}).await.unwrap();
+        }
+        let call = client.call("leave", Request::Leave {}, Duration::from_secs(60));
+        let served = async {
+            let id = asked(&mut far).await;
+            write_frame(&mut far, &Frame::Answer { id, result: Ok(Reply::Done {}) }).await.unwrap();
+        };
+        let both = async { tokio::join!(call, served).0 };
+        assert_eq!(timeout(Duration::from_secs(120), both).await, Ok(Ok(Reply::Done {})));
+    }
+
+    /// Yet a server that says nothing is lost after a lease.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_falls_silent_is_lost_after_a_lease() {
+        let heartbeat = Heartbeat::default();
+        let (near, _far) = tokio::io::duplex(1 << 10);
+        let view = View { epoch: 0, mask: Mask::EMPTY, states: Vec::new() };
+        let (client, carrier) = Client::attach(near, "the test", heartbeat, view);
+        let mut carried = JoinSet::new();
+        carried.spawn(carrier);
+        let began = Instant::now();
+        let lost = client.call("leave", Request::Leave {}, Duration::from_secs(60)).await;
+        assert!(matches!(lost, Err(BootstrapError::ServerLost { .. })), "{lost:?}");
+        assert!(began.elapsed() <= heartbeat.lease + 2 * heartbeat.interval, "{:?}", began.elapsed());
     }
 
     /// The id of the first call that comes.
