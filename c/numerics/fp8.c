@@ -4,8 +4,9 @@
 #include "numerics/numerics.h"
 #include "epwire.h"
 
-static epw_status check(const char *op, uint32_t payload, uint32_t dtype, uint64_t rows, uint32_t hidden,
-                        const void *x, const void *q, const void *scales) {
+/* Checks the arguments of both directions, and finds the loops to use. */
+static epw_status prepare(const char *op, uint32_t payload, uint32_t dtype, uint64_t rows, uint32_t hidden,
+                          const void *x, const void *q, const void *scales, const epw_numerics **numerics) {
     const epw_where here = {op, -1, -1};
     if (payload < EPW_PAYLOAD_FP8_F32 || payload > EPW_PAYLOAD_FP8_UE8M0)
         return epw_fail(EPW_ERR_INVALID, here,
@@ -24,7 +25,7 @@ static epw_status check(const char *op, uint32_t payload, uint32_t dtype, uint64
     if (rows > 0 && absent != NULL)
         return epw_fail(EPW_ERR_INVALID, here, "%s is NULL: give memory for %llu rows", absent,
                         (unsigned long long)rows);
-    return EPW_OK;
+    return epw_numerics_choose(here, numerics);
 }
 
 static size_t row_scale_bytes(uint32_t payload, uint32_t hidden) {
@@ -33,10 +34,8 @@ static size_t row_scale_bytes(uint32_t payload, uint32_t hidden) {
 
 epw_status epw_quantize_fp8(uint32_t payload, uint32_t dtype, uint64_t rows, uint32_t hidden, const void *x,
                             uint8_t *q, void *scales) {
-    epw_status status = check("quantize_fp8", payload, dtype, rows, hidden, x, q, scales);
-    if (status != EPW_OK) return status;
     const epw_numerics *numerics;
-    status = epw_numerics_choose((epw_where){"quantize_fp8", -1, -1}, &numerics);
+    epw_status status = prepare("quantize_fp8", payload, dtype, rows, hidden, x, q, scales, &numerics);
     if (status != EPW_OK) return status;
     const size_t scale_stride = row_scale_bytes(payload, hidden);
     const epw_float_state before = epw_float_enter();
@@ -49,10 +48,8 @@ epw_status epw_quantize_fp8(uint32_t payload, uint32_t dtype, uint64_t rows, uin
 
 epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t rows, uint32_t hidden,
                               const uint8_t *q, const void *scales, void *x) {
-    epw_status status = check("dequantize_fp8", payload, dtype, rows, hidden, x, q, scales);
-    if (status != EPW_OK) return status;
     const epw_numerics *numerics;
-    status = epw_numerics_choose((epw_where){"dequantize_fp8", -1, -1}, &numerics);
+    epw_status status = prepare("dequantize_fp8", payload, dtype, rows, hidden, x, q, scales, &numerics);
     if (status != EPW_OK) return status;
     const size_t scale_stride = row_scale_bytes(payload, hidden);
     const epw_float_state before = epw_float_enter();

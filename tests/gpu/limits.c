@@ -288,6 +288,16 @@ static void put_garbage(unsigned char *at, size_t bytes, uint32_t kind, uint64_t
     free(words);
 }
 
+/* Two ranks, for what writes into the window of the first. */
+static void open_two(echo *e, epw_plan *plan, uint32_t gpus) {
+    epw_config config = config_of(2, 128, 512, 16, 4);
+    config.lanes = 1;
+    config.zero_copy = 1;
+    config.deadline_ns = 1000 * MS;
+    echo_open(e, &config, gpus);
+    REQUIRE_OK(epw_plan_make(&e->rank[0].config, plan));
+}
+
 /* The window of rank 0, whose lane 0 holds a handle. Behind the lines of the plan lies the lane's zero-copy
  * area, whose address is told. */
 static unsigned char *window_of(const echo_rank *r, const epw_plan *plan) {
@@ -305,14 +315,9 @@ static void garbage(uint32_t gpus) {
     static echo e;
     enum { ROUNDS = 3 * KINDS };
     uint64_t seed = 1, refused = 0;
-    epw_config config = config_of(2, 128, 512, 16, 4);
-    config.lanes = 1;
-    config.zero_copy = 1;
-    config.deadline_ns = 1000 * MS;
     epw_plan plan = EPW_PLAN_INIT;
-    echo_open(&e, &config, gpus);
+    open_two(&e, &plan, gpus);
     echo_rank *r = &e.rank[0], *peer = &e.rank[1];
-    REQUIRE_OK(epw_plan_make(&r->config, &plan));
     unsigned char *window = NULL;
     for (uint32_t round = 0; round < ROUNDS; round++) {
         uint32_t kind = round % KINDS, what = window == NULL ? 0 : 1 + round / KINDS;
@@ -393,14 +398,9 @@ static uint32_t zeros_of_peer(const echo *e, const echo_rank *r) {
  * answered. */
 static void malformed(uint32_t gpus) {
     static echo e;
-    epw_config config = config_of(2, 128, 512, 16, 4);
-    config.lanes = 1;
-    config.zero_copy = 1;
-    config.deadline_ns = 1000 * MS;
     epw_plan plan = EPW_PLAN_INIT;
-    echo_open(&e, &config, gpus);
+    open_two(&e, &plan, gpus);
     echo_rank *r = &e.rank[0], *peer = &e.rank[1];
-    REQUIRE_OK(epw_plan_make(&r->config, &plan));
     size_t slot = plan.dispatch_bytes / (2 * 128), poisoned = (size_t)16 / 2 * 2 * 128 * 512 * 2;
     unsigned char *window = NULL;
     for (uint32_t round = 0; round < 6; round++) {
