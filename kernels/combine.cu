@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_DISPATCHED : EPW_GPU_ANSWERED)) {
         answerer.abandon();
-        refuse(o, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
+        refuse(o, sends, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
         return;
     }
     if (sends) answer_all<T, With>(a, o, s, order, answerer, expected.marked, first_row);

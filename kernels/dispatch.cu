@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
     if (sends) sender.run(o);
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_FREE : EPW_GPU_SENT)) {
-        refuse(o, sends ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_DISPATCH_RECEIVE);
+        refuse(o, sends, sends ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_DISPATCH_RECEIVE);
         return;
     }
     if (receives) {

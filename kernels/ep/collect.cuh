@@ -145,7 +145,7 @@ __device__ __noinline__ inline void keep_who_answered(const Combine &a, Operatio
 template <typename T, bool Weighted>
 __device__ __forceinline__ void close_collecting(const Combine &a, Operation &o, const Expected &expected, Batch &batch) {
     if (o.again && o.unordered) keep_who_answered(a, o, expected);
-    const uint64_t refused = o.refused_by_any | o.refused, answered = o.present & ~(o.lost | refused);
+    const uint64_t refused = o.refused, answered = o.present & ~(o.lost | refused);
     for (uint32_t t = 0; o.again && t < a.tokens; t += kBatch) {
         uint32_t rows = find_more_tokens(a, o, answered, batch, t, 1);
         make_sums<T, Weighted>(batch, rows, a.row_size, &expected.settled);

@@ -5,8 +5,10 @@
 // refused, a long wait, something to add up for the caller) does: one of those waits until all are out, and closes the operation
 // for all, alone. All blocks of a kernel find room on the GPU together (c/ep/gpu/engine.c, choose_blocks), so that wait is short,
 // unless work of others takes the SMs. Then it ends with a bound: the operation is closed without the blocks that have not begun,
-// and whoever closes it delivers everything. A block that begins after that finds the lane in the stage of the next kernel, and
-// counters that lack it. It adds itself to the counters, by which the next kernels go, and does nothing else.
+// and whoever closes it delivers everything. First it moves the stage in all turns. A block that begins after that finds the lane
+// in the stage of the next kernel, and a count of blocks that lacks it: it adds itself to the counters, by which the next kernels
+// go, and does nothing else. A block that has begun before ends as usual, but for one thing: it may be the last to be counted as
+// having sent, and posts no words, since those that come late have not sent.
 //
 // Redelivery. Blocks leave without a fence, which would cost a quarter of a microsecond (H200), and so without an order between
 // what they have stored and what the closing block stores to the same addresses; those in trouble release what they have done.
@@ -17,7 +19,8 @@
 //   looks once more at those who were given up. What a block has seen before it was counted is seen now: its count depends on the
 //   load that saw the word, which lies in the one L2 cache that both read (the memory model of PTX alone would ask for a
 //   release). Who has sent is kept, and what those blocks have delivered is delivered again. Who has not was seen by nobody.
-// - Who is refused for its word, its counts or its format is refused by all blocks, which read the same: all are in trouble.
+// - Who is refused for its word, its counts or its format is refused by all blocks that have its word, which read the same: all
+//   are in trouble.
 // - A row that is malformed by itself is found by its block alone. Nothing is moved for it: see clear_places().
 // - Who is missing, and why, is written by closing blocks alone. The turns that these leave differ from those of the others only
 //   where all were in trouble; or by the count of blocks that had given somebody up while sending, and who lacks that looks at
@@ -39,10 +42,9 @@ struct Operation : Peers {
     uint64_t missing;                 // of the handle, so far
     epw_gpu_report *report;
 
-    unsigned long long refused;   // peers that have sent what this rank did not ask for, as this block has found
+    unsigned long long refused;   // peers that have sent what this rank did not ask for, as every block finds
     unsigned long long malformed; // and those with a row that is not as it must be: this block's; any, for the block that closes
     unsigned long long lost;      // peers that any block had given up when the last one had sent, or was out
-    uint64_t refused_by_any;      // and that any block had refused when the last one was out; see must_close
     uint32_t again;               // the block that closes delivers everything anew; see must_close
     uint32_t unordered;           // and some have left without an order to that; see above
     uint32_t last;                // this block is the last to send, or the one that closes
@@ -83,11 +85,11 @@ struct Opening {
         if (threadIdx.x - kTable < ranks) entries.load(peers, area, threadIdx.x - kTable);
         if (threadIdx.x == kTurn) {
             turn = state->turns[blockIdx.x];
-            lane = peers->lane;
-            epoch = peers->epoch;
             active = peers->active;
             excluded = state->excluded;
             missing = state->missing;
+            lane = peers->lane;
+            epoch = peers->epoch;
             suspects = ptx::load_relaxed_gpu(&a.shared->suspects);
             group_deadline = peers->deadline_ns;
             deadline = given_deadline ? given_deadline : group_deadline;
@@ -126,6 +128,11 @@ struct Opening {
     }
 };
 
+// The operation has been closed without the blocks that had not begun; this one had. By one thread. Writer: shut_out().
+__device__ __forceinline__ bool is_closed(const Operation &o) {
+    return ptx::load_relaxed_gpu(&o.state->turns[blockIdx.x].stage) != o.stage;
+}
+
 // Whether this block is the last of the kernel's to have sent. Every thread's effects before it, in every block, happen before
 // the last block's after it, which finds in o.lost whom any block has given up so far. Called by the whole block.
 constexpr uint64_t kGaveUp = 1ull << 48; // in epw_gpu_lane_state.sent_blocks
@@ -135,7 +142,11 @@ __device__ __forceinline__ bool last_to_send(Operation &o) {
         uint64_t mine = o.gone ? kGaveUp + 1 : 1;
         uint64_t passed = ptx::add_acq_rel_gpu(&o.state->sent_blocks, mine) + mine - o.sent_before;
         o.last = (passed & (kGaveUp - 1)) == gridDim.x;
-        o.lost = passed < kGaveUp ? 0 : ptx::load_relaxed_gpu(&o.peers->gone);
+        o.lost = 0;
+        if (passed >= kGaveUp) {
+            o.lost = ptx::load_relaxed_gpu(&o.peers->gone);
+            if (is_closed(o)) o.last = 0;
+        }
     }
     __syncthreads();
     return o.last != 0;
@@ -150,14 +161,22 @@ __device__ __noinline__ inline void spoil_peer(Operation &o, uint32_t peer) {
     atomicOr(&o.troubled, 1u);
 }
 
-// Waits until `out_blocks` is as the turns will say it, as long as the waits of one kernel may take: for permission, and for rows
-// or answers. Whether it is. By one thread.
+// Waits until all blocks are out, as long as the waits of one kernel may take: for permission, and for rows or answers. Peers
+// hear meanwhile that this rank lives and waits for itself. Whether they are out. By one thread.
 __device__ __noinline__ inline bool await_blocks(const Operation &o) {
     const uint64_t began = ptx::global_timer_ns(), never_silent = UINT64_MAX / 2;
+    uint64_t posted = 0;
     while (ptx::load_acquire_gpu(&o.state->out_blocks) != o.out_before) {
+        const uint64_t waited = ptx::global_timer_ns() - began;
+        // They may have heard nothing for half a deadline before this wait.
+        const uint64_t due = epw_rule_silent(waited, o.group_deadline) + epw_rule_beacons_due(waited, o.group_deadline);
+        if (due > posted) {
+            posted = due;
+            post_beacon(o, o.rank);
+            atomicOr(reinterpret_cast<unsigned long long *>(&o.peers->waits[0].beacons), 1ull); // for end_waits()
+        }
         uint32_t lengthened = ptx::load_relaxed_gpu(&o.peers->lengthened);
-        uint64_t of_one = epw_rule_expiry(0, never_silent, o.deadline, o.group_deadline, lengthened);
-        if (ptx::global_timer_ns() - began >= 2 * of_one) return false;
+        if (waited >= 2 * epw_rule_expiry(0, never_silent, o.deadline, o.group_deadline, lengthened)) return false;
     }
     return true;
 }
@@ -172,48 +191,51 @@ __device__ inline void lose_own(const Operation &o, uint32_t stage) {
     suspect(o, o.rank);
 }
 
+// Nobody else is to be waited for: closes the operation to blocks that have not begun. Whether all had sent. By one thread.
+__device__ inline bool shut_out(const Operation &o, uint32_t stage) {
+    epw_gpu_lane_state *c = o.state;
+    // Writer: this thread. Reader: a block that begins, see pass_by(), and one that has begun, see is_closed(): it looks there if
+    // it is counted after kGaveUp, by an acquire.
+#pragma unroll 1
+    for (uint32_t i = 0; i < c->blocks; i++) c->turns[i].stage = stage;
+    __threadfence();
+    const uint64_t sent = ptx::add_acq_rel_gpu(&c->sent_blocks, kGaveUp);
+    return ((o.sent_before - sent) & (kGaveUp - 1)) == 0;
+}
+
 // What must_close() says to a block in trouble.
 __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bool sends) {
     epw_gpu_lane_state *c = o.state;
     if (threadIdx.x == 0) {
-        if (o.refused) atomicOr(reinterpret_cast<unsigned long long *>(&c->refused), o.refused);
-        if (o.malformed) atomicOr(reinterpret_cast<unsigned long long *>(&c->malformed), o.malformed);
-        o.last = atomicAdd(&c->closing, 1u) == 0;
-        ptx::add_acq_rel_gpu(&c->out_blocks, 1);
         // For the turns: blocks that are absent are counted too. When they come, no word goes out early.
         o.out_before += gridDim.x;
         if (sends) o.sent_before += gridDim.x;
+        o.last = 0;
+        if (!is_closed(o)) {
+            if (o.malformed) atomicOr(reinterpret_cast<unsigned long long *>(&c->malformed), o.malformed);
+            atomicAdd(&c->troubled, 1u);
+            o.last = atomicMax(reinterpret_cast<unsigned long long *>(&c->closed), o.out_before) < o.out_before;
+        }
+        ptx::add_acq_rel_gpu(&c->out_blocks, 1);
         const bool absent = o.last && !await_blocks(o);
         if (absent) {
-            const uint64_t unsent = (o.sent_before - ptx::load_relaxed_gpu(&c->sent_blocks)) & (kGaveUp - 1);
-            // From here on no block begins that takes part. Those that have begun end within their bounds; those that come late
-            // are out at once. Writer: this thread. Reader: pass_by() in a block that comes late: counters first, then stage.
-#pragma unroll 1
-            for (uint32_t i = 0; i < c->blocks; i++) {
-                c->turns[i].sent = o.sent_before & (kGaveUp - 1);
-                c->turns[i].out = o.out_before;
-            }
-            __threadfence();
-#pragma unroll 1
-            for (uint32_t i = 0; i < c->blocks; i++) c->turns[i].stage = stage;
-            __threadfence();
-            await_blocks(o);
-            if (sends && unsent != 0) lose_own(o, stage);
+            const bool all_sent = shut_out(o, stage);
+            await_blocks(o); // those that have begun
+            if (sends && !all_sent) lose_own(o, stage);
         }
         o.lost = ptx::load_relaxed_gpu(&o.peers->gone);
-        o.refused_by_any = ptx::load_relaxed_gpu(&c->refused);
         o.malformed = ptx::load_relaxed_gpu(&c->malformed);
-        o.again = absent || (o.present & (o.lost | o.refused_by_any)) != 0;
-        o.unordered = ptx::load_relaxed_gpu(&c->closing) != gridDim.x;
+        o.again = absent || (o.present & (o.lost | o.refused)) != 0;
+        o.unordered = ptx::load_relaxed_gpu(&c->troubled) != gridDim.x;
     }
     __syncthreads();
     return o.last != 0;
 }
 
 // The end of a kernel for one of its blocks, which goes on to `stage`. False: the block is done. True: something is amiss, and it
-// is this block that closes the operation. All others are out, or have not begun and will do nothing. o.lost, o.refused_by_any
-// and o.malformed are what they have found, which close() takes out of what blocks share. Where o.again, this block delivers
-// everything anew, of all who are not left out. `sends`: the kernel has a sending half.
+// is this block that closes the operation. All others are out, or have not begun and will do nothing. o.lost and o.malformed are
+// what they have found, which close() takes out of what blocks share. Where o.again, this block delivers everything anew, of all
+// who are not left out. `sends`: the kernel has a sending half.
 __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool sends) {
     __syncthreads();
     if (o.gone | o.refused | o.troubled) return is_to_close(o, stage, sends);
@@ -242,22 +264,20 @@ template <typename Take> __device__ __forceinline__ void keep_arrived(Operation 
     __syncthreads();
 }
 
-// A block of an operation that has been closed without it: it is counted as out, and has sent nothing. Whether it is one. By one
-// thread. Blocks of former kernels are all out, so the counters are behind a block's turn only for its own kernel.
-__device__ inline bool pass_by(epw_gpu_lane_state *c) {
-    __threadfence(); // the stage was read before the counters
-    const epw_gpu_turn *turn = &c->turns[blockIdx.x];
-    uint64_t unsent = (ptx::load_relaxed_gpu(&turn->sent) - ptx::load_relaxed_gpu(&c->sent_blocks)) & (kGaveUp - 1);
-    uint64_t within = ptx::load_relaxed_gpu(&turn->out) - ptx::load_relaxed_gpu(&c->out_blocks);
-    if (unsent != 0) ptx::add_acq_rel_gpu(&c->sent_blocks, 1);
-    if (within != 0) ptx::add_acq_rel_gpu(&c->out_blocks, 1);
-    return (unsent | within) != 0;
+// A block of an operation that has been closed without it: it is counted, and does nothing. Whether it is one. By one thread.
+// Blocks of former kernels are all out, so that only in its own one the count is behind what the closing block has said.
+__device__ inline bool pass_by(epw_gpu_lane_state *c, bool sends) {
+    __threadfence(); // the stage was read before
+    if (ptx::load_relaxed_gpu(&c->out_blocks) >= ptx::load_relaxed_gpu(&c->closed)) return false;
+    if (sends) ptx::add_acq_rel_gpu(&c->sent_blocks, 1);
+    ptx::add_acq_rel_gpu(&c->out_blocks, 1);
+    return true;
 }
 
 // The lane is not in the stage that the operation needs: this block does nothing. Called by the whole block. Where that is so for
 // all blocks, the lane's own state stays, and the first says so.
-__device__ __noinline__ inline void refuse(const Operation &o, uint32_t phase) {
-    if (threadIdx.x != 0 || pass_by(o.state)) return;
+__device__ __noinline__ inline void refuse(const Operation &o, bool sends, uint32_t phase) {
+    if (threadIdx.x != 0 || pass_by(o.state, sends)) return;
     if (blockIdx.x == 0) put_note(o, phase, EPW_CAUSE_HELD, 0, o.stage);
 }
 
@@ -299,8 +319,8 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
         c->unrecorded += c->noted - EPW_GPU_NOTES;
         tell_unrecorded(o, c->unrecorded);
     }
-    c->closing = c->noted = 0;
-    c->refused = c->malformed = 0;
+    c->troubled = c->noted = 0;
+    c->malformed = 0;
     end_waits(o);
 }
 

@@ -73,11 +73,14 @@ typedef struct epw_gpu_lane_state {
     uint64_t sent_blocks, out_blocks;
     uint64_t unrecorded; /* bad routing ids that found no room in the ring, ever */
 
+    /* What out_blocks comes to by the end of the last kernel that had a block in trouble: the first that says so here is the one
+     * that closes. */
+    uint64_t closed;
+
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
-    uint32_t closing;   /* blocks in trouble, so far; the first closes the operation for all */
+    uint32_t troubled;  /* blocks in trouble, so far */
     uint32_t noted;     /* bad routing ids found; the first EPW_GPU_NOTES of them are put on record */
-    uint64_t refused;   /* peers that have sent what this rank did not ask for, as every block finds alike */
-    uint64_t malformed; /* and those of which a single row is not as it must be, which its block alone finds */
+    uint64_t malformed; /* peers of which a single row is not as it must be, which its block alone finds */
 } epw_gpu_lane_state;
 
 #endif

@@ -437,9 +437,7 @@ __device__ __noinline__ inline void clear_places(const Dispatch &a, const Receiv
 #pragma unroll 1
         for (uint32_t list = 0; list < l.local_experts; list++) {
             const uint32_t count = table[source * l.local_experts + list];
-            uint64_t begin = 0;
-#pragma unroll 1
-            for (uint32_t i = 0; i < source; i++) begin += table[i * l.local_experts + list];
+            const uint64_t begin = place_of(a, table, source, list, 0);
 #pragma unroll 1
             for (uint32_t i = warp; i < count; i += kWarps) {
                 if (!by_rank) {
@@ -496,14 +494,13 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         const uint64_t known = gone | refused;
         if (alone) {
             __syncthreads(); // what every thread has refused is known
-            refused |= o.refused;
         } else {
             if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) return;
             given_up = o.lost;
             if (o.again && o.unordered) keep_who_sent(a, o, s);
             gone = o.lost;
-            refused = o.refused_by_any | o.refused;
         }
+        refused = o.refused;
         const uint64_t lost = peers & (gone | refused);
         if (alone ? (lost & ~known) == 0 : !o.again) break;
         // Whoever is not lost has sent, as this block has seen, and is bounded.

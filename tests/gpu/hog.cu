@@ -9,13 +9,13 @@ namespace {
 // it.
 constexpr int kShared = 226 * 1024;
 
-__global__ void hog_kernel(uint64_t ns) {
+__global__ void hog_kernel(uint64_t ns, uint64_t apart_ns) {
     uint64_t began, now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
     do {
         __nanosleep(1000);
         asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    } while (now - began < ns);
+    } while (now - began < ns + blockIdx.x * apart_ns);
 }
 
 } // namespace
@@ -24,7 +24,7 @@ extern "C" int hog_prepare(void) {
     return cudaFuncSetAttribute(hog_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
 }
 
-extern "C" int hog_sms(uint32_t blocks, uint64_t ns, void *stream) {
-    hog_kernel<<<blocks, 32, kShared, static_cast<cudaStream_t>(stream)>>>(ns);
+extern "C" int hog_sms(uint32_t blocks, uint64_t ns, uint64_t apart_ns, void *stream) {
+    hog_kernel<<<blocks, 32, kShared, static_cast<cudaStream_t>(stream)>>>(ns, apart_ns);
     return cudaGetLastError();
 }

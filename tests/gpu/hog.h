@@ -11,8 +11,9 @@ extern "C" {
 /* Loads the kernel on the current device. Returns a cudaError_t, as below. */
 int hog_prepare(void);
 
-/* Enqueues `blocks` blocks, each of which has an SM to itself for so long. */
-int hog_sms(uint32_t blocks, uint64_t ns, void *stream);
+/* Enqueues `blocks` blocks, each of which has an SM to itself for so long, and the next one for `apart_ns`
+ * longer. */
+int hog_sms(uint32_t blocks, uint64_t ns, uint64_t apart_ns, void *stream);
 
 #ifdef __cplusplus
 }

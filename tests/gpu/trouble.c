@@ -38,13 +38,18 @@ static uint64_t whole_step(echo *e, echo_rank *r, const char *what) {
 
 enum { LATE_DEADLINE_MS = 2 };
 
-/* Holds all SMs but one of the rank's GPU from now on. */
-static void hold_sms(const echo_rank *r, uint32_t ms, cudaStream_t stream) {
+/* Holds all SMs but one of the rank's GPU from now on for so long, then lets go of one after the other. */
+static void hold_sms_apart(const echo_rank *r, uint64_t ns, uint64_t apart_ns, cudaStream_t stream) {
     int sms = 0;
     REQUIRE_CUDA(cudaSetDevice(r->config.device));
     REQUIRE_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, r->config.device));
-    REQUIRE_CUDA(hog_sms((uint32_t)sms - 1, ms * MS, stream));
+    REQUIRE_CUDA(hog_sms((uint32_t)sms - 1, ns, apart_ns, stream));
     sleep_ms(3);
+}
+
+/* And lets go of all at once. */
+static void hold_sms(const echo_rank *r, uint32_t ms, cudaStream_t stream) {
+    hold_sms_apart(r, ms * MS, 0, stream);
 }
 
 static cudaStream_t hog_stream(const echo_rank *r) {
@@ -171,6 +176,86 @@ static void late_dispatch(uint32_t gpus) {
     echo_close(&e);
 }
 
+/* The sending half of a dispatch has one SM until about when the block that waits for the others, for a bad
+ * id, closes without them. Blocks that begin just before that send while those that begin just after it do
+ * not: what the peer has then is all rows and the word, or no word, and this rank knows which. */
+static void late_send(uint32_t gpus) {
+    static echo e;
+    enum { ROUNDS = 200 };
+    const uint64_t apart = 10000;
+    epw_config config = config_of(2, LATE_DEADLINE_MS * MS);
+    config.max_tokens = 512;
+    config.hidden = 2048; /* a block sends its 64 tokens for longer than eight blocks are apart */
+    config.sms = 8;
+    echo_open(&e, &config, gpus);
+    echo_rank *r = &e.rank[0], *peer = &e.rank[1];
+    const int32_t bad = (int32_t)config.experts;
+    cudaStream_t hogs = hog_stream(r);
+    uint32_t whole = 0;
+    uint64_t held = (2 * EPW_WAIT_DEADLINES_MAX * LATE_DEADLINE_MS + 3) * MS;
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        echo_fill(&e, round);
+        r->ids[0] = bad;
+        REQUIRE_CUDA(cudaSetDevice(r->config.device));
+        REQUIRE_CUDA(cudaMemcpy(r->topk_idx, &bad, sizeof bad, cudaMemcpyHostToDevice));
+        echo_dispatch(peer, ECHO_SEND);
+        echo_settle(&e, "the peer's sending");
+        hold_sms_apart(r, held, apart, hogs);
+        echo_dispatch(r, ECHO_SEND);
+        echo_settle(&e, "sending");
+        epw_outcome sent = EPW_OUTCOME_INIT, received = EPW_OUTCOME_INIT;
+        REQUIRE_OK(epw_outcome_read(r->buffer, r->handle, &sent));
+        for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], ECHO_RECEIVE);
+        echo_settle(&e, "receiving");
+        REQUIRE_OK(epw_outcome_read(peer->buffer, peer->handle, &received));
+        REQUIRE(sent.missing.bits[0] == received.missing.bits[0],
+                "round %u: rank 0 has lost %llx while sending, its peer %llx while receiving", round,
+                (unsigned long long)sent.missing.bits[0], (unsigned long long)received.missing.bits[0]);
+        for (uint32_t i = 0; i < 2; i++) echo_combine(&e.rank[i], ECHO_BOTH);
+        echo_settle(&e, "combine");
+        if (!sent.degraded) {
+            uint32_t wrong = echo_wrong(&e, r, 3) + echo_wrong(&e, peer, 3);
+            REQUIRE(wrong == 0, "round %u: %u tokens are wrong though the word was there", round, wrong);
+        }
+        whole += !sent.degraded;
+        held += sent.degraded ? -apart : apart;
+        for (uint32_t i = 0; i < 2; i++)
+            REQUIRE_OK(epw_buffer_set_active(e.rank[i].buffer, &(epw_mask){{3}}, 2 + round));
+    }
+    REQUIRE(whole > 0 && whole < ROUNDS, "%u of %u rounds were whole", whole, ROUNDS);
+    printf("of %u rounds: %u whole; held for %llu us\n", ROUNDS, whole, (unsigned long long)(held / 1000));
+    echo_close(&e);
+}
+
+/* A block waits for others of its receiving half for three deadlines, and its peer, which hears of it, bears
+ * with it as long. */
+static void late_beacons(uint32_t gpus) {
+    static echo e;
+    const uint32_t deadline_ms = 50;
+    epw_config config = config_of(2, deadline_ms * MS);
+    echo_open(&e, &config, gpus);
+    echo_rank *r = &e.rank[0], *peer = &e.rank[1];
+    cudaStream_t hogs = hog_stream(r);
+    r->expert_totals = echo_take(config.experts * 8, 0);
+    echo_fill(&e, 1);
+    whole_step(&e, r, "before");
+    echo_fill(&e, 2);
+    for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], ECHO_SEND);
+    echo_settle(&e, "sending");
+    hold_sms(r, 3 * deadline_ms, hogs);
+    echo_dispatch(r, ECHO_RECEIVE);
+    echo_combine(r, ECHO_BOTH);
+    echo_dispatch(peer, ECHO_RECEIVE);
+    echo_combine(peer, ECHO_BOTH);
+    echo_settle(&e, "a step");
+    for (uint32_t i = 0; i < 2; i++) {
+        echo_missing(&e.rank[i], 0, "late blocks");
+        REQUIRE(echo_wrong(&e, &e.rank[i], 3) == 0, "rank %u: %u tokens are wrong", i,
+                echo_wrong(&e, &e.rank[i], 3));
+    }
+    echo_close(&e);
+}
+
 /* ---- sums that two lanes add to at the same time ---- */
 
 /* The same rank on another lane, on a stream and with outputs of its own. */
@@ -190,7 +275,7 @@ static echo_rank on_lane(const echo_rank *r, uint32_t lane) {
 static void begin_together(const echo_rank lanes[2], cudaStream_t hogs, cudaEvent_t free_again,
                            uint64_t held) {
     REQUIRE_CUDA(cudaSetDevice(lanes[0].config.device));
-    REQUIRE_CUDA(hog_sms(1, held, hogs));
+    REQUIRE_CUDA(hog_sms(1, held, 0, hogs));
     REQUIRE_CUDA(cudaEventRecord(free_again, hogs));
     for (uint32_t l = 0; l < 2; l++) REQUIRE_CUDA(cudaStreamWaitEvent(lanes[l].stream, free_again, 0));
 }
@@ -347,17 +432,27 @@ static void disconnected(uint32_t gpus) {
 
 /* ---- words that come at the deadline ---- */
 
-/* Rank 1 sends `delay` after rank 0 has begun to wait, which changes from round to round so that rank 0 gives
- * it up as often as not. `held_ms`: rank 0's blocks find one SM for so long. Whatever blocks see, they
- * deliver the same: all rows of rank 1, or none. Counts how often nobody was lost, rank 1 was, and it was
- * given up though its rows are there. */
+/* How often nobody was given up, rank 1 was, and it was though what it has sent is there. */
 typedef struct ends {
     uint32_t whole, lost, kept;
 } ends;
 
-static ends receive_at_deadline(uint32_t gpus, uint32_t rounds, uint32_t held_ms) {
+static uint32_t take_records(const echo_rank *r) {
+    epw_error_record records[64];
+    uint32_t count = 0;
+    uint64_t lost = 0;
+    REQUIRE_OK(epw_take_errors(r->buffer, records, 64, &count, &lost));
+    return count;
+}
+
+/* Rank 1 sends, in a dispatch or in a combine as `half` says, `delay` after rank 0 has begun to wait, which
+ * changes from round to round so that rank 0 gives it up as often as not. `held_ms`: rank 0's blocks find one
+ * SM for so long. Whatever blocks see, they deliver the same: all that rank 1 has sent, or nothing. */
+static ends receive_at_deadline(uint32_t gpus, void (*half)(echo_rank *, uint32_t), uint32_t held_ms) {
     static echo e;
+    enum { ROUNDS = 400 };
     const uint64_t deadline = LATE_DEADLINE_MS * MS, step = 2000;
+    const int combines = half == echo_combine;
     epw_config config = config_of(2, deadline);
     echo_open(&e, &config, gpus);
     echo_rank *r = &e.rank[0], *peer = &e.rank[1];
@@ -366,31 +461,38 @@ static ends receive_at_deadline(uint32_t gpus, uint32_t rounds, uint32_t held_ms
     REQUIRE_CUDA(hog_prepare());
     uint64_t delay = deadline;
     ends count = {0};
-    for (uint32_t round = 0; round < rounds; round++) {
+    for (uint32_t round = 0; round < ROUNDS; round++) {
         echo_fill(&e, round);
-        echo_dispatch(r, ECHO_SEND);
+        for (uint32_t halves = ECHO_SEND; combines && halves <= ECHO_RECEIVE; halves++)
+            for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], halves);
+        half(r, ECHO_SEND);
         echo_settle(&e, "sending");
+        take_records(r);
         if (held_ms > 0) hold_sms(r, held_ms, hogs);
         REQUIRE_CUDA(cudaSetDevice(peer->config.device));
-        REQUIRE_CUDA(hog_sms(1, delay, peer->stream));
-        echo_dispatch(peer, ECHO_SEND);
-        echo_dispatch(r, ECHO_RECEIVE);
+        REQUIRE_CUDA(hog_sms(1, delay, 0, peer->stream));
+        half(peer, ECHO_SEND);
+        half(r, ECHO_RECEIVE);
         echo_settle(&e, "receiving");
         epw_outcome outcome = EPW_OUTCOME_INIT;
         REQUIRE_OK(epw_outcome_read(r->buffer, r->handle, &outcome));
-        int whole = echo_miscounted(&e, r, 3) == 0, own = echo_miscounted(&e, r, 1) == 0;
-        REQUIRE(whole != own, "round %u: a part of rank 1's rows is there", round);
-        REQUIRE(outcome.missing.bits[0] == 2 || (!outcome.degraded && whole), "round %u: missing %llx", round,
-                (unsigned long long)outcome.missing.bits[0]);
-        count.whole += !outcome.degraded;
+        int given_up = take_records(r) > 0;
+        int whole = combines ? echo_wrong(&e, r, 3) == 0 : echo_miscounted(&e, r, 3) == 0;
+        int own = combines ? echo_wrong(&e, r, 1) == 0 : echo_miscounted(&e, r, 1) == 0;
+        REQUIRE(whole != own, "round %u: a part of what rank 1 has sent is there", round);
+        REQUIRE(given_up || whole, "round %u: rank 1 is missing and was never given up", round);
+        /* Who is given up and has sent after all may not have been sent to; but who answers, answers. */
+        uint64_t missing = own || (given_up && !combines) ? 2 : 0;
+        REQUIRE(outcome.missing.bits[0] == missing, "round %u: missing %llx instead of %llx", round,
+                (unsigned long long)outcome.missing.bits[0], (unsigned long long)missing);
+        count.whole += !given_up;
         count.lost += own != 0;
-        count.kept += outcome.degraded && whole;
-        delay += outcome.degraded ? -step : step;
-        echo_dispatch(peer, ECHO_RECEIVE);
-        for (uint32_t i = 0; i < 2; i++) echo_combine(&e.rank[i], ECHO_BOTH);
+        count.kept += given_up && whole;
+        delay += given_up ? -step : step;
+        half(peer, ECHO_RECEIVE);
+        for (uint32_t i = 0; !combines && i < 2; i++) echo_combine(&e.rank[i], ECHO_BOTH);
         echo_settle(&e, "combine");
-        REQUIRE_OK(epw_outcome_read(r->buffer, r->handle, &outcome));
-        uint64_t answers = outcome.degraded ? 1 : 3;
+        uint64_t answers = missing ? 1 : 3;
         REQUIRE(echo_wrong(&e, r, answers) == 0, "round %u: %u tokens are wrong where %llx answer", round,
                 echo_wrong(&e, r, answers), (unsigned long long)answers);
         for (uint32_t i = 0; i < 2; i++)
@@ -399,23 +501,36 @@ static ends receive_at_deadline(uint32_t gpus, uint32_t rounds, uint32_t held_ms
     REQUIRE_CUDA(cudaSetDevice(r->config.device));
     REQUIRE_CUDA(cudaStreamDestroy(hogs));
     echo_close(&e);
-    printf("of %u rounds: %u whole, %u lost, %u given up with rows that are there; delay %llu us\n", rounds,
+    printf("of %u rounds: %u whole, %u lost, %u given up with all that is there; delay %llu us\n", ROUNDS,
            count.whole, count.lost, count.kept, (unsigned long long)(delay / 1000));
     return count;
 }
 
 /* All blocks wait to the end. */
-static void at_the_deadline(uint32_t gpus) {
-    ends count = receive_at_deadline(gpus, 400, 0);
+static void all_wait(uint32_t gpus, void (*half)(echo_rank *, uint32_t)) {
+    ends count = receive_at_deadline(gpus, half, 0);
     REQUIRE(count.whole > 0 && count.lost > 0, "%u rounds were whole, in %u a peer was lost", count.whole,
             count.lost);
 }
+static void rows_at_the_deadline(uint32_t gpus) {
+    all_wait(gpus, echo_dispatch);
+}
+static void answers_at_the_deadline(uint32_t gpus) {
+    all_wait(gpus, echo_combine);
+}
 
-/* One block gives rank 1 up, and the others begin when the word is there. They have counted its rows. */
-static void late_word(uint32_t gpus) {
-    ends count = receive_at_deadline(gpus, 400, 3 + 3 * LATE_DEADLINE_MS);
+/* One block gives rank 1 up, and the others begin when the word is there: they have delivered what it says.
+ */
+static void one_waits(uint32_t gpus, void (*half)(echo_rank *, uint32_t)) {
+    ends count = receive_at_deadline(gpus, half, 3 + 3 * LATE_DEADLINE_MS);
     REQUIRE(count.kept > 0, "no late block has found a word that was given up: %u rounds whole, %u lost",
             count.whole, count.lost);
+}
+static void rows_after_all(uint32_t gpus) {
+    one_waits(gpus, echo_dispatch);
+}
+static void answers_after_all(uint32_t gpus) {
+    one_waits(gpus, echo_combine);
 }
 
 /* ---- who is alive, and who is told ---- */
@@ -553,11 +668,15 @@ static const gpu_case cases[] = {
     {"late_receive", late_receive, 1, 60},
     {"late_combine", late_combine, 2, 60},
     {"late_dispatch", late_dispatch, 1, 60},
+    {"late_send", late_send, 1, 60},
+    {"late_beacons", late_beacons, 2, 60},
     {"shared_totals", shared_totals, 1, 60},
     {"shared_waits", shared_waits, 1, 60},
     {"disconnected", disconnected, 1, 60},
-    {"at_the_deadline", at_the_deadline, 2, 60},
-    {"late_word", late_word, 2, 60},
+    {"rows_at_the_deadline", rows_at_the_deadline, 2, 60},
+    {"answers_at_the_deadline", answers_at_the_deadline, 2, 60},
+    {"rows_after_all", rows_after_all, 2, 60},
+    {"answers_after_all", answers_after_all, 2, 60},
     {"lengthened", lengthened, 1, 60},
     {"first_beacon", first_beacon, 1, 60},
     {"silent", silent, 1, 60},
