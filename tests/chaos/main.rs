@@ -2,8 +2,9 @@
 //! every sum of the others is checked.
 //!
 //! Ranks are this very program, started again with a variable set; the test carries their blobs and tells them what to do.
-//! Each scenario runs a number of cases, one at a time: their bounds are of time. `EPWIRE_SEED` sets the seed of each
-//! scenario's first case and `EPWIRE_CASES` how many to run; a failure names both.
+//! Each scenario runs a number of cases, one at a time, in a process of its own: it measures the noise of the machine while it
+//! is at it. Cases mostly wait, so two scenarios run at a time. `EPWIRE_SEED` sets the seed of each scenario's first case and
+//! `EPWIRE_CASES` how many to run; a failure names both.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 /// What the README shows, to the letter: tests/readme.rs compares them.
@@ -23,10 +24,12 @@ mod verdict;
 mod wire;
 mod worker;
 
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::process::Command;
 
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::{Arguments, Failed, Trial};
 
 /// A scenario: runs one case from its seed, and panics if it fails.
 type Scenario = fn(u64);
@@ -68,32 +71,52 @@ const SCENARIOS: &[(&str, u64, Scenario)] = &[
     ("a_dead_rank_is_replaced_through_the_group", 4, awaiting::a_dead_rank_is_replaced_through_the_group),
 ];
 
+/// Names the scenario that a process runs for the test.
+const SCENARIO: &str = "EPWIRE_CHAOS_SCENARIO";
+const AT_A_TIME: usize = 2;
+
 fn main() {
     if std::env::var_os(worker::VARIABLE).is_some() {
         return worker::main();
     }
+    if let Ok(wanted) = std::env::var(SCENARIO) {
+        let &(name, default, scenario) = SCENARIOS.iter().find(|(name, ..)| *name == wanted).expect(SCENARIO);
+        return run(name, default, scenario);
+    }
+    let trials = SCENARIOS.iter().map(|&(name, ..)| Trial::test(name, || run_apart(name))).collect();
+    let arguments = Arguments { test_threads: Some(AT_A_TIME), ..Arguments::from_args() };
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn run_apart(name: &str) -> Result<(), Failed> {
+    let _seat = take_seat();
+    let status = Command::new(std::env::current_exe()?).env(SCENARIO, name).status()?;
+    if status.success() { Ok(()) } else { Err(format!("{name}: {status}").into()) }
+}
+
+/// Runners that give each test a process run several at a time: all of them find [`AT_A_TIME`] seats, locks on files that are
+/// there anyway.
+fn take_seat() -> File {
+    let program = std::env::current_exe().unwrap();
+    let seats = [program.as_path(), program.parent().unwrap()].map(|path| File::open(path).unwrap());
+    let [first, second]: [File; AT_A_TIME] = seats;
+    // SAFETY: plain system calls on open descriptors; closing one gives its lock back.
+    if unsafe { libc::flock(first.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return first;
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::flock(second.as_raw_fd(), libc::LOCK_EX) }, 0);
+    second
+}
+
+fn run(name: &str, default: u64, scenario: Scenario) {
     noise::watch();
     let number = |name: &str| {
         let text = std::env::var(name).ok()?;
         Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name} is {text:?}, must be a number")))
     };
-    let seed = number("EPWIRE_SEED").unwrap_or(1);
-    let cases = number("EPWIRE_CASES");
-    let trials = SCENARIOS.iter().map(|&(name, default, scenario)| {
-        Trial::test(name, move || {
-            run(name, scenario, seed, cases.unwrap_or(default));
-            Ok(())
-        })
-    });
-    let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
-    libtest_mimic::run(&arguments, trials.collect()).exit();
-}
-
-fn run(name: &str, scenario: Scenario, first: u64, cases: u64) {
-    // Runners that give each test a process run several at a time: take turns, on a file that is there anyway.
-    let program = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
-    // SAFETY: a plain system call on an open descriptor; closing it gives the lock back.
-    assert_eq!(unsafe { libc::flock(program.as_raw_fd(), libc::LOCK_EX) }, 0);
+    let first = number("EPWIRE_SEED").unwrap_or(1);
+    let cases = number("EPWIRE_CASES").unwrap_or(default);
     eprintln!("chaos: {name}: seeds {first} to {}", first + cases.max(1) - 1);
     for seed in first..first + cases {
         noise::forget();
