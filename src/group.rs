@@ -71,7 +71,7 @@ impl Group {
     /// Errors, each within the join deadline: [`BootstrapError::MissingRanks`], [`BootstrapError::ConfigMismatch`],
     /// [`BootstrapError::DuplicateRank`], [`BootstrapError::Mismatch`] of run id, world or rank,
     /// [`BootstrapError::Fenced`], and those of connecting: `Unreachable`, `TokenRequired`, `WrongToken`,
-    /// `WrongVersion`, `Garbage`, `SilentPeer`.
+    /// `WrongVersion`, `Garbage`; `SilentPeer` once the deadline has passed.
     pub async fn join(options: GroupOptions) -> Result<Self, BootstrapError> {
         let began = std::time::Instant::now();
         let member = match options.member_id {

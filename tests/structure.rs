@@ -437,19 +437,19 @@ mod guide {
         text.split(|c| !part_of_word(c)).any(|found| found == word)
     }
 
-    /// Every file is there and has what is named; and what is named is used by another file of the way, or is in the table of
+    /// Every file is there and has what is named; and what is named is used by an earlier file of the way, or is in the table of
     /// the engine that the way goes through.
     fn check(heading: &str, most: usize, first: &str, tables: &[&str]) {
         let steps = way(heading);
         assert!(steps.len() <= most, "{} files, more than {most}", steps.len());
         let text = |path: &str| fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
-        for step in &steps {
+        for (i, step) in steps.iter().enumerate() {
             assert!(has_word(&text(&step.path), &step.name), "{} has no {}", step.path, step.name);
-            let others = steps.iter().map(|other| other.path.as_str()).filter(|path| *path != step.path);
-            let mut users = others.chain(tables.iter().copied());
+            let earlier = steps[..i].iter().map(|other| other.path.as_str());
+            let mut users = earlier.chain(tables.iter().copied());
             assert!(
                 step.name == first || users.any(|path| has_word(&text(path), &step.name)),
-                "nobody on the way uses {} of {}",
+                "nobody before it on the way uses {} of {}",
                 step.name,
                 step.path
             );

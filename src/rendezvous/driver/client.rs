@@ -64,8 +64,8 @@ const GRACE: Duration = Duration::from_millis(500);
 impl Client {
     /// Connects, trying until the deadline, and shows the token.
     ///
-    /// Errors: [`BootstrapError::TokenRequired`], [`BootstrapError::Unreachable`], and what the handshake gives:
-    /// `WrongToken`, `WrongVersion`, `Garbage`, `SilentPeer`.
+    /// Errors: [`BootstrapError::TokenRequired`], and what the handshake gives: `WrongToken`, `WrongVersion`, `Garbage`; once
+    /// the deadline has passed [`BootstrapError::Unreachable`], or `SilentPeer` where somebody accepted and said nothing.
     pub async fn connect(options: ClientOptions) -> Result<Self, BootstrapError> {
         let (connected, outcome) = oneshot::channel();
         let (commands, inbox) = mpsc::channel(64);
@@ -138,7 +138,7 @@ fn lost(op: &str, address: &str, detail: &str) -> BootstrapError {
     BootstrapError::ServerLost { op: op.to_owned(), address: address.to_owned(), detail: detail.to_owned() }
 }
 
-/// Tries to connect until the deadline: servers start later than their clients, and restart.
+/// Tries to connect until the deadline: servers start later than their clients, restart, and may be busy with strangers.
 async fn dial(options: &ClientOptions) -> Result<TcpStream, BootstrapError> {
     const OP: &str = "connect to the rendezvous";
     let (address, deadline) = (&options.address, options.deadline);
@@ -164,7 +164,11 @@ async fn dial(options: &ClientOptions) -> Result<TcpStream, BootstrapError> {
             }
             Ok(Err(detail))
         };
-        let detail = match timeout(left, attempt).await {
+        let unreachable = |detail| {
+            let (op, address) = (OP.to_owned(), address.clone());
+            BootstrapError::Unreachable { op, address, deadline, detail }
+        };
+        let failed = match timeout(left, attempt).await {
             Ok(Ok(Ok(mut stream))) => {
                 let _ = stream.set_nodelay(true);
                 let heartbeat = &options.heartbeat;
@@ -172,17 +176,18 @@ async fn dial(options: &ClientOptions) -> Result<TcpStream, BootstrapError> {
                 match greet(&mut stream, address, &options.run_id, options.token.as_ref(), handshake).await {
                     Ok(()) => return Ok(stream),
                     // A server that is going down, or coming up.
-                    Err(BootstrapError::ServerLost { detail, .. }) => detail,
+                    Err(BootstrapError::ServerLost { detail, .. }) => unreachable(detail),
+                    // One that has others to wait for.
+                    Err(silent @ BootstrapError::SilentPeer { .. }) => silent,
                     Err(error) => return Err(error),
                 }
             }
-            Ok(Ok(Err(detail))) => detail,
+            Ok(Ok(Err(detail))) => unreachable(detail),
             Ok(Err(error)) => return Err(error),
-            Err(_) => "no answer".to_owned(),
+            Err(_) => unreachable("no answer".to_owned()),
         };
         if began.elapsed() + pause >= deadline {
-            let (op, address) = (OP.to_owned(), address.clone());
-            return Err(BootstrapError::Unreachable { op, address, deadline, detail });
+            return Err(failed);
         }
         sleep(pause).await;
         pause = (pause * 2).min(MAX_PAUSE);
@@ -262,6 +267,7 @@ async fn run<S>(
                         show(View::clone(&shown));
                     }
                     Some(Ok(Frame::Pong {})) => {}
+                    Some(Ok(Frame::Refused { error })) => break error,
                     Some(Ok(_)) => break lost("", &address, "it sent a frame that has no place there"),
                     Some(Err(error)) => break error.explain("", &address),
                     None => break lost("", &address, "it closed the connection"),

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::env::Token;
 use crate::rendezvous::auth::{Role, Transcript};
@@ -137,15 +137,16 @@ pub(super) async fn greet(
     timeout(deadline, talk).await.unwrap_or(Err(silent))
 }
 
-/// The server's side. What it refuses is told to the client, as far as that can be understood.
+/// The server's side, until `out_of_patience`. What it refuses is told to the client, as far as that can be understood.
 pub(super) async fn receive_guest(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     peer: &str,
     token: Option<&Token>,
-    deadline: Duration,
+    out_of_patience: impl Future<Output = ()>,
 ) -> Result<(), BootstrapError> {
     const OP: &str = "accept a member";
     let server_nonce = random(OP)?;
+    let began = Instant::now();
     let talk = async {
         let (run_id, client_nonce) = match receive(stream, OP, peer).await? {
             Frame::Hello { run_id, nonce } => (run_id, nonce),
@@ -163,8 +164,13 @@ pub(super) async fn receive_guest(
             other => Err(unexpected(OP, peer, other)),
         }
     };
-    let silent = BootstrapError::SilentPeer { op: OP.to_owned(), peer: peer.to_owned(), deadline };
-    let result = timeout(deadline, talk).await.unwrap_or(Err(silent));
+    let result = tokio::select! {
+        result = talk => result,
+        () = out_of_patience => {
+            let (op, peer) = (OP.to_owned(), peer.to_owned());
+            Err(BootstrapError::SilentPeer { op, peer, deadline: began.elapsed() })
+        }
+    };
     if let Err(error) = &result {
         // A peer that does not read gets no second deadline.
         let refusal = Frame::Refused { error: error.clone() };

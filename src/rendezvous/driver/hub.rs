@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::connection::{OPEN_LIMIT, ReadError, read_frame, write_frame};
 use super::options::ServerOptions;
+use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::machine::{Action, Call, ConnId, Event, Machine};
 use crate::rendezvous::wire::{Frame, Request, View};
 
@@ -32,6 +33,7 @@ pub(crate) struct Door {
     /// Connections that there ever were: the source of their ids.
     counted: Arc<AtomicU64>,
     slots: Arc<Semaphore>,
+    most: usize, // of them
     lease: Duration,
 }
 
@@ -47,6 +49,7 @@ impl Hub {
             lease: options.heartbeat.lease,
             counted: Arc::default(),
             slots: Arc::new(Semaphore::new(options.max_connections)),
+            most: options.max_connections,
         };
         Self { door, _task: task }
     }
@@ -137,7 +140,9 @@ impl Door {
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
-        let Ok(_slot) = self.slots.clone().try_acquire_owned() else { return };
+        let Ok(_slot) = self.slots.clone().try_acquire_owned() else {
+            return refuse(stream, self.most).await;
+        };
         let (frames, mut queue) = mpsc::channel(MAX_QUEUED);
         // The hub holds the only lasting sender: when it drops it, the writer ends after the last frame.
         let replies = frames.downgrade();
@@ -173,12 +178,7 @@ impl Door {
         let by_peer = tokio::select! {
             by_peer = self.listen(conn, &mut reader, replies, same_host) => by_peer,
             () = write => {
-                // Closed with bytes unread, a socket throws away what it has not sent yet: let the peer close first.
-                let end = async {
-                    let _ = writer.shutdown().await;
-                    tokio::io::copy(&mut reader, &mut tokio::io::sink()).await
-                };
-                let _ = timeout(LINGER, end).await;
+                let _ = timeout(LINGER, close(&mut reader, &mut writer)).await;
                 false
             }
         };
@@ -225,6 +225,26 @@ impl Door {
             }
         }
     }
+}
+
+/// Says that there are `most` connections already, and closes this one once the peer has read it.
+async fn refuse<S: AsyncRead + AsyncWrite>(stream: S, most: usize) {
+    let (op, field) = ("accept a member".to_owned(), "connections past the handshake".to_owned());
+    let (value, limit) = (most as u64 + 1, most as u64);
+    let frame = Frame::Refused { error: BootstrapError::Limit { op, field, value, limit } };
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let told = async {
+        let _ = write_frame(&mut writer, &frame).await;
+        close(&mut reader, &mut writer).await;
+    };
+    let _ = timeout(LINGER, told).await;
+}
+
+/// Ends a connection from this side, without a bound. Closed with bytes unread, a socket throws away what it has not sent yet:
+/// the peer closes first.
+async fn close(reader: &mut (impl AsyncRead + Unpin), writer: &mut (impl AsyncWrite + Unpin)) {
+    let _ = writer.shutdown().await;
+    let _ = tokio::io::copy(reader, &mut tokio::io::sink()).await;
 }
 
 /// What reaches the task around the machine, in this order.

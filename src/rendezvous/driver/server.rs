@@ -1,14 +1,14 @@
 //! The rendezvous server of a run: its handle, and the thread that accepts connections.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::background::{block_on, spawn};
 use super::connection::receive_guest;
@@ -130,12 +130,12 @@ async fn serve(
     mut orders: mpsc::Receiver<Order>,
 ) {
     let hub = Hub::start(machine, &options);
-    let handshakes = Arc::new(Semaphore::new(options.max_unauthenticated));
+    let mut handshakes = Handshakes::new(options.max_unauthenticated);
     let options = Arc::new(options);
     let mut guests = JoinSet::new();
     loop {
         let accept = async {
-            let permit = handshakes.clone().acquire_owned().await;
+            let permit = handshakes.permit().await;
             (permit, listener.accept().await)
         };
         tokio::select! {
@@ -162,7 +162,8 @@ async fn serve(
             (permit, accepted) = accept => match accepted {
                 Ok((stream, peer)) => {
                     let (door, options) = (hub.door.clone(), options.clone());
-                    guests.spawn(async move { welcome(stream, peer, permit, &options, door).await });
+                    let guest = handshakes.begin(permit);
+                    guests.spawn(async move { welcome(stream, peer, guest, &options, door).await });
                 }
                 // Out of descriptors, most likely: others have to end first.
                 Err(_) => sleep(Duration::from_millis(50)).await,
@@ -175,12 +176,65 @@ async fn serve(
     hub.door.flushed().await;
 }
 
-async fn welcome<P>(mut stream: TcpStream, peer: SocketAddr, permit: P, options: &ServerOptions, door: Door) {
+/// Connections that have not shown the token yet, oldest first. A member needs a few milliseconds for that; who takes longer
+/// is likely a stranger, and goes when others wait to be accepted.
+struct Handshakes {
+    permits: Arc<Semaphore>,
+    begun: VecDeque<(Instant, oneshot::Sender<()>)>,
+}
+
+/// What a connection in the handshake holds: a permit, and news that its place is wanted.
+struct Guest {
+    _permit: OwnedSemaphorePermit,
+    wanted: oneshot::Receiver<()>,
+}
+
+impl Handshakes {
+    const UNDISTURBED: Duration = Duration::from_millis(100);
+
+    fn new(most: usize) -> Self {
+        Self { permits: Arc::new(Semaphore::new(most)), begun: VecDeque::new() }
+    }
+
+    /// Waits for a place, which the oldest has to leave if there is none. May be cancelled.
+    async fn permit(&mut self) -> OwnedSemaphorePermit {
+        loop {
+            self.begun.retain(|(_, leave)| !leave.is_closed());
+            let oldest = self.begun.front().map(|(began, _)| *began + Self::UNDISTURBED);
+            tokio::select! {
+                biased;
+                permit = self.permits.clone().acquire_owned() => match permit {
+                    Ok(permit) => return permit,
+                    Err(_) => std::future::pending().await, // it is never closed
+                },
+                () = async { match oldest { Some(due) => sleep_until(due).await, None => std::future::pending().await } } => {
+                    self.begun.pop_front();
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, permit: OwnedSemaphorePermit) -> Guest {
+        let (leave, wanted) = oneshot::channel();
+        self.begun.push_back((Instant::now(), leave));
+        Guest { _permit: permit, wanted }
+    }
+}
+
+async fn welcome(
+    mut stream: TcpStream,
+    peer: SocketAddr,
+    mut guest: Guest,
+    options: &ServerOptions,
+    door: Door,
+) {
     let _ = stream.set_nodelay(true);
+    let out_of_patience = async {
+        let _ = timeout(options.heartbeat.handshake, &mut guest.wanted).await;
+    };
     let greeted =
-        receive_guest(&mut stream, &peer.to_string(), options.token.as_ref(), options.heartbeat.handshake)
-            .await;
-    drop(permit);
+        receive_guest(&mut stream, &peer.to_string(), options.token.as_ref(), out_of_patience).await;
+    drop(guest);
     match greeted {
         Ok(()) => {
             let conn = door.next_conn();
