@@ -278,8 +278,8 @@ impl Group {
     /// [`agreement`](crate::rendezvous::agreement) for the rule. `suspects` are the peers that this member gave up;
     /// with `admit` said by all who stay, ranks on standby enter. A member on standby calls it to wait for that.
     ///
-    /// Errors: [`BootstrapError::Evicted`] if the others go on without this member, [`BootstrapError::Mismatch`] if its
-    /// epoch is not that of the run, [`BootstrapError::Limit`] past epoch 8388607.
+    /// Errors: [`BootstrapError::Evicted`] if the others go on without this member, [`BootstrapError::NoQuorum`] if half of
+    /// the members or more would have to go without being dead, [`BootstrapError::Mismatch`] if its epoch is not that of the run, [`BootstrapError::Limit`] past epoch 8388607.
     pub async fn agree_active(&self, suspects: Mask, admit: bool) -> Result<Decision, BootstrapError> {
         const OP: &str = "agree on the active ranks";
         let report = Report { epoch: self.active().epoch, suspects, admit, deadline: self.deadline };

@@ -492,29 +492,29 @@ fn survivors_agree_and_a_replacement_is_admitted() {
 
 #[test]
 fn one_that_falls_silent_keeps_its_rank_until_its_socket_closes() {
-    let server = serve(2);
+    let server = serve(3);
     let address = server.local_addr();
-    let member = std::thread::spawn(move || Group::join_blocking(options(0, 2, address)));
+    let members = std::thread::spawn(move || join_all([0, 1].map(|rank| options(rank, 3, address))));
     let mut silent = Raw::connect(address).handshake();
-    silent.join(1, 2);
+    silent.join(2, 3);
     let Frame::Answer { result: Ok(Reply::Joined { .. }), .. } = silent.receive() else {
         panic!("not joined")
     };
-    let group = member.join().unwrap().unwrap();
+    let groups: Vec<Group> = members.join().unwrap().into_iter().map(Result::unwrap).collect();
 
-    // Past its lease the server counts it as silent, so the survivor alone may decide.
-    let suspects = [1].into_iter().collect();
-    let decision = group.agree_active_blocking(suspects, false).unwrap();
-    assert_eq!((decision.mask.to_string().as_str(), decision.epoch), ("0", 2));
-    let error = Group::join_blocking(options(1, 2, address)).unwrap_err();
+    let suspects = [2].into_iter().collect();
+    for decision in all(&groups, |group| group.agree_active_blocking(suspects, false).unwrap()) {
+        assert_eq!((decision.mask.to_string().as_str(), decision.epoch), ("0-1", 2));
+    }
+    let error = Group::join_blocking(options(2, 3, address)).unwrap_err();
     match &error {
-        BootstrapError::Fenced { rank: 1, host, pid: 4242, .. } => assert_eq!(host, "rawhost"),
+        BootstrapError::Fenced { rank: 2, host, pid: 4242, .. } => assert_eq!(host, "rawhost"),
         other => panic!("{other}"),
     }
     drop(silent);
     let began = Instant::now();
     let replacement = loop {
-        match Group::join_blocking(options(1, 2, address)) {
+        match Group::join_blocking(options(2, 3, address)) {
             Ok(group) => break group,
             Err(error) => assert!(began.elapsed() < 2 * SECOND, "{error}"),
         }
@@ -548,18 +548,27 @@ fn one_that_is_cut_off_for_garbage_is_suspect_not_dead() {
 
 #[test]
 fn an_evicted_member_is_told_rejoins_and_comes_back() {
-    let (_server, groups) = formed(2);
-    let decisions = [groups[0]
-        .with_deadline(SECOND / 2)
-        .agree_active_blocking([1].into_iter().collect(), false)
-        .unwrap()];
-    assert_eq!(decisions[0].mask.to_string(), "0");
-    let error = groups[1].agree_active_blocking(Mask::EMPTY, false).unwrap_err();
-    assert!(matches!(error, BootstrapError::Evicted { rank: 1, epoch: 2, .. }), "{error}");
-    groups[1].rejoin_blocking().unwrap();
-    for decision in all(&groups, |group| group.agree_active_blocking(Mask::EMPTY, true).unwrap()) {
-        assert_eq!((decision.mask, decision.epoch), (Mask::all(2), 3));
+    let (_server, groups) = formed(3);
+    let suspects = [2].into_iter().collect();
+    for decision in all(&groups[..2], |group| group.agree_active_blocking(suspects, false).unwrap()) {
+        assert_eq!(decision.mask.to_string(), "0-1");
     }
+    let error = groups[2].agree_active_blocking(Mask::EMPTY, false).unwrap_err();
+    assert!(matches!(error, BootstrapError::Evicted { rank: 2, epoch: 2, .. }), "{error}");
+    groups[2].rejoin_blocking().unwrap();
+    for decision in all(&groups, |group| group.agree_active_blocking(Mask::EMPTY, true).unwrap()) {
+        assert_eq!((decision.mask, decision.epoch), (Mask::all(3), 3));
+    }
+}
+
+#[test]
+fn a_lone_accuser_is_told_that_it_has_no_quorum_and_the_group_goes_on() {
+    let (_server, groups) = formed(3);
+    let accused = [0, 1].into_iter().collect();
+    let error = groups[2].with_deadline(SECOND / 2).agree_active_blocking(accused, false).unwrap_err();
+    let BootstrapError::NoQuorum { missing, .. } = error else { panic!("{error}") };
+    assert_eq!(*missing, accused);
+    all(&groups, |group| group.barrier_blocking("all three").unwrap());
 }
 
 #[test]

@@ -4,12 +4,16 @@
 //!
 //! 1. dead members, and members that did not report, are out;
 //! 2. while one of those left accuses another of them, the most accused goes, the higher rank among equals, and what
-//!    it said about others counts no more.
+//!    it said about others counts no more;
+//! 3. those who would go without being dead must be fewer than half of the members that are not dead: else nobody goes,
+//!    and once the deadline has passed everybody who reported is told so.
 //!
 //! So two that accuse each other cost one of them, and who named a dead member is not held against it. A member that
 //! is named but still heard by the server is not passed over lightly: before the deadline the decision waits for its
-//! own report, unless the others are a majority of the members heard. Otherwise one confused member that names
-//! everybody would be left alone with the run.
+//! own report, unless the others are a majority of the members heard.
+//!
+//! Without the third rule one confused member that names everybody would be left alone with the run: its peers may be
+//! waiting for one another, and not for an agreement.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -42,13 +46,21 @@ pub struct Standing {
     pub ready: Mask,
 }
 
-/// Who goes on.
+/// How an agreement ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict {
-    /// Members that stay.
-    pub stay: Mask,
-    /// Standby members that enter.
-    pub enter: Mask,
+pub enum Verdict {
+    /// There is a next epoch.
+    Change {
+        /// Members that stay.
+        stay: Mask,
+        /// Standby members that enter.
+        enter: Mask,
+    },
+    /// Nothing changes: too many would go that nobody has seen dead.
+    NoQuorum {
+        /// Who would go.
+        missing: Mask,
+    },
 }
 
 impl Agreement {
@@ -69,10 +81,14 @@ impl Agreement {
         }
         let stay = self.survivors(&reported);
         let admit = self.reports.iter().all(|(rank, (_, said))| said.admit || !stay.contains(*rank));
+        let going = standing.living.minus(&stay);
+        if 2 * going.len() >= standing.living.len() && !going.is_empty() {
+            return late.then_some(Verdict::NoQuorum { missing: going });
+        }
         let outvoted = missing.is_empty() || 2 * stay.len() > standing.heard.len();
         let waits_for_entry = admit && !standing.standby.minus(&standing.ready).is_empty();
         let enter = if admit { standing.standby.and(&standing.ready) } else { Mask::EMPTY };
-        (late || outvoted && !waits_for_entry).then_some(Verdict { stay, enter })
+        (late || outvoted && !waits_for_entry).then_some(Verdict::Change { stay, enter })
     }
 
     /// Who of those that reported is left when accusations among them are settled.
@@ -114,8 +130,11 @@ mod tests {
             standby: Mask::EMPTY,
             ready: Mask::EMPTY,
         };
-        let verdict = agreement(reports).decide(Duration::from_secs(now), &standing);
-        verdict.map(|verdict| verdict.stay.to_string())
+        let verdict = agreement(reports).decide(Duration::from_secs(now), &standing)?;
+        Some(match verdict {
+            Verdict::Change { stay, .. } => stay.to_string(),
+            Verdict::NoQuorum { missing } => format!("without {missing}: no quorum"),
+        })
     }
 
     #[test]
@@ -127,7 +146,6 @@ mod tests {
 
     #[test]
     fn two_that_accuse_each_other_cost_the_higher_rank() {
-        assert_eq!(decide(&[0, 1], &[0, 1], &[(0, &[1]), (1, &[0])], 0).as_deref(), Some("0"));
         assert_eq!(
             decide(&[0, 1, 2], &[0, 1, 2], &[(0, &[2]), (1, &[]), (2, &[0])], 0).as_deref(),
             Some("0-1")
@@ -143,13 +161,34 @@ mod tests {
     #[test]
     fn one_that_names_everybody_does_not_get_the_run_to_itself() {
         let all = [0, 1, 2, 3];
-        assert_eq!(decide(&all, &all, &[(0, &[1, 2, 3])], 0), None);
-        assert_eq!(decide(&all, &[0], &[(0, &[1, 2, 3])], 0).as_deref(), Some("0"), "the others fell silent");
-        assert_eq!(
-            decide(&all, &all, &[(0, &[1, 2, 3])], 10).as_deref(),
-            Some("0"),
-            "the others never reported"
-        );
+        for heard in [&all[..], &[0]] {
+            assert_eq!(decide(&all, heard, &[(0, &[1, 2, 3])], 0), None);
+            let end = decide(&all, heard, &[(0, &[1, 2, 3])], 10);
+            assert_eq!(end.as_deref(), Some("without 1-3: no quorum"));
+        }
+    }
+
+    #[test]
+    fn fewer_than_half_of_those_not_seen_dead_may_go() {
+        for (living, suspects, end) in [
+            (2, &[1][..], "without 1: no quorum"),
+            (3, &[2], "0-1"),
+            (4, &[3], "0-2"),
+            (4, &[2, 3], "without 2-3: no quorum"),
+            (5, &[3, 4], "0-2"),
+        ] {
+            let living: Vec<u32> = (0..living).collect();
+            let stay: Vec<(u32, &[u32])> =
+                living.iter().filter(|rank| !suspects.contains(rank)).map(|rank| (*rank, suspects)).collect();
+            assert_eq!(
+                decide(&living, &stay.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), &stay, 10)
+                    .as_deref(),
+                Some(end)
+            );
+        }
+        assert_eq!(decide(&[0], &[0], &[(0, &[1, 2])], 0).as_deref(), Some("0"), "the others are dead");
+        let each_other: [(u32, &[u32]); 2] = [(0, &[1]), (1, &[0])];
+        assert_eq!(decide(&[0, 1], &[0, 1], &each_other, 10).as_deref(), Some("without 1: no quorum"));
     }
 
     #[test]

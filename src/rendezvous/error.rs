@@ -174,6 +174,17 @@ pub enum BootstrapError {
         /// Its process.
         pid: u32,
     },
+    /// The membership stays as it is: those that did not report or were accused are half of the active ranks or more, and
+    /// nobody has seen them dead.
+    #[error(
+        "{op}: {missing} can not be left out: they are half of the active ranks or more, and not seen dead; wait for them, or end them"
+    )]
+    NoQuorum {
+        /// What was being done.
+        op: String,
+        /// Who would have been left out.
+        missing: Box<Mask>,
+    },
     /// The other members went on without this one.
     #[error(
         "{op}: the others went on without rank {rank} in epoch {epoch}; stop using its buffers, rejoin, and wait to be admitted"
@@ -281,6 +292,7 @@ wire!(enum BootstrapError {
     18 => OutOfOrder { op, reason },
     19 => BlockingInAsync { op },
     20 => System { op, detail },
+    21 => NoQuorum { op, missing },
 });
 
 impl BootstrapError {

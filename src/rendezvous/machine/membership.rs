@@ -132,6 +132,16 @@ impl Machine {
     fn conclude(&mut self, standing: &Standing, verdict: Verdict, agreement: Agreement) {
         let mut waiting: BTreeMap<u32, Call> =
             agreement.reports.into_iter().map(|(rank, (call, _))| (rank, call)).collect();
+        let (stay, enter) = match verdict {
+            Verdict::Change { stay, enter } => (stay, enter),
+            Verdict::NoQuorum { missing } => {
+                for call in waiting.into_values() {
+                    let missing = Box::new(missing);
+                    self.answer(call, Err(BootstrapError::NoQuorum { op: op_agree(), missing }));
+                }
+                return;
+            }
+        };
         if self.epoch == MAX_EPOCH {
             for call in waiting.into_values() {
                 let (value, limit) = (u64::from(MAX_EPOCH) + 1, u64::from(MAX_EPOCH));
@@ -141,9 +151,9 @@ impl Machine {
             return;
         }
         self.epoch += 1;
-        self.mask = verdict.stay.or(&verdict.enter);
+        self.mask = stay.or(&enter);
         self.view_changed = true;
-        for rank in verdict.enter.iter() {
+        for rank in enter.iter() {
             if let Some((call, ..)) = self.ready.remove(&rank) {
                 waiting.insert(rank, call);
             }
@@ -151,7 +161,7 @@ impl Machine {
                 member.role = Role::Active;
             }
         }
-        for rank in standing.living.minus(&verdict.stay).iter() {
+        for rank in standing.living.minus(&stay).iter() {
             if let Some(member) = self.seat_mut(rank) {
                 member.role = Role::Evicted;
             }

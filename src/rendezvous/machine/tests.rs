@@ -370,14 +370,33 @@ fn a_replacement_is_not_told_the_failures_of_its_predecessor() {
 }
 
 #[test]
-fn two_stopped_ranks_are_left_out_once_silent() {
-    let mut run = Run::formed(4);
-    let calls = [run.report(0, &[2, 3], false), run.report(1, &[2, 3], false)];
-    assert_eq!(run.answer(calls[0]), None, "two of four heard are no majority");
-    run.pass(5 * SECOND, &[0, 1]);
-    assert_eq!(run.decision(calls[0]), ("0-1".to_owned(), 2));
-    assert_eq!(run.decision(calls[1]), ("0-1".to_owned(), 2));
+fn two_stopped_ranks_of_five_are_left_out() {
+    let mut run = Run::formed(5);
+    let calls = [0, 1, 2].map(|conn| run.report(conn, &[3, 4], false));
+    for call in calls {
+        assert_eq!(run.decision(call), ("0-2".to_owned(), 2));
+    }
     assert_eq!(run.state(3), RankState::Evicted {});
+}
+
+#[test]
+fn half_of_the_members_are_not_left_out_unless_they_are_dead() {
+    let mut run = Run::formed(4);
+    let calls = [0, 1].map(|conn| run.report(conn, &[2, 3], false));
+    run.pass(9 * SECOND, &[0, 1]);
+    assert_eq!(run.answer(calls[0]), None, "they may come yet");
+    run.pass(SECOND, &[0, 1]);
+    for call in calls {
+        let BootstrapError::NoQuorum { missing, .. } = run.error(call) else {
+            panic!("{:?}", run.answer(call))
+        };
+        assert_eq!(missing.to_string(), "2-3");
+    }
+    assert_eq!(run.state(3), RankState::Suspect {}, "nothing has changed");
+    run.close(3);
+    for call in [0, 1].map(|conn| run.report(conn, &[2, 3], false)) {
+        assert_eq!(run.decision(call), ("0-1".to_owned(), 2));
+    }
 }
 
 #[test]
@@ -401,11 +420,28 @@ fn one_that_never_reports_is_left_out_at_the_deadline_and_told_when_it_comes() {
 
 #[test]
 fn a_mutual_accusation_costs_the_higher_rank_which_is_told() {
-    let mut run = Run::formed(2);
-    let low = run.report(0, &[1], false);
-    let high = run.report(1, &[0], false);
-    assert_eq!(run.decision(low), ("0".to_owned(), 2));
-    assert!(matches!(run.error(high), BootstrapError::Evicted { rank: 1, epoch: 2, .. }));
+    let mut run = Run::formed(3);
+    let low = run.report(0, &[2], false);
+    let high = run.report(2, &[0], false);
+    let third = run.report(1, &[], false);
+    assert_eq!(run.decision(low), ("0-1".to_owned(), 2));
+    assert_eq!(run.decision(third), ("0-1".to_owned(), 2));
+    assert!(matches!(run.error(high), BootstrapError::Evicted { rank: 2, epoch: 2, .. }));
+}
+
+/// Two members are in a call that another's cancelled future holds up, and call nothing else; that one accuses both.
+#[test]
+fn a_lone_accuser_does_not_evict_the_majority() {
+    let mut run = Run::formed(3);
+    let accuser = run.report(2, &[0, 1], false);
+    run.pass(10 * SECOND, &[0, 1, 2]);
+    let BootstrapError::NoQuorum { missing, .. } = run.error(accuser) else {
+        panic!("{:?}", run.answer(accuser))
+    };
+    assert_eq!(missing.to_string(), "0-1");
+    for call in [0, 1, 2].map(|conn| run.report(conn, &[], false)) {
+        assert_eq!(run.decision(call), ("0-2".to_owned(), 2));
+    }
 }
 
 #[test]
@@ -579,7 +615,8 @@ proptest! {
         let mut next = 100u64;
         let mut asked: Vec<((ConnId, u64), u32, Duration)> = Vec::new();
         let mut decided: BTreeMap<u32, Mask> = BTreeMap::new();
-        let mut seen = 0;
+        let mut seen = run.machine.epoch;
+        let (mut mask, mut died) = (Mask::all(WALKERS), Mask::EMPTY); // since the last change
         for step in moves {
             match step {
                 Move::Report { rank, suspects, admit } => {
@@ -600,6 +637,7 @@ proptest! {
                 }
                 Move::Die { rank } => {
                     walkers[rank as usize].dead = true;
+                    died.insert(rank);
                     run.close(walkers[rank as usize].conn);
                     // One whose connection had been given up before is seen dead by its launcher only.
                     run.event(Event::Ended { rank, pid: 100 + rank });
@@ -635,7 +673,12 @@ proptest! {
             }
             let epoch = run.machine.epoch;
             prop_assert!(epoch >= seen);
-            seen = epoch;
+            if epoch > seen {
+                let living = mask.minus(&std::mem::take(&mut died));
+                let gone = living.minus(&run.machine.mask);
+                prop_assert!(gone.is_empty() || 2 * gone.len() < living.len(), "{} of {} removed", gone, living);
+            }
+            (seen, mask) = (epoch, run.machine.mask);
             asked.retain(|(call, rank, _)| match run.answer(*call) {
                 None => true,
                 Some(Ok(Reply::Decided { decision })) => {
