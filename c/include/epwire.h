@@ -547,8 +547,9 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  *   them leaves places of expert_rows, or rows of an expert's list, unwritten. Where a row by itself is
  *   malformed (a token, or a place in a list, that cannot be), the host leaves out all rows of its source.
  *   Here the source is missing as well, by EPW_CAUSE_FORMAT, and gets no answer, but its rows stay counted:
- *   in their places are zeros or rows that it has sent. So they do where other work kept blocks of a kernel
- *   off the GPU and they have found rows of a peer that others had given up.
+ *   in their places are zeros or rows that it has sent. A peer that was given up and has sent after all,
+ *   which some blocks may see where other work kept them off the GPU for a while, is missing too, and its
+ *   rows are there and stay counted.
  * - A handle of a captured dispatch is ended by a captured combine or release, in the same graph or another.
  *   For two graphs, keep the handle from one capture to the other, then replay them in turns, on one stream
  *   or with an event of the program between. A release outside captures runs at once, before any replay.

@@ -115,7 +115,7 @@ static bool accept_one(server *s, uint64_t now) {
     return true;
 }
 
-/* ---- the thread --------------------------------------------------------------------------------- */
+/* ---- the thread ---- */
 
 static bool any_leased(const server *s) {
     for (size_t i = 0; i < s->count; i++)
@@ -192,7 +192,7 @@ static void handle_events(server *s, size_t polled, uint64_t now) {
     for (int i = 0; s->polls[1].revents && i < ACCEPTED_AT_ONCE && accept_one(s, now); i++) continue;
 }
 
-/* ---- life --------------------------------------------------------------------------------------- */
+/* ---- life ---- */
 
 /* Lock held. No lease is left: windows have ended theirs, and leases that outlive windows keep the server. */
 static void close_server(server *s) {

@@ -191,7 +191,7 @@ __device__ inline void lose_own(const Operation &o, uint32_t stage) {
     suspect(o, o.rank);
 }
 
-// Nobody else is to be waited for: closes the operation to blocks that have not begun. Whether all had sent. By one thread.
+// Closes the operation to blocks that have not begun. Whether all blocks had sent. By one thread.
 __device__ inline bool shut_out(const Operation &o, uint32_t stage) {
     epw_gpu_lane_state *c = o.state;
     // Writer: this thread. Reader: a block that begins, see pass_by(), and one that has begun, see is_closed(): it looks there if
@@ -220,7 +220,7 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
         const bool absent = o.last && !await_blocks(o);
         if (absent) {
             const bool all_sent = shut_out(o, stage);
-            await_blocks(o); // those that have begun
+            await_blocks(o); // those that have begun: they wait no longer than the first has, since the clocks are the kernel's
             if (sends && !all_sent) lose_own(o, stage);
         }
         o.lost = ptx::load_relaxed_gpu(&o.peers->gone);

@@ -69,7 +69,8 @@ typedef struct epw_gpu_lane_state {
     uint32_t ends[EPW_GPU_PEERS]; /* rows received up to each place in the order of sources, see source_at */
     uint64_t sent[EPW_GPU_PEERS]; /* the dispatch words posted */
 
-    /* Blocks that have sent, and that are done, ever: 48 bits, and above them in `sent` those that had given somebody up. */
+    /* Blocks that have sent, and that are done, ever: 48 bits. Above them in `sent` how often somebody was given up: peers by a
+     * block that sends, or blocks that had not begun by one that closes. */
     uint64_t sent_blocks, out_blocks;
     uint64_t unrecorded; /* bad routing ids that found no room in the ring, ever */
 

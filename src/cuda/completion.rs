@@ -37,8 +37,8 @@ impl Completion {
     }
 
     /// Waits on this thread until it has run, [`Error::Timeout`] if `timeout` is over first: wait again, or look at what
-    /// is enqueued before it. Waits for peers end by themselves within 4 deadlines. Not for a thread that serves an async
-    /// executor.
+    /// is enqueued before it. Each wait for peers ends by itself within 4 deadlines, and a half waits twice at most; where other
+    /// work keeps some of its blocks off the GPU it may take 16 deadlines more. Not for a thread that serves an async executor.
     pub fn wait_blocking(&self, timeout: Duration) -> Result<()> {
         match self.inner.ffi.wait(self.handle, timeout)? {
             Progress::Done => Ok(()),

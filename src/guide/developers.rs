@@ -14,6 +14,9 @@
 //! same. `tests/faults/run --cuda` does so with `tests/faults/kernels.txt`; where the machine with the GPUs has no compiler,
 //! `--build-only` and `--run-built` are its two halves.
 //!
+//! The lists below have the files that check, decide, move or wait, in the order in which a token comes to them first. Files
+//! that these share, layouts and descriptors, lanes and handles, the pool of threads, are left out.
+//!
 //! # The way of a token on the host
 //!
 //! 1. `src/buffer/dispatch.rs`: `dispatch_blocking` takes the call.

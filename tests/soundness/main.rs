@@ -5,6 +5,7 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 mod events;
+mod fenced;
 mod wakers;
 
 use std::future::{Future, poll_fn};
@@ -24,10 +25,14 @@ const HIDDEN: usize = 64;
 const IDS: [i32; 2] = [0, 1];
 const WEIGHTS: [f32; 2] = [0.5, 0.5];
 
+fn unconnected(rank: u32, deadline: Duration) -> EpBuffer {
+    let config = EpConfig { deadline, threads: 1, ..EpConfig::new(4, HIDDEN as u32, 2, 2) };
+    EpBuffer::unconnected(rank, 2, config).unwrap()
+}
+
 /// Two ranks with an expert each, connected and active.
 fn pair(deadline: Duration) -> [EpBuffer; 2] {
-    let config = EpConfig { deadline, threads: 1, ..EpConfig::new(4, HIDDEN as u32, 2, 2) };
-    let buffers = [0, 1].map(|rank| EpBuffer::unconnected(rank, 2, config.clone()).unwrap());
+    let buffers = [0, 1].map(|rank| unconnected(rank, deadline));
     let [a, b] = &buffers;
     a.connect_blocking(1, &b.export(0).unwrap()).unwrap();
     b.connect_blocking(0, &a.export(1).unwrap()).unwrap();
