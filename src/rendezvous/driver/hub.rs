@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::connection::{OPEN_LIMIT, ReadError, read_frame, write_frame};
+use super::heartbeat::Heartbeat;
 use super::options::ServerOptions;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::machine::{Action, Call, ConnId, Event, Machine};
@@ -42,7 +43,7 @@ impl Hub {
     pub(crate) fn start(machine: Machine, options: &ServerOptions) -> Self {
         let (events, inbox) = mpsc::channel(MAX_NEWS);
         let mut task = JoinSet::new();
-        task.spawn(attend_machine(machine, inbox));
+        task.spawn(attend_machine(machine, inbox, Clock::of(options.heartbeat)));
         let door = Door {
             events,
             joined: Arc::default(),
@@ -55,12 +56,38 @@ impl Hub {
     }
 }
 
+/// The machine's time. It hardly passes while this process is stopped: signs of life that came meanwhile are still to be read.
+/// So nobody is suspected for the server's own pause. Between two looks no more counts than is usual between them.
+struct Clock {
+    interval: Duration,
+    ran: Duration,
+    looked: Instant,
+}
+
+impl Clock {
+    fn of(heartbeat: Heartbeat) -> Self {
+        let interval = heartbeat.interval.max(Duration::from_millis(1));
+        Self { interval, ran: Duration::ZERO, looked: Instant::now() }
+    }
+
+    fn now(&mut self) -> Duration {
+        self.ran += self.looked.elapsed().min(self.interval + self.interval / 2);
+        self.looked = Instant::now();
+        self.ran
+    }
+
+    /// When to look again, if something is due at `deadline`.
+    fn next_look(&self, deadline: Option<Duration>) -> Instant {
+        let left = deadline.map_or(self.interval, |deadline| deadline.saturating_sub(self.ran));
+        self.looked + left.min(self.interval)
+    }
+}
+
 /// Feeds the machine and carries out its actions.
-async fn attend_machine(mut machine: Machine, mut inbox: mpsc::Receiver<News>) {
-    let origin = Instant::now();
+async fn attend_machine(mut machine: Machine, mut inbox: mpsc::Receiver<News>, mut clock: Clock) {
     let mut outlets: HashMap<ConnId, Outlet> = HashMap::new();
     loop {
-        let due = machine.next_deadline().map(|deadline| origin + deadline);
+        let due = clock.next_look(machine.next_deadline());
         let event = tokio::select! {
             // What has come counts before time does: a sign of life that waits here was given in time.
             biased;
@@ -79,16 +106,15 @@ async fn attend_machine(mut machine: Machine, mut inbox: mpsc::Receiver<News>) {
                 }
                 Some(News::Machine(event)) => event,
             },
-            () = async { match due { Some(due) => sleep_until(due).await, None => std::future::pending().await } } => {
-                Event::Tick
-            }
+            () = sleep_until(due) => Event::Tick,
         };
+        let now = clock.now();
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             if let Event::Closed { conn, .. } = event {
                 outlets.remove(&conn);
             }
-            for action in machine.handle(origin.elapsed(), event) {
+            for action in machine.handle(now, event) {
                 let (conn, frame) = match action {
                     Action::Answer { call: Call { conn, id }, result } => {
                         (conn, Frame::Answer { id, result })
@@ -288,6 +314,20 @@ mod tests {
     use crate::rendezvous::wire::{Identity, Join, PROTOCOL_VERSION, RankState, Reply, Step, StepKind};
 
     const MINUTE: Duration = Duration::from_secs(60);
+    const LEASE: Duration = Duration::from_secs(5);
+
+    /// For two ranks, and the tasks of its connections.
+    fn hub() -> (Hub, JoinSet<()>) {
+        let settings = Settings { run_id: String::new(), world: 2, join_deadline: MINUTE, lease: LEASE };
+        (Hub::start(Machine::new(settings).unwrap(), &ServerOptions::new("", 2)), JoinSet::new())
+    }
+
+    fn connect(hub: &Hub, served: &mut JoinSet<()>) -> DuplexStream {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let door = hub.door.clone();
+        served.spawn(async move { door.clone().attend(door.next_conn(), far, true).await });
+        near
+    }
 
     async fn ask(stream: &mut DuplexStream, id: u64, request: Request) {
         write_frame(stream, &Frame::Call { id, request }).await.unwrap();
@@ -323,25 +363,47 @@ mod tests {
         Request::Step { step }
     }
 
+    /// The clock jumps for the server as it does while it is stopped: what members say meanwhile is still to be read.
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_of_the_server_makes_nobody_suspect() {
+        let (hub, mut served) = hub();
+        let mut members = [0, 1].map(|_| connect(&hub, &mut served));
+        for (rank, member) in (0..).zip(&mut members) {
+            ask(member, 1, join(rank, u128::from(rank) + 1)).await;
+        }
+        for member in &mut members {
+            answer(member, 1).await;
+        }
+        for _ in 0..5 {
+            tokio::time::advance(3 * LEASE).await;
+            for member in &mut members {
+                write_frame(member, &Frame::Ping {}).await.unwrap();
+                while let Ok(frame) = timeout(Duration::from_millis(1), read_frame(member, OPEN_LIMIT)).await
+                {
+                    let Frame::Changed { view } = frame.unwrap() else { continue };
+                    assert_eq!(view.states, [RankState::Alive {}; 2]);
+                }
+            }
+        }
+        // Yet one that says nothing while the server runs is.
+        let silent = timeout(2 * LEASE, async {
+            loop {
+                write_frame(&mut members[0], &Frame::Ping {}).await.unwrap();
+                if let Frame::Changed { view } = read_frame(&mut members[0], OPEN_LIMIT).await.unwrap() {
+                    return view.states[1];
+                }
+                tokio::time::sleep(LEASE / 10).await;
+            }
+        });
+        assert_eq!(silent.await, Ok(RankState::Suspect {}));
+    }
+
     /// Rank 0 waits in a barrier and dies. That its connection has closed waits for the hub behind the call of rank 1 that
     /// completes the barrier, whose answer to rank 0 finds nobody.
     #[tokio::test(start_paused = true)]
     async fn who_closes_just_as_an_answer_falls_due_is_dead() {
-        let settings = Settings {
-            run_id: String::new(),
-            world: 2,
-            join_deadline: MINUTE,
-            lease: Duration::from_secs(5),
-        };
-        let hub = Hub::start(Machine::new(settings).unwrap(), &ServerOptions::new("", 2));
-        let mut served = JoinSet::new();
-        let mut connect = || {
-            let (near, far) = tokio::io::duplex(1 << 16);
-            let door = hub.door.clone();
-            served.spawn(async move { door.clone().attend(door.next_conn(), far, true).await });
-            near
-        };
-        let (mut dying, mut other) = (connect(), connect());
+        let (hub, mut served) = hub();
+        let (mut dying, mut other) = (connect(&hub, &mut served), connect(&hub, &mut served));
         ask(&mut dying, 1, join(0, 1)).await;
         ask(&mut other, 1, join(1, 2)).await;
         answer(&mut dying, 1).await;
@@ -351,7 +413,7 @@ mod tests {
         ask(&mut other, 2, barrier()).await;
         drop(dying);
         assert_eq!(answer(&mut other, 2).await, Reply::Done {});
-        let mut replacement = connect();
+        let mut replacement = connect(&hub, &mut served);
         ask(&mut replacement, 1, join(0, 3)).await;
         let Reply::Joined { joined } = answer(&mut replacement, 1).await else { panic!("not let in") };
         assert_eq!(joined.view.states[0], RankState::Standby {});
