@@ -19,8 +19,8 @@ impl EpBuffer {
     /// Agrees with the surviving members of `group` on who goes on and in which epoch, then begins that membership. All
     /// survivors call it, each with no lane held. Not for replacements: those connect first. Never blocks the executor.
     ///
-    /// Errors: as [`Group::agree_active`]. After [`NoQuorum`](crate::BootstrapError::NoQuorum) the membership is what it was, and
-    /// operations go on without the ranks that this one suspects.
+    /// Errors: as [`Group::agree_active`]. After [`NoQuorum`](crate::rendezvous::BootstrapError::NoQuorum) the membership is what
+    /// it was, and operations go on without the ranks that this one suspects.
     pub async fn recover(&self, group: &Group) -> Result<(Mask, u32)> {
         let (_, suspects, _) = self.inner.ffi.membership()?;
         let decision = group.agree_active(suspects, false).await?;
