@@ -11,7 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, tim
 
 use super::background::spawn;
 use super::connection::{OPEN_LIMIT, ReadError, greet, read_frame, too_long, write_frame};
-use super::heartbeat::Heartbeat;
+use super::heartbeat::{Awake, Heartbeat};
 use crate::env::Token;
 use crate::mask::Mask;
 use crate::rendezvous::auth::require;
@@ -240,7 +240,7 @@ async fn run<S>(
     let mut pending: HashMap<u64, Pending> = HashMap::new();
     let mut next_id = 0;
     let mut silence = Silence::of(heartbeat);
-    let mut beat = interval(silence.interval);
+    let mut beat = interval(silence.awake.interval);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let failure = loop {
         let due = pending.values().map(|call| call.began + call.deadline + GRACE).min();
@@ -325,30 +325,26 @@ async fn run<S>(
     }
 }
 
-/// How long the server has been silent while this process ran: a time in which it was stopped itself says nothing about
-/// the server, whose signs of life may be about to be read. So no beat counts for much more than its interval.
+/// How long the server has been silent while this process ran.
 struct Silence {
-    interval: Duration,
+    awake: Awake,
     lease: Duration,
     heard_nothing: Duration,
-    beat: Instant,
 }
 
 impl Silence {
     fn of(heartbeat: Heartbeat) -> Self {
-        let interval = heartbeat.interval.max(Duration::from_millis(1));
-        Self { interval, lease: heartbeat.lease, heard_nothing: Duration::ZERO, beat: Instant::now() }
+        Self { awake: Awake::of(heartbeat), lease: heartbeat.lease, heard_nothing: Duration::ZERO }
     }
 
     fn broken(&mut self) {
+        self.awake.passed();
         self.heard_nothing = Duration::ZERO;
-        self.beat = Instant::now();
     }
 
     /// At each beat: whether the silence has lasted for a lease.
     fn lasts(&mut self) -> bool {
-        self.heard_nothing += self.beat.elapsed().min(self.interval + self.interval / 2);
-        self.beat = Instant::now();
+        self.heard_nothing += self.awake.passed();
         self.heard_nothing >= self.lease
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 /// How often and how long the two sides of a connection listen for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heartbeat {
@@ -18,5 +20,25 @@ impl Default for Heartbeat {
     fn default() -> Self {
         let interval = Duration::from_secs(1);
         Self { interval, lease: Duration::from_secs(5), handshake: Duration::from_secs(5) }
+    }
+}
+
+/// Time in which this process ran. While it was stopped signs of life came that are still to be read, so nobody is taken for
+/// silent because of that: who looks at least once in an interval counts no look for much more than one.
+pub(super) struct Awake {
+    pub(super) interval: Duration,
+    pub(super) looked: Instant,
+}
+
+impl Awake {
+    pub(super) fn of(heartbeat: Heartbeat) -> Self {
+        Self { interval: heartbeat.interval.max(Duration::from_millis(1)), looked: Instant::now() }
+    }
+
+    /// Since the last look.
+    pub(super) fn passed(&mut self) -> Duration {
+        let passed = self.looked.elapsed().min(self.interval + self.interval / 2);
+        self.looked = Instant::now();
+        passed
     }
 }

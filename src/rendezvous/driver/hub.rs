@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::connection::{OPEN_LIMIT, ReadError, read_frame, write_frame};
-use super::heartbeat::Heartbeat;
+use super::heartbeat::{Awake, Heartbeat};
 use super::options::ServerOptions;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::machine::{Action, Call, ConnId, Event, Machine};
@@ -56,30 +56,26 @@ impl Hub {
     }
 }
 
-/// The machine's time. It hardly passes while this process is stopped: signs of life that came meanwhile are still to be read.
-/// So nobody is suspected for the server's own pause. Between two looks no more counts than is usual between them.
+/// The machine's time: that in which this process ran.
 struct Clock {
-    interval: Duration,
+    awake: Awake,
     ran: Duration,
-    looked: Instant,
 }
 
 impl Clock {
     fn of(heartbeat: Heartbeat) -> Self {
-        let interval = heartbeat.interval.max(Duration::from_millis(1));
-        Self { interval, ran: Duration::ZERO, looked: Instant::now() }
+        Self { awake: Awake::of(heartbeat), ran: Duration::ZERO }
     }
 
     fn now(&mut self) -> Duration {
-        self.ran += self.looked.elapsed().min(self.interval + self.interval / 2);
-        self.looked = Instant::now();
+        self.ran += self.awake.passed();
         self.ran
     }
 
     /// When to look again, if something is due at `deadline`.
     fn next_look(&self, deadline: Option<Duration>) -> Instant {
-        let left = deadline.map_or(self.interval, |deadline| deadline.saturating_sub(self.ran));
-        self.looked + left.min(self.interval)
+        let Awake { interval, looked } = self.awake;
+        looked + deadline.map_or(interval, |deadline| deadline.saturating_sub(self.ran).min(interval))
     }
 }
 

@@ -132,24 +132,23 @@ impl Machine {
     fn conclude(&mut self, standing: &Standing, verdict: Verdict, agreement: Agreement) {
         let mut waiting: BTreeMap<u32, Call> =
             agreement.reports.into_iter().map(|(rank, (call, _))| (rank, call)).collect();
-        let (stay, enter) = match verdict {
-            Verdict::Change { stay, enter } => (stay, enter),
+        let change = match verdict {
             Verdict::NoQuorum { missing } => {
-                for call in waiting.into_values() {
-                    let missing = Box::new(missing);
-                    self.answer(call, Err(BootstrapError::NoQuorum { op: op_agree(), missing }));
-                }
+                Err(BootstrapError::NoQuorum { op: op_agree(), missing: Box::new(missing) })
+            }
+            Verdict::Change { .. } if self.epoch == MAX_EPOCH => {
+                let (value, limit) = (u64::from(MAX_EPOCH) + 1, u64::from(MAX_EPOCH));
+                Err(BootstrapError::Limit { op: op_agree(), field: "epoch".to_owned(), value, limit })
+            }
+            Verdict::Change { stay, enter } => Ok((stay, enter)),
+        };
+        let (stay, enter) = match change {
+            Ok(change) => change,
+            Err(error) => {
+                waiting.into_values().for_each(|call| self.answer(call, Err(error.clone())));
                 return;
             }
         };
-        if self.epoch == MAX_EPOCH {
-            for call in waiting.into_values() {
-                let (value, limit) = (u64::from(MAX_EPOCH) + 1, u64::from(MAX_EPOCH));
-                let field = "epoch".to_owned();
-                self.answer(call, Err(BootstrapError::Limit { op: op_agree(), field, value, limit }));
-            }
-            return;
-        }
         self.epoch += 1;
         self.mask = stay.or(&enter);
         self.view_changed = true;
