@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
         if (peer == 0) a.shared->suspects = 0;
         a.shared->suspects_host[peer] = 0;
         if (a.peers[peer] != nullptr) {
-            a.peers[peer]->epoch = a.epoch;
+            a.peers[peer]->epoch_word = a.epoch_word;
             a.peers[peer]->active = a.active;
             a.states[peer]->excluded = 0;
         }
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
     // first operation, and any wait for this rank in an older epoch.
     if (peer < a.ranks && (told >> peer & 1) && is_reached(peers, peer)) {
         for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.peers[lane] != nullptr; lane++) {
-            signal_lane(peers, peer, a.rank, lane, EPW_WORD_EPOCH, epw_word(a.epoch, 0, 0));
+            signal_lane(peers, peer, a.rank, lane, EPW_WORD_EPOCH, a.epoch_word);
         }
     }
 }

@@ -214,9 +214,9 @@ impl Buffer {
         unsafe { sys::epw_buffer_path(self.0.as_ptr(), peer) }
     }
 
-    pub(crate) fn set_active(&self, active: &Mask, epoch: u32) -> Result<()> {
+    pub(crate) fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()> {
         // SAFETY: the buffer is alive, the mask is read during the call only.
-        check(unsafe { sys::epw_buffer_set_active(self.0.as_ptr(), &c_mask(active), epoch) })?;
+        check(unsafe { sys::epw_buffer_set_active(self.0.as_ptr(), &c_mask(active), epoch, step) })?;
         Ok(())
     }
 

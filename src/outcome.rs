@@ -46,7 +46,7 @@ pub enum Phase {
 pub enum Cause {
     /// It was silent for a whole deadline.
     Timeout,
-    /// It said that it dropped this rank, left, or moved on to a newer epoch.
+    /// It said that it dropped this rank, or left.
     Dropped,
     /// It was given up by an earlier operation of this epoch.
     Suspected,
@@ -60,6 +60,10 @@ pub enum Cause {
     /// GPU buffers, no peer's fault: the lane was not in the state that a replayed operation needs (held, or not held). That
     /// operation has done nothing.
     Held,
+    /// It moved on to a newer epoch.
+    Superseded,
+    /// It begins this epoch at another step.
+    Step,
 }
 
 /// The first peer that an operation gave up on, or what a kernel found wrong.
@@ -82,7 +86,7 @@ pub struct ErrorRecord {
     pub op: u32,
     /// How many peers were still awaited.
     pub waiting: u32,
-    /// The signal word awaited, value bits zero.
+    /// The signal word awaited; value bits zero, but not those of an epoch word.
     pub expected: u64,
     /// The word found.
     pub seen: u64,
@@ -108,6 +112,8 @@ impl ErrorRecord {
             sys::EPW_CAUSE_PARTIAL => Cause::Partial,
             sys::EPW_CAUSE_ROUTING => Cause::Routing,
             sys::EPW_CAUSE_HELD => Cause::Held,
+            sys::EPW_CAUSE_SUPERSEDED => Cause::Superseded,
+            sys::EPW_CAUSE_STEP => Cause::Step,
             _ => return None,
         };
         let phase = match r.phase {

@@ -176,7 +176,7 @@ fn pair(deadline: Duration) -> [EpBuffer; 2] {
     let [a, b] = &buffers;
     a.connect_blocking(1, &b.export(0).unwrap()).unwrap();
     b.connect_blocking(0, &a.export(1).unwrap()).unwrap();
-    buffers.iter().for_each(|buffer| buffer.set_active(&Mask::all(2), 1).unwrap());
+    buffers.iter().for_each(|buffer| buffer.set_active(&Mask::all(2), 1, 0).unwrap());
     buffers
 }
 

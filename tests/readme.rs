@@ -89,7 +89,7 @@ fn the_table_of_limits_is_what_the_library_takes() {
     let small = || EpConfig::new(1, 8, 1024, 1);
     let planned = |config: EpConfig| Plan::new(&config, 1).is_ok();
     let alone = EpBuffer::unconnected(0, 1, EpConfig::new(1, 8, 8, 1)).unwrap();
-    let begins = |epoch| alone.set_active(&Mask::all(1), epoch).is_ok();
+    let begins = |epoch| alone.set_active(&Mask::all(1), epoch, 0).is_ok();
     let taken: [Limit<'_>; 6] = [
         ("ranks", "1 to 1,024", 1024, &|ranks| Plan::new(&EpConfig::new(1, 8, ranks, 1), ranks).is_ok()),
         ("`max_tokens`", "1 to 65,536", 65536, &|n| planned(EpConfig { max_tokens: n, ..small() })),

@@ -48,9 +48,9 @@ static epw_status part(void *user, uint32_t peer, epw_where where) {
     return b->engine->part(b, peer, where);
 }
 
-static epw_status begin_epoch(void *user, const epw_mask *active, uint32_t epoch, epw_where where) {
+static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch_word, epw_where where) {
     epw_buffer *b = user;
-    epw_status status = b->engine->begin_epoch(b, active, epoch, where);
+    epw_status status = b->engine->begin_epoch(b, active, epoch_word, where);
     if (status == EPW_OK) atomic_store_explicit(&b->next_lane, 0, memory_order_relaxed);
     return status;
 }
@@ -160,11 +160,11 @@ uint32_t epw_buffer_path(const epw_buffer *b, uint32_t peer) {
     return b != NULL ? epw_peers_path(&((epw_buffer *)b)->peers, peer) : EPW_PATH_NONE;
 }
 
-epw_status epw_buffer_set_active(epw_buffer *b, const epw_mask *active, uint32_t epoch) {
+epw_status epw_buffer_set_active(epw_buffer *b, const epw_mask *active, uint32_t epoch, uint64_t step) {
     epw_status status = epw_buffer_check(b, "set_active");
     if (status != EPW_OK) return status;
     if (active == NULL) return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, "set_active"), "active is NULL");
-    return epw_peers_set_active(&b->peers, active, epoch);
+    return epw_peers_set_active(&b->peers, active, epoch, step);
 }
 
 epw_status epw_buffer_membership(const epw_buffer *b, epw_mask *active, epw_mask *suspects, uint32_t *epoch) {

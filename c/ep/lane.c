@@ -13,6 +13,11 @@ static uint32_t rank_of(const epw_machine *m, const epw_lane_peer *p) {
     return (uint32_t)(p - m->peers);
 }
 
+/* What it tells its peers of the epoch, and expects of them. */
+static uint64_t own_word(const epw_machine *m) {
+    return epw_epoch_word(m->epoch, m->step);
+}
+
 /* ---- words to be posted ---- */
 
 static void add_post(epw_machine *m, epw_lane_peer *p, uint8_t post) {
@@ -35,7 +40,7 @@ static epw_decision post_of(const epw_machine *m, const epw_lane_peer *p, uint8_
     switch (post) {
     case EPW_POST_EPOCH:
         d.word = EPW_WORD_EPOCH;
-        d.value = epw_word(m->epoch, 0, 0);
+        d.value = own_word(m);
         break;
     case EPW_POST_DISPATCH:
         d.word = EPW_WORD_DISPATCH;
@@ -184,9 +189,10 @@ void epw_lane_init(epw_machine *m) {
     m->stage = EPW_STAGE_FREE;
 }
 
-void epw_lane_begin_epoch(epw_machine *m, uint32_t epoch, const uint64_t *incarnations,
+void epw_lane_begin_epoch(epw_machine *m, uint64_t epoch_word, const uint64_t *incarnations,
                           const epw_mask *members, uint64_t now) {
-    m->epoch = epoch;
+    m->epoch = epw_word_epoch(epoch_word);
+    m->step = epw_word_step(epoch_word);
     m->op = m->debt_op = m->debt_more = 0;
     m->debt_more_ns = 0;
     m->wrapped = m->paying = m->wait.running = m->beaconed = false;
@@ -410,21 +416,22 @@ void epw_lane_see(epw_machine *m, uint32_t peer, const epw_look *seen, uint64_t 
     uint32_t op = m->paying ? m->debt_op : m->op;
     bool first = m->paying ? m->debt_first : m->first;
     bool permission = m->paying ? (p->owed & EPW_OWED_ROWS) != 0 : m->stage == EPW_STAGE_SENDING;
-    epw_verdict verdict = permission ? epw_rule_may_send(seen->sight, m->epoch, op, first)
-                                     : epw_rule_arrived(seen->sight, m->epoch, op);
+    epw_verdict verdict = permission ? epw_rule_may_send(seen->sight, own_word(m), op, first)
+                                     : epw_rule_arrived(seen->sight, own_word(m), op);
     if (verdict == EPW_ARRIVED) {
         arrived(m, p, seen->sight.word, now);
         return;
     }
-    uint32_t cause = EPW_CAUSE_DROPPED;
+    uint32_t cause = epw_rule_gone(seen->sight, own_word(m));
     if (verdict == EPW_WAITING) {
         if (m->paying) epw_clock_heed(&p->debt_clock, seen, m->lanes, m->epoch, m->ranks, m->rank, now);
         epw_clock_heed(&p->clock, seen, m->lanes, m->epoch, m->ranks, m->rank, now);
         if (!p->suspected && now < expiry(m, p)) return;
         cause = p->suspected ? EPW_CAUSE_SUSPECTED : EPW_CAUSE_TIMEOUT;
     }
-    uint32_t expected = word == EPW_WORD_EPOCH ? 0 : permission ? op - 1 : op;
-    lose(m, p, phase_of(m), cause, epw_word(m->epoch, expected, 0), seen->sight.word, now);
+    uint64_t expected =
+        word == EPW_WORD_EPOCH ? own_word(m) : epw_word(m->epoch, permission ? op - 1 : op, 0);
+    lose(m, p, phase_of(m), cause, expected, seen->sight.word, now);
     suspect(m, p);
 }
 

@@ -77,6 +77,7 @@ typedef struct epw_machine {
 
     /* The lane between operations. */
     uint32_t epoch;  /* 0: no membership yet */
+    uint64_t step;   /* at which it began */
     uint32_t op;     /* of the operation in flight, or the last one; 0 after the epoch began */
     bool first;      /* op is the lane's first of this epoch */
     bool wrapped;    /* op has passed its 24 bits in this epoch */
@@ -135,10 +136,11 @@ typedef struct epw_decision {
 
 void epw_lane_init(epw_machine *m);
 
-/* A membership begins, with no operation in flight: what was owed is void, nobody is suspected.
- * `incarnations` [ranks]: of all that are connected, this rank included, else 0. `members`: who belongs to
- * it. Others get the epoch word all the same: a former member learns by it that it is none any more. */
-void epw_lane_begin_epoch(epw_machine *m, uint32_t epoch, const uint64_t *incarnations,
+/* A membership begins, with no operation in flight: what was owed is void, nobody is suspected. `epoch_word`:
+ * what all who are connected are told, see epw_epoch_word. `incarnations` [ranks]: of all that are connected,
+ * this rank included, else 0. `members`: who belongs to it. Others get the epoch word all the same: a former
+ * member learns by it that it is none any more. */
+void epw_lane_begin_epoch(epw_machine *m, uint64_t epoch_word, const uint64_t *incarnations,
                           const epw_mask *members, uint64_t now);
 
 /* Another lane has given the peer up. */

@@ -277,12 +277,18 @@ EPW_API uint32_t epw_buffer_path(const epw_buffer *buffer, uint32_t peer);
 /* What to call one EPW_PATH_* in print, for example "CUDA IPC". Never NULL. */
 EPW_API const char *epw_path_name(uint32_t path);
 
-/* Begins a membership: every member calls it with the same mask and epoch, with no lane held and its own
- * writes done. epoch is in [1, 8388607] and larger than any before; all other members must be connected.
- * Clears suspects and restarts the operation counters. Who is left out is told: its operations end without
- * this rank at once. Who decides mask and epoch is the caller's affair. CUDA: waits for what has been
- * enqueued before, see section CUDA. */
-EPW_API epw_status epw_buffer_set_active(epw_buffer *buffer, const epw_mask *active, uint32_t epoch);
+/* The last step at which a membership may begin: 2^41 - 1. */
+#define EPW_STEP_MAX 2199023255551u
+
+/* Begins a membership: every member calls it with the same mask, epoch and step, with no lane held and its
+ * own writes done. epoch is in [1, 8388607] and larger than any before; step is that of the group at which
+ * the membership begins, in [0, EPW_STEP_MAX], 0 in programs that count none; all other members must be
+ * connected. Clears suspects and restarts the operation counters. Members that begin the epoch at different
+ * steps do not take part in each other's operations (EPW_CAUSE_STEP). Who is left out is told: its operations
+ * end without this rank at once (EPW_CAUSE_SUPERSEDED). Who decides mask, epoch and step is the caller's
+ * affair. CUDA: waits for what has been enqueued before, see section CUDA. */
+EPW_API epw_status epw_buffer_set_active(epw_buffer *buffer, const epw_mask *active, uint32_t epoch,
+                                         uint64_t step);
 
 /* The current membership. Any pointer may be NULL. epoch 0: none yet. suspects: active peers given up since
  * set_active, neither sent to nor waited for until the next one. */
@@ -306,15 +312,17 @@ enum {
 /* Why a peer is missing from an operation. */
 enum {
     EPW_CAUSE_NONE = 0,
-    EPW_CAUSE_TIMEOUT = 1,   /* it was silent for a whole deadline */
-    EPW_CAUSE_DROPPED = 2,   /* it said that it dropped this rank, left, or moved on to a newer epoch */
-    EPW_CAUSE_SUSPECTED = 3, /* it was given up by an earlier operation of this epoch */
-    EPW_CAUSE_FORMAT = 4,    /* its rows have another payload or sideband than this rank's, or weights where
-                                this rank's have none, or it answers in another EPW_COMBINE_* mode */
-    EPW_CAUSE_PARTIAL = 5,   /* it answered fewer rows than it was sent */
-    EPW_CAUSE_ROUTING = 6,   /* CUDA: not a peer's fault: a routing id was out of range or repeated */
-    EPW_CAUSE_HELD = 7       /* CUDA: not a peer's fault: the lane was not in the state that the replayed
-                                operation needs (held, or not held), which has therefore done nothing */
+    EPW_CAUSE_TIMEOUT = 1,    /* it was silent for a whole deadline */
+    EPW_CAUSE_DROPPED = 2,    /* it said that it dropped this rank, or left */
+    EPW_CAUSE_SUSPECTED = 3,  /* it was given up by an earlier operation of this epoch */
+    EPW_CAUSE_FORMAT = 4,     /* its rows have another payload or sideband than this rank's, or weights where
+                                 this rank's have none, or it answers in another EPW_COMBINE_* mode */
+    EPW_CAUSE_PARTIAL = 5,    /* it answered fewer rows than it was sent */
+    EPW_CAUSE_ROUTING = 6,    /* CUDA: not a peer's fault: a routing id was out of range or repeated */
+    EPW_CAUSE_HELD = 7,       /* CUDA: not a peer's fault: the lane was not in the state that the replayed
+                                 operation needs (held, or not held), which has therefore done nothing */
+    EPW_CAUSE_SUPERSEDED = 8, /* it moved on to a newer epoch */
+    EPW_CAUSE_STEP = 9        /* it begins this epoch at another step */
 };
 
 /* The first peer that an operation gave up on, with every variable of that wait. */
@@ -328,7 +336,7 @@ typedef struct epw_error_record {
     uint32_t epoch;
     uint32_t op;          /* operation number in the lane, from 1 in each epoch; wraps after 2^24 - 1 */
     uint32_t waiting;     /* how many peers were still awaited */
-    uint64_t expected;    /* the signal word awaited, value bits zero */
+    uint64_t expected;    /* the signal word awaited; value bits zero, but not those of an epoch word */
     uint64_t seen;        /* the word found */
     uint64_t elapsed_ns;  /* since the wait began */
     uint64_t deadline_ns; /* its bound */

@@ -2,11 +2,16 @@
 #include "peer/peers.h"
 
 /* The user locked. */
-static epw_status check_membership(const epw_peers *peers, const epw_mask *active, uint32_t epoch) {
+static epw_status check_membership(const epw_peers *peers, const epw_mask *active, uint32_t epoch,
+                                   uint64_t step) {
     epw_where where = {"set_active", (int)peers->rank, -1};
     if (epoch <= peers->epoch || epoch > EPW_EPOCH_MAX) {
         return epw_fail(EPW_ERR_INVALID, where, "epoch is %u, must be in [%u, %u]", epoch, peers->epoch + 1,
                         EPW_EPOCH_MAX);
+    }
+    if (step > EPW_STEP_MAX) {
+        return epw_fail(EPW_ERR_INVALID, where, "step is %llu, must be in [0, %llu]",
+                        (unsigned long long)step, (unsigned long long)EPW_STEP_MAX);
     }
     if (!epw_mask_has(active, peers->rank)) {
         return epw_fail(EPW_ERR_INVALID, where,
@@ -25,21 +30,23 @@ static epw_status check_membership(const epw_peers *peers, const epw_mask *activ
     return peers->user->check_idle(peers->user_context, where);
 }
 
-epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32_t epoch) {
+epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32_t epoch, uint64_t step) {
     const epw_peers_user *user = peers->user;
     epw_where where = {"set_active", (int)peers->rank, -1};
     user->lock(peers->user_context);
-    epw_status status = check_membership(peers, active, epoch);
+    epw_status status = check_membership(peers, active, epoch, step);
     user->unlock(peers->user_context);
     /* Without a lock, between two looks at the same conditions: long waits keep nobody from a lane. */
     if (status == EPW_OK && user->quiesce != NULL) status = user->quiesce(peers->user_context, where);
     if (status != EPW_OK) return status;
     user->lock(peers->user_context);
-    status = check_membership(peers, active, epoch);
-    if (status == EPW_OK) status = user->begin_epoch(peers->user_context, active, epoch, where);
+    status = check_membership(peers, active, epoch, step);
+    if (status == EPW_OK)
+        status = user->begin_epoch(peers->user_context, active, epw_epoch_word(epoch, step), where);
     if (status == EPW_OK) {
         peers->active = *active;
         peers->epoch = epoch;
+        peers->step = step;
     }
     user->unlock(peers->user_context);
     return status;

@@ -29,8 +29,9 @@ typedef struct epw_peers_user {
      * peer where it is a member and has not been told, while its window is still there; on a GPU takes it out
      * of the tables, see peer/gpu.h. */
     epw_status (*part)(void *user, uint32_t peer, epw_where where);
-    /* Locked, no operation in flight: begins the epoch and tells members and former ones. */
-    epw_status (*begin_epoch)(void *user, const epw_mask *active, uint32_t epoch, epw_where where);
+    /* Locked, no operation in flight: begins the epoch that the word names, and tells members and former ones
+     * by it. */
+    epw_status (*begin_epoch)(void *user, const epw_mask *active, uint64_t epoch_word, epw_where where);
     /* Peers given up in this epoch. Also with nothing locked. */
     epw_mask (*suspects)(void *user);
 } epw_peers_user;
@@ -59,6 +60,7 @@ typedef struct epw_peers {
 
     /* Membership, changed with the user locked. */
     uint32_t epoch;
+    uint64_t step; /* at which it began */
     epw_mask active;
 
     /* Host: given up in this epoch, by any lane, and how often that has changed. */
@@ -136,7 +138,7 @@ uint32_t epw_peers_path(epw_peers *peers, uint32_t peer);
 
 /* ---- membership ---- */
 
-epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32_t epoch);
+epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32_t epoch, uint64_t step);
 void epw_peers_membership(epw_peers *peers, epw_mask *active, epw_mask *suspects, uint32_t *epoch);
 
 /* Host: gives the peer up for all lanes; who runs them looks at `suspicions`. */

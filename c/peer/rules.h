@@ -21,33 +21,39 @@ typedef struct epw_sight {
 typedef enum epw_verdict {
     EPW_WAITING, /* neither here nor gone */
     EPW_ARRIVED, /* exactly what was awaited */
-    EPW_GONE     /* it will not come in this epoch: the peer dropped this rank or has moved on */
+    EPW_GONE     /* it will not come in this epoch, see epw_rule_gone */
 } epw_verdict;
 
 EPW_INLINE bool epw_word_matches(uint64_t word, uint32_t epoch, uint32_t op) {
     return word >> EPW_WORD_VALUE_BITS == epw_word(epoch, op, 0) >> EPW_WORD_VALUE_BITS;
 }
 
-/* Is the peer gone for whoever lives in `epoch`? */
-EPW_INLINE bool epw_rule_gone(epw_sight seen, uint32_t epoch) {
-    return epw_word_epoch(seen.dropped) >= epoch || epw_word_epoch(seen.epoch_word) > epoch;
+/* Why the peer is gone for a rank whose own epoch word is `own`; EPW_CAUSE_NONE: it is not. What it says of
+ * all comes before what it says of this rank: of two that have begun an epoch at different steps each learns
+ * why, also from one that has dropped it for that. */
+EPW_INLINE uint32_t epw_rule_gone(epw_sight seen, uint64_t own) {
+    uint32_t epoch = epw_word_epoch(own), its = epw_word_epoch(seen.epoch_word);
+    if (its > epoch) return EPW_CAUSE_SUPERSEDED;
+    if (its == epoch && seen.epoch_word != own) return EPW_CAUSE_STEP;
+    return epw_word_epoch(seen.dropped) >= epoch ? EPW_CAUSE_DROPPED : EPW_CAUSE_NONE;
 }
 
-/* Has the peer's word of (epoch, op) arrived? The match comes first: a peer that has ended its operation may
- * have moved on. */
-EPW_INLINE epw_verdict epw_rule_arrived(epw_sight seen, uint32_t epoch, uint32_t op) {
-    if (epw_word_matches(seen.word, epoch, op)) return EPW_ARRIVED;
-    return epw_rule_gone(seen, epoch) ? EPW_GONE : EPW_WAITING;
+/* Has the peer's word of operation `op` of this rank's epoch arrived? The match comes first: a peer that has
+ * ended its operation may have moved on. */
+EPW_INLINE epw_verdict epw_rule_arrived(epw_sight seen, uint64_t own, uint32_t op) {
+    if (epw_word_matches(seen.word, epw_word_epoch(own), op)) return EPW_ARRIVED;
+    return epw_rule_gone(seen, own) != EPW_CAUSE_NONE ? EPW_GONE : EPW_WAITING;
 }
 
-/* May this rank write the peer's memory for operation (epoch, op) of a lane? `seen.word` is the word by which
- * the peer says that it is done with an operation: with op - 1 it says that the peer has read what lay there.
- * For the first operation of an epoch the peer's epoch word says so. */
-EPW_INLINE epw_verdict epw_rule_may_send(epw_sight seen, uint32_t epoch, uint32_t op, bool first) {
-    bool permitted =
-        first ? epw_word_epoch(seen.epoch_word) == epoch : epw_word_matches(seen.word, epoch, op - 1);
+/* May this rank write the peer's memory for operation `op` of a lane? `seen.word` is the word by which the
+ * peer says that it is done with an operation: with op - 1 it says that the peer has read what lay there. For
+ * the first operation of an epoch the peer's epoch word says so, if it is this rank's own in full: both have
+ * begun the epoch at the same step. */
+EPW_INLINE epw_verdict epw_rule_may_send(epw_sight seen, uint64_t own, uint32_t op, bool first) {
+    uint32_t epoch = epw_word_epoch(own);
+    bool permitted = first ? seen.epoch_word == own : epw_word_matches(seen.word, epoch, op - 1);
     if (permitted && epw_word_epoch(seen.dropped) < epoch) return EPW_ARRIVED;
-    return epw_rule_gone(seen, epoch) ? EPW_GONE : EPW_WAITING;
+    return epw_rule_gone(seen, own) != EPW_CAUSE_NONE ? EPW_GONE : EPW_WAITING;
 }
 
 /* Is the beacon a sign of life? Any of this epoch or an older one, in which its writer may still be. */

@@ -78,8 +78,8 @@ static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began,
 }
 
 /* The futex compares the low half of one word. Another word that ends the wait, such as a farewell, may come
- * between the look and the sleep, and the low half of an epoch word is always 0: in these cases the sleep
- * ends with its slice.
+ * between the look and the sleep, and epoch words of two epochs may have the low half of their steps in
+ * common: in these cases the sleep ends with its slice.
  *
  * The second look, behind the increment of `sleepers`, is the sleeper's part of the bargain in epw_signal. */
 static void sleep_on(const epw_peers *peers, const sight *s, uint64_t ns) {

@@ -1,7 +1,8 @@
 /* Signal words: how one is made up, and where those lie that a source writes into a peer's window. One
  * definition for C and CUDA.
  *
- * A word is 64 bits, {epoch 23 | op 24 | value 17}, and has one writer. A reader accepts the exact epoch and
+ * A word is 64 bits, {epoch 23 | op 24 | value 17}, and has one writer; an epoch word has a step in place of
+ * the last two. A reader accepts the exact epoch and
  * op it expects and nothing else, so that late or early words are never taken for current ones. Epochs run
  * upward from 1, so a zeroed window matches nothing. Operations of a lane run upward from 1 in each epoch and
  * wrap: that is safe because every operation writes the word again. */
@@ -11,6 +12,7 @@
 #include "base/inline.h"
 #include "epwire.h"
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -20,12 +22,24 @@
 #define EPW_OP_MAX          ((1u << EPW_WORD_OP_BITS) - 1)
 #define EPW_EPOCH_MAX       ((1u << 23) - 1)
 
+static_assert(EPW_STEP_MAX == (UINT64_C(1) << (EPW_WORD_OP_BITS + EPW_WORD_VALUE_BITS)) - 1,
+              "a step fills what an epoch word has beside the epoch");
+
 EPW_INLINE uint64_t epw_word(uint32_t epoch, uint32_t op, uint32_t value) {
     return (uint64_t)epoch << (EPW_WORD_OP_BITS + EPW_WORD_VALUE_BITS) |
            (uint64_t)(op & EPW_OP_MAX) << EPW_WORD_VALUE_BITS | value;
 }
+
+/* The word by which a rank says that it has begun an epoch, at this step: {epoch 23 | step 41}. */
+EPW_INLINE uint64_t epw_epoch_word(uint32_t epoch, uint64_t step) {
+    return epw_word(epoch, 0, 0) | step;
+}
+
 EPW_INLINE uint32_t epw_word_epoch(uint64_t word) {
     return (uint32_t)(word >> (EPW_WORD_OP_BITS + EPW_WORD_VALUE_BITS));
+}
+EPW_INLINE uint64_t epw_word_step(uint64_t epoch_word) {
+    return epoch_word & EPW_STEP_MAX;
 }
 EPW_INLINE uint32_t epw_word_value(uint64_t word) {
     return (uint32_t)word & EPW_WORD_VALUE_MAX;
@@ -57,7 +71,7 @@ EPW_INLINE uint32_t epw_beacon_lengthened(uint64_t beacon) {
 /* Words of one lane: four of the floor's own, and as many for who stands on it. */
 #define EPW_USER_WORDS 4
 typedef struct epw_lane_words {
-    uint64_t epoch;   /* posted by set_active; its low 41 bits are free to say when the epoch begins */
+    uint64_t epoch;   /* posted by set_active, see epw_epoch_word */
     uint64_t dropped; /* "I neither send to you nor wait for you in this epoch" */
     uint64_t beacon;  /* "I am alive and wait", see epw_beacon_value; its op is a running number */
     uint64_t probe;   /* lane 0: the number of a question or, in lane 1, of an answer; see peer/probe.c */

@@ -114,7 +114,7 @@ static epw_buffer *join(const epw_config *config, int wire) {
     TRY(epw_buffer_connect(buffer, peer, theirs, (size_t)received));
 
     epw_mask both = {{3}}; /* bit r: rank r */
-    TRY(epw_buffer_set_active(buffer, &both, 1));
+    TRY(epw_buffer_set_active(buffer, &both, 1, 0));
     return buffer;
 }
 

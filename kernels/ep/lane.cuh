@@ -89,7 +89,7 @@ struct Opening {
             excluded = state->excluded;
             missing = state->missing;
             lane = peers->lane;
-            epoch = peers->epoch;
+            epoch = epw_word_epoch(peers->epoch_word);
             suspects = ptx::load_relaxed_gpu(&a.shared->suspects);
             group_deadline = peers->deadline_ns;
             deadline = given_deadline ? given_deadline : group_deadline;

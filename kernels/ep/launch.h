@@ -52,8 +52,8 @@ typedef struct epw_membership_args {
     epw_gpu_peers *peers[EPW_MAX_LANES]; /* NULL beyond the buffer's lanes */
     epw_gpu_lane_state *states[EPW_MAX_LANES];
     epw_gpu_shared *shared;
-    uint32_t rank, ranks, epoch;
-    uint64_t active;
+    uint32_t rank, ranks;
+    uint64_t epoch_word, active;
 } epw_membership_args;
 
 typedef struct epw_disconnect_args {

@@ -47,7 +47,7 @@ struct Permission {
     __device__ __forceinline__ void look(const Dispatch &a) {
         before = a.lane.state->turns[blockIdx.x].op;
         wrapped = a.lane.state->turns[blockIdx.x].wrapped;
-        epoch = a.lane.peers->epoch;
+        epoch = epw_word_epoch(a.lane.peers->epoch_word);
         active = a.lane.peers->active;
         excluded = a.lane.state->excluded;
         suspects = ptx::load_relaxed_gpu(&a.lane.shared->suspects);
@@ -57,7 +57,7 @@ struct Permission {
     // Whether everybody's is there. If not, no harm is done: await_permission() finds out why. By the whole warp.
     __device__ __forceinline__ bool is_there() const {
         const uint64_t peers = active & ~excluded;
-        const epw_verdict verdict = epw_rule_may_send(seen, epoch, before + 1, false);
+        const epw_verdict verdict = epw_rule_may_send(seen, epw_epoch_word(epoch, 0), before + 1, false);
         const bool there = (before | wrapped) != 0 && verdict == EPW_ARRIVED; // in its first operation an epoch has another word
         uint32_t late = __ballot_sync(0xffffffffu, !there) & uint32_t(peers);
         ptx::fence_global_before_bulk(); // permission was acquired by generic loads; the engine will write

@@ -49,7 +49,7 @@ typedef struct epw_gpu_peers {
     uint64_t table[EPW_AREAS][EPW_GPU_PEERS];
 
     /* Membership. */
-    uint32_t epoch;
+    uint64_t epoch_word; /* that this rank has posted on the lane, and that members have posted too; 0: no membership yet */
     uint64_t active;
     uint64_t deadline_ns;
 

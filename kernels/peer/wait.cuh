@@ -164,10 +164,10 @@ __device__ __noinline__ inline Arrival await_long(Peers &p, Awaited what, uint32
     while (true) {
         look_often(p, w.what, w.peer);
         epw_sight seen = look(p, w.what, w.peer);
-        epw_verdict verdict = judge(p, w.what, seen);
-        if (verdict == EPW_ARRIVED) return {true, epw_word_value(seen.word)};
+        if (judge(p, w.what, seen) == EPW_ARRIVED) return {true, epw_word_value(seen.word)};
         if (ptx::load_relaxed_gpu(&p.peers->gone) >> w.peer & 1) return {false, 0}; // another block has given it up
-        uint32_t cause = verdict == EPW_WAITING ? go_on_waiting(p, w) : uint32_t(EPW_CAUSE_DROPPED);
+        uint32_t cause = epw_rule_gone(seen, own_epoch_word(p));
+        if (cause == EPW_CAUSE_NONE) cause = go_on_waiting(p, w);
         if (cause == EPW_CAUSE_NONE) continue;
         record_loss(p, w.phase, cause, w.peer, expected_word(p, w.what), seen.word, ptx::global_timer_ns() - w.began,
                     count_awaited(p, w.what));
@@ -184,6 +184,8 @@ __device__ __forceinline__ uint32_t looks_before_long(bool measured) { return me
 // Waits for one peer's word. `measured`: the time spent in a long wait is to be noted for add_waits. `second`: see await_long.
 __device__ __forceinline__ Arrival await(Peers &p, Awaited what, uint32_t phase, uint32_t peer, bool measured, uint32_t looks,
                                          bool second) {
+    // An epoch word counts in full, and only the long wait judges it so: once in an epoch.
+    if (what.word == EPW_WORD_EPOCH) looks = 0;
     const WordOf word(p, what, peer);
     const uint64_t *words = words_from(p, peer);
 #pragma unroll 1

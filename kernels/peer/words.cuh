@@ -60,6 +60,9 @@ __device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t s
     return reinterpret_cast<const uint64_t *>(p.own + epw_word_offset(source, p.lane, 0));
 }
 
+// This rank's own epoch word in full. Only an epoch's first operations and long waits ask for it.
+__device__ __forceinline__ uint64_t own_epoch_word(const Peers &p) { return p.peers->epoch_word; }
+
 // What is awaited of a peer: one of its words, of an operation.
 struct Awaited {
     uint32_t word;   // its number; EPW_WORD_EPOCH: permission to send for the first time in an epoch
@@ -67,16 +70,19 @@ struct Awaited {
     bool permission; // it says that this rank may send its next operation
 };
 
-__device__ __forceinline__ uint64_t expected_word(const Peers &p, Awaited what) { return epw_word(p.epoch, what.op, 0); }
+__device__ __forceinline__ uint64_t expected_word(const Peers &p, Awaited what) {
+    return what.word == EPW_WORD_EPOCH ? own_epoch_word(p) : epw_word(p.epoch, what.op, 0);
+}
 
 // The awaited word alone, to look at again and again: where it lies and what is expected are in registers, so that a thread knows
-// what it has seen once the load is back. A look acquires what the peer has written before.
+// what it has seen once the load is back. A look acquires what the peer has written before. Not for epoch words, which count in
+// full: see judge().
 struct WordOf {
     const uint64_t *at;
     uint64_t expected;
 
     __device__ __forceinline__ WordOf(const Peers &p, Awaited what, uint32_t source)
-        : at(&words_from(p, source)[what.word]), expected(expected_word(p, what)) {}
+        : at(&words_from(p, source)[what.word]), expected(epw_word(p.epoch, what.op, 0)) {}
     __device__ __forceinline__ uint64_t look() const { return ptx::load_acquire_sys(at); }
     __device__ __forceinline__ bool is_expected(uint64_t seen) const { return (seen ^ expected) >> EPW_WORD_VALUE_BITS == 0; }
 };
@@ -104,8 +110,8 @@ __device__ __forceinline__ epw_sight look(const Peers &p, Awaited what, uint32_t
 }
 
 __device__ __forceinline__ epw_verdict judge(const Peers &p, Awaited what, epw_sight seen) {
-    if (what.permission) return epw_rule_may_send(seen, p.epoch, what.op + 1, what.word == EPW_WORD_EPOCH);
-    return epw_rule_arrived(seen, p.epoch, what.op);
+    if (what.permission) return epw_rule_may_send(seen, own_epoch_word(p), what.op + 1, what.word == EPW_WORD_EPOCH);
+    return epw_rule_arrived(seen, own_epoch_word(p), what.op);
 }
 
 // The peer's last beacon on a lane.

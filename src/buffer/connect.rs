@@ -43,7 +43,7 @@ impl EpBuffer {
         let blobs = group.exchange_blocking("buffer", blobs)?;
         buffer.connect_all_blocking(&blobs)?;
         group.barrier_blocking("buffer")?;
-        buffer.set_active(&Mask::all(group.world()), 1)?;
+        buffer.set_active(&Mask::all(group.world()), 1, 0)?;
         Ok(buffer)
     }
 

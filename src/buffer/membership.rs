@@ -7,13 +7,15 @@ use crate::group::Group;
 use crate::mask::Mask;
 
 impl EpBuffer {
-    /// Begins a membership: every member calls it with the same mask and epoch, with no lane held. `epoch` is in
-    /// `1..=8388607` and larger than any before. Clears suspects. [`EpBuffer::recover`] finds mask and epoch by agreement.
+    /// Begins a membership: every member calls it with the same mask, epoch and step, with no lane held. `epoch` is in
+    /// `1..=8388607` and larger than any before. `step` is that of the group at which the membership begins, below 2^41; 0 in
+    /// programs that count none. Members that begin the epoch at different steps do not take part in each other's operations:
+    /// [`Cause::Step`](crate::Cause::Step). Clears suspects. [`EpBuffer::recover`] finds mask and epoch by agreement.
     ///
     /// On GPUs this waits on the calling thread for what has been enqueued before, and then for the GPU to take the change, each
     /// for a deadline at most: [`Error::Timeout`](crate::Error::Timeout). Between them the buffer's other calls go on.
-    pub fn set_active(&self, active: &Mask, epoch: u32) -> Result<()> {
-        self.inner.ffi.set_active(active, epoch)
+    pub fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()> {
+        self.inner.ffi.set_active(active, epoch, step)
     }
 
     /// Agrees with the surviving members of `group` on who goes on and in which epoch, then begins that membership. All
@@ -32,14 +34,14 @@ impl EpBuffer {
     pub fn recover_blocking(&self, group: &Group) -> Result<(Mask, u32)> {
         let (_, suspects, _) = self.inner.ffi.membership()?;
         let decision = group.agree_active_blocking(suspects, false)?;
-        self.set_active(&decision.mask, decision.epoch)?;
+        self.set_active(&decision.mask, decision.epoch, 0)?;
         Ok((decision.mask, decision.epoch))
     }
 
-    /// [`EpBuffer::set_active`] on a thread of its own.
+    /// [`EpBuffer::set_active`] on a thread of its own, in a group that counts no steps.
     pub(super) async fn begin(&self, active: Mask, epoch: u32) -> Result<()> {
         let inner = self.inner.clone();
-        aside("set_active", self.rank(), move || inner.ffi.set_active(&active, epoch)).await
+        aside("set_active", self.rank(), move || inner.ffi.set_active(&active, epoch, 0)).await
     }
 
     /// The active ranks, those of them given up since the last [`EpBuffer::set_active`], and the epoch (0: none yet).

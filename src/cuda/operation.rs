@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn a_host_buffer_refuses_to_enqueue() {
         let buffer = EpBuffer::unconnected(0, 1, EpConfig::new(4, 64, 4, 2)).unwrap();
-        buffer.set_active(&Mask::all(1), 1).unwrap();
+        buffer.set_active(&Mask::all(1), 1, 0).unwrap();
         let whole = buffer.enqueue_dispatch(input(), DispatchOutput::default(), StreamRef::legacy());
         let half = buffer.enqueue_dispatch_send(input(), StreamRef::per_thread());
         for error in [whole.unwrap_err(), half.unwrap_err()] {

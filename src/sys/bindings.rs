@@ -14,6 +14,7 @@ pub const EPW_PATH_ALL: u32 = 4294967295;
 pub const EPW_DEVICE_HOST: i32 = -1;
 pub const EPW_CONFIG_VERSION: u32 = 1;
 pub const EPW_BLOB_MAX: u32 = 1024;
+pub const EPW_STEP_MAX: u64 = 2199023255551;
 pub type epw_status = i32;
 pub const EPW_OK: i32 = 0;
 /// a non-blocking operation has not finished yet; not an error
@@ -475,15 +476,18 @@ unsafe extern "C" {
     pub fn epw_path_name(path: u32) -> *const ::core::ffi::c_char;
 }
 unsafe extern "C" {
-    /** Begins a membership: every member calls it with the same mask and epoch, with no lane held and its own
- writes done. epoch is in [1, 8388607] and larger than any before; all other members must be connected.
- Clears suspects and restarts the operation counters. Who is left out is told: its operations end without
- this rank at once. Who decides mask and epoch is the caller's affair. CUDA: waits for what has been
- enqueued before, see section CUDA.*/
+    /** Begins a membership: every member calls it with the same mask, epoch and step, with no lane held and its
+ own writes done. epoch is in [1, 8388607] and larger than any before; step is that of the group at which
+ the membership begins, in [0, EPW_STEP_MAX], 0 in programs that count none; all other members must be
+ connected. Clears suspects and restarts the operation counters. Members that begin the epoch at different
+ steps do not take part in each other's operations (EPW_CAUSE_STEP). Who is left out is told: its operations
+ end without this rank at once (EPW_CAUSE_SUPERSEDED). Who decides mask, epoch and step is the caller's
+ affair. CUDA: waits for what has been enqueued before, see section CUDA.*/
     pub fn epw_buffer_set_active(
         buffer: *mut epw_buffer,
         active: *const epw_mask,
         epoch: u32,
+        step: u64,
     ) -> epw_status;
 }
 unsafe extern "C" {
@@ -515,7 +519,7 @@ pub const EPW_PHASE_COMBINE_RECEIVE: u32 = 4;
 pub const EPW_CAUSE_NONE: u32 = 0;
 /// it was silent for a whole deadline
 pub const EPW_CAUSE_TIMEOUT: u32 = 1;
-/// it said that it dropped this rank, left, or moved on to a newer epoch
+/// it said that it dropped this rank, or left
 pub const EPW_CAUSE_DROPPED: u32 = 2;
 /// it was given up by an earlier operation of this epoch
 pub const EPW_CAUSE_SUSPECTED: u32 = 3;
@@ -529,6 +533,10 @@ pub const EPW_CAUSE_ROUTING: u32 = 6;
 /** CUDA: not a peer's fault: the lane was not in the state that the replayed
 operation needs (held, or not held), which has therefore done nothing*/
 pub const EPW_CAUSE_HELD: u32 = 7;
+/// it moved on to a newer epoch
+pub const EPW_CAUSE_SUPERSEDED: u32 = 8;
+/// it begins this epoch at another step
+pub const EPW_CAUSE_STEP: u32 = 9;
 /// The first peer that an operation gave up on, with every variable of that wait.
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -548,7 +556,7 @@ until the wait's bound; it is a suspect of its own then*/
     pub op: u32,
     /// how many peers were still awaited
     pub waiting: u32,
-    /// the signal word awaited, value bits zero
+    /// the signal word awaited; value bits zero, but not those of an epoch word
     pub expected: u64,
     /// the word found
     pub seen: u64,

@@ -367,7 +367,7 @@ static void a_rank_that_never_shows_up_is_named_within_the_deadline(void) {
     dispatch_both(&g, made, handles);
     for (int r = 0; r < 2; r++) CHECK_OK(epw_release(g.of[r], handles[r]));
     epw_mask alone = first_ranks(1);
-    CHECK_OK(epw_buffer_set_active(l.buffer, &alone, 5));
+    CHECK_OK(epw_buffer_set_active(l.buffer, &alone, 5, 0));
     CHECK_OK(epw_buffer_disconnect(l.buffer, 1));
     dispatch_alone(&l);
     CHECK(!l.outcome.degraded);

@@ -171,14 +171,14 @@ static void a_rank_left_out_is_told_at_once(void) {
     group g = make_group(3, 20 * GROUP_MS * MS);
     activate(&g, 1);
     epw_mask two = first_ranks(2);
-    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_buffer_set_active(g.of[r], &two, 2));
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_buffer_set_active(g.of[r], &two, 2, 0));
     uint64_t began = epw_now_ns();
     epw_handle handle = send_within(g.of[2], 2, 0, 0);
     epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
     epw_outcome outcome = EPW_OUTCOME_INIT;
     CHECK_OK(epw_dispatch_receive(g.of[2], handle, &nothing, &outcome));
     CHECK_MSG(ms_since(began) < 5 * GROUP_MS, "%llu ms", (unsigned long long)ms_since(began));
-    CHECK(outcome.missing.bits[0] == 3 && outcome.record.cause == EPW_CAUSE_DROPPED);
+    CHECK(outcome.missing.bits[0] == 3 && outcome.record.cause == EPW_CAUSE_SUPERSEDED);
     CHECK_OK(epw_release(g.of[2], handle));
     destroy(&g);
 }

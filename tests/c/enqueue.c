@@ -530,7 +530,7 @@ static void a_release_under_an_invalidated_capture_is_owed(void) {
     CHECK_OK(epw_release(b, handle));
     CHECK_OK(epw_release(b, dispatch_on(b, SECOND_STREAM, 0)));
     CHECK_MSG(fake.launches == 5 && fake.quiet_releases == 1, "owed once: %d launches", fake.launches);
-    CHECK_OK(epw_buffer_set_active(b, &all, 2)); /* frees the other lane */
+    CHECK_OK(epw_buffer_set_active(b, &all, 2, 0)); /* frees the other lane */
     CHECK_OK(epw_release(b, dispatch_on(b, FIRST_STREAM, 1)));
     CHECK(fake.quiet_releases == 1);
     destroy(&g);
@@ -622,9 +622,9 @@ static void a_call_whose_event_fails_stands(void) {
     fake.recording = cudaErrorMemoryAllocation;
     CHECK_OK(epw_release(b, dispatch_on(b, SECOND_STREAM, 1)));
     fake.recording = 0;
-    REFUSED(epw_buffer_set_active(b, &all, 2), EPW_ERR_STATE, "set_active", 0, -1, "no event behind");
+    REFUSED(epw_buffer_set_active(b, &all, 2, 0), EPW_ERR_STATE, "set_active", 0, -1, "no event behind");
     CHECK_OK(epw_release(b, dispatch_on(b, SECOND_STREAM, 1)));
-    CHECK_OK(epw_buffer_set_active(b, &all, 2));
+    CHECK_OK(epw_buffer_set_active(b, &all, 2, 0));
     destroy(&g);
     CHECK(fake.depth == 0);
 }
@@ -655,16 +655,16 @@ static void waits_are_bounded(void) {
     epw_mask all = first_ranks(2);
     CHECK_OK(epw_release(b, dispatch_on(b, FIRST_STREAM, 0)));
     fake.done = 0;
-    REFUSED(epw_buffer_set_active(b, &all, 2), EPW_ERR_TIMEOUT, "set_active", 0, -1, "enqueued before");
+    REFUSED(epw_buffer_set_active(b, &all, 2, 0), EPW_ERR_TIMEOUT, "set_active", 0, -1, "enqueued before");
     fake.done = fake.hangs = 1;
-    REFUSED(epw_buffer_set_active(b, &all, 2), EPW_ERR_TIMEOUT, "set_active", 0, -1, "larger epoch");
+    REFUSED(epw_buffer_set_active(b, &all, 2, 0), EPW_ERR_TIMEOUT, "set_active", 0, -1, "larger epoch");
     fake.done = 1;
     fake.hangs = 0;
     epw_dispatch_input in = input_on(FIRST_STREAM, 0);
     epw_handle handle;
     REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_STATE, "dispatch", 0, -1, "no membership");
-    REFUSED(epw_buffer_set_active(b, &all, 2), EPW_ERR_INVALID, "set_active", 0, -1, "epoch is 2");
-    CHECK_OK(epw_buffer_set_active(b, &all, 3));
+    REFUSED(epw_buffer_set_active(b, &all, 2, 0), EPW_ERR_INVALID, "set_active", 0, -1, "epoch is 2");
+    CHECK_OK(epw_buffer_set_active(b, &all, 3, 0));
     CHECK_OK(epw_release(b, dispatch_on(b, FIRST_STREAM, 0)));
     const epw_line *line = (const epw_line *)(epw_peers_own(&g.of[1]->peers) + epw_line_offset(0));
     epw_buffer_destroy(b);
@@ -683,10 +683,10 @@ static void a_disconnect_that_is_not_seen_done_leaves_the_peer_out(void) {
     fake.stalls = 0;
     fake.done = 1;
     CHECK(epw_buffer_path(b, 1) == EPW_PATH_NONE);
-    REFUSED(epw_buffer_set_active(b, &all, 2), EPW_ERR_STATE, "set_active", 0, 1, "connect it first");
+    REFUSED(epw_buffer_set_active(b, &all, 2, 0), EPW_ERR_STATE, "set_active", 0, 1, "connect it first");
     CHECK_OK(epw_buffer_disconnect(b, 1));
     CHECK_OK(connect_to(b, 0, g.of[1], 1));
-    CHECK_OK(epw_buffer_set_active(b, &all, 2));
+    CHECK_OK(epw_buffer_set_active(b, &all, 2, 0));
     destroy(&g);
 }
 

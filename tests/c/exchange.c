@@ -133,7 +133,7 @@ static void *rank_main(void *argument) {
         CHECK_OK(epw_buffer_connect(buffer, p, blobs[p][rank], lengths[p][rank]));
         CHECK_MSG(epw_buffer_path(buffer, p) == EPW_PATH_THREAD, "%u", epw_buffer_path(buffer, p));
     }
-    CHECK_OK(epw_buffer_set_active(buffer, &all, 1));
+    CHECK_OK(epw_buffer_set_active(buffer, &all, 1, 0));
     uint64_t seed = 1000 + rank;
     for (int i = 0; i < STEPS; i++) step(buffer, &plan, &seed, i & 1, i & 2);
     pthread_barrier_wait(&barrier);

@@ -229,7 +229,7 @@ static void *troubled(void *argument) {
             if (status == EPW_OK) CHECK_OK(connect_to(world.of[rank], rank, world.of[2], 2));
         }
         pthread_barrier_wait(&all_here);
-        CHECK_OK(epw_buffer_set_active(world.of[rank], &all, epoch));
+        CHECK_OK(epw_buffer_set_active(world.of[rank], &all, epoch, 0));
         epw_outcome outcome = EPW_OUTCOME_INIT;
         for (int lane = 0; lane < 2; lane++) {
             step(rank, NONE, CLEAN_MS * MS, &outcome);

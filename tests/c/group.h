@@ -64,7 +64,7 @@ static inline group make_group(uint32_t ranks, uint64_t deadline_ns) {
 
 static inline void activate(const group *g, uint32_t epoch) {
     epw_mask all = first_ranks(g->ranks);
-    for (uint32_t r = 0; r < g->ranks; r++) CHECK_OK(epw_buffer_set_active(g->of[r], &all, epoch));
+    for (uint32_t r = 0; r < g->ranks; r++) CHECK_OK(epw_buffer_set_active(g->of[r], &all, epoch, 0));
 }
 
 static inline void destroy(const group *g) {

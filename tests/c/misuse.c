@@ -91,8 +91,8 @@ static void null_is_an_error_and_never_a_crash(void) {
     NO("connect", 0, 1, epw_buffer_connect(b, 1, NULL, 8));
     NO("connect", -1, -1, epw_buffer_connect_within(NULL, 1, bytes, sizeof bytes, 1));
     NO("disconnect", -1, -1, epw_buffer_disconnect(NULL, 1));
-    NO("set_active", -1, -1, epw_buffer_set_active(NULL, &both, 2));
-    NAMED("set_active", "active", epw_buffer_set_active(b, NULL, 2));
+    NO("set_active", -1, -1, epw_buffer_set_active(NULL, &both, 2, 0));
+    NAMED("set_active", "active", epw_buffer_set_active(b, NULL, 2, 0));
     NO("membership", -1, -1, epw_buffer_membership(NULL, &both, NULL, NULL));
     CHECK_OK(epw_buffer_membership(b, NULL, NULL, NULL));
     NO("reachable_experts", -1, -1, epw_buffer_reachable_experts(NULL, bytes));
@@ -179,7 +179,7 @@ static void connect_says_what_is_wrong_with_a_blob(void) {
     REFUSED(connect_to(peer, 1, b, 0), EPW_ERR_NO_PATH, "connect", 1, 0, "excluded by config.paths");
     CHECK_OK(connect_to(b, 0, peer, 1)); /* the paths of a rank are its own affair */
     epw_mask both = first_ranks(2);
-    REFUSED(epw_buffer_set_active(peer, &both, 1), EPW_ERR_STATE, "set_active", 1, 0, "not connected");
+    REFUSED(epw_buffer_set_active(peer, &both, 1, 0), EPW_ERR_STATE, "set_active", 1, 0, "not connected");
     CHECK_OK(epw_buffer_disconnect(b, 1));
 
     CHECK_OK(epw_buffer_export(peer, 0, blob, &length));
@@ -200,25 +200,27 @@ static void membership_is_guarded(void) {
     CHECK_OK(epw_buffer_membership(b, &active, &suspects, &epoch));
     CHECK(epoch == 0 && active.bits[0] == 0 && suspects.bits[0] == 0);
     REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_STATE, "dispatch", 0, -1, "no membership yet");
-    REFUSED(epw_buffer_set_active(b, &mask, 0), EPW_ERR_INVALID, "set_active", 0, -1,
+    REFUSED(epw_buffer_set_active(b, &mask, 0, 0), EPW_ERR_INVALID, "set_active", 0, -1,
             "must be in [1, 8388607]");
-    REFUSED(epw_buffer_set_active(b, &mask, 8388608), EPW_ERR_INVALID, "set_active", 0, -1,
+    REFUSED(epw_buffer_set_active(b, &mask, 8388608, 0), EPW_ERR_INVALID, "set_active", 0, -1,
             "epoch is 8388608");
-    REFUSED(epw_buffer_set_active(b, &without, 1), EPW_ERR_INVALID, "set_active", 0, -1,
+    REFUSED(epw_buffer_set_active(b, &mask, 1, EPW_STEP_MAX + 1), EPW_ERR_INVALID, "set_active", 0, -1,
+            "step is 2199023255552, must be in [0, 2199023255551]");
+    REFUSED(epw_buffer_set_active(b, &without, 1, 0), EPW_ERR_INVALID, "set_active", 0, -1,
             "leaves this rank out");
-    REFUSED(epw_buffer_set_active(b, &beyond, 1), EPW_ERR_INVALID, "set_active", 0, -1, "rank 3 of 3");
+    REFUSED(epw_buffer_set_active(b, &beyond, 1, 0), EPW_ERR_INVALID, "set_active", 0, -1, "rank 3 of 3");
     activate(&g, 5);
-    REFUSED(epw_buffer_set_active(b, &mask, 5), EPW_ERR_INVALID, "set_active", 0, -1,
+    REFUSED(epw_buffer_set_active(b, &mask, 5, 0), EPW_ERR_INVALID, "set_active", 0, -1,
             "must be in [6, 8388607]");
     REFUSED(epw_buffer_disconnect(b, 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
     REFUSED(connect_to(b, 0, g.of[1], 1), EPW_ERR_STATE, "connect", 0, 1, "active");
     CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
-    REFUSED(epw_buffer_set_active(b, &mask, 6), EPW_ERR_STATE, "set_active", 0, -1,
+    REFUSED(epw_buffer_set_active(b, &mask, 6, 0), EPW_ERR_STATE, "set_active", 0, -1,
             "lane 0 is held by operation 1");
     CHECK_OK(epw_release(b, handle));
 
     mask = first_ranks(2); /* the third rank goes */
-    CHECK_OK(epw_buffer_set_active(b, &mask, 6));
+    CHECK_OK(epw_buffer_set_active(b, &mask, 6, 0));
     CHECK_OK(epw_buffer_membership(b, &active, NULL, &epoch));
     CHECK(epoch == 6 && memcmp(&active, &mask, sizeof mask) == 0);
     CHECK_OK(epw_buffer_reachable_experts(b, reachable));
@@ -340,8 +342,8 @@ static void a_used_handle_is_not_taken_for_the_next_one(void) {
     in.lane = 0;
     CHECK_OK(epw_dispatch(g.of[0], &in, NULL, &first, NULL));
     CHECK_OK(epw_release(g.of[0], first));
-    CHECK_OK(epw_buffer_set_active(g.of[0], &(epw_mask){{3}}, 2));
-    CHECK_OK(epw_buffer_set_active(g.of[1], &(epw_mask){{3}}, 2));
+    CHECK_OK(epw_buffer_set_active(g.of[0], &(epw_mask){{3}}, 2, 0));
+    CHECK_OK(epw_buffer_set_active(g.of[1], &(epw_mask){{3}}, 2, 0));
     CHECK_OK(epw_dispatch(g.of[0], &in, NULL, &second, NULL));
     REFUSED(epw_release(g.of[0], first), EPW_ERR_STATE, "release", 0, -1, "consumed");
     CHECK_OK(epw_release(g.of[0], second));

@@ -4,7 +4,8 @@
  *  - no slot is written while it is read, nor read while it is written, nor anything behind a farewell;
  *  - what is read is of the operation that reads it;
  *  - no deadlock: as long as something is left to do, somebody can move;
- *  - nobody is given up without a timeout;
+ *  - nobody is given up without a timeout, but a rank that begins an epoch at another step: it and the others
+ *    send each other no rows;
  *  - where a rank is replaced, its former incarnation, slow but alive, writes no slot and no word that is the
  *    new one's, since a lease is granted to one of them at a time;
  *  - with time: nobody but a rank that died or was stopped is given up, though callers stay away for almost a
@@ -36,6 +37,7 @@
 #define ANY        .timeouts = TIMEOUTS_ANY
 #define REPLACED   .eager = true, .replaced = true
 #define GOES       .fault = FAULT_LEAVE
+#define ASTRAY     .astray = true
 
 /* Name, ranks, lanes, operations on each lane in each epoch, membership, and what else it allows. */
 #define MODEL(name_, ranks_, lanes_, ops_, who, ...)                                                         \
@@ -55,6 +57,9 @@ static const model sound[] = {
     MODEL("left-2", 2, 1, 2, LEAVES, GOES, .release = true),
     MODEL("left-2x2", 2, 2, 1, LEAVES, GOES, .release = true),
     MODEL("any-3", 3, 1, 1, ENDS, ANY),
+    MODEL("astray-2", 2, 1, 2, STAYS, ASTRAY, .release = true),
+    MODEL("astray-3", 3, 1, 1, ENDS, ASTRAY),
+    MODEL("astray-2x2", 2, 2, 1, ENDS, ASTRAY),
     MODEL("one-timeout-3", 3, 1, 1, LEAVES, .eager = true, .timeouts = 1),
     MODEL("one-timeout-2x2", 2, 2, 1, ENDS, .timeouts = 1),
     /* A rank that is replaced though it may be alive, as long as it pleases. */
@@ -145,41 +150,56 @@ static void check_old_words(void) {
     for (uint32_t i = 0; i < 1u << 13; i++) {
         uint32_t epoch = 2 + (i & 1), op = 1 + (i >> 1 & 3), old_op = i >> 3 & 7, value = i >> 6 & 1;
         epw_sight seen = {.dropped = epw_word((i >> 7 & 3) % epoch, 0, 0),
-                          .epoch_word = epw_word((i >> 9 & 3) % epoch, 0, 0),
+                          .epoch_word = epw_epoch_word((i >> 9 & 3) % epoch, i >> 6 & 1),
                           .word = epw_word((i >> 11) % epoch, old_op, value)};
+        uint64_t own = epw_epoch_word(epoch, i & 1);
         for (int first = 0; first < 2; first++) {
-            CHECK_MSG(epw_rule_may_send(seen, epoch, op, first) ==
-                          epw_rule_may_send(nothing, epoch, op, first),
+            CHECK_MSG(epw_rule_may_send(seen, own, op, first) == epw_rule_may_send(nothing, own, op, first),
                       "an old word permits, %u", i);
         }
-        CHECK_MSG(epw_rule_arrived(seen, epoch, op) == epw_rule_arrived(nothing, epoch, op),
+        CHECK_MSG(epw_rule_arrived(seen, own, op) == epw_rule_arrived(nothing, own, op),
                   "an old word counts, %u", i);
     }
 }
 
-/* Each bit of epoch and operation counts in a match, and no bit of the value; a farewell takes a permission
- * back, but not what has come. */
+/* Each bit of epoch and operation counts in a match, and no bit of the value; each bit counts of an epoch
+ * word. A farewell takes a permission back, but not what has come. */
 static void check_rules(void) {
     enum { EPOCH = 5, OP = 9 };
+    const uint64_t own = epw_epoch_word(EPOCH, EPW_STEP_MAX - 3);
     uint64_t exact = epw_word(EPOCH, OP, 3), before = epw_word(EPOCH, OP - 1, 3);
     for (unsigned i = 0; i < 64; i++) {
-        epw_sight seen = {.word = exact ^ UINT64_C(1) << i}, last = {.word = before ^ UINT64_C(1) << i};
+        uint64_t one = UINT64_C(1) << i;
+        epw_sight seen = {.word = exact ^ one}, last = {.word = before ^ one},
+                  begun = {.epoch_word = own ^ one};
         epw_verdict want = i < EPW_WORD_VALUE_BITS ? EPW_ARRIVED : EPW_WAITING;
-        CHECK_MSG(epw_rule_arrived(seen, EPOCH, OP) == want, "bit %u", i);
-        CHECK_MSG(epw_rule_may_send(last, EPOCH, OP, false) == want, "bit %u", i);
+        CHECK_MSG(epw_rule_arrived(seen, own, OP) == want, "bit %u", i);
+        CHECK_MSG(epw_rule_may_send(last, own, OP, false) == want, "bit %u", i);
+        uint32_t cause = i < 41                              ? EPW_CAUSE_STEP
+                         : epw_word_epoch(own ^ one) > EPOCH ? EPW_CAUSE_SUPERSEDED
+                                                             : EPW_CAUSE_NONE;
+        want = cause != EPW_CAUSE_NONE ? EPW_GONE : EPW_WAITING;
+        CHECK_MSG(epw_rule_gone(begun, own) == cause, "bit %u", i);
+        CHECK_MSG(epw_rule_may_send(begun, own, 1, true) == want, "bit %u", i);
+        CHECK_MSG(epw_rule_arrived(begun, own, OP) == want, "bit %u", i);
     }
     for (uint32_t epoch = 0; epoch < 2 * EPOCH; epoch++) {
         epw_sight farewell = {.dropped = epw_word(epoch, 0, 0)},
-                  moved = {.epoch_word = epw_word(epoch, 0, 0)};
-        CHECK(epw_rule_gone(farewell, EPOCH) == (epoch >= EPOCH));
-        CHECK(epw_rule_gone(moved, EPOCH) == (epoch > EPOCH));
+                  moved = {.epoch_word = epw_epoch_word(epoch, epw_word_step(own))};
+        CHECK(epw_rule_gone(farewell, own) == (epoch >= EPOCH ? EPW_CAUSE_DROPPED : EPW_CAUSE_NONE));
+        CHECK(epw_rule_gone(moved, own) == (epoch > EPOCH ? EPW_CAUSE_SUPERSEDED : EPW_CAUSE_NONE));
         farewell.word = before;
-        CHECK(epw_rule_may_send(farewell, EPOCH, OP, false) == (epoch >= EPOCH ? EPW_GONE : EPW_ARRIVED));
+        CHECK(epw_rule_may_send(farewell, own, OP, false) == (epoch >= EPOCH ? EPW_GONE : EPW_ARRIVED));
         farewell.word = exact;
-        CHECK(epw_rule_arrived(farewell, EPOCH, OP) == EPW_ARRIVED);
-        CHECK(epw_rule_may_send(moved, EPOCH, 1, true) == (epoch > EPOCH    ? EPW_GONE
-                                                           : epoch == EPOCH ? EPW_ARRIVED
-                                                                            : EPW_WAITING));
+        CHECK(epw_rule_arrived(farewell, own, OP) == EPW_ARRIVED);
+        CHECK(epw_rule_may_send(moved, own, 1, true) == (epoch > EPOCH    ? EPW_GONE
+                                                         : epoch == EPOCH ? EPW_ARRIVED
+                                                                          : EPW_WAITING));
+        /* Of who has dropped this rank as well, the epoch word says why. */
+        epw_sight both = {.dropped = epw_word(EPOCH, 0, 0), .epoch_word = epw_epoch_word(epoch, 0)};
+        CHECK(epw_rule_gone(both, own) == (epoch > EPOCH    ? EPW_CAUSE_SUPERSEDED
+                                           : epoch == EPOCH ? EPW_CAUSE_STEP
+                                                            : EPW_CAUSE_DROPPED));
     }
 }
 

@@ -38,7 +38,7 @@ int main(void) {
     config.threads = 1;
     CHECK_OK(epw_buffer_create(&config, &buffer));
     epw_mask self = first_ranks(1);
-    CHECK_OK(epw_buffer_set_active(buffer, &self, 1));
+    CHECK_OK(epw_buffer_set_active(buffer, &self, 1, 0));
     pthread_t threads[2];
     int32_t lanes[2] = {0, 1};
     pthread_barrier_init(&both, NULL, 2);

@@ -17,6 +17,6 @@ pub async fn admit(
     let blobs = group.exchange_among(together, "admit", blobs).await?;
     buffer.connect_all(&blobs).await?; // skips the empty ones
     let decision = group.agree_active(Mask::EMPTY, true).await?;
-    buffer.set_active(&decision.mask, decision.epoch)?;
+    buffer.set_active(&decision.mask, decision.epoch, 0)?;
     Ok(())
 }

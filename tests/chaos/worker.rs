@@ -127,7 +127,7 @@ impl Worker {
             Command::GiveUpConnect { peer, blob } => self.give_up_connect(peer, &blob)?,
             Command::SetActive { ranks, epoch } => {
                 let mask: Mask = ranks.into_iter().collect();
-                self.buffer().set_active(&mask, epoch)?;
+                self.buffer().set_active(&mask, epoch, 0)?;
             }
             Command::Run(run) => return self.run(&run).map(Some),
             Command::Join { rank, ranks, address, join_deadline_ms, deadline_ms } => {

@@ -75,7 +75,7 @@ fn assert_exact(ranks: &mut [Rank], which: usize) {
 }
 
 fn set_active(ranks: &[Rank], active: &Mask, epoch: u32) {
-    ranks.iter().for_each(|rank| rank.buffer.set_active(active, epoch).unwrap());
+    ranks.iter().for_each(|rank| rank.buffer.set_active(active, epoch, 0).unwrap());
 }
 
 pub(crate) fn a_silent_rank_is_skipped_and_replaced(gpus: u32) {

@@ -83,7 +83,7 @@ void echo_open(echo *e, const epw_config *config, uint32_t gpus) {
         }
     }
     epw_mask all = {{e->ranks == 64 ? UINT64_MAX : (UINT64_C(1) << e->ranks) - 1}};
-    for (uint32_t r = 0; r < e->ranks; r++) REQUIRE_OK(epw_buffer_set_active(e->rank[r].buffer, &all, 1));
+    for (uint32_t r = 0; r < e->ranks; r++) REQUIRE_OK(epw_buffer_set_active(e->rank[r].buffer, &all, 1, 0));
 }
 
 void echo_close(echo *e) {

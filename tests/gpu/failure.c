@@ -224,7 +224,7 @@ static void evicted(member *m) {
     stamp(m, 1);
     settle(m, "a dispatch of an evicted rank");
     REQUIRE_OK(epw_outcome_read(m->buffer, m->handle, &outcome));
-    REQUIRE(outcome.degraded && outcome.record.cause == EPW_CAUSE_DROPPED, "an evicted rank sees cause %u",
+    REQUIRE(outcome.degraded && outcome.record.cause == EPW_CAUSE_SUPERSEDED, "an evicted rank sees cause %u",
             outcome.record.cause);
     REQUIRE(elapsed_ns(m) < deadline(), "an evicted rank waits for %llu us",
             (unsigned long long)(elapsed_ns(m) / 1000));
@@ -270,7 +270,7 @@ static void connect_to(member *m, const message *in) {
 static void activate(member *m, uint64_t mask, uint32_t epoch) {
     epw_mask active = {{mask}};
     m->mask = mask;
-    REQUIRE_OK(epw_buffer_set_active(m->buffer, &active, epoch));
+    REQUIRE_OK(epw_buffer_set_active(m->buffer, &active, epoch, 0));
     step_set_members(&m->lane, mask, mask);
     if (m->graph == NULL) m->graph = step_graph(&m->lane, GRAPH_STEPS, 1);
 }

@@ -78,7 +78,7 @@ static void quantise(int32_t device, uint32_t dtype, uint32_t payload, const uin
     config.deadline_ns = 20000 * MS;
     epw_buffer *buffer = NULL;
     REQUIRE_OK(epw_buffer_create(&config, &buffer));
-    REQUIRE_OK(epw_buffer_set_active(buffer, &(epw_mask){{1}}, 1));
+    REQUIRE_OK(epw_buffer_set_active(buffer, &(epw_mask){{1}}, 1, 0));
     static const int32_t ids[PATTERN_TOKENS];
     static uint32_t count;
     epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
@@ -166,7 +166,7 @@ static self self_open(uint32_t hidden) {
     config.deadline_ns = 20000 * MS;
     REQUIRE_OK(epw_plan_make(&config, &plan));
     REQUIRE_OK(epw_buffer_create(&config, &s.buffer));
-    REQUIRE_OK(epw_buffer_set_active(s.buffer, &(epw_mask){{1}}, 1));
+    REQUIRE_OK(epw_buffer_set_active(s.buffer, &(epw_mask){{1}}, 1, 0));
     s.in.layout = EPW_RANK_MAJOR;
     s.in.tokens = TAIL_TOKENS;
     s.in.topk = 1;

@@ -300,6 +300,6 @@ void ranks_connect(const rank_links *links, epw_buffer *buffer) {
         REQUIRE_OK(epw_buffer_connect(buffer, p, blob, length));
     }
     epw_mask all = {{(UINT64_C(1) << links->ranks) - 1}};
-    REQUIRE_OK(epw_buffer_set_active(buffer, &all, 1));
+    REQUIRE_OK(epw_buffer_set_active(buffer, &all, 1, 0));
     ranks_meet(links);
 }

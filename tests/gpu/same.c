@@ -315,7 +315,7 @@ static void refusals(const world *w, epw_buffer *b, const memory *m) {
     in.tokens = 1;
     CHECK_OK(epw_dispatch(b, &in, &out, &handle, NULL));
     epw_mask all = first_ranks(1);
-    REFUSED(epw_buffer_set_active(b, &all, 2), EPW_ERR_STATE, "set_active", 0, -1, "is held");
+    REFUSED(epw_buffer_set_active(b, &all, 2, 0), EPW_ERR_STATE, "set_active", 0, -1, "is held");
     CHECK_OK(epw_release(b, handle));
     CHECK_OK(epw_await(b, handle, 60 * 1000 * MS));
     CHECK_OK(epw_take_errors(b, records, 4, &count, &lost));
@@ -325,7 +325,7 @@ static void refusals(const world *w, epw_buffer *b, const memory *m) {
         CHECK(records[i].expected == 0 ? records[i].seen == EXPERTS
                                        : records[i].expected == 2 && records[i].seen == 3);
     }
-    CHECK_OK(epw_buffer_set_active(b, &all, 2));
+    CHECK_OK(epw_buffer_set_active(b, &all, 2, 0));
 }
 
 /* Some are on record, and the others counted. */

@@ -170,7 +170,7 @@ static void late_dispatch(uint32_t gpus) {
                 (unsigned long long)(took / 1000));
     }
     epw_mask self = {{1}};
-    REQUIRE_OK(epw_buffer_set_active(r->buffer, &self, 2));
+    REQUIRE_OK(epw_buffer_set_active(r->buffer, &self, 2, 0));
     echo_fill(&e, 2);
     whole_step(&e, r, "the next epoch");
     echo_close(&e);
@@ -199,7 +199,7 @@ static void send_late(uint32_t gpus, void (*half)(echo_rank *, uint32_t)) {
     for (uint32_t round = 0; round < ROUNDS; round++) {
         const epw_mask members = {{combines ? 7 : 3}};
         for (uint32_t i = 0; i < (combines ? 3 : 2); i++)
-            REQUIRE_OK(epw_buffer_set_active(e.rank[i].buffer, &members, 2 + round));
+            REQUIRE_OK(epw_buffer_set_active(e.rank[i].buffer, &members, 2 + round, 0));
         echo_fill(&e, round);
         r->ids[0] = bad;
         REQUIRE_CUDA(cudaSetDevice(r->config.device));
@@ -436,7 +436,7 @@ static void disconnected(uint32_t gpus) {
     require_one_loss(r, "after a combine without the peer");
     REQUIRE(echo_wrong(&e, r, 1) == 0, "%u tokens are wrong without the peer", echo_wrong(&e, r, 1));
     epw_mask self = {{1}};
-    REQUIRE_OK(epw_buffer_set_active(r->buffer, &self, 2));
+    REQUIRE_OK(epw_buffer_set_active(r->buffer, &self, 2, 0));
     REQUIRE_CUDA(cudaGraphLaunch(dispatches[0], r->stream));
     REQUIRE_CUDA(cudaGraphLaunch(combines[0], r->stream));
     echo_settle(&e, "the next epoch");
@@ -510,7 +510,7 @@ static ends receive_at_deadline(uint32_t gpus, void (*half)(echo_rank *, uint32_
         REQUIRE(echo_wrong(&e, r, answers) == 0, "round %u: %u tokens are wrong where %llx answer", round,
                 echo_wrong(&e, r, answers), (unsigned long long)answers);
         for (uint32_t i = 0; i < 2; i++)
-            REQUIRE_OK(epw_buffer_set_active(e.rank[i].buffer, &(epw_mask){{3}}, 2 + round));
+            REQUIRE_OK(epw_buffer_set_active(e.rank[i].buffer, &(epw_mask){{3}}, 2 + round, 0));
     }
     REQUIRE_CUDA(cudaSetDevice(r->config.device));
     REQUIRE_CUDA(cudaStreamDestroy(hogs));
@@ -558,7 +558,7 @@ static void open_chain(echo *e, uint64_t deadline_ns, uint32_t gpus) {
     echo_step(e); /* all kernels have run once, on all streams */
     for (uint32_t r = 0; r < 3; r++) {
         epw_mask mask = {{members[r]}};
-        REQUIRE_OK(epw_buffer_set_active(e->rank[r].buffer, &mask, 2));
+        REQUIRE_OK(epw_buffer_set_active(e->rank[r].buffer, &mask, 2, 0));
     }
     echo_fill(e, 2);
 }
@@ -638,7 +638,8 @@ static void left_out(uint32_t gpus) {
     echo_open(&e, &config, gpus);
     echo_fill(&e, 1);
     whole_step(&e, &e.rank[2], "before");
-    for (uint32_t r = 0; r < 2; r++) REQUIRE_OK(epw_buffer_set_active(e.rank[r].buffer, &(epw_mask){{3}}, 2));
+    for (uint32_t r = 0; r < 2; r++)
+        REQUIRE_OK(epw_buffer_set_active(e.rank[r].buffer, &(epw_mask){{3}}, 2, 0));
     epw_outcome outcome = EPW_OUTCOME_INIT;
     uint64_t began = now_ns();
     echo_dispatch(&e.rank[2], ECHO_BOTH);
@@ -646,8 +647,42 @@ static void left_out(uint32_t gpus) {
     REQUIRE(now_ns() - began < deadline / 2, "a former member waits for %llu ms",
             (unsigned long long)((now_ns() - began) / MS));
     REQUIRE_OK(epw_outcome_read(e.rank[2].buffer, e.rank[2].handle, &outcome));
-    REQUIRE(outcome.missing.bits[0] == 3 && outcome.record.cause == EPW_CAUSE_DROPPED,
+    REQUIRE(outcome.missing.bits[0] == 3 && outcome.record.cause == EPW_CAUSE_SUPERSEDED,
             "missing %llx by cause %u", (unsigned long long)outcome.missing.bits[0], outcome.record.cause);
+    echo_close(&e);
+}
+
+/* Both ranks begin the epoch at a step of their own, and learn of it at once, whoever looks first: also where
+ * the steps differ by their lowest bit alone. At one step they work together. */
+static void another_step(uint32_t gpus) {
+    static echo e;
+    static const uint64_t steps[][2] = {{7, 6}, {0, UINT64_C(1) << 40}, {EPW_STEP_MAX, EPW_STEP_MAX}};
+    const uint64_t deadline = 2000 * MS;
+    epw_config config = config_of(2, deadline);
+    echo_open(&e, &config, gpus);
+    for (uint32_t i = 0; i < 3; i++) {
+        int alike = steps[i][0] == steps[i][1];
+        echo_fill(&e, i);
+        for (uint32_t r = 0; r < 2; r++)
+            REQUIRE_OK(epw_buffer_set_active(e.rank[r].buffer, &(epw_mask){{3}}, 2 + i, steps[i][r]));
+        uint64_t began = now_ns();
+        for (uint32_t r = 0; r < 2; r++) echo_dispatch(&e.rank[r], ECHO_BOTH);
+        echo_settle(&e, "a dispatch of ranks at two steps");
+        REQUIRE(now_ns() - began < deadline / 2, "they wait for %llu ms",
+                (unsigned long long)((now_ns() - began) / MS));
+        for (uint32_t r = 0; r < 2; r++) {
+            epw_outcome outcome = EPW_OUTCOME_INIT;
+            echo_rank *of = &e.rank[r];
+            REQUIRE_OK(epw_outcome_read(of->buffer, of->handle, &outcome));
+            echo_missing(of, alike ? 0 : r == 0 ? 2 : 1, "another step");
+            REQUIRE(outcome.record.cause == (alike ? EPW_CAUSE_NONE : EPW_CAUSE_STEP), "rank %u: cause %u", r,
+                    outcome.record.cause);
+            uint64_t sources = alike ? 3 : UINT64_C(1) << r;
+            REQUIRE(echo_miscounted(&e, of, sources) == 0, "rank %u has rows of a rank at another step", r);
+        }
+        for (uint32_t r = 0; r < 2; r++) echo_combine(&e.rank[r], ECHO_BOTH);
+        echo_settle(&e, "a combine of ranks at two steps");
+    }
     echo_close(&e);
 }
 
@@ -696,6 +731,7 @@ static const gpu_case cases[] = {
     {"first_beacon", first_beacon, 1, 60},
     {"silent", silent, 1, 60},
     {"left_out", left_out, 1, 60},
+    {"another_step", another_step, 1, 60},
     {"probed", probed, 1, 60},
 };
 

@@ -104,7 +104,7 @@ fn a_buffer_refuses_what_needs_its_peers_until_it_has_them() {
 #[test]
 fn a_third_dispatch_is_refused_until_a_lane_is_free() {
     let buffer = EpBuffer::unconnected(0, 1, EpConfig::new(2, 8, 2, 1)).expect("a valid configuration");
-    buffer.set_active(&Mask::all(1), 1).expect("a valid membership");
+    buffer.set_active(&Mask::all(1), 1, 0).expect("a valid membership");
     let (x, ids) = ([bf16::ONE; 8], [1i32]);
     let send =
         || buffer.dispatch_send_blocking(Dispatch::new(TensorRef::new(&x, 8), TensorRef::new(&ids, 1)));

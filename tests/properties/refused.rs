@@ -209,8 +209,12 @@ fn bad_shape(inputs: &Inputs<'_>, buffer: &EpBuffer, split: bool, r: &mut Random
 /// Calls that a held lane forbids.
 pub(crate) fn while_held(inputs: &Inputs<'_>, buffer: &EpBuffer, epoch: u32) -> Vec<&'static str> {
     let all = Mask::all(buffer.ranks());
-    let mut names =
-        vec![refused("set_active with a lane held", buffer.set_active(&all, epoch + 1).err(), State, "held")];
+    let mut names = vec![refused(
+        "set_active with a lane held",
+        buffer.set_active(&all, epoch + 1, 0).err(),
+        State,
+        "held",
+    )];
     if inputs.op.lane.is_some() || inputs.case.config.lanes == 1 {
         let error = buffer.dispatch_send_blocking(inputs.dispatch()).err();
         names.push(refused("dispatch on a held lane", error, State, "is held by operation"));
@@ -289,7 +293,7 @@ pub(crate) fn combines(
 pub(crate) fn memberships(buffer: &EpBuffer) -> Vec<&'static str> {
     let (all, me) = (Mask::all(buffer.ranks()), buffer.rank());
     let (_, _, epoch) = buffer.membership().expect("membership");
-    let try_mask = |mask: Mask, epoch| buffer.set_active(&mask, epoch).err();
+    let try_mask = |mask: Mask, epoch| buffer.set_active(&mask, epoch, 0).err();
     let beyond: Mask = [me, buffer.ranks()].into_iter().collect();
     vec![
         refused("set_active: old epoch", try_mask(all, epoch), Invalid, "epoch is"),
@@ -306,7 +310,7 @@ pub(crate) fn memberships(buffer: &EpBuffer) -> Vec<&'static str> {
 
 /// A buffer that has not been connected or activated refuses what needs that.
 pub(crate) fn unconnected(buffer: &EpBuffer, x: TensorRef<'_>, topk_idx: TensorRef<'_>) -> Vec<&'static str> {
-    let error = buffer.set_active(&Mask::all(buffer.ranks()), 1).err();
+    let error = buffer.set_active(&Mask::all(buffer.ranks()), 1, 0).err();
     let early = buffer.dispatch_send_blocking(Dispatch::new(x, topk_idx)).err();
     vec![
         refused("set_active: not connected", error, State, "not connected"),

@@ -95,7 +95,7 @@ fn run_rank(case: &Case, rank: usize, buffer: &EpBuffer, barrier: &Barrier) -> V
                 if case.seed.is_multiple_of(7) && epoch > 1 {
                     refused.extend(refused::memberships(buffer));
                 }
-                buffer.set_active(&active, epoch).expect("a valid membership");
+                buffer.set_active(&active, epoch, 0).expect("a valid membership");
             }
             Step::Exchange { ops, order } if active.contains(rank as u32) && ops[0].active == active => {
                 refused.extend(runtime.block_on(exchange(case, rank, buffer, epoch, ops, order)));

@@ -239,7 +239,8 @@ static epw_status gpu_part(epw_buffer *b, uint32_t peer, epw_where where) {
     return status == EPW_OK ? epw_peers_settle_change(&b->peers, where) : status;
 }
 
-static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint32_t epoch, epw_where where) {
+static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_t epoch_word,
+                                  epw_where where) {
     epw_gpu *g = b->gpu;
     epw_status status = require_lanes_idle(b, LOCKED, where);
     if (status == EPW_OK) status = epw_cuda_enter(b->config.device, where);
@@ -247,7 +248,7 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint32_
     epw_membership_args args = {.shared = g->shared,
                                 .rank = b->config.rank,
                                 .ranks = b->config.ranks,
-                                .epoch = epoch,
+                                .epoch_word = epoch_word,
                                 .active = active->bits[0]};
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         args.peers[i] = g->lanes[i].peers;
@@ -264,7 +265,8 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint32_
     status = epw_peers_settle(&b->peers, b->config.deadline_ns, where);
     if (status == EPW_OK) return EPW_OK;
     /* The kernel may yet run: neither the old membership nor the new one holds. */
-    b->peers.epoch = epoch;
+    b->peers.epoch = epw_word_epoch(epoch_word);
+    b->peers.step = epw_word_step(epoch_word);
     epw_mask_clear(&b->peers.active);
     if (status != EPW_PENDING) return status;
     return epw_fail(

@@ -151,7 +151,8 @@ static epw_status host_part(epw_buffer *b, uint32_t peer, epw_where where) {
     return EPW_OK;
 }
 
-static epw_status host_begin_epoch(epw_buffer *b, const epw_mask *active, uint32_t epoch, epw_where where) {
+static epw_status host_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_t epoch_word,
+                                   epw_where where) {
     uint64_t *incarnations = calloc(b->config.ranks, sizeof *incarnations);
     if (incarnations == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a membership");
     for (uint32_t peer = 0; peer < b->config.ranks; peer++)
@@ -163,7 +164,7 @@ static epw_status host_begin_epoch(epw_buffer *b, const epw_mask *active, uint32
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         epw_lane *lane = &b->lanes[i];
         atomic_store_explicit(&lane->host->suspicions, suspicions, memory_order_relaxed);
-        epw_lane_begin_epoch(&lane->machine, epoch, incarnations, active, epw_now_ns());
+        epw_lane_begin_epoch(&lane->machine, epoch_word, incarnations, active, epw_now_ns());
         epw_host_post_all(b, lane);
     }
     free(incarnations);

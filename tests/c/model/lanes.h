@@ -59,6 +59,7 @@ static void check_suspicion(walker *w, const state *s, unsigned r, unsigned l, u
     const rank *me = &s->ranks[r], *it = &s->ranks[actor_of(m, s, p, me->lanes[l].peers[p].incarnation)];
     bool unwell = p == faulty(m) && (it->fate != AWAKE || it->stops > 0);
     unwell |= me->stops > 0;
+    if (at_odds(m, rank_of(m, r), p, me->epoch)) return;
     bool expired = (seen->sight.dropped >> 41) < me->epoch && (seen->sight.epoch_word >> 41) <= me->epoch;
     bool moved = it->epoch > me->epoch &&
                  (!has(m->members[it->epoch], rank_of(m, r)) || lanes_done(m, me) || m->eager);
@@ -70,11 +71,13 @@ static void check_suspicion(walker *w, const state *s, unsigned r, unsigned l, u
     if (!m->timed && m->timeouts == TIMEOUTS_NONE) breaks(w, "a rank is given up without a timeout");
 }
 
-/* What has come is of the operation that awaits it. */
-static void check_arrival(walker *w, const state *s, unsigned r, unsigned l, const epw_lane_peer *before,
-                          const epw_lane_peer *after, const epw_look *seen) {
-    uint8_t came = after->part & (uint8_t)~before->part;
+/* What has come of p is of the operation that awaits it. */
+static void check_arrival(walker *w, const state *s, unsigned r, unsigned l, unsigned p, const lane *before,
+                          const lane *after, const epw_look *seen) {
+    uint8_t came = after->peers[p].part & (uint8_t)~before->peers[p].part;
     if (!(came & (EPW_PART_PRESENT | EPW_PART_ANSWERED))) return;
+    if (at_odds(w->m, rank_of(w->m, r), p, s->ranks[r].epoch))
+        breaks(w, "a word of another step is taken for this one's");
     if (about(seen->sight.word) != about_op(&s->ranks[r].lanes[l].m))
         breaks(w, "a word of another operation is taken for this one's");
 }
@@ -103,6 +106,7 @@ static void write_slots(walker *w, const state *s, unsigned r, unsigned l, unsig
     if (p == source || s->ranks[reader].fate == DEAD) return;
     if (word_of(s, source, reader, l, EPW_WORD_DROPPED) >> 41 >= s->ranks[r].epoch)
         breaks(w, "slots are written behind the farewell");
+    if (at_odds(w->m, source, p, s->ranks[r].epoch)) breaks(w, "slots of a rank at another step are written");
 }
 
 /* True if others can see what has been done. */
@@ -205,7 +209,7 @@ static void see_arrivals(walker *w, state *s) {
                 lane before = *at;
                 epw_lane_see(&at->m, p, &seen, NOW);
                 if (at->peers[p].part & (EPW_PART_PRESENT | EPW_PART_ANSWERED) & ~before.peers[p].part) {
-                    check_arrival(w, s, r, l, &before.peers[p], &at->peers[p], &seen);
+                    check_arrival(w, s, r, l, p, &before, at, &seen);
                     seen_some = true;
                 } else {
                     *at = before;
@@ -286,7 +290,7 @@ static bool see(walker *w, const state *s, unsigned r, unsigned l, unsigned p, c
     state next = *s;
     next.ranks[r].lanes[l] = after;
     if (given_up) check_suspicion(w, s, r, l, p, seen);
-    check_arrival(w, s, r, l, &before->peers[p], &after.peers[p], seen);
+    check_arrival(w, s, r, l, p, before, &after, seen);
     if (late && w->m->timeouts != TIMEOUTS_ANY) next.timeouts--;
     lane_moved(w, &next, late ? "has waited long enough for" : "looks at", r, l, p);
     return true;

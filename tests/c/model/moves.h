@@ -51,7 +51,8 @@ static void begin_epoch(walker *w, state *s, unsigned r, uint8_t epoch) {
         at->m.ranks = m->ranks;
         at->left = m->ops;
         at->away = at->alone = 0;
-        epw_lane_begin_epoch(&at->m, epoch, incarnations, &members, NOW);
+        epw_lane_begin_epoch(&at->m, epw_epoch_word(epoch, step_of(m, rank_of(m, r), epoch)), incarnations,
+                             &members, NOW);
         settle(w, s, r, l);
     }
 }

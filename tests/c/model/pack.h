@@ -56,7 +56,8 @@ static void beacon_value_field(codec *c, uint32_t *value) {
     *value = epw_beacon_value(named == 7 ? EPW_BEACON_NONE : named, lengthened);
 }
 
-/* {epoch, op, value}: epochs and farewells have the first alone, a beacon's op is its number. */
+/* {epoch, op, value}: farewells have the first alone, a beacon's op is its number, and an epoch word's step
+ * is as small as a value. */
 static void word_field(codec *c, const model *m, uint64_t *word, bool beacon) {
     uint64_t epoch = *word >> 41;
     uint32_t op = (uint32_t)(*word >> 17) & 0xffffff, value = *word & 0x1ffff;
@@ -152,6 +153,7 @@ static void lane_fields(codec *c, const model *m, state *s, unsigned r, unsigned
     of->waited_till = 0;
     if (!c->unpacking && of->stage == EPW_STAGE_FREE) forget_operation(of);
     FIELD(c, of->epoch, 2);
+    FIELD(c, of->step, 1);
     op_field(c, m, &of->op);
     FIELD(c, of->first, 1);
     FIELD(c, of->wrapped, 1);

@@ -76,6 +76,7 @@ typedef struct model {
     bool torn;                    /* the loads of a look are steps of their own */
     bool eager;                   /* a rank may change epochs between any two operations */
     bool agreed;                  /* nobody changes epochs before all who live have ended their operations */
+    bool astray;                  /* the last rank begins its first epoch at another step than the others */
     bool replaced;                /* the last rank comes back as another incarnation, in the last epoch */
     /* Without `timed`: how many waits may expire, at any time for no reason. */
     uint8_t timeouts;
@@ -96,6 +97,16 @@ static inline mask bit(unsigned r) {
 }
 static inline unsigned faulty(const model *m) {
     return m->ranks - 1u;
+}
+
+/* At which step a rank begins an epoch: one bit of it is enough. */
+static inline uint64_t step_of(const model *m, unsigned r, uint8_t epoch) {
+    return (epoch + (m->astray && epoch == 1 && r == faulty(m))) & 1;
+}
+
+/* Do two ranks never agree on what their common epoch is? */
+static inline bool at_odds(const model *m, unsigned r, unsigned p, uint8_t epoch) {
+    return step_of(m, r, epoch) != step_of(m, p, epoch);
 }
 
 /* ---- incarnations ---- */

@@ -52,7 +52,7 @@ fuzz_target!(|input: Input| {
     victim.connect_blocking(1, &peer.export(0).expect("a blob")).expect("a right blob");
     peer.connect_blocking(0, &victim.export(1).expect("a blob")).expect("a right blob");
     for buffer in [&victim, &peer] {
-        buffer.set_active(&Mask::all(2), 1).expect("both are connected");
+        buffer.set_active(&Mask::all(2), 1, 0).expect("both are connected");
     }
 
     let areas = areas(&victim);

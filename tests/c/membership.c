@@ -1,0 +1,133 @@
+/* Memberships as those see them who do not agree on one: ranks that begin an epoch at different steps, and
+ * ranks that the others have left behind. */
+#include "ep/host/host.h"
+#include "group.h"
+
+#include "base/clock.h"
+
+#include <pthread.h>
+#include <time.h>
+
+/* No wait of these tests may come to its end by itself. */
+enum { LONG_MS = 20000 };
+
+static void sleep_ms(uint64_t ms) {
+    nanosleep(&(struct timespec){(time_t)(ms / 1000), (long)(ms % 1000 * MS)}, NULL);
+}
+
+static void begin(const group *g, uint32_t rank, uint64_t members, uint32_t epoch, uint64_t step) {
+    CHECK_OK(epw_buffer_set_active(g->of[rank], &(epw_mask){{members}}, epoch, step));
+}
+
+/* A dispatch in a thread of its own, and how it ended. */
+typedef struct call {
+    pthread_t thread;
+    epw_buffer *buffer;
+    uint32_t rank;
+    int32_t lane;
+    epw_handle handle;
+    epw_outcome outcome;
+    uint32_t counts[RANKS_MAX]; /* rows of each source */
+    uint64_t ended;
+} call;
+
+static void *dispatch(void *argument) {
+    static _Thread_local batch made;
+    call *c = argument;
+    epw_dispatch_input in = make_batch(&made, c->rank);
+    epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+    in.layout = EPW_RANK_MAJOR;
+    in.lane = c->lane;
+    out.source_counts = c->counts;
+    CHECK_OK(epw_dispatch(c->buffer, &in, &out, &c->handle, &c->outcome));
+    c->ended = epw_now_ns();
+    return NULL;
+}
+
+static call call_of(const group *g, uint32_t rank, int32_t lane) {
+    return (call){.buffer = g->of[rank], .rank = rank, .lane = lane, .outcome = EPW_OUTCOME_INIT};
+}
+
+static void start(call *c) {
+    CHECK(pthread_create(&c->thread, NULL, dispatch, c) == 0);
+}
+
+/* The call has ended, without these ranks for this cause, and has the rows of the others of `ranks`. */
+static void check_ended(call *c, uint32_t ranks, uint64_t missing, uint32_t cause) {
+    CHECK(pthread_join(c->thread, NULL) == 0);
+    CHECK_MSG(c->outcome.missing.bits[0] == missing && c->outcome.record.cause == cause,
+              "rank %u misses %llx: cause %u", c->rank, (unsigned long long)c->outcome.missing.bits[0],
+              c->outcome.record.cause);
+    for (uint32_t p = 0; p < ranks; p++) {
+        CHECK_MSG((c->counts[p] > 0) == !(missing >> p & 1), "rank %u has %u rows of %u", c->rank,
+                  c->counts[p], p);
+    }
+    CHECK_OK(epw_release(c->buffer, c->handle));
+}
+
+static void all_dispatch(const group *g, call calls[RANKS_MAX]) {
+    for (uint32_t r = 0; r < g->ranks; r++) {
+        calls[r] = call_of(g, r, 0);
+        start(&calls[r]);
+    }
+}
+
+/* ---- steps ---- */
+
+/* Ranks 0 and 1 begin the epoch at one step, rank 2 at another: each finds out that it must go on without the
+ * other, whoever looks first. */
+static void who_begins_at_another_step_stays_alone(uint64_t step, uint64_t other) {
+    group g = make_group(3, LONG_MS * MS);
+    call calls[RANKS_MAX];
+    for (uint32_t r = 0; r < 3; r++) begin(&g, r, 7, 1, r == 2 ? other : step);
+    uint64_t began = epw_now_ns();
+    all_dispatch(&g, calls);
+    for (uint32_t r = 0; r < 3; r++) check_ended(&calls[r], 3, r == 2 ? 3 : 4, EPW_CAUSE_STEP);
+    CHECK_MSG(epw_now_ns() - began < LONG_MS / 2 * MS, "it took the deadline");
+    CHECK(calls[0].outcome.record.expected == epw_epoch_word(1, step));
+    CHECK(calls[0].outcome.record.seen == epw_epoch_word(1, other));
+
+    for (uint32_t r = 0; r < 3; r++) begin(&g, r, 7, 2, EPW_STEP_MAX);
+    all_dispatch(&g, calls);
+    for (uint32_t r = 0; r < 3; r++) check_ended(&calls[r], 3, 0, EPW_CAUSE_NONE);
+    destroy(&g);
+}
+
+/* Rank 0 looks first and drops rank 1, which learns all the same what the matter is. */
+static void both_sides_learn_of_the_step(void) {
+    group g = make_group(2, LONG_MS * MS);
+    begin(&g, 0, 3, 1, 8);
+    begin(&g, 1, 3, 1, 9);
+    for (uint32_t r = 0; r < 2; r++) {
+        call c = call_of(&g, r, 0);
+        start(&c);
+        check_ended(&c, 2, r == 0 ? 2 : 1, EPW_CAUSE_STEP);
+    }
+    destroy(&g);
+}
+
+/* ---- ranks that are left behind ---- */
+
+/* Rank 2 waits for the others, which go on to an epoch with it or without. */
+static void who_falls_behind_is_told(uint64_t members) {
+    group g = make_group(3, LONG_MS * MS);
+    activate(&g, 1);
+    call behind = call_of(&g, 2, 0);
+    start(&behind);
+    sleep_ms(30);
+    uint64_t began = epw_now_ns();
+    for (uint32_t r = 0; r < 2; r++) begin(&g, r, members, 2, 100);
+    check_ended(&behind, 3, 3, EPW_CAUSE_SUPERSEDED);
+    CHECK_MSG(behind.ended - began < LONG_MS / 2 * MS, "it took the deadline");
+    destroy(&g);
+}
+
+int main(void) {
+    who_begins_at_another_step_stays_alone(5, 6);
+    who_begins_at_another_step_stays_alone(EPW_STEP_MAX, EPW_STEP_MAX >> 1);
+    who_begins_at_another_step_stays_alone(0, UINT64_C(1) << 32);
+    both_sides_learn_of_the_step();
+    who_falls_behind_is_told(3);
+    who_falls_behind_is_told(7);
+    return check_result("membership");
+}
