@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
     const uint64_t told = a.active | peers->active; // former members too: they need not wait for this rank to find out
     __syncthreads();
     if (peer < EPW_MAX_LANES) {
-        if (peer == 0) a.shared->suspects = 0;
-        a.shared->suspects_host[peer] = 0;
+        if (peer == 0) a.shared->suspects = a.shared->silent = 0;
+        a.shared->suspects_host[peer] = a.shared->silent_host[peer] = 0;
         if (a.peers[peer] != nullptr) {
             a.peers[peer]->epoch_word = a.epoch_word;
             a.peers[peer]->active = a.active;

@@ -220,14 +220,12 @@ impl Buffer {
         Ok(())
     }
 
-    /// Active ranks, suspects, epoch.
-    pub(crate) fn membership(&self) -> Result<(Mask, Mask, u32)> {
-        let (mut active, mut suspects, mut epoch) = (c_mask(&Mask::EMPTY), c_mask(&Mask::EMPTY), 0);
-        // SAFETY: all are valid places to write to.
-        check(unsafe {
-            sys::epw_buffer_membership(self.0.as_ptr(), &mut active, &mut suspects, &mut epoch)
-        })?;
-        Ok((Mask::from_words(active.bits), Mask::from_words(suspects.bits), epoch))
+    pub(crate) fn membership(&self) -> Result<sys::epw_membership> {
+        // SAFETY: it is the header's.
+        let mut membership = unsafe { initialised(sys::epw_membership_init) };
+        // SAFETY: the buffer is alive, membership carries its size.
+        check(unsafe { sys::epw_buffer_membership(self.0.as_ptr(), &mut membership) })?;
+        Ok(membership)
     }
 
     /// One byte per expert of the buffer's configuration.

@@ -112,8 +112,8 @@ mod waking;
 
 pub use buffer::{
     Combine, CombineOutput, CombineRows, Combining, Consuming, Dispatch, DispatchBuffers, DispatchOutput,
-    Dispatched, Dispatching, EpBuffer, Event, GenericCombineOutput, GenericDispatchOutput, Host, Memory,
-    Refused, RowsView, ScaleOrder,
+    Dispatched, Dispatching, EpBuffer, Event, GenericCombineOutput, GenericDispatchOutput, Host, Membership,
+    Memory, Refused, RowsView, ScaleOrder,
 };
 pub use config::{
     CombineMode, Device, EpConfig, Float16, Fp8Scale, Layout, Path, Paths, Payload, Plan, RowShape,

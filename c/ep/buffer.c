@@ -55,9 +55,9 @@ static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch
     return status;
 }
 
-static epw_mask suspects(void *user) {
+static epw_mask suspects(void *user, epw_mask *silent) {
     const epw_buffer *b = user;
-    return b->engine->suspects(b);
+    return b->engine->suspects(b, silent);
 }
 
 static const epw_peers_user user_of_floor = {
@@ -167,10 +167,18 @@ epw_status epw_buffer_set_active(epw_buffer *b, const epw_mask *active, uint32_t
     return epw_peers_set_active(&b->peers, active, epoch, step);
 }
 
-epw_status epw_buffer_membership(const epw_buffer *b, epw_mask *active, epw_mask *suspects, uint32_t *epoch) {
+epw_status epw_buffer_membership(const epw_buffer *b, epw_membership *membership) {
     epw_status status = epw_buffer_check(b, "membership");
-    if (status == EPW_OK) epw_peers_membership(&((epw_buffer *)b)->peers, active, suspects, epoch);
-    return status;
+    if (status != EPW_OK) return status;
+    epw_where where = epw_buffer_where(b, "membership");
+    if (membership == NULL) return epw_fail(EPW_ERR_INVALID, where, "membership is NULL");
+    if (membership->size != sizeof *membership) {
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "membership.size is %u, this library's is %zu: use EPW_MEMBERSHIP_INIT",
+                        membership->size, sizeof *membership);
+    }
+    epw_peers_membership(&((epw_buffer *)b)->peers, membership);
+    return EPW_OK;
 }
 
 epw_status epw_buffer_reachable_experts(const epw_buffer *b, uint8_t *reachable) {
@@ -178,13 +186,13 @@ epw_status epw_buffer_reachable_experts(const epw_buffer *b, uint8_t *reachable)
     if (status != EPW_OK) return status;
     epw_where where = epw_buffer_where(b, "reachable_experts");
     if (reachable == NULL) return epw_fail(EPW_ERR_INVALID, where, "reachable is NULL");
-    epw_mask active, suspects;
-    status = epw_buffer_membership(b, &active, &suspects, NULL);
-    for (uint32_t e = 0; status == EPW_OK && e < b->config.experts; e++) {
+    epw_membership now = EPW_MEMBERSHIP_INIT;
+    epw_peers_membership(&((epw_buffer *)b)->peers, &now);
+    for (uint32_t e = 0; e < b->config.experts; e++) {
         uint32_t rank = e / b->layout.local_experts;
-        reachable[e] = epw_mask_has(&active, rank) && !epw_mask_has(&suspects, rank);
+        reachable[e] = epw_mask_has(&now.active, rank) && !epw_mask_has(&now.suspects, rank);
     }
-    return status;
+    return EPW_OK;
 }
 
 const char *epw_path_name(uint32_t path) {

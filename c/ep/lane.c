@@ -64,6 +64,7 @@ static epw_decision post_of(const epw_machine *m, const epw_lane_peer *p, uint8_
         d.value = epw_word(m->epoch, m->beacon, m->said);
         break;
     default:
+        d.silent = p->silent;
         d.word = EPW_WORD_DROPPED;
         d.value = epw_word(m->epoch, 0, 0);
     }
@@ -432,6 +433,7 @@ void epw_lane_see(epw_machine *m, uint32_t peer, const epw_look *seen, uint64_t 
     uint64_t expected =
         word == EPW_WORD_EPOCH ? own_word(m) : epw_word(m->epoch, permission ? op - 1 : op, 0);
     lose(m, p, phase_of(m), cause, expected, seen->sight.word, now);
+    p->silent |= cause == EPW_CAUSE_TIMEOUT;
     suspect(m, p);
 }
 

@@ -44,6 +44,7 @@ typedef struct epw_lane_peer {
     uint8_t part;         /* in the operation: bits EPW_PART_* */
     uint8_t owed;         /* for operations given up: bits EPW_OWED_* */
     bool suspected;       /* given up in this epoch, by any lane */
+    bool silent;          /* given up by this lane because it was silent for a deadline */
     bool told;            /* this lane has posted DROPPED to it, or will */
 } epw_lane_peer;
 
@@ -130,6 +131,7 @@ typedef struct epw_decision {
     uint32_t word;        /* EPW_WORD_* */
     uint64_t value;
     uint64_t until;
+    bool silent; /* DROPPED: it was silent for a deadline */
 } epw_decision;
 
 /* ---- membership ---- */

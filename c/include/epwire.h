@@ -290,10 +290,25 @@ EPW_API const char *epw_path_name(uint32_t path);
 EPW_API epw_status epw_buffer_set_active(epw_buffer *buffer, const epw_mask *active, uint32_t epoch,
                                          uint64_t step);
 
-/* The current membership. Any pointer may be NULL. epoch 0: none yet. suspects: active peers given up since
- * set_active, neither sent to nor waited for until the next one. */
-EPW_API epw_status epw_buffer_membership(const epw_buffer *buffer, epw_mask *active, epw_mask *suspects,
-                                         uint32_t *epoch);
+/* A membership, and what has become of it. */
+typedef struct epw_membership {
+    uint32_t size;
+    uint32_t epoch; /* 0: none yet */
+    uint64_t step;  /* at which it began */
+    epw_mask active;
+    epw_mask suspects; /* active peers given up since set_active, neither sent to nor waited for until the
+                          next one. CUDA: also this rank itself, see epw_error_record.peer */
+    epw_mask silent;   /* those of them that this rank has seen silent for a whole deadline
+                          (EPW_CAUSE_TIMEOUT). Of the others it has been told, which is no evidence that they
+                          fail */
+} epw_membership;
+
+#define EPW_MEMBERSHIP_INIT                                                                                  \
+    { .size = sizeof(epw_membership) }
+EPW_API void epw_membership_init(epw_membership *membership);
+
+/* The current membership. membership [in: size, out]. Any thread. */
+EPW_API epw_status epw_buffer_membership(const epw_buffer *buffer, epw_membership *membership);
 
 /* Which experts can be reached now: reachable[e] = 1 if expert e's rank is active and not suspected, else 0.
  * reachable [out, experts bytes]. */

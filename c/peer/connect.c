@@ -79,7 +79,7 @@ static epw_status check_changeable(const epw_peers *peers, epw_where where) {
             "another thread is connecting it: try again once that has ended, within its deadline");
     }
     epw_status status = peers->user->check_idle(peers->user_context, where);
-    epw_mask suspects = peers->user->suspects(peers->user_context);
+    epw_mask suspects = peers->user->suspects(peers->user_context, NULL);
     if (status != EPW_OK || !epw_mask_has(&peers->active, peer) || epw_mask_has(&suspects, peer))
         return status;
     return epw_fail(EPW_ERR_STATE, where, "it is active: leave it out of a set_active first");

@@ -167,7 +167,7 @@ epw_status epw_peers_say_farewell(const epw_peers *peers, epw_where where) {
     epw_peers_gpu *g = peers->gpu;
     epw_status status = epw_cuda_enter(g->device, where);
     if (status != EPW_OK) return status;
-    epw_mask suspects = peers->user->suspects(peers->user_context); /* they have been told */
+    epw_mask suspects = peers->user->suspects(peers->user_context, NULL); /* they have been told */
     g->pinned->farewell = epw_word(peers->epoch, 0, 0);
     EPW_MASK_FOR(peer, &peers->active, peers->ranks) {
         if (peer == peers->rank || epw_mask_has(&suspects, peer)) continue;

@@ -52,10 +52,11 @@ epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32
     return status;
 }
 
-void epw_peers_membership(epw_peers *peers, epw_mask *active, epw_mask *suspects, uint32_t *epoch) {
+void epw_peers_membership(epw_peers *peers, epw_membership *membership) {
     peers->user->lock(peers->user_context);
-    if (active != NULL) *active = peers->active;
-    if (suspects != NULL) *suspects = peers->user->suspects(peers->user_context);
-    if (epoch != NULL) *epoch = peers->epoch;
+    membership->epoch = peers->epoch;
+    membership->step = peers->step;
+    membership->active = peers->active;
+    membership->suspects = peers->user->suspects(peers->user_context, &membership->silent);
     peers->user->unlock(peers->user_context);
 }

@@ -56,22 +56,39 @@ epw_status epw_peers_check(const epw_peers *peers, const char *op, uint32_t peer
                     peer, peers->ranks);
 }
 
-epw_mask epw_peers_suspects(const epw_peers *peers) {
+static epw_mask loaded(const _Atomic uint64_t words[EPW_MASK_WORDS]) {
     epw_mask mask;
     for (uint32_t i = 0; i < EPW_MASK_WORDS; i++)
-        mask.bits[i] = atomic_load_explicit(&peers->suspects[i], memory_order_relaxed);
+        mask.bits[i] = atomic_load_explicit(&words[i], memory_order_acquire);
     return mask;
 }
 
-/* Writer: the lane that gives the peer up. Reader: every lane's next step, which looks at `suspicions` first.
+/* The loads acquire what epw_peers_suspect has released: of each suspect it is known whether it was silent.
  */
-void epw_peers_suspect(epw_peers *peers, uint32_t peer) {
+epw_mask epw_peers_suspects(const epw_peers *peers, epw_mask *silent) {
+    epw_mask suspects = loaded(peers->suspects);
+    if (silent == NULL) return suspects;
+    *silent = loaded(peers->silent);
+    for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) silent->bits[i] &= suspects.bits[i];
+    return suspects;
+}
+
+/* True if the bit is new. */
+static bool add(_Atomic uint64_t words[EPW_MASK_WORDS], uint32_t peer) {
     uint64_t bit = UINT64_C(1) << (peer % 64);
-    uint64_t before = atomic_fetch_or_explicit(&peers->suspects[peer / 64], bit, memory_order_relaxed);
-    if (!(before & bit)) atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_seq_cst);
+    return !(atomic_fetch_or_explicit(&words[peer / 64], bit, memory_order_release) & bit);
+}
+
+/* Writer: the lane that gives the peer up. Reader: every lane's next step, which looks at `suspicions` first;
+ * and epw_peers_suspects, for which the order is: silent, then a suspect. */
+void epw_peers_suspect(epw_peers *peers, uint32_t peer, bool silent) {
+    if (silent) add(peers->silent, peer);
+    if (add(peers->suspects, peer)) atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_seq_cst);
 }
 
 void epw_peers_clear_suspects(epw_peers *peers) {
-    for (uint32_t i = 0; i < EPW_MASK_WORDS; i++)
+    for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) {
         atomic_store_explicit(&peers->suspects[i], 0, memory_order_relaxed);
+        atomic_store_explicit(&peers->silent[i], 0, memory_order_relaxed);
+    }
 }

@@ -32,8 +32,9 @@ typedef struct epw_peers_user {
     /* Locked, no operation in flight: begins the epoch that the word names, and tells members and former ones
      * by it. */
     epw_status (*begin_epoch)(void *user, const epw_mask *active, uint64_t epoch_word, epw_where where);
-    /* Peers given up in this epoch. Also with nothing locked. */
-    epw_mask (*suspects)(void *user);
+    /* Peers given up in this epoch; of these *silent, which may be NULL, were silent for a deadline. Also
+     * with nothing locked. */
+    epw_mask (*suspects)(void *user, epw_mask *silent);
 } epw_peers_user;
 
 /* The thread that answers probes of a window on a GPU. */
@@ -63,8 +64,9 @@ typedef struct epw_peers {
     uint64_t step; /* at which it began */
     epw_mask active;
 
-    /* Host: given up in this epoch, by any lane, and how often that has changed. */
-    _Atomic uint64_t suspects[EPW_MASK_WORDS];
+    /* Host: given up in this epoch, by any lane; those of them that were silent for a deadline; and how often
+     * the first has changed. */
+    _Atomic uint64_t suspects[EPW_MASK_WORDS], silent[EPW_MASK_WORDS];
     _Atomic uint64_t suspicions;
 
     uint64_t spin_ns;  /* how long a waiter spins before it yields */
@@ -139,12 +141,13 @@ uint32_t epw_peers_path(epw_peers *peers, uint32_t peer);
 /* ---- membership ---- */
 
 epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32_t epoch, uint64_t step);
-void epw_peers_membership(epw_peers *peers, epw_mask *active, epw_mask *suspects, uint32_t *epoch);
+void epw_peers_membership(epw_peers *peers, epw_membership *membership);
 
-/* Host: gives the peer up for all lanes; who runs them looks at `suspicions`. */
-void epw_peers_suspect(epw_peers *peers, uint32_t peer);
+/* Host: gives the peer up for all lanes, `silent`: because it was silent for a deadline; who runs the lanes
+ * looks at `suspicions`. */
+void epw_peers_suspect(epw_peers *peers, uint32_t peer, bool silent);
 void epw_peers_clear_suspects(epw_peers *peers);
-epw_mask epw_peers_suspects(const epw_peers *peers);
+epw_mask epw_peers_suspects(const epw_peers *peers, epw_mask *silent);
 
 static inline bool epw_peers_suspected(const epw_peers *peers, uint32_t peer) {
     return atomic_load_explicit(&peers->suspects[peer / 64], memory_order_relaxed) >> (peer % 64) & 1;

@@ -188,7 +188,7 @@ __device__ inline void lose_own(const Operation &o, uint32_t stage) {
     record_loss(o, stage == EPW_GPU_SENT ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_COMBINE_SEND, EPW_CAUSE_TIMEOUT, o.rank, 0, 0, 0,
                 0);
     atomicOr(reinterpret_cast<unsigned long long *>(&o.peers->gone), 1ull << o.rank);
-    suspect(o, o.rank);
+    suspect(o, o.rank, EPW_CAUSE_TIMEOUT);
 }
 
 // Closes the operation to blocks that have not begun. Whether all blocks had sent. By one thread.
@@ -299,14 +299,17 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
     if (threadIdx.x != 0) return;
     epw_gpu_report *report = o.report;
     if (missing | peers->recorded) {
-        uint64_t suspects = ptx::load_relaxed_gpu(&peers->shared->suspects);
+        epw_gpu_shared *shared = peers->shared;
+        uint64_t suspects = ptx::load_acquire_gpu(&shared->suspects);
         if (peers->recorded) {
-            put_record(peers->shared, &peers->record); // also of a peer that has answered after all
+            put_record(shared, &peers->record); // also of a peer that has answered after all
         } else if (o.missing == 0) {
             // Nobody was lost now: the operation began without them.
             record_loss(o, phase, EPW_CAUSE_SUSPECTED, __ffsll(missing) - 1, 0, 0, 0, 0);
         }
-        peers->shared->suspects_host[o.lane] = suspects;
+        // Writer: this thread. Reader: the host, which looks at suspects first.
+        ptx::store_relaxed_sys(&shared->silent_host[o.lane], ptx::load_relaxed_gpu(&shared->silent));
+        ptx::store_release_sys(&shared->suspects_host[o.lane], suspects);
         c->excluded = suspects;
     }
     if (missing == 0) {

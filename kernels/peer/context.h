@@ -33,9 +33,10 @@ typedef struct epw_gpu_ring {
 /* What the lanes of a buffer share, in device memory. */
 typedef struct epw_gpu_shared {
     uint64_t suspects; /* peers given up in this epoch */
+    uint64_t silent;   /* those of them that were silent for a deadline; set before */
     uint64_t records;  /* numbers drawn for the ring */
-    uint64_t
-        *suspects_host; /* mapped host memory, [EPW_MAX_LANES]: the same as each lane last saw it; the host reads their union */
+    /* Mapped host memory, [EPW_MAX_LANES]: the first two as each lane last saw them; the host reads their union. */
+    uint64_t *suspects_host, *silent_host;
     epw_gpu_ring *ring; /* mapped host memory */
 } epw_gpu_shared;
 

@@ -12,11 +12,14 @@
 
 namespace epw {
 
-// Makes `peer` a suspect for the rest of the epoch and tells it, once. It may be this rank itself, whose blocks have found no SMs
-// for too long: it goes on without its own experts then.
-__device__ __noinline__ inline void suspect(const Peers &p, uint32_t peer) {
-    auto *suspects = reinterpret_cast<unsigned long long *>(&p.peers->shared->suspects);
-    if (atomicOr(suspects, 1ull << peer) >> peer & 1) return;
+// Makes `peer` a suspect for the rest of the epoch, for this cause, and tells it, once. It may be this rank itself, whose blocks
+// have found no SMs for too long: it goes on without its own experts then.
+__device__ __noinline__ inline void suspect(const Peers &p, uint32_t peer, uint32_t cause) {
+    epw_gpu_shared *shared = p.peers->shared;
+    if (cause == EPW_CAUSE_TIMEOUT) atomicOr(reinterpret_cast<unsigned long long *>(&shared->silent), 1ull << peer);
+    __threadfence(); // Writer: this thread. Reader: close() of any lane, which finds no suspect without knowing whether it was
+                     // silent.
+    if (atomicOr(reinterpret_cast<unsigned long long *>(&shared->suspects), 1ull << peer) >> peer & 1) return;
 #pragma unroll 1
     for (uint32_t lane = 0; lane < p.peers->lanes; lane++) {
         signal_lane(p.peers, peer, p.rank, lane, EPW_WORD_DROPPED, epw_word(p.epoch, 0, 0));
@@ -172,7 +175,7 @@ __device__ __noinline__ inline Arrival await_long(Peers &p, Awaited what, uint32
         record_loss(p, w.phase, cause, w.peer, expected_word(p, w.what), seen.word, ptx::global_timer_ns() - w.began,
                     count_awaited(p, w.what));
         atomicOr(reinterpret_cast<unsigned long long *>(&p.peers->gone), 1ull << w.peer);
-        suspect(p, w.peer);
+        suspect(p, w.peer, cause);
         return {false, 0};
     }
 }

@@ -6,6 +6,23 @@ use crate::error::Result;
 use crate::group::Group;
 use crate::mask::Mask;
 
+/// A membership, and what has become of it since [`EpBuffer::set_active`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Membership {
+    /// The ranks that take part.
+    pub active: Mask,
+    /// Those of them given up since, neither sent to nor waited for until the next membership.
+    pub suspects: Mask,
+    /// Those of the suspects that this rank has seen silent for a whole deadline. Of the others it has been told, which is no
+    /// evidence that they fail.
+    pub silent: Mask,
+    /// 0: none yet.
+    pub epoch: u32,
+    /// The step at which it began.
+    pub step: u64,
+}
+
 impl EpBuffer {
     /// Begins a membership: every member calls it with the same mask, epoch and step, with no lane held. `epoch` is in
     /// `1..=8388607` and larger than any before. `step` is that of the group at which the membership begins, below 2^41; 0 in
@@ -24,7 +41,7 @@ impl EpBuffer {
     /// Errors: as [`Group::agree_active`]. After [`NoQuorum`](crate::rendezvous::BootstrapError::NoQuorum) the membership is what
     /// it was, and operations go on without the ranks that this one suspects.
     pub async fn recover(&self, group: &Group) -> Result<(Mask, u32)> {
-        let (_, suspects, _) = self.inner.ffi.membership()?;
+        let suspects = self.membership()?.suspects;
         let decision = group.agree_active(suspects, false).await?;
         self.begin(decision.mask, decision.epoch).await?;
         Ok((decision.mask, decision.epoch))
@@ -32,7 +49,7 @@ impl EpBuffer {
 
     /// [`EpBuffer::recover`] for a plain thread. Not for a thread that serves an async executor.
     pub fn recover_blocking(&self, group: &Group) -> Result<(Mask, u32)> {
-        let (_, suspects, _) = self.inner.ffi.membership()?;
+        let suspects = self.membership()?.suspects;
         let decision = group.agree_active_blocking(suspects, false)?;
         self.set_active(&decision.mask, decision.epoch, 0)?;
         Ok((decision.mask, decision.epoch))
@@ -44,9 +61,16 @@ impl EpBuffer {
         aside("set_active", self.rank(), move || inner.ffi.set_active(&active, epoch, 0)).await
     }
 
-    /// The active ranks, those of them given up since the last [`EpBuffer::set_active`], and the epoch (0: none yet).
-    pub fn membership(&self) -> Result<(Mask, Mask, u32)> {
-        self.inner.ffi.membership()
+    /// The current membership, and what has become of it.
+    pub fn membership(&self) -> Result<Membership> {
+        let now = self.inner.ffi.membership()?;
+        Ok(Membership {
+            active: Mask::from_words(now.active.bits),
+            suspects: Mask::from_words(now.suspects.bits),
+            silent: Mask::from_words(now.silent.bits),
+            epoch: now.epoch,
+            step: now.step,
+        })
     }
 
     /// For every expert, whether its rank is active and not given up.

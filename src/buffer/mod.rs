@@ -19,6 +19,7 @@ pub use ep_buffer::EpBuffer;
 pub(crate) use ep_buffer::Inner;
 pub(crate) use input::Request;
 pub use input::{Combine, Dispatch};
+pub use membership::Membership;
 pub use memory::{Host, Memory};
 pub(crate) use memory::{Item, Need, Place, sealed};
 pub use operation::Event;

@@ -490,14 +490,55 @@ unsafe extern "C" {
         step: u64,
     ) -> epw_status;
 }
+/// A membership, and what has become of it.
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct epw_membership {
+    pub size: u32,
+    /// 0: none yet
+    pub epoch: u32,
+    /// at which it began
+    pub step: u64,
+    pub active: epw_mask,
+    /** active peers given up since set_active, neither sent to nor waited for until the
+next one. CUDA: also this rank itself, see epw_error_record.peer*/
+    pub suspects: epw_mask,
+    /** those of them that this rank has seen silent for a whole deadline
+(EPW_CAUSE_TIMEOUT). Of the others it has been told, which is no evidence that they
+fail*/
+    pub silent: epw_mask,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_membership"][::core::mem::size_of::<epw_membership>() - 400usize];
+    ["Alignment of epw_membership"][::core::mem::align_of::<epw_membership>() - 8usize];
+    [
+        "Offset of field: epw_membership::size",
+    ][::core::mem::offset_of!(epw_membership, size) - 0usize];
+    [
+        "Offset of field: epw_membership::epoch",
+    ][::core::mem::offset_of!(epw_membership, epoch) - 4usize];
+    [
+        "Offset of field: epw_membership::step",
+    ][::core::mem::offset_of!(epw_membership, step) - 8usize];
+    [
+        "Offset of field: epw_membership::active",
+    ][::core::mem::offset_of!(epw_membership, active) - 16usize];
+    [
+        "Offset of field: epw_membership::suspects",
+    ][::core::mem::offset_of!(epw_membership, suspects) - 144usize];
+    [
+        "Offset of field: epw_membership::silent",
+    ][::core::mem::offset_of!(epw_membership, silent) - 272usize];
+};
 unsafe extern "C" {
-    /** The current membership. Any pointer may be NULL. epoch 0: none yet. suspects: active peers given up since
- set_active, neither sent to nor waited for until the next one.*/
+    pub fn epw_membership_init(membership: *mut epw_membership);
+}
+unsafe extern "C" {
+    /// The current membership. membership [in: size, out]. Any thread.
     pub fn epw_buffer_membership(
         buffer: *const epw_buffer,
-        active: *mut epw_mask,
-        suspects: *mut epw_mask,
-        epoch: *mut u32,
+        membership: *mut epw_membership,
     ) -> epw_status;
 }
 unsafe extern "C" {

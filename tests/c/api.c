@@ -336,10 +336,9 @@ static void a_rank_that_never_shows_up_is_named_within_the_deadline(void) {
     CHECK(record->deadline_ns == DEADLINE_MS * MS);
     CHECK(record->elapsed_ns >= record->deadline_ns && record->elapsed_ns <= l.took_ns);
 
-    epw_mask suspects;
     uint8_t reachable[EXPERTS];
-    CHECK_OK(epw_buffer_membership(l.buffer, NULL, &suspects, NULL));
-    CHECK(suspects.bits[0] == 2);
+    epw_membership now = membership_of(l.buffer);
+    CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 2);
     CHECK_OK(epw_buffer_reachable_experts(l.buffer, reachable));
     for (uint32_t e = 0; e < EXPERTS; e++) CHECK(reachable[e] == (e < EXPERTS / 2));
 
@@ -358,6 +357,8 @@ static void a_rank_that_never_shows_up_is_named_within_the_deadline(void) {
     lonely late = {.buffer = g.of[1], .outcome = EPW_OUTCOME_INIT};
     dispatch_alone(&late);
     CHECK(late.outcome.missing.bits[0] == 1 && late.outcome.record.cause == EPW_CAUSE_DROPPED);
+    now = membership_of(late.buffer);
+    CHECK(now.suspects.bits[0] == 1 && now.silent.bits[0] == 0); /* it has been told, and knows nothing */
     CHECK_OK(epw_release(late.buffer, late.handle));
 
     /* A new membership of both starts afresh; one without it lets it be disconnected. */

@@ -94,9 +94,8 @@ static void a_long_deadline_of_a_released_operation_holds_up_nothing(void) {
     epw_handle next = send_within(g.of[0], 0, 0, 0);
     uint64_t took = ms_since(began);
     CHECK_MSG(took >= GROUP_MS && took < 3 * GROUP_MS, "%llu ms", (unsigned long long)took);
-    epw_mask suspects;
-    CHECK_OK(epw_buffer_membership(g.of[0], NULL, &suspects, NULL));
-    CHECK(suspects.bits[0] == 2);
+    epw_membership now = membership_of(g.of[0]);
+    CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 2);
     CHECK_OK(epw_release(g.of[0], next));
     destroy(&g);
 }
@@ -111,9 +110,7 @@ static void a_debt_keeps_the_long_deadline_of_its_operation(void) {
     epw_outcome outcome = EPW_OUTCOME_INIT;
     CHECK_OK(epw_dispatch_receive(g.of[1], late, &nothing, &outcome));
     CHECK(!outcome.degraded);
-    epw_mask suspects;
-    CHECK_OK(epw_buffer_membership(g.of[0], NULL, &suspects, NULL));
-    CHECK(suspects.bits[0] == 0);
+    CHECK(membership_of(g.of[0]).suspects.bits[0] == 0);
     CHECK_OK(epw_release(g.of[1], late));
     destroy(&g);
 }

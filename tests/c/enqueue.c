@@ -302,12 +302,16 @@ static void lanes_hold_the_peer_table(void) {
     CHECK(peers->lane == 1 && peers->deadline_ns == 20 * MS && g.of[0]->gpu->lanes[1].state->ordered == 1);
     CHECK_MSG(g.of[0]->gpu->blocks == 20, "two lanes of %u blocks on 40 SMs", g.of[0]->gpu->blocks);
     REFUSED(epw_buffer_disconnect(g.of[0], 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
-    g.of[0]->gpu->pinned->suspects[1] = 2; /* as a kernel would */
-    epw_mask suspects;
+    /* As kernels would: one lane has given rank 1 up without evidence, then the other one for its silence. */
     uint8_t reachable[EXPERTS];
-    CHECK_OK(epw_buffer_membership(g.of[0], NULL, &suspects, NULL));
+    g.of[0]->gpu->pinned->suspects[1] = 2;
+    epw_membership now = membership_of(g.of[0]);
+    CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 0);
+    g.of[0]->gpu->pinned->silent[0] = 2;
+    now = membership_of(g.of[0]);
+    CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 2);
     CHECK_OK(epw_buffer_reachable_experts(g.of[0], reachable));
-    CHECK(suspects.bits[0] == 2 && reachable[0] == 1 && reachable[EXPERTS - 1] == 0);
+    CHECK(reachable[0] == 1 && reachable[EXPERTS - 1] == 0);
     CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
     CHECK(peers->table[EPW_AREA_ROWS][1] == 0 && first->table[EPW_AREA_ANSWERS][1] == 0);
     destroy(&g);

@@ -20,7 +20,7 @@ static void sleep_ns(uint64_t ns) {
 
 /* As a lane does that waits in vain. */
 static void give_up(epw_buffer *b, uint32_t peer) {
-    epw_peers_suspect(&b->peers, peer);
+    epw_peers_suspect(&b->peers, peer, true);
     pthread_mutex_lock(&b->lanes[0].lock);
     epw_lane_unlock(b, &b->lanes[0]);
 }
@@ -241,9 +241,7 @@ static void *troubled(void *argument) {
             trouble what = next(&seed) % 6;
             step(rank, what == LATE && epoch % 2 ? NONE : what, DEADLINE_MS * MS, &outcome);
         }
-        epw_mask suspects;
-        CHECK_OK(epw_buffer_membership(world.of[rank], NULL, &suspects, NULL));
-        if (suspects.bits[0] != 0) atomic_fetch_add(&with_suspects, 1);
+        if (membership_of(world.of[rank]).suspects.bits[0] != 0) atomic_fetch_add(&with_suspects, 1);
     }
     return NULL;
 }
@@ -256,10 +254,9 @@ static void *look_on(void *argument) {
     uint32_t reachable = 0;
     while (!atomic_load(&over)) {
         for (uint32_t r = 0; r < RANKS; r++) {
-            epw_mask active, suspects;
             uint8_t experts[EXPERTS];
-            CHECK_OK(epw_buffer_membership(world.of[r], &active, &suspects, NULL));
-            CHECK(!epw_mask_has(&suspects, r));
+            epw_membership now = membership_of(world.of[r]);
+            CHECK(!epw_mask_has(&now.suspects, r) && (now.silent.bits[0] & ~now.suspects.bits[0]) == 0);
             CHECK_OK(epw_buffer_reachable_experts(world.of[r], experts));
             for (uint32_t e = 0; e < EXPERTS; e++) reachable += experts[e];
             uint32_t path = epw_buffer_path(world.of[r], 2);

@@ -67,6 +67,12 @@ static inline void activate(const group *g, uint32_t epoch) {
     for (uint32_t r = 0; r < g->ranks; r++) CHECK_OK(epw_buffer_set_active(g->of[r], &all, epoch, 0));
 }
 
+static inline epw_membership membership_of(const epw_buffer *b) {
+    epw_membership membership = EPW_MEMBERSHIP_INIT;
+    CHECK_OK(epw_buffer_membership(b, &membership));
+    return membership;
+}
+
 static inline void destroy(const group *g) {
     for (uint32_t r = 0; r < g->ranks; r++) epw_buffer_destroy(g->of[r]);
 }

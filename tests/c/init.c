@@ -19,6 +19,7 @@ static void macros_and_functions_agree(void) {
     SAME(epw_config, epw_config_init, EPW_CONFIG_INIT);
     SAME(epw_plan, epw_plan_init, EPW_PLAN_INIT);
     SAME(epw_row_shape, epw_row_shape_init, EPW_ROW_SHAPE_INIT);
+    SAME(epw_membership, epw_membership_init, EPW_MEMBERSHIP_INIT);
     SAME(epw_outcome, epw_outcome_init, EPW_OUTCOME_INIT);
     SAME(epw_dispatch_input, epw_dispatch_input_init, EPW_DISPATCH_INPUT_INIT);
     SAME(epw_dispatch_output, epw_dispatch_output_init, EPW_DISPATCH_OUTPUT_INIT);
@@ -29,7 +30,7 @@ static void macros_and_functions_agree(void) {
 
 /* Everything that the header does not name is zero: clearing what it names leaves zeros behind. */
 static void defaults_are_as_documented(void) {
-    static const unsigned char zeros[sizeof(epw_outcome)];
+    static const unsigned char zeros[sizeof(epw_membership)];
 
     epw_config config = EPW_CONFIG_INIT;
     CHECK(config.version == EPW_CONFIG_VERSION && config.lanes == 2);
@@ -61,6 +62,7 @@ static void defaults_are_as_documented(void) {
     } while (0)
     ZERO_BUT_FOR_SIZE(epw_plan, EPW_PLAN_INIT);
     ZERO_BUT_FOR_SIZE(epw_row_shape, EPW_ROW_SHAPE_INIT);
+    ZERO_BUT_FOR_SIZE(epw_membership, EPW_MEMBERSHIP_INIT);
     ZERO_BUT_FOR_SIZE(epw_outcome, EPW_OUTCOME_INIT);
     ZERO_BUT_FOR_SIZE(epw_dispatch_output, EPW_DISPATCH_OUTPUT_INIT);
     ZERO_BUT_FOR_SIZE(epw_combine_output, EPW_COMBINE_OUTPUT_INIT);

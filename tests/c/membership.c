@@ -1,5 +1,5 @@
-/* Memberships as those see them who do not agree on one: ranks that begin an epoch at different steps, and
- * ranks that the others have left behind. */
+/* Memberships as those see them who do not agree on one: ranks that begin an epoch at different steps, ranks
+ * that the others have left behind, and what a rank knows of those that it goes on without. */
 #include "ep/host/host.h"
 #include "group.h"
 
@@ -84,6 +84,11 @@ static void who_begins_at_another_step_stays_alone(uint64_t step, uint64_t other
     all_dispatch(&g, calls);
     for (uint32_t r = 0; r < 3; r++) check_ended(&calls[r], 3, r == 2 ? 3 : 4, EPW_CAUSE_STEP);
     CHECK_MSG(epw_now_ns() - began < LONG_MS / 2 * MS, "it took the deadline");
+    for (uint32_t r = 0; r < 3; r++) {
+        epw_membership now = membership_of(g.of[r]);
+        CHECK(now.suspects.bits[0] == (r == 2 ? 3 : 4) && now.silent.bits[0] == 0);
+        CHECK(now.epoch == 1 && now.step == (r == 2 ? other : step) && now.active.bits[0] == 7);
+    }
     CHECK(calls[0].outcome.record.expected == epw_epoch_word(1, step));
     CHECK(calls[0].outcome.record.seen == epw_epoch_word(1, other));
 
@@ -119,6 +124,37 @@ static void who_falls_behind_is_told(uint64_t members) {
     for (uint32_t r = 0; r < 2; r++) begin(&g, r, members, 2, 100);
     check_ended(&behind, 3, 3, EPW_CAUSE_SUPERSEDED);
     CHECK_MSG(behind.ended - began < LONG_MS / 2 * MS, "it took the deadline");
+    CHECK(membership_of(g.of[2]).suspects.bits[0] == 3 && membership_of(g.of[2]).silent.bits[0] == 0);
+    destroy(&g);
+}
+
+/* ---- who was silent ---- */
+
+/* Rank 2 never comes, and rank 0 has dropped rank 1: both go on without two ranks, and have evidence of one.
+ */
+static void only_who_timed_out_was_silent(void) {
+    enum { SHORT_MS = 150 };
+    group g = make_group(3, SHORT_MS * MS);
+    call calls[RANKS_MAX];
+    activate(&g, 1);
+    epw_peers_suspect(&g.of[0]->peers, 1, false);
+    for (uint32_t r = 0; r < 2; r++) {
+        calls[r] = call_of(&g, r, 0);
+        start(&calls[r]);
+    }
+    check_ended(&calls[0], 3, 6, EPW_CAUSE_SUSPECTED);
+    check_ended(&calls[1], 3, 5, EPW_CAUSE_DROPPED);
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_membership now = membership_of(g.of[r]);
+        CHECK_MSG(now.suspects.bits[0] == (r == 0 ? 6 : 5) && now.silent.bits[0] == 4,
+                  "rank %u: suspects %llx, silent %llx", r, (unsigned long long)now.suspects.bits[0],
+                  (unsigned long long)now.silent.bits[0]);
+    }
+    activate(&g, 2);
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_peers_suspect(&g.of[r]->peers, 2, false);
+        CHECK(membership_of(g.of[r]).suspects.bits[0] == 4 && membership_of(g.of[r]).silent.bits[0] == 0);
+    }
     destroy(&g);
 }
 
@@ -129,5 +165,6 @@ int main(void) {
     both_sides_learn_of_the_step();
     who_falls_behind_is_told(3);
     who_falls_behind_is_told(7);
+    only_who_timed_out_was_silent();
     return check_result("membership");
 }

@@ -93,8 +93,11 @@ static void null_is_an_error_and_never_a_crash(void) {
     NO("disconnect", -1, -1, epw_buffer_disconnect(NULL, 1));
     NO("set_active", -1, -1, epw_buffer_set_active(NULL, &both, 2, 0));
     NAMED("set_active", "active", epw_buffer_set_active(b, NULL, 2, 0));
-    NO("membership", -1, -1, epw_buffer_membership(NULL, &both, NULL, NULL));
-    CHECK_OK(epw_buffer_membership(b, NULL, NULL, NULL));
+    epw_membership now = EPW_MEMBERSHIP_INIT;
+    NO("membership", -1, -1, epw_buffer_membership(NULL, &now));
+    NAMED("membership", "membership", epw_buffer_membership(b, NULL));
+    now.size = 7;
+    REFUSED(epw_buffer_membership(b, &now), EPW_ERR_INVALID, "membership", 0, -1, "membership.size is 7");
     NO("reachable_experts", -1, -1, epw_buffer_reachable_experts(NULL, bytes));
     NAMED("reachable_experts", "reachable", epw_buffer_reachable_experts(b, NULL));
     NO("dispatch", -1, -1, epw_dispatch(NULL, &in, NULL, &handle, NULL));
@@ -194,11 +197,10 @@ static void membership_is_guarded(void) {
     batch made;
     epw_dispatch_input in = make_batch(&made, 0);
     epw_handle handle;
-    epw_mask mask = first_ranks(3), without = {{6}}, beyond = {{9}}, active, suspects;
-    uint32_t epoch = 7;
+    epw_mask mask = first_ranks(3), without = {{6}}, beyond = {{9}};
     uint8_t reachable[EXPERTS];
-    CHECK_OK(epw_buffer_membership(b, &active, &suspects, &epoch));
-    CHECK(epoch == 0 && active.bits[0] == 0 && suspects.bits[0] == 0);
+    epw_membership now = membership_of(b);
+    CHECK(now.epoch == 0 && now.step == 0 && now.active.bits[0] == 0 && now.suspects.bits[0] == 0);
     REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_STATE, "dispatch", 0, -1, "no membership yet");
     REFUSED(epw_buffer_set_active(b, &mask, 0, 0), EPW_ERR_INVALID, "set_active", 0, -1,
             "must be in [1, 8388607]");
@@ -220,9 +222,9 @@ static void membership_is_guarded(void) {
     CHECK_OK(epw_release(b, handle));
 
     mask = first_ranks(2); /* the third rank goes */
-    CHECK_OK(epw_buffer_set_active(b, &mask, 6, 0));
-    CHECK_OK(epw_buffer_membership(b, &active, NULL, &epoch));
-    CHECK(epoch == 6 && memcmp(&active, &mask, sizeof mask) == 0);
+    CHECK_OK(epw_buffer_set_active(b, &mask, 6, 77));
+    now = membership_of(b);
+    CHECK(now.epoch == 6 && now.step == 77 && memcmp(&now.active, &mask, sizeof mask) == 0);
     CHECK_OK(epw_buffer_reachable_experts(b, reachable));
     for (uint32_t e = 0; e < EXPERTS; e++) CHECK_MSG(reachable[e] == (e < EXPERTS / 3 * 2), "expert %u", e);
     CHECK_OK(epw_buffer_disconnect(b, 2));

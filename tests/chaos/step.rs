@@ -187,7 +187,7 @@ impl Bench {
     /// Checks that exactly the rows of the sources that are not missing are there, and lets the experts work on them.
     fn check_and_compute(&mut self, dispatched: &Dispatched, own: Sender) -> Result<(), String> {
         let missing = dispatched.outcome().missing;
-        let (active, _, _) = self.buffer.membership().map_err(|error| error.to_string())?;
+        let active = self.buffer.membership().map_err(|error| error.to_string())?.active;
         for source in 0..self.setup.ranks {
             let counts = active.contains(source) && !missing.contains(source);
             let of = Sender { source, ..own };
@@ -274,7 +274,7 @@ impl Bench {
 
     /// Checks that each token is exactly the sum of the contributions of those that took part.
     fn check_sums(&self, own: Sender, outcome: &Outcome, arrived: &[[u16; 2]]) -> Result<(), String> {
-        let (active, _, _) = self.buffer.membership().map_err(|error| error.to_string())?;
+        let active = self.buffer.membership().map_err(|error| error.to_string())?.active;
         let hidden = self.setup.hidden as usize;
         let took_part = |rank| active.contains(rank) && !outcome.missing.contains(rank);
         for (token, counts) in (0..).zip(arrived) {

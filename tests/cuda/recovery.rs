@@ -100,8 +100,9 @@ pub(crate) fn a_silent_rank_is_skipped_and_replaced(gpus: u32) {
         let records = rank.buffer.take_errors().unwrap().records;
         assert!(records.iter().any(|record| record.cause == Cause::Timeout), "{records:?}");
         assert!(records.iter().all(|record| record.peer == lost), "{records:?}");
-        let (_, suspects, _) = rank.buffer.membership().unwrap();
-        assert_eq!(suspects.iter().collect::<Vec<_>>(), [lost]);
+        let now = rank.buffer.membership().unwrap();
+        assert_eq!(now.silent, now.suspects);
+        assert_eq!(now.suspects.iter().collect::<Vec<_>>(), [lost]);
     }
     set_active(&ranks, &survivors, 2);
     assert_exact(&mut ranks, NOT_TO_THE_LAST);

@@ -135,6 +135,7 @@ static void lost_in_time(const member *m, uint32_t peer, uint32_t phase, const c
                 outcome.record.peer == peer,
             "%s: cause %u phase %u peer %u", op, outcome.record.cause, outcome.record.phase,
             outcome.record.peer);
+    REQUIRE_SUSPECTS(m->buffer, bit(peer), bit(peer));
     REQUIRE(took >= m->bound && took <= m->bound + options.slack_us * 1000,
             "%s: took %llu us with a deadline of %llu us", op, (unsigned long long)(took / 1000),
             (unsigned long long)(m->bound / 1000));
@@ -226,6 +227,7 @@ static void evicted(member *m) {
     REQUIRE_OK(epw_outcome_read(m->buffer, m->handle, &outcome));
     REQUIRE(outcome.degraded && outcome.record.cause == EPW_CAUSE_SUPERSEDED, "an evicted rank sees cause %u",
             outcome.record.cause);
+    REQUIRE_SUSPECTS(m->buffer, m->mask & ~bit(m->config.rank), 0);
     REQUIRE(elapsed_ns(m) < deadline(), "an evicted rank waits for %llu us",
             (unsigned long long)(elapsed_ns(m) / 1000));
     step_combine(&m->lane, plain, m->handle);

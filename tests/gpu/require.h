@@ -60,4 +60,14 @@ static inline void await_stream(cudaStream_t stream, uint64_t timeout_ns, const 
     }
 }
 
+/* Ends the program unless these peers are suspects, and those of them were silent. */
+#define REQUIRE_SUSPECTS(buffer, suspects_, silent_)                                                         \
+    do {                                                                                                     \
+        epw_membership now_ = EPW_MEMBERSHIP_INIT;                                                           \
+        REQUIRE_OK(epw_buffer_membership((buffer), &now_));                                                  \
+        REQUIRE(now_.suspects.bits[0] == (suspects_) && now_.silent.bits[0] == (silent_),                    \
+                "suspects %llx, silent %llx", (unsigned long long)now_.suspects.bits[0],                     \
+                (unsigned long long)now_.silent.bits[0]);                                                    \
+    } while (0)
+
 #endif

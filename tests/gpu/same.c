@@ -387,9 +387,9 @@ static void run_shape(const world *w, uint32_t shape, memory host[CASES]) {
         if (cases[i].shape == shape) run_case(w, b, &config, i, &host[i]);
     }
     if (w->gpu >= 0) {
-        epw_mask suspects;
-        CHECK_OK(epw_buffer_membership(b, NULL, &suspects, NULL));
-        CHECK(suspects.bits[0] == 0);
+        epw_membership now = EPW_MEMBERSHIP_INIT;
+        CHECK_OK(epw_buffer_membership(b, &now));
+        CHECK(now.suspects.bits[0] == 0);
     }
     meet(w);
     epw_buffer_destroy(b);

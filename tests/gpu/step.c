@@ -269,13 +269,13 @@ int step_wrong(const step_lane *l, const char *name) {
 
 void step_untroubled(const step_lane *l) {
     epw_error_record record;
-    epw_mask suspects;
+    epw_membership now = EPW_MEMBERSHIP_INIT;
     uint32_t count = 0;
     REQUIRE_OK(epw_take_errors(l->buffer, &record, 1, &count, NULL));
     REQUIRE(count == 0, "rank %u lane %u op %u: peer %u lost in phase %u by cause %u after %llu us",
             l->shape.rank, record.lane, record.op, record.peer, record.phase, record.cause,
             (unsigned long long)(record.elapsed_ns / 1000));
-    REQUIRE_OK(epw_buffer_membership(l->buffer, NULL, &suspects, NULL));
-    REQUIRE(suspects.bits[0] == 0, "rank %u suspects %llx", l->shape.rank,
-            (unsigned long long)suspects.bits[0]);
+    REQUIRE_OK(epw_buffer_membership(l->buffer, &now));
+    REQUIRE(now.suspects.bits[0] == 0, "rank %u suspects %llx", l->shape.rank,
+            (unsigned long long)now.suspects.bits[0]);
 }

@@ -649,6 +649,7 @@ static void left_out(uint32_t gpus) {
     REQUIRE_OK(epw_outcome_read(e.rank[2].buffer, e.rank[2].handle, &outcome));
     REQUIRE(outcome.missing.bits[0] == 3 && outcome.record.cause == EPW_CAUSE_SUPERSEDED,
             "missing %llx by cause %u", (unsigned long long)outcome.missing.bits[0], outcome.record.cause);
+    REQUIRE_SUSPECTS(e.rank[2].buffer, 3, 0); /* of whom it has heard */
     echo_close(&e);
 }
 
@@ -677,6 +678,7 @@ static void another_step(uint32_t gpus) {
             echo_missing(of, alike ? 0 : r == 0 ? 2 : 1, "another step");
             REQUIRE(outcome.record.cause == (alike ? EPW_CAUSE_NONE : EPW_CAUSE_STEP), "rank %u: cause %u", r,
                     outcome.record.cause);
+            REQUIRE_SUSPECTS(of->buffer, outcome.missing.bits[0], 0);
             uint64_t sources = alike ? 3 : UINT64_C(1) << r;
             REQUIRE(echo_miscounted(&e, of, sources) == 0, "rank %u has rows of a rank at another step", r);
         }

@@ -292,7 +292,7 @@ pub(crate) fn combines(
 /// Memberships that can not begin. No lane is held.
 pub(crate) fn memberships(buffer: &EpBuffer) -> Vec<&'static str> {
     let (all, me) = (Mask::all(buffer.ranks()), buffer.rank());
-    let (_, _, epoch) = buffer.membership().expect("membership");
+    let epoch = buffer.membership().expect("membership").epoch;
     let try_mask = |mask: Mask, epoch| buffer.set_active(&mask, epoch, 0).err();
     let beyond: Mask = [me, buffer.ranks()].into_iter().collect();
     vec![

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use epwire::{EpBuffer, EpConfig, Mask};
+use epwire::{EpBuffer, EpConfig, Mask, Membership};
 
 use crate::case::{Case, Op, PHASES, Phase, Step};
 use crate::flight::Flight;
@@ -106,7 +106,8 @@ fn run_rank(case: &Case, rank: usize, buffer: &EpBuffer, barrier: &Barrier) -> V
     let home = |e: &u32| (*e as usize / case.local_experts()) as u32;
     let expected: Vec<bool> = (0..case.config.experts).map(|e| active.contains(home(&e))).collect();
     if epoch > 0 {
-        let (mask, suspects, current) = buffer.membership().expect("membership");
+        let Membership { active: mask, suspects, epoch: current, .. } =
+            buffer.membership().expect("membership");
         assert_eq!((mask, current), (active, epoch), "at the end");
         assert!(suspects.iter().all(|peer| gone_on.contains(peer)), "at the end {suspects:?} are suspects");
         let reachable: Vec<bool> =

@@ -119,6 +119,7 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
 
     void *stream = b->peers.gpu->stream;
     epw_gpu_shared shared = {.suspects_host = SEEN_BY_GPU(device, suspects),
+                             .silent_host = SEEN_BY_GPU(device, silent),
                              .ring = SEEN_BY_GPU(device, ring)};
     status = epw_cuda_copy(ordinal, stream, g->shared, &shared, sizeof shared, where);
     for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++) {
@@ -275,14 +276,19 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_
         (unsigned long long)(b->config.deadline_ns / 1000000u));
 }
 
-/* Writer of each word: that lane's kernels, into mapped memory; of both: the membership kernel. */
-static epw_mask gpu_suspects(const epw_buffer *b) {
-    const _Atomic uint64_t *words = (const _Atomic uint64_t *)b->gpu->pinned->suspects;
-    epw_mask mask = {{0}};
-    for (uint32_t i = 0; i < b->config.lanes; i++) {
-        mask.bits[0] |= atomic_load_explicit(&words[i], memory_order_acquire);
-    }
-    return mask;
+/* Writer of each word: that lane's kernels, into mapped memory; of all: the membership kernel. */
+static uint64_t of_all_lanes(const epw_buffer *b, const uint64_t words[EPW_MAX_LANES]) {
+    uint64_t bits = 0;
+    for (uint32_t i = 0; i < b->config.lanes; i++)
+        bits |= atomic_load_explicit((const _Atomic uint64_t *)&words[i], memory_order_acquire);
+    return bits;
+}
+
+static epw_mask gpu_suspects(const epw_buffer *b, epw_mask *silent) {
+    const epw_gpu_pinned *pinned = b->gpu->pinned;
+    epw_mask suspects = {{of_all_lanes(b, pinned->suspects)}};
+    if (silent != NULL) *silent = (epw_mask){{of_all_lanes(b, pinned->silent) & suspects.bits[0]}};
+    return suspects;
 }
 
 const epw_engine epw_engine_gpu = {

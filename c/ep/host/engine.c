@@ -171,8 +171,8 @@ static epw_status host_begin_epoch(epw_buffer *b, const epw_mask *active, uint64
     return EPW_OK;
 }
 
-static epw_mask host_suspects(const epw_buffer *b) {
-    return epw_peers_suspects(&b->peers);
+static epw_mask host_suspects(const epw_buffer *b, epw_mask *silent) {
+    return epw_peers_suspects(&b->peers, silent);
 }
 
 /* ---- what only a GPU has ---- */

@@ -54,11 +54,14 @@ static uint8_t next_epoch(const model *m, unsigned r, uint8_t epoch) {
 
 /* r gives p up because of what it has seen of it, or not seen for too long. */
 static void check_suspicion(walker *w, const state *s, unsigned r, unsigned l, unsigned p,
-                            const epw_look *seen) {
+                            const epw_look *seen, const epw_lane_peer *after) {
     const model *m = w->m;
     const rank *me = &s->ranks[r], *it = &s->ranks[actor_of(m, s, p, me->lanes[l].peers[p].incarnation)];
     bool unwell = p == faulty(m) && (it->fate != AWAKE || it->stops > 0);
     unwell |= me->stops > 0;
+    bool told = (seen->sight.dropped >> 41) >= me->epoch || (seen->sight.epoch_word >> 41) > me->epoch ||
+                ((seen->sight.epoch_word >> 41) == me->epoch && at_odds(m, rank_of(m, r), p, me->epoch));
+    if (after->silent == told) breaks(w, "who has said something counts as silent, or the other way around");
     if (at_odds(m, rank_of(m, r), p, me->epoch)) return;
     bool expired = (seen->sight.dropped >> 41) < me->epoch && (seen->sight.epoch_word >> 41) <= me->epoch;
     bool moved = it->epoch > me->epoch &&
@@ -289,7 +292,7 @@ static bool see(walker *w, const state *s, unsigned r, unsigned l, unsigned p, c
     if (late && !given_up) return false; /* what would be seen in time as well */
     state next = *s;
     next.ranks[r].lanes[l] = after;
-    if (given_up) check_suspicion(w, s, r, l, p, seen);
+    if (given_up) check_suspicion(w, s, r, l, p, seen, &after.peers[p]);
     check_arrival(w, s, r, l, p, before, &after, seen);
     if (late && w->m->timeouts != TIMEOUTS_ANY) next.timeouts--;
     lane_moved(w, &next, late ? "has waited long enough for" : "looks at", r, l, p);

@@ -113,6 +113,8 @@ static void peer_fields(codec *c, const model *m, epw_machine *of, epw_lane_peer
     FIELD(c, p->owed, 2);
     FIELD(c, p->suspected, 1);
     FIELD(c, p->told, 1);
+    if (!(p->posts & EPW_POST_DROPPED)) p->silent = false; /* nobody asks any more */
+    FIELD(c, p->silent, 1);
     clock_field(c, m, &p->clock, of->wait.running && (p->part & EPW_PART_AWAITED), beacons);
     clock_field(c, m, &p->debt_clock, of->paying && p->owed, beacons);
     p->waited_ns = 0;
