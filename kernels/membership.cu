@@ -76,7 +76,16 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) disconnect_kernel(const __g
     ptx::wait_for_stream();
     epw_gpu_lane_state *s = a.states[blockIdx.x];
     for (uint32_t i = threadIdx.x; i < s->blocks; i += EPW_GPU_MAX_RANKS) s->turns[i].present &= ~(1ull << a.peer);
-    forget(a.peers[blockIdx.x], a.peer);
+    // Of a member that was revoked no kernel may know yet: it is a suspect from now on, and told behind all that this rank has
+    // written there.
+    epw_gpu_peers *peers = a.peers[blockIdx.x];
+    if (threadIdx.x == 0 && (peers->active >> a.peer & 1) && is_reached(peers, a.peer)) {
+        atomicOr(reinterpret_cast<unsigned long long *>(&peers->shared->suspects), 1ull << a.peer);
+        const uint64_t word = epw_word(epw_word_epoch(peers->epoch_word), 0, 0);
+        signal_lane(peers, a.peer, a.rank, peers->lane, EPW_WORD_DROPPED, word);
+    }
+    __syncthreads();
+    forget(peers, a.peer);
     if (threadIdx.x != 0) return;
     s->received[a.peer] = 0;
     uint32_t end = 0;

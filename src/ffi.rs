@@ -220,6 +220,12 @@ impl Buffer {
         Ok(())
     }
 
+    pub(crate) fn revoke(&self, peers: &Mask) -> Result<()> {
+        // SAFETY: the buffer is alive, the mask is read during the call only.
+        check(unsafe { sys::epw_buffer_revoke(self.0.as_ptr(), &c_mask(peers)) })?;
+        Ok(())
+    }
+
     pub(crate) fn membership(&self) -> Result<sys::epw_membership> {
         // SAFETY: it is the header's.
         let mut membership = unsafe { initialised(sys::epw_membership_init) };

@@ -60,7 +60,7 @@ pub enum Cause {
     /// GPU buffers, no peer's fault: the lane was not in the state that a replayed operation needs (held, or not held). That
     /// operation has done nothing.
     Held,
-    /// It moved on to a newer epoch.
+    /// It moved on to a newer epoch, or the group goes on without it: [`EpBuffer::revoke`](crate::EpBuffer::revoke).
     Superseded,
     /// It begins this epoch at another step.
     Step,

@@ -60,6 +60,11 @@ static epw_mask suspects(void *user, epw_mask *silent) {
     return b->engine->suspects(b, silent);
 }
 
+static void revoke(void *user, const epw_mask *members) {
+    epw_buffer *b = user;
+    b->engine->revoke(b, members);
+}
+
 static const epw_peers_user user_of_floor = {
     .lock = lock_lanes,
     .unlock = unlock_lanes,
@@ -68,6 +73,7 @@ static const epw_peers_user user_of_floor = {
     .part = part,
     .begin_epoch = begin_epoch,
     .suspects = suspects,
+    .revoke = revoke,
 };
 
 /* ---- life ---- */
@@ -165,6 +171,13 @@ epw_status epw_buffer_set_active(epw_buffer *b, const epw_mask *active, uint32_t
     if (status != EPW_OK) return status;
     if (active == NULL) return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, "set_active"), "active is NULL");
     return epw_peers_set_active(&b->peers, active, epoch, step);
+}
+
+epw_status epw_buffer_revoke(epw_buffer *b, const epw_mask *peers) {
+    epw_status status = epw_buffer_check(b, "revoke");
+    if (status != EPW_OK) return status;
+    if (peers == NULL) return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, "revoke"), "peers is NULL");
+    return epw_peers_revoke(&b->peers, peers);
 }
 
 epw_status epw_buffer_membership(const epw_buffer *b, epw_membership *membership) {

@@ -37,6 +37,9 @@ typedef struct epw_engine {
     epw_status (*begin_epoch)(epw_buffer *b, const epw_mask *active, uint64_t epoch_word, epw_where where);
     epw_mask (*suspects)(const epw_buffer *b, epw_mask *silent);
 
+    /* See epw_peers_user. With no lane locked. */
+    void (*revoke)(epw_buffer *b, const epw_mask *members);
+
     /* A lane has just been unlocked: by any call, or all of them. NULL: nothing was put off meanwhile. */
     void (*unlocked)(epw_buffer *b);
 

@@ -172,9 +172,16 @@ static void lose(epw_machine *m, epw_lane_peer *p, uint32_t phase, uint32_t caus
     p->part &= (uint8_t) ~(EPW_PART_AWAITED | EPW_PART_READY);
 }
 
-void epw_lane_hear_suspect(epw_machine *m, uint32_t peer) {
+void epw_lane_hear_suspect(epw_machine *m, uint32_t peer, bool revoked) {
     epw_lane_peer *p = &m->peers[peer];
-    if (p->member && !p->suspected) suspect(m, p);
+    if (!p->member) return;
+    p->revoked = revoked;
+    if (!p->suspected) suspect(m, p);
+}
+
+/* Why nobody waits for a suspect. */
+static uint32_t suspects_cause(const epw_lane_peer *p) {
+    return p->revoked ? EPW_CAUSE_SUPERSEDED : EPW_CAUSE_SUSPECTED;
 }
 
 void epw_lane_part_with(epw_machine *m, uint32_t peer) {
@@ -225,7 +232,7 @@ void epw_lane_begin_dispatch(epw_machine *m, uint64_t deadline_ns, bool receives
     }
     FOR_PEERS(p, m) {
         if (p->part == EPW_PART_MISSING) {
-            record(m, p, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_SUSPECTED, 0, 0, now);
+            record(m, p, EPW_PHASE_DISPATCH_SEND, suspects_cause(p), 0, 0, now);
             break;
         }
     }
@@ -428,8 +435,9 @@ void epw_lane_see(epw_machine *m, uint32_t peer, const epw_look *seen, uint64_t 
         if (m->paying) epw_clock_heed(&p->debt_clock, seen, m->lanes, m->epoch, m->ranks, m->rank, now);
         epw_clock_heed(&p->clock, seen, m->lanes, m->epoch, m->ranks, m->rank, now);
         if (!p->suspected && now < expiry(m, p)) return;
-        cause = p->suspected ? EPW_CAUSE_SUSPECTED : EPW_CAUSE_TIMEOUT;
+        cause = p->suspected ? suspects_cause(p) : EPW_CAUSE_TIMEOUT;
     }
+    if (p->revoked) cause = EPW_CAUSE_SUPERSEDED; /* whatever it has said to that */
     uint64_t expected =
         word == EPW_WORD_EPOCH ? own_word(m) : epw_word(m->epoch, permission ? op - 1 : op, 0);
     lose(m, p, phase_of(m), cause, expected, seen->sight.word, now);
@@ -493,7 +501,7 @@ static bool decide_sending(epw_machine *m, epw_decision *d, uint64_t now) {
     uint32_t ready = 0, awaited = 0;
     FOR_PEERS(p, m) {
         if ((p->part & EPW_PART_READY) && p->suspected)
-            lose(m, p, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_SUSPECTED, 0, 0, now);
+            lose(m, p, EPW_PHASE_DISPATCH_SEND, suspects_cause(p), 0, 0, now);
         ready += (p->part & EPW_PART_READY) != 0;
         awaited += (p->part & EPW_PART_AWAITED) != 0;
     }
@@ -532,7 +540,7 @@ static bool decide_answering(epw_machine *m, epw_decision *d, uint64_t now) {
         epw_lane_peer *p = &m->peers[peer < m->ranks ? peer : peer - m->ranks];
         if (!(p->part & EPW_PART_PRESENT)) continue;
         if (p->suspected) {
-            record(m, p, EPW_PHASE_COMBINE_SEND, EPW_CAUSE_SUSPECTED, 0, 0, now);
+            record(m, p, EPW_PHASE_COMBINE_SEND, suspects_cause(p), 0, 0, now);
             p->part = (p->part & (uint8_t)~EPW_PART_PRESENT) | EPW_PART_MISSING;
             continue;
         }

@@ -44,6 +44,7 @@ typedef struct epw_lane_peer {
     uint8_t part;         /* in the operation: bits EPW_PART_* */
     uint8_t owed;         /* for operations given up: bits EPW_OWED_* */
     bool suspected;       /* given up in this epoch, by any lane */
+    bool revoked;         /* the group goes on without it */
     bool silent;          /* given up by this lane because it was silent for a deadline */
     bool told;            /* this lane has posted DROPPED to it, or will */
 } epw_lane_peer;
@@ -145,8 +146,8 @@ void epw_lane_init(epw_machine *m);
 void epw_lane_begin_epoch(epw_machine *m, uint64_t epoch_word, const uint64_t *incarnations,
                           const epw_mask *members, uint64_t now);
 
-/* Another lane has given the peer up. */
-void epw_lane_hear_suspect(epw_machine *m, uint32_t peer);
+/* Another lane has given the peer up; or the group goes on without it. */
+void epw_lane_hear_suspect(epw_machine *m, uint32_t peer, bool revoked);
 
 /* This rank will have nothing to do with the peer any more in this epoch: it is told, and owed nothing. */
 void epw_lane_part_with(epw_machine *m, uint32_t peer);

@@ -290,6 +290,14 @@ EPW_API const char *epw_path_name(uint32_t path);
 EPW_API epw_status epw_buffer_set_active(epw_buffer *buffer, const epw_mask *active, uint32_t epoch,
                                          uint64_t step);
 
+/* The group goes on without these peers: they become suspects of this membership, and waits for them, running
+ * and future ones, end at once (EPW_CAUSE_SUPERSEDED). For callers that have learnt so otherwise, and need
+ * not wait for a deadline to see it; no accusation, so it makes none of them `silent`. Peers that are no
+ * members are ignored; EPW_ERR_INVALID if the mask names this rank. Any thread, beside running operations,
+ * none of which it waits for: a wait ends some milliseconds later at most. CUDA: kernels ask after some tens
+ * of microseconds of waiting; an operation that finds a peer's words there goes on with it. */
+EPW_API epw_status epw_buffer_revoke(epw_buffer *buffer, const epw_mask *peers);
+
 /* A membership, and what has become of it. */
 typedef struct epw_membership {
     uint32_t size;
@@ -336,7 +344,8 @@ enum {
     EPW_CAUSE_ROUTING = 6,    /* CUDA: not a peer's fault: a routing id was out of range or repeated */
     EPW_CAUSE_HELD = 7,       /* CUDA: not a peer's fault: the lane was not in the state that the replayed
                                  operation needs (held, or not held), which has therefore done nothing */
-    EPW_CAUSE_SUPERSEDED = 8, /* it moved on to a newer epoch */
+    EPW_CAUSE_SUPERSEDED = 8, /* it moved on to a newer epoch, or the group goes on without it: see
+                                 epw_buffer_revoke */
     EPW_CAUSE_STEP = 9        /* it begins this epoch at another step */
 };
 

@@ -163,14 +163,14 @@ epw_status epw_peers_enter(const epw_peers *peers, uint32_t peer, const epw_rout
 
 /* Writer: this rank's copies, when the host has seen the end of what its kernels wrote there. Reader: any
  * wait for this rank, which acquires. */
-epw_status epw_peers_say_farewell(const epw_peers *peers, epw_where where) {
+epw_status epw_peers_say_farewell(const epw_peers *peers, const epw_mask *told, epw_where where) {
     epw_peers_gpu *g = peers->gpu;
     epw_status status = epw_cuda_enter(g->device, where);
     if (status != EPW_OK) return status;
-    epw_mask suspects = peers->user->suspects(peers->user_context, NULL); /* they have been told */
     g->pinned->farewell = epw_word(peers->epoch, 0, 0);
     EPW_MASK_FOR(peer, &peers->active, peers->ranks) {
-        if (peer == peers->rank || epw_mask_has(&suspects, peer)) continue;
+        if (peer == peers->rank || epw_mask_has(told, peer)) continue;
+        if (peers->routes[peer].path == EPW_PATH_NONE) continue; /* told when it was disconnected */
         for (uint32_t lane = 0; lane < peers->lanes; lane++) {
             uint64_t offset = epw_word_offset(peers->rank, lane, EPW_WORD_DROPPED);
             epw_status copied = enqueue(g, epw_control_at(peers, lane, peer, offset), &g->pinned->farewell,

@@ -81,9 +81,10 @@ epw_status epw_peers_settle(const epw_peers *peers, uint64_t timeout_ns, epw_whe
  * over. */
 epw_status epw_peers_settle_change(const epw_peers *peers, epw_where where);
 
-/* Tells active peers, each in its window and on every lane, that nobody need wait for this rank any longer:
- * nothing of this rank writes there any more. Waits likewise, within the group's deadline. */
-epw_status epw_peers_say_farewell(const epw_peers *peers, epw_where where);
+/* Tells active peers but those `told`, each in its window and on every lane, that nobody need wait for this
+ * rank any longer: nothing of this rank writes there any more. Waits likewise, within the group's deadline.
+ */
+epw_status epw_peers_say_farewell(const epw_peers *peers, const epw_mask *told, epw_where where);
 
 #endif
 

@@ -40,6 +40,7 @@ epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32
     if (status == EPW_OK && user->quiesce != NULL) status = user->quiesce(peers->user_context, where);
     if (status != EPW_OK) return status;
     user->lock(peers->user_context);
+    pthread_mutex_lock(&peers->lock);
     status = check_membership(peers, active, epoch, step);
     if (status == EPW_OK)
         status = user->begin_epoch(peers->user_context, active, epw_epoch_word(epoch, step), where);
@@ -48,15 +49,29 @@ epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32
         peers->epoch = epoch;
         peers->step = step;
     }
+    pthread_mutex_unlock(&peers->lock);
     user->unlock(peers->user_context);
     return status;
 }
 
 void epw_peers_membership(epw_peers *peers, epw_membership *membership) {
-    peers->user->lock(peers->user_context);
+    pthread_mutex_lock(&peers->lock);
     membership->epoch = peers->epoch;
     membership->step = peers->step;
     membership->active = peers->active;
     membership->suspects = peers->user->suspects(peers->user_context, &membership->silent);
-    peers->user->unlock(peers->user_context);
+    pthread_mutex_unlock(&peers->lock);
+}
+
+epw_status epw_peers_revoke(epw_peers *peers, const epw_mask *mask) {
+    if (epw_mask_has(mask, peers->rank)) {
+        return epw_fail(EPW_ERR_INVALID, (epw_where){"revoke", (int)peers->rank, -1},
+                        "the mask names this rank itself: it can only go on without others");
+    }
+    pthread_mutex_lock(&peers->lock);
+    epw_mask members = *mask;
+    for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) members.bits[i] &= peers->active.bits[i];
+    peers->user->revoke(peers->user_context, &members);
+    pthread_mutex_unlock(&peers->lock);
+    return EPW_OK;
 }

@@ -10,6 +10,7 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     peers->lanes = options->lanes;
     peers->user = options->user;
     peers->user_context = options->user_context;
+    pthread_mutex_init(&peers->lock, NULL);
     pthread_mutex_init(&peers->probe_lock, NULL);
     pthread_mutex_init(&peers->ask_lock, NULL);
     pthread_mutex_init(&peers->answer_lock, NULL);
@@ -44,6 +45,7 @@ void epw_peers_destroy(epw_peers *peers) {
     pthread_mutex_destroy(&peers->answer_lock);
     pthread_mutex_destroy(&peers->ask_lock);
     pthread_mutex_destroy(&peers->probe_lock);
+    pthread_mutex_destroy(&peers->lock);
 }
 
 bool epw_peers_inherited(const epw_peers *peers) {
@@ -86,9 +88,17 @@ void epw_peers_suspect(epw_peers *peers, uint32_t peer, bool silent) {
     if (add(peers->suspects, peer)) atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_seq_cst);
 }
 
+/* The same. Also of one that is a suspect already every lane hears: from now on it has another cause. */
+void epw_peers_suspect_revoked(epw_peers *peers, uint32_t peer) {
+    bool news = add(peers->revoked, peer);
+    news |= add(peers->suspects, peer);
+    if (news) atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_seq_cst);
+}
+
 void epw_peers_clear_suspects(epw_peers *peers) {
     for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) {
         atomic_store_explicit(&peers->suspects[i], 0, memory_order_relaxed);
         atomic_store_explicit(&peers->silent[i], 0, memory_order_relaxed);
+        atomic_store_explicit(&peers->revoked[i], 0, memory_order_relaxed);
     }
 }

@@ -35,6 +35,8 @@ typedef struct epw_peers_user {
     /* Peers given up in this epoch; of these *silent, which may be NULL, were silent for a deadline. Also
      * with nothing locked. */
     epw_mask (*suspects)(void *user, epw_mask *silent);
+    /* The group goes on without these members: waits for them end. Not locked, and waits for nothing. */
+    void (*revoke)(void *user, const epw_mask *members);
 } epw_peers_user;
 
 /* The thread that answers probes of a window on a GPU. */
@@ -59,14 +61,18 @@ typedef struct epw_peers {
     epw_mask connecting;
     uint64_t incarnations; /* given out so far */
 
-    /* Membership, changed with the user locked. */
+    /* Held for moments, where the user is locked inside that: keeps the membership as it is for who has not
+     * locked the user. */
+    pthread_mutex_t lock;
+
+    /* Membership, changed with the user locked, and the lock. */
     uint32_t epoch;
     uint64_t step; /* at which it began */
     epw_mask active;
 
-    /* Host: given up in this epoch, by any lane; those of them that were silent for a deadline; and how often
-     * the first has changed. */
-    _Atomic uint64_t suspects[EPW_MASK_WORDS], silent[EPW_MASK_WORDS];
+    /* Host: given up in this epoch, by any lane; those of them that were silent for a deadline, and that the
+     * group goes on without; and how often the first or the last has changed. */
+    _Atomic uint64_t suspects[EPW_MASK_WORDS], silent[EPW_MASK_WORDS], revoked[EPW_MASK_WORDS];
     _Atomic uint64_t suspicions;
 
     uint64_t spin_ns;  /* how long a waiter spins before it yields */
@@ -142,15 +148,20 @@ uint32_t epw_peers_path(epw_peers *peers, uint32_t peer);
 
 epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32_t epoch, uint64_t step);
 void epw_peers_membership(epw_peers *peers, epw_membership *membership);
+epw_status epw_peers_revoke(epw_peers *peers, const epw_mask *mask);
 
 /* Host: gives the peer up for all lanes, `silent`: because it was silent for a deadline; who runs the lanes
  * looks at `suspicions`. */
 void epw_peers_suspect(epw_peers *peers, uint32_t peer, bool silent);
+void epw_peers_suspect_revoked(epw_peers *peers, uint32_t peer);
 void epw_peers_clear_suspects(epw_peers *peers);
 epw_mask epw_peers_suspects(const epw_peers *peers, epw_mask *silent);
 
 static inline bool epw_peers_suspected(const epw_peers *peers, uint32_t peer) {
     return atomic_load_explicit(&peers->suspects[peer / 64], memory_order_relaxed) >> (peer % 64) & 1;
+}
+static inline bool epw_peers_revoked(const epw_peers *peers, uint32_t peer) {
+    return atomic_load_explicit(&peers->revoked[peer / 64], memory_order_relaxed) >> (peer % 64) & 1;
 }
 
 /* ---- words ---- */
@@ -191,6 +202,9 @@ void epw_watch_clear(epw_watch *watch);
 /* Sleeps until one of these words has changed, or as long as is allowed, at most timeout_ns. Spins and yields
  * first, while the wait is young. Takes no lock. */
 void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, uint64_t timeout_ns);
+
+/* Wakes who sleeps so; who is only about to sleeps a slice. */
+void epw_watch_wake(const epw_peers *peers, uint32_t lane, epw_watch *watch);
 
 /* ---- the probe ---- */
 

@@ -89,6 +89,13 @@ static void sleep_on(const epw_peers *peers, const sight *s, uint64_t ns) {
     atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
 }
 
+void epw_watch_wake(const epw_peers *peers, uint32_t lane, epw_watch *watch) {
+    uint32_t peer = atomic_load_explicit(&watch->peer, memory_order_acquire);
+    if (peer >= peers->ranks) return;
+    uint32_t word = atomic_load_explicit(&watch->word, memory_order_relaxed);
+    epw_futex_wake((_Atomic uint64_t *)(epw_peers_own(peers) + epw_word_offset(peer, lane, word)));
+}
+
 void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, uint64_t timeout_ns) {
     uint32_t peer = atomic_load_explicit(&watch->peer, memory_order_acquire);
     if (peer >= peers->ranks) return;

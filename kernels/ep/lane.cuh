@@ -305,7 +305,8 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
             put_record(shared, &peers->record); // also of a peer that has answered after all
         } else if (o.missing == 0) {
             // Nobody was lost now: the operation began without them.
-            record_loss(o, phase, EPW_CAUSE_SUSPECTED, __ffsll(missing) - 1, 0, 0, 0, 0);
+            const uint32_t first = __ffsll(missing) - 1;
+            record_loss(o, phase, is_revoked(o, first) ? EPW_CAUSE_SUPERSEDED : EPW_CAUSE_SUSPECTED, first, 0, 0, 0, 0);
         }
         // Writer: this thread. Reader: the host, which looks at suspects first.
         ptx::store_relaxed_sys(&shared->silent_host[o.lane], ptx::load_relaxed_gpu(&shared->silent));

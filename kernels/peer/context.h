@@ -35,6 +35,8 @@ typedef struct epw_gpu_shared {
     uint64_t suspects; /* peers given up in this epoch */
     uint64_t silent;   /* those of them that were silent for a deadline; set before */
     uint64_t records;  /* numbers drawn for the ring */
+    /* Mapped host memory: peers that the group goes on without. Writer: the host, at any time. Reader: long waits. */
+    const uint64_t *revoked;
     /* Mapped host memory, [EPW_MAX_LANES]: the first two as each lane last saw them; the host reads their union. */
     uint64_t *suspects_host, *silent_host;
     epw_gpu_ring *ring; /* mapped host memory */

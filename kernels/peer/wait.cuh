@@ -96,6 +96,7 @@ struct LongWait {
     uint32_t phase, peer; // the phase is for the record
     uint64_t began;       // by globaltimer
     uint64_t spoke;       // when this rank has last written to its peers
+    uint64_t asked;       // when the host was last asked whether the group goes on without the peer
     Heard heard;
 };
 
@@ -133,12 +134,24 @@ __device__ __forceinline__ void look_often(const Peers &p, Awaited what, uint32_
     }
 }
 
+// Whether the group goes on without the peer. A load from the host's memory.
+__device__ __forceinline__ bool is_revoked(const Peers &p, uint32_t peer) {
+    return ptx::load_relaxed_sys(p.peers->shared->revoked) >> peer & 1;
+}
+
+// Every thread that waits asks the host, so it does not do so at every look.
+constexpr uint64_t kAskEveryNs = 1000000;
+
 // Between looks at the words: beacons out and in, and the deadline. Why the wait ends; EPW_CAUSE_NONE: it goes on.
 __device__ __noinline__ inline uint32_t go_on_waiting(const Peers &p, LongWait &w) {
     epw_gpu_peers *shared = p.peers;
-    if (ptx::load_relaxed_gpu(&shared->shared->suspects) >> w.peer & 1)
-        return EPW_CAUSE_SUSPECTED; // by the other lane, meanwhile
+    const bool suspected = ptx::load_relaxed_gpu(&shared->shared->suspects) >> w.peer & 1; // by the other lane, meanwhile
     uint64_t now = ptx::global_timer_ns();
+    if (suspected || now - w.asked >= kAskEveryNs) {
+        if (is_revoked(p, w.peer)) return EPW_CAUSE_SUPERSEDED;
+        if (suspected) return EPW_CAUSE_SUSPECTED;
+        w.asked = now;
+    }
     listen(p, w.peer, now, w.heard);
     // By the group's deadline: the others may not have lengthened theirs.
     uint64_t *beacons = &shared->waits[w.what.permission ? 0 : 1].beacons;
@@ -163,7 +176,7 @@ __device__ __noinline__ inline Arrival await_long(Peers &p, Awaited what, uint32
     if (began == 0) began = now;
     // A kernel that only receives may begin long after this rank has last written to its peers.
     uint64_t spoke = p.resumes ? p.spoke : began;
-    LongWait w = {what, phase, peer, began, spoke, {{}, second ? now : began, peer, 0}};
+    LongWait w = {what, phase, peer, began, spoke, 0, {{}, second ? now : began, peer, 0}};
     while (true) {
         look_often(p, w.what, w.peer);
         epw_sight seen = look(p, w.what, w.peer);

@@ -61,6 +61,16 @@ impl EpBuffer {
         aside("set_active", self.rank(), move || inner.ffi.set_active(&active, epoch, 0)).await
     }
 
+    /// The group goes on without these ranks: they become suspects of this membership, and waits for them, running and future
+    /// ones, end at once, with [`Cause::Superseded`](crate::Cause::Superseded). No accusation: it makes none of them
+    /// [`silent`](Membership::silent). Ranks that are no members are ignored. From any thread, beside running operations, none of
+    /// which it waits for; on GPUs kernels ask after some tens of microseconds of waiting.
+    ///
+    /// Errors: [`Error::Invalid`](crate::Error::Invalid) if this rank is among them.
+    pub fn revoke(&self, ranks: &Mask) -> Result<()> {
+        self.inner.ffi.revoke(ranks)
+    }
+
     /// The current membership, and what has become of it.
     pub fn membership(&self) -> Result<Membership> {
         let now = self.inner.ffi.membership()?;

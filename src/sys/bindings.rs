@@ -490,6 +490,18 @@ unsafe extern "C" {
         step: u64,
     ) -> epw_status;
 }
+unsafe extern "C" {
+    /** The group goes on without these peers: they become suspects of this membership, and waits for them, running
+ and future ones, end at once (EPW_CAUSE_SUPERSEDED). For callers that have learnt so otherwise, and need
+ not wait for a deadline to see it; no accusation, so it makes none of them `silent`. Peers that are no
+ members are ignored; EPW_ERR_INVALID if the mask names this rank. Any thread, beside running operations,
+ none of which it waits for: a wait ends some milliseconds later at most. CUDA: kernels ask after some tens
+ of microseconds of waiting; an operation that finds a peer's words there goes on with it.*/
+    pub fn epw_buffer_revoke(
+        buffer: *mut epw_buffer,
+        peers: *const epw_mask,
+    ) -> epw_status;
+}
 /// A membership, and what has become of it.
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -574,7 +586,8 @@ pub const EPW_CAUSE_ROUTING: u32 = 6;
 /** CUDA: not a peer's fault: the lane was not in the state that the replayed
 operation needs (held, or not held), which has therefore done nothing*/
 pub const EPW_CAUSE_HELD: u32 = 7;
-/// it moved on to a newer epoch
+/** it moved on to a newer epoch, or the group goes on without it: see
+epw_buffer_revoke*/
 pub const EPW_CAUSE_SUPERSEDED: u32 = 8;
 /// it begins this epoch at another step
 pub const EPW_CAUSE_STEP: u32 = 9;

@@ -310,6 +310,10 @@ static void lanes_hold_the_peer_table(void) {
     g.of[0]->gpu->pinned->silent[0] = 2;
     now = membership_of(g.of[0]);
     CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 2);
+    g.of[0]->gpu->pinned->suspects[1] = g.of[0]->gpu->pinned->silent[0] = 0;
+    CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{2 | 4}}));
+    now = membership_of(g.of[0]);
+    CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 0 && g.of[0]->gpu->pinned->revoked == 2);
     CHECK_OK(epw_buffer_reachable_experts(g.of[0], reachable));
     CHECK(reachable[0] == 1 && reachable[EXPERTS - 1] == 0);
     CHECK_OK(epw_buffer_disconnect(g.of[0], 1));

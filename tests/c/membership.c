@@ -158,6 +158,67 @@ static void only_who_timed_out_was_silent(void) {
     destroy(&g);
 }
 
+/* ---- revocation ---- */
+
+/* Rank 0 waits for the others with both lanes, one of which never comes; the other one's rows still count. */
+static void a_revoked_rank_is_waited_for_no_longer(void) {
+    group g = make_group(3, LONG_MS * MS);
+    activate(&g, 1);
+    call here = call_of(&g, 0, 0), there = call_of(&g, 1, 0), idle = call_of(&g, 1, 1);
+    start(&here);
+    sleep_ms(500); /* from now on its sleeps are as long as they become */
+    CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{4 | 8}}));
+    CHECK(membership_of(g.of[0]).suspects.bits[0] == 4 && membership_of(g.of[0]).silent.bits[0] == 0);
+    sleep_ms(50);
+    start(&there);
+    sleep_ms(50);
+    uint64_t revoked = epw_now_ns();
+    CHECK_OK(epw_buffer_revoke(g.of[1], &(epw_mask){{4}}));
+    check_ended(&here, 3, 4, EPW_CAUSE_SUPERSEDED);
+    check_ended(&there, 3, 4, EPW_CAUSE_SUPERSEDED);
+    CHECK_MSG(there.ended - revoked < 100 * MS, "it took %llu ms",
+              (unsigned long long)((there.ended - revoked) / MS));
+
+    /* It is told on every lane, and later operations go on without it as well. */
+    for (uint32_t lane = 0; lane < 2; lane++) {
+        epw_look seen;
+        epw_look_at(&g.of[2]->peers, lane, 0, EPW_WORD_DISPATCH, &seen);
+        CHECK_MSG(seen.sight.dropped == epw_word(1, 0, 0), "lane %u", lane);
+    }
+    here.lane = 1;
+    start(&here);
+    start(&idle);
+    check_ended(&here, 3, 4, EPW_CAUSE_SUPERSEDED);
+    check_ended(&idle, 3, 4, EPW_CAUSE_SUPERSEDED);
+
+    /* Until the next membership. */
+    call calls[RANKS_MAX];
+    activate(&g, 2);
+    all_dispatch(&g, calls);
+    for (uint32_t r = 0; r < 3; r++) check_ended(&calls[r], 3, 0, EPW_CAUSE_NONE);
+    destroy(&g);
+}
+
+/* Also a rank that was a suspect before is missing for this cause from then on. */
+static void who_was_silent_stays_so(void) {
+    group g = make_group(2, LONG_MS * MS);
+    activate(&g, 1);
+    epw_peers_suspect(&g.of[0]->peers, 1, true);
+    call alone = call_of(&g, 0, 0);
+    start(&alone);
+    check_ended(&alone, 2, 2, EPW_CAUSE_SUSPECTED);
+    CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{2}}));
+    CHECK(membership_of(g.of[0]).silent.bits[0] == 2);
+    start(&alone);
+    check_ended(&alone, 2, 2, EPW_CAUSE_SUPERSEDED);
+
+    activate(&g, 2);
+    epw_peers_suspect(&g.of[0]->peers, 1, true);
+    start(&alone);
+    check_ended(&alone, 2, 2, EPW_CAUSE_SUSPECTED); /* of this epoch it was not revoked */
+    destroy(&g);
+}
+
 int main(void) {
     who_begins_at_another_step_stays_alone(5, 6);
     who_begins_at_another_step_stays_alone(EPW_STEP_MAX, EPW_STEP_MAX >> 1);
@@ -166,5 +227,7 @@ int main(void) {
     who_falls_behind_is_told(3);
     who_falls_behind_is_told(7);
     only_who_timed_out_was_silent();
+    a_revoked_rank_is_waited_for_no_longer();
+    who_was_silent_stays_so();
     return check_result("membership");
 }

@@ -93,6 +93,9 @@ static void null_is_an_error_and_never_a_crash(void) {
     NO("disconnect", -1, -1, epw_buffer_disconnect(NULL, 1));
     NO("set_active", -1, -1, epw_buffer_set_active(NULL, &both, 2, 0));
     NAMED("set_active", "active", epw_buffer_set_active(b, NULL, 2, 0));
+    NO("revoke", -1, -1, epw_buffer_revoke(NULL, &both));
+    NAMED("revoke", "peers", epw_buffer_revoke(b, NULL));
+    REFUSED(epw_buffer_revoke(b, &both), EPW_ERR_INVALID, "revoke", 0, -1, "this rank itself");
     epw_membership now = EPW_MEMBERSHIP_INIT;
     NO("membership", -1, -1, epw_buffer_membership(NULL, &now));
     NAMED("membership", "membership", epw_buffer_membership(b, NULL));

@@ -4,8 +4,8 @@
  *  - no slot is written while it is read, nor read while it is written, nor anything behind a farewell;
  *  - what is read is of the operation that reads it;
  *  - no deadlock: as long as something is left to do, somebody can move;
- *  - nobody is given up without a timeout, but a rank that begins an epoch at another step: it and the others
- *    send each other no rows;
+ *  - nobody is given up without a timeout, but a rank that begins an epoch at another step, with which the
+ *    others exchange no rows, and one that a rank was told to go on without;
  *  - where a rank is replaced, its former incarnation, slow but alive, writes no slot and no word that is the
  *    new one's, since a lease is granted to one of them at a time;
  *  - with time: nobody but a rank that died or was stopped is given up, though callers stay away for almost a
@@ -60,6 +60,10 @@ static const model sound[] = {
     MODEL("astray-2", 2, 1, 2, STAYS, ASTRAY, .release = true),
     MODEL("astray-3", 3, 1, 1, ENDS, ASTRAY),
     MODEL("astray-2x2", 2, 2, 1, ENDS, ASTRAY),
+    MODEL("revoked-2", 2, 1, 2, STAYS, .release = true, .revokes = 2),
+    MODEL("revoked-2-torn", 2, 1, 1, STAYS, .torn = true, .revokes = 2),
+    MODEL("revoked-3", 3, 1, 1, ENDS, .revokes = 2),
+    MODEL("revoked-2x2", 2, 2, 1, ENDS, .revokes = 1),
     MODEL("one-timeout-3", 3, 1, 1, LEAVES, .eager = true, .timeouts = 1),
     MODEL("one-timeout-2x2", 2, 2, 1, ENDS, .timeouts = 1),
     /* A rank that is replaced though it may be alive, as long as it pleases. */
@@ -75,6 +79,7 @@ static const model sound[] = {
     MODEL("crash-4", 4, 1, 1, ENDS, CRASH),
     MODEL("stop-3", 3, 1, 1, LEAVES, STOP, .agreed = true),
     MODEL("stop-2-release", 2, 1, 2, LEAVES, STOP, .release = true),
+    MODEL("crash-3-revoked", 3, 1, 1, ENDS, CRASH, .revokes = 1),
     MODEL("crossed-2x2", 2, 2, 1, ENDS, .timed = true, .crossed = true),
     MODEL("left-out-3", 3, 1, 1, LEAVES, .timed = true, .eager = true),
     MODEL("late-halves-2", 2, 1, 2, ENDS, .timed = true, .split = true, .away = 3),
@@ -96,6 +101,7 @@ static const model large[] = {
     MODEL("any-3-release", 3, 1, 1, ENDS, .release = true, .timeouts = 1),
     MODEL("one-timeout-2x2-release", 2, 2, 1, STAYS, .release = true, .timeouts = 1),
     MODEL("crash-3x2", 3, 2, 1, ENDS, CRASH),
+    MODEL("crash-2x2-revoked", 2, 2, 1, ENDS, CRASH, .revokes = 1),
     MODEL("event-3-all", 3, 1, 1, ENDS, CRASH, .split = true, .events = true, .away = 3),
     MODEL("debt-3", 3, 1, 2, ENDS, CRASH, .release = true, .longs = 1),
 };

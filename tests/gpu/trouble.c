@@ -688,6 +688,49 @@ static void another_step(uint32_t gpus) {
     echo_close(&e);
 }
 
+/* Rank 0 waits for rank 2, which never comes, until it is told that the group goes on without it; rank 1's
+ * rows count. Later operations of both lanes go on without it, and rank 2 is told. */
+static void revoked(uint32_t gpus) {
+    static echo e;
+    const uint64_t deadline = 10000 * MS;
+    epw_config config = config_of(3, deadline);
+    echo_open(&e, &config, gpus);
+    echo_fill(&e, 1);
+    whole_step(&e, &e.rank[2], "before");
+    echo_fill(&e, 2);
+    for (uint32_t r = 0; r < 2; r++) echo_dispatch(&e.rank[r], ECHO_BOTH);
+    sleep_ms(200);
+    for (uint32_t r = 0; r < 2; r++)
+        REQUIRE(cudaStreamQuery(e.rank[r].stream) == cudaErrorNotReady, "rank %u does not wait", r);
+    uint64_t began = now_ns();
+    for (uint32_t r = 0; r < 2; r++) {
+        REQUIRE_OK(epw_buffer_revoke(e.rank[r].buffer, &(epw_mask){{4}}));
+        REQUIRE_SUSPECTS(e.rank[r].buffer, 4, 0);
+    }
+    echo_settle(&e, "a dispatch without a revoked rank");
+    REQUIRE(now_ns() - began < 100 * MS, "it took %llu ms", (unsigned long long)((now_ns() - began) / MS));
+    for (uint32_t half = 0; half < 3; half++) {
+        for (uint32_t r = 0; r < 2; r++) {
+            epw_outcome outcome = EPW_OUTCOME_INIT;
+            echo_missing(&e.rank[r], 4, "a revoked rank");
+            REQUIRE_OK(epw_outcome_read(e.rank[r].buffer, e.rank[r].handle, &outcome));
+            REQUIRE(outcome.record.cause == EPW_CAUSE_SUPERSEDED, "cause %u", outcome.record.cause);
+            REQUIRE_SUSPECTS(e.rank[r].buffer, 4, 0);
+            if (half == 0) REQUIRE(echo_miscounted(&e, &e.rank[r], 3) == 0, "rows are missing");
+            if (half % 2 == 0) echo_combine(&e.rank[r], ECHO_BOTH);
+            if (half % 2 == 1) e.rank[r].lane = 1 - e.rank[r].lane;
+            if (half % 2 == 1) echo_dispatch(&e.rank[r], ECHO_BOTH);
+        }
+        echo_settle(&e, "a half without a revoked rank");
+    }
+    began = now_ns();
+    echo_dispatch(&e.rank[2], ECHO_BOTH);
+    echo_settle(&e, "a dispatch of a revoked rank");
+    REQUIRE(now_ns() - began < deadline / 2, "a revoked rank is not told");
+    echo_missing(&e.rank[2], 3, "a rank that others go on without");
+    echo_close(&e);
+}
+
 /* Words of a probe go through pinned memory and the copy engines: they pass kernels that wait. */
 static void probed(uint32_t gpus) {
     static echo e;
@@ -734,6 +777,7 @@ static const gpu_case cases[] = {
     {"silent", silent, 1, 60},
     {"left_out", left_out, 1, 60},
     {"another_step", another_step, 1, 60},
+    {"revoked", revoked, 1, 60},
     {"probed", probed, 1, 60},
 };
 

@@ -120,6 +120,7 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
     void *stream = b->peers.gpu->stream;
     epw_gpu_shared shared = {.suspects_host = SEEN_BY_GPU(device, suspects),
                              .silent_host = SEEN_BY_GPU(device, silent),
+                             .revoked = SEEN_BY_GPU(device, revoked),
                              .ring = SEEN_BY_GPU(device, ring)};
     status = epw_cuda_copy(ordinal, stream, g->shared, &shared, sizeof shared, where);
     for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++) {
@@ -182,6 +183,14 @@ static epw_status gpu_open(epw_buffer *b) {
     return status == EPW_OK ? make_memory(b, where) : status;
 }
 
+/* Writer of each word: that lane's kernels, into mapped memory; of all: the membership kernel. */
+static uint64_t of_all_lanes(const epw_buffer *b, const uint64_t words[EPW_MAX_LANES]) {
+    uint64_t bits = 0;
+    for (uint32_t i = 0; i < b->config.lanes; i++)
+        bits |= atomic_load_explicit((const _Atomic uint64_t *)&words[i], memory_order_acquire);
+    return bits;
+}
+
 /* A kernel waits twice at most, for permission and for rows, each time for EPW_WAIT_DEADLINES_MAX deadlines;
  * and where blocks of it are late, the one that closes it waits as long for them, twice. */
 static bool gpu_leave(epw_buffer *b) {
@@ -193,7 +202,9 @@ static bool gpu_leave(epw_buffer *b) {
         return !b->peers.gpu->probed || epw_peers_settle(&b->peers, bound, where) != EPW_PENDING;
     epw_status status = await_lanes(b, LOCKED, bound, where); /* nobody else calls any more */
     if (status == EPW_ERR_STATE) return false;                /* who knows what still runs */
-    if (status == EPW_OK) status = epw_peers_say_farewell(&b->peers, where);
+    /* Suspects have been told by kernels, but for those that were revoked and not waited for since. */
+    epw_mask told = {{of_all_lanes(b, b->gpu->pinned->suspects)}};
+    if (status == EPW_OK) status = epw_peers_say_farewell(&b->peers, &told, where);
     return status != EPW_PENDING; /* a GPU that has failed touches nothing any more */
 }
 
@@ -255,6 +266,7 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_
         args.peers[i] = g->lanes[i].peers;
         args.states[i] = g->lanes[i].state;
     }
+    atomic_store_explicit(&g->pinned->revoked, 0, memory_order_relaxed); /* no kernel of the old epoch runs */
     int error = epw_gpu_set_active(&args, b->peers.gpu->stream);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
     epw_cuda_leave();
@@ -276,19 +288,17 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_
         (unsigned long long)(b->config.deadline_ns / 1000000u));
 }
 
-/* Writer of each word: that lane's kernels, into mapped memory; of all: the membership kernel. */
-static uint64_t of_all_lanes(const epw_buffer *b, const uint64_t words[EPW_MAX_LANES]) {
-    uint64_t bits = 0;
-    for (uint32_t i = 0; i < b->config.lanes; i++)
-        bits |= atomic_load_explicit((const _Atomic uint64_t *)&words[i], memory_order_acquire);
-    return bits;
-}
-
 static epw_mask gpu_suspects(const epw_buffer *b, epw_mask *silent) {
     const epw_gpu_pinned *pinned = b->gpu->pinned;
-    epw_mask suspects = {{of_all_lanes(b, pinned->suspects)}};
+    uint64_t revoked = atomic_load_explicit(&pinned->revoked, memory_order_relaxed);
+    epw_mask suspects = {{of_all_lanes(b, pinned->suspects) | revoked}};
     if (silent != NULL) *silent = (epw_mask){{of_all_lanes(b, pinned->silent) & suspects.bits[0]}};
     return suspects;
+}
+
+/* Writer: this thread. Reader: kernels that wait long. Nothing else goes with the bits. */
+static void gpu_revoke(epw_buffer *b, const epw_mask *members) {
+    atomic_fetch_or_explicit(&b->gpu->pinned->revoked, members->bits[0], memory_order_relaxed);
 }
 
 const epw_engine epw_engine_gpu = {
@@ -300,6 +310,7 @@ const epw_engine epw_engine_gpu = {
     .part = gpu_part,
     .begin_epoch = gpu_begin_epoch,
     .suspects = gpu_suspects,
+    .revoke = gpu_revoke,
     .dispatch = epw_gpu_call_dispatch,
     .dispatch_receive = epw_gpu_call_dispatch_receive,
     .combine = epw_gpu_call_combine,

@@ -13,7 +13,8 @@
 typedef struct epw_gpu_pinned {
     epw_gpu_report reports[EPW_MAX_LANES]; /* copies of the lanes' */
     uint64_t suspects[EPW_MAX_LANES];      /* what epw_gpu_shared.suspects_host points to, */
-    uint64_t silent[EPW_MAX_LANES];        /* and its silent_host */
+    uint64_t silent[EPW_MAX_LANES];        /* its silent_host, */
+    _Atomic uint64_t revoked;              /* and its revoked */
     epw_gpu_ring ring;
 } epw_gpu_pinned;
 

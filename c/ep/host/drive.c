@@ -30,7 +30,8 @@ void epw_host_hear(epw_buffer *b, epw_lane *lane) {
     if (suspicions == atomic_load_explicit(&lane->host->suspicions, memory_order_relaxed)) return;
     atomic_store_explicit(&lane->host->suspicions, suspicions, memory_order_relaxed);
     for (uint32_t peer = 0; peer < b->config.ranks; peer++)
-        if (epw_peers_suspected(&b->peers, peer)) epw_lane_hear_suspect(&lane->machine, peer);
+        if (epw_peers_suspected(&b->peers, peer))
+            epw_lane_hear_suspect(&lane->machine, peer, epw_peers_revoked(&b->peers, peer));
 }
 
 /* Looks at every peer that is awaited. The first that is awaited still is what a sleeper sleeps on. */

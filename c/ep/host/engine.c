@@ -175,6 +175,12 @@ static epw_mask host_suspects(const epw_buffer *b, epw_mask *silent) {
     return epw_peers_suspects(&b->peers, silent);
 }
 
+static void host_revoke(epw_buffer *b, const epw_mask *members) {
+    EPW_MASK_FOR(peer, members, b->config.ranks) epw_peers_suspect_revoked(&b->peers, peer);
+    epw_host_unlocked(b); /* free lanes tell them; the others do when they are awake */
+    for (uint32_t i = 0; i < b->config.lanes; i++) epw_watch_wake(&b->peers, i, &b->lanes[i].host->watch);
+}
+
 /* ---- what only a GPU has ---- */
 
 static epw_status host_stream_wait(epw_buffer *b, epw_handle handle, void *stream) {
@@ -209,6 +215,7 @@ const epw_engine epw_engine_host = {
     .part = host_part,
     .begin_epoch = host_begin_epoch,
     .suspects = host_suspects,
+    .revoke = host_revoke,
     .unlocked = epw_host_unlocked,
     .dispatch = epw_host_dispatch,
     .dispatch_receive = epw_host_dispatch_receive,

@@ -63,6 +63,8 @@ static void check_suspicion(walker *w, const state *s, unsigned r, unsigned l, u
                 ((seen->sight.epoch_word >> 41) == me->epoch && at_odds(m, rank_of(m, r), p, me->epoch));
     if (after->silent == told) breaks(w, "who has said something counts as silent, or the other way around");
     if (at_odds(m, rank_of(m, r), p, me->epoch)) return;
+    bool revoked = has(it->revoked, rank_of(m, r)) || has(me->revoked, p);
+    if (me->epoch == 1 && revoked && told) return; /* one goes on without the other, and said so */
     bool expired = (seen->sight.dropped >> 41) < me->epoch && (seen->sight.epoch_word >> 41) <= me->epoch;
     bool moved = it->epoch > me->epoch &&
                  (!has(m->members[it->epoch], rank_of(m, r)) || lanes_done(m, me) || m->eager);
@@ -348,19 +350,24 @@ static void load_next(walker *w, const state *s, unsigned r, unsigned l, unsigne
     emit(w, &next, "sees nothing new of", r, l, p);
 }
 
+static bool is_revoked(const rank *me, unsigned p) {
+    return me->epoch == 1 && has(me->revoked, p);
+}
+
 static void hear(walker *w, const state *s, unsigned r, unsigned l) {
     const rank *me = &s->ranks[r];
     bool news = false;
     for (unsigned p = 0; p < w->m->ranks; p++) {
         const epw_lane_peer *peer = &me->lanes[l].peers[p];
-        news |= has(me->suspects, p) && peer->member && !peer->suspected;
+        news |=
+            has(me->suspects, p) && peer->member && (!peer->suspected || peer->revoked != is_revoked(me, p));
     }
     if (!news) return;
     state next = *s;
     lane *at = &next.ranks[r].lanes[l];
     bind(at);
     for (unsigned p = 0; p < w->m->ranks; p++) {
-        if (has(me->suspects, p)) epw_lane_hear_suspect(&at->m, p);
+        if (has(me->suspects, p)) epw_lane_hear_suspect(&at->m, p, is_revoked(me, p));
     }
     lane_moved(w, &next, "hears of a suspect of another lane", r, l, r);
 }
@@ -420,7 +427,7 @@ static void call(walker *w, const state *s, unsigned r, unsigned l, const char *
     switch (at->m.stage) {
     case EPW_STAGE_FREE:
         for (unsigned p = 0; p < m->ranks; p++) {
-            if (has(me->suspects, p)) epw_lane_hear_suspect(&at->m, p);
+            if (has(me->suspects, p)) epw_lane_hear_suspect(&at->m, p, is_revoked(me, p));
         }
         epw_lane_begin_dispatch(&at->m, deadline, !m->split, NOW);
         for (unsigned p = 0; p < m->ranks; p++) at->peers[p].sent = epw_lane_has(&at->m, p, EPW_PART_AWAITED);

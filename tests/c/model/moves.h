@@ -64,6 +64,24 @@ static void membership_moves(walker *w, const state *s, unsigned r) {
     emit(w, &next, "calls set_active with the next epoch", r, 0, r);
 }
 
+/* A rank is told at any time that the group goes on without another one (epw_peers_revoke). */
+static void revocation_moves(walker *w, const state *s) {
+    const model *m = w->m;
+    for (unsigned r = 0; r < m->ranks && s->revokes > 0; r++) {
+        const rank *me = &s->ranks[r];
+        for (unsigned p = 0; p < m->ranks; p++) {
+            if (me->fate != AWAKE || me->epoch != 1 || p == r || has(me->revoked, p)) continue;
+            state next = *s;
+            next.revokes--;
+            next.ranks[r].suspects |= bit(p);
+            next.ranks[r].revoked |= bit(p);
+            w->fault = true;
+            emit(w, &next, "is told to go on without", r, 0, p);
+        }
+    }
+    w->fault = false;
+}
+
 /* ---- faults and time ---- */
 
 static void fault_moves(walker *w, const state *s) {
@@ -184,6 +202,8 @@ static void check_farewells(walker *w, const state *s, unsigned r, unsigned l) {
         if (word_of(s, p, r, l, EPW_WORD_DROPPED) >> 41 >= at->m.epoch ||
             word_of(s, p, r, l, EPW_WORD_EPOCH) >> 41 > at->m.epoch)
             breaks(w, "a lane waits for a rank that is gone and has said so");
+        if (is_revoked(&s->ranks[r], p))
+            breaks(w, "a lane waits for a rank that it was told to go on without");
     }
 }
 
@@ -233,6 +253,7 @@ static void find_moves(walker *w, const state *s) {
     if (m->replaced) replacement_moves(w, s);
     if (m->timed && still) tick(w, s);
     if (m->fault != FAULT_NONE) fault_moves(w, s);
+    revocation_moves(w, s);
 }
 
 /* Has every living rank done all that it was to do? */
@@ -259,6 +280,7 @@ static void initial_state(walker *w, state *s) {
     const model *m = w->m;
     memset(s, 0, sizeof *s);
     s->timeouts = m->timeouts;
+    s->revokes = m->revokes;
     for (unsigned r = 0; r < m->ranks; r++) {
         begin_rank(m, &s->ranks[r], r, 1);
         for (unsigned p = 0; p < m->ranks; p++) s->ranks[r].routes[p] = 1;

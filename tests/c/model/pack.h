@@ -112,6 +112,7 @@ static void peer_fields(codec *c, const model *m, epw_machine *of, epw_lane_peer
     FIELD(c, p->part, 5);
     FIELD(c, p->owed, 2);
     FIELD(c, p->suspected, 1);
+    FIELD(c, p->revoked, 1);
     FIELD(c, p->told, 1);
     if (!(p->posts & EPW_POST_DROPPED)) p->silent = false; /* nobody asks any more */
     FIELD(c, p->silent, 1);
@@ -245,6 +246,7 @@ static void state_fields(codec *c, const model *m, state *s) {
         forget_old_words(m, s);
     }
     FIELD(c, s->timeouts, 8);
+    FIELD(c, s->revokes, 2);
     for (unsigned w = 0; w < m->ranks; w++) {
         for (unsigned r = 0; r < actors(m); r++) {
             for (unsigned l = 0; l < m->lanes; l++) {
@@ -260,6 +262,7 @@ static void state_fields(codec *c, const model *m, state *s) {
         FIELD(c, me->stops, 1);
         FIELD(c, me->incarnation, 2);
         FIELD(c, me->suspects, MAX_RANKS);
+        FIELD(c, me->revoked, MAX_RANKS);
         for (unsigned p = 0; p < m->ranks; p++) FIELD(c, me->routes[p], 2);
         for (unsigned l = 0; l < m->lanes && me->fate != DEAD; l++) lane_fields(c, m, s, r, l);
     }

@@ -47,6 +47,7 @@ typedef struct rank {
     uint8_t stops;             /* how often it has been stopped */
     uint8_t incarnation;       /* 2: it has replaced another */
     mask suspects;             /* of epw_peers: given up by any lane */
+    mask revoked;              /* that it was told to go on without, in the first epoch */
     uint8_t routes[MAX_RANKS]; /* incarnation of each peer that this one is connected to, and so holds its
                                   lease of that one's window; 0: it is not */
     lane lanes[EPW_MAX_LANES];
@@ -54,6 +55,7 @@ typedef struct rank {
 
 typedef struct state {
     uint8_t timeouts;      /* that may still happen, if they are counted */
+    uint8_t revokes;       /* and revocations */
     rank ranks[MAX_RANKS]; /* and behind the last of them the former incarnation of one that was replaced */
     epw_lane_words words[MAX_RANKS][MAX_RANKS][EPW_MAX_LANES]; /* [rank of the writer][reader][lane] */
 } state;
@@ -80,13 +82,14 @@ typedef struct model {
     bool replaced;                /* the last rank comes back as another incarnation, in the last epoch */
     /* Without `timed`: how many waits may expire, at any time for no reason. */
     uint8_t timeouts;
-    bool timed;     /* time passes, see moves.h */
-    uint8_t away;   /* units that a caller may stay away when it is its turn */
-    mask late;      /* whose callers may; 0: all */
-    bool crossed;   /* one lane at a time: rank 0 begins with the first lane, the others with the last */
-    mask longs;     /* ranks whose calls have a longer deadline */
-    bool long_once; /* only in their first operation */
-    fault fault;    /* what befalls the last rank, at any step */
+    uint8_t revokes; /* how often a rank is told, in the first epoch, to go on without another */
+    bool timed;      /* time passes, see moves.h */
+    uint8_t away;    /* units that a caller may stay away when it is its turn */
+    mask late;       /* whose callers may; 0: all */
+    bool crossed;    /* one lane at a time: rank 0 begins with the first lane, the others with the last */
+    mask longs;      /* ranks whose calls have a longer deadline */
+    bool long_once;  /* only in their first operation */
+    fault fault;     /* what befalls the last rank, at any step */
 } model;
 
 static inline bool has(mask m, unsigned r) {
