@@ -29,7 +29,7 @@ use tokio::sync::watch;
 
 use crate::rendezvous::driver::{Client, ClientOptions, Server, ServerOptions, block_on, local, random};
 use crate::rendezvous::machine::{Action, Call, Event, Machine, Settings};
-use crate::rendezvous::wire::{Join, Joined, PROTOCOL_VERSION, Reply, Report, Request, Step, StepKind};
+use crate::rendezvous::wire::{Join, Joined, PROTOCOL_VERSION, Reply, Report, Request, Round, RoundKind};
 use crate::rendezvous::{Blob, BootstrapError, Decision, Fields, Identity, Mask, RankState, View};
 use crate::store::Store;
 
@@ -248,7 +248,7 @@ impl Group {
             }
         }
         let blobs = blobs.into_iter().map(Blob).collect();
-        match self.step("exchange", ranks, tag, StepKind::Exchange { blobs }).await? {
+        match self.round("exchange", ranks, tag, RoundKind::Exchange { blobs }).await? {
             Reply::Blobs { blobs } => Ok(blobs.into_iter().map(|blob| blob.0).collect()),
             _ => Err(BootstrapError::odd("exchange")),
         }
@@ -263,7 +263,7 @@ impl Group {
 
     /// [`Group::barrier`] among `ranks`, this one included.
     pub async fn barrier_among(&self, ranks: Mask, tag: &str) -> Result<(), BootstrapError> {
-        self.step("barrier", ranks, tag, StepKind::Barrier {}).await.map(|_| ())
+        self.round("barrier", ranks, tag, RoundKind::Barrier {}).await.map(|_| ())
     }
 
     /// Makes sure that all ranks of the mask have the same fields.
@@ -271,7 +271,7 @@ impl Group {
     /// Errors: [`BootstrapError::ConfigMismatch`] on every rank, with the first field that differs, two of its values
     /// and the ranks that have them; else as [`Group::exchange`].
     pub async fn agree(&self, tag: &str, fields: Fields) -> Result<(), BootstrapError> {
-        self.step("agree", self.active().mask, tag, StepKind::Agree { fields }).await.map(|_| ())
+        self.round("agree", self.active().mask, tag, RoundKind::Agree { fields }).await.map(|_| ())
     }
 
     /// Agrees with the other survivors on the next mask and epoch; see
@@ -371,15 +371,15 @@ impl Group {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn step(
+    async fn round(
         &self,
         what: &str,
         ranks: Mask,
         tag: &str,
-        kind: StepKind,
+        kind: RoundKind,
     ) -> Result<Reply, BootstrapError> {
-        let step = Step { tag: tag.to_owned(), ranks, deadline: self.deadline, kind };
-        self.call(&format!("{what} \"{tag}\""), Request::Step { step }).await
+        let round = Round { tag: tag.to_owned(), ranks, deadline: self.deadline, kind };
+        self.call(&format!("{what} \"{tag}\""), Request::Round { round }).await
     }
 
     async fn call(&self, op: &str, request: Request) -> Result<Reply, BootstrapError> {

@@ -1,4 +1,4 @@
-//! A small key-value store that the ranks of a run share: what they tell each other beside their collective steps.
+//! A small key-value store that the ranks of a run share: what they tell each other beside their collective rounds.
 //!
 //! The rendezvous server keeps it, also for ranks that are threads; a [`Store`] is a handle on a connection to it, that of a
 //! group ([`Group::store`](crate::Group::store)) or one of its own ([`Store::connect`]). Keys are texts of at most

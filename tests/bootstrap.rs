@@ -13,7 +13,8 @@ use epwire::group::{Group, GroupOptions};
 use epwire::rendezvous::auth::{Role, Transcript};
 use epwire::rendezvous::driver::{ClientOptions, Heartbeat, Server, ServerOptions};
 use epwire::rendezvous::wire::{
-    Frame, HEADER_BYTES, Join, PROTOCOL_VERSION, Reply, Request, Step, StepKind, body_length, decode, encode,
+    Frame, HEADER_BYTES, Join, PROTOCOL_VERSION, Reply, Request, Round, RoundKind, body_length, decode,
+    encode,
 };
 use epwire::rendezvous::{Blob, BootstrapError, Identity, Mask, RankState};
 use epwire::store::{MAX_VALUE_BYTES, Store};
@@ -256,9 +257,9 @@ fn the_host_learns_of_a_failed_step_after_everybody_else() {
     let fields = vec![("seed".to_owned(), "7".to_owned())];
     let host = std::thread::spawn(move || host.agree_blocking("setup", fields));
     slow.leave_unread();
-    let kind = StepKind::Agree { fields: Vec::new() };
-    let step = Step { tag: "setup".to_owned(), ranks: Mask::all(2), deadline: 5 * SECOND, kind };
-    slow.send(&Frame::Call { id: 2, request: Request::Step { step } });
+    let kind = RoundKind::Agree { fields: Vec::new() };
+    let round = Round { tag: "setup".to_owned(), ranks: Mask::all(2), deadline: 5 * SECOND, kind };
+    slow.send(&Frame::Call { id: 2, request: Request::Round { round } });
     let (own, told) = told_first(host, slow);
     assert!(matches!(&own, BootstrapError::ConfigMismatch { field, .. } if field == "seed"), "{own}");
     assert_eq!(told, own);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::codec::wire;
 use crate::mask::Mask;
 
-/// An error of the bootstrap, of a collective step, of the membership or of the store.
+/// An error of the bootstrap, of a collective round, of the membership or of the store.
 ///
 /// Each variant names the operation, the ranks or the field concerned, and what to do about it. The server sends the
 /// same values to its members, so an error reads alike on every rank.

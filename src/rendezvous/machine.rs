@@ -1,4 +1,4 @@
-//! What the rendezvous server decides: who is a member, who is dead, which step is complete, which mask is next.
+//! What the rendezvous server decides: who is a member, who is dead, which round is complete, which mask is next.
 //!
 //! A pure state machine. Events and the time go in, actions come out; sockets, timers and randomness live in
 //! [`driver`](super::driver). The same events at the same times give the same actions.
@@ -24,8 +24,8 @@ use std::time::Duration;
 
 use self::state::{Life, Member, Role};
 use super::error::BootstrapError;
-use super::steps::{check_fields, compare};
-use super::wire::{Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, Reply, Request, Step};
+use super::rounds::{check_fields, compare};
+use super::wire::{Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, Reply, Request, Round};
 use crate::mask::Mask;
 
 impl Machine {
@@ -61,8 +61,8 @@ impl Machine {
         let gathering = self.gathering.map(|(_, deadline)| deadline);
         let agreement = self.agreement.as_ref().map(|agreement| agreement.deadline);
         let ready = self.ready.values().map(|(_, _, deadline)| *deadline).min();
-        let (steps, store) = (self.steps.next_deadline(), self.store.next_deadline());
-        [leases, gathering, agreement, ready, steps, store].into_iter().flatten().min()
+        let (rounds, store) = (self.rounds.next_deadline(), self.store.next_deadline());
+        [leases, gathering, agreement, ready, rounds, store].into_iter().flatten().min()
     }
 
     fn heard(&mut self, now: Duration, conn: ConnId) {
@@ -83,7 +83,7 @@ impl Machine {
                     self.answer(call, Err(error));
                 }
             }
-            (Request::Step { step }, Some(rank)) => self.step(now, rank, call, step),
+            (Request::Round { round }, Some(rank)) => self.round(now, rank, call, round),
             (Request::Report { report }, Some(rank)) => {
                 if let Err(error) = self.report(now, rank, call, report) {
                     self.answer(call, Err(error));
@@ -155,7 +155,7 @@ impl Machine {
             self.answer(call, Err(BootstrapError::OutOfOrder { op: op_join(), reason }));
         }
         if role == Role::Standby {
-            self.steps.replace(rank);
+            self.rounds.replace(rank);
         }
         self.conns.insert(call.conn, rank);
         self.view_changed = self.epoch > 0;
@@ -256,15 +256,15 @@ impl Machine {
         self.seats = (0..self.settings.world).map(|_| None).collect();
     }
 
-    fn step(&mut self, now: Duration, rank: u32, call: Call, step: Step) {
-        let op = || format!("step \"{}\"", step.tag.chars().take(64).collect::<String>());
+    fn round(&mut self, now: Duration, rank: u32, call: Call, round: Round) {
+        let op = || format!("round \"{}\"", round.tag.chars().take(64).collect::<String>());
         let refusal = match self.seat(rank).map(|member| member.role) {
             Some(Role::Evicted) => Some(BootstrapError::Evicted { op: op(), rank, epoch: self.epoch }),
             _ if self.epoch == 0 => Some(BootstrapError::OutOfOrder {
                 op: op(),
                 reason: "the run has not come together yet".to_owned(),
             }),
-            _ => step.ranks.iter().find_map(|peer| {
+            _ => round.ranks.iter().find_map(|peer| {
                 let gone = self
                     .seat(peer)
                     .filter(|member| member.life == Life::Dead || member.role == Role::Evicted)?;
@@ -275,7 +275,7 @@ impl Machine {
         match refusal {
             Some(error) => self.answer(call, Err(error)),
             None => {
-                let outcomes = self.steps.post(now, rank, self.settings.world, call, step);
+                let outcomes = self.rounds.post(now, rank, self.settings.world, call, round);
                 self.answer_all(outcomes);
             }
         }
@@ -306,7 +306,7 @@ impl Machine {
                 deadline: now - began,
             });
         }
-        let mut outcomes = self.steps.expire(now);
+        let mut outcomes = self.rounds.expire(now);
         outcomes.extend(self.store.expire(now));
         self.answer_all(outcomes);
         let late: Vec<u32> =

@@ -1,7 +1,7 @@
 //! How the ranks of a run meet, agree, and stay informed about each other.
 //!
 //! * [`machine`]: what the server decides, as a pure state machine: no I/O, no clock, no randomness;
-//! * [`steps`] and [`agreement`]: its two larger rules, named collective steps and the next mask;
+//! * [`rounds`] and [`agreement`]: its two larger rules, named collective rounds and the next mask;
 //! * [`wire`]: the frames, with a decoder that any bytes may be thrown at;
 //! * [`auth`]: the shared token, shown by HMAC challenge in both directions;
 //! * [`driver`]: sockets and timers around it, on tokio.
@@ -15,7 +15,7 @@ pub(crate) mod codec;
 pub mod driver;
 mod error;
 pub mod machine;
-pub mod steps;
+pub mod rounds;
 pub mod wire;
 
 pub use crate::mask::{MAX_WORLD, Mask};

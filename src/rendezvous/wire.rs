@@ -61,9 +61,9 @@ pub struct Join {
 }
 wire!(struct Join { version, run_id, world, identity, deadline, config });
 
-/// What the members of a step hand in, and get out of it.
+/// What the members of a round hand in, and get out of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StepKind {
+pub enum RoundKind {
     /// One blob per rank of the world, those of ranks that do not take part empty; each gets the blobs meant for it.
     Exchange {
         /// Indexed by the receiver's rank.
@@ -77,21 +77,21 @@ pub enum StepKind {
         fields: Fields,
     },
 }
-wire!(enum StepKind { 1 => Exchange { blobs }, 2 => Barrier {}, 3 => Agree { fields } });
+wire!(enum RoundKind { 1 => Exchange { blobs }, 2 => Barrier {}, 3 => Agree { fields } });
 
-/// A member's part in a collective step. Parts with the same tag and ranks belong together.
+/// A member's part in a collective round. Parts with the same tag and ranks belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
-    /// Name of the step.
+pub struct Round {
+    /// Name of the round.
     pub tag: String,
     /// Who takes part.
     pub ranks: Mask,
-    /// How long the step may take from its first part on.
+    /// How long the round may take from its first part on.
     pub deadline: Duration,
     /// What is done.
-    pub kind: StepKind,
+    pub kind: RoundKind,
 }
-wire!(struct Step { tag, ranks, deadline, kind });
+wire!(struct Round { tag, ranks, deadline, kind });
 
 /// A member's part in the agreement on the next mask.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,10 +115,10 @@ pub enum Request {
         /// Who, and in what.
         join: Join,
     },
-    /// Take part in a collective step.
-    Step {
+    /// Take part in a collective round.
+    Round {
         /// The member's part.
-        step: Step,
+        round: Round,
     },
     /// Agree on the next mask and epoch.
     Report {
@@ -151,7 +151,7 @@ pub enum Request {
 }
 wire!(enum Request {
     1 => Join { join },
-    2 => Step { step },
+    2 => Round { round },
     3 => Report { report },
     4 => Leave {},
     5 => Set { key, value },

@@ -353,7 +353,7 @@ impl Silence {
 fn fits(op: &str, frame: &Frame) -> Result<(), BootstrapError> {
     match frame {
         Frame::Call {
-            request: Request::Step { .. } | Request::Join { .. } | Request::Set { .. } | Request::Get { .. },
+            request: Request::Round { .. } | Request::Join { .. } | Request::Set { .. } | Request::Get { .. },
             ..
         } => {
             encode(frame).map(|_| ()).map_err(|_| too_long(op, MAX_BODY_BYTES + HEADER_BYTES, MAX_BODY_BYTES))

@@ -307,7 +307,7 @@ mod tests {
     use super::*;
     use crate::mask::Mask;
     use crate::rendezvous::machine::Settings;
-    use crate::rendezvous::wire::{Identity, Join, PROTOCOL_VERSION, RankState, Reply, Step, StepKind};
+    use crate::rendezvous::wire::{Identity, Join, PROTOCOL_VERSION, RankState, Reply, Round, RoundKind};
 
     const MINUTE: Duration = Duration::from_secs(60);
     const LEASE: Duration = Duration::from_secs(5);
@@ -354,9 +354,9 @@ mod tests {
     }
 
     fn barrier() -> Request {
-        let step =
-            Step { tag: "b".to_owned(), ranks: Mask::all(2), deadline: MINUTE, kind: StepKind::Barrier {} };
-        Request::Step { step }
+        let round =
+            Round { tag: "b".to_owned(), ranks: Mask::all(2), deadline: MINUTE, kind: RoundKind::Barrier {} };
+        Request::Round { round }
     }
 
     /// The clock jumps for the server as it does while it is stopped: what members say meanwhile is still to be read.

@@ -97,12 +97,12 @@ impl Machine {
         self.abandon(rank);
     }
 
-    /// Ends the steps that wait for a rank that can not take part any more.
+    /// Ends the rounds that wait for a rank that can not take part any more.
     fn abandon(&mut self, rank: u32) {
         let Some(Identity { host, pid, .. }) = self.seat(rank).map(|member| member.identity.clone()) else {
             return;
         };
-        let outcomes = self.steps.lose(rank, &host, pid);
+        let outcomes = self.rounds.lose(rank, &host, pid);
         self.answer_all(outcomes);
     }
 

@@ -9,7 +9,7 @@ use crate::mask::{MAX_WORLD, Mask};
 use crate::rendezvous::agreement::Agreement;
 use crate::rendezvous::call::{Call, ConnId};
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::steps::{Outcome, Steps};
+use crate::rendezvous::rounds::{Outcome, Rounds};
 use crate::rendezvous::wire::{Fields, Identity, MAX_TEXT_BYTES, RankState, Reply, View};
 
 /// What a run is.
@@ -38,7 +38,7 @@ pub struct Machine {
     pub(super) epoch: u32,
     pub(super) mask: Mask,
     pub(super) config: Fields,
-    pub(super) steps: Steps,
+    pub(super) rounds: Rounds,
     pub(super) store: Store,
     pub(super) agreement: Option<Agreement>,
     /// Standby members that wait to be admitted, and until when.
@@ -71,7 +71,7 @@ impl Machine {
             epoch: 0,
             mask: Mask::EMPTY,
             config: Fields::new(),
-            steps: Steps::default(),
+            rounds: Rounds::default(),
             store: Store::default(),
             agreement: None,
             ready: BTreeMap::new(),

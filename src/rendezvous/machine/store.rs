@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::rendezvous::call::{Call, ConnId};
 use crate::rendezvous::codec::Blob;
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::steps::Outcome;
+use crate::rendezvous::rounds::Outcome;
 use crate::rendezvous::wire::Reply;
 
 /// Most bytes of a key.

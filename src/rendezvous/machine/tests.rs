@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::mask::MAX_WORLD;
 use crate::rendezvous::Blob;
-use crate::rendezvous::wire::{RankState, Report, StepKind};
+use crate::rendezvous::wire::{RankState, Report, RoundKind};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -70,10 +70,10 @@ impl Run {
         self.ask(conn, Request::Report { report: Report { epoch, suspects, admit, deadline: 10 * SECOND } })
     }
 
-    fn step(&mut self, conn: ConnId, tag: &str, ranks: Mask, kind: StepKind) -> (ConnId, u64) {
+    fn round(&mut self, conn: ConnId, tag: &str, ranks: Mask, kind: RoundKind) -> (ConnId, u64) {
         self.ask(
             conn,
-            Request::Step { step: Step { tag: tag.to_owned(), ranks, deadline: 10 * SECOND, kind } },
+            Request::Round { round: Round { tag: tag.to_owned(), ranks, deadline: 10 * SECOND, kind } },
         )
     }
 
@@ -137,7 +137,7 @@ fn a_thousand_members_join_exchange_and_agree() {
     let calls: Vec<_> = (0..world)
         .map(|rank| {
             let blobs = (0..world).map(|to| Blob((rank ^ to).to_le_bytes().to_vec())).collect();
-            run.step(u64::from(rank), "keys", all, StepKind::Exchange { blobs })
+            run.round(u64::from(rank), "keys", all, RoundKind::Exchange { blobs })
         })
         .collect();
     for (rank, call) in (0u32..).zip(calls) {
@@ -245,7 +245,8 @@ fn configs_that_differ_fail_every_member_with_field_values_and_ranks() {
 fn a_step_that_fails_fails_for_the_late_one_too_and_can_be_repeated() {
     let mut run = Run::formed(3);
     let all = Mask::all(3);
-    let early = [run.step(0, "go", all, StepKind::Barrier {}), run.step(2, "go", all, StepKind::Barrier {})];
+    let early =
+        [run.round(0, "go", all, RoundKind::Barrier {}), run.round(2, "go", all, RoundKind::Barrier {})];
     run.pass(10 * SECOND, &[0, 1, 2]);
     for call in early {
         let BootstrapError::Timeout { missing, elapsed, .. } = run.error(call) else {
@@ -253,23 +254,23 @@ fn a_step_that_fails_fails_for_the_late_one_too_and_can_be_repeated() {
         };
         assert_eq!((missing.to_string().as_str(), *elapsed), ("1", 10 * SECOND));
     }
-    let late = run.step(1, "go", all, StepKind::Barrier {});
+    let late = run.round(1, "go", all, RoundKind::Barrier {});
     assert!(matches!(run.error(late), BootstrapError::Timeout { .. }));
-    let again: Vec<_> = (0..3).map(|conn| run.step(conn, "go", all, StepKind::Barrier {})).collect();
+    let again: Vec<_> = (0..3).map(|conn| run.round(conn, "go", all, RoundKind::Barrier {})).collect();
     assert!(again.iter().all(|call| run.answer(*call) == Some(&Ok(Reply::Done {}))));
 }
 
 #[test]
 fn a_step_ends_at_once_when_a_participant_dies_and_others_are_untouched() {
     let mut run = Run::formed(4);
-    let with = run.step(0, "a", Mask::all(4), StepKind::Barrier {});
-    let without = run.step(0, "b", [0, 1].into_iter().collect(), StepKind::Barrier {});
+    let with = run.round(0, "a", Mask::all(4), RoundKind::Barrier {});
+    let without = run.round(0, "b", [0, 1].into_iter().collect(), RoundKind::Barrier {});
     run.close(3);
     assert!(matches!(run.error(with), BootstrapError::PeerLost { rank: 3, pid: 103, .. }));
     assert_eq!(run.answer(without), None);
-    let after = run.step(1, "c", Mask::all(4), StepKind::Barrier {});
+    let after = run.round(1, "c", Mask::all(4), RoundKind::Barrier {});
     assert!(matches!(run.error(after), BootstrapError::PeerLost { rank: 3, .. }));
-    run.step(1, "b", [0, 1].into_iter().collect(), StepKind::Barrier {});
+    run.round(1, "b", [0, 1].into_iter().collect(), RoundKind::Barrier {});
     assert_eq!(run.answer(without), Some(&Ok(Reply::Done {})));
 }
 
@@ -277,20 +278,20 @@ fn a_step_ends_at_once_when_a_participant_dies_and_others_are_untouched() {
 fn fields_that_differ_are_named_and_absent_ones_too() {
     let mut run = Run::formed(2);
     let all = Mask::all(2);
-    let fields = |names: &[&str]| StepKind::Agree {
+    let fields = |names: &[&str]| RoundKind::Agree {
         fields: names.iter().map(|name| ((*name).to_owned(), "1".to_owned())).collect(),
     };
-    let call = run.step(0, "plan", all, fields(&["topk"]));
-    run.step(1, "plan", all, fields(&["topk", "lanes"]));
+    let call = run.round(0, "plan", all, fields(&["topk"]));
+    run.round(1, "plan", all, fields(&["topk", "lanes"]));
     let BootstrapError::ConfigMismatch { field, value, other_rank: 1, .. } = run.error(call) else {
         panic!()
     };
     assert_eq!((field.as_str(), value.as_str()), ("lanes", "(absent)"));
-    let call = run.step(0, "plan", all, fields(&["topk", "lanes"]));
-    run.step(1, "plan", all, fields(&["lanes", "topk"]));
+    let call = run.round(0, "plan", all, fields(&["topk", "lanes"]));
+    run.round(1, "plan", all, fields(&["lanes", "topk"]));
     assert_eq!(run.answer(call), Some(&Ok(Reply::Done {})), "order does not matter");
-    let call = run.step(0, "plan", all, fields(&["topk"]));
-    run.step(1, "plan", all, StepKind::Barrier {});
+    let call = run.round(0, "plan", all, fields(&["topk"]));
+    run.round(1, "plan", all, RoundKind::Barrier {});
     assert!(matches!(run.error(call), BootstrapError::OutOfOrder { .. }), "a barrier is no agreement");
 }
 
@@ -298,11 +299,11 @@ fn fields_that_differ_are_named_and_absent_ones_too() {
 fn a_blob_past_the_limit_is_an_error_of_its_sender_alone() {
     let mut run = Run::formed(2);
     let blobs = vec![Blob(vec![0; (64 << 10) + 1]), Blob::default()];
-    let call = run.step(0, "keys", Mask::all(2), StepKind::Exchange { blobs });
+    let call = run.round(0, "keys", Mask::all(2), RoundKind::Exchange { blobs });
     assert!(matches!(run.error(call), BootstrapError::Limit { value: 65_537, limit: 65_536, .. }));
-    let call = run.step(0, "keys", Mask::all(2), StepKind::Exchange { blobs: vec![Blob::default()] });
+    let call = run.round(0, "keys", Mask::all(2), RoundKind::Exchange { blobs: vec![Blob::default()] });
     assert!(matches!(run.error(call), BootstrapError::Invalid { .. }));
-    let call = run.step(0, "keys", [1].into_iter().collect(), StepKind::Barrier {});
+    let call = run.round(0, "keys", [1].into_iter().collect(), RoundKind::Barrier {});
     assert!(matches!(run.error(call), BootstrapError::Invalid { .. }));
 }
 
@@ -350,22 +351,22 @@ fn what_a_member_said_before_it_died_is_void() {
 #[test]
 fn a_step_that_waits_for_an_evicted_member_ends_with_the_decision() {
     let mut run = Run::formed(3);
-    let step = run.step(0, "x", Mask::all(3), StepKind::Barrier {});
+    let round = run.round(0, "x", Mask::all(3), RoundKind::Barrier {});
     run.report(0, &[2], false);
-    assert_eq!(run.answer(step), None);
+    assert_eq!(run.answer(round), None);
     run.report(1, &[2], false);
-    assert!(matches!(run.error(step), BootstrapError::PeerLost { rank: 2, .. }));
+    assert!(matches!(run.error(round), BootstrapError::PeerLost { rank: 2, .. }));
 }
 
 #[test]
 fn a_replacement_is_not_told_the_failures_of_its_predecessor() {
     let mut run = Run::formed(2);
-    run.step(0, "x", Mask::all(2), StepKind::Barrier {});
+    run.round(0, "x", Mask::all(2), RoundKind::Barrier {});
     run.pass(10 * SECOND, &[0]);
     run.close(1);
     run.join(7, 1, 77);
-    let call = run.step(7, "x", Mask::all(2), StepKind::Barrier {});
-    run.step(0, "x", Mask::all(2), StepKind::Barrier {});
+    let call = run.round(7, "x", Mask::all(2), RoundKind::Barrier {});
+    run.round(0, "x", Mask::all(2), RoundKind::Barrier {});
     assert_eq!(run.answer(call), Some(&Ok(Reply::Done {})));
 }
 
@@ -414,8 +415,8 @@ fn one_that_never_reports_is_left_out_at_the_deadline_and_told_when_it_comes() {
         },
     );
     assert!(matches!(run.error(late), BootstrapError::Evicted { rank: 2, epoch: 2, .. }));
-    let step = run.step(2, "x", Mask::all(3), StepKind::Barrier {});
-    assert!(matches!(run.error(step), BootstrapError::Evicted { rank: 2, .. }));
+    let round = run.round(2, "x", Mask::all(3), RoundKind::Barrier {});
+    assert!(matches!(run.error(round), BootstrapError::Evicted { rank: 2, .. }));
 }
 
 #[test]
@@ -482,9 +483,9 @@ fn a_replacement_is_refused_while_the_former_lives_then_exchanges_and_is_admitte
     assert_eq!(joined.view.states[1], RankState::Standby {});
     assert_eq!(joined.roster[1].member, 77);
     let all = Mask::all(2);
-    let exchange = |byte: u8| StepKind::Exchange { blobs: vec![Blob(vec![byte, 0]), Blob(vec![byte, 1])] };
-    run.step(7, "connect", all, exchange(7));
-    let call = run.step(0, "connect", all, exchange(9));
+    let exchange = |byte: u8| RoundKind::Exchange { blobs: vec![Blob(vec![byte, 0]), Blob(vec![byte, 1])] };
+    run.round(7, "connect", all, exchange(7));
+    let call = run.round(0, "connect", all, exchange(9));
     let Some(Ok(Reply::Blobs { blobs })) = run.answer(call) else { panic!("no exchange with standby") };
     assert_eq!(blobs[1].0, [7, 0]);
     let member = run.report(0, &[1], true);
@@ -631,7 +632,7 @@ proptest! {
                 Move::Barrier { rank } => {
                     let walker = &walkers[rank as usize];
                     if !walker.dead {
-                        let call = run.step(walker.conn, "b", Mask::all(WALKERS), StepKind::Barrier {});
+                        let call = run.round(walker.conn, "b", Mask::all(WALKERS), RoundKind::Barrier {});
                         asked.push((call, rank, run.now));
                     }
                 }

@@ -40,12 +40,13 @@ fn request() -> impl Strategy<Value = Request> {
         },
     );
     let kind = prop_oneof![
-        proptest::collection::vec(blob(), 0..5).prop_map(|blobs| StepKind::Exchange { blobs }),
-        Just(StepKind::Barrier {}),
-        fields().prop_map(|fields| StepKind::Agree { fields }),
+        proptest::collection::vec(blob(), 0..5).prop_map(|blobs| RoundKind::Exchange { blobs }),
+        Just(RoundKind::Barrier {}),
+        fields().prop_map(|fields| RoundKind::Agree { fields }),
     ];
-    let step = (text(), set(), time(), kind)
-        .prop_map(|(tag, ranks, deadline, kind)| Request::Step { step: Step { tag, ranks, deadline, kind } });
+    let round = (text(), set(), time(), kind).prop_map(|(tag, ranks, deadline, kind)| Request::Round {
+        round: Round { tag, ranks, deadline, kind },
+    });
     let report =
         (any::<u32>(), set(), any::<bool>(), time()).prop_map(|(epoch, suspects, admit, deadline)| {
             Request::Report { report: Report { epoch, suspects, admit, deadline } }
@@ -54,7 +55,7 @@ fn request() -> impl Strategy<Value = Request> {
     let add = (text(), any::<i64>()).prop_map(|(key, amount)| Request::Add { key, amount });
     let get = (proptest::collection::vec(text(), 0..4), time())
         .prop_map(|(keys, deadline)| Request::Get { keys, deadline });
-    prop_oneof![join, step, report, Just(Request::Leave {}), set, add, get]
+    prop_oneof![join, round, report, Just(Request::Leave {}), set, add, get]
 }
 
 fn view() -> impl Strategy<Value = View> {

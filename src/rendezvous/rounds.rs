@@ -1,6 +1,6 @@
-//! Collective steps by name: exchange, barrier, agreement on fields.
+//! Collective rounds by name: exchange, barrier, agreement on fields.
 //!
-//! A step begins with its first part and ends when every participant has handed in its own, or fails for all of them
+//! A round begins with its first part and ends when every participant has handed in its own, or fails for all of them
 //! alike: those that have come are told at once, those still owed a part are told when they come, so that a late part
 //! is never taken for the first part of a repetition.
 
@@ -10,24 +10,24 @@ use std::time::Duration;
 use super::call::Call;
 use super::codec::Blob;
 use super::error::BootstrapError;
-use super::wire::{Fields, MAX_BLOB_BYTES, MAX_FIELDS, MAX_TEXT_BYTES, Reply, Step, StepKind};
+use super::wire::{Fields, MAX_BLOB_BYTES, MAX_FIELDS, MAX_TEXT_BYTES, Reply, Round, RoundKind};
 use crate::mask::Mask;
 
 /// The outcome of a call, for the one that made it.
 pub type Outcome = (Call, Result<Reply, BootstrapError>);
 
-/// Most bytes that the parts of open steps hold together.
+/// Most bytes that the parts of open rounds hold together.
 pub const MAX_HELD_BYTES: usize = 1 << 30;
-/// Most steps open at a time.
-pub const MAX_OPEN_STEPS: usize = 4096;
-/// Failed steps that are remembered for the participants that have not come.
+/// Most rounds open at a time.
+pub const MAX_OPEN_ROUNDS: usize = 4096;
+/// Failed rounds that are remembered for the participants that have not come.
 const MAX_FAILED: usize = 1024;
 
 type Key = (String, Mask);
 
-/// The open steps of a run.
+/// The open rounds of a run.
 #[derive(Debug, Default)]
-pub struct Steps {
+pub struct Rounds {
     open: BTreeMap<Key, Open>,
     failed: VecDeque<Failed>,
     held: usize,
@@ -44,7 +44,7 @@ struct Open {
 #[derive(Debug)]
 struct Part {
     call: Call,
-    kind: StepKind,
+    kind: RoundKind,
     bytes: usize,
 }
 
@@ -55,32 +55,32 @@ struct Failed {
     error: BootstrapError,
 }
 
-impl Steps {
+impl Rounds {
     /// Takes `rank`'s part at time `now`. Gives the outcomes that follow, its own or everybody's.
     ///
-    /// The caller has seen to it that all of `step.ranks` live; sizes and the caller's own place are checked here.
-    pub fn post(&mut self, now: Duration, rank: u32, world: u32, call: Call, step: Step) -> Vec<Outcome> {
-        let op = describe(&step);
+    /// The caller has seen to it that all of `round.ranks` live; sizes and the caller's own place are checked here.
+    pub fn post(&mut self, now: Duration, rank: u32, world: u32, call: Call, round: Round) -> Vec<Outcome> {
+        let op = describe(&round);
         let bytes =
-            match check(&op, rank, world, &step).and_then(|bytes| self.room(&op, bytes).map(|()| bytes)) {
+            match check(&op, rank, world, &round).and_then(|bytes| self.room(&op, bytes).map(|()| bytes)) {
                 Ok(bytes) => bytes,
                 Err(error) => return vec![(call, Err(error))],
             };
-        let key = (step.tag, step.ranks);
+        let key = (round.tag, round.ranks);
         if let Some(error) = self.owed(&key, rank) {
             return vec![(call, Err(error))];
         }
         let open = self.open.entry(key.clone()).or_insert_with(|| Open {
             op,
             started: now,
-            deadline: now + step.deadline,
+            deadline: now + round.deadline,
             parts: BTreeMap::new(),
         });
         let mut outcomes = Vec::new();
         self.held += bytes;
-        if let Some(former) = open.parts.insert(rank, Part { call, kind: step.kind, bytes }) {
+        if let Some(former) = open.parts.insert(rank, Part { call, kind: round.kind, bytes }) {
             self.held -= former.bytes;
-            let reason = "the same member began this step again; one call at a time".to_owned();
+            let reason = "the same member began this round again; one call at a time".to_owned();
             outcomes.push((former.call, Err(BootstrapError::OutOfOrder { op: open.op.clone(), reason })));
         }
         if open.parts.len() == key.1.len()
@@ -92,7 +92,7 @@ impl Steps {
         outcomes
     }
 
-    /// Ends every step that waits for `rank`, which is gone.
+    /// Ends every round that waits for `rank`, which is gone.
     pub fn lose(&mut self, rank: u32, host: &str, pid: u32) -> Vec<Outcome> {
         self.fail(
             |key, _| key.1.contains(rank),
@@ -100,7 +100,7 @@ impl Steps {
         )
     }
 
-    /// Ends every step whose deadline is past.
+    /// Ends every round whose deadline is past.
     pub fn expire(&mut self, now: Duration) -> Vec<Outcome> {
         self.fail(
             |_, open| open.deadline <= now,
@@ -119,14 +119,14 @@ impl Steps {
         self.failed.retain(|failed| !failed.owed.is_empty());
     }
 
-    /// The earliest deadline of an open step.
+    /// The earliest deadline of an open round.
     pub fn next_deadline(&self) -> Option<Duration> {
         self.open.values().map(|open| open.deadline).min()
     }
 
     fn room(&self, op: &str, bytes: usize) -> Result<(), BootstrapError> {
-        BootstrapError::check(op, "bytes held by open steps", self.held + bytes, MAX_HELD_BYTES)?;
-        BootstrapError::check(op, "open steps", self.open.len() + 1, MAX_OPEN_STEPS)
+        BootstrapError::check(op, "bytes held by open rounds", self.held + bytes, MAX_HELD_BYTES)?;
+        BootstrapError::check(op, "open rounds", self.open.len() + 1, MAX_OPEN_ROUNDS)
     }
 
     fn owed(&mut self, key: &Key, rank: u32) -> Option<BootstrapError> {
@@ -194,35 +194,35 @@ pub fn check_fields(op: &str, fields: &Fields) -> Result<(), BootstrapError> {
     Ok(())
 }
 
-fn describe(step: &Step) -> String {
-    let what = match &step.kind {
-        StepKind::Exchange { .. } => "exchange",
-        StepKind::Barrier {} => "barrier",
-        StepKind::Agree { .. } => "agree",
+fn describe(round: &Round) -> String {
+    let what = match &round.kind {
+        RoundKind::Exchange { .. } => "exchange",
+        RoundKind::Barrier {} => "barrier",
+        RoundKind::Agree { .. } => "agree",
     };
-    let tag: String = step.tag.chars().take(64).collect();
+    let tag: String = round.tag.chars().take(64).collect();
     format!("{what} \"{tag}\"")
 }
 
 /// Checks one part and gives the bytes that it holds.
-fn check(op: &str, rank: u32, world: u32, step: &Step) -> Result<usize, BootstrapError> {
-    BootstrapError::check(op, "bytes of the tag", step.tag.len(), MAX_TEXT_BYTES)?;
-    if !step.ranks.contains(rank) || !step.ranks.fits(world) {
+fn check(op: &str, rank: u32, world: u32, round: &Round) -> Result<usize, BootstrapError> {
+    BootstrapError::check(op, "bytes of the tag", round.tag.len(), MAX_TEXT_BYTES)?;
+    if !round.ranks.contains(rank) || !round.ranks.fits(world) {
         return Err(BootstrapError::Invalid {
             op: op.to_owned(),
             field: "ranks".to_owned(),
-            value: step.ranks.to_string(),
+            value: round.ranks.to_string(),
             reason: format!("must be ranks of a world of {world} and hold the caller, rank {rank}"),
         });
     }
-    match &step.kind {
-        StepKind::Exchange { blobs } if blobs.len() != world as usize => Err(BootstrapError::Invalid {
+    match &round.kind {
+        RoundKind::Exchange { blobs } if blobs.len() != world as usize => Err(BootstrapError::Invalid {
             op: op.to_owned(),
             field: "blobs".to_owned(),
             value: blobs.len().to_string(),
             reason: format!("there must be one blob per rank of the world, {world}"),
         }),
-        StepKind::Exchange { blobs } => {
+        RoundKind::Exchange { blobs } => {
             for (peer, blob) in blobs.iter().enumerate() {
                 BootstrapError::check(
                     op,
@@ -233,8 +233,8 @@ fn check(op: &str, rank: u32, world: u32, step: &Step) -> Result<usize, Bootstra
             }
             Ok(blobs.iter().map(|blob| blob.0.len()).sum())
         }
-        StepKind::Barrier {} => Ok(0),
-        StepKind::Agree { fields } => {
+        RoundKind::Barrier {} => Ok(0),
+        RoundKind::Agree { fields } => {
             check_fields(op, fields)?;
             Ok(fields.iter().map(|(name, value)| name.len() + value.len()).sum())
         }
@@ -251,7 +251,7 @@ fn finish(open: Open, world: u32) -> Vec<Outcome> {
     }
     let mut inboxes: BTreeMap<u32, Vec<Blob>> = BTreeMap::new();
     for (&from, part) in &mut parts {
-        if let StepKind::Exchange { blobs } = &mut part.kind {
+        if let RoundKind::Exchange { blobs } = &mut part.kind {
             for &to in &ranks {
                 let inbox = inboxes.entry(to).or_insert_with(|| vec![Blob::default(); world as usize]);
                 inbox[from as usize] = std::mem::take(&mut blobs[to as usize]);
@@ -266,13 +266,13 @@ fn finish(open: Open, world: u32) -> Vec<Outcome> {
     parts.into_values().zip(replies).map(|(part, reply)| (part.call, Ok(reply))).collect()
 }
 
-/// Whether the parts fit each other: the same kind of step, and equal fields where they are to be agreed on.
+/// Whether the parts fit each other: the same kind of round, and equal fields where they are to be agreed on.
 fn judge(open: &Open) -> Result<(), BootstrapError> {
     let mut parts = open.parts.iter();
     let Some((&first, lowest)) = parts.next() else { return Ok(()) };
     for (&rank, part) in parts {
         match (&lowest.kind, &part.kind) {
-            (StepKind::Agree { fields }, StepKind::Agree { fields: others }) => {
+            (RoundKind::Agree { fields }, RoundKind::Agree { fields: others }) => {
                 if let Some(error) = compare(&open.op, (first, fields), (rank, others)) {
                     return Err(error);
                 }
@@ -282,7 +282,7 @@ fn judge(open: &Open) -> Result<(), BootstrapError> {
                 return Err(BootstrapError::OutOfOrder {
                     op: open.op.clone(),
                     reason: format!(
-                        "rank {first} and rank {rank} use the same tag for different kinds of step; give each its own tag"
+                        "rank {first} and rank {rank} use the same tag for different kinds of round; give each its own tag"
                     ),
                 });
             }
