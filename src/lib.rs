@@ -53,8 +53,8 @@
 //!
 //! # When a rank fails
 //! Every wait is bounded. An operation whose peer dies or falls silent ends with what has arrived, and its [`Outcome`] names
-//! the ranks that are missing: no call hangs, and none fails for it. The survivors then agree on who goes on
-//! ([`EpBuffer::recover`]), and a replacement may join ([`group`]).
+//! the ranks that are missing: no call hangs, and none fails for it. The group agrees on who goes on, from
+//! which step, and [`Group::step`] puts that into effect; a replacement may join ([`group`]).
 //!
 //! A rank shows that it lives by taking part. While peers wait for it, it calls its next operation, or the other half of the
 //! one it has begun, within one [deadline](EpConfig::deadline) of its last call; awaiting an [`Event`] takes part too. A rank
@@ -91,6 +91,7 @@
 //! | `epwire_errors_total` | counter | operations | ended with an [`Error`] |
 //! | `epwire_abandoned_total` | counter | operations | futures dropped before they had ended |
 
+mod aside;
 mod buffer;
 mod config;
 pub mod cuda;

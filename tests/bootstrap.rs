@@ -9,15 +9,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use epwire::env::Token;
-use epwire::group::{Group, GroupOptions};
+use epwire::group::{Group, GroupOptions, Step};
 use epwire::rendezvous::auth::{Role, Transcript};
 use epwire::rendezvous::driver::{ClientOptions, Heartbeat, Server, ServerOptions};
 use epwire::rendezvous::wire::{
-    Frame, HEADER_BYTES, Join, PROTOCOL_VERSION, Reply, Request, Round, RoundKind, body_length, decode,
-    encode,
+    Frame, HEADER_BYTES, Join, Notice, PROTOCOL_VERSION, Reply, Request, Round, RoundKind, body_length,
+    decode, encode,
 };
 use epwire::rendezvous::{Blob, BootstrapError, Identity, Mask, RankState};
 use epwire::store::{MAX_VALUE_BYTES, Store};
+use epwire::{EpBuffer, EpConfig, Error};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -96,6 +97,15 @@ impl Raw {
         bytes.resize(HEADER_BYTES + length, 0);
         self.0.read_exact(&mut bytes[HEADER_BYTES..]).unwrap();
         decode(&bytes).unwrap()
+    }
+
+    /// The first frame of which `take` takes something.
+    fn receive_until<T>(&mut self, take: impl Fn(Frame) -> Option<T>) -> T {
+        loop {
+            if let Some(taken) = take(self.receive()) {
+                return taken;
+            }
+        }
     }
 
     fn handshake(mut self) -> Self {
@@ -462,6 +472,22 @@ fn a_barrier_that_somebody_misses_names_that_rank_within_the_deadline() {
     assert!(began.elapsed() < 2 * SECOND);
 }
 
+/// The next change of membership, as all of `groups` have it.
+fn changed(groups: &[Group]) -> (String, u32) {
+    let began = Instant::now();
+    let change = |group: &Group| loop {
+        assert!(began.elapsed() < 5 * SECOND, "rank {} goes on as before", group.rank());
+        match group.step_blocking() {
+            Ok(Step { change: Some(change), number, .. }) => return Ok((change, number)),
+            Ok(_) => std::thread::sleep(SECOND / 1000),
+            Err(error) => return Err(error),
+        }
+    };
+    let changes: Vec<_> = all(groups, change).into_iter().map(Result::unwrap).collect();
+    assert!(changes.iter().all(|change| *change == changes[0]), "{changes:?}");
+    (changes[0].0.members.to_string(), changes[0].0.epoch)
+}
+
 #[test]
 fn survivors_agree_and_a_replacement_is_admitted() {
     let (server, mut groups) = formed(3);
@@ -472,23 +498,39 @@ fn survivors_agree_and_a_replacement_is_admitted() {
         assert!(dead.elapsed() < 2 * SECOND, "{:?}", watch.borrow());
         std::thread::sleep(SECOND / 100);
     }
-    for decision in all(&groups, |group| group.agree_active_blocking(Mask::EMPTY, false).unwrap()) {
-        assert_eq!((decision.mask.to_string().as_str(), decision.epoch), ("0-1", 2));
-    }
+    assert_eq!(changed(&groups), ("0-1".to_owned(), 2));
     all(&groups, |group| group.barrier_blocking("two of us").unwrap());
 
-    groups.push(Group::join_blocking(options(2, 3, server.local_addr())).unwrap());
-    assert!(groups[2].is_standby());
-    let everybody = Mask::all(3);
-    let blobs = all(&groups, |group| {
-        group.exchange_among_blocking(everybody, "connect", vec![vec![group.rank() as u8]; 3]).unwrap()
-    });
-    assert_eq!(blobs[0], [[0], [1], [2]]);
-    for decision in all(&groups, |group| group.agree_active_blocking(Mask::EMPTY, true).unwrap()) {
-        assert_eq!((decision.mask, decision.epoch), (everybody, 3));
-    }
-    assert!(!groups[2].is_standby());
+    let newcomer = Group::join_blocking(options(2, 3, server.local_addr())).unwrap();
+    assert!(newcomer.is_standby());
+    let entered = std::thread::spawn(move || (newcomer.step_blocking(), newcomer));
+    let both = changed(&groups);
+    assert_eq!(both, ("0-2".to_owned(), 3));
+    let (first, newcomer) = entered.join().unwrap();
+    assert_eq!(first.unwrap().change.map(|change| change.members), Some(Mask::all(3)));
+    assert!(!newcomer.is_standby());
+    groups.push(newcomer);
     all(&groups, |group| group.barrier_blocking("three again").unwrap());
+}
+
+#[test]
+fn a_newcomer_with_other_buffers_than_the_members_have_is_not_admitted() {
+    let (server, groups) = formed(2);
+    let [zero, one]: [Group; 2] = groups.try_into().unwrap();
+    drop(one);
+    let newcomer = Group::join_blocking(options(1, 2, server.local_addr())).unwrap();
+    let buffer = EpBuffer::create_blocking(&newcomer, EpConfig::new(1, 64, 2, 1)).unwrap();
+    let began = Instant::now();
+    let error = newcomer.with_deadline(SECOND).step_blocking().unwrap_err();
+    let Error::Bootstrap(error) = error else { panic!("{error}") };
+    assert!(matches!(*error, BootstrapError::Timeout { .. }), "{error}");
+    assert!((SECOND..2 * SECOND).contains(&began.elapsed()), "{:?}", began.elapsed());
+    // Without it, it fits.
+    drop(buffer);
+    let entered = std::thread::spawn(move || newcomer.step_blocking());
+    assert_eq!(changed(std::slice::from_ref(&zero)), ("0".to_owned(), 2));
+    assert_eq!(changed(&[zero]), ("0-1".to_owned(), 3));
+    assert!(entered.join().unwrap().unwrap().change.is_some());
 }
 
 #[test]
@@ -503,10 +545,7 @@ fn one_that_falls_silent_keeps_its_rank_until_its_socket_closes() {
     };
     let groups: Vec<Group> = members.join().unwrap().into_iter().map(Result::unwrap).collect();
 
-    let suspects = [2].into_iter().collect();
-    for decision in all(&groups, |group| group.agree_active_blocking(suspects, false).unwrap()) {
-        assert_eq!((decision.mask.to_string().as_str(), decision.epoch), ("0-1", 2));
-    }
+    assert_eq!(changed(&groups), ("0-1".to_owned(), 2));
     let error = Group::join_blocking(options(2, 3, address)).unwrap_err();
     match &error {
         BootstrapError::Fenced { rank: 2, host, pid: 4242, .. } => assert_eq!(host, "rawhost"),
@@ -547,29 +586,30 @@ fn one_that_is_cut_off_for_garbage_is_suspect_not_dead() {
     assert!(Group::join_blocking(options(1, 2, address)).unwrap().is_standby());
 }
 
+/// It says nothing for a lease, learns that the others went on, and is admitted again.
 #[test]
 fn an_evicted_member_is_told_rejoins_and_comes_back() {
-    let (_server, groups) = formed(3);
-    let suspects = [2].into_iter().collect();
-    for decision in all(&groups[..2], |group| group.agree_active_blocking(suspects, false).unwrap()) {
-        assert_eq!(decision.mask.to_string(), "0-1");
-    }
-    let error = groups[2].agree_active_blocking(Mask::EMPTY, false).unwrap_err();
-    assert!(matches!(error, BootstrapError::Evicted { rank: 2, epoch: 2, .. }), "{error}");
-    groups[2].rejoin_blocking().unwrap();
-    for decision in all(&groups, |group| group.agree_active_blocking(Mask::EMPTY, true).unwrap()) {
-        assert_eq!((decision.mask, decision.epoch), (Mask::all(3), 3));
-    }
-}
-
-#[test]
-fn a_lone_accuser_is_told_that_it_has_no_quorum_and_the_group_goes_on() {
-    let (_server, groups) = formed(3);
-    let accused = [0, 1].into_iter().collect();
-    let error = groups[2].with_deadline(SECOND / 2).agree_active_blocking(accused, false).unwrap_err();
-    let BootstrapError::NoQuorum { missing, .. } = error else { panic!("{error}") };
-    assert_eq!(*missing, accused);
-    all(&groups, |group| group.barrier_blocking("all three").unwrap());
+    let server = serve(3);
+    let address = server.local_addr();
+    let members = std::thread::spawn(move || join_all([0, 1].map(|rank| options(rank, 3, address))));
+    let mut late = Raw::connect(address).handshake();
+    late.join(2, 3);
+    let groups: Vec<Group> = members.join().unwrap().into_iter().map(Result::unwrap).collect();
+    assert_eq!(changed(&groups), ("0-1".to_owned(), 2));
+    let settled = late.receive_until(|frame| match frame {
+        Frame::Settled { outcome: Ok(decision), .. } => Some(decision),
+        _ => None,
+    });
+    assert_eq!((settled.epoch, settled.mask), (2, Mask::all(2)));
+    late.join(2, 3);
+    let joined = late.receive_until(|frame| match frame {
+        Frame::Answer { result: Ok(Reply::Joined { joined }), .. } => Some(joined),
+        _ => None,
+    });
+    assert_eq!(joined.view.states[2], RankState::Standby {});
+    // Whoever was connected is connected: it is asked nothing.
+    late.send(&Frame::Notice { notice: Notice::Ready {} });
+    assert_eq!(changed(&groups), ("0-2".to_owned(), 3));
 }
 
 #[test]
@@ -655,11 +695,7 @@ fn threads_form_a_group_without_sockets() {
     let mut groups = groups;
     assert_eq!(groups[0].watch().borrow().states, [RankState::Alive {}; 8]);
     drop(groups.remove(3));
-    for decision in
-        all(&groups, |group| group.agree_active_blocking([3].into_iter().collect(), false).unwrap())
-    {
-        assert_eq!((decision.mask.to_string().as_str(), decision.epoch), ("0-2,4-7", 2));
-    }
+    assert_eq!(changed(&groups), ("0-2,4-7".to_owned(), 2));
     assert!(matches!(Group::threads(0), Err(BootstrapError::Limit { .. })));
     assert!(matches!(Group::threads(1025), Err(BootstrapError::Limit { .. })));
 }

@@ -43,8 +43,8 @@ fn the_quick_start_is_the_example_of_the_crate() {
 
 #[test]
 fn the_admission_of_a_replacement_is_what_chaos_runs() {
-    let shown = concat!("\n```rust,no_run\n", include_str!("chaos/admit.rs"), "```\n");
-    assert!(README.contains(shown), "put tests/chaos/admit.rs into the README");
+    let shown = concat!("\n```rust,no_run\n", include_str!("steps/serve.rs"), "```\n");
+    assert!(README.contains(shown), "put tests/steps/serve.rs into the README");
 }
 
 #[test]

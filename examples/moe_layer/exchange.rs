@@ -300,7 +300,7 @@ fn values<T: Half>(payload: Payload, rows: &[u8], scales: &[u8], hidden: usize) 
 }
 
 /// A degraded operation lacks rows, and this example has a use for all of them. A server would go on: with the tokens
-/// that are whole, and after [`EpBuffer::recover`] without the ranks that are missing.
+/// that are whole, and after [`Group::step`](epwire::Group::step) has changed the membership without the ranks that are missing.
 pub fn complete(outcome: &Outcome) -> Result<()> {
     if outcome.is_complete() {
         return Ok(());

@@ -4,26 +4,31 @@
 //! deadline. Async forms therefore do it on a thread of their own, which ends within that deadline whether or not
 //! somebody still waits for it.
 
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use super::aside::aside;
 use super::ep_buffer::{EpBuffer, Inner};
+use crate::aside::aside;
 use crate::config::{EpConfig, Path};
 use crate::error::{Error, Failure, Result};
-use crate::group::Group;
-use crate::mask::Mask;
+use crate::group::{Follower, Group};
 use crate::sys;
 
 impl EpBuffer {
     /// Creates the buffer of every member of `group` and connects them: all members call this with equal configurations
     /// (`threads`, `paths`, `sms` and the ordinal of the device may differ), as often and in the same order. A field that
-    /// differs is named.
+    /// differs is named. A member on standby creates as many by itself, in that order too: members connect it beside what they
+    /// do, and the [`Group::step`] that admits it begins its membership.
     ///
     /// Never blocks the executor. Ends within the group's deadline for each of the three steps that the members take
     /// together, and [`EpConfig::deadline`] for connecting to all of them. Dropping the future gives the buffer up; what
     /// it was doing ends within the same bounds.
     pub async fn create(group: &Group, config: EpConfig) -> Result<Self> {
         let (rank, world) = (group.rank(), group.world());
+        if group.is_standby() {
+            let made = aside("create", rank, move || Self::unconnected(rank, world, config));
+            return Ok(made.await?.following(group));
+        }
         let fields = config.fields();
         let made = aside("create", rank, move || Self::unconnected(rank, world, config)?.exported());
         let (buffer, blobs) = made.await?;
@@ -32,19 +37,30 @@ impl EpBuffer {
         buffer.connect_all(&blobs).await?;
         // Nobody may send before everybody is connected: an epoch word posted by set_active is the first thing a peer reads.
         group.barrier("buffer").await?;
-        buffer.begin(Mask::all(world), 1).await?;
-        Ok(buffer)
+        let (inner, decision) = (buffer.inner.clone(), group.active());
+        aside("create", rank, move || inner.begin(&decision)).await?;
+        Ok(buffer.following(group))
     }
 
     /// [`EpBuffer::create`] for a plain thread. Not for a thread that serves an async executor.
     pub fn create_blocking(group: &Group, config: EpConfig) -> Result<Self> {
-        let (buffer, blobs) = Self::unconnected(group.rank(), group.world(), config)?.exported()?;
+        let buffer = Self::unconnected(group.rank(), group.world(), config)?;
+        if group.is_standby() {
+            return Ok(buffer.following(group));
+        }
+        let (buffer, blobs) = buffer.exported()?;
         group.agree_blocking("buffer", buffer.config().fields())?;
         let blobs = group.exchange_blocking("buffer", blobs)?;
         buffer.connect_all_blocking(&blobs)?;
         group.barrier_blocking("buffer")?;
-        buffer.set_active(&Mask::all(group.world()), 1, 0)?;
-        Ok(buffer)
+        buffer.inner.begin(&group.active())?;
+        Ok(buffer.following(group))
+    }
+
+    fn following(self, group: &Group) -> Self {
+        let inner: Weak<Inner> = Arc::downgrade(&self.inner);
+        group.follow(inner);
+        self
     }
 
     /// With what it exports, by peer; nothing for itself.

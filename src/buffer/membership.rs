@@ -1,10 +1,12 @@
 //! Who takes part in a buffer's operations: beginning a membership, and going on without the ranks that failed.
 
-use super::aside::aside;
-use super::ep_buffer::EpBuffer;
+use std::time::Duration;
+
+use super::ep_buffer::{EpBuffer, Inner};
 use crate::error::Result;
-use crate::group::Group;
+use crate::group::Follower;
 use crate::mask::Mask;
+use crate::rendezvous::Decision;
 
 /// A membership, and what has become of it since [`EpBuffer::set_active`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,38 +29,13 @@ impl EpBuffer {
     /// Begins a membership: every member calls it with the same mask, epoch and step, with no lane held. `epoch` is in
     /// `1..=8388607` and larger than any before. `step` is that of the group at which the membership begins, below 2^41; 0 in
     /// programs that count none. Members that begin the epoch at different steps do not take part in each other's operations:
-    /// [`Cause::Step`](crate::Cause::Step). Clears suspects. [`EpBuffer::recover`] finds mask and epoch by agreement.
+    /// [`Cause::Step`](crate::Cause::Step). Clears suspects. For a buffer
+    /// that was created with a group [`Group::step`](crate::Group::step) does this.
     ///
     /// On GPUs this waits on the calling thread for what has been enqueued before, and then for the GPU to take the change, each
     /// for a deadline at most: [`Error::Timeout`](crate::Error::Timeout). Between them the buffer's other calls go on.
     pub fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()> {
         self.inner.ffi.set_active(active, epoch, step)
-    }
-
-    /// Agrees with the surviving members of `group` on who goes on and in which epoch, then begins that membership. All
-    /// survivors call it, each with no lane held. Not for replacements: those connect first. Never blocks the executor.
-    ///
-    /// Errors: as [`Group::agree_active`]. After [`NoQuorum`](crate::rendezvous::BootstrapError::NoQuorum) the membership is what
-    /// it was, and operations go on without the ranks that this one suspects.
-    pub async fn recover(&self, group: &Group) -> Result<(Mask, u32)> {
-        let suspects = self.membership()?.suspects;
-        let decision = group.agree_active(suspects, false).await?;
-        self.begin(decision.mask, decision.epoch).await?;
-        Ok((decision.mask, decision.epoch))
-    }
-
-    /// [`EpBuffer::recover`] for a plain thread. Not for a thread that serves an async executor.
-    pub fn recover_blocking(&self, group: &Group) -> Result<(Mask, u32)> {
-        let suspects = self.membership()?.suspects;
-        let decision = group.agree_active_blocking(suspects, false)?;
-        self.set_active(&decision.mask, decision.epoch, 0)?;
-        Ok((decision.mask, decision.epoch))
-    }
-
-    /// [`EpBuffer::set_active`] on a thread of its own, in a group that counts no steps.
-    pub(super) async fn begin(&self, active: Mask, epoch: u32) -> Result<()> {
-        let inner = self.inner.clone();
-        aside("set_active", self.rank(), move || inner.ffi.set_active(&active, epoch, 0)).await
     }
 
     /// The group goes on without these ranks: they become suspects of this membership, and waits for them, running and future
@@ -86,5 +63,32 @@ impl EpBuffer {
     /// For every expert, whether its rank is active and not given up.
     pub fn reachable_experts(&self) -> Result<Vec<bool>> {
         self.inner.ffi.reachable_experts(self.inner.config.experts)
+    }
+}
+
+impl Follower for Inner {
+    fn begin(&self, decision: &Decision) -> Result<()> {
+        self.ffi.set_active(&decision.mask, decision.epoch, decision.step)
+    }
+
+    fn revoke(&self, peers: &Mask) -> Result<()> {
+        self.ffi.revoke(peers)
+    }
+
+    fn silent(&self) -> Result<(u32, Mask)> {
+        let now = self.ffi.membership()?;
+        Ok((now.epoch, Mask::from_words(now.silent.bits)))
+    }
+
+    fn reaches(&self, peer: u32, timeout: Duration) -> bool {
+        self.ffi.probe(peer, timeout).is_ok()
+    }
+
+    fn export(&self, peer: u32) -> Result<Vec<u8>> {
+        self.ffi.export(peer)
+    }
+
+    fn connect(&self, peer: u32, blob: &[u8], timeout: Duration) -> Result<()> {
+        self.ffi.connect(peer, blob, timeout)
     }
 }

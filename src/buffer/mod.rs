@@ -1,6 +1,5 @@
 //! A rank's end of dispatch and combine.
 
-mod aside;
 mod buffers;
 mod connect;
 mod dispatch;

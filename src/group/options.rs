@@ -24,6 +24,7 @@ pub struct GroupOptions {
     pub(super) join_deadline: Duration,
     pub(super) deadline: Duration,
     pub(super) heartbeat: Heartbeat,
+    pub(super) lead: u64,
 }
 
 impl GroupOptions {
@@ -45,6 +46,7 @@ impl GroupOptions {
             join_deadline: Duration::from_secs(120),
             deadline: Duration::from_secs(30),
             heartbeat: Heartbeat::default(),
+            lead: 0,
         }
     }
 
@@ -109,6 +111,14 @@ impl GroupOptions {
     /// How long each operation of the group may take.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Steps that this member may begin beyond the last one while it waits for the outcome of a change: so many later the change
+    /// takes effect, and [`Group::step`](super::Group::step) need not wait. For those who enqueue steps ahead, or whose
+    /// steps are shorter than a message to the server and back. 0 unless changed; it does not apply while a member is lost.
+    pub fn lead(mut self, steps: u64) -> Self {
+        self.lead = steps;
         self
     }
 

@@ -162,7 +162,7 @@ pub enum BootstrapError {
     },
     /// A participant died, left or was evicted while the others waited for it.
     #[error(
-        "{op}: rank {rank} (process {pid} on {host}) is gone; agree on the survivors with agree_active and repeat"
+        "{op}: rank {rank} (process {pid} on {host}) is gone; repeat once Group::step has told who goes on"
     )]
     PeerLost {
         /// What was being done, with its tag.

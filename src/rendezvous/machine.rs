@@ -1,4 +1,5 @@
-//! What the rendezvous server decides: who is a member, who is dead, which round is complete, which mask is next.
+//! What the rendezvous server decides: who is a member, who is dead, which round is complete, who goes on after a
+//! failure.
 //!
 //! A pure state machine. Events and the time go in, actions come out; sockets, timers and randomness live in
 //! [`driver`](super::driver). The same events at the same times give the same actions.
@@ -8,14 +9,18 @@
 //! incarnation may take its rank. A member that is silent past its lease, or whose connection this side gave up, is only
 //! *suspect*: it may be stopped and run again, and its rank is refused to others.
 
+mod change;
+mod changes;
 mod event;
-mod membership;
+mod introductions;
+mod life;
+mod meet;
 mod state;
 mod store;
 
 pub use super::call::{Call, ConnId};
+pub use change::MAX_EPOCH;
 pub use event::{Action, Event};
-pub use membership::MAX_EPOCH;
 pub use state::{Machine, Settings};
 pub use store::{MAX_KEY_BYTES, MAX_STORE_BYTES, MAX_VALUE_BYTES};
 
@@ -25,7 +30,9 @@ use std::time::Duration;
 use self::state::{Life, Member, Role};
 use super::error::BootstrapError;
 use super::rounds::{check_fields, compare};
-use super::wire::{Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, Reply, Request, Round};
+use super::wire::{
+    Decision, Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, Reply, Request, Round,
+};
 use crate::mask::Mask;
 
 impl Machine {
@@ -37,6 +44,12 @@ impl Machine {
                 self.request(now, call, *request);
             }
             Event::Heard { conn } => self.heard(now, conn),
+            Event::Noticed { conn, notice } => {
+                self.heard(now, conn);
+                if let Some(rank) = self.conns.get(&conn).copied() {
+                    self.noticed(rank, notice);
+                }
+            }
             Event::Closed { conn, by_peer } => {
                 self.store.forget(conn);
                 self.closed(conn, by_peer);
@@ -49,20 +62,19 @@ impl Machine {
             Event::Tick => self.end_leases(now),
         }
         self.expire(now);
-        self.decide(now);
+        self.consider(now);
         self.show();
         std::mem::take(&mut self.actions)
     }
 
     /// When the next [`Event::Tick`] is due.
     pub fn next_deadline(&self) -> Option<Duration> {
-        let leases = self.members().filter(|member| self.epoch > 0 && member.life == Life::Heard);
+        let leases = self.members().filter(|member| self.decision.epoch > 0 && member.life == Life::Heard);
         let leases = leases.map(|member| member.last_heard + self.settings.lease).min();
         let gathering = self.gathering.map(|(_, deadline)| deadline);
-        let agreement = self.agreement.as_ref().map(|agreement| agreement.deadline);
-        let ready = self.ready.values().map(|(_, _, deadline)| *deadline).min();
+        let (changes, introductions) = (self.changes.next_deadline(), self.introductions.next_deadline());
         let (rounds, store) = (self.rounds.next_deadline(), self.store.next_deadline());
-        [leases, gathering, agreement, ready, rounds, store].into_iter().flatten().min()
+        [leases, gathering, changes, introductions, rounds, store].into_iter().flatten().min()
     }
 
     fn heard(&mut self, now: Duration, conn: ConnId) {
@@ -84,10 +96,8 @@ impl Machine {
                 }
             }
             (Request::Round { round }, Some(rank)) => self.round(now, rank, call, round),
-            (Request::Report { report }, Some(rank)) => {
-                if let Err(error) = self.report(now, rank, call, report) {
-                    self.answer(call, Err(error));
-                }
+            (Request::Introduce { rank: peer, blobs, deadline }, Some(rank)) => {
+                self.introduce(now, (call, rank), peer, blobs, deadline);
             }
             (Request::Leave {}, Some(rank)) => {
                 self.answer(call, Ok(Reply::Done {}));
@@ -122,7 +132,7 @@ impl Machine {
         let former = self.seat(rank);
         let same = former.is_some_and(|member| member.identity.member == join.identity.member);
         let mut role = Role::Active;
-        if self.epoch == 0 {
+        if self.decision.epoch == 0 {
             if let Some(Member { identity: Identity { host, pid, .. }, .. }) = former.filter(|_| !same) {
                 return Err(BootstrapError::DuplicateRank {
                     op: op_join(),
@@ -146,6 +156,7 @@ impl Machine {
         // An incarnation that comes by a new connection has given the former one up.
         let former_conn = former.and_then(|member| member.conn).filter(|conn| *conn != call.conn);
         let superseded = former.and_then(|member| member.joining);
+        let former_met = former.map(|member| member.met).unwrap_or_default();
         if let Some(conn) = former_conn {
             self.conns.remove(&conn);
             self.actions.push(Action::Close { conn });
@@ -158,7 +169,9 @@ impl Machine {
             self.rounds.replace(rank);
         }
         self.conns.insert(call.conn, rank);
-        self.view_changed = self.epoch > 0;
+        self.changes.forget(rank);
+        self.view_changed = self.decision.epoch > 0;
+        let met = if same { former_met } else { self.forget_meetings(rank) };
         let deadline = now + join.deadline.min(self.settings.join_deadline);
         self.seats[rank as usize] = Some(Member {
             identity: join.identity,
@@ -167,9 +180,12 @@ impl Machine {
             conn: Some(call.conn),
             last_heard: now,
             joining: Some(call),
+            ready: false,
+            met,
+            meeting: Mask::EMPTY,
             config: join.config,
         });
-        if self.epoch > 0 {
+        if self.decision.epoch > 0 {
             self.welcome();
         } else {
             let (began, earliest) = self.gathering.unwrap_or((now, deadline));
@@ -225,8 +241,9 @@ impl Machine {
             return self.disband(error);
         }
         self.config = self.seats[0].as_ref().map(|member| member.config.clone()).unwrap_or_default();
-        self.epoch = 1;
-        self.mask = Mask::all(self.settings.world);
+        self.decision = Decision { mask: Mask::all(self.settings.world), epoch: 1, step: 1 };
+        let everybody = self.decision.mask;
+        self.seats.iter_mut().flatten().for_each(|member| member.met = everybody);
         self.welcome();
     }
 
@@ -259,8 +276,10 @@ impl Machine {
     fn round(&mut self, now: Duration, rank: u32, call: Call, round: Round) {
         let op = || format!("round \"{}\"", round.tag.chars().take(64).collect::<String>());
         let refusal = match self.seat(rank).map(|member| member.role) {
-            Some(Role::Evicted) => Some(BootstrapError::Evicted { op: op(), rank, epoch: self.epoch }),
-            _ if self.epoch == 0 => Some(BootstrapError::OutOfOrder {
+            Some(Role::Evicted) => {
+                Some(BootstrapError::Evicted { op: op(), rank, epoch: self.decision.epoch })
+            }
+            _ if self.decision.epoch == 0 => Some(BootstrapError::OutOfOrder {
                 op: op(),
                 reason: "the run has not come together yet".to_owned(),
             }),
@@ -283,7 +302,7 @@ impl Machine {
 
     /// Only when time is all that happened: signs of life that the driver holds come as events before the next tick.
     fn end_leases(&mut self, now: Duration) {
-        if self.epoch == 0 {
+        if self.decision.epoch == 0 {
             return;
         }
         let lease = self.settings.lease;
@@ -308,17 +327,8 @@ impl Machine {
         }
         let mut outcomes = self.rounds.expire(now);
         outcomes.extend(self.store.expire(now));
+        outcomes.extend(self.introductions.expire(now));
         self.answer_all(outcomes);
-        let late: Vec<u32> =
-            self.ready.iter().filter(|(_, (_, _, until))| *until <= now).map(|(rank, _)| *rank).collect();
-        for rank in late {
-            if let Some((call, began, until)) = self.ready.remove(&rank) {
-                let op = "wait to be admitted".to_owned();
-                let (elapsed, deadline) = (now - began, until - began);
-                let missing = Box::new(self.mask);
-                self.answer(call, Err(BootstrapError::Timeout { op, elapsed, deadline, missing }));
-            }
-        }
     }
 
     /// Shows the membership to all who are connected, if it changed.

@@ -1,20 +1,22 @@
 //! How the ranks of a run meet, agree, and stay informed about each other.
 //!
 //! * [`machine`]: what the server decides, as a pure state machine: no I/O, no clock, no randomness;
-//! * [`rounds`] and [`agreement`]: its two larger rules, named collective rounds and the next mask;
+//! * [`rounds`] and [`removal`]: its two larger rules, named collective rounds and who goes after a failure;
+//! * [`pace`]: a member's part in a change of membership, as pure;
 //! * [`wire`]: the frames, with a decoder that any bytes may be thrown at;
 //! * [`auth`]: the shared token, shown by HMAC challenge in both directions;
 //! * [`driver`]: sockets and timers around it, on tokio.
 //!
 //! Most programs use [`Group`](crate::group::Group) and come here only to host a [`driver::Server`] of their own.
 
-pub mod agreement;
 pub mod auth;
 mod call;
 pub(crate) mod codec;
 pub mod driver;
 mod error;
 pub mod machine;
+pub mod pace;
+pub mod removal;
 pub mod rounds;
 pub mod wire;
 

@@ -93,20 +93,6 @@ pub struct Round {
 }
 wire!(struct Round { tag, ranks, deadline, kind });
 
-/// A member's part in the agreement on the next mask.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// The epoch that the member is in.
-    pub epoch: u32,
-    /// The peers it gave up.
-    pub suspects: Mask,
-    /// Whether standby members may enter.
-    pub admit: bool,
-    /// How long the agreement may take from its first report on.
-    pub deadline: Duration,
-}
-wire!(struct Report { epoch, suspects, admit, deadline });
-
 /// What a client asks of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -120,10 +106,14 @@ pub enum Request {
         /// The member's part.
         round: Round,
     },
-    /// Agree on the next mask and epoch.
-    Report {
-        /// The member's part.
-        report: Report,
+    /// Connect this member, which is on standby, with a peer; answered by the blobs that the peer exports for it.
+    Introduce {
+        /// The peer.
+        rank: u32,
+        /// What this member exports for it, a blob for each of its buffers.
+        blobs: Vec<Blob>,
+        /// How long to wait for the peer.
+        deadline: Duration,
     },
     /// End the membership.
     Leave {},
@@ -152,7 +142,7 @@ pub enum Request {
 wire!(enum Request {
     1 => Join { join },
     2 => Round { round },
-    3 => Report { report },
+    3 => Introduce { rank, blobs, deadline },
     4 => Leave {},
     5 => Set { key, value },
     6 => Add { key, amount },
@@ -187,10 +177,12 @@ pub struct View {
     pub epoch: u32,
     /// Ranks that are members in this epoch.
     pub mask: Mask,
+    /// The first step of it.
+    pub step: u64,
     /// How each rank stands, indexed by rank.
     pub states: Vec<RankState>,
 }
-wire!(struct View { epoch, mask, states });
+wire!(struct View { epoch, mask, step, states });
 
 /// The answer to a join.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -202,15 +194,104 @@ pub struct Joined {
 }
 wire!(struct Joined { roster, view });
 
-/// Who the members are from an epoch on.
+/// Who the members are from a step on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// The members.
     pub mask: Mask,
     /// The epoch in which they are.
     pub epoch: u32,
+    /// The first step of it, counted from 1 since the run began.
+    pub step: u64,
 }
-wire!(struct Decision { mask, epoch });
+wire!(struct Decision { mask, epoch, step });
+
+/// What the group asks of a member when the membership is to change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// On standby: introduce itself to these peers; answered by [`Notice::Met`].
+    Meet {
+        /// The peers.
+        peers: Mask,
+    },
+    /// Connect a newcomer; answered by [`Notice::Introduced`].
+    Introduce {
+        /// For the answer.
+        ticket: u64,
+        /// The newcomer's rank.
+        rank: u32,
+        /// What it exports for this member, a blob for each of its buffers.
+        blobs: Vec<Blob>,
+    },
+    /// Which of these peers it does not reach; answered by [`Notice::Reached`].
+    Reach {
+        /// Number of the change.
+        change: u64,
+        /// The peers.
+        peers: Mask,
+    },
+    /// How far it goes under the present membership; answered by [`Notice::Promise`].
+    Promise {
+        /// Number of the change.
+        change: u64,
+        /// Whether operations may be under way that cannot be completed.
+        lossy: bool,
+    },
+}
+wire!(enum Ask {
+    1 => Reach { change, peers },
+    2 => Promise { change, lossy },
+    3 => Meet { peers },
+    4 => Introduce { ticket, rank, blobs },
+});
+
+/// What a member says without waiting for an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// On standby: it has all its buffers, and waits to be admitted.
+    Ready {},
+    /// To [`Ask::Meet`].
+    Met {
+        /// Those with which it is connected now.
+        peers: Mask,
+    },
+    /// To [`Ask::Introduce`].
+    Introduced {
+        /// That of the question.
+        ticket: u64,
+        /// What this member exports for the newcomer, or why it did not connect it.
+        result: Result<Vec<Blob>, BootstrapError>,
+    },
+    /// Peers were silent for a deadline in its operations of this epoch.
+    Doubt {
+        /// The epoch.
+        epoch: u32,
+        /// The peers.
+        peers: Mask,
+    },
+    /// To [`Ask::Reach`].
+    Reached {
+        /// Number of the change.
+        change: u64,
+        /// Those of the peers that it does not reach.
+        missing: Mask,
+    },
+    /// To [`Ask::Promise`].
+    Promise {
+        /// Number of the change.
+        change: u64,
+        /// The last step that it begins before it knows the outcome.
+        step: u64,
+    },
+}
+wire!(enum Notice {
+    1 => Ready {},
+    2 => Doubt { epoch, peers },
+    3 => Reached { change, missing },
+    4 => Promise { change, step },
+    5 => Met { peers },
+    6 => Introduced { ticket, result },
+});
 
 /// What the server answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -220,18 +301,13 @@ pub enum Reply {
         /// Who is there.
         joined: Arc<Joined>,
     },
-    /// To an exchange.
+    /// To an exchange or an introduction.
     Blobs {
-        /// Indexed by the sender's rank.
+        /// Indexed by the sender's rank; of an introduction by buffer.
         blobs: Vec<Blob>,
     },
     /// To a barrier, an agreement on fields, a leave, or the setting of a key.
     Done {},
-    /// To a report.
-    Decided {
-        /// The same for all.
-        decision: Decision,
-    },
     /// To an addition.
     Sum {
         /// What it gave.
@@ -247,7 +323,6 @@ wire!(enum Reply {
     1 => Joined { joined },
     2 => Blobs { blobs },
     3 => Done {},
-    4 => Decided { decision },
     5 => Sum { sum },
     6 => Values { values },
 });
@@ -300,6 +375,23 @@ pub enum Frame {
     Ping {},
     /// Server: so do I.
     Pong {},
+    /// Client: what needs no answer.
+    Notice {
+        /// What.
+        notice: Notice,
+    },
+    /// Server: the membership is to change.
+    Ask {
+        /// What it asks.
+        ask: Ask,
+    },
+    /// Server: a change has come to its end.
+    Settled {
+        /// Number of the change.
+        change: u64,
+        /// What is decided, or why all stays as it is.
+        outcome: Result<Decision, BootstrapError>,
+    },
 }
 wire!(enum Frame {
     1 => Hello { run_id, nonce },
@@ -311,6 +403,9 @@ wire!(enum Frame {
     7 => Changed { view },
     8 => Ping {},
     9 => Pong {},
+    10 => Notice { notice },
+    11 => Ask { ask },
+    12 => Settled { change, outcome },
 });
 
 /// The bytes of a frame, or [`WireError::TooLong`] if its body is past [`MAX_BODY_BYTES`].

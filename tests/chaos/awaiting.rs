@@ -86,10 +86,10 @@ pub(crate) fn a_dead_rank_is_replaced_through_the_group(seed: u64) {
     cluster.tell_run(&survivors, &Run::new(1, 1, 3));
     let reports = cluster.hear_ran(&survivors);
     verdict::lost(&reports, victim, 1);
-    survivors.iter().for_each(|rank| cluster.worker(*rank).tell(&Command::Recover));
+    survivors.iter().for_each(|rank| cluster.worker(*rank).tell(&Command::Change));
     for rank in &survivors {
         match cluster.worker(*rank).hear() {
-            Reply::Recovered { ranks, epoch } => assert_eq!((&ranks, epoch), (&survivors, 2), "rank {rank}"),
+            Reply::Changed { ranks, epoch } => assert_eq!((&ranks, epoch), (&survivors, 2), "rank {rank}"),
             other => panic!("rank {rank}: {other:?}"),
         }
     }
@@ -98,8 +98,16 @@ pub(crate) fn a_dead_rank_is_replaced_through_the_group(seed: u64) {
     drop(cluster.replace(victim));
     cluster.worker(victim).tell(&join(&server, victim));
     assert!(done_or(&mut cluster, victim, JOIN_DEADLINE + GROUP_MARGIN, &[]), "on standby");
-    everyone().iter().for_each(|rank| cluster.worker(*rank).tell(&Command::Admit { newcomer: victim }));
-    everyone().iter().for_each(|rank| cluster.worker(*rank).done());
+    let setup = cluster.setup_of(victim);
+    cluster.worker(victim).tell(&Command::CreateAwaiting(setup));
+    cluster.worker(victim).done();
+    everyone().iter().for_each(|rank| cluster.worker(*rank).tell(&Command::Change));
+    for rank in everyone() {
+        match cluster.worker(rank).hear() {
+            Reply::Changed { ranks, epoch } => assert_eq!((ranks, epoch), (everyone(), 3), "rank {rank}"),
+            other => panic!("rank {rank}: {other:?}"),
+        }
+    }
     cluster.run_exactly(&everyone(), 3, 4);
 }
 

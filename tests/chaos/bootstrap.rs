@@ -148,11 +148,11 @@ pub(crate) fn killed_while_connecting_through_the_group(seed: u64) {
     let reports = cluster.hear_ran(&survivors);
     verdict::lost(&reports, victim, 1);
     for rank in &survivors {
-        cluster.worker(*rank).tell(&Command::Recover);
+        cluster.worker(*rank).tell(&Command::Change);
     }
     for rank in &survivors {
         match cluster.worker(*rank).hear() {
-            Reply::Recovered { ranks, epoch } => assert_eq!((&ranks, epoch), (&survivors, 2), "rank {rank}"),
+            Reply::Changed { ranks, epoch } => assert_eq!((&ranks, epoch), (&survivors, 2), "rank {rank}"),
             other => panic!("rank {rank}: {other:?}"),
         }
     }

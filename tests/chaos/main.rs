@@ -7,9 +7,6 @@
 //! `EPWIRE_CASES` how many to run; a failure names both.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
-/// What the README shows, to the letter: tests/readme.rs compares them.
-#[allow(unreachable_pub, reason = "it is written for a library")]
-mod admit;
 mod awaiting;
 mod bootstrap;
 mod clock;

@@ -49,12 +49,8 @@ pub(crate) enum Command {
     CreateInGroup(Setup),
     /// The same on the thread of an async runtime.
     CreateAwaiting(Setup),
-    /// What the README shows, on the thread of an async runtime.
-    Admit {
-        newcomer: u32,
-    },
-    /// `EpBuffer::recover` through the group.
-    Recover,
+    /// `Group::step`, on the thread of an async runtime, until the membership changes.
+    Change,
     /// Ends a hold.
     Go,
 }
@@ -115,7 +111,7 @@ pub(crate) enum Reply {
     Blobs(Vec<Vec<u8>>),
     Held,
     Ran(Ran),
-    Recovered {
+    Changed {
         ranks: Vec<u32>,
         epoch: u32,
     },

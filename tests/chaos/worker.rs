@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use epwire::group::GroupOptions;
 use epwire::{EpBuffer, EpConfig, Error, Group, Mask};
 
-use crate::admit::admit;
 use crate::clock;
 use crate::noise::{self, Begun, deadline};
 use crate::step::{Bench, Stop};
@@ -144,13 +143,20 @@ impl Worker {
                 let buffer = clock::beside(EpBuffer::create(self.group(), config(&setup)))??;
                 self.bench = Some(Bench::new(setup, buffer)?);
             }
-            Command::Admit { newcomer } => {
-                let admitted = clock::beside(admit(self.group(), self.buffer(), newcomer))?;
-                admitted.map_err(|error| Stop::Wrong(error.to_string()))?;
-            }
-            Command::Recover => {
-                let (mask, epoch) = self.buffer().recover_blocking(self.group())?;
-                return Ok(Some(Reply::Recovered { ranks: mask.iter().collect(), epoch }));
+            Command::Change => {
+                let group = self.group().clone();
+                let change = clock::beside(async move {
+                    loop {
+                        match group.step().await?.change {
+                            Some(change) => return Ok::<_, Error>(change),
+                            None => tokio::time::sleep(Duration::from_millis(1)).await,
+                        }
+                    }
+                })??;
+                return Ok(Some(Reply::Changed {
+                    ranks: change.members.iter().collect(),
+                    epoch: change.epoch,
+                }));
             }
             Command::Go => return Err(Stop::Wrong("told to go on without a hold".to_owned())),
         }

@@ -132,8 +132,13 @@ fn a_group_outlives_wakers_that_panic() {
     drop(groups.pop());
     await_panic(&panics);
     assert!(runtime().block_on(changed).is_ok());
-    let last = [2].into_iter().collect();
-    let goes_on = |group: Group| move || group.agree_active_blocking(last, false).unwrap();
+    let goes_on = |group: Group| {
+        move || loop {
+            if let Some(change) = group.step_blocking().unwrap().change {
+                return change;
+            }
+        }
+    };
     let survivors = groups.iter().cloned().map(|group| thread::spawn(goes_on(group)));
     survivors
         .collect::<Vec<_>>()

@@ -32,12 +32,12 @@ where
 /// Waits for a future that needs no runtime, on a thread that may be blocked.
 ///
 /// Errors: [`BootstrapError::BlockingInAsync`] on a thread of a tokio runtime.
-pub(crate) fn block_on<T>(
+pub(crate) fn block_on<T, E: From<BootstrapError>>(
     op: &str,
-    future: impl Future<Output = Result<T, BootstrapError>>,
-) -> Result<T, BootstrapError> {
+    future: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
     if tokio::runtime::Handle::try_current().is_ok() {
-        return Err(BootstrapError::BlockingInAsync { op: op.to_owned() });
+        return Err(BootstrapError::BlockingInAsync { op: op.to_owned() }.into());
     }
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);

@@ -1,6 +1,7 @@
 //! A connection to the rendezvous server, shared by a group and its store.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -16,7 +17,9 @@ use crate::env::Token;
 use crate::mask::Mask;
 use crate::rendezvous::auth::require;
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::wire::{Frame, HEADER_BYTES, MAX_BODY_BYTES, Reply, Request, View, encode};
+use crate::rendezvous::wire::{
+    Ask, Decision, Frame, HEADER_BYTES, MAX_BODY_BYTES, Notice, Reply, Request, View, encode,
+};
 use crate::waking::{contain, shielded};
 
 /// Where the server is, and what it takes to talk to it.
@@ -44,12 +47,71 @@ pub struct Client {
     view: watch::Receiver<View>,
 }
 
+/// What a handle asks of the thread.
 #[derive(Debug)]
-struct Command {
-    op: String,
-    request: Request,
-    deadline: Duration,
-    reply: oneshot::Sender<Result<Reply, BootstrapError>>,
+enum Command {
+    Call {
+        op: String,
+        request: Request,
+        deadline: Duration,
+        reply: Answer<Reply>,
+    },
+    /// Wait until there are other news than these, see [`Attendant::news`].
+    Wait {
+        op: String,
+        seen: u64,
+        deadline: Duration,
+        reply: Answer<()>,
+    },
+    Tell(Notice),
+}
+
+type Answer<T> = oneshot::Sender<Result<T, BootstrapError>>;
+
+/// Who attends to what the server says by itself, for the member that the connection belongs to. Called on the thread that
+/// carries the connection: it must not wait.
+pub(crate) trait Attendant: Send + Sync + std::fmt::Debug {
+    /// The member was let in.
+    fn joined(&self, view: &View);
+    /// The group asks. The answer, unless that takes time: then it goes to `later`.
+    fn asked(&self, ask: Ask, later: Later) -> Option<Notice>;
+    /// A change has ended.
+    fn settled(&self, change: u64, outcome: Result<Decision, BootstrapError>);
+    /// Goes up with each call of the others.
+    fn news(&self) -> u64;
+}
+
+/// The connection, for work that an attendant does on threads of its own. Does not keep it open.
+#[derive(Clone, Debug)]
+pub(crate) struct Later(mpsc::WeakSender<Command>);
+
+impl Later {
+    pub(crate) fn tell(&self, notice: Notice) {
+        if let Some(commands) = self.0.upgrade() {
+            let _ = commands.blocking_send(Command::Tell(notice));
+        }
+    }
+
+    /// As [`Client::call`], on a plain thread.
+    pub(crate) fn call(
+        &self,
+        op: &str,
+        request: Request,
+        deadline: Duration,
+    ) -> Result<Reply, BootstrapError> {
+        let ended = |_| lost(op, "the rendezvous", "its thread ended");
+        let (reply, answer) = oneshot::channel();
+        let commands = self.0.upgrade().ok_or_else(|| ended(()))?;
+        let call = Command::Call { op: op.to_owned(), request, deadline, reply };
+        commands.blocking_send(call).map_err(|_| ended(()))?;
+        drop(commands);
+        answer.blocking_recv().map_err(|_| ended(()))?
+    }
+
+    /// Whether the member has gone.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.strong_count() == 0
+    }
 }
 
 /// Longest deadline of a call: what adds to it stays within what clocks can express.
@@ -67,10 +129,19 @@ impl Client {
     /// Errors: [`BootstrapError::TokenRequired`], and what the handshake gives: `WrongToken`, `WrongVersion`, `Garbage`; once
     /// the deadline has passed [`BootstrapError::Unreachable`], or `SilentPeer` where somebody accepted and said nothing.
     pub async fn connect(options: ClientOptions) -> Result<Self, BootstrapError> {
+        Self::connect_as(options, None).await
+    }
+
+    /// [`Client::connect`] for a member.
+    pub(crate) async fn connect_as(
+        options: ClientOptions,
+        attendant: Option<Arc<dyn Attendant>>,
+    ) -> Result<Self, BootstrapError> {
         let (connected, outcome) = oneshot::channel();
         let (commands, inbox) = mpsc::channel(64);
-        let (shown, view) = watch::channel(View { epoch: 0, mask: Mask::EMPTY, states: Vec::new() });
+        let (shown, view) = watch::channel(View { epoch: 0, mask: Mask::EMPTY, step: 0, states: Vec::new() });
         let address = options.address.clone();
+        let later = Later(commands.downgrade());
         spawn("epwire-client", move || async move {
             let mut connected = connected;
             // Nobody waits for the outcome any more when the caller dropped its future.
@@ -82,7 +153,8 @@ impl Client {
                 Err(error) => drop(connected.send(Err(error))),
                 Ok(stream) => {
                     if connected.send(Ok(())).is_ok() {
-                        run(stream, options.address, options.heartbeat, inbox, shown).await;
+                        let told = Told { view: shown, attendant, later };
+                        run(stream, options.address, options.heartbeat, inbox, told).await;
                     }
                 }
             }
@@ -98,13 +170,15 @@ impl Client {
         address: &str,
         heartbeat: Heartbeat,
         view: View,
+        attendant: Option<Arc<dyn Attendant>>,
     ) -> (Self, impl Future<Output = ()> + Send + 'static)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
         let (commands, inbox) = mpsc::channel(64);
         let (shown, view) = watch::channel(view);
-        let task = run(stream, address.to_owned(), heartbeat, inbox, shown);
+        let told = Told { view: shown, attendant, later: Later(commands.downgrade()) };
+        let task = run(stream, address.to_owned(), heartbeat, inbox, told);
         (Self { address: address.to_owned(), commands, view }, task)
     }
 
@@ -125,11 +199,33 @@ impl Client {
         request: Request,
         deadline: Duration,
     ) -> Result<Reply, BootstrapError> {
+        let op_name = op.to_owned();
+        let call = |reply| Command::Call { op: op_name, request, deadline: deadline.min(LONGEST), reply };
+        self.command(op, call).await
+    }
+
+    /// Waits until the [`Attendant`] knows of other news than those it has counted as `seen`.
+    ///
+    /// Errors: [`BootstrapError::Timeout`] once the deadline has passed.
+    pub(crate) async fn news(&self, op: &str, seen: u64, deadline: Duration) -> Result<(), BootstrapError> {
+        let op_name = op.to_owned();
+        let wait = |reply| Command::Wait { op: op_name, seen, deadline: deadline.min(LONGEST), reply };
+        self.command(op, wait).await
+    }
+
+    /// Says what needs no answer. Lost if the server is.
+    pub(crate) async fn tell(&self, notice: Notice) {
+        let _ = shielded(self.commands.send(Command::Tell(notice))).await;
+    }
+
+    async fn command<T>(
+        &self,
+        op: &str,
+        command: impl FnOnce(Answer<T>) -> Command,
+    ) -> Result<T, BootstrapError> {
         let (reply, answer) = oneshot::channel();
-        let deadline = deadline.min(LONGEST);
-        let command = Command { op: op.to_owned(), request, deadline, reply };
         let ended = || lost(op, &self.address, "its thread ended");
-        shielded(self.commands.send(command)).await.map_err(|_| ended())?;
+        shielded(self.commands.send(command(reply))).await.map_err(|_| ended())?;
         shielded(answer).await.map_err(|_| ended())?
     }
 }
@@ -199,7 +295,21 @@ struct Pending {
     leaves: bool,
     began: Instant,
     deadline: Duration,
-    reply: oneshot::Sender<Result<Reply, BootstrapError>>,
+    reply: Answer<Reply>,
+}
+
+struct Waiting {
+    op: String,
+    began: Instant,
+    deadline: Duration,
+    reply: Answer<()>,
+}
+
+/// Who hears of what the server says by itself.
+struct Told {
+    view: watch::Sender<View>,
+    attendant: Option<Arc<dyn Attendant>>,
+    later: Later,
 }
 
 /// Carries calls and signs of life until the last handle is gone.
@@ -208,7 +318,7 @@ async fn run<S>(
     address: String,
     heartbeat: Heartbeat,
     mut commands: mpsc::Receiver<Command>,
-    view: watch::Sender<View>,
+    Told { view, attendant, later }: Told,
 ) where
     S: AsyncRead + AsyncWrite + Send + 'static,
 {
@@ -238,12 +348,14 @@ async fn run<S>(
     // Wakes the tasks of whoever follows the membership.
     let show = |shown| contain(|| drop(view.send_replace(shown)));
     let mut pending: HashMap<u64, Pending> = HashMap::new();
+    let mut waiting: Vec<Waiting> = Vec::new();
     let mut next_id = 0;
     let mut silence = Silence::of(heartbeat);
     let mut beat = interval(silence.awake.interval);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let failure = loop {
-        let due = pending.values().map(|call| call.began + call.deadline + GRACE).min();
+        let answers = pending.values().map(|call| call.began + call.deadline + GRACE);
+        let due = answers.chain(waiting.iter().map(|wait| wait.began + wait.deadline)).min();
         tokio::select! {
             // What has come counts before time does: an answer or a sign of life that waits here was given in time.
             biased;
@@ -253,6 +365,9 @@ async fn run<S>(
                     Some(Ok(Frame::Answer { id, result })) => {
                         if let Ok(Reply::Joined { joined }) = &result {
                             show(joined.view.clone());
+                            if let Some(attendant) = &attendant {
+                                attendant.joined(&joined.view);
+                            }
                         }
                         if let Some(call) = pending.remove(&id) {
                             let left = call.leaves && result.is_ok();
@@ -266,6 +381,21 @@ async fn run<S>(
                     Some(Ok(Frame::Changed { view: shown })) => {
                         show(View::clone(&shown));
                     }
+                    Some(Ok(Frame::Ask { ask })) => {
+                        let answer = attendant.as_ref().and_then(|attendant| attendant.asked(ask, later.clone()));
+                        if let Some(notice) = answer
+                            && outgoing.try_send(Frame::Notice { notice }).is_err()
+                        {
+                            break lost("", &address, "it does not take what is sent");
+                        }
+                        waiting.drain(..).for_each(|wait| drop(wait.reply.send(Ok(()))));
+                    }
+                    Some(Ok(Frame::Settled { change, outcome })) => {
+                        if let Some(attendant) = &attendant {
+                            attendant.settled(change, outcome);
+                        }
+                        waiting.drain(..).for_each(|wait| drop(wait.reply.send(Ok(()))));
+                    }
                     Some(Ok(Frame::Pong {})) => {}
                     Some(Ok(Frame::Refused { error })) => break error,
                     Some(Ok(_)) => break lost("", &address, "it sent a frame that has no place there"),
@@ -274,7 +404,25 @@ async fn run<S>(
                 }
             }
             command = commands.recv() => {
-                let Some(Command { op, request, deadline, reply }) = command else { return };
+                let (op, request, deadline, reply) = match command {
+                    None => return,
+                    Some(Command::Call { op, request, deadline, reply }) => (op, request, deadline, reply),
+                    Some(Command::Wait { op, seen, deadline, reply }) => {
+                        match &attendant {
+                            Some(attendant) if attendant.news() == seen => {
+                                waiting.push(Waiting { op, began: Instant::now(), deadline, reply });
+                            }
+                            _ => drop(reply.send(Ok(()))),
+                        }
+                        continue;
+                    }
+                    Some(Command::Tell(notice)) => {
+                        if outgoing.try_send(Frame::Notice { notice }).is_err() {
+                            break lost("", &address, "it does not take what is sent");
+                        }
+                        continue;
+                    }
+                };
                 next_id += 1;
                 let frame = Frame::Call { id: next_id, request };
                 if let Err(error) = BootstrapError::check(&op, "calls waiting", pending.len() + 1, MAX_PENDING)
@@ -306,6 +454,11 @@ async fn run<S>(
                         let _ = reply.send(Err(BootstrapError::Timeout { op, elapsed, deadline, missing }));
                     }
                 }
+                for wait in waiting.extract_if(.., |wait| wait.began.elapsed() >= wait.deadline) {
+                    let Waiting { op, began, deadline, reply } = wait;
+                    let (elapsed, missing) = (began.elapsed(), Box::default());
+                    let _ = reply.send(Err(BootstrapError::Timeout { op, elapsed, deadline, missing }));
+                }
             }
         }
     };
@@ -318,10 +471,17 @@ async fn run<S>(
     for call in pending.into_values() {
         let _ = call.reply.send(Err(lost(&call.op, &address, &detail)));
     }
+    for wait in waiting {
+        let _ = wait.reply.send(Err(lost(&wait.op, &address, &detail)));
+    }
     // The socket stays open while anyone may still use this rank's memory: that it closes is what tells the server
     // that this incarnation is gone.
-    while let Some(Command { op, reply, .. }) = commands.recv().await {
-        let _ = reply.send(Err(lost(&op, &address, &detail)));
+    while let Some(command) = commands.recv().await {
+        match command {
+            Command::Call { op, reply, .. } => drop(reply.send(Err(lost(&op, &address, &detail)))),
+            Command::Wait { op, reply, .. } => drop(reply.send(Err(lost(&op, &address, &detail)))),
+            Command::Tell(_) => {}
+        }
     }
 }
 
@@ -353,7 +513,12 @@ impl Silence {
 fn fits(op: &str, frame: &Frame) -> Result<(), BootstrapError> {
     match frame {
         Frame::Call {
-            request: Request::Round { .. } | Request::Join { .. } | Request::Set { .. } | Request::Get { .. },
+            request:
+                Request::Round { .. }
+                | Request::Join { .. }
+                | Request::Introduce { .. }
+                | Request::Set { .. }
+                | Request::Get { .. },
             ..
         } => {
             encode(frame).map(|_| ()).map_err(|_| too_long(op, MAX_BODY_BYTES + HEADER_BYTES, MAX_BODY_BYTES))
@@ -372,8 +537,8 @@ mod tests {
         let answer = BootstrapError::OutOfOrder { op: "test".to_owned(), reason: "told".to_owned() };
         for _ in 0..30 {
             let (near, mut far) = tokio::io::duplex(1 << 10);
-            let view = View { epoch: 0, mask: Mask::EMPTY, states: Vec::new() };
-            let (client, carrier) = Client::attach(near, "the test", Heartbeat::default(), view);
+            let view = View { epoch: 0, mask: Mask::EMPTY, step: 0, states: Vec::new() };
+            let (client, carrier) = Client::attach(near, "the test", Heartbeat::default(), view, None);
             let mut carrier = Box::pin(carrier);
             let mut call = Box::pin(client.call("join", Request::Leave {}, Duration::from_secs(60)));
             let asked = tokio::select! {
@@ -399,8 +564,8 @@ mod tests {
     async fn a_pause_of_ones_own_is_no_silence_of_the_server() {
         let heartbeat = Heartbeat::default();
         let (near, mut far) = tokio::io::duplex(1 << 10);
-        let view = View { epoch: 0, mask: Mask::EMPTY, states: Vec::new() };
-        let (client, carrier) = Client::attach(near, "the test", heartbeat, view);
+        let view = View { epoch: 0, mask: Mask::EMPTY, step: 0, states: Vec::new() };
+        let (client, carrier) = Client::attach(near, "the test", heartbeat, view, None);
         let mut carried = JoinSet::new();
         carried.spawn(carrier);
         for _ in 0..5 {
@@ -422,8 +587,8 @@ mod tests {
     async fn a_server_that_falls_silent_is_lost_after_a_lease() {
         let heartbeat = Heartbeat::default();
         let (near, _far) = tokio::io::duplex(1 << 10);
-        let view = View { epoch: 0, mask: Mask::EMPTY, states: Vec::new() };
-        let (client, carrier) = Client::attach(near, "the test", heartbeat, view);
+        let view = View { epoch: 0, mask: Mask::EMPTY, step: 0, states: Vec::new() };
+        let (client, carrier) = Client::attach(near, "the test", heartbeat, view, None);
         let mut carried = JoinSet::new();
         carried.spawn(carrier);
         let began = Instant::now();

@@ -115,6 +115,8 @@ async fn attend_machine(mut machine: Machine, mut inbox: mpsc::Receiver<News>, m
                     Action::Answer { call: Call { conn, id }, result } => {
                         (conn, Frame::Answer { id, result })
                     }
+                    Action::Ask { conn, ask } => (conn, Frame::Ask { ask }),
+                    Action::Settle { conn, change, outcome } => (conn, Frame::Settled { change, outcome }),
                     Action::Show { conn, view } => {
                         if let Some(outlet) = outlets.get(&conn) {
                             outlet.view.send_replace(Some(view));
@@ -229,6 +231,7 @@ impl Door {
                     }
                     Event::Heard { conn }
                 }
+                Ok(Frame::Notice { notice }) => Event::Noticed { conn, notice },
                 Ok(Frame::Call { id, request }) => {
                     if let Request::Join { join } = &request {
                         let rank = join.identity.rank;

@@ -1,9 +1,11 @@
 //! The server and its clients in one process, joined by pipes in memory instead of sockets.
 
+use std::sync::Arc;
+
 use tokio::task::JoinSet;
 
 use super::background::spawn;
-use super::client::Client;
+use super::client::{Attendant, Client};
 use super::heartbeat::Heartbeat;
 use super::hub::Hub;
 use super::options::ServerOptions;
@@ -13,15 +15,20 @@ use crate::rendezvous::machine::{ConnId, Machine};
 /// Bytes that a pipe holds before its writer waits.
 const PIPE_BYTES: usize = 64 << 10;
 
-/// A client for each of the connections `0..count` of a machine, all on one thread that ends with the last of them.
-pub(crate) fn local(machine: Machine, count: u32) -> Result<Vec<Client>, BootstrapError> {
-    let options = ServerOptions::new("", count);
+/// A client for each of the connections 0, 1, ... of a machine, each with its attendant, all on one thread that ends with
+/// the last of them.
+pub(crate) fn local(
+    machine: Machine,
+    attendants: impl ExactSizeIterator<Item = Arc<dyn Attendant>>,
+) -> Result<Vec<Client>, BootstrapError> {
+    let options = ServerOptions::new("", attendants.len() as u32);
     let mut clients = Vec::new();
     let mut carriers = Vec::new();
     let mut servers = Vec::new();
-    for conn in 0..ConnId::from(count) {
+    for (conn, attendant) in (0 as ConnId..).zip(attendants) {
         let (near, far) = tokio::io::duplex(PIPE_BYTES);
-        let (client, carrier) = Client::attach(near, "this process", Heartbeat::default(), machine.view());
+        let (client, carrier) =
+            Client::attach(near, "this process", Heartbeat::default(), machine.view(), Some(attendant));
         clients.push(client);
         carriers.push(carrier);
         servers.push((conn, far));

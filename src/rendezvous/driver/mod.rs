@@ -13,6 +13,7 @@ mod options;
 mod server;
 
 pub(crate) use background::block_on;
+pub(crate) use client::{Attendant, Later};
 pub use client::{Client, ClientOptions};
 pub(crate) use connection::random;
 pub use heartbeat::Heartbeat;

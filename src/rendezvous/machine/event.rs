@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::rendezvous::call::{Call, ConnId};
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::wire::{Reply, Request, View};
+use crate::rendezvous::wire::{Ask, Decision, Notice, Reply, Request, View};
 
 /// What happened.
 #[derive(Clone, Debug)]
@@ -20,6 +20,13 @@ pub enum Event {
     Heard {
         /// From where.
         conn: ConnId,
+    },
+    /// A notice came (also a sign of life).
+    Noticed {
+        /// From where.
+        conn: ConnId,
+        /// What it says.
+        notice: Notice,
     },
     /// A connection is gone.
     Closed {
@@ -48,6 +55,22 @@ pub enum Action {
         call: Call,
         /// The outcome.
         result: Result<Reply, BootstrapError>,
+    },
+    /// Ask a member something about a change of membership.
+    Ask {
+        /// Whom.
+        conn: ConnId,
+        /// What.
+        ask: Ask,
+    },
+    /// Tell a member how a change has ended.
+    Settle {
+        /// Whom.
+        conn: ConnId,
+        /// Number of the change.
+        change: u64,
+        /// What is decided, or why all stays as it is.
+        outcome: Result<Decision, BootstrapError>,
     },
     /// Tell a member how the membership stands.
     Show {

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::changes::Changes;
 use super::event::Action;
+use super::introductions::Introductions;
+
 use super::store::Store;
 use crate::mask::{MAX_WORLD, Mask};
-use crate::rendezvous::agreement::Agreement;
 use crate::rendezvous::call::{Call, ConnId};
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::rounds::{Outcome, Rounds};
-use crate::rendezvous::wire::{Fields, Identity, MAX_TEXT_BYTES, RankState, Reply, View};
+use crate::rendezvous::wire::{Decision, Fields, Identity, MAX_TEXT_BYTES, RankState, Reply, View};
 
 /// What a run is.
 #[derive(Clone, Debug)]
@@ -34,15 +36,13 @@ pub struct Machine {
     pub(super) conns: BTreeMap<ConnId, u32>,
     /// End of the gathering, from the first join on.
     pub(super) gathering: Option<(Duration, Duration)>,
-    /// 0 until the run has come together.
-    pub(super) epoch: u32,
-    pub(super) mask: Mask,
+    /// Epoch 0 until the run has come together.
+    pub(super) decision: Decision,
+    pub(super) changes: Changes,
+    pub(super) introductions: Introductions,
     pub(super) config: Fields,
     pub(super) rounds: Rounds,
     pub(super) store: Store,
-    pub(super) agreement: Option<Agreement>,
-    /// Standby members that wait to be admitted, and until when.
-    pub(super) ready: BTreeMap<u32, (Call, Duration, Duration)>,
     pub(super) actions: Vec<Action>,
     pub(super) view_changed: bool,
 }
@@ -68,13 +68,12 @@ impl Machine {
             settings,
             conns: BTreeMap::new(),
             gathering: None,
-            epoch: 0,
-            mask: Mask::EMPTY,
+            decision: Decision { mask: Mask::EMPTY, epoch: 0, step: 0 },
+            changes: Changes::default(),
+            introductions: Introductions::default(),
             config: Fields::new(),
             rounds: Rounds::default(),
             store: Store::default(),
-            agreement: None,
-            ready: BTreeMap::new(),
             actions: Vec::new(),
             view_changed: false,
         })
@@ -90,7 +89,13 @@ impl Machine {
             Some((Role::Standby, Life::Heard)) => RankState::Standby {},
             Some((Role::Active, Life::Heard)) => RankState::Alive {},
         };
-        View { epoch: self.epoch, mask: self.mask, states: self.seats.iter().map(state).collect() }
+        let Decision { mask, epoch, step } = self.decision;
+        View { epoch, mask, step, states: self.seats.iter().map(state).collect() }
+    }
+
+    /// The ranks whose member is such.
+    pub(super) fn ranks(&self, which: impl Fn(&Member) -> bool) -> Mask {
+        self.members().filter(|member| which(member)).map(|member| member.identity.rank).collect()
     }
 
     pub(super) fn members(&self) -> impl Iterator<Item = &Member> {
@@ -137,5 +142,11 @@ pub(super) struct Member {
     pub(super) conn: Option<ConnId>,
     pub(super) last_heard: Duration,
     pub(super) joining: Option<Call>,
+    /// On standby: it waits to be admitted.
+    pub(super) ready: bool,
+    /// Peers of which it has said that it is connected with them; as good as if they had said so.
+    pub(super) met: Mask,
+    /// Peers to which it was asked to introduce itself.
+    pub(super) meeting: Mask,
     pub(super) config: Fields,
 }

@@ -1,14 +1,14 @@
 //! The machine by itself: each case is a list of events, and time is what the case says.
 
+mod histories;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
-
-use proptest::prelude::*;
 
 use super::*;
 use crate::mask::MAX_WORLD;
 use crate::rendezvous::Blob;
-use crate::rendezvous::wire::{RankState, Report, RoundKind};
+use crate::rendezvous::wire::{Ask, Notice, RankState, RoundKind};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -18,6 +18,9 @@ struct Run {
     now: Duration,
     answers: BTreeMap<(ConnId, u64), Result<Reply, BootstrapError>>,
     closed: Vec<ConnId>,
+    asks: Vec<(ConnId, Ask)>,
+    /// The last outcome that each connection was told.
+    settled: BTreeMap<ConnId, Result<Decision, BootstrapError>>,
     next_id: u64,
 }
 
@@ -26,7 +29,15 @@ impl Run {
         let settings =
             Settings { run_id: "run".to_owned(), world, join_deadline: 30 * SECOND, lease: 5 * SECOND };
         let machine = Machine::new(settings).unwrap();
-        Self { machine, now: Duration::ZERO, answers: BTreeMap::new(), closed: Vec::new(), next_id: 0 }
+        Self {
+            machine,
+            now: Duration::ZERO,
+            answers: BTreeMap::new(),
+            closed: Vec::new(),
+            asks: Vec::new(),
+            settled: BTreeMap::new(),
+            next_id: 0,
+        }
     }
 
     /// A run that has come together; rank r is on connection r, with member id r.
@@ -47,6 +58,8 @@ impl Run {
                     assert!(former.is_none(), "{call:?} was answered twice");
                 }
                 Action::Close { conn } => self.closed.push(conn),
+                Action::Ask { conn, ask } => self.asks.push((conn, ask)),
+                Action::Settle { conn, outcome, .. } => drop(self.settled.insert(conn, outcome)),
                 Action::Show { .. } => {}
             }
         }
@@ -64,10 +77,39 @@ impl Run {
         self.ask(conn, Request::Join { join })
     }
 
-    fn report(&mut self, conn: ConnId, suspects: &[u32], admit: bool) -> (ConnId, u64) {
-        let epoch = self.machine.epoch;
-        let suspects = suspects.iter().copied().collect();
-        self.ask(conn, Request::Report { report: Report { epoch, suspects, admit, deadline: 10 * SECOND } })
+    fn notice(&mut self, conn: ConnId, notice: Notice) {
+        self.event(Event::Noticed { conn, notice });
+    }
+
+    fn doubt(&mut self, conn: ConnId, peers: &[u32]) {
+        let epoch = self.machine.decision.epoch;
+        self.notice(conn, Notice::Doubt { epoch, peers: peers.iter().copied().collect() });
+    }
+
+    /// Answers what was asked of these connections, until nothing more is: a member on connection c promises step 10 * c, and
+    /// does not reach the peers that `missing` lists for it.
+    fn reply(&mut self, conns: &[ConnId], missing: &[(ConnId, &[u32])]) {
+        while let Some(at) = self.asks.iter().position(|(conn, _)| conns.contains(conn)) {
+            let (conn, ask) = self.asks.remove(at);
+            let notice = match ask {
+                Ask::Promise { change, .. } => Notice::Promise { change, step: 10 * conn },
+                Ask::Reach { change, peers } => {
+                    let mine =
+                        missing.iter().filter(|(of, _)| *of == conn).flat_map(|(_, peers)| peers.iter());
+                    let missing = mine.copied().collect::<Mask>().and(&peers);
+                    Notice::Reached { change, missing }
+                }
+                Ask::Meet { peers } => Notice::Met { peers },
+                Ask::Introduce { ticket, .. } => Notice::Introduced { ticket, result: Ok(Vec::new()) },
+            };
+            self.notice(conn, notice);
+        }
+    }
+
+    /// The membership, and the first step of it.
+    fn decided(&self) -> (String, u32, u64) {
+        let Decision { mask, epoch, step } = self.machine.decision;
+        (mask.to_string(), epoch, step)
     }
 
     fn round(&mut self, conn: ConnId, tag: &str, ranks: Mask, kind: RoundKind) -> (ConnId, u64) {
@@ -78,6 +120,7 @@ impl Run {
     }
 
     fn close(&mut self, conn: ConnId) {
+        self.asks.retain(|(of, _)| *of != conn);
         self.event(Event::Closed { conn, by_peer: true });
     }
 
@@ -99,13 +142,6 @@ impl Run {
 
     fn error(&self, call: (ConnId, u64)) -> &BootstrapError {
         self.answer(call).expect("no answer").as_ref().expect_err("no error")
-    }
-
-    fn decision(&self, call: (ConnId, u64)) -> (String, u32) {
-        match self.answer(call) {
-            Some(Ok(Reply::Decided { decision })) => (decision.mask.to_string(), decision.epoch),
-            other => panic!("no decision but {other:?}"),
-        }
     }
 
     fn state(&self, rank: u32) -> RankState {
@@ -145,13 +181,9 @@ fn a_thousand_members_join_exchange_and_agree() {
         assert!((0u32..).zip(blobs).all(|(from, blob)| blob.0 == (from ^ rank).to_le_bytes()), "rank {rank}");
     }
     run.close(1000);
-    let calls: Vec<_> = (0..world)
-        .filter(|rank| *rank != 1000)
-        .map(|rank| run.report(u64::from(rank), &[1000], false))
-        .collect();
-    for call in calls {
-        assert_eq!(run.decision(call), ("0-999,1001-1023".to_owned(), 2));
-    }
+    let everybody: Vec<ConnId> = (0..u64::from(world)).collect();
+    run.reply(&everybody, &[]);
+    assert_eq!(run.decided(), ("0-999,1001-1023".to_owned(), 2, 10_231));
 }
 
 #[test]
@@ -317,154 +349,184 @@ fn silence_makes_suspect_and_a_sign_of_life_undoes_it() {
 }
 
 #[test]
-fn survivors_of_one_death_agree_without_waiting() {
+fn survivors_go_on_with_the_step_after_the_highest_promise() {
     let mut run = Run::formed(4);
-    run.close(2);
-    let calls: Vec<_> = [0, 1, 3].map(|conn| run.report(conn, &[], false)).into();
-    for call in calls {
-        assert_eq!(run.decision(call), ("0-1,3".to_owned(), 2));
-    }
-}
-
-#[test]
-fn a_death_during_the_agreement_ends_the_wait_for_it() {
-    let mut run = Run::formed(3);
-    let calls = [run.report(0, &[], false), run.report(1, &[], false)];
-    assert_eq!(run.answer(calls[0]), None);
-    run.close(2);
-    assert_eq!(run.decision(calls[0]), ("0-1".to_owned(), 2));
-    assert_eq!(run.decision(calls[1]), ("0-1".to_owned(), 2));
-}
-
-#[test]
-fn what_a_member_said_before_it_died_is_void() {
-    let mut run = Run::formed(4);
-    run.report(3, &[1], false);
     run.close(3);
-    let call = run.report(0, &[], false);
-    run.report(2, &[], false);
-    assert_eq!(run.answer(call), None, "rank 1 is named by nobody who lives");
-    run.report(1, &[], false);
-    assert_eq!(run.decision(call), ("0-2".to_owned(), 2));
-}
-
-#[test]
-fn a_step_that_waits_for_an_evicted_member_ends_with_the_decision() {
-    let mut run = Run::formed(3);
-    let round = run.round(0, "x", Mask::all(3), RoundKind::Barrier {});
-    run.report(0, &[2], false);
-    assert_eq!(run.answer(round), None);
-    run.report(1, &[2], false);
-    assert!(matches!(run.error(round), BootstrapError::PeerLost { rank: 2, .. }));
-}
-
-#[test]
-fn a_replacement_is_not_told_the_failures_of_its_predecessor() {
-    let mut run = Run::formed(2);
-    run.round(0, "x", Mask::all(2), RoundKind::Barrier {});
-    run.pass(10 * SECOND, &[0]);
-    run.close(1);
-    run.join(7, 1, 77);
-    let call = run.round(7, "x", Mask::all(2), RoundKind::Barrier {});
-    run.round(0, "x", Mask::all(2), RoundKind::Barrier {});
-    assert_eq!(run.answer(call), Some(&Ok(Reply::Done {})));
-}
-
-#[test]
-fn two_stopped_ranks_of_five_are_left_out() {
-    let mut run = Run::formed(5);
-    let calls = [0, 1, 2].map(|conn| run.report(conn, &[3, 4], false));
-    for call in calls {
-        assert_eq!(run.decision(call), ("0-2".to_owned(), 2));
-    }
-    assert_eq!(run.state(3), RankState::Evicted {});
-}
-
-#[test]
-fn half_of_the_members_are_not_left_out_unless_they_are_dead() {
-    let mut run = Run::formed(4);
-    let calls = [0, 1].map(|conn| run.report(conn, &[2, 3], false));
-    run.pass(9 * SECOND, &[0, 1]);
-    assert_eq!(run.answer(calls[0]), None, "they may come yet");
-    run.pass(SECOND, &[0, 1]);
-    for call in calls {
-        let BootstrapError::NoQuorum { missing, .. } = run.error(call) else {
-            panic!("{:?}", run.answer(call))
-        };
-        assert_eq!(missing.to_string(), "2-3");
-    }
-    assert_eq!(run.state(3), RankState::Suspect {}, "nothing has changed");
-    run.close(3);
-    for call in [0, 1].map(|conn| run.report(conn, &[2, 3], false)) {
-        assert_eq!(run.decision(call), ("0-1".to_owned(), 2));
-    }
-}
-
-#[test]
-fn one_that_never_reports_is_left_out_at_the_deadline_and_told_when_it_comes() {
-    let mut run = Run::formed(3);
-    let calls = [run.report(0, &[], false), run.report(1, &[], false)];
-    run.pass(9 * SECOND, &[0, 1, 2]);
-    assert_eq!(run.answer(calls[0]), None);
-    run.pass(SECOND, &[0, 1, 2]);
-    assert_eq!(run.decision(calls[0]), ("0-1".to_owned(), 2));
-    let late = run.ask(
-        2,
-        Request::Report {
-            report: Report { epoch: 1, suspects: Mask::EMPTY, admit: false, deadline: SECOND },
-        },
+    assert!(
+        run.asks.iter().all(|(_, ask)| matches!(ask, Ask::Promise { lossy: true, .. })),
+        "{:?}",
+        run.asks
     );
-    assert!(matches!(run.error(late), BootstrapError::Evicted { rank: 2, epoch: 2, .. }));
+    run.reply(&[0, 2], &[]);
+    assert_eq!(run.decided(), ("0-3".to_owned(), 1, 1), "rank 1 has not promised");
+    run.reply(&[1], &[]);
+    assert_eq!(run.decided(), ("0-2".to_owned(), 2, 21));
+    assert_eq!(run.settled.keys().copied().collect::<Vec<_>>(), [0, 1, 2]);
+}
+
+#[test]
+fn a_death_among_promises_begins_the_change_anew() {
+    let mut run = Run::formed(4);
+    run.close(3);
+    run.reply(&[0, 2], &[]);
+    run.close(2);
+    assert!(run.settled[&0].is_err(), "what it promised is void");
+    run.reply(&[0], &[]);
+    run.reply(&[1], &[]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 2, 11));
+}
+
+#[test]
+fn a_doubt_that_the_survey_dispels_costs_nobody_its_place() {
+    let mut run = Run::formed(3);
+    run.doubt(0, &[2]);
+    let asked: Vec<String> = run
+        .asks
+        .iter()
+        .map(|(conn, ask)| match ask {
+            Ask::Reach { peers, .. } => format!("{conn}: {peers}"),
+            other => panic!("{other:?} while nobody has looked"),
+        })
+        .collect();
+    assert_eq!(asked, ["0: 2", "1: none", "2: 0"]);
+    run.reply(&[0, 1, 2], &[(0, &[2])]);
+    assert_eq!(run.decided(), ("0-2".to_owned(), 2, 21), "one end reaches the other");
+}
+
+#[test]
+fn a_link_that_both_ends_find_broken_costs_the_higher_rank_which_is_told() {
+    let mut run = Run::formed(3);
+    run.doubt(0, &[2]);
+    run.reply(&[0, 1, 2], &[(0, &[2]), (2, &[0])]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 2, 11));
+    assert_eq!(run.state(2), RankState::Evicted {});
+    assert_eq!(run.settled[&2].as_ref().ok().map(|decision| decision.epoch), Some(2));
     let round = run.round(2, "x", Mask::all(3), RoundKind::Barrier {});
     assert!(matches!(run.error(round), BootstrapError::Evicted { rank: 2, .. }));
 }
 
 #[test]
-fn a_mutual_accusation_costs_the_higher_rank_which_is_told() {
-    let mut run = Run::formed(3);
-    let low = run.report(0, &[2], false);
-    let high = run.report(2, &[0], false);
-    let third = run.report(1, &[], false);
-    assert_eq!(run.decision(low), ("0-1".to_owned(), 2));
-    assert_eq!(run.decision(third), ("0-1".to_owned(), 2));
-    assert!(matches!(run.error(high), BootstrapError::Evicted { rank: 2, epoch: 2, .. }));
-}
-
-/// Two members are in a call that another's cancelled future holds up, and call nothing else; that one accuses both.
-#[test]
 fn a_lone_accuser_does_not_evict_the_majority() {
     let mut run = Run::formed(3);
-    let accuser = run.report(2, &[0, 1], false);
-    run.pass(10 * SECOND, &[0, 1, 2]);
-    let BootstrapError::NoQuorum { missing, .. } = run.error(accuser) else {
-        panic!("{:?}", run.answer(accuser))
-    };
-    assert_eq!(missing.to_string(), "0-1");
-    for call in [0, 1, 2].map(|conn| run.report(conn, &[], false)) {
-        assert_eq!(run.decision(call), ("0-2".to_owned(), 2));
+    run.doubt(2, &[0, 1]);
+    run.reply(&[0, 1, 2], &[(2, &[0, 1])]);
+    assert_eq!(run.decided().0, "0-2");
+    // Though it were true for both ends, a member would go, and not two of three.
+    run.doubt(2, &[0, 1]);
+    run.reply(&[0, 1, 2], &[(2, &[0, 1]), (0, &[2]), (1, &[2])]);
+    assert_eq!(run.decided().0, "0-1");
+}
+
+#[test]
+fn a_link_in_doubt_for_the_third_time_in_a_minute_counts_as_broken() {
+    let mut run = Run::formed(3);
+    for seconds in [0, 30, 20] {
+        assert_eq!(run.decided().0, "0-2");
+        run.pass(SECOND * seconds, &[0, 1, 2]);
+        run.doubt(0, &[1]);
+        run.reply(&[0, 1, 2], &[]);
     }
+    assert_eq!(run.decided().0, "0,2");
+    let mut run = Run::formed(3);
+    for _ in 0..4 {
+        run.pass(30 * SECOND, &[0, 1, 2]);
+        run.doubt(0, &[1]);
+        run.reply(&[0, 1, 2], &[]);
+    }
+    assert_eq!(run.decided().0, "0-2");
+}
+
+#[test]
+fn a_silent_member_goes_after_its_lease_if_the_others_do_not_reach_it() {
+    let mut run = Run::formed(3);
+    run.pass(4 * SECOND, &[0, 1]);
+    assert_eq!(run.asks, []);
+    run.pass(SECOND, &[0, 1]);
+    run.reply(&[0, 1], &[(0, &[2]), (1, &[2])]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 2, 11));
+    assert_eq!(
+        run.settled[&2].as_ref().ok().map(|decision| decision.epoch),
+        Some(2),
+        "it learns that once it goes on"
+    );
+}
+
+#[test]
+fn a_silent_member_that_the_others_reach_holds_nobody_up() {
+    let mut run = Run::formed(3);
+    run.pass(5 * SECOND, &[0, 1]);
+    run.reply(&[0, 1], &[(0, &[2])]);
+    assert_eq!(run.decided().1, 2, "half of the others do not reach it");
+    let mut run = Run::formed(4);
+    run.pass(5 * SECOND, &[0, 1, 2]);
+    for _ in 0..20 {
+        run.reply(&[0, 1, 2], &[(0, &[3])]);
+        assert!(run.asks.is_empty(), "nobody is asked to promise");
+        run.pass(SECOND, &[0, 1, 2]);
+    }
+    assert_eq!(run.decided().1, 1);
+    run.event(Event::Heard { conn: 3 });
+    run.pass(20 * SECOND, &[0, 1, 2, 3]);
+    run.reply(&[0, 1, 2, 3], &[]);
+    assert_eq!(run.decided().0, "0-3");
+}
+
+#[test]
+fn half_of_the_members_are_not_removed_unless_they_are_dead() {
+    let mut run = Run::formed(4);
+    for _ in 0..3 {
+        run.pass(5 * SECOND, &[0, 1]);
+        run.reply(&[0, 1], &[(0, &[2, 3]), (1, &[2, 3])]);
+        assert_eq!(run.decided().1, 1);
+    }
+    assert_eq!(run.state(3), RankState::Suspect {}, "nothing has changed");
+    let Err(BootstrapError::NoQuorum { missing, .. }) = &run.settled[&1] else { panic!("{:?}", run.settled) };
+    assert_eq!(missing.to_string(), "2-3");
+    run.close(3);
+    for _ in 0..3 {
+        run.pass(5 * SECOND, &[0, 1]);
+        run.reply(&[0, 1], &[(0, &[2]), (1, &[2])]);
+    }
+    assert_eq!(run.decided(), ("0-1".to_owned(), 2, 11));
+}
+
+#[test]
+fn a_member_that_comes_by_another_connection_is_asked_again() {
+    let mut run = Run::formed(3);
+    run.close(2);
+    run.reply(&[0], &[]);
+    run.event(Event::Closed { conn: 1, by_peer: false });
+    run.join(9, 1, 1);
+    run.reply(&[0, 9], &[(0, &[1])]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 2, 91));
+}
+
+#[test]
+fn a_round_that_waits_for_an_evicted_member_ends_with_the_decision() {
+    let mut run = Run::formed(3);
+    let round = run.round(0, "x", Mask::all(3), RoundKind::Barrier {});
+    run.doubt(0, &[2]);
+    assert_eq!(run.answer(round), None);
+    run.reply(&[0, 1, 2], &[(0, &[2]), (2, &[0])]);
+    assert!(matches!(run.error(round), BootstrapError::PeerLost { rank: 2, .. }));
 }
 
 #[test]
 fn a_stopped_rank_comes_back_by_rejoining_and_being_admitted() {
     let mut run = Run::formed(3);
     run.pass(5 * SECOND, &[0, 1]);
-    let calls = [run.report(0, &[2], false), run.report(1, &[2], false)];
-    assert_eq!(run.decision(calls[0]), ("0-1".to_owned(), 2));
+    run.reply(&[0, 1], &[(0, &[2]), (1, &[2])]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 2, 11));
     // It continues: its rank is not given to anybody else meanwhile.
     let replacement = run.join(50, 2, 999);
     assert!(matches!(run.error(replacement), BootstrapError::Fenced { rank: 2, pid: 102, .. }));
     run.join(2, 2, 2);
     assert_eq!(run.state(2), RankState::Standby {});
-    let back = run.report(2, &[], false);
-    let refused = [run.report(0, &[], false), run.report(1, &[], true)];
-    assert_eq!(run.decision(refused[0]), ("0-1".to_owned(), 3), "one member did not admit");
-    assert_eq!(run.answer(back), None);
-    let admitted = [run.report(0, &[], true), run.report(1, &[], true)];
-    for call in admitted.into_iter().chain([back]) {
-        assert_eq!(run.decision(call), ("0-2".to_owned(), 4));
-    }
-    assert_eq!(run.state(2), RankState::Alive {});
+    assert_eq!(run.asks, [], "it has not said that it is ready");
+    run.notice(2, Notice::Ready {});
+    run.reply(&[0, 1], &[]);
+    assert_eq!((run.decided(), run.state(2)), (("0-2".to_owned(), 3, 11), RankState::Alive {}));
+    assert_eq!(run.settled[&2].as_ref().ok().map(|decision| decision.epoch), Some(3));
 }
 
 #[test]
@@ -488,11 +550,168 @@ fn a_replacement_is_refused_while_the_former_lives_then_exchanges_and_is_admitte
     let call = run.round(0, "connect", all, exchange(9));
     let Some(Ok(Reply::Blobs { blobs })) = run.answer(call) else { panic!("no exchange with standby") };
     assert_eq!(blobs[1].0, [7, 0]);
-    let member = run.report(0, &[1], true);
-    assert_eq!(run.answer(member), None, "waits for the standby member to be ready");
-    let standby = run.report(7, &[], false);
-    assert_eq!(run.decision(member), ("0-1".to_owned(), 2));
-    assert_eq!(run.decision(standby), ("0-1".to_owned(), 2));
+    run.notice(7, Notice::Ready {});
+    run.reply(&[0, 7], &[]);
+    assert_eq!(
+        run.decided(),
+        ("0-1".to_owned(), 3, 1),
+        "first without the former member, then with the new one"
+    );
+}
+
+#[test]
+fn a_newcomer_that_is_not_ready_holds_up_neither_serving_nor_others() {
+    let mut run = Run::formed(4);
+    run.close(2);
+    run.close(3);
+    run.reply(&[0, 1], &[]);
+    run.join(12, 2, 12);
+    run.join(13, 3, 13);
+    run.pass(20 * SECOND, &[0, 1, 12, 13]);
+    assert_eq!((run.decided().1, run.asks.len()), (2, 0));
+    run.notice(13, Notice::Ready {});
+    assert_eq!(run.asks, [(13, Ask::Meet { peers: Mask::all(2) })]);
+    run.reply(&[0, 1, 13], &[]);
+    assert_eq!(run.decided().0, "0-1,3");
+    assert_eq!(run.state(2), RankState::Standby {});
+    run.notice(12, Notice::Ready {});
+    run.reply(&[0, 1, 12, 13], &[]);
+    assert_eq!(run.decided(), ("0-3".to_owned(), 4, 131));
+}
+
+#[test]
+fn newcomers_that_know_each_other_enter_together() {
+    let mut run = Run::formed(4);
+    run.close(2);
+    run.close(3);
+    run.join(12, 2, 12);
+    run.join(13, 3, 13);
+    [12, 13].into_iter().for_each(|conn| run.notice(conn, Notice::Ready {}));
+    run.reply(&[12, 13], &[]);
+    run.reply(&[0, 1], &[]);
+    assert_eq!(
+        run.decided(),
+        ("0-3".to_owned(), 3, 11),
+        "one change for those who go, and one for those who come"
+    );
+}
+
+#[test]
+fn a_newcomer_waits_for_a_member_that_it_could_not_connect() {
+    let mut run = Run::formed(3);
+    run.close(2);
+    run.reply(&[0, 1], &[]);
+    run.join(12, 2, 12);
+    run.notice(12, Notice::Ready {});
+    assert_eq!(run.asks.pop(), Some((12, Ask::Meet { peers: Mask::all(2) })));
+    run.notice(12, Notice::Met { peers: Mask::all(1) });
+    assert_eq!(run.asks, [(12, Ask::Meet { peers: Mask::all(2).without(0) })], "it is to try again");
+    run.reply(&[12], &[]);
+    assert!(matches!(run.asks[0], (0, Ask::Promise { .. })));
+    // Another process in the place of rank 1 knows nobody.
+    run.reply(&[0, 1], &[]);
+    assert_eq!(run.decided().0, "0-2");
+}
+
+#[test]
+fn an_introduction_is_passed_on_and_answered() {
+    let mut run = Run::formed(3);
+    run.close(2);
+    run.reply(&[0, 1], &[]);
+    run.join(12, 2, 12);
+    let introduce = |run: &mut Run, conn, rank| {
+        let blobs = vec![Blob(vec![rank as u8; 3])];
+        run.ask(conn, Request::Introduce { rank, blobs, deadline: SECOND })
+    };
+    let (first, second) = (introduce(&mut run, 12, 0), introduce(&mut run, 12, 1));
+    let (0, Ask::Introduce { ticket, rank: 2, blobs }) = run.asks.remove(0) else { panic!() };
+    assert_eq!(blobs, [Blob(vec![0; 3])]);
+    run.notice(1, Notice::Introduced { ticket, result: Ok(Vec::new()) });
+    assert_eq!(run.answer(first), None, "rank 1 was not asked that");
+    run.notice(0, Notice::Introduced { ticket, result: Ok(vec![Blob(vec![7])]) });
+    assert_eq!(run.answer(first), Some(&Ok(Reply::Blobs { blobs: vec![Blob(vec![7])] })));
+    run.pass(SECOND, &[0, 1, 12]);
+    assert!(matches!(run.error(second), BootstrapError::Timeout { .. }));
+    let third = introduce(&mut run, 12, 1);
+    run.close(1);
+    assert!(matches!(run.error(third), BootstrapError::PeerLost { rank: 1, .. }));
+    for (conn, rank) in [(12, 1), (12, 2), (0, 2)] {
+        let call = introduce(&mut run, conn, rank);
+        assert!(matches!(run.error(call), BootstrapError::OutOfOrder { .. }), "{conn} to {rank}");
+    }
+    let call =
+        run.ask(12, Request::Introduce { rank: 0, blobs: vec![Blob::default(); 65], deadline: SECOND });
+    assert!(matches!(run.error(call), BootstrapError::Limit { limit: 64, .. }));
+}
+
+#[test]
+fn those_on_standby_go_on_where_no_member_is_left() {
+    let mut run = Run::formed(2);
+    run.close(0);
+    run.reply(&[1], &[]);
+    run.join(10, 0, 10);
+    run.close(1);
+    run.notice(10, Notice::Ready {});
+    assert_eq!(run.decided(), ("0".to_owned(), 3, 11), "after all that the former members may have begun");
+    run.join(11, 1, 11);
+    run.notice(11, Notice::Ready {});
+    run.reply(&[10, 11], &[]);
+    assert_eq!(run.decided().0, "0-1");
+}
+
+#[test]
+fn what_was_said_of_another_epoch_or_change_is_void() {
+    let mut run = Run::formed(3);
+    run.notice(0, Notice::Doubt { epoch: 7, peers: [1].into_iter().collect() });
+    run.notice(0, Notice::Promise { change: 9, step: 1 << 40 });
+    run.notice(0, Notice::Reached { change: 9, missing: Mask::all(3) });
+    assert_eq!(run.asks, []);
+    run.close(2);
+    run.notice(1, Notice::Promise { change: 9, step: 1 << 40 });
+    run.reply(&[0, 1], &[]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 2, 11));
+}
+
+#[test]
+fn who_does_not_promise_holds_the_others_for_a_lease_and_no_longer() {
+    let mut run = Run::formed(3);
+    run.close(2);
+    run.reply(&[0], &[]);
+    run.pass(4 * SECOND, &[0, 1]);
+    assert!(!run.settled.contains_key(&0));
+    run.pass(SECOND, &[0, 1]);
+    let Err(BootstrapError::Timeout { missing, .. }) = &run.settled[&0] else { panic!("{:?}", run.settled) };
+    assert_eq!(missing.to_string(), "1");
+    run.asks.clear();
+    run.pass(4 * SECOND, &[0, 1]);
+    assert_eq!(run.asks, [], "steps go on for a while");
+    run.pass(SECOND, &[0, 1]);
+    run.reply(&[0, 1], &[]);
+    assert_eq!(run.decided().0, "0-1");
+}
+
+#[test]
+fn the_last_epoch_is_the_last() {
+    let mut run = Run::formed(3);
+    run.machine.decision.epoch = MAX_EPOCH - 1;
+    run.close(2);
+    run.reply(&[0, 1], &[]);
+    assert_eq!(run.decided().1, MAX_EPOCH);
+    run.close(1);
+    run.reply(&[0], &[]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), MAX_EPOCH, 11));
+}
+
+#[test]
+fn a_replacement_is_not_told_the_failures_of_its_predecessor() {
+    let mut run = Run::formed(2);
+    run.round(0, "x", Mask::all(2), RoundKind::Barrier {});
+    run.pass(10 * SECOND, &[0]);
+    run.close(1);
+    run.join(7, 1, 77);
+    let call = run.round(7, "x", Mask::all(2), RoundKind::Barrier {});
+    run.round(0, "x", Mask::all(2), RoundKind::Barrier {});
+    assert_eq!(run.answer(call), Some(&Ok(Reply::Done {})));
 }
 
 #[test]
@@ -526,179 +745,4 @@ fn leaving_is_a_death_that_says_so() {
     let leave = run.ask(1, Request::Leave {});
     assert_eq!(run.answer(leave), Some(&Ok(Reply::Done {})));
     assert_eq!((run.state(1), run.closed.as_slice()), (RankState::Dead {}, &[1][..]));
-}
-
-#[test]
-fn epochs_end_with_an_error_not_with_a_repetition() {
-    let mut run = Run::formed(1);
-    run.machine.epoch = MAX_EPOCH - 1;
-    let last = run.report(0, &[], false);
-    assert_eq!(run.decision(last), ("0".to_owned(), MAX_EPOCH));
-    let past = run.report(0, &[], false);
-    let limit = u64::from(MAX_EPOCH);
-    assert!(matches!(run.error(past), BootstrapError::Limit { limit: of, .. } if *of == limit));
-}
-
-#[test]
-fn a_stale_epoch_is_refused_with_both_values() {
-    let mut run = Run::formed(2);
-    let report = Report { epoch: 9, suspects: Mask::EMPTY, admit: false, deadline: SECOND };
-    let call = run.ask(0, Request::Report { report });
-    let BootstrapError::Mismatch { field, ours, theirs, .. } = run.error(call) else { panic!() };
-    assert_eq!((field.as_str(), ours.as_str(), theirs.as_str()), ("epoch", "1", "9"));
-}
-
-#[test]
-fn a_member_whose_answer_got_lost_gets_the_same_decision_again() {
-    let mut run = Run::formed(3);
-    run.close(2);
-    let calls = [run.report(0, &[], false), run.report(1, &[], false)];
-    let report = Report { epoch: 1, suspects: [1].into_iter().collect(), admit: false, deadline: SECOND };
-    let again = run.ask(0, Request::Report { report });
-    assert_eq!(run.decision(again), run.decision(calls[1]));
-    assert_eq!(
-        run.state(1),
-        RankState::Alive {},
-        "what it said about the former epoch is not counted in the next"
-    );
-}
-
-/// One move of the random walk: what happens, and to which rank.
-#[derive(Clone, Debug)]
-enum Move {
-    Report { rank: u32, suspects: u8, admit: bool },
-    Barrier { rank: u32 },
-    Die { rank: u32 },
-    Cut { rank: u32 },
-    Replace { rank: u32 },
-    Rejoin { rank: u32 },
-    Pass { quarters: u32, alive: u8 },
-}
-
-const WALKERS: u32 = 5;
-
-fn moves() -> impl Strategy<Value = Vec<Move>> {
-    let rank = || 0..WALKERS;
-    let one = prop_oneof![
-        6 => (rank(), any::<u8>(), any::<u8>(), any::<bool>())
-            .prop_map(|(rank, a, b, admit)| Move::Report { rank, suspects: a & b & 31, admit }),
-        2 => rank().prop_map(|rank| Move::Barrier { rank }),
-        1 => rank().prop_map(|rank| Move::Die { rank }),
-        1 => rank().prop_map(|rank| Move::Cut { rank }),
-        2 => rank().prop_map(|rank| Move::Replace { rank }),
-        2 => rank().prop_map(|rank| Move::Rejoin { rank }),
-        3 => (1..30u32, any::<u8>()).prop_map(|(quarters, alive)| Move::Pass { quarters, alive }),
-    ];
-    proptest::collection::vec(one, 1..120)
-}
-
-/// An incarnation as it sees itself.
-#[derive(Clone, Debug)]
-struct Walker {
-    conn: ConnId,
-    member: u128,
-    dead: bool,
-    epoch: u32,
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
-
-    /// Whatever happens in whichever order: all decisions of an epoch are the same, only those in the mask get one,
-    /// epochs go upward for each incarnation, no rank is given away while its incarnation lives, every call is
-    /// answered once, and none stays open past its deadline.
-    #[test]
-    fn members_never_disagree(moves in moves()) {
-        let mut run = Run::formed(WALKERS);
-        let mut walkers: Vec<Walker> = (0..WALKERS)
-            .map(|rank| Walker { conn: u64::from(rank), member: u128::from(rank), dead: false, epoch: 1 })
-            .collect();
-        let mut next = 100u64;
-        let mut asked: Vec<((ConnId, u64), u32, Duration)> = Vec::new();
-        let mut decided: BTreeMap<u32, Mask> = BTreeMap::new();
-        let mut seen = run.machine.epoch;
-        let (mut mask, mut died) = (Mask::all(WALKERS), Mask::EMPTY); // since the last change
-        for step in moves {
-            match step {
-                Move::Report { rank, suspects, admit } => {
-                    let walker = &walkers[rank as usize];
-                    if !walker.dead {
-                        let suspects = (0..WALKERS).filter(|peer| suspects >> peer & 1 == 1).collect();
-                        let report = Report { epoch: walker.epoch, suspects, admit, deadline: 10 * SECOND };
-                        let call = run.ask(walker.conn, Request::Report { report });
-                        asked.push((call, rank, run.now));
-                    }
-                }
-                Move::Barrier { rank } => {
-                    let walker = &walkers[rank as usize];
-                    if !walker.dead {
-                        let call = run.round(walker.conn, "b", Mask::all(WALKERS), RoundKind::Barrier {});
-                        asked.push((call, rank, run.now));
-                    }
-                }
-                Move::Die { rank } => {
-                    walkers[rank as usize].dead = true;
-                    died.insert(rank);
-                    run.close(walkers[rank as usize].conn);
-                    // One whose connection had been given up before is seen dead by its launcher only.
-                    run.event(Event::Ended { rank, pid: 100 + rank });
-                }
-                Move::Cut { rank } => run.event(Event::Closed { conn: walkers[rank as usize].conn, by_peer: false }),
-                Move::Replace { rank } => {
-                    next += 1;
-                    let call = run.join(next, rank, u128::from(next));
-                    let joined = run.answer(call).expect("joins of a formed run are answered at once").is_ok();
-                    prop_assert_eq!(joined, walkers[rank as usize].dead, "rank {} given away while held", rank);
-                    if joined {
-                        let epoch = run.machine.epoch;
-                        walkers[rank as usize] = Walker { conn: next, member: u128::from(next), dead: false, epoch };
-                    }
-                }
-                Move::Rejoin { rank } => {
-                    if !walkers[rank as usize].dead {
-                        next += 1;
-                        let call = run.join(next, rank, walkers[rank as usize].member);
-                        prop_assert!(run.answer(call).is_some_and(Result::is_ok));
-                        walkers[rank as usize].conn = next;
-                    }
-                }
-                Move::Pass { quarters, alive } => {
-                    run.now += SECOND * quarters / 4;
-                    for (rank, walker) in (0..).zip(&walkers) {
-                        if alive >> rank & 1 == 1 {
-                            run.event(Event::Heard { conn: walker.conn });
-                        }
-                    }
-                    run.event(Event::Tick);
-                }
-            }
-            let epoch = run.machine.epoch;
-            prop_assert!(epoch >= seen);
-            if epoch > seen {
-                let living = mask.minus(&std::mem::take(&mut died));
-                let gone = living.minus(&run.machine.mask);
-                prop_assert!(gone.is_empty() || 2 * gone.len() < living.len(), "{} of {} removed", gone, living);
-            }
-            (seen, mask) = (epoch, run.machine.mask);
-            asked.retain(|(call, rank, _)| match run.answer(*call) {
-                None => true,
-                Some(Ok(Reply::Decided { decision })) => {
-                    assert_eq!(*decided.entry(decision.epoch).or_insert(decision.mask), decision.mask);
-                    assert!(decision.mask.contains(*rank), "rank {rank} got a mask that it is not in");
-                    let walker = &mut walkers[*rank as usize];
-                    if walker.conn == call.0 {
-                        assert!(decision.epoch > walker.epoch, "{decision:?} {walker:?}");
-                        walker.epoch = decision.epoch;
-                    }
-                    false
-                }
-                Some(_) => false,
-            });
-            // A dead incarnation's calls are nobody's; one that came back by a new connection gave the former's up.
-            asked.retain(|(call, rank, _)| call.0 == walkers[*rank as usize].conn && !walkers[*rank as usize].dead);
-            for (call, _, since) in &asked {
-                prop_assert!(run.now < *since + 10 * SECOND, "{:?} is open past its deadline", call);
-            }
-        }
-    }
 }

@@ -47,15 +47,13 @@ fn request() -> impl Strategy<Value = Request> {
     let round = (text(), set(), time(), kind).prop_map(|(tag, ranks, deadline, kind)| Request::Round {
         round: Round { tag, ranks, deadline, kind },
     });
-    let report =
-        (any::<u32>(), set(), any::<bool>(), time()).prop_map(|(epoch, suspects, admit, deadline)| {
-            Request::Report { report: Report { epoch, suspects, admit, deadline } }
-        });
     let set = (text(), blob()).prop_map(|(key, value)| Request::Set { key, value });
     let add = (text(), any::<i64>()).prop_map(|(key, amount)| Request::Add { key, amount });
     let get = (proptest::collection::vec(text(), 0..4), time())
         .prop_map(|(keys, deadline)| Request::Get { keys, deadline });
-    prop_oneof![join, round, report, Just(Request::Leave {}), set, add, get]
+    let introduce = (any::<u32>(), proptest::collection::vec(blob(), 0..3), time())
+        .prop_map(|(rank, blobs, deadline)| Request::Introduce { rank, blobs, deadline });
+    prop_oneof![join, round, introduce, Just(Request::Leave {}), set, add, get]
 }
 
 fn view() -> impl Strategy<Value = View> {
@@ -67,11 +65,37 @@ fn view() -> impl Strategy<Value = View> {
         RankState::Evicted {},
         RankState::Standby {},
     ]);
-    (any::<u32>(), set(), proptest::collection::vec(state, 0..9)).prop_map(|(epoch, mask, states)| View {
-        epoch,
-        mask,
-        states,
+    (decision(), proptest::collection::vec(state, 0..9)).prop_map(|(decision, states)| {
+        let Decision { mask, epoch, step } = decision;
+        View { epoch, mask, step, states }
     })
+}
+
+fn decision() -> impl Strategy<Value = Decision> {
+    (set(), any::<u32>(), any::<u64>()).prop_map(|(mask, epoch, step)| Decision { mask, epoch, step })
+}
+
+fn notice() -> impl Strategy<Value = Notice> {
+    prop_oneof![
+        Just(Notice::Ready {}),
+        (any::<u32>(), set()).prop_map(|(epoch, peers)| Notice::Doubt { epoch, peers }),
+        (any::<u64>(), set()).prop_map(|(change, missing)| Notice::Reached { change, missing }),
+        (any::<u64>(), any::<u64>()).prop_map(|(change, step)| Notice::Promise { change, step }),
+        set().prop_map(|peers| Notice::Met { peers }),
+        (any::<u64>(), proptest::collection::vec(blob(), 0..3))
+            .prop_map(|(ticket, blobs)| Notice::Introduced { ticket, result: Ok(blobs) }),
+        (any::<u64>(), error()).prop_map(|(ticket, error)| Notice::Introduced { ticket, result: Err(error) }),
+    ]
+}
+
+fn ask() -> impl Strategy<Value = Ask> {
+    prop_oneof![
+        (any::<u64>(), set()).prop_map(|(change, peers)| Ask::Reach { change, peers }),
+        (any::<u64>(), any::<bool>()).prop_map(|(change, lossy)| Ask::Promise { change, lossy }),
+        set().prop_map(|peers| Ask::Meet { peers }),
+        (any::<u64>(), any::<u32>(), proptest::collection::vec(blob(), 0..3))
+            .prop_map(|(ticket, rank, blobs)| Ask::Introduce { ticket, rank, blobs }),
+    ]
 }
 
 fn error() -> impl Strategy<Value = BootstrapError> {
@@ -96,7 +120,6 @@ fn reply() -> impl Strategy<Value = Reply> {
             .prop_map(|(roster, view)| Reply::Joined { joined: Arc::new(Joined { roster, view }) }),
         proptest::collection::vec(blob(), 0..5).prop_map(|blobs| Reply::Blobs { blobs }),
         Just(Reply::Done {}),
-        (set(), any::<u32>()).prop_map(|(mask, epoch)| Reply::Decided { decision: Decision { mask, epoch } }),
         any::<i64>().prop_map(|sum| Reply::Sum { sum }),
         proptest::collection::vec(blob().prop_map(Arc::new), 0..4)
             .prop_map(|values| Reply::Values { values }),
@@ -115,6 +138,11 @@ fn frame() -> impl Strategy<Value = Frame> {
         view().prop_map(|view| Frame::Changed { view: Arc::new(view) }),
         Just(Frame::Ping {}),
         Just(Frame::Pong {}),
+        notice().prop_map(|notice| Frame::Notice { notice }),
+        ask().prop_map(|ask| Frame::Ask { ask }),
+        (any::<u64>(), decision())
+            .prop_map(|(change, decision)| Frame::Settled { change, outcome: Ok(decision) }),
+        (any::<u64>(), error()).prop_map(|(change, error)| Frame::Settled { change, outcome: Err(error) }),
     ]
 }
 
@@ -155,7 +183,7 @@ proptest! {
 #[test]
 fn the_header_says_what_is_wrong() {
     let bytes = encode(&Frame::Ping {}).unwrap();
-    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 2, 0, 2, 0, 0, 0, 8, 0]);
+    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 3, 0, 2, 0, 0, 0, 8, 0]);
     let with = |at: usize, byte: u8| {
         let mut changed = bytes.clone();
         changed[at] = byte;

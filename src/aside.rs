@@ -4,7 +4,7 @@ use crate::error::{Error, Failure, Result};
 
 /// Does on a thread of its own what may block the one that polls. `work` bounds itself: it goes on to its end if the
 /// future is dropped, and its result is dropped there.
-pub(super) async fn aside<T: Send + 'static>(
+pub(crate) async fn aside<T: Send + 'static>(
     operation: &str,
     rank: u32,
     work: impl FnOnce() -> Result<T> + Send + 'static,

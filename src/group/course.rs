@@ -1,0 +1,260 @@
+//! What a member's library does about the membership by itself, whether or not its program calls anything: it answers the
+//! group, and ends waits for ranks that the group goes on without.
+
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::mask::Mask;
+use crate::rendezvous::driver::{Attendant, Heartbeat, Later};
+use crate::rendezvous::pace::{Next, Pace};
+use crate::rendezvous::wire::{Ask, Decision, Notice, RankState, Reply, Request, View};
+use crate::rendezvous::{Blob, BootstrapError};
+
+/// What follows the membership of a group: a buffer.
+pub(crate) trait Follower: Send + Sync + Debug {
+    /// Puts the membership into effect, between two steps. May wait for what was enqueued before, within its deadline.
+    fn begin(&self, decision: &Decision) -> Result<()>;
+    /// Ends waits for these peers, which belong to the next membership no more. Waits for nobody.
+    fn revoke(&self, peers: &Mask) -> Result<()>;
+    /// The peers that were silent for a deadline in the present epoch, and which that is.
+    fn silent(&self) -> Result<(u32, Mask)>;
+    /// Whether the peer answers within `timeout` by the way that rows take.
+    fn reaches(&self, peer: u32, timeout: Duration) -> bool;
+    /// What the peer needs to connect with this one.
+    fn export(&self, peer: u32) -> Result<Vec<u8>>;
+    /// Connects a peer that is not active, beside operations, with what it has exported.
+    fn connect(&self, peer: u32, blob: &[u8], timeout: Duration) -> Result<()>;
+}
+
+/// A member's way through the steps of its group.
+#[derive(Debug)]
+pub(crate) struct Course {
+    rank: u32,
+    lead: u64,
+    heartbeat: Heartbeat,
+    state: Mutex<State>,
+    followers: Mutex<Vec<Weak<dyn Follower>>>,
+}
+
+#[derive(Debug)]
+struct State {
+    pace: Pace,
+    /// How often the group has said something.
+    news: u64,
+    /// When the program last asked for a step.
+    asked: Option<Instant>,
+    /// Whom the group has been told to be silent, in the present epoch.
+    doubted: Mask,
+}
+
+impl Course {
+    pub(super) fn new(rank: u32, lead: u64, heartbeat: Heartbeat) -> Self {
+        let nobody = Decision { mask: Mask::EMPTY, epoch: 0, step: 0 };
+        let state = State { pace: Pace::new(rank, nobody, lead), news: 0, asked: None, doubted: Mask::EMPTY };
+        Self { rank, lead, heartbeat, state: Mutex::new(state), followers: Mutex::default() }
+    }
+
+    pub(super) fn follow(&self, follower: Weak<dyn Follower>) {
+        let mut followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
+        followers.retain(|follower| follower.strong_count() > 0);
+        followers.push(follower);
+    }
+
+    /// In the order of their creation.
+    pub(super) fn followers(&self) -> Vec<Arc<dyn Follower>> {
+        let followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
+        followers.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(super) fn current(&self) -> Decision {
+        self.state().pace.current()
+    }
+
+    pub(super) fn is_standby(&self) -> bool {
+        self.state().pace.is_standby()
+    }
+
+    /// What comes next for the program, and the number of news that this is based on.
+    pub(super) fn next(&self) -> (Next, u64) {
+        let mut state = self.state();
+        state.asked = Some(Instant::now());
+        (state.pace.next(false), state.news)
+    }
+
+    pub(super) fn applied(&self, decision: Decision) {
+        let mut state = self.state();
+        state.pace.applied(decision);
+        state.doubted = Mask::EMPTY;
+    }
+
+    /// What the group is to be told about silent peers.
+    pub(super) fn doubts(&self) -> Option<Notice> {
+        let followers = self.followers();
+        let mut state = self.state();
+        let epoch = state.pace.current().epoch;
+        let silent = followers.iter().filter_map(|follower| follower.silent().ok());
+        let peers =
+            silent.filter(|(of, _)| *of == epoch).fold(Mask::EMPTY, |all, (_, silent)| all.or(&silent));
+        let peers = peers.minus(&state.doubted);
+        state.doubted = state.doubted.or(&peers);
+        (!peers.is_empty()).then_some(Notice::Doubt { epoch, peers })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Attendant for Course {
+    fn joined(&self, view: &View) {
+        let mut mask = view.mask;
+        if view.states.get(self.rank as usize) == Some(&RankState::Standby {}) {
+            mask.remove(self.rank); // a former member's place
+        }
+        let current = Decision { mask, epoch: view.epoch, step: view.step };
+        let mut state = self.state();
+        state.pace = Pace::new(self.rank, current, self.lead);
+        state.doubted = Mask::EMPTY;
+    }
+
+    fn asked(&self, ask: Ask, later: Later) -> Option<Notice> {
+        match ask {
+            Ask::Reach { change, peers } if peers.is_empty() => {
+                Some(Notice::Reached { change, missing: Mask::EMPTY })
+            }
+            Ask::Reach { change, peers } => {
+                let followers = self.followers();
+                let each = self.heartbeat.lease / 2 / (peers.len() * followers.len().max(1)) as u32;
+                aside(move || {
+                    // Without a buffer there is no way to a peer but by the group.
+                    let is_missing = |peer: &u32| {
+                        followers.is_empty()
+                            || followers.iter().any(|follower| !follower.reaches(*peer, each))
+                    };
+                    later
+                        .tell(Notice::Reached { change, missing: peers.iter().filter(is_missing).collect() });
+                });
+                None
+            }
+            Ask::Meet { peers } => {
+                let (followers, patience) = (self.followers(), self.heartbeat.lease);
+                aside(move || {
+                    let met = |peer: &u32| {
+                        again(patience, &later, || meet(&followers, *peer, patience, &later)).is_ok()
+                    };
+                    let peers = peers.iter().filter(met).collect();
+                    later.tell(Notice::Met { peers });
+                });
+                None
+            }
+            Ask::Introduce { ticket, rank, blobs } => {
+                let (followers, patience) = (self.followers(), self.heartbeat.lease);
+                aside(move || {
+                    let result = again(patience, &later, || welcome(&followers, rank, &blobs, patience));
+                    later.tell(Notice::Introduced { ticket, result });
+                });
+                None
+            }
+            Ask::Promise { change, lossy } => {
+                let mut state = self.state();
+                state.news += 1;
+                let idle = state.asked.is_none_or(|asked| asked.elapsed() > self.heartbeat.interval);
+                Some(Notice::Promise { change, step: state.pace.promise(change, lossy || idle) })
+            }
+        }
+    }
+
+    fn settled(&self, change: u64, outcome: Result<Decision, BootstrapError>) {
+        #[cfg(feature = "tracing")]
+        if let Err(error) = &outcome {
+            tracing::warn!(rank = self.rank, change, %error, "the membership stays as it is");
+        }
+        let removed = {
+            let mut state = self.state();
+            state.news += 1;
+            state.pace.settle(change, outcome.ok())
+        };
+        let revoked = if removed.contains(self.rank) { self.current().mask } else { removed };
+        let revoked = revoked.without(self.rank);
+        if !revoked.is_empty() {
+            // One that cannot ends its waits by itself, at their deadline.
+            self.followers().iter().for_each(|follower| drop(follower.revoke(&revoked)));
+        }
+    }
+
+    fn news(&self) -> u64 {
+        self.state().news
+    }
+}
+
+/// Does what takes time beside the connection. Who cannot start a thread does not answer.
+fn aside(work: impl FnOnce() + Send + 'static) {
+    let _ = std::thread::Builder::new().name("epwire-course".to_owned()).spawn(work);
+}
+
+/// Tries until it succeeds, the time is over, or the member has gone: a peer may still be connected with a former member of the
+/// rank, or a process may end a little later than its connection.
+fn again<T>(
+    patience: Duration,
+    later: &Later,
+    attempt: impl Fn() -> Result<T, BootstrapError>,
+) -> Result<T, BootstrapError> {
+    const PAUSE: Duration = Duration::from_millis(20);
+    let began = Instant::now();
+    loop {
+        match attempt() {
+            Err(_) if began.elapsed() < patience && !later.is_over() => std::thread::sleep(PAUSE),
+            result => return result,
+        }
+    }
+}
+
+/// Connects this member, which is on standby, with a peer.
+fn meet(
+    followers: &[Arc<dyn Follower>],
+    peer: u32,
+    patience: Duration,
+    later: &Later,
+) -> Result<(), BootstrapError> {
+    let export = |follower: &Arc<dyn Follower>| follower.export(peer).map(Blob).map_err(refusal);
+    let blobs = followers.iter().map(export).collect::<Result<_, _>>()?;
+    let request = Request::Introduce { rank: peer, blobs, deadline: 2 * patience };
+    match later.call(OP, request, 2 * patience)? {
+        Reply::Blobs { blobs } => connect(followers, peer, &blobs, patience),
+        _ => Err(BootstrapError::odd(OP)),
+    }
+}
+
+/// Connects a newcomer, and says what it needs to connect with this member.
+fn welcome(
+    followers: &[Arc<dyn Follower>],
+    newcomer: u32,
+    blobs: &[Blob],
+    patience: Duration,
+) -> Result<Vec<Blob>, BootstrapError> {
+    if blobs.len() != followers.len() {
+        let reason = format!("it has {} buffers, and this member {}", blobs.len(), followers.len());
+        return Err(BootstrapError::OutOfOrder { op: OP.to_owned(), reason });
+    }
+    connect(followers, newcomer, blobs, patience)?;
+    followers.iter().map(|follower| follower.export(newcomer).map(Blob).map_err(refusal)).collect()
+}
+
+fn connect(
+    followers: &[Arc<dyn Follower>],
+    peer: u32,
+    blobs: &[Blob],
+    patience: Duration,
+) -> Result<(), BootstrapError> {
+    let mut pairs = followers.iter().zip(blobs);
+    pairs.try_for_each(|(follower, blob)| follower.connect(peer, &blob.0, patience).map_err(refusal))
+}
+
+const OP: &str = "introduce a newcomer";
+
+fn refusal(error: Error) -> BootstrapError {
+    BootstrapError::OutOfOrder { op: OP.to_owned(), reason: error.to_string() }
+}

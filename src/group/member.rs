@@ -1,0 +1,393 @@
+//! A rank's membership: joining, collective rounds, leaving.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::course::Course;
+use super::options::GroupOptions;
+use crate::rendezvous::driver::{
+    Attendant, Client, ClientOptions, Server, ServerOptions, block_on, local, random,
+};
+use crate::rendezvous::machine::{Action, Call, Event, Machine, Settings};
+use crate::rendezvous::wire::{Join, Joined, PROTOCOL_VERSION, Reply, Request, Round, RoundKind};
+use crate::rendezvous::{Blob, BootstrapError, Decision, Fields, Identity, Mask, View};
+use crate::store::Store;
+
+/// A rank's membership in a run.
+///
+/// `Clone` shares it; `Send` and `Sync`. The membership ends when the last clone is gone or with [`Group::leave`]: the
+/// rank then counts as dead, so whatever may still write to peers has to hold a clone. Dropping never waits.
+///
+/// Each operation is a future that needs no particular runtime, ends within the deadline of the group
+/// ([`Group::with_deadline`] gives another), and has a `_blocking` form for plain threads, which gives
+/// [`BootstrapError::BlockingInAsync`] on a thread of an async runtime. Dropping a future gives up waiting, not the
+/// operation. An error reaches the rank that hosts the server last, at most a lease later, so that a program may end with
+/// it and the other ranks still learn theirs. Errors common to all: [`BootstrapError::ServerLost`], [`BootstrapError::Timeout`],
+/// [`BootstrapError::Limit`].
+#[derive(Clone, Debug)]
+pub struct Group {
+    pub(super) inner: Arc<Inner>,
+    pub(super) deadline: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    join: Join,
+    pub(super) client: Client,
+    server: Option<Server>,
+    pub(super) course: Arc<Course>,
+    roster: Mutex<Arc<[Identity]>>,
+}
+
+impl Group {
+    /// Joins the run and waits for all other ranks, or, as the replacement of a dead one, is put on standby.
+    ///
+    /// Errors, each within the join deadline: [`BootstrapError::MissingRanks`], [`BootstrapError::ConfigMismatch`],
+    /// [`BootstrapError::DuplicateRank`], [`BootstrapError::Mismatch`] of run id, world or rank,
+    /// [`BootstrapError::Fenced`], and those of connecting: `Unreachable`, `TokenRequired`, `WrongToken`,
+    /// `WrongVersion`, `Garbage`; `SilentPeer` once the deadline has passed.
+    pub async fn join(options: GroupOptions) -> Result<Self, BootstrapError> {
+        let began = std::time::Instant::now();
+        let member = match options.member_id {
+            Some(member) => member,
+            None => u128::from_le_bytes(random("choose a member id")?),
+        };
+        let mut address = options.address.clone();
+        let mut server = None;
+        if options.host_server {
+            let bind = options.bind.as_deref().unwrap_or(&options.address);
+            let hosted = Server::bind(
+                bind,
+                ServerOptions {
+                    token: options.token.clone(),
+                    join_deadline: options.join_deadline,
+                    heartbeat: options.heartbeat,
+                    ..ServerOptions::new(options.run_id.clone(), options.world)
+                },
+            );
+            let hosted = hosted.await?;
+            if options.bind.is_none() {
+                address = hosted.local_addr().to_string();
+            }
+            server = Some(hosted);
+        }
+        let course = Arc::new(Course::new(options.rank, options.lead, options.heartbeat));
+        let client_options = ClientOptions {
+            address,
+            run_id: options.run_id.clone(),
+            token: options.token,
+            deadline: options.join_deadline,
+            heartbeat: options.heartbeat,
+        };
+        let client = Client::connect_as(client_options, Some(course.clone())).await?;
+        let join = Join {
+            version: PROTOCOL_VERSION,
+            run_id: options.run_id,
+            world: options.world,
+            identity: Identity { rank: options.rank, member, host: host(), pid: std::process::id() },
+            deadline: options.join_deadline.saturating_sub(began.elapsed()),
+            config: options.config,
+        };
+        let joined = heard_by_all(server.as_ref(), ask_to_join(&client, join.clone()).await).await?;
+        let roster = Mutex::new(joined.roster.clone().into());
+        Ok(Self {
+            inner: Arc::new(Inner { join, client, server, course, roster }),
+            deadline: options.deadline,
+        })
+    }
+
+    /// [`Group::join`] for a plain thread.
+    pub fn join_blocking(options: GroupOptions) -> Result<Self, BootstrapError> {
+        block_on("join", Self::join(options))
+    }
+
+    /// A run whose ranks are threads of this process: the group of each rank, by rank. The same machine decides, over
+    /// pipes in memory.
+    ///
+    /// Errors: [`BootstrapError::Limit`] for a world outside 1 to 1024, [`BootstrapError::System`] if no thread can be
+    /// started. Does not wait.
+    pub fn threads(world: u32) -> Result<Vec<Self>, BootstrapError> {
+        let heartbeat = crate::rendezvous::driver::Heartbeat::default();
+        let run_id = "threads".to_owned();
+        let mut machine = Machine::new(Settings {
+            run_id: run_id.clone(),
+            world,
+            join_deadline: Duration::MAX,
+            lease: heartbeat.lease,
+        })?;
+        // They join before there is anything to wait for, each by the connection of its rank's number.
+        let mut joins = Vec::new();
+        let mut joined = None;
+        for rank in 0..world {
+            let member = u128::from_le_bytes(random("choose a member id")?);
+            let join = Join {
+                version: PROTOCOL_VERSION,
+                run_id: run_id.clone(),
+                world,
+                identity: Identity { rank, member, host: host(), pid: std::process::id() },
+                deadline: Duration::from_secs(1),
+                config: Fields::new(),
+            };
+            joins.push(join.clone());
+            let call = Call { conn: u64::from(rank), id: 0 };
+            for action in machine
+                .handle(Duration::ZERO, Event::Request { call, request: Box::new(Request::Join { join }) })
+            {
+                if let Action::Answer { result, .. } = action {
+                    joined = Some(result?);
+                }
+            }
+        }
+        let Some(Reply::Joined { joined }) = joined else { return Err(BootstrapError::odd("join")) };
+        let course = |join: &Join| {
+            let course = Arc::new(Course::new(join.identity.rank, 0, heartbeat));
+            course.joined(&joined.view);
+            course
+        };
+        let courses: Vec<Arc<Course>> = joins.iter().map(course).collect();
+        let attendants = courses.iter().map(|course| course.clone() as Arc<dyn Attendant>);
+        let clients = local(machine, attendants)?;
+        let group = |((join, client), course)| {
+            let roster = Mutex::new(joined.roster.clone().into());
+            let inner = Arc::new(Inner { join, client, server: None, course, roster });
+            Self { inner, deadline: Duration::from_secs(30) }
+        };
+        Ok(joins.into_iter().zip(clients).zip(courses).map(group).collect())
+    }
+
+    /// The same membership with another deadline for its operations.
+    pub fn with_deadline(&self, deadline: Duration) -> Self {
+        Self { inner: self.inner.clone(), deadline }
+    }
+
+    /// This rank, in `0..world`.
+    pub fn rank(&self) -> u32 {
+        self.inner.join.identity.rank
+    }
+
+    /// Number of ranks of the run, dead ones included.
+    pub fn world(&self) -> u32 {
+        self.inner.join.world
+    }
+
+    /// Name of the run.
+    pub fn run_id(&self) -> &str {
+        &self.inner.join.run_id
+    }
+
+    /// 128 random bits that tell this incarnation of the rank from others.
+    pub fn member_id(&self) -> u128 {
+        self.inner.join.identity.member
+    }
+
+    /// The membership in effect for this member; on standby that of the others.
+    pub fn active(&self) -> Decision {
+        self.inner.course.current()
+    }
+
+    /// Whether this member waits to be admitted.
+    pub fn is_standby(&self) -> bool {
+        self.inner.course.is_standby()
+    }
+
+    /// Who was there when this member joined, by rank.
+    pub fn roster(&self) -> Arc<[Identity]> {
+        self.inner.roster.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The membership as the server last showed it. News: only [`Group::step`] changes who this member works with.
+    pub fn watch(&self) -> watch::Receiver<View> {
+        self.inner.client.watch()
+    }
+
+    /// The store of the run, on the group's connection.
+    pub fn store(&self) -> Store {
+        Store::new(self.inner.client.clone())
+    }
+
+    /// The server that this rank hosts, if it does.
+    pub fn server(&self) -> Option<&Server> {
+        self.inner.server.as_ref()
+    }
+
+    /// Gives `blobs[r]` to each rank r of the mask, and gets what they gave this rank, indexed by rank. Those of ranks
+    /// outside the mask are not sent, and come back empty.
+    ///
+    /// Errors: [`BootstrapError::Limit`] for a blob past 64 KiB or 4 MiB together, [`BootstrapError::PeerLost`] when a
+    /// participant dies. If one fails it fails for all, with the same error.
+    pub async fn exchange(&self, tag: &str, blobs: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        self.exchange_among(self.active().mask, tag, blobs).await
+    }
+
+    /// [`Group::exchange`] among `ranks`, this one included: members, or living ranks on standby.
+    pub async fn exchange_among(
+        &self,
+        ranks: Mask,
+        tag: &str,
+        mut blobs: Vec<Vec<u8>>,
+    ) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        for (rank, blob) in (0u32..).zip(&mut blobs) {
+            if !ranks.contains(rank) {
+                blob.clear();
+            }
+        }
+        let blobs = blobs.into_iter().map(Blob).collect();
+        match self.round("exchange", ranks, tag, RoundKind::Exchange { blobs }).await? {
+            Reply::Blobs { blobs } => Ok(blobs.into_iter().map(|blob| blob.0).collect()),
+            _ => Err(BootstrapError::odd("exchange")),
+        }
+    }
+
+    /// Returns when all ranks of the mask have called it with this tag.
+    ///
+    /// Errors: as [`Group::exchange`].
+    pub async fn barrier(&self, tag: &str) -> Result<(), BootstrapError> {
+        self.barrier_among(self.active().mask, tag).await
+    }
+
+    /// [`Group::barrier`] among `ranks`, this one included.
+    pub async fn barrier_among(&self, ranks: Mask, tag: &str) -> Result<(), BootstrapError> {
+        self.round("barrier", ranks, tag, RoundKind::Barrier {}).await.map(|_| ())
+    }
+
+    /// Makes sure that all ranks of the mask have the same fields.
+    ///
+    /// Errors: [`BootstrapError::ConfigMismatch`] on every rank, with the first field that differs, two of its values
+    /// and the ranks that have them; else as [`Group::exchange`].
+    pub async fn agree(&self, tag: &str, fields: Fields) -> Result<(), BootstrapError> {
+        self.round("agree", self.active().mask, tag, RoundKind::Agree { fields }).await.map(|_| ())
+    }
+
+    /// Asks to be let in again after [`BootstrapError::Evicted`]: puts this member on standby. Operations on its buffers
+    /// must have ended.
+    ///
+    /// Errors: [`BootstrapError::Fenced`] if another process has the rank by now.
+    pub async fn rejoin(&self) -> Result<(), BootstrapError> {
+        let join = Join { deadline: self.deadline, ..self.inner.join.clone() };
+        let joined = ask_to_join(&self.inner.client, join).await?;
+        *self.inner.roster.lock().unwrap_or_else(PoisonError::into_inner) = joined.roster.clone().into();
+        Ok(())
+    }
+
+    /// Ends the membership: the others see this rank as dead, and every later call fails. The rank that hosts the server
+    /// then waits, within the deadline, until all others have left.
+    pub async fn leave(&self) -> Result<(), BootstrapError> {
+        const OP: &str = "leave";
+        self.inner.client.call(OP, Request::Leave {}, self.deadline).await?;
+        let Some(server) = &self.inner.server else { return Ok(()) };
+        let missing = server.drained(self.deadline).await;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let (op, deadline) = ("wait for the others to leave".to_owned(), self.deadline);
+        Err(BootstrapError::Timeout { op, elapsed: deadline, deadline, missing: Box::new(missing) })
+    }
+
+    /// [`Group::exchange`] for a plain thread.
+    pub fn exchange_blocking(&self, tag: &str, blobs: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        block_on("exchange", self.exchange(tag, blobs))
+    }
+
+    /// [`Group::exchange_among`] for a plain thread.
+    pub fn exchange_among_blocking(
+        &self,
+        ranks: Mask,
+        tag: &str,
+        blobs: Vec<Vec<u8>>,
+    ) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        block_on("exchange", self.exchange_among(ranks, tag, blobs))
+    }
+
+    /// [`Group::barrier`] for a plain thread.
+    pub fn barrier_blocking(&self, tag: &str) -> Result<(), BootstrapError> {
+        block_on("barrier", self.barrier(tag))
+    }
+
+    /// [`Group::barrier_among`] for a plain thread.
+    pub fn barrier_among_blocking(&self, ranks: Mask, tag: &str) -> Result<(), BootstrapError> {
+        block_on("barrier", self.barrier_among(ranks, tag))
+    }
+
+    /// [`Group::agree`] for a plain thread.
+    pub fn agree_blocking(&self, tag: &str, fields: Fields) -> Result<(), BootstrapError> {
+        block_on("agree", self.agree(tag, fields))
+    }
+
+    /// [`Group::rejoin`] for a plain thread.
+    pub fn rejoin_blocking(&self) -> Result<(), BootstrapError> {
+        block_on("rejoin", self.rejoin())
+    }
+
+    /// [`Group::leave`] for a plain thread.
+    pub fn leave_blocking(&self) -> Result<(), BootstrapError> {
+        block_on("leave", self.leave())
+    }
+
+    async fn round(
+        &self,
+        what: &str,
+        ranks: Mask,
+        tag: &str,
+        kind: RoundKind,
+    ) -> Result<Reply, BootstrapError> {
+        let round = Round { tag: tag.to_owned(), ranks, deadline: self.deadline, kind };
+        self.call(&format!("{what} \"{tag}\""), Request::Round { round }).await
+    }
+
+    async fn call(&self, op: &str, request: Request) -> Result<Reply, BootstrapError> {
+        let result = self.inner.client.call(op, request, self.deadline).await;
+        heard_by_all(self.inner.server.as_ref(), result).await
+    }
+}
+
+/// The result, if it is an error only once the others have been told theirs. A program ends when it learns of a failure,
+/// and with that of the rank that hosts the server the server ends as well: the others would learn no more than that.
+async fn heard_by_all<T>(
+    server: Option<&Server>,
+    result: Result<T, BootstrapError>,
+) -> Result<T, BootstrapError> {
+    if let (Some(server), Err(_)) = (server, &result) {
+        server.flushed().await;
+    }
+    result
+}
+
+async fn ask_to_join(client: &Client, join: Join) -> Result<Arc<Joined>, BootstrapError> {
+    let deadline = join.deadline;
+    match client.call("join", Request::Join { join }, deadline).await? {
+        Reply::Joined { joined } => Ok(joined),
+        _ => Err(BootstrapError::odd("join")),
+    }
+}
+
+/// Name of this host, for people who read errors.
+fn host() -> String {
+    let name =
+        std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());
+    name.map_or_else(|| "unknown host".to_owned(), |name| name.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_and_futures_move_between_threads() {
+        fn shared<T: Send + Sync>(_: &T) {}
+        fn sent<T: Send>(_: &T) {}
+        let groups = Group::threads(1).unwrap();
+        shared(&groups[0]);
+        shared(&groups[0].store());
+        sent(&groups[0].barrier("x"));
+        sent(&groups[0].step());
+        sent(&Group::join(GroupOptions::new(0, 1, "127.0.0.1:1")));
+    }
+
+    #[test]
+    fn a_deadline_past_all_clocks_is_no_harm() {
+        let groups = Group::threads(1).unwrap();
+        groups[0].with_deadline(Duration::MAX).barrier_blocking("x").unwrap();
+    }
+}

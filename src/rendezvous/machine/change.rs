@@ -1,0 +1,255 @@
+//! Changes of membership, one at a time: who goes, who enters, and from which step on.
+//!
+//! A change is due when a member has died or fallen silent, when one doubts another, or when somebody on standby is ready. Where
+//! there is doubt it begins with a *survey*, in which members find out whom they reach while steps go on, and which ends
+//! by the rule of [`removal`](crate::rendezvous::removal). Then those who stay *promise* how far they go under the present
+//! membership, see [`pace`](crate::rendezvous::pace), and the new one begins with the step after that.
+//!
+//! Whatever happens meanwhile that the answers do not know of begins the change anew. One that comes to nothing leaves
+//! everything as it is, and none is tried again for a lease.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::changes::{Change, Stage, links};
+use super::event::Action;
+use super::state::{Life, Machine, Role};
+use crate::mask::Mask;
+use crate::rendezvous::error::BootstrapError;
+use crate::rendezvous::removal::{Survey, Verdict};
+use crate::rendezvous::wire::{Decision, Notice};
+
+/// Largest epoch: 23 bits of a signal word hold it.
+pub const MAX_EPOCH: u32 = (1 << 23) - 1;
+
+impl Machine {
+    pub(super) fn noticed(&mut self, rank: u32, notice: Notice) {
+        let Some(role) = self.seat(rank).map(|member| member.role) else { return };
+        match notice {
+            Notice::Ready {} => {
+                if let Some(member) = self.seat_mut(rank) {
+                    member.ready = true;
+                }
+            }
+            Notice::Doubt { epoch, peers } if role == Role::Active && epoch == self.decision.epoch => {
+                let peers = peers.and(&self.living()).without(rank);
+                if !peers.is_empty() {
+                    let doubts = self.changes.doubts.entry(rank).or_default();
+                    *doubts = doubts.or(&peers);
+                }
+            }
+            Notice::Reached { change, missing } => {
+                if let Some(Change { number, stage: Stage::Survey { missing: answers, .. }, .. }) =
+                    &mut self.changes.running
+                    && *number == change
+                {
+                    answers.insert(rank, missing);
+                }
+            }
+            Notice::Promise { change, step } => {
+                if let Some(Change { number, stage: Stage::Promises { steps, .. }, .. }) =
+                    &mut self.changes.running
+                    && *number == change
+                {
+                    steps.insert(rank, step);
+                    self.changes.furthest = self.changes.furthest.max(step);
+                }
+            }
+            Notice::Doubt { .. } => {}
+            Notice::Met { peers } => self.have_met(rank, &peers),
+            Notice::Introduced { ticket, result } => self.introduced(rank, ticket, result),
+        }
+    }
+
+    /// Begins the change that is due, and takes the one under way as far as the answers allow.
+    pub(super) fn consider(&mut self, now: Duration) {
+        if self.decision.epoch == 0 {
+            return;
+        }
+        self.ask_to_meet();
+        loop {
+            let change = match self.changes.running.take() {
+                Some(change) => change,
+                None if now < self.changes.rest_until || !self.is_change_due() => return,
+                None => self.begin_change(now),
+            };
+            match self.advance(now, change) {
+                Some(change) => {
+                    self.changes.running = Some(change);
+                    return;
+                }
+                None => self.view_changed = true,
+            }
+        }
+    }
+
+    /// Members that nobody has seen dead.
+    pub(super) fn living(&self) -> Mask {
+        self.ranks(|member| member.role == Role::Active && member.life != Life::Dead)
+    }
+
+    /// Those that have been heard within their lease.
+    fn audible(&self) -> Mask {
+        self.ranks(|member| member.role == Role::Active && member.life == Life::Heard)
+    }
+
+    /// Those who may enter: who is ready and connected with all who stay, and with one another. A rank whose former member
+    /// still belongs to the membership has to wait until it does not, so that the others are told, unless there are none.
+    fn entering(&self, stay: &Mask) -> Mask {
+        let ready = if stay.is_empty() { self.ready() } else { self.ready().minus(&self.decision.mask) };
+        ready.iter().fold(Mask::EMPTY, |mut enter, rank| {
+            if stay.or(&enter).iter().all(|peer| self.are_connected(rank, peer)) {
+                enter.insert(rank);
+            }
+            enter
+        })
+    }
+
+    /// Those on standby that wait to be admitted.
+    pub(super) fn ready(&self) -> Mask {
+        self.ranks(|member| member.role == Role::Standby && member.life == Life::Heard && member.ready)
+    }
+
+    fn is_change_due(&self) -> bool {
+        let living = self.living();
+        let lost = self.decision.mask != self.audible() || !self.changes.doubts.is_empty();
+        let due = lost && !living.is_empty() || !self.entering(&living).is_empty();
+        due && self.decision.epoch < MAX_EPOCH
+    }
+
+    fn begin_change(&mut self, now: Duration) -> Change {
+        let (silent, doubts) = (self.living().minus(&self.audible()), self.changes.doubts.clone());
+        let stage = if silent.is_empty() && doubts.is_empty() {
+            Stage::Promises { stay: self.living(), steps: BTreeMap::new() }
+        } else {
+            Stage::Survey { silent, doubts, missing: BTreeMap::new() }
+        };
+        self.change_in(now, stage)
+    }
+
+    fn change_in(&mut self, now: Duration, stage: Stage) -> Change {
+        self.changes.last += 1;
+        self.changes.rest_until = Duration::ZERO;
+        Change { number: self.changes.last, until: now + self.settings.lease, asked: Mask::EMPTY, stage }
+    }
+
+    /// The change, if there is still somebody to wait for.
+    fn advance(&mut self, now: Duration, change: Change) -> Option<Change> {
+        match &change.stage {
+            Stage::Survey { .. } => self.advance_survey(now, change),
+            Stage::Promises { .. } => self.advance_promises(now, change),
+        }
+    }
+
+    fn advance_survey(&mut self, now: Duration, mut change: Change) -> Option<Change> {
+        let Stage::Survey { silent, doubts, missing } = &change.stage else { return None };
+        let (living, audible) = (self.living(), self.audible());
+        if !living.minus(&audible).minus(silent).is_empty() || *doubts != self.changes.doubts {
+            return None; // another one knows of it
+        }
+        let answered: Mask = missing.keys().copied().collect();
+        let late = now >= change.until;
+        if !late && !audible.minus(&answered).is_empty() {
+            self.ask(&mut change, audible);
+            return Some(change);
+        }
+        let links = links(doubts);
+        let worn = self.changes.worn(now, &links);
+        match (Survey { living, unreachable: missing.clone(), worn }).decide() {
+            Verdict::Stay { members } => {
+                let passed = links.into_iter().filter(|(a, b)| members.contains(*a) && members.contains(*b));
+                self.changes.doubted.extend(passed.map(|link| (now, link)));
+                let promises = self.change_in(now, Stage::Promises { stay: members, steps: BTreeMap::new() });
+                self.advance_promises(now, promises)
+            }
+            // Somebody may be heard again, or be seen dead.
+            Verdict::Unsure { .. } | Verdict::NoQuorum { .. } if !late => Some(change),
+            Verdict::Unsure { silent } => self.abort(
+                now,
+                &change,
+                BootstrapError::Timeout {
+                    op: op(),
+                    elapsed: self.settings.lease,
+                    deadline: self.settings.lease,
+                    missing: Box::new(silent),
+                },
+            ),
+            Verdict::NoQuorum { missing } => {
+                self.abort(now, &change, BootstrapError::NoQuorum { op: op(), missing: Box::new(missing) })
+            }
+        }
+    }
+
+    fn advance_promises(&mut self, now: Duration, mut change: Change) -> Option<Change> {
+        let Stage::Promises { stay, steps } = &change.stage else { return None };
+        let lost = !stay.minus(&self.audible()).is_empty();
+        if !lost && stay.iter().all(|rank| steps.contains_key(&rank)) {
+            let step = steps.values().copied().max().unwrap_or(self.changes.furthest) + 1;
+            self.conclude(*stay, step);
+            return None;
+        }
+        if lost || now >= change.until {
+            let missing = stay.iter().filter(|rank| !steps.contains_key(rank)).collect();
+            let (op, elapsed, deadline) =
+                (op(), now + self.settings.lease - change.until, self.settings.lease);
+            let error = BootstrapError::Timeout { op, elapsed, deadline, missing: Box::new(missing) };
+            self.abort(now, &change, error);
+            if lost {
+                self.changes.rest_until = Duration::ZERO; // another one can be decided at once
+            }
+            return None;
+        }
+        let stay = *stay;
+        self.ask(&mut change, stay);
+        Some(change)
+    }
+
+    /// Asks whoever has not been asked.
+    fn ask(&mut self, change: &mut Change, ranks: Mask) {
+        for rank in ranks.minus(&change.asked).iter() {
+            if let Some(conn) = self.seat(rank).and_then(|member| member.conn) {
+                change.asked.insert(rank);
+                self.actions.push(Action::Ask { conn, ask: change.question(rank, &self.decision.mask) });
+            }
+        }
+    }
+
+    fn settle(&mut self, ranks: Mask, change: u64, outcome: &Result<Decision, BootstrapError>) {
+        for rank in ranks.iter() {
+            if let Some(conn) = self.seat(rank).and_then(|member| member.conn) {
+                self.actions.push(Action::Settle { conn, change, outcome: outcome.clone() });
+            }
+        }
+    }
+
+    /// The change comes to nothing: whoever was asked is told why.
+    fn abort(&mut self, now: Duration, change: &Change, error: BootstrapError) -> Option<Change> {
+        self.settle(change.asked, change.number, &Err(error));
+        self.changes.rest_until = now + self.settings.lease;
+        None
+    }
+
+    /// The next membership: these members, and who waits to be admitted.
+    fn conclude(&mut self, stay: Mask, step: u64) {
+        let enter = self.entering(&stay);
+        let evicted = self.living().minus(&stay);
+        let epoch = self.decision.epoch + 1;
+        self.decision = Decision { mask: stay.or(&enter), epoch, step };
+        self.changes.doubts.clear();
+        self.view_changed = true;
+        for (ranks, role) in [(enter, Role::Active), (evicted, Role::Evicted)] {
+            for member in
+                self.seats.iter_mut().flatten().filter(|member| ranks.contains(member.identity.rank))
+            {
+                member.role = role;
+                member.ready = false;
+            }
+        }
+        self.settle(self.ranks(|_| true), self.changes.last, &Ok(self.decision));
+        evicted.iter().for_each(|rank| self.abandon(rank));
+    }
+}
+
+fn op() -> String {
+    "change the membership".to_owned()
+}

@@ -1,0 +1,106 @@
+//! What the server knows of changes of membership, see [`change`](super::change).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::mask::Mask;
+use crate::rendezvous::wire::Ask;
+
+/// A link that was in doubt so often within [`WORN_WITHIN`] counts as broken, though its ends reach each other.
+const WORN_AFTER: usize = 3;
+const WORN_WITHIN: Duration = Duration::from_secs(60);
+
+/// Changes under way and to come.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// Number of the last one.
+    pub(super) last: u64,
+    pub(super) running: Option<Change>,
+    /// None is begun before.
+    pub(super) rest_until: Duration,
+    /// Who doubts whom in this epoch.
+    pub(super) doubts: BTreeMap<u32, Mask>,
+    /// Links that were in doubt and not broken, lower rank first, and when.
+    pub(super) doubted: Vec<(Duration, Link)>,
+    /// The last step that any member has promised to begin at most.
+    pub(super) furthest: u64,
+}
+
+pub(super) type Link = (u32, u32);
+
+#[derive(Debug)]
+pub(super) struct Change {
+    pub(super) number: u64,
+    /// When those who have not answered are waited for no longer.
+    pub(super) until: Duration,
+    pub(super) asked: Mask,
+    pub(super) stage: Stage,
+}
+
+#[derive(Debug)]
+pub(super) enum Stage {
+    Survey {
+        /// Members that everybody looks for.
+        silent: Mask,
+        doubts: BTreeMap<u32, Mask>,
+        /// Whom each does not reach.
+        missing: BTreeMap<u32, Mask>,
+    },
+    Promises {
+        stay: Mask,
+        steps: BTreeMap<u32, u64>,
+    },
+}
+
+impl Change {
+    pub(super) fn question(&self, rank: u32, members: &Mask) -> Ask {
+        let change = self.number;
+        match &self.stage {
+            Stage::Survey { silent, doubts, .. } => {
+                let by_it = doubts.get(&rank).copied().unwrap_or_default();
+                let of_it = doubts.iter().filter(|(_, peers)| peers.contains(rank)).map(|(peer, _)| *peer);
+                Ask::Reach { change, peers: of_it.collect::<Mask>().or(&by_it).or(silent).without(rank) }
+            }
+            Stage::Promises { stay, .. } => Ask::Promise { change, lossy: stay != members },
+        }
+    }
+}
+
+impl Changes {
+    pub(super) fn next_deadline(&self) -> Option<Duration> {
+        match &self.running {
+            Some(change) => Some(change.until),
+            None => Some(self.rest_until).filter(|rest| !rest.is_zero()),
+        }
+    }
+
+    /// What the member of `rank` has said and was asked is void, and what was said about it: it is dead, or there is another
+    /// connection.
+    pub(super) fn forget(&mut self, rank: u32) {
+        self.doubts.remove(&rank);
+        self.doubts.values_mut().for_each(|peers| peers.remove(rank));
+        self.doubts.retain(|_, peers| !peers.is_empty());
+        let Some(change) = &mut self.running else { return };
+        change.asked.remove(rank);
+        match &mut change.stage {
+            Stage::Survey { missing, .. } => drop(missing.remove(&rank)),
+            Stage::Promises { steps, .. } => drop(steps.remove(&rank)),
+        }
+    }
+
+    /// Links that this doubt makes worn.
+    pub(super) fn worn(&mut self, now: Duration, links: &BTreeSet<Link>) -> BTreeSet<Link> {
+        self.doubted.retain(|(when, _)| *when + WORN_WITHIN > now);
+        let times = |link: &Link| self.doubted.iter().filter(|(_, doubted)| doubted == link).count();
+        links.iter().filter(|link| times(link) + 1 >= WORN_AFTER).copied().collect()
+    }
+}
+
+/// The links that are in doubt.
+pub(super) fn links(doubts: &BTreeMap<u32, Mask>) -> BTreeSet<Link> {
+    let link = |rank: u32, peer: u32| (rank.min(peer), rank.max(peer));
+    doubts
+        .iter()
+        .flat_map(|(rank, peers)| peers.iter().map(|peer| link(*rank, peer)).collect::<Vec<_>>())
+        .collect()
+}

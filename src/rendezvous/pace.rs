@@ -1,0 +1,270 @@
+//! How far a member may go while a change of membership is under way.
+//!
+//! A change takes effect at a step that all members know. For that the group asks every member that stays; each answers
+//! with a *promise*, the last step that it has begun or may still begin, and begins nothing beyond it until it learns the
+//! outcome. The outcome names the step after the highest promise, so that nobody has begun it: what comes before
+//! belongs to the old membership, what comes from there on to the new one.
+//!
+//! [`Pace`] is a member's part of this, without I/O and clock. The server's part is in
+//! [`machine`](super::machine).
+
+use std::collections::VecDeque;
+
+use super::wire::Decision;
+use crate::mask::Mask;
+
+/// What a member may do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Run this step.
+    Begin {
+        /// Its number.
+        step: u64,
+    },
+    /// Put this membership into effect, tell [`Pace::applied`], and ask again.
+    Apply {
+        /// The membership.
+        decision: Decision,
+    },
+    /// Wait for news of the group.
+    Wait,
+    /// Nothing: the others go on without this member.
+    Evicted {
+        /// Since this epoch.
+        epoch: u32,
+    },
+}
+
+/// A member's steps.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    rank: u32,
+    /// The membership in effect. Without this rank: it is on standby.
+    current: Decision,
+    /// Those that come after it, each from its step on.
+    due: VecDeque<Decision>,
+    /// The last step begun.
+    begun: u64,
+    /// Steps that it may begin beyond the last one while it waits for an outcome.
+    lead: u64,
+    promised: Option<Promised>,
+}
+
+/// Begin nothing beyond `step` before the outcome of `change` is known.
+#[derive(Clone, Copy, Debug)]
+struct Promised {
+    change: u64,
+    step: u64,
+}
+
+impl Pace {
+    /// A member of `current`, or on standby, that has begun no step of it.
+    pub fn new(rank: u32, current: Decision, lead: u64) -> Self {
+        let begun = current.step.saturating_sub(1);
+        Self { rank, current, due: VecDeque::new(), begun, lead, promised: None }
+    }
+
+    /// The membership in effect; on standby that of the others.
+    pub fn current(&self) -> Decision {
+        self.current
+    }
+
+    /// The last step begun.
+    pub fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// Whether it waits to be admitted.
+    pub fn is_standby(&self) -> bool {
+        !self.current.mask.contains(self.rank)
+    }
+
+    /// Begins the next step, or says what comes first. `overtaken`: an operation has found that a peer has begun a newer
+    /// membership. It has ended the steps before without this member, which then does not make up for those that are left of the
+    /// present one.
+    pub fn next(&mut self, overtaken: bool) -> Next {
+        let mut step = self.begun + 1;
+        if let Some(due) = self.due.front().filter(|_| overtaken) {
+            step = step.max(due.step);
+        }
+        if let Some(due) = self.due.iter().find(|due| !due.mask.contains(self.rank)) {
+            return Next::Evicted { epoch: due.epoch };
+        }
+        if self.promised.is_some_and(|promised| step > promised.step) {
+            return Next::Wait;
+        }
+        match self.due.front() {
+            Some(decision) if step >= decision.step => Next::Apply { decision: *decision },
+            None if self.is_standby() => Next::Wait,
+            _ => {
+                self.begun = step;
+                Next::Begin { step }
+            }
+        }
+    }
+
+    /// The group asks: the promise. One that asks again about the same change, as a server that has lost the answer does,
+    /// gets the same. `idle`: the program begins no steps at present, or cannot end the one that it is in.
+    pub fn promise(&mut self, change: u64, idle: bool) -> u64 {
+        if let Some(promised) = self.promised.filter(|promised| promised.change == change) {
+            return promised.step;
+        }
+        let step = self.begun + if idle { 0 } else { self.lead };
+        self.promised = Some(Promised { change, step });
+        step
+    }
+
+    /// The outcome of a change, and of all before it: a membership, or that everything stays. Gives the members of the one in
+    /// effect that do not belong to it any more.
+    pub fn settle(&mut self, change: u64, outcome: Option<Decision>) -> Mask {
+        if self.promised.is_some_and(|promised| promised.change <= change) {
+            self.promised = None;
+        }
+        let newest = self.due.back().unwrap_or(&self.current).epoch;
+        let Some(decision) = outcome.filter(|decision| decision.epoch > newest) else { return Mask::EMPTY };
+        if self.is_standby() && self.due.is_empty() {
+            if !decision.mask.contains(self.rank) {
+                self.current = decision;
+                return Mask::EMPTY;
+            }
+            self.begun = decision.step.saturating_sub(1);
+        }
+        // One that no member has begun when the next is decided never begins anywhere.
+        self.due.retain(|due| due.step < decision.step);
+        self.due.push_back(decision);
+        self.current.mask.minus(&decision.mask)
+    }
+
+    /// The membership is in effect.
+    pub fn applied(&mut self, decision: Decision) {
+        self.current = decision;
+        self.begun = self.begun.max(decision.step.saturating_sub(1));
+        self.due.retain(|due| due.epoch > decision.epoch);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decision(epoch: u32, step: u64, ranks: &[u32]) -> Decision {
+        Decision { mask: ranks.iter().copied().collect(), epoch, step }
+    }
+
+    fn begin(pace: &mut Pace, steps: std::ops::RangeInclusive<u64>) {
+        for step in steps {
+            assert_eq!(pace.next(false), Next::Begin { step });
+        }
+    }
+
+    #[test]
+    fn steps_are_counted_while_nothing_is_due() {
+        begin(&mut Pace::new(0, decision(1, 1, &[0, 1]), 0), 1..=5);
+    }
+
+    #[test]
+    fn a_promise_holds_until_the_outcome_is_known() {
+        let mut pace = Pace::new(0, decision(1, 1, &[0, 1, 2]), 0);
+        begin(&mut pace, 1..=3);
+        assert_eq!(pace.promise(7, false), 3);
+        assert_eq!(pace.next(false), Next::Wait);
+        let next = decision(2, 6, &[0, 1]);
+        assert_eq!(pace.settle(7, Some(next)), [2].into_iter().collect());
+        begin(&mut pace, 4..=5);
+        assert_eq!(pace.next(false), Next::Apply { decision: next });
+        assert_eq!(pace.next(false), Next::Apply { decision: next }, "until it is said to be in effect");
+        pace.applied(next);
+        begin(&mut pace, 6..=8);
+    }
+
+    #[test]
+    fn a_lead_is_promised_too_unless_the_program_stands_still() {
+        let mut pace = Pace::new(0, decision(1, 1, &[0, 1]), 2);
+        begin(&mut pace, 1..=1);
+        assert_eq!(pace.promise(1, false), 3);
+        assert_eq!(pace.promise(1, true), 3, "the same change gets the same answer");
+        begin(&mut pace, 2..=3);
+        assert_eq!(pace.next(false), Next::Wait);
+        pace.settle(1, None);
+        begin(&mut pace, 4..=4);
+        assert_eq!(pace.promise(2, true), 4);
+    }
+
+    #[test]
+    fn an_aborted_change_leaves_everything_as_it_was() {
+        let mut pace = Pace::new(1, decision(1, 1, &[0, 1]), 0);
+        pace.promise(1, false);
+        assert_eq!(pace.next(false), Next::Wait);
+        assert_eq!(pace.settle(1, None), Mask::EMPTY);
+        begin(&mut pace, 1..=1);
+        assert_eq!(pace.current(), decision(1, 1, &[0, 1]));
+    }
+
+    #[test]
+    fn a_second_change_may_come_before_the_first_is_in_effect() {
+        let mut pace = Pace::new(0, decision(1, 1, &[0, 1, 2, 3]), 0);
+        begin(&mut pace, 1..=2);
+        pace.promise(1, false);
+        pace.settle(1, Some(decision(2, 5, &[0, 1, 2])));
+        begin(&mut pace, 3..=3);
+        assert_eq!(pace.promise(2, false), 3);
+        assert_eq!(pace.next(false), Next::Wait, "the outcome of the second is not known");
+        pace.settle(2, Some(decision(3, 4, &[0, 1])));
+        assert_eq!(pace.next(false), Next::Apply { decision: decision(3, 4, &[0, 1]) });
+        assert_eq!(pace.settle(1, Some(decision(2, 5, &[0, 1, 2]))), Mask::EMPTY, "an old outcome, again");
+        pace.applied(decision(3, 4, &[0, 1]));
+        begin(&mut pace, 4..=6);
+    }
+
+    #[test]
+    fn each_membership_has_its_own_steps_though_a_member_is_late() {
+        let mut pace = Pace::new(0, decision(1, 1, &[0, 1, 2, 3]), 0);
+        begin(&mut pace, 1..=2);
+        let (second, third) = (decision(2, 5, &[0, 1, 2]), decision(3, 7, &[0, 1]));
+        pace.settle(1, Some(second));
+        pace.settle(2, Some(third));
+        begin(&mut pace, 3..=4);
+        assert_eq!(pace.next(false), Next::Apply { decision: second });
+        pace.applied(second);
+        begin(&mut pace, 5..=6);
+        assert_eq!(pace.next(false), Next::Apply { decision: third });
+    }
+
+    #[test]
+    fn who_is_overtaken_goes_on_with_the_others() {
+        let mut pace = Pace::new(0, decision(1, 1, &[0, 1, 2]), 0);
+        begin(&mut pace, 1..=2);
+        assert_eq!(pace.next(true), Next::Begin { step: 3 }, "it has not learnt of it yet");
+        pace.settle(1, Some(decision(2, 100, &[0, 1])));
+        assert_eq!(pace.promise(2, true), 3);
+        assert_eq!(pace.next(true), Next::Wait, "a promise holds");
+        pace.settle(2, None);
+        assert_eq!(pace.next(true), Next::Apply { decision: decision(2, 100, &[0, 1]) });
+        pace.applied(decision(2, 100, &[0, 1]));
+        begin(&mut pace, 100..=101);
+    }
+
+    #[test]
+    fn who_is_left_out_begins_nothing_more() {
+        let mut pace = Pace::new(2, decision(1, 1, &[0, 1, 2]), 0);
+        begin(&mut pace, 1..=2);
+        pace.promise(1, false);
+        pace.settle(1, Some(decision(2, 9, &[0, 1])));
+        assert_eq!(pace.next(false), Next::Evicted { epoch: 2 });
+    }
+
+    #[test]
+    fn a_newcomer_waits_and_begins_with_the_step_of_its_admission() {
+        let mut pace = Pace::new(2, decision(4, 10, &[0, 1]), 0);
+        assert!(pace.is_standby());
+        assert_eq!(pace.next(false), Next::Wait);
+        pace.settle(5, Some(decision(5, 20, &[0])));
+        assert_eq!((pace.next(false), pace.current().epoch), (Next::Wait, 5), "a change among the others");
+        let admitted = decision(6, 31, &[0, 2]);
+        pace.settle(6, Some(admitted));
+        assert_eq!(pace.next(false), Next::Apply { decision: admitted });
+        pace.applied(admitted);
+        assert!(!pace.is_standby());
+        begin(&mut pace, 31..=32);
+    }
+}

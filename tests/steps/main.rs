@@ -1,0 +1,299 @@
+//! A serving loop over the group, as a server has it: every rank calls [`Group::step`] between its steps and nothing else, while
+//! others leave, come, dawdle and die. Each exchange is checked: a token comes back with exactly the ranks that took part.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+/// What the README shows, to the letter: tests/readme.rs compares them.
+#[allow(unreachable_pub, reason = "it is written for a library")]
+mod serve;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use epwire::group::{Change, GroupOptions, Step};
+use epwire::rendezvous::driver::{Heartbeat, Server, ServerOptions};
+use epwire::{
+    Combine, CombineOutput, Dispatch, DispatchBuffers, EpBuffer, EpConfig, Error, Group, HostBuffer, Layout,
+    Mask, Payload, TensorMut, TensorRef,
+};
+use half::bf16;
+
+use self::serve::serve;
+
+const HIDDEN: usize = 64;
+const RANKS: u32 = 4;
+const DEADLINE: Duration = Duration::from_millis(500);
+const PATIENT: Duration = Duration::from_secs(20);
+
+fn heartbeat() -> Heartbeat {
+    Heartbeat {
+        interval: Duration::from_millis(100),
+        lease: Duration::from_secs(1),
+        handshake: Duration::from_secs(5),
+    }
+}
+
+fn server() -> Server {
+    let options = ServerOptions { heartbeat: heartbeat(), ..ServerOptions::new("run", RANKS) };
+    Server::bind_blocking("127.0.0.1:0", options).unwrap()
+}
+
+fn options(rank: u32, server: SocketAddr) -> GroupOptions {
+    let options = GroupOptions::new(rank, RANKS, server.to_string()).run_id("run").heartbeat(heartbeat());
+    options.deadline(PATIENT)
+}
+
+/// What a rank has seen of a step.
+#[derive(Clone, Debug, PartialEq)]
+struct Ran {
+    step: u64,
+    epoch: u32,
+    change: Option<Change>,
+    missing: Mask,
+    took: Duration,
+}
+
+/// A rank that serves on a thread of its own until it is told to end.
+struct Rank {
+    rank: u32,
+    ends: Arc<AtomicBool>,
+    ran: Arc<Mutex<Vec<Ran>>>,
+    thread: Option<JoinHandle<Result<(), Error>>>,
+}
+
+impl Rank {
+    fn start(rank: u32, server: SocketAddr) -> Self {
+        let (ends, ran) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::<Vec<Ran>>::default()));
+        let thread = thread::spawn({
+            let (ends, ran) = (Arc::clone(&ends), Arc::clone(&ran));
+            move || {
+                let mut memory = None;
+                let mut run = async |buffer: &EpBuffer, step: &Step| {
+                    let memory = match &mut memory {
+                        Some(memory) => memory,
+                        None => memory.insert(buffer.dispatch_buffers(
+                            Payload::SameAsInput,
+                            Layout::RankMajor,
+                            0,
+                        )?),
+                    };
+                    let began = Instant::now();
+                    let missing = exchange(buffer, memory, step.number)?;
+                    let (epoch, took) = (buffer.membership()?.epoch, began.elapsed());
+                    ran.lock().unwrap().push(Ran {
+                        step: step.number,
+                        epoch,
+                        change: step.change,
+                        missing,
+                        took,
+                    });
+                    Ok(!ends.load(Ordering::Relaxed))
+                };
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                runtime.block_on(serve(options(rank, server), config(), &mut run))
+            }
+        });
+        Self { rank, ends, ran, thread: Some(thread) }
+    }
+
+    fn ran(&self) -> Vec<Ran> {
+        self.ran.lock().unwrap().clone()
+    }
+
+    /// Waits until it has run a step for which this holds.
+    fn until(&self, what: &str, holds: impl Fn(&Ran) -> bool) -> Ran {
+        let began = Instant::now();
+        loop {
+            if let Some(ran) = self.ran().iter().find(|ran| holds(ran)) {
+                return ran.clone();
+            }
+            let rank = self.rank;
+            let is_serving = self.thread.as_ref().is_some_and(|thread| !thread.is_finished());
+            assert!(is_serving, "rank {rank} ended before {what}: {:?}", self.ran().last());
+            assert!(began.elapsed() < PATIENT, "rank {rank} never came to {what}: {:?}", self.ran().last());
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn until_complete(&self, members: &Mask) -> Ran {
+        let epoch = self.until_change(members).epoch;
+        self.until("a complete step", |ran| ran.epoch >= epoch && ran.missing.is_empty())
+    }
+
+    fn until_change(&self, members: &Mask) -> Change {
+        let is_this = |ran: &Ran| ran.change.is_some_and(|change| change.members == *members);
+        self.until("its membership", is_this).change.unwrap()
+    }
+
+    /// Ends between two steps, and with it the membership.
+    fn end(mut self) -> Result<Vec<Ran>, Error> {
+        self.ends.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()?;
+        Ok(self.ran())
+    }
+}
+
+fn config() -> EpConfig {
+    EpConfig { deadline: DEADLINE, threads: 1, ..EpConfig::new(1, HIDDEN as u32, RANKS, RANKS) }
+}
+
+/// A token to an expert of every rank, which gives it back: the sum counts the ranks that took part.
+fn exchange(buffer: &EpBuffer, memory: &mut DispatchBuffers, step: u64) -> Result<Mask, Error> {
+    let value = (step % 64) as f32;
+    let x = [bf16::from_f32(value); HIDDEN];
+    let ids: Vec<i32> = (0..RANKS as i32).collect();
+    let weights = [1.0; RANKS as usize];
+    let input = Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&ids, RANKS as usize))
+        .weights(TensorRef::new(&weights, RANKS as usize))
+        .layout(Layout::RankMajor);
+    let dispatched = buffer.dispatch_blocking(input, memory.output())?;
+    let mut out: HostBuffer<bf16> = HostBuffer::zeroed(HIDDEN);
+    let mut contributions = [[0u16; 2]];
+    let output = CombineOutput {
+        contributions: Some(&mut contributions),
+        ..CombineOutput::new(TensorMut::new(&mut out))
+    };
+    let outcome = dispatched.combine_blocking(Combine::in_place(), output)?;
+    let took_part = f32::from(contributions[0][0]);
+    assert!(
+        out.iter().all(|sum| sum.to_f32() == value * took_part),
+        "{} for {took_part} times {value}",
+        out[0]
+    );
+    assert_eq!(
+        contributions[0][0] as usize,
+        buffer.membership().unwrap().active.len() - outcome.missing.len()
+    );
+    Ok(outcome.missing)
+}
+
+fn start(server: &Server) -> Vec<Rank> {
+    (0..RANKS).map(|rank| Rank::start(rank, server.local_addr())).collect()
+}
+
+/// Of all ranks: the changes are the same, and so is the membership of each step that two of them ran.
+fn assert_same(ran: &[Vec<Ran>]) {
+    for (a, b) in ran.iter().flat_map(|a| ran.iter().map(move |b| (a, b))) {
+        for ran in a {
+            if let Some(other) = b.iter().find(|other| other.step == ran.step) {
+                assert_eq!(ran.epoch, other.epoch, "{ran:?} and {other:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn who_leaves_is_gone_from_the_same_step_on_for_all() {
+    let server = server();
+    let mut ranks = start(&server);
+    for rank in &ranks {
+        rank.until("ten steps", |ran| ran.step == 10);
+    }
+    let first = ranks.iter().map(|rank| rank.ran()[..10].to_vec()).collect::<Vec<_>>();
+    assert!(first.iter().flatten().all(|ran| ran.missing.is_empty() && ran.change.is_none()), "{first:?}");
+
+    ranks.remove(2).end().unwrap();
+    let survivors = Mask::all(RANKS).without(2);
+    for rank in &ranks {
+        rank.until_complete(&survivors);
+    }
+    let ran: Vec<_> = ranks.into_iter().map(|rank| rank.end().unwrap()).collect();
+    let changed: Vec<_> =
+        ran.iter().map(|ran| ran.iter().find(|ran| ran.change.is_some()).unwrap()).collect();
+    for ran in &changed {
+        let change = ran.change.unwrap();
+        assert_eq!((ran.step, change.epoch, change.left), (changed[0].step, 2, [2].into_iter().collect()));
+    }
+    assert_same(&ran);
+}
+
+#[test]
+fn newcomers_enter_while_the_others_go_on_and_the_idle_one_holds_nobody_up() {
+    let server = server();
+    let mut ranks = start(&server);
+    let all = Mask::all(RANKS);
+    for rank in ranks.drain(2..) {
+        rank.end().unwrap();
+    }
+    let two = Mask::all(2);
+    for rank in &ranks {
+        rank.until_complete(&two);
+    }
+
+    let idle = Group::join_blocking(options(2, server.local_addr())).unwrap();
+    let idle_buffer = EpBuffer::create_blocking(&idle, config()).unwrap();
+    ranks.push(Rank::start(3, server.local_addr()));
+    let three = all.without(2);
+    for rank in &ranks {
+        rank.until_complete(&three);
+    }
+    assert!(idle.is_standby());
+    // Another process for that rank, which is not idle.
+    drop((idle, idle_buffer));
+    ranks.push(Rank::start(2, server.local_addr()));
+    for rank in &ranks {
+        rank.until_complete(&all);
+    }
+    let ran: Vec<_> = ranks.iter().map(Rank::ran).collect();
+    assert_same(&ran);
+    // Those who served all the time lost nobody who entered, and waited for nobody.
+    for ran in ran[..2].iter().flatten().filter(|ran| ran.epoch > 2) {
+        assert!(ran.missing.is_empty() && ran.took < DEADLINE / 2, "{ran:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_stands_still_is_missed_but_not_removed() {
+    let server = server();
+    let ranks = start(&server);
+    for rank in &ranks {
+        rank.until("a step", |ran| ran.step == 5);
+    }
+    // Its library goes on answering, so it is not taken for lost: everybody goes on in a new epoch, and it with them.
+    let hold = ranks[1].ran.lock().unwrap();
+    thread::sleep(3 * DEADLINE);
+    drop(hold);
+    let all = Mask::all(RANKS);
+    for rank in &ranks {
+        rank.until_complete(&all);
+    }
+    let ran: Vec<_> = ranks.into_iter().map(|rank| rank.end().unwrap()).collect();
+    assert_same(&ran);
+}
+
+#[test]
+fn a_step_with_an_operation_in_flight_is_refused_and_can_be_made_again() {
+    let groups = Group::threads(2).unwrap();
+    let buffers: Vec<_> = thread::scope(|scope| {
+        let made = groups.iter().map(|group| {
+            scope.spawn(|| {
+                let config =
+                    EpConfig { deadline: DEADLINE, threads: 1, ..EpConfig::new(1, HIDDEN as u32, 2, 1) };
+                EpBuffer::create_blocking(group, config).unwrap()
+            })
+        });
+        made.collect::<Vec<_>>().into_iter().map(|made| made.join().unwrap()).collect()
+    });
+    let [zero, one]: [Group; 2] = groups.try_into().unwrap();
+    let x = [bf16::ONE; HIDDEN];
+    let sent = buffers[0]
+        .dispatch_send_blocking(Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&[0], 1)))
+        .unwrap();
+    assert_eq!(zero.step_blocking().unwrap().number, 1);
+    drop(one);
+    let began = Instant::now();
+    let refused = loop {
+        assert!(began.elapsed() < PATIENT);
+        match zero.step_blocking() {
+            Ok(step) => assert_eq!(step.change, None),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, Error::State(_)), "{refused}");
+    drop(sent);
+    let step = zero.step_blocking().unwrap();
+    assert_eq!(step.change.map(|change| change.members.to_string()).as_deref(), Some("0"));
+}
