@@ -28,7 +28,7 @@ typedef struct epw_engine {
      * join, windows are not mapped, locks may be held for ever, and a GPU cannot be used. */
     void (*abandon)(epw_buffer *b);
 
-    /* ---- peers and membership: with all lanes locked ---- */
+    /* ---- members and membership: with all lanes locked ---- */
 
     /* See epw_peers_user. NULL: nothing is ever enqueued. With no lane locked. */
     epw_status (*quiesce)(epw_buffer *b, epw_where where);

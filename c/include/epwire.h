@@ -253,7 +253,9 @@ EPW_API epw_status epw_buffer_export(epw_buffer *buffer, uint32_t peer, void *bl
  * while a former incarnation of this rank, be it another buffer of this process, still has the peer's window
  * mapped. Bounded by the deadline; no other call on the buffer waits for it, one that connects or disconnects
  * the same peer is EPW_ERR_STATE.
- * Connecting a peer again first disconnects it. Not while a lane is held. */
+ * Connecting a peer again first disconnects it. Any thread, at any time where the peer is not active: beside
+ * operations, none of which it waits for. A peer that is active must have been given up, and no lane be held.
+ */
 EPW_API epw_status epw_buffer_connect(epw_buffer *buffer, uint32_t peer, const void *blob, size_t length);
 
 /* The same, bounded by deadline_ns, not 0, instead of the buffer's deadline: for one bound over many peers.
@@ -261,7 +263,8 @@ EPW_API epw_status epw_buffer_connect(epw_buffer *buffer, uint32_t peer, const v
 EPW_API epw_status epw_buffer_connect_within(epw_buffer *buffer, uint32_t peer, const void *blob,
                                              size_t length, uint64_t deadline_ns);
 
-/* Unmaps the peer's window, after telling the peer. It must not be active, unless it has been given up. */
+/* Unmaps the peer's window, after telling the peer. It must not be active, unless it has been given up: then
+ * no lane may be held. Otherwise any thread, at any time, as epw_buffer_connect. */
 EPW_API epw_status epw_buffer_disconnect(epw_buffer *buffer, uint32_t peer);
 
 /* Is the path to `peer` alive? Asks its process by a word written the way rows are, beside all operations,
@@ -566,10 +569,10 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  *   before, an event is waited for on it. Under capture the caller orders replays. A per-call deadline_ns is
  *   refused under capture; tokens is frozen at capture (rows of -1 ids move nothing).
  * - The host knows lanes and handles by the calls, captured ones included, not by replays. Before a change of
- *   peers or membership and before the buffer's end, replays must have run; what eager calls have enqueued is
- *   waited for, up to the deadline (then EPW_ERR_TIMEOUT; epw_buffer_destroy waits for 24 of them, and
- *   leaves the memory to the end of the process if the GPU is still not done with it). A window that peers
- *   reach by CUDA IPC is freed once the last of them has let go of it.
+ *   membership, or of a peer that is active, and before the buffer's end, replays must have run; what eager
+ *   calls have enqueued is waited for, up to the deadline (then EPW_ERR_TIMEOUT; epw_buffer_destroy waits for
+ * 24 of them, and leaves the memory to the end of the process if the GPU is still not done with it). A window
+ * that peers reach by CUDA IPC is freed once the last of them has let go of it.
  * - epw_release enqueues on the stream of the handle's last call. Where that was the per-thread default
  *   stream, it is the calling thread's: another thread's release comes behind that call, but not behind
  *   what the program has enqueued there since. On a stream whose capture has been invalidated nothing can

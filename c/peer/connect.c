@@ -1,15 +1,18 @@
 /* Connecting peers, one by one: the table of routes and the imports behind it.
  *
- * Only one thread at a time changes how a peer is reached. What may take long, an import that waits for the
- * peer's process, happens with nothing locked; other calls find a peer that is not connected meanwhile. */
+ * Only one thread at a time changes how a peer is reached: it has claimed the peer, under the floor's lock.
+ * Who is not active takes part in no operation, and nothing but probes uses its route: it comes and goes
+ * beside operations. A member that was given up goes while no operation is in flight, with the user locked.
+ * What may take long, an import that waits for the peer's process or a GPU, happens with the floor's lock
+ * free. */
 #include "peer/gpu.h"
 
 static void lock(epw_peers *peers) {
-    peers->user->lock(peers->user_context);
+    pthread_mutex_lock(&peers->lock);
 }
 
 static void unlock(epw_peers *peers) {
-    peers->user->unlock(peers->user_context);
+    pthread_mutex_unlock(&peers->lock);
 }
 
 /* Of a call that changes how a peer is reached: no rank needs a path to itself. */
@@ -33,6 +36,16 @@ epw_status epw_peers_export(epw_peers *peers, uint32_t peer, void *blob, size_t 
     return status;
 }
 
+/* ---- claims ---- */
+
+/* Locked. A member must have been given up. */
+static epw_status check_given_up(const epw_peers *peers, epw_where where) {
+    uint32_t peer = (uint32_t)where.peer;
+    epw_mask suspects = peers->user->suspects(peers->user_context, NULL);
+    if (!epw_mask_has(&peers->active, peer) || epw_mask_has(&suspects, peer)) return EPW_OK;
+    return epw_fail(EPW_ERR_STATE, where, "it is active: leave it out of a set_active first");
+}
+
 /* Locked. A route that goes or comes, as the probe sees it too. */
 static void set_route(epw_peers *peers, uint32_t peer, epw_route route) {
     pthread_mutex_lock(&peers->ask_lock);
@@ -42,64 +55,118 @@ static void set_route(epw_peers *peers, uint32_t peer, epw_route route) {
     pthread_mutex_unlock(&peers->ask_lock);
 }
 
-/* Locked. Order: nothing of this rank writes there any more, the farewell is posted, the route goes, the
- * window is unmapped; epw_import_close then tells the peer that its lease has ended. */
-static epw_status disconnect(epw_peers *peers, uint32_t peer, epw_where where) {
-    if (peers->imports[peer] == NULL) return EPW_OK;
-    static const epw_route none = {.path = EPW_PATH_NONE};
-    epw_status status = peers->user->part(peers->user_context, peer, where);
-    set_route(peers, peer, none); /* also where that could not be seen done: it may be */
+static const epw_route no_route = {.path = EPW_PATH_NONE};
+
+/* From here to drop_claim only this thread changes how the peer is reached. *member: it is one, given up. The
+ * route of another goes at once: no membership with it begins before it has a new one. */
+static epw_status claim(epw_peers *peers, epw_where where, bool *member) {
+    uint32_t peer = (uint32_t)where.peer;
+    lock(peers);
+    epw_status status = check_given_up(peers, where);
+    if (epw_mask_has(&peers->connecting, peer)) {
+        status =
+            epw_fail(EPW_ERR_STATE, where,
+                     "another thread is connecting it: try again once that has ended, within its deadline");
+    }
+    *member = epw_mask_has(&peers->active, peer);
+    if (status == EPW_OK) epw_mask_add(&peers->connecting, peer);
+    if (status == EPW_OK && !*member) set_route(peers, peer, no_route);
+    unlock(peers);
+    return status;
+}
+
+static void drop_claim(epw_peers *peers, uint32_t peer) {
+    lock(peers);
+    epw_mask_drop(&peers->connecting, peer);
+    unlock(peers);
+}
+
+/* ---- going ---- */
+
+/* The user locked: the window of a member may go only if no operation, held or still owed, can reach it. */
+static epw_status check_changeable(epw_peers *peers, epw_where where) {
+    epw_status status = peers->user->check_idle(peers->user_context, where);
     if (status != EPW_OK) return status;
-    epw_import_close(peers->imports[peer]);
-    peers->imports[peer] = NULL;
+    lock(peers);
+    status = check_given_up(peers, where); /* as it was when it was claimed */
+    unlock(peers);
+    return status;
+}
+
+/* Locks the user, when a member's window may go: what has been enqueued has run by then. On failure nothing
+ * is locked. */
+static epw_status lock_to_part(epw_peers *peers, epw_where where) {
+    const epw_peers_user *user = peers->user;
+    user->lock(peers->user_context);
+    epw_status status = check_changeable(peers, where);
+    if (status == EPW_OK && peers->imports[where.peer] != NULL && user->quiesce != NULL) {
+        user->unlock(peers->user_context);
+        status = user->quiesce(peers->user_context, where);
+        if (status != EPW_OK) return status;
+        user->lock(peers->user_context);
+        status = check_changeable(peers, where);
+    }
+    if (status != EPW_OK) user->unlock(peers->user_context);
+    return status;
+}
+
+/* Claimed. A member is told, and its route goes, also where that could not be seen done: it may be. */
+static epw_status part(epw_peers *peers, epw_where where) {
+    epw_status status = lock_to_part(peers, where);
+    if (status != EPW_OK || peers->imports[where.peer] == NULL) {
+        if (status == EPW_OK) peers->user->unlock(peers->user_context);
+        return status;
+    }
+    status = peers->user->part(peers->user_context, (uint32_t)where.peer, where);
+    lock(peers);
+    set_route(peers, (uint32_t)where.peer, no_route);
+    unlock(peers);
+    peers->user->unlock(peers->user_context);
+    return status;
+}
+
+/* Claimed. Order: nothing of this rank writes there any more, the farewell is posted, the route goes, the
+ * window is unmapped; epw_import_close then tells the peer that its lease has ended. Of who is no member the
+ * route has gone first: it was told by the last membership, and copies of probes that were given up have run
+ * when the GPU has forgotten it. */
+static epw_status disconnect(epw_peers *peers, epw_where where, bool member) {
+    epw_status status = EPW_OK;
+    epw_import *import = peers->imports[where.peer];
+    if (member) {
+        status = part(peers, where);
+    } else if (import != NULL && peers->gpu != NULL) {
+        status = epw_peers_enter(peers, (uint32_t)where.peer, &no_route, where);
+    }
+    if (status != EPW_OK || import == NULL) return status;
+    epw_import_close(import);
+    peers->imports[where.peer] = NULL;
     return EPW_OK;
 }
 
-/* Locked. Closes the import if the GPU does not learn of it. */
-static epw_status take_import(epw_peers *peers, uint32_t peer, epw_import *import, epw_where where) {
+/* ---- coming ---- */
+
+/* Claimed. Closes the import if the GPU does not learn of it. */
+static epw_status take_import(epw_peers *peers, epw_where where, epw_import *import, bool member) {
+    uint32_t peer = (uint32_t)where.peer;
     uint64_t base = (uint64_t)(uintptr_t)epw_import_base(import);
-    epw_route route = {.path = epw_import_path(import), .incarnation = ++peers->incarnations};
+    epw_route route = {.path = epw_import_path(import)};
     for (uint32_t lane = 0; lane < EPW_MAX_LANES; lane++) route.lanes[lane] = (epw_areas){base, base, base};
     epw_status status = peers->gpu != NULL ? epw_peers_enter(peers, peer, &route, where) : EPW_OK;
     if (status != EPW_OK) {
-        epw_import_close(import); /* its peer is not active: nothing follows the pointer */
+        epw_import_close(import); /* nobody sends to its peer: nothing follows the pointer */
         return status;
     }
     peers->imports[peer] = import;
+    if (member) peers->user->lock(peers->user_context);
+    lock(peers);
+    route.incarnation = ++peers->incarnations;
     set_route(peers, peer, route);
+    unlock(peers);
+    if (member) peers->user->unlock(peers->user_context);
     return EPW_OK;
 }
 
-/* Locked: the peer's window may go only if no operation, held or still owed, can reach it. */
-static epw_status check_changeable(const epw_peers *peers, epw_where where) {
-    uint32_t peer = (uint32_t)where.peer;
-    if (epw_mask_has(&peers->connecting, peer)) {
-        return epw_fail(
-            EPW_ERR_STATE, where,
-            "another thread is connecting it: try again once that has ended, within its deadline");
-    }
-    epw_status status = peers->user->check_idle(peers->user_context, where);
-    epw_mask suspects = peers->user->suspects(peers->user_context, NULL);
-    if (status != EPW_OK || !epw_mask_has(&peers->active, peer) || epw_mask_has(&suspects, peer))
-        return status;
-    return epw_fail(EPW_ERR_STATE, where, "it is active: leave it out of a set_active first");
-}
-
-/* Locks, when how the peer is reached may change. A window that is mapped goes: what has been enqueued has
- * run by then. On failure nothing is locked. */
-static epw_status lock_to_change(epw_peers *peers, epw_where where) {
-    lock(peers);
-    epw_status status = check_changeable(peers, where);
-    if (status == EPW_OK && peers->imports[where.peer] != NULL && peers->user->quiesce != NULL) {
-        unlock(peers);
-        status = peers->user->quiesce(peers->user_context, where);
-        if (status != EPW_OK) return status;
-        lock(peers);
-        status = check_changeable(peers, where);
-    }
-    if (status != EPW_OK) unlock(peers);
-    return status;
-}
+/* ---- calls ---- */
 
 epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, size_t length,
                              uint64_t deadline_ns) {
@@ -108,20 +175,14 @@ epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, 
     epw_where where = epw_peers_where(peers, "connect", peer);
     if (blob == NULL) return epw_fail(EPW_ERR_INVALID, where, "blob is NULL");
     if (deadline_ns == 0) return epw_fail(EPW_ERR_INVALID, where, "deadline_ns is 0, must be at least 1");
-    status = lock_to_change(peers, where);
+    bool member;
+    status = claim(peers, where, &member);
     if (status != EPW_OK) return status;
-    status = disconnect(peers, peer, where);
-    if (status == EPW_OK) epw_mask_add(&peers->connecting, peer);
-    unlock(peers);
-    if (status != EPW_OK) return status;
-
     epw_import *import = NULL;
-    status = epw_window_import(peers->window, peer, blob, length, deadline_ns, &import);
-
-    lock(peers);
-    epw_mask_drop(&peers->connecting, peer);
-    if (status == EPW_OK) status = take_import(peers, peer, import, where);
-    unlock(peers);
+    status = disconnect(peers, where, member);
+    if (status == EPW_OK) status = epw_window_import(peers->window, peer, blob, length, deadline_ns, &import);
+    if (status == EPW_OK) status = take_import(peers, where, import, member);
+    drop_claim(peers, peer);
     return status;
 }
 
@@ -129,10 +190,11 @@ epw_status epw_peers_disconnect(epw_peers *peers, uint32_t peer) {
     epw_status status = check_other(peers, "disconnect", peer);
     if (status != EPW_OK) return status;
     epw_where where = epw_peers_where(peers, "disconnect", peer);
-    status = lock_to_change(peers, where);
+    bool member;
+    status = claim(peers, where, &member);
     if (status != EPW_OK) return status;
-    status = disconnect(peers, peer, where);
-    unlock(peers);
+    status = disconnect(peers, where, member);
+    drop_claim(peers, peer);
     return status;
 }
 

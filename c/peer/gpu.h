@@ -11,9 +11,10 @@
 
 #include "peer/peers.h"
 
-/* Writes the route into the peer table of every lane, and sees that done within the group's deadline. The
- * peer is not active: kernels that run meanwhile have no use for its entries. Who takes them out again is the
- * user, by a kernel (epw_peers_user.part). */
+/* Writes the route, or that there is none, into the peer table of every lane, and sees that done within the
+ * group's deadline, and with it all that was copied for the peer before. The peer is not active: kernels that
+ * run meanwhile have no use for its entries. Those of a member are taken out by the user, by a kernel
+ * (epw_peers_user.part). Any thread, one at a time for each peer. */
 epw_status epw_peers_enter(const epw_peers *peers, uint32_t peer, const epw_route *route, epw_where where);
 
 /* A word between host memory and a window. */

@@ -1,7 +1,7 @@
 /* Who is active, and in which epoch. */
 #include "peer/peers.h"
 
-/* The user locked. */
+/* The user locked, and the floor. */
 static epw_status check_membership(const epw_peers *peers, const epw_mask *active, uint32_t epoch,
                                    uint64_t step) {
     epw_where where = {"set_active", (int)peers->rank, -1};
@@ -34,7 +34,9 @@ epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32
     const epw_peers_user *user = peers->user;
     epw_where where = {"set_active", (int)peers->rank, -1};
     user->lock(peers->user_context);
+    pthread_mutex_lock(&peers->lock);
     epw_status status = check_membership(peers, active, epoch, step);
+    pthread_mutex_unlock(&peers->lock);
     user->unlock(peers->user_context);
     /* Without a lock, between two looks at the same conditions: long waits keep nobody from a lane. */
     if (status == EPW_OK && user->quiesce != NULL) status = user->quiesce(peers->user_context, where);

@@ -18,16 +18,16 @@
 
 /* Who stands on the floor, as it is asked when routes or the membership change: a buffer. */
 typedef struct epw_peers_user {
-    /* Keeps everything that uses routes out, and lets it in again. */
+    /* Keeps everything that uses routes of members out, and lets it in again. */
     void (*lock)(void *user);
     void (*unlock)(void *user);
     /* Locked. EPW_ERR_STATE, naming the operation, while one is in flight. */
     epw_status (*check_idle)(void *user, epw_where where);
     /* Not locked. Waits, bounded, until what was enqueued before has run. NULL: nothing ever is. */
     epw_status (*quiesce)(void *user, epw_where where);
-    /* Locked: the peer's window is about to be unmapped, and no operation is in flight. Says farewell to the
-     * peer where it is a member and has not been told, while its window is still there; on a GPU takes it out
-     * of the tables, see peer/gpu.h. */
+    /* Locked: the window of a member that was given up is about to be unmapped, and no operation is in
+     * flight. Says farewell to the peer where it has not been told, while its window is still there; on a GPU
+     * takes it out of the tables, see peer/gpu.h. */
     epw_status (*part)(void *user, uint32_t peer, epw_where where);
     /* Locked, no operation in flight: begins the epoch that the word names, and tells members and former ones
      * by it. */
@@ -56,16 +56,16 @@ typedef struct epw_peers {
     void *user_context;
 
     epw_window *window;
-    epw_route *routes; /* [ranks]; changed with the user locked */
-    epw_import **imports;
-    epw_mask connecting;
-    uint64_t incarnations; /* given out so far */
-
-    /* Held for moments, where the user is locked inside that: keeps the membership as it is for who has not
-     * locked the user. */
+    /* Of routes and membership. Held for moments, and while a membership begins; where the user is locked as
+     * well, that comes first. */
     pthread_mutex_t lock;
 
-    /* Membership, changed with the user locked, and the lock. */
+    epw_route *routes;     /* [ranks]; changed locked, that of a member with the user locked as well */
+    epw_import **imports;  /* [ranks]; an entry is of who has claimed the peer */
+    epw_mask connecting;   /* claimed by a thread that connects or disconnects it */
+    uint64_t incarnations; /* given out so far */
+
+    /* Membership, changed with both locked. */
     uint32_t epoch;
     uint64_t step; /* at which it began */
     epw_mask active;
@@ -136,7 +136,7 @@ static inline uint64_t epw_incarnation_of(const epw_peers *peers, uint32_t peer)
     return peers->routes[peer].incarnation;
 }
 
-/* ---- connecting: one thread at a time for each peer ---- */
+/* ---- connecting: any thread, one at a time for each peer ---- */
 
 epw_status epw_peers_export(epw_peers *peers, uint32_t peer, void *blob, size_t *length);
 epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, size_t length,

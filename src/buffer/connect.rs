@@ -76,7 +76,8 @@ impl EpBuffer {
         self.inner.ffi.export(peer)
     }
 
-    /// Maps the window that `peer` exported for this rank. Never blocks the executor. Not while a lane is held.
+    /// Maps the window that `peer` exported for this rank. Never blocks the executor. At any time where the peer is not active,
+    /// beside operations; one that is active must have been given up, and no lane be held.
     ///
     /// Dropping the future gives up waiting, not the attempt, which ends within the deadline; until then another one for
     /// this peer is [`Error::State`].
@@ -112,8 +113,8 @@ impl EpBuffer {
         aside("connect", self.rank(), connect).await
     }
 
-    /// Unmaps the window of a peer that is not active. Waits for no peer; on GPUs for what this rank has enqueued, as
-    /// [`EpBuffer::set_active`] does. [`Error::State`] while the peer is being connected. After a timeout the peer may count as
+    /// Unmaps the window of a peer that is not active, at any time, or of one that was given up, with no lane held. Waits for no
+    /// peer; on GPUs, for one that was given up, for what this rank has enqueued, as [`EpBuffer::set_active`] does. [`Error::State`] while the peer is being connected. After a timeout the peer may count as
     /// not connected, and is to be connected or disconnected again.
     pub fn disconnect(&self, peer: u32) -> Result<()> {
         self.inner.ffi.disconnect(peer)

@@ -433,7 +433,8 @@ unsafe extern "C" {
  while a former incarnation of this rank, be it another buffer of this process, still has the peer's window
  mapped. Bounded by the deadline; no other call on the buffer waits for it, one that connects or disconnects
  the same peer is EPW_ERR_STATE.
- Connecting a peer again first disconnects it. Not while a lane is held.*/
+ Connecting a peer again first disconnects it. Any thread, at any time where the peer is not active: beside
+ operations, none of which it waits for. A peer that is active must have been given up, and no lane be held.*/
     pub fn epw_buffer_connect(
         buffer: *mut epw_buffer,
         peer: u32,
@@ -452,7 +453,8 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// Unmaps the peer's window, after telling the peer. It must not be active, unless it has been given up.
+    /** Unmaps the peer's window, after telling the peer. It must not be active, unless it has been given up: then
+ no lane may be held. Otherwise any thread, at any time, as epw_buffer_connect.*/
     pub fn epw_buffer_disconnect(buffer: *mut epw_buffer, peer: u32) -> epw_status;
 }
 unsafe extern "C" {

@@ -169,10 +169,11 @@ static int fake_set_active(const epw_membership_args *args, void *stream) {
     for (uint32_t i = 0; i < 2; i++) {
         CHECK(args->peers[i]->lane == i && args->peers[i]->shared == args->shared);
         for (uint32_t p = 0; p < args->ranks; p++) {
-            CHECK((args->peers[i]->table[EPW_AREA_ROWS][p] != 0) == (args->active >> p & 1));
+            CHECK(args->peers[i]->table[EPW_AREA_ROWS][p] != 0 || !(args->active >> p & 1));
         }
     }
     memset(args->shared->suspects_host, 0, EPW_MAX_LANES * sizeof(uint64_t));
+    memset(args->shared->silent_host, 0, EPW_MAX_LANES * sizeof(uint64_t));
     if (fake.hangs) fake.done = 0;
     return fake_launch(1, stream);
 }
@@ -698,6 +699,54 @@ static void a_disconnect_that_is_not_seen_done_leaves_the_peer_out(void) {
     destroy(&g);
 }
 
+/* Beside a kernel that runs: copies alone, no kernel, and nothing is waited for but those. */
+static void who_is_no_member_goes_and_comes_beside_operations(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_mask alone = first_ranks(1), all = first_ranks(2);
+    CHECK_OK(epw_buffer_set_active(b, &alone, 2, 0));
+    epw_handle held = dispatch_on(b, FIRST_STREAM, 0);
+    int launches = fake.launches;
+    b->gpu->lanes[0].unmarked = true; /* nobody could wait for it */
+    for (uint32_t lane = 0; lane < 2; lane++) pthread_mutex_lock(&b->lanes[lane].lock);
+    const epw_gpu_peers *peers = b->gpu->lanes[1].peers;
+    CHECK_OK(epw_buffer_disconnect(b, 1));
+    CHECK(epw_buffer_path(b, 1) == EPW_PATH_NONE && peers->table[EPW_AREA_ROWS][1] == 0);
+    CHECK_OK(connect_to(b, 0, g.of[1], 1));
+    CHECK(peers->table[EPW_AREA_ANSWERS][1] == (uintptr_t)epw_peers_own(&g.of[1]->peers));
+    fake.stalls = 1;
+    REFUSED(epw_buffer_disconnect(b, 1), EPW_ERR_TIMEOUT, "disconnect", 0, 1, "has not taken the change");
+    fake.stalls = 0;
+    fake.done = 1;
+    CHECK(epw_buffer_path(b, 1) == EPW_PATH_NONE && b->peers.imports[1] != NULL);
+    CHECK_OK(connect_to(b, 0, g.of[1], 1));
+    for (uint32_t lane = 0; lane < 2; lane++) pthread_mutex_unlock(&b->lanes[lane].lock);
+    CHECK_MSG(fake.launches == launches, "%d kernels", fake.launches - launches);
+    b->gpu->lanes[0].unmarked = false;
+    CHECK_OK(epw_release(b, held));
+    CHECK_OK(epw_buffer_set_active(b, &all, 3, 0));
+    destroy(&g);
+}
+
+/* The farewell is for whom kernels have not told, a revoked peer among them. */
+static void a_revoked_peer_is_told_at_the_end(void) {
+    group g = make_gpu_group();
+    CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{2}}));
+    const epw_line *line = (const epw_line *)(epw_peers_own(&g.of[1]->peers) + epw_line_offset(0));
+    epw_buffer_destroy(g.of[0]);
+    CHECK(line->lanes[0].dropped == epw_word(1, 0, 0) && line->lanes[1].dropped == epw_word(1, 0, 0));
+    epw_buffer_destroy(g.of[1]);
+}
+
+static void a_membership_revokes_nobody(void) {
+    group g = make_gpu_group();
+    CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{2}}));
+    CHECK(membership_of(g.of[0]).suspects.bits[0] == 2);
+    activate(&g, 2);
+    CHECK(membership_of(g.of[0]).suspects.bits[0] == 0 && g.of[0]->gpu->pinned->revoked == 0);
+    destroy(&g);
+}
+
 static void records_are_taken_once_and_in_order(void) {
     group g = make_gpu_group();
     epw_gpu_ring *ring = &g.of[0]->gpu->pinned->ring;
@@ -750,6 +799,9 @@ int main(void) {
     outcomes_are_read_when_the_event_is_done();
     waits_are_bounded();
     a_disconnect_that_is_not_seen_done_leaves_the_peer_out();
+    who_is_no_member_goes_and_comes_beside_operations();
+    a_revoked_peer_is_told_at_the_end();
+    a_membership_revokes_nobody();
     records_are_taken_once_and_in_order();
     return check_result("enqueue");
 }

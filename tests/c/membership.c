@@ -219,6 +219,98 @@ static void who_was_silent_stays_so(void) {
     destroy(&g);
 }
 
+/* ---- connecting beside operations ---- */
+
+/* Rank 0 waits for rank 1 with both lanes while rank 2, which is no member, is probed, goes and comes; then
+ * it is admitted. */
+static void a_rank_comes_beside_operations(void) {
+    group g = make_group(3, LONG_MS * MS);
+    call here[2], there[2], calls[RANKS_MAX];
+    for (uint32_t r = 0; r < 2; r++) begin(&g, r, 3, 1, 0);
+    for (int32_t lane = 0; lane < 2; lane++) {
+        here[lane] = call_of(&g, 0, lane);
+        here[lane].outcome.missing.bits[0] = UINT64_MAX; /* until it ends */
+        start(&here[lane]);
+    }
+    sleep_ms(50);
+    uint64_t began = epw_now_ns();
+    for (uint32_t round = 0; round < 3; round++) {
+        CHECK_OK(epw_buffer_probe(g.of[0], 2, LONG_MS * MS));
+        CHECK_OK(epw_buffer_disconnect(g.of[0], 2));
+        CHECK(epw_buffer_path(g.of[0], 2) == EPW_PATH_NONE);
+        REFUSED(epw_buffer_probe(g.of[0], 2, MS), EPW_ERR_STATE, "probe", 0, 2, "not connected");
+        CHECK_OK(connect_to(g.of[0], 0, g.of[2], 2));
+        CHECK_OK(connect_to(g.of[0], 0, g.of[2], 2)); /* goes and comes */
+        CHECK(epw_buffer_path(g.of[0], 2) == EPW_PATH_THREAD);
+    }
+    CHECK_MSG(epw_now_ns() - began < LONG_MS / 2 * MS, "it waited for operations");
+    REFUSED(epw_buffer_disconnect(g.of[0], 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
+    for (uint32_t lane = 0; lane < 2; lane++) {
+        pthread_mutex_lock(&g.of[0]->lanes[lane].lock);
+        CHECK_MSG(g.of[0]->lanes[lane].machine.stage == EPW_STAGE_RECEIVING, "lane %u does not wait", lane);
+        pthread_mutex_unlock(&g.of[0]->lanes[lane].lock);
+    }
+    for (int32_t lane = 0; lane < 2; lane++) {
+        there[lane] = call_of(&g, 1, lane);
+        start(&there[lane]);
+    }
+    for (uint32_t lane = 0; lane < 2; lane++) {
+        check_ended(&here[lane], 2, 0, EPW_CAUSE_NONE);
+        check_ended(&there[lane], 2, 0, EPW_CAUSE_NONE);
+    }
+
+    for (uint32_t r = 0; r < 3; r++) begin(&g, r, 7, 2, 9);
+    all_dispatch(&g, calls);
+    for (uint32_t r = 0; r < 3; r++) check_ended(&calls[r], 3, 0, EPW_CAUSE_NONE);
+    destroy(&g);
+}
+
+/* A step of a lane may take long, copying rows: who comes does not wait for that either. */
+static void a_rank_comes_beside_a_lane_at_work(void) {
+    group g = make_group(2, LONG_MS * MS);
+    begin(&g, 0, 1, 1, 0);
+    for (uint32_t lane = 0; lane < 2; lane++) pthread_mutex_lock(&g.of[0]->lanes[lane].lock);
+    CHECK_OK(connect_to(g.of[0], 0, g.of[1], 1));
+    CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
+    CHECK(membership_of(g.of[0]).epoch == 1);
+    CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{2}}));
+    for (uint32_t lane = 0; lane < 2; lane++) pthread_mutex_unlock(&g.of[0]->lanes[lane].lock);
+    destroy(&g);
+}
+
+static group busy;
+
+/* Connects one peer of rank 0 again and again, and leaves it connected. */
+static void *come_and_go(void *argument) {
+    uint32_t peer = (uint32_t)(uintptr_t)argument;
+    for (uint32_t round = 0; round < 50; round++) {
+        CHECK_OK(epw_buffer_disconnect(busy.of[0], peer));
+        CHECK_OK(connect_to(busy.of[0], 0, busy.of[peer], peer));
+    }
+    return NULL;
+}
+
+/* Two threads at a time, while a third one dispatches and begins memberships. */
+static void two_ranks_come_at_a_time(void) {
+    busy = make_group(3, LONG_MS * MS);
+    begin(&busy, 0, 1, 1, 0);
+    pthread_t threads[2];
+    for (uintptr_t p = 1; p < 3; p++)
+        CHECK(pthread_create(&threads[p - 1], NULL, come_and_go, (void *)p) == 0);
+    for (uint32_t epoch = 2; epoch < 50; epoch++) {
+        call alone = call_of(&busy, 0, (int32_t)(epoch % 2));
+        start(&alone);
+        check_ended(&alone, 1, 0, EPW_CAUSE_NONE);
+        begin(&busy, 0, 1, epoch, 0);
+    }
+    for (uint32_t i = 0; i < 2; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    for (uint32_t r = 0; r < 3; r++) begin(&busy, r, 7, 50, 0);
+    call calls[RANKS_MAX];
+    all_dispatch(&busy, calls);
+    for (uint32_t r = 0; r < 3; r++) check_ended(&calls[r], 3, 0, EPW_CAUSE_NONE);
+    destroy(&busy);
+}
+
 int main(void) {
     who_begins_at_another_step_stays_alone(5, 6);
     who_begins_at_another_step_stays_alone(EPW_STEP_MAX, EPW_STEP_MAX >> 1);
@@ -229,5 +321,8 @@ int main(void) {
     only_who_timed_out_was_silent();
     a_revoked_rank_is_waited_for_no_longer();
     who_was_silent_stays_so();
+    a_rank_comes_beside_operations();
+    a_rank_comes_beside_a_lane_at_work();
+    two_ranks_come_at_a_time();
     return check_result("membership");
 }

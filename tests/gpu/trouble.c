@@ -731,6 +731,47 @@ static void revoked(uint32_t gpus) {
     echo_close(&e);
 }
 
+/* Rank 2, which is no member, goes and comes while rank 0 waits for rank 1 on its SMs; then it is admitted.
+ */
+static void comes(uint32_t gpus) {
+    static echo e;
+    unsigned char blob[EPW_BLOB_MAX];
+    size_t length = 0;
+    epw_config config = config_of(3, 10000 * MS);
+    echo_open(&e, &config, gpus);
+    echo_fill(&e, 1);
+    whole_step(&e, &e.rank[2], "before");
+    for (uint32_t r = 0; r < 2; r++)
+        REQUIRE_OK(epw_buffer_set_active(e.rank[r].buffer, &(epw_mask){{3}}, 2, 0));
+    echo_dispatch(&e.rank[0], ECHO_BOTH);
+    sleep_ms(20);
+    epw_buffer *here = e.rank[0].buffer;
+    uint64_t began = now_ns();
+    for (uint32_t i = 0; i < 3; i++) {
+        REQUIRE_OK(epw_buffer_disconnect(here, 2));
+        REQUIRE_OK(epw_buffer_export(e.rank[2].buffer, 0, blob, &length));
+        REQUIRE_OK(epw_buffer_connect(here, 2, blob, length));
+        REQUIRE_OK(epw_buffer_probe(here, 2, 1000 * MS));
+    }
+    uint64_t took = now_ns() - began;
+    REQUIRE(cudaStreamQuery(e.rank[0].stream) == cudaErrorNotReady, "rank 0 did not wait");
+    REQUIRE(took < 1000 * MS, "it took %llu ms", (unsigned long long)(took / MS));
+    echo_dispatch(&e.rank[1], ECHO_BOTH);
+    for (uint32_t r = 0; r < 2; r++) echo_combine(&e.rank[r], ECHO_BOTH);
+    echo_settle(&e, "a step beside which a rank has come");
+    for (uint32_t r = 0; r < 2; r++) {
+        echo_missing(&e.rank[r], 0, "a step beside which a rank has come");
+        REQUIRE(echo_wrong(&e, &e.rank[r], 3) == 0, "%u tokens are wrong", echo_wrong(&e, &e.rank[r], 3));
+    }
+    for (uint32_t r = 0; r < 3; r++)
+        REQUIRE_OK(epw_buffer_set_active(e.rank[r].buffer, &(epw_mask){{7}}, 3, 0));
+    echo_fill(&e, 2);
+    whole_step(&e, &e.rank[0], "with the rank that has come");
+    printf("a rank comes and goes three times beside a waiting kernel: %llu us\n",
+           (unsigned long long)(took / 1000));
+    echo_close(&e);
+}
+
 /* Words of a probe go through pinned memory and the copy engines: they pass kernels that wait. */
 static void probed(uint32_t gpus) {
     static echo e;
@@ -778,6 +819,7 @@ static const gpu_case cases[] = {
     {"left_out", left_out, 1, 60},
     {"another_step", another_step, 1, 60},
     {"revoked", revoked, 1, 60},
+    {"comes", comes, 1, 60},
     {"probed", probed, 1, 60},
 };
 

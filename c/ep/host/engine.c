@@ -140,8 +140,8 @@ static void host_abandon(epw_buffer *b) {
 
 /* ---- peers and membership ---- */
 
-/* A suspect, or a rank that is no member: no operation is in flight, and what a released one owes it is void.
- * It is told on every lane, behind what that lane has sent. */
+/* A suspect: no operation is in flight, and what a released one owes it is void. It is told on every lane,
+ * behind what that lane has sent. */
 static epw_status host_part(epw_buffer *b, uint32_t peer, epw_where where) {
     (void)where;
     for (uint32_t i = 0; i < b->config.lanes; i++) {
