@@ -234,6 +234,13 @@ impl Buffer {
         Ok(membership)
     }
 
+    pub(crate) fn newest_epoch(&self) -> Result<u32> {
+        let mut epoch = 0;
+        // SAFETY: the buffer is alive.
+        check(unsafe { sys::epw_buffer_newest_epoch(self.0.as_ptr(), &mut epoch) })?;
+        Ok(epoch)
+    }
+
     /// One byte per expert of the buffer's configuration.
     pub(crate) fn reachable_experts(&self, experts: u32) -> Result<Vec<bool>> {
         let mut reachable = vec![0u8; experts as usize];

@@ -194,6 +194,13 @@ epw_status epw_buffer_membership(const epw_buffer *b, epw_membership *membership
     return EPW_OK;
 }
 
+epw_status epw_buffer_newest_epoch(epw_buffer *b, uint32_t *epoch) {
+    epw_status status = epw_buffer_check(b, "newest_epoch");
+    if (status != EPW_OK) return status;
+    if (epoch == NULL) return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, "newest_epoch"), "epoch is NULL");
+    return epw_peers_newest_epoch(&b->peers, epoch);
+}
+
 epw_status epw_buffer_reachable_experts(const epw_buffer *b, uint8_t *reachable) {
     epw_status status = epw_buffer_check(b, "reachable_experts");
     if (status != EPW_OK) return status;

@@ -321,6 +321,11 @@ EPW_API void epw_membership_init(epw_membership *membership);
 /* The current membership. membership [in: size, out]. Any thread. */
 EPW_API epw_status epw_buffer_membership(const epw_buffer *buffer, epw_membership *membership);
 
+/* The newest epoch that this rank or one of its active peers has begun: larger than this rank's own where
+ * others have gone on, and await it there. epoch [out]. Any thread. CUDA: copies a word for each peer;
+ * EPW_ERR_TIMEOUT where the GPU does not do so within 10 ms. */
+EPW_API epw_status epw_buffer_newest_epoch(epw_buffer *buffer, uint32_t *epoch);
+
 /* Which experts can be reached now: reachable[e] = 1 if expert e's rank is active and not suspected, else 0.
  * reachable [out, experts bytes]. */
 EPW_API epw_status epw_buffer_reachable_experts(const epw_buffer *buffer, uint8_t *reachable);

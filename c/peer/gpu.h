@@ -18,9 +18,16 @@
 epw_status epw_peers_enter(const epw_peers *peers, uint32_t peer, const epw_route *route, epw_where where);
 
 /* A word between host memory and a window. */
-enum { EPW_WORD_COPIES = 4 };
+enum {
+    EPW_COPY_ASKED, /* of the probe, see peer/probe.c */
+    EPW_COPY_HEARD,
+    EPW_COPY_READ,
+    EPW_COPY_ANSWERED,
+    EPW_COPY_EPOCH, /* of epw_peers_newest_epoch */
+    EPW_WORD_COPIES
+};
 typedef struct epw_word_copy {
-    uint32_t use; /* below EPW_WORD_COPIES: tells apart copies that run at a time */
+    uint32_t use; /* EPW_COPY_*: tells apart copies that run at a time */
     bool writes;  /* to `at`; else from there */
     unsigned char *at;
     uint64_t *value;
@@ -28,6 +35,8 @@ typedef struct epw_word_copy {
 
 /* `where` names the peer. EPW_ERR_TIMEOUT if it is not done within timeout_ns. Any thread, one at a time for
  * each use. */
+#define EPW_COPY_WITHIN_NS UINT64_C(10000000) /* what a copy takes at most, where locks are held meanwhile   \
+                                               */
 epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy, uint64_t timeout_ns,
                                epw_where where);
 

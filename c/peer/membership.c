@@ -1,5 +1,5 @@
 /* Who is active, and in which epoch. */
-#include "peer/peers.h"
+#include "peer/gpu.h"
 
 /* The user locked, and the floor. */
 static epw_status check_membership(const epw_peers *peers, const epw_mask *active, uint32_t epoch,
@@ -76,4 +76,31 @@ epw_status epw_peers_revoke(epw_peers *peers, const epw_mask *mask) {
     peers->user->revoke(peers->user_context, &members);
     pthread_mutex_unlock(&peers->lock);
     return EPW_OK;
+}
+
+/* The peer's epoch word in this rank's window; lane 0's, which all lanes get at a time. */
+static epw_status load_epoch(const epw_peers *peers, uint32_t peer, uint64_t *word) {
+    unsigned char *at = epw_peers_own(peers) + epw_word_offset(peer, 0, EPW_WORD_EPOCH);
+    if (peers->gpu != NULL) {
+        epw_word_copy copy = {.use = EPW_COPY_EPOCH, .writes = false, .at = at, .value = word};
+        return epw_peers_copy_word(peers, &copy, EPW_COPY_WITHIN_NS,
+                                   epw_peers_where(peers, "newest_epoch", peer));
+    }
+    /* Writer: the peer, done with its reads and writes of the epoch before. Reader: whoever goes on with it.
+     */
+    *word = atomic_load_explicit((_Atomic uint64_t *)at, memory_order_acquire);
+    return EPW_OK;
+}
+
+epw_status epw_peers_newest_epoch(epw_peers *peers, uint32_t *epoch) {
+    epw_status status = EPW_OK;
+    pthread_mutex_lock(&peers->lock);
+    *epoch = peers->epoch;
+    EPW_MASK_FOR(peer, &peers->active, peers->ranks) {
+        uint64_t word = 0;
+        if (peer != peers->rank && status == EPW_OK) status = load_epoch(peers, peer, &word);
+        if (epw_word_epoch(word) > *epoch) *epoch = epw_word_epoch(word);
+    }
+    pthread_mutex_unlock(&peers->lock);
+    return status;
 }

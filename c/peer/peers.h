@@ -148,6 +148,9 @@ uint32_t epw_peers_path(epw_peers *peers, uint32_t peer);
 
 epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32_t epoch, uint64_t step);
 void epw_peers_membership(epw_peers *peers, epw_membership *membership);
+
+/* The newest epoch that this rank or an active peer has begun. */
+epw_status epw_peers_newest_epoch(epw_peers *peers, uint32_t *epoch);
 epw_status epw_peers_revoke(epw_peers *peers, const epw_mask *mask);
 
 /* Host: gives the peer up for all lanes, `silent`: because it was silent for a deadline; who runs the lanes

@@ -22,12 +22,6 @@
 /* Of a line's two lanes the first has the question, the second the answer. */
 enum { QUESTION = 0, ANSWER = 1 };
 
-/* Copies of words on GPUs that may run at a time. */
-enum { ASKS = 0, HEARS = 1, READS = 2, ANSWERS = 3 };
-
-/* A copy that is not done by then is given up: locks are held, and whoever rang asks again. */
-#define COPY_WITHIN_NS UINT64_C(10000000)
-
 /* On GPUs an answer is looked for after so long, then ever less often. */
 #define LOOK_MIN_NS UINT64_C(50000)
 #define LOOK_MAX_NS UINT64_C(5000000)
@@ -43,7 +37,8 @@ static _Atomic uint64_t *probe_word(uint64_t window, uint32_t source, uint32_t w
 static epw_status copy(epw_peers *peers, uint32_t use, bool writes, _Atomic uint64_t *word, uint64_t *value,
                        epw_where where) {
     epw_word_copy c = {.use = use, .writes = writes, .at = (unsigned char *)word, .value = value};
-    return epw_peers_copy_word(peers, &c, COPY_WITHIN_NS, where);
+    /* One that is not done by then is given up: whoever rang asks again. */
+    return epw_peers_copy_word(peers, &c, EPW_COPY_WITHIN_NS, where);
 }
 
 /* Writer: this rank's thread that asks or answers. Reader: the peer's, which acquires. The exchange is
@@ -52,7 +47,8 @@ static epw_status store(epw_peers *peers, uint32_t which, uint64_t number, epw_w
     uint64_t control = peers->routes[where.peer].lanes[0].control;
     _Atomic uint64_t *word = probe_word(control, peers->rank, which);
     if (peers->gpu != NULL)
-        return copy(peers, which == QUESTION ? ASKS : ANSWERS, true, word, &number, where);
+        return copy(peers, which == QUESTION ? EPW_COPY_ASKED : EPW_COPY_ANSWERED, true, word, &number,
+                    where);
     atomic_exchange_explicit(word, number, memory_order_seq_cst);
     if (atomic_load_explicit(epw_sleepers_in(control), memory_order_seq_cst) > 0) epw_futex_wake(word);
     return EPW_OK;
@@ -60,7 +56,8 @@ static epw_status store(epw_peers *peers, uint32_t which, uint64_t number, epw_w
 
 static epw_status load(epw_peers *peers, uint32_t which, uint64_t *number, epw_where where) {
     _Atomic uint64_t *word = probe_word(own(peers), (uint32_t)where.peer, which);
-    if (peers->gpu != NULL) return copy(peers, which == QUESTION ? READS : HEARS, false, word, number, where);
+    if (peers->gpu != NULL)
+        return copy(peers, which == QUESTION ? EPW_COPY_READ : EPW_COPY_HEARD, false, word, number, where);
     *number = atomic_load_explicit(word, memory_order_seq_cst);
     return EPW_OK;
 }

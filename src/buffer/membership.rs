@@ -80,6 +80,10 @@ impl Follower for Inner {
         Ok((now.epoch, Mask::from_words(now.silent.bits)))
     }
 
+    fn is_overtaken(&self, epoch: u32) -> bool {
+        self.ffi.newest_epoch().is_ok_and(|newest| newest >= epoch)
+    }
+
     fn reaches(&self, peer: u32, timeout: Duration) -> bool {
         self.ffi.probe(peer, timeout).is_ok()
     }

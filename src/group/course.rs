@@ -20,6 +20,8 @@ pub(crate) trait Follower: Send + Sync + Debug {
     fn revoke(&self, peers: &Mask) -> Result<()>;
     /// The peers that were silent for a deadline in the present epoch, and which that is.
     fn silent(&self) -> Result<(u32, Mask)>;
+    /// Whether a peer has begun this epoch, which this one has not.
+    fn is_overtaken(&self, epoch: u32) -> bool;
     /// Whether the peer answers within `timeout` by the way that rows take.
     fn reaches(&self, peer: u32, timeout: Duration) -> bool;
     /// What the peer needs to connect with this one.
@@ -78,9 +80,12 @@ impl Course {
 
     /// What comes next for the program, and the number of news that this is based on.
     pub(super) fn next(&self) -> (Next, u64) {
+        let is_behind = self.state().pace.is_behind();
+        let is_overtaken = |epoch| self.followers().iter().any(|follower| follower.is_overtaken(epoch));
+        let overtaken = is_behind.is_some_and(is_overtaken);
         let mut state = self.state();
         state.asked = Some(Instant::now());
-        (state.pace.next(false), state.news)
+        (state.pace.next(overtaken), state.news)
     }
 
     pub(super) fn applied(&self, decision: Decision) {

@@ -79,9 +79,14 @@ impl Pace {
         !self.current.mask.contains(self.rank)
     }
 
-    /// Begins the next step, or says what comes first. `overtaken`: an operation has found that a peer has begun a newer
-    /// membership. It has ended the steps before without this member, which then does not make up for those that are left of the
-    /// present one.
+    /// The next membership's epoch, if there are still steps before it.
+    pub fn is_behind(&self) -> Option<u32> {
+        let next = self.due.front().filter(|due| due.mask.contains(self.rank) && due.step > self.begun + 1);
+        next.map(|due| due.epoch)
+    }
+
+    /// Begins the next step, or says what comes first. `overtaken`: a peer has begun the next membership already. It has ended
+    /// the steps before without this member, which then does not make up for those that are left of the present one.
     pub fn next(&mut self, overtaken: bool) -> Next {
         let mut step = self.begun + 1;
         if let Some(due) = self.due.front().filter(|_| overtaken) {

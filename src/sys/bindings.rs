@@ -556,6 +556,15 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
+    /** The newest epoch that this rank or one of its active peers has begun: larger than this rank's own where
+ others have gone on, and await it there. epoch [out]. Any thread. CUDA: copies a word for each peer;
+ EPW_ERR_TIMEOUT where the GPU does not do so within 10 ms.*/
+    pub fn epw_buffer_newest_epoch(
+        buffer: *mut epw_buffer,
+        epoch: *mut u32,
+    ) -> epw_status;
+}
+unsafe extern "C" {
     /** Which experts can be reached now: reachable[e] = 1 if expert e's rank is active and not suspected, else 0.
  reachable [out, experts bytes].*/
     pub fn epw_buffer_reachable_experts(
