@@ -299,18 +299,14 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
     if (threadIdx.x != 0) return;
     epw_gpu_report *report = o.report;
     if (missing | peers->recorded) {
-        epw_gpu_shared *shared = peers->shared;
-        uint64_t suspects = ptx::load_acquire_gpu(&shared->suspects);
+        const uint64_t suspects = tell_suspects(o);
         if (peers->recorded) {
-            put_record(shared, &peers->record); // also of a peer that has answered after all
+            put_record(peers->shared, &peers->record); // also of a peer that has answered after all
         } else if (o.missing == 0) {
             // Nobody was lost now: the operation began without them.
             const uint32_t first = __ffsll(missing) - 1;
             record_loss(o, phase, is_revoked(o, first) ? EPW_CAUSE_SUPERSEDED : EPW_CAUSE_SUSPECTED, first, 0, 0, 0, 0);
         }
-        // Writer: this thread. Reader: the host, which looks at suspects first.
-        ptx::store_relaxed_sys(&shared->silent_host[o.lane], ptx::load_relaxed_gpu(&shared->silent));
-        ptx::store_release_sys(&shared->suspects_host[o.lane], suspects);
         c->excluded = suspects;
     }
     if (missing == 0) {

@@ -17,13 +17,23 @@ namespace epw {
 __device__ __noinline__ inline void suspect(const Peers &p, uint32_t peer, uint32_t cause) {
     epw_gpu_shared *shared = p.peers->shared;
     if (cause == EPW_CAUSE_TIMEOUT) atomicOr(reinterpret_cast<unsigned long long *>(&shared->silent), 1ull << peer);
-    __threadfence(); // Writer: this thread. Reader: close() of any lane, which finds no suspect without knowing whether it was
-                     // silent.
+    // Writer: this thread. Reader: tell_suspects() of any lane. Of each suspect it is known whether it was silent.
+    __threadfence();
     if (atomicOr(reinterpret_cast<unsigned long long *>(&shared->suspects), 1ull << peer) >> peer & 1) return;
 #pragma unroll 1
     for (uint32_t lane = 0; lane < p.peers->lanes; lane++) {
         signal_lane(p.peers, peer, p.rank, lane, EPW_WORD_DROPPED, epw_word(p.epoch, 0, 0));
     }
+}
+
+// Tells the host who is a suspect by now, as does each block that closes an operation which misses somebody. By one thread.
+__device__ __forceinline__ uint64_t tell_suspects(const Peers &p) {
+    epw_gpu_shared *shared = p.peers->shared;
+    const uint64_t suspects = ptx::load_acquire_gpu(&shared->suspects);
+    // Writer: this thread. Reader: the host, which looks at suspects first.
+    ptx::store_relaxed_sys(&shared->silent_host[p.lane], ptx::load_relaxed_gpu(&shared->silent));
+    ptx::store_release_sys(&shared->suspects_host[p.lane], suspects);
+    return suspects;
 }
 
 // Gives a peer up for the operation: in this block and, at the end, in the kernel.
