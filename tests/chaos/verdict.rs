@@ -103,7 +103,10 @@ pub(crate) fn evicted(rank: u32, ran: &Ran, others: &[u32]) {
     assert_eq!(last.missing, others, "rank {rank} still works with those who went on: {last:?}");
     for record in ran.ops.iter().filter_map(|op| op.record.as_ref()) {
         assert!(others.contains(&record.peer), "rank {rank}: {record:?}");
-        assert!(["Dropped", "Suspected"].contains(&record.cause.as_str()), "rank {rank}: {record:?}");
+        assert!(
+            ["Superseded", "Dropped", "Suspected"].contains(&record.cause.as_str()),
+            "rank {rank}: {record:?}"
+        );
     }
     // The first of them may be the one that it was stopped in. Its bystander was stopped as well, so that it knows no noise:
     // the test's is taken.
