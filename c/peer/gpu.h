@@ -33,10 +33,10 @@ typedef struct epw_word_copy {
     uint64_t *value;
 } epw_word_copy;
 
-/* `where` names the peer. EPW_ERR_TIMEOUT if it is not done within timeout_ns. Any thread, one at a time for
+/* `where` names the peer. EPW_ERR_TIMEOUT if it is not done within timeout_ns: EPW_COPY_WITHIN_NS where locks
+ * are held meanwhile. Any thread, one at a time for
  * each use. */
-#define EPW_COPY_WITHIN_NS UINT64_C(10000000) /* what a copy takes at most, where locks are held meanwhile   \
-                                               */
+#define EPW_COPY_WITHIN_NS UINT64_C(10000000)
 epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy, uint64_t timeout_ns,
                                epw_where where);
 

@@ -694,6 +694,7 @@ static void revoked(uint32_t gpus) {
     static echo e;
     const uint64_t deadline = 10000 * MS;
     epw_config config = config_of(3, deadline);
+    config.lanes = 2;
     echo_open(&e, &config, gpus);
     echo_fill(&e, 1);
     whole_step(&e, &e.rank[2], "before");
