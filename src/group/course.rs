@@ -132,7 +132,7 @@ impl Attendant for Course {
             }
             Ask::Reach { change, peers } => {
                 let followers = self.followers();
-                let each = self.heartbeat.lease / 2 / (peers.len() * followers.len().max(1)) as u32;
+                let each = self.heartbeat.lease / 8 / (peers.len() * followers.len().max(1)) as u32;
                 aside(move || {
                     // Without a buffer there is no way to a peer but by the group.
                     let is_missing = |peer: &u32| {
