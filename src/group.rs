@@ -24,7 +24,7 @@ mod member;
 mod options;
 mod step;
 
-pub use change::{Change, Step};
+pub use change::{Change, Progress, Step};
 pub(crate) use course::Follower;
 pub use member::Group;
 pub use options::GroupOptions;

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use epwire::env::Token;
-use epwire::group::{Group, GroupOptions, Step};
+use epwire::group::{Group, GroupOptions, Progress, Step};
 use epwire::rendezvous::auth::{Role, Transcript};
 use epwire::rendezvous::driver::{ClientOptions, Heartbeat, Server, ServerOptions};
 use epwire::rendezvous::wire::{
@@ -527,10 +527,10 @@ fn a_newcomer_with_other_buffers_than_the_members_have_is_not_admitted() {
     assert!((SECOND..2 * SECOND).contains(&began.elapsed()), "{:?}", began.elapsed());
     // Without it, it fits.
     drop(buffer);
-    let entered = std::thread::spawn(move || newcomer.step_blocking());
+    let entered = std::thread::spawn(move || (newcomer.step_blocking(), newcomer));
     assert_eq!(changed(std::slice::from_ref(&zero)), ("0".to_owned(), 2));
     assert_eq!(changed(&[zero]), ("0-1".to_owned(), 3));
-    assert!(entered.join().unwrap().unwrap().change.is_some());
+    assert!(entered.join().unwrap().0.unwrap().change.is_some());
 }
 
 #[test]
@@ -560,6 +560,33 @@ fn one_that_falls_silent_keeps_its_rank_until_its_socket_closes() {
         }
     };
     assert!(replacement.is_standby());
+}
+
+#[test]
+fn of_two_members_none_is_outvoted_until_somebody_reports_its_death() {
+    let server = serve(2);
+    let address = server.local_addr();
+    let member = std::thread::spawn(move || Group::join_blocking(options(0, 2, address)));
+    let mut silent = Raw::connect(address).handshake();
+    silent.join(1, 2);
+    let group = member.join().unwrap().unwrap();
+    let mut changes = group.changes();
+    let Progress::Aborted { error: BootstrapError::NoQuorum { missing, .. } } =
+        changes.blocking_recv().unwrap()
+    else {
+        panic!("something else came to nothing")
+    };
+    assert_eq!(missing.to_string(), "1");
+    assert_eq!(group.step_blocking().unwrap().number, 1, "steps go on");
+    let of = group.roster().iter().find(|identity| identity.rank == 1).unwrap().member;
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(group.report_death(1, of));
+    assert_eq!(changed(std::slice::from_ref(&group)), ("0".to_owned(), 2));
+    let seen: Vec<_> = std::iter::from_fn(|| changes.try_recv().ok()).collect();
+    let [.., Progress::Proposed, Progress::Due { epoch: 2, .. }, Progress::InEffect { change }] = &seen[..]
+    else {
+        panic!("{seen:?}")
+    };
+    assert_eq!(change.left.to_string(), "1");
 }
 
 #[test]

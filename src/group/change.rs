@@ -1,6 +1,7 @@
 //! What a program learns of steps and of changes of membership.
 
 use crate::mask::Mask;
+use crate::rendezvous::BootstrapError;
 
 /// A step of the group, which the caller runs now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,4 +25,33 @@ pub struct Change {
     pub entered: Mask,
     /// Members of the epoch before that are not.
     pub left: Mask,
+}
+
+/// How far a change of membership has come, see [`Group::changes`](super::Group::changes).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[expect(clippy::large_enum_variant, reason = "there are a few in a minute at most")]
+pub enum Progress {
+    /// The group has asked this member how far it has come.
+    Proposed,
+    /// It is decided, and comes into effect with this step.
+    Due {
+        /// The epoch that begins.
+        epoch: u32,
+        /// Its members.
+        members: Mask,
+        /// Its first step.
+        step: u64,
+    },
+    /// It is in effect.
+    InEffect {
+        /// The change.
+        change: Change,
+    },
+    /// It came to nothing: the membership stays as it is, and a lease later the group tries again if there is still reason.
+    Aborted {
+        /// Why: [`BootstrapError::NoQuorum`] where too many would have to go that nobody has seen dead, [`BootstrapError::Timeout`]
+        /// where somebody did not answer.
+        error: BootstrapError,
+    },
 }

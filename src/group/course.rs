@@ -5,12 +5,16 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use tokio::sync::broadcast;
+
+use super::change::{Change, Progress};
 use crate::error::{Error, Result};
 use crate::mask::Mask;
 use crate::rendezvous::driver::{Attendant, Heartbeat, Later};
 use crate::rendezvous::pace::{Next, Pace};
 use crate::rendezvous::wire::{Ask, Decision, Notice, RankState, Reply, Request, View};
 use crate::rendezvous::{Blob, BootstrapError};
+use crate::waking::contain;
 
 /// What follows the membership of a group: a buffer.
 pub(crate) trait Follower: Send + Sync + Debug {
@@ -33,12 +37,19 @@ pub(crate) trait Follower: Send + Sync + Debug {
 /// A member's way through the steps of its group.
 #[derive(Debug)]
 pub(crate) struct Course {
+    me: Weak<Self>,
     rank: u32,
     lead: u64,
     heartbeat: Heartbeat,
     state: Mutex<State>,
     followers: Mutex<Vec<Weak<dyn Follower>>>,
+    progress: broadcast::Sender<Progress>,
+    /// Held while followers are told of a membership, and of who does not belong to the next one.
+    telling: Mutex<()>,
 }
+
+/// Progress that a follower may be behind.
+const MAX_PROGRESS: usize = 64;
 
 #[derive(Debug)]
 struct State {
@@ -52,10 +63,21 @@ struct State {
 }
 
 impl Course {
-    pub(super) fn new(rank: u32, lead: u64, heartbeat: Heartbeat) -> Self {
+    pub(super) fn new(rank: u32, lead: u64, heartbeat: Heartbeat) -> Arc<Self> {
         let nobody = Decision { mask: Mask::EMPTY, epoch: 0, step: 0 };
         let state = State { pace: Pace::new(rank, nobody, lead), news: 0, asked: None, doubted: Mask::EMPTY };
-        Self { rank, lead, heartbeat, state: Mutex::new(state), followers: Mutex::default() }
+        let (state, followers, telling) = (Mutex::new(state), Mutex::default(), Mutex::default());
+        let progress = broadcast::Sender::new(MAX_PROGRESS);
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            rank,
+            lead,
+            heartbeat,
+            state,
+            followers,
+            progress,
+            telling,
+        })
     }
 
     pub(super) fn follow(&self, follower: Weak<dyn Follower>) {
@@ -88,21 +110,47 @@ impl Course {
         (state.pace.next(overtaken), state.news)
     }
 
-    pub(super) fn applied(&self, decision: Decision) {
-        let mut state = self.state();
-        state.pace.applied(decision);
-        state.doubted = Mask::EMPTY;
+    pub(super) fn changes(&self) -> broadcast::Receiver<Progress> {
+        self.progress.subscribe()
+    }
+
+    /// Tells whoever follows the changes, of whose wakers this thread knows nothing.
+    fn show(&self, progress: Progress) {
+        contain(|| drop(self.progress.send(progress)));
+    }
+
+    /// Puts a membership into effect for all followers. May wait for their GPUs.
+    pub(super) fn apply(&self, decision: &Decision) -> Result<Change> {
+        let change = {
+            let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
+            self.followers().iter().try_for_each(|follower| follower.begin(decision))?;
+            let mut state = self.state();
+            let before = state.pace.current().mask;
+            state.pace.applied(*decision);
+            state.doubted = Mask::EMPTY;
+            let Decision { mask: members, epoch, .. } = *decision;
+            Change { epoch, members, entered: members.minus(&before), left: before.minus(&members) }
+        };
+        self.show(Progress::InEffect { change });
+        Ok(change)
+    }
+
+    /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already.
+    fn revoke(&self, peers: &Mask, epoch: u32) {
+        let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.current().epoch < epoch {
+            // A follower that cannot ends its waits by itself, at their deadline.
+            self.followers().iter().for_each(|follower| drop(follower.revoke(peers)));
+        }
     }
 
     /// What the group is to be told about silent peers.
     pub(super) fn doubts(&self) -> Option<Notice> {
-        let followers = self.followers();
+        let silent: Vec<_> = self.followers().iter().filter_map(|follower| follower.silent().ok()).collect();
         let mut state = self.state();
         let epoch = state.pace.current().epoch;
-        let silent = followers.iter().filter_map(|follower| follower.silent().ok());
-        let peers =
-            silent.filter(|(of, _)| *of == epoch).fold(Mask::EMPTY, |all, (_, silent)| all.or(&silent));
-        let peers = peers.minus(&state.doubted);
+        let silent = silent.iter().filter(|(of, _)| *of == epoch);
+        let peers = silent.fold(Mask::EMPTY, |all, (_, silent)| all.or(silent)).minus(&state.doubted);
         state.doubted = state.doubted.or(&peers);
         (!peers.is_empty()).then_some(Notice::Doubt { epoch, peers })
     }
@@ -164,6 +212,7 @@ impl Attendant for Course {
                 None
             }
             Ask::Promise { change, lossy } => {
+                self.show(Progress::Proposed);
                 let mut state = self.state();
                 state.news += 1;
                 let idle = state.asked.is_none_or(|asked| asked.elapsed() > self.heartbeat.interval);
@@ -177,16 +226,25 @@ impl Attendant for Course {
         if let Err(error) = &outcome {
             tracing::warn!(rank = self.rank, change, %error, "the membership stays as it is");
         }
+        let decided = outcome.as_ref().ok().copied();
         let removed = {
             let mut state = self.state();
             state.news += 1;
-            state.pace.settle(change, outcome.ok())
+            state.pace.settle(change, decided)
         };
+        self.show(match outcome {
+            Ok(Decision { mask: members, epoch, step }) => Progress::Due { epoch, members, step },
+            Err(error) => Progress::Aborted { error },
+        });
         let revoked = if removed.contains(self.rank) { self.current().mask } else { removed };
         let revoked = revoked.without(self.rank);
-        if !revoked.is_empty() {
-            // One that cannot ends its waits by itself, at their deadline.
-            self.followers().iter().for_each(|follower| drop(follower.revoke(&revoked)));
+        if let (Some(decision), false) = (decided, revoked.is_empty()) {
+            let course = self.me.clone();
+            aside(move || {
+                if let Some(course) = course.upgrade() {
+                    course.revoke(&revoked, decision.epoch);
+                }
+            });
         }
     }
 

@@ -73,7 +73,7 @@ impl Group {
             }
             server = Some(hosted);
         }
-        let course = Arc::new(Course::new(options.rank, options.lead, options.heartbeat));
+        let course = Course::new(options.rank, options.lead, options.heartbeat);
         let client_options = ClientOptions {
             address,
             run_id: options.run_id.clone(),
@@ -142,7 +142,7 @@ impl Group {
         }
         let Some(Reply::Joined { joined }) = joined else { return Err(BootstrapError::odd("join")) };
         let course = |join: &Join| {
-            let course = Arc::new(Course::new(join.identity.rank, 0, heartbeat));
+            let course = Course::new(join.identity.rank, 0, heartbeat);
             course.joined(&joined.view);
             course
         };

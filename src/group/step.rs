@@ -2,13 +2,17 @@
 
 use std::sync::Weak;
 
-use super::change::{Change, Step};
+use tokio::sync::broadcast;
+
+use super::change::{Change, Progress, Step};
 use super::course::Follower;
 use super::member::Group;
 use crate::aside::aside;
 use crate::error::Result;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::driver::block_on;
+#[cfg(feature = "tracing")]
+use crate::rendezvous::machine::MAX_EPOCH;
 use crate::rendezvous::pace::Next;
 use crate::rendezvous::wire::{Decision, Notice};
 
@@ -61,20 +65,40 @@ impl Group {
         block_on("begin a step", self.step())
     }
 
+    /// How changes of the membership come along, from now on: for logs, and for programs that want to know why one comes to nothing.
+    /// Nobody has to follow it. A receiver that is 64 of them behind loses the oldest.
+    pub fn changes(&self) -> broadcast::Receiver<Progress> {
+        self.inner.course.changes()
+    }
+
+    /// Says that the process of a member has ended, for launchers and operators who know, where no kernel has told the group: its
+    /// host has lost power, say. The member is removed and its rank may be taken by a replacement; if it still writes, rows of the
+    /// replacement are lost. `member` is its [id](Group::member_id), from the [roster](Group::roster) or a log; nothing
+    /// happens if the rank has another member by now. Any member may say so.
+    pub async fn report_death(&self, rank: u32, member: u128) {
+        self.inner.client.tell(Notice::Ended { rank, member }).await;
+    }
+
     /// The membership of this follower is the group's from now on.
     pub(crate) fn follow(&self, follower: Weak<dyn Follower>) {
         self.inner.course.follow(follower);
     }
 
     async fn apply(&self, decision: Decision) -> Result<Change> {
-        let before = self.active().mask;
-        let followers = self.inner.course.followers();
-        let begin = move || followers.iter().try_for_each(|follower| follower.begin(&decision));
-        aside("begin a step", self.rank(), begin).await?;
-        self.inner.course.applied(decision);
+        let course = self.inner.course.clone();
+        let change = aside("begin a step", self.rank(), move || course.apply(&decision)).await?;
         #[cfg(feature = "tracing")]
-        tracing::info!(rank = self.rank(), epoch = decision.epoch, step = decision.step, mask = %decision.mask, "membership changed");
-        let Decision { mask: members, epoch, .. } = decision;
-        Ok(Change { epoch, members, entered: members.minus(&before), left: before.minus(&members) })
+        {
+            let Decision { mask, epoch, step } = decision;
+            tracing::info!(rank = self.rank(), epoch, step, %mask, "membership changed");
+            if u64::from(epoch) * 10 >= u64::from(MAX_EPOCH) * 9 {
+                tracing::warn!(
+                    epoch,
+                    limit = MAX_EPOCH,
+                    "nine tenths of all epochs are used up: start the run anew"
+                );
+            }
+        }
+        Ok(change)
     }
 }

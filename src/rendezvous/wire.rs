@@ -269,6 +269,13 @@ pub enum Notice {
         /// The peers.
         peers: Mask,
     },
+    /// The process of a member has ended, as somebody who can see it says.
+    Ended {
+        /// Its rank.
+        rank: u32,
+        /// The member.
+        member: u128,
+    },
     /// To [`Ask::Reach`].
     Reached {
         /// Number of the change.
@@ -291,6 +298,7 @@ wire!(enum Notice {
     4 => Promise { change, step },
     5 => Met { peers },
     6 => Introduced { ticket, result },
+    7 => Ended { rank, member },
 });
 
 /// What the server answers.

@@ -85,7 +85,7 @@ pub(crate) fn a_dead_rank_is_replaced_through_the_group(seed: u64) {
     cluster.worker(victim).kill();
     cluster.tell_run(&survivors, &Run::new(1, 1, 3));
     let reports = cluster.hear_ran(&survivors);
-    verdict::lost(&reports, victim, 1);
+    verdict::lost_in_group(&reports, victim, 1);
     survivors.iter().for_each(|rank| cluster.worker(*rank).tell(&Command::Change));
     for rank in &survivors {
         match cluster.worker(*rank).hear() {

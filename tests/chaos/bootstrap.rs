@@ -146,7 +146,7 @@ pub(crate) fn killed_while_connecting_through_the_group(seed: u64) {
     }
     cluster.tell_run(&survivors, &Run::new(1, 1, 3));
     let reports = cluster.hear_ran(&survivors);
-    verdict::lost(&reports, victim, 1);
+    verdict::lost_in_group(&reports, victim, 1);
     for rank in &survivors {
         cluster.worker(*rank).tell(&Command::Change);
     }

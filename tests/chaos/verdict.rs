@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::noise::{self, deadline};
-use crate::wire::{Call, Op, Ran};
+use crate::wire::{Call, Op, Ran, Record};
 
 /// What a call may take beyond its deadlines on an idle machine. The noise of the run that is judged is added to it, see
 /// noise.rs; nothing is measured twice or retried.
@@ -35,8 +35,19 @@ pub(crate) fn lost(reports: &Reports, lost: u32, epoch: u32) {
     lost_beside_release(reports, lost, epoch, None);
 }
 
+/// The same in a group, which sees the end of the process: nobody need wait for a deadline.
+pub(crate) fn lost_in_group(reports: &Reports, lost: u32, epoch: u32) {
+    lost_somehow(reports, lost, epoch, |_, record| record.cause == "Superseded");
+}
+
 /// The same where `releaser` gave up a handle: what it owes for that is paid in the background, which may find out first.
 pub(crate) fn lost_beside_release(reports: &Reports, lost: u32, epoch: u32, releaser: Option<u32>) {
+    let in_background = |rank: u32, record: &Record| Some(rank) == releaser && record.cause == "Suspected";
+    lost_somehow(reports, lost, epoch, in_background);
+}
+
+/// Whoever was told early need not have waited.
+fn lost_somehow(reports: &Reports, lost: u32, epoch: u32, was_told: impl Fn(u32, &Record) -> bool) {
     let noise = noise(reports);
     for (rank, ran) in reports {
         let only_lost = |op: &Op| op.missing.iter().all(|peer| *peer == lost);
@@ -51,12 +62,9 @@ pub(crate) fn lost_beside_release(reports: &Reports, lost: u32, epoch: u32, rele
             assert_eq!(op.record.is_none(), i < first, "rank {rank} has a record without a loss: {op:?}");
         }
         let record = ran.ops[first].record.as_ref().expect("checked above");
-        let in_background = Some(*rank) == releaser && record.cause == "Suspected";
-        assert!(in_background || record.cause == "Timeout", "rank {rank}: {record:?}");
-        assert!(
-            in_background || micros(record.elapsed_us) >= deadline(),
-            "rank {rank} was impatient: {record:?}"
-        );
+        let was_told = was_told(*rank, record);
+        assert!(was_told || record.cause == "Timeout", "rank {rank}: {record:?}");
+        assert!(was_told || micros(record.elapsed_us) >= deadline(), "rank {rank} was impatient: {record:?}");
         assert_eq!(record.epoch, epoch, "rank {rank}: {record:?}");
 
         for op in &ran.ops {

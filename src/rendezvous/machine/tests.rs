@@ -182,7 +182,9 @@ fn a_thousand_members_join_exchange_and_agree() {
     }
     run.close(1000);
     let everybody: Vec<ConnId> = (0..u64::from(world)).collect();
+    assert_eq!(run.asks.len(), 1023, "a question for each member, a promise back, and the outcome");
     run.reply(&everybody, &[]);
+    assert_eq!(run.settled.len(), 1023);
     assert_eq!(run.decided(), ("0-999,1001-1023".to_owned(), 2, 10_231));
 }
 
@@ -488,6 +490,24 @@ fn half_of_the_members_are_not_removed_unless_they_are_dead() {
         run.reply(&[0, 1], &[(0, &[2]), (1, &[2])]);
     }
     assert_eq!(run.decided(), ("0-1".to_owned(), 2, 11));
+}
+
+/// Two hosts, one without power: no kernel tells, and of two members none can be outvoted.
+#[test]
+fn a_death_that_is_reported_needs_no_quorum() {
+    let mut run = Run::formed(2);
+    run.pass(20 * SECOND, &[0]);
+    run.reply(&[0], &[(0, &[1])]);
+    assert_eq!(run.decided().1, 1);
+    run.notice(0, Notice::Ended { rank: 1, member: 7 });
+    assert_eq!(run.state(1), RankState::Suspect {}, "another member");
+    run.notice(0, Notice::Ended { rank: 1, member: 1 });
+    assert_eq!(run.state(1), RankState::Dead {});
+    run.pass(5 * SECOND, &[0]);
+    run.reply(&[0], &[]);
+    assert_eq!(run.decided(), ("0".to_owned(), 2, 1));
+    run.join(9, 1, 9);
+    assert_eq!(run.state(1), RankState::Standby {});
 }
 
 #[test]

@@ -82,6 +82,7 @@ fn notice() -> impl Strategy<Value = Notice> {
         (any::<u64>(), set()).prop_map(|(change, missing)| Notice::Reached { change, missing }),
         (any::<u64>(), any::<u64>()).prop_map(|(change, step)| Notice::Promise { change, step }),
         set().prop_map(|peers| Notice::Met { peers }),
+        (any::<u32>(), any::<u128>()).prop_map(|(rank, member)| Notice::Ended { rank, member }),
         (any::<u64>(), proptest::collection::vec(blob(), 0..3))
             .prop_map(|(ticket, blobs)| Notice::Introduced { ticket, result: Ok(blobs) }),
         (any::<u64>(), error()).prop_map(|(ticket, error)| Notice::Introduced { ticket, result: Err(error) }),
