@@ -48,7 +48,8 @@ pub enum Progress {
         /// The change.
         change: Change,
     },
-    /// It came to nothing: the membership stays as it is, and a lease later the group tries again if there is still reason.
+    /// It came to nothing: the membership stays as it is. Where a member was lost meanwhile another change follows at once, else
+    /// a lease later if there is still reason.
     Aborted {
         /// Why: [`BootstrapError::NoQuorum`] where too many would have to go that nobody has seen dead, [`BootstrapError::Timeout`]
         /// where somebody did not answer.
