@@ -75,8 +75,14 @@ impl Machine {
         loop {
             let change = match self.changes.running.take() {
                 Some(change) => change,
-                None if now < self.changes.rest_until || !self.is_change_due() => return,
-                None => self.begin_change(now),
+                None if now < self.changes.rest_until => return,
+                None => {
+                    self.changes.rest_until = Duration::ZERO; // no more a deadline
+                    if !self.is_change_due() {
+                        return;
+                    }
+                    self.begin_change(now)
+                }
             };
             match self.advance(now, change) {
                 Some(change) => {
@@ -134,7 +140,6 @@ impl Machine {
 
     fn change_in(&mut self, now: Duration, stage: Stage) -> Change {
         self.changes.last += 1;
-        self.changes.rest_until = Duration::ZERO;
         Change { number: self.changes.last, until: now + self.settings.lease, asked: Mask::EMPTY, stage }
     }
 

@@ -133,6 +133,8 @@ impl Run {
                 self.event(Event::Heard { conn: *conn });
             }
             self.event(Event::Tick);
+            let next = self.machine.next_deadline();
+            assert!(next.is_none_or(|next| next > self.now), "still due at {:?}: {next:?}", self.now);
         }
     }
 
