@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::mask::Mask;
 use crate::rendezvous::driver::{Attendant, Heartbeat, Later};
 use crate::rendezvous::pace::{Next, Pace};
-use crate::rendezvous::wire::{Ask, Decision, Notice, RankState, Reply, Request, View};
+use crate::rendezvous::wire::{Ask, Decision, Notice, Reply, Request, View};
 use crate::rendezvous::{Blob, BootstrapError};
 use crate::waking::contain;
 
@@ -163,13 +163,8 @@ impl Course {
 
 impl Attendant for Course {
     fn joined(&self, view: &View) {
-        let mut mask = view.mask;
-        if view.states.get(self.rank as usize) == Some(&RankState::Standby {}) {
-            mask.remove(self.rank); // a former member's place
-        }
-        let current = Decision { mask, epoch: view.epoch, step: view.step };
         let mut state = self.state();
-        state.pace = Pace::new(self.rank, current, self.lead);
+        state.pace = Pace::joined(self.rank, view, self.lead);
         state.doubted = Mask::EMPTY;
     }
 
@@ -284,8 +279,8 @@ fn meet(
 ) -> Result<(), BootstrapError> {
     let export = |follower: &Arc<dyn Follower>| follower.export(peer).map(Blob).map_err(refusal);
     let blobs = followers.iter().map(export).collect::<Result<_, _>>()?;
-    let request = Request::Introduce { rank: peer, blobs, deadline: 2 * patience };
-    match later.call(OP, request, 2 * patience)? {
+    let request = Request::Introduce { rank: peer, blobs, deadline: patience.saturating_mul(2) };
+    match later.call(OP, request, patience.saturating_mul(2))? {
         Reply::Blobs { blobs } => connect(followers, peer, &blobs, patience),
         _ => Err(BootstrapError::odd(OP)),
     }

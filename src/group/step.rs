@@ -72,9 +72,10 @@ impl Group {
     }
 
     /// Says that the process of a member has ended, for launchers and operators who know, where no kernel has told the group: its
-    /// host has lost power, say. The member is removed and its rank may be taken by a replacement; if it still writes, rows of the
-    /// replacement are lost. `member` is its [id](Group::member_id), from the [roster](Group::roster) or a log; nothing
-    /// happens if the rank has another member by now. Any member may say so.
+    /// host has lost power, say. The member is removed, and its rank may be taken by a replacement; windows that the former
+    /// process still has mapped are refused to that all the same ([`Error::Fenced`](crate::Error::Fenced)). `member` is its
+    /// [id](Group::member_id), from the [roster](Group::roster) or a log; nothing happens if the rank has another member by now.
+    /// Any member may say so.
     pub async fn report_death(&self, rank: u32, member: u128) {
         self.inner.client.tell(Notice::Ended { rank, member }).await;
     }
@@ -95,7 +96,7 @@ impl Group {
                 tracing::warn!(
                     epoch,
                     limit = MAX_EPOCH,
-                    "nine tenths of all epochs are used up: start the run anew"
+                    "90 % of all epochs are used: restart the run before the last"
                 );
             }
         }

@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use super::wire::Decision;
+use super::wire::{Decision, RankState, View};
 use crate::mask::Mask;
 
 /// What a member may do next.
@@ -58,6 +58,15 @@ struct Promised {
 }
 
 impl Pace {
+    /// A member that was let in, as the server shows it: of this membership, or on standby.
+    pub fn joined(rank: u32, view: &View, lead: u64) -> Self {
+        let mut current = Decision { mask: view.mask, epoch: view.epoch, step: view.step };
+        if view.states.get(rank as usize) == Some(&RankState::Standby {}) {
+            current.mask.remove(rank); // the place of a former member
+        }
+        Self::new(rank, current, lead)
+    }
+
     /// A member of `current`, or on standby, that has begun no step of it.
     pub fn new(rank: u32, current: Decision, lead: u64) -> Self {
         let begun = current.step.saturating_sub(1);

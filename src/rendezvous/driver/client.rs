@@ -102,7 +102,7 @@ impl Later {
         let ended = |_| lost(op, "the rendezvous", "its thread ended");
         let (reply, answer) = oneshot::channel();
         let commands = self.0.upgrade().ok_or_else(|| ended(()))?;
-        let call = Command::Call { op: op.to_owned(), request, deadline, reply };
+        let call = Command::Call { op: op.to_owned(), request, deadline: deadline.min(LONGEST), reply };
         commands.blocking_send(call).map_err(|_| ended(()))?;
         drop(commands);
         answer.blocking_recv().map_err(|_| ended(()))?

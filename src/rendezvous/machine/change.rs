@@ -5,8 +5,8 @@
 //! by the rule of [`removal`](crate::rendezvous::removal). Then those who stay *promise* how far they go under the present
 //! membership, see [`pace`](crate::rendezvous::pace), and the new one begins with the step after that.
 //!
-//! Whatever happens meanwhile that the answers do not know of begins the change anew. One that comes to nothing leaves
-//! everything as it is, and none is tried again for a lease.
+//! The change starts over if a member dies, falls silent or is doubted after its answers were given. A change that comes to
+//! nothing leaves everything as it is, and the next one is tried a lease later.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

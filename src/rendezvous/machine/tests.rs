@@ -369,7 +369,7 @@ fn survivors_go_on_with_the_step_after_the_highest_promise() {
 }
 
 #[test]
-fn a_death_among_promises_begins_the_change_anew() {
+fn a_death_among_promises_starts_the_change_over() {
     let mut run = Run::formed(4);
     run.close(3);
     run.reply(&[0, 2], &[]);

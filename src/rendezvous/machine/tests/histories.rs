@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::rendezvous::pace::{Next, Pace};
-use crate::rendezvous::wire::{Ask, Notice, RankState, View};
+use crate::rendezvous::wire::{Ask, Notice, View};
 
 const RANKS: u32 = 5;
 const MS: Duration = Duration::from_millis(1);
@@ -268,13 +268,8 @@ impl World {
         let rank = self.members[at].rank;
         match said {
             Said::Joined(view) => {
-                let mut mask = view.mask;
-                if view.states[rank as usize] == (RankState::Standby {}) {
-                    mask.remove(rank);
-                }
-                let current = Decision { mask, epoch: view.epoch, step: view.step };
                 let lead = self.below(3);
-                self.members[at].pace = Some(Pace::new(rank, current, lead));
+                self.members[at].pace = Some(Pace::joined(rank, &view, lead));
                 self.members[at].admitted_in = view.epoch;
             }
             Said::Ask(Ask::Reach { change, peers }) => {
