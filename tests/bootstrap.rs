@@ -62,7 +62,10 @@ fn all<T: Send>(groups: &[Group], operation: impl Fn(&Group) -> T + Sync) -> Vec
 }
 
 /// A client by hand, for what a well-behaved one does not do.
-struct Raw(TcpStream);
+struct Raw {
+    stream: TcpStream,
+    calls: u64,
+}
 
 impl Raw {
     fn connect(server: SocketAddr) -> Self {
@@ -71,7 +74,7 @@ impl Raw {
 
     fn new(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(5 * SECOND)).unwrap();
-        Self(stream)
+        Self { stream, calls: 0 }
     }
 
     /// Tries until a server that starts meanwhile accepts.
@@ -87,15 +90,15 @@ impl Raw {
     }
 
     fn send(&mut self, frame: &Frame) {
-        self.0.write_all(&encode(frame).unwrap()).unwrap();
+        self.stream.write_all(&encode(frame).unwrap()).unwrap();
     }
 
     fn receive(&mut self) -> Frame {
         let mut bytes = vec![0; HEADER_BYTES];
-        self.0.read_exact(&mut bytes).unwrap();
+        self.stream.read_exact(&mut bytes).unwrap();
         let length = body_length(bytes[..].try_into().unwrap(), usize::MAX).unwrap();
         bytes.resize(HEADER_BYTES + length, 0);
-        self.0.read_exact(&mut bytes[HEADER_BYTES..]).unwrap();
+        self.stream.read_exact(&mut bytes[HEADER_BYTES..]).unwrap();
         decode(&bytes).unwrap()
     }
 
@@ -114,14 +117,24 @@ impl Raw {
         let transcript = Transcript { run_id: "run".to_owned(), client_nonce: [1; 32], server_nonce: nonce };
         self.send(&Frame::Proof { mac: transcript.proof(Role::Client, None) });
         assert!(matches!(self.receive(), Frame::Proof { .. }));
+        // Two of them are never the same session.
+        let session = self.stream.local_addr().unwrap().port().into();
+        self.send(&Frame::Open { session });
+        assert_eq!(self.receive(), Frame::Opened {});
+        self.send(&Frame::Ping { received: 0 });
         self
+    }
+
+    fn call(&mut self, request: Request) {
+        self.calls += 1;
+        self.send(&Frame::Call { id: self.calls, request });
     }
 
     fn join(&mut self, rank: u32, world: u32) {
         let identity = Identity { rank, member: 77, host: "rawhost".to_owned(), pid: 4242 };
         let (version, run_id) = (PROTOCOL_VERSION, "run".to_owned());
         let join = Join { version, run_id, world, identity, deadline: 5 * SECOND, config: Vec::new() };
-        self.send(&Frame::Call { id: 1, request: Request::Join { join } });
+        self.call(Request::Join { join });
     }
 
     /// Has 15 MiB sent to it, which is more than a socket takes: what comes later waits until it reads.
@@ -131,17 +144,17 @@ impl Raw {
         let verbs = std::iter::once(Request::Set { key: key.clone(), value });
         let get = || Request::Get { keys: vec![key.clone(); 30], deadline: SECOND };
         for request in verbs.chain(std::iter::repeat_with(get).take(8)) {
-            self.send(&Frame::Call { id: 0, request });
+            self.call(request);
         }
         // Some of it has come, so the rest is on its way.
-        self.0.peek(&mut [0; HEADER_BYTES]).unwrap();
+        self.stream.peek(&mut [0; HEADER_BYTES]).unwrap();
     }
 
     /// Bytes until the server closes the connection.
     fn drain(mut self) -> usize {
         let mut rest = Vec::new();
         // A reset instead of an orderly end is an end as well.
-        let _ = self.0.read_to_end(&mut rest);
+        let _ = self.stream.read_to_end(&mut rest);
         rest.len()
     }
 }
@@ -201,7 +214,7 @@ fn a_wrong_version_is_named_with_both_on_both_sides() {
     let mut raw = Raw::connect(server.local_addr());
     let mut hello = encode(&Frame::Hello { run_id: "run".to_owned(), nonce: [0; 32] }).unwrap();
     hello[4] = 99;
-    raw.0.write_all(&hello).unwrap();
+    raw.stream.write_all(&hello).unwrap();
     let Frame::Refused { error } = raw.receive() else { panic!("not refused") };
     assert!(
         matches!(error, BootstrapError::WrongVersion { ours: PROTOCOL_VERSION, theirs: 99, .. }),
@@ -269,7 +282,7 @@ fn the_host_learns_of_a_failed_step_after_everybody_else() {
     slow.leave_unread();
     let kind = RoundKind::Agree { fields: Vec::new() };
     let round = Round { tag: "setup".to_owned(), ranks: Mask::all(2), deadline: 5 * SECOND, kind };
-    slow.send(&Frame::Call { id: 2, request: Request::Round { round } });
+    slow.call(Request::Round { round });
     let (own, told) = told_first(host, slow);
     assert!(matches!(&own, BootstrapError::ConfigMismatch { field, .. } if field == "seed"), "{own}");
     assert_eq!(told, own);
@@ -352,20 +365,20 @@ fn a_server_that_starts_after_its_clients_is_found() {
 fn garbage_is_named_to_its_sender_and_disturbs_nobody() {
     let server = serve(1);
     let mut raw = Raw::connect(server.local_addr());
-    raw.0.write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n").unwrap();
+    raw.stream.write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n").unwrap();
     let Frame::Refused { error } = raw.receive() else { panic!("not refused") };
     assert!(matches!(error, BootstrapError::Garbage { .. }), "{error}");
 
     let mut raw = Raw::connect(server.local_addr());
-    let mut long = encode(&Frame::Ping {}).unwrap();
+    let mut long = encode(&Frame::Ping { received: 7 }).unwrap();
     long[6..10].copy_from_slice(&u32::MAX.to_le_bytes());
-    raw.0.write_all(&long).unwrap();
+    raw.stream.write_all(&long).unwrap();
     let Frame::Refused { error } = raw.receive() else { panic!("not refused") };
     assert!(error.to_string().contains("4294967295 bytes (limit 4096)"), "{error}");
 
     // Past the handshake it is cut off without a word.
     let mut raw = Raw::connect(server.local_addr()).handshake();
-    raw.0.write_all(&[0xff; 64]).unwrap();
+    raw.stream.write_all(&[0xff; 64]).unwrap();
     raw.drain();
     Group::join_blocking(options(0, 1, server.local_addr())).unwrap();
 }
@@ -540,9 +553,10 @@ fn one_that_falls_silent_keeps_its_rank_until_its_socket_closes() {
     let members = std::thread::spawn(move || join_all([0, 1].map(|rank| options(rank, 3, address))));
     let mut silent = Raw::connect(address).handshake();
     silent.join(2, 3);
-    let Frame::Answer { result: Ok(Reply::Joined { .. }), .. } = silent.receive() else {
-        panic!("not joined")
-    };
+    silent.receive_until(|frame| match frame {
+        Frame::Answer { result: Ok(Reply::Joined { .. }), .. } => Some(()),
+        _ => None,
+    });
     let groups: Vec<Group> = members.join().unwrap().into_iter().map(Result::unwrap).collect();
 
     assert_eq!(changed(&groups), ("0-1".to_owned(), 2));
@@ -598,7 +612,7 @@ fn one_that_is_cut_off_for_garbage_is_suspect_not_dead() {
     mad.join(1, 2);
     let group = member.join().unwrap().unwrap();
     let mut watch = group.watch();
-    mad.0.write_all(&[0xff; 64]).unwrap();
+    mad.stream.write_all(&[0xff; 64]).unwrap();
     let began = Instant::now();
     while watch.borrow_and_update().states[1] == (RankState::Alive {}) {
         assert!(began.elapsed() < SECOND);

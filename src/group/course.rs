@@ -96,7 +96,7 @@ impl Course {
         self.state().pace.current()
     }
 
-    pub(super) fn is_standby(&self) -> bool {
+    pub(super) fn waits(&self) -> bool {
         self.state().pace.is_standby()
     }
 
@@ -241,6 +241,16 @@ impl Attendant for Course {
                 }
             });
         }
+    }
+
+    fn is_standby(&self) -> bool {
+        self.waits()
+    }
+
+    fn resumed(&self) {
+        let mut state = self.state();
+        state.news += 1;
+        state.doubted = Mask::EMPTY;
     }
 
     fn news(&self) -> u64 {

@@ -189,7 +189,7 @@ impl Group {
 
     /// Whether this member waits to be admitted.
     pub fn is_standby(&self) -> bool {
-        self.inner.course.is_standby()
+        self.inner.course.waits()
     }
 
     /// Who was there when this member joined, by rank.

@@ -46,7 +46,7 @@ impl Group {
                 Next::Begin { step } => return Ok(Step { number: step, change }),
                 Next::Apply { decision } => change = Some(self.apply(decision).await?),
                 Next::Wait => {
-                    if inner.course.is_standby() {
+                    if inner.course.waits() {
                         inner.client.tell(Notice::Ready {}).await;
                     }
                     inner.client.news(OP, seen, *deadline).await?;

@@ -1,13 +1,13 @@
 //! Names of requests, by which answers find their way back.
 
-/// Names a connection; chosen by the driver, never reused.
+/// Names a client: 64 random bits that it has chosen, the same for all its connections.
 pub type ConnId = u64;
 
-/// Names a request: the connection it came by and the id that the client gave it.
+/// Names a request: the client and the id that it gave it, the same when it asks again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// The connection.
+    /// The client.
     pub conn: ConnId,
-    /// The client's id for it.
+    /// Its id for it, from 1 upwards.
     pub id: u64,
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::mask::Mask;
 
 /// Version of the bootstrap protocol. Both sides must have the same.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 
 /// Why bytes are no frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -300,6 +300,10 @@ impl BootstrapError {
         Self::System { op: op.to_owned(), detail: error.to_string() }
     }
 
+    pub(crate) fn lost(op: &str, address: &str, detail: &str) -> Self {
+        Self::ServerLost { op: op.to_owned(), address: address.to_owned(), detail: detail.to_owned() }
+    }
+
     /// The server answered with something else than was asked.
     pub(crate) fn odd(op: &str) -> Self {
         Self::Garbage {

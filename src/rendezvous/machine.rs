@@ -6,9 +6,14 @@
 //!
 //! **Dead and suspect are different things.** A member is *dead* when the kernel of its host closed its socket, when it
 //! left, or when somebody who can see the process says so ([`Event::Ended`]): it writes nothing more, so another
-//! incarnation may take its rank. A member that is silent past its lease, or whose connection this side gave up, is only
+//! incarnation may take its rank. A member that is silent past its lease, or has had no connection for one, is only
 //! *suspect*: it may be stopped and run again, and its rank is refused to others.
+//!
+//! **Sessions outlive connections.** A client that has lost its connection comes back by another one, to this server or to
+//! whoever leads after it, and asks again what has not been answered: each call is carried out once, and its answer kept until
+//! the client has it.
 
+mod answers;
 mod change;
 mod changes;
 mod event;
@@ -27,6 +32,7 @@ pub use store::{MAX_KEY_BYTES, MAX_STORE_BYTES, MAX_VALUE_BYTES};
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::answers::Asked;
 use self::state::{Life, Member, Role};
 use super::error::BootstrapError;
 use super::rounds::{check_fields, compare};
@@ -40,26 +46,36 @@ impl Machine {
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         match event {
             Event::Request { call, request } => {
-                self.heard(now, call.conn);
-                self.request(now, call, *request);
+                self.heard(call.conn);
+                match self.answers.ask(call) {
+                    Asked::First => self.request(now, call, *request),
+                    Asked::Again { answer: Some(result) } => {
+                        let joined = matches!(result, Ok(Reply::Joined { .. }));
+                        self.actions.push(Action::Answer { call, result });
+                        // The answer is as old as the call: what has happened since comes behind it.
+                        if let Some(rank) = self.conns.get(&call.conn).filter(|_| joined) {
+                            self.resumed(*rank);
+                        }
+                    }
+                    Asked::Again { answer: None } => {} // comes
+                }
             }
-            Event::Heard { conn } => self.heard(now, conn),
+            Event::Received { conn, through } => self.answers.received(conn, through),
+            Event::Heard { conn } => self.heard(conn),
             Event::Noticed { conn, notice } => {
-                self.heard(now, conn);
+                self.heard(conn);
                 if let Some(rank) = self.conns.get(&conn).copied() {
                     self.noticed(rank, notice);
                 }
             }
-            Event::Closed { conn, by_peer } => {
-                self.store.forget(conn);
-                self.closed(conn, by_peer);
-            }
+            Event::Silent { conn } => self.silent(conn),
+            Event::Closed { conn, by_peer } => self.closed(conn, by_peer),
             Event::Ended { rank, pid } => {
                 if self.seat(rank).is_some_and(|member| member.identity.pid == pid) {
                     self.bury(rank);
                 }
             }
-            Event::Tick => self.end_leases(now),
+            Event::Tick => {}
         }
         self.expire(now);
         self.consider(now);
@@ -69,23 +85,15 @@ impl Machine {
 
     /// When the next [`Event::Tick`] is due.
     pub fn next_deadline(&self) -> Option<Duration> {
-        let leases = self.members().filter(|member| self.decision.epoch > 0 && member.life == Life::Heard);
-        let leases = leases.map(|member| member.last_heard + self.settings.lease).min();
         let gathering = self.gathering.map(|(_, deadline)| deadline);
         let (changes, introductions) = (self.changes.next_deadline(), self.introductions.next_deadline());
         let (rounds, store) = (self.rounds.next_deadline(), self.store.next_deadline());
-        [leases, gathering, changes, introductions, rounds, store].into_iter().flatten().min()
+        [gathering, changes, introductions, rounds, store].into_iter().flatten().min()
     }
 
-    fn heard(&mut self, now: Duration, conn: ConnId) {
-        let Some(member) = self.conns.get(&conn).copied().and_then(|rank| self.seat_mut(rank)) else {
-            return;
-        };
-        member.last_heard = now;
-        if member.life == Life::Suspect {
-            member.life = Life::Heard;
-            self.view_changed = true;
-        }
+    /// Clients that may come back by another connection.
+    pub(crate) fn sessions(&self) -> Vec<ConnId> {
+        self.answers.sessions().chain(self.conns.keys().copied()).collect()
     }
 
     fn request(&mut self, now: Duration, call: Call, request: Request) {
@@ -101,9 +109,21 @@ impl Machine {
             }
             (Request::Leave {}, Some(rank)) => {
                 self.answer(call, Ok(Reply::Done {}));
-                self.actions.push(Action::Close { conn: call.conn });
-                self.conns.remove(&call.conn);
                 self.bury(rank);
+            }
+            // It has left already, and asks again because it has not got the answer.
+            (Request::Leave {}, None) => self.answer(call, Ok(Reply::Done {})),
+            (Request::Resume { standby }, Some(rank)) => {
+                self.answer(call, Ok(Reply::Done {}));
+                if standby {
+                    self.missed_admission(rank);
+                }
+                self.resumed(rank);
+            }
+            (Request::Resume { .. }, None) => {
+                let (op, reason) =
+                    ("come back".to_owned(), "no member of this run has this session".to_owned());
+                self.answer(call, Err(BootstrapError::OutOfOrder { op, reason }));
             }
             // The store is for whoever was let in, members or not.
             (Request::Set { key, value }, _) => {
@@ -157,13 +177,12 @@ impl Machine {
         let former_conn = former.and_then(|member| member.conn).filter(|conn| *conn != call.conn);
         let superseded = former.and_then(|member| member.joining);
         let former_met = former.map(|member| member.met).unwrap_or_default();
-        if let Some(conn) = former_conn {
-            self.conns.remove(&conn);
-            self.actions.push(Action::Close { conn });
-        }
         if let Some(call) = superseded {
             let reason = "the same member joined again".to_owned();
             self.answer(call, Err(BootstrapError::OutOfOrder { op: op_join(), reason }));
+        }
+        if let Some(conn) = former_conn {
+            self.end_session(conn);
         }
         if role == Role::Standby {
             self.rounds.replace(rank);
@@ -178,7 +197,6 @@ impl Machine {
             role,
             life: Life::Heard,
             conn: Some(call.conn),
-            last_heard: now,
             joining: Some(call),
             ready: false,
             met,
@@ -296,20 +314,6 @@ impl Machine {
             None => {
                 let outcomes = self.rounds.post(now, rank, self.settings.world, call, round);
                 self.answer_all(outcomes);
-            }
-        }
-    }
-
-    /// Only when time is all that happened: signs of life that the driver holds come as events before the next tick.
-    fn end_leases(&mut self, now: Duration) {
-        if self.decision.epoch == 0 {
-            return;
-        }
-        let lease = self.settings.lease;
-        for member in self.seats.iter_mut().flatten() {
-            if member.life == Life::Heard && member.last_heard + lease <= now {
-                member.life = Life::Suspect;
-                self.view_changed = true;
             }
         }
     }

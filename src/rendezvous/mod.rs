@@ -2,6 +2,7 @@
 //!
 //! * [`machine`]: what the server decides, as a pure state machine: no I/O, no clock, no randomness;
 //! * [`rounds`] and [`removal`]: its two larger rules, named collective rounds and who goes after a failure;
+//! * `leases`: how long the server has heard nothing of each client, as pure;
 //! * [`pace`]: a member's part in a change of membership, as pure;
 //! * [`wire`]: the frames, with a decoder that any bytes may be thrown at;
 //! * [`auth`]: the shared token, shown by HMAC challenge in both directions;
@@ -14,6 +15,7 @@ mod call;
 pub(crate) mod codec;
 pub mod driver;
 mod error;
+mod leases;
 pub mod machine;
 pub mod pace;
 pub mod removal;

@@ -115,6 +115,11 @@ pub enum Request {
         /// How long to wait for the peer.
         deadline: Duration,
     },
+    /// Go on with a session by a new connection: the member is told and asked again what it may have missed.
+    Resume {
+        /// Whether it is on standby as far as it knows: it has begun no step since it joined.
+        standby: bool,
+    },
     /// End the membership.
     Leave {},
     /// Set a key of the store.
@@ -147,6 +152,7 @@ wire!(enum Request {
     5 => Set { key, value },
     6 => Add { key, amount },
     7 => Get { keys, deadline },
+    8 => Resume { standby },
 });
 
 /// How a rank stands, seen from the rendezvous server.
@@ -360,6 +366,18 @@ pub enum Frame {
         /// The reason.
         error: BootstrapError,
     },
+    /// Client, once the token is shown: who it is.
+    Open {
+        /// 64 random bits that it has chosen, the same for all its connections.
+        session: u64,
+    },
+    /// Server: it serves this client.
+    Opened {},
+    /// Server: another one does.
+    Refer {
+        /// Its address, if that is known.
+        leader: Option<String>,
+    },
     /// Client: a request.
     Call {
         /// Chosen by the client, unique on the connection.
@@ -380,7 +398,10 @@ pub enum Frame {
         view: Arc<View>,
     },
     /// Client: I live.
-    Ping {},
+    Ping {
+        /// It has the answers of all its calls up to this one.
+        received: u64,
+    },
     /// Server: so do I.
     Pong {},
     /// Client: what needs no answer.
@@ -409,11 +430,14 @@ wire!(enum Frame {
     5 => Call { id, request },
     6 => Answer { id, result },
     7 => Changed { view },
-    8 => Ping {},
+    8 => Ping { received },
     9 => Pong {},
     10 => Notice { notice },
     11 => Ask { ask },
     12 => Settled { change, outcome },
+    13 => Open { session },
+    14 => Opened {},
+    15 => Refer { leader },
 });
 
 /// The bytes of a frame, or [`WireError::TooLong`] if its body is past [`MAX_BODY_BYTES`].

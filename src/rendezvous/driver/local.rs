@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
+use super::attendant::Attendant;
 use super::background::spawn;
-use super::client::{Attendant, Client};
+use super::client::Client;
 use super::heartbeat::Heartbeat;
 use super::hub::Hub;
 use super::options::ServerOptions;
@@ -28,17 +29,17 @@ pub(crate) fn local(
     for (conn, attendant) in (0 as ConnId..).zip(attendants) {
         let (near, far) = tokio::io::duplex(PIPE_BYTES);
         let (client, carrier) =
-            Client::attach(near, "this process", Heartbeat::default(), machine.view(), Some(attendant));
+            Client::attach(near, conn, "this process", Heartbeat::default(), machine.view(), Some(attendant));
         clients.push(client);
         carriers.push(carrier);
-        servers.push((conn, far));
+        servers.push(far);
     }
     spawn("epwire-local", move || async move {
         let hub = Hub::start(machine, &options);
         let mut tasks = JoinSet::new();
-        for (conn, far) in servers {
+        for far in servers {
             let door = hub.door.clone();
-            tasks.spawn(async move { door.attend(conn, far, true).await });
+            tasks.spawn(async move { door.attend(far, true).await });
         }
         let mut carried = JoinSet::new();
         for carrier in carriers {

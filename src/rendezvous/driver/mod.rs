@@ -3,17 +3,23 @@
 //! Both live on threads of their own, each with a small tokio runtime, so that they do not depend on the runtime of
 //! the program, if it has one, and dropping a handle never waits.
 
+mod attendant;
 mod background;
+mod carrier;
 mod client;
 mod connection;
+mod dial;
+mod door;
 mod heartbeat;
 mod hub;
+mod ledger;
 mod local;
+mod news;
 mod options;
 mod server;
 
+pub(crate) use attendant::{Attendant, Later};
 pub(crate) use background::block_on;
-pub(crate) use client::{Attendant, Later};
 pub use client::{Client, ClientOptions};
 pub(crate) use connection::random;
 pub use heartbeat::Heartbeat;

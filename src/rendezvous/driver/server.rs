@@ -12,7 +12,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::background::{block_on, spawn};
 use super::connection::receive_guest;
-use super::hub::{Door, Hub, News};
+use super::door::Door;
+use super::hub::Hub;
+use super::news::News;
 use super::options::ServerOptions;
 use crate::env::Token;
 use crate::mask::Mask;
@@ -142,7 +144,7 @@ async fn serve(
             order = orders.recv() => match order {
                 None => break,
                 Some(Order::Ended { rank, pid }) => {
-                    let _ = hub.door.events.send(News::Machine(Event::Ended { rank, pid })).await;
+                    let _ = hub.door.events.send(News::Told(Event::Ended { rank, pid })).await;
                 }
                 Some(Order::Drain { deadline, done }) => {
                     let mut joined = hub.door.joined.subscribe();
@@ -173,6 +175,7 @@ async fn serve(
     }
     // The address is free for another server at once.
     drop(listener);
+    let _ = hub.door.events.send(News::End).await;
     hub.door.flushed().await;
 }
 
@@ -237,9 +240,8 @@ async fn welcome(
     drop(guest);
     match greeted {
         Ok(()) => {
-            let conn = door.next_conn();
             let same_host = stream.local_addr().is_ok_and(|local| local.ip() == peer.ip());
-            door.attend(conn, stream, same_host).await;
+            door.attend(stream, same_host).await;
         }
         #[cfg(feature = "tracing")]
         Err(error) => tracing::warn!(%peer, %error, "refused a connection"),

@@ -88,6 +88,18 @@ impl Changes {
         }
     }
 
+    /// The number of the last change that has come to its end.
+    pub(super) fn ended(&self) -> u64 {
+        self.running.as_ref().map_or(self.last, |change| change.number - 1)
+    }
+
+    /// What the member of `rank` was asked may not have come, or its answer not.
+    pub(super) fn ask_again(&mut self, rank: u32) {
+        if let Some(change) = &mut self.running {
+            change.asked.remove(rank);
+        }
+    }
+
     /// Links that this doubt makes worn.
     pub(super) fn worn(&mut self, now: Duration, links: &BTreeSet<Link>) -> BTreeSet<Link> {
         self.doubted.retain(|(when, _)| *when + WORN_WITHIN > now);

@@ -16,9 +16,21 @@ pub enum Event {
         /// What is asked.
         request: Box<Request>,
     },
-    /// A sign of life came.
+    /// The client has received the answers to all its calls up to this one.
+    Received {
+        /// Which client.
+        conn: ConnId,
+        /// The last of them.
+        through: u64,
+    },
+    /// A member that was silent gives signs of life again.
     Heard {
         /// From where.
+        conn: ConnId,
+    },
+    /// A client has given no sign of life for a lease.
+    Silent {
+        /// Which.
         conn: ConnId,
     },
     /// A notice came (also a sign of life).
@@ -28,11 +40,12 @@ pub enum Event {
         /// What it says.
         notice: Notice,
     },
-    /// A connection is gone.
+    /// The connection of a client is gone.
     Closed {
-        /// Which.
+        /// Whose.
         conn: ConnId,
-        /// Whether the peer's kernel closed it, rather than this side or the network.
+        /// Whether the peer's kernel closed it, as it does when a process ends. Else this side or the network did, and for a
+        /// lease there has not been another one.
         by_peer: bool,
     },
     /// Somebody who can see the processes, as a launcher sees its children, says that this one has ended.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::rendezvous::call::Call;
+use crate::rendezvous::codec::Blob;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::rounds::Outcome;
 
@@ -19,6 +20,8 @@ pub(super) struct Waiting {
     pub(super) call: Call,
     pub(super) newcomer: u32,
     pub(super) peer: u32,
+    /// What the newcomer exports for it.
+    pub(super) blobs: Vec<Blob>,
     pub(super) began: Duration,
     pub(super) until: Duration,
 }

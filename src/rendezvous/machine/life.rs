@@ -1,19 +1,77 @@
-//! How members end: closed connections, and what waited for them.
+//! How members are heard of, fall silent, come back and end, and what waited for them.
+
+use std::sync::Arc;
 
 use super::event::Action;
-use super::state::{Life, Machine};
+use super::state::{Life, Machine, Role};
+use crate::mask::Mask;
 use crate::rendezvous::call::ConnId;
-use crate::rendezvous::wire::Identity;
+use crate::rendezvous::wire::{Ask, Identity};
 
 impl Machine {
-    pub(super) fn closed(&mut self, conn: ConnId, by_peer: bool) {
-        let Some(rank) = self.conns.remove(&conn) else { return };
-        if by_peer || self.decision.epoch == 0 {
-            return self.bury(rank);
+    pub(super) fn heard(&mut self, conn: ConnId) {
+        let Some(member) = self.conns.get(&conn).copied().and_then(|rank| self.seat_mut(rank)) else {
+            return;
+        };
+        if member.life == Life::Suspect {
+            member.life = Life::Heard;
+            self.view_changed = true;
         }
-        if let Some(member) = self.seat_mut(rank) {
-            member.conn = None;
+    }
+
+    /// There are no leases before the run has come together.
+    pub(super) fn silent(&mut self, conn: ConnId) {
+        let epoch = self.decision.epoch;
+        let member = self.conns.get(&conn).copied().and_then(|rank| self.seat_mut(rank));
+        if let Some(member) = member.filter(|member| epoch > 0 && member.life == Life::Heard) {
             member.life = Life::Suspect;
+            self.view_changed = true;
+        }
+    }
+
+    pub(super) fn closed(&mut self, conn: ConnId, by_peer: bool) {
+        match self.conns.get(&conn).copied() {
+            None => self.end_session(conn),
+            Some(rank) if by_peer || self.decision.epoch == 0 => self.bury(rank),
+            Some(_) => self.silent(conn),
+        }
+    }
+
+    /// The client comes back by a new connection no more, or is refused.
+    pub(super) fn end_session(&mut self, conn: ConnId) {
+        self.conns.remove(&conn);
+        self.answers.forget(conn);
+        self.store.forget(conn);
+        self.actions.push(Action::Close { conn });
+    }
+
+    /// The member of `rank` has another connection. What it was told or asked by the former one may not have come, nor what it
+    /// has said: it is told how the last change has ended, and asked again what is still open.
+    pub(super) fn resumed(&mut self, rank: u32) {
+        let Some(member) = self.seat_mut(rank) else { return };
+        member.meeting = Mask::EMPTY;
+        let Some(conn) = member.conn else { return };
+        self.changes.ask_again(rank);
+        if self.decision.epoch == 0 {
+            return;
+        }
+        let (change, outcome) = (self.changes.ended(), Ok(self.decision));
+        self.actions.push(Action::Settle { conn, change, outcome });
+        self.actions.push(Action::Show { conn, view: Arc::new(self.view()) });
+        let open = self.introductions.waiting.iter().filter(|waiting| waiting.peer == rank);
+        let open = open.map(|waiting| Ask::Introduce {
+            ticket: waiting.ticket,
+            rank: waiting.newcomer,
+            blobs: waiting.blobs.clone(),
+        });
+        let asks: Vec<Action> = open.map(|ask| Action::Ask { conn, ask }).collect();
+        self.actions.extend(asks);
+    }
+
+    /// The member of `rank` is on standby as far as it knows. If it was admitted and evicted since, it has learnt of neither.
+    pub(super) fn missed_admission(&mut self, rank: u32) {
+        if let Some(member) = self.seat_mut(rank).filter(|member| member.role == Role::Evicted) {
+            member.role = Role::Standby;
             self.view_changed = true;
         }
     }
@@ -22,17 +80,16 @@ impl Machine {
     pub(super) fn bury(&mut self, rank: u32) {
         let epoch = self.decision.epoch;
         let Some(member) = self.seat_mut(rank).filter(|member| member.life != Life::Dead) else { return };
+        member.life = Life::Dead;
+        if let Some(conn) = member.conn.take() {
+            self.end_session(conn);
+        }
         if epoch == 0 {
             self.seats[rank as usize] = None;
             if self.seats.iter().all(Option::is_none) {
                 self.gathering = None;
             }
             return;
-        }
-        member.life = Life::Dead;
-        let conn = member.conn.take();
-        if let Some(conn) = conn.filter(|conn| self.conns.remove(conn).is_some()) {
-            self.actions.push(Action::Close { conn });
         }
         self.view_changed = true;
         self.changes.forget(rank);

@@ -37,8 +37,16 @@ impl Machine {
                 introductions.last += 1;
                 let ticket = introductions.last;
                 let until = now + deadline;
-                introductions.waiting.push(Waiting { ticket, call, newcomer, peer, began: now, until });
-                let ask = Ask::Introduce { ticket, rank: newcomer, blobs };
+                let ask = Ask::Introduce { ticket, rank: newcomer, blobs: blobs.clone() };
+                introductions.waiting.push(Waiting {
+                    ticket,
+                    call,
+                    newcomer,
+                    peer,
+                    blobs,
+                    began: now,
+                    until,
+                });
                 return self.actions.push(Action::Ask { conn, ask });
             }
             _ => BootstrapError::OutOfOrder {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::answers::Answers;
 use super::changes::Changes;
 use super::event::Action;
 use super::introductions::Introductions;
@@ -23,7 +24,7 @@ pub struct Settings {
     pub world: u32,
     /// Longest time from the first join until all ranks are there.
     pub join_deadline: Duration,
-    /// Silence after which a member is suspect.
+    /// Silence after which a member is suspect, and how long the answers of members are waited for.
     pub lease: Duration,
 }
 
@@ -34,6 +35,7 @@ pub struct Machine {
     /// One seat per rank, so that two living incarnations of a rank can not be represented.
     pub(super) seats: Vec<Option<Member>>,
     pub(super) conns: BTreeMap<ConnId, u32>,
+    pub(super) answers: Answers,
     /// End of the gathering, from the first join on.
     pub(super) gathering: Option<(Duration, Duration)>,
     /// Epoch 0 until the run has come together.
@@ -67,6 +69,7 @@ impl Machine {
             seats: (0..settings.world).map(|_| None).collect(),
             settings,
             conns: BTreeMap::new(),
+            answers: Answers::default(),
             gathering: None,
             decision: Decision { mask: Mask::EMPTY, epoch: 0, step: 0 },
             changes: Changes::default(),
@@ -111,11 +114,12 @@ impl Machine {
     }
 
     pub(super) fn answer(&mut self, call: Call, result: Result<Reply, BootstrapError>) {
+        self.answers.give(call, &result);
         self.actions.push(Action::Answer { call, result });
     }
 
     pub(super) fn answer_all(&mut self, outcomes: Vec<Outcome>) {
-        self.actions.extend(outcomes.into_iter().map(|(call, result)| Action::Answer { call, result }));
+        outcomes.into_iter().for_each(|(call, result)| self.answer(call, result));
     }
 }
 
@@ -129,7 +133,7 @@ pub(super) enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     Heard,
-    /// Silent past its lease, or its connection was given up by this side.
+    /// Silent past its lease, or without a connection for as long.
     Suspect,
     Dead,
 }
@@ -140,7 +144,6 @@ pub(super) struct Member {
     pub(super) role: Role,
     pub(super) life: Life,
     pub(super) conn: Option<ConnId>,
-    pub(super) last_heard: Duration,
     pub(super) joining: Option<Call>,
     /// On standby: it waits to be admitted.
     pub(super) ready: bool,

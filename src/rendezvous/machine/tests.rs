@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::*;
 use crate::mask::MAX_WORLD;
 use crate::rendezvous::Blob;
+use crate::rendezvous::leases::Leases;
 use crate::rendezvous::wire::{Ask, Notice, RankState, RoundKind};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -15,6 +16,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// A machine, its clock, and what it answered to whom.
 struct Run {
     machine: Machine,
+    leases: Leases,
     now: Duration,
     answers: BTreeMap<(ConnId, u64), Result<Reply, BootstrapError>>,
     closed: Vec<ConnId>,
@@ -31,6 +33,7 @@ impl Run {
         let machine = Machine::new(settings).unwrap();
         Self {
             machine,
+            leases: Leases::new(5 * SECOND),
             now: Duration::ZERO,
             answers: BTreeMap::new(),
             closed: Vec::new(),
@@ -51,6 +54,11 @@ impl Run {
     }
 
     fn event(&mut self, event: Event) {
+        match event {
+            Event::Request { call: Call { conn, .. }, .. } | Event::Noticed { conn, .. } => self.hear(conn),
+            Event::Closed { conn, by_peer: true } => self.leases.forget(conn),
+            _ => {}
+        }
         for action in self.machine.handle(self.now, event) {
             match action {
                 Action::Answer { call, result } => {
@@ -65,11 +73,21 @@ impl Run {
         }
     }
 
+    /// A sign of life.
+    fn hear(&mut self, conn: ConnId) {
+        if let Some(event) = self.leases.heard(self.now, conn) {
+            self.event(event);
+        }
+    }
+
     fn ask(&mut self, conn: ConnId, request: Request) -> (ConnId, u64) {
         self.next_id += 1;
-        let call = Call { conn, id: self.next_id };
-        self.event(Event::Request { call, request: Box::new(request) });
+        self.ask_as((conn, self.next_id), request);
         (conn, self.next_id)
+    }
+
+    fn ask_as(&mut self, (conn, id): (ConnId, u64), request: Request) {
+        self.event(Event::Request { call: Call { conn, id }, request: Box::new(request) });
     }
 
     fn join(&mut self, conn: ConnId, rank: u32, member: u128) -> (ConnId, u64) {
@@ -129,11 +147,11 @@ impl Run {
         let end = self.now + time;
         while self.now < end {
             self.now = (self.now + SECOND).min(end);
-            for conn in alive {
-                self.event(Event::Heard { conn: *conn });
-            }
+            alive.iter().for_each(|conn| self.hear(*conn));
+            self.leases.expire(self.now).into_iter().for_each(|event| self.event(event));
             self.event(Event::Tick);
-            let next = self.machine.next_deadline();
+            let next =
+                [self.machine.next_deadline(), self.leases.next_deadline()].into_iter().flatten().min();
             assert!(next.is_none_or(|next| next > self.now), "still due at {:?}: {next:?}", self.now);
         }
     }
@@ -759,6 +777,57 @@ fn the_same_incarnation_may_come_back_by_a_new_connection() {
     assert_eq!((run.state(1), run.closed.as_slice()), (RankState::Alive {}, &[1][..]));
     run.close(1);
     assert_eq!(run.state(1), RankState::Alive {}, "the former connection is nobody's any more");
+}
+
+#[test]
+fn a_call_is_carried_out_once_and_its_answer_kept_until_the_client_has_it() {
+    let mut run = Run::formed(2);
+    let add = || Request::Add { key: "n".to_owned(), amount: 1 };
+    let call = run.ask(0, add());
+    let again = |run: &mut Run| {
+        let former = run.answers.remove(&call);
+        run.ask_as(call, add());
+        (former, run.answers.get(&call).cloned())
+    };
+    let (former, answer) = again(&mut run);
+    assert_eq!(former, Some(Ok(Reply::Sum { sum: 1 })));
+    assert_eq!(answer, former);
+    run.event(Event::Received { conn: 0, through: call.1 });
+    let barrier = run.round(0, "x", Mask::all(2), RoundKind::Barrier {});
+    let kind = RoundKind::Barrier {};
+    let round = Round { tag: "x".to_owned(), ranks: Mask::all(2), deadline: 10 * SECOND, kind };
+    run.ask_as(barrier, Request::Round { round });
+    assert_eq!(run.answer(barrier), None, "asked again, it still waits");
+    run.round(1, "x", Mask::all(2), RoundKind::Barrier {});
+    assert_eq!(run.answer(barrier), Some(&Ok(Reply::Done {})));
+}
+
+#[test]
+fn who_comes_back_is_told_how_the_last_change_ended_and_asked_again() {
+    let mut run = Run::formed(4);
+    run.close(3);
+    run.reply(&[0, 1, 2], &[]);
+    assert_eq!(run.decided(), ("0-2".to_owned(), 2, 21));
+    run.close(2);
+    run.reply(&[0], &[]);
+    // Neither the outcome of the first nor the question of the second has come.
+    run.settled.remove(&1);
+    run.asks.clear();
+    let resume = run.ask(1, Request::Resume { standby: false });
+    assert_eq!(run.answer(resume), Some(&Ok(Reply::Done {})));
+    assert_eq!(run.settled[&1].as_ref().unwrap().epoch, 2);
+    run.reply(&[1], &[]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 3, 11));
+}
+
+#[test]
+fn who_is_no_member_any_more_cannot_come_back() {
+    let mut run = Run::formed(2);
+    run.close(1);
+    let resume = run.ask(1, Request::Resume { standby: false });
+    assert!(matches!(run.error(resume), BootstrapError::OutOfOrder { .. }));
+    let leave = run.ask(1, Request::Leave {});
+    assert_eq!(run.answer(leave), Some(&Ok(Reply::Done {})), "it has left already");
 }
 
 #[test]

@@ -137,7 +137,10 @@ fn frame() -> impl Strategy<Value = Frame> {
         (any::<u64>(), reply()).prop_map(|(id, reply)| Frame::Answer { id, result: Ok(reply) }),
         (any::<u64>(), error()).prop_map(|(id, error)| Frame::Answer { id, result: Err(error) }),
         view().prop_map(|view| Frame::Changed { view: Arc::new(view) }),
-        Just(Frame::Ping {}),
+        any::<u64>().prop_map(|received| Frame::Ping { received }),
+        any::<u64>().prop_map(|session| Frame::Open { session }),
+        Just(Frame::Opened {}),
+        proptest::option::of(text()).prop_map(|leader| Frame::Refer { leader }),
         Just(Frame::Pong {}),
         notice().prop_map(|notice| Frame::Notice { notice }),
         ask().prop_map(|ask| Frame::Ask { ask }),
@@ -183,8 +186,8 @@ proptest! {
 
 #[test]
 fn the_header_says_what_is_wrong() {
-    let bytes = encode(&Frame::Ping {}).unwrap();
-    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 3, 0, 2, 0, 0, 0, 8, 0]);
+    let bytes = encode(&Frame::Pong {}).unwrap();
+    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 4, 0, 2, 0, 0, 0, 9, 0]);
     let with = |at: usize, byte: u8| {
         let mut changed = bytes.clone();
         changed[at] = byte;

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::rendezvous::leases::Leases;
 use crate::rendezvous::pace::{Next, Pace};
 use crate::rendezvous::wire::{Ask, Notice, View};
 
@@ -28,10 +29,14 @@ enum Said {
 /// To the server.
 #[derive(Clone, Debug)]
 enum Heard {
-    Join,
+    /// The number of the call.
+    Join(u64),
+    Resume {
+        standby: bool,
+    },
     Notice(Notice),
     Ping,
-    Closed { by_peer: bool },
+    Closed,
 }
 
 /// One incarnation of a rank.
@@ -44,11 +49,15 @@ struct Member {
     /// On standby: it will say that it is ready.
     eager: bool,
     evicted: bool,
+    /// The call by which it joins, not answered yet.
+    joining: Option<u64>,
     pace: Option<Pace>,
     /// Of the operation that it is in: its step, when it began, and whom it has given up in this epoch.
     operating: Option<(u64, Duration)>,
     lost: Mask,
     told: Mask,
+    /// Those of the told that it has nothing to say about: they went on without it, or the group without them.
+    excused: Mask,
     overtaken: bool,
     pinged: Duration,
     /// The first and the last step begun, by epoch.
@@ -62,6 +71,7 @@ struct World {
     random: u64,
     now: Duration,
     machine: Machine,
+    leases: Leases,
     members: Vec<Member>,
     to_server: Vec<(Duration, ConnId, Heard)>,
     to_member: Vec<(Duration, ConnId, Said)>,
@@ -85,6 +95,7 @@ impl World {
             random: seed,
             now: Duration::ZERO,
             machine: Machine::new(settings).unwrap(),
+            leases: Leases::new(LEASE),
             members: Vec::new(),
             to_server: Vec::new(),
             to_member: Vec::new(),
@@ -124,17 +135,25 @@ impl World {
             stopped: false,
             eager,
             evicted: false,
+            joining: None,
             pace: None,
             operating: None,
             lost: Mask::EMPTY,
             told: Mask::EMPTY,
+            excused: Mask::EMPTY,
             overtaken: false,
             pinged: self.now,
             begun: BTreeMap::new(),
             admitted_in: 0,
             died_in: u32::MAX,
         });
-        self.tell(self.conns, Heard::Join);
+        self.join(self.members.len() - 1);
+    }
+
+    fn join(&mut self, at: usize) {
+        self.calls += 1;
+        self.members[at].joining = Some(self.calls);
+        self.tell(self.members[at].conn, Heard::Join(self.calls));
     }
 
     /// A way takes 1 to 30 ms, and sometimes much longer.
@@ -161,11 +180,15 @@ impl World {
                 }
                 // The end of the former member's connection is still on its way.
                 Action::Answer { call, result: Err(BootstrapError::Fenced { .. }) } => {
-                    if self.members.iter().any(|member| member.conn == call.conn && !member.dead) {
-                        self.tell(call.conn, Heard::Join);
+                    let living = |member: &Member| member.conn == call.conn && !member.dead;
+                    if let Some(at) = self.members.iter().position(living) {
+                        self.join(at);
                     }
                     continue;
                 }
+                Action::Answer { result: Ok(Reply::Done {}), .. } => continue, // it goes on
+                // It has not been let in yet.
+                Action::Answer { result: Err(BootstrapError::OutOfOrder { .. }), .. } => continue,
                 Action::Answer { result, .. } => panic!("{result:?}"),
                 Action::Ask { conn, ask } => (conn, Said::Ask(ask)),
                 Action::Settle { conn, change, outcome } => (conn, Said::Settled(change, outcome)),
@@ -221,8 +244,6 @@ impl World {
         let due = self.to_server.extract_if(.., |(at, ..)| *at <= now).collect::<Vec<_>>();
         for (_, conn, heard) in due {
             let Some(member) = self.members.iter().find(|member| member.conn == conn) else { continue };
-            self.calls += 1;
-            let call = Call { conn, id: self.calls };
             let join = Join {
                 version: PROTOCOL_VERSION,
                 run_id: "run".to_owned(),
@@ -236,12 +257,30 @@ impl World {
                 deadline: 60 * LEASE,
                 config: Vec::new(),
             };
-            self.event(match heard {
-                Heard::Join => Event::Request { call, request: Box::new(Request::Join { join }) },
+            if let Some(event) = self.leases.heard(now, conn) {
+                self.event(event);
+            }
+            let event = match heard {
+                Heard::Join(id) => {
+                    let call = Call { conn, id };
+                    Event::Request { call, request: Box::new(Request::Join { join }) }
+                }
+                Heard::Resume { standby } => {
+                    self.calls += 1;
+                    let call = Call { conn, id: self.calls };
+                    Event::Request { call, request: Box::new(Request::Resume { standby }) }
+                }
                 Heard::Notice(notice) => Event::Noticed { conn, notice },
-                Heard::Ping => Event::Heard { conn },
-                Heard::Closed { by_peer } => Event::Closed { conn, by_peer },
-            });
+                Heard::Ping => continue,
+                Heard::Closed => {
+                    self.leases.forget(conn);
+                    Event::Closed { conn, by_peer: true }
+                }
+            };
+            self.event(event);
+        }
+        for event in self.leases.expire(now) {
+            self.event(event);
         }
         if self.machine.next_deadline().is_some_and(|deadline| deadline <= now) {
             self.event(Event::Tick);
@@ -269,6 +308,7 @@ impl World {
         match said {
             Said::Joined(view) => {
                 let lead = self.below(3);
+                self.members[at].joining = None;
                 self.members[at].pace = Some(Pace::joined(rank, &view, lead));
                 self.members[at].admitted_in = view.epoch;
             }
@@ -292,6 +332,7 @@ impl World {
                 let removed = pace.settle(change, outcome.ok());
                 member.lost = member.lost.or(&removed);
                 member.told = member.told.or(&removed);
+                member.excused = member.excused.or(&removed);
             }
         }
     }
@@ -327,7 +368,8 @@ impl World {
             }
             let member = &mut self.members[at];
             member.overtaken |= !gone.is_empty();
-            member.told = member.told.or(&gone); // no evidence against them
+            member.told = member.told.or(&gone);
+            member.excused = member.excused.or(&gone);
             member.lost = member.lost.or(&waiting);
             member.operating = None;
         }
@@ -345,7 +387,8 @@ impl World {
             }
             Next::Apply { decision } => {
                 pace.applied(decision);
-                (member.lost, member.told, member.overtaken) = (Mask::EMPTY, Mask::EMPTY, false);
+                (member.lost, member.told, member.excused) = (Mask::EMPTY, Mask::EMPTY, Mask::EMPTY);
+                member.overtaken = false;
                 if member.admitted_in == 0 || !current.mask.contains(rank) {
                     member.admitted_in = decision.epoch;
                 }
@@ -361,7 +404,7 @@ impl World {
                 member.evicted = true;
                 member.pace = None;
                 member.eager = true;
-                self.tell(conn, Heard::Join);
+                self.join(at);
             }
         }
     }
@@ -374,7 +417,7 @@ impl World {
     fn disturb(&mut self) {
         let at = self.below(self.members.len() as u64) as usize;
         let (rank, conn) = (self.members[at].rank, self.members[at].conn);
-        match self.below(12) {
+        match self.below(14) {
             0 | 1 if !self.members[at].dead => self.kill(at),
             2 | 3 if !self.members[at].dead => self.members[at].stopped = !self.members[at].stopped,
             4 => {
@@ -400,8 +443,26 @@ impl World {
                 let epoch = self.machine.decision.epoch;
                 self.tell(conn, Heard::Notice(Notice::Doubt { epoch, peers: peers.without(rank) }));
             }
+            11 | 12 if !self.members[at].dead => self.reconnect(at),
             _ => {}
         }
+    }
+
+    /// The connection breaks with all that is on its way, and the member comes back by another one.
+    fn reconnect(&mut self, at: usize) {
+        let Member { conn, joining, .. } = self.members[at];
+        self.to_server.retain(|(_, of, _)| *of != conn);
+        self.to_member.retain(|(_, of, _)| *of != conn);
+        if self.members[at].pace.is_some() || self.members[at].evicted {
+            let standby = self.members[at].pace.as_ref().is_some_and(Pace::is_standby);
+            self.tell(conn, Heard::Resume { standby });
+        }
+        if let Some(id) = joining {
+            self.tell(conn, Heard::Join(id));
+        }
+        let member = &mut self.members[at];
+        member.eager |= member.pace.as_ref().is_some_and(Pace::is_standby);
+        member.told = member.excused;
     }
 
     fn kill(&mut self, at: usize) {
@@ -410,7 +471,7 @@ impl World {
         self.members[at].stopped = false;
         let conn = self.members[at].conn;
         // What it has sent still comes, then the end of its connection.
-        self.tell(conn, Heard::Closed { by_peer: true });
+        self.tell(conn, Heard::Closed);
     }
 
     /// No member of an epoch begins a step of it under another one, or one of another under it.

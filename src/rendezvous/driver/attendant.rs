@@ -1,0 +1,82 @@
+//! What a client's handles ask of the task that carries its connection, and who attends to what the server says by itself.
+
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::rendezvous::error::BootstrapError;
+use crate::rendezvous::wire::{Ask, Decision, Notice, Reply, Request, View};
+
+/// What a handle asks of the thread.
+#[derive(Debug)]
+pub(super) enum Command {
+    Call {
+        op: String,
+        request: Request,
+        deadline: Duration,
+        reply: Answer<Reply>,
+    },
+    /// Wait until there are other news than these, see [`Attendant::news`].
+    Wait {
+        op: String,
+        seen: u64,
+        deadline: Duration,
+        reply: Answer<()>,
+    },
+    Tell(Notice),
+}
+
+pub(super) type Answer<T> = oneshot::Sender<Result<T, BootstrapError>>;
+
+/// Who attends to what the server says by itself, for the member that the connection belongs to. Called on the thread that
+/// carries the connection: it must not wait.
+pub(crate) trait Attendant: Send + Sync + std::fmt::Debug {
+    /// The member was let in.
+    fn joined(&self, view: &View);
+    /// The group asks. The answer, unless that takes time: then it goes to `later`.
+    fn asked(&self, ask: Ask, later: Later) -> Option<Notice>;
+    /// A change has ended.
+    fn settled(&self, change: u64, outcome: Result<Decision, BootstrapError>);
+    /// Whether the member is on standby as far as it knows.
+    fn is_standby(&self) -> bool;
+    /// There is another connection: what was told by the former one may not have come.
+    fn resumed(&self);
+    /// Goes up with each call of the others.
+    fn news(&self) -> u64;
+}
+
+/// The connection, for work that an attendant does on threads of its own. Does not keep it open.
+#[derive(Clone, Debug)]
+pub(crate) struct Later(pub(super) mpsc::WeakSender<Command>);
+
+impl Later {
+    pub(crate) fn tell(&self, notice: Notice) {
+        if let Some(commands) = self.0.upgrade() {
+            let _ = commands.blocking_send(Command::Tell(notice));
+        }
+    }
+
+    /// As [`Client::call`], on a plain thread.
+    pub(crate) fn call(
+        &self,
+        op: &str,
+        request: Request,
+        deadline: Duration,
+    ) -> Result<Reply, BootstrapError> {
+        let ended = |_| BootstrapError::lost(op, "the rendezvous", "its thread ended");
+        let (reply, answer) = oneshot::channel();
+        let commands = self.0.upgrade().ok_or_else(|| ended(()))?;
+        let call = Command::Call { op: op.to_owned(), request, deadline: deadline.min(LONGEST), reply };
+        commands.blocking_send(call).map_err(|_| ended(()))?;
+        drop(commands);
+        answer.blocking_recv().map_err(|_| ended(()))?
+    }
+
+    /// Whether the member has gone.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+/// Longest deadline of a call: what adds to it stays within what clocks can express.
+pub(super) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);

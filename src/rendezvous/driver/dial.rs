@@ -1,0 +1,162 @@
+//! Finding the server: a client knows addresses, and one of them serves it or refers it to another.
+
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::connection::{OPEN_LIMIT, greet, read_frame, write_frame};
+use super::heartbeat::Heartbeat;
+use crate::env::Token;
+use crate::rendezvous::auth::require;
+use crate::rendezvous::error::BootstrapError;
+use crate::rendezvous::wire::Frame;
+
+/// What it takes to be let in.
+#[derive(Clone, Debug)]
+pub(super) struct Credentials {
+    pub(super) run_id: String,
+    pub(super) token: Option<Token>,
+    pub(super) session: u64,
+    pub(super) heartbeat: Heartbeat,
+}
+
+/// Longest pause between two tries.
+const MAX_PAUSE: Duration = Duration::from_millis(500);
+const OP: &str = "connect to the rendezvous";
+
+/// What came of one try.
+enum Try {
+    /// This server serves the client.
+    Open(TcpStream),
+    /// Another one does, here if known.
+    Refer(Option<String>),
+    /// Nobody is there, for now.
+    Failed(BootstrapError),
+}
+
+/// Tries all addresses at once until one serves this client, or the deadline: servers start later than their clients, restart,
+/// are stopped, and may be busy with strangers; another member may lead by now.
+pub(super) async fn dial(
+    addresses: &[String],
+    credentials: &Credentials,
+    deadline: Duration,
+) -> Result<TcpStream, BootstrapError> {
+    let mut tries = JoinSet::new();
+    for address in addresses {
+        let (address, credentials) = (address.clone(), credentials.clone());
+        tries.spawn(async move { seek(&address, &credentials, deadline).await });
+    }
+    let mut failure = None;
+    while let Some(outcome) = tries.join_next().await {
+        match outcome {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => failure = Some(error),
+            Err(_) => {}
+        }
+    }
+    Err(failure.unwrap_or_else(|| nobody(&addresses.join(","), deadline, "no address is known")))
+}
+
+fn nobody(address: &str, deadline: Duration, detail: &str) -> BootstrapError {
+    let (op, address, detail) = (OP.to_owned(), address.to_owned(), detail.to_owned());
+    BootstrapError::Unreachable { op, address, deadline, detail }
+}
+
+/// Tries one address, and those that it refers to.
+async fn seek(
+    address: &str,
+    credentials: &Credentials,
+    deadline: Duration,
+) -> Result<TcpStream, BootstrapError> {
+    let began = Instant::now();
+    let mut pause = Duration::from_millis(20);
+    loop {
+        let left = || deadline.saturating_sub(began.elapsed());
+        let mut outcome = attempt(address, credentials, left(), deadline).await?;
+        if let Try::Refer(Some(leader)) = &outcome
+            && leader != address
+        {
+            outcome = attempt(leader, credentials, left(), deadline).await?;
+        }
+        let failed = match outcome {
+            Try::Open(stream) => return Ok(stream),
+            Try::Refer(_) => nobody(address, deadline, "no member leads the run"),
+            Try::Failed(error) => error,
+        };
+        if began.elapsed().saturating_add(pause) >= deadline {
+            return Err(failed);
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(MAX_PAUSE);
+    }
+}
+
+/// Errors: what no other try would change.
+async fn attempt(
+    address: &str,
+    credentials: &Credentials,
+    left: Duration,
+    deadline: Duration,
+) -> Result<Try, BootstrapError> {
+    let unreachable = |detail: String| Ok(Try::Failed(nobody(address, deadline, &detail)));
+    let began = Instant::now();
+    let mut stream = match timeout(left, connect(address, credentials.token.as_ref())).await {
+        Ok(Ok(Ok(stream))) => stream,
+        Ok(Ok(Err(detail))) => return unreachable(detail),
+        Ok(Err(error)) => return Err(error),
+        Err(_) => return unreachable("no answer".to_owned()),
+    };
+    let Credentials { run_id, token, session, heartbeat } = credentials;
+    let patience = heartbeat.handshake.min(left.saturating_sub(began.elapsed()));
+    let greeted = greet(&mut stream, address, run_id, token.as_ref(), patience).await;
+    let opened = match greeted {
+        Ok(()) => timeout(patience, open(&mut stream, *session)).await,
+        Err(error) => Ok(Err(error)),
+    };
+    match opened {
+        Ok(Ok(Frame::Opened {})) => Ok(Try::Open(stream)),
+        Ok(Ok(Frame::Refer { leader })) => Ok(Try::Refer(leader)),
+        Ok(Ok(Frame::Refused { error })) => Err(error),
+        Ok(Ok(_)) => unreachable("it sent a frame that has no place there".to_owned()),
+        // A server that is going down, or coming up.
+        Ok(Err(BootstrapError::ServerLost { detail, .. })) => unreachable(detail),
+        // One that has others to wait for.
+        Ok(Err(silent @ BootstrapError::SilentPeer { .. })) => Ok(Try::Failed(silent)),
+        Ok(Err(error)) => Err(error),
+        Err(_) => {
+            let (op, peer) = (OP.to_owned(), address.to_owned());
+            Ok(Try::Failed(BootstrapError::SilentPeer { op, peer, deadline: patience }))
+        }
+    }
+}
+
+/// A connection to the first address of the name that takes one, or why there is none.
+async fn connect(address: &str, token: Option<&Token>) -> Result<Result<TcpStream, String>, BootstrapError> {
+    let mut detail = "the name has no address".to_owned();
+    let candidates = match tokio::net::lookup_host(address).await {
+        Ok(candidates) => candidates.collect(),
+        Err(error) => {
+            detail = error.to_string();
+            Vec::new()
+        }
+    };
+    for candidate in candidates {
+        require(OP, candidate, token)?;
+        match TcpStream::connect(candidate).await {
+            Ok(stream) => {
+                let _ = stream.set_nodelay(true);
+                return Ok(Ok(stream));
+            }
+            Err(error) => detail = error.to_string(),
+        }
+    }
+    Ok(Err(detail))
+}
+
+async fn open(stream: &mut TcpStream, session: u64) -> Result<Frame, BootstrapError> {
+    let lost = |error: std::io::Error| BootstrapError::lost(OP, "", &error.to_string());
+    write_frame(stream, &Frame::Open { session }).await.map_err(lost)?;
+    read_frame(stream, OPEN_LIMIT).await.map_err(|error| error.explain(OP, ""))
+}

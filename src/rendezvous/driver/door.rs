@@ -1,0 +1,192 @@
+//! How connections reach the hub: what comes in by them, what goes out, and how they end.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::{Instant, timeout};
+
+use super::connection::{OPEN_LIMIT, ReadError, read_frame, write_frame};
+use super::news::{Link, News, Outlet, Queued};
+use super::options::ServerOptions;
+use crate::rendezvous::error::BootstrapError;
+use crate::rendezvous::machine::{Call, ConnId, Event};
+use crate::rendezvous::wire::{Frame, Request};
+
+/// Lets connections in.
+#[derive(Clone)]
+pub(crate) struct Door {
+    pub(super) events: mpsc::Sender<News>,
+    /// Open connections that asked to join, and as which rank; gone once everything sent to them is out.
+    pub(super) joined: Arc<watch::Sender<BTreeMap<Link, u32>>>,
+    /// Connections that there ever were: the source of their numbers.
+    counted: Arc<AtomicU64>,
+    slots: Arc<Semaphore>,
+    most: usize, // of them
+    lease: Duration,
+    handshake: Duration,
+}
+
+impl Door {
+    pub(super) fn new(events: mpsc::Sender<News>, options: &ServerOptions) -> Self {
+        Self {
+            events,
+            joined: Arc::default(),
+            lease: options.heartbeat.lease,
+            handshake: options.heartbeat.handshake,
+            counted: Arc::default(),
+            slots: Arc::new(Semaphore::new(options.max_connections)),
+            most: options.max_connections,
+        }
+    }
+
+    /// Waits until all that the machine has said so far is written or can not be, at most a lease.
+    pub(super) async fn flushed(&self) {
+        let (mark, mut marks) = mpsc::channel(1);
+        let gone = async {
+            let _ = self.events.send(News::Flush(mark)).await;
+            marks.recv().await
+        };
+        let _ = timeout(self.lease, gone).await;
+    }
+
+    /// Serves one connection, past the handshake, until it closes.
+    pub(crate) async fn attend<S>(self, mut stream: S, same_host: bool)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let Ok(_slot) = self.slots.clone().try_acquire_owned() else {
+            return refuse(stream, self.most).await;
+        };
+        let Ok(Some((conn, first))) = timeout(self.handshake, self.open(&mut stream)).await else { return };
+        let link = self.counted.fetch_add(1, Ordering::Relaxed);
+        let (frames, mut queue) = mpsc::channel(MAX_QUEUED);
+        // The hub holds the only lasting sender: when it drops it, the writer ends after the last frame.
+        let replies = frames.downgrade();
+        let (view, mut views) = watch::channel(None);
+        let outlet = Outlet { frames, view };
+        if self.events.send(News::Opened { conn, link, outlet }).await.is_err() {
+            return;
+        }
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let write = async {
+            loop {
+                let frame = tokio::select! {
+                    biased;
+                    frame = queue.recv() => match frame {
+                        Some(Queued::Frame(frame)) => frame,
+                        Some(Queued::Mark(mark)) => {
+                            drop(mark);
+                            continue;
+                        }
+                        None => return,
+                    },
+                    Ok(()) = views.changed() => match views.borrow_and_update().clone() {
+                        Some(view) => Frame::Changed { view },
+                        None => continue,
+                    },
+                };
+                if write_frame(&mut writer, &frame).await.is_err() {
+                    // The reader learns why.
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        let by_peer = tokio::select! {
+            by_peer = self.listen((conn, link), first, &mut reader, replies, same_host) => by_peer,
+            () = write => {
+                let _ = timeout(LINGER, close(&mut reader, &mut writer)).await;
+                false
+            }
+        };
+        let _ = self.events.send(News::Closed { conn, link, by_peer }).await;
+        self.joined.send_if_modified(|joined| joined.remove(&link).is_some());
+    }
+
+    /// Learns who the client is; gives its session and the first frame that it sends after the answer. A client that has tried
+    /// several ways to the run sends nothing by those that it does not take, and that it closes them says nothing.
+    async fn open<S>(&self, stream: &mut S) -> Option<(ConnId, Frame)>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let Ok(Frame::Open { session }) = read_frame(stream, OPEN_LIMIT).await else { return None };
+        write_frame(stream, &Frame::Opened {}).await.ok()?;
+        let first = read_frame(stream, OPEN_LIMIT).await.ok()?;
+        Some((session, first))
+    }
+
+    /// Takes frames in until none come any more; whether the peer's process can be taken for ended.
+    async fn listen<R>(
+        &self,
+        (conn, link): (ConnId, Link),
+        first: Frame,
+        reader: &mut R,
+        replies: mpsc::WeakSender<Queued>,
+        same_host: bool,
+    ) -> bool
+    where
+        R: AsyncRead + Unpin,
+    {
+        let mut frame = Ok(first);
+        let mut last_heard = Instant::now();
+        loop {
+            let news = match frame {
+                Ok(Frame::Ping { received }) => {
+                    if let Some(replies) = replies.upgrade() {
+                        let _ = replies.try_send(Queued::Frame(Frame::Pong {}));
+                    }
+                    News::Alive { conn, link, received }
+                }
+                Ok(Frame::Notice { notice }) => {
+                    News::Said { conn, link, event: Event::Noticed { conn, notice } }
+                }
+                Ok(Frame::Call { id, request }) => {
+                    if let Request::Join { join } = &request {
+                        let rank = join.identity.rank;
+                        self.joined.send_if_modified(|joined| joined.insert(link, rank).is_none());
+                    }
+                    let request = Box::new(request);
+                    News::Said { conn, link, event: Event::Request { call: Call { conn, id }, request } }
+                }
+                Ok(_) | Err(ReadError::Wire(_) | ReadError::Broken(_)) => return false,
+                Err(ReadError::ClosedByPeer) => return true,
+                // After a partition the other kernel resets a connection that it gave up while the process lives on.
+                // On this host there are no partitions, and one just heard is on this side of any.
+                Err(ReadError::Reset) => return same_host || last_heard.elapsed() < self.lease,
+            };
+            if self.events.send(news).await.is_err() {
+                return false;
+            }
+            last_heard = Instant::now();
+            frame = read_frame(reader, OPEN_LIMIT).await;
+        }
+    }
+}
+
+/// Says that there are `most` connections already, and closes this one once the peer has read it.
+async fn refuse<S: AsyncRead + AsyncWrite>(stream: S, most: usize) {
+    let (op, field) = ("accept a member".to_owned(), "connections past the handshake".to_owned());
+    let (value, limit) = (most as u64 + 1, most as u64);
+    let frame = Frame::Refused { error: BootstrapError::Limit { op, field, value, limit } };
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let told = async {
+        let _ = write_frame(&mut writer, &frame).await;
+        close(&mut reader, &mut writer).await;
+    };
+    let _ = timeout(LINGER, told).await;
+}
+
+/// Ends a connection from this side, without a bound. Closed with bytes unread, a socket throws away what it has not sent yet:
+/// the peer closes first.
+async fn close(reader: &mut (impl AsyncRead + Unpin), writer: &mut (impl AsyncWrite + Unpin)) {
+    let _ = writer.shutdown().await;
+    let _ = tokio::io::copy(reader, &mut tokio::io::sink()).await;
+}
+
+/// Frames that wait to be written to one connection; a peer that lets more pile up is cut off.
+const MAX_QUEUED: usize = 1024;
+/// How long a connection that this side ends may take to deliver what was sent.
+const LINGER: Duration = Duration::from_secs(1);

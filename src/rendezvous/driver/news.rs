@@ -1,0 +1,62 @@
+//! What connections tell the hub, and what it has to say to them.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+
+use crate::rendezvous::machine::{ConnId, Event};
+use crate::rendezvous::wire::{Frame, View};
+
+/// What reaches the task, in this order. A client is known by its session, one of its connections by a number.
+pub(super) enum News {
+    /// A connection of the client, in place of any before.
+    Opened {
+        conn: ConnId,
+        link: Link,
+        outlet: Outlet,
+    },
+    /// A sign of life; the client has the answers of its calls up to `received`.
+    Alive {
+        conn: ConnId,
+        link: Link,
+        received: u64,
+    },
+    /// It says something.
+    Said {
+        conn: ConnId,
+        link: Link,
+        event: Event,
+    },
+    Closed {
+        conn: ConnId,
+        link: Link,
+        by_peer: bool,
+    },
+    /// The owner of the server knows something.
+    Told(Event),
+    Flush(Mark),
+    /// The server ends, and with it the run.
+    End,
+}
+
+/// A connection, counted.
+pub(super) type Link = u64;
+
+/// Goes behind what is queued for each connection and is dropped there once all before it is written, or can not be: no
+/// copy is left when everything is out.
+pub(super) type Mark = mpsc::Sender<Infallible>;
+
+/// What waits to be written to one connection.
+#[expect(clippy::large_enum_variant, reason = "nearly all are frames")]
+pub(super) enum Queued {
+    Frame(Frame),
+    Mark(Mark),
+}
+
+/// What the hub has to say to one connection. Of views only the newest counts, so they do not pile up. It closes when this is
+/// dropped, once what was queued is out.
+pub(super) struct Outlet {
+    pub(super) frames: mpsc::Sender<Queued>,
+    pub(super) view: watch::Sender<Option<Arc<View>>>,
+}

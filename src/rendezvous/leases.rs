@@ -1,0 +1,118 @@
+//! How long the server has heard nothing of each client. Whoever serves the connections keeps this; only what follows from it is
+//! told to the [machine](super::machine), so that signs of life need no record.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::call::ConnId;
+use super::machine::Event;
+
+/// The clients of a server, and when each was last heard of.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    lease: Duration,
+    clients: BTreeMap<ConnId, Client>,
+}
+
+#[derive(Debug)]
+struct Client {
+    last_heard: Duration,
+    connected: bool,
+    /// The machine knows that nothing has been heard for a lease.
+    told: bool,
+}
+
+impl Leases {
+    pub(crate) fn new(lease: Duration) -> Self {
+        Self { lease, clients: BTreeMap::new() }
+    }
+
+    /// A client that is expected to come, within a lease.
+    pub(crate) fn expect(&mut self, now: Duration, conn: ConnId) {
+        self.clients.entry(conn).or_insert(Client { last_heard: now, connected: false, told: false });
+    }
+
+    /// A sign of life, by a connection that is open. Gives what the machine is to know.
+    pub(crate) fn heard(&mut self, now: Duration, conn: ConnId) -> Option<Event> {
+        let client = Client { last_heard: now, connected: true, told: false };
+        let former = self.clients.insert(conn, client);
+        former.is_some_and(|former| former.told).then_some(Event::Heard { conn })
+    }
+
+    /// Its connection is broken, which says nothing about its process: it has a lease to come back.
+    pub(crate) fn broken(&mut self, conn: ConnId) {
+        if let Some(client) = self.clients.get_mut(&conn) {
+            client.connected = false;
+        }
+    }
+
+    pub(crate) fn forget(&mut self, conn: ConnId) {
+        self.clients.remove(&conn);
+    }
+
+    /// Clients of which nothing has been heard for a lease.
+    pub(crate) fn expire(&mut self, now: Duration) -> Vec<Event> {
+        let lease = self.lease;
+        let late = |client: &Client| !client.told && client.last_heard.saturating_add(lease) <= now;
+        let late = self.clients.iter_mut().filter(|(_, client)| late(client));
+        late.map(|(conn, client)| {
+            client.told = true;
+            let conn = *conn;
+            if client.connected { Event::Silent { conn } } else { Event::Closed { conn, by_peer: false } }
+        })
+        .collect()
+    }
+
+    /// When the next of them is late.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        let waiting = self.clients.values().filter(|client| !client.told);
+        waiting.map(|client| client.last_heard.saturating_add(self.lease)).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(5);
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn told(events: Vec<Event>) -> Vec<String> {
+        events.iter().map(|event| format!("{event:?}")).collect()
+    }
+
+    #[test]
+    fn silence_is_told_once_and_so_is_its_end() {
+        let mut leases = Leases::new(LEASE);
+        assert!(leases.heard(at(0), 7).is_none());
+        assert_eq!(leases.next_deadline(), Some(at(5)));
+        assert!(leases.expire(at(4)).is_empty());
+        assert_eq!(told(leases.expire(at(5))), ["Silent { conn: 7 }"]);
+        assert!(leases.expire(at(9)).is_empty() && leases.next_deadline().is_none());
+        assert!(matches!(leases.heard(at(10), 7), Some(Event::Heard { conn: 7 })));
+        assert!(leases.heard(at(11), 7).is_none());
+    }
+
+    #[test]
+    fn whose_connection_is_broken_has_a_lease_to_come_back() {
+        let mut leases = Leases::new(LEASE);
+        leases.heard(at(0), 7);
+        leases.broken(7);
+        leases.heard(at(3), 7); // by another one
+        assert!(leases.expire(at(7)).is_empty());
+        leases.broken(7);
+        assert_eq!(told(leases.expire(at(8))), ["Closed { conn: 7, by_peer: false }"]);
+    }
+
+    #[test]
+    fn who_is_expected_and_does_not_come_is_late_after_a_lease() {
+        let mut leases = Leases::new(LEASE);
+        leases.expect(at(1), 1);
+        leases.expect(at(1), 2);
+        leases.heard(at(2), 2);
+        assert_eq!(told(leases.expire(at(6))), ["Closed { conn: 1, by_peer: false }"]);
+    }
+}

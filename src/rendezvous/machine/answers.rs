@@ -1,0 +1,71 @@
+//! Calls and answers of each session. A client that has lost its connection asks again by another one: what it has asked before
+//! is not done twice, and an answer that it may not have received is given again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::rendezvous::call::{Call, ConnId};
+use crate::rendezvous::error::BootstrapError;
+use crate::rendezvous::wire::Reply;
+
+/// The sessions of a run.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    sessions: BTreeMap<ConnId, Session>,
+}
+
+#[derive(Debug, Default)]
+struct Session {
+    /// Calls not answered yet.
+    open: BTreeSet<u64>,
+    /// Answers that the client has not said to have.
+    given: BTreeMap<u64, Result<Reply, BootstrapError>>,
+}
+
+/// What is known of a call that comes.
+pub(super) enum Asked {
+    /// It comes for the first time.
+    First,
+    /// It has come before.
+    Again {
+        /// The answer, unless that is still to come.
+        answer: Option<Result<Reply, BootstrapError>>,
+    },
+}
+
+/// Answers that are kept for one session; a client has no more calls waiting.
+const MAX_GIVEN: usize = 512;
+
+impl Answers {
+    pub(super) fn ask(&mut self, call: Call) -> Asked {
+        let session = self.sessions.entry(call.conn).or_default();
+        if let Some(answer) = session.given.get(&call.id) {
+            return Asked::Again { answer: Some(answer.clone()) };
+        }
+        if session.open.insert(call.id) { Asked::First } else { Asked::Again { answer: None } }
+    }
+
+    pub(super) fn give(&mut self, call: Call, answer: &Result<Reply, BootstrapError>) {
+        let Some(session) = self.sessions.get_mut(&call.conn) else { return };
+        if session.open.remove(&call.id) {
+            session.given.insert(call.id, answer.clone());
+        }
+        if session.given.len() > MAX_GIVEN {
+            session.given.pop_first();
+        }
+    }
+
+    /// The client has the answers of all calls up to `through`.
+    pub(super) fn received(&mut self, conn: ConnId, through: u64) {
+        if let Some(session) = self.sessions.get_mut(&conn) {
+            session.given.retain(|id, _| *id > through);
+        }
+    }
+
+    pub(super) fn forget(&mut self, conn: ConnId) {
+        self.sessions.remove(&conn);
+    }
+
+    pub(super) fn sessions(&self) -> impl Iterator<Item = ConnId> {
+        self.sessions.keys().copied()
+    }
+}
