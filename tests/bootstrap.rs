@@ -120,7 +120,7 @@ impl Raw {
         // Two of them are never the same session.
         let session = self.stream.local_addr().unwrap().port().into();
         self.send(&Frame::Open { session });
-        assert_eq!(self.receive(), Frame::Opened {});
+        assert_eq!(self.receive(), Frame::Opened { host: None });
         self.send(&Frame::Ping { received: 0 });
         self
     }
@@ -133,7 +133,15 @@ impl Raw {
     fn join(&mut self, rank: u32, world: u32) {
         let identity = Identity { rank, member: 77, host: "rawhost".to_owned(), pid: 4242 };
         let (version, run_id) = (PROTOCOL_VERSION, "run".to_owned());
-        let join = Join { version, run_id, world, identity, deadline: 5 * SECOND, config: Vec::new() };
+        let join = Join {
+            version,
+            run_id,
+            world,
+            identity,
+            deadline: 5 * SECOND,
+            config: Vec::new(),
+            listener: None,
+        };
         self.call(Request::Join { join });
     }
 

@@ -125,7 +125,7 @@ fn all() -> Vec<Box<dyn StdError>> {
     ));
     errors.extend(every!(WireError:
         Magic(),
-        Version { theirs: 2 },
+        Version { ours: 1, theirs: 2 },
         TooLong { bytes: 2, limit: 1 },
         Truncated(),
         Trailing(),

@@ -2,7 +2,7 @@
 //! group, and ends waits for ranks that the group goes on without.
 
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::broadcast;
@@ -10,9 +10,9 @@ use tokio::sync::broadcast;
 use super::change::{Change, Progress};
 use crate::error::{Error, Result};
 use crate::mask::Mask;
-use crate::rendezvous::driver::{Attendant, Heartbeat, Later};
+use crate::rendezvous::driver::{Attendant, Elector, Heartbeat, Later};
 use crate::rendezvous::pace::{Next, Pace};
-use crate::rendezvous::wire::{Ask, Decision, Notice, Reply, Request, View};
+use crate::rendezvous::wire::{Ask, Decision, Host, Notice, Reply, Request, View};
 use crate::rendezvous::{Blob, BootstrapError};
 use crate::waking::contain;
 
@@ -46,6 +46,8 @@ pub(crate) struct Course {
     progress: broadcast::Sender<Progress>,
     /// Held while followers are told of a membership, and of who does not belong to the next one.
     telling: Mutex<()>,
+    /// Of this member's own server, if it has one.
+    pub(super) elector: OnceLock<Elector>,
 }
 
 /// Progress that a follower may be behind.
@@ -77,6 +79,7 @@ impl Course {
             followers,
             progress,
             telling,
+            elector: OnceLock::new(),
         })
     }
 
@@ -245,6 +248,12 @@ impl Attendant for Course {
 
     fn is_standby(&self) -> bool {
         self.waits()
+    }
+
+    fn ended(&self, host: &Host) {
+        if let Some(elector) = self.elector.get() {
+            elector.elect(&host.address);
+        }
     }
 
     fn resumed(&self) {

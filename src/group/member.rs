@@ -1,5 +1,6 @@
 //! A rank's membership: joining, collective rounds, leaving.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -7,9 +8,7 @@ use tokio::sync::watch;
 
 use super::course::Course;
 use super::options::GroupOptions;
-use crate::rendezvous::driver::{
-    Attendant, Client, ClientOptions, Server, ServerOptions, block_on, local, random,
-};
+use crate::rendezvous::driver::{Attendant, Client, ClientOptions, Seat, Server, block_on, local, random};
 use crate::rendezvous::machine::{Action, Call, Event, Machine, Settings};
 use crate::rendezvous::wire::{Join, Joined, PROTOCOL_VERSION, Reply, Request, Round, RoundKind};
 use crate::rendezvous::{Blob, BootstrapError, Decision, Fields, Identity, Mask, View};
@@ -54,34 +53,35 @@ impl Group {
             Some(member) => member,
             None => u128::from_le_bytes(random("choose a member id")?),
         };
+        let course = Course::new(options.rank, options.lead, options.heartbeat);
+        let seat = |address| Seat { rank: options.rank, member, address };
         let mut address = options.address.clone();
         let mut server = None;
         if options.host_server {
             let bind = options.bind.as_deref().unwrap_or(&options.address);
-            let hosted = Server::bind(
-                bind,
-                ServerOptions {
-                    token: options.token.clone(),
-                    join_deadline: options.join_deadline,
-                    heartbeat: options.heartbeat,
-                    ..ServerOptions::new(options.run_id.clone(), options.world)
-                },
-            );
-            let hosted = hosted.await?;
+            let advertised = options.bind.as_ref().map(|_| options.address.clone());
+            let hosted = Server::found(bind, options.server(), seat(advertised)).await?;
             if options.bind.is_none() {
                 address = hosted.local_addr().to_string();
             }
             server = Some(hosted);
         }
-        let course = Course::new(options.rank, options.lead, options.heartbeat);
         let client_options = ClientOptions {
             address,
             run_id: options.run_id.clone(),
-            token: options.token,
+            token: options.token.clone(),
             deadline: options.join_deadline,
             heartbeat: options.heartbeat,
         };
         let client = Client::connect_as(client_options, Some(course.clone())).await?;
+        // Where the server is that of a member the others can take over.
+        if let (None, Some(local), Some(_)) = (&server, client.local(), client.host()) {
+            let bind = SocketAddr::new(local, 0).to_string();
+            server = Server::follow(&bind, options.server(), seat(None)).await?;
+        }
+        if let Some(elector) = server.as_ref().and_then(Server::elector) {
+            let _ = course.elector.set(elector);
+        }
         let join = Join {
             version: PROTOCOL_VERSION,
             run_id: options.run_id,
@@ -89,6 +89,7 @@ impl Group {
             identity: Identity { rank: options.rank, member, host: host(), pid: std::process::id() },
             deadline: options.join_deadline.saturating_sub(began.elapsed()),
             config: options.config,
+            listener: server.as_ref().and_then(Server::listener),
         };
         let joined = heard_by_all(server.as_ref(), ask_to_join(&client, join.clone()).await).await?;
         let roster = Mutex::new(joined.roster.clone().into());
@@ -129,6 +130,7 @@ impl Group {
                 identity: Identity { rank, member, host: host(), pid: std::process::id() },
                 deadline: Duration::from_secs(1),
                 config: Fields::new(),
+                listener: None,
             };
             joins.push(join.clone());
             let call = Call { conn: u64::from(rank), id: 0 };
@@ -207,6 +209,12 @@ impl Group {
         Store::new(self.inner.client.clone())
     }
 
+    /// Addresses for newcomers, `host:port` each: of the member or server that serves the run, and of those that can take over from
+    /// it. Between commas they are what [`GroupOptions::new`](super::GroupOptions::new) takes.
+    pub fn servers(&self) -> Vec<String> {
+        self.inner.client.servers()
+    }
+
     /// The server that this rank hosts, if it does.
     pub fn server(&self) -> Option<&Server> {
         self.inner.server.as_ref()
@@ -271,13 +279,18 @@ impl Group {
         Ok(())
     }
 
-    /// Ends the membership: the others see this rank as dead, and every later call fails. The rank that hosts the server
-    /// then waits, within the deadline, until all others have left.
+    /// Ends the membership: the others see this rank as dead, and every later call fails. The rank whose server leads the run
+    /// lets another one lead, or waits, within the deadline, until all others have left if none can.
     pub async fn leave(&self) -> Result<(), BootstrapError> {
         const OP: &str = "leave";
         self.inner.client.call(OP, Request::Leave {}, self.deadline).await?;
         let Some(server) = &self.inner.server else { return Ok(()) };
-        let missing = server.drained(self.deadline).await;
+        // Where all leave there is nothing to hand over.
+        let patience = self.deadline.min(TOGETHER);
+        if server.drained(patience).await.is_empty() || server.succeeded(self.deadline).await {
+            return Ok(());
+        }
+        let missing = server.drained(self.deadline - patience).await;
         if missing.is_empty() {
             return Ok(());
         }
@@ -361,6 +374,9 @@ async fn ask_to_join(client: &Client, join: Join) -> Result<Arc<Joined>, Bootstr
         _ => Err(BootstrapError::odd("join")),
     }
 }
+
+/// How long the rank whose server leads waits for the others to leave with it.
+const TOGETHER: Duration = Duration::from_millis(500);
 
 /// Name of this host, for people who read errors.
 fn host() -> String {

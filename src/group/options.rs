@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::env::Token;
 use crate::launch::Launch;
 use crate::rendezvous::Fields;
-use crate::rendezvous::driver::Heartbeat;
+use crate::rendezvous::driver::{Heartbeat, ServerOptions};
 
 /// How a rank joins a group; see [`Group::join`](super::Group::join).
 ///
@@ -120,6 +120,16 @@ impl GroupOptions {
     pub fn lead(mut self, steps: u64) -> Self {
         self.lead = steps;
         self
+    }
+
+    /// What this member's own server is told.
+    pub(super) fn server(&self) -> ServerOptions {
+        ServerOptions {
+            token: self.token.clone(),
+            join_deadline: self.join_deadline,
+            heartbeat: self.heartbeat,
+            ..ServerOptions::new(self.run_id.clone(), self.world)
+        }
     }
 
     /// Signs of life and the handshake; the lease must be the same on all ranks to mean the same.

@@ -1,5 +1,7 @@
 //! Names of requests, by which answers find their way back.
 
+use super::codec::wire;
+
 /// Names a client: 64 random bits that it has chosen, the same for all its connections.
 pub type ConnId = u64;
 
@@ -11,3 +13,4 @@ pub struct Call {
     /// Its id for it, from 1 upwards.
     pub id: u64,
 }
+wire!(struct Call { conn, id });

@@ -1,8 +1,10 @@
-//! How values lie in a frame: fixed little-endian integers, counted strings and lists, tagged enums.
+//! How values lie in a frame, a snapshot or a record: fixed little-endian integers, counted strings, lists, maps and
+//! sets, tagged enums.
 //!
 //! Decoding is total: any bytes give a value or a [`WireError`], and nothing is allocated that the bytes at hand
-//! could not fill.
+//! could not fill. A value has one encoding: bytes that decode are those that encoding gives again.
 
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,16 +13,18 @@ use crate::mask::Mask;
 /// Version of the bootstrap protocol. Both sides must have the same.
 pub const PROTOCOL_VERSION: u16 = 4;
 
-/// Why bytes are no frame.
+/// Why bytes are no frame, or not whatever else they should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
     /// The first bytes are not those of a frame.
     #[error("bytes that are no epwire frame")]
     Magic,
-    /// The header has another version; what follows it may mean anything.
-    #[error("a frame of version {theirs} (this side: {})", PROTOCOL_VERSION)]
+    /// They begin with another version; what follows it may mean anything.
+    #[error("bytes of version {theirs} (this side: {ours})")]
     Version {
+        /// The version that this side reads.
+        ours: u16,
         /// The version found.
         theirs: u16,
     },
@@ -33,20 +37,20 @@ pub enum WireError {
         limit: usize,
     },
     /// The bytes end before the value does.
-    #[error("a frame that ends early")]
+    #[error("bytes that end early")]
     Truncated,
     /// The value ends before the bytes do.
-    #[error("a frame with bytes to spare")]
+    #[error("bytes with some to spare")]
     Trailing,
     /// A field has a value that it cannot have.
-    #[error("a frame in which {what} is invalid")]
+    #[error("bytes in which {what} is invalid")]
     Invalid {
         /// Which field.
         what: &'static str,
     },
 }
 
-/// The bytes of a frame not yet decoded.
+/// Bytes not yet decoded.
 #[derive(Debug)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
@@ -61,6 +65,16 @@ impl<'a> Reader<'a> {
         self.rest.len()
     }
 
+    /// What is not decoded yet.
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
+    /// All of it is decoded.
+    pub(crate) fn end(&self) -> Result<(), WireError> {
+        if self.rest.is_empty() { Ok(()) } else { Err(WireError::Trailing) }
+    }
+
     fn take(&mut self, count: usize) -> Result<&'a [u8], WireError> {
         let (head, rest) = self.rest.split_at_checked(count).ok_or(WireError::Truncated)?;
         self.rest = rest;
@@ -68,7 +82,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A value with a place in a frame. `get` reads back exactly what `put` wrote.
+/// A value with a place among others. `get` reads back exactly what `put` wrote.
 pub(crate) trait Wire: Sized {
     /// Fewest bytes that a value takes: bounds how many elements a list of a given length can claim.
     const LEAST: usize = 1;
@@ -200,6 +214,60 @@ impl<T: Wire> Wire for Vec<T> {
     }
 }
 
+impl<T: Wire> Wire for VecDeque<T> {
+    const LEAST: usize = 4;
+    fn put(&self, out: &mut Vec<u8>) {
+        put_count(self.len(), out);
+        self.iter().for_each(|item| item.put(out));
+    }
+    fn get(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        Vec::get(from).map(Self::from)
+    }
+}
+
+/// By ascending keys.
+impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
+    const LEAST: usize = 4;
+    fn put(&self, out: &mut Vec<u8>) {
+        put_count(self.len(), out);
+        for (key, value) in self {
+            key.put(out);
+            value.put(out);
+        }
+    }
+    fn get(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let mut map = Self::new();
+        for _ in 0..get_count(from, K::LEAST + V::LEAST)? {
+            let key = K::get(from)?;
+            if map.last_key_value().is_some_and(|(last, _)| *last >= key) {
+                return Err(WireError::Invalid { what: "the order of keys" });
+            }
+            map.insert(key, V::get(from)?);
+        }
+        Ok(map)
+    }
+}
+
+/// Ascending.
+impl<T: Wire + Ord> Wire for BTreeSet<T> {
+    const LEAST: usize = 4;
+    fn put(&self, out: &mut Vec<u8>) {
+        put_count(self.len(), out);
+        self.iter().for_each(|item| item.put(out));
+    }
+    fn get(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let mut set = Self::new();
+        for _ in 0..get_count(from, T::LEAST)? {
+            let item = T::get(from)?;
+            if set.last().is_some_and(|last| *last >= item) {
+                return Err(WireError::Invalid { what: "the order of a set" });
+            }
+            set.insert(item);
+        }
+        Ok(set)
+    }
+}
+
 impl<T: Wire> Wire for Option<T> {
     fn put(&self, out: &mut Vec<u8>) {
         self.is_some().put(out);
@@ -256,7 +324,7 @@ impl<T: Wire> Wire for Arc<T> {
     }
 }
 
-/// Gives a struct, or an enum with numbered variants, its place in a frame. The compiler checks that every field and
+/// Gives a struct, or an enum with numbered variants, its encoding. The compiler checks that every field and
 /// variant is listed; a variant's number is part of the protocol and is never reused.
 macro_rules! wire {
     (struct $name:ident { $($field:ident),* $(,)? }) => {
@@ -300,3 +368,49 @@ macro_rules! wire {
     };
 }
 pub(crate) use wire;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn encoded(value: &impl Wire) -> Vec<u8> {
+        let mut out = Vec::new();
+        value.put(&mut out);
+        out
+    }
+
+    fn decoded<T: Wire>(bytes: &[u8]) -> Result<T, WireError> {
+        let mut from = Reader::new(bytes);
+        let value = T::get(&mut from)?;
+        from.end().map(|()| value)
+    }
+
+    #[test]
+    fn maps_sets_and_queues_come_back_as_they_were() {
+        let map: BTreeMap<String, u16> = [("b".to_owned(), 2), ("a".to_owned(), 1)].into();
+        assert_eq!(decoded(&encoded(&map)), Ok(map));
+        let set: BTreeSet<(u32, u32)> = [(2, 1), (1, 2)].into();
+        assert_eq!(decoded(&encoded(&set)), Ok(set));
+        let queue: VecDeque<u64> = [3, 1, 2].into();
+        assert_eq!(decoded(&encoded(&queue)), Ok(queue));
+    }
+
+    #[test]
+    fn maps_and_sets_have_one_encoding() {
+        for keys in [[2u16, 1], [1, 1]] {
+            let pairs: Vec<(u16, bool)> = keys.map(|key| (key, true)).to_vec();
+            let what = "the order of keys";
+            assert_eq!(decoded::<BTreeMap<u16, bool>>(&encoded(&pairs)), Err(WireError::Invalid { what }));
+            let what = "the order of a set";
+            assert_eq!(decoded::<BTreeSet<u16>>(&encoded(&keys.to_vec())), Err(WireError::Invalid { what }));
+        }
+    }
+
+    #[test]
+    fn counts_past_the_bytes_at_hand_are_not_believed() {
+        let bytes = encoded(&u32::MAX);
+        assert_eq!(decoded::<BTreeMap<u16, u16>>(&bytes), Err(WireError::Truncated));
+        assert_eq!(decoded::<BTreeSet<u16>>(&bytes), Err(WireError::Truncated));
+        assert_eq!(decoded::<VecDeque<u16>>(&bytes), Err(WireError::Truncated));
+    }
+}

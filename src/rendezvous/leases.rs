@@ -46,6 +46,16 @@ impl Leases {
         }
     }
 
+    /// They are somebody else's business.
+    #[cfg(feature = "succession")]
+    pub(crate) fn clear(&mut self) {
+        self.clients.clear();
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        self.lease
+    }
+
     pub(crate) fn forget(&mut self, conn: ConnId) {
         self.clients.remove(&conn);
     }

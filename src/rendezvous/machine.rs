@@ -20,6 +20,7 @@ mod event;
 mod introductions;
 mod life;
 mod meet;
+mod snapshot;
 mod state;
 mod store;
 
@@ -36,6 +37,8 @@ use self::answers::Asked;
 use self::state::{Life, Member, Role};
 use super::error::BootstrapError;
 use super::rounds::{check_fields, compare};
+#[cfg(feature = "succession")]
+use super::wire::Listener;
 use super::wire::{
     Decision, Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, Reply, Request, Round,
 };
@@ -89,6 +92,20 @@ impl Machine {
         let (changes, introductions) = (self.changes.next_deadline(), self.introductions.next_deadline());
         let (rounds, store) = (self.rounds.next_deadline(), self.store.next_deadline());
         [gathering, changes, introductions, rounds, store].into_iter().flatten().min()
+    }
+
+    /// Members that are heard of and have servers of their own, by rank; none before the run has come together.
+    #[cfg(feature = "succession")]
+    pub(crate) fn listeners(&self) -> Vec<(Identity, Listener)> {
+        let heard = self.members().filter(|member| self.decision.epoch > 0 && member.life == Life::Heard);
+        heard.filter_map(|member| Some((member.identity.clone(), member.listener.clone()?))).collect()
+    }
+
+    /// Members that nobody has seen dead, and the addresses of their own servers.
+    #[cfg(feature = "succession")]
+    pub(crate) fn addresses(&self) -> Vec<(ConnId, String)> {
+        let known = self.members().filter(|member| member.life != Life::Dead);
+        known.filter_map(|member| Some((member.conn?, member.listener.as_ref()?.address.clone()))).collect()
     }
 
     /// Clients that may come back by another connection.
@@ -202,6 +219,7 @@ impl Machine {
             met,
             meeting: Mask::EMPTY,
             config: join.config,
+            listener: join.listener,
         });
         if self.decision.epoch > 0 {
             self.welcome();

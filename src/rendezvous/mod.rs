@@ -4,6 +4,8 @@
 //! * [`rounds`] and [`removal`]: its two larger rules, named collective rounds and who goes after a failure;
 //! * `leases`: how long the server has heard nothing of each client, as pure;
 //! * [`pace`]: a member's part in a change of membership, as pure;
+//! * [`record`]: what happened and when, in bytes from which it can be told again;
+//! * `log`: records in one order on several servers, kept as long as most of them live; `journal`: those of one server, in a file;
 //! * [`wire`]: the frames, with a decoder that any bytes may be thrown at;
 //! * [`auth`]: the shared token, shown by HMAC challenge in both directions;
 //! * [`driver`]: sockets and timers around it, on tokio.
@@ -15,9 +17,13 @@ mod call;
 pub(crate) mod codec;
 pub mod driver;
 mod error;
+mod journal;
 mod leases;
+#[cfg(feature = "succession")]
+mod log;
 pub mod machine;
 pub mod pace;
+pub mod record;
 pub mod removal;
 pub mod rounds;
 pub mod wire;

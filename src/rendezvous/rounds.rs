@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::call::Call;
-use super::codec::Blob;
+use super::codec::{Blob, Reader, Wire, WireError, wire};
 use super::error::BootstrapError;
 use super::wire::{Fields, MAX_BLOB_BYTES, MAX_FIELDS, MAX_TEXT_BYTES, Reply, Round, RoundKind};
 use crate::mask::Mask;
@@ -33,6 +33,21 @@ pub struct Rounds {
     held: usize,
 }
 
+/// What the parts hold is counted again.
+impl Wire for Rounds {
+    const LEAST: usize = 8;
+    fn put(&self, out: &mut Vec<u8>) {
+        let Self { open, failed, held: _ } = self;
+        open.put(out);
+        failed.put(out);
+    }
+    fn get(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let (open, failed): (BTreeMap<Key, Open>, _) = Wire::get(from)?;
+        let held = open.values().map(Open::bytes).sum();
+        Ok(Self { open, failed, held })
+    }
+}
+
 #[derive(Debug)]
 struct Open {
     op: String,
@@ -40,13 +55,14 @@ struct Open {
     deadline: Duration,
     parts: BTreeMap<u32, Part>,
 }
+wire!(struct Open { op, started, deadline, parts });
 
 #[derive(Debug)]
 struct Part {
     call: Call,
     kind: RoundKind,
-    bytes: usize,
 }
+wire!(struct Part { call, kind });
 
 #[derive(Debug)]
 struct Failed {
@@ -54,6 +70,7 @@ struct Failed {
     owed: Mask,
     error: BootstrapError,
 }
+wire!(struct Failed { key, owed, error });
 
 impl Rounds {
     /// Takes `rank`'s part at time `now`. Gives the outcomes that follow, its own or everybody's.
@@ -78,15 +95,15 @@ impl Rounds {
         });
         let mut outcomes = Vec::new();
         self.held += bytes;
-        if let Some(former) = open.parts.insert(rank, Part { call, kind: round.kind, bytes }) {
-            self.held -= former.bytes;
+        if let Some(former) = open.parts.insert(rank, Part { call, kind: round.kind }) {
+            self.held -= bytes_of(&former.kind);
             let reason = "the same member began this round again; one call at a time".to_owned();
             outcomes.push((former.call, Err(BootstrapError::OutOfOrder { op: open.op.clone(), reason })));
         }
         if open.parts.len() == key.1.len()
             && let Some(open) = self.open.remove(&key)
         {
-            self.held -= open.parts.values().map(|part| part.bytes).sum::<usize>();
+            self.held -= open.bytes();
             outcomes.extend(finish(open, world));
         }
         outcomes
@@ -124,6 +141,27 @@ impl Rounds {
         self.open.values().map(|open| open.deadline).min()
     }
 
+    /// Whether a run of so many ranks can have these.
+    pub(crate) fn can_be(&self, world: u32) -> bool {
+        let part = |(ranks, rank, part): (&Mask, &u32, &Part)| {
+            let sized = match &part.kind {
+                RoundKind::Exchange { blobs } => blobs.len() == world as usize,
+                RoundKind::Barrier {} | RoundKind::Agree { .. } => true,
+            };
+            sized && ranks.contains(*rank)
+        };
+        let open = |((_, ranks), open): (&Key, &Open)| {
+            let parts = (1..ranks.len()).contains(&open.parts.len()); // ended by the last one
+            let known = ranks.fits(world) && open.parts.iter().all(|(rank, of)| part((ranks, rank, of)));
+            parts && known && open.started <= open.deadline
+        };
+        let failed = |Failed { key: (_, ranks), owed, .. }: &Failed| {
+            ranks.fits(world) && !owed.is_empty() && owed.minus(ranks).is_empty()
+        };
+        let few = self.open.len() <= MAX_OPEN_ROUNDS && self.failed.len() <= MAX_FAILED;
+        few && self.held <= MAX_HELD_BYTES && self.open.iter().all(open) && self.failed.iter().all(failed)
+    }
+
     fn room(&self, op: &str, bytes: usize) -> Result<(), BootstrapError> {
         BootstrapError::check(op, "bytes held by open rounds", self.held + bytes, MAX_HELD_BYTES)?;
         BootstrapError::check(op, "open rounds", self.open.len() + 1, MAX_OPEN_ROUNDS)
@@ -152,7 +190,7 @@ impl Rounds {
             let Some(open) = self.open.remove(&key) else { continue };
             let owed = key.1.minus(&open.parts.keys().copied().collect());
             let error = error(&open, owed);
-            self.held -= open.parts.values().map(|part| part.bytes).sum::<usize>();
+            self.held -= open.bytes();
             outcomes.extend(open.parts.into_values().map(|part| (part.call, Err(error.clone()))));
             if self.failed.len() == MAX_FAILED {
                 self.failed.pop_front();
@@ -204,6 +242,22 @@ fn describe(round: &Round) -> String {
     format!("{what} \"{tag}\"")
 }
 
+impl Open {
+    /// What its parts hold.
+    fn bytes(&self) -> usize {
+        self.parts.values().map(|part| bytes_of(&part.kind)).sum()
+    }
+}
+
+/// What a part of this kind holds.
+fn bytes_of(kind: &RoundKind) -> usize {
+    match kind {
+        RoundKind::Exchange { blobs } => blobs.iter().map(|blob| blob.0.len()).sum(),
+        RoundKind::Barrier {} => 0,
+        RoundKind::Agree { fields } => fields.iter().map(|(name, value)| name.len() + value.len()).sum(),
+    }
+}
+
 /// Checks one part and gives the bytes that it holds.
 fn check(op: &str, rank: u32, world: u32, round: &Round) -> Result<usize, BootstrapError> {
     BootstrapError::check(op, "bytes of the tag", round.tag.len(), MAX_TEXT_BYTES)?;
@@ -216,12 +270,14 @@ fn check(op: &str, rank: u32, world: u32, round: &Round) -> Result<usize, Bootst
         });
     }
     match &round.kind {
-        RoundKind::Exchange { blobs } if blobs.len() != world as usize => Err(BootstrapError::Invalid {
-            op: op.to_owned(),
-            field: "blobs".to_owned(),
-            value: blobs.len().to_string(),
-            reason: format!("there must be one blob per rank of the world, {world}"),
-        }),
+        RoundKind::Exchange { blobs } if blobs.len() != world as usize => {
+            return Err(BootstrapError::Invalid {
+                op: op.to_owned(),
+                field: "blobs".to_owned(),
+                value: blobs.len().to_string(),
+                reason: format!("there must be one blob per rank of the world, {world}"),
+            });
+        }
         RoundKind::Exchange { blobs } => {
             for (peer, blob) in blobs.iter().enumerate() {
                 BootstrapError::check(
@@ -231,14 +287,11 @@ fn check(op: &str, rank: u32, world: u32, round: &Round) -> Result<usize, Bootst
                     MAX_BLOB_BYTES,
                 )?;
             }
-            Ok(blobs.iter().map(|blob| blob.0.len()).sum())
         }
-        RoundKind::Barrier {} => Ok(0),
-        RoundKind::Agree { fields } => {
-            check_fields(op, fields)?;
-            Ok(fields.iter().map(|(name, value)| name.len() + value.len()).sum())
-        }
+        RoundKind::Barrier {} => {}
+        RoundKind::Agree { fields } => check_fields(op, fields)?,
     }
+    Ok(bytes_of(&round.kind))
 }
 
 /// All parts are there: what each participant gets.

@@ -17,6 +17,8 @@ pub use super::codec::PROTOCOL_VERSION;
 pub const HEADER_BYTES: usize = 10;
 /// Most bytes of a frame's body once the peer has shown that it knows the token.
 pub const MAX_BODY_BYTES: usize = 4 << 20;
+/// Most bytes of the body of a frame between the servers of members, which carries several records.
+pub const MAX_PEER_BYTES: usize = 9 << 20;
 /// Most bytes of a frame's body before that.
 pub const MAX_HANDSHAKE_BYTES: usize = 4 << 10;
 /// Most bytes of one blob of an exchange.
@@ -43,6 +45,28 @@ pub struct Identity {
 }
 wire!(struct Identity { rank, member, host, pid });
 
+/// The server of a member, which serves the run if it leads, and refers to the leader otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// 128 random bits, chosen when it starts: another one at the same address is somebody else.
+    pub id: u128,
+    /// `host:port` at which the others reach it.
+    pub address: String,
+}
+wire!(struct Listener { id, address });
+
+/// Which member serves the run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Its rank.
+    pub rank: u32,
+    /// The member.
+    pub member: u128,
+    /// `host:port` of its server, which listens for as long as the member lives.
+    pub address: String,
+}
+wire!(struct Host { rank, member, address });
+
 /// A member's wish to take part in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Join {
@@ -58,8 +82,10 @@ pub struct Join {
     pub deadline: Duration,
     /// Fields that must be equal on every rank.
     pub config: Fields,
+    /// Its own server, if it has one.
+    pub listener: Option<Listener>,
 }
-wire!(struct Join { version, run_id, world, identity, deadline, config });
+wire!(struct Join { version, run_id, world, identity, deadline, config, listener });
 
 /// What the members of a round hand in, and get out of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -372,7 +398,27 @@ pub enum Frame {
         session: u64,
     },
     /// Server: it serves this client.
-    Opened {},
+    Opened {
+        /// The member whose server this is, if it belongs to one.
+        host: Option<Host>,
+    },
+    /// Server: those that can take over from it, in place of any told before.
+    Servers {
+        /// Their addresses, its own among them.
+        addresses: Vec<String>,
+    },
+    /// One member's server to another one's: questions follow, each answered before the next.
+    Peer {},
+    /// A question about the log of what happened.
+    Question {
+        /// Which.
+        body: Blob,
+    },
+    /// Its answer.
+    Replied {
+        /// What.
+        body: Blob,
+    },
     /// Server: another one does.
     Refer {
         /// Its address, if that is known.
@@ -436,11 +482,15 @@ wire!(enum Frame {
     11 => Ask { ask },
     12 => Settled { change, outcome },
     13 => Open { session },
-    14 => Opened {},
+    14 => Opened { host },
     15 => Refer { leader },
+    16 => Servers { addresses },
+    17 => Peer {},
+    18 => Question { body },
+    19 => Replied { body },
 });
 
-/// The bytes of a frame, or [`WireError::TooLong`] if its body is past [`MAX_BODY_BYTES`].
+/// The bytes of a frame, or [`WireError::TooLong`] if its body is past [`MAX_BODY_BYTES`], or [`MAX_PEER_BYTES`] between servers.
 pub fn encode(frame: &Frame) -> Result<Vec<u8>, WireError> {
     let mut bytes = Vec::with_capacity(64);
     MAGIC.put(&mut bytes);
@@ -448,8 +498,12 @@ pub fn encode(frame: &Frame) -> Result<Vec<u8>, WireError> {
     0u32.put(&mut bytes);
     frame.put(&mut bytes);
     let body = bytes.len() - HEADER_BYTES;
-    if body > MAX_BODY_BYTES {
-        return Err(WireError::TooLong { bytes: body, limit: MAX_BODY_BYTES });
+    let limit = match frame {
+        Frame::Question { .. } | Frame::Replied { .. } => MAX_PEER_BYTES,
+        _ => MAX_BODY_BYTES,
+    };
+    if body > limit {
+        return Err(WireError::TooLong { bytes: body, limit });
     }
     bytes[LENGTH_AT..HEADER_BYTES].copy_from_slice(&(body as u32).to_le_bytes());
     Ok(bytes)
@@ -463,7 +517,7 @@ pub fn body_length(header: &[u8; HEADER_BYTES], limit: usize) -> Result<usize, W
     }
     let theirs = u16::get(&mut from)?;
     if theirs != PROTOCOL_VERSION {
-        return Err(WireError::Version { theirs });
+        return Err(WireError::Version { ours: PROTOCOL_VERSION, theirs });
     }
     let bytes = u32::get(&mut from)? as usize;
     if bytes > limit { Err(WireError::TooLong { bytes, limit }) } else { Ok(bytes) }
@@ -472,7 +526,7 @@ pub fn body_length(header: &[u8; HEADER_BYTES], limit: usize) -> Result<usize, W
 /// The frame that `bytes` hold, header included and nothing after it.
 pub fn decode(bytes: &[u8]) -> Result<Frame, WireError> {
     let (header, body) = bytes.split_first_chunk::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
-    let length = body_length(header, MAX_BODY_BYTES)?;
+    let length = body_length(header, MAX_PEER_BYTES)?;
     let mut from = Reader::new(body.get(..length).ok_or(WireError::Truncated)?);
     let frame = Frame::get(&mut from)?;
     if from.remaining() > 0 || body.len() > length { Err(WireError::Trailing) } else { Ok(frame) }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::wire::{Ask, Decision, Notice, Reply, Request, View};
+use crate::rendezvous::wire::{Ask, Decision, Host, Notice, Reply, Request, View};
 
 /// What a handle asks of the thread.
 #[derive(Debug)]
@@ -39,6 +39,8 @@ pub(crate) trait Attendant: Send + Sync + std::fmt::Debug {
     fn settled(&self, change: u64, outcome: Result<Decision, BootstrapError>);
     /// Whether the member is on standby as far as it knows.
     fn is_standby(&self) -> bool;
+    /// The process of the member that served the run has ended.
+    fn ended(&self, host: &Host);
     /// There is another connection: what was told by the former one may not have come.
     fn resumed(&self);
     /// Goes up with each call of the others.

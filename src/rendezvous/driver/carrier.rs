@@ -5,16 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 
 use super::attendant::{Answer, Attendant, Command, Later};
 use super::connection::{OPEN_LIMIT, ReadError, read_frame, too_long, write_frame};
-use super::dial::{Credentials, dial};
+use super::dial::{Credentials, Open, dial, is_refused};
 use super::heartbeat::{Awake, Heartbeat};
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::wire::{Frame, HEADER_BYTES, MAX_BODY_BYTES, Notice, Reply, Request, View, encode};
+use crate::rendezvous::wire::{
+    Frame, HEADER_BYTES, Host, MAX_BODY_BYTES, Notice, Reply, Request, View, encode,
+};
 use crate::waking::contain;
 
 /// Calls that one client may have waiting.
@@ -25,6 +27,7 @@ const GRACE: Duration = Duration::from_millis(500);
 /// Who hears of what the server says by itself.
 pub(super) struct Told {
     pub(super) view: watch::Sender<View>,
+    pub(super) servers: watch::Sender<Vec<String>>,
     pub(super) attendant: Option<Arc<dyn Attendant>>,
     pub(super) later: Later,
 }
@@ -32,6 +35,8 @@ pub(super) struct Told {
 /// Where other connections come from, once the first is lost.
 pub(super) struct Ways {
     pub(super) addresses: Vec<String>,
+    /// Those that can take over.
+    pub(super) servers: Vec<String>,
     pub(super) credentials: Credentials,
 }
 
@@ -48,6 +53,10 @@ pub(super) struct Carrier {
     last_id: u64,
     /// It has joined a run: a new connection goes on with the session.
     member: bool,
+    /// The member that serves the run, or served it last.
+    host: Option<Host>,
+    /// The answer to a leave, which is told once the server has closed the connection: until then it may still need this process.
+    left: Option<(Answer<Reply>, Instant)>,
     link: Link,
     silence: Silence,
 }
@@ -71,16 +80,32 @@ struct Waiting {
 enum Link {
     Up {
         connection: Connection,
-        /// By which the member goes on with its session, and the former connection, which the server is not to see closed
-        /// before: it would take the member for dead.
-        resuming: Option<(u64, Option<Connection>)>,
+        /// The server has not said yet that it goes on with the member.
+        resuming: Option<Resuming>,
     },
     Down {
         detail: String,
-        dialed: oneshot::Receiver<tokio::net::TcpStream>,
-        _dialing: JoinSet<()>,
+        found: mpsc::Receiver<Found>,
+        _search: JoinSet<()>,
         former: Option<Connection>,
+        /// The member that served the run, whose process has ended: whoever serves it next is to know.
+        ended: Option<Host>,
     },
+}
+
+/// The call by which a member goes on with its session, and what there is until it is answered.
+struct Resuming {
+    id: u64,
+    /// The former connection, which the server is not to see closed before: it would take the member for dead.
+    former: Option<Connection>,
+    ended: Option<Host>,
+}
+
+/// What a search for the server finds.
+enum Found {
+    /// The process of the former one has ended.
+    Ended,
+    Open(Open),
 }
 
 /// A connection and the tasks that read and write it, which end with this.
@@ -93,7 +118,7 @@ struct Connection {
 /// What the task wakes for.
 enum Turn {
     Arrival(Option<Result<Frame, ReadError>>),
-    Dialed(tokio::net::TcpStream),
+    Found(Found),
     Command(Option<Command>),
     Beat,
     Due,
@@ -142,6 +167,7 @@ impl Carrier {
     /// On a connection that the server has opened for this client.
     pub(super) fn new<S>(
         stream: S,
+        host: Option<Host>,
         address: String,
         heartbeat: Heartbeat,
         ways: Option<Ways>,
@@ -160,6 +186,8 @@ impl Carrier {
             waiting: Vec::new(),
             last_id: 0,
             member: false,
+            host,
+            left: None,
             link,
             silence: Silence::of(heartbeat),
         }
@@ -182,21 +210,25 @@ impl Carrier {
                     self.silence.broken();
                     match arrival {
                         Some(Ok(frame)) => self.arrived(frame),
-                        Some(Err(error)) => self.lost(explained(error, &self.address)),
+                        Some(Err(error)) => {
+                            let closed = matches!(error, ReadError::ClosedByPeer | ReadError::Reset);
+                            self.lost_by(explained(error, &self.address), closed)
+                        }
                         None => self.lost("it closed the connection".to_owned()),
                     }
                 }
-                Turn::Dialed(stream) => {
-                    self.resume(stream);
+                Turn::Found(Found::Ended) => {
+                    self.host_ended();
+                    None
+                }
+                Turn::Found(Found::Open(open)) => {
+                    self.resume(open);
                     None
                 }
                 Turn::Command(None) => Some(End::Dropped),
                 Turn::Command(Some(command)) => self.command(command),
                 Turn::Beat => self.beat(),
-                Turn::Due => {
-                    self.expire();
-                    None
-                }
+                Turn::Due => self.expire(),
             };
             if let Some(end) = ended {
                 break end;
@@ -217,14 +249,15 @@ impl Carrier {
 
     async fn turn(&mut self, commands: &mut mpsc::Receiver<Command>, beat: &mut Interval) -> Turn {
         let answers = self.pending.values().map(|call| call.began + call.deadline + GRACE);
-        let due = answers.chain(self.waiting.iter().map(|wait| wait.began + wait.deadline)).min();
+        let due = answers.chain(self.waiting.iter().map(|wait| wait.began + wait.deadline));
+        let due = due.chain(self.left.iter().map(|(_, until)| *until)).min();
         let link = &mut self.link;
         let arrival = async {
             match link {
                 Link::Up { connection, .. } => Turn::Arrival(connection.arrivals.recv().await),
-                Link::Down { dialed, .. } => match dialed.await {
-                    Ok(stream) => Turn::Dialed(stream),
-                    Err(_) => std::future::pending().await, // it tries for ever
+                Link::Down { found, .. } => match found.recv().await {
+                    Some(found) => Turn::Found(found),
+                    None => std::future::pending().await, // it searches for ever
                 },
             }
         };
@@ -256,7 +289,13 @@ impl Carrier {
                 }
                 self.wake();
             }
-            Frame::Opened {} | Frame::Pong {} => {}
+            Frame::Opened { .. } | Frame::Pong {} => {}
+            Frame::Servers { addresses } => {
+                if let Some(ways) = &mut self.ways {
+                    self.told.servers.send_replace(addresses.clone());
+                    ways.servers = addresses;
+                }
+            }
             Frame::Refer { leader } => {
                 if let (Some(ways), Some(leader)) = (&mut self.ways, leader) {
                     ways.prefer(leader);
@@ -276,7 +315,7 @@ impl Carrier {
 
     fn answered(&mut self, id: u64, result: Result<Reply, BootstrapError>) -> Option<End> {
         if let Link::Up { resuming, .. } = &mut self.link
-            && resuming.as_ref().is_some_and(|(resumed, _)| *resumed == id)
+            && resuming.as_ref().is_some_and(|resuming| resuming.id == id)
         {
             // Drops the former connection.
             *resuming = None;
@@ -297,12 +336,10 @@ impl Carrier {
             }
         }
         let call = self.pending.remove(&id)?;
-        let left = matches!(call.request, Request::Leave {}) && result.is_ok();
-        let _ = call.reply.send(result);
-        if left {
-            // The server need not wait for this side to close.
-            self.link = Link::nowhere();
-            return Some(End::Over("this member has left".to_owned()));
+        if matches!(call.request, Request::Leave {}) && result.is_ok() {
+            self.left = Some((call.reply, Instant::now() + self.heartbeat.lease));
+        } else {
+            let _ = call.reply.send(result);
         }
         None
     }
@@ -380,56 +417,96 @@ impl Carrier {
 
     /// The connection is lost: there may be another.
     fn lost(&mut self, detail: String) -> Option<End> {
+        self.lost_by(detail, false)
+    }
+
+    /// `closed`: the kernel of the other side has closed it.
+    fn lost_by(&mut self, detail: String, closed: bool) -> Option<End> {
+        if let Some((reply, _)) = self.left.take() {
+            return Some(self.leave(reply));
+        }
         #[cfg(feature = "tracing")]
         tracing::warn!(address = %self.address, %detail, "lost the rendezvous server");
         let Some(ways) = &self.ways else { return Some(End::Over(detail)) };
-        let (found, dialed) = oneshot::channel();
-        let (addresses, credentials) = (ways.all(&self.told.view.borrow()), ways.credentials.clone());
-        let mut dialing = JoinSet::new();
-        dialing.spawn(async move {
+        let (find, found) = mpsc::channel(2);
+        let (addresses, credentials) = (ways.all(), ways.credentials.clone());
+        let host = self.host.as_ref().filter(|_| closed).map(|host| host.address.clone());
+        let mut search = JoinSet::new();
+        search.spawn(async move {
+            // A server listens for as long as its member lives. That it has closed the connection alone says little.
+            if let Some(address) = host
+                && is_refused(&address).await
+            {
+                let _ = find.send(Found::Ended).await;
+            }
             loop {
                 // What no other try would change here may change with the server.
                 match dial(&addresses, &credentials, ROUND).await {
-                    Ok(stream) => return drop(found.send(stream)),
+                    Ok(open) => return drop(find.send(Found::Open(open)).await),
                     Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
                 }
             }
         });
-        let former = match std::mem::replace(&mut self.link, Link::nowhere()) {
-            Link::Up { resuming: Some((_, former @ Some(_))), .. } | Link::Down { former, .. } => former,
-            Link::Up { connection, .. } => Some(connection),
+        let (former, ended) = match std::mem::replace(&mut self.link, Link::nowhere()) {
+            Link::Up { resuming: Some(resuming), .. } => (resuming.former, resuming.ended),
+            Link::Up { connection, .. } => (Some(connection), None),
+            Link::Down { former, ended, .. } => (former, ended),
         };
-        self.link = Link::Down { detail, dialed, _dialing: dialing, former };
+        self.link = Link::Down { detail, found, _search: search, former, ended };
         None
     }
 
+    fn host_ended(&mut self) {
+        let Some(host) = self.host.take() else { return };
+        if let Some(attendant) = &self.told.attendant {
+            attendant.ended(&host);
+        }
+        if let Link::Down { ended, .. } = &mut self.link {
+            *ended = Some(host);
+        }
+    }
+
     /// Goes on by a new connection: what has not been answered is asked again, in the same order.
-    fn resume(&mut self, stream: tokio::net::TcpStream) {
-        let former = match std::mem::replace(&mut self.link, Link::nowhere()) {
-            Link::Down { former, .. } => former,
-            Link::Up { .. } => None,
+    fn resume(&mut self, Open { stream, host }: Open) {
+        let (former, ended) = match std::mem::replace(&mut self.link, Link::nowhere()) {
+            Link::Down { former, ended, .. } => (former, ended),
+            Link::Up { .. } => (None, None),
         };
         let connection = Connection::new(stream);
-        let _ = connection.outgoing.try_send(Frame::Ping { received: self.received() });
-        self.silence = Silence::of(self.heartbeat);
+        let say = |frame| drop(connection.outgoing.try_send(frame));
+        say(Frame::Ping { received: self.received() });
+        (self.host, self.silence) = (host, Silence::of(self.heartbeat));
         let mut resuming = None;
         if self.member {
             self.last_id += 1;
-            resuming = Some((self.last_id, former));
             let standby = self.told.attendant.as_ref().is_some_and(|attendant| attendant.is_standby());
-            let request = Request::Resume { standby };
-            let _ = connection.outgoing.try_send(Frame::Call { id: self.last_id, request });
+            say(Frame::Call { id: self.last_id, request: Request::Resume { standby } });
+            if let Some(Host { rank, member, .. }) = &ended {
+                say(Frame::Notice { notice: Notice::Ended { rank: *rank, member: *member } });
+            }
+            resuming = Some(Resuming { id: self.last_id, former, ended });
         }
         for (id, call) in &self.pending {
-            let _ = connection.outgoing.try_send(Frame::Call { id: *id, request: call.request.clone() });
+            say(Frame::Call { id: *id, request: call.request.clone() });
         }
         self.link = Link::Up { connection, resuming };
     }
 
+    /// The server needs this member no more.
+    fn leave(&mut self, reply: Answer<Reply>) -> End {
+        self.link = Link::nowhere();
+        let _ = reply.send(Ok(Reply::Done {}));
+        End::Over("this member has left".to_owned())
+    }
+
     /// Ends what has waited for too long.
-    fn expire(&mut self) {
-        let late = self.pending.extract_if(.., |_, call| call.began.elapsed() >= call.deadline + GRACE);
-        let late: Vec<Pending> = late.map(|(_, call)| call).collect();
+    fn expire(&mut self) -> Option<End> {
+        if let Some((reply, _)) = self.left.take_if(|(_, until)| *until <= Instant::now()) {
+            return Some(self.leave(reply));
+        }
+        let late = |call: &Pending| call.began.elapsed() >= call.deadline + GRACE;
+        let ids: Vec<u64> = self.pending.iter().filter(|(_, call)| late(call)).map(|(id, _)| *id).collect();
+        let late: Vec<Pending> = ids.iter().filter_map(|id| self.pending.remove(id)).collect();
         for Pending { op, began, deadline, reply, .. } in late {
             let _ = reply.send(Err(self.overdue(op, began, deadline)));
         }
@@ -437,6 +514,7 @@ impl Carrier {
         for Waiting { op, began, deadline, reply } in late.collect::<Vec<_>>() {
             let _ = reply.send(Err(self.overdue(op, began, deadline)));
         }
+        None
     }
 
     fn overdue(&self, op: String, began: Instant, deadline: Duration) -> BootstrapError {
@@ -470,8 +548,8 @@ const ROUND: Duration = Duration::from_secs(60);
 impl Link {
     /// While another takes its place, or after the last.
     fn nowhere() -> Self {
-        let (_, dialed) = oneshot::channel();
-        Self::Down { detail: String::new(), dialed, _dialing: JoinSet::new(), former: None }
+        let (_, found) = mpsc::channel(1);
+        Self::Down { detail: String::new(), found, _search: JoinSet::new(), former: None, ended: None }
     }
 }
 
@@ -483,8 +561,9 @@ impl Ways {
     }
 
     /// Where the server may be.
-    fn all(&self, _view: &View) -> Vec<String> {
-        self.addresses.clone()
+    fn all(&self) -> Vec<String> {
+        let others = self.servers.iter().filter(|address| !self.addresses.contains(address));
+        self.addresses.iter().chain(others).cloned().collect()
     }
 }
 

@@ -1,5 +1,6 @@
 //! A connection to the rendezvous server, shared by a group and its store.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,12 +11,12 @@ use super::attendant::{Answer, Attendant, Command, LONGEST, Later};
 use super::background::spawn;
 use super::carrier::{Carrier, Told, Ways};
 use super::connection::random;
-use super::dial::{Credentials, dial};
+use super::dial::{Credentials, Open, dial};
 use super::heartbeat::Heartbeat;
 use crate::env::Token;
 use crate::mask::Mask;
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::wire::{Notice, Reply, Request, View};
+use crate::rendezvous::wire::{Host, Notice, Reply, Request, View};
 use crate::waking::shielded;
 
 /// Where the server is, and what it takes to talk to it.
@@ -42,6 +43,9 @@ pub struct Client {
     address: String,
     commands: mpsc::Sender<Command>,
     view: watch::Receiver<View>,
+    local: Option<IpAddr>,
+    host: Option<Host>,
+    servers: watch::Receiver<Vec<String>>,
 }
 
 impl Client {
@@ -63,11 +67,12 @@ impl Client {
         let (shown, view) = watch::channel(View { epoch: 0, mask: Mask::EMPTY, step: 0, states: Vec::new() });
         let ClientOptions { address, run_id, token, deadline, heartbeat } = options;
         let session = u64::from_le_bytes(random("choose a session")?);
-        let told = Told { view: shown, attendant, later: Later(commands.downgrade()) };
+        let addresses: Vec<String> = address.split(',').map(|address| address.trim().to_owned()).collect();
+        let (known, servers) = watch::channel(addresses.clone());
+        let told = Told { view: shown, servers: known, attendant, later: Later(commands.downgrade()) };
         let server = address.clone();
         spawn("epwire-client", move || async move {
             let mut connected = connected;
-            let addresses: Vec<String> = server.split(',').map(|address| address.trim().to_owned()).collect();
             let credentials = Credentials { run_id, token, session, heartbeat };
             // Nobody waits for the outcome any more when the caller dropped its future.
             let stream = tokio::select! {
@@ -76,17 +81,18 @@ impl Client {
             };
             match stream {
                 Err(error) => drop(connected.send(Err(error))),
-                Ok(stream) => {
-                    if connected.send(Ok(())).is_ok() {
-                        let ways = Ways { addresses, credentials };
-                        Carrier::new(stream, server, heartbeat, Some(ways), told).run(inbox).await;
+                Ok(Open { stream, host }) => {
+                    let way = (stream.local_addr().ok(), host.clone());
+                    if connected.send(Ok(way)).is_ok() {
+                        let ways = Ways { addresses, servers: Vec::new(), credentials };
+                        Carrier::new(stream, host, server, heartbeat, Some(ways), told).run(inbox).await;
                     }
                 }
             }
         })?;
         let ended = |_| BootstrapError::lost("connect to the rendezvous", &address, "its thread ended");
-        shielded(outcome).await.map_err(ended)??;
-        Ok(Self { address, commands, view })
+        let (local, host) = shielded(outcome).await.map_err(ended)??;
+        Ok(Self { address, commands, view, local: local.map(|local| local.ip()), host, servers })
     }
 
     /// A client on a stream that needs no handshake, and the task that carries it.
@@ -103,16 +109,33 @@ impl Client {
     {
         let (commands, inbox) = mpsc::channel(64);
         let (shown, view) = watch::channel(view);
-        let told = Told { view: shown, attendant, later: Later(commands.downgrade()) };
+        let (known, servers) = watch::channel(Vec::new());
+        let told = Told { view: shown, servers: known, attendant, later: Later(commands.downgrade()) };
         let server = address.to_owned();
-        let task =
-            async move { Carrier::new(stream, server, heartbeat, None, told).open(session).run(inbox).await };
-        (Self { address: address.to_owned(), commands, view }, task)
+        let task = async move {
+            Carrier::new(stream, None, server, heartbeat, None, told).open(session).run(inbox).await
+        };
+        (Self { address: address.to_owned(), commands, view, local: None, host: None, servers }, task)
     }
 
     /// The membership as the server last showed it.
     pub fn watch(&self) -> watch::Receiver<View> {
         self.view.clone()
+    }
+
+    /// This side's address of the first connection, if it is one by TCP.
+    pub(crate) fn local(&self) -> Option<IpAddr> {
+        self.local
+    }
+
+    /// The member that served the run at first, if one did.
+    pub(crate) fn host(&self) -> Option<&Host> {
+        self.host.as_ref()
+    }
+
+    /// Where the run is served, or can be.
+    pub(crate) fn servers(&self) -> Vec<String> {
+        self.servers.borrow().clone()
     }
 
     /// Address of the server.

@@ -9,6 +9,8 @@ use tokio::time::{Instant, timeout};
 use crate::env::Token;
 use crate::rendezvous::auth::{Role, Transcript};
 use crate::rendezvous::error::BootstrapError;
+#[cfg(feature = "succession")]
+use crate::rendezvous::wire::MAX_PEER_BYTES;
 use crate::rendezvous::wire::{
     Frame, HEADER_BYTES, MAX_BODY_BYTES, MAX_HANDSHAKE_BYTES, MAX_TEXT_BYTES, PROTOCOL_VERSION, Reply,
     WireError, body_length, decode, encode,
@@ -50,7 +52,7 @@ impl ReadError {
             Self::Broken(error) => {
                 BootstrapError::ServerLost { op, address: peer.to_owned(), detail: error.to_string() }
             }
-            Self::Wire(WireError::Version { theirs }) => {
+            Self::Wire(WireError::Version { theirs, .. }) => {
                 BootstrapError::WrongVersion { op, peer: peer.to_owned(), ours: PROTOCOL_VERSION, theirs }
             }
             Self::Wire(error) => {
@@ -210,3 +212,6 @@ fn unexpected(op: &str, peer: &str, frame: Frame) -> BootstrapError {
 
 /// Most body bytes once the handshake is over.
 pub(super) const OPEN_LIMIT: usize = MAX_BODY_BYTES;
+/// The same between servers.
+#[cfg(feature = "succession")]
+pub(super) const PEER_LIMIT: usize = MAX_PEER_BYTES;

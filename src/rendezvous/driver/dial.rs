@@ -11,7 +11,7 @@ use super::heartbeat::Heartbeat;
 use crate::env::Token;
 use crate::rendezvous::auth::require;
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::wire::Frame;
+use crate::rendezvous::wire::{Frame, Host};
 
 /// What it takes to be let in.
 #[derive(Clone, Debug)]
@@ -22,6 +22,14 @@ pub(super) struct Credentials {
     pub(super) heartbeat: Heartbeat,
 }
 
+/// A connection to the server that serves this client.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) stream: TcpStream,
+    /// The member that the server belongs to, if it does.
+    pub(super) host: Option<Host>,
+}
+
 /// Longest pause between two tries.
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 const OP: &str = "connect to the rendezvous";
@@ -29,7 +37,7 @@ const OP: &str = "connect to the rendezvous";
 /// What came of one try.
 enum Try {
     /// This server serves the client.
-    Open(TcpStream),
+    Open(Open),
     /// Another one does, here if known.
     Refer(Option<String>),
     /// Nobody is there, for now.
@@ -42,7 +50,7 @@ pub(super) async fn dial(
     addresses: &[String],
     credentials: &Credentials,
     deadline: Duration,
-) -> Result<TcpStream, BootstrapError> {
+) -> Result<Open, BootstrapError> {
     let mut tries = JoinSet::new();
     for address in addresses {
         let (address, credentials) = (address.clone(), credentials.clone());
@@ -51,7 +59,7 @@ pub(super) async fn dial(
     let mut failure = None;
     while let Some(outcome) = tries.join_next().await {
         match outcome {
-            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Ok(open)) => return Ok(open),
             Ok(Err(error)) => failure = Some(error),
             Err(_) => {}
         }
@@ -65,11 +73,7 @@ fn nobody(address: &str, deadline: Duration, detail: &str) -> BootstrapError {
 }
 
 /// Tries one address, and those that it refers to.
-async fn seek(
-    address: &str,
-    credentials: &Credentials,
-    deadline: Duration,
-) -> Result<TcpStream, BootstrapError> {
+async fn seek(address: &str, credentials: &Credentials, deadline: Duration) -> Result<Open, BootstrapError> {
     let began = Instant::now();
     let mut pause = Duration::from_millis(20);
     loop {
@@ -81,7 +85,7 @@ async fn seek(
             outcome = attempt(leader, credentials, left(), deadline).await?;
         }
         let failed = match outcome {
-            Try::Open(stream) => return Ok(stream),
+            Try::Open(open) => return Ok(open),
             Try::Refer(_) => nobody(address, deadline, "no member leads the run"),
             Try::Failed(error) => error,
         };
@@ -116,7 +120,7 @@ async fn attempt(
         Err(error) => Ok(Err(error)),
     };
     match opened {
-        Ok(Ok(Frame::Opened {})) => Ok(Try::Open(stream)),
+        Ok(Ok(Frame::Opened { host })) => Ok(Try::Open(Open { stream, host })),
         Ok(Ok(Frame::Refer { leader })) => Ok(Try::Refer(leader)),
         Ok(Ok(Frame::Refused { error })) => Err(error),
         Ok(Ok(_)) => unreachable("it sent a frame that has no place there".to_owned()),
@@ -159,4 +163,11 @@ async fn open(stream: &mut TcpStream, session: u64) -> Result<Frame, BootstrapEr
     let lost = |error: std::io::Error| BootstrapError::lost(OP, "", &error.to_string());
     write_frame(stream, &Frame::Open { session }).await.map_err(lost)?;
     read_frame(stream, OPEN_LIMIT).await.map_err(|error| error.explain(OP, ""))
+}
+
+/// Whether nobody listens there any more, as the kernel of that host says.
+pub(super) async fn is_refused(address: &str) -> bool {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let refused = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
+    matches!(timeout(PATIENCE, TcpStream::connect(address)).await, Ok(Err(error)) if refused(&error))
 }

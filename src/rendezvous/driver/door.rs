@@ -9,10 +9,19 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, timeout};
 
+#[cfg(feature = "succession")]
+use super::connection::PEER_LIMIT;
 use super::connection::{OPEN_LIMIT, ReadError, read_frame, write_frame};
 use super::news::{Link, News, Outlet, Queued};
 use super::options::ServerOptions;
+#[cfg(feature = "succession")]
+use super::peers::decode;
+use super::service::Service;
+#[cfg(feature = "succession")]
+use crate::rendezvous::codec::{Blob, Wire};
 use crate::rendezvous::error::BootstrapError;
+#[cfg(feature = "succession")]
+use crate::rendezvous::log::Log;
 use crate::rendezvous::machine::{Call, ConnId, Event};
 use crate::rendezvous::wire::{Frame, Request};
 
@@ -28,10 +37,18 @@ pub(crate) struct Door {
     most: usize, // of them
     lease: Duration,
     handshake: Duration,
+    service: watch::Receiver<Service>,
+    /// What the servers of other members ask about.
+    #[cfg(feature = "succession")]
+    pub(super) log: Option<Log>,
 }
 
 impl Door {
-    pub(super) fn new(events: mpsc::Sender<News>, options: &ServerOptions) -> Self {
+    pub(super) fn new(
+        events: mpsc::Sender<News>,
+        service: watch::Receiver<Service>,
+        options: &ServerOptions,
+    ) -> Self {
         Self {
             events,
             joined: Arc::default(),
@@ -40,6 +57,9 @@ impl Door {
             counted: Arc::default(),
             slots: Arc::new(Semaphore::new(options.max_connections)),
             most: options.max_connections,
+            service,
+            #[cfg(feature = "succession")]
+            log: None,
         }
     }
 
@@ -61,7 +81,13 @@ impl Door {
         let Ok(_slot) = self.slots.clone().try_acquire_owned() else {
             return refuse(stream, self.most).await;
         };
-        let Ok(Some((conn, first))) = timeout(self.handshake, self.open(&mut stream)).await else { return };
+        let guest = timeout(self.handshake, self.open(&mut stream)).await;
+        let (conn, first) = match guest {
+            Ok(Some(Guest::Client { conn, first })) => (conn, first),
+            #[cfg(feature = "succession")]
+            Ok(Some(Guest::Peer(log))) => return answer(stream, log).await,
+            Ok(None) | Err(_) => return,
+        };
         let link = self.counted.fetch_add(1, Ordering::Relaxed);
         let (frames, mut queue) = mpsc::channel(MAX_QUEUED);
         // The hub holds the only lasting sender: when it drops it, the writer ends after the last frame.
@@ -108,14 +134,34 @@ impl Door {
 
     /// Learns who the client is; gives its session and the first frame that it sends after the answer. A client that has tried
     /// several ways to the run sends nothing by those that it does not take, and that it closes them says nothing.
-    async fn open<S>(&self, stream: &mut S) -> Option<(ConnId, Frame)>
+    async fn open<S>(&self, stream: &mut S) -> Option<Guest>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let Ok(Frame::Open { session }) = read_frame(stream, OPEN_LIMIT).await else { return None };
-        write_frame(stream, &Frame::Opened {}).await.ok()?;
+        let conn = match read_frame(stream, OPEN_LIMIT).await {
+            Ok(Frame::Open { session }) => session,
+            #[cfg(feature = "succession")]
+            Ok(Frame::Peer {}) => return self.log.clone().map(Guest::Peer),
+            _ => return None,
+        };
+        let service = self.known_service().await;
+        match service {
+            Service::Serves { host } => write_frame(stream, &Frame::Opened { host }).await.ok()?,
+            Service::Refers { leader } => {
+                write_frame(stream, &Frame::Refer { leader }).await.ok()?;
+                return None;
+            }
+        }
         let first = read_frame(stream, OPEN_LIMIT).await.ok()?;
-        Some((session, first))
+        Some(Guest::Client { conn, first })
+    }
+
+    /// Who serves the run. While nobody does a guest waits a while instead of coming again and again.
+    async fn known_service(&self) -> Service {
+        let mut service = self.service.clone();
+        let known = service.wait_for(|service| *service != Service::Refers { leader: None });
+        let _ = timeout(self.handshake / 2, known).await;
+        self.service.borrow().clone()
     }
 
     /// Takes frames in until none come any more; whether the peer's process can be taken for ended.
@@ -162,6 +208,31 @@ impl Door {
             }
             last_heard = Instant::now();
             frame = read_frame(reader, OPEN_LIMIT).await;
+        }
+    }
+}
+
+/// Who has come.
+#[cfg_attr(feature = "succession", expect(clippy::large_enum_variant, reason = "nearly all are clients"))]
+enum Guest {
+    Client {
+        conn: ConnId,
+        first: Frame,
+    },
+    #[cfg(feature = "succession")]
+    Peer(Log),
+}
+
+/// Answers the questions of another member's server until it closes the connection.
+#[cfg(feature = "succession")]
+async fn answer<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, log: Log) {
+    while let Ok(Frame::Question { body }) = read_frame(&mut stream, PEER_LIMIT).await {
+        let Ok(question) = decode(&body) else { return };
+        drop(body);
+        let mut bytes = Vec::new();
+        log.answer(question).await.put(&mut bytes);
+        if write_frame(&mut stream, &Frame::Replied { body: Blob(bytes) }).await.is_err() {
+            return;
         }
     }
 }

@@ -1,39 +1,74 @@
 //! What a server does with its connections: feeds the machine what comes, carries out what it says.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
+use super::dial::is_refused;
 use super::door::Door;
 use super::heartbeat::{Awake, Heartbeat};
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Turn};
 use super::news::{Link, News, Outlet, Queued};
 use super::options::ServerOptions;
+use super::service::Service;
+#[cfg(feature = "succession")]
+use super::shared::Shared;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::leases::Leases;
 use crate::rendezvous::machine::{Action, Call, ConnId, Event, Machine};
-use crate::rendezvous::wire::Frame;
+use crate::rendezvous::wire::{Frame, Host, Join, Request};
 
 /// The task around the machine, and the way to it for connections.
 pub(crate) struct Hub {
     pub(crate) door: Door,
-    _task: JoinSet<()>,
+    task: JoinSet<()>,
 }
 
 impl Hub {
-    /// Starts the task; it ends when this is dropped.
-    pub(crate) fn start(machine: Machine, options: &ServerOptions) -> Self {
+    /// Returns when nothing can be recorded any more.
+    pub(crate) async fn failed(&mut self) {
+        self.task.join_next().await;
+    }
+
+    /// Starts the task for a server by itself; it ends when this is dropped.
+    pub(crate) fn alone(machine: Machine, options: &ServerOptions) -> Self {
+        let (says, service) = watch::channel(Service::Serves { host: None });
+        Self::start(Desk::new(Ledger::alone(machine), None, says, options.heartbeat), service, options)
+    }
+
+    /// Starts the task for a server by itself that another process can go on from, by the file at `path`.
+    pub(crate) fn kept(path: &Path, fresh: Machine, options: &ServerOptions) -> Result<Self, BootstrapError> {
+        let (says, service) = watch::channel(Service::Serves { host: None });
+        let desk = Desk::new(Ledger::kept(path, fresh)?, None, says, options.heartbeat);
+        Ok(Self::start(desk, service, options))
+    }
+
+    /// Starts the task for one that shares the ledger with those of other members.
+    #[cfg(feature = "succession")]
+    pub(crate) fn shared(shared: Shared, host: Host, options: &ServerOptions) -> Self {
+        let (says, service) = watch::channel(Service::Refers { leader: None });
+        let log = shared.log();
+        let desk = Desk::new(Ledger::Shared(Box::new(shared)), Some(host), says, options.heartbeat);
+        let mut hub = Self::start(desk, service, options);
+        hub.door.log = Some(log);
+        hub
+    }
+
+    fn start(desk: Desk, service: watch::Receiver<Service>, options: &ServerOptions) -> Self {
         let (events, inbox) = mpsc::channel(MAX_NEWS);
         let mut task = JoinSet::new();
-        task.spawn(Desk::new(Ledger::new(machine), options.heartbeat).attend(inbox));
-        Self { door: Door::new(events, options), _task: task }
+        task.spawn(desk.attend(inbox));
+        Self { door: Door::new(events, service, options), task }
     }
 }
 
+/// In which most clients have found another server.
+const RETURN: Duration = Duration::from_millis(300);
 /// News that wait for the machine; connections wait when there are more.
 const MAX_NEWS: usize = 1024;
 
@@ -63,9 +98,30 @@ impl Clock {
 /// The task's state.
 struct Desk {
     ledger: Ledger,
+    /// The member that the server belongs to, if it does.
+    #[cfg_attr(
+        not(feature = "succession"),
+        expect(dead_code, reason = "a server by itself belongs to none")
+    )]
+    host: Option<Host>,
+    service: watch::Sender<Service>,
     clock: Clock,
     leases: Leases,
     clients: HashMap<ConnId, Client>,
+    /// Those that can take over, where several can.
+    servers: Vec<String>,
+    /// The servers of clients that have one.
+    listeners: HashMap<ConnId, u128>,
+    /// Members that have left, and are not to end before their servers vote no more.
+    leaving: Vec<(Duration, u128, Client)>,
+    /// When to look whether members have ended that have not come.
+    verify: Option<Duration>,
+    /// Of members without a connection: those whose server does not listen any more have ended.
+    searches: JoinSet<Option<ConnId>>,
+    /// The server ends: whoever is connected is to see that, not that another one leads.
+    ended: bool,
+    /// Told once this server leads no more.
+    successions: Vec<oneshot::Sender<bool>>,
 }
 
 /// A client that is connected.
@@ -76,33 +132,140 @@ struct Client {
 }
 
 impl Desk {
-    fn new(ledger: Ledger, heartbeat: Heartbeat) -> Self {
-        let (clock, mut leases) = (Clock::of(heartbeat), Leases::new(heartbeat.lease));
-        ledger.sessions().into_iter().for_each(|conn| leases.expect(clock.ran, conn));
-        Self { ledger, clock, leases, clients: HashMap::new() }
+    fn new(
+        ledger: Ledger,
+        host: Option<Host>,
+        service: watch::Sender<Service>,
+        heartbeat: Heartbeat,
+    ) -> Self {
+        let mut desk = Self {
+            ledger,
+            host,
+            service,
+            clock: Clock::of(heartbeat),
+            leases: Leases::new(heartbeat.lease),
+            clients: HashMap::new(),
+            servers: Vec::new(),
+            listeners: HashMap::new(),
+            leaving: Vec::new(),
+            verify: None,
+            searches: JoinSet::new(),
+            ended: false,
+            successions: Vec::new(),
+        };
+        desk.expect_all();
+        desk
+    }
+
+    /// All clients of the run have a lease to come. Those that have ended meanwhile do not: nobody has seen their connection close.
+    fn expect_all(&mut self) {
+        self.clock.ran = self.clock.ran.max(self.ledger.last());
+        self.verify = Some(self.clock.ran + RETURN);
+        for conn in self.ledger.sessions() {
+            self.leases.expect(self.clock.ran, conn);
+        }
+    }
+
+    fn serves(&self) -> bool {
+        matches!(*self.service.borrow(), Service::Serves { .. })
     }
 
     async fn attend(mut self, mut inbox: mpsc::Receiver<News>) {
         loop {
-            let deadlines = [self.ledger.next_deadline(), self.leases.next_deadline()];
+            let deadlines =
+                [self.ledger.next_deadline(), self.leases.next_deadline(), self.release(), self.verify];
             let due = self.clock.next_look(deadlines.into_iter().flatten().min());
             tokio::select! {
                 biased;
-                action = self.ledger.next() => self.carry_out(action),
+                turn = self.ledger.next(), if !self.ended => match turn {
+                    Turn::Fail(_error) => {
+                        #[cfg(feature = "tracing")]
+                        tracing::error!(%_error, "the rendezvous server ends");
+                        return;
+                    }
+                    turn => self.turn(turn),
+                },
                 // What has come counts before time does: a sign of life that waits here was given in time.
                 news = inbox.recv() => match news {
                     None => return,
                     Some(news) => self.take(news),
                 },
+                Some(searched) = self.searches.join_next() => {
+                    if let Ok(Some(conn)) = searched {
+                        self.gone(conn);
+                    }
+                }
                 () = sleep_until(due) => self.tick(),
             }
         }
+    }
+
+    /// Looks whether the member has ended, if it has a server.
+    fn search(&mut self, conn: ConnId) {
+        let listeners = self.ledger.listeners();
+        let of = |(of, address): (ConnId, String)| (of == conn).then_some(address);
+        if let Some(address) = listeners.into_iter().find_map(of) {
+            self.searches.spawn(async move { is_refused(&address).await.then_some(conn) });
+        }
+    }
+
+    /// The process of this client has ended, unless it has come back.
+    fn gone(&mut self, conn: ConnId) {
+        if !self.clients.contains_key(&conn) {
+            let now = self.clock.now();
+            self.leases.forget(conn);
+            self.ledger.record(now, Event::Closed { conn, by_peer: true });
+        }
+    }
+
+    fn turn(&mut self, turn: Turn) {
+        match turn {
+            Turn::Do(action) => self.carry_out(action),
+            Turn::Fail(_) => {} // the task ends
+            #[cfg(feature = "succession")]
+            Turn::Lead => {
+                self.service.send_replace(Service::Serves { host: self.host.clone() });
+                self.expect_all();
+            }
+            #[cfg(feature = "succession")]
+            Turn::Follow { leader } => {
+                self.leases.clear();
+                for (_, client) in self.clients.drain() {
+                    client.outlet.say(Frame::Refer { leader: leader.clone() });
+                }
+                self.leaving.clear();
+                self.service.send_replace(Service::Refers { leader });
+                for told in self.successions.drain(..) {
+                    let _ = told.send(true);
+                }
+            }
+            #[cfg(feature = "succession")]
+            Turn::Servers { addresses } => {
+                for client in self.clients.values() {
+                    client.outlet.say(Frame::Servers { addresses: addresses.clone() });
+                }
+                self.servers = addresses;
+            }
+        }
+    }
+
+    /// Lets those go that have left and whose servers vote no more, or that have waited for a lease. When the next is to go.
+    fn release(&mut self) -> Option<Duration> {
+        let (now, ledger) = (self.clock.ran, &self.ledger);
+        self.leaving.retain(|(until, listener, _)| *until > now && ledger.votes(*listener));
+        self.leaving.iter().map(|(until, ..)| *until).min()
     }
 
     fn take(&mut self, news: News) {
         let now = self.clock.now();
         match news {
             News::Opened { conn, link, outlet } => {
+                if let Service::Refers { leader } = &*self.service.borrow() {
+                    return outlet.say(Frame::Refer { leader: leader.clone() });
+                }
+                if self.servers.len() > 1 {
+                    outlet.say(Frame::Servers { addresses: self.servers.clone() });
+                }
                 self.clients.insert(conn, Client { link, outlet, received: 0 });
                 self.heard(now, conn);
             }
@@ -119,6 +282,11 @@ impl Desk {
             News::Said { conn, link, event } => {
                 if self.clients.get(&conn).is_some_and(|client| client.link == link) {
                     self.heard(now, conn);
+                    if let Event::Request { request, .. } = &event
+                        && let Request::Join { join: Join { listener: Some(listener), .. } } = &**request
+                    {
+                        self.listeners.insert(conn, listener.id);
+                    }
                     self.ledger.record(now, event);
                 }
             }
@@ -128,6 +296,7 @@ impl Desk {
                 }
                 self.clients.remove(&conn);
                 if by_peer {
+                    self.listeners.remove(&conn);
                     self.leases.forget(conn);
                     self.ledger.record(now, Event::Closed { conn, by_peer });
                 } else {
@@ -135,6 +304,13 @@ impl Desk {
                 }
             }
             News::Told(event) => self.ledger.record(now, event),
+            News::Succeed(told) => {
+                if self.serves() && self.ledger.leave() {
+                    self.successions.push(told);
+                } else {
+                    let _ = told.send(!self.serves());
+                }
+            }
             News::Flush(mark) => {
                 for client in self.clients.values() {
                     // A queue that is full has its own end, at the next frame.
@@ -142,12 +318,16 @@ impl Desk {
                 }
             }
             News::End => {
+                self.ended = true;
+                // Where somebody goes on with the run it is enough that the connections close.
+                if self.servers.len() > 1 || self.ledger.is_kept() {
+                    return;
+                }
                 let (op, address) = ("use the run".to_owned(), String::new());
                 let detail = "it has ended".to_owned();
                 let error = BootstrapError::ServerLost { op, address, detail };
                 for client in self.clients.values() {
-                    let frame = Frame::Refused { error: error.clone() };
-                    let _ = client.outlet.frames.try_send(Queued::Frame(frame));
+                    client.outlet.say(Frame::Refused { error: error.clone() });
                 }
             }
         }
@@ -161,7 +341,18 @@ impl Desk {
 
     fn tick(&mut self) {
         let now = self.clock.now();
+        if !self.serves() {
+            return;
+        }
+        if self.verify.take_if(|verify| *verify <= now).is_some() {
+            let absent = |(conn, _): &(ConnId, String)| !self.clients.contains_key(conn);
+            let absent: Vec<_> = self.ledger.listeners().into_iter().filter(absent).collect();
+            absent.into_iter().for_each(|(conn, _)| self.search(conn));
+        }
         for event in self.leases.expire(now) {
+            if let Event::Closed { conn, .. } = event {
+                self.search(conn);
+            }
             self.ledger.record(now, event);
         }
         if self.ledger.next_deadline().is_some_and(|deadline| deadline <= now) {
@@ -181,8 +372,12 @@ impl Desk {
                 return;
             }
             Action::Close { conn } => {
-                self.clients.remove(&conn);
+                let (client, listener) = (self.clients.remove(&conn), self.listeners.remove(&conn));
                 self.leases.forget(conn);
+                if let (Some(client), Some(listener)) = (client, listener) {
+                    let until = self.clock.ran.saturating_add(self.leases.lease());
+                    self.leaving.push((until, listener, client));
+                }
                 return;
             }
         };
@@ -218,7 +413,7 @@ mod tests {
     /// For two ranks, and the tasks of its connections.
     fn hub() -> (Hub, JoinSet<()>) {
         let settings = Settings { run_id: String::new(), world: 2, join_deadline: MINUTE, lease: LEASE };
-        (Hub::start(Machine::new(settings).unwrap(), &ServerOptions::new("", 2)), JoinSet::new())
+        (Hub::alone(Machine::new(settings).unwrap(), &ServerOptions::new("", 2)), JoinSet::new())
     }
 
     async fn connect(hub: &Hub, served: &mut JoinSet<()>, session: u64) -> DuplexStream {
@@ -226,7 +421,9 @@ mod tests {
         let door = hub.door.clone();
         served.spawn(async move { door.attend(far, true).await });
         write_frame(&mut near, &Frame::Open { session }).await.unwrap();
-        let Ok(Frame::Opened {}) = read_frame(&mut near, OPEN_LIMIT).await else { panic!("not opened") };
+        let Ok(Frame::Opened { host: None }) = read_frame(&mut near, OPEN_LIMIT).await else {
+            panic!("not opened")
+        };
         near
     }
 
@@ -254,6 +451,7 @@ mod tests {
                 identity: Identity { rank, member, host: "here".to_owned(), pid: 1 },
                 deadline: MINUTE,
                 config: Vec::new(),
+                listener: None,
             },
         }
     }

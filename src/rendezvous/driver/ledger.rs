@@ -1,43 +1,183 @@
-//! What happened, in order, and the machine that follows it.
+//! What happened, in order, and the machine that follows it: of a server by itself, or of one that shares it with others and can
+//! take over from them.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::time::Duration;
 
+#[cfg(feature = "succession")]
+use super::shared::Shared;
+use crate::rendezvous::error::BootstrapError;
+use crate::rendezvous::journal::file::StateFile;
 use crate::rendezvous::machine::{Action, ConnId, Event, Machine};
+use crate::rendezvous::record::Record;
 
 /// The events of a run, and its machine.
-#[derive(Debug)]
-pub(super) struct Ledger {
-    machine: Machine,
-    /// What followed from the events recorded so far.
-    actions: VecDeque<Action>,
+pub(super) enum Ledger {
+    /// Nobody else has it.
+    Alone { machine: Box<Machine>, actions: VecDeque<Action> },
+    /// It is in a file, from which the next process goes on.
+    Kept(Box<Kept>),
+    /// A copy of it is on several servers, of which one leads.
+    #[cfg(feature = "succession")]
+    Shared(Box<Shared>),
+}
+
+/// What is to be done next.
+pub(super) enum Turn {
+    /// What followed from the events recorded here.
+    Do(Action),
+    /// Nothing can be recorded any more.
+    Fail(BootstrapError),
+    /// This server leads from now on.
+    #[cfg(feature = "succession")]
+    Lead,
+    /// Another one does, at this address if that is known.
+    #[cfg(feature = "succession")]
+    Follow { leader: Option<String> },
+    /// These servers can take over.
+    #[cfg(feature = "succession")]
+    Servers { addresses: Vec<String> },
 }
 
 impl Ledger {
-    pub(super) fn new(machine: Machine) -> Self {
-        Self { machine, actions: VecDeque::new() }
+    /// The run that the file at `path` tells of, or a new one that it will tell of.
+    pub(super) fn kept(path: &Path, fresh: Machine) -> Result<Self, BootstrapError> {
+        let settings = fresh.settings().clone();
+        let (file, machine, last) = StateFile::open(path, || Ok(fresh))?;
+        let found = machine.settings();
+        for (field, found, wanted) in [
+            ("run id", found.run_id.clone(), settings.run_id),
+            ("world", found.world.to_string(), settings.world.to_string()),
+        ] {
+            if found != wanted {
+                let op = format!("go on with the run in {}", path.display());
+                let (field, reason) = (field.to_owned(), format!("the file has {found}"));
+                return Err(BootstrapError::Invalid { op, field, value: wanted, reason });
+            }
+        }
+        let (records, actions) = (Vec::new(), VecDeque::new());
+        Ok(Self::Kept(Box::new(Kept { machine, file, last, records, actions })))
     }
 
-    /// Records what happened.
+    pub(super) fn is_kept(&self) -> bool {
+        matches!(self, Self::Kept(_))
+    }
+
+    pub(super) fn alone(machine: Machine) -> Self {
+        Self::Alone { machine: Box::new(machine), actions: VecDeque::new() }
+    }
+
+    /// Records what happened, by the server that leads.
     pub(super) fn record(&mut self, now: Duration, event: Event) {
-        self.actions.extend(self.machine.handle(now, event));
-    }
-
-    /// What is to be done next. Waits for nobody who drops it.
-    pub(super) async fn next(&mut self) -> Action {
-        match self.actions.pop_front() {
-            Some(action) => action,
-            None => std::future::pending().await,
+        match self {
+            Self::Alone { machine, actions } => actions.extend(machine.handle(now, event)),
+            Self::Kept(kept) => kept.records.push(Record { at: now, event }),
+            #[cfg(feature = "succession")]
+            Self::Shared(shared) => shared.record(now, event),
         }
     }
 
-    /// When the machine is due for a tick, if all that was recorded has been followed.
+    /// What is to be done next. Loses nothing when it is dropped.
+    pub(super) async fn next(&mut self) -> Turn {
+        match self {
+            Self::Alone { actions, .. } => match actions.pop_front() {
+                Some(action) => Turn::Do(action),
+                None => std::future::pending().await,
+            },
+            Self::Kept(kept) => match kept.next() {
+                Some(turn) => turn,
+                None => std::future::pending().await,
+            },
+            #[cfg(feature = "succession")]
+            Self::Shared(shared) => shared.next().await,
+        }
+    }
+
+    /// When the machine is due for a tick, by the server that leads.
     pub(super) fn next_deadline(&self) -> Option<Duration> {
-        self.machine.next_deadline()
+        match self {
+            Self::Alone { machine, .. } => machine.next_deadline(),
+            Self::Kept(kept) => kept.machine.next_deadline(),
+            #[cfg(feature = "succession")]
+            Self::Shared(shared) => shared.next_deadline(),
+        }
     }
 
     /// Clients that are expected to come.
     pub(super) fn sessions(&self) -> Vec<ConnId> {
-        self.machine.sessions()
+        match self {
+            Self::Alone { machine, .. } => machine.sessions(),
+            Self::Kept(kept) => kept.machine.sessions(),
+            #[cfg(feature = "succession")]
+            Self::Shared(shared) => shared.sessions(),
+        }
+    }
+
+    /// Members that have servers of their own, and where.
+    pub(super) fn listeners(&self) -> Vec<(ConnId, String)> {
+        match self {
+            Self::Alone { .. } | Self::Kept(_) => Vec::new(),
+            #[cfg(feature = "succession")]
+            Self::Shared(shared) => shared.listeners(),
+        }
+    }
+
+    /// Another server is to lead. Whether there is one that could.
+    pub(super) fn leave(&mut self) -> bool {
+        match self {
+            Self::Alone { .. } | Self::Kept(_) => false,
+            #[cfg(feature = "succession")]
+            Self::Shared(shared) => shared.leave(),
+        }
+    }
+
+    /// Whether this other server is needed to record anything.
+    pub(super) fn votes(&self, _listener: u128) -> bool {
+        match self {
+            Self::Alone { .. } | Self::Kept(_) => false,
+            #[cfg(feature = "succession")]
+            Self::Shared(shared) => shared.votes(_listener),
+        }
+    }
+
+    /// The time of the last record.
+    pub(super) fn last(&self) -> Duration {
+        match self {
+            Self::Alone { .. } => Duration::ZERO,
+            Self::Kept(kept) => kept.last,
+            #[cfg(feature = "succession")]
+            Self::Shared(shared) => shared.last(),
+        }
+    }
+}
+
+/// A ledger in a file.
+pub(super) struct Kept {
+    machine: Machine,
+    file: StateFile,
+    /// The time of the last record.
+    last: Duration,
+    /// On their way to the file: nothing follows from them before they are on disk.
+    records: Vec<Record>,
+    actions: VecDeque<Action>,
+}
+
+impl Kept {
+    fn next(&mut self) -> Option<Turn> {
+        while self.actions.is_empty() && !self.records.is_empty() {
+            // All that has come meanwhile, by one write.
+            let records = std::mem::take(&mut self.records);
+            if let Err(error) = self.file.append(&records) {
+                return Some(Turn::Fail(error));
+            }
+            for Record { at, event } in records {
+                self.last = at;
+                self.actions.extend(self.machine.handle(at, event));
+            }
+            // What fails here is left as it is, and tried again.
+            let _ = self.file.compact(&self.machine, self.last);
+        }
+        self.actions.pop_front().map(Turn::Do)
     }
 }

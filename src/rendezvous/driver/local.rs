@@ -35,7 +35,7 @@ pub(crate) fn local(
         servers.push(far);
     }
     spawn("epwire-local", move || async move {
-        let hub = Hub::start(machine, &options);
+        let hub = Hub::alone(machine, &options);
         let mut tasks = JoinSet::new();
         for far in servers {
             let door = hub.door.clone();

@@ -16,7 +16,14 @@ mod ledger;
 mod local;
 mod news;
 mod options;
+#[cfg(feature = "succession")]
+mod peers;
 mod server;
+mod service;
+#[cfg(feature = "succession")]
+mod shared;
+#[cfg(feature = "succession")]
+mod voters;
 
 pub(crate) use attendant::{Attendant, Later};
 pub(crate) use background::block_on;
@@ -26,3 +33,4 @@ pub use heartbeat::Heartbeat;
 pub(crate) use local::local;
 pub use options::ServerOptions;
 pub use server::Server;
+pub(crate) use server::{Elector, Seat};

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::rendezvous::machine::{ConnId, Event};
 use crate::rendezvous::wire::{Frame, View};
@@ -36,6 +36,8 @@ pub(super) enum News {
     /// The owner of the server knows something.
     Told(Event),
     Flush(Mark),
+    /// Another server is to lead; told whether one does.
+    Succeed(oneshot::Sender<bool>),
     /// The server ends, and with it the run.
     End,
 }
@@ -59,4 +61,11 @@ pub(super) enum Queued {
 pub(super) struct Outlet {
     pub(super) frames: mpsc::Sender<Queued>,
     pub(super) view: watch::Sender<Option<Arc<View>>>,
+}
+
+impl Outlet {
+    /// A queue that is full has its own end, at the next frame that needs an answer.
+    pub(super) fn say(&self, frame: Frame) {
+        let _ = self.frames.try_send(Queued::Frame(frame));
+    }
 }

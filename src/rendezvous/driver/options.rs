@@ -1,5 +1,6 @@
 //! What a server is told.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::heartbeat::Heartbeat;
@@ -18,6 +19,9 @@ pub struct ServerOptions {
     pub join_deadline: Duration,
     /// Signs of life and the handshake.
     pub heartbeat: Heartbeat,
+    /// A file in which the run is kept: a server that is started with it again goes on where the former one has ended, and members
+    /// come back to it. What is answered is on disk before. One server at a time uses it.
+    pub state: Option<PathBuf>,
     /// Connections that may be in the handshake at a time; more wait to be accepted.
     pub max_unauthenticated: usize,
     /// Connections past the handshake: members and clients of the store.
@@ -33,6 +37,7 @@ impl ServerOptions {
             token: None,
             join_deadline: Duration::from_secs(120),
             heartbeat: Heartbeat::default(),
+            state: None,
             max_unauthenticated: 64,
             max_connections: 64 + 4 * world as usize,
         }

@@ -11,24 +11,38 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::background::{block_on, spawn};
+#[cfg(feature = "succession")]
+use super::connection::random;
 use super::connection::receive_guest;
 use super::door::Door;
 use super::hub::Hub;
 use super::news::News;
 use super::options::ServerOptions;
+#[cfg(feature = "succession")]
+use super::peers::Peers;
+#[cfg(feature = "succession")]
+use super::shared::Shared;
 use crate::env::Token;
 use crate::mask::Mask;
 use crate::rendezvous::auth::require;
 use crate::rendezvous::error::BootstrapError;
+#[cfg(feature = "succession")]
+use crate::rendezvous::log::{AppendError, Voter};
 use crate::rendezvous::machine::{Event, Machine, Settings};
+#[cfg(feature = "succession")]
+use crate::rendezvous::wire::Host;
+use crate::rendezvous::wire::Listener;
 use crate::waking::shielded;
 
 /// A running server, on a thread of its own. Dropping it ends it, without waiting: what it has answered still goes out,
-/// for a lease at most, then its connections close, which its members report as [`BootstrapError::ServerLost`].
+/// for a lease at most, then its connections close, which its members report as [`BootstrapError::ServerLost`] unless the server of
+/// another member takes over.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
     orders: mpsc::Sender<Order>,
+    /// By which other members know it, if it belongs to one.
+    listener: Option<Listener>,
 }
 
 /// What the owner of a server asks of it.
@@ -37,31 +51,100 @@ enum Order {
     Ended { rank: u32, pid: u32 },
     Drain { deadline: Duration, done: oneshot::Sender<Mask> },
     Flush { done: oneshot::Sender<()> },
+    Elect { address: String },
+    Succeed { deadline: Duration, done: oneshot::Sender<bool> },
+}
+
+/// Begins an election at a server, which then need not wait for the silence of the one that leads.
+#[derive(Clone, Debug)]
+pub(crate) struct Elector(mpsc::WeakSender<Order>);
+
+impl Elector {
+    /// The process of the member that led, with its server at this address, has ended.
+    pub(crate) fn elect(&self, address: &str) {
+        if let Some(orders) = self.0.upgrade() {
+            let _ = orders.try_send(Order::Elect { address: address.to_owned() });
+        }
+    }
+}
+
+/// What a server begins with.
+enum Part {
+    /// A run of its own.
+    Alone(Box<Machine>),
+    /// A run that others can take over, and that it leads first.
+    #[cfg(feature = "succession")]
+    Founds(Settings, Seat),
+    /// One that it may take over.
+    #[cfg(feature = "succession")]
+    Follows(Seat),
+}
+
+/// The member that a server belongs to.
+#[cfg_attr(not(feature = "succession"), expect(dead_code, reason = "nobody takes over"))]
+#[derive(Clone, Debug)]
+pub(crate) struct Seat {
+    pub(crate) rank: u32,
+    pub(crate) member: u128,
+    /// At which the others reach it, if that is not the address bound.
+    pub(crate) address: Option<String>,
 }
 
 impl Server {
     /// Binds `address` (`host:port`; port 0 takes a free one) and starts to serve.
     ///
     /// Errors: [`BootstrapError::TokenRequired`] off loopback without a token, [`BootstrapError::System`] if the
-    /// address can not be bound, [`BootstrapError::Limit`] for a world outside 1 to 1024. Works under any async
+    /// address can not be bound or the state file not be used, [`BootstrapError::Invalid`] if that is of another run, [`BootstrapError::Limit`] for a world outside 1 to 1024. Works under any async
     /// runtime or none.
     pub async fn bind(address: &str, options: ServerOptions) -> Result<Self, BootstrapError> {
+        let machine = Machine::new(settings(&options))?;
+        Self::start(address, options, Part::Alone(Box::new(machine))).await
+    }
+
+    /// The server of the member that begins the run; those of others can take over from it.
+    pub(crate) async fn found(
+        address: &str,
+        options: ServerOptions,
+        _seat: Seat,
+    ) -> Result<Self, BootstrapError> {
+        #[cfg(feature = "succession")]
+        {
+            let settings = settings(&options);
+            Machine::new(settings.clone())?; // it can be
+            Self::start(address, options, Part::Founds(settings, _seat)).await
+        }
+        #[cfg(not(feature = "succession"))]
+        Self::bind(address, options).await
+    }
+
+    /// The server of another member, which refers to the one that leads and may take over from it.
+    pub(crate) async fn follow(
+        _address: &str,
+        _options: ServerOptions,
+        _seat: Seat,
+    ) -> Result<Option<Self>, BootstrapError> {
+        #[cfg(feature = "succession")]
+        return Self::start(_address, _options, Part::Follows(_seat)).await.map(Some);
+        #[cfg(not(feature = "succession"))]
+        Ok(None)
+    }
+
+    async fn start(address: &str, options: ServerOptions, part: Part) -> Result<Self, BootstrapError> {
         let op = format!("serve the rendezvous at {address}");
-        let machine = Machine::new(Settings {
-            run_id: options.run_id.clone(),
-            world: options.world,
-            join_deadline: options.join_deadline,
-            lease: options.heartbeat.lease,
-        })?;
         let (bound, listening) = oneshot::channel();
         let (orders, inbox) = mpsc::channel(16);
         let address = address.to_owned();
         spawn("epwire-server", move || async move {
-            match listen(&op, &address, options.token.as_ref()).await {
+            let began = async {
+                let (listener, local) = listen(&op, &address, options.token.as_ref()).await?;
+                let (hub, own) = part.begin(&op, local, &options).await?;
+                Ok((listener, local, hub, own))
+            };
+            match began.await {
                 Err(error) => drop(bound.send(Err(error))),
-                Ok((listener, local)) => {
-                    if bound.send(Ok(local)).is_ok() {
-                        serve(listener, machine, options, inbox).await;
+                Ok((listener, local, hub, own)) => {
+                    if bound.send(Ok((local, own))).is_ok() {
+                        serve(listener, hub, options, inbox).await;
                     }
                 }
             }
@@ -70,7 +153,8 @@ impl Server {
             op: "serve the rendezvous".to_owned(),
             detail: "its thread ended at once".to_owned(),
         };
-        Ok(Self { address: shielded(listening).await.map_err(ended)??, orders })
+        let (address, listener) = shielded(listening).await.map_err(ended)??;
+        Ok(Self { address, orders, listener })
     }
 
     /// [`Server::bind`] for a plain thread.
@@ -99,6 +183,23 @@ impl Server {
         shielded(outcome).await.unwrap_or_default()
     }
 
+    /// By which other members know it.
+    pub(crate) fn listener(&self) -> Option<Listener> {
+        self.listener.clone()
+    }
+
+    /// For who learns that the process of the member that leads has ended. Does not keep the server.
+    pub(crate) fn elector(&self) -> Option<Elector> {
+        self.listener.as_ref().map(|_| Elector(self.orders.downgrade()))
+    }
+
+    /// Lets the server of another member lead, if there is one that can; whether this one does not any more, within the deadline.
+    pub(crate) async fn succeeded(&self, deadline: Duration) -> bool {
+        let (done, outcome) = oneshot::channel();
+        let _ = shielded(self.orders.send(Order::Succeed { deadline, done })).await;
+        shielded(outcome).await.unwrap_or(true)
+    }
+
     /// Waits until every answer given so far is with the kernel or its connection is gone, at most a lease. A process
     /// that has learnt of a failure and ends because of it takes this server along: the others are to learn it first.
     pub(crate) async fn flushed(&self) {
@@ -106,6 +207,64 @@ impl Server {
         // A server whose thread is gone has nothing left to write.
         let _ = shielded(self.orders.send(Order::Flush { done })).await;
         let _ = shielded(outcome).await;
+    }
+}
+
+fn settings(options: &ServerOptions) -> Settings {
+    Settings {
+        run_id: options.run_id.clone(),
+        world: options.world,
+        join_deadline: options.join_deadline,
+        lease: options.heartbeat.lease,
+    }
+}
+
+impl Part {
+    /// The hub of a server that is bound to `local`, and by what others know it.
+    async fn begin(
+        self,
+        _op: &str,
+        _local: SocketAddr,
+        options: &ServerOptions,
+    ) -> Result<(Hub, Option<Listener>), BootstrapError> {
+        match self {
+            Self::Alone(machine) => {
+                let hub = match &options.state {
+                    Some(path) => Hub::kept(path, *machine, options)?,
+                    None => Hub::alone(*machine, options),
+                };
+                Ok((hub, None))
+            }
+            #[cfg(feature = "succession")]
+            Self::Founds(settings, seat) => seat.begin(_op, _local, options, Some(settings)).await,
+            #[cfg(feature = "succession")]
+            Self::Follows(seat) => seat.begin(_op, _local, options, None).await,
+        }
+    }
+}
+
+#[cfg(feature = "succession")]
+impl Seat {
+    async fn begin(
+        self,
+        op: &str,
+        local: SocketAddr,
+        options: &ServerOptions,
+        founds: Option<Settings>,
+    ) -> Result<(Hub, Option<Listener>), BootstrapError> {
+        let Self { rank, member, address } = self;
+        let address = address.unwrap_or_else(|| local.to_string());
+        let own = Voter { id: u128::from_le_bytes(random(op)?), address: address.clone() };
+        let listener = Listener { id: own.id, address: address.clone() };
+        let peers = Peers::new(options.run_id.clone(), options.token.clone());
+        let shared = match founds {
+            Some(settings) => Shared::found(own, settings, peers).await,
+            None => Shared::follow(own, peers).await,
+        };
+        let failed =
+            |error: AppendError| BootstrapError::System { op: op.to_owned(), detail: error.to_string() };
+        let host = Host { rank, member, address };
+        Ok((Hub::shared(shared.map_err(failed)?, host, options), Some(listener)))
     }
 }
 
@@ -127,11 +286,10 @@ async fn listen(
 /// Serves until the handle is gone and what was answered is out. All tasks are this one's and end with it.
 async fn serve(
     listener: TcpListener,
-    machine: Machine,
+    mut hub: Hub,
     options: ServerOptions,
     mut orders: mpsc::Receiver<Order>,
 ) {
-    let hub = Hub::start(machine, &options);
     let mut handshakes = Handshakes::new(options.max_unauthenticated);
     let options = Arc::new(options);
     let mut guests = JoinSet::new();
@@ -153,6 +311,21 @@ async fn serve(
                         let _ = done.send(joined.borrow().values().copied().collect());
                     });
                 }
+                Some(Order::Elect { address: _address }) => {
+                    #[cfg(feature = "succession")]
+                    if let Some(log) = &hub.door.log
+                        && log.leadership().borrow().leader.as_ref().is_none_or(|it| it.address == _address)
+                    {
+                        log.elect();
+                    }
+                }
+                Some(Order::Succeed { deadline, done }) => {
+                    let (events, (told, outcome)) = (hub.door.events.clone(), oneshot::channel());
+                    guests.spawn(async move {
+                        let _ = events.send(News::Succeed(told)).await;
+                        let _ = done.send(matches!(timeout(deadline, outcome).await, Ok(Ok(true))));
+                    });
+                }
                 Some(Order::Flush { done }) => {
                     let door = hub.door.clone();
                     guests.spawn(async move {
@@ -171,12 +344,18 @@ async fn serve(
                 Err(_) => sleep(Duration::from_millis(50)).await,
             },
             Some(_) = guests.join_next() => {}
+            () = hub.failed() => return,
         }
     }
     // The address is free for another server at once.
     drop(listener);
     let _ = hub.door.events.send(News::End).await;
     hub.door.flushed().await;
+    // Other servers are to hear nothing more when the clients see that this one is gone, and elect another.
+    #[cfg(feature = "succession")]
+    if let Some(log) = &hub.door.log {
+        log.stop().await;
+    }
 }
 
 /// Connections that have not shown the token yet, oldest first. A member needs a few milliseconds for that; who takes longer

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::rendezvous::call::{Call, ConnId};
+use crate::rendezvous::codec::wire;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::Reply;
 
@@ -12,6 +13,7 @@ use crate::rendezvous::wire::Reply;
 pub(super) struct Answers {
     sessions: BTreeMap<ConnId, Session>,
 }
+wire!(struct Answers { sessions });
 
 #[derive(Debug, Default)]
 struct Session {
@@ -20,6 +22,7 @@ struct Session {
     /// Answers that the client has not said to have.
     given: BTreeMap<u64, Result<Reply, BootstrapError>>,
 }
+wire!(struct Session { open, given });
 
 /// What is known of a call that comes.
 pub(super) enum Asked {

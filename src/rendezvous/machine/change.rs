@@ -194,14 +194,15 @@ impl Machine {
         let Stage::Promises { stay, steps } = &change.stage else { return None };
         let lost = !stay.minus(&self.audible()).is_empty();
         if !lost && stay.iter().all(|rank| steps.contains_key(&rank)) {
-            let step = steps.values().copied().max().unwrap_or(self.changes.furthest) + 1;
+            let furthest = steps.values().copied().max().unwrap_or(self.changes.furthest);
+            let step = furthest.saturating_add(1); // whatever they have promised
             self.conclude(*stay, step);
             return None;
         }
         if lost || now >= change.until {
             let missing = stay.iter().filter(|rank| !steps.contains_key(rank)).collect();
             let (op, elapsed, deadline) =
-                (op(), now + self.settings.lease - change.until, self.settings.lease);
+                (op(), (now + self.settings.lease).saturating_sub(change.until), self.settings.lease);
             let error = BootstrapError::Timeout { op, elapsed, deadline, missing: Box::new(missing) };
             self.abort(now, &change, error);
             if lost {

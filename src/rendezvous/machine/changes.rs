@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::mask::Mask;
+use crate::rendezvous::codec::wire;
 use crate::rendezvous::wire::Ask;
 
 /// A link that was in doubt so often within [`WORN_WITHIN`] counts as broken, though its ends reach each other.
@@ -25,6 +26,7 @@ pub(super) struct Changes {
     /// The last step that any member has promised to begin at most.
     pub(super) furthest: u64,
 }
+wire!(struct Changes { last, running, rest_until, doubts, doubted, furthest });
 
 pub(super) type Link = (u32, u32);
 
@@ -36,6 +38,7 @@ pub(super) struct Change {
     pub(super) asked: Mask,
     pub(super) stage: Stage,
 }
+wire!(struct Change { number, until, asked, stage });
 
 #[derive(Debug)]
 pub(super) enum Stage {
@@ -51,6 +54,7 @@ pub(super) enum Stage {
         steps: BTreeMap<u32, u64>,
     },
 }
+wire!(enum Stage { 1 => Survey { silent, doubts, missing }, 2 => Promises { stay, steps } });
 
 impl Change {
     pub(super) fn question(&self, rank: u32, members: &Mask) -> Ask {
@@ -105,6 +109,25 @@ impl Changes {
         self.doubted.retain(|(when, _)| *when + WORN_WITHIN > now);
         let times = |link: &Link| self.doubted.iter().filter(|(_, doubted)| doubted == link).count();
         links.iter().filter(|link| times(link) + 1 >= WORN_AFTER).copied().collect()
+    }
+
+    /// Whether a run of so many ranks can have these.
+    pub(super) fn can_be(&self, world: u32) -> bool {
+        let masks = |masks: &BTreeMap<u32, Mask>| {
+            masks.iter().all(|(rank, peers)| *rank < world && peers.fits(world))
+        };
+        let running = self.running.as_ref().is_none_or(|change| {
+            let stage = match &change.stage {
+                Stage::Survey { silent, doubts, missing } => {
+                    silent.fits(world) && masks(doubts) && masks(missing)
+                }
+                Stage::Promises { stay, steps } => stay.fits(world) && steps.keys().all(|rank| *rank < world),
+            };
+            stage && change.number == self.last && change.asked.fits(world)
+        });
+        running
+            && masks(&self.doubts)
+            && self.doubted.iter().all(|(_, (low, high))| low < high && *high < world)
     }
 }
 

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use crate::rendezvous::call::{Call, ConnId};
+use crate::rendezvous::codec::wire;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Ask, Decision, Notice, Reply, Request, View};
 
 /// What happened.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A request came (also a sign of life).
     Request {
@@ -58,6 +59,16 @@ pub enum Event {
     /// Time passed; due at [`Machine::next_deadline`](super::Machine::next_deadline).
     Tick,
 }
+wire!(enum Event {
+    1 => Request { call, request },
+    2 => Heard { conn },
+    3 => Noticed { conn, notice },
+    4 => Closed { conn, by_peer },
+    5 => Ended { rank, pid },
+    6 => Tick {},
+    7 => Received { conn, through },
+    8 => Silent { conn },
+});
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq)]

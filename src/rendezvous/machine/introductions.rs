@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::rendezvous::call::Call;
-use crate::rendezvous::codec::Blob;
+use crate::rendezvous::codec::{Blob, wire};
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::rounds::Outcome;
 
@@ -13,6 +13,7 @@ pub(super) struct Introductions {
     pub(super) last: u64,
     pub(super) waiting: Vec<Waiting>,
 }
+wire!(struct Introductions { last, waiting });
 
 #[derive(Debug)]
 pub(super) struct Waiting {
@@ -25,6 +26,7 @@ pub(super) struct Waiting {
     pub(super) began: Duration,
     pub(super) until: Duration,
 }
+wire!(struct Waiting { ticket, call, newcomer, peer, blobs, began, until });
 
 impl Introductions {
     pub(super) fn next_deadline(&self) -> Option<Duration> {
@@ -50,6 +52,13 @@ impl Introductions {
             (waiting.call, Err(BootstrapError::PeerLost { op: op(), rank, host: host.to_owned(), pid }))
         })
         .collect()
+    }
+
+    /// Whether a run of so many ranks can have these.
+    pub(super) fn can_be(&self, world: u32) -> bool {
+        let known = |waiting: &Waiting| waiting.newcomer < world && waiting.peer < world;
+        let all = |which: &dyn Fn(&Waiting) -> bool| self.waiting.iter().all(which);
+        all(&known) && all(&|waiting| waiting.began <= waiting.until && waiting.ticket <= self.last)
     }
 }
 

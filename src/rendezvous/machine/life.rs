@@ -31,7 +31,7 @@ impl Machine {
 
     pub(super) fn closed(&mut self, conn: ConnId, by_peer: bool) {
         match self.conns.get(&conn).copied() {
-            None => self.end_session(conn),
+            None => self.forget_session(conn),
             Some(rank) if by_peer || self.decision.epoch == 0 => self.bury(rank),
             Some(_) => self.silent(conn),
         }
@@ -39,10 +39,14 @@ impl Machine {
 
     /// The client comes back by a new connection no more, or is refused.
     pub(super) fn end_session(&mut self, conn: ConnId) {
+        self.forget_session(conn);
+        self.actions.push(Action::Close { conn });
+    }
+
+    fn forget_session(&mut self, conn: ConnId) {
         self.conns.remove(&conn);
         self.answers.forget(conn);
         self.store.forget(conn);
-        self.actions.push(Action::Close { conn });
     }
 
     /// The member of `rank` has another connection. What it was told or asked by the former one may not have come, nor what it

@@ -11,9 +11,10 @@ use super::introductions::Introductions;
 use super::store::Store;
 use crate::mask::{MAX_WORLD, Mask};
 use crate::rendezvous::call::{Call, ConnId};
+use crate::rendezvous::codec::wire;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::rounds::{Outcome, Rounds};
-use crate::rendezvous::wire::{Decision, Fields, Identity, MAX_TEXT_BYTES, RankState, Reply, View};
+use crate::rendezvous::wire::{Decision, Fields, Identity, Listener, MAX_TEXT_BYTES, RankState, Reply, View};
 
 /// What a run is.
 #[derive(Clone, Debug)]
@@ -27,6 +28,7 @@ pub struct Settings {
     /// Silence after which a member is suspect, and how long the answers of members are waited for.
     pub lease: Duration,
 }
+wire!(struct Settings { run_id, world, join_deadline, lease });
 
 /// The server's side of a run.
 #[derive(Debug)]
@@ -82,6 +84,11 @@ impl Machine {
         })
     }
 
+    /// What the run is.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// How the membership stands.
     pub fn view(&self) -> View {
         let state = |seat: &Option<Member>| match seat.as_ref().map(|member| (member.role, member.life)) {
@@ -129,6 +136,7 @@ pub(super) enum Role {
     Standby,
     Evicted,
 }
+wire!(enum Role { 1 => Active {}, 2 => Standby {}, 3 => Evicted {} });
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
@@ -137,6 +145,7 @@ pub(super) enum Life {
     Suspect,
     Dead,
 }
+wire!(enum Life { 1 => Heard {}, 2 => Suspect {}, 3 => Dead {} });
 
 #[derive(Debug)]
 pub(super) struct Member {
@@ -152,4 +161,6 @@ pub(super) struct Member {
     /// Peers to which it was asked to introduce itself.
     pub(super) meeting: Mask,
     pub(super) config: Fields,
+    pub(super) listener: Option<Listener>,
 }
+wire!(struct Member { identity, role, life, conn, joining, ready, met, meeting, config, listener });

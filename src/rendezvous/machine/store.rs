@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::rendezvous::call::{Call, ConnId};
-use crate::rendezvous::codec::Blob;
+use crate::rendezvous::codec::{Blob, Reader, Wire, WireError, wire};
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::rounds::Outcome;
 use crate::rendezvous::wire::Reply;
@@ -34,12 +34,33 @@ pub(super) struct Store {
     waiting: BTreeMap<String, Vec<Waiting>>,
 }
 
+/// What the entries cost is counted again.
+impl Wire for Store {
+    const LEAST: usize = 8;
+    fn put(&self, out: &mut Vec<u8>) {
+        let Self { entries, bytes: _, waiting } = self;
+        entries.put(out);
+        waiting.put(out);
+    }
+    fn get(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let (entries, waiting): (BTreeMap<String, Arc<Blob>>, _) = Wire::get(from)?;
+        let bytes = entries.iter().map(|(key, value)| cost(key, value)).sum();
+        Ok(Self { entries, bytes, waiting })
+    }
+}
+
 #[derive(Debug)]
 struct Waiting {
     call: Call,
     keys: Vec<String>,
     began: Duration,
     until: Duration,
+}
+wire!(struct Waiting { call, keys, began, until });
+
+/// What an entry counts for.
+fn cost(key: &str, value: &Blob) -> usize {
+    key.len() + value.0.len() + ENTRY_BYTES
 }
 
 impl Store {
@@ -106,6 +127,24 @@ impl Store {
         });
     }
 
+    /// Whether a run can have this.
+    pub(super) fn can_be(&self) -> bool {
+        let fits = |(key, value): (&String, &Arc<Blob>)| {
+            key.len() <= MAX_KEY_BYTES && value.0.len() <= MAX_VALUE_BYTES
+        };
+        let parked = |(key, waiting): (&String, &Vec<Waiting>)| {
+            let here =
+                |waiting: &Waiting| self.missing(waiting) == Some(key) && waiting.began <= waiting.until;
+            !waiting.is_empty() && waiting.iter().all(here)
+        };
+        self.bytes <= MAX_STORE_BYTES && self.entries.iter().all(fits) && self.waiting.iter().all(parked)
+    }
+
+    /// The first of its keys that is not there.
+    fn missing<'a>(&self, waiting: &'a Waiting) -> Option<&'a String> {
+        waiting.keys.iter().find(|key| !self.entries.contains_key(*key))
+    }
+
     fn change(
         &mut self,
         call: Call,
@@ -124,7 +163,7 @@ impl Store {
 
     /// Answers, or waits at the first key that is missing.
     fn park(&mut self, waiting: Waiting) -> Option<Outcome> {
-        if let Some(missing) = waiting.keys.iter().find(|key| !self.entries.contains_key(*key)) {
+        if let Some(missing) = self.missing(&waiting) {
             self.waiting.entry(missing.clone()).or_default().push(waiting);
             return None;
         }
@@ -139,9 +178,8 @@ impl Store {
     fn put(&mut self, op: &str, key: &str, value: Blob) -> Result<(), BootstrapError> {
         BootstrapError::check(op, "bytes of the key", key.len(), MAX_KEY_BYTES)?;
         BootstrapError::check(op, &format!("bytes of the value of {key}"), value.0.len(), MAX_VALUE_BYTES)?;
-        let cost = |value: &Blob| key.len() + value.0.len() + ENTRY_BYTES;
-        let freed = self.entries.get(key).map_or(0, |former| cost(former));
-        let bytes = self.bytes - freed + cost(&value);
+        let freed = self.entries.get(key).map_or(0, |former| cost(key, former));
+        let bytes = self.bytes - freed + cost(key, &value);
         BootstrapError::check(op, "bytes of the store", bytes, MAX_STORE_BYTES)?;
         self.bytes = bytes;
         self.entries.insert(key.to_owned(), Arc::new(value));

@@ -1,6 +1,8 @@
 //! The machine by itself: each case is a list of events, and time is what the case says.
 
 mod histories;
+mod random;
+mod restored;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -177,6 +179,7 @@ fn join(rank: u32, member: u128, world: u32) -> Join {
         identity: Identity { rank, member, host: format!("host{rank}"), pid: 100 + rank },
         deadline: 20 * SECOND,
         config: vec![("hidden".to_owned(), "7168".to_owned())],
+        listener: None,
     }
 }
 
@@ -836,4 +839,15 @@ fn leaving_is_a_death_that_says_so() {
     let leave = run.ask(1, Request::Leave {});
     assert_eq!(run.answer(leave), Some(&Ok(Reply::Done {})));
     assert_eq!((run.state(1), run.closed.as_slice()), (RankState::Dead {}, &[1][..]));
+}
+
+#[test]
+fn the_end_of_a_connection_whose_member_was_seen_dead_before_the_start_is_not_that_of_its_successor() {
+    let mut run = Run::new(2);
+    run.join(1, 1, 1);
+    run.event(Event::Ended { rank: 1, pid: 101 });
+    run.join(9, 1, 9);
+    run.join(0, 0, 0);
+    run.event(Event::Closed { conn: 1, by_peer: true });
+    assert_eq!((run.state(1), run.closed.as_slice()), (RankState::Alive {}, &[1][..]));
 }

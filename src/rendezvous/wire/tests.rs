@@ -36,7 +36,7 @@ fn identity() -> impl Strategy<Value = Identity> {
 fn request() -> impl Strategy<Value = Request> {
     let join = (any::<u16>(), text(), any::<u32>(), identity(), time(), fields()).prop_map(
         |(version, run_id, world, identity, deadline, config)| Request::Join {
-            join: Join { version, run_id, world, identity, deadline, config },
+            join: Join { version, run_id, world, identity, deadline, config, listener: None },
         },
     );
     let kind = prop_oneof![
@@ -139,7 +139,13 @@ fn frame() -> impl Strategy<Value = Frame> {
         view().prop_map(|view| Frame::Changed { view: Arc::new(view) }),
         any::<u64>().prop_map(|received| Frame::Ping { received }),
         any::<u64>().prop_map(|session| Frame::Open { session }),
-        Just(Frame::Opened {}),
+        proptest::option::of((any::<u32>(), any::<u128>(), text())).prop_map(|host| Frame::Opened {
+            host: host.map(|(rank, member, address)| Host { rank, member, address })
+        }),
+        proptest::collection::vec(text(), 0..4).prop_map(|addresses| Frame::Servers { addresses }),
+        Just(Frame::Peer {}),
+        blob().prop_map(|body| Frame::Question { body }),
+        blob().prop_map(|body| Frame::Replied { body }),
         proptest::option::of(text()).prop_map(|leader| Frame::Refer { leader }),
         Just(Frame::Pong {}),
         notice().prop_map(|notice| Frame::Notice { notice }),
@@ -194,8 +200,8 @@ fn the_header_says_what_is_wrong() {
         decode(&changed)
     };
     assert_eq!(with(0, b'X'), Err(WireError::Magic));
-    assert_eq!(with(4, 9), Err(WireError::Version { theirs: 9 }));
-    assert_eq!(with(9, 255), Err(WireError::TooLong { bytes: 0xff00_0002, limit: MAX_BODY_BYTES }));
+    assert_eq!(with(4, 9), Err(WireError::Version { ours: PROTOCOL_VERSION, theirs: 9 }));
+    assert_eq!(with(9, 255), Err(WireError::TooLong { bytes: 0xff00_0002, limit: MAX_PEER_BYTES }));
     assert_eq!(with(10, 99), Err(WireError::Invalid { what: "Frame" }));
     assert_eq!(decode(b""), Err(WireError::Truncated));
 }

@@ -1,9 +1,13 @@
 //! What the targets of the window's blob and of the fd server share: two ranks of this process, and the bytes of a
-//! blob as `c/window/blob.c` writes them.
+//! blob as `c/window/blob.c` writes them. And what those of records and snapshots share: a run.
 
 use std::ops::Range;
+use std::time::Duration;
 
-use epwire::{EpBuffer, EpConfig};
+use epwire::rendezvous::machine::{Call, Event, Machine, Settings};
+use epwire::rendezvous::wire::{Join, Notice, PROTOCOL_VERSION, Request, Round, RoundKind};
+use epwire::rendezvous::{Blob, Identity};
+use epwire::{EpBuffer, EpConfig, Mask};
 
 /// Where the exporter's process is named.
 pub const PROCESS: Range<usize> = 40..56;
@@ -35,6 +39,36 @@ impl Default for Pair {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// A run of three ranks in which something of everything is under way. Rank r is on connection r.
+pub fn formed() -> Machine {
+    let second = Duration::from_secs(1);
+    let settings =
+        Settings { run_id: "run".to_owned(), world: 3, join_deadline: 60 * second, lease: 5 * second };
+    let mut machine = Machine::new(settings).expect("settings");
+    let mut ask = |conn: u32, request| {
+        let call = Call { conn: u64::from(conn), id: 1 };
+        machine.handle(second, Event::Request { call, request: Box::new(request) });
+    };
+    for rank in 0..3 {
+        let identity = Identity { rank, member: u128::from(rank), host: "host".to_owned(), pid: rank };
+        let (version, run_id, config) = (PROTOCOL_VERSION, "run".to_owned(), Vec::new());
+        ask(
+            rank,
+            Request::Join { join: Join { version, run_id, world: 3, identity, deadline: second, config } },
+        );
+    }
+    ask(0, Request::Set { key: "a".to_owned(), value: Blob(vec![1]) });
+    ask(1, Request::Get { keys: vec!["a".to_owned(), "b".to_owned()], deadline: 5 * second });
+    let kind = RoundKind::Exchange { blobs: vec![Blob(vec![2]); 3] };
+    for (tag, deadline) in [("open", 9 * second), ("late", Duration::ZERO)] {
+        let (tag, ranks, kind) = (tag.to_owned(), Mask::all(3), kind.clone());
+        ask(0, Request::Round { round: Round { tag, ranks, deadline, kind } });
+    }
+    let notice = Notice::Doubt { epoch: 1, peers: Mask::all(2).without(0) };
+    machine.handle(second, Event::Noticed { conn: 0, notice });
+    machine
 }
 
 /// Makes the checksum at the blob's end right again.

@@ -1,14 +1,17 @@
 //! Whole histories of a run: the server's machine and each member's [`Pace`], with messages that take their time, members that
 //! die, stop and go on, links that break, newcomers that come and dawdle. What must hold is checked in every moment, and
-//! once nothing goes wrong any more everybody who can has to take part again.
+//! once nothing goes wrong any more everybody who can has to take part again. The server goes on in another process now and
+//! then, from what was written down: all that happens is a record.
 //!
 //! `EPWIRE_SEED` and `EPWIRE_CASES` choose other histories than the default ones; a failure names its seed.
 
 use std::collections::BTreeMap;
 
+use super::random::Random;
 use super::*;
 use crate::rendezvous::leases::Leases;
 use crate::rendezvous::pace::{Next, Pace};
+use crate::rendezvous::record::Record;
 use crate::rendezvous::wire::{Ask, Notice, View};
 
 const RANKS: u32 = 5;
@@ -68,10 +71,13 @@ struct Member {
 }
 
 struct World {
-    random: u64,
+    random: Random,
     now: Duration,
     machine: Machine,
     leases: Leases,
+    /// One that nobody restores, beside it.
+    lasting: Machine,
+    restarts: Random,
     members: Vec<Member>,
     to_server: Vec<(Duration, ConnId, Heard)>,
     to_member: Vec<(Duration, ConnId, Said)>,
@@ -92,9 +98,11 @@ impl World {
         let settings =
             Settings { run_id: "run".to_owned(), world: RANKS, join_deadline: 60 * LEASE, lease: LEASE };
         let mut world = Self {
-            random: seed,
+            random: Random(seed),
             now: Duration::ZERO,
-            machine: Machine::new(settings).unwrap(),
+            machine: Machine::new(settings.clone()).unwrap(),
+            lasting: Machine::new(settings).unwrap(),
+            restarts: Random(!seed),
             leases: Leases::new(LEASE),
             members: Vec::new(),
             to_server: Vec::new(),
@@ -115,13 +123,8 @@ impl World {
         world
     }
 
-    /// SplitMix64.
     fn below(&mut self, n: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ z >> 31) % n
+        self.random.below(n)
     }
 
     fn start(&mut self, rank: u32) {
@@ -173,7 +176,7 @@ impl World {
     fn event(&mut self, event: Event) {
         let before = self.machine.decision;
         let living = self.machine.ranks(|member| member.role == Role::Active && member.life != Life::Dead);
-        for action in self.machine.handle(self.now, event) {
+        for action in self.handle(event) {
             let (conn, said) = match action {
                 Action::Answer { call, result: Ok(Reply::Joined { joined }) } => {
                     (call.conn, Said::Joined(joined.view.clone()))
@@ -202,6 +205,23 @@ impl World {
             self.check_decision(&before, &after, &living);
         }
         self.decisions.insert(after.epoch, after);
+    }
+
+    /// Tells the server, which may go on in another process afterwards.
+    fn handle(&mut self, event: Event) -> Vec<Action> {
+        let record = Record { at: self.now, event };
+        let Record { at, event } = Record::decode(&record.encode()).unwrap();
+        assert_eq!(event, record.event);
+        let actions = self.machine.handle(at, event);
+        assert_eq!(actions, self.lasting.handle(record.at, record.event));
+        if self.restarts.below(8) == 0 {
+            let written = self.machine.snapshot();
+            assert!(written == self.lasting.snapshot(), "{:?} and {:?}", self.machine, self.lasting);
+            self.machine = Machine::restore(&written).unwrap();
+            assert!(written == self.machine.snapshot());
+        }
+        assert_eq!(self.machine.next_deadline(), self.lasting.next_deadline());
+        actions
     }
 
     /// Nobody is removed who was well, and too many never.
@@ -256,6 +276,7 @@ impl World {
                 },
                 deadline: 60 * LEASE,
                 config: Vec::new(),
+                listener: None,
             };
             if let Some(event) = self.leases.heard(now, conn) {
                 self.event(event);
@@ -539,7 +560,7 @@ impl World {
     }
 }
 
-fn number(name: &str, default: u64) -> u64 {
+pub(super) fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 

@@ -1,0 +1,283 @@
+//! A ledger that the servers of several members share: the machine as the replicated log drives it, and who votes.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::ledger::Turn;
+use super::peers::Peers;
+use super::voters::choose;
+use crate::rendezvous::codec::{Reader, Wire, WireError, wire};
+use crate::rendezvous::log::{AppendError, Leadership, Log, StateMachine, Timing, Voter, VotersError};
+use crate::rendezvous::machine::{Action, ConnId, Event, Machine, Settings};
+use crate::rendezvous::record::Record;
+
+/// One server's copy, and its part in the log.
+pub(super) struct Shared {
+    own: Voter,
+    log: Log,
+    copy: Arc<Copy>,
+    /// What follows from records, on every server; carried out by the one that leads.
+    actions: mpsc::UnboundedReceiver<Action>,
+    leadership: watch::Receiver<Leadership>,
+    leads: bool,
+    leader: Option<String>,
+    /// Whether it wants another one to lead.
+    leaving: bool,
+    voters: BTreeSet<u128>,
+    changing: JoinSet<Result<(), VotersError>>,
+    /// No change of voters is tried before.
+    rest_until: Instant,
+    /// The machine is not told that time has passed twice for the same deadline.
+    ticked: Option<Duration>,
+}
+
+/// An entry of the log.
+enum Entry {
+    /// The first one: what the run is.
+    Begin {
+        settings: Settings,
+    },
+    Happened {
+        record: Record,
+    },
+}
+wire!(enum Entry { 1 => Begin { settings }, 2 => Happened { record } });
+
+/// How long a change of voters may take, and how long to rest after one that failed.
+const CHANGE: Duration = Duration::from_secs(2);
+const REST: Duration = Duration::from_millis(200);
+
+impl Shared {
+    /// Begins a log for a run, and leads.
+    pub(super) async fn found(own: Voter, settings: Settings, peers: Peers) -> Result<Self, AppendError> {
+        let (copy, actions) = Copy::new();
+        let log = Log::found(own.clone(), copy.clone(), Arc::new(peers), Timing::default()).await?;
+        log.append(encoded(&Entry::Begin { settings })).await?;
+        Ok(Self::new(own, log, copy, actions))
+    }
+
+    /// Waits for whoever leads to share the log.
+    pub(super) async fn follow(own: Voter, peers: Peers) -> Result<Self, AppendError> {
+        let (copy, actions) = Copy::new();
+        let log = Log::empty(own.clone(), copy.clone(), Arc::new(peers), Timing::default()).await?;
+        Ok(Self::new(own, log, copy, actions))
+    }
+
+    fn new(own: Voter, log: Log, copy: Arc<Copy>, actions: mpsc::UnboundedReceiver<Action>) -> Self {
+        let mut leadership = log.leadership();
+        leadership.mark_changed();
+        Self {
+            own,
+            log,
+            copy,
+            actions,
+            leadership,
+            leads: false,
+            leader: None,
+            leaving: false,
+            voters: BTreeSet::new(),
+            changing: JoinSet::new(),
+            rest_until: Instant::now(),
+            ticked: None,
+        }
+    }
+
+    pub(super) fn log(&self) -> Log {
+        self.log.clone()
+    }
+
+    pub(super) fn record(&mut self, now: Duration, event: Event) {
+        if !self.leads {
+            return; // it is told to whoever does
+        }
+        if matches!(event, Event::Tick) {
+            self.ticked = self.copy.state().machine.as_ref().and_then(Machine::next_deadline);
+        }
+        let entry = Entry::Happened { record: Record { at: now, event } };
+        // On its way. If it does not get there this server leads no more, and clients tell the next one.
+        drop(self.log.append(encoded(&entry)));
+    }
+
+    pub(super) async fn next(&mut self) -> Turn {
+        loop {
+            self.tend();
+            let rest = self.rest_until;
+            tokio::select! {
+                biased;
+                Ok(()) = self.leadership.changed() => {
+                    if let Some(turn) = self.led() {
+                        return turn;
+                    }
+                }
+                Some(action) = self.actions.recv() => {
+                    if self.leads {
+                        return Turn::Do(action);
+                    }
+                }
+                Some(changed) = self.changing.join_next() => {
+                    if !matches!(changed, Ok(Ok(()))) {
+                        self.rest_until = Instant::now() + REST;
+                    }
+                }
+                () = tokio::time::sleep_until(rest), if rest > Instant::now() => {}
+            }
+            if let Some(turn) = self.voters_changed() {
+                return turn;
+            }
+        }
+    }
+
+    /// Another leader, perhaps this one.
+    fn led(&mut self) -> Option<Turn> {
+        let Leadership { leads, leader, .. } = self.leadership.borrow_and_update().clone();
+        let leader = leader.map(|leader| leader.address);
+        if leads && !self.leads {
+            // What followed from the records of others: their clients ask again what they have not been told.
+            while self.actions.try_recv().is_ok() {}
+            (self.leads, self.ticked) = (true, None);
+            return Some(Turn::Lead);
+        }
+        if !leads && (self.leads || leader != self.leader) {
+            (self.leads, self.leader) = (false, leader.clone());
+            self.voters.clear();
+            return Some(Turn::Follow { leader });
+        }
+        None
+    }
+
+    fn voters_changed(&mut self) -> Option<Turn> {
+        let voters = self.log.voters();
+        let ids: BTreeSet<u128> = voters.iter().map(|voter| voter.id).collect();
+        if !self.leads || ids == self.voters {
+            return None;
+        }
+        self.voters = ids;
+        Some(Turn::Servers { addresses: voters.into_iter().map(|voter| voter.address).collect() })
+    }
+
+    /// Sees to it that those vote who should.
+    pub(super) fn tend(&mut self) {
+        if !self.leads || !self.changing.is_empty() || Instant::now() < self.rest_until {
+            return;
+        }
+        let voters = self.log.voters();
+        let listeners = self.copy.state().machine.as_ref().map(Machine::listeners).unwrap_or_default();
+        let own = (!self.leaving).then_some(&self.own);
+        let wanted = choose(&voters, own, &listeners);
+        if wanted.is_empty()
+            || wanted.iter().all(|voter| voters.contains(voter)) && wanted.len() == voters.len()
+        {
+            return;
+        }
+        let log = self.log.clone();
+        self.changing.spawn(async move { log.set_voters(wanted, CHANGE).await });
+    }
+
+    /// Another server is to lead. Whether there is one that could.
+    pub(super) fn leave(&mut self) -> bool {
+        self.leaving = true;
+        self.copy
+            .state()
+            .machine
+            .as_ref()
+            .is_some_and(|machine| machine.listeners().iter().any(|(_, listener)| listener.id != self.own.id))
+    }
+
+    /// Whether this server votes.
+    pub(super) fn votes(&self, id: u128) -> bool {
+        self.leads && id != self.own.id && self.log.voters().iter().any(|voter| voter.id == id)
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Duration> {
+        let deadline = self.copy.state().machine.as_ref().and_then(Machine::next_deadline)?;
+        (self.leads && self.ticked != Some(deadline)).then_some(deadline)
+    }
+
+    pub(super) fn listeners(&self) -> Vec<(ConnId, String)> {
+        self.copy.state().machine.as_ref().map(Machine::addresses).unwrap_or_default()
+    }
+
+    pub(super) fn sessions(&self) -> Vec<ConnId> {
+        self.copy.state().machine.as_ref().map(Machine::sessions).unwrap_or_default()
+    }
+
+    pub(super) fn last(&self) -> Duration {
+        self.copy.state().last
+    }
+}
+
+fn encoded(entry: &Entry) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(256);
+    entry.put(&mut bytes);
+    bytes
+}
+
+/// The machine, on each server the same.
+pub(super) struct Copy {
+    state: Mutex<State>,
+    actions: mpsc::UnboundedSender<Action>,
+}
+
+#[derive(Default)]
+struct State {
+    /// None before the first entry.
+    machine: Option<Machine>,
+    /// The time of the last record. Another leader has another clock: time never goes back.
+    last: Duration,
+}
+
+impl Copy {
+    fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Action>) {
+        let (actions, done) = mpsc::unbounded_channel();
+        (Arc::new(Self { state: Mutex::default(), actions }), done)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StateMachine for Copy {
+    fn apply(&self, record: &[u8]) {
+        let mut from = Reader::new(record);
+        let mut state = self.state();
+        match Entry::get(&mut from) {
+            Ok(Entry::Begin { settings }) => state.machine = Machine::new(settings).ok(),
+            Ok(Entry::Happened { record }) => {
+                state.last = state.last.max(record.at);
+                let now = state.last;
+                let actions = state.machine.as_mut().map(|machine| machine.handle(now, record.event));
+                drop(state);
+                for action in actions.unwrap_or_default() {
+                    let _ = self.actions.send(action);
+                }
+            }
+            // All copies pass over it alike.
+            Err(_) => {}
+        }
+    }
+
+    fn snapshot(&self) -> Vec<u8> {
+        let state = self.state();
+        let mut bytes = Vec::new();
+        state.last.put(&mut bytes);
+        if let Some(machine) = &state.machine {
+            bytes.extend(machine.snapshot());
+        }
+        bytes
+    }
+
+    fn restore(&self, snapshot: &[u8]) -> Result<(), WireError> {
+        let mut from = Reader::new(snapshot);
+        let last = Duration::get(&mut from)?;
+        let rest = &snapshot[snapshot.len() - from.remaining()..];
+        let machine = if rest.is_empty() { None } else { Some(Machine::restore(rest)?) };
+        *self.state() = State { machine, last };
+        Ok(())
+    }
+}

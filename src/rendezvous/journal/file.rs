@@ -1,0 +1,296 @@
+//! The log of a server that stands alone: a file from which the next process goes on where this one has ended.
+//!
+//! The file is {magic | version u16} and then pieces (see [`frame`](super::frame)): first the time and a snapshot of the
+//! machine, then the records that came after it, a group to a piece. `FILE.new` becomes the file when the records outweigh
+//! the snapshot; `FILE.lock` is held while a server uses the two, and stays.
+
+use std::fmt::Display;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::frame::{Piece, frame, read};
+use crate::rendezvous::codec::{Reader, Wire, WireError};
+use crate::rendezvous::error::BootstrapError;
+use crate::rendezvous::machine::Machine;
+use crate::rendezvous::record::Record;
+
+/// The open log of a machine.
+#[derive(Debug)]
+pub(crate) struct StateFile {
+    path: PathBuf,
+    file: File,
+    /// Bytes of it that are on disk: where the next piece goes.
+    length: u64,
+    /// Bytes of it that are no records.
+    base: u64,
+    /// Time of the last record.
+    last: Duration,
+    /// What is on disk is not what this has been told: nothing more may be promised.
+    broken: bool,
+    _lock: File,
+}
+
+impl StateFile {
+    /// The log at `path` with the machine that it leads to, and the time of its last record; where there is none, a new one
+    /// that begins with a `fresh` machine at time 0. What a process or host that died has half written is cut off: nobody was told
+    /// that it was there.
+    ///
+    /// Errors: [`BootstrapError::System`] if another server uses the file, if it is damaged, of another version or none of
+    /// epwire's, or if the system refuses something.
+    pub(crate) fn open(
+        path: &Path,
+        fresh: impl FnOnce() -> Result<Machine, BootstrapError>,
+    ) -> Result<(Self, Machine, Duration), BootstrapError> {
+        let path = resolve(path).map_err(|error| refusal(OPEN, path, &error))?;
+        let said = |error: io::Error| refusal(OPEN, &path, &error);
+        let lock = lock(&path)?;
+        remove(&beside(&path, NEW)).map_err(said)?; // left over by a process that died before it had its name
+        // A pipe in its place is refused, and not waited for.
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        let (file, told) = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let (machine, last) = (fresh()?, Duration::ZERO);
+                let (file, length) = write_beside(&path, &machine, last).map_err(said)?;
+                fs::rename(beside(&path, NEW), &path).map_err(said)?;
+                (file, Told { machine, last, base: length, length })
+            }
+            file => {
+                let file = file.map_err(said)?;
+                let told = replay(&file, &path)?;
+                // What was read counts from now on, also if nobody has seen it reach the disk.
+                file.set_len(told.length).and_then(|()| file.sync_all()).map_err(said)?;
+                (file, told)
+            }
+        };
+        sync_folder(&path).map_err(said)?;
+        let Told { machine, last, base, length } = told;
+        Ok((Self { path, file, length, base, last, broken: false, _lock: lock }, machine, last))
+    }
+
+    /// Adds records, whose times do not run backwards. They are on disk when this returns, all with one sync unless they are
+    /// large.
+    ///
+    /// Errors: [`BootstrapError::System`], and from then on always: what is on disk is not known any more, so the server has to
+    /// end.
+    pub(crate) fn append(&mut self, records: &[Record]) -> Result<(), BootstrapError> {
+        self.usable()?;
+        let mut body = Vec::new();
+        for record in records {
+            if record.at < self.last {
+                return Err(self.breaks(&BACKWARDS));
+            }
+            self.last = record.at;
+            record.put(&mut body);
+            if body.len() >= PIECE_BYTES {
+                self.add(&std::mem::take(&mut body))?;
+            }
+        }
+        if body.is_empty() { Ok(()) } else { self.add(&body) }
+    }
+
+    /// Writes the machine down in place of the records that led to it, if these have become many. `now`: its time.
+    ///
+    /// Errors: [`BootstrapError::System`]. Unless appending fails too, all is as before.
+    pub(crate) fn compact(&mut self, machine: &Machine, now: Duration) -> Result<(), BootstrapError> {
+        if self.length < LEAST_BYTES.max(self.base.saturating_mul(GROWTH)) {
+            return Ok(());
+        }
+        self.rewrite(machine, now)
+    }
+
+    fn rewrite(&mut self, machine: &Machine, now: Duration) -> Result<(), BootstrapError> {
+        self.usable()?;
+        let last = self.last.max(now);
+        let (file, length) =
+            write_beside(&self.path, machine, last).map_err(|error| refusal(KEEP, &self.path, &error))?;
+        match fs::rename(beside(&self.path, NEW), &self.path) {
+            Err(error) => return Err(refusal(KEEP, &self.path, &error)),
+            Ok(()) => (self.file, self.length, self.base, self.last) = (file, length, length, last),
+        }
+        // Until the name is on disk, records in the new file may be lost together with it.
+        sync_folder(&self.path).map_err(|error| self.breaks(&error))
+    }
+
+    /// Adds one piece.
+    fn add(&mut self, body: &[u8]) -> Result<(), BootstrapError> {
+        let piece = frame(self.length, body);
+        let written = self.file.write_all_at(&piece, self.length).and_then(|()| self.file.sync_data());
+        written.map_err(|error| self.breaks(&error))?;
+        self.length += piece.len() as u64;
+        Ok(())
+    }
+
+    fn usable(&self) -> Result<(), BootstrapError> {
+        let reason =
+            "writing failed before, so what is on disk is not known; end the server and start it again";
+        if self.broken { Err(refusal(KEEP, &self.path, &reason)) } else { Ok(()) }
+    }
+
+    fn breaks(&mut self, reason: &dyn Display) -> BootstrapError {
+        self.broken = true;
+        refusal(KEEP, &self.path, reason)
+    }
+}
+
+/// What a file says, up to where it is whole.
+struct Told {
+    machine: Machine,
+    last: Duration,
+    /// Where the records begin, and where they end.
+    base: u64,
+    length: u64,
+}
+
+/// Makes the machine and has it follow the records. What it says to that was said when they came.
+fn replay(file: &File, path: &Path) -> Result<Told, BootstrapError> {
+    let said = |error: io::Error| refusal(OPEN, path, &error);
+    let end = file.metadata().map_err(said)?.len();
+    let mut from = BufReader::new(file);
+    read_header(&mut from).map_err(said)?.map_err(|reason| refusal(OPEN, path, &reason))?;
+    let damaged = |at: u64, what: &dyn Display| {
+        let remedy = "put a copy of the file in its place, or move it away to begin a new run";
+        refusal(OPEN, path, &format_args!("damaged at byte {at}: {what}; {remedy}"))
+    };
+    let first = HEADER_BYTES as u64;
+    let Piece::Whole { body, next: base } = read(&mut from, first, end).map_err(said)? else {
+        return Err(damaged(first, &"the snapshot is not as it was written"));
+    };
+    let (mut last, mut machine) = read_snapshot(&body).map_err(|error| {
+        let remedy = "start the epwire that wrote it, or move the file away to begin a new run";
+        refusal(OPEN, path, &format_args!("its snapshot: {error}; {remedy}"))
+    })?;
+    let mut length = base;
+    loop {
+        match read(&mut from, length, end).map_err(said)? {
+            Piece::Whole { body, next } => {
+                let mut records = Reader::new(&body);
+                while records.remaining() > 0 {
+                    let Record { at, event } =
+                        Record::get(&mut records).map_err(|error| damaged(length, &error))?;
+                    if at < last {
+                        return Err(damaged(length, &BACKWARDS));
+                    }
+                    last = at;
+                    machine.handle(at, event);
+                }
+                length = next;
+            }
+            Piece::Last => return Ok(Told { machine, last, base, length }),
+            Piece::Damaged => return Err(damaged(length, &"a record is not as it was written")),
+        }
+    }
+}
+
+/// Whether a file is one of this kind and version, or what it is instead.
+fn read_header(from: &mut impl Read) -> io::Result<Result<(), String>> {
+    let mut header = Vec::with_capacity(HEADER_BYTES);
+    from.take(HEADER_BYTES as u64).read_to_end(&mut header)?;
+    let Some((MAGIC, version)) = header.split_first_chunk() else {
+        return Ok(Err("this is no state file of a rendezvous server; name another".to_owned()));
+    };
+    Ok(match <[u8; 2]>::try_from(version).map(u16::from_le_bytes) {
+        Ok(VERSION) => Ok(()),
+        Ok(theirs) => Err(format!(
+            "a state file of version {theirs} (this side: {VERSION}); start the epwire that wrote it, or move it away"
+        )),
+        Err(_) => Err("a state file that ends early; move it away to begin a new run".to_owned()),
+    })
+}
+
+fn read_snapshot(body: &[u8]) -> Result<(Duration, Machine), WireError> {
+    let mut from = Reader::new(body);
+    let at = Duration::get(&mut from)?;
+    Machine::restore(from.rest()).map(|machine| (at, machine))
+}
+
+/// `FILE.new`, on disk, which holds a machine and no records; and its length.
+fn write_beside(path: &Path, machine: &Machine, now: Duration) -> io::Result<(File, u64)> {
+    let new = beside(path, NEW);
+    remove(&new)?;
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(MODE).open(&new)?;
+    let mut body = Vec::new();
+    now.put(&mut body);
+    body.extend_from_slice(&machine.snapshot());
+    let bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &frame(HEADER_BYTES as u64, &body)].concat();
+    file.write_all_at(&bytes, 0)?;
+    file.sync_all()?;
+    Ok((file, bytes.len() as u64))
+}
+
+/// Makes names in the file's folder last.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Keeps other servers away until it is dropped. A file of its own, as the other one is replaced now and then.
+fn lock(path: &Path) -> Result<File, BootstrapError> {
+    let said = |error: io::Error| refusal(OPEN, path, &error);
+    let name = beside(path, ".lock");
+    let file =
+        OpenOptions::new().write(true).create(true).truncate(false).mode(MODE).open(name).map_err(said)?;
+    // SAFETY: no memory is passed, and the descriptor is that of a file that is open here.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return Ok(file);
+    }
+    let error = io::Error::last_os_error();
+    match error.kind() {
+        io::ErrorKind::WouldBlock => Err(refusal(
+            OPEN,
+            path,
+            &"another server uses this file; end that one first, or name another file",
+        )),
+        _ => Err(said(error)),
+    }
+}
+
+/// The file itself, also where a link leads to it: two servers find the same lock.
+fn resolve(path: &Path) -> io::Result<PathBuf> {
+    match path.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let name = path.file_name().ok_or(error)?;
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            Ok(folder.unwrap_or(Path::new(".")).canonicalize()?.join(name))
+        }
+        found => found,
+    }
+}
+
+/// The file of this name with another ending.
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
+
+fn refusal(op: &str, path: &Path, reason: &dyn Display) -> BootstrapError {
+    BootstrapError::System { op: op.to_owned(), detail: format!("{}: {reason}", path.display()) }
+}
+
+const OPEN: &str = "open the state file";
+const KEEP: &str = "keep the state";
+const BACKWARDS: &str = "a record from before the last one";
+const MAGIC: &[u8; 8] = b"EPWstate";
+const VERSION: u16 = 1;
+const HEADER_BYTES: usize = MAGIC.len() + 2;
+/// Ending of the file that takes the place of the other.
+const NEW: &str = ".new";
+const MODE: u32 = 0o600;
+/// What a piece holds about at most.
+const PIECE_BYTES: usize = 16 << 20;
+/// A file is not written anew before it has so many bytes, and so many times those of its snapshot.
+const LEAST_BYTES: u64 = 16 << 20;
+const GROWTH: u64 = 4;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! What a voter does by itself as time passes: it lets itself be heard, stands for election, and takes snapshots.
+//!
+//! openraft's own timers are off. They draw a voter's patience once for all, so that two candidates can disturb each
+//! other for ever, and they cannot be told that a leader's process has ended.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use openraft::ServerState;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use super::copy::Progress;
+use super::inbox::{Heard, lock};
+use super::leadership::Leadership;
+use super::timing::Timing;
+use super::types::{Metrics, Raft};
+
+/// Most terms that are skipped at once.
+const MOST_TERMS: u64 = 64;
+
+pub(crate) struct Clock {
+    pub(crate) own: u128,
+    pub(crate) raft: Raft,
+    pub(crate) timing: Timing,
+    pub(crate) heard: Arc<Mutex<Heard>>,
+    pub(crate) progress: Arc<Progress>,
+    /// Wakes the clock as the leader's process has ended.
+    pub(crate) gone: Arc<Notify>,
+    pub(crate) leadership: watch::Sender<Leadership>,
+    /// Random numbers, different for each voter.
+    pub(crate) random: u64,
+}
+
+/// When it did what last, and how long it goes without a leader this time.
+struct Pace {
+    beat: Instant,
+    stood: Instant,
+    patience: Duration,
+    /// The patience is that of a voter whose leader's process has ended.
+    hurried: bool,
+}
+
+impl Clock {
+    /// Until openraft has stopped.
+    pub(crate) async fn run(mut self) {
+        let mut metrics = self.raft.metrics();
+        let (gone, progress) = (self.gone.clone(), self.progress.clone());
+        let now = Instant::now();
+        let mut pace = Pace { beat: now, stood: now, patience: self.patience(), hurried: false };
+        loop {
+            let seen = metrics.borrow_and_update().clone();
+            if seen.state == ServerState::Shutdown {
+                break;
+            }
+            self.publish(&seen);
+            let next = match seen.state {
+                ServerState::Leader => self.beat(&mut pace).await,
+                _ => self.stand(&mut pace, &seen).await,
+            };
+            tokio::select! {
+                biased;
+                () = gone.notified() => self.hurry(&mut pace),
+                () = progress.due.notified() => drop(self.raft.trigger().snapshot().await),
+                () = tokio::time::sleep_until(next) => {}
+                changed = metrics.changed() => if changed.is_err() { break },
+            }
+        }
+        let term = self.leadership.borrow().term;
+        self.leadership.send_replace(Leadership { term, leader: None, leads: false });
+    }
+
+    /// A leader lets itself be heard. Gives when it does so next.
+    async fn beat(&self, pace: &mut Pace) -> Instant {
+        let now = Instant::now();
+        pace.stood = now;
+        if pace.beat <= now {
+            pace.beat = now + self.timing.heartbeat;
+            let _ = self.raft.trigger().heartbeat().await;
+        }
+        pace.beat
+    }
+
+    /// A voter that has heard no leader for long, nor given its vote, wants to be elected. Gives when that may be next.
+    async fn stand(&mut self, pace: &mut Pace, seen: &Metrics) -> Instant {
+        let now = Instant::now();
+        if pace.hurried && !lock(&self.heard).gone {
+            // There is another leader, which is to be heard no more often than any.
+            (pace.patience, pace.hurried) = (self.patience(), false);
+        }
+        let heard = lock(&self.heard).quiet_since().map_or(pace.stood, |since| since.max(pace.stood));
+        if now < heard + pace.patience {
+            return heard + pace.patience;
+        }
+        (pace.stood, pace.patience) = (now, self.patience());
+        if seen.membership_config.voter_ids().any(|voter| voter == self.own) {
+            // openraft ignores the term of a candidate whose log is too short. Another one, whose log is long enough, would
+            // stand in a term in which the first has voted for itself, and so on from term to term.
+            let ahead = lock(&self.heard).stood.saturating_sub(seen.current_term);
+            for _ in 0..=ahead.min(MOST_TERMS) {
+                let _ = self.raft.trigger().elect().await;
+            }
+        }
+        now + pace.patience
+    }
+
+    /// The leader's process has ended. All who see it want to be elected, and should not get in each other's way.
+    fn hurry(&mut self, pace: &mut Pace) {
+        if lock(&self.heard).gone {
+            (pace.stood, pace.patience, pace.hurried) = (Instant::now(), self.patience(), true);
+        }
+    }
+
+    fn publish(&self, metrics: &Metrics) {
+        let leadership = Leadership::of(metrics, self.timing.election.1);
+        self.leadership.send_if_modified(|known| {
+            let differs = *known != leadership;
+            *known = leadership;
+            differs
+        });
+    }
+
+    /// How long to go without a leader this time.
+    fn patience(&mut self) -> Duration {
+        let (least, most) = match lock(&self.heard).gone {
+            true => (Duration::ZERO, 2 * self.timing.heartbeat),
+            false => self.timing.election,
+        };
+        // SplitMix64
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let part = (z ^ z >> 31) as f64 / u64::MAX as f64;
+        least + most.saturating_sub(least).mul_f64(part)
+    }
+}

@@ -1,0 +1,177 @@
+//! A copy of what the log drives, and its snapshots.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use openraft::storage::RaftStateMachine;
+use openraft::{AnyError, EntryPayload, OptionalSend, RaftSnapshotBuilder, StorageIOError};
+use tokio::sync::{Notify, watch};
+
+use super::storage::bytes;
+use super::types::{Entry, LogId, Record, Snapshot, SnapshotMeta, StorageError, StoredMembers, Types};
+use crate::rendezvous::codec::{Blob, WireError};
+
+/// What the log drives: a copy of it is on every voter, and all go through the same states.
+pub(crate) trait StateMachine: Send + Sync + 'static {
+    /// Takes over a record. Called in the order of the log, once for each since the last restoring.
+    fn apply(&self, record: &[u8]);
+    /// All that the records so far have led to.
+    fn snapshot(&self) -> Vec<u8>;
+    /// Goes to the state that another copy had at its snapshot. The copy is of no use any more after an error.
+    fn restore(&self, snapshot: &[u8]) -> Result<(), WireError>;
+}
+
+/// What others than openraft want to know of a copy.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    entries: AtomicU64,
+    bytes: AtomicU64,
+    /// How many of them a snapshot is due after.
+    limits: (u64, u64),
+    /// Wakes whoever takes snapshots.
+    pub(crate) due: Notify,
+    /// Number of times that the copy was restored.
+    pub(crate) restored: watch::Sender<u64>,
+}
+
+impl Progress {
+    fn add(&self, bytes: u64) {
+        let entries = self.entries.fetch_add(1, Ordering::Relaxed) + 1;
+        let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if entries >= self.limits.0 || bytes >= self.limits.1 {
+            self.due.notify_one();
+        }
+    }
+
+    fn reset(&self) {
+        self.entries.store(0, Ordering::Relaxed);
+        self.bytes.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The state machine as openraft wants it.
+pub(crate) struct Copy {
+    machine: Arc<dyn StateMachine>,
+    progress: Arc<Progress>,
+    applied: Option<LogId>,
+    members: StoredMembers,
+    /// The last snapshot that was built or installed. Shared with builders.
+    current: Arc<Mutex<Option<Built>>>,
+}
+
+#[derive(Clone, Debug)]
+struct Built {
+    meta: SnapshotMeta,
+    data: Record,
+}
+
+impl Built {
+    fn snapshot(self) -> Snapshot {
+        Snapshot { meta: self.meta, snapshot: Box::new(self.data) }
+    }
+}
+
+/// Holds a snapshot that is complete already: it was taken between two entries, so it stands for exactly those applied.
+pub(crate) struct Builder {
+    built: Built,
+    current: Arc<Mutex<Option<Built>>>,
+}
+
+impl Copy {
+    pub(super) fn new(machine: Arc<dyn StateMachine>, limits: (u64, u64)) -> Self {
+        let progress = Progress {
+            entries: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            limits,
+            due: Notify::new(),
+            restored: watch::channel(0).0,
+        };
+        Self {
+            machine,
+            progress: Arc::new(progress),
+            applied: None,
+            members: StoredMembers::default(),
+            current: Arc::default(),
+        }
+    }
+
+    pub(super) fn progress(&self) -> Arc<Progress> {
+        self.progress.clone()
+    }
+}
+
+fn lock(current: &Mutex<Option<Built>>) -> MutexGuard<'_, Option<Built>> {
+    current.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl RaftSnapshotBuilder<Types> for Builder {
+    async fn build_snapshot(&mut self) -> Result<Snapshot, StorageError> {
+        let mut current = lock(&self.current);
+        // One that was installed meanwhile is of more worth.
+        if current.as_ref().is_none_or(|it| it.meta.last_log_id < self.built.meta.last_log_id) {
+            *current = Some(self.built.clone());
+        }
+        Ok(self.built.clone().snapshot())
+    }
+}
+
+impl RaftStateMachine<Types> for Copy {
+    type SnapshotBuilder = Builder;
+
+    async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembers), StorageError> {
+        Ok((self.applied, self.members.clone()))
+    }
+
+    async fn apply<I>(&mut self, entries: I) -> Result<Vec<()>, StorageError>
+    where
+        I: IntoIterator<Item = Entry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let mut results = Vec::new();
+        for entry in entries {
+            self.progress.add(bytes(&entry) as u64);
+            self.applied = Some(entry.log_id);
+            match entry.payload {
+                EntryPayload::Blank => {}
+                EntryPayload::Normal(record) => self.machine.apply(&record.0),
+                EntryPayload::Membership(members) => {
+                    self.members = StoredMembers::new(Some(entry.log_id), members);
+                }
+            }
+            results.push(());
+        }
+        Ok(results)
+    }
+
+    async fn get_snapshot_builder(&mut self) -> Builder {
+        self.progress.reset();
+        let meta = SnapshotMeta {
+            last_log_id: self.applied,
+            last_membership: self.members.clone(),
+            snapshot_id: self.applied.map_or_else(String::new, |id| id.to_string()),
+        };
+        let built = Built { meta, data: Arc::new(Blob(self.machine.snapshot())) };
+        Builder { built, current: self.current.clone() }
+    }
+
+    /// Parts are put together before they come here, so this has no use.
+    async fn begin_receiving_snapshot(&mut self) -> Result<Box<Record>, StorageError> {
+        Ok(Box::default())
+    }
+
+    async fn install_snapshot(&mut self, meta: &SnapshotMeta, data: Box<Record>) -> Result<(), StorageError> {
+        self.machine
+            .restore(&data.0)
+            .map_err(|error| StorageIOError::write_snapshot(Some(meta.signature()), AnyError::new(&error)))?;
+        self.applied = meta.last_log_id;
+        self.members = meta.last_membership.clone();
+        *lock(&self.current) = Some(Built { meta: meta.clone(), data: *data });
+        self.progress.reset();
+        self.progress.restored.send_modify(|times| *times += 1);
+        Ok(())
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, StorageError> {
+        Ok(lock(&self.current).clone().map(Built::snapshot))
+    }
+}

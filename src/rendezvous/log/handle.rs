@@ -1,0 +1,365 @@
+//! A voter's hold on the log.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use openraft::error::{ChangeMembershipError, ClientWriteError, ForwardToLeader, RaftError};
+use openraft::{ChangeMembers, Config, SnapshotPolicy};
+use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::clock::Clock;
+use super::copy::{Copy, Progress, StateMachine};
+use super::inbox::{Inbox, lock};
+use super::leadership::{Leadership, voter};
+use super::network::{Carrier, Network};
+use super::question::{Answer, Question};
+use super::storage::Storage;
+use super::timing::Timing;
+use super::types::{MAX_RECORD_BYTES, MAX_VOTERS, Raft, Voter};
+use crate::rendezvous::codec::Blob;
+
+/// Why a record was not appended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AppendError {
+    /// It is in no copy, and never will be.
+    #[error("this voter does not lead")]
+    NotLeader {
+        /// Who does, if that is known.
+        leader: Option<Voter>,
+    },
+    /// It may come yet or not: this voter has ceased to lead, or no majority answers.
+    #[error("whether the record is in the log is not known")]
+    Unsure,
+    /// Copies could not take it.
+    #[error("a record of {bytes} bytes (limit {MAX_RECORD_BYTES})")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// The log has been stopped here; the record may be in it or not.
+    #[error("the log has been stopped")]
+    Stopped,
+}
+
+/// Why the voters are not those wanted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum VotersError {
+    /// Only the leader changes them.
+    #[error("this voter does not lead")]
+    NotLeader {
+        /// Who does, if that is known.
+        leader: Option<Voter>,
+    },
+    /// New ones did not get hold of the log in time. The voters are those that they were.
+    #[error("voters that did not catch up with the log: {voters:?}")]
+    Behind {
+        /// These.
+        voters: Vec<Voter>,
+    },
+    /// No majority answered in time. The change may come about later; asking for it again completes it.
+    #[error("the change of voters was not completed in time")]
+    Late,
+    /// It cannot be.
+    #[error("these voters cannot be: {why}")]
+    Refused {
+        /// The reason.
+        why: String,
+    },
+    /// The log has been stopped here.
+    #[error("the log has been stopped")]
+    Stopped,
+}
+
+/// One voter's copy of the log. Clones hold the same one; with the last of them its tasks end.
+#[derive(Clone)]
+pub(crate) struct Log {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    raft: Raft,
+    inbox: Inbox,
+    timing: Timing,
+    progress: Arc<Progress>,
+    gone: Arc<Notify>,
+    leadership: watch::Receiver<Leadership>,
+    /// Held by whoever changes the voters.
+    changing: tokio::sync::Mutex<()>,
+    clock: AbortHandle,
+}
+
+impl std::fmt::Debug for Log {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let metrics = self.inner.raft.metrics().borrow().to_string();
+        f.debug_struct("Log").field("metrics", &metrics).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.clock.abort(); // holds openraft, which ends when nobody does
+    }
+}
+
+/// How long openraft may take to stop.
+const STOP: Duration = Duration::from_secs(1);
+
+impl Log {
+    /// A new log, of which this is the only voter. It leads when this returns.
+    pub(crate) async fn found(
+        own: Voter,
+        machine: Arc<dyn StateMachine>,
+        carrier: Arc<dyn Carrier>,
+        timing: Timing,
+    ) -> Result<Self, AppendError> {
+        let log = Self::empty(own.clone(), machine, carrier, timing).await?;
+        let first = BTreeMap::from([(own.id, own.address)]);
+        log.inner.raft.initialize(first).await.map_err(|_| AppendError::Stopped)?;
+        let mut leadership = log.leadership();
+        let leads = timeout(timing.patience, leadership.wait_for(|it| it.leads)).await;
+        leads.map_err(|_| AppendError::Stopped)?.map_err(|_| AppendError::Stopped)?;
+        Ok(log)
+    }
+
+    /// An empty copy. It does nothing by itself until a leader has enlisted it.
+    pub(crate) async fn empty(
+        own: Voter,
+        machine: Arc<dyn StateMachine>,
+        carrier: Arc<dyn Carrier>,
+        timing: Timing,
+    ) -> Result<Self, AppendError> {
+        let heartbeat = u64::try_from(timing.heartbeat.as_millis()).unwrap_or(u64::MAX / 4).max(2);
+        let config = Config {
+            cluster_name: "epwire".to_owned(),
+            // What an answer may take. Heartbeats and elections are the clock's.
+            heartbeat_interval: heartbeat,
+            election_timeout_min: heartbeat,
+            // For so long openraft refuses votes after it has heard a leader. How long voters really do is up to the
+            // inbox, which knows whether the leader lives.
+            election_timeout_max: heartbeat + 1,
+            enable_heartbeat: false,
+            enable_elect: false,
+            snapshot_policy: SnapshotPolicy::Never, // the clock takes them, by bytes too
+            max_in_snapshot_log_to_keep: 0,
+            ..Config::default()
+        };
+        let (storage, copy) = (Storage::default(), Copy::new(machine, timing.snapshot));
+        let progress = copy.progress();
+        let network = Network { own: own.id, carrier, timing };
+        let raft = Raft::new(own.id, Arc::new(config), network, storage.clone(), copy).await;
+        let raft = raft.map_err(|_| AppendError::Stopped)?;
+        let (says, leadership) = watch::channel(Leadership::default());
+        let inbox = Inbox::new(own.id, raft.clone(), storage, leadership.clone(), timing.election.0);
+        let gone = Arc::new(Notify::new());
+        let clock = Clock {
+            own: own.id,
+            raft: raft.clone(),
+            timing,
+            heard: inbox.heard.clone(),
+            progress: progress.clone(),
+            gone: gone.clone(),
+            leadership: says,
+            random: own.id as u64 ^ (own.id >> 64) as u64,
+        };
+        let clock = tokio::spawn(clock.run()).abort_handle();
+        let changing = tokio::sync::Mutex::default();
+        let inner = Inner { raft, inbox, timing, progress, gone, leadership, changing, clock };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Puts a record at the end of the log. It is on its way when this returns, behind those before; what is returned ends
+    /// when a majority has it and it is applied here, or with the reason why not. Nobody has to wait for it.
+    pub(crate) fn append(
+        &self,
+        record: Vec<u8>,
+    ) -> impl Future<Output = Result<(), AppendError>> + Send + 'static + use<> {
+        let mut restored = self.inner.progress.restored.subscribe();
+        let storage = self.inner.inbox.storage.clone();
+        let truncations = storage.truncations();
+        let patience = self.inner.timing.patience;
+        let sent = self.send(record);
+        async move {
+            let answer = sent?;
+            let answered = tokio::select! {
+                biased;
+                answered = timeout(patience, answer) => answered,
+                // A snapshot may have stood for this record, and answers to nobody.
+                _ = restored.changed() => return Err(AppendError::Unsure),
+            };
+            match answered {
+                Ok(Ok(Ok(_))) => Ok(()),
+                // One that gave way here may be with another voter, and come back with that.
+                Ok(Ok(Err(ClientWriteError::ForwardToLeader(to))))
+                    if storage.truncations() == truncations =>
+                {
+                    Err(AppendError::NotLeader { leader: leader(to) })
+                }
+                Ok(Ok(Err(_))) | Err(_) => Err(AppendError::Unsure),
+                Ok(Err(_)) => Err(AppendError::Stopped),
+            }
+        }
+    }
+
+    /// Hands a record to openraft at once. The future that does so is always done when it is first looked at, unless
+    /// openraft has stopped.
+    fn send(&self, record: Vec<u8>) -> Result<Written, AppendError> {
+        if record.len() > MAX_RECORD_BYTES {
+            return Err(AppendError::TooLong { bytes: record.len() });
+        }
+        let writing = pin!(self.inner.raft.client_write_ff(Arc::new(Blob(record))));
+        match writing.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(answer)) => Ok(answer),
+            Poll::Ready(Err(_)) | Poll::Pending => Err(AppendError::Stopped),
+        }
+    }
+
+    /// What this voter says to a question of another one.
+    pub(crate) async fn answer(&self, question: Question) -> Answer {
+        self.inner.inbox.answer(question).await
+    }
+
+    /// Who leads, now and from now on.
+    pub(crate) fn leadership(&self) -> watch::Receiver<Leadership> {
+        self.inner.leadership.clone()
+    }
+
+    /// The voters, as far as this one knows: while they change the old and the new ones.
+    pub(crate) fn voters(&self) -> Vec<Voter> {
+        let metrics = self.inner.raft.metrics();
+        let metrics = metrics.borrow();
+        let ids: BTreeSet<u128> = metrics.membership_config.voter_ids().collect();
+        ids.into_iter().filter_map(|id| voter(&metrics, id)).collect()
+    }
+
+    /// The leader's process has ended: an election need not wait for its silence. A leader that is heard after this call
+    /// is another one, and takes it back.
+    pub(crate) fn elect(&self) {
+        lock(&self.inner.inbox.heard).gone = true;
+        self.inner.gone.notify_one();
+    }
+
+    /// Makes these the voters, by the leader: new ones learn the log first, then a joint majority goes over to them. A
+    /// leader that took over in the middle of a change completes or replaces it by asking for the voters that it wants.
+    pub(crate) async fn set_voters(&self, voters: Vec<Voter>, deadline: Duration) -> Result<(), VotersError> {
+        let deadline = Instant::now() + deadline;
+        let wanted: BTreeMap<u128, String> =
+            voters.into_iter().map(|voter| (voter.id, voter.address)).collect();
+        if !(1..=MAX_VOTERS).contains(&wanted.len()) {
+            return Err(VotersError::Refused { why: format!("{} voters (1 to {MAX_VOTERS})", wanted.len()) });
+        }
+        let _alone = timeout_at(deadline, self.inner.changing.lock()).await.map_err(|_| VotersError::Late)?;
+        let known = self.known();
+        let new: BTreeMap<u128, String> =
+            wanted.iter().filter(|(id, _)| !known.contains(id)).map(|(id, at)| (*id, at.clone())).collect();
+        if !new.is_empty() {
+            self.change(ChangeMembers::AddNodes(new.clone()), deadline).await?;
+        }
+        if let Err(error) = self.await_new(&wanted, deadline).await {
+            // They would be sent everything for ever.
+            let _ = timeout(
+                self.inner.timing.transfer,
+                self.change_now(ChangeMembers::RemoveNodes(new.into_keys().collect())),
+            )
+            .await;
+            return Err(error);
+        }
+        self.change(ChangeMembers::ReplaceAllVoters(wanted.keys().copied().collect()), deadline).await?;
+        let left: BTreeSet<u128> = self.known().into_iter().filter(|id| !wanted.contains_key(id)).collect();
+        if !left.is_empty() && self.leadership().borrow().leads {
+            self.change(ChangeMembers::RemoveNodes(left), deadline).await?;
+        }
+        Ok(())
+    }
+
+    /// Voters and those that learn.
+    fn known(&self) -> BTreeSet<u128> {
+        let metrics = self.inner.raft.metrics();
+        let metrics = metrics.borrow();
+        metrics.membership_config.nodes().map(|(id, _)| *id).collect()
+    }
+
+    /// Waits until all of these that do not vote yet have what the log holds now.
+    async fn await_new(&self, wanted: &BTreeMap<u128, String>, deadline: Instant) -> Result<(), VotersError> {
+        let mut metrics = self.inner.raft.metrics();
+        let upto = metrics.borrow().last_log_index;
+        loop {
+            let behind: Vec<Voter> = {
+                let seen = metrics.borrow_and_update();
+                if seen.running_state.is_err() {
+                    return Err(VotersError::Stopped);
+                }
+                let Some(replication) = &seen.replication else {
+                    return Err(VotersError::NotLeader { leader: self.leadership().borrow().leader.clone() });
+                };
+                let voters: BTreeSet<u128> = seen.membership_config.voter_ids().collect();
+                let has = |id: &u128| replication.get(id).is_some_and(|at| at.map(|at| at.index) >= upto);
+                let behind = wanted.iter().filter(|(id, _)| !voters.contains(id) && !has(id));
+                behind.map(|(id, address)| Voter { id: *id, address: address.clone() }).collect()
+            };
+            if behind.is_empty() {
+                return Ok(());
+            }
+            match timeout_at(deadline, metrics.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Err(VotersError::Stopped),
+                Err(_) => return Err(VotersError::Behind { voters: behind }),
+            }
+        }
+    }
+
+    async fn change(
+        &self,
+        change: ChangeMembers<u128, String>,
+        deadline: Instant,
+    ) -> Result<(), VotersError> {
+        timeout_at(deadline, self.change_now(change)).await.map_err(|_| VotersError::Late)?
+    }
+
+    async fn change_now(&self, change: ChangeMembers<u128, String>) -> Result<(), VotersError> {
+        match self.inner.raft.change_membership(change, false).await {
+            Ok(_) => Ok(()),
+            Err(RaftError::Fatal(_)) => Err(VotersError::Stopped),
+            Err(RaftError::APIError(ClientWriteError::ForwardToLeader(to))) => {
+                Err(VotersError::NotLeader { leader: leader(to) })
+            }
+            Err(RaftError::APIError(ClientWriteError::ChangeMembershipError(error))) => match error {
+                ChangeMembershipError::InProgress(_) => Err(VotersError::Late),
+                other => Err(VotersError::Refused { why: other.to_string() }),
+            },
+        }
+    }
+
+    /// Ends its tasks. Appends that wait learn of it.
+    pub(crate) async fn stop(&self) {
+        let _ = timeout(STOP, self.inner.raft.shutdown()).await;
+    }
+
+    #[cfg(test)]
+    pub(super) fn id(&self) -> u128 {
+        self.inner.inbox.own
+    }
+
+    /// The sets of which a majority each decides.
+    #[cfg(test)]
+    pub(super) fn configs(&self) -> Vec<BTreeSet<u128>> {
+        self.inner.raft.metrics().borrow().membership_config.membership().get_joint_config().clone()
+    }
+
+    /// Number of entries kept.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        self.inner.inbox.storage.kept()
+    }
+}
+
+type Written = tokio::sync::oneshot::Receiver<openraft::raft::ClientWriteResult<super::types::Types>>;
+
+fn leader(to: ForwardToLeader<u128, String>) -> Option<Voter> {
+    Some(Voter { id: to.leader_id?, address: to.leader_node? })
+}

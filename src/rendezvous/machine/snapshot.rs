@@ -1,0 +1,121 @@
+//! The machine written down, so that another process can go on where this one has ended.
+//!
+//! A state has one encoding, and bytes that no machine can have written are refused: what is in them may be whatever a disk
+//! or a peer has made of it, and a machine made of it has to be as sound as one that came there by events.
+
+use super::change::MAX_EPOCH;
+use super::state::{Life, Machine, Member, Settings};
+use crate::rendezvous::codec::{Reader, Wire, WireError};
+
+/// Changes with all that is written, that is with every type in it.
+const VERSION: u16 = 1;
+
+impl Machine {
+    /// All that this machine knows, for [`Machine::restore`].
+    pub fn snapshot(&self) -> Vec<u8> {
+        let Self {
+            settings,
+            seats,
+            conns,
+            answers,
+            gathering,
+            decision,
+            changes,
+            introductions,
+            config,
+            rounds,
+            store,
+            // Between events there are none, and what changed has been shown.
+            actions: _,
+            view_changed: _,
+        } = self;
+        let mut out = Vec::new();
+        VERSION.put(&mut out);
+        settings.put(&mut out);
+        seats.iter().for_each(|seat| seat.put(&mut out)); // as many as the world has ranks
+        conns.put(&mut out);
+        answers.put(&mut out);
+        gathering.put(&mut out);
+        decision.put(&mut out);
+        changes.put(&mut out);
+        introductions.put(&mut out);
+        config.put(&mut out);
+        rounds.put(&mut out);
+        store.put(&mut out);
+        out
+    }
+
+    /// The machine that this is a snapshot of: the same events at the same times give the same actions.
+    ///
+    /// Errors: bytes that are no snapshot, or one of another version.
+    pub fn restore(bytes: &[u8]) -> Result<Self, WireError> {
+        let mut from = Reader::new(bytes);
+        let theirs = u16::get(&mut from)?;
+        if theirs != VERSION {
+            return Err(WireError::Version { ours: VERSION, theirs });
+        }
+        let fresh = Machine::new(Settings::get(&mut from)?);
+        let Machine { settings, mut seats, .. } =
+            fresh.map_err(|_| WireError::Invalid { what: "the settings" })?;
+        for seat in &mut seats {
+            *seat = Wire::get(&mut from)?;
+        }
+        let machine = Self {
+            settings,
+            seats,
+            conns: Wire::get(&mut from)?,
+            answers: Wire::get(&mut from)?,
+            gathering: Wire::get(&mut from)?,
+            decision: Wire::get(&mut from)?,
+            changes: Wire::get(&mut from)?,
+            introductions: Wire::get(&mut from)?,
+            config: Wire::get(&mut from)?,
+            rounds: Wire::get(&mut from)?,
+            store: Wire::get(&mut from)?,
+            actions: Vec::new(),
+            view_changed: false,
+        };
+        from.end()?;
+        machine.check().map(|()| machine)
+    }
+
+    /// What every machine keeps to. The rest of it relies on this.
+    fn check(&self) -> Result<(), WireError> {
+        let world = self.settings.world;
+        let seats = (0..).zip(&self.seats).all(|(rank, seat)| {
+            seat.as_ref().is_none_or(|member| member.identity.rank == rank && self.can_sit(member))
+        });
+        // Each connection leads to a seat that leads back, so none leads to a seat twice.
+        let conns =
+            self.conns.iter().all(|(conn, rank)| self.seat(*rank).is_some_and(|m| m.conn == Some(*conn)));
+        let gathering = self.gathering.is_none_or(|(began, deadline)| began <= deadline);
+        let decision = self.decision.mask.fits(world) && self.decision.epoch <= MAX_EPOCH;
+        let formed =
+            self.decision.epoch == 0 || self.gathering.is_none() && self.seats.iter().all(Option::is_some);
+        for (holds, what) in [
+            (seats, "a seat"),
+            (conns, "a connection"),
+            (gathering && formed, "the gathering"),
+            (decision, "the membership"),
+            (self.changes.can_be(world) && self.changes.last < MAX_NUMBER, "a change of membership"),
+            (self.introductions.can_be(world) && self.introductions.last < MAX_NUMBER, "an introduction"),
+            (self.rounds.can_be(world), "a round"),
+            (self.store.can_be(), "the store"),
+        ] {
+            if !holds {
+                return Err(WireError::Invalid { what });
+            }
+        }
+        Ok(())
+    }
+
+    fn can_sit(&self, member: &Member) -> bool {
+        let Member { identity, life, conn, met, meeting, .. } = member;
+        let known =
+            conn.is_none_or(|conn| *life != Life::Dead && self.conns.get(&conn) == Some(&identity.rank));
+        known && met.fits(self.settings.world) && meeting.fits(self.settings.world)
+    }
+}
+
+/// Changes and introductions are numbered from 1 on: none gets there by counting.
+const MAX_NUMBER: u64 = 1 << 63;

@@ -1,0 +1,190 @@
+//! A run outlives any of its members, the one that serves it too, and a stand-alone server that is started again.
+
+#![allow(clippy::unwrap_used)]
+#![cfg(feature = "succession")]
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use epwire::group::{Group, GroupOptions};
+use epwire::rendezvous::driver::{Heartbeat, Server, ServerOptions};
+use epwire::rendezvous::{BootstrapError, Mask, RankState};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn quick() -> Heartbeat {
+    Heartbeat { interval: SECOND / 10, lease: SECOND, handshake: SECOND }
+}
+
+fn options(rank: u32, world: u32, server: impl ToString) -> GroupOptions {
+    GroupOptions::new(rank, world, server.to_string())
+        .run_id("run")
+        .join_deadline(10 * SECOND)
+        .deadline(10 * SECOND)
+        .heartbeat(quick())
+}
+
+fn join_all(options: impl IntoIterator<Item = GroupOptions>) -> Vec<Group> {
+    let threads: Vec<_> =
+        options.into_iter().map(|options| std::thread::spawn(|| Group::join_blocking(options))).collect();
+    threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
+}
+
+/// Groups of which rank 0 serves the run first.
+fn formed(world: u32) -> (SocketAddr, Vec<Group>) {
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let groups = join_all((0..world).map(|rank| options(rank, world, address).host_server(rank == 0)));
+    (address, groups)
+}
+
+fn all<T: Send>(groups: &[Group], operation: impl Fn(&Group) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = groups.iter().map(|group| scope.spawn(|| operation(group))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// All begin steps until the membership is this one.
+fn steps_until(groups: &[Group], members: &str, limit: Duration) {
+    let began = Instant::now();
+    all(groups, |group| {
+        while group.active().mask.to_string() != members {
+            assert!(began.elapsed() < limit, "rank {}: {:?}", group.rank(), group.active());
+            group.step_blocking().unwrap();
+            std::thread::sleep(SECOND / 200);
+        }
+    });
+}
+
+/// Waits until three servers share the log, as many as a run of up to four members has, and all members know them.
+fn settle(groups: &[Group]) {
+    let began = Instant::now();
+    while groups.iter().any(|group| group.servers().len() < 3 || group.servers() != groups[0].servers()) {
+        assert!(began.elapsed() < 2 * SECOND);
+        std::thread::sleep(SECOND / 100);
+    }
+}
+
+#[test]
+fn a_run_goes_on_without_the_member_that_served_it() {
+    let (_, mut groups) = formed(4);
+    all(&groups, |group| group.barrier_blocking("ready").unwrap());
+    groups[1].store().set_blocking("key", b"value").unwrap();
+    settle(&groups);
+    drop(groups.remove(0));
+    steps_until(&groups, "1-3", 2 * SECOND);
+    all(&groups, |group| group.barrier_blocking("again").unwrap());
+    assert_eq!(groups[2].store().get_blocking("key", SECOND).unwrap(), b"value");
+    let sum = |group: &Group| group.store().add_blocking("n", 1).unwrap();
+    let mut sums = all(&groups, sum);
+    sums.sort();
+    assert_eq!(sums, [1, 2, 3]);
+}
+
+/// Calls that are under way when it ends are carried out once, by whoever serves the run next.
+#[test]
+fn calls_are_answered_though_the_server_changes_meanwhile() {
+    let (_, mut groups) = formed(4);
+    settle(&groups);
+    let first = groups.remove(0);
+    let counting = AtomicBool::new(true);
+    let counted: i64 = std::thread::scope(|scope| {
+        let counters: Vec<_> = groups
+            .iter()
+            .map(|group| {
+                scope.spawn(|| {
+                    let mut calls = 0;
+                    while counting.load(Ordering::Relaxed) {
+                        group.store().add_blocking("n", 1).unwrap();
+                        calls += 1;
+                    }
+                    calls
+                })
+            })
+            .collect();
+        std::thread::sleep(SECOND / 5);
+        drop(first);
+        std::thread::sleep(2 * SECOND);
+        counting.store(false, Ordering::Relaxed);
+        counters.into_iter().map(|counter| counter.join().unwrap()).sum()
+    });
+    assert_eq!(groups[0].store().add_blocking("n", 0).unwrap(), counted);
+}
+
+/// One after the other is replaced, so that in the end nobody is left of those who began.
+#[test]
+fn a_run_outlives_all_who_began_it() {
+    let (_, mut groups) = formed(4);
+    let began = Instant::now();
+    for gone in 0..4 {
+        settle(&groups);
+        let at = groups.iter().position(|group| group.rank() == gone).unwrap();
+        drop(groups.remove(at));
+        let rest: Vec<u32> = (0..4).filter(|rank| *rank != gone).collect();
+        let members = rest.iter().copied().collect::<Mask>().to_string();
+        steps_until(&groups, &members, 2 * SECOND);
+        let servers = groups[0].servers().join(",");
+        groups.push(Group::join_blocking(options(gone, 4, servers)).unwrap());
+        assert!(groups.last().unwrap().is_standby());
+        steps_until(&groups, "0-3", 3 * SECOND);
+    }
+    eprintln!("{:?}", began.elapsed());
+    all(&groups, |group| group.barrier_blocking("still here").unwrap());
+}
+
+#[test]
+fn all_may_leave_at_once() {
+    let (_, groups) = formed(4);
+    settle(&groups);
+    let began = Instant::now();
+    for left in all(&groups, |group| group.leave_blocking()) {
+        left.unwrap();
+    }
+    assert!(began.elapsed() < SECOND, "{:?}", began.elapsed());
+}
+
+#[test]
+fn the_member_that_serves_may_leave_and_another_one_serves() {
+    let (_, mut groups) = formed(3);
+    settle(&groups);
+    let first = groups.remove(0);
+    let leaver = std::thread::spawn(move || {
+        first.leave_blocking().unwrap();
+    });
+    steps_until(&groups, "1-2", 4 * SECOND);
+    leaver.join().unwrap();
+    all(&groups, |group| group.barrier_blocking("without it").unwrap());
+}
+
+/// Nothing of it is left but the file.
+#[test]
+fn a_server_that_is_started_again_goes_on_from_its_file() {
+    let folder = std::env::temp_dir().join(format!("epwire-state-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("state");
+    let serve = |address: &str| {
+        let options =
+            ServerOptions { state: Some(file.clone()), heartbeat: quick(), ..ServerOptions::new("run", 3) };
+        Server::bind_blocking(address, options).unwrap()
+    };
+    let server = serve("127.0.0.1:0");
+    let address = server.local_addr();
+    let mut groups = join_all((0..3).map(|rank| options(rank, 3, address)));
+    groups[0].store().set_blocking("key", b"value").unwrap();
+    drop(server);
+    std::thread::sleep(SECOND / 5);
+    // Steps need no server.
+    all(&groups, |group| group.step_blocking().unwrap());
+    let server = serve(&address.to_string());
+    all(&groups, |group| group.barrier_blocking("again").unwrap());
+    assert_eq!(groups[1].store().get_blocking("key", SECOND).unwrap(), b"value");
+    assert_eq!(groups[2].watch().borrow().states, [RankState::Alive {}; 3]);
+    drop(groups.pop());
+    steps_until(&groups, "0-1", 2 * SECOND);
+    let other = ServerOptions { state: Some(file.clone()), ..ServerOptions::new("run", 3) };
+    let refused = Server::bind_blocking("127.0.0.1:0", other).unwrap_err();
+    assert!(matches!(refused, BootstrapError::System { .. }), "{refused}");
+    drop((server, groups));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
