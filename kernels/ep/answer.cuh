@@ -182,7 +182,8 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
             put_row(s.batch, w.number, w.row.to(a, o), __popc(parts.holders), parts.has, place, parts.from, parts.weight, 0);
         }
         __syncthreads();
-        make_sums<T, true>(s.batch, min(w.rows.count - first, kBatch), a.row_size, nullptr);
+        accumulate<T, true>(s.batch, min(w.rows.count - first, kBatch), a.row_size, nullptr);
+        __syncthreads(); // the batch has been read
     }
 }
 

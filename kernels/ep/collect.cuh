@@ -77,9 +77,10 @@ __device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, uin
     return __popc(__ballot_sync(0xffffffffu, laneid < kBatch && first + laneid * stride < a.tokens));
 }
 
-// The same, for who has more tokens than a batch, or sums anew.
+// The same, for who has more tokens than a batch, or sums anew. Begins with a barrier too: the batch before has been read.
 __device__ __noinline__ inline uint32_t find_more_tokens(const Combine &a, const Operation &o, uint64_t answered, Batch &batch,
                                                          uint32_t first, uint32_t stride) {
+    __syncthreads();
     return find_tokens(a, o, answered, batch, first, stride);
 }
 
@@ -148,7 +149,7 @@ __device__ __forceinline__ void close_collecting(const Combine &a, Operation &o,
     const uint64_t refused = o.refused, answered = o.present & ~(o.lost | refused);
     for (uint32_t t = 0; o.again && t < a.tokens; t += kBatch) {
         uint32_t rows = find_more_tokens(a, o, answered, batch, t, 1);
-        make_sums<T, Weighted>(batch, rows, a.row_size, &expected.settled);
+        accumulate<T, Weighted>(batch, rows, a.row_size, &expected.settled);
     }
     add_waits(o, a.out.wait_ns);
     if (refused && threadIdx.x == 0) {
@@ -168,7 +169,7 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected
     uint32_t rows = find_tokens(a, o, o.present, batch, blockIdx.x, gridDim.x);
     if (threadIdx.x >= kThreads) await_answers(a, o, expected);
     for (uint32_t t = blockIdx.x; t < a.tokens;) {
-        make_sums<T, Weighted>(batch, rows, a.row_size, &expected.settled);
+        accumulate<T, Weighted>(batch, rows, a.row_size, &expected.settled);
         t += kBatch * gridDim.x;
         if (t < a.tokens) rows = find_more_tokens(a, o, o.present, batch, t, gridDim.x);
     }

@@ -55,4 +55,4 @@
 //! 17. `kernels/combine.cu`: `epw_gpu_combine` launches the kernel that answers and collects.
 //! 18. `kernels/ep/answer.cuh`: `answer_all` sends the answers home.
 //! 19. `kernels/ep/collect.cuh`: `collect` waits for those to this rank's own tokens.
-//! 20. `kernels/ep/sum.cuh`: `make_sums` adds them up.
+//! 20. `kernels/ep/sum.cuh`: `accumulate` adds them up.
