@@ -120,7 +120,7 @@ impl Raw {
         // Two of them are never the same session.
         let session = self.stream.local_addr().unwrap().port().into();
         self.send(&Frame::Open { session });
-        assert_eq!(self.receive(), Frame::Opened { host: None });
+        assert!(matches!(self.receive(), Frame::Opened { .. }));
         self.send(&Frame::Ping { received: 0 });
         self
     }
@@ -677,16 +677,14 @@ fn a_lost_server_ends_what_waits_and_everything_after() {
 }
 
 #[test]
-fn the_host_leaves_last_and_names_who_stays() {
+fn the_host_may_leave_and_who_stays_serves_the_run() {
     let server = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let joined = join_all((0..3).map(|rank| options(rank, 3, server).host_server(rank == 0)));
     let groups: Vec<Group> = joined.into_iter().map(Result::unwrap).collect();
     let outsider = groups[2].store();
     let left = all(&groups[..2], |group| group.with_deadline(SECOND).leave_blocking());
-    assert_eq!(left[1], Ok(()));
-    let Err(BootstrapError::Timeout { missing, .. }) = &left[0] else { panic!("{left:?}") };
-    assert_eq!(missing.to_string(), "2");
-    outsider.set_blocking("the server", "is still there").unwrap();
+    assert_eq!(left, [Ok(()), Ok(())]);
+    outsider.set_blocking("a server", "is still there").unwrap();
     groups[2].leave_blocking().unwrap();
     let error = groups[1].barrier_blocking("after").unwrap_err();
     assert!(matches!(error, BootstrapError::ServerLost { .. }), "{error}");

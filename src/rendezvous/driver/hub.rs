@@ -12,12 +12,13 @@ use tokio::time::{Instant, sleep_until};
 use super::dial::is_refused;
 use super::door::Door;
 use super::heartbeat::{Awake, Heartbeat};
-use super::ledger::{Ledger, Turn};
+use super::ledger::Ledger;
 use super::news::{Link, News, Outlet, Queued};
 use super::options::ServerOptions;
 use super::service::Service;
 #[cfg(feature = "succession")]
 use super::shared::Shared;
+use super::turn::Turn;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::leases::Leases;
 use crate::rendezvous::machine::{Action, Call, ConnId, Event, Machine};

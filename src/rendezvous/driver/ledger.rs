@@ -7,6 +7,7 @@ use std::time::Duration;
 
 #[cfg(feature = "succession")]
 use super::shared::Shared;
+use super::turn::Turn;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::journal::file::StateFile;
 use crate::rendezvous::machine::{Action, ConnId, Event, Machine};
@@ -21,23 +22,6 @@ pub(super) enum Ledger {
     /// A copy of it is on several servers, of which one leads.
     #[cfg(feature = "succession")]
     Shared(Box<Shared>),
-}
-
-/// What is to be done next.
-pub(super) enum Turn {
-    /// What followed from the events recorded here.
-    Do(Action),
-    /// Nothing can be recorded any more.
-    Fail(BootstrapError),
-    /// This server leads from now on.
-    #[cfg(feature = "succession")]
-    Lead,
-    /// Another one does, at this address if that is known.
-    #[cfg(feature = "succession")]
-    Follow { leader: Option<String> },
-    /// These servers can take over.
-    #[cfg(feature = "succession")]
-    Servers { addresses: Vec<String> },
 }
 
 impl Ledger {

@@ -22,6 +22,7 @@ mod server;
 mod service;
 #[cfg(feature = "succession")]
 mod shared;
+mod turn;
 #[cfg(feature = "succession")]
 mod voters;
 

@@ -11,7 +11,7 @@ pub(super) enum Service {
         host: Option<Host>,
     },
     /// It sends them to whoever leads.
-    #[cfg_attr(not(feature = "succession"), expect(dead_code, reason = "nobody else does"))]
+    #[cfg_attr(not(feature = "succession"), allow(dead_code, reason = "nobody else does"))]
     Refers {
         /// The address of its server, if that is known.
         leader: Option<String>,

@@ -8,8 +8,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::ledger::Turn;
 use super::peers::Peers;
+use super::turn::Turn;
 use super::voters::choose;
 use crate::rendezvous::codec::{Reader, Wire, WireError, wire};
 use crate::rendezvous::log::{AppendError, Leadership, Log, StateMachine, Timing, Voter, VotersError};

@@ -1,0 +1,21 @@
+//! What a ledger has its server do.
+
+use crate::rendezvous::error::BootstrapError;
+use crate::rendezvous::machine::Action;
+
+/// What is to be done next.
+pub(super) enum Turn {
+    /// What followed from the events recorded here.
+    Do(Action),
+    /// Nothing can be recorded any more.
+    Fail(BootstrapError),
+    /// This server leads from now on.
+    #[cfg(feature = "succession")]
+    Lead,
+    /// Another one does, at this address if that is known.
+    #[cfg(feature = "succession")]
+    Follow { leader: Option<String> },
+    /// These servers can take over.
+    #[cfg(feature = "succession")]
+    Servers { addresses: Vec<String> },
+}
