@@ -65,6 +65,7 @@ fn bootstrap() -> Vec<Box<dyn StdError>> {
         PeerLost { op: op(), rank, host: host(), pid },
         NoQuorum { op: op(), missing: missing() },
         Evicted { op: op(), rank, epoch },
+        Retired { op: op(), rank, epoch },
         Fenced { op: op(), rank, host: host(), pid },
         ServerLost { op: op(), address: peer(), detail: detail() },
         Limit { op: op(), field: field(), value: 2, limit: 1 },

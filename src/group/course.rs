@@ -219,7 +219,7 @@ impl Attendant for Course {
         }
     }
 
-    fn settled(&self, change: u64, outcome: Result<Decision, BootstrapError>) {
+    fn settled(&self, change: u64, outcome: Result<Decision, BootstrapError>, retired: Mask) {
         #[cfg(feature = "tracing")]
         if let Err(error) = &outcome {
             tracing::warn!(rank = self.rank, change, %error, "the membership stays as it is");
@@ -228,7 +228,7 @@ impl Attendant for Course {
         let removed = {
             let mut state = self.state();
             state.news += 1;
-            state.pace.settle(change, decided)
+            state.pace.settle(change, decided, retired)
         };
         self.show(match outcome {
             Ok(Decision { mask: members, epoch, step }) => Progress::Due { epoch, members, step },

@@ -8,13 +8,13 @@ use super::change::{Change, Progress, Step};
 use super::course::Follower;
 use super::member::Group;
 use crate::aside::aside;
-use crate::error::Result;
+use crate::error::Error;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::driver::block_on;
 #[cfg(feature = "tracing")]
 use crate::rendezvous::machine::MAX_EPOCH;
 use crate::rendezvous::pace::Next;
-use crate::rendezvous::wire::{Decision, Notice};
+use crate::rendezvous::wire::{Decision, Notice, Request};
 
 impl Group {
     /// Begins the next step: the one call that a serving loop makes between two steps. All members run the same steps,
@@ -29,11 +29,12 @@ impl Group {
     /// On standby it waits to be admitted: its first step is the first one of its membership.
     ///
     /// # Errors
-    /// [`BootstrapError::Evicted`] if the others go on without this member; [`BootstrapError::Timeout`] and
+    /// [`BootstrapError::Evicted`] if the others go on without this member; [`BootstrapError::Retired`] once it has ended its last
+    /// step after [`Group::retire`]; [`BootstrapError::Timeout`] and
     /// [`BootstrapError::ServerLost`] if the outcome of a change, or on standby admission, does not come; what beginning a membership
     /// gives, [`Error::State`](crate::Error::State) where an operation is still in flight. The step has not begun then: the call can be made
     /// again.
-    pub async fn step(&self) -> Result<Step> {
+    pub async fn step(&self) -> Result<Step, Error> {
         const OP: &str = "begin a step";
         let Self { inner, deadline } = self;
         if let Some(doubts) = inner.course.doubts() {
@@ -51,6 +52,11 @@ impl Group {
                     }
                     inner.client.news(OP, seen, *deadline).await?;
                 }
+                Next::Retired { epoch } => {
+                    return Err(
+                        BootstrapError::Retired { op: OP.to_owned(), rank: self.rank(), epoch }.into()
+                    );
+                }
                 Next::Evicted { epoch } => {
                     return Err(
                         BootstrapError::Evicted { op: OP.to_owned(), rank: self.rank(), epoch }.into()
@@ -61,7 +67,7 @@ impl Group {
     }
 
     /// [`Group::step`] for a plain thread.
-    pub fn step_blocking(&self) -> Result<Step> {
+    pub fn step_blocking(&self) -> Result<Step, Error> {
         block_on("begin a step", self.step())
     }
 
@@ -80,12 +86,34 @@ impl Group {
         self.inner.client.tell(Notice::Ended { rank, member }).await;
     }
 
+    /// Takes a member out of the group, this one or another, and returns when that is decided: all take part up to the step with
+    /// which the next membership begins, so no operation misses its rows, and then its [`Group::step`] gives
+    /// [`BootstrapError::Retired`]. It may then leave, or [rejoin](Group::rejoin). A rank that does not belong to the group any more
+    /// is no error. Other ranks that are to come or go at the same time do so in the same step.
+    ///
+    /// Errors: [`BootstrapError::OutOfOrder`] if nobody would be left; [`BootstrapError::Timeout`] if it is not decided within the
+    /// deadline of the group, for instance because a member begins no steps: it may still come.
+    pub async fn retire(&self, rank: u32) -> Result<(), BootstrapError> {
+        const OP: &str = "retire a rank";
+        let world = self.world();
+        if rank >= world {
+            let (op, field, reason) = (OP.to_owned(), "rank".to_owned(), format!("ranks are below {world}"));
+            return Err(BootstrapError::Invalid { op, field, value: rank.to_string(), reason });
+        }
+        self.inner.client.call(OP, Request::Retire { rank }, self.deadline).await.map(|_| ())
+    }
+
+    /// [`Group::retire`] for a plain thread.
+    pub fn retire_blocking(&self, rank: u32) -> Result<(), BootstrapError> {
+        block_on("retire a rank", self.retire(rank))
+    }
+
     /// The membership of this follower is the group's from now on.
     pub(crate) fn follow(&self, follower: Weak<dyn Follower>) {
         self.inner.course.follow(follower);
     }
 
-    async fn apply(&self, decision: Decision) -> Result<Change> {
+    async fn apply(&self, decision: Decision) -> Result<Change, Error> {
         let course = self.inner.course.clone();
         let change = aside("begin a step", self.rank(), move || course.apply(&decision)).await?;
         #[cfg(feature = "tracing")]

@@ -197,6 +197,16 @@ pub enum BootstrapError {
         /// The epoch it is not part of.
         epoch: u32,
     },
+    /// This rank has been retired: it has taken part in all steps before, and the others go on without it.
+    #[error("{op}: rank {rank} is retired as of epoch {epoch}; leave, or rejoin and wait to be admitted")]
+    Retired {
+        /// What was being done.
+        op: String,
+        /// This rank.
+        rank: u32,
+        /// The epoch it is not part of.
+        epoch: u32,
+    },
     /// A replacement came while the process it would replace may still write.
     #[error(
         "{op}: rank {rank} is held by process {pid} on {host}, which is not known to be dead; end that process first"
@@ -293,6 +303,7 @@ wire!(enum BootstrapError {
     19 => BlockingInAsync { op },
     20 => System { op, detail },
     21 => NoQuorum { op, missing },
+    22 => Retired { op, rank, epoch },
 });
 
 impl BootstrapError {

@@ -124,6 +124,7 @@ impl Machine {
             (Request::Introduce { rank: peer, blobs, deadline }, Some(rank)) => {
                 self.introduce(now, (call, rank), peer, blobs, deadline);
             }
+            (Request::Retire { rank: retired }, Some(_)) => self.retire(call, retired),
             (Request::Leave {}, Some(rank)) => {
                 self.answer(call, Ok(Reply::Done {}));
                 self.bury(rank);

@@ -28,6 +28,11 @@ pub enum Next {
     },
     /// Wait for news of the group.
     Wait,
+    /// Nothing more: this member has been retired, and has ended the steps before.
+    Retired {
+        /// Since this epoch.
+        epoch: u32,
+    },
     /// Nothing: the others go on without this member.
     Evicted {
         /// Since this epoch.
@@ -42,12 +47,19 @@ pub struct Pace {
     /// The membership in effect. Without this rank: it is on standby.
     current: Decision,
     /// Those that come after it, each from its step on.
-    due: VecDeque<Decision>,
+    due: VecDeque<Due>,
     /// The last step begun.
     begun: u64,
     /// Steps that it may begin beyond the last one while it waits for an outcome.
     lead: u64,
     promised: Option<Promised>,
+}
+
+/// A membership to come, and who takes part until then and no longer.
+#[derive(Clone, Copy, Debug)]
+struct Due {
+    decision: Decision,
+    retired: Mask,
 }
 
 /// Begin nothing beyond `step` before the outcome of `change` is known.
@@ -90,8 +102,8 @@ impl Pace {
 
     /// The next membership's epoch, if there are still steps before it.
     pub fn is_behind(&self) -> Option<u32> {
-        let next = self.due.front().filter(|due| due.mask.contains(self.rank) && due.step > self.begun + 1);
-        next.map(|due| due.epoch)
+        let next = self.due.front().map(|due| due.decision);
+        next.filter(|next| next.mask.contains(self.rank) && next.step > self.begun + 1).map(|next| next.epoch)
     }
 
     /// Begins the next step, or says what comes first. `overtaken`: a peer has begun the next membership already. It has ended
@@ -99,16 +111,20 @@ impl Pace {
     pub fn next(&mut self, overtaken: bool) -> Next {
         let mut step = self.begun + 1;
         if let Some(due) = self.due.front().filter(|_| overtaken) {
-            step = step.max(due.step);
+            step = step.max(due.decision.step);
         }
-        if let Some(due) = self.due.iter().find(|due| !due.mask.contains(self.rank)) {
-            return Next::Evicted { epoch: due.epoch };
+        let evicts = |due: &&Due| !due.decision.mask.or(&due.retired).contains(self.rank);
+        if let Some(due) = self.due.iter().find(evicts) {
+            return Next::Evicted { epoch: due.decision.epoch };
         }
         if self.promised.is_some_and(|promised| step > promised.step) {
             return Next::Wait;
         }
         match self.due.front() {
-            Some(decision) if step >= decision.step => Next::Apply { decision: *decision },
+            Some(Due { decision, retired }) if step >= decision.step => match retired.contains(self.rank) {
+                true => Next::Retired { epoch: decision.epoch },
+                false => Next::Apply { decision: *decision },
+            },
             None if self.is_standby() => Next::Wait,
             _ => {
                 self.begun = step;
@@ -129,12 +145,12 @@ impl Pace {
     }
 
     /// The outcome of a change, and of all before it: a membership, or that everything stays. Gives the members of the one in
-    /// effect that do not belong to it any more.
-    pub fn settle(&mut self, change: u64, outcome: Option<Decision>) -> Mask {
+    /// effect that do not belong to it any more and end no further step. `retired`: those who do.
+    pub fn settle(&mut self, change: u64, outcome: Option<Decision>, retired: Mask) -> Mask {
         if self.promised.is_some_and(|promised| promised.change <= change) {
             self.promised = None;
         }
-        let newest = self.due.back().unwrap_or(&self.current).epoch;
+        let newest = self.due.back().map_or(self.current, |due| due.decision).epoch;
         let Some(decision) = outcome.filter(|decision| decision.epoch > newest) else { return Mask::EMPTY };
         if self.is_standby() && self.due.is_empty() {
             if !decision.mask.contains(self.rank) {
@@ -144,16 +160,16 @@ impl Pace {
             self.begun = decision.step.saturating_sub(1);
         }
         // One that no member has begun when the next is decided never begins anywhere.
-        self.due.retain(|due| due.step < decision.step);
-        self.due.push_back(decision);
-        self.current.mask.minus(&decision.mask)
+        self.due.retain(|due| due.decision.step < decision.step);
+        self.due.push_back(Due { decision, retired });
+        self.current.mask.minus(&decision.mask).minus(&retired)
     }
 
     /// The membership is in effect.
     pub fn applied(&mut self, decision: Decision) {
         self.current = decision;
         self.begun = self.begun.max(decision.step.saturating_sub(1));
-        self.due.retain(|due| due.epoch > decision.epoch);
+        self.due.retain(|due| due.decision.epoch > decision.epoch);
     }
 }
 
@@ -183,7 +199,7 @@ mod tests {
         assert_eq!(pace.promise(7, false), 3);
         assert_eq!(pace.next(false), Next::Wait);
         let next = decision(2, 6, &[0, 1]);
-        assert_eq!(pace.settle(7, Some(next)), [2].into_iter().collect());
+        assert_eq!(pace.settle(7, Some(next), Mask::EMPTY), [2].into_iter().collect());
         begin(&mut pace, 4..=5);
         assert_eq!(pace.next(false), Next::Apply { decision: next });
         assert_eq!(pace.next(false), Next::Apply { decision: next }, "until it is said to be in effect");
@@ -199,7 +215,7 @@ mod tests {
         assert_eq!(pace.promise(1, true), 3, "the same change gets the same answer");
         begin(&mut pace, 2..=3);
         assert_eq!(pace.next(false), Next::Wait);
-        pace.settle(1, None);
+        pace.settle(1, None, Mask::EMPTY);
         begin(&mut pace, 4..=4);
         assert_eq!(pace.promise(2, true), 4);
     }
@@ -209,7 +225,7 @@ mod tests {
         let mut pace = Pace::new(1, decision(1, 1, &[0, 1]), 0);
         pace.promise(1, false);
         assert_eq!(pace.next(false), Next::Wait);
-        assert_eq!(pace.settle(1, None), Mask::EMPTY);
+        assert_eq!(pace.settle(1, None, Mask::EMPTY), Mask::EMPTY);
         begin(&mut pace, 1..=1);
         assert_eq!(pace.current(), decision(1, 1, &[0, 1]));
     }
@@ -219,13 +235,17 @@ mod tests {
         let mut pace = Pace::new(0, decision(1, 1, &[0, 1, 2, 3]), 0);
         begin(&mut pace, 1..=2);
         pace.promise(1, false);
-        pace.settle(1, Some(decision(2, 5, &[0, 1, 2])));
+        pace.settle(1, Some(decision(2, 5, &[0, 1, 2])), Mask::EMPTY);
         begin(&mut pace, 3..=3);
         assert_eq!(pace.promise(2, false), 3);
         assert_eq!(pace.next(false), Next::Wait, "the outcome of the second is not known");
-        pace.settle(2, Some(decision(3, 4, &[0, 1])));
+        pace.settle(2, Some(decision(3, 4, &[0, 1])), Mask::EMPTY);
         assert_eq!(pace.next(false), Next::Apply { decision: decision(3, 4, &[0, 1]) });
-        assert_eq!(pace.settle(1, Some(decision(2, 5, &[0, 1, 2]))), Mask::EMPTY, "an old outcome, again");
+        assert_eq!(
+            pace.settle(1, Some(decision(2, 5, &[0, 1, 2])), Mask::EMPTY),
+            Mask::EMPTY,
+            "an old outcome, again"
+        );
         pace.applied(decision(3, 4, &[0, 1]));
         begin(&mut pace, 4..=6);
     }
@@ -235,8 +255,8 @@ mod tests {
         let mut pace = Pace::new(0, decision(1, 1, &[0, 1, 2, 3]), 0);
         begin(&mut pace, 1..=2);
         let (second, third) = (decision(2, 5, &[0, 1, 2]), decision(3, 7, &[0, 1]));
-        pace.settle(1, Some(second));
-        pace.settle(2, Some(third));
+        pace.settle(1, Some(second), Mask::EMPTY);
+        pace.settle(2, Some(third), Mask::EMPTY);
         begin(&mut pace, 3..=4);
         assert_eq!(pace.next(false), Next::Apply { decision: second });
         pace.applied(second);
@@ -249,10 +269,10 @@ mod tests {
         let mut pace = Pace::new(0, decision(1, 1, &[0, 1, 2]), 0);
         begin(&mut pace, 1..=2);
         assert_eq!(pace.next(true), Next::Begin { step: 3 }, "it has not learnt of it yet");
-        pace.settle(1, Some(decision(2, 100, &[0, 1])));
+        pace.settle(1, Some(decision(2, 100, &[0, 1])), Mask::EMPTY);
         assert_eq!(pace.promise(2, true), 3);
         assert_eq!(pace.next(true), Next::Wait, "a promise holds");
-        pace.settle(2, None);
+        pace.settle(2, None, Mask::EMPTY);
         assert_eq!(pace.next(true), Next::Apply { decision: decision(2, 100, &[0, 1]) });
         pace.applied(decision(2, 100, &[0, 1]));
         begin(&mut pace, 100..=101);
@@ -263,8 +283,22 @@ mod tests {
         let mut pace = Pace::new(2, decision(1, 1, &[0, 1, 2]), 0);
         begin(&mut pace, 1..=2);
         pace.promise(1, false);
-        pace.settle(1, Some(decision(2, 9, &[0, 1])));
+        pace.settle(1, Some(decision(2, 9, &[0, 1])), Mask::EMPTY);
         assert_eq!(pace.next(false), Next::Evicted { epoch: 2 });
+    }
+
+    #[test]
+    fn who_is_retired_ends_the_steps_before_and_revokes_nobody() {
+        let (next, retired) = (decision(2, 6, &[0, 1]), [2].into_iter().collect());
+        for rank in 0..3 {
+            let mut pace = Pace::new(rank, decision(1, 1, &[0, 1, 2]), 0);
+            begin(&mut pace, 1..=2);
+            pace.promise(1, false);
+            assert_eq!(pace.settle(1, Some(next), retired), Mask::EMPTY);
+            begin(&mut pace, 3..=5);
+            let last = if rank == 2 { Next::Retired { epoch: 2 } } else { Next::Apply { decision: next } };
+            assert_eq!(pace.next(false), last);
+        }
     }
 
     #[test]
@@ -272,10 +306,10 @@ mod tests {
         let mut pace = Pace::new(2, decision(4, 10, &[0, 1]), 0);
         assert!(pace.is_standby());
         assert_eq!(pace.next(false), Next::Wait);
-        pace.settle(5, Some(decision(5, 20, &[0])));
+        pace.settle(5, Some(decision(5, 20, &[0])), Mask::EMPTY);
         assert_eq!((pace.next(false), pace.current().epoch), (Next::Wait, 5), "a change among the others");
         let admitted = decision(6, 31, &[0, 2]);
-        pace.settle(6, Some(admitted));
+        pace.settle(6, Some(admitted), Mask::EMPTY);
         assert_eq!(pace.next(false), Next::Apply { decision: admitted });
         pace.applied(admitted);
         assert!(!pace.is_standby());

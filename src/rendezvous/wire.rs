@@ -146,6 +146,11 @@ pub enum Request {
         /// Whether it is on standby as far as it knows: it has begun no step since it joined.
         standby: bool,
     },
+    /// A member is to belong to the group no more, once it has ended the steps before that; answered when this is decided.
+    Retire {
+        /// Its rank.
+        rank: u32,
+    },
     /// End the membership.
     Leave {},
     /// Set a key of the store.
@@ -179,6 +184,7 @@ wire!(enum Request {
     6 => Add { key, amount },
     7 => Get { keys, deadline },
     8 => Resume { standby },
+    9 => Retire { rank },
 });
 
 /// How a rank stands, seen from the rendezvous server.
@@ -197,9 +203,12 @@ pub enum RankState {
     Evicted {},
     /// Joined, and waits to be admitted to the next mask.
     Standby {},
+    /// Runs, and does not belong to the group any more, as was asked for.
+    Retired {},
 }
 wire!(enum RankState {
     0 => Absent {}, 1 => Alive {}, 2 => Suspect {}, 3 => Dead {}, 4 => Evicted {}, 5 => Standby {},
+    6 => Retired {},
 });
 
 /// The membership at a moment.
@@ -466,6 +475,8 @@ pub enum Frame {
         change: u64,
         /// What is decided, or why all stays as it is.
         outcome: Result<Decision, BootstrapError>,
+        /// Those who belong to it no more and take part in the steps before.
+        retired: Mask,
     },
 }
 wire!(enum Frame {
@@ -480,7 +491,7 @@ wire!(enum Frame {
     9 => Pong {},
     10 => Notice { notice },
     11 => Ask { ask },
-    12 => Settled { change, outcome },
+    12 => Settled { change, outcome, retired },
     13 => Open { session },
     14 => Opened { host },
     15 => Refer { leader },

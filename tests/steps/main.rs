@@ -8,12 +8,13 @@
 mod serve;
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use epwire::group::{Change, GroupOptions, Step};
+use epwire::rendezvous::BootstrapError;
 use epwire::rendezvous::driver::{Heartbeat, Server, ServerOptions};
 use epwire::{
     Combine, CombineOutput, Dispatch, DispatchBuffers, EpBuffer, EpConfig, Error, Group, HostBuffer, Layout,
@@ -243,6 +244,64 @@ fn newcomers_enter_while_the_others_go_on_and_the_idle_one_holds_nobody_up() {
     for ran in ran[..2].iter().flatten().filter(|ran| ran.epoch > 2) {
         assert!(ran.missing.is_empty() && ran.took < DEADLINE / 2, "{ran:?}");
     }
+}
+
+#[test]
+fn a_retired_rank_takes_part_until_the_others_go_on_without_it_and_no_row_is_missed() {
+    let server = server();
+    let joined: Vec<_> = (0..RANKS)
+        .map(|rank| {
+            thread::spawn({
+                let options = options(rank, server.local_addr());
+                move || Group::join_blocking(options).unwrap()
+            })
+        })
+        .collect();
+    let groups: Vec<Group> = joined.into_iter().map(|joined| joined.join().unwrap()).collect();
+    let (latest, end) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
+    let serve = |group: &Group| {
+        let buffer = EpBuffer::create_blocking(group, config()).unwrap();
+        let mut memory = buffer.dispatch_buffers(Payload::SameAsInput, Layout::RankMajor, 0).unwrap();
+        let mut steps = Vec::new();
+        let retired = loop {
+            match group.step_blocking() {
+                Ok(step) => {
+                    let missing = exchange(&buffer, &mut memory, step.number).unwrap();
+                    assert!(missing.is_empty(), "rank {} misses {missing} in {step:?}", group.rank());
+                    steps.push(step);
+                    latest.fetch_max(step.number, Ordering::Relaxed);
+                    if step.number == end.load(Ordering::Relaxed) {
+                        break false;
+                    }
+                }
+                Err(Error::Bootstrap(error)) if matches!(*error, BootstrapError::Retired { rank: 2, .. }) => {
+                    break true;
+                }
+                Err(error) => panic!("rank {}: {error}", group.rank()),
+            }
+        };
+        (buffer, steps, retired)
+    };
+    let ran: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = groups.iter().map(|group| scope.spawn(|| serve(group))).collect();
+        thread::sleep(DEADLINE / 2);
+        groups[0].retire_blocking(2).unwrap();
+        while groups[0].active().mask.contains(2) {
+            thread::sleep(DEADLINE / 100);
+        }
+        // Far enough ahead for all to end with the same step.
+        end.store(latest.load(Ordering::Relaxed) + 1000, Ordering::Relaxed);
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let changes: Vec<_> =
+        ran.iter().map(|(_, steps, _)| steps.iter().find(|step| step.change.is_some())).collect();
+    let first = changes[0].unwrap();
+    assert_eq!(first.change.unwrap().left, [2].into_iter().collect());
+    for rank in [1, 3] {
+        assert_eq!(changes[rank], Some(first), "rank {rank}");
+    }
+    assert!(ran[2].2 && changes[2].is_none());
+    assert_eq!(ran[2].1.last().unwrap().number, first.number - 1, "it has run all steps before");
 }
 
 #[test]

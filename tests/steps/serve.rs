@@ -15,6 +15,10 @@ pub async fn serve(
             // `step.change` tells who has gone and who has come: from here on the buffer works with those.
             Ok(step) if run(&buffer, &step).await? => {}
             Ok(_) => return Ok(group.leave().await?),
+            // Somebody has called `retire` for this rank: it has run its last step.
+            Err(Error::Bootstrap(error)) if matches!(*error, BootstrapError::Retired { .. }) => {
+                return Ok(group.leave().await?);
+            }
             // This rank was stopped for so long that the others went on: it comes back as a newcomer does.
             Err(Error::Bootstrap(error)) if matches!(*error, BootstrapError::Evicted { .. }) => {
                 group.rejoin().await?;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
+use crate::mask::Mask;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Ask, Decision, Host, Notice, Reply, Request, View};
 
@@ -36,7 +37,7 @@ pub(crate) trait Attendant: Send + Sync + std::fmt::Debug {
     /// The group asks. The answer, unless that takes time: then it goes to `later`.
     fn asked(&self, ask: Ask, later: Later) -> Option<Notice>;
     /// A change has ended.
-    fn settled(&self, change: u64, outcome: Result<Decision, BootstrapError>);
+    fn settled(&self, change: u64, outcome: Result<Decision, BootstrapError>, retired: Mask);
     /// Whether the member is on standby as far as it knows.
     fn is_standby(&self) -> bool;
     /// The process of the member that served the run has ended.

@@ -283,9 +283,9 @@ impl Carrier {
                     return self.tell(notice);
                 }
             }
-            Frame::Settled { change, outcome } => {
+            Frame::Settled { change, outcome, retired } => {
                 if let Some(attendant) = &self.told.attendant {
-                    attendant.settled(change, outcome);
+                    attendant.settled(change, outcome, retired);
                 }
                 self.wake();
             }

@@ -365,7 +365,9 @@ impl Desk {
         let (conn, frame) = match action {
             Action::Answer { call: Call { conn, id }, result } => (conn, Frame::Answer { id, result }),
             Action::Ask { conn, ask } => (conn, Frame::Ask { ask }),
-            Action::Settle { conn, change, outcome } => (conn, Frame::Settled { change, outcome }),
+            Action::Settle { conn, change, outcome, retired } => {
+                (conn, Frame::Settled { change, outcome, retired })
+            }
             Action::Show { conn, view } => {
                 if let Some(client) = self.clients.get(&conn) {
                     client.outlet.view.send_replace(Some(view));

@@ -15,9 +15,10 @@ use super::changes::{Change, Stage, links};
 use super::event::Action;
 use super::state::{Life, Machine, Role};
 use crate::mask::Mask;
+use crate::rendezvous::call::Call;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::removal::{Survey, Verdict};
-use crate::rendezvous::wire::{Decision, Notice};
+use crate::rendezvous::wire::{Decision, Notice, Reply};
 
 /// Largest epoch: 23 bits of a signal word hold it.
 pub const MAX_EPOCH: u32 = (1 << 23) - 1;
@@ -124,7 +125,9 @@ impl Machine {
     fn is_change_due(&self) -> bool {
         let living = self.living();
         let lost = self.decision.mask != self.audible() || !self.changes.doubts.is_empty();
-        let due = lost && !living.is_empty() || !self.entering(&living).is_empty();
+        let due = lost && !living.is_empty()
+            || !self.changes.retiring.is_empty()
+            || !self.entering(&living).is_empty();
         due && self.decision.epoch < MAX_EPOCH
     }
 
@@ -228,7 +231,8 @@ impl Machine {
     fn settle(&mut self, ranks: Mask, change: u64, outcome: &Result<Decision, BootstrapError>) {
         for rank in ranks.iter() {
             if let Some(conn) = self.seat(rank).and_then(|member| member.conn) {
-                self.actions.push(Action::Settle { conn, change, outcome: outcome.clone() });
+                let (outcome, retired) = (outcome.clone(), self.changes.retired);
+                self.actions.push(Action::Settle { conn, change, outcome, retired });
             }
         }
     }
@@ -242,13 +246,16 @@ impl Machine {
 
     /// The next membership: these members, and who waits to be admitted.
     fn conclude(&mut self, stay: Mask, step: u64) {
-        let enter = self.entering(&stay);
+        let retired = self.retiring(&stay);
         let evicted = self.living().minus(&stay);
+        let stay = stay.minus(&retired);
+        let enter = self.entering(&stay);
         let epoch = self.decision.epoch + 1;
         self.decision = Decision { mask: stay.or(&enter), epoch, step };
+        self.changes.retired = retired;
         self.changes.doubts.clear();
         self.view_changed = true;
-        for (ranks, role) in [(enter, Role::Active), (evicted, Role::Evicted)] {
+        for (ranks, role) in [(enter, Role::Active), (evicted, Role::Evicted), (retired, Role::Retired)] {
             for member in
                 self.seats.iter_mut().flatten().filter(|member| ranks.contains(member.identity.rank))
             {
@@ -258,7 +265,50 @@ impl Machine {
         }
         self.settle(self.ranks(|_| true), self.changes.last, &Ok(self.decision));
         evicted.iter().for_each(|rank| self.abandon(rank));
+        evicted.or(&retired).iter().for_each(|rank| self.answer_retired(rank));
     }
+
+    /// Retires a member with the next membership. The call is answered when that is decided.
+    pub(super) fn retire(&mut self, call: Call, rank: u32) {
+        let others = self.living().without(rank);
+        let (op, reason) = match self.seat(rank).map(|member| member.role) {
+            Some(Role::Active) if others.iter().all(|rank| self.changes.retiring.contains_key(&rank)) => {
+                (retiring(rank), "nobody would be left".to_owned())
+            }
+            Some(Role::Active) if self.living().contains(rank) => {
+                self.changes.retiring.entry(rank).or_default().push(call);
+                return;
+            }
+            _ => return self.answer(call, Ok(Reply::Done {})), // it does not belong to the group
+        };
+        self.answer(call, Err(BootstrapError::OutOfOrder { op, reason }));
+    }
+
+    /// Those of them that are to be retired, unless nobody would be left because of it.
+    fn retiring(&mut self, stay: &Mask) -> Mask {
+        let retired = stay.and(&self.changes.retiring.keys().copied().collect());
+        if retired != *stay {
+            return retired;
+        }
+        for (rank, calls) in std::mem::take(&mut self.changes.retiring) {
+            for call in calls {
+                let (op, reason) = (retiring(rank), "nobody would be left".to_owned());
+                self.answer(call, Err(BootstrapError::OutOfOrder { op, reason }));
+            }
+        }
+        Mask::EMPTY
+    }
+
+    /// The member of `rank` belongs to the group no more.
+    pub(super) fn answer_retired(&mut self, rank: u32) {
+        for call in self.changes.retiring.remove(&rank).unwrap_or_default() {
+            self.answer(call, Ok(Reply::Done {}));
+        }
+    }
+}
+
+fn retiring(rank: u32) -> String {
+    format!("retire rank {rank}")
 }
 
 fn op() -> String {

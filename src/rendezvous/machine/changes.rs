@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::mask::Mask;
+use crate::rendezvous::call::Call;
 use crate::rendezvous::codec::wire;
 use crate::rendezvous::wire::Ask;
 
@@ -25,8 +26,12 @@ pub(super) struct Changes {
     pub(super) doubted: Vec<(Duration, Link)>,
     /// The last step that any member has promised to begin at most.
     pub(super) furthest: u64,
+    /// Members that are to be retired, and the calls that asked for it.
+    pub(super) retiring: BTreeMap<u32, Vec<Call>>,
+    /// Those whom the last decision has retired.
+    pub(super) retired: Mask,
 }
-wire!(struct Changes { last, running, rest_until, doubts, doubted, furthest });
+wire!(struct Changes { last, running, rest_until, doubts, doubted, furthest, retiring, retired });
 
 pub(super) type Link = (u32, u32);
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::mask::Mask;
 use crate::rendezvous::call::{Call, ConnId};
 use crate::rendezvous::codec::wire;
 use crate::rendezvous::error::BootstrapError;
@@ -95,6 +96,8 @@ pub enum Action {
         change: u64,
         /// What is decided, or why all stays as it is.
         outcome: Result<Decision, BootstrapError>,
+        /// Those who belong to it no more and take part in the steps before.
+        retired: Mask,
     },
     /// Tell a member how the membership stands.
     Show {

@@ -60,7 +60,8 @@ impl Machine {
             return;
         }
         let (change, outcome) = (self.changes.ended(), Ok(self.decision));
-        self.actions.push(Action::Settle { conn, change, outcome });
+        let retired = self.changes.retired;
+        self.actions.push(Action::Settle { conn, change, outcome, retired });
         self.actions.push(Action::Show { conn, view: Arc::new(self.view()) });
         let open = self.introductions.waiting.iter().filter(|waiting| waiting.peer == rank);
         let open = open.map(|waiting| Ask::Introduce {
@@ -74,7 +75,9 @@ impl Machine {
 
     /// The member of `rank` is on standby as far as it knows. If it was admitted and evicted since, it has learnt of neither.
     pub(super) fn missed_admission(&mut self, rank: u32) {
-        if let Some(member) = self.seat_mut(rank).filter(|member| member.role == Role::Evicted) {
+        if let Some(member) =
+            self.seat_mut(rank).filter(|member| matches!(member.role, Role::Evicted | Role::Retired))
+        {
             member.role = Role::Standby;
             self.view_changed = true;
         }
@@ -97,6 +100,7 @@ impl Machine {
         }
         self.view_changed = true;
         self.changes.forget(rank);
+        self.answer_retired(rank);
         self.abandon(rank);
     }
 

@@ -95,6 +95,7 @@ impl Machine {
             None => RankState::Absent {},
             Some((_, Life::Dead)) => RankState::Dead {},
             Some((Role::Evicted, _)) => RankState::Evicted {},
+            Some((Role::Retired, _)) => RankState::Retired {},
             Some((_, Life::Suspect)) => RankState::Suspect {},
             Some((Role::Standby, Life::Heard)) => RankState::Standby {},
             Some((Role::Active, Life::Heard)) => RankState::Alive {},
@@ -135,8 +136,10 @@ pub(super) enum Role {
     Active,
     Standby,
     Evicted,
+    /// It takes part in the steps before the membership that is without it, then no more.
+    Retired,
 }
-wire!(enum Role { 1 => Active {}, 2 => Standby {}, 3 => Evicted {} });
+wire!(enum Role { 1 => Active {}, 2 => Standby {}, 3 => Evicted {}, 4 => Retired {} });
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {

@@ -150,9 +150,16 @@ fn frame() -> impl Strategy<Value = Frame> {
         Just(Frame::Pong {}),
         notice().prop_map(|notice| Frame::Notice { notice }),
         ask().prop_map(|ask| Frame::Ask { ask }),
-        (any::<u64>(), decision())
-            .prop_map(|(change, decision)| Frame::Settled { change, outcome: Ok(decision) }),
-        (any::<u64>(), error()).prop_map(|(change, error)| Frame::Settled { change, outcome: Err(error) }),
+        (any::<u64>(), decision()).prop_map(|(change, decision)| Frame::Settled {
+            change,
+            outcome: Ok(decision),
+            retired: decision.mask
+        }),
+        (any::<u64>(), error()).prop_map(|(change, error)| Frame::Settled {
+            change,
+            outcome: Err(error),
+            retired: Mask::EMPTY
+        }),
     ]
 }
 

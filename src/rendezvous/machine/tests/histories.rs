@@ -26,7 +26,7 @@ const PING: Duration = Duration::from_millis(200);
 enum Said {
     Joined(View),
     Ask(Ask),
-    Settled(u64, Result<Decision, BootstrapError>),
+    Settled(u64, Result<Decision, BootstrapError>, Mask),
 }
 
 /// To the server.
@@ -37,6 +37,7 @@ enum Heard {
     Resume {
         standby: bool,
     },
+    Retire(u32),
     Notice(Notice),
     Ping,
     Closed,
@@ -194,7 +195,9 @@ impl World {
                 Action::Answer { result: Err(BootstrapError::OutOfOrder { .. }), .. } => continue,
                 Action::Answer { result, .. } => panic!("{result:?}"),
                 Action::Ask { conn, ask } => (conn, Said::Ask(ask)),
-                Action::Settle { conn, change, outcome } => (conn, Said::Settled(change, outcome)),
+                Action::Settle { conn, change, outcome, retired } => {
+                    (conn, Said::Settled(change, outcome, retired))
+                }
                 Action::Show { .. } | Action::Close { .. } => continue,
             };
             let at = self.arrival(conn, false);
@@ -230,7 +233,7 @@ impl World {
         // A rank whose member died may have another one by now, which is not in this decision.
         let dead = self.machine.ranks(|member| member.life == Life::Dead);
         let living = living.minus(&dead);
-        let removed = living.minus(&after.mask);
+        let removed = living.minus(&after.mask).minus(&self.machine.changes.retired);
         assert!(removed.is_empty() || 2 * removed.len() < living.len(), "{removed} of {living} removed");
         let doubted = &self.machine.changes.doubted;
         let often =
@@ -291,6 +294,11 @@ impl World {
                     let call = Call { conn, id: self.calls };
                     Event::Request { call, request: Box::new(Request::Resume { standby }) }
                 }
+                Heard::Retire(rank) => {
+                    self.calls += 1;
+                    let call = Call { conn, id: self.calls };
+                    Event::Request { call, request: Box::new(Request::Retire { rank }) }
+                }
                 Heard::Notice(notice) => Event::Noticed { conn, notice },
                 Heard::Ping => continue,
                 Heard::Closed => {
@@ -347,10 +355,10 @@ impl World {
                 let step = pace.promise(change, lossy);
                 self.tell(conn, Heard::Notice(Notice::Promise { change, step }));
             }
-            Said::Settled(change, outcome) => {
+            Said::Settled(change, outcome, retired) => {
                 let member = &mut self.members[at];
                 let Some(pace) = &mut member.pace else { return };
-                let removed = pace.settle(change, outcome.ok());
+                let removed = pace.settle(change, outcome.ok(), retired);
                 member.lost = member.lost.or(&removed);
                 member.told = member.told.or(&removed);
                 member.excused = member.excused.or(&removed);
@@ -420,6 +428,16 @@ impl World {
                     self.members[at].eager = false;
                 }
             }
+            Next::Retired { epoch } => {
+                *self.seen.entry("retired").or_default() += 1;
+                // It has taken part in every step before, unless the last ones were not completed without it.
+                let first = self.decisions[&epoch].step;
+                assert!(pace.begun() + 1 >= first || member.overtaken, "{pace:?}: {first}");
+                member.evicted = true;
+                member.pace = None;
+                member.eager = true;
+                self.join(at);
+            }
             Next::Evicted { .. } => {
                 *self.seen.entry("told").or_default() += 1;
                 member.evicted = true;
@@ -438,7 +456,11 @@ impl World {
     fn disturb(&mut self) {
         let at = self.below(self.members.len() as u64) as usize;
         let (rank, conn) = (self.members[at].rank, self.members[at].conn);
-        match self.below(14) {
+        match self.below(16) {
+            13 | 14 if !self.members[at].dead => {
+                let retired = self.below(u64::from(RANKS)) as u32;
+                self.tell(conn, Heard::Retire(retired));
+            }
             0 | 1 if !self.members[at].dead => self.kill(at),
             2 | 3 if !self.members[at].dead => self.members[at].stopped = !self.members[at].stopped,
             4 => {
@@ -597,6 +619,9 @@ fn whatever_happens_steps_stay_apart_and_everybody_comes_together_again() {
     }
     eprintln!("{seen:?}");
     assert!(
-        first > 1 || ["decisions", "removed alive", "entered", "told"].iter().all(|what| seen[what] > 20)
+        first > 1
+            || ["decisions", "removed alive", "entered", "told", "retired"]
+                .iter()
+                .all(|what| seen[what] > 20)
     );
 }

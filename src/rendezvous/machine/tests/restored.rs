@@ -58,6 +58,11 @@ impl Chaos {
             self.now += Duration::from_millis(self.random.below(3000));
         }
         let conn = self.below(8);
+        if let Some(change) = machine.changes.running.as_ref().filter(|_| self.random.below(4) == 0) {
+            // Some changes have to come to something.
+            let notice = Notice::Reached { change: change.number, missing: Mask::EMPTY };
+            return Record { at: self.now, event: Event::Noticed { conn: conn % u64::from(WORLD), notice } };
+        }
         let event = match self.below(18) {
             0 => Event::Tick,
             1 => Event::Closed { conn, by_peer: self.below(2) == 0 },
@@ -79,8 +84,9 @@ impl Chaos {
 
     fn request(&mut self, conn: ConnId) -> Request {
         let deadline = self.time();
-        match self.below(13) {
+        match self.below(14) {
             0 => Request::Leave {},
+            13 => Request::Retire { rank: self.below(5) as u32 },
             12 => Request::Resume { standby: self.below(2) == 0 },
             1..4 => {
                 let rank = if self.below(4) == 0 { self.below(5) } else { conn % u64::from(WORLD) };
