@@ -137,6 +137,7 @@ impl Raw {
             version,
             run_id,
             world,
+            initial: world,
             identity,
             deadline: 5 * SECOND,
             config: Vec::new(),
@@ -688,6 +689,41 @@ fn the_host_may_leave_and_who_stays_serves_the_run() {
     groups[2].leave_blocking().unwrap();
     let error = groups[1].barrier_blocking("after").unwrap_err();
     assert!(matches!(error, BootstrapError::ServerLost { .. }), "{error}");
+}
+
+#[test]
+fn a_group_grows_and_shrinks() {
+    let server = Server::bind_blocking(
+        "127.0.0.1:0",
+        ServerOptions { initial: 2, heartbeat: quick(), ..ServerOptions::new("run", 4) },
+    )
+    .unwrap();
+    let options = |rank| options(rank, 4, server.local_addr()).initial(2);
+    let mut groups: Vec<Group> = join_all((0..2).map(options)).into_iter().map(Result::unwrap).collect();
+    assert_eq!((groups[0].active().mask.to_string().as_str(), groups[0].world()), ("0-1", 4));
+    let newcomer = Group::join_blocking(options(3)).unwrap();
+    assert!(newcomer.is_standby());
+    groups.push(newcomer);
+    assert_eq!(changed(&groups), ("0-1,3".to_owned(), 2));
+    let retired = std::thread::spawn({
+        let first = groups[0].clone();
+        move || first.retire_blocking(1)
+    });
+    let other = groups.remove(1);
+    let last = std::thread::spawn(move || {
+        loop {
+            if let Err(error) = other.step_blocking() {
+                return error;
+            }
+        }
+    });
+    assert_eq!(changed(&groups), ("0,3".to_owned(), 3));
+    assert_eq!(retired.join().unwrap(), Ok(()));
+    let last = last.join().unwrap();
+    assert!(
+        matches!(&last, epwire::Error::Bootstrap(error) if matches!(**error, BootstrapError::Retired { rank: 1, .. })),
+        "{last}"
+    );
 }
 
 #[test]

@@ -86,6 +86,7 @@ impl Group {
             version: PROTOCOL_VERSION,
             run_id: options.run_id,
             world: options.world,
+            initial: options.initial,
             identity: Identity { rank: options.rank, member, host: host(), pid: std::process::id() },
             deadline: options.join_deadline.saturating_sub(began.elapsed()),
             config: options.config,
@@ -115,6 +116,7 @@ impl Group {
         let mut machine = Machine::new(Settings {
             run_id: run_id.clone(),
             world,
+            initial: world,
             join_deadline: Duration::MAX,
             lease: heartbeat.lease,
         })?;
@@ -127,6 +129,7 @@ impl Group {
                 version: PROTOCOL_VERSION,
                 run_id: run_id.clone(),
                 world,
+                initial: world,
                 identity: Identity { rank, member, host: host(), pid: std::process::id() },
                 deadline: Duration::from_secs(1),
                 config: Fields::new(),
@@ -169,7 +172,7 @@ impl Group {
         self.inner.join.identity.rank
     }
 
-    /// Number of ranks of the run, dead ones included.
+    /// Number of ranks of the run, with those that are dead and the places to grow into.
     pub fn world(&self) -> u32 {
         self.inner.join.world
     }

@@ -14,6 +14,7 @@ use crate::rendezvous::driver::{Heartbeat, ServerOptions};
 pub struct GroupOptions {
     pub(super) rank: u32,
     pub(super) world: u32,
+    pub(super) initial: u32,
     pub(super) address: String,
     pub(super) run_id: String,
     pub(super) host_server: bool,
@@ -36,6 +37,7 @@ impl GroupOptions {
         Self {
             rank,
             world,
+            initial: world,
             address: address.into(),
             run_id: "default".to_owned(),
             host_server: false,
@@ -62,6 +64,15 @@ impl GroupOptions {
             Some(run_id) => options.run_id(run_id),
             None => options,
         }
+    }
+
+    /// The run begins when the ranks below `ranks` are there. Those from there up to its world are places to grow into: whoever joins
+    /// as one of them is on standby first, as a replacement is, and [`Group::retire`](super::Group::retire) shrinks the group again.
+    /// Buffers have memory, masks and outputs for the whole world, and experts live on rank `expert / experts per rank`, whether that
+    /// is there or not. All ranks must say the same. Unless changed all ranks are there from the beginning.
+    pub fn initial(mut self, ranks: u32) -> Self {
+        self.initial = ranks;
+        self
     }
 
     /// Names the run, so that a stray rank of another one is refused. Must be equal on all ranks.
@@ -128,6 +139,7 @@ impl GroupOptions {
             token: self.token.clone(),
             join_deadline: self.join_deadline,
             heartbeat: self.heartbeat,
+            initial: self.initial,
             ..ServerOptions::new(self.run_id.clone(), self.world)
         }
     }

@@ -169,7 +169,7 @@ impl Machine {
         let rank = join.identity.rank;
         let former = self.seat(rank);
         let same = former.is_some_and(|member| member.identity.member == join.identity.member);
-        let mut role = Role::Active;
+        let mut role = if rank < self.settings.initial { Role::Active } else { Role::Standby };
         if self.decision.epoch == 0 {
             if let Some(Member { identity: Identity { host, pid, .. }, .. }) = former.filter(|_| !same) {
                 return Err(BootstrapError::DuplicateRank {
@@ -184,12 +184,13 @@ impl Machine {
                 let Identity { host, pid, .. } = &former.identity;
                 return Err(BootstrapError::Fenced { op: op_join(), rank, host: host.clone(), pid: *pid });
             }
-            if let Some(error) = compare(&op_join(), (rank, &join.config), (rank, &self.config)) {
-                return Err(error);
-            }
-            if former.life == Life::Dead || former.role != Role::Active {
-                role = Role::Standby;
-            }
+            let takes_part = former.life != Life::Dead && former.role == Role::Active;
+            role = if takes_part { Role::Active } else { Role::Standby };
+        }
+        if self.decision.epoch > 0
+            && let Some(error) = compare(&op_join(), (rank, &join.config), (rank, &self.config))
+        {
+            return Err(error);
         }
         // An incarnation that comes by a new connection has given the former one up.
         let former_conn = former.and_then(|member| member.conn).filter(|conn| *conn != call.conn);
@@ -227,7 +228,7 @@ impl Machine {
         } else {
             let (began, earliest) = self.gathering.unwrap_or((now, deadline));
             self.gathering = Some((began, earliest.min(deadline)));
-            if self.seats.iter().all(Option::is_some) {
+            if self.seats.iter().take(self.settings.initial as usize).all(Option::is_some) {
                 self.form();
             }
         }
@@ -250,6 +251,10 @@ impl Machine {
         if join.world != self.settings.world {
             return mismatch("world", self.settings.world.to_string(), join.world.to_string());
         }
+        if join.initial != self.settings.initial {
+            let (ours, theirs) = (self.settings.initial.to_string(), join.initial.to_string());
+            return mismatch("initial ranks", ours, theirs);
+        }
         if rank >= self.settings.world {
             return mismatch("rank", format!("ranks below {}", self.settings.world), rank.to_string());
         }
@@ -265,7 +270,7 @@ impl Machine {
         check_fields(&op_join(), &join.config)
     }
 
-    /// All are here: the run begins, unless their configs differ.
+    /// All with whom it begins are here: the run begins, unless their configs differ.
     fn form(&mut self) {
         self.gathering = None;
         let mut members = self.members();
@@ -278,9 +283,11 @@ impl Machine {
             return self.disband(error);
         }
         self.config = self.seats[0].as_ref().map(|member| member.config.clone()).unwrap_or_default();
-        self.decision = Decision { mask: Mask::all(self.settings.world), epoch: 1, step: 1 };
+        self.decision = Decision { mask: Mask::all(self.settings.initial), epoch: 1, step: 1 };
         let everybody = self.decision.mask;
-        self.seats.iter_mut().flatten().for_each(|member| member.met = everybody);
+        for member in self.seats.iter_mut().flatten().filter(|member| member.role == Role::Active) {
+            member.met = everybody;
+        }
         self.welcome();
     }
 
@@ -343,8 +350,8 @@ impl Machine {
             self.disband(BootstrapError::MissingRanks {
                 op: op_join(),
                 present: present.len() as u32,
-                world: self.settings.world,
-                missing: Box::new(Mask::all(self.settings.world).minus(&present)),
+                world: self.settings.initial,
+                missing: Box::new(Mask::all(self.settings.initial).minus(&present)),
                 deadline: now - began,
             });
         }

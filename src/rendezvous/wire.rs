@@ -76,6 +76,8 @@ pub struct Join {
     pub run_id: String,
     /// Number of ranks it expects.
     pub world: u32,
+    /// How many of them it expects from the beginning.
+    pub initial: u32,
     /// Who it is.
     pub identity: Identity,
     /// How long it waits for the others.
@@ -85,7 +87,7 @@ pub struct Join {
     /// Its own server, if it has one.
     pub listener: Option<Listener>,
 }
-wire!(struct Join { version, run_id, world, identity, deadline, config, listener });
+wire!(struct Join { version, run_id, world, initial, identity, deadline, config, listener });
 
 /// What the members of a round hand in, and get out of it.
 #[derive(Clone, Debug, PartialEq, Eq)]

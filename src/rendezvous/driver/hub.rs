@@ -415,7 +415,8 @@ mod tests {
 
     /// For two ranks, and the tasks of its connections.
     fn hub() -> (Hub, JoinSet<()>) {
-        let settings = Settings { run_id: String::new(), world: 2, join_deadline: MINUTE, lease: LEASE };
+        let settings =
+            Settings { run_id: String::new(), world: 2, initial: 2, join_deadline: MINUTE, lease: LEASE };
         (Hub::alone(Machine::new(settings).unwrap(), &ServerOptions::new("", 2)), JoinSet::new())
     }
 
@@ -451,6 +452,7 @@ mod tests {
                 version: PROTOCOL_VERSION,
                 run_id: String::new(),
                 world: 2,
+                initial: 2,
                 identity: Identity { rank, member, host: "here".to_owned(), pid: 1 },
                 deadline: MINUTE,
                 config: Vec::new(),

@@ -13,6 +13,8 @@ pub struct ServerOptions {
     pub run_id: String,
     /// Number of ranks, 1 to 1024.
     pub world: u32,
+    /// The run begins when the ranks below this are there, 1 to `world`. The others are places to grow into.
+    pub initial: u32,
     /// The secret of the run; needed to bind any address but loopback ones.
     pub token: Option<Token>,
     /// Longest time from the first join until all ranks are there.
@@ -34,6 +36,7 @@ impl ServerOptions {
         Self {
             run_id: run_id.into(),
             world,
+            initial: world,
             token: None,
             join_deadline: Duration::from_secs(120),
             heartbeat: Heartbeat::default(),

@@ -214,6 +214,7 @@ fn settings(options: &ServerOptions) -> Settings {
     Settings {
         run_id: options.run_id.clone(),
         world: options.world,
+        initial: options.initial,
         join_deadline: options.join_deadline,
         lease: options.heartbeat.lease,
     }

@@ -90,8 +90,9 @@ impl Machine {
             self.conns.iter().all(|(conn, rank)| self.seat(*rank).is_some_and(|m| m.conn == Some(*conn)));
         let gathering = self.gathering.is_none_or(|(began, deadline)| began <= deadline);
         let decision = self.decision.mask.fits(world) && self.decision.epoch <= MAX_EPOCH;
-        let formed =
-            self.decision.epoch == 0 || self.gathering.is_none() && self.seats.iter().all(Option::is_some);
+        let formed = self.decision.epoch == 0
+            || self.gathering.is_none()
+                && self.seats.iter().take(self.settings.initial as usize).all(Option::is_some);
         for (holds, what) in [
             (seats, "a seat"),
             (conns, "a connection"),

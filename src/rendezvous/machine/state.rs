@@ -23,12 +23,14 @@ pub struct Settings {
     pub run_id: String,
     /// Number of ranks, 1 to 1024.
     pub world: u32,
+    /// The run begins when the ranks below this are there, 1 to `world`. The others are places to grow into.
+    pub initial: u32,
     /// Longest time from the first join until all ranks are there.
     pub join_deadline: Duration,
     /// Silence after which a member is suspect, and how long the answers of members are waited for.
     pub lease: Duration,
 }
-wire!(struct Settings { run_id, world, join_deadline, lease });
+wire!(struct Settings { run_id, world, initial, join_deadline, lease });
 
 /// The server's side of a run.
 #[derive(Debug)]
@@ -54,18 +56,17 @@ pub struct Machine {
 impl Machine {
     /// A run that nobody has joined.
     ///
-    /// Errors: [`BootstrapError::Limit`] for a world outside 1 to 1024 or a run id that is too long.
+    /// Errors: [`BootstrapError::Limit`] for a world outside 1 to 1024, more initial ranks or none, or a run id that is too long.
     pub fn new(settings: Settings) -> Result<Self, BootstrapError> {
         let op = "start the rendezvous";
         BootstrapError::check(op, "world", settings.world as usize, MAX_WORLD as usize)?;
         BootstrapError::check(op, "bytes of the run id", settings.run_id.len(), MAX_TEXT_BYTES)?;
-        if settings.world == 0 {
-            return Err(BootstrapError::Limit {
-                op: op.to_owned(),
-                field: "world".to_owned(),
-                value: 0,
-                limit: 1,
-            });
+        BootstrapError::check(op, "initial ranks", settings.initial as usize, settings.world as usize)?;
+        for (field, value) in [("world", settings.world), ("initial ranks", settings.initial)] {
+            if value == 0 {
+                let (op, field) = (op.to_owned(), field.to_owned());
+                return Err(BootstrapError::Limit { op, field, value: 0, limit: 1 });
+            }
         }
         Ok(Self {
             seats: (0..settings.world).map(|_| None).collect(),

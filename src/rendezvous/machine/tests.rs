@@ -30,8 +30,13 @@ struct Run {
 
 impl Run {
     fn new(world: u32) -> Self {
-        let settings =
-            Settings { run_id: "run".to_owned(), world, join_deadline: 30 * SECOND, lease: 5 * SECOND };
+        let settings = Settings {
+            run_id: "run".to_owned(),
+            world,
+            initial: world,
+            join_deadline: 30 * SECOND,
+            lease: 5 * SECOND,
+        };
         let machine = Machine::new(settings).unwrap();
         Self {
             machine,
@@ -176,6 +181,7 @@ fn join(rank: u32, member: u128, world: u32) -> Join {
         version: PROTOCOL_VERSION,
         run_id: "run".to_owned(),
         world,
+        initial: world,
         identity: Identity { rank, member, host: format!("host{rank}"), pid: 100 + rank },
         deadline: 20 * SECOND,
         config: vec![("hidden".to_owned(), "7168".to_owned())],
@@ -884,6 +890,41 @@ fn the_last_member_cannot_be_retired() {
     run.reply(&[1], &[]);
     assert_eq!(run.decided(), ("1".to_owned(), 2, 11));
     assert!(matches!(run.error(first), BootstrapError::OutOfOrder { .. }));
+}
+
+#[test]
+fn a_run_grows_into_the_places_that_it_has() {
+    let settings = Settings {
+        run_id: "run".to_owned(),
+        world: 4,
+        initial: 2,
+        join_deadline: 30 * SECOND,
+        lease: 5 * SECOND,
+    };
+    let mut run = Run { machine: Machine::new(settings).unwrap(), ..Run::new(4) };
+    let ask_to_join = |run: &mut Run, rank: u32| {
+        let join = Join { initial: 2, ..join(rank, u128::from(rank), 4) };
+        run.ask(u64::from(rank), Request::Join { join })
+    };
+    let early = ask_to_join(&mut run, 3);
+    ask_to_join(&mut run, 0);
+    assert_eq!(run.answer(early), None, "the run has not begun");
+    ask_to_join(&mut run, 1);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 1, 1));
+    assert!(matches!(run.answer(early), Some(Ok(Reply::Joined { .. }))));
+    assert_eq!((run.state(2), run.state(3)), (RankState::Absent {}, RankState::Standby {}));
+    let other = run.ask(9, Request::Join { join: join(2, 2, 4) });
+    assert!(matches!(run.error(other), BootstrapError::Mismatch { field, .. } if field == "initial ranks"));
+    ask_to_join(&mut run, 2);
+    run.notice(2, Notice::Ready {});
+    run.notice(3, Notice::Ready {});
+    run.reply(&[0, 1, 2, 3], &[]);
+    assert_eq!(run.decided().0, "0-3");
+    for rank in [1, 2] {
+        run.ask(0, Request::Retire { rank });
+    }
+    run.reply(&[0, 1, 2, 3], &[]);
+    assert_eq!(run.decided().0, "0,3");
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn identity() -> impl Strategy<Value = Identity> {
 fn request() -> impl Strategy<Value = Request> {
     let join = (any::<u16>(), text(), any::<u32>(), identity(), time(), fields()).prop_map(
         |(version, run_id, world, identity, deadline, config)| Request::Join {
-            join: Join { version, run_id, world, identity, deadline, config, listener: None },
+            join: Join { version, run_id, world, initial: world, identity, deadline, config, listener: None },
         },
     );
     let kind = prop_oneof![

@@ -41,8 +41,13 @@ impl Drop for Folder {
 }
 
 fn machine() -> Machine {
-    let settings =
-        Settings { run_id: "run".to_owned(), world: 1, join_deadline: 60 * SECOND, lease: 5 * SECOND };
+    let settings = Settings {
+        run_id: "run".to_owned(),
+        world: 1,
+        initial: 1,
+        join_deadline: 60 * SECOND,
+        lease: 5 * SECOND,
+    };
     Machine::new(settings).unwrap()
 }
 

@@ -96,8 +96,13 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let settings =
-            Settings { run_id: "run".to_owned(), world: RANKS, join_deadline: 60 * LEASE, lease: LEASE };
+        let settings = Settings {
+            run_id: "run".to_owned(),
+            world: RANKS,
+            initial: RANKS,
+            join_deadline: 60 * LEASE,
+            lease: LEASE,
+        };
         let mut world = Self {
             random: Random(seed),
             now: Duration::ZERO,
@@ -271,6 +276,7 @@ impl World {
                 version: PROTOCOL_VERSION,
                 run_id: "run".to_owned(),
                 world: RANKS,
+                initial: RANKS,
                 identity: Identity {
                     rank: member.rank,
                     member: member.member,

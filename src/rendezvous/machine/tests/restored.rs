@@ -269,8 +269,12 @@ fn what_can_not_be_is_not_restored() {
     assert_eq!(refused(|m| m.changes.last = u64::MAX), "a change of membership");
     assert_eq!(refused(|m| m.introductions.last = u64::MAX), "an introduction");
     assert_eq!(refused(|m| m.settings.world = 0), "the settings");
+    assert_eq!(refused(|m| m.settings.initial = 4), "the settings");
     // A seat too few or too many: what follows it is read at another place.
-    for change in [|m: &mut Machine| m.settings.world = 2, |m: &mut Machine| m.settings.world = 4] {
+    for change in [
+        |m: &mut Machine| (m.settings.world, m.settings.initial) = (2, 2),
+        |m: &mut Machine| m.settings.world = 4,
+    ] {
         let mut machine = Run::formed(3).machine;
         change(&mut machine);
         assert!(Machine::restore(&machine.snapshot()).is_err());
