@@ -830,6 +830,23 @@ fn who_comes_back_is_told_how_the_last_change_ended_and_asked_again() {
 }
 
 #[test]
+fn who_was_admitted_and_evicted_without_learning_of_either_waits_again() {
+    let mut run = Run::formed(4);
+    run.close(3);
+    run.reply(&[0, 1, 2], &[]);
+    run.join(9, 3, 9);
+    run.notice(9, Notice::Ready {});
+    run.reply(&[0, 1, 2, 9], &[]);
+    assert_eq!(run.decided().0, "0-3");
+    run.pass(6 * SECOND, &[0, 1, 2]);
+    run.asks.retain(|(conn, _)| *conn != 9);
+    run.reply(&[0, 1, 2], &[(0, &[3]), (1, &[3]), (2, &[3])]);
+    assert_eq!((run.decided().0.as_str(), run.state(3)), ("0-2", RankState::Evicted {}));
+    run.ask(9, Request::Resume { standby: true });
+    assert_eq!(run.state(3), RankState::Standby {});
+}
+
+#[test]
 fn who_is_no_member_any_more_cannot_come_back() {
     let mut run = Run::formed(2);
     run.close(1);
