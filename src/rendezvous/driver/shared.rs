@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::peers::Peers;
 use super::turn::Turn;
@@ -30,8 +30,8 @@ pub(super) struct Shared {
     leaving: bool,
     voters: BTreeSet<u128>,
     changing: JoinSet<Result<(), VotersError>>,
-    /// No change of voters is tried before.
-    rest_until: Instant,
+    /// When to look whether others should vote.
+    look_at: Instant,
     /// The machine is not told that time has passed twice for the same deadline.
     ticked: Option<Duration>,
 }
@@ -48,9 +48,12 @@ enum Entry {
 }
 wire!(enum Entry { 1 => Begin { settings }, 2 => Happened { record } });
 
-/// How long a change of voters may take, and how long to rest after one that failed.
+/// How long a change of voters may take.
 const CHANGE: Duration = Duration::from_secs(2);
+/// How long to rest after one that failed.
 const REST: Duration = Duration::from_millis(200);
+/// How often to look whether others should vote.
+const LOOK: Duration = Duration::from_millis(50);
 
 impl Shared {
     /// Begins a log for a run, and leads.
@@ -82,7 +85,7 @@ impl Shared {
             leaving: false,
             voters: BTreeSet::new(),
             changing: JoinSet::new(),
-            rest_until: Instant::now(),
+            look_at: Instant::now(),
             ticked: None,
         }
     }
@@ -105,8 +108,6 @@ impl Shared {
 
     pub(super) async fn next(&mut self) -> Turn {
         loop {
-            self.tend();
-            let rest = self.rest_until;
             tokio::select! {
                 biased;
                 Ok(()) = self.leadership.changed() => {
@@ -116,18 +117,23 @@ impl Shared {
                 }
                 Some(action) = self.actions.recv() => {
                     if self.leads {
+                        if let Action::Close { .. } = action {
+                            self.look_at = Instant::now(); // it may have voted
+                        }
                         return Turn::Do(action);
                     }
                 }
                 Some(changed) = self.changing.join_next() => {
-                    if !matches!(changed, Ok(Ok(()))) {
-                        self.rest_until = Instant::now() + REST;
+                    let rest = if matches!(changed, Ok(Ok(()))) { Duration::ZERO } else { REST };
+                    self.look_at = Instant::now() + rest;
+                }
+                () = sleep_until(self.look_at), if self.leads && self.changing.is_empty() => {
+                    self.look_at = Instant::now() + LOOK;
+                    self.tend();
+                    if let Some(turn) = self.voters_changed() {
+                        return turn;
                     }
                 }
-                () = tokio::time::sleep_until(rest), if rest > Instant::now() => {}
-            }
-            if let Some(turn) = self.voters_changed() {
-                return turn;
             }
         }
     }
@@ -139,7 +145,7 @@ impl Shared {
         if leads && !self.leads {
             // What followed from the records of others: their clients ask again what they have not been told.
             while self.actions.try_recv().is_ok() {}
-            (self.leads, self.ticked) = (true, None);
+            (self.leads, self.ticked, self.look_at) = (true, None, Instant::now());
             return Some(Turn::Lead);
         }
         if !leads && (self.leads || leader != self.leader) {
@@ -161,10 +167,7 @@ impl Shared {
     }
 
     /// Sees to it that those vote who should.
-    pub(super) fn tend(&mut self) {
-        if !self.leads || !self.changing.is_empty() || Instant::now() < self.rest_until {
-            return;
-        }
+    fn tend(&mut self) {
         let voters = self.log.voters();
         let listeners = self.copy.state().machine.as_ref().map(Machine::listeners).unwrap_or_default();
         let own = (!self.leaving).then_some(&self.own);
@@ -180,7 +183,7 @@ impl Shared {
 
     /// Another server is to lead. Whether there is one that could.
     pub(super) fn leave(&mut self) -> bool {
-        self.leaving = true;
+        (self.leaving, self.look_at) = (true, Instant::now());
         self.copy
             .state()
             .machine

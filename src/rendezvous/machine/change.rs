@@ -143,7 +143,12 @@ impl Machine {
 
     fn change_in(&mut self, now: Duration, stage: Stage) -> Change {
         self.changes.last += 1;
-        Change { number: self.changes.last, until: now + self.settings.lease, asked: Mask::EMPTY, stage }
+        Change {
+            number: self.changes.last,
+            until: now.saturating_add(self.settings.lease),
+            asked: Mask::EMPTY,
+            stage,
+        }
     }
 
     /// The change, if there is still somebody to wait for.
@@ -204,8 +209,11 @@ impl Machine {
         }
         if lost || now >= change.until {
             let missing = stay.iter().filter(|rank| !steps.contains_key(rank)).collect();
-            let (op, elapsed, deadline) =
-                (op(), (now + self.settings.lease).saturating_sub(change.until), self.settings.lease);
+            let (op, elapsed, deadline) = (
+                op(),
+                now.saturating_add(self.settings.lease).saturating_sub(change.until),
+                self.settings.lease,
+            );
             let error = BootstrapError::Timeout { op, elapsed, deadline, missing: Box::new(missing) };
             self.abort(now, &change, error);
             if lost {
@@ -240,7 +248,7 @@ impl Machine {
     /// The change comes to nothing: whoever was asked is told why.
     fn abort(&mut self, now: Duration, change: &Change, error: BootstrapError) -> Option<Change> {
         self.settle(change.asked, change.number, &Err(error));
-        self.changes.rest_until = now + self.settings.lease;
+        self.changes.rest_until = now.saturating_add(self.settings.lease);
         None
     }
 
