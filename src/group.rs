@@ -16,7 +16,12 @@
 //! **When the membership changes**, because a member has died or another one is admitted, all members learn from which
 //! step on, and put it into effect in the [`Group::step`] that begins it. A member that was only slow gets
 //! [`Evicted`](crate::rendezvous::BootstrapError::Evicted): it stops using its buffers, calls [`Group::rejoin`], and waits in `step` to be
-//! admitted, as a replacement for a dead rank does after its [`Group::join`].
+//! admitted, as a replacement for a dead rank does after its [`Group::join`]. [`Group::retire`] takes a member out in an orderly way,
+//! and [`GroupOptions::initial`] leaves places to grow into.
+//!
+//! **The run outlives every member**, with the feature `succession`: where rank 0 serves it first, all members have servers of their
+//! own, up to five of them share the log of what was decided, and when the one that leads ends another is elected. Calls that are
+//! under way are answered by that one, each carried out once; dispatch and combine need no server.
 
 mod change;
 mod course;
