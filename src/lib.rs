@@ -61,7 +61,7 @@
 //! that computes for longer is given up, so set the deadline above the longest time between two calls.
 //!
 //! # Features
-//! `cuda`: buffers on GPUs, see [`mod@cuda`]; needs a CUDA toolkit to build, and a driver only to use a GPU. `cudarc`: views of
+//! `succession`, the only default one: the run outlives the member that serves it, see [`group`]. `cuda`: buffers on GPUs, see [`mod@cuda`]; needs a CUDA toolkit to build, and a driver only to use a GPU. `cudarc`: views of
 //! cudarc's slices and streams, and that crate as `epwire::cudarc`; needs no toolkit, and leaves it to the program how
 //! cudarc links CUDA. `tracing`: spans. `metrics`: counters and a histogram. `bindgen`: checks the C bindings against the
 //! header.

@@ -9,6 +9,13 @@
 //! `c/ep/host/drive.c` carries them out, and the explorer in `tests/c/model.c` runs the same code through every state of small
 //! groups. Kernels share its rules and words, not the machine.
 //!
+//! The membership is a pure machine as well, `src/rendezvous/machine.rs`, and so is each member's part in it,
+//! `src/rendezvous/pace.rs`. Connections reach it by `driver/door.rs` and `driver/hub.rs`; what they tell becomes records of a
+//! ledger, which is in memory, in a file (`journal`) or shared by several servers (`log`, which is Raft by openraft, driven by
+//! `driver/shared.rs`), and what follows from a record is carried out by the server that leads. `driver/carrier.rs` is the other end:
+//! it finds that server again and asks again what has not been answered. Histories in `machine/tests` and `log/tests` go
+//! through failures of all of these by the thousand, from seeds.
+//!
 //! `tests/faults/run` changes one line at a time, of the product as `tests/faults/core.txt` lists them and of the explorer's model
 //! of windows and leases as `tests/faults/model.txt` does, and sees that the test named there finds it; `.ci/run faults` is the
 //! same. `tests/faults/run --cuda` does so with `tests/faults/kernels.txt`; where the machine with the GPUs has no compiler,
