@@ -28,6 +28,8 @@ pub(crate) struct Progress {
     bytes: AtomicU64,
     /// How many of them a snapshot is due after.
     limits: (u64, u64),
+    /// Bytes of the last one: writing it down again and again is not to cost more than what has come.
+    last: AtomicU64,
     /// Wakes whoever takes snapshots.
     pub(crate) due: Notify,
     /// Number of times that the copy was restored.
@@ -38,7 +40,8 @@ impl Progress {
     fn add(&self, bytes: u64) {
         let entries = self.entries.fetch_add(1, Ordering::Relaxed) + 1;
         let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if entries >= self.limits.0 || bytes >= self.limits.1 {
+        let last = self.last.load(Ordering::Relaxed);
+        if (entries >= self.limits.0 || bytes >= self.limits.1) && bytes >= last {
             self.due.notify_one();
         }
     }
@@ -83,6 +86,7 @@ impl Copy {
             entries: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             limits,
+            last: AtomicU64::new(0),
             due: Notify::new(),
             restored: watch::channel(0).0,
         };
@@ -151,6 +155,7 @@ impl RaftStateMachine<Types> for Copy {
             snapshot_id: self.applied.map_or_else(String::new, |id| id.to_string()),
         };
         let built = Built { meta, data: Arc::new(Blob(self.machine.snapshot())) };
+        self.progress.last.store(built.data.0.len() as u64, Ordering::Relaxed);
         Builder { built, current: self.current.clone() }
     }
 

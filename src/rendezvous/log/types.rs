@@ -11,8 +11,8 @@ use crate::rendezvous::codec::{Blob, wire};
 pub(crate) const MAX_VOTERS: usize = 5;
 /// Most bytes of a record.
 pub(crate) const MAX_RECORD_BYTES: usize = (4 << 20) + (64 << 10);
-/// Most bytes of a snapshot.
-pub(crate) const MAX_SNAPSHOT_BYTES: usize = 256 << 20;
+/// Most bytes of a snapshot: more than what the machine holds at most.
+pub(crate) const MAX_SNAPSHOT_BYTES: usize = 3 << 30;
 
 /// A process that keeps a copy of the log and votes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
