@@ -623,8 +623,9 @@ fn one_that_is_cut_off_for_garbage_is_suspect_not_dead() {
     let mut watch = group.watch();
     mad.stream.write_all(&[0xff; 64]).unwrap();
     let began = Instant::now();
+    // It has a lease to come back by another connection.
     while watch.borrow_and_update().states[1] == (RankState::Alive {}) {
-        assert!(began.elapsed() < SECOND);
+        assert!(began.elapsed() < 2 * SECOND);
         std::thread::sleep(SECOND / 100);
     }
     assert_eq!(watch.borrow().states[1], RankState::Suspect {});
