@@ -18,7 +18,7 @@ use crate::mask::Mask;
 use crate::rendezvous::call::Call;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::removal::{Survey, Verdict};
-use crate::rendezvous::wire::{Decision, Notice, Reply};
+use crate::rendezvous::wire::{Decision, Identity, Notice, Reply};
 
 /// Largest epoch: 23 bits of a signal word hold it.
 pub const MAX_EPOCH: u32 = (1 << 23) - 1;
@@ -200,7 +200,8 @@ impl Machine {
 
     fn advance_promises(&mut self, now: Duration, mut change: Change) -> Option<Change> {
         let Stage::Promises { stay, steps } = &change.stage else { return None };
-        let lost = !stay.minus(&self.audible()).is_empty();
+        let inaudible = stay.minus(&self.audible());
+        let lost = !inaudible.is_empty();
         if !lost && stay.iter().all(|rank| steps.contains_key(&rank)) {
             let furthest = steps.values().copied().max().unwrap_or(self.changes.furthest);
             let step = furthest.saturating_add(1); // whatever they have promised
@@ -208,13 +209,13 @@ impl Machine {
             return None;
         }
         if lost || now >= change.until {
-            let missing = stay.iter().filter(|rank| !steps.contains_key(rank)).collect();
-            let (op, elapsed, deadline) = (
-                op(),
-                now.saturating_add(self.settings.lease).saturating_sub(change.until),
-                self.settings.lease,
-            );
-            let error = BootstrapError::Timeout { op, elapsed, deadline, missing: Box::new(missing) };
+            let late = || stay.iter().filter(|rank| !steps.contains_key(rank)).collect();
+            let missing = if lost { inaudible } else { late() };
+            let error = self.dead(&inaudible).unwrap_or_else(|| {
+                let deadline = self.settings.lease;
+                let elapsed = now.saturating_add(deadline).saturating_sub(change.until);
+                BootstrapError::Timeout { op: op(), elapsed, deadline, missing: Box::new(missing) }
+            });
             self.abort(now, &change, error);
             if lost {
                 self.changes.rest_until = Duration::ZERO; // another one can be decided at once
@@ -224,6 +225,14 @@ impl Machine {
         let stay = *stay;
         self.ask(&mut change, stay);
         Some(change)
+    }
+
+    /// That one of these was seen dead, if so.
+    fn dead(&self, ranks: &Mask) -> Option<BootstrapError> {
+        let mut members = ranks.iter().filter_map(|rank| self.seat(rank));
+        let member = members.find(|member| member.life == Life::Dead)?;
+        let Identity { rank, host, pid, .. } = member.identity.clone();
+        Some(BootstrapError::PeerLost { op: op(), rank, host, pid })
     }
 
     /// Asks whoever has not been asked.

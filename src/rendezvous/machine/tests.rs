@@ -740,6 +740,30 @@ fn who_does_not_promise_holds_the_others_for_a_lease_and_no_longer() {
 }
 
 #[test]
+fn a_change_that_starts_over_says_because_of_whom() {
+    let mut run = Run::formed(4);
+    run.close(3);
+    run.reply(&[0], &[]);
+    run.close(2);
+    let Err(error) = &run.settled[&0] else { panic!("{:?}", run.settled) };
+    let lost = BootstrapError::PeerLost {
+        op: "change the membership".to_owned(),
+        rank: 2,
+        host: "host2".to_owned(),
+        pid: 102,
+    };
+    assert_eq!(*error, lost);
+    run.reply(&[0], &[]);
+    run.pass(3 * SECOND, &[0, 1]);
+    // One that was heard is silent now, and is not seen dead.
+    run.event(Event::Silent { conn: 1 });
+    let Err(BootstrapError::Timeout { missing, elapsed, .. }) = &run.settled[&0] else {
+        panic!("{:?}", run.settled)
+    };
+    assert_eq!((missing.to_string().as_str(), *elapsed), ("1", 3 * SECOND));
+}
+
+#[test]
 fn the_last_epoch_is_the_last() {
     let mut run = Run::formed(3);
     run.machine.decision.epoch = MAX_EPOCH - 1;
