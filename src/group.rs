@@ -23,13 +23,22 @@
 //! own, up to five of them share the log of what was decided, and when the one that leads ends another is elected. Calls that are
 //! under way are answered by that one, each carried out once; dispatch and combine need no server.
 
+mod account;
 mod change;
 mod course;
+mod experts;
+mod health;
 mod member;
+mod membership;
 mod options;
 mod step;
 
+pub use crate::rendezvous::driver::Outage;
 pub use change::{Change, Progress, Step};
-pub(crate) use course::Follower;
+pub(crate) use course::{Follower, GivenUp};
+pub use experts::Experts;
+pub(crate) use experts::held_by;
+pub use health::{Health, Reason, Status};
 pub use member::Group;
+pub use membership::{Membership, Role};
 pub use options::GroupOptions;

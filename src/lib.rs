@@ -63,7 +63,7 @@
 //! # Features
 //! `succession`, the only default one: the run outlives the member that serves it, see [`group`]. `cuda`: buffers on GPUs, see [`mod@cuda`]; needs a CUDA toolkit to build, and a driver only to use a GPU. `cudarc`: views of
 //! cudarc's slices and streams, and that crate as `epwire::cudarc`; needs no toolkit, and leaves it to the program how
-//! cudarc links CUDA. `tracing`: spans. `metrics`: counters and a histogram. `bindgen`: checks the C bindings against the
+//! cudarc links CUDA. `tracing`: spans and events. `metrics`: counters, gauges and histograms. `bindgen`: checks the C bindings against the
 //! header.
 //!
 //! An *operation* is one call, each half of a split one by itself: `dispatch`, `dispatch_send`, `dispatch_receive`, `combine`,
@@ -81,7 +81,7 @@
 //! | `abandoned` | `DEBUG` | | its future was dropped before it had ended |
 //!
 //! `metrics` goes to the recorder that the program installs, and is described to it, with units, whenever a buffer is created:
-//! install it before. Every metric has the labels `operation` and `rank`:
+//! install it before. Each of these has the labels `operation` and `rank`:
 //!
 //! | metric | kind | unit | meaning |
 //! |---|---|---|---|
@@ -90,6 +90,38 @@
 //! | `epwire_degraded_total` | counter | operations | those that ended without the rows of some peer |
 //! | `epwire_errors_total` | counter | operations | ended with an [`Error`] |
 //! | `epwire_abandoned_total` | counter | operations | futures dropped before they had ended |
+//!
+//! ## Of the membership
+//! A member of a [`Group`] tells how it stands, whenever that changes; [`Group::membership`] and [`Group::health`] say the same when
+//! they are asked. Events of `tracing`, all with the field `rank`, this member's:
+//!
+//! | message | level | other fields | |
+//! |---|---|---|---|
+//! | `change proposed` | `DEBUG` | `change` | the group asks how far this member has come |
+//! | `change due` | `INFO` | `change`, `epoch`, `step`, `members` | it is decided |
+//! | `change in effect` | `INFO` | `epoch`, `step`, `members`, `entered`, `left`, `seconds` | [`Group::step`] has put it into effect |
+//! | `change aborted` | `WARN` | `change`, `error` | the membership stays as it is |
+//! | `lost the rendezvous server` | `WARN` | `address`, `detail`, `is_final` | the connection is gone; if final, for good |
+//! | `reached the rendezvous server again` | `INFO` | `leader`, `address`, `seconds` | after so long |
+//! | `another server serves the run` | `INFO` | `leader`, `address` | than before |
+//! | `the leader has ended: standing for election` | `INFO` | `leader`, its address | of this member's own server, without `rank` |
+//! | `this member's server leads the run` | `INFO` | `address` | it was elected |
+//! | `this member's server does not lead the run` | `INFO` | `leader`, `led` | another one does, if it is known; `led`: it did before |
+//! | `left the group` | `INFO` | | with [`Group::leave`] |
+//!
+//! Its `metrics` have the label `rank`, and are described whenever a group is joined:
+//!
+//! | metric | kind | unit | meaning |
+//! |---|---|---|---|
+//! | `epwire_epoch` | gauge | | epoch in effect at this member; on standby that of the others |
+//! | `epwire_active_ranks` | gauge | ranks | members in it |
+//! | `epwire_standby_ranks` | gauge | ranks | wait to be admitted, as the server has last shown |
+//! | `epwire_suspect_ranks` | gauge | ranks | are silent, as the server has last shown |
+//! | `epwire_given_up_ranks` | gauge | ranks | members that this rank's buffers have given up in this epoch, seen at the last [`Group::step`] |
+//! | `epwire_leader` | gauge | rank | whose server serves the run; -1 where a server by itself does or none can be reached |
+//! | `epwire_server_reachable` | gauge | | 1 or 0: without it no change can be agreed |
+//! | `epwire_changes_total` | counter | changes | by the label `kind`: ranks `entered`, `left`, or both (`replaced`), all stay and nobody is given up any more (`unchanged`), or it was `aborted` |
+//! | `epwire_change_seconds` | histogram | seconds | of those but the last, from their proposal until they are in effect at this member; with the label `kind` |
 
 mod aside;
 mod buffer;

@@ -1,11 +1,15 @@
 //! What an operation tells the outside: a span behind the feature `tracing`, counters and a histogram behind `metrics`, as the
 //! crate's documentation lists them. Without the features every function here is empty.
 
+mod membership;
+
 #[cfg(feature = "metrics")]
 use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::outcome::Outcome;
+
+pub(crate) use membership::Sight;
 
 #[cfg(feature = "metrics")]
 mod name {

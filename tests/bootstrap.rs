@@ -605,7 +605,8 @@ fn of_two_members_none_is_outvoted_until_somebody_reports_its_death() {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(group.report_death(1, of));
     assert_eq!(changed(std::slice::from_ref(&group)), ("0".to_owned(), 2));
     let seen: Vec<_> = std::iter::from_fn(|| changes.try_recv().ok()).collect();
-    let [.., Progress::Proposed, Progress::Due { epoch: 2, .. }, Progress::InEffect { change }] = &seen[..]
+    let [.., Progress::Proposed, Progress::Due { epoch: 2, .. }, Progress::InEffect { change, .. }] =
+        &seen[..]
     else {
         panic!("{seen:?}")
     };

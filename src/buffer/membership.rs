@@ -1,14 +1,16 @@
 //! Who takes part in a buffer's operations: beginning a membership, and going on without the ranks that failed.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use super::ep_buffer::{EpBuffer, Inner};
 use crate::error::Result;
-use crate::group::Follower;
+use crate::group::{Follower, GivenUp, held_by};
 use crate::mask::Mask;
 use crate::rendezvous::Decision;
 
-/// A membership, and what has become of it since [`EpBuffer::set_active`].
+/// A membership of one buffer, and what has become of it since [`EpBuffer::set_active`]. How that of the group stands is
+/// [`group::Membership`](crate::group::Membership).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Membership {
@@ -75,9 +77,14 @@ impl Follower for Inner {
         self.ffi.revoke(peers)
     }
 
-    fn silent(&self) -> Result<(u32, Mask)> {
+    fn given_up(&self) -> Result<GivenUp> {
         let now = self.ffi.membership()?;
-        Ok((now.epoch, Mask::from_words(now.silent.bits)))
+        let (peers, silent) = (Mask::from_words(now.suspects.bits), Mask::from_words(now.silent.bits));
+        Ok(GivenUp { epoch: now.epoch, peers, silent })
+    }
+
+    fn experts(&self, ranks: &Mask) -> Vec<Range<u32>> {
+        held_by(ranks, self.plan.ranks, self.config.experts)
     }
 
     fn is_overtaken(&self, epoch: u32) -> bool {

@@ -1,5 +1,6 @@
 //! What a program learns of steps and of changes of membership.
 
+use super::experts::Experts;
 use crate::mask::Mask;
 use crate::rendezvous::BootstrapError;
 
@@ -47,12 +48,15 @@ pub enum Progress {
     InEffect {
         /// The change.
         change: Change,
+        /// What that means for the experts of each of the group's buffers that still exist, in the order of their creation.
+        experts: Vec<Experts>,
     },
     /// It came to nothing: the membership stays as it is. Where a member was lost meanwhile another change follows at once, else
     /// a lease later if there is still reason.
     Aborted {
-        /// Why: [`BootstrapError::NoQuorum`] where too many would have to go that nobody has seen dead, [`BootstrapError::Timeout`]
-        /// where somebody did not answer.
+        /// Why: [`BootstrapError::NoQuorum`] where too many would have to go that nobody has seen dead, [`BootstrapError::PeerLost`]
+        /// where a member died meanwhile, [`BootstrapError::Timeout`] where somebody fell silent or did not answer, and
+        /// [`BootstrapError::OutOfOrder`] where this member had no connection at the time.
         error: BootstrapError,
     },
 }

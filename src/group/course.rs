@@ -2,15 +2,19 @@
 //! group, and ends waits for ranks that the group goes on without.
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::broadcast;
 
+use super::account::Account;
 use super::change::{Change, Progress};
+use super::experts::Experts;
 use crate::error::{Error, Result};
-use crate::mask::Mask;
-use crate::rendezvous::driver::{Attendant, Elector, Heartbeat, Later};
+use crate::mask::{MAX_WORLD, Mask};
+use crate::observe::Sight;
+use crate::rendezvous::driver::{Attendant, Elector, Heartbeat, Later, Outage};
 use crate::rendezvous::pace::{Next, Pace};
 use crate::rendezvous::wire::{Ask, Decision, Host, Notice, Reply, Request, View};
 use crate::rendezvous::{Blob, BootstrapError};
@@ -22,8 +26,10 @@ pub(crate) trait Follower: Send + Sync + Debug {
     fn begin(&self, decision: &Decision) -> Result<()>;
     /// Ends waits for these peers, which belong to the next membership no more. Waits for nobody.
     fn revoke(&self, peers: &Mask) -> Result<()>;
-    /// The peers that were silent for a deadline in the present epoch, and which that is.
-    fn silent(&self) -> Result<(u32, Mask)>;
+    /// The peers given up in the present epoch.
+    fn given_up(&self) -> Result<GivenUp>;
+    /// The experts that these ranks hold, by id, ascending.
+    fn experts(&self, ranks: &Mask) -> Vec<Range<u32>>;
     /// Whether a peer has begun this epoch, which this one has not.
     fn is_overtaken(&self, epoch: u32) -> bool;
     /// Whether the peer answers within `timeout` by the way that rows take.
@@ -34,6 +40,16 @@ pub(crate) trait Follower: Send + Sync + Debug {
     fn connect(&self, peer: u32, blob: &[u8], timeout: Duration) -> Result<()>;
 }
 
+/// Whom a follower goes on without.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GivenUp {
+    /// In this epoch.
+    pub(crate) epoch: u32,
+    pub(crate) peers: Mask,
+    /// Those of them that were silent for a deadline.
+    pub(crate) silent: Mask,
+}
+
 /// A member's way through the steps of its group.
 #[derive(Debug)]
 pub(crate) struct Course {
@@ -41,6 +57,7 @@ pub(crate) struct Course {
     rank: u32,
     lead: u64,
     heartbeat: Heartbeat,
+    sight: Sight,
     state: Mutex<State>,
     followers: Mutex<Vec<Weak<dyn Follower>>>,
     progress: broadcast::Sender<Progress>,
@@ -62,12 +79,24 @@ struct State {
     asked: Option<Instant>,
     /// Whom the group has been told to be silent, in the present epoch.
     doubted: Mask,
+    /// Whom the followers had given up at the last step, in the present epoch.
+    given_up: Mask,
+    account: Account,
+    left: bool,
 }
 
 impl Course {
     pub(super) fn new(rank: u32, lead: u64, heartbeat: Heartbeat) -> Arc<Self> {
         let nobody = Decision { mask: Mask::EMPTY, epoch: 0, step: 0 };
-        let state = State { pace: Pace::new(rank, nobody, lead), news: 0, asked: None, doubted: Mask::EMPTY };
+        let state = State {
+            pace: Pace::new(rank, nobody, lead),
+            news: 0,
+            asked: None,
+            doubted: Mask::EMPTY,
+            given_up: Mask::EMPTY,
+            account: Account::default(),
+            left: false,
+        };
         let (state, followers, telling) = (Mutex::new(state), Mutex::default(), Mutex::default());
         let progress = broadcast::Sender::new(MAX_PROGRESS);
         Arc::new_cyclic(|me| Self {
@@ -75,6 +104,7 @@ impl Course {
             rank,
             lead,
             heartbeat,
+            sight: Sight::new(rank),
             state,
             followers,
             progress,
@@ -97,6 +127,12 @@ impl Course {
 
     pub(super) fn current(&self) -> Decision {
         self.state().pace.current()
+    }
+
+    /// A copy of its steps, and whether it has left.
+    pub(super) fn pace(&self) -> (Pace, bool) {
+        let state = self.state();
+        (state.pace.clone(), state.left)
     }
 
     pub(super) fn waits(&self) -> bool {
@@ -124,17 +160,26 @@ impl Course {
 
     /// Puts a membership into effect for all followers. May wait for their GPUs.
     pub(super) fn apply(&self, decision: &Decision) -> Result<Change> {
-        let change = {
+        let (change, took) = {
             let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
             self.followers().iter().try_for_each(|follower| follower.begin(decision))?;
             let mut state = self.state();
             let before = state.pace.current().mask;
             state.pace.applied(*decision);
-            state.doubted = Mask::EMPTY;
+            (state.doubted, state.given_up) = (Mask::EMPTY, Mask::EMPTY);
             let Decision { mask: members, epoch, .. } = *decision;
-            Change { epoch, members, entered: members.minus(&before), left: before.minus(&members) }
+            let (entered, left) = (members.minus(&before), before.minus(&members));
+            (Change { epoch, members, entered, left }, state.account.begin(epoch))
         };
-        self.show(Progress::InEffect { change });
+        self.sight.in_effect(decision, &change.entered, &change.left, took);
+        let unheld = Mask::all(MAX_WORLD).minus(&change.members);
+        let experts = |follower: Arc<dyn Follower>| Experts {
+            lost: follower.experts(&change.left),
+            regained: follower.experts(&change.entered),
+            unheld: follower.experts(&unheld),
+        };
+        let experts = self.followers().into_iter().map(experts).collect();
+        self.show(Progress::InEffect { change, experts });
         Ok(change)
     }
 
@@ -149,13 +194,35 @@ impl Course {
 
     /// What the group is to be told about silent peers.
     pub(super) fn doubts(&self) -> Option<Notice> {
-        let silent: Vec<_> = self.followers().iter().filter_map(|follower| follower.silent().ok()).collect();
+        let each: Vec<_> = self.followers().iter().filter_map(|follower| follower.given_up().ok()).collect();
         let mut state = self.state();
         let epoch = state.pace.current().epoch;
-        let silent = silent.iter().filter(|(of, _)| *of == epoch);
-        let peers = silent.fold(Mask::EMPTY, |all, (_, silent)| all.or(silent)).minus(&state.doubted);
+        let present = each.iter().filter(|of| of.epoch == epoch);
+        let (given_up, silent) = present.fold((Mask::EMPTY, Mask::EMPTY), |(peers, silent), of| {
+            (peers.or(&of.peers), silent.or(&of.silent))
+        });
+        let peers = silent.minus(&state.doubted);
         state.doubted = state.doubted.or(&peers);
+        let former = std::mem::replace(&mut state.given_up, given_up);
+        drop(state);
+        if former != given_up {
+            self.sight.has_given_up(&given_up);
+        }
         (!peers.is_empty()).then_some(Notice::Doubt { epoch, peers })
+    }
+
+    /// Whom the followers have given up in the present epoch, and of each the experts that it cannot reach.
+    pub(super) fn given_up(&self) -> (Mask, Vec<Vec<Range<u32>>>) {
+        let Decision { mask: members, epoch, .. } = self.current();
+        let mut all = Mask::EMPTY;
+        let mut unreachable = |follower: Arc<dyn Follower>| {
+            let given_up = follower.given_up().ok().filter(|of| of.epoch == epoch);
+            let peers = given_up.map_or(Mask::EMPTY, |of| of.peers);
+            all = all.or(&peers);
+            follower.experts(&Mask::all(MAX_WORLD).minus(&members.minus(&peers)))
+        };
+        let experts = self.followers().into_iter().map(&mut unreachable).collect();
+        (all, experts)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -168,7 +235,12 @@ impl Attendant for Course {
     fn joined(&self, view: &View) {
         let mut state = self.state();
         state.pace = Pace::joined(self.rank, view, self.lead);
-        state.doubted = Mask::EMPTY;
+        (state.doubted, state.given_up) = (Mask::EMPTY, Mask::EMPTY);
+        state.account = Account::default();
+        let current = state.pace.current();
+        drop(state);
+        self.sight.works_with(&current);
+        self.sight.has_given_up(&Mask::EMPTY);
     }
 
     fn asked(&self, ask: Ask, later: Later) -> Option<Notice> {
@@ -210,8 +282,13 @@ impl Attendant for Course {
                 None
             }
             Ask::Promise { change, lossy } => {
-                self.show(Progress::Proposed);
                 let mut state = self.state();
+                if state.account.propose(change) {
+                    drop(state);
+                    self.sight.proposed(change);
+                    self.show(Progress::Proposed);
+                    state = self.state();
+                }
                 state.news += 1;
                 let idle = state.asked.is_none_or(|asked| asked.elapsed() > self.heartbeat.interval);
                 Some(Notice::Promise { change, step: state.pace.promise(change, lossy || idle) })
@@ -220,20 +297,28 @@ impl Attendant for Course {
     }
 
     fn settled(&self, change: u64, outcome: Result<Decision, BootstrapError>, retired: Mask) {
-        #[cfg(feature = "tracing")]
-        if let Err(error) = &outcome {
-            tracing::warn!(rank = self.rank, change, %error, "the membership stays as it is");
-        }
         let decided = outcome.as_ref().ok().copied();
-        let removed = {
+        let (removed, progress, elsewhere) = {
             let mut state = self.state();
             state.news += 1;
-            state.pace.settle(change, decided, retired)
+            let (before, newest) = (state.pace.current(), state.pace.newest());
+            let removed = state.pace.settle(change, decided, retired);
+            let is_new = state.pace.newest() > newest;
+            let progress = state.account.settle(change, outcome, is_new);
+            // On standby what the others decide is in effect at once.
+            let elsewhere = Some(state.pace.current()).filter(|current| *current != before);
+            if let Some(current) = elsewhere {
+                state.account.begin(current.epoch);
+            }
+            (removed, progress, elsewhere)
         };
-        self.show(match outcome {
-            Ok(Decision { mask: members, epoch, step }) => Progress::Due { epoch, members, step },
-            Err(error) => Progress::Aborted { error },
-        });
+        elsewhere.iter().for_each(|current| self.sight.works_with(current));
+        match &progress {
+            Some(Progress::Due { epoch, members, step }) => self.sight.due(change, *epoch, members, *step),
+            Some(Progress::Aborted { error }) => self.sight.aborted(change, error),
+            _ => {}
+        }
+        progress.into_iter().for_each(|progress| self.show(progress));
         let revoked = if removed.contains(self.rank) { self.current().mask } else { removed };
         let revoked = revoked.without(self.rank);
         if let (Some(decision), false) = (decided, revoked.is_empty()) {
@@ -264,6 +349,23 @@ impl Attendant for Course {
 
     fn news(&self) -> u64 {
         self.state().news
+    }
+
+    fn shown(&self, view: &View) {
+        self.sight.is_shown(view);
+    }
+
+    fn reached(&self, host: Option<&Host>, address: &str, another: bool, after: Option<&Outage>) {
+        self.sight.reached(host, address, another, after);
+    }
+
+    fn lost(&self, address: &str, outage: &Outage) {
+        self.sight.lost(address, outage);
+    }
+
+    fn left(&self) {
+        self.state().left = true;
+        self.sight.left();
     }
 }
 

@@ -149,6 +149,7 @@ impl Group {
         let course = |join: &Join| {
             let course = Course::new(join.identity.rank, 0, heartbeat);
             course.joined(&joined.view);
+            course.shown(&joined.view);
             course
         };
         let courses: Vec<Arc<Course>> = joins.iter().map(course).collect();
@@ -216,6 +217,12 @@ impl Group {
     /// it. Between commas they are what [`GroupOptions::new`](super::GroupOptions::new) takes.
     pub fn servers(&self) -> Vec<String> {
         self.inner.client.servers()
+    }
+
+    /// The rank whose server serves the run, as far as this member knows. None while it looks for one, and where a server by
+    /// itself serves. For logs and operators: the members elect another one by themselves.
+    pub fn leader(&self) -> Option<u32> {
+        self.inner.client.host().map(|host| host.rank)
     }
 
     /// The server that this rank hosts, if it does.

@@ -117,16 +117,12 @@ impl Group {
         let course = self.inner.course.clone();
         let change = aside("begin a step", self.rank(), move || course.apply(&decision)).await?;
         #[cfg(feature = "tracing")]
-        {
-            let Decision { mask, epoch, step } = decision;
-            tracing::info!(rank = self.rank(), epoch, step, %mask, "membership changed");
-            if u64::from(epoch) * 10 >= u64::from(MAX_EPOCH) * 9 {
-                tracing::warn!(
-                    epoch,
-                    limit = MAX_EPOCH,
-                    "90 % of all epochs are used: restart the run before the last"
-                );
-            }
+        if u64::from(decision.epoch) * 10 >= u64::from(MAX_EPOCH) * 9 {
+            tracing::warn!(
+                epoch = decision.epoch,
+                limit = MAX_EPOCH,
+                "90 % of all epochs are used: restart the run before the last"
+            );
         }
         Ok(change)
     }

@@ -100,6 +100,28 @@ impl Pace {
         !self.current.mask.contains(self.rank)
     }
 
+    /// The membership that comes next, if one is decided.
+    pub fn due(&self) -> Option<Decision> {
+        self.due.front().map(|due| due.decision)
+    }
+
+    /// The newest epoch that it knows of.
+    pub fn newest(&self) -> u32 {
+        self.due.back().map_or(self.current, |due| due.decision).epoch
+    }
+
+    /// The epoch since which the others go on without this member.
+    pub fn evicted(&self) -> Option<u32> {
+        let evicts = |due: &&Due| !due.decision.mask.or(&due.retired).contains(self.rank);
+        self.due.iter().find(evicts).map(|due| due.decision.epoch)
+    }
+
+    /// The epoch since which this member is retired, once it has begun the last step before.
+    pub fn retired(&self) -> Option<u32> {
+        let next = self.due.front().filter(|due| due.retired.contains(self.rank));
+        next.filter(|due| self.begun + 1 >= due.decision.step).map(|due| due.decision.epoch)
+    }
+
     /// The next membership's epoch, if there are still steps before it.
     pub fn is_behind(&self) -> Option<u32> {
         let next = self.due.front().map(|due| due.decision);
@@ -113,9 +135,8 @@ impl Pace {
         if let Some(due) = self.due.front().filter(|_| overtaken) {
             step = step.max(due.decision.step);
         }
-        let evicts = |due: &&Due| !due.decision.mask.or(&due.retired).contains(self.rank);
-        if let Some(due) = self.due.iter().find(evicts) {
-            return Next::Evicted { epoch: due.decision.epoch };
+        if let Some(epoch) = self.evicted() {
+            return Next::Evicted { epoch };
         }
         if self.promised.is_some_and(|promised| step > promised.step) {
             return Next::Wait;
@@ -150,7 +171,7 @@ impl Pace {
         if self.promised.is_some_and(|promised| promised.change <= change) {
             self.promised = None;
         }
-        let newest = self.due.back().map_or(self.current, |due| due.decision).epoch;
+        let newest = self.newest();
         let Some(decision) = outcome.filter(|decision| decision.epoch > newest) else { return Mask::EMPTY };
         if self.is_standby() && self.due.is_empty() {
             if !decision.mask.contains(self.rank) {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
+use super::contact::Outage;
 use crate::mask::Mask;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Ask, Decision, Host, Notice, Reply, Request, View};
@@ -44,8 +45,17 @@ pub(crate) trait Attendant: Send + Sync + std::fmt::Debug {
     fn ended(&self, host: &Host);
     /// There is another connection: what was told by the former one may not have come.
     fn resumed(&self);
-    /// Goes up with each call of the others.
+    /// Goes up with each call of the others above.
     fn news(&self) -> u64;
+    /// How the server sees the membership.
+    fn shown(&self, view: &View);
+    /// The server at `address` serves this member, that of `host` if it belongs to a member, after this outage if there was one.
+    /// `another`: it is not the one that served it last.
+    fn reached(&self, host: Option<&Host>, address: &str, another: bool, after: Option<&Outage>);
+    /// The connection with the server at `address` is lost, or there will not be another.
+    fn lost(&self, address: &str, outage: &Outage);
+    /// The member has left.
+    fn left(&self);
 }
 
 /// The connection, for work that an attendant does on threads of its own. Does not keep it open.

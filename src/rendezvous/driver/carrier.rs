@@ -11,6 +11,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 
 use super::attendant::{Answer, Attendant, Command, Later};
 use super::connection::{OPEN_LIMIT, ReadError, read_frame, too_long, write_frame};
+use super::contact::{Contact, Outage};
 use super::dial::{Credentials, Open, dial, is_refused};
 use super::heartbeat::{Awake, Heartbeat};
 use crate::rendezvous::error::BootstrapError;
@@ -28,6 +29,7 @@ const GRACE: Duration = Duration::from_millis(500);
 pub(super) struct Told {
     pub(super) view: watch::Sender<View>,
     pub(super) servers: watch::Sender<Vec<String>>,
+    pub(super) contact: watch::Sender<Contact>,
     pub(super) attendant: Option<Arc<dyn Attendant>>,
     pub(super) later: Later,
 }
@@ -55,6 +57,8 @@ pub(super) struct Carrier {
     member: bool,
     /// The member that serves the run, or served it last.
     host: Option<Host>,
+    /// Whom it was told to serve it last.
+    served: Option<u128>,
     /// The answer to a leave, which is told once the server has closed the connection: until then it may still need this process.
     left: Option<(Answer<Reply>, Instant)>,
     link: Link,
@@ -177,7 +181,8 @@ impl Carrier {
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
         let link = Link::Up { connection: Connection::new(stream), resuming: None };
-        Self {
+        let served = host.as_ref().map(|host| host.member);
+        let mut carrier = Self {
             address,
             heartbeat,
             ways,
@@ -187,10 +192,13 @@ impl Carrier {
             last_id: 0,
             member: false,
             host,
+            served,
             left: None,
             link,
             silence: Silence::of(heartbeat),
-        }
+        };
+        carrier.reached();
+        carrier
     }
 
     /// Says who it is, where no handshake has.
@@ -235,6 +243,7 @@ impl Carrier {
             }
         };
         let End::Over(detail) = end else { return };
+        self.unreachable(&detail, true);
         self.refuse_all(&detail);
         // The socket stays open while anyone may still use this rank's memory: that it closes is what tells the server
         // that this incarnation is gone.
@@ -322,6 +331,7 @@ impl Carrier {
             if let Err(error) = result {
                 return Some(End::Over(format!("it does not go on with this member: {error}")));
             }
+            self.reached();
             if let Some(attendant) = &self.told.attendant {
                 attendant.resumed();
             }
@@ -346,6 +356,9 @@ impl Carrier {
 
     /// Wakes the tasks of whoever follows the membership.
     fn show(&self, shown: View) {
+        if let Some(attendant) = &self.told.attendant {
+            attendant.shown(&shown);
+        }
         contain(|| drop(self.told.view.send_replace(shown)));
     }
 
@@ -425,8 +438,7 @@ impl Carrier {
         if let Some((reply, _)) = self.left.take() {
             return Some(self.leave(reply));
         }
-        #[cfg(feature = "tracing")]
-        tracing::warn!(address = %self.address, %detail, "lost the rendezvous server");
+        self.unreachable(&detail, self.ways.is_none());
         let Some(ways) = &self.ways else { return Some(End::Over(detail)) };
         let (find, found) = mpsc::channel(2);
         let (addresses, credentials) = (ways.all(), ways.credentials.clone());
@@ -454,6 +466,39 @@ impl Carrier {
         };
         self.link = Link::Down { detail, found, _search: search, former, ended };
         None
+    }
+
+    /// The server goes on with this client.
+    fn reached(&mut self) {
+        let former = self.told.contact.send_replace(Contact { host: self.host.clone(), outage: None });
+        let served = self.host.as_ref().map(|host| host.member);
+        let another = std::mem::replace(&mut self.served, served) != served;
+        if let Some(attendant) = &self.told.attendant {
+            attendant.reached(self.host.as_ref(), self.server(), another, former.outage.as_ref());
+        }
+    }
+
+    /// There is no connection. `is_final`: nor will there be.
+    fn unreachable(&self, detail: &str, is_final: bool) {
+        let former = self.told.contact.borrow().outage.clone();
+        if former.as_ref().is_some_and(|outage| outage.is_final) {
+            return;
+        }
+        let since = former.map_or_else(|| Instant::now().into_std(), |outage| outage.since);
+        let outage = Outage::new(since, detail, is_final);
+        self.told.contact.send_replace(Contact { host: None, outage: Some(outage.clone()) });
+        match &self.told.attendant {
+            Some(attendant) => attendant.lost(self.server(), &outage),
+            #[cfg(feature = "tracing")]
+            None => tracing::warn!(address = self.server(), detail, is_final, "lost the rendezvous server"),
+            #[cfg(not(feature = "tracing"))]
+            None => {}
+        }
+    }
+
+    /// The address of the server, as far as it is known.
+    fn server(&self) -> &str {
+        self.host.as_ref().map_or(&self.address, |host| &host.address)
     }
 
     fn host_ended(&mut self) {
@@ -485,6 +530,8 @@ impl Carrier {
                 say(Frame::Notice { notice: Notice::Ended { rank: *rank, member: *member } });
             }
             resuming = Some(Resuming { id: self.last_id, former, ended });
+        } else {
+            self.reached();
         }
         for (id, call) in &self.pending {
             say(Frame::Call { id: *id, request: call.request.clone() });
@@ -494,9 +541,15 @@ impl Carrier {
 
     /// The server needs this member no more.
     fn leave(&mut self, reply: Answer<Reply>) -> End {
+        const DETAIL: &str = "this member has left";
         self.link = Link::nowhere();
+        let outage = Some(Outage::new(Instant::now().into_std(), DETAIL, true));
+        self.told.contact.send_replace(Contact { host: None, outage });
+        if let Some(attendant) = &self.told.attendant {
+            attendant.left();
+        }
         let _ = reply.send(Ok(Reply::Done {}));
-        End::Over("this member has left".to_owned())
+        End::Over(DETAIL.to_owned())
     }
 
     /// Ends what has waited for too long.

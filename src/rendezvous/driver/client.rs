@@ -11,6 +11,7 @@ use super::attendant::{Answer, Attendant, Command, LONGEST, Later};
 use super::background::spawn;
 use super::carrier::{Carrier, Told, Ways};
 use super::connection::random;
+use super::contact::Contact;
 use super::dial::{Credentials, Open, dial};
 use super::heartbeat::Heartbeat;
 use crate::env::Token;
@@ -44,7 +45,7 @@ pub struct Client {
     commands: mpsc::Sender<Command>,
     view: watch::Receiver<View>,
     local: Option<IpAddr>,
-    host: Option<Host>,
+    contact: watch::Receiver<Contact>,
     servers: watch::Receiver<Vec<String>>,
 }
 
@@ -69,7 +70,9 @@ impl Client {
         let session = u64::from_le_bytes(random("choose a session")?);
         let addresses: Vec<String> = address.split(',').map(|address| address.trim().to_owned()).collect();
         let (known, servers) = watch::channel(addresses.clone());
-        let told = Told { view: shown, servers: known, attendant, later: Later(commands.downgrade()) };
+        let (reached, contact) = watch::channel(Contact::default());
+        let later = Later(commands.downgrade());
+        let told = Told { view: shown, servers: known, contact: reached, attendant, later };
         let server = address.clone();
         spawn("epwire-client", move || async move {
             let mut connected = connected;
@@ -82,8 +85,8 @@ impl Client {
             match stream {
                 Err(error) => drop(connected.send(Err(error))),
                 Ok(Open { stream, host }) => {
-                    let way = (stream.local_addr().ok(), host.clone());
-                    if connected.send(Ok(way)).is_ok() {
+                    told.contact.send_replace(Contact { host: host.clone(), outage: None });
+                    if connected.send(Ok(stream.local_addr().ok())).is_ok() {
                         let ways = Ways { addresses, servers: Vec::new(), credentials };
                         Carrier::new(stream, host, server, heartbeat, Some(ways), told).run(inbox).await;
                     }
@@ -91,8 +94,8 @@ impl Client {
             }
         })?;
         let ended = |_| BootstrapError::lost("connect to the rendezvous", &address, "its thread ended");
-        let (local, host) = shielded(outcome).await.map_err(ended)??;
-        Ok(Self { address, commands, view, local: local.map(|local| local.ip()), host, servers })
+        let local = shielded(outcome).await.map_err(ended)??;
+        Ok(Self { address, commands, view, local: local.map(|local| local.ip()), contact, servers })
     }
 
     /// A client on a stream that needs no handshake, and the task that carries it.
@@ -110,12 +113,14 @@ impl Client {
         let (commands, inbox) = mpsc::channel(64);
         let (shown, view) = watch::channel(view);
         let (known, servers) = watch::channel(Vec::new());
-        let told = Told { view: shown, servers: known, attendant, later: Later(commands.downgrade()) };
+        let (reached, contact) = watch::channel(Contact::default());
+        let later = Later(commands.downgrade());
+        let told = Told { view: shown, servers: known, contact: reached, attendant, later };
         let server = address.to_owned();
         let task = async move {
             Carrier::new(stream, None, server, heartbeat, None, told).open(session).run(inbox).await
         };
-        (Self { address: address.to_owned(), commands, view, local: None, host: None, servers }, task)
+        (Self { address: address.to_owned(), commands, view, local: None, contact, servers }, task)
     }
 
     /// The membership as the server last showed it.
@@ -128,9 +133,14 @@ impl Client {
         self.local
     }
 
-    /// The member that served the run at first, if one did.
-    pub(crate) fn host(&self) -> Option<&Host> {
-        self.host.as_ref()
+    /// The member whose server serves this client, if it is one's; none while there is no connection.
+    pub(crate) fn host(&self) -> Option<Host> {
+        self.contact().host
+    }
+
+    /// How it stands with the server.
+    pub(crate) fn contact(&self) -> Contact {
+        self.contact.borrow().clone()
     }
 
     /// Where the run is served, or can be.

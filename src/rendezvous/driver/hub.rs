@@ -225,11 +225,20 @@ impl Desk {
             Turn::Fail(_) => {} // the task ends
             #[cfg(feature = "succession")]
             Turn::Lead => {
+                #[cfg(feature = "tracing")]
+                if let Some(Host { rank, address, .. }) = &self.host {
+                    tracing::info!(rank, address, "this member's server leads the run");
+                }
                 self.service.send_replace(Service::Serves { host: self.host.clone() });
                 self.expect_all();
             }
             #[cfg(feature = "succession")]
             Turn::Follow { leader } => {
+                #[cfg(feature = "tracing")]
+                if let Some(Host { rank, .. }) = &self.host {
+                    let led = self.serves();
+                    tracing::info!(rank, leader, led, "this member's server does not lead the run");
+                }
                 self.leases.clear();
                 for (_, client) in self.clients.drain() {
                     client.outlet.say(Frame::Refer { leader: leader.clone() });

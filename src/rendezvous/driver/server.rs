@@ -317,6 +317,8 @@ async fn serve(
                     if let Some(log) = &hub.door.log
                         && log.leadership().borrow().leader.as_ref().is_none_or(|it| it.address == _address)
                     {
+                        #[cfg(feature = "tracing")]
+                        tracing::info!(leader = _address, "the leader has ended: standing for election");
                         log.elect();
                     }
                 }

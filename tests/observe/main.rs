@@ -1,6 +1,9 @@
 //! Spans and metrics are those that the crate's documentation lists, with their fields and labels: for operations that are
-//! complete, degraded, refused, and given up in flight.
+//! complete, degraded, refused, and given up in flight, and for a membership that changes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
+
+#[cfg(feature = "succession")]
+mod membership;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{Debug, Write};

@@ -1,0 +1,45 @@
+//! Which experts a set of ranks holds: expert e of a buffer lives on rank e / (experts / ranks).
+
+use std::ops::Range;
+
+use crate::mask::Mask;
+
+/// What a change of membership means for the experts of one buffer of the group: ranges of ids, ascending.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Experts {
+    /// Those that no active rank holds any more: their rank has gone.
+    pub lost: Vec<Range<u32>>,
+    /// Those that one holds again: their rank has come.
+    pub regained: Vec<Range<u32>>,
+    /// All that no active rank holds from now on.
+    pub unheld: Vec<Range<u32>>,
+}
+
+/// The experts of these ranks, of `experts` spread evenly over `world` ranks.
+pub(crate) fn held_by(ranks: &Mask, world: u32, experts: u32) -> Vec<Range<u32>> {
+    let each = experts.checked_div(world).unwrap_or(0);
+    let mut held: Vec<Range<u32>> = Vec::new();
+    for rank in ranks.iter().take_while(|rank| *rank < world && each > 0) {
+        let (start, end) = (rank * each, (rank + 1) * each);
+        match held.last_mut() {
+            Some(last) if last.end == start => last.end = end,
+            _ => held.push(start..end),
+        }
+    }
+    held
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_beside_each_other_give_one_range() {
+        let ranks = [1, 2, 5, 9].into_iter().collect();
+        assert_eq!(held_by(&ranks, 8, 32), [4..12, 20..24], "rank 9 is none of the 8");
+        assert_eq!(held_by(&Mask::EMPTY, 8, 32), []);
+        assert_eq!(held_by(&Mask::all(1024), 4, 8), [0..8; 1]);
+        assert_eq!(held_by(&ranks, 0, 0), []);
+    }
+}

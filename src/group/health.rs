@@ -1,0 +1,325 @@
+//! What a server answers when it is asked how it is.
+
+use std::fmt;
+use std::ops::Range;
+use std::time::Duration;
+
+use super::member::Group;
+use super::membership::{Membership, Role};
+use crate::mask::Mask;
+use crate::rendezvous::RankState;
+
+/// How a member is, from [`Group::health`], for a load balancer or an operator.
+///
+/// `Display` gives a line of text, [`Health::to_json`] the same for programs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Health {
+    /// In a word.
+    pub status: Status,
+    /// What is not as it should be, the worst first; nothing while it [serves](Status::Serving).
+    pub reasons: Vec<Reason>,
+    /// This rank.
+    pub rank: u32,
+    /// Number of ranks of the run.
+    pub world: u32,
+    /// The epoch in effect at this member.
+    pub epoch: u32,
+    /// Its members.
+    pub members: Mask,
+    /// The last step that this member has begun.
+    pub step: u64,
+}
+
+/// A member's health in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Status {
+    /// All is well.
+    Serving,
+    /// It takes part, but something is missing: tokens for some experts come back without them, or a further failure could not be
+    /// dealt with.
+    Degraded,
+    /// It takes no part in the steps of its group: requests belong elsewhere.
+    Out,
+}
+
+/// Why a member's health is not what it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// Out: it has left.
+    Left,
+    /// Out: the others go on without it. It may [rejoin](Group::rejoin).
+    Evicted {
+        /// Since this epoch.
+        epoch: u32,
+    },
+    /// Out: it is retired.
+    Retired {
+        /// Since this epoch.
+        epoch: u32,
+    },
+    /// Out: it waits to be admitted.
+    Standby,
+    /// Degraded: ranks of the run that do not belong to the membership, be they lost, retired, or not there yet.
+    Missing {
+        /// Which.
+        ranks: Mask,
+    },
+    /// Degraded: members that this rank's buffers have given up in this epoch, or that the server holds for silent or dead. Either
+    /// the next membership is without them, or it begins anew with them.
+    Lost {
+        /// Which.
+        ranks: Mask,
+    },
+    /// Degraded: experts of a buffer whose rank is missing or given up. [`EpBuffer::reachable_experts`](crate::EpBuffer::reachable_experts)
+    /// says the same for every expert.
+    Experts {
+        /// The buffer, counted from 0 in the order in which those of this group were created that still exist.
+        buffer: usize,
+        /// Their ids, ascending.
+        experts: Vec<Range<u32>>,
+    },
+    /// Degraded: the server can not be reached. Operations go on, but no change of the membership can be agreed.
+    Unreachable {
+        /// For so long.
+        lasts: Duration,
+        /// How that was noticed.
+        detail: String,
+        /// Nobody looks for a server any more.
+        is_final: bool,
+    },
+}
+
+impl Group {
+    /// How this member is. Cheap enough for every request of a load balancer: asks nobody and waits for nobody.
+    ///
+    /// ```
+    /// use epwire::Group;
+    /// use epwire::group::Status;
+    ///
+    /// /// For an HTTP handler: the status code, and the text.
+    /// fn healthz(group: &Group) -> (u16, String) {
+    ///     let health = group.health();
+    ///     let code = if health.status == Status::Out { 503 } else { 200 };
+    ///     (code, health.to_string())
+    /// }
+    ///
+    /// # fn main() -> Result<(), epwire::rendezvous::BootstrapError> {
+    /// let groups = Group::threads(2)?;
+    /// let (code, text) = healthz(&groups[1]);
+    /// assert_eq!((code, text.as_str()), (200, "serving: rank 1 of 2, epoch 1 of ranks 0-1, step 0"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn health(&self) -> Health {
+        let membership = self.membership();
+        let (given_up, experts) = self.inner.course.given_up();
+        Health::of(self.rank(), self.world(), &membership, &given_up, experts)
+    }
+}
+
+impl Health {
+    /// `experts`: of each buffer those that cannot be reached.
+    fn of(
+        rank: u32,
+        world: u32,
+        membership: &Membership,
+        given_up: &Mask,
+        experts: Vec<Vec<Range<u32>>>,
+    ) -> Self {
+        let Membership { role, current, begun, states, outage, .. } = membership;
+        let (members, epoch) = (current.mask, current.epoch);
+        let gone = |state: &RankState| matches!(state, RankState::Suspect {} | RankState::Dead {});
+        let silent: Mask = (0..).zip(states).filter(|(_, state)| gone(state)).map(|(rank, _)| rank).collect();
+        let ranks = [
+            Reason::Missing { ranks: Mask::all(world).minus(&members) },
+            Reason::Lost { ranks: silent.or(given_up).and(&members).without(rank) },
+        ];
+        let experts = (0..).zip(experts).map(|(buffer, experts)| Reason::Experts { buffer, experts });
+        let (out, present) = match *role {
+            Role::Active => (None, ranks.into_iter().chain(experts).filter(Reason::is_given).collect()),
+            // What the others lack is no matter of its own.
+            Role::Standby => (Some(Reason::Standby), Vec::new()),
+            Role::Retired { epoch } => (Some(Reason::Retired { epoch }), Vec::new()),
+            Role::Evicted { epoch } => (Some(Reason::Evicted { epoch }), Vec::new()),
+            Role::Left => (Some(Reason::Left), Vec::new()),
+        };
+        let unreachable = outage.as_ref().filter(|_| *role != Role::Left).map(|outage| Reason::Unreachable {
+            lasts: outage.since.elapsed(),
+            detail: outage.detail.clone(),
+            is_final: outage.is_final,
+        });
+        let is_out = out.is_some();
+        let reasons: Vec<_> = out.into_iter().chain(present).chain(unreachable).collect();
+        let status = match reasons.is_empty() {
+            true => Status::Serving,
+            false if is_out => Status::Out,
+            false => Status::Degraded,
+        };
+        Self { status, reasons, rank, world, epoch, members, step: *begun }
+    }
+
+    /// An object with the fields of this one: `status` as text, `members` as an array of ranks, and `reasons` as an array of texts.
+    pub fn to_json(&self) -> String {
+        let Self { status, reasons, rank, world, epoch, members, step } = self;
+        let list = |items: Vec<String>| format!("[{}]", items.join(","));
+        let members = list(members.iter().map(|rank| rank.to_string()).collect());
+        let reasons = list(reasons.iter().map(|reason| quoted(&reason.to_string())).collect());
+        format!(
+            r#"{{"status":"{status}","rank":{rank},"world":{world},"epoch":{epoch},"members":{members},"step":{step},"reasons":{reasons}}}"#
+        )
+    }
+}
+
+impl Reason {
+    fn is_given(&self) -> bool {
+        match self {
+            Self::Missing { ranks } | Self::Lost { ranks } => !ranks.is_empty(),
+            Self::Experts { experts, .. } => !experts.is_empty(),
+            _ => true,
+        }
+    }
+}
+
+/// As JSON has it.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c < ' ' => quoted += &format!("\\u{:04x}", u32::from(c)),
+            c => quoted.push(c),
+        }
+    }
+    quoted + "\""
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Serving => "serving",
+            Self::Degraded => "degraded",
+            Self::Out => "out",
+        })
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Left => f.write_str("has left"),
+            Self::Evicted { epoch } => write!(f, "evicted: the others went on in epoch {epoch}"),
+            Self::Retired { epoch } => write!(f, "retired with epoch {epoch}"),
+            Self::Standby => f.write_str("waits to be admitted"),
+            Self::Missing { ranks } => write!(f, "ranks missing: {ranks}"),
+            Self::Lost { ranks } => write!(f, "ranks given up or silent: {ranks}"),
+            Self::Experts { buffer, experts } => {
+                write!(f, "experts of buffer {buffer} out of reach: ")?;
+                for (at, Range { start, end }) in experts.iter().enumerate() {
+                    let comma = if at > 0 { "," } else { "" };
+                    match end - start {
+                        1 => write!(f, "{comma}{start}")?,
+                        _ => write!(f, "{comma}{start}-{}", end.saturating_sub(1))?,
+                    }
+                }
+                Ok(())
+            }
+            Self::Unreachable { lasts, detail, is_final } => {
+                let ever = if *is_final { " for good" } else { "" };
+                let seconds = lasts.as_secs_f64();
+                // One line, whatever an operating system says.
+                let detail = detail.replace(['\n', '\r'], " ");
+                write!(f, "no server{ever} for {seconds:.1} s ({detail}): the membership can not change")
+            }
+        }
+    }
+}
+
+/// `degraded: rank 1 of 4, epoch 2 of ranks 0-2, step 117; ranks missing: 3`: one line.
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { status, reasons, rank, world, epoch, members, step } = self;
+        write!(f, "{status}: rank {rank} of {world}, epoch {epoch} of ranks {members}, step {step}")?;
+        reasons.iter().try_for_each(|reason| write!(f, "; {reason}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::Decision;
+
+    fn membership(role: Role, members: &[u32]) -> Membership {
+        let current = Decision { mask: members.iter().copied().collect(), epoch: 2, step: 90 };
+        let states = vec![RankState::Alive {}; 4];
+        Membership {
+            role,
+            current,
+            begun: 117,
+            due: None,
+            states,
+            leader: None,
+            outage: None,
+            servers: vec![],
+        }
+    }
+
+    fn health(membership: &Membership, given_up: &[u32], experts: Vec<Vec<Range<u32>>>) -> Health {
+        Health::of(1, 4, membership, &given_up.iter().copied().collect(), experts)
+    }
+
+    #[test]
+    fn all_is_well_where_nothing_is_missing() {
+        let health = health(&membership(Role::Active, &[0, 1, 2, 3]), &[], vec![vec![], vec![]]);
+        assert_eq!((health.status, health.reasons.as_slice()), (Status::Serving, &[][..]));
+        assert_eq!(health.to_string(), "serving: rank 1 of 4, epoch 2 of ranks 0-3, step 117");
+    }
+
+    #[test]
+    fn whatever_is_missing_is_named() {
+        let mut now = membership(Role::Active, &[0, 1, 2]);
+        now.states[0] = RankState::Suspect {};
+        now.states[1] = RankState::Suspect {}; // as the server sees this one
+        let health = health(&now, &[2], vec![vec![], vec![8..12, 15..16]]);
+        assert_eq!(health.status, Status::Degraded);
+        assert_eq!(
+            health.to_string(),
+            "degraded: rank 1 of 4, epoch 2 of ranks 0-2, step 117; ranks missing: 3; \
+             ranks given up or silent: 0,2; experts of buffer 1 out of reach: 8-11,15"
+        );
+    }
+
+    #[test]
+    fn who_takes_no_part_is_out_and_says_why_first() {
+        let reasons = |role| health(&membership(role, &[0]), &[0], vec![vec![0..1]]).reasons;
+        assert_eq!(reasons(Role::Standby), [Reason::Standby]);
+        assert_eq!(reasons(Role::Evicted { epoch: 3 }), [Reason::Evicted { epoch: 3 }]);
+        assert_eq!(reasons(Role::Retired { epoch: 3 }), [Reason::Retired { epoch: 3 }]);
+        assert_eq!(reasons(Role::Left), [Reason::Left]);
+        assert_eq!(health(&membership(Role::Left, &[0]), &[], vec![]).status, Status::Out);
+    }
+
+    #[test]
+    fn json_is_what_a_parser_takes() {
+        let group = Group::threads(1).unwrap().remove(0);
+        let health = group.health();
+        let detail = "said \"no\"\n\\ and hung up".to_owned();
+        let outage = Reason::Unreachable { lasts: Duration::from_millis(1234), detail, is_final: false };
+        let health = Health { status: Status::Degraded, reasons: vec![outage], ..health };
+        let json: serde_json::Value = serde_json::from_str(&health.to_json()).unwrap();
+        let reason = "no server for 1.2 s (said \"no\" \\ and hung up): the membership can not change";
+        let expected = serde_json::json!({
+            "status": "degraded", "rank": 0, "world": 1, "epoch": 1, "members": [0], "step": 0, "reasons": [reason],
+        });
+        assert_eq!(json, expected);
+        assert_eq!(health.to_string().lines().count(), 1);
+    }
+
+    #[test]
+    fn characters_that_end_a_text_are_quoted() {
+        let text = "\u{1}\"\\\t\u{e9}";
+        assert_eq!(serde_json::from_str::<String>(&quoted(text)).unwrap(), text);
+    }
+}

@@ -1,0 +1,99 @@
+//! How the membership of the group stands, for programs and their operators.
+
+use super::member::Group;
+use crate::rendezvous::driver::Outage;
+use crate::rendezvous::{Decision, RankState};
+
+/// How the membership stands at one member, from [`Group::membership`]: what this member works with, and what it last heard of the
+/// others.
+///
+/// That is the group's. What has become of it in the operations of one buffer since, whom that has given up, is
+/// [`EpBuffer::membership`](crate::EpBuffer::membership), which works without a group as well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Membership {
+    /// Whether this member takes part.
+    pub role: Role,
+    /// Epoch, members and first step in effect at this member; on standby those of the others.
+    pub current: Decision,
+    /// The last step that this member has begun, 0 before the first.
+    pub begun: u64,
+    /// What comes into effect next, where that is decided: with its first step.
+    pub due: Option<Decision>,
+    /// How each rank stands, indexed by rank, as the server has last shown it.
+    pub states: Vec<RankState>,
+    /// The rank whose server serves the run; see [`Group::leader`].
+    pub leader: Option<u32>,
+    /// The server can not be reached, and since when; `None` while it can.
+    pub outage: Option<Outage>,
+    /// Where newcomers find the run; see [`Group::servers`].
+    pub servers: Vec<String>,
+}
+
+/// Whether a member takes part in the steps of its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Role {
+    /// It does.
+    Active,
+    /// It waits to be admitted.
+    Standby,
+    /// It has begun its last step, as [`Group::retire`] asked for.
+    Retired {
+        /// The first epoch without it.
+        epoch: u32,
+    },
+    /// The others go on without it.
+    Evicted {
+        /// The first epoch without it.
+        epoch: u32,
+    },
+    /// It has called [`Group::leave`].
+    Left,
+}
+
+impl Group {
+    /// How the membership stands at this moment. Asks nobody and waits for nobody.
+    pub fn membership(&self) -> Membership {
+        let (course, client) = (&self.inner.course, &self.inner.client);
+        let (pace, left) = course.pace();
+        let role = match (pace.evicted(), pace.retired()) {
+            _ if left => Role::Left,
+            (Some(epoch), _) => Role::Evicted { epoch },
+            (_, Some(epoch)) => Role::Retired { epoch },
+            _ if pace.is_standby() => Role::Standby,
+            _ => Role::Active,
+        };
+        let contact = client.contact();
+        Membership {
+            role,
+            current: pace.current(),
+            begun: pace.begun(),
+            due: pace.due(),
+            states: client.watch().borrow().states.clone(),
+            leader: contact.host.map(|host| host.rank),
+            outage: contact.outage,
+            servers: client.servers(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mask::Mask;
+
+    #[test]
+    fn a_member_without_peers_is_active_until_it_leaves() {
+        let [group] = <[Group; 1]>::try_from(Group::threads(1).unwrap()).unwrap();
+        let begun = group.step_blocking().unwrap().number;
+        let now = group.membership();
+        assert_eq!((now.role, now.begun, now.due, now.leader), (Role::Active, begun, None, None));
+        assert_eq!((now.current.mask, now.states), (Mask::all(1), vec![RankState::Alive {}]));
+        assert_eq!(now.outage, None);
+        group.leave_blocking().unwrap();
+        let then = group.membership();
+        assert_eq!(then.role, Role::Left);
+        assert!(then.outage.is_some_and(|outage| outage.is_final));
+    }
+}

@@ -1,0 +1,198 @@
+//! What a member tells the outside of its group: events behind the feature `tracing`, gauges, a counter and a histogram behind
+//! `metrics`, as the crate's documentation lists them. Without the features every function here is empty.
+
+use std::time::Duration;
+
+use crate::mask::Mask;
+use crate::rendezvous::BootstrapError;
+#[cfg(feature = "metrics")]
+use crate::rendezvous::RankState;
+use crate::rendezvous::driver::Outage;
+use crate::rendezvous::wire::{Decision, Host, View};
+
+#[cfg(feature = "metrics")]
+mod name {
+    pub(super) const EPOCH: &str = "epwire_epoch";
+    pub(super) const ACTIVE: &str = "epwire_active_ranks";
+    pub(super) const STANDBY: &str = "epwire_standby_ranks";
+    pub(super) const SUSPECTS: &str = "epwire_suspect_ranks";
+    pub(super) const GIVEN_UP: &str = "epwire_given_up_ranks";
+    pub(super) const LEADER: &str = "epwire_leader";
+    pub(super) const REACHABLE: &str = "epwire_server_reachable";
+    pub(super) const CHANGES: &str = "epwire_changes_total";
+    pub(super) const CHANGE_SECONDS: &str = "epwire_change_seconds";
+}
+
+/// Tells the recorder what each metric is. Whenever a group is joined: a recorder may have been installed since the last.
+fn describe() {
+    #[cfg(feature = "metrics")]
+    {
+        use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+        describe_gauge!(name::EPOCH, "Epoch in effect at this member");
+        describe_gauge!(name::ACTIVE, Unit::Count, "Ranks that are members in it");
+        describe_gauge!(
+            name::STANDBY,
+            Unit::Count,
+            "Ranks that wait to be admitted, as the server sees them"
+        );
+        describe_gauge!(name::SUSPECTS, Unit::Count, "Ranks that are silent, as the server sees them");
+        describe_gauge!(
+            name::GIVEN_UP,
+            Unit::Count,
+            "Members that this rank's buffers have given up in this epoch, at its last step"
+        );
+        describe_gauge!(name::LEADER, "Rank whose server serves the run, -1 where none does");
+        describe_gauge!(name::REACHABLE, "1 while the server can be reached, else 0");
+        describe_counter!(name::CHANGES, Unit::Count, "Changes of the membership, by how they ended");
+        describe_histogram!(
+            name::CHANGE_SECONDS,
+            Unit::Seconds,
+            "Time from the proposal of a change until it was in effect at this member"
+        );
+    }
+}
+
+/// One member's eyes on its group.
+#[derive(Debug)]
+pub(crate) struct Sight {
+    #[cfg_attr(
+        not(any(feature = "tracing", feature = "metrics")),
+        expect(dead_code, reason = "nobody looks")
+    )]
+    rank: u32,
+}
+
+#[cfg_attr(
+    not(all(feature = "tracing", feature = "metrics")),
+    allow(unused_variables, clippy::unused_self, reason = "nobody looks")
+)]
+impl Sight {
+    pub(crate) fn new(rank: u32) -> Self {
+        describe();
+        Self { rank }
+    }
+
+    /// The membership that this member works with; on standby that of the others.
+    pub(crate) fn works_with(&self, decision: &Decision) {
+        #[cfg(feature = "metrics")]
+        {
+            self.set(name::EPOCH, f64::from(decision.epoch));
+            self.set(name::ACTIVE, decision.mask.len() as f64);
+        }
+    }
+
+    /// How the server sees the ranks.
+    pub(crate) fn is_shown(&self, view: &View) {
+        #[cfg(feature = "metrics")]
+        {
+            let count = |state| view.states.iter().filter(|of| **of == state).count() as f64;
+            self.set(name::STANDBY, count(RankState::Standby {}));
+            self.set(name::SUSPECTS, count(RankState::Suspect {}));
+        }
+    }
+
+    /// Whom the buffers have given up in this epoch.
+    pub(crate) fn has_given_up(&self, ranks: &Mask) {
+        #[cfg(feature = "metrics")]
+        self.set(name::GIVEN_UP, ranks.len() as f64);
+    }
+
+    /// The group asks about a change.
+    pub(crate) fn proposed(&self, change: u64) {
+        #[cfg(feature = "tracing")]
+        tracing::debug!(rank = self.rank, change, "change proposed");
+    }
+
+    /// A change is decided.
+    pub(crate) fn due(&self, change: u64, epoch: u32, members: &Mask, step: u64) {
+        #[cfg(feature = "tracing")]
+        tracing::info!(rank = self.rank, change, epoch, step, %members, "change due");
+    }
+
+    /// A change came to nothing.
+    pub(crate) fn aborted(&self, change: u64, error: &BootstrapError) {
+        #[cfg(feature = "tracing")]
+        tracing::warn!(rank = self.rank, change, %error, "change aborted");
+        #[cfg(feature = "metrics")]
+        self.count("aborted");
+    }
+
+    /// A change has come into effect, `took` after its proposal.
+    pub(crate) fn in_effect(&self, decision: &Decision, entered: &Mask, left: &Mask, took: Duration) {
+        self.works_with(decision);
+        self.has_given_up(&Mask::EMPTY);
+        #[cfg(feature = "tracing")]
+        {
+            let Decision { mask: members, epoch, step } = decision;
+            let seconds = took.as_secs_f64();
+            tracing::info!(rank = self.rank, epoch, step, %members, %entered, %left, seconds, "change in effect");
+        }
+        #[cfg(feature = "metrics")]
+        {
+            let kind = match (entered.is_empty(), left.is_empty()) {
+                (true, true) => "unchanged",
+                (false, true) => "entered",
+                (true, false) => "left",
+                (false, false) => "replaced",
+            };
+            self.count(kind);
+            metrics::histogram!(name::CHANGE_SECONDS, "kind" => kind, "rank" => self.rank.to_string())
+                .record(took);
+        }
+    }
+
+    /// A server serves this member, after this outage if there was one.
+    pub(crate) fn reached(&self, host: Option<&Host>, address: &str, another: bool, after: Option<&Outage>) {
+        #[cfg(feature = "tracing")]
+        {
+            let (rank, leader) = (self.rank, host.map(|host| host.rank));
+            if let Some(outage) = after {
+                let seconds = outage.since.elapsed().as_secs_f64();
+                tracing::info!(rank, leader, address, seconds, "reached the rendezvous server again");
+            }
+            if another {
+                tracing::info!(rank, leader, address, "another server serves the run");
+            }
+        }
+        #[cfg(feature = "metrics")]
+        {
+            self.set(name::LEADER, host.map_or(-1.0, |host| f64::from(host.rank)));
+            self.set(name::REACHABLE, 1.0);
+        }
+    }
+
+    /// None does.
+    pub(crate) fn lost(&self, address: &str, outage: &Outage) {
+        #[cfg(feature = "tracing")]
+        {
+            let Outage { detail, is_final, .. } = outage;
+            tracing::warn!(rank = self.rank, address, detail, is_final, "lost the rendezvous server");
+        }
+        #[cfg(feature = "metrics")]
+        self.alone();
+    }
+
+    /// The member has left.
+    pub(crate) fn left(&self) {
+        #[cfg(feature = "tracing")]
+        tracing::info!(rank = self.rank, "left the group");
+        #[cfg(feature = "metrics")]
+        self.alone();
+    }
+
+    #[cfg(feature = "metrics")]
+    fn alone(&self) {
+        self.set(name::LEADER, -1.0);
+        self.set(name::REACHABLE, 0.0);
+    }
+
+    #[cfg(feature = "metrics")]
+    fn set(&self, gauge: &'static str, value: f64) {
+        metrics::gauge!(gauge, "rank" => self.rank.to_string()).set(value);
+    }
+
+    #[cfg(feature = "metrics")]
+    fn count(&self, kind: &'static str) {
+        metrics::counter!(name::CHANGES, "kind" => kind, "rank" => self.rank.to_string()).increment(1);
+    }
+}
