@@ -854,6 +854,22 @@ fn who_comes_back_is_told_how_the_last_change_ended_and_asked_again() {
 }
 
 #[test]
+fn an_answer_that_is_given_again_is_followed_by_what_has_happened_since() {
+    let mut run = Run::formed(3);
+    run.pass(6 * SECOND, &[0, 1]);
+    run.reply(&[0, 1], &[(0, &[2]), (1, &[2])]);
+    assert_eq!(run.decided().0, "0-1");
+    // Rank 2 has got neither the answer to its join, its third call in all, nor any word since.
+    let call = (2, 3);
+    run.settled.remove(&2);
+    run.answers.remove(&call);
+    run.ask_as(call, Request::Join { join: join(2, 2, 3) });
+    let Some(Ok(Reply::Joined { joined })) = run.answer(call) else { panic!("not answered again") };
+    assert_eq!(joined.view.epoch, 1, "as old as the call");
+    assert_eq!(run.settled[&2].as_ref().unwrap().epoch, 2);
+}
+
+#[test]
 fn who_was_admitted_and_evicted_without_learning_of_either_waits_again() {
     let mut run = Run::formed(4);
     run.close(3);
