@@ -32,6 +32,8 @@ pub(super) struct Open {
 
 /// Longest pause between two tries.
 const MAX_PAUSE: Duration = Duration::from_millis(500);
+/// The same where a server of the run answers that another one leads it, which then can not be had: elections are short.
+const MAX_PAUSE_OF_ELECTION: Duration = Duration::from_millis(100);
 const OP: &str = "connect to the rendezvous";
 
 /// What came of one try.
@@ -79,6 +81,7 @@ async fn seek(address: &str, credentials: &Credentials, deadline: Duration) -> R
     loop {
         let left = || deadline.saturating_sub(began.elapsed());
         let mut outcome = attempt(address, credentials, left(), deadline).await?;
+        let longest = if matches!(outcome, Try::Refer(_)) { MAX_PAUSE_OF_ELECTION } else { MAX_PAUSE };
         if let Try::Refer(Some(leader)) = &outcome
             && leader != address
         {
@@ -89,11 +92,12 @@ async fn seek(address: &str, credentials: &Credentials, deadline: Duration) -> R
             Try::Refer(_) => nobody(address, deadline, "no member leads the run"),
             Try::Failed(error) => error,
         };
+        pause = pause.min(longest);
         if began.elapsed().saturating_add(pause) >= deadline {
             return Err(failed);
         }
         sleep(pause).await;
-        pause = (pause * 2).min(MAX_PAUSE);
+        pause *= 2;
     }
 }
 
@@ -165,9 +169,22 @@ async fn open(stream: &mut TcpStream, session: u64) -> Result<Frame, BootstrapEr
     read_frame(stream, OPEN_LIMIT).await.map_err(|error| error.explain(OP, ""))
 }
 
-/// Whether nobody listens there any more, as the kernel of that host says.
+/// Whether nobody listens there any more, as the kernel of that host says. It closes what a process had open one after the other:
+/// where connections have closed the listening socket may still take one, and then resets that.
 pub(super) async fn is_refused(address: &str) -> bool {
     const PATIENCE: Duration = Duration::from_secs(1);
+    /// In which a process that has begun to end has ended, most likely.
+    const ENDING: Duration = Duration::from_millis(100);
     let refused = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
-    matches!(timeout(PATIENCE, TcpStream::connect(address)).await, Ok(Err(error)) if refused(&error))
+    let began = Instant::now();
+    loop {
+        match timeout(PATIENCE, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) if began.elapsed() < ENDING => {
+                // Until the other side ends it, or is seen to live on.
+                let _ = timeout(ENDING / 10, stream.readable()).await;
+            }
+            Ok(Err(error)) => return refused(&error),
+            Ok(Ok(_)) | Err(_) => return false,
+        }
+    }
 }

@@ -183,6 +183,12 @@ impl Server {
         shielded(outcome).await.unwrap_or_default()
     }
 
+    /// Waits until it serves no more though it has not been dropped: its state file could not be written, so that nothing may be
+    /// answered.
+    pub async fn ended(&self) {
+        shielded(self.orders.closed()).await;
+    }
+
     /// By which other members know it.
     pub(crate) fn listener(&self) -> Option<Listener> {
         self.listener.clone()
