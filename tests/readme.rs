@@ -244,7 +244,10 @@ fn commands(markdown: &str) -> Vec<String> {
 
 /// Every command of a script, without the words that say how its failing is taken.
 fn simple_commands(script: &str) -> Vec<String> {
-    let bare = |command: &str| words(command.trim().trim_start_matches("without_gpu "));
+    let bare = |command: &str| {
+        let command = command.trim();
+        words(command.trim_start_matches("without_gpu ").trim_start_matches("until_told "))
+    };
     let mut found = Vec::new();
     for line in whole_lines(script, false) {
         found.push(bare(&line));

@@ -4,10 +4,14 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum News {
-    /// It has joined and has its buffer; on standby it waits to be admitted.
-    Ready,
+    /// It has joined and has its buffer; on standby it waits to be admitted. Its own server, if it has one, is at this address.
+    Ready { listens: Option<String> },
     /// Its last step was of another kind than the one before: in this epoch of these members, without those that are missing.
     Served { epoch: u32, members: Vec<u32>, missing: Vec<u32> },
+    /// Whose server serves the run as far as it knows, and the addresses that newcomers may take.
+    Known { leader: Option<u32>, servers: Vec<String> },
     /// The others have gone on without it, and it asks to be let in again.
     Evicted,
+    /// It was asked for the free bytes of its GPU.
+    Memory { free: u64 },
 }

@@ -1,30 +1,44 @@
 //! Ranks as processes of this program: starting and ending them, and hearing what they say.
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     time::{Duration, Instant},
 };
 
-use epwire::rendezvous::driver::Server;
-
-use crate::{Result, news::News};
+use crate::{Result, args, args::Device, news::News};
 
 /// The processes of a run, one to a rank at most.
 pub struct Ranks {
     world: u32,
-    address: String,
+    device: Device,
+    /// Where a server by itself serves them, if one does.
+    server: Option<String>,
     running: Vec<Option<Running>>,
-    heard: Receiver<(u32, u32, Option<News>)>,
-    tell: Sender<(u32, u32, Option<News>)>,
+    heard: Receiver<Heard>,
+    tell: Sender<Heard>,
+}
+
+/// What a process has said, or that it has ended.
+struct Heard {
+    rank: u32,
+    pid: u32,
+    at: Instant,
+    news: Option<News>,
 }
 
 struct Running {
     child: Child,
+    ready: bool,
+    /// The address of its own server.
+    listens: Option<String>,
     /// What it said last of its steps.
     served: Option<News>,
-    ready: bool,
+    /// What it said last of servers.
+    leader: Option<u32>,
+    servers: Vec<String>,
+    memory: Option<u64>,
     retires: bool,
     may_be_evicted: bool,
 }
@@ -38,39 +52,58 @@ impl Drop for Running {
 }
 
 impl Ranks {
-    pub fn start(world: u32, server: &Server) -> Result<Self> {
+    /// All of them. Where no server by itself serves them rank 0 does first.
+    pub fn start(world: u32, device: Device, server: Option<String>) -> Result<Self> {
         let (tell, heard) = channel();
-        let address = server.local_addr().to_string();
         let running = (0..world).map(|_| None).collect();
-        let mut ranks = Self { world, address, running, heard, tell };
-        (0..world).try_for_each(|rank| ranks.add(rank))?;
+        let mut ranks = Self { world, device, server, running, heard, tell };
+        let servers = match &ranks.server {
+            Some(address) => address.clone(),
+            None => free_address()?,
+        };
+        let first = |rank| rank == 0 && ranks.server.is_none();
+        let roles: Vec<_> = (0..world).map(|rank| (rank, first(rank))).collect();
+        roles.into_iter().try_for_each(|(rank, first)| ranks.spawn(rank, servers.clone(), first))?;
         Ok(ranks)
     }
 
-    /// Another process for a rank that has none.
+    /// Another process for a rank that has none, which finds the run as the others know it.
     pub fn add(&mut self, rank: u32) -> Result<()> {
+        let known = || self.running.iter().flatten().map(|running| running.servers.join(",")).next();
+        let servers = self.server.clone().or_else(known).ok_or("there is no rank left to join")?;
+        self.spawn(rank, servers, false)
+    }
+
+    fn spawn(&mut self, rank: u32, servers: String, first: bool) -> Result<()> {
+        let role = args::Rank { rank, world: self.world, servers, first, device: self.device };
         let mut child = Command::new(std::env::current_exe()?)
-            .env("EPWIRE_RANK", rank.to_string())
-            .env("EPWIRE_WORLD", self.world.to_string())
-            .env("EPWIRE_ADDR", &self.address)
-            .env("EPWIRE_HOSTED", "1")
-            .env("EPWIRE_RUN_ID", crate::RUN_ID)
+            .args(role.command_line())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
         let (tell, pid) = (self.tell.clone(), child.id());
         if let Some(out) = child.stdout.take() {
             std::thread::spawn(move || {
+                let told = |news| tell.send(Heard { rank, pid, at: Instant::now(), news });
                 for line in BufReader::new(out).lines().map_while(std::io::Result::ok) {
                     if let Ok(news) = serde_json::from_str(&line) {
-                        let _ = tell.send((rank, pid, Some(news)));
+                        let _ = told(Some(news));
                     }
                 }
-                let _ = tell.send((rank, pid, None));
+                let _ = told(None);
             });
         }
-        self.running[rank as usize] =
-            Some(Running { child, served: None, ready: false, retires: false, may_be_evicted: false });
+        self.running[rank as usize] = Some(Running {
+            child,
+            ready: false,
+            listens: None,
+            served: None,
+            leader: None,
+            servers: Vec::new(),
+            memory: None,
+            retires: false,
+            may_be_evicted: false,
+        });
         Ok(())
     }
 
@@ -105,49 +138,76 @@ impl Ranks {
         }
     }
 
-    /// Waits until `holds` of all of them. What comes to pass is shown to `watch` first.
+    /// The free bytes of a rank's GPU.
+    pub fn free_memory(&mut self, rank: u32) -> Result<u64> {
+        let Some(running) = &mut self.running[rank as usize] else {
+            return Err("a rank is not there".into());
+        };
+        running.memory = None;
+        if let Some(input) = &mut running.child.stdin {
+            input.write_all(b"\n")?;
+        }
+        let memory = |ranks: &Self| ranks.running[rank as usize].as_ref().and_then(|running| running.memory);
+        self.until("the memory of a GPU", |_, _, _| {}, |ranks| memory(ranks).is_some())?;
+        Ok(memory(self).unwrap_or_default())
+    }
+
+    /// Waits until `holds` of all of them. What comes to pass is shown to `watch` first, with its time.
     pub fn until(
         &mut self,
         what: &str,
-        mut watch: impl FnMut(u32, &News),
+        mut watch: impl FnMut(u32, &News, Instant),
         holds: impl Fn(&Self) -> bool,
     ) -> Result<()> {
         const PATIENCE: Duration = Duration::from_secs(20);
         let began = Instant::now();
         while !holds(self) {
             match self.heard.recv_timeout(PATIENCE.saturating_sub(began.elapsed())) {
-                Ok((rank, pid, news)) => self.hear(rank, pid, news, &mut watch)?,
+                Ok(heard) => self.hear(heard, &mut watch)?,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    return Err(format!("{what} did not come within {PATIENCE:?}").into());
+                    return Err(format!("{what} did not come within {PATIENCE:?}: {}", self.state()).into());
                 }
             }
         }
         Ok(())
     }
 
-    fn hear(
-        &mut self,
-        rank: u32,
-        pid: u32,
-        news: Option<News>,
-        watch: &mut impl FnMut(u32, &News),
-    ) -> Result<()> {
+    /// What all said last, for people who read errors.
+    fn state(&self) -> String {
+        let of = |(rank, running): (usize, &Option<Running>)| match running {
+            None => format!("rank {rank} is not there"),
+            Some(it) => format!(
+                "rank {rank} listens at {}, knows leader {:?} and servers {:?}, last step {:?}",
+                it.listens.as_deref().unwrap_or("none"),
+                it.leader,
+                it.servers,
+                it.served
+            ),
+        };
+        self.running.iter().enumerate().map(of).collect::<Vec<_>>().join("; ")
+    }
+
+    fn hear(&mut self, heard: Heard, watch: &mut impl FnMut(u32, &News, Instant)) -> Result<()> {
+        let Heard { rank, pid, at, news } = heard;
         let Some(running) = self.running[rank as usize].as_mut().filter(|running| running.child.id() == pid)
         else {
             return Ok(()); // of a former process
         };
-        match news {
-            Some(News::Evicted) if running.may_be_evicted => watch(rank, &News::Evicted),
-            Some(News::Evicted) => return Err(format!("rank {rank}, which was well, was removed").into()),
-            Some(news) => {
-                watch(rank, &news);
-                match news {
-                    News::Ready => running.ready = true,
-                    news => running.served = Some(news),
-                }
+        let Some(news) = news else {
+            if !running.retires {
+                return Err(format!("rank {rank} has ended by itself").into());
             }
-            None if running.retires => self.running[rank as usize] = None,
-            None => return Err(format!("rank {rank} has ended by itself").into()),
+            self.running[rank as usize] = None;
+            return Ok(());
+        };
+        watch(rank, &news, at);
+        match news {
+            News::Evicted if running.may_be_evicted => {}
+            News::Evicted => return Err(format!("rank {rank}, which was well, was removed").into()),
+            News::Ready { listens } => (running.ready, running.listens) = (true, listens),
+            News::Known { leader, servers } => (running.leader, running.servers) = (leader, servers),
+            News::Memory { free } => running.memory = Some(free),
+            served @ News::Served { .. } => running.served = Some(served),
         }
         Ok(())
     }
@@ -168,4 +228,31 @@ impl Ranks {
         };
         wanted.iter().all(|rank| self.running[*rank as usize].as_ref().is_some_and(exact))
     }
+
+    /// The rank whose server serves the run, where all that run say the same.
+    pub fn leader(&self) -> Option<u32> {
+        let mut leaders = self.running.iter().flatten().map(|running| running.leader);
+        let leader = leaders.next()??;
+        leaders.all(|other| other == Some(leader)).then_some(leader)
+    }
+
+    /// Whether any one of them may go now: all know the same servers, three at least, and of those most would be left.
+    pub fn can_lose_one(&self) -> bool {
+        if self.server.is_some() {
+            return true;
+        }
+        let Some(known) = self.running.iter().flatten().map(|running| &running.servers).next() else {
+            return false;
+        };
+        let runs =
+            |address: &&String| self.running.iter().flatten().any(|it| it.listens.as_ref() == Some(*address));
+        let alive = known.iter().filter(runs).count();
+        let agreed = self.running.iter().flatten().all(|running| running.servers == *known);
+        agreed && self.leader().is_some() && known.len() >= 3 && (alive - 1) * 2 > known.len()
+    }
+}
+
+/// An address of the loopback interface at which nobody listens.
+fn free_address() -> Result<String> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
 }

@@ -1,29 +1,17 @@
-//! A rank: serves steps of an MoE layer until its standard input ends, and says on its standard output what changes.
+//! A rank: serves steps of an MoE layer until its standard input ends, and says on its standard output what changes. A line of input
+//! asks for the memory of its GPU.
 
 use std::{
-    io::{Read, Write},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    io::Write,
+    sync::mpsc::{Receiver, TryRecvError, channel},
     time::Duration,
 };
 
 use epwire::{
-    Combine, CombineOutput, Dispatch, DispatchBuffers, EpBuffer, EpConfig, Error, Group, HostBuffer, Layout,
-    Mask, Payload, TensorMut, TensorRef,
-    env::Token,
-    group::{GroupOptions, Step},
-    launch::Launch,
-    rendezvous::BootstrapError,
-    rendezvous::driver::Heartbeat,
+    Error, Group, env::Token, group::GroupOptions, rendezvous::BootstrapError, rendezvous::driver::Heartbeat,
 };
-use half::bf16;
 
-use crate::{Result, news::News};
-
-const TOKENS: usize = 8;
-const HIDDEN: usize = 1024;
+use crate::{Result, args::Rank, layer, news::News};
 
 /// Signs of life and leases short enough to watch.
 pub fn heartbeat() -> Heartbeat {
@@ -32,19 +20,24 @@ pub fn heartbeat() -> Heartbeat {
 }
 
 /// The whole life of a rank: the same for those of the beginning and for those that come later.
-pub fn run(launch: &Launch) -> Result<()> {
-    let config = EpConfig {
-        deadline: Duration::from_millis(200),
-        threads: 1,
-        ..EpConfig::new(TOKENS as u32, HIDDEN as u32, launch.world, launch.world)
-    };
-    let options = GroupOptions::from_launch(launch).token(Token::from_env()?).heartbeat(heartbeat());
+pub fn run(args: &Rank) -> Result<()> {
+    let asked = input();
+    let options = GroupOptions::new(args.rank, args.world, &args.servers)
+        .host_server(args.first)
+        .run_id(crate::RUN_ID)
+        .token(Token::from_env()?)
+        .heartbeat(heartbeat());
     let group = Group::join_blocking(options)?;
-    let buffer = EpBuffer::create_blocking(&group, config)?;
-    say(&News::Ready)?;
-    let mut layer = MoeLayer::new(&buffer)?;
-    let (ends, mut said) = (input_ends(), None);
-    while !ends.load(Ordering::Relaxed) {
+    let mut layer = layer::connect(&group, args.device)?;
+    say(&News::Ready { listens: group.server().map(|server| server.local_addr().to_string()) })?;
+    let (mut served, mut known) = (None, None);
+    loop {
+        match asked.try_recv() {
+            Ok(()) => say(&News::Memory { free: layer.free_memory()?.unwrap_or_default() })?,
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => break,
+        }
+        say_new(&mut known, News::Known { leader: group.leader(), servers: group.servers() })?;
         let step = match group.step_blocking() {
             Ok(step) => step,
             Err(Error::Bootstrap(error)) if matches!(*error, BootstrapError::Evicted { .. }) => {
@@ -54,14 +47,10 @@ pub fn run(launch: &Launch) -> Result<()> {
             }
             Err(error) => return Err(error.into()),
         };
-        let missing = layer.run(&buffer, &step)?;
-        let membership = buffer.membership()?;
+        let missing = layer.run(&step)?.iter().collect();
+        let membership = layer.buffer().membership()?;
         let (epoch, members) = (membership.epoch, membership.active.iter().collect());
-        let news = News::Served { epoch, members, missing: missing.iter().collect() };
-        if said.as_ref() != Some(&news) {
-            say(&news)?;
-            said = Some(news);
-        }
+        say_new(&mut served, News::Served { epoch, members, missing })?;
     }
     Ok(group.leave_blocking()?)
 }
@@ -72,59 +61,21 @@ fn say(news: &News) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Becomes true when the parent closes this rank's input, or has died.
-fn input_ends() -> Arc<AtomicBool> {
-    let ends = Arc::new(AtomicBool::new(false));
-    let set = Arc::clone(&ends);
+/// Says what differs from what was said last.
+fn say_new(said: &mut Option<News>, news: News) -> Result<()> {
+    if said.as_ref() != Some(&news) {
+        say(&news)?;
+        *said = Some(news);
+    }
+    Ok(())
+}
+
+/// Something for each line of input; disconnected when the parent closes this rank's input, or has died.
+fn input() -> Receiver<()> {
+    let (tell, lines) = channel();
     std::thread::spawn(move || {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        set.store(true, Ordering::Relaxed);
+        let lines = std::io::stdin().lines().map_while(std::io::Result::ok);
+        lines.map_while(|_| tell.send(()).ok()).for_each(drop);
     });
-    ends
-}
-
-/// Every rank has one expert, and every token goes to all of them. Experts give back what they get, so that a token's sum
-/// tells how many of them it has seen.
-struct MoeLayer {
-    ids: Vec<i32>,
-    weights: Vec<f32>,
-    received: DispatchBuffers,
-    out: HostBuffer<bf16>,
-    contributions: Vec<[u16; 2]>,
-}
-
-impl MoeLayer {
-    fn new(buffer: &EpBuffer) -> Result<Self> {
-        let ranks = buffer.ranks();
-        Ok(Self {
-            ids: (0..TOKENS).flat_map(|_| 0..ranks as i32).collect(),
-            weights: vec![1.0; TOKENS * ranks as usize],
-            received: buffer.dispatch_buffers(Payload::SameAsInput, Layout::RankMajor, 0)?,
-            out: HostBuffer::zeroed(TOKENS * HIDDEN),
-            contributions: vec![[0; 2]; TOKENS],
-        })
-    }
-
-    /// The members whose part is missing. Whatever has come must be right.
-    fn run(&mut self, buffer: &EpBuffer, step: &Step) -> Result<Mask> {
-        // Every sum of at most 64 of them is a bf16.
-        let (ranks, value) = (buffer.ranks() as usize, (1 + step.number % 4) as f32);
-        let x = vec![bf16::from_f32(value); TOKENS * HIDDEN];
-        let input = Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&self.ids, ranks))
-            .weights(TensorRef::new(&self.weights, ranks))
-            .layout(Layout::RankMajor);
-        let dispatched = buffer.dispatch_blocking(input, self.received.output())?;
-        let output = CombineOutput {
-            contributions: Some(&mut self.contributions),
-            ..CombineOutput::new(TensorMut::new(&mut self.out))
-        };
-        let outcome = dispatched.combine_blocking(Combine::in_place(), output)?;
-        for (token, [arrived, _]) in self.out.chunks(HIDDEN).zip(&self.contributions) {
-            let expected = value * f32::from(*arrived);
-            if let Some(wrong) = token.iter().find(|sum| sum.to_f32() != expected) {
-                return Err(format!("step {}: a sum is {wrong}, must be {expected}", step.number).into());
-            }
-        }
-        Ok(outcome.missing)
-    }
+    lines
 }

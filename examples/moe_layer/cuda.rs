@@ -18,6 +18,7 @@ use half::{bf16, f16};
 use crate::{
     args::Args,
     exchange::{Half, Settings, complete},
+    gpus::gpus,
     kernels::{self, Kernels, LayerArgument},
     model::{Float16, Layer, Model, Routing},
     report::RankReport,
@@ -31,22 +32,6 @@ pub fn connect(group: &Group, args: &Args, model: &Model, local_rank: u32) -> Re
         Float16::Bf16 => Box::new(CudaExchange::<bf16>::new(group, args, model, ordinal)?),
         Float16::F16 => Box::new(CudaExchange::<f16>::new(group, args, model, ordinal)?),
     })
-}
-
-/// How many GPUs this process sees, at least 1.
-pub fn gpus() -> Result<u32> {
-    // SAFETY: loads the driver's library and lets go of it, as every CUDA program does. Without the question cudarc panics.
-    if !unsafe { sys::is_culib_present() } {
-        return Err("--device cuda: no NVIDIA driver, libcuda.so.1 is not to be found: install the driver, \
-                    start the container with its GPUs, or use --device host"
-            .into());
-    }
-    let see = "see nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device host";
-    match CudaContext::device_count() {
-        Ok(count @ 1..) => Ok(count.unsigned_abs()),
-        Ok(_) => Err(format!("--device cuda: the NVIDIA driver shows no GPU: {see}").into()),
-        Err(error) => Err(format!("--device cuda: the NVIDIA driver does not start: {error}; {see}").into()),
-    }
 }
 
 /// Of tokens and expert outputs of type `T`. Sizes: E local experts, R = ranks * max_tokens rows, H and I channels outside

@@ -42,7 +42,7 @@ pub fn check(device: args::Device) -> Result<()> {
     match device {
         args::Device::Host => Ok(()),
         #[cfg(all(feature = "cuda", feature = "cudarc"))]
-        args::Device::Cuda => crate::cuda::gpus().map(drop),
+        args::Device::Cuda => Ok(crate::gpus::gpus().map(drop)?),
         #[cfg(not(all(feature = "cuda", feature = "cudarc")))]
         args::Device::Cuda => Err(NO_CUDA.into()),
     }

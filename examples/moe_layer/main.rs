@@ -9,6 +9,9 @@ mod cuda;
 mod exchange;
 mod experts;
 #[cfg(all(feature = "cuda", feature = "cudarc"))]
+#[path = "../common/gpus.rs"]
+mod gpus;
+#[cfg(all(feature = "cuda", feature = "cudarc"))]
 mod kernels;
 mod matrix;
 mod model;

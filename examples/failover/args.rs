@@ -1,0 +1,85 @@
+//! The command line, and those of the processes that the story starts.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+/// Kills, replaces, stops, retires and adds ranks that serve.
+#[derive(Parser)]
+#[command(name = "failover", version, args_conflicts_with_subcommands = true)]
+pub struct Args {
+    #[command(flatten)]
+    pub story: Story,
+    #[command(subcommand)]
+    pub role: Option<Role>,
+}
+
+#[derive(clap::Args)]
+pub struct Story {
+    /// Ranks, each a process.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(3..=64))]
+    pub ranks: u32,
+    /// Times that a rank is killed and replaced: first the one that serves the run, then any.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub kills: u32,
+    /// Where the layer runs: on the host, or one GPU per rank, number rank modulo the visible ones (features `cuda` and `cudarc`).
+    #[arg(long, value_enum, default_value_t = Device::Host)]
+    pub device: Device,
+    /// Keep the run in this file, made anew, by a server that belongs to no rank: it is killed and started again as well.
+    #[arg(long, value_name = "FILE")]
+    pub state: Option<PathBuf>,
+    /// Which ranks are killed.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Device {
+    Host,
+    Cuda,
+}
+
+/// What a process is that the story starts.
+#[derive(Subcommand)]
+pub enum Role {
+    #[command(hide = true)]
+    Rank(Rank),
+    #[command(hide = true)]
+    Server(Server),
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Rank {
+    #[arg(long)]
+    pub rank: u32,
+    #[arg(long)]
+    pub world: u32,
+    /// Where the run is served or can be, between commas.
+    #[arg(long)]
+    pub servers: String,
+    /// Whether it serves the run first.
+    #[arg(long)]
+    pub first: bool,
+    #[arg(long, value_enum)]
+    pub device: Device,
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Server {
+    #[arg(long)]
+    pub world: u32,
+    #[arg(long)]
+    pub address: String,
+    #[arg(long)]
+    pub state: PathBuf,
+}
+
+impl Rank {
+    /// The arguments of its process.
+    pub fn command_line(&self) -> Vec<String> {
+        let Self { rank, world, servers, first, device } = self;
+        let device = if *device == Device::Host { "host" } else { "cuda" };
+        let line = format!("rank --rank {rank} --world {world} --device {device} --servers {servers}");
+        line.split(' ').chain(first.then_some("--first")).map(str::to_owned).collect()
+    }
+}

@@ -1,0 +1,142 @@
+//! The layer on a GPU: captured once as a graph, which is replayed through all changes of the membership.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use epwire::{
+    Combine, Device, Dispatch, EpBuffer, EpConfig, Group, Layout, Mask,
+    cuda::{CombineOutput, DispatchOutput, TensorMut, TensorRef},
+    cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, result, sys},
+    group::Step,
+};
+use half::bf16;
+
+use super::{HIDDEN, Layer, TOKENS, check_sums, value};
+use crate::{Result, gpus::gpus};
+
+pub struct CudaLayer {
+    buffer: EpBuffer,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    /// Captured in this rank's first step.
+    graph: Option<CudaGraph>,
+    /// `[tokens, hidden]`, as `out`.
+    x: CudaSlice<bf16>,
+    /// `[tokens, ranks]`, as the weights.
+    ids: CudaSlice<i32>,
+    weights: CudaSlice<f32>,
+    out: CudaSlice<bf16>,
+    /// `[tokens]` pairs: arrived, expected.
+    contributions: CudaSlice<u16>,
+}
+
+impl CudaLayer {
+    /// On the GPU with the number of the rank; where there are fewer, ranks share them.
+    pub fn new(group: &Group, config: EpConfig) -> Result<Self> {
+        let ordinal = group.rank() % gpus()?;
+        let context = CudaContext::new(ordinal as usize)?;
+        // SAFETY: all memory here is used on one stream, and waited for before it is freed.
+        unsafe { context.disable_event_tracking() };
+        let (stream, ranks) = (context.new_stream()?, config.experts as usize);
+        let config = EpConfig {
+            device: Device::Cuda(ordinal),
+            // Processes take turns on a GPU that they share, of some milliseconds each.
+            deadline: Duration::from_secs(1),
+            sms: SMS,
+            ..config
+        };
+        let ids: Vec<i32> = (0..TOKENS).flat_map(|_| 0..ranks as i32).collect();
+        let layer = Self {
+            x: stream.alloc_zeros(TOKENS * HIDDEN)?,
+            ids: stream.clone_htod(&ids)?,
+            weights: stream.clone_htod(&vec![1.0; TOKENS * ranks])?,
+            out: stream.alloc_zeros(TOKENS * HIDDEN)?,
+            contributions: stream.alloc_zeros(2 * TOKENS)?,
+            graph: None,
+            buffer: EpBuffer::create_blocking(group, config)?,
+            context,
+            stream,
+        };
+        layer.finish()?;
+        Ok(layer)
+    }
+
+    fn capture(&mut self) -> Result<CudaGraph> {
+        self.stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        let enqueued = self.enqueue();
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        enqueued?;
+        Ok(graph?.ok_or("a capture has given no graph")?)
+    }
+
+    fn enqueue(&mut self) -> Result<()> {
+        let (ranks, stream) = (self.buffer.ranks() as usize, &self.stream);
+        let x = TensorRef::from_slice(&self.x, HIDDEN, stream);
+        let input = Dispatch::new(x, TensorRef::from_slice(&self.ids, ranks, stream))
+            .weights(TensorRef::from_slice(&self.weights, ranks, stream))
+            .layout(Layout::RankMajor);
+        let dispatched = self.buffer.enqueue_dispatch(input, DispatchOutput::default(), stream.into())?;
+        // The experts of a server run here, on the rows in the window, and write their sums over them.
+        let output = CombineOutput {
+            contributions: Some(TensorMut::from_slice(&mut self.contributions, stream)),
+            ..CombineOutput::new(TensorMut::from_slice(&mut self.out, stream))
+        };
+        let combined = dispatched.enqueue_combine(Combine::in_place(), output, stream.into());
+        combined.map_err(epwire::Error::from)?;
+        Ok(())
+    }
+
+    /// Returns when the GPU has run everything enqueued.
+    fn finish(&self) -> Result<()> {
+        let (end, began) = (self.stream.record_event(None)?, Instant::now());
+        while !end.try_is_complete()? {
+            if began.elapsed() > LIMIT {
+                return Err(format!("the GPU has not run within {LIMIT:?} what was enqueued").into());
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        Ok(())
+    }
+}
+
+impl Layer for CudaLayer {
+    fn buffer(&self) -> &EpBuffer {
+        &self.buffer
+    }
+
+    fn run(&mut self, step: &Step) -> Result<Mask> {
+        let graph = match self.graph.take() {
+            Some(graph) => graph,
+            None => self.capture()?,
+        };
+        let x = vec![bf16::from_f32(value(step)); TOKENS * HIDDEN];
+        self.stream.memcpy_htod(&x, &mut self.x)?;
+        graph.launch()?;
+        self.graph = Some(graph);
+        self.finish()?;
+        let contributions = self.stream.clone_dtoh(&self.contributions)?;
+        let arrived = || contributions.chunks(2).map(|pair| pair[0]);
+        check_sums(step, &self.stream.clone_dtoh(&self.out)?, arrived())?;
+        // What kernels have recorded of peers given up; the membership has it too.
+        drop(self.buffer.take_errors()?);
+        let membership = self.buffer.membership()?;
+        if arrived().all(|count| usize::from(count) == membership.active.len()) {
+            return Ok(Mask::EMPTY);
+        }
+        Ok(membership.suspects)
+    }
+
+    fn free_memory(&self) -> Result<Option<u64>> {
+        self.context.bind_to_thread()?;
+        let (free, _) = result::mem_get_info()?;
+        Ok(Some(free as u64))
+    }
+}
+
+/// Enough for so few tokens.
+const SMS: u32 = 16;
+
+/// Far more than an operation that waits for lost peers takes.
+const LIMIT: Duration = Duration::from_secs(30);

@@ -1,0 +1,76 @@
+//! The MoE layer that ranks serve, on the host or on a GPU. Every rank has one expert, and every token goes to all of them. Experts
+//! give back what they get, so that a token's sum tells how many of them it has seen.
+
+#[cfg(all(feature = "cuda", feature = "cudarc"))]
+mod cuda;
+mod host;
+
+use std::time::Duration;
+
+use epwire::{EpBuffer, EpConfig, Group, Mask, group::Step};
+
+use crate::{Result, args::Device};
+
+pub const TOKENS: usize = 8;
+pub const HIDDEN: usize = 1024;
+
+pub trait Layer {
+    fn buffer(&self) -> &EpBuffer;
+
+    /// Runs the layer, and gives the members whose part is missing. Whatever has come must be right.
+    fn run(&mut self, step: &Step) -> Result<Mask>;
+
+    /// Free bytes of its GPU, if it has one.
+    fn free_memory(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+}
+
+/// Creates this rank's buffer and memory.
+pub fn connect(group: &Group, device: Device) -> Result<Box<dyn Layer>> {
+    let world = group.world();
+    let config = EpConfig {
+        deadline: Duration::from_millis(200),
+        threads: 1,
+        lanes: 1,
+        ..EpConfig::new(TOKENS as u32, HIDDEN as u32, world, world)
+    };
+    match device {
+        Device::Host => Ok(Box::new(host::HostLayer::new(group, config)?)),
+        #[cfg(all(feature = "cuda", feature = "cudarc"))]
+        Device::Cuda => Ok(Box::new(cuda::CudaLayer::new(group, config)?)),
+        #[cfg(not(all(feature = "cuda", feature = "cudarc")))]
+        Device::Cuda => Err(NO_CUDA.into()),
+    }
+}
+
+/// What is missing for the device that is asked for, before any rank is started.
+pub fn check(device: Device) -> Result<()> {
+    match device {
+        Device::Host => Ok(()),
+        #[cfg(all(feature = "cuda", feature = "cudarc"))]
+        Device::Cuda => Ok(crate::gpus::gpus().map(drop)?),
+        #[cfg(not(all(feature = "cuda", feature = "cudarc")))]
+        Device::Cuda => Err(NO_CUDA.into()),
+    }
+}
+
+#[cfg(not(all(feature = "cuda", feature = "cudarc")))]
+const NO_CUDA: &str = "--device cuda is not in this build: build the example with `--features cuda,cudarc`, \
+                       which needs a CUDA toolkit, or use --device host";
+
+/// The value of all channels of a step. Every sum of at most 64 of them is a bf16.
+fn value(step: &Step) -> f32 {
+    (1 + step.number % 4) as f32
+}
+
+/// Fails if a sum is not that of the contributions that have arrived.
+fn check_sums(step: &Step, out: &[half::bf16], arrived: impl Iterator<Item = u16>) -> Result<()> {
+    for (token, arrived) in out.chunks(HIDDEN).zip(arrived) {
+        let expected = value(step) * f32::from(arrived);
+        if let Some(wrong) = token.iter().find(|sum| sum.to_f32() != expected) {
+            return Err(format!("step {}: a sum is {wrong}, must be {expected}", step.number).into());
+        }
+    }
+    Ok(())
+}
