@@ -18,6 +18,12 @@ use crate::{
 
 pub fn run(args: &Story) -> Result<()> {
     layer::check(args.device)?;
+    if args.state.is_none() && !cfg!(feature = "succession") {
+        return Err(
+            "this build lacks the feature `succession`: nobody can take over from a rank, use --state FILE"
+                .into(),
+        );
+    }
     let mut server = match &args.state {
         Some(path) => Some(Server::start(args.ranks, unused(path)?)?),
         None => None,

@@ -81,8 +81,9 @@ impl GroupOptions {
         self
     }
 
-    /// Whether this process hosts the rendezvous server: one does, rank 0 or the launcher. The server ends with the
-    /// group, so its rank leaves last ([`Group::leave`](super::Group::leave) sees to that).
+    /// Whether this member begins the run and serves it first: one does, rank 0, unless the launcher hosts a server by itself. With
+    /// feature `succession` others can take over from it; else its server ends with the group, so its rank leaves last
+    /// ([`Group::leave`](super::Group::leave) sees to that).
     pub fn host_server(mut self, host: bool) -> Self {
         self.host_server = host;
         self
