@@ -44,11 +44,18 @@ impl Default for Pair {
 /// A run of three ranks in which something of everything is under way. Rank r is on connection r.
 pub fn formed() -> Machine {
     let second = Duration::from_secs(1);
-    let settings =
-        Settings { run_id: "run".to_owned(), world: 3, join_deadline: 60 * second, lease: 5 * second };
+    let settings = Settings {
+        run_id: "run".to_owned(),
+        world: 3,
+        initial: 3,
+        join_deadline: 60 * second,
+        lease: 5 * second,
+    };
     let mut machine = Machine::new(settings).expect("settings");
+    let mut calls = 0;
     let mut ask = |conn: u32, request| {
-        let call = Call { conn: u64::from(conn), id: 1 };
+        calls += 1;
+        let call = Call { conn: u64::from(conn), id: calls };
         machine.handle(second, Event::Request { call, request: Box::new(request) });
     };
     for rank in 0..3 {
@@ -56,7 +63,18 @@ pub fn formed() -> Machine {
         let (version, run_id, config) = (PROTOCOL_VERSION, "run".to_owned(), Vec::new());
         ask(
             rank,
-            Request::Join { join: Join { version, run_id, world: 3, identity, deadline: second, config } },
+            Request::Join {
+                join: Join {
+                    version,
+                    run_id,
+                    world: 3,
+                    initial: 3,
+                    identity,
+                    deadline: second,
+                    config,
+                    listener: None,
+                },
+            },
         );
     }
     ask(0, Request::Set { key: "a".to_owned(), value: Blob(vec![1]) });
