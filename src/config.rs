@@ -380,6 +380,38 @@ impl Plan {
             private_bytes: plan.private_bytes,
         })
     }
+
+    /// What one place of the group takes of the window of every rank, whether a rank has taken it or not: what it costs to
+    /// leave room for a group to grow. Outputs of dispatch have [`Plan::rows`] rows, `max_tokens` of them for each place.
+    pub fn place_bytes(&self) -> u64 {
+        self.window_bytes / u64::from(self.ranks)
+    }
+}
+
+/// The window of a rank, by lines, in MiB.
+impl std::fmt::Display for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        writeln!(
+            f,
+            "window {:.1} MiB: {} places, {:.1} MiB each, taken by a rank or not",
+            mib(self.window_bytes),
+            self.ranks,
+            mib(self.place_bytes())
+        )?;
+        for (what, bytes) in [
+            ("signal words and counts", self.control_bytes),
+            ("dispatch slots", self.dispatch_bytes),
+            ("combine slots", self.combine_bytes),
+            ("combine slots of ordered sums", self.ordered_bytes),
+            ("expert-major rows combined in place", self.zero_copy_bytes),
+        ] {
+            if bytes > 0 {
+                writeln!(f, "  {:>10.1} MiB  {what}", mib(bytes))?;
+            }
+        }
+        write!(f, "beside the window {:.1} MiB", mib(self.private_bytes))
+    }
 }
 
 /// The shape of the rows that a dispatch delivers.
@@ -465,6 +497,18 @@ mod tests {
         assert!(Plan::new(&widest, 4).unwrap().slot_bytes > 1 << 30);
         let huge = EpConfig { max_tokens: 65_536, hidden: 1 << 24, ..EpConfig::new(1, 8, 1024, 32) };
         assert!(matches!(Plan::new(&huge, 1024), Err(crate::Error::Limit(_))));
+    }
+
+    #[test]
+    fn a_plan_prints_what_room_to_grow_costs() {
+        let plan = Plan::new(&EpConfig::new(128, 7168, 256, 8), 8).unwrap();
+        let text = plan.to_string();
+        let first = "window 56.3 MiB: 8 places, 7.0 MiB each, taken by a rank or not\n";
+        assert!(text.starts_with(first) && text.contains("28.2 MiB  dispatch slots"), "{text}");
+        assert!(!text.contains("ordered"), "{text}");
+        let larger = Plan::new(&EpConfig::new(128, 7168, 512, 8), 16).unwrap();
+        let grown = larger.window_bytes - plan.window_bytes;
+        assert!(grown.abs_diff(8 * plan.place_bytes()) < 1 << 16, "{grown}");
     }
 
     #[test]

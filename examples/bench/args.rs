@@ -17,6 +17,9 @@ pub struct Args {
     /// Processes to start on this host; not needed under torchrun, mpirun, srun or another launcher
     #[arg(long, value_name = "N")]
     pub ranks: Option<u32>,
+    /// Places of the group that no rank has taken, beside the ranks that run: each has as many experts as a rank, which no token chooses
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub absent: u32,
     /// Where rows live
     #[arg(long, value_enum, default_value_t = Device::Host)]
     pub device: Device,
@@ -64,7 +67,7 @@ pub struct Args {
     #[arg(long, default_value_if("table", "true", "true"))]
     pub split: bool,
     /// On GPUs: what the README's table has, in Markdown, by --graph and --split, of 256 experts unless told otherwise
-    #[arg(long, conflicts_with_all = ["cases", "payload", "layout", "combine", "json", "plot", "compare"])]
+    #[arg(long, conflicts_with_all = ["cases", "payload", "layout", "combine", "json", "plot", "compare", "absent"])]
     pub table: bool,
     /// On GPUs: SMs that the kernels of all lanes take together, a thread block to each [default: all of the GPU's]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
@@ -138,6 +141,8 @@ pub struct Shape {
     pub tokens: u32,
     pub hidden: u32,
     pub experts: u32,
+    /// Of places that no rank has taken.
+    pub absent_experts: u32,
     pub topk: u32,
     pub payload: Payload,
     pub layout: Layout,
@@ -145,14 +150,14 @@ pub struct Shape {
 }
 
 impl Args {
-    /// What is measured, shape by shape. An error names what does not fit.
+    /// What is measured by so many ranks, shape by shape. An error names what does not fit.
     pub fn shapes(&self, ranks: u32) -> Result<Vec<(Shape, Vec<Case>)>, crate::Error> {
         if self.device == Device::Host && (self.graph || self.split || self.table || self.sms > 0) {
             return Err("--graph, --split, --sms and --table are of --device cuda".into());
         }
         let shapes = match self.table {
             true => table::shapes(self)?,
-            false => self.combinations()?.into_iter().map(|shape| (shape, self.cases.clone())).collect(),
+            false => self.combinations(ranks)?.into_iter().map(|shape| (shape, self.cases.clone())).collect(),
         };
         let device = match self.device {
             Device::Host => epwire::Device::Host,
@@ -160,14 +165,15 @@ impl Args {
         };
         for (shape, _) in &shapes {
             let config = shape.config(self, device);
-            epwire::Plan::new(&config, ranks)?;
-            epwire::RowShape::new(&config, ranks, shape.payload())?;
+            let places = ranks.saturating_add(self.absent);
+            epwire::Plan::new(&config, places)?;
+            epwire::RowShape::new(&config, places, shape.payload())?;
         }
         Ok(shapes)
     }
 
     /// All of the lists but ordered sums of rank-major rows, which do not exist.
-    fn combinations(&self) -> Result<Vec<Shape>, crate::Error> {
+    fn combinations(&self, ranks: u32) -> Result<Vec<Shape>, crate::Error> {
         let mut shapes = Vec::new();
         for &payload in &self.payload {
             for &hidden in &self.hidden {
@@ -180,6 +186,7 @@ impl Args {
                                         tokens,
                                         hidden,
                                         experts,
+                                        absent_experts: (experts / ranks).saturating_mul(self.absent),
                                         topk,
                                         payload,
                                         layout,
@@ -211,7 +218,12 @@ impl Shape {
             device,
             sms: args.sms,
             lanes: args.lanes,
-            ..EpConfig::new(self.tokens, self.hidden, self.experts, self.topk)
+            ..EpConfig::new(
+                self.tokens,
+                self.hidden,
+                self.experts.saturating_add(self.absent_experts),
+                self.topk,
+            )
         }
     }
 

@@ -27,9 +27,9 @@ pub struct Expected {
 impl Expected {
     pub fn new(args: &Args, shape: Shape, rank: u32, plan: Plan) -> Self {
         let routings: Vec<_> =
-            (0..plan.ranks).map(|source| Routing::new(args.routing, &shape, source)).collect();
+            (0..plan.ranks - args.absent).map(|source| Routing::new(args.routing, &shape, source)).collect();
         Self {
-            arrivals: routing::arrivals(&routings, rank, plan.local_experts),
+            arrivals: routing::arrivals(&routings, rank, plan.local_experts, plan.rows),
             pattern: Pattern::new(shape.dtype(), shape.hidden),
             dtype: shape.dtype(),
             iteration: 0,

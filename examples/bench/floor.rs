@@ -158,9 +158,10 @@ pub struct Floor {
 impl Floor {
     /// All ranks call it with the same traffic.
     pub fn measure(group: &Group, meeting: &Meeting, traffic: &Traffic, threads: u32) -> Result<Self, Error> {
-        let threads = ranks::threads(threads, group.world());
-        let mut shares = vec![Share::new(traffic, group.world() as usize * threads); threads];
-        let bytes = (traffic.read + traffic.written) / u64::from(group.world());
+        let ranks = ranks::count(group);
+        let threads = ranks::threads(threads, ranks);
+        let mut shares = vec![Share::new(traffic, ranks as usize * threads); threads];
+        let bytes = (traffic.read + traffic.written) / u64::from(ranks);
         let passes = (ROUND_BYTES / bytes.max(1)).clamp(1, 1 << 16);
         let mut best = Self { us: f64::INFINITY, way: Way::Memcpy };
         for way in Way::here() {
@@ -239,6 +240,7 @@ mod tests {
         tokens: 10,
         hidden: 256,
         experts: 16,
+        absent_experts: 0,
         topk: 4,
         payload: Payload::Bf16,
         layout: Layout::ExpertMajor,

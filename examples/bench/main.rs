@@ -63,7 +63,7 @@ fn main() -> ExitCode {
 fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Error> {
     let meeting = Meeting::new(group)?;
     let mut rows = Vec::new();
-    for (shape, cases) in args.shapes(group.world())? {
+    for (shape, cases) in args.shapes(ranks::count(group))? {
         let mut subject = Subject::new(group, &meeting, args, shape)?;
         for case in cases {
             let traffic = subject.traffic(case, args);
@@ -74,7 +74,7 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
             let Floor { us, way } = before.or(floor()?);
             if let Some(figures) = samples.figures(group)? {
                 let window = subject.buffer.plan().window_bytes;
-                let row = Row::new(args.device, group.world(), &shape, case, &figures, us, window);
+                let row = Row::new(args.device, ranks::count(group), &shape, case, &figures, us, window);
                 rows.push(Row { routing: args.routing, floor_by: Some(way), ..row });
             }
         }

@@ -22,24 +22,38 @@ pub fn start(args: &Args, part: Part) -> Result<ExitCode, Error> {
             Err(format!("--ranks {ranks}, but {source} has started {world}; leave --ranks out").into())
         }
         (Some(launch), _) => {
-            let options = GroupOptions::from_launch(&launch).token(Token::from_env()?);
+            let ranks = launch.world;
+            let launch = Launch { world: places(ranks, args)?, ..launch };
+            let options = GroupOptions::from_launch(&launch).initial(ranks).token(Token::from_env()?);
             let group = Group::join_blocking(options)?;
             let code = part(args, &group, launch.local_rank)?;
             group.leave_blocking()?;
             Ok(code)
         }
-        (None, None | Some(1)) => {
+        (None, None | Some(1)) if args.absent == 0 => {
             let groups = Group::threads(1)?;
             part(args, groups.first().ok_or("a group of one has a member")?, 0)
         }
-        (None, Some(ranks)) => spawn(ranks),
+        (None, ranks) => spawn(ranks.unwrap_or(1), args),
     }
 }
 
+/// Those of the ranks, and those that nobody takes.
+fn places(ranks: u32, args: &Args) -> Result<u32, Error> {
+    ranks.checked_add(args.absent).ok_or_else(|| format!("--absent {}: too many", args.absent).into())
+}
+
+/// How many ranks the group has, without places that nobody has taken.
+pub fn count(group: &Group) -> u32 {
+    group.active().mask.len() as u32
+}
+
 /// Executes this program once per rank and hosts their rendezvous on the loopback interface.
-fn spawn(ranks: u32) -> Result<ExitCode, Error> {
+fn spawn(ranks: u32, args: &Args) -> Result<ExitCode, Error> {
     let token = Token::random()?;
-    let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new("bench", ranks) };
+    let world = places(ranks, args)?;
+    let options =
+        ServerOptions { token: Some(token.clone()), initial: ranks, ..ServerOptions::new("bench", world) };
     let server = Server::bind_blocking("127.0.0.1:0", options)?;
     let address = server.local_addr().to_string().parse()?;
     let ended = Ranks::new(ranks).address(address).run_id("bench").token(token).spawn()?.wait(None)?;

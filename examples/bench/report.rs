@@ -94,7 +94,7 @@ impl Row {
         floor_us: f64,
         window_bytes: u64,
     ) -> Self {
-        let Shape { tokens, hidden, experts, topk, payload, layout, combine } = *shape;
+        let Shape { tokens, hidden, experts, absent_experts: _, topk, payload, layout, combine } = *shape;
         let Figures { p50_us, p99_us, max_us, slowest, wrong } = *figures;
         Self {
             case,
@@ -231,6 +231,7 @@ pub mod tests {
             tokens,
             hidden: 7168,
             experts: 64,
+            absent_experts: 0,
             topk: 8,
             payload: Payload::Bf16,
             layout: Layout::RankMajor,

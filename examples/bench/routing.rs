@@ -83,9 +83,8 @@ impl Routing {
     }
 }
 
-/// What `rank` receives, by source, then token.
-pub fn arrivals(routings: &[Routing], rank: u32, local_experts: u32) -> Vec<Arrival> {
-    let rows: usize = routings.iter().map(Routing::tokens).sum();
+/// What `rank` receives, by source, then token. `rows`: of an expert's list at most, M.
+pub fn arrivals(routings: &[Routing], rank: u32, local_experts: u32, rows: usize) -> Vec<Arrival> {
     let mut next = vec![0; local_experts as usize];
     let mut arrivals = Vec::new();
     for (source, routing) in (0..).zip(routings) {
@@ -122,6 +121,7 @@ mod tests {
         tokens: 200,
         hidden: 128,
         experts: 16,
+        absent_experts: 0,
         topk: 4,
         payload: Payload::Bf16,
         layout: Layout::ExpertMajor,
@@ -158,9 +158,9 @@ mod tests {
     #[test]
     fn arrivals_are_ordered_and_complete() {
         let routings: Vec<_> = (0..4).map(|source| Routing::new(Spread::Uniform, &SHAPE, source)).collect();
-        let all: Vec<_> = (0..4).flat_map(|rank| arrivals(&routings, rank, 4)).collect();
+        let all: Vec<_> = (0..4).flat_map(|rank| arrivals(&routings, rank, 4, 800)).collect();
         assert_eq!(all.iter().map(|a| a.copies.len()).sum::<usize>(), 4 * 200 * 4);
-        for pair in arrivals(&routings, 2, 4).windows(2) {
+        for pair in arrivals(&routings, 2, 4, 800).windows(2) {
             let [a, b] = pair else { unreachable!() };
             assert!((a.source, a.token) < (b.source, b.token));
             assert_eq!(b.row, if a.source == b.source { a.row + 1 } else { 0 });

@@ -46,6 +46,11 @@ pub fn complete(outcome: &epwire::Outcome) -> Result<(), Error> {
     }
 }
 
+/// What the ranks of the group have exchanged, without places that nobody has taken.
+pub fn taken(blobs: &[Vec<u8>]) -> impl Iterator<Item = &[u8]> {
+    blobs.iter().map(Vec::as_slice).filter(|blob| !blob.is_empty())
+}
+
 /// What one rank has seen.
 #[derive(Debug, Default)]
 pub struct Samples {
@@ -78,7 +83,7 @@ impl Samples {
         let mut blobs = vec![Vec::new(); group.world() as usize];
         blobs[0] = numbers.flat_map(u64::to_le_bytes).collect();
         let blobs = group.exchange_blocking("samples", blobs)?;
-        Ok((group.rank() == 0).then(|| blobs.iter().map(|blob| Self::decode(blob)).collect()))
+        Ok((group.rank() == 0).then(|| taken(&blobs).map(Self::decode).collect()))
     }
 
     fn decode(blob: &[u8]) -> Self {

@@ -35,7 +35,7 @@ pub fn shapes(args: &Args) -> Result<Vec<(Shape, Vec<Case>)>, Error> {
         only("--topk", &args.topk)?,
     ];
     let shape = |tokens, (case, payload, layout, combine)| {
-        (Shape { tokens, hidden, experts, topk, payload, layout, combine }, vec![case])
+        (Shape { tokens, hidden, experts, absent_experts: 0, topk, payload, layout, combine }, vec![case])
     };
     let pairs = CASES.into_iter().filter(|case| case.0 == Pair);
     Ok(CASES.into_iter().map(|case| shape(tokens, case)).chain(pairs.map(|case| shape(1, case))).collect())

@@ -10,6 +10,7 @@ use epwire::cudarc::driver::{
 };
 
 use crate::Error;
+use crate::samples::taken;
 
 /// No wait on a GPU is longer. What the bench enqueues at once takes seconds at most, deadlines of lost peers included.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -260,5 +261,5 @@ pub fn gather(group: &Group, numbers: &[f64]) -> Result<Vec<Vec<f64>>, Error> {
     let blob: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
     let blobs = group.exchange_blocking("figures", vec![blob; group.world() as usize])?;
     let number = |bytes: &[u8]| f64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
-    Ok(blobs.iter().map(|blob| blob.chunks_exact(8).map(number).collect()).collect())
+    Ok(taken(&blobs).map(|blob| blob.chunks_exact(8).map(number).collect()).collect())
 }

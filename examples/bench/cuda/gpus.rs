@@ -3,7 +3,7 @@
 use epwire::Group;
 
 use super::gpu::Gpu;
-use crate::Error;
+use crate::{Error, ranks};
 
 /// Where NVIDIA's kernel module says its version.
 const VERSION_FILES: [&str; 2] = ["/proc/driver/nvidia/version", "/sys/module/nvidia/version"];
@@ -12,11 +12,12 @@ const VERSION_FILES: [&str; 2] = ["/proc/driver/nvidia/version", "/sys/module/nv
 pub fn describe(gpu: &Gpu, group: &Group) -> Result<String, Error> {
     let id: Vec<u8> = gpu.context.uuid()?.bytes.iter().map(|byte| byte.cast_unsigned()).collect();
     let mut ids = group.exchange_blocking("gpus", vec![id; group.world() as usize])?;
+    ids.retain(|id| !id.is_empty());
     ids.sort_unstable();
     ids.dedup();
     let text = VERSION_FILES.iter().find_map(|file| std::fs::read_to_string(file).ok());
     let driver = text.as_deref().and_then(version).map_or_else(String::new, |v| format!(", driver {v}"));
-    Ok(format!("{} ranks on {} x {}{driver}", group.world(), ids.len(), gpu.context.name()?))
+    Ok(format!("{} ranks on {} x {}{driver}", ranks::count(group), ids.len(), gpu.context.name()?))
 }
 
 /// The first word that is numbers and dots.

@@ -21,7 +21,7 @@ use crate::args::{Args, Device, Shape};
 use crate::cases::Case;
 use crate::report::{OnGpu, Row, Timing};
 use crate::samples::Figures;
-use crate::{Error, show};
+use crate::{Error, ranks, show};
 
 /// Iterations that are checked before a case is timed. One more is checked after it.
 const CHECKED: u32 = 3;
@@ -43,7 +43,7 @@ pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, 
     let gpus = gpus::describe(&gpu, group)?;
     let machine = Machine::probe(&gpu, group, args.graph)?;
     let (mut rows, mut paths) = (Vec::new(), Vec::new());
-    for (shape, cases) in args.shapes(group.world())? {
+    for (shape, cases) in args.shapes(ranks::count(group))? {
         let mut subject = Subject::new(&gpu, group, args, shape)?;
         paths = (0..group.world()).map(|peer| subject.buffer.path(peer).to_string()).collect();
         for case in cases {
@@ -111,7 +111,7 @@ fn row(
         gap_us: machine.gap_us,
     };
     let window = subject.buffer.plan().window_bytes;
-    let row = Row::new(Device::Cuda, group.world(), &shape, case, &figures, floor_us, window);
+    let row = Row::new(Device::Cuda, ranks::count(group), &shape, case, &figures, floor_us, window);
     Ok(Row { gpu: Some(gpu), routing: args.routing, ..row })
 }
 

@@ -84,6 +84,7 @@ mod tests {
             tokens: 10,
             hidden: 256,
             experts: 16,
+            absent_experts: 0,
             topk: 4,
             payload: Payload::Fp8,
             layout: Layout::ExpertMajor,

@@ -7,7 +7,7 @@ use epwire::Group;
 use epwire::cudarc::driver::{result, sys};
 
 use super::gpu::{Gpu, between, gather, meet};
-use crate::Error;
+use crate::{Error, ranks};
 
 /// What a floor is made of. The same on all ranks.
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +35,7 @@ impl Machine {
     pub fn probe(gpu: &Gpu, group: &Group, graph: bool) -> Result<Self, Error> {
         let gap = gap_ns(gpu, graph)?;
         let (mut rate, mut signal) = (f64::INFINITY, 0.0);
-        if group.world() > 1 {
+        if ranks::count(group) > 1 {
             let area = Area::new(gpu, group)?;
             rate = store_rate(gpu, group, &area)?;
             signal = signal_ns(gpu, group, &area)?;
@@ -90,7 +90,7 @@ fn gap_ns(gpu: &Gpu, graph: bool) -> Result<f64, Error> {
 
 /// The best of some rounds, so that a busy moment lowers no floor.
 fn store_rate(gpu: &Gpu, group: &Group, area: &Area) -> Result<f64, Error> {
-    let world = u64::from(group.world());
+    let ranks = u64::from(ranks::count(group));
     let peers: Vec<u64> =
         area.peers(group).map(|peer| peer + Area::WORDS + u64::from(group.rank()) * STORE_BYTES).collect();
     let count = u32::try_from(peers.len())?;
@@ -110,7 +110,7 @@ fn store_rate(gpu: &Gpu, group: &Group, area: &Area) -> Result<f64, Error> {
         // The others store for as long as they are timed.
         run()?;
         gpu.wait(&end)?;
-        let bytes = (u64::from(STORES) * (world - 1) * STORE_BYTES) as f64;
+        let bytes = (u64::from(STORES) * (ranks - 1) * STORE_BYTES) as f64;
         // A round is as fast as its slowest GPU.
         let rates = gather(group, &[bytes / between(&begin, &end)? * 1e9])?;
         best = best.max(rates.iter().flatten().copied().fold(f64::INFINITY, f64::min));
@@ -166,7 +166,8 @@ impl Area {
         let blob: Vec<u8> = handle.reserved.iter().map(|byte| byte.cast_unsigned()).collect();
         let blobs = group.exchange_blocking("probe", vec![blob; group.world() as usize])?;
         for (rank, blob) in (0u32..).zip(blobs) {
-            area.at.push(if rank == group.rank() { None } else { Some(Mapped::open(rank, &blob)?) });
+            let reached = rank != group.rank() && !blob.is_empty();
+            area.at.push(if reached { Some(Mapped::open(rank, &blob)?) } else { None });
         }
         Ok(area)
     }
