@@ -136,7 +136,7 @@ impl Group {
                 listener: None,
             };
             joins.push(join.clone());
-            let call = Call { conn: u64::from(rank), id: 0 };
+            let call = Call { session: u64::from(rank), id: 0 };
             for action in machine
                 .handle(Duration::ZERO, Event::Request { call, request: Box::new(Request::Join { join }) })
             {

@@ -2,15 +2,15 @@
 
 use super::codec::wire;
 
-/// Names a client: 64 random bits that it has chosen, the same for all its connections.
-pub type ConnId = u64;
+/// Names a client's session: 64 random bits that the client has chosen, the same for all its connections.
+pub type SessionId = u64;
 
-/// Names a request: the client and the id that it gave it, the same when it asks again.
+/// Names a request: the client's session and the id that the client gave it, the same when it asks again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// The client.
-    pub conn: ConnId,
+    /// The client's session.
+    pub session: SessionId,
     /// Its id for it, from 1 upwards.
     pub id: u64,
 }
-wire!(struct Call { conn, id });
+wire!(struct Call { session, id });

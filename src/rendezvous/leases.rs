@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::call::ConnId;
+use super::call::SessionId;
 use super::machine::Event;
 
 /// The clients of a server, and when each was last heard of.
 #[derive(Debug)]
 pub(crate) struct Leases {
     lease: Duration,
-    clients: BTreeMap<ConnId, Client>,
+    clients: BTreeMap<SessionId, Client>,
 }
 
 #[derive(Debug)]
@@ -28,20 +28,20 @@ impl Leases {
     }
 
     /// A client that is expected to come, within a lease.
-    pub(crate) fn expect(&mut self, now: Duration, conn: ConnId) {
-        self.clients.entry(conn).or_insert(Client { last_heard: now, connected: false, told: false });
+    pub(crate) fn expect(&mut self, now: Duration, session: SessionId) {
+        self.clients.entry(session).or_insert(Client { last_heard: now, connected: false, told: false });
     }
 
     /// A sign of life, by a connection that is open. Gives what the machine is to know.
-    pub(crate) fn heard(&mut self, now: Duration, conn: ConnId) -> Option<Event> {
+    pub(crate) fn heard(&mut self, now: Duration, session: SessionId) -> Option<Event> {
         let client = Client { last_heard: now, connected: true, told: false };
-        let former = self.clients.insert(conn, client);
-        former.is_some_and(|former| former.told).then_some(Event::Heard { conn })
+        let former = self.clients.insert(session, client);
+        former.is_some_and(|former| former.told).then_some(Event::Heard { session })
     }
 
     /// Its connection is broken, which says nothing about its process: it has a lease to come back.
-    pub(crate) fn broken(&mut self, conn: ConnId) {
-        if let Some(client) = self.clients.get_mut(&conn) {
+    pub(crate) fn broken(&mut self, session: SessionId) {
+        if let Some(client) = self.clients.get_mut(&session) {
             client.connected = false;
         }
     }
@@ -56,8 +56,8 @@ impl Leases {
         self.lease
     }
 
-    pub(crate) fn forget(&mut self, conn: ConnId) {
-        self.clients.remove(&conn);
+    pub(crate) fn forget(&mut self, session: SessionId) {
+        self.clients.remove(&session);
     }
 
     /// Clients of which nothing has been heard for a lease.
@@ -65,10 +65,14 @@ impl Leases {
         let lease = self.lease;
         let late = |client: &Client| !client.told && client.last_heard.saturating_add(lease) <= now;
         let late = self.clients.iter_mut().filter(|(_, client)| late(client));
-        late.map(|(conn, client)| {
+        late.map(|(session, client)| {
             client.told = true;
-            let conn = *conn;
-            if client.connected { Event::Silent { conn } } else { Event::Closed { conn, by_peer: false } }
+            let session = *session;
+            if client.connected {
+                Event::Silent { session }
+            } else {
+                Event::Closed { session, by_peer: false }
+            }
         })
         .collect()
     }
@@ -100,9 +104,9 @@ mod tests {
         assert!(leases.heard(at(0), 7).is_none());
         assert_eq!(leases.next_deadline(), Some(at(5)));
         assert!(leases.expire(at(4)).is_empty());
-        assert_eq!(told(leases.expire(at(5))), ["Silent { conn: 7 }"]);
+        assert_eq!(told(leases.expire(at(5))), ["Silent { session: 7 }"]);
         assert!(leases.expire(at(9)).is_empty() && leases.next_deadline().is_none());
-        assert!(matches!(leases.heard(at(10), 7), Some(Event::Heard { conn: 7 })));
+        assert!(matches!(leases.heard(at(10), 7), Some(Event::Heard { session: 7 })));
         assert!(leases.heard(at(11), 7).is_none());
     }
 
@@ -114,7 +118,7 @@ mod tests {
         leases.heard(at(3), 7); // by another one
         assert!(leases.expire(at(7)).is_empty());
         leases.broken(7);
-        assert_eq!(told(leases.expire(at(8))), ["Closed { conn: 7, by_peer: false }"]);
+        assert_eq!(told(leases.expire(at(8))), ["Closed { session: 7, by_peer: false }"]);
     }
 
     #[test]
@@ -123,6 +127,6 @@ mod tests {
         leases.expect(at(1), 1);
         leases.expect(at(1), 2);
         leases.heard(at(2), 2);
-        assert_eq!(told(leases.expire(at(6))), ["Closed { conn: 1, by_peer: false }"]);
+        assert_eq!(told(leases.expire(at(6))), ["Closed { session: 1, by_peer: false }"]);
     }
 }

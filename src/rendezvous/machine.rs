@@ -24,7 +24,7 @@ mod snapshot;
 mod state;
 mod store;
 
-pub use super::call::{Call, ConnId};
+pub use super::call::{Call, SessionId};
 pub use change::MAX_EPOCH;
 pub use event::{Action, Event};
 pub use state::{Machine, Settings};
@@ -49,30 +49,30 @@ impl Machine {
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         match event {
             Event::Request { call, request } => {
-                self.heard(call.conn);
+                self.heard(call.session);
                 match self.answers.ask(call) {
                     Asked::First => self.request(now, call, *request),
                     Asked::Again { answer: Some(result) } => {
                         let joined = matches!(result, Ok(Reply::Joined { .. }));
                         self.actions.push(Action::Answer { call, result });
                         // The answer is as old as the call: what has happened since comes behind it.
-                        if let Some(rank) = self.conns.get(&call.conn).filter(|_| joined) {
+                        if let Some(rank) = self.sessions.get(&call.session).filter(|_| joined) {
                             self.resumed(*rank);
                         }
                     }
                     Asked::Again { answer: None } => {} // comes
                 }
             }
-            Event::Received { conn, through } => self.answers.received(conn, through),
-            Event::Heard { conn } => self.heard(conn),
-            Event::Noticed { conn, notice } => {
-                self.heard(conn);
-                if let Some(rank) = self.conns.get(&conn).copied() {
+            Event::Received { session, through } => self.answers.received(session, through),
+            Event::Heard { session } => self.heard(session),
+            Event::Noticed { session, notice } => {
+                self.heard(session);
+                if let Some(rank) = self.sessions.get(&session).copied() {
                     self.noticed(rank, notice);
                 }
             }
-            Event::Silent { conn } => self.silent(conn),
-            Event::Closed { conn, by_peer } => self.closed(conn, by_peer),
+            Event::Silent { session } => self.silent(session),
+            Event::Closed { session, by_peer } => self.closed(session, by_peer),
             Event::Ended { rank, pid } => {
                 if self.seat(rank).is_some_and(|member| member.identity.pid == pid) {
                     self.bury(rank);
@@ -103,18 +103,20 @@ impl Machine {
 
     /// Members that nobody has seen dead, and the addresses of their own servers.
     #[cfg(feature = "succession")]
-    pub(crate) fn addresses(&self) -> Vec<(ConnId, String)> {
+    pub(crate) fn addresses(&self) -> Vec<(SessionId, String)> {
         let known = self.members().filter(|member| member.life != Life::Dead);
-        known.filter_map(|member| Some((member.conn?, member.listener.as_ref()?.address.clone()))).collect()
+        known
+            .filter_map(|member| Some((member.session?, member.listener.as_ref()?.address.clone())))
+            .collect()
     }
 
-    /// Clients that may come back by another connection.
-    pub(crate) fn sessions(&self) -> Vec<ConnId> {
-        self.answers.sessions().chain(self.conns.keys().copied()).collect()
+    /// The sessions of all clients that may come back by another connection.
+    pub(crate) fn sessions(&self) -> Vec<SessionId> {
+        self.answers.sessions().chain(self.sessions.keys().copied()).collect()
     }
 
     fn request(&mut self, now: Duration, call: Call, request: Request) {
-        match (request, self.conns.get(&call.conn).copied()) {
+        match (request, self.sessions.get(&call.session).copied()) {
             (Request::Join { join }, _) => {
                 if let Err(error) = self.join(now, call, join) {
                     self.answer(call, Err(error));
@@ -157,7 +159,7 @@ impl Machine {
                 self.answer_all(outcomes);
             }
             (_, None) => {
-                let reason = "this connection has not joined the run; join first".to_owned();
+                let reason = "this client has not joined the run; join first".to_owned();
                 self.answer(call, Err(BootstrapError::OutOfOrder { op: "use the run".to_owned(), reason }));
             }
         }
@@ -192,21 +194,22 @@ impl Machine {
         {
             return Err(error);
         }
-        // An incarnation that comes by a new connection has given the former one up.
-        let former_conn = former.and_then(|member| member.conn).filter(|conn| *conn != call.conn);
+        // An incarnation that comes with a new session has given the former one up.
+        let former_session =
+            former.and_then(|member| member.session).filter(|session| *session != call.session);
         let superseded = former.and_then(|member| member.joining);
         let former_met = former.map(|member| member.met).unwrap_or_default();
         if let Some(call) = superseded {
             let reason = "the same member joined again".to_owned();
             self.answer(call, Err(BootstrapError::OutOfOrder { op: op_join(), reason }));
         }
-        if let Some(conn) = former_conn {
-            self.end_session(conn);
+        if let Some(session) = former_session {
+            self.end_session(session);
         }
         if role == Role::Standby {
             self.rounds.replace(rank);
         }
-        self.conns.insert(call.conn, rank);
+        self.sessions.insert(call.session, rank);
         self.changes.forget(rank);
         self.view_changed = self.decision.epoch > 0;
         let met = if same { former_met } else { self.forget_meetings(rank) };
@@ -215,7 +218,7 @@ impl Machine {
             identity: join.identity,
             role,
             life: Life::Heard,
-            conn: Some(call.conn),
+            session: Some(call.session),
             joining: Some(call),
             ready: false,
             met,
@@ -258,8 +261,8 @@ impl Machine {
         if rank >= self.settings.world {
             return mismatch("rank", format!("ranks below {}", self.settings.world), rank.to_string());
         }
-        if let Some(bound) = self.conns.get(&call.conn).filter(|bound| **bound != rank) {
-            return mismatch("rank", format!("rank {bound} on this connection"), rank.to_string());
+        if let Some(bound) = self.sessions.get(&call.session).filter(|bound| **bound != rank) {
+            return mismatch("rank", format!("rank {bound} in this session"), rank.to_string());
         }
         BootstrapError::check(
             &op_join(),
@@ -308,7 +311,7 @@ impl Machine {
     /// The run did not come together: all that came are told, and the seats are free for another try.
     fn disband(&mut self, error: BootstrapError) {
         self.gathering = None;
-        self.conns.clear();
+        self.sessions.clear();
         for member in std::mem::take(&mut self.seats) {
             if let Some(call) = member.and_then(|member| member.joining) {
                 self.answer(call, Err(error.clone()));
@@ -367,7 +370,8 @@ impl Machine {
             return;
         }
         let view = Arc::new(self.view());
-        let shows = self.conns.keys().map(|conn| Action::Show { conn: *conn, view: view.clone() });
+        let shows =
+            self.sessions.keys().map(|session| Action::Show { session: *session, view: view.clone() });
         self.actions.extend(shows);
     }
 }

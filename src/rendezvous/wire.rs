@@ -437,7 +437,7 @@ pub enum Frame {
     },
     /// Client: a request.
     Call {
-        /// Chosen by the client, unique on the connection.
+        /// Chosen by the client, unique in its session.
         id: u64,
         /// What it asks.
         request: Request,

@@ -22,7 +22,7 @@ use crate::rendezvous::codec::{Blob, Wire};
 use crate::rendezvous::error::BootstrapError;
 #[cfg(feature = "succession")]
 use crate::rendezvous::log::Log;
-use crate::rendezvous::machine::{Call, ConnId, Event};
+use crate::rendezvous::machine::{Call, Event, SessionId};
 use crate::rendezvous::wire::{Frame, Request};
 
 /// Lets connections in.
@@ -82,8 +82,8 @@ impl Door {
             return refuse(stream, self.most).await;
         };
         let guest = timeout(self.handshake, self.open(&mut stream)).await;
-        let (conn, first) = match guest {
-            Ok(Some(Guest::Client { conn, first })) => (conn, first),
+        let (session, first) = match guest {
+            Ok(Some(Guest::Client { session, first })) => (session, first),
             #[cfg(feature = "succession")]
             Ok(Some(Guest::Peer(log))) => return answer(stream, log).await,
             Ok(None) | Err(_) => return,
@@ -94,7 +94,7 @@ impl Door {
         let replies = frames.downgrade();
         let (view, mut views) = watch::channel(None);
         let outlet = Outlet { frames, view };
-        if self.events.send(News::Opened { conn, link, outlet }).await.is_err() {
+        if self.events.send(News::Opened { session, link, outlet }).await.is_err() {
             return;
         }
         let (mut reader, mut writer) = tokio::io::split(stream);
@@ -122,13 +122,13 @@ impl Door {
             }
         };
         let by_peer = tokio::select! {
-            by_peer = self.listen((conn, link), first, &mut reader, replies, same_host) => by_peer,
+            by_peer = self.listen((session, link), first, &mut reader, replies, same_host) => by_peer,
             () = write => {
                 let _ = timeout(LINGER, close(&mut reader, &mut writer)).await;
                 false
             }
         };
-        let _ = self.events.send(News::Closed { conn, link, by_peer }).await;
+        let _ = self.events.send(News::Closed { session, link, by_peer }).await;
         self.joined.send_if_modified(|joined| joined.remove(&link).is_some());
     }
 
@@ -138,7 +138,7 @@ impl Door {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let conn = match read_frame(stream, OPEN_LIMIT).await {
+        let session = match read_frame(stream, OPEN_LIMIT).await {
             Ok(Frame::Open { session }) => session,
             #[cfg(feature = "succession")]
             Ok(Frame::Peer {}) => return self.log.clone().map(Guest::Peer),
@@ -153,7 +153,7 @@ impl Door {
             }
         }
         let first = read_frame(stream, OPEN_LIMIT).await.ok()?;
-        Some(Guest::Client { conn, first })
+        Some(Guest::Client { session, first })
     }
 
     /// Who serves the run. While nobody does a guest waits a while instead of coming again and again.
@@ -167,7 +167,7 @@ impl Door {
     /// Takes frames in until none come any more; whether the peer's process can be taken for ended.
     async fn listen<R>(
         &self,
-        (conn, link): (ConnId, Link),
+        (session, link): (SessionId, Link),
         first: Frame,
         reader: &mut R,
         replies: mpsc::WeakSender<Queued>,
@@ -184,10 +184,10 @@ impl Door {
                     if let Some(replies) = replies.upgrade() {
                         let _ = replies.try_send(Queued::Frame(Frame::Pong {}));
                     }
-                    News::Alive { conn, link, received }
+                    News::Alive { session, link, received }
                 }
                 Ok(Frame::Notice { notice }) => {
-                    News::Said { conn, link, event: Event::Noticed { conn, notice } }
+                    News::Said { session, link, event: Event::Noticed { session, notice } }
                 }
                 Ok(Frame::Call { id, request }) => {
                     if let Request::Join { join } = &request {
@@ -195,7 +195,11 @@ impl Door {
                         self.joined.send_if_modified(|joined| joined.insert(link, rank).is_none());
                     }
                     let request = Box::new(request);
-                    News::Said { conn, link, event: Event::Request { call: Call { conn, id }, request } }
+                    News::Said {
+                        session,
+                        link,
+                        event: Event::Request { call: Call { session, id }, request },
+                    }
                 }
                 Ok(_) | Err(ReadError::Wire(_) | ReadError::Broken(_)) => return false,
                 Err(ReadError::ClosedByPeer) => return true,
@@ -216,7 +220,7 @@ impl Door {
 #[cfg_attr(feature = "succession", expect(clippy::large_enum_variant, reason = "nearly all are clients"))]
 enum Guest {
     Client {
-        conn: ConnId,
+        session: SessionId,
         first: Frame,
     },
     #[cfg(feature = "succession")]

@@ -21,7 +21,7 @@ use super::shared::Shared;
 use super::turn::Turn;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::leases::Leases;
-use crate::rendezvous::machine::{Action, Call, ConnId, Event, Machine};
+use crate::rendezvous::machine::{Action, Call, Event, Machine, SessionId};
 use crate::rendezvous::wire::{Frame, Host, Join, Request};
 
 /// The task around the machine, and the way to it for connections.
@@ -108,17 +108,17 @@ struct Desk {
     service: watch::Sender<Service>,
     clock: Clock,
     leases: Leases,
-    clients: HashMap<ConnId, Client>,
+    clients: HashMap<SessionId, Client>,
     /// Those that can take over, where several can.
     servers: Vec<String>,
     /// The servers of clients that have one.
-    listeners: HashMap<ConnId, u128>,
+    listeners: HashMap<SessionId, u128>,
     /// Members that have left, and are not to end before their servers vote no more.
     leaving: Vec<(Duration, u128, Client)>,
     /// When to look whether members have ended that have not come.
     verify: Option<Duration>,
     /// Of members without a connection: those whose server does not listen any more have ended.
-    searches: JoinSet<Option<ConnId>>,
+    searches: JoinSet<Option<SessionId>>,
     /// The server ends: whoever is connected is to see that, not that another one leads.
     ended: bool,
     /// Told once this server leads no more.
@@ -162,8 +162,8 @@ impl Desk {
     fn expect_all(&mut self) {
         self.clock.ran = self.clock.ran.max(self.ledger.last());
         self.verify = Some(self.clock.ran + RETURN);
-        for conn in self.ledger.sessions() {
-            self.leases.expect(self.clock.ran, conn);
+        for session in self.ledger.sessions() {
+            self.leases.expect(self.clock.ran, session);
         }
     }
 
@@ -192,8 +192,8 @@ impl Desk {
                     Some(news) => self.take(news),
                 },
                 Some(searched) = self.searches.join_next() => {
-                    if let Ok(Some(conn)) = searched {
-                        self.gone(conn);
+                    if let Ok(Some(session)) = searched {
+                        self.gone(session);
                     }
                 }
                 () = sleep_until(due) => self.tick(),
@@ -202,20 +202,20 @@ impl Desk {
     }
 
     /// Looks whether the member has ended, if it has a server.
-    fn search(&mut self, conn: ConnId) {
+    fn search(&mut self, session: SessionId) {
         let listeners = self.ledger.listeners();
-        let of = |(of, address): (ConnId, String)| (of == conn).then_some(address);
+        let of = |(of, address): (SessionId, String)| (of == session).then_some(address);
         if let Some(address) = listeners.into_iter().find_map(of) {
-            self.searches.spawn(async move { is_refused(&address).await.then_some(conn) });
+            self.searches.spawn(async move { is_refused(&address).await.then_some(session) });
         }
     }
 
     /// The process of this client has ended, unless it has come back.
-    fn gone(&mut self, conn: ConnId) {
-        if !self.clients.contains_key(&conn) {
+    fn gone(&mut self, session: SessionId) {
+        if !self.clients.contains_key(&session) {
             let now = self.clock.now();
-            self.leases.forget(conn);
-            self.ledger.record(now, Event::Closed { conn, by_peer: true });
+            self.leases.forget(session);
+            self.ledger.record(now, Event::Closed { session, by_peer: true });
         }
     }
 
@@ -269,48 +269,48 @@ impl Desk {
     fn take(&mut self, news: News) {
         let now = self.clock.now();
         match news {
-            News::Opened { conn, link, outlet } => {
+            News::Opened { session, link, outlet } => {
                 if let Service::Refers { leader } = &*self.service.borrow() {
                     return outlet.say(Frame::Refer { leader: leader.clone() });
                 }
                 if self.servers.len() > 1 {
                     outlet.say(Frame::Servers { addresses: self.servers.clone() });
                 }
-                self.clients.insert(conn, Client { link, outlet, received: 0 });
-                self.heard(now, conn);
+                self.clients.insert(session, Client { link, outlet, received: 0 });
+                self.heard(now, session);
             }
-            News::Alive { conn, link, received } => {
-                let Some(client) = self.clients.get_mut(&conn).filter(|client| client.link == link) else {
+            News::Alive { session, link, received } => {
+                let Some(client) = self.clients.get_mut(&session).filter(|client| client.link == link) else {
                     return;
                 };
                 if received > client.received {
                     client.received = received;
-                    self.ledger.record(now, Event::Received { conn, through: received });
+                    self.ledger.record(now, Event::Received { session, through: received });
                 }
-                self.heard(now, conn);
+                self.heard(now, session);
             }
-            News::Said { conn, link, event } => {
-                if self.clients.get(&conn).is_some_and(|client| client.link == link) {
-                    self.heard(now, conn);
+            News::Said { session, link, event } => {
+                if self.clients.get(&session).is_some_and(|client| client.link == link) {
+                    self.heard(now, session);
                     if let Event::Request { request, .. } = &event
                         && let Request::Join { join: Join { listener: Some(listener), .. } } = &**request
                     {
-                        self.listeners.insert(conn, listener.id);
+                        self.listeners.insert(session, listener.id);
                     }
                     self.ledger.record(now, event);
                 }
             }
-            News::Closed { conn, link, by_peer } => {
-                if self.clients.get(&conn).is_none_or(|client| client.link != link) {
+            News::Closed { session, link, by_peer } => {
+                if self.clients.get(&session).is_none_or(|client| client.link != link) {
                     return; // one that the client has given up for another, or that this side has closed
                 }
-                self.clients.remove(&conn);
+                self.clients.remove(&session);
                 if by_peer {
-                    self.listeners.remove(&conn);
-                    self.leases.forget(conn);
-                    self.ledger.record(now, Event::Closed { conn, by_peer });
+                    self.listeners.remove(&session);
+                    self.leases.forget(session);
+                    self.ledger.record(now, Event::Closed { session, by_peer });
                 } else {
-                    self.leases.broken(conn);
+                    self.leases.broken(session);
                 }
             }
             News::Told(event) => self.ledger.record(now, event),
@@ -343,8 +343,8 @@ impl Desk {
         }
     }
 
-    fn heard(&mut self, now: Duration, conn: ConnId) {
-        if let Some(event) = self.leases.heard(now, conn) {
+    fn heard(&mut self, now: Duration, session: SessionId) {
+        if let Some(event) = self.leases.heard(now, session) {
             self.ledger.record(now, event);
         }
     }
@@ -355,13 +355,13 @@ impl Desk {
             return;
         }
         if self.verify.take_if(|verify| *verify <= now).is_some() {
-            let absent = |(conn, _): &(ConnId, String)| !self.clients.contains_key(conn);
+            let absent = |(session, _): &(SessionId, String)| !self.clients.contains_key(session);
             let absent: Vec<_> = self.ledger.listeners().into_iter().filter(absent).collect();
-            absent.into_iter().for_each(|(conn, _)| self.search(conn));
+            absent.into_iter().for_each(|(session, _)| self.search(session));
         }
         for event in self.leases.expire(now) {
-            if let Event::Closed { conn, .. } = event {
-                self.search(conn);
+            if let Event::Closed { session, .. } = event {
+                self.search(session);
             }
             self.ledger.record(now, event);
         }
@@ -371,21 +371,21 @@ impl Desk {
     }
 
     fn carry_out(&mut self, action: Action) {
-        let (conn, frame) = match action {
-            Action::Answer { call: Call { conn, id }, result } => (conn, Frame::Answer { id, result }),
-            Action::Ask { conn, ask } => (conn, Frame::Ask { ask }),
-            Action::Settle { conn, change, outcome, retired } => {
-                (conn, Frame::Settled { change, outcome, retired })
+        let (session, frame) = match action {
+            Action::Answer { call: Call { session, id }, result } => (session, Frame::Answer { id, result }),
+            Action::Ask { session, ask } => (session, Frame::Ask { ask }),
+            Action::Settle { session, change, outcome, retired } => {
+                (session, Frame::Settled { change, outcome, retired })
             }
-            Action::Show { conn, view } => {
-                if let Some(client) = self.clients.get(&conn) {
+            Action::Show { session, view } => {
+                if let Some(client) = self.clients.get(&session) {
                     client.outlet.view.send_replace(Some(view));
                 }
                 return;
             }
-            Action::Close { conn } => {
-                let (client, listener) = (self.clients.remove(&conn), self.listeners.remove(&conn));
-                self.leases.forget(conn);
+            Action::Close { session } => {
+                let (client, listener) = (self.clients.remove(&session), self.listeners.remove(&session));
+                self.leases.forget(session);
                 if let (Some(client), Some(listener)) = (client, listener) {
                     let until = self.clock.ran.saturating_add(self.leases.lease());
                     self.leaving.push((until, listener, client));
@@ -394,14 +394,14 @@ impl Desk {
             }
         };
         // Who is not connected asks again when it comes back.
-        let Some(client) = self.clients.get(&conn) else { return };
+        let Some(client) = self.clients.get(&session) else { return };
         match client.outlet.frames.try_send(Queued::Frame(frame)) {
             // The connection has ended. Whether the peer closed it, and so is dead, stands in news that wait here.
             Ok(()) | Err(TrySendError::Closed(_)) => {}
             // Whoever does not read is cut off, and has a lease to come back.
             Err(TrySendError::Full(_)) => {
-                self.clients.remove(&conn);
-                self.leases.broken(conn);
+                self.clients.remove(&session);
+                self.leases.broken(session);
             }
         }
     }

@@ -10,7 +10,7 @@ use super::shared::Shared;
 use super::turn::Turn;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::journal::file::StateFile;
-use crate::rendezvous::machine::{Action, ConnId, Event, Machine};
+use crate::rendezvous::machine::{Action, Event, Machine, SessionId};
 use crate::rendezvous::record::Record;
 
 /// The events of a run, and its machine.
@@ -89,7 +89,7 @@ impl Ledger {
     }
 
     /// Clients that are expected to come.
-    pub(super) fn sessions(&self) -> Vec<ConnId> {
+    pub(super) fn sessions(&self) -> Vec<SessionId> {
         match self {
             Self::Alone { machine, .. } => machine.sessions(),
             Self::Kept(kept) => kept.machine.sessions(),
@@ -99,7 +99,7 @@ impl Ledger {
     }
 
     /// Members that have servers of their own, and where.
-    pub(super) fn listeners(&self) -> Vec<(ConnId, String)> {
+    pub(super) fn listeners(&self) -> Vec<(SessionId, String)> {
         match self {
             Self::Alone { .. } | Self::Kept(_) => Vec::new(),
             #[cfg(feature = "succession")]

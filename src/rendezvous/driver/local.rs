@@ -11,12 +11,12 @@ use super::heartbeat::Heartbeat;
 use super::hub::Hub;
 use super::options::ServerOptions;
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::machine::{ConnId, Machine};
+use crate::rendezvous::machine::{Machine, SessionId};
 
 /// Bytes that a pipe holds before its writer waits.
 const PIPE_BYTES: usize = 64 << 10;
 
-/// A client for each of the connections 0, 1, ... of a machine, each with its attendant, all on one thread that ends with
+/// A client for each of the sessions 0, 1, ... of a machine, each with its attendant, all on one thread that ends with
 /// the last of them.
 pub(crate) fn local(
     machine: Machine,
@@ -26,10 +26,16 @@ pub(crate) fn local(
     let mut clients = Vec::new();
     let mut carriers = Vec::new();
     let mut servers = Vec::new();
-    for (conn, attendant) in (0 as ConnId..).zip(attendants) {
+    for (session, attendant) in (0 as SessionId..).zip(attendants) {
         let (near, far) = tokio::io::duplex(PIPE_BYTES);
-        let (client, carrier) =
-            Client::attach(near, conn, "this process", Heartbeat::default(), machine.view(), Some(attendant));
+        let (client, carrier) = Client::attach(
+            near,
+            session,
+            "this process",
+            Heartbeat::default(),
+            machine.view(),
+            Some(attendant),
+        );
         clients.push(client);
         carriers.push(carrier);
         servers.push(far);

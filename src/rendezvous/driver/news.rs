@@ -5,31 +5,31 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::rendezvous::machine::{ConnId, Event};
+use crate::rendezvous::machine::{Event, SessionId};
 use crate::rendezvous::wire::{Frame, View};
 
 /// What reaches the task, in this order. A client is known by its session, one of its connections by a number.
 pub(super) enum News {
     /// A connection of the client, in place of any before.
     Opened {
-        conn: ConnId,
+        session: SessionId,
         link: Link,
         outlet: Outlet,
     },
     /// A sign of life; the client has the answers of its calls up to `received`.
     Alive {
-        conn: ConnId,
+        session: SessionId,
         link: Link,
         received: u64,
     },
     /// It says something.
     Said {
-        conn: ConnId,
+        session: SessionId,
         link: Link,
         event: Event,
     },
     Closed {
-        conn: ConnId,
+        session: SessionId,
         link: Link,
         by_peer: bool,
     },

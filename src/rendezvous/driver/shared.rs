@@ -13,7 +13,7 @@ use super::turn::Turn;
 use super::voters::choose;
 use crate::rendezvous::codec::{Reader, Wire, WireError, wire};
 use crate::rendezvous::log::{AppendError, Leadership, Log, StateMachine, Timing, Voter, VotersError};
-use crate::rendezvous::machine::{Action, ConnId, Event, Machine, Settings};
+use crate::rendezvous::machine::{Action, Event, Machine, SessionId, Settings};
 use crate::rendezvous::record::Record;
 
 /// One server's copy, and its part in the log.
@@ -201,11 +201,11 @@ impl Shared {
         (self.leads && self.ticked != Some(deadline)).then_some(deadline)
     }
 
-    pub(super) fn listeners(&self) -> Vec<(ConnId, String)> {
+    pub(super) fn listeners(&self) -> Vec<(SessionId, String)> {
         self.copy.state().machine.as_ref().map(Machine::addresses).unwrap_or_default()
     }
 
-    pub(super) fn sessions(&self) -> Vec<ConnId> {
+    pub(super) fn sessions(&self) -> Vec<SessionId> {
         self.copy.state().machine.as_ref().map(Machine::sessions).unwrap_or_default()
     }
 

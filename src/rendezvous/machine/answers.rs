@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::rendezvous::call::{Call, ConnId};
+use crate::rendezvous::call::{Call, SessionId};
 use crate::rendezvous::codec::wire;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::Reply;
@@ -11,7 +11,7 @@ use crate::rendezvous::wire::Reply;
 /// The sessions of a run.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
-    sessions: BTreeMap<ConnId, Session>,
+    sessions: BTreeMap<SessionId, Session>,
 }
 wire!(struct Answers { sessions });
 
@@ -40,7 +40,7 @@ const MAX_GIVEN: usize = 512;
 
 impl Answers {
     pub(super) fn ask(&mut self, call: Call) -> Asked {
-        let session = self.sessions.entry(call.conn).or_default();
+        let session = self.sessions.entry(call.session).or_default();
         if let Some(answer) = session.given.get(&call.id) {
             return Asked::Again { answer: Some(answer.clone()) };
         }
@@ -48,7 +48,7 @@ impl Answers {
     }
 
     pub(super) fn give(&mut self, call: Call, answer: &Result<Reply, BootstrapError>) {
-        let Some(session) = self.sessions.get_mut(&call.conn) else { return };
+        let Some(session) = self.sessions.get_mut(&call.session) else { return };
         if session.open.remove(&call.id) {
             session.given.insert(call.id, answer.clone());
         }
@@ -58,17 +58,17 @@ impl Answers {
     }
 
     /// The client has the answers of all calls up to `through`.
-    pub(super) fn received(&mut self, conn: ConnId, through: u64) {
-        if let Some(session) = self.sessions.get_mut(&conn) {
+    pub(super) fn received(&mut self, session: SessionId, through: u64) {
+        if let Some(session) = self.sessions.get_mut(&session) {
             session.given.retain(|id, _| *id > through);
         }
     }
 
-    pub(super) fn forget(&mut self, conn: ConnId) {
-        self.sessions.remove(&conn);
+    pub(super) fn forget(&mut self, session: SessionId) {
+        self.sessions.remove(&session);
     }
 
-    pub(super) fn sessions(&self) -> impl Iterator<Item = ConnId> {
+    pub(super) fn sessions(&self) -> impl Iterator<Item = SessionId> {
         self.sessions.keys().copied()
     }
 }

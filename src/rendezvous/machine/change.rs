@@ -238,18 +238,18 @@ impl Machine {
     /// Asks whoever has not been asked.
     fn ask(&mut self, change: &mut Change, ranks: Mask) {
         for rank in ranks.minus(&change.asked).iter() {
-            if let Some(conn) = self.seat(rank).and_then(|member| member.conn) {
+            if let Some(session) = self.seat(rank).and_then(|member| member.session) {
                 change.asked.insert(rank);
-                self.actions.push(Action::Ask { conn, ask: change.question(rank, &self.decision.mask) });
+                self.actions.push(Action::Ask { session, ask: change.question(rank, &self.decision.mask) });
             }
         }
     }
 
     fn settle(&mut self, ranks: Mask, change: u64, outcome: &Result<Decision, BootstrapError>) {
         for rank in ranks.iter() {
-            if let Some(conn) = self.seat(rank).and_then(|member| member.conn) {
+            if let Some(session) = self.seat(rank).and_then(|member| member.session) {
                 let (outcome, retired) = (outcome.clone(), self.changes.retired);
-                self.actions.push(Action::Settle { conn, change, outcome, retired });
+                self.actions.push(Action::Settle { session, change, outcome, retired });
             }
         }
     }

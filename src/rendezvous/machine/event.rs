@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::mask::Mask;
-use crate::rendezvous::call::{Call, ConnId};
+use crate::rendezvous::call::{Call, SessionId};
 use crate::rendezvous::codec::wire;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Ask, Decision, Notice, Reply, Request, View};
@@ -20,32 +20,32 @@ pub enum Event {
     },
     /// The client has received the answers to all its calls up to this one.
     Received {
-        /// Which client.
-        conn: ConnId,
+        /// Whose session.
+        session: SessionId,
         /// The last of them.
         through: u64,
     },
     /// A member that was silent gives signs of life again.
     Heard {
-        /// From where.
-        conn: ConnId,
+        /// Whose session.
+        session: SessionId,
     },
     /// A client has given no sign of life for a lease.
     Silent {
-        /// Which.
-        conn: ConnId,
+        /// Whose session.
+        session: SessionId,
     },
     /// A notice came (also a sign of life).
     Noticed {
-        /// From where.
-        conn: ConnId,
+        /// Whose session.
+        session: SessionId,
         /// What it says.
         notice: Notice,
     },
-    /// The connection of a client is gone.
+    /// The connection of a client is gone, and there is no other.
     Closed {
-        /// Whose.
-        conn: ConnId,
+        /// Which session.
+        session: SessionId,
         /// Whether the peer's kernel closed it, as it does when a process ends. Else this side or the network did, and for a
         /// lease there has not been another one.
         by_peer: bool,
@@ -62,13 +62,13 @@ pub enum Event {
 }
 wire!(enum Event {
     1 => Request { call, request },
-    2 => Heard { conn },
-    3 => Noticed { conn, notice },
-    4 => Closed { conn, by_peer },
+    2 => Heard { session },
+    3 => Noticed { session, notice },
+    4 => Closed { session, by_peer },
     5 => Ended { rank, pid },
     6 => Tick {},
-    7 => Received { conn, through },
-    8 => Silent { conn },
+    7 => Received { session, through },
+    8 => Silent { session },
 });
 
 /// What is to be done.
@@ -84,14 +84,14 @@ pub enum Action {
     /// Ask a member something about a change of membership.
     Ask {
         /// Whom.
-        conn: ConnId,
+        session: SessionId,
         /// What.
         ask: Ask,
     },
     /// Tell a member how a change has ended.
     Settle {
         /// Whom.
-        conn: ConnId,
+        session: SessionId,
         /// Number of the change.
         change: u64,
         /// What is decided, or why all stays as it is.
@@ -102,13 +102,13 @@ pub enum Action {
     /// Tell a member how the membership stands.
     Show {
         /// To whom.
-        conn: ConnId,
+        session: SessionId,
         /// How it stands.
         view: Arc<View>,
     },
-    /// Close a connection once what was sent to it is out.
+    /// End a session: close its connection once what was sent by it is out.
     Close {
         /// Which.
-        conn: ConnId,
+        session: SessionId,
     },
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use super::event::Action;
 use super::state::{Life, Machine, Role};
 use crate::mask::Mask;
-use crate::rendezvous::call::ConnId;
+use crate::rendezvous::call::SessionId;
 use crate::rendezvous::wire::{Ask, Identity};
 
 impl Machine {
-    pub(super) fn heard(&mut self, conn: ConnId) {
-        let Some(member) = self.conns.get(&conn).copied().and_then(|rank| self.seat_mut(rank)) else {
+    pub(super) fn heard(&mut self, session: SessionId) {
+        let Some(member) = self.sessions.get(&session).copied().and_then(|rank| self.seat_mut(rank)) else {
             return;
         };
         if member.life == Life::Suspect {
@@ -20,33 +20,33 @@ impl Machine {
     }
 
     /// There are no leases before the run has come together.
-    pub(super) fn silent(&mut self, conn: ConnId) {
+    pub(super) fn silent(&mut self, session: SessionId) {
         let epoch = self.decision.epoch;
-        let member = self.conns.get(&conn).copied().and_then(|rank| self.seat_mut(rank));
+        let member = self.sessions.get(&session).copied().and_then(|rank| self.seat_mut(rank));
         if let Some(member) = member.filter(|member| epoch > 0 && member.life == Life::Heard) {
             member.life = Life::Suspect;
             self.view_changed = true;
         }
     }
 
-    pub(super) fn closed(&mut self, conn: ConnId, by_peer: bool) {
-        match self.conns.get(&conn).copied() {
-            None => self.forget_session(conn),
+    pub(super) fn closed(&mut self, session: SessionId, by_peer: bool) {
+        match self.sessions.get(&session).copied() {
+            None => self.forget_session(session),
             Some(rank) if by_peer || self.decision.epoch == 0 => self.bury(rank),
-            Some(_) => self.silent(conn),
+            Some(_) => self.silent(session),
         }
     }
 
-    /// The client comes back by a new connection no more, or is refused.
-    pub(super) fn end_session(&mut self, conn: ConnId) {
-        self.forget_session(conn);
-        self.actions.push(Action::Close { conn });
+    /// The client does not come back to this session, or is refused.
+    pub(super) fn end_session(&mut self, session: SessionId) {
+        self.forget_session(session);
+        self.actions.push(Action::Close { session });
     }
 
-    fn forget_session(&mut self, conn: ConnId) {
-        self.conns.remove(&conn);
-        self.answers.forget(conn);
-        self.store.forget(conn);
+    fn forget_session(&mut self, session: SessionId) {
+        self.sessions.remove(&session);
+        self.answers.forget(session);
+        self.store.forget(session);
     }
 
     /// The member of `rank` has another connection. What it was told or asked by the former one may not have come, nor what it
@@ -54,22 +54,22 @@ impl Machine {
     pub(super) fn resumed(&mut self, rank: u32) {
         let Some(member) = self.seat_mut(rank) else { return };
         member.meeting = Mask::EMPTY;
-        let Some(conn) = member.conn else { return };
+        let Some(session) = member.session else { return };
         self.changes.ask_again(rank);
         if self.decision.epoch == 0 {
             return;
         }
         let (change, outcome) = (self.changes.ended(), Ok(self.decision));
         let retired = self.changes.retired;
-        self.actions.push(Action::Settle { conn, change, outcome, retired });
-        self.actions.push(Action::Show { conn, view: Arc::new(self.view()) });
+        self.actions.push(Action::Settle { session, change, outcome, retired });
+        self.actions.push(Action::Show { session, view: Arc::new(self.view()) });
         let open = self.introductions.waiting.iter().filter(|waiting| waiting.peer == rank);
         let open = open.map(|waiting| Ask::Introduce {
             ticket: waiting.ticket,
             rank: waiting.newcomer,
             blobs: waiting.blobs.clone(),
         });
-        let asks: Vec<Action> = open.map(|ask| Action::Ask { conn, ask }).collect();
+        let asks: Vec<Action> = open.map(|ask| Action::Ask { session, ask }).collect();
         self.actions.extend(asks);
     }
 
@@ -88,8 +88,8 @@ impl Machine {
         let epoch = self.decision.epoch;
         let Some(member) = self.seat_mut(rank).filter(|member| member.life != Life::Dead) else { return };
         member.life = Life::Dead;
-        if let Some(conn) = member.conn.take() {
-            self.end_session(conn);
+        if let Some(session) = member.session.take() {
+            self.end_session(session);
         }
         if epoch == 0 {
             self.seats[rank as usize] = None;

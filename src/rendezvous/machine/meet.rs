@@ -28,11 +28,12 @@ impl Machine {
         let largest = blobs.iter().map(|blob| blob.0.len()).max().unwrap_or(0);
         let sizes = BootstrapError::check(&op(), "buffers", blobs.len(), MAX_BUFFERS)
             .and_then(|()| BootstrapError::check(&op(), "bytes of a blob", largest, MAX_BLOB_BYTES));
-        let conn = self.seat(peer).filter(|member| member.life != Life::Dead).and_then(|member| member.conn);
+        let session =
+            self.seat(peer).filter(|member| member.life != Life::Dead).and_then(|member| member.session);
         let new = peer != newcomer && self.seat(newcomer).is_some_and(|member| member.role == Role::Standby);
-        let refusal = match (sizes, conn) {
+        let refusal = match (sizes, session) {
             (Err(error), _) => error,
-            (_, Some(conn)) if new => {
+            (_, Some(session)) if new => {
                 let introductions = &mut self.introductions;
                 introductions.last += 1;
                 let ticket = introductions.last;
@@ -47,7 +48,7 @@ impl Machine {
                     began: now,
                     until,
                 });
-                return self.actions.push(Action::Ask { conn, ask });
+                return self.actions.push(Action::Ask { session, ask });
             }
             _ => BootstrapError::OutOfOrder {
                 op: op(),
@@ -80,9 +81,9 @@ impl Machine {
             let peers: Mask = living.or(&lower).iter().filter(unknown).collect();
             let Some(member) = self.seat_mut(rank) else { continue };
             // One thing at a time: it answers when it has tried.
-            if let Some(conn) = member.conn.filter(|_| member.meeting.is_empty() && !peers.is_empty()) {
+            if let Some(session) = member.session.filter(|_| member.meeting.is_empty() && !peers.is_empty()) {
                 member.meeting = peers;
-                self.actions.push(Action::Ask { conn, ask: Ask::Meet { peers } });
+                self.actions.push(Action::Ask { session, ask: Ask::Meet { peers } });
             }
         }
     }

@@ -16,7 +16,7 @@ impl Machine {
         let Self {
             settings,
             seats,
-            conns,
+            sessions,
             answers,
             gathering,
             decision,
@@ -33,7 +33,7 @@ impl Machine {
         VERSION.put(&mut out);
         settings.put(&mut out);
         seats.iter().for_each(|seat| seat.put(&mut out)); // as many as the world has ranks
-        conns.put(&mut out);
+        sessions.put(&mut out);
         answers.put(&mut out);
         gathering.put(&mut out);
         decision.put(&mut out);
@@ -63,7 +63,7 @@ impl Machine {
         let machine = Self {
             settings,
             seats,
-            conns: Wire::get(&mut from)?,
+            sessions: Wire::get(&mut from)?,
             answers: Wire::get(&mut from)?,
             gathering: Wire::get(&mut from)?,
             decision: Wire::get(&mut from)?,
@@ -85,9 +85,11 @@ impl Machine {
         let seats = (0..).zip(&self.seats).all(|(rank, seat)| {
             seat.as_ref().is_none_or(|member| member.identity.rank == rank && self.can_sit(member))
         });
-        // Each connection leads to a seat that leads back, so none leads to a seat twice.
-        let conns =
-            self.conns.iter().all(|(conn, rank)| self.seat(*rank).is_some_and(|m| m.conn == Some(*conn)));
+        // Each session leads to a seat that leads back, so no two lead to one seat.
+        let sessions = self
+            .sessions
+            .iter()
+            .all(|(session, rank)| self.seat(*rank).is_some_and(|m| m.session == Some(*session)));
         let gathering = self.gathering.is_none_or(|(began, deadline)| began <= deadline);
         let decision = self.decision.mask.fits(world) && self.decision.epoch <= MAX_EPOCH;
         let formed = self.decision.epoch == 0
@@ -95,7 +97,7 @@ impl Machine {
                 && self.seats.iter().take(self.settings.initial as usize).all(Option::is_some);
         for (holds, what) in [
             (seats, "a seat"),
-            (conns, "a connection"),
+            (sessions, "a session"),
             (gathering && formed, "the gathering"),
             (decision, "the membership"),
             (self.changes.can_be(world) && self.changes.last < MAX_NUMBER, "a change of membership"),
@@ -111,9 +113,9 @@ impl Machine {
     }
 
     fn can_sit(&self, member: &Member) -> bool {
-        let Member { identity, life, conn, met, meeting, .. } = member;
-        let known =
-            conn.is_none_or(|conn| *life != Life::Dead && self.conns.get(&conn) == Some(&identity.rank));
+        let Member { identity, life, session, met, meeting, .. } = member;
+        let known = session
+            .is_none_or(|session| *life != Life::Dead && self.sessions.get(&session) == Some(&identity.rank));
         known && met.fits(self.settings.world) && meeting.fits(self.settings.world)
     }
 }

@@ -10,7 +10,7 @@ use super::introductions::Introductions;
 
 use super::store::Store;
 use crate::mask::{MAX_WORLD, Mask};
-use crate::rendezvous::call::{Call, ConnId};
+use crate::rendezvous::call::{Call, SessionId};
 use crate::rendezvous::codec::wire;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::rounds::{Outcome, Rounds};
@@ -38,7 +38,8 @@ pub struct Machine {
     pub(super) settings: Settings,
     /// One seat per rank, so that two living incarnations of a rank can not be represented.
     pub(super) seats: Vec<Option<Member>>,
-    pub(super) conns: BTreeMap<ConnId, u32>,
+    /// The rank of each session whose client has joined.
+    pub(super) sessions: BTreeMap<SessionId, u32>,
     pub(super) answers: Answers,
     /// End of the gathering, from the first join on.
     pub(super) gathering: Option<(Duration, Duration)>,
@@ -71,7 +72,7 @@ impl Machine {
         Ok(Self {
             seats: (0..settings.world).map(|_| None).collect(),
             settings,
-            conns: BTreeMap::new(),
+            sessions: BTreeMap::new(),
             answers: Answers::default(),
             gathering: None,
             decision: Decision { mask: Mask::EMPTY, epoch: 0, step: 0 },
@@ -156,7 +157,7 @@ pub(super) struct Member {
     pub(super) identity: Identity,
     pub(super) role: Role,
     pub(super) life: Life,
-    pub(super) conn: Option<ConnId>,
+    pub(super) session: Option<SessionId>,
     pub(super) joining: Option<Call>,
     /// On standby: it waits to be admitted.
     pub(super) ready: bool,
@@ -167,4 +168,4 @@ pub(super) struct Member {
     pub(super) config: Fields,
     pub(super) listener: Option<Listener>,
 }
-wire!(struct Member { identity, role, life, conn, joining, ready, met, meeting, config, listener });
+wire!(struct Member { identity, role, life, session, joining, ready, met, meeting, config, listener });

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::rendezvous::call::{Call, ConnId};
+use crate::rendezvous::call::{Call, SessionId};
 use crate::rendezvous::codec::{Blob, Reader, Wire, WireError, wire};
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::rounds::Outcome;
@@ -21,7 +21,7 @@ const ENTRY_BYTES: usize = 64;
 /// Most keys of one wait, and most bytes of one answer.
 const MAX_KEYS: usize = 4096;
 const MAX_ANSWER_BYTES: usize = 2 << 20;
-/// Requests that one connection may have waiting.
+/// Requests that one session may have waiting.
 const MAX_WAITS: usize = 64;
 
 /// Keys, values, and who waits for them.
@@ -87,12 +87,13 @@ impl Store {
         deadline: Duration,
     ) -> Vec<Outcome> {
         const OP: &str = "wait for keys";
-        let waits = self.waiting.values().flatten().filter(|waiting| waiting.call.conn == call.conn).count();
+        let waits =
+            self.waiting.values().flatten().filter(|waiting| waiting.call.session == call.session).count();
         let longest = keys.iter().map(String::len).max().unwrap_or(0);
         let checked = BootstrapError::check(OP, "keys", keys.len(), MAX_KEYS)
             .and_then(|()| BootstrapError::check(OP, "bytes of a key", longest, MAX_KEY_BYTES))
             .and_then(|()| {
-                BootstrapError::check(OP, "requests waiting on one connection", waits + 1, MAX_WAITS)
+                BootstrapError::check(OP, "requests waiting in one session", waits + 1, MAX_WAITS)
             });
         if let Err(error) = checked {
             return vec![(call, Err(error))];
@@ -119,10 +120,10 @@ impl Store {
         self.waiting.values().flatten().map(|waiting| waiting.until).min()
     }
 
-    /// Ends the waits of a connection that is gone.
-    pub(super) fn forget(&mut self, conn: ConnId) {
+    /// Ends the waits of a session that is gone.
+    pub(super) fn forget(&mut self, session: SessionId) {
         self.waiting.retain(|_, waiting| {
-            waiting.retain(|waiting| waiting.call.conn != conn);
+            waiting.retain(|waiting| waiting.call.session != session);
             !waiting.is_empty()
         });
     }
@@ -206,8 +207,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn call(conn: ConnId, id: u64) -> Call {
-        Call { conn, id }
+    fn call(session: SessionId, id: u64) -> Call {
+        Call { session, id }
     }
 
     fn texts(keys: &[&str]) -> Vec<String> {
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_has_a_limit_of_waits_and_takes_them_along() {
+    fn a_session_has_a_limit_of_waits_and_takes_them_along() {
         let mut store = Store::default();
         for id in 0..MAX_WAITS as u64 {
             assert!(store.get(SECOND, call(1, id), texts(&["never"]), SECOND).is_empty());

@@ -20,11 +20,11 @@ struct Run {
     machine: Machine,
     leases: Leases,
     now: Duration,
-    answers: BTreeMap<(ConnId, u64), Result<Reply, BootstrapError>>,
-    closed: Vec<ConnId>,
-    asks: Vec<(ConnId, Ask)>,
-    /// The last outcome that each connection was told.
-    settled: BTreeMap<ConnId, Result<Decision, BootstrapError>>,
+    answers: BTreeMap<(SessionId, u64), Result<Reply, BootstrapError>>,
+    closed: Vec<SessionId>,
+    asks: Vec<(SessionId, Ask)>,
+    /// The last outcome that each session was told.
+    settled: BTreeMap<SessionId, Result<Decision, BootstrapError>>,
     next_id: u64,
 }
 
@@ -50,7 +50,7 @@ impl Run {
         }
     }
 
-    /// A run that has come together; rank r is on connection r, with member id r.
+    /// A run that has come together; rank r has session r, with member id r.
     fn formed(world: u32) -> Self {
         let mut run = Self::new(world);
         for rank in 0..world {
@@ -62,72 +62,74 @@ impl Run {
 
     fn event(&mut self, event: Event) {
         match event {
-            Event::Request { call: Call { conn, .. }, .. } | Event::Noticed { conn, .. } => self.hear(conn),
-            Event::Closed { conn, by_peer: true } => self.leases.forget(conn),
+            Event::Request { call: Call { session, .. }, .. } | Event::Noticed { session, .. } => {
+                self.hear(session)
+            }
+            Event::Closed { session, by_peer: true } => self.leases.forget(session),
             _ => {}
         }
         for action in self.machine.handle(self.now, event) {
             match action {
                 Action::Answer { call, result } => {
-                    let former = self.answers.insert((call.conn, call.id), result);
+                    let former = self.answers.insert((call.session, call.id), result);
                     assert!(former.is_none(), "{call:?} was answered twice");
                 }
-                Action::Close { conn } => self.closed.push(conn),
-                Action::Ask { conn, ask } => self.asks.push((conn, ask)),
-                Action::Settle { conn, outcome, .. } => drop(self.settled.insert(conn, outcome)),
+                Action::Close { session } => self.closed.push(session),
+                Action::Ask { session, ask } => self.asks.push((session, ask)),
+                Action::Settle { session, outcome, .. } => drop(self.settled.insert(session, outcome)),
                 Action::Show { .. } => {}
             }
         }
     }
 
     /// A sign of life.
-    fn hear(&mut self, conn: ConnId) {
-        if let Some(event) = self.leases.heard(self.now, conn) {
+    fn hear(&mut self, session: SessionId) {
+        if let Some(event) = self.leases.heard(self.now, session) {
             self.event(event);
         }
     }
 
-    fn ask(&mut self, conn: ConnId, request: Request) -> (ConnId, u64) {
+    fn ask(&mut self, session: SessionId, request: Request) -> (SessionId, u64) {
         self.next_id += 1;
-        self.ask_as((conn, self.next_id), request);
-        (conn, self.next_id)
+        self.ask_as((session, self.next_id), request);
+        (session, self.next_id)
     }
 
-    fn ask_as(&mut self, (conn, id): (ConnId, u64), request: Request) {
-        self.event(Event::Request { call: Call { conn, id }, request: Box::new(request) });
+    fn ask_as(&mut self, (session, id): (SessionId, u64), request: Request) {
+        self.event(Event::Request { call: Call { session, id }, request: Box::new(request) });
     }
 
-    fn join(&mut self, conn: ConnId, rank: u32, member: u128) -> (ConnId, u64) {
+    fn join(&mut self, session: SessionId, rank: u32, member: u128) -> (SessionId, u64) {
         let join = join(rank, member, self.machine.settings.world);
-        self.ask(conn, Request::Join { join })
+        self.ask(session, Request::Join { join })
     }
 
-    fn notice(&mut self, conn: ConnId, notice: Notice) {
-        self.event(Event::Noticed { conn, notice });
+    fn notice(&mut self, session: SessionId, notice: Notice) {
+        self.event(Event::Noticed { session, notice });
     }
 
-    fn doubt(&mut self, conn: ConnId, peers: &[u32]) {
+    fn doubt(&mut self, session: SessionId, peers: &[u32]) {
         let epoch = self.machine.decision.epoch;
-        self.notice(conn, Notice::Doubt { epoch, peers: peers.iter().copied().collect() });
+        self.notice(session, Notice::Doubt { epoch, peers: peers.iter().copied().collect() });
     }
 
-    /// Answers what was asked of these connections, until nothing more is: a member on connection c promises step 10 * c, and
+    /// Answers what was asked in these sessions, until nothing more is: the member of session s promises step 10 * s, and
     /// does not reach the peers that `missing` lists for it.
-    fn reply(&mut self, conns: &[ConnId], missing: &[(ConnId, &[u32])]) {
-        while let Some(at) = self.asks.iter().position(|(conn, _)| conns.contains(conn)) {
-            let (conn, ask) = self.asks.remove(at);
+    fn reply(&mut self, sessions: &[SessionId], missing: &[(SessionId, &[u32])]) {
+        while let Some(at) = self.asks.iter().position(|(session, _)| sessions.contains(session)) {
+            let (session, ask) = self.asks.remove(at);
             let notice = match ask {
-                Ask::Promise { change, .. } => Notice::Promise { change, step: 10 * conn },
+                Ask::Promise { change, .. } => Notice::Promise { change, step: 10 * session },
                 Ask::Reach { change, peers } => {
                     let mine =
-                        missing.iter().filter(|(of, _)| *of == conn).flat_map(|(_, peers)| peers.iter());
+                        missing.iter().filter(|(of, _)| *of == session).flat_map(|(_, peers)| peers.iter());
                     let missing = mine.copied().collect::<Mask>().and(&peers);
                     Notice::Reached { change, missing }
                 }
                 Ask::Meet { peers } => Notice::Met { peers },
                 Ask::Introduce { ticket, .. } => Notice::Introduced { ticket, result: Ok(Vec::new()) },
             };
-            self.notice(conn, notice);
+            self.notice(session, notice);
         }
     }
 
@@ -137,24 +139,24 @@ impl Run {
         (mask.to_string(), epoch, step)
     }
 
-    fn round(&mut self, conn: ConnId, tag: &str, ranks: Mask, kind: RoundKind) -> (ConnId, u64) {
+    fn round(&mut self, session: SessionId, tag: &str, ranks: Mask, kind: RoundKind) -> (SessionId, u64) {
         self.ask(
-            conn,
+            session,
             Request::Round { round: Round { tag: tag.to_owned(), ranks, deadline: 10 * SECOND, kind } },
         )
     }
 
-    fn close(&mut self, conn: ConnId) {
-        self.asks.retain(|(of, _)| *of != conn);
-        self.event(Event::Closed { conn, by_peer: true });
+    fn close(&mut self, session: SessionId) {
+        self.asks.retain(|(of, _)| *of != session);
+        self.event(Event::Closed { session, by_peer: true });
     }
 
-    /// Lets time pass while these connections give signs of life.
-    fn pass(&mut self, time: Duration, alive: &[ConnId]) {
+    /// Lets time pass while the clients of these sessions give signs of life.
+    fn pass(&mut self, time: Duration, alive: &[SessionId]) {
         let end = self.now + time;
         while self.now < end {
             self.now = (self.now + SECOND).min(end);
-            alive.iter().for_each(|conn| self.hear(*conn));
+            alive.iter().for_each(|session| self.hear(*session));
             self.leases.expire(self.now).into_iter().for_each(|event| self.event(event));
             self.event(Event::Tick);
             let next =
@@ -163,11 +165,11 @@ impl Run {
         }
     }
 
-    fn answer(&self, call: (ConnId, u64)) -> Option<&Result<Reply, BootstrapError>> {
+    fn answer(&self, call: (SessionId, u64)) -> Option<&Result<Reply, BootstrapError>> {
         self.answers.get(&call)
     }
 
-    fn error(&self, call: (ConnId, u64)) -> &BootstrapError {
+    fn error(&self, call: (SessionId, u64)) -> &BootstrapError {
         self.answer(call).expect("no answer").as_ref().expect_err("no error")
     }
 
@@ -210,7 +212,7 @@ fn a_thousand_members_join_exchange_and_agree() {
         assert!((0u32..).zip(blobs).all(|(from, blob)| blob.0 == (from ^ rank).to_le_bytes()), "rank {rank}");
     }
     run.close(1000);
-    let everybody: Vec<ConnId> = (0..u64::from(world)).collect();
+    let everybody: Vec<SessionId> = (0..u64::from(world)).collect();
     assert_eq!(run.asks.len(), 1023, "a question for each member, a promise back, and the outcome");
     run.reply(&everybody, &[]);
     assert_eq!(run.settled.len(), 1023);
@@ -319,7 +321,7 @@ fn a_step_that_fails_fails_for_the_late_one_too_and_can_be_repeated() {
     }
     let late = run.round(1, "go", all, RoundKind::Barrier {});
     assert!(matches!(run.error(late), BootstrapError::Timeout { .. }));
-    let again: Vec<_> = (0..3).map(|conn| run.round(conn, "go", all, RoundKind::Barrier {})).collect();
+    let again: Vec<_> = (0..3).map(|session| run.round(session, "go", all, RoundKind::Barrier {})).collect();
     assert!(again.iter().all(|call| run.answer(*call) == Some(&Ok(Reply::Done {}))));
 }
 
@@ -375,7 +377,7 @@ fn silence_makes_suspect_and_a_sign_of_life_undoes_it() {
     let mut run = Run::formed(2);
     run.pass(5 * SECOND, &[0]);
     assert_eq!((run.state(0), run.state(1)), (RankState::Alive {}, RankState::Suspect {}));
-    run.event(Event::Heard { conn: 1 });
+    run.event(Event::Heard { session: 1 });
     assert_eq!(run.state(1), RankState::Alive {});
 }
 
@@ -414,8 +416,8 @@ fn a_doubt_that_the_survey_dispels_costs_nobody_its_place() {
     let asked: Vec<String> = run
         .asks
         .iter()
-        .map(|(conn, ask)| match ask {
-            Ask::Reach { peers, .. } => format!("{conn}: {peers}"),
+        .map(|(session, ask)| match ask {
+            Ask::Reach { peers, .. } => format!("{session}: {peers}"),
             other => panic!("{other:?} while nobody has looked"),
         })
         .collect();
@@ -496,7 +498,7 @@ fn a_silent_member_that_the_others_reach_holds_nobody_up() {
         run.pass(SECOND, &[0, 1, 2]);
     }
     assert_eq!(run.decided().1, 1);
-    run.event(Event::Heard { conn: 3 });
+    run.event(Event::Heard { session: 3 });
     run.pass(20 * SECOND, &[0, 1, 2, 3]);
     run.reply(&[0, 1, 2, 3], &[]);
     assert_eq!(run.decided().0, "0-3");
@@ -540,11 +542,11 @@ fn a_death_that_is_reported_needs_no_quorum() {
 }
 
 #[test]
-fn a_member_that_comes_by_another_connection_is_asked_again() {
+fn a_member_that_comes_with_another_session_is_asked_again() {
     let mut run = Run::formed(3);
     run.close(2);
     run.reply(&[0], &[]);
-    run.event(Event::Closed { conn: 1, by_peer: false });
+    run.event(Event::Closed { session: 1, by_peer: false });
     run.join(9, 1, 1);
     run.reply(&[0, 9], &[(0, &[1])]);
     assert_eq!(run.decided(), ("0-1".to_owned(), 2, 91));
@@ -635,7 +637,7 @@ fn newcomers_that_know_each_other_enter_together() {
     run.close(3);
     run.join(12, 2, 12);
     run.join(13, 3, 13);
-    [12, 13].into_iter().for_each(|conn| run.notice(conn, Notice::Ready {}));
+    [12, 13].into_iter().for_each(|session| run.notice(session, Notice::Ready {}));
     run.reply(&[12, 13], &[]);
     run.reply(&[0, 1], &[]);
     assert_eq!(
@@ -668,9 +670,9 @@ fn an_introduction_is_passed_on_and_answered() {
     run.close(2);
     run.reply(&[0, 1], &[]);
     run.join(12, 2, 12);
-    let introduce = |run: &mut Run, conn, rank| {
+    let introduce = |run: &mut Run, session, rank| {
         let blobs = vec![Blob(vec![rank as u8; 3])];
-        run.ask(conn, Request::Introduce { rank, blobs, deadline: SECOND })
+        run.ask(session, Request::Introduce { rank, blobs, deadline: SECOND })
     };
     let (first, second) = (introduce(&mut run, 12, 0), introduce(&mut run, 12, 1));
     let (0, Ask::Introduce { ticket, rank: 2, blobs }) = run.asks.remove(0) else { panic!() };
@@ -684,9 +686,9 @@ fn an_introduction_is_passed_on_and_answered() {
     let third = introduce(&mut run, 12, 1);
     run.close(1);
     assert!(matches!(run.error(third), BootstrapError::PeerLost { rank: 1, .. }));
-    for (conn, rank) in [(12, 1), (12, 2), (0, 2)] {
-        let call = introduce(&mut run, conn, rank);
-        assert!(matches!(run.error(call), BootstrapError::OutOfOrder { .. }), "{conn} to {rank}");
+    for (session, rank) in [(12, 1), (12, 2), (0, 2)] {
+        let call = introduce(&mut run, session, rank);
+        assert!(matches!(run.error(call), BootstrapError::OutOfOrder { .. }), "{session} to {rank}");
     }
     let call =
         run.ask(12, Request::Introduce { rank: 0, blobs: vec![Blob::default(); 65], deadline: SECOND });
@@ -756,7 +758,7 @@ fn a_change_that_starts_over_says_because_of_whom() {
     run.reply(&[0], &[]);
     run.pass(3 * SECOND, &[0, 1]);
     // One that was heard is silent now, and is not seen dead.
-    run.event(Event::Silent { conn: 1 });
+    run.event(Event::Silent { session: 1 });
     let Err(BootstrapError::Timeout { missing, elapsed, .. }) = &run.settled[&0] else {
         panic!("{:?}", run.settled)
     };
@@ -790,7 +792,7 @@ fn a_replacement_is_not_told_the_failures_of_its_predecessor() {
 #[test]
 fn a_connection_that_this_side_gave_up_fences_nobody_until_a_witness_speaks() {
     let mut run = Run::formed(2);
-    run.event(Event::Closed { conn: 1, by_peer: false });
+    run.event(Event::Closed { session: 1, by_peer: false });
     assert_eq!(run.state(1), RankState::Suspect {});
     let refused = run.join(7, 1, 77);
     assert!(matches!(run.error(refused), BootstrapError::Fenced { .. }));
@@ -803,13 +805,13 @@ fn a_connection_that_this_side_gave_up_fences_nobody_until_a_witness_speaks() {
 }
 
 #[test]
-fn the_same_incarnation_may_come_back_by_a_new_connection() {
+fn the_same_incarnation_may_come_back_with_a_new_session() {
     let mut run = Run::formed(2);
     let back = run.join(9, 1, 1);
     assert!(matches!(run.answer(back), Some(Ok(Reply::Joined { .. }))));
     assert_eq!((run.state(1), run.closed.as_slice()), (RankState::Alive {}, &[1][..]));
     run.close(1);
-    assert_eq!(run.state(1), RankState::Alive {}, "the former connection is nobody's any more");
+    assert_eq!(run.state(1), RankState::Alive {}, "the former session is nobody's any more");
 }
 
 #[test]
@@ -825,7 +827,7 @@ fn a_call_is_carried_out_once_and_its_answer_kept_until_the_client_has_it() {
     let (former, answer) = again(&mut run);
     assert_eq!(former, Some(Ok(Reply::Sum { sum: 1 })));
     assert_eq!(answer, former);
-    run.event(Event::Received { conn: 0, through: call.1 });
+    run.event(Event::Received { session: 0, through: call.1 });
     let barrier = run.round(0, "x", Mask::all(2), RoundKind::Barrier {});
     let kind = RoundKind::Barrier {};
     let round = Round { tag: "x".to_owned(), ranks: Mask::all(2), deadline: 10 * SECOND, kind };
@@ -879,7 +881,7 @@ fn who_was_admitted_and_evicted_without_learning_of_either_waits_again() {
     run.reply(&[0, 1, 2, 9], &[]);
     assert_eq!(run.decided().0, "0-3");
     run.pass(6 * SECOND, &[0, 1, 2]);
-    run.asks.retain(|(conn, _)| *conn != 9);
+    run.asks.retain(|(session, _)| *session != 9);
     run.reply(&[0, 1, 2], &[(0, &[3]), (1, &[3]), (2, &[3])]);
     assert_eq!((run.decided().0.as_str(), run.state(3)), ("0-2", RankState::Evicted {}));
     run.ask(9, Request::Resume { standby: true });
@@ -993,12 +995,12 @@ fn leaving_is_a_death_that_says_so() {
 }
 
 #[test]
-fn the_end_of_a_connection_whose_member_was_seen_dead_before_the_start_is_not_that_of_its_successor() {
+fn the_end_of_a_session_whose_member_was_seen_dead_before_the_start_is_not_that_of_its_successor() {
     let mut run = Run::new(2);
     run.join(1, 1, 1);
     run.event(Event::Ended { rank: 1, pid: 101 });
     run.join(9, 1, 9);
     run.join(0, 0, 0);
-    run.event(Event::Closed { conn: 1, by_peer: true });
+    run.event(Event::Closed { session: 1, by_peer: true });
     assert_eq!((run.state(1), run.closed.as_slice()), (RankState::Alive {}, &[1][..]));
 }

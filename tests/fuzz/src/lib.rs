@@ -41,7 +41,7 @@ impl Default for Pair {
     }
 }
 
-/// A run of three ranks in which something of everything is under way. Rank r is on connection r.
+/// A run of three ranks in which something of everything is under way. Rank r has session r.
 pub fn formed() -> Machine {
     let second = Duration::from_secs(1);
     let settings = Settings {
@@ -53,9 +53,9 @@ pub fn formed() -> Machine {
     };
     let mut machine = Machine::new(settings).expect("settings");
     let mut calls = 0;
-    let mut ask = |conn: u32, request| {
+    let mut ask = |session: u32, request| {
         calls += 1;
-        let call = Call { conn: u64::from(conn), id: calls };
+        let call = Call { session: u64::from(session), id: calls };
         machine.handle(second, Event::Request { call, request: Box::new(request) });
     };
     for rank in 0..3 {
@@ -85,7 +85,7 @@ pub fn formed() -> Machine {
         ask(0, Request::Round { round: Round { tag, ranks, deadline, kind } });
     }
     let notice = Notice::Doubt { epoch: 1, peers: Mask::all(2).without(0) };
-    machine.handle(second, Event::Noticed { conn: 0, notice });
+    machine.handle(second, Event::Noticed { session: 0, notice });
     machine
 }
 

@@ -54,7 +54,7 @@ fn machine() -> Machine {
 /// Sets a key to the record's number.
 fn record(number: u8) -> Record {
     let request = Request::Set { key: "n".to_owned(), value: Blob(vec![number]) };
-    let call = Call { conn: 1, id: u64::from(number) };
+    let call = Call { session: 1, id: u64::from(number) };
     Record { at: SECOND * u32::from(number), event: Event::Request { call, request: Box::new(request) } }
 }
 
@@ -282,7 +282,7 @@ fn a_file_is_written_anew_once_it_has_grown() {
         .map(|number| {
             let value = Blob(vec![number; 64 << 10]);
             let request = Box::new(Request::Set { key: "n".to_owned(), value });
-            let call = Call { conn: 1, id: u64::from(number) };
+            let call = Call { session: 1, id: u64::from(number) };
             Record { at: SECOND, event: Event::Request { call, request } }
         })
         .collect();
@@ -309,7 +309,7 @@ fn a_group_past_the_size_of_a_piece_becomes_several() {
     let folder = Folder::new();
     let value = Blob(vec![7; 4 << 20]); // more than the store takes
     let request = Request::Set { key: "n".to_owned(), value };
-    let event = Event::Request { call: Call { conn: 1, id: 1 }, request: Box::new(request) };
+    let event = Event::Request { call: Call { session: 1, id: 1 }, request: Box::new(request) };
     let (mut file, ..) = StateFile::open(&folder.state(), || Ok(machine())).unwrap();
     let (before, group) = (file.length, vec![Record { at: SECOND, event }; 6]);
     let bytes: usize = group.iter().map(|record| record.encode().len()).sum();

@@ -47,7 +47,7 @@ enum Heard {
 struct Member {
     rank: u32,
     member: u128,
-    conn: ConnId,
+    session: SessionId,
     dead: bool,
     stopped: bool,
     /// On standby: it will say that it is ready.
@@ -80,12 +80,12 @@ struct World {
     lasting: Machine,
     restarts: Random,
     members: Vec<Member>,
-    to_server: Vec<(Duration, ConnId, Heard)>,
-    to_member: Vec<(Duration, ConnId, Said)>,
+    to_server: Vec<(Duration, SessionId, Heard)>,
+    to_member: Vec<(Duration, SessionId, Said)>,
     /// When the last message on each way arrives: a later one does not overtake it.
-    arrives: BTreeMap<(ConnId, bool), Duration>,
+    arrives: BTreeMap<(SessionId, bool), Duration>,
     broken: Vec<(u32, u32)>,
-    conns: ConnId,
+    sessions: SessionId,
     calls: u64,
     decisions: BTreeMap<u32, Decision>,
     /// Members that were well all the time since the last decision.
@@ -115,7 +115,7 @@ impl World {
             to_member: Vec::new(),
             arrives: BTreeMap::new(),
             broken: Vec::new(),
-            conns: 0,
+            sessions: 0,
             calls: 0,
             decisions: BTreeMap::new(),
             trouble: Mask::EMPTY,
@@ -134,12 +134,12 @@ impl World {
     }
 
     fn start(&mut self, rank: u32) {
-        self.conns += 1;
+        self.sessions += 1;
         let eager = self.below(3) > 0;
         self.members.push(Member {
             rank,
-            member: u128::from(self.conns),
-            conn: self.conns,
+            member: u128::from(self.sessions),
+            session: self.sessions,
             dead: false,
             stopped: false,
             eager,
@@ -162,34 +162,34 @@ impl World {
     fn join(&mut self, at: usize) {
         self.calls += 1;
         self.members[at].joining = Some(self.calls);
-        self.tell(self.members[at].conn, Heard::Join(self.calls));
+        self.tell(self.members[at].session, Heard::Join(self.calls));
     }
 
     /// A way takes 1 to 30 ms, and sometimes much longer.
-    fn arrival(&mut self, conn: ConnId, up: bool) -> Duration {
+    fn arrival(&mut self, session: SessionId, up: bool) -> Duration {
         let long = if !self.calm && self.below(60) == 0 { 400 } else { 30 };
         let arrives = self.now + MS * (1 + self.below(long) as u32);
-        let last = self.arrives.entry((conn, up)).or_default();
+        let last = self.arrives.entry((session, up)).or_default();
         *last = arrives.max(*last);
         *last
     }
 
-    fn tell(&mut self, conn: ConnId, heard: Heard) {
-        let at = self.arrival(conn, true);
-        self.to_server.push((at, conn, heard));
+    fn tell(&mut self, session: SessionId, heard: Heard) {
+        let at = self.arrival(session, true);
+        self.to_server.push((at, session, heard));
     }
 
     fn event(&mut self, event: Event) {
         let before = self.machine.decision;
         let living = self.machine.ranks(|member| member.role == Role::Active && member.life != Life::Dead);
         for action in self.handle(event) {
-            let (conn, said) = match action {
+            let (session, said) = match action {
                 Action::Answer { call, result: Ok(Reply::Joined { joined }) } => {
-                    (call.conn, Said::Joined(joined.view.clone()))
+                    (call.session, Said::Joined(joined.view.clone()))
                 }
                 // The end of the former member's connection is still on its way.
                 Action::Answer { call, result: Err(BootstrapError::Fenced { .. }) } => {
-                    let living = |member: &Member| member.conn == call.conn && !member.dead;
+                    let living = |member: &Member| member.session == call.session && !member.dead;
                     if let Some(at) = self.members.iter().position(living) {
                         self.join(at);
                     }
@@ -199,14 +199,14 @@ impl World {
                 // It has not been let in yet.
                 Action::Answer { result: Err(BootstrapError::OutOfOrder { .. }), .. } => continue,
                 Action::Answer { result, .. } => panic!("{result:?}"),
-                Action::Ask { conn, ask } => (conn, Said::Ask(ask)),
-                Action::Settle { conn, change, outcome, retired } => {
-                    (conn, Said::Settled(change, outcome, retired))
+                Action::Ask { session, ask } => (session, Said::Ask(ask)),
+                Action::Settle { session, change, outcome, retired } => {
+                    (session, Said::Settled(change, outcome, retired))
                 }
                 Action::Show { .. } | Action::Close { .. } => continue,
             };
-            let at = self.arrival(conn, false);
-            self.to_member.push((at, conn, said));
+            let at = self.arrival(session, false);
+            self.to_member.push((at, session, said));
         }
         let after = self.machine.decision;
         if after != before && before.epoch > 0 {
@@ -270,8 +270,8 @@ impl World {
         self.now += passes;
         let now = self.now;
         let due = self.to_server.extract_if(.., |(at, ..)| *at <= now).collect::<Vec<_>>();
-        for (_, conn, heard) in due {
-            let Some(member) = self.members.iter().find(|member| member.conn == conn) else { continue };
+        for (_, session, heard) in due {
+            let Some(member) = self.members.iter().find(|member| member.session == session) else { continue };
             let join = Join {
                 version: PROTOCOL_VERSION,
                 run_id: "run".to_owned(),
@@ -281,35 +281,35 @@ impl World {
                     rank: member.rank,
                     member: member.member,
                     host: String::new(),
-                    pid: conn as u32,
+                    pid: session as u32,
                 },
                 deadline: 60 * LEASE,
                 config: Vec::new(),
                 listener: None,
             };
-            if let Some(event) = self.leases.heard(now, conn) {
+            if let Some(event) = self.leases.heard(now, session) {
                 self.event(event);
             }
             let event = match heard {
                 Heard::Join(id) => {
-                    let call = Call { conn, id };
+                    let call = Call { session, id };
                     Event::Request { call, request: Box::new(Request::Join { join }) }
                 }
                 Heard::Resume { standby } => {
                     self.calls += 1;
-                    let call = Call { conn, id: self.calls };
+                    let call = Call { session, id: self.calls };
                     Event::Request { call, request: Box::new(Request::Resume { standby }) }
                 }
                 Heard::Retire(rank) => {
                     self.calls += 1;
-                    let call = Call { conn, id: self.calls };
+                    let call = Call { session, id: self.calls };
                     Event::Request { call, request: Box::new(Request::Retire { rank }) }
                 }
-                Heard::Notice(notice) => Event::Noticed { conn, notice },
+                Heard::Notice(notice) => Event::Noticed { session, notice },
                 Heard::Ping => continue,
                 Heard::Closed => {
-                    self.leases.forget(conn);
-                    Event::Closed { conn, by_peer: true }
+                    self.leases.forget(session);
+                    Event::Closed { session, by_peer: true }
                 }
             };
             self.event(event);
@@ -321,14 +321,16 @@ impl World {
             self.event(Event::Tick);
         }
         self.trouble = self.trouble.or(&self.unwell());
-        let running = |members: &[Member], conn: ConnId| {
-            members.iter().any(|m| m.conn == conn && !m.stopped && !m.dead)
+        let running = |members: &[Member], session: SessionId| {
+            members.iter().any(|m| m.session == session && !m.stopped && !m.dead)
         };
         let members = &self.members;
-        let due: Vec<_> =
-            self.to_member.extract_if(.., |(at, conn, _)| *at <= now && running(members, *conn)).collect();
-        for (_, conn, said) in due {
-            self.hear(conn, said);
+        let due: Vec<_> = self
+            .to_member
+            .extract_if(.., |(at, session, _)| *at <= now && running(members, *session))
+            .collect();
+        for (_, session, said) in due {
+            self.hear(session, said);
         }
         for at in 0..self.members.len() {
             if !self.members[at].dead && !self.members[at].stopped {
@@ -337,8 +339,8 @@ impl World {
         }
     }
 
-    fn hear(&mut self, conn: ConnId, said: Said) {
-        let Some(at) = self.members.iter().position(|member| member.conn == conn) else { return };
+    fn hear(&mut self, session: SessionId, said: Said) {
+        let Some(at) = self.members.iter().position(|member| member.session == session) else { return };
         let rank = self.members[at].rank;
         match said {
             Said::Joined(view) => {
@@ -349,17 +351,17 @@ impl World {
             }
             Said::Ask(Ask::Reach { change, peers }) => {
                 let missing = peers.iter().filter(|peer| !self.reaches(rank, *peer)).collect();
-                self.tell(conn, Heard::Notice(Notice::Reached { change, missing }));
+                self.tell(session, Heard::Notice(Notice::Reached { change, missing }));
             }
             Said::Ask(Ask::Meet { peers }) => {
                 let peers = peers.iter().filter(|peer| self.reaches(rank, *peer)).collect();
-                self.tell(conn, Heard::Notice(Notice::Met { peers }));
+                self.tell(session, Heard::Notice(Notice::Met { peers }));
             }
             Said::Ask(Ask::Introduce { .. }) => {}
             Said::Ask(Ask::Promise { change, lossy }) => {
                 let Some(pace) = &mut self.members[at].pace else { return };
                 let step = pace.promise(change, lossy);
-                self.tell(conn, Heard::Notice(Notice::Promise { change, step }));
+                self.tell(session, Heard::Notice(Notice::Promise { change, step }));
             }
             Said::Settled(change, outcome, retired) => {
                 let member = &mut self.members[at];
@@ -374,10 +376,10 @@ impl World {
 
     /// A running member goes on as far as it can.
     fn live(&mut self, at: usize) {
-        let (now, conn, rank) = (self.now, self.members[at].conn, self.members[at].rank);
+        let (now, session, rank) = (self.now, self.members[at].session, self.members[at].rank);
         if now >= self.members[at].pinged + PING {
             self.members[at].pinged = now;
-            self.tell(conn, Heard::Ping);
+            self.tell(session, Heard::Ping);
         }
         let Some(pace) = &self.members[at].pace else { return };
         let current = pace.current();
@@ -411,7 +413,7 @@ impl World {
         let unsaid = self.members[at].lost.minus(&self.members[at].told);
         if !unsaid.is_empty() {
             self.members[at].told = self.members[at].lost;
-            self.tell(conn, Heard::Notice(Notice::Doubt { epoch: current.epoch, peers: unsaid }));
+            self.tell(session, Heard::Notice(Notice::Doubt { epoch: current.epoch, peers: unsaid }));
         }
         let member = &mut self.members[at];
         let Some(pace) = &mut member.pace else { return };
@@ -430,7 +432,7 @@ impl World {
             }
             Next::Wait => {
                 if pace.is_standby() && member.eager {
-                    self.tell(conn, Heard::Notice(Notice::Ready {}));
+                    self.tell(session, Heard::Notice(Notice::Ready {}));
                     self.members[at].eager = false;
                 }
             }
@@ -461,11 +463,11 @@ impl World {
     /// Something goes wrong, or ends going wrong.
     fn disturb(&mut self) {
         let at = self.below(self.members.len() as u64) as usize;
-        let (rank, conn) = (self.members[at].rank, self.members[at].conn);
+        let (rank, session) = (self.members[at].rank, self.members[at].session);
         match self.below(16) {
             13 | 14 if !self.members[at].dead => {
                 let retired = self.below(u64::from(RANKS)) as u32;
-                self.tell(conn, Heard::Retire(retired));
+                self.tell(session, Heard::Retire(retired));
             }
             0 | 1 if !self.members[at].dead => self.kill(at),
             2 | 3 if !self.members[at].dead => self.members[at].stopped = !self.members[at].stopped,
@@ -490,7 +492,7 @@ impl World {
                 let mut peers = Mask::EMPTY;
                 peers.insert(self.below(u64::from(RANKS)) as u32);
                 let epoch = self.machine.decision.epoch;
-                self.tell(conn, Heard::Notice(Notice::Doubt { epoch, peers: peers.without(rank) }));
+                self.tell(session, Heard::Notice(Notice::Doubt { epoch, peers: peers.without(rank) }));
             }
             11 | 12 if !self.members[at].dead => self.reconnect(at),
             _ => {}
@@ -499,15 +501,15 @@ impl World {
 
     /// The connection breaks with all that is on its way, and the member comes back by another one.
     fn reconnect(&mut self, at: usize) {
-        let Member { conn, joining, .. } = self.members[at];
-        self.to_server.retain(|(_, of, _)| *of != conn);
-        self.to_member.retain(|(_, of, _)| *of != conn);
+        let Member { session, joining, .. } = self.members[at];
+        self.to_server.retain(|(_, of, _)| *of != session);
+        self.to_member.retain(|(_, of, _)| *of != session);
         if self.members[at].pace.is_some() || self.members[at].evicted {
             let standby = self.members[at].pace.as_ref().is_some_and(Pace::is_standby);
-            self.tell(conn, Heard::Resume { standby });
+            self.tell(session, Heard::Resume { standby });
         }
         if let Some(id) = joining {
-            self.tell(conn, Heard::Join(id));
+            self.tell(session, Heard::Join(id));
         }
         let member = &mut self.members[at];
         member.eager |= member.pace.as_ref().is_some_and(Pace::is_standby);
@@ -518,9 +520,9 @@ impl World {
         self.members[at].dead = true;
         self.members[at].died_in = self.machine.decision.epoch;
         self.members[at].stopped = false;
-        let conn = self.members[at].conn;
+        let session = self.members[at].session;
         // What it has sent still comes, then the end of its connection.
-        self.tell(conn, Heard::Closed);
+        self.tell(session, Heard::Closed);
     }
 
     /// No member of an epoch begins a step of it under another one, or one of another under it.
@@ -581,7 +583,7 @@ impl World {
         for member in &living {
             eprintln!(
                 "{} {}: {:?} lost {} {:?}",
-                member.rank, member.conn, member.pace, member.lost, member.operating
+                member.rank, member.session, member.pace, member.lost, member.operating
             );
         }
         panic!("not together: {:?} {:?}", self.machine.decision, self.machine.view());

@@ -57,39 +57,42 @@ impl Chaos {
         if self.below(3) == 0 {
             self.now += Duration::from_millis(self.random.below(3000));
         }
-        let conn = self.below(8);
+        let session = self.below(8);
         if let Some(change) = machine.changes.running.as_ref().filter(|_| self.random.below(4) == 0) {
             // Some changes have to come to something.
             let notice = Notice::Reached { change: change.number, missing: Mask::EMPTY };
-            return Record { at: self.now, event: Event::Noticed { conn: conn % u64::from(WORLD), notice } };
+            return Record {
+                at: self.now,
+                event: Event::Noticed { session: session % u64::from(WORLD), notice },
+            };
         }
         let event = match self.below(18) {
             0 => Event::Tick,
-            1 => Event::Closed { conn, by_peer: self.below(2) == 0 },
+            1 => Event::Closed { session, by_peer: self.below(2) == 0 },
             2 => Event::Ended { rank: self.below(5) as u32, pid: 100 + self.below(5) as u32 },
-            3 => Event::Silent { conn },
-            4..7 => Event::Heard { conn },
-            7 => Event::Received { conn, through: self.below(self.calls + 1) },
-            8..13 => Event::Noticed { conn, notice: self.notice(machine) },
+            3 => Event::Silent { session },
+            4..7 => Event::Heard { session },
+            7 => Event::Received { session, through: self.below(self.calls + 1) },
+            8..13 => Event::Noticed { session, notice: self.notice(machine) },
             _ => {
                 self.calls += 1;
-                let request = self.request(conn);
+                let request = self.request(session);
                 // Sometimes one that has come before.
                 let id = if self.below(8) == 0 { self.below(self.calls) } else { self.calls };
-                Event::Request { call: Call { conn, id }, request: Box::new(request) }
+                Event::Request { call: Call { session, id }, request: Box::new(request) }
             }
         };
         Record { at: self.now, event }
     }
 
-    fn request(&mut self, conn: ConnId) -> Request {
+    fn request(&mut self, session: SessionId) -> Request {
         let deadline = self.time();
         match self.below(14) {
             0 => Request::Leave {},
             13 => Request::Retire { rank: self.below(5) as u32 },
             12 => Request::Resume { standby: self.below(2) == 0 },
             1..4 => {
-                let rank = if self.below(4) == 0 { self.below(5) } else { conn % u64::from(WORLD) };
+                let rank = if self.below(4) == 0 { self.below(5) } else { session % u64::from(WORLD) };
                 let join = join(rank as u32, u128::from(self.below(2) * 10 + rank), WORLD);
                 Request::Join { join: Join { deadline, ..join } }
             }
@@ -256,9 +259,9 @@ fn what_can_not_be_is_not_restored() {
     assert_eq!(refused(|m| m.seats[1].as_mut().unwrap().identity.rank = 7), "a seat");
     assert_eq!(refused(|m| m.seats[1].as_mut().unwrap().met.insert(3)), "a seat");
     assert_eq!(refused(|m| m.seats[1].as_mut().unwrap().life = Life::Dead), "a seat");
-    assert_eq!(refused(|m| assert!(m.conns.remove(&1).is_some())), "a seat");
-    assert_eq!(refused(|m| assert!(m.conns.insert(9, 1).is_none())), "a connection");
-    assert_eq!(refused(|m| assert!(m.conns.insert(9, 7).is_none())), "a connection");
+    assert_eq!(refused(|m| assert!(m.sessions.remove(&1).is_some())), "a seat");
+    assert_eq!(refused(|m| assert!(m.sessions.insert(9, 1).is_none())), "a session");
+    assert_eq!(refused(|m| assert!(m.sessions.insert(9, 7).is_none())), "a session");
     assert_eq!(refused(|m| m.gathering = Some((SECOND, SECOND))), "the gathering");
     assert_eq!(refused(|m| m.decision.mask.insert(3)), "the membership");
     assert_eq!(refused(|m| m.decision.epoch = MAX_EPOCH + 1), "the membership");
