@@ -1,0 +1,64 @@
+//! Members that are taken out of the run in good order.
+
+use super::*;
+
+#[test]
+fn a_retired_member_promises_like_the_others_and_goes_with_the_next_membership() {
+    let mut run = Run::formed(3);
+    let retire = run.ask(0, Request::Retire { rank: 2 });
+    assert_eq!(run.answer(retire), None);
+    assert!(
+        run.asks.iter().all(|(_, ask)| matches!(ask, Ask::Promise { lossy: false, .. })),
+        "{:?}",
+        run.asks
+    );
+    run.reply(&[0, 1], &[]);
+    assert_eq!(run.answer(retire), None, "it has not said how far it goes");
+    run.reply(&[2], &[]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 2, 21));
+    assert_eq!(run.answer(retire), Some(&Ok(Reply::Done {})));
+    assert_eq!(run.state(2), RankState::Retired {});
+    // Rounds go on with it until it leaves.
+    let round = run.round(0, "x", Mask::all(3), RoundKind::Barrier {});
+    run.round(1, "x", Mask::all(3), RoundKind::Barrier {});
+    run.round(2, "x", Mask::all(3), RoundKind::Barrier {});
+    assert_eq!(run.answer(round), Some(&Ok(Reply::Done {})));
+    run.close(2);
+    run.pass(10 * SECOND, &[0, 1]);
+    assert_eq!((run.decided().1, run.asks.len()), (2, 0), "nothing follows from its end");
+    let again = run.ask(1, Request::Retire { rank: 2 });
+    assert_eq!(run.answer(again), Some(&Ok(Reply::Done {})), "it is gone");
+}
+
+#[test]
+fn a_retired_member_may_come_back() {
+    let mut run = Run::formed(3);
+    run.ask(2, Request::Retire { rank: 2 });
+    run.reply(&[0, 1, 2], &[]);
+    run.join(2, 2, 2);
+    assert_eq!(run.state(2), RankState::Standby {});
+    run.notice(2, Notice::Ready {});
+    run.reply(&[0, 1, 2], &[]);
+    assert_eq!(run.decided().0, "0-2");
+}
+
+#[test]
+fn the_last_member_cannot_be_retired() {
+    let mut run = Run::formed(2);
+    let first = run.ask(0, Request::Retire { rank: 1 });
+    let second = run.ask(0, Request::Retire { rank: 0 });
+    assert!(matches!(run.error(second), BootstrapError::OutOfOrder { .. }));
+    // Nor does the death of all others make it go.
+    run.close(0);
+    run.reply(&[1], &[]);
+    assert_eq!(run.decided(), ("1".to_owned(), 2, 11));
+    assert!(matches!(run.error(first), BootstrapError::OutOfOrder { .. }));
+}
+
+#[test]
+fn leaving_is_a_death_that_says_so() {
+    let mut run = Run::formed(2);
+    let leave = run.ask(1, Request::Leave {});
+    assert_eq!(run.answer(leave), Some(&Ok(Reply::Done {})));
+    assert_eq!((run.state(1), run.closed.as_slice()), (RankState::Dead {}, &[1][..]));
+}

@@ -1,0 +1,132 @@
+//! Sessions: silence, clients that come back, and what they have missed.
+
+use super::*;
+
+#[test]
+fn silence_makes_suspect_and_a_sign_of_life_undoes_it() {
+    let mut run = Run::formed(2);
+    run.pass(5 * SECOND, &[0]);
+    assert_eq!((run.state(0), run.state(1)), (RankState::Alive {}, RankState::Suspect {}));
+    run.event(Event::Heard { session: 1 });
+    assert_eq!(run.state(1), RankState::Alive {});
+}
+
+#[test]
+fn a_member_that_comes_with_another_session_is_asked_again() {
+    let mut run = Run::formed(3);
+    run.close(2);
+    run.reply(&[0], &[]);
+    run.event(Event::Closed { session: 1, by_peer: false });
+    run.join(9, 1, 1);
+    run.reply(&[0, 9], &[(0, &[1])]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 2, 91));
+}
+
+#[test]
+fn a_connection_that_this_side_gave_up_fences_nobody_until_a_witness_speaks() {
+    let mut run = Run::formed(2);
+    run.event(Event::Closed { session: 1, by_peer: false });
+    assert_eq!(run.state(1), RankState::Suspect {});
+    let refused = run.join(7, 1, 77);
+    assert!(matches!(run.error(refused), BootstrapError::Fenced { .. }));
+    run.event(Event::Ended { rank: 1, pid: 5 });
+    assert_eq!(run.state(1), RankState::Suspect {}, "another process");
+    run.event(Event::Ended { rank: 1, pid: 101 });
+    assert_eq!(run.state(1), RankState::Dead {});
+    run.join(7, 1, 77);
+    assert_eq!(run.state(1), RankState::Standby {});
+}
+
+#[test]
+fn the_same_incarnation_may_come_back_with_a_new_session() {
+    let mut run = Run::formed(2);
+    let back = run.join(9, 1, 1);
+    assert!(matches!(run.answer(back), Some(Ok(Reply::Joined { .. }))));
+    assert_eq!((run.state(1), run.closed.as_slice()), (RankState::Alive {}, &[1][..]));
+    run.close(1);
+    assert_eq!(run.state(1), RankState::Alive {}, "the former session is nobody's any more");
+}
+
+#[test]
+fn a_call_is_carried_out_once_and_its_answer_kept_until_the_client_has_it() {
+    let mut run = Run::formed(2);
+    let add = || Request::Add { key: "n".to_owned(), amount: 1 };
+    let call = run.ask(0, add());
+    let again = |run: &mut Run| {
+        let former = run.answers.remove(&call);
+        run.ask_as(call, add());
+        (former, run.answers.get(&call).cloned())
+    };
+    let (former, answer) = again(&mut run);
+    assert_eq!(former, Some(Ok(Reply::Sum { sum: 1 })));
+    assert_eq!(answer, former);
+    run.event(Event::Received { session: 0, through: call.1 });
+    let barrier = run.round(0, "x", Mask::all(2), RoundKind::Barrier {});
+    let kind = RoundKind::Barrier {};
+    let round = Round { tag: "x".to_owned(), ranks: Mask::all(2), deadline: 10 * SECOND, kind };
+    run.ask_as(barrier, Request::Round { round });
+    assert_eq!(run.answer(barrier), None, "asked again, it still waits");
+    run.round(1, "x", Mask::all(2), RoundKind::Barrier {});
+    assert_eq!(run.answer(barrier), Some(&Ok(Reply::Done {})));
+}
+
+#[test]
+fn who_comes_back_is_told_how_the_last_change_ended_and_asked_again() {
+    let mut run = Run::formed(4);
+    run.close(3);
+    run.reply(&[0, 1, 2], &[]);
+    assert_eq!(run.decided(), ("0-2".to_owned(), 2, 21));
+    run.close(2);
+    run.reply(&[0], &[]);
+    // Neither the outcome of the first nor the question of the second has come.
+    run.settled.remove(&1);
+    run.asks.clear();
+    let resume = run.ask(1, Request::Resume { standby: false });
+    assert_eq!(run.answer(resume), Some(&Ok(Reply::Done {})));
+    assert_eq!(run.settled[&1].as_ref().unwrap().epoch, 2);
+    run.reply(&[1], &[]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 3, 11));
+}
+
+#[test]
+fn an_answer_that_is_given_again_is_followed_by_what_has_happened_since() {
+    let mut run = Run::formed(3);
+    run.pass(6 * SECOND, &[0, 1]);
+    run.reply(&[0, 1], &[(0, &[2]), (1, &[2])]);
+    assert_eq!(run.decided().0, "0-1");
+    // Rank 2 has got neither the answer to its join, its third call in all, nor any word since.
+    let call = (2, 3);
+    run.settled.remove(&2);
+    run.answers.remove(&call);
+    run.ask_as(call, Request::Join { join: join(2, 2, 3) });
+    let Some(Ok(Reply::Joined { joined })) = run.answer(call) else { panic!("not answered again") };
+    assert_eq!(joined.view.epoch, 1, "as old as the call");
+    assert_eq!(run.settled[&2].as_ref().unwrap().epoch, 2);
+}
+
+#[test]
+fn who_was_admitted_and_evicted_without_learning_of_either_waits_again() {
+    let mut run = Run::formed(4);
+    run.close(3);
+    run.reply(&[0, 1, 2], &[]);
+    run.join(9, 3, 9);
+    run.notice(9, Notice::Ready {});
+    run.reply(&[0, 1, 2, 9], &[]);
+    assert_eq!(run.decided().0, "0-3");
+    run.pass(6 * SECOND, &[0, 1, 2]);
+    run.asks.retain(|(session, _)| *session != 9);
+    run.reply(&[0, 1, 2], &[(0, &[3]), (1, &[3]), (2, &[3])]);
+    assert_eq!((run.decided().0.as_str(), run.state(3)), ("0-2", RankState::Evicted {}));
+    run.ask(9, Request::Resume { standby: true });
+    assert_eq!(run.state(3), RankState::Standby {});
+}
+
+#[test]
+fn who_is_no_member_any_more_cannot_come_back() {
+    let mut run = Run::formed(2);
+    run.close(1);
+    let resume = run.ask(1, Request::Resume { standby: false });
+    assert!(matches!(run.error(resume), BootstrapError::OutOfOrder { .. }));
+    let leave = run.ask(1, Request::Leave {});
+    assert_eq!(run.answer(leave), Some(&Ok(Reply::Done {})), "it has left already");
+}
