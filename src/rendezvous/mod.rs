@@ -23,9 +23,13 @@ mod leases;
 mod log;
 pub mod machine;
 pub mod pace;
+#[cfg(any(test, feature = "succession"))]
+mod random;
 pub mod record;
 pub mod removal;
 pub mod rounds;
+#[cfg(test)]
+mod seeds;
 pub mod wire;
 
 pub use crate::mask::{MAX_WORLD, Mask};

@@ -15,6 +15,7 @@ use super::inbox::{Heard, lock};
 use super::leadership::Leadership;
 use super::timing::Timing;
 use super::types::{Metrics, Raft};
+use crate::rendezvous::random::Random;
 
 /// Most terms that are skipped at once.
 const MOST_TERMS: u64 = 64;
@@ -28,8 +29,8 @@ pub(crate) struct Clock {
     /// Wakes the clock as the leader's process has ended.
     pub(crate) gone: Arc<Notify>,
     pub(crate) leadership: watch::Sender<Leadership>,
-    /// Random numbers, different for each voter.
-    pub(crate) random: u64,
+    /// Different numbers for each voter.
+    pub(crate) random: Random,
 }
 
 /// When it did what last, and how long it goes without a leader this time.
@@ -126,12 +127,7 @@ impl Clock {
             true => (Duration::ZERO, 2 * self.timing.heartbeat),
             false => self.timing.election,
         };
-        // SplitMix64
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let part = (z ^ z >> 31) as f64 / u64::MAX as f64;
-        least + most.saturating_sub(least).mul_f64(part)
+        let range = most.saturating_sub(least).as_nanos();
+        least + Duration::from_nanos(self.random.below(u64::try_from(range).unwrap_or(u64::MAX)))
     }
 }

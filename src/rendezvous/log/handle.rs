@@ -23,6 +23,7 @@ use super::storage::Storage;
 use super::timing::Timing;
 use super::types::{MAX_RECORD_BYTES, MAX_VOTERS, Raft, Voter};
 use crate::rendezvous::codec::Blob;
+use crate::rendezvous::random::Random;
 
 /// Why a record was not appended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -165,7 +166,7 @@ impl Log {
             progress: progress.clone(),
             gone: gone.clone(),
             leadership: says,
-            random: own.id as u64 ^ (own.id >> 64) as u64,
+            random: Random(own.id as u64 ^ (own.id >> 64) as u64),
         };
         let clock = tokio::spawn(clock.run()).abort_handle();
         let changing = tokio::sync::Mutex::default();

@@ -3,7 +3,6 @@
 mod admission;
 mod gathering;
 mod histories;
-mod random;
 mod removal;
 mod restored;
 mod retirement;

@@ -2,15 +2,15 @@
 //! off; leaders and voters die, come back with nothing, are replaced. What must hold is checked all along, and once nothing
 //! goes wrong any more, somebody leads and records get through wherever a majority of the voters lives.
 //!
-//! `EPWIRE_SEED` and `EPWIRE_CASES` choose other histories than the default ones; a failure names its seed.
+//! Chosen [by seed](crate::rendezvous::seeds).
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use super::super::*;
 use super::world::{MS, Process, World};
+use crate::rendezvous::seeds::{Seen, play};
 
 const SLOTS: u64 = 7;
 const SECOND: Duration = Duration::from_secs(1);
@@ -166,7 +166,7 @@ impl World {
     }
 }
 
-async fn history(seed: u64) -> BTreeMap<&'static str, u32> {
+async fn history(seed: u64) -> Seen {
     // Some cut their log all the time.
     let snapshot = if seed.is_multiple_of(2) { Timing::default().snapshot } else { (20, 16 << 20) };
     let mut world = World::new(seed, Timing { snapshot, ..Timing::default() }).await;
@@ -189,27 +189,11 @@ async fn history(seed: u64) -> BTreeMap<&'static str, u32> {
     world.seen.lock().unwrap().counts.clone()
 }
 
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
-}
-
 #[test]
 fn whatever_happens_copies_agree_and_nothing_acknowledged_is_lost() {
-    let first = number("EPWIRE_SEED", 1);
-    let mut seen: BTreeMap<&str, u32> = BTreeMap::new();
-    for seed in first..first + number("EPWIRE_CASES", 30) {
-        let history = std::panic::catch_unwind(|| {
-            let runtime =
-                tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-            runtime.unwrap().block_on(history(seed))
-        });
-        let history = history.unwrap_or_else(|panic| {
-            eprintln!("EPWIRE_SEED={seed} EPWIRE_CASES=1 runs this history alone");
-            std::panic::resume_unwind(panic)
-        });
-        history.iter().for_each(|(what, times)| *seen.entry(what).or_default() += times);
-    }
-    eprintln!("{seen:?}");
-    let all = ["acknowledged", "refused", "killed", "changed", "terms led", "restored"];
-    assert!(first > 1 || all.iter().all(|what| seen.get(what).is_some_and(|times| *times > 20)));
+    let common = ["acknowledged", "refused", "killed", "changed", "terms led", "restored"];
+    play(30, (&common, 20), |seed| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        runtime.unwrap().block_on(history(seed))
+    });
 }

@@ -8,24 +8,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::super::*;
 use crate::rendezvous::codec::{Reader, Wire, WireError};
+use crate::rendezvous::random::Random;
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 /// Most bytes of a message.
 const FRAME: usize = 8 << 20;
-
-/// SplitMix64.
-#[derive(Debug)]
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ z >> 31) % n
-    }
-}
 
 /// What has been seen of all copies together.
 #[derive(Default)]

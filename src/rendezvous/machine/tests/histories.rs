@@ -3,15 +3,16 @@
 //! once nothing goes wrong any more everybody who can has to take part again. The server goes on in another process now and
 //! then, from what was written down: all that happens is a record.
 //!
-//! `EPWIRE_SEED` and `EPWIRE_CASES` choose other histories than the default ones; a failure names its seed.
+//! Chosen [by seed](crate::rendezvous::seeds).
 
 use std::collections::BTreeMap;
 
-use super::random::Random;
 use super::*;
 use crate::rendezvous::leases::Leases;
 use crate::rendezvous::pace::{Next, Pace};
+use crate::rendezvous::random::Random;
 use crate::rendezvous::record::Record;
+use crate::rendezvous::seeds::{Seen, play};
 use crate::rendezvous::wire::{Ask, Notice, View};
 
 const RANKS: u32 = 5;
@@ -91,7 +92,7 @@ struct World {
     /// Members that were well all the time since the last decision.
     trouble: Mask,
     calm: bool,
-    seen: BTreeMap<&'static str, u32>,
+    seen: Seen,
 }
 
 impl World {
@@ -120,7 +121,7 @@ impl World {
             decisions: BTreeMap::new(),
             trouble: Mask::EMPTY,
             calm: false,
-            seen: BTreeMap::new(),
+            seen: Seen::new(),
         };
         (0..RANKS).for_each(|rank| world.start(rank));
         while world.machine.view().epoch == 0 {
@@ -590,46 +591,27 @@ impl World {
     }
 }
 
-pub(super) fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
-}
-
 #[test]
 fn whatever_happens_steps_stay_apart_and_everybody_comes_together_again() {
-    let first = number("EPWIRE_SEED", 1);
-    let mut seen: BTreeMap<&str, u32> = BTreeMap::new();
-    for seed in first..first + number("EPWIRE_CASES", 40) {
-        let history = std::panic::catch_unwind(|| {
-            let mut world = World::new(seed);
-            let disturbances = world.below(25);
-            for _ in 0..disturbances {
-                world.disturb();
-                for _ in 0..world.below(80) {
-                    world.advance();
-                }
-                world.check_steps();
+    let common = ["decisions", "removed alive", "entered", "told", "retired"];
+    play(40, (&common, 20), |seed| {
+        let mut world = World::new(seed);
+        let disturbances = world.below(25);
+        for _ in 0..disturbances {
+            world.disturb();
+            for _ in 0..world.below(80) {
+                world.advance();
             }
-            // A run that has lost all members begins again with newcomers.
-            for rank in 0..RANKS {
-                if world.members.iter().all(|member| member.rank != rank || member.dead) {
-                    world.start(rank);
-                }
-            }
-            world.calm_down();
             world.check_steps();
-            world.seen
-        });
-        let history = history.unwrap_or_else(|panic| {
-            eprintln!("EPWIRE_SEED={seed} EPWIRE_CASES=1 runs this history alone");
-            std::panic::resume_unwind(panic)
-        });
-        history.iter().for_each(|(what, times)| *seen.entry(what).or_default() += times);
-    }
-    eprintln!("{seen:?}");
-    assert!(
-        first > 1
-            || ["decisions", "removed alive", "entered", "told", "retired"]
-                .iter()
-                .all(|what| seen[what] > 20)
-    );
+        }
+        // A run that has lost all members begins again with newcomers.
+        for rank in 0..RANKS {
+            if world.members.iter().all(|member| member.rank != rank || member.dead) {
+                world.start(rank);
+            }
+        }
+        world.calm_down();
+        world.check_steps();
+        world.seen
+    });
 }

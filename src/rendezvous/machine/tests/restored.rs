@@ -3,10 +3,10 @@
 
 use proptest::prelude::*;
 
-use super::histories::number;
-use super::random::Random;
 use super::*;
+use crate::rendezvous::random::Random;
 use crate::rendezvous::record::Record;
+use crate::rendezvous::seeds::{Seen, play};
 use crate::rendezvous::wire::WireError;
 
 const WORLD: u32 = 4;
@@ -140,9 +140,8 @@ impl Chaos {
 
 #[test]
 fn a_machine_that_is_restored_goes_on_as_if_nothing_had_been() {
-    let mut seen = BTreeMap::new();
-    let (first, cases) = (number("EPWIRE_SEED", 1), number("EPWIRE_CASES", 25));
-    for seed in first..first + cases {
+    play(25, (STATES, 5), |seed| {
+        let mut seen = Seen::new();
         let mut chaos = Chaos::new(seed);
         let mut machine = chaos.machine();
         let mut lasting = Machine::restore(&machine.snapshot()).unwrap();
@@ -150,7 +149,7 @@ fn a_machine_that_is_restored_goes_on_as_if_nothing_had_been() {
             let record = chaos.record(&machine);
             let actions = lasting.handle(record.at, record.event.clone());
             let Record { at, event } = Record::decode(&record.encode()).unwrap();
-            assert_eq!(machine.handle(at, event), actions, "EPWIRE_SEED={seed}: {record:?}");
+            assert_eq!(machine.handle(at, event), actions, "{record:?}");
             let bytes = machine.snapshot();
             assert_eq!(machine.next_deadline(), lasting.next_deadline());
             assert_eq!(lasting.snapshot(), bytes);
@@ -161,14 +160,14 @@ fn a_machine_that_is_restored_goes_on_as_if_nothing_had_been() {
                 1 => {
                     let text = format!("{machine:?}");
                     for what in STATES {
-                        *seen.entry(what).or_insert(0) += u32::from(text.contains(what));
+                        *seen.entry(what).or_default() += u32::from(text.contains(what));
                     }
                 }
                 _ => {}
             }
         }
-    }
-    assert!(first > 1 || cases < 25 || STATES.iter().all(|what| seen[what] > 5), "{seen:?}");
+        seen
+    });
 }
 
 /// What has to have been written down several times, as it reads in the text of a machine. Histories have what is left.
