@@ -71,7 +71,7 @@ impl Group {
             begun: pace.begun(),
             due: pace.due(),
             states: client.watch().borrow().states.clone(),
-            leader: contact.host.map(|host| host.rank),
+            leader: contact.host().map(|host| host.rank),
             outage: contact.outage,
             servers: client.servers(),
         }

@@ -9,11 +9,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::attendant::{Answer, Attendant, Command, LONGEST, Later};
 use super::background::spawn;
-use super::carrier::{Carrier, Told, Ways};
+use super::carrier::Carrier;
 use super::connection::random;
 use super::contact::Contact;
 use super::dial::{Credentials, Open, dial};
 use super::heartbeat::Heartbeat;
+use super::search::Ways;
+use super::told::Told;
 use crate::env::Token;
 use crate::mask::Mask;
 use crate::rendezvous::error::BootstrapError;
@@ -85,10 +87,10 @@ impl Client {
             match stream {
                 Err(error) => drop(connected.send(Err(error))),
                 Ok(Open { stream, host }) => {
-                    told.contact.send_replace(Contact { host: host.clone(), outage: None });
+                    told.contact.send_replace(Contact { server: host, outage: None });
                     if connected.send(Ok(stream.local_addr().ok())).is_ok() {
                         let ways = Ways { addresses, servers: Vec::new(), credentials };
-                        Carrier::new(stream, host, server, heartbeat, Some(ways), told).run(inbox).await;
+                        Carrier::new(stream, server, heartbeat, Some(ways), told).run(inbox).await;
                     }
                 }
             }
@@ -117,9 +119,8 @@ impl Client {
         let later = Later(commands.downgrade());
         let told = Told { view: shown, servers: known, contact: reached, attendant, later };
         let server = address.to_owned();
-        let task = async move {
-            Carrier::new(stream, None, server, heartbeat, None, told).open(session).run(inbox).await
-        };
+        let task =
+            async move { Carrier::new(stream, server, heartbeat, None, told).open(session).run(inbox).await };
         (Self { address: address.to_owned(), commands, view, local: None, contact, servers }, task)
     }
 
@@ -135,7 +136,7 @@ impl Client {
 
     /// The member whose server serves this client, if it is one's; none while there is no connection.
     pub(crate) fn host(&self) -> Option<Host> {
-        self.contact().host
+        self.contact.borrow().host().cloned()
     }
 
     /// How it stands with the server.

@@ -7,9 +7,16 @@ use crate::rendezvous::wire::Host;
 /// Whom a client is connected with, or since when with nobody.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Contact {
-    /// The member that serves the run; `None` where a server by itself does, and during an outage.
-    pub(crate) host: Option<Host>,
+    /// The member that serves the run, or served it last; `None` where a server by itself does.
+    pub(super) server: Option<Host>,
     pub(crate) outage: Option<Outage>,
+}
+
+impl Contact {
+    /// The member that serves the run, if one does; none during an outage.
+    pub(crate) fn host(&self) -> Option<&Host> {
+        self.server.as_ref().filter(|_| self.outage.is_none())
+    }
 }
 
 /// The server of the run can not be reached. Operations go on; changes of the membership wait until it can be again.

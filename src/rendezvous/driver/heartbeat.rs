@@ -23,6 +23,30 @@ impl Default for Heartbeat {
     }
 }
 
+/// How long the other side has been silent while this process ran.
+pub(super) struct Silence {
+    pub(super) awake: Awake,
+    lease: Duration,
+    heard_nothing: Duration,
+}
+
+impl Silence {
+    pub(super) fn of(heartbeat: Heartbeat) -> Self {
+        Self { awake: Awake::of(heartbeat), lease: heartbeat.lease, heard_nothing: Duration::ZERO }
+    }
+
+    pub(super) fn broken(&mut self) {
+        self.awake.passed();
+        self.heard_nothing = Duration::ZERO;
+    }
+
+    /// At each beat: whether the silence has lasted for a lease.
+    pub(super) fn lasts(&mut self) -> bool {
+        self.heard_nothing += self.awake.passed();
+        self.heard_nothing >= self.lease
+    }
+}
+
 /// Time in which this process ran. While it was stopped signs of life came that are still to be read, so nobody is taken for
 /// silent because of that: who looks at least once in an interval counts no look for much more than one.
 pub(super) struct Awake {

@@ -5,6 +5,7 @@
 
 mod attendant;
 mod background;
+mod calls;
 mod carrier;
 mod client;
 mod connection;
@@ -19,10 +20,13 @@ mod news;
 mod options;
 #[cfg(feature = "succession")]
 mod peers;
+mod search;
 mod server;
 mod service;
 #[cfg(feature = "succession")]
 mod shared;
+mod stream;
+mod told;
 mod turn;
 #[cfg(feature = "succession")]
 mod voters;

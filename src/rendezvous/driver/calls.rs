@@ -1,0 +1,148 @@
+//! The calls of a client's handles that have no answer yet, and the waits for news.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::attendant::Answer;
+use super::connection::too_long;
+use crate::rendezvous::error::BootstrapError;
+use crate::rendezvous::wire::{Frame, HEADER_BYTES, MAX_BODY_BYTES, Reply, Request, encode};
+
+/// Calls that one client may have waiting.
+pub(super) const MAX_PENDING: usize = 512;
+/// How much longer than the server a client waits, so that the server's account of a timeout comes first.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// They are numbered from 1 on, in the order in which they are asked.
+#[derive(Default)]
+pub(super) struct Calls {
+    pending: BTreeMap<u64, Pending>,
+    waiting: Vec<Waiting>,
+    last_id: u64,
+}
+
+/// A call.
+pub(super) struct Pending {
+    op: String,
+    /// To be asked again by another connection.
+    pub(super) request: Request,
+    began: Instant,
+    deadline: Duration,
+    pub(super) reply: Answer<Reply>,
+}
+
+struct Waiting {
+    op: String,
+    began: Instant,
+    deadline: Duration,
+    reply: Answer<()>,
+}
+
+impl Calls {
+    /// For a call of the client's own, or the next one of a handle.
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// What is to be sent for this call, unless it is refused.
+    pub(super) fn ask(
+        &mut self,
+        op: String,
+        request: Request,
+        deadline: Duration,
+        reply: Answer<Reply>,
+    ) -> Option<Frame> {
+        let id = self.next_id();
+        let frame = Frame::Call { id, request: request.clone() };
+        let checked = BootstrapError::check(&op, "calls waiting", self.pending.len() + 1, MAX_PENDING)
+            .and_then(|()| fits(&op, &frame));
+        if let Err(error) = checked {
+            let _ = reply.send(Err(error));
+            return None;
+        }
+        self.pending.insert(id, Pending { op, request, began: Instant::now(), deadline, reply });
+        Some(frame)
+    }
+
+    /// Ends a call: its answer has come.
+    pub(super) fn take(&mut self, id: u64) -> Option<Pending> {
+        self.pending.remove(&id)
+    }
+
+    /// All that have no answer yet, in their order.
+    pub(super) fn unanswered(&self) -> impl Iterator<Item = Frame> {
+        self.pending.iter().map(|(id, call)| Frame::Call { id: *id, request: call.request.clone() })
+    }
+
+    /// The last call up to which all have been answered.
+    pub(super) fn received(&self) -> u64 {
+        self.pending.first_key_value().map_or(self.last_id, |(id, _)| id - 1)
+    }
+
+    pub(super) fn wait(&mut self, op: String, deadline: Duration, reply: Answer<()>) {
+        self.waiting.push(Waiting { op, began: Instant::now(), deadline, reply });
+    }
+
+    /// There are news.
+    pub(super) fn wake(&mut self) {
+        self.waiting.drain(..).for_each(|wait| drop(wait.reply.send(Ok(()))));
+    }
+
+    /// When the next has waited for too long.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let answers = self.pending.values().map(|call| call.began + call.deadline + GRACE);
+        answers.chain(self.waiting.iter().map(|wait| wait.began + wait.deadline)).min()
+    }
+
+    /// Ends what has waited for too long. `outage`: the server that is lost, and how.
+    pub(super) fn expire(&mut self, outage: Option<(&str, &str)>) {
+        let overdue = |op: String, began: Instant, deadline| match outage {
+            Some((address, detail)) => BootstrapError::lost(&op, address, detail),
+            None => {
+                let (elapsed, missing) = (began.elapsed(), Box::default());
+                BootstrapError::Timeout { op, elapsed, deadline, missing }
+            }
+        };
+        let late = |call: &Pending| call.began.elapsed() >= call.deadline + GRACE;
+        let ids: Vec<u64> = self.pending.iter().filter(|(_, call)| late(call)).map(|(id, _)| *id).collect();
+        for Pending { op, began, deadline, reply, .. } in ids.iter().filter_map(|id| self.pending.remove(id))
+        {
+            let _ = reply.send(Err(overdue(op, began, deadline)));
+        }
+        let late = self.waiting.extract_if(.., |wait| wait.began.elapsed() >= wait.deadline);
+        for Waiting { op, began, deadline, reply } in late {
+            let _ = reply.send(Err(overdue(op, began, deadline)));
+        }
+    }
+
+    /// Ends all: the server at `address` is lost for good.
+    pub(super) fn refuse_all(&mut self, address: &str, detail: &str) {
+        for call in std::mem::take(&mut self.pending).into_values() {
+            let _ = call.reply.send(Err(BootstrapError::lost(&call.op, address, detail)));
+        }
+        for wait in self.waiting.drain(..) {
+            let _ = wait.reply.send(Err(BootstrapError::lost(&wait.op, address, detail)));
+        }
+    }
+}
+
+/// Whether a request fits a frame; small ones are seen to fit without encoding them twice.
+fn fits(op: &str, frame: &Frame) -> Result<(), BootstrapError> {
+    match frame {
+        Frame::Call {
+            request:
+                Request::Round { .. }
+                | Request::Join { .. }
+                | Request::Introduce { .. }
+                | Request::Set { .. }
+                | Request::Get { .. },
+            ..
+        } => {
+            encode(frame).map(|_| ()).map_err(|_| too_long(op, MAX_BODY_BYTES + HEADER_BYTES, MAX_BODY_BYTES))
+        }
+        _ => Ok(()),
+    }
+}

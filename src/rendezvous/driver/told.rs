@@ -1,0 +1,72 @@
+//! Who hears how a client stands with the server of its run, and what that says by itself.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::watch;
+
+use super::attendant::{Attendant, Later};
+use super::contact::{Contact, Outage};
+use crate::rendezvous::wire::{Host, View};
+use crate::waking::contain;
+
+/// The client's handles, and the attendant if it has one.
+pub(super) struct Told {
+    pub(super) view: watch::Sender<View>,
+    pub(super) servers: watch::Sender<Vec<String>>,
+    pub(super) contact: watch::Sender<Contact>,
+    pub(super) attendant: Option<Arc<dyn Attendant>>,
+    pub(super) later: Later,
+}
+
+impl Told {
+    /// The membership; wakes the tasks of whoever follows it.
+    pub(super) fn show(&self, shown: View) {
+        if let Some(attendant) = &self.attendant {
+            attendant.shown(&shown);
+        }
+        contain(|| drop(self.view.send_replace(shown)));
+    }
+
+    /// The server at `address`, that of `host` if it belongs to a member, goes on with this client.
+    pub(super) fn reached(&self, host: Option<Host>, address: &str) {
+        let former = self.contact.send_replace(Contact { server: host.clone(), outage: None });
+        if let Some(attendant) = &self.attendant {
+            let member = |host: &Option<Host>| host.as_ref().map(|host| host.member);
+            let another = member(&former.server) != member(&host);
+            attendant.reached(host.as_ref(), address, another, former.outage.as_ref());
+        }
+    }
+
+    /// There is no connection with the server at `address`. `is_final`: nor will there be.
+    pub(super) fn unreachable(&self, address: &str, detail: &str, is_final: bool) {
+        let Contact { server, outage: former } = self.contact.borrow().clone();
+        if former.as_ref().is_some_and(|outage| outage.is_final) {
+            return;
+        }
+        let since = former.map_or_else(now, |outage| outage.since);
+        let outage = Outage::new(since, detail, is_final);
+        self.contact.send_replace(Contact { server, outage: Some(outage.clone()) });
+        match &self.attendant {
+            Some(attendant) => attendant.lost(address, &outage),
+            #[cfg(feature = "tracing")]
+            None => tracing::warn!(address, detail, is_final, "lost the rendezvous server"),
+            #[cfg(not(feature = "tracing"))]
+            None => {}
+        }
+    }
+
+    /// The member has left.
+    pub(super) fn left(&self, detail: &str) {
+        let outage = Some(Outage::new(now(), detail, true));
+        self.contact.send_modify(|contact| contact.outage = outage);
+        if let Some(attendant) = &self.attendant {
+            attendant.left();
+        }
+    }
+}
+
+/// By the clock of the runtime, which tests may stop.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
