@@ -58,23 +58,19 @@ const LOOK: Duration = Duration::from_millis(50);
 impl Shared {
     /// Begins a log for a run, and leads.
     pub(super) async fn found(own: Voter, settings: Settings, peers: Peers) -> Result<Self, AppendError> {
-        let (copy, actions) = Copy::new();
-        let log = Log::found(own.clone(), copy.clone(), Arc::new(peers), Timing::default()).await?;
-        log.append(encoded(&Entry::Begin { settings })).await?;
-        Ok(Self::new(own, log, copy, actions))
+        let shared = Self::follow(own, peers).await?;
+        shared.log.found().await?;
+        shared.log.append(encoded(&Entry::Begin { settings })).await?;
+        Ok(shared)
     }
 
     /// Waits for whoever leads to share the log.
     pub(super) async fn follow(own: Voter, peers: Peers) -> Result<Self, AppendError> {
         let (copy, actions) = Copy::new();
         let log = Log::empty(own.clone(), copy.clone(), Arc::new(peers), Timing::default()).await?;
-        Ok(Self::new(own, log, copy, actions))
-    }
-
-    fn new(own: Voter, log: Log, copy: Arc<Copy>, actions: mpsc::UnboundedReceiver<Action>) -> Self {
         let mut leadership = log.leadership();
         leadership.mark_changed();
-        Self {
+        Ok(Self {
             own,
             log,
             copy,

@@ -84,6 +84,7 @@ pub(crate) struct Log {
 }
 
 struct Inner {
+    own: Voter,
     raft: Raft,
     inbox: Inbox,
     timing: Timing,
@@ -112,23 +113,7 @@ impl Drop for Inner {
 const STOP: Duration = Duration::from_secs(1);
 
 impl Log {
-    /// A new log, of which this is the only voter. It leads when this returns.
-    pub(crate) async fn found(
-        own: Voter,
-        machine: Arc<dyn StateMachine>,
-        carrier: Arc<dyn Carrier>,
-        timing: Timing,
-    ) -> Result<Self, AppendError> {
-        let log = Self::empty(own.clone(), machine, carrier, timing).await?;
-        let first = BTreeMap::from([(own.id, own.address)]);
-        log.inner.raft.initialize(first).await.map_err(|_| AppendError::Stopped)?;
-        let mut leadership = log.leadership();
-        let leads = timeout(timing.patience, leadership.wait_for(|it| it.leads)).await;
-        leads.map_err(|_| AppendError::Stopped)?.map_err(|_| AppendError::Stopped)?;
-        Ok(log)
-    }
-
-    /// An empty copy. It does nothing by itself until a leader has enlisted it.
+    /// An empty copy. It does nothing by itself until it begins a log or a leader has enlisted it.
     pub(crate) async fn empty(
         own: Voter,
         machine: Arc<dyn StateMachine>,
@@ -170,8 +155,19 @@ impl Log {
         };
         let clock = tokio::spawn(clock.run()).abort_handle();
         let changing = tokio::sync::Mutex::default();
-        let inner = Inner { raft, inbox, timing, progress, gone, leadership, changing, clock };
+        let inner = Inner { own, raft, inbox, timing, progress, gone, leadership, changing, clock };
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Begins a new log, of which this is the only voter. It leads when this returns.
+    pub(crate) async fn found(&self) -> Result<(), AppendError> {
+        let Voter { id, address } = self.inner.own.clone();
+        let first = BTreeMap::from([(id, address)]);
+        self.inner.raft.initialize(first).await.map_err(|_| AppendError::Stopped)?;
+        let mut leadership = self.leadership();
+        let leads = timeout(self.inner.timing.patience, leadership.wait_for(|it| it.leads)).await;
+        leads.map_err(|_| AppendError::Stopped)?.map_err(|_| AppendError::Stopped)?;
+        Ok(())
     }
 
     /// Puts a record at the end of the log. It is on its way when this returns, behind those before; what is returned ends
@@ -343,7 +339,7 @@ impl Log {
 
     #[cfg(test)]
     pub(super) fn id(&self) -> u128 {
-        self.inner.inbox.own
+        self.inner.own.id
     }
 
     /// The sets of which a majority each decides.

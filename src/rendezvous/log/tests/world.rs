@@ -245,11 +245,10 @@ impl World {
         let voter = Voter { id, address: slot.to_string() };
         let tape = Arc::new(Tape { numbers: Mutex::default(), seen: self.seen.clone() });
         let end = Arc::new(End { slot, id, net: Arc::downgrade(&self.net) });
-        let log = match founds {
-            true => Log::found(voter.clone(), tape.clone(), end, self.timing).await,
-            false => Log::empty(voter.clone(), tape.clone(), end, self.timing).await,
-        };
-        let log = log.unwrap();
+        let log = Log::empty(voter.clone(), tape.clone(), end, self.timing).await.unwrap();
+        if founds {
+            log.found().await.unwrap();
+        }
         self.net().living.insert(id, log.clone());
         let (mut leadership, seen, copy) = (log.leadership(), self.seen.clone(), tape.clone());
         tokio::spawn(async move {
