@@ -20,6 +20,8 @@ mod event;
 mod introductions;
 mod life;
 mod meet;
+#[cfg(feature = "succession")]
+mod servers;
 mod snapshot;
 mod state;
 mod store;
@@ -37,8 +39,6 @@ use self::answers::Asked;
 use self::state::{Life, Member, Role};
 use super::error::BootstrapError;
 use super::rounds::{check_fields, compare};
-#[cfg(feature = "succession")]
-use super::wire::Listener;
 use super::wire::{
     Decision, Identity, Join, Joined, MAX_TEXT_BYTES, PROTOCOL_VERSION, Reply, Request, Round,
 };
@@ -92,22 +92,6 @@ impl Machine {
         let (changes, introductions) = (self.changes.next_deadline(), self.introductions.next_deadline());
         let (rounds, store) = (self.rounds.next_deadline(), self.store.next_deadline());
         [gathering, changes, introductions, rounds, store].into_iter().flatten().min()
-    }
-
-    /// Members that are heard of and have servers of their own, by rank; none before the run has come together.
-    #[cfg(feature = "succession")]
-    pub(crate) fn listeners(&self) -> Vec<(Identity, Listener)> {
-        let heard = self.members().filter(|member| self.decision.epoch > 0 && member.life == Life::Heard);
-        heard.filter_map(|member| Some((member.identity.clone(), member.listener.clone()?))).collect()
-    }
-
-    /// Members that nobody has seen dead, and the addresses of their own servers.
-    #[cfg(feature = "succession")]
-    pub(crate) fn addresses(&self) -> Vec<(SessionId, String)> {
-        let known = self.members().filter(|member| member.life != Life::Dead);
-        known
-            .filter_map(|member| Some((member.session?, member.listener.as_ref()?.address.clone())))
-            .collect()
     }
 
     /// The sessions of all clients that may come back by another connection.

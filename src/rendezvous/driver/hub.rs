@@ -1,6 +1,6 @@
 //! What a server does with its connections: feeds the machine what comes, carries out what it says.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::time::Duration;
 
@@ -201,12 +201,12 @@ impl Desk {
         }
     }
 
-    /// Looks whether the member has ended, if it has a server.
-    fn search(&mut self, session: SessionId) {
-        let listeners = self.ledger.listeners();
-        let of = |(of, address): (SessionId, String)| (of == session).then_some(address);
-        if let Some(address) = listeners.into_iter().find_map(of) {
-            self.searches.spawn(async move { is_refused(&address).await.then_some(session) });
+    /// Looks which members have ended of those that are absent and have servers.
+    fn search(&mut self, absent: &BTreeSet<SessionId>) {
+        for (session, address) in self.ledger.addresses() {
+            if absent.contains(&session) {
+                self.searches.spawn(async move { is_refused(&address).await.then_some(session) });
+            }
         }
     }
 
@@ -354,16 +354,19 @@ impl Desk {
         if !self.serves() {
             return;
         }
+        let mut absent = BTreeSet::new();
         if self.verify.take_if(|verify| *verify <= now).is_some() {
-            let absent = |(session, _): &(SessionId, String)| !self.clients.contains_key(session);
-            let absent: Vec<_> = self.ledger.listeners().into_iter().filter(absent).collect();
-            absent.into_iter().for_each(|(session, _)| self.search(session));
+            absent.extend(self.ledger.sessions());
+            absent.retain(|session| !self.clients.contains_key(session));
         }
         for event in self.leases.expire(now) {
             if let Event::Closed { session, .. } = event {
-                self.search(session);
+                absent.insert(session);
             }
             self.ledger.record(now, event);
+        }
+        if !absent.is_empty() {
+            self.search(&absent);
         }
         if self.ledger.next_deadline().is_some_and(|deadline| deadline <= now) {
             self.ledger.record(now, Event::Tick);

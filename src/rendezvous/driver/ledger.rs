@@ -99,11 +99,11 @@ impl Ledger {
     }
 
     /// Members that have servers of their own, and where.
-    pub(super) fn listeners(&self) -> Vec<(SessionId, String)> {
+    pub(super) fn addresses(&self) -> Vec<(SessionId, String)> {
         match self {
             Self::Alone { .. } | Self::Kept(_) => Vec::new(),
             #[cfg(feature = "succession")]
-            Self::Shared(shared) => shared.listeners(),
+            Self::Shared(shared) => shared.addresses(),
         }
     }
 

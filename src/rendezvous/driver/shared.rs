@@ -15,6 +15,7 @@ use crate::rendezvous::codec::{Reader, Wire, WireError, wire};
 use crate::rendezvous::log::{AppendError, Leadership, Log, StateMachine, Timing, Voter, VotersError};
 use crate::rendezvous::machine::{Action, Event, Machine, SessionId, Settings};
 use crate::rendezvous::record::Record;
+use crate::rendezvous::wire::{Identity, Listener};
 
 /// One server's copy, and its part in the log.
 pub(super) struct Shared {
@@ -83,7 +84,7 @@ impl Shared {
             changing: JoinSet::new(),
             look_at: Instant::now(),
             ticked: None,
-        }
+        })
     }
 
     pub(super) fn log(&self) -> Log {
@@ -165,9 +166,8 @@ impl Shared {
     /// Sees to it that those vote who should.
     fn tend(&mut self) {
         let voters = self.log.voters();
-        let listeners = self.copy.state().machine.as_ref().map(Machine::listeners).unwrap_or_default();
         let own = (!self.leaving).then_some(&self.own);
-        let wanted = choose(&voters, own, &listeners);
+        let wanted = choose(&voters, own, &self.available());
         if wanted.is_empty()
             || wanted.iter().all(|voter| voters.contains(voter)) && wanted.len() == voters.len()
         {
@@ -180,11 +180,14 @@ impl Shared {
     /// Another server is to lead. Whether there is one that could.
     pub(super) fn leave(&mut self) -> bool {
         (self.leaving, self.look_at) = (true, Instant::now());
-        self.copy
-            .state()
-            .machine
-            .as_ref()
-            .is_some_and(|machine| machine.listeners().iter().any(|(_, listener)| listener.id != self.own.id))
+        self.available().iter().any(|(_, listener)| listener.id != self.own.id)
+    }
+
+    /// Members whose servers can take part.
+    fn available(&self) -> Vec<(Identity, Listener)> {
+        let state = self.copy.state();
+        let servers = state.machine.iter().flat_map(Machine::servers).filter(|server| server.available);
+        servers.map(|server| (server.identity.clone(), server.listener.clone())).collect()
     }
 
     /// Whether this server votes.
@@ -197,8 +200,10 @@ impl Shared {
         (self.leads && self.ticked != Some(deadline)).then_some(deadline)
     }
 
-    pub(super) fn listeners(&self) -> Vec<(SessionId, String)> {
-        self.copy.state().machine.as_ref().map(Machine::addresses).unwrap_or_default()
+    pub(super) fn addresses(&self) -> Vec<(SessionId, String)> {
+        let state = self.copy.state();
+        let servers = state.machine.iter().flat_map(Machine::servers);
+        servers.filter_map(|server| Some((server.session?, server.listener.address.clone()))).collect()
     }
 
     pub(super) fn sessions(&self) -> Vec<SessionId> {
