@@ -25,7 +25,7 @@ fn build() -> Result<(), String> {
     }
 }
 
-/// Says what is missing on targets the core can not serve, before the compiler does in its own words.
+/// Says what is missing on targets the core cannot serve, before the compiler does in its own words.
 fn check_target() -> Result<(), String> {
     for (variable, needed, why) in [
         ("TARGET_OS", "linux", "memfd, futexes and abstract sockets carry its windows and signals"),
@@ -118,7 +118,7 @@ fn compile_kernels(toolkit: &Toolkit) -> Result<(), String> {
     cc::Build::new()
         .objects(objects)
         .try_compile("epwire_kernels")
-        .map_err(|error| format!("the kernels of epwire can not be put into an archive: {error}"))?;
+        .map_err(|error| format!("the kernels of epwire cannot be put into an archive: {error}"))?;
 
     println!("cargo::rustc-link-search=native={}", toolkit.libraries.display());
     println!("cargo::rustc-link-lib=static=cudart_static");
@@ -311,7 +311,7 @@ fn generate_bindings() -> Result<String, String> {
         .raw_line("// Generated from c/include/epwire.h by bindgen: see build.rs. Do not edit.")
         .disable_header_comment()
         .generate()
-        .map_err(|error| format!("bindgen can not read c/include/epwire.h: {error}"))?;
+        .map_err(|error| format!("bindgen cannot read c/include/epwire.h: {error}"))?;
     Ok(untyped_constants(&bindings.to_string()))
 }
 

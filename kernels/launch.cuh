@@ -16,7 +16,7 @@ namespace epw {
 template <typename Args> cudaError_t prepare(void (*kernel)(Args), uint32_t threads, size_t shared) {
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
     if (error != cudaSuccess) return error;
-    // The same for all kernels: an SM that shares its memory out anew must be empty first.
+    // The same for all kernels: an SM that divides its memory differently must be empty first.
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     if (error != cudaSuccess) return error;
     int blocks = 0;

@@ -12,7 +12,7 @@ pub(crate) async fn aside<T: Send + 'static>(
     let failed = |text: String| Error::System(Failure::new(operation, rank, text));
     let (done, result) = tokio::sync::oneshot::channel();
     std::thread::Builder::new().name("epwire-aside".into()).spawn(move || drop(done.send(work()))).map_err(
-        |error| failed(format!("can not start a thread for it: {error}; check the limit on threads")),
+        |error| failed(format!("cannot start a thread for it: {error}; check the limit on threads")),
     )?;
     let lost = |_| Err(failed("its thread ended without an answer; its message on stderr says why".into()));
     result.await.unwrap_or_else(lost)

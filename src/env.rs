@@ -94,7 +94,7 @@ pub const VARIABLES: &[Variable] = &[
         name: ISA,
         default: "the best that the processor has",
         doc: "Instruction set of the host's inner loops: `avx512` or `avx2` on x86-64, `base` everywhere. Results \
-              have the same bits with each. A name that is unknown or can not run here is an error.",
+              have the same bits with each. A name that is unknown or cannot run here is an error.",
     },
 ];
 
@@ -140,7 +140,7 @@ pub fn warn_unknown() {
 }
 
 /// The value of `name` in the environment of this process. Empty counts as unset, because launch scripts and container
-/// descriptions often can not leave a variable out.
+/// descriptions often cannot leave a variable out.
 pub fn value(name: &str) -> Option<String> {
     std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()).filter(|v| !v.is_empty())
 }
@@ -240,8 +240,8 @@ pub enum TokenError {
     /// Two sources of the token.
     #[error("token: both EPWIRE_TOKEN and EPWIRE_TOKEN_FILE are set; unset one of them")]
     Both,
-    /// The token file can not be read.
-    #[error("token: can not read {}: {cause}; check EPWIRE_TOKEN_FILE and the file's permissions", path.display())]
+    /// The token file cannot be read.
+    #[error("token: cannot read {}: {cause}; check EPWIRE_TOKEN_FILE and the file's permissions", path.display())]
     File {
         /// The file named by `EPWIRE_TOKEN_FILE`.
         path: PathBuf,

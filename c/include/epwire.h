@@ -235,7 +235,7 @@ typedef struct epw_buffer epw_buffer;
 #define EPW_BLOB_MAX 1024
 
 /* Allocates the window and starts the rank's threads. EPW_ERR_INVALID also if the environment variable
- * EPWIRE_ISA names an instruction set that is unknown or can not run here. config [in], out [out]. */
+ * EPWIRE_ISA names an instruction set that is unknown or cannot run here. config [in], out [out]. */
 EPW_API epw_status epw_buffer_create(const epw_config *config, epw_buffer **out);
 
 /* Tells active peers that this rank leaves, ends its threads, unmaps the peers and frees the window. Not

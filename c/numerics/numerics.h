@@ -56,7 +56,7 @@ typedef struct epw_numerics {
 } epw_numerics;
 
 /* The table to use: the best that this processor and operating system can run, or the one that the
- * environment variable EPWIRE_ISA names. EPW_ERR_INVALID, said of `where`, if that is none or can not run
+ * environment variable EPWIRE_ISA names. EPW_ERR_INVALID, said of `where`, if that is none or cannot run
  * here. Decided once per process, at the first success. */
 epw_status epw_numerics_choose(epw_where where, const epw_numerics **out);
 

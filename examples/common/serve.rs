@@ -22,7 +22,7 @@ pub(crate) fn serve(address: &str, options: ServerOptions) -> Result<(), Box<dyn
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
-            () = server.ended() => return Err(format!("{file} can not be written any more: see its disk").into()),
+            () = server.ended() => return Err(format!("{file} cannot be written any more: see its disk").into()),
         }
         // Members try to come back from now on. What they have been told is in the file.
         drop(server);

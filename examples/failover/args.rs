@@ -25,7 +25,7 @@ pub struct Story {
     /// Where the layer runs: on the host, or one GPU per rank, number rank modulo the visible ones (features `cuda` and `cudarc`).
     #[arg(long, value_enum, default_value_t = Device::Host)]
     pub device: Device,
-    /// Keep the run in this file, made anew, by a server that belongs to no rank: it is killed and started again as well.
+    /// Keep the run in this file, replaced if it exists, by a server that belongs to no rank: it is killed and started again as well.
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
     /// Which ranks are killed.

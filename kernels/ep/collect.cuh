@@ -77,7 +77,7 @@ __device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, uin
     return __popc(__ballot_sync(0xffffffffu, laneid < kBatch && first + laneid * stride < a.tokens));
 }
 
-// The same, for who has more tokens than a batch, or sums anew. Begins with a barrier too: the batch before has been read.
+// The same, for who has more tokens than a batch, or sums again. Begins with a barrier too: the batch before has been read.
 __device__ __noinline__ inline uint32_t find_more_tokens(const Combine &a, const Operation &o, uint64_t answered, Batch &batch,
                                                          uint32_t first, uint32_t stride) {
     __syncthreads();

@@ -45,7 +45,7 @@ struct Operation : Peers {
     unsigned long long refused;   // peers that have sent what this rank did not ask for, as every block finds
     unsigned long long malformed; // and those with a row that is not as it must be: this block's; any, for the block that closes
     unsigned long long lost;      // peers that any block had given up when the last one had sent, or was out
-    uint32_t again;               // the block that closes delivers everything anew; see must_close
+    uint32_t again;               // the block that closes delivers everything again; see must_close
     uint32_t unordered;           // and some have left without an order to that; see above
     uint32_t last;                // this block is the last to send, or the one that closes
 };
@@ -234,7 +234,7 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
 
 // The end of a kernel for one of its blocks, which goes on to `stage`. False: the block is done. True: something is amiss, and it
 // is this block that closes the operation. All others are out, or have not begun and will do nothing. o.lost and o.malformed are
-// what they have found, which close() takes out of what blocks share. Where o.again, this block delivers everything anew, of all
+// what they have found, which close() takes out of what blocks share. Where o.again, this block delivers everything again, of all
 // who are not left out. `sends`: the kernel has a sending half.
 __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool sends) {
     __syncthreads();

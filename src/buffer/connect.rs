@@ -85,7 +85,7 @@ impl EpBuffer {
     /// # Errors
     /// [`Error::Mismatch`] if a field of the configuration differs, [`Error::Fenced`] while a former incarnation of this
     /// rank, its old process or another buffer of this one, still has that window mapped, [`Error::Timeout`] if the peer
-    /// does not answer within [`EpConfig::deadline`], [`Error::Peer`] if it is gone, [`Error::NoPath`] if it can not be
+    /// does not answer within [`EpConfig::deadline`], [`Error::Peer`] if it is gone, [`Error::NoPath`] if it cannot be
     /// reached.
     pub async fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
         self.connect_aside(vec![(peer, blob.to_vec())]).await

@@ -87,7 +87,7 @@ impl Inner {
         let mut lanes = self.watchers.iter().take(self.config.lanes as usize);
         lanes.try_for_each(|watcher| watcher.start(&self.ffi, self.slice())).map_err(|error| {
             let text =
-                format!("can not start the thread that watches a lane: {error}; check the limit on threads");
+                format!("cannot start the thread that watches a lane: {error}; check the limit on threads");
             Error::System(Failure::new(operation, self.rank, text))
         })
     }

@@ -97,7 +97,7 @@ impl Drop for Watcher {
     fn drop(&mut self) {
         self.shared.lock().ending = true;
         self.shared.changed.notify_one();
-        // A waker called there may have dropped the last owner: that thread can not wait for itself.
+        // A waker called there may have dropped the last owner: that thread cannot wait for itself.
         let elsewhere = |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread

@@ -35,7 +35,7 @@
 //! invalidated, the lane's next dispatch releases first. The per-thread default stream is then that of the thread that drops,
 //! behind the handle's last call but not behind what another thread has enqueued since: use `release_on` there. A captured call
 //! has no [`Completion`] outcome: look at `contributions` and [`EpBuffer::take_errors`](crate::EpBuffer::take_errors).
-//! cudarc's event tracking can not be captured: switch it off (`CudaContext::disable_event_tracking`) for what a graph uses.
+//! cudarc's event tracking cannot be captured: switch it off (`CudaContext::disable_event_tracking`) for what a graph uses.
 //!
 //! # Routing
 //! An id that is out of range or repeated within its token counts as "not routed" and is recorded, up to 64 of an operation

@@ -68,7 +68,7 @@ pub enum Reason {
         ranks: Mask,
     },
     /// Degraded: members that this rank's buffers have given up in this epoch, or that the server holds for silent or dead. Either
-    /// the next membership is without them, or it begins anew with them.
+    /// the next membership is without them, or it begins again with them.
     Lost {
         /// Which.
         ranks: Mask,
@@ -81,7 +81,7 @@ pub enum Reason {
         /// Their ids, ascending.
         experts: Vec<Range<u32>>,
     },
-    /// Degraded: the server can not be reached. Operations go on, but no change of the membership can be agreed.
+    /// Degraded: the server cannot be reached. Operations go on, but no change of the membership can be agreed.
     Unreachable {
         /// For so long.
         lasts: Duration,
@@ -231,7 +231,7 @@ impl fmt::Display for Reason {
                 let seconds = lasts.as_secs_f64();
                 // One line, whatever an operating system says.
                 let detail = detail.replace(['\n', '\r'], " ");
-                write!(f, "no server{ever} for {seconds:.1} s ({detail}): the membership can not change")
+                write!(f, "no server{ever} for {seconds:.1} s ({detail}): the membership cannot change")
             }
         }
     }
@@ -309,7 +309,7 @@ mod tests {
         let outage = Reason::Unreachable { lasts: Duration::from_millis(1234), detail, is_final: false };
         let health = Health { status: Status::Degraded, reasons: vec![outage], ..health };
         let json: serde_json::Value = serde_json::from_str(&health.to_json()).unwrap();
-        let reason = "no server for 1.2 s (said \"no\" \\ and hung up): the membership can not change";
+        let reason = "no server for 1.2 s (said \"no\" \\ and hung up): the membership cannot change";
         let expected = serde_json::json!({
             "status": "degraded", "rank": 0, "world": 1, "epoch": 1, "members": [0], "step": 0, "reasons": [reason],
         });

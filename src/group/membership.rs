@@ -24,7 +24,7 @@ pub struct Membership {
     pub states: Vec<RankState>,
     /// The rank whose server serves the run; see [`Group::leader`].
     pub leader: Option<u32>,
-    /// The server can not be reached, and since when; `None` while it can.
+    /// The server cannot be reached, and since when; `None` while it can.
     pub outage: Option<Outage>,
     /// Where newcomers find the run; see [`Group::servers`].
     pub servers: Vec<String>,

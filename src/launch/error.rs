@@ -54,7 +54,7 @@ pub enum LaunchError {
     },
     /// The system did not list its interfaces.
     #[error(
-        "launch: can not list network interfaces: {0}; unset EPWIRE_IFNAME or check the container's limits"
+        "launch: cannot list network interfaces: {0}; unset EPWIRE_IFNAME or check the container's limits"
     )]
     Interfaces(std::io::Error),
 }

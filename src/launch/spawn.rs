@@ -167,9 +167,7 @@ impl Ranks {
             .as_ref()
             .is_some_and(|t| std::str::from_utf8(t.as_bytes()).is_err() || t.as_bytes().contains(&0))
         {
-            return invalid(
-                "the token can not be handed on in a variable; use UTF-8 text without NUL".into(),
-            );
+            return invalid("the token cannot be handed on in a variable; use UTF-8 text without NUL".into());
         }
         Ok(())
     }
@@ -299,13 +297,13 @@ pub enum SpawnError {
         what: String,
     },
     /// This program's own file is not known.
-    #[error("spawn: can not find this program's own file: {0}; name it with Ranks::program")]
+    #[error("spawn: cannot find this program's own file: {0}; name it with Ranks::program")]
     OwnProgram(io::Error),
     /// No thread for the supervisor.
-    #[error("spawn: can not start the supervising thread: {0}; check the limit on threads")]
+    #[error("spawn: cannot start the supervising thread: {0}; check the limit on threads")]
     Supervisor(io::Error),
     /// A rank was not started.
-    #[error("spawn: can not start rank {rank} from {}: {cause}; check the file and the limit on processes", program.display())]
+    #[error("spawn: cannot start rank {rank} from {}: {cause}; check the file and the limit on processes", program.display())]
     Start {
         /// The rank.
         rank: u32,
@@ -402,7 +400,7 @@ impl Supervised {
     fn signal(&self, signal: libc::c_int) {
         for (_, child) in &self.children {
             // SAFETY: kill() touches no memory. The child has not been reaped (it would have left `children`), so its id
-            // can not have passed to another process.
+            // cannot have passed to another process.
             unsafe { libc::kill(child.id() as libc::pid_t, signal) };
         }
     }

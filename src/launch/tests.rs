@@ -208,7 +208,7 @@ fn each_missing_variable_is_named() {
             let stand_in = match *name {
                 "SLURM_NTASKS" => "SLURM_STEP_NUM_TASKS",
                 "MPI_LOCALRANKID" => "PMI_LOCAL_SIZE",
-                // Without MASTER_ADDR the run would meet on loopback, which several hosts can not.
+                // Without MASTER_ADDR the run would meet on loopback, which several hosts cannot.
                 "MASTER_ADDR" if set == HYDRA => "EPWIRE_ADDR",
                 name => name,
             };

@@ -157,7 +157,7 @@ impl Wire for Mask {
     }
 }
 
-/// Lengths are 32 bits; a longer list can not come up, as no frame is that long.
+/// Lengths are 32 bits; a longer list cannot come up, as no frame is that long.
 fn put_count(count: usize, out: &mut Vec<u8>) {
     u32::try_from(count).unwrap_or(u32::MAX).put(out);
 }

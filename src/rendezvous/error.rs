@@ -134,7 +134,7 @@ pub enum BootstrapError {
     },
     /// Nobody accepts connections at the rendezvous address.
     #[error(
-        "{op}: can not reach {address} within {deadline:?}: {detail}; is the rendezvous server running there?"
+        "{op}: cannot reach {address} within {deadline:?}: {detail}; is the rendezvous server running there?"
     )]
     Unreachable {
         /// What was being done.
@@ -177,7 +177,7 @@ pub enum BootstrapError {
     /// The membership stays as it is: those that did not report or were accused are half of the active ranks or more, and
     /// nobody has seen them dead.
     #[error(
-        "{op}: {missing} can not be left out: they are half of the active ranks or more, and not seen dead; wait for them, or end them"
+        "{op}: {missing} cannot be left out: they are half of the active ranks or more, and not seen dead; wait for them, or end them"
     )]
     NoQuorum {
         /// What was being done.
@@ -223,7 +223,7 @@ pub enum BootstrapError {
     },
     /// The connection to the rendezvous server is gone.
     #[error(
-        "{op}: lost the rendezvous server at {address}: {detail}; membership can not change any more: end this rank, or join a new run"
+        "{op}: lost the rendezvous server at {address}: {detail}; membership cannot change any more: end this rank, or join a new run"
     )]
     ServerLost {
         /// What was being done.
@@ -245,7 +245,7 @@ pub enum BootstrapError {
         /// The most, or for a minimum the least, that it may be.
         limit: u64,
     },
-    /// An argument that can not be meant.
+    /// An argument that cannot be meant.
     #[error("{op}: {field} is {value:?}: {reason}")]
     Invalid {
         /// What was being done.

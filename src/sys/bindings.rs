@@ -404,7 +404,7 @@ pub struct epw_buffer {
 }
 unsafe extern "C" {
     /** Allocates the window and starts the rank's threads. EPW_ERR_INVALID also if the environment variable
- EPWIRE_ISA names an instruction set that is unknown or can not run here. config [in], out [out].*/
+ EPWIRE_ISA names an instruction set that is unknown or cannot run here. config [in], out [out].*/
     pub fn epw_buffer_create(
         config: *const epw_config,
         out: *mut *mut epw_buffer,

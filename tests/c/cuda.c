@@ -1,4 +1,4 @@
-/* GPU buffers where there is no GPU: what can be planned is planned, what can not be had is an error in
+/* GPU buffers where there is no GPU: what can be planned is planned, what cannot be had is an error in
  * words. */
 #include "check.h"
 
@@ -60,7 +60,7 @@ static void limits_of_gpus_are_named(void) {
     CHECK_OK(epw_plan_make(&config, &plan));
 }
 
-/* Creates a buffer that can not be had, and leaves nothing behind. */
+/* Creates a buffer that cannot be had, and leaves nothing behind. */
 static void refused(int32_t device, const char *text) {
     epw_config config = config_of(device);
     epw_buffer *buffer = NULL;

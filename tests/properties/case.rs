@@ -277,7 +277,7 @@ fn draw_releases(r: &mut Random, op: &mut Op) {
     };
     let place = r.pick(&places);
     if place == GiveUp::Dispatch && !who.is_empty() {
-        // Peers can not foresee whether such a rank's rows have left; the counts tell them.
+        // Peers cannot foresee whether such a rank's rows have left; the counts tell them.
         op.parts.iter_mut().for_each(|part| part.outputs |= SOURCE_COUNTS);
     }
     for rank in who {

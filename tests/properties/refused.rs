@@ -289,7 +289,7 @@ pub(crate) fn combines(
     dispatched
 }
 
-/// Memberships that can not begin. No lane is held.
+/// Memberships that cannot begin. No lane is held.
 pub(crate) fn memberships(buffer: &EpBuffer) -> Vec<&'static str> {
     let (all, me) = (Mask::all(buffer.ranks()), buffer.rank());
     let epoch = buffer.membership().expect("membership").epoch;

@@ -5,7 +5,7 @@
  * Order. An eager call leaves the lane's event behind its kernel; the next eager call, if on another stream,
  * lets that wait for the event; epw_stream_wait lets any stream wait for it. Where CUDA does not record the
  * event, only that stream can go on, see epw_gpu_require_marked. Under capture neither is done:
- * an event of outside can not be waited for inside, and replays are ordered by the caller. */
+ * an event of outside cannot be waited for inside, and replays are ordered by the caller. */
 #ifdef EPW_CUDA
 #include "ep/gpu/gpu.h"
 
@@ -425,7 +425,7 @@ epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stre
     if (status == EPW_OK && e.captured) {
         status =
             epw_fail(EPW_ERR_STATE, e.where,
-                     "the stream is under capture, where an event of outside can not be waited for: let the "
+                     "the stream is under capture, where an event of outside cannot be waited for: let the "
                      "stream that launches the graph wait");
     }
     epw_lane_unlock(b, lane);

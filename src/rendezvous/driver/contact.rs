@@ -19,7 +19,7 @@ impl Contact {
     }
 }
 
-/// The server of the run can not be reached. Operations go on; changes of the membership wait until it can be again.
+/// The server of the run cannot be reached. Operations go on; changes of the membership wait until it can be again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outage {

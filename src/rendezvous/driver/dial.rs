@@ -32,7 +32,7 @@ pub(super) struct Open {
 
 /// Longest pause between two tries.
 const MAX_PAUSE: Duration = Duration::from_millis(500);
-/// The same where a server of the run answers that another one leads it, which then can not be had: elections are short.
+/// The same where a server of the run answers that another one leads it, which then cannot be had: elections are short.
 const MAX_PAUSE_OF_ELECTION: Duration = Duration::from_millis(100);
 const OP: &str = "connect to the rendezvous";
 

@@ -63,7 +63,7 @@ impl Door {
         }
     }
 
-    /// Waits until all that the machine has said so far is written or can not be, at most a lease.
+    /// Waits until all that the machine has said so far is written or cannot be, at most a lease.
     pub(super) async fn flushed(&self) {
         let (mark, mut marks) = mpsc::channel(1);
         let gone = async {

@@ -45,7 +45,7 @@ pub(super) enum News {
 /// A connection, counted.
 pub(super) type Link = u64;
 
-/// Goes behind what is queued for each connection and is dropped there once all before it is written, or can not be: no
+/// Goes behind what is queued for each connection and is dropped there once all before it is written, or cannot be: no
 /// copy is left when everything is out.
 pub(super) type Mark = mpsc::Sender<Infallible>;
 

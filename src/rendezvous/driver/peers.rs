@@ -16,7 +16,7 @@ use crate::rendezvous::wire::Frame;
 pub(super) struct Peers {
     run_id: String,
     token: Option<Token>,
-    /// Given up after an error, and made anew for the next question.
+    /// Given up after an error, and made again for the next question.
     connections: Mutex<BTreeMap<u128, Arc<Connection>>>,
 }
 

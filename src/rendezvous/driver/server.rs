@@ -94,7 +94,7 @@ impl Server {
     /// Binds `address` (`host:port`; port 0 takes a free one) and starts to serve.
     ///
     /// Errors: [`BootstrapError::TokenRequired`] off loopback without a token, [`BootstrapError::System`] if the
-    /// address can not be bound or the state file not be used, [`BootstrapError::Invalid`] if that is of another run, [`BootstrapError::Limit`] for a world outside 1 to 1024. Works under any async
+    /// address cannot be bound or the state file not be used, [`BootstrapError::Invalid`] if that is of another run, [`BootstrapError::Limit`] for a world outside 1 to 1024. Works under any async
     /// runtime or none.
     pub async fn bind(address: &str, options: ServerOptions) -> Result<Self, BootstrapError> {
         let machine = Machine::new(settings(&options))?;

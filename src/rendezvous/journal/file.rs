@@ -288,7 +288,7 @@ const NEW: &str = ".new";
 const MODE: u32 = 0o600;
 /// What a piece holds about at most.
 const PIECE_BYTES: usize = 16 << 20;
-/// A file is not written anew before it has so many bytes, and so many times those of its snapshot.
+/// A file is not rewritten before it has so many bytes, and so many times those of its snapshot.
 const LEAST_BYTES: u64 = 16 << 20;
 const GROWTH: u64 = 4;
 

@@ -104,7 +104,7 @@ impl Machine {
         self.abandon(rank);
     }
 
-    /// Ends the rounds and introductions that wait for a rank that can not take part any more.
+    /// Ends the rounds and introductions that wait for a rank that cannot take part any more.
     pub(super) fn abandon(&mut self, rank: u32) {
         let Some(Identity { host, pid, .. }) = self.seat(rank).map(|member| member.identity.clone()) else {
             return;

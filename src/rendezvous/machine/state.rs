@@ -36,7 +36,7 @@ wire!(struct Settings { run_id, world, initial, join_deadline, lease });
 #[derive(Debug)]
 pub struct Machine {
     pub(super) settings: Settings,
-    /// One seat per rank, so that two living incarnations of a rank can not be represented.
+    /// One seat per rank, so that two living incarnations of a rank cannot be represented.
     pub(super) seats: Vec<Option<Member>>,
     /// The rank of each session whose client has joined.
     pub(super) sessions: BTreeMap<SessionId, u32>,

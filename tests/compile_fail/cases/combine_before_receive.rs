@@ -1,4 +1,4 @@
-//! What has not been received can not be combined.
+//! What has not been received cannot be combined.
 use epwire::{Combine, Dispatching};
 
 fn step(dispatching: Dispatching) {

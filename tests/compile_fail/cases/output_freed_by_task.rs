@@ -1,4 +1,4 @@
-//! A task of its own can not borrow from the stack of the one that starts it.
+//! A task of its own cannot borrow from the stack of the one that starts it.
 use epwire::{Combine, CombineOutput, Dispatched, TensorMut};
 use half::bf16;
 

@@ -1,4 +1,4 @@
-//! Two places of one area can not be had at a time: they might be the same.
+//! Two places of one area cannot be had at a time: they might be the same.
 use epwire::CombineRows;
 use half::bf16;
 

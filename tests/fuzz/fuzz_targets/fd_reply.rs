@@ -1,5 +1,5 @@
 //! What a false fd server may answer to a rank that fetches a window: any packet, with any number of descriptors of
-//! memory of any size, sealed or not. The rank connects only where memory of the right size came that can not shrink,
+//! memory of any size, sealed or not. The rank connects only where memory of the right size came that cannot shrink,
 //! and no descriptor is left behind.
 #![no_main]
 
