@@ -99,6 +99,11 @@ impl Machine {
         self.answers.sessions().chain(self.sessions.keys().copied()).collect()
     }
 
+    /// The rank of the member whose session this is.
+    pub(crate) fn rank(&self, session: SessionId) -> Option<u32> {
+        self.sessions.get(&session).copied()
+    }
+
     fn request(&mut self, now: Duration, call: Call, request: Request) {
         match (request, self.sessions.get(&call.session).copied()) {
             (Request::Join { join }, _) => {

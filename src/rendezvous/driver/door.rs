@@ -1,6 +1,5 @@
 //! How connections reach the hub: what comes in by them, what goes out, and how they end.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,7 +11,7 @@ use tokio::time::{Instant, timeout};
 #[cfg(feature = "succession")]
 use super::connection::PEER_LIMIT;
 use super::connection::{OPEN_LIMIT, ReadError, read_frame, write_frame};
-use super::news::{Link, News, Outlet, Queued};
+use super::news::{Joined, Link, News, Outlet, Queued};
 use super::options::ServerOptions;
 #[cfg(feature = "succession")]
 use super::peers::decode;
@@ -23,14 +22,14 @@ use crate::rendezvous::error::BootstrapError;
 #[cfg(feature = "succession")]
 use crate::rendezvous::log::Log;
 use crate::rendezvous::machine::{Call, Event, SessionId};
-use crate::rendezvous::wire::{Frame, Request};
+use crate::rendezvous::wire::Frame;
 
 /// Lets connections in.
 #[derive(Clone)]
 pub(crate) struct Door {
     pub(super) events: mpsc::Sender<News>,
-    /// Open connections that asked to join, and as which rank; gone once everything sent to them is out.
-    pub(super) joined: Arc<watch::Sender<BTreeMap<Link, u32>>>,
+    /// Kept by the hub.
+    pub(super) joined: Arc<watch::Sender<Joined>>,
     /// Connections that there ever were: the source of their numbers.
     counted: Arc<AtomicU64>,
     slots: Arc<Semaphore>,
@@ -46,12 +45,13 @@ pub(crate) struct Door {
 impl Door {
     pub(super) fn new(
         events: mpsc::Sender<News>,
+        joined: Arc<watch::Sender<Joined>>,
         service: watch::Receiver<Service>,
         options: &ServerOptions,
     ) -> Self {
         Self {
             events,
-            joined: Arc::default(),
+            joined,
             lease: options.heartbeat.lease,
             handshake: options.heartbeat.handshake,
             counted: Arc::default(),
@@ -129,7 +129,6 @@ impl Door {
             }
         };
         let _ = self.events.send(News::Closed { session, link, by_peer }).await;
-        self.joined.send_if_modified(|joined| joined.remove(&link).is_some());
     }
 
     /// Learns who the client is; gives its session and the first frame that it sends after the answer. A client that has tried
@@ -190,10 +189,6 @@ impl Door {
                     News::Said { session, link, event: Event::Noticed { session, notice } }
                 }
                 Ok(Frame::Call { id, request }) => {
-                    if let Request::Join { join } = &request {
-                        let rank = join.identity.rank;
-                        self.joined.send_if_modified(|joined| joined.insert(link, rank).is_none());
-                    }
                     let request = Box::new(request);
                     News::Said {
                         session,

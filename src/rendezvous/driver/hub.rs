@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::error::TrySendError;
@@ -13,7 +14,7 @@ use super::dial::is_refused;
 use super::door::Door;
 use super::heartbeat::{Awake, Heartbeat};
 use super::ledger::Ledger;
-use super::news::{Link, News, Outlet, Queued};
+use super::news::{Joined, Link, News, Outlet, Queued};
 use super::options::ServerOptions;
 use super::service::Service;
 #[cfg(feature = "succession")]
@@ -22,7 +23,7 @@ use super::turn::Turn;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::leases::Leases;
 use crate::rendezvous::machine::{Action, Call, Event, Machine, SessionId};
-use crate::rendezvous::wire::{Frame, Host, Join, Request};
+use crate::rendezvous::wire::{Frame, Host, Request};
 
 /// The task around the machine, and the way to it for connections.
 pub(crate) struct Hub {
@@ -63,8 +64,9 @@ impl Hub {
     fn start(desk: Desk, service: watch::Receiver<Service>, options: &ServerOptions) -> Self {
         let (events, inbox) = mpsc::channel(MAX_NEWS);
         let mut task = JoinSet::new();
+        let door = Door::new(events, desk.joined.clone(), service, options);
         task.spawn(desk.attend(inbox));
-        Self { door: Door::new(events, service, options), task }
+        Self { door, task }
     }
 }
 
@@ -113,6 +115,7 @@ struct Desk {
     servers: Vec<String>,
     /// The servers of clients that have one.
     listeners: HashMap<SessionId, u128>,
+    joined: Arc<watch::Sender<Joined>>,
     /// Members that have left, and are not to end before their servers vote no more.
     leaving: Vec<(Duration, u128, Client)>,
     /// When to look whether members have ended that have not come.
@@ -148,6 +151,7 @@ impl Desk {
             clients: HashMap::new(),
             servers: Vec::new(),
             listeners: HashMap::new(),
+            joined: Arc::default(),
             leaving: Vec::new(),
             verify: None,
             searches: JoinSet::new(),
@@ -292,15 +296,14 @@ impl Desk {
             News::Said { session, link, event } => {
                 if self.clients.get(&session).is_some_and(|client| client.link == link) {
                     self.heard(now, session);
-                    if let Event::Request { request, .. } = &event
-                        && let Request::Join { join: Join { listener: Some(listener), .. } } = &**request
-                    {
-                        self.listeners.insert(session, listener.id);
+                    if let Event::Request { request, .. } = &event {
+                        self.asked((session, link), request);
                     }
                     self.ledger.record(now, event);
                 }
             }
             News::Closed { session, link, by_peer } => {
+                self.joined.send_if_modified(|joined| joined.remove(&link).is_some());
                 if self.clients.get(&session).is_none_or(|client| client.link != link) {
                     return; // one that the client has given up for another, or that this side has closed
                 }
@@ -340,6 +343,21 @@ impl Desk {
                     client.outlet.say(Frame::Refused { error: error.clone() });
                 }
             }
+        }
+    }
+
+    /// A member, or one that asks to join, is behind this connection.
+    fn asked(&mut self, (session, link): (SessionId, Link), request: &Request) {
+        let (rank, listener) = match request {
+            Request::Join { join } => {
+                (Some(join.identity.rank), join.listener.as_ref().map(|listener| listener.id))
+            }
+            Request::Resume { .. } => (self.ledger.rank(session), self.ledger.listener(session)),
+            _ => return,
+        };
+        self.listeners.extend(listener.map(|id| (session, id)));
+        if let Some(rank) = rank {
+            self.joined.send_if_modified(|joined| joined.insert(link, rank).is_none());
         }
     }
 

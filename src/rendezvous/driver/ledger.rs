@@ -98,6 +98,25 @@ impl Ledger {
         }
     }
 
+    /// The rank of the member whose session this is.
+    pub(super) fn rank(&self, session: SessionId) -> Option<u32> {
+        match self {
+            Self::Alone { machine, .. } => machine.rank(session),
+            Self::Kept(kept) => kept.machine.rank(session),
+            #[cfg(feature = "succession")]
+            Self::Shared(shared) => shared.rank(session),
+        }
+    }
+
+    /// The server of the member whose session this is, if it has one.
+    pub(super) fn listener(&self, _session: SessionId) -> Option<u128> {
+        match self {
+            Self::Alone { .. } | Self::Kept(_) => None,
+            #[cfg(feature = "succession")]
+            Self::Shared(shared) => shared.listener(_session),
+        }
+    }
+
     /// Members that have servers of their own, and where.
     pub(super) fn addresses(&self) -> Vec<(SessionId, String)> {
         match self {

@@ -1,5 +1,6 @@
 //! What connections tell the hub, and what it has to say to them.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -41,6 +42,9 @@ pub(super) enum News {
     /// The server ends, and with it the run.
     End,
 }
+
+/// Open connections of members and of those that ask to join, and their ranks; gone once everything sent to them is out.
+pub(super) type Joined = BTreeMap<Link, u32>;
 
 /// A connection, counted.
 pub(super) type Link = u64;

@@ -210,6 +210,16 @@ impl Shared {
         self.copy.state().machine.as_ref().map(Machine::sessions).unwrap_or_default()
     }
 
+    pub(super) fn listener(&self, session: SessionId) -> Option<u128> {
+        let state = self.copy.state();
+        let server = state.machine.as_ref()?.servers().find(|server| server.session == Some(session));
+        server.map(|server| server.listener.id)
+    }
+
+    pub(super) fn rank(&self, session: SessionId) -> Option<u32> {
+        self.copy.state().machine.as_ref()?.rank(session)
+    }
+
     pub(super) fn last(&self) -> Duration {
         self.copy.state().last
     }
