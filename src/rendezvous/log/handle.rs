@@ -269,9 +269,23 @@ impl Log {
         self.change(ChangeMembers::ReplaceAllVoters(wanted.keys().copied().collect()), deadline).await?;
         let left: BTreeSet<u128> = self.known().into_iter().filter(|id| !wanted.contains_key(id)).collect();
         if !left.is_empty() && self.leadership().borrow().leads {
+            self.await_left(&left).await;
             self.change(ChangeMembers::RemoveNodes(left), deadline).await?;
         }
         Ok(())
+    }
+
+    /// Waits until those that vote no more know it, as far as they live: they would stand for election again and again, in terms
+    /// that nobody else has got to.
+    async fn await_left(&self, left: &BTreeSet<u128>) {
+        let others = left.iter().filter(|id| **id != self.inner.own.id);
+        let mut metrics = self.inner.raft.metrics();
+        let know = metrics.wait_for(|seen| {
+            let at = seen.membership_config.log_id().map(|id| id.index);
+            let has = |id| seen.replication.as_ref().and_then(|all| all.get(id)).copied().flatten();
+            others.clone().all(|id| has(id).map(|id| id.index) >= at)
+        });
+        let _ = timeout(2 * self.inner.timing.heartbeat, know).await;
     }
 
     /// Voters and those that learn.
@@ -319,7 +333,8 @@ impl Log {
     }
 
     async fn change_now(&self, change: ChangeMembers<u128, String>) -> Result<(), VotersError> {
-        match self.inner.raft.change_membership(change, false).await {
+        // Who does not vote any more is told so, before it is removed.
+        match self.inner.raft.change_membership(change, true).await {
             Ok(_) => Ok(()),
             Err(RaftError::Fatal(_)) => Err(VotersError::Stopped),
             Err(RaftError::APIError(ClientWriteError::ForwardToLeader(to))) => {
