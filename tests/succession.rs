@@ -157,6 +157,30 @@ fn the_member_that_serves_may_leave_and_another_one_serves() {
     all(&groups, |group| group.barrier_blocking("without it").unwrap());
 }
 
+/// It hands over: nobody waits for its silence, nor for the end of its process, three times in a row.
+#[test]
+fn a_leader_that_leaves_is_succeeded_at_once() {
+    let (_, mut groups) = formed(6);
+    let mut alone = Vec::new();
+    for gone in 1..4 {
+        settle(&groups);
+        let leader = groups[0].membership().leader.unwrap();
+        let at = groups.iter().position(|group| group.rank() == leader).unwrap();
+        let leaver = groups.remove(at);
+        leaver.leave_blocking().unwrap();
+        let left = Instant::now();
+        all(&groups, |group| group.store().add_blocking("n", 1).unwrap());
+        alone.push(left.elapsed());
+        drop(leaver); // its process goes on as long as it likes
+        let members: Mask = groups.iter().map(Group::rank).collect();
+        steps_until(&groups, &members.to_string(), 2 * SECOND);
+        assert_eq!(groups.len(), 6 - gone);
+    }
+    eprintln!("without a leader for {alone:?}");
+    alone.sort();
+    assert!(alone[1] < 3 * SECOND / 10, "{alone:?}");
+}
+
 /// Nothing of it is left but the file.
 #[test]
 fn a_server_that_is_started_again_goes_on_from_its_file() {

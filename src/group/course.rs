@@ -229,6 +229,13 @@ impl Course {
         // Nothing panics while it is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Another member is to lead the run, perhaps this one: nobody needs to wait for the silence of the former.
+    fn elect(&self, former: &Host) {
+        if let Some(elector) = self.elector.get() {
+            elector.elect(&former.address);
+        }
+    }
 }
 
 impl Attendant for Course {
@@ -336,9 +343,11 @@ impl Attendant for Course {
     }
 
     fn ended(&self, host: &Host) {
-        if let Some(elector) = self.elector.get() {
-            elector.elect(&host.address);
-        }
+        self.elect(host);
+    }
+
+    fn resigned(&self, host: &Host) {
+        self.elect(host);
     }
 
     fn resumed(&self) {

@@ -43,6 +43,8 @@ pub(crate) trait Attendant: Send + Sync + std::fmt::Debug {
     fn is_standby(&self) -> bool;
     /// The process of the member that served the run has ended.
     fn ended(&self, host: &Host);
+    /// The member that served the run does so no more, and knows nobody who does.
+    fn resigned(&self, host: &Host);
     /// There is another connection: what was told by the former one may not have come.
     fn resumed(&self);
     /// Goes up with each call of the others above.

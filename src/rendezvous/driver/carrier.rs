@@ -201,12 +201,7 @@ impl Carrier {
                     ways.servers = addresses;
                 }
             }
-            Frame::Refer { leader } => {
-                if let (Some(ways), Some(leader)) = (&mut self.ways, leader) {
-                    ways.prefer(leader);
-                }
-                return self.lost("another member leads the run".to_owned());
-            }
+            Frame::Refer { leader } => return self.referred(leader),
             Frame::Refused { error } => {
                 return Some(End::Over(match error {
                     BootstrapError::ServerLost { detail, .. } => detail,
@@ -216,6 +211,18 @@ impl Carrier {
             _ => return self.lost("it sent a frame that has no place there".to_owned()),
         }
         None
+    }
+
+    /// The server does not lead the run any more.
+    fn referred(&mut self, leader: Option<String>) -> Option<End> {
+        if let Some(leader) = leader {
+            if let Some(ways) = &mut self.ways {
+                ways.prefer(leader);
+            }
+        } else if let (Some(attendant), Some(host)) = (&self.told.attendant, self.host()) {
+            attendant.resigned(&host);
+        }
+        self.lost("another member leads the run".to_owned())
     }
 
     fn answered(&mut self, id: u64, result: Result<Reply, BootstrapError>) -> Option<End> {

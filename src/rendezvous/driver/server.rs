@@ -60,7 +60,7 @@ enum Order {
 pub(crate) struct Elector(mpsc::WeakSender<Order>);
 
 impl Elector {
-    /// The process of the member that led, with its server at this address, has ended.
+    /// The member that led, with its server at this address, has ended or leads no more.
     pub(crate) fn elect(&self, address: &str) {
         if let Some(orders) = self.0.upgrade() {
             let _ = orders.try_send(Order::Elect { address: address.to_owned() });
@@ -324,7 +324,7 @@ async fn serve(
                         && log.leadership().borrow().leader.as_ref().is_none_or(|it| it.address == _address)
                     {
                         #[cfg(feature = "tracing")]
-                        tracing::info!(leader = _address, "the leader has ended: standing for election");
+                        tracing::info!(leader = _address, "the leader has ended or resigned: standing for election");
                         log.elect();
                     }
                 }

@@ -29,6 +29,8 @@ pub(super) struct Shared {
     leader: Option<String>,
     /// Whether it wants another one to lead.
     leaving: bool,
+    /// It is no voter any more, and leads no more whatever the log says: that takes a moment to notice.
+    resigned: bool,
     voters: BTreeSet<u128>,
     changing: JoinSet<Result<(), VotersError>>,
     /// When to look whether others should vote.
@@ -80,6 +82,7 @@ impl Shared {
             leads: false,
             leader: None,
             leaving: false,
+            resigned: false,
             voters: BTreeSet::new(),
             changing: JoinSet::new(),
             look_at: Instant::now(),
@@ -105,6 +108,9 @@ impl Shared {
 
     pub(super) async fn next(&mut self) -> Turn {
         loop {
+            if let Some(turn) = self.resign() {
+                return turn;
+            }
             tokio::select! {
                 biased;
                 Ok(()) = self.leadership.changed() => {
@@ -138,6 +144,7 @@ impl Shared {
     /// Another leader, perhaps this one.
     fn led(&mut self) -> Option<Turn> {
         let Leadership { leads, leader, .. } = self.leadership.borrow_and_update().clone();
+        let leads = leads && !self.resigned;
         let leader = leader.map(|leader| leader.address);
         if leads && !self.leads {
             // What followed from the records of others: their clients ask again what they have not been told.
@@ -146,11 +153,30 @@ impl Shared {
             return Some(Turn::Lead);
         }
         if !leads && (self.leads || leader != self.leader) {
-            (self.leads, self.leader) = (false, leader.clone());
-            self.voters.clear();
-            return Some(Turn::Follow { leader });
+            return Some(self.follow_from_now_on(leader));
         }
         None
+    }
+
+    /// Leads no more once the voters are others, as this server wants it, and the clients know them: nobody has to wait until it has
+    /// fallen silent.
+    fn resign(&mut self) -> Option<Turn> {
+        if !self.leaving || !self.leads || !self.changing.is_empty() {
+            return None;
+        }
+        if self.log.voters().iter().any(|voter| voter.id == self.own.id) {
+            return None;
+        }
+        self.voters_changed().or_else(|| {
+            self.resigned = true;
+            Some(self.follow_from_now_on(None))
+        })
+    }
+
+    fn follow_from_now_on(&mut self, leader: Option<String>) -> Turn {
+        (self.leads, self.leader) = (false, leader.clone());
+        self.voters.clear();
+        Turn::Follow { leader }
     }
 
     fn voters_changed(&mut self) -> Option<Turn> {

@@ -56,7 +56,7 @@ impl Clock {
             }
             self.publish(&seen);
             let next = match seen.state {
-                ServerState::Leader => self.beat(&mut pace).await,
+                ServerState::Leader => self.beat(&mut pace, &seen).await,
                 _ => self.stand(&mut pace, &seen).await,
             };
             tokio::select! {
@@ -71,13 +71,15 @@ impl Clock {
         self.leadership.send_replace(Leadership { term, leader: None, leads: false });
     }
 
-    /// A leader lets itself be heard. Gives when it does so next.
-    async fn beat(&self, pace: &mut Pace) -> Instant {
+    /// A leader lets itself be heard, unless it has given up its vote: another one is to lead. Gives when it does so next.
+    async fn beat(&self, pace: &mut Pace, seen: &Metrics) -> Instant {
         let now = Instant::now();
         pace.stood = now;
         if pace.beat <= now {
             pace.beat = now + self.timing.heartbeat;
-            let _ = self.raft.trigger().heartbeat().await;
+            if self.votes(seen) {
+                let _ = self.raft.trigger().heartbeat().await;
+            }
         }
         pace.beat
     }
@@ -94,7 +96,7 @@ impl Clock {
             return heard + pace.patience;
         }
         (pace.stood, pace.patience) = (now, self.patience());
-        if seen.membership_config.voter_ids().any(|voter| voter == self.own) {
+        if self.votes(seen) {
             // openraft ignores the term of a candidate whose log is too short. Another one, whose log is long enough, would
             // stand in a term in which the first has voted for itself, and so on from term to term.
             let ahead = lock(&self.heard).stood.saturating_sub(seen.current_term);
@@ -103,6 +105,10 @@ impl Clock {
             }
         }
         now + pace.patience
+    }
+
+    fn votes(&self, seen: &Metrics) -> bool {
+        seen.membership_config.voter_ids().any(|voter| voter == self.own)
     }
 
     /// The leader's process has ended. All who see it want to be elected, and should not get in each other's way.
