@@ -61,7 +61,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: ADDR,
         default: "from the launcher",
-        doc: "`host:port` where the ranks meet, the same on all; rank 0 listens there. IPv6 as `[::1]:29700`.",
+        doc: "`host:port` where the ranks meet, the same on all; rank 0 listens there. IPv6 as `[::1]:29700`. For a newcomer \
+              several between commas, at most 16: those that serve the run or can (`Group::servers`). Then no rank hosts.",
     },
     Variable {
         name: HOSTED,

@@ -29,7 +29,8 @@ pub struct GroupOptions {
 }
 
 impl GroupOptions {
-    /// Rank `rank` of `world`, by the rendezvous at `address` (`host:port`).
+    /// Rank `rank` of `world`, by the rendezvous at `address`: `host:port`, for a newcomer several between commas
+    /// ([`Group::servers`](super::Group::servers)).
     ///
     /// Defaults: run id `default`, no token, 120 s to come together, 30 s per operation, the heartbeat of
     /// [`Heartbeat::default`], and somebody else hosts the server.
@@ -53,12 +54,16 @@ impl GroupOptions {
     }
 
     /// As a launcher says: its rank and world, the rendezvous at its address under its run id, hosted by rank 0 unless
-    /// the launcher does. A world of one rank needs no address: it meets itself on loopback.
+    /// the launcher does. Several addresses are those of a run that is under way: then rank 0 hosts nothing either, it is a
+    /// newcomer. A world of one rank needs no address: it meets itself on loopback.
     ///
     /// The token is not part of what a launcher says: add [`Token::from_env`].
     pub fn from_launch(launch: &Launch) -> Self {
-        let address = launch.address.as_ref().map_or_else(|| "127.0.0.1:0".to_owned(), ToString::to_string);
-        let hosted = launch.hosted && launch.address.is_some();
+        let addresses: Vec<String> = launch.addresses.iter().map(ToString::to_string).collect();
+        let (address, hosted) = match addresses.len() {
+            0 => ("127.0.0.1:0".to_owned(), false),
+            count => (addresses.join(","), launch.hosted || count > 1),
+        };
         let options = Self::new(launch.rank, launch.world, address).host_server(launch.rank == 0 && !hosted);
         match &launch.run_id {
             Some(run_id) => options.run_id(run_id),
@@ -163,7 +168,7 @@ mod tests {
             world: 4,
             local_rank: rank,
             local_world: 4,
-            address: "node0:29501".parse().ok(),
+            addresses: vec!["node0:29501".parse().unwrap()],
             hosted,
             run_id: Some("job".into()),
             source: Source::Torchrun,
@@ -183,9 +188,17 @@ mod tests {
     }
 
     #[test]
+    fn a_newcomer_with_several_addresses_hosts_nothing() {
+        let addresses = ["node1:1", "[::1]:2"].map(|address| address.parse().unwrap()).into();
+        let options = GroupOptions::from_launch(&Launch { addresses, ..launch(0, false) });
+        assert_eq!((options.address.as_str(), options.host_server), ("node1:1,[::1]:2", false));
+    }
+
+    #[test]
     fn a_launched_rank_that_is_alone_meets_itself() {
         for hosted in [false, true] {
-            let alone = Launch { world: 1, local_world: 1, address: None, run_id: None, ..launch(0, hosted) };
+            let alone =
+                Launch { world: 1, local_world: 1, addresses: vec![], run_id: None, ..launch(0, hosted) };
             let group = crate::Group::join_blocking(GroupOptions::from_launch(&alone)).unwrap();
             assert_eq!((group.rank(), group.world(), group.run_id()), (0, 1, "default"));
         }

@@ -18,6 +18,22 @@ pub const DERIVED_PORTS: RangeInclusive<u16> = 20_000..=28_191;
 /// The port used where every run has a network of its own (a Kubernetes pod).
 pub const DEFAULT_PORT: u16 = 29_700;
 
+/// Most addresses of a list.
+pub(super) const MAX_ADDRESSES: usize = 16;
+
+/// Reads addresses between commas, 1 to [`MAX_ADDRESSES`]. The error is what the list should be, and which entry is not.
+pub(super) fn addresses(text: &str) -> Result<Vec<Address>, String> {
+    let count = text.split(',').count();
+    if count > MAX_ADDRESSES {
+        return Err(format!("at most {MAX_ADDRESSES} addresses between commas, not {count}"));
+    }
+    let read = |entry: &str| {
+        let entry = entry.trim();
+        entry.parse().map_err(|AddressError| format!("{EXPECTED} in each entry, unlike {entry:?}"))
+    };
+    text.split(',').map(read).collect()
+}
+
 /// A port in [`DERIVED_PORTS`] that follows from the run's name alone, so that all ranks agree on it without talking.
 /// Two runs on one host meet on the same port once in 8192 times; the later one then fails to bind and needs
 /// `EPWIRE_ADDR`.
@@ -42,8 +58,11 @@ impl Address {
 
 /// The text is neither `host:port` nor `[ipv6]:port` with a port of 1 to 65535.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("expected host:port or [ipv6]:port with a port of 1 to 65535")]
+#[error("expected {EXPECTED}")]
 pub struct AddressError;
+
+/// What an address is.
+const EXPECTED: &str = "host:port or [ipv6]:port with a port of 1 to 65535";
 
 impl FromStr for Address {
     type Err = AddressError;
@@ -98,6 +117,25 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Address>(), Err(AddressError), "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_list_has_an_address_in_each_entry() {
+        let read =
+            |text: &str| addresses(text).map(|list| list.iter().map(Address::to_string).collect::<Vec<_>>());
+        assert_eq!(read("h:1"), Ok(vec!["h:1".to_owned()]));
+        assert_eq!(
+            read("h:1, [::1]:2,10.0.0.1:3"),
+            Ok(["h:1", "[::1]:2", "10.0.0.1:3"].map(str::to_owned).into())
+        );
+        for (text, entry) in
+            [("h:1,h", "\"h\""), ("h:1,", "\"\""), (",h:1", "\"\""), ("h:1,::1:2", "\"::1:2\"")]
+        {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(entry) && error.contains("host:port"), "{text}: {error}");
+        }
+        assert_eq!(read(&["h:1"; MAX_ADDRESSES].join(",")).map(|list| list.len()), Ok(MAX_ADDRESSES));
+        assert!(read(&["h:1"; MAX_ADDRESSES + 1].join(",")).unwrap_err().contains("at most 16 addresses"));
     }
 
     #[test]

@@ -46,8 +46,9 @@ pub struct Launch {
     pub local_rank: u32,
     /// Number of ranks on this host, 1 to `world`.
     pub local_world: u32,
-    /// Where the ranks meet; rank 0 listens there, unless `hosted`. `None` only if `world` is 1.
-    pub address: Option<Address>,
+    /// Where the ranks meet. One address: rank 0 listens there, unless `hosted`. Several are those of a run that is under way,
+    /// any of which leads a newcomer to it. None only if `world` is 1.
+    pub addresses: Vec<Address>,
     /// Whether the rendezvous is hosted by whoever started the ranks, as the parent of [`spawn`] does, not by rank 0.
     pub hosted: bool,
     /// Name of the run, the same on all ranks, if the launcher gives one.
@@ -87,8 +88,8 @@ impl fmt::Display for Launch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, world, local_rank, local_world, .. } = self;
         write!(f, "rank {rank} of {world} (local {local_rank} of {local_world}), by {}", self.source)?;
-        if let Some(address) = &self.address {
-            write!(f, ", meeting at {address}")?;
+        for (at, address) in self.addresses.iter().enumerate() {
+            write!(f, "{}{address}", if at == 0 { ", meeting at " } else { "," })?;
         }
         if let Some(run_id) = &self.run_id {
             write!(f, ", run {run_id}")?;
@@ -112,12 +113,12 @@ impl Reader<'_> {
             _ => self.ranks()?,
         };
         let run_id = self.run_id()?;
-        let address = self.address(world, local_world, run_id.as_deref())?;
+        let addresses = self.addresses(world, local_world, run_id.as_deref())?;
         let hosted = match self.find(&[env::HOSTED]) {
             Some(value) => value.number(0, 1, "1 where the launcher hosts the rendezvous, else 0")? == 1,
             None => false,
         };
-        Ok(Launch { rank, world, local_rank, local_world, address, hosted, run_id, source: row.source })
+        Ok(Launch { rank, world, local_rank, local_world, addresses, hosted, run_id, source: row.source })
     }
 
     /// Rank, world, local rank, local world.
@@ -177,32 +178,33 @@ impl Reader<'_> {
         }
     }
 
-    fn address(
+    fn addresses(
         &self,
         world: u32,
         local_world: u32,
         run_id: Option<&str>,
-    ) -> Result<Option<Address>, LaunchError> {
+    ) -> Result<Vec<Address>, LaunchError> {
         if let Some(own) = self.find(&[env::ADDR]) {
-            let parsed = own.text.parse();
-            return parsed
-                .map(Some)
-                .map_err(|e: AddressError| own.invalid(&e.to_string()["expected ".len()..]));
+            return address::addresses(&own.text).map_err(|expected| own.invalid(&expected));
         }
         if world == 1 {
-            return Ok(None);
+            return Ok(Vec::new());
         }
+        Ok(vec![self.meeting(world, local_world, run_id)?])
+    }
+
+    /// The address that follows from what the launcher says.
+    fn meeting(&self, world: u32, local_world: u32, run_id: Option<&str>) -> Result<Address, LaunchError> {
         match self.row.address {
             Meeting::Given => Err(self.missing(&[env::ADDR])),
-            Meeting::Master => self.master(None).map(Some),
+            Meeting::Master => self.master(None),
             Meeting::FirstHost(lists) => {
                 let list = self.require(lists)?;
                 slurm::first_host(&list.text)
                     .and_then(|host| Address::new(&host, derived_port(run_id.unwrap_or_default())))
-                    .map(Some)
                     .ok_or_else(|| list.invalid("a node list such as n[01-04,7],m3"))
             }
-            Meeting::MasterOrLoopback if self.find(MASTER_ADDR).is_some() => self.master(run_id).map(Some),
+            Meeting::MasterOrLoopback if self.find(MASTER_ADDR).is_some() => self.master(run_id),
             Meeting::MasterOrLoopback => {
                 let unreachable =
                     |detail| LaunchError::NoAddress { by: self.row.source, world, local_world, detail };
@@ -211,11 +213,11 @@ impl Reader<'_> {
                 }
                 let run_id =
                     run_id.ok_or_else(|| unreachable(", but the run has no name to derive a port from"))?;
-                Ok(Address::new("127.0.0.1", derived_port(run_id)))
+                Ok(Address { host: "127.0.0.1".to_owned(), port: derived_port(run_id) })
             }
             Meeting::Leader(names) => {
                 let host = self.require(names)?;
-                Address::new(&host.text, DEFAULT_PORT).map(Some).ok_or_else(|| host.invalid("a host name"))
+                Address::new(&host.text, DEFAULT_PORT).ok_or_else(|| host.invalid("a host name"))
             }
         }
     }

@@ -7,6 +7,10 @@ fn detect(variables: &[(&str, &str)]) -> Result<Option<Launch>, LaunchError> {
     Launch::detect(&lookup)
 }
 
+fn at(host: &str, port: u16) -> Address {
+    Address::new(host, port).unwrap()
+}
+
 fn launch(variables: &[(&str, &str)]) -> Launch {
     detect(variables).unwrap().unwrap()
 }
@@ -88,7 +92,7 @@ fn torchrun_meets_one_port_above_its_own_store() {
             world: 8,
             local_rank: 1,
             local_world: 4,
-            address: Address::new("node0", 29501),
+            addresses: vec![at("node0", 29501)],
             hosted: false,
             run_id: Some("job-a".into()),
             source: Source::Torchrun,
@@ -100,7 +104,7 @@ fn torchrun_meets_one_port_above_its_own_store() {
 fn slurm_meets_on_the_first_host_at_a_port_of_the_step() {
     let found = launch(SLURM);
     assert_eq!((found.rank, found.world, found.local_rank, found.local_world), (8, 9, 0, 1));
-    assert_eq!(found.address, Address::new("n01", derived_port("4711.2")));
+    assert_eq!(found.addresses, [at("n01", derived_port("4711.2"))]);
     assert_eq!((found.run_id.as_deref(), found.source), (Some("4711.2"), Source::Slurm));
 }
 
@@ -113,7 +117,7 @@ fn a_slurm_step_smaller_than_its_job_counts_the_step() {
 fn open_mpi_on_one_host_meets_on_loopback() {
     let found = launch(OPEN_MPI);
     assert_eq!((found.rank, found.world, found.local_rank, found.local_world), (1, 2, 1, 2));
-    assert_eq!(found.address, Address::new("127.0.0.1", derived_port("1966342145")));
+    assert_eq!(found.addresses, [at("127.0.0.1", derived_port("1966342145"))]);
     assert_eq!(found.source, Source::OpenMpi);
 }
 
@@ -126,23 +130,23 @@ fn open_mpi_on_several_hosts_needs_an_address() {
         text.contains("Open MPI") && text.contains("EPWIRE_ADDR") && text.contains("MASTER_ADDR"),
         "{text}"
     );
-    assert_eq!(launch(&with(&two_hosts, &[("EPWIRE_ADDR", "h:7")])).address, Address::new("h", 7));
+    assert_eq!(launch(&with(&two_hosts, &[("EPWIRE_ADDR", "h:7")])).addresses, [at("h", 7)]);
     let master = launch(&with(&two_hosts, &[("MASTER_ADDR", "h"), ("MASTER_PORT", "7")]));
-    assert_eq!(master.address, Address::new("h", 8));
+    assert_eq!(master.addresses, [at("h", 8)]);
     let master = launch(&with(&two_hosts, &[("MASTER_ADDR", "h")]));
-    assert_eq!(master.address, Address::new("h", derived_port("1966342145")));
+    assert_eq!(master.addresses, [at("h", derived_port("1966342145"))]);
 }
 
 #[test]
 fn hydra_and_plain_pmi_are_read() {
     let found = launch(HYDRA);
     assert_eq!((found.rank, found.world, found.local_rank, found.local_world), (2, 3, 0, 1));
-    assert_eq!((found.address, found.source), (Address::new("node0", 29501), Source::Hydra));
+    assert_eq!((found.addresses, found.source), (vec![at("node0", 29501)], Source::Hydra));
 
     let pmix = [("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "ns"), ("PMI_SIZE", "2")];
     assert!(error(&pmix).contains("PMI_LOCAL_SIZE"));
     let found = launch(&with(&pmix, &[("EPWIRE_LOCAL_RANK", "1"), ("EPWIRE_LOCAL_WORLD", "2")]));
-    assert_eq!((found.address, found.source), (Address::new("127.0.0.1", derived_port("ns")), Source::Pmi));
+    assert_eq!((found.addresses, found.source), (vec![at("127.0.0.1", derived_port("ns"))], Source::Pmi));
 }
 
 #[test]
@@ -156,7 +160,7 @@ fn a_run_without_a_name_derives_no_port() {
 fn lws_counts_pods() {
     let found = launch(LWS);
     assert_eq!((found.rank, found.world, found.local_rank, found.local_world), (1, 2, 0, 1));
-    assert_eq!(found.address, Address::new("g-0.g.default", DEFAULT_PORT));
+    assert_eq!(found.addresses, [at("g-0.g.default", DEFAULT_PORT)]);
 
     let eight = with(LWS, &[("EPWIRE_LOCAL_WORLD", "8")]);
     assert!(error(&eight).contains("EPWIRE_LOCAL_RANK"));
@@ -188,8 +192,15 @@ fn inner_launchers_win_over_outer_ones() {
 fn own_address_and_run_override_every_launcher() {
     for set in [TORCHRUN, SLURM, OPEN_MPI, HYDRA, LWS] {
         let found = launch(&with(set, &[("EPWIRE_ADDR", "[::1]:9"), ("EPWIRE_RUN_ID", "mine")]));
-        assert_eq!((found.address, found.run_id.as_deref()), (Address::new("::1", 9), Some("mine")));
+        assert_eq!((found.addresses, found.run_id.as_deref()), (vec![at("::1", 9)], Some("mine")));
     }
+}
+
+#[test]
+fn a_newcomer_is_given_the_addresses_of_all_who_serve_the_run() {
+    let found = launch(&with(OWN, &[("EPWIRE_ADDR", "10.0.0.1:2900, [::1]:9,node2:31")]));
+    assert_eq!(found.addresses, [at("10.0.0.1", 2900), at("::1", 9), at("node2", 31)]);
+    assert!(found.to_string().contains("meeting at 10.0.0.1:2900,[::1]:9,node2:31, run r"), "{found}");
 }
 
 #[test]
@@ -226,6 +237,7 @@ fn bad_values_are_named_with_their_limit() {
         (OWN, "EPWIRE_WORLD", "1025", "1024"),
         (OWN, "EPWIRE_WORLD", "0", "1 to 1024"),
         (OWN, "EPWIRE_ADDR", "host", "host:port"),
+        (OWN, "EPWIRE_ADDR", "a:1,b", "unlike \"b\""),
         (OWN, "EPWIRE_HOSTED", "yes", "1 where"),
         (TORCHRUN, "LOCAL_RANK", "4", "local world of 4"),
         (TORCHRUN, "LOCAL_WORLD_SIZE", "9", "1 to 8"),
@@ -249,7 +261,7 @@ fn bad_values_are_named_with_their_limit() {
 #[test]
 fn one_rank_needs_no_address() {
     let found = launch(&[("EPWIRE_RANK", "0"), ("EPWIRE_WORLD", "1")]);
-    assert_eq!((found.world, found.address), (1, None));
+    assert_eq!((found.world, found.addresses), (1, vec![]));
 }
 
 #[test]

@@ -32,11 +32,11 @@ fuzz_target!(|input: Input| {
         .map(|(number, value)| (NAMES[usize::from(*number) % NAMES.len()], value.text()))
         .collect();
     if let Ok(Some(launch)) = Launch::detect(&|name| variables.get(name).cloned()) {
-        let Launch { rank, world, local_rank, local_world, address, .. } = &launch;
+        let Launch { rank, world, local_rank, local_world, addresses, .. } = &launch;
         assert!(rank < world && *world <= MAX_WORLD, "{launch}");
         assert!(local_rank < local_world && local_world <= world, "{launch}");
-        assert!(address.is_some() || *world == 1, "{launch}");
-        if let Some(address) = address {
+        assert!(!addresses.is_empty() || *world == 1, "{launch}");
+        for address in addresses {
             assert_eq!(address.to_string().parse().as_ref(), Ok(address));
         }
     }
