@@ -181,6 +181,42 @@ fn a_leader_that_leaves_is_succeeded_at_once() {
     assert!(alone[1] < 3 * SECOND / 10, "{alone:?}");
 }
 
+/// A run of two has one server that votes, and one of three loses two at once: nobody can be elected.
+#[test]
+fn without_a_majority_of_its_servers_a_run_serves_on_under_the_last_membership() {
+    for (world, lost) in [(2, 1), (3, 2)] {
+        let (_, mut groups) = formed(world);
+        all(&groups, |group| group.barrier_blocking("ready").unwrap());
+        if world == 3 {
+            settle(&groups);
+        }
+        let last = groups.pop().unwrap();
+        assert_eq!(groups.len(), lost);
+        let before = last.active();
+        drop(groups);
+        let began = Instant::now();
+        let patient = last.with_deadline(SECOND);
+        let outcomes = std::thread::scope(|scope| {
+            let retired = scope.spawn(|| patient.retire_blocking(0));
+            let met = scope.spawn(|| patient.barrier_blocking("alone"));
+            while began.elapsed() < 3 * SECOND / 2 {
+                last.step_blocking().unwrap();
+                std::thread::sleep(SECOND / 200);
+            }
+            [retired.join().unwrap(), met.join().unwrap()]
+        });
+        for outcome in outcomes {
+            let error = outcome.unwrap_err();
+            assert!(matches!(error, BootstrapError::ServerLost { .. }), "{error}");
+        }
+        assert!(began.elapsed() < 3 * SECOND, "{:?}", began.elapsed());
+        let now = last.membership();
+        assert_eq!((last.active(), now.leader), (before, None));
+        // The only server that votes says that it ends; two that are lost may come back.
+        assert!(now.outage.is_some_and(|outage| outage.is_final == (world == 2)));
+    }
+}
+
 /// Nothing of it is left but the file.
 #[test]
 fn a_server_that_is_started_again_goes_on_from_its_file() {
