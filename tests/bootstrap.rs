@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use epwire::env::Token;
-use epwire::group::{Group, GroupOptions, Progress, Step};
+use epwire::group::{Group, GroupOptions, Progress, Reason, Status, Step};
 use epwire::rendezvous::auth::{Role, Transcript};
 use epwire::rendezvous::driver::{ClientOptions, Heartbeat, Server, ServerOptions};
 use epwire::rendezvous::wire::{
@@ -703,10 +703,13 @@ fn a_group_grows_and_shrinks() {
     let options = |rank| options(rank, 4, server.local_addr()).initial(2);
     let mut groups: Vec<Group> = join_all((0..2).map(options)).into_iter().map(Result::unwrap).collect();
     assert_eq!((groups[0].active().mask.to_string().as_str(), groups[0].world()), ("0-1", 4));
+    let capacity = |group: &Group| (group.health().status, group.health().capacity.to_string());
+    assert_eq!(capacity(&groups[0]), (Status::Serving, "2-3".to_owned()));
     let newcomer = Group::join_blocking(options(3)).unwrap();
     assert!(newcomer.is_standby());
     groups.push(newcomer);
     assert_eq!(changed(&groups), ("0-1,3".to_owned(), 2));
+    assert_eq!(capacity(&groups[0]), (Status::Serving, "2".to_owned()));
     let retired = std::thread::spawn({
         let first = groups[0].clone();
         move || first.retire_blocking(1)
@@ -720,6 +723,8 @@ fn a_group_grows_and_shrinks() {
         }
     });
     assert_eq!(changed(&groups), ("0,3".to_owned(), 3));
+    let health = groups[0].health();
+    assert_eq!(health.reasons, [Reason::Missing { ranks: [1].into_iter().collect() }]);
     assert_eq!(retired.join().unwrap(), Ok(()));
     let last = last.join().unwrap();
     assert!(

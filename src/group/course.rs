@@ -211,15 +211,16 @@ impl Course {
         (!peers.is_empty()).then_some(Notice::Doubt { epoch, peers })
     }
 
-    /// Whom the followers have given up in the present epoch, and of each the experts that it cannot reach.
-    pub(super) fn given_up(&self) -> (Mask, Vec<Vec<Range<u32>>>) {
+    /// Whom the followers have given up in the present epoch, and of each the experts that it cannot reach, but for those of
+    /// `capacity`, places that nobody has taken.
+    pub(super) fn given_up(&self, capacity: &Mask) -> (Mask, Vec<Vec<Range<u32>>>) {
         let Decision { mask: members, epoch, .. } = self.current();
         let mut all = Mask::EMPTY;
         let mut unreachable = |follower: Arc<dyn Follower>| {
             let given_up = follower.given_up().ok().filter(|of| of.epoch == epoch);
             let peers = given_up.map_or(Mask::EMPTY, |of| of.peers);
             all = all.or(&peers);
-            follower.experts(&Mask::all(MAX_WORLD).minus(&members.minus(&peers)))
+            follower.experts(&Mask::all(MAX_WORLD).minus(&members.minus(&peers)).minus(capacity))
         };
         let experts = self.followers().into_iter().map(&mut unreachable).collect();
         (all, experts)

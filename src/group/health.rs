@@ -27,6 +27,8 @@ pub struct Health {
     pub epoch: u32,
     /// Its members.
     pub members: Mask,
+    /// Places that nobody has ever taken, and that the run can grow into. They are not missing.
+    pub capacity: Mask,
     /// The last step that this member has begun.
     pub step: u64,
 }
@@ -62,7 +64,8 @@ pub enum Reason {
     },
     /// Out: it waits to be admitted.
     Standby,
-    /// Degraded: ranks of the run that do not belong to the membership, be they lost, retired, or not there yet.
+    /// Degraded: ranks that have belonged to the membership and do not any more, be they lost or retired, and whoever is to replace
+    /// them not admitted yet. Places that nobody has ever taken are [`Health::capacity`].
     Missing {
         /// Which.
         ranks: Mask,
@@ -115,7 +118,7 @@ impl Group {
     /// ```
     pub fn health(&self) -> Health {
         let membership = self.membership();
-        let (given_up, experts) = self.inner.course.given_up();
+        let (given_up, experts) = self.inner.course.given_up(&membership.capacity);
         Health::of(self.rank(), self.world(), &membership, &given_up, experts)
     }
 }
@@ -129,12 +132,12 @@ impl Health {
         given_up: &Mask,
         experts: Vec<Vec<Range<u32>>>,
     ) -> Self {
-        let Membership { role, current, begun, states, outage, .. } = membership;
-        let (members, epoch) = (current.mask, current.epoch);
+        let Membership { role, current, begun, states, capacity, outage, .. } = membership;
+        let (members, epoch, capacity) = (current.mask, current.epoch, *capacity);
         let gone = |state: &RankState| matches!(state, RankState::Suspect {} | RankState::Dead {});
         let silent: Mask = (0..).zip(states).filter(|(_, state)| gone(state)).map(|(rank, _)| rank).collect();
         let ranks = [
-            Reason::Missing { ranks: Mask::all(world).minus(&members) },
+            Reason::Missing { ranks: Mask::all(world).minus(&members).minus(&capacity) },
             Reason::Lost { ranks: silent.or(given_up).and(&members).without(rank) },
         ];
         let experts = (0..).zip(experts).map(|(buffer, experts)| Reason::Experts { buffer, experts });
@@ -158,17 +161,19 @@ impl Health {
             false if is_out => Status::Out,
             false => Status::Degraded,
         };
-        Self { status, reasons, rank, world, epoch, members, step: *begun }
+        Self { status, reasons, rank, world, epoch, members, capacity, step: *begun }
     }
 
-    /// An object with the fields of this one: `status` as text, `members` as an array of ranks, and `reasons` as an array of texts.
+    /// An object with the fields of this one: `status` as text, `members` and `capacity` as arrays of ranks, and `reasons` as an array
+    /// of texts.
     pub fn to_json(&self) -> String {
-        let Self { status, reasons, rank, world, epoch, members, step } = self;
+        let Self { status, reasons, rank, world, epoch, members, capacity, step } = self;
         let list = |items: Vec<String>| format!("[{}]", items.join(","));
-        let members = list(members.iter().map(|rank| rank.to_string()).collect());
+        let ranks = |mask: &Mask| list(mask.iter().map(|rank| rank.to_string()).collect());
+        let (members, capacity) = (ranks(members), ranks(capacity));
         let reasons = list(reasons.iter().map(|reason| quoted(&reason.to_string())).collect());
         format!(
-            r#"{{"status":"{status}","rank":{rank},"world":{world},"epoch":{epoch},"members":{members},"step":{step},"reasons":{reasons}}}"#
+            r#"{{"status":"{status}","rank":{rank},"world":{world},"epoch":{epoch},"members":{members},"capacity":{capacity},"step":{step},"reasons":{reasons}}}"#
         )
     }
 }
@@ -237,11 +242,14 @@ impl fmt::Display for Reason {
     }
 }
 
-/// `degraded: rank 1 of 4, epoch 2 of ranks 0-2, step 117; ranks missing: 3`: one line.
+/// `degraded: rank 1 of 8, epoch 2 of ranks 0-2, step 117, room for 4-7; ranks missing: 3`: one line.
 impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { status, reasons, rank, world, epoch, members, step } = self;
+        let Self { status, reasons, rank, world, epoch, members, capacity, step } = self;
         write!(f, "{status}: rank {rank} of {world}, epoch {epoch} of ranks {members}, step {step}")?;
+        if !capacity.is_empty() {
+            write!(f, ", room for {capacity}")?;
+        }
         reasons.iter().try_for_each(|reason| write!(f, "; {reason}"))
     }
 }
@@ -260,6 +268,7 @@ mod tests {
             begun: 117,
             due: None,
             states,
+            capacity: Mask::EMPTY,
             leader: None,
             outage: None,
             servers: vec![],
@@ -292,6 +301,23 @@ mod tests {
     }
 
     #[test]
+    fn places_that_nobody_has_taken_are_not_missing() {
+        let mut now = membership(Role::Active, &[0, 1]);
+        (now.states[2], now.states[3]) = (RankState::Dead {}, RankState::Absent {});
+        now.capacity = [3].into_iter().collect();
+        let text = health(&now, &[], vec![]).to_string();
+        assert_eq!(
+            text,
+            "degraded: rank 1 of 4, epoch 2 of ranks 0-1, step 117, room for 3; ranks missing: 2"
+        );
+        now.capacity.insert(2);
+        let health = health(&now, &[], vec![]);
+        assert_eq!((health.status, health.capacity.to_string().as_str()), (Status::Serving, "2-3"));
+        let json: serde_json::Value = serde_json::from_str(&health.to_json()).unwrap();
+        assert_eq!(json["capacity"], serde_json::json!([2, 3]));
+    }
+
+    #[test]
     fn who_takes_no_part_is_out_and_says_why_first() {
         let reasons = |role| health(&membership(role, &[0]), &[0], vec![vec![0..1]]).reasons;
         assert_eq!(reasons(Role::Standby), [Reason::Standby]);
@@ -311,7 +337,7 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&health.to_json()).unwrap();
         let reason = "no server for 1.2 s (said \"no\" \\ and hung up): the membership cannot change";
         let expected = serde_json::json!({
-            "status": "degraded", "rank": 0, "world": 1, "epoch": 1, "members": [0], "step": 0, "reasons": [reason],
+            "status": "degraded", "rank": 0, "world": 1, "epoch": 1, "members": [0], "capacity": [], "step": 0, "reasons": [reason],
         });
         assert_eq!(json, expected);
         assert_eq!(health.to_string().lines().count(), 1);

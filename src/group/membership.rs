@@ -1,6 +1,7 @@
 //! How the membership of the group stands, for programs and their operators.
 
 use super::member::Group;
+use crate::mask::Mask;
 use crate::rendezvous::driver::Outage;
 use crate::rendezvous::{Decision, RankState};
 
@@ -22,6 +23,8 @@ pub struct Membership {
     pub due: Option<Decision>,
     /// How each rank stands, indexed by rank, as the server has last shown it.
     pub states: Vec<RankState>,
+    /// Places of the run that nobody has ever taken, and that it can grow into: see [`GroupOptions::initial`](super::GroupOptions::initial).
+    pub capacity: Mask,
     /// The rank whose server serves the run; see [`Group::leader`].
     pub leader: Option<u32>,
     /// The server cannot be reached, and since when; `None` while it can.
@@ -64,13 +67,14 @@ impl Group {
             _ if pace.is_standby() => Role::Standby,
             _ => Role::Active,
         };
-        let contact = client.contact();
+        let (contact, view, current) = (client.contact(), client.watch().borrow().clone(), pace.current());
         Membership {
             role,
-            current: pace.current(),
+            current,
             begun: pace.begun(),
             due: pace.due(),
-            states: client.watch().borrow().states.clone(),
+            states: view.states,
+            capacity: Mask::all(self.world()).minus(&view.taken.or(&current.mask)),
             leader: contact.host().map(|host| host.rank),
             outage: contact.outage,
             servers: client.servers(),
@@ -81,7 +85,6 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mask::Mask;
 
     #[test]
     fn a_member_without_peers_is_active_until_it_leaves() {

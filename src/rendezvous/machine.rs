@@ -277,6 +277,7 @@ impl Machine {
         self.config = self.seats[0].as_ref().map(|member| member.config.clone()).unwrap_or_default();
         self.decision = Decision { mask: Mask::all(self.settings.initial), epoch: 1, step: 1 };
         let everybody = self.decision.mask;
+        self.taken = everybody;
         for member in self.seats.iter_mut().flatten().filter(|member| member.role == Role::Active) {
             member.met = everybody;
         }

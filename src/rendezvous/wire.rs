@@ -222,10 +222,19 @@ pub struct View {
     pub mask: Mask,
     /// The first step of it.
     pub step: u64,
+    /// Ranks that are members or have been. The others are places that the run can still grow into.
+    pub taken: Mask,
     /// How each rank stands, indexed by rank.
     pub states: Vec<RankState>,
 }
-wire!(struct View { epoch, mask, step, states });
+wire!(struct View { epoch, mask, step, taken, states });
+
+impl View {
+    /// Of a run that has not come together.
+    pub(crate) fn before() -> Self {
+        Self { epoch: 0, mask: Mask::EMPTY, step: 0, taken: Mask::EMPTY, states: Vec::new() }
+    }
+}
 
 /// The answer to a join.
 #[derive(Clone, Debug, PartialEq, Eq)]

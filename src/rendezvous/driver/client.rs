@@ -17,7 +17,6 @@ use super::heartbeat::Heartbeat;
 use super::search::Ways;
 use super::told::Told;
 use crate::env::Token;
-use crate::mask::Mask;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Host, Notice, Reply, Request, View};
 use crate::waking::shielded;
@@ -67,7 +66,7 @@ impl Client {
     ) -> Result<Self, BootstrapError> {
         let (connected, outcome) = oneshot::channel();
         let (commands, inbox) = mpsc::channel(64);
-        let (shown, view) = watch::channel(View { epoch: 0, mask: Mask::EMPTY, step: 0, states: Vec::new() });
+        let (shown, view) = watch::channel(View::before());
         let ClientOptions { address, run_id, token, deadline, heartbeat } = options;
         let session = u64::from_le_bytes(random("choose a session")?);
         let addresses: Vec<String> = address.split(',').map(|address| address.trim().to_owned()).collect();
@@ -207,7 +206,7 @@ mod tests {
         let answer = BootstrapError::OutOfOrder { op: "test".to_owned(), reason: "told".to_owned() };
         for _ in 0..30 {
             let (near, mut far) = tokio::io::duplex(1 << 10);
-            let view = View { epoch: 0, mask: Mask::EMPTY, step: 0, states: Vec::new() };
+            let view = View::before();
             let (client, carrier) = Client::attach(near, 7, "the test", Heartbeat::default(), view, None);
             let mut carrier = Box::pin(carrier);
             let mut call = Box::pin(client.call("join", Request::Leave {}, Duration::from_secs(60)));
@@ -234,7 +233,7 @@ mod tests {
     async fn a_pause_of_ones_own_is_no_silence_of_the_server() {
         let heartbeat = Heartbeat::default();
         let (near, mut far) = tokio::io::duplex(1 << 10);
-        let view = View { epoch: 0, mask: Mask::EMPTY, step: 0, states: Vec::new() };
+        let view = View::before();
         let (client, carrier) = Client::attach(near, 7, "the test", heartbeat, view, None);
         let mut carried = JoinSet::new();
         carried.spawn(carrier);
@@ -262,7 +261,7 @@ mod tests {
     async fn a_server_that_falls_silent_is_lost_after_a_lease() {
         let heartbeat = Heartbeat::default();
         let (near, _far) = tokio::io::duplex(1 << 10);
-        let view = View { epoch: 0, mask: Mask::EMPTY, step: 0, states: Vec::new() };
+        let view = View::before();
         let (client, carrier) = Client::attach(near, 7, "the test", heartbeat, view, None);
         let mut carried = JoinSet::new();
         carried.spawn(carrier);

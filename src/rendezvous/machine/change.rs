@@ -269,6 +269,7 @@ impl Machine {
         let enter = self.entering(&stay);
         let epoch = self.decision.epoch + 1;
         self.decision = Decision { mask: stay.or(&enter), epoch, step };
+        self.taken = self.taken.or(&enter);
         self.changes.retired = retired;
         self.changes.doubts.clear();
         self.view_changed = true;

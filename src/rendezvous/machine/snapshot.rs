@@ -8,7 +8,7 @@ use super::state::{Life, Machine, Member, Settings};
 use crate::rendezvous::codec::{Reader, Wire, WireError};
 
 /// Changes with all that is written, that is with every type in it.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 impl Machine {
     /// All that this machine knows, for [`Machine::restore`].
@@ -20,6 +20,7 @@ impl Machine {
             answers,
             gathering,
             decision,
+            taken,
             changes,
             introductions,
             config,
@@ -37,6 +38,7 @@ impl Machine {
         answers.put(&mut out);
         gathering.put(&mut out);
         decision.put(&mut out);
+        taken.put(&mut out);
         changes.put(&mut out);
         introductions.put(&mut out);
         config.put(&mut out);
@@ -67,6 +69,7 @@ impl Machine {
             answers: Wire::get(&mut from)?,
             gathering: Wire::get(&mut from)?,
             decision: Wire::get(&mut from)?,
+            taken: Wire::get(&mut from)?,
             changes: Wire::get(&mut from)?,
             introductions: Wire::get(&mut from)?,
             config: Wire::get(&mut from)?,
@@ -91,7 +94,9 @@ impl Machine {
             .iter()
             .all(|(session, rank)| self.seat(*rank).is_some_and(|m| m.session == Some(*session)));
         let gathering = self.gathering.is_none_or(|(began, deadline)| began <= deadline);
-        let decision = self.decision.mask.fits(world) && self.decision.epoch <= MAX_EPOCH;
+        let decision = self.decision.mask.minus(&self.taken).is_empty()
+            && self.taken.fits(world)
+            && self.decision.epoch <= MAX_EPOCH;
         let formed = self.decision.epoch == 0
             || self.gathering.is_none()
                 && self.seats.iter().take(self.settings.initial as usize).all(Option::is_some);

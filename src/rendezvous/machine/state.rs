@@ -45,6 +45,8 @@ pub struct Machine {
     pub(super) gathering: Option<(Duration, Duration)>,
     /// Epoch 0 until the run has come together.
     pub(super) decision: Decision,
+    /// Ranks that are members or have been.
+    pub(super) taken: Mask,
     pub(super) changes: Changes,
     pub(super) introductions: Introductions,
     pub(super) config: Fields,
@@ -76,6 +78,7 @@ impl Machine {
             answers: Answers::default(),
             gathering: None,
             decision: Decision { mask: Mask::EMPTY, epoch: 0, step: 0 },
+            taken: Mask::EMPTY,
             changes: Changes::default(),
             introductions: Introductions::default(),
             config: Fields::new(),
@@ -103,7 +106,7 @@ impl Machine {
             Some((Role::Active, Life::Heard)) => RankState::Alive {},
         };
         let Decision { mask, epoch, step } = self.decision;
-        View { epoch, mask, step, states: self.seats.iter().map(state).collect() }
+        View { epoch, mask, step, taken: self.taken, states: self.seats.iter().map(state).collect() }
     }
 
     /// The ranks whose member is such.

@@ -65,9 +65,9 @@ fn view() -> impl Strategy<Value = View> {
         RankState::Evicted {},
         RankState::Standby {},
     ]);
-    (decision(), proptest::collection::vec(state, 0..9)).prop_map(|(decision, states)| {
+    (decision(), set(), proptest::collection::vec(state, 0..9)).prop_map(|(decision, taken, states)| {
         let Decision { mask, epoch, step } = decision;
-        View { epoch, mask, step, states }
+        View { epoch, mask, step, taken, states }
     })
 }
 

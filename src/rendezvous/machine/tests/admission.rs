@@ -171,6 +171,7 @@ fn a_run_grows_into_the_places_that_it_has() {
     assert_eq!(run.decided(), ("0-1".to_owned(), 1, 1));
     assert!(matches!(run.answer(early), Some(Ok(Reply::Joined { .. }))));
     assert_eq!((run.state(2), run.state(3)), (RankState::Absent {}, RankState::Standby {}));
+    assert_eq!(run.machine.view().taken, Mask::all(2));
     let other = run.ask(9, Request::Join { join: join(2, 2, 4) });
     assert!(matches!(run.error(other), BootstrapError::Mismatch { field, .. } if field == "initial ranks"));
     ask_to_join(&mut run, 2);
@@ -183,4 +184,5 @@ fn a_run_grows_into_the_places_that_it_has() {
     }
     run.reply(&[0, 1, 2, 3], &[]);
     assert_eq!(run.decided().0, "0,3");
+    assert_eq!(run.machine.view().taken, Mask::all(4));
 }

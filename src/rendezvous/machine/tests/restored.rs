@@ -263,6 +263,8 @@ fn what_can_not_be_is_not_restored() {
     assert_eq!(refused(|m| assert!(m.sessions.insert(9, 7).is_none())), "a session");
     assert_eq!(refused(|m| m.gathering = Some((SECOND, SECOND))), "the gathering");
     assert_eq!(refused(|m| m.decision.mask.insert(3)), "the membership");
+    assert_eq!(refused(|m| m.taken.insert(3)), "the membership");
+    assert_eq!(refused(|m| m.taken = Mask::all(2)), "the membership");
     assert_eq!(refused(|m| m.decision.epoch = MAX_EPOCH + 1), "the membership");
     assert_eq!(
         refused(|m| assert!(m.changes.doubts.insert(1, Mask::all(4)).is_none())),
