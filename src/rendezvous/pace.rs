@@ -112,8 +112,9 @@ impl Pace {
 
     /// The epoch since which the others go on without this member.
     pub fn evicted(&self) -> Option<u32> {
-        let evicts = |due: &&Due| !due.decision.mask.or(&due.retired).contains(self.rank);
-        self.due.iter().find(evicts).map(|due| due.decision.epoch)
+        // The first membership without it says how it goes, whatever comes after that.
+        let gone = self.due.iter().find(|due| !due.decision.mask.contains(self.rank));
+        gone.filter(|due| !due.retired.contains(self.rank)).map(|due| due.decision.epoch)
     }
 
     /// The epoch since which this member is retired, once it has begun the last step before.
@@ -183,7 +184,8 @@ impl Pace {
         // One that no member has begun when the next is decided never begins anywhere.
         self.due.retain(|due| due.decision.step < decision.step);
         self.due.push_back(Due { decision, retired });
-        self.current.mask.minus(&decision.mask).minus(&retired)
+        let removed = self.current.mask.minus(&decision.mask);
+        self.due.iter().fold(removed, |removed, due| removed.minus(&due.retired))
     }
 
     /// The membership is in effect.
@@ -319,6 +321,27 @@ mod tests {
             begin(&mut pace, 3..=5);
             let last = if rank == 2 { Next::Retired { epoch: 2 } } else { Next::Apply { decision: next } };
             assert_eq!(pace.next(false), last);
+        }
+    }
+
+    #[test]
+    fn who_is_retired_stays_so_though_others_are_lost_meanwhile() {
+        let (next, retired) = (decision(2, 6, &[0, 1, 3]), [2].into_iter().collect());
+        for step in [6, 8] {
+            // Where the second membership never begins the group says again who is retired.
+            let again = if step == 6 { retired } else { Mask::EMPTY };
+            let after = decision(3, step, &[0, 1]);
+            for rank in [0, 2] {
+                let mut pace = Pace::new(rank, decision(1, 1, &[0, 1, 2, 3]), 0);
+                begin(&mut pace, 1..=2);
+                pace.settle(1, Some(next), retired);
+                assert_eq!(pace.settle(2, Some(after), again), [3].into_iter().collect());
+                begin(&mut pace, 3..=5);
+                let epoch = if step == 6 { 3 } else { 2 };
+                let decision = if step == 6 { after } else { next };
+                let last = if rank == 2 { Next::Retired { epoch } } else { Next::Apply { decision } };
+                assert_eq!(pace.next(false), last);
+            }
         }
     }
 

@@ -268,9 +268,13 @@ impl Machine {
         let stay = stay.minus(&retired);
         let enter = self.entering(&stay);
         let epoch = self.decision.epoch + 1;
+        // If the membership before never begins, those whom it was to retire go with this one.
+        let still = if step <= self.decision.step { self.changes.retired } else { Mask::EMPTY };
+        let still =
+            still.and(&self.ranks(|member| member.role == Role::Retired && member.life != Life::Dead));
         self.decision = Decision { mask: stay.or(&enter), epoch, step };
         self.taken = self.taken.or(&enter);
-        self.changes.retired = retired;
+        self.changes.retired = retired.or(&still);
         self.changes.doubts.clear();
         self.view_changed = true;
         for (ranks, role) in [(enter, Role::Active), (evicted, Role::Evicted), (retired, Role::Retired)] {

@@ -31,6 +31,18 @@ fn a_retired_member_promises_like_the_others_and_goes_with_the_next_membership()
 }
 
 #[test]
+fn a_member_is_retired_though_another_one_dies_before_its_last_step() {
+    let mut run = Run::formed(4);
+    run.ask(0, Request::Retire { rank: 2 });
+    run.reply(&[0, 1, 2, 3], &[]);
+    assert_eq!(run.decided(), ("0-1,3".to_owned(), 2, 31));
+    run.close(3);
+    run.reply(&[0, 1], &[]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 3, 11), "nobody has begun the one before");
+    assert_eq!(run.machine.changes.retired.to_string(), "2");
+}
+
+#[test]
 fn a_retired_member_may_come_back() {
     let mut run = Run::formed(3);
     run.ask(2, Request::Retire { rank: 2 });
