@@ -5,7 +5,7 @@
 //! 1. a member is *silent* if it has not answered for a lease; it goes if at least half of the other members cannot
 //!    reach it either;
 //! 2. a *link* is a pair of members, and broken if neither reaches the other; while there are broken links the member
-//!    with most of them goes, the higher rank among equals;
+//!    with most of them goes; among equals the one that more of the others cannot reach, then the higher rank;
 //! 3. those who go must be fewer than half of the members that are not dead: else nobody goes.
 //!
 //! So an accusation alone costs nobody its place, and a member that is cut off from the others does not get the run to itself.
@@ -76,8 +76,9 @@ impl Survey {
             let broken = |rank: u32| {
                 members.iter().filter(|peer| *peer != rank && self.is_broken(rank, *peer)).count()
             };
-            match members.iter().map(|rank| (broken(rank), rank)).max() {
-                Some((links, rank)) if links > 0 => members.remove(rank),
+            let accused = |rank: u32| self.unreachable.values().filter(|peers| peers.contains(rank)).count();
+            match members.iter().map(|rank| (broken(rank), accused(rank), rank)).max() {
+                Some((links, _, rank)) if links > 0 => members.remove(rank),
                 _ => return members,
             }
         }
@@ -114,6 +115,9 @@ mod tests {
         assert_eq!(verdict(&survey(4, &each)), "1-3 stay");
         let pair: [(u32, &[u32]); 3] = [(0, &[2]), (1, &[]), (2, &[0])];
         assert_eq!(verdict(&survey(3, &pair)), "0-1 stay", "the higher rank among equals");
+        // Rank 1 was stopped while the others looked for it, and then was too slow to reach one of them.
+        let slow: [(u32, &[u32]); 4] = [(0, &[1]), (1, &[3]), (2, &[1]), (3, &[1])];
+        assert_eq!(verdict(&survey(4, &slow)), "0,2-3 stay");
     }
 
     #[test]
