@@ -82,6 +82,8 @@ struct State {
     /// Whom the followers had given up at the last step, in the present epoch.
     given_up: Mask,
     account: Account,
+    /// What has come into effect since the program last began a step.
+    change: Option<Change>,
     left: bool,
 }
 
@@ -95,6 +97,7 @@ impl Course {
             doubted: Mask::EMPTY,
             given_up: Mask::EMPTY,
             account: Account::default(),
+            change: None,
             left: false,
         };
         let (state, followers, telling) = (Mutex::new(state), Mutex::default(), Mutex::default());
@@ -139,14 +142,17 @@ impl Course {
         self.state().pace.is_standby()
     }
 
-    /// What comes next for the program, and the number of news that this is based on.
-    pub(super) fn next(&self) -> (Next, u64) {
+    /// What comes next for the program, the change that it is to learn of with it if that is a step, and the number of news that
+    /// this is based on.
+    pub(super) fn next(&self) -> (Next, Option<Change>, u64) {
         let is_behind = self.state().pace.is_behind();
         let is_overtaken = |epoch| self.followers().iter().any(|follower| follower.is_overtaken(epoch));
         let overtaken = is_behind.is_some_and(is_overtaken);
         let mut state = self.state();
         state.asked = Some(Instant::now());
-        (state.pace.next(overtaken), state.news)
+        let next = state.pace.next(overtaken);
+        let change = if matches!(next, Next::Begin { .. }) { state.change.take() } else { None };
+        (next, change, state.news)
     }
 
     pub(super) fn changes(&self) -> broadcast::Receiver<Progress> {
@@ -159,9 +165,12 @@ impl Course {
     }
 
     /// Puts a membership into effect for all followers. May wait for their GPUs.
-    pub(super) fn apply(&self, decision: &Decision) -> Result<Change> {
+    pub(super) fn apply(&self, decision: &Decision) -> Result<()> {
         let (change, took) = {
             let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.current().epoch >= decision.epoch {
+                return Ok(()); // by a call whose future was dropped
+            }
             self.followers().iter().try_for_each(|follower| follower.begin(decision))?;
             let mut state = self.state();
             let before = state.pace.current().mask;
@@ -169,7 +178,9 @@ impl Course {
             (state.doubted, state.given_up) = (Mask::EMPTY, Mask::EMPTY);
             let Decision { mask: members, epoch, .. } = *decision;
             let (entered, left) = (members.minus(&before), before.minus(&members));
-            (Change { epoch, members, entered, left }, state.account.begin(epoch))
+            let change = Change { epoch, members, entered, left };
+            state.change = Some(change);
+            (change, state.account.begin(epoch))
         };
         self.sight.in_effect(decision, &change.entered, &change.left, took);
         let unheld = Mask::all(MAX_WORLD).minus(&change.members);
@@ -180,7 +191,7 @@ impl Course {
         };
         let experts = self.followers().into_iter().map(experts).collect();
         self.show(Progress::InEffect { change, experts });
-        Ok(change)
+        Ok(())
     }
 
     /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already.
@@ -245,6 +256,7 @@ impl Attendant for Course {
         state.pace = Pace::joined(self.rank, view, self.lead);
         (state.doubted, state.given_up) = (Mask::EMPTY, Mask::EMPTY);
         state.account = Account::default();
+        state.change = None;
         let current = state.pace.current();
         drop(state);
         self.sight.works_with(&current);

@@ -4,7 +4,7 @@ use std::sync::Weak;
 
 use tokio::sync::broadcast;
 
-use super::change::{Change, Progress, Step};
+use super::change::{Progress, Step};
 use super::course::Follower;
 use super::member::Group;
 use crate::aside::aside;
@@ -24,7 +24,8 @@ impl Group {
     /// the group agrees in the background on the step with which the next membership begins. That call
     /// puts it into effect for all buffers that were created with this group, on GPUs after what was enqueued before; until
     /// then operations go on under the present one, without the ranks that are lost. Between a member's promise to go no
-    /// further and the outcome this waits, within the deadline of the group.
+    /// further and the outcome this waits, within the deadline of the group. Dropping the future begins no step, and the next call
+    /// goes on where this one was.
     ///
     /// On standby it waits to be admitted: its first step is the first one of its membership.
     ///
@@ -40,12 +41,11 @@ impl Group {
         if let Some(doubts) = inner.course.doubts() {
             inner.client.tell(doubts).await;
         }
-        let mut change = None;
         loop {
-            let (next, seen) = inner.course.next();
+            let (next, change, seen) = inner.course.next();
             match next {
                 Next::Begin { step } => return Ok(Step { number: step, change }),
-                Next::Apply { decision } => change = Some(self.apply(decision).await?),
+                Next::Apply { decision } => self.apply(decision).await?,
                 Next::Wait => {
                     if inner.course.waits() {
                         inner.client.tell(Notice::Ready {}).await;
@@ -113,9 +113,9 @@ impl Group {
         self.inner.course.follow(follower);
     }
 
-    async fn apply(&self, decision: Decision) -> Result<Change, Error> {
+    async fn apply(&self, decision: Decision) -> Result<(), Error> {
         let course = self.inner.course.clone();
-        let change = aside("begin a step", self.rank(), move || course.apply(&decision)).await?;
+        aside("begin a step", self.rank(), move || course.apply(&decision)).await?;
         #[cfg(feature = "tracing")]
         if u64::from(decision.epoch) * 10 >= u64::from(MAX_EPOCH) * 9 {
             tracing::warn!(
@@ -124,6 +124,6 @@ impl Group {
                 "90 % of all epochs are used: restart the run before the last"
             );
         }
-        Ok(change)
+        Ok(())
     }
 }

@@ -8,8 +8,10 @@
 mod serve;
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -321,6 +323,38 @@ fn a_rank_that_stands_still_is_missed_but_not_removed() {
     }
     let ran: Vec<_> = ranks.into_iter().map(|rank| rank.end().unwrap()).collect();
     assert_same(&ran);
+}
+
+#[test]
+fn a_step_whose_future_is_dropped_again_and_again_begins_with_its_change_told() {
+    let groups = Group::threads(2).unwrap();
+    let create = |group: &Group| {
+        let config = EpConfig { deadline: DEADLINE, threads: 1, ..EpConfig::new(1, HIDDEN as u32, 2, 1) };
+        EpBuffer::create_blocking(group, config).unwrap()
+    };
+    let buffers: Vec<_> = thread::scope(|scope| {
+        let made: Vec<_> = groups.iter().map(|group| scope.spawn(|| create(group))).collect();
+        made.into_iter().map(|made| made.join().unwrap()).collect()
+    });
+    let [zero, one]: [Group; 2] = groups.try_into().unwrap();
+    assert_eq!(zero.step_blocking().unwrap().number, 1);
+    drop(one);
+    let began = Instant::now();
+    let mut dropped = 0;
+    let change = loop {
+        assert!(began.elapsed() < PATIENT);
+        // Polled once, and dropped if it waits.
+        match pin!(zero.step()).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(step) => match step.unwrap().change {
+                Some(change) => break change,
+                None => thread::sleep(Duration::from_millis(1)),
+            },
+            Poll::Pending => dropped += 1,
+        }
+    };
+    assert!(dropped > 0, "the change has come into effect without a wait");
+    assert_eq!((change.epoch, change.members.to_string().as_str()), (2, "0"));
+    assert_eq!(buffers[0].membership().unwrap().epoch, 2);
 }
 
 #[test]
