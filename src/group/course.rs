@@ -11,44 +11,16 @@ use tokio::sync::broadcast;
 use super::account::Account;
 use super::change::{Change, Progress};
 use super::experts::Experts;
-use crate::error::{Error, Result};
+use super::follower::Follower;
+use super::meetings::Meetings;
+use crate::error::Result;
 use crate::mask::{MAX_WORLD, Mask};
 use crate::observe::Sight;
+use crate::rendezvous::BootstrapError;
 use crate::rendezvous::driver::{Attendant, Elector, Heartbeat, Later, Outage};
 use crate::rendezvous::pace::{Next, Pace};
-use crate::rendezvous::wire::{Ask, Decision, Host, Notice, Reply, Request, View};
-use crate::rendezvous::{Blob, BootstrapError};
+use crate::rendezvous::wire::{Ask, Decision, Host, Notice, View};
 use crate::waking::contain;
-
-/// What follows the membership of a group: a buffer.
-pub(crate) trait Follower: Send + Sync + Debug {
-    /// Puts the membership into effect, between two steps. May wait for what was enqueued before, within its deadline.
-    fn begin(&self, decision: &Decision) -> Result<()>;
-    /// Ends waits for these peers, which belong to the next membership no more. Waits for nobody.
-    fn revoke(&self, peers: &Mask) -> Result<()>;
-    /// The peers given up in the present epoch.
-    fn given_up(&self) -> Result<GivenUp>;
-    /// The experts that these ranks hold, by id, ascending.
-    fn experts(&self, ranks: &Mask) -> Vec<Range<u32>>;
-    /// Whether a peer has begun this epoch, which this one has not.
-    fn is_overtaken(&self, epoch: u32) -> bool;
-    /// Whether the peer answers within `timeout` by the way that rows take.
-    fn reaches(&self, peer: u32, timeout: Duration) -> bool;
-    /// What the peer needs to connect with this one.
-    fn export(&self, peer: u32) -> Result<Vec<u8>>;
-    /// Connects a peer that is not active, beside operations, with what it has exported.
-    fn connect(&self, peer: u32, blob: &[u8], timeout: Duration) -> Result<()>;
-}
-
-/// Whom a follower goes on without.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct GivenUp {
-    /// In this epoch.
-    pub(crate) epoch: u32,
-    pub(crate) peers: Mask,
-    /// Those of them that were silent for a deadline.
-    pub(crate) silent: Mask,
-}
 
 /// A member's way through the steps of its group.
 #[derive(Debug)]
@@ -60,6 +32,7 @@ pub(crate) struct Course {
     sight: Sight,
     state: Mutex<State>,
     followers: Mutex<Vec<Weak<dyn Follower>>>,
+    meetings: Arc<Meetings>,
     progress: broadcast::Sender<Progress>,
     /// Held while followers are told of a membership, and of who does not belong to the next one.
     telling: Mutex<()>,
@@ -110,6 +83,7 @@ impl Course {
             sight: Sight::new(rank),
             state,
             followers,
+            meetings: Arc::default(),
             progress,
             telling,
             elector: OnceLock::new(),
@@ -126,6 +100,11 @@ impl Course {
     pub(super) fn followers(&self) -> Vec<Arc<dyn Follower>> {
         let followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
         followers.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// What it takes to connect with another member, and how long to try.
+    fn meeting(&self) -> (Arc<Meetings>, Vec<Arc<dyn Follower>>, Duration) {
+        (self.meetings.clone(), self.followers(), self.heartbeat.lease)
     }
 
     pub(super) fn current(&self) -> Decision {
@@ -283,20 +262,18 @@ impl Attendant for Course {
                 None
             }
             Ask::Meet { peers } => {
-                let (followers, patience) = (self.followers(), self.heartbeat.lease);
+                let (meetings, followers, patience) = self.meeting();
                 aside(move || {
-                    let met = |peer: &u32| {
-                        again(patience, &later, || meet(&followers, *peer, patience, &later)).is_ok()
-                    };
+                    let met = |peer: &u32| meetings.meet(&followers, *peer, patience, &later).is_ok();
                     let peers = peers.iter().filter(met).collect();
                     later.tell(Notice::Met { peers });
                 });
                 None
             }
             Ask::Introduce { ticket, rank, blobs } => {
-                let (followers, patience) = (self.followers(), self.heartbeat.lease);
+                let (meetings, followers, patience) = self.meeting();
                 aside(move || {
-                    let result = again(patience, &later, || welcome(&followers, rank, &blobs, patience));
+                    let result = meetings.welcome(&followers, rank, ticket, &blobs, patience, &later);
                     later.tell(Notice::Introduced { ticket, result });
                 });
                 None
@@ -394,68 +371,4 @@ impl Attendant for Course {
 /// Does what takes time beside the connection. Who cannot start a thread does not answer.
 fn aside(work: impl FnOnce() + Send + 'static) {
     let _ = std::thread::Builder::new().name("epwire-course".to_owned()).spawn(work);
-}
-
-/// Tries until it succeeds, the time is over, or the member has gone: a peer may still be connected with a former member of the
-/// rank, or a process may end a little later than its connection.
-fn again<T>(
-    patience: Duration,
-    later: &Later,
-    attempt: impl Fn() -> Result<T, BootstrapError>,
-) -> Result<T, BootstrapError> {
-    const PAUSE: Duration = Duration::from_millis(20);
-    let began = Instant::now();
-    loop {
-        match attempt() {
-            Err(_) if began.elapsed() < patience && !later.is_over() => std::thread::sleep(PAUSE),
-            result => return result,
-        }
-    }
-}
-
-/// Connects this member, which is on standby, with a peer.
-fn meet(
-    followers: &[Arc<dyn Follower>],
-    peer: u32,
-    patience: Duration,
-    later: &Later,
-) -> Result<(), BootstrapError> {
-    let export = |follower: &Arc<dyn Follower>| follower.export(peer).map(Blob).map_err(refusal);
-    let blobs = followers.iter().map(export).collect::<Result<_, _>>()?;
-    let request = Request::Introduce { rank: peer, blobs, deadline: patience.saturating_mul(2) };
-    match later.call(OP, request, patience.saturating_mul(2))? {
-        Reply::Blobs { blobs } => connect(followers, peer, &blobs, patience),
-        _ => Err(BootstrapError::odd(OP)),
-    }
-}
-
-/// Connects a newcomer, and says what it needs to connect with this member.
-fn welcome(
-    followers: &[Arc<dyn Follower>],
-    newcomer: u32,
-    blobs: &[Blob],
-    patience: Duration,
-) -> Result<Vec<Blob>, BootstrapError> {
-    if blobs.len() != followers.len() {
-        let reason = format!("it has {} buffers, and this member {}", blobs.len(), followers.len());
-        return Err(BootstrapError::OutOfOrder { op: OP.to_owned(), reason });
-    }
-    connect(followers, newcomer, blobs, patience)?;
-    followers.iter().map(|follower| follower.export(newcomer).map(Blob).map_err(refusal)).collect()
-}
-
-fn connect(
-    followers: &[Arc<dyn Follower>],
-    peer: u32,
-    blobs: &[Blob],
-    patience: Duration,
-) -> Result<(), BootstrapError> {
-    let mut pairs = followers.iter().zip(blobs);
-    pairs.try_for_each(|(follower, blob)| follower.connect(peer, &blob.0, patience).map_err(refusal))
-}
-
-const OP: &str = "introduce a newcomer";
-
-fn refusal(error: Error) -> BootstrapError {
-    BootstrapError::OutOfOrder { op: OP.to_owned(), reason: error.to_string() }
 }

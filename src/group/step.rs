@@ -5,7 +5,7 @@ use std::sync::Weak;
 use tokio::sync::broadcast;
 
 use super::change::{Progress, Step};
-use super::course::Follower;
+use super::follower::Follower;
 use super::member::Group;
 use crate::aside::aside;
 use crate::error::Error;

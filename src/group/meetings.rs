@@ -1,0 +1,227 @@
+//! How a member and a newcomer connect their buffers, beside whatever else goes on.
+//!
+//! A newcomer introduces itself to each member by way of the server, with what it exports for it; the member connects, and answers with
+//! what it exports itself. Each side tries again for a lease: a peer may still be connected with a former member of the rank, or a
+//! process may end a little later than its connection.
+//!
+//! An attempt may outlast the newcomer, whose rank another process takes. Connecting a peer first disconnects it, so that a late
+//! attempt with what the former one has exported would undo the connection with the next. [`Meetings`] has the connections
+//! with each rank made one at a time, and lets nothing follow upon a later introduction.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::follower::Follower;
+use crate::error::Error;
+use crate::rendezvous::driver::Later;
+use crate::rendezvous::wire::{Reply, Request};
+use crate::rendezvous::{Blob, BootstrapError};
+
+type Followers = [Arc<dyn Follower>];
+type Result<T> = std::result::Result<T, BootstrapError>;
+
+/// What has become of introductions, by rank.
+#[derive(Debug, Default)]
+pub(super) struct Meetings(Mutex<BTreeMap<u32, Arc<Door>>>);
+
+/// Where the newcomers of a rank come in.
+#[derive(Debug, Default)]
+struct Door {
+    /// The newest introduction; the server numbers them upward.
+    newest: AtomicU64,
+    /// The last one that was answered, and how. Held while this member connects with the rank.
+    answered: Mutex<Option<(u64, Result<Vec<Blob>>)>>,
+}
+
+impl Meetings {
+    fn door(&self, rank: u32) -> Arc<Door> {
+        let mut doors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        doors.entry(rank).or_default().clone()
+    }
+
+    /// Connects this member, which is on standby, with a peer.
+    pub(super) fn meet(
+        &self,
+        followers: &Followers,
+        peer: u32,
+        patience: Duration,
+        later: &Later,
+    ) -> Result<()> {
+        let door = self.door(peer);
+        again(patience, || {
+            if later.is_over() {
+                return Err((Retry::No, gone()));
+            }
+            let newest = door.newest.load(Ordering::SeqCst);
+            let blobs = introduce(followers, peer, patience, later).map_err(|error| (Retry::Yes, error))?;
+            door.connect(newest, || connect(followers, peer, &blobs, patience))
+                .unwrap_or_else(|| Err(overtaken(peer)))
+                .map_err(|error| (Retry::Yes, error))
+        })
+    }
+
+    /// Connects a newcomer, and says what it needs to connect with this member. An introduction that is repeated, as by a server that
+    /// took over meanwhile, is answered as it was.
+    pub(super) fn welcome(
+        &self,
+        followers: &Followers,
+        newcomer: u32,
+        ticket: u64,
+        blobs: &[Blob],
+        patience: Duration,
+        later: &Later,
+    ) -> Result<Vec<Blob>> {
+        if blobs.len() != followers.len() {
+            let reason = format!("it has {} buffers, and this member {}", blobs.len(), followers.len());
+            return Err(BootstrapError::OutOfOrder { op: OP.to_owned(), reason });
+        }
+        self.door(newcomer).answer(newcomer, ticket, patience, || {
+            if later.is_over() {
+                return Err((Retry::No, gone()));
+            }
+            let welcomed = connect(followers, newcomer, blobs, patience).and_then(|()| {
+                let export = |it: &Arc<dyn Follower>| it.export(newcomer).map(Blob).map_err(refusal);
+                followers.iter().map(export).collect()
+            });
+            welcomed.map_err(|error| (Retry::Yes, error))
+        })
+    }
+}
+
+impl Door {
+    /// Connects, unless there was an introduction after this one.
+    fn connect<T>(&self, newest: u64, connect: impl FnOnce() -> T) -> Option<T> {
+        let _one_at_a_time = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.newest.load(Ordering::SeqCst) == newest).then(connect)
+    }
+
+    fn answer(
+        &self,
+        rank: u32,
+        ticket: u64,
+        patience: Duration,
+        attempt: impl Fn() -> std::result::Result<Vec<Blob>, (Retry, BootstrapError)>,
+    ) -> Result<Vec<Blob>> {
+        // Whoever tries for a former one stops, and lets go of the lock.
+        self.newest.fetch_max(ticket, Ordering::SeqCst);
+        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, result)) = answered.as_ref()
+            && *of == ticket
+        {
+            return result.clone();
+        }
+        let result = again(patience, || match self.newest.load(Ordering::SeqCst) == ticket {
+            true => attempt(),
+            false => Err((Retry::No, overtaken(rank))),
+        });
+        if self.newest.load(Ordering::SeqCst) == ticket {
+            *answered = Some((ticket, result.clone()));
+        }
+        result
+    }
+}
+
+/// Whether it makes sense to try once more.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Retry {
+    Yes,
+    No,
+}
+
+/// Tries until it succeeds or the time is over.
+fn again<T>(
+    patience: Duration,
+    attempt: impl Fn() -> std::result::Result<T, (Retry, BootstrapError)>,
+) -> Result<T> {
+    const PAUSE: Duration = Duration::from_millis(20);
+    let began = Instant::now();
+    loop {
+        match attempt() {
+            Err((Retry::Yes, _)) if began.elapsed() < patience => std::thread::sleep(PAUSE),
+            result => return result.map_err(|(_, error)| error),
+        }
+    }
+}
+
+/// What a peer exports for this member.
+fn introduce(followers: &Followers, peer: u32, patience: Duration, later: &Later) -> Result<Vec<Blob>> {
+    let export = |follower: &Arc<dyn Follower>| follower.export(peer).map(Blob).map_err(refusal);
+    let blobs = followers.iter().map(export).collect::<Result<_>>()?;
+    let request = Request::Introduce { rank: peer, blobs, deadline: patience.saturating_mul(2) };
+    match later.call(OP, request, patience.saturating_mul(2))? {
+        Reply::Blobs { blobs } => Ok(blobs),
+        _ => Err(BootstrapError::odd(OP)),
+    }
+}
+
+fn connect(followers: &Followers, peer: u32, blobs: &[Blob], patience: Duration) -> Result<()> {
+    let mut pairs = followers.iter().zip(blobs);
+    pairs.try_for_each(|(follower, blob)| follower.connect(peer, &blob.0, patience).map_err(refusal))
+}
+
+const OP: &str = "introduce a newcomer";
+
+fn refusal(error: Error) -> BootstrapError {
+    BootstrapError::OutOfOrder { op: OP.to_owned(), reason: error.to_string() }
+}
+
+fn overtaken(rank: u32) -> BootstrapError {
+    let reason = format!("there is a later introduction of rank {rank}");
+    BootstrapError::OutOfOrder { op: OP.to_owned(), reason }
+}
+
+fn gone() -> BootstrapError {
+    BootstrapError::OutOfOrder { op: OP.to_owned(), reason: "this member has left".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn blobs(byte: u8) -> Vec<Blob> {
+        vec![Blob(vec![byte])]
+    }
+
+    #[test]
+    fn nothing_is_tried_any_more_for_whom_another_process_has_replaced() {
+        let (door, tried) = (Door::default(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            let former = scope.spawn(|| {
+                door.answer(4, 1, LONG, || {
+                    tried.fetch_add(1, Ordering::SeqCst);
+                    Err((Retry::Yes, gone())) // its process has ended
+                })
+            });
+            while tried.load(Ordering::SeqCst) < 2 {
+                std::thread::yield_now();
+            }
+            let before = AtomicU64::new(0);
+            let next = door.answer(4, 2, LONG, || {
+                before.store(tried.load(Ordering::SeqCst), Ordering::SeqCst);
+                Ok(blobs(2))
+            });
+            assert_eq!(next, Ok(blobs(2)));
+            assert_eq!(former.join().unwrap(), Err(overtaken(4)));
+            assert_eq!(tried.load(Ordering::SeqCst), before.load(Ordering::SeqCst), "after the next one");
+        });
+        let late = door.answer(4, 1, LONG, || panic!("it would undo the connection with the next"));
+        assert_eq!(late, Err(overtaken(4)));
+        let again = door.answer(4, 2, LONG, || panic!("it is connected"));
+        assert_eq!(again, Ok(blobs(2)));
+        assert_eq!(door.connect(1, || ()), None);
+        assert_eq!(door.connect(2, || ()), Some(()));
+    }
+
+    #[test]
+    fn an_introduction_that_is_repeated_is_answered_as_it_was() {
+        let door = Door::default();
+        assert_eq!(door.answer(4, 1, LONG, || Ok(blobs(1))), Ok(blobs(1)));
+        assert_eq!(door.answer(4, 1, LONG, || panic!("it is connected")), Ok(blobs(1)));
+        assert_eq!(door.answer(4, 2, LONG, || Err((Retry::No, gone()))), Err(gone()));
+        assert_eq!(door.answer(4, 3, LONG, || Ok(blobs(3))), Ok(blobs(3)));
+    }
+}
