@@ -34,6 +34,7 @@ mod member;
 mod membership;
 mod options;
 mod step;
+mod survey;
 
 pub use crate::rendezvous::driver::Outage;
 pub use change::{Change, Progress, Step};

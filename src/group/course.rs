@@ -13,6 +13,7 @@ use super::change::{Change, Progress};
 use super::experts::Experts;
 use super::follower::Follower;
 use super::meetings::Meetings;
+use super::survey::Survey;
 use crate::error::Result;
 use crate::mask::{MAX_WORLD, Mask};
 use crate::observe::Sight;
@@ -33,6 +34,7 @@ pub(crate) struct Course {
     state: Mutex<State>,
     followers: Mutex<Vec<Weak<dyn Follower>>>,
     meetings: Arc<Meetings>,
+    survey: Arc<Survey>,
     progress: broadcast::Sender<Progress>,
     /// Held while followers are told of a membership, and of who does not belong to the next one.
     telling: Mutex<()>,
@@ -84,6 +86,7 @@ impl Course {
             state,
             followers,
             meetings: Arc::default(),
+            survey: Arc::default(),
             progress,
             telling,
             elector: OnceLock::new(),
@@ -249,15 +252,11 @@ impl Attendant for Course {
             }
             Ask::Reach { change, peers } => {
                 let followers = self.followers();
-                let each = self.heartbeat.lease / 8 / (peers.len() * followers.len().max(1)) as u32;
+                let (survey, patience) = (self.survey.clone(), self.heartbeat.lease / 8);
                 aside(move || {
-                    // Without a buffer there is no way to a peer but by the group.
-                    let is_missing = |peer: &u32| {
-                        followers.is_empty()
-                            || followers.iter().any(|follower| !follower.reaches(*peer, each))
-                    };
-                    later
-                        .tell(Notice::Reached { change, missing: peers.iter().filter(is_missing).collect() });
+                    if let Some(missing) = survey.unreached(change, &followers, &peers, patience) {
+                        later.tell(Notice::Reached { change, missing });
+                    }
                 });
                 None
             }
