@@ -151,6 +151,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "EPWIRE_CASES=10 EPWIRE_SEED=500 .ci/run chaos_loaded",
         "takes minutes; CI has it run a case of each scenario",
     ),
+    ("EPWIRE_CASES=200 cargo test --test chaos histories", "takes minutes; `cargo test` runs 40 of them"),
     (".ci/run fuzz", "is part of CI"),
     (".ci/run faults", "takes many minutes; the tests themselves are part of CI"),
     ("FUZZ_SECONDS=3600 .ci/run fuzz", "takes hours; CI has it run for 10 seconds a target"),

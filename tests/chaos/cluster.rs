@@ -177,6 +177,10 @@ impl Choices {
     pub(crate) fn micros(&mut self, n: u64) -> Duration {
         Duration::from_micros(self.below(n))
     }
+
+    pub(crate) fn millis(&mut self, n: u64) -> Duration {
+        Duration::from_millis(self.below(n))
+    }
 }
 
 /// How large the rows of a case are.
@@ -333,7 +337,7 @@ impl Cluster {
 
 impl Run {
     pub(crate) fn new(epoch: u32, first: u32, steps: u32) -> Self {
-        Self { epoch, first, steps, split: false, hold: None, release: None, trap: None }
+        Self { epoch, first, steps, split: false, hold: None, release: None, drops: false, trap: None }
     }
 
     pub(crate) fn hold(&self, step: u32, at: Point) -> Self {

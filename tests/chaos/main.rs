@@ -1,5 +1,5 @@
-//! Chaos: ranks as processes that are killed or stopped at every phase of a step and of the bootstrap, while every row and
-//! every sum of the others is checked.
+//! Chaos: ranks as processes that are killed or stopped at every phase of a step and of the bootstrap, and in histories of
+//! such faults one after the other and several at a time, while every row and every sum of the others is checked.
 //!
 //! Ranks are this very program, started again with a variable set; the test carries their blobs and tells them what to do.
 //! Each scenario runs a number of cases, one at a time, in a process of its own: it measures the noise of the machine while it
@@ -12,6 +12,7 @@ mod bootstrap;
 mod clock;
 mod cluster;
 mod deaths;
+mod history;
 mod noise;
 mod step;
 mod stops;
@@ -31,8 +32,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 /// A scenario: runs one case from its seed, and panics if it fails.
 type Scenario = fn(u64);
 
-/// 214 cases in all.
+/// 254 cases in all.
 const SCENARIOS: &[(&str, u64, Scenario)] = &[
+    ("histories_of_a_run_that_its_members_serve", 20, history::of_a_run_that_its_members_serve),
+    ("histories_of_a_run_with_a_server_by_itself", 20, history::of_a_run_with_a_server_by_itself),
     ("killed_before_send", 14, deaths::killed_before_send),
     ("killed_between_dispatch_send_and_receive", 14, deaths::killed_between_dispatch_send_and_receive),
     ("killed_between_dispatch_and_combine", 14, deaths::killed_between_dispatch_and_combine),
@@ -75,6 +78,9 @@ const AT_A_TIME: usize = 2;
 fn main() {
     if std::env::var_os(worker::VARIABLE).is_some() {
         return worker::main();
+    }
+    if std::env::var_os(history::member::VARIABLE).is_some() {
+        return history::member::main();
     }
     if let Ok(wanted) = std::env::var(SCENARIO) {
         let &(name, default, scenario) = SCENARIOS.iter().find(|(name, ..)| *name == wanted).expect(SCENARIO);

@@ -2,6 +2,8 @@
 //! have sent.
 
 use std::collections::HashMap;
+use std::pin::pin;
+use std::task::{Context, Waker};
 
 use epwire::{
     Combine, CombineOutput, Dispatch, DispatchBuffers, Dispatched, EpBuffer, HostBuffer, Layout, Outcome,
@@ -113,6 +115,9 @@ impl Bench {
             let sent = self.buffer.dispatch_send_blocking(input)?;
             at(Point::DispatchSent);
             if gives_up(Point::DispatchSent) {
+                if run.drops {
+                    poll_and_drop(sent.receive(output));
+                }
                 return Ok(());
             }
             let began = Begun::now();
@@ -145,6 +150,9 @@ impl Bench {
             let sent = dispatched.combine_send(input)?;
             at(Point::CombineSent);
             if gives_up(Point::CombineSent) {
+                if run.drops {
+                    poll_and_drop(sent.receive(output));
+                }
                 return Ok(());
             }
             let began = Begun::now();
@@ -290,6 +298,10 @@ impl Bench {
         }
         Ok(())
     }
+}
+
+fn poll_and_drop(future: impl Future) {
+    let _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
 }
 
 fn report(step: u32, call: Call, began: Begun, outcome: &Outcome, waited: &[u64]) -> Op {

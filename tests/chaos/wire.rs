@@ -67,6 +67,8 @@ pub(crate) struct Run {
     pub(crate) hold: Option<(u32, Point)>,
     /// Give the handle up at this point of this step.
     pub(crate) release: Option<(u32, Point)>,
+    /// Where that is between two halves: by dropping the future of the second one, which has begun to wait.
+    pub(crate) drops: bool,
     /// Die or stop while writing to a peer.
     pub(crate) trap: Option<Trap>,
 }

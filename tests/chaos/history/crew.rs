@@ -1,0 +1,367 @@
+//! The processes of a history: what is done to them, what they say, and what of it must never be.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use epwire::rendezvous::driver::{Server, ServerOptions};
+
+use super::member;
+use super::news::{News, Order, Start};
+use super::plan::Served;
+use crate::noise;
+use crate::wire::Setup;
+
+pub(crate) struct Crew {
+    setup: Setup,
+    initial: u32,
+    lease: Duration,
+    server: Option<Server>,
+    members: Vec<Option<Member>>,
+    heard: Receiver<Heard>,
+    tell: Sender<Heard>,
+    /// Ranks to which something was done that may cost them their place, ever.
+    touched: Vec<bool>,
+    /// Step and members with which each epoch begins, as all who began it say.
+    epochs: BTreeMap<u32, (u64, Vec<u32>)>,
+    story: Story,
+}
+
+/// A line of a process, or its end.
+struct Heard {
+    rank: u32,
+    pid: u32,
+    line: Option<String>,
+}
+
+struct Member {
+    child: Child,
+    orders: ChildStdin,
+    stopped: bool,
+    /// It may end by itself.
+    goes: bool,
+    /// This process has been stopped: the others may have gone on without it.
+    was_stopped: bool,
+    ready: bool,
+    listens: Option<String>,
+    leader: Option<u32>,
+    servers: Vec<String>,
+    /// Step, epoch, and who was missing.
+    ran: Option<(u64, u32, Vec<u32>)>,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // Both do nothing where it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What happened, for whoever has to understand why a history failed.
+struct Story {
+    began: Instant,
+    lines: Vec<String>,
+}
+
+impl Story {
+    fn tell(&mut self, line: String) {
+        self.lines.push(format!("{:>8.3} s  {line}", self.began.elapsed().as_secs_f64()));
+    }
+}
+
+impl Drop for Story {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("chaos: {}", self.lines.join("\nchaos: "));
+        }
+    }
+}
+
+impl Crew {
+    /// The processes of the ranks that begin.
+    pub(crate) fn start(setup: Setup, initial: u32, lease: Duration, served: Served) -> Self {
+        let world = setup.ranks;
+        let server = (served == Served::Apart).then(|| {
+            let heartbeat = member::heartbeat(lease);
+            let options = ServerOptions { heartbeat, initial, ..ServerOptions::new("default", world) };
+            Server::bind_blocking("127.0.0.1:0", options).expect("a loopback port is free")
+        });
+        let (tell, heard) = channel();
+        let story = Story { began: Instant::now(), lines: Vec::new() };
+        let (members, touched) = ((0..world).map(|_| None).collect(), vec![false; world as usize]);
+        let epochs = BTreeMap::new();
+        let mut crew = Self { setup, initial, lease, server, members, heard, tell, touched, epochs, story };
+        let servers = match &crew.server {
+            Some(server) => server.local_addr().to_string(),
+            None => free_address(),
+        };
+        for rank in 0..initial {
+            let first = rank == 0 && crew.server.is_none();
+            crew.spawn(rank, servers.clone(), first, Duration::ZERO);
+        }
+        crew
+    }
+
+    fn spawn(&mut self, rank: u32, servers: String, first: bool, slow: Duration) {
+        let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
+            .env(member::VARIABLE, "")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process can be started");
+        let mut orders = child.stdin.take().expect("piped");
+        let start = Start {
+            setup: Setup { rank, ..self.setup.clone() },
+            initial: self.initial,
+            servers,
+            first,
+            lease_ms: self.lease.as_millis() as u64,
+            slow_ms: slow.as_millis() as u64,
+        };
+        let line = serde_json::to_string(&start).expect("orders are plain data");
+        writeln!(orders, "{line}").expect("it reads");
+        let (tell, pid) = (self.tell.clone(), child.id());
+        let out = child.stdout.take().expect("piped");
+        std::thread::spawn(move || {
+            let lines = BufReader::new(out).lines().map_while(Result::ok).map(Some);
+            for line in lines.chain([None]) {
+                // The history is over if this fails.
+                let _ = tell.send(Heard { rank, pid, line });
+            }
+        });
+        self.members[rank as usize] = Some(Member {
+            child,
+            orders,
+            stopped: false,
+            goes: false,
+            was_stopped: false,
+            ready: false,
+            listens: None,
+            leader: None,
+            servers: Vec::new(),
+            ran: None,
+        });
+    }
+
+    /// Another process for a rank that has none, which finds the run as the others know it.
+    pub(crate) fn add(&mut self, rank: u32, slow: Duration) {
+        let known = || self.members.iter().flatten().map(|it| it.servers.join(",")).find(|it| !it.is_empty());
+        let served = self.server.as_ref().map(|server| server.local_addr().to_string()).or_else(known);
+        self.story.tell(format!("another process for rank {rank}, busy for {slow:?}"));
+        self.spawn(rank, served.expect("a member that knows where the run is served"), false, slow);
+    }
+
+    pub(crate) fn kill(&mut self, rank: u32) {
+        self.story.tell(format!("rank {rank} is killed"));
+        self.touched[rank as usize] = true;
+        self.members[rank as usize] = None;
+    }
+
+    pub(crate) fn stop(&mut self, rank: u32) {
+        self.story.tell(format!("rank {rank} is stopped"));
+        self.touched[rank as usize] = true;
+        let member = self.members[rank as usize].as_mut().expect("it is there");
+        (member.stopped, member.was_stopped) = (true, true);
+        member.signal(libc::SIGSTOP);
+    }
+
+    pub(crate) fn cont(&mut self, rank: u32) {
+        self.story.tell(format!("rank {rank} goes on"));
+        let member = self.members[rank as usize].as_mut().expect("it is there");
+        member.stopped = false;
+        member.signal(libc::SIGCONT);
+    }
+
+    /// Has a rank leave between two steps, and end.
+    pub(crate) fn leave(&mut self, rank: u32) {
+        self.may_go(rank);
+        self.order(rank, Order::Leave);
+    }
+
+    /// It may end by itself, and the others may go on without it.
+    pub(crate) fn may_go(&mut self, rank: u32) {
+        self.touched[rank as usize] = true;
+        self.members[rank as usize].as_mut().expect("it is there").goes = true;
+    }
+
+    pub(crate) fn order(&mut self, rank: u32, order: Order) {
+        self.story.tell(format!("rank {rank} is told: {order:?}"));
+        self.touched[rank as usize] |= matches!(order, Order::Rejoin);
+        let line = serde_json::to_string(&order).expect("orders are plain data");
+        let member = self.members[rank as usize].as_mut().expect("it is there");
+        // It may just have ended by itself.
+        let _ = writeln!(member.orders, "{line}");
+    }
+
+    pub(crate) fn is_there(&self, rank: u32) -> bool {
+        self.members[rank as usize].is_some()
+    }
+
+    /// Whether it is there and will end by itself.
+    pub(crate) fn is_going(&self, rank: u32) -> bool {
+        self.members[rank as usize].as_ref().is_some_and(|member| member.goes)
+    }
+
+    /// Ranks with a process that is not stopped.
+    pub(crate) fn running(&self) -> Vec<u32> {
+        let runs = |rank: &u32| self.members[*rank as usize].as_ref().is_some_and(|member| !member.stopped);
+        (0..self.setup.ranks).filter(runs).collect()
+    }
+
+    /// Listens to all for so long.
+    pub(crate) fn listen(&mut self, until: Instant) {
+        self.listen_until(until, |_| false);
+    }
+
+    /// Listens to all until this holds. Whether it does in time.
+    pub(crate) fn listen_until(&mut self, until: Instant, holds: impl Fn(&Self) -> bool) -> bool {
+        while !holds(self) {
+            match self.heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(heard) => self.hear(heard),
+                Err(RecvTimeoutError::Timeout) => return false,
+                Err(RecvTimeoutError::Disconnected) => unreachable!("this side holds a sender"),
+            }
+        }
+        true
+    }
+
+    fn hear(&mut self, Heard { rank, pid, line }: Heard) {
+        let member = self.members[rank as usize].as_mut().filter(|member| member.child.id() == pid);
+        let Some(line) = line else {
+            let Some(member) = member else { return };
+            let status = member.child.wait().expect("it is a child");
+            assert!(member.goes && status.success(), "rank {rank} has ended by itself: {status}");
+            self.story.tell(format!("rank {rank} has ended"));
+            self.members[rank as usize] = None;
+            return;
+        };
+        let news: News = match serde_json::from_str(&line) {
+            Ok(news) => news,
+            Err(_) if member.is_none() => return, // it was killed while it said this
+            Err(error) => panic!("rank {rank} said {line:?}: {error}"),
+        };
+        if !matches!(news, News::Ran { .. }) {
+            self.story.tell(format!("rank {rank}: {news:?}"));
+        }
+        match (news, member) {
+            (News::Wrong(text), _) => panic!("rank {rank}: {text}"),
+            (News::Began { epoch, step, members }, _) => {
+                let (first, all) = self.epochs.entry(epoch).or_insert_with(|| (step, members.clone()));
+                assert!(
+                    (*first, &*all) == (step, &members),
+                    "epoch {epoch} begins with step {step} and members {members:?} at rank {rank}, and with step {first} \
+                     and {all:?} at others"
+                );
+            }
+            (News::Evicted { noise_us }, Some(member)) => {
+                let noise = Duration::from_micros(noise_us).max(noise::worst());
+                assert!(
+                    member.was_stopped || noise > self.lease / 2,
+                    "rank {rank}, which was well, was removed (noise {noise:?})"
+                );
+            }
+            (News::Ready { listens }, Some(member)) => (member.ready, member.listens) = (true, listens),
+            (News::Known { leader, servers }, Some(member)) => {
+                (member.leader, member.servers) = (leader, servers)
+            }
+            (News::Ran { step, epoch, missing }, Some(member)) => {
+                let said = member.ran.as_ref().map(|(_, epoch, missing)| (*epoch, missing));
+                if said != Some((epoch, &missing)) {
+                    self.story.tell(format!(
+                        "rank {rank} has run step {step} of epoch {epoch} without {missing:?}"
+                    ));
+                }
+                member.ran = Some((step, epoch, missing));
+            }
+            (News::Told(_) | News::Retired, _) | (_, None) => {}
+        }
+    }
+
+    /// The last step that anybody has told of.
+    pub(crate) fn furthest(&self) -> u64 {
+        self.members
+            .iter()
+            .flatten()
+            .filter_map(|member| member.ran.as_ref())
+            .map(|ran| ran.0)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Whether all who are there have run a step after `floor`, with each other and nobody else, and missed nobody.
+    pub(crate) fn is_whole(&self, floor: u64) -> bool {
+        let there: Vec<u32> = (0..self.setup.ranks).filter(|rank| self.is_there(*rank)).collect();
+        let exact = |member: &Member| match &member.ran {
+            Some((step, epoch, missing)) => {
+                let members = self.epochs.get(epoch).map(|(_, members)| members);
+                *step > floor && missing.is_empty() && members == Some(&there)
+            }
+            None => false,
+        };
+        self.members.iter().flatten().all(exact)
+    }
+
+    /// Those who fall short of that, for people who read errors.
+    pub(crate) fn state(&self) -> String {
+        let of = |(rank, member): (usize, &Option<Member>)| match member {
+            None => format!("rank {rank} is not there"),
+            Some(it) => format!(
+                "rank {rank} ready {} knows {:?} {:?} ran {:?}",
+                it.ready, it.leader, it.servers, it.ran
+            ),
+        };
+        self.members.iter().enumerate().map(of).collect::<Vec<_>>().join("; ")
+    }
+
+    /// The rank whose server serves the run, where all say the same.
+    pub(crate) fn leader(&self) -> Option<u32> {
+        let mut leaders = self.members.iter().flatten().map(|member| member.leader);
+        let leader = leaders.next()??;
+        leaders.all(|other| other == Some(leader)).then_some(leader)
+    }
+
+    /// Whether so many members may go at once: all know the same servers, three at least, and most of those would be left.
+    pub(crate) fn can_lose(&self, losses: usize) -> bool {
+        let Some(known) = self.members.iter().flatten().map(|member| &member.servers).next() else {
+            return false;
+        };
+        let runs = |address: &&String| {
+            self.members.iter().flatten().any(|it| !it.stopped && it.listens.as_ref() == Some(*address))
+        };
+        let alive = known.iter().filter(runs).count();
+        let agreed = self.members.iter().flatten().all(|member| member.servers == *known);
+        agreed && self.leader().is_some() && known.len() >= 3 && (alive - losses.min(alive)) * 2 > known.len()
+    }
+
+    /// What no rank can see alone: whoever is in one membership and not in the next had a reason to go.
+    pub(crate) fn nobody_went_without_reason(&self) {
+        for ((_, (_, before)), (epoch, (_, after))) in self.epochs.iter().zip(self.epochs.iter().skip(1)) {
+            let gone = before.iter().find(|rank| !after.contains(rank) && !self.touched[**rank as usize]);
+            assert!(gone.is_none(), "epoch {epoch} begins without rank {gone:?}, to which nothing was done");
+        }
+    }
+
+    pub(crate) fn is_served_by_members(&self) -> bool {
+        self.server.is_none()
+    }
+
+    pub(crate) fn remark(&mut self, line: String) {
+        self.story.tell(line);
+    }
+}
+
+impl Member {
+    fn signal(&self, signal: libc::c_int) {
+        // SAFETY: a plain system call on a child that has not been reaped.
+        unsafe { libc::kill(self.child.id() as libc::pid_t, signal) };
+    }
+}
+
+/// An address of the loopback interface at which nobody listens.
+fn free_address() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a loopback port is free");
+    listener.local_addr().expect("it is bound").to_string()
+}

@@ -1,0 +1,52 @@
+//! What the members of a history are told and what they say, one JSON value a line.
+
+use serde::{Deserialize, Serialize};
+
+use crate::wire::Setup;
+
+/// The first line that a member reads.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Start {
+    pub(crate) setup: Setup,
+    pub(crate) initial: u32,
+    /// Where the run is served, between commas.
+    pub(crate) servers: String,
+    /// It begins the run, and serves it first.
+    pub(crate) first: bool,
+    pub(crate) lease_ms: u64,
+    /// How long the program is busy with other things before it asks for its first step.
+    pub(crate) slow_ms: u64,
+}
+
+/// Every other line.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// Take this rank out of the group.
+    Retire(u32),
+    /// When you have been retired, ask to be let in again instead of ending.
+    Rejoin,
+    /// Leave between two steps, and end.
+    Leave,
+    /// Drop futures during so many steps.
+    Cancel(u32),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum News {
+    /// It has joined and has a buffer, and its own server listens there.
+    Ready { listens: Option<String> },
+    /// Who serves the run and where, as far as it knows.
+    Known { leader: Option<u32>, servers: Vec<String> },
+    /// It begins its first step under this membership.
+    Began { epoch: u32, step: u64, members: Vec<u32> },
+    /// It has run this step. Said where somebody else is missing than in the step before, and now and then.
+    Ran { step: u64, epoch: u32, missing: Vec<u32> },
+    /// The others go on without it. Delays of the machine that it has seen so far.
+    Evicted { noise_us: u64 },
+    /// It has run its last step, as somebody asked for.
+    Retired,
+    /// Something that is worth a line where a history fails.
+    Told(String),
+    /// Something that must never be.
+    Wrong(String),
+}
