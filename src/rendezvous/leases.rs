@@ -12,6 +12,8 @@ use super::machine::Event;
 pub(crate) struct Leases {
     lease: Duration,
     clients: BTreeMap<SessionId, Client>,
+    /// No client is late before: there may be a thousand, and each sign of life puts off one of them only.
+    due: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -24,18 +26,25 @@ struct Client {
 
 impl Leases {
     pub(crate) fn new(lease: Duration) -> Self {
-        Self { lease, clients: BTreeMap::new() }
+        Self { lease, clients: BTreeMap::new(), due: None }
     }
 
     /// A client that is expected to come, within a lease.
     pub(crate) fn expect(&mut self, now: Duration, session: SessionId) {
         self.clients.entry(session).or_insert(Client { last_heard: now, connected: false, told: false });
+        self.wait(now);
+    }
+
+    fn wait(&mut self, since: Duration) {
+        let due = since.saturating_add(self.lease);
+        self.due = Some(self.due.map_or(due, |earliest| earliest.min(due)));
     }
 
     /// A sign of life, by a connection that is open. Gives what the machine is to know.
     pub(crate) fn heard(&mut self, now: Duration, session: SessionId) -> Option<Event> {
         let client = Client { last_heard: now, connected: true, told: false };
         let former = self.clients.insert(session, client);
+        self.wait(now);
         former.is_some_and(|former| former.told).then_some(Event::Heard { session })
     }
 
@@ -50,6 +59,7 @@ impl Leases {
     #[cfg(feature = "succession")]
     pub(crate) fn clear(&mut self) {
         self.clients.clear();
+        self.due = None;
     }
 
     pub(crate) fn lease(&self) -> Duration {
@@ -62,25 +72,28 @@ impl Leases {
 
     /// Clients of which nothing has been heard for a lease.
     pub(crate) fn expire(&mut self, now: Duration) -> Vec<Event> {
+        if self.due.is_none_or(|due| due > now) {
+            return Vec::new();
+        }
         let lease = self.lease;
-        let late = |client: &Client| !client.told && client.last_heard.saturating_add(lease) <= now;
-        let late = self.clients.iter_mut().filter(|(_, client)| late(client));
-        late.map(|(session, client)| {
-            client.told = true;
-            let session = *session;
-            if client.connected {
-                Event::Silent { session }
+        let mut events = Vec::new();
+        self.due = None;
+        for (session, client) in self.clients.iter_mut().filter(|(_, client)| !client.told) {
+            let (session, late) = (*session, client.last_heard.saturating_add(lease));
+            if late <= now {
+                client.told = true;
+                let silent = Event::Silent { session };
+                events.push(if client.connected { silent } else { Event::Closed { session, by_peer: false } });
             } else {
-                Event::Closed { session, by_peer: false }
+                self.due = Some(self.due.map_or(late, |due| due.min(late)));
             }
-        })
-        .collect()
+        }
+        events
     }
 
-    /// When the next of them is late.
+    /// When to look whether one of them is late; none is before.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        let waiting = self.clients.values().filter(|client| !client.told);
-        waiting.map(|client| client.last_heard.saturating_add(self.lease)).min()
+        self.due
     }
 }
 
