@@ -1,0 +1,173 @@
+//! The largest run, over real sockets: 1,024 members in this process and one server join, and one of them is lost.
+//!
+//! The bounds are generous, since a machine with two cores plays all parts; what it takes is printed. Ignored, with the reason, where
+//! a process may not open that many files.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use epwire::group::{Change, GroupOptions};
+use epwire::rendezvous::driver::{Server, ServerOptions};
+use epwire::rendezvous::wire::{Frame, HEADER_BYTES, MAX_BODY_BYTES, body_length, decode};
+use epwire::{Group, Mask};
+use libtest_mimic::{Arguments, Trial};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+const MEMBERS: u32 = 1024;
+/// Of a member: both ends of its connection, and what its thread waits with. Some to spare.
+const FILES: u64 = 8 * MEMBERS as u64;
+const JOIN: Duration = Duration::from_secs(10);
+/// All parts are played by these cores, and the code is not optimised: on an idle machine it is a quarter of this.
+const CHANGE: Duration = Duration::from_secs(10);
+/// Between two steps of a member: all of them share the cores.
+const PAUSE: Duration = Duration::from_millis(100);
+
+fn main() {
+    let files = raise_file_limit();
+    if files < FILES {
+        eprintln!("thousand: ignored: {files} open files are allowed, {FILES} are needed (ulimit -Hn)");
+    }
+    let test = || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        runtime.block_on(a_thousand_members_join_and_lose_one());
+        Ok(())
+    };
+    let trial = Trial::test("a_thousand_members_join_and_lose_one", test).with_ignored_flag(files < FILES);
+    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit();
+}
+
+/// Open files that this process may have, after asking for as many as it can.
+fn raise_file_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: plain system calls on a struct that lives.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+            libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        }
+    }
+    limit.rlim_cur
+}
+
+async fn a_thousand_members_join_and_lose_one() {
+    let options = ServerOptions { join_deadline: 6 * JOIN, ..ServerOptions::new("run", MEMBERS) };
+    let server = Server::bind("127.0.0.1:0", options).await.unwrap();
+    let counted = Arc::new(Counted::default());
+    // One member's messages are counted on their way; all members have the same.
+    let relay = counted.clone().relay(server.local_addr()).await;
+
+    let began = Instant::now();
+    let mut joining = JoinSet::new();
+    for rank in 0..MEMBERS {
+        let address = if rank == 0 { relay } else { server.local_addr() };
+        let options =
+            GroupOptions::new(rank, MEMBERS, address.to_string()).run_id("run").join_deadline(6 * JOIN);
+        joining.spawn(async move { (rank, Group::join(options).await.unwrap()) });
+    }
+    let mut groups: BTreeMap<u32, Group> = joining.join_all().await.into_iter().collect();
+    let joined = began.elapsed();
+    let to_join = counted.take();
+    assert!(groups.values().all(|group| group.active().mask == Mask::all(MEMBERS)));
+    assert!(joined < JOIN, "{MEMBERS} members took {joined:?} to join");
+
+    let lost = MEMBERS / 2;
+    let gone = groups.remove(&lost).unwrap();
+    let mut serving: JoinSet<_> = groups.into_values().map(serve).collect();
+    tokio::time::sleep(2 * PAUSE).await;
+    counted.take();
+    let began = Instant::now();
+    drop(gone);
+    let mut changes = Vec::new();
+    while let Some(change) = serving.join_next().await {
+        changes.push(change.unwrap());
+    }
+    let changed = began.elapsed();
+    let to_change = counted.take();
+    let (step, change, _) = changes[0];
+    assert_eq!((change.epoch, change.members), (2, Mask::all(MEMBERS).without(lost)));
+    assert!(
+        changes.iter().all(|other| (other.0, other.1) == (step, change)),
+        "all change with the same step"
+    );
+    let slowest = changes.iter().map(|(.., at)| *at - began).max().unwrap();
+    assert!(changed < CHANGE, "a change took {changed:?}");
+    println!(
+        "{MEMBERS} members joined in {joined:.2?}, with {to_join} each; \
+         all went on without one after {slowest:.2?}, with {to_change} each"
+    );
+}
+
+/// Steps until the membership changes: with which step, how, and when.
+async fn serve(group: Group) -> (u64, Change, Instant) {
+    loop {
+        let step = group.step().await.unwrap();
+        if let Some(change) = step.change {
+            let at = Instant::now();
+            // Until all have changed: its own end is no change.
+            tokio::spawn(async move {
+                tokio::time::sleep(CHANGE).await;
+                drop(group);
+            });
+            return (step.number, change, at);
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Messages of one member, by kind, but for signs of life.
+#[derive(Default)]
+struct Counted(Mutex<BTreeMap<&'static str, u32>>);
+
+impl Counted {
+    /// Where a member reaches the server by way of this.
+    async fn relay(self: Arc<Self>, server: SocketAddr) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            loop {
+                let (member, _) = listener.accept().await.unwrap();
+                let (from_member, to_member) = member.into_split();
+                let (from_server, to_server) = TcpStream::connect(server).await.unwrap().into_split();
+                let counted = self.clone();
+                tokio::spawn(async move {
+                    tokio::join!(counted.pass(from_member, to_server), counted.pass(from_server, to_member));
+                });
+            }
+        });
+        address
+    }
+
+    async fn pass(&self, mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
+        let mut header = [0; HEADER_BYTES];
+        while from.read_exact(&mut header).await.is_ok() {
+            let mut bytes = header.to_vec();
+            bytes.resize(HEADER_BYTES + body_length(&header, MAX_BODY_BYTES).unwrap(), 0);
+            from.read_exact(&mut bytes[HEADER_BYTES..]).await.unwrap();
+            to.write_all(&bytes).await.unwrap();
+            let kind = match decode(&bytes).unwrap() {
+                Frame::Ping { .. } | Frame::Pong {} => continue,
+                Frame::Hello { .. } | Frame::Challenge { .. } | Frame::Proof { .. } => "handshake",
+                Frame::Open { .. } | Frame::Opened { .. } => "opening",
+                Frame::Call { .. } | Frame::Answer { .. } => "call and answer",
+                Frame::Changed { .. } => "view",
+                Frame::Ask { .. } | Frame::Notice { .. } => "question and answer",
+                Frame::Settled { .. } => "outcome",
+                Frame::Refused { .. } => "refusal",
+                other => panic!("{other:?}"),
+            };
+            *self.0.lock().unwrap().entry(kind).or_default() += 1;
+        }
+    }
+
+    fn take(&self) -> String {
+        let kinds = std::mem::take(&mut *self.0.lock().unwrap());
+        let all: u32 = kinds.values().sum();
+        format!("{all} messages ({kinds:?})")
+    }
+}
