@@ -18,6 +18,7 @@ pub(crate) struct Crew {
     setup: Setup,
     initial: u32,
     lease: Duration,
+    lead: u64,
     server: Option<Server>,
     members: Vec<Option<Member>>,
     heard: Receiver<Heard>,
@@ -50,6 +51,7 @@ struct Member {
     servers: Vec<String>,
     /// Step, epoch, and who was missing.
     ran: Option<(u64, u32, Vec<u32>)>,
+    took: Option<Vec<(u64, u64)>>,
 }
 
 impl Drop for Member {
@@ -82,7 +84,7 @@ impl Drop for Story {
 
 impl Crew {
     /// The processes of the ranks that begin.
-    pub(crate) fn start(setup: Setup, initial: u32, lease: Duration, served: Served) -> Self {
+    pub(crate) fn start(setup: Setup, initial: u32, lease: Duration, lead: u64, served: Served) -> Self {
         let world = setup.ranks;
         let server = (served == Served::Apart).then(|| {
             let heartbeat = member::heartbeat(lease);
@@ -93,7 +95,8 @@ impl Crew {
         let story = Story { began: Instant::now(), lines: Vec::new() };
         let (members, touched) = ((0..world).map(|_| None).collect(), vec![false; world as usize]);
         let epochs = BTreeMap::new();
-        let mut crew = Self { setup, initial, lease, server, members, heard, tell, touched, epochs, story };
+        let mut crew =
+            Self { setup, initial, lease, lead, server, members, heard, tell, touched, epochs, story };
         let servers = match &crew.server {
             Some(server) => server.local_addr().to_string(),
             None => free_address(),
@@ -106,23 +109,8 @@ impl Crew {
     }
 
     fn spawn(&mut self, rank: u32, servers: String, first: bool, slow: Duration) {
-        let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
-            .env(member::VARIABLE, "")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a process can be started");
-        let mut orders = child.stdin.take().expect("piped");
-        let start = Start {
-            setup: Setup { rank, ..self.setup.clone() },
-            initial: self.initial,
-            servers,
-            first,
-            lease_ms: self.lease.as_millis() as u64,
-            slow_ms: slow.as_millis() as u64,
-        };
-        let line = serde_json::to_string(&start).expect("orders are plain data");
-        writeln!(orders, "{line}").expect("it reads");
+        let slow_ms = slow.as_millis() as u64;
+        let (mut child, orders) = self.process(rank, |start| Start { servers, first, slow_ms, ..start });
         let (tell, pid) = (self.tell.clone(), child.id());
         let out = child.stdout.take().expect("piped");
         std::thread::spawn(move || {
@@ -143,7 +131,71 @@ impl Crew {
             leader: None,
             servers: Vec::new(),
             ran: None,
+            took: None,
         });
+    }
+
+    /// A process that knows nothing of the run, but for what `with` says.
+    fn process(&self, rank: u32, with: impl FnOnce(Start) -> Start) -> (Child, ChildStdin) {
+        let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
+            .env(member::VARIABLE, "")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process can be started");
+        let mut orders = child.stdin.take().expect("piped");
+        let start = with(Start {
+            setup: Setup { rank, ..self.setup.clone() },
+            initial: self.initial,
+            servers: String::new(),
+            first: false,
+            lease_ms: self.lease.as_millis() as u64,
+            slow_ms: 0,
+            lead: self.lead,
+            unrelated: false,
+        });
+        let line = serde_json::to_string(&start).expect("orders are plain data");
+        writeln!(orders, "{line}").expect("it reads");
+        (child, orders)
+    }
+
+    /// Starts a process that has nothing to do with the run, and as much memory as a member; returns when it has got that.
+    pub(crate) fn disturb(&mut self, rank: u32) {
+        let (mut child, _orders) = self.process(rank, |start| Start { unrelated: true, ..start });
+        let mut out = BufReader::new(child.stdout.take().expect("piped"));
+        let (tell, ready) = channel();
+        std::thread::spawn(move || {
+            let mut said = String::new();
+            let _ = out.read_line(&mut said);
+            let _ = tell.send(said);
+        });
+        let until = Instant::now() + member::PATIENCE;
+        let said = loop {
+            self.listen(Instant::now() + Duration::from_millis(2));
+            match ready.try_recv() {
+                Ok(said) => break said,
+                Err(_) => assert!(Instant::now() < until, "an unrelated process does not get its memory"),
+            }
+        };
+        child.kill().expect("it is there");
+        child.wait().expect("it is a child");
+        assert!(said.contains("Ready"), "the unrelated process has ended: {said:?}");
+    }
+
+    /// How long the steps of all members took since this was last asked.
+    pub(crate) fn times(&mut self) -> Vec<(u64, u64)> {
+        for rank in self.running() {
+            self.order(rank, Order::Times);
+        }
+        let all = |crew: &Self| crew.members.iter().flatten().all(|member| member.took.is_some());
+        assert!(self.listen_until(Instant::now() + member::PATIENCE, all), "no times from {}", self.state());
+        self.members.iter_mut().flatten().filter_map(|member| member.took.take()).flatten().collect()
+    }
+
+    /// The step with which a membership of so many begins that follows upon `epoch`.
+    pub(crate) fn began_after(&self, epoch: u32, members: usize) -> Option<(u32, u64)> {
+        let of = |(of, (step, all)): (&u32, &(u64, Vec<u32>))| (all.len() == members).then_some((*of, *step));
+        self.epochs.range(epoch + 1..).find_map(of)
     }
 
     /// Another process for a rank that has none, which finds the run as the others know it.
@@ -243,7 +295,7 @@ impl Crew {
             Err(_) if member.is_none() => return, // it was killed while it said this
             Err(error) => panic!("rank {rank} said {line:?}: {error}"),
         };
-        if !matches!(news, News::Ran { .. }) {
+        if !matches!(news, News::Ran { .. } | News::Took(_)) {
             self.story.tell(format!("rank {rank}: {news:?}"));
         }
         match (news, member) {
@@ -276,6 +328,7 @@ impl Crew {
                 }
                 member.ran = Some((step, epoch, missing));
             }
+            (News::Took(took), Some(member)) => member.took = Some(took),
             (News::Told(_) | News::Retired, _) | (_, None) => {}
         }
     }

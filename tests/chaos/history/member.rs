@@ -43,6 +43,13 @@ pub(crate) fn main() {
             }
         }
     });
+    if start.unrelated {
+        let buffer = EpBuffer::unconnected(start.setup.rank, start.setup.ranks, config(&start.setup));
+        let _memory = Bench::new(start.setup, buffer.expect("memory for a buffer"));
+        say(&News::Ready { listens: None });
+        let _ = orders.recv(); // until the test ends it
+        return;
+    }
     if let Err(stop) = Member::join(&start).and_then(|member| member.serve(&start, &orders)) {
         say(&News::Wrong(match stop {
             Stop::Error(error) => error.to_string(),
@@ -99,6 +106,7 @@ impl Member {
         let options = GroupOptions::new(setup.rank, setup.ranks, &start.servers)
             .initial(start.initial)
             .host_server(start.first)
+            .lead(start.lead)
             .heartbeat(heartbeat(Duration::from_millis(start.lease_ms)))
             .join_deadline(PATIENCE)
             .deadline(PATIENCE);
@@ -112,13 +120,14 @@ impl Member {
 
     fn serve(mut self, start: &Start, orders: &Receiver<Order>) -> Result<(), Stop> {
         std::thread::sleep(Duration::from_millis(start.slow_ms));
-        let (mut known, mut begun, mut ran) = (None, 0, None);
+        let (mut known, mut begun, mut ran, mut took) = (None, 0, None, Vec::new());
         loop {
             for order in orders.try_iter() {
                 match order {
                     Order::Retire(rank) => self.retire(rank),
                     Order::Rejoin => self.rejoins = true,
                     Order::Cancel(steps) => self.cancels = steps,
+                    Order::Times => say(&News::Took(std::mem::take(&mut took))),
                     Order::Leave => return self.leave(),
                 }
             }
@@ -127,6 +136,7 @@ impl Member {
                 say(&knows);
                 known = Some(knows);
             }
+            let began = Instant::now();
             let step = match self.begin() {
                 Ok(step) => step,
                 Err(Error::Bootstrap(error)) => match *error {
@@ -154,6 +164,7 @@ impl Member {
                 begun = epoch;
             }
             let missing = self.run(epoch, step.number as u32)?;
+            took.push((step.number, began.elapsed().as_micros() as u64));
             say_now_and_then(&mut ran, News::Ran { step: step.number, epoch, missing });
             std::thread::sleep(PAUSE);
         }

@@ -8,6 +8,7 @@
 mod crew;
 pub(crate) mod member;
 mod news;
+pub(crate) mod pace;
 mod plan;
 
 use std::time::Instant;
@@ -47,7 +48,8 @@ fn history(seed: u64, served: Served) {
         rank_major: choices.coin(),
         deadline_ms: deadline().as_millis() as u64 / 2,
     };
-    let mut crew = Crew::start(setup, plan.initial, lease, served);
+    let lead = 4 * choices.below(2);
+    let mut crew = Crew::start(setup, plan.initial, lease, lead, served);
     settled(&mut crew);
     for scene in &plan.scenes {
         play(&mut crew, scene);

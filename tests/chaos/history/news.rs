@@ -16,6 +16,10 @@ pub(crate) struct Start {
     pub(crate) lease_ms: u64,
     /// How long the program is busy with other things before it asks for its first step.
     pub(crate) slow_ms: u64,
+    /// `GroupOptions::lead`.
+    pub(crate) lead: u64,
+    /// It has nothing to do with the run: it takes as much memory as a member, and no more.
+    pub(crate) unrelated: bool,
 }
 
 /// Every other line.
@@ -29,6 +33,8 @@ pub(crate) enum Order {
     Leave,
     /// Drop futures during so many steps.
     Cancel(u32),
+    /// Say how long the steps took since the last time.
+    Times,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +49,8 @@ pub(crate) enum News {
     Ran { step: u64, epoch: u32, missing: Vec<u32> },
     /// The others go on without it. Delays of the machine that it has seen so far.
     Evicted { noise_us: u64 },
+    /// Each of its steps, and how many microseconds it took.
+    Took(Vec<(u64, u64)>),
     /// It has run its last step, as somebody asked for.
     Retired,
     /// Something that is worth a line where a history fails.

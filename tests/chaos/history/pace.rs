@@ -1,0 +1,85 @@
+//! What a newcomer costs those who serve: no more than twice as much as any other process that starts on their machine.
+
+use std::time::{Duration, Instant};
+
+use super::crew::Crew;
+use super::plan::Served;
+use crate::noise::deadline;
+use crate::wire::Setup;
+
+const MEMBERS: u32 = 3;
+/// Steps of this size are shorter than a message to the server and back: `GroupOptions::lead` is for them.
+const LEAD: u64 = 8;
+/// Newcomers, each followed by unrelated processes, before the first verdict.
+const TURNS: usize = 16;
+/// On a machine with other work the samples of more turns are added, so often.
+const MORE: usize = 2;
+const PERCENTILES: [usize; 3] = [50, 90, 99];
+
+/// The steps of three members while a process for a fourth rank starts, joins and connects, up to the one with which it is
+/// admitted, beside those while an unrelated process starts and gets as much memory.
+pub(crate) fn a_newcomer_costs_no_more_than_twice_what_an_unrelated_process_does(seed: u64) {
+    let setup = Setup {
+        seed,
+        rank: 0,
+        ranks: MEMBERS + 1,
+        max_tokens: 16,
+        hidden: 512,
+        lanes: 2,
+        threads: 1,
+        rank_major: true,
+        deadline_ms: deadline().as_millis() as u64,
+    };
+    let mut crew = Crew::start(setup, MEMBERS, 5 * deadline() / 2, LEAD, Served::Apart);
+    super::settled(&mut crew);
+    let (mut beside_newcomers, mut beside_others, mut epoch) = (Vec::new(), Vec::new(), 1);
+    for round in 0..=MORE {
+        for _ in 0..TURNS {
+            epoch = turn(&mut crew, epoch, &mut beside_newcomers, &mut beside_others);
+        }
+        let (newcomers, others) = (percentiles(&mut beside_newcomers), percentiles(&mut beside_others));
+        eprintln!(
+            "chaos: microseconds of a step at percentiles {PERCENTILES:?}: {newcomers:?} while a newcomer enters ({} steps), \
+             {others:?} while an unrelated process starts ({} steps)",
+            beside_newcomers.len(),
+            beside_others.len()
+        );
+        if newcomers.iter().zip(others).all(|(newcomer, other)| *newcomer <= 2 * other) {
+            return;
+        }
+        assert!(round < MORE, "newcomers cost more than twice what unrelated processes do");
+    }
+}
+
+/// A newcomer that leaves again, then an unrelated process. The epoch in which all is as before.
+fn turn(crew: &mut Crew, epoch: u32, newcomers: &mut Vec<u64>, others: &mut Vec<u64>) -> u32 {
+    let patience = 10 * deadline();
+    crew.times();
+    let began = Instant::now();
+    crew.add(MEMBERS, Duration::ZERO);
+    let admitted =
+        crew.listen_until(began + patience, |crew| crew.began_after(epoch, MEMBERS as usize + 1).is_some());
+    assert!(admitted, "the newcomer is not admitted: {}", crew.state());
+    let (epoch, admission) = crew.began_after(epoch, MEMBERS as usize + 1).expect("it is");
+    let before = |(step, took): (u64, u64)| (step < admission).then_some(took);
+    newcomers.extend(crew.times().into_iter().filter_map(before));
+
+    crew.leave(MEMBERS);
+    let until = Instant::now() + patience;
+    let gone = |crew: &Crew| !crew.is_there(MEMBERS) && crew.began_after(epoch, MEMBERS as usize).is_some();
+    assert!(crew.listen_until(until, gone), "the newcomer does not leave: {}", crew.state());
+    let (epoch, _) = crew.began_after(epoch, MEMBERS as usize).expect("it has begun");
+    super::settled(crew);
+
+    crew.times();
+    // Which is over sooner: twice.
+    crew.disturb(MEMBERS);
+    crew.disturb(MEMBERS);
+    others.extend(crew.times().into_iter().map(|(_, took)| took));
+    epoch
+}
+
+fn percentiles(samples: &mut [u64]) -> [u64; 3] {
+    samples.sort_unstable();
+    PERCENTILES.map(|percent| samples[(samples.len() - 1) * percent / 100])
+}
