@@ -82,8 +82,8 @@ impl Leases {
             let (session, late) = (*session, client.last_heard.saturating_add(lease));
             if late <= now {
                 client.told = true;
-                let silent = Event::Silent { session };
-                events.push(if client.connected { silent } else { Event::Closed { session, by_peer: false } });
+                let lost = Event::Closed { session, by_peer: false };
+                events.push(if client.connected { Event::Silent { session } } else { lost });
             } else {
                 self.due = Some(self.due.map_or(late, |due| due.min(late)));
             }
