@@ -1,6 +1,6 @@
 //! The largest run, over real sockets: 1,024 members in this process and one server join, and one of them is lost.
 //!
-//! The bounds are generous, since a machine with two cores plays all parts; what it takes is printed. Ignored, with the reason, where
+//! The bounds are generous, since one machine plays all parts; what it takes is printed. Ignored, with the reason, where
 //! a process may not open that many files.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
 
@@ -22,7 +22,6 @@ const MEMBERS: u32 = 1024;
 /// Of a member: both ends of its connection, and what its thread waits with. Some to spare.
 const FILES: u64 = 8 * MEMBERS as u64;
 const JOIN: Duration = Duration::from_secs(10);
-/// All parts are played by these cores, and the code is not optimised: on an idle machine it is a quarter of this.
 const CHANGE: Duration = Duration::from_secs(10);
 /// Between two steps of a member: all of them share the cores.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -62,7 +61,7 @@ async fn a_thousand_members_join_and_lose_one() {
     // One member's messages are counted on their way; all members have the same.
     let relay = counted.clone().relay(server.local_addr()).await;
 
-    let began = Instant::now();
+    let (began, cores) = (Instant::now(), Cores::now());
     let mut joining = JoinSet::new();
     for rank in 0..MEMBERS {
         let address = if rank == 0 { relay } else { server.local_addr() };
@@ -73,34 +72,69 @@ async fn a_thousand_members_join_and_lose_one() {
     let mut groups: BTreeMap<u32, Group> = joining.join_all().await.into_iter().collect();
     let joined = began.elapsed();
     let to_join = counted.take();
+    let bound = cores.stretched(JOIN);
+    assert!(joined < bound, "{MEMBERS} members took {joined:?} to join, more than {bound:?}");
     assert!(groups.values().all(|group| group.active().mask == Mask::all(MEMBERS)));
-    assert!(joined < JOIN, "{MEMBERS} members took {joined:?} to join");
 
     let lost = MEMBERS / 2;
     let gone = groups.remove(&lost).unwrap();
     let mut serving: JoinSet<_> = groups.into_values().map(serve).collect();
     tokio::time::sleep(2 * PAUSE).await;
     counted.take();
-    let began = Instant::now();
+    let (began, cores) = (Instant::now(), Cores::now());
     drop(gone);
     let mut changes = Vec::new();
     while let Some(change) = serving.join_next().await {
         changes.push(change.unwrap());
     }
-    let changed = began.elapsed();
+    let changed = changes.iter().map(|(.., at)| *at - began).max().unwrap();
     let to_change = counted.take();
+    let bound = cores.stretched(CHANGE);
+    assert!(changed < bound, "a change took {changed:?}, more than {bound:?}");
     let (step, change, _) = changes[0];
     assert_eq!((change.epoch, change.members), (2, Mask::all(MEMBERS).without(lost)));
     assert!(
         changes.iter().all(|other| (other.0, other.1) == (step, change)),
         "all change with the same step"
     );
-    let slowest = changes.iter().map(|(.., at)| *at - began).max().unwrap();
-    assert!(changed < CHANGE, "a change took {changed:?}");
     println!(
         "{MEMBERS} members joined in {joined:.2?}, with {to_join} each; \
-         all went on without one after {slowest:.2?}, with {to_change} each"
+         all went on without one after {changed:.2?}, with {to_change} each"
     );
+}
+
+/// What the machine's cores and this process have done so far, in clock ticks.
+struct Cores {
+    all: f64,
+    idle: f64,
+    own: f64,
+}
+
+impl Cores {
+    fn now() -> Self {
+        let stat = std::fs::read_to_string("/proc/stat").unwrap();
+        let ticks: Vec<f64> =
+            stat.lines().next().unwrap().split_whitespace().skip(1).map(|n| n.parse().unwrap()).collect();
+        // User, nice, system, idle, iowait, irq, softirq, steal; what follows is part of the first two.
+        let own = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let own: Vec<f64> = own
+            .rsplit(')')
+            .next()
+            .unwrap()
+            .split_whitespace()
+            .skip(11)
+            .take(2)
+            .map(|n| n.parse().unwrap())
+            .collect();
+        Self { all: ticks[..8].iter().sum(), idle: ticks[3] + ticks[4], own: own.iter().sum() }
+    }
+
+    /// A bound of time of a machine that nobody else uses, where other programs have had a part of its cores since then.
+    fn stretched(&self, bound: Duration) -> Duration {
+        let now = Self::now();
+        let left = (now.own - self.own + now.idle - self.idle) / (now.all - self.all);
+        bound.div_f64(left.clamp(0.05, 1.0))
+    }
 }
 
 /// Steps until the membership changes: with which step, how, and when.
@@ -148,8 +182,11 @@ impl Counted {
         while from.read_exact(&mut header).await.is_ok() {
             let mut bytes = header.to_vec();
             bytes.resize(HEADER_BYTES + body_length(&header, MAX_BODY_BYTES).unwrap(), 0);
-            from.read_exact(&mut bytes[HEADER_BYTES..]).await.unwrap();
-            to.write_all(&bytes).await.unwrap();
+            if from.read_exact(&mut bytes[HEADER_BYTES..]).await.is_err()
+                || to.write_all(&bytes).await.is_err()
+            {
+                return; // one end has closed it
+            }
             let kind = match decode(&bytes).unwrap() {
                 Frame::Ping { .. } | Frame::Pong {} => continue,
                 Frame::Hello { .. } | Frame::Challenge { .. } | Frame::Proof { .. } => "handshake",

@@ -74,7 +74,11 @@ impl Machine {
     /// Asks those who are ready to introduce themselves to members that they do not know, and to those of lower rank that are
     /// ready as well.
     pub(super) fn ask_to_meet(&mut self) {
-        let (living, ready) = (self.living(), self.ready());
+        let ready = self.ready();
+        if ready.is_empty() {
+            return; // as nearly always
+        }
+        let living = self.living();
         for rank in ready.iter() {
             let lower: Mask = ready.iter().filter(|other| *other < rank).collect();
             let unknown = |peer: &u32| !self.are_connected(rank, *peer);
