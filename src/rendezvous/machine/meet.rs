@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::event::Action;
 use super::introductions::{Waiting, op};
-use super::state::{Life, Machine, Role};
+use super::state::{Life, Machine, Member, Role};
 use crate::mask::Mask;
 use crate::rendezvous::call::Call;
 use crate::rendezvous::codec::Blob;
@@ -30,7 +30,9 @@ impl Machine {
             .and_then(|()| BootstrapError::check(&op(), "bytes of a blob", largest, MAX_BLOB_BYTES));
         let session =
             self.seat(peer).filter(|member| member.life != Life::Dead).and_then(|member| member.session);
-        let new = peer != newcomer && self.seat(newcomer).is_some_and(|member| member.role == Role::Standby);
+        // One that was asked to meet a peer may be admitted meanwhile, without it.
+        let is_new = |member: &Member| member.role == Role::Standby || member.meeting.contains(peer);
+        let new = peer != newcomer && self.seat(newcomer).is_some_and(is_new);
         let refusal = match (sizes, session) {
             (Err(error), _) => error,
             (_, Some(session)) if new => {
@@ -81,7 +83,10 @@ impl Machine {
         let living = self.living();
         for rank in ready.iter() {
             let lower: Mask = ready.iter().filter(|other| *other < rank).collect();
-            let unknown = |peer: &u32| !self.are_connected(rank, *peer);
+            // Not from both ends at once: the second connection would undo the first, which may be in use by then.
+            let is_meeting =
+                |peer| self.seat(peer).is_some_and(|member: &Member| member.meeting.contains(rank));
+            let unknown = |peer: &u32| !self.are_connected(rank, *peer) && !is_meeting(*peer);
             let peers: Mask = living.or(&lower).iter().filter(unknown).collect();
             let Some(member) = self.seat_mut(rank) else { continue };
             // One thing at a time: it answers when it has tried.
