@@ -33,6 +33,8 @@ struct Door {
     newest: AtomicU64,
     /// The last one that was answered, and how. Held while this member connects with the rank.
     answered: Mutex<Option<(u64, Result<Vec<Blob>>)>>,
+    /// Held while this member introduces itself to the rank: whether it did the last time.
+    met: Mutex<bool>,
 }
 
 impl Meetings {
@@ -41,7 +43,8 @@ impl Meetings {
         doors.entry(rank).or_default().clone()
     }
 
-    /// Connects this member, which is on standby, with a peer.
+    /// Connects this member, which is on standby, with a peer. A server that took over meanwhile asks again: what is under way is its
+    /// answer too.
     pub(super) fn meet(
         &self,
         followers: &Followers,
@@ -50,7 +53,14 @@ impl Meetings {
         later: &Later,
     ) -> Result<()> {
         let door = self.door(peer);
-        again(patience, || {
+        let (mut met, was_under_way) = match door.met.try_lock() {
+            Ok(met) => (met, false),
+            Err(_) => (door.met.lock().unwrap_or_else(PoisonError::into_inner), true),
+        };
+        if was_under_way && *met {
+            return Ok(());
+        }
+        let result = again(patience, || {
             if later.is_over() {
                 return Err((Retry::No, gone()));
             }
@@ -59,7 +69,9 @@ impl Meetings {
             door.connect(newest, || connect(followers, peer, &blobs, patience))
                 .unwrap_or_else(|| Err(overtaken(peer)))
                 .map_err(|error| (Retry::Yes, error))
-        })
+        });
+        *met = result.is_ok();
+        result
     }
 
     /// Connects a newcomer, and says what it needs to connect with this member. An introduction that is repeated, as by a server that
