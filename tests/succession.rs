@@ -50,18 +50,33 @@ fn steps_until(groups: &[Group], members: &str, limit: Duration) {
     let began = Instant::now();
     all(groups, |group| {
         while group.active().mask.to_string() != members {
-            assert!(began.elapsed() < limit, "rank {}: {:?}", group.rank(), group.active());
+            assert!(
+                began.elapsed() < limit,
+                "rank {}: {:?} led by {:?}, servers {:?}, {:?}",
+                group.rank(),
+                group.active(),
+                group.leader(),
+                group.servers(),
+                group.watch().borrow()
+            );
             group.step_blocking().unwrap();
             std::thread::sleep(SECOND / 200);
         }
     });
 }
 
-/// Waits until three servers share the log, as many as a run of up to four members has, and all members know them.
+/// Waits until three servers or more share the log, all of living members, and all
+/// members know them.
 fn settle(groups: &[Group]) {
     let began = Instant::now();
-    while groups.iter().any(|group| group.servers().len() < 3 || group.servers() != groups[0].servers()) {
-        assert!(began.elapsed() < 2 * SECOND);
+    let living: Vec<String> =
+        groups.iter().filter_map(|group| Some(group.server()?.local_addr().to_string())).collect();
+    let settled = |group: &Group| {
+        let servers = group.servers();
+        servers.len() >= 3 && servers.iter().all(|server| living.contains(server))
+    };
+    while !groups.iter().all(settled) {
+        assert!(began.elapsed() < 2 * SECOND, "{living:?}: {:?}", groups[0].servers());
         std::thread::sleep(SECOND / 100);
     }
 }

@@ -31,7 +31,9 @@ pub(super) struct Shared {
     leaving: bool,
     /// It is no voter any more, and leads no more whatever the log says: that takes a moment to notice.
     resigned: bool,
+    /// The voters that clients have been told, and since when they are these.
     voters: BTreeSet<u128>,
+    voting_since: Instant,
     changing: JoinSet<Result<(), VotersError>>,
     /// When to look whether others should vote.
     look_at: Instant,
@@ -55,6 +57,8 @@ wire!(enum Entry { 1 => Begin { settings }, 2 => Happened { record } });
 const CHANGE: Duration = Duration::from_secs(2);
 /// How long to rest after one that failed.
 const REST: Duration = Duration::from_millis(200);
+/// How long those that vote no more are sent the log, so that they learn it.
+const FAREWELL: Duration = Duration::from_millis(200);
 /// How often to look whether others should vote.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -84,6 +88,7 @@ impl Shared {
             leaving: false,
             resigned: false,
             voters: BTreeSet::new(),
+            voting_since: Instant::now(),
             changing: JoinSet::new(),
             look_at: Instant::now(),
             ticked: None,
@@ -185,7 +190,7 @@ impl Shared {
         if !self.leads || ids == self.voters {
             return None;
         }
-        self.voters = ids;
+        (self.voters, self.voting_since) = (ids, Instant::now());
         Some(Turn::Servers { addresses: voters.into_iter().map(|voter| voter.address).collect() })
     }
 
@@ -197,6 +202,10 @@ impl Shared {
         if wanted.is_empty()
             || wanted.iter().all(|voter| voters.contains(voter)) && wanted.len() == voters.len()
         {
+            if self.voting_since.elapsed() >= FAREWELL && !self.log.learners().is_empty() {
+                let log = self.log.clone();
+                self.changing.spawn(async move { log.forget_learners(CHANGE).await });
+            }
             return;
         }
         let log = self.log.clone();

@@ -267,25 +267,24 @@ impl Log {
             return Err(error);
         }
         self.change(ChangeMembers::ReplaceAllVoters(wanted.keys().copied().collect()), deadline).await?;
-        let left: BTreeSet<u128> = self.known().into_iter().filter(|id| !wanted.contains_key(id)).collect();
-        if !left.is_empty() && self.leadership().borrow().leads {
-            self.await_left(&left).await;
-            self.change(ChangeMembers::RemoveNodes(left), deadline).await?;
-        }
         Ok(())
     }
 
-    /// Waits until those that vote no more know it, as far as they live: they would stand for election again and again, in terms
-    /// that nobody else has got to.
-    async fn await_left(&self, left: &BTreeSet<u128>) {
-        let others = left.iter().filter(|id| **id != self.inner.own.id);
-        let mut metrics = self.inner.raft.metrics();
-        let know = metrics.wait_for(|seen| {
-            let at = seen.membership_config.log_id().map(|id| id.index);
-            let has = |id| seen.replication.as_ref().and_then(|all| all.get(id)).copied().flatten();
-            others.clone().all(|id| has(id).map(|id| id.index) >= at)
-        });
-        let _ = timeout(2 * self.inner.timing.heartbeat, know).await;
+    /// Those that vote no more, or not yet, and are sent the log.
+    pub(crate) fn learners(&self) -> BTreeSet<u128> {
+        let voters: BTreeSet<u128> = self.voters().into_iter().map(|voter| voter.id).collect();
+        self.known().difference(&voters).copied().collect()
+    }
+
+    /// Sends nothing more to those that do not vote, by the leader. Those that did should have learned it by then, as far as they
+    /// live: else they would stand for election again and again, in terms that nobody else has got to.
+    pub(crate) async fn forget_learners(&self, deadline: Duration) -> Result<(), VotersError> {
+        let deadline = Instant::now() + deadline;
+        let _alone = timeout_at(deadline, self.inner.changing.lock()).await.map_err(|_| VotersError::Late)?;
+        match self.learners() {
+            learners if learners.is_empty() => Ok(()),
+            learners => self.change(ChangeMembers::RemoveNodes(learners), deadline).await,
+        }
     }
 
     /// Voters and those that learn.
@@ -333,7 +332,7 @@ impl Log {
     }
 
     async fn change_now(&self, change: ChangeMembers<u128, String>) -> Result<(), VotersError> {
-        // Who does not vote any more is told so, before it is removed.
+        // Who votes no more is told so: see `forget_learners`.
         match self.inner.raft.change_membership(change, true).await {
             Ok(_) => Ok(()),
             Err(RaftError::Fatal(_)) => Err(VotersError::Stopped),

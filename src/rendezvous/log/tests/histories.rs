@@ -108,6 +108,8 @@ impl World {
                 let (wanted, seen) = (self.wanted(&leader), self.seen.clone());
                 tokio::spawn(async move {
                     if leader.log.set_voters(wanted, 3 * SECOND).await.is_ok() {
+                        sleep(200 * MS).await;
+                        let _ = leader.log.forget_learners(3 * SECOND).await;
                         *seen.lock().unwrap().counts.entry("changed").or_default() += 1;
                     }
                 });
