@@ -192,8 +192,8 @@ fn a_leader_that_leaves_is_succeeded_at_once() {
         assert_eq!(groups.len(), 6 - gone);
     }
     eprintln!("without a leader for {alone:?}");
-    alone.sort();
-    assert!(alone[1] < 3 * SECOND / 10, "{alone:?}");
+    // By silence it takes 0.4 s at least. An election may take several turns, but not each time.
+    assert!(alone.iter().min() < Some(&(SECOND / 4)), "{alone:?}");
 }
 
 /// A run of two has one server that votes, and one of three loses two at once: nobody can be elected.

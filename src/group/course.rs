@@ -225,9 +225,9 @@ impl Course {
     }
 
     /// Another member is to lead the run, perhaps this one: nobody needs to wait for the silence of the former.
-    fn elect(&self, former: &Host) {
+    fn elect(&self, former: &Host, resigned: bool) {
         if let Some(elector) = self.elector.get() {
-            elector.elect(&former.address);
+            elector.elect(&former.address, resigned);
         }
     }
 }
@@ -332,11 +332,11 @@ impl Attendant for Course {
     }
 
     fn ended(&self, host: &Host) {
-        self.elect(host);
+        self.elect(host, false);
     }
 
     fn resigned(&self, host: &Host) {
-        self.elect(host);
+        self.elect(host, true);
     }
 
     fn resumed(&self) {

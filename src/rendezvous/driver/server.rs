@@ -51,7 +51,7 @@ enum Order {
     Ended { rank: u32, pid: u32 },
     Drain { deadline: Duration, done: oneshot::Sender<Mask> },
     Flush { done: oneshot::Sender<()> },
-    Elect { address: String },
+    Elect { address: String, resigned: bool },
     Succeed { deadline: Duration, done: oneshot::Sender<bool> },
 }
 
@@ -60,10 +60,10 @@ enum Order {
 pub(crate) struct Elector(mpsc::WeakSender<Order>);
 
 impl Elector {
-    /// The member that led, with its server at this address, has ended or leads no more.
-    pub(crate) fn elect(&self, address: &str) {
+    /// The member that led, with its server at this address, has ended or, by its own word, leads no more.
+    pub(crate) fn elect(&self, address: &str, resigned: bool) {
         if let Some(orders) = self.0.upgrade() {
-            let _ = orders.try_send(Order::Elect { address: address.to_owned() });
+            let _ = orders.try_send(Order::Elect { address: address.to_owned(), resigned });
         }
     }
 }
@@ -318,14 +318,14 @@ async fn serve(
                         let _ = done.send(joined.borrow().values().copied().collect());
                     });
                 }
-                Some(Order::Elect { address: _address }) => {
+                Some(Order::Elect { address: _address, resigned: _resigned }) => {
                     #[cfg(feature = "succession")]
                     if let Some(log) = &hub.door.log
                         && log.leadership().borrow().leader.as_ref().is_none_or(|it| it.address == _address)
                     {
                         #[cfg(feature = "tracing")]
-                        tracing::info!(leader = _address, "the leader has ended or resigned: standing for election");
-                        log.elect();
+                        tracing::info!(leader = _address, resigned = _resigned, "the leader has ended or resigned: standing for election");
+                        log.elect(_resigned);
                     }
                 }
                 Some(Order::Succeed { deadline, done }) => {

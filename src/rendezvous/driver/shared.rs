@@ -150,7 +150,8 @@ impl Shared {
     fn led(&mut self) -> Option<Turn> {
         let Leadership { leads, leader, .. } = self.leadership.borrow_and_update().clone();
         let leads = leads && !self.resigned;
-        let leader = leader.map(|leader| leader.address);
+        // One that has resigned may believe for a moment that it leads.
+        let leader = leader.filter(|leader| leader.id != self.own.id || leads).map(|leader| leader.address);
         if leads && !self.leads {
             // What followed from the records of others: their clients ask again what they have not been told.
             while self.actions.try_recv().is_ok() {}

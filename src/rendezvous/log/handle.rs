@@ -234,10 +234,14 @@ impl Log {
         ids.into_iter().filter_map(|id| voter(&metrics, id)).collect()
     }
 
-    /// The leader's process has ended: an election need not wait for its silence. A leader that is heard after this call
-    /// is another one, and takes it back.
-    pub(crate) fn elect(&self) {
-        lock(&self.inner.inbox.heard).gone = true;
+    /// The leader's process has ended, or it has resigned: an election need not wait for its silence. A leader that is heard after
+    /// this call is another one, and takes it back, but for one that has resigned.
+    pub(crate) fn elect(&self, resigned: bool) {
+        let Leadership { term, leader, .. } = self.leadership().borrow().clone();
+        let mut heard = lock(&self.inner.inbox.heard);
+        heard.gone = true;
+        heard.resigned = leader.filter(|_| resigned).map(|leader| (term, leader.id));
+        drop(heard);
         self.inner.gone.notify_one();
     }
 

@@ -23,6 +23,8 @@ pub(crate) struct Heard {
     pub(crate) at: Option<Instant>,
     /// Its process has ended, and no leader has been heard since.
     pub(crate) gone: bool,
+    /// Who said in which term that it leads no more. It may yet send entries, which say no more than that it lives.
+    pub(crate) resigned: Option<(u64, u128)>,
     /// When a candidate got this vote last.
     voted: Option<Instant>,
     /// The last term in which somebody stood for election.
@@ -117,7 +119,8 @@ impl Inbox {
     fn hear(&self, leader: (u64, u128)) {
         let mut heard = lock(&self.heard);
         if heard.leader == Some(leader) {
-            (heard.at, heard.gone) = (Some(Instant::now()), false);
+            heard.at = Some(Instant::now());
+            heard.gone &= heard.resigned == Some(leader);
         }
     }
 

@@ -67,7 +67,7 @@ async fn voters_that_see_the_leader_end_do_not_wait_for_its_silence() {
     for _ in 0..10 {
         let mut world = voters(3).await;
         world.kill(world.processes[0].voter.id).await;
-        world.processes.iter().for_each(|process| process.log.elect());
+        world.processes.iter().for_each(|process| process.log.elect(false));
         let died = Instant::now();
         world.await_leader(3 * SECOND).await;
         slowest = slowest.max(died.elapsed());
@@ -79,17 +79,32 @@ async fn voters_that_see_the_leader_end_do_not_wait_for_its_silence() {
 async fn who_wrongly_takes_the_leader_for_gone_learns_better() {
     let world = voters(3).await;
     let term = world.processes[0].log.leadership().borrow().term;
-    world.processes[1].log.elect();
+    world.processes[1].log.elect(false);
     tokio::time::sleep(5 * SECOND).await;
     let leader = world.leader().unwrap();
     assert!(leader.voter.id == world.processes[0].voter.id, "term {term}");
+}
+
+/// It goes on sending the log, as one does that votes no more.
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_has_resigned_is_succeeded_though_it_is_heard() {
+    let mut world = voters(3).await;
+    let former = world.processes[0].voter.id;
+    let term = world.processes[0].log.leadership().borrow().term;
+    world.processes[1..].iter().for_each(|process| process.log.elect(true));
+    tokio::time::sleep(2 * SECOND).await;
+    let leader = world.await_leader(SECOND).await;
+    assert_ne!(leader.voter.id, former);
+    assert!(leader.log.leadership().borrow().term <= term + 10, "elections without end");
+    world.append(&leader, 8).await.unwrap();
+    world.check();
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_empty_copy_never_stands_for_election() {
     let mut world = World::new(1, Timing::default()).await;
     let idle = world.start(1, false).await;
-    idle.log.elect();
+    idle.log.elect(false);
     tokio::time::sleep(60 * SECOND).await;
     assert_eq!(*idle.log.leadership().borrow(), Leadership::default());
 }

@@ -94,7 +94,7 @@ impl World {
                 self.kill(dies.voter.id).await;
                 self.count("killed");
                 if leads && self.random.below(2) > 0 {
-                    self.processes.iter().for_each(|process| process.log.elect());
+                    self.processes.iter().for_each(|process| process.log.elect(false));
                 }
             }
             10..=12 => {
