@@ -9,6 +9,7 @@ mod retirement;
 mod rounds;
 mod run;
 mod sessions;
+mod thousand;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
