@@ -153,7 +153,8 @@ impl Course {
             if self.current().epoch >= decision.epoch {
                 return Ok(()); // by a call whose future was dropped
             }
-            self.followers().iter().try_for_each(|follower| follower.begin(decision))?;
+            let begin = || self.followers().iter().try_for_each(|follower| follower.begin(decision));
+            self.meetings.between(&decision.mask, self.heartbeat.lease, begin)?;
             let mut state = self.state();
             let before = state.pace.current().mask;
             state.pace.applied(*decision);

@@ -10,11 +10,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::follower::Follower;
 use crate::error::Error;
+use crate::mask::Mask;
 use crate::rendezvous::driver::Later;
 use crate::rendezvous::wire::{Reply, Request};
 use crate::rendezvous::{Blob, BootstrapError};
@@ -41,6 +42,19 @@ impl Meetings {
     fn door(&self, rank: u32) -> Arc<Door> {
         let mut doors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         doors.entry(rank).or_default().clone()
+    }
+
+    /// Does this while none of these ranks is being connected. An attempt begins by disconnecting, also one that a new server has asked
+    /// for again, and who is about to count must be there: no attempt harms it once it counts. Waits for those that are under way, at
+    /// most for `patience`.
+    pub(super) fn between<T>(&self, ranks: &Mask, patience: Duration, act: impl FnOnce() -> T) -> T {
+        let doors: Vec<Arc<Door>> = {
+            let doors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            doors.iter().filter(|(rank, _)| ranks.contains(**rank)).map(|(_, door)| door.clone()).collect()
+        };
+        let until = Instant::now() + patience;
+        let _held: Vec<_> = doors.iter().map(|door| door.hold(until)).collect();
+        act()
     }
 
     /// Connects this member, which is on standby, with a peer. A server that took over meanwhile asks again: what is under way is its
@@ -107,6 +121,18 @@ impl Door {
     fn connect<T>(&self, newest: u64, connect: impl FnOnce() -> T) -> Option<T> {
         let _one_at_a_time = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         (self.newest.load(Ordering::SeqCst) == newest).then(connect)
+    }
+
+    /// Keeps everybody from connecting with the rank. None: somebody still did when the time was over.
+    fn hold(&self, until: Instant) -> Option<MutexGuard<'_, Option<(u64, Result<Vec<Blob>>)>>> {
+        loop {
+            match self.answered.try_lock() {
+                Ok(held) => return Some(held),
+                Err(TryLockError::Poisoned(held)) => return Some(held.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() >= until => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
     }
 
     fn answer(
@@ -190,6 +216,8 @@ fn gone() -> BootstrapError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
 
     const LONG: Duration = Duration::from_secs(20);
@@ -226,6 +254,31 @@ mod tests {
         assert_eq!(again, Ok(blobs(2)));
         assert_eq!(door.connect(1, || ()), None);
         assert_eq!(door.connect(2, || ()), Some(()));
+    }
+
+    #[test]
+    fn a_membership_begins_while_nobody_of_it_is_being_connected() {
+        let meetings = Meetings::default();
+        let (connected, trying) = (AtomicBool::new(true), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                meetings.door(4).answer(4, 2, LONG, || {
+                    connected.store(false, Ordering::SeqCst);
+                    trying.store(true, Ordering::SeqCst);
+                    std::thread::sleep(LONG / 200);
+                    connected.store(true, Ordering::SeqCst);
+                    Ok(blobs(1))
+                })
+            });
+            while !trying.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            let is_connected = || connected.load(Ordering::SeqCst);
+            let mask = |rank: u32| [rank].into_iter().collect::<Mask>();
+            assert!(!meetings.between(&mask(5), LONG, is_connected), "others are no concern of it");
+            assert!(!meetings.between(&mask(4), Duration::from_millis(1), is_connected), "it has a bound");
+            assert!(meetings.between(&mask(4), LONG, is_connected));
+        });
     }
 
     #[test]
