@@ -27,13 +27,16 @@ type Result<T> = std::result::Result<T, BootstrapError>;
 #[derive(Debug, Default)]
 pub(super) struct Meetings(Mutex<BTreeMap<u32, Arc<Door>>>);
 
+/// The number of an introduction, and how it was answered.
+type Answered = Option<(u64, Result<Vec<Blob>>)>;
+
 /// Where the newcomers of a rank come in.
 #[derive(Debug, Default)]
 struct Door {
     /// The newest introduction; the server numbers them upward.
     newest: AtomicU64,
     /// The last one that was answered, and how. Held while this member connects with the rank.
-    answered: Mutex<Option<(u64, Result<Vec<Blob>>)>>,
+    answered: Mutex<Answered>,
     /// Held while this member introduces itself to the rank: whether it did the last time.
     met: Mutex<bool>,
 }
@@ -124,7 +127,7 @@ impl Door {
     }
 
     /// Keeps everybody from connecting with the rank. None: somebody still did when the time was over.
-    fn hold(&self, until: Instant) -> Option<MutexGuard<'_, Option<(u64, Result<Vec<Blob>>)>>> {
+    fn hold(&self, until: Instant) -> Option<MutexGuard<'_, Answered>> {
         loop {
             match self.answered.try_lock() {
                 Ok(held) => return Some(held),
