@@ -66,7 +66,7 @@ fn connecting() -> bool {
     names.into_iter().any(|name| name.trim() == "epwire-aside")
 }
 
-fn config(setup: &Setup) -> EpConfig {
+pub(crate) fn config(setup: &Setup) -> EpConfig {
     let mut config = EpConfig::new(setup.max_tokens, setup.hidden, setup.ranks * LOCAL_EXPERTS, TOPK as u32);
     config.lanes = setup.lanes;
     config.sideband_bytes = SIDEBAND as u32;

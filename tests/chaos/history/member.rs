@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use epwire::group::{GroupOptions, Step};
 use epwire::rendezvous::BootstrapError;
 use epwire::rendezvous::driver::Heartbeat;
-use epwire::{EpBuffer, EpConfig, Error, Group};
+use epwire::{EpBuffer, Error, Group};
 use tokio::runtime::{Builder, Runtime};
 
 use super::news::{News, Order, Start};
 use crate::cluster::Choices;
 use crate::noise;
 use crate::step::{Bench, Stop};
-use crate::traffic::{LOCAL_EXPERTS, SIDEBAND, TOPK};
-use crate::wire::{Point, Run, Setup};
+use crate::wire::{Point, Run};
+use crate::worker::config;
 
 /// Set for the processes of a history.
 pub(crate) const VARIABLE: &str = "EPWIRE_CHAOS_MEMBER";
@@ -67,15 +67,6 @@ fn say(news: &News) {
 
 pub(crate) fn heartbeat(lease: Duration) -> Heartbeat {
     Heartbeat { interval: lease / 10, lease, handshake: PATIENCE }
-}
-
-fn config(setup: &Setup) -> EpConfig {
-    let mut config = EpConfig::new(setup.max_tokens, setup.hidden, setup.ranks * LOCAL_EXPERTS, TOPK as u32);
-    config.lanes = setup.lanes;
-    config.sideband_bytes = SIDEBAND as u32;
-    config.threads = setup.threads;
-    config.deadline = Duration::from_millis(setup.deadline_ms);
-    config
 }
 
 /// Who is fenced asks again: another process of the rank, or what is left of it, may not have been seen to end.

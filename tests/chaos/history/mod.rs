@@ -74,7 +74,7 @@ fn play(crew: &mut Crew, scene: &Scene) {
     if crew.is_served_by_members() && scene.losses > 0 {
         let until = Instant::now() + 10 * deadline();
         let may = crew.listen_until(until, |crew| crew.can_lose(scene.losses));
-        assert!(may, "the run can not do without {} of its members: {}", scene.losses, crew.state());
+        assert!(may, "the run cannot do without {} of its members: {}", scene.losses, crew.state());
         if let Some(leader) = crew.leader().filter(|leader| scene.leader && !ranks.contains(leader)) {
             ranks[0] = leader;
         }
