@@ -1,4 +1,5 @@
-// Small kernels of one block: giving a handle up, beginning a membership, and parting with a peer.
+// Small kernels of one block: giving a handle up, ending a step, beginning a membership, and parting with a peer.
+#include "ep/report.h"
 #include "kernels/ep/lane.cuh"
 #include "kernels/launch.cuh"
 
@@ -21,6 +22,7 @@ __global__ void __launch_bounds__(kOpeningThreads, kReleaseBound) release_kernel
         if (!a.quiet && peer == 0) put_note(o, EPW_PHASE_COMBINE_SEND, EPW_CAUSE_HELD, 0, o.stage);
         return;
     }
+    if (peer == 0) a.lane.state->faulted = 1;
     bool answers = o.stage != EPW_GPU_ANSWERED && peer < o.ranks && (peers >> peer & 1);
     if (o.stage == EPW_GPU_SENT) {
         if (answers && !await(o, awaited_rows(o), EPW_PHASE_COMBINE_SEND, peer, false).arrived) {
@@ -54,6 +56,8 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
             a.peers[peer]->epoch_word = a.epoch_word;
             a.peers[peer]->active = a.active;
             a.states[peer]->excluded = 0;
+            a.states[peer]->faulted = 0;
+            a.states[peer]->report = epw_report_none(a.epoch_word);
         }
     }
     for (epw_gpu_lane_state *s : a.states) {
@@ -63,9 +67,33 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
     // Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission to send its
     // first operation, and any wait for this rank in an older epoch.
     if (peer < a.ranks && (told >> peer & 1) && is_reached(peers, peer)) {
+        signal_lane(peers, peer, a.rank, 0, EPW_WORD_LAST, a.last[0]); // before it: see ep/verdict.h
+        signal_lane(peers, peer, a.rank, 0, EPW_WORD_LAST_BUT_ONE, a.last[1]);
         for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.peers[lane] != nullptr; lane++) {
             signal_lane(peers, peer, a.rank, lane, EPW_WORD_EPOCH, a.epoch_word);
         }
+    }
+}
+
+// Posts the report of a step. What the lanes' kernels have left comes before it in the order of the stream, or by the events that
+// the host has put between them.
+__global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) checkpoint_kernel(const __grid_constant__ epw_checkpoint_args a) {
+    __shared__ uint64_t report;
+    ptx::wait_for_stream();
+    uint32_t peer = threadIdx.x;
+    const epw_gpu_peers *peers = a.peers[0];
+    if (peer == 0) {
+        uint32_t faulted = 0;
+        for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.states[lane] != nullptr; lane++) {
+            faulted |= atomicExch(&a.states[lane]->faulted, 0u);
+        }
+        a.states[0]->report = report = epw_report_next(a.states[0]->report, a.step, faulted != 0);
+    }
+    __syncthreads();
+    const uint64_t told = peers->active & ~ptx::load_relaxed_gpu(&a.shared->suspects);
+    // Writer: this thread. Reader: the copies by which a peer's host judges the step. Nothing else goes with the word.
+    if (peer < a.ranks && (told >> peer & 1) && is_reached(peers, peer)) {
+        signal_lane(peers, peer, a.rank, 0, EPW_WORD_REPORT, report);
     }
 }
 
@@ -96,6 +124,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) disconnect_kernel(const __g
 cudaError_t prepare_membership() {
     cudaError_t error = prepare(release_kernel, kOpeningThreads, 0);
     if (error == cudaSuccess) error = prepare(membership_kernel, EPW_GPU_MAX_RANKS, 0);
+    if (error == cudaSuccess) error = prepare(checkpoint_kernel, EPW_GPU_MAX_RANKS, 0);
     if (error == cudaSuccess) error = prepare(disconnect_kernel, EPW_GPU_MAX_RANKS, 0);
     return error;
 }
@@ -108,6 +137,10 @@ extern "C" int epw_gpu_release(const epw_release_args *args, void *stream) {
 
 extern "C" int epw_gpu_set_active(const epw_membership_args *args, void *stream) {
     return epw::launch_in_stream(epw::membership_kernel, 1, EPW_GPU_MAX_RANKS, 0, static_cast<cudaStream_t>(stream), *args);
+}
+
+extern "C" int epw_gpu_checkpoint(const epw_checkpoint_args *args, void *stream) {
+    return epw::launch_in_stream(epw::checkpoint_kernel, 1, EPW_GPU_MAX_RANKS, 0, static_cast<cudaStream_t>(stream), *args);
 }
 
 extern "C" int epw_gpu_disconnect(const epw_disconnect_args *args, void *stream) {

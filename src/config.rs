@@ -357,7 +357,7 @@ pub struct Plan {
     pub zero_copy_bytes: u64,
     /// The whole window of a rank. A GPU takes memory by 2 MiB at a time.
     pub window_bytes: u64,
-    /// This rank's own memory beside the window; on a GPU device memory alone, without some 20 KB of pinned host memory.
+    /// This rank's own memory beside the window; on a GPU device memory alone, without some 50 KB of pinned host memory.
     pub private_bytes: u64,
 }
 

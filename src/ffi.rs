@@ -364,6 +364,24 @@ impl Buffer {
         Ok((read == Progress::Done).then_some(outcome))
     }
 
+    /// Ends a step: the epoch that it belongs to.
+    ///
+    /// # Safety
+    /// `stream` is one of the buffer's GPU, if it has one.
+    pub(crate) unsafe fn checkpoint(&self, step: u64, stream: *mut c_void) -> Result<u32> {
+        let mut epoch = 0;
+        // SAFETY: by this function's contract; epoch is a valid place to write to.
+        check(unsafe { sys::epw_checkpoint(self.0.as_ptr(), step, stream, &mut epoch) })?;
+        Ok(epoch)
+    }
+
+    pub(crate) fn verdict(&self, epoch: u32, step: u64) -> Result<u32> {
+        let mut verdict = 0;
+        // SAFETY: the buffer is alive; verdict is a valid place to write to.
+        check(unsafe { sys::epw_checkpoint_verdict(self.0.as_ptr(), epoch, step, &mut verdict) })?;
+        Ok(verdict)
+    }
+
     /// Up to `capacity` of the records written since the last call, and how many were lost.
     pub(crate) fn take_errors(&self, capacity: u32) -> Result<(Vec<sys::epw_error_record>, u64)> {
         let mut records = vec![sys::epw_error_record::default(); capacity as usize];

@@ -144,9 +144,9 @@ mod tensor;
 mod waking;
 
 pub use buffer::{
-    Combine, CombineOutput, CombineRows, Combining, Consuming, Dispatch, DispatchBuffers, DispatchOutput,
-    Dispatched, Dispatching, EpBuffer, Event, GenericCombineOutput, GenericDispatchOutput, Host, Membership,
-    Memory, Refused, RowsView, ScaleOrder,
+    Checkpoint, Combine, CombineOutput, CombineRows, Combining, Consuming, Dispatch, DispatchBuffers,
+    DispatchOutput, Dispatched, Dispatching, EpBuffer, Event, GenericCombineOutput, GenericDispatchOutput,
+    Host, Membership, Memory, Refused, RowsView, ScaleOrder, Verdict,
 };
 pub use config::{
     CombineMode, Device, EpConfig, Float16, Fp8Scale, Layout, Path, Paths, Payload, Plan, RowShape,

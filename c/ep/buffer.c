@@ -16,15 +16,21 @@ static const epw_engine *choose_engine(const epw_config *config) {
 
 /* ---- what the peer floor asks of a buffer ---- */
 
-static void lock_lanes(void *user) {
-    epw_buffer *b = user;
+void epw_buffer_lock(epw_buffer *b) {
     for (uint32_t i = 0; i < b->config.lanes; i++) pthread_mutex_lock(&b->lanes[i].lock);
 }
 
-static void unlock_lanes(void *user) {
-    epw_buffer *b = user;
+void epw_buffer_unlock(epw_buffer *b) {
     for (uint32_t i = 0; i < b->config.lanes; i++) pthread_mutex_unlock(&b->lanes[i].lock);
     if (b->engine->unlocked != NULL) b->engine->unlocked(b);
+}
+
+static void lock_lanes(void *user) {
+    epw_buffer_lock(user);
+}
+
+static void unlock_lanes(void *user) {
+    epw_buffer_unlock(user);
 }
 
 static epw_status check_lanes_free(void *user, epw_where where) {
@@ -50,7 +56,7 @@ static epw_status part(void *user, uint32_t peer, epw_where where) {
 
 static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch_word, epw_where where) {
     epw_buffer *b = user;
-    epw_status status = b->engine->begin_epoch(b, active, epoch_word, where);
+    epw_status status = epw_checkpoints_begin_epoch(b, active, epoch_word, where);
     if (status == EPW_OK) atomic_store_explicit(&b->next_lane, 0, memory_order_relaxed);
     return status;
 }
@@ -91,6 +97,7 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
     b->config = *config;
     b->layout = layout;
     for (uint32_t i = 0; i < EPW_MAX_LANES; i++) pthread_mutex_init(&b->lanes[i].lock, NULL);
+    pthread_mutex_init(&b->verdicts_lock, NULL);
 
     epw_term terms[EPW_TERM_COUNT];
     epw_terms_of(config, terms);
@@ -131,6 +138,7 @@ void epw_buffer_destroy(epw_buffer *b) {
         b->engine->close(b);
         epw_peers_destroy(&b->peers);
     } /* else the process keeps windows and leases: nobody is given memory that is still written */
+    pthread_mutex_destroy(&b->verdicts_lock);
     for (uint32_t i = 0; i < EPW_MAX_LANES; i++) pthread_mutex_destroy(&b->lanes[i].lock);
     free(b);
 }

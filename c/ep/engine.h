@@ -4,6 +4,7 @@
 #define EPW_EP_ENGINE_H
 
 #include "ep/layout.h"
+#include "ep/verdict.h"
 #include "epwire.h"
 #include "peer/peers.h"
 
@@ -34,11 +35,27 @@ typedef struct epw_engine {
     epw_status (*quiesce)(epw_buffer *b, epw_where where);
 
     epw_status (*part)(epw_buffer *b, uint32_t peer, epw_where where);
-    epw_status (*begin_epoch)(epw_buffer *b, const epw_mask *active, uint64_t epoch_word, epw_where where);
+    /* `last` [EPW_PAST_EPOCHS]: reports to be handed on, ahead of the epoch word. */
+    epw_status (*begin_epoch)(epw_buffer *b, const epw_mask *active, uint64_t epoch_word,
+                              const uint64_t *last, epw_where where);
     epw_mask (*suspects)(const epw_buffer *b, epw_mask *silent);
 
     /* See epw_peers_user. With no lane locked. */
     void (*revoke)(epw_buffer *b, const epw_mask *members);
+
+    /* ---- verdicts ---- */
+
+    /* Posts the report of a step, or enqueues that. With all lanes locked. */
+    epw_status (*report)(epw_buffer *b, uint64_t step, void *stream);
+    /* The last report of this rank that was posted. With all lanes locked. */
+    epw_status (*last_report)(epw_buffer *b, uint64_t *report, epw_where where);
+    /* What has come of the peer. */
+    epw_reports (*reports)(const epw_buffer *b, uint32_t peer);
+    /* Fetches that from where it comes: EPW_PENDING if that takes long, `fresh` if it is of now. NULL: there
+     * is nothing to fetch. One at a time. */
+    epw_status (*fetch_reports)(epw_buffer *b, bool *fresh, epw_where where);
+
+    /* ---- */
 
     /* A lane has just been unlocked: by any call, or all of them. NULL: nothing was put off meanwhile. */
     void (*unlocked)(epw_buffer *b);

@@ -31,6 +31,14 @@ enum {
     EPW_WORD_COMBINE = EPW_WORD_USER + 1 /* value: rows answered (| EPW_ANSWER_ORDERED) */
 };
 
+/* Those of verdict.h, which are of no lane: posted by way of lane 0, in order with its words. The last lies
+ * where lane 1 would have its own. */
+enum {
+    EPW_WORD_REPORT = EPW_WORD_USER + 2,
+    EPW_WORD_LAST = EPW_WORD_USER + 3,                         /* of the membership before */
+    EPW_WORD_LAST_BUT_ONE = EPW_LANE_WORDS + EPW_WORD_USER + 3 /* of the one before that */
+};
+
 /* Set in the value of a combine word whose rows are one per expert: ranks that disagree on the mode are found
  * out. Plans for ordered combine have at most EPW_ORDERED_MAX_TOKENS tokens, so that the row count stays
  * below. */

@@ -198,7 +198,7 @@ typedef struct epw_plan {
     uint64_t zero_copy_bytes; /* what `zero_copy` adds */
     uint64_t window_bytes;    /* sum of the above, rounded up to pages; a GPU takes 2 MiB at a time */
     uint64_t private_bytes; /* memory of this rank's own beside the window; with `threads` 0 it is that of the
-                               threads that would be chosen now. On a GPU it is device memory: some 20 KB of
+                               threads that would be chosen now. On a GPU it is device memory: some 50 KB of
                                pinned host memory, through which kernels report, are not in it */
 } epw_plan;
 
@@ -325,6 +325,38 @@ EPW_API epw_status epw_buffer_membership(const epw_buffer *buffer, epw_membershi
  * others have gone on, and await it there. epoch [out]. Any thread. CUDA: copies a word for each peer;
  * EPW_ERR_TIMEOUT where the GPU does not do so within 10 ms. */
 EPW_API epw_status epw_buffer_newest_epoch(epw_buffer *buffer, uint32_t *epoch);
+
+/* ---- verdicts ----
+ *
+ * An operation that is complete here may lack rows elsewhere. Whether what was computed in a step may be
+ * used, all members learn alike: each ends the step with a checkpoint, and asks for the verdict when it is
+ * wanted. */
+
+enum {
+    EPW_VERDICT_PENDING = 0, /* not known yet: some member has not ended the step, or some that was lost
+                                leaves it open until the next membership has begun everywhere */
+    EPW_VERDICT_CLEAN = 1,   /* all members have completed all that ended in the step; of a membership that
+                                has ended meanwhile, all that still belong to the present one */
+    EPW_VERDICT_FAULTED = 2  /* some have not: an outcome was degraded, or a handle was released */
+};
+
+/* Ends a step of this buffer: posts to all members whether everything that has ended since the checkpoint
+ * before was complete. An operation counts for the step in which its combine ends. All members end the same
+ * steps, at least that at which the membership began and larger than any before, at most EPW_STEP_MAX; steps
+ * left out share the verdict of the next. epoch [out]: the present one, by which to ask for the verdict.
+ * Waits for nobody. EPW_ERR_STATE: no membership yet, or CUDA: `stream` is under capture.
+ * CUDA: enqueues on `stream` a kernel of one block, which comes behind what calls have enqueued on all lanes,
+ * and ahead of their next calls. Replays of graphs, before and after it, are put in order by the caller. */
+EPW_API epw_status epw_checkpoint(epw_buffer *buffer, uint64_t step, void *stream, uint32_t *epoch);
+
+/* The verdict, EPW_VERDICT_*, of a step that this rank has ended with a checkpoint, in that epoch. The same
+ * for all that belong to the present membership, though not at the same moment; one that was given before the
+ * membership changed is pending again until all have begun the next. EPW_ERR_LIMIT: it is not known any more,
+ * 17 steps or 3 memberships later. Waits for nobody, any thread. CUDA: copies 128 bytes for each rank,
+ * beside all streams, and is EPW_VERDICT_PENDING where that takes more than 200 microseconds: ask again.
+ * verdict [out]. */
+EPW_API epw_status epw_checkpoint_verdict(epw_buffer *buffer, uint32_t epoch, uint64_t step,
+                                          uint32_t *verdict);
 
 /* Which experts can be reached now: reachable[e] = 1 if expert e's rank is active and not suspected, else 0.
  * reachable [out, experts bytes]. */

@@ -86,6 +86,7 @@ static epw_status make_events(epw_peers_gpu *g, epw_where where) {
     epw_status status = epw_cuda_enter_relaxed(g->device, where, &scope);
     if (status != EPW_OK) return status;
     cudaError_t error = cudaEventCreateWithFlags(&g->event, cudaEventDisableTiming);
+    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&g->lines_copied, cudaEventDisableTiming);
     for (uint32_t use = 0; error == cudaSuccess && use < EPW_WORD_COPIES; use++)
         error = cudaEventCreateWithFlags(&g->copied[use], cudaEventDisableTiming);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
@@ -126,6 +127,7 @@ void epw_peers_close_gpu(epw_peers *peers) {
     epw_cuda_scope scope;
     if (g->event != NULL && epw_cuda_enter_relaxed(g->device, where, &scope) == EPW_OK) {
         cudaEventDestroy(g->event);
+        if (g->lines_copied != NULL) cudaEventDestroy(g->lines_copied);
         for (uint32_t use = 0; use < EPW_WORD_COPIES; use++) {
             if (g->copied[use] != NULL) cudaEventDestroy(g->copied[use]);
         }
@@ -201,6 +203,32 @@ epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy
     if (status != EPW_PENDING) return status;
     return epw_fail(EPW_ERR_TIMEOUT, where, "this rank's GPU has not copied a word within %llu ms",
                     (unsigned long long)(timeout_ns / 1000000u));
+}
+static epw_status begin_copy_of_lines(const epw_peers *peers, epw_where where) {
+    epw_peers_gpu *g = peers->gpu;
+    epw_cuda_scope scope;
+    epw_status status = epw_cuda_enter_relaxed(g->device, where, &scope);
+    if (status != EPW_OK) return status;
+    g->probed = true;
+    cudaError_t error = cudaSuccess;
+    for (uint32_t copy = 0; error == cudaSuccess && copy < EPW_LINE_COPIES; copy++) {
+        error = cudaMemcpyAsync(g->pinned->lines[copy], epw_peers_own(peers) + EPW_LINES_OFFSET,
+                                peers->ranks * sizeof(epw_line), cudaMemcpyDeviceToHost, g->stream);
+    }
+    if (error == cudaSuccess) error = cudaEventRecord(g->lines_copied, g->stream);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync of signal words");
+    epw_cuda_leave_relaxed(&scope);
+    return status;
+}
+
+epw_status epw_peers_copy_lines(const epw_peers *peers, uint64_t timeout_ns, bool *fresh, epw_where where) {
+    epw_peers_gpu *g = peers->gpu;
+    epw_status status = EPW_OK;
+    *fresh = !g->lines_under_way;
+    if (*fresh) status = begin_copy_of_lines(peers, where);
+    if (status == EPW_OK) status = epw_peers_await_event(peers, g->lines_copied, timeout_ns, where);
+    g->lines_under_way = status == EPW_PENDING;
+    return status;
 }
 #else
 epw_status epw_peers_enter(const epw_peers *peers, uint32_t peer, const epw_route *route, epw_where where) {

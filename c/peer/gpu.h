@@ -24,6 +24,7 @@ enum {
     EPW_COPY_READ,
     EPW_COPY_ANSWERED,
     EPW_COPY_EPOCH, /* of epw_peers_newest_epoch */
+    EPW_COPY_OWN,   /* of the user's, from this rank's own line */
     EPW_WORD_COPIES
 };
 typedef struct epw_word_copy {
@@ -45,6 +46,9 @@ epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy
 #include "kernels/peer/context.h"
 
 #include <cuda_runtime_api.h>
+#include <string.h>
+
+#define EPW_LINE_COPIES 3u
 
 /* Sources of copies, but for words that are read. A copy that runs after its caller has given up on it reads
  * what is right by then. */
@@ -52,6 +56,7 @@ typedef struct epw_peers_pinned {
     uint64_t tables[EPW_MAX_LANES][EPW_AREAS][EPW_GPU_PEERS];
     uint64_t farewell;                              /* for each peer's window, when this rank leaves */
     uint64_t words[EPW_WORD_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_word, by use and peer */
+    epw_line lines[EPW_LINE_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_lines */
 } epw_peers_pinned;
 
 struct epw_peers_gpu {
@@ -62,6 +67,8 @@ struct epw_peers_gpu {
     cudaEvent_t event; /* of epw_peers_settle */
     cudaEvent_t
         copied[EPW_WORD_COPIES]; /* of epw_peers_copy_word: what others enqueue later is not waited for */
+    cudaEvent_t lines_copied;
+    bool lines_under_way; /* epw_peers_copy_lines has not seen the end of its copies */
     epw_peers_pinned *pinned;
     atomic_bool probed; /* words have been copied */
 };
@@ -83,6 +90,20 @@ void epw_peers_close_gpu(epw_peers *peers);
  * EPW_PENDING if the time is over first. Any thread. */
 epw_status epw_peers_await_event(const epw_peers *peers, cudaEvent_t event, uint64_t timeout_ns,
                                  epw_where where);
+
+/* Copies what all peers have written here beside their rows into `pinned->lines`, some times over: what a
+ * copy finds is not older than what the one before has found. Waits for them as epw_peers_await_event does;
+ * after EPW_PENDING the next call goes on waiting, and *fresh says whether they have begun in this call. One
+ * at a time. */
+epw_status epw_peers_copy_lines(const epw_peers *peers, uint64_t timeout_ns, bool *fresh, epw_where where);
+
+/* A word from one of the copies. */
+static inline uint64_t epw_copied_word(const epw_peers *peers, uint32_t copy, uint32_t peer, uint32_t word) {
+    const epw_line *line = &peers->gpu->pinned->lines[copy][peer];
+    uint64_t value;
+    memcpy(&value, (const unsigned char *)line + word * sizeof value, sizeof value);
+    return value;
+}
 
 /* Waits likewise for what has been enqueued on the stream. */
 epw_status epw_peers_settle(const epw_peers *peers, uint64_t timeout_ns, epw_where where);

@@ -88,7 +88,7 @@ static epw_status load_epoch(const epw_peers *peers, uint32_t peer, uint64_t *wo
     }
     /* Writer: the peer, done with its reads and writes of the epoch before. Reader: whoever goes on with it.
      */
-    *word = atomic_load_explicit((_Atomic uint64_t *)at, memory_order_acquire);
+    *word = epw_word_from(peers, 0, peer, EPW_WORD_EPOCH);
     return EPW_OK;
 }
 

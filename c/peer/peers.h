@@ -182,6 +182,9 @@ typedef struct epw_range {
 void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, uint64_t value,
                 const epw_range *ranges, uint32_t count);
 
+/* Loads one word that the peer has written here, an acquire. Host memory. */
+uint64_t epw_word_from(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word);
+
 /* Loads the peer's words in the order that epw_look asks for; `word` is the one that is awaited. */
 void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out);
 

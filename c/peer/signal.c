@@ -43,6 +43,10 @@ static uint64_t load(const void *context, uint32_t lane, uint32_t word) {
     return atomic_load_explicit(word_in(from->window, from->peer, lane, word), memory_order_acquire);
 }
 
+uint64_t epw_word_from(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word) {
+    return load(&(source){(uint64_t)(uintptr_t)epw_peers_own(peers), peer}, lane, word);
+}
+
 void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out) {
     source from = {(uint64_t)(uintptr_t)epw_peers_own(peers), peer};
     epw_look_by(load, &from, peers->lanes, lane, word, out);

@@ -89,8 +89,10 @@ enum {
     EPW_WORD_DROPPED = 1,
     EPW_WORD_BEACON = 2,
     EPW_WORD_PROBE = 3,
-    EPW_WORD_USER = 4 /* the first of EPW_USER_WORDS */
+    EPW_WORD_USER = 4, /* the first of EPW_USER_WORDS */
+    EPW_LANE_WORDS = EPW_WORD_USER + EPW_USER_WORDS
 };
+static_assert(EPW_LANE_WORDS * sizeof(uint64_t) == sizeof(epw_lane_words), "every word has a number");
 
 /* In front of every window: what its owner writes and peers read, then a line for each source. */
 typedef struct epw_window_header {

@@ -278,7 +278,9 @@ __device__ inline bool pass_by(epw_gpu_lane_state *c, bool sends) {
 // all blocks, the lane's own state stays, and the first says so.
 __device__ __noinline__ inline void refuse(const Operation &o, bool sends, uint32_t phase) {
     if (threadIdx.x != 0 || pass_by(o.state, sends)) return;
-    if (blockIdx.x == 0) put_note(o, phase, EPW_CAUSE_HELD, 0, o.stage);
+    if (blockIdx.x != 0) return;
+    o.state->faulted = 1;
+    put_note(o, phase, EPW_CAUSE_HELD, 0, o.stage);
 }
 
 // Sets all turns of the lane. By the whole block, when no other one is at work.
@@ -315,6 +317,7 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
         report->record = peers->record; // else the handle's first loss stays on record
     }
     c->missing = report->missing = missing;
+    if (missing) c->faulted = 1;
     if (c->noted > EPW_GPU_NOTES) {
         c->unrecorded += c->noted - EPW_GPU_NOTES;
         tell_unrecorded(o, c->unrecorded);

@@ -82,6 +82,10 @@ typedef struct epw_gpu_lane_state {
     uint32_t troubled;  /* blocks in trouble, so far */
     uint32_t noted;     /* bad routing ids found; the first EPW_GPU_NOTES of them are put on record */
     uint64_t malformed; /* peers of which a single row is not as it must be, which its block alone finds */
+
+    /* Writer: kernels that leave something incomplete. Reader: the next checkpoint, which clears it. */
+    uint32_t faulted;
+    uint64_t report; /* lane 0: the last one posted, see ep/report.h */
 } epw_gpu_lane_state;
 
 #endif

@@ -54,7 +54,16 @@ typedef struct epw_membership_args {
     epw_gpu_shared *shared;
     uint32_t rank, ranks;
     uint64_t epoch_word, active;
+    uint64_t last[2]; /* for EPW_WORD_LAST and EPW_WORD_LAST_BUT_ONE */
 } epw_membership_args;
+
+typedef struct epw_checkpoint_args {
+    epw_gpu_peers *peers[EPW_MAX_LANES]; /* NULL beyond the buffer's lanes */
+    epw_gpu_lane_state *states[EPW_MAX_LANES];
+    epw_gpu_shared *shared;
+    uint32_t rank, ranks;
+    uint64_t step;
+} epw_checkpoint_args;
 
 typedef struct epw_disconnect_args {
     epw_gpu_peers *peers[EPW_MAX_LANES]; /* NULL beyond the buffer's lanes */
@@ -77,6 +86,9 @@ int epw_gpu_release(const epw_release_args *args, void *stream);
 
 /* Clears suspects, begins the epoch on every lane and posts the epoch word to every peer that is or was active. */
 int epw_gpu_set_active(const epw_membership_args *args, void *stream);
+
+/* Posts the report of a step to every active peer that is no suspect. */
+int epw_gpu_checkpoint(const epw_checkpoint_args *args, void *stream);
 
 /* Takes the peer out of the peer tables, and out of operations in flight: those of graphs may be between two replays. */
 int epw_gpu_disconnect(const epw_disconnect_args *args, void *stream);

@@ -6,8 +6,8 @@ use super::ep_buffer::EpBuffer;
 use super::input::Dispatch;
 use super::operation::OpenHandle;
 use super::output::DispatchOutput;
-use crate::config::{Device, Layout, Payload};
-use crate::error::{Error, Failure, Result};
+use crate::config::{Layout, Payload};
+use crate::error::Result;
 use crate::observe::Observed;
 use crate::outcome::Outcome;
 use crate::{ffi, sys};
@@ -89,11 +89,7 @@ impl EpBuffer {
         nonblocking: bool,
     ) -> Result<(OpenHandle, ffi::Progress, sys::epw_outcome)> {
         let inner = &self.inner;
-        if inner.config.device != Device::Host {
-            let text =
-                "the buffer is on a GPU: enqueue the operation with enqueue_dispatch, see epwire::cuda";
-            return Err(Error::State(Failure::new("dispatch", inner.rank, text)));
-        }
+        inner.host("dispatch")?;
         let mut c_input = input.to_c(inner.rank, &inner.config, &())?;
         c_input.nonblocking = nonblocking.into();
         let output = match output {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::watcher::Watcher;
-use crate::config::{EpConfig, Payload, Plan, RowShape};
+use crate::config::{Device, EpConfig, Payload, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
 use crate::{ffi, observe, sys};
 
@@ -67,6 +67,17 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
+    /// Refuses what a buffer on a GPU has another call for.
+    pub(super) fn host(&self, operation: &str) -> Result<()> {
+        if self.config.device == Device::Host {
+            return Ok(());
+        }
+        let text = format!(
+            "the buffer is on a GPU: enqueue the operation with enqueue_{operation}, see epwire::cuda"
+        );
+        Err(Error::State(Failure::new(operation, self.rank, text)))
+    }
+
     /// Bytes of one row without its scales.
     pub(super) fn payload_bytes(&self, payload: Payload) -> usize {
         match payload {

@@ -1,6 +1,7 @@
 //! A rank's end of dispatch and combine.
 
 mod buffers;
+mod checkpoint;
 mod connect;
 mod dispatch;
 mod dispatched;
@@ -13,6 +14,7 @@ mod output;
 mod watcher;
 
 pub use buffers::DispatchBuffers;
+pub use checkpoint::{Checkpoint, Verdict};
 pub use dispatched::{CombineRows, Combining, Consuming, Dispatched, Dispatching, Refused, RowsView};
 pub use ep_buffer::EpBuffer;
 pub(crate) use ep_buffer::Inner;

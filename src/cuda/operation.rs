@@ -7,7 +7,9 @@ use super::completion::Completion;
 use super::memory::{CombineOutput, DispatchOutput};
 use super::stream::{Keeper, StreamRef};
 use super::view::{Site, TensorRef};
-use crate::buffer::{Combine, Consuming, Dispatch, EpBuffer, Inner, OpenHandle, Refused, Request};
+use crate::buffer::{
+    Checkpoint, Combine, Consuming, Dispatch, EpBuffer, Inner, OpenHandle, Refused, Request,
+};
 use crate::config::Device;
 use crate::error::{Error, Failure, Result};
 use crate::ffi::Rows;
@@ -37,6 +39,19 @@ impl EpBuffer {
         stream: StreamRef<'_>,
     ) -> Result<Dispatching> {
         self.enqueue(&input, None, stream).map(Dispatching)
+    }
+
+    /// [`EpBuffer::checkpoint`] on `stream`: a small kernel behind everything that calls have enqueued for this buffer, and ahead of
+    /// what later calls will. Replays of graphs, before it and after it, are yours to put in order: launch them on this stream.
+    ///
+    /// # Errors
+    /// As [`EpBuffer::checkpoint`]; [`Error::State`] also if `stream` is under capture, where the step would be the same for
+    /// all replays.
+    pub fn enqueue_checkpoint(&self, step: u64, stream: StreamRef<'_>) -> Result<Checkpoint> {
+        let inner = &self.inner;
+        Site::new("checkpoint", inner.rank, inner.gpu("checkpoint")?, &stream)?;
+        // SAFETY: a stream of the buffer's GPU, as its maker has promised or was checked.
+        unsafe { inner.checkpoint(step, stream.raw) }
     }
 
     fn enqueue(

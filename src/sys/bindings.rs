@@ -292,7 +292,7 @@ pub struct epw_plan {
     /// sum of the above, rounded up to pages; a GPU takes 2 MiB at a time
     pub window_bytes: u64,
     /** memory of this rank's own beside the window; with `threads` 0 it is that of the
-threads that would be chosen now. On a GPU it is device memory: some 20 KB of
+threads that would be chosen now. On a GPU it is device memory: some 50 KB of
 pinned host memory, through which kernels report, are not in it*/
     pub private_bytes: u64,
 }
@@ -562,6 +562,43 @@ unsafe extern "C" {
     pub fn epw_buffer_newest_epoch(
         buffer: *mut epw_buffer,
         epoch: *mut u32,
+    ) -> epw_status;
+}
+/** not known yet: some member has not ended the step, or some that was lost leaves
+it open until the next membership has begun everywhere*/
+pub const EPW_VERDICT_PENDING: u32 = 0;
+/** all members have completed all that ended in the step; of a membership that
+has ended meanwhile, all that still belong to the present one*/
+pub const EPW_VERDICT_CLEAN: u32 = 1;
+/// some have not: an outcome was degraded, or a handle was released
+pub const EPW_VERDICT_FAULTED: u32 = 2;
+unsafe extern "C" {
+    /** Ends a step of this buffer: posts to all members whether everything that has ended since the checkpoint
+ before was complete. An operation counts for the step in which its combine ends. All members end the same
+ steps, at least that at which the membership began and larger than any before, at most EPW_STEP_MAX; steps
+ left out share the verdict of the next. epoch [out]: the present one, by which to ask for the verdict.
+ Waits for nobody. EPW_ERR_STATE: no membership yet, or CUDA: `stream` is under capture.
+ CUDA: enqueues on `stream` a kernel of one block, which comes behind what calls have enqueued on all lanes,
+ and ahead of their next calls. Replays of graphs, before and after it, are put in order by the caller.*/
+    pub fn epw_checkpoint(
+        buffer: *mut epw_buffer,
+        step: u64,
+        stream: *mut ::core::ffi::c_void,
+        epoch: *mut u32,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** The verdict, EPW_VERDICT_*, of a step that this rank has ended with a checkpoint, in that epoch. The same
+ for all that belong to the present membership, though not at the same moment; one that was given before the
+ membership changed is pending again until all have begun the next. EPW_ERR_LIMIT: it is not known any more,
+ 17 steps or 3 memberships later. Waits for nobody, any thread. CUDA: copies 128 bytes for each rank,
+ beside all streams, and is EPW_VERDICT_PENDING where that takes more than 200 microseconds: ask again.
+ verdict [out].*/
+    pub fn epw_checkpoint_verdict(
+        buffer: *mut epw_buffer,
+        epoch: u32,
+        step: u64,
+        verdict: *mut u32,
     ) -> epw_status;
 }
 unsafe extern "C" {

@@ -165,6 +165,20 @@ static int fake_release(const epw_release_args *args, void *stream) {
     if (args->quiet && !fake.failing) fake.quiet_releases++;
     return fake_launch(1, stream);
 }
+/* Where this rank writes a word of lane 0 at a peer. */
+static uint64_t *word_of(epw_gpu_peers *peers, uint32_t rank, uint32_t peer, uint32_t word) {
+    return (uint64_t *)(uintptr_t)(peers->table[EPW_AREA_CONTROL][peer] + epw_word_offset(rank, 0, word));
+}
+static int fake_checkpoint(const epw_checkpoint_args *args, void *stream) {
+    if (fake.failing) return fake_launch(1, stream);
+    epw_gpu_lane_state *state = args->states[0];
+    bool faulted = state->faulted != 0 || args->states[1]->faulted != 0;
+    state->faulted = args->states[1]->faulted = 0;
+    state->report = epw_report_next(state->report, args->step, faulted);
+    for (uint32_t peer = 0; peer < args->ranks; peer++)
+        *word_of(args->peers[0], args->rank, peer, EPW_WORD_REPORT) = state->report;
+    return fake_launch(1, stream);
+}
 static int fake_set_active(const epw_membership_args *args, void *stream) {
     for (uint32_t i = 0; i < 2; i++) {
         CHECK(args->peers[i]->lane == i && args->peers[i]->shared == args->shared);
@@ -172,6 +186,13 @@ static int fake_set_active(const epw_membership_args *args, void *stream) {
             CHECK(args->peers[i]->table[EPW_AREA_ROWS][p] != 0 || !(args->active >> p & 1));
         }
     }
+    for (uint32_t p = 0; p < args->ranks; p++) {
+        if (!(args->active >> p & 1)) continue;
+        *word_of(args->peers[0], args->rank, p, EPW_WORD_LAST) = args->last[0];
+        *word_of(args->peers[0], args->rank, p, EPW_WORD_LAST_BUT_ONE) = args->last[1];
+        *word_of(args->peers[0], args->rank, p, EPW_WORD_EPOCH) = args->epoch_word;
+    }
+    args->states[0]->report = epw_report_none(args->epoch_word);
     memset(args->shared->suspects_host, 0, EPW_MAX_LANES * sizeof(uint64_t));
     memset(args->shared->silent_host, 0, EPW_MAX_LANES * sizeof(uint64_t));
     if (fake.hangs) fake.done = 0;
@@ -215,6 +236,7 @@ static int fake_disconnect(const epw_disconnect_args *args, void *stream) {
 #define epw_gpu_release          fake_release
 #define epw_gpu_set_active       fake_set_active
 #define epw_gpu_disconnect       fake_disconnect
+#define epw_gpu_checkpoint       fake_checkpoint
 /* The library has its own of these. */
 #define epw_engine_gpu                tested_engine
 #define epw_gpu_private_bytes         tested_private_bytes
@@ -224,6 +246,7 @@ static int fake_disconnect(const epw_disconnect_args *args, void *stream) {
 #define epw_gpu_call_combine          tested_combine
 #define epw_gpu_call_combine_receive  tested_combine_receive
 #define epw_gpu_call_release          tested_release
+#define epw_gpu_call_report           tested_report
 #define epw_gpu_call_poll             tested_poll
 #define epw_gpu_call_ready            tested_ready
 #define epw_gpu_call_await            tested_await
@@ -747,6 +770,97 @@ static void a_membership_revokes_nobody(void) {
     destroy(&g);
 }
 
+static uint32_t verdict_of(epw_buffer *b, uint32_t epoch, uint64_t step) {
+    uint32_t verdict = UINT32_MAX;
+    CHECK_OK(epw_checkpoint_verdict(b, epoch, step, &verdict));
+    return verdict;
+}
+
+static void end_step(epw_buffer *b, uint64_t step, void *stream) {
+    uint32_t epoch = 0;
+    CHECK_OK(epw_checkpoint(b, step, stream, &epoch));
+    CHECK(epoch == membership_of(b).epoch && fake.stream == stream && fake.depth == 0);
+}
+
+/* Behind what is enqueued on either lane, and ahead of what will be. */
+static void a_checkpoint_is_between_the_calls_of_all_lanes(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_handle held = dispatch_on(b, FIRST_STREAM, 0);
+    CHECK_OK(epw_release(b, dispatch_on(b, SECOND_STREAM, 1)));
+    CHECK(fake.waits == 0);
+    end_step(b, 4, SECOND_STREAM);
+    CHECK_MSG(fake.waits == 1 && fake.waiting == SECOND_STREAM && fake.waited == b->gpu->lanes[0].event,
+              "%d waits", fake.waits);
+    CHECK_OK(epw_release(b, held)); /* on the handle's stream still, which waits for the checkpoint */
+    CHECK_MSG(fake.waits == 2 && fake.waiting == FIRST_STREAM && fake.waited == b->gpu->lanes[0].event,
+              "%d waits", fake.waits);
+
+    uint32_t epoch = 9;
+    fake.captured = 1;
+    REFUSED(epw_checkpoint(b, 5, FIRST_STREAM, &epoch), EPW_ERR_STATE, "checkpoint", 0, -1, "under capture");
+    fake.captured = 0;
+    fake.failing = 1;
+    REFUSED(epw_checkpoint(b, 5, FIRST_STREAM, &epoch), EPW_ERR_SYSTEM, "checkpoint", 0, -1, "launch of the");
+    fake.failing = 0;
+    CHECK(epoch == 9 && fake.depth == 0);
+    end_step(b, 5, FIRST_STREAM); /* a refused one has ended no step */
+    destroy(&g);
+}
+
+/* What a handle that was given up owes comes before the checkpoint, whose step it faults. */
+static void a_checkpoint_comes_behind_releases_that_are_owed(void) {
+    group g = make_gpu_group();
+    epw_handle handle = dispatch_on(g.of[0], FIRST_STREAM, 0);
+    fake.invalidated = 1;
+    CHECK_OK(epw_release(g.of[0], handle));
+    fake.invalidated = 0;
+    end_step(g.of[0], 1, FIRST_STREAM);
+    CHECK(fake.quiet_releases == 1 && !g.of[0]->gpu->lanes[0].owes_release);
+    destroy(&g);
+}
+
+static void verdicts_are_read_from_copies(void) {
+    group g = make_gpu_group();
+    end_step(g.of[0], 1, FIRST_STREAM);
+    CHECK(verdict_of(g.of[0], 1, 1) == EPW_VERDICT_PENDING);
+    end_step(g.of[1], 1, FIRST_STREAM);
+    CHECK(verdict_of(g.of[0], 1, 1) == EPW_VERDICT_CLEAN && verdict_of(g.of[1], 1, 1) == EPW_VERDICT_CLEAN);
+
+    /* Copies that are slow: nobody waits for them, and they are not of now once they have ended. */
+    g.of[1]->gpu->lanes[1].state->faulted = 1;
+    end_step(g.of[0], 2, FIRST_STREAM);
+    fake.done = 0;
+    CHECK(verdict_of(g.of[0], 1, 2) == EPW_VERDICT_PENDING);
+    end_step(g.of[1], 2, FIRST_STREAM);
+    CHECK(verdict_of(g.of[0], 1, 2) == EPW_VERDICT_PENDING);
+    fake.done = 1;
+    CHECK(verdict_of(g.of[0], 1, 2) == EPW_VERDICT_FAULTED);
+
+    /* Rank 1 has not ended step 3 when the membership does. */
+    end_step(g.of[0], 3, FIRST_STREAM);
+    CHECK_OK(epw_buffer_set_active(g.of[0], &(epw_mask){{3}}, 2, 4));
+    CHECK(verdict_of(g.of[0], 1, 3) == EPW_VERDICT_PENDING);
+    CHECK_OK(epw_buffer_set_active(g.of[1], &(epw_mask){{3}}, 2, 4));
+    CHECK(verdict_of(g.of[0], 1, 3) == EPW_VERDICT_FAULTED);
+    CHECK(verdict_of(g.of[1], 1, 2) == EPW_VERDICT_FAULTED && verdict_of(g.of[1], 1, 1) == EPW_VERDICT_CLEAN);
+    destroy(&g);
+}
+
+/* Neither the old nor the new membership is there: what the old one's verdicts were is not lost. */
+static void verdicts_outlive_a_membership_that_does_not_begin(void) {
+    group g = make_gpu_group();
+    for (uint32_t r = 0; r < 2; r++) end_step(g.of[r], 1, FIRST_STREAM);
+    fake.hangs = 1;
+    REFUSED(epw_buffer_set_active(g.of[0], &(epw_mask){{3}}, 2, 2), EPW_ERR_TIMEOUT, "set_active", 0, -1,
+            "larger epoch");
+    fake.hangs = 0;
+    fake.done = 1;
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_buffer_set_active(g.of[r], &(epw_mask){{3}}, 3, 2));
+    CHECK(verdict_of(g.of[0], 1, 1) == EPW_VERDICT_CLEAN && verdict_of(g.of[1], 1, 1) == EPW_VERDICT_CLEAN);
+    destroy(&g);
+}
+
 static void records_are_taken_once_and_in_order(void) {
     group g = make_gpu_group();
     epw_gpu_ring *ring = &g.of[0]->gpu->pinned->ring;
@@ -803,6 +917,10 @@ int main(void) {
     a_revoked_peer_is_told_at_the_end();
     a_membership_revokes_nobody();
     records_are_taken_once_and_in_order();
+    a_checkpoint_is_between_the_calls_of_all_lanes();
+    a_checkpoint_comes_behind_releases_that_are_owed();
+    verdicts_are_read_from_copies();
+    verdicts_outlive_a_membership_that_does_not_begin();
     return check_result("enqueue");
 }
 #endif

@@ -6,6 +6,7 @@ mod calls;
 mod graph;
 mod recovery;
 mod same;
+mod verdicts;
 mod world;
 
 use epwire::cudarc::driver::CudaContext;
@@ -19,6 +20,8 @@ const TESTS: &[(&str, Test)] = &[
     ("a_gpu_delivers_and_combines_what_the_host_does", same::a_gpu_delivers_and_combines_what_the_host_does),
     ("a_captured_step_replays_with_new_tokens", graph::a_captured_step_replays_with_new_tokens),
     ("a_silent_rank_is_skipped_and_replaced", recovery::a_silent_rank_is_skipped_and_replaced),
+    ("all_ranks_learn_whether_a_step_was_complete", verdicts::all_ranks_learn_whether_a_step_was_complete),
+    ("a_checkpoint_is_refused_under_capture", verdicts::a_checkpoint_is_refused_under_capture),
     ("a_dropped_handle_gives_its_lane_back", calls::a_dropped_handle_gives_its_lane_back),
     ("a_bad_routing_id_is_recorded_and_not_followed", calls::a_bad_routing_id_is_recorded_and_not_followed),
     ("a_completion_is_a_future", calls::a_completion_is_a_future),

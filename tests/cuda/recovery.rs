@@ -2,25 +2,26 @@
 
 use std::time::Duration;
 
-use epwire::cuda::Completion;
+use epwire::cuda::{Completion, Dispatched};
 use epwire::cudarc::driver::CudaGraph;
-use epwire::{Cause, Device, EpBuffer, EpConfig, Mask};
+use epwire::cudarc::driver::sys::CUgraphInstantiate_flags;
+use epwire::{Cause, Checkpoint, Device, EpBuffer, EpConfig, Error, Mask};
 
 use crate::world::{Gpu, PATIENT, Step, Tokens, config};
 
 /// The steps of a rank: tokens to experts of all ranks, and to those of all but the last.
-const EVERYWHERE: usize = 0;
+pub(crate) const EVERYWHERE: usize = 0;
 const NOT_TO_THE_LAST: usize = 1;
 
 /// A rank, two with a single GPU. One thread enqueues the work of all.
-struct Rank {
+pub(crate) struct Rank {
     buffer: EpBuffer,
     gpu: Gpu,
     steps: [(Tokens, Step); 2],
 }
 
 impl Rank {
-    fn new(rank: u32, ranks: u32, gpus: u32) -> Self {
+    pub(crate) fn new(rank: u32, ranks: u32, gpus: u32) -> Self {
         let config = EpConfig {
             device: Device::Cuda(rank % gpus),
             lanes: 1,
@@ -46,11 +47,38 @@ impl Rank {
         self.buffer.connect_blocking(other.buffer.rank(), &blob).unwrap();
     }
 
-    fn enqueue(&mut self, which: usize) -> Completion {
+    pub(crate) fn enqueue(&mut self, which: usize) -> Completion {
         self.steps[which].1.enqueue(&self.gpu, &self.buffer, None)
     }
 
-    fn capture(&mut self) -> CudaGraph {
+    /// A dispatch that gets no combine, while it is held.
+    pub(crate) fn hold(&mut self) -> Dispatched {
+        let step = &mut self.steps[EVERYWHERE].1;
+        let input = step.sent.dispatch(&self.gpu);
+        self.buffer.enqueue_dispatch(input, step.received.output(&self.gpu), self.gpu.stream()).unwrap()
+    }
+
+    pub(crate) fn checkpoint(&self, step: u64) -> Result<Checkpoint, Error> {
+        self.buffer.enqueue_checkpoint(step, self.gpu.stream())
+    }
+
+    pub(crate) fn host_checkpoint(&self, step: u64) -> Result<Checkpoint, Error> {
+        self.buffer.checkpoint(step)
+    }
+
+    pub(crate) fn while_capturing<T>(&self, call: impl FnOnce(&Self) -> T) -> T {
+        self.gpu.begin_capture();
+        let result = call(self);
+        // Nothing was captured.
+        drop(self.gpu.stream.end_capture(CUgraphInstantiate_flags(0)));
+        result
+    }
+
+    pub(crate) fn synchronize(&self) {
+        self.gpu.stream.synchronize().unwrap();
+    }
+
+    pub(crate) fn capture(&mut self) -> CudaGraph {
         self.gpu.begin_capture();
         self.enqueue(EVERYWHERE);
         self.gpu.end_capture()
@@ -74,7 +102,15 @@ fn assert_exact(ranks: &mut [Rank], which: usize) {
     }
 }
 
-fn set_active(ranks: &[Rank], active: &Mask, epoch: u32) {
+pub(crate) fn connect_all(ranks: &[Rank]) {
+    for (a, b) in ranks.iter().flat_map(|a| ranks.iter().map(move |b| (a, b))) {
+        if a.buffer.rank() != b.buffer.rank() {
+            a.connect(b);
+        }
+    }
+}
+
+pub(crate) fn set_active(ranks: &[Rank], active: &Mask, epoch: u32) {
     ranks.iter().for_each(|rank| rank.buffer.set_active(active, epoch, 0).unwrap());
 }
 
@@ -83,9 +119,7 @@ pub(crate) fn a_silent_rank_is_skipped_and_replaced(gpus: u32) {
     let (last, lost) = (count as usize - 1, count - 1);
     let (all, survivors) = (Mask::all(count), Mask::all(count).without(lost));
     let mut ranks: Vec<_> = (0..count).map(|rank| Rank::new(rank, count, gpus)).collect();
-    for (a, b) in (0..=last).flat_map(|a| (0..=last).map(move |b| (a, b))).filter(|(a, b)| a != b) {
-        ranks[a].connect(&ranks[b]);
-    }
+    connect_all(&ranks);
     set_active(&ranks, &all, 1);
     assert_exact(&mut ranks, EVERYWHERE);
     let graphs: Vec<_> = ranks.iter_mut().map(Rank::capture).collect();

@@ -800,6 +800,67 @@ static void probed(uint32_t gpus) {
     echo_close(&e);
 }
 
+/* ---- verdicts ---- */
+
+/* Ends a step of these ranks and ends the program unless all of them learn this of it. */
+static void step_is(echo *e, uint32_t ranks, uint64_t step, uint32_t verdict, const char *what) {
+    uint32_t epoch = 0, found = EPW_VERDICT_PENDING;
+    for (uint32_t r = 0; r < ranks; r++)
+        REQUIRE_OK(epw_checkpoint(e->rank[r].buffer, step, e->rank[r].stream, &epoch));
+    for (uint32_t r = 0; r < ranks; r++) {
+        uint64_t began = now_ns();
+        do {
+            REQUIRE_OK(epw_checkpoint_verdict(e->rank[r].buffer, epoch, step, &found));
+        } while (found == EPW_VERDICT_PENDING && now_ns() - began < 2000 * MS);
+        REQUIRE(found == verdict, "%s: the verdict of rank %u is %u, not %u", what, r, found, verdict);
+    }
+}
+
+static void launch(const echo_rank *r, cudaGraphExec_t graph) {
+    REQUIRE_CUDA(cudaGraphLaunch(graph, r->stream));
+}
+
+/* A rank by itself: what no peer could tell it of. */
+static void verdicts(uint32_t gpus) {
+    static echo e;
+    epw_config config = config_of(1, 100 * MS);
+    config.lanes = 2;
+    echo_open(&e, &config, gpus);
+    echo_rank *r = &e.rank[0];
+    cudaGraphExec_t dispatches = graph_of(r, echo_dispatch), combines = graph_of(r, echo_combine);
+    echo_fill(&e, 1);
+    launch(r, dispatches);
+    launch(r, combines);
+    step_is(&e, 1, 1, EPW_VERDICT_CLEAN, "replays");
+    launch(r, dispatches);
+    launch(r, dispatches);
+    launch(r, combines);
+    step_is(&e, 1, 2, EPW_VERDICT_FAULTED, "a replay out of turn");
+    echo_step(&e);
+    step_is(&e, 1, 3, EPW_VERDICT_CLEAN, "a call");
+    r->lane = 1;
+    echo_dispatch(r, ECHO_BOTH);
+    REQUIRE_OK(epw_release(r->buffer, r->handle));
+    r->lane = 0;
+    step_is(&e, 1, 4, EPW_VERDICT_FAULTED, "a release on the other lane");
+    launch(r, dispatches);
+    launch(r, combines);
+    step_is(&e, 1, 5, EPW_VERDICT_CLEAN, "replays after that");
+    echo_close(&e);
+
+    /* Of two the second does nothing: the first goes on without it, and knows by itself. */
+    config = config_of(2, 100 * MS);
+    echo_open(&e, &config, gpus);
+    echo_fill(&e, 2);
+    echo_step(&e);
+    step_is(&e, 2, 1, EPW_VERDICT_CLEAN, "a step of two");
+    echo_dispatch(r, ECHO_BOTH);
+    echo_combine(r, ECHO_BOTH);
+    echo_settle(&e, "a step without the other rank");
+    step_is(&e, 1, 2, EPW_VERDICT_FAULTED, "a step without the other rank");
+    echo_close(&e);
+}
+
 static const gpu_case cases[] = {
     {"late_receive", late_receive, 1, 60},
     {"late_combine", late_combine, 2, 60},
@@ -822,6 +883,7 @@ static const gpu_case cases[] = {
     {"revoked", revoked, 1, 60},
     {"comes", comes, 1, 60},
     {"probed", probed, 1, 60},
+    {"verdicts", verdicts, 1, 60},
 };
 
 int main(int argc, char **argv) {

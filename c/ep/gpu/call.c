@@ -364,6 +364,52 @@ epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *const *stre
     return status;
 }
 
+/* ---- checkpoints ---- */
+
+/* Puts the stream behind all lanes, and behind releases that they owe. */
+static epw_status follow_lanes(epw_buffer *b, enqueuing lanes[EPW_MAX_LANES]) {
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        epw_status status = follow_lane(&lanes[i]);
+        if (status != EPW_OK) return status;
+        int error = launch_owed_release(&lanes[i]);
+        if (error != cudaSuccess) return epw_fail_cuda(error, lanes[i].where, "launch of the release kernel");
+    }
+    return EPW_OK;
+}
+
+static epw_status launch_checkpoint(epw_buffer *b, uint64_t step, enqueuing lanes[EPW_MAX_LANES]) {
+    epw_checkpoint_args args = {
+        .shared = b->gpu->shared, .rank = b->config.rank, .ranks = b->config.ranks, .step = step};
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        args.peers[i] = lanes[i].lane->peers;
+        args.states[i] = lanes[i].lane->state;
+    }
+    int error = epw_gpu_checkpoint(&args, lanes[0].stream);
+    if (error != cudaSuccess) return epw_fail_cuda(error, lanes[0].where, "launch of the checkpoint kernel");
+    for (uint32_t i = 0; i < b->config.lanes; i++) mark(&lanes[i]); /* their next calls come behind it */
+    return EPW_OK;
+}
+
+/* Has no deadline, and is of no handle. */
+epw_status epw_gpu_call_report(epw_buffer *b, uint64_t step, void *stream) {
+    enqueuing lanes[EPW_MAX_LANES];
+    for (uint32_t i = 0; i < b->config.lanes; i++)
+        lanes[i] = enqueuing_of(b, &b->lanes[i], "checkpoint", stream);
+    epw_where where = lanes[0].where;
+    epw_status status = epw_cuda_enter(b->config.device, where);
+    if (status != EPW_OK) return status;
+    status = find_capture(&lanes[0]);
+    if (status == EPW_OK && lanes[0].captured) {
+        status = epw_fail(EPW_ERR_STATE, where,
+                          "the stream is under capture, where the step would be the same for all replays: "
+                          "enqueue the checkpoint behind the graph");
+    }
+    if (status == EPW_OK) status = follow_lanes(b, lanes);
+    if (status == EPW_OK) status = launch_checkpoint(b, step, lanes);
+    epw_cuda_leave();
+    return status;
+}
+
 /* ---- what has become of it ---- */
 
 epw_status epw_gpu_call_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {

@@ -252,7 +252,7 @@ static epw_status gpu_part(epw_buffer *b, uint32_t peer, epw_where where) {
 }
 
 static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_t epoch_word,
-                                  epw_where where) {
+                                  const uint64_t *last, epw_where where) {
     epw_gpu *g = b->gpu;
     epw_status status = require_lanes_idle(b, LOCKED, where);
     if (status == EPW_OK) status = epw_cuda_enter(b->config.device, where);
@@ -261,7 +261,8 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_
                                 .rank = b->config.rank,
                                 .ranks = b->config.ranks,
                                 .epoch_word = epoch_word,
-                                .active = active->bits[0]};
+                                .active = active->bits[0],
+                                .last = {last[0], last[1]}};
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         args.peers[i] = g->lanes[i].peers;
         args.states[i] = g->lanes[i].state;
@@ -288,6 +289,33 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_
         (unsigned long long)(b->config.deadline_ns / 1000000u));
 }
 
+/* ---- verdicts ---- */
+
+/* No work of the lanes is under way that could post another one. */
+static epw_status gpu_last_report(epw_buffer *b, uint64_t *report, epw_where where) {
+    epw_status status = require_lanes_idle(b, LOCKED, where);
+    if (status != EPW_OK) return status;
+    uint64_t offset = epw_word_offset(b->config.rank, 0, EPW_WORD_REPORT);
+    epw_word_copy copy = {.use = EPW_COPY_OWN, .at = epw_peers_own(&b->peers) + offset, .value = report};
+    where.peer = (int)b->config.rank;
+    return epw_peers_copy_word(&b->peers, &copy, b->config.deadline_ns, where);
+}
+
+/* Longer than copies take on a GPU that does not copy otherwise, and short for a thread that serves. */
+#define REPORTS_WITHIN_NS UINT64_C(200000)
+
+static epw_status gpu_fetch_reports(epw_buffer *b, bool *fresh, epw_where where) {
+    return epw_peers_copy_lines(&b->peers, REPORTS_WITHIN_NS, fresh, where);
+}
+
+/* What is loaded after another word comes from a later copy. */
+static epw_reports gpu_reports(const epw_buffer *b, uint32_t peer) {
+    return (epw_reports){.report = epw_copied_word(&b->peers, 0, peer, EPW_WORD_REPORT),
+                         .epoch_word = epw_copied_word(&b->peers, 0, peer, EPW_WORD_EPOCH),
+                         .last_but_one = epw_copied_word(&b->peers, 1, peer, EPW_WORD_LAST_BUT_ONE),
+                         .last = epw_copied_word(&b->peers, 2, peer, EPW_WORD_LAST)};
+}
+
 static epw_mask gpu_suspects(const epw_buffer *b, epw_mask *silent) {
     const epw_gpu_pinned *pinned = b->gpu->pinned;
     uint64_t revoked = atomic_load_explicit(&pinned->revoked, memory_order_relaxed);
@@ -311,6 +339,10 @@ const epw_engine epw_engine_gpu = {
     .begin_epoch = gpu_begin_epoch,
     .suspects = gpu_suspects,
     .revoke = gpu_revoke,
+    .report = epw_gpu_call_report,
+    .last_report = gpu_last_report,
+    .reports = gpu_reports,
+    .fetch_reports = gpu_fetch_reports,
     .dispatch = epw_gpu_call_dispatch,
     .dispatch_receive = epw_gpu_call_dispatch_receive,
     .combine = epw_gpu_call_combine,

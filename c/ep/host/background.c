@@ -8,6 +8,7 @@
 
 epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *const *stream) {
     (void)stream;
+    lane->host->faulted = true;
     epw_lane_give_up(&lane->machine, epw_now_ns());
     bool owing = epw_host_pay(b, lane) == EPW_PENDING;
     if (!owing) epw_host_post_all(b, lane);

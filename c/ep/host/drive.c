@@ -55,6 +55,7 @@ static void look_round(epw_buffer *b, epw_lane *lane, uint64_t now, uint32_t *sl
 /* Carries out a decision about rows; returns the time after that. */
 static uint64_t work(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
     bool good = true;
+    epw_mask missing;
     switch (d->act) {
     case EPW_ACT_SEND:
         epw_host_send(b, lane);
@@ -67,6 +68,8 @@ static uint64_t work(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
         break;
     default:
         epw_host_sum(b, lane);
+        missing = epw_lane_set(&lane->machine, EPW_PART_MISSING);
+        lane->host->faulted |= !epw_mask_empty(&missing);
     }
     uint64_t now = epw_now_ns();
     if (good) {

@@ -151,19 +151,32 @@ static epw_status host_part(epw_buffer *b, uint32_t peer, epw_where where) {
     return EPW_OK;
 }
 
+/* To whom words that are of no lane are posted: members that have not been given up, and this rank. */
+static bool is_told(const epw_buffer *b, const epw_mask *members, uint32_t peer) {
+    return epw_mask_has(members, peer) && epw_incarnation_of(&b->peers, peer) != 0 &&
+           !epw_peers_suspected(&b->peers, peer);
+}
+
 static epw_status host_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_t epoch_word,
-                                   epw_where where) {
+                                   const uint64_t *last, epw_where where) {
     uint64_t *incarnations = calloc(b->config.ranks, sizeof *incarnations);
     if (incarnations == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a membership");
     for (uint32_t peer = 0; peer < b->config.ranks; peer++)
         incarnations[peer] = epw_incarnation_of(&b->peers, peer);
     epw_peers_clear_suspects(&b->peers);
     uint64_t suspicions = atomic_load_explicit(&b->peers.suspicions, memory_order_relaxed);
+    /* Before this rank's epoch word, see verdict.h. */
+    for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
+        if (!is_told(b, active, peer)) continue;
+        epw_signal(&b->peers, 0, peer, EPW_WORD_LAST, last[0], NULL, 0);
+        epw_signal(&b->peers, 0, peer, EPW_WORD_LAST_BUT_ONE, last[1], NULL, 0);
+    }
     /* Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for
      * permission to send its first operation; and whoever is no member any more. */
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         epw_lane *lane = &b->lanes[i];
         atomic_store_explicit(&lane->host->suspicions, suspicions, memory_order_relaxed);
+        lane->host->faulted = false;
         epw_lane_begin_epoch(&lane->machine, epoch_word, incarnations, active, epw_now_ns());
         epw_host_post_all(b, lane);
     }
@@ -179,6 +192,41 @@ static void host_revoke(epw_buffer *b, const epw_mask *members) {
     EPW_MASK_FOR(peer, members, b->config.ranks) epw_peers_suspect_revoked(&b->peers, peer);
     epw_host_unlocked(b); /* free lanes tell them; the others do when they are awake */
     for (uint32_t i = 0; i < b->config.lanes; i++) epw_watch_wake(&b->peers, i, &b->lanes[i].host->watch);
+}
+
+/* ---- verdicts ---- */
+
+static epw_status host_last_report(epw_buffer *b, uint64_t *report, epw_where where) {
+    (void)where;
+    *report = epw_word_from(&b->peers, 0, b->config.rank, EPW_WORD_REPORT);
+    return EPW_OK;
+}
+
+static epw_status host_report(epw_buffer *b, uint64_t step, void *stream) {
+    (void)stream;
+    uint64_t last = epw_word_from(&b->peers, 0, b->config.rank, EPW_WORD_REPORT);
+    if (epw_word_epoch(last) != b->peers.epoch)
+        last = epw_report_none(epw_epoch_word(b->peers.epoch, b->peers.step));
+    bool faulted = false;
+    for (uint32_t i = 0; i < b->config.lanes; i++) {
+        faulted |= b->lanes[i].host->faulted;
+        b->lanes[i].host->faulted = false;
+    }
+    uint64_t report = epw_report_next(last, step, faulted);
+    for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
+        if (is_told(b, &b->peers.active, peer))
+            epw_signal(&b->peers, 0, peer, EPW_WORD_REPORT, report, NULL, 0);
+    }
+    return EPW_OK;
+}
+
+static epw_reports host_reports(const epw_buffer *b, uint32_t peer) {
+    epw_reports of;
+    of.report = epw_word_from(&b->peers, 0, peer, EPW_WORD_REPORT);
+    of.epoch_word = epw_word_from(&b->peers, 0, peer, EPW_WORD_EPOCH);
+    of.last_but_one = epw_word_from(&b->peers, 0, peer, EPW_WORD_LAST_BUT_ONE);
+    of.last = epw_word_from(&b->peers, 0, peer, EPW_WORD_LAST);
+    return of;
 }
 
 /* ---- what only a GPU has ---- */
@@ -216,6 +264,9 @@ const epw_engine epw_engine_host = {
     .begin_epoch = host_begin_epoch,
     .suspects = host_suspects,
     .revoke = host_revoke,
+    .report = host_report,
+    .last_report = host_last_report,
+    .reports = host_reports,
     .unlocked = epw_host_unlocked,
     .dispatch = epw_host_dispatch,
     .dispatch_receive = epw_host_dispatch_receive,

@@ -35,6 +35,8 @@ struct epw_host_lane {
     bool shortcut; /* own rows are taken from input.x, not from the slots */
     bool streams;  /* rows are written past the caches, see EPW_CACHED_BYTES */
 
+    bool faulted; /* something that has ended since the last report was incomplete */
+
     _Atomic uint64_t suspicions; /* of epw_peers, as far as the machine has heard of them */
     epw_watch watch;
 

@@ -1,0 +1,91 @@
+/* Checkpoints and verdicts as they are called. What is posted when is the engine's part, what follows from it
+ * that of verdict.h. */
+#include "ep/buffer.h"
+
+/* ---- checkpoints ---- */
+
+static epw_status check_step(const epw_buffer *b, uint64_t step, epw_where where) {
+    if (b->peers.epoch == 0 || epw_mask_empty(&b->peers.active))
+        return epw_fail(EPW_ERR_STATE, where, "no membership yet: call set_active first");
+    if (step >= b->verdicts.next && step <= EPW_STEP_MAX) return EPW_OK;
+    return epw_fail(EPW_ERR_INVALID, where, "step is %llu, must be in [%llu, %llu] in epoch %u",
+                    (unsigned long long)step, (unsigned long long)b->verdicts.next,
+                    (unsigned long long)EPW_STEP_MAX, b->peers.epoch);
+}
+
+epw_status epw_checkpoint(epw_buffer *b, uint64_t step, void *stream, uint32_t *epoch) {
+    epw_status status = epw_buffer_check(b, "checkpoint");
+    if (status != EPW_OK) return status;
+    epw_where where = epw_buffer_where(b, "checkpoint");
+    if (epoch == NULL) return epw_fail(EPW_ERR_INVALID, where, "epoch is NULL");
+    epw_buffer_lock(b);
+    pthread_mutex_lock(&b->verdicts_lock);
+    status = check_step(b, step, where);
+    if (status == EPW_OK) status = b->engine->report(b, step, stream);
+    if (status == EPW_OK) {
+        epw_verdicts_report(&b->verdicts, step);
+        *epoch = b->peers.epoch;
+    }
+    pthread_mutex_unlock(&b->verdicts_lock);
+    epw_buffer_unlock(b);
+    return status;
+}
+
+/* ---- verdicts ---- */
+
+static epw_reports load(const void *context, uint32_t peer) {
+    const epw_buffer *b = context;
+    return b->engine->reports(b, peer);
+}
+
+/* By what has come of the members, fetched anew if that decides nothing and is not of now. */
+static epw_status judge(epw_buffer *b, uint32_t epoch, uint64_t step, uint32_t *verdict, epw_where where) {
+    bool fresh = true;
+    *verdict = EPW_VERDICT_PENDING;
+    do {
+        epw_status status = EPW_OK;
+        if (b->engine->fetch_reports != NULL) status = b->engine->fetch_reports(b, &fresh, where);
+        if (status != EPW_OK) return status == EPW_PENDING ? EPW_OK : status;
+        *verdict = epw_verdicts_of(&b->verdicts, b->config.rank, epoch, step, load, b);
+    } while (*verdict == EPW_VERDICT_PENDING && !fresh);
+    if (*verdict != EPW_VERDICT_UNKNOWN) return EPW_OK;
+    return epw_fail(EPW_ERR_LIMIT, where,
+                    "step %llu of epoch %u is not known: ask within %u steps and %u memberships",
+                    (unsigned long long)step, epoch, EPW_REPORT_STEPS - 1u, EPW_PAST_EPOCHS);
+}
+
+epw_status epw_checkpoint_verdict(epw_buffer *b, uint32_t epoch, uint64_t step, uint32_t *verdict) {
+    epw_status status = epw_buffer_check(b, "verdict");
+    if (status != EPW_OK) return status;
+    epw_where where = epw_buffer_where(b, "verdict");
+    if (verdict == NULL) return epw_fail(EPW_ERR_INVALID, where, "verdict is NULL");
+    uint32_t found;
+    pthread_mutex_lock(&b->verdicts_lock);
+    status = judge(b, epoch, step, &found, where);
+    pthread_mutex_unlock(&b->verdicts_lock);
+    if (status == EPW_OK) *verdict = found;
+    return status;
+}
+
+/* ---- memberships ---- */
+
+/* Unlocked while the epoch begins, which may take a deadline: who asks meanwhile gets what those before say.
+ */
+epw_status epw_checkpoints_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_t epoch_word,
+                                       epw_where where) {
+    uint64_t report = 0, last[EPW_PAST_EPOCHS];
+    epw_status status = EPW_OK;
+    if (b->peers.epoch != 0) status = b->engine->last_report(b, &report, where);
+    if (status != EPW_OK) return status;
+    pthread_mutex_lock(&b->verdicts_lock);
+    epw_verdicts before = b->verdicts;
+    epw_verdicts_begin(&b->verdicts, report, epoch_word, active);
+    for (uint32_t i = 0; i < EPW_PAST_EPOCHS; i++) last[i] = b->verdicts.past[i].last;
+    pthread_mutex_unlock(&b->verdicts_lock);
+    status = b->engine->begin_epoch(b, active, epoch_word, last, where);
+    if (status == EPW_OK) return EPW_OK;
+    pthread_mutex_lock(&b->verdicts_lock);
+    epw_verdicts_undo(&b->verdicts, &before);
+    pthread_mutex_unlock(&b->verdicts_lock);
+    return status;
+}

@@ -1,0 +1,112 @@
+/* See verdict.h. */
+#include "ep/verdict.h"
+
+/* The report with the faults of another of the same epoch, where it covers their steps. */
+static uint64_t with_faults_of(uint64_t report, uint64_t other) {
+    int32_t later = epw_report_ahead(report, other >> EPW_WORD_VALUE_BITS);
+    return report | epw_history_after(epw_word_value(other), later);
+}
+
+static uint64_t with_fault(uint64_t report, uint64_t step) {
+    return with_faults_of(report, epw_word(0, (uint32_t)step, 1));
+}
+
+static void keep_members(epw_mask *mask, const epw_mask *members) {
+    for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) mask->bits[i] &= members->bits[i];
+}
+
+void epw_verdicts_begin(epw_verdicts *v, uint64_t report, uint64_t epoch_word, const epw_mask *members) {
+    for (uint32_t i = EPW_PAST_EPOCHS - 1; i > 0; i--) v->past[i] = v->past[i - 1];
+    v->past[0] = (epw_past){.members = v->members, .first = epw_word_step(v->epoch_word)};
+    if (v->epoch_word != 0) {
+        bool of_it = epw_word_epoch(report) == epw_word_epoch(v->epoch_word);
+        v->past[0].last = with_faults_of(of_it ? report : epw_report_none(v->epoch_word), v->taken_over);
+    }
+    for (uint32_t i = 0; i < EPW_PAST_EPOCHS; i++) keep_members(&v->past[i].members, members);
+    v->epoch_word = epoch_word;
+    v->members = *members;
+    v->next = epw_word_step(epoch_word);
+    v->taken_over = epw_report_none(epoch_word);
+}
+
+void epw_verdicts_undo(epw_verdicts *v, const epw_verdicts *before) {
+    epw_verdicts meanwhile = *v;
+    *v = *before;
+    v->taken_over = with_faults_of(v->taken_over, meanwhile.past[0].last);
+    for (uint32_t i = 1; i < EPW_PAST_EPOCHS; i++) v->past[i - 1].last = meanwhile.past[i].last;
+}
+
+void epw_verdicts_report(epw_verdicts *v, uint64_t step) {
+    v->taken_over = epw_report_next(v->taken_over, step, false);
+    v->next = step + 1;
+}
+
+/* What members say, all together. */
+typedef struct tally {
+    bool pending, faulted, unknown;
+} tally;
+
+static void count(tally *t, epw_says says) {
+    t->pending |= says == EPW_SAYS_NOTHING;
+    t->faulted |= says == EPW_SAYS_FAULTED;
+    t->unknown |= says == EPW_SAYS_NO_MORE;
+}
+
+static uint32_t of_present(epw_verdicts *v, uint64_t step, epw_load_reports load, const void *context) {
+    tally t = {.faulted = epw_report_says(v->taken_over, step) == EPW_SAYS_FAULTED};
+    EPW_MASK_FOR(peer, &v->members, EPW_MAX_RANKS) {
+        uint64_t report = load(context, peer).report;
+        bool begun = epw_word_epoch(report) == epw_word_epoch(v->epoch_word);
+        count(&t, begun ? epw_report_says(report, step) : EPW_SAYS_NOTHING);
+    }
+    if (t.faulted) v->taken_over = with_fault(v->taken_over, step);
+    if (t.faulted) return EPW_VERDICT_FAULTED;
+    if (t.unknown) return EPW_VERDICT_UNKNOWN;
+    return t.pending ? EPW_VERDICT_PENDING : EPW_VERDICT_CLEAN;
+}
+
+/* What a report of some past membership says of a step of this one. A step that had not ended when the
+ * membership did was not completed. Who was no member, because its rank has been replaced, or never began
+ * that epoch, has no report of it, and none counts: nobody has completed a step with it. Who has begun one in
+ * between that this rank has not knows better who has gone on from there. */
+static void count_past(tally *t, const epw_verdicts *v, uint64_t last, uint32_t epoch, uint64_t step) {
+    uint32_t of = epw_word_epoch(last);
+    epw_says says = epw_report_says(last, step);
+    if (of == epoch) count(t, says == EPW_SAYS_NOTHING ? EPW_SAYS_FAULTED : says);
+    t->unknown |= of > epoch && of != epw_word_epoch(v->past[0].last);
+}
+
+/* Not before all have begun the present epoch: who counts is known then. */
+static uint32_t of_past(const epw_verdicts *v, epw_past *past, uint32_t rank, uint64_t step,
+                        epw_load_reports load, const void *context) {
+    uint32_t epoch = epw_word_epoch(past->last);
+    tally t = {0};
+    count_past(&t, v, past->last, epoch, step);
+    if (t.faulted) return EPW_VERDICT_FAULTED;
+    EPW_MASK_FOR(peer, &past->members, EPW_MAX_RANKS) {
+        if (peer == rank) continue;
+        epw_reports of = load(context, peer);
+        t.pending |= of.epoch_word != v->epoch_word;
+        t.pending |= epw_word_epoch(of.last) >= epw_word_epoch(v->epoch_word); /* it begins another one */
+        count_past(&t, v, of.last, epoch, step);
+        count_past(&t, v, of.last_but_one, epoch, step);
+    }
+    if (t.pending) return EPW_VERDICT_PENDING;
+    if (t.unknown) return EPW_VERDICT_UNKNOWN;
+    if (t.faulted) past->last = with_fault(past->last, step);
+    return t.faulted ? EPW_VERDICT_FAULTED : EPW_VERDICT_CLEAN;
+}
+
+uint32_t epw_verdicts_of(epw_verdicts *v, uint32_t rank, uint32_t epoch, uint64_t step, epw_load_reports load,
+                         const void *context) {
+    if (epoch == 0) return EPW_VERDICT_UNKNOWN;
+    if (epoch == epw_word_epoch(v->epoch_word)) {
+        if (step < epw_word_step(v->epoch_word)) return EPW_VERDICT_UNKNOWN;
+        return step < v->next ? of_present(v, step, load, context) : EPW_VERDICT_PENDING;
+    }
+    for (uint32_t i = 0; i < EPW_PAST_EPOCHS; i++) {
+        if (epoch == epw_word_epoch(v->past[i].last) && step >= v->past[i].first)
+            return of_past(v, &v->past[i], rank, step, load, context);
+    }
+    return EPW_VERDICT_UNKNOWN;
+}
