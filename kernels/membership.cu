@@ -1,5 +1,4 @@
 // Small kernels of one block: giving a handle up, ending a step, beginning a membership, and parting with a peer.
-#include "ep/report.h"
 #include "kernels/ep/lane.cuh"
 #include "kernels/launch.cuh"
 
@@ -82,15 +81,16 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) checkpoint_kernel(const __g
     ptx::wait_for_stream();
     uint32_t peer = threadIdx.x;
     const epw_gpu_peers *peers = a.peers[0];
+    const uint64_t suspects = ptx::load_relaxed_gpu(&a.shared->suspects) & peers->active;
     if (peer == 0) {
         uint32_t faulted = 0;
         for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.states[lane] != nullptr; lane++) {
             faulted |= atomicExch(&a.states[lane]->faulted, 0u);
         }
-        a.states[0]->report = report = epw_report_next(a.states[0]->report, a.step, faulted != 0);
+        a.states[0]->report = report = epw_report_next(a.states[0]->report, a.step, faulted != 0, suspects != 0);
     }
     __syncthreads();
-    const uint64_t told = peers->active & ~ptx::load_relaxed_gpu(&a.shared->suspects);
+    const uint64_t told = peers->active & ~suspects;
     // Writer: this thread. Reader: the copies by which a peer's host judges the step. Nothing else goes with the word.
     if (peer < a.ranks && (told >> peer & 1) && is_reached(peers, peer)) {
         signal_lane(peers, peer, a.rank, 0, EPW_WORD_REPORT, report);

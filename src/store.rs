@@ -17,7 +17,8 @@ use crate::rendezvous::{Blob, BootstrapError};
 ///
 /// `Send` and `Sync`. Each verb is a future that needs no particular runtime, and has a `_blocking` form for plain
 /// threads, which gives [`BootstrapError::BlockingInAsync`] on a thread of an async runtime. Errors common to all:
-/// [`BootstrapError::ServerLost`], and [`BootstrapError::Limit`] for a key or value that is too long.
+/// [`BootstrapError::ServerLost`], [`BootstrapError::NoQuorum`], and [`BootstrapError::Limit`] for a key or value that is too
+/// long.
 #[derive(Clone, Debug)]
 pub struct Store {
     client: Client,

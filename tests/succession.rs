@@ -222,7 +222,8 @@ fn without_a_majority_of_its_servers_a_run_serves_on_under_the_last_membership()
         });
         for outcome in outcomes {
             let error = outcome.unwrap_err();
-            assert!(matches!(error, BootstrapError::ServerLost { .. }), "{error}");
+            let BootstrapError::NoQuorum { missing, .. } = &error else { panic!("{error}") };
+            assert_eq!(**missing, Mask::all(lost as u32), "{error}");
         }
         assert!(began.elapsed() < 3 * SECOND, "{:?}", began.elapsed());
         let now = last.membership();

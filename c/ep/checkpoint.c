@@ -51,7 +51,7 @@ static epw_status judge(epw_buffer *b, uint32_t epoch, uint64_t step, uint32_t *
     if (*verdict != EPW_VERDICT_UNKNOWN) return EPW_OK;
     return epw_fail(EPW_ERR_LIMIT, where,
                     "step %llu of epoch %u is not known: ask within %u steps and %u memberships",
-                    (unsigned long long)step, epoch, EPW_REPORT_STEPS - 1u, EPW_PAST_EPOCHS);
+                    (unsigned long long)step, epoch, (unsigned)EPW_REPORT_STEPS - 1, EPW_PAST_EPOCHS);
 }
 
 epw_status epw_checkpoint_verdict(epw_buffer *b, uint32_t epoch, uint64_t step, uint32_t *verdict) {

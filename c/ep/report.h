@@ -1,15 +1,18 @@
 /* Reports: what a rank says at the end of a step of what has ended in it. One definition for C and CUDA; what
  * follows from the reports of all members is in verdict.h.
  *
- * A report is a word, {epoch 23 | step 24 | history 17}. Bit i of the history says that something which ended
- * in step - i was incomplete. */
+ * A report is a word, {epoch 23 | step 24 | last 1 | history 16}. Bit i of the history says that something
+ * which ended in step - i was incomplete. `last` says that it is the writer's last report of the epoch: it
+ * goes on without some member, so that no later step can be complete. Steps before remain in sight of who
+ * asks, however many follow until the next membership. */
 #ifndef EPW_EP_REPORT_H
 #define EPW_EP_REPORT_H
 
 #include "peer/words.h"
 
 /* Steps that a report tells of. */
-#define EPW_REPORT_STEPS EPW_WORD_VALUE_BITS
+#define EPW_REPORT_STEPS ((int32_t)EPW_WORD_VALUE_BITS - 1)
+#define EPW_REPORT_LAST  (1u << EPW_REPORT_STEPS)
 
 /* By how many steps the report is ahead of this one, exact for less than 2^23. */
 EPW_INLINE int32_t epw_report_ahead(uint64_t report, uint64_t step) {
@@ -25,16 +28,22 @@ EPW_INLINE uint64_t epw_report_none(uint64_t epoch_word) {
 /* A history as seen from a step so much later, or earlier if `steps` is negative. */
 EPW_INLINE uint32_t epw_history_after(uint32_t history, int32_t steps) {
     if (steps >= EPW_REPORT_STEPS || -steps >= EPW_REPORT_STEPS) return 0;
-    return steps < 0 ? history >> -steps : history << steps & EPW_WORD_VALUE_MAX;
+    return (steps < 0 ? history >> -steps : history << steps) & (EPW_REPORT_LAST - 1);
 }
 
-/* The report at the end of `step`, which is later than that of `last`. `faulted`: something that has ended
- * since was incomplete; it counts for every step from there. */
-EPW_INLINE uint64_t epw_report_next(uint64_t last, uint64_t step, bool faulted) {
-    int32_t passed = -epw_report_ahead(last, step);
-    uint32_t since = passed < EPW_REPORT_STEPS ? (1u << passed) - 1 : EPW_WORD_VALUE_MAX;
-    uint32_t history = epw_history_after(epw_word_value(last), passed);
-    return epw_word(epw_word_epoch(last), (uint32_t)step, history | (faulted ? since : 0));
+EPW_INLINE uint32_t epw_report_history(uint64_t report) {
+    return epw_word_value(report) & (EPW_REPORT_LAST - 1);
+}
+
+/* The report at the end of `step`, which is later than that of `before`; that one, if it was the last.
+ * `faulted`: something that has ended since was incomplete; it counts for every step from there. `is_last`:
+ * the writer goes on without some member. */
+EPW_INLINE uint64_t epw_report_next(uint64_t before, uint64_t step, bool faulted, bool is_last) {
+    if (epw_word_value(before) & EPW_REPORT_LAST) return before;
+    int32_t passed = -epw_report_ahead(before, step);
+    uint32_t since = passed < EPW_REPORT_STEPS ? (1u << passed) - 1 : EPW_REPORT_LAST - 1;
+    uint32_t history = epw_history_after(epw_report_history(before), passed) | (faulted ? since : 0);
+    return epw_word(epw_word_epoch(before), (uint32_t)step, history | (is_last ? EPW_REPORT_LAST : 0));
 }
 
 /* What a report says of a step of its epoch. */
@@ -42,12 +51,12 @@ typedef enum epw_says {
     EPW_SAYS_NOTHING, /* the step had not ended */
     EPW_SAYS_CLEAN,
     EPW_SAYS_FAULTED,
-    EPW_SAYS_NO_MORE /* EPW_REPORT_STEPS others have ended after it */
+    EPW_SAYS_NO_MORE /* EPW_REPORT_STEPS others have ended since it began */
 } epw_says;
 
 EPW_INLINE epw_says epw_report_says(uint64_t report, uint64_t step) {
     int32_t ahead = epw_report_ahead(report, step);
-    if (ahead < 0) return EPW_SAYS_NOTHING;
+    if (ahead < 0) return epw_word_value(report) & EPW_REPORT_LAST ? EPW_SAYS_FAULTED : EPW_SAYS_NOTHING;
     if (ahead >= EPW_REPORT_STEPS) return EPW_SAYS_NO_MORE;
     return epw_word_value(report) >> ahead & 1 ? EPW_SAYS_FAULTED : EPW_SAYS_CLEAN;
 }

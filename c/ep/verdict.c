@@ -4,7 +4,7 @@
 /* The report with the faults of another of the same epoch, where it covers their steps. */
 static uint64_t with_faults_of(uint64_t report, uint64_t other) {
     int32_t later = epw_report_ahead(report, other >> EPW_WORD_VALUE_BITS);
-    return report | epw_history_after(epw_word_value(other), later);
+    return report | epw_history_after(epw_report_history(other), later);
 }
 
 static uint64_t with_fault(uint64_t report, uint64_t step) {
@@ -37,7 +37,6 @@ void epw_verdicts_undo(epw_verdicts *v, const epw_verdicts *before) {
 }
 
 void epw_verdicts_report(epw_verdicts *v, uint64_t step) {
-    v->taken_over = epw_report_next(v->taken_over, step, false);
     v->next = step + 1;
 }
 
@@ -52,12 +51,19 @@ static void count(tally *t, epw_says says) {
     t->unknown |= says == EPW_SAYS_NO_MORE;
 }
 
-static uint32_t of_present(epw_verdicts *v, uint64_t step, epw_load_reports load, const void *context) {
-    tally t = {.faulted = epw_report_says(v->taken_over, step) == EPW_SAYS_FAULTED};
+/* Not before this rank's own report is there: what it takes over has its place then. */
+static uint32_t of_present(epw_verdicts *v, uint32_t rank, uint64_t step, epw_load_reports load,
+                           const void *context) {
+    uint32_t epoch = epw_word_epoch(v->epoch_word);
+    uint64_t own = load(context, rank).report;
+    if (epw_word_epoch(own) != epoch || epw_report_says(own, step) == EPW_SAYS_NOTHING)
+        return EPW_VERDICT_PENDING;
+    v->taken_over = with_faults_of(own & ~(uint64_t)EPW_WORD_VALUE_MAX, v->taken_over);
+    tally t = {0};
+    count(&t, epw_report_says(with_faults_of(own, v->taken_over), step));
     EPW_MASK_FOR(peer, &v->members, EPW_MAX_RANKS) {
         uint64_t report = load(context, peer).report;
-        bool begun = epw_word_epoch(report) == epw_word_epoch(v->epoch_word);
-        count(&t, begun ? epw_report_says(report, step) : EPW_SAYS_NOTHING);
+        count(&t, epw_word_epoch(report) == epoch ? epw_report_says(report, step) : EPW_SAYS_NOTHING);
     }
     if (t.faulted) v->taken_over = with_fault(v->taken_over, step);
     if (t.faulted) return EPW_VERDICT_FAULTED;
@@ -102,7 +108,7 @@ uint32_t epw_verdicts_of(epw_verdicts *v, uint32_t rank, uint32_t epoch, uint64_
     if (epoch == 0) return EPW_VERDICT_UNKNOWN;
     if (epoch == epw_word_epoch(v->epoch_word)) {
         if (step < epw_word_step(v->epoch_word)) return EPW_VERDICT_UNKNOWN;
-        return step < v->next ? of_present(v, step, load, context) : EPW_VERDICT_PENDING;
+        return step < v->next ? of_present(v, rank, step, load, context) : EPW_VERDICT_PENDING;
     }
     for (uint32_t i = 0; i < EPW_PAST_EPOCHS; i++) {
         if (epoch == epw_word_epoch(v->past[i].last) && step >= v->past[i].first)

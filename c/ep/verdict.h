@@ -43,8 +43,9 @@ typedef struct epw_past {
 typedef struct epw_verdicts {
     uint64_t epoch_word; /* 0: no membership yet */
     epw_mask members;
-    uint64_t next;       /* the least step that may be reported */
-    uint64_t taken_over; /* what has been, as a report of this rank's last step */
+    uint64_t next; /* the least step that may be reported */
+    uint64_t
+        taken_over; /* what has been, as a report of the step of this rank's own, as far as that was seen */
     epw_past past[EPW_PAST_EPOCHS];
 } epw_verdicts;
 

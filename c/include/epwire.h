@@ -352,9 +352,9 @@ EPW_API epw_status epw_checkpoint(epw_buffer *buffer, uint64_t step, void *strea
 /* The verdict, EPW_VERDICT_*, of a step that this rank has ended with a checkpoint, in that epoch. The same
  * for all that belong to the present membership, though not at the same moment; one that was given before the
  * membership changed is pending again until all have begun the next. EPW_ERR_LIMIT: it is not known any more,
- * 17 steps or 3 memberships later. Waits for nobody, any thread. CUDA: copies 128 bytes for each rank,
- * beside all streams, and is EPW_VERDICT_PENDING where that takes more than 200 microseconds: ask again.
- * verdict [out]. */
+ * 16 steps or 3 memberships later, not counting steps that began after some member was given up. Waits for
+ * nobody, any thread. CUDA: copies 128 bytes for each rank, beside all streams, and is EPW_VERDICT_PENDING
+ * where that takes more than 200 microseconds: ask again. verdict [out]. */
 EPW_API epw_status epw_checkpoint_verdict(epw_buffer *buffer, uint32_t epoch, uint64_t step,
                                           uint32_t *verdict);
 

@@ -204,6 +204,13 @@ epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy
     return epw_fail(EPW_ERR_TIMEOUT, where, "this rank's GPU has not copied a word within %llu ms",
                     (unsigned long long)(timeout_ns / 1000000u));
 }
+epw_status epw_peers_copy_own_word(const epw_peers *peers, uint32_t word, uint64_t *value, epw_where where) {
+    unsigned char *at = epw_peers_own(peers) + epw_word_offset(peers->rank, 0, word);
+    epw_word_copy copy = {.use = EPW_COPY_OWN, .at = at, .value = value};
+    where.peer = (int)peers->rank;
+    return epw_peers_copy_word(peers, &copy, peers->gpu->deadline_ns, where);
+}
+
 static epw_status begin_copy_of_lines(const epw_peers *peers, epw_where where) {
     epw_peers_gpu *g = peers->gpu;
     epw_cuda_scope scope;

@@ -24,7 +24,7 @@ enum {
     EPW_COPY_READ,
     EPW_COPY_ANSWERED,
     EPW_COPY_EPOCH, /* of epw_peers_newest_epoch */
-    EPW_COPY_OWN,   /* of the user's, from this rank's own line */
+    EPW_COPY_OWN,   /* of epw_peers_copy_own_word */
     EPW_WORD_COPIES
 };
 typedef struct epw_word_copy {
@@ -90,6 +90,9 @@ void epw_peers_close_gpu(epw_peers *peers);
  * EPW_PENDING if the time is over first. Any thread. */
 epw_status epw_peers_await_event(const epw_peers *peers, cudaEvent_t event, uint64_t timeout_ns,
                                  epw_where where);
+
+/* Reads a word of lane 0 that this rank has posted to itself, within the group's deadline. One at a time. */
+epw_status epw_peers_copy_own_word(const epw_peers *peers, uint32_t word, uint64_t *value, epw_where where);
 
 /* Copies what all peers have written here beside their rows into `pinned->lines`, some times over: what a
  * copy finds is not older than what the one before has found. Waits for them as epw_peers_await_event does;

@@ -7,6 +7,7 @@
 
 #include "base/gpu.h"
 #include "ep/layout.h"
+#include "ep/report.h"
 
 #include <assert.h>
 #include <stdalign.h>

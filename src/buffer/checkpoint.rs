@@ -78,8 +78,8 @@ impl Checkpoint {
     /// pending still.
     ///
     /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) if nobody has asked before, and it is not known any more: 17 steps or
-    /// 3 memberships later.
+    /// [`Error::Limit`](crate::Error::Limit) if nobody has asked before, and it is not known any more: 16 steps or
+    /// 3 memberships later, not counting steps that began after some member was given up.
     pub fn verdict(&self) -> Result<Verdict> {
         if let Some(found) = self.found.get() {
             return Ok(*found);
@@ -109,10 +109,10 @@ mod tests {
         send_sync(&first);
         assert_eq!((first.step(), first.epoch(), first.verdict().unwrap()), (7, 1, Verdict::Clean));
         let forgotten = buffer.checkpoint(8).unwrap();
-        let last = buffer.checkpoint(25).unwrap();
+        let last = buffer.checkpoint(24).unwrap();
         assert_eq!(first.verdict().unwrap(), Verdict::Clean, "what was found is kept");
         let error = forgotten.verdict().unwrap_err();
-        assert!(matches!(&error, Error::Limit(f) if f.text.contains("within 16 steps")), "{error}");
+        assert!(matches!(&error, Error::Limit(f) if f.text.contains("within 15 steps")), "{error}");
         assert_eq!(last.verdict().unwrap(), Verdict::Clean);
     }
 }

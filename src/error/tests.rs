@@ -63,7 +63,7 @@ fn bootstrap() -> Vec<Box<dyn StdError>> {
         Unreachable { op: op(), address: peer(), deadline, detail: detail() },
         Timeout { op: op(), elapsed: deadline, deadline, missing: missing() },
         PeerLost { op: op(), rank, host: host(), pid },
-        NoQuorum { op: op(), missing: missing() },
+        NoQuorum { op: op(), missing: missing(), reason: detail() },
         Evicted { op: op(), rank, epoch },
         Retired { op: op(), rank, epoch },
         Fenced { op: op(), rank, host: host(), pid },

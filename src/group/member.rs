@@ -23,8 +23,9 @@ use crate::store::Store;
 /// ([`Group::with_deadline`] gives another), and has a `_blocking` form for plain threads, which gives
 /// [`BootstrapError::BlockingInAsync`] on a thread of an async runtime. Dropping a future gives up waiting, not the
 /// operation. An error reaches the rank that hosts the server last, at most a lease later, so that a program may end with
-/// it and the other ranks still learn theirs. Errors common to all: [`BootstrapError::ServerLost`], [`BootstrapError::Timeout`],
-/// [`BootstrapError::Limit`].
+/// it and the other ranks still learn theirs. Errors common to all: [`BootstrapError::ServerLost`], or
+/// [`BootstrapError::NoQuorum`] where the members serve the run themselves and too many of those that do are gone;
+/// [`BootstrapError::Timeout`], [`BootstrapError::Limit`].
 #[derive(Clone, Debug)]
 pub struct Group {
     pub(super) inner: Arc<Inner>,

@@ -31,9 +31,9 @@ impl Group {
     ///
     /// # Errors
     /// [`BootstrapError::Evicted`] if the others go on without this member; [`BootstrapError::Retired`] once it has ended its last
-    /// step after [`Group::retire`]; [`BootstrapError::Timeout`] and
-    /// [`BootstrapError::ServerLost`] if the outcome of a change, or on standby admission, does not come; what beginning a membership
-    /// gives, [`Error::State`](crate::Error::State) where an operation is still in flight. The step has not begun then: the call can be made
+    /// step after [`Group::retire`]; [`BootstrapError::Timeout`], [`BootstrapError::ServerLost`] and
+    /// [`BootstrapError::NoQuorum`] if the outcome of a change, or on standby admission, does not come; what beginning a
+    /// membership gives, [`Error::State`](crate::Error::State) where an operation is still in flight. The step has not begun then: the call can be made
     /// again.
     pub async fn step(&self) -> Result<Step, Error> {
         const OP: &str = "begin a step";

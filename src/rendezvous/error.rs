@@ -174,16 +174,17 @@ pub enum BootstrapError {
         /// Its process.
         pid: u32,
     },
-    /// The membership stays as it is: those that did not report or were accused are half of the active ranks or more, and
-    /// nobody has seen them dead.
-    #[error(
-        "{op}: {missing} cannot be left out: they are half of the active ranks or more, and not seen dead; wait for them, or end them"
-    )]
+    /// Nothing is decided, and the membership stays as it is: half or more of those whose agreement it takes are missing. Of a
+    /// change these are the active ranks that nobody has seen dead; of any call, where the members serve the run themselves,
+    /// those whose servers keep its log.
+    #[error("{op}: no quorum without {missing}: {reason}")]
     NoQuorum {
         /// What was being done.
         op: String,
-        /// Who would have been left out.
+        /// Who is missing.
         missing: Box<Mask>,
+        /// Of whom they are half or more, and what helps.
+        reason: String,
     },
     /// The other members went on without this one.
     #[error(
@@ -302,7 +303,7 @@ wire!(enum BootstrapError {
     18 => OutOfOrder { op, reason },
     19 => BlockingInAsync { op },
     20 => System { op, detail },
-    21 => NoQuorum { op, missing },
+    21 => NoQuorum { op, missing, reason },
     22 => Retired { op, rank, epoch },
 });
 

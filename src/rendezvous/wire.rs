@@ -424,8 +424,8 @@ pub enum Frame {
     },
     /// Server: those that can take over from it, in place of any told before.
     Servers {
-        /// Their addresses, its own among them.
-        addresses: Vec<String>,
+        /// The members that they belong to, its own among them.
+        hosts: Vec<Host>,
     },
     /// One member's server to another one's: questions follow, each answered before the next.
     Peer {},
@@ -506,7 +506,7 @@ wire!(enum Frame {
     13 => Open { session },
     14 => Opened { host },
     15 => Refer { leader },
-    16 => Servers { addresses },
+    16 => Servers { hosts },
     17 => Peer {},
     18 => Question { body },
     19 => Replied { body },

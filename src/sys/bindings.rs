@@ -564,8 +564,8 @@ unsafe extern "C" {
         epoch: *mut u32,
     ) -> epw_status;
 }
-/** not known yet: some member has not ended the step, or some that was lost leaves
-it open until the next membership has begun everywhere*/
+/** not known yet: some member has not ended the step, or some that was lost
+leaves it open until the next membership has begun everywhere*/
 pub const EPW_VERDICT_PENDING: u32 = 0;
 /** all members have completed all that ended in the step; of a membership that
 has ended meanwhile, all that still belong to the present one*/
@@ -591,9 +591,9 @@ unsafe extern "C" {
     /** The verdict, EPW_VERDICT_*, of a step that this rank has ended with a checkpoint, in that epoch. The same
  for all that belong to the present membership, though not at the same moment; one that was given before the
  membership changed is pending again until all have begun the next. EPW_ERR_LIMIT: it is not known any more,
- 17 steps or 3 memberships later. Waits for nobody, any thread. CUDA: copies 128 bytes for each rank,
- beside all streams, and is EPW_VERDICT_PENDING where that takes more than 200 microseconds: ask again.
- verdict [out].*/
+ 16 steps or 3 memberships later, not counting steps that began after some member was given up. Waits for
+ nobody, any thread. CUDA: copies 128 bytes for each rank, beside all streams, and is EPW_VERDICT_PENDING
+ where that takes more than 200 microseconds: ask again. verdict [out].*/
     pub fn epw_checkpoint_verdict(
         buffer: *mut epw_buffer,
         epoch: u32,

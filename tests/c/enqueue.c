@@ -174,7 +174,7 @@ static int fake_checkpoint(const epw_checkpoint_args *args, void *stream) {
     epw_gpu_lane_state *state = args->states[0];
     bool faulted = state->faulted != 0 || args->states[1]->faulted != 0;
     state->faulted = args->states[1]->faulted = 0;
-    state->report = epw_report_next(state->report, args->step, faulted);
+    state->report = epw_report_next(state->report, args->step, faulted, args->shared->suspects != 0);
     for (uint32_t peer = 0; peer < args->ranks; peer++)
         *word_of(args->peers[0], args->rank, peer, EPW_WORD_REPORT) = state->report;
     return fake_launch(1, stream);

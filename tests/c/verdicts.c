@@ -5,25 +5,37 @@
 
 /* ---- reports ---- */
 
+static uint64_t next(uint64_t report, uint64_t step, bool faulted) {
+    return epw_report_next(report, step, faulted, false);
+}
+
 static void reports_tell_of_their_steps(void) {
-    const uint64_t epoch = epw_epoch_word(7, 100);
-    uint64_t report = epw_report_none(epoch);
+    uint64_t report = epw_report_none(epw_epoch_word(7, 100));
     CHECK(epw_word_epoch(report) == 7 && epw_report_says(report, 100) == EPW_SAYS_NOTHING);
-    report = epw_report_next(report, 100, false);
+    report = next(report, 100, false);
     CHECK(epw_report_says(report, 100) == EPW_SAYS_CLEAN);
     CHECK(epw_report_says(report, 101) == EPW_SAYS_NOTHING);
-    report = epw_report_next(report, 101, true);
-    report = epw_report_next(report, 104, true); /* of 102 and 103 too */
-    report = epw_report_next(report, 105, false);
+    report = next(report, 101, true);
+    report = next(report, 104, true); /* of 102 and 103 too */
+    report = next(report, 105, false);
     for (uint64_t step = 100; step <= 105; step++)
         CHECK(epw_report_says(report, step) == (step % 5 == 0 ? EPW_SAYS_CLEAN : EPW_SAYS_FAULTED));
-    report = epw_report_next(report, 117, false);
+    report = next(report, 116, false);
     CHECK(epw_report_says(report, 101) == EPW_SAYS_FAULTED);
     CHECK(epw_report_says(report, 100) == EPW_SAYS_NO_MORE);
-    report = epw_report_next(report, 1000, false);
+    report = next(report, 1000, false);
     CHECK(epw_word_value(report) == 0 && epw_report_says(report, 999) == EPW_SAYS_CLEAN);
-    report = epw_report_next(report, 2000, true);
-    CHECK(epw_report_says(report, 1984) == EPW_SAYS_FAULTED && epw_word_epoch(report) == 7);
+    report = next(report, 2000, true);
+    CHECK(epw_report_says(report, 1985) == EPW_SAYS_FAULTED && epw_word_epoch(report) == 7);
+}
+
+/* A member was given up: what ended before stays in sight. */
+static void the_last_report_of_an_epoch_stays(void) {
+    uint64_t report = next(epw_report_none(epw_epoch_word(7, 0)), 3, false);
+    report = epw_report_next(report, 4, false, true);
+    for (uint64_t step = 5; step < 100; step++) report = epw_report_next(report, step, step % 2 == 0, true);
+    CHECK(epw_report_says(report, 3) == EPW_SAYS_CLEAN && epw_report_says(report, 4) == EPW_SAYS_CLEAN);
+    CHECK(epw_report_says(report, 5) == EPW_SAYS_FAULTED && epw_report_says(report, 99) == EPW_SAYS_FAULTED);
 }
 
 static void steps_may_pass_their_24_bits(void) {
@@ -31,14 +43,14 @@ static void steps_may_pass_their_24_bits(void) {
     uint64_t report = epw_report_none(epw_epoch_word(1, first));
     for (uint64_t step = first; step < first + 5; step++) {
         CHECK(epw_report_says(report, step) == EPW_SAYS_NOTHING);
-        report = epw_report_next(report, step, step == first + 1);
+        report = next(report, step, step == first + 1);
         CHECK(epw_report_says(report, step) == (step == first + 1 ? EPW_SAYS_FAULTED : EPW_SAYS_CLEAN));
         CHECK(epw_report_says(report, first) == EPW_SAYS_CLEAN);
     }
     CHECK(epw_report_says(report, first + 1) == EPW_SAYS_FAULTED);
     report = epw_report_none(epw_epoch_word(1, 0));
     CHECK(epw_report_says(report, 0) == EPW_SAYS_NOTHING);
-    CHECK(epw_report_says(epw_report_next(report, 0, true), 0) == EPW_SAYS_FAULTED);
+    CHECK(epw_report_says(next(report, 0, true), 0) == EPW_SAYS_FAULTED);
 }
 
 /* ---- histories ---- */
@@ -60,8 +72,8 @@ typedef struct member {
     bool alive;
     uint32_t since; /* the first epoch that this incarnation may belong to */
     epw_verdicts v;
-    uint64_t step; /* the next to begin or to end */
-    bool in_step;
+    uint64_t step;               /* the next to begin or to end */
+    bool in_step, suspects;      /* it goes on without some member */
     uint64_t window[MEMBERS][4]; /* by source: EPOCH, REPORT, LAST, LAST_BUT_ONE */
     post posts[POSTS];           /* that are to reach their peers yet, in order */
     uint32_t posted, to_post;
@@ -101,7 +113,7 @@ static epw_reports load(const void *context, uint32_t peer) {
 
 static void begin_epoch(world *w, uint32_t rank, uint32_t epoch) {
     member *m = &w->of[rank];
-    m->in_step = false;
+    m->in_step = m->suspects = false;
     epw_verdicts_begin(&m->v, m->window[rank][W_REPORT], epw_epoch_word(epoch, w->first[epoch]),
                        &w->members[epoch]);
     m->step = w->first[epoch];
@@ -141,14 +153,15 @@ static void go_on(world *w, uint32_t rank) {
         return;
     }
     bool whole = all_take_part(w, epoch, m->step);
-    if (!whole && pick(w, 4)) return; /* it waits; now and then it gives up */
+    if (!whole && !m->suspects && pick(w, 4)) return; /* it waits; now and then it gives up */
     m->in_step = false;
     d->ended = true;
-    d->faulted = !whole || pick(w, 20) == 0;
+    d->faulted = !whole || m->suspects || pick(w, 20) == 0;
+    m->suspects |= !whole && pick(w, 4);
     epw_verdicts_report(&m->v, m->step);
     uint64_t last = m->window[rank][W_REPORT];
     if (epw_word_epoch(last) != epoch) last = epw_report_none(m->v.epoch_word);
-    uint64_t report = epw_report_next(last, m->step, d->faulted);
+    uint64_t report = epw_report_next(last, m->step, d->faulted, m->suspects);
     m->window[rank][W_REPORT] = report;
     EPW_MASK_FOR(peer, &w->members[epoch], MEMBERS) if (peer != rank) add(m, peer, W_REPORT, report);
     m->step++;
@@ -279,7 +292,7 @@ static void who_begins_the_next_epoch_is_waited_for(void) {
     const epw_mask both = {{3}};
     epw_verdicts_begin(&v, 0, epw_epoch_word(1, 0), &both);
     epw_verdicts_report(&v, 0);
-    uint64_t whole = epw_report_next(epw_report_none(v.epoch_word), 0, false);
+    uint64_t whole = next(epw_report_none(v.epoch_word), 0, false);
     epw_verdicts_begin(&v, whole, epw_epoch_word(2, 1), &both);
     epw_reports of = {.epoch_word = v.epoch_word, .last = epw_report_none(v.epoch_word)};
     CHECK(epw_verdicts_of(&v, 0, 1, 0, given, &of) == EPW_VERDICT_PENDING);
@@ -401,14 +414,15 @@ static void bad_arguments_are_named(void) {
     REFUSED(epw_checkpoint_verdict(b, 1, 4, &verdict), EPW_ERR_LIMIT, "verdict", 0, -1, "step 4 of epoch 1");
     REFUSED(epw_checkpoint_verdict(b, 2, 5, &verdict), EPW_ERR_LIMIT, "verdict", 0, -1, "epoch 2");
     REFUSED(epw_checkpoint_verdict(b, 1, 5, NULL), EPW_ERR_INVALID, "verdict", 0, -1, "verdict is NULL");
-    end_step(&g, 0, 22);
-    REFUSED(epw_checkpoint_verdict(b, 1, 5, &verdict), EPW_ERR_LIMIT, "verdict", 0, -1, "within 16 steps");
-    CHECK(verdict == 9 && verdict_of(b, 1, 23) == EPW_VERDICT_PENDING);
+    end_step(&g, 0, 21);
+    REFUSED(epw_checkpoint_verdict(b, 1, 5, &verdict), EPW_ERR_LIMIT, "verdict", 0, -1, "within 15 steps");
+    CHECK(verdict == 9 && verdict_of(b, 1, 22) == EPW_VERDICT_PENDING);
     destroy(&g);
 }
 
 int main(void) {
     reports_tell_of_their_steps();
+    the_last_report_of_an_epoch_stays();
     steps_may_pass_their_24_bits();
     no_two_survivors_disagree();
     who_begins_the_next_epoch_is_waited_for();

@@ -295,10 +295,7 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_
 static epw_status gpu_last_report(epw_buffer *b, uint64_t *report, epw_where where) {
     epw_status status = require_lanes_idle(b, LOCKED, where);
     if (status != EPW_OK) return status;
-    uint64_t offset = epw_word_offset(b->config.rank, 0, EPW_WORD_REPORT);
-    epw_word_copy copy = {.use = EPW_COPY_OWN, .at = epw_peers_own(&b->peers) + offset, .value = report};
-    where.peer = (int)b->config.rank;
-    return epw_peers_copy_word(&b->peers, &copy, b->config.deadline_ns, where);
+    return epw_peers_copy_own_word(&b->peers, EPW_WORD_REPORT, report, where);
 }
 
 /* Longer than copies take on a GPU that does not copy otherwise, and short for a thread that serves. */

@@ -212,7 +212,8 @@ static epw_status host_report(epw_buffer *b, uint64_t step, void *stream) {
         faulted |= b->lanes[i].host->faulted;
         b->lanes[i].host->faulted = false;
     }
-    uint64_t report = epw_report_next(last, step, faulted);
+    epw_mask suspects = epw_peers_suspects(&b->peers, NULL);
+    uint64_t report = epw_report_next(last, step, faulted, !epw_mask_empty(&suspects));
     for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
         if (is_told(b, &b->peers.active, peer))
             epw_signal(&b->peers, 0, peer, EPW_WORD_REPORT, report, NULL, 0);

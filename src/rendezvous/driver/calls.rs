@@ -97,10 +97,10 @@ impl Calls {
         answers.chain(self.waiting.iter().map(|wait| wait.began + wait.deadline)).min()
     }
 
-    /// Ends what has waited for too long. `outage`: the server that is lost, and how.
-    pub(super) fn expire(&mut self, outage: Option<(&str, &str)>) {
-        let overdue = |op: String, began: Instant, deadline| match outage {
-            Some((address, detail)) => BootstrapError::lost(&op, address, detail),
+    /// Ends what has waited for too long. `outage`: the server is lost, which is told so.
+    pub(super) fn expire(&mut self, outage: Option<impl Fn(&str) -> BootstrapError>) {
+        let overdue = |op: String, began: Instant, deadline| match &outage {
+            Some(lost) => lost(&op),
             None => {
                 let (elapsed, missing) = (began.elapsed(), Box::default());
                 BootstrapError::Timeout { op, elapsed, deadline, missing }
@@ -118,13 +118,13 @@ impl Calls {
         }
     }
 
-    /// Ends all: the server at `address` is lost for good.
-    pub(super) fn refuse_all(&mut self, address: &str, detail: &str) {
+    /// Ends all: the server is lost for good.
+    pub(super) fn refuse_all(&mut self, lost: impl Fn(&str) -> BootstrapError) {
         for call in std::mem::take(&mut self.pending).into_values() {
-            let _ = call.reply.send(Err(BootstrapError::lost(&call.op, address, detail)));
+            let _ = call.reply.send(Err(lost(&call.op)));
         }
         for wait in self.waiting.drain(..) {
-            let _ = wait.reply.send(Err(BootstrapError::lost(&wait.op, address, detail)));
+            let _ = wait.reply.send(Err(lost(&wait.op)));
         }
     }
 }

@@ -12,6 +12,7 @@ use super::heartbeat::{Heartbeat, Silence};
 use super::search::{Found, Search, Ways};
 use super::stream::FrameStream;
 use super::told::Told;
+use crate::mask::Mask;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Frame, Host, Notice, Reply, Request, View};
 
@@ -70,6 +71,8 @@ enum Turn {
 enum End {
     /// There is no handle any more.
     Dropped,
+    /// The server has ended, and nobody can take over.
+    Ended(String),
     /// The member has left, or the server does not go on with it: what is still asked gets this.
     Over(String),
 }
@@ -142,13 +145,21 @@ impl Carrier {
                 break end;
             }
         };
-        let End::Over(detail) = end else { return };
+        let (detail, missing) = match end {
+            End::Dropped => return,
+            End::Ended(detail) => (detail, self.host().map(|host| host.rank)),
+            End::Over(detail) => (detail, None),
+        };
+        let address = self.address.clone();
+        let lost = |op: &str| match missing {
+            Some(rank) => no_quorum(op, [rank].into_iter().collect()),
+            None => BootstrapError::lost(op, &address, &detail),
+        };
         self.unreachable(&detail, true);
-        self.calls.refuse_all(&self.address, &detail);
+        self.calls.refuse_all(lost);
         // The socket stays open while anyone may still use this rank's memory: that it closes is what tells the server
         // that this incarnation is gone.
         while let Some(command) = commands.recv().await {
-            let lost = |op: &str| BootstrapError::lost(op, &self.address, &detail);
             match command {
                 Command::Call { op, reply, .. } => drop(reply.send(Err(lost(&op)))),
                 Command::Wait { op, reply, .. } => drop(reply.send(Err(lost(&op)))),
@@ -195,18 +206,19 @@ impl Carrier {
                 self.calls.wake();
             }
             Frame::Opened { .. } | Frame::Pong {} => {}
-            Frame::Servers { addresses } => {
+            Frame::Servers { hosts } => {
                 if let Some(ways) = &mut self.ways {
-                    self.told.servers.send_replace(addresses.clone());
-                    ways.servers = addresses;
+                    let addresses = hosts.iter().map(|host| host.address.clone()).collect();
+                    self.told.servers.send_replace(addresses);
+                    ways.servers = hosts;
                 }
             }
             Frame::Refer { leader } => return self.referred(leader),
             Frame::Refused { error } => {
-                return Some(End::Over(match error {
-                    BootstrapError::ServerLost { detail, .. } => detail,
-                    other => other.to_string(),
-                }));
+                return Some(match error {
+                    BootstrapError::ServerLost { detail, .. } => End::Ended(detail),
+                    other => End::Over(other.to_string()),
+                });
             }
             _ => return self.lost("it sent a frame that has no place there".to_owned()),
         }
@@ -390,10 +402,18 @@ impl Carrier {
         if let Some((reply, _)) = self.left.take_if(|(_, until)| *until <= Instant::now()) {
             return Some(self.leave(reply));
         }
-        self.calls.expire(match &self.link {
-            Link::Down { detail, .. } => Some((&self.address, detail)),
+        let (address, ways, host) = (&self.address, self.ways.as_ref(), self.host());
+        let outage = match &self.link {
+            Link::Down { detail, search, .. } => {
+                let missing = ways.and_then(|ways| ways.missing(search, host.as_ref()));
+                Some(move |op: &str| match missing {
+                    Some(missing) => no_quorum(op, missing),
+                    None => BootstrapError::lost(op, address, detail),
+                })
+            }
             Link::Up { .. } => None,
-        });
+        };
+        self.calls.expire(outage);
         None
     }
 }
@@ -403,6 +423,12 @@ impl Link {
     fn nowhere() -> Self {
         Self::Down { detail: String::new(), search: Search::none(), former: None, ended: None }
     }
+}
+
+/// Of the members that serve the run half or more cannot be reached, `missing`.
+fn no_quorum(op: &str, missing: Mask) -> BootstrapError {
+    let reason = "theirs are half or more of the servers that keep the run's log; operations go on under the last membership";
+    BootstrapError::NoQuorum { op: op.to_owned(), missing: Box::new(missing), reason: reason.to_owned() }
 }
 
 fn explained(error: ReadError, address: &str) -> String {

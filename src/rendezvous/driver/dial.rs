@@ -1,5 +1,7 @@
 //! Finding the server: a client knows addresses, and one of them serves it or refers it to another.
 
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -30,6 +32,24 @@ pub(super) struct Open {
     pub(super) host: Option<Host>,
 }
 
+/// Servers that answered when they were last asked, by address.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Heard(Arc<Mutex<BTreeSet<String>>>);
+
+impl Heard {
+    pub(super) fn contains(&self, address: &str) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(address)
+    }
+
+    fn note(&self, address: &str, outcome: &Try) {
+        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match outcome {
+            Try::Open(_) | Try::Refer(_) => heard.insert(address.to_owned()),
+            Try::Failed(_) => heard.remove(address),
+        };
+    }
+}
+
 /// Longest pause between two tries.
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 /// The same where a server of the run answers that another one leads it, which then cannot be had: elections are short.
@@ -52,11 +72,12 @@ pub(super) async fn dial(
     addresses: &[String],
     credentials: &Credentials,
     deadline: Duration,
+    heard: &Heard,
 ) -> Result<Open, BootstrapError> {
     let mut tries = JoinSet::new();
     for address in addresses {
-        let (address, credentials) = (address.clone(), credentials.clone());
-        tries.spawn(async move { seek(&address, &credentials, deadline).await });
+        let (address, credentials, heard) = (address.clone(), credentials.clone(), heard.clone());
+        tries.spawn(async move { seek(&address, &credentials, deadline, &heard).await });
     }
     let mut failure = None;
     while let Some(outcome) = tries.join_next().await {
@@ -75,12 +96,18 @@ fn nobody(address: &str, deadline: Duration, detail: &str) -> BootstrapError {
 }
 
 /// Tries one address, and those that it refers to.
-async fn seek(address: &str, credentials: &Credentials, deadline: Duration) -> Result<Open, BootstrapError> {
+async fn seek(
+    address: &str,
+    credentials: &Credentials,
+    deadline: Duration,
+    heard: &Heard,
+) -> Result<Open, BootstrapError> {
     let began = Instant::now();
     let mut pause = Duration::from_millis(20);
     loop {
         let left = || deadline.saturating_sub(began.elapsed());
         let mut outcome = attempt(address, credentials, left(), deadline).await?;
+        heard.note(address, &outcome);
         let longest = if matches!(outcome, Try::Refer(_)) { MAX_PAUSE_OF_ELECTION } else { MAX_PAUSE };
         if let Try::Refer(Some(leader)) = &outcome
             && leader != address

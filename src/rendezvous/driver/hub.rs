@@ -112,7 +112,7 @@ struct Desk {
     leases: Leases,
     clients: HashMap<SessionId, Client>,
     /// Those that can take over, where several can.
-    servers: Vec<String>,
+    servers: Vec<Host>,
     /// The servers of clients that have one.
     listeners: HashMap<SessionId, u128>,
     joined: Arc<watch::Sender<Joined>>,
@@ -254,11 +254,11 @@ impl Desk {
                 }
             }
             #[cfg(feature = "succession")]
-            Turn::Servers { addresses } => {
+            Turn::Servers { hosts } => {
                 for client in self.clients.values() {
-                    client.outlet.say(Frame::Servers { addresses: addresses.clone() });
+                    client.outlet.say(Frame::Servers { hosts: hosts.clone() });
                 }
-                self.servers = addresses;
+                self.servers = hosts;
             }
         }
     }
@@ -278,7 +278,7 @@ impl Desk {
                     return outlet.say(Frame::Refer { leader: leader.clone() });
                 }
                 if self.servers.len() > 1 {
-                    outlet.say(Frame::Servers { addresses: self.servers.clone() });
+                    outlet.say(Frame::Servers { hosts: self.servers.clone() });
                 }
                 self.clients.insert(session, Client { link, outlet, received: 0 });
                 self.heard(now, session);

@@ -5,14 +5,15 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::dial::{Credentials, Open, dial, is_refused};
+use super::dial::{Credentials, Heard, Open, dial, is_refused};
+use crate::mask::Mask;
 use crate::rendezvous::wire::Host;
 
 /// Where other connections come from, once the first is lost.
 pub(super) struct Ways {
     pub(super) addresses: Vec<String>,
     /// Those that can take over.
-    pub(super) servers: Vec<String>,
+    pub(super) servers: Vec<Host>,
     pub(super) credentials: Credentials,
 }
 
@@ -25,8 +26,19 @@ impl Ways {
 
     /// Where the server may be.
     fn all(&self) -> Vec<String> {
-        let others = self.servers.iter().filter(|address| !self.addresses.contains(address));
+        let others = self.servers.iter().map(|host| &host.address);
+        let others = others.filter(|address| !self.addresses.contains(address));
         self.addresses.iter().chain(others).cloned().collect()
+    }
+
+    /// The members whose servers do not answer `search`, where those that do are too few to elect one. `host`: the last that served,
+    /// which is the only one where no others are known.
+    pub(super) fn missing(&self, search: &Search, host: Option<&Host>) -> Option<Mask> {
+        let hosts =
+            if self.servers.is_empty() { host.into_iter().collect() } else { Vec::from_iter(&self.servers) };
+        let silent = hosts.iter().filter(|host| !search.heard.contains(&host.address));
+        let missing: Mask = silent.map(|host| host.rank).collect();
+        (!hosts.is_empty() && 2 * missing.len() >= hosts.len()).then_some(missing)
     }
 }
 
@@ -36,6 +48,7 @@ const ROUND: Duration = Duration::from_secs(60);
 /// A search that goes on until a server is found, and ends with this.
 pub(super) struct Search {
     found: mpsc::Receiver<Found>,
+    heard: Heard,
     _task: JoinSet<()>,
 }
 
@@ -52,6 +65,8 @@ impl Search {
         let (find, found) = mpsc::channel(2);
         let (addresses, credentials) = (ways.all(), ways.credentials.clone());
         let mut task = JoinSet::new();
+        let heard = Heard::default();
+        let hears = heard.clone();
         task.spawn(async move {
             // A server listens for as long as its member lives. That it has closed the connection alone says little.
             if let Some(host) = closed
@@ -61,18 +76,18 @@ impl Search {
             }
             loop {
                 // What no other try would change here may change with the server.
-                match dial(&addresses, &credentials, ROUND).await {
+                match dial(&addresses, &credentials, ROUND, &hears).await {
                     Ok(open) => return drop(find.send(Found::Open(open)).await),
                     Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
                 }
             }
         });
-        Self { found, _task: task }
+        Self { found, heard, _task: task }
     }
 
     /// One that finds nothing.
     pub(super) fn none() -> Self {
-        Self { found: mpsc::channel(1).1, _task: JoinSet::new() }
+        Self { found: mpsc::channel(1).1, heard: Heard::default(), _task: JoinSet::new() }
     }
 
     /// May be cancelled.

@@ -15,7 +15,7 @@ use crate::rendezvous::codec::{Reader, Wire, WireError, wire};
 use crate::rendezvous::log::{AppendError, Leadership, Log, StateMachine, Timing, Voter, VotersError};
 use crate::rendezvous::machine::{Action, Event, Machine, SessionId, Settings};
 use crate::rendezvous::record::Record;
-use crate::rendezvous::wire::{Identity, Listener};
+use crate::rendezvous::wire::{Host, Identity, Listener};
 
 /// One server's copy, and its part in the log.
 pub(super) struct Shared {
@@ -192,7 +192,15 @@ impl Shared {
             return None;
         }
         (self.voters, self.voting_since) = (ids, Instant::now());
-        Some(Turn::Servers { addresses: voters.into_iter().map(|voter| voter.address).collect() })
+        let state = self.copy.state();
+        let servers = state.machine.iter().flat_map(Machine::servers);
+        let voting = servers.filter(|server| self.voters.contains(&server.listener.id));
+        let hosts = voting.map(|server| Host {
+            rank: server.identity.rank,
+            member: server.identity.member,
+            address: server.listener.address.clone(),
+        });
+        Some(Turn::Servers { hosts: hosts.collect() })
     }
 
     /// Sees to it that those vote who should.

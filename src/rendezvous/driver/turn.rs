@@ -2,6 +2,8 @@
 
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::machine::Action;
+#[cfg(feature = "succession")]
+use crate::rendezvous::wire::Host;
 
 /// What is to be done next.
 pub(super) enum Turn {
@@ -17,5 +19,5 @@ pub(super) enum Turn {
     Follow { leader: Option<String> },
     /// These servers can take over.
     #[cfg(feature = "succession")]
-    Servers { addresses: Vec<String> },
+    Servers { hosts: Vec<Host> },
 }

@@ -193,7 +193,9 @@ impl Machine {
                 },
             ),
             Verdict::NoQuorum { missing } => {
-                self.abort(now, &change, BootstrapError::NoQuorum { op: op(), missing: Box::new(missing) })
+                let reason = "they are half of the active ranks or more, and not seen dead; wait for them, or end them";
+                let (missing, reason) = (Box::new(missing), reason.to_owned());
+                self.abort(now, &change, BootstrapError::NoQuorum { op: op(), missing, reason })
             }
         }
     }

@@ -127,6 +127,10 @@ fn reply() -> impl Strategy<Value = Reply> {
     ]
 }
 
+fn host() -> impl Strategy<Value = Host> {
+    (any::<u32>(), any::<u128>(), text()).prop_map(|(rank, member, address)| Host { rank, member, address })
+}
+
 fn frame() -> impl Strategy<Value = Frame> {
     prop_oneof![
         (text(), any::<[u8; 32]>()).prop_map(|(run_id, nonce)| Frame::Hello { run_id, nonce }),
@@ -139,10 +143,8 @@ fn frame() -> impl Strategy<Value = Frame> {
         view().prop_map(|view| Frame::Changed { view: Arc::new(view) }),
         any::<u64>().prop_map(|received| Frame::Ping { received }),
         any::<u64>().prop_map(|session| Frame::Open { session }),
-        proptest::option::of((any::<u32>(), any::<u128>(), text())).prop_map(|host| Frame::Opened {
-            host: host.map(|(rank, member, address)| Host { rank, member, address })
-        }),
-        proptest::collection::vec(text(), 0..4).prop_map(|addresses| Frame::Servers { addresses }),
+        proptest::option::of(host()).prop_map(|host| Frame::Opened { host }),
+        proptest::collection::vec(host(), 0..4).prop_map(|hosts| Frame::Servers { hosts }),
         Just(Frame::Peer {}),
         blob().prop_map(|body| Frame::Question { body }),
         blob().prop_map(|body| Frame::Replied { body }),
@@ -200,7 +202,7 @@ proptest! {
 #[test]
 fn the_header_says_what_is_wrong() {
     let bytes = encode(&Frame::Pong {}).unwrap();
-    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 5, 0, 2, 0, 0, 0, 9, 0]);
+    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 6, 0, 2, 0, 0, 0, 9, 0]);
     let with = |at: usize, byte: u8| {
         let mut changed = bytes.clone();
         changed[at] = byte;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use epwire::rendezvous::driver::{Server, ServerOptions};
 
+use super::ends::Verdicts;
 use super::member;
 use super::news::{News, Order, Start};
 use super::plan::Served;
@@ -27,6 +28,7 @@ pub(crate) struct Crew {
     touched: Vec<bool>,
     /// Step and members with which each epoch begins, as all who began it say.
     epochs: BTreeMap<u32, (u64, Vec<u32>)>,
+    verdicts: Verdicts,
     story: Story,
 }
 
@@ -94,9 +96,21 @@ impl Crew {
         let (tell, heard) = channel();
         let story = Story { began: Instant::now(), lines: Vec::new() };
         let (members, touched) = ((0..world).map(|_| None).collect(), vec![false; world as usize]);
-        let epochs = BTreeMap::new();
-        let mut crew =
-            Self { setup, initial, lease, lead, server, members, heard, tell, touched, epochs, story };
+        let (epochs, verdicts) = (BTreeMap::new(), Verdicts::default());
+        let mut crew = Self {
+            setup,
+            initial,
+            lease,
+            lead,
+            server,
+            members,
+            heard,
+            tell,
+            touched,
+            epochs,
+            verdicts,
+            story,
+        };
         let servers = match &crew.server {
             Some(server) => server.local_addr().to_string(),
             None => free_address(),
@@ -295,7 +309,7 @@ impl Crew {
             Err(_) if member.is_none() => return, // it was killed while it said this
             Err(error) => panic!("rank {rank} said {line:?}: {error}"),
         };
-        if !matches!(news, News::Ran { .. } | News::Took(_)) {
+        if !matches!(news, News::Ran { .. } | News::Took(_) | News::Judged(_)) {
             self.story.tell(format!("rank {rank}: {news:?}"));
         }
         match (news, member) {
@@ -309,6 +323,7 @@ impl Crew {
                 );
             }
             (News::Evicted { noise_us }, Some(member)) => {
+                self.verdicts.left(pid);
                 let noise = Duration::from_micros(noise_us).max(noise::worst());
                 assert!(
                     member.was_stopped || noise > self.lease / 2,
@@ -329,7 +344,9 @@ impl Crew {
                 member.ran = Some((step, epoch, missing));
             }
             (News::Took(took), Some(member)) => member.took = Some(took),
-            (News::Told(_) | News::Retired, _) | (_, None) => {}
+            (News::Judged(judged), _) => self.verdicts.hear(pid, judged),
+            (News::Retired, _) => self.verdicts.left(pid),
+            (News::Told(_), _) | (_, None) => {}
         }
     }
 
@@ -395,6 +412,14 @@ impl Crew {
             let gone = before.iter().find(|rank| !after.contains(rank) && !self.touched[**rank as usize]);
             assert!(gone.is_none(), "epoch {epoch} begins without rank {gone:?}, to which nothing was done");
         }
+    }
+
+    /// Of steps, from those that are there.
+    pub(crate) fn all_learnt_the_same(&mut self) {
+        let there = self.members.iter().flatten().map(|member| member.child.id()).collect();
+        let (clean, faulted) = self.verdicts.agree(&there);
+        assert!(clean > 0, "no step was clean");
+        self.story.tell(format!("{clean} steps were clean, {faulted} were not"));
     }
 
     pub(crate) fn is_served_by_members(&self) -> bool {

@@ -11,6 +11,7 @@ use epwire::rendezvous::driver::Heartbeat;
 use epwire::{EpBuffer, Error, Group};
 use tokio::runtime::{Builder, Runtime};
 
+use super::ends::Ends;
 use super::news::{News, Order, Start};
 use crate::cluster::Choices;
 use crate::noise;
@@ -112,6 +113,7 @@ impl Member {
     fn serve(mut self, start: &Start, orders: &Receiver<Order>) -> Result<(), Stop> {
         std::thread::sleep(Duration::from_millis(start.slow_ms));
         let (mut known, mut begun, mut ran, mut took) = (None, 0, None, Vec::new());
+        let mut ends = Ends::default();
         loop {
             for order in orders.try_iter() {
                 match order {
@@ -133,11 +135,13 @@ impl Member {
                 Err(Error::Bootstrap(error)) => match *error {
                     BootstrapError::Evicted { .. } => {
                         say(&News::Evicted { noise_us: noise::worst_us() });
+                        ends.forget();
                         self.rejoin()?;
                         continue;
                     }
                     BootstrapError::Retired { .. } => {
                         say(&News::Retired);
+                        ends.forget();
                         if !self.rejoins {
                             return self.leave();
                         }
@@ -154,7 +158,9 @@ impl Member {
                 say(&News::Began { epoch, step: step.number, members });
                 begun = epoch;
             }
-            let missing = self.run(epoch, step.number as u32)?;
+            let (missing, whole) = self.run(epoch, step.number as u32)?;
+            ends.end(&self.bench.buffer, step.number, whole)?;
+            ends.judge(epoch)?.iter().for_each(say);
             took.push((step.number, began.elapsed().as_micros() as u64));
             say_now_and_then(&mut ran, News::Ran { step: step.number, epoch, missing });
             std::thread::sleep(PAUSE);
@@ -174,8 +180,8 @@ impl Member {
         })
     }
 
-    /// Runs a step, or gives it up somewhere on the way. Who was missing in it.
-    fn run(&mut self, epoch: u32, step: u32) -> Result<Vec<u32>, Stop> {
+    /// Runs a step, or gives it up somewhere on the way. Who was missing in it, and whether it may be complete.
+    fn run(&mut self, epoch: u32, step: u32) -> Result<(Vec<u32>, bool), Stop> {
         let mut run = Run::new(epoch, step, 1);
         if self.cancels > 0 {
             self.cancels -= 1;
@@ -190,7 +196,9 @@ impl Member {
         let mut missing: Vec<u32> = ops.into_iter().flat_map(|op| op.missing).collect();
         missing.sort_unstable();
         missing.dedup();
-        Ok(missing)
+        // A call that is polled and dropped may have ended by then.
+        let whole = missing.is_empty() && (run.release.is_none() || run.drops);
+        Ok((missing, whole))
     }
 
     fn rejoin(&mut self) -> Result<(), Stop> {

@@ -2,10 +2,11 @@
 //! replaced, retired and sent away, and calls are cancelled, all drawn from a seed.
 //!
 //! Of each history holds: no rank reads a wrong row; two ranks that begin an epoch begin it with the same step and the same
-//! members; a rank to which nothing is done is never removed; and when all has been done those who are there, newcomers too, run
+//! members; those that go on learn the same verdict of every step; a rank to which nothing is done is never removed; and when all has been done those who are there, newcomers too, run
 //! complete steps with each other, soon.
 
 mod crew;
+mod ends;
 pub(crate) mod member;
 mod news;
 pub(crate) mod pace;
@@ -56,6 +57,7 @@ fn history(seed: u64, served: Served) {
     }
     settled(&mut crew);
     crew.nobody_went_without_reason();
+    crew.all_learnt_the_same();
 }
 
 /// All who are there go on, complete, within a bound that leaves time for a lease, an election and an admission one after the

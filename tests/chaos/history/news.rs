@@ -47,6 +47,8 @@ pub(crate) enum News {
     Began { epoch: u32, step: u64, members: Vec<u32> },
     /// It has run this step. Said where somebody else is missing than in the step before, and now and then.
     Ran { step: u64, epoch: u32, missing: Vec<u32> },
+    /// Steps of which it has the verdict: epoch, step, and whether it is clean.
+    Judged(Vec<(u32, u64, bool)>),
     /// The others go on without it. Delays of the machine that it has seen so far.
     Evicted { noise_us: u64 },
     /// Each of its steps, and how many microseconds it took.
