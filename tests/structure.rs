@@ -229,8 +229,14 @@ mod c {
     /// Folders of `kernels/`; the files beside them are the last line.
     const KERNELS: &[&[&str]] = &[&["ptx"], &["peer"], &["ep", "prefill", "coll"], &[""]];
     /// What kernels may include of `c/`.
-    const SHARED: &[&str] =
-        &["c/base/", "c/peer/words.h", "c/peer/rules.h", "c/ep/layout.h", "c/include/epwire.h"];
+    const SHARED: &[&str] = &[
+        "c/base/",
+        "c/peer/words.h",
+        "c/peer/rules.h",
+        "c/ep/layout.h",
+        "c/ep/report.h",
+        "c/include/epwire.h",
+    ];
 
     /// Files by path from the repository's root.
     fn texts() -> std::collections::BTreeMap<String, String> {
