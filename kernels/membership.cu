@@ -47,6 +47,9 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
     uint32_t peer = threadIdx.x;
     const epw_gpu_peers *peers = a.peers[0];
     const uint64_t told = a.active | peers->active; // former members too: they need not wait for this rank to find out
+    if (peer < EPW_MAX_LANES && a.states[peer] != nullptr && a.states[peer]->turns[0].stage != EPW_GPU_FREE) {
+        a.states[peer]->faulted = 1; // what it has begun ends here
+    }
     __syncthreads();
     if (peer < EPW_MAX_LANES) {
         if (peer == 0) a.shared->suspects = a.shared->silent = 0;
@@ -55,7 +58,6 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
             a.peers[peer]->epoch_word = a.epoch_word;
             a.peers[peer]->active = a.active;
             a.states[peer]->excluded = 0;
-            a.states[peer]->faulted = 0;
             a.states[peer]->report = epw_report_none(a.epoch_word);
         }
     }
@@ -90,7 +92,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) checkpoint_kernel(const __g
         a.states[0]->report = report = epw_report_next(a.states[0]->report, a.step, faulted != 0, suspects != 0);
     }
     __syncthreads();
-    const uint64_t told = peers->active & ~suspects;
+    const uint64_t told = (peers->active & ~suspects) | 1ull << a.rank; // it may be its own suspect
     // Writer: this thread. Reader: the copies by which a peer's host judges the step. Nothing else goes with the word.
     if (peer < a.ranks && (told >> peer & 1) && is_reached(peers, peer)) {
         signal_lane(peers, peer, a.rank, 0, EPW_WORD_REPORT, report);

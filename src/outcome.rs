@@ -21,6 +21,14 @@ impl Outcome {
         self.missing.is_empty()
     }
 
+    /// Whether a member was given up, as far as the record tells: then the group has reason to look who is still there, which
+    /// [`Group::step`](crate::Group::step) sees to by itself. Rows that are missing without that, because a peer gave an operation up
+    /// or sent rows of another kind, are no reason for a change of membership: the next operation has all peers again.
+    pub fn needs_recovery(&self) -> bool {
+        let cause = self.record.as_ref().map(|record| record.cause);
+        !self.is_complete() && !matches!(cause, Some(Cause::Partial | Cause::Format))
+    }
+
     pub(crate) fn from_c(outcome: &sys::epw_outcome) -> Self {
         Self { missing: Mask::from_words(outcome.missing.bits), record: ErrorRecord::from_c(&outcome.record) }
     }
@@ -171,5 +179,26 @@ impl std::fmt::Display for ErrorRecord {
             self.seen,
             self.waiting
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_are_missing_without_a_suspect_are_no_reason_for_a_change() {
+        let outcome = |cause| {
+            let mut c = crate::ffi::empty_outcome();
+            c.missing.bits[0] = 2;
+            c.record.cause = cause;
+            c.record.phase = sys::EPW_PHASE_COMBINE_RECEIVE;
+            Outcome::from_c(&c)
+        };
+        assert!(outcome(sys::EPW_CAUSE_TIMEOUT).needs_recovery());
+        assert!(outcome(sys::EPW_CAUSE_DROPPED).needs_recovery());
+        assert!(!outcome(sys::EPW_CAUSE_PARTIAL).needs_recovery());
+        assert!(!outcome(sys::EPW_CAUSE_FORMAT).needs_recovery());
+        assert!(!Outcome::default().needs_recovery());
     }
 }

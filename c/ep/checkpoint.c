@@ -5,12 +5,16 @@
 /* ---- checkpoints ---- */
 
 static epw_status check_step(const epw_buffer *b, uint64_t step, epw_where where) {
-    if (b->peers.epoch == 0 || epw_mask_empty(&b->peers.active))
-        return epw_fail(EPW_ERR_STATE, where, "no membership yet: call set_active first");
-    if (step >= b->verdicts.next && step <= EPW_STEP_MAX) return EPW_OK;
+    if (epw_mask_empty(&b->peers.active)) {
+        return epw_fail(EPW_ERR_STATE, where, "no membership has begun: call set_active %s",
+                        b->peers.epoch == 0 ? "first" : "again");
+    }
+    uint64_t least = b->verdicts.next, most = least + EPW_REPORT_STEPS_APART - 1;
+    if (most > EPW_STEP_MAX) most = EPW_STEP_MAX;
+    if (step >= least && step <= most) return EPW_OK;
     return epw_fail(EPW_ERR_INVALID, where, "step is %llu, must be in [%llu, %llu] in epoch %u",
-                    (unsigned long long)step, (unsigned long long)b->verdicts.next,
-                    (unsigned long long)EPW_STEP_MAX, b->peers.epoch);
+                    (unsigned long long)step, (unsigned long long)least, (unsigned long long)most,
+                    b->peers.epoch);
 }
 
 epw_status epw_checkpoint(epw_buffer *b, uint64_t step, void *stream, uint32_t *epoch) {
@@ -50,8 +54,8 @@ static epw_status judge(epw_buffer *b, uint32_t epoch, uint64_t step, uint32_t *
     } while (*verdict == EPW_VERDICT_PENDING && !fresh);
     if (*verdict != EPW_VERDICT_UNKNOWN) return EPW_OK;
     return epw_fail(EPW_ERR_LIMIT, where,
-                    "step %llu of epoch %u is not known: ask within %u steps and %u memberships",
-                    (unsigned long long)step, epoch, (unsigned)EPW_REPORT_STEPS - 1, EPW_PAST_EPOCHS);
+                    "step %llu of epoch %u is not known: ask before %u steps or %u memberships follow",
+                    (unsigned long long)step, epoch, (unsigned)EPW_REPORT_STEPS, EPW_PAST_EPOCHS + 1);
 }
 
 epw_status epw_checkpoint_verdict(epw_buffer *b, uint32_t epoch, uint64_t step, uint32_t *verdict) {
@@ -83,7 +87,8 @@ epw_status epw_checkpoints_begin_epoch(epw_buffer *b, const epw_mask *active, ui
     for (uint32_t i = 0; i < EPW_PAST_EPOCHS; i++) last[i] = b->verdicts.past[i].last;
     pthread_mutex_unlock(&b->verdicts_lock);
     status = b->engine->begin_epoch(b, active, epoch_word, last, where);
-    if (status == EPW_OK) return EPW_OK;
+    /* Else it may have been handed on: a GPU was not seen to begin the epoch. */
+    if (status == EPW_OK || b->peers.epoch == epw_word_epoch(epoch_word)) return status;
     pthread_mutex_lock(&b->verdicts_lock);
     epw_verdicts_undo(&b->verdicts, &before);
     pthread_mutex_unlock(&b->verdicts_lock);

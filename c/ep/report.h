@@ -14,7 +14,10 @@
 #define EPW_REPORT_STEPS ((int32_t)EPW_WORD_VALUE_BITS - 1)
 #define EPW_REPORT_LAST  (1u << EPW_REPORT_STEPS)
 
-/* By how many steps the report is ahead of this one, exact for less than 2^23. */
+/* Steps that two reports of an epoch may be apart, at most: reports have only the lower bits of a step. */
+#define EPW_REPORT_STEPS_APART (UINT64_C(1) << (EPW_WORD_OP_BITS - 2))
+
+/* By how many steps the report is ahead of this one. */
 EPW_INLINE int32_t epw_report_ahead(uint64_t report, uint64_t step) {
     uint32_t distance = ((uint32_t)(report >> EPW_WORD_VALUE_BITS) - (uint32_t)step) & EPW_OP_MAX;
     return distance <= EPW_OP_MAX / 2 ? (int32_t)distance : (int32_t)distance - (int32_t)EPW_OP_MAX - 1;
@@ -41,7 +44,7 @@ EPW_INLINE uint32_t epw_report_history(uint64_t report) {
 EPW_INLINE uint64_t epw_report_next(uint64_t before, uint64_t step, bool faulted, bool is_last) {
     if (epw_word_value(before) & EPW_REPORT_LAST) return before;
     int32_t passed = -epw_report_ahead(before, step);
-    uint32_t since = passed < EPW_REPORT_STEPS ? (1u << passed) - 1 : EPW_REPORT_LAST - 1;
+    uint32_t since = passed > 0 && passed < EPW_REPORT_STEPS ? (1u << passed) - 1 : EPW_REPORT_LAST - 1;
     uint32_t history = epw_history_after(epw_report_history(before), passed) | (faulted ? since : 0);
     return epw_word(epw_word_epoch(before), (uint32_t)step, history | (is_last ? EPW_REPORT_LAST : 0));
 }

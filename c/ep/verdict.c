@@ -16,9 +16,10 @@ static void keep_members(epw_mask *mask, const epw_mask *members) {
 }
 
 void epw_verdicts_begin(epw_verdicts *v, uint64_t report, uint64_t epoch_word, const epw_mask *members) {
-    for (uint32_t i = EPW_PAST_EPOCHS - 1; i > 0; i--) v->past[i] = v->past[i - 1];
-    v->past[0] = (epw_past){.members = v->members, .first = epw_word_step(v->epoch_word)};
-    if (v->epoch_word != 0) {
+    bool again = v->epoch_word == epoch_word && epoch_word != 0; /* it was not seen to begin */
+    for (uint32_t i = EPW_PAST_EPOCHS - 1; i > 0 && !again; i--) v->past[i] = v->past[i - 1];
+    if (!again) v->past[0] = (epw_past){.members = v->members, .first = epw_word_step(v->epoch_word)};
+    if (v->epoch_word != 0 && !again) {
         bool of_it = epw_word_epoch(report) == epw_word_epoch(v->epoch_word);
         v->past[0].last = with_faults_of(of_it ? report : epw_report_none(v->epoch_word), v->taken_over);
     }

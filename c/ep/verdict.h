@@ -3,18 +3,18 @@
  * test plays histories of many ranks through this code.
  *
  * At the end of a step each rank posts a report (report.h) to all members, itself included. A step is clean
- * once the reports of all members cover it and none calls it faulted; it is faulted as soon as one does, and
- * who finds that takes it over, so that it is among what this rank hands on.
+ * once the reports of all members cover it and none calls it faulted. It is faulted as soon as one does. Who
+ * says so to its caller takes the fault over into its own report.
  *
  * When a membership begins, each member hands on its last reports of the two before it, ahead of the epoch
  * word by which it says that it has begun. Steps of those that were pending are judged by the members that
- * have gone on from there: by the same reports, wherever the others were lost.
+ * have gone on from there, by what they have handed on, once all have begun.
  *
  * Why no two of those that go on disagree. A report calls a step faulted from the first that covers it, or
  * because its writer has taken that over, from one that did so from the first. So who has found the step
  * clean has seen the reports of all members, and nobody was there to take a fault over from. And who has
  * found it faulted, by a member that is lost later, hands that on before anybody judges without that member.
- */
+ * A member that has missed a membership in between does not know who counts, and does not judge. */
 #ifndef EPW_EP_VERDICT_H
 #define EPW_EP_VERDICT_H
 
@@ -44,8 +44,9 @@ typedef struct epw_verdicts {
     uint64_t epoch_word; /* 0: no membership yet */
     epw_mask members;
     uint64_t next; /* the least step that may be reported */
-    uint64_t
-        taken_over; /* what has been, as a report of the step of this rank's own, as far as that was seen */
+    /* Faults of others that this rank's callers have been told: a history, of the step of its own last
+     * report. */
+    uint64_t taken_over;
     epw_past past[EPW_PAST_EPOCHS];
 } epw_verdicts;
 

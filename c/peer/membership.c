@@ -5,8 +5,11 @@
 static epw_status check_membership(const epw_peers *peers, const epw_mask *active, uint32_t epoch,
                                    uint64_t step) {
     epw_where where = {"set_active", (int)peers->rank, -1};
-    if (epoch <= peers->epoch || epoch > EPW_EPOCH_MAX) {
-        return epw_fail(EPW_ERR_INVALID, where, "epoch is %u, must be in [%u, %u]", epoch, peers->epoch + 1,
+    /* One that was not seen to begin may be begun again: nothing can have run in it. */
+    bool unfinished = peers->epoch != 0 && epw_mask_empty(&peers->active) && step == peers->step;
+    uint32_t least = unfinished ? peers->epoch : peers->epoch + 1;
+    if (epoch < least || epoch > EPW_EPOCH_MAX) {
+        return epw_fail(EPW_ERR_INVALID, where, "epoch is %u, must be in [%u, %u]", epoch, least,
                         EPW_EPOCH_MAX);
     }
     if (step > EPW_STEP_MAX) {

@@ -317,7 +317,7 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
         report->record = peers->record; // else the handle's first loss stays on record
     }
     c->missing = report->missing = missing;
-    if (missing) c->faulted = 1;
+    if (missing && stage == EPW_GPU_FREE) c->faulted = 1;
     if (c->noted > EPW_GPU_NOTES) {
         c->unrecorded += c->noted - EPW_GPU_NOTES;
         tell_unrecorded(o, c->unrecorded);

@@ -73,13 +73,13 @@ impl Checkpoint {
     /// not [`Verdict::Pending`]. It comes when the last of them has ended the step; where one was lost before, when those that
     /// are left have begun the next membership, and they judge by what they have completed themselves.
     ///
-    /// Waits for nobody: ask again, in the next step say. On a GPU it copies 128 bytes for each rank, beside all streams,
-    /// which takes some ten microseconds, or as long as copies of the program keep the copy engine busy; after 200 the verdict is
-    /// pending still.
+    /// Waits for nobody: ask again, in the next step say. On a GPU it copies the peers' words, which takes some ten microseconds, or
+    /// as long as copies of the program keep the copy engine busy; what takes longer than 200 is looked at when you ask again.
     ///
     /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) if nobody has asked before, and it is not known any more: 16 steps or
-    /// 3 memberships later, not counting steps that began after some member was given up.
+    /// [`Error::Limit`](crate::Error::Limit) if it is not known any more, and nobody has asked for it before: 16 steps or
+    /// 3 memberships later, not counting steps that began after some member was given up; or because this rank does not belong
+    /// to the membership that judges the step.
     pub fn verdict(&self) -> Result<Verdict> {
         if let Some(found) = self.found.get() {
             return Ok(*found);
@@ -112,7 +112,7 @@ mod tests {
         let last = buffer.checkpoint(24).unwrap();
         assert_eq!(first.verdict().unwrap(), Verdict::Clean, "what was found is kept");
         let error = forgotten.verdict().unwrap_err();
-        assert!(matches!(&error, Error::Limit(f) if f.text.contains("within 15 steps")), "{error}");
+        assert!(matches!(&error, Error::Limit(f) if f.text.contains("before 16 steps")), "{error}");
         assert_eq!(last.verdict().unwrap(), Verdict::Clean);
     }
 }

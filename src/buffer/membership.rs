@@ -70,6 +70,11 @@ impl EpBuffer {
 
 impl Follower for Inner {
     fn begin(&self, decision: &Decision) -> Result<()> {
+        let now = self.ffi.membership()?;
+        let begun = (Mask::from_words(now.active.bits), now.epoch, now.step);
+        if begun == (decision.mask, decision.epoch, decision.step) {
+            return Ok(()); // by a call that another follower made fail
+        }
         self.ffi.set_active(&decision.mask, decision.epoch, decision.step)
     }
 

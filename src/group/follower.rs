@@ -10,7 +10,8 @@ use crate::rendezvous::wire::Decision;
 
 /// What follows the membership of a group: a buffer.
 pub(crate) trait Follower: Send + Sync + Debug {
-    /// Puts the membership into effect, between two steps. May wait for what was enqueued before, within its deadline.
+    /// Puts the membership into effect, between two steps; again, if another follower could not. May wait for what was enqueued
+    /// before, within its deadline.
     fn begin(&self, decision: &Decision) -> Result<()>;
     /// Ends waits for these peers, which belong to the next membership no more. Waits for nobody.
     fn revoke(&self, peers: &Mask) -> Result<()>;

@@ -479,7 +479,8 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Begins a membership: every member calls it with the same mask, epoch and step, with no lane held and its
- own writes done. epoch is in [1, 8388607] and larger than any before; step is that of the group at which
+ own writes done. epoch is in [1, 8388607] and larger than any before, or once more one that a GPU was not
+ seen to begin (EPW_ERR_TIMEOUT); step is that of the group at which
  the membership begins, in [0, EPW_STEP_MAX], 0 in programs that count none; all other members must be
  connected. Clears suspects and restarts the operation counters. Members that begin the epoch at different
  steps do not take part in each other's operations (EPW_CAUSE_STEP). Who is left out is told: its operations
@@ -564,11 +565,11 @@ unsafe extern "C" {
         epoch: *mut u32,
     ) -> epw_status;
 }
-/** not known yet: some member has not ended the step, or some that was lost
-leaves it open until the next membership has begun everywhere*/
+/** not known yet: some member has not ended the step; or one that was lost leaves
+it open until the next membership has begun everywhere*/
 pub const EPW_VERDICT_PENDING: u32 = 0;
-/** all members have completed all that ended in the step; of a membership that
-has ended meanwhile, all that still belong to the present one*/
+/** all members have completed everything that ended in the step. Where the
+membership   has changed since: all those that belong to both*/
 pub const EPW_VERDICT_CLEAN: u32 = 1;
 /// some have not: an outcome was degraded, or a handle was released
 pub const EPW_VERDICT_FAULTED: u32 = 2;
@@ -589,11 +590,12 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** The verdict, EPW_VERDICT_*, of a step that this rank has ended with a checkpoint, in that epoch. The same
- for all that belong to the present membership, though not at the same moment; one that was given before the
- membership changed is pending again until all have begun the next. EPW_ERR_LIMIT: it is not known any more,
- 16 steps or 3 memberships later, not counting steps that began after some member was given up. Waits for
- nobody, any thread. CUDA: copies 128 bytes for each rank, beside all streams, and is EPW_VERDICT_PENDING
- where that takes more than 200 microseconds: ask again. verdict [out].*/
+ for all that belong to the present membership, though not at the same moment. An answer once given stays
+ right; but who asks again after the membership has changed may get EPW_VERDICT_PENDING until all have begun
+ the next. EPW_ERR_LIMIT: it is not known any more, 16 steps or 3 memberships later, not counting steps that
+ began after some member was given up; or this rank does not belong to the membership that judges the step.
+ Waits for no peer, any thread. CUDA: copies 384 bytes for each rank, beside the streams of the caller, and
+ is EPW_VERDICT_PENDING where that takes more than 200 microseconds: ask again. verdict [out].*/
     pub fn epw_checkpoint_verdict(
         buffer: *mut epw_buffer,
         epoch: u32,

@@ -695,6 +695,8 @@ static void waits_are_bounded(void) {
     epw_dispatch_input in = input_on(FIRST_STREAM, 0);
     epw_handle handle;
     REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_STATE, "dispatch", 0, -1, "no membership");
+    REFUSED(epw_buffer_set_active(b, &all, 2, 1), EPW_ERR_INVALID, "set_active", 0, -1, "epoch is 2");
+    CHECK_OK(epw_buffer_set_active(b, &all, 2, 0)); /* the same again */
     REFUSED(epw_buffer_set_active(b, &all, 2, 0), EPW_ERR_INVALID, "set_active", 0, -1, "epoch is 2");
     CHECK_OK(epw_buffer_set_active(b, &all, 3, 0));
     CHECK_OK(epw_release(b, dispatch_on(b, FIRST_STREAM, 0)));
@@ -856,7 +858,19 @@ static void verdicts_outlive_a_membership_that_does_not_begin(void) {
             "larger epoch");
     fake.hangs = 0;
     fake.done = 1;
-    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_buffer_set_active(g.of[r], &(epw_mask){{3}}, 3, 2));
+    uint32_t epoch = 9;
+    REFUSED(epw_checkpoint(g.of[0], 2, FIRST_STREAM, &epoch), EPW_ERR_STATE, "checkpoint", 0, -1,
+            "set_active");
+    REFUSED(epw_buffer_set_active(g.of[0], &(epw_mask){{3}}, 2, 3), EPW_ERR_INVALID, "set_active", 0, -1,
+            "must be in [3, ");
+    /* The same again, which hands on what it would have handed on at once; and once more after a refusal. */
+    fake.failing = 1;
+    REFUSED(epw_buffer_set_active(g.of[1], &(epw_mask){{3}}, 2, 2), EPW_ERR_SYSTEM, "set_active", 1, -1,
+            "launch");
+    fake.failing = 0;
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_buffer_set_active(g.of[r], &(epw_mask){{3}}, 2, 2));
+    CHECK(g.of[0]->verdicts.past[0].last == g.of[1]->verdicts.past[0].last &&
+          g.of[0]->verdicts.past[1].last == 0);
     CHECK(verdict_of(g.of[0], 1, 1) == EPW_VERDICT_CLEAN && verdict_of(g.of[1], 1, 1) == EPW_VERDICT_CLEAN);
     destroy(&g);
 }

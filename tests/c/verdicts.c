@@ -396,6 +396,24 @@ static void a_rank_that_has_not_ended_a_step_faults_it(void) {
     destroy(&g);
 }
 
+/* What ended after the last checkpoint counts for the next one, be it of another membership. */
+static void a_fault_outlives_the_membership(void) {
+    static batch made[2];
+    group g = make_group(2, 20000 * MS);
+    epw_handle handles[2];
+    for (uint32_t r = 0; r < 2; r++) begin(&g, r, 3, 1, 0);
+    for (uint32_t r = 0; r < 2; r++) end_step(&g, r, 0);
+    dispatch_both(&g, made, handles);
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_release(g.of[r], handles[r]));
+    for (uint32_t r = 0; r < 2; r++) begin(&g, r, 3, 2, 2);
+    for (uint64_t step = 2; step < 4; step++)
+        for (uint32_t r = 0; r < 2; r++) end_step(&g, r, step);
+    check_verdicts(&g, 2, 1, 0, EPW_VERDICT_CLEAN);
+    check_verdicts(&g, 2, 2, 2, EPW_VERDICT_FAULTED);
+    check_verdicts(&g, 2, 2, 3, EPW_VERDICT_CLEAN);
+    destroy(&g);
+}
+
 static void bad_arguments_are_named(void) {
     group g = make_group(2, 20000 * MS);
     epw_buffer *b = g.of[0];
@@ -405,7 +423,7 @@ static void bad_arguments_are_named(void) {
     begin(&g, 0, 3, 1, 5);
     REFUSED(epw_checkpoint(b, 4, NULL, &epoch), EPW_ERR_INVALID, "checkpoint", 0, -1, "must be in [5, ");
     REFUSED(epw_checkpoint(b, UINT64_C(1) << 41, NULL, &epoch), EPW_ERR_INVALID, "checkpoint", 0, -1,
-            "2199023255551] in epoch 1");
+            "must be in [5, 4194308] in epoch 1");
     REFUSED(epw_checkpoint(b, 5, NULL, NULL), EPW_ERR_INVALID, "checkpoint", 0, -1, "epoch is NULL");
     REFUSED(epw_checkpoint(NULL, 5, NULL, &epoch), EPW_ERR_INVALID, "checkpoint", -1, -1, "buffer is NULL");
     CHECK(epoch == 9);
@@ -415,7 +433,8 @@ static void bad_arguments_are_named(void) {
     REFUSED(epw_checkpoint_verdict(b, 2, 5, &verdict), EPW_ERR_LIMIT, "verdict", 0, -1, "epoch 2");
     REFUSED(epw_checkpoint_verdict(b, 1, 5, NULL), EPW_ERR_INVALID, "verdict", 0, -1, "verdict is NULL");
     end_step(&g, 0, 21);
-    REFUSED(epw_checkpoint_verdict(b, 1, 5, &verdict), EPW_ERR_LIMIT, "verdict", 0, -1, "within 15 steps");
+    REFUSED(epw_checkpoint_verdict(b, 1, 5, &verdict), EPW_ERR_LIMIT, "verdict", 0, -1,
+            "before 16 steps or 3");
     CHECK(verdict == 9 && verdict_of(b, 1, 22) == EPW_VERDICT_PENDING);
     destroy(&g);
 }
@@ -429,6 +448,7 @@ int main(void) {
     a_released_handle_faults_its_step_alone();
     a_lost_rank_leaves_the_step_to_the_others();
     a_rank_that_has_not_ended_a_step_faults_it();
+    a_fault_outlives_the_membership();
     bad_arguments_are_named();
     return check_result("verdicts");
 }

@@ -365,14 +365,15 @@ fn a_step_with_an_operation_in_flight_is_refused_and_can_be_made_again() {
             scope.spawn(|| {
                 let config =
                     EpConfig { deadline: DEADLINE, threads: 1, ..EpConfig::new(1, HIDDEN as u32, 2, 1) };
-                EpBuffer::create_blocking(group, config).unwrap()
+                // One with nothing in flight begins the membership before the other cannot.
+                [config.clone(), config].map(|config| EpBuffer::create_blocking(group, config).unwrap())
             })
         });
         made.collect::<Vec<_>>().into_iter().map(|made| made.join().unwrap()).collect()
     });
     let [zero, one]: [Group; 2] = groups.try_into().unwrap();
     let x = [bf16::ONE; HIDDEN];
-    let sent = buffers[0]
+    let sent = buffers[0][1]
         .dispatch_send_blocking(Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&[0], 1)))
         .unwrap();
     assert_eq!(zero.step_blocking().unwrap().number, 1);
@@ -389,4 +390,6 @@ fn a_step_with_an_operation_in_flight_is_refused_and_can_be_made_again() {
     drop(sent);
     let step = zero.step_blocking().unwrap();
     assert_eq!(step.change.map(|change| change.members.to_string()).as_deref(), Some("0"));
+    let [idle, held] = &buffers[0];
+    assert_eq!(idle.membership().unwrap(), held.membership().unwrap());
 }

@@ -283,10 +283,11 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_
     b->peers.step = epw_word_step(epoch_word);
     epw_mask_clear(&b->peers.active);
     if (status != EPW_PENDING) return status;
-    return epw_fail(
-        EPW_ERR_TIMEOUT, where,
-        "the GPU has not begun the epoch within the deadline of %llu ms: call again with a larger epoch",
-        (unsigned long long)(b->config.deadline_ns / 1000000u));
+    return epw_fail(EPW_ERR_TIMEOUT, where,
+                    "the GPU has not begun the epoch within the deadline of %llu ms: call again, with this "
+                    "epoch and step or a "
+                    "larger epoch",
+                    (unsigned long long)(b->config.deadline_ns / 1000000u));
 }
 
 /* ---- verdicts ---- */

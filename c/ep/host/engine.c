@@ -176,7 +176,6 @@ static epw_status host_begin_epoch(epw_buffer *b, const epw_mask *active, uint64
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         epw_lane *lane = &b->lanes[i];
         atomic_store_explicit(&lane->host->suspicions, suspicions, memory_order_relaxed);
-        lane->host->faulted = false;
         epw_lane_begin_epoch(&lane->machine, epoch_word, incarnations, active, epw_now_ns());
         epw_host_post_all(b, lane);
     }

@@ -427,7 +427,7 @@ impl Link {
 
 /// Of the members that serve the run half or more cannot be reached, `missing`.
 fn no_quorum(op: &str, missing: Mask) -> BootstrapError {
-    let reason = "theirs are half or more of the servers that keep the run's log; operations go on under the last membership";
+    let reason = "they hold half or more of the servers that keep the run's log; operations go on under the last membership, changes once enough of them answer again";
     BootstrapError::NoQuorum { op: op.to_owned(), missing: Box::new(missing), reason: reason.to_owned() }
 }
 

@@ -12,7 +12,7 @@ use super::background::spawn;
 use super::carrier::Carrier;
 use super::connection::random;
 use super::contact::Contact;
-use super::dial::{Credentials, Heard, Open, dial};
+use super::dial::{Credentials, Open, Silent, dial};
 use super::heartbeat::Heartbeat;
 use super::search::Ways;
 use super::told::Told;
@@ -78,10 +78,10 @@ impl Client {
         spawn("epwire-client", move || async move {
             let mut connected = connected;
             let credentials = Credentials { run_id, token, session, heartbeat };
-            let heard = Heard::default();
+            let silent = Silent::default();
             // Nobody waits for the outcome any more when the caller dropped its future.
             let stream = tokio::select! {
-                stream = dial(&addresses, &credentials, deadline, &heard) => stream,
+                stream = dial(&addresses, &credentials, deadline, &silent) => stream,
                 () = connected.closed() => return,
             };
             match stream {

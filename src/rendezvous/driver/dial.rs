@@ -32,21 +32,26 @@ pub(super) struct Open {
     pub(super) host: Option<Host>,
 }
 
-/// Servers that answered when they were last asked, by address.
+/// Servers that did not answer when they were last asked, by address.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Heard(Arc<Mutex<BTreeSet<String>>>);
+pub(super) struct Silent(Arc<Mutex<BTreeSet<String>>>);
 
-impl Heard {
+impl Silent {
     pub(super) fn contains(&self, address: &str) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(address)
     }
 
-    fn note(&self, address: &str, outcome: &Try) {
-        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn add(&self, address: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(address.to_owned());
+    }
+
+    fn note(&self, address: &str, outcome: &Result<Try, BootstrapError>) {
         match outcome {
-            Try::Open(_) | Try::Refer(_) => heard.insert(address.to_owned()),
-            Try::Failed(_) => heard.remove(address),
-        };
+            Ok(Try::Open(_) | Try::Refer(_)) => {
+                self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(address);
+            }
+            Ok(Try::Failed(_)) | Err(_) => self.add(address),
+        }
     }
 }
 
@@ -72,12 +77,12 @@ pub(super) async fn dial(
     addresses: &[String],
     credentials: &Credentials,
     deadline: Duration,
-    heard: &Heard,
+    silent: &Silent,
 ) -> Result<Open, BootstrapError> {
     let mut tries = JoinSet::new();
     for address in addresses {
-        let (address, credentials, heard) = (address.clone(), credentials.clone(), heard.clone());
-        tries.spawn(async move { seek(&address, &credentials, deadline, &heard).await });
+        let (address, credentials, silent) = (address.clone(), credentials.clone(), silent.clone());
+        tries.spawn(async move { seek(&address, &credentials, deadline, &silent).await });
     }
     let mut failure = None;
     while let Some(outcome) = tries.join_next().await {
@@ -100,14 +105,15 @@ async fn seek(
     address: &str,
     credentials: &Credentials,
     deadline: Duration,
-    heard: &Heard,
+    silent: &Silent,
 ) -> Result<Open, BootstrapError> {
     let began = Instant::now();
     let mut pause = Duration::from_millis(20);
     loop {
         let left = || deadline.saturating_sub(began.elapsed());
-        let mut outcome = attempt(address, credentials, left(), deadline).await?;
-        heard.note(address, &outcome);
+        let asked = attempt(address, credentials, left(), deadline).await;
+        silent.note(address, &asked);
+        let mut outcome = asked?;
         let longest = if matches!(outcome, Try::Refer(_)) { MAX_PAUSE_OF_ELECTION } else { MAX_PAUSE };
         if let Try::Refer(Some(leader)) = &outcome
             && leader != address

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::dial::{Credentials, Heard, Open, dial, is_refused};
+use super::dial::{Credentials, Open, Silent, dial, is_refused};
 use crate::mask::Mask;
 use crate::rendezvous::wire::Host;
 
@@ -31,14 +31,17 @@ impl Ways {
         self.addresses.iter().chain(others).cloned().collect()
     }
 
-    /// The members whose servers do not answer `search`, where those that do are too few to elect one. `host`: the last that served,
-    /// which is the only one where no others are known.
+    /// The members whose servers have not answered `search`, where the others are too few to elect one. `host`: the last that
+    /// served, which is the only one where no others are known.
     pub(super) fn missing(&self, search: &Search, host: Option<&Host>) -> Option<Mask> {
-        let hosts =
-            if self.servers.is_empty() { host.into_iter().collect() } else { Vec::from_iter(&self.servers) };
-        let silent = hosts.iter().filter(|host| !search.heard.contains(&host.address));
-        let missing: Mask = silent.map(|host| host.rank).collect();
-        (!hosts.is_empty() && 2 * missing.len() >= hosts.len()).then_some(missing)
+        let mut hosts: Vec<&Host> = self.servers.iter().collect();
+        if hosts.is_empty() {
+            hosts.extend(host);
+        }
+        let silent = hosts.iter().filter(|host| search.silent.contains(&host.address));
+        let missing: Vec<u32> = silent.map(|host| host.rank).collect();
+        let elects = 2 * (hosts.len() - missing.len()) > hosts.len();
+        (!missing.is_empty() && !elects).then(|| missing.into_iter().collect())
     }
 }
 
@@ -48,7 +51,7 @@ const ROUND: Duration = Duration::from_secs(60);
 /// A search that goes on until a server is found, and ends with this.
 pub(super) struct Search {
     found: mpsc::Receiver<Found>,
-    heard: Heard,
+    silent: Silent,
     _task: JoinSet<()>,
 }
 
@@ -65,8 +68,8 @@ impl Search {
         let (find, found) = mpsc::channel(2);
         let (addresses, credentials) = (ways.all(), ways.credentials.clone());
         let mut task = JoinSet::new();
-        let heard = Heard::default();
-        let hears = heard.clone();
+        let silent = Silent::default();
+        let notes = silent.clone();
         task.spawn(async move {
             // A server listens for as long as its member lives. That it has closed the connection alone says little.
             if let Some(host) = closed
@@ -76,18 +79,18 @@ impl Search {
             }
             loop {
                 // What no other try would change here may change with the server.
-                match dial(&addresses, &credentials, ROUND, &hears).await {
+                match dial(&addresses, &credentials, ROUND, &notes).await {
                     Ok(open) => return drop(find.send(Found::Open(open)).await),
                     Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
                 }
             }
         });
-        Self { found, heard, _task: task }
+        Self { found, silent, _task: task }
     }
 
     /// One that finds nothing.
     pub(super) fn none() -> Self {
-        Self { found: mpsc::channel(1).1, heard: Heard::default(), _task: JoinSet::new() }
+        Self { found: mpsc::channel(1).1, silent: Silent::default(), _task: JoinSet::new() }
     }
 
     /// May be cancelled.
@@ -96,5 +99,38 @@ impl Search {
             Some(found) => found,
             None => std::future::pending().await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::heartbeat::Heartbeat;
+    use super::*;
+
+    fn host(rank: u32) -> Host {
+        Host { rank, member: u128::from(rank), address: format!("a{rank}") }
+    }
+
+    /// Who of these is named where those have not answered.
+    fn missing(servers: &[u32], last: Option<u32>, silent: &[u32]) -> Option<String> {
+        let credentials =
+            Credentials { run_id: String::new(), token: None, session: 0, heartbeat: Heartbeat::default() };
+        let servers = servers.iter().copied().map(host).collect();
+        let ways = Ways { addresses: Vec::new(), servers, credentials };
+        let search = Search::none();
+        silent.iter().for_each(|rank| search.silent.add(&host(*rank).address));
+        ways.missing(&search, last.map(host).as_ref()).map(|missing| missing.to_string())
+    }
+
+    #[test]
+    fn those_who_do_not_answer_are_missing_once_the_others_are_too_few() {
+        assert_eq!(missing(&[0, 1, 2], Some(0), &[]), None, "nobody has been asked yet");
+        assert_eq!(missing(&[0, 1, 2], Some(0), &[0]), None);
+        assert_eq!(missing(&[0, 1, 2], Some(0), &[0, 2]).as_deref(), Some("0,2"));
+        assert_eq!(missing(&[], Some(1), &[1]).as_deref(), Some("1"), "the only one that votes");
+        assert_eq!(missing(&[], Some(1), &[]), None);
+        assert_eq!(missing(&[], None, &[1]), None, "a server by itself");
+        // Two of one rank, while one takes the place of the other.
+        assert_eq!(missing(&[0, 1, 1], Some(0), &[1]).as_deref(), Some("1"));
     }
 }
