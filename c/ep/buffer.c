@@ -16,21 +16,15 @@ static const epw_engine *choose_engine(const epw_config *config) {
 
 /* ---- what the peer floor asks of a buffer ---- */
 
-void epw_buffer_lock(epw_buffer *b) {
+static void lock_lanes(void *user) {
+    epw_buffer *b = user;
     for (uint32_t i = 0; i < b->config.lanes; i++) pthread_mutex_lock(&b->lanes[i].lock);
 }
 
-void epw_buffer_unlock(epw_buffer *b) {
+static void unlock_lanes(void *user) {
+    epw_buffer *b = user;
     for (uint32_t i = 0; i < b->config.lanes; i++) pthread_mutex_unlock(&b->lanes[i].lock);
     if (b->engine->unlocked != NULL) b->engine->unlocked(b);
-}
-
-static void lock_lanes(void *user) {
-    epw_buffer_lock(user);
-}
-
-static void unlock_lanes(void *user) {
-    epw_buffer_unlock(user);
 }
 
 static epw_status check_lanes_free(void *user, epw_where where) {

@@ -66,10 +66,6 @@ epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_s
 /* Unlocks a lane that epw_lane_find or a call has locked: the only way to do so. */
 void epw_lane_unlock(epw_buffer *b, epw_lane *lane);
 
-/* As the floor asks for it: with all lanes locked, until the next is called. */
-void epw_buffer_lock(epw_buffer *b);
-void epw_buffer_unlock(epw_buffer *b);
-
 /* Begins the epoch, and hands on what is needed to judge steps of the memberships before: checkpoint.c. */
 epw_status epw_checkpoints_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_t epoch_word,
                                        epw_where where);

@@ -22,7 +22,7 @@ epw_status epw_checkpoint(epw_buffer *b, uint64_t step, void *stream, uint32_t *
     if (status != EPW_OK) return status;
     epw_where where = epw_buffer_where(b, "checkpoint");
     if (epoch == NULL) return epw_fail(EPW_ERR_INVALID, where, "epoch is NULL");
-    epw_buffer_lock(b);
+    b->peers.user->lock(b->peers.user_context);
     pthread_mutex_lock(&b->verdicts_lock);
     status = check_step(b, step, where);
     if (status == EPW_OK) status = b->engine->report(b, step, stream);
@@ -31,7 +31,7 @@ epw_status epw_checkpoint(epw_buffer *b, uint64_t step, void *stream, uint32_t *
         *epoch = b->peers.epoch;
     }
     pthread_mutex_unlock(&b->verdicts_lock);
-    epw_buffer_unlock(b);
+    b->peers.user->unlock(b->peers.user_context);
     return status;
 }
 
@@ -42,7 +42,8 @@ static epw_reports load(const void *context, uint32_t peer) {
     return b->engine->reports(b, peer);
 }
 
-/* By what has come of the members, fetched anew if that decides nothing and is not of now. */
+/* Judges by the words that have arrived. On a GPU these are copies, which are made again where they are old
+ * and leave the verdict open. */
 static epw_status judge(epw_buffer *b, uint32_t epoch, uint64_t step, uint32_t *verdict, epw_where where) {
     bool fresh = true;
     *verdict = EPW_VERDICT_PENDING;

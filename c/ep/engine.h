@@ -43,22 +43,20 @@ typedef struct epw_engine {
     /* See epw_peers_user. With no lane locked. */
     void (*revoke)(epw_buffer *b, const epw_mask *members);
 
+    /* A lane has just been unlocked: by any call, or all of them. NULL: nothing was put off meanwhile. */
+    void (*unlocked)(epw_buffer *b);
+
     /* ---- verdicts ---- */
 
     /* Posts the report of a step, or enqueues that. With all lanes locked. */
     epw_status (*report)(epw_buffer *b, uint64_t step, void *stream);
     /* The last report of this rank that was posted. With all lanes locked. */
     epw_status (*last_report)(epw_buffer *b, uint64_t *report, epw_where where);
-    /* What has come of the peer. */
+    /* The peer's reports that have arrived here. */
     epw_reports (*reports)(const epw_buffer *b, uint32_t peer);
-    /* Fetches that from where it comes: EPW_PENDING if that takes long, `fresh` if it is of now. NULL: there
-     * is nothing to fetch. One at a time. */
+    /* Copies them to where `reports` finds them. EPW_PENDING if that takes long; *fresh says whether the copy
+     * began in this call. NULL: they are there without. One at a time. */
     epw_status (*fetch_reports)(epw_buffer *b, bool *fresh, epw_where where);
-
-    /* ---- */
-
-    /* A lane has just been unlocked: by any call, or all of them. NULL: nothing was put off meanwhile. */
-    void (*unlocked)(epw_buffer *b);
 
     /* ---- operations: with the lane locked, which they unlock; arguments have passed the checks that do not
      * depend on the engine, and the lane is in the right stage ---- */

@@ -285,8 +285,7 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_
     if (status != EPW_PENDING) return status;
     return epw_fail(EPW_ERR_TIMEOUT, where,
                     "the GPU has not begun the epoch within the deadline of %llu ms: call again, with this "
-                    "epoch and step or a "
-                    "larger epoch",
+                    "epoch and step or a larger epoch",
                     (unsigned long long)(b->config.deadline_ns / 1000000u));
 }
 
