@@ -232,9 +232,10 @@ static void a_peer_that_permits_no_shm_is_named(void) {
     spec of = spec_of(0);
     of.paths = EPW_PATH_THREAD;
     end a = open_end(of);
-    int before = threads();
+    CHECK(fd_servers_become(0));
     export_to(&a, 1);
-    CHECK(threads() == before);
+    usleep(20000); /* a server would have its name by now */
+    CHECK(fd_servers() == 0);
     other o = start_other();
     answer got = ask_import(&o, 1, 0, &a);
     CHECK(got.status == EPW_ERR_NO_PATH);
@@ -302,24 +303,20 @@ static void many_processes_import_at_once(void) {
     epw_window_destroy(a.window);
 }
 
-/* The kernel counts a thread for a moment after it has been joined. */
-static bool threads_become(int count) {
-    for (uint32_t i = 0; threads() != count && i < 1000; i++) nanosleep(&(struct timespec){0, 1000000}, NULL);
-    return threads() == count;
-}
-
 static void the_server_ends_with_the_last_window(void) {
     end a = open_end(spec_of(0)), b = open_end(spec_of(1));
-    int before = threads(), fds = open_fds();
+    CHECK(fd_servers_become(0));
+    int fds = open_fds();
     export_to(&a, 1);
-    CHECK(threads() == before + 1);
+    CHECK(fd_servers_become(1));
     export_to(&a, 2);
     export_to(&b, 2);
-    CHECK(threads() == before + 1);
+    usleep(20000); /* a second server would have its name by now */
+    CHECK(fd_servers() == 1);
     epw_window_destroy(a.window);
-    CHECK(threads() == before + 1);
+    CHECK(fd_servers() == 1);
     epw_window_destroy(b.window);
-    CHECK(threads_become(before));
+    CHECK(fd_servers_become(0));
     CHECK(open_fds() == fds - 2);
 }
 

@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <stdbool.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MS 1000000ull
 
@@ -88,9 +89,27 @@ static inline int open_fds(void) {
     return entries_of("/proc/self/fd");
 }
 
-/* Runs that a sanitizer adds threads to are compared with their own start. */
-static inline int threads(void) {
-    return entries_of("/proc/self/task");
+/* Threads of the fd server. By name: sanitizers have threads of their own, and the kernel lists a thread for
+ * a moment after it has been joined. */
+static inline int fd_servers(void) {
+    DIR *dir = opendir("/proc/self/task");
+    int count = 0;
+    for (struct dirent *task; dir && (task = readdir(dir));) {
+        char path[sizeof "/proc/self/task//comm" + sizeof task->d_name], name[32] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
+        FILE *comm = fopen(path, "r");
+        if (comm && fgets(name, sizeof name, comm)) count += !strcmp(name, "epw-fd-server\n");
+        if (comm) fclose(comm);
+    }
+    if (dir) closedir(dir);
+    return count;
+}
+
+/* A thread takes its name after it has started, and is listed a moment longer than it runs. */
+static inline bool fd_servers_become(int count) {
+    uint64_t begin = epw_now_ns();
+    while (fd_servers() != count && epw_now_ns() - begin < 5000 * MS) usleep(1000);
+    return fd_servers() == count;
 }
 
 /* Mappings of windows in this process. */
