@@ -8,6 +8,7 @@ use super::member::Group;
 use super::membership::{Membership, Role};
 use crate::mask::Mask;
 use crate::rendezvous::RankState;
+use crate::rendezvous::machine::MAX_EPOCH;
 
 /// How a member is, from [`Group::health`], for a load balancer or an operator.
 ///
@@ -93,6 +94,12 @@ pub enum Reason {
         /// Nobody looks for a server any more.
         is_final: bool,
     },
+    /// Degraded, long before anything fails: 90 % of the epochs that a run can have are used, and with the last one no change is possible
+    /// any more. Start the run again before that.
+    Epochs {
+        /// Changes that are left.
+        left: u32,
+    },
 }
 
 impl Group {
@@ -154,8 +161,9 @@ impl Health {
             detail: outage.detail.clone(),
             is_final: outage.is_final,
         });
+        let epochs = few_epochs_left(epoch).map(|left| Reason::Epochs { left });
         let is_out = out.is_some();
-        let reasons: Vec<_> = out.into_iter().chain(present).chain(unreachable).collect();
+        let reasons: Vec<_> = out.into_iter().chain(present).chain(unreachable).chain(epochs).collect();
         let status = match reasons.is_empty() {
             true => Status::Serving,
             false if is_out => Status::Out,
@@ -176,6 +184,11 @@ impl Health {
             r#"{{"status":"{status}","rank":{rank},"world":{world},"epoch":{epoch},"members":{members},"capacity":{capacity},"step":{step},"reasons":{reasons}}}"#
         )
     }
+}
+
+/// How many there are, once nine of ten are used.
+pub(super) fn few_epochs_left(epoch: u32) -> Option<u32> {
+    (u64::from(epoch) * 10 >= u64::from(MAX_EPOCH) * 9).then(|| MAX_EPOCH.saturating_sub(epoch))
 }
 
 impl Reason {
@@ -237,6 +250,9 @@ impl fmt::Display for Reason {
                 // One line, whatever an operating system says.
                 let detail = detail.replace(['\n', '\r'], " ");
                 write!(f, "no server{ever} for {seconds:.1} s ({detail}): the membership cannot change")
+            }
+            Self::Epochs { left } => {
+                write!(f, "{left} changes of the membership are left: restart the run before the last")
             }
         }
     }
@@ -315,6 +331,24 @@ mod tests {
         assert_eq!((health.status, health.capacity.to_string().as_str()), (Status::Serving, "2-3"));
         let json: serde_json::Value = serde_json::from_str(&health.to_json()).unwrap();
         assert_eq!(json["capacity"], serde_json::json!([2, 3]));
+    }
+
+    #[test]
+    fn few_epochs_are_told_long_before_the_last() {
+        let mut now = membership(Role::Active, &[0, 1, 2, 3]);
+        now.current.epoch = MAX_EPOCH / 10 * 9;
+        assert_eq!(health(&now, &[], vec![]).status, Status::Serving);
+        now.current.epoch = MAX_EPOCH - 7;
+        let health = health(&now, &[], vec![]);
+        assert_eq!(
+            (health.status, health.reasons.as_slice()),
+            (Status::Degraded, &[Reason::Epochs { left: 7 }][..])
+        );
+        assert!(
+            health
+                .to_string()
+                .ends_with("; 7 changes of the membership are left: restart the run before the last")
+        );
     }
 
     #[test]

@@ -120,6 +120,7 @@ impl Group {
             initial: world,
             join_deadline: Duration::MAX,
             lease: heartbeat.lease,
+            arbiter: false,
         })?;
         // They join before there is anything to wait for, each by the connection of its rank's number.
         let mut joins = Vec::new();

@@ -11,8 +11,6 @@ use crate::aside::aside;
 use crate::error::Error;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::driver::block_on;
-#[cfg(feature = "tracing")]
-use crate::rendezvous::machine::MAX_EPOCH;
 use crate::rendezvous::pace::Next;
 use crate::rendezvous::wire::{Decision, Notice, Request};
 
@@ -117,10 +115,10 @@ impl Group {
         let course = self.inner.course.clone();
         aside("begin a step", self.rank(), move || course.apply(&decision)).await?;
         #[cfg(feature = "tracing")]
-        if u64::from(decision.epoch) * 10 >= u64::from(MAX_EPOCH) * 9 {
+        if let Some(left) = super::health::few_epochs_left(decision.epoch) {
             tracing::warn!(
                 epoch = decision.epoch,
-                limit = MAX_EPOCH,
+                left,
                 "90 % of all epochs are used: restart the run before the last"
             );
         }

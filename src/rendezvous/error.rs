@@ -175,7 +175,7 @@ pub enum BootstrapError {
         pid: u32,
     },
     /// Nothing is decided, and the membership stays as it is: half or more of those whose agreement it takes are missing. Of a
-    /// change these are the active ranks that nobody has seen dead; of any call, where the members serve the run themselves,
+    /// change these are the active ranks that nobody has seen dead, unless a server by itself decides; of any call, where the members serve the run themselves,
     /// those whose servers keep its log.
     #[error("{op}: no quorum without {missing}: {reason}")]
     NoQuorum {

@@ -2,13 +2,17 @@
 //!
 //! The group asks every member for whom it cannot reach, see [`Survey`]. Then:
 //!
-//! 1. a member is *silent* if it has not answered for a lease; it goes if at least half of the other members cannot
-//!    reach it either;
+//! 1. a member is *silent* if it has not answered for a lease; it goes if at least half of the other members say that they
+//!    cannot reach it either;
 //! 2. a *link* is a pair of members, and broken if neither reaches the other; while there are broken links the member
 //!    with most of them goes; among equals the one that more of the others cannot reach, then the higher rank;
 //! 3. those who go must be fewer than half of the members that are not dead: else nobody goes.
 //!
 //! So an accusation alone costs nobody its place, and a member that is cut off from the others does not get the run to itself.
+//!
+//! Where the run is served by itself, and not by a member, there is one side on which it can go on: that of the server, which
+//! is then the *arbiter*. Those who do not answer it need to be out of reach for half of those who do, rule 3 does not hold, and the run goes on
+//! with as few as one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,6 +27,8 @@ pub struct Survey {
     pub unreachable: BTreeMap<u32, Mask>,
     /// Links, lower rank first, that count as broken though both ends reach each other: they have been in doubt too often.
     pub worn: BTreeSet<(u32, u32)>,
+    /// Who asks is no member's server.
+    pub arbiter: bool,
 }
 
 /// What follows from it.
@@ -50,7 +56,7 @@ impl Survey {
     pub fn decide(&self) -> Verdict {
         let answered: Mask = self.unreachable.keys().copied().collect();
         let silent = self.living.minus(&answered);
-        let others = self.living.len().saturating_sub(1);
+        let others = if self.arbiter { answered.len() } else { self.living.len().saturating_sub(1) };
         let reached =
             |rank: &u32| 2 * self.unreachable.values().filter(|peers| peers.contains(*rank)).count() < others;
         let unsure: Mask = silent.iter().filter(reached).collect();
@@ -59,7 +65,8 @@ impl Survey {
         }
         let members = self.without_broken_links(self.living.and(&answered));
         let missing = self.living.minus(&members);
-        if !missing.is_empty() && 2 * missing.len() >= self.living.len() {
+        let many = 2 * missing.len() >= self.living.len() && !self.arbiter;
+        if !missing.is_empty() && (many || members.is_empty()) {
             return Verdict::NoQuorum { missing };
         }
         Verdict::Stay { members }
@@ -92,7 +99,11 @@ mod tests {
     fn survey(living: u32, unreachable: &[(u32, &[u32])]) -> Survey {
         let unreachable =
             unreachable.iter().map(|(rank, peers)| (*rank, peers.iter().copied().collect())).collect();
-        Survey { living: Mask::all(living), unreachable, worn: BTreeSet::new() }
+        Survey { living: Mask::all(living), unreachable, ..Survey::default() }
+    }
+
+    fn arbitrated(living: u32, unreachable: &[(u32, &[u32])]) -> Survey {
+        Survey { arbiter: true, ..survey(living, unreachable) }
     }
 
     fn verdict(survey: &Survey) -> String {
@@ -134,6 +145,25 @@ mod tests {
         assert_eq!(verdict(&survey(4, &[(0, &[2, 3]), (1, &[2, 3])])), "without 2-3: no quorum");
         assert_eq!(verdict(&survey(5, &[(0, &[3, 4]), (1, &[3, 4]), (2, &[3, 4])])), "0-2 stay");
         assert_eq!(verdict(&survey(1, &[(0, &[])])), "0 stay");
+    }
+
+    #[test]
+    fn an_arbiter_goes_on_with_whoever_answers() {
+        assert_eq!(verdict(&arbitrated(2, &[(0, &[1])])), "0 stay");
+        assert_eq!(verdict(&arbitrated(4, &[(0, &[2, 3]), (1, &[2, 3])])), "0-1 stay");
+        assert_eq!(verdict(&arbitrated(4, &[(2, &[0, 1, 3])])), "2 stay");
+        assert_eq!(verdict(&arbitrated(2, &[(0, &[1]), (1, &[0])])), "0 stay", "a broken link");
+        // But not without those whom the others reach, nor with nobody.
+        assert_eq!(verdict(&arbitrated(2, &[(0, &[])])), "1 silent");
+        assert_eq!(
+            verdict(&arbitrated(4, &[(0, &[2, 3]), (1, &[])])),
+            "0-1 stay",
+            "half of those who answer"
+        );
+        assert_eq!(verdict(&arbitrated(5, &[(0, &[3, 4]), (1, &[]), (2, &[])])), "3-4 silent");
+        assert_eq!(verdict(&arbitrated(3, &[])), "without 0-2: no quorum");
+        // Who answers keeps its place as everywhere.
+        assert_eq!(verdict(&arbitrated(3, &[(0, &[1, 2]), (1, &[]), (2, &[])])), "0-2 stay");
     }
 
     #[test]

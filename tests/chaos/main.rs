@@ -32,7 +32,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 /// A scenario: runs one case from its seed, and panics if it fails.
 type Scenario = fn(u64);
 
-/// 255 cases in all.
+/// 258 cases in all.
 const SCENARIOS: &[(&str, u64, Scenario)] = &[
     ("histories_of_a_run_that_its_members_serve", 20, history::of_a_run_that_its_members_serve),
     ("histories_of_a_run_with_a_server_by_itself", 20, history::of_a_run_with_a_server_by_itself),
@@ -40,6 +40,11 @@ const SCENARIOS: &[(&str, u64, Scenario)] = &[
         "a_newcomer_costs_no_more_than_twice_what_an_unrelated_process_does",
         1,
         history::pace::a_newcomer_costs_no_more_than_twice_what_an_unrelated_process_does,
+    ),
+    (
+        "a_server_by_itself_goes_on_without_most_ranks",
+        3,
+        history::arbiter::a_server_by_itself_goes_on_without_most_ranks,
     ),
     ("killed_before_send", 14, deaths::killed_before_send),
     ("killed_between_dispatch_send_and_receive", 14, deaths::killed_between_dispatch_send_and_receive),

@@ -445,8 +445,14 @@ mod tests {
 
     /// For two ranks, and the tasks of its connections.
     fn hub() -> (Hub, JoinSet<()>) {
-        let settings =
-            Settings { run_id: String::new(), world: 2, initial: 2, join_deadline: MINUTE, lease: LEASE };
+        let settings = Settings {
+            run_id: String::new(),
+            world: 2,
+            initial: 2,
+            join_deadline: MINUTE,
+            lease: LEASE,
+            arbiter: false,
+        };
         (Hub::alone(Machine::new(settings).unwrap(), &ServerOptions::new("", 2)), JoinSet::new())
     }
 

@@ -97,7 +97,7 @@ impl Server {
     /// address cannot be bound or the state file not be used, [`BootstrapError::Invalid`] if that is of another run, [`BootstrapError::Limit`] for a world outside 1 to 1024. Works under any async
     /// runtime or none.
     pub async fn bind(address: &str, options: ServerOptions) -> Result<Self, BootstrapError> {
-        let machine = Machine::new(settings(&options))?;
+        let machine = Machine::new(settings(&options, true))?;
         Self::start(address, options, Part::Alone(Box::new(machine))).await
     }
 
@@ -109,12 +109,15 @@ impl Server {
     ) -> Result<Self, BootstrapError> {
         #[cfg(feature = "succession")]
         {
-            let settings = settings(&options);
+            let settings = settings(&options, false);
             Machine::new(settings.clone())?; // it can be
             Self::start(address, options, Part::Founds(settings, _seat)).await
         }
         #[cfg(not(feature = "succession"))]
-        Self::bind(address, options).await
+        {
+            let machine = Machine::new(settings(&options, false))?;
+            Self::start(address, options, Part::Alone(Box::new(machine))).await
+        }
     }
 
     /// The server of another member, which refers to the one that leads and may take over from it.
@@ -216,13 +219,15 @@ impl Server {
     }
 }
 
-fn settings(options: &ServerOptions) -> Settings {
+/// `arbiter`: it is no member's.
+fn settings(options: &ServerOptions, arbiter: bool) -> Settings {
     Settings {
         run_id: options.run_id.clone(),
         world: options.world,
         initial: options.initial,
         join_deadline: options.join_deadline,
         lease: options.heartbeat.lease,
+        arbiter,
     }
 }
 

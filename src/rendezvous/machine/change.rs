@@ -173,7 +173,8 @@ impl Machine {
         }
         let links = links(doubts);
         let worn = self.changes.worn(now, &links);
-        match (Survey { living, unreachable: missing.clone(), worn }).decide() {
+        let arbiter = self.settings.arbiter;
+        match (Survey { living, unreachable: missing.clone(), worn, arbiter }).decide() {
             Verdict::Stay { members } => {
                 let passed = links.into_iter().filter(|(a, b)| members.contains(*a) && members.contains(*b));
                 self.changes.doubted.extend(passed.map(|link| (now, link)));
@@ -193,7 +194,7 @@ impl Machine {
                 },
             ),
             Verdict::NoQuorum { missing } => {
-                let reason = "they are half of the active ranks or more, and not seen dead; wait for them, or end them";
+                let reason = "they are half of the active ranks or more, and not seen dead; wait for them, end them, or report their deaths";
                 let (missing, reason) = (Box::new(missing), reason.to_owned());
                 self.abort(now, &change, BootstrapError::NoQuorum { op: op(), missing, reason })
             }

@@ -29,8 +29,10 @@ pub struct Settings {
     pub join_deadline: Duration,
     /// Silence after which a member is suspect, and how long the answers of members are waited for.
     pub lease: Duration,
+    /// No member's end takes this machine along: it may say who is lost even where most of them are.
+    pub arbiter: bool,
 }
-wire!(struct Settings { run_id, world, initial, join_deadline, lease });
+wire!(struct Settings { run_id, world, initial, join_deadline, lease, arbiter });
 
 /// The server's side of a run.
 #[derive(Debug)]

@@ -363,15 +363,24 @@ impl Crew {
 
     /// Whether all who are there have run a step after `floor`, with each other and nobody else, and missed nobody.
     pub(crate) fn is_whole(&self, floor: u64) -> bool {
-        let there: Vec<u32> = (0..self.setup.ranks).filter(|rank| self.is_there(*rank)).collect();
+        let there = (0..self.setup.ranks).filter(|rank| self.is_there(*rank)).collect();
+        self.serve(floor, &there)
+    }
+
+    /// Whether those who are not stopped have, without the others.
+    pub(crate) fn is_whole_without_stopped(&self, floor: u64) -> bool {
+        self.serve(floor, &self.running())
+    }
+
+    fn serve(&self, floor: u64, ranks: &Vec<u32>) -> bool {
         let exact = |member: &Member| match &member.ran {
             Some((step, epoch, missing)) => {
                 let members = self.epochs.get(epoch).map(|(_, members)| members);
-                *step > floor && missing.is_empty() && members == Some(&there)
+                *step > floor && missing.is_empty() && members == Some(ranks)
             }
             None => false,
         };
-        self.members.iter().flatten().all(exact)
+        ranks.iter().filter_map(|rank| self.members[*rank as usize].as_ref()).all(exact)
     }
 
     /// Those who fall short of that, for people who read errors.

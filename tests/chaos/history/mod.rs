@@ -5,6 +5,7 @@
 //! members; those that go on learn the same verdict of every step; a rank to which nothing is done is never removed; and when all has been done those who are there, newcomers too, run
 //! complete steps with each other, soon.
 
+pub(crate) mod arbiter;
 mod crew;
 mod ends;
 pub(crate) mod member;

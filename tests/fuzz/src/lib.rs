@@ -50,6 +50,7 @@ pub fn formed() -> Machine {
         initial: 3,
         join_deadline: 60 * second,
         lease: 5 * second,
+            arbiter: false,
     };
     let mut machine = Machine::new(settings).expect("settings");
     let mut calls = 0;

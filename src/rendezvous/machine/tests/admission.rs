@@ -158,6 +158,7 @@ fn a_run_grows_into_the_places_that_it_has() {
         initial: 2,
         join_deadline: 30 * SECOND,
         lease: 5 * SECOND,
+        arbiter: false,
     };
     let mut run = Run { machine: Machine::new(settings).unwrap(), ..Run::new(4) };
     let ask_to_join = |run: &mut Run, rank: u32| {

@@ -144,6 +144,23 @@ fn half_of_the_members_are_not_removed_unless_they_are_dead() {
     assert_eq!(run.decided(), ("0-1".to_owned(), 2, 11));
 }
 
+/// No member's end can take the server along: its side is the one that goes on.
+#[test]
+fn a_server_by_itself_goes_on_with_those_who_answer() {
+    let mut run = Run::formed(4);
+    run.machine.settings.arbiter = true;
+    run.pass(5 * SECOND, &[0, 1]);
+    run.reply(&[0, 1], &[(0, &[2, 3]), (1, &[2, 3])]);
+    run.reply(&[0, 1], &[]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 2, 11));
+    run.pass(5 * SECOND, &[1]);
+    run.reply(&[1], &[(1, &[0])]);
+    run.reply(&[1], &[]);
+    assert_eq!(run.decided().0, "1");
+    run.pass(20 * SECOND, &[]);
+    assert_eq!(run.decided().0, "1", "somebody is to be left");
+}
+
 /// Two hosts, one without power: no kernel tells, and of two members none can be outvoted.
 #[test]
 fn a_death_that_is_reported_needs_no_quorum() {

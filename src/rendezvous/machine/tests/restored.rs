@@ -292,5 +292,5 @@ fn a_snapshot_of_another_version_says_so() {
     let mut bytes = Run::new(2).machine.snapshot();
     bytes[0] += 1;
     let error = Machine::restore(&bytes).unwrap_err();
-    assert_eq!(error.to_string(), "bytes of version 4 (this side: 3)");
+    assert_eq!(error.to_string(), "bytes of version 5 (this side: 4)");
 }

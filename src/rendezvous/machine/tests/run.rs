@@ -23,6 +23,7 @@ impl Run {
             initial: world,
             join_deadline: 30 * SECOND,
             lease: 5 * SECOND,
+            arbiter: false,
         };
         let machine = Machine::new(settings).unwrap();
         Self {
