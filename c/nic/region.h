@@ -1,0 +1,62 @@
+/* Memory that a NIC may touch: what an entry or a frame names by a key is looked up here before a byte moves.
+ *
+ * A key is {serial 16 | slot 16}: the serial number is fresh each time a slot is used, so that a key of a
+ * window that is gone opens no later one. */
+#ifndef EPW_NIC_REGION_H
+#define EPW_NIC_REGION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Words, counts, rows and answers, the last three for each lane. */
+#define EPW_STRETCHES_MAX 8
+
+/* Bytes at an offset of a region. */
+typedef struct epw_stretch {
+    uint64_t offset, bytes;
+} epw_stretch;
+
+enum {
+    EPW_REGION_READ = 1, /* by this rank's own queues: where entries find their bytes */
+    EPW_REGION_WRITE = 2 /* by the peer to whom the key was given */
+};
+
+typedef struct epw_region {
+    unsigned char *base; /* of offset 0 */
+    uint32_t rights;     /* EPW_REGION_* */
+    uint32_t count;      /* of stretches: all that the key opens */
+    epw_stretch stretches[EPW_STRETCHES_MAX];
+    /* What places an aligned word of 8 bytes that was written here; NULL: it is copied as other bytes are.
+     * Called with the NIC locked. */
+    void (*place)(void *context, uint64_t offset, uint64_t value);
+    void *context;
+} epw_region;
+
+typedef struct epw_region_slot {
+    epw_region region;
+    uint16_t serial;
+    bool used;
+} epw_region_slot;
+
+/* With the NIC locked. */
+typedef struct epw_regions {
+    epw_region_slot *slots;
+    uint32_t capacity;
+} epw_regions;
+
+/* The key of a new region, 0 if there is no memory or no slot left. `serial` of the first: any number. */
+uint32_t epw_regions_add(epw_regions *regions, const epw_region *region);
+
+/* False if the key opens nothing. */
+bool epw_regions_drop(epw_regions *regions, uint32_t key);
+
+void epw_regions_free(epw_regions *regions);
+
+/* The region of a key, NULL if there is none. Until the next epw_regions_add. */
+const epw_region *epw_regions_find(const epw_regions *regions, uint32_t key);
+
+/* Where `bytes` bytes at `offset` lie; NULL if the region does not have them all in one stretch, or not with
+ * these rights. */
+unsigned char *epw_region_at(const epw_region *region, uint32_t rights, uint64_t offset, uint64_t bytes);
+
+#endif

@@ -1,0 +1,87 @@
+/* A NIC in software: drains send queues as an adapter would, and carries what they say over connections to
+ * the NICs of other ranks; the way for ranks that share no memory and have no adapter.
+ *
+ *     this rank                                          the peer
+ *     ring -> fetch, check, frame -> connection -> check key and bounds -> place -> ACK -> completion
+ *
+ * One thread sleeps on the connections. Who rings or waits does not depend on it: epw_pair_ring carries its
+ * own entries out, and epw_nic_poll takes in what has come, each by the calling thread unless another one is
+ * at it. One lock guards it all; nothing blocks while it is held.
+ *
+ * Of one queue pair entries are executed in order, and a word is placed behind all before it. */
+#ifndef EPW_NIC_SOFT_H
+#define EPW_NIC_SOFT_H
+
+#include "base/status.h"
+#include "nic/region.h"
+
+#include <stdatomic.h>
+
+typedef struct epw_nic epw_nic;
+typedef struct epw_pair epw_pair;
+
+/* Starts the thread. */
+epw_status epw_nic_open(epw_where where, epw_nic **out);
+
+/* Ends the thread and closes all connections. All pairs have been destroyed. NULL is allowed. */
+void epw_nic_close(epw_nic *nic);
+
+/* Takes in what has come, and sends what waits, as far as neither blocks. Any thread. */
+void epw_nic_poll(epw_nic *nic);
+
+/* ---- connections ---- */
+
+/* A connection to the NIC of rank `peer`, which has shown that it is that; owns `fd` from now on, also after
+ * an error. *link is what pairs are connected by. */
+epw_status epw_nic_add_link(epw_nic *nic, int fd, uint32_t peer, epw_where where, uint64_t *link);
+
+/* Whether it still carries. */
+bool epw_nic_link_alive(epw_nic *nic, uint64_t link);
+
+/* ---- regions: see region.h ---- */
+
+uint32_t epw_nic_register(epw_nic *nic, const epw_region *region);
+
+/* Once this returns nothing of the region is touched any more. */
+void epw_nic_deregister(epw_nic *nic, uint32_t key);
+
+/* ---- queue pairs ---- */
+
+typedef struct epw_pair_options {
+    uint32_t peer;  /* whose frames it takes */
+    uint32_t key;   /* of the region that the peer may write by this pair */
+    uint32_t depth; /* of the send queue in entries of 64 bytes: a power of two */
+} epw_pair_options;
+
+/* What both ends of a send queue share, all in one allocation: 64 bytes to an entry, the doorbell record, the
+ * doorbell, and a completion queue of one entry. Zeroed, the completion filled with ones. */
+typedef struct epw_pair_memory {
+    unsigned char *entries;
+    uint32_t depth;
+    uint32_t *record; /* two words; the second is of the send queue */
+    uint64_t *doorbell;
+    unsigned char *completion;
+} epw_pair_memory;
+
+/* From here on the peer may write by it. */
+epw_status epw_pair_create(epw_nic *nic, const epw_pair_options *options, epw_where where, epw_pair **out);
+
+/* Once this returns nothing that came by it is placed any more, and nothing is read of what it was to send.
+ * NULL is allowed. */
+void epw_pair_destroy(epw_pair *pair);
+
+/* Never 0, below 2^24, and fresh: the next 255 pairs in its place have other numbers. */
+uint32_t epw_pair_number(const epw_pair *pair);
+const epw_pair_memory *epw_pair_memory_of(const epw_pair *pair);
+
+/* Its entries go to pair `remote` of the link's other end from now on. Once. */
+void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote);
+
+/* The doorbell has been rung. */
+void epw_pair_ring(epw_pair *pair);
+
+/* Nothing more is sent by it or completes: its connection is gone, or an entry was refused. Writer: whoever
+ * finds that, behind all that was placed before. */
+bool epw_pair_broken(const epw_pair *pair);
+
+#endif

@@ -1,0 +1,64 @@
+/* See fetch.h. Offsets are those of the adapter's manual: control 0, remote address 16, data 32. */
+#include "nic/soft/fetch.h"
+
+#include <string.h>
+
+static uint32_t big32(const unsigned char *at) {
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+static uint64_t big64(const unsigned char *at) {
+    return (uint64_t)big32(at) << 32 | big32(at + 4);
+}
+
+enum {
+    SIGNALLED = 0x08,   /* of byte 11: a completion for this entry */
+    FLAGS_KNOWN = 0x08, /* and no fence, no event, nothing at the first error only */
+    UNIT_BYTES = 16
+};
+
+/* Of the length. */
+#define INLINE_BIT (UINT32_C(1) << 31)
+
+/* The data segment, behind the control and the remote address. */
+static uint8_t read_data(const unsigned char *at, uint32_t units, epw_fetched *out) {
+    uint32_t length = big32(at);
+    out->is_inline = (length & INLINE_BIT) != 0;
+    out->bytes = length & ~INLINE_BIT;
+    if (!out->is_inline) {
+        out->local_key = big32(at + 4);
+        out->local = big64(at + 8);
+        return units == 3 ? EPW_SYNDROME_NONE : EPW_SYNDROME_OPERATION;
+    }
+    if (out->bytes > EPW_FETCH_INLINE) return EPW_SYNDROME_OPERATION;
+    if (units != 2 + (4 + out->bytes + UNIT_BYTES - 1) / UNIT_BYTES) return EPW_SYNDROME_OPERATION;
+    memcpy(out->inlined, at + 4, out->bytes);
+    return EPW_SYNDROME_NONE;
+}
+
+uint8_t epw_fetch(const unsigned char entry[EPW_FETCH_BYTES], uint32_t number, uint16_t index,
+                  epw_fetched *out) {
+    uint32_t first = big32(entry), second = big32(entry + 4), units = second & 0x3f;
+    *out = (epw_fetched){.opcode = (uint8_t)first, .signalled = (entry[11] & SIGNALLED) != 0};
+    bool mine = (uint16_t)(first >> 8) == index && second >> 8 == number;
+    bool plain = first >> 24 == 0 && (second & 0xc0) == 0 && (entry[11] & ~FLAGS_KNOWN) == 0;
+    if (!mine || !plain) return EPW_SYNDROME_OPERATION;
+    switch (out->opcode) {
+    case EPW_OPCODE_NOP:
+        return units == 1 ? EPW_SYNDROME_NONE : EPW_SYNDROME_OPERATION;
+    case EPW_OPCODE_WRITE:
+        out->remote = big64(entry + 16);
+        out->remote_key = big32(entry + 24);
+        return read_data(entry + 32, units, out);
+    default:
+        return EPW_SYNDROME_OPERATION;
+    }
+}
+
+uint16_t epw_fetch_record(const void *record) {
+    /* Writer: who rings, in front of the doorbell. Reader: the NIC, behind it. */
+    uint32_t word = __atomic_load_n((const uint32_t *)record + 1, __ATOMIC_ACQUIRE);
+    unsigned char bytes[4];
+    memcpy(bytes, &word, sizeof bytes);
+    return (uint16_t)big32(bytes);
+}

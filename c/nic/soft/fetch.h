@@ -1,0 +1,43 @@
+/* What a NIC reads of a send queue: entries by their raw bytes, as an adapter would, and not by the structs
+ * that build them, so that a wrong offset there is found out here. */
+#ifndef EPW_NIC_SOFT_FETCH_H
+#define EPW_NIC_SOFT_FETCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define EPW_FETCH_BYTES  64u
+#define EPW_FETCH_INLINE 28u /* the most that an entry carries itself */
+
+enum { EPW_OPCODE_NOP = 0x00, EPW_OPCODE_WRITE = 0x08 };
+
+/* Of error completions. */
+enum {
+    EPW_SYNDROME_NONE = 0,
+    EPW_SYNDROME_OPERATION = 0x02,  /* no entry of this queue */
+    EPW_SYNDROME_PROTECTION = 0x04, /* the local key, or its bounds */
+    EPW_SYNDROME_FLUSHED = 0x05,    /* behind an error */
+    EPW_SYNDROME_REMOTE_REQUEST = 0x12,
+    EPW_SYNDROME_REMOTE_ACCESS = 0x13, /* the remote key, or its bounds */
+    EPW_SYNDROME_RETRIES = 0x15        /* the peer is not reached any more */
+};
+
+/* An entry, checked but for its keys. */
+typedef struct epw_fetched {
+    uint8_t opcode;
+    bool signalled; /* it wants a completion */
+    bool is_inline; /* its bytes are in `inlined`, else at `local` */
+    uint32_t bytes;
+    uint64_t local, remote; /* offsets in the regions of the keys */
+    uint32_t local_key, remote_key;
+    unsigned char inlined[EPW_FETCH_INLINE];
+} epw_fetched;
+
+/* Reads entry `index` of queue pair `number`. EPW_SYNDROME_NONE, or what is wrong with it. */
+uint8_t epw_fetch(const unsigned char entry[EPW_FETCH_BYTES], uint32_t number, uint16_t index,
+                  epw_fetched *out);
+
+/* The send counter in a doorbell record: one more than the last entry that may be fetched. */
+uint16_t epw_fetch_record(const void *record);
+
+#endif

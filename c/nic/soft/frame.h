@@ -1,0 +1,36 @@
+/* What travels over a wire between two soft NICs: frames of {header | bytes}, little-endian, in order.
+ *
+ * A WRITE carries the bytes of one entry to a queue pair of the other NIC; `index` counts the entries of its
+ * queue. The responder answers those that want it by an ACK of the index, once their bytes are placed: it
+ * acknowledges all before it too. A NAK names the first that was refused, and ends the queue pair. */
+#ifndef EPW_NIC_SOFT_FRAME_H
+#define EPW_NIC_SOFT_FRAME_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define EPW_FRAME_BYTES 32u
+
+/* The most bytes behind a header: more than any entry of this library has. */
+#define EPW_FRAME_PAYLOAD_MAX (UINT32_C(1) << 31)
+
+enum { EPW_FRAME_WRITE = 1, EPW_FRAME_NOP = 2, EPW_FRAME_ACK = 3, EPW_FRAME_NAK = 4 };
+
+typedef struct epw_frame {
+    uint8_t kind;
+    bool wants_ack;
+    uint8_t syndrome; /* NAK */
+    uint32_t pair;    /* of the receiver */
+    uint32_t from;    /* WRITE, NOP: of the sender, where the answer goes */
+    uint32_t index;
+    uint32_t key; /* WRITE: of the region, and where in it */
+    uint64_t offset;
+    uint32_t bytes; /* that follow */
+} epw_frame;
+
+void epw_frame_write(const epw_frame *frame, unsigned char out[EPW_FRAME_BYTES]);
+
+/* False where it is no frame: another kind, bytes that none of that kind has, or reserved bits. */
+bool epw_frame_parse(const unsigned char bytes[EPW_FRAME_BYTES], epw_frame *out);
+
+#endif

@@ -1,0 +1,213 @@
+/* See soft.h: the thread, the lock, and who is connected. */
+#include "nic/soft/parts.h"
+
+#include "base/barrier.h"
+#include "base/thread.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum { EVENTS = 64, SLOT_BITS = 16, LINKS_MAX = 1 << SLOT_BITS };
+
+/* Of the event that ends the thread; no link has this id. */
+#define WAKE_ID UINT64_C(0)
+
+/* ---- connections: locked ---- */
+
+static epw_link *link_of(const epw_nic *nic, uint64_t id) {
+    uint32_t slot = (uint32_t)id & (LINKS_MAX - 1);
+    epw_link *link = slot < nic->link_count ? nic->links[slot] : NULL;
+    return link != NULL && link->id == id ? link : NULL;
+}
+
+void epw_nic_await_room(epw_link *link, bool awaits) {
+    if (link->awaits_room == awaits) return;
+    struct epoll_event event = {.events = EPOLLIN | (awaits ? (uint32_t)EPOLLOUT : 0), .data.u64 = link->id};
+    if (epoll_ctl(link->nic->epoll, EPOLL_CTL_MOD, link->fd, &event) == 0) link->awaits_room = awaits;
+}
+
+void epw_nic_drop_link(epw_nic *nic, epw_link *link) {
+    nic->links[link->id & (LINKS_MAX - 1)] = NULL;
+    for (uint32_t i = 0; i < nic->pair_count; i++)
+        if (nic->pairs[i] != NULL) epw_pair_lose(nic->pairs[i], link);
+    epw_link_free(link); /* its descriptor leaves the epoll set with it */
+}
+
+static bool grow(epw_nic *nic) {
+    uint32_t count = nic->link_count == 0 ? 16 : 2 * nic->link_count;
+    if (count > LINKS_MAX) return false;
+    epw_link **links = realloc(nic->links, count * sizeof(epw_link *));
+    if (links == NULL) return false;
+    for (uint32_t i = nic->link_count; i < count; i++) links[i] = NULL;
+    nic->links = links;
+    nic->link_count = count;
+    return true;
+}
+
+static epw_status enter(epw_nic *nic, epw_link *link, epw_where where) {
+    uint32_t slot = 0;
+    while (slot < nic->link_count && nic->links[slot] != NULL) slot++;
+    if (slot == nic->link_count && !grow(nic))
+        return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for another connection beside %u", slot);
+    link->id = (uint64_t)++nic->link_serial << SLOT_BITS | slot;
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = link->id};
+    if (epoll_ctl(nic->epoll, EPOLL_CTL_ADD, link->fd, &event) != 0)
+        return epw_fail_errno(errno, where, "cannot watch a connection");
+    nic->links[slot] = link;
+    return EPW_OK;
+}
+
+epw_status epw_nic_add_link(epw_nic *nic, int fd, uint32_t peer, epw_where where, uint64_t *out) {
+    epw_link *link = epw_link_open(nic, fd, peer);
+    if (link == NULL) {
+        close(fd);
+        return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a connection");
+    }
+    pthread_mutex_lock(&nic->lock);
+    epw_status status = enter(nic, link, where);
+    if (status == EPW_OK) *out = link->id;
+    pthread_mutex_unlock(&nic->lock);
+    if (status != EPW_OK) epw_link_free(link);
+    return status;
+}
+
+bool epw_nic_link_alive(epw_nic *nic, uint64_t id) {
+    pthread_mutex_lock(&nic->lock);
+    bool alive = link_of(nic, id) != NULL;
+    pthread_mutex_unlock(&nic->lock);
+    return alive;
+}
+
+/* ---- work: locked ---- */
+
+static void take_in(epw_nic *nic, const struct epoll_event *events, int count) {
+    for (int i = 0; i < count; i++) {
+        epw_link *link = link_of(nic, events[i].data.u64);
+        if (link == NULL) continue; /* the wake-up call, or gone meanwhile */
+        if (events[i].events & (EPOLLIN | EPOLLERR | EPOLLHUP)) {
+            if (!epw_link_read(link)) {
+                epw_nic_drop_link(nic, link);
+                continue;
+            }
+        }
+        if (events[i].events & EPOLLOUT) epw_nic_await_room(link, false);
+    }
+}
+
+/* Sends what everybody has, but for those who wait for room. */
+static void send_all(epw_nic *nic) {
+    epw_nic_heed_rung(nic);
+    for (uint32_t i = 0; i < nic->link_count; i++) {
+        epw_link *link = nic->links[i];
+        if (link == NULL || link->awaits_room) continue;
+        bool idle = link->senders == NULL && link->ackers == NULL && link->refusal_count == 0;
+        if (idle && link->out_at == link->out_count) continue;
+        if (!epw_link_send(link)) epw_nic_drop_link(nic, link);
+    }
+}
+
+/* Rung meanwhile by somebody who found the lock taken. Observers: who has pushed onto `rung` and then failed
+ * to take the lock; and who has let it go and then looks here. A fence on both sides, or each misses what the
+ * other has done. */
+static bool rung_again(epw_nic *nic) {
+    epw_notice_fence();
+    return atomic_load_explicit(&nic->rung, memory_order_seq_cst) != NULL;
+}
+
+void epw_nic_poll(epw_nic *nic) {
+    struct epoll_event events[EVENTS];
+    do {
+        epw_notice_fence();
+        if (pthread_mutex_trylock(&nic->lock) != 0) return;
+        take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0));
+        send_all(nic);
+        pthread_mutex_unlock(&nic->lock);
+    } while (rung_again(nic));
+}
+
+static void *nic_main(void *argument) {
+    epw_nic *nic = argument;
+    struct epoll_event events[EVENTS];
+    for (bool ending = false; !ending;) {
+        int count = epoll_wait(nic->epoll, events, EVENTS, -1);
+        pthread_mutex_lock(&nic->lock);
+        take_in(nic, events, count);
+        send_all(nic);
+        ending = nic->ending;
+        pthread_mutex_unlock(&nic->lock);
+        if (rung_again(nic)) epw_nic_poll(nic);
+    }
+    return NULL;
+}
+
+/* ---- regions ---- */
+
+uint32_t epw_nic_register(epw_nic *nic, const epw_region *region) {
+    pthread_mutex_lock(&nic->lock);
+    uint32_t key = epw_regions_add(&nic->regions, region);
+    pthread_mutex_unlock(&nic->lock);
+    return key;
+}
+
+void epw_nic_deregister(epw_nic *nic, uint32_t key) {
+    pthread_mutex_lock(&nic->lock);
+    if (epw_regions_drop(&nic->regions, key)) {
+        for (uint32_t i = 0; i < nic->link_count; i++)
+            if (nic->links[i] != NULL) epw_link_forget_region(nic->links[i], key);
+    }
+    pthread_mutex_unlock(&nic->lock);
+}
+
+/* ---- life ---- */
+
+static epw_status start(epw_nic *nic, epw_where where) {
+    nic->epoll = epoll_create1(EPOLL_CLOEXEC);
+    nic->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = WAKE_ID};
+    if (nic->epoll < 0 || nic->wake < 0 || epoll_ctl(nic->epoll, EPOLL_CTL_ADD, nic->wake, &event) != 0)
+        return epw_fail_errno(errno, where, "cannot watch connections");
+    int err = epw_thread_start(nic_main, nic, &nic->thread);
+    if (err != 0) return epw_fail_errno(err, where, "cannot start the thread of the software NIC");
+    nic->started = true;
+    return EPW_OK;
+}
+
+epw_status epw_nic_open(epw_where where, epw_nic **out) {
+    epw_nic *nic = calloc(1, sizeof *nic);
+    if (nic == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a software NIC");
+    pthread_mutex_init(&nic->lock, NULL);
+    nic->epoll = nic->wake = -1;
+    epw_status status = start(nic, where);
+    if (status != EPW_OK) {
+        epw_nic_close(nic);
+        return status;
+    }
+    *out = nic;
+    return EPW_OK;
+}
+
+void epw_nic_close(epw_nic *nic) {
+    if (nic == NULL) return;
+    if (nic->started) {
+        pthread_mutex_lock(&nic->lock);
+        nic->ending = true;
+        pthread_mutex_unlock(&nic->lock);
+        uint64_t one = 1;
+        while (write(nic->wake, &one, sizeof one) < 0 && errno == EINTR) {
+        }
+        pthread_join(nic->thread, NULL);
+    }
+    for (uint32_t i = 0; i < nic->link_count; i++)
+        if (nic->links[i] != NULL) epw_link_free(nic->links[i]);
+    if (nic->epoll >= 0) close(nic->epoll);
+    if (nic->wake >= 0) close(nic->wake);
+    epw_regions_free(&nic->regions);
+    free(nic->links);
+    free(nic->pairs);
+    free(nic->serials);
+    pthread_mutex_destroy(&nic->lock);
+    free(nic);
+}

@@ -1,0 +1,256 @@
+/* Queue pairs of a soft NIC: their memory, what is fetched of it, and completions. */
+#include "nic/soft/parts.h"
+
+#include "base/barrier.h"
+#include "base/bits.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SLOT_BITS = 16, SLOTS_MAX = 1 << SLOT_BITS, CACHE_LINE = 64, VENDOR_LOST = 0x81 };
+
+/* ---- memory ---- */
+
+static bool allocate(epw_pair *pair, uint32_t depth) {
+    size_t ring = (size_t)depth * EPW_FETCH_BYTES, bytes = ring + 3 * CACHE_LINE;
+    unsigned char *at = aligned_alloc(CACHE_LINE, bytes);
+    if (at == NULL) return false;
+    memset(at, 0, bytes);
+    pair->memory = (epw_pair_memory){.entries = at,
+                                     .depth = depth,
+                                     .record = (uint32_t *)(at + ring),
+                                     .doorbell = (uint64_t *)(at + ring + CACHE_LINE),
+                                     .completion = at + ring + (size_t)2 * CACHE_LINE};
+    memset(pair->memory.completion, 0xff, CACHE_LINE);
+    return true;
+}
+
+static void put32(unsigned char *at, uint32_t value) {
+    for (int i = 0; i < 4; i++) at[i] = (unsigned char)(value >> (24 - 8 * i));
+}
+
+/* Writes the completion queue's one entry. Writer: the NIC. Reader: whoever polls it, which acquires the last
+ * four bytes. */
+static void complete(epw_pair *pair, uint32_t index, uint8_t syndrome) {
+    unsigned char *entry = pair->memory.completion;
+    if (syndrome != EPW_SYNDROME_NONE) {
+        unsigned char opcode[4];
+        put32(opcode, (uint32_t)EPW_OPCODE_WRITE << 24 | pair->number);
+        unsigned char said[4] = {0, 0, syndrome == EPW_SYNDROME_RETRIES ? VENDOR_LOST : 0, syndrome};
+        uint32_t words[2];
+        memcpy(&words[0], said, sizeof said);
+        memcpy(&words[1], opcode, sizeof opcode);
+        __atomic_store_n((uint32_t *)(entry + 0x34), words[0], __ATOMIC_RELAXED);
+        __atomic_store_n((uint32_t *)(entry + 0x38), words[1], __ATOMIC_RELAXED);
+    }
+    unsigned char last[4] = {(unsigned char)(index >> 8), (unsigned char)index, 0,
+                             syndrome != EPW_SYNDROME_NONE ? 0xd0 : 0};
+    uint32_t word;
+    memcpy(&word, last, sizeof word);
+    __atomic_store_n((uint32_t *)(entry + 0x3c), word, __ATOMIC_RELEASE);
+}
+
+/* ---- life ---- */
+
+epw_pair *epw_nic_pair(const epw_nic *nic, uint32_t number) {
+    uint32_t slot = number & (SLOTS_MAX - 1);
+    epw_pair *pair = slot < nic->pair_count ? nic->pairs[slot] : NULL;
+    return pair != NULL && pair->number == number ? pair : NULL;
+}
+
+static bool grow(epw_nic *nic) {
+    uint32_t count = nic->pair_count == 0 ? 16 : 2 * nic->pair_count;
+    if (count > SLOTS_MAX) return false;
+    epw_pair **pairs = realloc(nic->pairs, count * sizeof(epw_pair *));
+    if (pairs == NULL) return false;
+    nic->pairs = pairs;
+    uint8_t *serials = realloc(nic->serials, count);
+    if (serials == NULL) return false;
+    nic->serials = serials;
+    for (uint32_t i = nic->pair_count; i < count; i++) {
+        pairs[i] = NULL;
+        serials[i] = 0;
+    }
+    nic->pair_count = count;
+    return true;
+}
+
+/* Locked. */
+static bool enter(epw_nic *nic, epw_pair *pair) {
+    uint32_t slot = 0;
+    while (slot < nic->pair_count && nic->pairs[slot] != NULL) slot++;
+    if (slot == nic->pair_count && !grow(nic)) return false;
+    if (++nic->serials[slot] == 0) nic->serials[slot] = 1;
+    pair->number = (uint32_t)nic->serials[slot] << SLOT_BITS | slot;
+    nic->pairs[slot] = pair;
+    return true;
+}
+
+epw_status epw_pair_create(epw_nic *nic, const epw_pair_options *options, epw_where where, epw_pair **out) {
+    epw_pair *pair = calloc(1, sizeof *pair);
+    bool made = pair != NULL && allocate(pair, options->depth);
+    if (made) {
+        pair->nic = nic;
+        pair->options = *options;
+        pthread_mutex_lock(&nic->lock);
+        made = enter(nic, pair);
+        pthread_mutex_unlock(&nic->lock);
+        if (!made) free(pair->memory.entries);
+    }
+    if (!made) {
+        free(pair);
+        return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a queue pair of %u entries", options->depth);
+    }
+    *out = pair;
+    return EPW_OK;
+}
+
+void epw_pair_destroy(epw_pair *pair) {
+    if (pair == NULL) return;
+    epw_nic *nic = pair->nic;
+    pthread_mutex_lock(&nic->lock);
+    epw_nic_heed_rung(nic); /* it is in that list no more */
+    nic->pairs[pair->number & (SLOTS_MAX - 1)] = NULL;
+    epw_link *link = pair->link, *from = pair->from;
+    if (link != NULL && !epw_link_forget(link, pair)) {
+        epw_nic_drop_link(nic, link);
+        if (from == link) from = NULL;
+    }
+    if (from != NULL && from != link && !epw_link_forget(from, pair)) epw_nic_drop_link(nic, from);
+    pthread_mutex_unlock(&nic->lock);
+    free(pair->memory.entries);
+    free(pair);
+}
+
+uint32_t epw_pair_number(const epw_pair *pair) {
+    return pair->number;
+}
+
+const epw_pair_memory *epw_pair_memory_of(const epw_pair *pair) {
+    return &pair->memory;
+}
+
+bool epw_pair_broken(const epw_pair *pair) {
+    return atomic_load_explicit(&pair->broken, memory_order_acquire);
+}
+
+/* ---- sending ---- */
+
+/* How far it may fetch, as the doorbell record says; the doorbell says only that there is news. */
+static void heed(epw_pair *pair) {
+    /* Writer: who rings, behind the record. Reader: the NIC. */
+    uint64_t doorbell = __atomic_load_n(pair->memory.doorbell, __ATOMIC_ACQUIRE);
+    if (doorbell == pair->doorbell) return;
+    pair->doorbell = doorbell;
+    uint16_t ahead = (uint16_t)(epw_fetch_record(pair->memory.record) - (uint16_t)pair->target);
+    pair->target += ahead;
+    if (pair->target - pair->completed > pair->memory.depth) {
+        epw_pair_fail(pair, (uint32_t)pair->fetched, EPW_SYNDROME_OPERATION); /* the ring is overrun */
+    } else if (atomic_load_explicit(&pair->broken, memory_order_relaxed) && ahead > 0) {
+        complete(pair, (uint32_t)pair->target - 1, EPW_SYNDROME_FLUSHED);
+    } else if (pair->link != NULL && pair->target != pair->fetched) {
+        epw_link_has_sender(pair->link, pair);
+    }
+}
+
+/* The stack is taken as a whole, so that nothing is ever pushed onto a node that comes back. */
+void epw_nic_heed_rung(epw_nic *nic) {
+    epw_pair *pair = atomic_exchange_explicit(&nic->rung, NULL, memory_order_acquire);
+    while (pair != NULL) {
+        epw_pair *next = atomic_load_explicit(&pair->rung_next, memory_order_relaxed);
+        /* Before the look at the doorbell: one that is rung from here on is pushed again. */
+        atomic_store_explicit(&pair->rung, false, memory_order_seq_cst);
+        heed(pair);
+        pair = next;
+    }
+}
+
+void epw_pair_ring(epw_pair *pair) {
+    epw_nic *nic = pair->nic;
+    if (!atomic_exchange_explicit(&pair->rung, true, memory_order_seq_cst)) {
+        epw_pair *head = atomic_load_explicit(&nic->rung, memory_order_relaxed);
+        do {
+            atomic_store_explicit(&pair->rung_next, head, memory_order_relaxed);
+        } while (!atomic_compare_exchange_weak_explicit(&nic->rung, &head, pair, memory_order_seq_cst,
+                                                        memory_order_relaxed));
+    }
+    epw_nic_poll(nic);
+}
+
+void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote) {
+    epw_nic *nic = pair->nic;
+    pthread_mutex_lock(&nic->lock);
+    for (uint32_t i = 0; i < nic->link_count; i++)
+        if (nic->links[i] != NULL && nic->links[i]->id == link) pair->link = nic->links[i];
+    pair->remote = remote;
+    if (pair->link == NULL) epw_pair_fail(pair, 0, EPW_SYNDROME_RETRIES);
+    if (pair->link != NULL && pair->target != pair->fetched) epw_link_has_sender(pair->link, pair);
+    pthread_mutex_unlock(&nic->lock);
+    epw_nic_poll(nic);
+}
+
+bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const unsigned char **bytes) {
+    while (pair->fetched != pair->target && !atomic_load_explicit(&pair->broken, memory_order_relaxed)) {
+        uint32_t index = (uint32_t)pair->fetched;
+        const unsigned char *at =
+            pair->memory.entries + (size_t)(index & (pair->memory.depth - 1)) * EPW_FETCH_BYTES;
+        uint8_t wrong = epw_fetch(at, pair->number, (uint16_t)index, entry);
+        *bytes = entry->inlined;
+        if (wrong == EPW_SYNDROME_NONE && entry->opcode == EPW_OPCODE_WRITE && !entry->is_inline) {
+            const epw_region *region = epw_regions_find(&pair->nic->regions, entry->local_key);
+            *bytes =
+                region != NULL ? epw_region_at(region, EPW_REGION_READ, entry->local, entry->bytes) : NULL;
+            if (*bytes == NULL) wrong = EPW_SYNDROME_PROTECTION;
+        }
+        if (wrong != EPW_SYNDROME_NONE) {
+            epw_pair_fail(pair, index, wrong);
+            return false;
+        }
+        pair->fetched++;
+        bool writes = entry->opcode == EPW_OPCODE_WRITE;
+        if (!writes && !entry->signalled) continue; /* nobody would notice it */
+        *frame = (epw_frame){.kind = writes ? EPW_FRAME_WRITE : EPW_FRAME_NOP,
+                             .wants_ack = entry->signalled,
+                             .pair = pair->remote,
+                             .from = pair->number,
+                             .index = index};
+        if (!writes) entry->bytes = 0;
+        if (writes) {
+            frame->key = entry->remote_key;
+            frame->offset = entry->remote;
+            frame->bytes = entry->bytes;
+        }
+        return true;
+    }
+    return false;
+}
+
+bool epw_pair_complete(epw_pair *pair, uint32_t index) {
+    uint64_t done = pair->completed + (uint32_t)(index - (uint32_t)pair->completed) + 1;
+    if (done > pair->fetched) return false;
+    if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return true;
+    pair->completed = done;
+    complete(pair, index, EPW_SYNDROME_NONE);
+    return true;
+}
+
+void epw_pair_fail(epw_pair *pair, uint32_t index, uint8_t syndrome) {
+    if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
+    complete(pair, index, syndrome);
+    /* Writer: the NIC, once nothing that came by this pair is placed any more. Reader: epw_pair_broken. */
+    atomic_store_explicit(&pair->broken, true, memory_order_release);
+}
+
+void epw_pair_lose(epw_pair *pair, const epw_link *link) {
+    bool concerned = pair->link == link || pair->from == link;
+    if (pair->from == link) {
+        pair->from = NULL;
+        pair->closed = true;
+        pair->acks = false;
+    }
+    if (pair->link == link) {
+        pair->link = NULL;
+        pair->sends = false;
+    }
+    if (concerned) epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
+}

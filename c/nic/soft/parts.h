@@ -1,0 +1,143 @@
+/* The parts of a soft NIC, for its own files: what a queue pair and a connection are, and what they ask of
+ * each other. Everything here with the NIC locked. */
+#ifndef EPW_NIC_SOFT_PARTS_H
+#define EPW_NIC_SOFT_PARTS_H
+
+#include "nic/soft/fetch.h"
+#include "nic/soft/frame.h"
+#include "nic/soft.h"
+
+#include <pthread.h>
+#include <sys/uio.h>
+
+typedef struct epw_link epw_link;
+
+struct epw_pair {
+    epw_nic *nic;
+    epw_pair_options options;
+    epw_pair_memory memory;
+    uint32_t number;
+
+    /* Rung and not yet looked at: a stack that any thread pushes on. */
+    _Atomic(epw_pair *) rung_next;
+    atomic_bool rung;
+
+    /* Sending. Entries below `completed` are done, below `fetched` in frames, below `target` rung for. */
+    epw_link *link; /* NULL: not connected, or gone */
+    uint32_t remote;
+    uint64_t doorbell, completed, fetched, target;
+    atomic_bool broken;
+    bool sends; /* in the link's list of those with entries */
+    epw_pair *next_sender;
+
+    /* Receiving, from the connection by which the first frame came. */
+    epw_link *from;
+    bool closed; /* that is gone: nothing more is taken */
+    uint32_t answers_to, expected, ack;
+    bool acks; /* in the link's list of those with an answer to give */
+    epw_pair *next_acker;
+};
+
+enum {
+    LINK_FRAMES = 128, /* under way at a time */
+    LINK_HEADS_BYTES =
+        LINK_FRAMES * (EPW_FRAME_BYTES + EPW_FETCH_INLINE), /* their headers and inline bytes */
+    LINK_IN_BYTES = 1 << 16,
+    LINK_REFUSALS = 16
+};
+
+typedef struct epw_refusal {
+    uint32_t pair, index;
+    uint8_t syndrome;
+} epw_refusal;
+
+struct epw_link {
+    epw_nic *nic;
+    int fd;
+    uint32_t peer;
+    uint64_t id;
+
+    /* Out: frames under way, then those who have more. */
+    epw_pair *senders, *last_sender, *ackers;
+    epw_refusal refusals[LINK_REFUSALS];
+    uint32_t refusal_count;
+    struct iovec out[2 * LINK_FRAMES];
+    uint32_t out_at, out_count;
+    uint32_t heads_used;
+    unsigned char heads[LINK_HEADS_BYTES];
+    void *copied; /* what is left of frames whose pair is gone */
+    bool awaits_room;
+
+    /* In: bytes read and not yet looked at, and the frame whose bytes are coming. */
+    uint32_t in_begin, in_end;
+    epw_frame frame;
+    bool in_frame;
+    epw_pair *to;      /* NULL: the frame is refused, or its pair is gone */
+    unsigned char *at; /* where its next bytes go */
+    uint64_t left;
+    bool is_word;
+    uint64_t word;
+    unsigned char in[LINK_IN_BYTES];
+};
+
+struct epw_nic {
+    pthread_mutex_t lock;
+    pthread_t thread;
+    bool started, ending;
+    int epoll, wake;
+    _Atomic(epw_pair *) rung;
+
+    epw_regions regions;
+    epw_link **links;
+    uint32_t link_count, link_serial;
+    epw_pair **pairs; /* by the low 16 bits of their numbers */
+    uint8_t *serials; /* the upper 8 bits of the last number in each place */
+    uint32_t pair_count;
+};
+
+/* ---- pair.c ---- */
+
+epw_pair *epw_nic_pair(const epw_nic *nic, uint32_t number);
+
+/* Looks at the doorbells that have been rung. */
+void epw_nic_heed_rung(epw_nic *nic);
+
+/* The next frame of the pair, with its bytes; false if it has none, or has just failed. */
+bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const unsigned char **bytes);
+
+/* The peer has placed all entries up to this one. False if that cannot be. */
+bool epw_pair_complete(epw_pair *pair, uint32_t index);
+
+/* Nothing more completes. */
+void epw_pair_fail(epw_pair *pair, uint32_t index, uint8_t syndrome);
+
+/* Its connection is gone. */
+void epw_pair_lose(epw_pair *pair, const epw_link *link);
+
+/* ---- link.c ---- */
+
+epw_link *epw_link_open(epw_nic *nic, int fd, uint32_t peer);
+void epw_link_free(epw_link *link);
+
+/* Reads, or sends, as far as that does not block. False: the connection is gone. */
+bool epw_link_read(epw_link *link);
+bool epw_link_send(epw_link *link);
+
+/* The pair has entries to be fetched. */
+void epw_link_has_sender(epw_link *link, epw_pair *pair);
+
+/* Nothing of the pair is used any more. False: the connection must go for that. */
+bool epw_link_forget(epw_link *link, epw_pair *pair);
+
+/* Nothing that comes is placed in the region any more. */
+void epw_link_forget_region(epw_link *link, uint32_t key);
+
+/* ---- nic.c ---- */
+
+/* Closes the connection: its pairs break. */
+void epw_nic_drop_link(epw_nic *nic, epw_link *link);
+
+/* Whether the system is to tell when there is room to send. */
+void epw_nic_await_room(epw_link *link, bool awaits);
+
+#endif

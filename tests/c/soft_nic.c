@@ -1,0 +1,552 @@
+/* The NIC in software: two of them, joined by a socket pair, and entries written byte by byte as the manual
+ * of the adapter has them. */
+#include "check.h"
+
+#include "base/clock.h"
+#include "nic/soft.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MS UINT64_C(1000000)
+
+enum { DEPTH = 64, MEMORY = 1 << 20, WORD_AT = 4096 };
+
+static const epw_where here = {"test", 0, -1};
+
+/* ---- one end ---- */
+
+typedef struct end {
+    epw_nic *nic;
+    epw_pair *pair;
+    uint64_t link;
+    uint32_t source_key, window_key;
+    unsigned char *source, *window;
+    _Atomic uint64_t word;  /* the last that was placed at WORD_AT */
+    _Atomic uint64_t words; /* how many */
+    uint64_t posted;        /* entries */
+} end;
+
+static void place(void *context, uint64_t offset, uint64_t value) {
+    end *e = context;
+    CHECK(offset % 8 == 0);
+    memcpy(e->window + offset, &value, sizeof value);
+    if (offset != WORD_AT) return;
+    atomic_store_explicit(&e->word, value, memory_order_release);
+    atomic_fetch_add(&e->words, 1);
+}
+
+static void open_end(end *e, uint32_t peer) {
+    *e = (end){0};
+    CHECK_OK(epw_nic_open(here, &e->nic));
+    e->source = calloc(1, MEMORY);
+    e->window = calloc(1, MEMORY);
+    epw_region source = {
+        .base = e->source, .rights = EPW_REGION_READ, .count = 1, .stretches = {{0, MEMORY}}};
+    /* The peer may write all but the second page's end. */
+    epw_region window = {.base = e->window,
+                         .rights = EPW_REGION_WRITE,
+                         .count = 2,
+                         .stretches = {{0, 8000}, {8192, MEMORY - 8192}},
+                         .place = place,
+                         .context = e};
+    e->source_key = epw_nic_register(e->nic, &source);
+    e->window_key = epw_nic_register(e->nic, &window);
+    CHECK(e->source_key != 0 && e->window_key != 0);
+    epw_pair_options options = {.peer = peer, .key = e->window_key, .depth = DEPTH};
+    CHECK_OK(epw_pair_create(e->nic, &options, here, &e->pair));
+}
+
+static void close_end(end *e) {
+    epw_pair_destroy(e->pair);
+    epw_nic_close(e->nic);
+    free(e->source);
+    free(e->window);
+}
+
+typedef struct two {
+    end a, b;
+} two;
+
+static void open_two(two *t) {
+    open_end(&t->a, 1);
+    open_end(&t->b, 0);
+    int fds[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
+    CHECK_OK(epw_nic_add_link(t->a.nic, fds[0], 1, here, &t->a.link));
+    CHECK_OK(epw_nic_add_link(t->b.nic, fds[1], 0, here, &t->b.link));
+    epw_pair_connect(t->a.pair, t->a.link, epw_pair_number(t->b.pair));
+    epw_pair_connect(t->b.pair, t->b.link, epw_pair_number(t->a.pair));
+}
+
+static void close_two(two *t) {
+    close_end(&t->a);
+    close_end(&t->b);
+}
+
+/* ---- entries ---- */
+
+static void put(unsigned char *at, uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; i++) at[i] = (unsigned char)(value >> (8 * (bytes - 1 - i)));
+}
+
+/* The next entry's 64 bytes, with a control segment. */
+static unsigned char *entry(end *e, uint8_t opcode, uint32_t units, bool signalled) {
+    const epw_pair_memory *memory = epw_pair_memory_of(e->pair);
+    unsigned char *at = memory->entries + (e->posted % DEPTH) * 64;
+    memset(at, 0, 64);
+    put(at, (uint64_t)(e->posted & 0xffff) << 8 | opcode, 4);
+    put(at + 4, (uint64_t)epw_pair_number(e->pair) << 8 | units, 4);
+    at[11] = signalled ? 8 : 0;
+    e->posted++;
+    return at;
+}
+
+static void write_word(end *e, uint32_t key, uint64_t offset, uint64_t value, bool signalled) {
+    unsigned char *at = entry(e, 8, 3, signalled);
+    put(at + 16, offset, 8);
+    put(at + 24, key, 4);
+    put(at + 32, UINT32_C(0x80000008), 4);
+    memcpy(at + 36, &value, sizeof value);
+}
+
+static void write_bytes(end *e, uint32_t key, uint64_t offset, uint64_t from, uint32_t bytes,
+                        bool signalled) {
+    unsigned char *at = entry(e, 8, 3, signalled);
+    put(at + 16, offset, 8);
+    put(at + 24, key, 4);
+    put(at + 32, bytes, 4);
+    put(at + 36, e->source_key, 4);
+    put(at + 40, from, 8);
+}
+
+static void ring(end *e) {
+    const epw_pair_memory *memory = epw_pair_memory_of(e->pair);
+    unsigned char record[4], doorbell[8] = {0};
+    uint32_t word;
+    uint64_t both;
+    put(record, e->posted & 0xffff, 4);
+    put(doorbell, (e->posted & 0xffff) << 8, 4);
+    put(doorbell + 4, (uint64_t)epw_pair_number(e->pair) << 8, 4);
+    memcpy(&word, record, sizeof word);
+    memcpy(&both, doorbell, sizeof both);
+    __atomic_store_n(memory->record + 1, word, __ATOMIC_RELEASE);
+    __atomic_store_n(memory->doorbell, both, __ATOMIC_RELEASE);
+    epw_pair_ring(e->pair);
+}
+
+/* The completion's last word: {counter, opcode}. */
+static uint32_t completion(const end *e, uint16_t *counter) {
+    uint32_t word =
+        __atomic_load_n((const uint32_t *)(epw_pair_memory_of(e->pair)->completion + 0x3c), __ATOMIC_ACQUIRE);
+    unsigned char bytes[4];
+    memcpy(bytes, &word, sizeof bytes);
+    *counter = (uint16_t)(bytes[0] << 8 | bytes[1]);
+    return bytes[3] >> 4;
+}
+
+static bool await_completion(const end *e, uint16_t index, uint32_t opcode) {
+    uint16_t counter = 0;
+    uint32_t seen = 0;
+    for (uint64_t began = epw_now_ns(); epw_now_ns() - began < 5000 * MS;) {
+        seen = completion(e, &counter);
+        if (seen == opcode && counter == index) return true;
+        nanosleep(&(struct timespec){0, 20000}, NULL);
+    }
+    fprintf(stderr, "completion %u of entry %u, wanted %u of %u\n", seen, counter, opcode, index);
+    return false;
+}
+
+static bool await_done(const end *e) {
+    return await_completion(e, (uint16_t)(e->posted - 1), 0);
+}
+
+static uint8_t syndrome(const end *e) {
+    return epw_pair_memory_of(e->pair)->completion[0x37];
+}
+
+static bool await_word(end *e, uint64_t value) {
+    for (uint64_t began = epw_now_ns(); epw_now_ns() - began < 5000 * MS;) {
+        if (atomic_load_explicit(&e->word, memory_order_acquire) == value) return true;
+        nanosleep(&(struct timespec){0, 20000}, NULL);
+    }
+    return false;
+}
+
+/* ---- what arrives ---- */
+
+/* Ranges of any length, each with a word behind it: who sees the word sees the bytes. */
+static void a_word_is_placed_behind_the_bytes_before_it(void) {
+    two t;
+    open_two(&t);
+    for (uint32_t round = 1; round <= 3000; round++) {
+        end *from = round % 2 ? &t.a : &t.b, *to = round % 2 ? &t.b : &t.a;
+        uint32_t bytes = (round * 7919) % (round % 50 == 0 ? 400000 : 3000);
+        uint64_t at = 8192 + (round % 16) * 4;
+        for (uint32_t i = 0; i < bytes; i++) from->source[at + i] = (unsigned char)(i * 31 + round);
+        write_bytes(from, to->window_key, at, at, bytes, round % 3 == 0);
+        write_word(from, to->window_key, WORD_AT, round, true);
+        ring(from);
+        CHECK_MSG(await_word(to, round), "round %u: no word", round);
+        CHECK_MSG(memcmp(from->source + at, to->window + at, bytes) == 0, "round %u: other bytes", round);
+        CHECK(await_done(from));
+    }
+    CHECK(!epw_pair_broken(t.a.pair) && !epw_pair_broken(t.b.pair));
+    close_two(&t);
+}
+
+/* Past the 16 bits of an index, with full rings. */
+static void indices_wrap(void) {
+    two t;
+    open_two(&t);
+    uint64_t value = 0;
+    while (t.a.posted < 3 * 65536 + 100) {
+        for (int i = 0; i < DEPTH; i++) {
+            if (i % 4 == 3) {
+                entry(&t.a, 0, 1, i % 8 == 7);
+            } else {
+                write_word(&t.a, t.b.window_key, WORD_AT, ++value, false);
+            }
+        }
+        ring(&t.a);
+        if (!await_done(&t.a)) break;
+    }
+    CHECK(atomic_load(&t.b.word) == value && atomic_load(&t.b.words) == value);
+    close_two(&t);
+}
+
+static void doorbells_alone_make_it_fetch(void) {
+    two t;
+    open_two(&t);
+    const epw_pair_memory *memory = epw_pair_memory_of(t.a.pair);
+    write_word(&t.a, t.b.window_key, WORD_AT, 1, true);
+    unsigned char record[4] = {0, 0, 0, 1};
+    uint32_t word;
+    memcpy(&word, record, sizeof word);
+    __atomic_store_n(memory->record + 1, word, __ATOMIC_RELEASE);
+    for (int i = 0; i < 100; i++) {
+        epw_nic_poll(t.a.nic);
+        epw_pair_ring(t.a.pair); /* says that there may be news; the doorbell itself has not changed */
+    }
+    CHECK(atomic_load(&t.b.word) == 0);
+    /* A doorbell that was lost is made good by the next. */
+    write_word(&t.a, t.b.window_key, WORD_AT, 2, true);
+    ring(&t.a);
+    CHECK(await_word(&t.b, 2) && await_done(&t.a));
+    CHECK(atomic_load(&t.b.words) == 2);
+    close_two(&t);
+}
+
+static void entries_before_the_connection_wait_for_it(void) {
+    two t;
+    open_end(&t.a, 1);
+    open_end(&t.b, 0);
+    write_word(&t.a, t.b.window_key, WORD_AT, 5, true);
+    ring(&t.a);
+    int fds[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
+    CHECK_OK(epw_nic_add_link(t.a.nic, fds[0], 1, here, &t.a.link));
+    CHECK_OK(epw_nic_add_link(t.b.nic, fds[1], 0, here, &t.b.link));
+    epw_pair_connect(t.a.pair, t.a.link, epw_pair_number(t.b.pair));
+    /* The other end has connected nothing: it is written all the same. */
+    CHECK(await_word(&t.b, 5) && await_done(&t.a));
+    CHECK(epw_nic_link_alive(t.a.nic, t.a.link) && !epw_nic_link_alive(t.a.nic, t.a.link + 1));
+    close_two(&t);
+}
+
+/* ---- what is refused ---- */
+
+typedef struct wrong {
+    const char *what;
+    uint8_t syndrome;
+    uint64_t offset;
+    uint32_t bytes, key_off, source_off;
+    uint64_t from;
+} wrong;
+
+static void keys_and_bounds_are_checked_at_both_ends(void) {
+    static const wrong cases[] = {
+        {"remote key", 0x13, WORD_AT, 8, 1, 0, 0},
+        {"old serial", 0x13, WORD_AT, 8, 1 << 16, 0, 0},
+        {"past a stretch", 0x13, 7996, 8, 0, 0, 0},
+        {"between stretches", 0x13, 8100, 4, 0, 0, 0},
+        {"across both", 0x13, 7000, 4000, 0, 0, 0},
+        {"past the end", 0x13, MEMORY - 4, 8, 0, 0, 0},
+        {"wrapping round", 0x13, UINT64_MAX - 3, 8, 0, 0, 0},
+        {"local key", 0x04, 8192, 8, 0, 7, 0},
+        {"local bounds", 0x04, 8192, 8, 0, 0, MEMORY - 7},
+        {"a window's key for bytes to send", 0x04, 8192, 8, 0, 1, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const wrong *w = &cases[i];
+        two t;
+        open_two(&t);
+        memset(t.b.window, 0x5a, MEMORY);
+        write_word(&t.a, t.b.window_key, WORD_AT, 1, true);
+        uint32_t source_key = t.a.source_key;
+        t.a.source_key += w->source_off;
+        write_bytes(&t.a, t.b.window_key + w->key_off, w->offset, w->from, w->bytes, false);
+        t.a.source_key = source_key;
+        /* What lies behind it is not executed. */
+        write_word(&t.a, t.b.window_key, WORD_AT, 2, true);
+        ring(&t.a);
+        CHECK_MSG(await_completion(&t.a, 1, 0xd), "%s", w->what);
+        CHECK_MSG(syndrome(&t.a) == w->syndrome, "%s: syndrome %02x", w->what, syndrome(&t.a));
+        CHECK(epw_pair_broken(t.a.pair));
+        CHECK(await_word(&t.b, 1) && t.b.window[8192] == 0x5a && t.b.window[8000] == 0x5a);
+        /* And what is posted later is flushed. */
+        write_word(&t.a, t.b.window_key, WORD_AT, 3, true);
+        ring(&t.a);
+        CHECK(await_completion(&t.a, 3, 0xd) && syndrome(&t.a) == 0x05);
+        CHECK(atomic_load(&t.b.word) == 1);
+        close_two(&t);
+    }
+}
+
+static void entries_that_are_none_end_the_queue(void) {
+    for (int kind = 0; kind < 7; kind++) {
+        two t;
+        open_two(&t);
+        unsigned char *at = NULL;
+        write_word(&t.a, t.b.window_key, WORD_AT, 1, true);
+        at = epw_pair_memory_of(t.a.pair)->entries;
+        if (kind == 0) at[2] ^= 1;                            /* index */
+        if (kind == 1) at[4] ^= 1;                            /* queue pair */
+        if (kind == 2) at[3] = 0x0a;                          /* opcode */
+        if (kind == 3) at[7] = 4;                             /* size */
+        if (kind == 4) at[11] |= 0x80;                        /* a fence */
+        if (kind == 5) put(at + 32, UINT32_C(0x8000001d), 4); /* 29 bytes inline */
+        if (kind == 6) memset(at, 0xa5, 64);
+        ring(&t.a);
+        CHECK_MSG(await_completion(&t.a, 0, 0xd) && syndrome(&t.a) == 0x02, "kind %d", kind);
+        CHECK(atomic_load(&t.b.words) == 0);
+        close_two(&t);
+    }
+}
+
+static void a_pair_that_is_gone_refuses(void) {
+    two t;
+    open_two(&t);
+    write_word(&t.a, t.b.window_key, WORD_AT, 1, true);
+    ring(&t.a);
+    CHECK(await_done(&t.a));
+    uint32_t number = epw_pair_number(t.b.pair);
+    epw_pair_destroy(t.b.pair);
+    /* Another one takes its place, with another number. */
+    epw_pair_options options = {.peer = 0, .key = t.b.window_key, .depth = DEPTH};
+    CHECK_OK(epw_pair_create(t.b.nic, &options, here, &t.b.pair));
+    CHECK(epw_pair_number(t.b.pair) != number);
+    write_word(&t.a, t.b.window_key, WORD_AT, 2, true);
+    ring(&t.a);
+    CHECK(await_completion(&t.a, 1, 0xd) && syndrome(&t.a) == 0x13);
+    CHECK(atomic_load(&t.b.word) == 1);
+    close_two(&t);
+}
+
+/* Frames of one peer do not pass for those of another. */
+static void a_pair_takes_frames_of_its_peer_alone(void) {
+    two t;
+    open_two(&t);
+    epw_pair *others = NULL;
+    epw_pair_options options = {.peer = 7, .key = t.b.window_key, .depth = DEPTH};
+    CHECK_OK(epw_pair_create(t.b.nic, &options, here, &others));
+    epw_pair_destroy(t.a.pair);
+    options.peer = 1;
+    CHECK_OK(epw_pair_create(t.a.nic, &options, here, &t.a.pair));
+    epw_pair_connect(t.a.pair, t.a.link, epw_pair_number(others));
+    write_word(&t.a, t.b.window_key, WORD_AT, 9, true);
+    ring(&t.a);
+    CHECK(await_completion(&t.a, 0, 0xd) && syndrome(&t.a) == 0x13);
+    CHECK(atomic_load(&t.b.words) == 0);
+    epw_pair_destroy(others);
+    close_two(&t);
+}
+
+static void a_window_that_is_gone_is_not_written(void) {
+    two t;
+    open_two(&t);
+    epw_nic_deregister(t.b.nic, t.b.window_key);
+    memset(t.b.window, 0x5a, MEMORY);
+    write_word(&t.a, t.b.window_key, WORD_AT, 1, true);
+    ring(&t.a);
+    CHECK(await_completion(&t.a, 0, 0xd) && syndrome(&t.a) == 0x13);
+    CHECK(atomic_load(&t.b.words) == 0 && t.b.window[WORD_AT] == 0x5a);
+    close_two(&t);
+}
+
+/* ---- connections that end ---- */
+
+static void a_lost_connection_breaks_its_pairs_soon(void) {
+    for (int turn = 0; turn < 20; turn++) {
+        two t;
+        open_two(&t);
+        for (int i = 0; i < 20; i++) write_bytes(&t.a, t.b.window_key, 8192, 0, 500000, false);
+        write_word(&t.a, t.b.window_key, WORD_AT, 1, true);
+        ring(&t.a);
+        if (turn % 2) nanosleep(&(struct timespec){0, turn * 20000}, NULL);
+        uint64_t began = epw_now_ns();
+        /* The peer ends in the middle of it. */
+        epw_pair_destroy(t.b.pair);
+        t.b.pair = NULL;
+        epw_nic_close(t.b.nic);
+        t.b.nic = NULL;
+        while (!epw_pair_broken(t.a.pair) && epw_now_ns() - began < 5000 * MS)
+            nanosleep(&(struct timespec){0, 20000}, NULL);
+        CHECK(epw_pair_broken(t.a.pair));
+        uint16_t counter;
+        CHECK(completion(&t.a, &counter) == 0xd);
+        CHECK(syndrome(&t.a) == 0x15 || syndrome(&t.a) == 0x13);
+        close_end(&t.a);
+        free(t.b.source);
+        free(t.b.window);
+    }
+}
+
+/* Bytes of any content end a connection, and nothing else. */
+static void garbage_ends_the_connection(void) {
+    for (uint32_t seed = 1; seed <= 200; seed++) {
+        end e;
+        open_end(&e, 1);
+        int fds[2];
+        CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
+        CHECK_OK(epw_nic_add_link(e.nic, fds[0], 1, here, &e.link));
+        unsigned char bytes[512];
+        uint32_t x = seed * 2654435761u;
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            x = x * 1664525u + 1013904223u;
+            bytes[i] = (unsigned char)(x >> 24);
+        }
+        bytes[0] = (unsigned char)(seed % 6); /* most begin as frames do */
+        if (seed % 2) memset(bytes + 1, 0, 3);
+        CHECK(write(fds[1], bytes, sizeof bytes) == (ssize_t)sizeof bytes);
+        close(fds[1]);
+        uint64_t began = epw_now_ns();
+        while (epw_nic_link_alive(e.nic, e.link) && epw_now_ns() - began < 5000 * MS)
+            nanosleep(&(struct timespec){0, 20000}, NULL);
+        CHECK(!epw_nic_link_alive(e.nic, e.link));
+        CHECK(atomic_load(&e.words) == 0);
+        close_end(&e);
+    }
+}
+
+/* ---- many ---- */
+
+enum { PAIRS = 8, ROUNDS = 300 };
+
+typedef struct poster {
+    end e;
+    end *to;
+} poster;
+
+static void *post_many(void *argument) {
+    poster *p = argument;
+    for (uint64_t round = 1; round <= ROUNDS; round++) {
+        memset(p->e.source, (int)round, 20000);
+        for (int i = 0; i < 8; i++)
+            write_bytes(&p->e, p->to->window_key, 8192 + (uint64_t)i * 20000, 0, 20000, false);
+        write_word(&p->e, p->to->window_key, WORD_AT, round, true);
+        ring(&p->e);
+        CHECK(await_done(&p->e));
+        CHECK(atomic_load(&p->to->word) == round);
+        CHECK(p->to->window[8192] == (unsigned char)round &&
+              p->to->window[8192 + 159999] == (unsigned char)round);
+    }
+    return NULL;
+}
+
+/* Queue pairs of one connection, each posted to by a thread of its own, both ways. */
+static void many_pairs_share_a_connection(void) {
+    two t;
+    open_two(&t);
+    static poster posters[PAIRS];
+    static end targets[PAIRS];
+    pthread_t threads[PAIRS];
+    for (int i = 0; i < PAIRS; i++) {
+        end *from = i % 2 ? &t.b : &t.a, *to = i % 2 ? &t.a : &t.b;
+        open_end(&posters[i].e, 0);
+        open_end(&targets[i], 0);
+        end *of[] = {&posters[i].e, &targets[i]};
+        for (int side = 0; side < 2; side++) { /* of the same two NICs */
+            end *e = of[side], *host = side ? to : from;
+            epw_pair_destroy(e->pair);
+            epw_nic_close(e->nic);
+            e->nic = host->nic;
+            epw_region source = {
+                .base = e->source, .rights = EPW_REGION_READ, .count = 1, .stretches = {{0, MEMORY}}};
+            epw_region window = {.base = e->window,
+                                 .rights = EPW_REGION_WRITE,
+                                 .count = 1,
+                                 .stretches = {{0, MEMORY}},
+                                 .place = place,
+                                 .context = e};
+            e->source_key = epw_nic_register(e->nic, &source);
+            e->window_key = epw_nic_register(e->nic, &window);
+            epw_pair_options options = {.peer = host == &t.a ? 1 : 0, .key = e->window_key, .depth = DEPTH};
+            CHECK_OK(epw_pair_create(e->nic, &options, here, &e->pair));
+        }
+        epw_pair_connect(posters[i].e.pair, from->link, epw_pair_number(targets[i].pair));
+        posters[i].to = &targets[i];
+    }
+    for (int i = 0; i < PAIRS; i++) CHECK(!pthread_create(&threads[i], NULL, post_many, &posters[i]));
+    for (int i = 0; i < PAIRS; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < PAIRS; i++) {
+        end *of[] = {&posters[i].e, &targets[i]};
+        for (int side = 0; side < 2; side++) {
+            epw_pair_destroy(of[side]->pair);
+            free(of[side]->source);
+            free(of[side]->window);
+        }
+    }
+    close_two(&t);
+}
+
+/* A pair goes in the middle of what it sends and gets; the others do not notice. */
+static void pairs_come_and_go_beside_others(void) {
+    two t;
+    open_two(&t);
+    for (uint32_t round = 1; round <= 300; round++) {
+        epw_pair *from = NULL, *to = NULL;
+        epw_pair_options at_b = {.peer = 0, .key = t.b.window_key, .depth = DEPTH};
+        epw_pair_options at_a = {.peer = 1, .key = t.a.window_key, .depth = DEPTH};
+        CHECK_OK(epw_pair_create(t.b.nic, &at_b, here, &to));
+        CHECK_OK(epw_pair_create(t.a.nic, &at_a, here, &from));
+        epw_pair_connect(from, t.a.link, epw_pair_number(to));
+        end brief = t.a;
+        brief.pair = from;
+        brief.posted = 0;
+        for (int i = 0; i < 10; i++) write_bytes(&brief, t.b.window_key, 500000, 0, 200000, false);
+        ring(&brief);
+        if (round % 3 == 0) epw_pair_destroy(to);
+        epw_pair_destroy(from);
+        if (round % 3 != 0) epw_pair_destroy(to);
+        memset(t.a.source + 400000, (int)round, 100);
+        write_bytes(&t.a, t.b.window_key, 8192, 400000, 100, false);
+        write_word(&t.a, t.b.window_key, WORD_AT, round, true);
+        ring(&t.a);
+        CHECK_MSG(await_word(&t.b, round), "round %u", round);
+        CHECK(t.b.window[8192] == (unsigned char)round);
+        CHECK(await_done(&t.a));
+    }
+    close_two(&t);
+}
+
+int main(void) {
+    a_word_is_placed_behind_the_bytes_before_it();
+    indices_wrap();
+    doorbells_alone_make_it_fetch();
+    entries_before_the_connection_wait_for_it();
+    keys_and_bounds_are_checked_at_both_ends();
+    entries_that_are_none_end_the_queue();
+    a_pair_that_is_gone_refuses();
+    a_pair_takes_frames_of_its_peer_alone();
+    a_window_that_is_gone_is_not_written();
+    a_lost_connection_breaks_its_pairs_soon();
+    garbage_ends_the_connection();
+    many_pairs_share_a_connection();
+    pairs_come_and_go_beside_others();
+    return check_result("soft_nic");
+}
