@@ -231,6 +231,9 @@ mod c {
     /// What kernels may include of `c/`.
     const SHARED: &[&str] = &[
         "c/base/",
+        "c/nic/entry.h",
+        "c/nic/order.h",
+        "c/nic/queue.h",
         "c/peer/words.h",
         "c/peer/rules.h",
         "c/ep/layout.h",

@@ -1,0 +1,379 @@
+/* Send queues: entries byte by byte, and many posters against a NIC that reads nothing but bytes. */
+#include "check.h"
+
+#include "base/clock.h"
+#include "nic/queue.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if __has_include(<infiniband/mlx5dv.h>)
+#include <infiniband/mlx5dv.h>
+#define HAS_MLX5DV 1
+#else
+#define HAS_MLX5DV 0
+#endif
+
+#define MS UINT64_C(1000000)
+
+/* ---- bytes ---- */
+
+enum { PAIR = 0x1234, INDEX = 0x7abcd }; /* of which 16 bits travel */
+
+static epw_place_of remote(void) {
+    return (epw_place_of){UINT64_C(0x1122334455667788), epw_key_of(0xcafebabe)};
+}
+static epw_place_of local(void) {
+    return (epw_place_of){UINT64_C(0x99aabbccddeeff00), epw_key_of(0xdeadbeef)};
+}
+
+static void check_bytes(int line, const epw_entry_block *entry, const char *hex) {
+    unsigned char wanted[EPW_ENTRY_BYTES] = {0};
+    size_t n = 0;
+    for (const char *at = hex; *at != '\0'; at++) {
+        if (*at == ' ') continue;
+        unsigned byte = 0;
+        CHECK(sscanf(at, "%2x", &byte) == 1);
+        wanted[n++] = (unsigned char)byte;
+        at++;
+    }
+    const unsigned char *got = (const unsigned char *)entry;
+    for (size_t i = 0; i < EPW_ENTRY_BYTES; i++)
+        CHECK_MSG(got[i] == wanted[i], "line %d: byte %zu is %02x, wanted %02x", line, i, got[i], wanted[i]);
+}
+#define CHECK_BYTES(entry, hex) check_bytes(__LINE__, entry, hex)
+
+/* Made with the adapter's manual by hand, and where it has them with the inline functions of mlx5dv. */
+static void entries_have_these_bytes(void) {
+    epw_entry_block e;
+    epw_entry_write(&e, PAIR, INDEX, remote(), local(), 4096, EPW_SIGNAL_ALWAYS);
+    CHECK_BYTES(&e, "00abcd08 00123403 00000008 00000000 1122334455667788 cafebabe 00000000"
+                    "00001000 deadbeef 99aabbccddeeff00");
+    epw_entry_write(&e, PAIR, INDEX, remote(), local(), 0x7fffffff, EPW_SIGNAL_ERRORS);
+    CHECK_BYTES(&e, "00abcd08 00123403 00000000 00000000 1122334455667788 cafebabe 00000000"
+                    "7fffffff deadbeef 99aabbccddeeff00");
+    uint64_t value;
+    memcpy(&value, "\x00\x01\x02\x03\x04\x05\x06\x07", sizeof value);
+    epw_entry_write_word(&e, PAIR, INDEX, remote(), value, EPW_SIGNAL_ALWAYS);
+    CHECK_BYTES(&e, "00abcd08 00123403 00000008 00000000 1122334455667788 cafebabe 00000000"
+                    "80000008 0001020304050607 00000000");
+    epw_entry_read(&e, PAIR, INDEX, remote(), local(), 8, EPW_SIGNAL_ALWAYS);
+    CHECK_BYTES(&e, "00abcd10 00123403 00000008 00000000 1122334455667788 cafebabe 00000000"
+                    "00000008 deadbeef 99aabbccddeeff00");
+    epw_entry_fetch_add(&e, PAIR, INDEX, remote(), 1, local(), EPW_SIGNAL_ALWAYS);
+    CHECK_BYTES(&e, "00abcd12 00123404 00000008 00000000 1122334455667788 cafebabe 00000000"
+                    "0000000000000001 0000000000000000 00000008 deadbeef 99aabbccddeeff00");
+    epw_entry_fetch_add(&e, PAIR, INDEX, remote(), UINT64_C(0xfedcba9876543210), local(), EPW_SIGNAL_ERRORS);
+    CHECK_BYTES(&e, "00abcd12 00123404 00000000 00000000 1122334455667788 cafebabe 00000000"
+                    "fedcba9876543210 0000000000000000 00000008 deadbeef 99aabbccddeeff00");
+    epw_entry_nop(&e, PAIR, INDEX, EPW_SIGNAL_ALWAYS);
+    CHECK_BYTES(&e, "00abcd00 00123401 00000008 00000000");
+
+    uint32_t record = epw_doorbell_record(UINT64_C(0x7abcd) + 1);
+    CHECK(memcmp(&record, "\x00\x00\xab\xce", sizeof record) == 0);
+    uint64_t doorbell = epw_doorbell(PAIR, UINT64_C(0x7abcd) + 1);
+    CHECK(memcmp(&doorbell, "\x00\xab\xce\x00\x00\x12\x34\x00", sizeof doorbell) == 0);
+}
+
+/* An independent builder of the control and the data segment. */
+static void mlx5dv_builds_the_same(void) {
+#if HAS_MLX5DV
+    static const struct {
+        uint8_t ours, theirs, units;
+    } kinds[] = {{EPW_WQE_RDMA_WRITE, MLX5_OPCODE_RDMA_WRITE, 3},
+                 {EPW_WQE_RDMA_READ, MLX5_OPCODE_RDMA_READ, 3},
+                 {EPW_WQE_FETCH_ADD, MLX5_OPCODE_ATOMIC_FA, 4},
+                 {EPW_WQE_NOP, MLX5_OPCODE_NOP, 1}};
+    for (uint32_t i = 0; i < 4000; i++) {
+        uint32_t pair = (i * 2654435761u) >> 8, bytes = i * 40503u & 0x7fffffff, lkey = i * 2246822519u;
+        uint64_t index = (uint64_t)i * 977, at = (uint64_t)i * UINT64_C(0x9e3779b97f4a7c15);
+        bool signals = i & 1;
+        uint32_t signal = signals ? EPW_SIGNAL_ALWAYS : EPW_SIGNAL_ERRORS;
+        epw_place_of here = {at, epw_key_of(lkey)}, there = {~at, epw_key_of(~lkey)};
+        epw_entry_block e;
+        switch (i % 4) {
+        case 0:
+            epw_entry_write(&e, pair, index, there, here, bytes, signal);
+            break;
+        case 1:
+            epw_entry_read(&e, pair, index, there, here, bytes, signal);
+            break;
+        case 2:
+            epw_entry_fetch_add(&e, pair, index, there, at, here, signal);
+            bytes = 8;
+            break;
+        default:
+            epw_entry_nop(&e, pair, index, signal);
+        }
+        struct mlx5_wqe_ctrl_seg control;
+        memset(&control, 0, sizeof control);
+        mlx5dv_set_ctrl_seg(&control, (uint16_t)index, kinds[i % 4].theirs, 0, pair,
+                            signals ? MLX5_WQE_CTRL_CQ_UPDATE : 0, kinds[i % 4].units, 0, 0);
+        CHECK(memcmp(&e, &control, sizeof control) == 0);
+        if (i % 4 == 3) continue;
+        struct mlx5_wqe_raddr_seg address = {htobe64(~at), htobe32(~lkey), 0};
+        CHECK(memcmp(e.words + 4, &address, sizeof address) == 0);
+        struct mlx5_wqe_data_seg data;
+        mlx5dv_set_data_seg(&data, bytes, lkey, at);
+        CHECK(memcmp(e.words + (i % 4 == 2 ? 12 : 8), &data, sizeof data) == 0);
+        if (i % 4 != 2) continue;
+        struct mlx5_wqe_atomic_seg add = {htobe64(at), 0};
+        CHECK(memcmp(e.words + 8, &add, sizeof add) == 0);
+    }
+#else
+    printf("NOT CHECKED: entries beside those of mlx5dv, because there is no infiniband/mlx5dv.h\n");
+#endif
+}
+
+/* ---- a queue and its NIC ---- */
+
+enum { DEPTH_MAX = 64, KINDS = 3 };
+
+/* What an adapter has of a queue, and how this one treats it. It knows entries by their bytes alone. */
+typedef struct rig {
+    epw_queue q;
+    epw_entry_block entries[DEPTH_MAX];
+    uint32_t marks[DEPTH_MAX];
+    uint32_t record[2];
+    uint64_t doorbell;
+    _Alignas(64) uint32_t completion[16];
+
+    pthread_t thread;
+    atomic_bool ending, frozen;
+    uint64_t fails_at; /* an entry's index; UINT64_MAX: none */
+    uint64_t target, executed, doorbells;
+    uint64_t *seen; /* how often each value was executed */
+    uint64_t values, wrong;
+} rig;
+
+static uint32_t big32(const unsigned char *at) {
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+static void complete(rig *r, uint64_t index, uint8_t syndrome) {
+    unsigned char *entry = (unsigned char *)r->completion;
+    unsigned char last[4] = {(unsigned char)(index >> 8), (unsigned char)index, 0, syndrome ? 0xd0 : 0x00};
+    uint32_t word;
+    if (syndrome != 0) {
+        unsigned char said[4] = {0, 0, syndrome == EPW_SYNDROME_FLUSH ? 0 : 0x81, syndrome};
+        memcpy(&word, said, sizeof word);
+        __atomic_store_n((uint32_t *)(entry + 0x34), word, __ATOMIC_RELAXED);
+    }
+    memcpy(&word, last, sizeof word);
+    __atomic_store_n((uint32_t *)(entry + 0x3c), word, __ATOMIC_RELEASE);
+}
+
+/* Each entry is what was posted, at its index, once; then it is overwritten. */
+static void execute(rig *r) {
+    unsigned char *at = (unsigned char *)&r->entries[r->executed % r->q.depth];
+    uint32_t first = big32(at), second = big32(at + 4);
+    bool sound = first == ((uint32_t)(r->executed & 0xffff) << 8 | 0x08) && second == (PAIR << 8 | 3);
+    uint64_t value = 0;
+    memcpy(&value, at + 36, sizeof value);
+    if (!sound || value >= r->values || r->seen[value]++ != 0) r->wrong++;
+    bool signalled = at[11] == 8;
+    memset(at, 0xa5, EPW_ENTRY_BYTES);
+    bool failed = r->executed >= r->fails_at;
+    if (failed) {
+        complete(r, r->executed, r->executed == r->fails_at ? 0x13 : EPW_SYNDROME_FLUSH);
+    } else if (signalled) {
+        complete(r, r->executed, 0);
+    }
+    r->executed++;
+}
+
+static void *nic_main(void *argument) {
+    rig *r = argument;
+    uint64_t doorbell = 0;
+    while (!atomic_load(&r->ending)) {
+        uint64_t now = __atomic_load_n(&r->doorbell, __ATOMIC_ACQUIRE);
+        if (now == doorbell || atomic_load(&r->frozen)) {
+            sched_yield();
+            continue;
+        }
+        doorbell = now;
+        r->doorbells++;
+        uint32_t record = __atomic_load_n(&r->record[1], __ATOMIC_ACQUIRE);
+        r->target += (uint16_t)(big32((unsigned char *)&record) - (uint32_t)r->target);
+        if (r->target - r->executed > r->q.depth) r->wrong++;
+        while (r->executed < r->target) execute(r);
+    }
+    return NULL;
+}
+
+static rig *open_rig(uint32_t depth, uint32_t batch, uint64_t values) {
+    rig *r = aligned_alloc(64, sizeof *r);
+    memset(r, 0, sizeof *r);
+    memset(r->completion, 0xff, sizeof r->completion);
+    r->q = (epw_queue){.entries = r->entries,
+                       .marks = r->marks,
+                       .record = r->record,
+                       .doorbell = &r->doorbell,
+                       .completion = r->completion,
+                       .depth = depth,
+                       .pair = PAIR,
+                       .batch = batch};
+    r->fails_at = UINT64_MAX;
+    r->values = values;
+    r->seen = calloc(values, sizeof r->seen[0]);
+    CHECK(!pthread_create(&r->thread, NULL, nic_main, r));
+    return r;
+}
+
+static void close_rig(rig *r) {
+    atomic_store(&r->ending, true);
+    pthread_join(r->thread, NULL);
+    CHECK_MSG(r->wrong == 0, "%llu entries that were not as posted", (unsigned long long)r->wrong);
+    free(r->seen);
+    free(r);
+}
+
+static void build(rig *r, uint64_t index, uint64_t value, bool signals) {
+    epw_entry_write_word(epw_queue_slot(&r->q, index), PAIR, index, remote(), value,
+                         signals ? EPW_SIGNAL_ALWAYS : EPW_SIGNAL_ERRORS);
+}
+
+static bool await_done(rig *r, uint64_t index) {
+    for (uint64_t began = epw_now_ns(); !epw_queue_is_done(&r->q, index); sched_yield())
+        if (epw_now_ns() - began > 5000 * MS) return false;
+    return true;
+}
+
+/* ---- many posters ---- */
+
+enum { POSTERS = 4, EACH = 80000 };
+
+typedef struct poster {
+    rig *r;
+    uint64_t first;
+} poster;
+
+static void *post_main(void *argument) {
+    poster *p = argument;
+    uint64_t index = 0;
+    for (uint64_t at = 0; at < EACH;) {
+        uint32_t count = 1 + (uint32_t)(at * 7 % 5);
+        if (count > EACH - at) count = (uint32_t)(EACH - at);
+        while (!epw_queue_try_reserve(&p->r->q, count, &index)) {
+            /* What others have left unrung may be what there is no room for. */
+            epw_queue_ring(&p->r->q, true);
+            sched_yield();
+        }
+        for (uint32_t i = 0; i < count; i++) build(p->r, index + i, p->first + at + i, i + 1 == count);
+        epw_queue_publish(&p->r->q, index, count);
+        epw_queue_ring(&p->r->q, at % 11 == 0);
+        at += count;
+    }
+    epw_queue_ring(&p->r->q, true);
+    CHECK(await_done(p->r, index + 1));
+    return NULL;
+}
+
+/* Past the 16 bits of an index and many laps of the ring, each entry once and in order. */
+static void many_post_at_a_time(void) {
+    static const struct { uint32_t depth, batch; } cases[] = {{16, 1}, {16, 8}, {64, 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        rig *r = open_rig(cases[i].depth, cases[i].batch, (uint64_t)POSTERS * EACH);
+        poster posters[POSTERS];
+        pthread_t threads[POSTERS];
+        for (uint32_t t = 0; t < POSTERS; t++) {
+            posters[t] = (poster){r, (uint64_t)t * EACH};
+            CHECK(!pthread_create(&threads[t], NULL, post_main, &posters[t]));
+        }
+        for (uint32_t t = 0; t < POSTERS; t++) pthread_join(threads[t], NULL);
+        CHECK(await_done(r, (uint64_t)POSTERS * EACH));
+        epw_queue_fault fault;
+        CHECK(!epw_queue_failed(&r->q, &fault));
+        close_rig(r);
+    }
+}
+
+/* ---- room, batches, doorbells ---- */
+
+static void post(rig *r, uint64_t value, bool flush) {
+    uint64_t index = UINT64_MAX;
+    CHECK(epw_queue_try_reserve(&r->q, 1, &index));
+    CHECK(index == value);
+    build(r, index, value, true);
+    epw_queue_publish(&r->q, index, 1);
+    epw_queue_ring(&r->q, flush);
+}
+
+static void a_full_queue_takes_nothing_until_entries_complete(void) {
+    rig *r = open_rig(16, 1, 64);
+    atomic_store(&r->frozen, true);
+    for (uint64_t i = 0; i < 16; i++) post(r, i, true);
+    uint64_t index = 77;
+    CHECK(!epw_queue_try_reserve(&r->q, 1, &index) && index == 77);
+    CHECK(!epw_queue_is_done(&r->q, 1));
+    CHECK(!epw_queue_try_reserve(&r->q, 16, &index));
+    atomic_store(&r->frozen, false);
+    CHECK(await_done(r, 16));
+    CHECK(epw_queue_try_reserve(&r->q, 16, &index) &&
+          index == 16); /* nothing was taken by those that failed */
+    CHECK(!epw_queue_try_reserve(&r->q, 1, &index));
+    for (uint64_t i = 16; i < 32; i++) build(r, i, i, true);
+    /* Published from the back: nothing is rung for before the first. */
+    for (uint64_t i = 31; i > 16; i--) {
+        epw_queue_publish(&r->q, i, 1);
+        CHECK(!epw_queue_ring(&r->q, true));
+    }
+    epw_queue_publish(&r->q, 16, 1);
+    CHECK(epw_queue_ring(&r->q, false));
+    CHECK(await_done(r, 32));
+    close_rig(r);
+}
+
+static void doorbells_come_in_batches(void) {
+    rig *r = open_rig(64, 8, 64);
+    for (uint64_t i = 0; i < 7; i++) post(r, i, false);
+    nanosleep(&(struct timespec){0, 20 * (long)MS}, NULL);
+    CHECK(!epw_queue_is_done(&r->q, 1));
+    post(r, 7, false);
+    CHECK(await_done(r, 8));
+    post(r, 8, false);
+    post(r, 9, true);
+    CHECK(await_done(r, 10));
+    CHECK(!epw_queue_ring(&r->q, true)); /* there is nothing to ring for */
+    atomic_store(&r->ending, true);
+    pthread_join(r->thread, NULL);
+    CHECK(r->doorbells == 2);
+    CHECK(!pthread_create(&r->thread, NULL, nic_main, r));
+    close_rig(r);
+}
+
+/* ---- errors ---- */
+
+static void the_first_error_is_found_by_all(void) {
+    for (uint64_t fails_at = 0; fails_at < 40; fails_at += 13) {
+        rig *r = open_rig(64, 1, 64);
+        r->fails_at = fails_at;
+        epw_queue_fault fault = {0};
+        for (uint64_t i = 0; i <= fails_at; i++) post(r, i, true);
+        uint64_t began = epw_now_ns();
+        while (!epw_queue_failed(&r->q, &fault) && epw_now_ns() - began < 5000 * MS) sched_yield();
+        CHECK(fault.syndrome == 0x13 && fault.vendor == 0x81 && fault.index == fails_at);
+        CHECK(epw_queue_is_done(&r->q, fails_at) || fails_at == 0 || !epw_queue_is_done(&r->q, fails_at + 1));
+        /* What follows is flushed, and hides the cause from nobody. */
+        for (uint64_t i = fails_at + 1; i < fails_at + 6; i++) post(r, i, true);
+        nanosleep(&(struct timespec){0, 2 * (long)MS}, NULL);
+        CHECK(epw_queue_failed(&r->q, &fault));
+        CHECK(fault.syndrome == 0x13 && fault.vendor == 0x81 && fault.index == fails_at);
+        CHECK(!epw_queue_is_done(&r->q, fails_at + 1));
+        close_rig(r);
+    }
+}
+
+int main(void) {
+    entries_have_these_bytes();
+    mlx5dv_builds_the_same();
+    many_post_at_a_time();
+    a_full_queue_takes_nothing_until_entries_complete();
+    doorbells_come_in_batches();
+    the_first_error_is_found_by_all();
+    return check_result("queue");
+}
