@@ -126,6 +126,8 @@ pub enum Path {
     Vmm,
     /// The same by a CUDA IPC handle.
     Ipc,
+    /// What is written for it is sent by a software NIC, and placed by the peer's.
+    Queue,
 }
 
 /// As `epw_path_name` in C.
@@ -138,6 +140,7 @@ impl std::fmt::Display for Path {
             Self::SharedMemory => "shared memory",
             Self::Vmm => "VMM",
             Self::Ipc => "CUDA IPC",
+            Self::Queue => "queue",
         })
     }
 }
@@ -206,7 +209,7 @@ pub struct EpConfig {
     pub zero_copy: bool,
     /// Threads that move data for this rank, the caller included; 0: chosen by the library.
     pub threads: u32,
-    /// The paths by which peers may be reached; all by default.
+    /// The paths by which peers may be reached; all but queues by default. `EPWIRE_PATHS` overrides it.
     pub paths: Paths,
     /// Where tokens, outputs and the window are; the host by default. All ranks on the host or all on GPUs.
     pub device: Device,
@@ -233,11 +236,45 @@ pub struct Paths {
     pub vmm: bool,
     /// The same by CUDA IPC handles.
     pub ipc: bool,
+    /// Processes of this host, and ranks of this process, by queues that a software NIC drains: for those that no other path leads to,
+    /// or instead of the others. Host memory. Off by default: it takes two threads, and memory for each peer.
+    pub queue: bool,
+}
+
+/// The names by which `EPWIRE_PATHS` calls them.
+const PATH_NAMES: &str = "thread, shm, vmm, ipc, queue";
+
+impl Paths {
+    /// None at all: only the rank itself is reached.
+    pub const NONE: Self = Self { thread: false, shared_memory: false, vmm: false, ipc: false, queue: false };
+
+    /// Those that are named, as in `EPWIRE_PATHS`: `thread`, `shm`, `vmm`, `ipc`, `queue`, with commas between them.
+    ///
+    /// # Errors
+    /// A text that says which name is unknown.
+    pub fn parse(names: &str) -> std::result::Result<Self, String> {
+        let mut paths = Self::NONE;
+        for name in names.split(',').map(str::trim) {
+            *match name {
+                "thread" => &mut paths.thread,
+                "shm" => &mut paths.shared_memory,
+                "vmm" => &mut paths.vmm,
+                "ipc" => &mut paths.ipc,
+                "queue" => &mut paths.queue,
+                _ => {
+                    return Err(format!(
+                        "{name:?} names no path: give some of {PATH_NAMES}, with commas between them"
+                    ));
+                }
+            } = true;
+        }
+        Ok(paths)
+    }
 }
 
 impl Default for Paths {
     fn default() -> Self {
-        Self { thread: true, shared_memory: true, vmm: true, ipc: true }
+        Self { thread: true, shared_memory: true, vmm: true, ipc: true, queue: false }
     }
 }
 
@@ -265,12 +302,13 @@ impl EpConfig {
     }
 
     pub(crate) fn to_c(&self, rank: u32, ranks: u32) -> sys::epw_config {
-        let Paths { thread, shared_memory, vmm, ipc } = self.paths;
+        let Paths { thread, shared_memory, vmm, ipc, queue } = self.paths;
         let switches = [
             (thread, sys::EPW_PATH_THREAD),
             (shared_memory, sys::EPW_PATH_SHM),
             (vmm, sys::EPW_PATH_VMM),
             (ipc, sys::EPW_PATH_IPC),
+            (queue, sys::EPW_PATH_QUEUE),
         ];
         let permitted = switches.into_iter().filter(|(on, _)| *on);
         let paths = permitted.fold(sys::EPW_PATH_SELF, |paths, (_, path)| paths | path);
@@ -296,6 +334,7 @@ impl EpConfig {
             sms: self.sms,
             reserved: 0,
             deadline_ns: self.deadline.as_nanos().try_into().unwrap_or(u64::MAX),
+            fabric: std::ptr::null_mut(), // whoever creates a buffer gives one
         }
     }
 
@@ -519,8 +558,19 @@ mod tests {
     }
 
     #[test]
+    fn paths_are_named_with_commas_between_them() {
+        assert_eq!(Paths::parse("queue"), Ok(Paths { queue: true, ..Paths::NONE }));
+        assert_eq!(Paths::parse("thread, shm,vmm,ipc"), Ok(Paths::default()));
+        for wrong in ["", "queue,", "shared", "Queue"] {
+            assert!(Paths::parse(wrong).unwrap_err().ends_with(
+                "names no path: give some of thread, shm, vmm, ipc, queue, with commas between them"
+            ));
+        }
+    }
+
+    #[test]
     fn every_path_has_a_switch() {
-        let none = Paths { thread: false, shared_memory: false, vmm: false, ipc: false };
+        let none = Paths::NONE;
         let paths = |paths| EpConfig { paths, ..EpConfig::new(4, 64, 4, 2) }.to_c(0, 2).paths;
         assert_eq!(paths(none), sys::EPW_PATH_SELF);
         for (one, bit) in [
@@ -528,6 +578,7 @@ mod tests {
             (Paths { shared_memory: true, ..none }, sys::EPW_PATH_SHM),
             (Paths { vmm: true, ..none }, sys::EPW_PATH_VMM),
             (Paths { ipc: true, ..none }, sys::EPW_PATH_IPC),
+            (Paths { queue: true, ..none }, sys::EPW_PATH_QUEUE),
         ] {
             assert_eq!(paths(one), sys::EPW_PATH_SELF | bit);
         }

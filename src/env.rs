@@ -37,6 +37,8 @@ pub const IFNAME: &str = "EPWIRE_IFNAME";
 pub const TOKEN: &str = "EPWIRE_TOKEN";
 /// File that holds the shared secret.
 pub const TOKEN_FILE: &str = "EPWIRE_TOKEN_FILE";
+/// Paths by which peers may be reached.
+pub const PATHS: &str = "EPWIRE_PATHS";
 /// Instruction set of the host's inner loops; the C core reads it.
 pub const ISA: &str = "EPWIRE_ISA";
 
@@ -90,6 +92,12 @@ pub const VARIABLES: &[Variable] = &[
         name: TOKEN_FILE,
         default: "none",
         doc: "File that holds the token, one trailing newline ignored. Not together with `EPWIRE_TOKEN`.",
+    },
+    Variable {
+        name: PATHS,
+        default: "as the program says",
+        doc: "Paths by which the peers of all buffers may be reached, instead of those that the program permits: some of \
+              `thread`, `shm`, `vmm`, `ipc`, `queue`, with commas between them. `queue` alone forces all through queues.",
     },
     Variable {
         name: ISA,

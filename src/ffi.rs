@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Failure, Result};
@@ -154,9 +155,41 @@ unsafe impl Send for Rows {}
 // SAFETY: as above.
 unsafe impl Sync for Rows {}
 
-/// An `epw_buffer`, destroyed with this value.
+/// An `epw_fabric`, destroyed with this value.
 #[derive(Debug)]
-pub(crate) struct Buffer(NonNull<sys::epw_buffer>);
+pub(crate) struct Fabric(NonNull<sys::epw_fabric>);
+
+// SAFETY: the C core guards a fabric's state with locks; any thread may call.
+unsafe impl Send for Fabric {}
+// SAFETY: as above.
+unsafe impl Sync for Fabric {}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        // SAFETY: created by epw_fabric_create, and the buffers that used it, each of which holds it, are gone.
+        unsafe { sys::epw_fabric_destroy(self.0.as_ptr()) }
+    }
+}
+
+impl Fabric {
+    /// That of a rank.
+    pub(crate) fn create(rank: u32) -> Result<Self> {
+        // SAFETY: it is the header's.
+        let mut options = unsafe { initialised(sys::epw_fabric_options_init) };
+        options.rank = rank;
+        let mut out = ptr::null_mut();
+        // SAFETY: both are valid for the call.
+        check(unsafe { sys::epw_fabric_create(&options, &mut out) })?;
+        NonNull::new(out).map(Self).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+    }
+}
+
+/// An `epw_buffer`, destroyed with this value, and then the fabric that it uses, if this was its last buffer.
+#[derive(Debug)]
+pub(crate) struct Buffer(
+    NonNull<sys::epw_buffer>,
+    #[expect(dead_code, reason = "is dropped behind the buffer")] Option<Arc<Fabric>>,
+);
 
 // SAFETY: the C core guards a buffer's state with its lanes' locks; any thread may call.
 unsafe impl Send for Buffer {}
@@ -171,11 +204,13 @@ impl Drop for Buffer {
 }
 
 impl Buffer {
-    pub(crate) fn create(config: &sys::epw_config) -> Result<Self> {
+    pub(crate) fn create(config: &sys::epw_config, fabric: Option<Arc<Fabric>>) -> Result<Self> {
+        let at = fabric.as_ref().map_or(ptr::null_mut(), |fabric| fabric.0.as_ptr());
+        let config = sys::epw_config { fabric: at, ..*config };
         let mut out = ptr::null_mut();
-        // SAFETY: both are valid for the call.
-        check(unsafe { sys::epw_buffer_create(config, &mut out) })?;
-        NonNull::new(out).map(Self).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+        // SAFETY: both are valid for the call, and the fabric is held until the buffer is destroyed.
+        check(unsafe { sys::epw_buffer_create(&config, &mut out) })?;
+        NonNull::new(out).map(|at| Self(at, fabric)).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 
     pub(crate) fn export(&self, peer: u32) -> Result<Vec<u8>> {

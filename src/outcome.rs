@@ -72,6 +72,8 @@ pub enum Cause {
     Superseded,
     /// It begins this epoch at another step.
     Step,
+    /// The connection to it is gone, of a peer behind a queue ([`Path::Queue`](crate::Path::Queue)).
+    Link,
 }
 
 /// The first peer that an operation gave up on, or what a kernel found wrong.
@@ -122,6 +124,7 @@ impl ErrorRecord {
             sys::EPW_CAUSE_HELD => Cause::Held,
             sys::EPW_CAUSE_SUPERSEDED => Cause::Superseded,
             sys::EPW_CAUSE_STEP => Cause::Step,
+            sys::EPW_CAUSE_LINK => Cause::Link,
             _ => return None,
         };
         let phase = match r.phase {

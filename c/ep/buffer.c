@@ -55,6 +55,19 @@ static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch
     return status;
 }
 
+static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
+    const epw_layout *l = &((const epw_buffer *)user)->layout;
+    uint64_t answers = (uint64_t)l->max_tokens * l->answers * l->row_bytes;
+    switch (area) {
+    case EPW_AREA_CONTROL:
+        return (epw_stretch){epw_expert_counts_offset(l, lane, source), l->count_bytes};
+    case EPW_AREA_ROWS:
+        return (epw_stretch){epw_slot_offset(l, lane, source, 0), l->max_tokens * l->slot_bytes};
+    default:
+        return (epw_stretch){epw_answer_offset(l, lane, source, 0, 0), answers};
+    }
+}
+
 static epw_mask suspects(void *user, epw_mask *silent) {
     const epw_buffer *b = user;
     return b->engine->suspects(b, silent);
@@ -72,6 +85,7 @@ static const epw_peers_user user_of_floor = {
     .quiesce = quiesce,
     .part = part,
     .begin_epoch = begin_epoch,
+    .footprint = footprint,
     .suspects = suspects,
     .revoke = revoke,
 };
@@ -95,16 +109,20 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
 
     epw_term terms[EPW_TERM_COUNT];
     epw_terms_of(config, terms);
-    epw_peers_options options = {.window = {.rank = config->rank,
-                                            .ranks = config->ranks,
-                                            .device = config->device,
-                                            .paths = config->paths,
-                                            .bytes = plan.window_bytes,
-                                            .terms = terms,
-                                            .term_count = EPW_TERM_COUNT},
-                                 .lanes = config->lanes,
-                                 .user = &user_of_floor,
-                                 .user_context = b};
+    epw_peers_options options = {
+        .window = {.rank = config->rank,
+                   .ranks = config->ranks,
+                   .device = config->device,
+                   .paths = config->paths,
+                   .queues = config->fabric != NULL && config->device == EPW_DEVICE_HOST,
+                   .bytes = plan.window_bytes,
+                   .terms = terms,
+                   .term_count = EPW_TERM_COUNT},
+        .lanes = config->lanes,
+        .fabric = config->fabric,
+        .entries = 2 * config->max_tokens + 4, /* rows, counts, answers, words */
+        .user = &user_of_floor,
+        .user_context = b};
     status = epw_peers_create(&b->peers, &options);
     if (status == EPW_OK) status = b->engine->open(b);
     if (status == EPW_OK) status = epw_peers_open_probe(&b->peers);
@@ -231,6 +249,8 @@ const char *epw_path_name(uint32_t path) {
         return "VMM";
     case EPW_PATH_IPC:
         return "CUDA IPC";
+    case EPW_PATH_QUEUE:
+        return "queue";
     default:
         return "unknown path";
     }

@@ -13,6 +13,10 @@ void epw_row_shape_init(epw_row_shape *shape) {
     *shape = (epw_row_shape)EPW_ROW_SHAPE_INIT;
 }
 
+void epw_fabric_options_init(epw_fabric_options *options) {
+    *options = (epw_fabric_options)EPW_FABRIC_OPTIONS_INIT;
+}
+
 void epw_membership_init(epw_membership *membership) {
     *membership = (epw_membership)EPW_MEMBERSHIP_INIT;
 }

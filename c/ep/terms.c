@@ -12,7 +12,7 @@ void epw_terms_of(const epw_config *config, epw_term *terms) {
         TERM(sideband_bytes), TERM(ordered), TERM(zero_copy),  TERM(deadline_ns),
     };
 #undef TERM
-    _Static_assert(sizeof(epw_config) == 88, "a new field of epw_config: must it be equal on every rank?");
+    _Static_assert(sizeof(epw_config) == 96, "a new field of epw_config: must it be equal on every rank?");
     _Static_assert(sizeof all / sizeof all[0] == EPW_TERM_COUNT, "callers make room for all of them");
     for (uint32_t i = 0; i < EPW_TERM_COUNT; i++) terms[i] = all[i];
 }

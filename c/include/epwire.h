@@ -117,6 +117,10 @@ enum {
 /* Element types of top-k indices. -1 (or the unsigned type's maximum) means "not routed". */
 enum { EPW_I32 = 0, EPW_U32 = 1, EPW_I64 = 2 };
 
+/* Connections to ranks that this one reaches by queues (EPW_PATH_QUEUE), and the threads that serve them. One
+ * for all buffers of a rank. */
+typedef struct epw_fabric epw_fabric;
+
 /* Paths to a peer: bits of epw_config.paths, and what epw_buffer_path reports. */
 enum {
     EPW_PATH_NONE = 0,
@@ -124,7 +128,8 @@ enum {
     EPW_PATH_THREAD = 2, /* another rank of this process: its window is used directly */
     EPW_PATH_SHM = 4,    /* another process of this host: its window, of host memory, is mapped */
     EPW_PATH_VMM = 8, /* another process of this host: its window, of GPU memory, is mapped by a VMM handle */
-    EPW_PATH_IPC = 16 /* the same by a CUDA IPC handle */
+    EPW_PATH_IPC = 16,  /* the same by a CUDA IPC handle */
+    EPW_PATH_QUEUE = 32 /* a rank of any host: what is written for it travels by a queue, see epw_fabric */
 };
 #define EPW_PATH_ALL 0xffffffffu
 
@@ -167,6 +172,8 @@ typedef struct epw_config {
                      Which are used at the same time is not known here, so nothing checks that */
     uint32_t reserved;
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
+    epw_fabric *fabric;   /* by which peers behind a queue are reached; of this rank, and outlives the buffer.
+                             NULL: none are. Host memory only */
 } epw_config;
 
 #define EPW_CONFIG_VERSION 1
@@ -226,7 +233,29 @@ typedef struct epw_row_shape {
     { .size = sizeof(epw_row_shape) }
 EPW_API void epw_row_shape_init(epw_row_shape *shape);
 
-/* ---- 4. Buffer and membership -------------------------------------------------------------------------- */
+/* ---- 4. Fabric ----------------------------------------------------------------------------------------- */
+
+/* Peers whose window this rank does not map are reached by queues: what is to be written there is sent by a
+ * software NIC, and placed by that of the peer. In this version within one host, by its sockets: for ranks
+ * that cannot share memory, or that are to use none: EPW_PATH_QUEUE as the only bit of epw_config.paths
+ * beside EPW_PATH_SELF. */
+typedef struct epw_fabric_options {
+    uint32_t size; /* sizeof(epw_fabric_options) */
+    uint32_t rank; /* [0, EPW_MAX_RANKS): that of the buffers that use it */
+} epw_fabric_options;
+
+#define EPW_FABRIC_OPTIONS_INIT                                                                              \
+    { .size = sizeof(epw_fabric_options) }
+EPW_API void epw_fabric_options_init(epw_fabric_options *options);
+
+/* Starts its threads. options [in], out [out]. Any thread. */
+EPW_API epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out);
+
+/* Ends them. All buffers that used it have been destroyed. NULL is allowed. In a forked child it does
+ * nothing. */
+EPW_API void epw_fabric_destroy(epw_fabric *fabric);
+
+/* ---- 5. Buffer and membership -------------------------------------------------------------------------- */
 
 /* A rank's end: its window, its mappings of the peers' windows, its lanes. */
 typedef struct epw_buffer epw_buffer;
@@ -364,7 +393,7 @@ EPW_API epw_status epw_checkpoint_verdict(epw_buffer *buffer, uint32_t epoch, ui
  * reachable [out, experts bytes]. */
 EPW_API epw_status epw_buffer_reachable_experts(const epw_buffer *buffer, uint8_t *reachable);
 
-/* ---- 5. Dispatch and combine --------------------------------------------------------------------------- */
+/* ---- 6. Dispatch and combine --------------------------------------------------------------------------- */
 
 /* Where a wait was when it gave up on a peer. */
 enum {
@@ -388,7 +417,8 @@ enum {
                                  operation needs (held, or not held), which has therefore done nothing */
     EPW_CAUSE_SUPERSEDED = 8, /* it moved on to a newer epoch, or the group goes on without it: see
                                  epw_buffer_revoke */
-    EPW_CAUSE_STEP = 9        /* it begins this epoch at another step */
+    EPW_CAUSE_STEP = 9,       /* it begins this epoch at another step */
+    EPW_CAUSE_LINK = 10       /* the connection to it is gone, of a peer behind a queue */
 };
 
 /* The first peer that an operation gave up on, with every variable of that wait. */
@@ -664,7 +694,7 @@ EPW_API epw_status epw_outcome_read(epw_buffer *buffer, epw_handle handle, epw_o
 EPW_API epw_status epw_take_errors(epw_buffer *buffer, epw_error_record *records, uint32_t capacity,
                                    uint32_t *count, uint64_t *lost);
 
-/* ---- 6. Numerics --------------------------------------------------------------------------------------- */
+/* ---- 7. Numerics --------------------------------------------------------------------------------------- */
 
 /* Quantises [rows, hidden] of `dtype` to e4m3 with one scale per 128 channels: the code that dispatch uses,
  * of the instruction set that EPWIRE_ISA may name (see epw_buffer_create).

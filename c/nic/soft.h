@@ -80,6 +80,15 @@ void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote);
 /* The doorbell has been rung. */
 void epw_pair_ring(epw_pair *pair);
 
+/* Gives it up, as if its connection were gone. */
+void epw_pair_break(epw_pair *pair);
+
+/* Once this returns nothing that comes by it is placed any more. It sends on. */
+void epw_pair_close(epw_pair *pair);
+
+/* Whether frames have come by it: it is tied to who sent them. */
+bool epw_pair_is_taken(epw_pair *pair);
+
 /* Nothing more is sent by it or completes: its connection is gone, or an entry was refused. Writer: whoever
  * finds that, behind all that was placed before. */
 bool epw_pair_broken(const epw_pair *pair);

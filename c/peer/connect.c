@@ -6,6 +6,7 @@
  * What may take long, an import that waits for the peer's process or a GPU, happens with the floor's lock
  * free. */
 #include "peer/gpu.h"
+#include "peer/remote.h"
 
 static void lock(epw_peers *peers) {
     pthread_mutex_lock(&peers->lock);
@@ -30,8 +31,11 @@ epw_status epw_peers_export(epw_peers *peers, uint32_t peer, void *blob, size_t 
         return epw_fail(EPW_ERR_INVALID, (epw_where){"export", (int)peers->rank, -1}, "%s is NULL",
                         blob == NULL ? "blob" : "length");
     }
+    epw_where where = epw_peers_where(peers, "export", peer);
+    epw_blob_queue queue;
     lock(peers);
-    status = epw_window_export(peers->window, peer, blob, length);
+    status = epw_remote_offer(peers, peer, &queue, where);
+    if (status == EPW_OK) status = epw_window_export(peers->window, peer, &queue, blob, length);
     unlock(peers);
     return status;
 }
@@ -138,6 +142,7 @@ static epw_status disconnect(epw_peers *peers, epw_where where, bool member) {
         status = epw_peers_enter(peers, (uint32_t)where.peer, &no_route, where);
     }
     if (status != EPW_OK || import == NULL) return status;
+    epw_remote_disconnect(peers, (uint32_t)where.peer);
     epw_import_close(import);
     peers->imports[where.peer] = NULL;
     return EPW_OK;
@@ -146,12 +151,16 @@ static epw_status disconnect(epw_peers *peers, epw_where where, bool member) {
 /* ---- coming ---- */
 
 /* Claimed. Closes the import if the GPU does not learn of it. */
-static epw_status take_import(epw_peers *peers, epw_where where, epw_import *import, bool member) {
+static epw_status take_import(epw_peers *peers, epw_where where, epw_import *import, uint64_t deadline_ns,
+                              bool member) {
     uint32_t peer = (uint32_t)where.peer;
     uint64_t base = (uint64_t)(uintptr_t)epw_import_base(import);
     epw_route route = {.path = epw_import_path(import)};
+    epw_status status = EPW_OK;
     for (uint32_t lane = 0; lane < EPW_MAX_LANES; lane++) route.lanes[lane] = (epw_areas){base, base, base};
-    epw_status status = peers->gpu != NULL ? epw_peers_enter(peers, peer, &route, where) : EPW_OK;
+    if (route.path == EPW_PATH_QUEUE)
+        status = epw_remote_connect(peers, peer, epw_import_queue(import), deadline_ns, where, &route);
+    if (status == EPW_OK) status = peers->gpu != NULL ? epw_peers_enter(peers, peer, &route, where) : EPW_OK;
     if (status != EPW_OK) {
         epw_import_close(import); /* nobody sends to its peer: nothing follows the pointer */
         return status;
@@ -181,7 +190,7 @@ epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, 
     epw_import *import = NULL;
     status = disconnect(peers, where, member);
     if (status == EPW_OK) status = epw_window_import(peers->window, peer, blob, length, deadline_ns, &import);
-    if (status == EPW_OK) status = take_import(peers, where, import, member);
+    if (status == EPW_OK) status = take_import(peers, where, import, deadline_ns, member);
     drop_claim(peers, peer);
     return status;
 }

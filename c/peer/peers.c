@@ -10,6 +10,9 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     peers->lanes = options->lanes;
     peers->user = options->user;
     peers->user_context = options->user_context;
+    peers->permitted = options->window.paths;
+    peers->fabric = options->fabric;
+    peers->entries = options->entries;
     pthread_mutex_init(&peers->lock, NULL);
     pthread_mutex_init(&peers->probe_lock, NULL);
     pthread_mutex_init(&peers->ask_lock, NULL);
@@ -18,7 +21,9 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     pthread_cond_init(&peers->answerer.wake, NULL);
     peers->imports = calloc(ranks, sizeof peers->imports[0]);
     peers->routes = calloc(ranks, sizeof peers->routes[0]);
-    if (peers->imports == NULL || peers->routes == NULL) {
+    peers->remotes = calloc(ranks, sizeof peers->remotes[0]);
+    peers->offered = calloc(ranks, sizeof peers->offered[0]);
+    if (peers->imports == NULL || peers->routes == NULL || peers->remotes == NULL || peers->offered == NULL) {
         return epw_fail(EPW_ERR_NO_MEMORY, (epw_where){"create", (int)rank, -1},
                         "no memory for the peer table of %u ranks", ranks);
     }
@@ -33,6 +38,7 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
 }
 
 void epw_peers_destroy(epw_peers *peers) {
+    epw_remotes_close(peers);
     for (uint32_t p = 0; peers->imports != NULL && p < peers->ranks; p++) epw_import_close(peers->imports[p]);
     bool inherited = epw_peers_inherited(peers);
     epw_window_destroy(peers->window);

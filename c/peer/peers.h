@@ -9,6 +9,7 @@
 
 #include "base/bits.h"
 #include "base/status.h"
+#include "nic/region.h"
 #include "peer/table.h"
 #include "peer/wait.h"
 #include "window/window.h"
@@ -35,6 +36,8 @@ typedef struct epw_peers_user {
     /* Peers given up in this epoch; of these *silent, which may be NULL, were silent for a deadline. Also
      * with nothing locked. */
     epw_mask (*suspects)(void *user, epw_mask *silent);
+    /* Which part of a window is the source's to write, on a lane: one of the EPW_AREAS areas. */
+    epw_stretch (*footprint)(void *user, uint32_t source, uint32_t lane, uint32_t area);
     /* The group goes on without these members: waits for them end. Not locked, and waits for nothing. */
     void (*revoke)(void *user, const epw_mask *members);
 } epw_peers_user;
@@ -49,9 +52,11 @@ typedef struct epw_answerer {
 } epw_answerer;
 
 typedef struct epw_peers_gpu epw_peers_gpu;
+typedef struct epw_remote epw_remote;
 
 typedef struct epw_peers {
     uint32_t rank, ranks, lanes;
+    uint32_t permitted; /* EPW_PATH_* bits */
     const epw_peers_user *user;
     void *user_context;
 
@@ -84,6 +89,14 @@ typedef struct epw_peers {
     uint64_t questions;
     epw_answerer answerer;
 
+    /* Peers behind a queue, see peer/remote.h. */
+    epw_fabric *fabric;   /* NULL: there are none */
+    uint32_t entries;     /* that one operation posts to a peer at most */
+    epw_remote **remotes; /* [ranks]; of those that are connected so */
+    epw_remote **offered; /* [ranks]; named in a blob, and not connected yet */
+    unsigned char *image; /* of what they are to have */
+    uint32_t image_key;
+
     epw_peers_gpu *gpu; /* see peer/gpu.h; NULL where windows are host memory */
 } epw_peers;
 
@@ -94,6 +107,8 @@ typedef struct epw_peers_options {
     uint32_t lanes;
     const epw_peers_user *user;
     void *user_context;
+    epw_fabric *fabric; /* outlives the floor; NULL: none */
+    uint32_t entries;   /* that an operation posts to the queue of one peer at most */
 } epw_peers_options;
 
 /* Creates the window. epw_peers_destroy also after an error. */
@@ -104,6 +119,14 @@ void epw_peers_destroy(epw_peers *peers);
 
 /* Was it inherited by a fork? Then windows are not mapped here, and no thread of it runs. */
 bool epw_peers_inherited(const epw_peers *peers);
+
+/* Whether peers may be reached by queues. */
+static inline bool epw_peers_has_queues(const epw_peers *peers) {
+    return peers->fabric != NULL && (peers->permitted & EPW_PATH_QUEUE) && peers->gpu == NULL;
+}
+
+/* Ends those that are: called by epw_peers_destroy. */
+void epw_remotes_close(epw_peers *peers);
 
 /* EPW_ERR_INVALID where `peer` is no rank of the group. */
 epw_status epw_peers_check(const epw_peers *peers, const char *op, uint32_t peer);
@@ -182,6 +205,10 @@ typedef struct epw_range {
 void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, uint64_t value,
                 const epw_range *ranges, uint32_t count);
 
+/* A word of the peer's has come by a queue for `offset` of this rank's window: stores it there, and wakes who
+ * sleeps on it. */
+void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset, uint64_t value);
+
 /* Loads one word that the peer has written here, an acquire. Host memory. */
 uint64_t epw_word_from(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word);
 
@@ -218,6 +245,9 @@ void epw_watch_wake(const epw_peers *peers, uint32_t lane, epw_watch *watch);
  * and waits for the answer. EPW_ERR_TIMEOUT: none came within timeout_ns. EPW_ERR_PEER: its process has
  * ended. EPW_ERR_STATE: not connected, or another thread asks meanwhile. Any thread. */
 epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns);
+
+/* A question has come by a queue: it is answered by the thread that brought it. */
+void epw_peers_probe_asked(epw_peers *peers, uint32_t source);
 
 /* From here on this rank answers; and no more, once the second has returned. The second also after an error.
  */

@@ -12,6 +12,7 @@
  * the host, where that is two accesses of memory. On GPUs it takes two copies, and a GPU takes its time:
  * there the window has a thread for its answers. */
 #include "peer/gpu.h"
+#include "peer/remote.h"
 #include "peer/sleep.h"
 
 #include "base/clock.h"
@@ -44,6 +45,11 @@ static epw_status copy(epw_peers *peers, uint32_t use, bool writes, _Atomic uint
 /* Writer: this rank's thread that asks or answers. Reader: the peer's, which acquires. The exchange is
  * ordered with the load of `sleepers`, as in epw_signal. */
 static epw_status store(epw_peers *peers, uint32_t which, uint64_t number, epw_where where) {
+    if (peers->routes[where.peer].path == EPW_PATH_QUEUE) {
+        uint64_t offset = epw_word_offset(peers->rank, which, EPW_WORD_PROBE);
+        epw_remote_signal(peers, 0, (uint32_t)where.peer, offset, number, NULL, 0);
+        return EPW_OK;
+    }
     uint64_t control = peers->routes[where.peer].lanes[0].control;
     _Atomic uint64_t *word = probe_word(control, peers->rank, which);
     if (peers->gpu != NULL)
@@ -103,6 +109,10 @@ static void on_ring(void *context, uint32_t source) {
     epw_mask_add(&a->rung, source);
     pthread_cond_signal(&a->wake);
     pthread_mutex_unlock(&a->lock);
+}
+
+void epw_peers_probe_asked(epw_peers *peers, uint32_t source) {
+    on_ring(peers, source);
 }
 
 epw_status epw_peers_open_probe(epw_peers *peers) {
@@ -167,7 +177,9 @@ static epw_status ask(epw_peers *peers, uint64_t number, epw_where where) {
         status = epw_fail(EPW_ERR_STATE, where, "not connected: connect it first");
     } else {
         status = store(peers, QUESTION, number, where);
-        if (status == EPW_OK) status = epw_import_ring(peers->imports[where.peer], where);
+        /* By a queue the word itself is heard. */
+        if (status == EPW_OK && peers->routes[where.peer].path != EPW_PATH_QUEUE)
+            status = epw_import_ring(peers->imports[where.peer], where);
     }
     pthread_mutex_unlock(&peers->ask_lock);
     return status;

@@ -1,20 +1,30 @@
 /* Signal words of mapped peers: storing them there, and loading those that came. */
+#include "peer/remote.h"
 #include "peer/sleep.h"
+
+#include <string.h>
 
 static _Atomic uint64_t *word_in(uint64_t window, uint32_t source, uint32_t lane, uint32_t word) {
     return (_Atomic uint64_t *)epw_at(window, epw_word_offset(source, lane, word));
 }
 
 /* Farewells end waits for any word of the lane. */
-static void wake(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word) {
-    uint64_t control = peers->routes[peer].lanes[lane].control;
+static void wake(uint64_t window, uint32_t source, uint32_t lane, uint32_t word) {
     if (word != EPW_WORD_DROPPED && word != EPW_WORD_EPOCH) {
-        epw_futex_wake(word_in(control, peers->rank, lane, word));
+        epw_futex_wake(word_in(window, source, lane, word));
         return;
     }
-    epw_futex_wake(word_in(control, peers->rank, lane, EPW_WORD_EPOCH));
+    epw_futex_wake(word_in(window, source, lane, EPW_WORD_EPOCH));
     for (uint32_t i = 0; i < EPW_USER_WORDS; i++)
-        epw_futex_wake(word_in(control, peers->rank, lane, EPW_WORD_USER + i));
+        epw_futex_wake(word_in(window, source, lane, EPW_WORD_USER + i));
+}
+
+/* Stores a word of this source's in a window, and wakes the window's owner. */
+static void store(uint64_t window, uint32_t source, uint32_t lane, uint32_t word, uint64_t value) {
+    atomic_exchange_explicit(word_in(window, source, lane, word), value, memory_order_seq_cst);
+    if (word == EPW_WORD_BEACON) return;
+    if (atomic_load_explicit(epw_sleepers_in(window), memory_order_seq_cst) > 0)
+        wake(window, source, lane, word);
 }
 
 /* Writer: this rank. Reader: the peer's epw_look_at, which acquires. The exchange releases what was written
@@ -23,12 +33,23 @@ static void wake(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t 
  * Nobody sleeps on a beacon: it matters when a wait is about to end, and a sleeper looks then. */
 void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, uint64_t value,
                 const epw_range *ranges, uint32_t count) {
-    (void)ranges, (void)count;
-    uint64_t control = peers->routes[peer].lanes[lane].control;
-    atomic_exchange_explicit(word_in(control, peers->rank, lane, word), value, memory_order_seq_cst);
-    if (word == EPW_WORD_BEACON) return;
-    if (atomic_load_explicit(epw_sleepers_in(control), memory_order_seq_cst) > 0)
-        wake(peers, lane, peer, word);
+    if (peers->routes[peer].path == EPW_PATH_QUEUE) {
+        epw_remote_signal(peers, lane, peer, epw_word_offset(peers->rank, lane, word), value, ranges, count);
+        return;
+    }
+    store(peers->routes[peer].lanes[lane].control, peers->rank, lane, word, value);
+}
+
+/* Writer: the peer, by its queue and this rank's NIC, in the order in which it posted. The same bargain. */
+void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset, uint64_t value) {
+    uint64_t window = (uint64_t)(uintptr_t)epw_peers_own(peers), at = offset - epw_line_offset(peer);
+    if (offset < epw_line_offset(peer) || at >= sizeof(epw_line)) {
+        memcpy(epw_peers_own(peers) + offset, &value, sizeof value); /* a row of 8 bytes is no word */
+        return;
+    }
+    uint32_t number = (uint32_t)(at / sizeof value), lane = number / EPW_LANE_WORDS;
+    store(window, peer, lane, number % EPW_LANE_WORDS, value);
+    if (lane == 0 && number == EPW_WORD_PROBE) epw_peers_probe_asked(peers, peer);
 }
 
 /* What one peer has written here. */
@@ -49,5 +70,11 @@ uint64_t epw_word_from(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
 
 void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out) {
     source from = {(uint64_t)(uintptr_t)epw_peers_own(peers), peer};
+    bool queued = peers->routes[peer].path == EPW_PATH_QUEUE;
+    /* Before the words: what came before the end of the connection is seen. */
+    bool broken = queued && epw_remote_is_broken(peers, lane, peer);
     epw_look_by(load, &from, peers->lanes, lane, word, out);
+    out->sight.broken = broken;
+    /* A word that lets this rank write lets it write the image: not before that has been sent. */
+    if (queued && !epw_remote_is_flushed(peers, lane, peer)) out->sight.word = 0;
 }

@@ -111,6 +111,14 @@ EPW_INLINE uint64_t epw_word_offset(uint32_t source, uint32_t lane, uint32_t wor
     return epw_line_offset(source) + lane * sizeof(epw_lane_words) + word * sizeof(uint64_t);
 }
 
+/* What a rank writes in a peer's window. */
+typedef enum epw_area {
+    EPW_AREA_CONTROL, /* signal words, and what announces rows */
+    EPW_AREA_ROWS,    /* rows sent to the peer */
+    EPW_AREA_ANSWERS, /* and answers to its rows */
+    EPW_AREAS
+} epw_area;
+
 /* Bytes in front of what a user of the floor lays out. */
 EPW_INLINE uint64_t epw_floor_bytes(uint32_t ranks) {
     return epw_line_offset(ranks);

@@ -85,11 +85,11 @@ static void take_nonce(const unsigned char **at, epw_nonce *out) {
 enum {
     /* Zeros, to become a fabric handle, by which GPUs of several hosts share memory. */
     FABRIC_BYTES = 64,
-    /* Before the terms, and behind them. */
-    FIXED_BYTES = 4 * 4 + 16 + 8 + 16 + 4 + 4 + 16 + 16 + 8 + 4 + 16 + FABRIC_BYTES + 4 + 4 + 8,
+    /* Before the terms, but for what is said of the queue. */
+    FIXED_BYTES = 4 * 4 + 16 + 8 + 16 + 4 + 4 + 16 + 16 + 8 + 4 + 16 + FABRIC_BYTES + 4 + 4 + 4 + 8,
     CHECKSUM_BYTES = 8
 };
-_Static_assert(FIXED_BYTES + 8 * EPW_TERMS_MAX + CHECKSUM_BYTES <= EPW_BLOB_MAX,
+_Static_assert(FIXED_BYTES + EPW_BLOB_QUEUE_MAX + 8 * EPW_TERMS_MAX + CHECKSUM_BYTES <= EPW_BLOB_MAX,
                "a blob must fit where the public header says");
 
 size_t epw_blob_write(const epw_blob *blob, unsigned char *bytes) {
@@ -111,6 +111,9 @@ size_t epw_blob_write(const epw_blob *blob, unsigned char *bytes) {
     at += sizeof blob->origin.gpu;
     memset(at, 0, FABRIC_BYTES);
     at += FABRIC_BYTES;
+    put(&at, blob->queue.length, 4);
+    memcpy(at, blob->queue.bytes, blob->queue.length);
+    at += blob->queue.length;
     put(&at, blob->ranks, 4);
     put(&at, blob->term_count, 4);
     put(&at, blob->term_names, 8);
@@ -142,13 +145,14 @@ epw_status epw_blob_parse(const void *bytes, size_t length, epw_where where, epw
                         "blob format is %u here and %u at the peer; use the same epwire version "
                         "on all ranks",
                         EPW_BLOB_FORMAT, (unsigned)format);
-    size_t terms = length < FIXED_BYTES + CHECKSUM_BYTES ? 0 : (length - FIXED_BYTES - CHECKSUM_BYTES) / 8;
-    if (length != FIXED_BYTES + 8 * terms + CHECKSUM_BYTES || terms > EPW_TERMS_MAX)
+    if (length < FIXED_BYTES + CHECKSUM_BYTES || length > EPW_BLOB_MAX)
         return epw_fail(EPW_ERR_INVALID, where, "the blob was cut or lengthened on the way, to %zu bytes",
                         length);
     const unsigned char *sum_at = (const unsigned char *)bytes + length - CHECKSUM_BYTES;
     if (take(&sum_at, CHECKSUM_BYTES) != hash_more(HASH_BEGIN, bytes, length - CHECKSUM_BYTES))
-        return epw_fail(EPW_ERR_INVALID, where, "the blob was damaged on the way: its checksum is wrong");
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "the blob was cut or damaged on the way: the checksum of its %zu bytes is wrong",
+                        length);
 
     *out = (epw_blob){0};
     out->rank = (uint32_t)take(&at, 4);
@@ -164,10 +168,18 @@ epw_status epw_blob_parse(const void *bytes, size_t length, epw_where where, epw
     out->origin.path = (uint32_t)take(&at, 4);
     memcpy(out->origin.gpu, at, sizeof out->origin.gpu);
     at += sizeof out->origin.gpu + FABRIC_BYTES;
+    out->queue.length = (uint32_t)take(&at, 4);
+    size_t variable = length - FIXED_BYTES - CHECKSUM_BYTES;
+    if (out->queue.length > EPW_BLOB_QUEUE_MAX || out->queue.length > variable)
+        return epw_fail(EPW_ERR_INVALID, where, "the blob says %u bytes of a queue, at most %d can be",
+                        (unsigned)out->queue.length, EPW_BLOB_QUEUE_MAX);
+    memcpy(out->queue.bytes, at, out->queue.length);
+    at += out->queue.length;
+    size_t terms = (variable - out->queue.length) / 8;
     out->ranks = (uint32_t)take(&at, 4);
     out->term_count = (uint32_t)take(&at, 4);
     out->term_names = take(&at, 8);
-    if (out->term_count != terms)
+    if (out->term_count != terms || variable != out->queue.length + 8 * terms || terms > EPW_TERMS_MAX)
         return epw_fail(EPW_ERR_INVALID, where, "the blob has room for %zu fields and says that it has %u",
                         terms, (unsigned)out->term_count);
     for (uint32_t i = 0; i < terms; i++) out->terms[i] = take(&at, 8);

@@ -7,7 +7,14 @@
 #include "ipc/process.h"
 #include "window/options.h"
 
-#define EPW_BLOB_FORMAT 3
+#define EPW_BLOB_FORMAT 4
+
+/* What the peer floor says of the queues that lead to a rank, see peer/remote.h: carried as it is. */
+#define EPW_BLOB_QUEUE_MAX 256
+typedef struct epw_blob_queue {
+    uint32_t length; /* 0: no queue leads there */
+    unsigned char bytes[EPW_BLOB_QUEUE_MAX];
+} epw_blob_queue;
 
 typedef struct epw_blob {
     uint32_t rank, ranks; /* the exporter's */
@@ -17,7 +24,8 @@ typedef struct epw_blob {
     epw_nonce window;     /* the secret that its fd server asks for */
     epw_nonce server;     /* the fd server's name, see epw_fd_address */
     uint64_t window_bytes;
-    epw_origin origin;   /* where the window's memory is, and how another process maps it */
+    epw_origin origin; /* where the window's memory is, and how another process maps it */
+    epw_blob_queue queue;
     uint64_t term_names; /* a hash of all names, in order */
     uint32_t term_count;
     uint64_t terms[EPW_TERMS_MAX]; /* their values */

@@ -2,6 +2,7 @@
 #ifndef EPW_WINDOW_OPTIONS_H
 #define EPW_WINDOW_OPTIONS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define EPW_TERMS_MAX 32
@@ -17,6 +18,7 @@ typedef struct epw_window_options {
     uint32_t rank, ranks; /* rank < ranks <= EPW_MAX_RANKS */
     int32_t device;       /* EPW_DEVICE_HOST, or the CUDA ordinal of the GPU that has the window */
     uint32_t paths;       /* permitted EPW_PATH_* bits */
+    bool queues;          /* this rank has a fabric, by which peers behind a queue are reached */
     uint64_t bytes;       /* at least; whole pages are taken */
     const epw_term *terms;
     uint32_t term_count; /* at most EPW_TERMS_MAX */

@@ -28,8 +28,9 @@ struct epw_import {
     uint32_t generation; /* of the process that made it */
     epw_offer *offer;    /* EPW_PATH_THREAD: a reference */
     const epw_device *device;
-    epw_memory memory; /* of the other paths: a mapping of this process */
-    int lease_fd;      /* and what holds its lease */
+    epw_memory memory;    /* of the other paths: a mapping of this process */
+    int lease_fd;         /* and what holds its lease */
+    epw_blob_queue queue; /* EPW_PATH_QUEUE */
 };
 
 /* ---- a rank's own window ------------------------------------------------------------------------ */
@@ -88,7 +89,8 @@ static epw_status check_generation(const epw_window *window, epw_where where) {
                     "the buffer belongs to the process that forked this one; create a buffer after fork");
 }
 
-epw_status epw_window_export(epw_window *window, uint32_t peer, void *blob, size_t *length) {
+epw_status epw_window_export(epw_window *window, uint32_t peer, const epw_blob_queue *queue, void *blob,
+                             size_t *length) {
     const epw_window_options *own = &window->options;
     epw_where where = {"export", (int)own->rank, (int)peer};
     epw_status status = check_generation(window, where);
@@ -107,6 +109,7 @@ epw_status epw_window_export(epw_window *window, uint32_t peer, void *blob, size
                          .server = window->server,
                          .window_bytes = memory->bytes,
                          .origin = memory->origin};
+    if (queue != NULL) contents.queue = *queue;
     epw_blob_set_terms(&contents, own->terms, own->term_count);
     status = epw_identity_get(where, &contents.host);
     if (status != EPW_OK) return status;
@@ -161,6 +164,14 @@ static const char *why_not_mapped(const attempt *a, uint32_t path) {
     return NULL;
 }
 
+/* Why no queue leads to the peer; NULL if one does. */
+static const char *why_no_queue(const attempt *a) {
+    if (!a->own->options.queues) return "this rank has no fabric";
+    if (!(a->own->options.paths & EPW_PATH_QUEUE)) return "excluded by config.paths";
+    if (a->blob.queue.length == 0) return "the peer has no fabric, or its config.paths exclude it";
+    return NULL;
+}
+
 /* The path to take, EPW_PATH_NONE and an error that says why not of each if there is none. */
 static uint32_t choose_path(const attempt *a) {
     const char *not_thread = "another process";
@@ -170,19 +181,17 @@ static uint32_t choose_path(const attempt *a) {
     }
     const char *no = why_not_mapped(a, a->blob.origin.path);
     if (no == NULL) return a->blob.origin.path;
+    const char *no_queue = why_no_queue(a);
+    if (no_queue == NULL) return EPW_PATH_QUEUE;
     unsigned pid = (unsigned)a->blob.host.pid;
     if (a->own->options.device == EPW_DEVICE_HOST) {
-        epw_fail(
-            EPW_ERR_NO_PATH, a->where,
-            "no permitted path leads to the peer (process %u). thread: %s; shm: %s; network wires are not "
-            "part of this build",
-            pid, not_thread, no);
+        epw_fail(EPW_ERR_NO_PATH, a->where,
+                 "no permitted path leads to the peer (process %u). thread: %s; shm: %s; queue: %s", pid,
+                 not_thread, no, no_queue);
     } else {
-        epw_fail(
-            EPW_ERR_NO_PATH, a->where,
-            "no permitted path leads to the peer (process %u). thread: %s; vmm: %s; ipc: %s; network wires "
-            "are not part of this build",
-            pid, not_thread, why_not_mapped(a, EPW_PATH_VMM), why_not_mapped(a, EPW_PATH_IPC));
+        epw_fail(EPW_ERR_NO_PATH, a->where,
+                 "no permitted path leads to the peer (process %u). thread: %s; vmm: %s; ipc: %s; queue: %s",
+                 pid, not_thread, why_not_mapped(a, EPW_PATH_VMM), why_not_mapped(a, EPW_PATH_IPC), no_queue);
     }
     return EPW_PATH_NONE;
 }
@@ -267,7 +276,11 @@ epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, s
     import->rank = own->options.rank;
     import->device = epw_device_of(own->options.device);
     import->generation = epw_process_generation();
-    status = path == EPW_PATH_THREAD ? import_thread(&a, import) : import_mapping(&a, import);
+    if (path == EPW_PATH_QUEUE) {
+        import->queue = a.blob.queue;
+    } else {
+        status = path == EPW_PATH_THREAD ? import_thread(&a, import) : import_mapping(&a, import);
+    }
     if (status != EPW_OK) {
         free(import);
         return status;
@@ -278,6 +291,10 @@ epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, s
 
 unsigned char *epw_import_base(const epw_import *import) {
     return import->path == EPW_PATH_THREAD ? epw_offer_memory(import->offer)->base : import->memory.base;
+}
+
+const epw_blob_queue *epw_import_queue(const epw_import *import) {
+    return &import->queue;
 }
 
 uint32_t epw_import_path(const epw_import *import) {
@@ -302,7 +319,7 @@ void epw_import_close(epw_import *import) {
         if (!inherited) epw_lease_end(import->offer, import->rank);
         epw_process_unlock();
         epw_offer_unref(import->offer);
-    } else if (!inherited) {
+    } else if (!inherited && import->path != EPW_PATH_QUEUE) {
         /* In this order: leaving is what tells the exporter that the mapping is gone. */
         import->device->unmap(&import->memory);
         epw_fd_leave(import->lease_fd);

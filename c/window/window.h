@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "ipc/process.h"
+#include "window/blob.h"
 #include "window/options.h"
 
 typedef struct epw_window epw_window;
@@ -36,9 +37,10 @@ bool epw_window_inherited(const epw_window *window);
 /* Host or device memory, as options.device says; so are imports. */
 unsigned char *epw_window_base(const epw_window *window);
 
-/* Writes the blob for `peer`, another rank of the group: blob [out, EPW_BLOB_MAX bytes], length [out]. May be
- * called any number of times. */
-epw_status epw_window_export(epw_window *window, uint32_t peer, void *blob, size_t *length);
+/* Writes the blob for `peer`, another rank of the group: blob [out, EPW_BLOB_MAX bytes], length [out].
+ * `queue`: what is said of the queues that lead here, NULL: none does. May be called any number of times. */
+epw_status epw_window_export(epw_window *window, uint32_t peer, const epw_blob_queue *queue, void *blob,
+                             size_t *length);
 
 /* Makes the window that `peer` exported for own's rank usable by this process, and holds its lease until
  * epw_import_close. Returns within deadline_ns, or a few milliseconds later.
@@ -58,8 +60,10 @@ epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, s
 unsigned char *epw_import_base(const epw_import *import);
 
 /* EPW_PATH_THREAD: the peer's own mapping, at the peer's own address. EPW_PATH_SHM, EPW_PATH_VMM,
- * EPW_PATH_IPC: a mapping of this process. */
+ * EPW_PATH_IPC: a mapping of this process. EPW_PATH_QUEUE: nothing is mapped, and what the peer says of its
+ * queues is epw_import_queue. */
 uint32_t epw_import_path(const epw_import *import);
+const epw_blob_queue *epw_import_queue(const epw_import *import);
 
 /* Tells the process that owns the peer's window that something was written there for its attention. What was
  * written before is seen by what the owner has called. Waits for nobody: rings that are not yet heard count

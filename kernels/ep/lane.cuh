@@ -80,7 +80,7 @@ struct Opening {
     epw_gpu_turn turn;
     epw_gpu_report *report;
 
-    __device__ __forceinline__ Opening(const epw_lane_args &a, epw_gpu_area area, uint64_t given_deadline)
+    __device__ __forceinline__ Opening(const epw_lane_args &a, epw_area area, uint64_t given_deadline)
         : peers(a.peers), state(a.state), own(a.window), rank(a.rank), ranks(a.layout.ranks), report(a.arrays.report) {
         if (threadIdx.x - kTable < ranks) entries.load(peers, area, threadIdx.x - kTable);
         if (threadIdx.x == kTurn) {

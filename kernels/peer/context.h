@@ -11,14 +11,6 @@
 #define EPW_GPU_PEERS   64 /* of a group, at most: sets of ranks are kept in one word */
 #define EPW_GPU_RECORDS 256
 
-/* What a rank writes in a peer's window. */
-typedef enum epw_gpu_area {
-    EPW_AREA_CONTROL, /* signal words, and what announces rows */
-    EPW_AREA_ROWS,    /* rows sent to the peer */
-    EPW_AREA_ANSWERS, /* and answers to its rows */
-    EPW_AREAS
-} epw_gpu_area;
-
 /* Error records, in mapped host memory. Writer of slot n % EPW_GPU_RECORDS: the kernel that drew number n; it clears
  * `sequence`, writes the record, then stores n + 1. Reader: epw_take_errors, which reads `sequence` on both sides of the
  * record. */

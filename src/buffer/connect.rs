@@ -144,6 +144,7 @@ impl EpBuffer {
             sys::EPW_PATH_SHM => Path::SharedMemory,
             sys::EPW_PATH_VMM => Path::Vmm,
             sys::EPW_PATH_IPC => Path::Ipc,
+            sys::EPW_PATH_QUEUE => Path::Queue,
             _ => Path::None,
         }
     }

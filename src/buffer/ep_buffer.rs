@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::fabric;
 use super::watcher::Watcher;
-use crate::config::{Device, EpConfig, Payload, Plan, RowShape};
+use crate::config::{Device, EpConfig, Paths, Payload, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
-use crate::{ffi, observe, sys};
+use crate::{env, ffi, observe, sys};
 
 /// A rank's window, its mappings of the peers' windows, and its lanes. Cheap to clone; clones share it.
 ///
@@ -26,9 +27,19 @@ pub struct EpBuffer {
 impl EpBuffer {
     /// A buffer that knows nobody yet, for programs that carry blobs by means of their own: [`EpBuffer::export`] on every rank,
     /// [`EpBuffer::connect`] on every other, then [`EpBuffer::set_active`]. Allocates the window; waits for nobody.
-    pub fn unconnected(rank: u32, ranks: u32, config: EpConfig) -> Result<Self> {
+    ///
+    /// # Errors
+    /// As of [`Plan::new`]; [`Error::Invalid`] too if `EPWIRE_PATHS` names what is no path.
+    pub fn unconnected(rank: u32, ranks: u32, mut config: EpConfig) -> Result<Self> {
+        if let Some(names) = env::value(env::PATHS) {
+            let wrong =
+                |text| Error::Invalid(Failure::new("create", rank, format!("{}: {text}", env::PATHS)));
+            config.paths = Paths::parse(&names).map_err(wrong)?;
+        }
         let plan = Plan::new(&config, ranks)?;
-        let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks))?);
+        let queues = config.paths.queue && config.device == Device::Host;
+        let fabric = queues.then(|| fabric::of(rank)).transpose()?;
+        let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
         let inner = Inner { watchers: Default::default(), ffi, rank, config, plan };
         Ok(Self { inner: Arc::new(inner) })

@@ -6,6 +6,7 @@ mod connect;
 mod dispatch;
 mod dispatched;
 mod ep_buffer;
+mod fabric;
 mod input;
 mod membership;
 mod memory;

@@ -118,6 +118,11 @@ pub const EPW_COMBINE_ORDERED: u32 = 1;
 pub const EPW_I32: u32 = 0;
 pub const EPW_U32: u32 = 1;
 pub const EPW_I64: u32 = 2;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_fabric {
+    _unused: [u8; 0],
+}
 pub const EPW_PATH_NONE: u32 = 0;
 /// the rank itself
 pub const EPW_PATH_SELF: u32 = 1;
@@ -129,6 +134,8 @@ pub const EPW_PATH_SHM: u32 = 4;
 pub const EPW_PATH_VMM: u32 = 8;
 /// the same by a CUDA IPC handle
 pub const EPW_PATH_IPC: u32 = 16;
+/// a rank of any host: what is written for it travels by a queue, see epw_fabric
+pub const EPW_PATH_QUEUE: u32 = 32;
 /// A set of ranks: bit r%64 of bits[r/64].
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -146,7 +153,7 @@ const _: () = {
 /** What a buffer must be able to do. All fields but `rank`, `threads`, `paths`, `sms` and the ordinal
  in `device` must be equal on every rank; connect refuses a peer whose value differs and names the field.*/
 #[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
+#[derive(Debug, Copy, Clone)]
 pub struct epw_config {
     /// sizeof(epw_config)
     pub size: u32,
@@ -194,10 +201,13 @@ Which are used at the same time is not known here, so nothing checks that*/
     pub reserved: u32,
     /// a peer silent for so long is given up: 1 ms to 1 day
     pub deadline_ns: u64,
+    /** by which peers behind a queue are reached; of this rank, and outlives the buffer.
+NULL: none are. Host memory only*/
+    pub fabric: *mut epw_fabric,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of epw_config"][::core::mem::size_of::<epw_config>() - 88usize];
+    ["Size of epw_config"][::core::mem::size_of::<epw_config>() - 96usize];
     ["Alignment of epw_config"][::core::mem::align_of::<epw_config>() - 8usize];
     [
         "Offset of field: epw_config::size",
@@ -262,7 +272,19 @@ const _: () = {
     [
         "Offset of field: epw_config::deadline_ns",
     ][::core::mem::offset_of!(epw_config, deadline_ns) - 80usize];
+    [
+        "Offset of field: epw_config::fabric",
+    ][::core::mem::offset_of!(epw_config, fabric) - 88usize];
 };
+impl Default for epw_config {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
 unsafe extern "C" {
     pub fn epw_config_init(config: *mut epw_config);
 }
@@ -396,6 +418,48 @@ const _: () = {
 };
 unsafe extern "C" {
     pub fn epw_row_shape_init(shape: *mut epw_row_shape);
+}
+/** Peers whose window this rank does not map are reached by queues: what is to be written there is sent by a
+ software NIC, and placed by that of the peer. In this version within one host, by its sockets: for ranks
+ that cannot share memory, or that are to use none: EPW_PATH_QUEUE as the only bit of epw_config.paths
+ beside EPW_PATH_SELF.*/
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct epw_fabric_options {
+    /// sizeof(epw_fabric_options)
+    pub size: u32,
+    /// [0, EPW_MAX_RANKS): that of the buffers that use it
+    pub rank: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of epw_fabric_options",
+    ][::core::mem::size_of::<epw_fabric_options>() - 8usize];
+    [
+        "Alignment of epw_fabric_options",
+    ][::core::mem::align_of::<epw_fabric_options>() - 4usize];
+    [
+        "Offset of field: epw_fabric_options::size",
+    ][::core::mem::offset_of!(epw_fabric_options, size) - 0usize];
+    [
+        "Offset of field: epw_fabric_options::rank",
+    ][::core::mem::offset_of!(epw_fabric_options, rank) - 4usize];
+};
+unsafe extern "C" {
+    pub fn epw_fabric_options_init(options: *mut epw_fabric_options);
+}
+unsafe extern "C" {
+    /// Starts its threads. options [in], out [out]. Any thread.
+    pub fn epw_fabric_create(
+        options: *const epw_fabric_options,
+        out: *mut *mut epw_fabric,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Ends them. All buffers that used it have been destroyed. NULL is allowed. In a forked child it does
+ nothing.*/
+    pub fn epw_fabric_destroy(fabric: *mut epw_fabric);
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -641,6 +705,8 @@ epw_buffer_revoke*/
 pub const EPW_CAUSE_SUPERSEDED: u32 = 8;
 /// it begins this epoch at another step
 pub const EPW_CAUSE_STEP: u32 = 9;
+/// the connection to it is gone, of a peer behind a queue
+pub const EPW_CAUSE_LINK: u32 = 10;
 /// The first peer that an operation gave up on, with every variable of that wait.
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

@@ -235,8 +235,10 @@ static void forged_blobs_are_errors_or_harmless(void) {
     for (int round = 0; round < 10000; round++) {
         epw_blob blob = genuine, parsed;
         unsigned char *bytes = (unsigned char *)&blob;
-        for (int i = 0; i < 3; i++) bytes[next_random(&seed) % used] ^= (unsigned char)next_random(&seed);
-        blob.term_count = blob.term_count % (EPW_TERMS_MAX + 1); /* what epw_blob_write takes */
+        for (int i = 0; i < 8; i++) bytes[next_random(&seed) % used] ^= (unsigned char)next_random(&seed);
+        /* What epw_blob_write takes. */
+        blob.term_count = blob.term_count % (EPW_TERMS_MAX + 1);
+        blob.queue.length = blob.queue.length % (EPW_BLOB_QUEUE_MAX + 1);
         a.length = epw_blob_write(&blob, a.blob);
         if (epw_blob_parse(a.blob, a.length, here, &parsed) == EPW_OK)
             CHECK(parsed.rank < parsed.ranks && parsed.ranks <= EPW_MAX_RANKS);

@@ -1,10 +1,11 @@
 /* A MoE step across ranks that are threads of this process, through epwire.h alone: dispatch, identity
- * experts, combine. Under ThreadSanitizer and AddressSanitizer this is what sees the protocol's memory
- * accesses. */
+ * experts, combine. With windows used directly, with queues between all, and with queues to one. Under
+ * ThreadSanitizer and AddressSanitizer this is what sees the protocol's memory accesses. */
 #include "check.h"
 #include "epwire.h"
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +14,7 @@ enum { RANKS = 4, TOKENS = 24, HIDDEN = 256, EXPERTS = 16, TOPK = 4, STEPS = 20 
 static unsigned char blobs[RANKS][RANKS][EPW_BLOB_MAX];
 static size_t lengths[RANKS][RANKS];
 static pthread_barrier_t barrier;
+static uint32_t first_queued; /* ranks from here on write by queues */
 
 static uint16_t bf16(float x) {
     uint32_t bits;
@@ -118,6 +120,14 @@ static void *rank_main(void *argument) {
     config.experts = EXPERTS;
     config.topk = TOPK;
     config.threads = rank == 0 ? 2 : 1;
+    epw_fabric *fabric = NULL;
+    if (first_queued < RANKS) {
+        epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+        options.rank = rank;
+        CHECK_OK(epw_fabric_create(&options, &fabric));
+        config.fabric = fabric;
+    }
+    if (rank >= first_queued) config.paths = EPW_PATH_QUEUE;
     epw_plan plan = EPW_PLAN_INIT;
     CHECK_OK(epw_plan_make(&config, &plan));
     epw_buffer *buffer = NULL;
@@ -131,20 +141,31 @@ static void *rank_main(void *argument) {
         all.bits[0] |= UINT64_C(1) << p;
         if (p == rank) continue;
         CHECK_OK(epw_buffer_connect(buffer, p, blobs[p][rank], lengths[p][rank]));
-        CHECK_MSG(epw_buffer_path(buffer, p) == EPW_PATH_THREAD, "%u", epw_buffer_path(buffer, p));
+        bool queued = rank >= first_queued; /* of what this rank writes */
+        uint32_t path = epw_buffer_path(buffer, p);
+        CHECK_MSG(path == (queued ? EPW_PATH_QUEUE : EPW_PATH_THREAD), "%u", path);
     }
     CHECK_OK(epw_buffer_set_active(buffer, &all, 1, 0));
     uint64_t seed = 1000 + rank;
     for (int i = 0; i < STEPS; i++) step(buffer, &plan, &seed, i & 1, i & 2);
     pthread_barrier_wait(&barrier);
     epw_buffer_destroy(buffer);
+    pthread_barrier_wait(&barrier);
+    epw_fabric_destroy(fabric);
     return NULL;
 }
 
-int main(void) {
+static void run(uint32_t from) {
     pthread_t threads[RANKS];
-    pthread_barrier_init(&barrier, NULL, RANKS);
+    first_queued = from;
     for (uintptr_t r = 0; r < RANKS; r++) pthread_create(&threads[r], NULL, rank_main, (void *)r);
     for (int r = 0; r < RANKS; r++) pthread_join(threads[r], NULL);
+}
+
+int main(void) {
+    pthread_barrier_init(&barrier, NULL, RANKS);
+    run(RANKS);
+    run(0);
+    run(RANKS - 1);
     return check_result("exchange");
 }

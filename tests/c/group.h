@@ -6,6 +6,7 @@
 #include "check.h"
 #include "epwire.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { RANKS_MAX = 3, TOKENS = 16, HIDDEN = 256, EXPERTS = 12, TOPK = 4, SIDEBAND = 8 };
@@ -41,7 +42,14 @@ static inline epw_status connect_to(epw_buffer *from, uint32_t rank, epw_buffer 
 typedef struct group {
     uint32_t ranks;
     epw_buffer *of[RANKS_MAX];
+    epw_fabric *fabrics[RANKS_MAX];
 } group;
+
+/* EPW_TEST_PATH=queue: no rank maps another one's window. */
+static inline uint32_t path_of_test(void) {
+    const char *name = getenv("EPW_TEST_PATH");
+    return name != NULL && strcmp(name, "queue") == 0 ? EPW_PATH_QUEUE : EPW_PATH_THREAD;
+}
 
 /* Connected, without a membership yet. */
 static inline group make_group(uint32_t ranks, uint64_t deadline_ns) {
@@ -49,6 +57,13 @@ static inline group make_group(uint32_t ranks, uint64_t deadline_ns) {
     for (uint32_t r = 0; r < ranks; r++) {
         epw_config config = config_of(r, ranks);
         config.deadline_ns = deadline_ns;
+        if (path_of_test() == EPW_PATH_QUEUE) {
+            epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+            options.rank = r;
+            CHECK_OK(epw_fabric_create(&options, &g.fabrics[r]));
+            config.fabric = g.fabrics[r];
+            config.paths = EPW_PATH_QUEUE;
+        }
         CHECK_OK(epw_buffer_create(&config, &g.of[r]));
     }
     for (uint32_t r = 0; r < ranks; r++) {
@@ -56,7 +71,7 @@ static inline group make_group(uint32_t ranks, uint64_t deadline_ns) {
             CHECK(epw_buffer_path(g.of[r], p) == (p == r ? EPW_PATH_SELF : EPW_PATH_NONE));
             if (p == r) continue;
             CHECK_OK(connect_to(g.of[r], r, g.of[p], p));
-            CHECK(epw_buffer_path(g.of[r], p) == EPW_PATH_THREAD);
+            CHECK(epw_buffer_path(g.of[r], p) == path_of_test());
         }
     }
     return g;
@@ -75,6 +90,7 @@ static inline epw_membership membership_of(const epw_buffer *b) {
 
 static inline void destroy(const group *g) {
     for (uint32_t r = 0; r < g->ranks; r++) epw_buffer_destroy(g->of[r]);
+    for (uint32_t r = 0; r < g->ranks; r++) epw_fabric_destroy(g->fabrics[r]);
 }
 
 /* The call must fail so: status, operation, rank and peer in the detail, and words of the text. */

@@ -160,7 +160,7 @@ static void a_forked_child_inherits_nothing(void) {
         wrong |= (open_fds() != before - 5) << 1;
         unsigned char blob[EPW_BLOB_MAX];
         size_t length;
-        wrong |= (epw_window_export(a.window, 1, blob, &length) != EPW_ERR_STATE) << 2;
+        wrong |= (epw_window_export(a.window, 1, NULL, blob, &length) != EPW_ERR_STATE) << 2;
         epw_identity self;
         epw_blob parsed;
         epw_identity_get(here, &self);

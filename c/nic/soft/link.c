@@ -351,11 +351,16 @@ static bool copy_out(epw_link *link) {
     return true;
 }
 
+void epw_link_stop(epw_link *link, const epw_pair *pair) {
+    if (link->to != pair) return;
+    link->to = NULL;
+    link->at = NULL;
+}
+
 bool epw_link_forget(epw_link *link, epw_pair *pair) {
     drop_sender(link, pair);
     drop_acker(link, pair);
-    if (link->to == pair) link->to = NULL;
-    if (link->to == NULL) link->at = NULL;
+    epw_link_stop(link, pair);
     return copy_out(link);
 }
 

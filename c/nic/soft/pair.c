@@ -130,6 +130,26 @@ const epw_pair_memory *epw_pair_memory_of(const epw_pair *pair) {
     return &pair->memory;
 }
 
+void epw_pair_break(epw_pair *pair) {
+    pthread_mutex_lock(&pair->nic->lock);
+    epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
+    pthread_mutex_unlock(&pair->nic->lock);
+}
+
+void epw_pair_close(epw_pair *pair) {
+    pthread_mutex_lock(&pair->nic->lock);
+    pair->closed = true;
+    if (pair->from != NULL) epw_link_stop(pair->from, pair);
+    pthread_mutex_unlock(&pair->nic->lock);
+}
+
+bool epw_pair_is_taken(epw_pair *pair) {
+    pthread_mutex_lock(&pair->nic->lock);
+    bool taken = pair->closed || pair->from != NULL;
+    pthread_mutex_unlock(&pair->nic->lock);
+    return taken;
+}
+
 bool epw_pair_broken(const epw_pair *pair) {
     return atomic_load_explicit(&pair->broken, memory_order_acquire);
 }

@@ -126,6 +126,9 @@ bool epw_link_send(epw_link *link);
 /* The pair has entries to be fetched. */
 void epw_link_has_sender(epw_link *link, epw_pair *pair);
 
+/* Of a frame for the pair whose bytes are coming nothing more is placed. */
+void epw_link_stop(epw_link *link, const epw_pair *pair);
+
 /* Nothing of the pair is used any more. False: the connection must go for that. */
 bool epw_link_forget(epw_link *link, epw_pair *pair);
 

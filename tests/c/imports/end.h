@@ -67,7 +67,7 @@ static inline end open_end(spec of) {
 }
 
 static inline void export_to(end *e, uint32_t peer) {
-    CHECK(epw_window_export(e->window, peer, e->blob, &e->length) == EPW_OK);
+    CHECK(epw_window_export(e->window, peer, NULL, e->blob, &e->length) == EPW_OK);
     CHECK(e->length <= EPW_BLOB_MAX);
 }
 

@@ -154,7 +154,7 @@ static inline void obey(const command *c, epw_window **own, epw_import **import,
         break;
     case 'e':
     case 'g':
-        a->status = epw_window_export(*own, c->peer, a->blob, &a->length);
+        a->status = epw_window_export(*own, c->peer, NULL, a->blob, &a->length);
         if (c->verb == 'g') pretend_gpu(a->blob, a->length, EPW_PATH_VMM);
         break;
     case 'o':

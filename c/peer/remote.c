@@ -1,0 +1,369 @@
+/* See remote.h. */
+#include "peer/remote.h"
+
+#include "base/clock.h"
+#include "nic/fabric.h"
+#include "nic/queue.h"
+#include "peer/sleep.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+
+enum {
+    /* Room for words beside those of operations: epochs, farewells, beacons, probes and reports of a time in
+     * which the peer takes nothing. */
+    WORD_ENTRIES = 256,
+    ALIGNMENT = 64
+};
+
+/* How long a farewell may take to be sent. */
+#define FLUSH_NS UINT64_C(200000000)
+
+/* One lane's way to the peer. */
+typedef struct way {
+    epw_pair *pair;
+    uint32_t *marks;
+    epw_queue queue;
+    uint64_t flushed; /* one past the entry behind the last rows */
+} way;
+
+struct epw_remote {
+    epw_peers *peers;
+    uint32_t peer;
+    uint32_t key; /* what the peer may write in this rank's window */
+    epw_key its;  /* what this rank may write in its */
+    bool connected;
+    way ways[EPW_MAX_LANES];
+};
+
+/* What a rank says of its queues: the fabric's address, the key, a pair for each lane. */
+enum { OFFER_BYTES = EPW_FABRIC_ADDRESS_BYTES + 4 + 4 * EPW_MAX_LANES };
+
+static void put32(unsigned char *at, uint32_t value) {
+    for (int i = 0; i < 4; i++) at[i] = (unsigned char)(value >> (8 * i));
+}
+
+static uint32_t take32(const unsigned char *at) {
+    return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+}
+
+/* ---- what may be written ---- */
+
+/* A word has come from the peer. Writer: the NIC, behind all that was posted before it. Reader: as of a word
+ * that a mapped peer has stored. */
+static void place(void *context, uint64_t offset, uint64_t value) {
+    const epw_remote *remote = context;
+    epw_word_arrived(remote->peers, remote->peer, offset, value);
+}
+
+/* The peer's own parts of this rank's window. */
+static epw_region region_of(epw_remote *remote) {
+    epw_peers *peers = remote->peers;
+    epw_region region = {.base = epw_peers_own(peers),
+                         .rights = EPW_REGION_WRITE,
+                         .count = 1,
+                         .stretches = {{epw_line_offset(remote->peer), sizeof(epw_line)}},
+                         .place = place,
+                         .context = remote};
+    for (uint32_t lane = 0; lane < peers->lanes; lane++)
+        for (uint32_t area = 0; area < EPW_AREAS; area++)
+            region.stretches[region.count++] =
+                peers->user->footprint(peers->user_context, remote->peer, lane, area);
+    return region;
+}
+
+/* ---- the image ---- */
+
+/* Where a lane's area of a peer lies in the image, and what it stands for. */
+static uint64_t image_offset(const epw_peers *peers, uint32_t peer, uint32_t lane, uint32_t area,
+                             epw_stretch *stretch) {
+    uint64_t at = 0, here = 0;
+    for (uint32_t l = 0; l < peers->lanes; l++) {
+        for (uint32_t a = 0; a < EPW_AREAS; a++) {
+            epw_stretch s = peers->user->footprint(peers->user_context, peers->rank, l, a);
+            if (l == lane && a == area) {
+                here = at;
+                *stretch = s;
+            }
+            at += epw_align(s.bytes, ALIGNMENT);
+        }
+    }
+    return peer * at + here;
+}
+
+static uint64_t image_bytes(const epw_peers *peers) {
+    epw_stretch first;
+    return image_offset(peers, peers->ranks, 0, 0, &first);
+}
+
+/* One allocation for all peers. Pages are taken when they are written. */
+static epw_status open_image(epw_peers *peers, epw_where where) {
+    if (peers->image != NULL) return EPW_OK;
+    uint64_t bytes = image_bytes(peers);
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED)
+        return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for %llu bytes of images of peers behind queues",
+                        (unsigned long long)bytes);
+    epw_region region = {.base = at, .rights = EPW_REGION_READ, .count = 1, .stretches = {{0, bytes}}};
+    uint32_t key = epw_nic_register(epw_fabric_nic(peers->fabric), &region);
+    if (key == 0) {
+        munmap(at, bytes);
+        return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register the images");
+    }
+    peers->image = at;
+    peers->image_key = key;
+    return EPW_OK;
+}
+
+/* ---- life of a remote ---- */
+
+static void destroy(epw_remote *remote) {
+    if (remote == NULL) return;
+    for (uint32_t lane = 0; lane < EPW_MAX_LANES; lane++) {
+        epw_pair_destroy(remote->ways[lane].pair);
+        free(remote->ways[lane].marks);
+    }
+    if (remote->key != 0) epw_nic_deregister(epw_fabric_nic(remote->peers->fabric), remote->key);
+    free(remote);
+}
+
+static epw_status open_way(epw_remote *remote, way *w, uint32_t depth, epw_where where) {
+    epw_pair_options options = {.peer = remote->peer, .key = remote->key, .depth = depth};
+    epw_status status = epw_pair_create(epw_fabric_nic(remote->peers->fabric), &options, where, &w->pair);
+    if (status != EPW_OK) return status;
+    w->marks = calloc(depth, sizeof w->marks[0]);
+    if (w->marks == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a queue of %u", depth);
+    const epw_pair_memory *memory = epw_pair_memory_of(w->pair);
+    w->queue = (epw_queue){.entries = (epw_entry_block *)memory->entries,
+                           .marks = w->marks,
+                           .record = memory->record,
+                           .doorbell = memory->doorbell,
+                           .completion = (const uint32_t *)memory->completion,
+                           .depth = depth,
+                           .pair = epw_pair_number(w->pair),
+                           .batch = 1};
+    return EPW_OK;
+}
+
+static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_remote **out) {
+    uint64_t needed = (uint64_t)peers->entries + WORD_ENTRIES;
+    uint32_t depth = EPW_QUEUE_DEPTH_MIN;
+    while (depth < needed && depth < EPW_QUEUE_DEPTH_MAX) depth *= 2;
+    if (depth < needed)
+        return epw_fail(
+            EPW_ERR_LIMIT, where,
+            "an operation posts up to %u entries to a queue, which has %u at most; use fewer tokens",
+            peers->entries, EPW_QUEUE_DEPTH_MAX);
+    epw_remote *remote = aligned_alloc(ALIGNMENT, epw_align(sizeof *remote, ALIGNMENT));
+    if (remote == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a peer behind a queue");
+    *remote = (epw_remote){.peers = peers, .peer = peer};
+    epw_region region = region_of(remote);
+    remote->key = epw_nic_register(epw_fabric_nic(peers->fabric), &region);
+    epw_status status =
+        remote->key != 0 ? EPW_OK : epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register the window");
+    for (uint32_t lane = 0; status == EPW_OK && lane < peers->lanes; lane++)
+        status = open_way(remote, &remote->ways[lane], depth, where);
+    if (status != EPW_OK) {
+        destroy(remote);
+        return status;
+    }
+    *out = remote;
+    return EPW_OK;
+}
+
+/* ---- offer, connect, disconnect ---- */
+
+static bool is_taken(const epw_remote *remote) {
+    bool taken = false;
+    for (uint32_t lane = 0; lane < remote->peers->lanes; lane++)
+        taken |= epw_pair_is_taken(remote->ways[lane].pair);
+    return taken;
+}
+
+/* Another incarnation of the peer is about to be let in: what the one that is connected still sends is placed
+ * no more. A member that is well keeps its rights: who asks for it again gets no others. */
+static void fence(epw_peers *peers, uint32_t peer) {
+    epw_remote *remote = peers->remotes[peer];
+    epw_mask suspects = peers->user->suspects(peers->user_context, NULL);
+    bool well = epw_mask_has(&peers->active, peer) && !epw_mask_has(&suspects, peer);
+    if (remote == NULL || well) return;
+    for (uint32_t lane = 0; lane < peers->lanes; lane++) epw_pair_close(remote->ways[lane].pair);
+}
+
+/* Locked. What there is to be connected. */
+static epw_status ensure(epw_peers *peers, uint32_t peer, epw_where where) {
+    if (peers->offered[peer] != NULL) return EPW_OK;
+    return create(peers, peer, where, &peers->offered[peer]);
+}
+
+epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out, epw_where where) {
+    out->length = 0;
+    if (!epw_peers_has_queues(peers)) return EPW_OK;
+    epw_remote *of = peers->offered[peer];
+    if (of != NULL && is_taken(of)) { /* by one that never came to be connected */
+        destroy(of);
+        peers->offered[peer] = NULL;
+    }
+    fence(peers, peer);
+    epw_status status = ensure(peers, peer, where);
+    if (status != EPW_OK) return status;
+    of = peers->offered[peer];
+    epw_fabric_address address = epw_fabric_address_of(peers->fabric);
+    epw_fabric_address_write(&address, out->bytes);
+    put32(out->bytes + EPW_FABRIC_ADDRESS_BYTES, of->key);
+    for (uint32_t lane = 0; lane < EPW_MAX_LANES; lane++) {
+        uint32_t number = of->ways[lane].pair != NULL ? epw_pair_number(of->ways[lane].pair) : 0;
+        put32(out->bytes + EPW_FABRIC_ADDRESS_BYTES + 4 + (size_t)4 * lane, number);
+    }
+    out->length = OFFER_BYTES;
+    return EPW_OK;
+}
+
+epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_queue *offer,
+                              uint64_t deadline_ns, epw_where where, epw_route *route) {
+    if (offer->length != OFFER_BYTES)
+        return epw_fail(EPW_ERR_MISMATCH, where, "the peer says %u bytes of its queues, here %d are said",
+                        (unsigned)offer->length, OFFER_BYTES);
+    epw_fabric_address address;
+    epw_fabric_address_read(offer->bytes, &address);
+    if (!epw_fabric_reaches(peers->fabric, &address))
+        return epw_fail(
+            EPW_ERR_NO_PATH, where,
+            "its queues are on another host, or in another network namespace; this build connects "
+            "them within one");
+    uint64_t link = 0;
+    pthread_mutex_lock(&peers->lock);
+    epw_status status = ensure(peers, peer, where);
+    if (status == EPW_OK) status = open_image(peers, where);
+    pthread_mutex_unlock(&peers->lock);
+    if (status == EPW_OK) status = epw_fabric_link(peers->fabric, peer, &address, deadline_ns, where, &link);
+    if (status != EPW_OK) return status;
+    pthread_mutex_lock(&peers->lock);
+    epw_remote *remote = peers->offered[peer];
+    peers->offered[peer] = NULL;
+    peers->remotes[peer] = remote;
+    pthread_mutex_unlock(&peers->lock);
+    remote->its = epw_key_of(take32(offer->bytes + EPW_FABRIC_ADDRESS_BYTES));
+    for (uint32_t lane = 0; lane < peers->lanes; lane++) {
+        uint64_t areas[EPW_AREAS];
+        for (uint32_t area = 0; area < EPW_AREAS; area++) {
+            epw_stretch stretch = {0};
+            uint64_t at = image_offset(peers, peer, lane, area, &stretch);
+            areas[area] = (uint64_t)(uintptr_t)peers->image + at - stretch.offset;
+        }
+        route->lanes[lane] = (epw_areas){areas[0], areas[1], areas[2]};
+        epw_pair_connect(remote->ways[lane].pair, link,
+                         take32(offer->bytes + EPW_FABRIC_ADDRESS_BYTES + 4 + (size_t)4 * lane));
+    }
+    return EPW_OK;
+}
+
+/* Until the last word is with the peer, or cannot be. */
+static void flush(epw_remote *remote) {
+    uint64_t began = epw_now_ns();
+    for (uint32_t lane = 0; lane < remote->peers->lanes; lane++) {
+        way *w = &remote->ways[lane];
+        uint64_t all = epw_load_acquire_64(&w->queue.reserved);
+        while (!epw_queue_is_done(&w->queue, all) && !epw_pair_broken(w->pair) &&
+               epw_now_ns() - began < FLUSH_NS) {
+            epw_remotes_poll(remote->peers);
+            nanosleep(&(struct timespec){0, 50000}, NULL);
+        }
+    }
+}
+
+void epw_remote_disconnect(epw_peers *peers, uint32_t peer) {
+    pthread_mutex_lock(&peers->lock);
+    epw_remote *remote = peers->remotes[peer];
+    peers->remotes[peer] = NULL;
+    pthread_mutex_unlock(&peers->lock);
+    if (remote == NULL) return;
+    flush(remote);
+    destroy(remote);
+}
+
+void epw_remotes_close(epw_peers *peers) {
+    bool inherited = peers->fabric != NULL && epw_fabric_inherited(peers->fabric);
+    for (uint32_t peer = 0; peers->remotes != NULL && peer < peers->ranks && !inherited; peer++) {
+        if (peers->remotes[peer] != NULL) flush(peers->remotes[peer]);
+        destroy(peers->remotes[peer]);
+        destroy(peers->offered[peer]);
+    }
+    if (peers->image != NULL && !inherited) {
+        epw_nic_deregister(epw_fabric_nic(peers->fabric), peers->image_key);
+        munmap(peers->image, image_bytes(peers));
+    }
+    free(peers->remotes);
+    free(peers->offered);
+}
+
+/* ---- posting ---- */
+
+static way *way_to(const epw_peers *peers, uint32_t lane, uint32_t peer) {
+    return &peers->remotes[peer]->ways[lane];
+}
+
+/* The entries of a range: one, where its bytes fill the stride. */
+static uint32_t entries_of(const epw_range *range) {
+    if (range->bytes == 0 || range->count == 0) return 0;
+    return range->count == 1 || range->bytes == range->stride ? 1 : range->count;
+}
+
+/* Where the bytes for `offset` of the peer's window lie in the image. */
+static uint64_t image_of(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset) {
+    for (uint32_t area = 0; area < EPW_AREAS; area++) {
+        epw_stretch stretch = {0};
+        uint64_t at = image_offset(peers, peer, lane, area, &stretch);
+        if (offset >= stretch.offset && offset - stretch.offset < stretch.bytes)
+            return at + (offset - stretch.offset);
+    }
+    return UINT64_MAX; /* no key opens that: the NIC refuses it */
+}
+
+static uint64_t post_range(const epw_peers *peers, const epw_remote *remote, way *w, uint32_t lane,
+                           uint64_t index, const epw_range *range) {
+    uint32_t entries = entries_of(range);
+    if (entries == 0) return index;
+    uint64_t from = image_of(peers, lane, remote->peer, range->offset);
+    uint64_t bytes = entries == 1 ? range->bytes * range->count : range->bytes;
+    epw_key key = epw_key_of(peers->image_key);
+    for (uint32_t i = 0; i < entries; i++, index++)
+        epw_entry_write(epw_queue_slot(&w->queue, index), w->queue.pair, index,
+                        (epw_place_of){range->offset + i * range->stride, remote->its},
+                        (epw_place_of){from + i * range->stride, key}, (uint32_t)bytes, EPW_SIGNAL_ERRORS);
+    return index;
+}
+
+void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset, uint64_t value,
+                       const epw_range *ranges, uint32_t count) {
+    const epw_remote *remote = peers->remotes[peer];
+    way *w = way_to(peers, lane, peer);
+    uint32_t entries = 1;
+    uint64_t index;
+    for (uint32_t i = 0; i < count; i++) entries += entries_of(&ranges[i]);
+    if (!epw_queue_try_reserve(&w->queue, entries, &index)) {
+        epw_pair_break(w->pair);
+        return;
+    }
+    uint64_t at = index;
+    for (uint32_t i = 0; i < count; i++) at = post_range(peers, remote, w, lane, at, &ranges[i]);
+    epw_entry_write_word(epw_queue_slot(&w->queue, at), w->queue.pair, at,
+                         (epw_place_of){offset, remote->its}, value, EPW_SIGNAL_ALWAYS);
+    epw_queue_publish(&w->queue, index, entries);
+    if (entries > 1) epw_store_release_64(&w->flushed, at + 1);
+    if (epw_queue_ring(&w->queue, true)) epw_pair_ring(w->pair);
+}
+
+bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer) {
+    way *w = way_to(peers, lane, peer);
+    return epw_queue_is_done(&w->queue, epw_load_acquire_64(&w->flushed));
+}
+
+bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer) {
+    return epw_pair_broken(way_to(peers, lane, peer)->pair);
+}
+
+void epw_remotes_poll(const epw_peers *peers) {
+    if (peers->fabric != NULL) epw_nic_poll(epw_fabric_nic(peers->fabric));
+}

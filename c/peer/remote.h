@@ -1,0 +1,44 @@
+/* Peers behind a queue: ranks whose windows this one does not map. What is to be written there lies in an
+ * image of this rank's own memory, and travels by a queue pair of each lane (nic/). What such a peer writes
+ * is placed in this rank's window by the NIC, and looks like what others write.
+ *
+ *     offer       for a blob: a queue pair of each lane, and a key to what the peer may write here
+ *     connect     to what the peer has offered: its numbers, its key, a connection to its NIC
+ *     signal      an entry for the bytes of each range, one for the word, one doorbell
+ *     disconnect  what has been posted is sent; then the peer writes nothing here any more
+ *
+ * A queue pair serves one incarnation of the peer. An offer to another one ends what the last may write here:
+ * that is the fence of a rank's place. */
+#ifndef EPW_PEER_REMOTE_H
+#define EPW_PEER_REMOTE_H
+
+#include "peer/peers.h"
+
+/* Writes what `peer` needs to know, with the floor locked. It says nothing where there is no fabric, or paths
+ * exclude queues. */
+epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out, epw_where where);
+
+/* Claimed. Connects what was offered to the peer with what it has offered, and fills in the route's areas. */
+epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_queue *offer,
+                              uint64_t deadline_ns, epw_where where, epw_route *route);
+
+/* Claimed, and no route leads there any more. */
+void epw_remote_disconnect(epw_peers *peers, uint32_t peer);
+
+/* ---- of a peer with such a route ---- */
+
+/* Posts a word at `offset` of the peer's window, behind these ranges, on the lane's queue. Never waits: where
+ * there is no room, because the peer takes nothing, the queue breaks. */
+void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset, uint64_t value,
+                       const epw_range *ranges, uint32_t count);
+
+/* Whether the peer has all the rows that were posted: their image may be written again. */
+bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer);
+
+/* Whether nothing travels any more. What came before that has been placed. */
+bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer);
+
+/* Takes in what has come, by this thread. Nothing without a fabric. */
+void epw_remotes_poll(const epw_peers *peers);
+
+#endif
