@@ -587,10 +587,9 @@ fn one_that_falls_silent_keeps_its_rank_until_its_socket_closes() {
 
 #[test]
 fn of_two_members_none_is_outvoted_until_somebody_reports_its_death() {
-    let server = serve(2);
-    let address = server.local_addr();
-    let member = std::thread::spawn(move || Group::join_blocking(options(0, 2, address)));
-    let mut silent = Raw::connect(address).handshake();
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let member = std::thread::spawn(move || Group::join_blocking(options(0, 2, address).host_server(true)));
+    let mut silent = Raw::connect_within(address, 5 * SECOND).handshake();
     silent.join(1, 2);
     let group = member.join().unwrap().unwrap();
     let mut changes = group.changes();
@@ -614,7 +613,7 @@ fn of_two_members_none_is_outvoted_until_somebody_reports_its_death() {
 }
 
 #[test]
-fn one_that_is_cut_off_for_garbage_is_suspect_not_dead() {
+fn one_that_is_cut_off_for_garbage_is_not_dead() {
     let server = serve(2);
     let address = server.local_addr();
     let member = std::thread::spawn(move || Group::join_blocking(options(0, 2, address)));
@@ -625,11 +624,16 @@ fn one_that_is_cut_off_for_garbage_is_suspect_not_dead() {
     mad.stream.write_all(&[0xff; 64]).unwrap();
     let began = Instant::now();
     // It has a lease to come back by another connection.
-    while watch.borrow_and_update().states[1] == (RankState::Alive {}) {
+    let seen = loop {
+        let seen = watch.borrow_and_update().states[1];
+        if seen != (RankState::Alive {}) {
+            break seen;
+        }
         assert!(began.elapsed() < 2 * SECOND);
         std::thread::sleep(SECOND / 100);
-    }
-    assert_eq!(watch.borrow().states[1], RankState::Suspect {});
+    };
+    // A server by itself goes on without it, but its place is not free.
+    assert!(matches!(seen, RankState::Suspect {} | RankState::Evicted {}), "{seen:?}");
     let error = Group::join_blocking(options(1, 2, address)).unwrap_err();
     assert!(matches!(error, BootstrapError::Fenced { rank: 1, pid: 4242, .. }), "{error}");
     // Whoever can see that process says when it is over.

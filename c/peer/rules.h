@@ -16,8 +16,19 @@ typedef struct epw_sight {
     uint64_t dropped;    /* the peer's DROPPED word */
     uint64_t epoch_word; /* the peer's epoch word */
     uint64_t word;       /* the awaited word */
+#if !defined(__CUDACC__) /* kernels reach mapped peers alone */
     bool broken;         /* the peer is behind a queue that carries nothing any more; looked at first */
+#endif
 } epw_sight;
+
+EPW_INLINE bool epw_sight_broken(epw_sight seen) {
+#if defined(__CUDACC__)
+    (void)seen;
+    return false;
+#else
+    return seen.broken;
+#endif
+}
 
 typedef enum epw_verdict {
     EPW_WAITING, /* neither here nor gone */
@@ -37,7 +48,7 @@ EPW_INLINE uint32_t epw_rule_gone(epw_sight seen, uint64_t own) {
     if (its > epoch) return EPW_CAUSE_SUPERSEDED;
     if (its == epoch && seen.epoch_word != own) return EPW_CAUSE_STEP;
     if (epw_word_epoch(seen.dropped) >= epoch) return EPW_CAUSE_DROPPED;
-    return seen.broken ? EPW_CAUSE_LINK : EPW_CAUSE_NONE;
+    return epw_sight_broken(seen) ? EPW_CAUSE_LINK : EPW_CAUSE_NONE;
 }
 
 /* Has the peer's word of operation `op` of this rank's epoch arrived? The match comes first: a peer that has
@@ -54,7 +65,7 @@ EPW_INLINE epw_verdict epw_rule_arrived(epw_sight seen, uint64_t own, uint32_t o
 EPW_INLINE epw_verdict epw_rule_may_send(epw_sight seen, uint64_t own, uint32_t op, bool first) {
     uint32_t epoch = epw_word_epoch(own);
     bool permitted = first ? seen.epoch_word == own : epw_word_matches(seen.word, epoch, op - 1);
-    if (permitted && epw_word_epoch(seen.dropped) < epoch && !seen.broken) return EPW_ARRIVED;
+    if (permitted && epw_word_epoch(seen.dropped) < epoch && !epw_sight_broken(seen)) return EPW_ARRIVED;
     return epw_rule_gone(seen, own) != EPW_CAUSE_NONE ? EPW_GONE : EPW_WAITING;
 }
 

@@ -91,7 +91,6 @@ struct WordOf {
 __device__ __forceinline__ epw_sight first_look(const unsigned char *window, uint32_t source, uint32_t lane, uint32_t word) {
     const uint64_t *words = reinterpret_cast<const uint64_t *>(window + epw_word_offset(source, lane, 0));
     epw_sight seen;
-    seen.broken = false; // mapped peers alone are reached
     seen.dropped = ptx::load_relaxed_sys(&words[EPW_WORD_DROPPED]);
     seen.epoch_word = 0;
     seen.word = ptx::load_acquire_sys(&words[word]);
@@ -104,7 +103,6 @@ __device__ __forceinline__ epw_sight first_look(const unsigned char *window, uin
 __device__ __forceinline__ epw_sight look(const Peers &p, Awaited what, uint32_t source) {
     const uint64_t *words = words_from(p, source);
     epw_sight seen;
-    seen.broken = false; // mapped peers alone are reached
     seen.dropped = ptx::load_acquire_sys(&words[EPW_WORD_DROPPED]);
     seen.epoch_word = ptx::load_acquire_sys(&words[EPW_WORD_EPOCH]);
     seen.word = ptx::load_acquire_sys(&words[what.word]);
