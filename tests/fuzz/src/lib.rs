@@ -1,6 +1,8 @@
 //! What the targets of the window's blob and of the fd server share: two ranks of this process, and the bytes of a
 //! blob as `c/window/blob.c` writes them. And what those of records and snapshots share: a run.
 
+pub mod links;
+
 use std::ops::Range;
 use std::time::Duration;
 
@@ -50,7 +52,7 @@ pub fn formed() -> Machine {
         initial: 3,
         join_deadline: 60 * second,
         lease: 5 * second,
-            arbiter: false,
+        arbiter: false,
     };
     let mut machine = Machine::new(settings).expect("settings");
     let mut calls = 0;

@@ -1,0 +1,56 @@
+/* Where a rank's links are to be dialed: numeric addresses with ports, as bytes that ride in a blob, as what
+ * the kernel takes, and as text. */
+#ifndef EPW_NIC_ADDRESS_H
+#define EPW_NIC_ADDRESS_H
+
+#include <netinet/in.h>
+#include <stdbool.h>
+
+#include "base/status.h"
+
+#define EPW_ADDRESSES_MAX 8
+
+enum {
+    EPW_ADDRESS_BYTES = 1 + 16 + 2, /* family, 4 or 16 bytes, port */
+    EPW_ADDRESSES_BYTES = EPW_ADDRESSES_MAX * EPW_ADDRESS_BYTES,
+    EPW_ADDRESS_TEXT = 56 /* "[IPv6]:port" and its end */
+};
+
+typedef struct epw_address {
+    uint8_t family;          /* 4 or 6 */
+    unsigned char bytes[16]; /* in the network's order; of IPv4 the first 4, then zeros */
+    uint16_t port;
+} epw_address;
+
+typedef struct epw_addresses {
+    uint32_t count;
+    epw_address list[EPW_ADDRESSES_MAX];
+} epw_addresses;
+
+/* Writes all of them and returns the length. */
+size_t epw_addresses_write(const epw_addresses *addresses, unsigned char bytes[EPW_ADDRESSES_BYTES]);
+
+/* Reads `length` bytes of any content: at least one address, no more than EPW_ADDRESSES_MAX, each with a
+ * port, and nothing behind them. Else EPW_ERR_INVALID, or EPW_ERR_LIMIT. */
+epw_status epw_addresses_parse(const void *bytes, size_t length, epw_where where, epw_addresses *out);
+
+/* Reads a numeric address without a port, for example "10.0.0.1" or "fd00::1". EPW_ERR_INVALID also if others
+ * cannot dial it as it stands: a wildcard, a multicast address, a link-local one. */
+epw_status epw_address_read(const char *text, epw_where where, epw_address *out);
+
+/* Whether it holds on one link of the network only: IPv6 needs more than its bytes then. */
+bool epw_address_is_link_local(const epw_address *address);
+
+/* Whether the two are the same but for their ports. */
+bool epw_address_same_host(const epw_address *a, const epw_address *b);
+
+/* As the kernel takes it, returning its length. */
+socklen_t epw_address_to_socket(const epw_address *address, struct sockaddr_storage *out);
+
+/* From there; false if it is of another family. */
+bool epw_address_from_socket(const struct sockaddr *from, epw_address *out);
+
+/* "10.0.0.1:700" or "[fd00::1]:700"; without the port where that is 0. Returns `text`. */
+const char *epw_address_say(const epw_address *address, char text[EPW_ADDRESS_TEXT]);
+
+#endif

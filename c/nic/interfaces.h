@@ -1,0 +1,21 @@
+/* Which addresses this host has for links, and which of them the user wants. */
+#ifndef EPW_NIC_INTERFACES_H
+#define EPW_NIC_INTERFACES_H
+
+#include "nic/address.h"
+
+/* Whether a filter lets an interface through. A filter is a list of names parted by commas: "eth,ib" for
+ * those that begin so, "=eth0,eth1" for just these, "^docker,veth" for all but those that begin so, "^=eth2"
+ * for all but this one. Marks before the first name hold for all names; a later name may have more of its
+ * own. NULL and "" let everything through. */
+bool epw_interface_wanted(const char *filter, const char *name);
+
+/* Whether the filter names what it wants, rather than only what it does not. */
+bool epw_interface_is_named(const char *filter, const char *name);
+
+/* The addresses, without ports, of the interfaces that are up and pass the filter: no link-local ones, those
+ * of the loopback interface only if there are no others or the filter names it, the first EPW_ADDRESSES_MAX.
+ * EPW_ERR_INVALID if there are none, naming the filter and the interfaces. */
+epw_status epw_interfaces_addresses(const char *filter, epw_where where, epw_addresses *out);
+
+#endif

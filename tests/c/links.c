@@ -1,0 +1,707 @@
+/* Links between two fabrics of this process, over the loopback interface: dialing, accepting, whoever comes
+ * along without the key, and what fails says why. */
+#include "base/clock.h"
+#include "check.h"
+#include "nic/interfaces.h"
+#include "nic/link.h"
+#include "nic/listen.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MS 1000000u
+
+static const epw_where here = {"test", -1, -1};
+
+static bool error_has(const char *text) {
+    bool found = strstr(epw_last_error(), text) != NULL;
+    if (!found) fprintf(stderr, "%s\n", epw_last_error());
+    return found;
+}
+
+static int open_fds(void) {
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    if (folder == NULL) return -1;
+    while (readdir(folder)) count++;
+    closedir(folder);
+    return count;
+}
+
+/* ---- two ends ---- */
+
+static const char *const v4[] = {"127.0.0.1"}, *const v6[] = {"::1"};
+
+static epw_links_options options_of(uint32_t rank) {
+    epw_links_options o = {.rank = rank, .addresses = v4, .address_count = 1};
+    memset(o.key, 0x4b, sizeof o.key);
+    memset(o.fabric.bytes, (int)(0x10 + rank), sizeof o.fabric.bytes);
+    return o;
+}
+
+static epw_links *open_links(const epw_links_options *o) {
+    epw_links *links = NULL;
+    CHECK_OK(epw_links_open(o, &links));
+    return links;
+}
+
+/* Dials whoever listens at `to` as rank `peer`, with its right fabric. */
+static epw_status dial(epw_links *from, const epw_links *to, uint32_t peer, uint32_t link,
+                       uint64_t within_ns) {
+    unsigned char bytes[EPW_ADDRESSES_BYTES];
+    uint64_t now = epw_now_ns();
+    epw_dial_order o = {.peer = peer, .fabric = options_of(peer).fabric, .link = link, .addresses = bytes};
+    o.length = epw_links_addresses(to, bytes);
+    o.deadline_ns = now + within_ns;
+    return epw_links_dial(from, &o, now);
+}
+
+/* Lets both ends carry on, waiting on their descriptors alone, until one of them has an event or time is up.
+ */
+typedef struct ends {
+    epw_links *links[2];
+} ends;
+
+static bool next_event(ends e, uint64_t within_ns, int *end, epw_link_event *event) {
+    uint64_t until = epw_now_ns() + within_ns;
+    for (;;) {
+        uint64_t now = epw_now_ns();
+        for (*end = 0; *end < 2; (*end)++)
+            if (e.links[*end] && epw_links_poll(e.links[*end], now, event)) return true;
+        if (now >= until) return false;
+        struct pollfd p[2];
+        for (int i = 0; i < 2; i++)
+            p[i] = (struct pollfd){.fd = e.links[i] ? epw_links_fd(e.links[i]) : -1, .events = POLLIN};
+        poll(p, 2, (int)((until - now) / MS) + 1);
+    }
+}
+
+static bool exchange(int a, int b) {
+    struct pollfd p = {.fd = b, .events = POLLIN};
+    char got[5] = {0};
+    return send(a, "frame", 5, MSG_NOSIGNAL) == 5 && poll(&p, 1, 1000) == 1 && recv(b, got, 5, 0) == 5 &&
+           memcmp(got, "frame", 5) == 0;
+}
+
+static void close_fd(int fd) {
+    epw_process_lock();
+    epw_fd_close(fd);
+    epw_process_unlock();
+}
+
+/* Both events of one link; the fds by end. */
+static bool link_up(ends e, uint32_t link, uint64_t within_ns, int fds[2]) {
+    fds[0] = fds[1] = -1;
+    for (int i = 0; i < 2; i++) {
+        int end;
+        epw_link_event event;
+        if (!next_event(e, within_ns, &end, &event)) return false;
+        CHECK_MSG(event.kind == EPW_LINK_UP, "%s", event.reason);
+        if (event.kind != EPW_LINK_UP) return false;
+        CHECK(event.dialed == (end == 0) && event.link == link && fds[end] == -1);
+        CHECK(event.peer == (end == 0 ? 1u : 0u));
+        epw_nonce fabric = options_of(event.peer).fabric;
+        CHECK(epw_nonce_equal(&event.fabric, &fabric));
+        fds[end] = event.fd;
+    }
+    return true;
+}
+
+static void no_more_events(ends e, uint64_t within_ns) {
+    int end;
+    epw_link_event event;
+    CHECK(!next_event(e, within_ns, &end, &event));
+}
+
+/* The one event is the failure of end 0's dial. */
+static epw_link_event failure(ends e, uint64_t within_ns) {
+    int end = -1;
+    epw_link_event event = {.kind = EPW_LINK_UP, .fd = -1};
+    CHECK(next_event(e, within_ns, &end, &event));
+    CHECK(end == 0 && event.kind == EPW_LINK_FAILED && event.dialed && event.fd == -1 && event.peer == 1);
+    return event;
+}
+
+static bool says(const epw_link_event *event, const char *text) {
+    bool found = strstr(event->reason, text) != NULL;
+    if (!found) fprintf(stderr, "%s\n", event->reason);
+    return found;
+}
+
+static ends open_ends(void) {
+    epw_links_options a = options_of(0), b = options_of(1);
+    return (ends){{open_links(&a), open_links(&b)}};
+}
+
+static void close_ends(ends e) {
+    epw_links_close(e.links[0]);
+    epw_links_close(e.links[1]);
+}
+
+/* ---- links ---- */
+
+static void links_come_up_over(const char *const *addresses) {
+    epw_links_options a = options_of(0), b = options_of(1);
+    a.addresses = b.addresses = addresses;
+    int before = open_fds();
+    ends e = {{open_links(&a), open_links(&b)}};
+    for (uint32_t link = 0; link < 3; link++) {
+        int fds[2], value = 0;
+        CHECK_OK(dial(e.links[0], e.links[1], 1, link, 2000 * MS));
+        if (!link_up(e, link, 2000 * MS, fds)) continue;
+        CHECK(exchange(fds[0], fds[1]) && exchange(fds[1], fds[0]));
+        for (int i = 0; i < 2; i++) {
+            socklen_t length = sizeof value;
+            CHECK(!getsockopt(fds[i], IPPROTO_TCP, TCP_NODELAY, &value, &length) && value != 0);
+            CHECK((fcntl(fds[i], F_GETFD) & FD_CLOEXEC) && (fcntl(fds[i], F_GETFL) & O_NONBLOCK));
+            close_fd(fds[i]);
+        }
+    }
+    no_more_events(e, 0);
+    close_ends(e);
+    CHECK(open_fds() == before);
+}
+
+static bool have_ipv6(void) {
+    epw_address address;
+    int fd = -1;
+    if (epw_address_read("::1", here, &address) != EPW_OK) return false;
+    if (epw_listen(&address, 0, 0, here, &fd, NULL) != EPW_OK) return false;
+    close_fd(fd);
+    return true;
+}
+
+/* What is sent right behind the handshake is left for the caller; many links at a time. */
+static void many_links_come_up_together(void) {
+    enum { LINKS = 40 };
+    ends e = open_ends();
+    int fds[2][LINKS], got = 0;
+    memset(fds, -1, sizeof fds);
+    for (uint32_t i = 0; i < LINKS; i++) CHECK_OK(dial(e.links[0], e.links[1], 1, i, 3000 * MS));
+    while (got < 2 * LINKS) {
+        int end;
+        epw_link_event event;
+        if (!next_event(e, 3000 * MS, &end, &event)) break;
+        CHECK_MSG(event.kind == EPW_LINK_UP && event.link < LINKS, "%s", event.reason);
+        if (event.kind != EPW_LINK_UP) break;
+        CHECK(fds[end][event.link] == -1);
+        fds[end][event.link] = event.fd;
+        if (end == 0)
+            CHECK(send(event.fd, &event.link, sizeof event.link, MSG_NOSIGNAL) == sizeof event.link);
+        got++;
+    }
+    CHECK(got == 2 * LINKS);
+    for (uint32_t i = 0; i < LINKS; i++) {
+        uint32_t number = UINT32_MAX;
+        struct pollfd p = {.fd = fds[1][i], .events = POLLIN};
+        CHECK(poll(&p, 1, 1000) == 1 && recv(fds[1][i], &number, sizeof number, 0) == sizeof number &&
+              number == i);
+        if (fds[0][i] >= 0) close_fd(fds[0][i]);
+        if (fds[1][i] >= 0) close_fd(fds[1][i]);
+    }
+    close_ends(e);
+}
+
+/* All that is under way, and links that nobody has taken. */
+static void closing_ends_everything(void) {
+    int before = open_fds();
+    for (int rounds = 0; rounds < 6; rounds++) {
+        ends e = open_ends();
+        for (uint32_t i = 0; i < 5; i++) CHECK_OK(dial(e.links[0], e.links[1], 1, i, 3000 * MS));
+        for (int i = 0; i < rounds; i++) {
+            epw_link_event event;
+            for (int end = 0; end < 2; end++)
+                if (epw_links_poll(e.links[end], epw_now_ns(), &event)) close_fd(event.fd);
+        }
+        close_ends(e);
+    }
+    CHECK(open_fds() == before);
+    epw_links_close(NULL);
+}
+
+/* A child of a fork must not keep an end open: the peer would not see the parent die. */
+static void forked_children_have_no_links(void) {
+    ends e = open_ends();
+    int fds[2] = {-1, -1}, hold[2];
+    CHECK_OK(dial(e.links[0], e.links[1], 1, 4, 2000 * MS));
+    CHECK(link_up(e, 4, 2000 * MS, fds) && pipe2(hold, O_CLOEXEC) == 0);
+    CHECK_OK(dial(e.links[0], e.links[1], 1, 5, 2000 * MS));
+    pid_t child = fork();
+    if (child == 0) {
+        epw_link_event event;
+        bool right = dial(e.links[0], e.links[1], 1, 6, MS) == EPW_ERR_STATE &&
+                     !epw_links_poll(e.links[0], epw_now_ns(), &event);
+        close_ends(e);
+        char byte;
+        close(hold[1]);
+        right = right && read(hold[0], &byte, 1) == 0;
+        _exit(right ? 0 : 1);
+    }
+    close_fd(fds[0]);
+    struct pollfd p = {.fd = fds[1], .events = POLLIN};
+    char byte;
+    CHECK(poll(&p, 1, 1000) == 1 && recv(fds[1], &byte, 1, 0) == 0);
+    close_fd(fds[1]);
+    CHECK(link_up(e, 5, 2000 * MS, fds)); /* the parent's own go on */
+    close_fd(fds[0]);
+    close_fd(fds[1]);
+    close(hold[0]);
+    close(hold[1]);
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    close_ends(e);
+}
+
+/* ---- refusals ---- */
+
+static void another_key_is_refused(void) {
+    for (int side = 0; side < 2; side++) {
+        epw_links_options o[2] = {options_of(0), options_of(1)};
+        o[side].key[7] ^= 1;
+        ends e = {{open_links(&o[0]), open_links(&o[1])}};
+        CHECK_OK(dial(e.links[0], e.links[1], 1, 0, 2000 * MS));
+        epw_link_event event = failure(e, 1000 * MS);
+        CHECK(event.status == EPW_ERR_PEER && says(&event, "127.0.0.1:") && says(&event, "the same token"));
+        no_more_events(e, 20 * MS);
+        CHECK(epw_links_refused(e.links[1]).refused[EPW_AUTH_BAD_PROOF] == 1);
+        close_ends(e);
+    }
+}
+
+static void who_is_not_meant_refuses(void) {
+    for (int i = 0; i < 2; i++) {
+        epw_links_options a = options_of(0), b = options_of(1);
+        if (i == 0)
+            b.fabric.bytes[3] ^= 1; /* the rank has come back as another since its address was known */
+        if (i == 1) b.rank = 2;
+        ends e = {{open_links(&a), open_links(&b)}};
+        CHECK_OK(dial(e.links[0], e.links[1], 1, 0, 2000 * MS));
+        epw_link_event event = failure(e, 1000 * MS);
+        CHECK(event.status == EPW_ERR_PEER);
+        CHECK(says(&event, i == 0 ? "not this fabric: who listens there is another incarnation"
+                                  : "wrong rank: who listens there is not rank 1"));
+        no_more_events(e, 20 * MS);
+        epw_links_refusals refused = epw_links_refused(e.links[1]);
+        CHECK(refused.refused[i == 0 ? EPW_AUTH_OTHER_FABRIC : EPW_AUTH_WRONG_RANK] == 1);
+        close_ends(e);
+    }
+}
+
+static int connect_raw(const epw_links *to) {
+    unsigned char bytes[EPW_ADDRESSES_BYTES];
+    epw_addresses addresses;
+    struct sockaddr_storage name;
+    CHECK_OK(epw_addresses_parse(bytes, epw_links_addresses(to, bytes), here, &addresses));
+    socklen_t length = epw_address_to_socket(&addresses.list[0], &name);
+    int fd = socket(name.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(fd >= 0 && !connect(fd, (struct sockaddr *)&name, length));
+    return fd;
+}
+
+static void silent_connections_hold_nothing_up(void) {
+    enum { SILENT = 100 };
+    ends e = open_ends();
+    int silent[SILENT], fds[2];
+    for (int i = 0; i < SILENT; i++) silent[i] = connect_raw(e.links[1]);
+    uint64_t begin = epw_now_ns();
+    CHECK_OK(dial(e.links[0], e.links[1], 1, 0, 3000 * MS));
+    CHECK(link_up(e, 0, 1000 * MS, fds) && epw_now_ns() - begin < 1000 * MS);
+    epw_links_refusals refused = epw_links_refused(e.links[1]);
+    CHECK(refused.crowded_out == SILENT + 1 - EPW_LINKS_STRANGERS && refused.late == 0);
+    /* The oldest have been closed, the newest not. */
+    struct pollfd first = {.fd = silent[0], .events = POLLIN},
+                  last = {.fd = silent[SILENT - 1], .events = POLLIN};
+    CHECK(poll(&first, 1, 1000) == 1 && poll(&last, 1, 0) == 0);
+    for (int i = 0; i < SILENT; i++) close(silent[i]);
+    close_fd(fds[0]);
+    close_fd(fds[1]);
+    close_ends(e);
+}
+
+static void silence_has_its_time(void) {
+    epw_links_options o = options_of(1);
+    o.handshake_ns = 200 * MS;
+    ends e = {{NULL, open_links(&o)}};
+    int fd = connect_raw(e.links[1]);
+    uint64_t begin = epw_now_ns();
+    no_more_events(e, 100 * MS);
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    CHECK(poll(&p, 1, 0) == 0);
+    while (poll(&p, 1, 0) == 0 && epw_now_ns() - begin < 2000 * MS) no_more_events(e, 20 * MS);
+    uint64_t took = epw_now_ns() - begin;
+    CHECK_MSG(took >= 199 * MS && took < 1000 * MS, "after %u ms", (unsigned)(took / MS));
+    CHECK(epw_links_refused(e.links[1]).late == 1);
+    close(fd);
+    close_ends(e);
+}
+
+static void garbage_is_refused(void) {
+    ends e = open_ends();
+    char garbage[4096];
+    memset(garbage, 'x', sizeof garbage);
+    int fd = connect_raw(e.links[1]);
+    CHECK(send(fd, garbage, sizeof garbage, MSG_NOSIGNAL) == sizeof garbage);
+    no_more_events(e, 50 * MS);
+    CHECK(recv(fd, garbage, sizeof garbage, 0) <= 0); /* closed, and nothing was said */
+    CHECK(epw_links_refused(e.links[1]).refused[EPW_AUTH_BAD_MAGIC] == 1);
+    close(fd);
+    fd = connect_raw(e.links[1]);
+    close(fd);
+    no_more_events(e, 50 * MS);
+    CHECK(epw_links_refused(e.links[1]).refused[EPW_AUTH_CUT_OFF] == 1);
+    close_ends(e);
+}
+
+/* A listener that runs out of descriptors rests, instead of spinning, and goes on when there are some. */
+static void a_listener_without_descriptors_goes_on_later(void) {
+    ends e = open_ends();
+    int fds[2], raw = connect_raw(e.links[1]), probe = dup(raw);
+    struct rlimit before, limit;
+    getrlimit(RLIMIT_NOFILE, &before);
+    limit = before;
+    limit.rlim_cur = (rlim_t)probe; /* the next descriptor would be this one */
+    close(probe);
+    CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+    uint64_t begin = epw_now_ns();
+    int rounds = 0;
+    for (epw_link_event event; epw_now_ns() - begin < 150 * MS; rounds++) {
+        struct pollfd p = {.fd = epw_links_fd(e.links[1]), .events = POLLIN};
+        poll(&p, 1, 20);
+        CHECK(!epw_links_poll(e.links[1], epw_now_ns(), &event));
+    }
+    CHECK_MSG(rounds < 60, "%d rounds", rounds);
+    /* A dial from here says what it lacks. */
+    CHECK_OK(dial(e.links[0], e.links[1], 1, 0, 2000 * MS));
+    epw_link_event event = failure(e, 1000 * MS);
+    CHECK(says(&event, "Too many open files"));
+    setrlimit(RLIMIT_NOFILE, &before);
+    CHECK_OK(dial(e.links[0], e.links[1], 1, 1, 2000 * MS));
+    CHECK(link_up(e, 1, 1000 * MS, fds));
+    close_fd(fds[0]);
+    close_fd(fds[1]);
+    close(raw);
+    close_ends(e);
+}
+
+/* ---- dials that lead nowhere, at first or at all ---- */
+
+/* A port that nobody listens on: one that was just closed. */
+static uint16_t closed_port(void) {
+    epw_address address;
+    int fd = -1;
+    CHECK_OK(epw_address_read("127.0.0.1", here, &address));
+    CHECK_OK(epw_listen(&address, 0, 0, here, &fd, NULL));
+    close_fd(fd);
+    return address.port;
+}
+
+static epw_address loopback(uint16_t port) {
+    epw_address address;
+    CHECK_OK(epw_address_read("127.0.0.1", here, &address));
+    address.port = port;
+    return address;
+}
+
+static epw_status dial_at(epw_links *from, const epw_addresses *to, uint64_t within_ns) {
+    unsigned char bytes[EPW_ADDRESSES_BYTES];
+    uint64_t now = epw_now_ns();
+    epw_dial_order o = {.peer = 1, .fabric = options_of(1).fabric, .link = 9, .addresses = bytes};
+    o.length = epw_addresses_write(to, bytes);
+    o.deadline_ns = now + within_ns;
+    return epw_links_dial(from, &o, now);
+}
+
+static uint16_t port_of(const epw_links *links) {
+    unsigned char bytes[EPW_ADDRESSES_BYTES];
+    epw_addresses addresses;
+    CHECK_OK(epw_addresses_parse(bytes, epw_links_addresses(links, bytes), here, &addresses));
+    return addresses.list[0].port;
+}
+
+static void a_closed_port_fails_at_once(void) {
+    ends e = open_ends();
+    epw_addresses to = {.count = 2, .list = {loopback(closed_port()), loopback(closed_port())}};
+    uint64_t begin = epw_now_ns();
+    CHECK_OK(dial_at(e.links[0], &to, 5000 * MS));
+    epw_link_event event = failure(e, 2000 * MS);
+    CHECK(epw_now_ns() - begin < 1000 * MS);
+    CHECK(event.status == EPW_ERR_PEER && event.link == 9 && says(&event, "Connection refused"));
+    char name[EPW_ADDRESS_TEXT];
+    for (int i = 0; i < 2; i++) CHECK(says(&event, epw_address_say(&to.list[i], name)));
+    close_ends(e);
+}
+
+/* An address may be another host's as well, or another process's by now. */
+static void the_next_address_is_tried(void) {
+    ends e = open_ends();
+    epw_links_options o = options_of(2);
+    epw_links *other = open_links(&o);
+    int silent = -1, fds[2];
+    epw_address quiet = loopback(0);
+    CHECK_OK(epw_listen(&quiet, 0, 0, here, &silent, NULL));
+    epw_addresses to = {
+        .count = 3,
+        .list = {loopback(closed_port()), loopback(port_of(other)), loopback(port_of(e.links[1]))}};
+    CHECK_OK(dial_at(e.links[0], &to, 3000 * MS));
+    uint64_t begin = epw_now_ns();
+    epw_link_event event;
+    int end, got = 0;
+    while (got < 2 && epw_now_ns() - begin < 2000 * MS) {
+        CHECK(!epw_links_poll(other, epw_now_ns(), &event));
+        if (!next_event(e, 5 * MS, &end, &event)) continue;
+        CHECK_MSG(event.kind == EPW_LINK_UP && event.link == 9, "%s", event.reason);
+        if (event.kind == EPW_LINK_UP) close_fd(event.fd);
+        got++;
+    }
+    CHECK(got == 2);
+
+    /* One that accepts and says nothing has its share of the time. */
+    to = (epw_addresses){.count = 2, .list = {quiet, loopback(port_of(e.links[1]))}};
+    CHECK_OK(dial_at(e.links[0], &to, 600 * MS));
+    CHECK(link_up(e, 9, 600 * MS, fds));
+    close_fd(fds[0]);
+    close_fd(fds[1]);
+
+    /* It alone: the deadline ends it. */
+    to.count = 1;
+    begin = epw_now_ns();
+    CHECK_OK(dial_at(e.links[0], &to, 200 * MS));
+    event = failure(e, 1000 * MS);
+    uint64_t took = epw_now_ns() - begin;
+    CHECK_MSG(took >= 199 * MS && took < 700 * MS, "after %u ms", (unsigned)(took / MS));
+    CHECK(event.status == EPW_ERR_TIMEOUT && says(&event, "said nothing more") &&
+          says(&event, "the deadline"));
+    close_fd(silent);
+    epw_links_close(other);
+    close_ends(e);
+}
+
+/* Nobody answers the first address at all: the second is tried after a head start, while the first goes on.
+ */
+static void an_address_that_does_not_answer_delays_little(void) {
+    ends e = open_ends();
+    epw_address full = loopback(0);
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), filler[4], fds[2];
+    struct sockaddr_storage name;
+    socklen_t length = epw_address_to_socket(&full, &name);
+    CHECK(!bind(listener, (struct sockaddr *)&name, length) && !listen(listener, 0));
+    CHECK(!getsockname(listener, (struct sockaddr *)&name, &length));
+    CHECK(epw_address_from_socket((struct sockaddr *)&name, &full));
+    for (int i = 0; i < 4; i++) { /* its queue is full then, and does not answer */
+        filler[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        connect(filler[i], (struct sockaddr *)&name, length);
+    }
+    usleep(20000);
+    epw_addresses to = {.count = 2, .list = {full, loopback(port_of(e.links[1]))}};
+    uint64_t begin = epw_now_ns();
+    CHECK_OK(dial_at(e.links[0], &to, 5000 * MS));
+    CHECK(link_up(e, 9, 2000 * MS, fds));
+    uint64_t took = epw_now_ns() - begin;
+    CHECK_MSG(took >= 200 * MS && took < 1000 * MS, "after %u ms", (unsigned)(took / MS));
+    to.count = 1;
+    CHECK_OK(dial_at(e.links[0], &to, 100 * MS));
+    epw_link_event event = failure(e, 1000 * MS);
+    CHECK(event.status == EPW_ERR_TIMEOUT && says(&event, "no answer"));
+    for (int i = 0; i < 4; i++) close(filler[i]);
+    close(listener);
+    close_fd(fds[0]);
+    close_fd(fds[1]);
+    close_ends(e);
+}
+
+/* ---- addresses, ports and interfaces ---- */
+
+static void a_taken_range_is_named(void) {
+    epw_address address = loopback(0);
+    int fd = -1;
+    CHECK_OK(epw_listen(&address, 0, 0, here, &fd, NULL));
+    epw_links_options o = options_of(0);
+    epw_links *links = NULL;
+    o.first_port = o.last_port = address.port;
+    int before = open_fds();
+    CHECK(epw_links_open(&o, &links) == EPW_ERR_SYSTEM && links == NULL && open_fds() == before);
+    char range[64];
+    snprintf(range, sizeof range, "127.0.0.1: every port of the range %u..%u is taken",
+             (unsigned)address.port, (unsigned)address.port);
+    CHECK(error_has(range));
+    if (address.port < UINT16_MAX - 20) { /* the next ones are not all taken as well */
+        o.last_port = (uint16_t)(address.port + 20);
+        CHECK_OK(epw_links_open(&o, &links));
+        CHECK(port_of(links) > o.first_port && port_of(links) <= o.last_port);
+        epw_links_close(links);
+    }
+    close_fd(fd);
+
+    static const struct { uint16_t first, last; } wrong[] = {{0, 5}, {6, 5}, {6, 0}};
+    for (int i = 0; i < 3; i++) {
+        o.first_port = wrong[i].first;
+        o.last_port = wrong[i].last;
+        CHECK(epw_links_open(&o, &links) == EPW_ERR_INVALID && error_has("range of ports"));
+    }
+}
+
+static void wrong_addresses_are_named(void) {
+    static const char *const wrong[] = {"localhost",  "10.0.0.1:5",  "0.0.0.0",   "::",      "fe80::1",
+                                        "fe80::1%lo", "169.254.1.1", "224.0.0.1", "ff02::1", ""};
+    epw_links *links = NULL;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        epw_links_options o = options_of(0);
+        o.addresses = &wrong[i];
+        CHECK(epw_links_open(&o, &links) == EPW_ERR_INVALID && error_has(wrong[i]));
+    }
+    static const char *const foreign[] = {"192.0.2.1"}; /* nobody's: for documentation */
+    epw_links_options o = options_of(0);
+    o.addresses = foreign;
+    CHECK(epw_links_open(&o, &links) == EPW_ERR_SYSTEM && error_has("192.0.2.1"));
+    static const char *const twice[] = {"127.0.0.1", "127.0.0.1"};
+    o.addresses = twice;
+    o.address_count = 2;
+    unsigned char bytes[EPW_ADDRESSES_BYTES];
+    CHECK_OK(epw_links_open(&o, &links));
+    CHECK(epw_links_addresses(links, bytes) == 1 + 4 + 2);
+    epw_links_close(links);
+    o.address_count = EPW_ADDRESSES_MAX + 1;
+    CHECK(epw_links_open(&o, &links) == EPW_ERR_LIMIT);
+    o = options_of(0);
+    o.interfaces = "lo";
+    CHECK(epw_links_open(&o, &links) == EPW_ERR_INVALID && error_has("one of them"));
+    o = options_of(EPW_MAX_RANKS);
+    CHECK(epw_links_open(&o, &links) == EPW_ERR_LIMIT);
+}
+
+static void address_bytes_are_checked(void) {
+    epw_addresses a = {0}, b;
+    unsigned char bytes[EPW_ADDRESSES_BYTES + EPW_ADDRESS_BYTES];
+    for (uint32_t i = 0; i < EPW_ADDRESSES_MAX; i++) {
+        CHECK_OK(epw_address_read(i % 2 ? "fd00::17" : "10.1.2.3", here, &a.list[i]));
+        a.list[i].port = (uint16_t)(0x1234 + i);
+        a.count = i + 1;
+        size_t length = epw_addresses_write(&a, bytes);
+        CHECK_OK(epw_addresses_parse(bytes, length, here, &b));
+        CHECK(b.count == a.count && memcmp(&b.list[i], &a.list[i], sizeof a.list[i]) == 0);
+    }
+    char text[EPW_ADDRESS_TEXT];
+    CHECK(strcmp(epw_address_say(&b.list[0], text), "10.1.2.3:4660") == 0);
+    CHECK(strcmp(epw_address_say(&b.list[1], text), "[fd00::17]:4661") == 0);
+
+    size_t length = epw_addresses_write(&a, bytes);
+    size_t whole = 0; /* only where one ends may the bytes */
+    for (size_t cut = 0; cut < length; cut++) {
+        bool ends = cut > 0 && cut % (7 + 19) == 0;
+        ends |= cut % (7 + 19) == 7;
+        whole += ends;
+        CHECK_MSG((epw_addresses_parse(bytes, cut, here, &b) == EPW_OK) == ends, "%zu bytes", cut);
+    }
+    CHECK(whole == EPW_ADDRESSES_MAX - 1);
+    memcpy(bytes + length, bytes, 7);
+    CHECK(epw_addresses_parse(bytes, length + 7, here, &b) == EPW_ERR_LIMIT);
+    bytes[0] = 5;
+    CHECK(epw_addresses_parse(bytes, length, here, &b) == EPW_ERR_INVALID && error_has("family 5"));
+    bytes[0] = 4;
+    bytes[5] = bytes[6] = 0;
+    CHECK(epw_addresses_parse(bytes, length, here, &b) == EPW_ERR_INVALID && error_has("no port"));
+
+    epw_links_options o = options_of(0);
+    epw_links *links = open_links(&o);
+    epw_dial_order order = {.peer = 1, .addresses = bytes, .length = length, .deadline_ns = UINT64_MAX};
+    CHECK(epw_links_dial(links, &order, 0) == EPW_ERR_INVALID && error_has("peer 1"));
+    order.length = 0;
+    CHECK(epw_links_dial(links, &order, 0) == EPW_ERR_INVALID && error_has("no address"));
+    order.peer = EPW_MAX_RANKS;
+    CHECK(epw_links_dial(links, &order, 0) == EPW_ERR_LIMIT);
+    epw_links_close(links);
+}
+
+static void filters_choose_interfaces(void) {
+    static const struct {
+        const char *filter, *name;
+        bool wanted;
+    } cases[] = {
+        {NULL, "eth0", true},
+        {"", "eth0", true},
+        {"eth", "eth0", true},
+        {"eth", "meth0", false},
+        {"ib,eth", "eth0", true},
+        {"ib, eth", "eth1", true},
+        {"=eth0", "eth0", true},
+        {"=eth0", "eth01", false},
+        {"=eth0", "eth", false},
+        {"=eth0,eth1", "eth1", true},
+        {"=eth0,eth1", "eth12", false}, /* the mark holds for all */
+        {"=eth0,=eth1", "eth1", true},
+        {"^docker", "docker0", false},
+        {"^docker", "eth0", true},
+        {"^docker,veth", "veth12", false},
+        {"^docker,veth", "eth0", true},
+        {"^=docker0", "docker0", false},
+        {"^=docker0", "docker01", true},
+        {"eth,^eth1", "eth0", true},
+        {"eth,^eth1", "eth1", false},
+        {",,eth,", "eth0", true},
+        {",,eth,", "ib0", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        CHECK_MSG(epw_interface_wanted(cases[i].filter, cases[i].name) == cases[i].wanted, "\"%s\" and %s",
+                  cases[i].filter ? cases[i].filter : "", cases[i].name);
+    CHECK(epw_interface_is_named("=lo", "lo") && !epw_interface_is_named("^eth", "lo"));
+    CHECK(!epw_interface_is_named("", "lo"));
+
+    epw_addresses found;
+    CHECK_OK(epw_interfaces_addresses("=lo", here, &found));
+    CHECK(found.count > 0 && (found.list[0].family == 6 || found.list[0].bytes[0] == 127));
+    CHECK_OK(epw_interfaces_addresses(NULL, here, &found));
+    CHECK(found.count > 0);
+    CHECK(epw_interfaces_addresses("=nowhere7", here, &found) == EPW_ERR_INVALID);
+    CHECK(error_has("\"=nowhere7\"") && error_has("lo"));
+}
+
+/* As a rank does that is told nothing: on all addresses that there are. */
+static void links_come_up_over_what_there_is(void) {
+    epw_links_options a = options_of(0), b = options_of(1);
+    a.address_count = b.address_count = 0;
+    ends e = {{open_links(&a), open_links(&b)}};
+    int fds[2];
+    CHECK_OK(dial(e.links[0], e.links[1], 1, 3, 2000 * MS));
+    if (link_up(e, 3, 2000 * MS, fds)) {
+        CHECK(exchange(fds[0], fds[1]));
+        close_fd(fds[0]);
+        close_fd(fds[1]);
+    }
+    close_ends(e);
+}
+
+int main(void) {
+    CHECK_OK(epw_process_ready(here)); /* before the first descriptor is registered */
+    links_come_up_over(v4);
+    if (have_ipv6()) {
+        links_come_up_over(v6);
+    } else {
+        printf("ignored: links over IPv6: this host has no ::1\n");
+    }
+    many_links_come_up_together();
+    closing_ends_everything();
+    forked_children_have_no_links();
+    another_key_is_refused();
+    who_is_not_meant_refuses();
+    silent_connections_hold_nothing_up();
+    silence_has_its_time();
+    garbage_is_refused();
+    a_listener_without_descriptors_goes_on_later();
+    a_closed_port_fails_at_once();
+    the_next_address_is_tried();
+    an_address_that_does_not_answer_delays_little();
+    a_taken_range_is_named();
+    wrong_addresses_are_named();
+    address_bytes_are_checked();
+    filters_choose_interfaces();
+    links_come_up_over_what_there_is();
+    return check_result("links");
+}
