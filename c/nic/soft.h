@@ -80,7 +80,7 @@ void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote);
 /* The doorbell has been rung. */
 void epw_pair_ring(epw_pair *pair);
 
-/* Gives it up, as if its connection were gone. */
+/* Gives it up, as if its connection were gone: soon, and also within `place`. */
 void epw_pair_break(epw_pair *pair);
 
 /* Once this returns nothing that comes by it is placed any more. It sends on. */

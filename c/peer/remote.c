@@ -26,6 +26,9 @@ typedef struct way {
     uint32_t *marks;
     epw_queue queue;
     uint64_t flushed; /* one past the entry behind the last rows */
+    /* What this rank writes in the peer's window, and where that lies in the image. */
+    epw_stretch stretches[EPW_AREAS];
+    uint64_t image[EPW_AREAS];
 } way;
 
 struct epw_remote {
@@ -33,7 +36,6 @@ struct epw_remote {
     uint32_t peer;
     uint32_t key; /* what the peer may write in this rank's window */
     epw_key its;  /* what this rank may write in its */
-    bool connected;
     way ways[EPW_MAX_LANES];
 };
 
@@ -246,11 +248,11 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_qu
     pthread_mutex_unlock(&peers->lock);
     remote->its = epw_key_of(take32(offer->bytes + EPW_FABRIC_ADDRESS_BYTES));
     for (uint32_t lane = 0; lane < peers->lanes; lane++) {
+        way *w = &remote->ways[lane];
         uint64_t areas[EPW_AREAS];
         for (uint32_t area = 0; area < EPW_AREAS; area++) {
-            epw_stretch stretch = {0};
-            uint64_t at = image_offset(peers, peer, lane, area, &stretch);
-            areas[area] = (uint64_t)(uintptr_t)peers->image + at - stretch.offset;
+            w->image[area] = image_offset(peers, peer, lane, area, &w->stretches[area]);
+            areas[area] = (uint64_t)(uintptr_t)peers->image + w->image[area] - w->stretches[area].offset;
         }
         route->lanes[lane] = (epw_areas){areas[0], areas[1], areas[2]};
         epw_pair_connect(remote->ways[lane].pair, link,
@@ -311,23 +313,21 @@ static uint32_t entries_of(const epw_range *range) {
 }
 
 /* Where the bytes for `offset` of the peer's window lie in the image. */
-static uint64_t image_of(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset) {
+static uint64_t image_of(const way *w, uint64_t offset) {
     for (uint32_t area = 0; area < EPW_AREAS; area++) {
-        epw_stretch stretch = {0};
-        uint64_t at = image_offset(peers, peer, lane, area, &stretch);
-        if (offset >= stretch.offset && offset - stretch.offset < stretch.bytes)
-            return at + (offset - stretch.offset);
+        const epw_stretch *stretch = &w->stretches[area];
+        if (offset >= stretch->offset && offset - stretch->offset < stretch->bytes)
+            return w->image[area] + (offset - stretch->offset);
     }
     return UINT64_MAX; /* no key opens that: the NIC refuses it */
 }
 
-static uint64_t post_range(const epw_peers *peers, const epw_remote *remote, way *w, uint32_t lane,
-                           uint64_t index, const epw_range *range) {
+static uint64_t post_range(const epw_remote *remote, way *w, uint64_t index, const epw_range *range) {
     uint32_t entries = entries_of(range);
     if (entries == 0) return index;
-    uint64_t from = image_of(peers, lane, remote->peer, range->offset);
+    uint64_t from = image_of(w, range->offset);
     uint64_t bytes = entries == 1 ? range->bytes * range->count : range->bytes;
-    epw_key key = epw_key_of(peers->image_key);
+    epw_key key = epw_key_of(remote->peers->image_key);
     for (uint32_t i = 0; i < entries; i++, index++)
         epw_entry_write(epw_queue_slot(&w->queue, index), w->queue.pair, index,
                         (epw_place_of){range->offset + i * range->stride, remote->its},
@@ -347,7 +347,7 @@ void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
         return;
     }
     uint64_t at = index;
-    for (uint32_t i = 0; i < count; i++) at = post_range(peers, remote, w, lane, at, &ranges[i]);
+    for (uint32_t i = 0; i < count; i++) at = post_range(remote, w, at, &ranges[i]);
     epw_entry_write_word(epw_queue_slot(&w->queue, at), w->queue.pair, at,
                          (epw_place_of){offset, remote->its}, value, EPW_SIGNAL_ALWAYS);
     epw_queue_publish(&w->queue, index, entries);

@@ -406,6 +406,21 @@ static void a_lost_connection_breaks_its_pairs_soon(void) {
     }
 }
 
+/* Whoever gives a pair up ends it alone, and need not wait for the lock. */
+static void a_pair_that_is_given_up_breaks(void) {
+    two t;
+    open_two(&t);
+    epw_pair_break(t.a.pair);
+    for (uint64_t began = epw_now_ns(); !epw_pair_broken(t.a.pair) && epw_now_ns() - began < 5000 * MS;)
+        nanosleep(&(struct timespec){0, 20000}, NULL);
+    CHECK(epw_pair_broken(t.a.pair) && !epw_pair_broken(t.b.pair));
+    CHECK(epw_nic_link_alive(t.a.nic, t.a.link));
+    write_word(&t.b, t.a.window_key, WORD_AT, 4, true);
+    ring(&t.b);
+    CHECK(await_word(&t.a, 4) && await_done(&t.b)); /* it receives on */
+    close_two(&t);
+}
+
 /* Bytes of any content end a connection, and nothing else. */
 static void garbage_ends_the_connection(void) {
     for (uint32_t seed = 1; seed <= 200; seed++) {
@@ -545,6 +560,7 @@ int main(void) {
     a_pair_takes_frames_of_its_peer_alone();
     a_window_that_is_gone_is_not_written();
     a_lost_connection_breaks_its_pairs_soon();
+    a_pair_that_is_given_up_breaks();
     garbage_ends_the_connection();
     many_pairs_share_a_connection();
     pairs_come_and_go_beside_others();

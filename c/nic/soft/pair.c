@@ -131,9 +131,8 @@ const epw_pair_memory *epw_pair_memory_of(const epw_pair *pair) {
 }
 
 void epw_pair_break(epw_pair *pair) {
-    pthread_mutex_lock(&pair->nic->lock);
-    epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
-    pthread_mutex_unlock(&pair->nic->lock);
+    atomic_store_explicit(&pair->given_up, true, memory_order_release);
+    epw_pair_ring(pair); /* which takes no lock that its thread may hold */
 }
 
 void epw_pair_close(epw_pair *pair) {
@@ -158,6 +157,8 @@ bool epw_pair_broken(const epw_pair *pair) {
 
 /* How far it may fetch, as the doorbell record says; the doorbell says only that there is news. */
 static void heed(epw_pair *pair) {
+    if (atomic_load_explicit(&pair->given_up, memory_order_acquire))
+        epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
     /* Writer: who rings, behind the record. Reader: the NIC. */
     uint64_t doorbell = __atomic_load_n(pair->memory.doorbell, __ATOMIC_ACQUIRE);
     if (doorbell == pair->doorbell) return;

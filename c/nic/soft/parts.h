@@ -26,7 +26,7 @@ struct epw_pair {
     epw_link *link; /* NULL: not connected, or gone */
     uint32_t remote;
     uint64_t doorbell, completed, fetched, target;
-    atomic_bool broken;
+    atomic_bool broken, given_up;
     bool sends; /* in the link's list of those with entries */
     epw_pair *next_sender;
 
