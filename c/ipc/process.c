@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/sha256.h"
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static atomic_uint generation;
@@ -100,9 +102,7 @@ epw_status epw_nonce_make(epw_where where, epw_nonce *out) {
 }
 
 bool epw_nonce_equal(const epw_nonce *a, const epw_nonce *b) {
-    unsigned char difference = 0;
-    for (size_t i = 0; i < sizeof a->bytes; i++) difference |= a->bytes[i] ^ b->bytes[i];
-    return difference == 0;
+    return epw_bytes_equal(a->bytes, b->bytes, sizeof a->bytes);
 }
 
 static int hex_digit(char c) {

@@ -11,6 +11,7 @@
 #include "nic/fabric.h"
 
 #include "base/clock.h"
+#include "base/little_endian.h"
 #include "base/thread.h"
 #include "ipc/fd_message.h"
 
@@ -74,14 +75,13 @@ epw_fabric_address epw_fabric_address_of(const epw_fabric *fabric) {
 
 void epw_fabric_address_write(const epw_fabric_address *address, unsigned char *bytes) {
     memcpy(bytes, address->boot_id.bytes, 16);
-    for (int i = 0; i < 8; i++) bytes[16 + i] = (unsigned char)(address->network_namespace >> (8 * i));
+    epw_put_little(bytes + 16, address->network_namespace, 8);
     memcpy(bytes + 24, address->name.bytes, 16);
 }
 
 void epw_fabric_address_read(const unsigned char *bytes, epw_fabric_address *out) {
     memcpy(out->boot_id.bytes, bytes, 16);
-    out->network_namespace = 0;
-    for (int i = 0; i < 8; i++) out->network_namespace |= (uint64_t)bytes[16 + i] << (8 * i);
+    out->network_namespace = epw_take_little(bytes + 16, 8);
     memcpy(out->name.bytes, bytes + 24, 16);
 }
 

@@ -71,7 +71,7 @@ struct epw_links {
     uint32_t stranger_count;
     connection *up; /* accepted links that have not been handed over */
     dial *dials;
-    connection *buried; /* closed, but perhaps named by events that were taken already */
+    connection *discarded; /* closed, but perhaps named by events that were taken already */
     epw_links_refusals refusals;
 };
 
@@ -112,13 +112,13 @@ static void forget(epw_links *links, const connection *c) {
     epoll_ctl(links->epoll, EPOLL_CTL_DEL, c->hand.fd, NULL);
 }
 
-static void bury(epw_links *links, connection *c) {
+static void discard(epw_links *links, connection *c) {
     if (c->hand.fd >= 0) {
         forget(links, c);
         epw_handshake_close(&c->hand);
     }
-    c->next = links->buried;
-    links->buried = c;
+    c->next = links->discarded;
+    links->discarded = c;
 }
 
 /* Takes the socket out of a connection that has become a link. */
@@ -130,9 +130,9 @@ static int take_socket(epw_links *links, connection *c) {
 }
 
 static void free_buried(epw_links *links) {
-    while (links->buried) {
-        connection *c = links->buried;
-        links->buried = c->next;
+    while (links->discarded) {
+        connection *c = links->discarded;
+        links->discarded = c->next;
         free(c);
     }
 }
@@ -148,7 +148,7 @@ static void drop_stranger(epw_links *links, uint32_t i) {
 static void step_stranger(epw_links *links, connection *c) {
     uint32_t i = 0;
     while (i < links->stranger_count && links->strangers[i] != c) i++;
-    if (i == links->stranger_count) return; /* it is up, or buried since the events were taken */
+    if (i == links->stranger_count) return; /* it is up, or discarded since the events were taken */
     switch (epw_handshake_step(&c->hand)) {
     case EPW_AUTH_MORE:
         if (watch(links, c, EPOLL_CTL_MOD) == 0) return;
@@ -164,13 +164,13 @@ static void step_stranger(epw_links *links, connection *c) {
         break;
     }
     drop_stranger(links, i);
-    bury(links, c);
+    discard(links, c);
 }
 
 static void end_late_strangers(epw_links *links, uint64_t now) {
     while (links->stranger_count > 0 && links->strangers[0]->until_ns <= now) {
         links->refusals.late++;
-        bury(links, links->strangers[0]);
+        discard(links, links->strangers[0]);
         drop_stranger(links, 0);
     }
 }
@@ -197,7 +197,7 @@ static int accept_one(epw_links *links, int fd, uint64_t now) {
     }
     if (links->stranger_count == EPW_LINKS_STRANGERS) {
         links->refusals.crowded_out++;
-        bury(links, links->strangers[0]);
+        discard(links, links->strangers[0]);
         drop_stranger(links, 0);
     }
     links->strangers[links->stranger_count++] = c;
@@ -257,7 +257,7 @@ static uint32_t count_attempts(const dial *d, attempt state) {
 static void end_attempt(epw_links *links, dial *d, uint32_t i, attempt to) {
     if (d->tries[i] == NULL) return;
     if (d->speaker == d->tries[i]) d->speaker = NULL;
-    bury(links, d->tries[i]);
+    discard(links, d->tries[i]);
     d->tries[i] = NULL;
     d->attempts[i] = to;
 }
@@ -343,7 +343,7 @@ static void let_speak(epw_links *links, connection *c, uint64_t now) {
 
 static void step_dialed(epw_links *links, connection *c, uint64_t now) {
     dial *d = c->dial;
-    if (c->hand.fd < 0) return; /* buried since the events were taken */
+    if (c->hand.fd < 0) return; /* discarded since the events were taken */
     if (c->hand.connecting) {
         bool connected = epw_handshake_connected(&c->hand);
         if (!connected && !c->hand.error) return;

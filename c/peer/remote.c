@@ -2,6 +2,7 @@
 #include "peer/remote.h"
 
 #include "base/clock.h"
+#include "base/little_endian.h"
 #include "nic/fabric.h"
 #include "nic/queue.h"
 #include "peer/sleep.h"
@@ -41,14 +42,6 @@ struct epw_remote {
 
 /* What a rank says of its queues: the fabric's address, the key, a pair for each lane. */
 enum { OFFER_BYTES = EPW_FABRIC_ADDRESS_BYTES + 4 + 4 * EPW_MAX_LANES };
-
-static void put32(unsigned char *at, uint32_t value) {
-    for (int i = 0; i < 4; i++) at[i] = (unsigned char)(value >> (8 * i));
-}
-
-static uint32_t take32(const unsigned char *at) {
-    return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
-}
 
 /* ---- what may be written ---- */
 
@@ -213,10 +206,10 @@ epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out
     of = peers->offered[peer];
     epw_fabric_address address = epw_fabric_address_of(peers->fabric);
     epw_fabric_address_write(&address, out->bytes);
-    put32(out->bytes + EPW_FABRIC_ADDRESS_BYTES, of->key);
+    epw_put_little(out->bytes + EPW_FABRIC_ADDRESS_BYTES, of->key, 4);
     for (uint32_t lane = 0; lane < EPW_MAX_LANES; lane++) {
         uint32_t number = of->ways[lane].pair != NULL ? epw_pair_number(of->ways[lane].pair) : 0;
-        put32(out->bytes + EPW_FABRIC_ADDRESS_BYTES + 4 + (size_t)4 * lane, number);
+        epw_put_little(out->bytes + EPW_FABRIC_ADDRESS_BYTES + 4 + (size_t)4 * lane, number, 4);
     }
     out->length = OFFER_BYTES;
     return EPW_OK;
@@ -246,7 +239,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_qu
     peers->offered[peer] = NULL;
     peers->remotes[peer] = remote;
     pthread_mutex_unlock(&peers->lock);
-    remote->its = epw_key_of(take32(offer->bytes + EPW_FABRIC_ADDRESS_BYTES));
+    remote->its = epw_key_of((uint32_t)epw_take_little(offer->bytes + EPW_FABRIC_ADDRESS_BYTES, 4));
     for (uint32_t lane = 0; lane < peers->lanes; lane++) {
         way *w = &remote->ways[lane];
         uint64_t areas[EPW_AREAS];
@@ -255,8 +248,9 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_qu
             areas[area] = (uint64_t)(uintptr_t)peers->image + w->image[area] - w->stretches[area].offset;
         }
         route->lanes[lane] = (epw_areas){areas[0], areas[1], areas[2]};
-        epw_pair_connect(remote->ways[lane].pair, link,
-                         take32(offer->bytes + EPW_FABRIC_ADDRESS_BYTES + 4 + (size_t)4 * lane));
+        epw_pair_connect(
+            remote->ways[lane].pair, link,
+            (uint32_t)epw_take_little(offer->bytes + EPW_FABRIC_ADDRESS_BYTES + 4 + (size_t)4 * lane, 4));
     }
     return EPW_OK;
 }

@@ -1,6 +1,8 @@
 /* See blob.h. */
 #include "window/blob.h"
 
+#include "base/little_endian.h"
+
 #include <string.h>
 
 #define MAGIC UINT32_C(0x42575045) /* "EPWB" */
@@ -63,12 +65,13 @@ epw_status epw_blob_check(const epw_blob *blob, const epw_window_options *own, e
 
 /* Where the next value goes to or comes from. The length has been checked, so nothing can run over. */
 static void put(unsigned char **at, uint64_t value, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++) *(*at)++ = (unsigned char)(value >> (8 * i));
+    epw_put_little(*at, value, bytes);
+    *at += bytes;
 }
 
 static uint64_t take(const unsigned char **at, size_t bytes) {
-    uint64_t value = 0;
-    for (size_t i = 0; i < bytes; i++) value |= (uint64_t) * (*at)++ << (8 * i);
+    uint64_t value = epw_take_little(*at, bytes);
+    *at += bytes;
     return value;
 }
 

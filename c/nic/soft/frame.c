@@ -2,31 +2,23 @@
  * 28 from. */
 #include "nic/soft/frame.h"
 
+#include "base/little_endian.h"
+
 #include <string.h>
 
 enum { WANTS_ACK = 1 };
-
-static void put(unsigned char *at, uint64_t value, int bytes) {
-    for (int i = 0; i < bytes; i++) at[i] = (unsigned char)(value >> (8 * i));
-}
-
-static uint64_t take(const unsigned char *at, int bytes) {
-    uint64_t value = 0;
-    for (int i = 0; i < bytes; i++) value |= (uint64_t)at[i] << (8 * i);
-    return value;
-}
 
 void epw_frame_write(const epw_frame *frame, unsigned char out[EPW_FRAME_BYTES]) {
     memset(out, 0, EPW_FRAME_BYTES);
     out[0] = frame->kind;
     out[1] = frame->wants_ack ? WANTS_ACK : 0;
     out[2] = frame->syndrome;
-    put(out + 4, frame->pair, 4);
-    put(out + 8, frame->index, 4);
-    put(out + 12, frame->key, 4);
-    put(out + 16, frame->offset, 8);
-    put(out + 24, frame->bytes, 4);
-    put(out + 28, frame->from, 4);
+    epw_put_little(out + 4, frame->pair, 4);
+    epw_put_little(out + 8, frame->index, 4);
+    epw_put_little(out + 12, frame->key, 4);
+    epw_put_little(out + 16, frame->offset, 8);
+    epw_put_little(out + 24, frame->bytes, 4);
+    epw_put_little(out + 28, frame->from, 4);
 }
 
 /* What each kind leaves zero. */
@@ -43,11 +35,11 @@ bool epw_frame_parse(const unsigned char bytes[EPW_FRAME_BYTES], epw_frame *out)
     *out = (epw_frame){.kind = bytes[0],
                        .wants_ack = (bytes[1] & WANTS_ACK) != 0,
                        .syndrome = bytes[2],
-                       .pair = (uint32_t)take(bytes + 4, 4),
-                       .index = (uint32_t)take(bytes + 8, 4),
-                       .key = (uint32_t)take(bytes + 12, 4),
-                       .offset = take(bytes + 16, 8),
-                       .bytes = (uint32_t)take(bytes + 24, 4),
-                       .from = (uint32_t)take(bytes + 28, 4)};
+                       .pair = (uint32_t)epw_take_little(bytes + 4, 4),
+                       .index = (uint32_t)epw_take_little(bytes + 8, 4),
+                       .key = (uint32_t)epw_take_little(bytes + 12, 4),
+                       .offset = epw_take_little(bytes + 16, 8),
+                       .bytes = (uint32_t)epw_take_little(bytes + 24, 4),
+                       .from = (uint32_t)epw_take_little(bytes + 28, 4)};
     return is_sound(out);
 }

@@ -17,7 +17,7 @@ enum { EVENTS = 64, SLOT_BITS = 16, LINKS_MAX = 1 << SLOT_BITS };
 
 /* ---- connections: locked ---- */
 
-static epw_link *link_of(const epw_nic *nic, uint64_t id) {
+epw_link *epw_nic_link(const epw_nic *nic, uint64_t id) {
     uint32_t slot = (uint32_t)id & (LINKS_MAX - 1);
     epw_link *link = slot < nic->link_count ? nic->links[slot] : NULL;
     return link != NULL && link->id == id ? link : NULL;
@@ -76,7 +76,7 @@ epw_status epw_nic_add_link(epw_nic *nic, int fd, uint32_t peer, epw_where where
 
 bool epw_nic_link_alive(epw_nic *nic, uint64_t id) {
     pthread_mutex_lock(&nic->lock);
-    bool alive = link_of(nic, id) != NULL;
+    bool alive = epw_nic_link(nic, id) != NULL;
     pthread_mutex_unlock(&nic->lock);
     return alive;
 }
@@ -85,7 +85,7 @@ bool epw_nic_link_alive(epw_nic *nic, uint64_t id) {
 
 static void take_in(epw_nic *nic, const struct epoll_event *events, int count) {
     for (int i = 0; i < count; i++) {
-        epw_link *link = link_of(nic, events[i].data.u64);
+        epw_link *link = epw_nic_link(nic, events[i].data.u64);
         if (link == NULL) continue; /* the wake-up call, or gone meanwhile */
         if (events[i].events & (EPOLLIN | EPOLLERR | EPOLLHUP)) {
             if (!epw_link_read(link)) {

@@ -3,6 +3,7 @@
 
 #include "base/barrier.h"
 #include "base/bits.h"
+#include "nic/entry.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,28 +26,18 @@ static bool allocate(epw_pair *pair, uint32_t depth) {
     return true;
 }
 
-static void put32(unsigned char *at, uint32_t value) {
-    for (int i = 0; i < 4; i++) at[i] = (unsigned char)(value >> (24 - 8 * i));
-}
-
 /* Writes the completion queue's one entry. Writer: the NIC. Reader: whoever polls it, which acquires the last
  * four bytes. */
 static void complete(epw_pair *pair, uint32_t index, uint8_t syndrome) {
     unsigned char *entry = pair->memory.completion;
-    if (syndrome != EPW_SYNDROME_NONE) {
-        unsigned char opcode[4];
-        put32(opcode, (uint32_t)EPW_OPCODE_WRITE << 24 | pair->number);
-        unsigned char said[4] = {0, 0, syndrome == EPW_SYNDROME_RETRIES ? VENDOR_LOST : 0, syndrome};
-        uint32_t words[2];
-        memcpy(&words[0], said, sizeof said);
-        memcpy(&words[1], opcode, sizeof opcode);
-        __atomic_store_n((uint32_t *)(entry + 0x34), words[0], __ATOMIC_RELAXED);
-        __atomic_store_n((uint32_t *)(entry + 0x38), words[1], __ATOMIC_RELAXED);
+    bool failed = syndrome != EPW_SYNDROME_NONE;
+    if (failed) {
+        uint32_t vendor = syndrome == EPW_SYNDROME_RETRIES ? VENDOR_LOST : 0;
+        uint32_t what = epw_swap_32((uint32_t)EPW_OPCODE_WRITE << 24 | pair->number);
+        __atomic_store_n((uint32_t *)(entry + 0x34), epw_swap_32(vendor << 8 | syndrome), __ATOMIC_RELAXED);
+        __atomic_store_n((uint32_t *)(entry + 0x38), what, __ATOMIC_RELAXED);
     }
-    unsigned char last[4] = {(unsigned char)(index >> 8), (unsigned char)index, 0,
-                             syndrome != EPW_SYNDROME_NONE ? 0xd0 : 0};
-    uint32_t word;
-    memcpy(&word, last, sizeof word);
+    uint32_t word = epw_swap_32((index & 0xffff) << 16 | (failed ? 0xd0 : 0));
     __atomic_store_n((uint32_t *)(entry + 0x3c), word, __ATOMIC_RELEASE);
 }
 
@@ -201,8 +192,7 @@ void epw_pair_ring(epw_pair *pair) {
 void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote) {
     epw_nic *nic = pair->nic;
     pthread_mutex_lock(&nic->lock);
-    for (uint32_t i = 0; i < nic->link_count; i++)
-        if (nic->links[i] != NULL && nic->links[i]->id == link) pair->link = nic->links[i];
+    pair->link = epw_nic_link(nic, link);
     pair->remote = remote;
     if (pair->link == NULL) epw_pair_fail(pair, 0, EPW_SYNDROME_RETRIES);
     if (pair->link != NULL && pair->target != pair->fetched) epw_link_has_sender(pair->link, pair);

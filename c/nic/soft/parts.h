@@ -137,6 +137,9 @@ void epw_link_forget_region(epw_link *link, uint32_t key);
 
 /* ---- nic.c ---- */
 
+/* The connection of an id, NULL if it is gone. */
+epw_link *epw_nic_link(const epw_nic *nic, uint64_t id);
+
 /* Closes the connection: its pairs break. */
 void epw_nic_drop_link(epw_nic *nic, epw_link *link);
 
