@@ -126,13 +126,67 @@ pub enum Path {
     Vmm,
     /// The same by a CUDA IPC handle.
     Ipc,
-    /// What is written for it is sent by a software NIC, and placed by the peer's.
-    Queue,
+    /// What is written for it is sent by a software NIC, over this wire, and placed by the peer's.
+    Queue(Wire),
 }
 
-/// As `epw_path_name` in C.
+/// What carries the bytes of queues between two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wire {
+    /// A socket of this host.
+    Local,
+    /// TCP.
+    Tcp,
+}
+
+impl std::fmt::Display for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Local => "local socket",
+            Self::Tcp => "TCP",
+        })
+    }
+}
+
+/// Which wires may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wires {
+    pub(crate) local: bool,
+    pub(crate) tcp: bool,
+}
+
+impl Wires {
+    /// Those that are named, as in `EPWIRE_WIRES`; else a text that says which name is unknown.
+    pub(crate) fn parse(names: &str) -> std::result::Result<Self, String> {
+        let mut wires = Self { local: false, tcp: false };
+        for name in names.split(',').map(str::trim) {
+            *match name {
+                "local" => &mut wires.local,
+                "tcp" => &mut wires.tcp,
+                _ => {
+                    return Err(format!(
+                        "{name:?} names no wire: give some of local, tcp, with a comma between them"
+                    ));
+                }
+            } = true;
+        }
+        Ok(wires)
+    }
+
+    pub(crate) fn to_c(self) -> u32 {
+        [(self.local, sys::EPW_WIRE_LOCAL), (self.tcp, sys::EPW_WIRE_TCP)]
+            .iter()
+            .fold(0, |bits, (permitted, bit)| bits | if *permitted { *bit } else { 0 })
+    }
+}
+
+/// As `epw_path_name` in C, with the wire.
 impl std::fmt::Display for Path {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Self::Queue(wire) = self {
+            return write!(f, "queue over {wire}");
+        }
         f.write_str(match self {
             Self::None => "none",
             Self::SelfRank => "self",
@@ -140,7 +194,7 @@ impl std::fmt::Display for Path {
             Self::SharedMemory => "shared memory",
             Self::Vmm => "VMM",
             Self::Ipc => "CUDA IPC",
-            Self::Queue => "queue",
+            Self::Queue(_) => "queue",
         })
     }
 }
@@ -209,7 +263,8 @@ pub struct EpConfig {
     pub zero_copy: bool,
     /// Threads that move data for this rank, the caller included; 0: chosen by the library.
     pub threads: u32,
-    /// The paths by which peers may be reached; all but queues by default. `EPWIRE_PATHS` overrides it.
+    /// The paths by which peers may be reached; by default all, but queues only where the members of the group are on several
+    /// hosts. `EPWIRE_PATHS` overrides it.
     pub paths: Paths,
     /// Where tokens, outputs and the window are; the host by default. All ranks on the host or all on GPUs.
     pub device: Device,
@@ -236,8 +291,10 @@ pub struct Paths {
     pub vmm: bool,
     /// The same by CUDA IPC handles.
     pub ipc: bool,
-    /// Processes of this host, and ranks of this process, by queues that a software NIC drains: for those that no other path leads to,
-    /// or instead of the others. Host memory. Off by default: it takes two threads, and memory for each peer.
+    /// Ranks of any host by queues that a software NIC drains: for those that no other path leads to, or, as the only one,
+    /// instead of the others. Host memory. Off by default, for it takes two threads, memory for each peer, and, where the run
+    /// has a token, a TCP port: [`EpBuffer::create`](crate::EpBuffer::create) turns the default on where the members are on
+    /// several hosts. Set it where ranks of other hosts may join later.
     pub queue: bool,
 }
 

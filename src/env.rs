@@ -39,6 +39,10 @@ pub const TOKEN: &str = "EPWIRE_TOKEN";
 pub const TOKEN_FILE: &str = "EPWIRE_TOKEN_FILE";
 /// Paths by which peers may be reached.
 pub const PATHS: &str = "EPWIRE_PATHS";
+/// What carries the bytes of queues.
+pub const WIRES: &str = "EPWIRE_WIRES";
+/// Ports on which ranks listen for the queues of others.
+pub const PORTS: &str = "EPWIRE_PORTS";
 /// Instruction set of the host's inner loops; the C core reads it.
 pub const ISA: &str = "EPWIRE_ISA";
 
@@ -79,7 +83,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: IFNAME,
         default: "chosen by the system",
-        doc: "Network interfaces to advertise and bind, in the grammar of `NCCL_SOCKET_IFNAME`: a comma-separated \
+        doc: "Network interfaces to advertise and bind, for the rendezvous and for queues, in the grammar of `NCCL_SOCKET_IFNAME`: a comma-separated \
               list of name prefixes; a leading `=` asks for exact names, a leading `^` excludes (`^=` exact names).",
     },
     Variable {
@@ -98,6 +102,18 @@ pub const VARIABLES: &[Variable] = &[
         default: "as the program says",
         doc: "Paths by which the peers of all buffers may be reached, instead of those that the program permits: some of \
               `thread`, `shm`, `vmm`, `ipc`, `queue`, with commas between them. `queue` alone forces all through queues.",
+    },
+    Variable {
+        name: WIRES,
+        default: "`local`, and `tcp` where the run has a token",
+        doc: "What may carry the bytes of queues: some of `local`, a socket of this host, and `tcp`, with commas between them. \
+              Two ranks of one host that both have it take `local`.",
+    },
+    Variable {
+        name: PORTS,
+        default: "any",
+        doc: "Ports on which a rank listens for the queues of ranks of other hosts, `first-last`: one is taken for each rank \
+              and address.",
     },
     Variable {
         name: ISA,

@@ -1,11 +1,12 @@
 //! The only module that calls C. It owns every raw pointer to C objects and turns statuses into errors.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::Wires;
 use crate::error::{Error, Failure, Result};
 use crate::mask::Mask;
 use crate::sys;
@@ -171,14 +172,28 @@ impl Drop for Fabric {
     }
 }
 
+/// As `epw_fabric_options`.
+pub(crate) struct FabricOptions {
+    pub(crate) wires: Wires,
+    /// First and last.
+    pub(crate) ports: (u16, u16),
+    pub(crate) interfaces: Option<String>,
+    pub(crate) key: Option<[u8; 32]>,
+}
+
 impl Fabric {
     /// That of a rank.
-    pub(crate) fn create(rank: u32) -> Result<Self> {
+    pub(crate) fn create(rank: u32, asked: &FabricOptions) -> Result<Self> {
+        let interfaces = asked.interfaces.as_deref().map(|names| CString::new(names).unwrap_or_default());
         // SAFETY: it is the header's.
         let mut options = unsafe { initialised(sys::epw_fabric_options_init) };
         options.rank = rank;
+        options.wires = asked.wires.to_c();
+        (options.first_port, options.last_port) = asked.ports;
+        options.interfaces = interfaces.as_ref().map_or(ptr::null(), |names| names.as_ptr());
+        options.key = asked.key.as_ref().map_or(ptr::null(), |key| key.as_ptr());
         let mut out = ptr::null_mut();
-        // SAFETY: both are valid for the call.
+        // SAFETY: both are valid for the call, and so is what the options point to.
         check(unsafe { sys::epw_fabric_create(&options, &mut out) })?;
         NonNull::new(out).map(Self).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
@@ -247,6 +262,11 @@ impl Buffer {
     pub(crate) fn path(&self, peer: u32) -> u32 {
         // SAFETY: the buffer is alive.
         unsafe { sys::epw_buffer_path(self.0.as_ptr(), peer) }
+    }
+
+    pub(crate) fn wire(&self, peer: u32) -> u32 {
+        // SAFETY: the buffer is alive.
+        unsafe { sys::epw_buffer_wire(self.0.as_ptr(), peer) }
     }
 
     pub(crate) fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()> {

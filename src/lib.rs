@@ -149,7 +149,7 @@ pub use buffer::{
     Host, Membership, Memory, Refused, RowsView, ScaleOrder, Verdict,
 };
 pub use config::{
-    CombineMode, Device, EpConfig, Float16, Fp8Scale, Layout, Path, Paths, Payload, Plan, RowShape,
+    CombineMode, Device, EpConfig, Float16, Fp8Scale, Layout, Path, Paths, Payload, Plan, RowShape, Wire,
 };
 pub use error::{Error, Failure, Result};
 pub use group::Group;

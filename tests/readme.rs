@@ -118,6 +118,14 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("mpirun -n 4 program", "step example_mpirun, with what Open MPI wants of root on few cores"),
     ("mpiexec -n 4 program", "needs MPICH; as Slurm"),
     (
+        "torchrun --no-python --nnodes 2 --nproc-per-node 2 --node-rank R --master-addr 10.0.0.1 --master-port 29600 program",
+        "needs two machines; tests/chaos runs ranks in network namespaces",
+    ),
+    (
+        "mpirun -n 4 --host 10.0.0.1:2,10.0.0.2:2 -x EPWIRE_TOKEN_FILE -x EPWIRE_IFNAME -x EPWIRE_PORTS -x EPWIRE_ADDR=10.0.0.1:29700 program",
+        "needs two machines; as above",
+    ),
+    (
         "cargo nextest archive --features cuda,cudarc --test cuda --archive-file tests.tar.zst",
         "needs cargo-nextest",
     ),

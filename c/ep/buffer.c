@@ -186,6 +186,10 @@ uint32_t epw_buffer_path(const epw_buffer *b, uint32_t peer) {
     return b != NULL ? epw_peers_path(&((epw_buffer *)b)->peers, peer) : EPW_PATH_NONE;
 }
 
+uint32_t epw_buffer_wire(const epw_buffer *b, uint32_t peer) {
+    return b != NULL ? epw_peers_wire(&((epw_buffer *)b)->peers, peer) : 0;
+}
+
 epw_status epw_buffer_set_active(epw_buffer *b, const epw_mask *active, uint32_t epoch, uint64_t step) {
     epw_status status = epw_buffer_check(b, "set_active");
     if (status != EPW_OK) return status;

@@ -236,19 +236,32 @@ EPW_API void epw_row_shape_init(epw_row_shape *shape);
 /* ---- 4. Fabric ----------------------------------------------------------------------------------------- */
 
 /* Peers whose window this rank does not map are reached by queues: what is to be written there is sent by a
- * software NIC, and placed by that of the peer. In this version within one host, by its sockets: for ranks
- * that cannot share memory, or that are to use none: EPW_PATH_QUEUE as the only bit of epw_config.paths
- * beside EPW_PATH_SELF. */
+ * software NIC, and placed by that of the peer. EPW_PATH_QUEUE as the only bit of epw_config.paths beside
+ * EPW_PATH_SELF sends all by queues, also where memory could be shared. */
+
+/* What carries the bytes of queues between two ranks. */
+enum {
+    EPW_WIRE_LOCAL = 1, /* a socket of this host, and of its network namespace */
+    EPW_WIRE_TCP = 2    /* TCP over IPv4 or IPv6 */
+};
+
 typedef struct epw_fabric_options {
-    uint32_t size; /* sizeof(epw_fabric_options) */
-    uint32_t rank; /* [0, EPW_MAX_RANKS): that of the buffers that use it */
+    uint32_t size;  /* sizeof(epw_fabric_options) */
+    uint32_t rank;  /* [0, EPW_MAX_RANKS): that of the buffers that use it */
+    uint32_t wires; /* EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL */
+    uint16_t first_port, last_port; /* TCP: listens on one of these for each address; 0, 0: on any */
+    const char *interfaces;         /* TCP: on the addresses of these interfaces, in the grammar of
+                                       NCCL_SOCKET_IFNAME, "eth,ib", "=eth0" or "^docker"; NULL: of all */
+    const unsigned char *key;       /* TCP: 32 secret bytes, the same on all ranks: both ends of a connection
+                                       prove that they know them. What follows is neither encrypted nor protected
+                                       on the way. NULL: none. Copied */
 } epw_fabric_options;
 
 #define EPW_FABRIC_OPTIONS_INIT                                                                              \
-    { .size = sizeof(epw_fabric_options) }
+    { .size = sizeof(epw_fabric_options), .wires = EPW_WIRE_LOCAL }
 EPW_API void epw_fabric_options_init(epw_fabric_options *options);
 
-/* Starts its threads. options [in], out [out]. Any thread. */
+/* Starts its threads and listens. options [in], out [out]. Any thread. */
 EPW_API epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out);
 
 /* Ends them. All buffers that used it have been destroyed. NULL is allowed. In a forked child it does
@@ -305,6 +318,9 @@ EPW_API epw_status epw_buffer_probe(epw_buffer *buffer, uint32_t peer, uint64_t 
 
 /* The EPW_PATH_* by which `peer` is reached, EPW_PATH_NONE if it is not connected. */
 EPW_API uint32_t epw_buffer_path(const epw_buffer *buffer, uint32_t peer);
+
+/* The EPW_WIRE_* that carries what is written for `peer`, 0 unless its path is EPW_PATH_QUEUE. */
+EPW_API uint32_t epw_buffer_wire(const epw_buffer *buffer, uint32_t peer);
 
 /* What to call one EPW_PATH_* in print, for example "CUDA IPC". Never NULL. */
 EPW_API const char *epw_path_name(uint32_t path);

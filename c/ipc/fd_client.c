@@ -251,7 +251,5 @@ void epw_fd_leave(int lease_fd) {
     /* If it cannot be sent the lease ends later, with this process. */
     static const epw_fd_notice goodbye = {EPW_FD_GOODBYE_MAGIC};
     (void)send(lease_fd, &goodbye, sizeof goodbye, MSG_DONTWAIT | MSG_NOSIGNAL);
-    epw_process_lock();
-    epw_fd_close(lease_fd);
-    epw_process_unlock();
+    epw_fd_release(lease_fd);
 }

@@ -73,6 +73,12 @@ void epw_fd_close(int fd) {
     close(fd);
 }
 
+void epw_fd_release(int fd) {
+    epw_process_lock();
+    epw_fd_close(fd);
+    epw_process_unlock();
+}
+
 static void child_after_fork(void) {
     for (size_t i = 0; i < private_fds.count; i++) close(private_fds.list[i]);
     private_fds.count = 0;

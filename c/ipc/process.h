@@ -61,4 +61,7 @@ void epw_fd_forget(int fd);
 /* Forgets and closes `fd`. */
 void epw_fd_close(int fd);
 
+/* The same, taking the lock. */
+void epw_fd_release(int fd);
+
 #endif

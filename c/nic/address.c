@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ipc/fd_message.h"
+
 static size_t host_bytes(uint8_t family) {
     return family == 4 ? 4 : 16;
 }
@@ -54,6 +56,12 @@ epw_status epw_addresses_parse(const void *bytes, size_t length, epw_where where
 
 /* ---- what an address is ---- */
 
+epw_address epw_address_local(const epw_nonce *fabric) {
+    epw_address address = {.family = EPW_ADDRESS_LOCAL};
+    memcpy(address.bytes, fabric->bytes, sizeof fabric->bytes);
+    return address;
+}
+
 bool epw_address_is_link_local(const epw_address *address) {
     const unsigned char *b = address->bytes;
     return address->family == 4 ? b[0] == 169 && b[1] == 254 : b[0] == 0xfe && (b[1] & 0xc0) == 0x80;
@@ -95,6 +103,14 @@ epw_status epw_address_read(const char *text, epw_where where, epw_address *out)
 
 socklen_t epw_address_to_socket(const epw_address *address, struct sockaddr_storage *out) {
     memset(out, 0, sizeof *out);
+    if (address->family == EPW_ADDRESS_LOCAL) {
+        epw_nonce fabric;
+        struct sockaddr_un un;
+        memcpy(fabric.bytes, address->bytes, sizeof fabric.bytes);
+        socklen_t length = epw_fd_address(&fabric, &un);
+        memcpy(out, &un, sizeof un);
+        return length;
+    }
     if (address->family == 4) {
         struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(address->port)};
         memcpy(&in.sin_addr, address->bytes, sizeof in.sin_addr);
@@ -127,6 +143,10 @@ bool epw_address_from_socket(const struct sockaddr *from, epw_address *out) {
 
 const char *epw_address_say(const epw_address *address, char text[EPW_ADDRESS_TEXT]) {
     char host[INET6_ADDRSTRLEN] = "?";
+    if (address->family == EPW_ADDRESS_LOCAL) {
+        snprintf(text, EPW_ADDRESS_TEXT, "this host");
+        return text;
+    }
     inet_ntop(address->family == 4 ? AF_INET : AF_INET6, address->bytes, host, sizeof host);
     if (address->port == 0) {
         snprintf(text, EPW_ADDRESS_TEXT, "%s", host);

@@ -1,5 +1,5 @@
 /* Where a rank's links are to be dialed: numeric addresses with ports, as bytes that ride in a blob, as what
- * the kernel takes, and as text. */
+ * the kernel takes, and as text; and the abstract socket by which ranks of one host find each other. */
 #ifndef EPW_NIC_ADDRESS_H
 #define EPW_NIC_ADDRESS_H
 
@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "base/status.h"
+#include "ipc/process.h"
 
 #define EPW_ADDRESSES_MAX 8
 
@@ -16,11 +17,17 @@ enum {
     EPW_ADDRESS_TEXT = 56 /* "[IPv6]:port" and its end */
 };
 
+enum { EPW_ADDRESS_LOCAL = 1 }; /* a family beside 4 and 6 */
+
 typedef struct epw_address {
-    uint8_t family;          /* 4 or 6 */
-    unsigned char bytes[16]; /* in the network's order; of IPv4 the first 4, then zeros */
-    uint16_t port;
+    uint8_t family;
+    unsigned char
+        bytes[16]; /* in the network's order; of IPv4 the first 4, then zeros; LOCAL: a fabric's nonce */
+    uint16_t port; /* LOCAL: 0 */
 } epw_address;
+
+/* Of a fabric, for those of its host. Never among what a peer says of itself. */
+epw_address epw_address_local(const epw_nonce *fabric);
 
 typedef struct epw_addresses {
     uint32_t count;
@@ -50,7 +57,7 @@ socklen_t epw_address_to_socket(const epw_address *address, struct sockaddr_stor
 /* From there; false if it is of another family. */
 bool epw_address_from_socket(const struct sockaddr *from, epw_address *out);
 
-/* "10.0.0.1:700" or "[fd00::1]:700"; without the port where that is 0. Returns `text`. */
+/* "10.0.0.1:700" or "[fd00::1]:700", without the port where that is 0, or "this host". Returns `text`. */
 const char *epw_address_say(const epw_address *address, char text[EPW_ADDRESS_TEXT]);
 
 #endif

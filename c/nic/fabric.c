@@ -1,39 +1,23 @@
-/* See fabric.h.
- *
- *     dialer                                  listener
- *       | -- connect -------------------------> |   both check the other's user
- *       | -- hello: names of both, ranks -----> |
- *       | <-- welcome, or why not ------------- |
- *       | == frames, both ways ================ |
- *
- * Who wants a connection takes one that stands, whoever has dialed it; two that dial each other at a time
- * have two. */
+/* See fabric.h. Its thread drives the links (link.h): who wants a connection takes one that stands, whoever
+ * has dialed it, or orders a dial and waits for what becomes of it. Two that dial each other at a time have
+ * two connections. */
 #include "nic/fabric.h"
 
 #include "base/clock.h"
 #include "base/little_endian.h"
 #include "base/thread.h"
-#include "ipc/fd_message.h"
+#include "nic/link.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define HELLO_MAGIC UINT32_C(0x48575045) /* "EPWH" */
-
-/* A dialer has said hello when it is accepted, or is no dialer. */
-#define HELLO_WITHIN_NS UINT64_C(1000000000)
-
-typedef struct hello {
-    uint32_t magic;
-    uint32_t rank, wanted; /* the dialer's, and the listener's */
-    uint32_t reserved;
-    epw_nonce from, to; /* names of both fabrics */
-} hello;
-
-enum { WELCOME = 1, NO_SUCH_RANK = 2 };
+/* How long after its deadline a dial's end may be told: its thread may have to wait for a core. */
+#define TOLD_WITHIN_NS UINT64_C(1000000000)
 
 /* A connection that stands, or stood. */
 typedef struct known {
@@ -42,19 +26,34 @@ typedef struct known {
     uint64_t link;
 } known;
 
+/* A dial, on the stack of who waits for it. */
+typedef struct waiter {
+    struct waiter *next;
+    uint32_t number;
+    bool done;
+    epw_status status;
+    uint64_t link;
+    char reason[sizeof((epw_link_event *)0)->reason];
+} waiter;
+
 struct epw_fabric {
-    uint32_t rank;
+    uint32_t rank, wires;
     uint32_t generation; /* of the process that made it */
     epw_nic *nic;
     epw_nonce name;
     epw_identity self;
-    int listener, wake;
+    int wake;
     pthread_t thread;
     bool started;
 
-    pthread_mutex_t lock; /* of what is known */
-    known *links;
-    uint32_t link_count, link_capacity;
+    pthread_mutex_t lock; /* of all below */
+    pthread_cond_t told;
+    bool ending;
+    epw_links *links;
+    uint32_t dials; /* so far: their numbers */
+    waiter *waiters;
+    known *known;
+    uint32_t known_count, known_capacity;
 };
 
 epw_nic *epw_fabric_nic(const epw_fabric *fabric) {
@@ -68,35 +67,59 @@ bool epw_fabric_inherited(const epw_fabric *fabric) {
 /* ---- addresses ---- */
 
 epw_fabric_address epw_fabric_address_of(const epw_fabric *fabric) {
-    return (epw_fabric_address){.boot_id = fabric->self.boot_id,
-                                .network_namespace = fabric->self.network_namespace,
-                                .name = fabric->name};
+    epw_fabric_address address = {.boot_id = fabric->self.boot_id,
+                                  .network_namespace = fabric->self.network_namespace,
+                                  .name = fabric->name,
+                                  .wires = (uint8_t)fabric->wires};
+    address.tcp_length = (uint8_t)epw_links_addresses(fabric->links, address.tcp);
+    return address;
 }
 
 void epw_fabric_address_write(const epw_fabric_address *address, unsigned char *bytes) {
     memcpy(bytes, address->boot_id.bytes, 16);
     epw_put_little(bytes + 16, address->network_namespace, 8);
     memcpy(bytes + 24, address->name.bytes, 16);
+    bytes[40] = address->wires;
+    bytes[41] = address->tcp_length;
+    memcpy(bytes + 42, address->tcp, sizeof address->tcp);
 }
 
 void epw_fabric_address_read(const unsigned char *bytes, epw_fabric_address *out) {
     memcpy(out->boot_id.bytes, bytes, 16);
     out->network_namespace = epw_take_little(bytes + 16, 8);
     memcpy(out->name.bytes, bytes + 24, 16);
+    out->wires = bytes[40];
+    out->tcp_length = bytes[41] <= sizeof out->tcp ? bytes[41] : 0;
+    memcpy(out->tcp, bytes + 42, sizeof out->tcp);
 }
 
-bool epw_fabric_reaches(const epw_fabric *fabric, const epw_fabric_address *address) {
+static bool is_of_this_host(const epw_fabric *fabric, const epw_fabric_address *address) {
     return epw_nonce_equal(&fabric->self.boot_id, &address->boot_id) &&
            fabric->self.network_namespace == address->network_namespace;
+}
+
+uint32_t epw_fabric_wire(const epw_fabric *fabric, const epw_fabric_address *address) {
+    uint32_t both = fabric->wires & address->wires;
+    if ((both & EPW_WIRE_LOCAL) && is_of_this_host(fabric, address)) return EPW_WIRE_LOCAL;
+    return address->tcp_length > 0 ? both & EPW_WIRE_TCP : 0;
+}
+
+const char *epw_fabric_why_unreached(const epw_fabric *fabric, const epw_fabric_address *address) {
+    if (!(fabric->wires & EPW_WIRE_TCP))
+        return is_of_this_host(fabric, address)
+                   ? "the two fabrics have no wire in common"
+                   : "it is on another host, or in another network namespace, and this rank's fabric has no "
+                     "TCP: give its options a key and EPW_WIRE_TCP";
+    return "its fabric has no TCP: give its options a key and EPW_WIRE_TCP";
 }
 
 /* ---- what is known: locked ---- */
 
 static bool find(epw_fabric *fabric, uint32_t peer, const epw_nonce *name, uint64_t *link) {
-    for (uint32_t i = 0; i < fabric->link_count;) {
-        known *k = &fabric->links[i];
+    for (uint32_t i = 0; i < fabric->known_count;) {
+        known *k = &fabric->known[i];
         if (!epw_nic_link_alive(fabric->nic, k->link)) {
-            *k = fabric->links[--fabric->link_count];
+            *k = fabric->known[--fabric->known_count];
             continue;
         }
         if (k->peer == peer && epw_nonce_equal(&k->name, name)) {
@@ -109,161 +132,119 @@ static bool find(epw_fabric *fabric, uint32_t peer, const epw_nonce *name, uint6
 }
 
 /* Takes the connection; owns fd from here on. */
-static epw_status enter(epw_fabric *fabric, int fd, uint32_t peer, const epw_nonce *name, epw_where where,
-                        uint64_t *link) {
-    if (fabric->link_count == fabric->link_capacity) {
-        uint32_t capacity = fabric->link_capacity == 0 ? 16 : 2 * fabric->link_capacity;
-        known *links = realloc(fabric->links, capacity * sizeof *links);
-        if (links == NULL) {
-            close(fd);
+static epw_status enter(epw_fabric *fabric, int fd, uint32_t peer, const epw_nonce *name, uint64_t *link) {
+    epw_where where = {"connect", (int)fabric->rank, (int)peer};
+    if (fabric->known_count == fabric->known_capacity) {
+        uint32_t capacity = fabric->known_capacity == 0 ? 16 : 2 * fabric->known_capacity;
+        known *more = realloc(fabric->known, capacity * sizeof *more);
+        if (more == NULL) {
+            epw_fd_release(fd);
             return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a connection");
         }
-        fabric->links = links;
-        fabric->link_capacity = capacity;
+        fabric->known = more;
+        fabric->known_capacity = capacity;
     }
     epw_status status = epw_nic_add_link(fabric->nic, fd, peer, where, link);
-    if (status == EPW_OK) fabric->links[fabric->link_count++] = (known){*name, peer, *link};
+    if (status == EPW_OK) fabric->known[fabric->known_count++] = (known){*name, peer, *link};
     return status;
 }
 
-/* ---- one connection ---- */
+/* ---- the thread ---- */
 
-static bool is_of_this_user(int fd) {
-    struct ucred other;
-    socklen_t length = sizeof other;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &length) == 0 && other.uid == geteuid();
+/* The dial of this number, if somebody still waits for it. */
+static waiter *waits_for(const epw_fabric *fabric, uint32_t number) {
+    waiter *w = fabric->waiters;
+    while (w != NULL && w->number != number) w = w->next;
+    return w;
 }
 
-/* All of it, by `until`; else 0 if the time is over or the other end is gone. */
-static bool transfer(int fd, bool sends, void *bytes, size_t length, uint64_t until, bool *late) {
-    unsigned char *at = bytes;
-    *late = false;
-    while (length > 0) {
-        ssize_t n =
-            sends ? send(fd, at, length, MSG_NOSIGNAL | MSG_DONTWAIT) : recv(fd, at, length, MSG_DONTWAIT);
-        if (n > 0) {
-            at += n;
-            length -= (size_t)n;
-            continue;
-        }
-        if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) return false;
-        uint64_t now = epw_now_ns();
-        *late = now >= until;
-        if (*late) return false;
-        struct pollfd wait = {.fd = fd, .events = sends ? POLLOUT : POLLIN};
-        uint64_t ms = (until - now) / 1000000 + 1;
-        poll(&wait, 1, ms < 1000 ? (int)ms : 1000);
+/* What has become of a dial, or who has dialed. Locked. */
+static void take(epw_fabric *fabric, const epw_link_event *event) {
+    epw_status status = event->status;
+    const char *reason = event->reason;
+    uint64_t link = 0;
+    if (event->kind == EPW_LINK_UP) {
+        status = enter(fabric, event->fd, event->peer, &event->fabric, &link);
+        reason = status == EPW_OK ? "" : "no memory for a connection";
     }
-    return true;
+    waiter *w = event->dialed ? waits_for(fabric, event->link) : NULL;
+    if (w == NULL) return;
+    w->done = true;
+    w->status = status;
+    w->link = link;
+    snprintf(w->reason, sizeof w->reason, "%s", reason);
+    pthread_cond_broadcast(&fabric->told);
 }
 
-static void greet(epw_fabric *fabric, int fd) {
-    hello h;
-    bool late;
-    epw_where where = {"connect", (int)fabric->rank, -1};
-    bool came =
-        is_of_this_user(fd) && transfer(fd, false, &h, sizeof h, epw_now_ns() + HELLO_WITHIN_NS, &late);
-    if (!came || h.magic != HELLO_MAGIC || !epw_nonce_equal(&h.to, &fabric->name)) {
-        close(fd);
-        return;
-    }
-    unsigned char answer = h.wanted == fabric->rank ? WELCOME : NO_SUCH_RANK;
-    /* An empty buffer takes one byte. */
-    if (!transfer(fd, true, &answer, 1, epw_now_ns(), &late) || answer != WELCOME) {
-        close(fd);
-        return;
-    }
-    uint64_t link;
-    pthread_mutex_lock(&fabric->lock);
-    enter(fabric, fd, h.rank, &h.from, where, &link);
-    pthread_mutex_unlock(&fabric->lock);
-}
-
-static void *listen_main(void *argument) {
+static void *drive(void *argument) {
     epw_fabric *fabric = argument;
-    struct pollfd polls[2] = {{.fd = fabric->listener, .events = POLLIN},
-                              {.fd = fabric->wake, .events = POLLIN}};
-    for (;;) {
+    epw_link_event event;
+    for (bool ending = false; !ending;) {
+        struct pollfd polls[2] = {{.fd = epw_links_fd(fabric->links), .events = POLLIN},
+                                  {.fd = fabric->wake, .events = POLLIN}};
         poll(polls, 2, -1);
-        if (polls[1].revents != 0) return NULL;
-        int fd = accept4(fabric->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd >= 0) {
-            greet(fabric, fd);
-        } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-            poll(&polls[1], 1, 10); /* rest, instead of spinning on what stays readable */
-        }
+        pthread_mutex_lock(&fabric->lock);
+        while (epw_links_poll(fabric->links, epw_now_ns(), &event)) take(fabric, &event);
+        ending = fabric->ending;
+        pthread_mutex_unlock(&fabric->lock);
     }
+    return NULL;
 }
 
-static epw_status dial(epw_fabric *fabric, uint32_t peer, const epw_fabric_address *address, uint64_t until,
-                       uint64_t deadline_ns, epw_where where, int *out) {
-    struct sockaddr_un to;
-    socklen_t length = epw_fd_address(&address->name, &to);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) return epw_fail_errno(errno, where, "socket(AF_UNIX)");
+/* ---- dialing ---- */
+
+/* Locked; waits for the thread. */
+static epw_status dial(epw_fabric *fabric, const epw_dial_order *order, waiter *w) {
+    uint64_t now = epw_now_ns();
+    uint64_t until = order->deadline_ns < UINT64_MAX - TOLD_WITHIN_NS ? order->deadline_ns + TOLD_WITHIN_NS
+                                                                      : UINT64_MAX / 2;
+    epw_status status = epw_links_dial(fabric->links, order, now);
+    if (status != EPW_OK) return status;
+    w->next = fabric->waiters;
+    fabric->waiters = w;
+    struct timespec at = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
     int err = 0;
-    while (connect(fd, (struct sockaddr *)&to, length) != 0) {
-        err = errno;
-        bool busy = err == EAGAIN || err == EINTR;
-        if (!busy || epw_now_ns() >= until) break;
-        poll(NULL, 0, 1);
-        err = 0;
-    }
-    hello h = {.magic = HELLO_MAGIC,
-               .rank = fabric->rank,
-               .wanted = peer,
-               .from = fabric->name,
-               .to = address->name};
-    unsigned char answer = 0;
-    bool late = err == EAGAIN;
-    bool good = err == 0 && is_of_this_user(fd) && transfer(fd, true, &h, sizeof h, until, &late) &&
-                transfer(fd, false, &answer, 1, until, &late);
-    if (good && answer == WELCOME) {
-        *out = fd;
-        return EPW_OK;
-    }
-    close(fd);
-    if (good) return epw_fail(EPW_ERR_PEER, where, "the fabric found there is not that of rank %u", peer);
-    if (late)
-        return epw_fail(EPW_ERR_TIMEOUT, where, "the peer's fabric has not answered within %llu ms",
-                        (unsigned long long)(deadline_ns / 1000000u));
-    return epw_fail(EPW_ERR_PEER, where,
-                    "the peer's fabric is gone: its process has ended or has destroyed it");
+    while (!w->done && err == 0) err = pthread_cond_timedwait(&fabric->told, &fabric->lock, &at);
+    waiter **from = &fabric->waiters;
+    while (*from != w) from = &(*from)->next;
+    *from = w->next;
+    return EPW_OK;
 }
 
 epw_status epw_fabric_link(epw_fabric *fabric, uint32_t peer, const epw_fabric_address *address,
                            uint64_t deadline_ns, epw_where where, uint64_t *link) {
-    uint64_t now = epw_now_ns(), until = deadline_ns < UINT64_MAX - now ? now + deadline_ns : UINT64_MAX;
+    uint32_t wire = epw_fabric_wire(fabric, address);
+    if (wire == 0)
+        return epw_fail(EPW_ERR_NO_PATH, where, "no queue leads to the peer: %s",
+                        epw_fabric_why_unreached(fabric, address));
+    uint64_t now = epw_now_ns();
+    epw_dial_order order = {.peer = peer,
+                            .fabric = address->name,
+                            .addresses = wire == EPW_WIRE_TCP ? address->tcp : NULL,
+                            .length = address->tcp_length,
+                            .deadline_ns = deadline_ns < UINT64_MAX - now ? now + deadline_ns : UINT64_MAX};
+    waiter w = {.status = EPW_ERR_TIMEOUT, .reason = "the fabric's thread has not run"};
     pthread_mutex_lock(&fabric->lock);
     bool found = find(fabric, peer, &address->name, link);
+    epw_status status = EPW_OK;
+    if (!found) {
+        order.link = w.number = ++fabric->dials;
+        status = dial(fabric, &order, &w);
+    }
     pthread_mutex_unlock(&fabric->lock);
-    if (found) return EPW_OK;
-    int fd = -1;
-    epw_status status = dial(fabric, peer, address, until, deadline_ns, where, &fd);
-    if (status != EPW_OK) return status;
-    pthread_mutex_lock(&fabric->lock);
-    status = enter(fabric, fd, peer, &address->name, where, link);
-    pthread_mutex_unlock(&fabric->lock);
-    return status;
+    if (found || status != EPW_OK) return status;
+    *link = w.link;
+    if (w.status == EPW_ERR_TIMEOUT)
+        return epw_fail(EPW_ERR_TIMEOUT, where, "the peer's fabric has not answered within %llu ms: %s",
+                        (unsigned long long)(deadline_ns / 1000000u), w.reason);
+    if (w.status != EPW_OK)
+        return epw_fail(w.status, where, "the peer's fabric is gone, or refuses this rank: %s", w.reason);
+    return EPW_OK;
 }
 
 /* ---- life ---- */
 
-static epw_status open_listener(epw_fabric *fabric, epw_where where) {
-    fabric->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    fabric->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (fabric->listener < 0 || fabric->wake < 0) return epw_fail_errno(errno, where, "socket(AF_UNIX)");
-    struct sockaddr_un address;
-    socklen_t length = epw_fd_address(&fabric->name, &address);
-    if (bind(fabric->listener, (struct sockaddr *)&address, length) || listen(fabric->listener, SOMAXCONN))
-        return epw_fail_errno(errno, where, "listening on the abstract socket %s", address.sun_path + 1);
-    int err = epw_thread_start(listen_main, fabric, &fabric->thread);
-    if (err != 0) return epw_fail_errno(err, where, "cannot start the thread that accepts connections");
-    fabric->started = true;
-    return EPW_OK;
-}
-
-epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out) {
+static epw_status check(const epw_fabric_options *options, epw_fabric *const *out) {
     epw_where where = {"fabric", -1, -1};
     if (out == NULL || options == NULL)
         return epw_fail(EPW_ERR_INVALID, where, "%s is NULL", out == NULL ? "out" : "options");
@@ -275,17 +256,66 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
         return epw_fail(EPW_ERR_INVALID, where, "options.rank is %u, must be below %u", options->rank,
                         EPW_MAX_RANKS);
     where.rank = (int)options->rank;
+    if (options->wires == 0 || (options->wires & ~(EPW_WIRE_LOCAL | EPW_WIRE_TCP)) != 0)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.wires is %#x, must be some of EPW_WIRE_LOCAL and EPW_WIRE_TCP",
+                        options->wires);
+    if ((options->wires & EPW_WIRE_TCP) && options->key == NULL)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.key is NULL: connections by TCP need one, the same on all ranks");
+    return EPW_OK;
+}
+
+static epw_status open_links(epw_fabric *fabric, const epw_fabric_options *options) {
+    epw_links_options links = {.rank = options->rank,
+                               .fabric = fabric->name,
+                               .wires = options->wires,
+                               .first_port = options->first_port,
+                               .last_port = options->last_port,
+                               .interfaces = options->interfaces};
+    /* Within the host the name is the secret, and the kernel says whose process it is. */
+    if (options->key != NULL) memcpy(links.key, options->key, sizeof links.key);
+    epw_status status = epw_links_open(&links, &fabric->links);
+    explicit_bzero(links.key, sizeof links.key);
+    return status;
+}
+
+static epw_status start(epw_fabric *fabric, epw_where where) {
+    fabric->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (fabric->wake < 0) return epw_fail_errno(errno, where, "eventfd");
+    int err = epw_thread_start(drive, fabric, &fabric->thread);
+    if (err != 0) return epw_fail_errno(err, where, "cannot start the thread that makes connections");
+    fabric->started = true;
+    return EPW_OK;
+}
+
+/* Its waits are on the clock of base/clock.h. */
+static void make_locks(epw_fabric *fabric) {
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_mutex_init(&fabric->lock, NULL);
+    pthread_cond_init(&fabric->told, &clock);
+    pthread_condattr_destroy(&clock);
+}
+
+epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out) {
+    epw_status status = check(options, out);
+    if (status != EPW_OK) return status;
+    epw_where where = {"fabric", (int)options->rank, -1};
     epw_fabric *fabric = calloc(1, sizeof *fabric);
     if (fabric == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a fabric");
     fabric->rank = options->rank;
-    fabric->listener = fabric->wake = -1;
-    pthread_mutex_init(&fabric->lock, NULL);
-    epw_status status = epw_process_ready(where);
+    fabric->wires = options->wires;
+    fabric->wake = -1;
+    make_locks(fabric);
+    status = epw_process_ready(where);
     fabric->generation = epw_process_generation();
     if (status == EPW_OK) status = epw_identity_get(where, &fabric->self);
     if (status == EPW_OK) status = epw_nonce_make(where, &fabric->name);
     if (status == EPW_OK) status = epw_nic_open(where, &fabric->nic);
-    if (status == EPW_OK) status = open_listener(fabric, where);
+    if (status == EPW_OK) status = open_links(fabric, options);
+    if (status == EPW_OK) status = start(fabric, where);
     if (status != EPW_OK) {
         epw_fabric_destroy(fabric);
         return status;
@@ -298,14 +328,18 @@ void epw_fabric_destroy(epw_fabric *fabric) {
     if (fabric == NULL || epw_fabric_inherited(fabric)) return;
     if (fabric->started) {
         uint64_t one = 1;
+        pthread_mutex_lock(&fabric->lock);
+        fabric->ending = true;
+        pthread_mutex_unlock(&fabric->lock);
         while (write(fabric->wake, &one, sizeof one) < 0 && errno == EINTR) {
         }
         pthread_join(fabric->thread, NULL);
     }
-    if (fabric->listener >= 0) close(fabric->listener);
+    epw_links_close(fabric->links);
     if (fabric->wake >= 0) close(fabric->wake);
     epw_nic_close(fabric->nic);
+    pthread_cond_destroy(&fabric->told);
     pthread_mutex_destroy(&fabric->lock);
-    free(fabric->links);
+    free(fabric->known);
     free(fabric);
 }

@@ -1,28 +1,36 @@
-/* The fabric of a process: its NIC, its connections to the NICs of other ranks, and the thread that accepts
- * them. All buffers of a rank share it. Connections go by way of sockets of this host: nothing else leads to
- * a peer yet. */
+/* The fabric of a process: its NIC, its connections to the NICs of other ranks, and the thread that makes and
+ * accepts them. All buffers of a rank share it. What carries a connection is its wire: a socket of this host,
+ * or TCP. */
 #ifndef EPW_NIC_FABRIC_H
 #define EPW_NIC_FABRIC_H
 
-#include "ipc/process.h"
+#include "nic/address.h"
 #include "nic/soft.h"
 
-/* What leads to a fabric, for a blob. A secret: who knows it can connect, if it is of the same user. */
+/* What leads to a fabric, for a blob. A secret: who knows it, and is of the same user or has the key, can
+ * connect. */
 typedef struct epw_fabric_address {
     epw_nonce boot_id;
     uint64_t network_namespace;
     epw_nonce name;
+    uint8_t wires; /* EPW_WIRE_*: those that it listens for */
+    uint8_t tcp_length;
+    unsigned char tcp[EPW_ADDRESSES_BYTES]; /* see epw_links_addresses */
 } epw_fabric_address;
-#define EPW_FABRIC_ADDRESS_BYTES 40u
+
+enum { EPW_FABRIC_ADDRESS_BYTES = 16 + 8 + 16 + 1 + 1 + EPW_ADDRESSES_BYTES };
 
 epw_fabric_address epw_fabric_address_of(const epw_fabric *fabric);
 void epw_fabric_address_write(const epw_fabric_address *address, unsigned char *bytes);
 void epw_fabric_address_read(const unsigned char *bytes, epw_fabric_address *out);
 
-/* Whether a fabric of that address can be reached at all. */
-bool epw_fabric_reaches(const epw_fabric *fabric, const epw_fabric_address *address);
+/* The wire that leads to a fabric of that address: within one host where both permit it. 0: none does, see
+ * epw_fabric_why_unreached. */
+uint32_t epw_fabric_wire(const epw_fabric *fabric, const epw_fabric_address *address);
+const char *epw_fabric_why_unreached(const epw_fabric *fabric, const epw_fabric_address *address);
 
 /* A connection to the fabric of `peer`, one that stands or a new one; *link is what pairs are connected by.
+ *   EPW_ERR_NO_PATH   no wire leads there
  *   EPW_ERR_TIMEOUT   it does not answer within deadline_ns
  *   EPW_ERR_PEER      it has ended, or refuses this rank */
 epw_status epw_fabric_link(epw_fabric *fabric, uint32_t peer, const epw_fabric_address *address,
@@ -30,7 +38,7 @@ epw_status epw_fabric_link(epw_fabric *fabric, uint32_t peer, const epw_fabric_a
 
 epw_nic *epw_fabric_nic(const epw_fabric *fabric);
 
-/* Whether a fork has handed it on to this process, where its thread and its connections are not. */
+/* Whether a fork has handed it on to this process, where its threads and its connections are not. */
 bool epw_fabric_inherited(const epw_fabric *fabric);
 
 #endif

@@ -10,21 +10,48 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* A peer whose host has gone without a word is not waited for without end. Deadlines of operations notice far
+ * sooner: this frees what is left of the connection, and no cut shorter than it costs more than its time. */
+#define SILENCE_MS 600000
+
+static bool is_local(int fd) {
+    int domain = 0;
+    socklen_t length = sizeof domain;
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain == AF_UNIX;
+}
+
+/* Frames are whole when they are written: none gains by waiting for more. */
+static int set_options(int fd) {
+    int on = 1, probe_s = SILENCE_MS / 1000 / 10, silence = SILENCE_MS;
+    bool set = setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0 &&
+               setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on) == 0 &&
+               setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_s, sizeof probe_s) == 0 &&
+               setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_s, sizeof probe_s) == 0 &&
+               setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence, sizeof silence) == 0;
+    return set ? 0 : errno;
+}
+
 /* Lock held. */
 static int adopt(epw_handshake *h, int fd) {
     if (!epw_fd_keep_from_child(fd)) {
         close(fd);
         return ENOMEM;
     }
-    int on = 1;
-    /* Frames are whole when they are written: none gains by waiting for more. */
-    if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on)) {
-        int err = errno;
+    int err = is_local(fd) ? 0 : set_options(fd);
+    if (err) {
         epw_fd_close(fd);
         return err;
     }
     h->fd = fd;
     return 0;
+}
+
+/* Of an abstract socket: any user of the host can bind and dial one. */
+static bool is_of_other_user(int fd) {
+    struct ucred other;
+    socklen_t length = sizeof other;
+    return is_local(fd) &&
+           (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &length) != 0 || other.uid != geteuid());
 }
 
 int epw_handshake_dial(epw_handshake *h, const epw_address *address, const epw_auth_self *self,
@@ -52,6 +79,10 @@ int epw_handshake_accept(epw_handshake *h, int listener, const epw_auth_self *se
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     int err = fd < 0 ? errno : adopt(h, fd);
     epw_process_unlock();
+    if (err == 0 && is_of_other_user(h->fd)) {
+        epw_handshake_close(h);
+        return EPERM;
+    }
     return err == EWOULDBLOCK ? EAGAIN : err;
 }
 
@@ -61,6 +92,7 @@ bool epw_handshake_connected(epw_handshake *h) {
     if (poll(&p, 1, 0) != 1) return false;
     socklen_t length = sizeof h->error;
     if (getsockopt(h->fd, SOL_SOCKET, SO_ERROR, &h->error, &length)) h->error = errno;
+    if (h->error == 0 && is_of_other_user(h->fd)) h->error = EPERM;
     h->connecting = h->error != 0;
     return h->error == 0;
 }
@@ -122,9 +154,7 @@ const char *epw_handshake_explain(const epw_handshake *h, char text[EPW_HANDSHAK
 
 void epw_handshake_close(epw_handshake *h) {
     if (h->fd < 0) return;
-    epw_process_lock();
-    epw_fd_close(h->fd);
-    epw_process_unlock();
+    epw_fd_release(h->fd);
     h->fd = -1;
     explicit_bzero(h->auth.self.key, sizeof h->auth.self.key);
 }

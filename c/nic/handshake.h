@@ -1,6 +1,7 @@
-/* A TCP connection that has still to become a link: the socket, and the handshake that it carries (auth.h).
- * It never blocks, and reads nothing that lies behind the handshake. Sockets are kept from children: an end
- * that a child kept open would hide the parent's death from the peer (ipc/process.h). */
+/* A connection, by TCP or within the host, that has still to become a link: the socket, and the handshake
+ * that it carries (auth.h). It never blocks, and reads nothing that lies behind the handshake. Sockets are
+ * kept from children: an end that a child kept open would hide the parent's death from the peer
+ * (ipc/process.h). */
 #ifndef EPW_NIC_HANDSHAKE_H
 #define EPW_NIC_HANDSHAKE_H
 

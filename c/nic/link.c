@@ -65,7 +65,8 @@ struct epw_links {
     source timer_source;
     uint64_t armed_ns;
     epw_addresses addresses;
-    listener listeners[EPW_ADDRESSES_MAX];
+    listener listeners[EPW_ADDRESSES_MAX + 1];
+    uint32_t listener_count;
     uint64_t accept_after_ns;                   /* 0: listeners are in the epoll set */
     connection *strangers[EPW_LINKS_STRANGERS]; /* the oldest first */
     uint32_t stranger_count;
@@ -206,7 +207,7 @@ static int accept_one(epw_links *links, int fd, uint64_t now) {
 
 /* Takes listeners out of the epoll set, where they would be readable all the time, or back into it. */
 static void watch_listeners(epw_links *links, bool watched) {
-    for (uint32_t i = 0; i < links->addresses.count; i++) {
+    for (uint32_t i = 0; i < links->listener_count; i++) {
         struct epoll_event event = {.events = watched ? EPOLLIN : 0u, .data.ptr = &links->listeners[i]};
         epoll_ctl(links->epoll, EPOLL_CTL_MOD, links->listeners[i].fd, &event);
     }
@@ -385,8 +386,9 @@ epw_status epw_links_dial(epw_links *links, const epw_dial_order *order, uint64_
     }
     if (is_foreign(links))
         return epw_fail(EPW_ERR_STATE, where, "a forked child has none of its parent's links");
-    epw_addresses to;
-    epw_status status = epw_addresses_parse(order->addresses, order->length, where, &to);
+    epw_addresses to = {.count = 1, .list = {epw_address_local(&order->fabric)}};
+    epw_status status = EPW_OK;
+    if (order->addresses != NULL) status = epw_addresses_parse(order->addresses, order->length, where, &to);
     if (status != EPW_OK) return status;
     dial *d = calloc(1, sizeof *d);
     if (d == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a dial");
@@ -547,8 +549,9 @@ static epw_status check(const epw_links_options *o, epw_where where) {
 
 /* The addresses to listen on, each once. */
 static epw_status choose_addresses(const epw_links_options *o, epw_where where, epw_addresses *out) {
-    if (o->address_count == 0) return epw_interfaces_addresses(o->interfaces, where, out);
     *out = (epw_addresses){0};
+    if (!(o->wires & EPW_WIRE_TCP)) return EPW_OK;
+    if (o->address_count == 0) return epw_interfaces_addresses(o->interfaces, where, out);
     for (uint32_t i = 0; i < o->address_count; i++) {
         epw_address address;
         epw_status status = epw_address_read(o->addresses[i], where, &address);
@@ -560,23 +563,38 @@ static epw_status choose_addresses(const epw_links_options *o, epw_where where, 
     return EPW_OK;
 }
 
+/* Of an address that is listened on. */
+static epw_status watch_listener(epw_links *links, int fd, epw_where where) {
+    listener *l = &links->listeners[links->listener_count++];
+    *l = (listener){LISTENER, fd};
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
+    if (epoll_ctl(links->epoll, EPOLL_CTL_ADD, fd, &event))
+        return epw_fail_errno(errno, where, "epoll_ctl of a listener");
+    return EPW_OK;
+}
+
+static epw_status listen_locally(epw_links *links, epw_where where) {
+    epw_address address = epw_address_local(&links->self.fabric);
+    int fd;
+    epw_status status = epw_listen(&address, 0, 0, where, &fd, NULL);
+    return status == EPW_OK ? watch_listener(links, fd, where) : status;
+}
+
 /* An interface's address may be gone by now, or, of IPv6, not be in use yet: it is left out, if it is not the
  * only one. */
 static epw_status listen_on(epw_links *links, const epw_links_options *o, const epw_addresses *chosen,
                             epw_where where) {
     for (uint32_t i = 0; i < chosen->count; i++) {
-        listener *l = &links->listeners[links->addresses.count];
         epw_address address = chosen->list[i];
         bool gone;
-        epw_status status = epw_listen(&address, o->first_port, o->last_port, where, &l->fd, &gone);
+        int fd;
+        epw_status status = epw_listen(&address, o->first_port, o->last_port, where, &fd, &gone);
         bool needed = o->address_count > 0 || (i + 1 == chosen->count && links->addresses.count == 0);
         if (status != EPW_OK && gone && !needed) continue;
         if (status != EPW_OK) return status;
-        l->source = LISTENER;
         links->addresses.list[links->addresses.count++] = address;
-        struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
-        if (epoll_ctl(links->epoll, EPOLL_CTL_ADD, l->fd, &event))
-            return epw_fail_errno(errno, where, "epoll_ctl of a listener");
+        status = watch_listener(links, fd, where);
+        if (status != EPW_OK) return status;
     }
     return EPW_OK;
 }
@@ -621,6 +639,7 @@ epw_status epw_links_open(const epw_links_options *options, epw_links **out) {
     links->armed_ns = NEVER;
     status = open_epoll(links, where);
     if (status == EPW_OK) status = listen_on(links, options, &chosen, where);
+    if (status == EPW_OK && (options->wires & EPW_WIRE_LOCAL)) status = listen_locally(links, where);
     if (status != EPW_OK) {
         epw_links_close(links);
         return status;
@@ -638,7 +657,7 @@ static void end_connection(connection *c, bool foreign) {
 
 static void close_descriptors(epw_links *links) {
     epw_process_lock();
-    for (uint32_t i = 0; i < links->addresses.count; i++) epw_fd_close(links->listeners[i].fd);
+    for (uint32_t i = 0; i < links->listener_count; i++) epw_fd_close(links->listeners[i].fd);
     if (links->timer >= 0) epw_fd_close(links->timer);
     if (links->epoll >= 0) epw_fd_close(links->epoll);
     epw_process_unlock();

@@ -1,7 +1,7 @@
-/* Links: TCP connections between the fabrics of two ranks, authenticated before any frame (auth.h). This is
- * where they come from: listening, dialing and accepting, driven by one caller, without a thread or a lock of
- * its own and without ever blocking. A link that is up is the caller's: a connected socket that does not
- * block, on which nothing has been sent or read behind the handshake.
+/* Links: connections between the fabrics of two ranks, by TCP or within one host, authenticated before any
+ * frame (auth.h). This is where they come from: listening, dialing and accepting, driven by one caller,
+ * without a thread or a lock of its own and without ever blocking. A link that is up is the caller's: a
+ * connected socket that does not block, on which nothing has been sent or read behind the handshake.
  *
  * Each link has a number, which both ends learn. Who dials whom is the caller's matter, and so is a second
  * link of the same number: it means that the other end has given up the first, perhaps before this end heard
@@ -26,6 +26,7 @@ typedef struct epw_links_options {
     unsigned char key[EPW_AUTH_KEY_BYTES]; /* shared by all ranks */
     uint32_t rank;
     epw_nonce fabric;               /* this incarnation of the rank's fabric */
+    uint32_t wires;                 /* listens for these, EPW_WIRE_*; those below are of TCP */
     uint16_t first_port, last_port; /* listens on ports of this range; 0, 0: on any */
     const char *const *addresses;   /* listens on these, numeric and without port: "10.0.0.1", "fd00::1" */
     uint32_t address_count;         /* 0: on those of the interfaces, see epw_interfaces_addresses */
@@ -42,14 +43,15 @@ epw_status epw_links_open(const epw_links_options *options, epw_links **out);
  */
 void epw_links_close(epw_links *links);
 
-/* Where others dial this rank: bytes for epw_addresses_parse. Returns their length. */
+/* Where others dial this rank by TCP: bytes for epw_addresses_parse. Returns their length, 0 without TCP. */
 size_t epw_links_addresses(const epw_links *links, unsigned char bytes[EPW_ADDRESSES_BYTES]);
 
 typedef struct epw_dial_order {
     uint32_t peer;
     epw_nonce fabric; /* the peer's, from where its addresses come */
     uint32_t link;
-    const void *addresses; /* bytes that the peer's epw_links_addresses gave; copied */
+    const void
+        *addresses; /* bytes that the peer's epw_links_addresses gave; copied. NULL: within this host */
     size_t length;
     uint64_t deadline_ns; /* on the clock of base/clock.h */
 } epw_dial_order;

@@ -28,6 +28,7 @@ static bool read_port(int fd, epw_address *address) {
     struct sockaddr_storage name;
     socklen_t length = sizeof name;
     epw_address bound;
+    if (address->family == EPW_ADDRESS_LOCAL) return true;
     if (getsockname(fd, (struct sockaddr *)&name, &length)) return false;
     if (!epw_address_from_socket((struct sockaddr *)&name, &bound)) return false;
     address->port = bound.port;

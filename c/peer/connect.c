@@ -214,3 +214,11 @@ uint32_t epw_peers_path(epw_peers *peers, uint32_t peer) {
     unlock(peers);
     return path;
 }
+
+uint32_t epw_peers_wire(epw_peers *peers, uint32_t peer) {
+    if (peer >= peers->ranks) return 0;
+    lock(peers);
+    uint32_t wire = peers->routes[peer].wire;
+    unlock(peers);
+    return wire;
+}

@@ -166,6 +166,7 @@ epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, 
                              uint64_t deadline_ns);
 epw_status epw_peers_disconnect(epw_peers *peers, uint32_t peer);
 uint32_t epw_peers_path(epw_peers *peers, uint32_t peer);
+uint32_t epw_peers_wire(epw_peers *peers, uint32_t peer);
 
 /* ---- membership ---- */
 

@@ -222,11 +222,6 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_qu
                         (unsigned)offer->length, OFFER_BYTES);
     epw_fabric_address address;
     epw_fabric_address_read(offer->bytes, &address);
-    if (!epw_fabric_reaches(peers->fabric, &address))
-        return epw_fail(
-            EPW_ERR_NO_PATH, where,
-            "its queues are on another host, or in another network namespace; this build connects "
-            "them within one");
     uint64_t link = 0;
     pthread_mutex_lock(&peers->lock);
     epw_status status = ensure(peers, peer, where);
@@ -239,6 +234,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_qu
     peers->offered[peer] = NULL;
     peers->remotes[peer] = remote;
     pthread_mutex_unlock(&peers->lock);
+    route->wire = epw_fabric_wire(peers->fabric, &address);
     remote->its = epw_key_of((uint32_t)epw_take_little(offer->bytes + EPW_FABRIC_ADDRESS_BYTES, 4));
     for (uint32_t lane = 0; lane < peers->lanes; lane++) {
         way *w = &remote->ways[lane];

@@ -18,6 +18,7 @@ typedef struct epw_areas {
 
 typedef struct epw_route {
     uint32_t path;        /* EPW_PATH_* */
+    uint32_t wire;        /* EPW_WIRE_*, of EPW_PATH_QUEUE */
     uint64_t incarnation; /* running number of the import: no two windows of a peer have the same. 0: none */
     epw_areas lanes[EPW_MAX_LANES];
 } epw_route;

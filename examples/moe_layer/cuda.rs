@@ -17,7 +17,7 @@ use half::{bf16, f16};
 
 use crate::{
     args::Args,
-    exchange::{Half, Settings, complete},
+    exchange::{Half, Settings, complete, paths},
     gpus::gpus,
     kernels::{self, Kernels, LayerArgument},
     model::{Float16, Layer, Model, Routing},
@@ -285,6 +285,10 @@ impl<T: Half + DeviceRepr + ValidAsZeroBits> CudaExchange<T> {
 }
 
 impl<T: Half + DeviceRepr + ValidAsZeroBits> Exchange for CudaExchange<T> {
+    fn paths(&self) -> Vec<String> {
+        paths(&self.buffer)
+    }
+
     fn forward(
         &mut self,
         layer: &Layer,

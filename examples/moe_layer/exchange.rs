@@ -253,7 +253,16 @@ impl<T: Half> EpExchange<T> {
     }
 }
 
+/// How each rank is reached, itself included.
+pub fn paths(buffer: &EpBuffer) -> Vec<String> {
+    (0..buffer.ranks()).map(|rank| buffer.path(rank).to_string()).collect()
+}
+
 impl<T: Half> Exchange for EpExchange<T> {
+    fn paths(&self) -> Vec<String> {
+        paths(&self.buffer)
+    }
+
     fn forward(
         &mut self,
         layer: &Layer,

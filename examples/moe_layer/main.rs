@@ -163,6 +163,7 @@ fn show(summary: &Summary<'_>) -> Result<ExitCode> {
         print(&serde_json::json!(summary))?;
     } else {
         print(&summary.table())?;
+        print(&summary.paths())?;
         print(&summary.last_line())?;
     }
     Ok(if summary.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })

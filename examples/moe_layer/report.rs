@@ -1,8 +1,10 @@
 //! What the user sees: a progress bar while it runs, a table per rank, and the last line.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
+use epwire::Mask;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +14,8 @@ use crate::{args::Args, reference::larger};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankReport {
     pub rank: u32,
+    /// How each rank is reached, itself included.
+    pub paths: Vec<String>,
     /// Tokens of the text that this rank ran through all layers.
     pub tokens: u64,
     /// Rows sent and received: a token counts once for each rank that it goes to.
@@ -69,6 +73,24 @@ impl<'a> Summary<'a> {
                 "moe_layer: FAILED {figures} wrong_rows={wrong_rows} (max_rel_err may be {MAX_REL_ERR:.0e})"
             )
         }
+    }
+
+    /// A line per rank: whom it reaches by what.
+    pub fn paths(&self) -> String {
+        let line = |report: &RankReport| {
+            let mut reached: BTreeMap<&str, Mask> = BTreeMap::new();
+            for (rank, path) in (0..).zip(&report.paths).filter(|(rank, _)| *rank != report.rank) {
+                reached.entry(path).or_default().insert(rank);
+            }
+            let parts: Vec<String> =
+                reached.iter().map(|(path, ranks)| format!("{ranks} by {path}")).collect();
+            format!(
+                "rank {} reaches {}",
+                report.rank,
+                if parts.is_empty() { "itself alone".to_owned() } else { parts.join(", ") }
+            )
+        };
+        self.per_rank.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
     /// One row per rank.

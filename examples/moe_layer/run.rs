@@ -24,6 +24,9 @@ pub trait Exchange {
         report: &mut RankReport,
     ) -> Result<Vec<u16>>;
 
+    /// How each rank is reached, itself included.
+    fn paths(&self) -> Vec<String>;
+
     /// The values that experts receive for rows `x` `[n, hidden]`.
     fn payload(&self, x: &[u16]) -> Result<Vec<f32>>;
 }
@@ -60,7 +63,7 @@ pub fn run(
     bar: &ProgressBar,
 ) -> Result<RankReport> {
     let hidden = model.shape.hidden;
-    let mut report = RankReport { rank: cut.rank as u32, ..RankReport::default() };
+    let mut report = RankReport { rank: cut.rank as u32, paths: exchange.paths(), ..RankReport::default() };
     for step in 0..cut.steps(text.len()) {
         let tokens = cut.tokens(text.len(), step);
         report.tokens += tokens.len() as u64;
@@ -136,6 +139,10 @@ mod tests {
                 out[0] ^= 1;
             }
             Ok(out)
+        }
+
+        fn paths(&self) -> Vec<String> {
+            vec!["self".to_owned()]
         }
 
         fn payload(&self, x: &[u16]) -> Result<Vec<f32>> {

@@ -7,9 +7,9 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use super::ep_buffer::{EpBuffer, Inner};
+use super::ep_buffer::{EpBuffer, Inner, Setting};
 use crate::aside::aside;
-use crate::config::{EpConfig, Path};
+use crate::config::{EpConfig, Path, Wire};
 use crate::error::{Error, Failure, Result};
 use crate::group::{Follower, Group};
 use crate::sys;
@@ -24,13 +24,13 @@ impl EpBuffer {
     /// together, and [`EpConfig::deadline`] for connecting to all of them. Dropping the future gives the buffer up; what
     /// it was doing ends within the same bounds.
     pub async fn create(group: &Group, config: EpConfig) -> Result<Self> {
-        let (rank, world) = (group.rank(), group.world());
+        let (rank, world, setting) = (group.rank(), group.world(), Setting::of(group));
         if group.is_standby() {
-            let made = aside("create", rank, move || Self::unconnected(rank, world, config));
+            let made = aside("create", rank, move || Self::made(rank, world, config, setting));
             return Ok(made.await?.following(group));
         }
         let fields = config.fields();
-        let made = aside("create", rank, move || Self::unconnected(rank, world, config)?.exported());
+        let made = aside("create", rank, move || Self::made(rank, world, config, setting)?.exported());
         let (buffer, blobs) = made.await?;
         group.agree("buffer", fields).await?;
         let blobs = group.exchange("buffer", blobs).await?;
@@ -44,7 +44,7 @@ impl EpBuffer {
 
     /// [`EpBuffer::create`] for a plain thread. Not for a thread that serves an async executor.
     pub fn create_blocking(group: &Group, config: EpConfig) -> Result<Self> {
-        let buffer = Self::unconnected(group.rank(), group.world(), config)?;
+        let buffer = Self::made(group.rank(), group.world(), config, Setting::of(group))?;
         if group.is_standby() {
             return Ok(buffer.following(group));
         }
@@ -144,7 +144,8 @@ impl EpBuffer {
             sys::EPW_PATH_SHM => Path::SharedMemory,
             sys::EPW_PATH_VMM => Path::Vmm,
             sys::EPW_PATH_IPC => Path::Ipc,
-            sys::EPW_PATH_QUEUE => Path::Queue,
+            sys::EPW_PATH_QUEUE if self.inner.ffi.wire(peer) == sys::EPW_WIRE_TCP => Path::Queue(Wire::Tcp),
+            sys::EPW_PATH_QUEUE => Path::Queue(Wire::Local),
             _ => Path::None,
         }
     }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::fabric;
+use super::fabric::{self, WireKey};
 use super::watcher::Watcher;
 use crate::config::{Device, EpConfig, Paths, Payload, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
+use crate::group::Group;
 use crate::{env, ffi, observe, sys};
 
 /// A rank's window, its mappings of the peers' windows, and its lanes. Cheap to clone; clones share it.
@@ -26,11 +27,17 @@ pub struct EpBuffer {
 
 impl EpBuffer {
     /// A buffer that knows nobody yet, for programs that carry blobs by means of their own: [`EpBuffer::export`] on every rank,
-    /// [`EpBuffer::connect`] on every other, then [`EpBuffer::set_active`]. Allocates the window; waits for nobody.
+    /// [`EpBuffer::connect`] on every other, then [`EpBuffer::set_active`]. Allocates the window; waits for nobody. Its queues,
+    /// if [`Paths::queue`] permits them, reach ranks of this host: those between hosts need the key of a group.
     ///
     /// # Errors
     /// As of [`Plan::new`]; [`Error::Invalid`] too if `EPWIRE_PATHS` names what is no path.
-    pub fn unconnected(rank: u32, ranks: u32, mut config: EpConfig) -> Result<Self> {
+    pub fn unconnected(rank: u32, ranks: u32, config: EpConfig) -> Result<Self> {
+        Self::made(rank, ranks, config, Setting::default())
+    }
+
+    pub(super) fn made(rank: u32, ranks: u32, mut config: EpConfig, setting: Setting) -> Result<Self> {
+        config.paths.queue |= setting.several_hosts && config.paths == Paths::default();
         if let Some(names) = env::value(env::PATHS) {
             let wrong =
                 |text| Error::Invalid(Failure::new("create", rank, format!("{}: {text}", env::PATHS)));
@@ -38,7 +45,7 @@ impl EpBuffer {
         }
         let plan = Plan::new(&config, ranks)?;
         let queues = config.paths.queue && config.device == Device::Host;
-        let fabric = queues.then(|| fabric::of(rank)).transpose()?;
+        let fabric = queues.then(|| fabric::of(rank, setting.key)).transpose()?;
         let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
         let inner = Inner { watchers: Default::default(), ffi, rank, config, plan };
@@ -63,6 +70,19 @@ impl EpBuffer {
     /// The sizes that follow from it.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
+    }
+}
+
+/// What a group says of where its buffers are used.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Setting {
+    key: WireKey,
+    several_hosts: bool,
+}
+
+impl Setting {
+    pub(super) fn of(group: &Group) -> Self {
+        Self { key: group.wire_key(), several_hosts: group.spans_hosts() }
     }
 }
 

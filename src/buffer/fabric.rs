@@ -3,21 +3,65 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::error::Result;
-use crate::ffi::Fabric;
+use crate::config::Wires;
+use crate::env;
+use crate::error::{Error, Failure, Result};
+use crate::ffi::{Fabric, FabricOptions};
 
-/// By process and rank: a forked child has none of its parent's threads.
-static FABRICS: Mutex<BTreeMap<(u32, u32), Weak<Fabric>>> = Mutex::new(BTreeMap::new());
+/// The 32 bytes that both ends of a connection between hosts prove to know; none where the run has no token.
+pub(crate) type WireKey = Option<[u8; 32]>;
+
+/// By process, rank and key: a forked child has none of its parent's threads.
+static FABRICS: Mutex<BTreeMap<(u32, u32, WireKey), Weak<Fabric>>> = Mutex::new(BTreeMap::new());
 
 /// That of this rank, which lives as long as one of its buffers.
-pub(super) fn of(rank: u32) -> Result<Arc<Fabric>> {
+pub(super) fn of(rank: u32, key: WireKey) -> Result<Arc<Fabric>> {
     let mut fabrics = FABRICS.lock().unwrap_or_else(PoisonError::into_inner);
-    let key = (std::process::id(), rank);
-    if let Some(fabric) = fabrics.get(&key).and_then(Weak::upgrade) {
+    let id = (std::process::id(), rank, key);
+    if let Some(fabric) = fabrics.get(&id).and_then(Weak::upgrade) {
         return Ok(fabric);
     }
-    let fabric = Arc::new(Fabric::create(rank)?);
+    let options = options(key).map_err(|text| Error::Invalid(Failure::new("create", rank, text)))?;
+    let fabric = Arc::new(Fabric::create(rank, &options)?);
     fabrics.retain(|_, fabric| fabric.strong_count() > 0);
-    fabrics.insert(key, Arc::downgrade(&fabric));
+    fabrics.insert(id, Arc::downgrade(&fabric));
     Ok(fabric)
+}
+
+/// As the environment says; a text that names the variable that cannot be so.
+fn options(key: WireKey) -> std::result::Result<FabricOptions, String> {
+    let asked = env::value(env::WIRES).map(|names| Wires::parse(&names)).transpose();
+    let asked = asked.map_err(|text| format!("{}: {text}", env::WIRES))?;
+    let wires = asked.unwrap_or(Wires { local: true, tcp: key.is_some() });
+    if wires.tcp && key.is_none() {
+        return Err(format!("{} asks for tcp, which needs a token: set {}", env::WIRES, env::TOKEN_FILE));
+    }
+    let ports = env::value(env::PORTS).map_or(Ok((0, 0)), |range| ports(&range));
+    let interfaces = env::value(env::IFNAME);
+    Ok(FabricOptions { wires, ports: ports?, interfaces, key })
+}
+
+/// Reads `first-last`, or one port.
+fn ports(text: &str) -> std::result::Result<(u16, u16), String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.trim().parse(), last.trim().parse()) {
+        (Ok(first), Ok(last)) if 0 < first && first <= last => Ok((first, last)),
+        _ => Err(format!("{}={text:?} is no range of ports, such as 29800-29899", env::PORTS)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_of_ports_is_read() {
+        assert_eq!(ports("29800-29899"), Ok((29800, 29899)));
+        assert_eq!(ports(" 1 - 65535 "), Ok((1, 65535)));
+        assert_eq!(ports("700"), Ok((700, 700)));
+        for wrong in ["", "-", "0-5", "5-4", "1-65536", "a-b", "1-2-3"] {
+            let said = ports(wrong).unwrap_err();
+            assert!(said.starts_with("EPWIRE_PORTS="), "{said}");
+        }
+    }
 }

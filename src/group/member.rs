@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::course::Course;
 use super::options::GroupOptions;
+use crate::rendezvous::auth;
 use crate::rendezvous::driver::{Attendant, Client, ClientOptions, Seat, Server, block_on, local, random};
 use crate::rendezvous::machine::{Action, Call, Event, Machine, Settings};
 use crate::rendezvous::wire::{Join, Joined, PROTOCOL_VERSION, Reply, Request, Round, RoundKind};
@@ -35,6 +36,7 @@ pub struct Group {
 #[derive(Debug)]
 pub(super) struct Inner {
     join: Join,
+    wire_key: Option<[u8; 32]>,
     pub(super) client: Client,
     server: Option<Server>,
     pub(super) course: Arc<Course>,
@@ -83,6 +85,7 @@ impl Group {
         if let Some(elector) = server.as_ref().and_then(Server::elector) {
             let _ = course.elector.set(elector);
         }
+        let wire_key = options.token.as_ref().map(|token| auth::wire_key(token, &options.run_id));
         let join = Join {
             version: PROTOCOL_VERSION,
             run_id: options.run_id,
@@ -96,7 +99,7 @@ impl Group {
         let joined = heard_by_all(server.as_ref(), ask_to_join(&client, join.clone()).await).await?;
         let roster = Mutex::new(joined.roster.clone().into());
         Ok(Self {
-            inner: Arc::new(Inner { join, client, server, course, roster }),
+            inner: Arc::new(Inner { join, wire_key, client, server, course, roster }),
             deadline: options.deadline,
         })
     }
@@ -159,7 +162,7 @@ impl Group {
         let clients = local(machine, attendants)?;
         let group = |((join, client), course)| {
             let roster = Mutex::new(joined.roster.clone().into());
-            let inner = Arc::new(Inner { join, client, server: None, course, roster });
+            let inner = Arc::new(Inner { join, wire_key: None, client, server: None, course, roster });
             Self { inner, deadline: Duration::from_secs(30) }
         };
         Ok(joins.into_iter().zip(clients).zip(courses).map(group).collect())
@@ -203,6 +206,16 @@ impl Group {
     /// Who was there when this member joined, by rank.
     pub fn roster(&self) -> Arc<[Identity]> {
         self.inner.roster.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the connections of this run's queues are authenticated by; none without a token.
+    pub(crate) fn wire_key(&self) -> Option<[u8; 32]> {
+        self.inner.wire_key
+    }
+
+    /// Whether members are on different hosts, as far as this one has been told.
+    pub(crate) fn spans_hosts(&self) -> bool {
+        self.roster().iter().any(|member| member.host != self.inner.join.identity.host)
     }
 
     /// The membership as the server last showed it. News: only [`Group::step`] changes who this member works with.

@@ -60,10 +60,7 @@ pub struct Transcript {
 impl Transcript {
     /// The answer of `role`. Without a token it shows that this side has none either.
     pub fn proof(&self, role: Role, token: Option<&Token>) -> [u8; 32] {
-        // A key of one SHA-256 block: the token's hash, padded as HMAC pads short keys.
-        let mut key = [0; 64];
-        key[..32].copy_from_slice(&Sha256::digest(token.map_or(&[][..], Token::as_bytes)));
-        let mut mac = <Hmac<Sha256> as KeyInit>::new(&key.into());
+        let mut mac = keyed(token);
         mac.update(match role {
             Role::Client => b"epwire rendezvous client\0",
             Role::Server => b"epwire rendezvous server\0",
@@ -80,6 +77,22 @@ impl Transcript {
     pub fn verify(&self, role: Role, token: Option<&Token>, proof: &[u8; 32]) -> bool {
         self.proof(role, token).ct_eq(proof).into()
     }
+}
+
+/// What the connections between the ranks' queues are authenticated by: derived from the token, and of this run alone.
+pub fn wire_key(token: &Token, run_id: &str) -> [u8; 32] {
+    let mut mac = keyed(Some(token));
+    mac.update(b"epwire wire\0");
+    mac.update(&(run_id.len() as u64).to_le_bytes());
+    mac.update(run_id.as_bytes());
+    mac.finalize().into_bytes().into()
+}
+
+/// A key of one SHA-256 block: the token's hash, padded as HMAC pads short keys.
+fn keyed(token: Option<&Token>) -> Hmac<Sha256> {
+    let mut key = [0; 64];
+    key[..32].copy_from_slice(&Sha256::digest(token.map_or(&[][..], Token::as_bytes)));
+    <Hmac<Sha256> as KeyInit>::new(&key.into())
 }
 
 #[cfg(test)]
@@ -103,6 +116,17 @@ mod tests {
         assert!(!another_run.verify(Role::Client, Some(&token), &proof));
         let replayed = Transcript { server_nonce: [3; 32], ..transcript() };
         assert!(!replayed.verify(Role::Client, Some(&token), &proof));
+    }
+
+    #[test]
+    fn a_wire_key_is_of_one_token_and_run_and_no_proof() {
+        let token = Token::new("sixteen bytes at least", "test").unwrap();
+        let other = Token::new("sixteen bytes at leasT", "test").unwrap();
+        let key = wire_key(&token, "run");
+        assert_eq!(key, wire_key(&token, "run"));
+        assert_ne!(key, wire_key(&other, "run"));
+        assert_ne!(key, wire_key(&token, "ruN"));
+        assert_ne!(key, transcript().proof(Role::Client, Some(&token)));
     }
 
     #[test]

@@ -419,38 +419,75 @@ const _: () = {
 unsafe extern "C" {
     pub fn epw_row_shape_init(shape: *mut epw_row_shape);
 }
-/** Peers whose window this rank does not map are reached by queues: what is to be written there is sent by a
- software NIC, and placed by that of the peer. In this version within one host, by its sockets: for ranks
- that cannot share memory, or that are to use none: EPW_PATH_QUEUE as the only bit of epw_config.paths
- beside EPW_PATH_SELF.*/
+/// a socket of this host, and of its network namespace
+pub const EPW_WIRE_LOCAL: u32 = 1;
+/// TCP over IPv4 or IPv6
+pub const EPW_WIRE_TCP: u32 = 2;
 #[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
+#[derive(Debug, Copy, Clone)]
 pub struct epw_fabric_options {
     /// sizeof(epw_fabric_options)
     pub size: u32,
     /// [0, EPW_MAX_RANKS): that of the buffers that use it
     pub rank: u32,
+    /// EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL
+    pub wires: u32,
+    /// TCP: listens on one of these for each address; 0, 0: on any
+    pub first_port: u16,
+    /// TCP: listens on one of these for each address; 0, 0: on any
+    pub last_port: u16,
+    /** TCP: on the addresses of these interfaces, in the grammar of
+NCCL_SOCKET_IFNAME, "eth,ib", "=eth0" or "^docker"; NULL: of all*/
+    pub interfaces: *const ::core::ffi::c_char,
+    /** TCP: 32 secret bytes, the same on all ranks: both ends of a connection
+prove that they know them. What follows is neither encrypted nor protected
+on the way. NULL: none. Copied*/
+    pub key: *const ::core::ffi::c_uchar,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of epw_fabric_options",
-    ][::core::mem::size_of::<epw_fabric_options>() - 8usize];
+    ][::core::mem::size_of::<epw_fabric_options>() - 32usize];
     [
         "Alignment of epw_fabric_options",
-    ][::core::mem::align_of::<epw_fabric_options>() - 4usize];
+    ][::core::mem::align_of::<epw_fabric_options>() - 8usize];
     [
         "Offset of field: epw_fabric_options::size",
     ][::core::mem::offset_of!(epw_fabric_options, size) - 0usize];
     [
         "Offset of field: epw_fabric_options::rank",
     ][::core::mem::offset_of!(epw_fabric_options, rank) - 4usize];
+    [
+        "Offset of field: epw_fabric_options::wires",
+    ][::core::mem::offset_of!(epw_fabric_options, wires) - 8usize];
+    [
+        "Offset of field: epw_fabric_options::first_port",
+    ][::core::mem::offset_of!(epw_fabric_options, first_port) - 12usize];
+    [
+        "Offset of field: epw_fabric_options::last_port",
+    ][::core::mem::offset_of!(epw_fabric_options, last_port) - 14usize];
+    [
+        "Offset of field: epw_fabric_options::interfaces",
+    ][::core::mem::offset_of!(epw_fabric_options, interfaces) - 16usize];
+    [
+        "Offset of field: epw_fabric_options::key",
+    ][::core::mem::offset_of!(epw_fabric_options, key) - 24usize];
 };
+impl Default for epw_fabric_options {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
 unsafe extern "C" {
     pub fn epw_fabric_options_init(options: *mut epw_fabric_options);
 }
 unsafe extern "C" {
-    /// Starts its threads. options [in], out [out]. Any thread.
+    /// Starts its threads and listens. options [in], out [out]. Any thread.
     pub fn epw_fabric_create(
         options: *const epw_fabric_options,
         out: *mut *mut epw_fabric,
@@ -536,6 +573,10 @@ unsafe extern "C" {
 unsafe extern "C" {
     /// The EPW_PATH_* by which `peer` is reached, EPW_PATH_NONE if it is not connected.
     pub fn epw_buffer_path(buffer: *const epw_buffer, peer: u32) -> u32;
+}
+unsafe extern "C" {
+    /// The EPW_WIRE_* that carries what is written for `peer`, 0 unless its path is EPW_PATH_QUEUE.
+    pub fn epw_buffer_wire(buffer: *const epw_buffer, peer: u32) -> u32;
 }
 unsafe extern "C" {
     /// What to call one EPW_PATH_* in print, for example "CUDA IPC". Never NULL.

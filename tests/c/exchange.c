@@ -1,5 +1,6 @@
 /* A MoE step across ranks that are threads of this process, through epwire.h alone: dispatch, identity
- * experts, combine. With windows used directly, with queues between all, and with queues to one. Under
+ * experts, combine. With windows used directly, with queues between all, by sockets of the host and by TCP,
+ * and with queues to one. Under
  * ThreadSanitizer and AddressSanitizer this is what sees the protocol's memory accesses. */
 #include "check.h"
 #include "epwire.h"
@@ -15,6 +16,8 @@ static unsigned char blobs[RANKS][RANKS][EPW_BLOB_MAX];
 static size_t lengths[RANKS][RANKS];
 static pthread_barrier_t barrier;
 static uint32_t first_queued; /* ranks from here on write by queues */
+static uint32_t wires;        /* which carry them */
+static const unsigned char key[32] = "known to all ranks of this test";
 
 static uint16_t bf16(float x) {
     uint32_t bits;
@@ -124,6 +127,9 @@ static void *rank_main(void *argument) {
     if (first_queued < RANKS) {
         epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
         options.rank = rank;
+        options.wires = wires;
+        options.interfaces = "=lo";
+        options.key = key;
         CHECK_OK(epw_fabric_create(&options, &fabric));
         config.fabric = fabric;
     }
@@ -143,6 +149,8 @@ static void *rank_main(void *argument) {
         CHECK_OK(epw_buffer_connect(buffer, p, blobs[p][rank], lengths[p][rank]));
         bool queued = rank >= first_queued; /* of what this rank writes */
         uint32_t path = epw_buffer_path(buffer, p);
+        uint32_t by = wires & EPW_WIRE_LOCAL ? EPW_WIRE_LOCAL : EPW_WIRE_TCP;
+        CHECK(epw_buffer_wire(buffer, p) == (queued ? by : 0));
         CHECK_MSG(path == (queued ? EPW_PATH_QUEUE : EPW_PATH_THREAD), "%u", path);
     }
     CHECK_OK(epw_buffer_set_active(buffer, &all, 1, 0));
@@ -155,17 +163,19 @@ static void *rank_main(void *argument) {
     return NULL;
 }
 
-static void run(uint32_t from) {
+static void run(uint32_t from, uint32_t by) {
     pthread_t threads[RANKS];
     first_queued = from;
+    wires = by;
     for (uintptr_t r = 0; r < RANKS; r++) pthread_create(&threads[r], NULL, rank_main, (void *)r);
     for (int r = 0; r < RANKS; r++) pthread_join(threads[r], NULL);
 }
 
 int main(void) {
     pthread_barrier_init(&barrier, NULL, RANKS);
-    run(RANKS);
-    run(0);
-    run(RANKS - 1);
+    run(RANKS, EPW_WIRE_LOCAL);
+    run(0, EPW_WIRE_LOCAL);
+    run(0, EPW_WIRE_TCP);
+    run(RANKS - 1, EPW_WIRE_LOCAL | EPW_WIRE_TCP);
     return check_result("exchange");
 }

@@ -41,7 +41,7 @@ static int open_fds(void) {
 static const char *const v4[] = {"127.0.0.1"}, *const v6[] = {"::1"};
 
 static epw_links_options options_of(uint32_t rank) {
-    epw_links_options o = {.rank = rank, .addresses = v4, .address_count = 1};
+    epw_links_options o = {.rank = rank, .wires = EPW_WIRE_TCP, .addresses = v4, .address_count = 1};
     memset(o.key, 0x4b, sizeof o.key);
     memset(o.fabric.bytes, (int)(0x10 + rank), sizeof o.fabric.bytes);
     return o;
@@ -89,12 +89,6 @@ static bool exchange(int a, int b) {
     char got[5] = {0};
     return send(a, "frame", 5, MSG_NOSIGNAL) == 5 && poll(&p, 1, 1000) == 1 && recv(b, got, 5, 0) == 5 &&
            memcmp(got, "frame", 5) == 0;
-}
-
-static void close_fd(int fd) {
-    epw_process_lock();
-    epw_fd_close(fd);
-    epw_process_unlock();
 }
 
 /* Both events of one link; the fds by end. */
@@ -162,7 +156,7 @@ static void links_come_up_over(const char *const *addresses) {
             socklen_t length = sizeof value;
             CHECK(!getsockopt(fds[i], IPPROTO_TCP, TCP_NODELAY, &value, &length) && value != 0);
             CHECK((fcntl(fds[i], F_GETFD) & FD_CLOEXEC) && (fcntl(fds[i], F_GETFL) & O_NONBLOCK));
-            close_fd(fds[i]);
+            epw_fd_release(fds[i]);
         }
     }
     no_more_events(e, 0);
@@ -175,7 +169,7 @@ static bool have_ipv6(void) {
     int fd = -1;
     if (epw_address_read("::1", here, &address) != EPW_OK) return false;
     if (epw_listen(&address, 0, 0, here, &fd, NULL) != EPW_OK) return false;
-    close_fd(fd);
+    epw_fd_release(fd);
     return true;
 }
 
@@ -204,8 +198,8 @@ static void many_links_come_up_together(void) {
         struct pollfd p = {.fd = fds[1][i], .events = POLLIN};
         CHECK(poll(&p, 1, 1000) == 1 && recv(fds[1][i], &number, sizeof number, 0) == sizeof number &&
               number == i);
-        if (fds[0][i] >= 0) close_fd(fds[0][i]);
-        if (fds[1][i] >= 0) close_fd(fds[1][i]);
+        if (fds[0][i] >= 0) epw_fd_release(fds[0][i]);
+        if (fds[1][i] >= 0) epw_fd_release(fds[1][i]);
     }
     close_ends(e);
 }
@@ -219,7 +213,7 @@ static void closing_ends_everything(void) {
         for (int i = 0; i < rounds; i++) {
             epw_link_event event;
             for (int end = 0; end < 2; end++)
-                if (epw_links_poll(e.links[end], epw_now_ns(), &event)) close_fd(event.fd);
+                if (epw_links_poll(e.links[end], epw_now_ns(), &event)) epw_fd_release(event.fd);
         }
         close_ends(e);
     }
@@ -245,14 +239,14 @@ static void forked_children_have_no_links(void) {
         right = right && read(hold[0], &byte, 1) == 0;
         _exit(right ? 0 : 1);
     }
-    close_fd(fds[0]);
+    epw_fd_release(fds[0]);
     struct pollfd p = {.fd = fds[1], .events = POLLIN};
     char byte;
     CHECK(poll(&p, 1, 1000) == 1 && recv(fds[1], &byte, 1, 0) == 0);
-    close_fd(fds[1]);
+    epw_fd_release(fds[1]);
     CHECK(link_up(e, 5, 2000 * MS, fds)); /* the parent's own go on */
-    close_fd(fds[0]);
-    close_fd(fds[1]);
+    epw_fd_release(fds[0]);
+    epw_fd_release(fds[1]);
     close(hold[0]);
     close(hold[1]);
     int status = -1;
@@ -321,8 +315,8 @@ static void silent_connections_hold_nothing_up(void) {
                   last = {.fd = silent[SILENT - 1], .events = POLLIN};
     CHECK(poll(&first, 1, 1000) == 1 && poll(&last, 1, 0) == 0);
     for (int i = 0; i < SILENT; i++) close(silent[i]);
-    close_fd(fds[0]);
-    close_fd(fds[1]);
+    epw_fd_release(fds[0]);
+    epw_fd_release(fds[1]);
     close_ends(e);
 }
 
@@ -385,8 +379,8 @@ static void a_listener_without_descriptors_goes_on_later(void) {
     setrlimit(RLIMIT_NOFILE, &before);
     CHECK_OK(dial(e.links[0], e.links[1], 1, 1, 2000 * MS));
     CHECK(link_up(e, 1, 1000 * MS, fds));
-    close_fd(fds[0]);
-    close_fd(fds[1]);
+    epw_fd_release(fds[0]);
+    epw_fd_release(fds[1]);
     close(raw);
     close_ends(e);
 }
@@ -399,7 +393,7 @@ static uint16_t closed_port(void) {
     int fd = -1;
     CHECK_OK(epw_address_read("127.0.0.1", here, &address));
     CHECK_OK(epw_listen(&address, 0, 0, here, &fd, NULL));
-    close_fd(fd);
+    epw_fd_release(fd);
     return address.port;
 }
 
@@ -458,7 +452,7 @@ static void the_next_address_is_tried(void) {
         CHECK(!epw_links_poll(other, epw_now_ns(), &event));
         if (!next_event(e, 5 * MS, &end, &event)) continue;
         CHECK_MSG(event.kind == EPW_LINK_UP && event.link == 9, "%s", event.reason);
-        if (event.kind == EPW_LINK_UP) close_fd(event.fd);
+        if (event.kind == EPW_LINK_UP) epw_fd_release(event.fd);
         got++;
     }
     CHECK(got == 2);
@@ -467,8 +461,8 @@ static void the_next_address_is_tried(void) {
     to = (epw_addresses){.count = 2, .list = {quiet, loopback(port_of(e.links[1]))}};
     CHECK_OK(dial_at(e.links[0], &to, 600 * MS));
     CHECK(link_up(e, 9, 600 * MS, fds));
-    close_fd(fds[0]);
-    close_fd(fds[1]);
+    epw_fd_release(fds[0]);
+    epw_fd_release(fds[1]);
 
     /* It alone: the deadline ends it. */
     to.count = 1;
@@ -479,7 +473,7 @@ static void the_next_address_is_tried(void) {
     CHECK_MSG(took >= 199 * MS && took < 700 * MS, "after %u ms", (unsigned)(took / MS));
     CHECK(event.status == EPW_ERR_TIMEOUT && says(&event, "said nothing more") &&
           says(&event, "the deadline"));
-    close_fd(silent);
+    epw_fd_release(silent);
     epw_links_close(other);
     close_ends(e);
 }
@@ -512,8 +506,8 @@ static void an_address_that_does_not_answer_delays_little(void) {
     CHECK(event.status == EPW_ERR_TIMEOUT && says(&event, "no answer"));
     for (int i = 0; i < 4; i++) close(filler[i]);
     close(listener);
-    close_fd(fds[0]);
-    close_fd(fds[1]);
+    epw_fd_release(fds[0]);
+    epw_fd_release(fds[1]);
     close_ends(e);
 }
 
@@ -538,7 +532,7 @@ static void a_taken_range_is_named(void) {
         CHECK(port_of(links) > o.first_port && port_of(links) <= o.last_port);
         epw_links_close(links);
     }
-    close_fd(fd);
+    epw_fd_release(fd);
 
     static const struct { uint16_t first, last; } wrong[] = {{0, 5}, {6, 5}, {6, 0}};
     for (int i = 0; i < 3; i++) {
@@ -672,9 +666,52 @@ static void links_come_up_over_what_there_is(void) {
     CHECK_OK(dial(e.links[0], e.links[1], 1, 3, 2000 * MS));
     if (link_up(e, 3, 2000 * MS, fds)) {
         CHECK(exchange(fds[0], fds[1]));
-        close_fd(fds[0]);
-        close_fd(fds[1]);
+        epw_fd_release(fds[0]);
+        epw_fd_release(fds[1]);
     }
+    close_ends(e);
+}
+
+/* ---- within the host ---- */
+
+/* A dial that names no address goes to the abstract socket of the peer's fabric, and proves as much. */
+static void links_within_the_host(void) {
+    epw_links_options a = options_of(0), b = options_of(1);
+    a.wires = b.wires = EPW_WIRE_LOCAL;
+    CHECK_OK(epw_nonce_make(here, &b.fabric)); /* other tests of this host have its usual name */
+    ends e = {{open_links(&a), open_links(&b)}};
+    unsigned char bytes[EPW_ADDRESSES_BYTES];
+    CHECK(epw_links_addresses(e.links[1], bytes) == 0);
+    epw_dial_order order = {.peer = 1, .fabric = b.fabric, .link = 9};
+    order.deadline_ns = epw_now_ns() + 1000 * MS;
+    CHECK_OK(epw_links_dial(e.links[0], &order, epw_now_ns()));
+    int fds[2] = {-1, -1};
+    for (int i = 0; i < 2; i++) {
+        int end = -1;
+        epw_link_event event = {.kind = EPW_LINK_FAILED};
+        CHECK(next_event(e, 1000 * MS, &end, &event));
+        CHECK_MSG(event.kind == EPW_LINK_UP && event.link == 9, "%s", event.reason);
+        if (end >= 0 && end < 2) fds[end] = event.fd;
+    }
+    CHECK(exchange(fds[0], fds[1]) && exchange(fds[1], fds[0]));
+    epw_fd_release(fds[0]);
+    epw_fd_release(fds[1]);
+    /* Another key opens nothing, and nobody listens under another name. */
+    epw_links *stranger = NULL;
+    epw_links_options c = a;
+    CHECK_OK(epw_nonce_make(here, &c.fabric));
+    c.key[0] ^= 1;
+    CHECK_OK(epw_links_open(&c, &stranger));
+    ends f = {{stranger, e.links[1]}};
+    order.deadline_ns = epw_now_ns() + 1000 * MS;
+    CHECK_OK(epw_links_dial(stranger, &order, epw_now_ns()));
+    epw_link_event refused = failure(f, 1000 * MS);
+    CHECK(refused.status == EPW_ERR_PEER && says(&refused, "this host"));
+    order.fabric.bytes[0] ^= 1;
+    CHECK_OK(epw_links_dial(e.links[0], &order, epw_now_ns()));
+    epw_link_event nobody = failure(e, 1000 * MS);
+    CHECK(nobody.status == EPW_ERR_PEER && says(&nobody, "refused"));
+    epw_links_close(stranger);
     close_ends(e);
 }
 
@@ -703,5 +740,6 @@ int main(void) {
     address_bytes_are_checked();
     filters_choose_interfaces();
     links_come_up_over_what_there_is();
+    links_within_the_host();
     return check_result("links");
 }

@@ -75,6 +75,7 @@ static void null_is_an_error_and_never_a_crash(void) {
     epw_last_error_detail(NULL);
     epw_buffer_destroy(NULL);
     CHECK(epw_buffer_path(NULL, 0) == EPW_PATH_NONE);
+    CHECK(epw_buffer_wire(NULL, 0) == 0);
     NO("plan", -1, -1, epw_plan_make(NULL, &plan));
     NO("plan", -1, -1, epw_plan_make(&config, NULL));
     NO("row_shape", -1, -1, epw_row_shape_make(NULL, &in, &shape));

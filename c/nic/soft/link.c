@@ -1,6 +1,8 @@
 /* A connection of a soft NIC: frames out, frames in. */
 #include "nic/soft/parts.h"
 
+#include "ipc/process.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +27,7 @@ epw_link *epw_link_open(epw_nic *nic, int fd, uint32_t peer) {
 }
 
 void epw_link_free(epw_link *link) {
-    close(link->fd);
+    epw_fd_release(link->fd);
     free(link->copied);
     free(link);
 }

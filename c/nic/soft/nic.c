@@ -3,6 +3,7 @@
 
 #include "base/barrier.h"
 #include "base/thread.h"
+#include "ipc/process.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -63,7 +64,7 @@ static epw_status enter(epw_nic *nic, epw_link *link, epw_where where) {
 epw_status epw_nic_add_link(epw_nic *nic, int fd, uint32_t peer, epw_where where, uint64_t *out) {
     epw_link *link = epw_link_open(nic, fd, peer);
     if (link == NULL) {
-        close(fd);
+        epw_fd_release(fd);
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a connection");
     }
     pthread_mutex_lock(&nic->lock);
