@@ -13,6 +13,7 @@ mod clock;
 mod cluster;
 mod deaths;
 mod history;
+mod network;
 mod noise;
 mod step;
 mod stops;
@@ -81,6 +82,13 @@ const SCENARIOS: &[(&str, u64, Scenario)] = &[
     ("a_dead_rank_is_replaced_through_the_group", 4, awaiting::a_dead_rank_is_replaced_through_the_group),
 ];
 
+/// Those with a network between the ranks, for machines that can make one.
+const ON_HOSTS: &[(&str, u64, Scenario)] = &[
+    ("a_cut_of_2_s_costs_time_only", 1, history::hosts::a_cut_of_2_s_costs_time_only),
+    ("a_cut_of_30_s_costs_one_its_place", 1, history::hosts::a_cut_of_30_s_costs_one_its_place),
+    ("lost_packets_cost_time_only", 1, history::hosts::lost_packets_cost_time_only),
+];
+
 /// Names the scenario that a process runs for the test.
 const SCENARIO: &str = "EPWIRE_CHAOS_SCENARIO";
 const AT_A_TIME: usize = 2;
@@ -93,10 +101,17 @@ fn main() {
         return history::member::main();
     }
     if let Ok(wanted) = std::env::var(SCENARIO) {
-        let &(name, default, scenario) = SCENARIOS.iter().find(|(name, ..)| *name == wanted).expect(SCENARIO);
+        let &(name, default, scenario) =
+            SCENARIOS.iter().chain(ON_HOSTS).find(|(name, ..)| *name == wanted).expect(SCENARIO);
         return run(name, default, scenario);
     }
-    let trials = SCENARIOS.iter().map(|&(name, ..)| Trial::test(name, || run_apart(name))).collect();
+    let trial = |&(name, ..): &(&'static str, u64, Scenario)| Trial::test(name, || run_apart(name));
+    let lacking = network::lacking();
+    let on_hosts = ON_HOSTS.iter().map(|scenario| match &lacking {
+        Some(reason) => trial(scenario).with_kind(reason).with_ignored_flag(true),
+        None => trial(scenario),
+    });
+    let trials = SCENARIOS.iter().map(trial).chain(on_hosts).collect();
     let arguments = Arguments { test_threads: Some(AT_A_TIME), ..Arguments::from_args() };
     libtest_mimic::run(&arguments, trials).exit();
 }

@@ -12,6 +12,7 @@ use super::ends::Verdicts;
 use super::member;
 use super::news::{News, Order, Start};
 use super::plan::Served;
+use crate::network::Hosts;
 use crate::noise;
 use crate::wire::Setup;
 
@@ -21,6 +22,8 @@ pub(crate) struct Crew {
     lease: Duration,
     lead: u64,
     server: Option<Server>,
+    /// Where the ranks run, each on its own; none: all on this one.
+    hosts: Option<Hosts>,
     members: Vec<Option<Member>>,
     heard: Receiver<Heard>,
     tell: Sender<Heard>,
@@ -29,6 +32,8 @@ pub(crate) struct Crew {
     /// Step and members with which each epoch begins, as all who began it say.
     epochs: BTreeMap<u32, (u64, Vec<u32>)>,
     verdicts: Verdicts,
+    /// Some step of somebody was incomplete.
+    missed: bool,
     story: Story,
 }
 
@@ -48,6 +53,7 @@ struct Member {
     /// This process has been stopped: the others may have gone on without it.
     was_stopped: bool,
     ready: bool,
+    no_quorum: bool,
     listens: Option<String>,
     leader: Option<u32>,
     servers: Vec<String>,
@@ -87,6 +93,23 @@ impl Drop for Story {
 impl Crew {
     /// The processes of the ranks that begin.
     pub(crate) fn start(setup: Setup, initial: u32, lease: Duration, lead: u64, served: Served) -> Self {
+        Self::begin(setup, initial, lease, lead, served, None)
+    }
+
+    /// The processes of all ranks, each on a host of its own.
+    pub(crate) fn on_hosts(setup: Setup, lease: Duration, hosts: Hosts, served: Served) -> Self {
+        let initial = setup.ranks;
+        Self::begin(setup, initial, lease, 0, served, Some(hosts))
+    }
+
+    fn begin(
+        setup: Setup,
+        initial: u32,
+        lease: Duration,
+        lead: u64,
+        served: Served,
+        hosts: Option<Hosts>,
+    ) -> Self {
         let world = setup.ranks;
         let server = (served == Served::Apart).then(|| {
             let heartbeat = member::heartbeat(lease);
@@ -103,16 +126,19 @@ impl Crew {
             lease,
             lead,
             server,
+            hosts,
             members,
             heard,
             tell,
             touched,
             epochs,
             verdicts,
+            missed: false,
             story,
         };
         let servers = match &crew.server {
             Some(server) => server.local_addr().to_string(),
+            None if crew.hosts.is_some() => format!("{}:29700", Hosts::address(0)),
             None => free_address(),
         };
         for rank in 0..initial {
@@ -141,6 +167,7 @@ impl Crew {
             goes: false,
             was_stopped: false,
             ready: false,
+            no_quorum: false,
             listens: None,
             leader: None,
             servers: Vec::new(),
@@ -151,12 +178,13 @@ impl Crew {
 
     /// A process that knows nothing of the run, but for what `with` says.
     fn process(&self, rank: u32, with: impl FnOnce(Start) -> Start) -> (Child, ChildStdin) {
-        let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
-            .env(member::VARIABLE, "")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a process can be started");
+        let mut program = Command::new(std::env::current_exe().expect("this program has a path"));
+        program.env(member::VARIABLE, "").stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(hosts) = &self.hosts {
+            program.env("EPWIRE_TOKEN", "known to all hosts of this test").env("EPWIRE_IFNAME", "eth0");
+            hosts.place(rank, &mut program);
+        }
+        let mut child = program.spawn().expect("a process can be started");
         let mut orders = child.stdin.take().expect("piped");
         let start = with(Start {
             setup: Setup { rank, ..self.setup.clone() },
@@ -239,6 +267,26 @@ impl Crew {
         let member = self.members[rank as usize].as_mut().expect("it is there");
         member.stopped = false;
         member.signal(libc::SIGCONT);
+    }
+
+    /// Cuts off the host of a rank.
+    pub(crate) fn cut(&mut self, rank: u32) {
+        self.story.tell(format!("rank {rank} is cut off"));
+        self.touched[rank as usize] = true;
+        self.members[rank as usize].as_mut().expect("it is there").was_stopped = true;
+        self.hosts.as_ref().expect("ranks are on hosts").cut(rank);
+    }
+
+    /// The packets of the host of a rank are lost, so many in a hundred of those that come.
+    pub(crate) fn lose(&mut self, rank: u32, percent: u32) {
+        self.story.tell(format!("rank {rank} loses {percent} % of its packets"));
+        self.hosts.as_ref().expect("ranks are on hosts").lose(rank, percent);
+    }
+
+    /// The network of a rank's host is well again.
+    pub(crate) fn heal(&mut self, rank: u32) {
+        self.story.tell(format!("rank {rank} has its network again"));
+        self.hosts.as_ref().expect("ranks are on hosts").heal(rank);
     }
 
     /// Has a rank leave between two steps, and end.
@@ -341,8 +389,10 @@ impl Crew {
                         "rank {rank} has run step {step} of epoch {epoch} without {missing:?}"
                     ));
                 }
+                self.missed |= !missing.is_empty();
                 member.ran = Some((step, epoch, missing));
             }
+            (News::NoQuorum(_), Some(member)) => member.no_quorum = true,
             (News::Took(took), Some(member)) => member.took = Some(took),
             (News::Judged(judged), _) => self.verdicts.hear(pid, judged),
             (News::Retired, _) => self.verdicts.left(pid),
@@ -370,6 +420,26 @@ impl Crew {
     /// Whether those who are not stopped have, without the others.
     pub(crate) fn is_whole_without_stopped(&self, floor: u64) -> bool {
         self.serve(floor, &self.running())
+    }
+
+    /// Whether all but this one have, without it.
+    pub(crate) fn is_whole_without(&self, rank: u32, floor: u64) -> bool {
+        self.serve(floor, &(0..self.setup.ranks).filter(|other| *other != rank).collect())
+    }
+
+    /// The last that anybody has begun.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epochs.keys().copied().max().unwrap_or(0)
+    }
+
+    /// Whether any step of anybody was incomplete.
+    pub(crate) fn missed_anybody(&self) -> bool {
+        self.missed
+    }
+
+    /// Whether this rank has been told that it cannot decide by itself.
+    pub(crate) fn had_no_quorum(&self, rank: u32) -> bool {
+        self.members[rank as usize].as_ref().is_some_and(|member| member.no_quorum)
     }
 
     fn serve(&self, floor: u64, ranks: &Vec<u32>) -> bool {

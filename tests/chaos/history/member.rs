@@ -5,6 +5,7 @@ use std::io::Write;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use epwire::env::Token;
 use epwire::group::{GroupOptions, Step};
 use epwire::rendezvous::BootstrapError;
 use epwire::rendezvous::driver::Heartbeat;
@@ -100,6 +101,7 @@ impl Member {
             .host_server(start.first)
             .lead(start.lead)
             .heartbeat(heartbeat(Duration::from_millis(start.lease_ms)))
+            .token(Token::from_env().expect("a token that can be used"))
             .join_deadline(PATIENCE)
             .deadline(PATIENCE);
         let group = unless_fenced(|| Group::join_blocking(options.clone()))?;
@@ -146,6 +148,11 @@ impl Member {
                             return self.leave();
                         }
                         self.rejoin()?;
+                        continue;
+                    }
+                    error @ BootstrapError::NoQuorum { .. } => {
+                        say(&News::NoQuorum(error.to_string()));
+                        std::thread::sleep(100 * PAUSE);
                         continue;
                     }
                     error => return Err(Stop::Error(error.into())),

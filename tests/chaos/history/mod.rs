@@ -8,6 +8,7 @@
 pub(crate) mod arbiter;
 mod crew;
 mod ends;
+pub(crate) mod hosts;
 pub(crate) mod member;
 mod news;
 pub(crate) mod pace;

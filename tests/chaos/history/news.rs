@@ -53,6 +53,8 @@ pub(crate) enum News {
     Evicted { noise_us: u64 },
     /// Each of its steps, and how many microseconds it took.
     Took(Vec<(u64, u64)>),
+    /// A step was refused: the group cannot decide who belongs to it.
+    NoQuorum(String),
     /// It has run its last step, as somebody asked for.
     Retired,
     /// Something that is worth a line where a history fails.

@@ -1,0 +1,94 @@
+//! Three ranks on three hosts, reached by queues over TCP, and a network that fails.
+
+use std::time::{Duration, Instant};
+
+use super::crew::Crew;
+use super::plan::Served;
+use crate::cluster::Choices;
+use crate::network::Hosts;
+use crate::wire::Setup;
+
+const RANKS: u32 = 3;
+const DEADLINE: Duration = Duration::from_secs(10);
+const LEASE: Duration = Duration::from_secs(5);
+
+/// A network that carries again has to be found out: connections wait for up to as long as it was cut.
+const AFTER: Duration = Duration::from_secs(30);
+
+fn start(seed: u64) -> Crew {
+    let mut choices = Choices::new(seed);
+    let setup = Setup {
+        seed,
+        rank: 0,
+        ranks: RANKS,
+        max_tokens: 64,
+        hidden: 512,
+        lanes: 1,
+        threads: 1,
+        rank_major: choices.coin(),
+        deadline_ms: DEADLINE.as_millis() as u64,
+    };
+    let mut crew = Crew::on_hosts(setup, LEASE, Hosts::new(RANKS), Served::ByMembers);
+    together(&mut crew, "at the beginning");
+    let until = Instant::now() + AFTER;
+    assert!(crew.listen_until(until, |crew| crew.can_lose(1)), "no servers: {}", crew.state());
+    crew
+}
+
+fn together(crew: &mut Crew, when: &str) {
+    let (floor, began) = (crew.furthest(), Instant::now());
+    let whole = crew.listen_until(began + AFTER, |crew| crew.is_whole(floor));
+    assert!(whole, "not all serve together {when}, {:?} later: {}", began.elapsed(), crew.state());
+    crew.remark(format!("all serve together {when}, after {:?}", began.elapsed()));
+}
+
+/// A host is cut off for 2 s, less than a lease and a deadline: nobody is missed and nobody removed.
+pub(crate) fn a_cut_of_2_s_costs_time_only(seed: u64) {
+    let mut crew = start(seed);
+    let (rank, epoch) = (seed as u32 % RANKS, crew.epoch());
+    crew.cut(rank);
+    crew.listen(Instant::now() + Duration::from_secs(2));
+    crew.heal(rank);
+    together(&mut crew, "after the cut");
+    assert_eq!(crew.epoch(), epoch, "the membership has changed: {}", crew.state());
+    assert!(!crew.missed_anybody(), "a step was incomplete: {}", crew.state());
+}
+
+/// A host is cut off for 30 s: the two others remove it and go on, it learns that it cannot decide alone, and comes back.
+pub(crate) fn a_cut_of_30_s_costs_one_its_place(seed: u64) {
+    let mut crew = start(seed);
+    let rank = seed as u32 % RANKS;
+    let (floor, began) = (crew.furthest(), Instant::now());
+    crew.cut(rank);
+    let without = |crew: &Crew| crew.is_whole_without(rank, floor);
+    let went_on = crew.listen_until(began + Duration::from_secs(29), without);
+    assert!(went_on, "the others do not go on without rank {rank}: {}", crew.state());
+    crew.remark(format!("the others go on without rank {rank} after {:?}", began.elapsed()));
+    crew.listen(began + Duration::from_secs(30));
+    assert!(crew.is_whole_without(rank, floor), "they did not go on: {}", crew.state());
+    assert!(crew.had_no_quorum(rank), "rank {rank} was not told that it has no quorum: {}", crew.state());
+    crew.heal(rank);
+    together(&mut crew, "after the cut");
+    crew.nobody_went_without_reason();
+}
+
+/// One packet of a hundred is lost, then five: slower, and all steps are complete.
+pub(crate) fn lost_packets_cost_time_only(seed: u64) {
+    let mut crew = start(seed);
+    let epoch = crew.epoch();
+    for percent in [1, 5] {
+        (0..RANKS).for_each(|rank| crew.lose(rank, percent));
+        let (floor, began) = (crew.furthest(), Instant::now());
+        crew.listen(began + Duration::from_secs(5));
+        together(&mut crew, "while packets are lost");
+        crew.remark(format!(
+            "{} steps in {:?} with {percent} % lost",
+            crew.furthest() - floor,
+            began.elapsed()
+        ));
+        (0..RANKS).for_each(|rank| crew.heal(rank));
+    }
+    together(&mut crew, "at the end");
+    assert_eq!(crew.epoch(), epoch, "the membership has changed: {}", crew.state());
+    assert!(!crew.missed_anybody(), "a step was incomplete: {}", crew.state());
+}
