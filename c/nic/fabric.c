@@ -1,6 +1,6 @@
-/* See fabric.h. Its thread drives the links (link.h): who wants a connection takes one that stands, whoever
- * has dialed it, or orders a dial and waits for what becomes of it. Two that dial each other at a time have
- * two connections. */
+/* See fabric.h. Its thread drives the links (link.h): who wants a connection orders a dial and waits for what
+ * becomes of it; those that others have dialed go to the NIC, which learns from their frames what they are
+ * for. */
 #include "nic/fabric.h"
 
 #include "base/clock.h"
@@ -18,13 +18,6 @@
 
 /* How long after its deadline a dial's end may be told: its thread may have to wait for a core. */
 #define TOLD_WITHIN_NS UINT64_C(1000000000)
-
-/* A connection that stands, or stood. */
-typedef struct known {
-    epw_nonce name;
-    uint32_t peer;
-    uint64_t link;
-} known;
 
 /* A dial, on the stack of who waits for it. */
 typedef struct waiter {
@@ -52,8 +45,6 @@ struct epw_fabric {
     epw_links *links;
     uint32_t dials; /* so far: their numbers */
     waiter *waiters;
-    known *known;
-    uint32_t known_count, known_capacity;
 };
 
 epw_nic *epw_fabric_nic(const epw_fabric *fabric) {
@@ -113,42 +104,6 @@ const char *epw_fabric_why_unreached(const epw_fabric *fabric, const epw_fabric_
     return "its fabric has no TCP: give its options a key and EPW_WIRE_TCP";
 }
 
-/* ---- what is known: locked ---- */
-
-static bool find(epw_fabric *fabric, uint32_t peer, const epw_nonce *name, uint64_t *link) {
-    for (uint32_t i = 0; i < fabric->known_count;) {
-        known *k = &fabric->known[i];
-        if (!epw_nic_link_alive(fabric->nic, k->link)) {
-            *k = fabric->known[--fabric->known_count];
-            continue;
-        }
-        if (k->peer == peer && epw_nonce_equal(&k->name, name)) {
-            *link = k->link;
-            return true;
-        }
-        i++;
-    }
-    return false;
-}
-
-/* Takes the connection; owns fd from here on. */
-static epw_status enter(epw_fabric *fabric, int fd, uint32_t peer, const epw_nonce *name, uint64_t *link) {
-    epw_where where = {"connect", (int)fabric->rank, (int)peer};
-    if (fabric->known_count == fabric->known_capacity) {
-        uint32_t capacity = fabric->known_capacity == 0 ? 16 : 2 * fabric->known_capacity;
-        known *more = realloc(fabric->known, capacity * sizeof *more);
-        if (more == NULL) {
-            epw_fd_release(fd);
-            return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a connection");
-        }
-        fabric->known = more;
-        fabric->known_capacity = capacity;
-    }
-    epw_status status = epw_nic_add_link(fabric->nic, fd, peer, where, link);
-    if (status == EPW_OK) fabric->known[fabric->known_count++] = (known){*name, peer, *link};
-    return status;
-}
-
 /* ---- the thread ---- */
 
 /* The dial of this number, if somebody still waits for it. */
@@ -164,8 +119,9 @@ static void take(epw_fabric *fabric, const epw_link_event *event) {
     const char *reason = event->reason;
     uint64_t link = 0;
     if (event->kind == EPW_LINK_UP) {
-        status = enter(fabric, event->fd, event->peer, &event->fabric, &link);
-        reason = status == EPW_OK ? "" : "no memory for a connection";
+        epw_where where = {"connect", (int)fabric->rank, (int)event->peer};
+        status = epw_nic_add_link(fabric->nic, event->fd, event->peer, where, &link);
+        reason = status == EPW_OK ? "" : epw_last_error();
     }
     waiter *w = event->dialed ? waits_for(fabric, event->link) : NULL;
     if (w == NULL) return;
@@ -225,14 +181,10 @@ epw_status epw_fabric_link(epw_fabric *fabric, uint32_t peer, const epw_fabric_a
                             .deadline_ns = deadline_ns < UINT64_MAX - now ? now + deadline_ns : UINT64_MAX};
     waiter w = {.status = EPW_ERR_TIMEOUT, .reason = "the fabric's thread has not run"};
     pthread_mutex_lock(&fabric->lock);
-    bool found = find(fabric, peer, &address->name, link);
-    epw_status status = EPW_OK;
-    if (!found) {
-        order.link = w.number = ++fabric->dials;
-        status = dial(fabric, &order, &w);
-    }
+    order.link = w.number = ++fabric->dials;
+    epw_status status = dial(fabric, &order, &w);
     pthread_mutex_unlock(&fabric->lock);
-    if (found || status != EPW_OK) return status;
+    if (status != EPW_OK) return status;
     *link = w.link;
     if (w.status == EPW_ERR_TIMEOUT)
         return epw_fail(EPW_ERR_TIMEOUT, where, "the peer's fabric has not answered within %llu ms: %s",
@@ -340,6 +292,5 @@ void epw_fabric_destroy(epw_fabric *fabric) {
     epw_nic_close(fabric->nic);
     pthread_cond_destroy(&fabric->told);
     pthread_mutex_destroy(&fabric->lock);
-    free(fabric->known);
     free(fabric);
 }

@@ -29,7 +29,9 @@ void epw_fabric_address_read(const unsigned char *bytes, epw_fabric_address *out
 uint32_t epw_fabric_wire(const epw_fabric *fabric, const epw_fabric_address *address);
 const char *epw_fabric_why_unreached(const epw_fabric *fabric, const epw_fabric_address *address);
 
-/* A connection to the fabric of `peer`, one that stands or a new one; *link is what pairs are connected by.
+/* A new connection to the fabric of `peer`: one that had served a peer before may wait, because the network
+ * was cut, for as long again as that lasted. *link is what pairs are connected by, and the
+ * caller's, to be ended with them.
  *   EPW_ERR_NO_PATH   no wire leads there
  *   EPW_ERR_TIMEOUT   it does not answer within deadline_ns
  *   EPW_ERR_PEER      it has ended, or refuses this rank */

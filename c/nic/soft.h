@@ -38,6 +38,9 @@ epw_status epw_nic_add_link(epw_nic *nic, int fd, uint32_t peer, epw_where where
 /* Whether it still carries. */
 bool epw_nic_link_alive(epw_nic *nic, uint64_t link);
 
+/* Closes it, here and so at its other end. Does nothing if it is gone. */
+void epw_nic_end_link(epw_nic *nic, uint64_t link);
+
 /* ---- regions: see region.h ---- */
 
 uint32_t epw_nic_register(epw_nic *nic, const epw_region *region);

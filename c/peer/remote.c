@@ -35,8 +35,9 @@ typedef struct way {
 struct epw_remote {
     epw_peers *peers;
     uint32_t peer;
-    uint32_t key; /* what the peer may write in this rank's window */
-    epw_key its;  /* what this rank may write in its */
+    uint32_t key;  /* what the peer may write in this rank's window */
+    epw_key its;   /* what this rank may write in its */
+    uint64_t link; /* 0: not connected */
     way ways[EPW_MAX_LANES];
 };
 
@@ -119,6 +120,7 @@ static void destroy(epw_remote *remote) {
         epw_pair_destroy(remote->ways[lane].pair);
         free(remote->ways[lane].marks);
     }
+    epw_nic_end_link(epw_fabric_nic(remote->peers->fabric), remote->link);
     if (remote->key != 0) epw_nic_deregister(epw_fabric_nic(remote->peers->fabric), remote->key);
     free(remote);
 }
@@ -235,6 +237,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_qu
     peers->remotes[peer] = remote;
     pthread_mutex_unlock(&peers->lock);
     route->wire = epw_fabric_wire(peers->fabric, &address);
+    remote->link = link;
     remote->its = epw_key_of((uint32_t)epw_take_little(offer->bytes + EPW_FABRIC_ADDRESS_BYTES, 4));
     for (uint32_t lane = 0; lane < peers->lanes; lane++) {
         way *w = &remote->ways[lane];

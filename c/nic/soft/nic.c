@@ -82,6 +82,13 @@ bool epw_nic_link_alive(epw_nic *nic, uint64_t id) {
     return alive;
 }
 
+void epw_nic_end_link(epw_nic *nic, uint64_t id) {
+    pthread_mutex_lock(&nic->lock);
+    epw_link *link = epw_nic_link(nic, id);
+    if (link != NULL) epw_nic_drop_link(nic, link);
+    pthread_mutex_unlock(&nic->lock);
+}
+
 /* ---- work: locked ---- */
 
 static void take_in(epw_nic *nic, const struct epoll_event *events, int count) {

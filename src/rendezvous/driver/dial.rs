@@ -55,6 +55,9 @@ impl Silent {
     }
 }
 
+/// How long a connection may take to be made: long enough for one packet that is lost. Left alone the kernel asks ever more rarely
+/// and for minutes, also where the network has come back meanwhile.
+const CONNECT: Duration = Duration::from_secs(2);
 /// Longest pause between two tries.
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 /// The same where a server of the run answers that another one leads it, which then cannot be had: elections are short.
@@ -143,7 +146,7 @@ async fn attempt(
 ) -> Result<Try, BootstrapError> {
     let unreachable = |detail: String| Ok(Try::Failed(nobody(address, deadline, &detail)));
     let began = Instant::now();
-    let mut stream = match timeout(left, connect(address, credentials.token.as_ref())).await {
+    let mut stream = match timeout(left.min(CONNECT), connect(address, credentials.token.as_ref())).await {
         Ok(Ok(Ok(stream))) => stream,
         Ok(Ok(Err(detail))) => return unreachable(detail),
         Ok(Err(error)) => return Err(error),

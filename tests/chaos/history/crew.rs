@@ -20,6 +20,7 @@ pub(crate) struct Crew {
     setup: Setup,
     initial: u32,
     lease: Duration,
+    patience: Duration,
     lead: u64,
     server: Option<Server>,
     /// Where the ranks run, each on its own; none: all on this one.
@@ -93,19 +94,20 @@ impl Drop for Story {
 impl Crew {
     /// The processes of the ranks that begin.
     pub(crate) fn start(setup: Setup, initial: u32, lease: Duration, lead: u64, served: Served) -> Self {
-        Self::begin(setup, initial, lease, lead, served, None)
+        Self::begin(setup, initial, lease, member::PATIENCE, lead, served, None)
     }
 
     /// The processes of all ranks, each on a host of its own.
-    pub(crate) fn on_hosts(setup: Setup, lease: Duration, hosts: Hosts, served: Served) -> Self {
+    pub(crate) fn on_hosts(setup: Setup, lease: Duration, patience: Duration, hosts: Hosts) -> Self {
         let initial = setup.ranks;
-        Self::begin(setup, initial, lease, 0, served, Some(hosts))
+        Self::begin(setup, initial, lease, patience, 0, Served::ByMembers, Some(hosts))
     }
 
     fn begin(
         setup: Setup,
         initial: u32,
         lease: Duration,
+        patience: Duration,
         lead: u64,
         served: Served,
         hosts: Option<Hosts>,
@@ -124,6 +126,7 @@ impl Crew {
             setup,
             initial,
             lease,
+            patience,
             lead,
             server,
             hosts,
@@ -192,6 +195,7 @@ impl Crew {
             servers: String::new(),
             first: false,
             lease_ms: self.lease.as_millis() as u64,
+            patience_ms: self.patience.as_millis() as u64,
             slow_ms: 0,
             lead: self.lead,
             unrelated: false,

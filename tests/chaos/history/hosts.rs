@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::crew::Crew;
-use super::plan::Served;
+use super::news::Order;
 use crate::cluster::Choices;
 use crate::network::Hosts;
 use crate::wire::Setup;
@@ -11,6 +11,7 @@ use crate::wire::Setup;
 const RANKS: u32 = 3;
 const DEADLINE: Duration = Duration::from_secs(10);
 const LEASE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A network that carries again has to be found out: connections wait for up to as long as it was cut.
 const AFTER: Duration = Duration::from_secs(30);
@@ -28,7 +29,7 @@ fn start(seed: u64) -> Crew {
         rank_major: choices.coin(),
         deadline_ms: DEADLINE.as_millis() as u64,
     };
-    let mut crew = Crew::on_hosts(setup, LEASE, Hosts::new(RANKS), Served::ByMembers);
+    let mut crew = Crew::on_hosts(setup, LEASE, PATIENCE, Hosts::new(RANKS));
     together(&mut crew, "at the beginning");
     let until = Instant::now() + AFTER;
     assert!(crew.listen_until(until, |crew| crew.can_lose(1)), "no servers: {}", crew.state());
@@ -64,6 +65,7 @@ pub(crate) fn a_cut_of_30_s_costs_one_its_place(seed: u64) {
     let went_on = crew.listen_until(began + Duration::from_secs(29), without);
     assert!(went_on, "the others do not go on without rank {rank}: {}", crew.state());
     crew.remark(format!("the others go on without rank {rank} after {:?}", began.elapsed()));
+    crew.order(rank, Order::Ask);
     crew.listen(began + Duration::from_secs(30));
     assert!(crew.is_whole_without(rank, floor), "they did not go on: {}", crew.state());
     assert!(crew.had_no_quorum(rank), "rank {rank} was not told that it has no quorum: {}", crew.state());

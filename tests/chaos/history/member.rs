@@ -23,7 +23,7 @@ use crate::worker::config;
 /// Set for the processes of a history.
 pub(crate) const VARIABLE: &str = "EPWIRE_CHAOS_MEMBER";
 
-/// No call of the group takes longer.
+/// No call of the group takes longer, unless it is said otherwise.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a program does beside its steps: cores are few, and members many.
@@ -103,7 +103,7 @@ impl Member {
             .heartbeat(heartbeat(Duration::from_millis(start.lease_ms)))
             .token(Token::from_env().expect("a token that can be used"))
             .join_deadline(PATIENCE)
-            .deadline(PATIENCE);
+            .deadline(Duration::from_millis(start.patience_ms));
         let group = unless_fenced(|| Group::join_blocking(options.clone()))?;
         let buffer = EpBuffer::create_blocking(&group, config(&setup))?;
         say(&News::Ready { listens: group.server().map(|server| server.local_addr().to_string()) });
@@ -120,6 +120,7 @@ impl Member {
             for order in orders.try_iter() {
                 match order {
                     Order::Retire(rank) => self.retire(rank),
+                    Order::Ask => self.ask(),
                     Order::Rejoin => self.rejoins = true,
                     Order::Cancel(steps) => self.cancels = steps,
                     Order::Times => say(&News::Took(std::mem::take(&mut took))),
@@ -148,11 +149,6 @@ impl Member {
                             return self.leave();
                         }
                         self.rejoin()?;
-                        continue;
-                    }
-                    error @ BootstrapError::NoQuorum { .. } => {
-                        say(&News::NoQuorum(error.to_string()));
-                        std::thread::sleep(100 * PAUSE);
                         continue;
                     }
                     error => return Err(Stop::Error(error.into())),
@@ -218,6 +214,18 @@ impl Member {
         std::thread::spawn(move || {
             let ended = group.retire_blocking(rank);
             say(&News::Told(format!("to retire rank {rank}: {ended:?}")));
+        });
+    }
+
+    /// Asks for a barrier with nobody but itself.
+    fn ask(&self) {
+        let group = self.group.clone();
+        std::thread::spawn(move || {
+            let own = [group.rank()].into_iter().collect();
+            match group.barrier_among_blocking(own, "alone") {
+                Err(error @ BootstrapError::NoQuorum { .. }) => say(&News::NoQuorum(error.to_string())),
+                ended => say(&News::Told(format!("a barrier by itself: {ended:?}"))),
+            }
         });
     }
 

@@ -14,6 +14,8 @@ pub(crate) struct Start {
     /// It begins the run, and serves it first.
     pub(crate) first: bool,
     pub(crate) lease_ms: u64,
+    /// No call of the group takes longer.
+    pub(crate) patience_ms: u64,
     /// How long the program is busy with other things before it asks for its first step.
     pub(crate) slow_ms: u64,
     /// `GroupOptions::lead`.
@@ -33,6 +35,8 @@ pub(crate) enum Order {
     Leave,
     /// Drop futures during so many steps.
     Cancel(u32),
+    /// Ask the group for something, beside the steps.
+    Ask,
     /// Say how long the steps took since the last time.
     Times,
 }
@@ -53,7 +57,7 @@ pub(crate) enum News {
     Evicted { noise_us: u64 },
     /// Each of its steps, and how many microseconds it took.
     Took(Vec<(u64, u64)>),
-    /// A step was refused: the group cannot decide who belongs to it.
+    /// What it asked the group for cannot be decided: those that the text names are out of reach.
     NoQuorum(String),
     /// It has run its last step, as somebody asked for.
     Retired,
