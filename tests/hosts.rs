@@ -1,0 +1,90 @@
+//! The example programs across three hosts, which are network namespaces of this machine: nothing but the environment says
+//! where the ranks meet, and queues over TCP are their path.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
+
+mod example;
+#[path = "chaos/network.rs"]
+#[expect(dead_code, reason = "the network of tests/chaos fails, this one does not")]
+mod network;
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use network::Hosts;
+
+const RANKS: u32 = 3;
+/// Longer than any of these runs takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Killed when dropped, so that a failing test leaves nothing behind.
+struct Rank(Child);
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs it with these options on every host, and gives what rank 0 prints.
+fn run(name: &str, options: &str) -> String {
+    let (program, hosts) = (example::build(name), Hosts::new(RANKS));
+    let start = |rank: u32| {
+        let mut command = Command::new(&program);
+        command.args(options.split_whitespace()).current_dir(env!("CARGO_MANIFEST_DIR"));
+        command.env("EPWIRE_RANK", rank.to_string()).env("EPWIRE_WORLD", RANKS.to_string());
+        command.env("EPWIRE_ADDR", format!("{}:29700", Hosts::address(0))).env("EPWIRE_IFNAME", "eth0");
+        command.env("EPWIRE_TOKEN", "known to all hosts of this test").env("EPWIRE_PORTS", "29800-29810");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        hosts.place(rank, &mut command);
+        Rank(command.spawn().unwrap())
+    };
+    let mut ranks: Vec<Rank> = (0..RANKS).map(start).collect();
+    let began = Instant::now();
+    while ranks.iter_mut().any(|rank| rank.0.try_wait().unwrap().is_none()) {
+        assert!(began.elapsed() < LIMIT, "{name} takes longer than {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let said = |rank: &mut Rank| {
+        let (out, err) = (rank.0.stdout.take().unwrap(), rank.0.stderr.take().unwrap());
+        [std::io::read_to_string(out).unwrap(), std::io::read_to_string(err).unwrap()]
+    };
+    let printed: Vec<[String; 2]> = ranks.iter_mut().map(said).collect();
+    let failed = ranks.iter_mut().any(|rank| !rank.0.try_wait().unwrap().unwrap().success());
+    assert!(!failed, "{name}: {printed:?}");
+    printed[0][0].clone()
+}
+
+fn moe_layer_reaches_other_hosts_by_tcp() -> Result<(), Failed> {
+    let said = run("moe_layer", "--hidden 128 --intermediate 16 --layers 2 --max-tokens 40 LICENSE-MIT");
+    for line in ["rank 0 reaches 1-2 by queue over TCP", "rank 2 reaches 0-1 by queue over TCP"] {
+        assert!(said.lines().any(|found| found == line), "{line:?} is not in {said}");
+    }
+    assert!(said.lines().any(|line| line.starts_with("moe_layer: OK ranks=3 ")), "{said}");
+    Ok(())
+}
+
+fn the_bench_measures_across_hosts() -> Result<(), Failed> {
+    let said =
+        run("bench", "--tokens 8 --hidden 512 --experts 12 --warmup 1 --iterations 5 --cases pair --json");
+    let row: serde_json::Value = serde_json::from_str(said.lines().next().unwrap())?;
+    assert_eq!(row["wrong"], 0, "{row}");
+    assert!(row["p50_us"].as_f64().is_some_and(|us| us > 0.0), "{row}");
+    Ok(())
+}
+
+fn main() {
+    let lacking = network::lacking();
+    let trial = |name: &'static str, test: fn() -> Result<(), Failed>| match &lacking {
+        Some(reason) => Trial::test(name, test).with_kind(reason).with_ignored_flag(true),
+        None => Trial::test(name, test),
+    };
+    let trials = vec![
+        trial("moe_layer_reaches_other_hosts_by_tcp", moe_layer_reaches_other_hosts_by_tcp),
+        trial("the_bench_measures_across_hosts", the_bench_measures_across_hosts),
+    ];
+    let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
+    libtest_mimic::run(&arguments, trials).exit();
+}
