@@ -38,6 +38,7 @@ struct epw_remote {
     uint32_t key;  /* what the peer may write in this rank's window */
     epw_key its;   /* what this rank may write in its */
     uint64_t link; /* 0: not connected */
+    bool shown;    /* in a blob: the peer may connect with it */
     way ways[EPW_MAX_LANES];
 };
 
@@ -202,10 +203,15 @@ epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out
         destroy(of);
         peers->offered[peer] = NULL;
     }
-    fence(peers, peer);
-    epw_status status = ensure(peers, peer, where);
-    if (status != EPW_OK) return status;
-    of = peers->offered[peer];
+    /* Who is connected before it exports shows what it is connected with, once. */
+    of = peers->remotes[peer];
+    if (peers->offered[peer] != NULL || of == NULL || of->shown) {
+        fence(peers, peer);
+        epw_status status = ensure(peers, peer, where);
+        if (status != EPW_OK) return status;
+        of = peers->offered[peer];
+    }
+    of->shown = true;
     epw_fabric_address address = epw_fabric_address_of(peers->fabric);
     epw_fabric_address_write(&address, out->bytes);
     epw_put_little(out->bytes + EPW_FABRIC_ADDRESS_BYTES, of->key, 4);
