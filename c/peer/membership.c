@@ -1,5 +1,6 @@
 /* Who is active, and in which epoch. */
 #include "peer/gpu.h"
+#include "peer/remote.h"
 
 /* The user locked, and the floor. */
 static epw_status check_membership(const epw_peers *peers, const epw_mask *active, uint32_t epoch,
@@ -53,6 +54,7 @@ epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32
         peers->active = *active;
         peers->epoch = epoch;
         peers->step = step;
+        epw_remotes_serve(peers, active);
     }
     pthread_mutex_unlock(&peers->lock);
     user->unlock(peers->user_context);

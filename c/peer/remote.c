@@ -18,8 +18,9 @@ enum {
     ALIGNMENT = 64
 };
 
-/* How long a farewell may take to be sent. */
-#define FLUSH_NS UINT64_C(200000000)
+/* How long farewells may take to be placed, all that are sent at a time. What a socket has taken by then
+ * still travels. */
+#define FLUSH_NS UINT64_C(50000000)
 
 /* One lane's way to the peer. */
 typedef struct way {
@@ -39,6 +40,7 @@ struct epw_remote {
     epw_key its;   /* what this rank may write in its */
     uint64_t link; /* 0: not connected */
     bool shown;    /* in a blob: the peer may connect with it */
+    bool served;   /* a membership with it has begun */
     way ways[EPW_MAX_LANES];
 };
 
@@ -179,13 +181,14 @@ static bool is_taken(const epw_remote *remote) {
     return taken;
 }
 
-/* Another incarnation of the peer is about to be let in: what the one that is connected still sends is placed
- * no more. A member that is well keeps its rights: who asks for it again gets no others. */
+/* Another incarnation of a former member, or of one that was given up, is about to be let in: what the one
+ * that is connected still sends is placed no more. Others keep their rights: who asks again gets no others.
+ */
 static void fence(epw_peers *peers, uint32_t peer) {
     epw_remote *remote = peers->remotes[peer];
     epw_mask suspects = peers->user->suspects(peers->user_context, NULL);
     bool well = epw_mask_has(&peers->active, peer) && !epw_mask_has(&suspects, peer);
-    if (remote == NULL || well) return;
+    if (remote == NULL || !remote->served || well) return;
     for (uint32_t lane = 0; lane < peers->lanes; lane++) epw_pair_close(remote->ways[lane].pair);
 }
 
@@ -193,6 +196,12 @@ static void fence(epw_peers *peers, uint32_t peer) {
 static epw_status ensure(epw_peers *peers, uint32_t peer, epw_where where) {
     if (peers->offered[peer] != NULL) return EPW_OK;
     return create(peers, peer, where, &peers->offered[peer]);
+}
+
+void epw_remotes_serve(epw_peers *peers, const epw_mask *active) {
+    EPW_MASK_FOR(peer, active, peers->ranks) {
+        if (peers->remotes[peer] != NULL) peers->remotes[peer]->served = true;
+    }
 }
 
 epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out, epw_where where) {
@@ -261,13 +270,11 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_qu
 }
 
 /* Until the last word is with the peer, or cannot be. */
-static void flush(epw_remote *remote) {
-    uint64_t began = epw_now_ns();
+static void flush(epw_remote *remote, uint64_t until) {
     for (uint32_t lane = 0; lane < remote->peers->lanes; lane++) {
         way *w = &remote->ways[lane];
         uint64_t all = epw_load_acquire_64(&w->queue.reserved);
-        while (!epw_queue_is_done(&w->queue, all) && !epw_pair_broken(w->pair) &&
-               epw_now_ns() - began < FLUSH_NS) {
+        while (!epw_queue_is_done(&w->queue, all) && !epw_pair_broken(w->pair) && epw_now_ns() < until) {
             epw_remotes_poll(remote->peers);
             nanosleep(&(struct timespec){0, 50000}, NULL);
         }
@@ -280,14 +287,15 @@ void epw_remote_disconnect(epw_peers *peers, uint32_t peer) {
     peers->remotes[peer] = NULL;
     pthread_mutex_unlock(&peers->lock);
     if (remote == NULL) return;
-    flush(remote);
+    flush(remote, epw_now_ns() + FLUSH_NS);
     destroy(remote);
 }
 
 void epw_remotes_close(epw_peers *peers) {
+    uint64_t until = epw_now_ns() + FLUSH_NS;
     bool inherited = peers->fabric != NULL && epw_fabric_inherited(peers->fabric);
     for (uint32_t peer = 0; peers->remotes != NULL && peer < peers->ranks && !inherited; peer++) {
-        if (peers->remotes[peer] != NULL) flush(peers->remotes[peer]);
+        if (peers->remotes[peer] != NULL) flush(peers->remotes[peer], until);
         destroy(peers->remotes[peer]);
         destroy(peers->offered[peer]);
     }

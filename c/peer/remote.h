@@ -18,6 +18,9 @@
  * exclude queues. */
 epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out, epw_where where);
 
+/* A membership of these begins, with the floor locked. */
+void epw_remotes_serve(epw_peers *peers, const epw_mask *active);
+
 /* Claimed. Connects what was offered to the peer with what it has offered, and fills in the route's areas. */
 epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_queue *offer,
                               uint64_t deadline_ns, epw_where where, epw_route *route);

@@ -46,6 +46,11 @@ pub(crate) fn lost_beside_release(reports: &Reports, lost: u32, epoch: u32, rele
     lost_somehow(reports, lost, epoch, in_background);
 }
 
+/// A rank behind a queue was killed, perhaps: connections tell of that.
+fn link_broke(record: &Record) -> bool {
+    crate::is_by_queue() && record.cause == "Link"
+}
+
 /// Whoever was told early need not have waited.
 fn lost_somehow(reports: &Reports, lost: u32, epoch: u32, was_told: impl Fn(u32, &Record) -> bool) {
     let noise = noise(reports);
@@ -62,7 +67,7 @@ fn lost_somehow(reports: &Reports, lost: u32, epoch: u32, was_told: impl Fn(u32,
             assert_eq!(op.record.is_none(), i < first, "rank {rank} has a record without a loss: {op:?}");
         }
         let record = ran.ops[first].record.as_ref().expect("checked above");
-        let was_told = was_told(*rank, record);
+        let was_told = was_told(*rank, record) || link_broke(record);
         assert!(was_told || record.cause == "Timeout", "rank {rank}: {record:?}");
         assert!(was_told || micros(record.elapsed_us) >= deadline(), "rank {rank} was impatient: {record:?}");
         assert_eq!(record.epoch, epoch, "rank {rank}: {record:?}");

@@ -16,6 +16,19 @@ enum { EVENTS = 64, SLOT_BITS = 16, LINKS_MAX = 1 << SLOT_BITS };
 /* Of the event that ends the thread; no link has this id. */
 #define WAKE_ID UINT64_C(0)
 
+/* Rung meanwhile by somebody who found the lock taken. Observers: who has pushed onto `rung` and then failed
+ * to take the lock; and who has let it go and then looks here. A fence on both sides, or each misses what the
+ * other has done. */
+static bool rung_again(epw_nic *nic) {
+    epw_notice_fence();
+    return atomic_load_explicit(&nic->rung, memory_order_seq_cst) != NULL;
+}
+
+void epw_nic_unlock(epw_nic *nic) {
+    pthread_mutex_unlock(&nic->lock);
+    if (rung_again(nic)) epw_nic_poll(nic);
+}
+
 /* ---- connections: locked ---- */
 
 epw_link *epw_nic_link(const epw_nic *nic, uint64_t id) {
@@ -70,7 +83,7 @@ epw_status epw_nic_add_link(epw_nic *nic, int fd, uint32_t peer, epw_where where
     pthread_mutex_lock(&nic->lock);
     epw_status status = enter(nic, link, where);
     if (status == EPW_OK) *out = link->id;
-    pthread_mutex_unlock(&nic->lock);
+    epw_nic_unlock(nic);
     if (status != EPW_OK) epw_link_free(link);
     return status;
 }
@@ -78,7 +91,7 @@ epw_status epw_nic_add_link(epw_nic *nic, int fd, uint32_t peer, epw_where where
 bool epw_nic_link_alive(epw_nic *nic, uint64_t id) {
     pthread_mutex_lock(&nic->lock);
     bool alive = epw_nic_link(nic, id) != NULL;
-    pthread_mutex_unlock(&nic->lock);
+    epw_nic_unlock(nic);
     return alive;
 }
 
@@ -86,7 +99,7 @@ void epw_nic_end_link(epw_nic *nic, uint64_t id) {
     pthread_mutex_lock(&nic->lock);
     epw_link *link = epw_nic_link(nic, id);
     if (link != NULL) epw_nic_drop_link(nic, link);
-    pthread_mutex_unlock(&nic->lock);
+    epw_nic_unlock(nic);
 }
 
 /* ---- work: locked ---- */
@@ -115,14 +128,6 @@ static void send_all(epw_nic *nic) {
         if (idle && link->out_at == link->out_count) continue;
         if (!epw_link_send(link)) epw_nic_drop_link(nic, link);
     }
-}
-
-/* Rung meanwhile by somebody who found the lock taken. Observers: who has pushed onto `rung` and then failed
- * to take the lock; and who has let it go and then looks here. A fence on both sides, or each misses what the
- * other has done. */
-static bool rung_again(epw_nic *nic) {
-    epw_notice_fence();
-    return atomic_load_explicit(&nic->rung, memory_order_seq_cst) != NULL;
 }
 
 void epw_nic_poll(epw_nic *nic) {
@@ -156,7 +161,7 @@ static void *nic_main(void *argument) {
 uint32_t epw_nic_register(epw_nic *nic, const epw_region *region) {
     pthread_mutex_lock(&nic->lock);
     uint32_t key = epw_regions_add(&nic->regions, region);
-    pthread_mutex_unlock(&nic->lock);
+    epw_nic_unlock(nic);
     return key;
 }
 
@@ -166,7 +171,7 @@ void epw_nic_deregister(epw_nic *nic, uint32_t key) {
         for (uint32_t i = 0; i < nic->link_count; i++)
             if (nic->links[i] != NULL) epw_link_forget_region(nic->links[i], key);
     }
-    pthread_mutex_unlock(&nic->lock);
+    epw_nic_unlock(nic);
 }
 
 /* ---- life ---- */

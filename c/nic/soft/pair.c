@@ -85,7 +85,7 @@ epw_status epw_pair_create(epw_nic *nic, const epw_pair_options *options, epw_wh
         pair->options = *options;
         pthread_mutex_lock(&nic->lock);
         made = enter(nic, pair);
-        pthread_mutex_unlock(&nic->lock);
+        epw_nic_unlock(nic);
         if (!made) free(pair->memory.entries);
     }
     if (!made) {
@@ -108,7 +108,8 @@ void epw_pair_destroy(epw_pair *pair) {
         if (from == link) from = NULL;
     }
     if (from != NULL && from != link && !epw_link_forget(from, pair)) epw_nic_drop_link(nic, from);
-    pthread_mutex_unlock(&nic->lock);
+    epw_nic_unlock(nic);
+    epw_nic_poll(nic); /* for the others that were in that list */
     free(pair->memory.entries);
     free(pair);
 }
@@ -130,13 +131,13 @@ void epw_pair_close(epw_pair *pair) {
     pthread_mutex_lock(&pair->nic->lock);
     pair->closed = true;
     if (pair->from != NULL) epw_link_stop(pair->from, pair);
-    pthread_mutex_unlock(&pair->nic->lock);
+    epw_nic_unlock(pair->nic);
 }
 
 bool epw_pair_is_taken(epw_pair *pair) {
     pthread_mutex_lock(&pair->nic->lock);
     bool taken = pair->closed || pair->from != NULL;
-    pthread_mutex_unlock(&pair->nic->lock);
+    epw_nic_unlock(pair->nic);
     return taken;
 }
 
@@ -196,7 +197,7 @@ void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote) {
     pair->remote = remote;
     if (pair->link == NULL) epw_pair_fail(pair, 0, EPW_SYNDROME_RETRIES);
     if (pair->link != NULL && pair->target != pair->fetched) epw_link_has_sender(pair->link, pair);
-    pthread_mutex_unlock(&nic->lock);
+    epw_nic_unlock(nic);
     epw_nic_poll(nic);
 }
 

@@ -137,6 +137,9 @@ void epw_link_forget_region(epw_link *link, uint32_t key);
 
 /* ---- nic.c ---- */
 
+/* Lets go of the NIC, and carries on for whoever has rung meanwhile and found it locked. */
+void epw_nic_unlock(epw_nic *nic);
+
 /* The connection of an id, NULL if it is gone. */
 epw_link *epw_nic_link(const epw_nic *nic, uint64_t id);
 
