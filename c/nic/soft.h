@@ -89,8 +89,9 @@ void epw_pair_break(epw_pair *pair);
 /* Once this returns nothing that comes by it is placed any more. It sends on. */
 void epw_pair_close(epw_pair *pair);
 
-/* Whether frames have come by it: it is tied to who sent them. */
-bool epw_pair_is_taken(epw_pair *pair);
+/* Whether nothing that comes by it is placed any more: it has been closed, or the connection of whoever has
+ * sent by it first is gone. */
+bool epw_pair_is_closed(epw_pair *pair);
 
 /* Nothing more is sent by it or completes: its connection is gone, or an entry was refused. Writer: whoever
  * finds that, behind all that was placed before. */

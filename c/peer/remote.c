@@ -39,7 +39,6 @@ struct epw_remote {
     uint32_t key;  /* what the peer may write in this rank's window */
     epw_key its;   /* what this rank may write in its */
     uint64_t link; /* 0: not connected */
-    bool shown;    /* in a blob: the peer may connect with it */
     bool served;   /* a membership with it has begun */
     way ways[EPW_MAX_LANES];
 };
@@ -174,22 +173,20 @@ static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_r
 
 /* ---- offer, connect, disconnect ---- */
 
-static bool is_taken(const epw_remote *remote) {
-    bool taken = false;
-    for (uint32_t lane = 0; lane < remote->peers->lanes; lane++)
-        taken |= epw_pair_is_taken(remote->ways[lane].pair);
-    return taken;
-}
-
-/* Another incarnation of a former member, or of one that was given up, is about to be let in: what the one
- * that is connected still sends is placed no more. Others keep their rights: who asks again gets no others.
- */
-static void fence(epw_peers *peers, uint32_t peer) {
-    epw_remote *remote = peers->remotes[peer];
+/* Nobody new may write by it: a membership with the peer has begun that it does not belong to any more, or
+ * was given up in, or the connection of who took it is gone. */
+static bool is_spent(const epw_peers *peers, uint32_t peer, const epw_remote *remote) {
     epw_mask suspects = peers->user->suspects(peers->user_context, NULL);
     bool well = epw_mask_has(&peers->active, peer) && !epw_mask_has(&suspects, peer);
-    if (remote == NULL || !remote->served || well) return;
-    for (uint32_t lane = 0; lane < peers->lanes; lane++) epw_pair_close(remote->ways[lane].pair);
+    bool closed = false;
+    for (uint32_t lane = 0; lane < peers->lanes; lane++)
+        closed |= epw_pair_is_closed(remote->ways[lane].pair);
+    return closed || (remote->served && !well);
+}
+
+/* Another incarnation is about to be let in: what the former one still sends is placed no more. */
+static void fence(epw_remote *remote) {
+    for (uint32_t lane = 0; lane < remote->peers->lanes; lane++) epw_pair_close(remote->ways[lane].pair);
 }
 
 /* Locked. What there is to be connected. */
@@ -207,20 +204,18 @@ void epw_remotes_serve(epw_peers *peers, const epw_mask *active) {
 epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out, epw_where where) {
     out->length = 0;
     if (!epw_peers_has_queues(peers)) return EPW_OK;
-    epw_remote *of = peers->offered[peer];
-    if (of != NULL && is_taken(of)) { /* by one that never came to be connected */
-        destroy(of);
+    if (peers->offered[peer] != NULL && is_spent(peers, peer, peers->offered[peer])) {
+        destroy(peers->offered[peer]);
         peers->offered[peer] = NULL;
     }
-    /* Who is connected before it exports shows what it is connected with, once. */
-    of = peers->remotes[peer];
-    if (peers->offered[peer] != NULL || of == NULL || of->shown) {
-        fence(peers, peer);
+    /* Who asks again is shown the same, also what this rank has connected meanwhile. */
+    epw_remote *of = peers->offered[peer] != NULL ? peers->offered[peer] : peers->remotes[peer];
+    if (of == NULL || is_spent(peers, peer, of)) {
+        if (of != NULL) fence(of);
         epw_status status = ensure(peers, peer, where);
         if (status != EPW_OK) return status;
         of = peers->offered[peer];
     }
-    of->shown = true;
     epw_fabric_address address = epw_fabric_address_of(peers->fabric);
     epw_fabric_address_write(&address, out->bytes);
     epw_put_little(out->bytes + EPW_FABRIC_ADDRESS_BYTES, of->key, 4);

@@ -71,8 +71,10 @@ uint64_t epw_word_from(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
 void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out) {
     source from = {(uint64_t)(uintptr_t)epw_peers_own(peers), peer};
     bool queued = peers->routes[peer].path == EPW_PATH_QUEUE;
-    /* Before the words: what came before the end of the connection is seen. */
+    /* Before the words: what came before the end of the connection is seen. It has two of them, and the end
+     * of one may be known before what the other one has brought is taken in. */
     bool broken = queued && epw_remote_is_broken(peers, lane, peer);
+    if (broken) epw_remotes_poll(peers);
     epw_look_by(load, &from, peers->lanes, lane, word, out);
     out->sight.broken = broken;
     /* A word that lets this rank write lets it write the image: not before that has been sent. */

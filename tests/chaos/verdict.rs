@@ -91,7 +91,14 @@ fn lost_somehow(reports: &Reports, lost: u32, epoch: u32, was_told: impl Fn(u32,
 pub(crate) fn first_loss(reports: &Reports, expected: impl Fn(u32) -> (u32, Call)) {
     for (rank, ran) in reports {
         let first = ran.ops.iter().find(|op| !op.missing.is_empty()).map(|op| (op.step, op.call));
-        assert_eq!(first, Some(expected(*rank)), "rank {rank} lost elsewhere: {ran:?}");
+        let (step, call) = expected(*rank);
+        // Of a process that is killed a connection may lose what it had still to bring.
+        let before = match call {
+            Call::Dispatch => (step - 1, Call::Combine),
+            Call::Combine => (step, Call::Dispatch),
+        };
+        let early = crate::is_by_queue() && first == Some(before);
+        assert!(early || first == Some((step, call)), "rank {rank} lost elsewhere: {ran:?}");
     }
 }
 

@@ -134,11 +134,11 @@ void epw_pair_close(epw_pair *pair) {
     epw_nic_unlock(pair->nic);
 }
 
-bool epw_pair_is_taken(epw_pair *pair) {
+bool epw_pair_is_closed(epw_pair *pair) {
     pthread_mutex_lock(&pair->nic->lock);
-    bool taken = pair->closed || pair->from != NULL;
+    bool closed = pair->closed;
     epw_nic_unlock(pair->nic);
-    return taken;
+    return closed;
 }
 
 bool epw_pair_broken(const epw_pair *pair) {

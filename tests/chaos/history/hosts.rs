@@ -10,13 +10,15 @@ use crate::wire::Setup;
 
 const RANKS: u32 = 3;
 const DEADLINE: Duration = Duration::from_secs(10);
-const LEASE: Duration = Duration::from_secs(5);
+/// Short, so that who is cut off is soon known, and long, so that a machine that is slow to heal a cut costs nobody its place.
+const SHORT: Duration = Duration::from_secs(5);
+const LONG: Duration = Duration::from_secs(12);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A network that carries again has to be found out: connections wait for up to as long as it was cut.
 const AFTER: Duration = Duration::from_secs(30);
 
-fn start(seed: u64) -> Crew {
+fn start(seed: u64, lease: Duration) -> Crew {
     let mut choices = Choices::new(seed);
     let setup = Setup {
         seed,
@@ -29,7 +31,7 @@ fn start(seed: u64) -> Crew {
         rank_major: choices.coin(),
         deadline_ms: DEADLINE.as_millis() as u64,
     };
-    let mut crew = Crew::on_hosts(setup, LEASE, PATIENCE, Hosts::new(RANKS));
+    let mut crew = Crew::on_hosts(setup, lease, PATIENCE, Hosts::new(RANKS));
     together(&mut crew, "at the beginning");
     let until = Instant::now() + AFTER;
     assert!(crew.listen_until(until, |crew| crew.can_lose(1)), "no servers: {}", crew.state());
@@ -45,7 +47,7 @@ fn together(crew: &mut Crew, when: &str) {
 
 /// A host is cut off for 2 s, less than a lease and a deadline: nobody is missed and nobody removed.
 pub(crate) fn a_cut_of_2_s_costs_time_only(seed: u64) {
-    let mut crew = start(seed);
+    let mut crew = start(seed, LONG);
     let (rank, epoch) = (seed as u32 % RANKS, crew.epoch());
     crew.cut(rank);
     crew.listen(Instant::now() + Duration::from_secs(2));
@@ -57,7 +59,7 @@ pub(crate) fn a_cut_of_2_s_costs_time_only(seed: u64) {
 
 /// A host is cut off for 30 s: the two others remove it and go on, it learns that it cannot decide alone, and comes back.
 pub(crate) fn a_cut_of_30_s_costs_one_its_place(seed: u64) {
-    let mut crew = start(seed);
+    let mut crew = start(seed, SHORT);
     let rank = seed as u32 % RANKS;
     let (floor, began) = (crew.furthest(), Instant::now());
     crew.cut(rank);
@@ -76,7 +78,7 @@ pub(crate) fn a_cut_of_30_s_costs_one_its_place(seed: u64) {
 
 /// One packet of a hundred is lost, then five: slower, and all steps are complete.
 pub(crate) fn lost_packets_cost_time_only(seed: u64) {
-    let mut crew = start(seed);
+    let mut crew = start(seed, LONG);
     let epoch = crew.epoch();
     for percent in [1, 5] {
         (0..RANKS).for_each(|rank| crew.lose(rank, percent));
