@@ -17,7 +17,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { kill: 100, leader: 1000, stop: 200, stopped_leader: 1000, memory: 8, gpu_memory: 4 }
+        Self { kill: 100, leader: 1000, stop: 200, stopped_leader: 1500, memory: 8, gpu_memory: 4 }
     }
 }
 

@@ -305,10 +305,8 @@ impl Carrier {
         if matches!(self.link, Link::Down { .. }) {
             return None;
         }
-        // The session goes on by another connection, to the same server too, and this one is kept until there is one.
-        let others = self.ways.as_ref().is_some_and(|ways| ways.servers.len() > 1);
-        if self.silence.lasts(others) {
-            return self.lost(format!("silent for {:?}", self.silence.heard_nothing));
+        if self.silence.lasts() {
+            return self.lost(format!("silent for {:?}", self.heartbeat.lease));
         }
         self.sent(Frame::Ping { received: self.calls.received() })
     }

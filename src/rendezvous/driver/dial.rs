@@ -82,8 +82,7 @@ pub(super) async fn dial(
     let mut tries = JoinSet::new();
     for address in addresses {
         let (address, credentials, silent) = (address.clone(), credentials.clone(), silent.clone());
-        let others = addresses.to_vec();
-        tries.spawn(async move { seek(&address, &others, &credentials, deadline, &silent).await });
+        tries.spawn(async move { seek(&address, &credentials, deadline, &silent).await });
     }
     let mut failure = None;
     while let Some(outcome) = tries.join_next().await {
@@ -101,11 +100,9 @@ fn nobody(address: &str, deadline: Duration, detail: &str) -> BootstrapError {
     BootstrapError::Unreachable { op, address, deadline, detail }
 }
 
-/// Tries one address, and those that it refers to but for `others`, which are tried as well: a server that has not noticed yet that the
-/// former leader is silent refers to that.
+/// Tries one address, and those that it refers to.
 async fn seek(
     address: &str,
-    others: &[String],
     credentials: &Credentials,
     deadline: Duration,
     silent: &Silent,
@@ -119,7 +116,7 @@ async fn seek(
         let mut outcome = asked?;
         let longest = if matches!(outcome, Try::Refer(_)) { MAX_PAUSE_OF_ELECTION } else { MAX_PAUSE };
         if let Try::Refer(Some(leader)) = &outcome
-            && !others.contains(leader)
+            && leader != address
         {
             outcome = attempt(leader, credentials, left(), deadline).await?;
         }

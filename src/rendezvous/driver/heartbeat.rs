@@ -27,7 +27,7 @@ impl Default for Heartbeat {
 pub(super) struct Silence {
     pub(super) awake: Awake,
     lease: Duration,
-    pub(super) heard_nothing: Duration,
+    heard_nothing: Duration,
 }
 
 impl Silence {
@@ -40,10 +40,10 @@ impl Silence {
         self.heard_nothing = Duration::ZERO;
     }
 
-    /// At each beat: whether the silence has lasted for a lease, or for half of it where others may have taken over.
-    pub(super) fn lasts(&mut self, others: bool) -> bool {
+    /// At each beat: whether the silence has lasted for a lease.
+    pub(super) fn lasts(&mut self) -> bool {
         self.heard_nothing += self.awake.passed();
-        self.heard_nothing >= if others { self.lease / 2 } else { self.lease }
+        self.heard_nothing >= self.lease
     }
 }
 
