@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 fn command(name: &str) -> Command {
     let options = match name {
         "bench" => "--ranks 2 --tokens 2 --hidden 128 --warmup 1 --iterations 2 --cases pair",
-        "failover" => "--ranks 3",
+        "failover" => "--ranks 3 --within kill=400,leader=2000,stop=600,stopped-leader=2500",
         _ => "--ranks 2 --hidden 64 --intermediate 8 --layers 1 LICENSE-MIT",
     };
     let mut command = Command::new(example::build(name));

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-/// Kills, replaces, stops, retires and adds ranks that serve.
+use crate::limits::Limits;
+
+/// Kills, replaces, stops, adds and retires ranks that serve.
 #[derive(Parser)]
 #[command(name = "failover", version, args_conflicts_with_subcommands = true)]
 pub struct Args {
@@ -16,8 +18,8 @@ pub struct Args {
 
 #[derive(clap::Args)]
 pub struct Story {
-    /// Ranks, each a process.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(3..=64))]
+    /// Ranks at first, each a process; the run has room for one more.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(3..=31))]
     pub ranks: u32,
     /// Times that a rank is killed and replaced: first the one that serves the run, then any.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -31,6 +33,12 @@ pub struct Story {
     /// Which ranks are killed.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// What the run must keep, any of NAME=NUMBER between commas. Milliseconds from a kill until the others have agreed: kill, and
+    /// leader for the rank that serves the run; milliseconds beyond its lease until they go on without a stopped rank: stop, and
+    /// stopped-leader. MiB that the memory of one process, and on GPUs that in use on its GPU, may grow during the later half of the kills:
+    /// memory, gpu-memory.
+    #[arg(long, value_name = "LIMITS", default_value_t = Limits::default())]
+    pub within: Limits,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -54,6 +62,8 @@ pub struct Rank {
     pub rank: u32,
     #[arg(long)]
     pub world: u32,
+    #[arg(long)]
+    pub initial: u32,
     /// Where the run is served or can be, between commas.
     #[arg(long)]
     pub servers: String,
@@ -69,6 +79,8 @@ pub struct Server {
     #[arg(long)]
     pub world: u32,
     #[arg(long)]
+    pub initial: u32,
+    #[arg(long)]
     pub address: String,
     #[arg(long)]
     pub state: PathBuf,
@@ -77,9 +89,11 @@ pub struct Server {
 impl Rank {
     /// The arguments of its process.
     pub fn command_line(&self) -> Vec<String> {
-        let Self { rank, world, servers, first, device } = self;
+        let Self { rank, world, initial, servers, first, device } = self;
         let device = if *device == Device::Host { "host" } else { "cuda" };
-        let line = format!("rank --rank {rank} --world {world} --device {device} --servers {servers}");
+        let line = format!(
+            "rank --rank {rank} --world {world} --initial {initial} --device {device} --servers {servers}"
+        );
         line.split(' ').chain(first.then_some("--first")).map(str::to_owned).collect()
     }
 }

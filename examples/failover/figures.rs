@@ -1,4 +1,4 @@
-//! The figures of a run: how long the others took when a rank was killed, and with the one in its place.
+//! The figures of a run: how long the others took when a rank was killed or stopped, and with the one in its place.
 
 use std::time::Duration;
 
@@ -15,6 +15,14 @@ pub struct Gone {
 pub struct Back {
     pub ready: Duration,
     pub exact: Duration,
+}
+
+/// A stop, and how long the others took to go on without the rank.
+#[derive(Debug, Clone, Copy)]
+pub struct Stop {
+    /// Whether the run was served by the rank that was stopped.
+    pub led: bool,
+    pub agreed: Duration,
 }
 
 /// A kill and what followed.

@@ -1,6 +1,15 @@
-//! What a rank tells its parent, one line each.
+//! What a rank and its parent tell each other, one line each.
 
 use serde::{Deserialize, Serialize};
+
+/// What the parent wants of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// Tell the free memory of your GPU.
+    Memory,
+    /// Retire another member.
+    Retire { rank: u32 },
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum News {
@@ -14,4 +23,6 @@ pub enum News {
     Evicted,
     /// It was asked for the free bytes of its GPU.
     Memory { free: u64 },
+    /// It has retired a member as it was asked to, or why it could not.
+    Retired { rank: u32, error: Option<String> },
 }

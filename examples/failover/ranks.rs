@@ -1,21 +1,29 @@
 //! Ranks as processes of this program: starting and ending them, and hearing what they say.
 
 use std::{
+    collections::BTreeMap,
     io::{BufRead, BufReader, Write},
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     time::{Duration, Instant},
 };
 
-use crate::{Result, args, args::Device, news::News};
+use crate::{
+    Result, args,
+    args::Device,
+    news::{News, Order},
+};
 
 /// The processes of a run, one to a rank at most.
 pub struct Ranks {
-    world: u32,
+    initial: u32,
     device: Device,
     /// Where a server by itself serves them, if one does.
     server: Option<String>,
+    /// As many as the run has room for.
     running: Vec<Option<Running>>,
+    /// Of whom each epoch is, as they have said.
+    epochs: BTreeMap<u32, Vec<u32>>,
     heard: Receiver<Heard>,
     tell: Sender<Heard>,
 }
@@ -39,6 +47,7 @@ struct Running {
     leader: Option<u32>,
     servers: Vec<String>,
     memory: Option<u64>,
+    /// Whether it is to go by itself.
     retires: bool,
     may_be_evicted: bool,
 }
@@ -52,17 +61,18 @@ impl Drop for Running {
 }
 
 impl Ranks {
-    /// All of them. Where no server by itself serves them rank 0 does first.
-    pub fn start(world: u32, device: Device, server: Option<String>) -> Result<Self> {
+    /// The first ones of a run that has room for `world`. Where no server by itself serves them rank 0 does first.
+    pub fn start(world: u32, initial: u32, device: Device, server: Option<String>) -> Result<Self> {
         let (tell, heard) = channel();
         let running = (0..world).map(|_| None).collect();
-        let mut ranks = Self { world, device, server, running, heard, tell };
+        let epochs = BTreeMap::new();
+        let mut ranks = Self { initial, device, server, running, epochs, heard, tell };
         let servers = match &ranks.server {
             Some(address) => address.clone(),
             None => free_address()?,
         };
         let first = |rank| rank == 0 && ranks.server.is_none();
-        let roles: Vec<_> = (0..world).map(|rank| (rank, first(rank))).collect();
+        let roles: Vec<_> = (0..initial).map(|rank| (rank, first(rank))).collect();
         roles.into_iter().try_for_each(|(rank, first)| ranks.spawn(rank, servers.clone(), first))?;
         Ok(ranks)
     }
@@ -75,7 +85,8 @@ impl Ranks {
     }
 
     fn spawn(&mut self, rank: u32, servers: String, first: bool) -> Result<()> {
-        let role = args::Rank { rank, world: self.world, servers, first, device: self.device };
+        let (world, initial, device) = (self.running.len() as u32, self.initial, self.device);
+        let role = args::Rank { rank, world, initial, servers, first, device };
         let mut child = Command::new(std::env::current_exe()?)
             .args(role.command_line())
             .stdin(Stdio::piped())
@@ -112,12 +123,19 @@ impl Ranks {
         self.running[rank as usize] = None;
     }
 
-    /// Has a rank leave between two steps.
-    pub fn retire(&mut self, rank: u32) {
+    /// Has one rank retire another one.
+    pub fn retire(&mut self, by: u32, rank: u32) -> Result<()> {
         if let Some(running) = &mut self.running[rank as usize] {
             running.retires = true;
-            running.child.stdin = None;
         }
+        self.order(by, Order::Retire { rank })
+    }
+
+    fn order(&mut self, rank: u32, order: Order) -> Result<()> {
+        let running = self.running[rank as usize].as_mut();
+        let input = running.and_then(|running| running.child.stdin.as_mut());
+        let input = input.ok_or_else(|| format!("rank {rank} is not there"))?;
+        Ok(writeln!(input, "{}", serde_json::to_string(&order)?)?)
     }
 
     /// Stops all threads of a rank; the others may go on without it.
@@ -140,16 +158,23 @@ impl Ranks {
 
     /// The free bytes of a rank's GPU.
     pub fn free_memory(&mut self, rank: u32) -> Result<u64> {
-        let Some(running) = &mut self.running[rank as usize] else {
-            return Err("a rank is not there".into());
-        };
-        running.memory = None;
-        if let Some(input) = &mut running.child.stdin {
-            input.write_all(b"\n")?;
+        if let Some(running) = &mut self.running[rank as usize] {
+            running.memory = None;
         }
+        self.order(rank, Order::Memory)?;
         let memory = |ranks: &Self| ranks.running[rank as usize].as_ref().and_then(|running| running.memory);
         self.until("the memory of a GPU", |_, _, _| {}, |ranks| memory(ranks).is_some())?;
         Ok(memory(self).unwrap_or_default())
+    }
+
+    /// The bytes of a rank's memory that are in use.
+    pub fn resident(&self, rank: u32) -> Result<u64> {
+        let running = self.running[rank as usize].as_ref();
+        let running = running.ok_or_else(|| format!("rank {rank} is not there"))?;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", running.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB"));
+        let kib: u64 = line.ok_or("a process tells nothing of its memory")?.trim().parse()?;
+        Ok(kib * 1024)
     }
 
     /// Waits until `holds` of all of them. What comes to pass is shown to `watch` first, with its time.
@@ -207,7 +232,20 @@ impl Ranks {
             News::Ready { listens } => (running.ready, running.listens) = (true, listens),
             News::Known { leader, servers } => (running.leader, running.servers) = (leader, servers),
             News::Memory { free } => running.memory = Some(free),
-            served @ News::Served { .. } => running.served = Some(served),
+            News::Retired { rank: of, error: Some(error) } => {
+                return Err(format!("rank {rank} could not retire rank {of}: {error}").into());
+            }
+            News::Retired { error: None, .. } => {}
+            News::Served { epoch, ref members, .. } => {
+                let known = self.epochs.entry(epoch).or_insert_with(|| members.clone());
+                if known != members {
+                    return Err(format!(
+                        "epoch {epoch} is of {members:?} for rank {rank} and was of {known:?}"
+                    )
+                    .into());
+                }
+                running.served = Some(news);
+            }
         }
         Ok(())
     }

@@ -24,6 +24,7 @@ pub fn run(args: args::Server) -> Result<()> {
         token: Token::from_env()?,
         state: Some(args.state),
         heartbeat: heartbeat(),
+        initial: args.initial,
         ..ServerOptions::new(crate::RUN_ID, args.world)
     };
     serve(&args.address, options)
@@ -32,15 +33,16 @@ pub fn run(args: args::Server) -> Result<()> {
 /// Dropping it kills it.
 pub struct Server {
     world: u32,
+    initial: u32,
     state: PathBuf,
     address: String,
     child: Option<Child>,
 }
 
 impl Server {
-    pub fn start(world: u32, state: &Path) -> Result<Self> {
+    pub fn start(world: u32, initial: u32, state: &Path) -> Result<Self> {
         let (state, address) = (state.to_owned(), "127.0.0.1:0".to_owned());
-        let mut server = Self { world, state, address, child: None };
+        let mut server = Self { world, initial, state, address, child: None };
         server.start_again()?;
         Ok(server)
     }
@@ -61,7 +63,8 @@ impl Server {
     /// Starts it where it was, with the same file.
     pub fn start_again(&mut self) -> Result<()> {
         let mut child = Command::new(std::env::current_exe()?)
-            .args(["server", "--world", &self.world.to_string(), "--address", &self.address, "--state"])
+            .args(["server", "--world", &self.world.to_string(), "--initial", &self.initial.to_string()])
+            .args(["--address", &self.address, "--state"])
             .arg(&self.state)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -8,12 +8,14 @@ use std::{
 use crate::{
     Result,
     args::{Device, Story},
-    figures::{Back, Gone, Loss, longest, ms, table},
+    figures::{Back, Gone, Loss, Stop, longest, ms, table},
     layer,
+    limits::Judgement,
     news::News,
     print::print,
     ranks::Ranks,
     server::Server,
+    worker::heartbeat,
 };
 
 pub fn run(args: &Story) -> Result<()> {
@@ -24,33 +26,27 @@ pub fn run(args: &Story) -> Result<()> {
                 .into(),
         );
     }
+    let world = args.ranks + 1;
     let mut server = match &args.state {
-        Some(path) => Some(Server::start(args.ranks, unused(path)?)?),
+        Some(path) => Some(Server::start(world, args.ranks, unused(path)?)?),
         None => None,
     };
-    let ranks =
-        Ranks::start(args.ranks, args.device, server.as_ref().map(|server| server.address().to_owned()))?;
-    let mut tale = Tale { all: (0..args.ranks).collect(), ranks };
-    tale.ranks.until("the first complete step", |_, _, _| {}, |ranks| ranks.serve_exactly(&tale.all))?;
-    // With GPUs one rank lives through all of it, so that its memory tells.
-    let spared = (args.device == Device::Cuda).then_some(args.ranks - 1);
-    let before = spared.map(|rank| tale.memory(rank)).transpose()?;
-    let losses = tale.kills(args, spared, server.as_mut())?;
-    tale.stop(tale.other_than_the_leader())?;
+    let address = server.as_ref().map(|server| server.address().to_owned());
+    let ranks = Ranks::start(world, args.ranks, args.device, address)?;
+    let mut tale = Tale { members: (0..args.ranks).collect(), ranks };
+    tale.ranks.until("the first complete step", |_, _, _| {}, |ranks| ranks.serve_exactly(&tale.members))?;
+    let (losses, growth) = tale.kills(args, server.as_mut())?;
+    let mut stops = vec![tale.stop(tale.other_than_the_leader())?];
     tale.settle()?;
     if let Some(leader) = tale.ranks.leader() {
-        tale.stop(leader)?;
+        stops.push(tale.stop(leader)?);
         tale.settle()?;
     }
-    tale.retire(args.ranks - 1 - u32::from(spared.is_some()))?;
+    tale.grow(args.ranks)?;
     tale.settle()?;
-    if let (Some(rank), Some(before)) = (spared, before) {
-        let after = tale.memory(rank)?;
-        print(&format!(
-            "rank {rank} has replayed one graph all the while; its GPU had {before} bytes free at first and has {after}"
-        ))?;
-    }
+    tale.retire(args.ranks - 1, args.ranks)?;
     print(&table(&losses))?;
+    judge(args, &losses, &stops, &growth)?;
     let agreed = |led| longest(losses.iter().filter(|loss| loss.led == led).map(|loss| loss.gone.agreed));
     print(&format!(
         "failover: OK ranks={} kills={} agreed_ms={} led_agreed_ms={} exact_ms={}",
@@ -62,6 +58,30 @@ pub fn run(args: &Story) -> Result<()> {
     ))?;
     drop((tale, server));
     args.state.as_deref().map_or(Ok(()), forget)
+}
+
+/// Holds the figures against their limits.
+fn judge(args: &Story, losses: &[Loss], stops: &[Stop], growth: &Growth) -> Result<()> {
+    let (limits, limit) = (args.within, |ms: u32| Duration::from_millis(ms.into()));
+    let mut judgement = Judgement::default();
+    for (led, whose, kill, stop) in [
+        (false, "a rank", limits.kill, limits.stop),
+        (true, "the rank that serves", limits.leader, limits.stopped_leader),
+    ] {
+        let killed = losses.iter().filter(|loss| loss.led == led).map(|loss| loss.gone.agreed);
+        judgement.times(&format!("from the kill of {whose} until agreed, at most"), killed, limit(kill))?;
+        let stopped = stops.iter().filter(|stop| stop.led == led);
+        let late = stopped.map(|stop| stop.agreed.saturating_sub(heartbeat().lease));
+        judgement.times(&format!("from the lease of {whose} stopped until agreed"), late, limit(stop))?;
+    }
+    let Growth { rank, kills, resident, gpu } = growth;
+    let during = format!("in the last {kills} kills");
+    judgement.growth(&format!("growth of the memory of rank {rank} {during}"), *resident, limits.memory)?;
+    if let Some(gpu) = gpu {
+        let what = format!("growth of what is in use on its GPU {during}");
+        judgement.growth(&what, *gpu, limits.gpu_memory)?;
+    }
+    judgement.end()
 }
 
 /// A run that begins needs a file of its own.
@@ -84,38 +104,68 @@ fn forget(path: &Path) -> Result<()> {
 
 struct Tale {
     ranks: Ranks,
-    all: Vec<u32>,
+    /// Those that serve unless they have just been killed.
+    members: Vec<u32>,
+}
+
+/// A rank that is not killed in the later half of the kills, so that its memory tells.
+struct Witness {
+    rank: u32,
+    before: Memory,
+}
+
+/// Bytes.
+struct Memory {
+    resident: u64,
+    /// Free on its GPU, where it has one.
+    free: Option<u64>,
+}
+
+/// By how many bytes more memory of a rank, and of its GPU, is in use after so many kills.
+struct Growth {
+    rank: u32,
+    kills: u32,
+    resident: i64,
+    gpu: Option<i64>,
 }
 
 impl Tale {
-    fn kills(
-        &mut self,
-        args: &Story,
-        spared: Option<u32>,
-        mut server: Option<&mut Server>,
-    ) -> Result<Vec<Loss>> {
+    fn kills(&mut self, args: &Story, mut server: Option<&mut Server>) -> Result<(Vec<Loss>, Growth)> {
         let mut random = Random(args.seed);
-        let victims = args.ranks - u32::from(spared.is_some());
         let mut losses = Vec::new();
-        for kill in 0..args.kills {
-            self.settle()?;
-            std::thread::sleep(Duration::from_millis(100));
-            if let Some(server) = server.as_mut().filter(|_| kill == args.kills / 2) {
-                restart(server)?;
-            }
-            let leader = self.ranks.leader();
-            let victim = match leader {
-                Some(leader) if kill == 0 => leader,
-                _ => random.below(victims),
-            };
-            let led = leader == Some(victim);
-            print(&format!("rank {victim}{} is killed", self.role(victim)))?;
-            let gone = self.without(victim, Ranks::kill)?;
-            print(&"another process takes its place")?;
-            losses.push(Loss { led, gone, back: self.with(victim)? });
+        for kill in 0..args.kills / 2 {
+            losses.push(self.kill(kill, None, &mut random)?);
         }
         self.settle()?;
-        Ok(losses)
+        if let Some(server) = &mut server {
+            restart(server)?;
+        }
+        let rank = self.other_than_the_leader();
+        let witness = Witness { rank, before: self.memory(rank, args.device)? };
+        for kill in args.kills / 2..args.kills {
+            losses.push(self.kill(kill, Some(rank), &mut random)?);
+        }
+        self.settle()?;
+        Ok((losses, self.growth(&witness, args)?))
+    }
+
+    /// Kills a rank, the one that serves the run if it is the first kill, and has another process take its place.
+    fn kill(&mut self, kill: u32, spared: Option<u32>, random: &mut Random) -> Result<Loss> {
+        self.settle()?;
+        std::thread::sleep(Duration::from_millis(100));
+        let leader = self.ranks.leader();
+        let others: Vec<u32> = self.members.iter().copied().filter(|rank| Some(*rank) != spared).collect();
+        let victim = match leader {
+            Some(leader) if kill == 0 => leader,
+            _ => others[random.below(others.len() as u32) as usize],
+        };
+        print(&format!("rank {victim}{} is killed", self.role(victim)))?;
+        let gone = self.without(victim, |ranks| {
+            ranks.kill(victim);
+            Ok(())
+        })?;
+        print(&"another process takes its place")?;
+        Ok(Loss { led: leader == Some(victim), gone, back: self.with(victim)? })
     }
 
     /// Waits until the run can lose any one of its members, as an operator does before the next host is drained.
@@ -124,40 +174,56 @@ impl Tale {
     }
 
     fn other_than_the_leader(&self) -> u32 {
-        self.ranks.leader().map_or(1, |leader| (leader + 1) % self.all.len() as u32)
+        self.ranks.leader().map_or(1, |leader| (leader + 1) % self.members.len() as u32)
     }
 
     fn role(&self, rank: u32) -> &'static str {
         if self.ranks.leader() == Some(rank) { ", which serves the run," } else { "" }
     }
 
-    fn stop(&mut self, rank: u32) -> Result<()> {
+    fn stop(&mut self, rank: u32) -> Result<Stop> {
+        let led = self.ranks.leader() == Some(rank);
         let role = self.role(rank);
         print(&format!("rank {rank}{role} is stopped, and the others may take it for lost after a lease"))?;
-        self.without(rank, Ranks::stop)?;
+        let gone = self.without(rank, |ranks| {
+            ranks.stop(rank);
+            Ok(())
+        })?;
         print(&format!("rank {rank} runs again"))?;
         let began = Instant::now();
         self.ranks.resume(rank);
-        self.ranks.until("its return", |_, _, _| {}, |ranks| ranks.serve_exactly(&self.all))?;
-        Ok(print(&format!(
-            "{:>9} ms  it has been admitted again, and all serve exactly",
-            ms(began.elapsed())
-        ))?)
+        self.ranks.until("its return", |_, _, _| {}, |ranks| ranks.serve_exactly(&self.members))?;
+        let back = ms(began.elapsed());
+        print(&format!("{back:>9} ms  it has been admitted again, and all serve exactly"))?;
+        Ok(Stop { led, agreed: gone.agreed })
     }
 
-    fn retire(&mut self, rank: u32) -> Result<()> {
-        print(&format!("rank {rank}{} retires", self.role(rank)))?;
-        self.without(rank, Ranks::retire)?;
-        self.ranks.until("its end", |_, _, _| {}, |ranks| !ranks.is_there(rank))?;
-        print(&format!("rank {rank} is added"))?;
+    /// A rank joins that there has not been, in the room that the run has left.
+    fn grow(&mut self, rank: u32) -> Result<()> {
+        print(&format!("rank {rank} is added: the group grows"))?;
+        self.members.push(rank);
         self.with(rank).map(drop)
     }
 
+    /// A member retires another one: no step may lack that before the others go on without it.
+    fn retire(&mut self, rank: u32, by: u32) -> Result<()> {
+        print(&format!("rank {by} retires rank {rank}{}", self.role(rank)))?;
+        let gone = self.without(rank, |ranks| ranks.retire(by, rank))?;
+        if gone.detected.is_some() {
+            return Err(format!("a step has missed rank {rank}, which was retired").into());
+        }
+        self.members.retain(|member| *member != rank);
+        self.ranks.until("its end", |_, _, _| {}, |ranks| !ranks.is_there(rank))?;
+        let rest = |ranks: &Ranks| ranks.serve_exactly(&self.members);
+        self.ranks.until("a complete step of the rest", |_, _, _| {}, rest)?;
+        Ok(print(&"its process has ended, and the rest serve exactly")?)
+    }
+
     /// From when a rank goes until the others serve exactly without it.
-    fn without(&mut self, victim: u32, go: fn(&mut Ranks, u32)) -> Result<Gone> {
-        let others: Vec<u32> = self.all.iter().copied().filter(|rank| *rank != victim).collect();
+    fn without(&mut self, victim: u32, go: impl FnOnce(&mut Ranks) -> Result<()>) -> Result<Gone> {
+        let others: Vec<u32> = self.members.iter().copied().filter(|rank| *rank != victim).collect();
         let began = Instant::now();
-        go(&mut self.ranks, victim);
+        go(&mut self.ranks)?;
         let (mut detected, mut agreed, mut last) = (None, None, began);
         let watch = |rank: u32, news: &News, at: Instant| {
             let News::Served { members, missing, .. } = news else { return };
@@ -193,17 +259,29 @@ impl Tale {
             News::Served { .. } => last = last.max(at),
             _ => {}
         };
-        let exact = |ranks: &Ranks| ranks.is_ready(rank) && ranks.serve_exactly(&self.all);
+        let exact = |ranks: &Ranks| ranks.is_ready(rank) && ranks.serve_exactly(&self.members);
         self.ranks.until("a complete step of all", watch, exact)?;
         print(&format!("{:>9} ms  it has joined and waits to be admitted", ms(ready - began)))?;
         print(&format!("{:>9} ms  all serve exactly, with it", ms(last - began)))?;
         Ok(Back { ready: ready - began, exact: last.saturating_duration_since(ready) })
     }
 
-    /// The free bytes of a rank's GPU, once processes that have ended are gone from it.
-    fn memory(&mut self, rank: u32) -> Result<u64> {
+    /// The memory of a rank, once processes that have ended are gone from its GPU.
+    fn memory(&mut self, rank: u32, device: Device) -> Result<Memory> {
         std::thread::sleep(Duration::from_secs(1));
-        self.ranks.free_memory(rank)
+        let free = (device == Device::Cuda).then(|| self.ranks.free_memory(rank)).transpose()?;
+        Ok(Memory { resident: self.ranks.resident(rank)?, free })
+    }
+
+    fn growth(&mut self, witness: &Witness, args: &Story) -> Result<Growth> {
+        let Witness { rank, before } = witness;
+        let after = self.memory(*rank, args.device)?;
+        Ok(Growth {
+            rank: *rank,
+            kills: args.kills - args.kills / 2,
+            resident: after.resident as i64 - before.resident as i64,
+            gpu: before.free.zip(after.free).map(|(before, after)| before as i64 - after as i64),
+        })
     }
 }
 

@@ -1,5 +1,5 @@
-//! A rank: serves steps of an MoE layer until its standard input ends, and says on its standard output what changes. A line of input
-//! asks for the memory of its GPU.
+//! A rank: serves steps of an MoE layer until it is retired or its standard input ends, and says on its standard output what changes.
+//! A line of input is an order of its parent.
 
 use std::{
     io::Write,
@@ -11,7 +11,12 @@ use epwire::{
     Error, Group, env::Token, group::GroupOptions, rendezvous::BootstrapError, rendezvous::driver::Heartbeat,
 };
 
-use crate::{Result, args::Rank, layer, news::News};
+use crate::{
+    Result,
+    args::Rank,
+    layer,
+    news::{News, Order},
+};
 
 /// Signs of life and leases short enough to watch.
 pub fn heartbeat() -> Heartbeat {
@@ -21,8 +26,9 @@ pub fn heartbeat() -> Heartbeat {
 
 /// The whole life of a rank: the same for those of the beginning and for those that come later.
 pub fn run(args: &Rank) -> Result<()> {
-    let asked = input();
+    let orders = input();
     let options = GroupOptions::new(args.rank, args.world, &args.servers)
+        .initial(args.initial)
         .host_server(args.first)
         .run_id(crate::RUN_ID)
         .token(Token::from_env()?)
@@ -32,8 +38,9 @@ pub fn run(args: &Rank) -> Result<()> {
     say(&News::Ready { listens: group.server().map(|server| server.local_addr().to_string()) })?;
     let (mut served, mut known) = (None, None);
     loop {
-        match asked.try_recv() {
-            Ok(()) => say(&News::Memory { free: layer.free_memory()?.unwrap_or_default() })?,
+        match orders.try_recv() {
+            Ok(Order::Memory) => say(&News::Memory { free: layer.free_memory()?.unwrap_or_default() })?,
+            Ok(Order::Retire { rank }) => retire(&group, rank),
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => break,
         }
@@ -45,6 +52,8 @@ pub fn run(args: &Rank) -> Result<()> {
                 group.rejoin_blocking()?;
                 continue;
             }
+            // A member has retired this rank, which has run its last step.
+            Err(Error::Bootstrap(error)) if matches!(*error, BootstrapError::Retired { .. }) => break,
             Err(error) => return Err(error.into()),
         };
         let missing = layer.run(&step)?.iter().collect();
@@ -53,6 +62,15 @@ pub fn run(args: &Rank) -> Result<()> {
         say_new(&mut served, News::Served { epoch, members, missing })?;
     }
     Ok(group.leave_blocking()?)
+}
+
+/// Beside the steps: all members take part in them until it is decided.
+fn retire(group: &Group, rank: u32) {
+    let group = group.clone();
+    std::thread::spawn(move || {
+        let error = group.retire_blocking(rank).err().map(|error| error.to_string());
+        say(&News::Retired { rank, error }).map_err(|error| error.to_string())
+    });
 }
 
 fn say(news: &News) -> Result<()> {
@@ -70,12 +88,13 @@ fn say_new(said: &mut Option<News>, news: News) -> Result<()> {
     Ok(())
 }
 
-/// Something for each line of input; disconnected when the parent closes this rank's input, or has died.
-fn input() -> Receiver<()> {
-    let (tell, lines) = channel();
+/// The orders of the parent; disconnected when it closes this rank's input, or has died.
+fn input() -> Receiver<Order> {
+    let (tell, orders) = channel();
     std::thread::spawn(move || {
         let lines = std::io::stdin().lines().map_while(std::io::Result::ok);
-        lines.map_while(|_| tell.send(()).ok()).for_each(drop);
+        let read = lines.map_while(|line| serde_json::from_str(&line).ok());
+        read.map_while(|order| tell.send(order).ok()).for_each(drop);
     });
-    lines
+    orders
 }

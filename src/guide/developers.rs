@@ -17,8 +17,9 @@
 //! through failures of all of these by the thousand, from seeds.
 //!
 //! `tests/faults/run` changes one line at a time, of the product as `tests/faults/core.txt` lists them and of the explorer's model
-//! of windows and leases as `tests/faults/model.txt` does, and sees that the test named there finds it; `.ci/run faults` is the
-//! same. `tests/faults/run --cuda` does so with `tests/faults/kernels.txt`; where the machine with the GPUs has no compiler,
+//! of windows and leases as `tests/faults/model.txt` does, and sees that the test named there finds it. `tests/faults/run --rust` does
+//! so with the group: its machine, its members' part and its log, by `tests/faults/rust.txt`. `.ci/run faults` is both.
+//! `tests/faults/run --cuda` does so with `tests/faults/kernels.txt`; where the machine with the GPUs has no compiler,
 //! `--build-only` and `--run-built` are its two halves.
 //!
 //! The lists below have the files that check, decide, move or wait, in the order in which a token comes to them first. Files

@@ -29,10 +29,24 @@ impl Leases {
         Self { lease, clients: BTreeMap::new(), due: None }
     }
 
-    /// A client that is expected to come, within a lease.
-    pub(crate) fn expect(&mut self, now: Duration, session: SessionId) {
-        self.clients.entry(session).or_insert(Client { last_heard: now, connected: false, told: false });
-        self.wait(now);
+    /// Whoever serves from now on has heard of nobody yet: all clients have a full lease to come.
+    ///
+    /// All but one. `former` is the member whose server led before, and for how long whoever serves now has listened to that and heard
+    /// nothing: its lease began then, as it would have with any who served. It still has the time `back` to come. No other
+    /// lease may be shortened: nobody but the one who served has listened to those clients.
+    pub(crate) fn expect(
+        &mut self,
+        now: Duration,
+        sessions: impl IntoIterator<Item = SessionId>,
+        former: Option<(SessionId, Duration)>,
+        back: Duration,
+    ) {
+        for session in sessions {
+            let silent = former.filter(|(of, _)| *of == session).map_or(Duration::ZERO, |(_, silent)| silent);
+            let last_heard = now.saturating_sub(silent.min(self.lease.saturating_sub(back)));
+            self.clients.entry(session).or_insert(Client { last_heard, connected: false, told: false });
+            self.wait(last_heard);
+        }
     }
 
     fn wait(&mut self, since: Duration) {
@@ -137,9 +151,35 @@ mod tests {
     #[test]
     fn who_is_expected_and_does_not_come_is_late_after_a_lease() {
         let mut leases = Leases::new(LEASE);
-        leases.expect(at(1), 1);
-        leases.expect(at(1), 2);
+        leases.expect(at(1), [1, 2], None, at(1));
         leases.heard(at(2), 2);
         assert_eq!(told(leases.expire(at(6))), ["Closed { session: 1, by_peer: false }"]);
+    }
+
+    #[test]
+    fn a_new_leader_gives_everyone_a_full_lease() {
+        let mut leases = Leases::new(LEASE);
+        leases.expect(at(10), [1, 2, 3], None, at(1));
+        assert_eq!((leases.next_deadline(), leases.expire(at(14)).len()), (Some(at(15)), 0));
+        assert_eq!(leases.expire(at(15)).len(), 3);
+    }
+
+    #[test]
+    fn only_the_former_leader_has_been_silent_before() {
+        let mut leases = Leases::new(LEASE);
+        leases.expect(at(10), [1, 2, 3], Some((2, at(3))), at(1));
+        assert_eq!(leases.next_deadline(), Some(at(12)));
+        assert_eq!(told(leases.expire(at(12))), ["Closed { session: 2, by_peer: false }"]);
+        leases.heard(at(13), 1);
+        assert!(leases.expire(at(14)).is_empty());
+        assert_eq!(told(leases.expire(at(15))), ["Closed { session: 3, by_peer: false }"]);
+    }
+
+    #[test]
+    fn a_former_leader_has_time_to_come_however_long_it_was_silent() {
+        let mut leases = Leases::new(LEASE);
+        leases.expect(at(100), [1, 2], Some((2, at(60))), at(2));
+        assert!(leases.expire(at(101)).is_empty());
+        assert_eq!(told(leases.expire(at(102))), ["Closed { session: 2, by_peer: false }"]);
     }
 }

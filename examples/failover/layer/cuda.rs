@@ -13,7 +13,7 @@ use epwire::{
 };
 use half::bf16;
 
-use super::{HIDDEN, Layer, TOKENS, check_sums, value};
+use super::{HIDDEN, Layer, TOKENS, check_sums, counts, ids, value};
 use crate::{Result, gpus::gpus};
 
 pub struct CudaLayer {
@@ -47,10 +47,9 @@ impl CudaLayer {
             sms: SMS,
             ..config
         };
-        let ids: Vec<i32> = (0..TOKENS).flat_map(|_| 0..ranks as i32).collect();
         let layer = Self {
             x: stream.alloc_zeros(TOKENS * HIDDEN)?,
-            ids: stream.clone_htod(&ids)?,
+            ids: stream.clone_htod(&ids(config.experts))?,
             weights: stream.clone_htod(&vec![1.0; TOKENS * ranks])?,
             out: stream.alloc_zeros(TOKENS * HIDDEN)?,
             contributions: stream.alloc_zeros(2 * TOKENS)?,
@@ -117,15 +116,12 @@ impl Layer for CudaLayer {
         self.graph = Some(graph);
         self.finish()?;
         let contributions = self.stream.clone_dtoh(&self.contributions)?;
-        let arrived = || contributions.chunks(2).map(|pair| pair[0]);
+        let arrived = || contributions.chunks(2).map(|pair| usize::from(pair[0]));
         check_sums(step, &self.stream.clone_dtoh(&self.out)?, arrived())?;
+        let membership = self.buffer.membership()?;
         // What kernels have recorded of peers given up; the membership has it too.
         drop(self.buffer.take_errors()?);
-        let membership = self.buffer.membership()?;
-        if arrived().all(|count| usize::from(count) == membership.active.len()) {
-            return Ok(Mask::EMPTY);
-        }
-        Ok(membership.suspects)
+        Ok(if arrived().eq(counts(&membership.active)) { Mask::EMPTY } else { membership.suspects })
     }
 
     fn free_memory(&self) -> Result<Option<u64>> {

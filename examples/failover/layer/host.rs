@@ -6,7 +6,7 @@ use epwire::{
 };
 use half::bf16;
 
-use super::{HIDDEN, Layer, TOKENS, check_sums, value};
+use super::{HIDDEN, Layer, TOKENS, check_sums, counts, ids, value};
 use crate::Result;
 
 pub struct HostLayer {
@@ -23,7 +23,7 @@ impl HostLayer {
         let ranks = config.experts;
         let buffer = EpBuffer::create_blocking(group, config)?;
         Ok(Self {
-            ids: (0..TOKENS).flat_map(|_| 0..ranks as i32).collect(),
+            ids: ids(ranks),
             weights: vec![1.0; TOKENS * ranks as usize],
             received: buffer.dispatch_buffers(Payload::SameAsInput, Layout::RankMajor, 0)?,
             out: HostBuffer::zeroed(TOKENS * HIDDEN),
@@ -50,7 +50,13 @@ impl Layer for HostLayer {
             ..CombineOutput::new(TensorMut::new(&mut self.out))
         };
         let outcome = dispatched.combine_blocking(Combine::in_place(), output)?;
-        check_sums(step, &self.out, self.contributions.iter().map(|[arrived, _]| *arrived))?;
+        let from = self.buffer.membership()?.active.minus(&outcome.missing);
+        let arrived = || self.contributions.iter().map(|[arrived, _]| usize::from(*arrived));
+        if !arrived().eq(counts(&from)) {
+            let arrived: Vec<usize> = arrived().collect();
+            return Err(format!("step {}: {arrived:?} contributions of ranks {from}", step.number).into());
+        }
+        check_sums(step, &self.out, arrived())?;
         Ok(outcome.missing)
     }
 }

@@ -1,5 +1,5 @@
-//! The MoE layer that ranks serve, on the host or on a GPU. Every rank has one expert, and every token goes to all of them. Experts
-//! give back what they get, so that a token's sum tells how many of them it has seen.
+//! The MoE layer that ranks serve, on the host or on a GPU. Every rank has one expert, which gives back what it gets, so that
+//! a token's sum tells how many experts it has seen; and each token goes to others, so that all sums together tell which.
 
 #[cfg(all(feature = "cuda", feature = "cudarc"))]
 mod cuda;
@@ -59,15 +59,35 @@ pub fn check(device: Device) -> Result<()> {
 const NO_CUDA: &str = "--device cuda is not in this build: build the example with `--features cuda,cudarc`, \
                        which needs a CUDA toolkit, or use --device host";
 
-/// The value of all channels of a step. Every sum of at most 64 of them is a bf16.
+/// The value of all channels of a step. Every sum of at most 32 of them is a bf16.
 fn value(step: &Step) -> f32 {
     (1 + step.number % 4) as f32
 }
 
+/// Tokens that go to every expert.
+const EVERYWHERE: usize = 3;
+
+/// Whether a token goes to the expert of a rank: each token behind the first ones has a bit of its own, and goes to the ranks that
+/// have it in their number.
+fn goes(token: usize, rank: u32) -> bool {
+    token.checked_sub(EVERYWHERE).is_none_or(|bit| rank >> bit & 1 == 1)
+}
+
+/// `[tokens, ranks]`
+fn ids(ranks: u32) -> Vec<i32> {
+    let id = |token, rank| if goes(token, rank) { rank as i32 } else { -1 };
+    (0..TOKENS).flat_map(|token| (0..ranks).map(move |rank| id(token, rank))).collect()
+}
+
+/// How many experts each token has seen if all of these ranks have taken part.
+fn counts(ranks: &Mask) -> impl Iterator<Item = usize> {
+    (0..TOKENS).map(|token| ranks.iter().filter(|rank| goes(token, *rank)).count())
+}
+
 /// Fails if a sum is not that of the contributions that have arrived.
-fn check_sums(step: &Step, out: &[half::bf16], arrived: impl Iterator<Item = u16>) -> Result<()> {
+fn check_sums(step: &Step, out: &[half::bf16], arrived: impl Iterator<Item = usize>) -> Result<()> {
     for (token, arrived) in out.chunks(HIDDEN).zip(arrived) {
-        let expected = value(step) * f32::from(arrived);
+        let expected = value(step) * arrived as f32;
         if let Some(wrong) = token.iter().find(|sum| sum.to_f32() != expected) {
             return Err(format!("step {}: a sum is {wrong}, must be {expected}", step.number).into());
         }

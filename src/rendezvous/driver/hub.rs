@@ -12,6 +12,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::dial::is_refused;
 use super::door::Door;
+#[cfg(feature = "succession")]
+use super::former::Former;
 use super::heartbeat::{Awake, Heartbeat};
 use super::ledger::Ledger;
 use super::news::{Joined, Link, News, Outlet, Queued};
@@ -110,6 +112,8 @@ struct Desk {
     service: watch::Sender<Service>,
     clock: Clock,
     leases: Leases,
+    #[cfg(feature = "succession")]
+    former: Former,
     clients: HashMap<SessionId, Client>,
     /// Those that can take over, where several can.
     servers: Vec<Host>,
@@ -148,6 +152,8 @@ impl Desk {
             service,
             clock: Clock::of(heartbeat),
             leases: Leases::new(heartbeat.lease),
+            #[cfg(feature = "succession")]
+            former: Former::default(),
             clients: HashMap::new(),
             servers: Vec::new(),
             listeners: HashMap::new(),
@@ -158,17 +164,16 @@ impl Desk {
             ended: false,
             successions: Vec::new(),
         };
-        desk.expect_all();
+        desk.expect_all(None);
         desk
     }
 
-    /// All clients of the run have a lease to come. Those that have ended meanwhile do not: nobody has seen their connection close.
-    fn expect_all(&mut self) {
+    /// All clients of the run have a lease to come, the one whose server led before what is left of it. Those that have ended meanwhile
+    /// do not: nobody has seen their connection close.
+    fn expect_all(&mut self, former: Option<(SessionId, Duration)>) {
         self.clock.ran = self.clock.ran.max(self.ledger.last());
         self.verify = Some(self.clock.ran + RETURN);
-        for session in self.ledger.sessions() {
-            self.leases.expect(self.clock.ran, session);
-        }
+        self.leases.expect(self.clock.ran, self.ledger.sessions(), former, RETURN);
     }
 
     fn serves(&self) -> bool {
@@ -228,13 +233,15 @@ impl Desk {
             Turn::Do(action) => self.carry_out(action),
             Turn::Fail(_) => {} // the task ends
             #[cfg(feature = "succession")]
-            Turn::Lead => {
+            Turn::Lead { former } => {
                 #[cfg(feature = "tracing")]
                 if let Some(Host { rank, address, .. }) = &self.host {
                     tracing::info!(rank, address, "this member's server leads the run");
                 }
                 self.service.send_replace(Service::Serves { host: self.host.clone() });
-                self.expect_all();
+                self.former.look(self.clock.now(), former);
+                let silent = std::mem::take(&mut self.former).silent();
+                self.expect_all(silent);
             }
             #[cfg(feature = "succession")]
             Turn::Follow { leader } => {
@@ -369,6 +376,8 @@ impl Desk {
 
     fn tick(&mut self) {
         let now = self.clock.now();
+        #[cfg(feature = "succession")]
+        self.former.look(now, self.ledger.former_leader());
         if !self.serves() {
             return;
         }

@@ -6,6 +6,9 @@ use std::path::Path;
 use std::time::Duration;
 
 #[cfg(feature = "succession")]
+use tokio::time::Instant;
+
+#[cfg(feature = "succession")]
 use super::shared::Shared;
 use super::turn::Turn;
 use crate::rendezvous::error::BootstrapError;
@@ -95,6 +98,15 @@ impl Ledger {
             Self::Kept(kept) => kept.machine.sessions(),
             #[cfg(feature = "succession")]
             Self::Shared(shared) => shared.sessions(),
+        }
+    }
+
+    /// The member whose server leads, or did before this one, and since when that has been silent, where this tells anything.
+    #[cfg(feature = "succession")]
+    pub(super) fn former_leader(&self) -> Option<(SessionId, Instant)> {
+        match self {
+            Self::Alone { .. } | Self::Kept(_) => None,
+            Self::Shared(shared) => shared.former_leader(),
         }
     }
 

@@ -12,6 +12,8 @@ mod connection;
 mod contact;
 mod dial;
 mod door;
+#[cfg(feature = "succession")]
+mod former;
 mod heartbeat;
 mod hub;
 mod ledger;

@@ -442,3 +442,21 @@ async fn welcome(
         Err(_) => {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    /// Its copy of the log is empty: what the one before has promised it does not know.
+    #[cfg(feature = "succession")]
+    #[tokio::test]
+    async fn a_process_that_takes_a_rank_again_is_another_voter() {
+        use super::{Seat, Server, ServerOptions};
+        let mut ids = Vec::new();
+        for _ in 0..3 {
+            let seat = Seat { rank: 1, member: 7, address: None };
+            let server = Server::follow("127.0.0.1:0", ServerOptions::new("run", 3), seat).await.unwrap();
+            let id = server.and_then(|server| server.listener()).unwrap().id;
+            assert!(!ids.contains(&id), "{id} again");
+            ids.push(id);
+        }
+    }
+}

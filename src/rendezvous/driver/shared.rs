@@ -153,10 +153,12 @@ impl Shared {
         // One that has resigned may believe for a moment that it leads.
         let leader = leader.filter(|leader| leader.id != self.own.id || leads).map(|leader| leader.address);
         if leads && !self.leads {
+            let former = self.former_leader();
+            self.log.lead();
             // What followed from the records of others: their clients ask again what they have not been told.
             while self.actions.try_recv().is_ok() {}
             (self.leads, self.ticked, self.look_at) = (true, None, Instant::now());
-            return Some(Turn::Lead);
+            return Some(Turn::Lead { former });
         }
         if !leads && (self.leads || leader != self.leader) {
             return Some(self.follow_from_now_on(leader));
@@ -258,6 +260,14 @@ impl Shared {
         let state = self.copy.state();
         let server = state.machine.as_ref()?.servers().find(|server| server.session == Some(session));
         server.map(|server| server.listener.id)
+    }
+
+    /// The member whose server leads or did last, and since when that has been silent. See [`Log::former_leader`].
+    pub(super) fn former_leader(&self) -> Option<(SessionId, Instant)> {
+        let (id, since) = self.log.former_leader()?;
+        let state = self.copy.state();
+        let server = state.machine.as_ref()?.servers().find(|server| server.listener.id == id)?;
+        Some((server.session?, since))
     }
 
     pub(super) fn rank(&self, session: SessionId) -> Option<u32> {

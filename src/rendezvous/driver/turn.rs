@@ -1,7 +1,12 @@
 //! What a ledger has its server do.
 
+#[cfg(feature = "succession")]
+use tokio::time::Instant;
+
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::machine::Action;
+#[cfg(feature = "succession")]
+use crate::rendezvous::machine::SessionId;
 #[cfg(feature = "succession")]
 use crate::rendezvous::wire::Host;
 
@@ -13,7 +18,10 @@ pub(super) enum Turn {
     Fail(BootstrapError),
     /// This server leads from now on.
     #[cfg(feature = "succession")]
-    Lead,
+    Lead {
+        /// The member whose server led before, and when that was heard last, if that tells anything.
+        former: Option<(SessionId, Instant)>,
+    },
     /// Another one does, at this address if that is known.
     #[cfg(feature = "succession")]
     Follow { leader: Option<String> },

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::clock::Clock;
 use super::copy::{Copy, Progress, StateMachine};
-use super::inbox::{Inbox, lock};
+use super::inbox::{Heard, Inbox, lock};
 use super::leadership::{Leadership, voter};
 use super::network::{Carrier, Network};
 use super::question::{Answer, Question};
@@ -137,17 +137,19 @@ impl Log {
         };
         let (storage, copy) = (Storage::default(), Copy::new(machine, timing.snapshot));
         let progress = copy.progress();
-        let network = Network { own: own.id, carrier, timing };
+        let heard = Arc::<Mutex<Heard>>::default();
+        let network = Network { own: own.id, carrier, timing, heard: heard.clone() };
         let raft = Raft::new(own.id, Arc::new(config), network, storage.clone(), copy).await;
         let raft = raft.map_err(|_| AppendError::Stopped)?;
         let (says, leadership) = watch::channel(Leadership::default());
-        let inbox = Inbox::new(own.id, raft.clone(), storage, leadership.clone(), timing.election.0);
+        let inbox =
+            Inbox::new(own.id, raft.clone(), storage, leadership.clone(), timing.election.0, heard.clone());
         let gone = Arc::new(Notify::new());
         let clock = Clock {
             own: own.id,
             raft: raft.clone(),
             timing,
-            heard: inbox.heard.clone(),
+            heard,
             progress: progress.clone(),
             gone: gone.clone(),
             leadership: says,
@@ -243,6 +245,18 @@ impl Log {
         heard.resigned = leader.filter(|_| resigned).map(|leader| (term, leader.id));
         drop(heard);
         self.inner.gone.notify_one();
+    }
+
+    /// Who led before, and since when nothing has come from it, as far as that tells anything: it votes and has not resigned, so it would
+    /// let itself be heard. Nobody once this voter has led after it.
+    pub(crate) fn former_leader(&self) -> Option<(u128, Instant)> {
+        let former = lock(&self.inner.inbox.heard).former()?;
+        self.voters().iter().any(|voter| voter.id == former.0).then_some(former)
+    }
+
+    /// This voter leads: whoever did before need not let itself be heard any more.
+    pub(crate) fn lead(&self) {
+        lock(&self.inner.inbox.heard).lead();
     }
 
     /// Makes these the voters, by the leader: new ones learn the log first, then a joint majority goes over to them. A

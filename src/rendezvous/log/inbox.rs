@@ -33,12 +33,36 @@ pub(crate) struct Heard {
     leader: Option<(u64, u128)>,
     /// The last of its entries that it spoke of.
     last: Option<LogId>,
+    /// Who led last, unless this voter has since, and when anything came from it last, an answer too: one that has been deposed
+    /// says nothing unless it is asked.
+    former: Option<((u64, u128), Instant)>,
 }
 
 impl Heard {
     /// Since when this voter has known of nobody who leads or may do so soon.
     pub(crate) fn quiet_since(&self) -> Option<Instant> {
         self.at.filter(|_| !self.gone).max(self.voted)
+    }
+
+    /// Something has come from this voter.
+    pub(crate) fn sign_of(&mut self, voter: u128) {
+        if let Some((former, at)) = &mut self.former
+            && former.1 == voter
+        {
+            *at = Instant::now();
+        }
+    }
+
+    /// Who led last and is to be heard until another one leads, and since when it has been silent. Nobody if it has resigned: such a
+    /// one has no reason to say anything.
+    pub(crate) fn former(&self) -> Option<(u128, Instant)> {
+        let former = self.former.filter(|(former, _)| self.resigned != Some(*former));
+        former.map(|((_, id), at)| (id, at))
+    }
+
+    /// This voter leads.
+    pub(crate) fn lead(&mut self) {
+        self.former = None;
     }
 }
 
@@ -76,13 +100,17 @@ impl Inbox {
         storage: Storage,
         leadership: watch::Receiver<Leadership>,
         lease: Duration,
+        heard: Arc<Mutex<Heard>>,
     ) -> Self {
-        Self { own, raft, storage, leadership, lease, heard: Arc::default(), incoming: Default::default() }
+        Self { own, raft, storage, leadership, lease, heard, incoming: Default::default() }
     }
 
     pub(crate) async fn answer(&self, question: Question) -> Answer {
         if question.to != self.own {
             return Answer::refused("the question is for another copy");
+        }
+        if let Some(voter) = question.body.asker() {
+            lock(&self.heard).sign_of(voter);
         }
         let answered = match question.body {
             Body::Append { append } if !append.is_sound() => Err(Answer::refused("entries of no log")),
@@ -119,7 +147,8 @@ impl Inbox {
     fn hear(&self, leader: (u64, u128)) {
         let mut heard = lock(&self.heard);
         if heard.leader == Some(leader) {
-            heard.at = Some(Instant::now());
+            let now = Instant::now();
+            (heard.at, heard.former) = (Some(now), Some((leader, now)));
             heard.gone &= heard.resigned == Some(leader);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use openraft::error::{Fatal, RPCError, RaftError, ReplicationClosed, StreamingError, Unreachable};
@@ -13,6 +13,7 @@ use openraft::raft::{
 use openraft::{AnyError, OptionalSend, RaftNetwork, RaftNetworkFactory};
 use tokio::task::JoinSet;
 
+use super::inbox::{Heard, lock};
 use super::question::{Answer, Append, Body, Install, Question};
 use super::timing::Timing;
 use super::types::{Ballot, LogId, MAX_SNAPSHOT_BYTES, Snapshot, Types, Voter};
@@ -37,6 +38,7 @@ pub(crate) struct Network {
     pub(crate) own: u128,
     pub(crate) carrier: Arc<dyn Carrier>,
     pub(crate) timing: Timing,
+    pub(crate) heard: Arc<Mutex<Heard>>,
 }
 
 impl RaftNetworkFactory<Types> for Network {
@@ -44,7 +46,8 @@ impl RaftNetworkFactory<Types> for Network {
 
     async fn new_client(&mut self, id: u128, address: &String) -> Link {
         let to = Voter { id, address: address.clone() };
-        Link { own: self.own, to, carrier: self.carrier.clone(), timing: self.timing, pending: None }
+        let (carrier, heard) = (self.carrier.clone(), self.heard.clone());
+        Link { own: self.own, to, carrier, timing: self.timing, heard, pending: None }
     }
 }
 
@@ -54,6 +57,7 @@ pub(crate) struct Link {
     to: Voter,
     carrier: Arc<dyn Carrier>,
     timing: Timing,
+    heard: Arc<Mutex<Heard>>,
     pending: Option<Pending>,
 }
 
@@ -76,9 +80,12 @@ impl Link {
     fn ask(&self, body: Body, deadline: Duration) -> Asked {
         let question = Question { to: self.to.id, body };
         let asked = self.carrier.ask(&self.to, question, deadline);
+        let (to, heard) = (self.to.id, self.heard.clone());
         Box::pin(async move {
             let answer = tokio::time::timeout(deadline, asked).await;
-            answer.unwrap_or_else(|_| Err("no answer in time".to_owned()))
+            let answer = answer.unwrap_or_else(|_| Err("no answer in time".to_owned()))?;
+            lock(&heard).sign_of(to);
+            Ok(answer)
         })
     }
 

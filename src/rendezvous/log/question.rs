@@ -34,6 +34,16 @@ pub(crate) enum Body {
 }
 wire!(enum Body { 1 => Append { append }, 2 => Vote { ballot, last }, 3 => Install { install } });
 
+impl Body {
+    /// Who asks.
+    pub(super) fn asker(&self) -> Option<u128> {
+        let (Self::Append { append: Append { ballot, .. } }
+        | Self::Vote { ballot, .. }
+        | Self::Install { install: Install { ballot, .. } }) = self;
+        ballot.leader_id.voted_for
+    }
+}
+
 /// Entries that follow each other.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Append {

@@ -100,6 +100,30 @@ async fn a_leader_that_has_resigned_is_succeeded_though_it_is_heard() {
     world.check();
 }
 
+/// What the lease of its member is counted by, see `driver::former`.
+#[tokio::test(start_paused = true)]
+async fn a_new_leader_knows_since_when_the_former_one_has_been_silent() {
+    let mut world = voters(3).await;
+    tokio::time::sleep(SECOND).await;
+    let former = world.processes[0].voter.id;
+    world.kill(former).await;
+    let died = Instant::now();
+    let leader = world.await_leader(3 * SECOND).await;
+    let (id, since) = world.seen().former.unwrap();
+    assert!(id == former && since <= died + 20 * MS && died <= since + 2 * Timing::default().heartbeat);
+    assert_eq!(leader.log.former_leader(), None, "once this one leads nobody else need let itself be heard");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_has_resigned_has_no_reason_to_let_itself_be_heard() {
+    let world = voters(3).await;
+    tokio::time::sleep(SECOND).await;
+    let follower = world.processes[1].log.clone();
+    assert!(follower.former_leader().is_some());
+    follower.elect(true);
+    assert_eq!(follower.former_leader(), None);
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_empty_copy_never_stands_for_election() {
     let mut world = World::new(1, Timing::default()).await;

@@ -193,7 +193,7 @@ async fn history(seed: u64) -> Seen {
 
 #[test]
 fn whatever_happens_copies_agree_and_nothing_acknowledged_is_lost() {
-    let common = ["acknowledged", "refused", "killed", "changed", "terms led", "restored"];
+    let common = ["acknowledged", "refused", "killed", "changed", "terms led", "former leaders", "restored"];
     play(30, (&common, 20), |seed| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.unwrap().block_on(history(seed))

@@ -25,6 +25,8 @@ pub(super) struct Seen {
     pub(super) refused: BTreeSet<u64>,
     /// Who led in each term.
     leaders: BTreeMap<u64, u128>,
+    /// Who led before the last leader, and since when that took it for silent.
+    pub(super) former: Option<(u128, Instant)>,
     /// The first thing that must not be. Copies run in tasks, in which a panic goes unheard.
     wrong: Option<String>,
     pub(super) counts: BTreeMap<&'static str, u32>,
@@ -109,6 +111,8 @@ pub(super) struct Net {
     pub(super) slow: u64,
     /// Longest question.
     pub(super) longest: usize,
+    /// When something came last from the process with the first id to that with the second.
+    pub(super) arrived: BTreeMap<(u128, u128), Instant>,
 }
 
 /// One end of all its links.
@@ -162,13 +166,23 @@ impl Carrier for End {
                 });
                 let Some(log) = log else { return };
                 let question = Question::get(&mut Reader::new(&bytes)).unwrap();
+                let arrived = |from, to| {
+                    if let Some(net) = net.upgrade() {
+                        net.lock().unwrap().arrived.insert((from, to), Instant::now());
+                    }
+                };
+                if question.to == log.id() {
+                    arrived(own, log.id());
+                }
                 let answer = log.answer(question).await;
                 let Some(takes) = way(&net, slot, from) else { return };
                 sleep(takes).await;
                 let mut bytes = Vec::new();
                 answer.put(&mut bytes);
-                if let Some(say) = say {
-                    let _ = say.send(Answer::get(&mut Reader::new(&bytes)).unwrap());
+                if let Some(say) = say
+                    && say.send(Answer::get(&mut Reader::new(&bytes)).unwrap()).is_ok()
+                {
+                    arrived(log.id(), own);
                 }
             });
         }
@@ -211,6 +225,7 @@ impl World {
             odds: [0; 3],
             slow: 5,
             longest: 0,
+            arrived: BTreeMap::new(),
         };
         let mut world = Self {
             random: Random(seed),
@@ -251,6 +266,7 @@ impl World {
         }
         self.net().living.insert(id, log.clone());
         let (mut leadership, seen, copy) = (log.leadership(), self.seen.clone(), tape.clone());
+        let net = Arc::downgrade(&self.net);
         tokio::spawn(async move {
             loop {
                 let now = leadership.borrow_and_update().clone();
@@ -271,6 +287,19 @@ impl World {
                     }
                     if seen.leaders.len() > led {
                         *seen.counts.entry("terms led").or_default() += 1;
+                    }
+                    // A server that leads asks once, and no more until another one has led.
+                    let net = net.upgrade();
+                    let net = net.as_ref().map(|net| net.lock().unwrap());
+                    if let Some((net, log)) = net.as_ref().and_then(|net| Some((net, net.living.get(&id)?))) {
+                        seen.former = log.former_leader();
+                        if let Some((former, since)) = seen.former {
+                            *seen.counts.entry("former leaders").or_default() += 1;
+                            if net.arrived.get(&(former, id)).is_some_and(|at| *at > since) {
+                                seen.is_wrong("a former leader counts as silent that was heard".to_owned());
+                            }
+                        }
+                        log.lead();
                     }
                 }
                 if leadership.changed().await.is_err() {

@@ -1,0 +1,108 @@
+//! What a run must keep: limits with names, and the figures that are held against them.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use crate::{figures::ms, print::print};
+
+/// Times in milliseconds, growth of memory in MiB.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    pub kill: u32,
+    pub leader: u32,
+    pub stop: u32,
+    pub stopped_leader: u32,
+    pub memory: u32,
+    pub gpu_memory: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { kill: 100, leader: 1000, stop: 200, stopped_leader: 1500, memory: 8, gpu_memory: 4 }
+    }
+}
+
+impl Limits {
+    fn named(&mut self) -> [(&'static str, &mut u32); 6] {
+        let Self { kill, leader, stop, stopped_leader, memory, gpu_memory } = self;
+        [
+            ("kill", kill),
+            ("leader", leader),
+            ("stop", stop),
+            ("stopped-leader", stopped_leader),
+            ("memory", memory),
+            ("gpu-memory", gpu_memory),
+        ]
+    }
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut own = *self;
+        let all = own.named().map(|(name, limit)| format!("{name}={limit}"));
+        f.write_str(&all.join(","))
+    }
+}
+
+/// Those that are not named keep their defaults.
+impl FromStr for Limits {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut limits = Self::default();
+        for part in text.split(',') {
+            let (name, number) = part.split_once('=').ok_or(format!("\"{part}\" is not NAME=NUMBER"))?;
+            let mut known = limits.named();
+            let names = known.each_ref().map(|(name, _)| *name).join(", ");
+            let limit = known.iter_mut().find(|(of, _)| *of == name);
+            let (_, limit) = limit.ok_or(format!("no limit is called \"{name}\"; there are {names}"))?;
+            **limit = number.parse().map_err(|_| format!("{name}: \"{number}\" is no whole number"))?;
+        }
+        Ok(limits)
+    }
+}
+
+/// The figures of a run, each beside its limit.
+#[derive(Default)]
+pub struct Judgement {
+    beyond: Vec<String>,
+}
+
+impl Judgement {
+    /// The longest of these times, if there are any.
+    pub fn times(
+        &mut self,
+        what: &str,
+        times: impl Iterator<Item = Duration>,
+        limit: Duration,
+    ) -> crate::Result<()> {
+        let Some(longest) = times.max() else { return Ok(()) };
+        self.figure(
+            what,
+            longest > limit,
+            &format!("{} ms", ms(longest)),
+            &format!("{} ms", limit.as_millis()),
+        )
+    }
+
+    /// What memory in use has grown by; it may have shrunk.
+    pub fn growth(&mut self, what: &str, bytes: i64, limit_mib: u32) -> crate::Result<()> {
+        let (kib, limit_kib) = (bytes / 1024, i64::from(limit_mib) * 1024);
+        self.figure(what, kib > limit_kib, &format!("{kib} KiB"), &format!("{limit_kib} KiB"))
+    }
+
+    fn figure(&mut self, what: &str, beyond: bool, figure: &str, limit: &str) -> crate::Result<()> {
+        print(&format!("{what:<66}{figure:>12}, limit {limit}"))?;
+        if beyond {
+            self.beyond.push(format!("{what}: {figure}, limit {limit}"));
+        }
+        Ok(())
+    }
+
+    /// Fails if one was beyond its limit.
+    pub fn end(self) -> crate::Result<()> {
+        if self.beyond.is_empty() {
+            return Ok(());
+        }
+        Err(format!("beyond what --within permits: {}", self.beyond.join("; ")).into())
+    }
+}
