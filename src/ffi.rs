@@ -276,6 +276,14 @@ impl Buffer {
         Ok(epoch)
     }
 
+    /// Who has begun the epoch at another step.
+    pub(crate) fn diverged(&self, epoch: u32, step: u64) -> Result<Mask> {
+        let mut ranks = c_mask(&Mask::EMPTY);
+        // SAFETY: the buffer is alive, ranks is the header's.
+        check(unsafe { sys::epw_buffer_diverged(self.0.as_ptr(), epoch, step, &mut ranks) })?;
+        Ok(Mask::from_words(ranks.bits))
+    }
+
     /// One byte per expert of the buffer's configuration.
     pub(crate) fn reachable_experts(&self, experts: u32) -> Result<Vec<bool>> {
         let mut reachable = vec![0u8; experts as usize];

@@ -35,6 +35,8 @@ mod membership;
 mod options;
 mod step;
 mod survey;
+#[cfg(test)]
+mod tests;
 
 pub use crate::rendezvous::driver::Outage;
 pub use change::{Change, Progress, Step};

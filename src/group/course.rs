@@ -13,7 +13,7 @@ use super::change::{Change, Progress};
 use super::experts::Experts;
 use super::follower::Follower;
 use super::meetings::Meetings;
-use super::survey::Survey;
+use super::survey::{Question, Survey};
 use crate::error::Result;
 use crate::mask::{MAX_WORLD, Mask};
 use crate::observe::Sight;
@@ -153,7 +153,10 @@ impl Course {
             if self.current().epoch >= decision.epoch {
                 return Ok(()); // by a call whose future was dropped
             }
-            let begin = || self.followers().iter().try_for_each(|follower| follower.begin(decision));
+            // What its epoch words say is true, whatever it has promised: one that has begun this step before is found out.
+            let step = decision.step.max(self.state().pace.begun() + 1);
+            let begins = Decision { step, ..*decision };
+            let begin = || self.followers().iter().try_for_each(|follower| follower.begin(&begins));
             self.meetings.between(&decision.mask, self.heartbeat.lease, begin)?;
             let mut state = self.state();
             let before = state.pace.current().mask;
@@ -186,16 +189,28 @@ impl Course {
         }
     }
 
-    /// What the group is to be told about silent peers.
+    /// What the group is to be told about peers that are silent, or have begun this epoch at another step.
     pub(super) fn doubts(&self) -> Option<Notice> {
-        let each: Vec<_> = self.followers().iter().filter_map(|follower| follower.given_up().ok()).collect();
+        let (current, former) = {
+            let state = self.state();
+            (state.pace.current(), state.given_up)
+        };
+        let epoch = current.epoch;
+        let (mut given_up, mut suspicious) = (Mask::EMPTY, Mask::EMPTY);
+        for follower in self.followers() {
+            let Some(of) = follower.given_up().ok().filter(|of| of.epoch == epoch) else { continue };
+            given_up = given_up.or(&of.peers);
+            suspicious = suspicious.or(&of.silent);
+            // Those who are out of step have been given up as well, and are looked for once.
+            if !of.peers.minus(&of.silent).minus(&former).is_empty() {
+                suspicious = suspicious.or(&follower.diverged(epoch, current.step).and(&of.peers));
+            }
+        }
         let mut state = self.state();
-        let epoch = state.pace.current().epoch;
-        let present = each.iter().filter(|of| of.epoch == epoch);
-        let (given_up, silent) = present.fold((Mask::EMPTY, Mask::EMPTY), |(peers, silent), of| {
-            (peers.or(&of.peers), silent.or(&of.silent))
-        });
-        let peers = silent.minus(&state.doubted);
+        if state.pace.current().epoch != epoch {
+            return None; // a membership has begun meanwhile, by another call
+        }
+        let peers = suspicious.minus(&state.doubted);
         state.doubted = state.doubted.or(&peers);
         let former = std::mem::replace(&mut state.given_up, given_up);
         drop(state);
@@ -218,6 +233,12 @@ impl Course {
         };
         let experts = self.followers().into_iter().map(&mut unreachable).collect();
         (all, experts)
+    }
+
+    /// Has this member break its promise.
+    #[cfg(test)]
+    pub(super) fn run_ahead(&self, steps: u64) {
+        self.state().pace.run_ahead(steps);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -248,15 +269,14 @@ impl Attendant for Course {
 
     fn asked(&self, ask: Ask, later: Later) -> Option<Notice> {
         match ask {
-            Ask::Reach { change, peers } if peers.is_empty() => {
-                Some(Notice::Reached { change, missing: Mask::EMPTY })
-            }
-            Ask::Reach { change, peers } => {
-                let followers = self.followers();
+            Ask::Reach { change, peers, epoch, step } => {
+                let (rank, followers, question) =
+                    (self.rank, self.followers(), Question { change, peers, epoch, step });
                 let (survey, patience) = (self.survey.clone(), self.heartbeat.lease / 8);
                 aside(move || {
-                    if let Some(missing) = survey.unreached(change, &followers, &peers, patience) {
-                        later.tell(Notice::Reached { change, missing });
+                    if let Some(found) = survey.look(rank, &question, &followers, patience) {
+                        let (missing, diverged) = (found.unreachable, Box::new(found.diverged));
+                        later.tell(Notice::Reached { change, missing, diverged });
                     }
                 });
                 None

@@ -188,6 +188,12 @@ impl Pace {
         self.due.iter().fold(removed, |removed, due| removed.minus(&due.retired))
     }
 
+    /// Breaks its promise, whatever it is.
+    #[cfg(test)]
+    pub(crate) fn run_ahead(&mut self, steps: u64) {
+        self.begun += steps;
+    }
+
     /// The membership is in effect.
     pub fn applied(&mut self, decision: Decision) {
         self.current = decision;

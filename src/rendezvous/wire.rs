@@ -275,12 +275,17 @@ pub enum Ask {
         /// What it exports for this member, a blob for each of its buffers.
         blobs: Vec<Blob>,
     },
-    /// Which of these peers it does not reach; answered by [`Notice::Reached`].
+    /// Whether its own device works, which of these peers it does not reach, and who has begun the present membership otherwise
+    /// than was decided; answered by [`Notice::Reached`].
     Reach {
         /// Number of the change.
         change: u64,
         /// The peers.
         peers: Mask,
+        /// Of the present membership.
+        epoch: u32,
+        /// The first step of it, as was decided.
+        step: u64,
     },
     /// How far it goes under the present membership; answered by [`Notice::Promise`].
     Promise {
@@ -291,7 +296,7 @@ pub enum Ask {
     },
 }
 wire!(enum Ask {
-    1 => Reach { change, peers },
+    1 => Reach { change, peers, epoch, step },
     2 => Promise { change, lossy },
     3 => Meet { peers },
     4 => Introduce { ticket, rank, blobs },
@@ -314,7 +319,7 @@ pub enum Notice {
         /// What this member exports for the newcomer, or why it did not connect it.
         result: Result<Vec<Blob>, BootstrapError>,
     },
-    /// Peers were silent for a deadline in its operations of this epoch.
+    /// Peers were silent for a deadline in its operations of this epoch, or have begun it at another step.
     Doubt {
         /// The epoch.
         epoch: u32,
@@ -332,8 +337,10 @@ pub enum Notice {
     Reached {
         /// Number of the change.
         change: u64,
-        /// Those of the peers that it does not reach.
+        /// Those of the peers that it does not reach, and itself if its own device does not answer it.
         missing: Mask,
+        /// Those that have begun the present membership at another step than was decided, itself among them if it has.
+        diverged: Box<Mask>,
     },
     /// To [`Ask::Promise`].
     Promise {
@@ -346,7 +353,7 @@ pub enum Notice {
 wire!(enum Notice {
     1 => Ready {},
     2 => Doubt { epoch, peers },
-    3 => Reached { change, missing },
+    3 => Reached { change, missing, diverged },
     4 => Promise { change, step },
     5 => Met { peers },
     6 => Introduced { ticket, result },

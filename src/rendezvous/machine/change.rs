@@ -1,7 +1,7 @@
 //! Changes of membership, one at a time: who goes, who enters, and from which step on.
 //!
 //! A change is due when a member has died or fallen silent, when one doubts another, or when somebody on standby is ready. Where
-//! there is doubt it begins with a *survey*, in which members find out whom they reach while steps go on, and which ends
+//! there is doubt it begins with a *survey*, in which members find out whom they reach and who keeps step while steps go on, and which ends
 //! by the rule of [`removal`](crate::rendezvous::removal). Then those who stay *promise* how far they go under the present
 //! membership, see [`pace`](crate::rendezvous::pace), and the new one begins with the step after that.
 //!
@@ -17,7 +17,7 @@ use super::state::{Life, Machine, Role};
 use crate::mask::Mask;
 use crate::rendezvous::call::Call;
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::removal::{Survey, Verdict};
+use crate::rendezvous::removal::{Findings, Survey, Verdict};
 use crate::rendezvous::wire::{Decision, Identity, Notice, Reply};
 
 /// Largest epoch: 23 bits of a signal word hold it.
@@ -39,12 +39,14 @@ impl Machine {
                     *doubts = doubts.or(&peers);
                 }
             }
-            Notice::Reached { change, missing } => {
-                if let Some(Change { number, stage: Stage::Survey { missing: answers, .. }, .. }) =
+            Notice::Reached { change, missing, diverged } => {
+                let living = self.living();
+                if let Some(Change { number, stage: Stage::Survey { findings, .. }, .. }) =
                     &mut self.changes.running
                     && *number == change
                 {
-                    answers.insert(rank, missing);
+                    let (unreachable, diverged) = (missing.and(&living), diverged.and(&living));
+                    findings.insert(rank, Findings { unreachable, diverged });
                 }
             }
             Notice::Promise { change, step } => {
@@ -136,7 +138,7 @@ impl Machine {
         let stage = if silent.is_empty() && doubts.is_empty() {
             Stage::Promises { stay: self.living(), steps: BTreeMap::new() }
         } else {
-            Stage::Survey { silent, doubts, missing: BTreeMap::new() }
+            Stage::Survey { silent, doubts, findings: BTreeMap::new() }
         };
         self.change_in(now, stage)
     }
@@ -160,12 +162,12 @@ impl Machine {
     }
 
     fn advance_survey(&mut self, now: Duration, mut change: Change) -> Option<Change> {
-        let Stage::Survey { silent, doubts, missing } = &change.stage else { return None };
+        let Stage::Survey { silent, doubts, findings } = &change.stage else { return None };
         let (living, audible) = (self.living(), self.audible());
         if !living.minus(&audible).minus(silent).is_empty() || *doubts != self.changes.doubts {
             return None; // another one knows of it
         }
-        let answered: Mask = missing.keys().copied().collect();
+        let answered: Mask = findings.keys().copied().collect();
         let late = now >= change.until;
         if !late && !audible.minus(&answered).is_empty() {
             self.ask(&mut change, audible);
@@ -174,7 +176,7 @@ impl Machine {
         let links = links(doubts);
         let worn = self.changes.worn(now, &links);
         let arbiter = self.settings.arbiter;
-        match (Survey { living, unreachable: missing.clone(), worn, arbiter }).decide() {
+        match (Survey { living, findings: findings.clone(), worn, arbiter }).decide() {
             Verdict::Stay { members } => {
                 let passed = links.into_iter().filter(|(a, b)| members.contains(*a) && members.contains(*b));
                 self.changes.doubted.extend(passed.map(|link| (now, link)));
@@ -243,7 +245,7 @@ impl Machine {
         for rank in ranks.minus(&change.asked).iter() {
             if let Some(session) = self.seat(rank).and_then(|member| member.session) {
                 change.asked.insert(rank);
-                self.actions.push(Action::Ask { session, ask: change.question(rank, &self.decision.mask) });
+                self.actions.push(Action::Ask { session, ask: change.question(rank, &self.decision) });
             }
         }
     }

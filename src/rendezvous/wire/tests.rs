@@ -79,7 +79,11 @@ fn notice() -> impl Strategy<Value = Notice> {
     prop_oneof![
         Just(Notice::Ready {}),
         (any::<u32>(), set()).prop_map(|(epoch, peers)| Notice::Doubt { epoch, peers }),
-        (any::<u64>(), set()).prop_map(|(change, missing)| Notice::Reached { change, missing }),
+        (any::<u64>(), set(), set()).prop_map(|(change, missing, diverged)| Notice::Reached {
+            change,
+            missing,
+            diverged: Box::new(diverged)
+        }),
         (any::<u64>(), any::<u64>()).prop_map(|(change, step)| Notice::Promise { change, step }),
         set().prop_map(|peers| Notice::Met { peers }),
         (any::<u32>(), any::<u128>()).prop_map(|(rank, member)| Notice::Ended { rank, member }),
@@ -91,7 +95,8 @@ fn notice() -> impl Strategy<Value = Notice> {
 
 fn ask() -> impl Strategy<Value = Ask> {
     prop_oneof![
-        (any::<u64>(), set()).prop_map(|(change, peers)| Ask::Reach { change, peers }),
+        (any::<u64>(), set(), any::<u32>(), any::<u64>())
+            .prop_map(|(change, peers, epoch, step)| Ask::Reach { change, peers, epoch, step }),
         (any::<u64>(), any::<bool>()).prop_map(|(change, lossy)| Ask::Promise { change, lossy }),
         set().prop_map(|peers| Ask::Meet { peers }),
         (any::<u64>(), any::<u32>(), proptest::collection::vec(blob(), 0..3))
@@ -202,7 +207,7 @@ proptest! {
 #[test]
 fn the_header_says_what_is_wrong() {
     let bytes = encode(&Frame::Pong {}).unwrap();
-    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 6, 0, 2, 0, 0, 0, 9, 0]);
+    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 7, 0, 2, 0, 0, 0, 9, 0]);
     let with = |at: usize, byte: u8| {
         let mut changed = bytes.clone();
         changed[at] = byte;

@@ -355,9 +355,12 @@ impl World {
                 self.members[at].pace = Some(Pace::joined(rank, &view, lead));
                 self.members[at].admitted_in = view.epoch;
             }
-            Said::Ask(Ask::Reach { change, peers }) => {
+            Said::Ask(Ask::Reach { change, peers, .. }) => {
                 let missing = peers.iter().filter(|peer| !self.reaches(rank, *peer)).collect();
-                self.tell(session, Heard::Notice(Notice::Reached { change, missing }));
+                self.tell(
+                    session,
+                    Heard::Notice(Notice::Reached { change, missing, diverged: Box::default() }),
+                );
             }
             Said::Ask(Ask::Meet { peers }) => {
                 let peers = peers.iter().filter(|peer| self.reaches(rank, *peer)).collect();

@@ -104,15 +104,30 @@ impl Run {
     /// Answers what was asked in these sessions, until nothing more is: the member of session s promises step 10 * s, and
     /// does not reach the peers that `missing` lists for it.
     pub(super) fn reply(&mut self, sessions: &[SessionId], missing: &[(SessionId, &[u32])]) {
+        self.reply_seeing(sessions, missing, &[]);
+    }
+
+    /// The same, where members have seen those that `diverged` lists for them begin the membership at another step.
+    pub(super) fn reply_seeing(
+        &mut self,
+        sessions: &[SessionId],
+        missing: &[(SessionId, &[u32])],
+        diverged: &[(SessionId, &[u32])],
+    ) {
         while let Some(at) = self.asks.iter().position(|(session, _)| sessions.contains(session)) {
             let (session, ask) = self.asks.remove(at);
             let notice = match ask {
                 Ask::Promise { change, .. } => Notice::Promise { change, step: 10 * session },
-                Ask::Reach { change, peers } => {
-                    let mine =
-                        missing.iter().filter(|(of, _)| *of == session).flat_map(|(_, peers)| peers.iter());
-                    let missing = mine.copied().collect::<Mask>().and(&peers);
-                    Notice::Reached { change, missing }
+                Ask::Reach { change, peers, epoch, step } => {
+                    let now = self.machine.decision;
+                    assert_eq!((epoch, step), (now.epoch, now.step));
+                    let of = |listed: &[(SessionId, &[u32])]| -> Mask {
+                        let mine = listed.iter().filter(|(of, _)| *of == session);
+                        mine.flat_map(|(_, ranks)| ranks.iter().copied()).collect()
+                    };
+                    let own: Mask = self.machine.sessions.get(&session).copied().into_iter().collect();
+                    let missing = of(missing).and(&peers.or(&own));
+                    Notice::Reached { change, missing, diverged: Box::new(of(diverged)) }
                 }
                 Ask::Meet { peers } => Notice::Met { peers },
                 Ask::Introduce { ticket, .. } => Notice::Introduced { ticket, result: Ok(Vec::new()) },
