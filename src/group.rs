@@ -39,6 +39,7 @@ mod survey;
 mod tests;
 
 pub use crate::rendezvous::driver::Outage;
+pub use crate::rendezvous::wire::Standby;
 pub use change::{Change, Progress, Step};
 pub use experts::Experts;
 pub(crate) use experts::held_by;

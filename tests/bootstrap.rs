@@ -593,7 +593,7 @@ fn of_two_members_none_is_outvoted_until_somebody_reports_its_death() {
     silent.join(1, 2);
     let group = member.join().unwrap().unwrap();
     let mut changes = group.changes();
-    let Progress::Aborted { error: BootstrapError::NoQuorum { missing, .. } } =
+    let Progress::Aborted { error: BootstrapError::NoQuorum { missing, .. }, .. } =
         changes.blocking_recv().unwrap()
     else {
         panic!("something else came to nothing")
@@ -604,12 +604,35 @@ fn of_two_members_none_is_outvoted_until_somebody_reports_its_death() {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(group.report_death(1, of));
     assert_eq!(changed(std::slice::from_ref(&group)), ("0".to_owned(), 2));
     let seen: Vec<_> = std::iter::from_fn(|| changes.try_recv().ok()).collect();
-    let [.., Progress::Proposed, Progress::Due { epoch: 2, .. }, Progress::InEffect { change, .. }] =
+    let [.., Progress::Proposed { .. }, Progress::Due { epoch: 2, .. }, Progress::InEffect { change, .. }] =
         &seen[..]
     else {
         panic!("{seen:?}")
     };
     assert_eq!(change.left.to_string(), "1");
+}
+
+/// A member that is asked how far it goes, and does not say so, keeps the change open.
+#[test]
+fn a_change_that_a_member_aborts_ends_with_its_name_for_whoever_waits() {
+    let server = serve(3);
+    let address = server.local_addr();
+    let members = std::thread::spawn(move || join_all([0, 1].map(|rank| options(rank, 3, address))));
+    let mut mute = Raw::connect(address).handshake();
+    mute.join(2, 3);
+    let groups: Vec<Group> = members.join().unwrap().into_iter().map(Result::unwrap).collect();
+    let mut changes = groups[1].changes();
+    let asking = groups[0].clone();
+    let asking = std::thread::spawn(move || asking.retire_blocking(1));
+    let Progress::Proposed { change } = changes.blocking_recv().unwrap() else { panic!("no proposal") };
+    groups[1].abort_change_blocking(change).unwrap();
+    let aborted = |op: &str| BootstrapError::Aborted { op: op.to_owned(), change, rank: 1 };
+    assert_eq!(asking.join().unwrap(), Err(aborted("retire rank 1")));
+    let told = changes.blocking_recv().unwrap();
+    assert_eq!(told, Progress::Aborted { change, error: aborted("change the membership") });
+    let again = groups[0].abort_change_blocking(change).unwrap_err();
+    assert!(matches!(again, BootstrapError::OutOfOrder { .. }), "{again}");
+    assert_eq!(groups[1].active().epoch, 1);
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::observe::Sight;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::driver::{Attendant, Elector, Heartbeat, Later, Outage};
 use crate::rendezvous::pace::{Next, Pace};
-use crate::rendezvous::wire::{Ask, Decision, Host, Notice, View};
+use crate::rendezvous::wire::{Ask, Decision, Host, Notice, Standby, View};
 use crate::waking::contain;
 
 /// A member's way through the steps of its group.
@@ -50,6 +50,8 @@ struct State {
     pace: Pace,
     /// How often the group has said something.
     news: u64,
+    /// The last change that a member has called off, and the number of this news.
+    called_off: Option<(u64, BootstrapError)>,
     /// When the program last asked for a step.
     asked: Option<Instant>,
     /// Whom the group has been told to be silent, in the present epoch.
@@ -68,6 +70,7 @@ impl Course {
         let state = State {
             pace: Pace::new(rank, nobody, lead),
             news: 0,
+            called_off: None,
             asked: None,
             doubted: Mask::EMPTY,
             given_up: Mask::EMPTY,
@@ -137,6 +140,12 @@ impl Course {
         (next, change, state.news)
     }
 
+    /// That a change was called off since the news of this number, if so.
+    pub(super) fn called_off(&self, since: u64) -> Option<BootstrapError> {
+        let called_off = self.state().called_off.clone();
+        called_off.filter(|(news, _)| *news > since).map(|(_, error)| error)
+    }
+
     pub(super) fn changes(&self) -> broadcast::Receiver<Progress> {
         self.progress.subscribe()
     }
@@ -164,9 +173,10 @@ impl Course {
             (state.doubted, state.given_up) = (Mask::EMPTY, Mask::EMPTY);
             let Decision { mask: members, epoch, .. } = *decision;
             let (entered, left) = (members.minus(&before), before.minus(&members));
-            let change = Change { epoch, members, entered, left };
+            let (took, waiting) = state.account.begin(epoch);
+            let change = Change { epoch, members, entered, left, waiting };
             state.change = Some(change);
-            (change, state.account.begin(epoch))
+            (change, took)
         };
         self.sight.in_effect(decision, &change.entered, &change.left, took);
         let unheld = Mask::all(MAX_WORLD).minus(&change.members);
@@ -303,7 +313,7 @@ impl Attendant for Course {
                 if state.account.propose(change) {
                     drop(state);
                     self.sight.proposed(change);
-                    self.show(Progress::Proposed);
+                    self.show(Progress::Proposed { change });
                     state = self.state();
                 }
                 state.news += 1;
@@ -313,15 +323,24 @@ impl Attendant for Course {
         }
     }
 
-    fn settled(&self, change: u64, outcome: Result<Decision, BootstrapError>, retired: Mask) {
+    fn settled(
+        &self,
+        change: u64,
+        outcome: Result<Decision, BootstrapError>,
+        retired: Mask,
+        waiting: Standby,
+    ) {
         let decided = outcome.as_ref().ok().copied();
         let (removed, progress, elsewhere) = {
             let mut state = self.state();
             state.news += 1;
             let (before, newest) = (state.pace.current(), state.pace.newest());
+            if let Err(error @ BootstrapError::Aborted { .. }) = &outcome {
+                state.called_off = Some((state.news, error.clone()));
+            }
             let removed = state.pace.settle(change, decided, retired);
             let is_new = state.pace.newest() > newest;
-            let progress = state.account.settle(change, outcome, is_new);
+            let progress = state.account.settle(change, outcome, is_new, waiting);
             // On standby what the others decide is in effect at once.
             let elsewhere = Some(state.pace.current()).filter(|current| *current != before);
             if let Some(current) = elsewhere {
@@ -331,8 +350,10 @@ impl Attendant for Course {
         };
         elsewhere.iter().for_each(|current| self.sight.works_with(current));
         match &progress {
-            Some(Progress::Due { epoch, members, step }) => self.sight.due(change, *epoch, members, *step),
-            Some(Progress::Aborted { error }) => self.sight.aborted(change, error),
+            Some(Progress::Due { epoch, members, step, waiting, .. }) => {
+                self.sight.due(change, *epoch, members, *step, waiting);
+            }
+            Some(Progress::Aborted { error, .. }) => self.sight.aborted(change, error),
             _ => {}
         }
         progress.into_iter().for_each(|progress| self.show(progress));

@@ -116,6 +116,7 @@ impl Machine {
                 self.introduce(now, (call, rank), peer, blobs, deadline);
             }
             (Request::Retire { rank: retired }, Some(_)) => self.retire(call, retired),
+            (Request::Abort { change }, Some(rank)) => self.call_off(now, call, rank, change),
             (Request::Leave {}, Some(rank)) => {
                 self.answer(call, Ok(Reply::Done {}));
                 self.bury(rank);

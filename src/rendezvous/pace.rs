@@ -73,7 +73,7 @@ impl Pace {
     /// A member that was let in, as the server shows it: of this membership, or on standby.
     pub fn joined(rank: u32, view: &View, lead: u64) -> Self {
         let mut current = Decision { mask: view.mask, epoch: view.epoch, step: view.step };
-        if view.states.get(rank as usize) == Some(&RankState::Standby {}) {
+        if matches!(view.states.get(rank as usize), Some(RankState::Standby {} | RankState::Ready {})) {
             current.mask.remove(rank); // the place of a former member
         }
         Self::new(rank, current, lead)

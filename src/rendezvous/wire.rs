@@ -153,6 +153,11 @@ pub enum Request {
         /// Its rank.
         rank: u32,
     },
+    /// A change of membership that is under way is to come to nothing.
+    Abort {
+        /// Its number.
+        change: u64,
+    },
     /// End the membership.
     Leave {},
     /// Set a key of the store.
@@ -187,6 +192,7 @@ wire!(enum Request {
     7 => Get { keys, deadline },
     8 => Resume { standby },
     9 => Retire { rank },
+    10 => Abort { change },
 });
 
 /// How a rank stands, seen from the rendezvous server.
@@ -203,14 +209,16 @@ pub enum RankState {
     Dead {},
     /// Runs, but the others went on without it.
     Evicted {},
-    /// Joined, and waits to be admitted to the next mask.
+    /// Joined, and has not said yet that it is ready to be admitted.
     Standby {},
     /// Runs, and does not belong to the group any more, as was asked for.
     Retired {},
+    /// On standby, and ready: it waits to be admitted.
+    Ready {},
 }
 wire!(enum RankState {
     0 => Absent {}, 1 => Alive {}, 2 => Suspect {}, 3 => Dead {}, 4 => Evicted {}, 5 => Standby {},
-    6 => Retired {},
+    6 => Retired {}, 7 => Ready {},
 });
 
 /// The membership at a moment.
@@ -257,6 +265,26 @@ pub struct Decision {
     pub step: u64,
 }
 wire!(struct Decision { mask, epoch, step });
+
+/// Ranks that have joined and do not take part yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standby {
+    /// They have said that they are ready, and wait in [`Group::step`](crate::Group::step) to be admitted.
+    pub ready: Mask,
+    /// They have not: they create their buffers, say, or warm up.
+    pub preparing: Mask,
+}
+wire!(struct Standby { ready, preparing });
+
+impl Standby {
+    /// As the states of ranks show it.
+    pub(crate) fn among(states: &[RankState]) -> Self {
+        let of = |which: RankState| {
+            (0..).zip(states).filter(|(_, state)| **state == which).map(|(rank, _)| rank).collect()
+        };
+        Self { ready: of(RankState::Ready {}), preparing: of(RankState::Standby {}) }
+    }
+}
 
 /// What the group asks of a member when the membership is to change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -495,6 +523,8 @@ pub enum Frame {
         outcome: Result<Decision, BootstrapError>,
         /// Those who belong to it no more and take part in the steps before.
         retired: Mask,
+        /// Who was on standby and still is.
+        waiting: Box<Standby>,
     },
 }
 wire!(enum Frame {
@@ -509,7 +539,7 @@ wire!(enum Frame {
     9 => Pong {},
     10 => Notice { notice },
     11 => Ask { ask },
-    12 => Settled { change, outcome, retired },
+    12 => Settled { change, outcome, retired, waiting },
     13 => Open { session },
     14 => Opened { host },
     15 => Refer { leader },

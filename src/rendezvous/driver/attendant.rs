@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::contact::Outage;
 use crate::mask::Mask;
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::wire::{Ask, Decision, Host, Notice, Reply, Request, View};
+use crate::rendezvous::wire::{Ask, Decision, Host, Notice, Reply, Request, Standby, View};
 
 /// What a handle asks of the thread.
 #[derive(Debug)]
@@ -37,8 +37,14 @@ pub(crate) trait Attendant: Send + Sync + std::fmt::Debug {
     fn joined(&self, view: &View);
     /// The group asks. The answer, unless that takes time: then it goes to `later`.
     fn asked(&self, ask: Ask, later: Later) -> Option<Notice>;
-    /// A change has ended.
-    fn settled(&self, change: u64, outcome: Result<Decision, BootstrapError>, retired: Mask);
+    /// A change has ended. `waiting`: who was on standby and still is.
+    fn settled(
+        &self,
+        change: u64,
+        outcome: Result<Decision, BootstrapError>,
+        retired: Mask,
+        waiting: Standby,
+    );
     /// Whether the member is on standby as far as it knows.
     fn is_standby(&self) -> bool;
     /// The process of the member that served the run has ended.

@@ -199,9 +199,9 @@ impl Carrier {
                     return self.tell(notice);
                 }
             }
-            Frame::Settled { change, outcome, retired } => {
+            Frame::Settled { change, outcome, retired, waiting } => {
                 if let Some(attendant) = &self.told.attendant {
-                    attendant.settled(change, outcome, retired);
+                    attendant.settled(change, outcome, retired, *waiting);
                 }
                 self.calls.wake();
             }

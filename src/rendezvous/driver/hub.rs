@@ -395,8 +395,8 @@ impl Desk {
         let (session, frame) = match action {
             Action::Answer { call: Call { session, id }, result } => (session, Frame::Answer { id, result }),
             Action::Ask { session, ask } => (session, Frame::Ask { ask }),
-            Action::Settle { session, change, outcome, retired } => {
-                (session, Frame::Settled { change, outcome, retired })
+            Action::Settle { session, change, outcome, retired, waiting } => {
+                (session, Frame::Settled { change, outcome, retired, waiting })
             }
             Action::Show { session, view } => {
                 if let Some(client) = self.clients.get(&session) {

@@ -15,10 +15,10 @@ use super::changes::{Change, Stage, links};
 use super::event::Action;
 use super::state::{Life, Machine, Role};
 use crate::mask::Mask;
-use crate::rendezvous::call::Call;
+use crate::rendezvous::call::{Call, SessionId};
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::removal::{Findings, Survey, Verdict};
-use crate::rendezvous::wire::{Decision, Identity, Notice, Reply};
+use crate::rendezvous::wire::{Decision, Identity, Notice, Reply, Standby};
 
 /// Largest epoch: 23 bits of a signal word hold it.
 pub const MAX_EPOCH: u32 = (1 << 23) - 1;
@@ -28,8 +28,9 @@ impl Machine {
         let Some(role) = self.seat(rank).map(|member| member.role) else { return };
         match notice {
             Notice::Ready {} => {
-                if let Some(member) = self.seat_mut(rank) {
+                if let Some(member) = self.seat_mut(rank).filter(|member| !member.ready) {
                     member.ready = true;
+                    self.view_changed = true;
                 }
             }
             Notice::Doubt { epoch, peers } if role == Role::Active && epoch == self.decision.epoch => {
@@ -122,6 +123,13 @@ impl Machine {
     /// Those on standby that wait to be admitted.
     pub(super) fn ready(&self) -> Mask {
         self.ranks(|member| member.role == Role::Standby && member.life == Life::Heard && member.ready)
+    }
+
+    /// Who is on standby.
+    fn waiting(&self) -> Standby {
+        let ready = self.ready();
+        let preparing = self.ranks(|member| member.role == Role::Standby && member.life == Life::Heard);
+        Standby { ready, preparing: preparing.minus(&ready) }
     }
 
     fn is_change_due(&self) -> bool {
@@ -251,12 +259,20 @@ impl Machine {
     }
 
     fn settle(&mut self, ranks: Mask, change: u64, outcome: &Result<Decision, BootstrapError>) {
-        for rank in ranks.iter() {
-            if let Some(session) = self.seat(rank).and_then(|member| member.session) {
-                let (outcome, retired) = (outcome.clone(), self.changes.retired);
-                self.actions.push(Action::Settle { session, change, outcome, retired });
-            }
+        for session in ranks.iter().filter_map(|rank| self.seat(rank)?.session).collect::<Vec<_>>() {
+            self.settle_one(session, change, outcome.clone());
         }
+    }
+
+    /// Tells how a change has ended.
+    pub(super) fn settle_one(
+        &mut self,
+        session: SessionId,
+        change: u64,
+        outcome: Result<Decision, BootstrapError>,
+    ) {
+        let (retired, waiting) = (self.changes.retired, Box::new(self.waiting()));
+        self.actions.push(Action::Settle { session, change, outcome, retired, waiting });
     }
 
     /// The change comes to nothing: whoever was asked is told why.
@@ -264,6 +280,29 @@ impl Machine {
         self.settle(change.asked, change.number, &Err(error));
         self.changes.rest_until = now.saturating_add(self.settings.lease);
         None
+    }
+
+    /// The member of `rank` calls the change off. With it goes what it was asked for: retirements, and the admission of who is ready,
+    /// which all have to be asked for again. A death or a doubt is none the less a reason for another one, a lease later.
+    pub(super) fn call_off(&mut self, now: Duration, call: Call, rank: u32, number: u64) {
+        let aborted = |op: &str| BootstrapError::Aborted { op: op.to_owned(), change: number, rank };
+        let Some(change) = self.changes.running.take_if(|change| change.number == number) else {
+            let reason = match number {
+                1.. if number <= self.changes.ended() => "it is decided, or has come to nothing, already",
+                _ => "there is no such change",
+            };
+            let (op, reason) = (format!("abort change {number} of the membership"), reason.to_owned());
+            return self.answer(call, Err(BootstrapError::OutOfOrder { op, reason }));
+        };
+        for (rank, calls) in std::mem::take(&mut self.changes.retiring) {
+            calls.into_iter().for_each(|call| self.answer(call, Err(aborted(&retiring(rank)))));
+        }
+        let ready = self.ready();
+        self.members_of(&ready).for_each(|member| member.ready = false);
+        self.view_changed |= !ready.is_empty();
+        let told = Change { asked: change.asked.or(&ready), ..change };
+        self.abort(now, &told, aborted(&op()));
+        self.answer(call, Ok(Reply::Done {}));
     }
 
     /// The next membership: these members, and who waits to be admitted.
@@ -283,9 +322,7 @@ impl Machine {
         self.changes.doubts.clear();
         self.view_changed = true;
         for (ranks, role) in [(enter, Role::Active), (evicted, Role::Evicted), (retired, Role::Retired)] {
-            for member in
-                self.seats.iter_mut().flatten().filter(|member| ranks.contains(member.identity.rank))
-            {
+            for member in self.members_of(&ranks) {
                 member.role = role;
                 member.ready = false;
             }

@@ -104,6 +104,9 @@ impl Machine {
             Some((Role::Evicted, _)) => RankState::Evicted {},
             Some((Role::Retired, _)) => RankState::Retired {},
             Some((_, Life::Suspect)) => RankState::Suspect {},
+            Some((Role::Standby, Life::Heard)) if seat.as_ref().is_some_and(|member| member.ready) => {
+                RankState::Ready {}
+            }
             Some((Role::Standby, Life::Heard)) => RankState::Standby {},
             Some((Role::Active, Life::Heard)) => RankState::Alive {},
         };
@@ -118,6 +121,10 @@ impl Machine {
 
     pub(super) fn members(&self) -> impl Iterator<Item = &Member> {
         self.seats.iter().flatten()
+    }
+
+    pub(super) fn members_of(&mut self, ranks: &Mask) -> impl Iterator<Item = &mut Member> {
+        self.seats.iter_mut().flatten().filter(|member| ranks.contains(member.identity.rank))
     }
 
     pub(super) fn seat(&self, rank: u32) -> Option<&Member> {

@@ -53,7 +53,11 @@ fn request() -> impl Strategy<Value = Request> {
         .prop_map(|(keys, deadline)| Request::Get { keys, deadline });
     let introduce = (any::<u32>(), proptest::collection::vec(blob(), 0..3), time())
         .prop_map(|(rank, blobs, deadline)| Request::Introduce { rank, blobs, deadline });
-    prop_oneof![join, round, introduce, Just(Request::Leave {}), set, add, get]
+    let change = prop_oneof![
+        any::<u64>().prop_map(|change| Request::Abort { change }),
+        any::<u32>().prop_map(|rank| Request::Retire { rank }),
+    ];
+    prop_oneof![join, round, introduce, change, Just(Request::Leave {}), set, add, get]
 }
 
 fn view() -> impl Strategy<Value = View> {
@@ -64,6 +68,8 @@ fn view() -> impl Strategy<Value = View> {
         RankState::Dead {},
         RankState::Evicted {},
         RankState::Standby {},
+        RankState::Retired {},
+        RankState::Ready {},
     ]);
     (decision(), set(), proptest::collection::vec(state, 0..9)).prop_map(|(decision, taken, states)| {
         let Decision { mask, epoch, step } = decision;
@@ -113,6 +119,11 @@ fn error() -> impl Strategy<Value = BootstrapError> {
                 BootstrapError::MissingRanks { op, present, world, missing: Box::new(missing), deadline }
             }
         ),
+        (text(), any::<u64>(), any::<u32>()).prop_map(|(op, change, rank)| BootstrapError::Aborted {
+            op,
+            change,
+            rank
+        }),
         (text(), any::<u32>(), text(), any::<u32>())
             .prop_map(|(op, rank, host, pid)| BootstrapError::Fenced { op, rank, host, pid }),
         (text(), text(), any::<u64>(), any::<u64>())
@@ -160,12 +171,14 @@ fn frame() -> impl Strategy<Value = Frame> {
         (any::<u64>(), decision()).prop_map(|(change, decision)| Frame::Settled {
             change,
             outcome: Ok(decision),
-            retired: decision.mask
+            retired: decision.mask,
+            waiting: Box::new(Standby { ready: decision.mask, preparing: Mask::EMPTY }),
         }),
         (any::<u64>(), error()).prop_map(|(change, error)| Frame::Settled {
             change,
             outcome: Err(error),
-            retired: Mask::EMPTY
+            retired: Mask::EMPTY,
+            waiting: Box::default(),
         }),
     ]
 }

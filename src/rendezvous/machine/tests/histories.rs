@@ -203,7 +203,7 @@ impl World {
                 Action::Answer { result: Err(BootstrapError::OutOfOrder { .. }), .. } => continue,
                 Action::Answer { result, .. } => panic!("{result:?}"),
                 Action::Ask { session, ask } => (session, Said::Ask(ask)),
-                Action::Settle { session, change, outcome, retired } => {
+                Action::Settle { session, change, outcome, retired, .. } => {
                     (session, Said::Settled(change, outcome, retired))
                 }
                 Action::Show { .. } | Action::Close { .. } => continue,

@@ -12,6 +12,8 @@ pub(super) struct Run {
     pub(super) asks: Vec<(SessionId, Ask)>,
     /// The last outcome that each session was told.
     pub(super) settled: BTreeMap<SessionId, Result<Decision, BootstrapError>>,
+    /// And who was on standby then, and still is.
+    pub(super) waiting: Standby,
     pub(super) next_id: u64,
 }
 
@@ -34,6 +36,7 @@ impl Run {
             closed: Vec::new(),
             asks: Vec::new(),
             settled: BTreeMap::new(),
+            waiting: Standby::default(),
             next_id: 0,
         }
     }
@@ -64,7 +67,10 @@ impl Run {
                 }
                 Action::Close { session } => self.closed.push(session),
                 Action::Ask { session, ask } => self.asks.push((session, ask)),
-                Action::Settle { session, outcome, .. } => drop(self.settled.insert(session, outcome)),
+                Action::Settle { session, outcome, waiting, .. } => {
+                    self.settled.insert(session, outcome);
+                    self.waiting = *waiting;
+                }
                 Action::Show { .. } => {}
             }
         }
