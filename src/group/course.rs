@@ -1,6 +1,7 @@
 //! What a member's library does about the membership by itself, whether or not its program calls anything: it answers the
 //! group, and ends waits for ranks that the group goes on without.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -20,7 +21,7 @@ use crate::observe::Sight;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::driver::{Attendant, Elector, Heartbeat, Later, Outage};
 use crate::rendezvous::pace::{Next, Pace};
-use crate::rendezvous::wire::{Ask, Decision, Host, Notice, Standby, View};
+use crate::rendezvous::wire::{Ask, Decision, Host, Identity, Joined, Notice, Standby, View};
 use crate::waking::contain;
 
 /// A member's way through the steps of its group.
@@ -48,6 +49,8 @@ const MAX_PROGRESS: usize = 64;
 #[derive(Debug)]
 struct State {
     pace: Pace,
+    /// The last known member of each rank.
+    roster: BTreeMap<u32, Identity>,
     /// How often the group has said something.
     news: u64,
     /// The last change that a member has called off, and the number of this news.
@@ -64,11 +67,18 @@ struct State {
     left: bool,
 }
 
+impl State {
+    fn seat(&mut self, members: &[Identity]) {
+        self.roster.extend(members.iter().map(|member| (member.rank, member.clone())));
+    }
+}
+
 impl Course {
     pub(super) fn new(rank: u32, lead: u64, heartbeat: Heartbeat) -> Arc<Self> {
         let nobody = Decision { mask: Mask::EMPTY, epoch: 0, step: 0 };
         let state = State {
             pace: Pace::new(rank, nobody, lead),
+            roster: BTreeMap::new(),
             news: 0,
             called_off: None,
             asked: None,
@@ -121,6 +131,11 @@ impl Course {
     pub(super) fn pace(&self) -> (Pace, bool) {
         let state = self.state();
         (state.pace.clone(), state.left)
+    }
+
+    /// The last known member of each rank, by rank.
+    pub(super) fn roster(&self) -> Vec<Identity> {
+        self.state().roster.values().cloned().collect()
     }
 
     pub(super) fn waits(&self) -> bool {
@@ -265,9 +280,11 @@ impl Course {
 }
 
 impl Attendant for Course {
-    fn joined(&self, view: &View) {
+    fn joined(&self, joined: &Joined) {
         let mut state = self.state();
-        state.pace = Pace::joined(self.rank, view, self.lead);
+        state.roster.clear();
+        state.seat(&joined.roster);
+        state.pace = Pace::joined(self.rank, &joined.view, self.lead);
         (state.doubted, state.given_up) = (Mask::EMPTY, Mask::EMPTY);
         state.account = Account::default();
         state.change = None;
@@ -275,6 +292,10 @@ impl Attendant for Course {
         drop(state);
         self.sight.works_with(&current);
         self.sight.has_given_up(&Mask::EMPTY);
+    }
+
+    fn seated(&self, members: &[Identity]) {
+        self.state().seat(members);
     }
 
     fn asked(&self, ask: Ask, later: Later) -> Option<Notice> {

@@ -83,7 +83,7 @@ impl Group {
     /// Says that the process of a member has ended, for launchers and operators who know, where no kernel has told the group: its
     /// host has lost power, say. The member is removed, and its rank may be taken by a replacement; windows that the former
     /// process still has mapped are refused to that all the same ([`Error::Fenced`](crate::Error::Fenced)). `member` is its
-    /// [id](Group::member_id), from the [roster](Group::roster) or a log; nothing happens if the rank has another member by now.
+    /// [id](Group::member_id), from the [roster](Group::roster), which every member keeps up to date, or a log; nothing happens if the rank has another member by now.
     /// Any member may say so.
     pub async fn report_death(&self, rank: u32, member: u128) {
         self.inner.client.tell(Notice::Ended { rank, member }).await;

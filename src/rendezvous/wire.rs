@@ -526,6 +526,11 @@ pub enum Frame {
         /// Who was on standby and still is.
         waiting: Box<Standby>,
     },
+    /// Server: members that have taken these places, each in place of any before.
+    Seated {
+        /// All of them, or those that came last.
+        members: Arc<Vec<Identity>>,
+    },
 }
 wire!(enum Frame {
     1 => Hello { run_id, nonce },
@@ -547,6 +552,7 @@ wire!(enum Frame {
     17 => Peer {},
     18 => Question { body },
     19 => Replied { body },
+    20 => Seated { members },
 });
 
 /// The bytes of a frame, or [`WireError::TooLong`] if its body is past [`MAX_BODY_BYTES`], or [`MAX_PEER_BYTES`] between servers.

@@ -205,6 +205,11 @@ impl Carrier {
                 }
                 self.calls.wake();
             }
+            Frame::Seated { members } => {
+                if let Some(attendant) = &self.told.attendant {
+                    attendant.seated(&members);
+                }
+            }
             Frame::Opened { .. } | Frame::Pong {} => {}
             Frame::Servers { hosts } => {
                 if let Some(ways) = &mut self.ways {
@@ -256,7 +261,7 @@ impl Carrier {
             self.member = true;
             self.told.show(joined.view.clone());
             if let Some(attendant) = &self.told.attendant {
-                attendant.joined(&joined.view);
+                attendant.joined(joined);
             }
         }
         let call = self.calls.take(id)?;

@@ -398,6 +398,7 @@ impl Desk {
             Action::Settle { session, change, outcome, retired, waiting } => {
                 (session, Frame::Settled { change, outcome, retired, waiting })
             }
+            Action::Seat { session, members } => (session, Frame::Seated { members }),
             Action::Show { session, view } => {
                 if let Some(client) = self.clients.get(&session) {
                     client.outlet.view.send_replace(Some(view));

@@ -61,6 +61,7 @@ impl Machine {
         }
         let (change, outcome) = (self.changes.ended(), Ok(self.decision));
         self.settle_one(session, change, outcome);
+        self.actions.push(Action::Seat { session, members: Arc::new(self.roster()) });
         self.actions.push(Action::Show { session, view: Arc::new(self.view()) });
         let open = self.introductions.waiting.iter().filter(|waiting| waiting.peer == rank);
         let open = open.map(|waiting| Ask::Introduce {

@@ -114,6 +114,12 @@ impl Machine {
         View { epoch, mask, step, taken: self.taken, states: self.seats.iter().map(state).collect() }
     }
 
+    /// Everybody who is there, by ascending rank.
+    pub(super) fn roster(&self) -> Vec<Identity> {
+        let living = self.members().filter(|member| member.life != Life::Dead);
+        living.map(|member| member.identity.clone()).collect()
+    }
+
     /// The ranks whose member is such.
     pub(super) fn ranks(&self, which: impl Fn(&Member) -> bool) -> Mask {
         self.members().filter(|member| which(member)).map(|member| member.identity.rank).collect()

@@ -168,6 +168,8 @@ fn frame() -> impl Strategy<Value = Frame> {
         Just(Frame::Pong {}),
         notice().prop_map(|notice| Frame::Notice { notice }),
         ask().prop_map(|ask| Frame::Ask { ask }),
+        proptest::collection::vec(identity(), 0..4)
+            .prop_map(|members| Frame::Seated { members: Arc::new(members) }),
         (any::<u64>(), decision()).prop_map(|(change, decision)| Frame::Settled {
             change,
             outcome: Ok(decision),

@@ -206,7 +206,7 @@ impl World {
                 Action::Settle { session, change, outcome, retired, .. } => {
                     (session, Said::Settled(change, outcome, retired))
                 }
-                Action::Show { .. } | Action::Close { .. } => continue,
+                Action::Show { .. } | Action::Seat { .. } | Action::Close { .. } => continue,
             };
             let at = self.arrival(session, false);
             self.to_member.push((at, session, said));

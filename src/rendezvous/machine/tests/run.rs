@@ -14,6 +14,8 @@ pub(super) struct Run {
     pub(super) settled: BTreeMap<SessionId, Result<Decision, BootstrapError>>,
     /// And who was on standby then, and still is.
     pub(super) waiting: Standby,
+    /// The members of which each session has been told, after it had joined.
+    pub(super) rosters: BTreeMap<SessionId, BTreeMap<u32, u128>>,
     pub(super) next_id: u64,
 }
 
@@ -37,6 +39,7 @@ impl Run {
             asks: Vec::new(),
             settled: BTreeMap::new(),
             waiting: Standby::default(),
+            rosters: BTreeMap::new(),
             next_id: 0,
         }
     }
@@ -70,6 +73,10 @@ impl Run {
                 Action::Settle { session, outcome, waiting, .. } => {
                     self.settled.insert(session, outcome);
                     self.waiting = *waiting;
+                }
+                Action::Seat { session, members } => {
+                    let roster = self.rosters.entry(session).or_default();
+                    roster.extend(members.iter().map(|identity| (identity.rank, identity.member)));
                 }
                 Action::Show { .. } => {}
             }
