@@ -40,7 +40,8 @@ pub struct Survey {
     pub living: Mask,
     /// Of those that have answered: what each has found.
     pub findings: BTreeMap<u32, Findings>,
-    /// Links, lower rank first, that count as broken though both ends reach each other: they have been in doubt too often.
+    /// Links, lower rank first, that count as broken though both ends reach each other: they have been in doubt too often. But not
+    /// where too many would go because of them: all go on together then.
     pub worn: BTreeSet<(u32, u32)>,
     /// Who asks is no member's server.
     pub arbiter: bool,
@@ -83,7 +84,10 @@ impl Survey {
         let missing = self.living.minus(&members);
         let many = 2 * missing.len() >= self.living.len() && !self.arbiter;
         if !missing.is_empty() && (many || members.is_empty()) {
-            return Verdict::NoQuorum { missing };
+            return match self.worn.is_empty() {
+                true => Verdict::NoQuorum { missing },
+                false => Self { worn: BTreeSet::new(), ..self.clone() }.decide(),
+            };
         }
         Verdict::Stay { members }
     }
@@ -219,6 +223,14 @@ mod tests {
         let mut survey = survey(3, &[(0, &[]), (1, &[]), (2, &[])]);
         survey.worn.insert((0, 1));
         assert_eq!(verdict(&survey), "0,2 stay");
+        // Two halves whose links were in doubt, and are well now.
+        let all: [(u32, &[u32]); 4] = [(0, &[]), (1, &[]), (2, &[]), (3, &[])];
+        let mut halves = self::survey(4, &all);
+        halves.worn = [(0, 2), (0, 3), (1, 2), (1, 3)].into();
+        assert_eq!(verdict(&halves), "0-3 stay");
+        let of_3 = Findings { unreachable: [3].into_iter().collect(), ..Findings::default() };
+        halves.findings.insert(3, of_3);
+        assert_eq!(verdict(&halves), "0-2 stay", "what is broken counts all the same");
     }
 
     #[test]
