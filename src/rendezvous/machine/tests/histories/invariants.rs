@@ -1,6 +1,8 @@
 //! What holds in every moment, and in the end.
 
-use super::*;
+use super::world::{LEASE, Member, RANKS, World};
+use crate::rendezvous::machine::tests::*;
+use crate::rendezvous::pace::Pace;
 
 impl World {
     /// Nobody is removed who was well, and too many never.

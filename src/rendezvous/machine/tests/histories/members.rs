@@ -1,6 +1,8 @@
 //! What members do: join, answer the group, and run steps as far as they may.
 
-use super::*;
+use super::world::{DEADLINE, Heard, Member, PING, Said, World};
+use crate::rendezvous::machine::tests::*;
+use crate::rendezvous::pace::{Next, Pace};
 
 impl World {
     pub(super) fn start(&mut self, rank: u32) {

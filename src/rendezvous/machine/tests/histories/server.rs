@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::*;
+use super::world::{Heard, LEASE, MS, Member, PLACES, RANKS, Said, World};
+use crate::rendezvous::machine::tests::*;
+use crate::rendezvous::record::Record;
 
 impl World {
     /// A way takes 1 to 30 ms, and sometimes much longer.

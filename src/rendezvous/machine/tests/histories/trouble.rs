@@ -1,6 +1,8 @@
 //! What goes wrong, and who may be taken for lost because of it.
 
-use super::*;
+use super::world::{Heard, Member, PLACES, World};
+use crate::rendezvous::machine::tests::*;
+use crate::rendezvous::pace::Pace;
 
 impl World {
     /// Ranks that may be taken for lost.
