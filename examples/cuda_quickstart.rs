@@ -41,7 +41,7 @@ fn spawn(ranks: u32) -> Result<(), Box<dyn Error>> {
     let token = Token::random()?;
     let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new("quickstart", ranks) };
     let server = Server::bind_blocking("127.0.0.1:0", options)?; // the ranks meet there
-    let ranks = Ranks::new(ranks).address(server.local_addr().to_string().parse()?).run_id("quickstart");
+    let ranks = Ranks::new(ranks).server(&server).run_id("quickstart");
     match ranks.token(token).spawn()?.wait(None)? {
         Ended::Success => Ok(()),
         failed => Err(failed.to_string().into()),

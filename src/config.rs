@@ -149,38 +149,6 @@ impl std::fmt::Display for Wire {
     }
 }
 
-/// Which wires may be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wires {
-    pub(crate) local: bool,
-    pub(crate) tcp: bool,
-}
-
-impl Wires {
-    /// Those that are named, as in `EPWIRE_WIRES`; else a text that says which name is unknown.
-    pub(crate) fn parse(names: &str) -> std::result::Result<Self, String> {
-        let mut wires = Self { local: false, tcp: false };
-        for name in names.split(',').map(str::trim) {
-            *match name {
-                "local" => &mut wires.local,
-                "tcp" => &mut wires.tcp,
-                _ => {
-                    return Err(format!(
-                        "{name:?} names no wire: give some of local, tcp, with a comma between them"
-                    ));
-                }
-            } = true;
-        }
-        Ok(wires)
-    }
-
-    pub(crate) fn to_c(self) -> u32 {
-        [(self.local, sys::EPW_WIRE_LOCAL), (self.tcp, sys::EPW_WIRE_TCP)]
-            .iter()
-            .fold(0, |bits, (permitted, bit)| bits | if *permitted { *bit } else { 0 })
-    }
-}
-
 /// As `epw_path_name` in C, with the wire.
 impl std::fmt::Display for Path {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -6,7 +6,6 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::Wires;
 use crate::error::{Error, Failure, Result};
 use crate::mask::Mask;
 use crate::sys;
@@ -174,7 +173,8 @@ impl Drop for Fabric {
 
 /// As `epw_fabric_options`.
 pub(crate) struct FabricOptions {
-    pub(crate) wires: Wires,
+    /// `EPW_WIRE_*` bits.
+    pub(crate) wires: u32,
     /// First and last.
     pub(crate) ports: (u16, u16),
     pub(crate) interfaces: Option<String>,
@@ -188,7 +188,7 @@ impl Fabric {
         // SAFETY: it is the header's.
         let mut options = unsafe { initialised(sys::epw_fabric_options_init) };
         options.rank = rank;
-        options.wires = asked.wires.to_c();
+        options.wires = asked.wires;
         (options.first_port, options.last_port) = asked.ports;
         options.interfaces = interfaces.as_ref().map_or(ptr::null(), |names| names.as_ptr());
         options.key = asked.key.as_ref().map_or(ptr::null(), |key| key.as_ptr());
@@ -294,6 +294,14 @@ impl Buffer {
         // SAFETY: the buffer is alive.
         check(unsafe { sys::epw_buffer_newest_epoch(self.0.as_ptr(), &mut epoch) })?;
         Ok(epoch)
+    }
+
+    /// Who has begun the epoch at another step.
+    pub(crate) fn diverged(&self, epoch: u32, step: u64) -> Result<Mask> {
+        let mut ranks = c_mask(&Mask::EMPTY);
+        // SAFETY: the buffer is alive, ranks is the header's.
+        check(unsafe { sys::epw_buffer_diverged(self.0.as_ptr(), epoch, step, &mut ranks) })?;
+        Ok(Mask::from_words(ranks.bits))
     }
 
     /// One byte per expert of the buffer's configuration.

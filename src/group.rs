@@ -35,8 +35,11 @@ mod membership;
 mod options;
 mod step;
 mod survey;
+#[cfg(test)]
+mod tests;
 
 pub use crate::rendezvous::driver::Outage;
+pub use crate::rendezvous::wire::Standby;
 pub use change::{Change, Progress, Step};
 pub use experts::Experts;
 pub(crate) use experts::held_by;

@@ -13,7 +13,7 @@ use epwire::group::{Group, GroupOptions, Progress, Reason, Status, Step};
 use epwire::rendezvous::auth::{Role, Transcript};
 use epwire::rendezvous::driver::{ClientOptions, Heartbeat, Server, ServerOptions};
 use epwire::rendezvous::wire::{
-    Frame, HEADER_BYTES, Join, Notice, PROTOCOL_VERSION, Reply, Request, Round, RoundKind, body_length,
+    Ask, Frame, HEADER_BYTES, Join, Notice, PROTOCOL_VERSION, Reply, Request, Round, RoundKind, body_length,
     decode, encode,
 };
 use epwire::rendezvous::{Blob, BootstrapError, Identity, Mask, RankState};
@@ -593,7 +593,7 @@ fn of_two_members_none_is_outvoted_until_somebody_reports_its_death() {
     silent.join(1, 2);
     let group = member.join().unwrap().unwrap();
     let mut changes = group.changes();
-    let Progress::Aborted { error: BootstrapError::NoQuorum { missing, .. } } =
+    let Progress::Aborted { error: BootstrapError::NoQuorum { missing, .. }, .. } =
         changes.blocking_recv().unwrap()
     else {
         panic!("something else came to nothing")
@@ -604,12 +604,92 @@ fn of_two_members_none_is_outvoted_until_somebody_reports_its_death() {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(group.report_death(1, of));
     assert_eq!(changed(std::slice::from_ref(&group)), ("0".to_owned(), 2));
     let seen: Vec<_> = std::iter::from_fn(|| changes.try_recv().ok()).collect();
-    let [.., Progress::Proposed, Progress::Due { epoch: 2, .. }, Progress::InEffect { change, .. }] =
+    let [.., Progress::Proposed { .. }, Progress::Due { epoch: 2, .. }, Progress::InEffect { change, .. }] =
         &seen[..]
     else {
         panic!("{seen:?}")
     };
     assert_eq!(change.left.to_string(), "1");
+}
+
+/// A member that is asked how far it goes, and does not say so, keeps the change open.
+#[test]
+fn a_change_that_a_member_aborts_ends_with_its_name_for_whoever_waits() {
+    let server = serve(3);
+    let address = server.local_addr();
+    let members = std::thread::spawn(move || join_all([0, 1].map(|rank| options(rank, 3, address))));
+    let mut mute = Raw::connect(address).handshake();
+    mute.join(2, 3);
+    let groups: Vec<Group> = members.join().unwrap().into_iter().map(Result::unwrap).collect();
+    let mut changes = groups[1].changes();
+    let asking = groups[0].clone();
+    let asking = std::thread::spawn(move || asking.retire_blocking(1));
+    let Progress::Proposed { change } = changes.blocking_recv().unwrap() else { panic!("no proposal") };
+    groups[1].abort_change_blocking(change).unwrap();
+    let aborted = |op: &str| BootstrapError::Aborted { op: op.to_owned(), change, rank: 1 };
+    assert_eq!(asking.join().unwrap(), Err(aborted("retire rank 1")));
+    let told = changes.blocking_recv().unwrap();
+    assert_eq!(told, Progress::Aborted { change, error: aborted("change the membership") });
+    let again = groups[0].abort_change_blocking(change).unwrap_err();
+    assert!(matches!(again, BootstrapError::OutOfOrder { .. }), "{again}");
+    assert_eq!(groups[1].active().epoch, 1);
+}
+
+/// Rank 2 is replaced, its successor goes unheard as well, and a member that joined long before reports that one's death.
+#[test]
+fn any_member_can_name_the_present_member_of_a_rank() {
+    let (server, mut groups) = formed(3);
+    let address = server.local_addr();
+    let former = groups.pop().unwrap();
+    let named = |group: &Group, rank: usize| group.roster()[rank].member;
+    assert_eq!(named(&groups[0], 2), former.member_id());
+    former.leave_blocking().unwrap();
+    assert_eq!(changed(&groups).1, 2);
+    let next = Group::join_blocking(options(2, 3, address)).unwrap();
+    let began = Instant::now();
+    while groups.iter().any(|group| named(group, 2) != next.member_id()) {
+        assert!(began.elapsed() < 5 * SECOND, "{:?}", groups[0].roster());
+        std::thread::sleep(SECOND / 100);
+    }
+    assert_eq!(named(&next, 1), groups[1].member_id());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(groups[0].report_death(2, named(&groups[0], 2)));
+    while groups[1].membership().states[2] != (RankState::Dead {}) {
+        assert!(began.elapsed() < 5 * SECOND, "{:?}", groups[1].membership());
+        std::thread::sleep(SECOND / 100);
+    }
+}
+
+/// The newcomer's call waits to be admitted by a change that a member keeps open.
+#[test]
+fn a_newcomer_learns_that_its_admission_is_aborted() {
+    let server = serve(3);
+    let address = server.local_addr();
+    let members = std::thread::spawn(move || join_all([0, 2].map(|rank| options(rank, 3, address))));
+    let mut mute = Raw::connect(address).handshake();
+    mute.join(1, 3);
+    let mut groups: Vec<Group> = members.join().unwrap().into_iter().map(Result::unwrap).collect();
+    groups.pop().unwrap().leave_blocking().unwrap();
+    let change = mute.receive_until(|frame| match frame {
+        Frame::Ask { ask: Ask::Promise { change, .. } } => Some(change),
+        _ => None,
+    });
+    mute.send(&Frame::Notice { notice: Notice::Promise { change, step: 0 } });
+    assert_eq!(changed(&groups).1, 2);
+    let mut changes = groups[0].changes();
+    let newcomer = Group::join_blocking(options(2, 3, address)).unwrap();
+    let waiting = newcomer.clone();
+    let waiting = std::thread::spawn(move || waiting.step_blocking());
+    let ticket = mute.receive_until(|frame| match frame {
+        Frame::Ask { ask: Ask::Introduce { ticket, .. } } => Some(ticket),
+        _ => None,
+    });
+    mute.send(&Frame::Notice { notice: Notice::Introduced { ticket, result: Ok(Vec::new()) } });
+    let Progress::Proposed { change } = changes.blocking_recv().unwrap() else { panic!("no proposal") };
+    groups[0].abort_change_blocking(change).unwrap();
+    let Err(Error::Bootstrap(error)) = waiting.join().unwrap() else { panic!("it was admitted") };
+    assert!(matches!(*error, BootstrapError::Aborted { rank: 0, .. }), "{error}");
+    assert_eq!(groups[0].membership().standby.preparing.to_string(), "2");
 }
 
 #[test]
@@ -724,6 +804,7 @@ fn a_group_grows_and_shrinks() {
             if let Err(error) = other.step_blocking() {
                 return error;
             }
+            std::thread::sleep(SECOND / 1000); // not far ahead of the others, who make up for it
         }
     });
     assert_eq!(changed(&groups), ("0,3".to_owned(), 3));

@@ -8,9 +8,14 @@ use std::{
 
 use epwire::{
     env::Token,
+    group::{Group, GroupOptions},
     launch::{
         Address, Launch, Source,
         spawn::{Ended, Ranks, SpawnError},
+    },
+    rendezvous::{
+        RankState,
+        driver::{Heartbeat, Server, ServerOptions},
     },
 };
 
@@ -196,6 +201,37 @@ fn ranks_die_with_their_parent() {
     parent.kill().unwrap();
     parent.wait().unwrap();
     wait_until("the ranks are gone", || !ids.iter().any(|&id| exists(id)));
+}
+
+/// Rank 1 joins, hands its connection to a process that outlives it, and ends: no kernel closes that, but the launcher has seen it.
+#[test]
+fn the_server_learns_of_a_rank_that_has_ended() {
+    const NAME: &str = "the_server_learns_of_a_rank_that_has_ended";
+    if let Some(launch) = Launch::from_env().unwrap() {
+        let group = Group::join_blocking(GroupOptions::from_launch(&launch)).unwrap();
+        if launch.rank == 1 {
+            // SAFETY: the child closes what it shares with the test's output, sleeps and ends, all of it async-signal-safe.
+            unsafe {
+                if libc::fork() == 0 {
+                    libc::close(1);
+                    libc::close(2);
+                    libc::sleep(15); // longer than the other rank looks
+                    libc::_exit(0)
+                }
+            }
+            std::process::exit(0);
+        }
+        let dead = || group.membership().states[1] == RankState::Dead {};
+        wait_until("rank 1 is seen dead", dead);
+        std::process::exit(0);
+    }
+    // By silence alone it would not be known so soon, and never be dead.
+    let heartbeat = Heartbeat { lease: Duration::from_secs(60), ..Heartbeat::default() };
+    let options = ServerOptions { heartbeat, ..ServerOptions::new(NAME, 2) };
+    let server = Server::bind_blocking("127.0.0.1:0", options).unwrap();
+    let args = ["--exact", NAME, "--nocapture"];
+    let running = Ranks::new(2).server(&server).run_id(NAME).args(args).spawn().unwrap();
+    assert_eq!(running.wait(LIMIT).unwrap(), Ended::Success);
 }
 
 #[test]

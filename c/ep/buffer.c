@@ -225,6 +225,13 @@ epw_status epw_buffer_newest_epoch(epw_buffer *b, uint32_t *epoch) {
     return epw_peers_newest_epoch(&b->peers, epoch);
 }
 
+epw_status epw_buffer_diverged(epw_buffer *b, uint32_t epoch, uint64_t step, epw_mask *ranks) {
+    epw_status status = epw_buffer_check(b, "diverged");
+    if (status != EPW_OK) return status;
+    if (ranks == NULL) return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, "diverged"), "ranks is NULL");
+    return epw_peers_diverged(&b->peers, epoch, step, ranks);
+}
+
 epw_status epw_buffer_reachable_experts(const epw_buffer *b, uint8_t *reachable) {
     epw_status status = epw_buffer_check(b, "reachable_experts");
     if (status != EPW_OK) return status;

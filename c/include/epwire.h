@@ -313,7 +313,10 @@ EPW_API epw_status epw_buffer_disconnect(epw_buffer *buffer, uint32_t peer);
  * and waits for the answer, which its library gives whether or not its program calls anything. Any thread.
  * EPW_ERR_TIMEOUT: no answer within timeout_ns, and, on GPUs, the time for some copies of 8 bytes.
  * EPW_ERR_PEER: its process has ended. EPW_ERR_STATE: not connected, or another thread probes a path of this
- * buffer. */
+ * buffer.
+ * With this rank itself as the peer, its own device is probed: whether its window takes a word and gives it
+ * back, on the host by this process, on GPUs by copies on a stream of the library's own. EPW_ERR_SYSTEM: it
+ * does not; EPW_ERR_TIMEOUT: not within timeout_ns. */
 EPW_API epw_status epw_buffer_probe(epw_buffer *buffer, uint32_t peer, uint64_t timeout_ns);
 
 /* The EPW_PATH_* by which `peer` is reached, EPW_PATH_NONE if it is not connected. */
@@ -371,6 +374,12 @@ EPW_API epw_status epw_buffer_membership(const epw_buffer *buffer, epw_membershi
  * others have gone on, and await it there. epoch [out]. Any thread. CUDA: copies a word for each peer;
  * EPW_ERR_TIMEOUT where the GPU does not do so within 10 ms. */
 EPW_API epw_status epw_buffer_newest_epoch(epw_buffer *buffer, uint32_t *epoch);
+
+/* Active ranks, this one included, that have begun `epoch` at another step than this one: they count steps
+ * otherwise than was agreed, and no operation of theirs meets one of the others (EPW_CAUSE_STEP). Says
+ * nothing about ranks that are in another epoch. epoch is in [0, 8388607], step in [0, EPW_STEP_MAX]. ranks
+ * [out]. Any thread. CUDA: as epw_buffer_newest_epoch. */
+EPW_API epw_status epw_buffer_diverged(epw_buffer *buffer, uint32_t epoch, uint64_t step, epw_mask *ranks);
 
 /* ---- verdicts ----
  *

@@ -83,13 +83,13 @@ epw_status epw_peers_revoke(epw_peers *peers, const epw_mask *mask) {
     return EPW_OK;
 }
 
-/* The peer's epoch word in this rank's window; lane 0's, which all lanes get at a time. */
-static epw_status load_epoch(const epw_peers *peers, uint32_t peer, uint64_t *word) {
+/* The peer's epoch word in this rank's window; lane 0's, which all lanes get at a time. `op` is the call that
+ * asks. */
+static epw_status load_epoch(const epw_peers *peers, const char *op, uint32_t peer, uint64_t *word) {
     unsigned char *at = epw_peers_own(peers) + epw_word_offset(peer, 0, EPW_WORD_EPOCH);
     if (peers->gpu != NULL) {
         epw_word_copy copy = {.use = EPW_COPY_EPOCH, .writes = false, .at = at, .value = word};
-        return epw_peers_copy_word(peers, &copy, EPW_COPY_WITHIN_NS,
-                                   epw_peers_where(peers, "newest_epoch", peer));
+        return epw_peers_copy_word(peers, &copy, EPW_COPY_WITHIN_NS, epw_peers_where(peers, op, peer));
     }
     /* Writer: the peer, done with its reads and writes of the epoch before. Reader: whoever goes on with it.
      */
@@ -103,8 +103,27 @@ epw_status epw_peers_newest_epoch(epw_peers *peers, uint32_t *epoch) {
     *epoch = peers->epoch;
     EPW_MASK_FOR(peer, &peers->active, peers->ranks) {
         uint64_t word = 0;
-        if (peer != peers->rank && status == EPW_OK) status = load_epoch(peers, peer, &word);
+        if (peer != peers->rank && status == EPW_OK) status = load_epoch(peers, "newest_epoch", peer, &word);
         if (epw_word_epoch(word) > *epoch) *epoch = epw_word_epoch(word);
+    }
+    pthread_mutex_unlock(&peers->lock);
+    return status;
+}
+
+epw_status epw_peers_diverged(epw_peers *peers, uint32_t epoch, uint64_t step, epw_mask *ranks) {
+    epw_where where = {"diverged", (int)peers->rank, -1};
+    if (epoch > EPW_EPOCH_MAX || step > EPW_STEP_MAX) {
+        return epw_fail(EPW_ERR_INVALID, where, "epoch %u and step %llu must be in [0, %u] and [0, %llu]",
+                        epoch, (unsigned long long)step, EPW_EPOCH_MAX, (unsigned long long)EPW_STEP_MAX);
+    }
+    epw_status status = EPW_OK;
+    epw_mask_clear(ranks);
+    pthread_mutex_lock(&peers->lock);
+    EPW_MASK_FOR(peer, &peers->active, peers->ranks) {
+        uint64_t word = epw_epoch_word(peers->epoch, peers->step);
+        if (peer != peers->rank && status == EPW_OK) status = load_epoch(peers, where.op, peer, &word);
+        if (status == EPW_OK && epw_word_epoch(word) == epoch && epw_word_step(word) != step)
+            epw_mask_add(ranks, peer);
     }
     pthread_mutex_unlock(&peers->lock);
     return status;

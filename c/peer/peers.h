@@ -175,6 +175,9 @@ void epw_peers_membership(epw_peers *peers, epw_membership *membership);
 
 /* The newest epoch that this rank or an active peer has begun. */
 epw_status epw_peers_newest_epoch(epw_peers *peers, uint32_t *epoch);
+
+/* Active ranks, this one included, that have begun `epoch` at another step. */
+epw_status epw_peers_diverged(epw_peers *peers, uint32_t epoch, uint64_t step, epw_mask *ranks);
 epw_status epw_peers_revoke(epw_peers *peers, const epw_mask *mask);
 
 /* Host: gives the peer up for all lanes, `silent`: because it was silent for a deadline; who runs the lanes
@@ -243,8 +246,9 @@ void epw_watch_wake(const epw_peers *peers, uint32_t lane, epw_watch *watch);
 /* ---- the probe ---- */
 
 /* Is the path to the peer alive? Asks its process, beside all operations, by a word written the peer's way,
- * and waits for the answer. EPW_ERR_TIMEOUT: none came within timeout_ns. EPW_ERR_PEER: its process has
- * ended. EPW_ERR_STATE: not connected, or another thread asks meanwhile. Any thread. */
+ * and waits for the answer. Of this rank itself: does its device still take a word and give it back?
+ * EPW_ERR_TIMEOUT: none came within timeout_ns. EPW_ERR_PEER: its process has ended. EPW_ERR_STATE: not
+ * connected, or another thread asks meanwhile. Any thread. */
 epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns);
 
 /* A question has come by a queue: it is answered by the thread that brought it. */

@@ -10,7 +10,10 @@
  *
  * The ring is heard by the fd server's thread, which other ranks wait for to connect. It answers by itself on
  * the host, where that is two accesses of memory. On GPUs it takes two copies, and a GPU takes its time:
- * there the window has a thread for its answers. */
+ * there the window has a thread for its answers.
+ *
+ * A rank that probes itself asks nobody: it has its own device take a word into the window and give it back.
+ */
 #include "peer/gpu.h"
 #include "peer/remote.h"
 #include "peer/sleep.h"
@@ -18,6 +21,7 @@
 #include "base/clock.h"
 #include "base/thread.h"
 
+#include <errno.h>
 #include <time.h>
 
 /* Of a line's two lanes the first has the question, the second the answer. */
@@ -169,6 +173,37 @@ static epw_status await_answer(epw_peers *peers, uint64_t number, uint64_t timeo
                     (unsigned long long)(timeout_ns / 1000000u));
 }
 
+/* Host memory that is gone ends the process that touches it, so the kernel touches it first. */
+static epw_status touch_own(_Atomic uint64_t *word, uint64_t number, uint64_t *seen, epw_where where) {
+    if (!epw_futex_readable(word)) return epw_fail_errno(EFAULT, where, "this rank's own window is gone");
+    atomic_store_explicit(word, number, memory_order_relaxed);
+    *seen = atomic_load_explicit(word, memory_order_relaxed);
+    return EPW_OK;
+}
+
+/* Copies there and back, on the library's stream: an error that sticks to the GPU's context comes out as
+ * well. */
+static epw_status copy_own(epw_peers *peers, _Atomic uint64_t *word, uint64_t number, uint64_t *seen,
+                           uint64_t timeout_ns, epw_where where) {
+    uint64_t began = epw_now_ns();
+    epw_word_copy there = {
+        .use = EPW_COPY_ASKED, .writes = true, .at = (unsigned char *)word, .value = &number};
+    epw_status status = epw_peers_copy_word(peers, &there, timeout_ns, where);
+    if (status != EPW_OK) return status;
+    uint64_t took = epw_now_ns() - began;
+    epw_word_copy back = {.use = EPW_COPY_HEARD, .writes = false, .at = (unsigned char *)word, .value = seen};
+    return epw_peers_copy_word(peers, &back, took < timeout_ns ? timeout_ns - took : 0, where);
+}
+
+static epw_status probe_own(epw_peers *peers, uint64_t number, uint64_t timeout_ns, epw_where where) {
+    _Atomic uint64_t *word = probe_word(own(peers), peers->rank, QUESTION);
+    uint64_t seen = 0;
+    epw_status status = peers->gpu != NULL ? copy_own(peers, word, number, &seen, timeout_ns, where)
+                                           : touch_own(word, number, &seen, where);
+    if (status != EPW_OK || seen == number) return status;
+    return epw_fail(EPW_ERR_SYSTEM, where, "this rank's device took a word and gave back another one");
+}
+
 /* The word first, then the ring: who hears it finds the question. */
 static epw_status ask(epw_peers *peers, uint64_t number, epw_where where) {
     pthread_mutex_lock(&peers->ask_lock);
@@ -187,15 +222,19 @@ static epw_status ask(epw_peers *peers, uint64_t number, epw_where where) {
 
 epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns) {
     epw_status status = epw_peers_check(peers, "probe", peer);
-    if (status != EPW_OK || peer == peers->rank) return status;
+    if (status != EPW_OK) return status;
     epw_where where = epw_peers_where(peers, "probe", peer);
     if (pthread_mutex_trylock(&peers->probe_lock) != 0) {
         return epw_fail(EPW_ERR_STATE, where,
                         "another thread is probing a path of this rank: try again once that has ended");
     }
     uint64_t number = ++peers->questions;
-    status = ask(peers, number, where);
-    if (status == EPW_OK) status = await_answer(peers, number, timeout_ns, where);
+    if (peer == peers->rank) {
+        status = probe_own(peers, number, timeout_ns, where);
+    } else {
+        status = ask(peers, number, where);
+        if (status == EPW_OK) status = await_answer(peers, number, timeout_ns, where);
+    }
     pthread_mutex_unlock(&peers->probe_lock);
     return status;
 }

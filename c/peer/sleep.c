@@ -8,6 +8,7 @@
 #include "base/barrier.h"
 #include "base/clock.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -29,6 +30,11 @@ void epw_futex_wake(_Atomic uint64_t *word) {
 void epw_futex_wait(_Atomic uint64_t *word, uint64_t value, uint64_t ns) {
     struct timespec timeout = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
     syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT, (uint32_t)value, &timeout, NULL, 0);
+}
+
+bool epw_futex_readable(_Atomic uint64_t *word) {
+    struct timespec nothing = {0, 0};
+    return syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT, 0u, &nothing, NULL, 0) == 0 || errno != EFAULT;
 }
 
 void epw_watch_clear(epw_watch *watch) {

@@ -55,8 +55,7 @@ fn spawn(ranks: u32, args: &Args) -> Result<ExitCode, Error> {
     let options =
         ServerOptions { token: Some(token.clone()), initial: ranks, ..ServerOptions::new("bench", world) };
     let server = Server::bind_blocking("127.0.0.1:0", options)?;
-    let address = server.local_addr().to_string().parse()?;
-    let ended = Ranks::new(ranks).address(address).run_id("bench").token(token).spawn()?.wait(None)?;
+    let ended = Ranks::new(ranks).server(&server).run_id("bench").token(token).spawn()?.wait(None)?;
     match ended.exit_code() {
         0 => Ok(ExitCode::SUCCESS),
         _ => Err(ended.to_string().into()),

@@ -80,8 +80,7 @@ fn as_parent(args: &Args, ranks: u32) -> Result<ExitCode> {
     let (run_id, token) = ("moe_layer", Token::random()?);
     let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new(run_id, ranks) };
     let server = Server::bind_blocking("127.0.0.1:0", options)?;
-    let address = server.local_addr().to_string().parse()?;
-    let running = Ranks::new(ranks).address(address).run_id(run_id).token(token).grace(GRACE).spawn()?;
+    let running = Ranks::new(ranks).server(&server).run_id(run_id).token(token).grace(GRACE).spawn()?;
     let ended = running.wait(None)?;
     match ended.exit_code() {
         0 => Ok(ExitCode::SUCCESS),

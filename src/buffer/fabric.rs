@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::config::Wires;
 use crate::env;
 use crate::error::{Error, Failure, Result};
 use crate::ffi::{Fabric, FabricOptions};
+use crate::sys;
 
 /// The 32 bytes that both ends of a connection between hosts prove to know; none where the run has no token.
 pub(crate) type WireKey = Option<[u8; 32]>;
@@ -38,7 +38,39 @@ fn options(key: WireKey) -> std::result::Result<FabricOptions, String> {
     }
     let ports = env::value(env::PORTS).map_or(Ok((0, 0)), |range| ports(&range));
     let interfaces = env::value(env::IFNAME);
-    Ok(FabricOptions { wires, ports: ports?, interfaces, key })
+    Ok(FabricOptions { wires: wires.to_c(), ports: ports?, interfaces, key })
+}
+
+/// Which wires may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Wires {
+    local: bool,
+    tcp: bool,
+}
+
+impl Wires {
+    /// Those that are named, as in `EPWIRE_WIRES`; else a text that says which name is unknown.
+    fn parse(names: &str) -> std::result::Result<Self, String> {
+        let mut wires = Self { local: false, tcp: false };
+        for name in names.split(',').map(str::trim) {
+            *match name {
+                "local" => &mut wires.local,
+                "tcp" => &mut wires.tcp,
+                _ => {
+                    return Err(format!(
+                        "{name:?} names no wire: give some of local, tcp, with a comma between them"
+                    ));
+                }
+            } = true;
+        }
+        Ok(wires)
+    }
+
+    fn to_c(self) -> u32 {
+        [(self.local, sys::EPW_WIRE_LOCAL), (self.tcp, sys::EPW_WIRE_TCP)]
+            .iter()
+            .fold(0, |bits, (permitted, bit)| if *permitted { bits | bit } else { bits })
+    }
 }
 
 /// Reads `first-last`, or one port.
@@ -53,6 +85,16 @@ fn ports(text: &str) -> std::result::Result<(u16, u16), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn wires_are_read_by_name() {
+        assert_eq!(Wires::parse("tcp"), Ok(Wires { local: false, tcp: true }));
+        let both = Wires::parse("local, tcp");
+        assert_eq!(both.map(Wires::to_c), Ok(sys::EPW_WIRE_LOCAL | sys::EPW_WIRE_TCP));
+        for wrong in ["", "local,", "TCP", "udp"] {
+            assert!(Wires::parse(wrong).unwrap_err().contains("give some of local, tcp"), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_range_of_ports_is_read() {

@@ -96,6 +96,11 @@ impl Follower for Inner {
         self.ffi.newest_epoch().is_ok_and(|newest| newest >= epoch)
     }
 
+    fn diverged(&self, epoch: u32, step: u64) -> Mask {
+        // Who cannot say accuses nobody.
+        self.ffi.diverged(epoch, step).unwrap_or(Mask::EMPTY)
+    }
+
     fn reaches(&self, peer: u32, timeout: Duration) -> bool {
         const PAUSE: Duration = Duration::from_millis(1);
         let began = Instant::now();

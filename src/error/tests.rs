@@ -66,6 +66,7 @@ fn bootstrap() -> Vec<Box<dyn StdError>> {
         NoQuorum { op: op(), missing: missing(), reason: detail() },
         Evicted { op: op(), rank, epoch },
         Retired { op: op(), rank, epoch },
+        Aborted { op: op(), change: 4, rank },
         Fenced { op: op(), rank, host: host(), pid },
         ServerLost { op: op(), address: peer(), detail: detail() },
         Limit { op: op(), field: field(), value: 2, limit: 1 },

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use super::change::Progress;
 use crate::rendezvous::BootstrapError;
-use crate::rendezvous::wire::Decision;
+use crate::rendezvous::wire::{Decision, Standby};
 
 /// The changes that have begun and are not over.
 #[derive(Debug, Default)]
 pub(super) struct Account {
     /// The one about which the group has asked this member, and when it first did.
     proposed: Option<(u64, Instant)>,
-    /// Of those that are decided, by epoch: when they were proposed.
-    due: BTreeMap<u32, Instant>,
+    /// Of those that are decided, by epoch: when they were proposed, and whom they leave waiting.
+    due: BTreeMap<u32, (Instant, Standby)>,
 }
 
 impl Account {
@@ -32,25 +32,27 @@ impl Account {
         change: u64,
         outcome: Result<Decision, BootstrapError>,
         is_new: bool,
+        waiting: Standby,
     ) -> Option<Progress> {
-        let proposed = self.proposed.take_if(|(of, _)| *of <= change).map(|(_, when)| when);
+        let proposed = self.proposed.take_if(|(of, _)| *of <= change);
         match outcome {
             Ok(Decision { mask: members, epoch, step }) if is_new => {
-                self.due.insert(epoch, proposed.unwrap_or_else(Instant::now));
-                Some(Progress::Due { epoch, members, step })
+                let since = proposed.map_or_else(Instant::now, |(_, when)| when);
+                self.due.insert(epoch, (since, waiting));
+                Some(Progress::Due { change, epoch, members, step, waiting })
             }
             // Told again, to a member with a new connection: what was proposed meanwhile has ended without it.
-            Ok(_) => proposed.map(|_| Progress::Aborted { error: unheard() }),
-            Err(error) => Some(Progress::Aborted { error }),
+            Ok(_) => proposed.map(|(change, _)| Progress::Aborted { change, error: unheard() }),
+            Err(error) => Some(Progress::Aborted { change, error }),
         }
     }
 
     /// The membership of `epoch` is in effect, those before are or never will be. Gives the time since it was proposed; to a member that
-    /// was not asked, as who is on standby, since it was decided.
-    pub(super) fn begin(&mut self, epoch: u32) -> Duration {
+    /// was not asked, as who is on standby, since it was decided. And whom it leaves waiting.
+    pub(super) fn begin(&mut self, epoch: u32) -> (Duration, Standby) {
         let proposed = self.due.remove(&epoch);
         self.due.retain(|due, _| *due > epoch);
-        proposed.map_or(Duration::ZERO, |proposed| proposed.elapsed())
+        proposed.map_or_else(Default::default, |(proposed, waiting)| (proposed.elapsed(), waiting))
     }
 }
 
@@ -75,22 +77,31 @@ mod tests {
         let mut account = Account::default();
         assert!(account.propose(7));
         assert!(!account.propose(7));
-        let due = account.settle(7, Ok(decision(2)), true);
-        assert_eq!(due, Some(Progress::Due { epoch: 2, members: Mask::all(2), step: 10 }));
-        assert_eq!(account.settle(7, Ok(decision(2)), false), None);
+        let waiting = Standby { ready: Mask::EMPTY, preparing: Mask::all(1) };
+        let due = account.settle(7, Ok(decision(2)), true, waiting);
+        assert_eq!(
+            due,
+            Some(Progress::Due { change: 7, epoch: 2, members: Mask::all(2), step: 10, waiting })
+        );
+        assert_eq!(account.settle(7, Ok(decision(2)), false, Standby::default()), None);
         std::thread::sleep(Duration::from_millis(2));
-        assert!(account.begin(2) >= Duration::from_millis(2));
-        assert_eq!(account.begin(2), Duration::ZERO);
+        let (took, left) = account.begin(2);
+        assert!(took >= Duration::from_millis(2) && left == waiting);
+        assert_eq!(account.begin(2), (Duration::ZERO, Standby::default()));
     }
 
     #[test]
     fn each_proposal_has_its_end_though_that_went_unheard() {
         let mut account = Account::default();
+        let nobody = Standby::default();
         account.propose(7);
-        let Some(Progress::Aborted { error }) = account.settle(8, Ok(decision(1)), false) else { panic!() };
+        let Some(Progress::Aborted { change: 7, error }) = account.settle(8, Ok(decision(1)), false, nobody)
+        else {
+            panic!()
+        };
         assert!(error.to_string().contains("no connection"), "{error}");
         account.propose(9);
-        assert_eq!(account.settle(8, Ok(decision(1)), false), None, "this one is still open");
-        assert!(account.settle(9, Ok(decision(2)), true).is_some());
+        assert_eq!(account.settle(8, Ok(decision(1)), false, nobody), None, "this one is still open");
+        assert!(account.settle(9, Ok(decision(2)), true, nobody).is_some());
     }
 }

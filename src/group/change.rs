@@ -3,6 +3,7 @@
 use super::experts::Experts;
 use crate::mask::Mask;
 use crate::rendezvous::BootstrapError;
+use crate::rendezvous::wire::Standby;
 
 /// A step of the group, which the caller runs now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,9 @@ pub struct Change {
     pub entered: Mask,
     /// Members of the epoch before that are not.
     pub left: Mask,
+    /// Who was on standby when this was decided, and is left waiting: those who were not ready, and those who were but had not been
+    /// connected with everybody yet. They are admitted by a later change.
+    pub waiting: Standby,
 }
 
 /// How far a change of membership has come, see [`Group::changes`](super::Group::changes).
@@ -34,15 +38,22 @@ pub struct Change {
 #[expect(clippy::large_enum_variant, reason = "there are a few in a minute at most")]
 pub enum Progress {
     /// The group has asked this member how far it has come.
-    Proposed,
+    Proposed {
+        /// Number of the change, for [`Group::abort_change`](super::Group::abort_change).
+        change: u64,
+    },
     /// It is decided, and comes into effect with this step.
     Due {
+        /// Number of the change.
+        change: u64,
         /// The epoch that begins.
         epoch: u32,
         /// Its members.
         members: Mask,
         /// Its first step.
         step: u64,
+        /// Who was on standby and is left waiting, as in [`Change::waiting`].
+        waiting: Standby,
     },
     /// It is in effect.
     InEffect {
@@ -54,7 +65,9 @@ pub enum Progress {
     /// It came to nothing: the membership stays as it is. Where a member was lost meanwhile another change follows at once, else
     /// a lease later if there is still reason.
     Aborted {
-        /// Why: [`BootstrapError::NoQuorum`] where too many would have to go that nobody has seen dead, [`BootstrapError::PeerLost`]
+        /// Number of the change.
+        change: u64,
+        /// Why: [`BootstrapError::Aborted`] where a member has called it off, [`BootstrapError::NoQuorum`] where too many would have to go that nobody has seen dead, [`BootstrapError::PeerLost`]
         /// where a member died meanwhile, [`BootstrapError::Timeout`] where somebody fell silent or did not answer, and
         /// [`BootstrapError::OutOfOrder`] where this member had no connection at the time.
         error: BootstrapError,

@@ -1,6 +1,7 @@
 //! What a member's library does about the membership by itself, whether or not its program calls anything: it answers the
 //! group, and ends waits for ranks that the group goes on without.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -13,14 +14,14 @@ use super::change::{Change, Progress};
 use super::experts::Experts;
 use super::follower::Follower;
 use super::meetings::Meetings;
-use super::survey::Survey;
+use super::survey::{Question, Survey};
 use crate::error::Result;
 use crate::mask::{MAX_WORLD, Mask};
 use crate::observe::Sight;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::driver::{Attendant, Elector, Heartbeat, Later, Outage};
 use crate::rendezvous::pace::{Next, Pace};
-use crate::rendezvous::wire::{Ask, Decision, Host, Notice, View};
+use crate::rendezvous::wire::{Ask, Decision, Host, Identity, Joined, Notice, Standby, View};
 use crate::waking::contain;
 
 /// A member's way through the steps of its group.
@@ -48,8 +49,12 @@ const MAX_PROGRESS: usize = 64;
 #[derive(Debug)]
 struct State {
     pace: Pace,
+    /// The last known member of each rank.
+    roster: BTreeMap<u32, Identity>,
     /// How often the group has said something.
     news: u64,
+    /// The last change that a member has called off, and the number of this news.
+    called_off: Option<(u64, BootstrapError)>,
     /// When the program last asked for a step.
     asked: Option<Instant>,
     /// Whom the group has been told to be silent, in the present epoch.
@@ -62,12 +67,20 @@ struct State {
     left: bool,
 }
 
+impl State {
+    fn seat(&mut self, members: &[Identity]) {
+        self.roster.extend(members.iter().map(|member| (member.rank, member.clone())));
+    }
+}
+
 impl Course {
     pub(super) fn new(rank: u32, lead: u64, heartbeat: Heartbeat) -> Arc<Self> {
         let nobody = Decision { mask: Mask::EMPTY, epoch: 0, step: 0 };
         let state = State {
             pace: Pace::new(rank, nobody, lead),
+            roster: BTreeMap::new(),
             news: 0,
+            called_off: None,
             asked: None,
             doubted: Mask::EMPTY,
             given_up: Mask::EMPTY,
@@ -120,6 +133,11 @@ impl Course {
         (state.pace.clone(), state.left)
     }
 
+    /// The last known member of each rank, by rank.
+    pub(super) fn roster(&self) -> Vec<Identity> {
+        self.state().roster.values().cloned().collect()
+    }
+
     pub(super) fn waits(&self) -> bool {
         self.state().pace.is_standby()
     }
@@ -135,6 +153,12 @@ impl Course {
         let next = state.pace.next(overtaken);
         let change = if matches!(next, Next::Begin { .. }) { state.change.take() } else { None };
         (next, change, state.news)
+    }
+
+    /// That a change was called off since the news of this number, if so.
+    pub(super) fn called_off(&self, since: u64) -> Option<BootstrapError> {
+        let called_off = self.state().called_off.clone();
+        called_off.filter(|(news, _)| *news > since).map(|(_, error)| error)
     }
 
     pub(super) fn changes(&self) -> broadcast::Receiver<Progress> {
@@ -153,7 +177,10 @@ impl Course {
             if self.current().epoch >= decision.epoch {
                 return Ok(()); // by a call whose future was dropped
             }
-            let begin = || self.followers().iter().try_for_each(|follower| follower.begin(decision));
+            // What its epoch words say is true, whatever it has promised: one that has begun this step before is found out.
+            let step = decision.step.max(self.state().pace.begun() + 1);
+            let begins = Decision { step, ..*decision };
+            let begin = || self.followers().iter().try_for_each(|follower| follower.begin(&begins));
             self.meetings.between(&decision.mask, self.heartbeat.lease, begin)?;
             let mut state = self.state();
             let before = state.pace.current().mask;
@@ -161,9 +188,10 @@ impl Course {
             (state.doubted, state.given_up) = (Mask::EMPTY, Mask::EMPTY);
             let Decision { mask: members, epoch, .. } = *decision;
             let (entered, left) = (members.minus(&before), before.minus(&members));
-            let change = Change { epoch, members, entered, left };
+            let (took, waiting) = state.account.begin(epoch);
+            let change = Change { epoch, members, entered, left, waiting };
             state.change = Some(change);
-            (change, state.account.begin(epoch))
+            (change, took)
         };
         self.sight.in_effect(decision, &change.entered, &change.left, took);
         let unheld = Mask::all(MAX_WORLD).minus(&change.members);
@@ -186,16 +214,28 @@ impl Course {
         }
     }
 
-    /// What the group is to be told about silent peers.
+    /// What the group is to be told about peers that are silent, or have begun this epoch at another step.
     pub(super) fn doubts(&self) -> Option<Notice> {
-        let each: Vec<_> = self.followers().iter().filter_map(|follower| follower.given_up().ok()).collect();
+        let (current, former) = {
+            let state = self.state();
+            (state.pace.current(), state.given_up)
+        };
+        let epoch = current.epoch;
+        let (mut given_up, mut suspicious) = (Mask::EMPTY, Mask::EMPTY);
+        for follower in self.followers() {
+            let Some(of) = follower.given_up().ok().filter(|of| of.epoch == epoch) else { continue };
+            given_up = given_up.or(&of.peers);
+            suspicious = suspicious.or(&of.silent);
+            // Those who are out of step have been given up as well, and are looked for once.
+            if !of.peers.minus(&of.silent).minus(&former).is_empty() {
+                suspicious = suspicious.or(&follower.diverged(epoch, current.step).and(&of.peers));
+            }
+        }
         let mut state = self.state();
-        let epoch = state.pace.current().epoch;
-        let present = each.iter().filter(|of| of.epoch == epoch);
-        let (given_up, silent) = present.fold((Mask::EMPTY, Mask::EMPTY), |(peers, silent), of| {
-            (peers.or(&of.peers), silent.or(&of.silent))
-        });
-        let peers = silent.minus(&state.doubted);
+        if state.pace.current().epoch != epoch {
+            return None; // a membership has begun meanwhile, by another call
+        }
+        let peers = suspicious.minus(&state.doubted);
         state.doubted = state.doubted.or(&peers);
         let former = std::mem::replace(&mut state.given_up, given_up);
         drop(state);
@@ -220,6 +260,12 @@ impl Course {
         (all, experts)
     }
 
+    /// Has this member break its promise.
+    #[cfg(test)]
+    pub(super) fn run_ahead(&self, steps: u64) {
+        self.state().pace.run_ahead(steps);
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics while it is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -234,9 +280,11 @@ impl Course {
 }
 
 impl Attendant for Course {
-    fn joined(&self, view: &View) {
+    fn joined(&self, joined: &Joined) {
         let mut state = self.state();
-        state.pace = Pace::joined(self.rank, view, self.lead);
+        state.roster.clear();
+        state.seat(&joined.roster);
+        state.pace = Pace::joined(self.rank, &joined.view, self.lead);
         (state.doubted, state.given_up) = (Mask::EMPTY, Mask::EMPTY);
         state.account = Account::default();
         state.change = None;
@@ -246,17 +294,20 @@ impl Attendant for Course {
         self.sight.has_given_up(&Mask::EMPTY);
     }
 
+    fn seated(&self, members: &[Identity]) {
+        self.state().seat(members);
+    }
+
     fn asked(&self, ask: Ask, later: Later) -> Option<Notice> {
         match ask {
-            Ask::Reach { change, peers } if peers.is_empty() => {
-                Some(Notice::Reached { change, missing: Mask::EMPTY })
-            }
-            Ask::Reach { change, peers } => {
-                let followers = self.followers();
+            Ask::Reach { change, peers, epoch, step } => {
+                let (rank, followers, question) =
+                    (self.rank, self.followers(), Question { change, peers, epoch, step });
                 let (survey, patience) = (self.survey.clone(), self.heartbeat.lease / 8);
                 aside(move || {
-                    if let Some(missing) = survey.unreached(change, &followers, &peers, patience) {
-                        later.tell(Notice::Reached { change, missing });
+                    if let Some(found) = survey.look(rank, &question, &followers, patience) {
+                        let (missing, diverged) = (found.unreachable, Box::new(found.diverged));
+                        later.tell(Notice::Reached { change, missing, diverged });
                     }
                 });
                 None
@@ -283,7 +334,7 @@ impl Attendant for Course {
                 if state.account.propose(change) {
                     drop(state);
                     self.sight.proposed(change);
-                    self.show(Progress::Proposed);
+                    self.show(Progress::Proposed { change });
                     state = self.state();
                 }
                 state.news += 1;
@@ -293,15 +344,24 @@ impl Attendant for Course {
         }
     }
 
-    fn settled(&self, change: u64, outcome: Result<Decision, BootstrapError>, retired: Mask) {
+    fn settled(
+        &self,
+        change: u64,
+        outcome: Result<Decision, BootstrapError>,
+        retired: Mask,
+        waiting: Standby,
+    ) {
         let decided = outcome.as_ref().ok().copied();
         let (removed, progress, elsewhere) = {
             let mut state = self.state();
             state.news += 1;
             let (before, newest) = (state.pace.current(), state.pace.newest());
+            if let Err(error @ BootstrapError::Aborted { .. }) = &outcome {
+                state.called_off = Some((state.news, error.clone()));
+            }
             let removed = state.pace.settle(change, decided, retired);
             let is_new = state.pace.newest() > newest;
-            let progress = state.account.settle(change, outcome, is_new);
+            let progress = state.account.settle(change, outcome, is_new, waiting);
             // On standby what the others decide is in effect at once.
             let elsewhere = Some(state.pace.current()).filter(|current| *current != before);
             if let Some(current) = elsewhere {
@@ -311,8 +371,10 @@ impl Attendant for Course {
         };
         elsewhere.iter().for_each(|current| self.sight.works_with(current));
         match &progress {
-            Some(Progress::Due { epoch, members, step }) => self.sight.due(change, *epoch, members, *step),
-            Some(Progress::Aborted { error }) => self.sight.aborted(change, error),
+            Some(Progress::Due { epoch, members, step, waiting, .. }) => {
+                self.sight.due(change, *epoch, members, *step, waiting);
+            }
+            Some(Progress::Aborted { error, .. }) => self.sight.aborted(change, error),
             _ => {}
         }
         progress.into_iter().for_each(|progress| self.show(progress));

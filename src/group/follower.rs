@@ -21,7 +21,9 @@ pub(crate) trait Follower: Send + Sync + Debug {
     fn experts(&self, ranks: &Mask) -> Vec<Range<u32>>;
     /// Whether a peer has begun this epoch, which this one has not.
     fn is_overtaken(&self, epoch: u32) -> bool;
-    /// Whether the peer answers within `timeout` by the way that rows take.
+    /// Who has begun this epoch at another step than this one, this rank included.
+    fn diverged(&self, epoch: u32, step: u64) -> Mask;
+    /// Whether the peer answers within `timeout` by the way that rows take; of this rank itself, whether its device does.
     fn reaches(&self, peer: u32, timeout: Duration) -> bool;
     /// What the peer needs to connect with this one.
     fn export(&self, peer: u32) -> Result<Vec<u8>>;

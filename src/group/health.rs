@@ -9,6 +9,7 @@ use super::membership::{Membership, Role};
 use crate::mask::Mask;
 use crate::rendezvous::RankState;
 use crate::rendezvous::machine::MAX_EPOCH;
+use crate::rendezvous::wire::Standby;
 
 /// How a member is, from [`Group::health`], for a load balancer or an operator.
 ///
@@ -30,6 +31,8 @@ pub struct Health {
     pub members: Mask,
     /// Places that nobody has ever taken, and that the run can grow into. They are not missing.
     pub capacity: Mask,
+    /// Who has joined and waits to be admitted. They are no reason either: [`Reason::Missing`] names the places that they are to take.
+    pub standby: Standby,
     /// The last step that this member has begun.
     pub step: u64,
 }
@@ -139,8 +142,8 @@ impl Health {
         given_up: &Mask,
         experts: Vec<Vec<Range<u32>>>,
     ) -> Self {
-        let Membership { role, current, begun, states, capacity, outage, .. } = membership;
-        let (members, epoch, capacity) = (current.mask, current.epoch, *capacity);
+        let Membership { role, current, begun, states, standby, capacity, outage, .. } = membership;
+        let (members, epoch, capacity, standby) = (current.mask, current.epoch, *capacity, *standby);
         let gone = |state: &RankState| matches!(state, RankState::Suspect {} | RankState::Dead {});
         let silent: Mask = (0..).zip(states).filter(|(_, state)| gone(state)).map(|(rank, _)| rank).collect();
         let ranks = [
@@ -169,19 +172,20 @@ impl Health {
             false if is_out => Status::Out,
             false => Status::Degraded,
         };
-        Self { status, reasons, rank, world, epoch, members, capacity, step: *begun }
+        Self { status, reasons, rank, world, epoch, members, capacity, standby, step: *begun }
     }
 
-    /// An object with the fields of this one: `status` as text, `members` and `capacity` as arrays of ranks, and `reasons` as an array
-    /// of texts.
+    /// An object with the fields of this one: `status` as text, `members` and `capacity` as arrays of ranks, `standby` as an object of
+    /// two such arrays, `ready` and `preparing`, and `reasons` as an array of texts.
     pub fn to_json(&self) -> String {
-        let Self { status, reasons, rank, world, epoch, members, capacity, step } = self;
+        let Self { status, reasons, rank, world, epoch, members, capacity, standby, step } = self;
         let list = |items: Vec<String>| format!("[{}]", items.join(","));
         let ranks = |mask: &Mask| list(mask.iter().map(|rank| rank.to_string()).collect());
         let (members, capacity) = (ranks(members), ranks(capacity));
+        let (ready, preparing) = (ranks(&standby.ready), ranks(&standby.preparing));
         let reasons = list(reasons.iter().map(|reason| quoted(&reason.to_string())).collect());
         format!(
-            r#"{{"status":"{status}","rank":{rank},"world":{world},"epoch":{epoch},"members":{members},"capacity":{capacity},"step":{step},"reasons":{reasons}}}"#
+            r#"{{"status":"{status}","rank":{rank},"world":{world},"epoch":{epoch},"members":{members},"capacity":{capacity},"standby":{{"ready":{ready},"preparing":{preparing}}},"step":{step},"reasons":{reasons}}}"#
         )
     }
 }
@@ -261,10 +265,15 @@ impl fmt::Display for Reason {
 /// `degraded: rank 1 of 8, epoch 2 of ranks 0-2, step 117, room for 4-7; ranks missing: 3`: one line.
 impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { status, reasons, rank, world, epoch, members, capacity, step } = self;
+        let Self { status, reasons, rank, world, epoch, members, capacity, standby, step } = self;
         write!(f, "{status}: rank {rank} of {world}, epoch {epoch} of ranks {members}, step {step}")?;
         if !capacity.is_empty() {
             write!(f, ", room for {capacity}")?;
+        }
+        for (ranks, are) in [(&standby.ready, "ready"), (&standby.preparing, "not ready yet")] {
+            if !ranks.is_empty() {
+                write!(f, ", newcomers {are}: {ranks}")?;
+            }
         }
         reasons.iter().try_for_each(|reason| write!(f, "; {reason}"))
     }
@@ -284,6 +293,7 @@ mod tests {
             begun: 117,
             due: None,
             states,
+            standby: Standby::default(),
             capacity: Mask::EMPTY,
             leader: None,
             outage: None,
@@ -334,6 +344,23 @@ mod tests {
     }
 
     #[test]
+    fn newcomers_are_named_by_whether_they_are_ready() {
+        let mut now = membership(Role::Active, &[0, 1]);
+        now.capacity = [2, 3].into_iter().collect();
+        now.standby.ready.insert(3);
+        let told = health(&now, &[], vec![]).to_string();
+        assert_eq!(
+            told,
+            "serving: rank 1 of 4, epoch 2 of ranks 0-1, step 117, room for 2-3, newcomers ready: 3"
+        );
+        now.standby = Standby { ready: Mask::EMPTY, preparing: now.capacity };
+        let health = health(&now, &[], vec![]);
+        assert!(health.to_string().ends_with("newcomers not ready yet: 2-3"), "{health}");
+        let json: serde_json::Value = serde_json::from_str(&health.to_json()).unwrap();
+        assert_eq!(json["standby"], serde_json::json!({ "ready": [], "preparing": [2, 3] }));
+    }
+
+    #[test]
     fn few_epochs_are_told_long_before_the_last() {
         let mut now = membership(Role::Active, &[0, 1, 2, 3]);
         now.current.epoch = MAX_EPOCH / 10 * 9;
@@ -371,7 +398,8 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&health.to_json()).unwrap();
         let reason = "no server for 1.2 s (said \"no\" \\ and hung up): the membership cannot change";
         let expected = serde_json::json!({
-            "status": "degraded", "rank": 0, "world": 1, "epoch": 1, "members": [0], "capacity": [], "step": 0, "reasons": [reason],
+            "status": "degraded", "rank": 0, "world": 1, "epoch": 1, "members": [0], "capacity": [],
+            "standby": { "ready": [], "preparing": [] }, "step": 0, "reasons": [reason],
         });
         assert_eq!(json, expected);
         assert_eq!(health.to_string().lines().count(), 1);

@@ -1,7 +1,7 @@
 //! A rank's membership: joining, collective rounds, leaving.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -11,7 +11,7 @@ use super::options::GroupOptions;
 use crate::rendezvous::auth;
 use crate::rendezvous::driver::{Attendant, Client, ClientOptions, Seat, Server, block_on, local, random};
 use crate::rendezvous::machine::{Action, Call, Event, Machine, Settings};
-use crate::rendezvous::wire::{Join, Joined, PROTOCOL_VERSION, Reply, Request, Round, RoundKind};
+use crate::rendezvous::wire::{Join, PROTOCOL_VERSION, Reply, Request, Round, RoundKind};
 use crate::rendezvous::{Blob, BootstrapError, Decision, Fields, Identity, Mask, View};
 use crate::store::Store;
 
@@ -40,7 +40,6 @@ pub(super) struct Inner {
     pub(super) client: Client,
     server: Option<Server>,
     pub(super) course: Arc<Course>,
-    roster: Mutex<Arc<[Identity]>>,
 }
 
 impl Group {
@@ -96,12 +95,9 @@ impl Group {
             config: options.config,
             listener: server.as_ref().and_then(Server::listener),
         };
-        let joined = heard_by_all(server.as_ref(), ask_to_join(&client, join.clone()).await).await?;
-        let roster = Mutex::new(joined.roster.clone().into());
-        Ok(Self {
-            inner: Arc::new(Inner { join, wire_key, client, server, course, roster }),
-            deadline: options.deadline,
-        })
+        heard_by_all(server.as_ref(), ask_to_join(&client, join.clone()).await).await?;
+        let inner = Arc::new(Inner { join, wire_key, client, server, course });
+        Ok(Self { inner, deadline: options.deadline })
     }
 
     /// [`Group::join`] for a plain thread.
@@ -153,7 +149,7 @@ impl Group {
         let Some(Reply::Joined { joined }) = joined else { return Err(BootstrapError::odd("join")) };
         let course = |join: &Join| {
             let course = Course::new(join.identity.rank, 0, heartbeat);
-            course.joined(&joined.view);
+            course.joined(&joined);
             course.shown(&joined.view);
             course
         };
@@ -161,8 +157,7 @@ impl Group {
         let attendants = courses.iter().map(|course| course.clone() as Arc<dyn Attendant>);
         let clients = local(machine, attendants)?;
         let group = |((join, client), course)| {
-            let roster = Mutex::new(joined.roster.clone().into());
-            let inner = Arc::new(Inner { join, wire_key: None, client, server: None, course, roster });
+            let inner = Arc::new(Inner { join, wire_key: None, client, server: None, course });
             Self { inner, deadline: Duration::from_secs(30) }
         };
         Ok(joins.into_iter().zip(clients).zip(courses).map(group).collect())
@@ -203,9 +198,10 @@ impl Group {
         self.inner.course.waits()
     }
 
-    /// Who was there when this member joined, by rank.
+    /// The member of each rank, by rank: who was there when this one joined, and whoever has taken a place since, as a replacement
+    /// does. One that has ended is named until its place is taken; [`Group::membership`] tells how each rank stands.
     pub fn roster(&self) -> Arc<[Identity]> {
-        self.inner.roster.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner.course.roster().into()
     }
 
     /// What the connections of this run's queues are authenticated by; none without a token.
@@ -299,9 +295,7 @@ impl Group {
     /// Errors: [`BootstrapError::Fenced`] if another process has the rank by now.
     pub async fn rejoin(&self) -> Result<(), BootstrapError> {
         let join = Join { deadline: self.deadline, ..self.inner.join.clone() };
-        let joined = ask_to_join(&self.inner.client, join).await?;
-        *self.inner.roster.lock().unwrap_or_else(PoisonError::into_inner) = joined.roster.clone().into();
-        Ok(())
+        ask_to_join(&self.inner.client, join).await
     }
 
     /// Ends the membership: the others see this rank as dead, and every later call fails. The rank whose server leads the run
@@ -392,10 +386,10 @@ async fn heard_by_all<T>(
     result
 }
 
-async fn ask_to_join(client: &Client, join: Join) -> Result<Arc<Joined>, BootstrapError> {
+async fn ask_to_join(client: &Client, join: Join) -> Result<(), BootstrapError> {
     let deadline = join.deadline;
     match client.call("join", Request::Join { join }, deadline).await? {
-        Reply::Joined { joined } => Ok(joined),
+        Reply::Joined { .. } => Ok(()),
         _ => Err(BootstrapError::odd("join")),
     }
 }

@@ -3,6 +3,7 @@
 use super::member::Group;
 use crate::mask::Mask;
 use crate::rendezvous::driver::Outage;
+use crate::rendezvous::wire::Standby;
 use crate::rendezvous::{Decision, RankState};
 
 /// How the membership stands at one member, from [`Group::membership`]: what this member works with, and what it last heard of the
@@ -23,6 +24,9 @@ pub struct Membership {
     pub due: Option<Decision>,
     /// How each rank stands, indexed by rank, as the server has last shown it.
     pub states: Vec<RankState>,
+    /// Who has joined and waits to be admitted, as the server has last shown it: those who have said that they are ready, and those
+    /// who have not.
+    pub standby: Standby,
     /// Places of the run that nobody has ever taken, and that it can grow into: see [`GroupOptions::initial`](super::GroupOptions::initial).
     pub capacity: Mask,
     /// The rank whose server serves the run; see [`Group::leader`].
@@ -73,6 +77,7 @@ impl Group {
             current,
             begun: pace.begun(),
             due: pace.due(),
+            standby: Standby::among(&view.states),
             states: view.states,
             capacity: Mask::all(self.world()).minus(&view.taken.or(&current.mask)),
             leader: contact.host().map(|host| host.rank),

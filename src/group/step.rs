@@ -30,7 +30,8 @@ impl Group {
     /// # Errors
     /// [`BootstrapError::Evicted`] if the others go on without this member; [`BootstrapError::Retired`] once it has ended its last
     /// step after [`Group::retire`]; [`BootstrapError::Timeout`], [`BootstrapError::ServerLost`] and
-    /// [`BootstrapError::NoQuorum`] if the outcome of a change, or on standby admission, does not come; what beginning a
+    /// [`BootstrapError::NoQuorum`] if the outcome of a change, or on standby admission, does not come; on standby
+    /// [`BootstrapError::Aborted`] if the change that was to admit it is [called off](Group::abort_change); what beginning a
     /// membership gives, [`Error::State`](crate::Error::State) where an operation is still in flight. The step has not begun then: the call can be made
     /// again.
     pub async fn step(&self) -> Result<Step, Error> {
@@ -45,10 +46,14 @@ impl Group {
                 Next::Begin { step } => return Ok(Step { number: step, change }),
                 Next::Apply { decision } => self.apply(decision).await?,
                 Next::Wait => {
-                    if inner.course.waits() {
+                    let waits = inner.course.waits();
+                    if waits {
                         inner.client.tell(Notice::Ready {}).await;
                     }
                     inner.client.news(OP, seen, *deadline).await?;
+                    if let Some(error) = inner.course.called_off(seen).filter(|_| waits) {
+                        return Err(error.into());
+                    }
                 }
                 Next::Retired { epoch } => {
                     return Err(
@@ -78,7 +83,7 @@ impl Group {
     /// Says that the process of a member has ended, for launchers and operators who know, where no kernel has told the group: its
     /// host has lost power, say. The member is removed, and its rank may be taken by a replacement; windows that the former
     /// process still has mapped are refused to that all the same ([`Error::Fenced`](crate::Error::Fenced)). `member` is its
-    /// [id](Group::member_id), from the [roster](Group::roster) or a log; nothing happens if the rank has another member by now.
+    /// [id](Group::member_id), from the [roster](Group::roster), which every member keeps up to date, or a log; nothing happens if the rank has another member by now.
     /// Any member may say so.
     pub async fn report_death(&self, rank: u32, member: u128) {
         self.inner.client.tell(Notice::Ended { rank, member }).await;
@@ -89,7 +94,8 @@ impl Group {
     /// [`BootstrapError::Retired`]. It may then leave, or [rejoin](Group::rejoin). A rank that does not belong to the group any more
     /// is no error. Other ranks that are to come or go at the same time do so in the same step.
     ///
-    /// Errors: [`BootstrapError::OutOfOrder`] if nobody would be left; [`BootstrapError::Timeout`] if it is not decided within the
+    /// Errors: [`BootstrapError::OutOfOrder`] if nobody would be left; [`BootstrapError::Aborted`] if the change is
+    /// [called off](Group::abort_change); [`BootstrapError::Timeout`] if it is not decided within the
     /// deadline of the group, for instance because a member begins no steps: it may still come.
     pub async fn retire(&self, rank: u32) -> Result<(), BootstrapError> {
         const OP: &str = "retire a rank";
@@ -104,6 +110,21 @@ impl Group {
     /// [`Group::retire`] for a plain thread.
     pub fn retire_blocking(&self, rank: u32) -> Result<(), BootstrapError> {
         block_on("retire a rank", self.retire(rank))
+    }
+
+    /// Has a change of the membership that is under way come to nothing, by its number, which [`Group::changes`] tells. Any member may
+    /// call it. The membership stays as it is, members go on with their steps, and what asked for the change is called off with it:
+    /// calls of [`Group::retire`], and of newcomers that wait in [`Group::step`] to be admitted, end with
+    /// [`BootstrapError::Aborted`], and may be made again. Deaths and doubts stay: because of them the group tries again a lease later.
+    ///
+    /// Errors: [`BootstrapError::OutOfOrder`] if there is no such change, or it is decided already: then it comes into effect.
+    pub async fn abort_change(&self, change: u64) -> Result<(), BootstrapError> {
+        self.inner.client.call("abort a change", Request::Abort { change }, self.deadline).await.map(|_| ())
+    }
+
+    /// [`Group::abort_change`] for a plain thread.
+    pub fn abort_change_blocking(&self, change: u64) -> Result<(), BootstrapError> {
+        block_on("abort a change", self.abort_change(change))
     }
 
     /// The membership of this follower is the group's from now on.

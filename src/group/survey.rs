@@ -1,4 +1,4 @@
-//! Whom a member reaches, as the group asks while somebody is in doubt.
+//! Whom a member reaches, and what it sees of itself and others, as the group asks while somebody is in doubt.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::follower::Follower;
 use crate::mask::Mask;
+use crate::rendezvous::removal::Findings;
 
 /// The questions of the group. One that is asked while another is still being looked into, because more has become known, takes its
 /// place: the answer to the former one would not count any more, and a buffer probes one path at a time.
@@ -17,36 +18,55 @@ pub(super) struct Survey {
     probing: Mutex<()>,
 }
 
+/// What the group asks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Question {
+    pub(super) change: u64,
+    /// Whom does it not reach of these?
+    pub(super) peers: Mask,
+    /// Who has begun this epoch at another step than this one?
+    pub(super) epoch: u32,
+    pub(super) step: u64,
+}
+
 impl Survey {
-    /// The peers that some follower does not reach; none where the group has asked about a later change meanwhile. Each peer has its
-    /// part of the time; one that answers at once leaves the rest of that to those after it.
-    pub(super) fn unreached(
+    /// What the followers of `rank` find; nothing where the group has asked about a later change meanwhile. This rank's own device
+    /// comes first, then each peer, and each has its part of the time; one that answers at once leaves the rest of that to those after
+    /// it. Of a rank whose own device does not answer, that is all there is to say.
+    pub(super) fn look(
         &self,
-        change: u64,
+        rank: u32,
+        question: &Question,
         followers: &[Arc<dyn Follower>],
-        peers: &Mask,
         patience: Duration,
-    ) -> Option<Mask> {
+    ) -> Option<Findings> {
+        let Question { change, peers, epoch, step } = *question;
         self.newest.fetch_max(change, Ordering::SeqCst);
         let _one_at_a_time = self.probing.lock().unwrap_or_else(PoisonError::into_inner);
-        let probes = (peers.len() * followers.len()) as u32;
-        if probes == 0 {
-            return Some(*peers); // without a buffer there is no way to a peer but by the group
+        let diverged = followers
+            .iter()
+            .fold(Mask::EMPTY, |diverged, follower| diverged.or(&follower.diverged(epoch, step)));
+        if followers.is_empty() {
+            return Some(Findings { unreachable: peers, diverged }); // there is no way to a peer but by the group
         }
-        let (until, mut left, mut missing) = (Instant::now() + patience, probes, Mask::EMPTY);
-        for peer in peers.iter() {
+        let probes = ((1 + peers.len()) * followers.len()) as u32;
+        let (until, mut left, mut unreachable) = (Instant::now() + patience, probes, Mask::EMPTY);
+        for peer in std::iter::once(rank).chain(peers.iter()) {
             for follower in followers {
                 if self.newest.load(Ordering::SeqCst) != change {
                     return None;
                 }
                 let part = (until.saturating_duration_since(Instant::now()) / left).max(patience / probes);
                 left -= 1;
-                if !missing.contains(peer) && !follower.reaches(peer, part) {
-                    missing.insert(peer);
+                if !unreachable.contains(peer) && !follower.reaches(peer, part) {
+                    unreachable.insert(peer);
                 }
             }
+            if unreachable.contains(rank) {
+                break;
+            }
         }
-        Some(missing)
+        Some(Findings { unreachable, diverged })
     }
 }
 
@@ -59,9 +79,11 @@ mod tests {
     use crate::error::Result;
     use crate::rendezvous::wire::Decision;
 
-    /// Reaches everybody but rank 9, for whom it waits, and does one thing at a time.
+    /// Reaches everybody but rank 9, for whom it waits, and does one thing at a time. Rank 8 is out of step.
     #[derive(Debug, Default)]
     struct Path(Mutex<()>);
+
+    const ME: u32 = 0;
 
     impl Follower for Path {
         fn begin(&self, _: &Decision) -> Result<()> {
@@ -78,6 +100,9 @@ mod tests {
         }
         fn is_overtaken(&self, _: u32) -> bool {
             false
+        }
+        fn diverged(&self, _: u32, _: u64) -> Mask {
+            mask(&[8])
         }
         fn reaches(&self, peer: u32, timeout: Duration) -> bool {
             let _probing = self.0.try_lock().expect("one probe at a time");
@@ -98,21 +123,36 @@ mod tests {
         ranks.iter().copied().collect()
     }
 
+    fn question(change: u64, peers: &[u32]) -> Question {
+        Question { change, peers: mask(peers), epoch: 1, step: 1 }
+    }
+
     #[test]
     fn a_later_question_is_answered_though_one_before_it_still_waits() {
         let survey = Survey::default();
         let followers: [Arc<dyn Follower>; 1] = [Arc::new(Path::default())];
         let patience = Duration::from_millis(200);
+        let look = |change, peers: &[u32]| survey.look(ME, &question(change, peers), &followers, patience);
         std::thread::scope(|scope| {
-            let former = scope.spawn(|| survey.unreached(1, &followers, &mask(&[1, 9, 10]), patience));
+            let former = scope.spawn(|| look(1, &[1, 9, 10]));
             while survey.newest.load(Ordering::SeqCst) != 1 {
                 std::thread::yield_now();
             }
             std::thread::sleep(patience / 20);
-            let later = survey.unreached(2, &followers, &mask(&[1, 2]), patience);
+            let later = look(2, &[1, 2]).map(|found| found.unreachable);
             assert_eq!((later, former.join().unwrap()), (Some(Mask::EMPTY), None));
         });
-        assert_eq!(survey.unreached(3, &followers, &mask(&[1, 9]), patience), Some(mask(&[9])));
-        assert_eq!(survey.unreached(4, &[], &mask(&[1, 2]), patience), Some(mask(&[1, 2])));
+        let found = |unreachable| Some(Findings { unreachable, diverged: mask(&[8]) });
+        assert_eq!(look(3, &[1, 9]), found(mask(&[9])));
+        let without = survey.look(ME, &question(4, &[1, 2]), &[], patience);
+        assert_eq!(without, Some(Findings { unreachable: mask(&[1, 2]), diverged: Mask::EMPTY }));
+    }
+
+    #[test]
+    fn who_has_no_device_says_nothing_about_others() {
+        let followers: [Arc<dyn Follower>; 2] = [Arc::new(Path::default()), Arc::new(Path::default())];
+        let patience = Duration::from_millis(100);
+        let found = Survey::default().look(9, &question(1, &[1, 2]), &followers, patience);
+        assert_eq!(found, Some(Findings { unreachable: mask(&[9]), diverged: mask(&[8]) }));
     }
 }

@@ -10,8 +10,7 @@
 //! let token = Token::random()?;
 //! let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new("my run", 4) };
 //! let server = Server::bind_blocking("127.0.0.1:0", options)?;
-//! let address = server.local_addr().to_string().parse()?;
-//! let running = Ranks::new(4).address(address).run_id("my run").token(token).spawn()?;
+//! let running = Ranks::new(4).server(&server).run_id("my run").token(token).spawn()?;
 //! let ended = running.wait(Some(Duration::from_secs(600)))?;
 //! std::process::exit(ended.exit_code());
 //! # }
@@ -20,6 +19,7 @@
 use std::{
     ffi::OsString,
     fmt, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::PathBuf,
     process::{Child, Command, ExitStatus},
@@ -31,6 +31,7 @@ use std::{
 use super::address::Address;
 use crate::env::{self, Token};
 use crate::mask::MAX_WORLD;
+use crate::rendezvous::driver::{Deaths, Server};
 
 /// Ranks to start on this host.
 #[derive(Debug, Clone)]
@@ -39,6 +40,7 @@ pub struct Ranks {
     first_rank: u32,
     world: u32,
     address: Option<Address>,
+    deaths: Option<Deaths>,
     run_id: Option<String>,
     token: Option<Token>,
     grace: Duration,
@@ -54,6 +56,7 @@ impl Ranks {
             first_rank: 0,
             world: count,
             address: None,
+            deaths: None,
             run_id: None,
             token: None,
             grace: Duration::from_secs(5),
@@ -68,8 +71,21 @@ impl Ranks {
         self
     }
 
-    /// Where the ranks meet: at a rendezvous server of the caller, which the ranks are told not to host. Needed for a
-    /// world of more than one rank.
+    /// The ranks meet at this server, which they are told not to host. It learns of each process that has ended, by whatever it ended,
+    /// so that the run goes on without it and its rank may be taken. Needed for a world of more than one rank, or else
+    /// [`Ranks::address`].
+    pub fn server(mut self, server: &Server) -> Self {
+        self.deaths = Some(server.deaths());
+        let bound = server.local_addr();
+        let host = match bound.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            ip => ip,
+        };
+        self.address(Address { host: host.to_string(), port: bound.port() })
+    }
+
+    /// Where the ranks meet: at a rendezvous server elsewhere, which the ranks are told not to host.
     pub fn address(mut self, address: Address) -> Self {
         self.address = Some(address);
         self
@@ -130,7 +146,7 @@ impl Ranks {
         let supervisor = thread::Builder::new()
             .name("epwire-spawn".into())
             .spawn(move || {
-                let mut ranks = Supervised::default();
+                let mut ranks = Supervised { children: Vec::new(), deaths: self.deaths.clone() };
                 for local in 0..self.count {
                     match self.command(&program, local).spawn() {
                         Ok(child) => ranks.children.push((self.first_rank + local, child)),
@@ -160,7 +176,9 @@ impl Ranks {
             return invalid(format!("{count} ranks from {first_rank} on do not fit into a world of {world}"));
         }
         if world > 1 && self.address.is_none() {
-            return invalid(format!("{world} ranks need an address to meet at; call Ranks::address"));
+            return invalid(format!(
+                "{world} ranks need an address to meet at; call Ranks::server or Ranks::address"
+            ));
         }
         if self
             .token
@@ -329,9 +347,10 @@ pub enum SpawnError {
 }
 
 /// The children, owned by the supervising thread. Dropping kills and reaps those still there.
-#[derive(Default)]
 struct Supervised {
     children: Vec<(u32, Child)>,
+    /// Of the server at which they meet, if that is this process's.
+    deaths: Option<Deaths>,
 }
 
 /// How often the children are looked at. Short against their start, and 20 system calls per rank and second are nothing.
@@ -383,6 +402,14 @@ impl Supervised {
         let mut i = 0;
         while i < self.children.len() {
             let (rank, child) = &mut self.children[i];
+            // Its id belongs to nobody else until it is reaped: the server is told of it before.
+            if let Some(deaths) = &self.deaths
+                && has_ended(child)?
+                && !deaths.report(*rank, child.id())
+            {
+                i += 1; // the server is busy: the next time
+                continue;
+            }
             match child.try_wait()? {
                 Some(status) => {
                     let worse = |known: ExitStatus| status.signal().is_some() && known.signal().is_none();
@@ -414,6 +441,20 @@ impl Drop for Supervised {
             let _ = child.wait();
         }
     }
+}
+
+/// Whether a child has ended, which stays to be reaped.
+fn has_ended(child: &Child) -> io::Result<bool> {
+    // SAFETY: siginfo_t is plain data, for which zeros are valid.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: waitid writes to `info` only, which outlives the call.
+    let status = unsafe { libc::waitid(libc::P_PID, child.id(), &mut info, options) };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: waitid has filled it in as for SIGCHLD, or left the zeros.
+    Ok(unsafe { info.si_pid() } != 0)
 }
 
 /// Has the kernel kill the child when the thread that started it ends.

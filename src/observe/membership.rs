@@ -8,7 +8,7 @@ use crate::rendezvous::BootstrapError;
 #[cfg(feature = "metrics")]
 use crate::rendezvous::RankState;
 use crate::rendezvous::driver::Outage;
-use crate::rendezvous::wire::{Decision, Host, View};
+use crate::rendezvous::wire::{Decision, Host, Standby, View};
 
 #[cfg(feature = "metrics")]
 mod name {
@@ -86,7 +86,7 @@ impl Sight {
         #[cfg(feature = "metrics")]
         {
             let count = |state| view.states.iter().filter(|of| **of == state).count() as f64;
-            self.set(name::STANDBY, count(RankState::Standby {}));
+            self.set(name::STANDBY, count(RankState::Standby {}) + count(RankState::Ready {}));
             self.set(name::SUSPECTS, count(RankState::Suspect {}));
         }
     }
@@ -104,9 +104,12 @@ impl Sight {
     }
 
     /// A change is decided.
-    pub(crate) fn due(&self, change: u64, epoch: u32, members: &Mask, step: u64) {
+    pub(crate) fn due(&self, change: u64, epoch: u32, members: &Mask, step: u64, waiting: &Standby) {
         #[cfg(feature = "tracing")]
-        tracing::info!(rank = self.rank, change, epoch, step, %members, "change due");
+        {
+            let Standby { ready, preparing } = waiting;
+            tracing::info!(rank = self.rank, change, epoch, step, %members, %ready, %preparing, "change due");
+        }
     }
 
     /// A change came to nothing.

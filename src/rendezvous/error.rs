@@ -186,6 +186,18 @@ pub enum BootstrapError {
         /// Of whom they are half or more, and what helps.
         reason: String,
     },
+    /// Somebody has called off the change of membership that this waited for, with [`Group::abort_change`](crate::Group::abort_change).
+    #[error(
+        "{op}: rank {rank} has aborted change {change} of the membership; ask again if it is still wanted"
+    )]
+    Aborted {
+        /// What was being done.
+        op: String,
+        /// The change.
+        change: u64,
+        /// Who has aborted it.
+        rank: u32,
+    },
     /// The other members went on without this one.
     #[error(
         "{op}: the others went on without rank {rank} in epoch {epoch}; stop using its buffers, rejoin, and wait to be admitted"
@@ -305,6 +317,7 @@ wire!(enum BootstrapError {
     20 => System { op, detail },
     21 => NoQuorum { op, missing, reason },
     22 => Retired { op, rank, epoch },
+    23 => Aborted { op, change, rank },
 });
 
 impl BootstrapError {

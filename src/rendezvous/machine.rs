@@ -116,6 +116,7 @@ impl Machine {
                 self.introduce(now, (call, rank), peer, blobs, deadline);
             }
             (Request::Retire { rank: retired }, Some(_)) => self.retire(call, retired),
+            (Request::Abort { change }, Some(rank)) => self.call_off(now, call, rank, change),
             (Request::Leave {}, Some(rank)) => {
                 self.answer(call, Ok(Reply::Done {}));
                 self.bury(rank);
@@ -203,6 +204,12 @@ impl Machine {
         self.view_changed = self.decision.epoch > 0;
         let met = if same { former_met } else { self.forget_meetings(rank) };
         let deadline = now + join.deadline.min(self.settings.join_deadline);
+        if self.decision.epoch > 0 && !same {
+            let members = Arc::new(vec![join.identity.clone()]);
+            let others = self.sessions.keys().filter(|session| **session != call.session);
+            let told = others.map(|session| Action::Seat { session: *session, members: members.clone() });
+            self.actions.extend(told);
+        }
         self.seats[rank as usize] = Some(Member {
             identity: join.identity,
             role,
@@ -286,11 +293,7 @@ impl Machine {
 
     /// Tells everybody who waits for it who is there.
     fn welcome(&mut self) {
-        let roster = self.members().filter(|member| member.life != Life::Dead);
-        let joined = Arc::new(Joined {
-            roster: roster.map(|member| member.identity.clone()).collect(),
-            view: self.view(),
-        });
+        let joined = Arc::new(Joined { roster: self.roster(), view: self.view() });
         let waiting: Vec<Call> =
             self.seats.iter_mut().flatten().filter_map(|member| member.joining.take()).collect();
         for call in waiting {

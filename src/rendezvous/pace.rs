@@ -73,7 +73,7 @@ impl Pace {
     /// A member that was let in, as the server shows it: of this membership, or on standby.
     pub fn joined(rank: u32, view: &View, lead: u64) -> Self {
         let mut current = Decision { mask: view.mask, epoch: view.epoch, step: view.step };
-        if view.states.get(rank as usize) == Some(&RankState::Standby {}) {
+        if matches!(view.states.get(rank as usize), Some(RankState::Standby {} | RankState::Ready {})) {
             current.mask.remove(rank); // the place of a former member
         }
         Self::new(rank, current, lead)
@@ -156,12 +156,15 @@ impl Pace {
     }
 
     /// The group asks: the promise. One that asks again about the same change, as a server that has lost the answer does,
-    /// gets the same. `idle`: the program begins no steps at present, or cannot end the one that it is in.
+    /// gets the same. One that asks about another, before this member has learnt how the last one ended, as it may on a new
+    /// connection, gets no more than was promised then. `idle`: the program begins no steps at present, or cannot end the one that
+    /// it is in.
     pub fn promise(&mut self, change: u64, idle: bool) -> u64 {
         if let Some(promised) = self.promised.filter(|promised| promised.change == change) {
             return promised.step;
         }
-        let step = self.begun + if idle { 0 } else { self.lead };
+        let unknown = self.promised.map_or(u64::MAX, |promised| promised.step);
+        let step = unknown.min(self.begun + if idle { 0 } else { self.lead });
         self.promised = Some(Promised { change, step });
         step
     }
@@ -186,6 +189,12 @@ impl Pace {
         self.due.push_back(Due { decision, retired });
         let removed = self.current.mask.minus(&decision.mask);
         self.due.iter().fold(removed, |removed, due| removed.minus(&due.retired))
+    }
+
+    /// Breaks its promise, whatever it is.
+    #[cfg(test)]
+    pub(crate) fn run_ahead(&mut self, steps: u64) {
+        self.begun += steps;
     }
 
     /// The membership is in effect.
@@ -241,6 +250,19 @@ mod tests {
         pace.settle(1, None, Mask::EMPTY);
         begin(&mut pace, 4..=4);
         assert_eq!(pace.promise(2, true), 4);
+    }
+
+    #[test]
+    fn a_promise_holds_through_the_next_question_while_the_outcome_is_not_known() {
+        let mut pace = Pace::new(0, decision(1, 1, &[0, 1]), 2);
+        begin(&mut pace, 1..=2);
+        assert_eq!(pace.promise(1, true), 2);
+        assert_eq!(pace.promise(2, false), 2, "the first may be decided, with step 3");
+        assert_eq!(pace.next(false), Next::Wait);
+        let next = decision(2, 3, &[0]);
+        pace.settle(1, Some(next), Mask::EMPTY);
+        pace.settle(2, None, Mask::EMPTY);
+        assert_eq!(pace.next(false), Next::Apply { decision: next });
     }
 
     #[test]

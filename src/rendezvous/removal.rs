@@ -1,31 +1,47 @@
 //! The rule by which members are removed that nobody has seen dead.
 //!
-//! The group asks every member for whom it cannot reach, see [`Survey`]. Then:
+//! The group asks every member whether its own device works, whom it cannot reach, and who has begun the present membership at
+//! another step than was decided, see [`Survey`]. Then:
 //!
 //! 1. a member is *silent* if it has not answered for a lease; it goes if at least half of the other members say that they
 //!    cannot reach it either;
-//! 2. a *link* is a pair of members, and broken if neither reaches the other; while there are broken links the member
-//!    with most of them goes; among equals the one that more of the others cannot reach, then the higher rank;
-//! 3. those who go must be fewer than half of the members that are not dead: else nobody goes.
+//! 2. a member goes that says of itself that its own device does not work, whatever it says of others;
+//! 3. a member has *broken its promise* if it has begun the membership at another step; it goes if it says so itself, or if at
+//!    least two others do, and half of the others;
+//! 4. a *link* is a pair of members, and broken if neither reaches the other; while there are broken links among those who are
+//!    left the member with most of them goes; among equals the one that more of the others cannot reach, then the higher rank;
+//! 5. those who go must be fewer than half of the members that are not dead: else nobody goes.
 //!
 //! So an accusation alone costs nobody its place, and a member that is cut off from the others does not get the run to itself.
 //!
 //! Where the run is served by itself, and not by a member, there is one side on which it can go on: that of the server, which
-//! is then the *arbiter*. Those who do not answer it need to be out of reach for half of those who do, rule 3 does not hold, and the run goes on
+//! is then the *arbiter*. Those who do not answer it need to be out of reach for half of those who do, rule 5 does not hold, and the run goes on
 //! with as few as one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::codec::wire;
 use crate::mask::Mask;
+
+/// What a member has answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Whom it cannot reach: itself where its own device does not work.
+    pub unreachable: Mask,
+    /// Who has begun the membership at another step than was decided, as far as it can see.
+    pub diverged: Mask,
+}
+wire!(struct Findings { unreachable, diverged });
 
 /// What is known of the members of an epoch.
 #[derive(Clone, Debug, Default)]
 pub struct Survey {
     /// Those that nobody has seen dead.
     pub living: Mask,
-    /// Of those that have answered: whom each cannot reach.
-    pub unreachable: BTreeMap<u32, Mask>,
-    /// Links, lower rank first, that count as broken though both ends reach each other: they have been in doubt too often.
+    /// Of those that have answered: what each has found.
+    pub findings: BTreeMap<u32, Findings>,
+    /// Links, lower rank first, that count as broken though both ends reach each other: they have been in doubt too often. But not
+    /// where too many would go because of them: all go on together then.
     pub worn: BTreeSet<(u32, u32)>,
     /// Who asks is no member's server.
     pub arbiter: bool,
@@ -54,27 +70,53 @@ pub enum Verdict {
 impl Survey {
     /// The verdict on what has been answered so far; who has not counts as silent.
     pub fn decide(&self) -> Verdict {
-        let answered: Mask = self.unreachable.keys().copied().collect();
+        let answered: Mask = self.findings.keys().copied().collect();
         let silent = self.living.minus(&answered);
-        let others = if self.arbiter { answered.len() } else { self.living.len().saturating_sub(1) };
-        let reached =
-            |rank: &u32| 2 * self.unreachable.values().filter(|peers| peers.contains(*rank)).count() < others;
+        let others = if self.arbiter { answered.len() } else { self.others() };
+        let reached = |rank: &u32| 2 * self.unreached_by(*rank) < others;
         let unsure: Mask = silent.iter().filter(reached).collect();
         if !unsure.is_empty() {
             return Verdict::Unsure { silent: unsure };
         }
-        let members = self.without_broken_links(self.living.and(&answered));
+        let fit = |rank: &u32| self.has_device(*rank) && self.has_kept_promise(*rank);
+        let fit = self.living.and(&answered).iter().filter(fit).collect();
+        let members = self.without_broken_links(fit);
         let missing = self.living.minus(&members);
         let many = 2 * missing.len() >= self.living.len() && !self.arbiter;
         if !missing.is_empty() && (many || members.is_empty()) {
-            return Verdict::NoQuorum { missing };
+            return match self.worn.is_empty() {
+                true => Verdict::NoQuorum { missing },
+                false => Self { worn: BTreeSet::new(), ..self.clone() }.decide(),
+            };
         }
         Verdict::Stay { members }
     }
 
+    fn others(&self) -> usize {
+        self.living.len().saturating_sub(1)
+    }
+
+    /// How many say that they cannot reach it, but for those without a device that works.
+    fn unreached_by(&self, rank: u32) -> usize {
+        let says = |(from, found): &(&u32, &Findings)| {
+            **from != rank && self.has_device(**from) && found.unreachable.contains(rank)
+        };
+        self.findings.iter().filter(says).count()
+    }
+
+    fn has_device(&self, rank: u32) -> bool {
+        self.findings.get(&rank).is_none_or(|found| !found.unreachable.contains(rank))
+    }
+
+    fn has_kept_promise(&self, rank: u32) -> bool {
+        let says = |from: &u32| self.findings.get(from).is_some_and(|found| found.diverged.contains(rank));
+        let witnesses = self.living.without(rank).iter().filter(says).count();
+        !says(&rank) && (witnesses < 2 || 2 * witnesses < self.others())
+    }
+
     fn is_broken(&self, a: u32, b: u32) -> bool {
         let unreached =
-            |from: u32, to: u32| self.unreachable.get(&from).is_some_and(|peers| peers.contains(to));
+            |from: u32, to: u32| self.findings.get(&from).is_some_and(|found| found.unreachable.contains(to));
         unreached(a, b) && unreached(b, a) || self.worn.contains(&(a.min(b), a.max(b)))
     }
 
@@ -83,8 +125,7 @@ impl Survey {
             let broken = |rank: u32| {
                 members.iter().filter(|peer| *peer != rank && self.is_broken(rank, *peer)).count()
             };
-            let accused = |rank: u32| self.unreachable.values().filter(|peers| peers.contains(rank)).count();
-            match members.iter().map(|rank| (broken(rank), accused(rank), rank)).max() {
+            match members.iter().map(|rank| (broken(rank), self.unreached_by(rank), rank)).max() {
                 Some((links, _, rank)) if links > 0 => members.remove(rank),
                 _ => return members,
             }
@@ -97,9 +138,20 @@ mod tests {
     use super::*;
 
     fn survey(living: u32, unreachable: &[(u32, &[u32])]) -> Survey {
-        let unreachable =
-            unreachable.iter().map(|(rank, peers)| (*rank, peers.iter().copied().collect())).collect();
-        Survey { living: Mask::all(living), unreachable, ..Survey::default() }
+        let found =
+            |peers: &[u32]| Findings { unreachable: peers.iter().copied().collect(), ..Findings::default() };
+        let findings = unreachable.iter().map(|(rank, peers)| (*rank, found(peers))).collect();
+        Survey { living: Mask::all(living), findings, ..Survey::default() }
+    }
+
+    /// All reach one another; whom each has seen at another step.
+    fn diverged(living: u32, diverged: &[(u32, &[u32])]) -> Survey {
+        let mut survey = survey(living, &[]);
+        for (rank, seen) in diverged {
+            let seen = seen.iter().copied().collect();
+            survey.findings.insert(*rank, Findings { diverged: seen, ..Findings::default() });
+        }
+        survey
     }
 
     fn arbitrated(living: u32, unreachable: &[(u32, &[u32])]) -> Survey {
@@ -171,5 +223,50 @@ mod tests {
         let mut survey = survey(3, &[(0, &[]), (1, &[]), (2, &[])]);
         survey.worn.insert((0, 1));
         assert_eq!(verdict(&survey), "0,2 stay");
+        // Two halves whose links were in doubt, and are well now.
+        let all: [(u32, &[u32]); 4] = [(0, &[]), (1, &[]), (2, &[]), (3, &[])];
+        let mut halves = self::survey(4, &all);
+        halves.worn = [(0, 2), (0, 3), (1, 2), (1, 3)].into();
+        assert_eq!(verdict(&halves), "0-3 stay");
+        let of_3 = Findings { unreachable: [3].into_iter().collect(), ..Findings::default() };
+        halves.findings.insert(3, of_3);
+        assert_eq!(verdict(&halves), "0-2 stay", "what is broken counts all the same");
+    }
+
+    #[test]
+    fn a_member_whose_own_device_fails_goes_before_links_are_counted() {
+        // By its links rank 3 would go.
+        let found: [(u32, &[u32]); 4] = [(0, &[0, 3]), (1, &[3]), (2, &[]), (3, &[0])];
+        assert_eq!(verdict(&survey(4, &found)), "1-3 stay");
+        // What it says of others counts for nothing: rank 3 is silent, and half of the others have to say so.
+        let silent: [(u32, &[u32]); 4] = [(0, &[4]), (1, &[1, 4]), (2, &[]), (3, &[])];
+        assert_eq!(verdict(&survey(5, &silent)), "4 silent");
+        assert_eq!(verdict(&survey(2, &[(0, &[0]), (1, &[])])), "without 0: no quorum");
+        assert_eq!(verdict(&arbitrated(2, &[(0, &[0]), (1, &[])])), "1 stay");
+        assert_eq!(
+            verdict(&survey(4, &[(0, &[0]), (1, &[1]), (2, &[]), (3, &[])])),
+            "without 0-1: no quorum"
+        );
+    }
+
+    #[test]
+    fn who_has_broken_its_promise_goes_by_its_own_word_or_that_of_two() {
+        let of_itself: [(u32, &[u32]); 3] = [(0, &[]), (1, &[]), (2, &[2])];
+        assert_eq!(verdict(&diverged(3, &of_itself)), "0-1 stay");
+        assert_eq!(verdict(&diverged(3, &[(0, &[2]), (1, &[2]), (2, &[])])), "0-1 stay");
+        let half: [(u32, &[u32]); 5] = [(0, &[4]), (1, &[4]), (2, &[]), (3, &[]), (4, &[])];
+        assert_eq!(verdict(&diverged(5, &half)), "0-3 stay");
+        let fewer: [(u32, &[u32]); 6] = [(0, &[5]), (1, &[5]), (2, &[]), (3, &[]), (4, &[]), (5, &[])];
+        assert_eq!(verdict(&diverged(6, &fewer)), "0-5 stay");
+    }
+
+    #[test]
+    fn a_lone_accuser_of_a_broken_promise_costs_nobody_its_place() {
+        assert_eq!(verdict(&diverged(2, &[(0, &[1]), (1, &[])])), "0-1 stay");
+        assert_eq!(verdict(&diverged(2, &[(0, &[1]), (1, &[0])])), "0-1 stay");
+        assert_eq!(verdict(&diverged(3, &[(0, &[1, 2]), (1, &[]), (2, &[])])), "0-2 stay");
+        // Nor do those who are many get rid of half.
+        let pairs: [(u32, &[u32]); 4] = [(0, &[2, 3]), (1, &[2, 3]), (2, &[0, 1]), (3, &[0, 1])];
+        assert_eq!(verdict(&diverged(4, &pairs)), "without 0-3: no quorum");
     }
 }

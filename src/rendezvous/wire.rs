@@ -153,6 +153,11 @@ pub enum Request {
         /// Its rank.
         rank: u32,
     },
+    /// A change of membership that is under way is to come to nothing.
+    Abort {
+        /// Its number.
+        change: u64,
+    },
     /// End the membership.
     Leave {},
     /// Set a key of the store.
@@ -187,6 +192,7 @@ wire!(enum Request {
     7 => Get { keys, deadline },
     8 => Resume { standby },
     9 => Retire { rank },
+    10 => Abort { change },
 });
 
 /// How a rank stands, seen from the rendezvous server.
@@ -203,14 +209,16 @@ pub enum RankState {
     Dead {},
     /// Runs, but the others went on without it.
     Evicted {},
-    /// Joined, and waits to be admitted to the next mask.
+    /// Joined, and has not said yet that it is ready to be admitted.
     Standby {},
     /// Runs, and does not belong to the group any more, as was asked for.
     Retired {},
+    /// On standby, and ready: it waits to be admitted.
+    Ready {},
 }
 wire!(enum RankState {
     0 => Absent {}, 1 => Alive {}, 2 => Suspect {}, 3 => Dead {}, 4 => Evicted {}, 5 => Standby {},
-    6 => Retired {},
+    6 => Retired {}, 7 => Ready {},
 });
 
 /// The membership at a moment.
@@ -258,6 +266,26 @@ pub struct Decision {
 }
 wire!(struct Decision { mask, epoch, step });
 
+/// Ranks that have joined and do not take part yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standby {
+    /// They have said that they are ready, and wait in [`Group::step`](crate::Group::step) to be admitted.
+    pub ready: Mask,
+    /// They have not: they create their buffers, say, or warm up.
+    pub preparing: Mask,
+}
+wire!(struct Standby { ready, preparing });
+
+impl Standby {
+    /// As the states of ranks show it.
+    pub(crate) fn among(states: &[RankState]) -> Self {
+        let of = |which: RankState| {
+            (0..).zip(states).filter(|(_, state)| **state == which).map(|(rank, _)| rank).collect()
+        };
+        Self { ready: of(RankState::Ready {}), preparing: of(RankState::Standby {}) }
+    }
+}
+
 /// What the group asks of a member when the membership is to change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
@@ -275,12 +303,17 @@ pub enum Ask {
         /// What it exports for this member, a blob for each of its buffers.
         blobs: Vec<Blob>,
     },
-    /// Which of these peers it does not reach; answered by [`Notice::Reached`].
+    /// Whether its own device works, which of these peers it does not reach, and who has begun the present membership otherwise
+    /// than was decided; answered by [`Notice::Reached`].
     Reach {
         /// Number of the change.
         change: u64,
         /// The peers.
         peers: Mask,
+        /// Of the present membership.
+        epoch: u32,
+        /// The first step of it, as was decided.
+        step: u64,
     },
     /// How far it goes under the present membership; answered by [`Notice::Promise`].
     Promise {
@@ -291,7 +324,7 @@ pub enum Ask {
     },
 }
 wire!(enum Ask {
-    1 => Reach { change, peers },
+    1 => Reach { change, peers, epoch, step },
     2 => Promise { change, lossy },
     3 => Meet { peers },
     4 => Introduce { ticket, rank, blobs },
@@ -314,7 +347,7 @@ pub enum Notice {
         /// What this member exports for the newcomer, or why it did not connect it.
         result: Result<Vec<Blob>, BootstrapError>,
     },
-    /// Peers were silent for a deadline in its operations of this epoch.
+    /// Peers were silent for a deadline in its operations of this epoch, or have begun it at another step.
     Doubt {
         /// The epoch.
         epoch: u32,
@@ -332,8 +365,10 @@ pub enum Notice {
     Reached {
         /// Number of the change.
         change: u64,
-        /// Those of the peers that it does not reach.
+        /// Those of the peers that it does not reach, and itself if its own device does not answer it.
         missing: Mask,
+        /// Those that have begun the present membership at another step than was decided, itself among them if it has.
+        diverged: Box<Mask>,
     },
     /// To [`Ask::Promise`].
     Promise {
@@ -346,7 +381,7 @@ pub enum Notice {
 wire!(enum Notice {
     1 => Ready {},
     2 => Doubt { epoch, peers },
-    3 => Reached { change, missing },
+    3 => Reached { change, missing, diverged },
     4 => Promise { change, step },
     5 => Met { peers },
     6 => Introduced { ticket, result },
@@ -488,6 +523,13 @@ pub enum Frame {
         outcome: Result<Decision, BootstrapError>,
         /// Those who belong to it no more and take part in the steps before.
         retired: Mask,
+        /// Who was on standby and still is.
+        waiting: Box<Standby>,
+    },
+    /// Server: members that have taken these places, each in place of any before.
+    Seated {
+        /// All of them, or those that came last.
+        members: Arc<Vec<Identity>>,
     },
 }
 wire!(enum Frame {
@@ -502,7 +544,7 @@ wire!(enum Frame {
     9 => Pong {},
     10 => Notice { notice },
     11 => Ask { ask },
-    12 => Settled { change, outcome, retired },
+    12 => Settled { change, outcome, retired, waiting },
     13 => Open { session },
     14 => Opened { host },
     15 => Refer { leader },
@@ -510,6 +552,7 @@ wire!(enum Frame {
     17 => Peer {},
     18 => Question { body },
     19 => Replied { body },
+    20 => Seated { members },
 });
 
 /// The bytes of a frame, or [`WireError::TooLong`] if its body is past [`MAX_BODY_BYTES`], or [`MAX_PEER_BYTES`] between servers.

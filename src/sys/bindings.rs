@@ -563,7 +563,10 @@ unsafe extern "C" {
  and waits for the answer, which its library gives whether or not its program calls anything. Any thread.
  EPW_ERR_TIMEOUT: no answer within timeout_ns, and, on GPUs, the time for some copies of 8 bytes.
  EPW_ERR_PEER: its process has ended. EPW_ERR_STATE: not connected, or another thread probes a path of this
- buffer.*/
+ buffer.
+ With this rank itself as the peer, its own device is probed: whether its window takes a word and gives it
+ back, on the host by this process, on GPUs by copies on a stream of the library's own. EPW_ERR_SYSTEM: it
+ does not; EPW_ERR_TIMEOUT: not within timeout_ns.*/
     pub fn epw_buffer_probe(
         buffer: *mut epw_buffer,
         peer: u32,
@@ -668,6 +671,18 @@ unsafe extern "C" {
     pub fn epw_buffer_newest_epoch(
         buffer: *mut epw_buffer,
         epoch: *mut u32,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Active ranks, this one included, that have begun `epoch` at another step than this one: they count steps
+ otherwise than was agreed, and no operation of theirs meets one of the others (EPW_CAUSE_STEP). Says
+ nothing about ranks that are in another epoch. epoch is in [0, 8388607], step in [0, EPW_STEP_MAX]. ranks
+ [out]. Any thread. CUDA: as epw_buffer_newest_epoch.*/
+    pub fn epw_buffer_diverged(
+        buffer: *mut epw_buffer,
+        epoch: u32,
+        step: u64,
+        ranks: *mut epw_mask,
     ) -> epw_status;
 }
 /** not known yet: some member has not ended the step; or one that was lost leaves

@@ -7,7 +7,9 @@
 #include "base/clock.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { GROUP_MS = 200 };
 
@@ -252,13 +254,28 @@ static void a_probe_is_answered_while_no_call_is_made(void) {
         CHECK_OK(epw_buffer_probe(g.of[0], 1, 5000 * MS));
         CHECK_OK(epw_buffer_probe(g.of[1], 0, 5000 * MS));
     }
-    CHECK_OK(epw_buffer_probe(g.of[0], 0, MS));
     REFUSED(epw_buffer_probe(g.of[0], 3, MS), EPW_ERR_INVALID, "probe", 0, -1, "must be below 3");
     CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
     REFUSED(epw_buffer_probe(g.of[0], 1, MS), EPW_ERR_STATE, "probe", 0, 1, "not connected");
     /* Rank 1 still reaches rank 0, which cannot answer it. */
     REFUSED(epw_buffer_probe(g.of[1], 0, 50 * MS), EPW_ERR_TIMEOUT, "probe", 1, 0, "within 50 ms");
     CHECK_OK(epw_buffer_probe(g.of[1], 2, 5000 * MS));
+    destroy(&g);
+}
+
+/* Its window is taken away while nobody uses it, as a page with an error in its memory is. */
+static void a_rank_probes_its_own_device(void) {
+    group g = make_group(2, GROUP_MS * MS);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t offset = epw_word_offset(0, 0, EPW_WORD_PROBE);
+    unsigned char *lost = epw_peers_own(&g.of[0]->peers) + offset / page * page;
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(epw_buffer_probe(g.of[0], 0, MS));
+        CHECK(mprotect(lost, page, PROT_NONE) == 0);
+        REFUSED(epw_buffer_probe(g.of[0], 0, MS), EPW_ERR_SYSTEM, "probe", 0, 0, "own window is gone");
+        CHECK(mprotect(lost, page, PROT_READ | PROT_WRITE) == 0);
+    }
+    CHECK_OK(epw_buffer_probe(g.of[0], 1, 5000 * MS));
     destroy(&g);
 }
 
@@ -273,5 +290,6 @@ int main(void) {
     a_handle_of_another_buffer_is_refused();
     operations_go_on_over_the_wrap_of_their_number();
     a_probe_is_answered_while_no_call_is_made();
+    a_rank_probes_its_own_device();
     return check_result("deadlines");
 }

@@ -74,6 +74,12 @@ static void all_dispatch(const group *g, call calls[RANKS_MAX]) {
 
 /* ---- steps ---- */
 
+static uint64_t diverged_from(epw_buffer *b, uint32_t epoch, uint64_t step) {
+    epw_mask ranks;
+    CHECK_OK(epw_buffer_diverged(b, epoch, step, &ranks));
+    return ranks.bits[0];
+}
+
 /* Ranks 0 and 1 begin the epoch at one step, rank 2 at another: each finds out that it must go on without the
  * other, whoever looks first. */
 static void who_begins_at_another_step_stays_alone(uint64_t step, uint64_t other) {
@@ -91,6 +97,13 @@ static void who_begins_at_another_step_stays_alone(uint64_t step, uint64_t other
     }
     CHECK(calls[0].outcome.record.expected == epw_epoch_word(1, step));
     CHECK(calls[0].outcome.record.seen == epw_epoch_word(1, other));
+    for (uint32_t r = 0; r < 3; r++) {
+        CHECK(diverged_from(g.of[r], 1, step) == 4 && diverged_from(g.of[r], 1, other) == 3);
+        CHECK_MSG(diverged_from(g.of[r], 2, step) == 0, "nobody has begun that epoch");
+    }
+    epw_mask ranks;
+    REFUSED(epw_buffer_diverged(g.of[0], 1, EPW_STEP_MAX + 1, &ranks), EPW_ERR_INVALID, "diverged", 0, -1,
+            "must be in");
 
     for (uint32_t r = 0; r < 3; r++) begin(&g, r, 7, 2, EPW_STEP_MAX);
     all_dispatch(&g, calls);

@@ -679,6 +679,10 @@ static void another_step(uint32_t gpus) {
             REQUIRE(outcome.record.cause == (alike ? EPW_CAUSE_NONE : EPW_CAUSE_STEP), "rank %u: cause %u", r,
                     outcome.record.cause);
             REQUIRE_SUSPECTS(of->buffer, outcome.missing.bits[0], 0);
+            epw_mask others;
+            REQUIRE_OK(epw_buffer_diverged(of->buffer, 2 + i, steps[i][0], &others));
+            REQUIRE(others.bits[0] == (alike ? 0 : 2), "rank %u takes %llx for diverged from rank 0", r,
+                    (unsigned long long)others.bits[0]);
             uint64_t sources = alike ? 3 : UINT64_C(1) << r;
             REQUIRE(echo_miscounted(&e, of, sources) == 0, "rank %u has rows of a rank at another step", r);
         }
@@ -782,6 +786,7 @@ static void probed(uint32_t gpus) {
     for (uint32_t i = 0; i < 3; i++) {
         REQUIRE_OK(epw_buffer_probe(first, 1, 1000 * MS));
         REQUIRE_OK(epw_buffer_probe(second, 0, 1000 * MS));
+        REQUIRE_OK(epw_buffer_probe(first, 0, 1000 * MS)); /* its own device */
     }
     echo_fill(&e, 1);
     echo_dispatch(&e.rank[0], ECHO_BOTH); /* waits for rank 1 on its SMs */
@@ -789,14 +794,15 @@ static void probed(uint32_t gpus) {
     uint64_t began = now_ns();
     REQUIRE_OK(epw_buffer_probe(first, 1, 1000 * MS));
     REQUIRE_OK(epw_buffer_probe(second, 0, 1000 * MS));
+    REQUIRE_OK(epw_buffer_probe(first, 0, 1000 * MS));
     uint64_t took = now_ns() - began;
     REQUIRE(cudaStreamQuery(e.rank[0].stream) == cudaErrorNotReady, "rank 0 did not wait");
     echo_dispatch(&e.rank[1], ECHO_BOTH);
     for (uint32_t i = 0; i < 2; i++) echo_combine(&e.rank[i], ECHO_BOTH);
     echo_settle(&e, "a step");
     REQUIRE(echo_wrong(&e, &e.rank[0], 3) == 0, "%u tokens are wrong", echo_wrong(&e, &e.rank[0], 3));
-    REQUIRE(took < 100 * MS, "two probes took %llu us", (unsigned long long)(took / 1000));
-    printf("two probes beside a waiting kernel: %llu us\n", (unsigned long long)(took / 1000));
+    REQUIRE(took < 100 * MS, "three probes took %llu us", (unsigned long long)(took / 1000));
+    printf("three probes beside a waiting kernel: %llu us\n", (unsigned long long)(took / 1000));
     echo_close(&e);
 }
 

@@ -254,7 +254,8 @@ fn a_member_tells_who_comes_and_goes_and_who_serves_the_run() {
         assert!(told.event(&event).is_some(), "{event:?}: {:?}", told.with(|state| state.events.clone()));
     }
     let seen: Vec<_> = std::iter::from_fn(|| changes.try_recv().ok()).collect();
-    let [.., Progress::Proposed, Progress::Due { .. }, Progress::InEffect { experts, .. }] = &seen[..] else {
+    let [.., Progress::Proposed { .. }, Progress::Due { .. }, Progress::InEffect { experts, .. }] = &seen[..]
+    else {
         panic!("{seen:?}")
     };
     let [Experts { lost, regained, unheld, .. }] = &experts[..] else { panic!("{experts:?}") };

@@ -199,11 +199,16 @@ impl Carrier {
                     return self.tell(notice);
                 }
             }
-            Frame::Settled { change, outcome, retired } => {
+            Frame::Settled { change, outcome, retired, waiting } => {
                 if let Some(attendant) = &self.told.attendant {
-                    attendant.settled(change, outcome, retired);
+                    attendant.settled(change, outcome, retired, *waiting);
                 }
                 self.calls.wake();
+            }
+            Frame::Seated { members } => {
+                if let Some(attendant) = &self.told.attendant {
+                    attendant.seated(&members);
+                }
             }
             Frame::Opened { .. } | Frame::Pong {} => {}
             Frame::Servers { hosts } => {
@@ -256,7 +261,7 @@ impl Carrier {
             self.member = true;
             self.told.show(joined.view.clone());
             if let Some(attendant) = &self.told.attendant {
-                attendant.joined(&joined.view);
+                attendant.joined(joined);
             }
         }
         let call = self.calls.take(id)?;

@@ -404,9 +404,10 @@ impl Desk {
         let (session, frame) = match action {
             Action::Answer { call: Call { session, id }, result } => (session, Frame::Answer { id, result }),
             Action::Ask { session, ask } => (session, Frame::Ask { ask }),
-            Action::Settle { session, change, outcome, retired } => {
-                (session, Frame::Settled { change, outcome, retired })
+            Action::Settle { session, change, outcome, retired, waiting } => {
+                (session, Frame::Settled { change, outcome, retired, waiting })
             }
+            Action::Seat { session, members } => (session, Frame::Seated { members }),
             Action::Show { session, view } => {
                 if let Some(client) = self.clients.get(&session) {
                     client.outlet.view.send_replace(Some(view));

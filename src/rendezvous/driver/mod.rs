@@ -42,4 +42,4 @@ pub use heartbeat::Heartbeat;
 pub(crate) use local::local;
 pub use options::ServerOptions;
 pub use server::Server;
-pub(crate) use server::{Elector, Seat};
+pub(crate) use server::{Deaths, Elector, Seat};

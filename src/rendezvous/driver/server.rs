@@ -68,6 +68,18 @@ impl Elector {
     }
 }
 
+/// Tells a server of processes that have ended. Does not keep it.
+#[derive(Clone, Debug)]
+pub(crate) struct Deaths(mpsc::WeakSender<Order>);
+
+impl Deaths {
+    /// As [`Server::process_ended`], from a plain thread: false if the server cannot take it at the moment.
+    pub(crate) fn report(&self, rank: u32, pid: u32) -> bool {
+        let Some(orders) = self.0.upgrade() else { return true };
+        !matches!(orders.try_send(Order::Ended { rank, pid }), Err(mpsc::error::TrySendError::Full(_)))
+    }
+}
+
 /// What a server begins with.
 enum Part {
     /// A run of its own.
@@ -190,6 +202,11 @@ impl Server {
     /// answered.
     pub async fn ended(&self) {
         shielded(self.orders.closed()).await;
+    }
+
+    /// For who sees processes end.
+    pub(crate) fn deaths(&self) -> Deaths {
+        Deaths(self.orders.downgrade())
     }
 
     /// By which other members know it.

@@ -1,7 +1,7 @@
 //! Changes of membership, one at a time: who goes, who enters, and from which step on.
 //!
 //! A change is due when a member has died or fallen silent, when one doubts another, or when somebody on standby is ready. Where
-//! there is doubt it begins with a *survey*, in which members find out whom they reach while steps go on, and which ends
+//! there is doubt it begins with a *survey*, in which members find out whom they reach and who keeps step while steps go on, and which ends
 //! by the rule of [`removal`](crate::rendezvous::removal). Then those who stay *promise* how far they go under the present
 //! membership, see [`pace`](crate::rendezvous::pace), and the new one begins with the step after that.
 //!
@@ -15,10 +15,10 @@ use super::changes::{Change, Stage, links};
 use super::event::Action;
 use super::state::{Life, Machine, Role};
 use crate::mask::Mask;
-use crate::rendezvous::call::Call;
+use crate::rendezvous::call::{Call, SessionId};
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::removal::{Survey, Verdict};
-use crate::rendezvous::wire::{Decision, Identity, Notice, Reply};
+use crate::rendezvous::removal::{Findings, Survey, Verdict};
+use crate::rendezvous::wire::{Decision, Identity, Notice, Reply, Standby};
 
 /// Largest epoch: 23 bits of a signal word hold it.
 pub const MAX_EPOCH: u32 = (1 << 23) - 1;
@@ -28,8 +28,9 @@ impl Machine {
         let Some(role) = self.seat(rank).map(|member| member.role) else { return };
         match notice {
             Notice::Ready {} => {
-                if let Some(member) = self.seat_mut(rank) {
+                if let Some(member) = self.seat_mut(rank).filter(|member| !member.ready) {
                     member.ready = true;
+                    self.view_changed = true;
                 }
             }
             Notice::Doubt { epoch, peers } if role == Role::Active && epoch == self.decision.epoch => {
@@ -39,12 +40,14 @@ impl Machine {
                     *doubts = doubts.or(&peers);
                 }
             }
-            Notice::Reached { change, missing } => {
-                if let Some(Change { number, stage: Stage::Survey { missing: answers, .. }, .. }) =
+            Notice::Reached { change, missing, diverged } => {
+                let living = self.living();
+                if let Some(Change { number, stage: Stage::Survey { findings, .. }, .. }) =
                     &mut self.changes.running
                     && *number == change
                 {
-                    answers.insert(rank, missing);
+                    let (unreachable, diverged) = (missing.and(&living), diverged.and(&living));
+                    findings.insert(rank, Findings { unreachable, diverged });
                 }
             }
             Notice::Promise { change, step } => {
@@ -122,6 +125,13 @@ impl Machine {
         self.ranks(|member| member.role == Role::Standby && member.life == Life::Heard && member.ready)
     }
 
+    /// Who is on standby.
+    fn waiting(&self) -> Standby {
+        let ready = self.ready();
+        let preparing = self.ranks(|member| member.role == Role::Standby && member.life == Life::Heard);
+        Standby { ready, preparing: preparing.minus(&ready) }
+    }
+
     fn is_change_due(&self) -> bool {
         let living = self.living();
         let lost = self.decision.mask != self.audible() || !self.changes.doubts.is_empty();
@@ -136,7 +146,7 @@ impl Machine {
         let stage = if silent.is_empty() && doubts.is_empty() {
             Stage::Promises { stay: self.living(), steps: BTreeMap::new() }
         } else {
-            Stage::Survey { silent, doubts, missing: BTreeMap::new() }
+            Stage::Survey { silent, doubts, findings: BTreeMap::new() }
         };
         self.change_in(now, stage)
     }
@@ -160,12 +170,12 @@ impl Machine {
     }
 
     fn advance_survey(&mut self, now: Duration, mut change: Change) -> Option<Change> {
-        let Stage::Survey { silent, doubts, missing } = &change.stage else { return None };
+        let Stage::Survey { silent, doubts, findings } = &change.stage else { return None };
         let (living, audible) = (self.living(), self.audible());
         if !living.minus(&audible).minus(silent).is_empty() || *doubts != self.changes.doubts {
             return None; // another one knows of it
         }
-        let answered: Mask = missing.keys().copied().collect();
+        let answered: Mask = findings.keys().copied().collect();
         let late = now >= change.until;
         if !late && !audible.minus(&answered).is_empty() {
             self.ask(&mut change, audible);
@@ -174,7 +184,7 @@ impl Machine {
         let links = links(doubts);
         let worn = self.changes.worn(now, &links);
         let arbiter = self.settings.arbiter;
-        match (Survey { living, unreachable: missing.clone(), worn, arbiter }).decide() {
+        match (Survey { living, findings: findings.clone(), worn, arbiter }).decide() {
             Verdict::Stay { members } => {
                 let passed = links.into_iter().filter(|(a, b)| members.contains(*a) && members.contains(*b));
                 self.changes.doubted.extend(passed.map(|link| (now, link)));
@@ -243,18 +253,26 @@ impl Machine {
         for rank in ranks.minus(&change.asked).iter() {
             if let Some(session) = self.seat(rank).and_then(|member| member.session) {
                 change.asked.insert(rank);
-                self.actions.push(Action::Ask { session, ask: change.question(rank, &self.decision.mask) });
+                self.actions.push(Action::Ask { session, ask: change.question(rank, &self.decision) });
             }
         }
     }
 
     fn settle(&mut self, ranks: Mask, change: u64, outcome: &Result<Decision, BootstrapError>) {
-        for rank in ranks.iter() {
-            if let Some(session) = self.seat(rank).and_then(|member| member.session) {
-                let (outcome, retired) = (outcome.clone(), self.changes.retired);
-                self.actions.push(Action::Settle { session, change, outcome, retired });
-            }
+        for session in ranks.iter().filter_map(|rank| self.seat(rank)?.session).collect::<Vec<_>>() {
+            self.settle_one(session, change, outcome.clone());
         }
+    }
+
+    /// Tells how a change has ended.
+    pub(super) fn settle_one(
+        &mut self,
+        session: SessionId,
+        change: u64,
+        outcome: Result<Decision, BootstrapError>,
+    ) {
+        let (retired, waiting) = (self.changes.retired, Box::new(self.waiting()));
+        self.actions.push(Action::Settle { session, change, outcome, retired, waiting });
     }
 
     /// The change comes to nothing: whoever was asked is told why.
@@ -262,6 +280,29 @@ impl Machine {
         self.settle(change.asked, change.number, &Err(error));
         self.changes.rest_until = now.saturating_add(self.settings.lease);
         None
+    }
+
+    /// The member of `rank` calls the change off. With it goes what it was asked for: retirements, and the admission of who is ready,
+    /// which all have to be asked for again. A death or a doubt is none the less a reason for another one, a lease later.
+    pub(super) fn call_off(&mut self, now: Duration, call: Call, rank: u32, number: u64) {
+        let aborted = |op: &str| BootstrapError::Aborted { op: op.to_owned(), change: number, rank };
+        let Some(change) = self.changes.running.take_if(|change| change.number == number) else {
+            let reason = match number {
+                1.. if number <= self.changes.ended() => "it is decided, or has come to nothing, already",
+                _ => "there is no such change",
+            };
+            let (op, reason) = (format!("abort change {number} of the membership"), reason.to_owned());
+            return self.answer(call, Err(BootstrapError::OutOfOrder { op, reason }));
+        };
+        for (rank, calls) in std::mem::take(&mut self.changes.retiring) {
+            calls.into_iter().for_each(|call| self.answer(call, Err(aborted(&retiring(rank)))));
+        }
+        let ready = self.ready();
+        self.members_of(&ready).for_each(|member| member.ready = false);
+        self.view_changed |= !ready.is_empty();
+        let told = Change { asked: change.asked.or(&ready), ..change };
+        self.abort(now, &told, aborted(&op()));
+        self.answer(call, Ok(Reply::Done {}));
     }
 
     /// The next membership: these members, and who waits to be admitted.
@@ -281,9 +322,7 @@ impl Machine {
         self.changes.doubts.clear();
         self.view_changed = true;
         for (ranks, role) in [(enter, Role::Active), (evicted, Role::Evicted), (retired, Role::Retired)] {
-            for member in
-                self.seats.iter_mut().flatten().filter(|member| ranks.contains(member.identity.rank))
-            {
+            for member in self.members_of(&ranks) {
                 member.role = role;
                 member.ready = false;
             }

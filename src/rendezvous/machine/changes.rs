@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::mask::Mask;
 use crate::rendezvous::call::Call;
 use crate::rendezvous::codec::wire;
-use crate::rendezvous::wire::Ask;
+use crate::rendezvous::removal::Findings;
+use crate::rendezvous::wire::{Ask, Decision};
 
 /// A link that was in doubt so often within [`WORN_WITHIN`] counts as broken, though its ends reach each other.
 const WORN_AFTER: usize = 3;
@@ -51,26 +52,27 @@ pub(super) enum Stage {
         /// Members that everybody looks for.
         silent: Mask,
         doubts: BTreeMap<u32, Mask>,
-        /// Whom each does not reach.
-        missing: BTreeMap<u32, Mask>,
+        /// What each has found.
+        findings: BTreeMap<u32, Findings>,
     },
     Promises {
         stay: Mask,
         steps: BTreeMap<u32, u64>,
     },
 }
-wire!(enum Stage { 1 => Survey { silent, doubts, missing }, 2 => Promises { stay, steps } });
+wire!(enum Stage { 1 => Survey { silent, doubts, findings }, 2 => Promises { stay, steps } });
 
 impl Change {
-    pub(super) fn question(&self, rank: u32, members: &Mask) -> Ask {
+    pub(super) fn question(&self, rank: u32, present: &Decision) -> Ask {
         let change = self.number;
         match &self.stage {
             Stage::Survey { silent, doubts, .. } => {
                 let by_it = doubts.get(&rank).copied().unwrap_or_default();
                 let of_it = doubts.iter().filter(|(_, peers)| peers.contains(rank)).map(|(peer, _)| *peer);
-                Ask::Reach { change, peers: of_it.collect::<Mask>().or(&by_it).or(silent).without(rank) }
+                let peers = of_it.collect::<Mask>().or(&by_it).or(silent).without(rank);
+                Ask::Reach { change, peers, epoch: present.epoch, step: present.step }
             }
-            Stage::Promises { stay, .. } => Ask::Promise { change, lossy: stay != members },
+            Stage::Promises { stay, .. } => Ask::Promise { change, lossy: *stay != present.mask },
         }
     }
 }
@@ -92,7 +94,7 @@ impl Changes {
         let Some(change) = &mut self.running else { return };
         change.asked.remove(rank);
         match &mut change.stage {
-            Stage::Survey { missing, .. } => drop(missing.remove(&rank)),
+            Stage::Survey { findings, .. } => drop(findings.remove(&rank)),
             Stage::Promises { steps, .. } => drop(steps.remove(&rank)),
         }
     }
@@ -123,8 +125,11 @@ impl Changes {
         };
         let running = self.running.as_ref().is_none_or(|change| {
             let stage = match &change.stage {
-                Stage::Survey { silent, doubts, missing } => {
-                    silent.fits(world) && masks(doubts) && masks(missing)
+                Stage::Survey { silent, doubts, findings } => {
+                    let fits = |(rank, found): (&u32, &Findings)| {
+                        *rank < world && found.unreachable.fits(world) && found.diverged.fits(world)
+                    };
+                    silent.fits(world) && masks(doubts) && findings.iter().all(fits)
                 }
                 Stage::Promises { stay, steps } => stay.fits(world) && steps.keys().all(|rank| *rank < world),
             };

@@ -6,7 +6,7 @@ use crate::mask::Mask;
 use crate::rendezvous::call::{Call, SessionId};
 use crate::rendezvous::codec::wire;
 use crate::rendezvous::error::BootstrapError;
-use crate::rendezvous::wire::{Ask, Decision, Notice, Reply, Request, View};
+use crate::rendezvous::wire::{Ask, Decision, Identity, Notice, Reply, Request, Standby, View};
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,6 +98,15 @@ pub enum Action {
         outcome: Result<Decision, BootstrapError>,
         /// Those who belong to it no more and take part in the steps before.
         retired: Mask,
+        /// Who was on standby and still is.
+        waiting: Box<Standby>,
+    },
+    /// Tell a member who has which place.
+    Seat {
+        /// To whom.
+        session: SessionId,
+        /// All members, or those that came last.
+        members: Arc<Vec<Identity>>,
     },
     /// Tell a member how the membership stands.
     Show {

@@ -60,8 +60,8 @@ impl Machine {
             return;
         }
         let (change, outcome) = (self.changes.ended(), Ok(self.decision));
-        let retired = self.changes.retired;
-        self.actions.push(Action::Settle { session, change, outcome, retired });
+        self.settle_one(session, change, outcome);
+        self.actions.push(Action::Seat { session, members: Arc::new(self.roster()) });
         self.actions.push(Action::Show { session, view: Arc::new(self.view()) });
         let open = self.introductions.waiting.iter().filter(|waiting| waiting.peer == rank);
         let open = open.map(|waiting| Ask::Introduce {

@@ -104,11 +104,20 @@ impl Machine {
             Some((Role::Evicted, _)) => RankState::Evicted {},
             Some((Role::Retired, _)) => RankState::Retired {},
             Some((_, Life::Suspect)) => RankState::Suspect {},
+            Some((Role::Standby, Life::Heard)) if seat.as_ref().is_some_and(|member| member.ready) => {
+                RankState::Ready {}
+            }
             Some((Role::Standby, Life::Heard)) => RankState::Standby {},
             Some((Role::Active, Life::Heard)) => RankState::Alive {},
         };
         let Decision { mask, epoch, step } = self.decision;
         View { epoch, mask, step, taken: self.taken, states: self.seats.iter().map(state).collect() }
+    }
+
+    /// Everybody who is there, by ascending rank.
+    pub(super) fn roster(&self) -> Vec<Identity> {
+        let living = self.members().filter(|member| member.life != Life::Dead);
+        living.map(|member| member.identity.clone()).collect()
     }
 
     /// The ranks whose member is such.
@@ -118,6 +127,10 @@ impl Machine {
 
     pub(super) fn members(&self) -> impl Iterator<Item = &Member> {
         self.seats.iter().flatten()
+    }
+
+    pub(super) fn members_of(&mut self, ranks: &Mask) -> impl Iterator<Item = &mut Member> {
+        self.seats.iter_mut().flatten().filter(|member| ranks.contains(member.identity.rank))
     }
 
     pub(super) fn seat(&self, rank: u32) -> Option<&Member> {

@@ -19,6 +19,6 @@ use super::*;
 use crate::mask::MAX_WORLD;
 use crate::rendezvous::Blob;
 use crate::rendezvous::leases::Leases;
-use crate::rendezvous::wire::{Ask, Notice, RankState, RoundKind};
+use crate::rendezvous::wire::{Ask, Notice, RankState, RoundKind, Standby};
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -53,7 +53,11 @@ fn request() -> impl Strategy<Value = Request> {
         .prop_map(|(keys, deadline)| Request::Get { keys, deadline });
     let introduce = (any::<u32>(), proptest::collection::vec(blob(), 0..3), time())
         .prop_map(|(rank, blobs, deadline)| Request::Introduce { rank, blobs, deadline });
-    prop_oneof![join, round, introduce, Just(Request::Leave {}), set, add, get]
+    let change = prop_oneof![
+        any::<u64>().prop_map(|change| Request::Abort { change }),
+        any::<u32>().prop_map(|rank| Request::Retire { rank }),
+    ];
+    prop_oneof![join, round, introduce, change, Just(Request::Leave {}), set, add, get]
 }
 
 fn view() -> impl Strategy<Value = View> {
@@ -64,6 +68,8 @@ fn view() -> impl Strategy<Value = View> {
         RankState::Dead {},
         RankState::Evicted {},
         RankState::Standby {},
+        RankState::Retired {},
+        RankState::Ready {},
     ]);
     (decision(), set(), proptest::collection::vec(state, 0..9)).prop_map(|(decision, taken, states)| {
         let Decision { mask, epoch, step } = decision;
@@ -79,7 +85,11 @@ fn notice() -> impl Strategy<Value = Notice> {
     prop_oneof![
         Just(Notice::Ready {}),
         (any::<u32>(), set()).prop_map(|(epoch, peers)| Notice::Doubt { epoch, peers }),
-        (any::<u64>(), set()).prop_map(|(change, missing)| Notice::Reached { change, missing }),
+        (any::<u64>(), set(), set()).prop_map(|(change, missing, diverged)| Notice::Reached {
+            change,
+            missing,
+            diverged: Box::new(diverged)
+        }),
         (any::<u64>(), any::<u64>()).prop_map(|(change, step)| Notice::Promise { change, step }),
         set().prop_map(|peers| Notice::Met { peers }),
         (any::<u32>(), any::<u128>()).prop_map(|(rank, member)| Notice::Ended { rank, member }),
@@ -91,7 +101,8 @@ fn notice() -> impl Strategy<Value = Notice> {
 
 fn ask() -> impl Strategy<Value = Ask> {
     prop_oneof![
-        (any::<u64>(), set()).prop_map(|(change, peers)| Ask::Reach { change, peers }),
+        (any::<u64>(), set(), any::<u32>(), any::<u64>())
+            .prop_map(|(change, peers, epoch, step)| Ask::Reach { change, peers, epoch, step }),
         (any::<u64>(), any::<bool>()).prop_map(|(change, lossy)| Ask::Promise { change, lossy }),
         set().prop_map(|peers| Ask::Meet { peers }),
         (any::<u64>(), any::<u32>(), proptest::collection::vec(blob(), 0..3))
@@ -108,6 +119,11 @@ fn error() -> impl Strategy<Value = BootstrapError> {
                 BootstrapError::MissingRanks { op, present, world, missing: Box::new(missing), deadline }
             }
         ),
+        (text(), any::<u64>(), any::<u32>()).prop_map(|(op, change, rank)| BootstrapError::Aborted {
+            op,
+            change,
+            rank
+        }),
         (text(), any::<u32>(), text(), any::<u32>())
             .prop_map(|(op, rank, host, pid)| BootstrapError::Fenced { op, rank, host, pid }),
         (text(), text(), any::<u64>(), any::<u64>())
@@ -152,15 +168,19 @@ fn frame() -> impl Strategy<Value = Frame> {
         Just(Frame::Pong {}),
         notice().prop_map(|notice| Frame::Notice { notice }),
         ask().prop_map(|ask| Frame::Ask { ask }),
+        proptest::collection::vec(identity(), 0..4)
+            .prop_map(|members| Frame::Seated { members: Arc::new(members) }),
         (any::<u64>(), decision()).prop_map(|(change, decision)| Frame::Settled {
             change,
             outcome: Ok(decision),
-            retired: decision.mask
+            retired: decision.mask,
+            waiting: Box::new(Standby { ready: decision.mask, preparing: Mask::EMPTY }),
         }),
         (any::<u64>(), error()).prop_map(|(change, error)| Frame::Settled {
             change,
             outcome: Err(error),
-            retired: Mask::EMPTY
+            retired: Mask::EMPTY,
+            waiting: Box::default(),
         }),
     ]
 }
@@ -202,7 +222,7 @@ proptest! {
 #[test]
 fn the_header_says_what_is_wrong() {
     let bytes = encode(&Frame::Pong {}).unwrap();
-    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 6, 0, 2, 0, 0, 0, 9, 0]);
+    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 7, 0, 2, 0, 0, 0, 9, 0]);
     let with = |at: usize, byte: u8| {
         let mut changed = bytes.clone();
         changed[at] = byte;

@@ -71,6 +71,44 @@ fn a_newcomer_that_is_not_ready_holds_up_neither_serving_nor_others() {
 }
 
 #[test]
+fn members_learn_who_has_taken_a_place() {
+    let mut run = Run::formed(3);
+    assert!(run.rosters.is_empty(), "all know each other from joining");
+    run.close(2);
+    run.join(12, 2, 12);
+    assert_eq!(run.rosters[&0], [(2, 12)].into());
+    assert!(!run.rosters.contains_key(&12), "it has got the roster as it joined");
+    run.join(12, 2, 12);
+    assert_eq!(run.rosters.len(), 2);
+    // Who may have missed it is told of all.
+    run.rosters.clear();
+    run.ask(1, Request::Resume { standby: false });
+    assert_eq!(run.rosters, [(1, [(0, 0), (1, 1), (2, 12)].into())].into());
+}
+
+#[test]
+fn a_change_names_those_whom_it_leaves_waiting() {
+    let mut run = Run::formed(5);
+    [2, 3, 4].into_iter().for_each(|session| run.close(session));
+    run.reply(&[0, 1], &[]);
+    [12, 13, 14].into_iter().for_each(|session| {
+        run.join(session, session as u32 - 10, session.into());
+    });
+    run.notice(13, Notice::Ready {});
+    assert_eq!((run.state(2), run.state(3)), (RankState::Standby {}, RankState::Ready {}));
+    run.reply(&[13], &[]); // it has met the members
+    run.notice(14, Notice::Ready {}); // which this one has not
+    let of = |ranks: &[u32]| -> Mask { ranks.iter().copied().collect() };
+    let waiting = Standby { ready: of(&[3, 4]), preparing: of(&[2]) };
+    assert_eq!(Standby::among(&run.machine.view().states), waiting);
+    run.reply(&[0, 1], &[]);
+    assert_eq!(run.decided().0, "0-1,3");
+    assert_eq!(run.waiting, Standby { ready: of(&[4]), preparing: of(&[2]) });
+    run.reply(&[0, 1, 13, 14], &[]);
+    assert_eq!((run.decided().0.as_str(), run.waiting.ready), ("0-1,3-4", Mask::EMPTY));
+}
+
+#[test]
 fn newcomers_that_know_each_other_enter_together() {
     let mut run = Run::formed(4);
     run.close(2);

@@ -37,9 +37,9 @@ fn what_does_not_fit_the_run_is_refused_with_both_values() {
         let call = run.ask(9, Request::Join { join });
         run.error(call).clone()
     };
-    let error = refused(&mut run, Join { version: 7, ..join(0, 1, 2) });
+    let error = refused(&mut run, Join { version: 99, ..join(0, 1, 2) });
     assert!(
-        matches!(error, BootstrapError::WrongVersion { ours: PROTOCOL_VERSION, theirs: 7, .. }),
+        matches!(error, BootstrapError::WrongVersion { ours: PROTOCOL_VERSION, theirs: 99, .. }),
         "{error}"
     );
     for (join, field, ours, theirs) in [

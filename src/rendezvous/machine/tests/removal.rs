@@ -72,6 +72,46 @@ fn a_lone_accuser_does_not_evict_the_majority() {
 }
 
 #[test]
+fn a_member_whose_own_device_fails_goes_and_its_peers_keep_their_places() {
+    let mut run = Run::formed(3);
+    run.doubt(1, &[0]);
+    run.reply(&[0, 1, 2], &[(0, &[0, 1]), (1, &[0])]);
+    assert_eq!(run.decided(), ("1-2".to_owned(), 2, 21));
+    assert_eq!(run.state(0), RankState::Evicted {});
+    // Of two it is one half.
+    run.doubt(1, &[2]);
+    run.reply(&[1, 2], &[(1, &[2]), (2, &[2])]);
+    run.pass(5 * SECOND, &[1, 2]);
+    assert_eq!(run.decided().0, "1-2");
+    assert!(matches!(&run.settled[&1], Err(BootstrapError::NoQuorum { .. })), "{:?}", run.settled);
+}
+
+#[test]
+fn who_has_broken_its_promise_goes_if_two_have_seen_it_and_a_lone_accuser_is_not_believed() {
+    let mut run = Run::formed(3);
+    run.doubt(0, &[2]);
+    run.reply_seeing(&[0, 1, 2], &[], &[(0, &[1, 2])]);
+    assert_eq!(run.decided(), ("0-2".to_owned(), 2, 21), "all begin again at a step that all agree on");
+    run.doubt(0, &[2]);
+    run.reply_seeing(&[0, 1, 2], &[], &[(0, &[2]), (1, &[2]), (2, &[0, 1])]);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 3, 11));
+    assert_eq!(run.state(2), RankState::Evicted {});
+    // Of two none can be outvoted.
+    run.doubt(0, &[1]);
+    run.reply_seeing(&[0, 1], &[], &[(0, &[1]), (1, &[0])]);
+    assert_eq!(run.decided().0, "0-1");
+}
+
+#[test]
+fn what_is_said_of_ranks_that_there_are_not_is_not_kept() {
+    let mut run = Run::formed(3);
+    run.doubt(0, &[2]);
+    let (missing, diverged) = (Mask::all(1024), Box::new(Mask::all(1024)));
+    run.notice(0, Notice::Reached { change: 1, missing, diverged });
+    assert!(Machine::restore(&run.machine.snapshot()).is_ok());
+}
+
+#[test]
 fn a_link_in_doubt_for_the_third_time_in_a_minute_counts_as_broken() {
     let mut run = Run::formed(3);
     for seconds in [0, 30, 20] {
@@ -184,7 +224,7 @@ fn what_was_said_of_another_epoch_or_change_is_void() {
     let mut run = Run::formed(3);
     run.notice(0, Notice::Doubt { epoch: 7, peers: [1].into_iter().collect() });
     run.notice(0, Notice::Promise { change: 9, step: 1 << 40 });
-    run.notice(0, Notice::Reached { change: 9, missing: Mask::all(3) });
+    run.notice(0, Notice::Reached { change: 9, missing: Mask::all(3), diverged: Box::new(Mask::all(3)) });
     assert_eq!(run.asks, []);
     run.close(2);
     run.notice(1, Notice::Promise { change: 9, step: 1 << 40 });

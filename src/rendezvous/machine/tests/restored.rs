@@ -60,7 +60,8 @@ impl Chaos {
         let session = self.below(8);
         if let Some(change) = machine.changes.running.as_ref().filter(|_| self.random.below(4) == 0) {
             // Some changes have to come to something.
-            let notice = Notice::Reached { change: change.number, missing: Mask::EMPTY };
+            let notice =
+                Notice::Reached { change: change.number, missing: Mask::EMPTY, diverged: Box::default() };
             return Record {
                 at: self.now,
                 event: Event::Noticed { session: session % u64::from(WORLD), notice },
@@ -129,6 +130,7 @@ impl Chaos {
             5..20 => Notice::Reached {
                 change,
                 missing: if self.below(4) > 0 { Mask::EMPTY } else { self.ranks() },
+                diverged: Box::new(if self.below(16) > 0 { Mask::EMPTY } else { self.ranks() }),
             },
             _ => {
                 let step = if self.below(200) == 0 { u64::MAX } else { self.below(100) };
@@ -292,5 +294,6 @@ fn a_snapshot_of_another_version_says_so() {
     let mut bytes = Run::new(2).machine.snapshot();
     bytes[0] += 1;
     let error = Machine::restore(&bytes).unwrap_err();
-    assert_eq!(error.to_string(), "bytes of version 5 (this side: 4)");
+    let ours = u16::from(bytes[0]) - 1;
+    assert_eq!(error.to_string(), format!("bytes of version {} (this side: {ours})", ours + 1));
 }

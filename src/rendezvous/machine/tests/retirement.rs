@@ -74,3 +74,62 @@ fn leaving_is_a_death_that_says_so() {
     assert_eq!(run.answer(leave), Some(&Ok(Reply::Done {})));
     assert_eq!((run.state(1), run.closed.as_slice()), (RankState::Dead {}, &[1][..]));
 }
+
+#[test]
+fn a_change_that_is_called_off_takes_along_what_asked_for_it() {
+    let mut run = Run::formed(4);
+    run.close(3);
+    run.reply(&[0, 1, 2], &[]);
+    run.join(13, 3, 13);
+    run.notice(13, Notice::Ready {});
+    run.reply(&[13], &[]);
+    let retire = run.ask(0, Request::Retire { rank: 2 });
+    let number = run.machine.changes.last;
+    run.reply(&[0, 1], &[]);
+    let abort = run.ask(1, Request::Abort { change: number });
+    assert_eq!(run.answer(abort), Some(&Ok(Reply::Done {})));
+    let aborted = |op: &str| BootstrapError::Aborted { op: op.to_owned(), change: number, rank: 1 };
+    assert_eq!(*run.error(retire), aborted("retire rank 2"));
+    for session in [0, 1, 2, 13] {
+        assert_eq!(run.settled[&session], Err(aborted("change the membership")), "session {session}");
+    }
+    run.asks.clear();
+    run.pass(20 * SECOND, &[0, 1, 2, 13]);
+    assert_eq!((run.decided().1, run.asks.len(), run.state(3)), (2, 0, RankState::Standby {}));
+    // It may be asked for again.
+    run.notice(13, Notice::Ready {});
+    run.reply(&[0, 1, 2, 13], &[]);
+    assert_eq!(run.decided().0, "0-3");
+}
+
+#[test]
+fn what_is_decided_is_called_off_no_more() {
+    let mut run = Run::formed(3);
+    run.ask(0, Request::Retire { rank: 2 });
+    let number = run.machine.changes.last;
+    run.reply(&[0, 1, 2], &[]);
+    let late = run.ask(1, Request::Abort { change: number });
+    assert_eq!(
+        run.error(late).to_string(),
+        "abort change 1 of the membership: it is decided, or has come to nothing, already"
+    );
+    for number in [0, 2, u64::MAX] {
+        let odd = run.ask(1, Request::Abort { change: number });
+        assert!(run.error(odd).to_string().ends_with("there is no such change"), "{}", run.error(odd));
+    }
+    assert_eq!(run.decided(), ("0-1".to_owned(), 2, 21));
+}
+
+#[test]
+fn a_death_is_a_reason_for_another_change_though_the_first_was_called_off() {
+    let mut run = Run::formed(3);
+    run.close(2);
+    let number = run.machine.changes.last;
+    run.ask(0, Request::Abort { change: number });
+    run.asks.clear();
+    run.pass(4 * SECOND, &[0, 1]);
+    assert_eq!((run.decided().1, run.asks.len()), (1, 0));
+    run.pass(SECOND, &[0, 1]);
+    run.reply(&[0, 1], &[]);
+    assert_eq!(run.decided().0, "0-1");
+}

@@ -12,6 +12,10 @@ pub(super) struct Run {
     pub(super) asks: Vec<(SessionId, Ask)>,
     /// The last outcome that each session was told.
     pub(super) settled: BTreeMap<SessionId, Result<Decision, BootstrapError>>,
+    /// And who was on standby then, and still is.
+    pub(super) waiting: Standby,
+    /// The members of which each session has been told, after it had joined.
+    pub(super) rosters: BTreeMap<SessionId, BTreeMap<u32, u128>>,
     pub(super) next_id: u64,
 }
 
@@ -34,6 +38,8 @@ impl Run {
             closed: Vec::new(),
             asks: Vec::new(),
             settled: BTreeMap::new(),
+            waiting: Standby::default(),
+            rosters: BTreeMap::new(),
             next_id: 0,
         }
     }
@@ -64,7 +70,14 @@ impl Run {
                 }
                 Action::Close { session } => self.closed.push(session),
                 Action::Ask { session, ask } => self.asks.push((session, ask)),
-                Action::Settle { session, outcome, .. } => drop(self.settled.insert(session, outcome)),
+                Action::Settle { session, outcome, waiting, .. } => {
+                    self.settled.insert(session, outcome);
+                    self.waiting = *waiting;
+                }
+                Action::Seat { session, members } => {
+                    let roster = self.rosters.entry(session).or_default();
+                    roster.extend(members.iter().map(|identity| (identity.rank, identity.member)));
+                }
                 Action::Show { .. } => {}
             }
         }
@@ -104,15 +117,30 @@ impl Run {
     /// Answers what was asked in these sessions, until nothing more is: the member of session s promises step 10 * s, and
     /// does not reach the peers that `missing` lists for it.
     pub(super) fn reply(&mut self, sessions: &[SessionId], missing: &[(SessionId, &[u32])]) {
+        self.reply_seeing(sessions, missing, &[]);
+    }
+
+    /// The same, where members have seen those that `diverged` lists for them begin the membership at another step.
+    pub(super) fn reply_seeing(
+        &mut self,
+        sessions: &[SessionId],
+        missing: &[(SessionId, &[u32])],
+        diverged: &[(SessionId, &[u32])],
+    ) {
         while let Some(at) = self.asks.iter().position(|(session, _)| sessions.contains(session)) {
             let (session, ask) = self.asks.remove(at);
             let notice = match ask {
                 Ask::Promise { change, .. } => Notice::Promise { change, step: 10 * session },
-                Ask::Reach { change, peers } => {
-                    let mine =
-                        missing.iter().filter(|(of, _)| *of == session).flat_map(|(_, peers)| peers.iter());
-                    let missing = mine.copied().collect::<Mask>().and(&peers);
-                    Notice::Reached { change, missing }
+                Ask::Reach { change, peers, epoch, step } => {
+                    let now = self.machine.decision;
+                    assert_eq!((epoch, step), (now.epoch, now.step));
+                    let of = |listed: &[(SessionId, &[u32])]| -> Mask {
+                        let mine = listed.iter().filter(|(of, _)| *of == session);
+                        mine.flat_map(|(_, ranks)| ranks.iter().copied()).collect()
+                    };
+                    let own: Mask = self.machine.sessions.get(&session).copied().into_iter().collect();
+                    let missing = of(missing).and(&peers.or(&own));
+                    Notice::Reached { change, missing, diverged: Box::new(of(diverged)) }
                 }
                 Ask::Meet { peers } => Notice::Met { peers },
                 Ask::Introduce { ticket, .. } => Notice::Introduced { ticket, result: Ok(Vec::new()) },

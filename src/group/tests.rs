@@ -1,0 +1,80 @@
+//! Members with buffers, as threads of this process, and what only the library itself can make go wrong.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use half::bf16;
+
+use super::*;
+use crate::rendezvous::BootstrapError;
+use crate::{
+    Combine, CombineOutput, Dispatch, EpBuffer, EpConfig, Error, HostBuffer, Layout, Mask, Payload,
+    TensorMut, TensorRef,
+};
+
+const HIDDEN: usize = 64;
+const RANKS: u32 = 4;
+const PATIENT: Duration = Duration::from_secs(20);
+
+fn config() -> EpConfig {
+    let deadline = Duration::from_millis(500);
+    EpConfig { deadline, threads: 1, ..EpConfig::new(1, HIDDEN as u32, RANKS, RANKS) }
+}
+
+/// A token to every rank and back: those that are missing.
+fn exchange(buffer: &EpBuffer) -> Result<Mask, Error> {
+    let mut memory = buffer.dispatch_buffers(Payload::SameAsInput, Layout::RankMajor, 0)?;
+    let (x, ids, weights) = ([bf16::ONE; HIDDEN], [0, 1, 2, 3], [1.0; RANKS as usize]);
+    let input = Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&ids, ids.len()))
+        .weights(TensorRef::new(&weights, weights.len()))
+        .layout(Layout::RankMajor);
+    let mut out: HostBuffer<bf16> = HostBuffer::zeroed(HIDDEN);
+    let output = CombineOutput::new(TensorMut::new(&mut out));
+    let dispatched = buffer.dispatch_blocking(input, memory.output())?;
+    Ok(dispatched.combine_blocking(Combine::in_place(), output)?.missing)
+}
+
+/// Runs steps until `last` says so.
+fn serve(group: &Group, mut last: impl FnMut(&Step, &Mask) -> bool) -> Result<(), Error> {
+    let (buffer, began) = (EpBuffer::create_blocking(group, config())?, Instant::now());
+    loop {
+        let step = group.step_blocking()?;
+        if last(&step, &exchange(&buffer)?) {
+            return Ok(());
+        }
+        assert!(began.elapsed() < PATIENT, "{:?}", group.membership());
+    }
+}
+
+#[test]
+fn who_begins_steps_beyond_its_promise_is_found_out_and_removed() {
+    let groups = Group::threads(RANKS).unwrap();
+    let [first, second, hasty, leaver] = &groups[..] else { panic!("four") };
+    let pair: Mask = Mask::all(2);
+    let together = |group: &Group| {
+        let mut alone = false;
+        serve(group, |step, missing| {
+            alone |= step.change.is_some_and(|change| change.members == pair);
+            alone && missing.is_empty()
+        })
+    };
+    let ahead = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            serve(leaver, |step, _| step.number == 3).unwrap();
+            leaver.leave_blocking().unwrap();
+        });
+        let others = [first, second].map(|group| scope.spawn(move || together(group)));
+        let ended = serve(hasty, |_, _| {
+            // Once it is decided with which step the next membership begins, it goes beyond that.
+            if hasty.membership().due.is_some() && !ahead.swap(true, Ordering::Relaxed) {
+                hasty.inner.course.run_ahead(5);
+            }
+            false
+        });
+        let Err(Error::Bootstrap(error)) = ended else { panic!("{ended:?}") };
+        assert!(matches!(*error, BootstrapError::Evicted { rank: 2, .. }), "{error}");
+        others.into_iter().for_each(|other| other.join().unwrap().unwrap());
+    });
+    assert!(ahead.into_inner());
+}

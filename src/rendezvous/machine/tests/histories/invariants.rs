@@ -1,0 +1,97 @@
+//! What holds in every moment, and in the end.
+
+use super::world::{LEASE, Member, RANKS, World};
+use crate::rendezvous::machine::tests::*;
+use crate::rendezvous::pace::Pace;
+
+impl World {
+    /// Nobody is removed who was well, and too many never.
+    pub(super) fn check_decision(&mut self, before: &Decision, after: &Decision, living: &Mask) {
+        assert_eq!(after.epoch, before.epoch + 1);
+        // A rank whose member died may have another one by now, which is not in this decision.
+        let dead = self.machine.ranks(|member| member.life == Life::Dead);
+        let living = living.minus(&dead);
+        let removed = living.minus(&after.mask).minus(&self.machine.changes.retired);
+        let few = 2 * removed.len() < living.len();
+        let arbiter = self.machine.settings().arbiter && removed != living;
+        assert!(removed.is_empty() || few || arbiter, "{removed} of {living} removed");
+        *self.seen.entry("most removed").or_default() += u32::from(!few);
+        let doubted = &self.machine.changes.doubted;
+        let often =
+            doubted.iter().filter(|(_, link)| doubted.iter().filter(|(_, other)| link == other).count() > 1);
+        let suspicious: Mask = often.flat_map(|(_, (a, b))| [*a, *b]).collect();
+        let unwell = self.trouble.or(&suspicious);
+        assert!(removed.minus(&unwell).is_empty(), "{removed} removed, but only {unwell} were unwell");
+        *self.seen.entry("decisions").or_default() += 1;
+        *self.seen.entry("removed alive").or_default() += removed.len() as u32;
+        let grown = after.mask.minus(&before.mask).iter().filter(|rank| *rank >= RANKS).count();
+        *self.seen.entry("grown").or_default() += grown as u32;
+        *self.seen.entry("entered").or_default() += after.mask.minus(&before.mask).len() as u32;
+        self.trouble = self.unwell();
+    }
+
+    /// No member of an epoch begins a step of it under another one, or one of another under it.
+    pub(super) fn check_steps(&self) {
+        for member in &self.members {
+            let of_it =
+                |decision: &&Decision| decision.mask.contains(member.rank) && self.is_of(member, decision);
+            for decision in self.decisions.values().filter(of_it) {
+                for (epoch, (first, last)) in &member.begun {
+                    for step in [first, last] {
+                        let (in_step, in_epoch) = (*step >= decision.step, *epoch >= decision.epoch);
+                        assert_eq!(
+                            in_step, in_epoch,
+                            "rank {}: step {step} of epoch {epoch}: {decision:?}",
+                            member.rank
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the decision is about this incarnation: it was admitted before and has not been evicted. One that gave way to
+    /// a later decision before anybody of that had begun it is about nobody.
+    fn is_of(&self, member: &Member, decision: &Decision) -> bool {
+        let gave_way =
+            self.decisions.values().any(|later| later.epoch > decision.epoch && later.step <= decision.step);
+        let lived = member.admitted_in..=member.died_in;
+        !gave_way && !member.evicted && lived.contains(&decision.epoch) && !member.begun.is_empty()
+    }
+
+    /// From here on nothing goes wrong: everybody takes part in the end.
+    pub(super) fn calm_down(&mut self) {
+        self.calm = true;
+        self.broken.clear();
+        self.cut_off = Mask::EMPTY;
+        for at in 0..self.members.len() {
+            (self.members[at].stopped, self.members[at].sick) = (false, false);
+            self.members[at].eager |= self.members[at].pace.as_ref().is_none_or(Pace::is_standby);
+        }
+        let quiet = self.now + 90 * LEASE;
+        while self.now < quiet {
+            self.advance();
+            let living: Vec<&Member> = self.members.iter().filter(|member| !member.dead).collect();
+            let mask: Mask = living.iter().map(|member| member.rank).collect();
+            let together = |member: &&Member| {
+                member.pace.as_ref().is_some_and(|pace| pace.current() == self.machine.decision)
+                    && member.lost.is_empty()
+                    && member
+                        .begun
+                        .get(&self.machine.decision.epoch)
+                        .is_some_and(|(first, last)| last - first > 3)
+            };
+            if self.machine.decision.mask == mask && living.iter().all(together) {
+                return;
+            }
+        }
+        let living: Vec<_> = self.members.iter().filter(|member| !member.dead).collect();
+        for member in &living {
+            eprintln!(
+                "{} {}: {:?} lost {} {:?}",
+                member.rank, member.session, member.pace, member.lost, member.operating
+            );
+        }
+        panic!("not together: {:?} {:?}", self.machine.decision, self.machine.view());
+    }
+}
