@@ -231,9 +231,12 @@ mod c {
     /// What kernels may include of `c/`.
     const SHARED: &[&str] = &[
         "c/base/",
+        "c/nic/completion.h",
+        "c/nic/doorbell.h",
         "c/nic/entry.h",
         "c/nic/order.h",
         "c/nic/queue.h",
+        "c/nic/syndrome.h",
         "c/peer/words.h",
         "c/peer/rules.h",
         "c/ep/layout.h",

@@ -66,12 +66,25 @@ EPW_INLINE void epw_entry_local(epw_entry_block *e, int word, epw_place_of local
     e->words[word + 3] = epw_swap_32((uint32_t)local.address);
 }
 
+/* Bytes between this rank and the peer. Of none the entry says no place: an adapter takes a length of 0 there
+ * for 2^31. */
+EPW_INLINE void epw_entry_transfer(epw_entry_block *e, uint32_t opcode, uint32_t pair, uint64_t index,
+                                   epw_place_of remote, epw_place_of local, uint32_t bytes, uint32_t signal) {
+    epw_entry_begin(e, opcode, pair, index, bytes > 0 ? 3 : 2, signal);
+    epw_entry_remote(e, remote);
+    if (bytes > 0) epw_entry_local(e, 8, local, bytes);
+}
+
 /* Writes `bytes` bytes of this rank at the peer, below 2^31. */
 EPW_INLINE void epw_entry_write(epw_entry_block *e, uint32_t pair, uint64_t index, epw_place_of remote,
                                 epw_place_of local, uint32_t bytes, uint32_t signal) {
-    epw_entry_begin(e, EPW_WQE_RDMA_WRITE, pair, index, 3, signal);
-    epw_entry_remote(e, remote);
-    epw_entry_local(e, 8, local, bytes);
+    epw_entry_transfer(e, EPW_WQE_RDMA_WRITE, pair, index, remote, local, bytes, signal);
+}
+
+/* Reads `bytes` bytes of the peer to this rank's memory, below 2^31. */
+EPW_INLINE void epw_entry_read(epw_entry_block *e, uint32_t pair, uint64_t index, epw_place_of remote,
+                               epw_place_of local, uint32_t bytes, uint32_t signal) {
+    epw_entry_transfer(e, EPW_WQE_RDMA_READ, pair, index, remote, local, bytes, signal);
 }
 
 /* Writes a word of 8 bytes that the entry carries, as it lies in this rank's memory. */
@@ -82,14 +95,6 @@ EPW_INLINE void epw_entry_write_word(epw_entry_block *e, uint32_t pair, uint64_t
     e->words[8] = epw_swap_32(UINT32_C(0x80000000) | (uint32_t)sizeof value);
     e->words[9] = (uint32_t)value;
     e->words[10] = (uint32_t)(value >> 32);
-}
-
-/* Reads bytes of the peer to this rank's memory. */
-EPW_INLINE void epw_entry_read(epw_entry_block *e, uint32_t pair, uint64_t index, epw_place_of remote,
-                               epw_place_of local, uint32_t bytes, uint32_t signal) {
-    epw_entry_begin(e, EPW_WQE_RDMA_READ, pair, index, 3, signal);
-    epw_entry_remote(e, remote);
-    epw_entry_local(e, 8, local, bytes);
 }
 
 /* Adds to a word of the peer; what it was comes to `local`. */

@@ -26,27 +26,28 @@ EPW_INLINE void epw_store_release_64(uint64_t *at, uint64_t value) {
 EPW_INLINE void epw_store_release_32(uint32_t *at, uint32_t value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
-/* Ordered with all before and after it. True if *at was `from`. */
+/* True if *at was `from`. Releases what was before it, acquires what is behind it. */
 EPW_INLINE bool epw_compare_swap_64(uint64_t *at, uint64_t from, uint64_t to) {
     uint64_t was;
-    asm volatile("fence.sc.sys; atom.acq_rel.sys.global.cas.b64 %0, [%1], %2, %3;"
+    asm volatile("atom.acq_rel.sys.global.cas.b64 %0, [%1], %2, %3;"
                  : "=l"(was)
                  : "l"(at), "l"(from), "l"(to)
                  : "memory");
     return was == from;
 }
-EPW_INLINE uint32_t epw_exchange_32(uint32_t *at, uint32_t value) {
-    uint32_t was;
-    asm volatile("fence.sc.sys; atom.acq_rel.sys.global.exch.b32 %0, [%1], %2;"
-                 : "=r"(was)
-                 : "l"(at), "r"(value)
+/* What *at was, which is the larger of the two from now on. */
+EPW_INLINE uint64_t epw_max_64(uint64_t *at, uint64_t value) {
+    uint64_t was;
+    asm volatile("atom.acq_rel.sys.global.max.u64 %0, [%1], %2;"
+                 : "=l"(was)
+                 : "l"(at), "l"(value)
                  : "memory");
     return was;
 }
-/* A load that is not moved in front of an exchange or a swap of this thread before it. */
-EPW_INLINE uint32_t epw_load_ordered_32(const uint32_t *at) {
-    asm volatile("fence.sc.sys;" ::: "memory");
-    return epw_load_acquire_32(at);
+/* To an adapter's register. Observers: this thread, whose stores to the record and the entries are before it;
+ * and the adapter, which reads those once the doorbell has come to it. */
+EPW_INLINE void epw_store_doorbell(uint64_t *at, uint64_t value) {
+    asm volatile("fence.acq_rel.sys; st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
 #else
@@ -63,16 +64,36 @@ EPW_INLINE void epw_store_release_64(uint64_t *at, uint64_t value) {
 EPW_INLINE void epw_store_release_32(uint32_t *at, uint32_t value) {
     __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
-/* Ordered with all before and after it. True if *at was `from`. */
+/* True if *at was `from`. Releases what was before it, acquires what is behind it. */
 EPW_INLINE bool epw_compare_swap_64(uint64_t *at, uint64_t from, uint64_t to) {
-    return __atomic_compare_exchange_n(at, &from, to, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    return __atomic_compare_exchange_n(at, &from, to, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
-EPW_INLINE uint32_t epw_exchange_32(uint32_t *at, uint32_t value) {
-    return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST);
+/* What *at was, which is the larger of the two from now on. */
+EPW_INLINE uint64_t epw_max_64(uint64_t *at, uint64_t value) {
+    uint64_t was = epw_load_acquire_64(at);
+    while (was < value &&
+           !__atomic_compare_exchange_n(at, &was, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+    }
+    return was;
 }
-/* A load that is not moved in front of an exchange or a swap of this thread before it. */
-EPW_INLINE uint32_t epw_load_ordered_32(const uint32_t *at) {
-    return __atomic_load_n(at, __ATOMIC_SEQ_CST);
+/* Between stores to memory and one to a register that may be mapped write-combining, and behind that.
+ *
+ * The two observers: this thread, and the adapter. x86 does not order ordinary stores and write-combining
+ * ones, and neither architecture says when the latter leave the core: the second call makes it now. */
+static inline void epw_register_fence(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#elif defined(__aarch64__)
+    __asm__ volatile("dsb st" ::: "memory");
+#else
+    __sync_synchronize();
+#endif
+}
+/* To an adapter's register, or to what stands for it, behind all stores of this thread before it. */
+EPW_INLINE void epw_store_doorbell(uint64_t *at, uint64_t value) {
+    epw_register_fence();
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+    epw_register_fence();
 }
 
 #endif

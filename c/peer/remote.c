@@ -138,7 +138,7 @@ static epw_status open_way(epw_remote *remote, way *w, uint32_t depth, epw_where
                            .marks = w->marks,
                            .record = memory->record,
                            .doorbell = memory->doorbell,
-                           .completion = (const uint32_t *)memory->completion,
+                           .completions.entry = (const uint32_t *)memory->completion,
                            .depth = depth,
                            .pair = epw_pair_number(w->pair),
                            .batch = 1};

@@ -56,6 +56,11 @@ static void entries_have_these_bytes(void) {
     epw_entry_write(&e, PAIR, INDEX, remote(), local(), 0x7fffffff, EPW_SIGNAL_ERRORS);
     CHECK_BYTES(&e, "00abcd08 00123403 00000000 00000000 1122334455667788 cafebabe 00000000"
                     "7fffffff deadbeef 99aabbccddeeff00");
+    /* Of no bytes there is no segment: a length of 0 there would be one of 2^31. */
+    epw_entry_write(&e, PAIR, INDEX, remote(), local(), 0, EPW_SIGNAL_ALWAYS);
+    CHECK_BYTES(&e, "00abcd08 00123402 00000008 00000000 1122334455667788 cafebabe 00000000");
+    epw_entry_read(&e, PAIR, INDEX, remote(), local(), 0, EPW_SIGNAL_ERRORS);
+    CHECK_BYTES(&e, "00abcd10 00123402 00000000 00000000 1122334455667788 cafebabe 00000000");
     uint64_t value;
     memcpy(&value, "\x00\x01\x02\x03\x04\x05\x06\x07", sizeof value);
     epw_entry_write_word(&e, PAIR, INDEX, remote(), value, EPW_SIGNAL_ALWAYS);
@@ -89,7 +94,7 @@ static void mlx5dv_builds_the_same(void) {
                  {EPW_WQE_FETCH_ADD, MLX5_OPCODE_ATOMIC_FA, 4},
                  {EPW_WQE_NOP, MLX5_OPCODE_NOP, 1}};
     for (uint32_t i = 0; i < 4000; i++) {
-        uint32_t pair = (i * 2654435761u) >> 8, bytes = i * 40503u & 0x7fffffff, lkey = i * 2246822519u;
+        uint32_t pair = (i * 2654435761u) >> 8, bytes = 1 + i * 40503u % 0x7fffffff, lkey = i * 2246822519u;
         uint64_t index = (uint64_t)i * 977, at = (uint64_t)i * UINT64_C(0x9e3779b97f4a7c15);
         bool signals = i & 1;
         uint32_t signal = signals ? EPW_SIGNAL_ALWAYS : EPW_SIGNAL_ERRORS;
@@ -159,7 +164,7 @@ static void complete(rig *r, uint64_t index, uint8_t syndrome) {
     unsigned char last[4] = {(unsigned char)(index >> 8), (unsigned char)index, 0, syndrome ? 0xd0 : 0x00};
     uint32_t word;
     if (syndrome != 0) {
-        unsigned char said[4] = {0, 0, syndrome == EPW_SYNDROME_FLUSH ? 0 : 0x81, syndrome};
+        unsigned char said[4] = {0, 0, syndrome == EPW_SYNDROME_FLUSHED ? 0 : 0x81, syndrome};
         memcpy(&word, said, sizeof word);
         __atomic_store_n((uint32_t *)(entry + 0x34), word, __ATOMIC_RELAXED);
     }
@@ -179,7 +184,7 @@ static void execute(rig *r) {
     memset(at, 0xa5, EPW_ENTRY_BYTES);
     bool failed = r->executed >= r->fails_at;
     if (failed) {
-        complete(r, r->executed, r->executed == r->fails_at ? 0x13 : EPW_SYNDROME_FLUSH);
+        complete(r, r->executed, r->executed == r->fails_at ? 0x13 : EPW_SYNDROME_FLUSHED);
     } else if (signalled) {
         complete(r, r->executed, 0);
     }
@@ -213,7 +218,7 @@ static rig *open_rig(uint32_t depth, uint32_t batch, uint64_t values) {
                        .marks = r->marks,
                        .record = r->record,
                        .doorbell = &r->doorbell,
-                       .completion = r->completion,
+                       .completions.entry = r->completion,
                        .depth = depth,
                        .pair = PAIR,
                        .batch = batch};
@@ -292,6 +297,89 @@ static void many_post_at_a_time(void) {
     }
 }
 
+enum { ROUNDS = 20000 };
+
+/* Waits for its own entry, having rung once, when it had published it. */
+static void *ring_once_main(void *argument) {
+    poster *p = argument;
+    uint64_t index = 0;
+    for (uint64_t at = 0; at < ROUNDS; at++) {
+        while (!epw_queue_try_reserve(&p->r->q, 1, &index)) sched_yield();
+        build(p->r, index, p->first + at, true);
+        epw_queue_publish(&p->r->q, index, 1);
+        epw_queue_ring(&p->r->q, true);
+        if (await_done(p->r, index + 1)) continue;
+        CHECK_MSG(false, "nobody rang for entry %llu", (unsigned long long)index);
+        break;
+    }
+    return NULL;
+}
+
+static void ringing_once_is_enough_whoever_holds_the_bell(void) {
+    rig *r = open_rig(64, 64, (uint64_t)POSTERS * ROUNDS);
+    poster posters[POSTERS];
+    pthread_t threads[POSTERS];
+    for (uint32_t t = 0; t < POSTERS; t++) {
+        posters[t] = (poster){r, (uint64_t)t * ROUNDS};
+        CHECK(!pthread_create(&threads[t], NULL, ring_once_main, &posters[t]));
+    }
+    for (uint32_t t = 0; t < POSTERS; t++) pthread_join(threads[t], NULL);
+    close_rig(r);
+}
+
+/* Step by step what the threads above do when they meet. */
+static void a_bell_with_requests_is_not_let_go(void) {
+    uint64_t word = 0;
+    epw_bell holder, other;
+    CHECK(epw_bell_take(&word, false, &holder) && holder.rung == 0 && !holder.flush);
+    holder.rung = 3;
+    CHECK(epw_bell_let_go(&word, 0, &holder));
+
+    CHECK(epw_bell_take(&word, false, &holder) && holder.rung == 3 && !holder.flush);
+    CHECK(!epw_bell_take(&word, false, &other)); /* slots were published */
+    CHECK(!epw_bell_let_go(&word, 3, &holder) && !holder.flush);
+    CHECK(!epw_bell_take(&word, true, &other)); /* and are to be rung for */
+    holder.rung = 5;
+    CHECK(!epw_bell_let_go(&word, 3, &holder) && holder.flush);
+    CHECK(!epw_bell_take(&word, true, &other)); /* once more the same */
+    holder.flush = false;
+    CHECK(!epw_bell_let_go(&word, 5, &holder) && holder.flush);
+    /* A flush that could not be done is the next one's. */
+    CHECK(epw_bell_let_go(&word, 5, &holder));
+    CHECK(epw_bell_take(&word, false, &other) && other.rung == 5 && other.flush);
+}
+
+/* ---- completions ---- */
+
+static uint32_t last_word(uint64_t index, uint32_t opcode) {
+    return (uint32_t)(index & 0xffff) << 16 | opcode << 4;
+}
+
+static void looks_are_joined_by_their_maximum(void) {
+    uint32_t entry[16] = {0};
+    epw_completions c = {.entry = entry};
+    CHECK(epw_completions_follow(&c, 0, last_word(9, 0)) == 10 && c.done == 10);
+    /* Loaded before the one above, and used after it. */
+    CHECK(epw_completions_follow(&c, 0, last_word(4, 0)) == 10 && c.done == 10);
+    CHECK(epw_completions_follow(&c, 10, last_word(9, 0)) == 10);
+    CHECK(epw_completions_follow(&c, 10, 0xf0) == 10 && c.done == 10); /* none has come yet */
+    for (uint64_t index = 9; index < 400000; index += 32768) {
+        uint64_t bound = c.done;
+        CHECK(epw_completions_follow(&c, bound, last_word(index, 0)) == index + 1 && c.done == index + 1);
+        /* A bound of long ago is less than the truth, however often the 16 bits have wrapped. */
+        CHECK(epw_completions_follow(&c, 0, last_word(index, 0)) == index + 1 && c.done == index + 1);
+    }
+}
+
+static void each_syndrome_has_a_text(void) {
+    static const uint8_t known[] = {0x01, 0x02, 0x04, 0x05, 0x12, 0x13, 0x14, 0x15, 0x16, 0x22};
+    const char *unknown = epw_syndrome_text(0x77);
+    for (size_t i = 0; i < sizeof known; i++)
+        for (size_t j = 0; j < i; j++)
+            CHECK(strcmp(epw_syndrome_text(known[i]), epw_syndrome_text(known[j])) != 0 &&
+                  strcmp(epw_syndrome_text(known[i]), unknown) != 0);
+}
+
 /* ---- room, batches, doorbells ---- */
 
 static void post(rig *r, uint64_t value, bool flush) {
@@ -346,6 +434,87 @@ static void doorbells_come_in_batches(void) {
     close_rig(r);
 }
 
+/* Who wanted all to be rung for had an unpublished entry in front of its own. */
+static void a_flush_reaches_what_is_published_after_it(void) {
+    rig *r = open_rig(64, 64, 64);
+    uint64_t first = 77, second = 77;
+    CHECK(epw_queue_try_reserve(&r->q, 1, &first) && epw_queue_try_reserve(&r->q, 1, &second));
+    build(r, second, 1, true);
+    epw_queue_publish(&r->q, second, 1);
+    CHECK(!epw_queue_ring(&r->q, true));
+    build(r, first, 0, false);
+    epw_queue_publish(&r->q, first, 1);
+    CHECK(epw_queue_ring(&r->q, false));
+    CHECK(await_done(r, 2));
+    post(r, 2, false); /* which nobody wants to be rung for */
+    nanosleep(&(struct timespec){0, 20 * (long)MS}, NULL);
+    CHECK(!epw_queue_is_done(&r->q, 3));
+    close_rig(r);
+}
+
+/* ---- waiting ---- */
+
+/* Thaws the NIC after some turns. */
+typedef struct patience {
+    rig *r;
+    uint32_t turns, thaws_at, rang;
+} patience;
+
+static uint64_t idle(void *context, bool rang) {
+    patience *p = context;
+    p->rang += rang;
+    if (++p->turns == p->thaws_at) atomic_store(&p->r->frozen, false);
+    nanosleep(&(struct timespec){0, 100000}, NULL);
+    return p->turns;
+}
+
+static void waits_end_in_time(void) {
+    rig *r = open_rig(16, 64, 64);
+    atomic_store(&r->frozen, true);
+    for (uint64_t i = 0; i < 16; i++) post(r, i, false);
+    patience never = {.r = r};
+    epw_queue_wait wait = {idle, &never, 10};
+    epw_queue_fault fault = {0};
+    uint64_t index = 77;
+    CHECK(epw_queue_reserve(&r->q, 1, &wait, &index, &fault) == EPW_QUEUE_LATE && index == 77);
+    CHECK(never.turns == 10 && never.rang == 1);
+    CHECK(epw_queue_quiet(&r->q, &wait, &fault) == EPW_QUEUE_LATE && never.turns == 11);
+
+    patience soon = {.r = r, .thaws_at = 5};
+    wait = (epw_queue_wait){idle, &soon, 20000};
+    CHECK(epw_queue_reserve(&r->q, 16, &wait, &index, &fault) == EPW_QUEUE_DONE && index == 16);
+    CHECK(soon.turns >= 5 && soon.turns < 20000);
+    for (uint64_t i = 16; i < 32; i++) build(r, i, i, i == 31);
+    epw_queue_publish(&r->q, index, 16);
+    /* Nobody has rung: who waits does. */
+    CHECK(epw_queue_quiet(&r->q, &wait, &fault) == EPW_QUEUE_DONE && soon.rang == 1);
+    CHECK(epw_queue_is_done(&r->q, 32));
+    soon.turns = 0;
+    CHECK(epw_queue_quiet(&r->q, &wait, &fault) == EPW_QUEUE_DONE && soon.turns == 0);
+    close_rig(r);
+}
+
+static void waits_find_errors(void) {
+    rig *r = open_rig(16, 1, 64);
+    r->fails_at = 3;
+    patience p = {.r = r};
+    epw_queue_wait wait = {idle, &p, 20000};
+    epw_queue_fault fault = {0};
+    uint64_t index = 77;
+    for (uint64_t i = 0; i < 3; i++) post(r, i, true);
+    CHECK(epw_queue_await(&r->q, 3, &wait, &fault) == EPW_QUEUE_DONE);
+    post(r, 3, true);
+    CHECK(epw_queue_await(&r->q, 4, &wait, &fault) == EPW_QUEUE_FAILED);
+    CHECK(fault.pair == PAIR && fault.syndrome == 0x13 && fault.vendor == 0x81 && fault.index == 3);
+    CHECK(epw_queue_await(&r->q, 3, &wait, &fault) == EPW_QUEUE_DONE); /* what was done stays done */
+    fault = (epw_queue_fault){0};
+    CHECK(epw_queue_quiet(&r->q, &wait, &fault) == EPW_QUEUE_FAILED && fault.syndrome == 0x13);
+    fault = (epw_queue_fault){0};
+    CHECK(epw_queue_reserve(&r->q, 1, &wait, &index, &fault) == EPW_QUEUE_FAILED && index == 77);
+    CHECK(fault.pair == PAIR && fault.syndrome == 0x13 && fault.vendor == 0x81 && fault.index == 3);
+    close_rig(r);
+}
+
 /* ---- errors ---- */
 
 static void the_first_error_is_found_by_all(void) {
@@ -372,8 +541,15 @@ int main(void) {
     entries_have_these_bytes();
     mlx5dv_builds_the_same();
     many_post_at_a_time();
+    ringing_once_is_enough_whoever_holds_the_bell();
+    a_bell_with_requests_is_not_let_go();
+    looks_are_joined_by_their_maximum();
+    each_syndrome_has_a_text();
     a_full_queue_takes_nothing_until_entries_complete();
     doorbells_come_in_batches();
+    a_flush_reaches_what_is_published_after_it();
+    waits_end_in_time();
+    waits_find_errors();
     the_first_error_is_found_by_all();
     return check_result("queue");
 }

@@ -18,19 +18,22 @@ enum {
 };
 
 /* Of the length. */
-#define INLINE_BIT (UINT32_C(1) << 31)
+#define INLINE_BIT     (UINT32_C(1) << 31)
+#define LENGTH_OF_ZERO (UINT32_C(1) << 31)
 
 /* The data segment, behind the control and the remote address. */
 static uint8_t read_data(const unsigned char *at, uint32_t units, epw_fetched *out) {
-    uint32_t length = big32(at);
+    uint32_t length = units == 2 ? INLINE_BIT : big32(at); /* without a segment there are no bytes */
     out->is_inline = (length & INLINE_BIT) != 0;
     out->bytes = length & ~INLINE_BIT;
     if (!out->is_inline) {
+        if (length == 0) out->bytes = LENGTH_OF_ZERO;
         out->local_key = big32(at + 4);
         out->local = big64(at + 8);
         return units == 3 ? EPW_SYNDROME_NONE : EPW_SYNDROME_OPERATION;
     }
     if (out->bytes > EPW_FETCH_INLINE) return EPW_SYNDROME_OPERATION;
+    if (units == 2) return EPW_SYNDROME_NONE;
     if (units != 2 + (4 + out->bytes + UNIT_BYTES - 1) / UNIT_BYTES) return EPW_SYNDROME_OPERATION;
     memcpy(out->inlined, at + 4, out->bytes);
     return EPW_SYNDROME_NONE;

@@ -3,6 +3,8 @@
 #ifndef EPW_NIC_SOFT_FETCH_H
 #define EPW_NIC_SOFT_FETCH_H
 
+#include "nic/syndrome.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -10,17 +12,6 @@
 #define EPW_FETCH_INLINE 28u /* the most that an entry carries itself */
 
 enum { EPW_OPCODE_NOP = 0x00, EPW_OPCODE_WRITE = 0x08 };
-
-/* Of error completions. */
-enum {
-    EPW_SYNDROME_NONE = 0,
-    EPW_SYNDROME_OPERATION = 0x02,  /* no entry of this queue */
-    EPW_SYNDROME_PROTECTION = 0x04, /* the local key, or its bounds */
-    EPW_SYNDROME_FLUSHED = 0x05,    /* behind an error */
-    EPW_SYNDROME_REMOTE_REQUEST = 0x12,
-    EPW_SYNDROME_REMOTE_ACCESS = 0x13, /* the remote key, or its bounds */
-    EPW_SYNDROME_RETRIES = 0x15        /* the peer is not reached any more */
-};
 
 /* An entry, checked but for its keys. */
 typedef struct epw_fetched {

@@ -1,0 +1,82 @@
+/* What has become of the entries of a send queue: its completion queue, which is one entry, overwritten each
+ * time. It has the low 16 bits of the index of the last entry that is done, all before it included.
+ *
+ * Any number of threads look. Each loads how far the others have come, the bound, before it loads the entry:
+ * so the entry is never behind the bound, and what it is ahead, modulo 2^16, is never more than the truth,
+ * however long a look takes. The results of all looks are therefore joined by their maximum. */
+#ifndef EPW_NIC_COMPLETION_H
+#define EPW_NIC_COMPLETION_H
+
+#include "nic/entry.h"
+#include "nic/order.h"
+#include "nic/syndrome.h"
+
+typedef struct epw_completions {
+    const uint32_t *entry;                      /* 64 bytes, of ones until the first completion */
+    uint64_t done __attribute__((aligned(64))); /* entries, since the queue was made */
+    uint64_t error;                             /* the first that no other one has caused; 0: none */
+} epw_completions;
+
+/* What went wrong, of an entry that nothing before it has made fail. */
+typedef struct epw_queue_fault {
+    uint32_t pair;            /* number of the queue pair */
+    uint8_t syndrome, vendor; /* see syndrome.h; the second one's meaning is the adapter's maker's */
+    uint16_t index;           /* of the entry, its low 16 bits */
+} epw_queue_fault;
+
+enum { EPW_COMPLETION_OK = 0, EPW_COMPLETION_ERROR = 0xd };
+
+/* Where the last word of the entry has its parts; the syndrome is in the word two before. */
+EPW_INLINE uint32_t epw_completion_opcode(uint32_t last) {
+    return last >> 4 & 0xf;
+}
+EPW_INLINE uint32_t epw_completion_index(uint32_t last) {
+    return last >> 16;
+}
+
+EPW_INLINE void epw_completions_keep_error(epw_completions *c, uint32_t index) {
+    /* Bytes 0x34 to 0x37: two that are not used, vendor, syndrome. Released by the last word. */
+    uint32_t said = epw_swap_32(epw_load_acquire_32(c->entry + 13));
+    uint64_t error = UINT64_C(1) << 63 | (uint64_t)(said & 0xffff) << 16 | index;
+    if (epw_compare_swap_64(&c->error, 0, error)) return;
+    /* A look that came too late to see the cause has kept what followed from it. */
+    uint64_t kept = epw_load_acquire_64(&c->error);
+    bool flushed = (kept >> 16 & 0xff) == EPW_SYNDROME_FLUSHED;
+    if (flushed && (said & 0xff) != EPW_SYNDROME_FLUSHED) epw_compare_swap_64(&c->error, kept, error);
+}
+
+/* Takes in a completion entry's last word that was loaded after the bound. Returns how many entries are done.
+ * The maximum publishes that to those that use their slots again. */
+EPW_INLINE uint64_t epw_completions_follow(epw_completions *c, uint64_t bound, uint32_t last) {
+    uint32_t index = epw_completion_index(last);
+    if (epw_completion_opcode(last) == EPW_COMPLETION_ERROR) epw_completions_keep_error(c, index);
+    if (epw_completion_opcode(last) != EPW_COMPLETION_OK) return bound;
+    uint64_t seen = bound + ((index + 1 - bound) & 0xffff);
+    if (seen == bound) return bound;
+    uint64_t was = epw_max_64(&c->done, seen);
+    return was > seen ? was : seen;
+}
+
+/* Looks at the entry. Writer: the NIC, which releases the last word behind the rest. Reader: any poster. */
+EPW_INLINE uint64_t epw_completions_look(epw_completions *c) {
+    uint64_t bound = epw_load_acquire_64(&c->done);
+    return epw_completions_follow(c, bound, epw_swap_32(epw_load_acquire_32(c->entry + 15)));
+}
+
+/* Whether all entries below `index` are done. */
+EPW_INLINE bool epw_completions_reach(epw_completions *c, uint64_t index) {
+    return epw_load_acquire_64(&c->done) >= index || epw_completions_look(c) >= index;
+}
+
+/* Whether nothing completes any more, and why; the pair is the caller's to say. */
+EPW_INLINE bool epw_completions_failed(epw_completions *c, epw_queue_fault *fault) {
+    epw_completions_look(c);
+    uint64_t error = epw_load_acquire_64(&c->error);
+    if (error == 0) return false;
+    fault->syndrome = (uint8_t)(error >> 16);
+    fault->vendor = (uint8_t)(error >> 24);
+    fault->index = (uint16_t)error;
+    return true;
+}
+
+#endif

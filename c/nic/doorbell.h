@@ -1,0 +1,53 @@
+/* Who rings for a send queue: one thread at a time, and none waits for it. All that they have to agree about
+ * is one word, {entries rung for 61 | flush | again | held}, changed by compare-and-swap alone.
+ *
+ * Who finds the bell held leaves its request in the word and goes. The holder lets go by swapping the very
+ * word that it has left there: if a request has come meanwhile that fails, and it goes round again. */
+#ifndef EPW_NIC_DOORBELL_H
+#define EPW_NIC_DOORBELL_H
+
+#include "nic/order.h"
+
+enum {
+    EPW_BELL_HELD = 1,
+    EPW_BELL_AGAIN = 2, /* slots were published while it was held */
+    EPW_BELL_FLUSH = 4, /* somebody wants to be rung for all that was posted, published by now or not */
+    EPW_BELL_COUNT_SHIFT = 3
+};
+
+/* What the holder knows. */
+typedef struct epw_bell {
+    uint64_t rung;
+    bool flush; /* was asked for, and has not been done */
+} epw_bell;
+
+/* Takes the bell. False: another thread holds it, and will see to it.
+ *
+ * Each swap releases what its thread has published, and acquires what those before it have: a request left in
+ * the word and the slots behind it are seen by the holder together. */
+EPW_INLINE bool epw_bell_take(uint64_t *word, bool flush, epw_bell *bell) {
+    for (;;) { /* ends: a swap that fails is another one's success */
+        uint64_t seen = epw_load_acquire_64(word), rung = seen >> EPW_BELL_COUNT_SHIFT;
+        bool held = (seen & EPW_BELL_HELD) != 0;
+        uint64_t request = EPW_BELL_AGAIN | (flush ? EPW_BELL_FLUSH : 0);
+        uint64_t wanted = held ? seen | request : rung << EPW_BELL_COUNT_SHIFT | EPW_BELL_HELD;
+        if (!epw_compare_swap_64(word, seen, wanted)) continue;
+        *bell = (epw_bell){rung, flush || (seen & EPW_BELL_FLUSH) != 0};
+        return !held;
+    }
+}
+
+/* Lets go, with what the holder has done, and with its flush if that is still to be done by a later one.
+ * False if there are requests: it holds the bell on, and has them. */
+EPW_INLINE bool epw_bell_let_go(uint64_t *word, uint64_t left_there, epw_bell *bell) {
+    uint64_t count = bell->rung << EPW_BELL_COUNT_SHIFT;
+    uint64_t seen = left_there << EPW_BELL_COUNT_SHIFT | EPW_BELL_HELD;
+    if (epw_compare_swap_64(word, seen, count | (bell->flush ? EPW_BELL_FLUSH : 0))) return true;
+    do {
+        seen = epw_load_acquire_64(word);
+    } while (!epw_compare_swap_64(word, seen, count | EPW_BELL_HELD));
+    bell->flush |= (seen & EPW_BELL_FLUSH) != 0;
+    return false;
+}
+
+#endif
