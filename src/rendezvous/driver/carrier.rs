@@ -188,8 +188,12 @@ impl Carrier {
     }
 
     fn arrived(&mut self, frame: Frame) -> Option<End> {
+        let resuming = matches!(&self.link, Link::Up { resuming: Some(_), .. });
         match frame {
             Frame::Answer { id, result } => return self.answered(id, result),
+            // What has happened before may have been told by the former connection, and not have come. Once the server has answered
+            // it tells that first, and then asks again.
+            Frame::Ask { .. } | Frame::Settled { .. } if resuming => {}
             Frame::Changed { view } => self.told.show(View::clone(&view)),
             Frame::Ask { ask } => {
                 let Told { attendant, later, .. } = &self.told;

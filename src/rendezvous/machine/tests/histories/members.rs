@@ -18,6 +18,7 @@ impl World {
             eager,
             evicted: false,
             joining: None,
+            resuming: None,
             pace: None,
             operating: None,
             lost: Mask::EMPTY,
@@ -41,7 +42,11 @@ impl World {
     pub(super) fn hear(&mut self, session: SessionId, said: Said) {
         let Some(at) = self.members.iter().position(|member| member.session == session) else { return };
         let rank = self.members[at].rank;
+        if self.members[at].resuming.is_some() && matches!(said, Said::Ask(_) | Said::Settled(..)) {
+            return;
+        }
         match said {
+            Said::Resumed => self.members[at].resuming = None,
             Said::Joined(view) => {
                 let lead = self.below(3);
                 self.members[at].joining = None;

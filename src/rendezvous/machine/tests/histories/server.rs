@@ -69,7 +69,12 @@ impl World {
                     let call = Call { session, id };
                     Event::Request { call, request: Box::new(Request::Join { join }) }
                 }
-                Heard::Resume { standby } => self.call(session, Request::Resume { standby }),
+                Heard::Resume { standby } => {
+                    let id = self.calls + 1;
+                    let resumes = self.members.iter_mut().find(|member| member.session == session);
+                    resumes.into_iter().for_each(|member| member.resuming = Some(id));
+                    self.call(session, Request::Resume { standby })
+                }
                 Heard::Retire(rank) => self.call(session, Request::Retire { rank }),
                 Heard::Abort(change) => self.call(session, Request::Abort { change }),
                 Heard::Leave => self.call(session, Request::Leave {}),
@@ -123,7 +128,14 @@ impl World {
                     }
                     continue;
                 }
-                Action::Answer { result: Ok(Reply::Done {}), .. } => continue, // it goes on
+                Action::Answer { call, result: Ok(Reply::Done {}) } => {
+                    let resumes =
+                        |member: &Member| member.session == call.session && member.resuming == Some(call.id);
+                    if !self.members.iter().any(resumes) {
+                        continue; // it goes on
+                    }
+                    (call.session, Said::Resumed)
+                }
                 Action::Answer { result: Err(BootstrapError::Aborted { .. }), .. } => continue, // of a retirement
                 // It has not been let in yet.
                 Action::Answer { result: Err(BootstrapError::OutOfOrder { .. }), .. } => continue,

@@ -74,6 +74,7 @@ impl World {
         if self.members[at].pace.is_some() || self.members[at].evicted {
             let standby = self.members[at].pace.as_ref().is_some_and(Pace::is_standby);
             self.tell(session, Heard::Resume { standby });
+            self.members[at].resuming = Some(0);
         }
         if let Some(id) = joining {
             self.tell(session, Heard::Join(id));

@@ -22,6 +22,7 @@ pub(super) const PING: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug)]
 pub(super) enum Said {
     Joined(View),
+    Resumed,
     Ask(Ask),
     Settled(u64, Result<Decision, BootstrapError>, Mask),
 }
@@ -56,6 +57,8 @@ pub(super) struct Member {
     pub(super) evicted: bool,
     /// The call by which it joins, not answered yet.
     pub(super) joining: Option<u64>,
+    /// It has another connection, by which it hears nothing of changes before this call of it is answered; 0 on its way there.
+    pub(super) resuming: Option<u64>,
     pub(super) pace: Option<Pace>,
     /// Of the operation that it is in: its step, when it began, and whom it has given up in this epoch.
     pub(super) operating: Option<(u64, Duration)>,
