@@ -743,8 +743,14 @@ fn an_evicted_member_is_told_rejoins_and_comes_back() {
         _ => None,
     });
     assert_eq!(joined.view.states[2], RankState::Standby {});
-    // Whoever was connected is connected: it is asked nothing.
     late.send(&Frame::Notice { notice: Notice::Ready {} });
+    // It was out of reach: it is to connect again.
+    let peers = late.receive_until(|frame| match frame {
+        Frame::Ask { ask: Ask::Meet { peers } } => Some(peers),
+        _ => None,
+    });
+    assert_eq!(peers, Mask::all(2));
+    late.send(&Frame::Notice { notice: Notice::Met { peers } });
     assert_eq!(changed(&groups), ("0-2".to_owned(), 3));
 }
 

@@ -188,6 +188,8 @@ impl Machine {
         let former_session =
             former.and_then(|member| member.session).filter(|session| *session != call.session);
         let superseded = former.and_then(|member| member.joining);
+        // Who was evicted was out of reach: its connections may rest for as long again as that lasted, and are made anew.
+        let keeps = same && former.is_some_and(|member| member.role != Role::Evicted);
         let former_met = former.map(|member| member.met).unwrap_or_default();
         if let Some(call) = superseded {
             let reason = "the same member joined again".to_owned();
@@ -202,7 +204,7 @@ impl Machine {
         self.sessions.insert(call.session, rank);
         self.changes.forget(rank);
         self.view_changed = self.decision.epoch > 0;
-        let met = if same { former_met } else { self.forget_meetings(rank) };
+        let met = if keeps { former_met } else { self.forget_meetings(rank) };
         let deadline = now + join.deadline.min(self.settings.join_deadline);
         if self.decision.epoch > 0 && !same {
             let members = Arc::new(vec![join.identity.clone()]);

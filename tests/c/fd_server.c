@@ -224,11 +224,11 @@ static void an_exporter_without_descriptors_says_so(void) {
     for (int round = 0; round < 20; round++) {
         epw_import *import = NULL;
         uint64_t begin = epw_now_ns();
-        CHECK(epw_window_import(b.window, 0, got.blob, got.length, 2000 * MS, &import) == EPW_ERR_PEER);
+        CHECK(epw_window_import(b.window, 0, got.blob, got.length, 20000 * MS, &import) == EPW_ERR_PEER);
         char wanted[64];
         snprintf(wanted, sizeof wanted, "process %d is out of file descriptors", (int)o.pid);
         CHECK(error_has(wanted) && error_has("raise ulimit -n there"));
-        CHECK(epw_now_ns() - begin < 1000 * MS);
+        CHECK(epw_now_ns() - begin < 10000 * MS); /* rather than that it does not answer */
     }
     ask(&o, (command){.verb = 'x', .value = 10});
     epw_import *import = NULL;
