@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use epwire::Error;
 use epwire::group::{Group, GroupOptions};
 use epwire::rendezvous::driver::{Heartbeat, Server, ServerOptions};
 use epwire::rendezvous::{BootstrapError, Mask, RankState};
@@ -215,8 +216,13 @@ fn without_a_majority_of_its_servers_a_run_serves_on_under_the_last_membership()
             let retired = scope.spawn(|| patient.retire_blocking(0));
             let met = scope.spawn(|| patient.barrier_blocking("alone"));
             while began.elapsed() < 3 * SECOND / 2 {
-                last.step_blocking().unwrap();
-                std::thread::sleep(SECOND / 200);
+                match patient.step_blocking() {
+                    Ok(_) => std::thread::sleep(SECOND / 200),
+                    // The server saw its own member go, and asked this one for a promise, before it ended: what it has decided,
+                    // if anything, is not known, and nothing is begun beyond that promise.
+                    Err(Error::Bootstrap(error)) if matches!(*error, BootstrapError::NoQuorum { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
             }
             [retired.join().unwrap(), met.join().unwrap()]
         });
