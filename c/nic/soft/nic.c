@@ -124,8 +124,7 @@ static void send_all(epw_nic *nic) {
     for (uint32_t i = 0; i < nic->link_count; i++) {
         epw_link *link = nic->links[i];
         if (link == NULL || link->awaits_room) continue;
-        bool idle = link->senders == NULL && link->ackers == NULL && link->refusal_count == 0;
-        if (idle && link->out_at == link->out_count) continue;
+        if (!epw_link_has_output(link) && link->out_at == link->out_count) continue;
         if (!epw_link_send(link)) epw_nic_drop_link(nic, link);
     }
 }
@@ -168,8 +167,10 @@ uint32_t epw_nic_register(epw_nic *nic, const epw_region *region) {
 void epw_nic_deregister(epw_nic *nic, uint32_t key) {
     pthread_mutex_lock(&nic->lock);
     if (epw_regions_drop(&nic->regions, key)) {
-        for (uint32_t i = 0; i < nic->link_count; i++)
-            if (nic->links[i] != NULL) epw_link_forget_region(nic->links[i], key);
+        for (uint32_t i = 0; i < nic->link_count; i++) {
+            epw_link *link = nic->links[i];
+            if (link != NULL && !epw_link_forget_region(link, key)) epw_nic_drop_link(nic, link);
+        }
     }
     epw_nic_unlock(nic);
 }

@@ -26,6 +26,10 @@ static bool allocate(epw_pair *pair, uint32_t depth) {
     return true;
 }
 
+static const unsigned char *entry_at(const epw_pair *pair, uint32_t index) {
+    return pair->memory.entries + (size_t)(index & (pair->memory.depth - 1)) * EPW_FETCH_BYTES;
+}
+
 /* Writes the completion queue's one entry. Writer: the NIC. Reader: whoever polls it, which acquires the last
  * four bytes. */
 static void complete(epw_pair *pair, uint32_t index, uint8_t syndrome) {
@@ -33,7 +37,10 @@ static void complete(epw_pair *pair, uint32_t index, uint8_t syndrome) {
     bool failed = syndrome != EPW_SYNDROME_NONE;
     if (failed) {
         uint32_t vendor = syndrome == EPW_SYNDROME_RETRIES ? VENDOR_LOST : 0;
-        uint32_t what = epw_swap_32((uint32_t)EPW_OPCODE_WRITE << 24 | pair->number);
+        bool posted =
+            (uint32_t)pair->target - index - 1 < pair->memory.depth; /* else it may be being written */
+        uint32_t opcode = posted ? entry_at(pair, index)[3] : EPW_OPCODE_NOP;
+        uint32_t what = epw_swap_32(opcode << 24 | pair->number);
         __atomic_store_n((uint32_t *)(entry + 0x34), epw_swap_32(vendor << 8 | syndrome), __ATOMIC_RELAXED);
         __atomic_store_n((uint32_t *)(entry + 0x38), what, __ATOMIC_RELAXED);
     }
@@ -130,7 +137,7 @@ void epw_pair_break(epw_pair *pair) {
 void epw_pair_close(epw_pair *pair) {
     pthread_mutex_lock(&pair->nic->lock);
     pair->closed = true;
-    if (pair->from != NULL) epw_link_stop(pair->from, pair);
+    if (pair->from != NULL) epw_link_stop(pair->from, pair, false);
     epw_nic_unlock(pair->nic);
 }
 
@@ -161,7 +168,7 @@ static void heed(epw_pair *pair) {
         epw_pair_fail(pair, (uint32_t)pair->fetched, EPW_SYNDROME_OPERATION); /* the ring is overrun */
     } else if (atomic_load_explicit(&pair->broken, memory_order_relaxed) && ahead > 0) {
         complete(pair, (uint32_t)pair->target - 1, EPW_SYNDROME_FLUSHED);
-    } else if (pair->link != NULL && pair->target != pair->fetched) {
+    } else if (pair->link != NULL && epw_pair_has_more(pair)) {
         epw_link_has_sender(pair->link, pair);
     }
 }
@@ -196,58 +203,112 @@ void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote) {
     pair->link = epw_nic_link(nic, link);
     pair->remote = remote;
     if (pair->link == NULL) epw_pair_fail(pair, 0, EPW_SYNDROME_RETRIES);
-    if (pair->link != NULL && pair->target != pair->fetched) epw_link_has_sender(pair->link, pair);
+    if (pair->link != NULL && epw_pair_has_more(pair)) epw_link_has_sender(pair->link, pair);
     epw_nic_unlock(nic);
     epw_nic_poll(nic);
 }
 
+bool epw_pair_has_more(const epw_pair *pair) {
+    return pair->fetched != pair->target && !pair->asked.waits &&
+           !atomic_load_explicit(&pair->broken, memory_order_relaxed);
+}
+
+static unsigned char *local_at(const epw_pair *pair, uint32_t rights, uint32_t key, uint64_t at,
+                               uint32_t bytes) {
+    const epw_region *region = epw_regions_find(&pair->nic->regions, key);
+    return region != NULL ? epw_region_at(region, rights, at, bytes) : NULL;
+}
+
+/* Reads the next entry, and finds its bytes on this side: what it sends, or the place of its answer. */
+static uint8_t fetch_next(const epw_pair *pair, epw_fetched *entry, const unsigned char **bytes) {
+    uint32_t index = (uint32_t)pair->fetched;
+    uint8_t wrong = epw_fetch(entry_at(pair, index), pair->number, (uint16_t)index, entry);
+    *bytes = entry->inlined;
+    if (wrong != EPW_SYNDROME_NONE) return wrong;
+    bool answered = entry->opcode == EPW_OPCODE_READ || entry->opcode == EPW_OPCODE_FETCH_ADD;
+    bool has_local = answered ? entry->bytes > 0 : entry->opcode == EPW_OPCODE_WRITE && !entry->is_inline;
+    if (!has_local) return EPW_SYNDROME_NONE;
+    uint32_t rights = answered ? EPW_REGION_WRITE : EPW_REGION_READ;
+    unsigned char *at = local_at(pair, rights, entry->local_key, entry->local, entry->bytes);
+    if (!entry->is_inline) *bytes = at;
+    return at != NULL ? EPW_SYNDROME_NONE : EPW_SYNDROME_PROTECTION;
+}
+
+static uint8_t frame_kind(uint8_t opcode) {
+    switch (opcode) {
+    case EPW_OPCODE_WRITE:
+        return EPW_FRAME_WRITE;
+    case EPW_OPCODE_READ:
+        return EPW_FRAME_READ;
+    case EPW_OPCODE_FETCH_ADD:
+        return EPW_FRAME_FETCH_ADD;
+    default:
+        return EPW_FRAME_NOP;
+    }
+}
+
 bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const unsigned char **bytes) {
-    while (pair->fetched != pair->target && !atomic_load_explicit(&pair->broken, memory_order_relaxed)) {
+    while (epw_pair_has_more(pair)) {
         uint32_t index = (uint32_t)pair->fetched;
-        const unsigned char *at =
-            pair->memory.entries + (size_t)(index & (pair->memory.depth - 1)) * EPW_FETCH_BYTES;
-        uint8_t wrong = epw_fetch(at, pair->number, (uint16_t)index, entry);
-        *bytes = entry->inlined;
-        if (wrong == EPW_SYNDROME_NONE && entry->opcode == EPW_OPCODE_WRITE && !entry->is_inline) {
-            const epw_region *region = epw_regions_find(&pair->nic->regions, entry->local_key);
-            *bytes =
-                region != NULL ? epw_region_at(region, EPW_REGION_READ, entry->local, entry->bytes) : NULL;
-            if (*bytes == NULL) wrong = EPW_SYNDROME_PROTECTION;
-        }
+        uint8_t wrong = fetch_next(pair, entry, bytes);
         if (wrong != EPW_SYNDROME_NONE) {
             epw_pair_fail(pair, index, wrong);
             return false;
         }
         pair->fetched++;
-        bool writes = entry->opcode == EPW_OPCODE_WRITE;
-        if (!writes && !entry->signalled) continue; /* nobody would notice it */
-        *frame = (epw_frame){.kind = writes ? EPW_FRAME_WRITE : EPW_FRAME_NOP,
-                             .wants_ack = entry->signalled,
+        if (entry->opcode == EPW_OPCODE_NOP && !entry->signalled) continue; /* nobody would notice it */
+        *frame = (epw_frame){.kind = frame_kind(entry->opcode),
                              .pair = pair->remote,
                              .from = pair->number,
-                             .index = index};
-        if (!writes) entry->bytes = 0;
-        if (writes) {
-            frame->key = entry->remote_key;
-            frame->offset = entry->remote;
-            frame->bytes = entry->bytes;
+                             .index = index,
+                             .key = entry->remote_key,
+                             .offset = entry->remote,
+                             .bytes = entry->bytes};
+        if (frame->kind == EPW_FRAME_READ || frame->kind == EPW_FRAME_FETCH_ADD) {
+            pair->asked = (epw_asked){.waits = true,
+                                      .signalled = entry->signalled,
+                                      .index = index,
+                                      .key = entry->local_key,
+                                      .bytes = entry->bytes,
+                                      .local = entry->local};
+        } else {
+            frame->wants_ack = entry->signalled;
         }
         return true;
     }
     return false;
 }
 
+/* All before it too. */
+static void done(epw_pair *pair, uint64_t entries, bool tell) {
+    if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
+    pair->completed = entries;
+    if (tell) complete(pair, (uint32_t)entries - 1, EPW_SYNDROME_NONE);
+}
+
 bool epw_pair_complete(epw_pair *pair, uint32_t index) {
-    uint64_t done = pair->completed + (uint32_t)(index - (uint32_t)pair->completed) + 1;
-    if (done > pair->fetched) return false;
-    if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return true;
-    pair->completed = done;
-    complete(pair, index, EPW_SYNDROME_NONE);
+    uint64_t entries = pair->completed + (uint32_t)(index - (uint32_t)pair->completed) + 1;
+    if (entries > pair->fetched - (pair->asked.waits ? 1 : 0)) return false;
+    done(pair, entries, true);
     return true;
+}
+
+bool epw_pair_answer_place(const epw_pair *pair, uint32_t index, uint32_t bytes, unsigned char **at) {
+    const epw_asked *asked = &pair->asked;
+    if (!asked->waits || asked->index != index || asked->bytes != bytes) return false;
+    *at = bytes > 0 ? local_at(pair, EPW_REGION_WRITE, asked->key, asked->local, bytes) : NULL;
+    return true;
+}
+
+void epw_pair_answered(epw_pair *pair) {
+    pair->asked.waits = false;
+    done(pair, pair->fetched, pair->asked.signalled); /* nothing behind it was fetched */
+    if (epw_pair_has_more(pair)) epw_link_has_sender(pair->link, pair);
 }
 
 void epw_pair_fail(epw_pair *pair, uint32_t index, uint8_t syndrome) {
     if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
+    if (pair->link != NULL) epw_link_stop(pair->link, pair, true);
     complete(pair, index, syndrome);
     /* Writer: the NIC, once nothing that came by this pair is placed any more. Reader: epw_pair_broken. */
     atomic_store_explicit(&pair->broken, true, memory_order_release);
@@ -258,7 +319,7 @@ void epw_pair_lose(epw_pair *pair, const epw_link *link) {
     if (pair->from == link) {
         pair->from = NULL;
         pair->closed = true;
-        pair->acks = false;
+        pair->ack_due = pair->owed.due = pair->answers = false;
     }
     if (pair->link == link) {
         pair->link = NULL;
