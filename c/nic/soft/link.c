@@ -47,6 +47,19 @@ void epw_link_has_sender(epw_link *link, epw_pair *pair) {
     link->last_sender = pair;
 }
 
+/* A planned fault of order: the last one first. */
+static void turn_senders_round(epw_link *link) {
+    epw_pair *turned = NULL, *pair = link->senders;
+    link->last_sender = pair;
+    while (pair != NULL) {
+        epw_pair *next = pair->next_sender;
+        pair->next_sender = turned;
+        turned = pair;
+        pair = next;
+    }
+    link->senders = turned;
+}
+
 static epw_pair *take_sender(epw_link *link) {
     epw_pair *pair = link->senders;
     link->senders = pair->next_sender;
@@ -103,8 +116,9 @@ static void refuse(epw_link *link, const epw_frame *frame, uint8_t syndrome) {
 /* ---- out ---- */
 
 static bool has_room(const epw_link *link) {
-    return link->out_count + 2 <= 2 * LINK_FRAMES &&
-           link->heads_used + EPW_FRAME_BYTES + EPW_FETCH_INLINE <= LINK_HEADS_BYTES;
+    uint32_t frames = link->nic->strict == NULL ? 1 : 2; /* a fault may double one */
+    return link->out_count + 2 * frames <= 2 * LINK_FRAMES &&
+           link->heads_used + frames * (EPW_FRAME_BYTES + EPW_FETCH_INLINE) <= LINK_HEADS_BYTES;
 }
 
 static void add_bytes(epw_link *link, const unsigned char *bytes, size_t length) {
@@ -173,7 +187,36 @@ static void add_answers(epw_link *link) {
 }
 
 /* Inline bytes are copied, as an adapter does; others stay where they are until they are acknowledged. */
+static void add_request(epw_link *link, const epw_frame *frame, const epw_fetched *entry,
+                        const unsigned char *bytes) {
+    if (entry->is_inline) {
+        memcpy(add_frame(link, frame, entry->bytes), bytes, entry->bytes);
+    } else {
+        add_frame(link, frame, 0);
+        if (epw_frame_payload(frame) > 0) add_bytes(link, bytes, entry->bytes);
+    }
+}
+
+/* At a strict NIC. True if nothing more is to be added of the frame. */
+static bool meets_fault(epw_link *link, epw_pair *pair, const epw_frame *frame, const epw_fetched *entry,
+                        const unsigned char *bytes) {
+    epw_fault fault = epw_strict_take(pair, frame->index);
+    link->frozen = fault.kind == EPW_FAULT_FREEZE;
+    link->ends = fault.kind == EPW_FAULT_DROP || fault.kind == EPW_FAULT_TEAR;
+    if (fault.kind == EPW_FAULT_DUPLICATE) add_request(link, frame, entry, bytes);
+    if (fault.kind == EPW_FAULT_TEAR && fault.bytes > 0) {
+        unsigned char *head = link->heads + link->heads_used;
+        epw_frame_write(frame, head);
+        link->heads_used += fault.bytes;
+        add_bytes(link, head, fault.bytes);
+    }
+    if (fault.kind == EPW_FAULT_FREEZE) epw_nic_freeze(link);
+    return link->frozen || link->ends;
+}
+
 static void add_entries(epw_link *link) {
+    if (link->nic->strict != NULL && link->nic->strict->fault.kind == EPW_FAULT_REORDER)
+        turn_senders_round(link);
     while (link->senders != NULL && has_room(link)) {
         epw_pair *pair = take_sender(link);
         epw_frame frame;
@@ -181,12 +224,9 @@ static void add_entries(epw_link *link) {
         const unsigned char *bytes;
         uint32_t turn = 0;
         while (has_room(link) && turn++ < PAIR_TURN_FRAMES && epw_pair_next(pair, &frame, &entry, &bytes)) {
-            if (entry.is_inline) {
-                memcpy(add_frame(link, &frame, entry.bytes), bytes, entry.bytes);
-            } else {
-                add_frame(link, &frame, 0);
-                if (epw_frame_payload(&frame) > 0) add_bytes(link, bytes, entry.bytes);
-            }
+            if (link->nic->strict == NULL || !meets_fault(link, pair, &frame, &entry, bytes))
+                add_request(link, &frame, &entry, bytes);
+            if (link->ends || link->frozen) return;
         }
         if (epw_pair_has_more(pair)) epw_link_has_sender(link, pair);
     }
@@ -218,7 +258,7 @@ bool epw_link_has_output(const epw_link *link) {
 }
 
 bool epw_link_send(epw_link *link) {
-    for (uint32_t frames = 0; frames < SEND_TURN_FRAMES; frames += LINK_FRAMES) {
+    for (uint32_t frames = 0; frames < SEND_TURN_FRAMES && !link->frozen; frames += LINK_FRAMES) {
         if (link->out_at == link->out_count) fill(link);
         while (link->out_at < link->out_count) {
             struct msghdr message = {.msg_iov = link->out + link->out_at,
@@ -232,11 +272,13 @@ bool epw_link_send(epw_link *link) {
             if (n < 0) return false;
             sent(link, (size_t)n);
         }
+        if (link->ends) return false;
         if (!epw_link_has_output(link)) {
             epw_nic_await_room(link, false);
             return true;
         }
     }
+    if (link->frozen) return true;
     epw_nic_await_room(link, true); /* there is room, and there are others */
     return true;
 }

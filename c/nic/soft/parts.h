@@ -5,6 +5,7 @@
 
 #include "nic/soft/fetch.h"
 #include "nic/soft/frame.h"
+#include "nic/soft/strict.h"
 #include "nic/soft.h"
 
 #include <pthread.h>
@@ -41,9 +42,11 @@ struct epw_pair {
     uint32_t remote;
     uint64_t doorbell, completed, fetched, target;
     atomic_bool broken, given_up;
+    epw_pair_cause cause;
     bool sends; /* in the link's list of those with entries */
     epw_pair *next_sender;
     epw_asked asked;
+    epw_strict_pair *strict; /* NULL: it is not */
 
     /* Receiving, from the connection by which the first frame came. */
     epw_link *from;
@@ -84,6 +87,7 @@ struct epw_link {
     unsigned char heads[LINK_HEADS_BYTES];
     void *copied; /* what is left of frames whose pair is gone */
     bool awaits_room;
+    bool ends, frozen; /* by a planned fault: once what is in frames has been sent; at once */
 
     /* In: bytes read and not yet looked at, and the frame whose bytes are coming. */
     uint32_t in_begin, in_end;
@@ -105,6 +109,7 @@ struct epw_nic {
     int epoll, wake;
     _Atomic(epw_pair *) rung;
 
+    epw_strict *strict; /* NULL: it is not */
     epw_regions regions;
     epw_link **links;
     uint32_t link_count, link_serial;
@@ -122,6 +127,10 @@ void epw_nic_heed_rung(epw_nic *nic);
 
 /* Whether it has entries that may be fetched now. */
 bool epw_pair_has_more(const epw_pair *pair);
+
+/* The bytes of an entry; what they say, with the bytes on this side that it sends or is answered at. */
+const unsigned char *epw_pair_entry(const epw_pair *pair, uint32_t index);
+uint8_t epw_pair_fetch(const epw_pair *pair, uint32_t index, epw_fetched *entry, const unsigned char **bytes);
 
 /* The next frame of the pair, with its bytes; false if it has none, or has just failed. */
 bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const unsigned char **bytes);
@@ -177,6 +186,12 @@ epw_link *epw_nic_link(const epw_nic *nic, uint64_t id);
 
 /* Closes the connection: its pairs break. */
 void epw_nic_drop_link(epw_nic *nic, epw_link *link);
+
+/* Ends the thread's sleep. */
+void epw_nic_wake(epw_nic *nic);
+
+/* Takes nothing in from the connection any more. */
+void epw_nic_freeze(epw_link *link);
 
 /* Whether the system is to tell when there is room to send. */
 void epw_nic_await_room(epw_link *link, bool awaits);
