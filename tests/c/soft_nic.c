@@ -655,6 +655,29 @@ static void a_window_that_is_gone_is_not_written(void) {
     close_two(&t);
 }
 
+/* Other memory lies in its slot meanwhile: a key is of what it was given for. */
+static void a_key_of_memory_that_is_gone_opens_no_other(void) {
+    for (int local = 0; local < 2; local++) {
+        two t;
+        open_two(&t);
+        end *e = local ? &t.a : &t.b;
+        uint32_t old = local ? e->source_key : e->window_key;
+        epw_nic_deregister(e->nic, old);
+        epw_region other = {.base = local ? e->source : e->window,
+                            .rights = EPW_REGION_READ | EPW_REGION_WRITE,
+                            .count = 1,
+                            .stretches = {{0, MEMORY}}};
+        uint32_t fresh = epw_nic_register(e->nic, &other);
+        CHECK(fresh != old && (uint16_t)fresh == (uint16_t)old);
+        memset(t.a.source, 0x77, 8);
+        write_bytes(&t.a, t.b.window_key, 8192, 0, 8, true);
+        ring(&t.a);
+        CHECK(await_completion(&t.a, 0, 0xd) && syndrome(&t.a) == (local ? 0x04 : 0x13));
+        CHECK(t.b.window[8192] == 0);
+        close_two(&t);
+    }
+}
+
 /* ---- connections that end ---- */
 
 static void a_lost_connection_breaks_its_pairs_soon(void) {
@@ -844,6 +867,7 @@ int main(void) {
     a_pair_that_is_gone_refuses();
     a_pair_takes_frames_of_its_peer_alone();
     a_window_that_is_gone_is_not_written();
+    a_key_of_memory_that_is_gone_opens_no_other();
     a_lost_connection_breaks_its_pairs_soon();
     a_pair_that_is_given_up_breaks();
     garbage_ends_the_connection();
