@@ -47,6 +47,10 @@
 //! word, and `c/peer/signal.c`, `epw_word_arrived`, wakes who sleeps on it. `c/nic/fabric.c` keeps the connections, which
 //! `c/nic/link.c` makes.
 //!
+//! `c/nic/soft/strict.h` is the software NIC's strict mode, for tests: it finds entries and bytes that change while they are the
+//! queue's, delays fetches, and makes trouble as planned: `tests/c/nic_faults.c` computes what must become of each entry, and
+//! `tests/c/exchange.c` runs the floor over such NICs.
+//!
 //! # The way of a token on a GPU
 //!
 //! 1. `src/cuda/operation.rs`: `enqueue_dispatch` takes the call, with a stream.
