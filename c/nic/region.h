@@ -17,8 +17,9 @@ typedef struct epw_stretch {
 } epw_stretch;
 
 enum {
-    EPW_REGION_READ = 1, /* by this rank's own queues: where entries find their bytes */
-    EPW_REGION_WRITE = 2 /* by the peer to whom the key was given */
+    EPW_REGION_READ = 1,  /* what this rank's own entries send, and what the peer with the key reads */
+    EPW_REGION_WRITE = 2, /* what that peer writes, and where answers to this rank's own entries go */
+    EPW_REGION_ATOMIC = 4 /* words that that peer adds to */
 };
 
 typedef struct epw_region {
@@ -26,9 +27,9 @@ typedef struct epw_region {
     uint32_t rights;     /* EPW_REGION_* */
     uint32_t count;      /* of stretches: all that the key opens */
     epw_stretch stretches[EPW_STRETCHES_MAX];
-    /* What places an aligned word of 8 bytes that was written here; NULL: it is copied as other bytes are.
-     * Called with the NIC locked. */
-    void (*place)(void *context, uint64_t offset, uint64_t value);
+    /* Told of each aligned word of 8 bytes that was written here or added to, once it has this value, by an
+     * exchange or an addition that is sequentially consistent. May be NULL. Called with the NIC locked. */
+    void (*arrived)(void *context, uint64_t offset, uint64_t value);
     void *context;
 } epw_region;
 

@@ -93,6 +93,13 @@ void epw_pair_close(epw_pair *pair);
  * sent by it first is gone. */
 bool epw_pair_is_closed(epw_pair *pair);
 
+/* Why it is broken, which what was flushed since may hide in its completion queue; all 0: it is not. */
+typedef struct epw_pair_cause {
+    uint8_t syndrome, vendor;
+    uint32_t index; /* of the entry */
+} epw_pair_cause;
+epw_pair_cause epw_pair_cause_of(epw_pair *pair);
+
 /* Nothing more is sent by it or completes: its connection is gone, or an entry was refused. Writer: whoever
  * finds that, behind all that was placed before. */
 bool epw_pair_broken(const epw_pair *pair);

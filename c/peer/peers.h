@@ -209,9 +209,8 @@ typedef struct epw_range {
 void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, uint64_t value,
                 const epw_range *ranges, uint32_t count);
 
-/* A word of the peer's has come by a queue for `offset` of this rank's window: stores it there, and wakes who
- * sleeps on it. */
-void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset, uint64_t value);
+/* The NIC has stored a word of the peer's at `offset` of this rank's window: wakes who sleeps on it. */
+void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset);
 
 /* Loads one word that the peer has written here, an acquire. Host memory. */
 uint64_t epw_word_from(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word);

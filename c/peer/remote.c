@@ -50,9 +50,10 @@ enum { OFFER_BYTES = EPW_FABRIC_ADDRESS_BYTES + 4 + 4 * EPW_MAX_LANES };
 
 /* A word has come from the peer. Writer: the NIC, behind all that was posted before it. Reader: as of a word
  * that a mapped peer has stored. */
-static void place(void *context, uint64_t offset, uint64_t value) {
+static void arrived(void *context, uint64_t offset, uint64_t value) {
     const epw_remote *remote = context;
-    epw_word_arrived(remote->peers, remote->peer, offset, value);
+    (void)value;
+    epw_word_arrived(remote->peers, remote->peer, offset);
 }
 
 /* The peer's own parts of this rank's window. */
@@ -62,7 +63,7 @@ static epw_region region_of(epw_remote *remote) {
                          .rights = EPW_REGION_WRITE,
                          .count = 1,
                          .stretches = {{epw_line_offset(remote->peer), sizeof(epw_line)}},
-                         .place = place,
+                         .arrived = arrived,
                          .context = remote};
     for (uint32_t lane = 0; lane < peers->lanes; lane++)
         for (uint32_t area = 0; area < EPW_AREAS; area++)

@@ -19,9 +19,8 @@ static void wake(uint64_t window, uint32_t source, uint32_t lane, uint32_t word)
         epw_futex_wake(word_in(window, source, lane, EPW_WORD_USER + i));
 }
 
-/* Stores a word of this source's in a window, and wakes the window's owner. */
-static void store(uint64_t window, uint32_t source, uint32_t lane, uint32_t word, uint64_t value) {
-    atomic_exchange_explicit(word_in(window, source, lane, word), value, memory_order_seq_cst);
+/* A word of this source's has been stored in a window, whose owner is to wake up. */
+static void stored(uint64_t window, uint32_t source, uint32_t lane, uint32_t word) {
     if (word == EPW_WORD_BEACON) return;
     if (atomic_load_explicit(epw_sleepers_in(window), memory_order_seq_cst) > 0)
         wake(window, source, lane, word);
@@ -37,18 +36,18 @@ void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t w
         epw_remote_signal(peers, lane, peer, epw_word_offset(peers->rank, lane, word), value, ranges, count);
         return;
     }
-    store(peers->routes[peer].lanes[lane].control, peers->rank, lane, word, value);
+    uint64_t window = peers->routes[peer].lanes[lane].control;
+    atomic_exchange_explicit(word_in(window, peers->rank, lane, word), value, memory_order_seq_cst);
+    stored(window, peers->rank, lane, word);
 }
 
-/* Writer: the peer, by its queue and this rank's NIC, in the order in which it posted. The same bargain. */
-void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset, uint64_t value) {
+/* Writer: the peer, by its queue and this rank's NIC, in the order in which it posted. The same bargain: the
+ * NIC's exchange is in front of this. */
+void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset) {
     uint64_t window = (uint64_t)(uintptr_t)epw_peers_own(peers), at = offset - epw_line_offset(peer);
-    if (offset < epw_line_offset(peer) || at >= sizeof(epw_line)) {
-        memcpy(epw_peers_own(peers) + offset, &value, sizeof value); /* a row of 8 bytes is no word */
-        return;
-    }
-    uint32_t number = (uint32_t)(at / sizeof value), lane = number / EPW_LANE_WORDS;
-    store(window, peer, lane, number % EPW_LANE_WORDS, value);
+    if (offset < epw_line_offset(peer) || at >= sizeof(epw_line)) return; /* a row of 8 bytes is no word */
+    uint32_t number = (uint32_t)(at / sizeof(uint64_t)), lane = number / EPW_LANE_WORDS;
+    stored(window, peer, lane, number % EPW_LANE_WORDS);
     if (lane == 0 && number == EPW_WORD_PROBE) epw_peers_probe_asked(peers, peer);
 }
 

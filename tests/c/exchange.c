@@ -1,9 +1,11 @@
 /* A MoE step across ranks that are threads of this process, through epwire.h alone: dispatch, identity
  * experts, combine. With windows used directly, with queues between all, by sockets of the host and by TCP,
- * and with queues to one. Under
- * ThreadSanitizer and AddressSanitizer this is what sees the protocol's memory accesses. */
+ * with queues to one, and with NICs in strict mode, which notice what the floor does wrong with its queues.
+ * Under ThreadSanitizer and AddressSanitizer this is what sees the protocol's memory accesses. */
 #include "check.h"
 #include "epwire.h"
+#include "nic/fabric.h"
+#include "nic/soft/strict.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -16,6 +18,7 @@ static unsigned char blobs[RANKS][RANKS][EPW_BLOB_MAX];
 static size_t lengths[RANKS][RANKS];
 static pthread_barrier_t barrier;
 static uint32_t first_queued; /* ranks from here on write by queues */
+static bool strict;           /* by NICs that forgive nothing: see nic/soft/strict.h */
 static uint32_t wires;        /* which carry them */
 static const unsigned char key[32] = "known to all ranks of this test";
 
@@ -131,6 +134,8 @@ static void *rank_main(void *argument) {
         options.interfaces = "=lo";
         options.key = key;
         CHECK_OK(epw_fabric_create(&options, &fabric));
+        epw_where where = {"exchange", (int)rank, -1};
+        if (strict) CHECK_OK(epw_nic_be_strict(epw_fabric_nic(fabric), rank, 200, where));
         config.fabric = fabric;
     }
     if (rank >= first_queued) config.paths = EPW_PATH_QUEUE;
@@ -177,5 +182,7 @@ int main(void) {
     run(0, EPW_WIRE_LOCAL);
     run(0, EPW_WIRE_TCP);
     run(RANKS - 1, EPW_WIRE_LOCAL | EPW_WIRE_TCP);
+    strict = true;
+    run(0, EPW_WIRE_LOCAL);
     return check_result("exchange");
 }

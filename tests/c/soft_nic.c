@@ -4,7 +4,9 @@
 
 #include "base/clock.h"
 #include "nic/soft.h"
+#include "nic/soft/frame.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +17,7 @@
 #define MS UINT64_C(1000000)
 
 enum { DEPTH = 64, MEMORY = 1 << 20, WORD_AT = 4096 };
+enum { SOURCE_RIGHTS = EPW_REGION_READ | EPW_REGION_WRITE }; /* answers come there too */
 
 static const epw_where here = {"test", 0, -1};
 
@@ -28,13 +31,18 @@ typedef struct end {
     unsigned char *source, *window;
     _Atomic uint64_t word;  /* the last that was placed at WORD_AT */
     _Atomic uint64_t words; /* how many */
+    bool shared;            /* this end adds to its words as well */
     uint64_t posted;        /* entries */
 } end;
 
-static void place(void *context, uint64_t offset, uint64_t value) {
+static uint64_t *word_at(end *e, uint64_t offset) {
+    return (uint64_t *)(e->window + offset);
+}
+
+static void arrived(void *context, uint64_t offset, uint64_t value) {
     end *e = context;
     CHECK(offset % 8 == 0);
-    memcpy(e->window + offset, &value, sizeof value);
+    if (!e->shared) CHECK(__atomic_load_n(word_at(e, offset), __ATOMIC_ACQUIRE) == value);
     if (offset != WORD_AT) return;
     atomic_store_explicit(&e->word, value, memory_order_release);
     atomic_fetch_add(&e->words, 1);
@@ -45,14 +53,13 @@ static void open_end(end *e, uint32_t peer) {
     CHECK_OK(epw_nic_open(here, &e->nic));
     e->source = calloc(1, MEMORY);
     e->window = calloc(1, MEMORY);
-    epw_region source = {
-        .base = e->source, .rights = EPW_REGION_READ, .count = 1, .stretches = {{0, MEMORY}}};
+    epw_region source = {.base = e->source, .rights = SOURCE_RIGHTS, .count = 1, .stretches = {{0, MEMORY}}};
     /* The peer may write all but the second page's end. */
     epw_region window = {.base = e->window,
-                         .rights = EPW_REGION_WRITE,
+                         .rights = EPW_REGION_READ | EPW_REGION_WRITE | EPW_REGION_ATOMIC,
                          .count = 2,
                          .stretches = {{0, 8000}, {8192, MEMORY - 8192}},
-                         .place = place,
+                         .arrived = arrived,
                          .context = e};
     e->source_key = epw_nic_register(e->nic, &source);
     e->window_key = epw_nic_register(e->nic, &window);
@@ -122,6 +129,22 @@ static void write_bytes(end *e, uint32_t key, uint64_t offset, uint64_t from, ui
     put(at + 32, bytes, 4);
     put(at + 36, e->source_key, 4);
     put(at + 40, from, 8);
+}
+
+/* A READ or FETCH_ADD is answered at `to` of `source`. */
+static void read_bytes(end *e, uint32_t key, uint64_t offset, uint64_t to, uint32_t bytes, bool signalled) {
+    write_bytes(e, key, offset, to, bytes, signalled);
+    epw_pair_memory_of(e->pair)->entries[((e->posted - 1) % DEPTH) * 64 + 3] = 0x10;
+}
+
+static void fetch_add(end *e, uint32_t key, uint64_t offset, uint64_t addend, uint64_t to, bool signalled) {
+    unsigned char *at = entry(e, 0x12, 4, signalled);
+    put(at + 16, offset, 8);
+    put(at + 24, key, 4);
+    put(at + 32, addend, 8);
+    put(at + 48, 8, 4);
+    put(at + 52, e->source_key, 4);
+    put(at + 56, to, 8);
 }
 
 static void ring(end *e) {
@@ -258,6 +281,258 @@ static void entries_before_the_connection_wait_for_it(void) {
     close_two(&t);
 }
 
+/* ---- what is asked for ---- */
+
+static uint64_t answer(const end *e, uint64_t at) {
+    uint64_t value;
+    memcpy(&value, e->source + at, sizeof value);
+    return value;
+}
+
+/* Between WRITEs of the same bytes a READ sees those before it and none behind it, of any length. */
+static void a_read_is_in_order_with_writes(void) {
+    static const uint32_t lengths[] = {1, 8, 4096, 250000};
+    two t;
+    open_two(&t);
+    for (uint32_t round = 1; round <= 200; round++) {
+        uint32_t bytes = lengths[round % 4], half = MEMORY / 2;
+        memset(t.a.source, (int)round, bytes);
+        memset(t.a.source + bytes, (int)round + 1, bytes);
+        memset(t.a.source + half, 0x5a, bytes + 1);
+        write_bytes(&t.a, t.b.window_key, 8192, 0, bytes, round % 2);
+        read_bytes(&t.a, t.b.window_key, 8192, half, bytes, round % 3 == 0);
+        write_bytes(&t.a, t.b.window_key, 8192, bytes, bytes, round % 5 == 0);
+        write_word(&t.a, t.b.window_key, WORD_AT, round, true);
+        ring(&t.a);
+        CHECK(await_done(&t.a));
+        for (uint32_t i = 0; i < bytes; i += 1 + bytes / 50)
+            CHECK_MSG(t.a.source[half + i] == (unsigned char)round, "round %u, byte %u", round, i);
+        CHECK(t.a.source[half + bytes - 1] == (unsigned char)round && t.a.source[half + bytes] == 0x5a);
+        CHECK(t.b.window[8192 + bytes - 1] == (unsigned char)(round + 1));
+    }
+    CHECK(!epw_pair_broken(t.a.pair));
+    close_two(&t);
+}
+
+/* A signalled READ completes behind its bytes, one without a signal never; both ends ask at a time. */
+static void reads_complete_behind_their_bytes(void) {
+    two t;
+    open_two(&t);
+    memset(t.a.window + 8192, 0xaa, 600000);
+    memset(t.b.window + 8192, 0xbb, 600000);
+    for (uint32_t round = 1; round <= 50; round++) {
+        memset(t.a.source, 0, 600000);
+        memset(t.b.source, 0, 600000);
+        read_bytes(&t.a, t.b.window_key, 8192, 0, 600000, true);
+        read_bytes(&t.b, t.a.window_key, 8192, 0, 600000, true);
+        ring(&t.a);
+        ring(&t.b);
+        CHECK(await_done(&t.a) && t.a.source[0] == 0xbb && t.a.source[599999] == 0xbb);
+        CHECK(await_done(&t.b) && t.b.source[0] == 0xaa && t.b.source[599999] == 0xaa);
+    }
+    uint16_t counter;
+    read_bytes(&t.a, t.b.window_key, 8192, 700000, 1, false);
+    ring(&t.a);
+    nanosleep(&(struct timespec){0, 20 * (long)MS}, NULL);
+    CHECK(completion(&t.a, &counter) == 0 && counter == 49);
+    entry(&t.a, 0, 1, true);
+    ring(&t.a);
+    CHECK(await_done(&t.a) && t.a.source[700000] == 0xbb);
+    close_two(&t);
+}
+
+/* Of no bytes there is no segment. */
+static void transfers_of_nothing_complete(void) {
+    two t;
+    open_two(&t);
+    for (uint8_t opcode = 0x08; opcode <= 0x10; opcode += 8) {
+        unsigned char *at = entry(&t.a, opcode, 2, true);
+        put(at + 16, 8192, 8);
+        put(at + 24, t.b.window_key, 4);
+        ring(&t.a);
+        CHECK(await_done(&t.a));
+    }
+    close_two(&t);
+}
+
+enum { ADDS = 30000, ADDS_AT_A_TIME = 60 };
+
+typedef struct adder {
+    end *e;
+    atomic_bool ends;
+    uint32_t added;
+} adder;
+
+static void *add_main(void *argument) {
+    adder *a = argument;
+    for (; !atomic_load(&a->ends); a->added++)
+        __atomic_fetch_add(word_at(a->e, WORD_AT), 1, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+/* None is lost, beside additions of the word's own host, and each old value is one that the word had. */
+static void a_fetch_add_is_atomic(void) {
+    two t;
+    open_two(&t);
+    t.b.shared = true;
+    adder other = {.e = &t.b};
+    pthread_t thread;
+    CHECK(!pthread_create(&thread, NULL, add_main, &other));
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < ADDS; i++) {
+        bool waits = i % ADDS_AT_A_TIME == ADDS_AT_A_TIME - 1;
+        fetch_add(&t.a, t.b.window_key, WORD_AT, UINT64_C(1) << 40, 64, waits);
+        if (!waits) continue;
+        ring(&t.a);
+        if (!await_done(&t.a)) break;
+        uint64_t old = answer(&t.a, 64);
+        CHECK(old >> 40 == i && (uint32_t)old >= last);
+        last = (uint32_t)old;
+    }
+    atomic_store(&other.ends, true);
+    pthread_join(thread, NULL);
+    CHECK(*word_at(&t.b, WORD_AT) == ((uint64_t)ADDS << 40) + other.added);
+    CHECK(atomic_load(&t.b.words) == ADDS); /* the region was told of each */
+    close_two(&t);
+}
+
+/* A word advanced by additions is behind the bytes before it, as one that is written. */
+static void a_word_may_be_added_to(void) {
+    two t;
+    open_two(&t);
+    for (uint64_t round = 1; round <= 500; round++) {
+        uint32_t bytes = 1 + (uint32_t)round * 7919 % 100000;
+        memset(t.a.source + 128, (int)round, bytes);
+        write_bytes(&t.a, t.b.window_key, 8192, 128, bytes, false);
+        fetch_add(&t.a, t.b.window_key, WORD_AT, 3, 64, round % 2);
+        write_bytes(&t.a, t.b.window_key, 8192 + 200000, 128, bytes, true);
+        ring(&t.a);
+        CHECK(await_word(&t.b, 3 * round));
+        CHECK(t.b.window[8192] == (unsigned char)round &&
+              t.b.window[8192 + bytes - 1] == (unsigned char)round);
+        CHECK(await_done(&t.a) && answer(&t.a, 64) == 3 * (round - 1));
+    }
+    close_two(&t);
+}
+
+typedef struct asks {
+    const char *what;
+    uint8_t syndrome;
+    uint32_t without; /* a right of the window */
+    bool adds;
+    uint64_t offset, to;
+    uint32_t key_off, answer_off;
+} asks;
+
+static void rights_of_what_is_asked_are_checked(void) {
+    static const asks cases[] = {
+        {"all is right with a READ", 0, 0, false, 8192, 0, 0, 0},
+        {"all is right with a FETCH_ADD", 0, 0, true, 8192, 0, 0, 0},
+        {"no right to read", 0x13, EPW_REGION_READ, false, 8192, 0, 0, 0},
+        {"no right to add", 0x13, EPW_REGION_ATOMIC, true, 8192, 0, 0, 0},
+        {"reading needs no other right", 0, EPW_REGION_WRITE | EPW_REGION_ATOMIC, false, 8192, 0, 0, 0},
+        {"adding needs no other right", 0, EPW_REGION_READ | EPW_REGION_WRITE, true, 8192, 0, 0, 0},
+        {"READ by another key", 0x13, 0, false, 8192, 0, 1, 0},
+        {"FETCH_ADD by another key", 0x13, 0, true, 8192, 0, 1, 0},
+        {"READ past a stretch", 0x13, 0, false, 7996, 0, 0, 0},
+        {"FETCH_ADD past a stretch", 0x13, 0, true, 8000, 0, 0, 0},
+        {"FETCH_ADD of no word", 0x12, 0, true, 8196, 0, 0, 0},
+        {"READ to another's memory", 0x04, 0, false, 8192, 0, 0, 7},
+        {"FETCH_ADD to another's memory", 0x04, 0, true, 8192, 0, 0, 7},
+        {"READ past this side's end", 0x04, 0, false, 8192, MEMORY - 7, 0, 0},
+        {"FETCH_ADD past this side's end", 0x04, 0, true, 8192, MEMORY - 7, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const asks *c = &cases[i];
+        two t;
+        open_two(&t);
+        epw_nic_deregister(t.b.nic, t.b.window_key);
+        epw_region window = {.base = t.b.window,
+                             .rights = (EPW_REGION_READ | EPW_REGION_WRITE | EPW_REGION_ATOMIC) & ~c->without,
+                             .count = 2,
+                             .stretches = {{0, 8000}, {8192, MEMORY - 8192}}};
+        t.b.window_key = epw_nic_register(t.b.nic, &window);
+        epw_pair_destroy(t.b.pair);
+        epw_pair_options options = {.peer = 0, .key = t.b.window_key, .depth = DEPTH};
+        CHECK_OK(epw_pair_create(t.b.nic, &options, here, &t.b.pair));
+        epw_pair_destroy(t.a.pair);
+        options = (epw_pair_options){.peer = 1, .key = t.a.window_key, .depth = DEPTH};
+        CHECK_OK(epw_pair_create(t.a.nic, &options, here, &t.a.pair));
+        epw_pair_connect(t.a.pair, t.a.link, epw_pair_number(t.b.pair));
+        memset(t.b.window, 0x11, MEMORY);
+        t.a.source_key += c->answer_off;
+        if (c->adds) fetch_add(&t.a, t.b.window_key + c->key_off, c->offset, 1, c->to, true);
+        if (!c->adds) read_bytes(&t.a, t.b.window_key + c->key_off, c->offset, c->to, 8, true);
+        ring(&t.a);
+        bool failed = c->syndrome != 0;
+        CHECK_MSG(await_completion(&t.a, 0, failed ? 0xd : 0), "%s", c->what);
+        if (failed) CHECK_MSG(syndrome(&t.a) == c->syndrome, "%s: syndrome %02x", c->what, syndrome(&t.a));
+        uint64_t was = failed ? 0 : UINT64_C(0x1111111111111111);
+        CHECK_MSG(answer(&t.a, c->to > 0 ? 0 : c->to) == was, "%s", c->what);
+        CHECK(*word_at(&t.b, 8192) == UINT64_C(0x1111111111111111) + (!failed && c->adds));
+        close_two(&t);
+    }
+}
+
+/* The other end of its connection, whose NIC is the test. */
+static int connect_by_hand(end *e) {
+    int fds[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
+    CHECK_OK(epw_nic_add_link(e->nic, fds[0], 1, here, &e->link));
+    epw_pair_connect(e->pair, e->link, 77);
+    return fds[1];
+}
+
+/* The memory of an answer goes in the middle of it: the rest is not placed, and the connection carries on. */
+static void an_answer_ends_with_its_memory(void) {
+    enum { BYTES = 100000 };
+    end e;
+    open_end(&e, 1);
+    int fd = connect_by_hand(&e);
+    read_bytes(&e, 0x5555, 8192, 0, BYTES, true);
+    ring(&e);
+    unsigned char bytes[EPW_FRAME_BYTES];
+    epw_frame request, frame;
+    struct pollfd comes = {.fd = fd, .events = POLLIN};
+    CHECK(poll(&comes, 1, 5000) == 1);
+    CHECK(read(fd, bytes, sizeof bytes) == sizeof bytes && epw_frame_parse(bytes, &request));
+    CHECK(request.kind == EPW_FRAME_READ && request.pair == 77 && request.from == epw_pair_number(e.pair));
+    CHECK(request.key == 0x5555 && request.offset == 8192 && request.bytes == BYTES && request.index == 0);
+
+    static unsigned char half[BYTES / 2];
+    memset(half, 0x11, sizeof half);
+    frame = (epw_frame){.kind = EPW_FRAME_ANSWER, .pair = request.from, .index = 0, .bytes = BYTES};
+    epw_frame_write(&frame, bytes);
+    CHECK(write(fd, bytes, sizeof bytes) == sizeof bytes);
+    CHECK(write(fd, half, sizeof half) == sizeof half);
+    nanosleep(&(struct timespec){0, 10 * (long)MS}, NULL);
+    epw_nic_deregister(e.nic, e.source_key);
+    memset(e.source, 0x22, MEMORY);
+    CHECK(await_completion(&e, 0, 0xd) && syndrome(&e) == 0x04);
+    CHECK(write(fd, half, sizeof half) == sizeof half);
+    nanosleep(&(struct timespec){0, 10 * (long)MS}, NULL);
+    CHECK(epw_nic_link_alive(e.nic, e.link));
+    for (uint32_t i = 0; i < BYTES; i++) CHECK(e.source[i] == 0x22);
+    close_end(&e);
+    close(fd);
+}
+
+/* An answer that nobody has asked for is no peer's. */
+static void answers_without_a_question_end_the_connection(void) {
+    end e;
+    open_end(&e, 1);
+    int fd = connect_by_hand(&e);
+    unsigned char bytes[EPW_FRAME_BYTES];
+    epw_frame frame = {.kind = EPW_FRAME_ANSWER, .pair = epw_pair_number(e.pair)};
+    epw_frame_write(&frame, bytes);
+    CHECK(write(fd, bytes, sizeof bytes) == sizeof bytes);
+    for (uint64_t began = epw_now_ns(); !epw_pair_broken(e.pair) && epw_now_ns() - began < 5000 * MS;)
+        nanosleep(&(struct timespec){0, 20000}, NULL);
+    CHECK(epw_pair_broken(e.pair) && !epw_nic_link_alive(e.nic, e.link));
+    close_end(&e);
+    close(fd);
+}
+
 /* ---- what is refused ---- */
 
 typedef struct wrong {
@@ -279,7 +554,6 @@ static void keys_and_bounds_are_checked_at_both_ends(void) {
         {"wrapping round", 0x13, UINT64_MAX - 3, 8, 0, 0, 0},
         {"local key", 0x04, 8192, 8, 0, 7, 0},
         {"local bounds", 0x04, 8192, 8, 0, 0, MEMORY - 7},
-        {"a window's key for bytes to send", 0x04, 8192, 8, 0, 1, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const wrong *w = &cases[i];
@@ -308,7 +582,7 @@ static void keys_and_bounds_are_checked_at_both_ends(void) {
 }
 
 static void entries_that_are_none_end_the_queue(void) {
-    for (int kind = 0; kind < 7; kind++) {
+    for (int kind = 0; kind < 10; kind++) {
         two t;
         open_two(&t);
         unsigned char *at = NULL;
@@ -321,6 +595,9 @@ static void entries_that_are_none_end_the_queue(void) {
         if (kind == 4) at[11] |= 0x80;                        /* a fence */
         if (kind == 5) put(at + 32, UINT32_C(0x8000001d), 4); /* 29 bytes inline */
         if (kind == 6) memset(at, 0xa5, 64);
+        if (kind == 7) at[3] = 0x10;            /* a READ to the entry itself */
+        if (kind == 8) at[3] = 0x12;            /* a FETCH_ADD without a place for its answer */
+        if (kind == 9) at[3] = 0x12, at[7] = 4; /* or one of no bytes */
         ring(&t.a);
         CHECK_MSG(await_completion(&t.a, 0, 0xd) && syndrome(&t.a) == 0x02, "kind %d", kind);
         CHECK(atomic_load(&t.b.words) == 0);
@@ -376,6 +653,29 @@ static void a_window_that_is_gone_is_not_written(void) {
     CHECK(await_completion(&t.a, 0, 0xd) && syndrome(&t.a) == 0x13);
     CHECK(atomic_load(&t.b.words) == 0 && t.b.window[WORD_AT] == 0x5a);
     close_two(&t);
+}
+
+/* Other memory lies in its slot meanwhile: a key is of what it was given for. */
+static void a_key_of_memory_that_is_gone_opens_no_other(void) {
+    for (int local = 0; local < 2; local++) {
+        two t;
+        open_two(&t);
+        end *e = local ? &t.a : &t.b;
+        uint32_t old = local ? e->source_key : e->window_key;
+        epw_nic_deregister(e->nic, old);
+        epw_region other = {.base = local ? e->source : e->window,
+                            .rights = EPW_REGION_READ | EPW_REGION_WRITE,
+                            .count = 1,
+                            .stretches = {{0, MEMORY}}};
+        uint32_t fresh = epw_nic_register(e->nic, &other);
+        CHECK(fresh != old && (uint16_t)fresh == (uint16_t)old);
+        memset(t.a.source, 0x77, 8);
+        write_bytes(&t.a, t.b.window_key, 8192, 0, 8, true);
+        ring(&t.a);
+        CHECK(await_completion(&t.a, 0, 0xd) && syndrome(&t.a) == (local ? 0x04 : 0x13));
+        CHECK(t.b.window[8192] == 0);
+        close_two(&t);
+    }
 }
 
 /* ---- connections that end ---- */
@@ -435,7 +735,7 @@ static void garbage_ends_the_connection(void) {
             x = x * 1664525u + 1013904223u;
             bytes[i] = (unsigned char)(x >> 24);
         }
-        bytes[0] = (unsigned char)(seed % 6); /* most begin as frames do */
+        bytes[0] = (unsigned char)(seed % 9); /* most begin as frames do */
         if (seed % 2) memset(bytes + 1, 0, 3);
         CHECK(write(fds[1], bytes, sizeof bytes) == (ssize_t)sizeof bytes);
         close(fds[1]);
@@ -496,7 +796,7 @@ static void many_pairs_share_a_connection(void) {
                                  .rights = EPW_REGION_WRITE,
                                  .count = 1,
                                  .stretches = {{0, MEMORY}},
-                                 .place = place,
+                                 .arrived = arrived,
                                  .context = e};
             e->source_key = epw_nic_register(e->nic, &source);
             e->window_key = epw_nic_register(e->nic, &window);
@@ -554,11 +854,20 @@ int main(void) {
     indices_wrap();
     doorbells_alone_make_it_fetch();
     entries_before_the_connection_wait_for_it();
+    a_read_is_in_order_with_writes();
+    reads_complete_behind_their_bytes();
+    transfers_of_nothing_complete();
+    a_fetch_add_is_atomic();
+    a_word_may_be_added_to();
+    rights_of_what_is_asked_are_checked();
+    an_answer_ends_with_its_memory();
+    answers_without_a_question_end_the_connection();
     keys_and_bounds_are_checked_at_both_ends();
     entries_that_are_none_end_the_queue();
     a_pair_that_is_gone_refuses();
     a_pair_takes_frames_of_its_peer_alone();
     a_window_that_is_gone_is_not_written();
+    a_key_of_memory_that_is_gone_opens_no_other();
     a_lost_connection_breaks_its_pairs_soon();
     a_pair_that_is_given_up_breaks();
     garbage_ends_the_connection();

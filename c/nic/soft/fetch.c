@@ -1,6 +1,8 @@
 /* See fetch.h. Offsets are those of the adapter's manual: control 0, remote address 16, data 32. */
 #include "nic/soft/fetch.h"
 
+#include "base/little_endian.h"
+
 #include <string.h>
 
 static uint32_t big32(const unsigned char *at) {
@@ -14,14 +16,15 @@ static uint64_t big64(const unsigned char *at) {
 enum {
     SIGNALLED = 0x08,   /* of byte 11: a completion for this entry */
     FLAGS_KNOWN = 0x08, /* and no fence, no event, nothing at the first error only */
-    UNIT_BYTES = 16
+    UNIT_BYTES = 16,
+    FETCH_ADD_BYTES = 8
 };
 
 /* Of the length. */
 #define INLINE_BIT     (UINT32_C(1) << 31)
 #define LENGTH_OF_ZERO (UINT32_C(1) << 31)
 
-/* The data segment, behind the control and the remote address. */
+/* The data segment of a WRITE or READ, behind the control and the remote address. */
 static uint8_t read_data(const unsigned char *at, uint32_t units, epw_fetched *out) {
     uint32_t length = units == 2 ? INLINE_BIT : big32(at); /* without a segment there are no bytes */
     out->is_inline = (length & INLINE_BIT) != 0;
@@ -39,6 +42,30 @@ static uint8_t read_data(const unsigned char *at, uint32_t units, epw_fetched *o
     return EPW_SYNDROME_NONE;
 }
 
+/* The operands, then the data segment. */
+static uint8_t read_fetch_add(const unsigned char *at, uint32_t units, epw_fetched *out) {
+    if (units != 4 || big32(at + 16) != FETCH_ADD_BYTES) return EPW_SYNDROME_OPERATION;
+    out->is_inline = true;
+    out->bytes = FETCH_ADD_BYTES;
+    epw_put_little(out->inlined, big64(at), FETCH_ADD_BYTES);
+    out->local_key = big32(at + 20);
+    out->local = big64(at + 24);
+    return EPW_SYNDROME_NONE;
+}
+
+static uint8_t read_operands(const unsigned char *entry, uint32_t units, epw_fetched *out) {
+    if (out->opcode == EPW_OPCODE_NOP) return units == 1 ? EPW_SYNDROME_NONE : EPW_SYNDROME_OPERATION;
+    out->remote = big64(entry + 16);
+    out->remote_key = big32(entry + 24);
+    uint8_t wrong = EPW_SYNDROME_OPERATION;
+    if (out->opcode == EPW_OPCODE_FETCH_ADD) return read_fetch_add(entry + 32, units, out);
+    if (out->opcode == EPW_OPCODE_WRITE || out->opcode == EPW_OPCODE_READ)
+        wrong = read_data(entry + 32, units, out);
+    /* Bytes that come to this rank cannot come to an entry. */
+    bool backwards = out->opcode == EPW_OPCODE_READ && out->is_inline && units > 2;
+    return backwards ? EPW_SYNDROME_OPERATION : wrong;
+}
+
 uint8_t epw_fetch(const unsigned char entry[EPW_FETCH_BYTES], uint32_t number, uint16_t index,
                   epw_fetched *out) {
     uint32_t first = big32(entry), second = big32(entry + 4), units = second & 0x3f;
@@ -46,16 +73,7 @@ uint8_t epw_fetch(const unsigned char entry[EPW_FETCH_BYTES], uint32_t number, u
     bool mine = (uint16_t)(first >> 8) == index && second >> 8 == number;
     bool plain = first >> 24 == 0 && (second & 0xc0) == 0 && (entry[11] & ~FLAGS_KNOWN) == 0;
     if (!mine || !plain) return EPW_SYNDROME_OPERATION;
-    switch (out->opcode) {
-    case EPW_OPCODE_NOP:
-        return units == 1 ? EPW_SYNDROME_NONE : EPW_SYNDROME_OPERATION;
-    case EPW_OPCODE_WRITE:
-        out->remote = big64(entry + 16);
-        out->remote_key = big32(entry + 24);
-        return read_data(entry + 32, units, out);
-    default:
-        return EPW_SYNDROME_OPERATION;
-    }
+    return read_operands(entry, units, out);
 }
 
 uint16_t epw_fetch_record(const void *record) {

@@ -11,17 +11,17 @@
 #define EPW_FETCH_BYTES  64u
 #define EPW_FETCH_INLINE 28u /* the most that an entry carries itself */
 
-enum { EPW_OPCODE_NOP = 0x00, EPW_OPCODE_WRITE = 0x08 };
+enum { EPW_OPCODE_NOP = 0x00, EPW_OPCODE_WRITE = 0x08, EPW_OPCODE_READ = 0x10, EPW_OPCODE_FETCH_ADD = 0x12 };
 
 /* An entry, checked but for its keys. */
 typedef struct epw_fetched {
     uint8_t opcode;
     bool signalled; /* it wants a completion */
-    bool is_inline; /* its bytes are in `inlined`, else at `local` */
+    bool is_inline; /* what it sends is in `inlined`, else at `local` */
     uint32_t bytes;
     uint64_t local, remote; /* offsets in the regions of the keys */
     uint32_t local_key, remote_key;
-    unsigned char inlined[EPW_FETCH_INLINE];
+    unsigned char inlined[EPW_FETCH_INLINE]; /* of a FETCH_ADD: the addend, little-endian */
 } epw_fetched;
 
 /* Reads entry `index` of queue pair `number`. EPW_SYNDROME_NONE, or what is wrong with it. */

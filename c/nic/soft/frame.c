@@ -21,13 +21,36 @@ void epw_frame_write(const epw_frame *frame, unsigned char out[EPW_FRAME_BYTES])
     epw_put_little(out + 28, frame->from, 4);
 }
 
-/* What each kind leaves zero. */
+/* What a kind has; the others leave it zero. */
+enum { HAS_PLACE = 1, HAS_BYTES = 2, HAS_FROM = 4, MAY_WANT_ACK = 8, HAS_SYNDROME = 16 };
+
+static const uint8_t parts_of[] = {
+    [EPW_FRAME_WRITE] = HAS_PLACE | HAS_BYTES | HAS_FROM | MAY_WANT_ACK,
+    [EPW_FRAME_NOP] = HAS_FROM | MAY_WANT_ACK,
+    [EPW_FRAME_ACK] = 0,
+    [EPW_FRAME_NAK] = HAS_SYNDROME,
+    [EPW_FRAME_READ] = HAS_PLACE | HAS_BYTES | HAS_FROM,
+    [EPW_FRAME_FETCH_ADD] = HAS_PLACE | HAS_BYTES | HAS_FROM,
+    [EPW_FRAME_ANSWER] = HAS_BYTES,
+};
+
 static bool is_sound(const epw_frame *f) {
-    bool writes = f->kind == EPW_FRAME_WRITE, asks = writes || f->kind == EPW_FRAME_NOP;
-    if (!asks && f->kind != EPW_FRAME_ACK && f->kind != EPW_FRAME_NAK) return false;
-    if (!writes && (f->key != 0 || f->offset != 0 || f->bytes != 0)) return false;
-    if (!asks && (f->wants_ack || f->from != 0)) return false;
-    return f->bytes <= EPW_FRAME_PAYLOAD_MAX && (f->kind == EPW_FRAME_NAK) == (f->syndrome != 0);
+    if (f->kind < EPW_FRAME_WRITE || f->kind > EPW_FRAME_ANSWER) return false;
+    uint32_t has = parts_of[f->kind];
+    if (!(has & HAS_PLACE) && (f->key != 0 || f->offset != 0)) return false;
+    if (!(has & HAS_BYTES) && f->bytes != 0) return false;
+    if (!(has & HAS_FROM) && f->from != 0) return false;
+    if (!(has & MAY_WANT_ACK) && f->wants_ack) return false;
+    if (f->kind == EPW_FRAME_FETCH_ADD && f->bytes != EPW_FRAME_WORD) return false;
+    return f->bytes <= EPW_FRAME_PAYLOAD_MAX && ((has & HAS_SYNDROME) != 0) == (f->syndrome != 0);
+}
+
+bool epw_frame_is_request(const epw_frame *frame) {
+    return (parts_of[frame->kind] & HAS_FROM) != 0;
+}
+
+uint32_t epw_frame_payload(const epw_frame *frame) {
+    return frame->kind == EPW_FRAME_READ ? 0 : frame->bytes;
 }
 
 bool epw_frame_parse(const unsigned char bytes[EPW_FRAME_BYTES], epw_frame *out) {

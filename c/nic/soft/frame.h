@@ -2,7 +2,10 @@
  *
  * A WRITE carries the bytes of one entry to a queue pair of the other NIC; `index` counts the entries of its
  * queue. The responder answers those that want it by an ACK of the index, once their bytes are placed: it
- * acknowledges all before it too. A NAK names the first that was refused, and ends the queue pair. */
+ * acknowledges all before it too. A READ asks for bytes, and a FETCH_ADD carries what is to be added to a
+ * word of 8 bytes: each is answered by an ANSWER with the bytes, or what the word was, and nothing of its
+ * queue pair travels before that has come. A NAK names the first that was refused, and ends the queue pair.
+ */
 #ifndef EPW_NIC_SOFT_FRAME_H
 #define EPW_NIC_SOFT_FRAME_H
 
@@ -10,23 +13,38 @@
 #include <stdint.h>
 
 #define EPW_FRAME_BYTES 32u
+#define EPW_FRAME_WORD  8u /* bytes of what a FETCH_ADD adds to */
 
 /* The most bytes behind a header: more than any entry of this library has. */
 #define EPW_FRAME_PAYLOAD_MAX (UINT32_C(1) << 31)
 
-enum { EPW_FRAME_WRITE = 1, EPW_FRAME_NOP = 2, EPW_FRAME_ACK = 3, EPW_FRAME_NAK = 4 };
+enum {
+    EPW_FRAME_WRITE = 1,
+    EPW_FRAME_NOP = 2,
+    EPW_FRAME_ACK = 3,
+    EPW_FRAME_NAK = 4,
+    EPW_FRAME_READ = 5,
+    EPW_FRAME_FETCH_ADD = 6,
+    EPW_FRAME_ANSWER = 7
+};
 
 typedef struct epw_frame {
     uint8_t kind;
-    bool wants_ack;
+    bool wants_ack;   /* WRITE, NOP */
     uint8_t syndrome; /* NAK */
     uint32_t pair;    /* of the receiver */
-    uint32_t from;    /* WRITE, NOP: of the sender, where the answer goes */
+    uint32_t from;    /* of requests: of the sender, where the answer goes */
     uint32_t index;
-    uint32_t key; /* WRITE: of the region, and where in it */
+    uint32_t key; /* WRITE, READ, FETCH_ADD: of the region, and where in it */
     uint64_t offset;
-    uint32_t bytes; /* that follow */
+    uint32_t bytes; /* of these three, and of an ANSWER */
 } epw_frame;
+
+/* Whether an entry makes such a frame, and not the answer to one. */
+bool epw_frame_is_request(const epw_frame *frame);
+
+/* How many bytes follow. */
+uint32_t epw_frame_payload(const epw_frame *frame);
 
 void epw_frame_write(const epw_frame *frame, unsigned char out[EPW_FRAME_BYTES]);
 

@@ -1,6 +1,7 @@
 /* A connection of a soft NIC: frames out, frames in. */
 #include "nic/soft/parts.h"
 
+#include "base/little_endian.h"
 #include "ipc/process.h"
 
 #include <errno.h>
@@ -46,6 +47,19 @@ void epw_link_has_sender(epw_link *link, epw_pair *pair) {
     link->last_sender = pair;
 }
 
+/* A planned fault of order: the last one first. */
+static void turn_senders_round(epw_link *link) {
+    epw_pair *turned = NULL, *pair = link->senders;
+    link->last_sender = pair;
+    while (pair != NULL) {
+        epw_pair *next = pair->next_sender;
+        pair->next_sender = turned;
+        turned = pair;
+        pair = next;
+    }
+    link->senders = turned;
+}
+
 static epw_pair *take_sender(epw_link *link) {
     epw_pair *pair = link->senders;
     link->senders = pair->next_sender;
@@ -64,22 +78,29 @@ static void drop_sender(epw_link *link, const epw_pair *pair) {
     }
 }
 
-static void has_ack(epw_link *link, epw_pair *pair, uint32_t index) {
-    pair->ack = index; /* of all before it too */
-    if (pair->acks) return;
-    pair->acks = true;
-    pair->next_acker = link->ackers;
-    link->ackers = pair;
+static void has_answer(epw_link *link, epw_pair *pair) {
+    if (pair->answers) return;
+    pair->answers = true;
+    pair->next_answerer = link->answerers;
+    link->answerers = pair;
 }
 
-static void drop_acker(epw_link *link, const epw_pair *pair) {
-    for (epw_pair **at = &link->ackers; *at != NULL;) {
+static epw_pair *take_answerer(epw_link *link) {
+    epw_pair *pair = link->answerers;
+    link->answerers = pair->next_answerer;
+    pair->answers = false;
+    return pair;
+}
+
+static void drop_answerer(epw_link *link, epw_pair *pair) {
+    for (epw_pair **at = &link->answerers; *at != NULL;) {
         if (*at == pair) {
-            *at = pair->next_acker;
+            *at = pair->next_answerer;
         } else {
-            at = &(*at)->next_acker;
+            at = &(*at)->next_answerer;
         }
     }
+    pair->answers = false;
 }
 
 /* A sender goes on for a while until it hears of it. One answer is enough; where there are very many, their
@@ -95,8 +116,9 @@ static void refuse(epw_link *link, const epw_frame *frame, uint8_t syndrome) {
 /* ---- out ---- */
 
 static bool has_room(const epw_link *link) {
-    return link->out_count + 2 <= 2 * LINK_FRAMES &&
-           link->heads_used + EPW_FRAME_BYTES + EPW_FETCH_INLINE <= LINK_HEADS_BYTES;
+    uint32_t frames = link->nic->strict == NULL ? 1 : 2; /* a fault may double one */
+    return link->out_count + 2 * frames <= 2 * LINK_FRAMES &&
+           link->heads_used + frames * (EPW_FRAME_BYTES + EPW_FETCH_INLINE) <= LINK_HEADS_BYTES;
 }
 
 static void add_bytes(epw_link *link, const unsigned char *bytes, size_t length) {
@@ -117,24 +139,84 @@ static unsigned char *add_frame(epw_link *link, const epw_frame *frame, size_t w
     return head + EPW_FRAME_BYTES;
 }
 
+static void add_nak(epw_link *link, uint32_t pair, uint32_t index, uint8_t syndrome) {
+    epw_frame frame = {.kind = EPW_FRAME_NAK, .pair = pair, .index = index, .syndrome = syndrome};
+    add_frame(link, &frame, 0);
+}
+
+/* What a READ asked for, from where it lies, or what a FETCH_ADD found. */
+static void add_answer(epw_link *link, epw_pair *pair) {
+    const epw_frame *asked = &pair->owed.request;
+    epw_frame frame = {
+        .kind = EPW_FRAME_ANSWER, .pair = pair->answers_to, .index = asked->index, .bytes = asked->bytes};
+    if (asked->kind == EPW_FRAME_FETCH_ADD) {
+        epw_put_little(add_frame(link, &frame, EPW_FRAME_WORD), pair->owed.old, EPW_FRAME_WORD);
+        return;
+    }
+    const epw_region *region = epw_regions_find(&link->nic->regions, asked->key);
+    const unsigned char *at =
+        region != NULL ? epw_region_at(region, EPW_REGION_READ, asked->offset, asked->bytes) : NULL;
+    if (at == NULL) {
+        pair->closed = true;
+        add_nak(link, pair->answers_to, asked->index, EPW_SYNDROME_REMOTE_ACCESS);
+        return;
+    }
+    add_frame(link, &frame, 0);
+    if (asked->bytes > 0) add_bytes(link, at, asked->bytes);
+}
+
+/* An ANSWER, and a NAK, is behind the ACK of what was before it. */
 static void add_answers(epw_link *link) {
+    while (link->answerers != NULL && has_room(link)) {
+        epw_pair *pair = link->answerers;
+        if (pair->ack_due) {
+            pair->ack_due = false;
+            epw_frame frame = {.kind = EPW_FRAME_ACK, .pair = pair->answers_to, .index = pair->ack};
+            add_frame(link, &frame, 0);
+        } else if (pair->owed.due) {
+            pair->owed.due = false;
+            add_answer(link, pair);
+        } else {
+            take_answerer(link);
+        }
+    }
     while (link->refusal_count > 0 && has_room(link)) {
         const epw_refusal *r = &link->refusals[--link->refusal_count];
-        epw_frame frame = {
-            .kind = EPW_FRAME_NAK, .pair = r->pair, .index = r->index, .syndrome = r->syndrome};
-        add_frame(link, &frame, 0);
-    }
-    while (link->ackers != NULL && has_room(link)) {
-        epw_pair *pair = link->ackers;
-        link->ackers = pair->next_acker;
-        pair->acks = false;
-        epw_frame frame = {.kind = EPW_FRAME_ACK, .pair = pair->answers_to, .index = pair->ack};
-        add_frame(link, &frame, 0);
+        add_nak(link, r->pair, r->index, r->syndrome);
     }
 }
 
 /* Inline bytes are copied, as an adapter does; others stay where they are until they are acknowledged. */
+static void add_request(epw_link *link, const epw_frame *frame, const epw_fetched *entry,
+                        const unsigned char *bytes) {
+    if (entry->is_inline) {
+        memcpy(add_frame(link, frame, entry->bytes), bytes, entry->bytes);
+    } else {
+        add_frame(link, frame, 0);
+        if (epw_frame_payload(frame) > 0) add_bytes(link, bytes, entry->bytes);
+    }
+}
+
+/* At a strict NIC. True if nothing more is to be added of the frame. */
+static bool meets_fault(epw_link *link, epw_pair *pair, const epw_frame *frame, const epw_fetched *entry,
+                        const unsigned char *bytes) {
+    epw_fault fault = epw_strict_take(pair, frame->index);
+    link->frozen = fault.kind == EPW_FAULT_FREEZE;
+    link->ends = fault.kind == EPW_FAULT_DROP || fault.kind == EPW_FAULT_TEAR;
+    if (fault.kind == EPW_FAULT_DUPLICATE) add_request(link, frame, entry, bytes);
+    if (fault.kind == EPW_FAULT_TEAR && fault.bytes > 0) {
+        unsigned char *head = link->heads + link->heads_used;
+        epw_frame_write(frame, head);
+        link->heads_used += fault.bytes;
+        add_bytes(link, head, fault.bytes);
+    }
+    if (fault.kind == EPW_FAULT_FREEZE) epw_nic_freeze(link);
+    return link->frozen || link->ends;
+}
+
 static void add_entries(epw_link *link) {
+    if (link->nic->strict != NULL && link->nic->strict->fault.kind == EPW_FAULT_REORDER)
+        turn_senders_round(link);
     while (link->senders != NULL && has_room(link)) {
         epw_pair *pair = take_sender(link);
         epw_frame frame;
@@ -142,15 +224,11 @@ static void add_entries(epw_link *link) {
         const unsigned char *bytes;
         uint32_t turn = 0;
         while (has_room(link) && turn++ < PAIR_TURN_FRAMES && epw_pair_next(pair, &frame, &entry, &bytes)) {
-            if (entry.is_inline) {
-                memcpy(add_frame(link, &frame, entry.bytes), bytes, entry.bytes);
-            } else {
-                add_frame(link, &frame, 0);
-                if (entry.bytes > 0) add_bytes(link, bytes, entry.bytes);
-            }
+            if (link->nic->strict == NULL || !meets_fault(link, pair, &frame, &entry, bytes))
+                add_request(link, &frame, &entry, bytes);
+            if (link->ends || link->frozen) return;
         }
-        if (pair->fetched != pair->target && !atomic_load_explicit(&pair->broken, memory_order_relaxed))
-            epw_link_has_sender(link, pair);
+        if (epw_pair_has_more(pair)) epw_link_has_sender(link, pair);
     }
 }
 
@@ -175,8 +253,12 @@ static void sent(epw_link *link, size_t bytes) {
     }
 }
 
+bool epw_link_has_output(const epw_link *link) {
+    return link->senders != NULL || link->answerers != NULL || link->refusal_count > 0;
+}
+
 bool epw_link_send(epw_link *link) {
-    for (uint32_t frames = 0; frames < SEND_TURN_FRAMES; frames += LINK_FRAMES) {
+    for (uint32_t frames = 0; frames < SEND_TURN_FRAMES && !link->frozen; frames += LINK_FRAMES) {
         if (link->out_at == link->out_count) fill(link);
         while (link->out_at < link->out_count) {
             struct msghdr message = {.msg_iov = link->out + link->out_at,
@@ -190,11 +272,13 @@ bool epw_link_send(epw_link *link) {
             if (n < 0) return false;
             sent(link, (size_t)n);
         }
-        if (link->senders == NULL && link->ackers == NULL && link->refusal_count == 0) {
+        if (link->ends) return false;
+        if (!epw_link_has_output(link)) {
             epw_nic_await_room(link, false);
             return true;
         }
     }
+    if (link->frozen) return true;
     epw_nic_await_room(link, true); /* there is room, and there are others */
     return true;
 }
@@ -212,59 +296,132 @@ static epw_pair *receiver(epw_link *link, const epw_frame *frame, uint8_t *syndr
     }
     if (pair->from != link || pair->answers_to != frame->from) return NULL;
     *syndrome = EPW_SYNDROME_REMOTE_REQUEST;
-    if (frame->index - pair->expected >= UINT32_C(1) << 31) return NULL; /* it has been taken already */
-    return pair;
+    if (frame->index - pair->expected < UINT32_C(1) << 31) return pair;
+    pair->closed = true; /* it has been taken already: this is no order of a connection's */
+    return NULL;
 }
 
-/* Where the bytes of a WRITE go; NULL if it may not. */
-static unsigned char *place_of(epw_link *link, const epw_pair *pair, const epw_frame *frame) {
+/* Where the bytes at `offset` of the pair's region lie, NULL if it may not do that with them. */
+static unsigned char *place_of(const epw_link *link, const epw_pair *pair, uint32_t rights) {
+    const epw_frame *frame = &link->frame;
     if (frame->key != pair->options.key) return NULL;
     const epw_region *region = epw_regions_find(&link->nic->regions, frame->key);
-    if (region == NULL) return NULL;
-    unsigned char *at = epw_region_at(region, EPW_REGION_WRITE, frame->offset, frame->bytes);
-    link->is_word = at != NULL && region->place != NULL && frame->bytes == sizeof link->word &&
-                    frame->offset % sizeof link->word == 0;
-    return link->is_word ? (unsigned char *)&link->word : at;
+    return region != NULL ? epw_region_at(region, rights, frame->offset, frame->bytes) : NULL;
 }
 
-static void begin_write(epw_link *link) {
+static bool is_aligned(const unsigned char *at, const epw_frame *frame) {
+    return frame->bytes == EPW_FRAME_WORD && frame->offset % EPW_FRAME_WORD == 0 &&
+           (uintptr_t)at % EPW_FRAME_WORD == 0;
+}
+
+/* Whether the pair's region allows what is asked, and where its bytes go. Words wait until they are complete;
+ * so do addends. */
+static uint8_t admit(epw_link *link, const epw_pair *pair) {
+    static const uint32_t rights_of[] = {[EPW_FRAME_WRITE] = EPW_REGION_WRITE,
+                                         [EPW_FRAME_READ] = EPW_REGION_READ,
+                                         [EPW_FRAME_FETCH_ADD] = EPW_REGION_ATOMIC};
+    const epw_frame *frame = &link->frame;
+    if (frame->kind == EPW_FRAME_NOP) return EPW_SYNDROME_NONE;
+    if (frame->kind != EPW_FRAME_WRITE && pair->owed.due) return EPW_SYNDROME_REMOTE_REQUEST;
+    unsigned char *at = place_of(link, pair, rights_of[frame->kind]);
+    if (at == NULL) return EPW_SYNDROME_REMOTE_ACCESS;
+    if (frame->kind == EPW_FRAME_READ) return EPW_SYNDROME_NONE;
+    link->is_word = is_aligned(at, frame);
+    if (frame->kind == EPW_FRAME_FETCH_ADD && !link->is_word) return EPW_SYNDROME_REMOTE_REQUEST;
+    link->at = link->is_word ? (unsigned char *)&link->word : at;
+    return EPW_SYNDROME_NONE;
+}
+
+static void begin_request(epw_link *link) {
     const epw_frame *frame = &link->frame;
     uint8_t syndrome;
+    link->key = frame->key;
     link->to = receiver(link, frame, &syndrome);
-    link->left = frame->bytes;
-    link->is_word = false;
-    link->at = NULL;
-    if (link->to != NULL && frame->kind == EPW_FRAME_WRITE) {
-        link->at = place_of(link, link->to, frame);
-        if (link->at == NULL) {
-            syndrome = EPW_SYNDROME_REMOTE_ACCESS;
-            link->to->closed = true; /* of what comes behind it nothing is placed */
-            link->to = NULL;
-        }
+    if (link->to != NULL) {
+        syndrome = admit(link, link->to);
+        if (syndrome == EPW_SYNDROME_NONE) return;
+        link->to->closed = true; /* of what comes behind it nothing is placed */
+        link->to = NULL;
+        link->at = NULL;
     }
-    if (link->to == NULL) refuse(link, frame, syndrome);
+    refuse(link, frame, syndrome);
 }
 
-static void end_write(epw_link *link) {
+/* A word is written or added to in one step, atomically beside what this process does with it. Writer: the
+ * NIC, behind all that the pair has brought. Reader: whoever acquires the word. */
+static void place_word(epw_link *link, epw_pair *pair) {
+    const epw_frame *frame = &link->frame;
+    const epw_region *region = epw_regions_find(&link->nic->regions, frame->key);
+    if (region == NULL) return;
+    uint64_t *at = (uint64_t *)(region->base + frame->offset), value = link->word;
+    if (frame->kind == EPW_FRAME_FETCH_ADD) {
+        uint64_t addend = epw_take_little((unsigned char *)&link->word, EPW_FRAME_WORD);
+        pair->owed.old = __atomic_fetch_add(at, addend, __ATOMIC_SEQ_CST);
+        value = pair->owed.old + addend;
+    } else {
+        __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST);
+    }
+    if (region->arrived != NULL) region->arrived(region->context, frame->offset, value);
+}
+
+static void end_request(epw_link *link, epw_pair *pair) {
+    const epw_frame *frame = &link->frame;
+    if (link->is_word) place_word(link, pair);
+    pair->expected = frame->index + 1;
+    if (frame->kind == EPW_FRAME_READ || frame->kind == EPW_FRAME_FETCH_ADD) {
+        pair->owed.due = true;
+        pair->owed.request = *frame;
+        has_answer(link, pair);
+    }
+    if (!frame->wants_ack) return;
+    pair->ack = frame->index; /* of all before it too */
+    pair->ack_due = true;
+    has_answer(link, pair);
+}
+
+/* False: there is nothing to be answered. */
+static bool begin_answer(epw_link *link) {
+    epw_pair *pair = epw_nic_pair(link->nic, link->frame.pair);
+    if (pair == NULL || pair->link != link || epw_pair_broken(pair)) return true;
+    if (!epw_pair_answer_place(pair, link->frame.index, link->frame.bytes, &link->at)) return false;
+    link->key = pair->asked.key;
+    if (link->frame.bytes > 0 && link->at == NULL) {
+        epw_pair_fail(pair, link->frame.index, EPW_SYNDROME_PROTECTION);
+    } else {
+        link->to = pair;
+    }
+    return true;
+}
+
+static void end_frame(epw_link *link) {
     epw_pair *pair = link->to;
     link->in_frame = false;
+    link->to = NULL;
+    link->at = NULL;
     if (pair == NULL) return;
-    if (link->is_word) {
-        const epw_region *region = epw_regions_find(&link->nic->regions, link->frame.key);
-        if (region != NULL) region->place(region->context, link->frame.offset, link->word);
+    if (link->frame.kind == EPW_FRAME_ANSWER) {
+        epw_pair_answered(pair);
+    } else {
+        end_request(link, pair);
     }
-    pair->expected = link->frame.index + 1;
-    if (link->frame.wants_ack) has_ack(link, pair, link->frame.index);
 }
 
-/* An answer, or the beginning of a WRITE. False: no NIC says that. */
+/* False: no NIC says that. */
 static bool begin_frame(epw_link *link, const unsigned char *bytes) {
     epw_frame *frame = &link->frame;
     if (!epw_frame_parse(bytes, frame)) return false;
-    if (frame->kind == EPW_FRAME_WRITE || frame->kind == EPW_FRAME_NOP) {
-        begin_write(link);
+    link->to = NULL;
+    link->at = NULL;
+    link->is_word = false;
+    link->left = epw_frame_payload(frame);
+    if (epw_frame_is_request(frame) || frame->kind == EPW_FRAME_ANSWER) {
+        if (frame->kind != EPW_FRAME_ANSWER) {
+            begin_request(link);
+        } else if (!begin_answer(link)) {
+            return false;
+        }
         link->in_frame = true;
-        if (link->left == 0) end_write(link);
+        if (link->left == 0) end_frame(link);
         return true;
     }
     epw_pair *pair = epw_nic_pair(link->nic, frame->pair);
@@ -293,7 +450,7 @@ static bool parse(epw_link *link) {
         }
         link->in_begin += take;
         link->left -= take;
-        if (link->left == 0) end_write(link);
+        if (link->left == 0) end_frame(link);
     }
     if (link->in_begin == link->in_end) link->in_begin = link->in_end = 0;
     return true;
@@ -316,7 +473,7 @@ static ssize_t read_some(epw_link *link) {
     if (direct) {
         link->at += placed;
         link->left -= placed;
-        if (link->left == 0) end_write(link);
+        if (link->left == 0) end_frame(link);
     }
     return n;
 }
@@ -353,21 +510,27 @@ static bool copy_out(epw_link *link) {
     return true;
 }
 
-void epw_link_stop(epw_link *link, const epw_pair *pair) {
-    if (link->to != pair) return;
+void epw_link_stop(epw_link *link, const epw_pair *pair, bool answers) {
+    if (link->to != pair || (link->frame.kind == EPW_FRAME_ANSWER) != answers) return;
     link->to = NULL;
     link->at = NULL;
 }
 
 bool epw_link_forget(epw_link *link, epw_pair *pair) {
     drop_sender(link, pair);
-    drop_acker(link, pair);
-    epw_link_stop(link, pair);
+    drop_answerer(link, pair);
+    epw_link_stop(link, pair, false);
+    epw_link_stop(link, pair, true);
     return copy_out(link);
 }
 
-void epw_link_forget_region(epw_link *link, uint32_t key) {
-    if (!link->in_frame || link->frame.key != key) return;
-    link->to = NULL;
-    link->at = NULL;
+bool epw_link_forget_region(epw_link *link, uint32_t key) {
+    if (link->in_frame && link->to != NULL && link->key == key) {
+        if (link->frame.kind == EPW_FRAME_ANSWER) {
+            epw_pair_fail(link->to, link->frame.index, EPW_SYNDROME_PROTECTION);
+        } else {
+            epw_link_stop(link, link->to, false);
+        }
+    }
+    return copy_out(link);
 }

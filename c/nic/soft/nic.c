@@ -13,7 +13,7 @@
 
 enum { EVENTS = 64, SLOT_BITS = 16, LINKS_MAX = 1 << SLOT_BITS };
 
-/* Of the event that ends the thread; no link has this id. */
+/* Of the event that wakes the thread; no link has this id. */
 #define WAKE_ID UINT64_C(0)
 
 /* Rung meanwhile by somebody who found the lock taken. Observers: who has pushed onto `rung` and then failed
@@ -41,6 +41,10 @@ void epw_nic_await_room(epw_link *link, bool awaits) {
     if (link->awaits_room == awaits) return;
     struct epoll_event event = {.events = EPOLLIN | (awaits ? (uint32_t)EPOLLOUT : 0), .data.u64 = link->id};
     if (epoll_ctl(link->nic->epoll, EPOLL_CTL_MOD, link->fd, &event) == 0) link->awaits_room = awaits;
+}
+
+void epw_nic_freeze(epw_link *link) {
+    epoll_ctl(link->nic->epoll, EPOLL_CTL_DEL, link->fd, NULL);
 }
 
 void epw_nic_drop_link(epw_nic *nic, epw_link *link) {
@@ -107,7 +111,7 @@ void epw_nic_end_link(epw_nic *nic, uint64_t id) {
 static void take_in(epw_nic *nic, const struct epoll_event *events, int count) {
     for (int i = 0; i < count; i++) {
         epw_link *link = epw_nic_link(nic, events[i].data.u64);
-        if (link == NULL) continue; /* the wake-up call, or gone meanwhile */
+        if (link == NULL || link->frozen) continue; /* the wake-up call, or gone meanwhile */
         if (events[i].events & (EPOLLIN | EPOLLERR | EPOLLHUP)) {
             if (!epw_link_read(link)) {
                 epw_nic_drop_link(nic, link);
@@ -118,14 +122,23 @@ static void take_in(epw_nic *nic, const struct epoll_event *events, int count) {
     }
 }
 
+/* At a strict NIC: pairs whose fetches were delayed, or waited for what is before them. */
+static void resume(const epw_nic *nic) {
+    for (uint32_t i = 0; i < nic->pair_count; i++) {
+        epw_pair *pair = nic->pairs[i];
+        if (pair != NULL && pair->link != NULL && epw_pair_has_more(pair))
+            epw_link_has_sender(pair->link, pair);
+    }
+}
+
 /* Sends what everybody has, but for those who wait for room. */
 static void send_all(epw_nic *nic) {
     epw_nic_heed_rung(nic);
+    if (nic->strict != NULL) resume(nic);
     for (uint32_t i = 0; i < nic->link_count; i++) {
         epw_link *link = nic->links[i];
         if (link == NULL || link->awaits_room) continue;
-        bool idle = link->senders == NULL && link->ackers == NULL && link->refusal_count == 0;
-        if (idle && link->out_at == link->out_count) continue;
+        if (!epw_link_has_output(link) && link->out_at == link->out_count) continue;
         if (!epw_link_send(link)) epw_nic_drop_link(nic, link);
     }
 }
@@ -144,12 +157,15 @@ void epw_nic_poll(epw_nic *nic) {
 static void *nic_main(void *argument) {
     epw_nic *nic = argument;
     struct epoll_event events[EVENTS];
+    int looks_after_ms = -1;
     for (bool ending = false; !ending;) {
-        int count = epoll_wait(nic->epoll, events, EVENTS, -1);
+        int count = epoll_wait(nic->epoll, events, EVENTS, looks_after_ms);
         pthread_mutex_lock(&nic->lock);
+        looks_after_ms = nic->strict != NULL ? 1 : -1; /* it has delays to end */
         take_in(nic, events, count);
         send_all(nic);
         ending = nic->ending;
+        if (!ending) eventfd_read(nic->wake, &(eventfd_t){0}); /* this thread alone: the call is for it */
         pthread_mutex_unlock(&nic->lock);
         if (rung_again(nic)) epw_nic_poll(nic);
     }
@@ -168,8 +184,10 @@ uint32_t epw_nic_register(epw_nic *nic, const epw_region *region) {
 void epw_nic_deregister(epw_nic *nic, uint32_t key) {
     pthread_mutex_lock(&nic->lock);
     if (epw_regions_drop(&nic->regions, key)) {
-        for (uint32_t i = 0; i < nic->link_count; i++)
-            if (nic->links[i] != NULL) epw_link_forget_region(nic->links[i], key);
+        for (uint32_t i = 0; i < nic->link_count; i++) {
+            epw_link *link = nic->links[i];
+            if (link != NULL && !epw_link_forget_region(link, key)) epw_nic_drop_link(nic, link);
+        }
     }
     epw_nic_unlock(nic);
 }
@@ -202,15 +220,19 @@ epw_status epw_nic_open(epw_where where, epw_nic **out) {
     return EPW_OK;
 }
 
+void epw_nic_wake(epw_nic *nic) {
+    uint64_t one = 1;
+    while (write(nic->wake, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+}
+
 void epw_nic_close(epw_nic *nic) {
     if (nic == NULL) return;
     if (nic->started) {
         pthread_mutex_lock(&nic->lock);
         nic->ending = true;
         pthread_mutex_unlock(&nic->lock);
-        uint64_t one = 1;
-        while (write(nic->wake, &one, sizeof one) < 0 && errno == EINTR) {
-        }
+        epw_nic_wake(nic);
         pthread_join(nic->thread, NULL);
     }
     for (uint32_t i = 0; i < nic->link_count; i++)
@@ -218,6 +240,7 @@ void epw_nic_close(epw_nic *nic) {
     if (nic->epoll >= 0) close(nic->epoll);
     if (nic->wake >= 0) close(nic->wake);
     epw_regions_free(&nic->regions);
+    free(nic->strict);
     free(nic->links);
     free(nic->pairs);
     free(nic->serials);

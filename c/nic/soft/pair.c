@@ -26,19 +26,34 @@ static bool allocate(epw_pair *pair, uint32_t depth) {
     return true;
 }
 
+const unsigned char *epw_pair_entry(const epw_pair *pair, uint32_t index) {
+    return pair->memory.entries + (size_t)(index & (pair->memory.depth - 1)) * EPW_FETCH_BYTES;
+}
+
 /* Writes the completion queue's one entry. Writer: the NIC. Reader: whoever polls it, which acquires the last
  * four bytes. */
-static void complete(epw_pair *pair, uint32_t index, uint8_t syndrome) {
+static void complete(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t vendor) {
     unsigned char *entry = pair->memory.completion;
     bool failed = syndrome != EPW_SYNDROME_NONE;
     if (failed) {
-        uint32_t vendor = syndrome == EPW_SYNDROME_RETRIES ? VENDOR_LOST : 0;
-        uint32_t what = epw_swap_32((uint32_t)EPW_OPCODE_WRITE << 24 | pair->number);
+        bool posted =
+            (uint32_t)pair->target - index - 1 < pair->memory.depth; /* else it may be being written */
+        uint32_t opcode = posted ? epw_pair_entry(pair, index)[3] : EPW_OPCODE_NOP;
+        uint32_t what = epw_swap_32(opcode << 24 | pair->number);
         __atomic_store_n((uint32_t *)(entry + 0x34), epw_swap_32(vendor << 8 | syndrome), __ATOMIC_RELAXED);
         __atomic_store_n((uint32_t *)(entry + 0x38), what, __ATOMIC_RELAXED);
     }
     uint32_t word = epw_swap_32((index & 0xffff) << 16 | (failed ? 0xd0 : 0));
     __atomic_store_n((uint32_t *)(entry + 0x3c), word, __ATOMIC_RELEASE);
+}
+
+static void fail(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t vendor) {
+    if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
+    if (pair->link != NULL) epw_link_stop(pair->link, pair, true);
+    pair->cause = (epw_pair_cause){syndrome, (uint8_t)vendor, index};
+    complete(pair, index, syndrome, vendor);
+    /* Writer: the NIC, once nothing that came by this pair is placed any more. Reader: epw_pair_broken. */
+    atomic_store_explicit(&pair->broken, true, memory_order_release);
 }
 
 /* ---- life ---- */
@@ -84,9 +99,10 @@ epw_status epw_pair_create(epw_nic *nic, const epw_pair_options *options, epw_wh
         pair->nic = nic;
         pair->options = *options;
         pthread_mutex_lock(&nic->lock);
-        made = enter(nic, pair);
+        made = (nic->strict == NULL || epw_strict_open_pair(pair)) && enter(nic, pair);
         epw_nic_unlock(nic);
         if (!made) free(pair->memory.entries);
+        if (!made) free(pair->strict);
     }
     if (!made) {
         free(pair);
@@ -111,6 +127,7 @@ void epw_pair_destroy(epw_pair *pair) {
     epw_nic_unlock(nic);
     epw_nic_poll(nic); /* for the others that were in that list */
     free(pair->memory.entries);
+    free(pair->strict);
     free(pair);
 }
 
@@ -130,7 +147,7 @@ void epw_pair_break(epw_pair *pair) {
 void epw_pair_close(epw_pair *pair) {
     pthread_mutex_lock(&pair->nic->lock);
     pair->closed = true;
-    if (pair->from != NULL) epw_link_stop(pair->from, pair);
+    if (pair->from != NULL) epw_link_stop(pair->from, pair, false);
     epw_nic_unlock(pair->nic);
 }
 
@@ -141,11 +158,25 @@ bool epw_pair_is_closed(epw_pair *pair) {
     return closed;
 }
 
+epw_pair_cause epw_pair_cause_of(epw_pair *pair) {
+    pthread_mutex_lock(&pair->nic->lock);
+    epw_pair_cause cause = pair->cause;
+    epw_nic_unlock(pair->nic);
+    return cause;
+}
+
 bool epw_pair_broken(const epw_pair *pair) {
     return atomic_load_explicit(&pair->broken, memory_order_acquire);
 }
 
 /* ---- sending ---- */
+
+/* A planned fault: of the doorbell that the entry is rung for by nothing is known. */
+static bool loses_doorbell(epw_pair *pair, uint16_t ahead) {
+    const epw_fault *fault = &pair->nic->strict->fault;
+    bool covers = fault->kind == EPW_FAULT_LOSE_DOORBELL && fault->index - (uint32_t)pair->target < ahead;
+    return covers && epw_strict_take(pair, fault->index).kind != EPW_FAULT_NONE;
+}
 
 /* How far it may fetch, as the doorbell record says; the doorbell says only that there is news. */
 static void heed(epw_pair *pair) {
@@ -156,12 +187,15 @@ static void heed(epw_pair *pair) {
     if (doorbell == pair->doorbell) return;
     pair->doorbell = doorbell;
     uint16_t ahead = (uint16_t)(epw_fetch_record(pair->memory.record) - (uint16_t)pair->target);
+    if (pair->strict != NULL && loses_doorbell(pair, ahead)) return;
     pair->target += ahead;
-    if (pair->target - pair->completed > pair->memory.depth) {
-        epw_pair_fail(pair, (uint32_t)pair->fetched, EPW_SYNDROME_OPERATION); /* the ring is overrun */
+    bool overrun = pair->target - pair->completed > pair->memory.depth;
+    if (pair->strict != NULL && !overrun) epw_strict_rung(pair, pair->target - ahead, pair->target);
+    if (overrun) {
+        fail(pair, (uint32_t)pair->fetched, EPW_SYNDROME_OPERATION, EPW_VENDOR_OVERRUN);
     } else if (atomic_load_explicit(&pair->broken, memory_order_relaxed) && ahead > 0) {
-        complete(pair, (uint32_t)pair->target - 1, EPW_SYNDROME_FLUSHED);
-    } else if (pair->link != NULL && pair->target != pair->fetched) {
+        complete(pair, (uint32_t)pair->target - 1, EPW_SYNDROME_FLUSHED, 0);
+    } else if (pair->link != NULL && epw_pair_has_more(pair)) {
         epw_link_has_sender(pair->link, pair);
     }
 }
@@ -196,61 +230,131 @@ void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote) {
     pair->link = epw_nic_link(nic, link);
     pair->remote = remote;
     if (pair->link == NULL) epw_pair_fail(pair, 0, EPW_SYNDROME_RETRIES);
-    if (pair->link != NULL && pair->target != pair->fetched) epw_link_has_sender(pair->link, pair);
+    if (pair->link != NULL && epw_pair_has_more(pair)) epw_link_has_sender(pair->link, pair);
     epw_nic_unlock(nic);
     epw_nic_poll(nic);
 }
 
+bool epw_pair_has_more(const epw_pair *pair) {
+    return pair->fetched != pair->target && !pair->asked.waits &&
+           !atomic_load_explicit(&pair->broken, memory_order_relaxed) &&
+           (pair->strict == NULL || epw_strict_may_fetch(pair));
+}
+
+static unsigned char *local_at(const epw_pair *pair, uint32_t rights, uint32_t key, uint64_t at,
+                               uint32_t bytes) {
+    const epw_region *region = epw_regions_find(&pair->nic->regions, key);
+    return region != NULL ? epw_region_at(region, rights, at, bytes) : NULL;
+}
+
+uint8_t epw_pair_fetch(const epw_pair *pair, uint32_t index, epw_fetched *entry,
+                       const unsigned char **bytes) {
+    uint8_t wrong = epw_fetch(epw_pair_entry(pair, index), pair->number, (uint16_t)index, entry);
+    *bytes = entry->inlined;
+    if (wrong != EPW_SYNDROME_NONE) return wrong;
+    bool answered = entry->opcode == EPW_OPCODE_READ || entry->opcode == EPW_OPCODE_FETCH_ADD;
+    bool has_local = answered ? entry->bytes > 0 : entry->opcode == EPW_OPCODE_WRITE && !entry->is_inline;
+    if (!has_local) return EPW_SYNDROME_NONE;
+    uint32_t rights = answered ? EPW_REGION_WRITE : EPW_REGION_READ;
+    unsigned char *at = local_at(pair, rights, entry->local_key, entry->local, entry->bytes);
+    if (!entry->is_inline) *bytes = at;
+    return at != NULL ? EPW_SYNDROME_NONE : EPW_SYNDROME_PROTECTION;
+}
+
+static uint8_t frame_kind(uint8_t opcode) {
+    switch (opcode) {
+    case EPW_OPCODE_WRITE:
+        return EPW_FRAME_WRITE;
+    case EPW_OPCODE_READ:
+        return EPW_FRAME_READ;
+    case EPW_OPCODE_FETCH_ADD:
+        return EPW_FRAME_FETCH_ADD;
+    default:
+        return EPW_FRAME_NOP;
+    }
+}
+
+/* At a strict NIC. False: the entry has failed. */
+static bool refetch(epw_pair *pair) {
+    const epw_fault *fault = &pair->nic->strict->fault;
+    if (!epw_strict_is_unchanged(pair, pair->fetched)) {
+        fail(pair, (uint32_t)pair->fetched, EPW_SYNDROME_OPERATION, EPW_VENDOR_CHANGED);
+        return false;
+    }
+    if (fault->kind != EPW_FAULT_ERROR) return true;
+    uint8_t syndrome = fault->syndrome;
+    if (epw_strict_take(pair, pair->fetched).kind == EPW_FAULT_NONE) return true;
+    fail(pair, (uint32_t)pair->fetched, syndrome, EPW_VENDOR_PLANNED);
+    return false;
+}
+
 bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const unsigned char **bytes) {
-    while (pair->fetched != pair->target && !atomic_load_explicit(&pair->broken, memory_order_relaxed)) {
+    while (epw_pair_has_more(pair)) {
         uint32_t index = (uint32_t)pair->fetched;
-        const unsigned char *at =
-            pair->memory.entries + (size_t)(index & (pair->memory.depth - 1)) * EPW_FETCH_BYTES;
-        uint8_t wrong = epw_fetch(at, pair->number, (uint16_t)index, entry);
-        *bytes = entry->inlined;
-        if (wrong == EPW_SYNDROME_NONE && entry->opcode == EPW_OPCODE_WRITE && !entry->is_inline) {
-            const epw_region *region = epw_regions_find(&pair->nic->regions, entry->local_key);
-            *bytes =
-                region != NULL ? epw_region_at(region, EPW_REGION_READ, entry->local, entry->bytes) : NULL;
-            if (*bytes == NULL) wrong = EPW_SYNDROME_PROTECTION;
-        }
+        if (pair->strict != NULL && !refetch(pair)) return false;
+        uint8_t wrong = epw_pair_fetch(pair, index, entry, bytes);
         if (wrong != EPW_SYNDROME_NONE) {
             epw_pair_fail(pair, index, wrong);
             return false;
         }
         pair->fetched++;
-        bool writes = entry->opcode == EPW_OPCODE_WRITE;
-        if (!writes && !entry->signalled) continue; /* nobody would notice it */
-        *frame = (epw_frame){.kind = writes ? EPW_FRAME_WRITE : EPW_FRAME_NOP,
-                             .wants_ack = entry->signalled,
+        if (entry->opcode == EPW_OPCODE_NOP && !entry->signalled) continue; /* nobody would notice it */
+        *frame = (epw_frame){.kind = frame_kind(entry->opcode),
                              .pair = pair->remote,
                              .from = pair->number,
-                             .index = index};
-        if (!writes) entry->bytes = 0;
-        if (writes) {
-            frame->key = entry->remote_key;
-            frame->offset = entry->remote;
-            frame->bytes = entry->bytes;
+                             .index = index,
+                             .key = entry->remote_key,
+                             .offset = entry->remote,
+                             .bytes = entry->bytes};
+        if (frame->kind == EPW_FRAME_READ || frame->kind == EPW_FRAME_FETCH_ADD) {
+            pair->asked = (epw_asked){.waits = true,
+                                      .signalled = entry->signalled,
+                                      .index = index,
+                                      .key = entry->local_key,
+                                      .bytes = entry->bytes,
+                                      .local = entry->local};
+        } else {
+            frame->wants_ack = entry->signalled;
         }
         return true;
     }
     return false;
 }
 
+/* All before it too. */
+static void done(epw_pair *pair, uint64_t entries, bool tell) {
+    if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
+    uint64_t index;
+    if (pair->strict != NULL && !epw_strict_done(pair, pair->completed, entries, &index)) {
+        fail(pair, (uint32_t)index, EPW_SYNDROME_PROTECTION, EPW_VENDOR_REWRITTEN);
+        return;
+    }
+    pair->completed = entries;
+    if (tell) complete(pair, (uint32_t)entries - 1, EPW_SYNDROME_NONE, 0);
+}
+
 bool epw_pair_complete(epw_pair *pair, uint32_t index) {
-    uint64_t done = pair->completed + (uint32_t)(index - (uint32_t)pair->completed) + 1;
-    if (done > pair->fetched) return false;
-    if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return true;
-    pair->completed = done;
-    complete(pair, index, EPW_SYNDROME_NONE);
+    uint64_t entries = pair->completed + (uint32_t)(index - (uint32_t)pair->completed) + 1;
+    if (entries > pair->fetched - (pair->asked.waits ? 1 : 0)) return false;
+    done(pair, entries, true);
     return true;
 }
 
+bool epw_pair_answer_place(const epw_pair *pair, uint32_t index, uint32_t bytes, unsigned char **at) {
+    const epw_asked *asked = &pair->asked;
+    if (!asked->waits || asked->index != index || asked->bytes != bytes) return false;
+    *at = bytes > 0 ? local_at(pair, EPW_REGION_WRITE, asked->key, asked->local, bytes) : NULL;
+    return true;
+}
+
+void epw_pair_answered(epw_pair *pair) {
+    pair->asked.waits = false;
+    done(pair, pair->fetched, pair->asked.signalled); /* nothing behind it was fetched */
+    if (epw_pair_has_more(pair)) epw_link_has_sender(pair->link, pair);
+}
+
 void epw_pair_fail(epw_pair *pair, uint32_t index, uint8_t syndrome) {
-    if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
-    complete(pair, index, syndrome);
-    /* Writer: the NIC, once nothing that came by this pair is placed any more. Reader: epw_pair_broken. */
-    atomic_store_explicit(&pair->broken, true, memory_order_release);
+    fail(pair, index, syndrome, syndrome == EPW_SYNDROME_RETRIES ? VENDOR_LOST : 0);
 }
 
 void epw_pair_lose(epw_pair *pair, const epw_link *link) {
@@ -258,7 +362,7 @@ void epw_pair_lose(epw_pair *pair, const epw_link *link) {
     if (pair->from == link) {
         pair->from = NULL;
         pair->closed = true;
-        pair->acks = false;
+        pair->ack_due = pair->owed.due = pair->answers = false;
     }
     if (pair->link == link) {
         pair->link = NULL;

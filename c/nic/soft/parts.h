@@ -5,12 +5,27 @@
 
 #include "nic/soft/fetch.h"
 #include "nic/soft/frame.h"
+#include "nic/soft/strict.h"
 #include "nic/soft.h"
 
 #include <pthread.h>
 #include <sys/uio.h>
 
 typedef struct epw_link epw_link;
+
+/* The READ or FETCH_ADD whose answer has not come: nothing behind it is fetched. */
+typedef struct epw_asked {
+    bool waits, signalled;
+    uint32_t index, key, bytes; /* where the answer goes */
+    uint64_t local;
+} epw_asked;
+
+/* The answer that the peer is to have. */
+typedef struct epw_owed {
+    bool due;
+    epw_frame request;
+    uint64_t old; /* of a FETCH_ADD */
+} epw_owed;
 
 struct epw_pair {
     epw_nic *nic;
@@ -27,15 +42,20 @@ struct epw_pair {
     uint32_t remote;
     uint64_t doorbell, completed, fetched, target;
     atomic_bool broken, given_up;
+    epw_pair_cause cause;
     bool sends; /* in the link's list of those with entries */
     epw_pair *next_sender;
+    epw_asked asked;
+    epw_strict_pair *strict; /* NULL: it is not */
 
     /* Receiving, from the connection by which the first frame came. */
     epw_link *from;
     bool closed; /* that is gone: nothing more is taken */
     uint32_t answers_to, expected, ack;
-    bool acks; /* in the link's list of those with an answer to give */
-    epw_pair *next_acker;
+    bool ack_due;
+    epw_owed owed;
+    bool answers; /* in the link's list of those with an answer to give */
+    epw_pair *next_answerer;
 };
 
 enum {
@@ -58,7 +78,7 @@ struct epw_link {
     uint64_t id;
 
     /* Out: frames under way, then those who have more. */
-    epw_pair *senders, *last_sender, *ackers;
+    epw_pair *senders, *last_sender, *answerers;
     epw_refusal refusals[LINK_REFUSALS];
     uint32_t refusal_count;
     struct iovec out[2 * LINK_FRAMES];
@@ -67,15 +87,17 @@ struct epw_link {
     unsigned char heads[LINK_HEADS_BYTES];
     void *copied; /* what is left of frames whose pair is gone */
     bool awaits_room;
+    bool ends, frozen; /* by a planned fault: once what is in frames has been sent; at once */
 
     /* In: bytes read and not yet looked at, and the frame whose bytes are coming. */
     uint32_t in_begin, in_end;
     epw_frame frame;
     bool in_frame;
     epw_pair *to;      /* NULL: the frame is refused, or its pair is gone */
-    unsigned char *at; /* where its next bytes go */
+    uint32_t key;      /* of the region that its bytes are for */
+    unsigned char *at; /* where the next ones go: there, or to `word` */
     uint64_t left;
-    bool is_word;
+    bool is_word; /* what a WRITE of a word brings, or a FETCH_ADD */
     uint64_t word;
     unsigned char in[LINK_IN_BYTES];
 };
@@ -87,6 +109,7 @@ struct epw_nic {
     int epoll, wake;
     _Atomic(epw_pair *) rung;
 
+    epw_strict *strict; /* NULL: it is not */
     epw_regions regions;
     epw_link **links;
     uint32_t link_count, link_serial;
@@ -102,11 +125,25 @@ epw_pair *epw_nic_pair(const epw_nic *nic, uint32_t number);
 /* Looks at the doorbells that have been rung. */
 void epw_nic_heed_rung(epw_nic *nic);
 
+/* Whether it has entries that may be fetched now. */
+bool epw_pair_has_more(const epw_pair *pair);
+
+/* The bytes of an entry; what they say, with the bytes on this side that it sends or is answered at. */
+const unsigned char *epw_pair_entry(const epw_pair *pair, uint32_t index);
+uint8_t epw_pair_fetch(const epw_pair *pair, uint32_t index, epw_fetched *entry, const unsigned char **bytes);
+
 /* The next frame of the pair, with its bytes; false if it has none, or has just failed. */
 bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const unsigned char **bytes);
 
 /* The peer has placed all entries up to this one. False if that cannot be. */
 bool epw_pair_complete(epw_pair *pair, uint32_t index);
+
+/* Where the answer of this many bytes to entry `index` goes, NULL if the region is gone. False if there is
+ * nothing to be answered. */
+bool epw_pair_answer_place(const epw_pair *pair, uint32_t index, uint32_t bytes, unsigned char **at);
+
+/* The answer is there. */
+void epw_pair_answered(epw_pair *pair);
 
 /* Nothing more completes. */
 void epw_pair_fail(epw_pair *pair, uint32_t index, uint8_t syndrome);
@@ -123,17 +160,21 @@ void epw_link_free(epw_link *link);
 bool epw_link_read(epw_link *link);
 bool epw_link_send(epw_link *link);
 
+/* Whether somebody has something to say that is not in frames yet. */
+bool epw_link_has_output(const epw_link *link);
+
 /* The pair has entries to be fetched. */
 void epw_link_has_sender(epw_link *link, epw_pair *pair);
 
-/* Of a frame for the pair whose bytes are coming nothing more is placed. */
-void epw_link_stop(epw_link *link, const epw_pair *pair);
+/* Of a frame for the pair whose bytes are coming nothing more is placed: of what the peer asks, or of what it
+ * answers. */
+void epw_link_stop(epw_link *link, const epw_pair *pair, bool answers);
 
 /* Nothing of the pair is used any more. False: the connection must go for that. */
 bool epw_link_forget(epw_link *link, epw_pair *pair);
 
-/* Nothing that comes is placed in the region any more. */
-void epw_link_forget_region(epw_link *link, uint32_t key);
+/* Nothing that comes is placed in the region any more, and nothing is sent of it. False: as above. */
+bool epw_link_forget_region(epw_link *link, uint32_t key);
 
 /* ---- nic.c ---- */
 
@@ -145,6 +186,12 @@ epw_link *epw_nic_link(const epw_nic *nic, uint64_t id);
 
 /* Closes the connection: its pairs break. */
 void epw_nic_drop_link(epw_nic *nic, epw_link *link);
+
+/* Ends the thread's sleep. */
+void epw_nic_wake(epw_nic *nic);
+
+/* Takes nothing in from the connection any more. */
+void epw_nic_freeze(epw_link *link);
 
 /* Whether the system is to tell when there is room to send. */
 void epw_nic_await_room(epw_link *link, bool awaits);

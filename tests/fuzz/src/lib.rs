@@ -2,6 +2,7 @@
 //! blob as `c/window/blob.c` writes them. And what those of records and snapshots share: a run.
 
 pub mod links;
+pub mod nic;
 
 use std::ops::Range;
 use std::time::Duration;

@@ -38,10 +38,10 @@ pub struct Wanted {
 
 /// `epw_where`.
 #[repr(C)]
-struct Where {
-    op: *const c_char,
-    rank: c_int,
-    peer: c_int,
+pub(crate) struct Where {
+    pub(crate) op: *const c_char,
+    pub(crate) rank: c_int,
+    pub(crate) peer: c_int,
 }
 
 unsafe extern "C" {

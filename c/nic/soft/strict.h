@@ -1,0 +1,84 @@
+/* Strict mode of a soft NIC, for tests: it notices what an adapter would not forgive, and makes trouble on
+ * request.
+ *
+ * An entry that is done is overwritten before its completion shows, so that a doorbell in front of the next
+ * entry finds no plausible one. Entries, and the bytes that they send, are hashed at the doorbell: an entry
+ * that is another when it is fetched, or bytes that are others when it completes, end the queue pair with a
+ * vendor code of this file. Fetches are delayed at random, so that there is time for such mistakes.
+ *
+ * A fault is planned for one entry of one queue pair, and happens once all before it is done: so the outcome
+ * follows from the plan. Off, all of this is one comparison with NULL. */
+#ifndef EPW_NIC_SOFT_STRICT_H
+#define EPW_NIC_SOFT_STRICT_H
+
+#include "nic/soft.h"
+
+/* Vendor codes of error completions. */
+enum {
+    EPW_VENDOR_CHANGED = 0xe1,   /* the entry, behind its doorbell */
+    EPW_VENDOR_OVERRUN = 0xe2,   /* more entries than slots */
+    EPW_VENDOR_REWRITTEN = 0xe3, /* what it sends, before it was done */
+    EPW_VENDOR_PLANNED = 0xe4
+};
+
+typedef enum epw_fault_kind {
+    EPW_FAULT_NONE,
+    EPW_FAULT_DROP,          /* the connection ends in front of it */
+    EPW_FAULT_FREEZE,        /* the connection stays, and carries nothing any more */
+    EPW_FAULT_DELAY,         /* it waits for some milliseconds */
+    EPW_FAULT_LOSE_DOORBELL, /* the one that it was rung for by */
+    EPW_FAULT_REORDER,       /* from then on the pair that came last to a connection is the first to send */
+    EPW_FAULT_ERROR,         /* it fails */
+    EPW_FAULT_DUPLICATE,     /* its frame is sent twice */
+    EPW_FAULT_TEAR,          /* its frame is cut, and the connection ends */
+    EPW_FAULT_KINDS
+} epw_fault_kind;
+
+typedef struct epw_fault {
+    epw_fault_kind kind;
+    uint32_t pair, index; /* of the entry */
+    uint8_t syndrome;     /* ERROR: its syndrome */
+    uint32_t bytes;       /* TEAR: so many of the frame are sent, fewer than its header has */
+} epw_fault;
+
+/* Before the NIC has queue pairs. Fetches wait up to delay_us behind their doorbells. */
+epw_status epw_nic_be_strict(epw_nic *nic, uint64_t seed, uint32_t delay_us, epw_where where);
+
+/* At a strict NIC, before the entry is posted. */
+void epw_nic_plan_fault(epw_nic *nic, const epw_fault *fault);
+
+/* ---- for the NIC, which is locked ---- */
+
+/* Of a queue pair at a strict NIC. */
+typedef struct epw_strict_pair {
+    uint64_t fetch_at_ns; /* not before that time */
+    uint64_t hashes[];    /* [2 * depth]: of an entry, of the bytes that it sends */
+} epw_strict_pair;
+
+typedef struct epw_strict {
+    uint64_t random;
+    uint32_t delay_us;
+    epw_fault fault;
+} epw_strict;
+
+/* False: no memory. */
+bool epw_strict_open_pair(epw_pair *pair);
+
+/* Entries from `from` to `to` have been rung for. */
+void epw_strict_rung(epw_pair *pair, uint64_t from, uint64_t to);
+
+/* Whether the entry is still what was rung for. */
+bool epw_strict_is_unchanged(const epw_pair *pair, uint64_t index);
+
+/* Entries from `from` to `to` are done. False if the bytes of one were rewritten before: *index says of
+ * which. */
+bool epw_strict_done(epw_pair *pair, uint64_t from, uint64_t to, uint64_t *index);
+
+/* Whether the next entry may be fetched by now: it is not delayed, and no fault waits for what is before it.
+ */
+bool epw_strict_may_fetch(const epw_pair *pair);
+
+/* Takes the fault that is planned for the entry; each happens once. */
+epw_fault epw_strict_take(epw_pair *pair, uint64_t index);
+
+#endif

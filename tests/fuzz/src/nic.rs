@@ -1,0 +1,167 @@
+//! What the targets of the software NIC share: entries of `c/nic/soft/fetch.h`, frames of `c/nic/soft/frame.h`, and a
+//! NIC that takes them in. They are called as they lie in the crate's C core.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+use crate::links::Where;
+
+pub const ENTRY_BYTES: usize = 64;
+pub const FRAME_BYTES: usize = 32;
+
+/// `epw_fetched`.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Fetched {
+    pub opcode: u8,
+    pub signalled: bool,
+    pub is_inline: bool,
+    pub bytes: u32,
+    pub local: u64,
+    pub remote: u64,
+    pub local_key: u32,
+    pub remote_key: u32,
+    pub inlined: [u8; 28],
+}
+
+/// `epw_frame`.
+#[repr(C)]
+#[derive(Clone, Debug, Default)]
+pub struct Frame {
+    pub kind: u8,
+    pub wants_ack: bool,
+    pub syndrome: u8,
+    pub pair: u32,
+    pub from: u32,
+    pub index: u32,
+    pub key: u32,
+    pub offset: u64,
+    pub bytes: u32,
+}
+
+/// `epw_region`.
+#[repr(C)]
+struct Region {
+    base: *mut u8,
+    rights: u32,
+    count: u32,
+    stretches: [[u64; 2]; 8],
+    arrived: *const c_void,
+    context: *mut c_void,
+}
+
+unsafe extern "C" {
+    fn epw_fetch(entry: *const u8, number: u32, index: u16, out: *mut Fetched) -> u8;
+    fn epw_frame_write(frame: *const Frame, out: *mut u8);
+    fn epw_frame_parse(bytes: *const u8, out: *mut Frame) -> bool;
+    fn epw_nic_open(at: Where, out: *mut *mut c_void) -> c_int;
+    fn epw_nic_close(nic: *mut c_void);
+    fn epw_nic_poll(nic: *mut c_void);
+    fn epw_nic_add_link(nic: *mut c_void, fd: c_int, peer: u32, at: Where, link: *mut u64) -> c_int;
+    fn epw_nic_link_alive(nic: *mut c_void, link: u64) -> bool;
+    fn epw_nic_register(nic: *mut c_void, region: *const Region) -> u32;
+    fn epw_pair_create(nic: *mut c_void, options: *const [u32; 3], at: Where, out: *mut *mut c_void)
+    -> c_int;
+    fn epw_pair_destroy(pair: *mut c_void);
+    fn epw_pair_number(pair: *const c_void) -> u32;
+    fn epw_pair_connect(pair: *mut c_void, link: u64, remote: u32);
+}
+
+/// What an adapter makes of an entry, or its syndrome.
+pub fn fetch(entry: &[u8; ENTRY_BYTES], number: u32, index: u16) -> Result<Fetched, u8> {
+    let mut out = Fetched::default();
+    // SAFETY: an entry's bytes, and room for the result.
+    match unsafe { epw_fetch(entry.as_ptr(), number, index, &raw mut out) } {
+        0 => Ok(out),
+        syndrome => Err(syndrome),
+    }
+}
+
+/// The frame, if the bytes are one.
+pub fn parse(bytes: &[u8; FRAME_BYTES]) -> Option<Frame> {
+    let mut out = Frame::default();
+    // SAFETY: a header's bytes, and room for the result.
+    unsafe { epw_frame_parse(bytes.as_ptr(), &raw mut out) }.then_some(out)
+}
+
+pub fn write(frame: &Frame) -> [u8; FRAME_BYTES] {
+    let mut bytes = [0; FRAME_BYTES];
+    // SAFETY: a frame, and room for its bytes.
+    unsafe { epw_frame_write(frame, bytes.as_mut_ptr()) };
+    bytes
+}
+
+/// Where the peer may write in the window.
+pub const OPEN: std::ops::Range<usize> = 64..3000;
+
+/// A NIC with a queue pair of a peer, which may read, write and add to a part of the window.
+pub struct Nic {
+    nic: *mut c_void,
+    pair: *mut c_void,
+    link: u64,
+    fd: c_int,
+    pub key: u32,
+    pub window: Box<[u8; 4096]>,
+}
+
+fn here() -> Where {
+    Where { op: c"fuzz".as_ptr(), rank: 0, peer: 1 }
+}
+
+impl Nic {
+    pub fn new() -> Self {
+        let mut window = Box::new([0x5a; 4096]);
+        let mut stretches = [[0; 2]; 8];
+        stretches[0] = [OPEN.start as u64, OPEN.len() as u64];
+        let base = window.as_mut_ptr();
+        let region =
+            Region { base, rights: 7, count: 1, stretches, arrived: std::ptr::null(), context: null_mut() };
+        let (mut nic, mut pair, mut link, mut fds) = (null_mut(), null_mut(), 0, [0; 2]);
+        let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: room for each result; the region's memory lives as long as the NIC; the NIC owns the first end.
+        let key = unsafe {
+            assert_eq!(libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()), 0);
+            assert_eq!(epw_nic_open(here(), &raw mut nic), 0);
+            let key = epw_nic_register(nic, &raw const region);
+            assert_eq!(epw_pair_create(nic, &[1, key, 16], here(), &raw mut pair), 0);
+            assert_eq!(epw_nic_add_link(nic, fds[0], 1, here(), &raw mut link), 0);
+            epw_pair_connect(pair, link, 1);
+            key
+        };
+        Self { nic, pair, link, fd: fds[1], key, window }
+    }
+
+    pub fn number(&self) -> u32 {
+        // SAFETY: the pair lives until this is dropped.
+        unsafe { epw_pair_number(self.pair) }
+    }
+
+    /// The peer says this, less than a socket holds, and is gone. Returns once the NIC has seen that.
+    pub fn take(&mut self, bytes: &[u8]) {
+        // SAFETY: the slice's own pointer and length; what the NIC owns lives until this is dropped.
+        unsafe {
+            libc::send(self.fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL);
+            libc::shutdown(self.fd, libc::SHUT_WR);
+            while epw_nic_link_alive(self.nic, self.link) {
+                epw_nic_poll(self.nic);
+            }
+        }
+    }
+}
+
+impl Default for Nic {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Nic {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and ended once.
+        unsafe {
+            epw_pair_destroy(self.pair);
+            epw_nic_close(self.nic);
+            libc::close(self.fd);
+        }
+    }
+}
