@@ -300,6 +300,35 @@ static void each_plan_has_the_outcome_that_follows_from_it(void) {
     }
 }
 
+/* ---- faults that leave no failure behind ---- */
+
+static void a_lost_doorbell_is_made_good_by_the_next(void) {
+    world o;
+    open_world(&o, 1);
+    way *w = o.ways[0];
+    epw_queue_fault fault;
+    epw_fault lost = {.kind = EPW_FAULT_LOSE_DOORBELL, .pair = w->q.pair, .index = 0};
+    epw_nic_plan_fault(w->nic, &lost);
+    post(w);
+    CHECK(finish(w, 20 * MS, &fault) == EPW_QUEUE_LATE && w->window[64] == 0);
+    post(w);
+    CHECK(finish(w, 5000 * MS, &fault) == EPW_QUEUE_DONE && w->last == 2 && w->disorder == 0);
+    close_world(&o);
+}
+
+static void a_delayed_entry_is_late(void) {
+    world o;
+    open_world(&o, 1);
+    way *w = o.ways[0];
+    epw_queue_fault fault;
+    epw_fault late = {.kind = EPW_FAULT_DELAY, .pair = w->q.pair, .index = 0};
+    epw_nic_plan_fault(w->nic, &late);
+    uint64_t began = epw_now_ns();
+    post(w);
+    CHECK(finish(w, 5000 * MS, &fault) == EPW_QUEUE_DONE && epw_now_ns() - began >= 5 * MS);
+    close_world(&o);
+}
+
 /* ---- mistakes of posters ---- */
 
 typedef enum mistake { NO_MISTAKE, ENTRY_LATER, ENTRY_CHANGED, BYTES_REWRITTEN, OVERRUN } mistake;
@@ -352,6 +381,8 @@ static void mistakes_of_posters_are_told_apart(void) {
 }
 
 int main(void) {
+    a_lost_doorbell_is_made_good_by_the_next();
+    a_delayed_entry_is_late();
     mistakes_of_posters_are_told_apart();
     each_plan_has_the_outcome_that_follows_from_it();
     return check_result("nic_faults");

@@ -13,6 +13,19 @@
 
 typedef struct epw_link epw_link;
 
+/* Of a queue pair at a strict NIC. */
+typedef struct epw_strict_pair {
+    uint64_t fetch_at_ns; /* not before that time */
+    uint64_t hashes[];    /* [2 * depth]: of an entry, of the bytes that it sends */
+} epw_strict_pair;
+
+/* Of a strict NIC. */
+typedef struct epw_strict {
+    uint64_t random;
+    uint32_t delay_us;
+    epw_fault fault;
+} epw_strict;
+
 /* The READ or FETCH_ADD whose answer has not come: nothing behind it is fetched. */
 typedef struct epw_asked {
     bool waits, signalled;
@@ -175,6 +188,28 @@ bool epw_link_forget(epw_link *link, epw_pair *pair);
 
 /* Nothing that comes is placed in the region any more, and nothing is sent of it. False: as above. */
 bool epw_link_forget_region(epw_link *link, uint32_t key);
+
+/* ---- inspect.c: at a strict NIC ---- */
+
+/* False: no memory. */
+bool epw_strict_open_pair(epw_pair *pair);
+
+/* Entries from `from` to `to` have been rung for. */
+void epw_strict_rung(epw_pair *pair, uint64_t from, uint64_t to);
+
+/* Whether the entry is still what was rung for. */
+bool epw_strict_is_unchanged(const epw_pair *pair, uint64_t index);
+
+/* Entries from `from` to `to` are done. False if the bytes of one were rewritten before: *index says of
+ * which. */
+bool epw_strict_done(epw_pair *pair, uint64_t from, uint64_t to, uint64_t *index);
+
+/* Whether the next entry may be fetched by now: it is not delayed, and no fault waits for what is before it.
+ */
+bool epw_strict_may_fetch(const epw_pair *pair);
+
+/* Takes the fault that is planned for the entry; each happens once. */
+epw_fault epw_strict_take(epw_pair *pair, uint64_t index);
 
 /* ---- nic.c ---- */
 

@@ -47,38 +47,4 @@ epw_status epw_nic_be_strict(epw_nic *nic, uint64_t seed, uint32_t delay_us, epw
 /* At a strict NIC, before the entry is posted. */
 void epw_nic_plan_fault(epw_nic *nic, const epw_fault *fault);
 
-/* ---- for the NIC, which is locked ---- */
-
-/* Of a queue pair at a strict NIC. */
-typedef struct epw_strict_pair {
-    uint64_t fetch_at_ns; /* not before that time */
-    uint64_t hashes[];    /* [2 * depth]: of an entry, of the bytes that it sends */
-} epw_strict_pair;
-
-typedef struct epw_strict {
-    uint64_t random;
-    uint32_t delay_us;
-    epw_fault fault;
-} epw_strict;
-
-/* False: no memory. */
-bool epw_strict_open_pair(epw_pair *pair);
-
-/* Entries from `from` to `to` have been rung for. */
-void epw_strict_rung(epw_pair *pair, uint64_t from, uint64_t to);
-
-/* Whether the entry is still what was rung for. */
-bool epw_strict_is_unchanged(const epw_pair *pair, uint64_t index);
-
-/* Entries from `from` to `to` are done. False if the bytes of one were rewritten before: *index says of
- * which. */
-bool epw_strict_done(epw_pair *pair, uint64_t from, uint64_t to, uint64_t *index);
-
-/* Whether the next entry may be fetched by now: it is not delayed, and no fault waits for what is before it.
- */
-bool epw_strict_may_fetch(const epw_pair *pair);
-
-/* Takes the fault that is planned for the entry; each happens once. */
-epw_fault epw_strict_take(epw_pair *pair, uint64_t index);
-
 #endif

@@ -1,8 +1,7 @@
-/* See strict.h. */
-#include "nic/soft/strict.h"
+/* What a strict NIC looks at beside its work: see strict.h. */
+#include "nic/soft/parts.h"
 
 #include "base/clock.h"
-#include "nic/soft/parts.h"
 
 #include <stdlib.h>
 #include <string.h>
