@@ -95,7 +95,7 @@ uint32_t epw_fabric_wire(const epw_fabric *fabric, const epw_fabric_address *add
     return address->tcp_length > 0 ? both & EPW_WIRE_TCP : 0;
 }
 
-const char *epw_fabric_why_unreached(const epw_fabric *fabric, const epw_fabric_address *address) {
+static const char *why_unreached(const epw_fabric *fabric, const epw_fabric_address *address) {
     if (!(fabric->wires & EPW_WIRE_TCP))
         return is_of_this_host(fabric, address)
                    ? "the two fabrics have no wire in common"
@@ -172,7 +172,7 @@ epw_status epw_fabric_link(epw_fabric *fabric, uint32_t peer, const epw_fabric_a
     uint32_t wire = epw_fabric_wire(fabric, address);
     if (wire == 0)
         return epw_fail(EPW_ERR_NO_PATH, where, "no queue leads to the peer: %s",
-                        epw_fabric_why_unreached(fabric, address));
+                        why_unreached(fabric, address));
     uint64_t now = epw_now_ns();
     epw_dial_order order = {.peer = peer,
                             .fabric = address->name,

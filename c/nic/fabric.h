@@ -24,10 +24,8 @@ epw_fabric_address epw_fabric_address_of(const epw_fabric *fabric);
 void epw_fabric_address_write(const epw_fabric_address *address, unsigned char *bytes);
 void epw_fabric_address_read(const unsigned char *bytes, epw_fabric_address *out);
 
-/* The wire that leads to a fabric of that address: within one host where both permit it. 0: none does, see
- * epw_fabric_why_unreached. */
+/* The wire that leads to a fabric of that address: within one host where both permit it. 0: none does. */
 uint32_t epw_fabric_wire(const epw_fabric *fabric, const epw_fabric_address *address);
-const char *epw_fabric_why_unreached(const epw_fabric *fabric, const epw_fabric_address *address);
 
 /* A new connection to the fabric of `peer`: one that had served a peer before may wait, because the network
  * was cut, for as long again as that lasted. *link is what pairs are connected by, and the

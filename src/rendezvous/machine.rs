@@ -188,7 +188,7 @@ impl Machine {
         let former_session =
             former.and_then(|member| member.session).filter(|session| *session != call.session);
         let superseded = former.and_then(|member| member.joining);
-        // Who was evicted was out of reach: its connections may rest for as long again as that lasted, and are made anew.
+        // Who was evicted was out of reach: its connections may rest for as long again as that lasted, and are made again.
         let keeps = same && former.is_some_and(|member| member.role != Role::Evicted);
         let former_met = former.map(|member| member.met).unwrap_or_default();
         if let Some(call) = superseded {

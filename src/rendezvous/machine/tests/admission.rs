@@ -15,7 +15,7 @@ fn a_stopped_rank_comes_back_by_rejoining_and_being_admitted() {
     assert_eq!(run.state(2), RankState::Standby {});
     assert_eq!(run.asks, [], "it has not said that it is ready");
     run.notice(2, Notice::Ready {});
-    assert_eq!(run.decided(), ("0-1".to_owned(), 2, 11), "what it was connected by is made anew first");
+    assert_eq!(run.decided(), ("0-1".to_owned(), 2, 11), "it has to connect again first");
     run.notice(2, Notice::Met { peers: Mask::all(2) });
     run.reply(&[0, 1], &[]);
     assert_eq!((run.decided(), run.state(2)), (("0-2".to_owned(), 3, 11), RankState::Alive {}));
