@@ -82,13 +82,10 @@ const SCENARIOS: &[(&str, u64, Scenario)] = &[
     ("a_dead_rank_is_replaced_through_the_group", 4, awaiting::a_dead_rank_is_replaced_through_the_group),
 ];
 
-/// Why one with no cases of its own is left out.
-const LONG: &str = "takes a minute: set EPWIRE_CASES";
-
 /// Those with a network between the ranks, for machines that can make one.
 const ON_HOSTS: &[(&str, u64, Scenario)] = &[
     ("a_cut_of_2_s_costs_time_only", 1, history::hosts::a_cut_of_2_s_costs_time_only),
-    ("a_cut_of_30_s_costs_one_its_place", 0, history::hosts::a_cut_of_30_s_costs_one_its_place),
+    ("a_cut_of_30_s_costs_one_its_place", 1, history::hosts::a_cut_of_30_s_costs_one_its_place),
     ("lost_packets_cost_time_only", 1, history::hosts::lost_packets_cost_time_only),
 ];
 
@@ -123,11 +120,9 @@ fn main() {
     }
     let trial = |&(name, ..): &(&'static str, u64, Scenario)| Trial::test(name, || run_apart(name));
     let lacking = network::lacking();
-    let asked = std::env::var_os("EPWIRE_CASES").is_some();
-    let on_hosts = ON_HOSTS.iter().map(|scenario| match (&lacking, scenario.1) {
-        (Some(reason), _) => trial(scenario).with_kind(reason).with_ignored_flag(true),
-        (None, 0) if !asked => trial(scenario).with_kind(LONG).with_ignored_flag(true),
-        (None, _) => trial(scenario),
+    let on_hosts = ON_HOSTS.iter().map(|scenario| match &lacking {
+        Some(reason) => trial(scenario).with_kind(reason).with_ignored_flag(true),
+        None => trial(scenario),
     });
     let on_one = SCENARIOS.iter().map(|scenario| match is_by_queue() && MAPPED.contains(&scenario.0) {
         true => trial(scenario).with_kind("nothing is mapped over queues").with_ignored_flag(true),

@@ -404,15 +404,12 @@ impl Crew {
         }
     }
 
-    /// The last step that anybody has told of.
+    /// The last step of the last epoch that anybody has told of. Who was cut off counts steps of its own meanwhile, which
+    /// are not the group's.
     pub(crate) fn furthest(&self) -> u64 {
-        self.members
-            .iter()
-            .flatten()
-            .filter_map(|member| member.ran.as_ref())
-            .map(|ran| ran.0)
-            .max()
-            .unwrap_or(0)
+        let now = self.epoch();
+        let ran = self.members.iter().flatten().filter_map(|member| member.ran.as_ref());
+        ran.filter(|(_, epoch, _)| *epoch == now).map(|(step, ..)| *step).max().unwrap_or(0)
     }
 
     /// Whether all who are there have run a step after `floor`, with each other and nobody else, and missed nobody.
