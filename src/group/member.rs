@@ -37,8 +37,9 @@ pub struct Group {
 pub(super) struct Inner {
     join: Join,
     wire_key: Option<[u8; 32]>,
-    pub(super) client: Client,
+    /// Dropped before the client: a server that saw its own member go would begin a change that it does not live to decide.
     server: Option<Server>,
+    pub(super) client: Client,
     pub(super) course: Arc<Course>,
 }
 
