@@ -9,7 +9,9 @@ use tokio::sync::watch;
 use super::course::Course;
 use super::options::GroupOptions;
 use crate::rendezvous::auth;
-use crate::rendezvous::driver::{Attendant, Client, ClientOptions, Seat, Server, block_on, local, random};
+use crate::rendezvous::driver::{
+    Attendant, Client, ClientOptions, Seat, Server, block_on, local, process_space, random,
+};
 use crate::rendezvous::machine::{Action, Call, Event, Machine, Settings};
 use crate::rendezvous::wire::{Join, PROTOCOL_VERSION, Reply, Request, Round, RoundKind};
 use crate::rendezvous::{Blob, BootstrapError, Decision, Fields, Identity, Mask, View};
@@ -91,7 +93,13 @@ impl Group {
             run_id: options.run_id,
             world: options.world,
             initial: options.initial,
-            identity: Identity { rank: options.rank, member, host: host(), pid: std::process::id() },
+            identity: Identity {
+                rank: options.rank,
+                member,
+                host: host(),
+                pid: std::process::id(),
+                process_space: process_space().to_owned(),
+            },
             deadline: options.join_deadline.saturating_sub(began.elapsed()),
             config: options.config,
             listener: server.as_ref().and_then(Server::listener),
@@ -132,7 +140,13 @@ impl Group {
                 run_id: run_id.clone(),
                 world,
                 initial: world,
-                identity: Identity { rank, member, host: host(), pid: std::process::id() },
+                identity: Identity {
+                    rank,
+                    member,
+                    host: host(),
+                    pid: std::process::id(),
+                    process_space: process_space().to_owned(),
+                },
                 deadline: Duration::from_secs(1),
                 config: Fields::new(),
                 listener: None,

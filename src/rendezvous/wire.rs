@@ -40,10 +40,12 @@ pub struct Identity {
     pub member: u128,
     /// Name of its host, for people.
     pub host: String,
-    /// Its process, for people.
+    /// Its process.
     pub pid: u32,
+    /// Kernel and namespace of the process id: members of the same watch each other's processes. Empty if unknown.
+    pub process_space: String,
 }
-wire!(struct Identity { rank, member, host, pid });
+wire!(struct Identity { rank, member, host, pid, process_space });
 
 /// The server of a member, which serves the run if it leads, and refers to the leader otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,6 +9,7 @@ use super::calls::Calls;
 use super::connection::ReadError;
 use super::dial::Open;
 use super::heartbeat::{Heartbeat, Silence};
+use super::neighbours::Neighbours;
 use super::search::{Found, Search, Ways};
 use super::stream::FrameStream;
 use super::told::Told;
@@ -24,6 +25,7 @@ pub(super) struct Carrier {
     /// None: there is no other connection to be had.
     ways: Option<Ways>,
     told: Told,
+    neighbours: Neighbours,
     calls: Calls,
     /// It has joined a run: a new connection goes on with the session.
     member: bool,
@@ -94,6 +96,7 @@ impl Carrier {
             heartbeat,
             ways,
             told,
+            neighbours: Neighbours::new(heartbeat),
             calls: Calls::default(),
             member: false,
             left: None,
@@ -212,6 +215,7 @@ impl Carrier {
             Frame::Seated { members } => {
                 if let Some(attendant) = &self.told.attendant {
                     attendant.seated(&members);
+                    self.neighbours.seated(&members, &self.told.later);
                 }
             }
             Frame::Opened { .. } | Frame::Pong {} => {}
@@ -266,6 +270,7 @@ impl Carrier {
             self.told.show(joined.view.clone());
             if let Some(attendant) = &self.told.attendant {
                 attendant.joined(joined);
+                self.neighbours.seated(&joined.roster, &self.told.later);
             }
         }
         let call = self.calls.take(id)?;

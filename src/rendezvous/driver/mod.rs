@@ -18,6 +18,7 @@ mod heartbeat;
 mod hub;
 mod ledger;
 mod local;
+mod neighbours;
 mod news;
 mod options;
 #[cfg(feature = "succession")]
@@ -40,6 +41,7 @@ pub(crate) use connection::random;
 pub use contact::Outage;
 pub use heartbeat::Heartbeat;
 pub(crate) use local::local;
+pub(crate) use neighbours::process_space;
 pub use options::ServerOptions;
 pub use server::Server;
 pub(crate) use server::{Deaths, Elector, Seat};

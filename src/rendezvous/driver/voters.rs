@@ -45,7 +45,13 @@ mod tests {
     fn members(hosts: &[&str]) -> Vec<(Identity, Listener)> {
         let member = |(rank, host): (u32, &&str)| {
             let id = u128::from(rank);
-            let identity = Identity { rank, member: id, host: (*host).to_owned(), pid: rank };
+            let identity = Identity {
+                rank,
+                member: id,
+                host: (*host).to_owned(),
+                pid: rank,
+                process_space: String::new(),
+            };
             (identity, Listener { id, address: format!("a{id}") })
         };
         (0..).zip(hosts).map(member).collect()

@@ -8,7 +8,7 @@ use super::state::{Life, Machine, Member, Settings};
 use crate::rendezvous::codec::{Reader, Wire, WireError};
 
 /// Changes with all that is written, that is with every type in it.
-const VERSION: u16 = 5;
+const VERSION: u16 = 6;
 
 impl Machine {
     /// All that this machine knows, for [`Machine::restore`].

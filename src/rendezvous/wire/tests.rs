@@ -25,12 +25,9 @@ fn fields() -> impl Strategy<Value = Fields> {
 }
 
 fn identity() -> impl Strategy<Value = Identity> {
-    (any::<u32>(), any::<u128>(), text(), any::<u32>()).prop_map(|(rank, member, host, pid)| Identity {
-        rank,
-        member,
-        host,
-        pid,
-    })
+    (any::<u32>(), any::<u128>(), text(), any::<u32>(), text()).prop_map(
+        |(rank, member, host, pid, process_space)| Identity { rank, member, host, pid, process_space },
+    )
 }
 
 fn request() -> impl Strategy<Value = Request> {
@@ -222,7 +219,7 @@ proptest! {
 #[test]
 fn the_header_says_what_is_wrong() {
     let bytes = encode(&Frame::Pong {}).unwrap();
-    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 7, 0, 2, 0, 0, 0, 9, 0]);
+    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 8, 0, 2, 0, 0, 0, 9, 0]);
     let with = |at: usize, byte: u8| {
         let mut changed = bytes.clone();
         changed[at] = byte;

@@ -63,7 +63,13 @@ pub fn formed() -> Machine {
         machine.handle(second, Event::Request { call, request: Box::new(request) });
     };
     for rank in 0..3 {
-        let identity = Identity { rank, member: u128::from(rank), host: "host".to_owned(), pid: rank };
+        let identity = Identity {
+            rank,
+            member: u128::from(rank),
+            host: "host".to_owned(),
+            pid: rank,
+            process_space: String::new(),
+        };
         let (version, run_id, config) = (PROTOCOL_VERSION, "run".to_owned(), Vec::new());
         ask(
             rank,

@@ -56,6 +56,7 @@ impl World {
                     member: member.member,
                     host: String::new(),
                     pid: session as u32,
+                    process_space: String::new(),
                 },
                 deadline: 60 * LEASE,
                 config: Vec::new(),

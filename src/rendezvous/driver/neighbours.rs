@@ -1,0 +1,197 @@
+//! Members whose processes run beside this one. Their kernel is this one's too, and tells when they have ended, also where a child
+//! that they left behind, or a machine in between, holds their connections open.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::OnceLock;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+
+use super::attendant::{Command, Later};
+use super::heartbeat::Heartbeat;
+use crate::rendezvous::wire::{Identity, Notice};
+
+/// The kernel and the namespace in which a process id of this process means something: equal where both are. Empty if that is not
+/// known.
+pub(crate) fn process_space() -> &'static str {
+    static SPACE: OnceLock<String> = OnceLock::new();
+    SPACE.get_or_init(|| {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        let namespace = std::fs::read_link("/proc/self/ns/pid");
+        match (boot, namespace) {
+            (Ok(boot), Ok(namespace)) => format!("{} {}", boot.trim(), namespace.display()),
+            _ => String::new(),
+        }
+    })
+}
+
+/// The processes watched, by the rank of their member. Ends with the runtime on which it was made, or when it is dropped.
+#[derive(Debug)]
+pub(super) struct Neighbours {
+    heartbeat: Heartbeat,
+    watched: BTreeMap<u32, (u128, AbortHandle)>,
+}
+
+impl Neighbours {
+    pub(super) fn new(heartbeat: Heartbeat) -> Self {
+        Self { heartbeat, watched: BTreeMap::new() }
+    }
+
+    /// These members have taken their places: those beside this process are watched from now on, and whoever had a place before is
+    /// not.
+    pub(super) fn seated(&mut self, members: &[Identity], later: &Later) {
+        for member in members {
+            if self.watched.get(&member.rank).is_some_and(|(watched, _)| *watched == member.member) {
+                continue;
+            }
+            self.forget(member.rank);
+            if is_beside(member) {
+                let watch = watch(member.clone(), later.clone(), self.heartbeat);
+                let handle = tokio::spawn(watch).abort_handle();
+                self.watched.insert(member.rank, (member.member, handle));
+            }
+        }
+    }
+
+    fn forget(&mut self, rank: u32) {
+        if let Some((_, handle)) = self.watched.remove(&rank) {
+            handle.abort();
+        }
+    }
+}
+
+impl Drop for Neighbours {
+    fn drop(&mut self) {
+        self.watched.values().for_each(|(_, handle)| handle.abort());
+    }
+}
+
+fn is_beside(member: &Identity) -> bool {
+    let space = process_space();
+    !space.is_empty() && member.process_space == space && member.pid != std::process::id()
+}
+
+/// Waits until the process of a member has ended, and tells the group: for two leases, since what is told is lost where the server
+/// is being succeeded.
+async fn watch(member: Identity, later: Later, heartbeat: Heartbeat) {
+    let Ok(()) = end(member.pid).await else { return };
+    let Identity { rank, member, .. } = member;
+    let again = heartbeat.interval.max(heartbeat.lease / 10);
+    let times = 1 + (2 * heartbeat.lease).as_micros() / again.as_micros().max(1);
+    for _ in 0..times {
+        let Some(commands) = later.0.upgrade() else { return };
+        if commands.send(Command::Tell(Notice::Ended { rank, member })).await.is_err() {
+            return;
+        }
+        drop(commands);
+        sleep(again).await;
+    }
+}
+
+/// Waits until no process has this id any more. Errors where the kernel does not tell.
+async fn end(pid: u32) -> io::Result<()> {
+    // SAFETY: a plain system call without pointers.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    if descriptor < 0 {
+        let error = io::Error::last_os_error();
+        return if error.raw_os_error() == Some(libc::ESRCH) { Ok(()) } else { Err(error) };
+    }
+    // SAFETY: the call above has just made it, and nobody else knows of it.
+    let process = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
+    #[allow(deprecated, reason = "what replaces it is newer than the oldest tokio that will do")]
+    let process = AsyncFd::with_interest(process, Interest::READABLE)?;
+    process.readable().await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command as Program, Stdio};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::group::{Group, GroupOptions};
+    use crate::rendezvous::RankState;
+    use crate::rendezvous::driver::{Client, ClientOptions, Server, ServerOptions, block_on};
+    use crate::rendezvous::wire::{Fields, Join, PROTOCOL_VERSION, Request};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Joins as the member of rank 1 whose process is `child`, by a connection that this process holds.
+    fn join_as(child: &Child, space: &str, address: &str) -> Client {
+        let run_id = "run".to_owned();
+        let heartbeat = Heartbeat::default();
+        let options = ClientOptions {
+            address: address.to_owned(),
+            run_id: run_id.clone(),
+            token: None,
+            deadline: SECOND,
+            heartbeat,
+        };
+        let client = block_on("connect", Client::connect(options)).unwrap();
+        let identity = Identity {
+            rank: 1,
+            member: 77,
+            host: "here".to_owned(),
+            pid: child.id(),
+            process_space: space.to_owned(),
+        };
+        let join = Join {
+            version: PROTOCOL_VERSION,
+            run_id,
+            world: 2,
+            initial: 2,
+            identity,
+            deadline: 5 * SECOND,
+            config: Fields::new(),
+            listener: None,
+        };
+        block_on("join", client.call("join", Request::Join { join }, 5 * SECOND)).unwrap();
+        client
+    }
+
+    fn is_dead_within(group: &Group, limit: Duration) -> bool {
+        let began = Instant::now();
+        while began.elapsed() < limit {
+            if group.watch().borrow().states[1] == (RankState::Dead {}) {
+                return true;
+            }
+            std::thread::sleep(SECOND / 100);
+        }
+        false
+    }
+
+    /// Its connection stays open, and goes on to beat, as one does that a child has inherited.
+    fn dies_beside(space: &str) -> bool {
+        let server = Server::bind_blocking("127.0.0.1:0", ServerOptions::new("run", 2)).unwrap();
+        let address = server.local_addr().to_string();
+        let mut child = Program::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
+        let (group, client) = std::thread::scope(|scope| {
+            let group = scope.spawn(|| {
+                Group::join_blocking(GroupOptions::new(0, 2, address.as_str()).run_id("run")).unwrap()
+            });
+            let client = join_as(&child, space, &address);
+            (group.join().unwrap(), client)
+        });
+        assert!(!is_dead_within(&group, SECOND / 2));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let is_dead = is_dead_within(&group, SECOND);
+        drop(client);
+        is_dead
+    }
+
+    #[test]
+    fn a_process_that_ends_is_told_of_though_its_connection_stays() {
+        assert!(dies_beside(process_space()));
+    }
+
+    /// Its number means nothing here.
+    #[test]
+    fn a_process_of_another_kernel_is_not_watched() {
+        assert!(!dies_beside("elsewhere"));
+    }
+}
