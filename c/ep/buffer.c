@@ -114,7 +114,7 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
                    .ranks = config->ranks,
                    .device = config->device,
                    .paths = config->paths,
-                   .queues = config->fabric != NULL && config->device == EPW_DEVICE_HOST,
+                   .queues = config->fabric != NULL,
                    .bytes = plan.window_bytes,
                    .terms = terms,
                    .term_count = EPW_TERM_COUNT},

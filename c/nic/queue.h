@@ -94,14 +94,19 @@ EPW_INLINE void epw_queue_tell(epw_queue *q, uint64_t index) {
 
 /* Rings for what is published, if that is a batch, or for all that was posted if `flush` is set: also for
  * what another poster publishes later in front of it. True if it has rung: who drives a NIC of its own tells
- * it. */
-EPW_INLINE bool epw_queue_ring(epw_queue *q, bool flush) {
+ * it. The `count` entries from `own` on the caller has just published itself: their marks, each of which takes
+ * a load, are not looked at again. */
+EPW_INLINE bool epw_queue_ring_for(epw_queue *q, bool flush, uint64_t own, uint32_t count) {
     epw_bell bell;
     bool rang = false;
     if (!epw_bell_take(&q->bell, flush, &bell)) return false;
     for (;;) { /* ends: each turn is for a request that has come meanwhile */
         uint64_t before = bell.rung, next = before;
-        while (next - before < q->depth && epw_queue_is_marked(q, next)) next++;
+        for (;;) {
+            if (next == own && count > 0) next += count;
+            if (next - before >= q->depth || !epw_queue_is_marked(q, next)) break;
+            next++;
+        }
         if (next != before && (bell.flush || next - before >= q->batch)) {
             epw_queue_tell(q, next);
             bell.rung = next;
@@ -110,6 +115,9 @@ EPW_INLINE bool epw_queue_ring(epw_queue *q, bool flush) {
         if (bell.flush) bell.flush = next < epw_load_acquire_64(&q->reserved);
         if (epw_bell_let_go(&q->bell, before, &bell)) return rang;
     }
+}
+EPW_INLINE bool epw_queue_ring(epw_queue *q, bool flush) {
+    return epw_queue_ring_for(q, flush, 0, 0);
 }
 
 /* ---- waiting ---- */

@@ -54,6 +54,14 @@ typedef struct epw_pair_options {
     uint32_t peer;  /* whose frames it takes */
     uint32_t key;   /* of the region that the peer may write by this pair */
     uint32_t depth; /* of the send queue in entries of 64 bytes: a power of two */
+    /* Of epw_pair_memory_bytes(depth) and aligned to 64, which outlives the pair; NULL: memory of the NIC's. */
+    unsigned char *memory;
+    /* Kernels of a GPU ring, who can wake nobody: the NIC's thread looks at the doorbell by itself. */
+    bool polled;
+    /* Called once, when the pair breaks: after all that came by it has been placed. With the NIC locked; NULL:
+     * nobody. */
+    void (*broken)(void *context);
+    void *context;
 } epw_pair_options;
 
 /* What both ends of a send queue share, all in one allocation: 64 bytes to an entry, the doorbell record, the
@@ -65,6 +73,8 @@ typedef struct epw_pair_memory {
     uint64_t *doorbell;
     unsigned char *completion;
 } epw_pair_memory;
+
+uint64_t epw_pair_memory_bytes(uint32_t depth);
 
 /* From here on the peer may write by it. */
 epw_status epw_pair_create(epw_nic *nic, const epw_pair_options *options, epw_where where, epw_pair **out);
@@ -82,6 +92,9 @@ void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote);
 
 /* The doorbell has been rung. */
 void epw_pair_ring(epw_pair *pair);
+
+/* Whether everything that was rung for is done, or nothing more will be. */
+bool epw_pair_idle(epw_pair *pair);
 
 /* Gives it up, as if its connection were gone: soon, and also within `place`. */
 void epw_pair_break(epw_pair *pair);

@@ -2,6 +2,7 @@
 #include "peer/gpu.h"
 
 #include "device/cuda.h"
+#include "peer/remote_gpu.h"
 
 #ifdef EPW_CUDA
 #include "base/clock.h"
@@ -111,9 +112,14 @@ epw_status epw_peers_open_gpu(epw_peers *peers, const epw_peers_gpu_options *opt
     epw_status status = epw_cuda_stream_create(g->device, where, &g->stream);
     if (status == EPW_OK) status = make_events(g, where);
     if (status == EPW_OK) status = make_pinned(g, where);
+    if (status == EPW_OK) status = epw_remote_gpu_open(peers, where);
     for (uint32_t lane = 0; status == EPW_OK && lane < peers->lanes; lane++) {
-        epw_gpu_peers made = {
-            .shared = options->shared, .lane = lane, .lanes = peers->lanes, .deadline_ns = g->deadline_ns};
+        epw_gpu_peers made = {.shared = options->shared,
+                              .lane = lane,
+                              .lanes = peers->lanes,
+                              .ways = g->ways != NULL ? g->ways + (size_t)lane * EPW_GPU_PEERS : NULL,
+                              .broken = (const uint64_t *)&g->pinned->broken,
+                              .deadline_ns = g->deadline_ns};
         fill(made.table, peers->rank, &peers->routes[peers->rank].lanes[lane]);
         status = epw_cuda_copy(g->device, g->stream, g->lanes[lane], &made, sizeof made, where);
     }
@@ -133,6 +139,7 @@ void epw_peers_close_gpu(epw_peers *peers) {
         }
         epw_cuda_leave_relaxed(&scope);
     }
+    epw_remote_gpu_close(peers);
     if (g->stream != NULL) epw_cuda_stream_destroy(g->device, g->stream);
     if (g->pinned != NULL) epw_cuda_host_free(g->device, g->pinned);
     free(g);
@@ -152,6 +159,7 @@ epw_status epw_peers_enter(const epw_peers *peers, uint32_t peer, const epw_rout
     epw_peers_gpu *g = peers->gpu;
     epw_status status = epw_cuda_enter(g->device, where);
     if (status != EPW_OK) return status;
+    status = epw_remote_gpu_enter(peers, peer, route->path == EPW_PATH_QUEUE, where);
     for (uint32_t lane = 0; status == EPW_OK && lane < peers->lanes; lane++) {
         fill(g->pinned->tables[lane], peer, &route->lanes[lane]);
         for (uint32_t area = 0; status == EPW_OK && area < EPW_AREAS; area++) {
@@ -165,7 +173,7 @@ epw_status epw_peers_enter(const epw_peers *peers, uint32_t peer, const epw_rout
 
 /* Writer: this rank's copies, when the host has seen the end of what its kernels wrote there. Reader: any
  * wait for this rank, which acquires. */
-epw_status epw_peers_say_farewell(const epw_peers *peers, const epw_mask *told, epw_where where) {
+epw_status epw_peers_say_farewell(epw_peers *peers, const epw_mask *told, epw_where where) {
     epw_peers_gpu *g = peers->gpu;
     epw_status status = epw_cuda_enter(g->device, where);
     if (status != EPW_OK) return status;
@@ -173,6 +181,10 @@ epw_status epw_peers_say_farewell(const epw_peers *peers, const epw_mask *told, 
     EPW_MASK_FOR(peer, &peers->active, peers->ranks) {
         if (peer == peers->rank || epw_mask_has(told, peer)) continue;
         if (peers->routes[peer].path == EPW_PATH_NONE) continue; /* told when it was disconnected */
+        if (peers->routes[peer].path == EPW_PATH_QUEUE) {
+            epw_remote_say_farewell(peers, peer, g->pinned->farewell);
+            continue;
+        }
         for (uint32_t lane = 0; lane < peers->lanes; lane++) {
             uint64_t offset = epw_word_offset(peers->rank, lane, EPW_WORD_DROPPED);
             epw_status copied = enqueue(g, epw_control_at(peers, lane, peer, offset), &g->pinned->farewell,
@@ -220,7 +232,7 @@ static epw_status begin_copy_of_lines(const epw_peers *peers, epw_where where) {
     cudaError_t error = cudaSuccess;
     for (uint32_t copy = 0; error == cudaSuccess && copy < EPW_LINE_COPIES; copy++) {
         error = cudaMemcpyAsync(g->pinned->lines[copy], epw_peers_own(peers) + EPW_LINES_OFFSET,
-                                peers->ranks * sizeof(epw_line), cudaMemcpyDeviceToHost, g->stream);
+                                peers->ranks * sizeof(epw_line), cudaMemcpyDefault, g->stream);
     }
     if (error == cudaSuccess) error = cudaEventRecord(g->lines_copied, g->stream);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync of signal words");

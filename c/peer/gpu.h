@@ -44,6 +44,7 @@ epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy
 #ifdef EPW_CUDA
 
 #include "kernels/peer/context.h"
+#include "kernels/peer/way.h"
 
 #include <cuda_runtime_api.h>
 #include <string.h>
@@ -57,6 +58,11 @@ typedef struct epw_peers_pinned {
     uint64_t farewell;                              /* for each peer's window, when this rank leaves */
     uint64_t words[EPW_WORD_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_word, by use and peer */
     epw_line lines[EPW_LINE_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_lines */
+    /* Peers behind queues: who they are, the ways to them, and those whose connections are gone, of which
+     * kernels read this very word. */
+    uint64_t queued;
+    epw_gpu_way ways[EPW_MAX_LANES][EPW_GPU_PEERS];
+    _Atomic uint64_t broken;
 } epw_peers_pinned;
 
 struct epw_peers_gpu {
@@ -71,6 +77,12 @@ struct epw_peers_gpu {
     bool lines_under_way; /* epw_peers_copy_lines has not seen the end of its copies */
     epw_peers_pinned *pinned;
     atomic_bool probed; /* words have been copied */
+
+    /* Of peers behind queues; NULL where there can be none. */
+    epw_gpu_way *ways; /* [lanes][EPW_GPU_PEERS], in device memory */
+    uint32_t *marks;   /* and of each [epw_remote_depth] */
+    pthread_mutex_t rings_lock;
+    unsigned char *rings; /* that nobody uses, see remote_gpu.c */
 };
 
 typedef struct epw_peers_gpu_options {
@@ -118,7 +130,7 @@ epw_status epw_peers_settle_change(const epw_peers *peers, epw_where where);
 /* Tells active peers but those `told`, each in its window and on every lane, that nobody need wait for this
  * rank any longer: nothing of this rank writes there any more. Waits likewise, within the group's deadline.
  */
-epw_status epw_peers_say_farewell(const epw_peers *peers, const epw_mask *told, epw_where where);
+epw_status epw_peers_say_farewell(epw_peers *peers, const epw_mask *told, epw_where where);
 
 #endif
 

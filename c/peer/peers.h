@@ -122,7 +122,7 @@ bool epw_peers_inherited(const epw_peers *peers);
 
 /* Whether peers may be reached by queues. */
 static inline bool epw_peers_has_queues(const epw_peers *peers) {
-    return peers->fabric != NULL && (peers->permitted & EPW_PATH_QUEUE) && peers->gpu == NULL;
+    return peers->fabric != NULL && (peers->permitted & EPW_PATH_QUEUE);
 }
 
 /* Ends those that are: called by epw_peers_destroy. */

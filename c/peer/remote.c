@@ -5,6 +5,7 @@
 #include "base/little_endian.h"
 #include "nic/fabric.h"
 #include "nic/queue.h"
+#include "peer/remote_gpu.h"
 #include "peer/sleep.h"
 
 #include <stdlib.h>
@@ -15,7 +16,10 @@ enum {
     /* Room for words beside those of operations: epochs, farewells, beacons, probes and reports of a time in
      * which the peer takes nothing. */
     WORD_ENTRIES = 256,
-    ALIGNMENT = 64
+    ALIGNMENT = 64,
+    /* Where kernels post by the lanes' queues, the host has one of its own beside them, for words. */
+    HOST_WAY = EPW_MAX_LANES,
+    WAYS
 };
 
 /* How long farewells may take to be placed, all that are sent at a time. What a socket has taken by then
@@ -25,7 +29,8 @@ enum {
 /* One lane's way to the peer. */
 typedef struct way {
     epw_pair *pair;
-    uint32_t *marks;
+    unsigned char *ring; /* that kernels post to, in pinned memory; else NULL */
+    uint32_t *marks;     /* NULL there */
     epw_queue queue;
     uint64_t flushed; /* one past the entry behind the last rows */
     /* What this rank writes in the peer's window, and where that lies in the image. */
@@ -40,11 +45,33 @@ struct epw_remote {
     epw_key its;   /* what this rank may write in its */
     uint64_t link; /* 0: not connected */
     bool served;   /* a membership with it has begun */
-    way ways[EPW_MAX_LANES];
+    way ways[WAYS];
 };
 
-/* What a rank says of its queues: the fabric's address, the key, a pair for each lane. */
-enum { OFFER_BYTES = EPW_FABRIC_ADDRESS_BYTES + 4 + 4 * EPW_MAX_LANES };
+/* What a rank says of its queues: the fabric's address, the key, the number of each way's pair. */
+enum { OFFER_BYTES = EPW_FABRIC_ADDRESS_BYTES + 4 + 4 * WAYS };
+
+static size_t number_offset(uint32_t way) {
+    return EPW_FABRIC_ADDRESS_BYTES + 4 + (size_t)4 * way;
+}
+
+/* ---- ways ---- */
+
+static bool has_way(const epw_peers *peers, uint32_t number) {
+    return number < peers->lanes || (number == HOST_WAY && peers->gpu != NULL);
+}
+
+/* By which the host posts. */
+static way *way_to(const epw_peers *peers, uint32_t lane, uint32_t peer) {
+    return &peers->remotes[peer]->ways[peers->gpu != NULL ? HOST_WAY : lane];
+}
+
+/* A way's pair has broken. Writer: the NIC, once nothing that came by it is placed any more. */
+static void broken(void *context) {
+    const epw_remote *remote = context;
+    if (remote->link != 0 && remote->peers->remotes[remote->peer] == remote)
+        epw_remote_gpu_broken(remote->peers, remote->peer, true);
+}
 
 /* ---- what may be written ---- */
 
@@ -96,18 +123,35 @@ static uint64_t image_bytes(const epw_peers *peers) {
     return image_offset(peers, peers->ranks, 0, 0, &first);
 }
 
-/* One allocation for all peers. Pages are taken when they are written. */
-static epw_status open_image(epw_peers *peers, epw_where where) {
-    if (peers->image != NULL) return EPW_OK;
-    uint64_t bytes = image_bytes(peers);
+/* One allocation for all peers. On the host pages are taken when they are written. */
+static epw_status allocate_image(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out) {
+    if (peers->gpu != NULL) return epw_remote_gpu_image(peers, bytes, where, out);
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for %llu bytes of images of peers behind queues",
                         (unsigned long long)bytes);
+    *out = at;
+    return EPW_OK;
+}
+
+static void free_image(epw_peers *peers, unsigned char *image, uint64_t bytes) {
+    if (peers->gpu != NULL) {
+        epw_remote_gpu_free_image(peers, image);
+    } else {
+        munmap(image, bytes);
+    }
+}
+
+static epw_status open_image(epw_peers *peers, epw_where where) {
+    if (peers->image != NULL) return EPW_OK;
+    uint64_t bytes = image_bytes(peers);
+    unsigned char *at;
+    epw_status status = allocate_image(peers, bytes, where, &at);
+    if (status != EPW_OK) return status;
     epw_region region = {.base = at, .rights = EPW_REGION_READ, .count = 1, .stretches = {{0, bytes}}};
     uint32_t key = epw_nic_register(epw_fabric_nic(peers->fabric), &region);
     if (key == 0) {
-        munmap(at, bytes);
+        free_image(peers, at, bytes);
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register the images");
     }
     peers->image = at;
@@ -119,21 +163,36 @@ static epw_status open_image(epw_peers *peers, epw_where where) {
 
 static void destroy(epw_remote *remote) {
     if (remote == NULL) return;
-    for (uint32_t lane = 0; lane < EPW_MAX_LANES; lane++) {
-        epw_pair_destroy(remote->ways[lane].pair);
-        free(remote->ways[lane].marks);
+    for (uint32_t i = 0; i < WAYS; i++) {
+        way *w = &remote->ways[i];
+        epw_pair_destroy(w->pair);
+        if (w->ring != NULL) epw_remote_gpu_give_ring(remote->peers, w->ring);
+        free(w->marks);
     }
     epw_nic_end_link(epw_fabric_nic(remote->peers->fabric), remote->link);
     if (remote->key != 0) epw_nic_deregister(epw_fabric_nic(remote->peers->fabric), remote->key);
     free(remote);
 }
 
-static epw_status open_way(epw_remote *remote, way *w, uint32_t depth, epw_where where) {
+static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, epw_where where) {
+    epw_peers *peers = remote->peers;
+    way *w = &remote->ways[number];
     epw_pair_options options = {.peer = remote->peer, .key = remote->key, .depth = depth};
-    epw_status status = epw_pair_create(epw_fabric_nic(remote->peers->fabric), &options, where, &w->pair);
+    epw_status status = EPW_OK;
+    if (peers->gpu != NULL) {
+        options.broken = broken;
+        options.context = remote;
+    }
+    if (peers->gpu != NULL && number != HOST_WAY) {
+        status = epw_remote_gpu_take_ring(peers, epw_pair_memory_bytes(depth), where, &w->ring);
+        options.memory = w->ring;
+        options.polled = true;
+    }
+    if (status == EPW_OK) status = epw_pair_create(epw_fabric_nic(peers->fabric), &options, where, &w->pair);
     if (status != EPW_OK) return status;
-    w->marks = calloc(depth, sizeof w->marks[0]);
-    if (w->marks == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a queue of %u", depth);
+    if (!options.polled) w->marks = calloc(depth, sizeof w->marks[0]);
+    if (!options.polled && w->marks == NULL)
+        return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a queue of %u", depth);
     const epw_pair_memory *memory = epw_pair_memory_of(w->pair);
     w->queue = (epw_queue){.entries = (epw_entry_block *)memory->entries,
                            .marks = w->marks,
@@ -146,11 +205,17 @@ static epw_status open_way(epw_remote *remote, way *w, uint32_t depth, epw_where
     return EPW_OK;
 }
 
-static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_remote **out) {
+/* Of each queue: for what an operation posts, if that is possible. */
+uint32_t epw_remote_depth(const epw_peers *peers) {
     uint64_t needed = (uint64_t)peers->entries + WORD_ENTRIES;
     uint32_t depth = EPW_QUEUE_DEPTH_MIN;
     while (depth < needed && depth < EPW_QUEUE_DEPTH_MAX) depth *= 2;
-    if (depth < needed)
+    return depth;
+}
+
+static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_remote **out) {
+    uint32_t depth = epw_remote_depth(peers);
+    if (depth < (uint64_t)peers->entries + WORD_ENTRIES)
         return epw_fail(
             EPW_ERR_LIMIT, where,
             "an operation posts up to %u entries to a queue, which has %u at most; use fewer tokens",
@@ -162,8 +227,8 @@ static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_r
     remote->key = epw_nic_register(epw_fabric_nic(peers->fabric), &region);
     epw_status status =
         remote->key != 0 ? EPW_OK : epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register the window");
-    for (uint32_t lane = 0; status == EPW_OK && lane < peers->lanes; lane++)
-        status = open_way(remote, &remote->ways[lane], depth, where);
+    for (uint32_t i = 0; status == EPW_OK && i < WAYS; i++)
+        if (has_way(peers, i)) status = open_way(remote, i, depth, where);
     if (status != EPW_OK) {
         destroy(remote);
         return status;
@@ -180,14 +245,15 @@ static bool is_spent(const epw_peers *peers, uint32_t peer, const epw_remote *re
     epw_mask suspects = peers->user->suspects(peers->user_context, NULL);
     bool well = epw_mask_has(&peers->active, peer) && !epw_mask_has(&suspects, peer);
     bool closed = false;
-    for (uint32_t lane = 0; lane < peers->lanes; lane++)
-        closed |= epw_pair_is_closed(remote->ways[lane].pair);
+    for (uint32_t i = 0; i < WAYS; i++)
+        if (has_way(peers, i)) closed |= epw_pair_is_closed(remote->ways[i].pair);
     return closed || (remote->served && !well);
 }
 
 /* Another incarnation is about to be let in: what the former one still sends is placed no more. */
 static void fence(epw_remote *remote) {
-    for (uint32_t lane = 0; lane < remote->peers->lanes; lane++) epw_pair_close(remote->ways[lane].pair);
+    for (uint32_t i = 0; i < WAYS; i++)
+        if (has_way(remote->peers, i)) epw_pair_close(remote->ways[i].pair);
 }
 
 /* Locked. What there is to be connected. */
@@ -220,10 +286,9 @@ epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out
     epw_fabric_address address = epw_fabric_address_of(peers->fabric);
     epw_fabric_address_write(&address, out->bytes);
     epw_put_little(out->bytes + EPW_FABRIC_ADDRESS_BYTES, of->key, 4);
-    for (uint32_t lane = 0; lane < EPW_MAX_LANES; lane++) {
-        uint32_t number = of->ways[lane].pair != NULL ? epw_pair_number(of->ways[lane].pair) : 0;
-        epw_put_little(out->bytes + EPW_FABRIC_ADDRESS_BYTES + 4 + (size_t)4 * lane, number, 4);
-    }
+    for (uint32_t i = 0; i < WAYS; i++)
+        epw_put_little(out->bytes + number_offset(i),
+                       has_way(peers, i) ? epw_pair_number(of->ways[i].pair) : 0, 4);
     out->length = OFFER_BYTES;
     return EPW_OK;
 }
@@ -258,19 +323,20 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_qu
             areas[area] = (uint64_t)(uintptr_t)peers->image + w->image[area] - w->stretches[area].offset;
         }
         route->lanes[lane] = (epw_areas){areas[0], areas[1], areas[2]};
-        epw_pair_connect(
-            remote->ways[lane].pair, link,
-            (uint32_t)epw_take_little(offer->bytes + EPW_FABRIC_ADDRESS_BYTES + 4 + (size_t)4 * lane, 4));
     }
+    if (peers->gpu != NULL) epw_remote_gpu_broken(peers, peer, false);
+    for (uint32_t i = 0; i < WAYS; i++)
+        if (has_way(peers, i))
+            epw_pair_connect(remote->ways[i].pair, link,
+                             (uint32_t)epw_take_little(offer->bytes + number_offset(i), 4));
     return EPW_OK;
 }
 
 /* Until the last word is with the peer, or cannot be. */
 static void flush(epw_remote *remote, uint64_t until) {
-    for (uint32_t lane = 0; lane < remote->peers->lanes; lane++) {
-        way *w = &remote->ways[lane];
-        uint64_t all = epw_load_acquire_64(&w->queue.reserved);
-        while (!epw_queue_is_done(&w->queue, all) && !epw_pair_broken(w->pair) && epw_now_ns() < until) {
+    for (uint32_t i = 0; i < WAYS; i++) {
+        if (!has_way(remote->peers, i)) continue;
+        while (!epw_pair_idle(remote->ways[i].pair) && epw_now_ns() < until) {
             epw_remotes_poll(remote->peers);
             nanosleep(&(struct timespec){0, 50000}, NULL);
         }
@@ -297,17 +363,15 @@ void epw_remotes_close(epw_peers *peers) {
     }
     if (peers->image != NULL && !inherited) {
         epw_nic_deregister(epw_fabric_nic(peers->fabric), peers->image_key);
-        munmap(peers->image, image_bytes(peers));
+        free_image(peers, peers->image, image_bytes(peers));
     }
+    peers->image = NULL;
     free(peers->remotes);
     free(peers->offered);
+    peers->remotes = peers->offered = NULL;
 }
 
 /* ---- posting ---- */
-
-static way *way_to(const epw_peers *peers, uint32_t lane, uint32_t peer) {
-    return &peers->remotes[peer]->ways[lane];
-}
 
 /* The entries of a range: one, where its bytes fill the stride. */
 static uint32_t entries_of(const epw_range *range) {
@@ -370,3 +434,24 @@ bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer) 
 void epw_remotes_poll(const epw_peers *peers) {
     if (peers->fabric != NULL) epw_nic_poll(epw_fabric_nic(peers->fabric));
 }
+
+/* ---- of a GPU ---- */
+
+void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value) {
+    flush(peers->remotes[peer], epw_now_ns() + FLUSH_NS); /* behind what kernels have posted */
+    for (uint32_t lane = 0; lane < peers->lanes; lane++) {
+        uint64_t offset = epw_word_offset(peers->rank, lane, EPW_WORD_DROPPED);
+        epw_remote_signal(peers, lane, peer, offset, value, NULL, 0);
+    }
+}
+
+#ifdef EPW_CUDA
+void epw_remote_way(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t *marks, epw_gpu_way *out) {
+    const epw_remote *remote = peers->remotes[peer];
+    *out = (epw_gpu_way){.queue = remote->ways[lane].queue,
+                         .its = remote->its,
+                         .own = epw_key_of(peers->image_key),
+                         .image = (uint64_t)(uintptr_t)peers->image};
+    out->queue.marks = marks;
+}
+#endif

@@ -41,6 +41,9 @@ bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer)
 /* Whether nothing travels any more. What came before that has been placed. */
 bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer);
 
+/* Where kernels post by the lanes' queues, and are done: nobody need wait for this rank any longer. */
+void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value);
+
 /* Takes in what has come, by this thread. Nothing without a fabric. */
 void epw_remotes_poll(const epw_peers *peers);
 

@@ -53,7 +53,9 @@ epw_status epw_blob_check(const epw_blob *blob, const epw_window_options *own, e
         if (own->terms[i].value != blob->terms[i])
             return differs(blob, own->terms[i].name, own->terms[i].value, blob->terms[i], where);
     if (blob->ranks != own->ranks) return differs(blob, "ranks", own->ranks, blob->ranks, where);
-    bool here = own->device == EPW_DEVICE_HOST, there = blob->origin.path == EPW_PATH_SHM;
+    static const unsigned char no_gpu[sizeof blob->origin.gpu];
+    bool here = own->device == EPW_DEVICE_HOST;
+    bool there = memcmp(blob->origin.gpu, no_gpu, sizeof no_gpu) == 0;
     if (here != there)
         return epw_fail(EPW_ERR_MISMATCH, where,
                         "device is %s here and %s at peer %u; put all ranks on the host or all on GPUs",

@@ -45,8 +45,9 @@ epw_status epw_window_create(const epw_window_options *options, epw_window **out
     window->options = *options;
     for (uint32_t i = 0; i < options->term_count; i++) window->terms[i] = options->terms[i];
     window->options.terms = window->terms;
-    epw_status status = epw_offer_create(options->device, options->paths, options->ranks, options->bytes,
-                                         where, &window->offer);
+    uint32_t paths = options->queues ? options->paths : options->paths & ~(uint32_t)EPW_PATH_QUEUE;
+    epw_status status =
+        epw_offer_create(options->device, paths, options->ranks, options->bytes, where, &window->offer);
     if (status != EPW_OK) {
         free(window);
         return status;
@@ -148,6 +149,18 @@ static epw_status check_blob(const attempt *a, uint32_t peer) {
                     (unsigned long long)bytes, (unsigned long long)a->blob.window_bytes, (unsigned)peer);
 }
 
+/* What the peer's window is, where that is not what a path can map. */
+static const char *other_origin(uint32_t path) {
+    switch (path) {
+    case EPW_PATH_SHM:
+        return "the peer's window is host memory";
+    case EPW_PATH_VMM:
+        return "the peer's window has a VMM handle";
+    default:
+        return "the peer's window has an IPC handle";
+    }
+}
+
 /* Why the peer's window cannot be mapped by this process by `path`; NULL if it can. */
 static const char *why_not_mapped(const attempt *a, uint32_t path) {
     const epw_identity *here = &a->self, *there = &a->blob.host;
@@ -157,9 +170,7 @@ static const char *why_not_mapped(const attempt *a, uint32_t path) {
     if (!(a->own->options.paths & path)) return "excluded by config.paths";
     if (path == EPW_PATH_IPC && epw_nonce_equal(&here->process, &there->process))
         return "not within one process (permit EPW_PATH_THREAD)";
-    if (a->blob.origin.path != path)
-        return path == EPW_PATH_VMM ? "the peer's window has no VMM handle"
-                                    : "the peer's window has a VMM handle";
+    if (a->blob.origin.path != path) return other_origin(a->blob.origin.path);
     if (!a->blob.serves) return "excluded by the peer's config.paths";
     return NULL;
 }
@@ -190,8 +201,9 @@ static uint32_t choose_path(const attempt *a) {
                  not_thread, no, no_queue);
     } else {
         epw_fail(EPW_ERR_NO_PATH, a->where,
-                 "no permitted path leads to the peer (process %u). thread: %s; vmm: %s; ipc: %s; queue: %s",
-                 pid, not_thread, why_not_mapped(a, EPW_PATH_VMM), why_not_mapped(a, EPW_PATH_IPC), no_queue);
+                 "no permitted path leads to the peer (process %u). thread: %s; shm: %s; vmm: %s; ipc: %s; queue: %s",
+                 pid, not_thread, why_not_mapped(a, EPW_PATH_SHM), why_not_mapped(a, EPW_PATH_VMM),
+                 why_not_mapped(a, EPW_PATH_IPC), no_queue);
     }
     return EPW_PATH_NONE;
 }

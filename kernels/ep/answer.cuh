@@ -231,6 +231,22 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
     if (laneid == 0) ptx::bulk_wait_all();
 }
 
+// Answers and words for peers behind queues, a warp to a peer at a time. By the whole block.
+__device__ __noinline__ inline void post_answers(const Combine &a, const Operation &o, const AnswerShared &s, uint64_t peers,
+                                                 bool ordered, bool marked) {
+    const epw_layout &l = a.lane.layout;
+    const uint64_t answers = epw_answer_offset(&l, o.lane, o.rank, 0, 0);
+    const uint32_t stride = a.row_size * l.answers;
+#pragma unroll 1
+    for (uint32_t turn = 0; peers != 0; peers &= peers - 1, turn++) {
+        if (turn % kWarps != threadIdx.x / 32) continue;
+        const uint32_t peer = __ffsll(peers) - 1, rows = o.missing >> peer & 1 ? 0 : s.received[peer];
+        const Range range = {answers, at(o.data, peer, answers), ordered ? stride : a.row_size, stride, rows};
+        const uint64_t word = epw_word(o.epoch, o.op, rows | (ordered && marked ? EPW_ANSWER_ORDERED : 0));
+        post(o.peers, o.lane, peer, &range, 1, epw_word_offset(o.rank, o.lane, EPW_WORD_COMBINE), word);
+    }
+}
+
 // Answers every row, then posts the words from the kernel's last block. `first_row`: the table of first rows.
 template <typename T, Answers With>
 __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, AnswerShared &s, const SourceOrder &order,
@@ -241,10 +257,14 @@ __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, Answe
     // hands that on to the peer, whose acquire of the word sees it all. The words also say that the slots have been read.
     if (!last_to_send(o)) return;
     uint64_t reachable = o.present & ~o.suspects; // nobody else is given up by this half; the receiving one does that
+    if (reachable & o.queued) {
+        post_answers(a, o, s, reachable & o.queued, a.in.mode == EPW_COMBINE_ORDERED, marked);
+        reachable &= ~o.queued;
+    }
     if (threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
         uint32_t rows = o.missing >> threadIdx.x & 1 ? 0 : s.received[threadIdx.x]; // not of who has sent what it must not
         uint32_t value = rows | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
-        signal(o, threadIdx.x, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
+        signal_mapped(o, threadIdx.x, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
     }
 }
 

@@ -76,7 +76,7 @@ struct Opening {
     unsigned char *own;
     Entries entries;
     uint32_t rank, ranks, lane, epoch;
-    uint64_t active, excluded, suspects, deadline, group_deadline, spoke, missing;
+    uint64_t active, excluded, suspects, deadline, group_deadline, spoke, missing, queued;
     epw_gpu_turn turn;
     epw_gpu_report *report;
 
@@ -94,6 +94,7 @@ struct Opening {
             group_deadline = peers->deadline_ns;
             deadline = given_deadline ? given_deadline : group_deadline;
             spoke = peers->spoke;
+            queued = peers->queued;
         }
     }
 
@@ -122,6 +123,7 @@ struct Opening {
         o.deadline = deadline;
         o.group_deadline = group_deadline;
         o.spoke = spoke;
+        o.queued = queued;
         o.gone = o.refused = o.malformed = 0;
         o.missing = next ? 0 : missing;
         o.troubled = o.present != active || missing != 0;

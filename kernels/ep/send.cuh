@@ -289,6 +289,24 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     }
 }
 
+// Rows and words for peers behind queues, a warp to a peer at a time. By the whole block.
+__device__ __noinline__ inline void post_rows(const Dispatch &a, const Operation &o, uint64_t peers) {
+    const epw_layout &l = a.lane.layout;
+    const uint64_t counts = epw_expert_counts_offset(&l, o.lane, o.rank), rows = epw_slot_offset(&l, o.lane, o.rank, 0);
+    const uint32_t row = uint32_t(l.header_bytes) + align_16(a.format.payload_bytes + a.scales_size);
+#pragma unroll 1
+    for (uint32_t turn = 0; peers != 0; peers &= peers - 1, turn++) {
+        if (turn % kWarps != threadIdx.x / 32) continue;
+        const uint32_t peer = __ffsll(peers) - 1;
+        const uint64_t word = ptx::load_relaxed_gpu(&o.state->sent[peer]);
+        const Range ranges[] = {
+            {counts, at(o.control, peer, counts), uint32_t(l.local_experts * sizeof(uint32_t)), 0, 1},
+            {rows, at(o.data, peer, rows), row, uint32_t(l.slot_bytes), epw_word_value(word)},
+        };
+        post(o.peers, o.lane, peer, ranges, 2, epw_word_offset(o.rank, o.lane, EPW_WORD_DISPATCH), word);
+    }
+}
+
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::run(Operation &o) {
     const uint32_t warp = threadIdx.x / 32;
     // The first time without a token, if there is none for this block: it counts what the others send all the same.
@@ -342,9 +360,13 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     if (warp < 2) ptx::bulk_wait_all();
     if (!last_to_send(o)) return;
     uint64_t reachable = o.present & ~o.lost;
+    if (reachable & o.queued) {
+        post_rows(a, o, reachable & o.queued);
+        reachable &= ~o.queued;
+    }
     if (threadIdx.x >= o.ranks || !(reachable >> threadIdx.x & 1)) return;
     if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]);
-    signal(o, threadIdx.x, EPW_WORD_DISPATCH, word);
+    signal_mapped(o, threadIdx.x, EPW_WORD_DISPATCH, word);
 }
 
 } // namespace epw

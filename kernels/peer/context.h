@@ -6,6 +6,7 @@
 #ifndef EPW_KERNELS_PEER_CONTEXT_H
 #define EPW_KERNELS_PEER_CONTEXT_H
 
+#include "kernels/peer/way.h"
 #include "peer/words.h"
 
 #define EPW_GPU_PEERS   64 /* of a group, at most: sets of ranks are kept in one word */
@@ -42,6 +43,10 @@ typedef struct epw_gpu_peers {
     /* The peer table: where offset 0 of a peer's window would be if it held that area alone; 0: the peer cannot be reached. A
      * mapped window is in one piece, so its three entries are the same. */
     uint64_t table[EPW_AREAS][EPW_GPU_PEERS];
+    /* Of peers behind queues the table names images, and what is there is posted: who they are, and how. */
+    uint64_t queued;
+    epw_gpu_way *ways;      /* [EPW_GPU_PEERS] */
+    const uint64_t *broken; /* mapped host memory: those whose connections are gone. Writer: the NIC */
 
     /* Membership. */
     uint64_t epoch_word; /* that this rank has posted on the lane, and that members have posted too; 0: no membership yet */

@@ -1,8 +1,8 @@
-// Signalling: a word in a peer's window behind what was written there before. For a mapped peer a release store; here is the
-// place where entries of a queue will be posted for the others.
+// Signalling: a word in a peer's window behind what was written there before. For a mapped peer a release store, for the others an
+// entry of a queue.
 #pragma once
 
-#include "kernels/peer/words.cuh"
+#include "kernels/peer/post.cuh"
 
 namespace epw {
 
@@ -12,20 +12,36 @@ __device__ __forceinline__ uint64_t *word_at(const uint64_t (&control)[EPW_GPU_P
 }
 
 // Writer: this thread. It has acquired whatever else the word is to stand for, and hands that on: who acquires the word sees it.
-__device__ __forceinline__ void signal(const Peers &p, uint32_t peer, uint32_t word, uint64_t value) {
+__device__ __forceinline__ void signal_mapped(const Peers &p, uint32_t peer, uint32_t word, uint64_t value) {
     ptx::store_release_sys(word_at(p.control, peer, p.rank, p.lane, word), value);
+}
+
+__device__ __forceinline__ void signal(const Peers &p, uint32_t peer, uint32_t word, uint64_t value) {
+    if (p.queued >> peer & 1) {
+        post_word(p.peers, p.lane, peer, epw_word_offset(p.rank, p.lane, word), value);
+    } else {
+        signal_mapped(p, peer, word, value);
+    }
 }
 
 // The same in two parts, for who has something else to wait for in between: what was before the first part is before the word.
 __device__ __forceinline__ void prepare_signal() { ptx::fence_sys(); }
 __device__ __forceinline__ void signal_prepared(const Peers &p, uint32_t peer, uint32_t word, uint64_t value) {
-    ptx::store_relaxed_sys(word_at(p.control, peer, p.rank, p.lane, word), value);
+    if (p.queued >> peer & 1) {
+        post_word(p.peers, p.lane, peer, epw_word_offset(p.rank, p.lane, word), value);
+    } else {
+        ptx::store_relaxed_sys(word_at(p.control, peer, p.rank, p.lane, word), value);
+    }
 }
 
 // Of any lane, by a kernel that has no operation.
 __device__ __forceinline__ void signal_lane(const epw_gpu_peers *peers, uint32_t peer, uint32_t rank, uint32_t lane,
                                             uint32_t word, uint64_t value) {
-    ptx::store_release_sys(word_at(peers->table[EPW_AREA_CONTROL], peer, rank, lane, word), value);
+    if (peers->queued >> peer & 1) {
+        post_word(peers, lane, peer, epw_word_offset(rank, lane, word), value);
+    } else {
+        ptx::store_release_sys(word_at(peers->table[EPW_AREA_CONTROL], peer, rank, lane, word), value);
+    }
 }
 
 } // namespace epw

@@ -149,6 +149,11 @@ __device__ __forceinline__ bool is_revoked(const Peers &p, uint32_t peer) {
     return ptx::load_relaxed_sys(p.peers->shared->revoked) >> peer & 1;
 }
 
+// Whether the connection to it is gone. The same. Nothing that came by it is placed after this.
+__device__ __forceinline__ bool is_broken(const Peers &p, uint32_t peer) {
+    return (p.queued >> peer & 1) && ptx::load_acquire_sys(p.peers->broken) >> peer & 1;
+}
+
 // Every thread that waits asks the host, so it does not do so at every look.
 constexpr uint64_t kAskEveryNs = 1000000;
 
@@ -159,6 +164,7 @@ __device__ __noinline__ inline uint32_t go_on_waiting(const Peers &p, LongWait &
     uint64_t now = ptx::global_timer_ns();
     if (suspected || now - w.asked >= kAskEveryNs) {
         if (is_revoked(p, w.peer)) return EPW_CAUSE_SUPERSEDED;
+        if (is_broken(p, w.peer)) return EPW_CAUSE_LINK;
         if (suspected) return EPW_CAUSE_SUSPECTED;
         w.asked = now;
     }
@@ -195,6 +201,10 @@ __device__ __noinline__ inline Arrival await_long(Peers &p, Awaited what, uint32
         uint32_t cause = epw_rule_gone(seen, own_epoch_word(p));
         if (cause == EPW_CAUSE_NONE) cause = go_on_waiting(p, w);
         if (cause == EPW_CAUSE_NONE) continue;
+        if (cause == EPW_CAUSE_LINK) { // what has come before counts
+            seen = look(p, w.what, w.peer);
+            if (judge(p, w.what, seen) == EPW_ARRIVED) return {true, epw_word_value(seen.word)};
+        }
         record_loss(p, w.phase, cause, w.peer, expected_word(p, w.what), seen.word, ptx::global_timer_ns() - w.began,
                     count_awaited(p, w.what));
         atomicOr(reinterpret_cast<unsigned long long *>(&p.peers->gone), 1ull << w.peer);

@@ -20,6 +20,7 @@ struct Peers {
     uint64_t active, suspects;
     uint64_t deadline, group_deadline; // of this call; of the group
     uint64_t spoke;                    // if it resumes: when this rank has last written to its peers
+    uint64_t queued;                   // peers that no window is mapped of
     // The peer table: of words, and of what this kernel writes beside them, rows or answers.
     uint64_t control[EPW_GPU_PEERS], data[EPW_GPU_PEERS];
 

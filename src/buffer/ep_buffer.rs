@@ -44,8 +44,7 @@ impl EpBuffer {
             config.paths = Paths::parse(&names).map_err(wrong)?;
         }
         let plan = Plan::new(&config, ranks)?;
-        let queues = config.paths.queue && config.device == Device::Host;
-        let fabric = queues.then(|| fabric::of(rank, setting.key)).transpose()?;
+        let fabric = config.paths.queue.then(|| fabric::of(rank, setting.key)).transpose()?;
         let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
         let inner = Inner { watchers: Default::default(), ffi, rank, config, plan };

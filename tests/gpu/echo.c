@@ -1,5 +1,6 @@
 /* See echo.h. */
 #include "echo.h"
+#include "ranks.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +51,7 @@ static void open_rank(echo_rank *r, const epw_config *config, uint32_t rank, uin
     }
     epw_plan plan = EPW_PLAN_INIT;
     REQUIRE_OK(epw_plan_make(c, &plan));
+    ranks_path(c);
     REQUIRE_OK(epw_buffer_create(c, &r->buffer));
     REQUIRE_CUDA(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
     r->tokens = malloc(c->max_tokens * row_bytes(c));

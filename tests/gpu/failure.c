@@ -247,6 +247,7 @@ static void create(member *m, const rank_links *links, uint64_t iteration) {
     m->config.sms = options.sms > 0 ? options.sms : ranks_sms(links, 1, 0);
     m->config.device = ranks_gpu(links);
     m->config.deadline_ns = deadline();
+    ranks_path(&m->config);
     REQUIRE_OK(epw_buffer_create(&m->config, &m->buffer));
     step_open(&m->lane, m->buffer, &m->config, 1, 0, EPW_PAYLOAD_FP8_F32, iteration, 1, 0);
     step_open(&m->other, m->buffer, &m->config, 2, 1, EPW_PAYLOAD_SAME, 0, 1, 0);

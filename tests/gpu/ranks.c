@@ -303,3 +303,12 @@ void ranks_connect(const rank_links *links, epw_buffer *buffer) {
     REQUIRE_OK(epw_buffer_set_active(buffer, &all, 1, 0));
     ranks_meet(links);
 }
+
+void ranks_path(epw_config *config) {
+    const char *path = getenv("EPW_TEST_PATH");
+    if (path == NULL || strcmp(path, "queue") != 0) return;
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    options.rank = config->rank;
+    REQUIRE_OK(epw_fabric_create(&options, &config->fabric));
+    config->paths = EPW_PATH_SELF | EPW_PATH_QUEUE;
+}

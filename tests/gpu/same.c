@@ -381,6 +381,7 @@ static void run_shape(const world *w, uint32_t shape, memory host[CASES]) {
     epw_config config = config_of_shape(shape, w->links->rank, w->links->ranks, w->gpu);
     if (w->gpu >= 0 && config.sms == 0) config.sms = options.sms ? options.sms : ranks_sms(w->links, 1, 0);
     epw_buffer *b = NULL;
+    if (w->gpu >= 0) ranks_path(&config);
     REQUIRE_OK(epw_buffer_create(&config, &b));
     ranks_connect(w->links, b);
     for (uint32_t i = 0; i < CASES; i++) {
@@ -393,6 +394,7 @@ static void run_shape(const world *w, uint32_t shape, memory host[CASES]) {
     }
     meet(w);
     epw_buffer_destroy(b);
+    epw_fabric_destroy(config.fabric);
 }
 
 static void run_shapes(const world *w, memory host[CASES]) {

@@ -112,6 +112,7 @@ static uint64_t finish_lane(step_lane *l, uint64_t iterations) {
 static uint64_t run_buffer(const rank_links *links, uint32_t sms) {
     epw_config config = config_of(links, sms);
     epw_buffer *buffer = NULL;
+    ranks_path(&config);
     REQUIRE_OK(epw_buffer_create(&config, &buffer));
     ranks_connect(links, buffer);
     step_lane lanes[LANES];

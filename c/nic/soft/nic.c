@@ -2,10 +2,12 @@
 #include "nic/soft/parts.h"
 
 #include "base/barrier.h"
+#include "base/clock.h"
 #include "base/thread.h"
 #include "ipc/process.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -154,14 +156,32 @@ void epw_nic_poll(epw_nic *nic) {
     } while (rung_again(nic));
 }
 
+/* How the thread waits between two rounds: until something comes; where kernels ring, which wakes nobody, not
+ * at all for a while after something has come or was rung for, then for moments. */
+#define POLL_NS  UINT64_C(10000000)
+#define PAUSE_NS 50000
+
+static int await_events(epw_nic *nic, struct epoll_event *events, bool polls, bool is_strict,
+                        uint64_t busy_ns) {
+    if (!polls) return epoll_wait(nic->epoll, events, EVENTS, is_strict ? 1 : -1); /* it has delays to end */
+    if (epw_now_ns() - busy_ns >= POLL_NS) {
+        struct pollfd any = {.fd = nic->epoll, .events = POLLIN};
+        ppoll(&any, 1, &(struct timespec){0, PAUSE_NS}, NULL);
+    }
+    return epoll_wait(nic->epoll, events, EVENTS, 0);
+}
+
 static void *nic_main(void *argument) {
     epw_nic *nic = argument;
     struct epoll_event events[EVENTS];
-    int looks_after_ms = -1;
+    bool polls = false, is_strict = false;
+    uint64_t busy_ns = 0; /* when there was last something to do */
     for (bool ending = false; !ending;) {
-        int count = epoll_wait(nic->epoll, events, EVENTS, looks_after_ms);
+        int count = await_events(nic, events, polls, is_strict, busy_ns);
         pthread_mutex_lock(&nic->lock);
-        looks_after_ms = nic->strict != NULL ? 1 : -1; /* it has delays to end */
+        is_strict = nic->strict != NULL;
+        polls = nic->polled > 0;
+        if (polls && (epw_nic_heed_polled(nic) || count > 0)) busy_ns = epw_now_ns();
         take_in(nic, events, count);
         send_all(nic);
         ending = nic->ending;

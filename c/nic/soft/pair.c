@@ -12,9 +12,14 @@ enum { SLOT_BITS = 16, SLOTS_MAX = 1 << SLOT_BITS, CACHE_LINE = 64, VENDOR_LOST 
 
 /* ---- memory ---- */
 
-static bool allocate(epw_pair *pair, uint32_t depth) {
-    size_t ring = (size_t)depth * EPW_FETCH_BYTES, bytes = ring + 3 * CACHE_LINE;
-    unsigned char *at = aligned_alloc(CACHE_LINE, bytes);
+uint64_t epw_pair_memory_bytes(uint32_t depth) {
+    return (uint64_t)depth * EPW_FETCH_BYTES + 3 * CACHE_LINE;
+}
+
+static bool allocate(epw_pair *pair, const epw_pair_options *options) {
+    uint32_t depth = options->depth;
+    size_t ring = (size_t)depth * EPW_FETCH_BYTES, bytes = epw_pair_memory_bytes(depth);
+    unsigned char *at = options->memory != NULL ? options->memory : aligned_alloc(CACHE_LINE, bytes);
     if (at == NULL) return false;
     memset(at, 0, bytes);
     pair->memory = (epw_pair_memory){.entries = at,
@@ -24,6 +29,11 @@ static bool allocate(epw_pair *pair, uint32_t depth) {
                                      .completion = at + ring + (size_t)2 * CACHE_LINE};
     memset(pair->memory.completion, 0xff, CACHE_LINE);
     return true;
+}
+
+static void release(epw_pair *pair) {
+    if (pair->options.memory == NULL) free(pair->memory.entries);
+    free(pair->strict);
 }
 
 const unsigned char *epw_pair_entry(const epw_pair *pair, uint32_t index) {
@@ -54,6 +64,7 @@ static void fail(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t vend
     complete(pair, index, syndrome, vendor);
     /* Writer: the NIC, once nothing that came by this pair is placed any more. Reader: epw_pair_broken. */
     atomic_store_explicit(&pair->broken, true, memory_order_release);
+    if (pair->options.broken != NULL) pair->options.broken(pair->options.context);
 }
 
 /* ---- life ---- */
@@ -89,25 +100,26 @@ static bool enter(epw_nic *nic, epw_pair *pair) {
     if (++nic->serials[slot] == 0) nic->serials[slot] = 1;
     pair->number = (uint32_t)nic->serials[slot] << SLOT_BITS | slot;
     nic->pairs[slot] = pair;
+    nic->polled += pair->options.polled;
     return true;
 }
 
 epw_status epw_pair_create(epw_nic *nic, const epw_pair_options *options, epw_where where, epw_pair **out) {
     epw_pair *pair = calloc(1, sizeof *pair);
-    bool made = pair != NULL && allocate(pair, options->depth);
+    if (pair != NULL) pair->options = *options;
+    bool made = pair != NULL && allocate(pair, options);
     if (made) {
         pair->nic = nic;
-        pair->options = *options;
         pthread_mutex_lock(&nic->lock);
         made = (nic->strict == NULL || epw_strict_open_pair(pair)) && enter(nic, pair);
         epw_nic_unlock(nic);
-        if (!made) free(pair->memory.entries);
-        if (!made) free(pair->strict);
+        if (!made) release(pair);
     }
     if (!made) {
         free(pair);
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a queue pair of %u entries", options->depth);
     }
+    if (options->polled) epw_nic_wake(nic); /* its thread has to look now */
     *out = pair;
     return EPW_OK;
 }
@@ -118,6 +130,7 @@ void epw_pair_destroy(epw_pair *pair) {
     pthread_mutex_lock(&nic->lock);
     epw_nic_heed_rung(nic); /* it is in that list no more */
     nic->pairs[pair->number & (SLOTS_MAX - 1)] = NULL;
+    nic->polled -= pair->options.polled;
     epw_link *link = pair->link, *from = pair->from;
     if (link != NULL && !epw_link_forget(link, pair)) {
         epw_nic_drop_link(nic, link);
@@ -126,8 +139,7 @@ void epw_pair_destroy(epw_pair *pair) {
     if (from != NULL && from != link && !epw_link_forget(from, pair)) epw_nic_drop_link(nic, from);
     epw_nic_unlock(nic);
     epw_nic_poll(nic); /* for the others that were in that list */
-    free(pair->memory.entries);
-    free(pair->strict);
+    release(pair);
     free(pair);
 }
 
@@ -210,6 +222,27 @@ void epw_nic_heed_rung(epw_nic *nic) {
         heed(pair);
         pair = next;
     }
+}
+
+bool epw_nic_heed_polled(epw_nic *nic) {
+    bool rung = false;
+    for (uint32_t i = 0; nic->polled > 0 && i < nic->pair_count; i++) {
+        epw_pair *pair = nic->pairs[i];
+        if (pair == NULL || !pair->options.polled) continue;
+        uint64_t before = pair->target;
+        heed(pair);
+        rung |= pair->target != before;
+    }
+    return rung;
+}
+
+bool epw_pair_idle(epw_pair *pair) {
+    pthread_mutex_lock(&pair->nic->lock);
+    heed(pair);
+    bool idle = pair->completed == pair->target ||
+                atomic_load_explicit(&pair->broken, memory_order_relaxed);
+    epw_nic_unlock(pair->nic);
+    return idle;
 }
 
 void epw_pair_ring(epw_pair *pair) {

@@ -129,6 +129,7 @@ struct epw_nic {
     epw_pair **pairs; /* by the low 16 bits of their numbers */
     uint8_t *serials; /* the upper 8 bits of the last number in each place */
     uint32_t pair_count;
+    uint32_t polled; /* of them, those whose doorbells the thread looks at */
 };
 
 /* ---- pair.c ---- */
@@ -137,6 +138,9 @@ epw_pair *epw_nic_pair(const epw_nic *nic, uint32_t number);
 
 /* Looks at the doorbells that have been rung. */
 void epw_nic_heed_rung(epw_nic *nic);
+
+/* Looks at all that nobody tells of. Whether one had been rung. */
+bool epw_nic_heed_polled(epw_nic *nic);
 
 /* Whether it has entries that may be fetched now. */
 bool epw_pair_has_more(const epw_pair *pair);

@@ -1,0 +1,136 @@
+/* See remote_gpu.h. */
+#include "peer/remote_gpu.h"
+
+#include "device/cuda.h"
+
+#ifdef EPW_CUDA
+#include <stdlib.h>
+
+static epw_status pinned(const epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out) {
+    void *host, *device;
+    epw_status status = epw_cuda_host_alloc(peers->gpu->device, bytes, where, &host, &device);
+    if (status != EPW_OK) return status;
+    if (host != device) {
+        epw_cuda_host_free(peers->gpu->device, host);
+        return epw_fail(EPW_ERR_NO_PATH, where,
+                        "GPU %d does not share the addresses of host memory, which queues need",
+                        (int)peers->gpu->device);
+    }
+    *out = host;
+    return EPW_OK;
+}
+
+epw_status epw_remote_gpu_image(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out) {
+    return pinned(peers, bytes, where, out);
+}
+
+void epw_remote_gpu_free_image(epw_peers *peers, unsigned char *image) {
+    epw_cuda_host_free(peers->gpu->device, image);
+}
+
+/* The first bytes of a ring that nobody uses say where the next one is. */
+epw_status epw_remote_gpu_take_ring(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out) {
+    pthread_mutex_lock(&peers->gpu->rings_lock);
+    unsigned char *ring = peers->gpu->rings;
+    if (ring != NULL) memcpy(&peers->gpu->rings, ring, sizeof ring);
+    pthread_mutex_unlock(&peers->gpu->rings_lock);
+    if (ring == NULL) return pinned(peers, bytes, where, out);
+    *out = ring;
+    return EPW_OK;
+}
+
+void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring) {
+    pthread_mutex_lock(&peers->gpu->rings_lock);
+    memcpy(ring, &peers->gpu->rings, sizeof ring);
+    peers->gpu->rings = ring;
+    pthread_mutex_unlock(&peers->gpu->rings_lock);
+}
+
+epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where) {
+    epw_peers_gpu *g = peers->gpu;
+    pthread_mutex_init(&g->rings_lock, NULL);
+    if (!epw_peers_has_queues(peers)) return EPW_OK;
+    uint64_t ways = (uint64_t)peers->lanes * EPW_GPU_PEERS;
+    void *at;
+    epw_status status = epw_cuda_alloc(g->device, ways * sizeof(epw_gpu_way), where, &at);
+    if (status != EPW_OK) return status;
+    g->ways = at;
+    uint64_t marks = (uint64_t)peers->lanes * peers->ranks * epw_remote_depth(peers);
+    status = epw_cuda_alloc(g->device, marks * sizeof(uint32_t), where, &at);
+    if (status == EPW_OK) g->marks = at;
+    return status;
+}
+
+void epw_remote_gpu_close(epw_peers *peers) {
+    epw_peers_gpu *g = peers->gpu;
+    epw_remotes_close(peers);
+    while (g->rings != NULL) {
+        unsigned char *ring = g->rings;
+        memcpy(&g->rings, ring, sizeof ring);
+        epw_cuda_host_free(g->device, ring);
+    }
+    epw_cuda_free(g->device, g->ways);
+    epw_cuda_free(g->device, g->marks);
+    pthread_mutex_destroy(&g->rings_lock);
+}
+
+epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, bool queued, epw_where where) {
+    epw_peers_gpu *g = peers->gpu;
+    uint64_t bit = UINT64_C(1) << peer;
+    uint64_t *known = &g->pinned->queued;
+    if (g->ways == NULL) return EPW_OK;
+    cudaError_t error = cudaSuccess;
+    for (uint32_t lane = 0; queued && error == cudaSuccess && lane < peers->lanes; lane++) {
+        uint32_t depth = epw_remote_depth(peers);
+        uint32_t *marks = g->marks + ((size_t)lane * peers->ranks + peer) * depth;
+        epw_gpu_way *way = &g->pinned->ways[lane][peer];
+        epw_remote_way(peers, lane, peer, marks, way);
+        error = cudaMemsetAsync(marks, 0, depth * sizeof *marks, g->stream);
+        if (error == cudaSuccess)
+            error = cudaMemcpyAsync(&g->ways[(size_t)lane * EPW_GPU_PEERS + peer], way, sizeof *way,
+                                    cudaMemcpyDefault, g->stream);
+    }
+    if (queued) {
+        __atomic_fetch_or(known, bit, __ATOMIC_RELAXED);
+    } else {
+        __atomic_fetch_and(known, ~bit, __ATOMIC_RELAXED);
+    }
+    for (uint32_t lane = 0; error == cudaSuccess && lane < peers->lanes; lane++)
+        error = cudaMemcpyAsync(&g->lanes[lane]->queued, known, sizeof *known, cudaMemcpyDefault, g->stream);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "cudaMemcpyAsync of a peer's queues");
+}
+
+void epw_remote_gpu_broken(epw_peers *peers, uint32_t peer, bool broken) {
+    uint64_t bit = UINT64_C(1) << peer;
+    if (broken) {
+        atomic_fetch_or_explicit(&peers->gpu->pinned->broken, bit, memory_order_release);
+    } else {
+        atomic_fetch_and_explicit(&peers->gpu->pinned->broken, ~bit, memory_order_release);
+    }
+}
+
+#else
+
+epw_status epw_remote_gpu_image(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out) {
+    (void)peers, (void)bytes, (void)out;
+    return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
+}
+
+void epw_remote_gpu_free_image(epw_peers *peers, unsigned char *image) {
+    (void)peers, (void)image;
+}
+
+epw_status epw_remote_gpu_take_ring(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out) {
+    (void)peers, (void)bytes, (void)out;
+    return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
+}
+
+void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring) {
+    (void)peers, (void)ring;
+}
+
+void epw_remote_gpu_broken(epw_peers *peers, uint32_t peer, bool broken) {
+    (void)peers, (void)peer, (void)broken;
+}
+
+#endif

@@ -1,0 +1,43 @@
+/* What peers behind queues take on a GPU's side: rings and images in pinned memory, which kernels write and
+ * the NIC reads, and a way for each lane and peer in device memory, by which kernels post.
+ *
+ * Pinned memory is never given back before the end: that would wait for kernels that run. Rings of peers that
+ * have gone serve those that come. In a build without CUDA nothing has a GPU's side. */
+#ifndef EPW_PEER_REMOTE_GPU_H
+#define EPW_PEER_REMOTE_GPU_H
+
+#include "peer/gpu.h"
+#include "peer/remote.h"
+
+struct epw_gpu_way;
+
+/* Zeroed pinned memory, at the same address for this process and its GPU. */
+epw_status epw_remote_gpu_image(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out);
+void epw_remote_gpu_free_image(epw_peers *peers, unsigned char *image);
+
+/* A ring for a pair's memory, all of one size; with the floor locked. */
+epw_status epw_remote_gpu_take_ring(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out);
+void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring);
+
+/* A connection to the peer is gone: waits of kernels for it end. Writer: the NIC. Reader: go_on_waiting(). */
+void epw_remote_gpu_broken(epw_peers *peers, uint32_t peer, bool broken);
+
+#ifdef EPW_CUDA
+
+/* Called by epw_peers_open_gpu and epw_peers_close_gpu. */
+epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where);
+void epw_remote_gpu_close(epw_peers *peers);
+
+/* In a scope of the GPU, as a part of epw_peers_enter: what kernels know of a peer that is reached by a
+ * queue, or is not. */
+epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, bool queued, epw_where where);
+
+/* What kernels of a lane post by: filled in by remote.c for a peer that is connected by a queue. */
+void epw_remote_way(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t *marks, epw_gpu_way *out);
+
+#endif
+
+/* Entries of each queue. */
+uint32_t epw_remote_depth(const epw_peers *peers);
+
+#endif

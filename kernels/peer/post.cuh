@@ -1,0 +1,99 @@
+// Posting to the queues of peers that no window is mapped of. What such a peer is to have lies in its image already: entries say
+// from where to where, and the doorbell tells the NIC, which places it in their order. Nothing here waits. Where a queue has no
+// room, its peer has taken nothing for a thousand entries: the post is lost, and the deadline of who waits decides.
+#pragma once
+
+#include "kernels/peer/words.cuh"
+
+#include "nic/queue.h"
+
+namespace epw {
+
+// What is to be sent in front of a word: `count` stretches of `bytes`, `stride` apart, from `from` on in the image to `offset` of
+// the peer's window.
+struct Range {
+    uint64_t offset;
+    const unsigned char *from;
+    uint32_t bytes, stride, count;
+
+    // One, where its bytes fill the stride.
+    __device__ __forceinline__ uint32_t entries() const {
+        if (bytes == 0 || count == 0) return 0;
+        return count == 1 || bytes == stride ? 1 : count;
+    }
+};
+
+// A lane's, by the structure of any lane.
+__device__ __forceinline__ epw_gpu_way *way_to(const epw_gpu_peers *peers, uint32_t lane, uint32_t peer) {
+    return peers->ways + (int64_t(lane) - peers->lane) * EPW_GPU_PEERS + peer;
+}
+
+// An entry, built in registers: memory across the bus takes 16 bytes at a time.
+__device__ __forceinline__ void put_entry(epw_queue *q, uint64_t index, const epw_entry_block &e) {
+    uint4 *slot = reinterpret_cast<uint4 *>(epw_queue_slot(q, index));
+#pragma unroll
+    for (int i = 0; i < 4; i++) slot[i] = {e.words[4 * i], e.words[4 * i + 1], e.words[4 * i + 2], e.words[4 * i + 3]};
+}
+
+__device__ __forceinline__ epw_entry_block word_entry(const epw_gpu_way *way, uint64_t index, uint64_t offset, uint64_t value) {
+    epw_entry_block e;
+    epw_entry_write_word(&e, way->queue.pair, index, {offset, way->its}, value, EPW_SIGNAL_ALWAYS);
+    return e;
+}
+
+// By one thread: a word at `offset` of the peer's window, behind what was posted before.
+__device__ __noinline__ inline void post_word(const epw_gpu_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset,
+                                              uint64_t value) {
+    epw_gpu_way *way = way_to(peers, lane, peer);
+    epw_queue *q = &way->queue;
+    uint64_t index;
+    if (!epw_queue_try_reserve(q, 1, &index)) return;
+    put_entry(q, index, word_entry(way, index, offset, value));
+    epw_queue_publish(q, index, 1);
+    epw_queue_ring(q, true);
+}
+
+// By a whole warp: the ranges, then the word. Writer of what the ranges name: whoever this warp has acquired it from. Reader: the
+// NIC, which acquires the doorbell.
+__device__ __noinline__ inline void post(const epw_gpu_peers *peers, uint32_t lane, uint32_t peer, const Range *ranges,
+                                         uint32_t count, uint64_t offset, uint64_t value) {
+    const uint32_t all = 0xffffffffu, thread = threadIdx.x % 32;
+    epw_gpu_way *way = way_to(peers, lane, peer);
+    epw_queue *q = &way->queue;
+    uint32_t entries = 1;
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; i++) entries += ranges[i].entries();
+    uint64_t index = 0;
+    const bool room = thread != 0 || epw_queue_try_reserve(q, entries, &index);
+    if (!__all_sync(all, room)) return;
+    index = __shfl_sync(all, index, 0);
+#pragma unroll 1
+    for (uint32_t i = thread; i < entries; i += 32) {
+        uint32_t n = i, r = 0;
+#pragma unroll 1
+        for (; r < count && n >= ranges[r].entries(); r++) n -= ranges[r].entries();
+        epw_entry_block e;
+        if (r == count) {
+            e = word_entry(way, index + i, offset, value);
+        } else {
+            const Range &range = ranges[r];
+            const uint64_t at = uint64_t(n) * range.stride, from = reinterpret_cast<uint64_t>(range.from) - way->image;
+            const uint32_t bytes = range.entries() == 1 ? range.bytes * range.count : range.bytes;
+            epw_entry_write(&e, q->pair, index + i, {range.offset + at, way->its}, {from + at, way->own}, bytes,
+                            EPW_SIGNAL_ERRORS);
+        }
+        put_entry(q, index + i, e);
+    }
+    // Writer: each thread, its entries. Reader: whoever rings, and by that the NIC.
+    ptx::fence_sys();
+    __syncwarp();
+#pragma unroll 1
+    for (uint32_t i = thread; i < entries; i += 32) {
+        ptx::store_relaxed_sys(&q->marks[(index + i) & (q->depth - 1)], epw_queue_lap(q, index + i));
+    }
+    __syncwarp();
+    if (thread == 0) epw_queue_ring_for(q, true, index, entries);
+    __syncwarp();
+}
+
+} // namespace epw
