@@ -109,20 +109,19 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
 
     epw_term terms[EPW_TERM_COUNT];
     epw_terms_of(config, terms);
-    epw_peers_options options = {
-        .window = {.rank = config->rank,
-                   .ranks = config->ranks,
-                   .device = config->device,
-                   .paths = config->paths,
-                   .queues = config->fabric != NULL,
-                   .bytes = plan.window_bytes,
-                   .terms = terms,
-                   .term_count = EPW_TERM_COUNT},
-        .lanes = config->lanes,
-        .fabric = config->fabric,
-        .entries = 2 * config->max_tokens + 4, /* rows, counts, answers, words */
-        .user = &user_of_floor,
-        .user_context = b};
+    epw_peers_options options = {.window = {.rank = config->rank,
+                                            .ranks = config->ranks,
+                                            .device = config->device,
+                                            .paths = config->paths,
+                                            .queues = config->fabric != NULL,
+                                            .bytes = plan.window_bytes,
+                                            .terms = terms,
+                                            .term_count = EPW_TERM_COUNT},
+                                 .lanes = config->lanes,
+                                 .fabric = config->fabric,
+                                 .entries = 2 * config->max_tokens + 4, /* rows, counts, answers, words */
+                                 .user = &user_of_floor,
+                                 .user_context = b};
     status = epw_peers_create(&b->peers, &options);
     if (status == EPW_OK) status = b->engine->open(b);
     if (status == EPW_OK) status = epw_peers_open_probe(&b->peers);

@@ -94,8 +94,8 @@ EPW_INLINE void epw_queue_tell(epw_queue *q, uint64_t index) {
 
 /* Rings for what is published, if that is a batch, or for all that was posted if `flush` is set: also for
  * what another poster publishes later in front of it. True if it has rung: who drives a NIC of its own tells
- * it. The `count` entries from `own` on the caller has just published itself: their marks, each of which takes
- * a load, are not looked at again. */
+ * it. The `count` entries from `own` on the caller has just published itself: their marks, each of which
+ * takes a load, are not looked at again. */
 EPW_INLINE bool epw_queue_ring_for(epw_queue *q, bool flush, uint64_t own, uint32_t count) {
     epw_bell bell;
     bool rang = false;

@@ -54,12 +54,13 @@ typedef struct epw_pair_options {
     uint32_t peer;  /* whose frames it takes */
     uint32_t key;   /* of the region that the peer may write by this pair */
     uint32_t depth; /* of the send queue in entries of 64 bytes: a power of two */
-    /* Of epw_pair_memory_bytes(depth) and aligned to 64, which outlives the pair; NULL: memory of the NIC's. */
+    /* Of epw_pair_memory_bytes(depth) and aligned to 64, which outlives the pair; NULL: memory of the NIC's.
+     */
     unsigned char *memory;
     /* Kernels of a GPU ring, who can wake nobody: the NIC's thread looks at the doorbell by itself. */
     bool polled;
-    /* Called once, when the pair breaks: after all that came by it has been placed. With the NIC locked; NULL:
-     * nobody. */
+    /* Called once, when the pair breaks: after all that came by it has been placed. With the NIC locked;
+     * NULL: nobody. */
     void (*broken)(void *context);
     void *context;
 } epw_pair_options;

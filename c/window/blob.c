@@ -55,7 +55,8 @@ epw_status epw_blob_check(const epw_blob *blob, const epw_window_options *own, e
     if (blob->ranks != own->ranks) return differs(blob, "ranks", own->ranks, blob->ranks, where);
     static const unsigned char no_gpu[sizeof blob->origin.gpu];
     bool here = own->device == EPW_DEVICE_HOST;
-    bool there = memcmp(blob->origin.gpu, no_gpu, sizeof no_gpu) == 0;
+    /* Memory of the host may be a GPU's window all the same. */
+    bool there = blob->origin.path == EPW_PATH_SHM && memcmp(blob->origin.gpu, no_gpu, sizeof no_gpu) == 0;
     if (here != there)
         return epw_fail(EPW_ERR_MISMATCH, where,
                         "device is %s here and %s at peer %u; put all ranks on the host or all on GPUs",

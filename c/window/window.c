@@ -201,7 +201,8 @@ static uint32_t choose_path(const attempt *a) {
                  not_thread, no, no_queue);
     } else {
         epw_fail(EPW_ERR_NO_PATH, a->where,
-                 "no permitted path leads to the peer (process %u). thread: %s; shm: %s; vmm: %s; ipc: %s; queue: %s",
+                 "no permitted path leads to the peer (process %u). thread: %s; shm: %s; vmm: %s; ipc: %s; "
+                 "queue: %s",
                  pid, not_thread, why_not_mapped(a, EPW_PATH_SHM), why_not_mapped(a, EPW_PATH_VMM),
                  why_not_mapped(a, EPW_PATH_IPC), no_queue);
     }

@@ -1,5 +1,5 @@
-// Signalling: a word in a peer's window behind what was written there before. For a mapped peer a release store, for the others an
-// entry of a queue.
+// Signalling: a word in a peer's window behind what was written there before. For a mapped peer a release store, for the others
+// an entry of a queue.
 #pragma once
 
 #include "kernels/peer/post.cuh"

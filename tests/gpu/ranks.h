@@ -62,8 +62,9 @@ int ranks_main(rank_body *body, uint32_t ranks, uint32_t processes, char **argv)
  * parent. */
 pid_t ranks_start(const rank_links *links, char **argv);
 
-/* EPW_TEST_PATH=queue: gives the config, with its rank, a fabric, and no path but by queues, so that no GPU maps
- * another one's window. The fabric is to be destroyed after the buffer, or left to the end of the process. */
+/* EPW_TEST_PATH=queue: gives the config, with its rank, a fabric, and no path but by queues, so that no GPU
+ * maps another one's window. The fabric is to be destroyed after the buffer, or left to the end of the
+ * process. */
 void ranks_path(epw_config *config);
 
 /* Around what a thread enqueues first, where ranks share a GPU: threads then do so one after another. Of

@@ -239,8 +239,7 @@ bool epw_nic_heed_polled(epw_nic *nic) {
 bool epw_pair_idle(epw_pair *pair) {
     pthread_mutex_lock(&pair->nic->lock);
     heed(pair);
-    bool idle = pair->completed == pair->target ||
-                atomic_load_explicit(&pair->broken, memory_order_relaxed);
+    bool idle = pair->completed == pair->target || atomic_load_explicit(&pair->broken, memory_order_relaxed);
     epw_nic_unlock(pair->nic);
     return idle;
 }
