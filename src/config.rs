@@ -260,7 +260,7 @@ pub struct Paths {
     /// The same by CUDA IPC handles.
     pub ipc: bool,
     /// Ranks of any host by queues that a software NIC drains: for those that no other path leads to, or, as the only one,
-    /// instead of the others. Host memory. Off by default, for it takes two threads, memory for each peer, and, where the run
+    /// instead of the others. With it a GPU's window is pinned host memory, which its kernels reach over the bus. Off by default, for it takes two threads, memory for each peer, and, where the run
     /// has a token, a TCP port: [`EpBuffer::create`](crate::EpBuffer::create) turns the default on where the members are on
     /// several hosts. Set it where ranks of other hosts may join later.
     pub queue: bool,
