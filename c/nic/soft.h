@@ -77,7 +77,8 @@ void epw_pair_destroy(epw_pair *pair);
 uint32_t epw_pair_number(const epw_pair *pair);
 const epw_pair_memory *epw_pair_memory_of(const epw_pair *pair);
 
-/* Its entries go to pair `remote` of the link's other end from now on. Again only before the first is posted. */
+/* Its entries go to pair `remote` of the link's other end from now on. Again only before the first is posted.
+ */
 void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote);
 
 /* The doorbell has been rung. */

@@ -37,12 +37,12 @@ typedef struct way {
 struct epw_remote {
     epw_peers *peers;
     uint32_t peer;
-    uint32_t key;  /* what the peer may write in this rank's window */
-    epw_key its;   /* what this rank may write in its */
-    uint64_t link; /* 0: not connected */
+    uint32_t key;         /* what the peer may write in this rank's window */
+    epw_key its;          /* what this rank may write in its */
+    uint64_t link;        /* 0: not connected */
     epw_nonce whose;      /* with whom it is connected: the peer's window */
     epw_blob_queue offer; /* and with what that has offered */
-    bool served;   /* a membership with it has begun */
+    bool served;          /* a membership with it has begun */
     way ways[EPW_MAX_LANES];
 };
 
@@ -316,8 +316,8 @@ void epw_remote_disconnect(epw_peers *peers, uint32_t peer) {
     destroy(remote);
 }
 
-/* What it has been shown may lead the peer here by now, or soon: of two that connect each other at a time each
- * would take from the other what that has just connected. */
+/* What it has been shown may lead the peer here by now, or soon: of two that connect each other at a time
+ * each would take from the other what that has just connected. */
 void epw_remote_let_go(epw_peers *peers, uint32_t peer, const epw_nonce *whose) {
     pthread_mutex_lock(&peers->lock);
     epw_remote *remote = peers->remotes[peer];

@@ -54,9 +54,9 @@ void epw_nic_drop_link(epw_nic *nic, epw_link *link) {
     epw_link_free(link); /* its descriptor leaves the epoll set with it */
 }
 
-/* It has failed, and with it the pairs that send by it. What its peer had sent before is placed first, also what
- * has come by others: the words of a process that has ended may lie in one connection while the end of another
- * is seen. No more is read than sockets hold. */
+/* It has failed, and with it the pairs that send by it. What its peer had sent before is placed first, also
+ * what has come by others: the words of a process that has ended may lie in one connection while the end of
+ * another is seen. No more is read than sockets hold. */
 static void lose_link(epw_nic *nic, epw_link *link) {
     uint32_t peer = link->peer;
     for (uint32_t i = 0; i < nic->link_count; i++) {
