@@ -88,11 +88,15 @@ void epw_pair_destroy(epw_pair *pair);
 uint32_t epw_pair_number(const epw_pair *pair);
 const epw_pair_memory *epw_pair_memory_of(const epw_pair *pair);
 
-/* Its entries go to pair `remote` of the link's other end from now on. Once. */
+/* Its entries go to pair `remote` of the link's other end from now on. Again only before the first is posted.
+ */
 void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote);
 
 /* The doorbell has been rung. */
 void epw_pair_ring(epw_pair *pair);
+
+/* How many entries it has been rung for. */
+uint64_t epw_pair_rung_for(epw_pair *pair);
 
 /* Whether everything that was rung for is done, or nothing more will be. */
 bool epw_pair_idle(epw_pair *pair);

@@ -132,8 +132,8 @@ static epw_status part(epw_peers *peers, epw_where where) {
 /* Claimed. Order: nothing of this rank writes there any more, the farewell is posted, the route goes, the
  * window is unmapped; epw_import_close then tells the peer that its lease has ended. Of who is no member the
  * route has gone first: it was told by the last membership, and copies of probes that were given up have run
- * when the GPU has forgotten it. */
-static epw_status disconnect(epw_peers *peers, epw_where where, bool member) {
+ * when the GPU has forgotten it. `next`: what is about to be connected instead; NULL: nothing. */
+static epw_status disconnect(epw_peers *peers, epw_where where, bool member, const epw_blob *next) {
     epw_status status = EPW_OK;
     epw_import *import = peers->imports[where.peer];
     if (member) {
@@ -142,13 +142,27 @@ static epw_status disconnect(epw_peers *peers, epw_where where, bool member) {
         status = epw_peers_enter(peers, (uint32_t)where.peer, &no_route, where);
     }
     if (status != EPW_OK || import == NULL) return status;
-    epw_remote_disconnect(peers, (uint32_t)where.peer);
+    if (next != NULL) {
+        epw_remote_let_go(peers, (uint32_t)where.peer, &next->window);
+    } else {
+        epw_remote_disconnect(peers, (uint32_t)where.peer);
+    }
     epw_import_close(import);
     peers->imports[where.peer] = NULL;
     return EPW_OK;
 }
 
 /* ---- coming ---- */
+
+/* Whether the peer, no member, is reached through the very queues that the blob names. It may have connected
+ * them with this rank's by now: to do so once more would end what is well. */
+static bool is_connected_to(epw_peers *peers, uint32_t peer, const epw_blob *blob) {
+    lock(peers);
+    bool connected = peers->routes[peer].path == EPW_PATH_QUEUE && !epw_mask_has(&peers->active, peer) &&
+                     !epw_mask_has(&peers->connecting, peer) && epw_remote_is_connected_to(peers, peer, blob);
+    unlock(peers);
+    return connected;
+}
 
 /* Claimed. Closes the import if the GPU does not learn of it. */
 static epw_status take_import(epw_peers *peers, epw_where where, epw_import *import, uint64_t deadline_ns,
@@ -159,7 +173,8 @@ static epw_status take_import(epw_peers *peers, epw_where where, epw_import *imp
     epw_status status = EPW_OK;
     for (uint32_t lane = 0; lane < EPW_MAX_LANES; lane++) route.lanes[lane] = (epw_areas){base, base, base};
     if (route.path == EPW_PATH_QUEUE)
-        status = epw_remote_connect(peers, peer, epw_import_queue(import), deadline_ns, where, &route);
+        status = epw_remote_connect(peers, peer, epw_import_window(import), epw_import_queue(import),
+                                    deadline_ns, where, &route);
     if (status == EPW_OK) status = peers->gpu != NULL ? epw_peers_enter(peers, peer, &route, where) : EPW_OK;
     if (status != EPW_OK) {
         epw_import_close(import); /* nobody sends to its peer: nothing follows the pointer */
@@ -184,11 +199,14 @@ epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, 
     epw_where where = epw_peers_where(peers, "connect", peer);
     if (blob == NULL) return epw_fail(EPW_ERR_INVALID, where, "blob is NULL");
     if (deadline_ns == 0) return epw_fail(EPW_ERR_INVALID, where, "deadline_ns is 0, must be at least 1");
+    epw_blob read;
+    bool is_blob = epw_blob_parse(blob, length, where, &read) == EPW_OK; /* else the import says what it is */
+    if (is_blob && is_connected_to(peers, peer, &read)) return EPW_OK;
     bool member;
     status = claim(peers, where, &member);
     if (status != EPW_OK) return status;
     epw_import *import = NULL;
-    status = disconnect(peers, where, member);
+    status = disconnect(peers, where, member, is_blob ? &read : NULL);
     if (status == EPW_OK) status = epw_window_import(peers->window, peer, blob, length, deadline_ns, &import);
     if (status == EPW_OK) status = take_import(peers, where, import, deadline_ns, member);
     drop_claim(peers, peer);
@@ -202,7 +220,7 @@ epw_status epw_peers_disconnect(epw_peers *peers, uint32_t peer) {
     bool member;
     status = claim(peers, where, &member);
     if (status != EPW_OK) return status;
-    status = disconnect(peers, where, member);
+    status = disconnect(peers, where, member, NULL);
     drop_claim(peers, peer);
     return status;
 }

@@ -226,6 +226,7 @@ typedef struct epw_watch {
     _Atomic uint32_t peer; /* UINT32_MAX: nothing to sleep on */
     _Atomic uint32_t word;
     _Atomic uint64_t dropped, epoch, value; /* as they were seen */
+    _Atomic bool held;                      /* see epw_look */
     _Atomic uint64_t since;                 /* when the wait began */
     _Atomic uint64_t until;
 } epw_watch;

@@ -9,6 +9,7 @@
 #include "peer/sleep.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 
@@ -41,10 +42,12 @@ typedef struct way {
 struct epw_remote {
     epw_peers *peers;
     uint32_t peer;
-    uint32_t key;  /* what the peer may write in this rank's window */
-    epw_key its;   /* what this rank may write in its */
-    uint64_t link; /* 0: not connected */
-    bool served;   /* a membership with it has begun */
+    uint32_t key;         /* what the peer may write in this rank's window */
+    epw_key its;          /* what this rank may write in its */
+    uint64_t link;        /* 0: not connected */
+    epw_nonce whose;      /* with whom it is connected: the peer's window */
+    epw_blob_queue offer; /* and with what that has offered */
+    bool served;          /* a membership with it has begun */
     way ways[WAYS];
 };
 
@@ -240,14 +243,24 @@ static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_r
 /* ---- offer, connect, disconnect ---- */
 
 /* Nobody new may write by it: a membership with the peer has begun that it does not belong to any more, or
- * was given up in, or the connection of who took it is gone. */
+ * was given up in, or a connection with who took it is gone. */
 static bool is_spent(const epw_peers *peers, uint32_t peer, const epw_remote *remote) {
     epw_mask suspects = peers->user->suspects(peers->user_context, NULL);
     bool well = epw_mask_has(&peers->active, peer) && !epw_mask_has(&suspects, peer);
-    bool closed = false;
+    bool gone = false;
+    for (uint32_t i = 0; i < WAYS; i++) {
+        epw_pair *pair = remote->ways[i].pair;
+        if (has_way(peers, i)) gone |= epw_pair_is_closed(pair) || epw_pair_broken(pair);
+    }
+    return gone || (remote->served && !well);
+}
+
+/* Whether it has posted something. */
+static bool has_posted(const epw_remote *remote) {
+    uint64_t posted = 0;
     for (uint32_t i = 0; i < WAYS; i++)
-        if (has_way(peers, i)) closed |= epw_pair_is_closed(remote->ways[i].pair);
-    return closed || (remote->served && !well);
+        if (has_way(remote->peers, i)) posted += epw_pair_rung_for(remote->ways[i].pair);
+    return posted > 0;
 }
 
 /* Another incarnation is about to be let in: what the former one still sends is placed no more. */
@@ -271,6 +284,7 @@ void epw_remotes_serve(epw_peers *peers, const epw_mask *active) {
 epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out, epw_where where) {
     out->length = 0;
     if (!epw_peers_has_queues(peers)) return EPW_OK;
+    epw_remotes_poll(peers); /* of connections that have ended */
     if (peers->offered[peer] != NULL && is_spent(peers, peer, peers->offered[peer])) {
         destroy(peers->offered[peer]);
         peers->offered[peer] = NULL;
@@ -293,8 +307,19 @@ epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out
     return EPW_OK;
 }
 
-epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_queue *offer,
-                              uint64_t deadline_ns, epw_where where, epw_route *route) {
+static bool is_same_offer(const epw_blob_queue *a, const epw_blob_queue *b) {
+    return a->length == b->length && memcmp(a->bytes, b->bytes, a->length) == 0;
+}
+
+bool epw_remote_is_connected_to(const epw_peers *peers, uint32_t peer, const epw_blob *blob) {
+    const epw_remote *remote = peers->remotes != NULL ? peers->remotes[peer] : NULL;
+    return remote != NULL && epw_nonce_equal(&remote->whose, &blob->window) &&
+           is_same_offer(&remote->offer, &blob->queue) && !is_spent(peers, peer, remote);
+}
+
+epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *whose,
+                              const epw_blob_queue *offer, uint64_t deadline_ns, epw_where where,
+                              epw_route *route) {
     if (offer->length != OFFER_BYTES)
         return epw_fail(EPW_ERR_MISMATCH, where, "the peer says %u bytes of its queues, here %d are said",
                         (unsigned)offer->length, OFFER_BYTES);
@@ -313,7 +338,10 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_qu
     peers->remotes[peer] = remote;
     pthread_mutex_unlock(&peers->lock);
     route->wire = epw_fabric_wire(peers->fabric, &address);
+    uint64_t former = remote->link; /* of one that was kept */
     remote->link = link;
+    remote->whose = *whose;
+    remote->offer = *offer;
     remote->its = epw_key_of((uint32_t)epw_take_little(offer->bytes + EPW_FABRIC_ADDRESS_BYTES, 4));
     for (uint32_t lane = 0; lane < peers->lanes; lane++) {
         way *w = &remote->ways[lane];
@@ -329,6 +357,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_qu
         if (has_way(peers, i))
             epw_pair_connect(remote->ways[i].pair, link,
                              (uint32_t)epw_take_little(offer->bytes + number_offset(i), 4));
+    epw_nic_end_link(epw_fabric_nic(peers->fabric), former);
     return EPW_OK;
 }
 
@@ -351,6 +380,21 @@ void epw_remote_disconnect(epw_peers *peers, uint32_t peer) {
     if (remote == NULL) return;
     flush(remote, epw_now_ns() + FLUSH_NS);
     destroy(remote);
+}
+
+/* What it has been shown may lead the peer here by now, or soon: of two that connect each other at a time
+ * each would take from the other what that has just connected. */
+void epw_remote_let_go(epw_peers *peers, uint32_t peer, const epw_nonce *whose) {
+    pthread_mutex_lock(&peers->lock);
+    epw_remote *remote = peers->remotes[peer];
+    bool keep = remote != NULL && peers->offered[peer] == NULL && epw_nonce_equal(&remote->whose, whose) &&
+                !has_posted(remote) && !is_spent(peers, peer, remote);
+    if (keep) {
+        peers->offered[peer] = remote;
+        peers->remotes[peer] = NULL;
+    }
+    pthread_mutex_unlock(&peers->lock);
+    if (!keep) epw_remote_disconnect(peers, peer);
 }
 
 void epw_remotes_close(epw_peers *peers) {

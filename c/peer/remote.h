@@ -13,6 +13,7 @@
 #define EPW_PEER_REMOTE_H
 
 #include "peer/peers.h"
+#include "window/blob.h"
 
 /* Writes what `peer` needs to know, with the floor locked. It says nothing where there is no fabric, or paths
  * exclude queues. */
@@ -21,12 +22,20 @@ epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out
 /* A membership of these begins, with the floor locked. */
 void epw_remotes_serve(epw_peers *peers, const epw_mask *active);
 
+/* With the floor locked: whether it is connected with the very queues of this blob already, and well. */
+bool epw_remote_is_connected_to(const epw_peers *peers, uint32_t peer, const epw_blob *blob);
+
 /* Claimed. Connects what was offered to the peer with what it has offered, and fills in the route's areas. */
-epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_blob_queue *offer,
-                              uint64_t deadline_ns, epw_where where, epw_route *route);
+epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *whose,
+                              const epw_blob_queue *offer, uint64_t deadline_ns, epw_where where,
+                              epw_route *route);
 
 /* Claimed, and no route leads there any more. */
 void epw_remote_disconnect(epw_peers *peers, uint32_t peer);
+
+/* The same, before the peer whose window this is is connected: if it is the same one, and nothing has been
+ * posted to it yet, it may go on writing by what it has been offered. */
+void epw_remote_let_go(epw_peers *peers, uint32_t peer, const epw_nonce *whose);
 
 /* ---- of a peer with such a route ---- */
 

@@ -76,6 +76,10 @@ void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t 
     if (broken) epw_remotes_poll(peers);
     epw_look_by(load, &from, peers->lanes, lane, word, out);
     out->sight.broken = broken;
-    /* A word that lets this rank write lets it write the image: not before that has been sent. */
-    if (queued && !epw_remote_is_flushed(peers, lane, peer)) out->sight.word = 0;
+    /* A word that lets this rank write lets it write the image: not before that has been sent. Behind a
+     * broken queue it lets nobody write, and what came with it counts. */
+    if (queued && !broken && !epw_remote_is_flushed(peers, lane, peer)) {
+        out->held = out->sight.word;
+        out->sight.word = 0;
+    }
 }

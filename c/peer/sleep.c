@@ -20,6 +20,10 @@
 #define SLICE_MIN_NS UINT64_C(2000000)
 #define SLICE_MAX_NS UINT64_C(16000000)
 
+/* The word is there, and what is awaited is that a queue has carried all to the peer, which changes no word:
+ * it takes as long as a packet there and back. */
+#define HELD_NS UINT64_C(100000)
+
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "futexes are the low halves of 64-bit words");
 
 /* Not FUTEX_PRIVATE: the word lies in memory that several processes map. */
@@ -46,7 +50,9 @@ void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_loo
     atomic_store_explicit(&watch->word, word, memory_order_relaxed);
     atomic_store_explicit(&watch->dropped, seen->sight.dropped, memory_order_relaxed);
     atomic_store_explicit(&watch->epoch, seen->sight.epoch_word, memory_order_relaxed);
-    atomic_store_explicit(&watch->value, seen->sight.word, memory_order_relaxed);
+    atomic_store_explicit(&watch->value, seen->held != 0 ? seen->held : seen->sight.word,
+                          memory_order_relaxed);
+    atomic_store_explicit(&watch->held, seen->held != 0, memory_order_relaxed);
     atomic_store_explicit(&watch->since, since, memory_order_relaxed);
     atomic_store_explicit(&watch->until, until, memory_order_relaxed);
     atomic_store_explicit(&watch->peer, peer, memory_order_release);
@@ -118,6 +124,11 @@ void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, ui
     uint64_t now = epw_now_ns();
     if (timeout_ns < until - least(now, until)) until = now + timeout_ns;
     bool young = now - least(since, now) < peers->spin_ns + peers->yield_ns;
+    if (atomic_load_explicit(&watch->held, memory_order_relaxed)) {
+        if (young) sched_yield();
+        if (!young && now < until) sleep_on(peers, &s, least(HELD_NS, until - now));
+        return;
+    }
     if (young && changed_soon(peers, &s, now, until)) return;
     now = epw_now_ns();
     if (until <= now) return;

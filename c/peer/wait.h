@@ -14,6 +14,8 @@
 typedef struct epw_look {
     epw_sight sight;
     uint64_t beacons[EPW_MAX_LANES]; /* of all its lanes; 0 beyond the last */
+    uint64_t held; /* the awaited word, which does not count before all that was posted is with the peer; 0:
+                      none */
 } epw_look;
 
 /* Loads word `word` that the peer looked at has written for `lane`, an acquire. */

@@ -31,6 +31,7 @@ struct epw_import {
     epw_memory memory;    /* of the other paths: a mapping of this process */
     int lease_fd;         /* and what holds its lease */
     epw_blob_queue queue; /* EPW_PATH_QUEUE */
+    epw_nonce window;     /* whose it is */
 };
 
 /* ---- a rank's own window ------------------------------------------------------------------------ */
@@ -285,6 +286,7 @@ epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, s
     epw_import *import = calloc(1, sizeof *import);
     if (import == NULL) return epw_fail(EPW_ERR_NO_MEMORY, a.where, "no memory for an import's description");
     import->path = path;
+    import->window = a.blob.window;
     import->owner_pid = a.blob.host.pid;
     import->rank = own->options.rank;
     import->device = epw_device_of(own->options.device);
@@ -308,6 +310,10 @@ unsigned char *epw_import_base(const epw_import *import) {
 
 const epw_blob_queue *epw_import_queue(const epw_import *import) {
     return &import->queue;
+}
+
+const epw_nonce *epw_import_window(const epw_import *import) {
+    return &import->window;
 }
 
 uint32_t epw_import_path(const epw_import *import) {

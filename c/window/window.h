@@ -65,6 +65,9 @@ unsigned char *epw_import_base(const epw_import *import);
 uint32_t epw_import_path(const epw_import *import);
 const epw_blob_queue *epw_import_queue(const epw_import *import);
 
+/* The nonce of the peer's window. */
+const epw_nonce *epw_import_window(const epw_import *import);
+
 /* Tells the process that owns the peer's window that something was written there for its attention. What was
  * written before is seen by what the owner has called. Waits for nobody: rings that are not yet heard count
  * once. Any thread, until epw_import_close. EPW_ERR_PEER: the owner has ended or has destroyed its window; of

@@ -276,6 +276,7 @@ static void a_released_handle_answers_nothing(void) {
     CHECK_OK(epw_release(g.of[0], handles[0]));
     consumed_handles_are_refused(g.of[0], 0, handles[0]);
     CHECK_OK(epw_combine(g.of[1], handles[1], &answer, NULL, &outcome));
+    AWAIT(epw_ready(g.of[1], handles[1]) == EPW_OK);
     CHECK(epw_ready(g.of[1], handles[1]) == EPW_OK);
     CHECK_OK(epw_combine_receive(g.of[1], handles[1], &result, &outcome));
     CHECK(outcome.degraded && outcome.missing.bits[0] == 1);

@@ -191,6 +191,7 @@ static void a_peer_that_is_given_up_is_told_on_every_lane(void) {
     CHECK_OK(epw_dispatch_receive(g.of[0], handle, &nothing, NULL));
     for (uint32_t lane = 0; lane < 2; lane++) {
         epw_look seen;
+        AWAIT(epw_word_from(&g.of[1]->peers, lane, 0, EPW_WORD_DROPPED) != 0);
         epw_look_at(&g.of[1]->peers, lane, 0, EPW_WORD_DISPATCH, &seen);
         CHECK_MSG(seen.sight.dropped == epw_word(1, 0, 0), "lane %u", lane);
     }

@@ -35,10 +35,10 @@ static epw_handle send(epw_buffer *b, uint32_t rank, int32_t lane) {
     return handle;
 }
 
-/* The beacon that lane 0 of `b` posts at a peer. */
-static _Atomic uint64_t *beacon_at(const epw_buffer *b, uint32_t peer) {
-    uint64_t control = b->peers.routes[peer].lanes[0].control;
-    return (_Atomic uint64_t *)epw_at(control, epw_word_offset(b->config.rank, 0, EPW_WORD_BEACON));
+/* The beacon that lane 0 of `b` posts at a peer, in whose window it is. */
+static _Atomic uint64_t *beacon_at(const epw_buffer *b, const epw_buffer *peer) {
+    uint64_t window = (uint64_t)(uintptr_t)epw_peers_own(&peer->peers);
+    return (_Atomic uint64_t *)epw_at(window, epw_word_offset(b->config.rank, 0, EPW_WORD_BEACON));
 }
 
 /* ---- Disconnecting ---- */
@@ -101,6 +101,7 @@ enum { RANKS = 3, EPOCHS = 10, OPS = 6 };
 
 static group world;
 static pthread_barrier_t all_here;
+static bool came_back[2];         /* rank 2 with these, which barriers pass on */
 static atomic_uint with_suspects; /* epochs of a rank that ended so */
 
 typedef enum trouble {
@@ -193,7 +194,7 @@ static void beacons_keep_to_the_groups_deadline(void) {
     in.nonblocking = 1;
     uint64_t began = epw_now_ns();
     epw_status status = epw_dispatch(g.of[0], &in, &nothing, &handle, &outcome);
-    _Atomic uint64_t *beacon = beacon_at(g.of[0], 1);
+    _Atomic uint64_t *beacon = beacon_at(g.of[0], g.of[1]);
     while (atomic_load(beacon) == 0 && epw_now_ns() - began < in.deadline_ns) {
         CHECK(status == EPW_PENDING);
         CHECK_OK(epw_await(g.of[0], handle, MS));
@@ -227,6 +228,14 @@ static void *troubled(void *argument) {
             epw_status status = epw_buffer_disconnect(world.of[rank], 2);
             CHECK(status == EPW_OK || status == EPW_ERR_STATE); /* suspected or not, by chance */
             if (status == EPW_OK) CHECK_OK(connect_to(world.of[rank], rank, world.of[2], 2));
+            came_back[rank] = status == EPW_OK;
+        }
+        pthread_barrier_wait(&all_here);
+        for (uint32_t r = 0; r < 2 && epoch % 4 == 0 && rank == 2; r++) {
+            if (!came_back[r]) continue;
+            CHECK_OK(
+                epw_buffer_revoke(world.of[2], &(epw_mask){{UINT64_C(1) << r}})); /* a member must go first */
+            connect_back(world.of[2], 2, world.of[r], r);
         }
         pthread_barrier_wait(&all_here);
         CHECK_OK(epw_buffer_set_active(world.of[rank], &all, epoch, 0));
@@ -260,7 +269,7 @@ static void *look_on(void *argument) {
             CHECK_OK(epw_buffer_reachable_experts(world.of[r], experts));
             for (uint32_t e = 0; e < EXPERTS; e++) reachable += experts[e];
             uint32_t path = epw_buffer_path(world.of[r], 2);
-            CHECK(path == (r == 2 ? EPW_PATH_SELF : EPW_PATH_THREAD) || path == EPW_PATH_NONE);
+            CHECK(path == (r == 2 ? EPW_PATH_SELF : path_of_test()) || path == EPW_PATH_NONE);
         }
         sleep_ns(MS);
     }

@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { RANKS_MAX = 3, TOKENS = 16, HIDDEN = 256, EXPERTS = 12, TOPK = 4, SIDEBAND = 8 };
 
@@ -51,19 +52,38 @@ static inline uint32_t path_of_test(void) {
     return name != NULL && strcmp(name, "queue") == 0 ? EPW_PATH_QUEUE : EPW_PATH_THREAD;
 }
 
+/* What a mapped peer writes is there when its call returns, and must be: then this does nothing. Over a queue
+ * it takes its time, for which this waits, at most 10 s; what follows says whether it came. */
+#define AWAIT(condition)                                                                                     \
+    do {                                                                                                     \
+        for (int ms_ = 0; ms_ < 10000 && path_of_test() == EPW_PATH_QUEUE && !(condition); ms_++)            \
+            nanosleep(&(struct timespec){0, 1000000}, NULL);                                                 \
+    } while (0)
+
+/* Lets the rank of the configuration be reached as the test wants it. */
+static inline void take_path(epw_config *config, epw_fabric **fabric) {
+    *fabric = NULL;
+    if (path_of_test() != EPW_PATH_QUEUE) return;
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    options.rank = config->rank;
+    CHECK_OK(epw_fabric_create(&options, fabric));
+    config->fabric = *fabric;
+    config->paths = EPW_PATH_QUEUE;
+}
+
+/* A peer has connected this rank again. Over queues that is not enough: a queue serves both directions, and
+ * its other end is gone. */
+static inline void connect_back(epw_buffer *from, uint32_t rank, epw_buffer *to, uint32_t peer) {
+    if (path_of_test() == EPW_PATH_QUEUE) CHECK_OK(connect_to(from, rank, to, peer));
+}
+
 /* Connected, without a membership yet. */
 static inline group make_group(uint32_t ranks, uint64_t deadline_ns) {
     group g = {.ranks = ranks};
     for (uint32_t r = 0; r < ranks; r++) {
         epw_config config = config_of(r, ranks);
         config.deadline_ns = deadline_ns;
-        if (path_of_test() == EPW_PATH_QUEUE) {
-            epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
-            options.rank = r;
-            CHECK_OK(epw_fabric_create(&options, &g.fabrics[r]));
-            config.fabric = g.fabrics[r];
-            config.paths = EPW_PATH_QUEUE;
-        }
+        take_path(&config, &g.fabrics[r]);
         CHECK_OK(epw_buffer_create(&config, &g.of[r]));
     }
     for (uint32_t r = 0; r < ranks; r++) {
@@ -152,7 +172,7 @@ static inline epw_dispatch_input make_batch(batch *made, uint32_t rank) {
     return in;
 }
 
-/* A sending half waits for nobody here, and neither does receiving what has been sent. */
+/* A sending half waits for nobody here, and neither does receiving what has come. */
 static inline void dispatch_both(const group *g, batch made[2], epw_handle handles[2]) {
     epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
     epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -160,9 +180,11 @@ static inline void dispatch_both(const group *g, batch made[2], epw_handle handl
         epw_dispatch_input in = make_batch(&made[r], r);
         in.layout = EPW_RANK_MAJOR;
         CHECK_OK(epw_dispatch(g->of[r], &in, NULL, &handles[r], &outcome));
+        if (r == 1) AWAIT(epw_ready(g->of[r], handles[r]) == EPW_OK);
         CHECK(epw_ready(g->of[r], handles[r]) == (r == 0 ? EPW_PENDING : EPW_OK));
     }
     for (uint32_t r = 0; r < 2; r++) {
+        AWAIT(epw_ready(g->of[r], handles[r]) == EPW_OK);
         CHECK(epw_ready(g->of[r], handles[r]) == EPW_OK);
         CHECK_OK(epw_dispatch_receive(g->of[r], handles[r], &nothing, &outcome));
         CHECK(!outcome.degraded && outcome.record.cause == EPW_CAUSE_NONE);

@@ -25,12 +25,15 @@ static void make_received(received *r) {
     r->out.source_token = r->source_token;
 }
 
-static epw_handle send(epw_buffer *b, batch *made, uint32_t rank) {
-    epw_handle handle;
-    epw_dispatch_input in = make_batch(made, rank);
-    in.lane = 0;
-    CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
-    return handle;
+/* Returns when rank 0 has what rank 1 says of its rows. */
+static void send_both(const group *g, batch made[2], epw_handle handles[2]) {
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_dispatch_input in = make_batch(&made[r], r);
+        in.lane = 0;
+        CHECK_OK(epw_dispatch(g->of[r], &in, NULL, &handles[r], NULL));
+    }
+    AWAIT(epw_ready(g->of[0], handles[0]) == EPW_OK);
+    CHECK(epw_ready(g->of[0], handles[0]) == EPW_OK);
 }
 
 static void store(void *word, uint32_t value) {
@@ -40,11 +43,14 @@ static uint32_t load(const void *word) {
     return atomic_load_explicit((_Atomic uint32_t *)word, memory_order_relaxed);
 }
 
-static unsigned char *at_peer(const epw_buffer *b, uint32_t peer, uint64_t offset) {
-    return epw_at(b->peers.routes[peer].lanes[0].rows, offset);
+/* Whose window the liar writes. */
+static const epw_buffer *deceived;
+
+static unsigned char *at_deceived(uint64_t offset) {
+    return epw_peers_own(&deceived->peers) + offset;
 }
 
-/* Rank 1's view of its slot `row` at rank 0. */
+/* Rank 1's slot `row` at rank 0. */
 typedef struct slot_words {
     epw_slot_header *head;
     epw_entry *entries;
@@ -52,7 +58,7 @@ typedef struct slot_words {
 } slot_words;
 
 static slot_words slot_of(const epw_buffer *liar, uint32_t row) {
-    unsigned char *slot = at_peer(liar, 0, epw_slot_offset(&liar->layout, 0, 1, row));
+    unsigned char *slot = at_deceived(epw_slot_offset(&liar->layout, 0, 1, row));
     return (slot_words){(epw_slot_header *)slot, (epw_entry *)(slot + sizeof(epw_slot_header)),
                         (uint32_t *)(slot + epw_indices_offset(&liar->layout))};
 }
@@ -89,13 +95,13 @@ static void a_place_far_away(const epw_buffer *liar, slot_words slot) {
 }
 static void a_count_too_many(const epw_buffer *liar, slot_words slot) {
     (void)slot;
-    ((uint32_t *)at_peer(liar, 0, epw_expert_counts_offset(&liar->layout, 0, 1)))[0]++;
+    ((uint32_t *)at_deceived(epw_expert_counts_offset(&liar->layout, 0, 1)))[0]++;
 }
 /* With indices that continue the list: only the repetition is wrong. Ordered combine would answer more rows
  * than a slot has room for. */
 static void an_expert_again(const epw_buffer *liar, slot_words slot) {
     uint32_t j = local_entry(slot, 0);
-    uint32_t *counts = (uint32_t *)at_peer(liar, 0, epw_expert_counts_offset(&liar->layout, 0, 1));
+    uint32_t *counts = (uint32_t *)at_deceived(epw_expert_counts_offset(&liar->layout, 0, 1));
     for (uint32_t k = 0; k < TOPK; k++) {
         if (k == j) continue;
         slot.entries[k] = slot.entries[j];
@@ -113,12 +119,14 @@ static void every_lie_is_a_fault_of_format(void) {
                 {"a place far away", a_place_far_away}, {"a count too many", a_count_too_many},
                 {"an expert again", an_expert_again}};
     group g = make_group(2, 10000 * MS);
+    deceived = g.of[0];
     received got;
     make_received(&got);
     for (uint32_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
         activate(&g, i + 1);
         static batch made[2];
-        epw_handle handles[] = {send(g.of[0], &made[0], 0), send(g.of[1], &made[1], 1)};
+        epw_handle handles[2];
+        send_both(&g, made, handles);
         uint32_t last = g.of[1]->lanes[0].machine.peers[0].sent - 1;
         lies[i].tell(g.of[1], slot_of(g.of[1], last));
         epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -139,11 +147,13 @@ static void every_lie_is_a_fault_of_format(void) {
 /* Its own answers are as good as any, but the operation stays without its rows, and says so to the end. */
 static void who_was_refused_stays_missing_in_combine(void) {
     group g = make_group(2, 10000 * MS);
+    deceived = g.of[0];
     activate(&g, 1);
     static batch made[2];
     static _Alignas(64) uint16_t sums[TOKENS * HIDDEN];
     received got[2];
-    epw_handle handles[] = {send(g.of[0], &made[0], 0), send(g.of[1], &made[1], 1)};
+    epw_handle handles[2];
+    send_both(&g, made, handles);
     another_format(g.of[1], slot_of(g.of[1], 0));
     epw_outcome outcomes[3] = {EPW_OUTCOME_INIT, EPW_OUTCOME_INIT, EPW_OUTCOME_INIT};
     for (uint32_t r = 0; r < 2; r++) { /* the answers that rank 0 waits for have come before it waits */
@@ -176,11 +186,13 @@ static void who_was_refused_stays_missing_in_combine(void) {
 /* Everything that rank 1 said about its rows is rewritten between rank 0's dispatch and its combine. */
 static void combine_uses_what_dispatch_checked(void) {
     group g = make_group(2, 10000 * MS);
+    deceived = g.of[0];
     for (uint32_t mode = EPW_COMBINE_RANK_REDUCED; mode <= EPW_COMBINE_ORDERED; mode++) {
         activate(&g, mode + 1);
         static batch made[2];
         received got[2];
-        epw_handle handles[] = {send(g.of[0], &made[0], 0), send(g.of[1], &made[1], 1)};
+        epw_handle handles[2];
+        send_both(&g, made, handles);
         epw_outcome outcome = EPW_OUTCOME_INIT;
         for (uint32_t r = 0; r < 2; r++) {
             make_received(&got[r]);
@@ -231,7 +243,7 @@ static void *waver(void *argument) {
     wavering *w = argument;
     slot_words slot = slot_of(w->liar, w->rows - 1);
     uint32_t j = local_entry(slot, 0);
-    uint32_t *counts = (uint32_t *)at_peer(w->liar, 0, epw_expert_counts_offset(&w->liar->layout, 0, 1));
+    uint32_t *counts = (uint32_t *)at_deceived(epw_expert_counts_offset(&w->liar->layout, 0, 1));
     void *words[] = {&slot.indices[j], &slot.head->token, &slot.entries[j].expert, &counts[0]};
     const uint32_t lies[] = {0x7fffff00u, UINT32_MAX, LOCAL - 1, UINT32_MAX};
     uint32_t truth[4];
@@ -250,13 +262,15 @@ static void *waver(void *argument) {
 static void a_peer_that_wavers_leads_nowhere(void) {
     enum { ROUNDS = 1500 };
     group g = make_group(2, 10000 * MS);
+    deceived = g.of[0];
     received got;
     make_received(&got);
     uint32_t complete = 0;
     for (uint32_t round = 1; round <= ROUNDS; round++) {
         activate(&g, round);
         static batch made[2];
-        epw_handle handles[] = {send(g.of[0], &made[0], 0), send(g.of[1], &made[1], 1)};
+        epw_handle handles[2];
+        send_both(&g, made, handles);
         wavering w = {.liar = g.of[1], .rows = g.of[1]->lanes[0].machine.peers[0].sent};
         pthread_t thread;
         pthread_create(&thread, NULL, waver, &w);

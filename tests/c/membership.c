@@ -195,6 +195,7 @@ static void a_revoked_rank_is_waited_for_no_longer(void) {
     /* It is told on every lane, and later operations go on without it as well. */
     for (uint32_t lane = 0; lane < 2; lane++) {
         epw_look seen;
+        AWAIT(epw_word_from(&g.of[2]->peers, lane, 0, EPW_WORD_DROPPED) != 0);
         epw_look_at(&g.of[2]->peers, lane, 0, EPW_WORD_DISPATCH, &seen);
         CHECK_MSG(seen.sight.dropped == epw_word(1, 0, 0), "lane %u", lane);
     }
@@ -253,8 +254,9 @@ static void a_rank_comes_beside_operations(void) {
         CHECK(epw_buffer_path(g.of[0], 2) == EPW_PATH_NONE);
         REFUSED(epw_buffer_probe(g.of[0], 2, MS), EPW_ERR_STATE, "probe", 0, 2, "not connected");
         CHECK_OK(connect_to(g.of[0], 0, g.of[2], 2));
+        connect_back(g.of[2], 2, g.of[0], 0);
         CHECK_OK(connect_to(g.of[0], 0, g.of[2], 2)); /* goes and comes */
-        CHECK(epw_buffer_path(g.of[0], 2) == EPW_PATH_THREAD);
+        CHECK(epw_buffer_path(g.of[0], 2) == path_of_test());
     }
     CHECK_MSG(epw_now_ns() - began < LONG_MS / 2 * MS, "it waited for operations");
     REFUSED(epw_buffer_disconnect(g.of[0], 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
@@ -317,6 +319,7 @@ static void two_ranks_come_at_a_time(void) {
         begin(&busy, 0, 1, epoch, 0);
     }
     for (uint32_t i = 0; i < 2; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    for (uint32_t p = 1; p < 3; p++) connect_back(busy.of[p], p, busy.of[0], 0);
     for (uint32_t r = 0; r < 3; r++) begin(&busy, r, 7, 50, 0);
     call calls[RANKS_MAX];
     all_dispatch(&busy, calls);

@@ -184,14 +184,24 @@ static void connect_says_what_is_wrong_with_a_blob(void) {
     config.paths = EPW_PATH_SELF;
     CHECK_OK(epw_buffer_create(&config, &peer));
     REFUSED(connect_to(peer, 1, b, 0), EPW_ERR_NO_PATH, "connect", 1, 0, "excluded by config.paths");
-    CHECK_OK(connect_to(b, 0, peer, 1)); /* the paths of a rank are its own affair */
+    if (path_of_test() == EPW_PATH_QUEUE) /* which serves both or none */
+        REFUSED(connect_to(b, 0, peer, 1), EPW_ERR_NO_PATH, "connect", 0, 1, "the peer has no fabric");
+    else
+        CHECK_OK(connect_to(b, 0, peer, 1)); /* the paths of a rank are its own affair */
     epw_mask both = first_ranks(2);
     REFUSED(epw_buffer_set_active(peer, &both, 1, 0), EPW_ERR_STATE, "set_active", 1, 0, "not connected");
     CHECK_OK(epw_buffer_disconnect(b, 1));
+    epw_buffer_destroy(peer);
 
+    epw_fabric *fabric;
+    config.paths = EPW_PATH_ALL;
+    take_path(&config, &fabric);
+    CHECK_OK(epw_buffer_create(&config, &peer));
     CHECK_OK(epw_buffer_export(peer, 0, blob, &length));
     epw_buffer_destroy(peer);
-    REFUSED(epw_buffer_connect(b, 1, blob, length), EPW_ERR_PEER, "connect", 0, 1, "has been destroyed");
+    epw_fabric_destroy(fabric);
+    REFUSED(epw_buffer_connect(b, 1, blob, length), EPW_ERR_PEER, "connect", 0, 1,
+            path_of_test() == EPW_PATH_QUEUE ? "fabric is gone" : "has been destroyed");
     destroy(&g);
 }
 

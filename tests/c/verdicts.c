@@ -311,9 +311,11 @@ static uint32_t verdict_of(epw_buffer *b, uint32_t epoch, uint64_t step) {
 }
 
 static void check_verdicts(const group *g, uint32_t ranks, uint32_t epoch, uint64_t step, uint32_t verdict) {
-    for (uint32_t r = 0; r < ranks; r++)
+    for (uint32_t r = 0; r < ranks; r++) {
+        AWAIT(verdict_of(g->of[r], epoch, step) == verdict);
         CHECK_MSG(verdict_of(g->of[r], epoch, step) == verdict, "rank %u, step %llu: %u", r,
                   (unsigned long long)step, verdict_of(g->of[r], epoch, step));
+    }
 }
 
 static void end_step(const group *g, uint32_t rank, uint64_t step) {
@@ -394,7 +396,7 @@ static void a_rank_that_has_not_ended_a_step_faults_it(void) {
     for (uint32_t r = 0; r < 2; r++) begin(&g, r, 3, 1, 0);
     end_step(&g, 0, 0);
     for (uint32_t r = 0; r < 2; r++) begin(&g, r, 3, 2, 1);
-    CHECK(verdict_of(g.of[0], 1, 0) == EPW_VERDICT_FAULTED);
+    check_verdicts(&g, 1, 1, 0, EPW_VERDICT_FAULTED);
     destroy(&g);
 }
 

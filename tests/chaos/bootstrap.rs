@@ -104,6 +104,7 @@ fn answers_without(cluster: &mut Cluster, victim: u32) -> bool {
         ("Peer", format!("peer {victim}:")),
         // Another has found that out first, and destroyed its own.
         ("Peer", "it has ended, or destroyed its buffer".to_owned()),
+        ("Peer", "the peer's fabric is gone".to_owned()),
         // Where its end was not seen in time.
         ("Timeout", format!("still missing: {victim};")),
     ];

@@ -56,6 +56,22 @@ void epw_nic_drop_link(epw_nic *nic, epw_link *link) {
     epw_link_free(link); /* its descriptor leaves the epoll set with it */
 }
 
+/* It has failed, and with it the pairs that send by it. What its peer had sent before is placed first, also
+ * what has come by others: the words of a process that has ended may lie in one connection while the end of
+ * another is seen. No more is read than sockets hold. */
+static void lose_link(epw_nic *nic, epw_link *link) {
+    uint32_t peer = link->peer;
+    for (uint32_t i = 0; i < nic->link_count; i++) {
+        epw_link *other = nic->links[i];
+        if (other != NULL && other->peer == peer && !other->frozen) other->over = !epw_link_read(other);
+    }
+    epw_nic_drop_link(nic, link);
+    for (uint32_t i = 0; i < nic->link_count; i++) {
+        epw_link *other = nic->links[i];
+        if (other != NULL && other->peer == peer && other->over) epw_nic_drop_link(nic, other);
+    }
+}
+
 static bool grow(epw_nic *nic) {
     uint32_t count = nic->link_count == 0 ? 16 : 2 * nic->link_count;
     if (count > LINKS_MAX) return false;
@@ -116,7 +132,7 @@ static void take_in(epw_nic *nic, const struct epoll_event *events, int count) {
         if (link == NULL || link->frozen) continue; /* the wake-up call, or gone meanwhile */
         if (events[i].events & (EPOLLIN | EPOLLERR | EPOLLHUP)) {
             if (!epw_link_read(link)) {
-                epw_nic_drop_link(nic, link);
+                lose_link(nic, link);
                 continue;
             }
         }
@@ -141,7 +157,7 @@ static void send_all(epw_nic *nic) {
         epw_link *link = nic->links[i];
         if (link == NULL || link->awaits_room) continue;
         if (!epw_link_has_output(link) && link->out_at == link->out_count) continue;
-        if (!epw_link_send(link)) epw_nic_drop_link(nic, link);
+        if (!epw_link_send(link)) lose_link(nic, link);
     }
 }
 

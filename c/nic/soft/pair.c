@@ -236,6 +236,14 @@ bool epw_nic_heed_polled(epw_nic *nic) {
     return rung;
 }
 
+uint64_t epw_pair_rung_for(epw_pair *pair) {
+    pthread_mutex_lock(&pair->nic->lock);
+    heed(pair);
+    uint64_t entries = pair->target;
+    epw_nic_unlock(pair->nic);
+    return entries;
+}
+
 bool epw_pair_idle(epw_pair *pair) {
     pthread_mutex_lock(&pair->nic->lock);
     heed(pair);

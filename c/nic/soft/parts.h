@@ -103,6 +103,7 @@ struct epw_link {
     bool ends, frozen; /* by a planned fault: once what is in frames has been sent; at once */
 
     /* In: bytes read and not yet looked at, and the frame whose bytes are coming. */
+    bool over; /* it brings nothing more, and is about to be closed */
     uint32_t in_begin, in_end;
     epw_frame frame;
     bool in_frame;
