@@ -230,6 +230,9 @@ typedef struct epw_watch {
     _Atomic uint64_t until;
 } epw_watch;
 
+/* How long waiters spin and yield, where each rank has so many threads. */
+void epw_peers_choose_waits(epw_peers *peers, uint32_t threads);
+
 /* Notes what was seen of the awaited word, and until when a sleeper may sleep. */
 void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, uint64_t since,
                    uint64_t until);

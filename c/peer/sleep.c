@@ -7,6 +7,7 @@
 
 #include "base/barrier.h"
 #include "base/clock.h"
+#include "base/thread.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -19,6 +20,16 @@
  * so far, within bounds. */
 #define SLICE_MIN_NS UINT64_C(2000000)
 #define SLICE_MAX_NS UINT64_C(16000000)
+
+/* Waiters spin this long before they yield where every thread of every rank can have a core. */
+#define SPIN_NS UINT64_C(50000)
+/* And yield this long before they sleep. */
+#define YIELD_NS UINT64_C(300000)
+
+void epw_peers_choose_waits(epw_peers *peers, uint32_t threads) {
+    peers->spin_ns = (uint64_t)threads * peers->ranks <= epw_thread_cores() ? SPIN_NS : 0;
+    peers->yield_ns = YIELD_NS;
+}
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "futexes are the low halves of 64-bit words");
 
