@@ -8,12 +8,14 @@
 #include "base/barrier.h"
 #include "base/clock.h"
 #include "base/thread.h"
+#include "peer/remote.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 /* A sleeper looks by itself at least after these, for words that it does not sleep on: an eighth of the wait
@@ -25,6 +27,8 @@
 #define SPIN_NS UINT64_C(50000)
 /* And yield this long before they sleep. */
 #define YIELD_NS UINT64_C(300000)
+/* Who waits for its own rows to be with a peer, and no longer for a word, looks as often as this. */
+#define HELD_NS UINT64_C(100000)
 
 void epw_peers_choose_waits(epw_peers *peers, uint32_t threads) {
     peers->spin_ns = (uint64_t)threads * peers->ranks <= epw_thread_cores() ? SPIN_NS : 0;
@@ -55,6 +59,7 @@ void epw_watch_clear(epw_watch *watch) {
 void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, uint64_t since,
                    uint64_t until) {
     atomic_store_explicit(&watch->word, word, memory_order_relaxed);
+    atomic_store_explicit(&watch->held, seen->held, memory_order_relaxed);
     atomic_store_explicit(&watch->dropped, seen->sight.dropped, memory_order_relaxed);
     atomic_store_explicit(&watch->epoch, seen->sight.epoch_word, memory_order_relaxed);
     atomic_store_explicit(&watch->value, seen->sight.word, memory_order_relaxed);
@@ -79,10 +84,13 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* Spins, then yields. True if a word has changed, or the time is over. */
+/* Spins, then yields, and drives the NIC meanwhile: what comes wakes nobody else then. True if a word has
+ * changed, or the time is over. */
 static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began, uint64_t until) {
     uint64_t now = began;
     while (now < until && now - began < peers->spin_ns + peers->yield_ns) {
+        if (changed(s, memory_order_acquire)) return true;
+        epw_remotes_drive(peers, now);
         if (changed(s, memory_order_acquire)) return true;
         if (now - began < peers->spin_ns) {
             epw_cpu_relax();
@@ -100,6 +108,7 @@ static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began,
  *
  * The second look, behind the increment of `sleepers`, is the sleeper's part of the bargain in epw_signal. */
 static void sleep_on(const epw_peers *peers, const sight *s, uint64_t ns) {
+    epw_remotes_rest(peers);
     _Atomic uint32_t *sleepers = epw_sleepers_in((uint64_t)(uintptr_t)epw_peers_own(peers));
     atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
     if (!changed(s, memory_order_seq_cst)) epw_futex_wait(s->word, s->word_seen, ns);
@@ -128,6 +137,16 @@ void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, ui
     uint64_t since = atomic_load_explicit(&watch->since, memory_order_relaxed);
     uint64_t now = epw_now_ns();
     if (timeout_ns < until - least(now, until)) until = now + timeout_ns;
+    if (atomic_load_explicit(&watch->held, memory_order_relaxed)) {
+        epw_remotes_drive(peers, now);
+        if (now - least(since, now) < peers->spin_ns + peers->yield_ns) {
+            sched_yield();
+        } else {
+            epw_remotes_rest(peers);
+            nanosleep(&(struct timespec){0, HELD_NS}, NULL);
+        }
+        return;
+    }
     bool young = now - least(since, now) < peers->spin_ns + peers->yield_ns;
     if (young && changed_soon(peers, &s, now, until)) return;
     now = epw_now_ns();

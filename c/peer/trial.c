@@ -152,12 +152,13 @@ static epw_status check(const epw_trial *trial, epw_where where, uint64_t bytes,
 /* Until all that was put before is with the peer. */
 static epw_status await_flushed(epw_trial *trial, epw_where where) {
     uint64_t began = epw_now_ns();
-    while (!epw_remote_is_flushed(&trial->peers, 0, (uint32_t)where.peer)) {
+    while (!epw_remote_is_flushed(&trial->peers, 0, (uint32_t)where.peer, UINT32_MAX)) {
         if (epw_remote_is_broken(&trial->peers, 0, (uint32_t)where.peer))
             return epw_fail(EPW_ERR_PEER, where, "its queue is broken");
-        if (epw_now_ns() - began > trial->options.deadline_ns)
+        uint64_t now = epw_now_ns();
+        if (now - began > trial->options.deadline_ns)
             return epw_fail(EPW_ERR_TIMEOUT, where, "what was put before has not been placed");
-        epw_remotes_poll(&trial->peers);
+        epw_remotes_drive(&trial->peers, now);
         sched_yield();
     }
     return EPW_OK;

@@ -14,6 +14,7 @@
 typedef struct epw_look {
     epw_sight sight;
     uint64_t beacons[EPW_MAX_LANES]; /* of all its lanes; 0 beyond the last */
+    bool held; /* the awaited word may not be seen yet, and is 0 */
 } epw_look;
 
 /* Loads word `word` that the peer looked at has written for `lane`, an acquire. */
