@@ -41,6 +41,13 @@ void epw_nic_poll(epw_nic *nic);
 void epw_nic_drive(epw_nic *nic, uint64_t now_ns);
 void epw_nic_rest(epw_nic *nic);
 
+/* What it has sent so far over all connections: bytes as the sockets took them, and of these the frames' own,
+ * EPW_FRAME_BYTES to each. */
+typedef struct epw_nic_traffic {
+    uint64_t bytes, frames;
+} epw_nic_traffic;
+epw_nic_traffic epw_nic_sent(epw_nic *nic);
+
 /* ---- connections ---- */
 
 /* A connection to the NIC of rank `peer`, which has shown that it is that; owns `fd` from now on, also after

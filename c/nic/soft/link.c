@@ -139,6 +139,7 @@ static unsigned char *add_frame(epw_link *link, const epw_frame *frame, size_t w
     unsigned char *head = link->heads + link->heads_used;
     epw_frame_write(frame, head);
     link->heads_used += (uint32_t)(EPW_FRAME_BYTES + with);
+    link->nic->sent.frames++;
     add_bytes(link, head, EPW_FRAME_BYTES + with);
     return head + EPW_FRAME_BYTES;
 }
@@ -282,6 +283,7 @@ bool epw_link_send(epw_link *link) {
                 return true;
             }
             if (n < 0) return false;
+            link->nic->sent.bytes += (uint64_t)n;
             sent(link, (size_t)n);
         }
         if (link->ends) return false;

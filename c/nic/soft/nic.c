@@ -110,6 +110,13 @@ void epw_nic_end_link(epw_nic *nic, uint64_t id) {
     epw_nic_unlock(nic);
 }
 
+epw_nic_traffic epw_nic_sent(epw_nic *nic) {
+    pthread_mutex_lock(&nic->lock);
+    epw_nic_traffic sent = nic->sent;
+    epw_nic_unlock(nic);
+    return sent;
+}
+
 /* ---- work: locked ---- */
 
 static void take_in(epw_nic *nic, const struct epoll_event *events, int count) {

@@ -131,6 +131,7 @@ struct epw_nic {
     uint32_t held_links;       /* locked: those that wait for room */
     bool called;               /* locked: the thread has been woken, and has not come yet */
 
+    epw_nic_traffic sent;
     epw_strict *strict; /* NULL: it is not */
     epw_regions regions;
     epw_link **links;
