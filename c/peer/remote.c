@@ -15,8 +15,7 @@ enum {
     /* Room for words beside those of operations: epochs, farewells, beacons, probes and reports of a time in
      * which the peer takes nothing. */
     WORD_ENTRIES = 256,
-    ALIGNMENT = 64,
-    HUGE_FROM_BYTES = 8 << 20
+    ALIGNMENT = 64
 };
 
 /* How long farewells may take to be placed, all that are sent at a time. What a socket has taken by then
@@ -105,8 +104,6 @@ static epw_status open_image(epw_peers *peers, epw_where where) {
     if (at == MAP_FAILED)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for %llu bytes of images of peers behind queues",
                         (unsigned long long)bytes);
-    /* Where a peer's part is so large that it fills them. */
-    if (bytes / peers->ranks >= HUGE_FROM_BYTES) madvise(at, bytes, MADV_HUGEPAGE);
     epw_region region = {.base = at, .rights = EPW_REGION_READ, .count = 1, .stretches = {{0, bytes}}};
     uint32_t key = epw_nic_register(epw_fabric_nic(peers->fabric), &region);
     if (key == 0) {
@@ -349,41 +346,27 @@ static uint64_t post_range(const epw_remote *remote, way *w, uint64_t index, con
     return index;
 }
 
-/* The ranges, and a word of the peer's behind them, NULL for none. */
-static void post(const epw_peers *peers, uint32_t lane, uint32_t peer, const epw_range *ranges,
-                 uint32_t count, uint64_t offset, const uint64_t *value) {
+void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset, uint64_t value,
+                       const epw_range *ranges, uint32_t count) {
     const epw_remote *remote = peers->remotes[peer];
     way *w = way_to(peers, lane, peer);
-    uint32_t entries = value != NULL ? 1 : 0;
+    uint32_t entries = 1;
     uint64_t index;
     for (uint32_t i = 0; i < count; i++) entries += entries_of(&ranges[i]);
-    if (entries == 0) return;
     if (!epw_queue_try_reserve(&w->queue, entries, &index)) {
         epw_pair_break(w->pair);
         return;
     }
     uint64_t at = index;
     for (uint32_t i = 0; i < count; i++) at = post_range(remote, w, at, &ranges[i]);
-    if (value != NULL)
-        epw_entry_write_word(epw_queue_slot(&w->queue, at), w->queue.pair, at,
-                             (epw_place_of){offset, remote->its}, *value, EPW_SIGNAL_ALWAYS);
+    epw_entry_write_word(epw_queue_slot(&w->queue, at), w->queue.pair, at,
+                         (epw_place_of){offset, remote->its}, value, EPW_SIGNAL_ALWAYS);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t area = area_of(w, ranges[i].offset);
-        if (entries_of(&ranges[i]) > 0 && area < EPW_AREAS)
-            epw_store_release_64(&w->flushed[area], index + entries);
+        if (entries_of(&ranges[i]) > 0 && area < EPW_AREAS) epw_store_release_64(&w->flushed[area], at + 1);
     }
     epw_queue_publish(&w->queue, index, entries);
     if (epw_queue_ring(&w->queue, true)) epw_pair_ring(w->pair);
-}
-
-void epw_remote_push(const epw_peers *peers, uint32_t lane, uint32_t peer, const epw_range *ranges,
-                     uint32_t count) {
-    post(peers, lane, peer, ranges, count, 0, NULL);
-}
-
-void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset, uint64_t value,
-                       const epw_range *ranges, uint32_t count) {
-    post(peers, lane, peer, ranges, count, offset, &value);
 }
 
 bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t areas) {

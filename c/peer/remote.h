@@ -35,10 +35,6 @@ void epw_remote_disconnect(epw_peers *peers, uint32_t peer);
 void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset, uint64_t value,
                        const epw_range *ranges, uint32_t count);
 
-/* Posts these ranges already: a word follows. */
-void epw_remote_push(const epw_peers *peers, uint32_t lane, uint32_t peer, const epw_range *ranges,
-                     uint32_t count);
-
 /* Whether the peer has all that was posted of these areas, 1 << EPW_AREA_*: their image may be written again.
  */
 bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t areas);

@@ -41,10 +41,6 @@ void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t w
     stored(window, peers->rank, lane, word);
 }
 
-void epw_push(const epw_peers *peers, uint32_t lane, uint32_t peer, const epw_range *ranges, uint32_t count) {
-    if (epw_is_queued(peers, peer)) epw_remote_push(peers, lane, peer, ranges, count);
-}
-
 /* Writer: the peer, by its queue and this rank's NIC, in the order in which it posted. The same bargain: the
  * NIC's exchange is in front of this. */
 void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset) {

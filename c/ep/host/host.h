@@ -48,7 +48,6 @@ struct epw_host_lane {
     uint32_t *sent_row;    /* row at the expert's rank */
     uint32_t *sent_index;  /* number among the rows that go to this expert */
     uint32_t *sent_counts; /* [experts] rows for each */
-    uint32_t *pushed;      /* [ranks] rows that have been handed on ahead of the word */
 
     uint32_t *expert_fill; /* [local_experts] rows so far */
     uint32_t *first_row;   /* [local_experts] how many of them come before the newest source's */

@@ -85,13 +85,9 @@ static void number_rows(epw_buffer *b, epw_lane *lane) {
 
 /* ---- sending ---- */
 
-/* Written, then handed on: half of the L2 cache of a core. */
-#define PUSHED_BYTES (UINT64_C(512) << 10)
-
 typedef struct send_job {
     epw_buffer *b;
     epw_lane *lane;
-    uint32_t first, end; /* tokens */
 } send_job;
 
 /* The token's payload and scales as they travel: in place where they can be copied as they are, else in
@@ -167,87 +163,34 @@ static void send_token(const send_job *job, uint32_t t, uint32_t thread) {
         unsigned char *slot = epw_rows_at(&b->peers, index, rank, offset);
         memcpy(slot, header, header_bytes);
         if (rank == b->config.rank && lane->host->shortcut) continue;
-        if (epw_is_queued(&b->peers, rank)) {
-            memcpy(slot + b->layout.header_bytes, payload, bytes); /* it is read again at once */
-        } else {
-            epw_copy_row(b, lane, slot + b->layout.header_bytes, payload, bytes);
-        }
+        epw_copy_row(b, lane, slot + b->layout.header_bytes, payload, bytes);
     }
 }
 
 static void send_chunk(void *context, uint32_t item, uint32_t thread) {
     const send_job *job = context;
-    uint32_t first = job->first + item * EPW_CHUNK;
-    uint32_t end = first + EPW_CHUNK < job->end ? first + EPW_CHUNK : job->end;
-    for (uint32_t t = first; t < end; t++) send_token(job, t, thread);
+    uint32_t end = (item + 1) * EPW_CHUNK < job->lane->tokens ? (item + 1) * EPW_CHUNK : job->lane->tokens;
+    for (uint32_t t = item * EPW_CHUNK; t < end; t++) send_token(job, t, thread);
 }
 
 /* ---- what a machine decides ---- */
 
-/* Rows `from` to `end` for a peer, as they travel. */
-static epw_range rows_of(const epw_buffer *b, const epw_lane *lane, uint32_t from, uint32_t end) {
-    const epw_row_format *format = &lane->format;
-    uint64_t data = format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes;
-    return (epw_range){.offset = epw_slot_offset(&b->layout, epw_lane_index(b, lane), b->config.rank, from),
-                       .bytes = b->layout.header_bytes + epw_align(data, 16),
-                       .stride = b->layout.slot_bytes,
-                       .count = end - from};
-}
-
-/* Whether rows for it may be handed on ahead of the word. The machine speaks of the peer that was connected
- * when its epoch began. */
-static bool takes_pushes(const epw_buffer *b, const epw_lane *lane, uint32_t peer) {
-    return epw_lane_has(&lane->machine, peer, EPW_PART_READY) && epw_is_queued(&b->peers, peer) &&
-           epw_incarnation_of(&b->peers, peer) == lane->machine.peers[peer].incarnation;
-}
-
-/* Hands on the rows of tokens [first, end), which are written; rows are numbered by token. */
-static void push(epw_buffer *b, epw_lane *lane, uint32_t first, uint32_t end) {
-    uint32_t width = b->config.topk, written[EPW_MAX_RANKS];
-    memcpy(written, lane->host->pushed, b->config.ranks * sizeof written[0]);
-    for (size_t i = (size_t)first * width; i < (size_t)end * width; i++) {
-        if (lane->host->sent_row[i] == EPW_NO_PLACE) continue;
-        uint32_t rank = (uint32_t)lane->host->ids[i] / b->layout.local_experts;
-        if (lane->host->sent_row[i] >= written[rank]) written[rank] = lane->host->sent_row[i] + 1;
-    }
-    for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
-        if (written[peer] == lane->host->pushed[peer] || !takes_pushes(b, lane, peer)) continue;
-        epw_range rows = rows_of(b, lane, lane->host->pushed[peer], written[peer]);
-        lane->host->pushed[peer] = written[peer];
-        epw_push(&b->peers, epw_lane_index(b, lane), peer, &rows, 1);
-    }
-}
-
-/* Tokens that are written before their rows are handed on: as many as stay in a core's cache with them; all
- * of them where no peer is behind a queue. */
-static uint32_t batch_of(const epw_buffer *b, const epw_lane *lane) {
-    uint32_t queued = 0;
-    for (uint32_t peer = 0; peer < b->config.ranks; peer++) queued += takes_pushes(b, lane, peer);
-    if (queued == 0) return lane->tokens;
-    uint32_t copies = queued < b->config.topk ? queued : b->config.topk;
-    uint64_t tokens = PUSHED_BYTES / (copies * b->layout.slot_bytes);
-    return tokens < EPW_CHUNK ? EPW_CHUNK : tokens > UINT32_MAX ? UINT32_MAX : (uint32_t)tokens;
-}
-
 void epw_host_send(epw_buffer *b, epw_lane *lane) {
-    uint32_t batch = batch_of(b, lane), tokens = lane->tokens;
-    for (uint32_t peer = 0; peer < b->config.ranks; peer++)
-        if (epw_lane_has(&lane->machine, peer, EPW_PART_READY)) lane->host->pushed[peer] = 0;
-    for (uint32_t first = 0; first < tokens;) {
-        uint32_t end = tokens - first > batch ? first + batch : tokens;
-        send_job job = {b, lane, first, end};
-        epw_pool_run(b->host->pool, send_chunk, &job, (end - first + EPW_CHUNK - 1) / EPW_CHUNK);
-        if (end < tokens) push(b, lane, first, end); /* the last ones go with the word */
-        first = end;
-    }
+    send_job job = {b, lane};
+    epw_pool_run(b->host->pool, send_chunk, &job, (lane->tokens + EPW_CHUNK - 1) / EPW_CHUNK);
 }
 
 uint32_t epw_host_announce(epw_buffer *b, const epw_lane *lane, uint32_t peer, epw_range *ranges) {
     uint32_t index = epw_lane_index(b, lane), local = b->layout.local_experts;
+    const epw_row_format *format = &lane->format;
+    uint64_t data = format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes;
     ranges[0] = (epw_range){.offset = epw_expert_counts_offset(&b->layout, index, b->config.rank),
                             .bytes = local * sizeof(uint32_t),
                             .count = 1};
-    ranges[1] = rows_of(b, lane, lane->host->pushed[peer], lane->machine.peers[peer].sent);
+    ranges[1] = (epw_range){.offset = epw_slot_offset(&b->layout, index, b->config.rank, 0),
+                            .bytes = b->layout.header_bytes + epw_align(data, 16),
+                            .stride = b->layout.slot_bytes,
+                            .count = lane->machine.peers[peer].sent};
     memcpy(epw_control_at(&b->peers, index, peer, ranges[0].offset),
            lane->host->sent_counts + (size_t)peer * local, ranges[0].bytes);
     return 2;
