@@ -213,6 +213,11 @@ typedef struct epw_range {
 void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, uint64_t value,
                 const epw_range *ranges, uint32_t count);
 
+/* Whether what is written for the peer lies here, and is read again to be sent. */
+static inline bool epw_is_queued(const epw_peers *peers, uint32_t peer) {
+    return peers->routes[peer].path == EPW_PATH_QUEUE;
+}
+
 /* The NIC has stored a word of the peer's at `offset` of this rank's window: wakes who sleeps on it. */
 void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset);
 
@@ -229,7 +234,7 @@ void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t 
 typedef struct epw_watch {
     _Atomic uint32_t peer; /* UINT32_MAX: nothing to sleep on */
     _Atomic uint32_t word;
-    atomic_bool held; /* the word is there, but is not to be seen yet */
+    atomic_bool held;                       /* it may not be seen yet */
     _Atomic uint64_t dropped, epoch, value; /* as they were seen */
     _Atomic uint64_t since;                 /* when the wait began */
     _Atomic uint64_t until;

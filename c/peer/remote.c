@@ -15,7 +15,8 @@ enum {
     /* Room for words beside those of operations: epochs, farewells, beacons, probes and reports of a time in
      * which the peer takes nothing. */
     WORD_ENTRIES = 256,
-    ALIGNMENT = 64
+    ALIGNMENT = 64,
+    HUGE_FROM_BYTES = 8 << 20
 };
 
 /* How long farewells may take to be placed, all that are sent at a time. What a socket has taken by then
@@ -104,6 +105,8 @@ static epw_status open_image(epw_peers *peers, epw_where where) {
     if (at == MAP_FAILED)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for %llu bytes of images of peers behind queues",
                         (unsigned long long)bytes);
+    /* A wish, where a peer's part is so large that it fills huge pages. */
+    if (bytes / peers->ranks >= HUGE_FROM_BYTES) madvise(at, bytes, MADV_HUGEPAGE);
     epw_region region = {.base = at, .rights = EPW_REGION_READ, .count = 1, .stretches = {{0, bytes}}};
     uint32_t key = epw_nic_register(epw_fabric_nic(peers->fabric), &region);
     if (key == 0) {

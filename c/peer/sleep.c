@@ -15,7 +15,6 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 /* A sleeper looks by itself at least after these, for words that it does not sleep on: an eighth of the wait
@@ -27,8 +26,9 @@
 #define SPIN_NS UINT64_C(50000)
 /* And yield this long before they sleep. */
 #define YIELD_NS UINT64_C(300000)
-/* Who waits for its own rows to be with a peer, and no longer for a word, looks as often as this. */
-#define HELD_NS UINT64_C(100000)
+/* A word that may not be seen before this rank's own rows are with the peer: nobody is woken when they are.
+ */
+#define HELD_SLICE_MIN_NS UINT64_C(100000)
 
 void epw_peers_choose_waits(epw_peers *peers, uint32_t threads) {
     peers->spin_ns = (uint64_t)threads * peers->ranks <= epw_thread_cores() ? SPIN_NS : 0;
@@ -62,7 +62,7 @@ void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_loo
     atomic_store_explicit(&watch->held, seen->held, memory_order_relaxed);
     atomic_store_explicit(&watch->dropped, seen->sight.dropped, memory_order_relaxed);
     atomic_store_explicit(&watch->epoch, seen->sight.epoch_word, memory_order_relaxed);
-    atomic_store_explicit(&watch->value, seen->sight.word, memory_order_relaxed);
+    atomic_store_explicit(&watch->value, seen->stored, memory_order_relaxed);
     atomic_store_explicit(&watch->since, since, memory_order_relaxed);
     atomic_store_explicit(&watch->until, until, memory_order_relaxed);
     atomic_store_explicit(&watch->peer, peer, memory_order_release);
@@ -72,6 +72,7 @@ void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_loo
 typedef struct sight {
     _Atomic uint64_t *dropped, *epoch, *word;
     uint64_t dropped_seen, epoch_seen, word_seen;
+    bool held; /* may be there, and not be seen yet */
 } sight;
 
 static bool changed(const sight *s, memory_order order) {
@@ -97,6 +98,7 @@ static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began,
         } else {
             sched_yield();
         }
+        if (s->held) return true; /* what holds it may have ended */
         now = epw_now_ns();
     }
     return now >= until;
@@ -132,26 +134,17 @@ void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, ui
                .word = (_Atomic uint64_t *)words + word,
                .dropped_seen = atomic_load_explicit(&watch->dropped, memory_order_relaxed),
                .epoch_seen = atomic_load_explicit(&watch->epoch, memory_order_relaxed),
-               .word_seen = atomic_load_explicit(&watch->value, memory_order_relaxed)};
+               .word_seen = atomic_load_explicit(&watch->value, memory_order_relaxed),
+               .held = atomic_load_explicit(&watch->held, memory_order_relaxed)};
     uint64_t until = atomic_load_explicit(&watch->until, memory_order_relaxed);
     uint64_t since = atomic_load_explicit(&watch->since, memory_order_relaxed);
     uint64_t now = epw_now_ns();
     if (timeout_ns < until - least(now, until)) until = now + timeout_ns;
-    if (atomic_load_explicit(&watch->held, memory_order_relaxed)) {
-        epw_remotes_drive(peers, now);
-        if (now - least(since, now) < peers->spin_ns + peers->yield_ns) {
-            sched_yield();
-        } else {
-            epw_remotes_rest(peers);
-            nanosleep(&(struct timespec){0, HELD_NS}, NULL);
-        }
-        return;
-    }
     bool young = now - least(since, now) < peers->spin_ns + peers->yield_ns;
     if (young && changed_soon(peers, &s, now, until)) return;
     now = epw_now_ns();
     if (until <= now) return;
-    uint64_t slice = (now - least(since, now)) / 8;
-    slice = slice < SLICE_MIN_NS ? SLICE_MIN_NS : least(slice, SLICE_MAX_NS);
+    uint64_t slice = (now - least(since, now)) / 8, least_ns = s.held ? HELD_SLICE_MIN_NS : SLICE_MIN_NS;
+    slice = slice < least_ns ? least_ns : least(slice, SLICE_MAX_NS);
     sleep_on(peers, &s, least(slice, until - now));
 }
