@@ -2,7 +2,9 @@
  *
  * A waiter spins where every rank can have a core; then it yields, because a word that comes within
  * microseconds is not worth two system calls and a wake-up; then it sleeps, in slices that grow with the
- * wait: who waits for seconds takes no part of a core worth mentioning. */
+ * wait: who waits for seconds takes no part of a core worth mentioning. Before it sleeps it drives the NIC,
+ * where there is one, so that a word from behind a queue wakes nobody else on its way; then the NIC's thread
+ * brings it. */
 #include "peer/sleep.h"
 
 #include "base/barrier.h"
