@@ -36,8 +36,8 @@ void epw_nic_poll(epw_nic *nic);
 #define EPW_NIC_ACK_NS  20000
 #define EPW_NIC_DOZE_NS 250000
 
-/* The same, by a waiter at this time of base/clock.h, who calls it again and again, and epw_nic_rest before it
- * sleeps. */
+/* The same, by a waiter at this time of base/clock.h, who calls it again and again, and epw_nic_rest before
+ * it sleeps. */
 void epw_nic_drive(epw_nic *nic, uint64_t now_ns);
 void epw_nic_rest(epw_nic *nic);
 

@@ -100,8 +100,8 @@ struct epw_link {
     unsigned char heads[LINK_HEADS_BYTES];
     void *copied; /* what is left of frames whose pair is gone */
     bool awaits_room;
-    bool urgent;      /* one of the answerers has more than an ACK, which may wait */
-    uint64_t acks_by; /* then: until this time; 0: it waits for nothing */
+    bool urgent;       /* one of the answerers has more than an ACK, which may wait */
+    uint64_t acks_by;  /* then: until this time; 0: it waits for nothing */
     bool ends, frozen; /* by a planned fault: once what is in frames has been sent; at once */
 
     /* In: bytes read and not yet looked at, and the frame whose bytes are coming. */
@@ -126,10 +126,10 @@ struct epw_nic {
 
     /* Who drives. */
     atomic_uint drives, rests; /* so far */
-    atomic_bool dozing;  /* the thread, which takes the lock behind a doze */
-    uint64_t now_ns;     /* locked: of the driver that holds the lock; 0: it is none */
-    uint32_t held_links; /* locked: those that wait for room */
-    bool called;         /* locked: the thread has been woken, and has not come yet */
+    atomic_bool dozing;        /* the thread, which takes the lock behind a doze */
+    uint64_t now_ns;           /* locked: of the driver that holds the lock; 0: it is none */
+    uint32_t held_links;       /* locked: those that wait for room */
+    bool called;               /* locked: the thread has been woken, and has not come yet */
 
     epw_nic_traffic sent;
     epw_strict *strict; /* NULL: it is not */
