@@ -5,7 +5,6 @@
 #include "base/little_endian.h"
 #include "nic/fabric.h"
 #include "nic/queue.h"
-#include "peer/sleep.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
