@@ -39,6 +39,8 @@ pub const TOKEN: &str = "EPWIRE_TOKEN";
 pub const TOKEN_FILE: &str = "EPWIRE_TOKEN_FILE";
 /// Paths by which peers may be reached.
 pub const PATHS: &str = "EPWIRE_PATHS";
+/// What drains queues.
+pub const NIC: &str = "EPWIRE_NIC";
 /// What carries the bytes of queues.
 pub const WIRES: &str = "EPWIRE_WIRES";
 /// Ports on which ranks listen for the queues of others.
@@ -102,6 +104,11 @@ pub const VARIABLES: &[Variable] = &[
         default: "as the program says",
         doc: "Paths by which the peers of all buffers may be reached, instead of those that the program permits: some of \
               `thread`, `shm`, `vmm`, `ipc`, `queue`, with commas between them. `queue` alone forces all through queues.",
+    },
+    Variable {
+        name: NIC,
+        default: "`soft`",
+        doc: "What drains queues: `soft`, a NIC in software, with a thread of this process and sockets.",
     },
     Variable {
         name: WIRES,

@@ -514,3 +514,74 @@ pub(crate) unsafe fn dequantize(
     check(unsafe { sys::epw_dequantize_fp8(payload, dtype, rows, hidden, q, scales.cast(), x.cast()) })?;
     Ok(())
 }
+
+/// An `epw_trial`, closed with this value, and then the fabric that it uses, if nothing else does.
+#[derive(Debug)]
+pub(crate) struct Trial(
+    NonNull<sys::epw_trial>,
+    #[expect(dead_code, reason = "is dropped behind the trial")] Arc<Fabric>,
+);
+
+// SAFETY: one thread at a time uses a trial, which is not `Sync`; none of its state is of a thread.
+unsafe impl Send for Trial {}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        // SAFETY: opened by epw_trial_open, and this is its only owner.
+        unsafe { sys::epw_trial_close(self.0.as_ptr()) }
+    }
+}
+
+impl Trial {
+    /// `most`: bytes of a range, and how many a put has.
+    pub(crate) fn open(
+        rank: u32,
+        ranks: u32,
+        most: (u64, u32),
+        deadline: Duration,
+        fabric: Arc<Fabric>,
+    ) -> Result<Self> {
+        let (bytes, count) = most;
+        let options = sys::epw_trial_options {
+            rank,
+            ranks,
+            bytes,
+            count,
+            deadline_ns: nanos(deadline),
+            fabric: fabric.0.as_ptr(),
+        };
+        let mut out = ptr::null_mut();
+        // SAFETY: both are valid for the call, and the fabric is held until the trial is closed.
+        check(unsafe { sys::epw_trial_open(&options, &mut out) })?;
+        NonNull::new(out).map(|at| Self(at, fabric)).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+    }
+
+    pub(crate) fn export(&self, peer: u32) -> Result<Vec<u8>> {
+        let mut blob = vec![0; sys::EPW_BLOB_MAX as usize];
+        let mut length = 0;
+        // SAFETY: blob has the EPW_BLOB_MAX bytes that export may write.
+        check(unsafe {
+            sys::epw_trial_export(self.0.as_ptr(), peer, blob.as_mut_ptr().cast(), &mut length)
+        })?;
+        blob.truncate(length);
+        Ok(blob)
+    }
+
+    pub(crate) fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
+        // SAFETY: blob is valid for its length; its bytes are checked by the C core.
+        check(unsafe { sys::epw_trial_connect(self.0.as_ptr(), peer, blob.as_ptr().cast(), blob.len()) })?;
+        Ok(())
+    }
+
+    pub(crate) fn put(&self, peer: u32, bytes: u64, count: u32, number: u64) -> Result<()> {
+        // SAFETY: the trial is alive, and checks its arguments.
+        check(unsafe { sys::epw_trial_put(self.0.as_ptr(), peer, bytes, count, number) })?;
+        Ok(())
+    }
+
+    pub(crate) fn wait(&self, peer: u32, bytes: u64, count: u32, number: u64) -> Result<()> {
+        // SAFETY: as above.
+        check(unsafe { sys::epw_trial_await(self.0.as_ptr(), peer, bytes, count, number) })?;
+        Ok(())
+    }
+}

@@ -143,6 +143,8 @@ mod sys;
 mod tensor;
 mod waking;
 
+#[doc(hidden)]
+pub use buffer::Trial;
 pub use buffer::{
     Checkpoint, Combine, CombineOutput, CombineRows, Combining, Consuming, Dispatch, DispatchBuffers,
     DispatchOutput, Dispatched, Dispatching, EpBuffer, Event, GenericCombineOutput, GenericDispatchOutput,

@@ -68,6 +68,18 @@ static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_
     }
 }
 
+/* Rows of the next operation, with their counts, and answers of this one. */
+static uint32_t permits(uint32_t word) {
+    switch (word) {
+    case EPW_WORD_DISPATCH:
+        return 1u << EPW_AREA_ANSWERS;
+    case EPW_WORD_COMBINE:
+        return 1u << EPW_AREA_ROWS | 1u << EPW_AREA_CONTROL;
+    default:
+        return UINT32_MAX;
+    }
+}
+
 static epw_mask suspects(void *user, epw_mask *silent) {
     const epw_buffer *b = user;
     return b->engine->suspects(b, silent);
@@ -87,6 +99,7 @@ static const epw_peers_user user_of_floor = {
     .begin_epoch = begin_epoch,
     .footprint = footprint,
     .suspects = suspects,
+    .permits = permits,
     .revoke = revoke,
 };
 

@@ -8,6 +8,10 @@
  * own entries out, and epw_nic_poll takes in what has come, each by the calling thread unless another one is
  * at it. One lock guards it all; nothing blocks while it is held.
  *
+ * While waiters drive, the thread dozes, so that nothing that comes wakes two; it listens again when they
+ * rest, or a doze after the last of them was here. An ACK that a driver owes waits for what is sent next to
+ * the same NIC, which it travels with, for EPW_NIC_ACK_NS at most while somebody drives, else for a doze.
+ *
  * Of one queue pair entries are executed in order, and a word is placed behind all before it. */
 #ifndef EPW_NIC_SOFT_H
 #define EPW_NIC_SOFT_H
@@ -28,6 +32,21 @@ void epw_nic_close(epw_nic *nic);
 
 /* Takes in what has come, and sends what waits, as far as neither blocks. Any thread. */
 void epw_nic_poll(epw_nic *nic);
+
+#define EPW_NIC_ACK_NS  20000
+#define EPW_NIC_DOZE_NS 250000
+
+/* The same, by a waiter at this time of base/clock.h, who calls it again and again, and epw_nic_rest before
+ * it sleeps. */
+void epw_nic_drive(epw_nic *nic, uint64_t now_ns);
+void epw_nic_rest(epw_nic *nic);
+
+/* What it has sent so far over all connections: bytes as the sockets took them, and of these the frames' own,
+ * EPW_FRAME_BYTES to each. */
+typedef struct epw_nic_traffic {
+    uint64_t bytes, frames;
+} epw_nic_traffic;
+epw_nic_traffic epw_nic_sent(epw_nic *nic);
 
 /* ---- connections ---- */
 

@@ -38,6 +38,9 @@ typedef struct epw_peers_user {
     epw_mask (*suspects)(void *user, epw_mask *silent);
     /* Which part of a window is the source's to write, on a lane: one of the EPW_AREAS areas. */
     epw_stretch (*footprint)(void *user, uint32_t source, uint32_t lane, uint32_t area);
+    /* Which areas the peer's word lets this rank write, 1 << EPW_AREA_*: behind a queue it is not seen before
+     * what was posted of them is with the peer. NULL: all of them. */
+    uint32_t (*permits)(uint32_t word);
     /* The group goes on without these members: waits for them end. Not locked, and waits for nothing. */
     void (*revoke)(void *user, const epw_mask *members);
 } epw_peers_user;
@@ -94,6 +97,7 @@ typedef struct epw_peers {
     uint32_t entries;     /* that one operation posts to a peer at most */
     epw_remote **remotes; /* [ranks]; of those that are connected so */
     epw_remote **offered; /* [ranks]; named in a blob, and not connected yet */
+    atomic_uint remote_count;
     unsigned char *image; /* of what they are to have */
     uint32_t image_key;
 
@@ -209,6 +213,11 @@ typedef struct epw_range {
 void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, uint64_t value,
                 const epw_range *ranges, uint32_t count);
 
+/* Whether what is written for the peer lies here, and is read again to be sent. */
+static inline bool epw_is_queued(const epw_peers *peers, uint32_t peer) {
+    return peers->routes[peer].path == EPW_PATH_QUEUE;
+}
+
 /* The NIC has stored a word of the peer's at `offset` of this rank's window: wakes who sleeps on it. */
 void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset);
 
@@ -225,11 +234,14 @@ void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t 
 typedef struct epw_watch {
     _Atomic uint32_t peer; /* UINT32_MAX: nothing to sleep on */
     _Atomic uint32_t word;
+    atomic_bool held;                       /* it may not be seen yet */
     _Atomic uint64_t dropped, epoch, value; /* as they were seen */
-    _Atomic bool held;                      /* see epw_look */
     _Atomic uint64_t since;                 /* when the wait began */
     _Atomic uint64_t until;
 } epw_watch;
+
+/* How long waiters spin and yield, where each rank has so many threads. */
+void epw_peers_choose_waits(epw_peers *peers, uint32_t threads);
 
 /* Notes what was seen of the awaited word, and until when a sleeper may sleep. */
 void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, uint64_t since,

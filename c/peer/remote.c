@@ -6,7 +6,6 @@
 #include "nic/fabric.h"
 #include "nic/queue.h"
 #include "peer/remote_gpu.h"
-#include "peer/sleep.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +19,8 @@ enum {
     ALIGNMENT = 64,
     /* Where kernels post by the lanes' queues, the host has one of its own beside them, for words. */
     HOST_WAY = EPW_MAX_LANES,
-    WAYS
+    WAYS,
+    HUGE_FROM_BYTES = 8 << 20
 };
 
 /* How long farewells may take to be placed, all that are sent at a time. What a socket has taken by then
@@ -33,7 +33,7 @@ typedef struct way {
     unsigned char *ring; /* that kernels post to, in pinned memory; else NULL */
     uint32_t *marks;     /* NULL there */
     epw_queue queue;
-    uint64_t flushed; /* one past the entry behind the last rows */
+    uint64_t flushed[EPW_AREAS]; /* one past the entry behind what was posted last of the area */
     /* What this rank writes in the peer's window, and where that lies in the image. */
     epw_stretch stretches[EPW_AREAS];
     uint64_t image[EPW_AREAS];
@@ -133,6 +133,8 @@ static epw_status allocate_image(epw_peers *peers, uint64_t bytes, epw_where whe
     if (at == MAP_FAILED)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for %llu bytes of images of peers behind queues",
                         (unsigned long long)bytes);
+    /* A wish, where a peer's part is so large that it fills huge pages. */
+    if (bytes / peers->ranks >= HUGE_FROM_BYTES) madvise(at, bytes, MADV_HUGEPAGE);
     *out = at;
     return EPW_OK;
 }
@@ -336,6 +338,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     epw_remote *remote = peers->offered[peer];
     peers->offered[peer] = NULL;
     peers->remotes[peer] = remote;
+    atomic_fetch_add_explicit(&peers->remote_count, 1, memory_order_relaxed);
     pthread_mutex_unlock(&peers->lock);
     route->wire = epw_fabric_wire(peers->fabric, &address);
     uint64_t former = remote->link; /* of one that was kept */
@@ -378,6 +381,7 @@ void epw_remote_disconnect(epw_peers *peers, uint32_t peer) {
     peers->remotes[peer] = NULL;
     pthread_mutex_unlock(&peers->lock);
     if (remote == NULL) return;
+    atomic_fetch_sub_explicit(&peers->remote_count, 1, memory_order_relaxed);
     flush(remote, epw_now_ns() + FLUSH_NS);
     destroy(remote);
 }
@@ -423,14 +427,20 @@ static uint32_t entries_of(const epw_range *range) {
     return range->count == 1 || range->bytes == range->stride ? 1 : range->count;
 }
 
+/* In which area `offset` of the peer's window is; EPW_AREAS: in none that this rank writes. */
+static uint32_t area_of(const way *w, uint64_t offset) {
+    uint32_t area = 0;
+    while (area < EPW_AREAS && (offset < w->stretches[area].offset ||
+                                offset - w->stretches[area].offset >= w->stretches[area].bytes))
+        area++;
+    return area;
+}
+
 /* Where the bytes for `offset` of the peer's window lie in the image. */
 static uint64_t image_of(const way *w, uint64_t offset) {
-    for (uint32_t area = 0; area < EPW_AREAS; area++) {
-        const epw_stretch *stretch = &w->stretches[area];
-        if (offset >= stretch->offset && offset - stretch->offset < stretch->bytes)
-            return w->image[area] + (offset - stretch->offset);
-    }
-    return UINT64_MAX; /* no key opens that: the NIC refuses it */
+    uint32_t area = area_of(w, offset);
+    if (area == EPW_AREAS) return UINT64_MAX; /* no key opens that: the NIC refuses it */
+    return w->image[area] + (offset - w->stretches[area].offset);
 }
 
 static uint64_t post_range(const epw_remote *remote, way *w, uint64_t index, const epw_range *range) {
@@ -461,14 +471,22 @@ void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
     for (uint32_t i = 0; i < count; i++) at = post_range(remote, w, at, &ranges[i]);
     epw_entry_write_word(epw_queue_slot(&w->queue, at), w->queue.pair, at,
                          (epw_place_of){offset, remote->its}, value, EPW_SIGNAL_ALWAYS);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t area = area_of(w, ranges[i].offset);
+        if (entries_of(&ranges[i]) > 0 && area < EPW_AREAS) epw_store_release_64(&w->flushed[area], at + 1);
+    }
     epw_queue_publish(&w->queue, index, entries);
-    if (entries > 1) epw_store_release_64(&w->flushed, at + 1);
     if (epw_queue_ring(&w->queue, true)) epw_pair_ring(w->pair);
 }
 
-bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer) {
+bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t areas) {
     way *w = way_to(peers, lane, peer);
-    return epw_queue_is_done(&w->queue, epw_load_acquire_64(&w->flushed));
+    uint64_t last = 0;
+    for (uint32_t area = 0; area < EPW_AREAS; area++) {
+        uint64_t flushed = epw_load_acquire_64(&w->flushed[area]);
+        if ((areas >> area & 1) && flushed > last) last = flushed;
+    }
+    return epw_queue_is_done(&w->queue, last);
 }
 
 bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer) {
@@ -477,6 +495,18 @@ bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer) 
 
 void epw_remotes_poll(const epw_peers *peers) {
     if (peers->fabric != NULL) epw_nic_poll(epw_fabric_nic(peers->fabric));
+}
+
+static bool has_remotes(const epw_peers *peers) {
+    return atomic_load_explicit(&peers->remote_count, memory_order_relaxed) > 0;
+}
+
+void epw_remotes_drive(const epw_peers *peers, uint64_t now_ns) {
+    if (has_remotes(peers)) epw_nic_drive(epw_fabric_nic(peers->fabric), now_ns);
+}
+
+void epw_remotes_rest(const epw_peers *peers) {
+    if (has_remotes(peers)) epw_nic_rest(epw_fabric_nic(peers->fabric));
 }
 
 /* ---- of a GPU ---- */

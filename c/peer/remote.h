@@ -44,8 +44,9 @@ void epw_remote_let_go(epw_peers *peers, uint32_t peer, const epw_nonce *whose);
 void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset, uint64_t value,
                        const epw_range *ranges, uint32_t count);
 
-/* Whether the peer has all the rows that were posted: their image may be written again. */
-bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer);
+/* Whether the peer has all that was posted of these areas, 1 << EPW_AREA_*: their image may be written again.
+ */
+bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t areas);
 
 /* Whether nothing travels any more. What came before that has been placed. */
 bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer);
@@ -55,5 +56,9 @@ void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value);
 
 /* Takes in what has come, by this thread. Nothing without a fabric. */
 void epw_remotes_poll(const epw_peers *peers);
+
+/* The same by a waiter, see epw_nic_drive: nothing where no peer is behind a queue. */
+void epw_remotes_drive(const epw_peers *peers, uint64_t now_ns);
+void epw_remotes_rest(const epw_peers *peers);
 
 #endif

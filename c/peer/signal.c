@@ -78,8 +78,7 @@ void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t 
     out->sight.broken = broken;
     /* A word that lets this rank write lets it write the image: not before that has been sent. Behind a
      * broken queue it lets nobody write, and what came with it counts. */
-    if (queued && !broken && !epw_remote_is_flushed(peers, lane, peer)) {
-        out->held = out->sight.word;
-        out->sight.word = 0;
-    }
+    uint32_t areas = peers->user->permits != NULL ? peers->user->permits(word) : UINT32_MAX;
+    out->held = queued && !broken && out->sight.word != 0 && !epw_remote_is_flushed(peers, lane, peer, areas);
+    if (out->held) out->sight.word = 0;
 }

@@ -2,11 +2,15 @@
  *
  * A waiter spins where every rank can have a core; then it yields, because a word that comes within
  * microseconds is not worth two system calls and a wake-up; then it sleeps, in slices that grow with the
- * wait: who waits for seconds takes no part of a core worth mentioning. */
+ * wait: who waits for seconds takes no part of a core worth mentioning. Before it sleeps it drives the NIC,
+ * where there is one, so that a word from behind a queue wakes nobody else on its way; then the NIC's thread
+ * brings it. */
 #include "peer/sleep.h"
 
 #include "base/barrier.h"
 #include "base/clock.h"
+#include "base/thread.h"
+#include "peer/remote.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -20,9 +24,18 @@
 #define SLICE_MIN_NS UINT64_C(2000000)
 #define SLICE_MAX_NS UINT64_C(16000000)
 
-/* The word is there, and what is awaited is that a queue has carried all to the peer, which changes no word:
- * it takes as long as a packet there and back. */
-#define HELD_NS UINT64_C(100000)
+/* Waiters spin this long before they yield where every thread of every rank can have a core. */
+#define SPIN_NS UINT64_C(50000)
+/* And yield this long before they sleep. */
+#define YIELD_NS UINT64_C(300000)
+/* A word that may not be seen before this rank's own rows are with the peer: nobody is woken when they are.
+ */
+#define HELD_SLICE_MIN_NS UINT64_C(100000)
+
+void epw_peers_choose_waits(epw_peers *peers, uint32_t threads) {
+    peers->spin_ns = (uint64_t)threads * peers->ranks <= epw_thread_cores() ? SPIN_NS : 0;
+    peers->yield_ns = YIELD_NS;
+}
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "futexes are the low halves of 64-bit words");
 
@@ -48,11 +61,10 @@ void epw_watch_clear(epw_watch *watch) {
 void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, uint64_t since,
                    uint64_t until) {
     atomic_store_explicit(&watch->word, word, memory_order_relaxed);
+    atomic_store_explicit(&watch->held, seen->held, memory_order_relaxed);
     atomic_store_explicit(&watch->dropped, seen->sight.dropped, memory_order_relaxed);
     atomic_store_explicit(&watch->epoch, seen->sight.epoch_word, memory_order_relaxed);
-    atomic_store_explicit(&watch->value, seen->held != 0 ? seen->held : seen->sight.word,
-                          memory_order_relaxed);
-    atomic_store_explicit(&watch->held, seen->held != 0, memory_order_relaxed);
+    atomic_store_explicit(&watch->value, seen->stored, memory_order_relaxed);
     atomic_store_explicit(&watch->since, since, memory_order_relaxed);
     atomic_store_explicit(&watch->until, until, memory_order_relaxed);
     atomic_store_explicit(&watch->peer, peer, memory_order_release);
@@ -62,6 +74,7 @@ void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_loo
 typedef struct sight {
     _Atomic uint64_t *dropped, *epoch, *word;
     uint64_t dropped_seen, epoch_seen, word_seen;
+    bool held; /* may be there, and not be seen yet */
 } sight;
 
 static bool changed(const sight *s, memory_order order) {
@@ -74,16 +87,20 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* Spins, then yields. True if a word has changed, or the time is over. */
+/* Spins, then yields, and drives the NIC meanwhile: what comes wakes nobody else then. True if a word has
+ * changed, or the time is over. */
 static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began, uint64_t until) {
     uint64_t now = began;
     while (now < until && now - began < peers->spin_ns + peers->yield_ns) {
+        if (changed(s, memory_order_acquire)) return true;
+        epw_remotes_drive(peers, now);
         if (changed(s, memory_order_acquire)) return true;
         if (now - began < peers->spin_ns) {
             epw_cpu_relax();
         } else {
             sched_yield();
         }
+        if (s->held) return true; /* what holds it may have ended */
         now = epw_now_ns();
     }
     return now >= until;
@@ -95,6 +112,7 @@ static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began,
  *
  * The second look, behind the increment of `sleepers`, is the sleeper's part of the bargain in epw_signal. */
 static void sleep_on(const epw_peers *peers, const sight *s, uint64_t ns) {
+    epw_remotes_rest(peers);
     _Atomic uint32_t *sleepers = epw_sleepers_in((uint64_t)(uintptr_t)epw_peers_own(peers));
     atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
     if (!changed(s, memory_order_seq_cst)) epw_futex_wait(s->word, s->word_seen, ns);
@@ -118,21 +136,17 @@ void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, ui
                .word = (_Atomic uint64_t *)words + word,
                .dropped_seen = atomic_load_explicit(&watch->dropped, memory_order_relaxed),
                .epoch_seen = atomic_load_explicit(&watch->epoch, memory_order_relaxed),
-               .word_seen = atomic_load_explicit(&watch->value, memory_order_relaxed)};
+               .word_seen = atomic_load_explicit(&watch->value, memory_order_relaxed),
+               .held = atomic_load_explicit(&watch->held, memory_order_relaxed)};
     uint64_t until = atomic_load_explicit(&watch->until, memory_order_relaxed);
     uint64_t since = atomic_load_explicit(&watch->since, memory_order_relaxed);
     uint64_t now = epw_now_ns();
     if (timeout_ns < until - least(now, until)) until = now + timeout_ns;
     bool young = now - least(since, now) < peers->spin_ns + peers->yield_ns;
-    if (atomic_load_explicit(&watch->held, memory_order_relaxed)) {
-        if (young) sched_yield();
-        if (!young && now < until) sleep_on(peers, &s, least(HELD_NS, until - now));
-        return;
-    }
     if (young && changed_soon(peers, &s, now, until)) return;
     now = epw_now_ns();
     if (until <= now) return;
-    uint64_t slice = (now - least(since, now)) / 8;
-    slice = slice < SLICE_MIN_NS ? SLICE_MIN_NS : least(slice, SLICE_MAX_NS);
+    uint64_t slice = (now - least(since, now)) / 8, least_ns = s.held ? HELD_SLICE_MIN_NS : SLICE_MIN_NS;
+    slice = slice < least_ns ? least_ns : least(slice, SLICE_MAX_NS);
     sleep_on(peers, &s, least(slice, until - now));
 }

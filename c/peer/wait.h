@@ -14,8 +14,8 @@
 typedef struct epw_look {
     epw_sight sight;
     uint64_t beacons[EPW_MAX_LANES]; /* of all its lanes; 0 beyond the last */
-    uint64_t held; /* the awaited word, which does not count before all that was posted is with the peer; 0:
-                      none */
+    uint64_t stored; /* the awaited word as it lies there; `sight` has 0 for one that may not be seen yet */
+    bool held;
 } epw_look;
 
 /* Loads word `word` that the peer looked at has written for `lane`, an acquire. */
@@ -28,6 +28,7 @@ static inline void epw_look_by(epw_load load, const void *context, uint32_t lane
     out->sight.dropped = load(context, lane, EPW_WORD_DROPPED);
     out->sight.epoch_word = load(context, lane, EPW_WORD_EPOCH);
     out->sight.word = load(context, lane, word);
+    out->stored = out->sight.word;
     for (uint32_t l = 0; l < lanes; l++) out->beacons[l] = load(context, l, EPW_WORD_BEACON);
 }
 

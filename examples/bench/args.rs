@@ -6,7 +6,13 @@ use clap::{Parser, ValueEnum};
 use epwire::{EpConfig, Fp8Scale};
 use serde::{Deserialize, Serialize};
 
-use crate::{cases::Case, floor::Reads, routing::Spread, table};
+use crate::{
+    cases::Case,
+    floor::Reads,
+    routing::Spread,
+    table,
+    wire::{Nic, Wire},
+};
 
 /// Measures dispatch, combine and the pair over shapes, beside the floor of the machine, and checks every result.
 ///
@@ -78,6 +84,15 @@ pub struct Args {
     /// On the host: how often the floor counts a row as read that dispatch copies to several places
     #[arg(long, value_enum, default_value_t = Reads::Once)]
     pub reads: Reads,
+    /// Paths by which peers may be reached, in place of EPWIRE_PATHS; with `queue` alone, plain sockets are measured beside
+    #[arg(long, value_name = "NAMES")]
+    pub paths: Option<String>,
+    /// What drains queues, in place of EPWIRE_NIC
+    #[arg(long, value_enum)]
+    pub nic: Option<Nic>,
+    /// What carries the bytes of queues, in place of EPWIRE_WIRES
+    #[arg(long, value_enum)]
+    pub wire: Option<Wire>,
     /// Print one JSON object per case instead of a table
     #[arg(long)]
     pub json: bool,

@@ -14,6 +14,7 @@ use crate::args::{Args, Layout, Shape};
 use crate::expected::Expected;
 use crate::floor::Traffic;
 use crate::pattern::{self, Memory};
+use crate::routing::Routing;
 use crate::samples::{Meeting, Samples, complete, now};
 
 /// `--cases`
@@ -61,6 +62,11 @@ impl<'a> Subject<'a> {
     /// Bytes that all ranks together move.
     pub fn traffic(&self, case: Case, args: &Args) -> Traffic {
         Traffic::of(case, &self.expected.shape, &self.expected.routings, args.reads)
+    }
+
+    /// Of all ranks.
+    pub fn routings(&self) -> &[Routing] {
+        &self.expected.routings
     }
 
     /// `warmup` iterations, then those that count. All of them are checked.

@@ -46,6 +46,14 @@ Floor:
   made of it in dispatch (D*H instead of N*H, K*P instead of D*P). Where 16-bit rows are received expert-major, D leaves
   out the rows of a rank to itself in dispatch: those skip the window.
 
+Queues (--paths queue):
+  The first two ranks put 8 bytes with a signal behind them back and forth, waiting as operations wait, and 16 ranges of
+  1 MiB at a time; beside it two blocking TCP sockets of theirs play ping-pong with 8 bytes, and a TCP stream is written
+  and read by pieces of 1 MiB. Median of 1000 half round trips, or the fastest of four; then the best of four rounds, in
+  turns. stream us: plain TCP streams between as many processes, one thread of each writing and one reading, take so long
+  for the rows of the operation that leave their ranks, D*P, D*H, or K*H of the table above without a rank's to itself;
+  the fastest of four rounds after the case. of it: p50 / stream.
+
 ratio = floor / p50. The exit code is 1 if #wrong is not 0.
 
 On GPUs (--device cuda):

@@ -22,6 +22,7 @@ mod report;
 mod routing;
 mod samples;
 mod table;
+mod wire;
 
 #[cfg(test)]
 #[path = "../common/options.rs"]
@@ -38,12 +39,14 @@ use floor::Floor;
 use print::print;
 use report::Row;
 use samples::Meeting;
+use wire::{OnQueue, Sockets, Way};
 
 /// Any error; the example prints it and exits.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    wire::tell(&args);
     let ended = match (&args.compare, &args.against) {
         (Some(files), _) => compare::compare(files, args.tolerance),
         (None, Some(other)) => against::against(other, &args),
@@ -63,6 +66,11 @@ fn main() -> ExitCode {
 fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Error> {
     let meeting = Meeting::new(group)?;
     let mut rows = Vec::new();
+    let mut way = None;
+    if wire::asked() && ranks::count(group) > 1 {
+        let sockets = Sockets::connect(group)?;
+        way = Some((Way::measure(group, &meeting, &sockets)?, sockets));
+    }
     for (shape, cases) in args.shapes(ranks::count(group))? {
         let mut subject = Subject::new(group, &meeting, args, shape)?;
         for case in cases {
@@ -71,21 +79,29 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
             // On both sides of the case, so that a busy moment of the machine raises no floor.
             let before = floor()?;
             let samples = subject.run(case, args.warmup, args.iterations)?;
-            let Floor { us, way } = before.or(floor()?);
+            let Floor { us, way: by } = before.or(floor()?);
+            let queue = match &way {
+                Some((way, sockets)) => {
+                    let sent = wire::sent(case, &shape, subject.routings());
+                    let stream_us = sockets.stream(group, &meeting, &sent)?;
+                    Some(OnQueue { wire: args.wire, stream_us, way: *way })
+                }
+                None => None,
+            };
             if let Some(figures) = samples.figures(group)? {
                 let window = subject.buffer.plan().window_bytes;
                 let row = Row::new(args.device, ranks::count(group), &shape, case, &figures, us, window);
-                rows.push(Row { routing: args.routing, floor_by: Some(way), ..row });
+                rows.push(Row { routing: args.routing, floor_by: Some(by), queue, ..row });
             }
         }
     }
     match group.rank() {
-        0 => show(args, &rows, ""),
+        0 => show(args, &rows, &way.map(|(way, _)| way.words(args.wire)).unwrap_or_default()),
         _ => Ok(ExitCode::SUCCESS), // the first rank has the figures of all
     }
 }
 
-/// `machine`: what floors on GPUs were made of, in words.
+/// `machine`: what floors on GPUs were made of, or what queues take, in words.
 fn show(args: &Args, rows: &[Row], machine: &str) -> Result<ExitCode, Error> {
     if args.table {
         print(&table::markdown(args, rows, machine)?)?;

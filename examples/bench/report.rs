@@ -8,6 +8,7 @@ use crate::cases::Case;
 use crate::moves::Way;
 use crate::routing::Spread;
 use crate::samples::Figures;
+use crate::wire::OnQueue;
 
 /// The figures of one case. Times in microseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,6 +39,8 @@ pub struct Row {
     pub window_bytes: u64,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<OnGpu>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<OnQueue>,
     /// The rank that was the last to return most often, and in how many of 100 iterations.
     #[serde(skip)]
     pub slowest: (usize, f64),
@@ -117,13 +120,16 @@ impl Row {
             wrong,
             window_bytes,
             gpu: None,
+            queue: None,
             slowest,
         }
     }
 
     /// What was measured, apart from the number of tokens.
     pub fn name(&self) -> String {
-        let Self { case, ranks, hidden, experts, topk, payload, layout, combine, routing, gpu, .. } = self;
+        let Self {
+            case, ranks, hidden, experts, topk, payload, layout, combine, routing, gpu, queue, ..
+        } = self;
         let mut rest = String::new();
         if !is_uniform(routing) {
             rest += &format!(", {}", word(routing));
@@ -132,6 +138,10 @@ impl Row {
             let lanes = if *lanes > 1 { format!(", {lanes} lanes") } else { String::new() };
             let sms = if *sms > 0 { format!(", {sms} SMs") } else { String::new() };
             rest += &format!("{lanes}{sms}, {}", word(timing));
+        }
+        if let Some(OnQueue { wire, .. }) = queue {
+            rest += ", queue";
+            rest += &wire.as_ref().map_or_else(String::new, |wire| format!(" {}", word(wire)));
         }
         let [case, payload, layout, combine] = [word(case), word(payload), word(layout), word(combine)];
         format!(
@@ -178,6 +188,10 @@ pub fn table(rows: &[Row]) -> Table {
     if floor_by {
         header.push("floor by");
     }
+    let queues = rows.iter().any(|row| row.queue.is_some());
+    if queues {
+        header.extend(["stream us", "of it"]);
+    }
     if on_gpus {
         header.extend(["fastest us", "middle us", "kernel us", "GB/s"]);
     }
@@ -206,6 +220,9 @@ pub fn table(rows: &[Row]) -> Table {
         ];
         if floor_by {
             cells.push(row.floor_by.as_ref().map_or_else(String::new, word));
+        }
+        if let Some(OnQueue { stream_us, .. }) = &row.queue {
+            cells.extend([us(*stream_us), format!("{:.2}", row.p50_us / stream_us)]);
         }
         if let Some(OnGpu { fastest_us, middle_us, kernel_us, nvlink_gbs, send_us, receive_us, .. }) =
             &row.gpu

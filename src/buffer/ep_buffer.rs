@@ -83,6 +83,10 @@ impl Setting {
     pub(super) fn of(group: &Group) -> Self {
         Self { key: group.wire_key(), several_hosts: group.spans_hosts() }
     }
+
+    pub(super) fn key(&self) -> WireKey {
+        self.key
+    }
 }
 
 /// What the clones share.

@@ -30,6 +30,9 @@ pub(super) fn of(rank: u32, key: WireKey) -> Result<Arc<Fabric>> {
 
 /// As the environment says; a text that names the variable that cannot be so.
 fn options(key: WireKey) -> std::result::Result<FabricOptions, String> {
+    if let Some(nic) = env::value(env::NIC).filter(|nic| nic != "soft") {
+        return Err(format!("{}: {nic:?} names no NIC of this library: give soft", env::NIC));
+    }
     let asked = env::value(env::WIRES).map(|names| Wires::parse(&names)).transpose();
     let asked = asked.map_err(|text| format!("{}: {text}", env::WIRES))?;
     let wires = asked.unwrap_or(Wires { local: true, tcp: key.is_some() });

@@ -12,6 +12,7 @@ mod membership;
 mod memory;
 mod operation;
 mod output;
+mod trial;
 mod watcher;
 
 pub use buffers::DispatchBuffers;
@@ -27,3 +28,4 @@ pub(crate) use memory::{Item, Need, Place, sealed};
 pub use operation::Event;
 pub(crate) use operation::OpenHandle;
 pub use output::{CombineOutput, DispatchOutput, GenericCombineOutput, GenericDispatchOutput, ScaleOrder};
+pub use trial::Trial;

@@ -2,28 +2,18 @@
 #include "ep/host/host.h"
 
 #include "base/clock.h"
+#include "base/thread.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MAX_THREADS_CHOSEN 8u
-/* Waiters spin this long before they yield where every thread of every rank can have a core. */
-#define SPIN_NS UINT64_C(50000)
-/* And yield this long before they sleep. */
-#define YIELD_NS UINT64_C(300000)
 
 /* ---- memory ---- */
 
-static uint32_t cores(void) {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    return (uint32_t)CPU_COUNT(&set);
-}
-
 static uint32_t choose_threads(const epw_config *config) {
     if (config->threads > 0) return config->threads;
-    uint32_t share = cores() / config->ranks;
+    uint32_t share = epw_thread_cores() / config->ranks;
     return share < 1 ? 1 : share > MAX_THREADS_CHOSEN ? MAX_THREADS_CHOSEN : share;
 }
 
@@ -90,8 +80,7 @@ static epw_status host_open(epw_buffer *b) {
     if (host == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the host engine");
     pthread_mutex_init(&host->background_lock, NULL);
     pthread_cond_init(&host->background_wake, NULL);
-    b->peers.spin_ns = (uint64_t)threads * b->config.ranks <= cores() ? SPIN_NS : 0;
-    b->peers.yield_ns = YIELD_NS;
+    epw_peers_choose_waits(&b->peers, threads);
     host->scratch_bytes = scratch_bytes(&b->layout);
     host->scratch = aligned_alloc(64, threads * host->scratch_bytes);
     bool ok = host->scratch != NULL;

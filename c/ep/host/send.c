@@ -163,7 +163,11 @@ static void send_token(const send_job *job, uint32_t t, uint32_t thread) {
         unsigned char *slot = epw_rows_at(&b->peers, index, rank, offset);
         memcpy(slot, header, header_bytes);
         if (rank == b->config.rank && lane->host->shortcut) continue;
-        epw_copy_row(b, lane, slot + b->layout.header_bytes, payload, bytes);
+        if (epw_is_queued(&b->peers, rank)) {
+            memcpy(slot + b->layout.header_bytes, payload, bytes); /* caches may have it until it is sent */
+        } else {
+            epw_copy_row(b, lane, slot + b->layout.header_bytes, payload, bytes);
+        }
     }
 }
 

@@ -78,7 +78,11 @@ static void drop_sender(epw_link *link, const epw_pair *pair) {
     }
 }
 
+/* An ACK may wait for what the driver sends next. */
 static void has_answer(epw_link *link, epw_pair *pair) {
+    uint64_t now = link->nic->now_ns;
+    if (pair->owed.due || now == 0) link->urgent = true;
+    if (link->acks_by == 0) link->acks_by = now + EPW_NIC_ACK_NS;
     if (pair->answers) return;
     pair->answers = true;
     pair->next_answerer = link->answerers;
@@ -135,6 +139,7 @@ static unsigned char *add_frame(epw_link *link, const epw_frame *frame, size_t w
     unsigned char *head = link->heads + link->heads_used;
     epw_frame_write(frame, head);
     link->heads_used += (uint32_t)(EPW_FRAME_BYTES + with);
+    link->nic->sent.frames++;
     add_bytes(link, head, EPW_FRAME_BYTES + with);
     return head + EPW_FRAME_BYTES;
 }
@@ -167,6 +172,8 @@ static void add_answer(epw_link *link, epw_pair *pair) {
 
 /* An ANSWER, and a NAK, is behind the ACK of what was before it. */
 static void add_answers(epw_link *link) {
+    link->urgent = false;
+    link->acks_by = 0;
     while (link->answerers != NULL && has_room(link)) {
         epw_pair *pair = link->answerers;
         if (pair->ack_due) {
@@ -184,6 +191,7 @@ static void add_answers(epw_link *link) {
         const epw_refusal *r = &link->refusals[--link->refusal_count];
         add_nak(link, r->pair, r->index, r->syndrome);
     }
+    link->urgent = link->answerers != NULL; /* there was no room for all */
 }
 
 /* Inline bytes are copied, as an adapter does; others stay where they are until they are acknowledged. */
@@ -257,6 +265,11 @@ bool epw_link_has_output(const epw_link *link) {
     return link->senders != NULL || link->answerers != NULL || link->refusal_count > 0;
 }
 
+bool epw_link_may_wait(const epw_link *link) {
+    bool acks_alone = link->senders == NULL && !link->urgent && link->refusal_count == 0;
+    return acks_alone && link->nic->now_ns != 0 && link->nic->now_ns < link->acks_by;
+}
+
 bool epw_link_send(epw_link *link) {
     for (uint32_t frames = 0; frames < SEND_TURN_FRAMES && !link->frozen; frames += LINK_FRAMES) {
         if (link->out_at == link->out_count) fill(link);
@@ -270,6 +283,7 @@ bool epw_link_send(epw_link *link) {
                 return true;
             }
             if (n < 0) return false;
+            link->nic->sent.bytes += (uint64_t)n;
             sent(link, (size_t)n);
         }
         if (link->ends) return false;
@@ -456,8 +470,9 @@ static bool parse(epw_link *link) {
     return true;
 }
 
-/* Bytes of a long WRITE are read to their place at once, and what is behind them to the buffer. */
-static ssize_t read_some(epw_link *link) {
+/* Bytes of a long WRITE are read to their place at once, and what is behind them to the buffer. *drained:
+ * there was less than there is room for. */
+static ssize_t read_some(epw_link *link, bool *drained) {
     if (link->in_begin > 0) {
         memmove(link->in, link->in + link->in_begin, link->in_end - link->in_begin);
         link->in_end -= link->in_begin;
@@ -468,6 +483,7 @@ static ssize_t read_some(epw_link *link) {
                           {link->in + link->in_end, LINK_IN_BYTES - link->in_end}};
     ssize_t n = direct ? readv(link->fd, to, 2) : readv(link->fd, to + 1, 1);
     if (n <= 0) return n;
+    *drained = (size_t)n < to[1].iov_len + (direct ? to[0].iov_len : 0);
     size_t placed = direct && (uint64_t)n > link->left ? (size_t)link->left : direct ? (size_t)n : 0;
     link->in_end += (uint32_t)((size_t)n - placed);
     if (direct) {
@@ -479,8 +495,9 @@ static ssize_t read_some(epw_link *link) {
 }
 
 bool epw_link_read(epw_link *link) {
-    for (uint64_t turn = 0; turn < READ_TURN_BYTES;) {
-        ssize_t n = read_some(link);
+    bool drained = false; /* then the system tells if more comes */
+    for (uint64_t turn = 0; turn < READ_TURN_BYTES && !drained;) {
+        ssize_t n = read_some(link, &drained);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
         if (n == 0 || !parse(link)) return false;

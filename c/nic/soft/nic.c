@@ -42,7 +42,9 @@ epw_link *epw_nic_link(const epw_nic *nic, uint64_t id) {
 void epw_nic_await_room(epw_link *link, bool awaits) {
     if (link->awaits_room == awaits) return;
     struct epoll_event event = {.events = EPOLLIN | (awaits ? (uint32_t)EPOLLOUT : 0), .data.u64 = link->id};
-    if (epoll_ctl(link->nic->epoll, EPOLL_CTL_MOD, link->fd, &event) == 0) link->awaits_room = awaits;
+    if (epoll_ctl(link->nic->epoll, EPOLL_CTL_MOD, link->fd, &event) != 0) return;
+    link->awaits_room = awaits;
+    link->nic->held_links += awaits ? 1 : UINT32_MAX;
 }
 
 void epw_nic_freeze(epw_link *link) {
@@ -51,6 +53,7 @@ void epw_nic_freeze(epw_link *link) {
 
 void epw_nic_drop_link(epw_nic *nic, epw_link *link) {
     nic->links[link->id & (LINKS_MAX - 1)] = NULL;
+    if (link->awaits_room) nic->held_links--;
     for (uint32_t i = 0; i < nic->pair_count; i++)
         if (nic->pairs[i] != NULL) epw_pair_lose(nic->pairs[i], link);
     epw_link_free(link); /* its descriptor leaves the epoll set with it */
@@ -124,6 +127,13 @@ void epw_nic_end_link(epw_nic *nic, uint64_t id) {
     epw_nic_unlock(nic);
 }
 
+epw_nic_traffic epw_nic_sent(epw_nic *nic) {
+    pthread_mutex_lock(&nic->lock);
+    epw_nic_traffic sent = nic->sent;
+    epw_nic_unlock(nic);
+    return sent;
+}
+
 /* ---- work: locked ---- */
 
 static void take_in(epw_nic *nic, const struct epoll_event *events, int count) {
@@ -149,37 +159,56 @@ static void resume(const epw_nic *nic) {
     }
 }
 
-/* Sends what everybody has, but for those who wait for room. */
-static void send_all(epw_nic *nic) {
+/* Sends what everybody has, but for those who wait for room. True if somebody's ACK waits. */
+static bool send_all(epw_nic *nic) {
+    bool waits = false;
     epw_nic_heed_rung(nic);
     if (nic->strict != NULL) resume(nic);
     for (uint32_t i = 0; i < nic->link_count; i++) {
         epw_link *link = nic->links[i];
         if (link == NULL || link->awaits_room) continue;
-        if (!epw_link_has_output(link) && link->out_at == link->out_count) continue;
+        if (link->out_at == link->out_count) {
+            if (!epw_link_has_output(link)) continue;
+            if (epw_link_may_wait(link)) {
+                waits = true;
+                continue;
+            }
+        }
         if (!epw_link_send(link)) lose_link(nic, link);
     }
+    return waits;
 }
 
-void epw_nic_poll(epw_nic *nic) {
+/* What the thread must look after is left: that it dozes, and so comes soon, or listens. Locked. A thread
+ * that is found dozing takes the lock after this. */
+static void hand_over(epw_nic *nic, bool ack_waits) {
+    bool dozing = atomic_load_explicit(&nic->dozing, memory_order_acquire);
+    bool needed = ack_waits ? !dozing : nic->held_links > 0 && dozing;
+    if (needed && !nic->called) epw_nic_wake(nic);
+    nic->called |= needed;
+}
+
+/* now_ns: 0, or the caller drives. */
+static void poll_as(epw_nic *nic, bool takes, uint64_t now_ns) {
     struct epoll_event events[EVENTS];
     do {
         epw_notice_fence();
         if (pthread_mutex_trylock(&nic->lock) != 0) return;
-        take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0));
-        send_all(nic);
+        nic->now_ns = now_ns;
+        if (takes) take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0));
+        bool ack_waits = send_all(nic);
+        hand_over(nic, ack_waits);
+        nic->now_ns = 0;
         pthread_mutex_unlock(&nic->lock);
     } while (rung_again(nic));
 }
 
-/* How the thread waits between two rounds: until something comes; where kernels ring, which wakes nobody, not
- * at all for a while after something has come or was rung for, then for moments. */
+/* Where kernels ring, which wakes nobody: the thread looks all the time for a while after something has come
+ * or was rung for, then at intervals. */
 #define POLL_NS  UINT64_C(10000000)
 #define PAUSE_NS 50000
 
-static int await_events(epw_nic *nic, struct epoll_event *events, bool polls, bool is_strict,
-                        uint64_t busy_ns) {
-    if (!polls) return epoll_wait(nic->epoll, events, EVENTS, is_strict ? 1 : -1); /* it has delays to end */
+static int look(epw_nic *nic, struct epoll_event *events, uint64_t busy_ns) {
     if (epw_now_ns() - busy_ns >= POLL_NS) {
         struct pollfd any = {.fd = nic->epoll, .events = POLLIN};
         ppoll(&any, 1, &(struct timespec){0, PAUSE_NS}, NULL);
@@ -187,19 +216,67 @@ static int await_events(epw_nic *nic, struct epoll_event *events, bool polls, bo
     return epoll_wait(nic->epoll, events, EVENTS, 0);
 }
 
+void epw_nic_poll(epw_nic *nic) {
+    poll_as(nic, true, 0);
+}
+
+void epw_nic_carry(epw_nic *nic) {
+    poll_as(nic, false, 0);
+}
+
+void epw_nic_drive(epw_nic *nic, uint64_t now_ns) {
+    atomic_fetch_add_explicit(&nic->drives, 1, memory_order_relaxed);
+    poll_as(nic, true, now_ns);
+}
+
+/* A driver leaves. Observers: it and the thread that is about to doze. Both orders are sequentially
+ * consistent, so that either it sees the thread dozing, or the thread sees that it has left. */
+void epw_nic_rest(epw_nic *nic) {
+    atomic_fetch_add_explicit(&nic->rests, 1, memory_order_seq_cst);
+    if (atomic_exchange_explicit(&nic->dozing, false, memory_order_seq_cst)) epw_nic_wake(nic);
+}
+
+/* The thread's doze: until somebody wakes it, or its time is over. `rests`: as it was before the drivers were
+ * looked for. */
+static void doze(epw_nic *nic, uint32_t rests) {
+    struct pollfd wake = {.fd = nic->wake, .events = POLLIN};
+    struct timespec time = {0, EPW_NIC_DOZE_NS};
+    atomic_store_explicit(&nic->dozing, true, memory_order_seq_cst);
+    if (atomic_load_explicit(&nic->rests, memory_order_seq_cst) == rests) ppoll(&wake, 1, &time, NULL);
+    atomic_store_explicit(&nic->dozing, false, memory_order_seq_cst);
+}
+
 static void *nic_main(void *argument) {
     epw_nic *nic = argument;
     struct epoll_event events[EVENTS];
-    bool polls = false, is_strict = false;
-    uint64_t busy_ns = 0; /* when there was last something to do */
+    bool polls = false;
+    uint64_t busy_ns = 0; /* where it polls: when there was last something to do */
+    int looks_after_ms = -1;
+    uint32_t drives = 0;
+    bool held = false;
     for (bool ending = false; !ending;) {
-        int count = await_events(nic, events, polls, is_strict, busy_ns);
+        int count = 0;
+        uint32_t rests = atomic_load_explicit(&nic->rests, memory_order_seq_cst);
+        uint32_t now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
+        if (polls) {
+            count = look(nic, events, busy_ns);
+        } else if (now != drives && !held) {
+            drives = now;
+            doze(nic, rests);
+        } else {
+            count = epoll_wait(nic->epoll, events, EVENTS, looks_after_ms);
+            /* What has come is a driver's, if there is one. */
+            now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
+            if (now != drives && !held) count = 0;
+        }
         pthread_mutex_lock(&nic->lock);
-        is_strict = nic->strict != NULL;
+        looks_after_ms = nic->strict != NULL ? 1 : -1; /* it has delays to end */
         polls = nic->polled > 0;
         if (polls && (epw_nic_heed_polled(nic) || count > 0)) busy_ns = epw_now_ns();
         take_in(nic, events, count);
         send_all(nic);
+        held = nic->held_links > 0;
+        nic->called = false;
         ending = nic->ending;
         if (!ending) eventfd_read(nic->wake, &(eventfd_t){0}); /* this thread alone: the call is for it */
         pthread_mutex_unlock(&nic->lock);

@@ -261,7 +261,7 @@ void epw_pair_ring(epw_pair *pair) {
         } while (!atomic_compare_exchange_weak_explicit(&nic->rung, &head, pair, memory_order_seq_cst,
                                                         memory_order_relaxed));
     }
-    epw_nic_poll(nic);
+    epw_nic_carry(nic);
 }
 
 void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote) {

@@ -100,6 +100,8 @@ struct epw_link {
     unsigned char heads[LINK_HEADS_BYTES];
     void *copied; /* what is left of frames whose pair is gone */
     bool awaits_room;
+    bool urgent;       /* one of the answerers has more than an ACK, which may wait */
+    uint64_t acks_by;  /* then: until this time; 0: it waits for nothing */
     bool ends, frozen; /* by a planned fault: once what is in frames has been sent; at once */
 
     /* In: bytes read and not yet looked at, and the frame whose bytes are coming. */
@@ -123,6 +125,14 @@ struct epw_nic {
     int epoll, wake;
     _Atomic(epw_pair *) rung;
 
+    /* Who drives. */
+    atomic_uint drives, rests; /* so far */
+    atomic_bool dozing;        /* the thread, which takes the lock behind a doze */
+    uint64_t now_ns;           /* locked: of the driver that holds the lock; 0: it is none */
+    uint32_t held_links;       /* locked: those that wait for room */
+    bool called;               /* locked: the thread has been woken, and has not come yet */
+
+    epw_nic_traffic sent;
     epw_strict *strict; /* NULL: it is not */
     epw_regions regions;
     epw_link **links;
@@ -178,8 +188,11 @@ void epw_link_free(epw_link *link);
 bool epw_link_read(epw_link *link);
 bool epw_link_send(epw_link *link);
 
-/* Whether somebody has something to say that is not in frames yet. */
+/* Whether somebody has something to say that is not in frames yet; also if it may wait. */
 bool epw_link_has_output(const epw_link *link);
+
+/* Whether all that it has are ACKs that may wait. */
+bool epw_link_may_wait(const epw_link *link);
 
 /* The pair has entries to be fetched. */
 void epw_link_has_sender(epw_link *link, epw_pair *pair);
@@ -226,6 +239,9 @@ epw_link *epw_nic_link(const epw_nic *nic, uint64_t id);
 
 /* Closes the connection: its pairs break. */
 void epw_nic_drop_link(epw_nic *nic, epw_link *link);
+
+/* Sends what waits, and takes nothing in. */
+void epw_nic_carry(epw_nic *nic);
 
 /* Ends the thread's sleep. */
 void epw_nic_wake(epw_nic *nic);

@@ -1,0 +1,82 @@
+/* What travels between ranks behind queues: of each row its header, payload and scales, and nothing else. */
+#include "group.h"
+
+#include "ep/buffer.h"
+#include "nic/fabric.h"
+#include "nic/soft/frame.h"
+
+#include <time.h>
+
+static epw_nic_traffic sent_by(const group *g, uint32_t rank) {
+    return epw_nic_sent(epw_fabric_nic(g->fabrics[rank]));
+}
+
+/* Until nothing more is sent for a while: ACKs come late. */
+static epw_nic_traffic settled(const group *g, uint32_t rank) {
+    epw_nic_traffic was = sent_by(g, rank), is = was;
+    for (int quiet = 0, turns = 0; quiet < 20 && turns < 5000; turns++) {
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+        is = sent_by(g, rank);
+        quiet = is.bytes == was.bytes ? quiet + 1 : 0;
+        was = is;
+    }
+    return is;
+}
+
+/* Rows of the batch for rank 1. */
+static uint64_t rows_to_peer(const batch *made) {
+    uint64_t rows = 0;
+    for (uint32_t t = 0; t < TOKENS; t++) {
+        bool goes = false;
+        for (uint32_t j = 0; j < TOPK; j++) goes |= made->ids[t * TOPK + j] >= EXPERTS / 2;
+        rows += goes;
+    }
+    return rows;
+}
+
+/* Bytes of a row beside its payload and scales: 16 of its own, 12 for each expert, the sideband, to 128. */
+enum { HEADER = (16 + 12 * TOPK + SIDEBAND + 127) / 128 * 128, WORD = 8 };
+
+/* `data`: of a row's payload and scales. `entries`: that the rows take, 0: one each. */
+static void dispatch_travels_as(uint32_t payload, uint64_t data, uint64_t entries) {
+    group g = make_group(2, 5000 * MS);
+    activate(&g, 1);
+    settled(&g, 1);
+    epw_nic_traffic before = settled(&g, 0);
+    batch made[2];
+    epw_handle handles[2];
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_dispatch_input in = make_batch(&made[r], r);
+        in.layout = EPW_RANK_MAJOR;
+        in.payload = payload;
+        for (uint32_t i = 0; r == 0 && i < TOKENS * TOPK; i++) /* every third token stays at home */
+            if (i / TOPK % 3 == 0) made[0].ids[i] = (int32_t)(i % TOPK);
+        CHECK_OK(epw_dispatch(g.of[r], &in, NULL, &handles[r], &outcome));
+    }
+    for (uint32_t r = 0; r < 2; r++) {
+        CHECK_OK(epw_dispatch_receive(g.of[r], handles[r], &nothing, &outcome));
+        CHECK(!outcome.degraded);
+    }
+    epw_nic_traffic after = settled(&g, 0);
+    uint64_t rows = rows_to_peer(&made[0]), frames = after.frames - before.frames;
+    uint64_t bytes = after.bytes - before.bytes - frames * EPW_FRAME_BYTES;
+    uint64_t counts = EXPERTS / 2 * sizeof(uint32_t);
+    CHECK(rows > 0 && rows < TOKENS);
+    CHECK_MSG(bytes == rows * (HEADER + data) + counts + WORD, "%llu rows took %llu bytes",
+              (unsigned long long)rows, (unsigned long long)bytes);
+    /* Overhead: a frame for each entry, the counts and the word, and for the ACK of the peer's word. */
+    uint64_t most = (entries > 0 ? entries : rows) + 3;
+    CHECK_MSG(frames == most, "%llu frames, not %llu", (unsigned long long)frames, (unsigned long long)most);
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_release(g.of[r], handles[r]));
+    destroy(&g);
+}
+
+int main(void) {
+    setenv("EPW_TEST_PATH", "queue", 1);
+    dispatch_travels_as(EPW_PAYLOAD_SAME, HIDDEN * 2, 1);
+    /* A scale of 4 bytes for 128 channels, and rows in whole 16 bytes. */
+    dispatch_travels_as(EPW_PAYLOAD_FP8_F32, (HIDDEN + HIDDEN / 128 * 4 + 15) / 16 * 16, 0);
+    return check_result("wire_bytes");
+}
