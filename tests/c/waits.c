@@ -17,8 +17,8 @@ static void sleep_ns(uint64_t ns) {
     nanosleep(&time, NULL);
 }
 
-/* Rank 2 is late, for which `handle` waits. Over queues what the others have sent comes meanwhile, and is seen
- * when somebody looks. */
+/* Rank 2 is late, for which `handle` waits. Over queues what the others have sent comes meanwhile, and is
+ * seen when somebody looks. */
 static void be_late(epw_buffer *b, epw_handle handle, uint64_t ns) {
     uint64_t until = now_ns() + ns;
     while (path_of_test() == EPW_PATH_QUEUE && now_ns() < until) {
