@@ -28,12 +28,14 @@ pub struct EpBuffer {
 impl EpBuffer {
     /// A buffer that knows nobody yet, for programs that carry blobs by means of their own: [`EpBuffer::export`] on every rank,
     /// [`EpBuffer::connect`] on every other, then [`EpBuffer::set_active`]. Allocates the window; waits for nobody. Its queues,
-    /// if [`Paths::queue`] permits them, reach ranks of this host: those between hosts need the key of a group.
+    /// if [`Paths::queue`] permits them, reach ranks of this host. Those of other hosts need a key, which is that of a group, or
+    /// where `EPWIRE_WIRES` asks for `tcp` that of the process's token and `EPWIRE_RUN_ID`.
     ///
     /// # Errors
-    /// As of [`Plan::new`]; [`Error::Invalid`] too if `EPWIRE_PATHS` names what is no path.
+    /// As of [`Plan::new`]; [`Error::Invalid`] too if `EPWIRE_PATHS` names what is no path, or the token cannot be read.
     pub fn unconnected(rank: u32, ranks: u32, config: EpConfig) -> Result<Self> {
-        Self::made(rank, ranks, config, Setting::default())
+        let key = fabric::key_without_group(rank)?;
+        Self::made(rank, ranks, config, Setting { key, several_hosts: false })
     }
 
     pub(super) fn made(rank: u32, ranks: u32, mut config: EpConfig, setting: Setting) -> Result<Self> {
@@ -73,7 +75,7 @@ impl EpBuffer {
 }
 
 /// What a group says of where its buffers are used.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct Setting {
     key: WireKey,
     several_hosts: bool,

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::env;
+use crate::env::{self, Token};
 use crate::error::{Error, Failure, Result};
 use crate::ffi::{Fabric, FabricOptions};
+use crate::rendezvous::auth;
 use crate::sys;
 
 /// The 32 bytes that both ends of a connection between hosts prove to know; none where the run has no token.
@@ -26,6 +27,19 @@ pub(super) fn of(rank: u32, key: WireKey) -> Result<Arc<Fabric>> {
     fabrics.retain(|_, fabric| fabric.strong_count() > 0);
     fabrics.insert(id, Arc::downgrade(&fabric));
     Ok(fabric)
+}
+
+/// The key of buffers that belong to no group: of the token of this process and of `EPWIRE_RUN_ID`, where `EPWIRE_WIRES`
+/// asks for TCP.
+pub(super) fn key_without_group(rank: u32) -> Result<WireKey> {
+    let asks = env::value(env::WIRES).is_some_and(|names| Wires::parse(&names).is_ok_and(|wires| wires.tcp));
+    if !asks {
+        return Ok(None);
+    }
+    let token = Token::from_env();
+    let token = token.map_err(|error| Error::Invalid(Failure::new("create", rank, error.to_string())))?;
+    let run_id = env::value(env::RUN_ID).unwrap_or_else(|| "default".to_owned());
+    Ok(token.map(|token| auth::wire_key(&token, &run_id)))
 }
 
 /// As the environment says; a text that names the variable that cannot be so.

@@ -46,7 +46,8 @@ typedef struct group {
     epw_fabric *fabrics[RANKS_MAX];
 } group;
 
-/* EPW_TEST_PATH=queue: no rank maps another one's window. */
+/* EPW_TEST_PATH=queue: no rank maps another one's window. EPW_TEST_WIRE=tcp: queues of this host go by TCP
+ * too. */
 static inline uint32_t path_of_test(void) {
     const char *name = getenv("EPW_TEST_PATH");
     return name != NULL && strcmp(name, "queue") == 0 ? EPW_PATH_QUEUE : EPW_PATH_THREAD;
@@ -66,6 +67,13 @@ static inline void take_path(epw_config *config, epw_fabric **fabric) {
     if (path_of_test() != EPW_PATH_QUEUE) return;
     epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
     options.rank = config->rank;
+    const char *wire = getenv("EPW_TEST_WIRE");
+    static const unsigned char key[32] = "known to all ranks of the tests";
+    if (wire != NULL && strcmp(wire, "tcp") == 0) {
+        options.wires = EPW_WIRE_TCP;
+        options.interfaces = "lo";
+        options.key = key;
+    }
     CHECK_OK(epw_fabric_create(&options, fabric));
     config->fabric = *fabric;
     config->paths = EPW_PATH_QUEUE;

@@ -17,6 +17,17 @@ static void sleep_ns(uint64_t ns) {
     nanosleep(&time, NULL);
 }
 
+/* Rank 2 is late, for which `handle` waits. Over queues what the others have sent comes meanwhile, and is
+ * seen when somebody looks. */
+static void be_late(epw_buffer *b, epw_handle handle, uint64_t ns) {
+    uint64_t until = now_ns() + ns;
+    while (path_of_test() == EPW_PATH_QUEUE && now_ns() < until) {
+        CHECK_OK(epw_await(b, handle, MS));
+        CHECK(epw_poll(b, handle, NULL) == EPW_PENDING);
+    }
+    if (path_of_test() != EPW_PATH_QUEUE) sleep_ns(ns);
+}
+
 /* Its operation has ended, or over queues soon will have. */
 static void ended(epw_buffer *b, epw_handle handle) {
     epw_status status = epw_poll(b, handle, NULL);
@@ -46,7 +57,7 @@ static void a_late_peer_shows_and_the_others_do_not(void) {
         epw_dispatch_input in = make_batch(&made[r], r);
         if (r == 2) {
             CHECK(epw_dispatch_receive(g.of[0], handles[0], &out, NULL) == EPW_PENDING);
-            sleep_ns(LATE_MS * MS);
+            be_late(g.of[0], handles[0], LATE_MS * MS);
         }
         CHECK_OK(epw_dispatch(g.of[r], &in, NULL, &handles[r], NULL));
     }
@@ -72,13 +83,15 @@ static void a_late_peer_shows_and_the_others_do_not(void) {
         answer.expert_out = rows;
         if (r == 2) {
             CHECK(epw_combine_receive(g.of[0], handles[0], &results[0], NULL) == EPW_PENDING);
-            sleep_ns(LATE_MS * MS);
+            be_late(g.of[0], handles[0], LATE_MS * MS);
         }
         CHECK_OK(epw_combine(g.of[r], handles[r], &answer, NULL, NULL));
     }
     ended(g.of[0], handles[0]);
     CHECK_MSG(answers_ns[2] >= AT_LEAST_MS * MS, "%llu ns", (unsigned long long)answers_ns[2]);
-    CHECK(answers_ns[0] < answers_ns[2] / 2 && answers_ns[1] < answers_ns[2] / 2);
+    CHECK_MSG(answers_ns[0] < answers_ns[2] / 2 && answers_ns[1] < answers_ns[2] / 2,
+              "%llu and %llu ns of %llu", (unsigned long long)answers_ns[0],
+              (unsigned long long)answers_ns[1], (unsigned long long)answers_ns[2]);
     destroy(&g);
 }
 

@@ -28,6 +28,7 @@ use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
 
+use epwire::env::Token;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// A scenario: runs one case from its seed, and panics if it fails.
@@ -100,6 +101,11 @@ const MAPPED: &[&str] = &[
 /// Whether the environment has ranks reach each other by queues alone.
 pub(crate) fn is_by_queue() -> bool {
     std::env::var("EPWIRE_PATHS").is_ok_and(|paths| paths == "queue")
+}
+
+/// The secret of all runs, where the environment has one: the TCP wire needs it.
+pub(crate) fn token() -> Option<Token> {
+    Token::from_env().expect("a token that can be used")
 }
 
 /// Names the scenario that a process runs for the test.

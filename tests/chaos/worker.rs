@@ -131,6 +131,7 @@ impl Worker {
             Command::Run(run) => return self.run(&run).map(Some),
             Command::Join { rank, ranks, address, join_deadline_ms, deadline_ms } => {
                 let options = GroupOptions::new(rank, ranks, address)
+                    .token(crate::token())
                     .join_deadline(Duration::from_millis(join_deadline_ms))
                     .deadline(Duration::from_millis(deadline_ms));
                 self.group = Some(Group::join_blocking(options).map_err(Error::from)?);

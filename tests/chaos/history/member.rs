@@ -5,7 +5,6 @@ use std::io::Write;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use epwire::env::Token;
 use epwire::group::{GroupOptions, Step};
 use epwire::rendezvous::BootstrapError;
 use epwire::rendezvous::driver::Heartbeat;
@@ -101,7 +100,7 @@ impl Member {
             .host_server(start.first)
             .lead(start.lead)
             .heartbeat(heartbeat(Duration::from_millis(start.lease_ms)))
-            .token(Token::from_env().expect("a token that can be used"))
+            .token(crate::token())
             .join_deadline(PATIENCE)
             .deadline(Duration::from_millis(start.patience_ms));
         let group = unless_fenced(|| Group::join_blocking(options.clone()))?;
