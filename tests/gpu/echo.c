@@ -81,7 +81,7 @@ void echo_open(echo *e, const epw_config *config, uint32_t gpus) {
             size_t length = 0;
             if (from == to) continue;
             REQUIRE_OK(epw_buffer_export(e->rank[from].buffer, to, blob, &length));
-            REQUIRE_OK(epw_buffer_connect(e->rank[to].buffer, from, blob, length));
+            REQUIRE_OK(epw_buffer_connect_within(e->rank[to].buffer, from, blob, length, 10000 * MS));
         }
     }
     epw_mask all = {{e->ranks == 64 ? UINT64_MAX : (UINT64_C(1) << e->ranks) - 1}};

@@ -756,6 +756,10 @@ static void comes(uint32_t gpus) {
         REQUIRE_OK(epw_buffer_disconnect(here, 2));
         REQUIRE_OK(epw_buffer_export(e.rank[2].buffer, 0, blob, &length));
         REQUIRE_OK(epw_buffer_connect(here, 2, blob, length));
+        if (epw_buffer_path(here, 2) == EPW_PATH_QUEUE) { /* a queue has two ends, and both are new */
+            REQUIRE_OK(epw_buffer_export(here, 2, blob, &length));
+            REQUIRE_OK(epw_buffer_connect(e.rank[2].buffer, 0, blob, length));
+        }
         REQUIRE_OK(epw_buffer_probe(here, 2, 1000 * MS));
     }
     uint64_t took = now_ns() - began;
