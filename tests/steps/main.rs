@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[cfg(feature = "succession")]
+mod processes;
 /// What the README shows, to the letter: tests/readme.rs compares them.
 #[allow(unreachable_pub, reason = "it is written for a library")]
 mod serve;
@@ -74,7 +76,7 @@ impl Rank {
             let (ends, ran) = (Arc::clone(&ends), Arc::clone(&ran));
             move || {
                 let mut memory = None;
-                let mut run = async |buffer: &EpBuffer, step: &Step| {
+                let mut run = async |_: &Group, buffer: &EpBuffer, step: &Step| {
                     let memory = match &mut memory {
                         Some(memory) => memory,
                         None => memory.insert(buffer.dispatch_buffers(
@@ -95,7 +97,7 @@ impl Rank {
                     });
                     Ok(!ends.load(Ordering::Relaxed))
                 };
-                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
                 runtime.block_on(serve(options(rank, server), config(), &mut run))
             }
         });
