@@ -60,11 +60,7 @@ impl Machine {
                 }
             }
             Notice::Doubt { .. } => {}
-            Notice::Ended { rank, member } => {
-                if self.seat(rank).is_some_and(|seated| seated.identity.member == member) {
-                    self.bury(rank);
-                }
-            }
+            Notice::Ended { rank, member } => self.ended(rank, member),
             Notice::Met { peers } => self.have_met(rank, &peers),
             Notice::Introduced { ticket, result } => self.introduced(rank, ticket, result),
         }

@@ -83,6 +83,13 @@ impl Machine {
         }
     }
 
+    /// The process of a member has ended, as somebody says who can see it. Nothing happens if the rank has another one.
+    pub(super) fn ended(&mut self, rank: u32, member: u128) {
+        if self.seat(rank).is_some_and(|seated| seated.identity.member == member) {
+            self.bury(rank);
+        }
+    }
+
     /// The member of `rank` is dead. Before the run has come together its seat is simply free again.
     pub(super) fn bury(&mut self, rank: u32) {
         let epoch = self.decision.epoch;
