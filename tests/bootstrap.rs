@@ -531,10 +531,15 @@ fn survivors_agree_and_a_replacement_is_admitted() {
 
     let newcomer = Group::join_blocking(options(2, 3, server.local_addr())).unwrap();
     assert!(newcomer.is_standby());
-    let entered = std::thread::spawn(move || (newcomer.step_blocking(), newcomer));
+    let entered = std::thread::spawn(move || {
+        let first = newcomer.step_blocking();
+        let seen = newcomer.watch().borrow().states[2];
+        (first, seen, newcomer)
+    });
     let both = changed(&groups);
     assert_eq!(both, ("0-2".to_owned(), 3));
-    let (first, newcomer) = entered.join().unwrap();
+    let (first, seen, newcomer) = entered.join().unwrap();
+    assert_eq!(seen, RankState::Alive {}, "as soon as it begins a step");
     assert_eq!(first.unwrap().change.map(|change| change.members), Some(Mask::all(3)));
     assert!(!newcomer.is_standby());
     groups.push(newcomer);

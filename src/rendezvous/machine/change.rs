@@ -89,7 +89,7 @@ impl Machine {
                     self.changes.running = Some(change);
                     return;
                 }
-                None => self.view_changed = true,
+                None => {}
             }
         }
     }
@@ -316,13 +316,15 @@ impl Machine {
         self.taken = self.taken.or(&enter);
         self.changes.retired = retired.or(&still);
         self.changes.doubts.clear();
-        self.view_changed = true;
         for (ranks, role) in [(enter, Role::Active), (evicted, Role::Evicted), (retired, Role::Retired)] {
             for member in self.members_of(&ranks) {
                 member.role = role;
                 member.ready = false;
             }
         }
+        // Whoever acts upon the decision is to see the membership as it is by then.
+        self.view_changed = true;
+        self.show();
         self.settle(self.ranks(|_| true), self.changes.last, &Ok(self.decision));
         evicted.iter().for_each(|rank| self.abandon(rank));
         evicted.or(&retired).iter().for_each(|rank| self.answer_retired(rank));

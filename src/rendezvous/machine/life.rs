@@ -59,10 +59,10 @@ impl Machine {
         if self.decision.epoch == 0 {
             return;
         }
+        self.actions.push(Action::Show { session, view: Arc::new(self.view()) });
         let (change, outcome) = (self.changes.ended(), Ok(self.decision));
         self.settle_one(session, change, outcome);
         self.actions.push(Action::Seat { session, members: Arc::new(self.roster()) });
-        self.actions.push(Action::Show { session, view: Arc::new(self.view()) });
         let open = self.introductions.waiting.iter().filter(|waiting| waiting.peer == rank);
         let open = open.map(|waiting| Ask::Introduce {
             ticket: waiting.ticket,
