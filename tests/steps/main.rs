@@ -251,6 +251,45 @@ fn newcomers_enter_while_the_others_go_on_and_the_idle_one_holds_nobody_up() {
 }
 
 #[test]
+fn newcomers_form_the_run_where_all_members_have_gone() {
+    let server = server();
+    let mut ranks = start(&server);
+    for rank in ranks.drain(2..) {
+        rank.end().unwrap();
+    }
+    for rank in &ranks {
+        rank.until_complete(&Mask::all(2));
+    }
+    // On standby, and connected with nobody yet: those with whom they were to serve go.
+    let newcomers = [2, 3].map(|rank| {
+        let group = Group::join_blocking(options(rank, server.local_addr())).unwrap();
+        let buffer = EpBuffer::create_blocking(&group, config()).unwrap();
+        (group, buffer)
+    });
+    for rank in ranks {
+        rank.end().unwrap();
+    }
+    let serve = |(group, buffer): &(Group, EpBuffer)| {
+        let mut memory = buffer.dispatch_buffers(Payload::SameAsInput, Layout::RankMajor, 0).unwrap();
+        let began = Instant::now();
+        loop {
+            let step = group.step_blocking().unwrap();
+            let missing = exchange(buffer, &mut memory, step.number).unwrap();
+            if missing.is_empty() && group.active().mask.len() == 2 {
+                return group.active();
+            }
+            assert!(began.elapsed() < PATIENT, "{missing} are missing: {:?}", group.active());
+        }
+    };
+    let active = thread::scope(|scope| {
+        let threads: Vec<_> = newcomers.iter().map(|newcomer| scope.spawn(|| serve(newcomer))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(active[0], active[1]);
+    assert_eq!(active[0].mask, [2, 3].into_iter().collect());
+}
+
+#[test]
 fn a_retired_rank_takes_part_until_the_others_go_on_without_it_and_no_row_is_missed() {
     let server = server();
     let joined: Vec<_> = (0..RANKS)

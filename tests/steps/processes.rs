@@ -3,9 +3,12 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
+use epwire::rendezvous::driver::ServerOptions;
+
 use super::*;
 
-/// Set for the process of a rank: its number, the addresses of the run and the milliseconds that a call may take, with spaces between.
+/// Set for the process of a rank: its number, how many ranks begin, the addresses of the run and the milliseconds that a call may take,
+/// with spaces between.
 const VARIABLE: &str = "EPWIRE_STEPS_RANK";
 /// How long one call of those may take that are to see several end without an outcome.
 const IMPATIENT: Duration = Duration::from_millis(300);
@@ -17,8 +20,8 @@ const IMPATIENT: Duration = Duration::from_millis(300);
 fn a_process() {
     let Ok(words) = std::env::var(VARIABLE) else { return };
     let words: Vec<&str> = words.split(' ').collect();
-    let [rank, servers, patience] = words[..] else { panic!("{words:?}") };
-    let (rank, patience): (u32, u64) = (rank.parse().unwrap(), patience.parse().unwrap());
+    let [rank, initial, servers, patience] = words[..] else { panic!("{words:?}") };
+    let [rank, initial, patience] = [rank, initial, patience].map(|number| number.parse::<u32>().unwrap());
     // SAFETY: a plain system call. The kernel kills this process when the test dies.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let ends = Arc::new(AtomicBool::new(false));
@@ -30,11 +33,13 @@ fn a_process() {
         }
     });
     let options = GroupOptions::new(rank, RANKS, servers)
-        .host_server(rank == 0 && !servers.contains(','))
+        .initial(initial)
+        // Else the test serves it.
+        .host_server(initial == RANKS && rank == 0 && !servers.contains(','))
         .run_id("run")
         .heartbeat(heartbeat())
         .join_deadline(PATIENT)
-        .deadline(Duration::from_millis(patience));
+        .deadline(Duration::from_millis(patience.into()));
     let (mut memory, mut said) = (None, String::new());
     let run = async |group: &Group, buffer: &EpBuffer, step: &Step| {
         let memory = match &mut memory {
@@ -65,10 +70,14 @@ struct Process {
 }
 
 impl Process {
-    fn start(rank: u32, servers: &str, patience: Duration) -> Self {
+    fn start(rank: u32, servers: &str) -> Self {
+        Self::start_with(rank, RANKS, servers, PATIENT)
+    }
+
+    fn start_with(rank: u32, initial: u32, servers: &str, patience: Duration) -> Self {
         let mut program = Command::new(std::env::current_exe().unwrap());
         program.args(["--ignored", "--exact", "--nocapture", "processes::a_process"]);
-        program.env(VARIABLE, format!("{rank} {servers} {}", patience.as_millis()));
+        program.env(VARIABLE, format!("{rank} {initial} {servers} {}", patience.as_millis()));
         program.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = program.spawn().unwrap();
         let (err, said) = (child.stderr.take().unwrap(), Arc::new(Mutex::<Vec<String>>::default()));
@@ -115,8 +124,8 @@ impl Drop for Process {
     }
 }
 
-/// Waits until these run complete steps with each other and nobody else, and all know the same servers, three at least, all of theirs:
-/// then the run can lose any of them.
+/// Waits until these run complete steps with each other and nobody else, and all know the same servers, where they have some three at
+/// least, all of theirs: then the run can lose any of them.
 fn until_all_serve(processes: &mut [&mut Process]) {
     let members: Mask = processes.iter().map(|process| process.rank).collect();
     let began = Instant::now();
@@ -128,7 +137,7 @@ fn until_all_serve(processes: &mut [&mut Process]) {
             [ran, servers, _] => {
                 let lives = servers.split(',').all(|server| listen.contains(&server));
                 let enough = servers.split(',').count() >= 3;
-                ran == members.to_string() && lives && enough
+                ran == members.to_string() && (listen[0].is_empty() || lives && enough)
             }
             _ => false,
         };
@@ -146,13 +155,12 @@ fn until_all_serve(processes: &mut [&mut Process]) {
 #[test]
 fn the_loop_outlives_a_kill_a_fence_an_eviction_and_the_member_that_serves() {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let [mut zero, mut one, mut two, mut three] =
-        [0, 1, 2, 3].map(|rank| Process::start(rank, &address, PATIENT));
+    let [mut zero, mut one, mut two, mut three] = [0, 1, 2, 3].map(|rank| Process::start(rank, &address));
     until_all_serve(&mut [&mut zero, &mut one, &mut two, &mut three]);
 
     // A stopped process fences its rank: its replacement waits for its end.
     three.signal(libc::SIGSTOP);
-    let mut another = Process::start(3, &one.servers(), PATIENT);
+    let mut another = Process::start(3, &one.servers());
     until_all_serve(&mut [&mut zero, &mut one, &mut two]);
     assert!(another.is_running() && another.last().is_none(), "{:?}", another.last());
     three.kill();
@@ -168,14 +176,14 @@ fn the_loop_outlives_a_kill_a_fence_an_eviction_and_the_member_that_serves() {
     // The first server of the run goes, and a newcomer asks those that are left.
     zero.kill();
     until_all_serve(&mut [&mut one, &mut two, &mut three]);
-    let mut zero = Process::start(0, &one.servers(), PATIENT);
+    let mut zero = Process::start(0, &one.servers());
     until_all_serve(&mut [&mut zero, &mut one, &mut two, &mut three]);
 
     // A newcomer whose calls end before a stopped member's lease asks again.
     three.kill();
     until_all_serve(&mut [&mut zero, &mut one, &mut two]);
     two.signal(libc::SIGSTOP);
-    let mut three = Process::start(3, &one.servers(), IMPATIENT);
+    let mut three = Process::start_with(3, RANKS, &one.servers(), IMPATIENT);
     until_all_serve(&mut [&mut zero, &mut one, &mut three]);
     two.signal(libc::SIGCONT);
     let mut all = [zero, one, two, three];
@@ -188,4 +196,22 @@ fn the_loop_outlives_a_kill_a_fence_an_eviction_and_the_member_that_serves() {
         let status = process.child.wait().unwrap();
         assert!(status.success(), "rank {} ends with {status}: {:?}", process.rank, process.last());
     }
+}
+
+#[test]
+fn a_replacement_takes_a_spare_place_while_a_stopped_process_fences_its_own() {
+    let options = ServerOptions { heartbeat: heartbeat(), initial: 3, ..ServerOptions::new("run", RANKS) };
+    let server = Server::bind_blocking("127.0.0.1:0", options).unwrap();
+    let address = server.local_addr().to_string();
+    let start = |rank| Process::start_with(rank, 3, &address, PATIENT);
+    let [mut zero, mut one, mut two] = [0, 1, 2].map(start);
+    until_all_serve(&mut [&mut zero, &mut one, &mut two]);
+
+    two.signal(libc::SIGSTOP);
+    let (mut fenced, mut spare) = (start(2), start(3));
+    until_all_serve(&mut [&mut zero, &mut one, &mut spare]);
+    assert!(fenced.is_running() && fenced.last().is_none(), "{:?}", fenced.last());
+    drop(fenced);
+    two.signal(libc::SIGCONT);
+    until_all_serve(&mut [&mut zero, &mut one, &mut two, &mut spare]);
 }
