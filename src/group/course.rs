@@ -13,6 +13,7 @@ use super::account::Account;
 use super::change::{Change, Progress};
 use super::experts::Experts;
 use super::follower::Follower;
+use super::health::few_epochs_left;
 use super::meetings::Meetings;
 use super::survey::{Question, Survey};
 use crate::error::Result;
@@ -194,6 +195,9 @@ impl Course {
             (change, took)
         };
         self.sight.in_effect(decision, &change.entered, &change.left, took);
+        if let Some(left) = few_epochs_left(decision.epoch) {
+            self.sight.runs_out(decision.epoch, left);
+        }
         let unheld = Mask::all(MAX_WORLD).minus(&change.members);
         let experts = |follower: Arc<dyn Follower>| Experts {
             lost: follower.experts(&change.left),

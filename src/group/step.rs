@@ -150,15 +150,6 @@ impl Group {
 
     async fn apply(&self, decision: Decision) -> Result<(), Error> {
         let course = self.inner.course.clone();
-        aside("begin a step", self.rank(), move || course.apply(&decision)).await?;
-        #[cfg(feature = "tracing")]
-        if let Some(left) = super::health::few_epochs_left(decision.epoch) {
-            tracing::warn!(
-                epoch = decision.epoch,
-                left,
-                "90 % of all epochs are used: restart the run before the last"
-            );
-        }
-        Ok(())
+        aside("begin a step", self.rank(), move || course.apply(&decision)).await
     }
 }
