@@ -84,12 +84,9 @@ impl Machine {
                     self.begin_change(now)
                 }
             };
-            match self.advance(now, change) {
-                Some(change) => {
-                    self.changes.running = Some(change);
-                    return;
-                }
-                None => {}
+            if let Some(change) = self.advance(now, change) {
+                self.changes.running = Some(change);
+                return;
             }
         }
     }
