@@ -10,10 +10,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::broadcast;
 
 use super::account::Account;
-use super::change::{Change, Progress};
+use super::change::{Change, Progress, few_epochs_left};
 use super::experts::Experts;
 use super::follower::Follower;
-use super::health::few_epochs_left;
 use super::meetings::Meetings;
 use super::survey::{Question, Survey};
 use crate::error::Result;
