@@ -65,10 +65,17 @@ fn who_begins_steps_beyond_its_promise_is_found_out_and_removed() {
             leaver.leave_blocking().unwrap();
         });
         let others = [first, second].map(|group| scope.spawn(move || together(group)));
-        let ended = serve(hasty, |_, _| {
-            // Once it is decided with which step the next membership begins, it goes beyond that.
-            if hasty.membership().due.is_some() && !ahead.swap(true, Ordering::Relaxed) {
+        let ended = serve(hasty, |step, _| {
+            // Once it is decided with which step the next membership begins, it goes beyond that. It waits for that outside `step`, in
+            // which it would come into effect at once.
+            if step.number == 3 {
+                let began = Instant::now();
+                while hasty.membership().due.is_none() {
+                    assert!(began.elapsed() < PATIENT, "{:?}", hasty.membership());
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 hasty.inner.course.run_ahead(5);
+                ahead.store(true, Ordering::Relaxed);
             }
             false
         });
