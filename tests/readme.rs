@@ -161,6 +161,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     (".ci/run", "is CI"),
     (".ci/run rust_lints rust_tests", "is part of CI"),
     (".ci/run chaos_loaded", "is part of CI"),
+    (".ci/run histories", "is part of CI"),
+    ("EPWIRE_CASES=10000 .ci/run histories", "takes minutes; CI plays 500 of each"),
     (
         "EPWIRE_CASES=10 EPWIRE_SEED=500 .ci/run chaos_loaded",
         "takes minutes; CI has it run a case of each scenario",
