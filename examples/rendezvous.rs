@@ -28,6 +28,9 @@ struct Args {
     /// Ranks of the run.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     world: u32,
+    /// Ranks with which the run begins, those below this number; the others are places to grow into. All of them unless given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    initial: Option<u32>,
     /// Where to listen, port 0: at a free one.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:29500")]
     bind: String,
@@ -60,6 +63,7 @@ fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
         token: Token::from_env()?,
         state: Some(args.state),
         heartbeat,
+        initial: args.initial.unwrap_or(args.world),
         ..ServerOptions::new(args.run_id, args.world)
     };
     serve::serve(&args.bind, options)

@@ -98,8 +98,9 @@
 //! | message | level | other fields | |
 //! |---|---|---|---|
 //! | `change proposed` | `DEBUG` | `change` | the group asks how far this member has come |
-//! | `change due` | `INFO` | `change`, `epoch`, `step`, `members` | it is decided |
+//! | `change due` | `INFO` | `change`, `epoch`, `step`, `members`, `ready`, `preparing` | it is decided, and leaves these newcomers waiting |
 //! | `change in effect` | `INFO` | `epoch`, `step`, `members`, `entered`, `left`, `seconds` | [`Group::step`] has put it into effect |
+//! | `90 % of all epochs are used` | `WARN` | `epoch`, `left` | with each change from then on: so many more are possible, start the run again before the last |
 //! | `change aborted` | `WARN` | `change`, `error` | the membership stays as it is |
 //! | `lost the rendezvous server` | `WARN` | `address`, `detail`, `is_final` | the connection is gone; if final, for good |
 //! | `reached the rendezvous server again` | `INFO` | `leader`, `address`, `seconds` | after so long |

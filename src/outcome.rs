@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::error::Result;
+use crate::ffi::Buffer;
 use crate::mask::Mask;
 use crate::sys;
 
@@ -13,6 +15,10 @@ pub struct Outcome {
     pub missing: Mask,
     /// The first peer given up, with every variable of that wait.
     pub record: Option<ErrorRecord>,
+    /// Of a degraded operation: the active peers that this rank had given up in this epoch by the time it looked at the outcome,
+    /// [`Membership::suspects`](crate::Membership::suspects). Those of `missing` that are not among them take part in the next
+    /// operation again.
+    pub suspects: Mask,
 }
 
 impl Outcome {
@@ -21,16 +27,27 @@ impl Outcome {
         self.missing.is_empty()
     }
 
-    /// Whether a member was given up, as far as the record tells: then the group has reason to look who is still there, which
-    /// [`Group::step`](crate::Group::step) sees to by itself. Rows that are missing without that, because a peer gave an operation up
+    /// Whether a member was given up: then the group has reason to look who is still there, which
+    /// [`Group::step`](crate::Group::step) sees to by itself. Rows that are missing without a suspect, because a peer gave an operation up
     /// or sent rows of another kind, are no reason for a change of membership: the next operation has all peers again.
     pub fn needs_recovery(&self) -> bool {
-        let cause = self.record.as_ref().map(|record| record.cause);
-        !self.is_complete() && !matches!(cause, Some(Cause::Partial | Cause::Format))
+        !self.is_complete() && !self.suspects.is_empty()
     }
 
-    pub(crate) fn from_c(outcome: &sys::epw_outcome) -> Self {
-        Self { missing: Mask::from_words(outcome.missing.bits), record: ErrorRecord::from_c(&outcome.record) }
+    /// Of an operation that has ended on this buffer.
+    pub(crate) fn of(buffer: &Buffer, outcome: &sys::epw_outcome) -> Result<Self> {
+        let missing = Mask::from_words(outcome.missing.bits);
+        let record = ErrorRecord::from_c(&outcome.record);
+        let suspects = match missing.is_empty() {
+            true => Mask::EMPTY,
+            false => {
+                let now = buffer.membership()?;
+                // A membership that has begun since has cleared them.
+                let since = record.as_ref().is_some_and(|record| record.epoch != now.epoch);
+                if since { Mask::EMPTY } else { Mask::from_words(now.suspects.bits) }
+            }
+        };
+        Ok(Self { missing, record, suspects })
     }
 }
 
@@ -60,7 +77,8 @@ pub enum Cause {
     Suspected,
     /// Its rows or answers are of another kind (payload, sideband, weights, combine mode) than this rank's.
     Format,
-    /// It answered fewer rows than it was sent.
+    /// It answered fewer rows than it was sent: it gave the operation up, and takes part in the next one. No evidence that it fails,
+    /// and no reason for a change of membership.
     Partial,
     /// GPU buffers, no peer's fault: a routing id was out of range or repeated within its token, and counted as "not routed".
     /// [`ErrorRecord::routing`] says which.
@@ -190,18 +208,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_that_are_missing_without_a_suspect_are_no_reason_for_a_change() {
-        let outcome = |cause| {
-            let mut c = crate::ffi::empty_outcome();
-            c.missing.bits[0] = 2;
-            c.record.cause = cause;
-            c.record.phase = sys::EPW_PHASE_COMBINE_RECEIVE;
-            Outcome::from_c(&c)
-        };
-        assert!(outcome(sys::EPW_CAUSE_TIMEOUT).needs_recovery());
-        assert!(outcome(sys::EPW_CAUSE_DROPPED).needs_recovery());
-        assert!(!outcome(sys::EPW_CAUSE_PARTIAL).needs_recovery());
-        assert!(!outcome(sys::EPW_CAUSE_FORMAT).needs_recovery());
+    fn only_a_degraded_outcome_with_a_suspect_is_a_reason_for_a_change() {
+        let [nobody, one, two] = [Mask::EMPTY, Mask::all(1), Mask::all(2)];
+        let outcome = |missing, suspects| Outcome { missing, record: None, suspects };
+        assert!(outcome(two, one).needs_recovery());
+        assert!(!outcome(two, nobody).needs_recovery());
+        assert!(!outcome(nobody, one).needs_recovery(), "of another lane");
         assert!(!Outcome::default().needs_recovery());
     }
 }

@@ -531,10 +531,15 @@ fn survivors_agree_and_a_replacement_is_admitted() {
 
     let newcomer = Group::join_blocking(options(2, 3, server.local_addr())).unwrap();
     assert!(newcomer.is_standby());
-    let entered = std::thread::spawn(move || (newcomer.step_blocking(), newcomer));
+    let entered = std::thread::spawn(move || {
+        let first = newcomer.step_blocking();
+        let seen = newcomer.watch().borrow().states[2];
+        (first, seen, newcomer)
+    });
     let both = changed(&groups);
     assert_eq!(both, ("0-2".to_owned(), 3));
-    let (first, newcomer) = entered.join().unwrap();
+    let (first, seen, newcomer) = entered.join().unwrap();
+    assert_eq!(seen, RankState::Alive {}, "as soon as it begins a step");
     assert_eq!(first.unwrap().change.map(|change| change.members), Some(Mask::all(3)));
     assert!(!newcomer.is_standby());
     groups.push(newcomer);
@@ -607,7 +612,7 @@ fn of_two_members_none_is_outvoted_until_somebody_reports_its_death() {
     assert_eq!(missing.to_string(), "1");
     assert_eq!(group.step_blocking().unwrap().number, 1, "steps go on");
     let of = group.roster().iter().find(|identity| identity.rank == 1).unwrap().member;
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(group.report_death(1, of));
+    group.report_death_blocking(1, of).unwrap();
     assert_eq!(changed(std::slice::from_ref(&group)), ("0".to_owned(), 2));
     let seen: Vec<_> = std::iter::from_fn(|| changes.try_recv().ok()).collect();
     let [.., Progress::Proposed { .. }, Progress::Due { epoch: 2, .. }, Progress::InEffect { change, .. }] =
@@ -658,8 +663,11 @@ fn any_member_can_name_the_present_member_of_a_rank() {
         std::thread::sleep(SECOND / 100);
     }
     assert_eq!(named(&next, 1), groups[1].member_id());
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(groups[0].report_death(2, named(&groups[0], 2)));
+    groups[0].report_death_blocking(2, former.member_id()).unwrap();
+    assert_eq!(next.membership().states[2], RankState::Standby {}, "it was another one's death");
+    let refused = groups[0].report_death_blocking(3, next.member_id()).unwrap_err();
+    assert!(matches!(refused, BootstrapError::Invalid { .. }), "{refused}");
+    groups[0].report_death_blocking(2, named(&groups[0], 2)).unwrap();
     while groups[1].membership().states[2] != (RankState::Dead {}) {
         assert!(began.elapsed() < 5 * SECOND, "{:?}", groups[1].membership());
         std::thread::sleep(SECOND / 100);

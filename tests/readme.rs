@@ -42,9 +42,15 @@ fn the_quick_start_is_the_example_of_the_crate() {
 }
 
 #[test]
-fn the_admission_of_a_replacement_is_what_chaos_runs() {
-    let shown = concat!("\n```rust,no_run\n", include_str!("steps/serve.rs"), "```\n");
-    assert!(README.contains(shown), "put tests/steps/serve.rs into the README");
+fn the_serving_loop_is_what_the_tests_of_steps_run_and_short() {
+    let code = include_str!("steps/serve.rs");
+    assert!(
+        README.contains(&format!("\n```rust,no_run\n{code}```\n")),
+        "put tests/steps/serve.rs into the README"
+    );
+    let begins = code.find("\n/// ").expect("a documented function");
+    let lines = code[begins..].trim().lines().count();
+    assert!(lines <= 40, "{lines} lines for membership");
 }
 
 #[test]
@@ -155,6 +161,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     (".ci/run", "is CI"),
     (".ci/run rust_lints rust_tests", "is part of CI"),
     (".ci/run chaos_loaded", "is part of CI"),
+    (".ci/run histories", "is part of CI"),
+    ("EPWIRE_CASES=10000 .ci/run histories", "takes minutes; CI plays 500 of each"),
     (
         "EPWIRE_CASES=10 EPWIRE_SEED=500 .ci/run chaos_loaded",
         "takes minutes; CI has it run a case of each scenario",

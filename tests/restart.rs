@@ -9,6 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use epwire::group::{Group, GroupOptions};
+use epwire::rendezvous::BootstrapError;
 use epwire::rendezvous::driver::Heartbeat;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -38,7 +39,11 @@ struct Server {
 
 impl Server {
     fn start(program: &Path, state: &Path, world: u32, bind: &str) -> Self {
-        let mut child = command(program, state, world, bind).stdout(Stdio::piped()).spawn().unwrap();
+        Self::launch(command(program, state, world, bind))
+    }
+
+    fn launch(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         out.read_line(&mut line).unwrap();
@@ -66,10 +71,14 @@ fn command(program: &Path, state: &Path, world: u32, bind: &str) -> Command {
     command
 }
 
-fn join(rank: u32, world: u32, server: &str) -> Group {
+fn options(rank: u32, world: u32, server: &str) -> GroupOptions {
     let heartbeat = Heartbeat { interval: SECOND / 10, lease: SECOND, handshake: SECOND };
     let options = GroupOptions::new(rank, world, server).run_id("run").join_deadline(10 * SECOND);
-    Group::join_blocking(options.deadline(10 * SECOND).heartbeat(heartbeat)).unwrap()
+    options.deadline(10 * SECOND).heartbeat(heartbeat)
+}
+
+fn join(rank: u32, world: u32, server: &str) -> Group {
+    Group::join_blocking(options(rank, world, server)).unwrap()
 }
 
 fn all<T: Send>(groups: &[Group], operation: impl Fn(&Group) -> T + Sync) -> Vec<T> {
@@ -114,6 +123,43 @@ fn members_step_on_while_the_server_is_killed_and_change_once_it_is_back() {
     all(&groups, |group| {
         while group.active().mask.to_string() != "0-1" {
             assert!(began.elapsed() < 2 * SECOND, "{:?}", group.active());
+            group.step_blocking().unwrap();
+            std::thread::sleep(SECOND / 500);
+        }
+    });
+}
+
+#[test]
+fn a_run_that_begins_with_fewer_ranks_than_its_world_grows_by_it() {
+    let (program, folder) = (example::build("rendezvous"), Folder::new("initial"));
+    let state = folder.0.join("state");
+    let start = |bind: &str, initial: u32| {
+        let mut command = command(&program, &state, 3, bind);
+        command.args(["--initial", &initial.to_string()]);
+        command
+    };
+    let mut server = Server::launch(start("127.0.0.1:0", 1));
+    let address = server.address.clone();
+    let first = Group::join_blocking(options(0, 3, &address).initial(1)).unwrap();
+    assert_eq!(first.step_blocking().unwrap().number, 1, "it waits for nobody");
+    let refused = Group::join_blocking(options(1, 3, &address)).unwrap_err();
+    assert!(
+        matches!(&refused, BootstrapError::Mismatch { field, .. } if field == "initial ranks"),
+        "{refused}"
+    );
+
+    server.kill();
+    let refused = start(&address, 2).output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(1) && said.contains("initial ranks"), "{said}");
+    let _server = Server::launch(start(&address, 1));
+    let second = Group::join_blocking(options(1, 3, &address).initial(1)).unwrap();
+    assert!(second.is_standby());
+    let began = Instant::now();
+    all(&[first, second], |group| {
+        group.step_blocking().unwrap();
+        while group.active().mask.to_string() != "0-1" {
+            assert!(began.elapsed() < 5 * SECOND, "{:?}", group.active());
             group.step_blocking().unwrap();
             std::thread::sleep(SECOND / 500);
         }

@@ -127,6 +127,27 @@ fn calls_are_answered_though_the_server_changes_meanwhile() {
     assert_eq!(groups[0].store().add_blocking("n", 0).unwrap(), counted);
 }
 
+/// It is told to whoever serves the run next, however long nobody does.
+#[test]
+fn a_death_that_is_reported_while_nobody_serves_the_run_is_known_once_somebody_does() {
+    let (_, mut groups) = formed(4);
+    settle(&groups);
+    let (of, reporter) = (groups[3].member_id(), groups[1].clone());
+    let began = Instant::now();
+    drop(groups.remove(0));
+    while reporter.membership().outage.is_none() {
+        assert!(began.elapsed() < SECOND, "rank 1 does not notice that rank 0 has gone");
+        std::thread::yield_now();
+    }
+    reporter.report_death_blocking(3, of).unwrap();
+    while reporter.membership().states[3] != (RankState::Dead {}) {
+        assert!(began.elapsed() < 3 * SECOND, "{:?}", reporter.membership());
+        std::thread::sleep(SECOND / 200);
+    }
+    drop(groups.pop());
+    steps_until(&groups, "1-2", 2 * SECOND);
+}
+
 /// One after the other is replaced, so that in the end nobody is left of those who began.
 #[test]
 fn a_run_outlives_all_who_began_it() {

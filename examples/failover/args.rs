@@ -39,6 +39,9 @@ pub struct Story {
     /// memory, gpu-memory.
     #[arg(long, value_name = "LIMITS", default_value_t = Limits::default())]
     pub within: Limits,
+    /// What half of the times of each kind must keep where there are three or more; as above, of which memory means nothing here.
+    #[arg(long, value_name = "LIMITS", default_value_t = Limits::default())]
+    pub half_within: Limits,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

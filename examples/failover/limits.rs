@@ -68,20 +68,28 @@ pub struct Judgement {
 }
 
 impl Judgement {
-    /// The longest of these times, if there are any.
+    /// The longest of these times, if there are any; and of three or more that which half of them do not exceed. Limits in
+    /// milliseconds.
     pub fn times(
         &mut self,
         what: &str,
         times: impl Iterator<Item = Duration>,
-        limit: Duration,
+        limit: u32,
+        half_limit: u32,
     ) -> crate::Result<()> {
-        let Some(longest) = times.max() else { return Ok(()) };
-        self.figure(
-            what,
-            longest > limit,
-            &format!("{} ms", ms(longest)),
-            &format!("{} ms", limit.as_millis()),
-        )
+        let mut times: Vec<_> = times.collect();
+        times.sort();
+        let Some(longest) = times.last() else { return Ok(()) };
+        self.time(&format!("{what}, at most"), *longest, limit)?;
+        if times.len() < 3 {
+            return Ok(());
+        }
+        self.time(&format!("{what}, half of the times"), times[(times.len() - 1) / 2], half_limit)
+    }
+
+    fn time(&mut self, what: &str, time: Duration, limit: u32) -> crate::Result<()> {
+        let beyond = time > Duration::from_millis(limit.into());
+        self.figure(what, beyond, &format!("{} ms", ms(time)), &format!("{limit} ms"))
     }
 
     /// What memory in use has grown by; it may have shrunk.
@@ -91,7 +99,7 @@ impl Judgement {
     }
 
     fn figure(&mut self, what: &str, beyond: bool, figure: &str, limit: &str) -> crate::Result<()> {
-        print(&format!("{what:<66}{figure:>12}, limit {limit}"))?;
+        print(&format!("{what:<74}{figure:>12}, limit {limit}"))?;
         if beyond {
             self.beyond.push(format!("{what}: {figure}, limit {limit}"));
         }
@@ -103,6 +111,27 @@ impl Judgement {
         if self.beyond.is_empty() {
             return Ok(());
         }
-        Err(format!("beyond what --within permits: {}", self.beyond.join("; ")).into())
+        Err(format!("beyond what --within and --half-within permit: {}", self.beyond.join("; ")).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(times: &[u64]) -> Vec<String> {
+        let mut judgement = Judgement::default();
+        let times = times.iter().map(|ms| Duration::from_millis(*ms));
+        judgement.times("agreed", times, 400, 100).expect("it can print");
+        judgement.beyond
+    }
+
+    #[test]
+    fn the_longest_time_and_half_of_three_have_limits_of_their_own() {
+        assert!(judged(&[]).is_empty());
+        assert!(judged(&[5, 300, 90]).is_empty());
+        assert!(judged(&[300, 350]).is_empty(), "too few to speak of half of them");
+        assert_eq!(judged(&[300, 5, 110]), ["agreed, half of the times: 110.0 ms, limit 100 ms"]);
+        assert_eq!(judged(&[5, 401, 5]), ["agreed, at most: 401.0 ms, limit 400 ms"]);
     }
 }

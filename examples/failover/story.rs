@@ -62,17 +62,23 @@ pub fn run(args: &Story) -> Result<()> {
 
 /// Holds the figures against their limits.
 fn judge(args: &Story, losses: &[Loss], stops: &[Stop], growth: &Growth) -> Result<()> {
-    let (limits, limit) = (args.within, |ms: u32| Duration::from_millis(ms.into()));
+    let (limits, half) = (args.within, args.half_within);
     let mut judgement = Judgement::default();
-    for (led, whose, kill, stop) in [
-        (false, "a rank", limits.kill, limits.stop),
-        (true, "the rank that serves", limits.leader, limits.stopped_leader),
+    for (led, whose, [kill, half_kill], [stop, half_stop]) in [
+        (false, "a rank", [limits.kill, half.kill], [limits.stop, half.stop]),
+        (
+            true,
+            "the rank that serves",
+            [limits.leader, half.leader],
+            [limits.stopped_leader, half.stopped_leader],
+        ),
     ] {
         let killed = losses.iter().filter(|loss| loss.led == led).map(|loss| loss.gone.agreed);
-        judgement.times(&format!("from the kill of {whose} until agreed, at most"), killed, limit(kill))?;
+        judgement.times(&format!("from the kill of {whose} until agreed"), killed, kill, half_kill)?;
         let stopped = stops.iter().filter(|stop| stop.led == led);
         let late = stopped.map(|stop| stop.agreed.saturating_sub(heartbeat().lease));
-        judgement.times(&format!("from the lease of {whose} stopped until agreed"), late, limit(stop))?;
+        let what = format!("from the lease of {whose} stopped until agreed");
+        judgement.times(&what, late, stop, half_stop)?;
     }
     let Growth { rank, kills, resident, gpu } = growth;
     let during = format!("in the last {kills} kills");

@@ -80,7 +80,8 @@ impl Completion {
     /// How it ended, `None` if it has not run yet. Copies some hundred bytes from the GPU, which takes microseconds, or as
     /// long as copies that the program has enqueued before keep its copy engine busy; at most the deadline.
     pub fn outcome(&self) -> Result<Option<Outcome>> {
-        Ok(self.inner.ffi.outcome(self.handle)?.map(|outcome| Outcome::from_c(&outcome)))
+        let ffi = &self.inner.ffi;
+        ffi.outcome(self.handle)?.map(|outcome| Outcome::of(ffi, &outcome)).transpose()
     }
 
     fn late(&self, timeout: Duration) -> Error {

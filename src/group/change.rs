@@ -3,6 +3,7 @@
 use super::experts::Experts;
 use crate::mask::Mask;
 use crate::rendezvous::BootstrapError;
+use crate::rendezvous::machine::MAX_EPOCH;
 use crate::rendezvous::wire::Standby;
 
 /// A step of the group, which the caller runs now.
@@ -72,4 +73,9 @@ pub enum Progress {
         /// [`BootstrapError::OutOfOrder`] where this member had no connection at the time.
         error: BootstrapError,
     },
+}
+
+/// How many epochs there are after this one, once nine of ten are used.
+pub(super) fn few_epochs_left(epoch: u32) -> Option<u32> {
+    (u64::from(epoch) * 10 >= u64::from(MAX_EPOCH) * 9).then(|| MAX_EPOCH.saturating_sub(epoch))
 }

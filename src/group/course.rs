@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::broadcast;
 
 use super::account::Account;
-use super::change::{Change, Progress};
+use super::change::{Change, Progress, few_epochs_left};
 use super::experts::Experts;
 use super::follower::Follower;
 use super::meetings::Meetings;
@@ -194,6 +194,9 @@ impl Course {
             (change, took)
         };
         self.sight.in_effect(decision, &change.entered, &change.left, took);
+        if let Some(left) = few_epochs_left(decision.epoch) {
+            self.sight.runs_out(decision.epoch, left);
+        }
         let unheld = Mask::all(MAX_WORLD).minus(&change.members);
         let experts = |follower: Arc<dyn Follower>| Experts {
             lost: follower.experts(&change.left),

@@ -4,11 +4,11 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
+use super::change::few_epochs_left;
 use super::member::Group;
 use super::membership::{Membership, Role};
 use crate::mask::Mask;
 use crate::rendezvous::RankState;
-use crate::rendezvous::machine::MAX_EPOCH;
 use crate::rendezvous::wire::Standby;
 
 /// How a member is, from [`Group::health`], for a load balancer or an operator.
@@ -190,11 +190,6 @@ impl Health {
     }
 }
 
-/// How many there are, once nine of ten are used.
-pub(super) fn few_epochs_left(epoch: u32) -> Option<u32> {
-    (u64::from(epoch) * 10 >= u64::from(MAX_EPOCH) * 9).then(|| MAX_EPOCH.saturating_sub(epoch))
-}
-
 impl Reason {
     fn is_given(&self) -> bool {
         match self {
@@ -283,6 +278,7 @@ impl fmt::Display for Health {
 mod tests {
     use super::*;
     use crate::rendezvous::Decision;
+    use crate::rendezvous::machine::MAX_EPOCH;
 
     fn membership(role: Role, members: &[u32]) -> Membership {
         let current = Decision { mask: members.iter().copied().collect(), epoch: 2, step: 90 };

@@ -83,10 +83,21 @@ impl Group {
     /// Says that the process of a member has ended, for launchers and operators who know, where no kernel has told the group: its
     /// host has lost power, say. The member is removed, and its rank may be taken by a replacement; windows that the former
     /// process still has mapped are refused to that all the same ([`Error::Fenced`](crate::Error::Fenced)). `member` is its
-    /// [id](Group::member_id), from the [roster](Group::roster), which every member keeps up to date, or a log; nothing happens if the rank has another member by now.
-    /// Any member may say so.
-    pub async fn report_death(&self, rank: u32, member: u128) {
-        self.inner.client.tell(Notice::Ended { rank, member }).await;
+    /// [id](Group::member_id), from the [roster](Group::roster), which every member keeps up to date, or a log; nothing happens, and
+    /// it is no error, if the rank has another member by now. Any member may say so. Returns once the group knows it, also where another
+    /// member has to be elected to serve the run first; the change that removes the member comes by itself.
+    ///
+    /// Errors: [`BootstrapError::Invalid`] for a rank past the world; those that all operations of a group have, within its deadline:
+    /// the group may know of the death all the same, and it does no harm to report it again.
+    pub async fn report_death(&self, rank: u32, member: u128) -> Result<(), BootstrapError> {
+        const OP: &str = "report a death";
+        self.check_rank(OP, rank)?;
+        self.inner.client.call(OP, Request::ReportDeath { rank, member }, self.deadline).await.map(|_| ())
+    }
+
+    /// [`Group::report_death`] for a plain thread.
+    pub fn report_death_blocking(&self, rank: u32, member: u128) -> Result<(), BootstrapError> {
+        block_on("report a death", self.report_death(rank, member))
     }
 
     /// Takes a member out of the group, this one or another, and returns when that is decided: all take part up to the step with
@@ -99,11 +110,7 @@ impl Group {
     /// deadline of the group, for instance because a member begins no steps: it may still come.
     pub async fn retire(&self, rank: u32) -> Result<(), BootstrapError> {
         const OP: &str = "retire a rank";
-        let world = self.world();
-        if rank >= world {
-            let (op, field, reason) = (OP.to_owned(), "rank".to_owned(), format!("ranks are below {world}"));
-            return Err(BootstrapError::Invalid { op, field, value: rank.to_string(), reason });
-        }
+        self.check_rank(OP, rank)?;
         self.inner.client.call(OP, Request::Retire { rank }, self.deadline).await.map(|_| ())
     }
 
@@ -132,17 +139,17 @@ impl Group {
         self.inner.course.follow(follower);
     }
 
+    fn check_rank(&self, op: &str, rank: u32) -> Result<(), BootstrapError> {
+        let world = self.world();
+        if rank < world {
+            return Ok(());
+        }
+        let (op, field, reason) = (op.to_owned(), "rank".to_owned(), format!("ranks are below {world}"));
+        Err(BootstrapError::Invalid { op, field, value: rank.to_string(), reason })
+    }
+
     async fn apply(&self, decision: Decision) -> Result<(), Error> {
         let course = self.inner.course.clone();
-        aside("begin a step", self.rank(), move || course.apply(&decision)).await?;
-        #[cfg(feature = "tracing")]
-        if let Some(left) = super::health::few_epochs_left(decision.epoch) {
-            tracing::warn!(
-                epoch = decision.epoch,
-                left,
-                "90 % of all epochs are used: restart the run before the last"
-            );
-        }
-        Ok(())
+        aside("begin a step", self.rank(), move || course.apply(&decision)).await
     }
 }

@@ -65,10 +65,17 @@ fn who_begins_steps_beyond_its_promise_is_found_out_and_removed() {
             leaver.leave_blocking().unwrap();
         });
         let others = [first, second].map(|group| scope.spawn(move || together(group)));
-        let ended = serve(hasty, |_, _| {
-            // Once it is decided with which step the next membership begins, it goes beyond that.
-            if hasty.membership().due.is_some() && !ahead.swap(true, Ordering::Relaxed) {
+        let ended = serve(hasty, |step, _| {
+            // Once it is decided with which step the next membership begins, it goes beyond that. It waits for that outside `step`, in
+            // which it would come into effect at once.
+            if step.number == 3 {
+                let began = Instant::now();
+                while hasty.membership().due.is_none() {
+                    assert!(began.elapsed() < PATIENT, "{:?}", hasty.membership());
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 hasty.inner.course.run_ahead(5);
+                ahead.store(true, Ordering::Relaxed);
             }
             false
         });
@@ -77,4 +84,55 @@ fn who_begins_steps_beyond_its_promise_is_found_out_and_removed() {
         others.into_iter().for_each(|other| other.join().unwrap().unwrap());
     });
     assert!(ahead.into_inner());
+}
+
+/// Nine tenths of the epochs take years: only the library itself gets there in a test.
+#[cfg(feature = "tracing")]
+#[test]
+fn each_change_of_the_last_tenth_of_all_epochs_says_how_many_are_left() {
+    use std::sync::{Arc, Mutex};
+
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+
+    use super::course::Course;
+    use crate::rendezvous::driver::Heartbeat;
+    use crate::rendezvous::machine::MAX_EPOCH;
+    use crate::rendezvous::wire::Decision;
+
+    #[derive(Clone, Default)]
+    struct Events(Arc<Mutex<Vec<String>>>);
+    struct Words<'a>(&'a mut String);
+
+    impl Visit for Words<'_> {
+        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+            *self.0 += &format!(" {}={value:?}", field.name());
+        }
+    }
+    impl tracing::Subscriber for Events {
+        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+            *metadata.level() == tracing::Level::WARN
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &tracing::Event<'_>) {
+            let mut words = String::new();
+            event.record(&mut Words(&mut words));
+            self.0.lock().unwrap().push(words);
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    let (course, events) = (Course::new(3, 0, Heartbeat::default()), Events::default());
+    tracing::subscriber::with_default(events.clone(), || {
+        for epoch in [MAX_EPOCH / 10 * 9, MAX_EPOCH - 7] {
+            course.apply(&Decision { mask: Mask::all(4), epoch, step: 5 }).unwrap();
+        }
+    });
+    let told = format!(" message=90 % of all epochs are used rank=3 epoch={} left=7", MAX_EPOCH - 7);
+    assert_eq!(*events.0.lock().unwrap(), [told]);
 }

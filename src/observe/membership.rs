@@ -144,6 +144,12 @@ impl Sight {
         }
     }
 
+    /// A change has come into effect after which few are possible.
+    pub(crate) fn runs_out(&self, epoch: u32, left: u32) {
+        #[cfg(feature = "tracing")]
+        tracing::warn!(rank = self.rank, epoch, left, "90 % of all epochs are used");
+    }
+
     /// A server serves this member, after this outage if there was one.
     pub(crate) fn reached(&self, host: Option<&Host>, address: &str, another: bool, after: Option<&Outage>) {
         #[cfg(feature = "tracing")]

@@ -116,6 +116,10 @@ impl Machine {
                 self.introduce(now, (call, rank), peer, blobs, deadline);
             }
             (Request::Retire { rank: retired }, Some(_)) => self.retire(call, retired),
+            (Request::ReportDeath { rank, member }, Some(_)) => {
+                self.answer(call, Ok(Reply::Done {}));
+                self.ended(rank, member);
+            }
             (Request::Abort { change }, Some(rank)) => self.call_off(now, call, rank, change),
             (Request::Leave {}, Some(rank)) => {
                 self.answer(call, Ok(Reply::Done {}));

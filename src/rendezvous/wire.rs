@@ -155,6 +155,13 @@ pub enum Request {
         /// Its rank.
         rank: u32,
     },
+    /// The process of a member has ended, as somebody who knows says. Another member by that rank is let be.
+    ReportDeath {
+        /// Its rank.
+        rank: u32,
+        /// The member.
+        member: u128,
+    },
     /// A change of membership that is under way is to come to nothing.
     Abort {
         /// Its number.
@@ -195,6 +202,7 @@ wire!(enum Request {
     8 => Resume { standby },
     9 => Retire { rank },
     10 => Abort { change },
+    11 => ReportDeath { rank, member },
 });
 
 /// How a rank stands, seen from the rendezvous server.
@@ -356,7 +364,7 @@ pub enum Notice {
         /// The peers.
         peers: Mask,
     },
-    /// The process of a member has ended, as somebody who can see it says.
+    /// The process of a member has ended, as this one's kernel says. It is told again and again, as nobody waits for an answer.
     Ended {
         /// Its rank.
         rank: u32,

@@ -6,6 +6,7 @@
 
 mod events;
 mod fenced;
+mod suspects;
 mod wakers;
 
 use std::future::{Future, poll_fn};

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[cfg(feature = "succession")]
+mod processes;
 /// What the README shows, to the letter: tests/readme.rs compares them.
 #[allow(unreachable_pub, reason = "it is written for a library")]
 mod serve;
@@ -74,7 +76,7 @@ impl Rank {
             let (ends, ran) = (Arc::clone(&ends), Arc::clone(&ran));
             move || {
                 let mut memory = None;
-                let mut run = async |buffer: &EpBuffer, step: &Step| {
+                let mut run = async |_: &Group, buffer: &EpBuffer, step: &Step| {
                     let memory = match &mut memory {
                         Some(memory) => memory,
                         None => memory.insert(buffer.dispatch_buffers(
@@ -95,7 +97,7 @@ impl Rank {
                     });
                     Ok(!ends.load(Ordering::Relaxed))
                 };
-                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
                 runtime.block_on(serve(options(rank, server), config(), &mut run))
             }
         });
@@ -246,6 +248,45 @@ fn newcomers_enter_while_the_others_go_on_and_the_idle_one_holds_nobody_up() {
     for ran in ran[..2].iter().flatten().filter(|ran| ran.epoch > 2) {
         assert!(ran.missing.is_empty() && ran.took < DEADLINE / 2, "{ran:?}");
     }
+}
+
+#[test]
+fn newcomers_form_the_run_where_all_members_have_gone() {
+    let server = server();
+    let mut ranks = start(&server);
+    for rank in ranks.drain(2..) {
+        rank.end().unwrap();
+    }
+    for rank in &ranks {
+        rank.until_complete(&Mask::all(2));
+    }
+    // On standby, and connected with nobody yet: those with whom they were to serve go.
+    let newcomers = [2, 3].map(|rank| {
+        let group = Group::join_blocking(options(rank, server.local_addr())).unwrap();
+        let buffer = EpBuffer::create_blocking(&group, config()).unwrap();
+        (group, buffer)
+    });
+    for rank in ranks {
+        rank.end().unwrap();
+    }
+    let serve = |(group, buffer): &(Group, EpBuffer)| {
+        let mut memory = buffer.dispatch_buffers(Payload::SameAsInput, Layout::RankMajor, 0).unwrap();
+        let began = Instant::now();
+        loop {
+            let step = group.step_blocking().unwrap();
+            let missing = exchange(buffer, &mut memory, step.number).unwrap();
+            if missing.is_empty() && group.active().mask.len() == 2 {
+                return group.active();
+            }
+            assert!(began.elapsed() < PATIENT, "{missing} are missing: {:?}", group.active());
+        }
+    };
+    let active = thread::scope(|scope| {
+        let threads: Vec<_> = newcomers.iter().map(|newcomer| scope.spawn(|| serve(newcomer))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(active[0], active[1]);
+    assert_eq!(active[0].mask, [2, 3].into_iter().collect());
 }
 
 #[test]

@@ -400,11 +400,22 @@ impl Desk {
         }
     }
 
+    /// Puts the newest view in front of what is said next, where it may still wait until there is nothing to say.
+    fn show_before(&self, session: SessionId) {
+        let Some(client) = self.clients.get(&session) else { return };
+        if let Some(view) = client.outlet.view.send_replace(None) {
+            client.outlet.say(Frame::Changed { view });
+        }
+    }
+
     fn carry_out(&mut self, action: Action) {
         let (session, frame) = match action {
             Action::Answer { call: Call { session, id }, result } => (session, Frame::Answer { id, result }),
             Action::Ask { session, ask } => (session, Frame::Ask { ask }),
             Action::Settle { session, change, outcome, retired, waiting } => {
+                if outcome.is_ok() {
+                    self.show_before(session);
+                }
                 (session, Frame::Settled { change, outcome, retired, waiting })
             }
             Action::Seat { session, members } => (session, Frame::Seated { members }),
@@ -447,7 +458,7 @@ mod tests {
     use crate::mask::Mask;
     use crate::rendezvous::machine::Settings;
     use crate::rendezvous::wire::{
-        Identity, Join, PROTOCOL_VERSION, RankState, Reply, Request, Round, RoundKind,
+        Ask, Identity, Join, Notice, PROTOCOL_VERSION, RankState, Reply, Request, Round, RoundKind,
     };
 
     const MINUTE: Duration = Duration::from_secs(60);
@@ -552,6 +563,57 @@ mod tests {
             }
         });
         assert_eq!(silent.await, Ok(RankState::Suspect {}));
+    }
+
+    /// A view may wait as long as there is something else to say: not where that is a decision.
+    #[tokio::test(start_paused = true)]
+    async fn a_newcomer_sees_the_membership_that_admits_it_before_it_hears_of_it() {
+        let (hub, mut served) = hub();
+        let mut stays = connect(&hub, &mut served, 0).await;
+        let mut goes = connect(&hub, &mut served, 1).await;
+        ask(&mut stays, 1, join(0, 1)).await;
+        ask(&mut goes, 1, join(1, 2)).await;
+        answer(&mut stays, 1).await;
+        answer(&mut goes, 1).await;
+        drop(goes);
+        let mut newcomer = connect(&hub, &mut served, 2).await;
+        ask(&mut newcomer, 1, join(1, 3)).await;
+        write_frame(&mut newcomer, &Frame::Notice { notice: Notice::Ready {} }).await.unwrap();
+        let serve = async {
+            loop {
+                let notice = match read_frame(&mut stays, OPEN_LIMIT).await.unwrap() {
+                    Frame::Ask { ask: Ask::Promise { change, .. } } => Notice::Promise { change, step: 1 },
+                    Frame::Ask { ask: Ask::Introduce { ticket, .. } } => {
+                        Notice::Introduced { ticket, result: Ok(Vec::new()) }
+                    }
+                    _ => continue,
+                };
+                write_frame(&mut stays, &Frame::Notice { notice }).await.unwrap();
+            }
+        };
+        let admitted = async {
+            let mut seen = None;
+            loop {
+                match read_frame(&mut newcomer, OPEN_LIMIT).await.unwrap() {
+                    Frame::Ask { ask: Ask::Meet { peers } } => {
+                        let notice = Notice::Met { peers };
+                        write_frame(&mut newcomer, &Frame::Notice { notice }).await.unwrap();
+                    }
+                    Frame::Changed { view } => seen = Some(view.states[1]),
+                    Frame::Settled { outcome: Ok(decision), .. }
+                        if decision.mask.contains(1) && decision.epoch > 1 =>
+                    {
+                        return seen;
+                    }
+                    _ => {}
+                }
+            }
+        };
+        let seen = tokio::select! {
+            seen = timeout(MINUTE, admitted) => seen,
+            () = serve => unreachable!("it goes on"),
+        };
+        assert_eq!(seen, Ok(Some(RankState::Alive {})));
     }
 
     /// Rank 0 waits in a barrier and dies. That its connection has closed waits for the hub behind the call of rank 1 that

@@ -36,6 +36,7 @@ impl Ledger {
         for (field, found, wanted) in [
             ("run id", found.run_id.clone(), settings.run_id),
             ("world", found.world.to_string(), settings.world.to_string()),
+            ("initial ranks", found.initial.to_string(), settings.initial.to_string()),
         ] {
             if found != wanted {
                 let op = format!("go on with the run in {}", path.display());

@@ -1,36 +1,73 @@
 //! Which servers vote.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use crate::rendezvous::log::{MAX_VOTERS, Voter};
 use crate::rendezvous::wire::{Identity, Listener};
 
-/// Those who should: an odd number, as an even one survives no more losses; who votes already and is there; on different hosts
-/// where there are. `own`: the leader, unless it leaves. `members`: those that are heard of, with their servers.
+/// Those who should: an odd number, as an even one survives no more losses; spread evenly over the hosts that there are, so that the loss
+/// of one costs as few as can be; and apart from that who votes already and is there. `own`: the leader, unless it leaves. `members`:
+/// those that are heard of, with their servers.
 pub(super) fn choose(voters: &[Voter], own: Option<&Voter>, members: &[(Identity, Listener)]) -> Vec<Voter> {
     let is_own = |listener: &Listener| own.is_some_and(|own| own.id == listener.id);
     let votes = |listener: &Listener| voters.iter().any(|voter| voter.id == listener.id);
-    let (there, rest): (Vec<_>, Vec<_>) =
-        members.iter().filter(|(_, listener)| !is_own(listener)).partition(|(_, listener)| votes(listener));
-    let available = usize::from(own.is_some()) + there.len() + rest.len();
-    let most = available.min(MAX_VOTERS);
+    let own_host = members.iter().find(|(_, listener)| is_own(listener)).map(|(identity, _)| &*identity.host);
+    let (mut chosen, mut rest): (Vec<_>, Vec<_>) = members
+        .iter()
+        .filter(|(_, listener)| !is_own(listener))
+        .map(|(identity, listener)| Candidate { host: &identity.host, listener })
+        .partition(|candidate| votes(candidate.listener));
+    let leading = usize::from(own.is_some());
+    let most = (leading + chosen.len() + rest.len()).min(MAX_VOTERS);
     let size = if most % 2 == 0 { most.saturating_sub(1) } else { most };
-    let own_host = members.iter().find(|(_, listener)| is_own(listener)).map(|(identity, _)| &identity.host);
-    let mut hosts: BTreeSet<&String> = own_host.into_iter().collect();
-    let mut chosen: Vec<Voter> = own.cloned().into_iter().collect();
-    let voter = |listener: &Listener| Voter { id: listener.id, address: listener.address.clone() };
-    for (identity, listener) in there.into_iter().take(size.saturating_sub(chosen.len())) {
-        hosts.insert(&identity.host);
-        chosen.push(voter(listener));
+    let size = size.saturating_sub(leading); // beside the leader
+    rest.splice(0..0, chosen.drain(chosen.len().min(size)..));
+    while chosen.len() < size
+        && let Some(at) = on_the_emptiest_host(&rest, &Spread::of(own_host, &chosen))
+    {
+        chosen.push(rest.remove(at));
     }
-    let mut rest = rest;
-    while chosen.len() < size && !rest.is_empty() {
-        let elsewhere = rest.iter().position(|(identity, _)| !hosts.contains(&identity.host));
-        let (identity, listener) = rest.remove(elsewhere.unwrap_or(0));
-        hosts.insert(&identity.host);
-        chosen.push(voter(listener));
+    // Who votes gives way only where that makes the hosts more even: each exchange does, so this ends.
+    loop {
+        let spread = Spread::of(own_host, &chosen);
+        let Some(enters) = on_the_emptiest_host(&rest, &spread) else { break };
+        let fullest = (0..chosen.len()).max_by_key(|at| spread.on(chosen[*at].host));
+        let Some(goes) = fullest.filter(|at| spread.on(chosen[*at].host) >= spread.on(rest[enters].host) + 2)
+        else {
+            break;
+        };
+        std::mem::swap(&mut chosen[goes], &mut rest[enters]);
     }
-    chosen
+    let voter = |it: &Candidate<'_>| Voter { id: it.listener.id, address: it.listener.address.clone() };
+    own.cloned().into_iter().chain(chosen.iter().map(voter)).collect()
+}
+
+/// A server that can vote, and where it runs.
+struct Candidate<'a> {
+    host: &'a str,
+    listener: &'a Listener,
+}
+
+/// How many voters each host has.
+struct Spread<'a>(BTreeMap<&'a str, usize>);
+
+impl<'a> Spread<'a> {
+    fn of(own: Option<&'a str>, chosen: &[Candidate<'a>]) -> Self {
+        let mut counts = BTreeMap::new();
+        for host in own.into_iter().chain(chosen.iter().map(|candidate| candidate.host)) {
+            *counts.entry(host).or_default() += 1;
+        }
+        Self(counts)
+    }
+
+    fn on(&self, host: &str) -> usize {
+        self.0.get(host).copied().unwrap_or(0)
+    }
+}
+
+/// The first of those whose hosts have fewest voters.
+fn on_the_emptiest_host(rest: &[Candidate<'_>], spread: &Spread<'_>) -> Option<usize> {
+    (0..rest.len()).min_by_key(|at| spread.on(rest[*at].host))
 }
 
 #[cfg(test)]
@@ -70,9 +107,57 @@ mod tests {
         }
     }
 
+    /// How many vote on each host, in the order of hosts.
+    fn spread(chosen: &[u128], members: &[(Identity, Listener)]) -> Vec<usize> {
+        let mut counts = BTreeMap::<&str, usize>::new();
+        for (identity, listener) in members {
+            *counts.entry(&identity.host).or_default() += usize::from(chosen.contains(&listener.id));
+        }
+        counts.into_values().collect()
+    }
+
+    fn sorted(mut ids: Vec<u128>) -> Vec<u128> {
+        ids.sort_unstable();
+        ids
+    }
+
     #[test]
-    fn other_hosts_come_first() {
-        assert_eq!(chosen(&[0], Some(0), &members(&["a", "a", "a", "b", "b", "c"])), [0, 3, 5, 1, 2]);
+    fn other_hosts_come_first_and_none_has_more_than_it_must() {
+        let cases: [(&[&str], &[u128]); 4] = [
+            (&["a", "a", "a", "b", "b", "c"], &[0, 3, 5, 1, 4]),
+            (&["a", "a", "a", "a", "b", "b"], &[0, 4, 1, 5, 2]),
+            (&["a", "a", "a", "a", "a", "b"], &[0, 5, 1, 2, 3]),
+            (&["a", "a", "b", "c"], &[0, 2, 3]),
+        ];
+        for (hosts, expected) in cases {
+            assert_eq!(chosen(&[0], Some(0), &members(hosts)), expected, "{hosts:?}");
+        }
+    }
+
+    #[test]
+    fn the_loss_of_one_of_three_hosts_leaves_a_majority_whoever_voted_before() {
+        let all = members(&["a", "a", "a", "a", "a", "b", "b", "c"]);
+        for leader in 0..8 {
+            for second in 0..8 {
+                let now = sorted(chosen(&[leader, second, 1, 2, 3], Some(leader), &all));
+                let mut counts = spread(&now, &all);
+                counts.sort_unstable();
+                assert_eq!(counts, [1, 2, 2], "{now:?}");
+                assert_eq!(sorted(chosen(&now, Some(leader), &all)), now, "it stays so");
+            }
+        }
+    }
+
+    #[test]
+    fn who_votes_and_does_not_lead_gives_way_to_a_host_that_has_none() {
+        let one_host = members(&["a", "a", "a", "a"]);
+        assert_eq!(chosen(&[0, 1, 2], Some(2), &one_host), [2, 0, 1]);
+        // Somebody of another host comes: it gets one of the three of the first.
+        let two_hosts = members(&["a", "a", "a", "a", "b"]);
+        assert_eq!(spread(&chosen(&[0, 1, 2], Some(2), &two_hosts[..3]), &two_hosts), [3, 0]);
+        let there: Vec<_> = two_hosts.iter().filter(|(identity, _)| identity.rank != 3).cloned().collect();
+        let now = chosen(&[0, 1, 2], Some(2), &there);
+        assert_eq!((now[0], spread(&now, &there)), (2, vec![2, 1]));
     }
 
     #[test]

@@ -60,11 +60,7 @@ impl Machine {
                 }
             }
             Notice::Doubt { .. } => {}
-            Notice::Ended { rank, member } => {
-                if self.seat(rank).is_some_and(|seated| seated.identity.member == member) {
-                    self.bury(rank);
-                }
-            }
+            Notice::Ended { rank, member } => self.ended(rank, member),
             Notice::Met { peers } => self.have_met(rank, &peers),
             Notice::Introduced { ticket, result } => self.introduced(rank, ticket, result),
         }
@@ -88,12 +84,9 @@ impl Machine {
                     self.begin_change(now)
                 }
             };
-            match self.advance(now, change) {
-                Some(change) => {
-                    self.changes.running = Some(change);
-                    return;
-                }
-                None => self.view_changed = true,
+            if let Some(change) = self.advance(now, change) {
+                self.changes.running = Some(change);
+                return;
             }
         }
     }
@@ -320,13 +313,15 @@ impl Machine {
         self.taken = self.taken.or(&enter);
         self.changes.retired = retired.or(&still);
         self.changes.doubts.clear();
-        self.view_changed = true;
         for (ranks, role) in [(enter, Role::Active), (evicted, Role::Evicted), (retired, Role::Retired)] {
             for member in self.members_of(&ranks) {
                 member.role = role;
                 member.ready = false;
             }
         }
+        // Whoever acts upon the decision is to see the membership as it is by then.
+        self.view_changed = true;
+        self.show();
         self.settle(self.ranks(|_| true), self.changes.last, &Ok(self.decision));
         evicted.iter().for_each(|rank| self.abandon(rank));
         evicted.or(&retired).iter().for_each(|rank| self.answer_retired(rank));

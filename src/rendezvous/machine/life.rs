@@ -59,10 +59,10 @@ impl Machine {
         if self.decision.epoch == 0 {
             return;
         }
+        self.actions.push(Action::Show { session, view: Arc::new(self.view()) });
         let (change, outcome) = (self.changes.ended(), Ok(self.decision));
         self.settle_one(session, change, outcome);
         self.actions.push(Action::Seat { session, members: Arc::new(self.roster()) });
-        self.actions.push(Action::Show { session, view: Arc::new(self.view()) });
         let open = self.introductions.waiting.iter().filter(|waiting| waiting.peer == rank);
         let open = open.map(|waiting| Ask::Introduce {
             ticket: waiting.ticket,
@@ -80,6 +80,13 @@ impl Machine {
         {
             member.role = Role::Standby;
             self.view_changed = true;
+        }
+    }
+
+    /// The process of a member has ended, as somebody says who can see it. Nothing happens if the rank has another one.
+    pub(super) fn ended(&mut self, rank: u32, member: u128) {
+        if self.seat(rank).is_some_and(|seated| seated.identity.member == member) {
+            self.bury(rank);
         }
     }
 

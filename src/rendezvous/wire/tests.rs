@@ -53,6 +53,7 @@ fn request() -> impl Strategy<Value = Request> {
     let change = prop_oneof![
         any::<u64>().prop_map(|change| Request::Abort { change }),
         any::<u32>().prop_map(|rank| Request::Retire { rank }),
+        (any::<u32>(), any::<u128>()).prop_map(|(rank, member)| Request::ReportDeath { rank, member }),
     ];
     prop_oneof![join, round, introduce, change, Just(Request::Leave {}), set, add, get]
 }

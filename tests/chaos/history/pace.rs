@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::crew::Crew;
 use super::plan::Served;
-use crate::noise::deadline;
+use crate::noise::{self, deadline};
 use crate::wire::Setup;
 
 const MEMBERS: u32 = 3;
@@ -44,6 +44,13 @@ pub(crate) fn a_newcomer_costs_no_more_than_twice_what_an_unrelated_process_does
             beside_newcomers.len(),
             beside_others.len()
         );
+        // Percentiles of many steps do not see the one that waits for a newcomer: that lasts a deadline, or until an accusation is settled.
+        let (longest, other) = (longest(&beside_newcomers), longest(&beside_others));
+        let bound = (deadline() / 2).max(2 * other) + 4 * noise::worst();
+        eprintln!(
+            "chaos: the longest step beside a newcomer took {longest:?}, beside an unrelated process {other:?}"
+        );
+        assert!(longest < bound, "a step beside a newcomer took {longest:?}, more than {bound:?}");
         if newcomers.iter().zip(others).all(|(newcomer, other)| *newcomer <= 2 * other) {
             return;
         }
@@ -77,6 +84,10 @@ fn turn(crew: &mut Crew, epoch: u32, newcomers: &mut Vec<u64>, others: &mut Vec<
     crew.disturb(MEMBERS);
     others.extend(crew.times().into_iter().map(|(_, took)| took));
     epoch
+}
+
+fn longest(samples: &[u64]) -> Duration {
+    Duration::from_micros(samples.iter().copied().max().unwrap_or(0))
 }
 
 fn percentiles(samples: &mut [u64]) -> [u64; 3] {

@@ -1,6 +1,6 @@
 //! Whole histories of a run: the server's machine and each member's [`Pace`], with messages that take their time, some of them
 //! twice. Members die, leave, stop and go on, links break, devices fail, the network falls into two halves, newcomers come, dawdle
-//! and make the run grow, changes are called off. What must hold is checked in every moment, and
+//! and make the run grow, changes are called off, calls cancelled. What must hold is checked in every moment, and
 //! once nothing goes wrong any more everybody who can has to take part again. The server goes on in another process now and
 //! then, from what was written down: all that happens is a record.
 //!
@@ -28,6 +28,7 @@ fn whatever_happens_steps_stay_apart_and_everybody_comes_together_again() {
         "cut",
         "device failed",
         "twice",
+        "cancelled",
         "aborted",
     ];
     play(60, (&common, 10), |seed| {

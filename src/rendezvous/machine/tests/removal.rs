@@ -208,9 +208,12 @@ fn a_death_that_is_reported_needs_no_quorum() {
     run.pass(20 * SECOND, &[0]);
     run.reply(&[0], &[(0, &[1])]);
     assert_eq!(run.decided().1, 1);
-    run.notice(0, Notice::Ended { rank: 1, member: 7 });
+    let answered = |run: &Run, call| matches!(run.answer(call), Some(Ok(Reply::Done {})));
+    let reported = run.ask(0, Request::ReportDeath { rank: 1, member: 7 });
     assert_eq!(run.state(1), RankState::Suspect {}, "another member");
-    run.notice(0, Notice::Ended { rank: 1, member: 1 });
+    assert!(answered(&run, reported));
+    let reported = run.ask(0, Request::ReportDeath { rank: 1, member: 1 });
+    assert!(answered(&run, reported));
     assert_eq!(run.state(1), RankState::Dead {});
     run.pass(5 * SECOND, &[0]);
     run.reply(&[0], &[]);

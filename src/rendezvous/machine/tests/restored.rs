@@ -88,8 +88,9 @@ impl Chaos {
 
     fn request(&mut self, session: SessionId) -> Request {
         let deadline = self.time();
-        match self.below(14) {
+        match self.below(15) {
             0 => Request::Leave {},
+            14 => Request::ReportDeath { rank: self.below(5) as u32, member: u128::from(self.below(16)) },
             13 => Request::Retire { rank: self.below(5) as u32 },
             12 => Request::Resume { standby: self.below(2) == 0 },
             1..4 => {

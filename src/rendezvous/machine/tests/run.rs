@@ -16,6 +16,8 @@ pub(super) struct Run {
     pub(super) waiting: Standby,
     /// The members of which each session has been told, after it had joined.
     pub(super) rosters: BTreeMap<SessionId, BTreeMap<u32, u128>>,
+    /// The epoch of the view that each session was last shown, if it was.
+    pub(super) shown: BTreeMap<SessionId, u32>,
     pub(super) next_id: u64,
 }
 
@@ -40,6 +42,7 @@ impl Run {
             settled: BTreeMap::new(),
             waiting: Standby::default(),
             rosters: BTreeMap::new(),
+            shown: BTreeMap::new(),
             next_id: 0,
         }
     }
@@ -71,6 +74,13 @@ impl Run {
                 Action::Close { session } => self.closed.push(session),
                 Action::Ask { session, ask } => self.asks.push((session, ask)),
                 Action::Settle { session, outcome, waiting, .. } => {
+                    if let Ok(decision) = &outcome {
+                        let shown = self.shown.get(&session).copied();
+                        assert!(
+                            shown >= Some(decision.epoch),
+                            "{session} was shown {shown:?} before {decision:?}"
+                        );
+                    }
                     self.settled.insert(session, outcome);
                     self.waiting = *waiting;
                 }
@@ -78,7 +88,7 @@ impl Run {
                     let roster = self.rosters.entry(session).or_default();
                     roster.extend(members.iter().map(|identity| (identity.rank, identity.member)));
                 }
-                Action::Show { .. } => {}
+                Action::Show { session, view } => drop(self.shown.insert(session, view.epoch)),
             }
         }
     }

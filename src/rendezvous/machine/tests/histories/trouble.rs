@@ -62,6 +62,8 @@ impl World {
                 let change = self.machine.changes.last;
                 self.tell(session, Heard::Abort(change));
             }
+            // A call of its program is cancelled: it goes on without the rows of that step, and accuses nobody, nor does who misses its own.
+            21 if self.members[at].operating.take().is_some() => self.see("cancelled"),
             _ => {}
         }
     }

@@ -1,0 +1,87 @@
+//! What is a reason for a change of membership: a peer that was given up, whoever is named first.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use epwire::{
+    Cause, Combine, CombineOutput, Dispatch, EpBuffer, EpConfig, Group, HostBuffer, Layout, Mask, Outcome,
+    Payload, TensorMut, TensorRef,
+};
+use half::bf16;
+
+use crate::HIDDEN;
+
+const DEADLINE: Duration = Duration::from_millis(300);
+const IDS: [i32; 3] = [0, 1, 2];
+const WEIGHTS: [f32; 3] = [0.25; 3];
+
+/// What becomes of a rank's operation once it is dispatched.
+#[derive(Clone, Copy, PartialEq)]
+enum Fate {
+    /// Combined.
+    Ends,
+    /// Dropped, as one whose request was cancelled.
+    Dropped,
+    /// Held until the others have ended.
+    Held,
+}
+
+/// What rank 0 of three sees, with a token for each, of operations that end so.
+fn seen(fates: [Fate; 3]) -> Outcome {
+    let ended = Barrier::new(3);
+    let groups = Group::threads(3).unwrap();
+    let rank = |group: &Group, fate: Fate| {
+        let config =
+            EpConfig { deadline: DEADLINE, threads: 1, lanes: 1, ..EpConfig::new(4, HIDDEN as u32, 3, 3) };
+        let buffer = EpBuffer::create_blocking(group, config).unwrap();
+        let x = vec![bf16::ONE; HIDDEN];
+        let mut received = buffer.dispatch_buffers(Payload::SameAsInput, Layout::ExpertMajor, 0).unwrap();
+        let input = Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&IDS, 3));
+        let input = input.weights(TensorRef::new(&WEIGHTS, 3));
+        let dispatched = buffer.dispatch_blocking(input, received.output()).unwrap();
+        assert!(dispatched.outcome().is_complete(), "{:?}", dispatched.outcome());
+        let expert_out: Vec<bf16> =
+            received.rows.chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect();
+        let mut out = HostBuffer::<bf16>::zeroed(HIDDEN);
+        let (mut held, mut outcome) = (None, Outcome::default());
+        match fate {
+            Fate::Ends => {
+                let combine = Combine::new(TensorRef::new(&expert_out, HIDDEN));
+                let output = CombineOutput::new(TensorMut::new(&mut out));
+                outcome = dispatched.combine_blocking(combine, output).unwrap();
+            }
+            Fate::Dropped => drop(dispatched),
+            Fate::Held => held = Some(dispatched),
+        }
+        ended.wait();
+        drop(held);
+        outcome
+    };
+    thread::scope(|scope| {
+        let rank = &rank;
+        let threads: Vec<_> =
+            groups.iter().zip(fates).map(|(group, fate)| scope.spawn(move || rank(group, fate))).collect();
+        let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        outcomes[0].clone()
+    })
+}
+
+#[test]
+fn a_peer_that_drops_its_operation_is_no_reason_for_a_change() {
+    let outcome = seen([Fate::Ends, Fate::Dropped, Fate::Ends]);
+    assert_eq!(outcome.record.as_ref().map(|record| record.cause), Some(Cause::Partial), "{outcome:?}");
+    assert_eq!((outcome.missing, outcome.suspects), ([1].into_iter().collect(), Mask::EMPTY));
+    assert!(!outcome.needs_recovery());
+}
+
+#[test]
+fn a_silent_peer_is_one_though_the_record_names_another_that_is_not() {
+    let outcome = seen([Fate::Ends, Fate::Dropped, Fate::Held]);
+    assert_eq!(outcome.record.as_ref().map(|record| record.cause), Some(Cause::Partial), "{outcome:?}");
+    assert_eq!(
+        (outcome.missing, outcome.suspects),
+        ([1, 2].into_iter().collect(), [2].into_iter().collect())
+    );
+    assert!(outcome.needs_recovery());
+}
