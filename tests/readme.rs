@@ -169,7 +169,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     ("EPWIRE_CASES=200 cargo test --test chaos histories", "takes minutes; `cargo test` runs 40 of them"),
     (".ci/run queues", "is part of CI"),
-    ("EPWIRE_PATHS=queue cargo test --test chaos", "takes minutes; CI has step queues run a case of each scenario"),
+    (
+        "EPWIRE_PATHS=queue cargo test --test chaos",
+        "takes minutes; CI has step queues run a case of each scenario",
+    ),
     ("EPW_TEST_PATH=queue ctest --test-dir build", "step queues runs those tests that heed it"),
     (".ci/run fuzz", "is part of CI"),
     (".ci/run faults", "takes many minutes; the tests themselves are part of CI"),

@@ -438,8 +438,8 @@ enum {
     EPW_CAUSE_FORMAT = 4,     /* its rows have another payload or sideband than this rank's, or weights where
                                  this rank's have none, or it answers in another EPW_COMBINE_* mode */
     EPW_CAUSE_PARTIAL = 5,    /* it answered fewer rows than it was sent: it gave the operation up, and takes
-                                 part    in the next one. No reason for a change of membership: that is a peer among
-                                 epw_membership.suspects */
+                                 part in the next one. No reason for a change of membership: that
+                                 is a peer among epw_membership.suspects */
     EPW_CAUSE_ROUTING = 6,    /* CUDA: not a peer's fault: a routing id was out of range or repeated */
     EPW_CAUSE_HELD = 7,       /* CUDA: not a peer's fault: the lane was not in the state that the replayed
                                  operation needs (held, or not held), which has therefore done nothing */

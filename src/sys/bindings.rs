@@ -750,9 +750,9 @@ pub const EPW_CAUSE_SUSPECTED: u32 = 3;
 /** its rows have another payload or sideband than this rank's, or weights where
 this rank's have none, or it answers in another EPW_COMBINE_* mode*/
 pub const EPW_CAUSE_FORMAT: u32 = 4;
-/** it answered fewer rows than it was sent: it gave the operation up, and takes part
-in the next one. No reason for a change of membership: that is a peer among
-epw_membership.suspects*/
+/** it answered fewer rows than it was sent: it gave the operation up, and takes
+part in the next one. No reason for a change of membership: that
+is a peer among epw_membership.suspects*/
 pub const EPW_CAUSE_PARTIAL: u32 = 5;
 /// CUDA: not a peer's fault: a routing id was out of range or repeated
 pub const EPW_CAUSE_ROUTING: u32 = 6;
