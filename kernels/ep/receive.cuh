@@ -99,7 +99,7 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, Rec
         table[count.n] = value;
         if (count.n + kThreads >= a.experts) break;
         count = Count(a, count.n + kThreads);
-        count.load(a);
+        if (s.rows[count.source] > 0) count.load(a); // nothing waits for those of places that are empty
     }
     if (format != a.format.hash) refuse_peer(o, threadIdx.x);
     __syncthreads();
@@ -113,6 +113,7 @@ __device__ inline void write_counts(const Dispatch &a, const ReceiveShared &s, c
         uint32_t fill = 0;
 #pragma unroll 1
         for (uint32_t source = 0; source < l.ranks; source++) {
+            if (!a.out.ranges && s.rows[source] == 0) continue; // nobody looks at its first row
             uint32_t count = table[source * l.local_experts + e];
             a.lane.arrays.first_row[source * l.local_experts + e] = fill;
             if (a.out.ranges) {

@@ -748,6 +748,7 @@ static void comes(uint32_t gpus) {
     whole_step(&e, &e.rank[2], "before");
     for (uint32_t r = 0; r < 2; r++)
         REQUIRE_OK(epw_buffer_set_active(e.rank[r].buffer, &(epw_mask){{3}}, 2, 0));
+    REQUIRE_OK(epw_buffer_set_active(e.rank[2].buffer, &(epw_mask){{4}}, 2, 0));
     echo_dispatch(&e.rank[0], ECHO_BOTH);
     sleep_ms(20);
     epw_buffer *here = e.rank[0].buffer;

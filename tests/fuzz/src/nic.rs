@@ -50,6 +50,18 @@ struct Region {
     context: *mut c_void,
 }
 
+/// `epw_pair_options`.
+#[repr(C)]
+struct PairOptions {
+    peer: u32,
+    key: u32,
+    depth: u32,
+    memory: *mut u8,
+    polled: bool,
+    broken: *const c_void,
+    context: *mut c_void,
+}
+
 unsafe extern "C" {
     fn epw_fetch(entry: *const u8, number: u32, index: u16, out: *mut Fetched) -> u8;
     fn epw_frame_write(frame: *const Frame, out: *mut u8);
@@ -60,8 +72,12 @@ unsafe extern "C" {
     fn epw_nic_add_link(nic: *mut c_void, fd: c_int, peer: u32, at: Where, link: *mut u64) -> c_int;
     fn epw_nic_link_alive(nic: *mut c_void, link: u64) -> bool;
     fn epw_nic_register(nic: *mut c_void, region: *const Region) -> u32;
-    fn epw_pair_create(nic: *mut c_void, options: *const [u32; 3], at: Where, out: *mut *mut c_void)
-    -> c_int;
+    fn epw_pair_create(
+        nic: *mut c_void,
+        options: *const PairOptions,
+        at: Where,
+        out: *mut *mut c_void,
+    ) -> c_int;
     fn epw_pair_destroy(pair: *mut c_void);
     fn epw_pair_number(pair: *const c_void) -> u32;
     fn epw_pair_connect(pair: *mut c_void, link: u64, remote: u32);
@@ -123,7 +139,16 @@ impl Nic {
             assert_eq!(libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()), 0);
             assert_eq!(epw_nic_open(here(), &raw mut nic), 0);
             let key = epw_nic_register(nic, &raw const region);
-            assert_eq!(epw_pair_create(nic, &[1, key, 16], here(), &raw mut pair), 0);
+            let options = PairOptions {
+                peer: 1,
+                key,
+                depth: 16,
+                memory: null_mut(),
+                polled: false,
+                broken: std::ptr::null(),
+                context: null_mut(),
+            };
+            assert_eq!(epw_pair_create(nic, &raw const options, here(), &raw mut pair), 0);
             assert_eq!(epw_nic_add_link(nic, fds[0], 1, here(), &raw mut link), 0);
             epw_pair_connect(pair, link, 1);
             key
