@@ -520,12 +520,13 @@ void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value) {
 }
 
 #ifdef EPW_CUDA
-void epw_remote_way(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t *marks, epw_gpu_way *out) {
+void epw_remote_ways(const epw_peers *peers, uint32_t peer, epw_gpu_way *out) {
     const epw_remote *remote = peers->remotes[peer];
-    *out = (epw_gpu_way){.queue = remote->ways[lane].queue,
-                         .its = remote->its,
-                         .own = epw_key_of(peers->image_key),
-                         .image = (uint64_t)(uintptr_t)peers->image};
-    out->queue.marks = marks;
+    for (uint32_t lane = 0; lane < peers->lanes; lane++) {
+        out[lane] = (epw_gpu_way){.queue = remote->ways[lane].queue,
+                                  .its = remote->its,
+                                  .own = epw_key_of(peers->image_key),
+                                  .image = (uint64_t)(uintptr_t)peers->image};
+    }
 }
 #endif

@@ -46,7 +46,7 @@ void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring) {
     pthread_mutex_unlock(&peers->gpu->rings_lock);
 }
 
-epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where) {
+epw_status epw_remote_gpu_open(epw_peers *peers, uint32_t depth, epw_where where) {
     epw_peers_gpu *g = peers->gpu;
     pthread_mutex_init(&g->rings_lock, NULL);
     if (!epw_peers_has_queues(peers)) return EPW_OK;
@@ -55,7 +55,8 @@ epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where) {
     epw_status status = epw_cuda_alloc(g->device, ways * sizeof(epw_gpu_way), where, &at);
     if (status != EPW_OK) return status;
     g->ways = at;
-    uint64_t marks = (uint64_t)peers->lanes * peers->ranks * epw_remote_depth(peers);
+    g->depth = depth;
+    uint64_t marks = (uint64_t)peers->lanes * peers->ranks * depth;
     status = epw_cuda_alloc(g->device, marks * sizeof(uint32_t), where, &at);
     if (status == EPW_OK) g->marks = at;
     return status;
@@ -74,23 +75,24 @@ void epw_remote_gpu_close(epw_peers *peers) {
     pthread_mutex_destroy(&g->rings_lock);
 }
 
-epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, bool queued, epw_where where) {
+epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, const epw_gpu_way *ways,
+                                epw_where where) {
     epw_peers_gpu *g = peers->gpu;
     uint64_t bit = UINT64_C(1) << peer;
     uint64_t *known = &g->pinned->queued;
     if (g->ways == NULL) return EPW_OK;
     cudaError_t error = cudaSuccess;
-    for (uint32_t lane = 0; queued && error == cudaSuccess && lane < peers->lanes; lane++) {
-        uint32_t depth = epw_remote_depth(peers);
-        uint32_t *marks = g->marks + ((size_t)lane * peers->ranks + peer) * depth;
+    for (uint32_t lane = 0; ways != NULL && error == cudaSuccess && lane < peers->lanes; lane++) {
+        uint32_t *marks = g->marks + ((size_t)lane * peers->ranks + peer) * g->depth;
         epw_gpu_way *way = &g->pinned->ways[lane][peer];
-        epw_remote_way(peers, lane, peer, marks, way);
-        error = cudaMemsetAsync(marks, 0, depth * sizeof *marks, g->stream);
+        *way = ways[lane];
+        way->queue.marks = marks;
+        error = cudaMemsetAsync(marks, 0, g->depth * sizeof *marks, g->stream);
         if (error == cudaSuccess)
             error = cudaMemcpyAsync(&g->ways[(size_t)lane * EPW_GPU_PEERS + peer], way, sizeof *way,
                                     cudaMemcpyDefault, g->stream);
     }
-    if (queued) {
+    if (ways != NULL) {
         __atomic_fetch_or(known, bit, __ATOMIC_RELAXED);
     } else {
         __atomic_fetch_and(known, ~bit, __ATOMIC_RELAXED);

@@ -304,9 +304,13 @@ void ranks_connect(const rank_links *links, epw_buffer *buffer) {
     ranks_meet(links);
 }
 
-void ranks_path(epw_config *config) {
+int ranks_by_queue(void) {
     const char *path = getenv("EPW_TEST_PATH");
-    if (path == NULL || strcmp(path, "queue") != 0) return;
+    return path != NULL && strcmp(path, "queue") == 0;
+}
+
+void ranks_path(epw_config *config) {
+    if (!ranks_by_queue()) return;
     epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
     options.rank = config->rank;
     REQUIRE_OK(epw_fabric_create(&options, &config->fabric));

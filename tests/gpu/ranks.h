@@ -62,10 +62,11 @@ int ranks_main(rank_body *body, uint32_t ranks, uint32_t processes, char **argv)
  * parent. */
 pid_t ranks_start(const rank_links *links, char **argv);
 
-/* EPW_TEST_PATH=queue: gives the config, with its rank, a fabric, and no path but by queues, so that no GPU
- * maps another one's window. The fabric is to be destroyed after the buffer, or left to the end of the
- * process. */
+/* EPW_TEST_PATH=queue, which ranks_by_queue asks for: gives the config, with its rank, a fabric, and no path
+ * but by queues, so that no GPU maps another one's window. The fabric is to be destroyed after the buffer, or
+ * left to the end of the process. */
 void ranks_path(epw_config *config);
+int ranks_by_queue(void);
 
 /* Around what a thread enqueues first, where ranks share a GPU: threads then do so one after another. Of
  * kernels that they enqueue at the same moment for the first time, the driver (580) now and then holds one
