@@ -207,7 +207,7 @@ impl Device {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EpConfig {
-    /// Tokens per rank and operation at most, up to 65,536.
+    /// Tokens per rank and operation at most, up to 65,536; up to 16,254 with queues.
     pub max_tokens: u32,
     /// Channels of a token, a multiple of 8 (of 128 for FP8), up to 2^24.
     pub hidden: u32,
@@ -260,9 +260,10 @@ pub struct Paths {
     /// The same by CUDA IPC handles.
     pub ipc: bool,
     /// Ranks of any host by queues that a software NIC drains: for those that no other path leads to, or, as the only one,
-    /// instead of the others. With it a GPU's window is pinned host memory, which its kernels reach over the bus. Off by default, for it takes two threads, memory for each peer, and, where the run
-    /// has a token, a TCP port: [`EpBuffer::create`](crate::EpBuffer::create) turns the default on where the members are on
-    /// several hosts. Set it where ranks of other hosts may join later.
+    /// instead of the others. With it a GPU's window is pinned host memory, which its kernels reach over the bus. Off by
+    /// default, for it takes two threads, memory for each peer, and, where the run has a token, a TCP port:
+    /// [`EpBuffer::create`](crate::EpBuffer::create) turns the default on where the members are on several hosts. Set it where
+    /// ranks of other hosts may join later.
     pub queue: bool,
 }
 

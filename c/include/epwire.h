@@ -173,8 +173,8 @@ typedef struct epw_config {
     uint32_t reserved;
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
     epw_fabric *fabric;   /* by which peers behind a queue are reached; of this rank, and outlives the buffer.
-                             NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, a GPU's window is pinned
-                             host memory */
+                             NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, max_tokens is at most
+                             16254, and a GPU's window is pinned host memory */
 } epw_config;
 
 #define EPW_CONFIG_VERSION 1

@@ -13,9 +13,6 @@
 #include <time.h>
 
 enum {
-    /* Room for words beside those of operations: epochs, farewells, beacons, probes and reports of a time in
-     * which the peer takes nothing. */
-    WORD_ENTRIES = 256,
     ALIGNMENT = 64,
     /* Where kernels post by the lanes' queues, the host has one of its own beside them, for words. */
     HOST_WAY = EPW_MAX_LANES,
@@ -210,21 +207,14 @@ static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, 
     return EPW_OK;
 }
 
-/* Of each queue: for what an operation posts, if that is possible. */
 uint32_t epw_remote_depth(const epw_peers *peers) {
-    uint64_t needed = (uint64_t)peers->entries + WORD_ENTRIES;
-    uint32_t depth = EPW_QUEUE_DEPTH_MIN;
-    while (depth < needed && depth < EPW_QUEUE_DEPTH_MAX) depth *= 2;
+    uint32_t needed = peers->entries + EPW_REMOTE_WORDS, depth = EPW_QUEUE_DEPTH_MIN;
+    while (depth < needed) depth *= 2;
     return depth;
 }
 
 static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_remote **out) {
     uint32_t depth = epw_remote_depth(peers);
-    if (depth < (uint64_t)peers->entries + WORD_ENTRIES)
-        return epw_fail(
-            EPW_ERR_LIMIT, where,
-            "an operation posts up to %u entries to a queue, which has %u at most; use fewer tokens",
-            peers->entries, EPW_QUEUE_DEPTH_MAX);
     epw_remote *remote = aligned_alloc(ALIGNMENT, epw_align(sizeof *remote, ALIGNMENT));
     if (remote == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a peer behind a queue");
     *remote = (epw_remote){.peers = peers, .peer = peer};

@@ -12,8 +12,14 @@
 #ifndef EPW_PEER_REMOTE_H
 #define EPW_PEER_REMOTE_H
 
+#include "nic/queue.h"
 #include "peer/peers.h"
 #include "window/blob.h"
+
+/* Entries that the operations under way on a lane post to one peer. Beside them a queue has room for words:
+ * epochs, farewells, beacons, probes and reports of a time in which the peer takes nothing. */
+#define EPW_REMOTE_WORDS       256u
+#define EPW_REMOTE_ENTRIES_MAX (EPW_QUEUE_DEPTH_MAX - EPW_REMOTE_WORDS)
 
 /* Writes what `peer` needs to know, with the floor locked. It says nothing where there is no fabric, or paths
  * exclude queues. */

@@ -202,8 +202,8 @@ Which are used at the same time is not known here, so nothing checks that*/
     /// a peer silent for so long is given up: 1 ms to 1 day
     pub deadline_ns: u64,
     /** by which peers behind a queue are reached; of this rank, and outlives the buffer.
-NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, a GPU's window is pinned
-host memory*/
+NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, max_tokens is at most
+16254, and a GPU's window is pinned host memory*/
     pub fabric: *mut epw_fabric,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]

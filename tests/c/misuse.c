@@ -196,6 +196,11 @@ static void connect_says_what_is_wrong_with_a_blob(void) {
     epw_fabric *fabric;
     config.paths = EPW_PATH_ALL;
     take_path(&config, &fabric);
+    epw_config large = config;
+    large.max_tokens = 16255;
+    if (fabric != NULL)
+        REFUSED(epw_buffer_create(&large, &peer), EPW_ERR_LIMIT, "create", 1, -1,
+                "config.max_tokens 16255 is more than a queue takes, 16254");
     CHECK_OK(epw_buffer_create(&config, &peer));
     CHECK_OK(epw_buffer_export(peer, 0, blob, &length));
     epw_buffer_destroy(peer);

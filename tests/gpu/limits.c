@@ -57,7 +57,7 @@ static void hidden_2_20(uint32_t gpus) {
     steps(config_of(2, 3, 1 << 20, 4, 2), gpus, 2);
 }
 static void tokens_65536(uint32_t gpus) {
-    steps(config_of(2, 65536, 64, 4, 2), gpus, 2);
+    steps(config_of(2, ranks_by_queue() ? 16254 : 65536, 64, 4, 2), gpus, 2); /* a queue takes no more */
 }
 
 /* ---- every 16-bit pattern, as the host quantises it ---- */
