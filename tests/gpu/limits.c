@@ -4,6 +4,7 @@
  * NAME` runs one. Exit code 77, with the reason, where there is no GPU. */
 #include "cases.h"
 #include "echo.h"
+#include "ranks.h"
 
 /* Steps in which each token comes back as it went. */
 static void steps(epw_config config, uint32_t gpus, uint32_t count) {
