@@ -5,6 +5,7 @@
 #include "base/little_endian.h"
 #include "nic/fabric.h"
 #include "nic/queue.h"
+#include "peer/inbox.h"
 #include "peer/remote_gpu.h"
 
 #include <stdlib.h>
@@ -86,10 +87,10 @@ static void arrived(void *context, uint64_t offset, uint64_t value) {
     epw_word_arrived(remote->peers, remote->peer, offset);
 }
 
-/* The peer's own parts of this rank's window. */
+/* The peer's own parts of this rank's window, or inbox. */
 static epw_region region_of(epw_remote *remote) {
     epw_peers *peers = remote->peers;
-    epw_region region = {.base = epw_peers_own(peers),
+    epw_region region = {.base = epw_peers_inbox(peers),
                          .rights = EPW_REGION_WRITE,
                          .count = 1,
                          .stretches = {{epw_line_offset(remote->peer), sizeof(epw_line)}},
@@ -331,6 +332,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     pthread_mutex_lock(&peers->lock);
     epw_status status = ensure(peers, peer, where);
     if (status == EPW_OK) status = open_image(peers, where);
+    if (status == EPW_OK && peers->inbox != NULL) status = epw_inbox_pin(peers, peer, where);
     pthread_mutex_unlock(&peers->lock);
     if (status == EPW_OK) status = epw_fabric_link(peers->fabric, peer, &address, deadline_ns, where, &link);
     if (status != EPW_OK) return status;

@@ -2,19 +2,26 @@
 #include "peer/remote_gpu.h"
 
 #include "device/cuda.h"
+#include "device/memory_limit.h"
+#include "peer/inbox.h"
 
 #ifdef EPW_CUDA
 #include <stdlib.h>
 
+epw_status epw_remote_gpu_unshared(const epw_peers *peers, epw_where where) {
+    return epw_fail(EPW_ERR_NO_PATH, where,
+                    "GPU %d does not share the addresses of host memory, which queues need",
+                    (int)peers->gpu->device);
+}
+
 static epw_status pinned(const epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out) {
     void *host, *device;
-    epw_status status = epw_cuda_host_alloc(peers->gpu->device, bytes, where, &host, &device);
+    epw_status status = epw_memory_limit_check("", "pinned memory for peers behind queues,", bytes, where);
+    if (status == EPW_OK) status = epw_cuda_host_alloc(peers->gpu->device, bytes, where, &host, &device);
     if (status != EPW_OK) return status;
     if (host != device) {
         epw_cuda_host_free(peers->gpu->device, host);
-        return epw_fail(EPW_ERR_NO_PATH, where,
-                        "GPU %d does not share the addresses of host memory, which queues need",
-                        (int)peers->gpu->device);
+        return epw_remote_gpu_unshared(peers, where);
     }
     *out = host;
     return EPW_OK;
@@ -58,6 +65,7 @@ epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where) {
     uint64_t marks = (uint64_t)peers->lanes * peers->ranks * epw_remote_depth(peers);
     status = epw_cuda_alloc(g->device, marks * sizeof(uint32_t), where, &at);
     if (status == EPW_OK) g->marks = at;
+    if (status == EPW_OK) status = epw_inbox_open(peers, where);
     return status;
 }
 
@@ -69,6 +77,7 @@ void epw_remote_gpu_close(epw_peers *peers) {
         memcpy(&g->rings, ring, sizeof ring);
         epw_cuda_host_free(g->device, ring);
     }
+    epw_inbox_close(peers);
     epw_cuda_free(g->device, g->ways);
     epw_cuda_free(g->device, g->marks);
     pthread_mutex_destroy(&g->rings_lock);

@@ -24,6 +24,9 @@ void epw_remote_gpu_broken(epw_peers *peers, uint32_t peer, bool broken);
 
 #ifdef EPW_CUDA
 
+/* The error for a GPU that knows host memory by addresses of its own. */
+epw_status epw_remote_gpu_unshared(const epw_peers *peers, epw_where where);
+
 /* Called by epw_peers_open_gpu and epw_peers_close_gpu. */
 epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where);
 void epw_remote_gpu_close(epw_peers *peers);

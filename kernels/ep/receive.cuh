@@ -18,8 +18,9 @@ struct Share {
     uint32_t block, blocks;
 };
 
+// Where the source has written it.
 __device__ __forceinline__ const unsigned char *slot_of(const Dispatch &a, const Operation &o, uint32_t source, uint32_t row) {
-    return a.lane.window + epw_slot_offset(&a.lane.layout, a.lane.index, source, row);
+    return written_by(o, source) + epw_slot_offset(&a.lane.layout, a.lane.index, source, row);
 }
 
 // So many rows have come, if a source can have sent as many. Returns the format that the first of them names: all blocks look
@@ -75,10 +76,11 @@ __device__ __forceinline__ Received read_entry(const Dispatch &a, const unsigned
 struct Count {
     uint32_t n; // in the order of sources, and of their experts
     uint32_t source, value;
-    const uint32_t *at;
+    const uint32_t *at = nullptr;
 
-    __device__ __forceinline__ Count(const Dispatch &a, uint32_t n) : n(n), source(a.per_rank.divide(n)) {
-        const unsigned char *counts = a.lane.window + epw_expert_counts_offset(&a.lane.layout, a.lane.index, source);
+    __device__ __forceinline__ Count(const Dispatch &a, const Operation &o, uint32_t n) : n(n), source(a.per_rank.divide(n)) {
+        if (n >= a.experts) return;
+        const unsigned char *counts = written_by(o, source) + epw_expert_counts_offset(&a.lane.layout, a.lane.index, source);
         at = reinterpret_cast<const uint32_t *>(counts) + (n - source * a.lane.layout.local_experts);
     }
     __device__ __forceinline__ void load(const Dispatch &a) {
@@ -98,7 +100,7 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, Rec
         }
         table[count.n] = value;
         if (count.n + kThreads >= a.experts) break;
-        count = Count(a, count.n + kThreads);
+        count = Count(a, o, count.n + kThreads);
         if (s.rows[count.source] > 0) count.load(a); // nothing waits for those of places that are empty
     }
     if (format != a.format.hash) refuse_peer(o, threadIdx.x);
@@ -236,7 +238,7 @@ __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned cha
 }
 
 // Brings rows from their slots through shared memory to where the caller wants them: to the list of each local expert, or,
-// rank-major, to one dense array. A team of warps takes a row at a time through a tile of its own and shares the places that it
+// rank-major, to one dense array; and those that came by queues into the window, where whoever goes on with them looks. A team of warps takes a row at a time through a tile of its own and shares the places that it
 // goes to; teams are the larger, the fewer rows a block has.
 struct Spread {
     uint32_t size, teams, team, member; // warps of a team; teams of a block; this warp's
@@ -270,6 +272,11 @@ struct Spread {
     __device__ __forceinline__ uint32_t bytes(const Dispatch &a) const {
         return min(kPieceBytes, a.format.payload_bytes - piece * kPieceBytes);
     }
+    __device__ __forceinline__ bool came_by_queue(const Operation &o) const { return o.queued >> source & 1; }
+    // Rows that lie in the window may be left where they are.
+    __device__ __forceinline__ bool moves(const Dispatch &a, const Operation &o) const {
+        return a.copies_all || came_by_queue(o);
+    }
     __device__ __forceinline__ bool whole(const Dispatch &a) const {
         return a.format.payload_bytes <= kPieceBytes && a.scales_size <= kScaleRoom;
     }
@@ -277,7 +284,7 @@ struct Spread {
     // Begins with the team's first row of this share.
     __device__ __forceinline__ void start(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory,
                                           Share share) {
-        n = share.block + team * share.blocks;
+        n = a.copies_all || o.queued ? share.block + team * share.blocks : 0xffffffffu;
         step = teams * share.blocks;
         find(a, s);
         if (works() && there(a)) load(a, o, s, memory);
@@ -300,7 +307,7 @@ struct Spread {
         row = n - begin;
     }
     __device__ __forceinline__ void load(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory) {
-        if (member != 0 || threadIdx.x % 32 != 0) return;
+        if (member != 0 || threadIdx.x % 32 != 0 || !moves(a, o)) return;
         // What the words guard was acquired by generic loads; the engine reads it now.
         if (uses == 0) ptx::fence_global_before_bulk();
         const unsigned char *slot = slot_of(a, o, source, row);
@@ -322,10 +329,12 @@ struct Spread {
     __device__ void run(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *table, unsigned char *memory) {
         if (!works()) return;
         while (there(a)) {
-            while (!ptx::barrier_try_wait(&s.loaded[team], uses & 1)) {
+            if (moves(a, o)) {
+                while (!ptx::barrier_try_wait(&s.loaded[team], uses & 1)) {
+                }
+                uses++;
+                put(a, o, s, table, tile(a, memory));
             }
-            uses++;
-            put(a, o, s, table, tile(a, memory));
             if (uint64_t(++piece) * kPieceBytes >= a.format.payload_bytes) {
                 n += step;
                 find(a, s);
@@ -346,6 +355,7 @@ struct Spread {
         const epw_layout &l = a.lane.layout;
         const uint32_t laneid = threadIdx.x % 32, all = 0xffffffffu;
         const bool lists = a.in.layout == EPW_EXPERT_MAJOR;
+        if (came_by_queue(o)) land(a, o, tile);
         const epw_slot_header *header = reinterpret_cast<const epw_slot_header *>(tile);
         bool agrees = header->format == a.format.hash && header->token < l.max_tokens, mine = false;
         uint32_t list = 0;
@@ -386,6 +396,29 @@ struct Spread {
             unsigned char *out = static_cast<unsigned char *>(a.out.sideband) + at * a.in.sideband_bytes;
 #pragma unroll 1
             for (uint32_t i = laneid; i < a.in.sideband_bytes; i += 32) out[i] = tile[epw_sideband_offset(&l) + i];
+        }
+    }
+
+    // Puts what has come by a queue where the source would have written it if it were mapped: combine reads the header there, and
+    // of rank-major rows the caller the rest. By the team's first warp.
+    __device__ __noinline__ void land(const Dispatch &a, const Operation &o, const unsigned char *tile) const {
+        if (member != 0) return;
+        const epw_layout &l = a.lane.layout;
+        const uint32_t laneid = threadIdx.x % 32;
+        unsigned char *slot = a.lane.window + epw_slot_offset(&l, a.lane.index, source, row);
+        unsigned char *payload = slot + l.header_bytes;
+        const bool by_rank = a.in.layout == EPW_RANK_MAJOR, whole_row = whole(a);
+        if (laneid == 0) {
+            const uint32_t size = whole_row ? align_16(a.format.payload_bytes + a.scales_size) : bytes(a);
+            if (piece == 0) ptx::bulk_store(slot, tile, a.tiles.header);
+            if (by_rank) ptx::bulk_store(payload + uint64_t(piece) * kPieceBytes, tile + a.tiles.header, size);
+            ptx::bulk_commit();
+        }
+        if (!by_rank || whole_row || piece != 0) return;
+        const unsigned char *scales = slot_of(a, o, source, row) + l.header_bytes + a.format.payload_bytes;
+#pragma unroll 1
+        for (uint32_t i = laneid * 16; i < a.scales_size; i += 32 * 16) {
+            *reinterpret_cast<uint4 *>(payload + a.format.payload_bytes + i) = ptx::load_relaxed_gpu_once(scales + i);
         }
     }
 };
@@ -470,7 +503,7 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
     const bool in_place = !Spreads || a.in.layout == EPW_RANK_MAJOR;
     Share share = {blockIdx.x, gridDim.x};
     ListEntry e(a, share);
-    Count count(a, threadIdx.x);
+    Count count(a, o, threadIdx.x);
     uint32_t format = await_rows(a, o, s, peers & ~uint64_t(o.gone));
     ptx::let_next_begin();
     Spread spread(a, s, share.blocks, Spreads);

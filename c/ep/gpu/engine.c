@@ -307,10 +307,12 @@ static epw_status gpu_fetch_reports(epw_buffer *b, bool *fresh, epw_where where)
 
 /* What is loaded after another word comes from a later copy. */
 static epw_reports gpu_reports(const epw_buffer *b, uint32_t peer) {
-    return (epw_reports){.report = epw_copied_word(&b->peers, 0, peer, EPW_WORD_REPORT),
-                         .epoch_word = epw_copied_word(&b->peers, 0, peer, EPW_WORD_EPOCH),
-                         .last_but_one = epw_copied_word(&b->peers, 1, peer, EPW_WORD_LAST_BUT_ONE),
-                         .last = epw_copied_word(&b->peers, 2, peer, EPW_WORD_LAST)};
+    epw_reports of;
+    of.report = epw_copied_word(&b->peers, 0, peer, EPW_WORD_REPORT);
+    of.epoch_word = epw_copied_word(&b->peers, 0, peer, EPW_WORD_EPOCH);
+    of.last_but_one = epw_copied_word(&b->peers, 1, peer, EPW_WORD_LAST_BUT_ONE);
+    of.last = epw_copied_word(&b->peers, 2, peer, EPW_WORD_LAST);
+    return of;
 }
 
 static epw_mask gpu_suspects(const epw_buffer *b, epw_mask *silent) {

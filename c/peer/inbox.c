@@ -1,0 +1,136 @@
+/* See inbox.h. */
+#include "peer/inbox.h"
+
+#include "device/cuda.h"
+
+#ifdef EPW_CUDA
+#include "device/memory_limit.h"
+#include "peer/remote_gpu.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+/* Memory is taken by so many bytes at a time; the signal words of all peers are in the first of them. */
+#define CHUNK_BYTES UINT64_C(65536)
+_Static_assert(EPW_LINES_OFFSET + EPW_GPU_PEERS * sizeof(epw_line) <= CHUNK_BYTES, "words are in one chunk");
+
+/* Of a chunk. */
+enum { FREE, PINNED, FIRST_PINNED /* of those that were pinned by one call */ };
+
+/* Where the last byte that a peer may write ends. What a user lays out behind that is its own affair. */
+static uint64_t bytes_of(const epw_peers *peers) {
+    uint64_t end = epw_floor_bytes(peers->ranks);
+    for (uint32_t lane = 0; lane < peers->lanes; lane++) {
+        for (uint32_t area = 0; area < EPW_AREAS; area++) {
+            epw_stretch last = peers->user->footprint(peers->user_context, peers->ranks - 1, lane, area);
+            if (last.offset + last.bytes > end) end = last.offset + last.bytes;
+        }
+    }
+    return epw_align(end, CHUNK_BYTES);
+}
+
+/* Shared by no other process, and by no child of a fork, which could write there for its parent; nor does a
+ * fork part the parent's pages from those that the GPU has. */
+epw_status epw_inbox_open(epw_peers *peers, epw_where where) {
+    epw_peers_gpu *g = peers->gpu;
+    uint64_t bytes = bytes_of(peers);
+    void *at = mmap(NULL, bytes, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) return epw_fail_errno(errno, where, "mmap of what peers behind queues write");
+    g->chunks = calloc(bytes / CHUNK_BYTES, sizeof g->chunks[0]);
+    if (g->chunks == NULL || madvise(at, bytes, MADV_DONTFORK) || mprotect(at, bytes, PROT_READ | PROT_WRITE)) {
+        epw_status status = epw_fail_errno(errno, where, "reserving what peers behind queues write");
+        munmap(at, bytes);
+        return status;
+    }
+    g->inbox_bytes = bytes;
+    peers->inbox = at;
+    return EPW_OK;
+}
+
+void epw_inbox_close(epw_peers *peers) {
+    epw_peers_gpu *g = peers->gpu;
+    epw_cuda_scope scope;
+    if (peers->inbox == NULL) {
+        free(g->chunks);
+        return;
+    }
+    if (epw_cuda_enter_relaxed(g->device, (epw_where){"destroy", (int)peers->rank, -1}, &scope) == EPW_OK) {
+        for (uint64_t i = 0; i < g->inbox_bytes / CHUNK_BYTES; i++) {
+            if (g->chunks[i] == FIRST_PINNED) (void)cudaHostUnregister(peers->inbox + i * CHUNK_BYTES);
+        }
+        epw_cuda_leave_relaxed(&scope);
+    }
+    munmap(peers->inbox, g->inbox_bytes);
+    free(g->chunks);
+    peers->inbox = NULL;
+}
+
+/* ---- pinning ---- */
+
+/* In a scope. At the same address for the GPU, which the kernels count on. */
+static epw_status pin(epw_peers *peers, uint64_t first, uint64_t count, epw_where where) {
+    unsigned char *at = peers->inbox + first * CHUNK_BYTES;
+    void *seen = NULL;
+    cudaError_t error = cudaHostRegister(at, count * CHUNK_BYTES, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (error != cudaSuccess)
+        return epw_fail_cuda(error, where, "cudaHostRegister of what a peer behind a queue writes");
+    peers->gpu->chunks[first] = FIRST_PINNED;
+    for (uint64_t i = 1; i < count; i++) peers->gpu->chunks[first + i] = PINNED;
+    error = cudaHostGetDevicePointer(&seen, at, 0);
+    if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaHostGetDevicePointer");
+    return seen == at ? EPW_OK : epw_remote_gpu_unshared(peers, where);
+}
+
+/* Chunks of a stretch that are free: `bytes` grows by what they take, or they are pinned, where it is NULL. */
+static epw_status visit(epw_peers *peers, epw_stretch stretch, uint64_t *bytes, epw_where where) {
+    const unsigned char *chunks = peers->gpu->chunks;
+    uint64_t at = stretch.offset / CHUNK_BYTES, end = (stretch.offset + stretch.bytes - 1) / CHUNK_BYTES + 1;
+    epw_status status = EPW_OK;
+    while (status == EPW_OK && at < end) {
+        uint64_t count = 0;
+        while (at + count < end && chunks[at + count] == FREE) count++;
+        if (count == 0) {
+            at++;
+            continue;
+        }
+        if (bytes != NULL) *bytes += count * CHUNK_BYTES;
+        if (bytes == NULL) status = pin(peers, at, count, where);
+        at += count;
+    }
+    return status;
+}
+
+static epw_status visit_all(epw_peers *peers, uint32_t peer, uint64_t *bytes, epw_where where) {
+    epw_stretch line = {epw_line_offset(peer), sizeof(epw_line)};
+    epw_status status = visit(peers, line, bytes, where);
+    for (uint32_t lane = 0; lane < peers->lanes; lane++) {
+        for (uint32_t area = 0; status == EPW_OK && area < EPW_AREAS; area++) {
+            epw_stretch stretch = peers->user->footprint(peers->user_context, peer, lane, area);
+            status = visit(peers, stretch, bytes, where);
+        }
+    }
+    return status;
+}
+
+epw_status epw_inbox_pin(epw_peers *peers, uint32_t peer, epw_where where) {
+    uint64_t bytes = 0; /* at most: stretches that share a chunk count it each */
+    epw_cuda_scope scope;
+    (void)visit_all(peers, peer, &bytes, where);
+    if (bytes == 0) return EPW_OK;
+    epw_status status = epw_memory_limit_check("", "pinned memory for a peer behind a queue,", bytes, where);
+    if (status == EPW_OK) status = epw_cuda_enter_relaxed(peers->gpu->device, where, &scope);
+    if (status != EPW_OK) return status;
+    status = visit_all(peers, peer, NULL, where);
+    epw_cuda_leave_relaxed(&scope);
+    return status;
+}
+
+#else
+
+epw_status epw_inbox_pin(epw_peers *peers, uint32_t peer, epw_where where) {
+    (void)peers, (void)peer;
+    return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
+}
+
+#endif
