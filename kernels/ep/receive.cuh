@@ -237,6 +237,27 @@ __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned cha
     }
 }
 
+// Puts a piece of a row that has come by a queue, of so many bytes, where the source would have written it if it were mapped:
+// combine reads the header there, and of rank-major rows the caller the rest. By one warp, from the row's tile.
+__device__ __noinline__ inline void land(const Dispatch &a, const Operation &o, uint32_t source, uint32_t row, uint32_t piece,
+                                         uint32_t bytes, const unsigned char *tile) {
+    const epw_layout &l = a.lane.layout;
+    const uint32_t laneid = threadIdx.x % 32;
+    const bool by_rank = a.in.layout == EPW_RANK_MAJOR;
+    unsigned char *slot = a.lane.window + epw_slot_offset(&l, a.lane.index, source, row), *payload = slot + l.header_bytes;
+    if (laneid == 0) {
+        if (piece == 0) ptx::bulk_store(slot, tile, a.tiles.header);
+        if (by_rank) ptx::bulk_store(payload + uint64_t(piece) * kPieceBytes, tile + a.tiles.header, bytes);
+        ptx::bulk_commit();
+    }
+    if (!by_rank || piece != 0 || bytes > a.format.payload_bytes) return; // no scales, or they were in the tile
+    const unsigned char *scales = slot_of(a, o, source, row) + l.header_bytes + a.format.payload_bytes;
+#pragma unroll 1
+    for (uint32_t i = laneid * 16; i < a.scales_size; i += 32 * 16) {
+        *reinterpret_cast<uint4 *>(payload + a.format.payload_bytes + i) = ptx::load_relaxed_gpu_once(scales + i);
+    }
+}
+
 // Brings rows from their slots through shared memory to where the caller wants them: to the list of each local expert, or,
 // rank-major, to one dense array; and those that came by queues into the window, where whoever goes on with them looks. A team of warps takes a row at a time through a tile of its own and shares the places that it
 // goes to; teams are the larger, the fewer rows a block has.
@@ -355,7 +376,10 @@ struct Spread {
         const epw_layout &l = a.lane.layout;
         const uint32_t laneid = threadIdx.x % 32, all = 0xffffffffu;
         const bool lists = a.in.layout == EPW_EXPERT_MAJOR;
-        if (came_by_queue(o)) land(a, o, tile);
+        if (came_by_queue(o) && member == 0) {
+            const uint32_t size = whole(a) ? align_16(a.format.payload_bytes + a.scales_size) : bytes(a);
+            land(a, o, source, row, piece, size, tile);
+        }
         const epw_slot_header *header = reinterpret_cast<const epw_slot_header *>(tile);
         bool agrees = header->format == a.format.hash && header->token < l.max_tokens, mine = false;
         uint32_t list = 0;
@@ -396,29 +420,6 @@ struct Spread {
             unsigned char *out = static_cast<unsigned char *>(a.out.sideband) + at * a.in.sideband_bytes;
 #pragma unroll 1
             for (uint32_t i = laneid; i < a.in.sideband_bytes; i += 32) out[i] = tile[epw_sideband_offset(&l) + i];
-        }
-    }
-
-    // Puts what has come by a queue where the source would have written it if it were mapped: combine reads the header there, and
-    // of rank-major rows the caller the rest. By the team's first warp.
-    __device__ __noinline__ void land(const Dispatch &a, const Operation &o, const unsigned char *tile) const {
-        if (member != 0) return;
-        const epw_layout &l = a.lane.layout;
-        const uint32_t laneid = threadIdx.x % 32;
-        unsigned char *slot = a.lane.window + epw_slot_offset(&l, a.lane.index, source, row);
-        unsigned char *payload = slot + l.header_bytes;
-        const bool by_rank = a.in.layout == EPW_RANK_MAJOR, whole_row = whole(a);
-        if (laneid == 0) {
-            const uint32_t size = whole_row ? align_16(a.format.payload_bytes + a.scales_size) : bytes(a);
-            if (piece == 0) ptx::bulk_store(slot, tile, a.tiles.header);
-            if (by_rank) ptx::bulk_store(payload + uint64_t(piece) * kPieceBytes, tile + a.tiles.header, size);
-            ptx::bulk_commit();
-        }
-        if (!by_rank || whole_row || piece != 0) return;
-        const unsigned char *scales = slot_of(a, o, source, row) + l.header_bytes + a.format.payload_bytes;
-#pragma unroll 1
-        for (uint32_t i = laneid * 16; i < a.scales_size; i += 32 * 16) {
-            *reinterpret_cast<uint4 *>(payload + a.format.payload_bytes + i) = ptx::load_relaxed_gpu_once(scales + i);
         }
     }
 };
