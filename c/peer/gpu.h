@@ -80,7 +80,7 @@ struct epw_peers_gpu {
 
     /* Of peers behind queues; NULL where there can be none. */
     epw_gpu_way *ways; /* [lanes][EPW_GPU_PEERS], in device memory */
-    uint32_t *marks;   /* and of each [epw_remote_depth] */
+    uint32_t *marks;   /* and of each [epw_queue_depth] */
     pthread_mutex_t rings_lock;
     unsigned char *rings; /* that nobody uses, see remote_gpu.c */
     uint64_t inbox_bytes;
@@ -108,10 +108,10 @@ epw_status epw_peers_await_event(const epw_peers *peers, cudaEvent_t event, uint
 /* Reads a word of lane 0 that this rank has posted to itself, within the group's deadline. One at a time. */
 epw_status epw_peers_copy_own_word(const epw_peers *peers, uint32_t word, uint64_t *value, epw_where where);
 
-/* Copies what all mapped peers have written here beside their rows into `pinned->lines`, some times over: what
- * a copy finds is not older than what the one before has found. Waits for them as epw_peers_await_event does;
- * after EPW_PENDING the next call goes on waiting, and *fresh says whether they have begun in this call. One
- * at a time. */
+/* Copies what all mapped peers have written here beside their rows into `pinned->lines`, some times over:
+ * what a copy finds is not older than what the one before has found. Waits for them as epw_peers_await_event
+ * does; after EPW_PENDING the next call goes on waiting, and *fresh says whether they have begun in this
+ * call. One at a time. */
 epw_status epw_peers_copy_lines(const epw_peers *peers, uint64_t timeout_ns, bool *fresh, epw_where where);
 
 /* A word of lane 0 from one of the copies; from the inbox, if it is there: as it is now, an acquire. */

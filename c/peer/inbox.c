@@ -11,34 +11,24 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* Memory is taken by so many bytes at a time; the signal words of all peers are in the first of them. */
-#define CHUNK_BYTES UINT64_C(65536)
+/* The signal words of all peers are in the first of them. */
+#define CHUNK_BYTES EPW_INBOX_CHUNK_BYTES
 _Static_assert(EPW_LINES_OFFSET + EPW_GPU_PEERS * sizeof(epw_line) <= CHUNK_BYTES, "words are in one chunk");
 
 /* Of a chunk. */
 enum { FREE, PINNED, FIRST_PINNED /* of those that were pinned by one call */ };
 
-/* Where the last byte that a peer may write ends. What a user lays out behind that is its own affair. */
-static uint64_t bytes_of(const epw_peers *peers) {
-    uint64_t end = epw_floor_bytes(peers->ranks);
-    for (uint32_t lane = 0; lane < peers->lanes; lane++) {
-        for (uint32_t area = 0; area < EPW_AREAS; area++) {
-            epw_stretch last = peers->user->footprint(peers->user_context, peers->ranks - 1, lane, area);
-            if (last.offset + last.bytes > end) end = last.offset + last.bytes;
-        }
-    }
-    return epw_align(end, CHUNK_BYTES);
-}
-
 /* Shared by no other process, and by no child of a fork, which could write there for its parent; nor does a
  * fork part the parent's pages from those that the GPU has. */
 epw_status epw_inbox_open(epw_peers *peers, epw_where where) {
     epw_peers_gpu *g = peers->gpu;
-    uint64_t bytes = bytes_of(peers);
+    epw_remote_shape shape = epw_peers_shape(peers);
+    uint64_t bytes = epw_inbox_bytes(&shape);
     void *at = mmap(NULL, bytes, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) return epw_fail_errno(errno, where, "mmap of what peers behind queues write");
     g->chunks = calloc(bytes / CHUNK_BYTES, sizeof g->chunks[0]);
-    if (g->chunks == NULL || madvise(at, bytes, MADV_DONTFORK) || mprotect(at, bytes, PROT_READ | PROT_WRITE)) {
+    if (g->chunks == NULL || madvise(at, bytes, MADV_DONTFORK) ||
+        mprotect(at, bytes, PROT_READ | PROT_WRITE)) {
         epw_status status = epw_fail_errno(errno, where, "reserving what peers behind queues write");
         munmap(at, bytes);
         return status;
@@ -72,7 +62,8 @@ void epw_inbox_close(epw_peers *peers) {
 static epw_status pin(epw_peers *peers, uint64_t first, uint64_t count, epw_where where) {
     unsigned char *at = peers->inbox + first * CHUNK_BYTES;
     void *seen = NULL;
-    cudaError_t error = cudaHostRegister(at, count * CHUNK_BYTES, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    cudaError_t error =
+        cudaHostRegister(at, count * CHUNK_BYTES, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (error != cudaSuccess)
         return epw_fail_cuda(error, where, "cudaHostRegister of what a peer behind a queue writes");
     peers->gpu->chunks[first] = FIRST_PINNED;
@@ -82,7 +73,8 @@ static epw_status pin(epw_peers *peers, uint64_t first, uint64_t count, epw_wher
     return seen == at ? EPW_OK : epw_remote_gpu_unshared(peers, where);
 }
 
-/* Chunks of a stretch that are free: `bytes` grows by what they take, or they are pinned, where it is NULL. */
+/* Chunks of a stretch that are free: `bytes` grows by what they take, or they are pinned, where it is NULL.
+ */
 static epw_status visit(epw_peers *peers, epw_stretch stretch, uint64_t *bytes, epw_where where) {
     const unsigned char *chunks = peers->gpu->chunks;
     uint64_t at = stretch.offset / CHUNK_BYTES, end = (stretch.offset + stretch.bytes - 1) / CHUNK_BYTES + 1;

@@ -2,9 +2,9 @@
  * thread of a NIC can store there while kernels wait on all SMs, which no copy to the GPU's memory is sure to
  * do; kernels read it over the bus, each byte once. Mapped peers, and the rank itself, write into the window.
  *
- * Its addresses are reserved when the buffer is created, so that kernels and registered regions may keep them.
- * Memory, and a place among the GPU's addresses, is taken for what a peer may write when it is connected by a
- * queue, and kept to the end: who comes later to the peer's place finds it. */
+ * Its addresses are reserved when the buffer is created, so that kernels and registered regions may keep
+ * them. Memory, and a place among the GPU's addresses, is taken for what a peer may write when it is
+ * connected by a queue, and kept to the end: who comes later to the peer's place finds it. */
 #ifndef EPW_PEER_INBOX_H
 #define EPW_PEER_INBOX_H
 

@@ -10,6 +10,7 @@
 #include "base/bits.h"
 #include "base/status.h"
 #include "nic/region.h"
+#include "peer/sizes.h"
 #include "peer/table.h"
 #include "peer/wait.h"
 #include "window/window.h"
@@ -129,6 +130,11 @@ bool epw_peers_inherited(const epw_peers *peers);
 /* Whether peers may be reached by queues. */
 static inline bool epw_peers_has_queues(const epw_peers *peers) {
     return peers->fabric != NULL && (peers->permitted & EPW_PATH_QUEUE);
+}
+
+static inline epw_remote_shape epw_peers_shape(const epw_peers *peers) {
+    return (epw_remote_shape){peers->ranks, peers->lanes, peers->entries, peers->user->footprint,
+                              peers->user_context};
 }
 
 /* Ends those that are: called by epw_peers_destroy. */

@@ -14,9 +14,6 @@
 #include <time.h>
 
 enum {
-    /* Room for words beside those of operations: epochs, farewells, beacons, probes and reports of a time in
-     * which the peer takes nothing. */
-    WORD_ENTRIES = 256,
     ALIGNMENT = 64,
     /* Where kernels post by the lanes' queues, the host has one of its own beside them, for words. */
     HOST_WAY = EPW_MAX_LANES,
@@ -116,15 +113,15 @@ static uint64_t image_offset(const epw_peers *peers, uint32_t peer, uint32_t lan
                 here = at;
                 *stretch = s;
             }
-            at += epw_align(s.bytes, ALIGNMENT);
+            at += epw_align(s.bytes, EPW_IMAGE_ALIGN);
         }
     }
     return peer * at + here;
 }
 
 static uint64_t image_bytes(const epw_peers *peers) {
-    epw_stretch first;
-    return image_offset(peers, peers->ranks, 0, 0, &first);
+    epw_remote_shape shape = epw_peers_shape(peers);
+    return epw_images_bytes(&shape);
 }
 
 /* One allocation for all peers. On the host pages are taken when they are written. */
@@ -211,17 +208,9 @@ static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, 
     return EPW_OK;
 }
 
-/* Of each queue: for what an operation posts, if that is possible. */
-uint32_t epw_remote_depth(const epw_peers *peers) {
-    uint64_t needed = (uint64_t)peers->entries + WORD_ENTRIES;
-    uint32_t depth = EPW_QUEUE_DEPTH_MIN;
-    while (depth < needed && depth < EPW_QUEUE_DEPTH_MAX) depth *= 2;
-    return depth;
-}
-
 static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_remote **out) {
-    uint32_t depth = epw_remote_depth(peers);
-    if (depth < (uint64_t)peers->entries + WORD_ENTRIES)
+    uint32_t depth = epw_queue_depth(peers->entries);
+    if (depth < (uint64_t)peers->entries + EPW_WORD_ENTRIES)
         return epw_fail(
             EPW_ERR_LIMIT, where,
             "an operation posts up to %u entries to a queue, which has %u at most; use fewer tokens",

@@ -53,17 +53,24 @@ void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring) {
     pthread_mutex_unlock(&peers->gpu->rings_lock);
 }
 
+uint64_t epw_remote_gpu_ways_bytes(uint32_t lanes) {
+    return (uint64_t)lanes * EPW_GPU_PEERS * sizeof(epw_gpu_way);
+}
+
+uint64_t epw_remote_gpu_marks_bytes(uint32_t lanes, uint32_t ranks, uint32_t entries) {
+    return (uint64_t)lanes * ranks * epw_queue_depth(entries) * sizeof(uint32_t);
+}
+
 epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where) {
     epw_peers_gpu *g = peers->gpu;
     pthread_mutex_init(&g->rings_lock, NULL);
     if (!epw_peers_has_queues(peers)) return EPW_OK;
-    uint64_t ways = (uint64_t)peers->lanes * EPW_GPU_PEERS;
     void *at;
-    epw_status status = epw_cuda_alloc(g->device, ways * sizeof(epw_gpu_way), where, &at);
+    epw_status status = epw_cuda_alloc(g->device, epw_remote_gpu_ways_bytes(peers->lanes), where, &at);
     if (status != EPW_OK) return status;
     g->ways = at;
-    uint64_t marks = (uint64_t)peers->lanes * peers->ranks * epw_remote_depth(peers);
-    status = epw_cuda_alloc(g->device, marks * sizeof(uint32_t), where, &at);
+    uint64_t marks = epw_remote_gpu_marks_bytes(peers->lanes, peers->ranks, peers->entries);
+    status = epw_cuda_alloc(g->device, marks, where, &at);
     if (status == EPW_OK) g->marks = at;
     if (status == EPW_OK) status = epw_inbox_open(peers, where);
     return status;
@@ -90,7 +97,7 @@ epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, bool queu
     if (g->ways == NULL) return EPW_OK;
     cudaError_t error = cudaSuccess;
     for (uint32_t lane = 0; queued && error == cudaSuccess && lane < peers->lanes; lane++) {
-        uint32_t depth = epw_remote_depth(peers);
+        uint32_t depth = epw_queue_depth(peers->entries);
         uint32_t *marks = g->marks + ((size_t)lane * peers->ranks + peer) * depth;
         epw_gpu_way *way = &g->pinned->ways[lane][peer];
         epw_remote_way(peers, lane, peer, marks, way);

@@ -27,6 +27,10 @@ void epw_remote_gpu_broken(epw_peers *peers, uint32_t peer, bool broken);
 /* The error for a GPU that knows host memory by addresses of its own. */
 epw_status epw_remote_gpu_unshared(const epw_peers *peers, epw_where where);
 
+/* Device memory of the ways, and of what their queues keep beside the rings. */
+uint64_t epw_remote_gpu_ways_bytes(uint32_t lanes);
+uint64_t epw_remote_gpu_marks_bytes(uint32_t lanes, uint32_t ranks, uint32_t entries);
+
 /* Called by epw_peers_open_gpu and epw_peers_close_gpu. */
 epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where);
 void epw_remote_gpu_close(epw_peers *peers);
@@ -39,8 +43,5 @@ epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, bool queu
 void epw_remote_way(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t *marks, epw_gpu_way *out);
 
 #endif
-
-/* Entries of each queue. */
-uint32_t epw_remote_depth(const epw_peers *peers);
 
 #endif

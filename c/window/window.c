@@ -152,7 +152,8 @@ static epw_status check_blob(const attempt *a, uint32_t peer) {
 
 /* What the peer's window is, where that is not what a path can map. */
 static const char *other_origin(uint32_t path) {
-    return path == EPW_PATH_VMM ? "the peer's window has a VMM handle" : "the peer's window has an IPC handle";
+    return path == EPW_PATH_VMM ? "the peer's window has a VMM handle"
+                                : "the peer's window has an IPC handle";
 }
 
 /* Why the peer's window cannot be mapped by this process by `path`; NULL if it can. */

@@ -259,8 +259,9 @@ __device__ __noinline__ inline void land(const Dispatch &a, const Operation &o, 
 }
 
 // Brings rows from their slots through shared memory to where the caller wants them: to the list of each local expert, or,
-// rank-major, to one dense array; and those that came by queues into the window, where whoever goes on with them looks. A team of warps takes a row at a time through a tile of its own and shares the places that it
-// goes to; teams are the larger, the fewer rows a block has.
+// rank-major, to one dense array; and those that came by queues into the window, where whoever goes on with them looks. A team of
+// warps takes a row at a time through a tile of its own and shares the places that it goes to; teams are the larger, the fewer
+// rows a block has.
 struct Spread {
     uint32_t size, teams, team, member; // warps of a team; teams of a block; this warp's
     uint32_t n, step, source, row, piece;

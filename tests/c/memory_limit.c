@@ -111,7 +111,8 @@ static void a_v2_limit_counts_without_the_files_that_are_cached(void) {
         "anon 4096\nfile 20971520\ninactive_file 10485760\nactive_file 5242880\nactive_file_x 1048576\n");
     CHECK(limit_is(85, 100, "/job/step"));
     CHECK(epw_memory_limit_check(root, "a window", 84 * MIB, here) == EPW_OK);
-    CHECK(epw_memory_limit_check(root, "a window", 85 * MIB, here) == EPW_ERR_NO_MEMORY); /* with its page tables */
+    CHECK(epw_memory_limit_check(root, "a window", 85 * MIB, here) ==
+          EPW_ERR_NO_MEMORY); /* with its page tables */
     CHECK(error_has("a window of 89128960 bytes, and cgroup /job/step may take 89128960 more: its limit is "
                     "104857600"));
     CHECK(error_has("raise the limit (memory.max)"));

@@ -1,7 +1,7 @@
 /* Mapped peers and peers behind queues in one group, and a place whose next rank comes by the other way: from
- * one that the others map to one on another host, say, and back. Who stays replays the graphs that it captured
- * before. Ranks are buffers of one thread on one GPU, which permit ways to map each other or do not. Exit code
- * 77, with the reason, where there is no GPU. */
+ * one that the others map to one on another host, say, and back. Who stays replays the graphs that it
+ * captured before. Ranks are buffers of one thread on one GPU, which permit ways to map each other or do not.
+ * Exit code 77, with the reason, where there is no GPU. */
 #include "cases.h"
 #include "echo.h"
 

@@ -63,8 +63,8 @@ int ranks_main(rank_body *body, uint32_t ranks, uint32_t processes, char **argv)
 pid_t ranks_start(const rank_links *links, char **argv);
 
 /* EPW_TEST_PATH=queue: gives the config, with its rank, a fabric, and no path but by queues, so that no GPU
- * maps another one's window. EPW_TEST_PATH=mixed: as if the group were on two hosts, its first half on one. The
- * ranks of each half permit a way to map each other that those of the other half exclude, and queues. */
+ * maps another one's window. EPW_TEST_PATH=mixed: as if the group were on two hosts, its first half on one.
+ * The ranks of each half permit a way to map each other that those of the other half exclude, and queues. */
 void ranks_path(epw_config *config);
 
 /* Of a connected buffer with such a config: ends the program unless its peers are reached so. */
