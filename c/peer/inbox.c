@@ -5,15 +5,13 @@
 
 #ifdef EPW_CUDA
 #include "device/memory_limit.h"
-#include "peer/remote_gpu.h"
+#include "peer/gpu.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* The signal words of all peers are in the first of them. */
 #define CHUNK_BYTES EPW_INBOX_CHUNK_BYTES
-_Static_assert(EPW_LINES_OFFSET + EPW_GPU_PEERS * sizeof(epw_line) <= CHUNK_BYTES, "words are in one chunk");
 
 /* Of a chunk. */
 enum { FREE, PINNED, FIRST_PINNED /* of those that were pinned by one call */ };
@@ -70,7 +68,7 @@ static epw_status pin(epw_peers *peers, uint64_t first, uint64_t count, epw_wher
     for (uint64_t i = 1; i < count; i++) peers->gpu->chunks[first + i] = PINNED;
     error = cudaHostGetDevicePointer(&seen, at, 0);
     if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaHostGetDevicePointer");
-    return seen == at ? EPW_OK : epw_remote_gpu_unshared(peers, where);
+    return epw_cuda_check_address(peers->gpu->device, at, seen, where);
 }
 
 /* Chunks of a stretch that are free: `bytes` grows by what they take, or they are pinned, where it is NULL.

@@ -8,20 +8,15 @@
 #ifdef EPW_CUDA
 #include <stdlib.h>
 
-epw_status epw_remote_gpu_unshared(const epw_peers *peers, epw_where where) {
-    return epw_fail(EPW_ERR_NO_PATH, where,
-                    "GPU %d does not share the addresses of host memory, which queues need",
-                    (int)peers->gpu->device);
-}
-
 static epw_status pinned(const epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out) {
     void *host, *device;
     epw_status status = epw_memory_limit_check("", "pinned memory for peers behind queues,", bytes, where);
     if (status == EPW_OK) status = epw_cuda_host_alloc(peers->gpu->device, bytes, where, &host, &device);
     if (status != EPW_OK) return status;
-    if (host != device) {
+    status = epw_cuda_check_address(peers->gpu->device, host, device, where);
+    if (status != EPW_OK) {
         epw_cuda_host_free(peers->gpu->device, host);
-        return epw_remote_gpu_unshared(peers, where);
+        return status;
     }
     *out = host;
     return EPW_OK;

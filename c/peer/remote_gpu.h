@@ -24,9 +24,6 @@ void epw_remote_gpu_broken(epw_peers *peers, uint32_t peer, bool broken);
 
 #ifdef EPW_CUDA
 
-/* The error for a GPU that knows host memory by addresses of its own. */
-epw_status epw_remote_gpu_unshared(const epw_peers *peers, epw_where where);
-
 /* Device memory of the ways, and of what their queues keep beside the rings. */
 uint64_t epw_remote_gpu_ways_bytes(uint32_t lanes);
 uint64_t epw_remote_gpu_marks_bytes(uint32_t lanes, uint32_t ranks, uint32_t entries);
