@@ -83,8 +83,6 @@ struct epw_peers_gpu {
     uint32_t *marks;   /* and of each [epw_queue_depth] */
     pthread_mutex_t rings_lock;
     unsigned char *rings; /* that nobody uses, see remote_gpu.c */
-    uint64_t inbox_bytes;
-    unsigned char *chunks; /* of the inbox, see inbox.c */
 };
 
 typedef struct epw_peers_gpu_options {

@@ -11,7 +11,7 @@
 #include "peer/peers.h"
 
 /* Called by epw_remote_gpu_open and epw_remote_gpu_close: sets peers->inbox. Close also after an error. */
-epw_status epw_inbox_open(epw_peers *peers, epw_where where);
+epw_status epw_inbox_open(epw_peers *peers, int32_t device, epw_where where);
 void epw_inbox_close(epw_peers *peers);
 
 /* Makes what the peer may write there resident, and known to this rank's GPU. What has been written there

@@ -102,6 +102,7 @@ typedef struct epw_peers {
     unsigned char *image; /* of what they are to have */
     uint32_t image_key;
     unsigned char *inbox; /* what they write here, see peer/inbox.h; NULL: they write into the window */
+    struct epw_inbox *inbox_memory;
     _Atomic uint64_t by_queue[EPW_MASK_WORDS]; /* peers whose last connection was by a queue */
 
     epw_peers_gpu *gpu; /* see peer/gpu.h; NULL where windows are host memory */

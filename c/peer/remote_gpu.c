@@ -67,7 +67,7 @@ epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where) {
     uint64_t marks = epw_remote_gpu_marks_bytes(peers->lanes, peers->ranks, peers->entries);
     status = epw_cuda_alloc(g->device, marks, where, &at);
     if (status == EPW_OK) g->marks = at;
-    if (status == EPW_OK) status = epw_inbox_open(peers, where);
+    if (status == EPW_OK) status = epw_inbox_open(peers, g->device, where);
     return status;
 }
 
