@@ -207,7 +207,7 @@ impl Device {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EpConfig {
-    /// Tokens per rank and operation at most, up to 65,536.
+    /// Tokens per rank and operation at most, up to 65,536; up to 16,254 with queues.
     pub max_tokens: u32,
     /// Channels of a token, a multiple of 8 (of 128 for FP8), up to 2^24.
     pub hidden: u32,

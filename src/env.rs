@@ -108,7 +108,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: NIC,
         default: "`soft`",
-        doc: "What drains queues: `soft`, a NIC in software, with a thread of this process and sockets.",
+        doc: "What drains queues: `soft`, a NIC in software, with a thread of this process and sockets; `strict`, the same for \
+              tests, which breaks a queue whose entries or bytes change behind the doorbell, and is slow.",
     },
     Variable {
         name: WIRES,

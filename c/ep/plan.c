@@ -95,7 +95,7 @@ epw_stretch epw_plan_footprint(const epw_layout *l, uint32_t source, uint32_t la
 }
 
 uint32_t epw_plan_entries(const epw_config *config) {
-    return 2 * config->max_tokens + 4;
+    return EPW_ENTRIES_OF_A_TOKEN * config->max_tokens + EPW_ENTRIES_BESIDE;
 }
 
 static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {

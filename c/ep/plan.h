@@ -14,7 +14,9 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
 /* Which part of a window is the source's to write, on a lane: one of the EPW_AREAS areas. */
 epw_stretch epw_plan_footprint(const epw_layout *layout, uint32_t source, uint32_t lane, uint32_t area);
 
-/* That an operation posts to the queue of one peer at most: rows, counts, answers and words. */
+/* What operations post to the queue of one peer at most: rows of a dispatch, and of the combine behind it,
+ * counts, and words. */
+enum { EPW_ENTRIES_OF_A_TOKEN = 2, EPW_ENTRIES_BESIDE = 4 };
 uint32_t epw_plan_entries(const epw_config *config);
 
 /* Checks the fields of `input` that decide the format against the plan. */

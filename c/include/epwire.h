@@ -173,8 +173,8 @@ typedef struct epw_config {
     uint32_t reserved;
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
     epw_fabric *fabric;   /* by which peers behind a queue are reached; of this rank, and outlives the buffer.
-                             NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, a buffer on a GPU also has
-                             pinned host memory: see epw_plan */
+                             NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, max_tokens is at most
+                             16254, and a buffer on a GPU also has pinned host memory: see epw_plan */
 } epw_config;
 
 #define EPW_CONFIG_VERSION 1
@@ -252,10 +252,18 @@ enum {
     EPW_WIRE_TCP = 2    /* TCP over IPv4 or IPv6 */
 };
 
+/* What drains the queues. */
+enum {
+    EPW_NIC_SOFT = 1,  /* a thread of this process */
+    EPW_NIC_STRICT = 2 /* the same for tests: it delays fetches, overwrites entries that are done, and breaks
+                          a queue whose entries or bytes have changed behind the doorbell; slow */
+};
+
 typedef struct epw_fabric_options {
     uint32_t size;  /* sizeof(epw_fabric_options) */
     uint32_t rank;  /* [0, EPW_MAX_RANKS): that of the buffers that use it */
     uint32_t wires; /* EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL */
+    uint32_t nic;   /* EPW_NIC_* */
     uint16_t first_port, last_port; /* TCP: listens on one of these for each address; 0, 0: on any */
     const char *interfaces;         /* TCP: on the addresses of these interfaces, in the grammar of
                                        NCCL_SOCKET_IFNAME, "eth,ib", "=eth0" or "^docker"; NULL: of all */
@@ -265,7 +273,7 @@ typedef struct epw_fabric_options {
 } epw_fabric_options;
 
 #define EPW_FABRIC_OPTIONS_INIT                                                                              \
-    { .size = sizeof(epw_fabric_options), .wires = EPW_WIRE_LOCAL }
+    { .size = sizeof(epw_fabric_options), .wires = EPW_WIRE_LOCAL, .nic = EPW_NIC_SOFT }
 EPW_API void epw_fabric_options_init(epw_fabric_options *options);
 
 /* Starts its threads and listens. options [in], out [out]. Any thread. */

@@ -7,6 +7,7 @@
 #include "base/little_endian.h"
 #include "base/thread.h"
 #include "nic/link.h"
+#include "nic/soft/strict.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -18,6 +19,9 @@
 
 /* How long after its deadline a dial's end may be told: its thread may have to wait for a core. */
 #define TOLD_WITHIN_NS UINT64_C(1000000000)
+
+/* Behind a doorbell, at a strict NIC: at most. */
+#define STRICT_DELAY_US 100
 
 /* A dial, on the stack of who waits for it. */
 typedef struct waiter {
@@ -212,6 +216,9 @@ static epw_status check(const epw_fabric_options *options, epw_fabric *const *ou
         return epw_fail(EPW_ERR_INVALID, where,
                         "options.wires is %#x, must be some of EPW_WIRE_LOCAL and EPW_WIRE_TCP",
                         options->wires);
+    if (options->nic != EPW_NIC_SOFT && options->nic != EPW_NIC_STRICT)
+        return epw_fail(EPW_ERR_INVALID, where, "options.nic is %u, must be EPW_NIC_SOFT or EPW_NIC_STRICT",
+                        options->nic);
     if ((options->wires & EPW_WIRE_TCP) && options->key == NULL)
         return epw_fail(EPW_ERR_INVALID, where,
                         "options.key is NULL: connections by TCP need one, the same on all ranks");
@@ -266,6 +273,8 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
     if (status == EPW_OK) status = epw_identity_get(where, &fabric->self);
     if (status == EPW_OK) status = epw_nonce_make(where, &fabric->name);
     if (status == EPW_OK) status = epw_nic_open(where, &fabric->nic);
+    if (status == EPW_OK && options->nic == EPW_NIC_STRICT)
+        status = epw_nic_be_strict(fabric->nic, 1 + options->rank, STRICT_DELAY_US, where);
     if (status == EPW_OK) status = open_links(fabric, options);
     if (status == EPW_OK) status = start(fabric, where);
     if (status != EPW_OK) {

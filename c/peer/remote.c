@@ -210,11 +210,6 @@ static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, 
 
 static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_remote **out) {
     uint32_t depth = epw_queue_depth(peers->entries);
-    if (depth < (uint64_t)peers->entries + EPW_WORD_ENTRIES)
-        return epw_fail(
-            EPW_ERR_LIMIT, where,
-            "an operation posts up to %u entries to a queue, which has %u at most; use fewer tokens",
-            peers->entries, EPW_QUEUE_DEPTH_MAX);
     epw_remote *remote = aligned_alloc(ALIGNMENT, epw_align(sizeof *remote, ALIGNMENT));
     if (remote == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a peer behind a queue");
     *remote = (epw_remote){.peers = peers, .peer = peer};
@@ -511,12 +506,13 @@ void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value) {
 }
 
 #ifdef EPW_CUDA
-void epw_remote_way(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t *marks, epw_gpu_way *out) {
+void epw_remote_ways(const epw_peers *peers, uint32_t peer, epw_gpu_way *out) {
     const epw_remote *remote = peers->remotes[peer];
-    *out = (epw_gpu_way){.queue = remote->ways[lane].queue,
-                         .its = remote->its,
-                         .own = epw_key_of(peers->image_key),
-                         .image = (uint64_t)(uintptr_t)peers->image};
-    out->queue.marks = marks;
+    for (uint32_t lane = 0; lane < peers->lanes; lane++) {
+        out[lane] = (epw_gpu_way){.queue = remote->ways[lane].queue,
+                                  .its = remote->its,
+                                  .own = epw_key_of(peers->image_key),
+                                  .image = (uint64_t)(uintptr_t)peers->image};
+    }
 }
 #endif

@@ -12,6 +12,7 @@
 #ifndef EPW_PEER_REMOTE_H
 #define EPW_PEER_REMOTE_H
 
+#include "nic/queue.h"
 #include "peer/peers.h"
 #include "window/blob.h"
 
@@ -53,6 +54,12 @@ bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer);
 
 /* Where kernels post by the lanes' queues, and are done: nobody need wait for this rank any longer. */
 void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value);
+
+#ifdef EPW_CUDA
+#include "kernels/peer/way.h"
+/* What kernels post by, [lanes], but for marks, which lie on the GPU. */
+void epw_remote_ways(const epw_peers *peers, uint32_t peer, epw_gpu_way *out);
+#endif
 
 /* Takes in what has come, by this thread. Nothing without a fabric. */
 void epw_remotes_poll(const epw_peers *peers);

@@ -85,23 +85,25 @@ void epw_remote_gpu_close(epw_peers *peers) {
     pthread_mutex_destroy(&g->rings_lock);
 }
 
-epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, bool queued, epw_where where) {
+epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, const epw_gpu_way *ways,
+                                epw_where where) {
     epw_peers_gpu *g = peers->gpu;
     uint64_t bit = UINT64_C(1) << peer;
     uint64_t *known = &g->pinned->queued;
     if (g->ways == NULL) return EPW_OK;
     cudaError_t error = cudaSuccess;
-    for (uint32_t lane = 0; queued && error == cudaSuccess && lane < peers->lanes; lane++) {
-        uint32_t depth = epw_queue_depth(peers->entries);
+    uint32_t depth = epw_queue_depth(peers->entries);
+    for (uint32_t lane = 0; ways != NULL && error == cudaSuccess && lane < peers->lanes; lane++) {
         uint32_t *marks = g->marks + ((size_t)lane * peers->ranks + peer) * depth;
         epw_gpu_way *way = &g->pinned->ways[lane][peer];
-        epw_remote_way(peers, lane, peer, marks, way);
+        *way = ways[lane];
+        way->queue.marks = marks;
         error = cudaMemsetAsync(marks, 0, depth * sizeof *marks, g->stream);
         if (error == cudaSuccess)
             error = cudaMemcpyAsync(&g->ways[(size_t)lane * EPW_GPU_PEERS + peer], way, sizeof *way,
                                     cudaMemcpyDefault, g->stream);
     }
-    if (queued) {
+    if (ways != NULL) {
         __atomic_fetch_or(known, bit, __ATOMIC_RELAXED);
     } else {
         __atomic_fetch_and(known, ~bit, __ATOMIC_RELAXED);

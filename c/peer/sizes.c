@@ -2,12 +2,11 @@
 #include "peer/sizes.h"
 
 #include "base/bits.h"
-#include "nic/queue.h"
 #include "nic/soft.h"
 #include "peer/words.h"
 
 uint32_t epw_queue_depth(uint32_t entries) {
-    uint64_t needed = (uint64_t)entries + EPW_WORD_ENTRIES;
+    uint64_t needed = (uint64_t)entries + EPW_REMOTE_WORDS;
     uint32_t depth = EPW_QUEUE_DEPTH_MIN;
     while (depth < needed && depth < EPW_QUEUE_DEPTH_MAX) depth *= 2;
     return depth;

@@ -3,6 +3,7 @@
 #ifndef EPW_PEER_SIZES_H
 #define EPW_PEER_SIZES_H
 
+#include "nic/queue.h"
 #include "nic/region.h"
 
 #include <stdint.h>
@@ -14,9 +15,12 @@ typedef struct epw_remote_shape {
     void *user;
 } epw_remote_shape;
 
-/* Entries of each queue: for what an operation posts, if that is possible, and for words beside those of
- * operations: epochs, farewells, beacons, probes and reports of a time in which the peer takes nothing. */
-#define EPW_WORD_ENTRIES 256u
+/* Entries that the operations under way on a lane post to one peer. Beside them a queue has room for words:
+ * epochs, farewells, beacons, probes and reports of a time in which the peer takes nothing. */
+#define EPW_REMOTE_WORDS       256u
+#define EPW_REMOTE_ENTRIES_MAX (EPW_QUEUE_DEPTH_MAX - EPW_REMOTE_WORDS)
+
+/* Of each queue, where operations post so many. */
 uint32_t epw_queue_depth(uint32_t entries);
 
 /* Of the queues by which lanes post to all other ranks. */

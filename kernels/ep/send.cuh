@@ -305,7 +305,7 @@ __device__ __noinline__ inline void post_rows(const Dispatch &a, const Operation
             {counts, at(o.control, peer, counts), uint32_t(l.local_experts * sizeof(uint32_t)), 0, 1},
             {rows, at(o.data, peer, rows), row, uint32_t(l.slot_bytes), epw_word_value(word)},
         };
-        post(o.peers, o.lane, peer, ranges, 2, epw_word_offset(o.rank, o.lane, EPW_WORD_DISPATCH), word);
+        signal_behind(o, peer, ranges, 2, EPW_WORD_DISPATCH, word);
     }
 }
 

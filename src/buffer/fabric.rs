@@ -44,9 +44,7 @@ pub(super) fn key_without_group(rank: u32) -> Result<WireKey> {
 
 /// As the environment says; a text that names the variable that cannot be so.
 fn options(key: WireKey) -> std::result::Result<FabricOptions, String> {
-    if let Some(nic) = env::value(env::NIC).filter(|nic| nic != "soft") {
-        return Err(format!("{}: {nic:?} names no NIC of this library: give soft", env::NIC));
-    }
+    let nic = env::value(env::NIC).map_or(Ok(sys::EPW_NIC_SOFT), |name| nic(&name))?;
     let asked = env::value(env::WIRES).map(|names| Wires::parse(&names)).transpose();
     let asked = asked.map_err(|text| format!("{}: {text}", env::WIRES))?;
     let wires = asked.unwrap_or(Wires { local: true, tcp: key.is_some() });
@@ -55,7 +53,16 @@ fn options(key: WireKey) -> std::result::Result<FabricOptions, String> {
     }
     let ports = env::value(env::PORTS).map_or(Ok((0, 0)), |range| ports(&range));
     let interfaces = env::value(env::IFNAME);
-    Ok(FabricOptions { wires: wires.to_c(), ports: ports?, interfaces, key })
+    Ok(FabricOptions { wires: wires.to_c(), nic, ports: ports?, interfaces, key })
+}
+
+/// The NIC of that name.
+fn nic(name: &str) -> std::result::Result<u32, String> {
+    match name.trim() {
+        "soft" => Ok(sys::EPW_NIC_SOFT),
+        "strict" => Ok(sys::EPW_NIC_STRICT),
+        _ => Err(format!("{}: {name:?} names no NIC of this library: give soft or strict", env::NIC)),
+    }
 }
 
 /// Which wires may be used.
@@ -111,6 +118,13 @@ mod tests {
         for wrong in ["", "local,", "TCP", "udp"] {
             assert!(Wires::parse(wrong).unwrap_err().contains("give some of local, tcp"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_nic_has_a_name() {
+        assert_eq!(nic("soft"), Ok(sys::EPW_NIC_SOFT));
+        assert_eq!(nic("strict"), Ok(sys::EPW_NIC_STRICT));
+        assert!(nic("mlx5").unwrap_err().starts_with("EPWIRE_NIC: \"mlx5\""));
     }
 
     #[test]

@@ -66,7 +66,7 @@
 //! 9. `kernels/ep/route.cuh`: `Token` says where to, and numbers its rows.
 //! 10. `kernels/ep/quantise.cuh`: `quantise_chunks` makes FP8 of it on the way.
 //! 11. `kernels/ep/tile.cuh`: `RowTiles` says how much of a row passes through shared memory at a time.
-//! 12. `kernels/peer/signal.cuh`: `signal` posts the word that announces the rows.
+//! 12. `kernels/peer/signal.cuh`: `signal_mapped` posts the word that announces the rows, or `signal_behind` rows and word, to a queue.
 //! 13. `kernels/peer/wait.cuh`: `await` is where a block waits for a peer.
 //! 14. `c/peer/rules.h`: `epw_rule_may_send` and its like judge its words, as on the host.
 //! 15. `kernels/ep/receive.cuh`: `receive_rows` brings rows to the experts' lists.

@@ -202,8 +202,8 @@ Which are used at the same time is not known here, so nothing checks that*/
     /// a peer silent for so long is given up: 1 ms to 1 day
     pub deadline_ns: u64,
     /** by which peers behind a queue are reached; of this rank, and outlives the buffer.
-NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, a buffer on a GPU also has
-pinned host memory: see epw_plan*/
+NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, max_tokens is at most
+16254, and a buffer on a GPU also has pinned host memory: see epw_plan*/
     pub fabric: *mut epw_fabric,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -440,6 +440,11 @@ unsafe extern "C" {
 pub const EPW_WIRE_LOCAL: u32 = 1;
 /// TCP over IPv4 or IPv6
 pub const EPW_WIRE_TCP: u32 = 2;
+/// a thread of this process
+pub const EPW_NIC_SOFT: u32 = 1;
+/** the same for tests: it delays fetches, overwrites entries that are done, and breaks
+a queue whose entries or bytes have changed behind the doorbell; slow*/
+pub const EPW_NIC_STRICT: u32 = 2;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_fabric_options {
@@ -449,6 +454,8 @@ pub struct epw_fabric_options {
     pub rank: u32,
     /// EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL
     pub wires: u32,
+    /// EPW_NIC_*
+    pub nic: u32,
     /// TCP: listens on one of these for each address; 0, 0: on any
     pub first_port: u16,
     /// TCP: listens on one of these for each address; 0, 0: on any
@@ -465,7 +472,7 @@ on the way. NULL: none. Copied*/
 const _: () = {
     [
         "Size of epw_fabric_options",
-    ][::core::mem::size_of::<epw_fabric_options>() - 32usize];
+    ][::core::mem::size_of::<epw_fabric_options>() - 40usize];
     [
         "Alignment of epw_fabric_options",
     ][::core::mem::align_of::<epw_fabric_options>() - 8usize];
@@ -479,17 +486,20 @@ const _: () = {
         "Offset of field: epw_fabric_options::wires",
     ][::core::mem::offset_of!(epw_fabric_options, wires) - 8usize];
     [
+        "Offset of field: epw_fabric_options::nic",
+    ][::core::mem::offset_of!(epw_fabric_options, nic) - 12usize];
+    [
         "Offset of field: epw_fabric_options::first_port",
-    ][::core::mem::offset_of!(epw_fabric_options, first_port) - 12usize];
+    ][::core::mem::offset_of!(epw_fabric_options, first_port) - 16usize];
     [
         "Offset of field: epw_fabric_options::last_port",
-    ][::core::mem::offset_of!(epw_fabric_options, last_port) - 14usize];
+    ][::core::mem::offset_of!(epw_fabric_options, last_port) - 18usize];
     [
         "Offset of field: epw_fabric_options::interfaces",
-    ][::core::mem::offset_of!(epw_fabric_options, interfaces) - 16usize];
+    ][::core::mem::offset_of!(epw_fabric_options, interfaces) - 24usize];
     [
         "Offset of field: epw_fabric_options::key",
-    ][::core::mem::offset_of!(epw_fabric_options, key) - 24usize];
+    ][::core::mem::offset_of!(epw_fabric_options, key) - 32usize];
 };
 impl Default for epw_fabric_options {
     fn default() -> Self {

@@ -242,6 +242,25 @@ static void indices_wrap(void) {
     close_two(&t);
 }
 
+/* Behind entries that are done a NOP is done at once, and nothing travels for it; behind others with them. */
+static void a_nop_completes_behind_what_is_before_it(void) {
+    two t;
+    open_two(&t);
+    for (uint32_t round = 1; round <= 100; round++) {
+        uint64_t frames = epw_nic_sent(t.a.nic).frames;
+        for (int i = 0; i < 20; i++) entry(&t.a, 0, 1, i == 19);
+        ring(&t.a);
+        CHECK(await_done(&t.a));
+        CHECK_MSG(epw_nic_sent(t.a.nic).frames == frames, "round %u: a NOP travels", round);
+        write_word(&t.a, t.b.window_key, WORD_AT, round, false);
+        entry(&t.a, 0, 1, true);
+        ring(&t.a);
+        CHECK(await_done(&t.a));
+        CHECK_MSG(atomic_load(&t.b.word) == round, "round %u: the NOP was done before the word", round);
+    }
+    close_two(&t);
+}
+
 static void doorbells_alone_make_it_fetch(void) {
     two t;
     open_two(&t);
@@ -852,6 +871,7 @@ static void pairs_come_and_go_beside_others(void) {
 int main(void) {
     a_word_is_placed_behind_the_bytes_before_it();
     indices_wrap();
+    a_nop_completes_behind_what_is_before_it();
     doorbells_alone_make_it_fetch();
     entries_before_the_connection_wait_for_it();
     a_read_is_in_order_with_writes();

@@ -304,6 +304,10 @@ static int is_path(const char *name) {
     return path != NULL && strcmp(path, name) == 0;
 }
 
+int ranks_by_queue(void) {
+    return is_path("queue");
+}
+
 void ranks_fabric(epw_config *config) {
     epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
     options.rank = config->rank;

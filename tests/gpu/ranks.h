@@ -64,8 +64,10 @@ pid_t ranks_start(const rank_links *links, char **argv);
 
 /* EPW_TEST_PATH=queue: gives the config, with its rank, a fabric, and no path but by queues, so that no GPU
  * maps another one's window. EPW_TEST_PATH=mixed: as if the group were on two hosts, its first half on one.
- * The ranks of each half permit a way to map each other that those of the other half exclude, and queues. */
+ * The ranks of each half permit a way to map each other that those of the other half exclude, and queues.
+ * ranks_by_queue asks for the former. */
 void ranks_path(epw_config *config);
+int ranks_by_queue(void);
 
 /* Of a connected buffer with such a config: ends the program unless its peers are reached so. */
 void ranks_require_paths(const rank_links *links, const epw_buffer *buffer);

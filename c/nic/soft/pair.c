@@ -328,6 +328,19 @@ static bool refetch(epw_pair *pair) {
     return false;
 }
 
+/* All before it too. */
+static void done(epw_pair *pair, uint64_t entries, bool tell) {
+    if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
+    uint64_t index;
+    if (pair->strict != NULL && !epw_strict_done(pair, pair->completed, entries, &index)) {
+        fail(pair, (uint32_t)index, EPW_SYNDROME_PROTECTION, EPW_VENDOR_REWRITTEN);
+        return;
+    }
+    pair->completed = entries;
+    if (entries == pair->fetched) pair->travels = false;
+    if (tell) complete(pair, (uint32_t)entries - 1, EPW_SYNDROME_NONE, 0);
+}
+
 bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const unsigned char **bytes) {
     while (epw_pair_has_more(pair)) {
         uint32_t index = (uint32_t)pair->fetched;
@@ -338,7 +351,11 @@ bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const u
             return false;
         }
         pair->fetched++;
-        if (entry->opcode == EPW_OPCODE_NOP && !entry->signalled) continue; /* nobody would notice it */
+        if (entry->opcode == EPW_OPCODE_NOP && !(entry->signalled && pair->travels)) {
+            if (entry->signalled) done(pair, pair->fetched, true); /* all before it is done, and so is it */
+            continue;
+        }
+        pair->travels = true;
         *frame = (epw_frame){.kind = frame_kind(entry->opcode),
                              .pair = pair->remote,
                              .from = pair->number,
@@ -359,18 +376,6 @@ bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const u
         return true;
     }
     return false;
-}
-
-/* All before it too. */
-static void done(epw_pair *pair, uint64_t entries, bool tell) {
-    if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
-    uint64_t index;
-    if (pair->strict != NULL && !epw_strict_done(pair, pair->completed, entries, &index)) {
-        fail(pair, (uint32_t)index, EPW_SYNDROME_PROTECTION, EPW_VENDOR_REWRITTEN);
-        return;
-    }
-    pair->completed = entries;
-    if (tell) complete(pair, (uint32_t)entries - 1, EPW_SYNDROME_NONE, 0);
 }
 
 bool epw_pair_complete(epw_pair *pair, uint32_t index) {

@@ -54,6 +54,7 @@ struct epw_pair {
     epw_link *link; /* NULL: not connected, or gone */
     uint32_t remote;
     uint64_t doorbell, completed, fetched, target;
+    bool travels; /* frames of entries that are not done */
     atomic_bool broken, given_up;
     epw_pair_cause cause;
     bool sends; /* in the link's list of those with entries */
