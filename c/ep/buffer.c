@@ -57,16 +57,7 @@ static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch
 }
 
 static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
-    const epw_layout *l = &((const epw_buffer *)user)->layout;
-    uint64_t answers = (uint64_t)l->max_tokens * l->answers * l->row_bytes;
-    switch (area) {
-    case EPW_AREA_CONTROL:
-        return (epw_stretch){epw_expert_counts_offset(l, lane, source), l->count_bytes};
-    case EPW_AREA_ROWS:
-        return (epw_stretch){epw_slot_offset(l, lane, source, 0), l->max_tokens * l->slot_bytes};
-    default:
-        return (epw_stretch){epw_answer_offset(l, lane, source, 0, 0), answers};
-    }
+    return epw_plan_footprint(&((const epw_buffer *)user)->layout, source, lane, area);
 }
 
 /* Rows of the next operation, with their counts, and answers of this one. */
@@ -106,11 +97,8 @@ static const epw_peers_user user_of_floor = {
 
 /* ---- life ---- */
 
-/* Rows of a dispatch, and of the combine behind it, counts, and words. */
-enum { ENTRIES_OF_A_TOKEN = 2, ENTRIES_BESIDE = 4 };
-
 static epw_status check_queues(const epw_config *config, epw_where where) {
-    uint32_t most = (EPW_REMOTE_ENTRIES_MAX - ENTRIES_BESIDE) / ENTRIES_OF_A_TOKEN;
+    uint32_t most = (EPW_REMOTE_ENTRIES_MAX - EPW_ENTRIES_BESIDE) / EPW_ENTRIES_OF_A_TOKEN;
     bool queues = config->fabric != NULL && config->paths & EPW_PATH_QUEUE;
     if (!queues || config->max_tokens <= most) return EPW_OK;
     return epw_fail(
@@ -149,7 +137,7 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
                                             .term_count = EPW_TERM_COUNT},
                                  .lanes = config->lanes,
                                  .fabric = config->fabric,
-                                 .entries = ENTRIES_OF_A_TOKEN * config->max_tokens + ENTRIES_BESIDE,
+                                 .entries = epw_plan_entries(config),
                                  .user = &user_of_floor,
                                  .user_context = b};
     status = epw_peers_create(&b->peers, &options);

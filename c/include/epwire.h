@@ -174,7 +174,7 @@ typedef struct epw_config {
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
     epw_fabric *fabric;   /* by which peers behind a queue are reached; of this rank, and outlives the buffer.
                              NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, max_tokens is at most
-                             16254, and a GPU's window is pinned host memory */
+                             16254, and a buffer on a GPU also has pinned host memory: see epw_plan */
 } epw_config;
 
 #define EPW_CONFIG_VERSION 1
@@ -208,6 +208,12 @@ typedef struct epw_plan {
     uint64_t private_bytes; /* memory of this rank's own beside the window; with `threads` 0 it is that of the
                                threads that would be chosen now. On a GPU it is device memory: some 50 KB of
                                pinned host memory, through which kernels report, are not in it */
+    /* Host memory for peers behind queues, pinned where `device` is a GPU, if all other ranks were; 0 if
+     * `paths` excludes queues. It is taken when the first such peer is connected, or for each. */
+    uint64_t image_bytes; /* what is written for them and read by the NIC; for all ranks at a time */
+    uint64_t ring_bytes;  /* queues by which lanes post to them; for each */
+    uint64_t inbox_bytes; /* what they write here, of a rank on a GPU, whose window mapped peers alone write;
+                             for each its places of the window */
 } epw_plan;
 
 #define EPW_PLAN_INIT                                                                                        \

@@ -113,7 +113,7 @@ epw_status epw_peers_open_gpu(epw_peers *peers, const epw_peers_gpu_options *opt
     epw_status status = epw_cuda_stream_create(g->device, where, &g->stream);
     if (status == EPW_OK) status = make_events(g, where);
     if (status == EPW_OK) status = make_pinned(g, where);
-    if (status == EPW_OK) status = epw_remote_gpu_open(peers, epw_remote_depth(peers), where);
+    if (status == EPW_OK) status = epw_remote_gpu_open(peers, where);
     for (uint32_t lane = 0; status == EPW_OK && lane < peers->lanes; lane++) {
         epw_gpu_peers made = {.shared = options->shared,
                               .lane = lane,

@@ -55,8 +55,7 @@ struct epw_peers_gpu {
 
     /* Of peers behind queues; NULL where there can be none. */
     epw_gpu_way *ways; /* [lanes][EPW_GPU_PEERS], in device memory */
-    uint32_t *marks;   /* and of each [depth] */
-    uint32_t depth;    /* entries of each queue */
+    uint32_t *marks;   /* and of each [epw_queue_depth] */
     pthread_mutex_t rings_lock;
     unsigned char *rings; /* that nobody uses, see remote_gpu.c */
 };

@@ -5,6 +5,7 @@
 #include "base/little_endian.h"
 #include "nic/fabric.h"
 #include "nic/queue.h"
+#include "peer/inbox.h"
 #include "peer/remote_gpu.h"
 
 #include <stdlib.h>
@@ -83,10 +84,10 @@ static void arrived(void *context, uint64_t offset, uint64_t value) {
     epw_word_arrived(remote->peers, remote->peer, offset);
 }
 
-/* The peer's own parts of this rank's window. */
+/* The peer's own parts of this rank's window, or inbox. */
 static epw_region region_of(epw_remote *remote) {
     epw_peers *peers = remote->peers;
-    epw_region region = {.base = epw_peers_own(peers),
+    epw_region region = {.base = epw_peers_inbox(peers),
                          .rights = EPW_REGION_WRITE,
                          .count = 1,
                          .stretches = {{epw_line_offset(remote->peer), sizeof(epw_line)}},
@@ -112,15 +113,15 @@ static uint64_t image_offset(const epw_peers *peers, uint32_t peer, uint32_t lan
                 here = at;
                 *stretch = s;
             }
-            at += epw_align(s.bytes, ALIGNMENT);
+            at += epw_align(s.bytes, EPW_IMAGE_ALIGN);
         }
     }
     return peer * at + here;
 }
 
 static uint64_t image_bytes(const epw_peers *peers) {
-    epw_stretch first;
-    return image_offset(peers, peers->ranks, 0, 0, &first);
+    epw_remote_shape shape = epw_peers_shape(peers);
+    return epw_images_bytes(&shape);
 }
 
 /* One allocation for all peers. On the host pages are taken when they are written. */
@@ -207,14 +208,8 @@ static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, 
     return EPW_OK;
 }
 
-uint32_t epw_remote_depth(const epw_peers *peers) {
-    uint32_t needed = peers->entries + EPW_REMOTE_WORDS, depth = EPW_QUEUE_DEPTH_MIN;
-    while (depth < needed) depth *= 2;
-    return depth;
-}
-
 static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_remote **out) {
-    uint32_t depth = epw_remote_depth(peers);
+    uint32_t depth = epw_queue_depth(peers->entries);
     epw_remote *remote = aligned_alloc(ALIGNMENT, epw_align(sizeof *remote, ALIGNMENT));
     if (remote == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a peer behind a queue");
     *remote = (epw_remote){.peers = peers, .peer = peer};
@@ -321,6 +316,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     pthread_mutex_lock(&peers->lock);
     epw_status status = ensure(peers, peer, where);
     if (status == EPW_OK) status = open_image(peers, where);
+    if (status == EPW_OK && peers->inbox != NULL) status = epw_inbox_pin(peers, peer, where);
     pthread_mutex_unlock(&peers->lock);
     if (status == EPW_OK) status = epw_fabric_link(peers->fabric, peer, &address, deadline_ns, where, &link);
     if (status != EPW_OK) return status;

@@ -16,11 +16,6 @@
 #include "peer/peers.h"
 #include "window/blob.h"
 
-/* Entries that the operations under way on a lane post to one peer. Beside them a queue has room for words:
- * epochs, farewells, beacons, probes and reports of a time in which the peer takes nothing. */
-#define EPW_REMOTE_WORDS       256u
-#define EPW_REMOTE_ENTRIES_MAX (EPW_QUEUE_DEPTH_MAX - EPW_REMOTE_WORDS)
-
 /* Writes what `peer` needs to know, with the floor locked. It says nothing where there is no fabric, or paths
  * exclude queues. */
 epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out, epw_where where);
@@ -59,9 +54,6 @@ bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer);
 
 /* Where kernels post by the lanes' queues, and are done: nobody need wait for this rank any longer. */
 void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value);
-
-/* Entries of each of its queues. */
-uint32_t epw_remote_depth(const epw_peers *peers);
 
 #ifdef EPW_CUDA
 #include "kernels/peer/way.h"

@@ -23,8 +23,12 @@ void epw_remote_gpu_broken(epw_peers *peers, uint32_t peer, bool broken);
 
 #include "peer/gpu_part.h"
 
-/* Called by epw_peers_open_gpu and epw_peers_close_gpu. `depth`: entries of each queue. */
-epw_status epw_remote_gpu_open(epw_peers *peers, uint32_t depth, epw_where where);
+/* Device memory of the ways, and of what their queues keep beside the rings. */
+uint64_t epw_remote_gpu_ways_bytes(uint32_t lanes);
+uint64_t epw_remote_gpu_marks_bytes(uint32_t lanes, uint32_t ranks, uint32_t entries);
+
+/* Called by epw_peers_open_gpu and epw_peers_close_gpu. */
+epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where);
 void epw_remote_gpu_close(epw_peers *peers);
 
 /* In a scope of the GPU, as a part of epw_peers_enter: what kernels know of a peer that is reached by queues,

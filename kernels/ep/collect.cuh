@@ -60,7 +60,8 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, uint64
         place = __popcll(ranks & (bit - 1));
         has = here && answer == 0;
     }
-    const unsigned char *from = a.lane.window + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
+    const unsigned char *from =
+        written_by(o, rank % EPW_GPU_PEERS) + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
     put_row(batch, at, static_cast<unsigned char *>(a.out.out) + uint64_t(t) * l.row_bytes, count, has, place, from, weight,
             rank);
     if (laneid == 0 && a.out.contributions) {

@@ -73,7 +73,7 @@ struct Opening {
 
     epw_gpu_peers *peers;
     epw_gpu_lane_state *state;
-    unsigned char *own;
+    const unsigned char *own, *inbox;
     Entries entries;
     uint32_t rank, ranks, lane, epoch;
     uint64_t active, excluded, suspects, deadline, group_deadline, spoke, missing, queued;
@@ -81,7 +81,8 @@ struct Opening {
     epw_gpu_report *report;
 
     __device__ __forceinline__ Opening(const epw_lane_args &a, epw_area area, uint64_t given_deadline)
-        : peers(a.peers), state(a.state), own(a.window), rank(a.rank), ranks(a.layout.ranks), report(a.arrays.report) {
+        : peers(a.peers), state(a.state), own(a.window), inbox(a.inbox), rank(a.rank), ranks(a.layout.ranks),
+          report(a.arrays.report) {
         if (threadIdx.x - kTable < ranks) entries.load(peers, area, threadIdx.x - kTable);
         if (threadIdx.x == kTurn) {
             turn = state->turns[blockIdx.x];
@@ -106,6 +107,7 @@ struct Opening {
         o.state = state;
         o.report = report;
         o.own = own;
+        o.inbox = inbox;
         o.rank = rank;
         o.ranks = ranks;
         o.lane = lane;

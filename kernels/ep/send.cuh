@@ -40,7 +40,7 @@ __device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char 
 // must know of the operation it reads for itself, all at once.
 struct Permission {
     epw_sight seen = {};
-    uint64_t active, excluded, suspects;
+    uint64_t active, excluded, suspects, queued;
     uint32_t epoch, before; // the op before this one
     uint32_t wrapped;
 
@@ -51,12 +51,14 @@ struct Permission {
         active = a.lane.peers->active;
         excluded = a.lane.state->excluded;
         suspects = ptx::load_relaxed_gpu(&a.lane.shared->suspects);
+        queued = a.lane.inbox != nullptr ? a.lane.peers->queued : 0;
         if (threadIdx.x % 32 < a.lane.layout.ranks)
             seen = first_look(a.lane.window, threadIdx.x % 32, a.lane.index, EPW_WORD_COMBINE);
     }
     // Whether everybody's is there. If not, no harm is done: await_permission() finds out why. By the whole warp.
-    __device__ __forceinline__ bool is_there() const {
+    __device__ __forceinline__ bool is_there(const Dispatch &a) {
         const uint64_t peers = active & ~excluded;
+        if (queued >> (threadIdx.x % 32) & 1) seen = first_look(a.lane.inbox, threadIdx.x % 32, a.lane.index, EPW_WORD_COMBINE);
         const epw_verdict verdict = epw_rule_may_send(seen, epw_epoch_word(epoch, 0), before + 1, false);
         const bool there = (before | wrapped) != 0 && verdict == EPW_ARRIVED; // in its first operation an epoch has another word
         uint32_t late = __ballot_sync(0xffffffffu, !there) & uint32_t(peers);
@@ -313,7 +315,7 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     for (uint32_t counted = 0; true;) {
         const bool first = job.n == 0, begins = job.piece == 0;
         if (first && warp == kPermits) {
-            bool there = permission.is_there();
+            bool there = permission.is_there(a);
             if (threadIdx.x % 32 == 0) s.awaits = !there;
         }
         if (begins) name_and_count(counted, job.t);

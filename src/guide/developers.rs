@@ -76,6 +76,11 @@
 //! 19. `kernels/ep/collect.cuh`: `collect` waits for those to this rank's own tokens.
 //! 20. `kernels/ep/sum.cuh`: `accumulate` adds them up.
 //!
+//! What peers behind queues write is in a second place of the same layout, `c/peer/inbox.h`: `written_by` in
+//! `kernels/peer/words.cuh` says where a source writes, and `land` in `kernels/ep/receive.cuh` puts its rows into the window, where
+//! the caller and combine look for the rows of everybody. Both ends of a pair go by queues, or neither: `c/window/window.c`,
+//! `choose_path`.
+//!
 //! # What a software NIC may count on beside kernels that fill a GPU
 //!
 //! Measured on 2 x H100 with driver 580, November 2026. A kernel spins on all 132 SMs for a word; a host thread
@@ -94,5 +99,5 @@
 //! * The launch that finds its queue full is the 1,023rd; it waits in the driver, and does not hold up the NIC's calls.
 //! * Without cudaThreadExchangeStreamCaptureMode(relaxed) cudaEventQuery and cudaStreamQuery of the NIC's thread break a global capture of another
 //!   thread; with it none of its calls did.
-//! * So: words and rows that must arrive whatever the program does are fetched by the kernel from pinned memory. Copy engines of the same context are as fast
+//! * So: words and rows that must arrive whatever the program does are fetched by the kernel from pinned memory, `c/peer/inbox.h`. Copy engines of the same context are as fast
 //!   but stop while the program frees memory or loads a kernel beside a waiting one; a second context never stops and is 200 times slower.

@@ -203,7 +203,7 @@ Which are used at the same time is not known here, so nothing checks that*/
     pub deadline_ns: u64,
     /** by which peers behind a queue are reached; of this rank, and outlives the buffer.
 NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, max_tokens is at most
-16254, and a GPU's window is pinned host memory*/
+16254, and a buffer on a GPU also has pinned host memory: see epw_plan*/
     pub fabric: *mut epw_fabric,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -318,10 +318,17 @@ pub struct epw_plan {
 threads that would be chosen now. On a GPU it is device memory: some 50 KB of
 pinned host memory, through which kernels report, are not in it*/
     pub private_bytes: u64,
+    /// what is written for them and read by the NIC; for all ranks at a time
+    pub image_bytes: u64,
+    /// queues by which lanes post to them; for each
+    pub ring_bytes: u64,
+    /** what they write here, of a rank on a GPU, whose window mapped peers alone write;
+for each its places of the window*/
+    pub inbox_bytes: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of epw_plan"][::core::mem::size_of::<epw_plan>() - 88usize];
+    ["Size of epw_plan"][::core::mem::size_of::<epw_plan>() - 112usize];
     ["Alignment of epw_plan"][::core::mem::align_of::<epw_plan>() - 8usize];
     [
         "Offset of field: epw_plan::size",
@@ -359,6 +366,15 @@ const _: () = {
     [
         "Offset of field: epw_plan::private_bytes",
     ][::core::mem::offset_of!(epw_plan, private_bytes) - 80usize];
+    [
+        "Offset of field: epw_plan::image_bytes",
+    ][::core::mem::offset_of!(epw_plan, image_bytes) - 88usize];
+    [
+        "Offset of field: epw_plan::ring_bytes",
+    ][::core::mem::offset_of!(epw_plan, ring_bytes) - 96usize];
+    [
+        "Offset of field: epw_plan::inbox_bytes",
+    ][::core::mem::offset_of!(epw_plan, inbox_bytes) - 104usize];
 };
 unsafe extern "C" {
     pub fn epw_plan_init(plan: *mut epw_plan);
