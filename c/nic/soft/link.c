@@ -121,7 +121,7 @@ static void refuse(epw_link *link, const epw_frame *frame, uint8_t syndrome) {
 
 static bool has_room(const epw_link *link) {
     uint32_t frames = link->nic->strict == NULL ? 1 : 2; /* a fault may double one */
-    return link->out_count + 2 * frames <= 2 * LINK_FRAMES &&
+    return link->out_count + LINK_PIECES * frames <= LINK_PIECES * LINK_FRAMES &&
            link->heads_used + frames * (EPW_FRAME_BYTES + EPW_FETCH_INLINE) <= LINK_HEADS_BYTES;
 }
 
@@ -196,18 +196,17 @@ static void add_answers(epw_link *link) {
 
 /* Inline bytes are copied, as an adapter does; others stay where they are until they are acknowledged. */
 static void add_request(epw_link *link, const epw_frame *frame, const epw_fetched *entry,
-                        const unsigned char *bytes) {
-    if (entry->is_inline) {
-        memcpy(add_frame(link, frame, entry->bytes), bytes, entry->bytes);
-    } else {
-        add_frame(link, frame, 0);
-        if (epw_frame_payload(frame) > 0) add_bytes(link, bytes, entry->bytes);
-    }
+                        const unsigned char *const *bytes) {
+    uint32_t payload = epw_frame_payload(frame);
+    unsigned char *behind = add_frame(link, frame, entry->is_inline ? payload : 0);
+    if (entry->is_inline) memcpy(behind, entry->inlined, payload);
+    for (uint32_t i = 0; !entry->is_inline && payload > 0 && i < entry->local_count; i++)
+        add_bytes(link, bytes[i], entry->local[i].bytes);
 }
 
 /* At a strict NIC. True if nothing more is to be added of the frame. */
 static bool meets_fault(epw_link *link, epw_pair *pair, const epw_frame *frame, const epw_fetched *entry,
-                        const unsigned char *bytes) {
+                        const unsigned char *const *bytes) {
     epw_fault fault = epw_strict_take(pair, frame->index);
     link->frozen = fault.kind == EPW_FAULT_FREEZE;
     link->ends = fault.kind == EPW_FAULT_DROP || fault.kind == EPW_FAULT_TEAR;
@@ -229,9 +228,9 @@ static void add_entries(epw_link *link) {
         epw_pair *pair = take_sender(link);
         epw_frame frame;
         epw_fetched entry;
-        const unsigned char *bytes;
+        const unsigned char *bytes[EPW_FETCH_SEGMENTS];
         uint32_t turn = 0;
-        while (has_room(link) && turn++ < PAIR_TURN_FRAMES && epw_pair_next(pair, &frame, &entry, &bytes)) {
+        while (has_room(link) && turn++ < PAIR_TURN_FRAMES && epw_pair_next(pair, &frame, &entry, bytes)) {
             if (link->nic->strict == NULL || !meets_fault(link, pair, &frame, &entry, bytes))
                 add_request(link, &frame, &entry, bytes);
             if (link->ends || link->frozen) return;

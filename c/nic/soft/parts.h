@@ -72,10 +72,11 @@ struct epw_pair {
 };
 
 enum {
-    LINK_FRAMES = 128, /* under way at a time */
+    LINK_FRAMES = 128,                    /* under way at a time */
+    LINK_PIECES = 1 + EPW_FETCH_SEGMENTS, /* of a frame: its header, and what an entry sends */
     LINK_HEADS_BYTES =
         LINK_FRAMES * (EPW_FRAME_BYTES + EPW_FETCH_INLINE), /* their headers and inline bytes */
-    LINK_IN_BYTES = 1 << 16,
+    LINK_IN_BYTES = 1 << 19, /* pages that nothing large comes by are never touched */
     LINK_REFUSALS = 16
 };
 
@@ -94,7 +95,7 @@ struct epw_link {
     epw_pair *senders, *last_sender, *answerers;
     epw_refusal refusals[LINK_REFUSALS];
     uint32_t refusal_count;
-    struct iovec out[2 * LINK_FRAMES];
+    struct iovec out[LINK_PIECES * LINK_FRAMES];
     uint32_t out_at, out_count;
     uint32_t heads_used;
     unsigned char heads[LINK_HEADS_BYTES];
@@ -156,12 +157,14 @@ bool epw_nic_heed_polled(epw_nic *nic);
 /* Whether it has entries that may be fetched now. */
 bool epw_pair_has_more(const epw_pair *pair);
 
-/* The bytes of an entry; what they say, with the bytes on this side that it sends or is answered at. */
+/* The bytes of an entry; what they say, with where the segments lie that it sends or is answered at. */
 const unsigned char *epw_pair_entry(const epw_pair *pair, uint32_t index);
-uint8_t epw_pair_fetch(const epw_pair *pair, uint32_t index, epw_fetched *entry, const unsigned char **bytes);
+uint8_t epw_pair_fetch(const epw_pair *pair, uint32_t index, epw_fetched *entry,
+                       const unsigned char *bytes[EPW_FETCH_SEGMENTS]);
 
 /* The next frame of the pair, with its bytes; false if it has none, or has just failed. */
-bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const unsigned char **bytes);
+bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry,
+                   const unsigned char *bytes[EPW_FETCH_SEGMENTS]);
 
 /* The peer has placed all entries up to this one. False if that cannot be. */
 bool epw_pair_complete(epw_pair *pair, uint32_t index);
