@@ -7,6 +7,7 @@
 #include "base/little_endian.h"
 #include "base/thread.h"
 #include "nic/link.h"
+#include "nic/soft/ring.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 /* How long after its deadline a dial's end may be told: its thread may have to wait for a core. */
@@ -113,6 +115,12 @@ static waiter *waits_for(const epw_fabric *fabric, uint32_t number) {
     return w;
 }
 
+static bool is_local(int fd) {
+    int domain = 0;
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &(socklen_t){sizeof domain}) == 0 &&
+           domain == AF_UNIX;
+}
+
 /* What has become of a dial, or who has dialed. Locked. */
 static void take(epw_fabric *fabric, const epw_link_event *event) {
     epw_status status = event->status;
@@ -120,7 +128,9 @@ static void take(epw_fabric *fabric, const epw_link_event *event) {
     uint64_t link = 0;
     if (event->kind == EPW_LINK_UP) {
         epw_where where = {"connect", (int)fabric->rank, (int)event->peer};
-        status = epw_nic_add_link(fabric->nic, event->fd, event->peer, where, &link);
+        status = is_local(event->fd) ? epw_nic_add_ring_link(fabric->nic, event->fd, event->peer,
+                                                             event->dialed ? EPW_RING_BYTES : 0, where, &link)
+                                     : epw_nic_add_link(fabric->nic, event->fd, event->peer, where, &link);
         reason = status == EPW_OK ? "" : epw_last_error();
     }
     waiter *w = event->dialed ? waits_for(fabric, event->link) : NULL;

@@ -28,6 +28,7 @@ epw_link *epw_link_open(epw_nic *nic, int fd, uint32_t peer) {
 }
 
 void epw_link_free(epw_link *link) {
+    epw_rings_unmap(&link->rings);
     epw_fd_release(link->fd);
     free(link->copied);
     free(link);
@@ -269,13 +270,21 @@ bool epw_link_may_wait(const epw_link *link) {
     return acks_alone && link->nic->now_ns != 0 && link->nic->now_ns < link->acks_by;
 }
 
+/* As sendmsg that does not block. */
+static ssize_t send_some(epw_link *link) {
+    const struct iovec *from = link->out + link->out_at;
+    size_t count = link->out_count - link->out_at;
+    if (link->rings.memory != NULL) return epw_ring_write(&link->rings.out, link->fd, from, count);
+    struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)from, .msg_iovlen = count};
+    return sendmsg(link->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 bool epw_link_send(epw_link *link) {
+    if (link->awaits_rings) return true;
     for (uint32_t frames = 0; frames < SEND_TURN_FRAMES && !link->frozen; frames += LINK_FRAMES) {
         if (link->out_at == link->out_count) fill(link);
         while (link->out_at < link->out_count) {
-            struct msghdr message = {.msg_iov = link->out + link->out_at,
-                                     .msg_iovlen = link->out_count - link->out_at};
-            ssize_t n = sendmsg(link->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+            ssize_t n = send_some(link);
             if (n < 0 && errno == EINTR) continue;
             if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
                 epw_nic_await_room(link, true);
@@ -493,7 +502,56 @@ static ssize_t read_some(epw_link *link, bool *drained) {
     return n;
 }
 
+uint32_t epw_link_wants_bytes(const epw_link *link) {
+    return link->in_frame ? 1 : EPW_FRAME_BYTES;
+}
+
+/* Bytes go from the ring to their place. A header is copied before it is looked at: the other end can write
+ * to the ring at any time. False: no NIC says that. */
+bool epw_link_take_bytes(epw_link *link) {
+    epw_ring *in = &link->rings.in;
+    for (uint64_t turn = 0; turn < READ_TURN_BYTES;) {
+        uint64_t here = epw_ring_filled(in), take = EPW_FRAME_BYTES;
+        if (here > in->size) return false;
+        if (here < epw_link_wants_bytes(link)) return true;
+        if (!link->in_frame) {
+            unsigned char header[EPW_FRAME_BYTES];
+            epw_ring_copy(in, header, sizeof header);
+            if (!begin_frame(link, header)) return false;
+        } else {
+            take = here < link->left ? here : link->left;
+            if (link->at != NULL) {
+                epw_ring_copy(in, link->at, take);
+                link->at += take;
+            }
+            link->left -= take;
+            if (link->left == 0) end_frame(link);
+        }
+        epw_ring_advance(in, link->fd, take);
+        turn += take;
+    }
+    return true;
+}
+
+/* What the other end wrote before it went is in the ring. */
+static bool read_rings(epw_link *link) {
+    bool there = epw_rings_hear(link->fd);
+    return epw_link_take_bytes(link) && there;
+}
+
+/* False: it has not passed what can be used. */
+static bool take_rings(epw_link *link) {
+    int err = epw_rings_take(&link->rings, link->fd);
+    if (err == EAGAIN) return true;
+    link->awaits_rings = false;
+    link->nic->ring_links += err == 0;
+    return err == 0;
+}
+
 bool epw_link_read(epw_link *link) {
+    if (link->awaits_rings && !take_rings(link)) return false;
+    if (link->awaits_rings) return true;
+    if (link->rings.memory != NULL) return read_rings(link);
     bool drained = false; /* then the system tells if more comes */
     for (uint64_t turn = 0; turn < READ_TURN_BYTES && !drained;) {
         ssize_t n = read_some(link, &drained);

@@ -39,7 +39,21 @@ epw_link *epw_nic_link(const epw_nic *nic, uint64_t id) {
     return link != NULL && link->id == id ? link : NULL;
 }
 
+/* By rings: who drives looks by itself, and the thread is called once there is room. If there is some, the
+ * turn was over: the thread goes on with it. */
+static void await_ring_room(epw_link *link, bool awaits) {
+    if (awaits && !epw_ring_await_room(&link->rings.out)) {
+        epw_nic_wake(link->nic);
+        awaits = false;
+    }
+    link->awaits_room = awaits;
+}
+
 void epw_nic_await_room(epw_link *link, bool awaits) {
+    if (link->rings.memory != NULL) {
+        await_ring_room(link, awaits);
+        return;
+    }
     if (link->awaits_room == awaits) return;
     struct epoll_event event = {.events = EPOLLIN | (awaits ? (uint32_t)EPOLLOUT : 0), .data.u64 = link->id};
     if (epoll_ctl(link->nic->epoll, EPOLL_CTL_MOD, link->fd, &event) != 0) return;
@@ -53,7 +67,12 @@ void epw_nic_freeze(epw_link *link) {
 
 void epw_nic_drop_link(epw_nic *nic, epw_link *link) {
     nic->links[link->id & (LINKS_MAX - 1)] = NULL;
-    if (link->awaits_room) nic->held_links--;
+    nic->open_links--;
+    if (link->rings.memory != NULL) {
+        nic->ring_links--;
+    } else if (link->awaits_room) {
+        nic->held_links--;
+    }
     for (uint32_t i = 0; i < nic->pair_count; i++)
         if (nic->pairs[i] != NULL) epw_pair_lose(nic->pairs[i], link);
     epw_link_free(link); /* its descriptor leaves the epoll set with it */
@@ -96,21 +115,44 @@ static epw_status enter(epw_nic *nic, epw_link *link, epw_where where) {
     if (epoll_ctl(nic->epoll, EPOLL_CTL_ADD, link->fd, &event) != 0)
         return epw_fail_errno(errno, where, "cannot watch a connection");
     nic->links[slot] = link;
+    nic->open_links++;
+    nic->ring_links += link->rings.memory != NULL;
     return EPW_OK;
 }
 
-epw_status epw_nic_add_link(epw_nic *nic, int fd, uint32_t peer, epw_where where, uint64_t *out) {
+/* What the bytes go by. */
+typedef struct way {
+    bool rings;
+    uint32_t offered; /* bytes; 0: by the other end */
+} way;
+
+static epw_status add_link(epw_nic *nic, int fd, uint32_t peer, way by, epw_where where, uint64_t *out) {
     epw_link *link = epw_link_open(nic, fd, peer);
     if (link == NULL) {
         epw_fd_release(fd);
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a connection");
     }
+    int err = by.rings && by.offered > 0 ? epw_rings_offer(&link->rings, fd, by.offered) : 0;
+    if (err != 0) {
+        epw_link_free(link);
+        return epw_fail_errno(err, where, "cannot make the rings of a connection of %u bytes", by.offered);
+    }
+    link->awaits_rings = by.rings && by.offered == 0;
     pthread_mutex_lock(&nic->lock);
     epw_status status = enter(nic, link, where);
     if (status == EPW_OK) *out = link->id;
     epw_nic_unlock(nic);
     if (status != EPW_OK) epw_link_free(link);
     return status;
+}
+
+epw_status epw_nic_add_link(epw_nic *nic, int fd, uint32_t peer, epw_where where, uint64_t *link) {
+    return add_link(nic, fd, peer, (way){0}, where, link);
+}
+
+epw_status epw_nic_add_ring_link(epw_nic *nic, int fd, uint32_t peer, uint32_t bytes, epw_where where,
+                                 uint64_t *link) {
+    return add_link(nic, fd, peer, (way){true, bytes}, where, link);
 }
 
 bool epw_nic_link_alive(epw_nic *nic, uint64_t id) {
@@ -150,6 +192,35 @@ static void take_in(epw_nic *nic, const struct epoll_event *events, int count) {
     }
 }
 
+/* What rings have brought. */
+static void take_from_rings(epw_nic *nic) {
+    for (uint32_t i = 0; nic->ring_links > 0 && i < nic->link_count; i++) {
+        epw_link *link = nic->links[i];
+        if (link == NULL || link->frozen || link->rings.memory == NULL) continue;
+        if (epw_ring_filled(&link->rings.in) < epw_link_wants_bytes(link)) continue;
+        if (!epw_link_take_bytes(link)) lose_link(nic, link);
+    }
+}
+
+/* The thread is about to listen to the system alone: whoever writes to a ring is to call it. False: something
+ * has come already. */
+static bool listen_to_rings(const epw_nic *nic) {
+    bool silent = true;
+    for (uint32_t i = 0; nic->ring_links > 0 && i < nic->link_count; i++) {
+        epw_link *link = nic->links[i];
+        if (link == NULL || link->frozen || link->rings.memory == NULL) continue;
+        silent &= epw_ring_await_bytes(&link->rings.in, epw_link_wants_bytes(link));
+    }
+    return silent;
+}
+
+/* Whether there is room by now. */
+static bool is_held(epw_link *link) {
+    if (link->awaits_room && link->rings.memory != NULL && epw_ring_has_room(&link->rings.out))
+        link->awaits_room = false;
+    return link->awaits_room || link->awaits_rings;
+}
+
 /* At a strict NIC: pairs whose fetches were delayed, or waited for what is before them. */
 static void resume(const epw_nic *nic) {
     for (uint32_t i = 0; i < nic->pair_count; i++) {
@@ -166,7 +237,7 @@ static bool send_all(epw_nic *nic) {
     if (nic->strict != NULL) resume(nic);
     for (uint32_t i = 0; i < nic->link_count; i++) {
         epw_link *link = nic->links[i];
-        if (link == NULL || link->awaits_room) continue;
+        if (link == NULL || is_held(link)) continue;
         if (link->out_at == link->out_count) {
             if (!epw_link_has_output(link)) continue;
             if (epw_link_may_wait(link)) {
@@ -188,6 +259,17 @@ static void hand_over(epw_nic *nic, bool ack_waits) {
     nic->called |= needed;
 }
 
+/* Where all bytes come by rings the sockets say only who is gone: drivers look at them as often as this. */
+#define LOOK_NS 20000
+
+static void take_in_all(epw_nic *nic, struct epoll_event *events) {
+    bool rings_alone = nic->ring_links == nic->open_links && nic->now_ns != 0;
+    take_from_rings(nic);
+    if (rings_alone && nic->now_ns - nic->looked_ns < LOOK_NS) return;
+    nic->looked_ns = nic->now_ns;
+    take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0));
+}
+
 /* now_ns: 0, or the caller drives. */
 static void poll_as(epw_nic *nic, bool takes, uint64_t now_ns) {
     struct epoll_event events[EVENTS];
@@ -195,7 +277,7 @@ static void poll_as(epw_nic *nic, bool takes, uint64_t now_ns) {
         epw_notice_fence();
         if (pthread_mutex_trylock(&nic->lock) != 0) return;
         nic->now_ns = now_ns;
-        if (takes) take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0));
+        if (takes) take_in_all(nic, events);
         bool ack_waits = send_all(nic);
         hand_over(nic, ack_waits);
         nic->now_ns = 0;
@@ -253,7 +335,7 @@ static void *nic_main(void *argument) {
     uint64_t busy_ns = 0; /* where it polls: when there was last something to do */
     int looks_after_ms = -1;
     uint32_t drives = 0;
-    bool held = false;
+    bool held = false, listens = false; /* a call ends its sleep */
     for (bool ending = false; !ending;) {
         int count = 0;
         uint32_t rests = atomic_load_explicit(&nic->rests, memory_order_seq_cst);
@@ -263,7 +345,7 @@ static void *nic_main(void *argument) {
         } else if (now != drives && !held) {
             drives = now;
             doze(nic, rests);
-        } else {
+        } else if (listens) {
             count = epoll_wait(nic->epoll, events, EVENTS, looks_after_ms);
             /* What has come is a driver's, if there is one. */
             now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
@@ -274,8 +356,11 @@ static void *nic_main(void *argument) {
         polls = nic->polled > 0;
         if (polls && (epw_nic_heed_polled(nic) || count > 0)) busy_ns = epw_now_ns();
         take_in(nic, events, count);
+        take_from_rings(nic);
         send_all(nic);
         held = nic->held_links > 0;
+        now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
+        listens = !polls && (now == drives || held) && listen_to_rings(nic);
         nic->called = false;
         ending = nic->ending;
         if (!ending) eventfd_read(nic->wake, &(eventfd_t){0}); /* this thread alone: the call is for it */

@@ -5,6 +5,7 @@
 
 #include "nic/soft/fetch.h"
 #include "nic/soft/frame.h"
+#include "nic/soft/ring.h"
 #include "nic/soft/strict.h"
 #include "nic/soft.h"
 
@@ -90,6 +91,9 @@ struct epw_link {
     int fd;
     uint32_t peer;
     uint64_t id;
+    /* By which its bytes go, if they do: then the socket carries calls alone. */
+    epw_rings rings;
+    bool awaits_rings; /* the other end has not passed them yet */
 
     /* Out: frames under way, then those who have more. */
     epw_pair *senders, *last_sender, *answerers;
@@ -130,8 +134,11 @@ struct epw_nic {
     atomic_uint drives, rests; /* so far */
     atomic_bool dozing;        /* the thread, which takes the lock behind a doze */
     uint64_t now_ns;           /* locked: of the driver that holds the lock; 0: it is none */
-    uint32_t held_links;       /* locked: those that wait for room */
-    bool called;               /* locked: the thread has been woken, and has not come yet */
+    uint32_t held_links;       /* locked: those that wait for a socket's room */
+    uint32_t ring_links;       /* locked: those by rings, and all */
+    uint32_t open_links;
+    uint64_t looked_ns; /* locked: when a driver last looked at sockets */
+    bool called;        /* locked: the thread has been woken, and has not come yet */
 
     epw_nic_traffic sent;
     epw_strict *strict; /* NULL: it is not */
@@ -190,6 +197,11 @@ void epw_link_free(epw_link *link);
 /* Reads, or sends, as far as that does not block. False: the connection is gone. */
 bool epw_link_read(epw_link *link);
 bool epw_link_send(epw_link *link);
+
+/* By rings: reads them, and does not look at the socket, whether the other end is there. Nothing comes of it
+ * before so many bytes are in the ring: fewer than a header say nothing. */
+bool epw_link_take_bytes(epw_link *link);
+uint32_t epw_link_wants_bytes(const epw_link *link);
 
 /* Whether somebody has something to say that is not in frames yet; also if it may wait. */
 bool epw_link_has_output(const epw_link *link);
@@ -252,7 +264,7 @@ void epw_nic_wake(epw_nic *nic);
 /* Takes nothing in from the connection any more. */
 void epw_nic_freeze(epw_link *link);
 
-/* Whether the system is to tell when there is room to send. */
+/* Whether the system is to tell when there is room to send; by rings, the other end. */
 void epw_nic_await_room(epw_link *link, bool awaits);
 
 #endif
