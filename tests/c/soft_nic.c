@@ -1,10 +1,11 @@
-/* The NIC in software: two of them, joined by a socket pair, and entries written byte by byte as the manual
- * of the adapter has them. */
+/* The NIC in software: two of them, joined by a socket pair, or by rings beside one, and entries written byte
+ * by byte as the manual of the adapter has them. */
 #include "check.h"
 
 #include "base/clock.h"
 #include "nic/soft.h"
 #include "nic/soft/frame.h"
+#include "nic/soft/ring.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -79,13 +80,25 @@ typedef struct two {
     end a, b;
 } two;
 
+static uint32_t ring_bytes; /* 0: by the socket */
+
+/* The second offers the rings: requests of the first go by the smaller one. */
+static void join(two *t, const int fds[2]) {
+    if (ring_bytes == 0) {
+        CHECK_OK(epw_nic_add_link(t->a.nic, fds[0], 1, here, &t->a.link));
+        CHECK_OK(epw_nic_add_link(t->b.nic, fds[1], 0, here, &t->b.link));
+    } else {
+        CHECK_OK(epw_nic_add_ring_link(t->a.nic, fds[0], 1, 0, here, &t->a.link));
+        CHECK_OK(epw_nic_add_ring_link(t->b.nic, fds[1], 0, ring_bytes, here, &t->b.link));
+    }
+}
+
 static void open_two(two *t) {
     open_end(&t->a, 1);
     open_end(&t->b, 0);
     int fds[2];
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
-    CHECK_OK(epw_nic_add_link(t->a.nic, fds[0], 1, here, &t->a.link));
-    CHECK_OK(epw_nic_add_link(t->b.nic, fds[1], 0, here, &t->b.link));
+    join(t, fds);
     epw_pair_connect(t->a.pair, t->a.link, epw_pair_number(t->b.pair));
     epw_pair_connect(t->b.pair, t->b.link, epw_pair_number(t->a.pair));
 }
@@ -272,8 +285,7 @@ static void entries_before_the_connection_wait_for_it(void) {
     ring(&t.a);
     int fds[2];
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
-    CHECK_OK(epw_nic_add_link(t.a.nic, fds[0], 1, here, &t.a.link));
-    CHECK_OK(epw_nic_add_link(t.b.nic, fds[1], 0, here, &t.b.link));
+    join(&t, fds);
     epw_pair_connect(t.a.pair, t.a.link, epw_pair_number(t.b.pair));
     /* The other end has connected nothing: it is written all the same. */
     CHECK(await_word(&t.b, 5) && await_done(&t.a));
@@ -894,7 +906,8 @@ static void pairs_come_and_go_beside_others(void) {
     close_two(&t);
 }
 
-int main(void) {
+static void all(uint32_t rings) {
+    ring_bytes = rings;
     a_word_is_placed_behind_the_bytes_before_it();
     indices_wrap();
     doorbells_alone_make_it_fetch();
@@ -919,5 +932,11 @@ int main(void) {
     garbage_ends_the_connection();
     many_pairs_share_a_connection();
     pairs_come_and_go_beside_others();
+}
+
+int main(void) {
+    all(0);
+    all(EPW_RING_BYTES_MIN);
+    all(EPW_RING_BYTES);
     return check_result("soft_nic");
 }

@@ -544,13 +544,12 @@ static bool take_rings(epw_link *link) {
     int err = epw_rings_take(&link->rings, link->fd);
     if (err == EAGAIN) return true;
     link->awaits_rings = false;
-    link->nic->ring_links += err == 0;
-    return err == 0;
+    if (err == 0) epw_link_ringed(link);
+    return err == 0 && epw_link_take_bytes(link);
 }
 
 bool epw_link_read(epw_link *link) {
-    if (link->awaits_rings && !take_rings(link)) return false;
-    if (link->awaits_rings) return true;
+    if (link->awaits_rings) return take_rings(link);
     if (link->rings.memory != NULL) return read_rings(link);
     bool drained = false; /* then the system tells if more comes */
     for (uint64_t turn = 0; turn < READ_TURN_BYTES && !drained;) {

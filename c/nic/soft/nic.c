@@ -40,13 +40,10 @@ epw_link *epw_nic_link(const epw_nic *nic, uint64_t id) {
 }
 
 /* By rings: who drives looks by itself, and the thread is called once there is room. If there is some, the
- * turn was over: the thread goes on with it. */
+ * turn was over, or the room has come just now: the thread goes on with it. */
 static void await_ring_room(epw_link *link, bool awaits) {
-    if (awaits && !epw_ring_await_room(&link->rings.out)) {
-        epw_nic_wake(link->nic);
-        awaits = false;
-    }
-    link->awaits_room = awaits;
+    link->awaits_room = awaits && epw_ring_await_room(&link->rings.out);
+    link->nic->goes_on |= awaits && !link->awaits_room;
 }
 
 void epw_nic_await_room(epw_link *link, bool awaits) {
@@ -55,7 +52,8 @@ void epw_nic_await_room(epw_link *link, bool awaits) {
         return;
     }
     if (link->awaits_room == awaits) return;
-    struct epoll_event event = {.events = EPOLLIN | (awaits ? (uint32_t)EPOLLOUT : 0), .data.u64 = link->id};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | (awaits ? (uint32_t)EPOLLOUT : 0),
+                                .data.u64 = link->id};
     if (epoll_ctl(link->nic->epoll, EPOLL_CTL_MOD, link->fd, &event) != 0) return;
     link->awaits_room = awaits;
     link->nic->held_links += awaits ? 1 : UINT32_MAX;
@@ -85,7 +83,8 @@ static void lose_link(epw_nic *nic, epw_link *link) {
     uint32_t peer = link->peer;
     for (uint32_t i = 0; i < nic->link_count; i++) {
         epw_link *other = nic->links[i];
-        if (other != NULL && other->peer == peer && !other->frozen) other->over = !epw_link_read(other);
+        if (other == NULL || other->peer != peer || other->frozen) continue;
+        other->over = !(other->rings.memory != NULL ? epw_link_take_bytes(other) : epw_link_read(other));
     }
     epw_nic_drop_link(nic, link);
     for (uint32_t i = 0; i < nic->link_count; i++) {
@@ -111,13 +110,18 @@ static epw_status enter(epw_nic *nic, epw_link *link, epw_where where) {
     if (slot == nic->link_count && !grow(nic))
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for another connection beside %u", slot);
     link->id = (uint64_t)++nic->link_serial << SLOT_BITS | slot;
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = link->id};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = link->id};
     if (epoll_ctl(nic->epoll, EPOLL_CTL_ADD, link->fd, &event) != 0)
         return epw_fail_errno(errno, where, "cannot watch a connection");
     nic->links[slot] = link;
     nic->open_links++;
-    nic->ring_links += link->rings.memory != NULL;
+    if (link->rings.memory != NULL) epw_link_ringed(link);
     return EPW_OK;
+}
+
+void epw_link_ringed(epw_link *link) {
+    link->nic->ring_links++;
+    epw_ring_await_bytes(&link->rings.in, EPW_FRAME_BYTES);
 }
 
 /* What the bytes go by. */
@@ -178,12 +182,15 @@ epw_nic_traffic epw_nic_sent(epw_nic *nic) {
 
 /* ---- work: locked ---- */
 
-static void take_in(epw_nic *nic, const struct epoll_event *events, int count) {
+/* Calls to a thread that listens to rings are left to it, who would sleep on without them. */
+static void take_in(epw_nic *nic, const struct epoll_event *events, int count, bool is_thread) {
     for (int i = 0; i < count; i++) {
         epw_link *link = epw_nic_link(nic, events[i].data.u64);
         if (link == NULL || link->frozen) continue; /* the wake-up call, or gone meanwhile */
-        if (events[i].events & (EPOLLIN | EPOLLERR | EPOLLHUP)) {
-            if (!epw_link_read(link)) {
+        bool ends = (events[i].events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) != 0;
+        if (ends || (events[i].events & EPOLLIN)) {
+            bool called = link->rings.memory != NULL && !ends && !is_thread;
+            if (!called && !epw_link_read(link)) {
                 lose_link(nic, link);
                 continue;
             }
@@ -214,10 +221,11 @@ static bool listen_to_rings(const epw_nic *nic) {
     return silent;
 }
 
-/* Whether there is room by now. */
+/* By rings: looks again whether there is room, and asks for another call if not, since this one may have been
+ * for room that is taken by now. */
 static bool is_held(epw_link *link) {
-    if (link->awaits_room && link->rings.memory != NULL && epw_ring_has_room(&link->rings.out))
-        link->awaits_room = false;
+    if (link->awaits_room && link->rings.memory != NULL)
+        link->awaits_room = !epw_ring_has_room(&link->rings.out) && epw_ring_await_room(&link->rings.out);
     return link->awaits_room || link->awaits_rings;
 }
 
@@ -233,6 +241,7 @@ static void resume(const epw_nic *nic) {
 /* Sends what everybody has, but for those who wait for room. True if somebody's ACK waits. */
 static bool send_all(epw_nic *nic) {
     bool waits = false;
+    nic->goes_on = false;
     epw_nic_heed_rung(nic);
     if (nic->strict != NULL) resume(nic);
     for (uint32_t i = 0; i < nic->link_count; i++) {
@@ -255,6 +264,7 @@ static bool send_all(epw_nic *nic) {
 static void hand_over(epw_nic *nic, bool ack_waits) {
     bool dozing = atomic_load_explicit(&nic->dozing, memory_order_acquire);
     bool needed = ack_waits ? !dozing : nic->held_links > 0 && dozing;
+    needed |= nic->goes_on;
     if (needed && !nic->called) epw_nic_wake(nic);
     nic->called |= needed;
 }
@@ -267,7 +277,7 @@ static void take_in_all(epw_nic *nic, struct epoll_event *events) {
     take_from_rings(nic);
     if (rings_alone && nic->now_ns - nic->looked_ns < LOOK_NS) return;
     nic->looked_ns = nic->now_ns;
-    take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0));
+    take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0), false);
 }
 
 /* now_ns: 0, or the caller drives. */
@@ -355,12 +365,12 @@ static void *nic_main(void *argument) {
         looks_after_ms = nic->strict != NULL ? 1 : -1; /* it has delays to end */
         polls = nic->polled > 0;
         if (polls && (epw_nic_heed_polled(nic) || count > 0)) busy_ns = epw_now_ns();
-        take_in(nic, events, count);
+        take_in(nic, events, count, true);
         take_from_rings(nic);
         send_all(nic);
         held = nic->held_links > 0;
         now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
-        listens = !polls && (now == drives || held) && listen_to_rings(nic);
+        listens = !polls && !nic->goes_on && (now == drives || held) && listen_to_rings(nic);
         nic->called = false;
         ending = nic->ending;
         if (!ending) eventfd_read(nic->wake, &(eventfd_t){0}); /* this thread alone: the call is for it */

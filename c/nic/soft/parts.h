@@ -138,6 +138,7 @@ struct epw_nic {
     uint32_t ring_links;       /* locked: those by rings, and all */
     uint32_t open_links;
     uint64_t looked_ns; /* locked: when a driver last looked at sockets */
+    bool goes_on;       /* locked: a ring has room for what was not sent in its turn */
     bool called;        /* locked: the thread has been woken, and has not come yet */
 
     epw_nic_traffic sent;
@@ -260,6 +261,10 @@ void epw_nic_carry(epw_nic *nic);
 
 /* Ends the thread's sleep. */
 void epw_nic_wake(epw_nic *nic);
+
+/* The connection has its rings: the thread, which may be listening already, is to be called for what comes.
+ */
+void epw_link_ringed(epw_link *link);
 
 /* Takes nothing in from the connection any more. */
 void epw_nic_freeze(epw_link *link);

@@ -17,7 +17,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#define EPW_RING_BYTES     (UINT32_C(1) << 20) /* of requests; a power of two */
+#define EPW_RING_BYTES     (UINT32_C(1) << 22) /* of requests; a power of two */
 #define EPW_RING_BYTES_MIN (UINT32_C(1) << 12)
 #define EPW_RING_BYTES_MAX (UINT32_C(1) << 30)
 #define EPW_RING_ANSWERS   (UINT32_C(1) << 16)
