@@ -33,6 +33,7 @@ typedef struct waiter {
 
 struct epw_fabric {
     uint32_t rank, wires;
+    uint32_t ring_bytes; /* of connections within the host that this end dials */
     uint32_t generation; /* of the process that made it */
     epw_nic *nic;
     epw_nonce name;
@@ -128,9 +129,10 @@ static void take(epw_fabric *fabric, const epw_link_event *event) {
     uint64_t link = 0;
     if (event->kind == EPW_LINK_UP) {
         epw_where where = {"connect", (int)fabric->rank, (int)event->peer};
-        status = is_local(event->fd) ? epw_nic_add_ring_link(fabric->nic, event->fd, event->peer,
-                                                             event->dialed ? EPW_RING_BYTES : 0, where, &link)
-                                     : epw_nic_add_link(fabric->nic, event->fd, event->peer, where, &link);
+        status = is_local(event->fd)
+                     ? epw_nic_add_ring_link(fabric->nic, event->fd, event->peer,
+                                             event->dialed ? fabric->ring_bytes : 0, where, &link)
+                     : epw_nic_add_link(fabric->nic, event->fd, event->peer, where, &link);
         reason = status == EPW_OK ? "" : epw_last_error();
     }
     waiter *w = event->dialed ? waits_for(fabric, event->link) : NULL;
@@ -222,6 +224,11 @@ static epw_status check(const epw_fabric_options *options, epw_fabric *const *ou
         return epw_fail(EPW_ERR_INVALID, where,
                         "options.wires is %#x, must be some of EPW_WIRE_LOCAL and EPW_WIRE_TCP",
                         options->wires);
+    uint32_t ring = options->ring_bytes;
+    if (ring != 0 && (ring < EPW_RING_BYTES_MIN || ring > EPW_RING_BYTES_MAX || (ring & (ring - 1)) != 0))
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.ring_bytes is %u, must be 0 or a power of two from %u to %u", ring,
+                        EPW_RING_BYTES_MIN, EPW_RING_BYTES_MAX);
     if ((options->wires & EPW_WIRE_TCP) && options->key == NULL)
         return epw_fail(EPW_ERR_INVALID, where,
                         "options.key is NULL: connections by TCP need one, the same on all ranks");
@@ -269,6 +276,7 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
     if (fabric == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a fabric");
     fabric->rank = options->rank;
     fabric->wires = options->wires;
+    fabric->ring_bytes = options->ring_bytes > 0 ? options->ring_bytes : EPW_RING_BYTES;
     fabric->wake = -1;
     make_locks(fabric);
     status = epw_process_ready(where);

@@ -261,6 +261,22 @@ static void memory_that_is_no_rings_ends_the_connection(void) {
     }
 }
 
+/* ---- the size ---- */
+
+static void sizes_are_checked(void) {
+    static const uint32_t wrong[] = {1, 2048, 4097, UINT32_C(3) << 20, UINT32_C(1) << 31};
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    epw_fabric *fabric = NULL;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        options.ring_bytes = wrong[i];
+        CHECK(epw_fabric_create(&options, &fabric) == EPW_ERR_INVALID);
+        CHECK_MSG(strstr(epw_last_error(), "options.ring_bytes") != NULL, "%s", epw_last_error());
+    }
+    options.ring_bytes = EPW_RING_BYTES_MIN;
+    CHECK_OK(epw_fabric_create(&options, &fabric));
+    epw_fabric_destroy(fabric);
+}
+
 int main(void) {
     a_sound_peer_is_answered();
     cursors_that_cannot_be_end_the_connection();
@@ -268,5 +284,6 @@ int main(void) {
     what_changes_under_the_reader_touches_nothing_else();
     a_part_of_a_header_is_waited_for();
     memory_that_is_no_rings_ends_the_connection();
+    sizes_are_checked();
     return check_result("ring_links");
 }
