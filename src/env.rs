@@ -114,7 +114,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: WIRES,
         default: "`local`, and `tcp` where the run has a token",
-        doc: "What may carry the bytes of queues: some of `local`, a socket of this host, and `tcp`, with commas between them. \
+        doc: "What may carry the bytes of queues: some of `local`, shared memory of this host, and `tcp`, with commas between them. \
               Two ranks of one host that both have it take `local`.",
     },
     Variable {

@@ -248,7 +248,7 @@ EPW_API void epw_row_shape_init(epw_row_shape *shape);
 
 /* What carries the bytes of queues between two ranks. */
 enum {
-    EPW_WIRE_LOCAL = 1, /* a socket of this host, and of its network namespace */
+    EPW_WIRE_LOCAL = 1, /* memory of this host, shared by a socket of its network namespace */
     EPW_WIRE_TCP = 2    /* TCP over IPv4 or IPv6 */
 };
 
@@ -270,6 +270,8 @@ typedef struct epw_fabric_options {
     const unsigned char *key;       /* TCP: 32 secret bytes, the same on all ranks: both ends of a connection
                                        prove that they know them. What follows is neither encrypted nor protected
                                        on the way. NULL: none. Copied */
+    uint32_t ring_bytes; /* local: of the shared memory by which this rank sends to each peer, a power of two
+                            from 2^12 to 2^30, and 68 KiB more; pages are taken as they are used. 0: 2^22 */
 } epw_fabric_options;
 
 #define EPW_FABRIC_OPTIONS_INIT                                                                              \

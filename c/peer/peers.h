@@ -226,11 +226,21 @@ static inline bool epw_peers_revoked(const epw_peers *peers, uint32_t peer) {
 
 /* ---- words ---- */
 
+/* Rows that a queue takes from memory that has been lent to it (epw_remotes_lend): of each stretch the first
+ * `head_bytes` lie where this rank writes for the peer, and the others in a row of that memory. */
+typedef struct epw_lent_rows {
+    uint32_t key;
+    uint32_t head_bytes;
+    uint64_t stride;         /* from row to row */
+    const uint32_t *numbers; /* [range.count] of the rows */
+} epw_lent_rows;
+
 /* Memory at a peer, by offset in its window: `count` stretches of `bytes`, `stride` apart. */
 typedef struct epw_range {
     uint64_t offset;
     uint64_t bytes, stride;
     uint32_t count;
+    const epw_lent_rows *lent; /* NULL: all of it lies where this rank writes for the peer */
 } epw_range;
 
 /* Stores a word at the peer behind these ranges, and wakes its sleepers. What this thread, or one that it has

@@ -8,6 +8,7 @@
 #include "peer/inbox.h"
 #include "peer/remote_gpu.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -410,7 +411,8 @@ void epw_remotes_close(epw_peers *peers) {
 /* The entries of a range: one, where its bytes fill the stride. */
 static uint32_t entries_of(const epw_range *range) {
     if (range->bytes == 0 || range->count == 0) return 0;
-    return range->count == 1 || range->bytes == range->stride ? 1 : range->count;
+    bool whole = range->count == 1 || range->bytes == range->stride;
+    return whole && range->lent == NULL ? 1 : range->count;
 }
 
 /* In which area `offset` of the peer's window is; EPW_AREAS: in none that this rank writes. */
@@ -429,9 +431,23 @@ static uint64_t image_of(const way *w, uint64_t offset) {
     return w->image[area] + (offset - w->stretches[area].offset);
 }
 
+static uint64_t post_lent_rows(const epw_remote *remote, way *w, uint64_t index, const epw_range *range) {
+    const epw_lent_rows *lent = range->lent;
+    uint64_t from = image_of(w, range->offset);
+    epw_key key = epw_key_of(remote->peers->image_key), rows = epw_key_of(lent->key);
+    for (uint32_t i = 0; i < range->count; i++, index++)
+        epw_entry_write_both(epw_queue_slot(&w->queue, index), w->queue.pair, index,
+                             (epw_place_of){range->offset + i * range->stride, remote->its},
+                             (epw_place_of){from + i * range->stride, key}, lent->head_bytes,
+                             (epw_place_of){lent->numbers[i] * lent->stride, rows},
+                             (uint32_t)range->bytes - lent->head_bytes, EPW_SIGNAL_ERRORS);
+    return index;
+}
+
 static uint64_t post_range(const epw_remote *remote, way *w, uint64_t index, const epw_range *range) {
     uint32_t entries = entries_of(range);
     if (entries == 0) return index;
+    if (range->lent != NULL) return post_lent_rows(remote, w, index, range);
     uint64_t from = image_of(w, range->offset);
     uint64_t bytes = entries == 1 ? range->bytes * range->count : range->bytes;
     epw_key key = epw_key_of(remote->peers->image_key);
@@ -475,6 +491,44 @@ bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer,
     return epw_queue_is_done(&w->queue, last);
 }
 
+uint32_t epw_remotes_lend(const epw_peers *peers, const void *rows, uint64_t bytes) {
+    epw_region region = {.base = (unsigned char *)(uintptr_t)rows,
+                         .rights = EPW_REGION_READ,
+                         .count = 1,
+                         .stretches = {{0, bytes}}};
+    return epw_nic_register(epw_fabric_nic(peers->fabric), &region);
+}
+
+/* Whether nothing that was posted on the lane is still to be read. */
+static bool await_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t until) {
+    uint64_t began = epw_now_ns(), now = began;
+    while (!epw_remote_is_flushed(peers, lane, peer, UINT32_MAX) &&
+           !epw_remote_is_broken(peers, lane, peer)) {
+        if (now >= until) return false;
+        if (now - began < peers->yield_ns) {
+            epw_remotes_drive(peers, now);
+            sched_yield();
+        } else {
+            epw_remotes_rest(peers);
+            nanosleep(&(struct timespec){0, 50000}, NULL);
+        }
+        now = epw_now_ns();
+    }
+    return true;
+}
+
+void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key, uint64_t until_ns) {
+    epw_nic *nic = epw_fabric_nic(peers->fabric);
+    uint64_t soon = epw_now_ns() + FLUSH_NS;
+    for (uint32_t peer = 0; peer < peers->ranks; peer++) {
+        if (peers->remotes[peer] == NULL) continue;
+        bool given_up = epw_peers_suspected(peers, peer) && soon < until_ns;
+        if (!await_flushed(peers, lane, peer, given_up ? soon : until_ns))
+            epw_nic_end_link(nic, peers->remotes[peer]->link);
+    }
+    epw_nic_deregister(nic, key);
+}
+
 bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer) {
     return epw_pair_broken(way_to(peers, lane, peer)->pair);
 }
@@ -483,16 +537,16 @@ void epw_remotes_poll(const epw_peers *peers) {
     if (peers->fabric != NULL) epw_nic_poll(epw_fabric_nic(peers->fabric));
 }
 
-static bool has_remotes(const epw_peers *peers) {
+bool epw_remotes_any(const epw_peers *peers) {
     return atomic_load_explicit(&peers->remote_count, memory_order_relaxed) > 0;
 }
 
 void epw_remotes_drive(const epw_peers *peers, uint64_t now_ns) {
-    if (has_remotes(peers)) epw_nic_drive(epw_fabric_nic(peers->fabric), now_ns);
+    if (epw_remotes_any(peers)) epw_nic_drive(epw_fabric_nic(peers->fabric), now_ns);
 }
 
 void epw_remotes_rest(const epw_peers *peers) {
-    if (has_remotes(peers)) epw_nic_rest(epw_fabric_nic(peers->fabric));
+    if (epw_remotes_any(peers)) epw_nic_rest(epw_fabric_nic(peers->fabric));
 }
 
 /* ---- of a GPU ---- */

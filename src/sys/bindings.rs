@@ -436,7 +436,7 @@ const _: () = {
 unsafe extern "C" {
     pub fn epw_row_shape_init(shape: *mut epw_row_shape);
 }
-/// a socket of this host, and of its network namespace
+/// memory of this host, shared by a socket of its network namespace
 pub const EPW_WIRE_LOCAL: u32 = 1;
 /// TCP over IPv4 or IPv6
 pub const EPW_WIRE_TCP: u32 = 2;
@@ -467,12 +467,15 @@ NCCL_SOCKET_IFNAME, "eth,ib", "=eth0" or "^docker"; NULL: of all*/
 prove that they know them. What follows is neither encrypted nor protected
 on the way. NULL: none. Copied*/
     pub key: *const ::core::ffi::c_uchar,
+    /** local: of the shared memory by which this rank sends to each peer, a power of two
+from 2^12 to 2^30, and 68 KiB more; pages are taken as they are used. 0: 2^22*/
+    pub ring_bytes: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of epw_fabric_options",
-    ][::core::mem::size_of::<epw_fabric_options>() - 40usize];
+    ][::core::mem::size_of::<epw_fabric_options>() - 48usize];
     [
         "Alignment of epw_fabric_options",
     ][::core::mem::align_of::<epw_fabric_options>() - 8usize];
@@ -500,6 +503,9 @@ const _: () = {
     [
         "Offset of field: epw_fabric_options::key",
     ][::core::mem::offset_of!(epw_fabric_options, key) - 32usize];
+    [
+        "Offset of field: epw_fabric_options::ring_bytes",
+    ][::core::mem::offset_of!(epw_fabric_options, ring_bytes) - 40usize];
 };
 impl Default for epw_fabric_options {
     fn default() -> Self {
