@@ -85,6 +85,19 @@ async fn who_wrongly_takes_the_leader_for_gone_learns_better() {
     assert!(leader.voter.id == world.processes[0].voter.id, "term {term}");
 }
 
+/// Whoever asks may hear worse than it does.
+#[tokio::test(start_paused = true)]
+async fn a_voter_that_hears_the_leader_helps_nobody_to_depose_it() {
+    let world = voters(3).await;
+    let [leader, voter, candidate] = [0, 1, 2].map(|slot| world.processes[slot].clone());
+    let ballot = Ballot::new(9, candidate.voter.id);
+    for asked in [leader, voter] {
+        let question =
+            Question { to: asked.voter.id, body: Body::Vote { ballot, last: Some(log_id(9, 99)) } };
+        assert_eq!(asked.log.answer(question).await, Answer::refused("there is a leader"));
+    }
+}
+
 /// It goes on sending the log, as one does that votes no more.
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_has_resigned_is_succeeded_though_it_is_heard() {
