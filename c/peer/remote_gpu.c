@@ -76,8 +76,7 @@ void epw_remote_gpu_close(epw_peers *peers) {
 
 epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, bool queued, epw_where where) {
     epw_peers_gpu *g = peers->gpu;
-    uint64_t bit = UINT64_C(1) << peer;
-    uint64_t *known = &g->pinned->queued;
+    epw_rank_set *known = &g->pinned->queued;
     if (g->ways == NULL) return EPW_OK;
     cudaError_t error = cudaSuccess;
     for (uint32_t lane = 0; queued && error == cudaSuccess && lane < peers->lanes; lane++) {
@@ -91,9 +90,9 @@ epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, bool queu
                                     cudaMemcpyDefault, g->stream);
     }
     if (queued) {
-        __atomic_fetch_or(known, bit, __ATOMIC_RELAXED);
+        epw_ranks_insert(known, peer);
     } else {
-        __atomic_fetch_and(known, ~bit, __ATOMIC_RELAXED);
+        epw_ranks_remove(known, peer);
     }
     for (uint32_t lane = 0; error == cudaSuccess && lane < peers->lanes; lane++)
         error = cudaMemcpyAsync(&g->lanes[lane]->queued, known, sizeof *known, cudaMemcpyDefault, g->stream);
@@ -101,11 +100,10 @@ epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, bool queu
 }
 
 void epw_remote_gpu_broken(epw_peers *peers, uint32_t peer, bool broken) {
-    uint64_t bit = UINT64_C(1) << peer;
     if (broken) {
-        atomic_fetch_or_explicit(&peers->gpu->pinned->broken, bit, memory_order_release);
+        epw_ranks_insert(&peers->gpu->pinned->broken, peer);
     } else {
-        atomic_fetch_and_explicit(&peers->gpu->pinned->broken, ~bit, memory_order_release);
+        epw_ranks_remove(&peers->gpu->pinned->broken, peer);
     }
 }
 
