@@ -23,8 +23,8 @@ __device__ __forceinline__ uint32_t answer_cause(const Combine &a, const Expecte
 }
 
 // By one warp: where the answers to token t lie, in the order in which they are summed, as row `at` of the batch.
-__device__ inline void find_answers(const Combine &a, const Operation &o, const epw_rank_set &answered, uint32_t t,
-                                    Batch &batch, uint32_t at) {
+__device__ inline void find_answers(const Combine &a, const Operation &o, const epw_rank_set &answered, uint32_t t, Batch &batch,
+                                    uint32_t at) {
     const epw_layout &l = a.lane.layout;
     uint32_t laneid = threadIdx.x % 32, row = 0, count, place;
     int32_t expert = -1;
@@ -91,9 +91,7 @@ __device__ __forceinline__ uint32_t whole_answer(const Combine &a, const Expecte
 }
 
 // Writer: this thread, which has acquired the peer's word. Reader: the block's other warps, which read its answers then.
-__device__ __forceinline__ void tell_settled(Expected &expected, uint32_t peer) {
-    insert_release_block(expected.settled, peer);
-}
+__device__ __forceinline__ void tell_settled(Expected &expected, uint32_t peer) { insert_release_block(expected.settled, peer); }
 
 // What came of waiting for a peer's answers.
 __device__ __noinline__ inline void settle(const Combine &a, Operation &o, Expected &expected, uint32_t peer, Arrival got) {

@@ -63,7 +63,9 @@ __device__ __forceinline__ Awaited awaited_rows(const Operation &o) { return {EP
 __device__ __forceinline__ Awaited awaited_answer(const Operation &o) { return {EPW_WORD_COMBINE, o.op, false}; }
 
 // This block has not given the peer up, which takes part.
-__device__ __forceinline__ bool is_reachable(const Operation &o, uint32_t peer) { return has(o.present, peer) && !has(o.gone, peer); }
+__device__ __forceinline__ bool is_reachable(const Operation &o, uint32_t peer) {
+    return has(o.present, peer) && !has(o.gone, peer);
+}
 
 // Rows to be answered are numbered by source: those after this rank first, itself last.
 __device__ __forceinline__ uint32_t source_at(uint32_t rank, uint32_t ranks, uint32_t place) {
@@ -86,7 +88,7 @@ struct Opening {
     uint32_t rank, ranks, lane, epoch;
     uint64_t deadline, group_deadline, spoke;
     uint32_t word, active, excluded, suspects, missing, queued, present; // of each set: a thread to a word
-    uint32_t stage, op, wrapped;                                        // the turn's
+    uint32_t stage, op, wrapped;                                         // the turn's
     uint64_t sent, out;
     epw_gpu_report *report;
 

@@ -73,8 +73,7 @@ __device__ __forceinline__ void add_part(float (&total)[kChunks][8], const Held 
 // what every combine runs through is one piece of code in the instruction cache, and what is rare lies behind it. With the rare
 // functions in between, a combine of a single token takes up to 0.5 us more (H200).
 template <typename T, bool Weighted>
-__device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint32_t row_bytes,
-                                        const epw_rank_set *settled) {
+__device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint32_t row_bytes, const epw_rank_set *settled) {
     constexpr uint32_t kStep = kThreads * 16; // from a thread's chunk to its next
     Glance known;
     for (uint32_t column = threadIdx.x * 16; threadIdx.x < kThreads && column < row_bytes; column += kChunks * kStep) {

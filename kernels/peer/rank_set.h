@@ -25,9 +25,7 @@ typedef struct epw_rank_set {
 
 static_assert(sizeof(epw_rank_set) <= sizeof(epw_mask), "a set of ranks is the beginning of a mask");
 
-EPW_INLINE bool epw_ranks_have(const epw_rank_set *set, uint32_t rank) {
-    return set->words[rank / 32] >> (rank % 32) & 1;
-}
+EPW_INLINE bool epw_ranks_have(const epw_rank_set *set, uint32_t rank) { return set->words[rank / 32] >> (rank % 32) & 1; }
 
 #ifndef __CUDACC__
 /* The ranks of a mask, all below EPW_GPU_PEERS. */
@@ -46,8 +44,7 @@ static inline epw_mask epw_ranks_mask(const epw_rank_set *set) {
 /* Adds the ranks of a set that kernels change. Acquires what was released with each rank's bit. */
 static inline void epw_ranks_join(epw_mask *mask, const epw_rank_set *set) {
     epw_rank_set seen;
-    for (uint32_t i = 0; i < EPW_RANK_WORDS; i++)
-        seen.words[i] = __atomic_load_n(&set->words[i], __ATOMIC_ACQUIRE);
+    for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) seen.words[i] = __atomic_load_n(&set->words[i], __ATOMIC_ACQUIRE);
     epw_mask more = epw_ranks_mask(&seen);
     for (uint32_t i = 0; i < EPW_MAX_RANKS / 64; i++) mask->bits[i] |= more.bits[i];
 }

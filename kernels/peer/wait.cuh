@@ -106,15 +106,15 @@ __device__ __noinline__ inline uint32_t count_awaited(const Peers &p, Awaited wh
 // kernel.
 struct LongWait {
     Awaited what;
-    uint32_t phase;       // for the record
-    uint32_t first, late; // bit i of `late`: peer first + 32 * i is still awaited
-    uint32_t turn;        // the bit of the one that is looked at
-    bool measured;        // see await
-    bool asks;            // the host is asked in this round whether the group goes on without somebody,
-    uint64_t asked;       // and was asked last so long ago
-    uint64_t began;       // by globaltimer
-    uint64_t entered;     // by this thread
-    uint64_t spoke;       // when this rank has last written to its peers
+    uint32_t phase;                         // for the record
+    uint32_t first, late;                   // bit i of `late`: peer first + 32 * i is still awaited
+    uint32_t turn;                          // the bit of the one that is looked at
+    bool measured;                          // see await
+    bool asks;                              // the host is asked in this round whether the group goes on without somebody,
+    uint64_t asked;                         // and was asked last so long ago
+    uint64_t began;                         // by globaltimer
+    uint64_t entered;                       // by this thread
+    uint64_t spoke;                         // when this rank has last written to its peers
     uint8_t lengthened[EPW_GPU_PEERS / 32]; // the most that each peer's beacons have said
 
     __device__ __forceinline__ uint32_t peer() const { return first + 32 * turn; }

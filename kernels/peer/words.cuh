@@ -15,8 +15,8 @@ struct Peers {
     epw_gpu_peers *peers;
     unsigned char *own; // this rank's window
     uint32_t rank, ranks, lane, epoch, op;
-    bool resumes; // the kernel goes on with what an earlier one has begun: this rank's silence is counted from there
-    bool posts;   // some peers are reached by queues
+    bool resumes;         // the kernel goes on with what an earlier one has begun: this rank's silence is counted from there
+    bool posts;           // some peers are reached by queues
     epw_rank_set present; // who takes part, as the kernel begins: the same for all blocks
     epw_rank_set active, suspects;
     epw_rank_set queued;               // peers that no window is mapped of

@@ -174,7 +174,8 @@ static int fake_checkpoint(const epw_checkpoint_args *args, void *stream) {
     epw_gpu_lane_state *state = args->states[0];
     bool faulted = state->faulted != 0 || args->states[1]->faulted != 0;
     state->faulted = args->states[1]->faulted = 0;
-    state->report = epw_report_next(state->report, args->step, faulted, epw_ranks_have(&args->shared->suspects, 1));
+    state->report =
+        epw_report_next(state->report, args->step, faulted, epw_ranks_have(&args->shared->suspects, 1));
     for (uint32_t peer = 0; peer < args->ranks; peer++)
         *word_of(args->peers[0], args->rank, peer, EPW_WORD_REPORT) = state->report;
     return fake_launch(1, stream);
@@ -337,7 +338,8 @@ static void lanes_hold_the_peer_table(void) {
     g.of[0]->gpu->pinned->suspects[1].words[0] = g.of[0]->gpu->pinned->silent[0].words[0] = 0;
     CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{2 | 4}}));
     now = membership_of(g.of[0]);
-    CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 0 && g.of[0]->gpu->pinned->revoked.words[0] == 2);
+    CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 0 &&
+          g.of[0]->gpu->pinned->revoked.words[0] == 2);
     CHECK_OK(epw_buffer_reachable_experts(g.of[0], reachable));
     CHECK(reachable[0] == 1 && reachable[EXPERTS - 1] == 0);
     CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
