@@ -40,12 +40,7 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
     ptx::let_next_begin();
     if (blockIdx.x == 0 && threadIdx.x == 0) a.lane.peers->spoke = ptx::global_timer_ns();
     if (!must_close(o, EPW_GPU_SENT, true)) return;
-    if (threadIdx.x == 0) {
-        o.kept = o.present;
-        o.absent = o.active - (o.present - o.lost);
-    }
-    __syncthreads();
-    close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT);
+    close_sending(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, true);
 }
 
 using Kernel = void (*)(Dispatch);

@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(kOpeningThreads, kReleaseBound) release_kernel
     if (answers) signal_prepared(o, peer, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, 0));
     if (o.troubled) {
         if (peer == 0) {
-            o.kept = o.present - o.gone;
-            o.absent = o.present & o.gone;
+            o.kept = o.reachable;
+            o.absent = o.present - o.reachable;
         }
         __syncthreads();
         close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE);

@@ -15,11 +15,25 @@ struct __align__(16) AnswerShared {
     uint32_t received[EPW_GPU_MAX_RANKS]; // rows that came from each source: they are all answered, or none
 };
 
+constexpr uint32_t kKnownPlaces = 64;
+
+// How many sources in places beyond those that every warp knows end before row n, the last of them at `begin`. By a whole warp.
+static __device__ __noinline__ uint32_t find_beyond(const uint32_t *ends, uint32_t ranks, uint32_t n, uint32_t &begin) {
+    uint32_t more = 0, passed = 32;
+#pragma unroll 1
+    for (uint32_t first = kKnownPlaces; passed == 32 && first < ranks; first += 32) {
+        const uint32_t i = first + threadIdx.x % 32, end = i < ranks ? ends[i] : 0xffffffffu;
+        passed = __popc(__ballot_sync(0xffffffffu, end <= n));
+        const uint32_t last = __shfl_sync(0xffffffffu, end, passed - 1);
+        if (passed > 0) begin = last;
+        more += passed;
+    }
+    return more;
+}
+
 // The order of sources, see source_at, as every warp knows it for itself: thread i has places i and i + 32. Those beyond are
 // looked up.
 struct SourceOrder {
-    static constexpr uint32_t kKnown = 64;
-
     uint32_t end[2]; // rows of the sources up to the place
     uint32_t total, remote;
 
@@ -38,11 +52,10 @@ struct SourceOrder {
         uint32_t begin = __shfl_sync(0xffffffffu, end[0], place - 1);
         if (place == 32) more = __popc(__ballot_sync(0xffffffffu, end[1] <= n));
         if (more > 0) begin = __shfl_sync(0xffffffffu, end[1], more - 1);
-        for (uint32_t next = kKnown; place + more == next && next < a.lane.layout.ranks; next += 32) {
-            const uint32_t i = next + threadIdx.x % 32, its = i < a.lane.layout.ranks ? a.lane.state->ends[i] : 0xffffffffu;
-            const uint32_t passed = __popc(__ballot_sync(0xffffffffu, its <= n));
-            if (passed > 0) begin = __shfl_sync(0xffffffffu, its, passed - 1);
-            more += passed;
+        if (more == 32) {
+            uint32_t end = begin; // in memory, for the call alone
+            more += find_beyond(a.lane.state->ends, a.lane.layout.ranks, n, end);
+            begin = end;
         }
         if (place > 0) n -= begin;
         return place + more;
@@ -50,7 +63,7 @@ struct SourceOrder {
 
   private:
     __device__ __forceinline__ uint32_t at(const uint32_t *ends, uint32_t place) const {
-        if (place >= kKnown) return ends[place];
+        if (place >= kKnownPlaces) return ends[place];
         return __shfl_sync(0xffffffffu, place < 32 ? end[0] : end[1], place % 32);
     }
 };
@@ -267,11 +280,14 @@ __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, Answe
     // block have stored before its barrier, or the rows that a thread of each warp has seen complete. Its release at system scope
     // hands that on to the peer, whose acquire of the word sees it all. The words also say that the slots have been read.
     if (!last_to_send(o)) return;
-    if (o.posts) post_answers(a, o, s, a.in.mode == EPW_COMBINE_ORDERED, marked);
     const uint32_t peer = threadIdx.x;
+    if (o.posts) post_answers(a, o, s, a.in.mode == EPW_COMBINE_ORDERED, marked);
+    if (peer >= EPW_GPU_MAX_RANKS) return;
     // Nobody but suspects is given up by this half; the receiving one does that.
-    if (peer >= o.ranks || !has(o.present, peer) || has(o.suspects, peer) || is_queued(o, peer)) return;
-    uint32_t rows = has(o.missing, peer) ? 0 : s.received[peer]; // not of who has sent what it must not
+    const bool tells = has(o.mapped, peer) & !has(o.suspects, peer), missing = has(o.missing, peer);
+    const uint32_t received = s.received[peer];
+    if (!tells) return;
+    uint32_t rows = missing ? 0 : received; // not of who has sent what it must not
     uint32_t value = rows | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
     signal_mapped(o, peer, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
 }

@@ -55,9 +55,8 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, const 
         count = __popc(firsts);
         place = 0;
 #pragma unroll 1
-        for (uint32_t j = 0; j < l.topk; j++) {
-            const uint32_t other = __shfl_sync(0xffffffffu, rank, j);
-            if (firsts >> j & 1 && other < rank) place++;
+        for (uint32_t rest = firsts; rest != 0; rest &= rest - 1) {
+            if (__shfl_sync(0xffffffffu, rank, __ffs(rest) - 1) < rank) place++;
         }
     }
     const unsigned char *from = a.lane.window + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
@@ -103,6 +102,16 @@ __device__ __noinline__ inline void settle(const Combine &a, Operation &o, Expec
     tell_settled(expected, peer);
 }
 
+// One word as the waiting warp finds it.
+__device__ __forceinline__ void take_answer(const Combine &a, Operation &o, Expected &expected, uint32_t peer, uint32_t value,
+                                            uint32_t whole) {
+    if (value == whole) {
+        tell_settled(expected, peer);
+    } else {
+        settle(a, o, expected, peer, {true, value});
+    }
+}
+
 // Those that let a thread of the waiting warp wait long: first + 32 * i for each bit i of `late`.
 __device__ __noinline__ inline void await_late_answers(const Combine &a, Operation &o, Expected &expected, uint32_t first,
                                                        uint32_t late) {
@@ -119,40 +128,50 @@ __device__ __noinline__ inline void await_late_answers(const Combine &a, Operati
     }
 }
 
-// By one warp: waits for every peer's answers. A thread has every 32nd of the peers, and looks at one after the other in turns.
-__device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Expected &expected) {
-    const uint32_t first = threadIdx.x % 32, rounds = (o.ranks + 31) / 32;
-    uint32_t late = 0; // bit i: peer first + 32 * i
+// Of more peers than the warp has threads: each thread has every 32nd, and looks at them in turns. Returns who is late.
+__device__ __noinline__ inline uint32_t look_in_turns(const Combine &a, Operation &o, Expected &expected, uint32_t first) {
+    uint32_t late = 0;
 #pragma unroll 1
-    for (uint32_t i = 0; i < rounds; i++) {
-        const uint32_t peer = first + 32 * i;
-        if (peer < o.ranks && has(o.present, peer)) late |= 1u << i;
+    for (uint32_t i = 0; first + 32 * i < o.ranks; i++) {
+        if (has(o.present, first + 32 * i)) late |= 1u << i;
     }
-    uint32_t at = late ? __ffs(late) - 1 : 0, peer = late ? first + 32 * at : o.rank;
-    WordOf word(o, awaited_answer(o), peer);
-    uint32_t whole = whole_answer(a, expected, peer);
-    // All look at a time, so that none waits for another thread's peer.
-    const uint32_t looks = looks_before_long(a.out.wait_ns != nullptr) * rounds;
 #pragma unroll 1
-    for (uint32_t i = 0; i < looks && __any_sync(0xffffffffu, late != 0); i++) {
-        if (late == 0) continue;
-        const uint64_t seen = word.look();
-        if (word.is_expected(seen)) {
-            if (epw_word_value(seen) == whole) {
-                tell_settled(expected, peer);
-            } else {
-                settle(a, o, expected, peer, {true, epw_word_value(seen)});
-            }
-            late &= ~(1u << at);
+    for (uint32_t turn = 0; turn < looks_before_long(a.out.wait_ns != nullptr) && late != 0; turn++) {
+#pragma unroll 1
+        for (uint32_t rest = late; rest != 0; rest &= rest - 1) {
+            const uint32_t i = __ffs(rest) - 1, peer = first + 32 * i;
+            const WordOf word(o, awaited_answer(o), peer);
+            const uint64_t seen = word.look();
+            if (!word.is_expected(seen)) continue;
+            take_answer(a, o, expected, peer, epw_word_value(seen), whole_answer(a, expected, peer));
+            late &= ~(1u << i);
         }
-        if ((late & ~(1u << at)) == 0) continue; // none, or the same again
-        const uint32_t after = late & ~((2u << at) - 1);
-        at = __ffs(after ? after : late) - 1;
-        peer = first + 32 * at;
-        word = WordOf(o, awaited_answer(o), peer);
-        whole = whole_answer(a, expected, peer);
     }
-    if (late) await_late_answers(a, o, expected, first, late);
+    return late;
+}
+
+// By one warp: waits for every peer's answers.
+__device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Expected &expected) {
+    const uint32_t peer = threadIdx.x % 32;
+    uint32_t late = 0; // bit i: peer + 32 * i
+    if (o.ranks > 32) {
+        late = look_in_turns(a, o, expected, peer);
+    } else {
+        bool waits = has(o.present, peer);
+        const uint32_t some = waits ? peer : o.rank;
+        const WordOf word(o, awaited_answer(o), some);
+        const uint32_t whole = whole_answer(a, expected, some);
+        // All look at a time, so that none waits for another thread's peer.
+        for (uint32_t i = 0; i < looks_before_long(a.out.wait_ns != nullptr) && __any_sync(0xffffffffu, waits); i++) {
+            if (!waits) continue;
+            const uint64_t seen = word.look();
+            if (!word.is_expected(seen)) continue;
+            take_answer(a, o, expected, peer, epw_word_value(seen), whole);
+            waits = false;
+        }
+        late = waits;
+    }
+    if (late) await_late_answers(a, o, expected, peer, late);
     __syncwarp();
     ptx::let_next_begin();
 }

@@ -62,11 +62,6 @@ __device__ __forceinline__ Awaited awaited_permission(const Operation &o) {
 __device__ __forceinline__ Awaited awaited_rows(const Operation &o) { return {EPW_WORD_DISPATCH, o.op, false}; }
 __device__ __forceinline__ Awaited awaited_answer(const Operation &o) { return {EPW_WORD_COMBINE, o.op, false}; }
 
-// This block has not given the peer up, which takes part.
-__device__ __forceinline__ bool is_reachable(const Operation &o, uint32_t peer) {
-    return has(o.present, peer) && !has(o.gone, peer);
-}
-
 // Rows to be answered are numbered by source: those after this rank first, itself last.
 __device__ __forceinline__ uint32_t source_at(uint32_t rank, uint32_t ranks, uint32_t place) {
     uint32_t source = rank + 1 + place;
@@ -127,11 +122,14 @@ struct Opening {
         o.suspects.words[word] = suspects;
         o.queued.words[word] = queued;
         o.missing.words[word] = next ? 0 : missing;
-        o.gone.words[word] = o.refused.words[word] = o.malformed.words[word] = o.left_out.words[word] = 0;
+        o.mapped.words[word] = takes_part & ~queued;
+        o.reachable.words[word] = takes_part;
+        o.lost.words[word] = o.refused.words[word] = o.malformed.words[word] = o.left_out.words[word] = 0;
         const bool troubled = __any_sync(all, takes_part != active || missing != 0), posts = __any_sync(all, queued != 0);
         if (word != 0) return;
         o.troubled = troubled;
         o.posts = posts;
+        o.gave_up = 0;
         o.peers = peers;
         o.state = state;
         o.report = report;
@@ -168,10 +166,9 @@ __device__ __noinline__ inline void take_lost(Operation &o) {
 __device__ __forceinline__ bool last_to_send(Operation &o) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        uint64_t mine = any(o.gone) ? kGaveUp + 1 : 1;
+        uint64_t mine = o.gave_up ? kGaveUp + 1 : 1;
         uint64_t passed = ptx::add_acq_rel_gpu(&o.state->sent_blocks, mine) + mine - o.sent_before;
         o.last = (passed & (kGaveUp - 1)) == gridDim.x;
-        o.lost = {};
         if (passed >= kGaveUp) take_lost(o);
     }
     __syncthreads();
@@ -333,7 +330,7 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
     const epw_rank_set missing = o.absent | o.missing;
     const bool misses = any(missing), missed = any(o.missing); // by now; when the kernel began
     if (misses || peers->recorded) {
-        c->excluded = tell_suspects(o);
+        tell_suspects(o, c->excluded);
         if (peers->recorded) {
             put_record(peers->shared, &peers->record); // also of a peer that has answered after all
         } else if (!missed) {
@@ -356,6 +353,16 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
     c->troubled = c->noted = 0;
     c->malformed = {};
     end_waits(o);
+}
+
+// Closes a kernel that only sends. `begins`: the handle, so that it misses those who take no part, too.
+__device__ __noinline__ inline void close_sending(Operation &o, uint32_t phase, uint32_t stage, bool begins) {
+    if (threadIdx.x == 0) {
+        o.kept = o.present;
+        o.absent = (begins ? o.active : o.present) - (o.present - o.lost);
+    }
+    __syncthreads();
+    close(o, phase, stage);
 }
 
 } // namespace epw

@@ -38,7 +38,7 @@ __device__ inline uint32_t await_rows(const Dispatch &a, Operation &o, ReceiveSh
     uint32_t source = threadIdx.x, format = a.format.hash;
     if (source < EPW_GPU_MAX_RANKS) {
         uint32_t rows = 0;
-        if (source < o.ranks && is_reachable(o, source)) {
+        if (source < o.ranks && has(o.reachable, source)) {
             Arrival got = await(o, awaited_rows(o), EPW_PHASE_DISPATCH_RECEIVE, source, a.out.wait_ns != nullptr);
             if (!got.arrived) leave_out(o, source);
             rows = got.value;

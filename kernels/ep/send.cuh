@@ -184,7 +184,7 @@ template <typename T, uint32_t Payload> struct Sender {
     // Where this thread's entry sends the row; nullptr: nowhere, or where an earlier one does. By the first two warps, when all
     // have counted.
     __device__ __forceinline__ unsigned char *slot(const Operation &o) const {
-        if (!token.leads || !is_reachable(o, token.rank)) return nullptr;
+        if (!token.leads || !has(o.reachable, token.rank)) return nullptr;
         return at(o, token.rank, epw_slot_offset(&a.lane.layout, a.lane.index, a.lane.rank, census.ranks[token.rank]));
     }
 
@@ -272,9 +272,9 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
 #pragma unroll 1
     for (uint32_t e = threadIdx.x; e < a.experts; e += kThreads) {
         uint32_t rank = a.per_rank.divide(e);
-        if (!is_reachable(o, rank)) continue;
+        const bool reachable = has(o.reachable, rank);
         uint32_t *counts = reinterpret_cast<uint32_t *>(control_at(o, rank, epw_expert_counts_offset(&l, o.lane, o.rank)));
-        counts[e - rank * l.local_experts] = census.experts[e];
+        if (reachable) counts[e - rank * l.local_experts] = census.experts[e];
     }
     if (threadIdx.x < l.ranks) {
         uint64_t word = epw_word(o.epoch, o.op, census.ranks[threadIdx.x]);
@@ -353,9 +353,9 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     uint64_t word = threadIdx.x < o.ranks ? ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]) : 0;
     if (warp < 2) ptx::bulk_wait_all();
     if (!last_to_send(o)) return;
+    const bool tells = threadIdx.x < EPW_GPU_MAX_RANKS && (has(o.mapped, threadIdx.x) & !has(o.lost, threadIdx.x));
     if (o.posts) post_rows(a, o);
-    if (threadIdx.x >= o.ranks || !has(o.present, threadIdx.x) || has(o.lost, threadIdx.x)) return;
-    if (is_queued(o, threadIdx.x)) return;
+    if (!tells) return;
     if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]);
     signal_mapped(o, threadIdx.x, EPW_WORD_DISPATCH, word);
 }

@@ -17,7 +17,7 @@ __device__ __forceinline__ void signal_mapped(const Peers &p, uint32_t peer, uin
 }
 
 __device__ __forceinline__ void signal(const Peers &p, uint32_t peer, uint32_t word, uint64_t value) {
-    if (is_queued(p, peer)) {
+    if (has(p.queued, peer)) {
         post_word(p.peers, p.lane, peer, epw_word_offset(p.rank, p.lane, word), value);
     } else {
         signal_mapped(p, peer, word, value);
@@ -27,7 +27,7 @@ __device__ __forceinline__ void signal(const Peers &p, uint32_t peer, uint32_t w
 // The same in two parts, for who has something else to wait for in between: what was before the first part is before the word.
 __device__ __forceinline__ void prepare_signal() { ptx::fence_sys(); }
 __device__ __forceinline__ void signal_prepared(const Peers &p, uint32_t peer, uint32_t word, uint64_t value) {
-    if (is_queued(p, peer)) {
+    if (has(p.queued, peer)) {
         post_word(p.peers, p.lane, peer, epw_word_offset(p.rank, p.lane, word), value);
     } else {
         ptx::store_relaxed_sys(word_at(p, peer, word), value);

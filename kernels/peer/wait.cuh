@@ -26,27 +26,27 @@ __device__ __noinline__ inline void suspect(const Peers &p, uint32_t peer, uint3
     }
 }
 
-// Tells the host who is a suspect by now, as does each block that closes an operation which misses somebody. By one thread.
-__device__ __forceinline__ epw_rank_set tell_suspects(const Peers &p) {
+// Tells the host who is a suspect by now, as does each block that closes an operation which misses somebody; `told`: them. By
+// one thread.
+__device__ __noinline__ inline void tell_suspects(const Peers &p, epw_rank_set &told) {
     epw_gpu_shared *shared = p.peers->shared;
-    epw_rank_set suspects;
-#pragma unroll
+#pragma unroll 1
     for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) {
-        suspects.words[i] = ptx::load_acquire_gpu(&shared->suspects.words[i]);
+        told.words[i] = ptx::load_acquire_gpu(&shared->suspects.words[i]);
         ptx::store_relaxed_sys(&shared->silent_host[p.lane].words[i], ptx::load_relaxed_gpu(&shared->silent.words[i]));
     }
     // Writer: this thread. Reader: the host, which looks at suspects first.
     ptx::fence_sys();
-#pragma unroll
+#pragma unroll 1
     for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) {
-        ptx::store_relaxed_sys(&shared->suspects_host[p.lane].words[i], suspects.words[i]);
+        ptx::store_relaxed_sys(&shared->suspects_host[p.lane].words[i], told.words[i]);
     }
-    return suspects;
 }
 
 // Gives a peer up for the operation: in this block and, at the end, in the kernel.
 __device__ __noinline__ inline void leave_out(Peers &p, uint32_t peer) {
-    insert(p.gone, peer);
+    remove(p.reachable, peer);
+    p.gave_up = 1;
     insert(p.peers->gone, peer);
     atomicOr(&p.troubled, 1u);
 }
@@ -89,7 +89,7 @@ __device__ __forceinline__ void end_waits(const Peers &p) {
 
 struct Arrival {
     bool arrived;
-    uint32_t value; // if it has
+    uint32_t value; // 0 if it has not
 };
 
 // How many peers of the operation have not sent what is awaited.
@@ -167,7 +167,7 @@ __device__ __forceinline__ bool is_revoked(const Peers &p, uint32_t peer) {
 
 // Whether the connection to it is gone. The same. Nothing that came by it is placed after this.
 __device__ __forceinline__ bool is_broken(const Peers &p, uint32_t peer) {
-    return is_queued(p, peer) && (ptx::load_acquire_sys(&p.peers->broken->words[peer / 32]) & bit_of(peer));
+    return has(p.queued, peer) && (ptx::load_acquire_sys(&p.peers->broken->words[peer / 32]) & bit_of(peer));
 }
 
 // Every thread that waits asks the host, so it does not do so in every round.
@@ -196,20 +196,25 @@ __device__ __forceinline__ uint32_t go_on_waiting(const Peers &p, LongWait &w) {
     return now < expiry ? EPW_CAUSE_NONE : EPW_CAUSE_TIMEOUT;
 }
 
+__device__ __forceinline__ Arrival arrival(const Peers &p, Awaited what, epw_sight seen) {
+    const bool arrived = judge(p, what, seen) == EPW_ARRIVED;
+    return {arrived, arrived ? epw_word_value(seen.word) : 0};
+}
+
 // A look at one peer: at its word, and at farewells, beacons and the deadline. Whether the wait for it is over, and then how.
 __device__ __forceinline__ bool is_over(Peers &p, LongWait &w, Arrival &how) {
     const uint32_t peer = w.peer();
     constexpr uint32_t kLooks = 32; // of a round
     look_often(p, w.what, peer, kLooks / __popc(w.late));
     epw_sight seen = look(p, w.what, peer);
-    how = {judge(p, w.what, seen) == EPW_ARRIVED, epw_word_value(seen.word)};
+    how = arrival(p, w.what, seen);
     if (how.arrived || has_now(p.peers->gone, peer)) return true; // another block may have given it up
     uint32_t cause = epw_rule_gone(seen, own_epoch_word(p));
     if (cause == EPW_CAUSE_NONE) cause = go_on_waiting(p, w);
     if (cause == EPW_CAUSE_NONE) return false;
     if (cause == EPW_CAUSE_LINK) { // what has come before counts
         seen = look(p, w.what, peer);
-        how = {judge(p, w.what, seen) == EPW_ARRIVED, epw_word_value(seen.word)};
+        how = arrival(p, w.what, seen);
         if (how.arrived) return true;
     }
     record_loss(p, w.phase, cause, peer, expected_word(p, w.what), seen.word, ptx::global_timer_ns() - w.began,

@@ -19,17 +19,16 @@ struct Peers {
     bool posts;           // some peers are reached by queues
     epw_rank_set present; // who takes part, as the kernel begins: the same for all blocks
     epw_rank_set active, suspects;
-    epw_rank_set queued;               // peers that no window is mapped of
+    epw_rank_set queued, mapped;       // peers that no window is mapped of; those who take part and are none of these
     uint64_t deadline, group_deadline; // of this call; of the group
     uint64_t spoke;                    // if it resumes: when this rank has last written to its peers
     // The peer table, of what this kernel writes beside words: rows, or answers. Of a mapped window everything is there.
     uint64_t data[EPW_GPU_PEERS];
 
-    epw_rank_set gone; // peers that this block knows to be lost
-    uint32_t troubled; // the block has waited long, or lost somebody: the kernel does not end as it usually does
+    epw_rank_set reachable; // who takes part, but for those that this block has given up
+    uint32_t gave_up;       // there are some
+    uint32_t troubled;      // the block has waited long, or lost somebody: the kernel does not end as it usually does
 };
-
-__device__ __forceinline__ bool is_queued(const Peers &p, uint32_t peer) { return p.posts && has(p.queued, peer); }
 
 // By a kernel that has no operation.
 __device__ __forceinline__ bool is_reached(const epw_gpu_peers *peers, uint32_t peer) {
@@ -45,8 +44,9 @@ __device__ __forceinline__ unsigned char *at(const Peers &p, uint32_t peer, uint
     return reinterpret_cast<unsigned char *>(p.data[peer] + offset);
 }
 __device__ __forceinline__ unsigned char *control_at(const Peers &p, uint32_t peer, uint64_t offset) {
-    if (!is_queued(p, peer)) return at(p, peer, offset);
-    return reinterpret_cast<unsigned char *>(p.peers->table[EPW_AREA_CONTROL][peer] + offset);
+    const bool queued = has(p.queued, peer);
+    unsigned char *mapped = at(p, peer, offset); // on its way, too
+    return queued ? reinterpret_cast<unsigned char *>(p.peers->table[EPW_AREA_CONTROL][peer] + offset) : mapped;
 }
 
 // The lane's words that `source` writes here.
