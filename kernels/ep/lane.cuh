@@ -89,7 +89,7 @@ struct Opening {
 
     __device__ __forceinline__ Opening(const epw_lane_args &a, epw_area area, uint64_t given_deadline)
         : peers(a.peers), state(a.state), own(a.window), rank(a.rank), ranks(a.layout.ranks), report(a.arrays.report) {
-        if (threadIdx.x - kTable < ranks) entry = peers->table[area][threadIdx.x - kTable];
+        if (threadIdx.x - kTable < ranks) entry = entry_of(peers, area, threadIdx.x - kTable);
         word = threadIdx.x - kTurn;
         if (word >= EPW_RANK_WORDS) return;
         const epw_gpu_turn &turn = state->turns[blockIdx.x];

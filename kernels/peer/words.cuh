@@ -30,6 +30,11 @@ struct Peers {
     uint32_t troubled;      // the block has waited long, or lost somebody: the kernel does not end as it usually does
 };
 
+// A peer's entry of the table, on its way from memory to a block's Peers.
+__device__ __forceinline__ uint64_t entry_of(const epw_gpu_peers *peers, epw_area area, uint32_t peer) {
+    return peers->table[area][peer];
+}
+
 // By a kernel that has no operation.
 __device__ __forceinline__ bool is_reached(const epw_gpu_peers *peers, uint32_t peer) {
     return peers->table[EPW_AREA_CONTROL][peer] != 0;
