@@ -207,7 +207,7 @@ impl Device {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EpConfig {
-    /// Tokens per rank and operation at most, up to 65,536.
+    /// Tokens per rank and operation at most, up to 65,536; up to 16,254 with queues.
     pub max_tokens: u32,
     /// Channels of a token, a multiple of 8 (of 128 for FP8), up to 2^24.
     pub hidden: u32,
@@ -260,7 +260,8 @@ pub struct Paths {
     /// The same by CUDA IPC handles.
     pub ipc: bool,
     /// Ranks of any host by queues that a software NIC drains: for those that no other path leads to, or, as the only one,
-    /// instead of the others. With it a GPU's window is pinned host memory, which its kernels reach over the bus. Off by default, for it takes two threads, memory for each peer, and, where the run
+    /// instead of the others. Such peers write into pinned host memory of a rank on a GPU, see [`Plan::inbox_bytes`]; the others
+    /// into its window in GPU memory. Off by default, for it takes two threads, memory for each peer, and, where the run
     /// has a token, a TCP port: [`EpBuffer::create`](crate::EpBuffer::create) turns the default on where the members are on
     /// several hosts. Set it where ranks of other hosts may join later.
     pub queue: bool,
@@ -423,6 +424,13 @@ pub struct Plan {
     pub window_bytes: u64,
     /// This rank's own memory beside the window; on a GPU device memory alone, without some 50 KB of pinned host memory.
     pub private_bytes: u64,
+    /// Host memory that peers behind queues would take, if all others were, where [`Paths::queue`] permits them: what is written
+    /// for them, taken with the first such peer. Pinned, on a GPU; so are the next two.
+    pub image_bytes: u64,
+    /// The queues themselves, taken for each such peer.
+    pub ring_bytes: u64,
+    /// What such peers write, where the window is on a GPU and mapped peers alone write it: taken for each, its places.
+    pub inbox_bytes: u64,
 }
 
 impl Plan {
@@ -442,6 +450,9 @@ impl Plan {
             zero_copy_bytes: plan.zero_copy_bytes,
             window_bytes: plan.window_bytes,
             private_bytes: plan.private_bytes,
+            image_bytes: plan.image_bytes,
+            ring_bytes: plan.ring_bytes,
+            inbox_bytes: plan.inbox_bytes,
         })
     }
 
@@ -474,7 +485,21 @@ impl std::fmt::Display for Plan {
                 writeln!(f, "  {:>10.1} MiB  {what}", mib(bytes))?;
             }
         }
-        write!(f, "beside the window {:.1} MiB", mib(self.private_bytes))
+        write!(f, "beside the window {:.1} MiB", mib(self.private_bytes))?;
+        let queues = [
+            ("images, all with the first of them", self.image_bytes),
+            ("their queues", self.ring_bytes),
+            ("what they write", self.inbox_bytes),
+        ];
+        if queues.iter().any(|&(_, bytes)| bytes > 0) {
+            write!(f, "\nhost memory for peers behind queues, if all others are")?;
+        }
+        for (what, bytes) in queues {
+            if bytes > 0 {
+                write!(f, "\n  {:>10.1} MiB  {what}", mib(bytes))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -570,6 +595,12 @@ mod tests {
         let first = "window 56.3 MiB: 8 places, 7.0 MiB each, taken by a rank or not\n";
         assert!(text.starts_with(first) && text.contains("28.2 MiB  dispatch slots"), "{text}");
         assert!(!text.contains("ordered"), "{text}");
+        assert!(!text.contains("queues"), "{text}");
+        let queues = Paths { queue: true, ..Paths::default() };
+        let text = Plan::new(&EpConfig { paths: queues, ..EpConfig::new(128, 7168, 256, 8) }, 8)
+            .unwrap()
+            .to_string();
+        assert!(text.contains("for peers behind queues, if all others are\n"), "{text}");
         let larger = Plan::new(&EpConfig::new(128, 7168, 512, 8), 16).unwrap();
         let grown = larger.window_bytes - plan.window_bytes;
         assert!(grown.abs_diff(8 * plan.place_bytes()) < 1 << 16, "{grown}");

@@ -108,19 +108,20 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: NIC,
         default: "`soft`",
-        doc: "What drains queues: `soft`, a NIC in software, with a thread of this process and sockets.",
+        doc: "What drains queues: `soft`, a NIC in software, with a thread of this process and sockets; `strict`, the same for \
+              tests, which breaks a queue whose entries or bytes change behind the doorbell, and is slow.",
     },
     Variable {
         name: WIRES,
         default: "`local`, and `tcp` where the run has a token",
-        doc: "What may carry the bytes of queues: some of `local`, a socket of this host, and `tcp`, with commas between them. \
+        doc: "What may carry the bytes of queues: some of `local`, shared memory of this host, and `tcp`, with commas between them. \
               Two ranks of one host that both have it take `local`.",
     },
     Variable {
         name: PORTS,
         default: "any",
-        doc: "Ports on which a rank listens for the queues of ranks of other hosts, `first-last`: one is taken for each rank \
-              and address.",
+        doc: "Ports on which ranks listen for those of other hosts, `first-last`: one is taken for each rank and address by its \
+              queues, and with feature `succession` one for each rank but 0 by its server.",
     },
     Variable {
         name: ISA,
@@ -175,6 +176,28 @@ pub fn warn_unknown() {
 /// descriptions often cannot leave a variable out.
 pub fn value(name: &str) -> Option<String> {
     std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()).filter(|v| !v.is_empty())
+}
+
+/// First and last of the ports of `EPWIRE_PORTS`, on which ranks may listen. `None` if it is not set.
+pub(crate) fn ports() -> Result<Option<(u16, u16)>, PortsError> {
+    value(PORTS).map(|text| parse_ports(&text).ok_or(PortsError(text))).transpose()
+}
+
+/// Reads `first-last`, or one port.
+fn parse_ports(text: &str) -> Option<(u16, u16)> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let ports = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    (0 < ports.0 && ports.0 <= ports.1).then_some(ports)
+}
+
+/// What `EPWIRE_PORTS` says is no range of ports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PortsError(pub(crate) String);
+
+impl fmt::Display for PortsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PORTS}={:?} is no range of ports, such as 29800-29899", self.0)
+    }
 }
 
 /// The shared secret of a run. Its `Debug` form does not show it.
@@ -403,5 +426,16 @@ mod tests {
         assert_eq!(token.unwrap().as_bytes(), b"pass word\n");
         assert!(matches!(long, Err(TokenError::Length { .. })));
         assert!(Token::from_file(path).unwrap_err().to_string().contains("EPWIRE_TOKEN_FILE"));
+    }
+
+    #[test]
+    fn a_range_of_ports_is_read() {
+        assert_eq!(parse_ports("29800-29899"), Some((29800, 29899)));
+        assert_eq!(parse_ports(" 1 - 65535 "), Some((1, 65535)));
+        assert_eq!(parse_ports("700"), Some((700, 700)));
+        for wrong in ["", "-", "0-5", "5-4", "1-65536", "a-b", "1-2-3"] {
+            assert_eq!(parse_ports(wrong), None, "{wrong}");
+        }
+        assert!(PortsError("x".to_owned()).to_string().starts_with("EPWIRE_PORTS="));
     }
 }

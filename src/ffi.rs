@@ -175,6 +175,8 @@ impl Drop for Fabric {
 pub(crate) struct FabricOptions {
     /// `EPW_WIRE_*` bits.
     pub(crate) wires: u32,
+    /// `EPW_NIC_*`.
+    pub(crate) nic: u32,
     /// First and last.
     pub(crate) ports: (u16, u16),
     pub(crate) interfaces: Option<String>,
@@ -189,6 +191,7 @@ impl Fabric {
         let mut options = unsafe { initialised(sys::epw_fabric_options_init) };
         options.rank = rank;
         options.wires = asked.wires;
+        options.nic = asked.nic;
         (options.first_port, options.last_port) = asked.ports;
         options.interfaces = interfaces.as_ref().map_or(ptr::null(), |names| names.as_ptr());
         options.key = asked.key.as_ref().map_or(ptr::null(), |key| key.as_ptr());

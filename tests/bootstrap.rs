@@ -703,7 +703,11 @@ fn a_newcomer_learns_that_its_admission_is_aborted() {
     groups[0].abort_change_blocking(change).unwrap();
     let Err(Error::Bootstrap(error)) = waiting.join().unwrap() else { panic!("it was admitted") };
     assert!(matches!(*error, BootstrapError::Aborted { rank: 0, .. }), "{error}");
-    assert_eq!(groups[0].membership().standby.preparing.to_string(), "2");
+    let began = Instant::now();
+    while groups[0].membership().standby.preparing.to_string() != "2" {
+        assert!(began.elapsed() < 5 * SECOND, "{:?}", groups[0].membership());
+        std::thread::sleep(SECOND / 100);
+    }
 }
 
 #[test]

@@ -227,6 +227,12 @@ epw_status epw_cuda_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where,
     return status;
 }
 
+epw_status epw_cuda_check_address(int32_t ordinal, const void *host, const void *device, epw_where where) {
+    if (host == device) return EPW_OK;
+    return epw_fail(EPW_ERR_NO_PATH, where,
+                    "GPU %d does not share the addresses of host memory, which queues need", (int)ordinal);
+}
+
 void epw_cuda_host_free(int32_t ordinal, void *host) {
     epw_cuda_scope scope = {0};
     if (host == NULL || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;

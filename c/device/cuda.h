@@ -56,6 +56,9 @@ void epw_cuda_free(int32_t ordinal, void *memory);
 epw_status epw_cuda_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **host, void **device);
 void epw_cuda_host_free(int32_t ordinal, void *host);
 
+/* EPW_ERR_NO_PATH if the GPU knows host memory by another address, which queues cannot go by. */
+epw_status epw_cuda_check_address(int32_t ordinal, const void *host, const void *device, epw_where where);
+
 /* Writes zeros and waits for them, in a relaxed scope of the memory's GPU. */
 epw_status epw_cuda_zero(void *memory, uint64_t bytes, epw_where where);
 

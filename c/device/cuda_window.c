@@ -277,57 +277,9 @@ static epw_status ipc_open(int fd, uint64_t bytes, epw_where where, unsigned cha
                     found, (unsigned long long)bytes);
 }
 
-/* ---- pinned host memory -------------------------------------------------------------------------
- *
- * Of a window that a NIC writes into, or that has peers behind queues at all: a host thread stores there
- * while kernels wait on all SMs, which no copy to a GPU's memory is sure to do, and kernels read it over the
- * bus. */
-
-/* Lets GPUs of this process use host memory at its own address. In a scope. */
-static epw_status pin(const epw_memory *memory, epw_where where) {
-    unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
-    cudaError_t error = cudaHostRegister(memory->base, memory->bytes, flags);
-    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "cudaHostRegister of a window");
-}
-
-static epw_status pinned_create(uint64_t bytes, epw_where where, epw_memory *out) {
-    epw_memory host;
-    epw_status status = epw_device_host.create(EPW_DEVICE_HOST, 0, bytes, where, &host);
-    if (status != EPW_OK) return status;
-    status = pin(&host, where);
-    if (status != EPW_OK) {
-        epw_device_host.destroy(&host);
-        return status;
-    }
-    out->base = host.base;
-    out->bytes = host.bytes;
-    out->fd = host.fd;
-    out->origin.path = EPW_PATH_SHM;
-    return EPW_OK;
-}
-
-static epw_status pinned_map(const epw_origin *origin, int fd, uint64_t bytes, uint64_t until_ns,
-                             epw_where where, epw_memory *out) {
-    epw_memory host;
-    epw_status status = epw_device_host.map(out->ordinal, origin, fd, bytes, until_ns, where, &host);
-    if (status != EPW_OK) return status;
-    status = pin(&host, where);
-    if (status != EPW_OK) {
-        epw_device_host.unmap(&host);
-        return status;
-    }
-    out->base = host.base;
-    return EPW_OK;
-}
-
 /* ---- the device --------------------------------------------------------------------------------- */
 
 static void free_memory(epw_memory *memory) {
-    if (memory->origin.path == EPW_PATH_SHM) {
-        (void)cudaHostUnregister(memory->base);
-        epw_device_host.destroy(memory);
-        return;
-    }
     if (memory->origin.path == EPW_PATH_VMM) {
         vmm_unmap(memory->base, memory->bytes);
     } else {
@@ -338,10 +290,9 @@ static void free_memory(epw_memory *memory) {
     memory->fd = -1;
 }
 
-/* Pinned where queues are permitted; else VMM where config.paths and the driver permit it, else IPC; VMM too
- * where neither is permitted and only threads are to share it. In a scope. */
+/* VMM where config.paths and the driver permit it, else IPC; VMM too where neither is permitted, and only
+ * threads are to share it, or nobody. In a scope. */
 static epw_status allocate(uint32_t paths, uint64_t bytes, epw_where where, epw_memory *out) {
-    if (paths & EPW_PATH_QUEUE) return pinned_create(bytes, where, out);
     uint32_t asked = paths & (EPW_PATH_VMM | EPW_PATH_IPC);
     if (asked != EPW_PATH_IPC && has_vmm(out->ordinal)) {
         const char *call = NULL;
@@ -373,7 +324,7 @@ static epw_status cuda_create(int32_t ordinal, uint32_t paths, uint64_t bytes, e
     *out = (epw_memory){.bytes = epw_align(bytes, BLOCK_BYTES), .fd = -1, .ordinal = ordinal};
     status = uuid_of(ordinal, where, out->origin.gpu);
     if (status == EPW_OK) status = allocate(paths, out->bytes, where, out);
-    if (status == EPW_OK && out->origin.path != EPW_PATH_SHM) { /* which is zeroed */
+    if (status == EPW_OK) {
         status = epw_cuda_zero(out->base, out->bytes, where);
         if (status != EPW_OK) free_memory(out);
     }
@@ -398,14 +349,10 @@ static epw_status cuda_map(int32_t ordinal, const epw_origin *origin, int fd, ui
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
     if (status != EPW_OK) return status;
     *out = (epw_memory){.bytes = bytes, .fd = -1, .ordinal = ordinal, .origin = *origin};
-    if (origin->path == EPW_PATH_SHM) {
-        status = pinned_map(origin, fd, bytes, until_ns, where, out);
-    } else {
-        status = check_access(ordinal, origin, where, &owner);
-        if (status == EPW_OK)
-            status = origin->path == EPW_PATH_VMM ? vmm_import(ordinal, origin, fd, bytes, where, &out->base)
-                                                  : ipc_open(fd, bytes, where, &out->base);
-    }
+    status = check_access(ordinal, origin, where, &owner);
+    if (status == EPW_OK)
+        status = origin->path == EPW_PATH_VMM ? vmm_import(ordinal, origin, fd, bytes, where, &out->base)
+                                              : ipc_open(fd, bytes, where, &out->base);
     epw_cuda_leave_relaxed(&scope);
     return status;
 }
@@ -413,10 +360,7 @@ static epw_status cuda_map(int32_t ordinal, const epw_origin *origin, int fd, ui
 static void cuda_unmap(epw_memory *memory) {
     epw_cuda_scope scope = {0};
     if (epw_cuda_enter_relaxed(memory->ordinal, (epw_where){"disconnect", -1, -1}, &scope)) return;
-    if (memory->origin.path == EPW_PATH_SHM) {
-        (void)cudaHostUnregister(memory->base);
-        epw_device_host.unmap(memory);
-    } else if (memory->origin.path == EPW_PATH_VMM) {
+    if (memory->origin.path == EPW_PATH_VMM) {
         vmm_unmap(memory->base, memory->bytes);
     } else {
         (void)cudaIpcCloseMemHandle(memory->base);
@@ -428,7 +372,7 @@ static void cuda_unmap(epw_memory *memory) {
 static epw_status cuda_share(const epw_memory *memory, int32_t ordinal, epw_where where) {
     epw_cuda_scope scope = {0};
     int32_t owner;
-    if (ordinal == memory->ordinal || memory->origin.path == EPW_PATH_SHM) return EPW_OK;
+    if (ordinal == memory->ordinal) return EPW_OK;
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
     if (status != EPW_OK) return status;
     status = check_access(ordinal, &memory->origin, where, &owner);

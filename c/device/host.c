@@ -107,7 +107,7 @@ static epw_status host_create(int32_t ordinal, uint32_t paths, uint64_t bytes, e
         return epw_fail(EPW_ERR_LIMIT, where, "a window of %llu bytes cannot be mapped",
                         (unsigned long long)bytes);
     bytes = (bytes + page - 1) / page * page;
-    epw_status status = epw_memory_limit_check("", bytes, where);
+    epw_status status = epw_memory_limit_check("", "a window", bytes, where);
     if (status != EPW_OK) return status;
 
     int fd = create_memfd();

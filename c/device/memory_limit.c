@@ -286,18 +286,18 @@ bool epw_memory_limit_find(const char *root, epw_memory_limit *out) {
     return any;
 }
 
-epw_status epw_memory_limit_check(const char *root, uint64_t bytes, epw_where where) {
+epw_status epw_memory_limit_check(const char *root, const char *what, uint64_t bytes, epw_where where) {
     epw_memory_limit tightest;
     /* Page tables and the index of a memfd's pages count too: under one byte in 128. */
     if (!epw_memory_limit_find(root, &tightest) || bytes + bytes / 128 <= tightest.left) return EPW_OK;
     if (tightest.limit == 0 && tightest.file == NULL)
         return epw_fail(EPW_ERR_NO_MEMORY, where,
-                        "a window of %llu bytes, and the machine has %llu available; make the window smaller "
+                        "%s of %llu bytes, and the machine has %llu available; make the window smaller "
                         "(epw_plan_make itemises it)",
-                        (unsigned long long)bytes, (unsigned long long)tightest.left);
+                        what, (unsigned long long)bytes, (unsigned long long)tightest.left);
     return epw_fail(EPW_ERR_NO_MEMORY, where,
-                    "a window of %llu bytes, and cgroup %s may take %llu more: its limit is %llu; make the "
+                    "%s of %llu bytes, and cgroup %s may take %llu more: its limit is %llu; make the "
                     "window smaller (epw_plan_make itemises it) or raise the limit (%s)",
-                    (unsigned long long)bytes, tightest.cgroup, (unsigned long long)tightest.left,
+                    what, (unsigned long long)bytes, tightest.cgroup, (unsigned long long)tightest.left,
                     (unsigned long long)tightest.limit, tightest.file);
 }

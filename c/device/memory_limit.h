@@ -23,8 +23,8 @@ typedef struct epw_memory_limit {
  * amount. */
 bool epw_memory_limit_find(const char *root, epw_memory_limit *out);
 
-/* EPW_ERR_NO_MEMORY if `bytes` of a window, and what the kernel takes to map them, pass the limit. The text
- * has both figures and the cgroup's name. */
-epw_status epw_memory_limit_check(const char *root, uint64_t bytes, epw_where where);
+/* EPW_ERR_NO_MEMORY if `bytes` of `what` ("a window", say), and what the kernel takes to map them, pass the
+ * limit. The text has both figures and the cgroup's name. */
+epw_status epw_memory_limit_check(const char *root, const char *what, uint64_t bytes, epw_where where);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "ep/terms.h"
 #include "numerics/numerics.h"
+#include "peer/remote.h"
 
 #include <stdlib.h>
 
@@ -56,16 +57,7 @@ static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch
 }
 
 static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
-    const epw_layout *l = &((const epw_buffer *)user)->layout;
-    uint64_t answers = (uint64_t)l->max_tokens * l->answers * l->row_bytes;
-    switch (area) {
-    case EPW_AREA_CONTROL:
-        return (epw_stretch){epw_expert_counts_offset(l, lane, source), l->count_bytes};
-    case EPW_AREA_ROWS:
-        return (epw_stretch){epw_slot_offset(l, lane, source, 0), l->max_tokens * l->slot_bytes};
-    default:
-        return (epw_stretch){epw_answer_offset(l, lane, source, 0, 0), answers};
-    }
+    return epw_plan_footprint(&((const epw_buffer *)user)->layout, source, lane, area);
 }
 
 /* Rows of the next operation, with their counts, and answers of this one. */
@@ -105,6 +97,17 @@ static const epw_peers_user user_of_floor = {
 
 /* ---- life ---- */
 
+static epw_status check_queues(const epw_config *config, epw_where where) {
+    uint32_t most = (EPW_REMOTE_ENTRIES_MAX - EPW_ENTRIES_BESIDE) / EPW_ENTRIES_OF_A_TOKEN;
+    bool queues = config->fabric != NULL && config->paths & EPW_PATH_QUEUE;
+    if (!queues || config->max_tokens <= most) return EPW_OK;
+    return epw_fail(
+        EPW_ERR_LIMIT, where,
+        "config.max_tokens %u is more than a queue takes, %u: lower it, or leave EPW_PATH_QUEUE out "
+        "of config.paths",
+        config->max_tokens, most);
+}
+
 epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
     if (out == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"create", -1, -1}, "out is NULL");
     epw_layout layout;
@@ -112,6 +115,8 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
     epw_status status = epw_plan_layout("create", config, &layout, &plan);
     if (status != EPW_OK) return status;
     epw_where where = {"create", (int)config->rank, -1};
+    status = check_queues(config, where);
+    if (status != EPW_OK) return status;
     epw_buffer *b = calloc(1, sizeof *b);
     if (b == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a buffer");
     b->engine = choose_engine(config);
@@ -132,7 +137,7 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
                                             .term_count = EPW_TERM_COUNT},
                                  .lanes = config->lanes,
                                  .fabric = config->fabric,
-                                 .entries = 2 * config->max_tokens + 4, /* rows, counts, answers, words */
+                                 .entries = epw_plan_entries(config),
                                  .user = &user_of_floor,
                                  .user_context = b};
     status = epw_peers_create(&b->peers, &options);

@@ -4,6 +4,7 @@
 #include "base/bits.h"
 #include "base/status.h"
 #include "ep/engine.h"
+#include "peer/sizes.h"
 
 #define PAGE             4096u
 #define HEADER_ALIGN     128u
@@ -81,11 +82,44 @@ static epw_status check_config(epw_where where, const epw_config *c) {
     return EPW_OK;
 }
 
+epw_stretch epw_plan_footprint(const epw_layout *l, uint32_t source, uint32_t lane, uint32_t area) {
+    uint64_t answers = (uint64_t)l->max_tokens * l->answers * l->row_bytes;
+    switch (area) {
+    case EPW_AREA_CONTROL:
+        return (epw_stretch){epw_expert_counts_offset(l, lane, source), l->count_bytes};
+    case EPW_AREA_ROWS:
+        return (epw_stretch){epw_slot_offset(l, lane, source, 0), l->max_tokens * l->slot_bytes};
+    default:
+        return (epw_stretch){epw_answer_offset(l, lane, source, 0, 0), answers};
+    }
+}
+
+uint32_t epw_plan_entries(const epw_config *config) {
+    return EPW_ENTRIES_OF_A_TOKEN * config->max_tokens + EPW_ENTRIES_BESIDE;
+}
+
+static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
+    return epw_plan_footprint(user, source, lane, area);
+}
+
 static uint64_t private_bytes(const epw_config *config, const epw_layout *layout) {
 #ifdef EPW_CUDA
     if (config->device != EPW_DEVICE_HOST) return epw_gpu_private_bytes(config);
 #endif
     return epw_host_private_bytes(config, layout);
+}
+
+/* What peers behind queues would take, if all others were. */
+static void plan_queues(const epw_config *config, const epw_layout *layout, epw_plan *plan) {
+    epw_remote_shape shape = {.ranks = config->ranks,
+                              .lanes = config->lanes,
+                              .entries = epw_plan_entries(config),
+                              .footprint = footprint,
+                              .user = (void *)(uintptr_t)layout};
+    if (!(config->paths & EPW_PATH_QUEUE) || config->ranks == 1) return;
+    plan->image_bytes = epw_images_bytes(&shape);
+    plan->ring_bytes = epw_rings_bytes(&shape);
+    if (config->device != EPW_DEVICE_HOST) plan->inbox_bytes = epw_inbox_bytes(&shape);
 }
 
 epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout *layout, epw_plan *plan) {
@@ -158,6 +192,7 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
         .window_bytes = epw_align(total, PAGE),
         .private_bytes = private_bytes(config, layout),
     };
+    plan_queues(config, layout, plan);
     return EPW_OK;
 }
 

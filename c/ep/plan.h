@@ -4,11 +4,20 @@
 #define EPW_EP_PLAN_H
 
 #include "ep/layout.h"
+#include "nic/region.h"
 #include "peer/rules.h"
 #include "epwire.h"
 
 /* Checks `config`, fills the layout and, if not NULL, the plan. `where` names the operation in errors. */
 epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout *layout, epw_plan *plan);
+
+/* Which part of a window is the source's to write, on a lane: one of the EPW_AREAS areas. */
+epw_stretch epw_plan_footprint(const epw_layout *layout, uint32_t source, uint32_t lane, uint32_t area);
+
+/* What operations post to the queue of one peer at most: rows of a dispatch, and of the combine behind it,
+ * counts, and words. */
+enum { EPW_ENTRIES_OF_A_TOKEN = 2, EPW_ENTRIES_BESIDE = 4 };
+uint32_t epw_plan_entries(const epw_config *config);
 
 /* Checks the fields of `input` that decide the format against the plan. */
 epw_status epw_row_format_make(const char *op, const epw_config *config, const epw_dispatch_input *input,

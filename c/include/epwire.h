@@ -173,8 +173,8 @@ typedef struct epw_config {
     uint32_t reserved;
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
     epw_fabric *fabric;   /* by which peers behind a queue are reached; of this rank, and outlives the buffer.
-                             NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, a GPU's window is pinned
-                             host memory */
+                             NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, max_tokens is at most
+                             16254, and a buffer on a GPU also has pinned host memory: see epw_plan */
 } epw_config;
 
 #define EPW_CONFIG_VERSION 1
@@ -208,6 +208,12 @@ typedef struct epw_plan {
     uint64_t private_bytes; /* memory of this rank's own beside the window; with `threads` 0 it is that of the
                                threads that would be chosen now. On a GPU it is device memory: some 50 KB of
                                pinned host memory, through which kernels report, are not in it */
+    /* Host memory for peers behind queues, pinned where `device` is a GPU, if all other ranks were; 0 if
+     * `paths` excludes queues. It is taken when the first such peer is connected, or for each. */
+    uint64_t image_bytes; /* what is written for them and read by the NIC; for all ranks at a time */
+    uint64_t ring_bytes;  /* queues by which lanes post to them; for each */
+    uint64_t inbox_bytes; /* what they write here, of a rank on a GPU, whose window mapped peers alone write;
+                             for each its places of the window */
 } epw_plan;
 
 #define EPW_PLAN_INIT                                                                                        \
@@ -242,24 +248,34 @@ EPW_API void epw_row_shape_init(epw_row_shape *shape);
 
 /* What carries the bytes of queues between two ranks. */
 enum {
-    EPW_WIRE_LOCAL = 1, /* a socket of this host, and of its network namespace */
+    EPW_WIRE_LOCAL = 1, /* memory of this host, shared by a socket of its network namespace */
     EPW_WIRE_TCP = 2    /* TCP over IPv4 or IPv6 */
+};
+
+/* What drains the queues. */
+enum {
+    EPW_NIC_SOFT = 1,  /* a thread of this process */
+    EPW_NIC_STRICT = 2 /* the same for tests: it delays fetches, overwrites entries that are done, and breaks
+                          a queue whose entries or bytes have changed behind the doorbell; slow */
 };
 
 typedef struct epw_fabric_options {
     uint32_t size;  /* sizeof(epw_fabric_options) */
     uint32_t rank;  /* [0, EPW_MAX_RANKS): that of the buffers that use it */
     uint32_t wires; /* EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL */
+    uint32_t nic;   /* EPW_NIC_* */
     uint16_t first_port, last_port; /* TCP: listens on one of these for each address; 0, 0: on any */
     const char *interfaces;         /* TCP: on the addresses of these interfaces, in the grammar of
                                        NCCL_SOCKET_IFNAME, "eth,ib", "=eth0" or "^docker"; NULL: of all */
     const unsigned char *key;       /* TCP: 32 secret bytes, the same on all ranks: both ends of a connection
                                        prove that they know them. What follows is neither encrypted nor protected
                                        on the way. NULL: none. Copied */
+    uint32_t ring_bytes; /* local: of the shared memory by which this rank sends to each peer, a power of two
+                            from 2^12 to 2^30, and 68 KiB more; pages are taken as they are used. 0: 2^22 */
 } epw_fabric_options;
 
 #define EPW_FABRIC_OPTIONS_INIT                                                                              \
-    { .size = sizeof(epw_fabric_options), .wires = EPW_WIRE_LOCAL }
+    { .size = sizeof(epw_fabric_options), .wires = EPW_WIRE_LOCAL, .nic = EPW_NIC_SOFT }
 EPW_API void epw_fabric_options_init(epw_fabric_options *options);
 
 /* Starts its threads and listens. options [in], out [out]. Any thread. */

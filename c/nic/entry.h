@@ -81,6 +81,17 @@ EPW_INLINE void epw_entry_write(epw_entry_block *e, uint32_t pair, uint64_t inde
     epw_entry_transfer(e, EPW_WQE_RDMA_WRITE, pair, index, remote, local, bytes, signal);
 }
 
+/* Writes bytes of two places of this rank at the peer, one behind the other: some of each, and together below
+ * 2^31. */
+EPW_INLINE void epw_entry_write_both(epw_entry_block *e, uint32_t pair, uint64_t index, epw_place_of remote,
+                                     epw_place_of first, uint32_t first_bytes, epw_place_of second,
+                                     uint32_t second_bytes, uint32_t signal) {
+    epw_entry_begin(e, EPW_WQE_RDMA_WRITE, pair, index, 4, signal);
+    epw_entry_remote(e, remote);
+    epw_entry_local(e, 8, first, first_bytes);
+    epw_entry_local(e, 12, second, second_bytes);
+}
+
 /* Reads `bytes` bytes of the peer to this rank's memory, below 2^31. */
 EPW_INLINE void epw_entry_read(epw_entry_block *e, uint32_t pair, uint64_t index, epw_place_of remote,
                                epw_place_of local, uint32_t bytes, uint32_t signal) {

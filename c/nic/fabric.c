@@ -7,6 +7,8 @@
 #include "base/little_endian.h"
 #include "base/thread.h"
 #include "nic/link.h"
+#include "nic/soft/ring.h"
+#include "nic/soft/strict.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -14,10 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 /* How long after its deadline a dial's end may be told: its thread may have to wait for a core. */
 #define TOLD_WITHIN_NS UINT64_C(1000000000)
+
+/* Behind a doorbell, at a strict NIC: at most. */
+#define STRICT_DELAY_US 100
 
 /* A dial, on the stack of who waits for it. */
 typedef struct waiter {
@@ -31,6 +37,7 @@ typedef struct waiter {
 
 struct epw_fabric {
     uint32_t rank, wires;
+    uint32_t ring_bytes; /* of connections within the host that this end dials */
     uint32_t generation; /* of the process that made it */
     epw_nic *nic;
     epw_nonce name;
@@ -113,6 +120,12 @@ static waiter *waits_for(const epw_fabric *fabric, uint32_t number) {
     return w;
 }
 
+static bool is_local(int fd) {
+    int domain = 0;
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &(socklen_t){sizeof domain}) == 0 &&
+           domain == AF_UNIX;
+}
+
 /* What has become of a dial, or who has dialed. Locked. */
 static void take(epw_fabric *fabric, const epw_link_event *event) {
     epw_status status = event->status;
@@ -120,7 +133,10 @@ static void take(epw_fabric *fabric, const epw_link_event *event) {
     uint64_t link = 0;
     if (event->kind == EPW_LINK_UP) {
         epw_where where = {"connect", (int)fabric->rank, (int)event->peer};
-        status = epw_nic_add_link(fabric->nic, event->fd, event->peer, where, &link);
+        status = is_local(event->fd)
+                     ? epw_nic_add_ring_link(fabric->nic, event->fd, event->peer,
+                                             event->dialed ? fabric->ring_bytes : 0, where, &link)
+                     : epw_nic_add_link(fabric->nic, event->fd, event->peer, where, &link);
         reason = status == EPW_OK ? "" : epw_last_error();
     }
     waiter *w = event->dialed ? waits_for(fabric, event->link) : NULL;
@@ -212,6 +228,14 @@ static epw_status check(const epw_fabric_options *options, epw_fabric *const *ou
         return epw_fail(EPW_ERR_INVALID, where,
                         "options.wires is %#x, must be some of EPW_WIRE_LOCAL and EPW_WIRE_TCP",
                         options->wires);
+    if (options->nic != EPW_NIC_SOFT && options->nic != EPW_NIC_STRICT)
+        return epw_fail(EPW_ERR_INVALID, where, "options.nic is %u, must be EPW_NIC_SOFT or EPW_NIC_STRICT",
+                        options->nic);
+    uint32_t ring = options->ring_bytes;
+    if (ring != 0 && (ring < EPW_RING_BYTES_MIN || ring > EPW_RING_BYTES_MAX || (ring & (ring - 1)) != 0))
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.ring_bytes is %u, must be 0 or a power of two from %u to %u", ring,
+                        EPW_RING_BYTES_MIN, EPW_RING_BYTES_MAX);
     if ((options->wires & EPW_WIRE_TCP) && options->key == NULL)
         return epw_fail(EPW_ERR_INVALID, where,
                         "options.key is NULL: connections by TCP need one, the same on all ranks");
@@ -259,6 +283,7 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
     if (fabric == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a fabric");
     fabric->rank = options->rank;
     fabric->wires = options->wires;
+    fabric->ring_bytes = options->ring_bytes > 0 ? options->ring_bytes : EPW_RING_BYTES;
     fabric->wake = -1;
     make_locks(fabric);
     status = epw_process_ready(where);
@@ -266,6 +291,8 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
     if (status == EPW_OK) status = epw_identity_get(where, &fabric->self);
     if (status == EPW_OK) status = epw_nonce_make(where, &fabric->name);
     if (status == EPW_OK) status = epw_nic_open(where, &fabric->nic);
+    if (status == EPW_OK && options->nic == EPW_NIC_STRICT)
+        status = epw_nic_be_strict(fabric->nic, 1 + options->rank, STRICT_DELAY_US, where);
     if (status == EPW_OK) status = open_links(fabric, options);
     if (status == EPW_OK) status = start(fabric, where);
     if (status != EPW_OK) {

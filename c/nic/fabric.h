@@ -1,6 +1,6 @@
 /* The fabric of a process: its NIC, its connections to the NICs of other ranks, and the thread that makes and
- * accepts them. All buffers of a rank share it. What carries a connection is its wire: a socket of this host,
- * or TCP. */
+ * accepts them. All buffers of a rank share it. What carries a connection is its wire: rings in memory of
+ * this host, or TCP. */
 #ifndef EPW_NIC_FABRIC_H
 #define EPW_NIC_FABRIC_H
 

@@ -12,6 +12,8 @@
  * rest, or a doze after the last of them was here. An ACK that a driver owes waits for what is sent next to
  * the same NIC, which it travels with, for EPW_NIC_ACK_NS at most while somebody drives, else for a doze.
  *
+ * Within a host bytes go by rings in memory (soft/ring.h), which drivers look at without a system call.
+ *
  * Of one queue pair entries are executed in order, and a word is placed behind all before it. */
 #ifndef EPW_NIC_SOFT_H
 #define EPW_NIC_SOFT_H
@@ -53,6 +55,11 @@ epw_nic_traffic epw_nic_sent(epw_nic *nic);
 /* A connection to the NIC of rank `peer`, which has shown that it is that; owns `fd` from now on, also after
  * an error. *link is what pairs are connected by. */
 epw_status epw_nic_add_link(epw_nic *nic, int fd, uint32_t peer, epw_where where, uint64_t *link);
+
+/* The same, by rings in memory of this host, see soft/ring.h: `bytes` of the larger one where this end offers
+ * them, a power of two from EPW_RING_BYTES_MIN to EPW_RING_BYTES_MAX; 0: the other end does. */
+epw_status epw_nic_add_ring_link(epw_nic *nic, int fd, uint32_t peer, uint32_t bytes, epw_where where,
+                                 uint64_t *link);
 
 /* Whether it still carries. */
 bool epw_nic_link_alive(epw_nic *nic, uint64_t link);

@@ -52,6 +52,12 @@ static epw_status check_given_up(const epw_peers *peers, epw_where where) {
 
 /* Locked. A route that goes or comes, as the probe sees it too. */
 static void set_route(epw_peers *peers, uint32_t peer, epw_route route) {
+    uint64_t bit = UINT64_C(1) << (peer % 64);
+    if (route.path == EPW_PATH_QUEUE) {
+        atomic_fetch_or_explicit(&peers->by_queue[peer / 64], bit, memory_order_relaxed);
+    } else if (route.path != EPW_PATH_NONE) {
+        atomic_fetch_and_explicit(&peers->by_queue[peer / 64], ~bit, memory_order_relaxed);
+    }
     pthread_mutex_lock(&peers->ask_lock);
     pthread_mutex_lock(&peers->answer_lock);
     peers->routes[peer] = route;

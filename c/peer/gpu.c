@@ -2,6 +2,7 @@
 #include "peer/gpu.h"
 
 #include "device/cuda.h"
+#include "peer/remote.h"
 #include "peer/remote_gpu.h"
 
 #ifdef EPW_CUDA
@@ -159,7 +160,10 @@ epw_status epw_peers_enter(const epw_peers *peers, uint32_t peer, const epw_rout
     epw_peers_gpu *g = peers->gpu;
     epw_status status = epw_cuda_enter(g->device, where);
     if (status != EPW_OK) return status;
-    status = epw_remote_gpu_enter(peers, peer, route->path == EPW_PATH_QUEUE, where);
+    epw_gpu_way ways[EPW_MAX_LANES];
+    bool queued = route->path == EPW_PATH_QUEUE;
+    if (queued) epw_remote_ways(peers, peer, ways);
+    status = epw_remote_gpu_enter(peers, peer, queued ? ways : NULL, where);
     for (uint32_t lane = 0; status == EPW_OK && lane < peers->lanes; lane++) {
         fill(g->pinned->tables[lane], peer, &route->lanes[lane]);
         for (uint32_t area = 0; status == EPW_OK && area < EPW_AREAS; area++) {

@@ -9,6 +9,7 @@
 #ifndef EPW_PEER_GPU_H
 #define EPW_PEER_GPU_H
 
+#include "peer/gpu_part.h"
 #include "peer/peers.h"
 
 /* Writes the route, or that there is none, into the peer table of every lane, and sees that done within the
@@ -18,15 +19,6 @@
 epw_status epw_peers_enter(const epw_peers *peers, uint32_t peer, const epw_route *route, epw_where where);
 
 /* A word between host memory and a window. */
-enum {
-    EPW_COPY_ASKED, /* of the probe, see peer/probe.c */
-    EPW_COPY_HEARD,
-    EPW_COPY_READ,
-    EPW_COPY_ANSWERED,
-    EPW_COPY_EPOCH, /* of epw_peers_newest_epoch */
-    EPW_COPY_OWN,   /* of epw_peers_copy_own_word */
-    EPW_WORD_COPIES
-};
 typedef struct epw_word_copy {
     uint32_t use; /* EPW_COPY_*: tells apart copies that run at a time */
     bool writes;  /* to `at`; else from there */
@@ -43,47 +35,7 @@ epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy
 
 #ifdef EPW_CUDA
 
-#include "kernels/peer/context.h"
-#include "kernels/peer/way.h"
-
-#include <cuda_runtime_api.h>
 #include <string.h>
-
-#define EPW_LINE_COPIES 3u
-
-/* Sources of copies, but for words that are read. A copy that runs after its caller has given up on it reads
- * what is right by then. */
-typedef struct epw_peers_pinned {
-    uint64_t tables[EPW_MAX_LANES][EPW_AREAS][EPW_GPU_PEERS];
-    uint64_t farewell;                              /* for each peer's window, when this rank leaves */
-    uint64_t words[EPW_WORD_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_word, by use and peer */
-    epw_line lines[EPW_LINE_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_lines */
-    /* Peers behind queues: who they are, the ways to them, and those whose connections are gone, of which
-     * kernels read this very word. */
-    epw_rank_set queued;
-    epw_gpu_way ways[EPW_MAX_LANES][EPW_GPU_PEERS];
-    epw_rank_set broken;
-} epw_peers_pinned;
-
-struct epw_peers_gpu {
-    int32_t device;
-    uint64_t deadline_ns;                /* the group's */
-    epw_gpu_peers *lanes[EPW_MAX_LANES]; /* in device memory */
-    void *stream;
-    cudaEvent_t event; /* of epw_peers_settle */
-    cudaEvent_t
-        copied[EPW_WORD_COPIES]; /* of epw_peers_copy_word: what others enqueue later is not waited for */
-    cudaEvent_t lines_copied;
-    bool lines_under_way; /* epw_peers_copy_lines has not seen the end of its copies */
-    epw_peers_pinned *pinned;
-    atomic_bool probed; /* words have been copied */
-
-    /* Of peers behind queues; NULL where there can be none. */
-    epw_gpu_way *ways; /* [lanes][EPW_GPU_PEERS], in device memory */
-    uint32_t *marks;   /* and of each [epw_remote_depth] */
-    pthread_mutex_t rings_lock;
-    unsigned char *rings; /* that nobody uses, see remote_gpu.c */
-};
 
 typedef struct epw_peers_gpu_options {
     int32_t device;
@@ -106,14 +58,15 @@ epw_status epw_peers_await_event(const epw_peers *peers, cudaEvent_t event, uint
 /* Reads a word of lane 0 that this rank has posted to itself, within the group's deadline. One at a time. */
 epw_status epw_peers_copy_own_word(const epw_peers *peers, uint32_t word, uint64_t *value, epw_where where);
 
-/* Copies what all peers have written here beside their rows into `pinned->lines`, some times over: what a
- * copy finds is not older than what the one before has found. Waits for them as epw_peers_await_event does;
- * after EPW_PENDING the next call goes on waiting, and *fresh says whether they have begun in this call. One
- * at a time. */
+/* Copies what all mapped peers have written here beside their rows into `pinned->lines`, some times over:
+ * what a copy finds is not older than what the one before has found. Waits for them as epw_peers_await_event
+ * does; after EPW_PENDING the next call goes on waiting, and *fresh says whether they have begun in this
+ * call. One at a time. */
 epw_status epw_peers_copy_lines(const epw_peers *peers, uint64_t timeout_ns, bool *fresh, epw_where where);
 
-/* A word from one of the copies. */
+/* A word of lane 0 from one of the copies; from the inbox, if it is there: as it is now, an acquire. */
 static inline uint64_t epw_copied_word(const epw_peers *peers, uint32_t copy, uint32_t peer, uint32_t word) {
+    if (epw_is_in_inbox(peers, peer)) return epw_word_from(peers, 0, peer, word);
     const epw_line *line = &peers->gpu->pinned->lines[copy][peer];
     uint64_t value;
     memcpy(&value, (const unsigned char *)line + word * sizeof value, sizeof value);

@@ -83,11 +83,11 @@ epw_status epw_peers_revoke(epw_peers *peers, const epw_mask *mask) {
     return EPW_OK;
 }
 
-/* The peer's epoch word in this rank's window; lane 0's, which all lanes get at a time. `op` is the call that
+/* The peer's epoch word here; lane 0's, which all lanes get at a time. `op` is the call that
  * asks. */
 static epw_status load_epoch(const epw_peers *peers, const char *op, uint32_t peer, uint64_t *word) {
-    unsigned char *at = epw_peers_own(peers) + epw_word_offset(peer, 0, EPW_WORD_EPOCH);
-    if (peers->gpu != NULL) {
+    if (peers->gpu != NULL && !epw_is_in_inbox(peers, peer)) {
+        unsigned char *at = epw_peers_own(peers) + epw_word_offset(peer, 0, EPW_WORD_EPOCH);
         epw_word_copy copy = {.use = EPW_COPY_EPOCH, .writes = false, .at = at, .value = word};
         return epw_peers_copy_word(peers, &copy, EPW_COPY_WITHIN_NS, epw_peers_where(peers, op, peer));
     }

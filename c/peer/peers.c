@@ -44,7 +44,8 @@ void epw_peers_destroy(epw_peers *peers) {
     epw_window_destroy(peers->window);
     free(peers->imports);
     free(peers->routes);
-    free(peers->gpu);      /* of a fork's child, which cannot use CUDA's part of it */
+    free(peers->gpu); /* of a fork's child, which cannot use CUDA's part of it */
+    free(peers->inbox_memory);
     if (inherited) return; /* its locks may be held by threads that are not there */
     pthread_cond_destroy(&peers->answerer.wake);
     pthread_mutex_destroy(&peers->answerer.lock);

@@ -10,6 +10,7 @@
 #include "base/bits.h"
 #include "base/status.h"
 #include "nic/region.h"
+#include "peer/sizes.h"
 #include "peer/table.h"
 #include "peer/wait.h"
 #include "window/window.h"
@@ -100,6 +101,9 @@ typedef struct epw_peers {
     atomic_uint remote_count;
     unsigned char *image; /* of what they are to have */
     uint32_t image_key;
+    unsigned char *inbox; /* what they write here, see peer/inbox.h; NULL: they write into the window */
+    struct epw_inbox *inbox_memory;
+    _Atomic uint64_t by_queue[EPW_MASK_WORDS]; /* peers whose last connection was by a queue */
 
     epw_peers_gpu *gpu; /* see peer/gpu.h; NULL where windows are host memory */
 } epw_peers;
@@ -129,6 +133,11 @@ static inline bool epw_peers_has_queues(const epw_peers *peers) {
     return peers->fabric != NULL && (peers->permitted & EPW_PATH_QUEUE);
 }
 
+static inline epw_remote_shape epw_peers_shape(const epw_peers *peers) {
+    return (epw_remote_shape){peers->ranks, peers->lanes, peers->entries, peers->user->footprint,
+                              peers->user_context};
+}
+
 /* Ends those that are: called by epw_peers_destroy. */
 void epw_remotes_close(epw_peers *peers);
 
@@ -142,6 +151,23 @@ static inline epw_where epw_peers_where(const epw_peers *peers, const char *op, 
 /* This rank's own window. */
 static inline unsigned char *epw_peers_own(const epw_peers *peers) {
     return epw_window_base(peers->window);
+}
+
+/* What a NIC writes into: the window, or on a GPU the inbox. */
+static inline unsigned char *epw_peers_inbox(const epw_peers *peers) {
+    return peers->inbox != NULL ? peers->inbox : epw_peers_own(peers);
+}
+
+/* Whether what the peer has written here is in the inbox of a GPU. That is host memory. It stays so when the
+ * peer is disconnected: its last words are still asked for. */
+static inline bool epw_is_in_inbox(const epw_peers *peers, uint32_t peer) {
+    return peers->inbox != NULL &&
+           (atomic_load_explicit(&peers->by_queue[peer / 64], memory_order_relaxed) >> (peer % 64) & 1);
+}
+
+/* In front of what the peer writes here, by offset: the window or the inbox. */
+static inline unsigned char *epw_peers_from(const epw_peers *peers, uint32_t peer) {
+    return epw_is_in_inbox(peers, peer) ? peers->inbox : epw_peers_own(peers);
 }
 
 /* Where this rank writes what a peer is to have at `offset` of its window, on a lane. */
@@ -200,11 +226,21 @@ static inline bool epw_peers_revoked(const epw_peers *peers, uint32_t peer) {
 
 /* ---- words ---- */
 
+/* Rows that a queue takes from memory that has been lent to it (epw_remotes_lend): of each stretch the first
+ * `head_bytes` lie where this rank writes for the peer, and the others in a row of that memory. */
+typedef struct epw_lent_rows {
+    uint32_t key;
+    uint32_t head_bytes;
+    uint64_t stride;         /* from row to row */
+    const uint32_t *numbers; /* [range.count] of the rows */
+} epw_lent_rows;
+
 /* Memory at a peer, by offset in its window: `count` stretches of `bytes`, `stride` apart. */
 typedef struct epw_range {
     uint64_t offset;
     uint64_t bytes, stride;
     uint32_t count;
+    const epw_lent_rows *lent; /* NULL: all of it lies where this rank writes for the peer */
 } epw_range;
 
 /* Stores a word at the peer behind these ranges, and wakes its sleepers. What this thread, or one that it has
@@ -221,7 +257,7 @@ static inline bool epw_is_queued(const epw_peers *peers, uint32_t peer) {
 /* The NIC has stored a word of the peer's at `offset` of this rank's window: wakes who sleeps on it. */
 void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset);
 
-/* Loads one word that the peer has written here, an acquire. Host memory. */
+/* Loads one word that the peer has written here, an acquire. Of a window in host memory, or of an inbox. */
 uint64_t epw_word_from(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word);
 
 /* Loads the peer's words in the order that epw_look asks for; `word` is the one that is awaited. */

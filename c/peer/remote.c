@@ -5,17 +5,16 @@
 #include "base/little_endian.h"
 #include "nic/fabric.h"
 #include "nic/queue.h"
+#include "peer/inbox.h"
 #include "peer/remote_gpu.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 
 enum {
-    /* Room for words beside those of operations: epochs, farewells, beacons, probes and reports of a time in
-     * which the peer takes nothing. */
-    WORD_ENTRIES = 256,
     ALIGNMENT = 64,
     /* Where kernels post by the lanes' queues, the host has one of its own beside them, for words. */
     HOST_WAY = EPW_MAX_LANES,
@@ -86,10 +85,10 @@ static void arrived(void *context, uint64_t offset, uint64_t value) {
     epw_word_arrived(remote->peers, remote->peer, offset);
 }
 
-/* The peer's own parts of this rank's window. */
+/* The peer's own parts of this rank's window, or inbox. */
 static epw_region region_of(epw_remote *remote) {
     epw_peers *peers = remote->peers;
-    epw_region region = {.base = epw_peers_own(peers),
+    epw_region region = {.base = epw_peers_inbox(peers),
                          .rights = EPW_REGION_WRITE,
                          .count = 1,
                          .stretches = {{epw_line_offset(remote->peer), sizeof(epw_line)}},
@@ -115,15 +114,15 @@ static uint64_t image_offset(const epw_peers *peers, uint32_t peer, uint32_t lan
                 here = at;
                 *stretch = s;
             }
-            at += epw_align(s.bytes, ALIGNMENT);
+            at += epw_align(s.bytes, EPW_IMAGE_ALIGN);
         }
     }
     return peer * at + here;
 }
 
 static uint64_t image_bytes(const epw_peers *peers) {
-    epw_stretch first;
-    return image_offset(peers, peers->ranks, 0, 0, &first);
+    epw_remote_shape shape = epw_peers_shape(peers);
+    return epw_images_bytes(&shape);
 }
 
 /* One allocation for all peers. On the host pages are taken when they are written. */
@@ -210,21 +209,8 @@ static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, 
     return EPW_OK;
 }
 
-/* Of each queue: for what an operation posts, if that is possible. */
-uint32_t epw_remote_depth(const epw_peers *peers) {
-    uint64_t needed = (uint64_t)peers->entries + WORD_ENTRIES;
-    uint32_t depth = EPW_QUEUE_DEPTH_MIN;
-    while (depth < needed && depth < EPW_QUEUE_DEPTH_MAX) depth *= 2;
-    return depth;
-}
-
 static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_remote **out) {
-    uint32_t depth = epw_remote_depth(peers);
-    if (depth < (uint64_t)peers->entries + WORD_ENTRIES)
-        return epw_fail(
-            EPW_ERR_LIMIT, where,
-            "an operation posts up to %u entries to a queue, which has %u at most; use fewer tokens",
-            peers->entries, EPW_QUEUE_DEPTH_MAX);
+    uint32_t depth = epw_queue_depth(peers->entries);
     epw_remote *remote = aligned_alloc(ALIGNMENT, epw_align(sizeof *remote, ALIGNMENT));
     if (remote == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a peer behind a queue");
     *remote = (epw_remote){.peers = peers, .peer = peer};
@@ -331,6 +317,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     pthread_mutex_lock(&peers->lock);
     epw_status status = ensure(peers, peer, where);
     if (status == EPW_OK) status = open_image(peers, where);
+    if (status == EPW_OK && peers->inbox != NULL) status = epw_inbox_pin(peers, peer, where);
     pthread_mutex_unlock(&peers->lock);
     if (status == EPW_OK) status = epw_fabric_link(peers->fabric, peer, &address, deadline_ns, where, &link);
     if (status != EPW_OK) return status;
@@ -424,7 +411,8 @@ void epw_remotes_close(epw_peers *peers) {
 /* The entries of a range: one, where its bytes fill the stride. */
 static uint32_t entries_of(const epw_range *range) {
     if (range->bytes == 0 || range->count == 0) return 0;
-    return range->count == 1 || range->bytes == range->stride ? 1 : range->count;
+    bool whole = range->count == 1 || range->bytes == range->stride;
+    return whole && range->lent == NULL ? 1 : range->count;
 }
 
 /* In which area `offset` of the peer's window is; EPW_AREAS: in none that this rank writes. */
@@ -443,9 +431,23 @@ static uint64_t image_of(const way *w, uint64_t offset) {
     return w->image[area] + (offset - w->stretches[area].offset);
 }
 
+static uint64_t post_lent_rows(const epw_remote *remote, way *w, uint64_t index, const epw_range *range) {
+    const epw_lent_rows *lent = range->lent;
+    uint64_t from = image_of(w, range->offset);
+    epw_key key = epw_key_of(remote->peers->image_key), rows = epw_key_of(lent->key);
+    for (uint32_t i = 0; i < range->count; i++, index++)
+        epw_entry_write_both(epw_queue_slot(&w->queue, index), w->queue.pair, index,
+                             (epw_place_of){range->offset + i * range->stride, remote->its},
+                             (epw_place_of){from + i * range->stride, key}, lent->head_bytes,
+                             (epw_place_of){lent->numbers[i] * lent->stride, rows},
+                             (uint32_t)range->bytes - lent->head_bytes, EPW_SIGNAL_ERRORS);
+    return index;
+}
+
 static uint64_t post_range(const epw_remote *remote, way *w, uint64_t index, const epw_range *range) {
     uint32_t entries = entries_of(range);
     if (entries == 0) return index;
+    if (range->lent != NULL) return post_lent_rows(remote, w, index, range);
     uint64_t from = image_of(w, range->offset);
     uint64_t bytes = entries == 1 ? range->bytes * range->count : range->bytes;
     epw_key key = epw_key_of(remote->peers->image_key);
@@ -489,6 +491,44 @@ bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer,
     return epw_queue_is_done(&w->queue, last);
 }
 
+uint32_t epw_remotes_lend(const epw_peers *peers, const void *rows, uint64_t bytes) {
+    epw_region region = {.base = (unsigned char *)(uintptr_t)rows,
+                         .rights = EPW_REGION_READ,
+                         .count = 1,
+                         .stretches = {{0, bytes}}};
+    return epw_nic_register(epw_fabric_nic(peers->fabric), &region);
+}
+
+/* Whether nothing that was posted on the lane is still to be read. */
+static bool await_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t until) {
+    uint64_t began = epw_now_ns(), now = began;
+    while (!epw_remote_is_flushed(peers, lane, peer, UINT32_MAX) &&
+           !epw_remote_is_broken(peers, lane, peer)) {
+        if (now >= until) return false;
+        if (now - began < peers->yield_ns) {
+            epw_remotes_drive(peers, now);
+            sched_yield();
+        } else {
+            epw_remotes_rest(peers);
+            nanosleep(&(struct timespec){0, 50000}, NULL);
+        }
+        now = epw_now_ns();
+    }
+    return true;
+}
+
+void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key, uint64_t until_ns) {
+    epw_nic *nic = epw_fabric_nic(peers->fabric);
+    uint64_t soon = epw_now_ns() + FLUSH_NS;
+    for (uint32_t peer = 0; peer < peers->ranks; peer++) {
+        if (peers->remotes[peer] == NULL) continue;
+        bool given_up = epw_peers_suspected(peers, peer) && soon < until_ns;
+        if (!await_flushed(peers, lane, peer, given_up ? soon : until_ns))
+            epw_nic_end_link(nic, peers->remotes[peer]->link);
+    }
+    epw_nic_deregister(nic, key);
+}
+
 bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer) {
     return epw_pair_broken(way_to(peers, lane, peer)->pair);
 }
@@ -497,16 +537,16 @@ void epw_remotes_poll(const epw_peers *peers) {
     if (peers->fabric != NULL) epw_nic_poll(epw_fabric_nic(peers->fabric));
 }
 
-static bool has_remotes(const epw_peers *peers) {
+bool epw_remotes_any(const epw_peers *peers) {
     return atomic_load_explicit(&peers->remote_count, memory_order_relaxed) > 0;
 }
 
 void epw_remotes_drive(const epw_peers *peers, uint64_t now_ns) {
-    if (has_remotes(peers)) epw_nic_drive(epw_fabric_nic(peers->fabric), now_ns);
+    if (epw_remotes_any(peers)) epw_nic_drive(epw_fabric_nic(peers->fabric), now_ns);
 }
 
 void epw_remotes_rest(const epw_peers *peers) {
-    if (has_remotes(peers)) epw_nic_rest(epw_fabric_nic(peers->fabric));
+    if (epw_remotes_any(peers)) epw_nic_rest(epw_fabric_nic(peers->fabric));
 }
 
 /* ---- of a GPU ---- */
@@ -520,12 +560,13 @@ void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value) {
 }
 
 #ifdef EPW_CUDA
-void epw_remote_way(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t *marks, epw_gpu_way *out) {
+void epw_remote_ways(const epw_peers *peers, uint32_t peer, epw_gpu_way *out) {
     const epw_remote *remote = peers->remotes[peer];
-    *out = (epw_gpu_way){.queue = remote->ways[lane].queue,
-                         .its = remote->its,
-                         .own = epw_key_of(peers->image_key),
-                         .image = (uint64_t)(uintptr_t)peers->image};
-    out->queue.marks = marks;
+    for (uint32_t lane = 0; lane < peers->lanes; lane++) {
+        out[lane] = (epw_gpu_way){.queue = remote->ways[lane].queue,
+                                  .its = remote->its,
+                                  .own = epw_key_of(peers->image_key),
+                                  .image = (uint64_t)(uintptr_t)peers->image};
+    }
 }
 #endif

@@ -12,6 +12,7 @@
 #ifndef EPW_PEER_REMOTE_H
 #define EPW_PEER_REMOTE_H
 
+#include "nic/queue.h"
 #include "peer/peers.h"
 #include "window/blob.h"
 
@@ -48,11 +49,27 @@ void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
  */
 bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t areas);
 
+/* Memory of the caller's that rows are posted from, a region of the NIC until it is taken back. 0: there is
+ * no room for it. */
+uint32_t epw_remotes_lend(const epw_peers *peers, const void *rows, uint64_t bytes);
+
+/* Nothing reads it once this returns. Waits until the peers have what was posted on the lane, until then at
+ * most; the connection to one that has not taken it ends, and soon if it is a suspect. The lane is locked. */
+void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key, uint64_t until_ns);
+
 /* Whether nothing travels any more. What came before that has been placed. */
 bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer);
 
 /* Where kernels post by the lanes' queues, and are done: nobody need wait for this rank any longer. */
 void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value);
+
+#ifdef EPW_CUDA
+#include "kernels/peer/way.h"
+/* What kernels post by, [lanes], but for marks, which lie on the GPU. */
+void epw_remote_ways(const epw_peers *peers, uint32_t peer, epw_gpu_way *out);
+#endif
+/* Whether a peer is behind a queue. */
+bool epw_remotes_any(const epw_peers *peers);
 
 /* Takes in what has come, by this thread. Nothing without a fabric. */
 void epw_remotes_poll(const epw_peers *peers);

@@ -2,19 +2,21 @@
 #include "peer/remote_gpu.h"
 
 #include "device/cuda.h"
+#include "device/memory_limit.h"
+#include "peer/inbox.h"
 
 #ifdef EPW_CUDA
 #include <stdlib.h>
 
 static epw_status pinned(const epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out) {
     void *host, *device;
-    epw_status status = epw_cuda_host_alloc(peers->gpu->device, bytes, where, &host, &device);
+    epw_status status = epw_memory_limit_check("", "pinned memory for peers behind queues,", bytes, where);
+    if (status == EPW_OK) status = epw_cuda_host_alloc(peers->gpu->device, bytes, where, &host, &device);
     if (status != EPW_OK) return status;
-    if (host != device) {
+    status = epw_cuda_check_address(peers->gpu->device, host, device, where);
+    if (status != EPW_OK) {
         epw_cuda_host_free(peers->gpu->device, host);
-        return epw_fail(EPW_ERR_NO_PATH, where,
-                        "GPU %d does not share the addresses of host memory, which queues need",
-                        (int)peers->gpu->device);
+        return status;
     }
     *out = host;
     return EPW_OK;
@@ -46,18 +48,26 @@ void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring) {
     pthread_mutex_unlock(&peers->gpu->rings_lock);
 }
 
+uint64_t epw_remote_gpu_ways_bytes(uint32_t lanes) {
+    return (uint64_t)lanes * EPW_GPU_PEERS * sizeof(epw_gpu_way);
+}
+
+uint64_t epw_remote_gpu_marks_bytes(uint32_t lanes, uint32_t ranks, uint32_t entries) {
+    return (uint64_t)lanes * ranks * epw_queue_depth(entries) * sizeof(uint32_t);
+}
+
 epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where) {
     epw_peers_gpu *g = peers->gpu;
     pthread_mutex_init(&g->rings_lock, NULL);
     if (!epw_peers_has_queues(peers)) return EPW_OK;
-    uint64_t ways = (uint64_t)peers->lanes * EPW_GPU_PEERS;
     void *at;
-    epw_status status = epw_cuda_alloc(g->device, ways * sizeof(epw_gpu_way), where, &at);
+    epw_status status = epw_cuda_alloc(g->device, epw_remote_gpu_ways_bytes(peers->lanes), where, &at);
     if (status != EPW_OK) return status;
     g->ways = at;
-    uint64_t marks = (uint64_t)peers->lanes * peers->ranks * epw_remote_depth(peers);
-    status = epw_cuda_alloc(g->device, marks * sizeof(uint32_t), where, &at);
+    uint64_t marks = epw_remote_gpu_marks_bytes(peers->lanes, peers->ranks, peers->entries);
+    status = epw_cuda_alloc(g->device, marks, where, &at);
     if (status == EPW_OK) g->marks = at;
+    if (status == EPW_OK) status = epw_inbox_open(peers, g->device, where);
     return status;
 }
 
@@ -69,27 +79,30 @@ void epw_remote_gpu_close(epw_peers *peers) {
         memcpy(&g->rings, ring, sizeof ring);
         epw_cuda_host_free(g->device, ring);
     }
+    epw_inbox_close(peers);
     epw_cuda_free(g->device, g->ways);
     epw_cuda_free(g->device, g->marks);
     pthread_mutex_destroy(&g->rings_lock);
 }
 
-epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, bool queued, epw_where where) {
+epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, const epw_gpu_way *ways,
+                                epw_where where) {
     epw_peers_gpu *g = peers->gpu;
     epw_rank_set *known = &g->pinned->queued;
     if (g->ways == NULL) return EPW_OK;
     cudaError_t error = cudaSuccess;
-    for (uint32_t lane = 0; queued && error == cudaSuccess && lane < peers->lanes; lane++) {
-        uint32_t depth = epw_remote_depth(peers);
+    uint32_t depth = epw_queue_depth(peers->entries);
+    for (uint32_t lane = 0; ways != NULL && error == cudaSuccess && lane < peers->lanes; lane++) {
         uint32_t *marks = g->marks + ((size_t)lane * peers->ranks + peer) * depth;
         epw_gpu_way *way = &g->pinned->ways[lane][peer];
-        epw_remote_way(peers, lane, peer, marks, way);
+        *way = ways[lane];
+        way->queue.marks = marks;
         error = cudaMemsetAsync(marks, 0, depth * sizeof *marks, g->stream);
         if (error == cudaSuccess)
             error = cudaMemcpyAsync(&g->ways[(size_t)lane * EPW_GPU_PEERS + peer], way, sizeof *way,
                                     cudaMemcpyDefault, g->stream);
     }
-    if (queued) {
+    if (ways != NULL) {
         epw_ranks_insert(known, peer);
     } else {
         epw_ranks_remove(known, peer);

@@ -6,10 +6,7 @@
 #ifndef EPW_PEER_REMOTE_GPU_H
 #define EPW_PEER_REMOTE_GPU_H
 
-#include "peer/gpu.h"
-#include "peer/remote.h"
-
-struct epw_gpu_way;
+#include "peer/peers.h"
 
 /* Zeroed pinned memory, at the same address for this process and its GPU. */
 epw_status epw_remote_gpu_image(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out);
@@ -24,20 +21,21 @@ void epw_remote_gpu_broken(epw_peers *peers, uint32_t peer, bool broken);
 
 #ifdef EPW_CUDA
 
+#include "peer/gpu_part.h"
+
+/* Device memory of the ways, and of what their queues keep beside the rings. */
+uint64_t epw_remote_gpu_ways_bytes(uint32_t lanes);
+uint64_t epw_remote_gpu_marks_bytes(uint32_t lanes, uint32_t ranks, uint32_t entries);
+
 /* Called by epw_peers_open_gpu and epw_peers_close_gpu. */
 epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where);
 void epw_remote_gpu_close(epw_peers *peers);
 
-/* In a scope of the GPU, as a part of epw_peers_enter: what kernels know of a peer that is reached by a
- * queue, or is not. */
-epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, bool queued, epw_where where);
-
-/* What kernels of a lane post by: filled in by remote.c for a peer that is connected by a queue. */
-void epw_remote_way(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t *marks, epw_gpu_way *out);
+/* In a scope of the GPU, as a part of epw_peers_enter: what kernels know of a peer that is reached by queues,
+ * `ways`[lanes], or by none, NULL. Their marks are filled in here. */
+epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, const epw_gpu_way *ways,
+                                epw_where where);
 
 #endif
-
-/* Entries of each queue. */
-uint32_t epw_remote_depth(const epw_peers *peers);
 
 #endif

@@ -44,7 +44,7 @@ void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t w
 /* Writer: the peer, by its queue and this rank's NIC, in the order in which it posted. The same bargain: the
  * NIC's exchange is in front of this. */
 void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset) {
-    uint64_t window = (uint64_t)(uintptr_t)epw_peers_own(peers), at = offset - epw_line_offset(peer);
+    uint64_t window = (uint64_t)(uintptr_t)epw_peers_inbox(peers), at = offset - epw_line_offset(peer);
     if (offset < epw_line_offset(peer) || at >= sizeof(epw_line)) return; /* a row of 8 bytes is no word */
     uint32_t number = (uint32_t)(at / sizeof(uint64_t)), lane = number / EPW_LANE_WORDS;
     stored(window, peer, lane, number % EPW_LANE_WORDS);
@@ -64,7 +64,7 @@ static uint64_t load(const void *context, uint32_t lane, uint32_t word) {
 }
 
 uint64_t epw_word_from(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word) {
-    return load(&(source){(uint64_t)(uintptr_t)epw_peers_own(peers), peer}, lane, word);
+    return load(&(source){(uint64_t)(uintptr_t)epw_peers_from(peers, peer), peer}, lane, word);
 }
 
 void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out) {

@@ -53,10 +53,7 @@ epw_status epw_blob_check(const epw_blob *blob, const epw_window_options *own, e
         if (own->terms[i].value != blob->terms[i])
             return differs(blob, own->terms[i].name, own->terms[i].value, blob->terms[i], where);
     if (blob->ranks != own->ranks) return differs(blob, "ranks", own->ranks, blob->ranks, where);
-    static const unsigned char no_gpu[sizeof blob->origin.gpu];
-    bool here = own->device == EPW_DEVICE_HOST;
-    /* Memory of the host may be a GPU's window all the same. */
-    bool there = blob->origin.path == EPW_PATH_SHM && memcmp(blob->origin.gpu, no_gpu, sizeof no_gpu) == 0;
+    bool here = own->device == EPW_DEVICE_HOST, there = blob->origin.path == EPW_PATH_SHM;
     if (here != there)
         return epw_fail(EPW_ERR_MISMATCH, where,
                         "device is %s here and %s at peer %u; put all ranks on the host or all on GPUs",
@@ -92,7 +89,7 @@ enum {
     /* Zeros, to become a fabric handle, by which GPUs of several hosts share memory. */
     FABRIC_BYTES = 64,
     /* Before the terms, but for what is said of the queue. */
-    FIXED_BYTES = 4 * 4 + 16 + 8 + 16 + 4 + 4 + 16 + 16 + 8 + 4 + 16 + FABRIC_BYTES + 4 + 4 + 4 + 8,
+    FIXED_BYTES = 4 * 4 + 16 + 8 + 16 + 4 + 4 + 16 + 16 + 8 + 4 + 4 + 16 + FABRIC_BYTES + 4 + 4 + 4 + 8,
     CHECKSUM_BYTES = 8
 };
 _Static_assert(FIXED_BYTES + EPW_BLOB_QUEUE_MAX + 8 * EPW_TERMS_MAX + CHECKSUM_BYTES <= EPW_BLOB_MAX,
@@ -109,6 +106,7 @@ size_t epw_blob_write(const epw_blob *blob, unsigned char *bytes) {
     put_nonce(&at, &blob->host.process);
     put(&at, blob->host.pid, 4);
     put(&at, blob->serves, 4);
+    put(&at, blob->paths, 4);
     put_nonce(&at, &blob->server);
     put_nonce(&at, &blob->window);
     put(&at, blob->window_bytes, 8);
@@ -168,6 +166,7 @@ epw_status epw_blob_parse(const void *bytes, size_t length, epw_where where, epw
     take_nonce(&at, &out->host.process);
     out->host.pid = (uint32_t)take(&at, 4);
     out->serves = (uint32_t)take(&at, 4);
+    out->paths = (uint32_t)take(&at, 4);
     take_nonce(&at, &out->server);
     take_nonce(&at, &out->window);
     out->window_bytes = take(&at, 8);

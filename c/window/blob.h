@@ -7,7 +7,7 @@
 #include "ipc/process.h"
 #include "window/options.h"
 
-#define EPW_BLOB_FORMAT 4
+#define EPW_BLOB_FORMAT 5
 
 /* What the peer floor says of the queues that lead to a rank, see peer/remote.h: carried as it is. */
 #define EPW_BLOB_QUEUE_MAX 256
@@ -20,6 +20,7 @@ typedef struct epw_blob {
     uint32_t rank, ranks; /* the exporter's */
     uint32_t peer;        /* the rank it was exported for */
     uint32_t serves;      /* 1: other processes may fetch the window from `server` */
+    uint32_t paths;       /* EPW_PATH_* bits that the exporter permits */
     epw_identity host;    /* the exporter's kernel, network namespace and process */
     epw_nonce window;     /* the secret that its fd server asks for */
     epw_nonce server;     /* the fd server's name, see epw_fd_address */

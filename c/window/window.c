@@ -46,9 +46,8 @@ epw_status epw_window_create(const epw_window_options *options, epw_window **out
     window->options = *options;
     for (uint32_t i = 0; i < options->term_count; i++) window->terms[i] = options->terms[i];
     window->options.terms = window->terms;
-    uint32_t paths = options->queues ? options->paths : options->paths & ~(uint32_t)EPW_PATH_QUEUE;
-    epw_status status =
-        epw_offer_create(options->device, paths, options->ranks, options->bytes, where, &window->offer);
+    epw_status status = epw_offer_create(options->device, options->paths, options->ranks, options->bytes,
+                                         where, &window->offer);
     if (status != EPW_OK) {
         free(window);
         return status;
@@ -107,6 +106,7 @@ epw_status epw_window_export(epw_window *window, uint32_t peer, const epw_blob_q
                          .ranks = own->ranks,
                          .peer = peer,
                          .serves = window->serving,
+                         .paths = own->paths,
                          .window = *epw_offer_nonce(window->offer),
                          .server = window->server,
                          .window_bytes = memory->bytes,
@@ -152,14 +152,8 @@ static epw_status check_blob(const attempt *a, uint32_t peer) {
 
 /* What the peer's window is, where that is not what a path can map. */
 static const char *other_origin(uint32_t path) {
-    switch (path) {
-    case EPW_PATH_SHM:
-        return "the peer's window is host memory";
-    case EPW_PATH_VMM:
-        return "the peer's window has a VMM handle";
-    default:
-        return "the peer's window has an IPC handle";
-    }
+    return path == EPW_PATH_VMM ? "the peer's window has a VMM handle"
+                                : "the peer's window has an IPC handle";
 }
 
 /* Why the peer's window cannot be mapped by this process by `path`; NULL if it can. */
@@ -176,6 +170,17 @@ static const char *why_not_mapped(const attempt *a, uint32_t path) {
     return NULL;
 }
 
+/* Whether the peer finds that it can map this rank's window: the same conditions, seen from there. */
+static bool can_map_own(const attempt *a) {
+    const epw_identity *here = &a->self, *there = &a->blob.host;
+    uint32_t path = epw_offer_memory(a->own->offer)->origin.path;
+    bool same_process = epw_nonce_equal(&here->process, &there->process);
+    if (same_process && (a->blob.paths & EPW_PATH_THREAD)) return true;
+    return epw_nonce_equal(&here->boot_id, &there->boot_id) &&
+           here->network_namespace == there->network_namespace && (a->blob.paths & path) &&
+           (a->own->options.paths & path) && !(path == EPW_PATH_IPC && same_process);
+}
+
 /* Why no queue leads to the peer; NULL if one does. */
 static const char *why_no_queue(const attempt *a) {
     if (!a->own->options.queues) return "this rank has no fabric";
@@ -186,14 +191,17 @@ static const char *why_no_queue(const attempt *a) {
 
 /* The path to take, EPW_PATH_NONE and an error that says why not of each if there is none. */
 static uint32_t choose_path(const attempt *a) {
-    const char *not_thread = "another process";
+    const char *not_thread = "another process", *no = why_not_mapped(a, a->blob.origin.path);
+    uint32_t mapped = no == NULL ? a->blob.origin.path : EPW_PATH_NONE;
     if (epw_nonce_equal(&a->self.process, &a->blob.host.process)) {
-        if (a->own->options.paths & EPW_PATH_THREAD) return EPW_PATH_THREAD;
         not_thread = "excluded by config.paths";
+        if (a->own->options.paths & EPW_PATH_THREAD) mapped = EPW_PATH_THREAD;
     }
-    const char *no = why_not_mapped(a, a->blob.origin.path);
-    if (no == NULL) return a->blob.origin.path;
     const char *no_queue = why_no_queue(a);
+    /* A rank on a GPU reads in different places what comes by queues and what mapped peers write, and goes by
+     * its own path to the peer: the two take the same one, or each a mapped one. */
+    bool alike = a->own->options.device == EPW_DEVICE_HOST || can_map_own(a);
+    if (mapped != EPW_PATH_NONE && (alike || no_queue != NULL)) return mapped;
     if (no_queue == NULL) return EPW_PATH_QUEUE;
     unsigned pid = (unsigned)a->blob.host.pid;
     if (a->own->options.device == EPW_DEVICE_HOST) {
@@ -202,10 +210,8 @@ static uint32_t choose_path(const attempt *a) {
                  not_thread, no, no_queue);
     } else {
         epw_fail(EPW_ERR_NO_PATH, a->where,
-                 "no permitted path leads to the peer (process %u). thread: %s; shm: %s; vmm: %s; ipc: %s; "
-                 "queue: %s",
-                 pid, not_thread, why_not_mapped(a, EPW_PATH_SHM), why_not_mapped(a, EPW_PATH_VMM),
-                 why_not_mapped(a, EPW_PATH_IPC), no_queue);
+                 "no permitted path leads to the peer (process %u). thread: %s; vmm: %s; ipc: %s; queue: %s",
+                 pid, not_thread, why_not_mapped(a, EPW_PATH_VMM), why_not_mapped(a, EPW_PATH_IPC), no_queue);
     }
     return EPW_PATH_NONE;
 }

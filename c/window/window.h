@@ -43,9 +43,9 @@ epw_status epw_window_export(epw_window *window, uint32_t peer, const epw_blob_q
                              size_t *length);
 
 /* Makes the window that `peer` exported for own's rank usable by this process, and holds its lease until
- * epw_import_close. Returns within deadline_ns, or a few milliseconds later.
- *   EPW_ERR_INVALID   not a blob, damaged, or another rank's
- *   EPW_ERR_MISMATCH  a term differs, or the size, or one is on the host and one on a GPU
+ * epw_import_close. Returns within deadline_ns, or a few milliseconds later. Two ranks on GPUs to which
+ * queues lead go by queues both, or each maps the other's window. EPW_ERR_INVALID   not a blob, damaged, or
+ * another rank's EPW_ERR_MISMATCH  a term differs, or the size, or one is on the host and one on a GPU
  *   EPW_ERR_NO_PATH   neither the same process nor the same host, or options.paths excludes what would do, or
  *                     this rank's GPU cannot access the peer's, or the peer could not see this process end
  *   EPW_ERR_FENCED    another window, of this process or of another one, still has an import of it as this

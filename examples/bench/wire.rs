@@ -21,6 +21,8 @@ use crate::{Error, ranks};
 pub enum Nic {
     /// In software
     Soft,
+    /// The same, with a look at what no adapter forgives
+    Strict,
 }
 
 /// `--wire`

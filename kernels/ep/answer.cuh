@@ -267,7 +267,7 @@ __device__ __noinline__ inline void post_answers(const Combine &a, const Operati
         const uint32_t rows = has(o.missing, peer) ? 0 : s.received[peer];
         const Range range = {answers, at(o, peer, answers), ordered ? stride : a.row_size, stride, rows};
         const uint64_t word = epw_word(o.epoch, o.op, rows | (ordered && marked ? EPW_ANSWER_ORDERED : 0));
-        post(o.peers, o.lane, peer, &range, 1, epw_word_offset(o.rank, o.lane, EPW_WORD_COMBINE), word);
+        signal_behind(o, peer, &range, 1, EPW_WORD_COMBINE, word);
     }
 }
 

@@ -59,7 +59,9 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, const 
             if (__shfl_sync(0xffffffffu, rank, __ffs(rest) - 1) < rank) place++;
         }
     }
-    const unsigned char *from = a.lane.window + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
+    // Only what is added is read.
+    const unsigned char *from =
+        written_by(o, added ? rank : o.rank) + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
     put_row(batch, at, static_cast<unsigned char *>(a.out.out) + uint64_t(t) * l.row_bytes, count, added, place, from, weight,
             rank);
     if (laneid == 0 && a.out.contributions) {

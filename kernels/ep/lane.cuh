@@ -78,7 +78,7 @@ struct Opening {
 
     epw_gpu_peers *peers;
     epw_gpu_lane_state *state;
-    unsigned char *own;
+    const unsigned char *own, *inbox;
     uint64_t entry; // of the peer table: a thread to a peer
     uint32_t rank, ranks, lane, epoch;
     uint64_t deadline, group_deadline, spoke;
@@ -88,7 +88,8 @@ struct Opening {
     epw_gpu_report *report;
 
     __device__ __forceinline__ Opening(const epw_lane_args &a, epw_area area, uint64_t given_deadline)
-        : peers(a.peers), state(a.state), own(a.window), rank(a.rank), ranks(a.layout.ranks), report(a.arrays.report) {
+        : peers(a.peers), state(a.state), own(a.window), inbox(a.inbox), rank(a.rank), ranks(a.layout.ranks),
+          report(a.arrays.report) {
         if (threadIdx.x - kTable < ranks) entry = entry_of(peers, area, threadIdx.x - kTable);
         word = threadIdx.x - kTurn;
         if (word >= EPW_RANK_WORDS) return;
@@ -134,6 +135,7 @@ struct Opening {
         o.state = state;
         o.report = report;
         o.own = own;
+        o.inbox = inbox;
         o.rank = rank;
         o.ranks = ranks;
         o.lane = lane;

@@ -14,7 +14,8 @@ typedef struct epw_lane_args {
     epw_gpu_lane_state *state;
     epw_gpu_shared *shared;
     epw_gpu_arrays arrays;
-    unsigned char *window; /* this rank's own */
+    unsigned char *window;      /* this rank's own */
+    const unsigned char *inbox; /* what peers behind queues write instead, in pinned memory; NULL: there can be none */
     epw_layout layout;
     uint32_t rank;
     uint32_t index; /* of the lane */

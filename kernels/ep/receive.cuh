@@ -18,8 +18,9 @@ struct Share {
     uint32_t block, blocks;
 };
 
+// Where the source has written it.
 __device__ __forceinline__ const unsigned char *slot_of(const Dispatch &a, const Operation &o, uint32_t source, uint32_t row) {
-    return a.lane.window + epw_slot_offset(&a.lane.layout, a.lane.index, source, row);
+    return written_by(o, source) + epw_slot_offset(&a.lane.layout, a.lane.index, source, row);
 }
 
 // So many rows have come, if a source can have sent as many. Returns the format that the first of them names: all blocks look
@@ -76,10 +77,11 @@ __device__ __forceinline__ Received read_entry(const Dispatch &a, const unsigned
 struct Count {
     uint32_t n; // in the order of sources, and of their experts
     uint32_t source, value;
-    const uint32_t *at;
+    const uint32_t *at = nullptr;
 
-    __device__ __forceinline__ Count(const Dispatch &a, uint32_t n) : n(n), source(a.per_rank.divide(n)) {
-        const unsigned char *counts = a.lane.window + epw_expert_counts_offset(&a.lane.layout, a.lane.index, source);
+    __device__ __forceinline__ Count(const Dispatch &a, const Operation &o, uint32_t n) : n(n), source(a.per_rank.divide(n)) {
+        if (n >= a.experts) return;
+        const unsigned char *counts = written_by(o, source) + epw_expert_counts_offset(&a.lane.layout, a.lane.index, source);
         at = reinterpret_cast<const uint32_t *>(counts) + (n - source * a.lane.layout.local_experts);
     }
     __device__ __forceinline__ void load(const Dispatch &a) {
@@ -99,7 +101,7 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, Rec
         }
         table[count.n] = value;
         if (count.n + kThreads >= a.experts) break;
-        count = Count(a, count.n + kThreads);
+        count = Count(a, o, count.n + kThreads);
         if (s.rows[count.source] > 0) count.load(a); // nothing waits for those of places that are empty
     }
     if (format != a.format.hash) refuse_peer(o, threadIdx.x);
@@ -236,9 +238,31 @@ __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned cha
     }
 }
 
+// Puts a piece of a row that has come by a queue, of so many bytes, where the source would have written it if it were mapped:
+// combine reads the header there, and of rank-major rows the caller the rest. By one warp, from the row's tile.
+__device__ __noinline__ inline void land(const Dispatch &a, const Operation &o, uint32_t source, uint32_t row, uint32_t piece,
+                                         uint32_t bytes, const unsigned char *tile) {
+    const epw_layout &l = a.lane.layout;
+    const uint32_t laneid = threadIdx.x % 32;
+    const bool by_rank = a.in.layout == EPW_RANK_MAJOR;
+    unsigned char *slot = a.lane.window + epw_slot_offset(&l, a.lane.index, source, row), *payload = slot + l.header_bytes;
+    if (laneid == 0) {
+        if (piece == 0) ptx::bulk_store(slot, tile, a.tiles.header);
+        if (by_rank) ptx::bulk_store(payload + uint64_t(piece) * kPieceBytes, tile + a.tiles.header, bytes);
+        ptx::bulk_commit();
+    }
+    if (!by_rank || piece != 0 || bytes > a.format.payload_bytes) return; // no scales, or they were in the tile
+    const unsigned char *scales = slot_of(a, o, source, row) + l.header_bytes + a.format.payload_bytes;
+#pragma unroll 1
+    for (uint32_t i = laneid * 16; i < a.scales_size; i += 32 * 16) {
+        *reinterpret_cast<uint4 *>(payload + a.format.payload_bytes + i) = ptx::load_relaxed_gpu_once(scales + i);
+    }
+}
+
 // Brings rows from their slots through shared memory to where the caller wants them: to the list of each local expert, or,
-// rank-major, to one dense array. A team of warps takes a row at a time through a tile of its own and shares the places that it
-// goes to; teams are the larger, the fewer rows a block has.
+// rank-major, to one dense array; and those that came by queues into the window, where whoever goes on with them looks. A team of
+// warps takes a row at a time through a tile of its own and shares the places that it goes to; teams are the larger, the fewer
+// rows a block has.
 struct Spread {
     uint32_t size, teams, team, member; // warps of a team; teams of a block; this warp's
     uint32_t n, step, source, row, piece;
@@ -271,6 +295,11 @@ struct Spread {
     __device__ __forceinline__ uint32_t bytes(const Dispatch &a) const {
         return min(kPieceBytes, a.format.payload_bytes - piece * kPieceBytes);
     }
+    __device__ __forceinline__ bool came_by_queue(const Operation &o) const { return has(o.queued, source); }
+    // Rows that lie in the window may be left where they are.
+    __device__ __forceinline__ bool moves(const Dispatch &a, const Operation &o) const {
+        return a.copies_all || came_by_queue(o);
+    }
     __device__ __forceinline__ bool whole(const Dispatch &a) const {
         return a.format.payload_bytes <= kPieceBytes && a.scales_size <= kScaleRoom;
     }
@@ -278,7 +307,7 @@ struct Spread {
     // Begins with the team's first row of this share.
     __device__ __forceinline__ void start(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory,
                                           Share share) {
-        n = share.block + team * share.blocks;
+        n = a.copies_all || o.posts ? share.block + team * share.blocks : 0xffffffffu;
         step = teams * share.blocks;
         find(a, s);
         if (works() && there(a)) load(a, o, s, memory);
@@ -301,7 +330,7 @@ struct Spread {
         row = n - begin;
     }
     __device__ __forceinline__ void load(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory) {
-        if (member != 0 || threadIdx.x % 32 != 0) return;
+        if (member != 0 || threadIdx.x % 32 != 0 || !moves(a, o)) return;
         // What the words guard was acquired by generic loads; the engine reads it now.
         if (uses == 0) ptx::fence_global_before_bulk();
         const unsigned char *slot = slot_of(a, o, source, row);
@@ -323,10 +352,12 @@ struct Spread {
     __device__ void run(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *table, unsigned char *memory) {
         if (!works()) return;
         while (there(a)) {
-            while (!ptx::barrier_try_wait(&s.loaded[team], uses & 1)) {
+            if (moves(a, o)) {
+                while (!ptx::barrier_try_wait(&s.loaded[team], uses & 1)) {
+                }
+                uses++;
+                put(a, o, s, table, tile(a, memory));
             }
-            uses++;
-            put(a, o, s, table, tile(a, memory));
             if (uint64_t(++piece) * kPieceBytes >= a.format.payload_bytes) {
                 n += step;
                 find(a, s);
@@ -347,6 +378,10 @@ struct Spread {
         const epw_layout &l = a.lane.layout;
         const uint32_t laneid = threadIdx.x % 32, all = 0xffffffffu;
         const bool lists = a.in.layout == EPW_EXPERT_MAJOR;
+        if (came_by_queue(o) && member == 0) {
+            const uint32_t size = whole(a) ? align_16(a.format.payload_bytes + a.scales_size) : bytes(a);
+            land(a, o, source, row, piece, size, tile);
+        }
         const epw_slot_header *header = reinterpret_cast<const epw_slot_header *>(tile);
         bool agrees = header->format == a.format.hash && header->token < l.max_tokens, mine = false;
         uint32_t list = 0;
@@ -500,7 +535,7 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
     const bool in_place = !Spreads || a.in.layout == EPW_RANK_MAJOR;
     Share share = {blockIdx.x, gridDim.x};
     ListEntry e(a, share);
-    Count count(a, threadIdx.x);
+    Count count(a, o, threadIdx.x);
     uint32_t format = await_rows(a, o, s);
     ptx::let_next_begin();
     Spread spread(a, s, share.blocks, Spreads);

@@ -40,8 +40,8 @@ __device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char 
 // must know of the operation it reads for itself, all at once.
 struct Permission {
     epw_sight seen = {};
-    uint32_t active, excluded, suspects; // of the ranks that have a thread
-    uint32_t epoch, before;              // the op before this one
+    uint32_t active, excluded, suspects, queued; // of the ranks that have a thread
+    uint32_t epoch, before;                      // the op before this one
     uint32_t wrapped;
 
     __device__ __forceinline__ void look(const Dispatch &a) {
@@ -51,13 +51,15 @@ struct Permission {
         active = a.lane.peers->active.words[0];
         excluded = a.lane.state->excluded.words[0];
         suspects = ptx::load_relaxed_gpu(&a.lane.shared->suspects.words[0]);
+        queued = a.lane.inbox != nullptr ? a.lane.peers->queued.words[0] : 0;
         if (threadIdx.x % 32 < a.lane.layout.ranks)
             seen = first_look(a.lane.window, threadIdx.x % 32, a.lane.index, EPW_WORD_COMBINE);
     }
     // Whether everybody's is there. If not, or if not everybody has a thread, no harm is done: await_permission() finds out. By
     // the whole warp.
-    __device__ __forceinline__ bool is_there(const Dispatch &a) const {
-        const uint32_t peers = active & ~excluded;
+    __device__ __forceinline__ bool is_there(const Dispatch &a) {
+        const uint32_t laneid = threadIdx.x % 32, peers = active & ~excluded;
+        if (queued >> laneid & 1) seen = first_look(a.lane.inbox, laneid, a.lane.index, EPW_WORD_COMBINE);
         const epw_verdict verdict = epw_rule_may_send(seen, epw_epoch_word(epoch, 0), before + 1, false);
         const bool there = (before | wrapped) != 0 && verdict == EPW_ARRIVED; // in its first operation an epoch has another word
         uint32_t late = __ballot_sync(0xffffffffu, !there) & peers;
@@ -297,7 +299,7 @@ __device__ __noinline__ inline void post_rows(const Dispatch &a, const Operation
             {counts, control_at(o, peer, counts), uint32_t(l.local_experts * sizeof(uint32_t)), 0, 1},
             {rows, at(o, peer, rows), row, uint32_t(l.slot_bytes), epw_word_value(word)},
         };
-        post(o.peers, o.lane, peer, ranges, 2, epw_word_offset(o.rank, o.lane, EPW_WORD_DISPATCH), word);
+        signal_behind(o, peer, ranges, 2, EPW_WORD_DISPATCH, word);
     }
 }
 

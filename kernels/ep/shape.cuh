@@ -46,22 +46,25 @@ struct Dispatch : epw_dispatch_args {
     uint32_t scales_size; // bytes of a row's scales
     uint32_t whole;       // bytes of a row and its scales, which leave at once; 0: they do not
     uint32_t entry_shift; // a row's entries have this power of two of threads: 2^entry_shift >= topk
+    uint32_t copies_all;  // received rows are copied; else they stay where they are, and lists say where that is
 
     explicit Dispatch(const epw_dispatch_args &a)
         : epw_dispatch_args(a), tiles(a.lane.layout, a.format.payload_bytes, a.format.scale_count * a.format.scale_bytes),
           pieces(a.in.payload, a.format.payload_bytes), per_rank(a.lane.layout.local_experts), sources(a.lane.layout.ranks),
           experts(a.lane.layout.local_experts * a.lane.layout.ranks), scales_size(a.format.scale_count * a.format.scale_bytes),
-          whole(0), entry_shift(0) {
+          whole(0), entry_shift(0), copies_all(in.layout == EPW_EXPERT_MAJOR || asks_for_rows()) {
         while (1u << entry_shift < a.lane.layout.topk) entry_shift++;
         if (pieces.count == 1 && (quantises(a.in.payload) || scales_size <= kScaleRoom)) {
             whole = align_16(a.format.payload_bytes + scales_size);
         }
     }
 
-    // Received rows are copied; else they stay where they are, and lists say where that is.
-    bool spreads() const {
-        bool asked = out.rows || (out.scales && format.scale_count > 0) || (out.sideband && in.sideband_bytes > 0);
-        return (halves & EPW_GPU_RECEIVE) && (in.layout == EPW_EXPERT_MAJOR || asked);
+    // Those that come by queues are copied in any case: from the inbox into the window.
+    bool spreads() const { return (halves & EPW_GPU_RECEIVE) && (copies_all || lane.inbox != nullptr); }
+
+  private:
+    bool asks_for_rows() const {
+        return out.rows || (out.scales && format.scale_count > 0) || (out.sideband && in.sideband_bytes > 0);
     }
 };
 

@@ -13,7 +13,7 @@ namespace epw {
 // its blocks share.
 struct Peers {
     epw_gpu_peers *peers;
-    unsigned char *own; // this rank's window
+    const unsigned char *own, *inbox; // this rank's window; where peers behind queues write instead
     uint32_t rank, ranks, lane, epoch, op;
     bool resumes;         // the kernel goes on with what an earlier one has begun: this rank's silence is counted from there
     bool posts;           // some peers are reached by queues
@@ -54,10 +54,16 @@ __device__ __forceinline__ unsigned char *control_at(const Peers &p, uint32_t pe
     return queued ? reinterpret_cast<unsigned char *>(p.peers->table[EPW_AREA_CONTROL][peer] + offset) : mapped;
 }
 
-// The lane's words that `source` writes here.
-__device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t source) {
-    return reinterpret_cast<const uint64_t *>(p.own + epw_word_offset(source, p.lane, 0));
+// In front of what `source` writes here, by offset.
+__device__ __forceinline__ const unsigned char *written_by(const Peers &p, uint32_t source) {
+    return has(p.queued, source) ? p.inbox : p.own;
 }
+
+// A lane's words that `source` writes here.
+__device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t source, uint32_t lane) {
+    return reinterpret_cast<const uint64_t *>(written_by(p, source) + epw_word_offset(source, lane, 0));
+}
+__device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t source) { return words_from(p, source, p.lane); }
 
 // This rank's own epoch word in full. Only an epoch's first operations and long waits ask for it.
 __device__ __forceinline__ uint64_t own_epoch_word(const Peers &p) { return p.peers->epoch_word; }
@@ -86,7 +92,8 @@ struct WordOf {
     __device__ __forceinline__ bool is_expected(uint64_t seen) const { return (seen ^ expected) >> EPW_WORD_VALUE_BITS == 0; }
 };
 
-// A look that may come before the operation is known: the word, and the farewell that came before. `window`: this rank's own.
+// A look that may come before the operation is known: the word, and the farewell that came before. `window`: where the source
+// writes, this rank's own or the inbox.
 __device__ __forceinline__ epw_sight first_look(const unsigned char *window, uint32_t source, uint32_t lane, uint32_t word) {
     const uint64_t *words = reinterpret_cast<const uint64_t *>(window + epw_word_offset(source, lane, 0));
     epw_sight seen;
@@ -115,8 +122,7 @@ __device__ __forceinline__ epw_verdict judge(const Peers &p, Awaited what, epw_s
 
 // The peer's last beacon on a lane.
 __device__ __forceinline__ uint64_t beacon_from(const Peers &p, uint32_t source, uint32_t lane) {
-    const unsigned char *place = p.own + epw_word_offset(source, lane, EPW_WORD_BEACON);
-    return ptx::load_acquire_sys(reinterpret_cast<const uint64_t *>(place));
+    return ptx::load_acquire_sys(&words_from(p, source, lane)[EPW_WORD_BEACON]);
 }
 
 } // namespace epw

@@ -44,18 +44,25 @@ pub(super) fn key_without_group(rank: u32) -> Result<WireKey> {
 
 /// As the environment says; a text that names the variable that cannot be so.
 fn options(key: WireKey) -> std::result::Result<FabricOptions, String> {
-    if let Some(nic) = env::value(env::NIC).filter(|nic| nic != "soft") {
-        return Err(format!("{}: {nic:?} names no NIC of this library: give soft", env::NIC));
-    }
+    let nic = env::value(env::NIC).map_or(Ok(sys::EPW_NIC_SOFT), |name| nic(&name))?;
     let asked = env::value(env::WIRES).map(|names| Wires::parse(&names)).transpose();
     let asked = asked.map_err(|text| format!("{}: {text}", env::WIRES))?;
     let wires = asked.unwrap_or(Wires { local: true, tcp: key.is_some() });
     if wires.tcp && key.is_none() {
         return Err(format!("{} asks for tcp, which needs a token: set {}", env::WIRES, env::TOKEN_FILE));
     }
-    let ports = env::value(env::PORTS).map_or(Ok((0, 0)), |range| ports(&range));
+    let ports = env::ports().map_err(|error| error.to_string())?.unwrap_or((0, 0));
     let interfaces = env::value(env::IFNAME);
-    Ok(FabricOptions { wires: wires.to_c(), ports: ports?, interfaces, key })
+    Ok(FabricOptions { wires: wires.to_c(), nic, ports, interfaces, key })
+}
+
+/// The NIC of that name.
+fn nic(name: &str) -> std::result::Result<u32, String> {
+    match name.trim() {
+        "soft" => Ok(sys::EPW_NIC_SOFT),
+        "strict" => Ok(sys::EPW_NIC_STRICT),
+        _ => Err(format!("{}: {name:?} names no NIC of this library: give soft or strict", env::NIC)),
+    }
 }
 
 /// Which wires may be used.
@@ -90,15 +97,6 @@ impl Wires {
     }
 }
 
-/// Reads `first-last`, or one port.
-fn ports(text: &str) -> std::result::Result<(u16, u16), String> {
-    let (first, last) = text.split_once('-').unwrap_or((text, text));
-    match (first.trim().parse(), last.trim().parse()) {
-        (Ok(first), Ok(last)) if 0 < first && first <= last => Ok((first, last)),
-        _ => Err(format!("{}={text:?} is no range of ports, such as 29800-29899", env::PORTS)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,13 +112,9 @@ mod tests {
     }
 
     #[test]
-    fn a_range_of_ports_is_read() {
-        assert_eq!(ports("29800-29899"), Ok((29800, 29899)));
-        assert_eq!(ports(" 1 - 65535 "), Ok((1, 65535)));
-        assert_eq!(ports("700"), Ok((700, 700)));
-        for wrong in ["", "-", "0-5", "5-4", "1-65536", "a-b", "1-2-3"] {
-            let said = ports(wrong).unwrap_err();
-            assert!(said.starts_with("EPWIRE_PORTS="), "{said}");
-        }
+    fn a_nic_has_a_name() {
+        assert_eq!(nic("soft"), Ok(sys::EPW_NIC_SOFT));
+        assert_eq!(nic("strict"), Ok(sys::EPW_NIC_STRICT));
+        assert!(nic("mlx5").unwrap_err().starts_with("EPWIRE_NIC: \"mlx5\""));
     }
 }

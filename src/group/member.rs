@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::course::Course;
 use super::options::GroupOptions;
+use crate::env::{self, PortsError};
 use crate::rendezvous::auth;
 use crate::rendezvous::driver::{
     Attendant, Client, ClientOptions, Seat, Server, block_on, local, process_space, random,
@@ -82,7 +83,13 @@ impl Group {
         // Where the server is that of a member the others can take over.
         if let (None, Some(local), Some(_)) = (&server, client.local(), client.host()) {
             let bind = SocketAddr::new(local, 0).to_string();
-            server = Server::follow(&bind, options.server(), seat(None)).await?;
+            let ports = env::ports().map_err(|PortsError(value)| BootstrapError::Invalid {
+                op: "join".to_owned(),
+                field: env::PORTS.to_owned(),
+                value,
+                reason: "no range of ports, such as 29800-29899".to_owned(),
+            })?;
+            server = Server::follow(&bind, ports, options.server(), seat(None)).await?;
         }
         if let Some(elector) = server.as_ref().and_then(Server::elector) {
             let _ = course.elector.set(elector);

@@ -66,7 +66,7 @@
 //! 9. `kernels/ep/route.cuh`: `Token` says where to, and numbers its rows.
 //! 10. `kernels/ep/quantise.cuh`: `quantise_chunks` makes FP8 of it on the way.
 //! 11. `kernels/ep/tile.cuh`: `RowTiles` says how much of a row passes through shared memory at a time.
-//! 12. `kernels/peer/signal.cuh`: `signal` posts the word that announces the rows.
+//! 12. `kernels/peer/signal.cuh`: `signal_mapped` posts the word that announces the rows, or `signal_behind` rows and word, to a queue.
 //! 13. `kernels/peer/wait.cuh`: `await` is where a block waits for a peer.
 //! 14. `c/peer/rules.h`: `epw_rule_may_send` and its like judge its words, as on the host.
 //! 15. `kernels/ep/receive.cuh`: `receive_rows` brings rows to the experts' lists.
@@ -75,6 +75,11 @@
 //! 18. `kernels/ep/answer.cuh`: `answer_all` sends the answers home.
 //! 19. `kernels/ep/collect.cuh`: `collect` waits for those to this rank's own tokens.
 //! 20. `kernels/ep/sum.cuh`: `accumulate` adds them up.
+//!
+//! What peers behind queues write is in a second place of the same layout, `c/peer/inbox.h`: `written_by` in
+//! `kernels/peer/words.cuh` says where a source writes, and `land` in `kernels/ep/receive.cuh` puts its rows into the window, where
+//! the caller and combine look for the rows of everybody. Both ends of a pair go by queues, or neither: `c/window/window.c`,
+//! `choose_path`.
 //!
 //! # What a software NIC may count on beside kernels that fill a GPU
 //!
@@ -94,5 +99,5 @@
 //! * The launch that finds its queue full is the 1,023rd; it waits in the driver, and does not hold up the NIC's calls.
 //! * Without cudaThreadExchangeStreamCaptureMode(relaxed) cudaEventQuery and cudaStreamQuery of the NIC's thread break a global capture of another
 //!   thread; with it none of its calls did.
-//! * So: words and rows that must arrive whatever the program does are fetched by the kernel from pinned memory. Copy engines of the same context are as fast
+//! * So: words and rows that must arrive whatever the program does are fetched by the kernel from pinned memory, `c/peer/inbox.h`. Copy engines of the same context are as fast
 //!   but stop while the program frees memory or loads a kernel beside a waiting one; a second context never stops and is 200 times slower.

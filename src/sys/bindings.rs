@@ -202,8 +202,8 @@ Which are used at the same time is not known here, so nothing checks that*/
     /// a peer silent for so long is given up: 1 ms to 1 day
     pub deadline_ns: u64,
     /** by which peers behind a queue are reached; of this rank, and outlives the buffer.
-NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, a GPU's window is pinned
-host memory*/
+NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, max_tokens is at most
+16254, and a buffer on a GPU also has pinned host memory: see epw_plan*/
     pub fabric: *mut epw_fabric,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -318,10 +318,17 @@ pub struct epw_plan {
 threads that would be chosen now. On a GPU it is device memory: some 50 KB of
 pinned host memory, through which kernels report, are not in it*/
     pub private_bytes: u64,
+    /// what is written for them and read by the NIC; for all ranks at a time
+    pub image_bytes: u64,
+    /// queues by which lanes post to them; for each
+    pub ring_bytes: u64,
+    /** what they write here, of a rank on a GPU, whose window mapped peers alone write;
+for each its places of the window*/
+    pub inbox_bytes: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of epw_plan"][::core::mem::size_of::<epw_plan>() - 88usize];
+    ["Size of epw_plan"][::core::mem::size_of::<epw_plan>() - 112usize];
     ["Alignment of epw_plan"][::core::mem::align_of::<epw_plan>() - 8usize];
     [
         "Offset of field: epw_plan::size",
@@ -359,6 +366,15 @@ const _: () = {
     [
         "Offset of field: epw_plan::private_bytes",
     ][::core::mem::offset_of!(epw_plan, private_bytes) - 80usize];
+    [
+        "Offset of field: epw_plan::image_bytes",
+    ][::core::mem::offset_of!(epw_plan, image_bytes) - 88usize];
+    [
+        "Offset of field: epw_plan::ring_bytes",
+    ][::core::mem::offset_of!(epw_plan, ring_bytes) - 96usize];
+    [
+        "Offset of field: epw_plan::inbox_bytes",
+    ][::core::mem::offset_of!(epw_plan, inbox_bytes) - 104usize];
 };
 unsafe extern "C" {
     pub fn epw_plan_init(plan: *mut epw_plan);
@@ -420,10 +436,15 @@ const _: () = {
 unsafe extern "C" {
     pub fn epw_row_shape_init(shape: *mut epw_row_shape);
 }
-/// a socket of this host, and of its network namespace
+/// memory of this host, shared by a socket of its network namespace
 pub const EPW_WIRE_LOCAL: u32 = 1;
 /// TCP over IPv4 or IPv6
 pub const EPW_WIRE_TCP: u32 = 2;
+/// a thread of this process
+pub const EPW_NIC_SOFT: u32 = 1;
+/** the same for tests: it delays fetches, overwrites entries that are done, and breaks
+a queue whose entries or bytes have changed behind the doorbell; slow*/
+pub const EPW_NIC_STRICT: u32 = 2;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_fabric_options {
@@ -433,6 +454,8 @@ pub struct epw_fabric_options {
     pub rank: u32,
     /// EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL
     pub wires: u32,
+    /// EPW_NIC_*
+    pub nic: u32,
     /// TCP: listens on one of these for each address; 0, 0: on any
     pub first_port: u16,
     /// TCP: listens on one of these for each address; 0, 0: on any
@@ -444,12 +467,15 @@ NCCL_SOCKET_IFNAME, "eth,ib", "=eth0" or "^docker"; NULL: of all*/
 prove that they know them. What follows is neither encrypted nor protected
 on the way. NULL: none. Copied*/
     pub key: *const ::core::ffi::c_uchar,
+    /** local: of the shared memory by which this rank sends to each peer, a power of two
+from 2^12 to 2^30, and 68 KiB more; pages are taken as they are used. 0: 2^22*/
+    pub ring_bytes: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of epw_fabric_options",
-    ][::core::mem::size_of::<epw_fabric_options>() - 32usize];
+    ][::core::mem::size_of::<epw_fabric_options>() - 48usize];
     [
         "Alignment of epw_fabric_options",
     ][::core::mem::align_of::<epw_fabric_options>() - 8usize];
@@ -463,17 +489,23 @@ const _: () = {
         "Offset of field: epw_fabric_options::wires",
     ][::core::mem::offset_of!(epw_fabric_options, wires) - 8usize];
     [
+        "Offset of field: epw_fabric_options::nic",
+    ][::core::mem::offset_of!(epw_fabric_options, nic) - 12usize];
+    [
         "Offset of field: epw_fabric_options::first_port",
-    ][::core::mem::offset_of!(epw_fabric_options, first_port) - 12usize];
+    ][::core::mem::offset_of!(epw_fabric_options, first_port) - 16usize];
     [
         "Offset of field: epw_fabric_options::last_port",
-    ][::core::mem::offset_of!(epw_fabric_options, last_port) - 14usize];
+    ][::core::mem::offset_of!(epw_fabric_options, last_port) - 18usize];
     [
         "Offset of field: epw_fabric_options::interfaces",
-    ][::core::mem::offset_of!(epw_fabric_options, interfaces) - 16usize];
+    ][::core::mem::offset_of!(epw_fabric_options, interfaces) - 24usize];
     [
         "Offset of field: epw_fabric_options::key",
-    ][::core::mem::offset_of!(epw_fabric_options, key) - 24usize];
+    ][::core::mem::offset_of!(epw_fabric_options, key) - 32usize];
+    [
+        "Offset of field: epw_fabric_options::ring_bytes",
+    ][::core::mem::offset_of!(epw_fabric_options, ring_bytes) - 40usize];
 };
 impl Default for epw_fabric_options {
     fn default() -> Self {

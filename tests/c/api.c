@@ -21,6 +21,15 @@ static void plan_and_row_shapes_say_every_size(void) {
                    plan.zero_copy_bytes;
     CHECK(plan.window_bytes >= sum && plan.window_bytes < sum + 4096 && plan.private_bytes > 0);
 
+    /* What peers behind queues take: counts, rows and answers of each, and no inbox on the host. */
+    uint64_t travels = plan.dispatch_bytes + plan.combine_bytes + plan.ordered_bytes;
+    CHECK(plan.image_bytes > travels && plan.image_bytes < travels + plan.control_bytes);
+    CHECK(plan.ring_bytes > 0 && plan.inbox_bytes == 0);
+    config.paths = EPW_PATH_ALL & ~(uint32_t)EPW_PATH_QUEUE;
+    CHECK_OK(epw_plan_make(&config, &plan));
+    CHECK(plan.image_bytes == 0 && plan.ring_bytes == 0);
+    config.paths = EPW_PATH_ALL;
+
     epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
     in.topk = TOPK;
     static const uint32_t expected[5][3] = {

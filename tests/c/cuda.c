@@ -33,6 +33,9 @@ static void a_plan_needs_no_gpu(void) {
     config.sms = 1024;
     CHECK_OK(epw_plan_make(&config, &gpu));
     CHECK(gpu.window_bytes == host.window_bytes && gpu.slot_bytes == host.slot_bytes);
+    uint64_t written = gpu.window_bytes - gpu.zero_copy_bytes; /* by peers */
+    CHECK(gpu.image_bytes == host.image_bytes && gpu.inbox_bytes + 8192 >= written &&
+          gpu.inbox_bytes < written + 65536);
 }
 
 static void limits_of_gpus_are_named(void) {

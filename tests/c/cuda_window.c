@@ -197,7 +197,7 @@ static const epw_where here = {"connect", 1, 0};
 static epw_memory make_window(int accessible) {
     fake = (struct fake){.accessible = accessible};
     epw_memory window;
-    CHECK_OK(tested_device.create(0, EPW_PATH_ALL, BYTES - 1, here, &window));
+    CHECK_OK(tested_device.create(0, EPW_PATH_VMM | EPW_PATH_IPC, BYTES - 1, here, &window));
     CHECK(window.bytes == BYTES && window.origin.path == EPW_PATH_VMM && window.ordinal == 0);
     CHECK(fake.granted[0] == 1 && fake.granted[1] == 0 && fake.mapped == 1);
     window.base[BYTES - 1] = 7;

@@ -94,8 +94,8 @@ static void the_machine_itself_is_a_limit(void) {
     CHECK(!epw_memory_limit_find(root, &found));
     put("/proc/meminfo", "MemTotal:       8000000 kB\nMemFree:   12 kB\nMemAvailable:     204800 kB\n");
     CHECK(limit_is(200, 0, ""));
-    CHECK(epw_memory_limit_check(root, 100 * MIB, here) == EPW_OK);
-    CHECK(epw_memory_limit_check(root, 201 * MIB, here) == EPW_ERR_NO_MEMORY);
+    CHECK(epw_memory_limit_check(root, "a window", 100 * MIB, here) == EPW_OK);
+    CHECK(epw_memory_limit_check(root, "a window", 201 * MIB, here) == EPW_ERR_NO_MEMORY);
     CHECK(error_has("a window of 210763776 bytes, and the machine has 209715200 available"));
     end_machine();
 }
@@ -110,8 +110,9 @@ static void a_v2_limit_counts_without_the_files_that_are_cached(void) {
     put("/sys/fs/cgroup/job/step/memory.stat",
         "anon 4096\nfile 20971520\ninactive_file 10485760\nactive_file 5242880\nactive_file_x 1048576\n");
     CHECK(limit_is(85, 100, "/job/step"));
-    CHECK(epw_memory_limit_check(root, 84 * MIB, here) == EPW_OK);
-    CHECK(epw_memory_limit_check(root, 85 * MIB, here) == EPW_ERR_NO_MEMORY); /* with its page tables */
+    CHECK(epw_memory_limit_check(root, "a window", 84 * MIB, here) == EPW_OK);
+    CHECK(epw_memory_limit_check(root, "a window", 85 * MIB, here) ==
+          EPW_ERR_NO_MEMORY); /* with its page tables */
     CHECK(error_has("a window of 89128960 bytes, and cgroup /job/step may take 89128960 more: its limit is "
                     "104857600"));
     CHECK(error_has("raise the limit (memory.max)"));
@@ -134,7 +135,7 @@ static void the_tightest_of_all_above_counts(void) {
     put_v2("/sys/fs/cgroup/a", 2000, 1999);
     CHECK(limit_is(1, 2000, "/a"));
     put("/proc/meminfo", "MemAvailable:     512 kB\n");
-    CHECK(epw_memory_limit_check(root, MIB, here) == EPW_ERR_NO_MEMORY &&
+    CHECK(epw_memory_limit_check(root, "a window", MIB, here) == EPW_ERR_NO_MEMORY &&
           error_has("the machine has 524288"));
     end_machine();
 }
@@ -148,7 +149,7 @@ static void no_limit_is_none(void) {
     put("/sys/fs/cgroup/a/memory.max", "max\n");
     put("/sys/fs/cgroup/a/memory.current", "1048576\n");
     CHECK(!epw_memory_limit_find(root, &found));
-    CHECK(epw_memory_limit_check(root, UINT64_MAX / 4, here) == EPW_OK);
+    CHECK(epw_memory_limit_check(root, "a window", UINT64_MAX / 4, here) == EPW_OK);
     put("/sys/fs/cgroup/a/memory.max", "99999999999999999999999999\n");
     CHECK(!epw_memory_limit_find(root, &found));
     put("/sys/fs/cgroup/a/memory.max", "1048576\n"); /* who says no usage has none */
@@ -171,7 +172,7 @@ static void v1_limits_count_up_the_tree_too(void) {
     put("/sys/fs/cgroup/memory/jobs/memory.stat",
         "cache 1\ninactive_file 1048576000\ntotal_inactive_file 104857600\ntotal_active_file 104857600\n");
     CHECK(limit_is(200, 300, "/jobs/7"));
-    CHECK(epw_memory_limit_check(root, 250 * MIB, here) == EPW_ERR_NO_MEMORY);
+    CHECK(epw_memory_limit_check(root, "a window", 250 * MIB, here) == EPW_ERR_NO_MEMORY);
     CHECK(error_has("raise the limit (memory.limit_in_bytes)"));
     end_machine();
 }

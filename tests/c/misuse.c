@@ -196,6 +196,11 @@ static void connect_says_what_is_wrong_with_a_blob(void) {
     epw_fabric *fabric;
     config.paths = EPW_PATH_ALL;
     take_path(&config, &fabric);
+    epw_config large = config;
+    large.max_tokens = 16255;
+    if (fabric != NULL)
+        REFUSED(epw_buffer_create(&large, &peer), EPW_ERR_LIMIT, "create", 1, -1,
+                "config.max_tokens 16255 is more than a queue takes, 16254");
     CHECK_OK(epw_buffer_create(&config, &peer));
     CHECK_OK(epw_buffer_export(peer, 0, blob, &length));
     epw_buffer_destroy(peer);
@@ -203,6 +208,30 @@ static void connect_says_what_is_wrong_with_a_blob(void) {
     REFUSED(epw_buffer_connect(b, 1, blob, length), EPW_ERR_PEER, "connect", 0, 1,
             path_of_test() == EPW_PATH_QUEUE ? "fabric is gone" : "has been destroyed");
     destroy(&g);
+}
+
+static void fabric_options_are_checked(void) {
+    epw_fabric *fabric = NULL;
+    epw_fabric_options good = EPW_FABRIC_OPTIONS_INIT, o;
+    good.rank = 3;
+    REFUSED(epw_fabric_create(NULL, &fabric), EPW_ERR_INVALID, "fabric", -1, -1, "options is NULL");
+    REFUSED(epw_fabric_create(&good, NULL), EPW_ERR_INVALID, "fabric", -1, -1, "out is NULL");
+    o = good;
+    o.size = 7;
+    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", -1, -1, "options.size is 7");
+    o = good;
+    o.rank = EPW_MAX_RANKS;
+    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", -1, -1, "options.rank is");
+    o = good;
+    o.wires = 4;
+    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", 3, -1, "options.wires is 0x4");
+    o = good;
+    o.nic = 9;
+    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", 3, -1, "options.nic is 9");
+    o = good;
+    o.wires = EPW_WIRE_TCP;
+    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", 3, -1, "options.key is NULL");
+    CHECK(fabric == NULL);
 }
 
 static void membership_is_guarded(void) {
@@ -410,6 +439,7 @@ int main(void) {
     plan_names_field_and_limit();
     null_is_an_error_and_never_a_crash();
     connect_says_what_is_wrong_with_a_blob();
+    fabric_options_are_checked();
     membership_is_guarded();
     a_refused_dispatch_is_as_never_made();
     a_wrong_combine_leaves_the_handle_usable();

@@ -59,6 +59,10 @@ static void entries_have_these_bytes(void) {
     /* Of no bytes there is no segment: a length of 0 there would be one of 2^31. */
     epw_entry_write(&e, PAIR, INDEX, remote(), local(), 0, EPW_SIGNAL_ALWAYS);
     CHECK_BYTES(&e, "00abcd08 00123402 00000008 00000000 1122334455667788 cafebabe 00000000");
+    epw_place_of second = {UINT64_C(0x0123456789abcdef), epw_key_of(0x0badf00d)};
+    epw_entry_write_both(&e, PAIR, INDEX, remote(), local(), 256, second, 4096, EPW_SIGNAL_ERRORS);
+    CHECK_BYTES(&e, "00abcd08 00123404 00000000 00000000 1122334455667788 cafebabe 00000000"
+                    "00000100 deadbeef 99aabbccddeeff00 00001000 0badf00d 0123456789abcdef");
     epw_entry_read(&e, PAIR, INDEX, remote(), local(), 0, EPW_SIGNAL_ERRORS);
     CHECK_BYTES(&e, "00abcd10 00123402 00000000 00000000 1122334455667788 cafebabe 00000000");
     uint64_t value;

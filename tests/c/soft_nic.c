@@ -1,10 +1,11 @@
-/* The NIC in software: two of them, joined by a socket pair, and entries written byte by byte as the manual
- * of the adapter has them. */
+/* The NIC in software: two of them, joined by a socket pair, or by rings beside one, and entries written byte
+ * by byte as the manual of the adapter has them. */
 #include "check.h"
 
 #include "base/clock.h"
 #include "nic/soft.h"
 #include "nic/soft/frame.h"
+#include "nic/soft/ring.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -79,13 +80,25 @@ typedef struct two {
     end a, b;
 } two;
 
+static uint32_t ring_bytes; /* 0: by the socket */
+
+/* The second offers the rings: requests of the first go by the smaller one. */
+static void join(two *t, const int fds[2]) {
+    if (ring_bytes == 0) {
+        CHECK_OK(epw_nic_add_link(t->a.nic, fds[0], 1, here, &t->a.link));
+        CHECK_OK(epw_nic_add_link(t->b.nic, fds[1], 0, here, &t->b.link));
+    } else {
+        CHECK_OK(epw_nic_add_ring_link(t->a.nic, fds[0], 1, 0, here, &t->a.link));
+        CHECK_OK(epw_nic_add_ring_link(t->b.nic, fds[1], 0, ring_bytes, here, &t->b.link));
+    }
+}
+
 static void open_two(two *t) {
     open_end(&t->a, 1);
     open_end(&t->b, 0);
     int fds[2];
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
-    CHECK_OK(epw_nic_add_link(t->a.nic, fds[0], 1, here, &t->a.link));
-    CHECK_OK(epw_nic_add_link(t->b.nic, fds[1], 0, here, &t->b.link));
+    join(t, fds);
     epw_pair_connect(t->a.pair, t->a.link, epw_pair_number(t->b.pair));
     epw_pair_connect(t->b.pair, t->b.link, epw_pair_number(t->a.pair));
 }
@@ -242,6 +255,25 @@ static void indices_wrap(void) {
     close_two(&t);
 }
 
+/* Behind entries that are done a NOP is done at once, and nothing travels for it; behind others with them. */
+static void a_nop_completes_behind_what_is_before_it(void) {
+    two t;
+    open_two(&t);
+    for (uint32_t round = 1; round <= 100; round++) {
+        uint64_t frames = epw_nic_sent(t.a.nic).frames;
+        for (int i = 0; i < 20; i++) entry(&t.a, 0, 1, i == 19);
+        ring(&t.a);
+        CHECK(await_done(&t.a));
+        CHECK_MSG(epw_nic_sent(t.a.nic).frames == frames, "round %u: a NOP travels", round);
+        write_word(&t.a, t.b.window_key, WORD_AT, round, false);
+        entry(&t.a, 0, 1, true);
+        ring(&t.a);
+        CHECK(await_done(&t.a));
+        CHECK_MSG(atomic_load(&t.b.word) == round, "round %u: the NOP was done before the word", round);
+    }
+    close_two(&t);
+}
+
 static void doorbells_alone_make_it_fetch(void) {
     two t;
     open_two(&t);
@@ -272,8 +304,7 @@ static void entries_before_the_connection_wait_for_it(void) {
     ring(&t.a);
     int fds[2];
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
-    CHECK_OK(epw_nic_add_link(t.a.nic, fds[0], 1, here, &t.a.link));
-    CHECK_OK(epw_nic_add_link(t.b.nic, fds[1], 0, here, &t.b.link));
+    join(&t, fds);
     epw_pair_connect(t.a.pair, t.a.link, epw_pair_number(t.b.pair));
     /* The other end has connected nothing: it is written all the same. */
     CHECK(await_word(&t.b, 5) && await_done(&t.a));
@@ -338,6 +369,41 @@ static void reads_complete_behind_their_bytes(void) {
     entry(&t.a, 0, 1, true);
     ring(&t.a);
     CHECK(await_done(&t.a) && t.a.source[700000] == 0xbb);
+    close_two(&t);
+}
+
+static void write_both(end *e, uint64_t offset, uint64_t first, uint32_t first_bytes, uint64_t second,
+                       uint32_t second_bytes, uint32_t window_key) {
+    write_bytes(e, window_key, offset, first, first_bytes, true);
+    unsigned char *at = epw_pair_memory_of(e->pair)->entries + ((e->posted - 1) % DEPTH) * 64;
+    at[7] = 4;
+    put(at + 48, second_bytes, 4);
+    put(at + 52, e->source_key, 4);
+    put(at + 56, second, 8);
+}
+
+static void two_places_make_one_write(void) {
+    two t;
+    open_two(&t);
+    memset(t.a.source + 100, 0xaa, 1000);
+    memset(t.a.source + 500000, 0xbb, 300000);
+    write_both(&t.a, 8192, 100, 1000, 500000, 300000, t.b.window_key);
+    write_both(&t.a, 400000, 500000, 300000, 100, 1000, t.b.window_key);
+    ring(&t.a);
+    CHECK(await_done(&t.a));
+    CHECK(memcmp(t.b.window + 8192, t.a.source + 100, 1000) == 0);
+    CHECK(memcmp(t.b.window + 9192, t.a.source + 500000, 300000) == 0 && t.b.window[309192] == 0);
+    CHECK(memcmp(t.b.window + 400000, t.a.source + 500000, 300000) == 0);
+    CHECK(memcmp(t.b.window + 700000, t.a.source + 100, 1000) == 0 && t.b.window[701000] == 0);
+    /* The window's bounds are those of both together, the source's of each. */
+    write_both(&t.a, MEMORY - 1500, 100, 1000, 500000, 1000, t.b.window_key);
+    ring(&t.a);
+    CHECK(await_completion(&t.a, 2, 0xd) && syndrome(&t.a) == 0x13);
+    close_two(&t);
+    open_two(&t);
+    write_both(&t.a, 8192, 100, 1000, MEMORY - 10, 11, t.b.window_key);
+    ring(&t.a);
+    CHECK(await_completion(&t.a, 0, 0xd) && syndrome(&t.a) == 0x04 && t.b.window[8192] == 0);
     close_two(&t);
 }
 
@@ -582,7 +648,7 @@ static void keys_and_bounds_are_checked_at_both_ends(void) {
 }
 
 static void entries_that_are_none_end_the_queue(void) {
-    for (int kind = 0; kind < 10; kind++) {
+    for (int kind = 0; kind < 14; kind++) {
         two t;
         open_two(&t);
         unsigned char *at = NULL;
@@ -598,6 +664,16 @@ static void entries_that_are_none_end_the_queue(void) {
         if (kind == 7) at[3] = 0x10;            /* a READ to the entry itself */
         if (kind == 8) at[3] = 0x12;            /* a FETCH_ADD without a place for its answer */
         if (kind == 9) at[3] = 0x12, at[7] = 4; /* or one of no bytes */
+        if (kind >= 10) {                       /* of two places */
+            memset(at + 32, 0, 32);
+            at[7] = 4;
+            put(at + 32, 100, 4);
+            put(at + 48, 100, 4);
+        }
+        if (kind == 10) put(at + 48, 0, 4);                    /* 2^31 bytes */
+        if (kind == 11) put(at + 48, UINT32_C(0x80000008), 4); /* inline */
+        if (kind == 12) put(at + 48, 0x7fffff9c, 4);           /* together 2^31 */
+        if (kind == 13) at[3] = 0x10;                          /* a READ */
         ring(&t.a);
         CHECK_MSG(await_completion(&t.a, 0, 0xd) && syndrome(&t.a) == 0x02, "kind %d", kind);
         CHECK(atomic_load(&t.b.words) == 0);
@@ -849,13 +925,16 @@ static void pairs_come_and_go_beside_others(void) {
     close_two(&t);
 }
 
-int main(void) {
+static void all(uint32_t rings) {
+    ring_bytes = rings;
     a_word_is_placed_behind_the_bytes_before_it();
     indices_wrap();
+    a_nop_completes_behind_what_is_before_it();
     doorbells_alone_make_it_fetch();
     entries_before_the_connection_wait_for_it();
     a_read_is_in_order_with_writes();
     reads_complete_behind_their_bytes();
+    two_places_make_one_write();
     transfers_of_nothing_complete();
     a_fetch_add_is_atomic();
     a_word_may_be_added_to();
@@ -873,5 +952,11 @@ int main(void) {
     garbage_ends_the_connection();
     many_pairs_share_a_connection();
     pairs_come_and_go_beside_others();
+}
+
+int main(void) {
+    all(0);
+    all(EPW_RING_BYTES_MIN);
+    all(EPW_RING_BYTES);
     return check_result("soft_nic");
 }

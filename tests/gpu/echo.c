@@ -38,7 +38,19 @@ static size_t row_bytes(const epw_config *c) {
     return (size_t)c->hidden * 2;
 }
 
-static void open_rank(echo_rank *r, const epw_config *config, uint32_t rank, uint32_t gpus) {
+/* `paths` NULL: as the environment says. */
+static void open_buffer(echo_rank *r, const uint32_t *paths) {
+    if (paths == NULL) {
+        ranks_path(&r->config);
+    } else {
+        r->config.paths = *paths;
+        ranks_fabric(&r->config);
+    }
+    REQUIRE_OK(epw_buffer_create(&r->config, &r->buffer));
+}
+
+static void open_rank(echo_rank *r, const epw_config *config, uint32_t rank, uint32_t gpus,
+                      const uint32_t *paths) {
     epw_config *c = &r->config;
     *r = (echo_rank){.config = *config};
     c->rank = rank;
@@ -51,8 +63,7 @@ static void open_rank(echo_rank *r, const epw_config *config, uint32_t rank, uin
     }
     epw_plan plan = EPW_PLAN_INIT;
     REQUIRE_OK(epw_plan_make(c, &plan));
-    ranks_path(c);
-    REQUIRE_OK(epw_buffer_create(c, &r->buffer));
+    open_buffer(r, paths);
     REQUIRE_CUDA(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
     r->tokens = malloc(c->max_tokens * row_bytes(c));
     r->ids = malloc((size_t)c->max_tokens * c->topk * sizeof *r->ids);
@@ -71,21 +82,54 @@ static void open_rank(echo_rank *r, const epw_config *config, uint32_t rank, uin
     free(weights);
 }
 
-void echo_open(echo *e, const epw_config *config, uint32_t gpus) {
+static void connect(echo *e, uint32_t from, uint32_t to) {
+    unsigned char blob[EPW_BLOB_MAX];
+    size_t length = 0;
+    REQUIRE_OK(epw_buffer_export(e->rank[from].buffer, to, blob, &length));
+    REQUIRE_OK(epw_buffer_connect_within(e->rank[to].buffer, from, blob, length, 10000 * MS));
+}
+
+static void activate(echo *e, uint32_t epoch) {
+    epw_mask all = {{e->ranks == 64 ? UINT64_MAX : (UINT64_C(1) << e->ranks) - 1}};
+    for (uint32_t r = 0; r < e->ranks; r++)
+        REQUIRE_OK(epw_buffer_set_active(e->rank[r].buffer, &all, epoch, 0));
+}
+
+void echo_open_by(echo *e, const epw_config *config, uint32_t gpus, const uint32_t *paths) {
     *e = (echo){.ranks = config->ranks, .gpus = gpus};
     REQUIRE(e->ranks <= ECHO_RANKS && (config->topk & (config->topk - 1)) == 0, "%u ranks", e->ranks);
-    for (uint32_t r = 0; r < e->ranks; r++) open_rank(&e->rank[r], config, r, gpus);
+    for (uint32_t r = 0; r < e->ranks; r++)
+        open_rank(&e->rank[r], config, r, gpus, paths != NULL ? &paths[r] : NULL);
     for (uint32_t from = 0; from < e->ranks; from++) {
         for (uint32_t to = 0; to < e->ranks; to++) {
-            unsigned char blob[EPW_BLOB_MAX];
-            size_t length = 0;
-            if (from == to) continue;
-            REQUIRE_OK(epw_buffer_export(e->rank[from].buffer, to, blob, &length));
-            REQUIRE_OK(epw_buffer_connect_within(e->rank[to].buffer, from, blob, length, 10000 * MS));
+            if (from != to) connect(e, from, to);
         }
     }
-    epw_mask all = {{e->ranks == 64 ? UINT64_MAX : (UINT64_C(1) << e->ranks) - 1}};
-    for (uint32_t r = 0; r < e->ranks; r++) REQUIRE_OK(epw_buffer_set_active(e->rank[r].buffer, &all, 1, 0));
+    activate(e, 1);
+}
+
+void echo_open(echo *e, const epw_config *config, uint32_t gpus) {
+    echo_open_by(e, config, gpus, NULL);
+}
+
+void echo_replace(echo *e, uint32_t rank, uint32_t paths, uint32_t epoch) {
+    echo_rank *r = &e->rank[rank];
+    uint64_t others = ((UINT64_C(1) << e->ranks) - 1) & ~(UINT64_C(1) << rank);
+    REQUIRE_CUDA(cudaSetDevice(r->config.device));
+    epw_buffer_destroy(r->buffer);
+    epw_fabric_destroy(r->config.fabric);
+    for (uint32_t p = 0; p < e->ranks; p++) {
+        if (p == rank) continue;
+        REQUIRE_OK(epw_buffer_set_active(e->rank[p].buffer, &(epw_mask){{others}}, epoch - 1, 0));
+        REQUIRE_OK(epw_buffer_disconnect(e->rank[p].buffer, rank));
+    }
+    open_buffer(r, &paths);
+    for (uint32_t p = 0; p < e->ranks; p++) {
+        if (p == rank) continue;
+        connect(e, p, rank);
+        connect(e, rank, p);
+    }
+    activate(e, epoch);
 }
 
 void echo_close(echo *e) {

@@ -37,6 +37,13 @@ typedef struct echo {
 void echo_open(echo *e, const epw_config *config, uint32_t gpus);
 void echo_close(echo *e);
 
+/* The same with a fabric, and these paths, for each rank. */
+void echo_open_by(echo *e, const epw_config *config, uint32_t gpus, const uint32_t *paths);
+
+/* Destroys the rank's buffer and gives its place to a new one of these paths; the others are connected with
+ * it, and the epoch begins with all. Nothing runs. */
+void echo_replace(echo *e, uint32_t rank, uint32_t paths, uint32_t epoch);
+
 /* New tokens and routing of every rank, and nothing in what is received. Nothing runs. */
 void echo_fill(echo *e, uint64_t seed);
 

@@ -1,10 +1,11 @@
 /* Ranks that are killed or stopped in the middle of things. Each rank is a process with a GPU; the process
  * that was started by hand tells them what to do, kills and stops one, and brings in a replacement. What
- * survivors must see: a wait for the lost one alone ends with the deadline, with the error record filled and
- * the context usable; the other lane and 100 operations more, in a graph, pay no second deadline; what is
- * received afterwards is exact, without the lost rank, beside it when it is evicted and goes on, and with its
- * replacement, whose peers replay the graphs that they captured before. Exit code 77, with the reason, where
- * there is no GPU, or only one and --ranks does not ask for more. */
+ * survivors must see: a wait for the lost one alone ends with the deadline, or at once where its connection
+ * is gone, with the error record filled and the context usable; the other lane and 100 operations more, in a
+ * graph, pay no second deadline; what is received afterwards is exact, without the lost rank, beside it when
+ * it is evicted and goes on, and with its replacement, whose peers replay the graphs that they captured
+ * before. Exit code 77, with the reason, where there is no GPU, or only one and --ranks does not ask for
+ * more. */
 #include "ranks.h"
 #include "step.h"
 
@@ -43,8 +44,8 @@ enum {
     ACTIVATE,      /* `mask` from `epoch` on */
     STEPS,         /* `count` exact steps */
     REPLAY,        /* the graph; `peer` may be lost */
-    LOSE_DISPATCH, /* a step whose dispatch loses `peer` */
-    LOSE_COMBINE,  /* a step whose combine loses `peer` */
+    LOSE_DISPATCH, /* a step whose dispatch loses `peer`, by `cause` */
+    LOSE_COMBINE,  /* a step whose combine does */
     HALF,          /* enqueue a dispatch, wait for nothing */
     REST,          /* its combine, of a rank that may have been evicted meanwhile */
     EVICTED,       /* a step of a rank that has been evicted */
@@ -52,7 +53,7 @@ enum {
 };
 
 typedef struct message {
-    uint32_t what, peer, epoch, count;
+    uint32_t what, peer, epoch, count, cause;
     uint64_t mask, iteration;
     uint64_t elapsed_ns; /* of what the answer is about, on the GPU */
     size_t length;
@@ -68,7 +69,9 @@ typedef struct member {
     cudaGraphExec_t graph;
     uint64_t *stamps; /* [2], device memory */
     uint64_t *waits;  /* [ranks], device memory */
-    uint64_t bound;   /* of the wait for the lost rank */
+    uint32_t
+        cause; /* by which the next rank is lost: silence until `bound`, or its connection gone, at once */
+    uint64_t bound; /* of the wait for the lost rank */
     uint64_t mask;
     epw_handle handle; /* of HALF */
 } member;
@@ -102,6 +105,12 @@ static void exact(const member *m) {
     if (step_wrong(&m->lane, "failure") || step_wrong(&m->other, "failure")) _exit(1);
 }
 
+/* Whether so long a wait is that for the lost rank. */
+static int is_in_time(const member *m, uint64_t ns) {
+    uint64_t least = m->cause == EPW_CAUSE_TIMEOUT ? m->bound : 0;
+    return ns >= least && ns <= least + options.slack_us * 1000;
+}
+
 /* All records that there are: the first must be as given, unless that is NULL; the others of operations that
  * began without the peer. */
 static void take_records(const member *m, uint32_t peer, uint32_t phase) {
@@ -112,13 +121,14 @@ static void take_records(const member *m, uint32_t peer, uint32_t phase) {
     REQUIRE(lost == 0, "%llu records overwritten", (unsigned long long)lost);
     for (uint32_t i = 0; i < count; i++) {
         const epw_error_record *r = &records[i];
-        uint32_t cause = i == 0 && phase != 0 ? EPW_CAUSE_TIMEOUT : EPW_CAUSE_SUSPECTED;
+        uint32_t cause = i == 0 && phase != 0 ? m->cause : EPW_CAUSE_SUSPECTED;
         REQUIRE(r->peer == peer && r->cause == cause && r->rank == m->config.rank,
                 "record %u of rank %u: peer %u phase %u cause %u", i, r->rank, r->peer, r->phase, r->cause);
         if (i > 0 || phase == 0) continue;
-        uint64_t late = r->elapsed_ns - m->bound;
-        REQUIRE(r->waiting == 1, "record: %u peers awaited", r->waiting);
-        REQUIRE(r->phase == phase && r->deadline_ns == m->bound && late <= options.slack_us * 1000,
+        /* Others may still be awaited when a connection is gone. */
+        REQUIRE(r->waiting == 1 || (r->waiting > 1 && m->cause == EPW_CAUSE_LINK), "record: %u peers awaited",
+                r->waiting);
+        REQUIRE(r->phase == phase && r->deadline_ns == m->bound && is_in_time(m, r->elapsed_ns),
                 "record: phase %u elapsed %llu ns deadline %llu ns", r->phase,
                 (unsigned long long)r->elapsed_ns, (unsigned long long)r->deadline_ns);
     }
@@ -131,18 +141,16 @@ static void lost_in_time(const member *m, uint32_t peer, uint32_t phase, const c
     REQUIRE_OK(epw_outcome_read(m->buffer, m->handle, &outcome));
     REQUIRE(outcome.degraded && outcome.missing.bits[0] == bit(peer), "%s: missing %llx", op,
             (unsigned long long)outcome.missing.bits[0]);
-    REQUIRE(outcome.record.cause == EPW_CAUSE_TIMEOUT && outcome.record.phase == phase &&
-                outcome.record.peer == peer,
+    REQUIRE(outcome.record.cause == m->cause && outcome.record.phase == phase && outcome.record.peer == peer,
             "%s: cause %u phase %u peer %u", op, outcome.record.cause, outcome.record.phase,
             outcome.record.peer);
-    REQUIRE_SUSPECTS(m->buffer, bit(peer), bit(peer));
-    REQUIRE(took >= m->bound && took <= m->bound + options.slack_us * 1000,
-            "%s: took %llu us with a deadline of %llu us", op, (unsigned long long)(took / 1000),
-            (unsigned long long)(m->bound / 1000));
+    REQUIRE_SUSPECTS(m->buffer, bit(peer), m->cause == EPW_CAUSE_TIMEOUT ? bit(peer) : 0);
+    REQUIRE(is_in_time(m, took), "%s: took %llu us with a deadline of %llu us", op,
+            (unsigned long long)(took / 1000), (unsigned long long)(m->bound / 1000));
     uint64_t waits[RANKS_LIMIT];
     REQUIRE_CUDA(cudaMemcpy(waits, m->waits, m->config.ranks * sizeof *waits, cudaMemcpyDeviceToHost));
     for (uint32_t r = 0; r < m->config.ranks; r++) {
-        REQUIRE(r == peer ? waits[r] >= m->bound && waits[r] <= took : waits[r] < m->bound / 2,
+        REQUIRE(r == peer ? is_in_time(m, waits[r]) && waits[r] <= took : waits[r] < m->bound / 2,
                 "%s: waited %llu us for rank %u", op, (unsigned long long)(waits[r] / 1000), r);
     }
 }
@@ -313,9 +321,11 @@ static void obey(member *m, const rank_links *links, message *in) {
         take_records(m, in->peer, 0);
         break;
     case LOSE_DISPATCH:
+        m->cause = in->cause;
         lose_dispatch(m, in->peer);
         break;
     case LOSE_COMBINE:
+        m->cause = in->cause;
         lose_combine(m, in->peer);
         break;
     case HALF:
@@ -478,7 +488,10 @@ static void run(world *w, const scenario *s) {
     uint64_t usual_ns = w->slowest_ns;
 
     strike(w, s);
-    all_do(w, survivors, (message){.what = s->waiting ? LOSE_COMBINE : LOSE_DISPATCH, .peer = w->victim});
+    /* Its kernel closes the connections of a process that dies. */
+    uint32_t cause = s->signal == SIGKILL && ranks_by_queue() ? EPW_CAUSE_LINK : EPW_CAUSE_TIMEOUT;
+    all_do(w, survivors,
+           (message){.what = s->waiting ? LOSE_COMBINE : LOSE_DISPATCH, .peer = w->victim, .cause = cause});
     uint64_t loss_ns = w->slowest_ns;
     all_do(w, survivors, (message){.what = REPLAY, .peer = w->victim});
     uint64_t replay_ns = w->slowest_ns;

@@ -150,6 +150,7 @@ static uint64_t replay_beside(const rank_links *links, step_lane lanes[BUFFERS],
 static int rank_main(const rank_links *links) {
     REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
     epw_config config = config_of(links);
+    ranks_path(&config);
     epw_buffer *buffers[BUFFERS];
     step_lane lanes[BUFFERS];
     cudaGraphExec_t graphs[BUFFERS];

@@ -286,6 +286,52 @@ void ranks_meet(const rank_links *links) {
     ranks_sum(links, 0);
 }
 
+/* ---- paths ---- */
+
+/* Of EPW_TEST_PATH=mixed: the way of the ranks of a half to each other. Each half's windows are shared, if at
+ * all, by another kind of handle, and within one process there are no IPC handles. */
+static uint32_t path_of_half(uint32_t half) {
+    if (getenv(PLACE) != NULL) return half == 0 ? EPW_PATH_VMM : EPW_PATH_IPC;
+    return half == 0 ? EPW_PATH_THREAD : EPW_PATH_VMM;
+}
+
+static uint32_t half_of(uint32_t rank, uint32_t ranks) {
+    return rank >= (ranks + 1) / 2;
+}
+
+static int is_path(const char *name) {
+    const char *path = getenv("EPW_TEST_PATH");
+    return path != NULL && strcmp(path, name) == 0;
+}
+
+int ranks_by_queue(void) {
+    return is_path("queue");
+}
+
+void ranks_fabric(epw_config *config) {
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    options.rank = config->rank;
+    REQUIRE_OK(epw_fabric_create(&options, &config->fabric));
+}
+
+void ranks_path(epw_config *config) {
+    if (!is_path("queue") && !is_path("mixed")) return;
+    ranks_fabric(config);
+    config->paths = EPW_PATH_SELF | EPW_PATH_QUEUE;
+    if (is_path("mixed")) config->paths |= path_of_half(half_of(config->rank, config->ranks));
+}
+
+void ranks_require_paths(const rank_links *links, const epw_buffer *buffer) {
+    if (!is_path("mixed")) return;
+    uint32_t half = half_of(links->rank, links->ranks);
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        uint32_t path = epw_buffer_path(buffer, p), wanted = EPW_PATH_QUEUE;
+        if (half_of(p, links->ranks) == half) wanted = p == links->rank ? EPW_PATH_SELF : path_of_half(half);
+        REQUIRE(path == wanted, "rank %u reaches rank %u by path %s, not %s", links->rank, p,
+                epw_path_name(path), epw_path_name(wanted));
+    }
+}
+
 void ranks_connect(const rank_links *links, epw_buffer *buffer) {
     unsigned char blob[EPW_BLOB_MAX];
     for (uint32_t p = 0; p < links->ranks; p++) {
@@ -302,13 +348,4 @@ void ranks_connect(const rank_links *links, epw_buffer *buffer) {
     epw_mask all = {{(UINT64_C(1) << links->ranks) - 1}};
     REQUIRE_OK(epw_buffer_set_active(buffer, &all, 1, 0));
     ranks_meet(links);
-}
-
-void ranks_path(epw_config *config) {
-    const char *path = getenv("EPW_TEST_PATH");
-    if (path == NULL || strcmp(path, "queue") != 0) return;
-    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
-    options.rank = config->rank;
-    REQUIRE_OK(epw_fabric_create(&options, &config->fabric));
-    config->paths = EPW_PATH_SELF | EPW_PATH_QUEUE;
 }

@@ -384,6 +384,7 @@ static void run_shape(const world *w, uint32_t shape, memory host[CASES]) {
     if (w->gpu >= 0) ranks_path(&config);
     REQUIRE_OK(epw_buffer_create(&config, &b));
     ranks_connect(w->links, b);
+    if (w->gpu >= 0) ranks_require_paths(w->links, b);
     for (uint32_t i = 0; i < CASES; i++) {
         if (cases[i].shape == shape) run_case(w, b, &config, i, &host[i]);
     }

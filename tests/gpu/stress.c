@@ -115,6 +115,7 @@ static uint64_t run_buffer(const rank_links *links, uint32_t sms) {
     ranks_path(&config);
     REQUIRE_OK(epw_buffer_create(&config, &buffer));
     ranks_connect(links, buffer);
+    ranks_require_paths(links, buffer);
     step_lane lanes[LANES];
     cudaGraphExec_t graphs[LANES];
     cudaEvent_t done[LANES][SEGMENTS_AHEAD];

@@ -2,8 +2,10 @@
  * places. All members are buffers of one thread, which enqueues or polls for each in turn. Some fall silent
  * in a dispatch or in a combine, three of them peers of one waiting thread; one is revoked; a membership
  * without them follows, then one with all. Each case is a process of its own; `--case NAME` runs one. Exit
- * code 77, with the reason, where there is no GPU. */
+ * code 77, with the reason, where there is no GPU. With EPW_TEST_PATH, see ranks.h, only a few members in
+ * places far apart: each has a NIC of its own then. */
 #include "cases.h"
+#include "ranks.h"
 
 #include <stdbool.h>
 
@@ -18,6 +20,7 @@ enum { GRIDS = 128 }; /* kernels on a GPU at a time, at most */
 
 typedef struct member {
     epw_buffer *buffer;
+    epw_fabric *fabric; /* NULL: it needs none */
     cudaStream_t stream;
     epw_handle handle;
     epw_status status; /* of its operation on the host */
@@ -104,6 +107,8 @@ static void open_member(group *g, uint32_t rank) {
     config.deadline_ns = DEADLINE_NS;
     if (g->device >= 0) config.sms = 1;
     if (g->device < 0) config.threads = 1;
+    if (g->device >= 0) ranks_path(&config);
+    m->fabric = config.fabric;
     REQUIRE_OK(epw_buffer_create(&config, &m->buffer));
     if (g->device >= 0) REQUIRE_CUDA(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
     m->x = take(g, TOKENS * HIDDEN * 2);
@@ -151,6 +156,7 @@ static void close_group(group *g) {
         void *const arrays[] = {m->x,      m->ids,           m->weights, m->rows,
                                 m->counts, m->source_counts, m->out,     m->contributions};
         epw_buffer_destroy(m->buffer);
+        epw_fabric_destroy(m->fabric);
         if (g->device >= 0) REQUIRE_CUDA(cudaStreamDestroy(m->stream));
         for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) give(g, arrays[i]);
     }
@@ -444,5 +450,6 @@ static const gpu_case cases[] = {
 };
 
 int main(int argc, char **argv) {
-    return cases_main("wide", cases, sizeof cases / sizeof cases[0], argc, argv);
+    size_t count = getenv("EPW_TEST_PATH") != NULL ? 1 : sizeof cases / sizeof cases[0];
+    return cases_main("wide", cases, count, argc, argv);
 }

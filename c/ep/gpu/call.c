@@ -105,6 +105,7 @@ static epw_lane_args lane_args(const enqueuing *e) {
                            .shared = b->gpu->shared,
                            .arrays = e->lane->arrays,
                            .window = epw_peers_own(&b->peers),
+                           .inbox = b->peers.inbox,
                            .layout = b->layout,
                            .rank = b->config.rank,
                            .index = (uint32_t)(e->lane - b->gpu->lanes)};

@@ -10,6 +10,8 @@
 
 #include "base/clock.h"
 #include "device/cuda.h"
+#include "ep/plan.h"
+#include "peer/remote_gpu.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -91,10 +93,18 @@ static uint64_t carve(const epw_config *c, void *memory, epw_gpu_shared **shared
     return a.used;
 }
 
-uint64_t epw_gpu_private_bytes(const epw_config *config) {
+static uint64_t arena_bytes(const epw_config *config) {
     epw_gpu_shared *shared;
     epw_gpu_lane lanes[EPW_MAX_LANES];
     return carve(config, NULL, &shared, lanes);
+}
+
+uint64_t epw_gpu_private_bytes(const epw_config *config) {
+    uint64_t queues = 0;
+    if (config->fabric != NULL && (config->paths & EPW_PATH_QUEUE))
+        queues = epw_remote_gpu_ways_bytes(config->lanes) +
+                 epw_remote_gpu_marks_bytes(config->lanes, config->ranks, epw_plan_entries(config));
+    return arena_bytes(config) + queues;
 }
 
 /* The same byte of the pinned memory as the GPU addresses it. */
@@ -107,7 +117,7 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
     epw_status status = epw_cuda_host_alloc(ordinal, sizeof *g->pinned, where, &host, &device);
     if (status != EPW_OK) return status;
     g->pinned = host;
-    status = epw_cuda_alloc(ordinal, epw_gpu_private_bytes(&b->config), where, &g->memory);
+    status = epw_cuda_alloc(ordinal, arena_bytes(&b->config), where, &g->memory);
     if (status != EPW_OK) return status;
 
     carve(&b->config, g->memory, &g->shared, g->lanes);
@@ -306,10 +316,12 @@ static epw_status gpu_fetch_reports(epw_buffer *b, bool *fresh, epw_where where)
 
 /* What is loaded after another word comes from a later copy. */
 static epw_reports gpu_reports(const epw_buffer *b, uint32_t peer) {
-    return (epw_reports){.report = epw_copied_word(&b->peers, 0, peer, EPW_WORD_REPORT),
-                         .epoch_word = epw_copied_word(&b->peers, 0, peer, EPW_WORD_EPOCH),
-                         .last_but_one = epw_copied_word(&b->peers, 1, peer, EPW_WORD_LAST_BUT_ONE),
-                         .last = epw_copied_word(&b->peers, 2, peer, EPW_WORD_LAST)};
+    epw_reports of;
+    of.report = epw_copied_word(&b->peers, 0, peer, EPW_WORD_REPORT);
+    of.epoch_word = epw_copied_word(&b->peers, 0, peer, EPW_WORD_EPOCH);
+    of.last_but_one = epw_copied_word(&b->peers, 1, peer, EPW_WORD_LAST_BUT_ONE);
+    of.last = epw_copied_word(&b->peers, 2, peer, EPW_WORD_LAST);
+    return of;
 }
 
 static epw_mask gpu_suspects(const epw_buffer *b, epw_mask *silent) {

@@ -3,6 +3,7 @@
 #include "ep/host/host.h"
 
 #include "base/clock.h"
+#include "peer/remote.h"
 
 /* ---- one step ---- */
 
@@ -151,8 +152,16 @@ static void fill_outcome(const epw_lane *lane, epw_outcome *outcome) {
     outcome->record = lane->machine.record;
 }
 
+/* The rows that the call has lent are the caller's again. */
+static void take_back(const epw_buffer *b, epw_lane *lane, uint32_t lent) {
+    uint64_t deadline_ns = lane->input.deadline_ns ? lane->input.deadline_ns : b->config.deadline_ns;
+    epw_remotes_take_back(&b->peers, epw_lane_index(b, lane), lent, epw_now_ns() + deadline_ns);
+    if (lane->host->lent == lent) lane->host->lent = 0;
+}
+
 epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
     uint64_t generation = lane->generation;
+    uint32_t lent = lane->host->lent; /* until this call ends, whoever has the lane then */
     epw_status status = epw_host_step(b, lane);
     while (status == EPW_PENDING && !lane->host->nonblocking) {
         epw_lane_unlock(b, lane);
@@ -166,6 +175,7 @@ epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
         }
     }
     if (status == EPW_OK) fill_outcome(lane, outcome);
+    if (lent != 0) take_back(b, lane, lent);
     epw_lane_unlock(b, lane);
     return status;
 }

@@ -36,6 +36,7 @@ static uint64_t carve(const epw_config *c, epw_lane *lane, epw_host_lane *host, 
     host->sent_row = take(arena, &used, entries * sizeof(uint32_t));
     host->sent_index = take(arena, &used, entries * sizeof(uint32_t));
     host->sent_counts = take(arena, &used, c->experts * sizeof(uint32_t));
+    host->sent_tokens = take(arena, &used, rows * sizeof(uint32_t));
     host->first_row = take(arena, &used, local * sizeof(uint32_t));
     host->expert_fill = take(arena, &used, local * sizeof(uint32_t));
     host->row_token = take(arena, &used, rows * sizeof(uint32_t));

@@ -34,6 +34,7 @@ struct epw_host_lane {
     bool nonblocking;
     bool shortcut; /* own rows are taken from input.x, not from the slots */
     bool streams;  /* rows are written past the caches, see EPW_CACHED_BYTES */
+    uint32_t lent; /* input.x, to the queues, by this key: 0: rows for them are copied */
 
     bool faulted; /* something that has ended since the last report was incomplete */
 
@@ -48,6 +49,8 @@ struct epw_host_lane {
     uint32_t *sent_row;    /* row at the expert's rank */
     uint32_t *sent_index;  /* number among the rows that go to this expert */
     uint32_t *sent_counts; /* [experts] rows for each */
+    uint32_t *sent_tokens; /* [ranks][max_tokens] of the rows of each rank */
+    epw_lent_rows lent_rows;
 
     uint32_t *expert_fill; /* [local_experts] rows so far */
     uint32_t *first_row;   /* [local_experts] how many of them come before the newest source's */

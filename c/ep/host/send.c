@@ -3,6 +3,7 @@
 #include "ep/host/host.h"
 
 #include "base/clock.h"
+#include "peer/remote.h"
 
 #include <string.h>
 
@@ -76,6 +77,7 @@ static void number_rows(epw_buffer *b, epw_lane *lane) {
             rows_to_experts++;
             if (rows[j] != EPW_NO_PLACE) continue;
             rows[j] = peers[rank].sent++;
+            lane->host->sent_tokens[(size_t)rank * b->config.max_tokens + rows[j]] = t;
             rows_to_ranks++;
         }
     }
@@ -90,6 +92,14 @@ typedef struct send_job {
     epw_lane *lane;
 } send_job;
 
+/* From token to token of input.x. */
+static uint64_t stride_of_x(const epw_buffer *b, const epw_lane *lane) {
+    const epw_dispatch_input *in = &lane->input;
+    bool same = in->payload == EPW_PAYLOAD_SAME || in->payload == EPW_PAYLOAD_OPAQUE;
+    if (in->x_stride != 0) return in->x_stride;
+    return same ? lane->format.payload_bytes : b->layout.row_bytes;
+}
+
 /* The token's payload and scales as they travel: in place where they can be copied as they are, else in
  * `scratch`. */
 static const unsigned char *make_payload(const send_job *job, uint32_t t, unsigned char *scratch,
@@ -97,11 +107,7 @@ static const unsigned char *make_payload(const send_job *job, uint32_t t, unsign
     const epw_buffer *b = job->b;
     const epw_dispatch_input *in = &job->lane->input;
     const epw_row_format *format = &job->lane->format;
-    uint64_t stride = in->x_stride ? in->x_stride : format->payload_bytes;
-    if (in->payload != EPW_PAYLOAD_SAME && in->payload != EPW_PAYLOAD_OPAQUE && in->x_stride == 0) {
-        stride = b->layout.row_bytes;
-    }
-    const unsigned char *x = (const unsigned char *)in->x + t * stride;
+    const unsigned char *x = (const unsigned char *)in->x + t * stride_of_x(b, job->lane);
     uint64_t row_bytes = format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes;
     *bytes = epw_align(row_bytes, 16);
     if (in->payload == EPW_PAYLOAD_SAME) return x;
@@ -163,6 +169,7 @@ static void send_token(const send_job *job, uint32_t t, uint32_t thread) {
         unsigned char *slot = epw_rows_at(&b->peers, index, rank, offset);
         memcpy(slot, header, header_bytes);
         if (rank == b->config.rank && lane->host->shortcut) continue;
+        if (lane->host->lent != 0 && epw_is_queued(&b->peers, rank)) continue;
         if (epw_is_queued(&b->peers, rank)) {
             memcpy(slot + b->layout.header_bytes, payload, bytes); /* caches may have it until it is sent */
         } else {
@@ -195,12 +202,33 @@ uint32_t epw_host_announce(epw_buffer *b, const epw_lane *lane, uint32_t peer, e
                             .bytes = b->layout.header_bytes + epw_align(data, 16),
                             .stride = b->layout.slot_bytes,
                             .count = lane->machine.peers[peer].sent};
+    epw_lent_rows *lent = &lane->host->lent_rows;
+    *lent = (epw_lent_rows){.key = lane->host->lent,
+                            .head_bytes = (uint32_t)b->layout.header_bytes,
+                            .stride = stride_of_x(b, lane),
+                            .numbers = lane->host->sent_tokens + (size_t)peer * b->config.max_tokens};
+    if (lent->key != 0) ranges[1].lent = lent;
     memcpy(epw_control_at(&b->peers, index, peer, ranges[0].offset),
            lane->host->sent_counts + (size_t)peer * local, ranges[0].bytes);
     return 2;
 }
 
 /* ---- the call ---- */
+
+/* Many rows that travel as they lie are not copied for the queues, but sent from there: by a call that
+ * returns only when they are with the peers. */
+static void lend_rows(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out) {
+    const epw_dispatch_input *in = &lane->input;
+    const epw_row_format *format = &lane->format;
+    epw_host_lane *host = lane->host;
+    bool as_they_lie =
+        in->payload == EPW_PAYLOAD_SAME || (in->payload == EPW_PAYLOAD_OPAQUE && format->scale_count == 0);
+    bool stays = out != NULL && !host->nonblocking;
+    host->lent = 0;
+    if (!as_they_lie || !stays || !host->streams || !epw_remotes_any(&b->peers)) return;
+    uint64_t bytes = (lane->tokens - 1) * stride_of_x(b, lane) + epw_align(format->payload_bytes, 16);
+    host->lent = epw_remotes_lend(&b->peers, in->x, bytes);
+}
 
 epw_status epw_host_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,
                              const epw_row_format *format, const epw_dispatch_output *out, epw_handle *handle,
@@ -219,5 +247,6 @@ epw_status epw_host_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_i
     epw_host_hear(b, lane);
     epw_lane_begin_dispatch(&lane->machine, deadline_ns, out != NULL, epw_now_ns());
     number_rows(b, lane);
+    lend_rows(b, lane, out);
     return epw_host_run(b, lane, outcome);
 }

@@ -24,17 +24,33 @@ enum {
 #define INLINE_BIT     (UINT32_C(1) << 31)
 #define LENGTH_OF_ZERO (UINT32_C(1) << 31)
 
-/* The data segment of a WRITE or READ, behind the control and the remote address. */
+/* A segment that says where bytes lie. */
+static void read_segment(const unsigned char *at, epw_fetched *out) {
+    uint32_t length = big32(at);
+    if (length == 0) length = LENGTH_OF_ZERO;
+    out->local[out->local_count++] =
+        (epw_segment){.offset = big64(at + 8), .key = big32(at + 4), .bytes = length};
+    out->bytes += length;
+}
+
+/* One such segment, or two of a WRITE, whose bytes together are no more than one may have. */
+static uint8_t read_segments(const unsigned char *at, uint32_t units, epw_fetched *out) {
+    read_segment(at, out);
+    if (units == 3) return EPW_SYNDROME_NONE;
+    uint32_t second = big32(at + UNIT_BYTES);
+    bool sound = units == 4 && out->opcode == EPW_OPCODE_WRITE && !(second & INLINE_BIT) && second != 0 &&
+                 out->bytes < LENGTH_OF_ZERO - second;
+    if (!sound) return EPW_SYNDROME_OPERATION;
+    read_segment(at + UNIT_BYTES, out);
+    return EPW_SYNDROME_NONE;
+}
+
+/* The data of a WRITE or READ, behind the control and the remote address. */
 static uint8_t read_data(const unsigned char *at, uint32_t units, epw_fetched *out) {
     uint32_t length = units == 2 ? INLINE_BIT : big32(at); /* without a segment there are no bytes */
     out->is_inline = (length & INLINE_BIT) != 0;
+    if (!out->is_inline) return read_segments(at, units, out);
     out->bytes = length & ~INLINE_BIT;
-    if (!out->is_inline) {
-        if (length == 0) out->bytes = LENGTH_OF_ZERO;
-        out->local_key = big32(at + 4);
-        out->local = big64(at + 8);
-        return units == 3 ? EPW_SYNDROME_NONE : EPW_SYNDROME_OPERATION;
-    }
     if (out->bytes > EPW_FETCH_INLINE) return EPW_SYNDROME_OPERATION;
     if (units == 2) return EPW_SYNDROME_NONE;
     if (units != 2 + (4 + out->bytes + UNIT_BYTES - 1) / UNIT_BYTES) return EPW_SYNDROME_OPERATION;
@@ -46,10 +62,8 @@ static uint8_t read_data(const unsigned char *at, uint32_t units, epw_fetched *o
 static uint8_t read_fetch_add(const unsigned char *at, uint32_t units, epw_fetched *out) {
     if (units != 4 || big32(at + 16) != FETCH_ADD_BYTES) return EPW_SYNDROME_OPERATION;
     out->is_inline = true;
-    out->bytes = FETCH_ADD_BYTES;
+    read_segment(at + UNIT_BYTES, out);
     epw_put_little(out->inlined, big64(at), FETCH_ADD_BYTES);
-    out->local_key = big32(at + 20);
-    out->local = big64(at + 24);
     return EPW_SYNDROME_NONE;
 }
 

@@ -13,14 +13,24 @@
 
 enum { EPW_OPCODE_NOP = 0x00, EPW_OPCODE_WRITE = 0x08, EPW_OPCODE_READ = 0x10, EPW_OPCODE_FETCH_ADD = 0x12 };
 
+/* Bytes of this rank, at an offset in the region of the key. */
+typedef struct epw_segment {
+    uint64_t offset;
+    uint32_t key, bytes;
+} epw_segment;
+
+enum { EPW_FETCH_SEGMENTS = 2 };
+
 /* An entry, checked but for its keys. */
 typedef struct epw_fetched {
     uint8_t opcode;
     bool signalled; /* it wants a completion */
-    bool is_inline; /* what it sends is in `inlined`, else at `local` */
+    bool is_inline; /* what it sends is in `inlined`, else in `local` */
     uint32_t bytes;
-    uint64_t local, remote; /* offsets in the regions of the keys */
-    uint32_t local_key, remote_key;
+    uint64_t remote; /* offset in the region of the key */
+    uint32_t remote_key;
+    uint32_t local_count;
+    epw_segment local[EPW_FETCH_SEGMENTS];   /* where a WRITE takes its bytes, in order, or an answer goes */
     unsigned char inlined[EPW_FETCH_INLINE]; /* of a FETCH_ADD: the addend, little-endian */
 } epw_fetched;
 

@@ -59,10 +59,12 @@ static uint64_t *hashes_of(const epw_pair *pair, uint64_t index) {
 /* 0 for an entry that sends nothing from memory. */
 static uint64_t hash_of_bytes(const epw_pair *pair, uint64_t index) {
     epw_fetched entry;
-    const unsigned char *bytes = NULL;
-    if (epw_pair_fetch(pair, (uint32_t)index, &entry, &bytes) != EPW_SYNDROME_NONE) return 0;
-    bool sends = entry.opcode == EPW_OPCODE_WRITE && !entry.is_inline;
-    return sends ? hash(bytes, entry.bytes) : 0;
+    const unsigned char *bytes[EPW_FETCH_SEGMENTS];
+    uint64_t all = 0;
+    if (epw_pair_fetch(pair, (uint32_t)index, &entry, bytes) != EPW_SYNDROME_NONE) return 0;
+    for (uint32_t i = 0; entry.opcode == EPW_OPCODE_WRITE && i < entry.local_count; i++)
+        all = 31 * all + hash(bytes[i], entry.local[i].bytes);
+    return all;
 }
 
 void epw_strict_rung(epw_pair *pair, uint64_t from, uint64_t to) {

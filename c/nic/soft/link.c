@@ -28,6 +28,7 @@ epw_link *epw_link_open(epw_nic *nic, int fd, uint32_t peer) {
 }
 
 void epw_link_free(epw_link *link) {
+    epw_rings_unmap(&link->rings);
     epw_fd_release(link->fd);
     free(link->copied);
     free(link);
@@ -121,7 +122,7 @@ static void refuse(epw_link *link, const epw_frame *frame, uint8_t syndrome) {
 
 static bool has_room(const epw_link *link) {
     uint32_t frames = link->nic->strict == NULL ? 1 : 2; /* a fault may double one */
-    return link->out_count + 2 * frames <= 2 * LINK_FRAMES &&
+    return link->out_count + LINK_PIECES * frames <= LINK_PIECES * LINK_FRAMES &&
            link->heads_used + frames * (EPW_FRAME_BYTES + EPW_FETCH_INLINE) <= LINK_HEADS_BYTES;
 }
 
@@ -196,18 +197,17 @@ static void add_answers(epw_link *link) {
 
 /* Inline bytes are copied, as an adapter does; others stay where they are until they are acknowledged. */
 static void add_request(epw_link *link, const epw_frame *frame, const epw_fetched *entry,
-                        const unsigned char *bytes) {
-    if (entry->is_inline) {
-        memcpy(add_frame(link, frame, entry->bytes), bytes, entry->bytes);
-    } else {
-        add_frame(link, frame, 0);
-        if (epw_frame_payload(frame) > 0) add_bytes(link, bytes, entry->bytes);
-    }
+                        const unsigned char *const *bytes) {
+    uint32_t payload = epw_frame_payload(frame);
+    unsigned char *behind = add_frame(link, frame, entry->is_inline ? payload : 0);
+    if (entry->is_inline) memcpy(behind, entry->inlined, payload);
+    for (uint32_t i = 0; !entry->is_inline && payload > 0 && i < entry->local_count; i++)
+        add_bytes(link, bytes[i], entry->local[i].bytes);
 }
 
 /* At a strict NIC. True if nothing more is to be added of the frame. */
 static bool meets_fault(epw_link *link, epw_pair *pair, const epw_frame *frame, const epw_fetched *entry,
-                        const unsigned char *bytes) {
+                        const unsigned char *const *bytes) {
     epw_fault fault = epw_strict_take(pair, frame->index);
     link->frozen = fault.kind == EPW_FAULT_FREEZE;
     link->ends = fault.kind == EPW_FAULT_DROP || fault.kind == EPW_FAULT_TEAR;
@@ -229,9 +229,9 @@ static void add_entries(epw_link *link) {
         epw_pair *pair = take_sender(link);
         epw_frame frame;
         epw_fetched entry;
-        const unsigned char *bytes;
+        const unsigned char *bytes[EPW_FETCH_SEGMENTS];
         uint32_t turn = 0;
-        while (has_room(link) && turn++ < PAIR_TURN_FRAMES && epw_pair_next(pair, &frame, &entry, &bytes)) {
+        while (has_room(link) && turn++ < PAIR_TURN_FRAMES && epw_pair_next(pair, &frame, &entry, bytes)) {
             if (link->nic->strict == NULL || !meets_fault(link, pair, &frame, &entry, bytes))
                 add_request(link, &frame, &entry, bytes);
             if (link->ends || link->frozen) return;
@@ -270,13 +270,21 @@ bool epw_link_may_wait(const epw_link *link) {
     return acks_alone && link->nic->now_ns != 0 && link->nic->now_ns < link->acks_by;
 }
 
+/* As sendmsg that does not block. */
+static ssize_t send_some(epw_link *link) {
+    const struct iovec *from = link->out + link->out_at;
+    size_t count = link->out_count - link->out_at;
+    if (link->rings.memory != NULL) return epw_ring_write(&link->rings.out, link->fd, from, count);
+    struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)from, .msg_iovlen = count};
+    return sendmsg(link->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 bool epw_link_send(epw_link *link) {
+    if (link->awaits_rings) return true;
     for (uint32_t frames = 0; frames < SEND_TURN_FRAMES && !link->frozen; frames += LINK_FRAMES) {
         if (link->out_at == link->out_count) fill(link);
         while (link->out_at < link->out_count) {
-            struct msghdr message = {.msg_iov = link->out + link->out_at,
-                                     .msg_iovlen = link->out_count - link->out_at};
-            ssize_t n = sendmsg(link->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+            ssize_t n = send_some(link);
             if (n < 0 && errno == EINTR) continue;
             if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
                 epw_nic_await_room(link, true);
@@ -494,7 +502,55 @@ static ssize_t read_some(epw_link *link, bool *drained) {
     return n;
 }
 
+uint32_t epw_link_wants_bytes(const epw_link *link) {
+    return link->in_frame ? 1 : EPW_FRAME_BYTES;
+}
+
+/* Bytes go from the ring to their place. A header is copied before it is looked at: the other end can write
+ * to the ring at any time. False: no NIC says that. */
+bool epw_link_take_bytes(epw_link *link) {
+    epw_ring *in = &link->rings.in;
+    for (uint64_t turn = 0; turn < READ_TURN_BYTES;) {
+        uint64_t here = epw_ring_filled(in), take = EPW_FRAME_BYTES;
+        if (here > in->size) return false;
+        if (here < epw_link_wants_bytes(link)) return true;
+        if (!link->in_frame) {
+            unsigned char header[EPW_FRAME_BYTES];
+            epw_ring_copy(in, header, sizeof header);
+            if (!begin_frame(link, header)) return false;
+        } else {
+            take = here < link->left ? here : link->left;
+            if (link->at != NULL) {
+                epw_ring_copy(in, link->at, take);
+                link->at += take;
+            }
+            link->left -= take;
+            if (link->left == 0) end_frame(link);
+        }
+        epw_ring_advance(in, link->fd, take);
+        turn += take;
+    }
+    return true;
+}
+
+/* What the other end wrote before it went is in the ring. */
+static bool read_rings(epw_link *link) {
+    bool there = epw_rings_hear(link->fd);
+    return epw_link_take_bytes(link) && there;
+}
+
+/* False: it has not passed what can be used. */
+static bool take_rings(epw_link *link) {
+    int err = epw_rings_take(&link->rings, link->fd);
+    if (err == EAGAIN) return true;
+    link->awaits_rings = false;
+    if (err == 0) epw_link_ringed(link);
+    return err == 0 && epw_link_take_bytes(link);
+}
+
 bool epw_link_read(epw_link *link) {
+    if (link->awaits_rings) return take_rings(link);
+    if (link->rings.memory != NULL) return read_rings(link);
     bool drained = false; /* then the system tells if more comes */
     for (uint64_t turn = 0; turn < READ_TURN_BYTES && !drained;) {
         ssize_t n = read_some(link, &drained);

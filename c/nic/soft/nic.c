@@ -39,9 +39,21 @@ epw_link *epw_nic_link(const epw_nic *nic, uint64_t id) {
     return link != NULL && link->id == id ? link : NULL;
 }
 
+/* By rings: who drives looks by itself, and the thread is called once there is room. If there is some, the
+ * turn was over, or the room has come just now: the thread goes on with it. */
+static void await_ring_room(epw_link *link, bool awaits) {
+    link->awaits_room = awaits && epw_ring_await_room(&link->rings.out);
+    link->nic->goes_on |= awaits && !link->awaits_room;
+}
+
 void epw_nic_await_room(epw_link *link, bool awaits) {
+    if (link->rings.memory != NULL) {
+        await_ring_room(link, awaits);
+        return;
+    }
     if (link->awaits_room == awaits) return;
-    struct epoll_event event = {.events = EPOLLIN | (awaits ? (uint32_t)EPOLLOUT : 0), .data.u64 = link->id};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | (awaits ? (uint32_t)EPOLLOUT : 0),
+                                .data.u64 = link->id};
     if (epoll_ctl(link->nic->epoll, EPOLL_CTL_MOD, link->fd, &event) != 0) return;
     link->awaits_room = awaits;
     link->nic->held_links += awaits ? 1 : UINT32_MAX;
@@ -53,7 +65,12 @@ void epw_nic_freeze(epw_link *link) {
 
 void epw_nic_drop_link(epw_nic *nic, epw_link *link) {
     nic->links[link->id & (LINKS_MAX - 1)] = NULL;
-    if (link->awaits_room) nic->held_links--;
+    nic->open_links--;
+    if (link->rings.memory != NULL) {
+        nic->ring_links--;
+    } else if (link->awaits_room) {
+        nic->held_links--;
+    }
     for (uint32_t i = 0; i < nic->pair_count; i++)
         if (nic->pairs[i] != NULL) epw_pair_lose(nic->pairs[i], link);
     epw_link_free(link); /* its descriptor leaves the epoll set with it */
@@ -66,7 +83,8 @@ static void lose_link(epw_nic *nic, epw_link *link) {
     uint32_t peer = link->peer;
     for (uint32_t i = 0; i < nic->link_count; i++) {
         epw_link *other = nic->links[i];
-        if (other != NULL && other->peer == peer && !other->frozen) other->over = !epw_link_read(other);
+        if (other == NULL || other->peer != peer || other->frozen) continue;
+        other->over = !(other->rings.memory != NULL ? epw_link_take_bytes(other) : epw_link_read(other));
     }
     epw_nic_drop_link(nic, link);
     for (uint32_t i = 0; i < nic->link_count; i++) {
@@ -92,25 +110,53 @@ static epw_status enter(epw_nic *nic, epw_link *link, epw_where where) {
     if (slot == nic->link_count && !grow(nic))
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for another connection beside %u", slot);
     link->id = (uint64_t)++nic->link_serial << SLOT_BITS | slot;
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = link->id};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = link->id};
     if (epoll_ctl(nic->epoll, EPOLL_CTL_ADD, link->fd, &event) != 0)
         return epw_fail_errno(errno, where, "cannot watch a connection");
     nic->links[slot] = link;
+    nic->open_links++;
+    if (link->rings.memory != NULL) epw_link_ringed(link);
     return EPW_OK;
 }
 
-epw_status epw_nic_add_link(epw_nic *nic, int fd, uint32_t peer, epw_where where, uint64_t *out) {
+void epw_link_ringed(epw_link *link) {
+    link->nic->ring_links++;
+    epw_ring_await_bytes(&link->rings.in, EPW_FRAME_BYTES);
+}
+
+/* What the bytes go by. */
+typedef struct way {
+    bool rings;
+    uint32_t offered; /* bytes; 0: by the other end */
+} way;
+
+static epw_status add_link(epw_nic *nic, int fd, uint32_t peer, way by, epw_where where, uint64_t *out) {
     epw_link *link = epw_link_open(nic, fd, peer);
     if (link == NULL) {
         epw_fd_release(fd);
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a connection");
     }
+    int err = by.rings && by.offered > 0 ? epw_rings_offer(&link->rings, fd, by.offered) : 0;
+    if (err != 0) {
+        epw_link_free(link);
+        return epw_fail_errno(err, where, "cannot make the rings of a connection of %u bytes", by.offered);
+    }
+    link->awaits_rings = by.rings && by.offered == 0;
     pthread_mutex_lock(&nic->lock);
     epw_status status = enter(nic, link, where);
     if (status == EPW_OK) *out = link->id;
     epw_nic_unlock(nic);
     if (status != EPW_OK) epw_link_free(link);
     return status;
+}
+
+epw_status epw_nic_add_link(epw_nic *nic, int fd, uint32_t peer, epw_where where, uint64_t *link) {
+    return add_link(nic, fd, peer, (way){0}, where, link);
+}
+
+epw_status epw_nic_add_ring_link(epw_nic *nic, int fd, uint32_t peer, uint32_t bytes, epw_where where,
+                                 uint64_t *link) {
+    return add_link(nic, fd, peer, (way){true, bytes}, where, link);
 }
 
 bool epw_nic_link_alive(epw_nic *nic, uint64_t id) {
@@ -136,18 +182,51 @@ epw_nic_traffic epw_nic_sent(epw_nic *nic) {
 
 /* ---- work: locked ---- */
 
-static void take_in(epw_nic *nic, const struct epoll_event *events, int count) {
+/* Calls to a thread that listens to rings are left to it, who would sleep on without them. */
+static void take_in(epw_nic *nic, const struct epoll_event *events, int count, bool is_thread) {
     for (int i = 0; i < count; i++) {
         epw_link *link = epw_nic_link(nic, events[i].data.u64);
         if (link == NULL || link->frozen) continue; /* the wake-up call, or gone meanwhile */
-        if (events[i].events & (EPOLLIN | EPOLLERR | EPOLLHUP)) {
-            if (!epw_link_read(link)) {
+        bool ends = (events[i].events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) != 0;
+        if (ends || (events[i].events & EPOLLIN)) {
+            bool called = link->rings.memory != NULL && !ends && !is_thread;
+            if (!called && !epw_link_read(link)) {
                 lose_link(nic, link);
                 continue;
             }
         }
         if (events[i].events & EPOLLOUT) epw_nic_await_room(link, false);
     }
+}
+
+/* What rings have brought. */
+static void take_from_rings(epw_nic *nic) {
+    for (uint32_t i = 0; nic->ring_links > 0 && i < nic->link_count; i++) {
+        epw_link *link = nic->links[i];
+        if (link == NULL || link->frozen || link->rings.memory == NULL) continue;
+        if (epw_ring_filled(&link->rings.in) < epw_link_wants_bytes(link)) continue;
+        if (!epw_link_take_bytes(link)) lose_link(nic, link);
+    }
+}
+
+/* The thread is about to listen to the system alone: whoever writes to a ring is to call it. False: something
+ * has come already. */
+static bool listen_to_rings(const epw_nic *nic) {
+    bool silent = true;
+    for (uint32_t i = 0; nic->ring_links > 0 && i < nic->link_count; i++) {
+        epw_link *link = nic->links[i];
+        if (link == NULL || link->frozen || link->rings.memory == NULL) continue;
+        silent &= epw_ring_await_bytes(&link->rings.in, epw_link_wants_bytes(link));
+    }
+    return silent;
+}
+
+/* By rings: looks again whether there is room, and asks for another call if not, since this one may have been
+ * for room that is taken by now. */
+static bool is_held(epw_link *link) {
+    if (link->awaits_room && link->rings.memory != NULL)
+        link->awaits_room = !epw_ring_has_room(&link->rings.out) && epw_ring_await_room(&link->rings.out);
+    return link->awaits_room || link->awaits_rings;
 }
 
 /* At a strict NIC: pairs whose fetches were delayed, or waited for what is before them. */
@@ -162,11 +241,12 @@ static void resume(const epw_nic *nic) {
 /* Sends what everybody has, but for those who wait for room. True if somebody's ACK waits. */
 static bool send_all(epw_nic *nic) {
     bool waits = false;
+    nic->goes_on = false;
     epw_nic_heed_rung(nic);
     if (nic->strict != NULL) resume(nic);
     for (uint32_t i = 0; i < nic->link_count; i++) {
         epw_link *link = nic->links[i];
-        if (link == NULL || link->awaits_room) continue;
+        if (link == NULL || is_held(link)) continue;
         if (link->out_at == link->out_count) {
             if (!epw_link_has_output(link)) continue;
             if (epw_link_may_wait(link)) {
@@ -184,8 +264,20 @@ static bool send_all(epw_nic *nic) {
 static void hand_over(epw_nic *nic, bool ack_waits) {
     bool dozing = atomic_load_explicit(&nic->dozing, memory_order_acquire);
     bool needed = ack_waits ? !dozing : nic->held_links > 0 && dozing;
+    needed |= nic->goes_on;
     if (needed && !nic->called) epw_nic_wake(nic);
     nic->called |= needed;
+}
+
+/* Where all bytes come by rings the sockets say only who is gone: drivers look at them as often as this. */
+#define LOOK_NS 20000
+
+static void take_in_all(epw_nic *nic, struct epoll_event *events) {
+    bool rings_alone = nic->ring_links == nic->open_links && nic->now_ns != 0;
+    take_from_rings(nic);
+    if (rings_alone && nic->now_ns - nic->looked_ns < LOOK_NS) return;
+    nic->looked_ns = nic->now_ns;
+    take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0), false);
 }
 
 /* now_ns: 0, or the caller drives. */
@@ -195,7 +287,7 @@ static void poll_as(epw_nic *nic, bool takes, uint64_t now_ns) {
         epw_notice_fence();
         if (pthread_mutex_trylock(&nic->lock) != 0) return;
         nic->now_ns = now_ns;
-        if (takes) take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0));
+        if (takes) take_in_all(nic, events);
         bool ack_waits = send_all(nic);
         hand_over(nic, ack_waits);
         nic->now_ns = 0;
@@ -253,7 +345,7 @@ static void *nic_main(void *argument) {
     uint64_t busy_ns = 0; /* where it polls: when there was last something to do */
     int looks_after_ms = -1;
     uint32_t drives = 0;
-    bool held = false;
+    bool held = false, listens = false; /* a call ends its sleep */
     for (bool ending = false; !ending;) {
         int count = 0;
         uint32_t rests = atomic_load_explicit(&nic->rests, memory_order_seq_cst);
@@ -263,7 +355,7 @@ static void *nic_main(void *argument) {
         } else if (now != drives && !held) {
             drives = now;
             doze(nic, rests);
-        } else {
+        } else if (listens) {
             count = epoll_wait(nic->epoll, events, EVENTS, looks_after_ms);
             /* What has come is a driver's, if there is one. */
             now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
@@ -273,9 +365,12 @@ static void *nic_main(void *argument) {
         looks_after_ms = nic->strict != NULL ? 1 : -1; /* it has delays to end */
         polls = nic->polled > 0;
         if (polls && (epw_nic_heed_polled(nic) || count > 0)) busy_ns = epw_now_ns();
-        take_in(nic, events, count);
+        take_in(nic, events, count, true);
+        take_from_rings(nic);
         send_all(nic);
         held = nic->held_links > 0;
+        now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
+        listens = !polls && !nic->goes_on && (now == drives || held) && listen_to_rings(nic);
         nic->called = false;
         ending = nic->ending;
         if (!ending) eventfd_read(nic->wake, &(eventfd_t){0}); /* this thread alone: the call is for it */

@@ -288,17 +288,17 @@ static unsigned char *local_at(const epw_pair *pair, uint32_t rights, uint32_t k
 }
 
 uint8_t epw_pair_fetch(const epw_pair *pair, uint32_t index, epw_fetched *entry,
-                       const unsigned char **bytes) {
+                       const unsigned char *bytes[EPW_FETCH_SEGMENTS]) {
     uint8_t wrong = epw_fetch(epw_pair_entry(pair, index), pair->number, (uint16_t)index, entry);
-    *bytes = entry->inlined;
     if (wrong != EPW_SYNDROME_NONE) return wrong;
     bool answered = entry->opcode == EPW_OPCODE_READ || entry->opcode == EPW_OPCODE_FETCH_ADD;
-    bool has_local = answered ? entry->bytes > 0 : entry->opcode == EPW_OPCODE_WRITE && !entry->is_inline;
-    if (!has_local) return EPW_SYNDROME_NONE;
-    uint32_t rights = answered ? EPW_REGION_WRITE : EPW_REGION_READ;
-    unsigned char *at = local_at(pair, rights, entry->local_key, entry->local, entry->bytes);
-    if (!entry->is_inline) *bytes = at;
-    return at != NULL ? EPW_SYNDROME_NONE : EPW_SYNDROME_PROTECTION;
+    for (uint32_t i = 0; i < entry->local_count; i++) {
+        const epw_segment *s = &entry->local[i];
+        uint32_t rights = answered ? EPW_REGION_WRITE : EPW_REGION_READ;
+        bytes[i] = local_at(pair, rights, s->key, s->offset, s->bytes);
+        if (bytes[i] == NULL) return EPW_SYNDROME_PROTECTION;
+    }
+    return EPW_SYNDROME_NONE;
 }
 
 static uint8_t frame_kind(uint8_t opcode) {
@@ -328,7 +328,21 @@ static bool refetch(epw_pair *pair) {
     return false;
 }
 
-bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const unsigned char **bytes) {
+/* All before it too. */
+static void done(epw_pair *pair, uint64_t entries, bool tell) {
+    if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
+    uint64_t index;
+    if (pair->strict != NULL && !epw_strict_done(pair, pair->completed, entries, &index)) {
+        fail(pair, (uint32_t)index, EPW_SYNDROME_PROTECTION, EPW_VENDOR_REWRITTEN);
+        return;
+    }
+    pair->completed = entries;
+    if (entries == pair->fetched) pair->travels = false;
+    if (tell) complete(pair, (uint32_t)entries - 1, EPW_SYNDROME_NONE, 0);
+}
+
+bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry,
+                   const unsigned char *bytes[EPW_FETCH_SEGMENTS]) {
     while (epw_pair_has_more(pair)) {
         uint32_t index = (uint32_t)pair->fetched;
         if (pair->strict != NULL && !refetch(pair)) return false;
@@ -338,7 +352,11 @@ bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const u
             return false;
         }
         pair->fetched++;
-        if (entry->opcode == EPW_OPCODE_NOP && !entry->signalled) continue; /* nobody would notice it */
+        if (entry->opcode == EPW_OPCODE_NOP && !(entry->signalled && pair->travels)) {
+            if (entry->signalled) done(pair, pair->fetched, true); /* all before it is done, and so is it */
+            continue;
+        }
+        pair->travels = true;
         *frame = (epw_frame){.kind = frame_kind(entry->opcode),
                              .pair = pair->remote,
                              .from = pair->number,
@@ -350,27 +368,15 @@ bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const u
             pair->asked = (epw_asked){.waits = true,
                                       .signalled = entry->signalled,
                                       .index = index,
-                                      .key = entry->local_key,
+                                      .key = entry->local[0].key,
                                       .bytes = entry->bytes,
-                                      .local = entry->local};
+                                      .local = entry->local[0].offset};
         } else {
             frame->wants_ack = entry->signalled;
         }
         return true;
     }
     return false;
-}
-
-/* All before it too. */
-static void done(epw_pair *pair, uint64_t entries, bool tell) {
-    if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
-    uint64_t index;
-    if (pair->strict != NULL && !epw_strict_done(pair, pair->completed, entries, &index)) {
-        fail(pair, (uint32_t)index, EPW_SYNDROME_PROTECTION, EPW_VENDOR_REWRITTEN);
-        return;
-    }
-    pair->completed = entries;
-    if (tell) complete(pair, (uint32_t)entries - 1, EPW_SYNDROME_NONE, 0);
 }
 
 bool epw_pair_complete(epw_pair *pair, uint32_t index) {

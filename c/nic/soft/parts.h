@@ -5,6 +5,7 @@
 
 #include "nic/soft/fetch.h"
 #include "nic/soft/frame.h"
+#include "nic/soft/ring.h"
 #include "nic/soft/strict.h"
 #include "nic/soft.h"
 
@@ -54,6 +55,7 @@ struct epw_pair {
     epw_link *link; /* NULL: not connected, or gone */
     uint32_t remote;
     uint64_t doorbell, completed, fetched, target;
+    bool travels; /* frames of entries that are not done */
     atomic_bool broken, given_up;
     epw_pair_cause cause;
     bool sends; /* in the link's list of those with entries */
@@ -72,10 +74,11 @@ struct epw_pair {
 };
 
 enum {
-    LINK_FRAMES = 128, /* under way at a time */
+    LINK_FRAMES = 128,                    /* under way at a time */
+    LINK_PIECES = 1 + EPW_FETCH_SEGMENTS, /* of a frame: its header, and what an entry sends */
     LINK_HEADS_BYTES =
         LINK_FRAMES * (EPW_FRAME_BYTES + EPW_FETCH_INLINE), /* their headers and inline bytes */
-    LINK_IN_BYTES = 1 << 16,
+    LINK_IN_BYTES = 1 << 19, /* pages that nothing large comes by are never touched */
     LINK_REFUSALS = 16
 };
 
@@ -89,12 +92,15 @@ struct epw_link {
     int fd;
     uint32_t peer;
     uint64_t id;
+    /* By which its bytes go, if they do: then the socket carries calls alone. */
+    epw_rings rings;
+    bool awaits_rings; /* the other end has not passed them yet */
 
     /* Out: frames under way, then those who have more. */
     epw_pair *senders, *last_sender, *answerers;
     epw_refusal refusals[LINK_REFUSALS];
     uint32_t refusal_count;
-    struct iovec out[2 * LINK_FRAMES];
+    struct iovec out[LINK_PIECES * LINK_FRAMES];
     uint32_t out_at, out_count;
     uint32_t heads_used;
     unsigned char heads[LINK_HEADS_BYTES];
@@ -129,8 +135,12 @@ struct epw_nic {
     atomic_uint drives, rests; /* so far */
     atomic_bool dozing;        /* the thread, which takes the lock behind a doze */
     uint64_t now_ns;           /* locked: of the driver that holds the lock; 0: it is none */
-    uint32_t held_links;       /* locked: those that wait for room */
-    bool called;               /* locked: the thread has been woken, and has not come yet */
+    uint32_t held_links;       /* locked: those that wait for a socket's room */
+    uint32_t ring_links;       /* locked: those by rings, and all */
+    uint32_t open_links;
+    uint64_t looked_ns; /* locked: when a driver last looked at sockets */
+    bool goes_on;       /* locked: a ring has room for what was not sent in its turn */
+    bool called;        /* locked: the thread has been woken, and has not come yet */
 
     epw_nic_traffic sent;
     epw_strict *strict; /* NULL: it is not */
@@ -156,12 +166,14 @@ bool epw_nic_heed_polled(epw_nic *nic);
 /* Whether it has entries that may be fetched now. */
 bool epw_pair_has_more(const epw_pair *pair);
 
-/* The bytes of an entry; what they say, with the bytes on this side that it sends or is answered at. */
+/* The bytes of an entry; what they say, with where the segments lie that it sends or is answered at. */
 const unsigned char *epw_pair_entry(const epw_pair *pair, uint32_t index);
-uint8_t epw_pair_fetch(const epw_pair *pair, uint32_t index, epw_fetched *entry, const unsigned char **bytes);
+uint8_t epw_pair_fetch(const epw_pair *pair, uint32_t index, epw_fetched *entry,
+                       const unsigned char *bytes[EPW_FETCH_SEGMENTS]);
 
 /* The next frame of the pair, with its bytes; false if it has none, or has just failed. */
-bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry, const unsigned char **bytes);
+bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry,
+                   const unsigned char *bytes[EPW_FETCH_SEGMENTS]);
 
 /* The peer has placed all entries up to this one. False if that cannot be. */
 bool epw_pair_complete(epw_pair *pair, uint32_t index);
@@ -187,6 +199,11 @@ void epw_link_free(epw_link *link);
 /* Reads, or sends, as far as that does not block. False: the connection is gone. */
 bool epw_link_read(epw_link *link);
 bool epw_link_send(epw_link *link);
+
+/* By rings: reads them, and does not look at the socket, whether the other end is there. Nothing comes of it
+ * before so many bytes are in the ring: fewer than a header say nothing. */
+bool epw_link_take_bytes(epw_link *link);
+uint32_t epw_link_wants_bytes(const epw_link *link);
 
 /* Whether somebody has something to say that is not in frames yet; also if it may wait. */
 bool epw_link_has_output(const epw_link *link);
@@ -246,10 +263,14 @@ void epw_nic_carry(epw_nic *nic);
 /* Ends the thread's sleep. */
 void epw_nic_wake(epw_nic *nic);
 
+/* The connection has its rings: the thread, which may be listening already, is to be called for what comes.
+ */
+void epw_link_ringed(epw_link *link);
+
 /* Takes nothing in from the connection any more. */
 void epw_nic_freeze(epw_link *link);
 
-/* Whether the system is to tell when there is room to send. */
+/* Whether the system is to tell when there is room to send; by rings, the other end. */
 void epw_nic_await_room(epw_link *link, bool awaits);
 
 #endif

@@ -110,7 +110,7 @@ impl Server {
     /// runtime or none.
     pub async fn bind(address: &str, options: ServerOptions) -> Result<Self, BootstrapError> {
         let machine = Machine::new(settings(&options, true))?;
-        Self::start(address, options, Part::Alone(Box::new(machine))).await
+        Self::start(address, None, options, Part::Alone(Box::new(machine))).await
     }
 
     /// The server of the member that begins the run; those of others can take over from it.
@@ -123,35 +123,45 @@ impl Server {
         {
             let settings = settings(&options, false);
             Machine::new(settings.clone())?; // it can be
-            Self::start(address, options, Part::Founds(settings, _seat)).await
+            Self::start(address, None, options, Part::Founds(settings, _seat)).await
         }
         #[cfg(not(feature = "succession"))]
         {
             let machine = Machine::new(settings(&options, false))?;
-            Self::start(address, options, Part::Alone(Box::new(machine))).await
+            Self::start(address, None, options, Part::Alone(Box::new(machine))).await
         }
     }
 
-    /// The server of another member, which refers to the one that leads and may take over from it.
+    /// The server of another member, which refers to the one that leads and may take over from it. `ports`: the first and the
+    /// last on which it may listen, in place of the address's own.
     pub(crate) async fn follow(
         _address: &str,
+        _ports: Option<(u16, u16)>,
         _options: ServerOptions,
         _seat: Seat,
     ) -> Result<Option<Self>, BootstrapError> {
         #[cfg(feature = "succession")]
-        return Self::start(_address, _options, Part::Follows(_seat)).await.map(Some);
+        return Self::start(_address, _ports, _options, Part::Follows(_seat)).await.map(Some);
         #[cfg(not(feature = "succession"))]
         Ok(None)
     }
 
-    async fn start(address: &str, options: ServerOptions, part: Part) -> Result<Self, BootstrapError> {
-        let op = format!("serve the rendezvous at {address}");
+    async fn start(
+        address: &str,
+        ports: Option<(u16, u16)>,
+        options: ServerOptions,
+        part: Part,
+    ) -> Result<Self, BootstrapError> {
+        let mut op = format!("serve the rendezvous at {address}");
+        if let Some((first, last)) = ports {
+            op += &format!(" on one of ports {first} to {last}");
+        }
         let (bound, listening) = oneshot::channel();
         let (orders, inbox) = mpsc::channel(16);
         let address = address.to_owned();
         spawn("epwire-server", move || async move {
             let began = async {
-                let (listener, local) = listen(&op, &address, options.token.as_ref()).await?;
+                let (listener, local) = listen(&op, &address, ports, options.token.as_ref()).await?;
                 let (hub, own) = part.begin(&op, local, &options).await?;
                 Ok((listener, local, hub, own))
             };
@@ -300,10 +310,15 @@ impl Seat {
 async fn listen(
     op: &str,
     address: &str,
+    ports: Option<(u16, u16)>,
     token: Option<&Token>,
 ) -> Result<(TcpListener, SocketAddr), BootstrapError> {
     let system = |error: std::io::Error| BootstrapError::system(op, &error);
-    let candidates: Vec<SocketAddr> = tokio::net::lookup_host(address).await.map_err(system)?.collect();
+    let mut candidates: Vec<SocketAddr> = tokio::net::lookup_host(address).await.map_err(system)?.collect();
+    if let Some((first, last)) = ports {
+        let of = |at: SocketAddr| (first..=last).map(move |port| SocketAddr::new(at.ip(), port));
+        candidates = candidates.into_iter().flat_map(of).collect();
+    }
     for candidate in &candidates {
         require(op, *candidate, token)?;
     }
@@ -470,10 +485,28 @@ mod tests {
         let mut ids = Vec::new();
         for _ in 0..3 {
             let seat = Seat { rank: 1, member: 7, address: None };
-            let server = Server::follow("127.0.0.1:0", ServerOptions::new("run", 3), seat).await.unwrap();
+            let server =
+                Server::follow("127.0.0.1:0", None, ServerOptions::new("run", 3), seat).await.unwrap();
             let id = server.and_then(|server| server.listener()).unwrap().id;
             assert!(!ids.contains(&id), "{id} again");
             ids.push(id);
         }
+    }
+
+    /// Behind a firewall: the next that is free, and an error that names the range where none is.
+    #[cfg(feature = "succession")]
+    #[tokio::test]
+    async fn a_member_listens_on_one_of_the_ports_that_it_is_given() {
+        use super::{Seat, Server, ServerOptions};
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let seat = || Seat { rank: 1, member: 7, address: None };
+        let follow = |ports| Server::follow("127.0.0.1:0", Some(ports), ServerOptions::new("run", 3), seat());
+        let refused = follow((port, port)).await.err().unwrap().to_string();
+        assert!(refused.contains(&format!("ports {port} to {port}")), "{refused}");
+        let last = port.saturating_add(50);
+        let server = follow((port, last)).await.unwrap().unwrap();
+        let taken = server.local_addr().port();
+        assert!(port < taken && taken <= last, "{taken}");
     }
 }

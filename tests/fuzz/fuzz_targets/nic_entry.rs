@@ -24,6 +24,10 @@ fuzz_target!(|input: (u16, u32, u16, [u8; ENTRY_BYTES])| {
             assert_eq!(fetched.opcode, entry[3]);
             assert!(!fetched.is_inline || fetched.bytes <= 28, "{fetched:?}");
             assert!(fetched.bytes <= 1 << 31, "{fetched:?}");
+            let local = &fetched.local[..fetched.local_count as usize];
+            let bytes: u64 = local.iter().map(|segment| u64::from(segment.bytes)).sum();
+            assert!(local.is_empty() || bytes == u64::from(fetched.bytes), "{fetched:?}");
+            assert!(local.len() < 2 || (fetched.opcode == 0x08 && !fetched.is_inline), "{fetched:?}");
             assert!(fetched.opcode != 0x12 || fetched.bytes == 8, "{fetched:?}");
         }
         Err(syndrome) => assert_eq!(syndrome, 2),

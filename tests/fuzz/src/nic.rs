@@ -17,11 +17,20 @@ pub struct Fetched {
     pub signalled: bool,
     pub is_inline: bool,
     pub bytes: u32,
-    pub local: u64,
     pub remote: u64,
-    pub local_key: u32,
     pub remote_key: u32,
+    pub local_count: u32,
+    pub local: [Segment; 2],
     pub inlined: [u8; 28],
+}
+
+/// `epw_segment`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Segment {
+    pub offset: u64,
+    pub key: u32,
+    pub bytes: u32,
 }
 
 /// `epw_frame`.

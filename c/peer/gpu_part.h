@@ -1,0 +1,65 @@
+/* What the floor's part for windows on GPUs keeps, see gpu.h, of its peers behind queues too, see
+ * remote_gpu.h. For builds with CUDA. */
+#ifndef EPW_PEER_GPU_PART_H
+#define EPW_PEER_GPU_PART_H
+
+/* Words are copied for these, at a time: see epw_peers_copy_word. */
+enum {
+    EPW_COPY_ASKED, /* of the probe, see peer/probe.c */
+    EPW_COPY_HEARD,
+    EPW_COPY_READ,
+    EPW_COPY_ANSWERED,
+    EPW_COPY_EPOCH, /* of epw_peers_newest_epoch */
+    EPW_COPY_OWN,   /* of epw_peers_copy_own_word */
+    EPW_WORD_COPIES
+};
+
+#ifdef EPW_CUDA
+
+#include "kernels/peer/context.h"
+#include "kernels/peer/way.h"
+#include "peer/peers.h"
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define EPW_LINE_COPIES 3u
+
+/* Sources of copies, but for words that are read. A copy that runs after its caller has given up on it reads
+ * what is right by then. */
+typedef struct epw_peers_pinned {
+    uint64_t tables[EPW_MAX_LANES][EPW_AREAS][EPW_GPU_PEERS];
+    uint64_t farewell;                              /* for each peer's window, when this rank leaves */
+    uint64_t words[EPW_WORD_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_word, by use and peer */
+    epw_line lines[EPW_LINE_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_lines */
+    /* Peers behind queues: who they are, the ways to them, and those whose connections are gone, of which
+     * kernels read this very word. */
+    epw_rank_set queued;
+    epw_gpu_way ways[EPW_MAX_LANES][EPW_GPU_PEERS];
+    epw_rank_set broken;
+} epw_peers_pinned;
+
+struct epw_peers_gpu {
+    int32_t device;
+    uint64_t deadline_ns;                /* the group's */
+    epw_gpu_peers *lanes[EPW_MAX_LANES]; /* in device memory */
+    void *stream;
+    cudaEvent_t event; /* of epw_peers_settle */
+    cudaEvent_t
+        copied[EPW_WORD_COPIES]; /* of epw_peers_copy_word: what others enqueue later is not waited for */
+    cudaEvent_t lines_copied;
+    bool lines_under_way; /* epw_peers_copy_lines has not seen the end of its copies */
+    epw_peers_pinned *pinned;
+    atomic_bool probed; /* words have been copied */
+
+    /* Of peers behind queues; NULL where there can be none. */
+    epw_gpu_way *ways; /* [lanes][EPW_GPU_PEERS], in device memory */
+    uint32_t *marks;   /* and of each [epw_queue_depth] */
+    pthread_mutex_t rings_lock;
+    unsigned char *rings; /* that nobody uses, see remote_gpu.c */
+};
+
+#endif
+
+#endif

@@ -1,0 +1,289 @@
+/* A NIC whose peer goes wrong with the rings between them: with cursors, with the memory itself, or by what
+ * it says there. The peer is this test, by the raw ends of the rings. */
+#include "check.h"
+
+#include "base/clock.h"
+#include "nic/soft.h"
+#include "nic/soft/frame.h"
+#include "nic/soft/ring.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MS UINT64_C(1000000)
+
+enum { MEMORY = 1 << 16, OPEN_FROM = 64, OPEN_BYTES = 30000, RING = 1 << 14, FILL = 0x5a };
+
+static const epw_where here = {"test", 0, -1};
+
+typedef struct victim {
+    epw_nic *nic;
+    epw_pair *pair;
+    uint64_t link;
+    uint32_t key;
+    unsigned char *window;
+    int fd;          /* the peer's */
+    epw_rings rings; /* the peer's */
+} victim;
+
+static void open_unoffered(victim *v) {
+    int fds[2];
+    *v = (victim){.window = malloc(MEMORY)};
+    memset(v->window, FILL, MEMORY);
+    CHECK_OK(epw_nic_open(here, &v->nic));
+    epw_region region = {.base = v->window,
+                         .rights = EPW_REGION_READ | EPW_REGION_WRITE | EPW_REGION_ATOMIC,
+                         .count = 1,
+                         .stretches = {{OPEN_FROM, OPEN_BYTES}}};
+    v->key = epw_nic_register(v->nic, &region);
+    epw_pair_options options = {.peer = 1, .key = v->key, .depth = 16};
+    CHECK_OK(epw_pair_create(v->nic, &options, here, &v->pair));
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
+    CHECK_OK(epw_nic_add_ring_link(v->nic, fds[0], 1, 0, here, &v->link));
+    v->fd = fds[1];
+}
+
+static void open_victim(victim *v) {
+    open_unoffered(v);
+    CHECK(epw_rings_offer(&v->rings, v->fd, RING) == 0);
+    epw_pair_connect(v->pair, v->link, 1);
+}
+
+/* Nothing was touched but what its key opens. */
+static void close_victim(victim *v) {
+    for (uint32_t i = 0; i < MEMORY; i++)
+        if (i < OPEN_FROM || i >= OPEN_FROM + OPEN_BYTES) CHECK_MSG(v->window[i] == FILL, "byte %u", i);
+    epw_pair_destroy(v->pair);
+    epw_nic_close(v->nic);
+    epw_rings_unmap(&v->rings);
+    if (v->fd >= 0) close(v->fd);
+    free(v->window);
+}
+
+static bool ends(const victim *v) {
+    for (uint64_t began = epw_now_ns(); epw_now_ns() - began < 5000 * MS;) {
+        if (!epw_nic_link_alive(v->nic, v->link)) return true;
+        nanosleep(&(struct timespec){0, 20000}, NULL);
+    }
+    return false;
+}
+
+static void say(victim *v, const void *bytes, size_t length) {
+    struct iovec part = {(void *)(uintptr_t)bytes, length};
+    CHECK(epw_ring_write(&v->rings.out, v->fd, &part, 1) == (ssize_t)length);
+}
+
+static void say_write(victim *v, uint32_t index, uint64_t offset, uint32_t bytes) {
+    unsigned char head[EPW_FRAME_BYTES];
+    epw_frame frame = {.kind = EPW_FRAME_WRITE,
+                       .wants_ack = true,
+                       .pair = epw_pair_number(v->pair),
+                       .from = 7,
+                       .index = index,
+                       .key = v->key,
+                       .offset = offset,
+                       .bytes = bytes};
+    epw_frame_write(&frame, head);
+    say(v, head, sizeof head);
+}
+
+/* Until the ring of answers has so many bytes. */
+static bool is_answered(const victim *v, uint64_t bytes) {
+    for (uint64_t began = epw_now_ns(); epw_now_ns() - began < 5000 * MS;) {
+        if (epw_ring_filled(&v->rings.in) >= bytes) return true;
+        nanosleep(&(struct timespec){0, 20000}, NULL);
+    }
+    return false;
+}
+
+/* What a sound peer says works: else what follows proves nothing. */
+static void a_sound_peer_is_answered(void) {
+    victim v;
+    open_victim(&v);
+    static const unsigned char bytes[9000] = {[0] = 1, [8999] = 2};
+    for (uint32_t i = 0; i < 40; i++) { /* many times round the ring */
+        say_write(&v, i, OPEN_FROM, sizeof bytes);
+        say(&v, bytes, sizeof bytes / 2);
+        say(&v, bytes + sizeof bytes / 2, sizeof bytes / 2);
+        CHECK(is_answered(&v, EPW_FRAME_BYTES));
+        epw_ring_advance(&v.rings.in, v.fd, EPW_FRAME_BYTES);
+        CHECK(memcmp(v.window + OPEN_FROM, bytes, sizeof bytes) == 0);
+    }
+    CHECK(epw_nic_link_alive(v.nic, v.link));
+    close_victim(&v);
+}
+
+static void call(const victim *v) {
+    CHECK(send(v->fd, "", 1, MSG_NOSIGNAL) == 1);
+}
+
+static void cursors_that_cannot_be_end_the_connection(void) {
+    static const uint64_t off[] = {RING + 1, RING + 64, UINT64_C(1) << 63, UINT64_MAX, UINT64_MAX - 31};
+    for (size_t i = 0; i < 2 * sizeof off / sizeof off[0]; i++) {
+        victim v;
+        open_victim(&v);
+        say_write(&v, 0, OPEN_FROM, 8);
+        say(&v, "12345678", 8);
+        CHECK(is_answered(&v, EPW_FRAME_BYTES));
+        bool of_requests = i % 2 == 0;
+        if (of_requests) {
+            atomic_fetch_add(&v.rings.out.cursors->written, off[i / 2]);
+            call(&v);
+        } else { /* seen with the next answer */
+            atomic_fetch_add(&v.rings.in.cursors->read, off[i / 2] + EPW_RING_ANSWERS);
+            say_write(&v, 1, OPEN_FROM, 8);
+            say(&v, "12345678", 8);
+        }
+        CHECK_MSG(ends(&v), "cursor %zu", i);
+        CHECK(epw_pair_broken(v.pair));
+        close_victim(&v);
+    }
+}
+
+static void garbage_ends_the_connection(void) {
+    for (uint32_t seed = 1; seed <= 100; seed++) {
+        victim v;
+        open_victim(&v);
+        unsigned char bytes[RING];
+        uint32_t x = seed * 2654435761u;
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            x = x * 1664525u + 1013904223u;
+            bytes[i] = (unsigned char)(x >> 24);
+        }
+        bytes[0] = (unsigned char)(seed % 9); /* most begin as frames do */
+        if (seed % 2) memset(bytes + 1, 0, 3);
+        say(&v, bytes, seed % 3 == 0 ? sizeof bytes : 512);
+        close(v.fd);
+        v.fd = -1;
+        CHECK(ends(&v));
+        close_victim(&v);
+    }
+}
+
+/* It writes into the ring while that is read. */
+static void what_changes_under_the_reader_touches_nothing_else(void) {
+    victim v;
+    open_victim(&v);
+    uint64_t until = epw_now_ns() + 200 * MS;
+    uint32_t x = 1, index = 0;
+    while (epw_now_ns() < until && epw_nic_link_alive(v.nic, v.link)) {
+        if (epw_ring_filled(&v.rings.in) >= EPW_FRAME_BYTES)
+            epw_ring_advance(&v.rings.in, v.fd, EPW_FRAME_BYTES);
+        if (epw_ring_has_room(&v.rings.out)) {
+            say_write(&v, index++, OPEN_FROM, 8);
+            say(&v, "12345678", 8);
+        }
+        x = x * 1664525u + 1013904223u;
+        if (index > 1000)
+            __atomic_store_n(&v.rings.out.bytes[(x >> 8) % RING], (unsigned char)x, __ATOMIC_RELAXED);
+    }
+    CHECK(index > 100);
+    close_victim(&v);
+}
+
+/* Fewer bytes than a header: the thread sleeps until there are more. */
+static void a_part_of_a_header_is_waited_for(void) {
+    victim v;
+    open_victim(&v);
+    unsigned char head[EPW_FRAME_BYTES];
+    epw_frame frame = {.kind = EPW_FRAME_NOP, .wants_ack = true, .pair = epw_pair_number(v.pair), .from = 7};
+    struct timespec before, after;
+    epw_frame_write(&frame, head);
+    say(&v, head, 20);
+    nanosleep(&(struct timespec){0, 20 * MS}, NULL);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    nanosleep(&(struct timespec){0, 200 * MS}, NULL);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    int64_t used = (int64_t)(after.tv_sec - before.tv_sec) * 1000000000 + after.tv_nsec - before.tv_nsec;
+    CHECK_MSG(used < (int64_t)(50 * MS), "%.1f ms of 200", (double)used / MS);
+    say(&v, head + 20, sizeof head - 20);
+    CHECK(is_answered(&v, EPW_FRAME_BYTES));
+    close_victim(&v);
+}
+
+/* ---- the memory that is passed ---- */
+
+static void pass(int fd, int memory) {
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct iovec part = {&(char){0}, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (memory >= 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(header), &memory, sizeof memory);
+    }
+    CHECK(sendmsg(fd, &message, MSG_NOSIGNAL) == 1);
+}
+
+static void memory_that_is_no_rings_ends_the_connection(void) {
+    enum { NONE, A_PIPE, UNSEALED, EMPTY, ODD, LARGE, GOOD, KINDS };
+    for (int kind = 0; kind < KINDS; kind++) {
+        victim v;
+        open_unoffered(&v);
+        off_t size = 4096 + EPW_RING_ANSWERS + (off_t)RING;
+        if (kind == EMPTY) size = 0;
+        if (kind == ODD) size += 4096;
+        if (kind == LARGE) size = (off_t)4096 + EPW_RING_ANSWERS + (off_t)2 * EPW_RING_BYTES_MAX;
+        int memory = -1, pipes[2] = {-1, -1};
+        if (kind == A_PIPE) {
+            CHECK(!pipe(pipes));
+            memory = dup(pipes[0]);
+        } else if (kind != NONE) {
+            memory = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+            CHECK(!ftruncate(memory, size));
+            int seals = F_SEAL_GROW | F_SEAL_SEAL | (kind == UNSEALED ? 0 : F_SEAL_SHRINK);
+            CHECK(!fcntl(memory, F_ADD_SEALS, seals));
+        }
+        pass(v.fd, memory);
+        if (kind == GOOD) {
+            nanosleep(&(struct timespec){0, 10 * MS}, NULL);
+            CHECK(epw_nic_link_alive(v.nic, v.link));
+        } else {
+            CHECK_MSG(ends(&v), "memory of kind %d", kind);
+        }
+        if (memory >= 0) close(memory);
+        for (int i = 0; i < 2; i++)
+            if (pipes[i] >= 0) close(pipes[i]);
+        close_victim(&v);
+    }
+}
+
+/* ---- the size ---- */
+
+static void sizes_are_checked(void) {
+    static const uint32_t wrong[] = {1, 2048, 4097, UINT32_C(3) << 20, UINT32_C(1) << 31};
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    epw_fabric *fabric = NULL;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        options.ring_bytes = wrong[i];
+        CHECK(epw_fabric_create(&options, &fabric) == EPW_ERR_INVALID);
+        CHECK_MSG(strstr(epw_last_error(), "options.ring_bytes") != NULL, "%s", epw_last_error());
+    }
+    options.ring_bytes = EPW_RING_BYTES_MIN;
+    CHECK_OK(epw_fabric_create(&options, &fabric));
+    epw_fabric_destroy(fabric);
+}
+
+int main(void) {
+    a_sound_peer_is_answered();
+    cursors_that_cannot_be_end_the_connection();
+    garbage_ends_the_connection();
+    what_changes_under_the_reader_touches_nothing_else();
+    a_part_of_a_header_is_waited_for();
+    memory_that_is_no_rings_ends_the_connection();
+    sizes_are_checked();
+    return check_result("ring_links");
+}

@@ -1,0 +1,43 @@
+/* Kernels that post to queues as those of EP do, with nothing else to do: a block of one warp each. All are
+ * enqueued; each returns a cudaError_t. */
+#ifndef EPW_TESTS_POSTER_H
+#define EPW_TESTS_POSTER_H
+
+#include "nic/queue.h"
+
+#include <stdint.h>
+
+/* What kernels say when they are done, zeroed before: in device memory. */
+typedef struct poster_result {
+    uint64_t began_ns, ended_ns; /* by globaltimer: first begin, last end */
+    uint32_t late;               /* kernels or blocks that gave up */
+} poster_result;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A block to each queue posts `batches` times `batch` NOPs, 32 at most, and rings for each batch, whose last
+ * one signals; then waits until all are done. Gives up after limit_ns. */
+int poster_nops(epw_queue *queues, uint32_t count, uint32_t batches, uint32_t batch, uint64_t limit_ns,
+                poster_result *result, void *stream);
+
+/* `rounds` words to and fro: posted to offset 0 of the peer's window, by its key, and awaited in this one.
+ * `first` begins. */
+typedef struct poster_end {
+    epw_queue *queue;
+    epw_key its;
+    const uint64_t *window;
+} poster_end;
+int poster_ping_pong(poster_end end, int first, uint32_t rounds, uint64_t limit_ns, poster_result *result,
+                     void *stream);
+
+/* The same with a word that the host answers: stored to `to`, awaited at `from`. */
+int poster_bounce(uint64_t *to, const uint64_t *from, uint32_t rounds, uint64_t limit_ns,
+                  poster_result *result, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
