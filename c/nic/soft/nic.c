@@ -296,14 +296,17 @@ static void poll_as(epw_nic *nic, bool takes, uint64_t now_ns) {
 }
 
 /* Where kernels ring, which wakes nobody: the thread looks all the time for a while after something has come
- * or was rung for, then at intervals. */
+ * or was rung for; then at intervals, which are longer where nothing has happened for a second. */
 #define POLL_NS  UINT64_C(10000000)
+#define IDLE_NS  UINT64_C(1000000000)
 #define PAUSE_NS 50000
+#define NAP_NS   500000
 
 static int look(epw_nic *nic, struct epoll_event *events, uint64_t busy_ns) {
-    if (epw_now_ns() - busy_ns >= POLL_NS) {
+    uint64_t idle_ns = epw_now_ns() - busy_ns;
+    if (idle_ns >= POLL_NS) {
         struct pollfd any = {.fd = nic->epoll, .events = POLLIN};
-        ppoll(&any, 1, &(struct timespec){0, PAUSE_NS}, NULL);
+        ppoll(&any, 1, &(struct timespec){0, idle_ns < IDLE_NS ? PAUSE_NS : NAP_NS}, NULL);
     }
     return epoll_wait(nic->epoll, events, EVENTS, 0);
 }
