@@ -15,7 +15,9 @@ enum {
     READ_TURN_BYTES = 8 << 20,
     SEND_TURN_FRAMES = 4096,
     /* A pair that has more waits for its next turn. */
-    PAIR_TURN_FRAMES = 32
+    PAIR_TURN_FRAMES = 32,
+    /* From here on a system call for each costs less than a copy. */
+    LONG_FRAME_BYTES = 4096
 };
 
 epw_link *epw_link_open(epw_nic *nic, int fd, uint32_t peer) {
@@ -478,8 +480,9 @@ static bool parse(epw_link *link) {
     return true;
 }
 
-/* Bytes of a long WRITE are read to their place at once, and what is behind them to the buffer. *drained:
- * there was less than there is room for. */
+/* Bytes of a WRITE are read to their place at once, and what is behind them to the buffer: no more than the
+ * next header behind a long one, which another long one follows mostly. *drained: there was less than there
+ * is room for. */
 static ssize_t read_some(epw_link *link, bool *drained) {
     if (link->in_begin > 0) {
         memmove(link->in, link->in + link->in_begin, link->in_end - link->in_begin);
@@ -487,8 +490,10 @@ static ssize_t read_some(epw_link *link, bool *drained) {
         link->in_begin = 0;
     }
     bool direct = link->in_frame && link->at != NULL && link->in_end == 0;
-    struct iovec to[2] = {{link->at, (size_t)link->left},
-                          {link->in + link->in_end, LINK_IN_BYTES - link->in_end}};
+    bool is_long = direct && link->frame.bytes >= LONG_FRAME_BYTES;
+    struct iovec to[2] = {
+        {link->at, (size_t)link->left},
+        {link->in + link->in_end, is_long ? EPW_FRAME_BYTES : LINK_IN_BYTES - link->in_end}};
     ssize_t n = direct ? readv(link->fd, to, 2) : readv(link->fd, to + 1, 1);
     if (n <= 0) return n;
     *drained = (size_t)n < to[1].iov_len + (direct ? to[0].iov_len : 0);
