@@ -105,11 +105,15 @@ static inline int fd_servers(void) {
     return count;
 }
 
-/* A thread takes its name after it has started, and is listed a moment longer than it runs. */
+/* A thread takes its name after it has started, and is listed a moment longer than it runs. A list that is
+ * read while a thread ends may lack another one: two in a row must agree. */
 static inline bool fd_servers_become(int count) {
     uint64_t begin = epw_now_ns();
-    while (fd_servers() != count && epw_now_ns() - begin < 5000 * MS) usleep(1000);
-    return fd_servers() == count;
+    for (int agree = 0; epw_now_ns() - begin < 5000 * MS; usleep(1000)) {
+        agree = fd_servers() == count ? agree + 1 : 0;
+        if (agree == 2) return true;
+    }
+    return false;
 }
 
 /* Mappings of windows in this process. */
