@@ -22,6 +22,19 @@ enum {
 
 _Static_assert(2 * sizeof(epw_ring_cursors) <= HEAD_BYTES, "cursors of both rings lie in front of the bytes");
 
+/* Both ends may be in one process, by mappings at two addresses, of which ThreadSanitizer cannot know that
+ * they are the same memory: it is told what a cursor hands on. */
+#ifdef __SANITIZE_THREAD__
+void __tsan_acquire(void *address);
+void __tsan_release(void *address);
+static char handed_on;
+#define HANDS_ON() __tsan_release(&handed_on)
+#define TAKES_ON() __tsan_acquire(&handed_on)
+#else
+#define HANDS_ON() ((void)0)
+#define TAKES_ON() ((void)0)
+#endif
+
 /* ---- memory ---- */
 
 static int map(epw_rings *rings, int memory, uint32_t bytes, bool dialed) {
@@ -159,7 +172,9 @@ bool epw_ring_await_room(epw_ring *ring) {
 
 /* Writer: the reader, behind its copies of what it gives back. Reader: the writer, before it writes there. */
 static uint64_t used(const epw_ring *ring) {
-    return ring->at - atomic_load_explicit(&ring->cursors->read, memory_order_acquire);
+    uint64_t read = atomic_load_explicit(&ring->cursors->read, memory_order_acquire);
+    TAKES_ON();
+    return ring->at - read;
 }
 
 bool epw_ring_has_room(const epw_ring *ring) {
@@ -169,6 +184,7 @@ bool epw_ring_has_room(const epw_ring *ring) {
 
 /* Writer: the writer, behind the bytes. Reader: epw_ring_filled. */
 static void tell_written(epw_ring *ring, int fd) {
+    HANDS_ON();
     atomic_store_explicit(&ring->cursors->written, ring->at, memory_order_release);
     wake(&ring->cursors->reader_sleeps, fd);
 }
@@ -212,7 +228,9 @@ ssize_t epw_ring_write(epw_ring *ring, int fd, const struct iovec *from, size_t 
 /* ---- reading ---- */
 
 uint64_t epw_ring_filled(const epw_ring *ring) {
-    return atomic_load_explicit(&ring->cursors->written, memory_order_acquire) - ring->at;
+    uint64_t written = atomic_load_explicit(&ring->cursors->written, memory_order_acquire);
+    TAKES_ON();
+    return written - ring->at;
 }
 
 void epw_ring_copy(const epw_ring *ring, unsigned char *to, uint64_t bytes) {
@@ -223,6 +241,7 @@ void epw_ring_copy(const epw_ring *ring, unsigned char *to, uint64_t bytes) {
 
 void epw_ring_advance(epw_ring *ring, int fd, uint64_t bytes) {
     ring->at += bytes;
+    HANDS_ON();
     atomic_store_explicit(&ring->cursors->read, ring->at, memory_order_release); /* see used */
     if (epw_ring_filled(ring) <= ring->size - ring->size / 4) wake(&ring->cursors->writer_sleeps, fd);
 }
