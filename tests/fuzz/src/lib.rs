@@ -15,9 +15,9 @@ use epwire::{EpBuffer, EpConfig, Mask};
 /// Where the exporter's process is named.
 pub const PROCESS: Range<usize> = 40..56;
 /// Where the exporter's fd server is named.
-pub const SERVER: Range<usize> = 64..80;
+pub const SERVER: Range<usize> = 68..84;
 /// Where the window's secret is.
-pub const WINDOW: Range<usize> = 80..96;
+pub const WINDOW: Range<usize> = 84..100;
 
 /// Rank 0 imports, rank 1 exports.
 pub struct Pair {
