@@ -10,6 +10,7 @@
 
 #include "base/barrier.h"
 #include "base/clock.h"
+#include "ipc/fd_pass.h"
 
 /* One fetch: its connection and what bounds it. */
 typedef struct fetch {
@@ -87,26 +88,6 @@ static epw_status send_request(const fetch *f, epw_fd_request request) {
     return timed_out(f, "take a request");
 }
 
-/* Takes the one descriptor of a message, -1 if there is none; closes any others, since a header's padding has
- * room for more than was asked for. */
-static int take_descriptor(struct msghdr *message) {
-    int taken = -1;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-        size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < count; i++) {
-            int fd;
-            memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-            if (taken < 0) {
-                taken = fd;
-            } else {
-                close(fd);
-            }
-        }
-    }
-    return taken;
-}
-
 /* The kernel has cut off the descriptor of a granted reply. */
 static epw_status no_descriptor(const fetch *f) {
     return epw_fail(EPW_ERR_SYSTEM, f->where,
@@ -136,7 +117,7 @@ static epw_status receive_reply(const fetch *f, epw_fd_reply *reply, int *memory
             continue;
         }
         if (got < 0) return epw_fail_errno(errno, f->where, "reading the fd server's answer");
-        *memory_fd = take_descriptor(&message); /* an empty packet may carry one too */
+        *memory_fd = epw_fd_taken(&message); /* an empty packet may carry one too */
         bool whole = got == (ssize_t)sizeof *reply && !(message.msg_flags & MSG_TRUNC) &&
                      reply->magic == EPW_FD_REPLY_MAGIC;
         bool granted = whole && reply->verdict == EPW_FD_GRANTED;

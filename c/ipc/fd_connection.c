@@ -8,6 +8,7 @@
 
 #include "base/barrier.h"
 #include "ipc/fd_message.h"
+#include "ipc/fd_pass.h"
 
 #define HEARD_AT_ONCE 16 /* notices of one holder, before the others' turn */
 
@@ -147,22 +148,7 @@ static epw_fd_reply decide(epw_connection *c, epw_connection *all, size_t count,
 
 /* Sends the reply, with the window's memory if it was granted. Never blocks: nothing was sent before it. */
 static bool send_reply(int fd, const epw_fd_reply *reply, int memory_fd) {
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct iovec part = {(void *)reply, sizeof *reply};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (memory_fd >= 0) {
-        message.msg_control = control.bytes;
-        message.msg_controllen = sizeof control.bytes;
-        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(header), &memory_fd, sizeof memory_fd);
-    }
-    return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof *reply;
+    return epw_fd_pass(fd, reply, sizeof *reply, memory_fd, MSG_DONTWAIT) == (ssize_t)sizeof *reply;
 }
 
 /* Reads and answers the request. Descriptors that a client may have attached are dropped by the kernel, since

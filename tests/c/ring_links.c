@@ -1,8 +1,10 @@
 /* A NIC whose peer goes wrong with the rings between them: with cursors, with the memory itself, or by what
  * it says there. The peer is this test, by the raw ends of the rings. */
 #include "check.h"
+#include "garbage.h"
 
 #include "base/clock.h"
+#include "ipc/fd_pass.h"
 #include "nic/soft.h"
 #include "nic/soft/frame.h"
 #include "nic/soft/ring.h"
@@ -151,13 +153,7 @@ static void garbage_ends_the_connection(void) {
         victim v;
         open_victim(&v);
         unsigned char bytes[RING];
-        uint32_t x = seed * 2654435761u;
-        for (size_t i = 0; i < sizeof bytes; i++) {
-            x = x * 1664525u + 1013904223u;
-            bytes[i] = (unsigned char)(x >> 24);
-        }
-        bytes[0] = (unsigned char)(seed % 9); /* most begin as frames do */
-        if (seed % 2) memset(bytes + 1, 0, 3);
+        fill_with_garbage(bytes, sizeof bytes, seed);
         say(&v, bytes, seed % 3 == 0 ? sizeof bytes : 512);
         close(v.fd);
         v.fd = -1;
@@ -210,22 +206,7 @@ static void a_part_of_a_header_is_waited_for(void) {
 /* ---- the memory that is passed ---- */
 
 static void pass(int fd, int memory) {
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct iovec part = {&(char){0}, 1};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (memory >= 0) {
-        message.msg_control = control.bytes;
-        message.msg_controllen = sizeof control.bytes;
-        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(header), &memory, sizeof memory);
-    }
-    CHECK(sendmsg(fd, &message, MSG_NOSIGNAL) == 1);
+    CHECK(epw_fd_pass(fd, "", 1, memory, 0) == 1);
 }
 
 static void memory_that_is_no_rings_ends_the_connection(void) {

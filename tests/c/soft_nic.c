@@ -1,6 +1,7 @@
 /* The NIC in software: two of them, joined by a socket pair, or by rings beside one, and entries written byte
  * by byte as the manual of the adapter has them. */
 #include "check.h"
+#include "garbage.h"
 
 #include "base/clock.h"
 #include "nic/soft.h"
@@ -806,13 +807,7 @@ static void garbage_ends_the_connection(void) {
         CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
         CHECK_OK(epw_nic_add_link(e.nic, fds[0], 1, here, &e.link));
         unsigned char bytes[512];
-        uint32_t x = seed * 2654435761u;
-        for (size_t i = 0; i < sizeof bytes; i++) {
-            x = x * 1664525u + 1013904223u;
-            bytes[i] = (unsigned char)(x >> 24);
-        }
-        bytes[0] = (unsigned char)(seed % 9); /* most begin as frames do */
-        if (seed % 2) memset(bytes + 1, 0, 3);
+        fill_with_garbage(bytes, sizeof bytes, seed);
         CHECK(write(fds[1], bytes, sizeof bytes) == (ssize_t)sizeof bytes);
         close(fds[1]);
         uint64_t began = epw_now_ns();

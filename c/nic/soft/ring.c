@@ -2,6 +2,7 @@
 #include "nic/soft/ring.h"
 
 #include "base/barrier.h"
+#include "ipc/fd_pass.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -67,31 +68,11 @@ static int create(uint32_t bytes) {
     return -1;
 }
 
-typedef union control {
-    struct cmsghdr align;
-    char bytes[CMSG_SPACE(sizeof(int))];
-} control;
-
-static int pass(int fd, int memory) {
-    control control = {0};
-    struct iovec part = {&(char){0}, 1};
-    struct msghdr message = {.msg_iov = &part,
-                             .msg_iovlen = 1,
-                             .msg_control = control.bytes,
-                             .msg_controllen = sizeof control.bytes};
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(header), &memory, sizeof memory);
-    return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == 1 ? 0 : errno;
-}
-
 int epw_rings_offer(epw_rings *rings, int fd, uint32_t bytes) {
     int memory = create(bytes);
     if (memory < 0) return errno;
     int err = map(rings, memory, bytes, true);
-    if (err == 0) err = pass(fd, memory);
+    if (err == 0) err = epw_fd_pass(fd, "", 1, memory, MSG_DONTWAIT) == 1 ? 0 : errno;
     if (err != 0) epw_rings_unmap(rings);
     close(memory);
     return err;
@@ -109,7 +90,10 @@ static int map_passed(epw_rings *rings, int memory) {
 }
 
 int epw_rings_take(epw_rings *rings, int fd) {
-    control control;
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
     struct iovec part = {&(char){0}, 1};
     struct msghdr message = {.msg_iov = &part,
                              .msg_iovlen = 1,
@@ -117,16 +101,10 @@ int epw_rings_take(epw_rings *rings, int fd) {
                              .msg_controllen = sizeof control.bytes};
     ssize_t n = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n < 0) return errno == EINTR || errno == EWOULDBLOCK ? EAGAIN : errno;
-    int err = EPROTO;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c != NULL; c = CMSG_NXTHDR(&message, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-        for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
-            int memory;
-            memcpy(&memory, CMSG_DATA(c) + i * sizeof memory, sizeof memory);
-            if (rings->memory == NULL) err = map_passed(rings, memory);
-            close(memory);
-        }
-    }
+    int memory = epw_fd_taken(&message);
+    if (memory < 0) return EPROTO;
+    int err = map_passed(rings, memory);
+    close(memory);
     return err;
 }
 
