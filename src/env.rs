@@ -194,9 +194,13 @@ fn parse_ports(text: &str) -> Option<(u16, u16)> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortsError(pub(crate) String);
 
+impl PortsError {
+    pub(crate) const REASON: &str = "no range of ports, such as 29800-29899";
+}
+
 impl fmt::Display for PortsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{PORTS}={:?} is no range of ports, such as 29800-29899", self.0)
+        write!(f, "{PORTS}={:?} is {}", self.0, Self::REASON)
     }
 }
 

@@ -87,7 +87,7 @@ impl Group {
                 op: "join".to_owned(),
                 field: env::PORTS.to_owned(),
                 value,
-                reason: "no range of ports, such as 29800-29899".to_owned(),
+                reason: PortsError::REASON.to_owned(),
             })?;
             server = Server::follow(&bind, ports, options.server(), seat(None)).await?;
         }

@@ -75,7 +75,7 @@ impl Machine {
             Event::Closed { session, by_peer } => self.closed(session, by_peer),
             Event::Ended { rank, pid } => {
                 if self.seat(rank).is_some_and(|member| member.identity.pid == pid) {
-                    self.bury(rank);
+                    self.member_died(rank);
                 }
             }
             Event::Tick => {}
@@ -123,7 +123,7 @@ impl Machine {
             (Request::Abort { change }, Some(rank)) => self.call_off(now, call, rank, change),
             (Request::Leave {}, Some(rank)) => {
                 self.answer(call, Ok(Reply::Done {}));
-                self.bury(rank);
+                self.member_died(rank);
             }
             // It has left already, and asks again because it has not got the answer.
             (Request::Leave {}, None) => self.answer(call, Ok(Reply::Done {})),

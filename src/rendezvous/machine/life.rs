@@ -32,7 +32,7 @@ impl Machine {
     pub(super) fn closed(&mut self, session: SessionId, by_peer: bool) {
         match self.sessions.get(&session).copied() {
             None => self.forget_session(session),
-            Some(rank) if by_peer || self.decision.epoch == 0 => self.bury(rank),
+            Some(rank) if by_peer || self.decision.epoch == 0 => self.member_died(rank),
             Some(_) => self.silent(session),
         }
     }
@@ -86,12 +86,12 @@ impl Machine {
     /// The process of a member has ended, as somebody says who can see it. Nothing happens if the rank has another one.
     pub(super) fn ended(&mut self, rank: u32, member: u128) {
         if self.seat(rank).is_some_and(|seated| seated.identity.member == member) {
-            self.bury(rank);
+            self.member_died(rank);
         }
     }
 
     /// The member of `rank` is dead. Before the run has come together its seat is simply free again.
-    pub(super) fn bury(&mut self, rank: u32) {
+    pub(super) fn member_died(&mut self, rank: u32) {
         let epoch = self.decision.epoch;
         let Some(member) = self.seat_mut(rank).filter(|member| member.life != Life::Dead) else { return };
         member.life = Life::Dead;
