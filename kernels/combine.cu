@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
     ptx::let_next_begin();
     if (blockIdx.x == 0 && threadIdx.x == 0) a.lane.peers->spoke = ptx::global_timer_ns();
     if (!must_close(o, EPW_GPU_ANSWERED, true)) return;
-    close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, o.present, o.present & o.lost);
+    close_sending(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_ANSWERED, false);
 }
 
 using Kernel = void (*)(Combine);

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
     ptx::let_next_begin();
     if (blockIdx.x == 0 && threadIdx.x == 0) a.lane.peers->spoke = ptx::global_timer_ns();
     if (!must_close(o, EPW_GPU_SENT, true)) return;
-    close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, o.present, o.active & ~(o.present & ~o.lost));
+    close_sending(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_SENT, true);
 }
 
 using Kernel = void (*)(Dispatch);

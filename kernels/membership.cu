@@ -5,7 +5,7 @@
 namespace epw {
 
 // The compiler is told of more blocks on an SM than there are: it then takes 40 registers for each thread, and spills none.
-constexpr uint32_t kReleaseBound = 9;
+constexpr uint32_t kReleaseBound = 5;
 
 // Answers no rows: each peer that takes part is told so once its rows have come.
 __global__ void __launch_bounds__(kOpeningThreads, kReleaseBound) release_kernel(const __grid_constant__ epw_release_args a) {
@@ -16,13 +16,12 @@ __global__ void __launch_bounds__(kOpeningThreads, kReleaseBound) release_kernel
     if (peer < a.lane.layout.ranks) prepare_signal(); // while the operation comes
     opening.write(o, false);
     __syncthreads();
-    uint64_t peers = o.present;
     if (o.stage == EPW_GPU_FREE) {
         if (!a.quiet && peer == 0) put_note(o, EPW_PHASE_COMBINE_SEND, EPW_CAUSE_HELD, 0, o.stage);
         return;
     }
     if (peer == 0) a.lane.state->faulted = 1;
-    bool answers = o.stage != EPW_GPU_ANSWERED && peer < o.ranks && (peers >> peer & 1);
+    bool answers = o.stage != EPW_GPU_ANSWERED && peer < o.ranks && has(o.present, peer);
     if (o.stage == EPW_GPU_SENT) {
         if (answers && !await(o, awaited_rows(o), EPW_PHASE_COMBINE_SEND, peer, false).arrived) {
             leave_out(o, peer);
@@ -34,9 +33,13 @@ __global__ void __launch_bounds__(kOpeningThreads, kReleaseBound) release_kernel
     ptx::let_next_begin();
     // Writer: this thread, behind its fence. Reader: the peer's wait for permission to send its next operation, and its combine.
     if (answers) signal_prepared(o, peer, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, 0));
-    if (o.gone | o.troubled) {
-        uint64_t present = peers & ~uint64_t(o.gone);
-        close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, present, peers & ~present);
+    if (o.troubled) {
+        if (peer == 0) {
+            o.kept = o.reachable;
+            o.absent = o.present - o.reachable;
+        }
+        __syncthreads();
+        close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE);
     } else {
         for (uint32_t i = threadIdx.x; i < a.blocks; i += kOpeningThreads) a.lane.state->turns[i].stage = EPW_GPU_FREE;
     }
@@ -46,28 +49,29 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
     ptx::wait_for_stream();
     uint32_t peer = threadIdx.x;
     const epw_gpu_peers *peers = a.peers[0];
-    const uint64_t told = a.active | peers->active; // former members too: they need not wait for this rank to find out
+    // Former members too: they need not wait for this rank to find out.
+    const bool told = peer < a.ranks && (has(a.active, peer) || has(peers->active, peer)) && is_reached(peers, peer);
     if (peer < EPW_MAX_LANES && a.states[peer] != nullptr && a.states[peer]->turns[0].stage != EPW_GPU_FREE) {
         a.states[peer]->faulted = 1; // what it has begun ends here
     }
     __syncthreads();
     if (peer < EPW_MAX_LANES) {
-        if (peer == 0) a.shared->suspects = a.shared->silent = 0;
-        a.shared->suspects_host[peer] = a.shared->silent_host[peer] = 0;
+        if (peer == 0) a.shared->suspects = a.shared->silent = {};
+        a.shared->suspects_host[peer] = a.shared->silent_host[peer] = {};
         if (a.peers[peer] != nullptr) {
             a.peers[peer]->epoch_word = a.epoch_word;
             a.peers[peer]->active = a.active;
-            a.states[peer]->excluded = 0;
+            a.states[peer]->excluded = {};
             a.states[peer]->report = epw_report_none(a.epoch_word);
         }
     }
     for (epw_gpu_lane_state *s : a.states) {
-        if (s != nullptr) set_turns(s, {EPW_GPU_FREE, 0, 0, 0, 0, s->sent_blocks, s->out_blocks, 0});
+        if (s != nullptr) set_turns(s, {EPW_GPU_FREE, 0, 0, 0, s->sent_blocks, s->out_blocks, {}});
     }
     __syncthreads();
     // Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission to send its
     // first operation, and any wait for this rank in an older epoch.
-    if (peer < a.ranks && (told >> peer & 1) && is_reached(peers, peer)) {
+    if (told) {
         signal_lane(peers, peer, a.rank, 0, EPW_WORD_LAST, a.last[0]); // before it: see ep/verdict.h
         signal_lane(peers, peer, a.rank, 0, EPW_WORD_LAST_BUT_ONE, a.last[1]);
         for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.peers[lane] != nullptr; lane++) {
@@ -83,20 +87,20 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) checkpoint_kernel(const __g
     ptx::wait_for_stream();
     uint32_t peer = threadIdx.x;
     const epw_gpu_peers *peers = a.peers[0];
-    const uint64_t suspects = ptx::load_relaxed_gpu(&a.shared->suspects) & peers->active;
     if (peer == 0) {
+        const bool suspects = any(load_now(a.shared->suspects) & peers->active);
         uint32_t faulted = 0;
         for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.states[lane] != nullptr; lane++) {
             faulted |= atomicExch(&a.states[lane]->faulted, 0u);
         }
-        a.states[0]->report = report = epw_report_next(a.states[0]->report, a.step, faulted != 0, suspects != 0);
+        a.states[0]->report = report = epw_report_next(a.states[0]->report, a.step, faulted != 0, suspects);
     }
     __syncthreads();
-    const uint64_t told = (peers->active & ~suspects) | 1ull << a.rank; // it may be its own suspect
+    if (peer >= a.ranks || !is_reached(peers, peer)) return;
+    // It may be its own suspect.
+    const bool told = peer == a.rank || (has(peers->active, peer) && !has_now(a.shared->suspects, peer));
     // Writer: this thread. Reader: the copies by which a peer's host judges the step. Nothing else goes with the word.
-    if (peer < a.ranks && (told >> peer & 1) && is_reached(peers, peer)) {
-        signal_lane(peers, peer, a.rank, 0, EPW_WORD_REPORT, report);
-    }
+    if (told) signal_lane(peers, peer, a.rank, 0, EPW_WORD_REPORT, report);
 }
 
 // A dispatch may have received the peer's rows, or still wait for them, when the peer is given up by the other lane and its
@@ -105,12 +109,12 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) checkpoint_kernel(const __g
 __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) disconnect_kernel(const __grid_constant__ epw_disconnect_args a) {
     ptx::wait_for_stream();
     epw_gpu_lane_state *s = a.states[blockIdx.x];
-    for (uint32_t i = threadIdx.x; i < s->blocks; i += EPW_GPU_MAX_RANKS) s->turns[i].present &= ~(1ull << a.peer);
+    for (uint32_t i = threadIdx.x; i < s->blocks; i += EPW_GPU_MAX_RANKS) remove(s->turns[i].present, a.peer);
     // Of a member that was revoked no kernel may know yet: it is a suspect from now on, and told behind all that this rank has
     // written there.
     epw_gpu_peers *peers = a.peers[blockIdx.x];
-    if (threadIdx.x == 0 && (peers->active >> a.peer & 1) && is_reached(peers, a.peer)) {
-        atomicOr(reinterpret_cast<unsigned long long *>(&peers->shared->suspects), 1ull << a.peer);
+    if (threadIdx.x == 0 && has(peers->active, a.peer) && is_reached(peers, a.peer)) {
+        insert(peers->shared->suspects, a.peer);
         const uint64_t word = epw_word(epw_word_epoch(peers->epoch_word), 0, 0);
         signal_lane(peers, a.peer, a.rank, peers->lane, EPW_WORD_DROPPED, word);
     }

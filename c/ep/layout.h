@@ -19,8 +19,8 @@
 #include "epwire.h"
 #include "peer/words.h"
 
-/* Most ranks of a group on GPUs: kernels keep sets of ranks in one word. */
-#define EPW_GPU_MAX_RANKS 64
+/* Most ranks of a group on GPUs: a block waits for each with a thread of its own, and has tables of them. */
+#define EPW_GPU_MAX_RANKS 256
 
 /* Most experts of a group on GPUs: kernels keep a number for each in shared memory, beside their tiles. */
 #define EPW_GPU_MAX_EXPERTS 8192

@@ -119,7 +119,7 @@ epw_status epw_peers_open_gpu(epw_peers *peers, const epw_peers_gpu_options *opt
                               .lane = lane,
                               .lanes = peers->lanes,
                               .ways = g->ways != NULL ? g->ways + (size_t)lane * EPW_GPU_PEERS : NULL,
-                              .broken = (const uint64_t *)&g->pinned->broken,
+                              .broken = &g->pinned->broken,
                               .deadline_ns = g->deadline_ns};
         fill(made.table, peers->rank, &peers->routes[peers->rank].lanes[lane]);
         status = epw_cuda_copy(g->device, g->stream, g->lanes[lane], &made, sizeof made, where);

@@ -34,10 +34,10 @@ typedef struct epw_peers_pinned {
     uint64_t words[EPW_WORD_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_word, by use and peer */
     epw_line lines[EPW_LINE_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_lines */
     /* Peers behind queues: who they are, the ways to them, and those whose connections are gone, of which
-     * kernels read this very word. */
-    uint64_t queued;
+     * kernels read these very words. */
+    epw_rank_set queued;
     epw_gpu_way ways[EPW_MAX_LANES][EPW_GPU_PEERS];
-    _Atomic uint64_t broken;
+    epw_rank_set broken;
 } epw_peers_pinned;
 
 struct epw_peers_gpu {

@@ -88,8 +88,7 @@ void epw_remote_gpu_close(epw_peers *peers) {
 epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, const epw_gpu_way *ways,
                                 epw_where where) {
     epw_peers_gpu *g = peers->gpu;
-    uint64_t bit = UINT64_C(1) << peer;
-    uint64_t *known = &g->pinned->queued;
+    epw_rank_set *known = &g->pinned->queued;
     if (g->ways == NULL) return EPW_OK;
     cudaError_t error = cudaSuccess;
     uint32_t depth = epw_queue_depth(peers->entries);
@@ -104,9 +103,9 @@ epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, const epw
                                     cudaMemcpyDefault, g->stream);
     }
     if (ways != NULL) {
-        __atomic_fetch_or(known, bit, __ATOMIC_RELAXED);
+        epw_ranks_insert(known, peer);
     } else {
-        __atomic_fetch_and(known, ~bit, __ATOMIC_RELAXED);
+        epw_ranks_remove(known, peer);
     }
     for (uint32_t lane = 0; error == cudaSuccess && lane < peers->lanes; lane++)
         error = cudaMemcpyAsync(&g->lanes[lane]->queued, known, sizeof *known, cudaMemcpyDefault, g->stream);
@@ -114,11 +113,10 @@ epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, const epw
 }
 
 void epw_remote_gpu_broken(epw_peers *peers, uint32_t peer, bool broken) {
-    uint64_t bit = UINT64_C(1) << peer;
     if (broken) {
-        atomic_fetch_or_explicit(&peers->gpu->pinned->broken, bit, memory_order_release);
+        epw_ranks_insert(&peers->gpu->pinned->broken, peer);
     } else {
-        atomic_fetch_and_explicit(&peers->gpu->pinned->broken, ~bit, memory_order_release);
+        epw_ranks_remove(&peers->gpu->pinned->broken, peer);
     }
 }
 

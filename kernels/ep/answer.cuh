@@ -15,33 +15,55 @@ struct __align__(16) AnswerShared {
     uint32_t received[EPW_GPU_MAX_RANKS]; // rows that came from each source: they are all answered, or none
 };
 
-// The order of sources, see source_at, as every warp knows it for itself: thread i has places i and i + 32.
+constexpr uint32_t kKnownPlaces = 64;
+
+// How many sources in places beyond those that every warp knows end before row n, the last of them at `begin`. By a whole warp.
+static __device__ __noinline__ uint32_t find_beyond(const uint32_t *ends, uint32_t ranks, uint32_t n, uint32_t &begin) {
+    uint32_t more = 0, passed = 32;
+#pragma unroll 1
+    for (uint32_t first = kKnownPlaces; passed == 32 && first < ranks; first += 32) {
+        const uint32_t i = first + threadIdx.x % 32, end = i < ranks ? ends[i] : 0xffffffffu;
+        passed = __popc(__ballot_sync(0xffffffffu, end <= n));
+        const uint32_t last = __shfl_sync(0xffffffffu, end, passed - 1);
+        if (passed > 0) begin = last;
+        more += passed;
+    }
+    return more;
+}
+
+// The order of sources, see source_at, as every warp knows it for itself: thread i has places i and i + 32. Those beyond are
+// looked up.
 struct SourceOrder {
     uint32_t end[2]; // rows of the sources up to the place
     uint32_t total, remote;
 
     // `ends`: the lane's. None at all if the kernel does not send. By the whole warp.
     __device__ __forceinline__ SourceOrder(const Combine &a, const uint32_t *ends, bool sends) {
-        static_assert(EPW_GPU_MAX_RANKS == 64);
         uint32_t laneid = threadIdx.x % 32, ranks = a.lane.layout.ranks;
         end[0] = laneid < ranks ? ends[laneid] : 0xffffffffu;
         end[1] = laneid + 32 < ranks ? ends[laneid + 32] : 0xffffffffu;
-        total = sends ? at(ranks - 1) : 0;
-        remote = sends && ranks > 1 ? at(ranks - 2) : 0;
+        total = sends ? at(ends, ranks - 1) : 0;
+        remote = sends && ranks > 1 ? at(ends, ranks - 2) : 0;
     }
 
     // Of row n: its source's place; n becomes the row's number among those of the source. By the whole warp.
-    __device__ __forceinline__ uint32_t find(uint32_t &n) const {
+    __device__ __forceinline__ uint32_t find(const Combine &a, uint32_t &n) const {
         uint32_t place = __popc(__ballot_sync(0xffffffffu, end[0] <= n)), more = 0;
         uint32_t begin = __shfl_sync(0xffffffffu, end[0], place - 1);
         if (place == 32) more = __popc(__ballot_sync(0xffffffffu, end[1] <= n));
         if (more > 0) begin = __shfl_sync(0xffffffffu, end[1], more - 1);
+        if (more == 32) {
+            uint32_t end = begin; // in memory, for the call alone
+            more += find_beyond(a.lane.state->ends, a.lane.layout.ranks, n, end);
+            begin = end;
+        }
         if (place > 0) n -= begin;
         return place + more;
     }
 
   private:
-    __device__ __forceinline__ uint32_t at(uint32_t place) const {
+    __device__ __forceinline__ uint32_t at(const uint32_t *ends, uint32_t place) const {
+        if (place >= kKnownPlaces) return ends[place];
         return __shfl_sync(0xffffffffu, place < 32 ? end[0] : end[1], place % 32);
     }
 };
@@ -75,7 +97,7 @@ struct Row {
     Row() = default;
     // Of row n of all. By the whole warp.
     __device__ __forceinline__ Row(const Combine &a, const SourceOrder &order, uint32_t n) {
-        source = source_at(a.lane.rank, a.lane.layout.ranks, order.find(n));
+        source = source_at(a.lane.rank, a.lane.layout.ranks, order.find(a, n));
         number = n;
     }
     __device__ __forceinline__ uint32_t place(const Combine &a) const { return source * a.lane.layout.max_tokens + number; }
@@ -83,7 +105,7 @@ struct Row {
         return a.lane.window + a.slots.offset(place(a));
     }
     __device__ __forceinline__ unsigned char *to(const Combine &a, const Operation &o) const {
-        return at(o.data, source, a.answers.offset((a.lane.rank * a.lane.layout.max_tokens + number) * a.lane.layout.answers));
+        return at(o, source, a.answers.offset((a.lane.rank * a.lane.layout.max_tokens + number) * a.lane.layout.answers));
     }
 };
 
@@ -232,16 +254,18 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
 }
 
 // Answers and words for peers behind queues, a warp to a peer at a time. By the whole block.
-__device__ __noinline__ inline void post_answers(const Combine &a, const Operation &o, const AnswerShared &s, uint64_t peers,
-                                                 bool ordered, bool marked) {
+__device__ __noinline__ inline void post_answers(const Combine &a, const Operation &o, const AnswerShared &s, bool ordered,
+                                                 bool marked) {
     const epw_layout &l = a.lane.layout;
     const uint64_t answers = epw_answer_offset(&l, o.lane, o.rank, 0, 0);
     const uint32_t stride = a.row_size * l.answers;
+    uint32_t turn = 0;
 #pragma unroll 1
-    for (uint32_t turn = 0; peers != 0; peers &= peers - 1, turn++) {
-        if (turn % kWarps != threadIdx.x / 32) continue;
-        const uint32_t peer = __ffsll(peers) - 1, rows = o.missing >> peer & 1 ? 0 : s.received[peer];
-        const Range range = {answers, at(o.data, peer, answers), ordered ? stride : a.row_size, stride, rows};
+    for (uint32_t peer = 0; peer < o.ranks; peer++) {
+        if (!has(o.queued, peer) || !has(o.present, peer) || has(o.suspects, peer)) continue;
+        if (turn++ % kWarps != threadIdx.x / 32) continue;
+        const uint32_t rows = has(o.missing, peer) ? 0 : s.received[peer];
+        const Range range = {answers, at(o, peer, answers), ordered ? stride : a.row_size, stride, rows};
         const uint64_t word = epw_word(o.epoch, o.op, rows | (ordered && marked ? EPW_ANSWER_ORDERED : 0));
         signal_behind(o, peer, &range, 1, EPW_WORD_COMBINE, word);
     }
@@ -256,16 +280,16 @@ __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, Answe
     // block have stored before its barrier, or the rows that a thread of each warp has seen complete. Its release at system scope
     // hands that on to the peer, whose acquire of the word sees it all. The words also say that the slots have been read.
     if (!last_to_send(o)) return;
-    uint64_t reachable = o.present & ~o.suspects; // nobody else is given up by this half; the receiving one does that
-    if (reachable & o.queued) {
-        post_answers(a, o, s, reachable & o.queued, a.in.mode == EPW_COMBINE_ORDERED, marked);
-        reachable &= ~o.queued;
-    }
-    if (threadIdx.x < o.ranks && (reachable >> threadIdx.x & 1)) {
-        uint32_t rows = o.missing >> threadIdx.x & 1 ? 0 : s.received[threadIdx.x]; // not of who has sent what it must not
-        uint32_t value = rows | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
-        signal_mapped(o, threadIdx.x, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
-    }
+    const uint32_t peer = threadIdx.x;
+    if (o.posts) post_answers(a, o, s, a.in.mode == EPW_COMBINE_ORDERED, marked);
+    if (peer >= EPW_GPU_MAX_RANKS) return;
+    // Nobody but suspects is given up by this half; the receiving one does that.
+    const bool tells = has(o.mapped, peer) & !has(o.suspects, peer), missing = has(o.missing, peer);
+    const uint32_t received = s.received[peer];
+    if (!tells) return;
+    uint32_t rows = missing ? 0 : received; // not of who has sent what it must not
+    uint32_t value = rows | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
+    signal_mapped(o, peer, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
 }
 
 } // namespace epw

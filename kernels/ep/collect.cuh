@@ -11,7 +11,7 @@ namespace epw {
 struct Expected {
     uint32_t rows[EPW_GPU_MAX_RANKS]; // as many as were sent
     uint32_t marked;                  // words say of which mode they are
-    unsigned long long settled;       // peers whose answers have come, or never will
+    epw_rank_set settled;             // peers whose answers have come, or never will
 };
 
 // Is the answer whole, and of the mode that this rank expects? The host device's answer_cause.
@@ -23,11 +23,10 @@ __device__ __forceinline__ uint32_t answer_cause(const Combine &a, const Expecte
 }
 
 // By one warp: where the answers to token t lie, in the order in which they are summed, as row `at` of the batch.
-__device__ inline void find_answers(const Combine &a, const Operation &o, uint64_t answered, uint32_t t, Batch &batch,
+__device__ inline void find_answers(const Combine &a, const Operation &o, const epw_rank_set &answered, uint32_t t, Batch &batch,
                                     uint32_t at) {
     const epw_layout &l = a.lane.layout;
     uint32_t laneid = threadIdx.x % 32, row = 0, count, place;
-    uint32_t answer = 0; // earlier entries of the same rank
     int32_t expert = -1;
     float weight = 1.0f;
     if (laneid < l.topk) {
@@ -40,29 +39,30 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, uint64
         }
     }
     uint32_t rank = expert >= 0 ? a.per_rank.divide(uint32_t(expert)) : EPW_GPU_MAX_RANKS;
-    bool here = expert >= 0 && (answered >> rank & 1);
+    const bool here = expert >= 0 && has(answered, rank);
+    const uint32_t before = (1u << laneid) - 1;
     uint32_t entries = __ballot_sync(0xffffffffu, here), expected = __popc(__ballot_sync(0xffffffffu, expert >= 0));
-#pragma unroll 1
-    for (uint32_t j = 0; j < l.topk; j++) {
-        uint32_t other = __shfl_sync(0xffffffffu, rank, j);
-        if (j < laneid && other == rank) answer++;
-    }
-    bool has = here;
+    const uint32_t answer = __popc(__match_any_sync(0xffffffffu, rank) & before); // earlier entries of the same rank
+    bool added = here;
     if (a.in.mode == EPW_COMBINE_ORDERED) {
         // In the order of the entries; a rank's answers lie in that order too.
         count = __popc(entries);
-        place = __popc(entries & ((1u << laneid) - 1));
+        place = __popc(entries & before);
     } else {
         // One of each rank, in the order of the ranks.
-        uint64_t bit = here ? 1ull << rank : 0, ranks = __reduce_or_sync(0xffffffffu, uint32_t(bit));
-        if (o.ranks > 32) ranks |= uint64_t(__reduce_or_sync(0xffffffffu, uint32_t(bit >> 32))) << 32;
-        count = __popcll(ranks);
-        place = __popcll(ranks & (bit - 1));
-        has = here && answer == 0;
+        added = here && answer == 0;
+        const uint32_t firsts = __ballot_sync(0xffffffffu, added);
+        count = __popc(firsts);
+        place = 0;
+#pragma unroll 1
+        for (uint32_t rest = firsts; rest != 0; rest &= rest - 1) {
+            if (__shfl_sync(0xffffffffu, rank, __ffs(rest) - 1) < rank) place++;
+        }
     }
+    // Only what is added is read.
     const unsigned char *from =
-        written_by(o, rank % EPW_GPU_PEERS) + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
-    put_row(batch, at, static_cast<unsigned char *>(a.out.out) + uint64_t(t) * l.row_bytes, count, has, place, from, weight,
+        written_by(o, added ? rank : o.rank) + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
+    put_row(batch, at, static_cast<unsigned char *>(a.out.out) + uint64_t(t) * l.row_bytes, count, added, place, from, weight,
             rank);
     if (laneid == 0 && a.out.contributions) {
         reinterpret_cast<ushort2 *>(a.out.contributions)[t] = {uint16_t(__popc(entries)), uint16_t(expected)};
@@ -70,8 +70,8 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, uint64
 }
 
 // Fills the batch with tokens from `first` on, every stride-th; returns how many there are. Ends with a barrier.
-__device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, uint64_t answered, Batch &batch, uint32_t first,
-                                       uint32_t stride) {
+__device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, const epw_rank_set &answered, Batch &batch,
+                                       uint32_t first, uint32_t stride) {
     uint32_t laneid = threadIdx.x % 32, warp = threadIdx.x / 32, t = first + warp * stride;
     if (warp < kBatch && t < a.tokens) find_answers(a, o, answered, t, batch, warp);
     __syncthreads();
@@ -79,8 +79,8 @@ __device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, uin
 }
 
 // The same, for who has more tokens than a batch, or sums again. Begins with a barrier too: the batch before has been read.
-__device__ __noinline__ inline uint32_t find_more_tokens(const Combine &a, const Operation &o, uint64_t answered, Batch &batch,
-                                                         uint32_t first, uint32_t stride) {
+__device__ __noinline__ inline uint32_t find_more_tokens(const Combine &a, const Operation &o, const epw_rank_set &answered,
+                                                         Batch &batch, uint32_t first, uint32_t stride) {
     __syncthreads();
     return find_tokens(a, o, answered, batch, first, stride);
 }
@@ -92,9 +92,7 @@ __device__ __forceinline__ uint32_t whole_answer(const Combine &a, const Expecte
 }
 
 // Writer: this thread, which has acquired the peer's word. Reader: the block's other warps, which read its answers then.
-__device__ __forceinline__ void tell_settled(Expected &expected, uint32_t peer) {
-    ptx::set_bits_release_block(&expected.settled, 1ull << peer);
-}
+__device__ __forceinline__ void tell_settled(Expected &expected, uint32_t peer) { insert_release_block(expected.settled, peer); }
 
 // What came of waiting for a peer's answers.
 __device__ __noinline__ inline void settle(const Combine &a, Operation &o, Expected &expected, uint32_t peer, Arrival got) {
@@ -106,13 +104,62 @@ __device__ __noinline__ inline void settle(const Combine &a, Operation &o, Expec
     tell_settled(expected, peer);
 }
 
-// By one warp: waits for every peer's answers, a thread to a peer, then to another if there are more.
-__device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Expected &expected) {
-    const uint64_t settled = expected.settled;
-    __syncwarp();
+// One word as the waiting warp finds it.
+__device__ __forceinline__ void take_answer(const Combine &a, Operation &o, Expected &expected, uint32_t peer, uint32_t value,
+                                            uint32_t whole) {
+    if (value == whole) {
+        tell_settled(expected, peer);
+    } else {
+        settle(a, o, expected, peer, {true, value});
+    }
+}
+
+// Those that let a thread of the waiting warp wait long: first + 32 * i for each bit i of `late`.
+__device__ __noinline__ inline void await_late_answers(const Combine &a, Operation &o, Expected &expected, uint32_t first,
+                                                       uint32_t late) {
+    LongWait w;
+    w.what = awaited_answer(o);
+    w.phase = EPW_PHASE_COMBINE_RECEIVE;
+    w.first = first;
+    w.late = late;
+    w.measured = a.out.wait_ns != nullptr;
+    begin_long_wait(o, w);
+    while (w.late != 0) {
+        const Arrival how = await_next(o, w);
+        settle(a, o, expected, w.peer(), how);
+    }
+}
+
+// Of more peers than the warp has threads: each thread has every 32nd, and looks at them in turns. Returns who is late.
+__device__ __noinline__ inline uint32_t look_in_turns(const Combine &a, Operation &o, Expected &expected, uint32_t first) {
+    uint32_t late = 0;
 #pragma unroll 1
-    for (uint32_t peer = threadIdx.x % 32, first = 0; first < o.ranks; peer += 32, first += 32) {
-        bool waits = peer < o.ranks && !(settled >> peer & 1);
+    for (uint32_t i = 0; first + 32 * i < o.ranks; i++) {
+        if (has(o.present, first + 32 * i)) late |= 1u << i;
+    }
+#pragma unroll 1
+    for (uint32_t turn = 0; turn < looks_before_long(a.out.wait_ns != nullptr) && late != 0; turn++) {
+#pragma unroll 1
+        for (uint32_t rest = late; rest != 0; rest &= rest - 1) {
+            const uint32_t i = __ffs(rest) - 1, peer = first + 32 * i;
+            const WordOf word(o, awaited_answer(o), peer);
+            const uint64_t seen = word.look();
+            if (!word.is_expected(seen)) continue;
+            take_answer(a, o, expected, peer, epw_word_value(seen), whole_answer(a, expected, peer));
+            late &= ~(1u << i);
+        }
+    }
+    return late;
+}
+
+// By one warp: waits for every peer's answers.
+__device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Expected &expected) {
+    const uint32_t peer = threadIdx.x % 32;
+    uint32_t late = 0; // bit i: peer + 32 * i
+    if (o.ranks > 32) {
+        late = look_in_turns(a, o, expected, peer);
+    } else {
+        bool waits = has(o.present, peer);
         const uint32_t some = waits ? peer : o.rank;
         const WordOf word(o, awaited_answer(o), some);
         const uint32_t whole = whole_answer(a, expected, some);
@@ -121,17 +168,12 @@ __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Ex
             if (!waits) continue;
             const uint64_t seen = word.look();
             if (!word.is_expected(seen)) continue;
-            if (epw_word_value(seen) == whole) {
-                tell_settled(expected, peer);
-            } else {
-                settle(a, o, expected, peer, {true, epw_word_value(seen)});
-            }
+            take_answer(a, o, expected, peer, epw_word_value(seen), whole);
             waits = false;
         }
-        if (!waits) continue;
-        Arrival got = await(o, awaited_answer(o), EPW_PHASE_COMBINE_RECEIVE, peer, a.out.wait_ns != nullptr, 0, first > 0);
-        settle(a, o, expected, peer, got);
+        late = waits;
     }
+    if (late) await_late_answers(a, o, expected, peer, late);
     __syncwarp();
     ptx::let_next_begin();
 }
@@ -147,26 +189,33 @@ __device__ __noinline__ inline void keep_who_answered(const Combine &a, Operatio
 template <typename T, bool Weighted>
 __device__ __forceinline__ void close_collecting(const Combine &a, Operation &o, const Expected &expected, Batch &batch) {
     if (o.again && o.unordered) keep_who_answered(a, o, expected);
-    const uint64_t refused = o.refused, answered = o.present & ~(o.lost | refused);
+    if (threadIdx.x == 0) {
+        o.kept = o.present - (o.lost | o.refused);
+        o.absent = o.active - o.kept;
+    }
+    __syncthreads();
     for (uint32_t t = 0; o.again && t < a.tokens; t += kBatch) {
-        uint32_t rows = find_more_tokens(a, o, answered, batch, t, 1);
+        uint32_t rows = find_more_tokens(a, o, o.kept, batch, t, 1);
         accumulate<T, Weighted>(batch, rows, a.row_size, &expected.settled);
     }
     add_waits(o, a.out.wait_ns);
-    if (refused && threadIdx.x == 0) {
-        uint32_t peer = __ffsll(refused) - 1;
+    if (threadIdx.x == 0 && any(o.refused)) {
+        uint32_t peer = first_of(o.refused);
         const uint64_t seen = WordOf(o, awaited_answer(o), peer).look();
         uint32_t cause = answer_cause(a, expected, peer, epw_word_value(seen));
         record_loss(o, EPW_PHASE_COMBINE_RECEIVE, cause, peer, expected_word(o, awaited_answer(o)), seen, 0, 0);
     }
-    close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE, answered, o.active & ~answered);
+    close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE);
 }
 
 // Waits and sums. Tokens' answers are added up as they come, in their order; what is added is looked up before, as if everybody
 // would answer.
 template <typename T, bool Weighted>
 __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected &expected, Batch &batch) {
-    if (threadIdx.x == kThreads) expected.settled = ~o.present;
+    // Whoever does not take part is settled.
+    if (threadIdx.x - kThreads < EPW_RANK_WORDS) {
+        expected.settled.words[threadIdx.x - kThreads] = ~o.present.words[threadIdx.x - kThreads];
+    }
     uint32_t rows = find_tokens(a, o, o.present, batch, blockIdx.x, gridDim.x);
     if (threadIdx.x >= kThreads) await_answers(a, o, expected);
     for (uint32_t t = blockIdx.x; t < a.tokens;) {

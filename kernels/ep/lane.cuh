@@ -39,15 +39,19 @@ struct Operation : Peers {
     bool first;     // of the epoch
     bool wrapped;
     uint64_t sent_before, out_before; // the lane's counters, when the kernel began
-    uint64_t missing;                 // of the handle, so far
+    epw_rank_set missing;             // of the handle, so far
     epw_gpu_report *report;
 
-    unsigned long long refused;   // peers that have sent what this rank did not ask for, as every block finds
-    unsigned long long malformed; // and those with a row that is not as it must be: this block's; any, for the block that closes
-    unsigned long long lost;      // peers that any block had given up when the last one had sent, or was out
-    uint32_t again;               // the block that closes delivers everything again; see must_close
-    uint32_t unordered;           // and some have left without an order to that; see above
-    uint32_t last;                // this block is the last to send, or the one that closes
+    epw_rank_set refused;   // peers that have sent what this rank did not ask for, as every block finds
+    epw_rank_set malformed; // and those with a row that is not as it must be: this block's; any, for the block that closes
+    epw_rank_set lost;      // peers that any block had given up when the last one had sent, or was out
+    uint32_t again;         // the block that closes delivers everything again; see must_close
+    uint32_t unordered;     // and some have left without an order to that; see above
+    uint32_t last;          // this block is the last to send, or the one that closes
+
+    // Of the block that closes: who had been given up, whether they have sent after all or not; whose rows or answers do not
+    // count; and what close() is told.
+    epw_rank_set given_up, left_out, kept, absent;
 };
 
 // What an operation awaits of each peer: permission to send, by the end of the operation before or the beginning of the epoch;
@@ -67,42 +71,66 @@ __device__ __forceinline__ uint32_t source_at(uint32_t rank, uint32_t ranks, uin
 // What an operation is, on its way from memory: loads that are under way together with others, until write() needs them. Each of
 // a few warps reads a part. `area`: what the kernel writes at its peers beside words. `next`: the kernel begins an operation,
 // else it goes on with the lane's.
-constexpr uint32_t kOpeningThreads = 160;
+constexpr uint32_t kOpeningThreads = 320;
 struct Opening {
-    static constexpr uint32_t kTable = 32, kTurn = 128; // the threads that read them, or their first
+    static constexpr uint32_t kTable = 32, kTurn = kTable + EPW_GPU_PEERS; // the first of the threads that read them
+    static_assert(kTurn + 32 == kOpeningThreads && EPW_RANK_WORDS <= 32);
 
     epw_gpu_peers *peers;
     epw_gpu_lane_state *state;
     const unsigned char *own, *inbox;
-    Entries entries;
+    uint64_t entry; // of the peer table: a thread to a peer
     uint32_t rank, ranks, lane, epoch;
-    uint64_t active, excluded, suspects, deadline, group_deadline, spoke, missing, queued;
-    epw_gpu_turn turn;
+    uint64_t deadline, group_deadline, spoke;
+    uint32_t word, active, excluded, suspects, missing, queued, present; // of each set: a thread to a word
+    uint32_t stage, op, wrapped;                                         // the turn's
+    uint64_t sent, out;
     epw_gpu_report *report;
 
     __device__ __forceinline__ Opening(const epw_lane_args &a, epw_area area, uint64_t given_deadline)
         : peers(a.peers), state(a.state), own(a.window), inbox(a.inbox), rank(a.rank), ranks(a.layout.ranks),
           report(a.arrays.report) {
-        if (threadIdx.x - kTable < ranks) entries.load(peers, area, threadIdx.x - kTable);
-        if (threadIdx.x == kTurn) {
-            turn = state->turns[blockIdx.x];
-            active = peers->active;
-            excluded = state->excluded;
-            missing = state->missing;
-            lane = peers->lane;
-            epoch = epw_word_epoch(peers->epoch_word);
-            suspects = ptx::load_relaxed_gpu(&a.shared->suspects);
-            group_deadline = peers->deadline_ns;
-            deadline = given_deadline ? given_deadline : group_deadline;
-            spoke = peers->spoke;
-            queued = peers->queued;
-        }
+        if (threadIdx.x - kTable < ranks) entry = entry_of(peers, area, threadIdx.x - kTable);
+        word = threadIdx.x - kTurn;
+        if (word >= EPW_RANK_WORDS) return;
+        const epw_gpu_turn &turn = state->turns[blockIdx.x];
+        present = turn.present.words[word];
+        active = peers->active.words[word];
+        excluded = state->excluded.words[word];
+        missing = state->missing.words[word];
+        suspects = ptx::load_relaxed_gpu(&a.shared->suspects.words[word]);
+        queued = peers->queued.words[word];
+        // These are the same for all threads here.
+        stage = turn.stage;
+        op = turn.op;
+        wrapped = turn.wrapped;
+        sent = turn.sent;
+        out = turn.out;
+        lane = peers->lane;
+        epoch = epw_word_epoch(peers->epoch_word);
+        group_deadline = peers->deadline_ns;
+        deadline = given_deadline ? given_deadline : group_deadline;
+        spoke = peers->spoke;
     }
 
     // The operation is there after the caller's next barrier.
     __device__ __forceinline__ void write(Operation &o, bool next) const {
-        if (threadIdx.x - kTable < ranks) entries.write(o, threadIdx.x - kTable);
-        if (threadIdx.x != kTurn) return;
+        if (threadIdx.x - kTable < ranks) o.data[threadIdx.x - kTable] = entry;
+        if (word >= EPW_RANK_WORDS) return;
+        const uint32_t takes_part = (next ? active : present) & ~excluded, all = (1u << EPW_RANK_WORDS) - 1;
+        o.present.words[word] = takes_part;
+        o.active.words[word] = active;
+        o.suspects.words[word] = suspects;
+        o.queued.words[word] = queued;
+        o.missing.words[word] = next ? 0 : missing;
+        o.mapped.words[word] = takes_part & ~queued;
+        o.reachable.words[word] = takes_part;
+        o.lost.words[word] = o.refused.words[word] = o.malformed.words[word] = o.left_out.words[word] = 0;
+        const bool troubled = __any_sync(all, takes_part != active || missing != 0), posts = __any_sync(all, queued != 0);
+        if (word != 0) return;
+        o.troubled = troubled;
+        o.posts = posts;
+        o.gave_up = 0;
         o.peers = peers;
         o.state = state;
         o.report = report;
@@ -112,23 +140,16 @@ struct Opening {
         o.ranks = ranks;
         o.lane = lane;
         o.epoch = epoch;
-        o.op = next ? epw_next_op(turn.op) : turn.op;
-        o.stage = turn.stage;
-        o.resumes = turn.stage == EPW_GPU_SENT || turn.stage == EPW_GPU_ANSWERED;
-        o.wrapped = turn.wrapped;
-        o.first = turn.op == 0 && turn.wrapped == 0;
-        o.sent_before = turn.sent;
-        o.out_before = turn.out;
-        o.active = active;
-        o.present = (next ? active : turn.present) & ~excluded;
-        o.suspects = suspects;
+        o.op = next ? epw_next_op(op) : op;
+        o.stage = stage;
+        o.resumes = stage == EPW_GPU_SENT || stage == EPW_GPU_ANSWERED;
+        o.wrapped = wrapped;
+        o.first = op == 0 && wrapped == 0;
+        o.sent_before = sent;
+        o.out_before = out;
         o.deadline = deadline;
         o.group_deadline = group_deadline;
         o.spoke = spoke;
-        o.queued = queued;
-        o.gone = o.refused = o.malformed = 0;
-        o.missing = next ? 0 : missing;
-        o.troubled = o.present != active || missing != 0;
     }
 };
 
@@ -140,28 +161,31 @@ __device__ __forceinline__ bool is_closed(const Operation &o) {
 // Whether this block is the last of the kernel's to have sent. Every thread's effects before it, in every block, happen before
 // the last block's after it, which finds in o.lost whom any block has given up so far. Called by the whole block.
 constexpr uint64_t kGaveUp = 1ull << 48; // in epw_gpu_lane_state.sent_blocks
+__device__ __noinline__ inline void take_lost(Operation &o) {
+    o.lost = load_now(o.peers->gone);
+    if (is_closed(o)) o.last = 0;
+}
 __device__ __forceinline__ bool last_to_send(Operation &o) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        uint64_t mine = o.gone ? kGaveUp + 1 : 1;
+        uint64_t mine = o.gave_up ? kGaveUp + 1 : 1;
         uint64_t passed = ptx::add_acq_rel_gpu(&o.state->sent_blocks, mine) + mine - o.sent_before;
         o.last = (passed & (kGaveUp - 1)) == gridDim.x;
-        o.lost = 0;
-        if (passed >= kGaveUp) {
-            o.lost = ptx::load_relaxed_gpu(&o.peers->gone);
-            if (is_closed(o)) o.last = 0;
-        }
+        if (passed >= kGaveUp) take_lost(o);
     }
     __syncthreads();
     return o.last != 0;
 }
 
 // Refuses what a peer has sent, for this block and, at the end, for the kernel.
-__device__ __noinline__ inline void refuse_peer(Operation &o, uint32_t peer) { atomicOr(&o.refused, 1ull << peer); }
+__device__ __noinline__ inline void refuse_peer(Operation &o, uint32_t peer) {
+    insert(o.refused, peer);
+    atomicOr(&o.troubled, 1u);
+}
 
 // A row of the peer is not as it must be.
 __device__ __noinline__ inline void spoil_peer(Operation &o, uint32_t peer) {
-    atomicOr(&o.malformed, 1ull << peer);
+    insert(o.malformed, peer);
     atomicOr(&o.troubled, 1u);
 }
 
@@ -188,10 +212,10 @@ __device__ __noinline__ inline bool await_blocks(const Operation &o) {
 // Not all blocks have sent, so this rank's words never go out. Where it does not wait for them itself, it goes on without its own
 // experts all the same, as after a wait.
 __device__ inline void lose_own(const Operation &o, uint32_t stage) {
-    if (ptx::load_relaxed_gpu(&o.peers->gone) >> o.rank & 1) return;
+    if (has_now(o.peers->gone, o.rank)) return;
     record_loss(o, stage == EPW_GPU_SENT ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_COMBINE_SEND, EPW_CAUSE_TIMEOUT, o.rank, 0, 0, 0,
                 0);
-    atomicOr(reinterpret_cast<unsigned long long *>(&o.peers->gone), 1ull << o.rank);
+    insert(o.peers->gone, o.rank);
     suspect(o, o.rank, EPW_CAUSE_TIMEOUT);
 }
 
@@ -216,7 +240,10 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
         if (sends) o.sent_before += gridDim.x;
         o.last = 0;
         if (!is_closed(o)) {
-            if (o.malformed) atomicOr(reinterpret_cast<unsigned long long *>(&c->malformed), o.malformed);
+#pragma unroll 1
+            for (uint32_t peer = 0; peer < o.ranks; peer++) {
+                if (has(o.malformed, peer)) insert(c->malformed, peer);
+            }
             atomicAdd(&c->troubled, 1u);
             o.last = atomicMax(reinterpret_cast<unsigned long long *>(&c->closed), o.out_before) < o.out_before;
         }
@@ -227,9 +254,9 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
             await_blocks(o); // those that have begun: they wait no longer than the first has, since the clocks are the kernel's
             if (sends && !all_sent) lose_own(o, stage);
         }
-        o.lost = ptx::load_relaxed_gpu(&o.peers->gone);
-        o.malformed = ptx::load_relaxed_gpu(&c->malformed);
-        o.again = absent || (o.present & (o.lost | o.refused)) != 0;
+        o.given_up = o.lost = load_now(o.peers->gone);
+        o.malformed = load_now(c->malformed);
+        o.again = absent || any(o.present & (o.lost | o.refused));
         o.unordered = ptx::load_relaxed_gpu(&c->troubled) != gridDim.x;
     }
     __syncthreads();
@@ -242,11 +269,11 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
 // who are not left out. `sends`: the kernel has a sending half.
 __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool sends) {
     __syncthreads();
-    if (o.gone | o.refused | o.troubled) return is_to_close(o, stage, sends);
+    if (o.troubled) return is_to_close(o, stage, sends); // so it is where somebody is gone or refused
     if (threadIdx.x != 0) return false;
     // Reader: the next kernel's block of the same number.
     const uint64_t sent = o.sent_before + (sends ? gridDim.x : 0);
-    o.state->turns[blockIdx.x] = {stage, o.op, o.wrapped || o.op == 0, 0, o.present, sent, o.out_before + gridDim.x, 0};
+    o.state->turns[blockIdx.x] = {stage, o.op, o.wrapped || o.op == 0, 0, sent, o.out_before + gridDim.x, o.present};
     if (blockIdx.x == 0 && o.resumes && was_silent(o, o.spoke)) post_beacon(o, EPW_BEACON_NONE);
     // Reader: the block that closes, if there is one. It acquires nothing by this.
     ptx::reduce_relaxed_gpu(&o.state->out_blocks, 1);
@@ -257,11 +284,11 @@ __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool se
 // come are given to `take(peer, value)`: this block may not know them. By the block that closes the operation.
 template <typename Take> __device__ __forceinline__ void keep_arrived(Operation &o, Awaited what, Take take) {
     const uint32_t peer = threadIdx.x;
-    if (peer < o.ranks && (o.present >> peer & 1)) {
+    if (peer < o.ranks && has(o.present, peer)) {
         const WordOf word(o, what, peer);
         const uint64_t seen = word.look();
         if (word.is_expected(seen)) {
-            atomicAnd(&o.lost, ~(1ull << peer));
+            remove(o.lost, peer);
             take(peer, epw_word_value(seen));
         }
     }
@@ -293,42 +320,51 @@ __device__ inline void set_turns(epw_gpu_lane_state *c, const epw_gpu_turn &turn
     for (uint32_t i = threadIdx.x; i < c->blocks; i += blockDim.x) c->turns[i] = turn;
 }
 
-// Closes an operation: by the whole block that must_close says, or by a kernel's only one. `missing`: active peers that do not
-// take part.
-__device__ __noinline__ inline void close(const Operation &o, uint32_t phase, uint32_t stage, uint64_t present,
-                                          uint64_t missing) {
+// Closes an operation: by the whole block that must_close says, or by a kernel's only one. o.kept: who goes on to take part;
+// o.absent: active peers that do not, or did not. The block has seen both.
+__device__ __noinline__ inline void close(const Operation &o, uint32_t phase, uint32_t stage) {
     epw_gpu_lane_state *c = o.state;
     epw_gpu_peers *peers = o.peers;
-    missing |= o.missing;
     uint64_t sent = o.sent_before & (kGaveUp - 1), gave_up = ptx::load_relaxed_gpu(&c->sent_blocks) & ~(kGaveUp - 1);
-    set_turns(c, {stage, o.op, o.wrapped || o.op == 0, 0, present, gave_up | sent, o.out_before, 0});
+    set_turns(c, {stage, o.op, o.wrapped || o.op == 0, 0, gave_up | sent, o.out_before, o.kept});
     if (threadIdx.x != 0) return;
     epw_gpu_report *report = o.report;
-    if (missing | peers->recorded) {
-        const uint64_t suspects = tell_suspects(o);
+    const epw_rank_set missing = o.absent | o.missing;
+    const bool misses = any(missing), missed = any(o.missing); // by now; when the kernel began
+    if (misses || peers->recorded) {
+        tell_suspects(o, c->excluded);
         if (peers->recorded) {
             put_record(peers->shared, &peers->record); // also of a peer that has answered after all
-        } else if (o.missing == 0) {
+        } else if (!missed) {
             // Nobody was lost now: the operation began without them.
-            const uint32_t first = __ffsll(missing) - 1;
+            const uint32_t first = first_of(missing);
             record_loss(o, phase, is_revoked(o, first) ? EPW_CAUSE_SUPERSEDED : EPW_CAUSE_SUSPECTED, first, 0, 0, 0, 0);
         }
-        c->excluded = suspects;
     }
-    if (missing == 0) {
+    if (!misses) {
         report->record.cause = EPW_CAUSE_NONE;
-    } else if (o.missing == 0) {
+    } else if (!missed) {
         report->record = peers->record; // else the handle's first loss stays on record
     }
     c->missing = report->missing = missing;
-    if (missing && stage == EPW_GPU_FREE) c->faulted = 1;
+    if (misses && stage == EPW_GPU_FREE) c->faulted = 1;
     if (c->noted > EPW_GPU_NOTES) {
         c->unrecorded += c->noted - EPW_GPU_NOTES;
         tell_unrecorded(o, c->unrecorded);
     }
     c->troubled = c->noted = 0;
-    c->malformed = 0;
+    c->malformed = {};
     end_waits(o);
+}
+
+// Closes a kernel that only sends. `begins`: the handle, so that it misses those who take no part, too.
+__device__ __noinline__ inline void close_sending(Operation &o, uint32_t phase, uint32_t stage, bool begins) {
+    if (threadIdx.x == 0) {
+        o.kept = o.present;
+        o.absent = (begins ? o.active : o.present) - (o.present - o.lost);
+    }
+    __syncthreads();
+    close(o, phase, stage);
 }
 
 } // namespace epw

@@ -28,7 +28,7 @@ enum {
 /* How a lane's last half ended. In device memory; written by a block that closes, and by no other: where all goes well it says so
  * already. */
 typedef struct epw_gpu_report {
-    uint64_t missing;        /* as of the lane */
+    epw_rank_set missing;    /* as of the lane */
     epw_error_record record; /* cause EPW_CAUSE_NONE: complete */
 } epw_gpu_report;
 
@@ -51,9 +51,8 @@ typedef struct epw_gpu_turn {
     uint32_t op;                /* of the operation in flight, or the last one; 0 after set_active */
     uint32_t wrapped;           /* op has passed its 24 bits in this epoch */
     uint32_t reserved;
-    uint64_t present;   /* peers that take part in the handle: sent to, and once DISPATCHED received from */
-    uint64_t sent, out; /* what the lane's counters of blocks stood at */
-    uint64_t reserved_too;
+    uint64_t sent, out;   /* what the lane's counters of blocks stood at */
+    epw_rank_set present; /* peers that take part in the handle: sent to, and once DISPATCHED received from */
 } epw_gpu_turn;
 
 typedef struct epw_gpu_lane_state {
@@ -64,8 +63,8 @@ typedef struct epw_gpu_lane_state {
     uint32_t ordered; /* config.ordered: combine words carry EPW_ANSWER_ORDERED */
 
     /* Written by blocks that close, and by no others: a dispatch that finds `missing` set is closed. */
-    uint64_t excluded; /* suspects that the lane knew when its last kernel ended: the next goes on without them */
-    uint64_t missing;  /* active peers that do not take part in the handle, or have sent what they must not */
+    epw_rank_set excluded; /* suspects that the lane knew when its last kernel ended: the next goes on without them */
+    epw_rank_set missing;  /* active peers that do not take part in the handle, or have sent what they must not */
     uint32_t received[EPW_GPU_PEERS];
     uint32_t ends[EPW_GPU_PEERS]; /* rows received up to each place in the order of sources, see source_at */
     uint64_t sent[EPW_GPU_PEERS]; /* the dispatch words posted */
@@ -80,9 +79,9 @@ typedef struct epw_gpu_lane_state {
     uint64_t closed;
 
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
-    uint32_t troubled;  /* blocks in trouble, so far */
-    uint32_t noted;     /* bad routing ids found; the first EPW_GPU_NOTES of them are put on record */
-    uint64_t malformed; /* peers of which a single row is not as it must be, which its block alone finds */
+    uint32_t troubled;      /* blocks in trouble, so far */
+    uint32_t noted;         /* bad routing ids found; the first EPW_GPU_NOTES of them are put on record */
+    epw_rank_set malformed; /* peers of which a single row is not as it must be, which its block alone finds */
 
     /* Writer: kernels that leave something incomplete. Reader: the next checkpoint, which clears it. */
     uint32_t faulted;

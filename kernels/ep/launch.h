@@ -54,7 +54,8 @@ typedef struct epw_membership_args {
     epw_gpu_lane_state *states[EPW_MAX_LANES];
     epw_gpu_shared *shared;
     uint32_t rank, ranks;
-    uint64_t epoch_word, active;
+    uint64_t epoch_word;
+    epw_rank_set active;
     uint64_t last[2]; /* for EPW_WORD_LAST and EPW_WORD_LAST_BUT_ONE */
 } epw_membership_args;
 

@@ -33,12 +33,13 @@ __device__ __forceinline__ uint32_t take_rows(const Dispatch &a, Operation &o, R
     return ptx::load_relaxed_gpu(&reinterpret_cast<const epw_slot_header *>(slot_of(a, o, source, 0))->format);
 }
 
-// Waits for the rows of every peer of `peers`. Returns the format of those of this thread's source, on its way.
-__device__ inline uint32_t await_rows(const Dispatch &a, Operation &o, ReceiveShared &s, uint64_t peers) {
+// Waits for the rows of every peer, a thread to each. Returns the format of those of this thread's source, on its way.
+__device__ inline uint32_t await_rows(const Dispatch &a, Operation &o, ReceiveShared &s) {
+    static_assert(EPW_GPU_MAX_RANKS <= kThreads);
     uint32_t source = threadIdx.x, format = a.format.hash;
     if (source < EPW_GPU_MAX_RANKS) {
         uint32_t rows = 0;
-        if (source < o.ranks && (peers >> source & 1)) {
+        if (source < o.ranks && has(o.reachable, source)) {
             Arrival got = await(o, awaited_rows(o), EPW_PHASE_DISPATCH_RECEIVE, source, a.out.wait_ns != nullptr);
             if (!got.arrived) leave_out(o, source);
             rows = got.value;
@@ -294,7 +295,7 @@ struct Spread {
     __device__ __forceinline__ uint32_t bytes(const Dispatch &a) const {
         return min(kPieceBytes, a.format.payload_bytes - piece * kPieceBytes);
     }
-    __device__ __forceinline__ bool came_by_queue(const Operation &o) const { return o.queued >> source & 1; }
+    __device__ __forceinline__ bool came_by_queue(const Operation &o) const { return has(o.queued, source); }
     // Rows that lie in the window may be left where they are.
     __device__ __forceinline__ bool moves(const Dispatch &a, const Operation &o) const {
         return a.copies_all || came_by_queue(o);
@@ -306,7 +307,7 @@ struct Spread {
     // Begins with the team's first row of this share.
     __device__ __forceinline__ void start(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory,
                                           Share share) {
-        n = a.copies_all || o.queued ? share.block + team * share.blocks : 0xffffffffu;
+        n = a.copies_all || o.posts ? share.block + team * share.blocks : 0xffffffffu;
         step = teams * share.blocks;
         find(a, s);
         if (works() && there(a)) load(a, o, s, memory);
@@ -460,7 +461,7 @@ __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
 // order with this. Whichever stays, nothing is read there that was never written, and the sources are reported missing. The
 // other sources' rows stay where they are. By the block that closes the operation; `tile` is its first, and free.
 __device__ __noinline__ inline void clear_places(const Dispatch &a, const ReceiveShared &s, const uint32_t *table,
-                                                 uint64_t sources, unsigned char *tile) {
+                                                 const epw_rank_set &sources, unsigned char *tile) {
     const epw_layout &l = a.lane.layout;
     const bool by_rank = a.in.layout == EPW_RANK_MAJOR;
     const uint32_t laneid = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -468,8 +469,9 @@ __device__ __noinline__ inline void clear_places(const Dispatch &a, const Receiv
     ptx::fence_shared_before_bulk();
     __syncthreads();
 #pragma unroll 1
-    for (; sources != 0; sources &= sources - 1) {
-        const uint32_t source = __ffsll(sources) - 1, first = source * l.max_tokens;
+    for (uint32_t source = 0; source < l.ranks; source++) {
+        if (!has(sources, source)) continue;
+        const uint32_t first = source * l.max_tokens;
 #pragma unroll 1
         for (uint32_t list = 0; list < l.local_experts; list++) {
             const uint32_t count = table[source * l.local_experts + list];
@@ -495,22 +497,49 @@ __device__ __noinline__ inline void clear_places(const Dispatch &a, const Receiv
     if (laneid == 0) ptx::bulk_wait_all();
 }
 
+// Leaves out who is lost or refused by now: their rows do not count. Whether there are more of them. By the whole block, which
+// has come to a barrier since.
+__device__ __noinline__ inline bool leave_out_more(Operation &o, ReceiveShared &s) {
+    const uint32_t source = threadIdx.x;
+    const bool out = source < o.ranks && has(o.present, source) && (has(o.lost, source) || has(o.refused, source));
+    const bool more = out && !insert(o.left_out, source);
+    if (out) s.rows[source] = 0;
+    ptx::fence_shared_before_bulk(); // every thread has read its last tile
+    ptx::fence_global_before_bulk(); // what others have stored was acquired by a generic load
+    return __syncthreads_or(more);
+}
+
+// Who takes part in the end, and whose rows were not as they must be. By the whole block.
+__device__ __noinline__ inline void decide_sources(Operation &o) {
+    if (threadIdx.x == 0) {
+        o.malformed = (o.present & o.malformed) - o.left_out;
+        const epw_rank_set bad = o.refused | o.malformed;
+        // Peers that have sent what they must not are answered all the same, with no rows. Missing is also who was given up and
+        // has sent after all: it may not have been sent to, and as a suspect it gets no answer.
+        o.kept = o.present - o.lost;
+        o.absent = o.active - (o.kept - (bad | o.given_up));
+        if (any(bad)) {
+            const uint32_t peer = first_of(bad);
+            const uint64_t seen = WordOf(o, awaited_rows(o), peer).look();
+            record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, peer, expected_word(o, awaited_rows(o)), seen, 0, 0);
+        }
+    }
+    __syncthreads();
+}
+
 // Waits and lays out. Where something is amiss, the block that closes the operation decides who takes part, and does it all
 // again alone if somebody does not, or if blocks are absent, until all are those who do: each time there are fewer.
 template <bool Spreads>
 __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, ReceiveShared &s, unsigned char *memory,
                                              uint32_t *table) {
-    const epw_layout &l = a.lane.layout;
-    const uint64_t peers = o.present;
     const bool in_place = !Spreads || a.in.layout == EPW_RANK_MAJOR;
     Share share = {blockIdx.x, gridDim.x};
     ListEntry e(a, share);
     Count count(a, o, threadIdx.x);
-    uint32_t format = await_rows(a, o, s, peers & ~uint64_t(o.gone));
+    uint32_t format = await_rows(a, o, s);
     ptx::let_next_begin();
     Spread spread(a, s, share.blocks, Spreads);
     bool alone = false;
-    uint64_t given_up = 0, gone = 0, refused = 0; // by any block; of those, who has not sent in the end
     while (true) {
         count.load(a);
         bool mine = in_place && e.came(a, s);
@@ -527,41 +556,24 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
             if (mine) entry = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
         }
         if constexpr (Spreads) spread.run(a, o, s, table, memory);
-        const uint64_t known = gone | refused;
         if (alone) {
             __syncthreads(); // what every thread has refused is known
         } else {
             if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) return;
-            given_up = o.lost;
             if (o.again && o.unordered) keep_who_sent(a, o, s);
-            gone = o.lost;
         }
-        refused = o.refused;
-        const uint64_t lost = peers & (gone | refused);
-        if (alone ? (lost & ~known) == 0 : !o.again) break;
-        // Whoever is not lost has sent, as this block has seen, and is bounded.
-        if (threadIdx.x < l.ranks && (lost >> threadIdx.x & 1)) s.rows[threadIdx.x] = 0;
-        ptx::fence_shared_before_bulk(); // every thread has read its last tile
-        ptx::fence_global_before_bulk(); // what others have stored was acquired by a generic load
-        __syncthreads();
+        // Whoever is not left out has sent, as this block has seen, and is bounded.
+        const bool more = leave_out_more(o, s);
+        if (alone ? !more : !o.again) break;
         share = {0, 1};
         e = ListEntry(a, share);
         alone = true;
     }
-    __syncthreads();
-    const uint64_t malformed = peers & o.malformed & ~(gone | refused);
-    if (malformed) clear_places(a, s, table, malformed, memory);
+    decide_sources(o);
+    if (any(o.malformed)) clear_places(a, s, table, o.malformed, memory);
     add_totals(a, table);
     add_waits(o, a.out.wait_ns);
-    // Peers that have sent what they must not are answered all the same, with no rows. Missing is also who was given up and has
-    // sent after all: it may not have been sent to, and as a suspect it gets no answer.
-    const uint64_t answered = peers & ~gone, bad = refused | malformed;
-    if (bad && threadIdx.x == 0) {
-        uint32_t peer = __ffsll(bad) - 1;
-        const uint64_t seen = WordOf(o, awaited_rows(o), peer).look();
-        record_loss(o, EPW_PHASE_DISPATCH_RECEIVE, EPW_CAUSE_FORMAT, peer, expected_word(o, awaited_rows(o)), seen, 0, 0);
-    }
-    close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_DISPATCHED, answered, o.active & ~(answered & ~(bad | given_up)));
+    close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_DISPATCHED);
 }
 
 } // namespace epw

@@ -40,30 +40,31 @@ __device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char 
 // must know of the operation it reads for itself, all at once.
 struct Permission {
     epw_sight seen = {};
-    uint64_t active, excluded, suspects, queued;
-    uint32_t epoch, before; // the op before this one
+    uint32_t active, excluded, suspects, queued; // of the ranks that have a thread
+    uint32_t epoch, before;                      // the op before this one
     uint32_t wrapped;
 
     __device__ __forceinline__ void look(const Dispatch &a) {
         before = a.lane.state->turns[blockIdx.x].op;
         wrapped = a.lane.state->turns[blockIdx.x].wrapped;
         epoch = epw_word_epoch(a.lane.peers->epoch_word);
-        active = a.lane.peers->active;
-        excluded = a.lane.state->excluded;
-        suspects = ptx::load_relaxed_gpu(&a.lane.shared->suspects);
-        queued = a.lane.inbox != nullptr ? a.lane.peers->queued : 0;
+        active = a.lane.peers->active.words[0];
+        excluded = a.lane.state->excluded.words[0];
+        suspects = ptx::load_relaxed_gpu(&a.lane.shared->suspects.words[0]);
+        queued = a.lane.inbox != nullptr ? a.lane.peers->queued.words[0] : 0;
         if (threadIdx.x % 32 < a.lane.layout.ranks)
             seen = first_look(a.lane.window, threadIdx.x % 32, a.lane.index, EPW_WORD_COMBINE);
     }
-    // Whether everybody's is there. If not, no harm is done: await_permission() finds out why. By the whole warp.
+    // Whether everybody's is there. If not, or if not everybody has a thread, no harm is done: await_permission() finds out. By
+    // the whole warp.
     __device__ __forceinline__ bool is_there(const Dispatch &a) {
-        const uint64_t peers = active & ~excluded;
-        if (queued >> (threadIdx.x % 32) & 1) seen = first_look(a.lane.inbox, threadIdx.x % 32, a.lane.index, EPW_WORD_COMBINE);
+        const uint32_t laneid = threadIdx.x % 32, peers = active & ~excluded;
+        if (queued >> laneid & 1) seen = first_look(a.lane.inbox, laneid, a.lane.index, EPW_WORD_COMBINE);
         const epw_verdict verdict = epw_rule_may_send(seen, epw_epoch_word(epoch, 0), before + 1, false);
         const bool there = (before | wrapped) != 0 && verdict == EPW_ARRIVED; // in its first operation an epoch has another word
-        uint32_t late = __ballot_sync(0xffffffffu, !there) & uint32_t(peers);
+        uint32_t late = __ballot_sync(0xffffffffu, !there) & peers;
         ptx::fence_global_before_bulk(); // permission was acquired by generic loads; the engine will write
-        return late == 0 && peers >> 32 == 0 && (peers & suspects) == 0;
+        return late == 0 && a.lane.layout.ranks <= 32 && (peers & suspects) == 0;
     }
 };
 
@@ -185,9 +186,8 @@ template <typename T, uint32_t Payload> struct Sender {
     // Where this thread's entry sends the row; nullptr: nowhere, or where an earlier one does. By the first two warps, when all
     // have counted.
     __device__ __forceinline__ unsigned char *slot(const Operation &o) const {
-        const uint64_t reachable = o.present & ~uint64_t(o.gone);
-        if (!token.leads || !(reachable >> token.rank & 1)) return nullptr;
-        return at(o.data, token.rank, epw_slot_offset(&a.lane.layout, a.lane.index, a.lane.rank, census.ranks[token.rank]));
+        if (!token.leads || !has(o.reachable, token.rank)) return nullptr;
+        return at(o, token.rank, epw_slot_offset(&a.lane.layout, a.lane.index, a.lane.rank, census.ranks[token.rank]));
     }
 
     __device__ __forceinline__ void await_permission(Operation &o);
@@ -204,20 +204,14 @@ __device__ __noinline__ inline void note_bad_id(Operation &o, uint32_t t, uint32
     put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | column, id);
 }
 
-// By one warp, if permission was not there: waits for everybody's, and leaves out who is suspected.
+// By a thread to each peer, if permission was not there: waits for everybody's, and leaves out who is suspected.
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::await_permission(Operation &o) {
-#pragma unroll 1
-    for (uint32_t peer = threadIdx.x % 32; peer < o.ranks; peer += 32) {
-        if (!(o.present >> peer & 1)) continue;
-        if (o.suspects >> peer & 1) {
-            leave_out(o, peer);
-        } else {
-            bool second = peer >= 32;
-            Arrival got = await(o, awaited_permission(o), EPW_PHASE_DISPATCH_SEND, peer, false, looks_before_long(false), second);
-            if (!got.arrived) leave_out(o, peer);
-        }
-        ptx::fence_global_before_bulk(); // as above
-    }
+    static_assert(EPW_GPU_MAX_RANKS <= kThreads);
+    const uint32_t peer = threadIdx.x;
+    if (peer >= o.ranks || !has(o.present, peer)) return;
+    const bool suspected = has(o.suspects, peer);
+    if (suspected || !await(o, awaited_permission(o), EPW_PHASE_DISPATCH_SEND, peer, false).arrived) leave_out(o, peer);
+    ptx::fence_global_before_bulk(); // as above
 }
 
 // By warp 0, each rank's first entry: the piece leaves, without what goes in front of the row.
@@ -272,7 +266,6 @@ __device__ __forceinline__ void Sender<T, Payload>::send_scales(const Operation 
 // are.
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::tell_counts(const Operation &o) {
     const epw_layout &l = a.lane.layout;
-    uint64_t reachable = o.present & ~uint64_t(o.gone);
     if (blockIdx.x < a.in.tokens) { // else it has counted while it waited
         __syncthreads();            // the last token's numbers have been read
         count_at_leisure(a, census, job.t, a.in.tokens);
@@ -281,9 +274,9 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
 #pragma unroll 1
     for (uint32_t e = threadIdx.x; e < a.experts; e += kThreads) {
         uint32_t rank = a.per_rank.divide(e);
-        if (!(reachable >> rank & 1)) continue;
-        uint32_t *counts = reinterpret_cast<uint32_t *>(at(o.control, rank, epw_expert_counts_offset(&l, o.lane, o.rank)));
-        counts[e - rank * l.local_experts] = census.experts[e];
+        const bool reachable = has(o.reachable, rank);
+        uint32_t *counts = reinterpret_cast<uint32_t *>(control_at(o, rank, epw_expert_counts_offset(&l, o.lane, o.rank)));
+        if (reachable) counts[e - rank * l.local_experts] = census.experts[e];
     }
     if (threadIdx.x < l.ranks) {
         uint64_t word = epw_word(o.epoch, o.op, census.ranks[threadIdx.x]);
@@ -292,18 +285,19 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
 }
 
 // Rows and words for peers behind queues, a warp to a peer at a time. By the whole block.
-__device__ __noinline__ inline void post_rows(const Dispatch &a, const Operation &o, uint64_t peers) {
+__device__ __noinline__ inline void post_rows(const Dispatch &a, const Operation &o) {
     const epw_layout &l = a.lane.layout;
     const uint64_t counts = epw_expert_counts_offset(&l, o.lane, o.rank), rows = epw_slot_offset(&l, o.lane, o.rank, 0);
     const uint32_t row = uint32_t(l.header_bytes) + align_16(a.format.payload_bytes + a.scales_size);
+    uint32_t turn = 0;
 #pragma unroll 1
-    for (uint32_t turn = 0; peers != 0; peers &= peers - 1, turn++) {
-        if (turn % kWarps != threadIdx.x / 32) continue;
-        const uint32_t peer = __ffsll(peers) - 1;
+    for (uint32_t peer = 0; peer < o.ranks; peer++) {
+        if (!has(o.queued, peer) || !has(o.present, peer) || has(o.lost, peer)) continue;
+        if (turn++ % kWarps != threadIdx.x / 32) continue;
         const uint64_t word = ptx::load_relaxed_gpu(&o.state->sent[peer]);
         const Range ranges[] = {
-            {counts, at(o.control, peer, counts), uint32_t(l.local_experts * sizeof(uint32_t)), 0, 1},
-            {rows, at(o.data, peer, rows), row, uint32_t(l.slot_bytes), epw_word_value(word)},
+            {counts, control_at(o, peer, counts), uint32_t(l.local_experts * sizeof(uint32_t)), 0, 1},
+            {rows, at(o, peer, rows), row, uint32_t(l.slot_bytes), epw_word_value(word)},
         };
         signal_behind(o, peer, ranges, 2, EPW_WORD_DISPATCH, word);
     }
@@ -326,7 +320,7 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
             return;
         }
         if (first && s.awaits) {
-            if (warp == kPermits) await_permission(o);
+            await_permission(o);
             __syncthreads(); // who is reachable is known
         }
         if (job.t >= a.in.tokens) break;
@@ -361,12 +355,9 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     uint64_t word = threadIdx.x < o.ranks ? ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]) : 0;
     if (warp < 2) ptx::bulk_wait_all();
     if (!last_to_send(o)) return;
-    uint64_t reachable = o.present & ~o.lost;
-    if (reachable & o.queued) {
-        post_rows(a, o, reachable & o.queued);
-        reachable &= ~o.queued;
-    }
-    if (threadIdx.x >= o.ranks || !(reachable >> threadIdx.x & 1)) return;
+    const bool tells = threadIdx.x < EPW_GPU_MAX_RANKS && (has(o.mapped, threadIdx.x) & !has(o.lost, threadIdx.x));
+    if (o.posts) post_rows(a, o);
+    if (!tells) return;
     if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]);
     signal_mapped(o, threadIdx.x, EPW_WORD_DISPATCH, word);
 }

@@ -7,12 +7,15 @@
 
 namespace epw {
 
-// n / d for n * d < 2^31.
+// n / d for n < 2^30: the reciprocal, rounded up, has 31 bits, and its error times n is less than one.
 struct Divisor {
-    uint32_t reciprocal;
+    uint32_t reciprocal, shift;
 
-    explicit Divisor(uint32_t d) : reciprocal(((1u << 31) + d - 1) / d) {}
-    __device__ __forceinline__ uint32_t divide(uint32_t n) const { return __umulhi(n << 1, reciprocal); }
+    explicit Divisor(uint32_t d) : shift(0) {
+        while (uint64_t(2) << shift <= d) shift++;
+        reciprocal = uint32_t(((uint64_t(1) << (31 + shift)) + d - 1) / d);
+    }
+    __device__ __forceinline__ uint32_t divide(uint32_t n) const { return __umulhi(n << 1, reciprocal) >> shift; }
 };
 
 // Things of one size, one behind the other, in every window alike: slots, or answers.

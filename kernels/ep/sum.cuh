@@ -2,7 +2,7 @@
 // it adds up, over the ends of rows.
 #pragma once
 
-#include "kernels/ptx/memory.cuh"
+#include "kernels/peer/rank_set.cuh"
 #include "kernels/ep/number.cuh"
 #include "kernels/ep/tile.cuh"
 
@@ -66,17 +66,16 @@ __device__ __forceinline__ void add_part(float (&total)[kChunks][8], const Held 
 }
 
 // Makes the batch's `rows` sums, each from +0, with ordinary stores. By the whole block, which sees the batch, though only its
-// first kThreads do the work; the batch is free behind the block's next barrier. A part is read once `settled` has its rank's
-// bit: set by a thread that has acquired what the rank has written. Without `settled` the block has acquired it all.
+// first kThreads do the work; the batch is free behind the block's next barrier. A part is read once `settled` has its rank,
+// put there by a thread that has acquired what the rank has written. Without `settled` the block has acquired it all.
 //
 // The compiler lays the functions of a kernel behind it, in the order of their mangled names. By this name the sums come first:
 // what every combine runs through is one piece of code in the instruction cache, and what is rare lies behind it. With the rare
 // functions in between, a combine of a single token takes up to 0.5 us more (H200).
 template <typename T, bool Weighted>
-__device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint32_t row_bytes,
-                                        const unsigned long long *settled) {
+__device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint32_t row_bytes, const epw_rank_set *settled) {
     constexpr uint32_t kStep = kThreads * 16; // from a thread's chunk to its next
-    uint64_t known = settled ? 0 : ~0ull;
+    Glance known;
     for (uint32_t column = threadIdx.x * 16; threadIdx.x < kThreads && column < row_bytes; column += kChunks * kStep) {
         uint32_t fetched = 0, added = 0; // numbers of parts
         Held held[kAhead];
@@ -84,7 +83,7 @@ __device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint3
             if (fetched == rows * EPW_MAX_TOPK) return;
             const Part part = batch.parts[fetched];
             fetched = part_after(fetched, part.last);
-            while (!(known >> part.rank & 1)) known = ptx::load_acquire_block(settled);
+            if (settled) known.await(*settled, part.rank);
 #pragma unroll
             for (uint32_t k = 0; k < kChunks; k++) {
                 bool there = part.from != nullptr && column + k * kStep < row_bytes;

@@ -44,8 +44,8 @@ struct RowTiles : Tiles {
           header(uint32_t(l.header_bytes)) {}
 };
 
-// Combine: a piece of a 16-bit row. Beside its tiles a block declares 9 KiB.
-constexpr uint32_t kAnswerMemory = kBlockMemory - 2 * 1024;
+// Combine: a piece of a 16-bit row. Beside its tiles a block declares 12 KiB.
+constexpr uint32_t kAnswerMemory = kBlockMemory - 5 * 1024;
 
 struct AnswerTiles : Tiles {
     explicit AnswerTiles(const epw_layout &l)

@@ -6,10 +6,10 @@
 #ifndef EPW_KERNELS_PEER_CONTEXT_H
 #define EPW_KERNELS_PEER_CONTEXT_H
 
+#include "kernels/peer/rank_set.h"
 #include "kernels/peer/way.h"
 #include "peer/words.h"
 
-#define EPW_GPU_PEERS   64 /* of a group, at most: sets of ranks are kept in one word */
 #define EPW_GPU_RECORDS 256
 
 /* Error records, in mapped host memory. Writer of slot n % EPW_GPU_RECORDS: the kernel that drew number n; it clears
@@ -25,15 +25,21 @@ typedef struct epw_gpu_ring {
 
 /* What the lanes of a buffer share, in device memory. */
 typedef struct epw_gpu_shared {
-    uint64_t suspects; /* peers given up in this epoch */
-    uint64_t silent;   /* those of them that were silent for a deadline; set before */
-    uint64_t records;  /* numbers drawn for the ring */
+    epw_rank_set suspects; /* peers given up in this epoch */
+    epw_rank_set silent;   /* those of them that were silent for a deadline; set before */
+    uint64_t records;      /* numbers drawn for the ring */
     /* Mapped host memory: peers that the group goes on without. Writer: the host, at any time. Reader: long waits. */
-    const uint64_t *revoked;
+    const epw_rank_set *revoked;
     /* Mapped host memory, [EPW_MAX_LANES]: the first two as each lane last saw them; the host reads their union. */
-    uint64_t *suspects_host, *silent_host;
+    epw_rank_set *suspects_host, *silent_host;
     epw_gpu_ring *ring; /* mapped host memory */
 } epw_gpu_shared;
+
+/* What waits of a lane have heard of a peer, ever: each goes on from there. Writers: threads that wait for it. */
+typedef struct epw_gpu_heard {
+    uint64_t clock;                  /* when a beacon was new, by globaltimer; set before */
+    uint64_t beacons[EPW_MAX_LANES]; /* the last ones */
+} epw_gpu_heard;
 
 typedef struct epw_gpu_peers {
     /* Fixed at creation. */
@@ -44,22 +50,23 @@ typedef struct epw_gpu_peers {
      * mapped window is in one piece, so its three entries are the same. */
     uint64_t table[EPW_AREAS][EPW_GPU_PEERS];
     /* Of peers behind queues the table names images, and what is there is posted: who they are, and how. */
-    uint64_t queued;
-    epw_gpu_way *ways;      /* [EPW_GPU_PEERS] */
-    const uint64_t *broken; /* mapped host memory: those whose connections are gone. Writer: the NIC */
+    epw_rank_set queued;
+    epw_gpu_way *ways;          /* [EPW_GPU_PEERS] */
+    const epw_rank_set *broken; /* mapped host memory: those whose connections are gone. Writer: the NIC */
 
     /* Membership. */
     uint64_t epoch_word; /* that this rank has posted on the lane, and that members have posted too; 0: no membership yet */
-    uint64_t active;
+    epw_rank_set active;
     uint64_t deadline_ns;
 
     uint32_t beacon; /* running number of the lane's beacons */
     uint64_t spoke;  /* when the last kernel that only sends had sent, by globaltimer */
+    epw_gpu_heard heard[EPW_GPU_PEERS];
 
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
     uint32_t recorded;   /* `record` is taken */
     uint32_t lengthened; /* of this call or a peer's that is awaited, as beacons say it */
-    uint64_t gone;       /* peers given up */
+    epw_rank_set gone;   /* peers given up */
     struct {
         uint64_t began;      /* by globaltimer, of the first block that had to wait long; 0: none yet */
         uint64_t beacons;    /* posted so far */

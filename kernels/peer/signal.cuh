@@ -6,18 +6,18 @@
 
 namespace epw {
 
-__device__ __forceinline__ uint64_t *word_at(const uint64_t (&control)[EPW_GPU_PEERS], uint32_t peer, uint32_t rank,
-                                             uint32_t lane, uint32_t word) {
-    return reinterpret_cast<uint64_t *>(at(control, peer, epw_word_offset(rank, lane, word)));
+// Of a mapped peer.
+__device__ __forceinline__ uint64_t *word_at(const Peers &p, uint32_t peer, uint32_t word) {
+    return reinterpret_cast<uint64_t *>(at(p, peer, epw_word_offset(p.rank, p.lane, word)));
 }
 
 // Writer: this thread. It has acquired whatever else the word is to stand for, and hands that on: who acquires the word sees it.
 __device__ __forceinline__ void signal_mapped(const Peers &p, uint32_t peer, uint32_t word, uint64_t value) {
-    ptx::store_release_sys(word_at(p.control, peer, p.rank, p.lane, word), value);
+    ptx::store_release_sys(word_at(p, peer, word), value);
 }
 
 __device__ __forceinline__ void signal(const Peers &p, uint32_t peer, uint32_t word, uint64_t value) {
-    if (p.queued >> peer & 1) {
+    if (has(p.queued, peer)) {
         post_word(p.peers, p.lane, peer, epw_word_offset(p.rank, p.lane, word), value);
     } else {
         signal_mapped(p, peer, word, value);
@@ -34,20 +34,21 @@ __device__ __forceinline__ void signal_behind(const Peers &p, uint32_t peer, con
 // the word.
 __device__ __forceinline__ void prepare_signal() { ptx::fence_sys(); }
 __device__ __forceinline__ void signal_prepared(const Peers &p, uint32_t peer, uint32_t word, uint64_t value) {
-    if (p.queued >> peer & 1) {
+    if (has(p.queued, peer)) {
         post_word(p.peers, p.lane, peer, epw_word_offset(p.rank, p.lane, word), value);
     } else {
-        ptx::store_relaxed_sys(word_at(p.control, peer, p.rank, p.lane, word), value);
+        ptx::store_relaxed_sys(word_at(p, peer, word), value);
     }
 }
 
 // Of any lane, by a kernel that has no operation.
 __device__ __forceinline__ void signal_lane(const epw_gpu_peers *peers, uint32_t peer, uint32_t rank, uint32_t lane,
                                             uint32_t word, uint64_t value) {
-    if (peers->queued >> peer & 1) {
-        post_word(peers, lane, peer, epw_word_offset(rank, lane, word), value);
+    const uint64_t offset = epw_word_offset(rank, lane, word);
+    if (has(peers->queued, peer)) {
+        post_word(peers, lane, peer, offset, value);
     } else {
-        ptx::store_release_sys(word_at(peers->table[EPW_AREA_CONTROL], peer, rank, lane, word), value);
+        ptx::store_release_sys(reinterpret_cast<uint64_t *>(peers->table[EPW_AREA_CONTROL][peer] + offset), value);
     }
 }
 

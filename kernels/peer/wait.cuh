@@ -1,6 +1,6 @@
 // Waiting for a peer's signal word, bounded. The decisions are those of c/peer/rules.h, shared with the host device.
 //
-// Every block waits for itself, one thread to a peer, or to two if there are more than a warp has threads. A rank's word is
+// Every block waits for itself, one thread to a peer; where only one warp waits, a thread to several, at a time. A rank's word is
 // posted by the last block of a grid whose first ones may already wait, for that word too: so all blocks of the kernels that wait
 // must find SMs (c/ep/gpu/engine.c, choose_blocks). Blocks may judge differently: one sees the last look before the deadline
 // fail, another sees the word. Whoever gives a peer up says so in peers->gone, and the block that closes the operation, which
@@ -16,30 +16,39 @@ namespace epw {
 // have found no SMs for too long: it goes on without its own experts then.
 __device__ __noinline__ inline void suspect(const Peers &p, uint32_t peer, uint32_t cause) {
     epw_gpu_shared *shared = p.peers->shared;
-    if (cause == EPW_CAUSE_TIMEOUT) atomicOr(reinterpret_cast<unsigned long long *>(&shared->silent), 1ull << peer);
+    if (cause == EPW_CAUSE_TIMEOUT) insert(shared->silent, peer);
     // Writer: this thread. Reader: tell_suspects() of any lane. Of each suspect it is known whether it was silent.
     __threadfence();
-    if (atomicOr(reinterpret_cast<unsigned long long *>(&shared->suspects), 1ull << peer) >> peer & 1) return;
+    if (insert(shared->suspects, peer)) return;
 #pragma unroll 1
     for (uint32_t lane = 0; lane < p.peers->lanes; lane++) {
         signal_lane(p.peers, peer, p.rank, lane, EPW_WORD_DROPPED, epw_word(p.epoch, 0, 0));
     }
 }
 
-// Tells the host who is a suspect by now, as does each block that closes an operation which misses somebody. By one thread.
-__device__ __forceinline__ uint64_t tell_suspects(const Peers &p) {
+// Tells the host who is a suspect by now, as does each block that closes an operation which misses somebody; `told`: them. By
+// one thread.
+__device__ __noinline__ inline void tell_suspects(const Peers &p, epw_rank_set &told) {
     epw_gpu_shared *shared = p.peers->shared;
-    const uint64_t suspects = ptx::load_acquire_gpu(&shared->suspects);
+#pragma unroll 1
+    for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) {
+        told.words[i] = ptx::load_acquire_gpu(&shared->suspects.words[i]);
+        ptx::store_relaxed_sys(&shared->silent_host[p.lane].words[i], ptx::load_relaxed_gpu(&shared->silent.words[i]));
+    }
     // Writer: this thread. Reader: the host, which looks at suspects first.
-    ptx::store_relaxed_sys(&shared->silent_host[p.lane], ptx::load_relaxed_gpu(&shared->silent));
-    ptx::store_release_sys(&shared->suspects_host[p.lane], suspects);
-    return suspects;
+    ptx::fence_sys();
+#pragma unroll 1
+    for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) {
+        ptx::store_relaxed_sys(&shared->suspects_host[p.lane].words[i], told.words[i]);
+    }
 }
 
 // Gives a peer up for the operation: in this block and, at the end, in the kernel.
 __device__ __noinline__ inline void leave_out(Peers &p, uint32_t peer) {
-    atomicOr(&p.gone, 1ull << peer);
-    atomicOr(reinterpret_cast<unsigned long long *>(&p.peers->gone), 1ull << peer);
+    remove(p.reachable, peer);
+    p.gave_up = 1;
+    insert(p.peers->gone, peer);
+    atomicOr(&p.troubled, 1u);
 }
 
 // Tells the active peers that this rank is alive and waits for `named`, and how long it may; EPW_BEACON_NONE: that it waits no
@@ -51,9 +60,11 @@ __device__ __noinline__ inline void post_beacon(const Peers &p, uint32_t named) 
 #pragma unroll 1
     while (lengthened < EPW_BEACON_LENGTH_MAX && p.group_deadline << lengthened < p.deadline) lengthened++;
     uint64_t word = epw_word(p.epoch, atomicAdd(&shared->beacon, 1u) + 1, epw_beacon_value(named, lengthened));
-    uint64_t told = p.active & ~ptx::load_relaxed_gpu(&shared->shared->suspects) & ~(1ull << p.rank);
 #pragma unroll 1
-    for (; told != 0; told &= told - 1) signal(p, __ffsll(told) - 1, EPW_WORD_BEACON, word);
+    for (uint32_t peer = 0; peer < p.ranks; peer++) {
+        if (peer == p.rank || !has(p.active, peer) || has_now(shared->shared->suspects, peer)) continue;
+        signal(p, peer, EPW_WORD_BEACON, word);
+    }
 }
 
 // Whether peers that count from this rank's last word must hear that it lives before its caller goes on.
@@ -73,155 +84,201 @@ __device__ __forceinline__ void end_waits(const Peers &p) {
     if (beacons || (spoke != UINT64_MAX && was_silent(p, spoke))) post_beacon(p, EPW_BEACON_NONE);
     for (auto &wait : shared->waits) wait.began = wait.beacons = 0;
     shared->recorded = shared->lengthened = 0;
-    shared->gone = 0;
+    shared->gone = {};
 }
 
 struct Arrival {
     bool arrived;
-    uint32_t value;
+    uint32_t value; // 0 if it has not
 };
 
 // How many peers of the operation have not sent what is awaited.
 __device__ __noinline__ inline uint32_t count_awaited(const Peers &p, Awaited what) {
     uint32_t count = 0;
 #pragma unroll 1
-    for (uint64_t rest = p.present; rest != 0; rest &= rest - 1) {
-        uint32_t peer = __ffsll(rest) - 1;
-        if (judge(p, what, look(p, what, peer)) != EPW_ARRIVED) count++;
+    for (uint32_t peer = 0; peer < p.ranks; peer++) {
+        if (has(p.present, peer) && judge(p, what, look(p, what, peer)) != EPW_ARRIVED) count++;
     }
     return count;
 }
 
-// What a waiter has heard of one peer.
-struct Heard {
-    uint64_t beacons[EPW_MAX_LANES];
-    uint64_t clock;      // the last sign that it lives, by globaltimer
-    uint32_t named;      // whom to name: the peer itself, or whom it waits for
-    uint32_t lengthened; // the most that its beacons have said
-};
-
-// A long wait. It is kept in memory: its registers would be those of every kernel.
+// A long wait of a thread: for peers first, first + 32 and so on. It is kept in memory: its registers would be those of every
+// kernel.
 struct LongWait {
     Awaited what;
-    uint32_t phase, peer; // the phase is for the record
-    uint64_t began;       // by globaltimer
-    uint64_t spoke;       // when this rank has last written to its peers
-    uint64_t asked;       // when the host was last asked whether the group goes on without the peer
-    Heard heard;
+    uint32_t phase;                         // for the record
+    uint32_t first, late;                   // bit i of `late`: peer first + 32 * i is still awaited
+    uint32_t turn;                          // the bit of the one that is looked at
+    bool measured;                          // see await
+    bool asks;                              // the host is asked in this round whether the group goes on without somebody,
+    uint64_t asked;                         // and was asked last so long ago
+    uint64_t began;                         // by globaltimer
+    uint64_t entered;                       // by this thread
+    uint64_t spoke;                         // when this rank has last written to its peers
+    uint8_t lengthened[EPW_GPU_PEERS / 32]; // the most that each peer's beacons have said
+
+    __device__ __forceinline__ uint32_t peer() const { return first + 32 * turn; }
 };
 
-// Listens for beacons.
-__device__ __forceinline__ void listen(const Peers &p, uint32_t peer, uint64_t now, Heard &heard) {
+// Listens for beacons. Returns when the peer has last given a sign that it lives; `named`: whom to name, the peer itself or whom
+// it waits for.
+__device__ __forceinline__ uint64_t listen(const Peers &p, LongWait &w, uint64_t now, uint32_t &named) {
+    const uint32_t peer = w.peer();
+    epw_gpu_heard &heard = p.peers->heard[peer];
     bool silent = true;
-    uint32_t named = 0;
+    named = 0;
 #pragma unroll 1
     for (uint32_t l = 0; l < p.peers->lanes; l++) {
         uint64_t beacon = beacon_from(p, peer, l);
         uint32_t whom, lengthened; // set also where there is no beacon, or one that was withdrawn
         if (!epw_rule_alive(beacon, p.epoch)) continue;
         // Each new beacon restarts the peer's clock, also one that says "I wait no longer".
-        if (beacon != heard.beacons[l]) heard.clock = now;
-        heard.beacons[l] = beacon;
+        if (beacon != ptx::load_acquire_gpu(&heard.beacons[l])) {
+            atomicMax(reinterpret_cast<unsigned long long *>(&heard.clock), now);
+            // Writer: this thread, the clock first. Reader: other threads that wait for the peer, to which it is no news then.
+            __threadfence();
+            ptx::store_relaxed_gpu(&heard.beacons[l], beacon);
+        }
         if (!epw_rule_beacon(beacon, p.epoch, p.ranks, &whom, &lengthened)) continue;
         if (silent || named == p.rank) named = whom;
         silent = false;
-        if (lengthened <= heard.lengthened) continue;
+        if (lengthened <= w.lengthened[w.turn]) continue;
         // It may wait for as long as it says, and this rank with it, which says so to those that wait for this one.
-        heard.lengthened = lengthened;
+        w.lengthened[w.turn] = uint8_t(lengthened);
         atomicMax(&p.peers->lengthened, lengthened);
     }
-    heard.named = silent || named == p.rank ? peer : named;
+    if (silent || named == p.rank) named = peer;
     // This rank itself lives: its word comes once all its blocks have found SMs, and the peers bear with it as long.
-    if (peer == p.rank) heard.clock = now;
+    return peer == p.rank ? now : max(w.began, ptx::load_relaxed_gpu(&heard.clock));
 }
 
 // At the word alone, between looks at everything.
-__device__ __forceinline__ void look_often(const Peers &p, Awaited what, uint32_t peer) {
-    constexpr uint32_t kLooks = 32;
+__device__ __forceinline__ void look_often(const Peers &p, Awaited what, uint32_t peer, uint32_t looks) {
     const WordOf word(p, what, peer);
 #pragma unroll 1
-    for (uint32_t i = 0; i < kLooks && !word.is_expected(word.look()); i++) {
+    for (uint32_t i = 0; i < looks && !word.is_expected(word.look()); i++) {
     }
 }
 
 // Whether the group goes on without the peer. A load from the host's memory.
 __device__ __forceinline__ bool is_revoked(const Peers &p, uint32_t peer) {
-    return ptx::load_relaxed_sys(p.peers->shared->revoked) >> peer & 1;
+    return ptx::load_relaxed_sys(&p.peers->shared->revoked->words[peer / 32]) & bit_of(peer);
 }
 
 // Whether the connection to it is gone. The same. Nothing that came by it is placed after this.
 __device__ __forceinline__ bool is_broken(const Peers &p, uint32_t peer) {
-    return (p.queued >> peer & 1) && ptx::load_acquire_sys(p.peers->broken) >> peer & 1;
+    return has(p.queued, peer) && (ptx::load_acquire_sys(&p.peers->broken->words[peer / 32]) & bit_of(peer));
 }
 
-// Every thread that waits asks the host, so it does not do so at every look.
+// Every thread that waits asks the host, so it does not do so in every round.
 constexpr uint64_t kAskEveryNs = 1000000;
 
 // Between looks at the words: beacons out and in, and the deadline. Why the wait ends; EPW_CAUSE_NONE: it goes on.
-__device__ __noinline__ inline uint32_t go_on_waiting(const Peers &p, LongWait &w) {
+__device__ __forceinline__ uint32_t go_on_waiting(const Peers &p, LongWait &w) {
     epw_gpu_peers *shared = p.peers;
-    const bool suspected = ptx::load_relaxed_gpu(&shared->shared->suspects) >> w.peer & 1; // by the other lane, meanwhile
-    uint64_t now = ptx::global_timer_ns();
-    if (suspected || now - w.asked >= kAskEveryNs) {
-        if (is_revoked(p, w.peer)) return EPW_CAUSE_SUPERSEDED;
-        if (is_broken(p, w.peer)) return EPW_CAUSE_LINK;
+    const uint32_t peer = w.peer();
+    const bool suspected = has_now(shared->shared->suspects, peer); // by the other lane, meanwhile
+    if (suspected || w.asks) {
+        if (is_revoked(p, peer)) return EPW_CAUSE_SUPERSEDED;
+        if (is_broken(p, peer)) return EPW_CAUSE_LINK;
         if (suspected) return EPW_CAUSE_SUSPECTED;
-        w.asked = now;
     }
-    listen(p, w.peer, now, w.heard);
+    uint32_t named;
+    const uint64_t now = ptx::global_timer_ns(), clock = listen(p, w, now, named);
     // By the group's deadline: the others may not have lengthened theirs.
     uint64_t *beacons = &shared->waits[w.what.permission ? 0 : 1].beacons;
     uint64_t due = epw_rule_beacons_due(now - w.spoke, p.group_deadline), posted = ptx::load_relaxed_gpu(beacons);
     if (due > posted) {
         auto *count = reinterpret_cast<unsigned long long *>(beacons);
-        if (atomicCAS(count, posted, due) == posted) post_beacon(p, w.heard.named);
+        if (atomicCAS(count, posted, due) == posted) post_beacon(p, named);
     }
-    uint64_t expiry = epw_rule_expiry(w.began, w.heard.clock, p.deadline, p.group_deadline, w.heard.lengthened);
+    uint64_t expiry = epw_rule_expiry(w.began, clock, p.deadline, p.group_deadline, w.lengthened[w.turn]);
     return now < expiry ? EPW_CAUSE_NONE : EPW_CAUSE_TIMEOUT;
 }
 
-// The long wait: beacons, farewells, and the deadline. `phase` is for the record. `second`: the thread has waited for another
-// peer before, and has not heard this one's beacons meanwhile.
-__device__ __noinline__ inline Arrival await_long(Peers &p, Awaited what, uint32_t phase, uint32_t peer, bool second) {
+__device__ __forceinline__ Arrival arrival(const Peers &p, Awaited what, epw_sight seen) {
+    const bool arrived = judge(p, what, seen) == EPW_ARRIVED;
+    return {arrived, arrived ? epw_word_value(seen.word) : 0};
+}
+
+// A look at one peer: at its word, and at farewells, beacons and the deadline. Whether the wait for it is over, and then how.
+__device__ __forceinline__ bool is_over(Peers &p, LongWait &w, Arrival &how) {
+    const uint32_t peer = w.peer();
+    constexpr uint32_t kLooks = 32; // of a round
+    look_often(p, w.what, peer, kLooks / __popc(w.late));
+    epw_sight seen = look(p, w.what, peer);
+    how = arrival(p, w.what, seen);
+    if (how.arrived || has_now(p.peers->gone, peer)) return true; // another block may have given it up
+    uint32_t cause = epw_rule_gone(seen, own_epoch_word(p));
+    if (cause == EPW_CAUSE_NONE) cause = go_on_waiting(p, w);
+    if (cause == EPW_CAUSE_NONE) return false;
+    if (cause == EPW_CAUSE_LINK) { // what has come before counts
+        seen = look(p, w.what, peer);
+        how = arrival(p, w.what, seen);
+        if (how.arrived) return true;
+    }
+    record_loss(p, w.phase, cause, peer, expected_word(p, w.what), seen.word, ptx::global_timer_ns() - w.began,
+                count_awaited(p, w.what));
+    insert(p.peers->gone, peer);
+    suspect(p, peer, cause);
+    return true;
+}
+
+// Begins a long wait for the peers that `w` names.
+__device__ __noinline__ inline void begin_long_wait(Peers &p, LongWait &w) {
     atomicOr(&p.troubled, 1u); // there will be a clock to stop, and perhaps beacons to withdraw
-    uint64_t now = ptx::global_timer_ns();
+    w.entered = ptx::global_timer_ns();
     // The clock began when the first block of this kernel began to wait, so that a block that was scheduled late waits no
     // longer than the others.
-    auto *clock = reinterpret_cast<unsigned long long *>(&p.peers->waits[what.permission ? 0 : 1].began);
-    uint64_t began = atomicCAS(clock, 0ull, now);
-    if (began == 0) began = now;
+    auto *clock = reinterpret_cast<unsigned long long *>(&p.peers->waits[w.what.permission ? 0 : 1].began);
+    w.began = atomicCAS(clock, 0ull, w.entered);
+    if (w.began == 0) w.began = w.entered;
     // A kernel that only receives may begin long after this rank has last written to its peers.
-    uint64_t spoke = p.resumes ? p.spoke : began;
-    LongWait w = {what, phase, peer, began, spoke, 0, {{}, second ? now : began, peer, 0}};
-    while (true) {
-        look_often(p, w.what, w.peer);
-        epw_sight seen = look(p, w.what, w.peer);
-        if (judge(p, w.what, seen) == EPW_ARRIVED) return {true, epw_word_value(seen.word)};
-        if (ptx::load_relaxed_gpu(&p.peers->gone) >> w.peer & 1) return {false, 0}; // another block has given it up
-        uint32_t cause = epw_rule_gone(seen, own_epoch_word(p));
-        if (cause == EPW_CAUSE_NONE) cause = go_on_waiting(p, w);
-        if (cause == EPW_CAUSE_NONE) continue;
-        if (cause == EPW_CAUSE_LINK) { // what has come before counts
-            seen = look(p, w.what, w.peer);
-            if (judge(p, w.what, seen) == EPW_ARRIVED) return {true, epw_word_value(seen.word)};
+    w.spoke = p.resumes ? p.spoke : w.began;
+    w.asked = 0;
+    w.asks = false;
+    w.turn = 0;
+    for (uint8_t &lengthened : w.lengthened) lengthened = 0;
+}
+
+// Goes on with it until it is over for one more peer, which is w.peer(). There is one.
+__device__ __noinline__ inline Arrival await_next(Peers &p, LongWait &w) {
+    Arrival how;
+    do {
+        const uint32_t after = w.late & ~((2u << w.turn) - 1);
+        if (after == 0) { // a round begins
+            const uint64_t now = ptx::global_timer_ns();
+            w.asks = now - w.asked >= kAskEveryNs;
+            if (w.asks) w.asked = now;
         }
-        record_loss(p, w.phase, cause, w.peer, expected_word(p, w.what), seen.word, ptx::global_timer_ns() - w.began,
-                    count_awaited(p, w.what));
-        atomicOr(reinterpret_cast<unsigned long long *>(&p.peers->gone), 1ull << w.peer);
-        suspect(p, w.peer, cause);
-        return {false, 0};
-    }
+        w.turn = __ffs(after ? after : w.late) - 1;
+    } while (!is_over(p, w, how));
+    w.late &= ~(1u << w.turn);
+    auto *waited = reinterpret_cast<unsigned long long *>(&p.peers->waited[w.peer()]);
+    if (w.measured) atomicMax(waited, ptx::global_timer_ns() - w.entered);
+    return how;
+}
+
+// A long wait for one peer.
+__device__ __noinline__ inline Arrival await_long(Peers &p, Awaited what, uint32_t phase, uint32_t peer, bool measured) {
+    LongWait w;
+    w.what = what;
+    w.phase = phase;
+    w.first = peer;
+    w.late = 1;
+    w.measured = measured;
+    begin_long_wait(p, w);
+    return await_next(p, w);
 }
 
 // In the steady state one look is enough, or a few; some tens of microseconds at a quarter of one each. A long wait costs the
 // kernel a block that closes the operation, so that only who wants it measured goes there early.
 __device__ __forceinline__ uint32_t looks_before_long(bool measured) { return measured ? 64 : 256; }
 
-// Waits for one peer's word. `measured`: the time spent in a long wait is to be noted for add_waits. `second`: see await_long.
-__device__ __forceinline__ Arrival await(Peers &p, Awaited what, uint32_t phase, uint32_t peer, bool measured, uint32_t looks,
-                                         bool second) {
+// Waits for one peer's word. `measured`: the time spent in a long wait is to be noted for add_waits.
+__device__ __forceinline__ Arrival await(Peers &p, Awaited what, uint32_t phase, uint32_t peer, bool measured) {
     // An epoch word counts in full, and only the long wait judges it so: once in an epoch.
-    if (what.word == EPW_WORD_EPOCH) looks = 0;
+    const uint32_t looks = what.word == EPW_WORD_EPOCH ? 0 : looks_before_long(measured);
     const WordOf word(p, what, peer);
     const uint64_t *words = words_from(p, peer);
 #pragma unroll 1
@@ -232,16 +289,7 @@ __device__ __forceinline__ Arrival await(Peers &p, Awaited what, uint32_t phase,
         if (what.permission && epw_word_epoch(dropped) >= p.epoch) break; // it has dropped this rank
         return {true, epw_word_value(seen)};
     }
-    uint64_t began = measured ? ptx::global_timer_ns() : 0;
-    Arrival arrival = await_long(p, what, phase, peer, second);
-    if (measured) {
-        auto *waited = reinterpret_cast<unsigned long long *>(&p.peers->waited[peer]);
-        atomicMax(waited, ptx::global_timer_ns() - began);
-    }
-    return arrival;
-}
-__device__ __forceinline__ Arrival await(Peers &p, Awaited what, uint32_t phase, uint32_t peer, bool measured) {
-    return await(p, what, phase, peer, measured, looks_before_long(measured), false);
+    return await_long(p, what, phase, peer, measured);
 }
 
 // Adds what `await` has noted to the caller's sums, [ranks], where it has asked for them; lanes and buffers may share them. By

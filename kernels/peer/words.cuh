@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/peer/context.h"
-#include "kernels/ptx/memory.cuh"
+#include "kernels/peer/rank_set.cuh"
 
 #include "peer/rules.h"
 
@@ -15,32 +15,25 @@ struct Peers {
     epw_gpu_peers *peers;
     const unsigned char *own, *inbox; // this rank's window; where peers behind queues write instead
     uint32_t rank, ranks, lane, epoch, op;
-    bool resumes;     // the kernel goes on with what an earlier one has begun: this rank's silence is counted from there
-    uint64_t present; // who takes part, as the kernel begins: the same for all blocks
-    uint64_t active, suspects;
+    bool resumes;         // the kernel goes on with what an earlier one has begun: this rank's silence is counted from there
+    bool posts;           // some peers are reached by queues
+    epw_rank_set present; // who takes part, as the kernel begins: the same for all blocks
+    epw_rank_set active, suspects;
+    epw_rank_set queued, mapped;       // peers that no window is mapped of; those who take part and are none of these
     uint64_t deadline, group_deadline; // of this call; of the group
     uint64_t spoke;                    // if it resumes: when this rank has last written to its peers
-    uint64_t queued;                   // peers that no window is mapped of
-    // The peer table: of words, and of what this kernel writes beside them, rows or answers.
-    uint64_t control[EPW_GPU_PEERS], data[EPW_GPU_PEERS];
+    // The peer table, of what this kernel writes beside words: rows, or answers. Of a mapped window everything is there.
+    uint64_t data[EPW_GPU_PEERS];
 
-    unsigned long long gone; // peers that this block knows to be lost
-    uint32_t troubled;       // the block has waited long, or lost somebody: the kernel does not end as it usually does
+    epw_rank_set reachable; // who takes part, but for those that this block has given up
+    uint32_t gave_up;       // there are some
+    uint32_t troubled;      // the block has waited long, or lost somebody: the kernel does not end as it usually does
 };
 
-// A peer's entries of the table, on their way from memory to a block's Peers. By one thread for each peer.
-struct Entries {
-    uint64_t control, data;
-
-    __device__ __forceinline__ void load(const epw_gpu_peers *peers, epw_area area, uint32_t peer) {
-        control = peers->table[EPW_AREA_CONTROL][peer];
-        data = peers->table[area][peer];
-    }
-    __device__ __forceinline__ void write(Peers &p, uint32_t peer) const {
-        p.control[peer] = control;
-        p.data[peer] = data;
-    }
-};
+// A peer's entry of the table, on its way from memory to a block's Peers.
+__device__ __forceinline__ uint64_t entry_of(const epw_gpu_peers *peers, epw_area area, uint32_t peer) {
+    return peers->table[area][peer];
+}
 
 // By a kernel that has no operation.
 __device__ __forceinline__ bool is_reached(const epw_gpu_peers *peers, uint32_t peer) {
@@ -51,14 +44,19 @@ __device__ __forceinline__ void forget(epw_gpu_peers *peers, uint32_t peer) {
     if (threadIdx.x < EPW_AREAS) peers->table[threadIdx.x][peer] = 0;
 }
 
-// What is to be at `offset` of the peer's window is written here.
-__device__ __forceinline__ unsigned char *at(const uint64_t (&area)[EPW_GPU_PEERS], uint32_t peer, uint64_t offset) {
-    return reinterpret_cast<unsigned char *>(area[peer] + offset);
+// What is to be at `offset` of the peer's window is written here: rows or answers; and what is beside words.
+__device__ __forceinline__ unsigned char *at(const Peers &p, uint32_t peer, uint64_t offset) {
+    return reinterpret_cast<unsigned char *>(p.data[peer] + offset);
+}
+__device__ __forceinline__ unsigned char *control_at(const Peers &p, uint32_t peer, uint64_t offset) {
+    const bool queued = has(p.queued, peer);
+    unsigned char *mapped = at(p, peer, offset); // on its way, too
+    return queued ? reinterpret_cast<unsigned char *>(p.peers->table[EPW_AREA_CONTROL][peer] + offset) : mapped;
 }
 
 // In front of what `source` writes here, by offset.
 __device__ __forceinline__ const unsigned char *written_by(const Peers &p, uint32_t source) {
-    return p.queued >> source & 1 ? p.inbox : p.own;
+    return has(p.queued, source) ? p.inbox : p.own;
 }
 
 // A lane's words that `source` writes here.

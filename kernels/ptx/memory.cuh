@@ -14,6 +14,12 @@ __device__ __forceinline__ uint64_t load_acquire_sys(const uint64_t *p) {
     return v;
 }
 
+__device__ __forceinline__ uint32_t load_acquire_sys(const uint32_t *p) {
+    uint32_t v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
 __device__ __forceinline__ void store_release_sys(uint64_t *p, uint64_t v) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
@@ -34,6 +40,11 @@ __device__ __forceinline__ uint64_t load_relaxed_sys(const uint64_t *p) {
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
+__device__ __forceinline__ uint32_t load_relaxed_sys(const uint32_t *p) {
+    uint32_t v;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
 
 // Adds among the threads of this GPU; returns the value before. Releases what came before, acquires what others have released.
 __device__ __forceinline__ uint64_t add_acq_rel_gpu(uint64_t *p, uint64_t v) {
@@ -52,15 +63,20 @@ __device__ __forceinline__ uint64_t load_acquire_gpu(const uint64_t *p) {
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
-
-// Bits in shared memory, by which threads of a block tell the others what has happened.
-__device__ __forceinline__ uint64_t load_acquire_block(const unsigned long long *p) {
-    uint64_t v;
-    asm volatile("ld.acquire.cta.shared::cta.u64 %0, [%1];" : "=l"(v) : "r"(shared_address(p)) : "memory");
+__device__ __forceinline__ uint32_t load_acquire_gpu(const uint32_t *p) {
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-__device__ __forceinline__ void set_bits_release_block(unsigned long long *p, uint64_t bits) {
-    asm volatile("red.release.cta.shared::cta.or.b64 [%0], %1;" ::"r"(shared_address(p)), "l"(bits) : "memory");
+
+// Bits in shared memory, by which threads of a block tell the others what has happened.
+__device__ __forceinline__ uint32_t load_acquire_block(const uint32_t *p) {
+    uint32_t v;
+    asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(p)) : "memory");
+    return v;
+}
+__device__ __forceinline__ void set_bits_release_block(uint32_t *p, uint32_t bits) {
+    asm volatile("red.release.cta.shared::cta.or.b32 [%0], %1;" ::"r"(shared_address(p)), "r"(bits) : "memory");
 }
 
 // Past L1: what other blocks or peers write while this kernel runs.

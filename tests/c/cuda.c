@@ -48,9 +48,9 @@ static void limits_of_gpus_are_named(void) {
     CHECK(epw_plan_make(&config, &plan) == EPW_ERR_LIMIT);
     CHECK(error_has("sms is 1025, must be at most 1024"));
     config = config_of(0);
-    config.ranks = config.experts = 65;
+    config.ranks = config.experts = 257;
     CHECK(epw_plan_make(&config, &plan) == EPW_ERR_LIMIT);
-    CHECK(error_has("ranks is 65, must be at most 64 on GPUs"));
+    CHECK(error_has("ranks is 257, must be at most 256 on GPUs"));
     config.device = EPW_DEVICE_HOST;
     CHECK_OK(epw_plan_make(&config, &plan));
     config = config_of(0);

@@ -174,7 +174,8 @@ static int fake_checkpoint(const epw_checkpoint_args *args, void *stream) {
     epw_gpu_lane_state *state = args->states[0];
     bool faulted = state->faulted != 0 || args->states[1]->faulted != 0;
     state->faulted = args->states[1]->faulted = 0;
-    state->report = epw_report_next(state->report, args->step, faulted, args->shared->suspects != 0);
+    state->report =
+        epw_report_next(state->report, args->step, faulted, epw_ranks_have(&args->shared->suspects, 1));
     for (uint32_t peer = 0; peer < args->ranks; peer++)
         *word_of(args->peers[0], args->rank, peer, EPW_WORD_REPORT) = state->report;
     return fake_launch(1, stream);
@@ -183,18 +184,18 @@ static int fake_set_active(const epw_membership_args *args, void *stream) {
     for (uint32_t i = 0; i < 2; i++) {
         CHECK(args->peers[i]->lane == i && args->peers[i]->shared == args->shared);
         for (uint32_t p = 0; p < args->ranks; p++) {
-            CHECK(args->peers[i]->table[EPW_AREA_ROWS][p] != 0 || !(args->active >> p & 1));
+            CHECK(args->peers[i]->table[EPW_AREA_ROWS][p] != 0 || !epw_ranks_have(&args->active, p));
         }
     }
     for (uint32_t p = 0; p < args->ranks; p++) {
-        if (!(args->active >> p & 1)) continue;
+        if (!epw_ranks_have(&args->active, p)) continue;
         *word_of(args->peers[0], args->rank, p, EPW_WORD_LAST) = args->last[0];
         *word_of(args->peers[0], args->rank, p, EPW_WORD_LAST_BUT_ONE) = args->last[1];
         *word_of(args->peers[0], args->rank, p, EPW_WORD_EPOCH) = args->epoch_word;
     }
     args->states[0]->report = epw_report_none(args->epoch_word);
-    memset(args->shared->suspects_host, 0, EPW_MAX_LANES * sizeof(uint64_t));
-    memset(args->shared->silent_host, 0, EPW_MAX_LANES * sizeof(uint64_t));
+    memset(args->shared->suspects_host, 0, EPW_MAX_LANES * sizeof(epw_rank_set));
+    memset(args->shared->silent_host, 0, EPW_MAX_LANES * sizeof(epw_rank_set));
     if (fake.hangs) fake.done = 0;
     return fake_launch(1, stream);
 }
@@ -328,16 +329,17 @@ static void lanes_hold_the_peer_table(void) {
     REFUSED(epw_buffer_disconnect(g.of[0], 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
     /* As kernels would: one lane has given rank 1 up without evidence, then the other one for its silence. */
     uint8_t reachable[EXPERTS];
-    g.of[0]->gpu->pinned->suspects[1] = 2;
+    g.of[0]->gpu->pinned->suspects[1].words[0] = 2;
     epw_membership now = membership_of(g.of[0]);
     CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 0);
-    g.of[0]->gpu->pinned->silent[0] = 2;
+    g.of[0]->gpu->pinned->silent[0].words[0] = 2;
     now = membership_of(g.of[0]);
     CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 2);
-    g.of[0]->gpu->pinned->suspects[1] = g.of[0]->gpu->pinned->silent[0] = 0;
+    g.of[0]->gpu->pinned->suspects[1].words[0] = g.of[0]->gpu->pinned->silent[0].words[0] = 0;
     CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{2 | 4}}));
     now = membership_of(g.of[0]);
-    CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 0 && g.of[0]->gpu->pinned->revoked == 2);
+    CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 0 &&
+          g.of[0]->gpu->pinned->revoked.words[0] == 2);
     CHECK_OK(epw_buffer_reachable_experts(g.of[0], reachable));
     CHECK(reachable[0] == 1 && reachable[EXPERTS - 1] == 0);
     CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
@@ -671,7 +673,7 @@ static void outcomes_are_read_when_the_event_is_done(void) {
     CHECK(epw_outcome_read(b, handle, &outcome) == EPW_PENDING);
     CHECK(epw_await(b, handle, 2 * MS) == EPW_PENDING);
     fake.done = 1;
-    b->gpu->lanes[0].arrays.report->missing = 2;
+    b->gpu->lanes[0].arrays.report->missing.words[0] = 2;
     b->gpu->lanes[0].arrays.report->record.cause = EPW_CAUSE_TIMEOUT;
     CHECK_OK(epw_await(b, handle, 0));
     CHECK_OK(epw_outcome_read(b, handle, &outcome));
@@ -711,7 +713,7 @@ static void a_disconnect_that_is_not_seen_done_leaves_the_peer_out(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
     epw_mask all = first_ranks(2);
-    b->gpu->pinned->suspects[0] = 2;
+    b->gpu->pinned->suspects[0].words[0] = 2;
     fake.stalls = 1;
     REFUSED(epw_buffer_disconnect(b, 1), EPW_ERR_TIMEOUT, "disconnect", 0, 1, "has not taken the change");
     fake.stalls = 0;
@@ -768,7 +770,7 @@ static void a_membership_revokes_nobody(void) {
     CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{2}}));
     CHECK(membership_of(g.of[0]).suspects.bits[0] == 2);
     activate(&g, 2);
-    CHECK(membership_of(g.of[0]).suspects.bits[0] == 0 && g.of[0]->gpu->pinned->revoked == 0);
+    CHECK(membership_of(g.of[0]).suspects.bits[0] == 0 && g.of[0]->gpu->pinned->revoked.words[0] == 0);
     destroy(&g);
 }
 

@@ -509,8 +509,8 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
     if (status == EPW_OK) status = fetch_report(b, index, where);
     if (status == EPW_OK) {
         const epw_gpu_report *report = &b->gpu->pinned->reports[index];
-        outcome->missing = (epw_mask){{report->missing}};
-        outcome->degraded = report->missing != 0;
+        outcome->missing = epw_ranks_mask(&report->missing);
+        outcome->degraded = !epw_mask_empty(&outcome->missing);
         outcome->record = report->record;
     }
     epw_lane_unlock(b, lane);

@@ -194,11 +194,10 @@ static epw_status gpu_open(epw_buffer *b) {
 }
 
 /* Writer of each word: that lane's kernels, into mapped memory; of all: the membership kernel. */
-static uint64_t of_all_lanes(const epw_buffer *b, const uint64_t words[EPW_MAX_LANES]) {
-    uint64_t bits = 0;
-    for (uint32_t i = 0; i < b->config.lanes; i++)
-        bits |= atomic_load_explicit((const _Atomic uint64_t *)&words[i], memory_order_acquire);
-    return bits;
+static epw_mask of_all_lanes(const epw_buffer *b, const epw_rank_set sets[EPW_MAX_LANES]) {
+    epw_mask all = {{0}};
+    for (uint32_t i = 0; i < b->config.lanes; i++) epw_ranks_join(&all, &sets[i]);
+    return all;
 }
 
 /* A kernel waits twice at most, for permission and for rows, each time for EPW_WAIT_DEADLINES_MAX deadlines;
@@ -213,7 +212,7 @@ static bool gpu_leave(epw_buffer *b) {
     epw_status status = await_lanes(b, LOCKED, bound, where); /* nobody else calls any more */
     if (status == EPW_ERR_STATE) return false;                /* who knows what still runs */
     /* Suspects have been told by kernels, but for those that were revoked and not waited for since. */
-    epw_mask told = {{of_all_lanes(b, b->gpu->pinned->suspects)}};
+    epw_mask told = of_all_lanes(b, b->gpu->pinned->suspects);
     if (status == EPW_OK) status = epw_peers_say_farewell(&b->peers, &told, where);
     return status != EPW_PENDING; /* a GPU that has failed touches nothing any more */
 }
@@ -271,13 +270,13 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_
                                 .rank = b->config.rank,
                                 .ranks = b->config.ranks,
                                 .epoch_word = epoch_word,
-                                .active = active->bits[0],
+                                .active = epw_ranks_of(active),
                                 .last = {last[0], last[1]}};
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         args.peers[i] = g->lanes[i].peers;
         args.states[i] = g->lanes[i].state;
     }
-    atomic_store_explicit(&g->pinned->revoked, 0, memory_order_relaxed); /* no kernel of the old epoch runs */
+    epw_ranks_clear(&g->pinned->revoked); /* no kernel of the old epoch runs */
     int error = epw_gpu_set_active(&args, b->peers.gpu->stream);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
     epw_cuda_leave();
@@ -327,15 +326,17 @@ static epw_reports gpu_reports(const epw_buffer *b, uint32_t peer) {
 
 static epw_mask gpu_suspects(const epw_buffer *b, epw_mask *silent) {
     const epw_gpu_pinned *pinned = b->gpu->pinned;
-    uint64_t revoked = atomic_load_explicit(&pinned->revoked, memory_order_relaxed);
-    epw_mask suspects = {{of_all_lanes(b, pinned->suspects) | revoked}};
-    if (silent != NULL) *silent = (epw_mask){{of_all_lanes(b, pinned->silent) & suspects.bits[0]}};
+    epw_mask suspects = of_all_lanes(b, pinned->suspects);
+    epw_ranks_join(&suspects, &pinned->revoked);
+    if (silent == NULL) return suspects;
+    *silent = of_all_lanes(b, pinned->silent);
+    for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) silent->bits[i] &= suspects.bits[i];
     return suspects;
 }
 
 /* Writer: this thread. Reader: kernels that wait long. Nothing else goes with the bits. */
 static void gpu_revoke(epw_buffer *b, const epw_mask *members) {
-    atomic_fetch_or_explicit(&b->gpu->pinned->revoked, members->bits[0], memory_order_relaxed);
+    EPW_MASK_FOR(peer, members, b->config.ranks) epw_ranks_insert(&b->gpu->pinned->revoked, peer);
 }
 
 const epw_engine epw_engine_gpu = {

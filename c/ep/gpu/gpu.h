@@ -12,9 +12,9 @@
 /* Pinned host memory that kernels write, or copies of what they have written. */
 typedef struct epw_gpu_pinned {
     epw_gpu_report reports[EPW_MAX_LANES]; /* copies of the lanes' */
-    uint64_t suspects[EPW_MAX_LANES];      /* what epw_gpu_shared.suspects_host points to, */
-    uint64_t silent[EPW_MAX_LANES];        /* its silent_host, */
-    _Atomic uint64_t revoked;              /* and its revoked */
+    epw_rank_set suspects[EPW_MAX_LANES];  /* what epw_gpu_shared.suspects_host points to, */
+    epw_rank_set silent[EPW_MAX_LANES];    /* its silent_host, */
+    epw_rank_set revoked;                  /* and its revoked */
     epw_gpu_ring ring;
 } epw_gpu_pinned;
 
