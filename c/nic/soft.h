@@ -43,6 +43,10 @@ void epw_nic_poll(epw_nic *nic);
 void epw_nic_drive(epw_nic *nic, uint64_t now_ns);
 void epw_nic_rest(epw_nic *nic);
 
+/* How long the thread naps between two looks at doorbells that nobody tells of, see `polled` below: 50 us
+ * unless told otherwise. What comes by a connection ends a nap. */
+void epw_nic_set_nap(epw_nic *nic, uint64_t ns);
+
 /* What it has sent so far over all connections: bytes as the sockets took them, and of these the frames' own,
  * EPW_FRAME_BYTES to each. */
 typedef struct epw_nic_traffic {

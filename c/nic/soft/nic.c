@@ -199,18 +199,21 @@ static void take_in(epw_nic *nic, const struct epoll_event *events, int count, b
     }
 }
 
-/* What rings have brought. */
-static void take_from_rings(epw_nic *nic) {
+/* What rings have brought. Whether they have brought anything. */
+static bool take_from_rings(epw_nic *nic) {
+    bool brought = false;
     for (uint32_t i = 0; nic->ring_links > 0 && i < nic->link_count; i++) {
         epw_link *link = nic->links[i];
         if (link == NULL || link->frozen || link->rings.memory == NULL) continue;
         if (epw_ring_filled(&link->rings.in) < epw_link_wants_bytes(link)) continue;
+        brought = true;
         if (!epw_link_take_bytes(link)) lose_link(nic, link);
     }
+    return brought;
 }
 
-/* The thread is about to listen to the system alone: whoever writes to a ring is to call it. False: something
- * has come already. */
+/* The thread is about to listen to the system alone, or to take a nap: whoever writes to a ring is to call
+ * it. False: something has come already. */
 static bool listen_to_rings(const epw_nic *nic) {
     bool silent = true;
     for (uint32_t i = 0; nic->ring_links > 0 && i < nic->link_count; i++) {
@@ -296,19 +299,22 @@ static void poll_as(epw_nic *nic, bool takes, uint64_t now_ns) {
 }
 
 /* Where kernels ring, which wakes nobody: the thread looks all the time for a while after something has come
- * or was rung for; then at intervals, which are longer where nothing has happened for a second. */
-#define POLL_NS  UINT64_C(10000000)
-#define IDLE_NS  UINT64_C(1000000000)
-#define PAUSE_NS 50000
-#define NAP_NS   500000
+ * or was rung for; then it naps between its looks, ten times as long where nothing has happened for a second.
+ * Whatever comes by a connection ends a nap. */
+#define POLL_NS   UINT64_C(10000000)
+#define IDLE_NS   UINT64_C(1000000000)
+#define NAP_NS    50000
+#define IDLE_NAPS 10
 
-static int look(epw_nic *nic, struct epoll_event *events, uint64_t busy_ns) {
-    uint64_t idle_ns = epw_now_ns() - busy_ns;
-    if (idle_ns >= POLL_NS) {
-        struct pollfd any = {.fd = nic->epoll, .events = POLLIN};
-        ppoll(&any, 1, &(struct timespec){0, idle_ns < IDLE_NS ? PAUSE_NS : NAP_NS}, NULL);
-    }
-    return epoll_wait(nic->epoll, events, EVENTS, 0);
+static void nap(const epw_nic *nic, uint64_t idle_ns) {
+    uint64_t ns = atomic_load_explicit(&nic->nap_ns, memory_order_relaxed);
+    if (idle_ns >= IDLE_NS) ns *= IDLE_NAPS;
+    struct pollfd any = {.fd = nic->epoll, .events = POLLIN};
+    ppoll(&any, 1, &(struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)}, NULL);
+}
+
+void epw_nic_set_nap(epw_nic *nic, uint64_t ns) {
+    atomic_store_explicit(&nic->nap_ns, ns, memory_order_relaxed);
 }
 
 void epw_nic_poll(epw_nic *nic) {
@@ -346,6 +352,7 @@ static void *nic_main(void *argument) {
     struct epoll_event events[EVENTS];
     bool polls = false;
     uint64_t busy_ns = 0; /* where it polls: when there was last something to do */
+    uint64_t idle_ns = 0; /* since then */
     int looks_after_ms = -1;
     uint32_t drives = 0;
     bool held = false, listens = false; /* a call ends its sleep */
@@ -354,7 +361,8 @@ static void *nic_main(void *argument) {
         uint32_t rests = atomic_load_explicit(&nic->rests, memory_order_seq_cst);
         uint32_t now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
         if (polls) {
-            count = look(nic, events, busy_ns);
+            if (listens) nap(nic, idle_ns);
+            count = epoll_wait(nic->epoll, events, EVENTS, 0);
         } else if (now != drives && !held) {
             drives = now;
             doze(nic, rests);
@@ -367,13 +375,19 @@ static void *nic_main(void *argument) {
         pthread_mutex_lock(&nic->lock);
         looks_after_ms = nic->strict != NULL ? 1 : -1; /* it has delays to end */
         polls = nic->polled > 0;
-        if (polls && (epw_nic_heed_polled(nic) || count > 0)) busy_ns = epw_now_ns();
+        bool busy = epw_nic_heed_polled(nic) || count > 0;
         take_in(nic, events, count, true);
-        take_from_rings(nic);
+        busy |= take_from_rings(nic);
         send_all(nic);
         held = nic->held_links > 0;
         now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
-        listens = !polls && !nic->goes_on && (now == drives || held) && listen_to_rings(nic);
+        if (polls) {
+            uint64_t now_ns = epw_now_ns();
+            if (busy) busy_ns = now_ns;
+            idle_ns = now_ns - busy_ns;
+        }
+        bool may_sleep = polls ? idle_ns >= POLL_NS : now == drives || held;
+        listens = may_sleep && !nic->goes_on && listen_to_rings(nic);
         nic->called = false;
         ending = nic->ending;
         if (!ending) eventfd_read(nic->wake, &(eventfd_t){0}); /* this thread alone: the call is for it */
@@ -422,6 +436,7 @@ epw_status epw_nic_open(epw_where where, epw_nic **out) {
     if (nic == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a software NIC");
     pthread_mutex_init(&nic->lock, NULL);
     nic->epoll = nic->wake = -1;
+    nic->nap_ns = NAP_NS;
     epw_status status = start(nic, where);
     if (status != EPW_OK) {
         epw_nic_close(nic);
