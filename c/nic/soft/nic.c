@@ -272,7 +272,8 @@ static void hand_over(epw_nic *nic, bool ack_waits) {
     nic->called |= needed;
 }
 
-/* Where all bytes come by rings the sockets say only who is gone: drivers look at them as often as this. */
+/* Where all bytes come by rings the sockets say only who is gone, and who calls the thread: drivers, and a
+ * thread that polls, look at them as often as this. */
 #define LOOK_NS 20000
 
 static void take_in_all(epw_nic *nic, struct epoll_event *events) {
@@ -281,6 +282,13 @@ static void take_in_all(epw_nic *nic, struct epoll_event *events) {
     if (rings_alone && nic->now_ns - nic->looked_ns < LOOK_NS) return;
     nic->looked_ns = nic->now_ns;
     take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0), false);
+}
+
+/* Whether the call to the thread is among what has come. */
+static bool is_called(const struct epoll_event *events, int count) {
+    bool called = false;
+    for (int i = 0; i < count; i++) called |= events[i].data.u64 == WAKE_ID;
+    return called;
 }
 
 /* now_ns: 0, or the caller drives. */
@@ -351,23 +359,30 @@ static void *nic_main(void *argument) {
     epw_nic *nic = argument;
     struct epoll_event events[EVENTS];
     bool polls = false;
-    uint64_t busy_ns = 0; /* where it polls: when there was last something to do */
+    bool looks = true;    /* where it polls: also at the system */
+    uint64_t busy_ns = 0; /* and when there was last something to do */
     uint64_t idle_ns = 0; /* since then */
+    uint64_t looked_ns = 0;
     int looks_after_ms = -1;
     uint32_t drives = 0;
     bool held = false, listens = false; /* a call ends its sleep */
     for (bool ending = false; !ending;) {
         int count = 0;
+        bool dozed = false;
         uint32_t rests = atomic_load_explicit(&nic->rests, memory_order_seq_cst);
         uint32_t now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
         if (polls) {
             if (listens) nap(nic, idle_ns);
-            count = epoll_wait(nic->epoll, events, EVENTS, 0);
+            if (looks) count = epoll_wait(nic->epoll, events, EVENTS, 0);
         } else if (now != drives && !held) {
             drives = now;
             doze(nic, rests);
+            dozed = true;
         } else if (listens) {
             count = epoll_wait(nic->epoll, events, EVENTS, looks_after_ms);
+        }
+        bool called = dozed || is_called(events, count);
+        if (!polls && !dozed && listens) {
             /* What has come is a driver's, if there is one. */
             now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
             if (now != drives && !held) count = 0;
@@ -385,12 +400,17 @@ static void *nic_main(void *argument) {
             uint64_t now_ns = epw_now_ns();
             if (busy) busy_ns = now_ns;
             idle_ns = now_ns - busy_ns;
+            if (looks) looked_ns = now_ns;
+            looks = nic->ring_links != nic->open_links || now_ns - looked_ns >= LOOK_NS;
         }
         bool may_sleep = polls ? idle_ns >= POLL_NS : now == drives || held;
         listens = may_sleep && !nic->goes_on && listen_to_rings(nic);
-        nic->called = false;
+        looks |= listens;
         ending = nic->ending;
-        if (!ending) eventfd_read(nic->wake, &(eventfd_t){0}); /* this thread alone: the call is for it */
+        if (called && !ending) {
+            nic->called = false;
+            eventfd_read(nic->wake, &(eventfd_t){0}); /* this thread alone: the call is for it */
+        }
         pthread_mutex_unlock(&nic->lock);
         if (rung_again(nic)) epw_nic_poll(nic);
     }
