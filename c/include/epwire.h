@@ -656,7 +656,8 @@ EPW_API epw_status epw_combine_receive(epw_buffer *buffer, epw_handle handle,
                                        const epw_combine_output *output, epw_outcome *outcome);
 
 /* Goes on with a non-blocking operation without waiting: EPW_PENDING, EPW_OK (outcome is filled) or an error.
- */
+ * It takes in what peers behind queues have sent, as far as it is there, and so does epw_ready: a program
+ * that only looks needs no other thread. */
 EPW_API epw_status epw_poll(epw_buffer *buffer, epw_handle handle, epw_outcome *outcome);
 
 /* Sleeps until epw_poll may find something new, at most timeout_ns. Touches no memory of the operation: any

@@ -1403,7 +1403,9 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// Goes on with a non-blocking operation without waiting: EPW_PENDING, EPW_OK (outcome is filled) or an error.
+    /** Goes on with a non-blocking operation without waiting: EPW_PENDING, EPW_OK (outcome is filled) or an error.
+ It takes in what peers behind queues have sent, as far as it is there, and so does epw_ready: a program
+ that only looks needs no other thread.*/
     pub fn epw_poll(
         buffer: *mut epw_buffer,
         handle: epw_handle,

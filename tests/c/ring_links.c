@@ -210,7 +210,7 @@ static void a_nap_ends_with_what_a_ring_brings(void) {
     open_victim(&v);
     epw_pair *polled = NULL;
     epw_pair_options options = {.peer = 1, .key = v.key, .depth = 16, .polled = true};
-    epw_nic_set_nap(v.nic, 60000 * MS);
+    epw_nic_stretch_sleeps(v.nic, 1000000);
     CHECK_OK(epw_pair_create(v.nic, &options, here, &polled));
     for (uint32_t i = 0; i < 5; i++) {
         nanosleep(&(struct timespec){0, 30 * MS}, NULL);

@@ -306,23 +306,26 @@ static void poll_as(epw_nic *nic, bool takes, uint64_t now_ns) {
     } while (rung_again(nic));
 }
 
+void epw_nic_stretch_sleeps(epw_nic *nic, uint32_t times) {
+    atomic_store_explicit(&nic->stretch, times, memory_order_relaxed);
+}
+
+static void await_readable(const epw_nic *nic, int fd, uint64_t ns) {
+    ns *= atomic_load_explicit(&nic->stretch, memory_order_relaxed);
+    struct timespec time = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+    ppoll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, &time, NULL);
+}
+
 /* Where kernels ring, which wakes nobody: the thread looks all the time for a while after something has come
  * or was rung for; then it naps between its looks, ten times as long where nothing has happened for a second.
  * Whatever comes by a connection ends a nap. */
-#define POLL_NS   UINT64_C(10000000)
-#define IDLE_NS   UINT64_C(1000000000)
-#define NAP_NS    50000
-#define IDLE_NAPS 10
+#define POLL_NS     UINT64_C(10000000)
+#define IDLE_NS     UINT64_C(1000000000)
+#define NAP_NS      50000
+#define IDLE_NAP_NS 500000
 
 static void nap(const epw_nic *nic, uint64_t idle_ns) {
-    uint64_t ns = atomic_load_explicit(&nic->nap_ns, memory_order_relaxed);
-    if (idle_ns >= IDLE_NS) ns *= IDLE_NAPS;
-    struct pollfd any = {.fd = nic->epoll, .events = POLLIN};
-    ppoll(&any, 1, &(struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)}, NULL);
-}
-
-void epw_nic_set_nap(epw_nic *nic, uint64_t ns) {
-    atomic_store_explicit(&nic->nap_ns, ns, memory_order_relaxed);
+    await_readable(nic, nic->epoll, idle_ns < IDLE_NS ? NAP_NS : IDLE_NAP_NS);
 }
 
 void epw_nic_poll(epw_nic *nic) {
@@ -348,10 +351,9 @@ void epw_nic_rest(epw_nic *nic) {
 /* The thread's doze: until somebody wakes it, or its time is over. `rests`: as it was before the drivers were
  * looked for. */
 static void doze(epw_nic *nic, uint32_t rests) {
-    struct pollfd wake = {.fd = nic->wake, .events = POLLIN};
-    struct timespec time = {0, EPW_NIC_DOZE_NS};
     atomic_store_explicit(&nic->dozing, true, memory_order_seq_cst);
-    if (atomic_load_explicit(&nic->rests, memory_order_seq_cst) == rests) ppoll(&wake, 1, &time, NULL);
+    if (atomic_load_explicit(&nic->rests, memory_order_seq_cst) == rests)
+        await_readable(nic, nic->wake, EPW_NIC_DOZE_NS);
     atomic_store_explicit(&nic->dozing, false, memory_order_seq_cst);
 }
 
@@ -456,7 +458,7 @@ epw_status epw_nic_open(epw_where where, epw_nic **out) {
     if (nic == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a software NIC");
     pthread_mutex_init(&nic->lock, NULL);
     nic->epoll = nic->wake = -1;
-    nic->nap_ns = NAP_NS;
+    nic->stretch = 1;
     epw_status status = start(nic, where);
     if (status != EPW_OK) {
         epw_nic_close(nic);
