@@ -427,7 +427,8 @@ pub struct Plan {
     /// Host memory that peers behind queues would take, if all others were, where [`Paths::queue`] permits them: what is written
     /// for them, taken with the first such peer. Pinned, on a GPU; so are the next two.
     pub image_bytes: u64,
-    /// The queues themselves, taken for each such peer.
+    /// The queues themselves, taken for each such peer. What the wire `local` shares with peers of this host is no line of a
+    /// plan: the buffers of a rank use it together, see `EPWIRE_RING_BYTES`.
     pub ring_bytes: u64,
     /// What such peers write, where the window is on a GPU and mapped peers alone write it: taken for each, its places.
     pub inbox_bytes: u64,

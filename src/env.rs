@@ -43,6 +43,8 @@ pub const PATHS: &str = "EPWIRE_PATHS";
 pub const NIC: &str = "EPWIRE_NIC";
 /// What carries the bytes of queues.
 pub const WIRES: &str = "EPWIRE_WIRES";
+/// Bytes of the ring in shared memory by which a rank sends to a peer.
+pub const RING_BYTES: &str = "EPWIRE_RING_BYTES";
 /// Ports on which ranks listen for the queues of others.
 pub const PORTS: &str = "EPWIRE_PORTS";
 /// Instruction set of the host's inner loops; the C core reads it.
@@ -116,6 +118,12 @@ pub const VARIABLES: &[Variable] = &[
         default: "`local`, and `tcp` where the run has a token",
         doc: "What may carry the bytes of queues: some of `local`, shared memory of this host, and `tcp`, with commas between them. \
               Two ranks of one host that both have it take `local`.",
+    },
+    Variable {
+        name: RING_BYTES,
+        default: "4194304",
+        doc: "`local`: bytes of the ring in shared memory by which this rank sends to a peer of its host, a power of two from 4096 to \
+              1073741824. Each peer takes one, with 68 KiB beside it, for all buffers; pages are taken as they are used.",
     },
     Variable {
         name: PORTS,

@@ -181,6 +181,8 @@ pub(crate) struct FabricOptions {
     pub(crate) ports: (u16, u16),
     pub(crate) interfaces: Option<String>,
     pub(crate) key: Option<[u8; 32]>,
+    /// 0: as many as the library chooses.
+    pub(crate) ring_bytes: u32,
 }
 
 impl Fabric {
@@ -195,6 +197,7 @@ impl Fabric {
         (options.first_port, options.last_port) = asked.ports;
         options.interfaces = interfaces.as_ref().map_or(ptr::null(), |names| names.as_ptr());
         options.key = asked.key.as_ref().map_or(ptr::null(), |key| key.as_ptr());
+        options.ring_bytes = asked.ring_bytes;
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and so is what the options point to.
         check(unsafe { sys::epw_fabric_create(&options, &mut out) })?;

@@ -211,7 +211,8 @@ typedef struct epw_plan {
     /* Host memory for peers behind queues, pinned where `device` is a GPU, if all other ranks were; 0 if
      * `paths` excludes queues. It is taken when the first such peer is connected, or for each. */
     uint64_t image_bytes; /* what is written for them and read by the NIC; for all ranks at a time */
-    uint64_t ring_bytes;  /* queues by which lanes post to them; for each */
+    uint64_t ring_bytes;  /* queues by which lanes post to them; for each. What the wire local shares with
+                             peers is the fabric's: epw_fabric_options.ring_bytes */
     uint64_t inbox_bytes; /* what they write here, of a rank on a GPU, whose window mapped peers alone write;
                              for each its places of the window */
 } epw_plan;
@@ -270,9 +271,15 @@ typedef struct epw_fabric_options {
     const unsigned char *key;       /* TCP: 32 secret bytes, the same on all ranks: both ends of a connection
                                        prove that they know them. What follows is neither encrypted nor protected
                                        on the way. NULL: none. Copied */
-    uint32_t ring_bytes; /* local: of the shared memory by which this rank sends to each peer, a power of two
-                            from 2^12 to 2^30, and 68 KiB more; pages are taken as they are used. 0: 2^22 */
+    /* Local: of the ring in shared memory by which this rank sends to a peer, a power of two from
+     * EPW_RING_BYTES_MIN to EPW_RING_BYTES_MAX; 0: 2^22. Each peer of this host that is reached by a queue
+     * takes so much, 68 KiB more, and what its own options say for the way back, once for all buffers of the
+     * fabric. It is in no plan; pages are taken as they are used. */
+    uint32_t ring_bytes;
 } epw_fabric_options;
+
+#define EPW_RING_BYTES_MIN 4096u
+#define EPW_RING_BYTES_MAX 1073741824u
 
 #define EPW_FABRIC_OPTIONS_INIT                                                                              \
     { .size = sizeof(epw_fabric_options), .wires = EPW_WIRE_LOCAL, .nic = EPW_NIC_SOFT }
@@ -649,7 +656,8 @@ EPW_API epw_status epw_combine_receive(epw_buffer *buffer, epw_handle handle,
                                        const epw_combine_output *output, epw_outcome *outcome);
 
 /* Goes on with a non-blocking operation without waiting: EPW_PENDING, EPW_OK (outcome is filled) or an error.
- */
+ * It takes in what peers behind queues have sent, as far as it is there, and so does epw_ready: a program
+ * that only looks needs no other thread. */
 EPW_API epw_status epw_poll(epw_buffer *buffer, epw_handle handle, epw_outcome *outcome);
 
 /* Sleeps until epw_poll may find something new, at most timeout_ns. Touches no memory of the operation: any

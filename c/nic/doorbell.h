@@ -27,7 +27,7 @@ typedef struct epw_bell {
  * the word and the slots behind it are seen by the holder together. */
 EPW_INLINE bool epw_bell_take(uint64_t *word, bool flush, epw_bell *bell) {
     for (;;) { /* ends: a swap that fails is another one's success */
-        uint64_t seen = epw_load_acquire_64(word), rung = seen >> EPW_BELL_COUNT_SHIFT;
+        uint64_t seen = epw_load_relaxed_64(word), rung = seen >> EPW_BELL_COUNT_SHIFT;
         bool held = (seen & EPW_BELL_HELD) != 0;
         uint64_t request = EPW_BELL_AGAIN | (flush ? EPW_BELL_FLUSH : 0);
         uint64_t wanted = held ? seen | request : rung << EPW_BELL_COUNT_SHIFT | EPW_BELL_HELD;
@@ -44,7 +44,7 @@ EPW_INLINE bool epw_bell_let_go(uint64_t *word, uint64_t left_there, epw_bell *b
     uint64_t seen = left_there << EPW_BELL_COUNT_SHIFT | EPW_BELL_HELD;
     if (epw_compare_swap_64(word, seen, count | (bell->flush ? EPW_BELL_FLUSH : 0))) return true;
     do {
-        seen = epw_load_acquire_64(word);
+        seen = epw_load_relaxed_64(word);
     } while (!epw_compare_swap_64(word, seen, count | EPW_BELL_HELD));
     bell->flush |= (seen & EPW_BELL_FLUSH) != 0;
     return false;

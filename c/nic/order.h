@@ -1,5 +1,10 @@
-/* Loads and stores of words that two agents share: threads of the host, kernels, a NIC. Plain integers, so
- * that one struct serves C and CUDA. In kernels all are of system scope: the reader may be on the host. */
+/* Loads and stores of words that several agents share: those who post, threads of the host or of one GPU's
+ * kernels, and the NIC. Plain integers, so that one struct serves C and CUDA.
+ *
+ * In kernels words between posters alone are of the GPU's scope, whose fences do not wait for stores across
+ * the bus; and those that the NIC writes or reads are of the system's. An entry's way is by both: a poster
+ * stores the entry and releases its mark; whoever rings acquires the mark and releases the record, and so the
+ * entry, to the NIC. */
 #ifndef EPW_NIC_ORDER_H
 #define EPW_NIC_ORDER_H
 
@@ -10,26 +15,39 @@
 
 #if defined(__CUDA_ARCH__)
 
+/* ---- between posters ---- */
+
 EPW_INLINE uint64_t epw_load_acquire_64(const uint64_t *at) {
     uint64_t value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
 }
-EPW_INLINE uint32_t epw_load_acquire_32(const uint32_t *at) {
+EPW_INLINE bool epw_mark_is(const uint32_t *at, uint32_t lap) {
     uint32_t value;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value == lap;
+}
+EPW_INLINE void epw_mark(uint32_t *at, uint32_t lap) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(lap) : "memory");
+}
+EPW_INLINE uint64_t epw_load_relaxed_64(const uint64_t *at) {
+    uint64_t value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
 }
-EPW_INLINE void epw_store_release_64(uint64_t *at, uint64_t value) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
-EPW_INLINE void epw_store_release_32(uint32_t *at, uint32_t value) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+/* True if *at was `from`. Orders nothing. */
+EPW_INLINE bool epw_compare_swap_relaxed_64(uint64_t *at, uint64_t from, uint64_t to) {
+    uint64_t was;
+    asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(was)
+                 : "l"(at), "l"(from), "l"(to)
+                 : "memory");
+    return was == from;
 }
 /* True if *at was `from`. Releases what was before it, acquires what is behind it. */
 EPW_INLINE bool epw_compare_swap_64(uint64_t *at, uint64_t from, uint64_t to) {
     uint64_t was;
-    asm volatile("atom.acq_rel.sys.global.cas.b64 %0, [%1], %2, %3;"
+    asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
                  : "=l"(was)
                  : "l"(at), "l"(from), "l"(to)
                  : "memory");
@@ -38,11 +56,22 @@ EPW_INLINE bool epw_compare_swap_64(uint64_t *at, uint64_t from, uint64_t to) {
 /* What *at was, which is the larger of the two from now on. */
 EPW_INLINE uint64_t epw_max_64(uint64_t *at, uint64_t value) {
     uint64_t was;
-    asm volatile("atom.acq_rel.sys.global.max.u64 %0, [%1], %2;"
+    asm volatile("atom.acq_rel.gpu.global.max.u64 %0, [%1], %2;"
                  : "=l"(was)
                  : "l"(at), "l"(value)
                  : "memory");
     return was;
+}
+
+/* ---- between a poster and the NIC ---- */
+
+EPW_INLINE uint32_t epw_load_acquire_32(const uint32_t *at) {
+    uint32_t value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+EPW_INLINE void epw_store_release_32(uint32_t *at, uint32_t value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
 /* To an adapter's register. Observers: this thread, whose stores to the record and the entries are before it;
  * and the adapter, which reads those once the doorbell has come to it. */
@@ -52,6 +81,12 @@ EPW_INLINE void epw_store_doorbell(uint64_t *at, uint64_t value) {
 
 #else
 
+EPW_INLINE bool epw_mark_is(const uint32_t *at, uint32_t lap) {
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE) == lap;
+}
+EPW_INLINE void epw_mark(uint32_t *at, uint32_t lap) {
+    __atomic_store_n(at, lap, __ATOMIC_RELEASE);
+}
 EPW_INLINE uint64_t epw_load_acquire_64(const uint64_t *at) {
     return __atomic_load_n(at, __ATOMIC_ACQUIRE);
 }
@@ -63,6 +98,13 @@ EPW_INLINE void epw_store_release_64(uint64_t *at, uint64_t value) {
 }
 EPW_INLINE void epw_store_release_32(uint32_t *at, uint32_t value) {
     __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+EPW_INLINE uint64_t epw_load_relaxed_64(const uint64_t *at) {
+    return __atomic_load_n(at, __ATOMIC_RELAXED);
+}
+/* True if *at was `from`. Orders nothing. */
+EPW_INLINE bool epw_compare_swap_relaxed_64(uint64_t *at, uint64_t from, uint64_t to) {
+    return __atomic_compare_exchange_n(at, &from, to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 /* True if *at was `from`. Releases what was before it, acquires what is behind it. */
 EPW_INLINE bool epw_compare_swap_64(uint64_t *at, uint64_t from, uint64_t to) {

@@ -53,13 +53,15 @@ EPW_INLINE bool epw_queue_failed(epw_queue *q, epw_queue_fault *fault) {
 
 /* ---- posting ---- */
 
-/* Takes `count` slots, 1 to depth, if as many are free; never waits. *index: of the first. */
+/* Takes `count` slots, 1 to depth, if as many are free; never waits. *index: of the first.
+ *
+ * The swap says only whose the slots are. That their last entries are done is acquired from the completions. */
 EPW_INLINE bool epw_queue_try_reserve(epw_queue *q, uint32_t count, uint64_t *index) {
     for (;;) { /* ends: a swap that fails is another one's success */
-        uint64_t at = epw_load_acquire_64(&q->reserved);
+        uint64_t at = epw_load_relaxed_64(&q->reserved);
         uint64_t needed = at + count <= q->depth ? 0 : at + count - q->depth;
         if (!epw_queue_is_done(q, needed)) return false;
-        if (!epw_compare_swap_64(&q->reserved, at, at + count)) continue;
+        if (!epw_compare_swap_relaxed_64(&q->reserved, at, at + count)) continue;
         *index = at;
         return true;
     }
@@ -78,11 +80,11 @@ EPW_INLINE uint32_t epw_queue_lap(const epw_queue *q, uint64_t index) {
  * has the entries, and what they point to, before its own release of record and doorbell. */
 EPW_INLINE void epw_queue_publish(epw_queue *q, uint64_t index, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
-        epw_store_release_32(&q->marks[(index + i) & (q->depth - 1)], epw_queue_lap(q, index + i));
+        epw_mark(&q->marks[(index + i) & (q->depth - 1)], epw_queue_lap(q, index + i));
 }
 
 EPW_INLINE bool epw_queue_is_marked(const epw_queue *q, uint64_t index) {
-    return epw_load_acquire_32(&q->marks[index & (q->depth - 1)]) == epw_queue_lap(q, index);
+    return epw_mark_is(&q->marks[index & (q->depth - 1)], epw_queue_lap(q, index));
 }
 
 /* The entries below `index` may be fetched. Writer: who holds the bell. Reader: the NIC, which loads the

@@ -8,7 +8,7 @@
  * own entries out, and epw_nic_poll takes in what has come, each by the calling thread unless another one is
  * at it. One lock guards it all; nothing blocks while it is held.
  *
- * While waiters drive, the thread dozes, so that nothing that comes wakes two; it listens again when they
+ * While others drive, the thread dozes, so that nothing that comes wakes two; it listens again when they
  * rest, or a doze after the last of them was here. An ACK that a driver owes waits for what is sent next to
  * the same NIC, which it travels with, for EPW_NIC_ACK_NS at most while somebody drives, else for a doze.
  *
@@ -39,9 +39,13 @@ void epw_nic_poll(epw_nic *nic);
 #define EPW_NIC_DOZE_NS 250000
 
 /* The same, by a waiter at this time of base/clock.h, who calls it again and again, and epw_nic_rest before
- * it sleeps. */
+ * it sleeps; or by somebody who looks without waiting, and may look again. */
 void epw_nic_drive(epw_nic *nic, uint64_t now_ns);
 void epw_nic_rest(epw_nic *nic);
+
+/* For tests, which show so what does not wait for the thread: its dozes, and its naps between two looks at
+ * doorbells that nobody tells of (`polled` below), last so many times as long. */
+void epw_nic_stretch_sleeps(epw_nic *nic, uint32_t times);
 
 /* What it has sent so far over all connections: bytes as the sockets took them, and of these the frames' own,
  * EPW_FRAME_BYTES to each. */

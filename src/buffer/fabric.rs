@@ -53,7 +53,22 @@ fn options(key: WireKey) -> std::result::Result<FabricOptions, String> {
     }
     let ports = env::ports().map_err(|error| error.to_string())?.unwrap_or((0, 0));
     let interfaces = env::value(env::IFNAME);
-    Ok(FabricOptions { wires: wires.to_c(), nic, ports, interfaces, key })
+    let ring_bytes = env::value(env::RING_BYTES).map_or(Ok(0), |text| ring_bytes(&text))?;
+    Ok(FabricOptions { wires: wires.to_c(), nic, ports, interfaces, key, ring_bytes })
+}
+
+/// So many bytes.
+fn ring_bytes(text: &str) -> std::result::Result<u32, String> {
+    let limits = sys::EPW_RING_BYTES_MIN..=sys::EPW_RING_BYTES_MAX;
+    let bytes =
+        text.trim().parse().ok().filter(|bytes: &u32| limits.contains(bytes) && bytes.is_power_of_two());
+    bytes.ok_or_else(|| {
+        let (least, most) = limits.into_inner();
+        format!(
+            "{}: {text:?} is no size of a ring: give a power of two from {least} to {most}",
+            env::RING_BYTES
+        )
+    })
 }
 
 /// The NIC of that name.
@@ -108,6 +123,21 @@ mod tests {
         assert_eq!(both.map(Wires::to_c), Ok(sys::EPW_WIRE_LOCAL | sys::EPW_WIRE_TCP));
         for wrong in ["", "local,", "TCP", "udp"] {
             assert!(Wires::parse(wrong).unwrap_err().contains("give some of local, tcp"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn rings_have_a_size_in_limits() {
+        assert_eq!(ring_bytes("65536"), Ok(65536));
+        for bytes in [sys::EPW_RING_BYTES_MIN, sys::EPW_RING_BYTES_MAX] {
+            assert_eq!(ring_bytes(&bytes.to_string()), Ok(bytes));
+        }
+        for wrong in ["0", "2048", "65537", "2147483648", "4294967296", "-4096", "4M", "many"] {
+            let text = ring_bytes(wrong).unwrap_err();
+            assert!(
+                text.starts_with("EPWIRE_RING_BYTES: ") && text.ends_with("from 4096 to 1073741824"),
+                "{text}"
+            );
         }
     }
 

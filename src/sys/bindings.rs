@@ -13,6 +13,8 @@ pub const EPW_WAIT_DEADLINES_MAX: u32 = 4;
 pub const EPW_PATH_ALL: u32 = 4294967295;
 pub const EPW_DEVICE_HOST: i32 = -1;
 pub const EPW_CONFIG_VERSION: u32 = 1;
+pub const EPW_RING_BYTES_MIN: u32 = 4096;
+pub const EPW_RING_BYTES_MAX: u32 = 1073741824;
 pub const EPW_BLOB_MAX: u32 = 1024;
 pub const EPW_STEP_MAX: u64 = 2199023255551;
 pub type epw_status = i32;
@@ -320,7 +322,8 @@ pinned host memory, through which kernels report, are not in it*/
     pub private_bytes: u64,
     /// what is written for them and read by the NIC; for all ranks at a time
     pub image_bytes: u64,
-    /// queues by which lanes post to them; for each
+    /** queues by which lanes post to them; for each. What the wire local shares with
+peers is the fabric's: epw_fabric_options.ring_bytes*/
     pub ring_bytes: u64,
     /** what they write here, of a rank on a GPU, whose window mapped peers alone write;
 for each its places of the window*/
@@ -467,8 +470,10 @@ NCCL_SOCKET_IFNAME, "eth,ib", "=eth0" or "^docker"; NULL: of all*/
 prove that they know them. What follows is neither encrypted nor protected
 on the way. NULL: none. Copied*/
     pub key: *const ::core::ffi::c_uchar,
-    /** local: of the shared memory by which this rank sends to each peer, a power of two
-from 2^12 to 2^30, and 68 KiB more; pages are taken as they are used. 0: 2^22*/
+    /** Local: of the ring in shared memory by which this rank sends to a peer, a power of two from
+ EPW_RING_BYTES_MIN to EPW_RING_BYTES_MAX; 0: 2^22. Each peer of this host that is reached by a queue
+ takes so much, 68 KiB more, and what its own options say for the way back, once for all buffers of the
+ fabric. It is in no plan; pages are taken as they are used.*/
     pub ring_bytes: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -1398,7 +1403,9 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// Goes on with a non-blocking operation without waiting: EPW_PENDING, EPW_OK (outcome is filled) or an error.
+    /** Goes on with a non-blocking operation without waiting: EPW_PENDING, EPW_OK (outcome is filled) or an error.
+ It takes in what peers behind queues have sent, as far as it is there, and so does epw_ready: a program
+ that only looks needs no other thread.*/
     pub fn epw_poll(
         buffer: *mut epw_buffer,
         handle: epw_handle,

@@ -203,6 +203,26 @@ static void a_part_of_a_header_is_waited_for(void) {
     close_victim(&v);
 }
 
+/* The thread looks for doorbells of kernels between naps, which last longer here than an answer is waited
+ * for. */
+static void a_nap_ends_with_what_a_ring_brings(void) {
+    victim v;
+    open_victim(&v);
+    epw_pair *polled = NULL;
+    epw_pair_options options = {.peer = 1, .key = v.key, .depth = 16, .polled = true};
+    epw_nic_stretch_sleeps(v.nic, 1000000);
+    CHECK_OK(epw_pair_create(v.nic, &options, here, &polled));
+    for (uint32_t i = 0; i < 5; i++) {
+        nanosleep(&(struct timespec){0, 30 * MS}, NULL);
+        say_write(&v, i, OPEN_FROM, 8);
+        say(&v, "12345678", 8);
+        CHECK_MSG(is_answered(&v, EPW_FRAME_BYTES), "write %u", i);
+        epw_ring_advance(&v.rings.in, v.fd, EPW_FRAME_BYTES);
+    }
+    epw_pair_destroy(polled);
+    close_victim(&v);
+}
+
 /* ---- the memory that is passed ---- */
 
 static void pass(int fd, int memory) {
@@ -264,6 +284,7 @@ int main(void) {
     garbage_ends_the_connection();
     what_changes_under_the_reader_touches_nothing_else();
     a_part_of_a_header_is_waited_for();
+    a_nap_ends_with_what_a_ring_brings();
     memory_that_is_no_rings_ends_the_connection();
     sizes_are_checked();
     return check_result("ring_links");

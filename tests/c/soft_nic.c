@@ -7,6 +7,7 @@
 #include "nic/soft.h"
 #include "nic/soft/frame.h"
 #include "nic/soft/ring.h"
+#include "nic/soft/strict.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -50,9 +51,12 @@ static void arrived(void *context, uint64_t offset, uint64_t value) {
     atomic_fetch_add(&e->words, 1);
 }
 
+static bool strict;
+
 static void open_end(end *e, uint32_t peer) {
     *e = (end){0};
     CHECK_OK(epw_nic_open(here, &e->nic));
+    if (strict) CHECK_OK(epw_nic_be_strict(e->nic, 1, 0, here));
     e->source = calloc(1, MEMORY);
     e->window = calloc(1, MEMORY);
     epw_region source = {.base = e->source, .rights = SOURCE_RIGHTS, .count = 1, .stretches = {{0, MEMORY}}};
@@ -275,9 +279,11 @@ static void a_nop_completes_behind_what_is_before_it(void) {
     close_two(&t);
 }
 
-static void doorbells_alone_make_it_fetch(void) {
+static void doorbells_alone_make_a_strict_one_fetch(void) {
     two t;
+    strict = true;
     open_two(&t);
+    strict = false;
     const epw_pair_memory *memory = epw_pair_memory_of(t.a.pair);
     write_word(&t.a, t.b.window_key, WORD_AT, 1, true);
     unsigned char record[4] = {0, 0, 0, 1};
@@ -925,7 +931,7 @@ static void all(uint32_t rings) {
     a_word_is_placed_behind_the_bytes_before_it();
     indices_wrap();
     a_nop_completes_behind_what_is_before_it();
-    doorbells_alone_make_it_fetch();
+    doorbells_alone_make_a_strict_one_fetch();
     entries_before_the_connection_wait_for_it();
     a_read_is_in_order_with_writes();
     reads_complete_behind_their_bytes();

@@ -180,7 +180,14 @@ epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
     return status;
 }
 
+/* What peers have sent by queues is taken in by those who look as by those who wait: a program that only
+ * looks does not wait for the NIC's thread. */
+static void take_in(const epw_buffer *b) {
+    epw_remotes_drive(&b->peers, epw_now_ns());
+}
+
 epw_status epw_host_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
+    take_in(b);
     epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "poll", handle, EPW_STAGE_ANY, &lane);
     if (status != EPW_OK) return status;
@@ -196,6 +203,7 @@ epw_status epw_host_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome)
 }
 
 epw_status epw_host_ready(epw_buffer *b, epw_handle handle) {
+    take_in(b);
     epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "ready", handle, EPW_STAGE_ANY, &lane);
     if (status != EPW_OK) return status;

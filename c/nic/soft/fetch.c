@@ -91,7 +91,7 @@ uint8_t epw_fetch(const unsigned char entry[EPW_FETCH_BYTES], uint32_t number, u
 }
 
 uint16_t epw_fetch_record(const void *record) {
-    /* Writer: who rings, in front of the doorbell. Reader: the NIC, behind it. */
+    /* Writer: who rings, behind the entries. Reader: the NIC. */
     uint32_t word = __atomic_load_n((const uint32_t *)record + 1, __ATOMIC_ACQUIRE);
     unsigned char bytes[4];
     memcpy(bytes, &word, sizeof bytes);

@@ -199,18 +199,21 @@ static void take_in(epw_nic *nic, const struct epoll_event *events, int count, b
     }
 }
 
-/* What rings have brought. */
-static void take_from_rings(epw_nic *nic) {
+/* What rings have brought. Whether they have brought anything. */
+static bool take_from_rings(epw_nic *nic) {
+    bool brought = false;
     for (uint32_t i = 0; nic->ring_links > 0 && i < nic->link_count; i++) {
         epw_link *link = nic->links[i];
         if (link == NULL || link->frozen || link->rings.memory == NULL) continue;
         if (epw_ring_filled(&link->rings.in) < epw_link_wants_bytes(link)) continue;
+        brought = true;
         if (!epw_link_take_bytes(link)) lose_link(nic, link);
     }
+    return brought;
 }
 
-/* The thread is about to listen to the system alone: whoever writes to a ring is to call it. False: something
- * has come already. */
+/* The thread is about to listen to the system alone, or to take a nap: whoever writes to a ring is to call
+ * it. False: something has come already. */
 static bool listen_to_rings(const epw_nic *nic) {
     bool silent = true;
     for (uint32_t i = 0; nic->ring_links > 0 && i < nic->link_count; i++) {
@@ -269,7 +272,8 @@ static void hand_over(epw_nic *nic, bool ack_waits) {
     nic->called |= needed;
 }
 
-/* Where all bytes come by rings the sockets say only who is gone: drivers look at them as often as this. */
+/* Where all bytes come by rings the sockets say only who is gone, and who calls the thread: drivers, and a
+ * thread that polls, look at them as often as this. */
 #define LOOK_NS 20000
 
 static void take_in_all(epw_nic *nic, struct epoll_event *events) {
@@ -278,6 +282,13 @@ static void take_in_all(epw_nic *nic, struct epoll_event *events) {
     if (rings_alone && nic->now_ns - nic->looked_ns < LOOK_NS) return;
     nic->looked_ns = nic->now_ns;
     take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0), false);
+}
+
+/* Whether the call to the thread is among what has come. */
+static bool is_called(const struct epoll_event *events, int count) {
+    bool called = false;
+    for (int i = 0; i < count; i++) called |= events[i].data.u64 == WAKE_ID;
+    return called;
 }
 
 /* now_ns: 0, or the caller drives. */
@@ -295,20 +306,26 @@ static void poll_as(epw_nic *nic, bool takes, uint64_t now_ns) {
     } while (rung_again(nic));
 }
 
-/* Where kernels ring, which wakes nobody: the thread looks all the time for a while after something has come
- * or was rung for; then at intervals, which are longer where nothing has happened for a second. */
-#define POLL_NS  UINT64_C(10000000)
-#define IDLE_NS  UINT64_C(1000000000)
-#define PAUSE_NS 50000
-#define NAP_NS   500000
+void epw_nic_stretch_sleeps(epw_nic *nic, uint32_t times) {
+    atomic_store_explicit(&nic->stretch, times, memory_order_relaxed);
+}
 
-static int look(epw_nic *nic, struct epoll_event *events, uint64_t busy_ns) {
-    uint64_t idle_ns = epw_now_ns() - busy_ns;
-    if (idle_ns >= POLL_NS) {
-        struct pollfd any = {.fd = nic->epoll, .events = POLLIN};
-        ppoll(&any, 1, &(struct timespec){0, idle_ns < IDLE_NS ? PAUSE_NS : NAP_NS}, NULL);
-    }
-    return epoll_wait(nic->epoll, events, EVENTS, 0);
+static void await_readable(const epw_nic *nic, int fd, uint64_t ns) {
+    ns *= atomic_load_explicit(&nic->stretch, memory_order_relaxed);
+    struct timespec time = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+    ppoll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, &time, NULL);
+}
+
+/* Where kernels ring, which wakes nobody: the thread looks all the time for a while after something has come
+ * or was rung for; then it naps between its looks, ten times as long where nothing has happened for a second.
+ * Whatever comes by a connection ends a nap. */
+#define POLL_NS     UINT64_C(10000000)
+#define IDLE_NS     UINT64_C(1000000000)
+#define NAP_NS      50000
+#define IDLE_NAP_NS 500000
+
+static void nap(const epw_nic *nic, uint64_t idle_ns) {
+    await_readable(nic, nic->epoll, idle_ns < IDLE_NS ? NAP_NS : IDLE_NAP_NS);
 }
 
 void epw_nic_poll(epw_nic *nic) {
@@ -334,10 +351,9 @@ void epw_nic_rest(epw_nic *nic) {
 /* The thread's doze: until somebody wakes it, or its time is over. `rests`: as it was before the drivers were
  * looked for. */
 static void doze(epw_nic *nic, uint32_t rests) {
-    struct pollfd wake = {.fd = nic->wake, .events = POLLIN};
-    struct timespec time = {0, EPW_NIC_DOZE_NS};
     atomic_store_explicit(&nic->dozing, true, memory_order_seq_cst);
-    if (atomic_load_explicit(&nic->rests, memory_order_seq_cst) == rests) ppoll(&wake, 1, &time, NULL);
+    if (atomic_load_explicit(&nic->rests, memory_order_seq_cst) == rests)
+        await_readable(nic, nic->wake, EPW_NIC_DOZE_NS);
     atomic_store_explicit(&nic->dozing, false, memory_order_seq_cst);
 }
 
@@ -345,21 +361,30 @@ static void *nic_main(void *argument) {
     epw_nic *nic = argument;
     struct epoll_event events[EVENTS];
     bool polls = false;
-    uint64_t busy_ns = 0; /* where it polls: when there was last something to do */
+    bool looks = true;    /* where it polls: also at the system */
+    uint64_t busy_ns = 0; /* and when there was last something to do */
+    uint64_t idle_ns = 0; /* since then */
+    uint64_t looked_ns = 0;
     int looks_after_ms = -1;
     uint32_t drives = 0;
     bool held = false, listens = false; /* a call ends its sleep */
     for (bool ending = false; !ending;) {
         int count = 0;
+        bool dozed = false;
         uint32_t rests = atomic_load_explicit(&nic->rests, memory_order_seq_cst);
         uint32_t now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
         if (polls) {
-            count = look(nic, events, busy_ns);
+            if (listens) nap(nic, idle_ns);
+            if (looks) count = epoll_wait(nic->epoll, events, EVENTS, 0);
         } else if (now != drives && !held) {
             drives = now;
             doze(nic, rests);
+            dozed = true;
         } else if (listens) {
             count = epoll_wait(nic->epoll, events, EVENTS, looks_after_ms);
+        }
+        bool called = dozed || is_called(events, count);
+        if (!polls && !dozed && listens) {
             /* What has come is a driver's, if there is one. */
             now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
             if (now != drives && !held) count = 0;
@@ -367,16 +392,27 @@ static void *nic_main(void *argument) {
         pthread_mutex_lock(&nic->lock);
         looks_after_ms = nic->strict != NULL ? 1 : -1; /* it has delays to end */
         polls = nic->polled > 0;
-        if (polls && (epw_nic_heed_polled(nic) || count > 0)) busy_ns = epw_now_ns();
+        bool busy = epw_nic_heed_polled(nic) || count > 0;
         take_in(nic, events, count, true);
-        take_from_rings(nic);
+        busy |= take_from_rings(nic);
         send_all(nic);
         held = nic->held_links > 0;
         now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
-        listens = !polls && !nic->goes_on && (now == drives || held) && listen_to_rings(nic);
-        nic->called = false;
+        if (polls) {
+            uint64_t now_ns = epw_now_ns();
+            if (busy) busy_ns = now_ns;
+            idle_ns = now_ns - busy_ns;
+            if (looks) looked_ns = now_ns;
+            looks = nic->ring_links != nic->open_links || now_ns - looked_ns >= LOOK_NS;
+        }
+        bool may_sleep = polls ? idle_ns >= POLL_NS : now == drives || held;
+        listens = may_sleep && !nic->goes_on && listen_to_rings(nic);
+        looks |= listens;
         ending = nic->ending;
-        if (!ending) eventfd_read(nic->wake, &(eventfd_t){0}); /* this thread alone: the call is for it */
+        if (called && !ending) {
+            nic->called = false;
+            eventfd_read(nic->wake, &(eventfd_t){0}); /* this thread alone: the call is for it */
+        }
         pthread_mutex_unlock(&nic->lock);
         if (rung_again(nic)) epw_nic_poll(nic);
     }
@@ -422,6 +458,7 @@ epw_status epw_nic_open(epw_where where, epw_nic **out) {
     if (nic == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a software NIC");
     pthread_mutex_init(&nic->lock, NULL);
     nic->epoll = nic->wake = -1;
+    nic->stretch = 1;
     epw_status status = start(nic, where);
     if (status != EPW_OK) {
         epw_nic_close(nic);

@@ -190,22 +190,25 @@ static bool loses_doorbell(epw_pair *pair, uint16_t ahead) {
     return covers && epw_strict_take(pair, fault->index).kind != EPW_FAULT_NONE;
 }
 
-/* How far it may fetch, as the doorbell record says; the doorbell says only that there is news. */
+/* How far it may fetch, as the doorbell record says. Who rings writes the record, and behind it the doorbell,
+ * which says that there is news: a strict NIC, as an adapter, hears of it by that alone. The record is there
+ * earlier, by what a GPU's fence takes. Writer of both: who rings, behind the entries. Reader: the NIC. */
 static void heed(epw_pair *pair) {
     if (atomic_load_explicit(&pair->given_up, memory_order_acquire))
         epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
-    /* Writer: who rings, behind the record. Reader: the NIC. */
-    uint64_t doorbell = __atomic_load_n(pair->memory.doorbell, __ATOMIC_ACQUIRE);
-    if (doorbell == pair->doorbell) return;
-    pair->doorbell = doorbell;
+    if (pair->strict != NULL) {
+        uint64_t doorbell = __atomic_load_n(pair->memory.doorbell, __ATOMIC_ACQUIRE);
+        if (doorbell == pair->doorbell) return;
+        pair->doorbell = doorbell;
+    }
     uint16_t ahead = (uint16_t)(epw_fetch_record(pair->memory.record) - (uint16_t)pair->target);
-    if (pair->strict != NULL && loses_doorbell(pair, ahead)) return;
+    if (ahead == 0 || (pair->strict != NULL && loses_doorbell(pair, ahead))) return;
     pair->target += ahead;
     bool overrun = pair->target - pair->completed > pair->memory.depth;
     if (pair->strict != NULL && !overrun) epw_strict_rung(pair, pair->target - ahead, pair->target);
     if (overrun) {
         fail(pair, (uint32_t)pair->fetched, EPW_SYNDROME_OPERATION, EPW_VENDOR_OVERRUN);
-    } else if (atomic_load_explicit(&pair->broken, memory_order_relaxed) && ahead > 0) {
+    } else if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) {
         complete(pair, (uint32_t)pair->target - 1, EPW_SYNDROME_FLUSHED, 0);
     } else if (pair->link != NULL && epw_pair_has_more(pair)) {
         epw_link_has_sender(pair->link, pair);

@@ -141,6 +141,7 @@ struct epw_nic {
     uint64_t looked_ns; /* locked: when a driver last looked at sockets */
     bool goes_on;       /* locked: a ring has room for what was not sent in its turn */
     bool called;        /* locked: the thread has been woken, and has not come yet */
+    atomic_uint stretch;
 
     epw_nic_traffic sent;
     epw_strict *strict; /* NULL: it is not */

@@ -11,16 +11,16 @@
 #ifndef EPW_NIC_SOFT_RING_H
 #define EPW_NIC_SOFT_RING_H
 
+#include "epwire.h"
+
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#define EPW_RING_BYTES     (UINT32_C(1) << 22) /* of requests; a power of two */
-#define EPW_RING_BYTES_MIN (UINT32_C(1) << 12)
-#define EPW_RING_BYTES_MAX (UINT32_C(1) << 30)
-#define EPW_RING_ANSWERS   (UINT32_C(1) << 16)
+#define EPW_RING_BYTES   (UINT32_C(1) << 22) /* of requests, unless options say otherwise */
+#define EPW_RING_ANSWERS (UINT32_C(1) << 16)
 
 /* What both ends see of a ring. */
 typedef struct epw_ring_cursors {

@@ -1,0 +1,86 @@
+/* Programs that only look, by epw_poll and epw_ready: what peers send by queues is taken in by the looks
+ * themselves. The threads of the NICs doze meanwhile, for longer than this test would wait. */
+#include "group.h"
+
+#include "nic/fabric.h"
+#include "nic/soft/parts.h"
+
+#include "base/clock.h"
+
+#include <sched.h>
+#include <stdlib.h>
+
+enum { ROUNDS = 50, LOOKS_MS = 5000 };
+
+/* Once others drive the thread dozes, and who only looks does not wake it. */
+static void lull(epw_nic *nic) {
+    epw_nic_stretch_sleeps(nic, 1000000);
+    epw_nic_drive(nic, epw_now_ns());
+    epw_nic_wake(nic); /* to see that */
+    for (uint64_t began = epw_now_ns(); epw_now_ns() - began < LOOKS_MS * MS && !atomic_load(&nic->dozing);)
+        sched_yield();
+    CHECK(atomic_load(&nic->dozing));
+}
+
+typedef epw_status look(epw_buffer *b, epw_handle handle);
+
+static epw_status by_poll(epw_buffer *b, epw_handle handle) {
+    return epw_poll(b, handle, NULL);
+}
+
+/* Looks in turns until both ranks have what they look for. */
+static bool both_get_there(const group *g, const epw_handle handles[2], look *at) {
+    epw_status status[2] = {EPW_PENDING, EPW_PENDING};
+    uint64_t began = epw_now_ns();
+    while (epw_now_ns() - began < LOOKS_MS * MS && (status[0] == EPW_PENDING || status[1] == EPW_PENDING)) {
+        for (uint32_t r = 0; r < 2; r++)
+            if (status[r] == EPW_PENDING) status[r] = at(g->of[r], handles[r]);
+    }
+    return status[0] == EPW_OK && status[1] == EPW_OK;
+}
+
+static void who_looks_waits_for_no_thread(void) {
+    group g = make_group(2, 60000 * MS);
+    activate(&g, 1);
+    for (uint32_t r = 0; r < 2; r++) lull(epw_fabric_nic(g.fabrics[r]));
+    static batch made[2];
+    epw_dispatch_output rows = EPW_DISPATCH_OUTPUT_INIT;
+    static _Alignas(64) uint16_t sums[2][TOKENS * HIDDEN];
+    rows.nonblocking = 1;
+    bool there = true;
+    for (uint32_t round = 0; round < ROUNDS && there; round++) {
+        epw_handle handles[2];
+        for (uint32_t r = 0; r < 2; r++) {
+            epw_dispatch_input in = make_batch(&made[r], r);
+            in.layout = EPW_RANK_MAJOR;
+            CHECK_OK(epw_dispatch(g.of[r], &in, NULL, &handles[r], NULL));
+        }
+        there = both_get_there(&g, handles, epw_ready);
+        CHECK_MSG(there, "rows of round %u", round);
+        for (uint32_t r = 0; r < 2 && there; r++) {
+            epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+            epw_combine_output result = EPW_COMBINE_OUTPUT_INIT;
+            result.out = sums[r];
+            result.nonblocking = 1;
+            CHECK_OK(epw_dispatch_receive(g.of[r], handles[r], &rows, NULL));
+            CHECK_OK(epw_combine(g.of[r], handles[r], &answer, NULL, NULL));
+            CHECK(epw_combine_receive(g.of[r], handles[r], &result, NULL) == EPW_PENDING);
+        }
+        there = there && both_get_there(&g, handles, by_poll);
+        CHECK_MSG(there, "answers of round %u", round);
+    }
+    for (uint32_t r = 0; r < 2; r++) CHECK(atomic_load(&epw_fabric_nic(g.fabrics[r])->dozing));
+    for (uint32_t r = 0; r < 2; r++) epw_nic_stretch_sleeps(epw_fabric_nic(g.fabrics[r]), 1);
+    destroy(&g);
+}
+
+int main(void) {
+    setenv("EPW_TEST_PATH", "queue", 1);
+    setenv("EPW_TEST_NIC", "soft", 1); /* a strict one's delays are ended by its thread */
+    static const char *const wires[] = {"local", "tcp"};
+    for (int i = 0; i < 2; i++) {
+        setenv("EPW_TEST_WIRE", wires[i], 1);
+        who_looks_waits_for_no_thread();
+    }
+    return check_result("polling");
+}
