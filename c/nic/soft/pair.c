@@ -192,10 +192,12 @@ static bool loses_doorbell(epw_pair *pair, uint16_t ahead) {
 
 /* How far it may fetch, as the doorbell record says; the doorbell says only that there is news. */
 static void heed(epw_pair *pair) {
-    if (atomic_load_explicit(&pair->given_up, memory_order_acquire))
-        epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
     /* Writer: who rings, behind the record. Reader: the NIC. */
     uint64_t doorbell = __atomic_load_n(pair->memory.doorbell, __ATOMIC_ACQUIRE);
+    /* Behind the doorbell: nothing goes that was posted after a post that was lost, see epw_queue_give_up. */
+    if (atomic_load_explicit(&pair->given_up, memory_order_acquire) ||
+        __atomic_load_n(pair->memory.record, __ATOMIC_ACQUIRE) != 0)
+        epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
     if (doorbell == pair->doorbell) return;
     pair->doorbell = doorbell;
     uint16_t ahead = (uint16_t)(epw_fetch_record(pair->memory.record) - (uint16_t)pair->target);
