@@ -90,7 +90,8 @@ pub enum Cause {
     Superseded,
     /// It begins this epoch at another step.
     Step,
-    /// The connection to it is gone, of a peer behind a queue ([`Path::Queue`](crate::Path::Queue)).
+    /// Of a peer behind a queue ([`Path::Queue`](crate::Path::Queue)): the connection to it is gone, or it has taken nothing for
+    /// so long that the queue had no room for what it was to be sent next.
     Link,
 }
 

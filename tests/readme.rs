@@ -175,6 +175,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     ("EPW_TEST_PATH=queue ctest --test-dir build", "step queues runs those tests that heed it"),
     (".ci/run fuzz", "is part of CI"),
+    (".ci/beside_mpi --dispatch", "takes a minute; step beside_mpi takes one turn of it, with a limit"),
     (".ci/run faults", "takes many minutes; the tests themselves are part of CI"),
     ("FUZZ_SECONDS=3600 .ci/run fuzz", "takes hours; CI has it run for 10 seconds a target"),
     ("cargo test --test c", "is part of `cargo test`"),

@@ -469,7 +469,8 @@ enum {
     EPW_CAUSE_SUPERSEDED = 8, /* it moved on to a newer epoch, or the group goes on without it: see
                                  epw_buffer_revoke */
     EPW_CAUSE_STEP = 9,       /* it begins this epoch at another step */
-    EPW_CAUSE_LINK = 10       /* the connection to it is gone, of a peer behind a queue */
+    EPW_CAUSE_LINK = 10 /* of a peer behind a queue: the connection to it is gone, or it has taken nothing
+                           for so long that the queue had no room for what it was to be sent next */
 };
 
 /* The first peer that an operation gave up on, with every variable of that wait. */

@@ -26,7 +26,7 @@ typedef struct epw_queue {
     /* Fixed. */
     epw_entry_block *entries; /* [depth] */
     uint32_t *marks;          /* [depth], zeroed: the lap in which a slot was last published, from 1 */
-    uint32_t *record;         /* doorbell record: two words, the second is of the send queue */
+    uint32_t *record;         /* doorbell record: two words, the second is of the send queue; see give_up */
     uint64_t *doorbell;       /* register */
     uint32_t depth;           /* a power of two */
     uint32_t pair;            /* number of the queue pair */
@@ -120,6 +120,15 @@ EPW_INLINE bool epw_queue_ring_for(epw_queue *q, bool flush, uint64_t own, uint3
 }
 EPW_INLINE bool epw_queue_ring(epw_queue *q, bool flush) {
     return epw_queue_ring_for(q, flush, 0, 0);
+}
+
+/* A post is lost for want of room, and what comes behind it must not be taken for all that was said: the
+ * queue is broken. The first word of the record is of a receive queue, which these pairs do not have. Writer:
+ * a poster, in front of whatever it posts and rings for afterwards. Reader: the soft NIC, behind the
+ * doorbell, which breaks the pair as if its connection were gone; so waits for the peer end with
+ * EPW_CAUSE_LINK. */
+EPW_INLINE void epw_queue_give_up(epw_queue *q) {
+    epw_store_release_32(q->record, 1);
 }
 
 /* ---- waiting ---- */

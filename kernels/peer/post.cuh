@@ -1,6 +1,10 @@
 // Posting to the queues of peers that no window is mapped of. What such a peer is to have lies in its image already: entries say
-// from where to where, and the doorbell tells the NIC, which places it in their order. Nothing here waits. Where a queue has no
-// room, its peer has taken nothing for a thousand entries: the post is lost, and the deadline of who waits decides.
+// from where to where, and the doorbell tells the NIC, which places it in their order.
+//
+// A queue has room for what two halves post and 256 words more. What the peer has taken may be told late, so that rows of the
+// next dispatch may have to wait for room: the post of an operation does, for a bounded time. Where none comes the peer has
+// taken nothing for as long, or words alone have filled the queue: the post is lost, and the queue is given up with it. Its
+// NIC breaks it, and who waits for that peer finds EPW_CAUSE_LINK.
 #pragma once
 
 #include "kernels/peer/words.cuh"
@@ -41,22 +45,36 @@ __device__ __forceinline__ epw_entry_block word_entry(const epw_gpu_way *way, ui
     return e;
 }
 
+// Slots, waiting for room for `patience` ns at most. False: the queue is broken, or given up now. By one thread.
+__device__ __forceinline__ bool reserve(epw_queue *q, uint32_t entries, uint64_t patience, uint64_t *index) {
+    const uint64_t until = ptx::global_timer_ns() + patience;
+    while (!epw_queue_try_reserve(q, entries, index)) {
+        if (epw_load_acquire_64(&q->completions.error) == 0 && ptx::global_timer_ns() < until) continue;
+        epw_queue_give_up(q); // of one that is broken this says nothing new
+        return false;
+    }
+    return true;
+}
+
 // By one thread: a word at `offset` of the peer's window, behind what was posted before.
 __device__ __noinline__ inline void post_word(const epw_gpu_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset,
                                               uint64_t value) {
     epw_gpu_way *way = way_to(peers, lane, peer);
     epw_queue *q = &way->queue;
     uint64_t index;
-    if (!epw_queue_try_reserve(q, 1, &index)) return;
+    if (!epw_queue_try_reserve(q, 1, &index)) {
+        epw_queue_give_up(q);
+        return;
+    }
     put_entry(q, index, word_entry(way, index, offset, value));
     epw_queue_publish(q, index, 1);
     epw_queue_ring(q, true);
 }
 
-// By a whole warp: the ranges, then the word. Writer of what the ranges name: whoever this warp has acquired it from. Reader: the
-// NIC, which acquires the doorbell.
+// By a whole warp: the ranges, then the word; waits for room for `patience` ns at most. Writer of what the ranges name: whoever
+// this warp has acquired it from. Reader: the NIC, which acquires the doorbell.
 __device__ __noinline__ inline void post(const epw_gpu_peers *peers, uint32_t lane, uint32_t peer, const Range *ranges,
-                                         uint32_t count, uint64_t offset, uint64_t value) {
+                                         uint32_t count, uint64_t offset, uint64_t value, uint64_t patience) {
     const uint32_t all = 0xffffffffu, thread = threadIdx.x % 32;
     epw_gpu_way *way = way_to(peers, lane, peer);
     epw_queue *q = &way->queue;
@@ -64,7 +82,7 @@ __device__ __noinline__ inline void post(const epw_gpu_peers *peers, uint32_t la
 #pragma unroll 1
     for (uint32_t i = 0; i < count; i++) entries += ranges[i].entries();
     uint64_t index = 0;
-    const bool room = thread != 0 || epw_queue_try_reserve(q, entries, &index);
+    const bool room = thread != 0 || reserve(q, entries, patience, &index);
     if (!__all_sync(all, room)) return;
     index = __shfl_sync(all, index, 0);
 #pragma unroll 1

@@ -27,7 +27,8 @@ __device__ __forceinline__ void signal(const Peers &p, uint32_t peer, uint32_t w
 // Of a peer behind a queue: the ranges, then the word. By a whole warp; writer and reader as of `post`.
 __device__ __forceinline__ void signal_behind(const Peers &p, uint32_t peer, const Range *ranges, uint32_t count, uint32_t word,
                                               uint64_t value) {
-    post(p.peers, p.lane, peer, ranges, count, epw_word_offset(p.rank, p.lane, word), value);
+    // A quarter: others do not take this rank for silent meanwhile.
+    post(p.peers, p.lane, peer, ranges, count, epw_word_offset(p.rank, p.lane, word), value, p.group_deadline / 4);
 }
 
 // The same as `signal` in two parts, for who has something else to wait for in between: what was before the first part is before

@@ -801,7 +801,8 @@ epw_buffer_revoke*/
 pub const EPW_CAUSE_SUPERSEDED: u32 = 8;
 /// it begins this epoch at another step
 pub const EPW_CAUSE_STEP: u32 = 9;
-/// the connection to it is gone, of a peer behind a queue
+/** of a peer behind a queue: the connection to it is gone, or it has taken nothing
+for so long that the queue had no room for what it was to be sent next*/
 pub const EPW_CAUSE_LINK: u32 = 10;
 /// The first peer that an operation gave up on, with every variable of that wait.
 #[repr(C)]

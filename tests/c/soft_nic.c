@@ -4,6 +4,7 @@
 #include "garbage.h"
 
 #include "base/clock.h"
+#include "nic/queue.h"
 #include "nic/soft.h"
 #include "nic/soft/frame.h"
 #include "nic/soft/ring.h"
@@ -11,6 +12,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -804,6 +806,30 @@ static void a_pair_that_is_given_up_breaks(void) {
     close_two(&t);
 }
 
+/* A post has found no room: what was posted before it may go, and nothing behind it. */
+static void a_queue_that_its_poster_gives_up_breaks(void) {
+    for (uint32_t round = 0; round < 50; round++) {
+        two t;
+        open_two(&t);
+        epw_queue queue = {.record = epw_pair_memory_of(t.a.pair)->record};
+        write_word(&t.a, t.b.window_key, WORD_AT, 3, true);
+        ring(&t.a);
+        CHECK(await_word(&t.b, 3) && await_done(&t.a));
+        epw_queue_give_up(&queue);
+        write_word(&t.a, t.b.window_key, WORD_AT, 4, true);
+        ring(&t.a);
+        for (uint64_t began = epw_now_ns(); !epw_pair_broken(t.a.pair) && epw_now_ns() - began < 5000 * MS;)
+            sched_yield();
+        CHECK(epw_pair_broken(t.a.pair) && epw_pair_cause_of(t.a.pair).syndrome == EPW_SYNDROME_RETRIES);
+        CHECK(epw_nic_link_alive(t.a.nic, t.a.link));
+        write_word(&t.b, t.a.window_key, WORD_AT, 5, true);
+        ring(&t.b);
+        CHECK(await_word(&t.a, 5) && await_done(&t.b)); /* it receives on */
+        CHECK(*word_at(&t.b, WORD_AT) == 3);
+        close_two(&t);
+    }
+}
+
 /* Bytes of any content end a connection, and nothing else. */
 static void garbage_ends_the_connection(void) {
     for (uint32_t seed = 1; seed <= 200; seed++) {
@@ -950,6 +976,7 @@ static void all(uint32_t rings) {
     a_key_of_memory_that_is_gone_opens_no_other();
     a_lost_connection_breaks_its_pairs_soon();
     a_pair_that_is_given_up_breaks();
+    a_queue_that_its_poster_gives_up_breaks();
     garbage_ends_the_connection();
     many_pairs_share_a_connection();
     pairs_come_and_go_beside_others();

@@ -194,14 +194,15 @@ static bool loses_doorbell(epw_pair *pair, uint16_t ahead) {
  * which says that there is news: a strict NIC, as an adapter, hears of it by that alone. The record is there
  * earlier, by what a GPU's fence takes. Writer of both: who rings, behind the entries. Reader: the NIC. */
 static void heed(epw_pair *pair) {
-    if (atomic_load_explicit(&pair->given_up, memory_order_acquire))
+    uint64_t doorbell = __atomic_load_n(pair->memory.doorbell, __ATOMIC_ACQUIRE);
+    uint16_t record = epw_fetch_record(pair->memory.record);
+    /* Behind the record: nothing goes that was posted after a post that was lost, see epw_queue_give_up. */
+    if (atomic_load_explicit(&pair->given_up, memory_order_acquire) ||
+        __atomic_load_n(pair->memory.record, __ATOMIC_ACQUIRE) != 0)
         epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
-    if (pair->strict != NULL) {
-        uint64_t doorbell = __atomic_load_n(pair->memory.doorbell, __ATOMIC_ACQUIRE);
-        if (doorbell == pair->doorbell) return;
-        pair->doorbell = doorbell;
-    }
-    uint16_t ahead = (uint16_t)(epw_fetch_record(pair->memory.record) - (uint16_t)pair->target);
+    if (pair->strict != NULL && doorbell == pair->doorbell) return;
+    pair->doorbell = doorbell;
+    uint16_t ahead = (uint16_t)(record - (uint16_t)pair->target);
     if (ahead == 0 || (pair->strict != NULL && loses_doorbell(pair, ahead))) return;
     pair->target += ahead;
     bool overrun = pair->target - pair->completed > pair->memory.depth;

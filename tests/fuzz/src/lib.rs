@@ -3,6 +3,7 @@
 
 pub mod links;
 pub mod nic;
+pub mod rings;
 
 use std::ops::Range;
 use std::time::Duration;

@@ -4,6 +4,8 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
+use arbitrary::Arbitrary;
+
 use crate::links::Where;
 
 pub const ENTRY_BYTES: usize = 64;
@@ -79,6 +81,14 @@ unsafe extern "C" {
     fn epw_nic_close(nic: *mut c_void);
     fn epw_nic_poll(nic: *mut c_void);
     fn epw_nic_add_link(nic: *mut c_void, fd: c_int, peer: u32, at: Where, link: *mut u64) -> c_int;
+    fn epw_nic_add_ring_link(
+        nic: *mut c_void,
+        fd: c_int,
+        peer: u32,
+        bytes: u32,
+        at: Where,
+        link: *mut u64,
+    ) -> c_int;
     fn epw_nic_link_alive(nic: *mut c_void, link: u64) -> bool;
     fn epw_nic_register(nic: *mut c_void, region: *const Region) -> u32;
     fn epw_pair_create(
@@ -116,17 +126,63 @@ pub fn write(frame: &Frame) -> [u8; FRAME_BYTES] {
     bytes
 }
 
+/// A frame that a peer may say, mostly one that makes sense, and bytes behind it.
+#[derive(Arbitrary, Debug)]
+pub struct Said {
+    kind: u8,
+    wants_ack: bool,
+    syndrome: u8,
+    /// More bytes than a ring of the smallest size has, or one of answers.
+    long: bool,
+    /// Numbers as they are, and not those that the NIC has given out.
+    wrong_pair: Option<u32>,
+    wrong_key: Option<u32>,
+    from: u8,
+    index: u16,
+    offset: u32,
+    bytes: u32,
+    payload: u16,
+    fill: u8,
+}
+
+impl Said {
+    /// A WRITE to the open part, without its bytes.
+    pub fn begin_write(to: &Nic, bytes: u32) -> [u8; FRAME_BYTES] {
+        let bytes = bytes % OPEN.len() as u32;
+        let (pair, key, offset) = (to.number(), to.key, OPEN.start as u64);
+        write(&Frame { kind: 1, pair, key, offset, bytes, ..Frame::default() })
+    }
+
+    pub fn bytes(&self, to: &Nic) -> Vec<u8> {
+        let frame = Frame {
+            kind: self.kind % 9,
+            wants_ack: self.wants_ack,
+            syndrome: self.syndrome,
+            pair: self.wrong_pair.unwrap_or(to.number()),
+            from: u32::from(self.from),
+            index: u32::from(self.index),
+            key: self.wrong_key.unwrap_or(to.key),
+            offset: u64::from(self.offset % if self.long { 4200 } else { WINDOW_BYTES as u32 + 200 }),
+            bytes: self.bytes % if self.long { WINDOW_BYTES as u32 + 200 } else { 4200 },
+        };
+        let mut bytes = write(&frame).to_vec();
+        bytes.extend(std::iter::repeat_n(self.fill, usize::from(self.payload % 1000)));
+        bytes
+    }
+}
+
 /// Where the peer may write in the window.
-pub const OPEN: std::ops::Range<usize> = 64..3000;
+pub const OPEN: std::ops::Range<usize> = 64..120_000;
+pub const WINDOW_BYTES: usize = 1 << 17;
 
 /// A NIC with a queue pair of a peer, which may read, write and add to a part of the window.
 pub struct Nic {
     nic: *mut c_void,
     pair: *mut c_void,
     link: u64,
-    fd: c_int,
+    pub(crate) fd: c_int,
     pub key: u32,
-    pub window: Box<[u8; 4096]>,
+    pub window: Box<[u8; WINDOW_BYTES]>,
 }
 
 fn here() -> Where {
@@ -135,7 +191,16 @@ fn here() -> Where {
 
 impl Nic {
     pub fn new() -> Self {
-        let mut window = Box::new([0x5a; 4096]);
+        Self::open(false)
+    }
+
+    /// One whose peer is to offer rings.
+    pub fn by_rings() -> Self {
+        Self::open(true)
+    }
+
+    fn open(rings: bool) -> Self {
+        let mut window = Box::new([0x5a; WINDOW_BYTES]);
         let mut stretches = [[0; 2]; 8];
         stretches[0] = [OPEN.start as u64, OPEN.len() as u64];
         let base = window.as_mut_ptr();
@@ -158,7 +223,12 @@ impl Nic {
                 context: null_mut(),
             };
             assert_eq!(epw_pair_create(nic, &raw const options, here(), &raw mut pair), 0);
-            assert_eq!(epw_nic_add_link(nic, fds[0], 1, here(), &raw mut link), 0);
+            let status = if rings {
+                epw_nic_add_ring_link(nic, fds[0], 1, 0, here(), &raw mut link)
+            } else {
+                epw_nic_add_link(nic, fds[0], 1, here(), &raw mut link)
+            };
+            assert_eq!(status, 0);
             epw_pair_connect(pair, link, 1);
             key
         };
@@ -172,14 +242,38 @@ impl Nic {
 
     /// The peer says this, less than a socket holds, and is gone. Returns once the NIC has seen that.
     pub fn take(&mut self, bytes: &[u8]) {
-        // SAFETY: the slice's own pointer and length; what the NIC owns lives until this is dropped.
+        // SAFETY: the slice's own pointer and length.
+        unsafe { libc::send(self.fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+        self.end();
+    }
+
+    /// The peer says a byte by the socket, which is all that calls are where bytes go by rings.
+    pub fn call(&mut self) {
+        // SAFETY: one byte that is there.
+        unsafe { libc::send(self.fd, [0u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+    }
+
+    /// Takes in what has come.
+    pub fn poll(&mut self) {
+        // SAFETY: the NIC lives until this is dropped.
+        unsafe { epw_nic_poll(self.nic) }
+    }
+
+    /// The peer is gone. Returns once the NIC has seen that.
+    pub fn end(&mut self) {
+        // SAFETY: the socket, and what the NIC owns, live until this is dropped.
         unsafe {
-            libc::send(self.fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL);
             libc::shutdown(self.fd, libc::SHUT_WR);
             while epw_nic_link_alive(self.nic, self.link) {
                 epw_nic_poll(self.nic);
             }
         }
+    }
+
+    /// Whether nothing was touched but what the key opens.
+    pub fn is_untouched(&self) -> bool {
+        let mut closed = self.window[..OPEN.start].iter().chain(&self.window[OPEN.end..]);
+        closed.all(|byte| *byte == 0x5a)
     }
 }
 
