@@ -18,6 +18,8 @@ struct Said {
     index: u16,
     offset: u16,
     bytes: u16,
+    stride: u16,
+    more: u8,
     payload: u16,
     fill: u8,
 }
@@ -37,6 +39,8 @@ fuzz_target!(|input: (Vec<Said>, &[u8])| {
             key: said.wrong_key.unwrap_or(nic.key),
             offset: u64::from(said.offset % 4200),
             bytes: u32::from(said.bytes % 4200),
+            stride: u32::from(said.stride % 4200),
+            more: u32::from(said.more),
         };
         bytes.extend(write(&frame));
         bytes.extend(std::iter::repeat_n(said.fill, usize::from(said.payload % 1000)));

@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use crate::links::Where;
 
 pub const ENTRY_BYTES: usize = 64;
-pub const FRAME_BYTES: usize = 32;
+pub const FRAME_BYTES: usize = 40;
 
 /// `epw_fetched`.
 #[repr(C)]
@@ -46,6 +46,8 @@ pub struct Frame {
     pub key: u32,
     pub offset: u64,
     pub bytes: u32,
+    pub stride: u32,
+    pub more: u32,
 }
 
 /// `epw_region`.
