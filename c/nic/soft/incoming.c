@@ -160,8 +160,11 @@ static bool begin_frame(epw_link *link, const unsigned char *bytes) {
         return true;
     }
     epw_pair *pair = epw_nic_pair(link->nic, frame->pair);
-    if (pair == NULL || pair->link != link) return true; /* it has been destroyed meanwhile */
-    if (frame->kind == EPW_FRAME_ACK) return epw_pair_complete(pair, frame->index);
+    bool is_ack = frame->kind == EPW_FRAME_ACK; /* which comes with what the peer sends, by its connection */
+    if (pair == NULL ||
+        (is_ack ? pair->options.peer != link->peer || pair->link == NULL : pair->link != link))
+        return true; /* it has been destroyed meanwhile */
+    if (is_ack) return epw_pair_complete(pair, frame->index);
     epw_pair_fail(pair, frame->index, frame->syndrome);
     return true;
 }

@@ -47,7 +47,7 @@ static epw_pair *take_answerer(epw_link *link) {
 /* ---- frames ---- */
 
 static bool has_room(const epw_link *link) {
-    uint32_t frames = link->nic->strict == NULL ? 1 : 2; /* a fault may double one */
+    uint32_t frames = link->nic->strict == NULL ? 2 : 3; /* an ACK behind it, and a fault may double it */
     return link->out_count + LINK_PIECES * frames <= LINK_PIECES * LINK_FRAMES &&
            link->heads_used + frames * (EPW_FRAME_BYTES + EPW_FETCH_INLINE) <= LINK_HEADS_BYTES;
 }
@@ -70,6 +70,12 @@ static unsigned char *add_frame(epw_link *link, const epw_frame *frame, size_t w
     link->nic->sent.frames++;
     add_bytes(link, head, EPW_FRAME_BYTES + with);
     return head + EPW_FRAME_BYTES;
+}
+
+static void add_ack(epw_link *link, epw_pair *pair) {
+    epw_frame frame = {.kind = EPW_FRAME_ACK, .pair = pair->answers_to, .index = pair->ack};
+    pair->ack_due = false;
+    add_frame(link, &frame, 0);
 }
 
 static void add_nak(epw_link *link, uint32_t pair, uint32_t index, uint8_t syndrome) {
@@ -105,9 +111,7 @@ static void add_answers(epw_link *link) {
     while (link->answerers != NULL && has_room(link)) {
         epw_pair *pair = link->answerers;
         if (pair->ack_due) {
-            pair->ack_due = false;
-            epw_frame frame = {.kind = EPW_FRAME_ACK, .pair = pair->answers_to, .index = pair->ack};
-            add_frame(link, &frame, 0);
+            add_ack(link, pair);
         } else if (pair->owed.due) {
             pair->owed.due = false;
             add_answer(link, pair);
@@ -163,6 +167,7 @@ static bool meets_fault(epw_link *link, epw_pair *pair, const epw_frame *frame, 
     return link->frozen || link->ends;
 }
 
+/* With what a pair sends travels the ACK of what it has received, whose connection may be another. */
 static void add_entries(epw_link *link) {
     if (link->nic->strict != NULL && link->nic->strict->fault.kind == EPW_FAULT_REORDER)
         turn_senders_round(link);
@@ -177,6 +182,7 @@ static void add_entries(epw_link *link) {
                 add_request(link, &frame, &entry, bytes);
             if (link->ends || link->frozen) return;
         }
+        if (turn > 1 && pair->ack_due) add_ack(link, pair);
         if (epw_pair_has_more(pair)) epw_link_has_sender(link, pair);
     }
 }
