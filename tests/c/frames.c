@@ -7,6 +7,7 @@
 #include "nic/soft.h"
 #include "nic/soft/frame.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,8 +107,16 @@ typedef struct end {
     int fd; /* the peer's */
 } end;
 
-static void open_end(end *e) {
+/* Another connection of a peer; returns the peer's end. */
+static int connect_by(const end *e, uint32_t peer, uint64_t *link) {
     int fds[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
+    CHECK(fcntl(fds[0], F_SETFL, O_NONBLOCK) == 0);
+    CHECK_OK(epw_nic_add_link(e->nic, fds[0], peer, here, link));
+    return fds[1];
+}
+
+static void open_end(end *e) {
     *e = (end){0};
     e->window = malloc(WINDOW);
     memset(e->window, FILL, WINDOW);
@@ -119,10 +128,8 @@ static void open_end(end *e) {
     e->key = epw_nic_register(e->nic, &region);
     epw_pair_options options = {.peer = 1, .key = e->key, .depth = DEPTH};
     CHECK_OK(epw_pair_create(e->nic, &options, here, &e->pair));
-    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
-    CHECK_OK(epw_nic_add_link(e->nic, fds[0], 1, here, &e->link));
+    e->fd = connect_by(e, 1, &e->link);
     epw_pair_connect(e->pair, e->link, 77);
-    e->fd = fds[1];
 }
 
 static void close_end(end *e) {
@@ -219,21 +226,25 @@ static void rows_that_leave_the_region_are_refused(void) {
     close_end(&e);
 }
 
-/* Ten rows a stride apart, then one elsewhere, as one post. */
-static void a_range_is_sent_as_one_frame(void) {
-    enum { ROWS = 10, BYTES = 6000, STRIDE = 8000 };
-    end e;
-    open_end(&e);
-    const epw_pair_memory *memory = epw_pair_memory_of(e.pair);
-    uint32_t marks[DEPTH] = {0};
-    epw_queue queue = {.entries = (epw_entry_block *)memory->entries,
+static epw_queue queue_of(const end *e, uint32_t marks[DEPTH]) {
+    const epw_pair_memory *memory = epw_pair_memory_of(e->pair);
+    return (epw_queue){.entries = (epw_entry_block *)memory->entries,
                        .marks = marks,
                        .record = memory->record,
                        .doorbell = memory->doorbell,
                        .completions.entry = (const uint32_t *)memory->completion,
                        .depth = DEPTH,
-                       .pair = epw_pair_number(e.pair),
+                       .pair = epw_pair_number(e->pair),
                        .batch = 1};
+}
+
+/* Ten rows a stride apart, then one elsewhere, as one post. */
+static void a_range_is_sent_as_one_frame(void) {
+    enum { ROWS = 10, BYTES = 6000, STRIDE = 8000 };
+    end e;
+    open_end(&e);
+    uint32_t marks[DEPTH] = {0};
+    epw_queue queue = queue_of(&e, marks);
     for (uint32_t i = 0; i < WINDOW; i++) e.window[i] = (unsigned char)(i / STRIDE);
     uint64_t index = 0;
     epw_key own = epw_key_of(e.key), its = epw_key_of(99);
@@ -259,6 +270,65 @@ static void a_range_is_sent_as_one_frame(void) {
     close_end(&e);
 }
 
+/* ---- ACKs ---- */
+
+static void acknowledge(const end *e, int fd, uint32_t index) {
+    unsigned char bytes[EPW_FRAME_BYTES];
+    epw_frame frame = {.kind = EPW_FRAME_ACK, .pair = epw_pair_number(e->pair), .index = index};
+    epw_frame_write(&frame, bytes);
+    CHECK(write(fd, bytes, sizeof bytes) == sizeof bytes);
+}
+
+static bool comes_true(bool (*what)(end *), end *e, uint64_t ns) {
+    for (uint64_t began = epw_now_ns(); !what(e) && epw_now_ns() - began < ns;)
+        nanosleep(&(struct timespec){0, 50000}, NULL);
+    return what(e);
+}
+
+static bool is_idle(end *e) {
+    return epw_pair_idle(e->pair);
+}
+
+static bool is_gone(end *e) {
+    return !epw_nic_link_alive(e->nic, e->link);
+}
+
+/* The peer has two connections to this NIC, one for the requests of each side; whose ACK comes by which is
+ * its affair, and a later one may be the first to come. Another peer acknowledges nothing, and nobody what
+ * was not sent. */
+static void acks_come_by_any_connection_of_the_peer(void) {
+    end e;
+    open_end(&e);
+    uint64_t links[2];
+    int other = connect_by(&e, 1, &links[0]), stranger = connect_by(&e, 2, &links[1]);
+    uint32_t marks[DEPTH] = {0};
+    epw_queue queue = queue_of(&e, marks);
+    uint64_t index = 0;
+    CHECK(epw_queue_try_reserve(&queue, 2, &index));
+    for (uint32_t i = 0; i < 2; i++)
+        epw_entry_write_word(epw_queue_slot(&queue, i), queue.pair, i, (epw_place_of){8 * i, epw_key_of(99)},
+                             5, EPW_SIGNAL_ALWAYS);
+    epw_queue_publish(&queue, index, 2);
+    CHECK(epw_queue_ring(&queue, true));
+    epw_pair_ring(e.pair);
+    for (uint32_t i = 0; i < 2; i++) {
+        uint64_t word;
+        CHECK(hear_frame(&e).index == i);
+        hear(&e, &word, sizeof word);
+    }
+    acknowledge(&e, stranger, 1);
+    CHECK(!comes_true(is_idle, &e, 20 * MS));
+    acknowledge(&e, other, 1);
+    CHECK(comes_true(is_idle, &e, 5000 * MS) && !epw_pair_broken(e.pair));
+    acknowledge(&e, e.fd, 0);
+    CHECK(!comes_true(is_gone, &e, 20 * MS));
+    acknowledge(&e, e.fd, 2);
+    CHECK(comes_true(is_gone, &e, 5000 * MS));
+    close(other);
+    close(stranger);
+    close_end(&e);
+}
+
 int main(void) {
     rows_of_a_range_share_a_frame();
     others_have_frames_of_their_own();
@@ -266,5 +336,6 @@ int main(void) {
     rows_go_to_their_places_however_they_come();
     rows_that_leave_the_region_are_refused();
     a_range_is_sent_as_one_frame();
+    acks_come_by_any_connection_of_the_peer();
     return check_result("frames");
 }
