@@ -31,9 +31,9 @@ static int set_options(int fd) {
     return set ? 0 : errno;
 }
 
-/* Bytes that a connection within this host holds unread: about as many as the reader's core finds in its cache.
- * The system's own choice grows to megabytes, which all go through memory. Between hosts it depends on the
- * network, and is the system's. */
+/* Bytes that a connection within this host holds unread: about as many as the reader's core finds in its
+ * cache. The system's own choice grows to megabytes, which all go through memory. Between hosts it depends on
+ * the network, and is the system's. */
 enum { HELD_BYTES = 256 << 10 };
 
 static bool address_of(int fd, int (*get)(int, struct sockaddr *, socklen_t *), epw_address *out) {
