@@ -31,6 +31,27 @@ static int set_options(int fd) {
     return set ? 0 : errno;
 }
 
+/* Bytes that a connection within this host holds unread: about as many as the reader's core finds in its
+ * cache. The system's own choice grows to megabytes, which all go through memory. Between hosts it depends on
+ * the network, and is the system's. */
+enum { HELD_BYTES = 256 << 10 };
+
+static bool address_of(int fd, int (*get)(int, struct sockaddr *, socklen_t *), epw_address *out) {
+    struct sockaddr_storage name;
+    socklen_t length = sizeof name;
+    return get(fd, (struct sockaddr *)&name, &length) == 0 &&
+           epw_address_from_socket((struct sockaddr *)&name, out);
+}
+
+/* Connected. Both ends of a connection within a host have one address. */
+static void bound_held_bytes(int fd) {
+    epw_address here, there;
+    int bytes = HELD_BYTES;
+    if (address_of(fd, getsockname, &here) && address_of(fd, getpeername, &there) &&
+        epw_address_same_host(&here, &there))
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes); /* else it is slower */
+}
+
 /* Lock held. */
 static int adopt(epw_handshake *h, int fd) {
     if (!epw_fd_keep_from_child(fd)) {
@@ -83,6 +104,7 @@ int epw_handshake_accept(epw_handshake *h, int listener, const epw_auth_self *se
         epw_handshake_close(h);
         return EPERM;
     }
+    if (err == 0) bound_held_bytes(h->fd);
     return err == EWOULDBLOCK ? EAGAIN : err;
 }
 
@@ -94,6 +116,7 @@ bool epw_handshake_connected(epw_handshake *h) {
     if (getsockopt(h->fd, SOL_SOCKET, SO_ERROR, &h->error, &length)) h->error = errno;
     if (h->error == 0 && is_of_other_user(h->fd)) h->error = EPERM;
     h->connecting = h->error != 0;
+    if (h->error == 0) bound_held_bytes(h->fd);
     return h->error == 0;
 }
 

@@ -9,8 +9,9 @@
  * at it. One lock guards it all; nothing blocks while it is held.
  *
  * While others drive, the thread dozes, so that nothing that comes wakes two; it listens again when they
- * rest, or a doze after the last of them was here. An ACK that a driver owes waits for what is sent next to
- * the same NIC, which it travels with, for EPW_NIC_ACK_NS at most while somebody drives, else for a doze.
+ * rest, or a doze after the last of them was here. An ACK that a driver owes waits for what its
+ * queue pair or its connection sends next, which it travels with, for EPW_NIC_ACK_NS at most while somebody
+ * drives, else for a doze.
  *
  * Within a host bytes go by rings in memory (soft/ring.h), which drivers look at without a system call.
  *

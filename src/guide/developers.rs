@@ -44,9 +44,9 @@
 //!
 //! A peer behind a queue is reached by other files from step 10 on: `c/peer/remote.c`, `epw_remote_signal`, builds entries with
 //! `c/nic/entry.h` in the ring of `c/nic/queue.h`; `c/nic/soft/pair.c`, `epw_pair_next`, fetches and checks them, and
-//! `c/nic/soft/link.c` carries them as frames; there the peer's `admit` checks key and bounds, its `place_word` stores the
-//! word, and `c/peer/signal.c`, `epw_word_arrived`, wakes who sleeps on it. `c/nic/fabric.c` keeps the connections, which
-//! `c/nic/link.c` makes.
+//! `c/nic/soft/outgoing.c` carries them as frames; in `c/nic/soft/incoming.c` the peer's `admit` checks key and bounds, its
+//! `place_word` stores the word, and `c/peer/signal.c`, `epw_word_arrived`, wakes who sleeps on it. `c/nic/fabric.c` keeps the
+//! connections, which `c/nic/link.c` makes.
 //!
 //! `c/nic/soft/strict.h` is the software NIC's strict mode, for tests: it finds entries and bytes that change while they are the
 //! queue's, delays fetches, and makes trouble as planned: `tests/c/nic_faults.c` computes what must become of each entry, and

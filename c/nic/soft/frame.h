@@ -1,10 +1,12 @@
 /* What travels over a wire between two soft NICs: frames of {header | bytes}, little-endian, in order.
  *
- * A WRITE carries the bytes of one entry to a queue pair of the other NIC; `index` counts the entries of its
- * queue. The responder answers those that want it by an ACK of the index, once their bytes are placed: it
- * acknowledges all before it too. A READ asks for bytes, and a FETCH_ADD carries what is to be added to a
- * word of 8 bytes: each is answered by an ANSWER with the bytes, or what the word was, and nothing of its
- * queue pair travels before that has come. A NAK names the first that was refused, and ends the queue pair.
+ * A WRITE carries the bytes of an entry to a queue pair of the other NIC; `index` counts the entries of its
+ * queue. Entries in a row whose places are equally far apart, rows of a range, share one: `more` of as many
+ * bytes each follow the first. The responder answers those that want it by an ACK of the last one's index,
+ * once their bytes are placed: it acknowledges all before it too. A READ asks for bytes, and a FETCH_ADD
+ * carries what is to be added to a word of 8 bytes: each is answered by an ANSWER with the bytes, or what the
+ * word was, and nothing of its queue pair travels before that has come. A NAK names the first that was
+ * refused, and ends the queue pair.
  */
 #ifndef EPW_NIC_SOFT_FRAME_H
 #define EPW_NIC_SOFT_FRAME_H
@@ -12,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define EPW_FRAME_BYTES 32u
+#define EPW_FRAME_BYTES 40u
 #define EPW_FRAME_WORD  8u /* bytes of what a FETCH_ADD adds to */
 
 /* The most bytes behind a header: more than any entry of this library has. */
@@ -37,11 +39,19 @@ typedef struct epw_frame {
     uint32_t index;
     uint32_t key; /* WRITE, READ, FETCH_ADD: of the region, and where in it */
     uint64_t offset;
-    uint32_t bytes; /* of these three, and of an ANSWER */
+    uint32_t bytes;  /* of these three, and of an ANSWER; of a WRITE of several entries: of each */
+    uint32_t stride; /* then: from the place of one to the next, no less than `bytes`; else 0 */
+    uint32_t more;   /* and how many there are behind the first */
 } epw_frame;
 
 /* Whether an entry makes such a frame, and not the answer to one. */
 bool epw_frame_is_request(const epw_frame *frame);
+
+/* From its first place to the end of the last one. */
+uint64_t epw_frame_span(const epw_frame *frame);
+
+/* Adds an entry to a WRITE before it. False: it needs a frame of its own. */
+bool epw_frame_extend(epw_frame *frame, const epw_frame *by);
 
 /* How many bytes follow. */
 uint32_t epw_frame_payload(const epw_frame *frame);

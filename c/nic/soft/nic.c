@@ -241,15 +241,13 @@ static void resume(const epw_nic *nic) {
     }
 }
 
-/* Sends what everybody has, but for those who wait for room. True if somebody's ACK waits. */
-static bool send_all(epw_nic *nic) {
+/* Sends what the links have that have entries to send, or none, but for those who wait for room. True if
+ * somebody's ACK waits. */
+static bool send_those(epw_nic *nic, bool with_entries) {
     bool waits = false;
-    nic->goes_on = false;
-    epw_nic_heed_rung(nic);
-    if (nic->strict != NULL) resume(nic);
     for (uint32_t i = 0; i < nic->link_count; i++) {
         epw_link *link = nic->links[i];
-        if (link == NULL || is_held(link)) continue;
+        if (link == NULL || (link->senders != NULL) != with_entries || is_held(link)) continue;
         if (link->out_at == link->out_count) {
             if (!epw_link_has_output(link)) continue;
             if (epw_link_may_wait(link)) {
@@ -260,6 +258,15 @@ static bool send_all(epw_nic *nic) {
         if (!epw_link_send(link)) lose_link(nic, link);
     }
     return waits;
+}
+
+/* Entries first: they take ACKs with them. */
+static bool send_all(epw_nic *nic) {
+    nic->goes_on = false;
+    epw_nic_heed_rung(nic);
+    if (nic->strict != NULL) resume(nic);
+    bool waits = send_those(nic, true);
+    return send_those(nic, false) || waits;
 }
 
 /* What the thread must look after is left: that it dozes, and so comes soon, or listens. Locked. A thread

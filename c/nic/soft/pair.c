@@ -384,7 +384,9 @@ bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry,
 }
 
 bool epw_pair_complete(epw_pair *pair, uint32_t index) {
-    uint64_t entries = pair->completed + (uint32_t)(index - (uint32_t)pair->completed) + 1;
+    uint32_t ahead = index - (uint32_t)pair->completed;
+    if (ahead >= UINT32_C(1) << 31) return true; /* a later one has come first, by the other connection */
+    uint64_t entries = pair->completed + ahead + 1;
     if (entries > pair->fetched - (pair->asked.waits ? 1 : 0)) return false;
     done(pair, entries, true);
     return true;

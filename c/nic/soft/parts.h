@@ -104,7 +104,9 @@ struct epw_link {
     uint32_t out_at, out_count;
     uint32_t heads_used;
     unsigned char heads[LINK_HEADS_BYTES];
-    void *copied; /* what is left of frames whose pair is gone */
+    epw_frame last;           /* of those under way, where it may be extended, */
+    unsigned char *last_head; /* and where its header lies; NULL: it may not */
+    void *copied;             /* what is left of frames whose pair is gone */
     bool awaits_room;
     bool urgent;       /* one of the answerers has more than an ACK, which may wait */
     uint64_t acks_by;  /* then: until this time; 0: it waits for nothing */
@@ -115,11 +117,11 @@ struct epw_link {
     uint32_t in_begin, in_end;
     epw_frame frame;
     bool in_frame;
-    epw_pair *to;      /* NULL: the frame is refused, or its pair is gone */
-    uint32_t key;      /* of the region that its bytes are for */
-    unsigned char *at; /* where the next ones go: there, or to `word` */
-    uint64_t left;
-    bool is_word; /* what a WRITE of a word brings, or a FETCH_ADD */
+    epw_pair *to;            /* NULL: the frame is refused, or its pair is gone */
+    uint32_t key;            /* of the region that its bytes are for */
+    unsigned char *at;       /* where the next ones go: there, or to `word` */
+    uint64_t left, row_left; /* of the frame, and of its entry */
+    bool is_word;            /* what a WRITE of a word brings, or a FETCH_ADD */
     uint64_t word;
     unsigned char in[LINK_IN_BYTES];
 };
@@ -197,15 +199,6 @@ void epw_pair_lose(epw_pair *pair, const epw_link *link);
 epw_link *epw_link_open(epw_nic *nic, int fd, uint32_t peer);
 void epw_link_free(epw_link *link);
 
-/* Reads, or sends, as far as that does not block. False: the connection is gone. */
-bool epw_link_read(epw_link *link);
-bool epw_link_send(epw_link *link);
-
-/* By rings: reads them, and does not look at the socket, whether the other end is there. Nothing comes of it
- * before so many bytes are in the ring: fewer than a header say nothing. */
-bool epw_link_take_bytes(epw_link *link);
-uint32_t epw_link_wants_bytes(const epw_link *link);
-
 /* Whether somebody has something to say that is not in frames yet; also if it may wait. */
 bool epw_link_has_output(const epw_link *link);
 
@@ -214,6 +207,13 @@ bool epw_link_may_wait(const epw_link *link);
 
 /* The pair has entries to be fetched. */
 void epw_link_has_sender(epw_link *link, epw_pair *pair);
+
+/* The pair has an answer to give. An ACK may wait for what the driver sends next. */
+void epw_link_has_answer(epw_link *link, epw_pair *pair);
+
+/* A sender goes on for a while until it hears of it. One answer is enough; where there are very many, their
+ * next frames are refused again. */
+void epw_link_refuse(epw_link *link, const epw_frame *frame, uint8_t syndrome);
 
 /* Of a frame for the pair whose bytes are coming nothing more is placed: of what the peer asks, or of what it
  * answers. */
@@ -224,6 +224,24 @@ bool epw_link_forget(epw_link *link, epw_pair *pair);
 
 /* Nothing that comes is placed in the region any more, and nothing is sent of it. False: as above. */
 bool epw_link_forget_region(epw_link *link, uint32_t key);
+
+/* ---- outgoing.c ---- */
+
+/* Sends as far as that does not block. False: the connection is gone. */
+bool epw_link_send(epw_link *link);
+
+/* Frames under way point to bytes of pairs: what is left of them is copied. False: there is no memory. */
+bool epw_link_copy_out(epw_link *link);
+
+/* ---- incoming.c ---- */
+
+/* Reads as far as that does not block. False: the connection is gone. */
+bool epw_link_read(epw_link *link);
+
+/* By rings: reads them, and does not look at the socket, whether the other end is there. Nothing comes of it
+ * before so many bytes are in the ring: fewer than a header say nothing. */
+bool epw_link_take_bytes(epw_link *link);
+uint32_t epw_link_wants_bytes(const epw_link *link);
 
 /* ---- inspect.c: at a strict NIC ---- */
 

@@ -9,7 +9,7 @@ use arbitrary::Arbitrary;
 use crate::links::Where;
 
 pub const ENTRY_BYTES: usize = 64;
-pub const FRAME_BYTES: usize = 32;
+pub const FRAME_BYTES: usize = 40;
 
 /// `epw_fetched`.
 #[repr(C)]
@@ -48,6 +48,8 @@ pub struct Frame {
     pub key: u32,
     pub offset: u64,
     pub bytes: u32,
+    pub stride: u32,
+    pub more: u32,
 }
 
 /// `epw_region`.
@@ -141,6 +143,8 @@ pub struct Said {
     index: u16,
     offset: u32,
     bytes: u32,
+    stride: u16,
+    more: u8,
     payload: u16,
     fill: u8,
 }
@@ -164,6 +168,8 @@ impl Said {
             key: self.wrong_key.unwrap_or(to.key),
             offset: u64::from(self.offset % if self.long { 4200 } else { WINDOW_BYTES as u32 + 200 }),
             bytes: self.bytes % if self.long { WINDOW_BYTES as u32 + 200 } else { 4200 },
+            stride: u32::from(self.stride % 4200),
+            more: u32::from(self.more),
         };
         let mut bytes = write(&frame).to_vec();
         bytes.extend(std::iter::repeat_n(self.fill, usize::from(self.payload % 1000)));

@@ -1,0 +1,274 @@
+/* What goes out by a connection of a soft NIC: entries become frames, and frames system calls. */
+#include "nic/soft/parts.h"
+
+#include "base/little_endian.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+enum {
+    /* A turn of one connection ends here, so that others have theirs. */
+    SEND_TURN_FRAMES = 4096,
+    /* A pair that has more waits for its next turn. */
+    PAIR_TURN_FRAMES = 32
+};
+
+/* ---- whose turn it is ---- */
+
+/* A planned fault of order: the last one first. */
+static void turn_senders_round(epw_link *link) {
+    epw_pair *turned = NULL, *pair = link->senders;
+    link->last_sender = pair;
+    while (pair != NULL) {
+        epw_pair *next = pair->next_sender;
+        pair->next_sender = turned;
+        turned = pair;
+        pair = next;
+    }
+    link->senders = turned;
+}
+
+static epw_pair *take_sender(epw_link *link) {
+    epw_pair *pair = link->senders;
+    link->senders = pair->next_sender;
+    pair->sends = false;
+    return pair;
+}
+
+static epw_pair *take_answerer(epw_link *link) {
+    epw_pair *pair = link->answerers;
+    link->answerers = pair->next_answerer;
+    pair->answers = false;
+    return pair;
+}
+
+/* ---- frames ---- */
+
+static bool has_room(const epw_link *link) {
+    uint32_t frames = link->nic->strict == NULL ? 2 : 3; /* an ACK behind it, and a fault may double it */
+    return link->out_count + LINK_PIECES * frames <= LINK_PIECES * LINK_FRAMES &&
+           link->heads_used + frames * (EPW_FRAME_BYTES + EPW_FETCH_INLINE) <= LINK_HEADS_BYTES;
+}
+
+static void add_bytes(epw_link *link, const unsigned char *bytes, size_t length) {
+    struct iovec *last = link->out_count > 0 ? &link->out[link->out_count - 1] : NULL;
+    if (last != NULL && (unsigned char *)last->iov_base + last->iov_len == bytes) {
+        last->iov_len += length;
+    } else {
+        link->out[link->out_count++] =
+            (struct iovec){.iov_base = (void *)(uintptr_t)bytes, .iov_len = length};
+    }
+}
+
+static unsigned char *add_frame(epw_link *link, const epw_frame *frame, size_t with) {
+    unsigned char *head = link->heads + link->heads_used;
+    epw_frame_write(frame, head);
+    link->heads_used += (uint32_t)(EPW_FRAME_BYTES + with);
+    link->last_head = NULL;
+    link->nic->sent.frames++;
+    add_bytes(link, head, EPW_FRAME_BYTES + with);
+    return head + EPW_FRAME_BYTES;
+}
+
+static void add_ack(epw_link *link, epw_pair *pair) {
+    epw_frame frame = {.kind = EPW_FRAME_ACK, .pair = pair->answers_to, .index = pair->ack};
+    pair->ack_due = false;
+    add_frame(link, &frame, 0);
+}
+
+static void add_nak(epw_link *link, uint32_t pair, uint32_t index, uint8_t syndrome) {
+    epw_frame frame = {.kind = EPW_FRAME_NAK, .pair = pair, .index = index, .syndrome = syndrome};
+    add_frame(link, &frame, 0);
+}
+
+/* What a READ asked for, from where it lies, or what a FETCH_ADD found. */
+static void add_answer(epw_link *link, epw_pair *pair) {
+    const epw_frame *asked = &pair->owed.request;
+    epw_frame frame = {
+        .kind = EPW_FRAME_ANSWER, .pair = pair->answers_to, .index = asked->index, .bytes = asked->bytes};
+    if (asked->kind == EPW_FRAME_FETCH_ADD) {
+        epw_put_little(add_frame(link, &frame, EPW_FRAME_WORD), pair->owed.old, EPW_FRAME_WORD);
+        return;
+    }
+    const epw_region *region = epw_regions_find(&link->nic->regions, asked->key);
+    const unsigned char *at =
+        region != NULL ? epw_region_at(region, EPW_REGION_READ, asked->offset, asked->bytes) : NULL;
+    if (at == NULL) {
+        pair->closed = true;
+        add_nak(link, pair->answers_to, asked->index, EPW_SYNDROME_REMOTE_ACCESS);
+        return;
+    }
+    add_frame(link, &frame, 0);
+    if (asked->bytes > 0) add_bytes(link, at, asked->bytes);
+}
+
+/* An ANSWER, and a NAK, is behind the ACK of what was before it. */
+static void add_answers(epw_link *link) {
+    link->urgent = false;
+    link->acks_by = 0;
+    while (link->answerers != NULL && has_room(link)) {
+        epw_pair *pair = link->answerers;
+        if (pair->ack_due) {
+            add_ack(link, pair);
+        } else if (pair->owed.due) {
+            pair->owed.due = false;
+            add_answer(link, pair);
+        } else {
+            take_answerer(link);
+        }
+    }
+    while (link->refusal_count > 0 && has_room(link)) {
+        const epw_refusal *r = &link->refusals[--link->refusal_count];
+        add_nak(link, r->pair, r->index, r->syndrome);
+    }
+    link->urgent = link->answerers != NULL; /* there was no room for all */
+}
+
+/* Writes its header, or that of the frame before it again, where it has a share in that. */
+static void add_segments_frame(epw_link *link, const epw_frame *frame) {
+    if (link->last_head == NULL || !epw_frame_extend(&link->last, frame)) {
+        unsigned char *head = add_frame(link, frame, 0) - EPW_FRAME_BYTES;
+        link->last = *frame;
+        link->last_head = frame->kind == EPW_FRAME_WRITE ? head : NULL;
+        return;
+    }
+    epw_frame_write(&link->last, link->last_head);
+}
+
+/* Inline bytes are copied, as an adapter does; others stay where they are until they are acknowledged. */
+static void add_request(epw_link *link, const epw_frame *frame, const epw_fetched *entry,
+                        const unsigned char *const *bytes) {
+    uint32_t payload = epw_frame_payload(frame);
+    if (entry->is_inline) {
+        memcpy(add_frame(link, frame, payload), entry->inlined, payload);
+        return;
+    }
+    add_segments_frame(link, frame);
+    for (uint32_t i = 0; payload > 0 && i < entry->local_count; i++)
+        add_bytes(link, bytes[i], entry->local[i].bytes);
+}
+
+/* At a strict NIC. True if nothing more is to be added of the frame. */
+static bool meets_fault(epw_link *link, epw_pair *pair, const epw_frame *frame, const epw_fetched *entry,
+                        const unsigned char *const *bytes) {
+    epw_fault fault = epw_strict_take(pair, frame->index);
+    link->frozen = fault.kind == EPW_FAULT_FREEZE;
+    link->ends = fault.kind == EPW_FAULT_DROP || fault.kind == EPW_FAULT_TEAR;
+    if (fault.kind == EPW_FAULT_DUPLICATE) add_request(link, frame, entry, bytes);
+    if (fault.kind == EPW_FAULT_TEAR && fault.bytes > 0) {
+        unsigned char *head = link->heads + link->heads_used;
+        epw_frame_write(frame, head);
+        link->heads_used += fault.bytes;
+        add_bytes(link, head, fault.bytes);
+    }
+    if (fault.kind == EPW_FAULT_FREEZE) epw_nic_freeze(link);
+    return link->frozen || link->ends;
+}
+
+/* With what a pair sends travels the ACK of what it has received, whose connection may be another. */
+static void add_entries(epw_link *link) {
+    if (link->nic->strict != NULL && link->nic->strict->fault.kind == EPW_FAULT_REORDER)
+        turn_senders_round(link);
+    while (link->senders != NULL && has_room(link)) {
+        epw_pair *pair = take_sender(link);
+        epw_frame frame;
+        epw_fetched entry;
+        const unsigned char *bytes[EPW_FETCH_SEGMENTS];
+        uint32_t turn = 0;
+        while (has_room(link) && turn++ < PAIR_TURN_FRAMES && epw_pair_next(pair, &frame, &entry, bytes)) {
+            if (link->nic->strict == NULL || !meets_fault(link, pair, &frame, &entry, bytes))
+                add_request(link, &frame, &entry, bytes);
+            if (link->ends || link->frozen) return;
+        }
+        if (turn > 1 && pair->ack_due) add_ack(link, pair);
+        if (epw_pair_has_more(pair)) epw_link_has_sender(link, pair);
+    }
+}
+
+static void fill(epw_link *link) {
+    free(link->copied);
+    link->copied = NULL;
+    link->out_at = link->out_count = link->heads_used = 0;
+    link->last_head = NULL;
+    add_answers(link);
+    add_entries(link);
+}
+
+static void sent(epw_link *link, size_t bytes) {
+    while (bytes > 0) {
+        struct iovec *first = &link->out[link->out_at];
+        if (bytes < first->iov_len) {
+            first->iov_base = (unsigned char *)first->iov_base + bytes;
+            first->iov_len -= bytes;
+            return;
+        }
+        bytes -= first->iov_len;
+        link->out_at++;
+    }
+}
+
+bool epw_link_has_output(const epw_link *link) {
+    return link->senders != NULL || link->answerers != NULL || link->refusal_count > 0;
+}
+
+bool epw_link_may_wait(const epw_link *link) {
+    bool acks_alone = link->senders == NULL && !link->urgent && link->refusal_count == 0;
+    return acks_alone && link->nic->now_ns != 0 && link->nic->now_ns < link->acks_by;
+}
+
+/* ---- system calls ---- */
+
+/* As sendmsg that does not block. */
+static ssize_t send_some(epw_link *link) {
+    const struct iovec *from = link->out + link->out_at;
+    size_t count = link->out_count - link->out_at;
+    if (link->rings.memory != NULL) return epw_ring_write(&link->rings.out, link->fd, from, count);
+    struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)from, .msg_iovlen = count};
+    return sendmsg(link->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+bool epw_link_send(epw_link *link) {
+    if (link->awaits_rings) return true;
+    for (uint32_t frames = 0; frames < SEND_TURN_FRAMES && !link->frozen; frames += LINK_FRAMES) {
+        if (link->out_at == link->out_count) fill(link);
+        while (link->out_at < link->out_count) {
+            ssize_t n = send_some(link);
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+                epw_nic_await_room(link, true);
+                return true;
+            }
+            if (n < 0) return false;
+            link->nic->sent.bytes += (uint64_t)n;
+            sent(link, (size_t)n);
+        }
+        if (link->ends) return false;
+        if (!epw_link_has_output(link)) {
+            epw_nic_await_room(link, false);
+            return true;
+        }
+    }
+    if (link->frozen) return true;
+    epw_nic_await_room(link, true); /* there is room, and there are others */
+    return true;
+}
+
+bool epw_link_copy_out(epw_link *link) {
+    size_t bytes = 0;
+    for (uint32_t i = link->out_at; i < link->out_count; i++) bytes += link->out[i].iov_len;
+    if (bytes == 0) return true;
+    unsigned char *copy = malloc(bytes), *at = copy;
+    if (copy == NULL) return false;
+    for (uint32_t i = link->out_at; i < link->out_count; i++) {
+        memcpy(at, link->out[i].iov_base, link->out[i].iov_len);
+        at += link->out[i].iov_len;
+    }
+    free(link->copied);
+    link->copied = copy;
+    link->out[0] = (struct iovec){.iov_base = copy, .iov_len = bytes};
+    link->out_at = 0;
+    link->out_count = 1;
+    return true;
+}

@@ -1,0 +1,341 @@
+/* Frames of the software NIC that carry several entries: which entries share one, what is none, and where the
+ * bytes of one go, however they come. */
+#include "check.h"
+
+#include "base/clock.h"
+#include "nic/queue.h"
+#include "nic/soft.h"
+#include "nic/soft/frame.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MS UINT64_C(1000000)
+
+enum { WINDOW = 1 << 20, OPEN = WINDOW - 4096, DEPTH = 64, FILL = 0x5a };
+
+static const epw_where here = {"test", 0, -1};
+
+static const epw_frame row = {
+    .kind = EPW_FRAME_WRITE, .pair = 3, .from = 4, .index = 9, .key = 5, .offset = 1000, .bytes = 100};
+
+/* The row `number` places behind the first, 128 bytes apart. */
+static epw_frame row_at(uint32_t number) {
+    epw_frame frame = row;
+    frame.index += number;
+    frame.offset += UINT64_C(128) * number;
+    return frame;
+}
+
+static void rows_of_a_range_share_a_frame(void) {
+    epw_frame all = row, last = row_at(7);
+    last.wants_ack = true;
+    for (uint32_t i = 1; i < 7; i++) {
+        epw_frame next = row_at(i);
+        CHECK(epw_frame_extend(&all, &next));
+    }
+    CHECK(epw_frame_extend(&all, &last));
+    CHECK(all.index == 9 && all.offset == 1000 && all.more == 7 && all.stride == 128 && all.wants_ack);
+    CHECK(epw_frame_payload(&all) == 800 && epw_frame_span(&all) == 7 * 128 + 100);
+    unsigned char bytes[EPW_FRAME_BYTES], again[EPW_FRAME_BYTES];
+    epw_frame read;
+    epw_frame_write(&all, bytes);
+    CHECK(epw_frame_parse(bytes, &read));
+    epw_frame_write(&read, again);
+    CHECK(memcmp(bytes, again, sizeof bytes) == 0 && read.more == 7 && read.stride == 128);
+    epw_frame behind = row_at(8); /* an ACK is of the last entry of a frame */
+    CHECK(!epw_frame_extend(&all, &behind) && all.more == 7);
+}
+
+static void others_have_frames_of_their_own(void) {
+    for (int kind = 0; kind < 11; kind++) {
+        epw_frame two = row, next = row_at(1), third = row_at(2);
+        CHECK(epw_frame_extend(&two, &next));
+        if (kind == 0) third.kind = EPW_FRAME_READ;
+        if (kind == 1) third.pair++;
+        if (kind == 2) third.from++;
+        if (kind == 3) third.key++;
+        if (kind == 4) third.bytes--;
+        if (kind == 5) third.index++;
+        if (kind == 6) third.offset++;
+        if (kind == 7) third.offset -= 256;
+        if (kind == 8) two = row, third = row_at(1), third.offset = row.offset + EPW_FRAME_PAYLOAD_MAX;
+        if (kind == 8) two.bytes = third.bytes = EPW_FRAME_PAYLOAD_MAX / 2 + 1;
+        if (kind == 9) two = row, third = row_at(1), third.offset = row.offset + row.bytes - 1;
+        if (kind == 10) two = row, third = row_at(1), third.offset += UINT64_C(1) << 32;
+        epw_frame before = two;
+        CHECK_MSG(!epw_frame_extend(&two, &third), "kind %d", kind);
+        CHECK(two.more == before.more && two.stride == before.stride);
+    }
+    /* A word is placed in one step, behind all before it. */
+    epw_frame word = row, next = row_at(1);
+    word.bytes = next.bytes = EPW_FRAME_WORD;
+    CHECK(!epw_frame_extend(&word, &next));
+}
+
+static void what_no_nic_says_is_no_frame(void) {
+    for (int kind = 0; kind < 8; kind++) {
+        epw_frame frame = row, read;
+        frame.more = 3;
+        frame.stride = 128;
+        if (kind == 1) frame.stride = 99;
+        if (kind == 2) frame.more = 0;
+        if (kind == 3) frame.bytes = EPW_FRAME_WORD;
+        if (kind == 4) frame.kind = EPW_FRAME_READ;
+        if (kind == 5) frame.more = UINT32_MAX;
+        if (kind == 6) frame.bytes = EPW_FRAME_PAYLOAD_MAX / 2, frame.stride = UINT32_MAX;
+        if (kind == 7) frame.bytes = 0;
+        unsigned char bytes[EPW_FRAME_BYTES];
+        epw_frame_write(&frame, bytes);
+        CHECK_MSG(epw_frame_parse(bytes, &read) == (kind == 0), "kind %d", kind);
+    }
+}
+
+/* ---- a NIC, and its peer by hand ---- */
+
+typedef struct end {
+    epw_nic *nic;
+    epw_pair *pair;
+    uint64_t link;
+    uint32_t key;
+    unsigned char *window;
+    int fd; /* the peer's */
+} end;
+
+/* Another connection of a peer; returns the peer's end. */
+static int connect_by(const end *e, uint32_t peer, uint64_t *link) {
+    int fds[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
+    CHECK(fcntl(fds[0], F_SETFL, O_NONBLOCK) == 0);
+    CHECK_OK(epw_nic_add_link(e->nic, fds[0], peer, here, link));
+    return fds[1];
+}
+
+static void open_end(end *e) {
+    *e = (end){0};
+    e->window = malloc(WINDOW);
+    memset(e->window, FILL, WINDOW);
+    CHECK_OK(epw_nic_open(here, &e->nic));
+    epw_region region = {.base = e->window,
+                         .rights = EPW_REGION_READ | EPW_REGION_WRITE,
+                         .count = 1,
+                         .stretches = {{0, OPEN}}};
+    e->key = epw_nic_register(e->nic, &region);
+    epw_pair_options options = {.peer = 1, .key = e->key, .depth = DEPTH};
+    CHECK_OK(epw_pair_create(e->nic, &options, here, &e->pair));
+    e->fd = connect_by(e, 1, &e->link);
+    epw_pair_connect(e->pair, e->link, 77);
+}
+
+static void close_end(end *e) {
+    epw_pair_destroy(e->pair);
+    epw_nic_close(e->nic);
+    close(e->fd);
+    free(e->window);
+}
+
+static void hear(const end *e, void *bytes, size_t length) {
+    for (size_t at = 0; at < length;) {
+        struct pollfd comes = {.fd = e->fd, .events = POLLIN};
+        ssize_t got = poll(&comes, 1, 5000) == 1 ? read(e->fd, (char *)bytes + at, length - at) : 0;
+        CHECK(got > 0);
+        if (got <= 0) return;
+        at += (size_t)got;
+    }
+}
+
+static epw_frame hear_frame(const end *e) {
+    unsigned char bytes[EPW_FRAME_BYTES];
+    epw_frame frame = {0};
+    hear(e, bytes, sizeof bytes);
+    CHECK(epw_frame_parse(bytes, &frame));
+    return frame;
+}
+
+/* `count` rows of `bytes` each, whose bytes are numbered, said in pieces of at most `piece`. */
+static void say_rows(const end *e, epw_frame frame, size_t piece) {
+    size_t length = EPW_FRAME_BYTES + epw_frame_payload(&frame);
+    unsigned char *said = malloc(length);
+    epw_frame_write(&frame, said);
+    for (size_t i = 0; i < epw_frame_payload(&frame); i++)
+        said[EPW_FRAME_BYTES + i] = (unsigned char)(i % 251);
+    for (size_t at = 0; at < length; at += piece) {
+        size_t now = length - at < piece ? length - at : piece;
+        CHECK(write(e->fd, said + at, now) == (ssize_t)now);
+        if (piece < length) nanosleep(&(struct timespec){0, 50000}, NULL);
+    }
+    free(said);
+}
+
+static epw_frame rows_of(const end *e, uint32_t count, uint32_t bytes, uint32_t stride) {
+    return (epw_frame){.kind = EPW_FRAME_WRITE,
+                       .wants_ack = true,
+                       .pair = epw_pair_number(e->pair),
+                       .from = 7,
+                       .key = e->key,
+                       .offset = 64,
+                       .bytes = bytes,
+                       .stride = count > 1 ? stride : 0,
+                       .more = count - 1};
+}
+
+/* Short rows and long ones, more of these than are read at a time. */
+static void rows_go_to_their_places_however_they_come(void) {
+    static const struct {
+        uint32_t count, bytes, stride;
+    } shapes[] = {{5, 100, 128}, {3, 5000, 5000}, {100, 4096, 4160}, {7, 20000, 20480}, {1, 9000, 0}};
+    static const size_t pieces[] = {1 << 30, 65536, 4999, 777};
+    for (size_t i = 0; i < 20; i++) {
+        end e;
+        open_end(&e);
+        epw_frame frame = rows_of(&e, shapes[i % 5].count, shapes[i % 5].bytes, shapes[i % 5].stride);
+        for (uint32_t turn = 0; turn < 2; turn++) { /* the second finds the link as the first left it */
+            memset(e.window, FILL, WINDOW);
+            say_rows(&e, frame, pieces[i / 5]);
+            epw_frame ack = hear_frame(&e);
+            CHECK(ack.kind == EPW_FRAME_ACK && ack.pair == 7 && ack.index == frame.index + frame.more);
+            uint64_t wrong = 0, number = 0;
+            for (uint64_t at = 0; at < WINDOW; at++) {
+                uint64_t in = at - frame.offset, within = frame.more > 0 ? in % frame.stride : in;
+                bool ours = at >= frame.offset && in < epw_frame_span(&frame) && within < frame.bytes;
+                wrong += e.window[at] != (ours ? (unsigned char)(number++ % 251) : FILL);
+            }
+            CHECK_MSG(wrong == 0, "case %zu: %llu bytes are others", i, (unsigned long long)wrong);
+            frame.index += frame.more + 1;
+        }
+        close_end(&e);
+    }
+}
+
+/* Not even the rows that lie within it. */
+static void rows_that_leave_the_region_are_refused(void) {
+    end e;
+    open_end(&e);
+    epw_frame frame = rows_of(&e, 5, 4096, 8192);
+    frame.offset = OPEN - 4 * 8192 - 4095;
+    say_rows(&e, frame, 1 << 30);
+    epw_frame nak = hear_frame(&e);
+    CHECK(nak.kind == EPW_FRAME_NAK && nak.index == 0 && nak.syndrome == EPW_SYNDROME_REMOTE_ACCESS);
+    for (uint32_t i = 0; i < WINDOW; i++) CHECK(e.window[i] == FILL);
+    CHECK(epw_nic_link_alive(e.nic, e.link));
+    close_end(&e);
+}
+
+static epw_queue queue_of(const end *e, uint32_t marks[DEPTH]) {
+    const epw_pair_memory *memory = epw_pair_memory_of(e->pair);
+    return (epw_queue){.entries = (epw_entry_block *)memory->entries,
+                       .marks = marks,
+                       .record = memory->record,
+                       .doorbell = memory->doorbell,
+                       .completions.entry = (const uint32_t *)memory->completion,
+                       .depth = DEPTH,
+                       .pair = epw_pair_number(e->pair),
+                       .batch = 1};
+}
+
+/* Ten rows a stride apart, then one elsewhere, as one post. */
+static void a_range_is_sent_as_one_frame(void) {
+    enum { ROWS = 10, BYTES = 6000, STRIDE = 8000 };
+    end e;
+    open_end(&e);
+    uint32_t marks[DEPTH] = {0};
+    epw_queue queue = queue_of(&e, marks);
+    for (uint32_t i = 0; i < WINDOW; i++) e.window[i] = (unsigned char)(i / STRIDE);
+    uint64_t index = 0;
+    epw_key own = epw_key_of(e.key), its = epw_key_of(99);
+    CHECK(epw_queue_try_reserve(&queue, ROWS + 1, &index));
+    for (uint32_t i = 0; i <= ROWS; i++)
+        epw_entry_write(epw_queue_slot(&queue, i), queue.pair, i,
+                        (epw_place_of){i < ROWS ? 500 + UINT64_C(7000) * i : 0, its},
+                        (epw_place_of){(uint64_t)i * STRIDE, own}, BYTES,
+                        i < ROWS ? EPW_SIGNAL_ERRORS : EPW_SIGNAL_ALWAYS);
+    epw_queue_publish(&queue, index, ROWS + 1);
+    CHECK(epw_queue_ring(&queue, true));
+    epw_pair_ring(e.pair);
+    static unsigned char bytes[BYTES];
+    epw_frame frame = hear_frame(&e);
+    CHECK(frame.index == 0 && frame.more == ROWS - 1 && frame.stride == 7000 && frame.offset == 500);
+    CHECK(frame.bytes == BYTES && !frame.wants_ack);
+    for (uint32_t i = 0; i <= ROWS; i++) {
+        if (i == ROWS) frame = hear_frame(&e);
+        hear(&e, bytes, BYTES);
+        for (uint32_t k = 0; k < BYTES; k++) CHECK(bytes[k] == i);
+    }
+    CHECK(frame.index == ROWS && frame.more == 0 && frame.offset == 0 && frame.wants_ack);
+    close_end(&e);
+}
+
+/* ---- ACKs ---- */
+
+static void acknowledge(const end *e, int fd, uint32_t index) {
+    unsigned char bytes[EPW_FRAME_BYTES];
+    epw_frame frame = {.kind = EPW_FRAME_ACK, .pair = epw_pair_number(e->pair), .index = index};
+    epw_frame_write(&frame, bytes);
+    CHECK(write(fd, bytes, sizeof bytes) == sizeof bytes);
+}
+
+static bool comes_true(bool (*what)(end *), end *e, uint64_t ns) {
+    for (uint64_t began = epw_now_ns(); !what(e) && epw_now_ns() - began < ns;)
+        nanosleep(&(struct timespec){0, 50000}, NULL);
+    return what(e);
+}
+
+static bool is_idle(end *e) {
+    return epw_pair_idle(e->pair);
+}
+
+static bool is_gone(end *e) {
+    return !epw_nic_link_alive(e->nic, e->link);
+}
+
+/* The peer has two connections to this NIC, one for the requests of each side; whose ACK comes by which is
+ * its affair, and a later one may be the first to come. Another peer acknowledges nothing, and nobody what
+ * was not sent. */
+static void acks_come_by_any_connection_of_the_peer(void) {
+    end e;
+    open_end(&e);
+    uint64_t links[2];
+    int other = connect_by(&e, 1, &links[0]), stranger = connect_by(&e, 2, &links[1]);
+    uint32_t marks[DEPTH] = {0};
+    epw_queue queue = queue_of(&e, marks);
+    uint64_t index = 0;
+    CHECK(epw_queue_try_reserve(&queue, 2, &index));
+    for (uint32_t i = 0; i < 2; i++)
+        epw_entry_write_word(epw_queue_slot(&queue, i), queue.pair, i, (epw_place_of){8 * i, epw_key_of(99)},
+                             5, EPW_SIGNAL_ALWAYS);
+    epw_queue_publish(&queue, index, 2);
+    CHECK(epw_queue_ring(&queue, true));
+    epw_pair_ring(e.pair);
+    for (uint32_t i = 0; i < 2; i++) {
+        uint64_t word;
+        CHECK(hear_frame(&e).index == i);
+        hear(&e, &word, sizeof word);
+    }
+    acknowledge(&e, stranger, 1);
+    CHECK(!comes_true(is_idle, &e, 20 * MS));
+    acknowledge(&e, other, 1);
+    CHECK(comes_true(is_idle, &e, 5000 * MS) && !epw_pair_broken(e.pair));
+    acknowledge(&e, e.fd, 0);
+    CHECK(!comes_true(is_gone, &e, 20 * MS));
+    acknowledge(&e, e.fd, 2);
+    CHECK(comes_true(is_gone, &e, 5000 * MS));
+    close(other);
+    close(stranger);
+    close_end(&e);
+}
+
+int main(void) {
+    rows_of_a_range_share_a_frame();
+    others_have_frames_of_their_own();
+    what_no_nic_says_is_no_frame();
+    rows_go_to_their_places_however_they_come();
+    rows_that_leave_the_region_are_refused();
+    a_range_is_sent_as_one_frame();
+    acks_come_by_any_connection_of_the_peer();
+    return check_result("frames");
+}
