@@ -109,7 +109,8 @@ pub const VARIABLES: &[Variable] = &[
         name: NIC,
         default: "`soft`",
         doc: "What drains queues: `soft`, a NIC in software, with a thread of this process and sockets; `strict`, the same for \
-              tests, which breaks a queue whose entries or bytes change behind the doorbell, and is slow.",
+              tests, which breaks a queue whose entries or bytes change behind the doorbell, and is slow; `fake`, for tests too, an \
+              mlx5 adapter in software, which takes a real one's commands.",
     },
     Variable {
         name: WIRES,

@@ -254,9 +254,11 @@ enum {
 
 /* What drains the queues. */
 enum {
-    EPW_NIC_SOFT = 1,  /* a thread of this process */
-    EPW_NIC_STRICT = 2 /* the same for tests: it delays fetches, overwrites entries that are done, and breaks
-                          a queue whose entries or bytes have changed behind the doorbell; slow */
+    EPW_NIC_SOFT = 1,   /* a thread of this process */
+    EPW_NIC_STRICT = 2, /* the same for tests: it delays fetches, overwrites entries that are done, and breaks
+                           a queue whose entries or bytes have changed behind the doorbell; slow */
+    EPW_NIC_FAKE = 3 /* for tests: an mlx5 adapter in software, found, opened and given its queue pairs by the
+                        commands that a real one takes, and as strict with them as its firmware */
 };
 
 typedef struct epw_fabric_options {

@@ -61,7 +61,8 @@ fn nic(name: &str) -> std::result::Result<u32, String> {
     match name.trim() {
         "soft" => Ok(sys::EPW_NIC_SOFT),
         "strict" => Ok(sys::EPW_NIC_STRICT),
-        _ => Err(format!("{}: {name:?} names no NIC of this library: give soft or strict", env::NIC)),
+        "fake" => Ok(sys::EPW_NIC_FAKE),
+        _ => Err(format!("{}: {name:?} names no NIC of this library: give soft, strict or fake", env::NIC)),
     }
 }
 
@@ -115,6 +116,7 @@ mod tests {
     fn a_nic_has_a_name() {
         assert_eq!(nic("soft"), Ok(sys::EPW_NIC_SOFT));
         assert_eq!(nic("strict"), Ok(sys::EPW_NIC_STRICT));
+        assert_eq!(nic("fake"), Ok(sys::EPW_NIC_FAKE));
         assert!(nic("mlx5").unwrap_err().starts_with("EPWIRE_NIC: \"mlx5\""));
     }
 }

@@ -445,6 +445,9 @@ pub const EPW_NIC_SOFT: u32 = 1;
 /** the same for tests: it delays fetches, overwrites entries that are done, and breaks
 a queue whose entries or bytes have changed behind the doorbell; slow*/
 pub const EPW_NIC_STRICT: u32 = 2;
+/** for tests: an mlx5 adapter in software, found, opened and given its queue pairs by the
+commands that a real one takes, and as strict with them as its firmware*/
+pub const EPW_NIC_FAKE: u32 = 3;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_fabric_options {

@@ -313,7 +313,8 @@ bool epw_link_send(epw_link *link) {
 static epw_pair *receiver(epw_link *link, const epw_frame *frame, uint8_t *syndrome) {
     epw_pair *pair = epw_nic_pair(link->nic, frame->pair);
     *syndrome = EPW_SYNDROME_REMOTE_ACCESS;
-    if (pair == NULL || pair->closed || pair->options.peer != link->peer) return NULL;
+    if (pair == NULL || pair->closed) return NULL;
+    if (pair->options.peer != EPW_PAIR_ANY_PEER && pair->options.peer != link->peer) return NULL;
     if (pair->from == NULL) {
         pair->from = link;
         pair->answers_to = frame->from;
@@ -328,7 +329,8 @@ static epw_pair *receiver(epw_link *link, const epw_frame *frame, uint8_t *syndr
 /* Where the bytes at `offset` of the pair's region lie, NULL if it may not do that with them. */
 static unsigned char *place_of(const epw_link *link, const epw_pair *pair, uint32_t rights) {
     const epw_frame *frame = &link->frame;
-    if (frame->key != pair->options.key) return NULL;
+    bool other = pair->options.key != EPW_PAIR_ANY_KEY && frame->key != pair->options.key;
+    if (other) return NULL;
     const epw_region *region = epw_regions_find(&link->nic->regions, frame->key);
     return region != NULL ? epw_region_at(region, rights, frame->offset, frame->bytes) : NULL;
 }
