@@ -1,7 +1,7 @@
 /* See end.h. */
 #include "nic/end.h"
 
-#include "nic/fake/fake.h"
+#include "nic/fake.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
 #define EPW_NIC_END_H
 
 #include "nic/fabric.h"
-#include "nic/mlx5/pair.h"
+#include "nic/mlx5.h"
 #include "nic/queue.h"
 
 /* One of the two, or none. */

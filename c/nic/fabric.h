@@ -5,8 +5,8 @@
 #define EPW_NIC_FABRIC_H
 
 #include "nic/address.h"
-#include "nic/fake/fake.h"
-#include "nic/mlx5/device.h"
+#include "nic/fake.h"
+#include "nic/mlx5.h"
 #include "nic/soft.h"
 
 /* What leads to a fabric, for a blob. A secret: who knows it, and is of the same user or has the key, can

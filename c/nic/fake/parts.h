@@ -2,7 +2,7 @@
 #ifndef EPW_NIC_FAKE_PARTS_H
 #define EPW_NIC_FAKE_PARTS_H
 
-#include "nic/fake/fake.h"
+#include "nic/fake.h"
 
 #include <pthread.h>
 

@@ -6,13 +6,14 @@
 
 /* What to do about it; "" where that cannot be said. */
 static const char *advice(uint32_t opcode, int err, uint32_t status) {
-    if (err == EPERM || err == EACCES) return ": this process may not use the device; see /dev/infiniband";
+    if (err == EPERM || err == EACCES)
+        return ": this process may not use it; see /dev/infiniband, and in a container --device";
     if (err == ENOMEM) return ": raise the limit of locked memory (ulimit -l)";
     if (err == EREMOTEIO && (status == 0x08 || status == 0x0f))
         return ": it has no more of them; use fewer buffers or peers";
     if (err == EREMOTEIO && opcode == EPW_MLX5_INIT2RTR)
         return ": the port's MTU, GID or LID does not suit; see its state with ibv_devinfo -v";
-    return "";
+    return err == EREMOTEIO ? ": its firmware may be too old for that; see its version with ibv_devinfo" : "";
 }
 
 epw_status epw_mlx5_judge(const epw_mlx5 *adapter, uint32_t opcode, int err, const unsigned char *out,

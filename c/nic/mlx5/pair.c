@@ -1,4 +1,4 @@
-/* See pair.h. */
+/* See mlx5.h: queue pairs. */
 #include "nic/mlx5/parts.h"
 
 #include "base/bits.h"
@@ -63,7 +63,11 @@ static epw_status take_register(epw_mlx5_pair *pair, epw_where where) {
     for (epw_mlx5_uar_kind kind = EPW_MLX5_UAR_OWN; kind < EPW_MLX5_UAR_KINDS; kind++) {
         err = a->calls->uar(a->device, kind, &pair->uar);
         if (err == 0) {
-            pair->uar_kind = kind;
+            unsigned worst = atomic_load_explicit(&a->worst_uar, memory_order_relaxed);
+            while (worst < kind &&
+                   !atomic_compare_exchange_weak_explicit(&a->worst_uar, &worst, kind, memory_order_relaxed,
+                                                          memory_order_relaxed)) {
+            }
             return EPW_OK;
         }
         pair->uar.handle = NULL;
@@ -217,10 +221,11 @@ static epw_status resolve(const epw_mlx5 *a, epw_mlx5_path *path, epw_where wher
     if (!path->ethernet) return EPW_OK;
     int err = a->calls->resolve(a->pd, path->port, path->gid_index, path->gid, path->mac);
     if (err == 0) return EPW_OK;
-    return epw_fail_errno(err, where,
-                          "%s finds no way to the peer's address ...%u.%u.%u.%u: see that ping reaches it by "
-                          "this adapter's interface",
-                          a->name.text, path->gid[12], path->gid[13], path->gid[14], path->gid[15]);
+    return epw_fail_errno(
+        err, where,
+        "%s finds no way to the peer's address, which ends in %u.%u.%u.%u: see that ping reaches it by "
+        "this adapter's interface",
+        a->name.text, path->gid[12], path->gid[13], path->gid[14], path->gid[15]);
 }
 
 static epw_mlx5_path path_to(const epw_mlx5_pair *pair, uint32_t remote, const epw_mlx5_address *to,

@@ -2,8 +2,8 @@
 #ifndef EPW_NIC_MLX5_PARTS_H
 #define EPW_NIC_MLX5_PARTS_H
 
-#include "nic/mlx5/device.h"
-#include "nic/mlx5/pair.h"
+#include "nic/mlx5.h"
+#include "nic/mlx5/commands.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -24,7 +24,6 @@ struct epw_mlx5 {
     const epw_mlx5_calls *calls;
     epw_mlx5_options options;
     epw_mlx5_name name;
-    char text[160];
 
     void *device, *pd;
     uint32_t pd_number, event_queue;
@@ -32,6 +31,7 @@ struct epw_mlx5 {
     epw_mlx5_port port;
     epw_mlx5_gid gid;
     epw_mlx5_caps caps;
+    atomic_uint worst_uar; /* epw_mlx5_uar_kind, of its pairs so far */
 
     pthread_mutex_t pairs_lock; /* taken with the NIC locked, where it is one in software */
     epw_mlx5_pair *pairs;
@@ -47,7 +47,6 @@ struct epw_mlx5_pair {
     size_t bytes;
     epw_mlx5_umem ring, record, completion;
     epw_mlx5_uar uar;
-    epw_mlx5_uar_kind uar_kind;
     void *cq, *qp;
     uint32_t cq_number, number;
 

@@ -1,4 +1,4 @@
-/* See device.h: which adapter, port and address, and what it can do. */
+/* See mlx5.h: which adapter, port and address, and what it can do. */
 #include "nic/mlx5/parts.h"
 
 #include "base/little_endian.h"
@@ -135,15 +135,21 @@ static void close_device(epw_mlx5 *a) {
     a->pd = a->device = NULL;
 }
 
+static const char *why_closed(int err) {
+    if (err == EOPNOTSUPP || err == EINVAL)
+        return "it has no DevX, which needs its firmware's user contexts (log_max_uctx)";
+    if (err == EPERM || err == EACCES)
+        return "this process may not open it: see /dev/infiniband, and in a container --device";
+    return strerror(err);
+}
+
 /* EPW_ERR_NO_PATH and a reason: another one may do. */
 static epw_status try_device(epw_mlx5 *a, const epw_mlx5_name *name, reasons *r, epw_where where) {
     a->name = *name;
     int err = a->calls->open(a->calls->library, name->text, &a->device);
     if (err != 0) {
-        add_reason(r, name->text,
-                   err == EOPNOTSUPP || err == EINVAL
-                       ? "it has no DevX, which needs its firmware's user contexts (log_max_uctx)"
-                       : strerror(err));
+        a->device = NULL;
+        add_reason(r, name->text, why_closed(err));
         return EPW_ERR_NO_PATH;
     }
     const char *why = choose_port(a);
@@ -179,17 +185,22 @@ static epw_status choose_device(epw_mlx5 *a, epw_where where) {
     return epw_fail(EPW_ERR_NO_PATH, where, "there is no mlx5 adapter: see /sys/class/infiniband%s", remedy);
 }
 
-static void say(epw_mlx5 *a) {
+const char *epw_mlx5_describe(const epw_mlx5 *a, char text[EPW_MLX5_TEXT]) {
     char address[64];
     const unsigned char *g = a->gid.bytes;
     if (a->port.ethernet) {
-        snprintf(address, sizeof address, "RoCEv2, GID %u (...%02x%02x:%02x%02x)", a->gid_index, g[12], g[13],
+        snprintf(address, sizeof address, "RoCEv2, GID %u ending in %u.%u.%u.%u", a->gid_index, g[12], g[13],
                  g[14], g[15]);
     } else {
         snprintf(address, sizeof address, "InfiniBand, LID %u", a->port.lid);
     }
-    snprintf(a->text, sizeof a->text, "%s port %u, %s, MTU %u%s", a->name.text, a->port_number, address,
-             128u << a->port.mtu, a->caps.atomic ? "" : ", no atomics");
+    static const char *const doorbells[] = {[EPW_MLX5_UAR_OWN] = "",
+                                            [EPW_MLX5_UAR_SHARED] = ", doorbells in one register",
+                                            [EPW_MLX5_UAR_BF] = ", doorbells that gather writes"};
+    unsigned kind = atomic_load_explicit(&a->worst_uar, memory_order_relaxed);
+    snprintf(text, EPW_MLX5_TEXT, "%s port %u, %s, MTU %u%s%s", a->name.text, a->port_number, address,
+             128u << a->port.mtu, a->caps.atomic ? "" : ", no atomics", doorbells[kind]);
+    return text;
 }
 
 epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *options, epw_where where,
@@ -207,7 +218,6 @@ epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *op
     }
     a->options.device = NULL; /* the caller's */
     calls->on_event(a->device, epw_mlx5_heed, a);
-    say(a);
     *out = a;
     return EPW_OK;
 }
@@ -219,8 +229,4 @@ void epw_mlx5_close(epw_mlx5 *a) {
     close_device(a);
     pthread_mutex_destroy(&a->pairs_lock);
     free(a);
-}
-
-const char *epw_mlx5_describe(const epw_mlx5 *a) {
-    return a->text;
 }

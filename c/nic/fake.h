@@ -6,8 +6,8 @@
  * What it cannot show: the order of writes on a bus, which kinds of registers a GPU can map, how long an
  * adapter tries, and whether firmware heeds a field that is set. Nor does a queue pair that is not connected
  * yet hold up its peer, whose entries an adapter would try again until it is: here they are placed. */
-#ifndef EPW_NIC_FAKE_FAKE_H
-#define EPW_NIC_FAKE_FAKE_H
+#ifndef EPW_NIC_FAKE_H
+#define EPW_NIC_FAKE_H
 
 #include "nic/mlx5/calls.h"
 #include "nic/soft.h"
