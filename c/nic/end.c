@@ -8,7 +8,7 @@
 epw_status epw_end_create(epw_fabric *fabric, const epw_pair_options *options, epw_where where,
                           epw_end *out) {
     epw_mlx5 *adapter = epw_fabric_adapter(fabric);
-    *out = (epw_end){NULL, NULL};
+    *out = (epw_end){.soft = NULL};
     if (adapter == NULL) return epw_pair_create(epw_fabric_nic(fabric), options, where, &out->soft);
     epw_mlx5_pair_options asked = {
         .depth = options->depth, .broken = options->broken, .context = options->context};
@@ -18,7 +18,7 @@ epw_status epw_end_create(epw_fabric *fabric, const epw_pair_options *options, e
 void epw_end_destroy(epw_end *end) {
     epw_pair_destroy(end->soft);
     epw_mlx5_pair_destroy(end->adapter);
-    *end = (epw_end){NULL, NULL};
+    *end = (epw_end){.soft = NULL};
 }
 
 uint32_t epw_end_number(const epw_end *end) {
@@ -52,6 +52,8 @@ epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer 
     status = epw_mlx5_address_read(peer->nic + 1, where, &address);
     if (status != EPW_OK) return status;
     if (epw_fabric_fake(fabric) != NULL) lay_cable(epw_fabric_fake(fabric), end, peer, &address);
+    end->nic = epw_fabric_nic(fabric);
+    end->link = peer->link;
     return epw_mlx5_pair_connect(end->adapter, peer->number, &address, peer->deadline_ns, where);
 }
 
@@ -90,11 +92,16 @@ void epw_end_close(const epw_end *end) {
 }
 
 bool epw_end_is_closed(const epw_end *end) {
-    return end->adapter != NULL ? epw_mlx5_pair_is_closed(end->adapter) : epw_pair_is_closed(end->soft);
+    if (end->adapter == NULL) return epw_pair_is_closed(end->soft);
+    return epw_mlx5_pair_is_closed(end->adapter) || epw_end_broken(end);
 }
 
 bool epw_end_broken(const epw_end *end) {
-    return end->adapter != NULL ? epw_mlx5_pair_broken(end->adapter) : epw_pair_broken(end->soft);
+    if (end->adapter == NULL) return epw_pair_broken(end->soft);
+    if (epw_mlx5_pair_broken(end->adapter)) return true;
+    if (end->nic == NULL || epw_nic_link_alive(end->nic, end->link)) return false;
+    epw_mlx5_pair_break(end->adapter);
+    return true;
 }
 
 /* ---- memory ---- */

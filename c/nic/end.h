@@ -7,10 +7,13 @@
 #include "nic/mlx5.h"
 #include "nic/queue.h"
 
-/* One of the two, or none. */
+/* One of the two, or none. An adapter does not notice that a peer has ended before something is sent to it:
+ * that shows by the connection to the peer's fabric. */
 typedef struct epw_end {
     epw_pair *soft;
     epw_mlx5_pair *adapter;
+    epw_nic *nic; /* of that connection; NULL: not connected */
+    uint64_t link;
 } epw_end;
 
 /* options: without `memory` and `polled` where the fabric has an adapter. */

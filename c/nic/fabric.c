@@ -7,6 +7,7 @@
 #include "base/little_endian.h"
 #include "base/thread.h"
 #include "nic/link.h"
+#include "nic/mlx5/library.h"
 #include "nic/soft/ring.h"
 #include "nic/soft/strict.h"
 
@@ -269,10 +270,11 @@ static epw_status check(const epw_fabric_options *options, epw_fabric *const *ou
         return epw_fail(EPW_ERR_INVALID, where,
                         "options.wires is %#x, must be some of EPW_WIRE_LOCAL and EPW_WIRE_TCP",
                         options->wires);
-    if (options->nic < EPW_NIC_SOFT || options->nic > EPW_NIC_FAKE)
-        return epw_fail(EPW_ERR_INVALID, where,
-                        "options.nic is %u, must be EPW_NIC_SOFT, EPW_NIC_STRICT or EPW_NIC_FAKE",
-                        options->nic);
+    if (options->nic < EPW_NIC_SOFT || options->nic > EPW_NIC_MLX5)
+        return epw_fail(
+            EPW_ERR_INVALID, where,
+            "options.nic is %u, must be EPW_NIC_SOFT, EPW_NIC_STRICT, EPW_NIC_FAKE or EPW_NIC_MLX5",
+            options->nic);
     uint32_t ring = options->ring_bytes;
     if (ring != 0 && (ring < EPW_RING_BYTES_MIN || ring > EPW_RING_BYTES_MAX || (ring & (ring - 1)) != 0))
         return epw_fail(EPW_ERR_INVALID, where,
@@ -299,11 +301,17 @@ static epw_status open_links(epw_fabric *fabric, const epw_fabric_options *optio
 }
 
 static epw_status open_adapter(epw_fabric *fabric, const epw_fabric_options *options, epw_where where) {
-    if (options->nic != EPW_NIC_FAKE) return EPW_OK;
-    epw_fake_options fake = {.rank = options->rank, .nic = fabric->nic};
-    epw_status status = epw_fake_open(&fake, where, &fabric->fake);
-    if (status != EPW_OK) return status;
-    return epw_mlx5_open(epw_fake_calls(fabric->fake), &(epw_mlx5_options){0}, where, &fabric->adapter);
+    const epw_mlx5_calls *calls = NULL;
+    epw_status status = EPW_OK;
+    if (options->nic == EPW_NIC_FAKE) {
+        epw_fake_options fake = {.rank = options->rank, .nic = fabric->nic};
+        status = epw_fake_open(&fake, where, &fabric->fake);
+        if (status == EPW_OK) calls = epw_fake_calls(fabric->fake);
+    } else if (options->nic == EPW_NIC_MLX5) {
+        status = epw_mlx5_library(where, &calls);
+    }
+    if (status != EPW_OK || calls == NULL) return status;
+    return epw_mlx5_open(calls, &(epw_mlx5_options){.device = NULL}, where, &fabric->adapter);
 }
 
 static epw_status start(epw_fabric *fabric, epw_where where) {

@@ -86,6 +86,8 @@ pub enum Nic {
     Strict,
     /// An mlx5 adapter in software, which takes a real one's commands
     Fake,
+    /// An mlx5 adapter
+    Mlx5,
 }
 
 impl Nic {

@@ -62,7 +62,8 @@ fn nic(name: &str) -> std::result::Result<u32, String> {
         "soft" => Ok(sys::EPW_NIC_SOFT),
         "strict" => Ok(sys::EPW_NIC_STRICT),
         "fake" => Ok(sys::EPW_NIC_FAKE),
-        _ => Err(format!("{}: {name:?} names no NIC of this library: give soft, strict or fake", env::NIC)),
+        "mlx5" => Ok(sys::EPW_NIC_MLX5),
+        _ => Err(format!("{}: {name:?} names no NIC of this library: give soft, strict, fake or mlx5", env::NIC)),
     }
 }
 
@@ -117,6 +118,7 @@ mod tests {
         assert_eq!(nic("soft"), Ok(sys::EPW_NIC_SOFT));
         assert_eq!(nic("strict"), Ok(sys::EPW_NIC_STRICT));
         assert_eq!(nic("fake"), Ok(sys::EPW_NIC_FAKE));
-        assert!(nic("mlx5").unwrap_err().starts_with("EPWIRE_NIC: \"mlx5\""));
+        assert_eq!(nic("mlx5"), Ok(sys::EPW_NIC_MLX5));
+        assert!(nic("verbs").unwrap_err().starts_with("EPWIRE_NIC: \"verbs\""));
     }
 }

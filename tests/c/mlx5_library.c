@@ -93,8 +93,25 @@ static void an_adapter_that_is_not_there_is_an_error_that_says_so(void) {
               "%s", text);
 }
 
+/* Never a NIC in software instead. */
+static void a_fabric_without_the_adapter_it_asks_for_is_refused(void) {
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    epw_fabric *fabric = NULL;
+    options.nic = EPW_NIC_MLX5;
+    epw_status status = epw_fabric_create(&options, &fabric);
+    if (status == EPW_OK) {
+        printf("NOT CHECKED: what is said without an adapter: there is one\n");
+        epw_fabric_destroy(fabric);
+        return;
+    }
+    CHECK_MSG(status == EPW_ERR_NO_PATH && fabric == NULL, "%s", epw_last_error());
+    CHECK_MSG(strstr(epw_last_error(), "mlx5") != NULL || strstr(epw_last_error(), "rdma-core") != NULL, "%s",
+              epw_last_error());
+}
+
 int main(void) {
     the_binary_interface_is_that_of_the_headers();
     an_adapter_that_is_not_there_is_an_error_that_says_so();
+    a_fabric_without_the_adapter_it_asks_for_is_refused();
     return check_result("mlx5_library");
 }

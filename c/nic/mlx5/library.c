@@ -93,6 +93,15 @@ static const struct {
 /* What was not found first: a library, or a function of one. */
 static const char *missing_library, *missing_function, *missing_version;
 
+static void *find(void *library, const char *name, const char *version) {
+#ifdef __GLIBC__
+    return dlvsym(library, name, version);
+#else
+    (void)version; /* such a system has no versions of symbols */
+    return dlsym(library, name);
+#endif
+}
+
 static void load(void) {
     void *handles[LIBRARIES];
     for (int i = 0; i < LIBRARIES && missing_library == NULL; i++) {
@@ -100,7 +109,7 @@ static void load(void) {
         if (handles[i] == NULL) missing_library = names[i];
     }
     for (size_t i = 0; i < sizeof functions / sizeof functions[0] && missing_library == NULL; i++) {
-        void *function = dlvsym(handles[functions[i].from], functions[i].name, functions[i].version);
+        void *function = find(handles[functions[i].from], functions[i].name, functions[i].version);
         memcpy(functions[i].place, &function, sizeof function);
         if (function != NULL || functions[i].optional) continue;
         missing_library = names[functions[i].from];

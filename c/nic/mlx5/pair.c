@@ -301,9 +301,10 @@ static epw_where nowhere(const char *op) {
 
 void epw_mlx5_pair_break(epw_mlx5_pair *pair) {
     pthread_mutex_lock(&pair->lock);
-    modify_short(pair, EPW_MLX5_2ERR, nowhere("break"));
+    if (pair->state != EPW_MLX5_STATE_ERR) modify_short(pair, EPW_MLX5_2ERR, nowhere("break"));
     pair->state = EPW_MLX5_STATE_ERR;
     pthread_mutex_unlock(&pair->lock);
+    tell_broken(pair);
 }
 
 /* One that has not come up, or cannot be asked, is broken instead. */
