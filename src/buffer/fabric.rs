@@ -63,7 +63,10 @@ fn nic(name: &str) -> std::result::Result<u32, String> {
         "strict" => Ok(sys::EPW_NIC_STRICT),
         "fake" => Ok(sys::EPW_NIC_FAKE),
         "mlx5" => Ok(sys::EPW_NIC_MLX5),
-        _ => Err(format!("{}: {name:?} names no NIC of this library: give soft, strict, fake or mlx5", env::NIC)),
+        _ => Err(format!(
+            "{}: {name:?} names no NIC of this library: give soft, strict, fake or mlx5",
+            env::NIC
+        )),
     }
 }
 

@@ -51,6 +51,12 @@ typedef struct bench {
     _Alignas(4096) unsigned char memory[BYTES];
 } bench;
 
+static bench *new_bench(void) {
+    bench *b = aligned_alloc(4096, sizeof *b); /* which is a multiple of its alignment */
+    memset(b, 0, sizeof *b);
+    return b;
+}
+
 static void arrived(void *context, uint64_t offset, uint64_t value) {
     bench *b = context;
     (void)offset, (void)value;
@@ -266,8 +272,7 @@ static void what_an_adapter_lacks_is_done_without_or_said(void) {
     CHECK(CASES >= 40);
     for (uint32_t i = 0; i < CASES; i++) {
         held before = look(UINT32_MAX);
-        bench *b = aligned_alloc(4096, (sizeof *b + 4095) / 4096 * 4096);
-        memset(b, 0, sizeof *b);
+        bench *b = new_bench();
         epw_status status = set_up(b, &cases[i].fake, cases[i].device);
         CHECK_MSG(status == cases[i].status, "case %u: %d", i, (int)status);
         char said[EPW_MLX5_TEXT];
@@ -316,8 +321,7 @@ static const epw_mlx5_path path = {.ethernet = true,
 /* From each state the commands that lead on from it, and no others, are taken. */
 static void a_queue_pair_goes_up_step_by_step(void) {
     enum { WRONG_STATE = 0x10, STEPS = 4 };
-    bench *b = aligned_alloc(4096, (sizeof *b + 4095) / 4096 * 4096);
-    memset(b, 0, sizeof *b);
+    bench *b = new_bench();
     CHECK_OK(set_up(b, &(epw_fake_options){0}, NULL));
     static epw_mlx5_in steps[STEPS];
     uint32_t number = b->pair->number;
@@ -367,7 +371,7 @@ static void a_bit_that_is_wrong_is_refused(void) {
         uint32_t as_good = 0;
         for (uint32_t bit = 0; bit < EPW_MLX5_IN_BYTES * 8; bit++) {
             turned t = {commands[c].opcode, bit};
-            bench *b = calloc(1, sizeof *b);
+            bench *b = new_bench();
             epw_fake_options options = {.rank = RANK};
             CHECK_OK(epw_fake_open(&options, where, &b->fake));
             CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
@@ -384,8 +388,7 @@ static void a_bit_that_is_wrong_is_refused(void) {
 
 /* The kernel keeps what is in use; so nothing is given back in the wrong order unseen. */
 static void what_is_in_use_is_not_given_back(void) {
-    bench *b = aligned_alloc(4096, (sizeof *b + 4095) / 4096 * 4096);
-    memset(b, 0, sizeof *b);
+    bench *b = new_bench();
     CHECK_OK(set_up(b, &(epw_fake_options){0}, NULL));
     const epw_mlx5_calls *calls = epw_fake_calls(b->fake);
     CHECK(calls->free_umem(b->pair->ring.handle) == EBUSY &&
@@ -405,8 +408,7 @@ static void events_of_the_device_end_its_queue_pairs(void) {
                                             {EPW_MLX5_EVENT_PORT_DOWN, 2},
                                             {EPW_MLX5_EVENT_PAIR, 1}};
     for (int i = 0; i < 5; i++) {
-        bench *b = aligned_alloc(4096, (sizeof *b + 4095) / 4096 * 4096);
-        memset(b, 0, sizeof *b);
+        bench *b = new_bench();
         epw_fake_options options = {.rank = RANK};
         CHECK_OK(epw_fake_open(&options, where, &b->fake));
         CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
@@ -422,8 +424,7 @@ static void events_of_the_device_end_its_queue_pairs(void) {
 
 /* Nobody is woken by an adapter, so somebody looks. */
 static void words_are_seen_by_who_looks(void) {
-    bench *b = aligned_alloc(4096, (sizeof *b + 4095) / 4096 * 4096);
-    memset(b, 0, sizeof *b);
+    bench *b = new_bench();
     CHECK_OK(set_up(b, &(epw_fake_options){0}, NULL));
     for (uint32_t i = 1; i <= 20; i++) {
         atomic_store((_Atomic uint64_t *)(void *)(b->memory + 64 + 8 * (i % 8)), i);
