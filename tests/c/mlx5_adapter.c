@@ -2,14 +2,15 @@
  * do, and nothing is left behind: no descriptor, no thread, and nothing that was made of the device. */
 #include "base/clock.h"
 #include "check.h"
-#include "nic/completion.h"
 #include "nic/fake.h"
 #include "nic/mlx5/parts.h"
+#include "nic/queue.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 
 enum { RANK = 3, DEPTH = 256, BYTES = 8192 };
@@ -436,7 +437,89 @@ static void words_are_seen_by_who_looks(void) {
     free(b);
 }
 
+/* ---- two of them ---- */
+
+/* A word is written, by an entry in the ring that commands have named; until it is done, or has failed. */
+static bool send_word(bench *from, const bench *to, uint64_t index, uint64_t value) {
+    const epw_pair_memory *memory = epw_mlx5_pair_memory(from->pair);
+    static uint32_t marks[DEPTH];
+    memset(marks, 0, sizeof marks);
+    epw_queue queue = {
+        .entries = (epw_entry_block *)memory->entries,
+        .marks = marks,
+        .record = memory->record,
+        .doorbell = memory->doorbell,
+        .completions = {.entry = (const uint32_t *)(const void *)memory->completion, .done = index},
+        .depth = DEPTH,
+        .pair = epw_mlx5_pair_number(from->pair),
+        .batch = 1,
+        .reserved = index,
+        .bell = index << EPW_BELL_COUNT_SHIFT};
+    epw_queue_fault fault;
+    uint64_t at = index;
+    CHECK(epw_queue_try_reserve(&queue, 1, &at) && at == index);
+    epw_entry_write_word(epw_queue_slot(&queue, at), queue.pair, at,
+                         (epw_place_of){64, epw_key_of(to->window.its)}, value, EPW_SIGNAL_ALWAYS);
+    epw_queue_publish(&queue, at, 1);
+    CHECK(epw_queue_ring(&queue, true));
+    epw_mlx5_pair_ring(from->pair);
+    for (int ms = 0; ms < 10000 && !epw_queue_is_done(&queue, index + 1); ms++) {
+        if (epw_queue_failed(&queue, &fault)) return false;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    return epw_queue_is_done(&queue, index + 1);
+}
+
+static void open_side(bench *b, uint32_t rank, bool infiniband, int fd, uint64_t *link) {
+    epw_mlx5_pair_options options = {.depth = DEPTH, .broken = broken, .context = b};
+    CHECK_OK(epw_nic_open(where, &b->nic));
+    CHECK_OK(epw_nic_add_link(b->nic, fd, 1 - rank, where, link));
+    epw_fake_options fake = {.rank = rank, .nic = b->nic, .infiniband = infiniband};
+    CHECK_OK(epw_fake_open(&fake, where, &b->fake));
+    CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
+    CHECK_OK(make_memory(b));
+    CHECK_OK(epw_mlx5_pair_create(b->adapter, &options, where, &b->pair));
+}
+
+/* `misled`: the cable leads to another address than the one that the pair is connected to. */
+static void join(bench *from, const bench *to, uint64_t link, bool misled) {
+    epw_mlx5_address address = epw_mlx5_address_of(to->adapter);
+    epw_fake_route route = {
+        .lid = address.lid + misled, .remote = epw_mlx5_pair_number(to->pair), .link = link};
+    memcpy(route.gid, address.gid, sizeof route.gid);
+    route.gid[15] ^= misled;
+    epw_fake_add_route(from->fake, epw_mlx5_pair_number(from->pair), &route);
+    CHECK_OK(epw_mlx5_pair_connect(from->pair, route.remote, &address, UINT64_C(10000000000), where));
+}
+
+static void words_travel_between_two(bool infiniband, bool misled) {
+    bench *a = new_bench(), *b = new_bench();
+    int fds[2];
+    uint64_t links[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
+    open_side(a, 0, infiniband, fds[0], &links[0]);
+    open_side(b, 1, infiniband, fds[1], &links[1]);
+    join(a, b, links[0], misled);
+    join(b, a, links[1], false);
+    CHECK(send_word(a, b, 0, 4711) == !misled);
+    CHECK(epw_mlx5_pair_broken(a->pair) == misled);
+    uint64_t there;
+    memcpy(&there, b->memory + 64, sizeof there);
+    CHECK(there == (misled ? 0 : 4711));
+    /* What b takes no longer ends a's pair, and is not placed. */
+    epw_mlx5_pair_close(b->pair);
+    CHECK(epw_mlx5_pair_is_closed(b->pair) && !epw_mlx5_pair_broken(b->pair));
+    if (!misled) CHECK(!send_word(a, b, 1, 4712) && epw_mlx5_pair_broken(a->pair));
+    memcpy(&there, b->memory + 64, sizeof there);
+    CHECK(there == (misled ? 0 : 4711));
+    take_down(a);
+    take_down(b);
+    free(a);
+    free(b);
+}
+
 int main(void) {
+    for (int i = 0; i < 4; i++) words_travel_between_two(i % 2 == 1, i / 2 == 1);
     a_queue_pair_goes_up_step_by_step();
     a_bit_that_is_wrong_is_refused();
     what_is_in_use_is_not_given_back();

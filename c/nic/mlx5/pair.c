@@ -192,17 +192,23 @@ epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *
     return EPW_OK;
 }
 
+/* Backwards, as far as it goes: what the adapter may still use stays. */
+static bool give_back(epw_mlx5_pair *pair) {
+    const epw_mlx5_calls *calls = pair->adapter->calls;
+    const epw_mlx5_umem *umems[] = {&pair->ring, &pair->record, &pair->completion};
+    bool gone = true;
+    if (pair->qp != NULL) gone = calls->destroy(pair->qp) == 0;
+    if (gone && pair->cq != NULL) gone = calls->destroy(pair->cq) == 0;
+    if (gone && pair->uar.handle != NULL) calls->free_uar(pair->uar.handle);
+    for (int i = 0; gone && i < 3; i++)
+        if (umems[i]->handle != NULL) gone = calls->free_umem(umems[i]->handle) == 0;
+    return gone;
+}
+
 void epw_mlx5_pair_destroy(epw_mlx5_pair *pair) {
     if (pair == NULL) return;
-    const epw_mlx5_calls *calls = pair->adapter->calls;
     leave(pair);
-    if (pair->qp != NULL) calls->destroy(pair->qp);
-    if (pair->cq != NULL) calls->destroy(pair->cq);
-    if (pair->uar.handle != NULL) calls->free_uar(pair->uar.handle);
-    if (pair->ring.handle != NULL) calls->free_umem(pair->ring.handle);
-    if (pair->record.handle != NULL) calls->free_umem(pair->record.handle);
-    if (pair->completion.handle != NULL) calls->free_umem(pair->completion.handle);
-    if (pair->pages != NULL) munmap(pair->pages, pair->bytes);
+    if (give_back(pair) && pair->pages != NULL) munmap(pair->pages, pair->bytes);
     pthread_mutex_destroy(&pair->lock);
     free(pair);
 }
