@@ -319,11 +319,21 @@ static const epw_mlx5_path path = {.ethernet = true,
                                    .timeout = 14,
                                    .retries = 7};
 
+static uint32_t state_of(bench *b) {
+    unsigned char in[EPW_MLX5_SHORT_BYTES], out[EPW_MLX5_QUERY_QP_BYTES];
+    epw_mlx5_build_short(in, EPW_MLX5_QUERY_QP, b->pair->number);
+    CHECK(epw_fake_calls(b->fake)->query(b->pair->qp, in, sizeof in, out, sizeof out) == 0);
+    return epw_mlx5_state(out);
+}
+
 /* From each state the commands that lead on from it, and no others, are taken. */
 static void a_queue_pair_goes_up_step_by_step(void) {
     enum { WRONG_STATE = 0x10, STEPS = 4 };
     bench *b = new_bench();
-    CHECK_OK(set_up(b, &(epw_fake_options){0}, NULL));
+    epw_fake_options options = {.rank = RANK}; /* no soft NIC, which would find that nothing leads anywhere */
+    CHECK_OK(epw_fake_open(&options, where, &b->fake));
+    CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
+    CHECK_OK(make_pair(b));
     static epw_mlx5_in steps[STEPS];
     uint32_t number = b->pair->number;
     epw_mlx5_build_rst2init(steps[0], number, &path);
@@ -339,7 +349,9 @@ static void a_queue_pair_goes_up_step_by_step(void) {
         }
         answer a = ask(b, b->pair->qp, steps[at], sizeof steps[at]);
         CHECK_MSG(a.status == 0, "step %d: %x, %x", at, a.status, a.syndrome);
+        CHECK(state_of(b) == (at < 3 ? (uint32_t)at + 1 : EPW_MLX5_STATE_RTS));
     }
+    CHECK(ask_short(b, b->pair->qp, EPW_MLX5_2ERR).status == 0 && state_of(b) == EPW_MLX5_STATE_ERR);
     /* A command for another pair, and one that is cut short. */
     CHECK(ask(b, b->pair->cq, steps[3], sizeof steps[3]).status == 3);
     CHECK(ask(b, b->pair->qp, steps[3], sizeof steps[3] - 8).status == 0x50);
