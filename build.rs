@@ -19,6 +19,7 @@ fn build() -> Result<(), String> {
     check_bindings()?;
     let toolkit = if wants_cuda() { Some(Toolkit::find()?) } else { None };
     compile_core(toolkit.as_ref())?; // before what it needs, as linkers want it
+    println!("cargo::rustc-link-lib=dylib=dl"); // on C libraries older than glibc 2.34, which have it elsewhere
     match toolkit {
         Some(toolkit) => compile_kernels(&toolkit),
         None => Ok(()),

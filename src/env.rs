@@ -111,7 +111,9 @@ pub const VARIABLES: &[Variable] = &[
         name: NIC,
         default: "`soft`",
         doc: "What drains queues: `soft`, a NIC in software, with a thread of this process and sockets; `strict`, the same for \
-              tests, which breaks a queue whose entries or bytes change behind the doorbell, and is slow.",
+              tests, which breaks a queue whose entries or bytes change behind the doorbell, and is slow; `fake`, for tests too, an \
+              mlx5 adapter in software, which takes a real one's commands; `mlx5`, an adapter, for buffers on the host, by libibverbs \
+              and libmlx5: unproven, no adapter has been tried yet.",
     },
     Variable {
         name: WIRES,

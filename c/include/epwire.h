@@ -244,8 +244,8 @@ EPW_API void epw_row_shape_init(epw_row_shape *shape);
 /* ---- 4. Fabric ----------------------------------------------------------------------------------------- */
 
 /* Peers whose window this rank does not map are reached by queues: what is to be written there is sent by a
- * software NIC, and placed by that of the peer. EPW_PATH_QUEUE as the only bit of epw_config.paths beside
- * EPW_PATH_SELF sends all by queues, also where memory could be shared. */
+ * NIC, in software or not, and placed by that of the peer. EPW_PATH_QUEUE as the only bit of epw_config.paths
+ * beside EPW_PATH_SELF sends all by queues, also where memory could be shared. */
 
 /* What carries the bytes of queues between two ranks. */
 enum {
@@ -255,9 +255,13 @@ enum {
 
 /* What drains the queues. */
 enum {
-    EPW_NIC_SOFT = 1,  /* a thread of this process */
-    EPW_NIC_STRICT = 2 /* the same for tests: it delays fetches, overwrites entries that are done, and breaks
-                          a queue whose entries or bytes have changed behind the doorbell; slow */
+    EPW_NIC_SOFT = 1,   /* a thread of this process */
+    EPW_NIC_STRICT = 2, /* the same for tests: it delays fetches, overwrites entries that are done, and breaks
+                           a queue whose entries or bytes have changed behind the doorbell; slow */
+    EPW_NIC_FAKE = 3, /* for tests: an mlx5 adapter in software, which takes a real one's commands, and is as
+                         strict with them as firmware */
+    EPW_NIC_MLX5 = 4  /* the first mlx5 adapter with an active port, by libibverbs and libmlx5; for buffers on
+                         the host alone. Unproven: no adapter has been tried yet */
 };
 
 typedef struct epw_fabric_options {

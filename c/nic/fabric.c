@@ -7,6 +7,7 @@
 #include "base/little_endian.h"
 #include "base/thread.h"
 #include "nic/link.h"
+#include "nic/mlx5/library.h"
 #include "nic/soft/ring.h"
 #include "nic/soft/strict.h"
 
@@ -40,6 +41,8 @@ struct epw_fabric {
     uint32_t ring_bytes; /* of connections within the host that this end dials */
     uint32_t generation; /* of the process that made it */
     epw_nic *nic;
+    epw_fake *fake;    /* EPW_NIC_FAKE */
+    epw_mlx5 *adapter; /* NULL: queue pairs are the soft NIC's */
     epw_nonce name;
     epw_identity self;
     int wake;
@@ -56,6 +59,14 @@ struct epw_fabric {
 
 epw_nic *epw_fabric_nic(const epw_fabric *fabric) {
     return fabric->nic;
+}
+
+epw_mlx5 *epw_fabric_adapter(const epw_fabric *fabric) {
+    return fabric->adapter;
+}
+
+epw_fake *epw_fabric_fake(const epw_fabric *fabric) {
+    return fabric->fake;
 }
 
 bool epw_fabric_inherited(const epw_fabric *fabric) {
@@ -100,6 +111,37 @@ uint32_t epw_fabric_wire(const epw_fabric *fabric, const epw_fabric_address *add
     uint32_t both = fabric->wires & address->wires;
     if ((both & EPW_WIRE_LOCAL) && is_of_this_host(fabric, address)) return EPW_WIRE_LOCAL;
     return address->tcp_length > 0 ? both & EPW_WIRE_TCP : 0;
+}
+
+/* Strict NICs are soft ones to others. */
+enum { SAYS_SOFT = 1, SAYS_ADAPTER = 2, SAYS_FAKE = 3 };
+
+static unsigned char says(const epw_fabric *fabric) {
+    if (fabric->fake != NULL) return SAYS_FAKE;
+    return fabric->adapter != NULL ? SAYS_ADAPTER : SAYS_SOFT;
+}
+
+void epw_fabric_nic_write(const epw_fabric *fabric, unsigned char bytes[EPW_FABRIC_NIC_BYTES]) {
+    memset(bytes, 0, EPW_FABRIC_NIC_BYTES);
+    bytes[0] = says(fabric);
+    if (fabric->adapter == NULL) return;
+    epw_mlx5_address address = epw_mlx5_address_of(fabric->adapter);
+    epw_mlx5_address_write(&address, bytes + 1);
+}
+
+static const char *kind_of_nic(unsigned char said) {
+    static const char *const names[] = {[SAYS_SOFT] = "a software NIC",
+                                        [SAYS_ADAPTER] = "an mlx5 adapter",
+                                        [SAYS_FAKE] = "a fake mlx5 adapter"};
+    return said >= SAYS_SOFT && said <= SAYS_FAKE ? names[said] : "a NIC of a kind that is not known here";
+}
+
+epw_status epw_fabric_nic_check(const epw_fabric *fabric, const unsigned char bytes[EPW_FABRIC_NIC_BYTES],
+                                epw_where where) {
+    if (bytes[0] == says(fabric)) return EPW_OK;
+    return epw_fail(EPW_ERR_NO_PATH, where,
+                    "the peer has %s, this rank %s: give all ranks the same options.nic",
+                    kind_of_nic(bytes[0]), kind_of_nic(says(fabric)));
 }
 
 static const char *why_unreached(const epw_fabric *fabric, const epw_fabric_address *address) {
@@ -228,9 +270,11 @@ static epw_status check(const epw_fabric_options *options, epw_fabric *const *ou
         return epw_fail(EPW_ERR_INVALID, where,
                         "options.wires is %#x, must be some of EPW_WIRE_LOCAL and EPW_WIRE_TCP",
                         options->wires);
-    if (options->nic != EPW_NIC_SOFT && options->nic != EPW_NIC_STRICT)
-        return epw_fail(EPW_ERR_INVALID, where, "options.nic is %u, must be EPW_NIC_SOFT or EPW_NIC_STRICT",
-                        options->nic);
+    if (options->nic < EPW_NIC_SOFT || options->nic > EPW_NIC_MLX5)
+        return epw_fail(
+            EPW_ERR_INVALID, where,
+            "options.nic is %u, must be EPW_NIC_SOFT, EPW_NIC_STRICT, EPW_NIC_FAKE or EPW_NIC_MLX5",
+            options->nic);
     uint32_t ring = options->ring_bytes;
     if (ring != 0 && (ring < EPW_RING_BYTES_MIN || ring > EPW_RING_BYTES_MAX || (ring & (ring - 1)) != 0))
         return epw_fail(EPW_ERR_INVALID, where,
@@ -254,6 +298,20 @@ static epw_status open_links(epw_fabric *fabric, const epw_fabric_options *optio
     epw_status status = epw_links_open(&links, &fabric->links);
     explicit_bzero(links.key, sizeof links.key);
     return status;
+}
+
+static epw_status open_adapter(epw_fabric *fabric, const epw_fabric_options *options, epw_where where) {
+    const epw_mlx5_calls *calls = NULL;
+    epw_status status = EPW_OK;
+    if (options->nic == EPW_NIC_FAKE) {
+        epw_fake_options fake = {.rank = options->rank, .nic = fabric->nic};
+        status = epw_fake_open(&fake, where, &fabric->fake);
+        if (status == EPW_OK) calls = epw_fake_calls(fabric->fake);
+    } else if (options->nic == EPW_NIC_MLX5) {
+        status = epw_mlx5_library(where, &calls);
+    }
+    if (status != EPW_OK || calls == NULL) return status;
+    return epw_mlx5_open(calls, &(epw_mlx5_options){.device = NULL}, where, &fabric->adapter);
 }
 
 static epw_status start(epw_fabric *fabric, epw_where where) {
@@ -293,6 +351,7 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
     if (status == EPW_OK) status = epw_nic_open(where, &fabric->nic);
     if (status == EPW_OK && options->nic == EPW_NIC_STRICT)
         status = epw_nic_be_strict(fabric->nic, 1 + options->rank, STRICT_DELAY_US, where);
+    if (status == EPW_OK) status = open_adapter(fabric, options, where);
     if (status == EPW_OK) status = open_links(fabric, options);
     if (status == EPW_OK) status = start(fabric, where);
     if (status != EPW_OK) {
@@ -316,6 +375,8 @@ void epw_fabric_destroy(epw_fabric *fabric) {
     }
     epw_links_close(fabric->links);
     if (fabric->wake >= 0) close(fabric->wake);
+    epw_mlx5_close(fabric->adapter);
+    epw_fake_close(fabric->fake);
     epw_nic_close(fabric->nic);
     pthread_cond_destroy(&fabric->told);
     pthread_mutex_destroy(&fabric->lock);

@@ -5,6 +5,8 @@
 #define EPW_NIC_FABRIC_H
 
 #include "nic/address.h"
+#include "nic/fake.h"
+#include "nic/mlx5.h"
 #include "nic/soft.h"
 
 /* What leads to a fabric, for a blob. A secret: who knows it, and is of the same user or has the key, can
@@ -37,6 +39,21 @@ epw_status epw_fabric_link(epw_fabric *fabric, uint32_t peer, const epw_fabric_a
                            uint64_t deadline_ns, epw_where where, uint64_t *link);
 
 epw_nic *epw_fabric_nic(const epw_fabric *fabric);
+
+/* The adapter that its queue pairs are made of, NULL: of the soft NIC. The connections to other fabrics stay:
+ * who has ended is known by their ends. */
+epw_mlx5 *epw_fabric_adapter(const epw_fabric *fabric);
+
+/* If that is one in software; else NULL. */
+epw_fake *epw_fabric_fake(const epw_fabric *fabric);
+
+/* What a fabric says of its NIC: its kind, and an adapter's address. */
+enum { EPW_FABRIC_NIC_BYTES = 1 + EPW_MLX5_ADDRESS_BYTES };
+void epw_fabric_nic_write(const epw_fabric *fabric, unsigned char bytes[EPW_FABRIC_NIC_BYTES]);
+
+/* EPW_ERR_NO_PATH if queues of this fabric do not lead to a NIC of that kind. */
+epw_status epw_fabric_nic_check(const epw_fabric *fabric, const unsigned char bytes[EPW_FABRIC_NIC_BYTES],
+                                epw_where where);
 
 /* Whether a fork has handed it on to this process, where its threads and its connections are not. */
 bool epw_fabric_inherited(const epw_fabric *fabric);

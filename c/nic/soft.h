@@ -81,23 +81,8 @@ void epw_nic_deregister(epw_nic *nic, uint32_t key);
 
 /* ---- queue pairs ---- */
 
-typedef struct epw_pair_options {
-    uint32_t peer;  /* whose frames it takes */
-    uint32_t key;   /* of the region that the peer may write by this pair */
-    uint32_t depth; /* of the send queue in entries of 64 bytes: a power of two */
-    /* Of epw_pair_memory_bytes(depth) and aligned to 64, which outlives the pair; NULL: memory of the NIC's.
-     */
-    unsigned char *memory;
-    /* Kernels of a GPU ring, who can wake nobody: the NIC's thread looks at the doorbell by itself. */
-    bool polled;
-    /* Called once, when the pair breaks: after all that came by it has been placed. With the NIC locked;
-     * NULL: nobody. */
-    void (*broken)(void *context);
-    void *context;
-} epw_pair_options;
-
-/* What both ends of a send queue share, all in one allocation: 64 bytes to an entry, the doorbell record, the
- * doorbell, and a completion queue of one entry. Zeroed, the completion filled with ones. */
+/* What both ends of a send queue share: 64 bytes to an entry, the doorbell record, the doorbell, and a
+ * completion queue of one entry. */
 typedef struct epw_pair_memory {
     unsigned char *entries;
     uint32_t depth;
@@ -106,6 +91,28 @@ typedef struct epw_pair_memory {
     unsigned char *completion;
 } epw_pair_memory;
 
+/* Whose frames a pair takes, and which region they name, where that is not one. */
+#define EPW_PAIR_ANY_PEER UINT32_MAX
+#define EPW_PAIR_ANY_KEY  0u
+
+typedef struct epw_pair_options {
+    uint32_t peer;  /* whose frames it takes */
+    uint32_t key;   /* of the region that the peer may write by this pair */
+    uint32_t depth; /* of the send queue in entries of 64 bytes: a power of two */
+    /* Of epw_pair_memory_bytes(depth) and aligned to 64, which outlives the pair; NULL: memory of the NIC's.
+     */
+    unsigned char *memory;
+    /* In place of that: where each part lies, as its owner has made it ready. */
+    const epw_pair_memory *parts;
+    /* Kernels of a GPU ring, who can wake nobody: the NIC's thread looks at the doorbell by itself. */
+    bool polled;
+    /* Called once, when the pair breaks: after all that came by it has been placed. With the NIC locked;
+     * NULL: nobody. */
+    void (*broken)(void *context);
+    void *context;
+} epw_pair_options;
+
+/* Of a pair's memory without parts: all in one allocation. Zeroed, the completion filled with ones. */
 uint64_t epw_pair_memory_bytes(uint32_t depth);
 
 /* From here on the peer may write by it. */

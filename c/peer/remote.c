@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/little_endian.h"
-#include "nic/fabric.h"
+#include "nic/end.h"
 #include "nic/queue.h"
 #include "peer/inbox.h"
 #include "peer/remote_gpu.h"
@@ -28,7 +28,7 @@ enum {
 
 /* One lane's way to the peer. */
 typedef struct way {
-    epw_pair *pair;
+    epw_end end;
     unsigned char *ring; /* that kernels post to, in pinned memory; else NULL */
     uint32_t *marks;     /* NULL there */
     epw_queue queue;
@@ -41,7 +41,7 @@ typedef struct way {
 struct epw_remote {
     epw_peers *peers;
     uint32_t peer;
-    uint32_t key;         /* what the peer may write in this rank's window */
+    epw_keys keys;        /* to what the peer may write in this rank's window */
     epw_key its;          /* what this rank may write in its */
     uint64_t link;        /* 0: not connected */
     epw_nonce whose;      /* with whom it is connected: the peer's window */
@@ -50,11 +50,18 @@ struct epw_remote {
     way ways[WAYS];
 };
 
-/* What a rank says of its queues: the fabric's address, the key, the number of each way's pair. */
-enum { OFFER_BYTES = EPW_FABRIC_ADDRESS_BYTES + 4 + 4 * WAYS };
+/* What a rank says of its queues: the addresses of its fabric and of its NIC, the key, the number of each
+ * way's pair. */
+enum {
+    NIC_OFFSET = EPW_FABRIC_ADDRESS_BYTES,
+    KEY_OFFSET = NIC_OFFSET + EPW_FABRIC_NIC_BYTES,
+    NUMBERS_OFFSET = KEY_OFFSET + 4,
+    OFFER_BYTES = NUMBERS_OFFSET + 4 * WAYS
+};
+_Static_assert(OFFER_BYTES <= EPW_BLOB_QUEUE_MAX, "a blob has room for what is said of queues");
 
 static size_t number_offset(uint32_t way) {
-    return EPW_FABRIC_ADDRESS_BYTES + 4 + (size_t)4 * way;
+    return NUMBERS_OFFSET + (size_t)4 * way;
 }
 
 /* ---- ways ---- */
@@ -153,13 +160,14 @@ static epw_status open_image(epw_peers *peers, epw_where where) {
     epw_status status = allocate_image(peers, bytes, where, &at);
     if (status != EPW_OK) return status;
     epw_region region = {.base = at, .rights = EPW_REGION_READ, .count = 1, .stretches = {{0, bytes}}};
-    uint32_t key = epw_nic_register(epw_fabric_nic(peers->fabric), &region);
-    if (key == 0) {
+    epw_keys keys;
+    status = epw_end_register(peers->fabric, &region, where, &keys);
+    if (status != EPW_OK) {
         free_image(peers, at, bytes);
-        return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register the images");
+        return status;
     }
     peers->image = at;
-    peers->image_key = key;
+    peers->image_key = keys.own;
     return EPW_OK;
 }
 
@@ -169,20 +177,24 @@ static void destroy(epw_remote *remote) {
     if (remote == NULL) return;
     for (uint32_t i = 0; i < WAYS; i++) {
         way *w = &remote->ways[i];
-        epw_pair_destroy(w->pair);
+        epw_end_destroy(&w->end);
         if (w->ring != NULL) epw_remote_gpu_give_ring(remote->peers, w->ring);
         free(w->marks);
     }
     epw_nic_end_link(epw_fabric_nic(remote->peers->fabric), remote->link);
-    if (remote->key != 0) epw_nic_deregister(epw_fabric_nic(remote->peers->fabric), remote->key);
+    epw_end_deregister(remote->peers->fabric, remote->keys.own);
     free(remote);
 }
 
 static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, epw_where where) {
     epw_peers *peers = remote->peers;
     way *w = &remote->ways[number];
-    epw_pair_options options = {.peer = remote->peer, .key = remote->key, .depth = depth};
+    epw_pair_options options = {.peer = remote->peer, .key = remote->keys.its, .depth = depth};
     epw_status status = EPW_OK;
+    if (peers->gpu != NULL && epw_fabric_adapter(peers->fabric) != NULL)
+        return epw_fail(
+            EPW_ERR_NO_PATH, where,
+            "kernels do not post to an adapter yet: give the fabric of a GPU's buffers EPW_NIC_SOFT");
     if (peers->gpu != NULL) {
         options.broken = broken;
         options.context = remote;
@@ -192,19 +204,19 @@ static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, 
         options.memory = w->ring;
         options.polled = true;
     }
-    if (status == EPW_OK) status = epw_pair_create(epw_fabric_nic(peers->fabric), &options, where, &w->pair);
+    if (status == EPW_OK) status = epw_end_create(peers->fabric, &options, where, &w->end);
     if (status != EPW_OK) return status;
     if (!options.polled) w->marks = calloc(depth, sizeof w->marks[0]);
     if (!options.polled && w->marks == NULL)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a queue of %u", depth);
-    const epw_pair_memory *memory = epw_pair_memory_of(w->pair);
+    const epw_pair_memory *memory = epw_end_memory(&w->end);
     w->queue = (epw_queue){.entries = (epw_entry_block *)memory->entries,
                            .marks = w->marks,
                            .record = memory->record,
                            .doorbell = memory->doorbell,
                            .completions.entry = (const uint32_t *)memory->completion,
                            .depth = depth,
-                           .pair = epw_pair_number(w->pair),
+                           .pair = epw_end_number(&w->end),
                            .batch = 1};
     return EPW_OK;
 }
@@ -215,9 +227,7 @@ static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_r
     if (remote == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a peer behind a queue");
     *remote = (epw_remote){.peers = peers, .peer = peer};
     epw_region region = region_of(remote);
-    remote->key = epw_nic_register(epw_fabric_nic(peers->fabric), &region);
-    epw_status status =
-        remote->key != 0 ? EPW_OK : epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register the window");
+    epw_status status = epw_end_register(peers->fabric, &region, where, &remote->keys);
     for (uint32_t i = 0; status == EPW_OK && i < WAYS; i++)
         if (has_way(peers, i)) status = open_way(remote, i, depth, where);
     if (status != EPW_OK) {
@@ -237,24 +247,25 @@ static bool is_spent(const epw_peers *peers, uint32_t peer, const epw_remote *re
     bool well = epw_mask_has(&peers->active, peer) && !epw_mask_has(&suspects, peer);
     bool gone = false;
     for (uint32_t i = 0; i < WAYS; i++) {
-        epw_pair *pair = remote->ways[i].pair;
-        if (has_way(peers, i)) gone |= epw_pair_is_closed(pair) || epw_pair_broken(pair);
+        const epw_end *end = &remote->ways[i].end;
+        if (has_way(peers, i)) gone |= epw_end_is_closed(end) || epw_end_broken(end);
     }
     return gone || (remote->served && !well);
 }
 
 /* Whether it has posted something. */
-static bool has_posted(const epw_remote *remote) {
+static bool has_posted(epw_remote *remote) {
     uint64_t posted = 0;
     for (uint32_t i = 0; i < WAYS; i++)
-        if (has_way(remote->peers, i)) posted += epw_pair_rung_for(remote->ways[i].pair);
+        if (has_way(remote->peers, i))
+            posted += epw_end_rung_for(&remote->ways[i].end, &remote->ways[i].queue);
     return posted > 0;
 }
 
 /* Another incarnation is about to be let in: what the former one still sends is placed no more. */
 static void fence(epw_remote *remote) {
     for (uint32_t i = 0; i < WAYS; i++)
-        if (has_way(remote->peers, i)) epw_pair_close(remote->ways[i].pair);
+        if (has_way(remote->peers, i)) epw_end_close(&remote->ways[i].end);
 }
 
 /* Locked. What there is to be connected. */
@@ -287,10 +298,11 @@ epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out
     }
     epw_fabric_address address = epw_fabric_address_of(peers->fabric);
     epw_fabric_address_write(&address, out->bytes);
-    epw_put_little(out->bytes + EPW_FABRIC_ADDRESS_BYTES, of->key, 4);
+    epw_fabric_nic_write(peers->fabric, out->bytes + NIC_OFFSET);
+    epw_put_little(out->bytes + KEY_OFFSET, of->keys.its, 4);
     for (uint32_t i = 0; i < WAYS; i++)
         epw_put_little(out->bytes + number_offset(i),
-                       has_way(peers, i) ? epw_pair_number(of->ways[i].pair) : 0, 4);
+                       has_way(peers, i) ? epw_end_number(&of->ways[i].end) : 0, 4);
     out->length = OFFER_BYTES;
     return EPW_OK;
 }
@@ -332,7 +344,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     remote->link = link;
     remote->whose = *whose;
     remote->offer = *offer;
-    remote->its = epw_key_of((uint32_t)epw_take_little(offer->bytes + EPW_FABRIC_ADDRESS_BYTES, 4));
+    remote->its = epw_key_of((uint32_t)epw_take_little(offer->bytes + KEY_OFFSET, 4));
     for (uint32_t lane = 0; lane < peers->lanes; lane++) {
         way *w = &remote->ways[lane];
         uint64_t areas[EPW_AREAS];
@@ -343,19 +355,23 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
         route->lanes[lane] = (epw_areas){areas[0], areas[1], areas[2]};
     }
     if (peers->gpu != NULL) epw_remote_gpu_broken(peers, peer, false);
-    for (uint32_t i = 0; i < WAYS; i++)
-        if (has_way(peers, i))
-            epw_pair_connect(remote->ways[i].pair, link,
-                             (uint32_t)epw_take_little(offer->bytes + number_offset(i), 4));
+    for (uint32_t i = 0; status == EPW_OK && i < WAYS; i++) {
+        epw_end_peer end = {.link = link,
+                            .number = (uint32_t)epw_take_little(offer->bytes + number_offset(i), 4),
+                            .nic = offer->bytes + NIC_OFFSET,
+                            .deadline_ns = deadline_ns};
+        if (has_way(peers, i)) status = epw_end_connect(peers->fabric, &remote->ways[i].end, &end, where);
+    }
     epw_nic_end_link(epw_fabric_nic(peers->fabric), former);
-    return EPW_OK;
+    if (status != EPW_OK) epw_remote_disconnect(peers, peer);
+    return status;
 }
 
 /* Until the last word is with the peer, or cannot be. */
 static void flush(epw_remote *remote, uint64_t until) {
     for (uint32_t i = 0; i < WAYS; i++) {
         if (!has_way(remote->peers, i)) continue;
-        while (!epw_pair_idle(remote->ways[i].pair) && epw_now_ns() < until) {
+        while (!epw_end_idle(&remote->ways[i].end, &remote->ways[i].queue) && epw_now_ns() < until) {
             epw_remotes_poll(remote->peers);
             nanosleep(&(struct timespec){0, 50000}, NULL);
         }
@@ -397,7 +413,7 @@ void epw_remotes_close(epw_peers *peers) {
         destroy(peers->offered[peer]);
     }
     if (peers->image != NULL && !inherited) {
-        epw_nic_deregister(epw_fabric_nic(peers->fabric), peers->image_key);
+        epw_end_deregister(peers->fabric, peers->image_key);
         free_image(peers, peers->image, image_bytes(peers));
     }
     peers->image = NULL;
@@ -466,7 +482,7 @@ void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
     uint64_t index;
     for (uint32_t i = 0; i < count; i++) entries += entries_of(&ranges[i]);
     if (!epw_queue_try_reserve(&w->queue, entries, &index)) {
-        epw_pair_break(w->pair);
+        epw_end_break(&w->end);
         return;
     }
     uint64_t at = index;
@@ -478,7 +494,7 @@ void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
         if (entries_of(&ranges[i]) > 0 && area < EPW_AREAS) epw_store_release_64(&w->flushed[area], at + 1);
     }
     epw_queue_publish(&w->queue, index, entries);
-    if (epw_queue_ring(&w->queue, true)) epw_pair_ring(w->pair);
+    if (epw_queue_ring(&w->queue, true)) epw_end_ring(&w->end);
 }
 
 bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t areas) {
@@ -496,7 +512,9 @@ uint32_t epw_remotes_lend(const epw_peers *peers, const void *rows, uint64_t byt
                          .rights = EPW_REGION_READ,
                          .count = 1,
                          .stretches = {{0, bytes}}};
-    return epw_nic_register(epw_fabric_nic(peers->fabric), &region);
+    epw_keys keys;
+    epw_where where = {"lend", (int)peers->rank, -1};
+    return epw_end_register(peers->fabric, &region, where, &keys) == EPW_OK ? keys.own : 0;
 }
 
 /* Whether nothing that was posted on the lane is still to be read. */
@@ -526,11 +544,11 @@ void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key, 
         if (!await_flushed(peers, lane, peer, given_up ? soon : until_ns))
             epw_nic_end_link(nic, peers->remotes[peer]->link);
     }
-    epw_nic_deregister(nic, key);
+    epw_end_deregister(peers->fabric, key);
 }
 
 bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer) {
-    return epw_pair_broken(way_to(peers, lane, peer)->pair);
+    return epw_end_broken(&way_to(peers, lane, peer)->end);
 }
 
 void epw_remotes_poll(const epw_peers *peers) {

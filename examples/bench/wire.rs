@@ -23,6 +23,10 @@ pub enum Nic {
     Soft,
     /// The same, with a look at what no adapter forgives
     Strict,
+    /// An mlx5 adapter in software, which takes a real one's commands
+    Fake,
+    /// An mlx5 adapter
+    Mlx5,
 }
 
 /// `--wire`

@@ -57,6 +57,9 @@ pub struct Args {
     /// Seconds to wait for a rank that is silent
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub deadline: u64,
+    /// Reach all ranks by queues that this NIC drains, in place of EPWIRE_PATHS and EPWIRE_NIC
+    #[arg(long, value_enum)]
+    pub nic: Option<Nic>,
     /// Seed of all weights
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -71,6 +74,31 @@ pub struct Args {
 pub enum Device {
     Host,
     Cuda,
+}
+
+/// `--nic`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Nic {
+    /// In software
+    Soft,
+    /// The same, with a look at what no adapter forgives
+    Strict,
+    /// An mlx5 adapter in software, which takes a real one's commands
+    Fake,
+    /// An mlx5 adapter
+    Mlx5,
+}
+
+impl Nic {
+    /// Says so to the library, and to the ranks that this process starts. Before any thread is started.
+    pub fn tell(self) {
+        let name = self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned());
+        for (variable, value) in [(epwire::env::PATHS, "queue"), (epwire::env::NIC, &name)] {
+            // SAFETY: this process has one thread so far.
+            unsafe { std::env::set_var(variable, value) };
+        }
+    }
 }
 
 /// `--payload`

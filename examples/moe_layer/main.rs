@@ -46,6 +46,9 @@ use run::{Cut, Result};
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(nic) = args.nic {
+        nic.tell();
+    }
     start(&args).unwrap_or_else(|error| {
         eprintln!("moe_layer: {error}");
         ExitCode::FAILURE

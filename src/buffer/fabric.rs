@@ -76,7 +76,12 @@ fn nic(name: &str) -> std::result::Result<u32, String> {
     match name.trim() {
         "soft" => Ok(sys::EPW_NIC_SOFT),
         "strict" => Ok(sys::EPW_NIC_STRICT),
-        _ => Err(format!("{}: {name:?} names no NIC of this library: give soft or strict", env::NIC)),
+        "fake" => Ok(sys::EPW_NIC_FAKE),
+        "mlx5" => Ok(sys::EPW_NIC_MLX5),
+        _ => Err(format!(
+            "{}: {name:?} names no NIC of this library: give soft, strict, fake or mlx5",
+            env::NIC
+        )),
     }
 }
 
@@ -145,6 +150,8 @@ mod tests {
     fn a_nic_has_a_name() {
         assert_eq!(nic("soft"), Ok(sys::EPW_NIC_SOFT));
         assert_eq!(nic("strict"), Ok(sys::EPW_NIC_STRICT));
-        assert!(nic("mlx5").unwrap_err().starts_with("EPWIRE_NIC: \"mlx5\""));
+        assert_eq!(nic("fake"), Ok(sys::EPW_NIC_FAKE));
+        assert_eq!(nic("mlx5"), Ok(sys::EPW_NIC_MLX5));
+        assert!(nic("verbs").unwrap_err().starts_with("EPWIRE_NIC: \"verbs\""));
     }
 }

@@ -53,6 +53,11 @@
 //! `tests/c/exchange.c` runs the floor over such NICs. `EPWIRE_PATHS=queue` puts a queue between all ranks of the Rust tests, and
 //! `EPW_TEST_PATH=queue` between those of the C tests that include `tests/c/group.h`: `.ci/run queues` does both, over each wire.
 //!
+//! Of an adapter a queue pair is made by commands: `c/nic/end.h` chooses between the two, `c/nic/mlx5/commands.c` builds the
+//! commands, `c/nic/mlx5/open.c` finds port and address, `c/nic/mlx5/pair.c` leads a pair up and down. All that is asked of
+//! libibverbs and libmlx5 is in the table of `c/nic/mlx5/calls.h`, which `c/nic/fake/` answers in tests: it takes commands apart at
+//! places that `tests/nic/offsets` has read from what rdma-core and UCX publish, and gives finished pairs to the software NIC.
+//!
 //! # The way of a token on a GPU
 //!
 //! 1. `src/cuda/operation.rs`: `enqueue_dispatch` takes the call, with a stream.

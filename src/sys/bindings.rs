@@ -448,6 +448,12 @@ pub const EPW_NIC_SOFT: u32 = 1;
 /** the same for tests: it delays fetches, overwrites entries that are done, and breaks
 a queue whose entries or bytes have changed behind the doorbell; slow*/
 pub const EPW_NIC_STRICT: u32 = 2;
+/** for tests: an mlx5 adapter in software, which takes a real one's commands, and is as
+strict with them as firmware*/
+pub const EPW_NIC_FAKE: u32 = 3;
+/** the first mlx5 adapter with an active port, by libibverbs and libmlx5; for buffers on
+the host alone. Unproven: no adapter has been tried yet*/
+pub const EPW_NIC_MLX5: u32 = 4;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_fabric_options {

@@ -113,6 +113,8 @@ static void *sleep_once(void *argument) {
 static void a_word_wakes_a_sleeper(uint32_t word) {
     group g = make_group(2, LONG_MS * MS);
     uint64_t shortest = UINT64_MAX, briefest = UINT64_MAX;
+    uint32_t uncut =
+        0; /* by the word of the round before, of which a NIC that looks at intervals tells late */
     for (uint32_t round = 1; round <= 20; round++) {
         sleeper s = {.peers = &g.of[0]->peers, .timeout_ns = 3 * MS};
         epw_look seen;
@@ -120,6 +122,7 @@ static void a_word_wakes_a_sleeper(uint32_t word) {
         epw_watch_set(&s.watch, 1, EPW_WORD_DISPATCH, &seen, 1, UINT64_MAX);
         sleep_once(&s);
         if (s.slept_ns < briefest) briefest = s.slept_ns;
+        uncut += s.slept_ns >= 2 * MS;
         s.timeout_ns = UINT64_MAX;
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, sleep_once, &s) == 0);
@@ -130,8 +133,8 @@ static void a_word_wakes_a_sleeper(uint32_t word) {
     }
     CHECK_MSG(shortest < 12 * MS, "word %u: the shortest of 20 sleeps took %llu us", word,
               (unsigned long long)(shortest / 1000));
-    CHECK_MSG(briefest >= 2 * MS && briefest < 12 * MS, "a sleep of 3 ms took %llu us at least",
-              (unsigned long long)(briefest / 1000));
+    CHECK_MSG(uncut >= 5 && briefest < 12 * MS, "a sleep of 3 ms took %llu us at least, %u of 20 as long",
+              (unsigned long long)(briefest / 1000), uncut);
     destroy(&g);
 }
 

@@ -47,7 +47,7 @@ typedef struct group {
 } group;
 
 /* EPW_TEST_PATH=queue: no rank maps another one's window. EPW_TEST_WIRE=tcp: queues of this host go by TCP
- * too. EPW_TEST_NIC=strict: by strict NICs. */
+ * too. EPW_TEST_NIC=strict: by strict NICs; fake: by fake adapters. */
 static inline uint32_t path_of_test(void) {
     const char *name = getenv("EPW_TEST_PATH");
     return name != NULL && strcmp(name, "queue") == 0 ? EPW_PATH_QUEUE : EPW_PATH_THREAD;
@@ -76,6 +76,7 @@ static inline void take_path(epw_config *config, epw_fabric **fabric) {
     }
     const char *nic = getenv("EPW_TEST_NIC");
     if (nic != NULL && strcmp(nic, "strict") == 0) options.nic = EPW_NIC_STRICT;
+    if (nic != NULL && strcmp(nic, "fake") == 0) options.nic = EPW_NIC_FAKE;
     CHECK_OK(epw_fabric_create(&options, fabric));
     config->fabric = *fabric;
     config->paths = EPW_PATH_QUEUE;

@@ -17,11 +17,16 @@ enum {
 
 /* ---- requests ---- */
 
+/* Whether the pair may hear of the rank at the other end. */
+static bool is_of(const epw_link *link, const epw_pair *pair) {
+    return pair->options.peer == EPW_PAIR_ANY_PEER || pair->options.peer == link->peer;
+}
+
 /* By whom a frame is taken, NULL if it is refused. The first one ties the pair to this connection. */
 static epw_pair *receiver(epw_link *link, const epw_frame *frame, uint8_t *syndrome) {
     epw_pair *pair = epw_nic_pair(link->nic, frame->pair);
     *syndrome = EPW_SYNDROME_REMOTE_ACCESS;
-    if (pair == NULL || pair->closed || pair->options.peer != link->peer) return NULL;
+    if (pair == NULL || pair->closed || !is_of(link, pair)) return NULL;
     if (pair->from == NULL) {
         pair->from = link;
         pair->answers_to = frame->from;
@@ -36,7 +41,7 @@ static epw_pair *receiver(epw_link *link, const epw_frame *frame, uint8_t *syndr
 /* Where the bytes at `offset` of the pair's region lie, NULL if it may not do that with them. */
 static unsigned char *place_of(const epw_link *link, const epw_pair *pair, uint32_t rights) {
     const epw_frame *frame = &link->frame;
-    if (frame->key != pair->options.key) return NULL;
+    if (pair->options.key != EPW_PAIR_ANY_KEY && frame->key != pair->options.key) return NULL;
     const epw_region *region = epw_regions_find(&link->nic->regions, frame->key);
     return region != NULL ? epw_region_at(region, rights, frame->offset, epw_frame_span(frame)) : NULL;
 }
@@ -162,7 +167,7 @@ static bool begin_frame(epw_link *link, const unsigned char *bytes) {
     epw_pair *pair = epw_nic_pair(link->nic, frame->pair);
     bool is_ack = frame->kind == EPW_FRAME_ACK; /* which comes with what the peer sends, by its connection */
     if (pair == NULL ||
-        (is_ack ? pair->options.peer != link->peer || pair->link == NULL : pair->link != link))
+        (is_ack ? !is_of(link, pair) || pair->link == NULL : pair->link != link))
         return true; /* it has been destroyed meanwhile */
     if (is_ack) return epw_pair_complete(pair, frame->index);
     epw_pair_fail(pair, frame->index, frame->syndrome);

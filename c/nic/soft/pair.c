@@ -17,6 +17,10 @@ uint64_t epw_pair_memory_bytes(uint32_t depth) {
 }
 
 static bool allocate(epw_pair *pair, const epw_pair_options *options) {
+    if (options->parts != NULL) {
+        pair->memory = *options->parts;
+        return true;
+    }
     uint32_t depth = options->depth;
     size_t ring = (size_t)depth * EPW_FETCH_BYTES, bytes = epw_pair_memory_bytes(depth);
     unsigned char *at = options->memory != NULL ? options->memory : aligned_alloc(CACHE_LINE, bytes);
@@ -32,7 +36,7 @@ static bool allocate(epw_pair *pair, const epw_pair_options *options) {
 }
 
 static void release(epw_pair *pair) {
-    if (pair->options.memory == NULL) free(pair->memory.entries);
+    if (pair->options.memory == NULL && pair->options.parts == NULL) free(pair->memory.entries);
     free(pair->strict);
 }
 

@@ -1,0 +1,125 @@
+/* See end.h. */
+#include "nic/end.h"
+
+#include "nic/fake.h"
+
+#include <string.h>
+
+epw_status epw_end_create(epw_fabric *fabric, const epw_pair_options *options, epw_where where,
+                          epw_end *out) {
+    epw_mlx5 *adapter = epw_fabric_adapter(fabric);
+    *out = (epw_end){.soft = NULL};
+    if (adapter == NULL) return epw_pair_create(epw_fabric_nic(fabric), options, where, &out->soft);
+    epw_mlx5_pair_options asked = {
+        .depth = options->depth, .broken = options->broken, .context = options->context};
+    return epw_mlx5_pair_create(adapter, &asked, where, &out->adapter);
+}
+
+void epw_end_destroy(epw_end *end) {
+    epw_pair_destroy(end->soft);
+    epw_mlx5_pair_destroy(end->adapter);
+    *end = (epw_end){.soft = NULL};
+}
+
+uint32_t epw_end_number(const epw_end *end) {
+    return end->adapter != NULL ? epw_mlx5_pair_number(end->adapter) : epw_pair_number(end->soft);
+}
+
+const epw_pair_memory *epw_end_memory(const epw_end *end) {
+    return end->adapter != NULL ? epw_mlx5_pair_memory(end->adapter) : epw_pair_memory_of(end->soft);
+}
+
+/* In place of cables. */
+static void lay_cable(epw_fake *fake, const epw_end *end, const epw_end_peer *peer,
+                      const epw_mlx5_address *address) {
+    epw_fake_route route = {.remote = peer->number, .link = peer->link};
+    if (address->ethernet) {
+        memcpy(route.gid, address->gid, sizeof route.gid);
+    } else {
+        route.lid = address->lid;
+    }
+    epw_fake_add_route(fake, epw_mlx5_pair_number(end->adapter), &route);
+}
+
+epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer *peer, epw_where where) {
+    epw_mlx5_address address;
+    epw_status status = epw_fabric_nic_check(fabric, peer->nic, where);
+    if (status != EPW_OK) return status;
+    if (end->adapter == NULL) {
+        epw_pair_connect(end->soft, peer->link, peer->number);
+        return EPW_OK;
+    }
+    status = epw_mlx5_address_read(peer->nic + 1, where, &address);
+    if (status != EPW_OK) return status;
+    if (epw_fabric_fake(fabric) != NULL) lay_cable(epw_fabric_fake(fabric), end, peer, &address);
+    end->nic = epw_fabric_nic(fabric);
+    end->link = peer->link;
+    return epw_mlx5_pair_connect(end->adapter, peer->number, &address, peer->deadline_ns, where);
+}
+
+void epw_end_ring(const epw_end *end) {
+    if (end->adapter != NULL) {
+        epw_mlx5_pair_ring(end->adapter);
+    } else {
+        epw_pair_ring(end->soft);
+    }
+}
+
+uint64_t epw_end_rung_for(const epw_end *end, epw_queue *queue) {
+    if (end->adapter == NULL) return epw_pair_rung_for(end->soft);
+    return epw_load_acquire_64(&queue->bell) >> EPW_BELL_COUNT_SHIFT;
+}
+
+bool epw_end_idle(const epw_end *end, epw_queue *queue) {
+    if (end->adapter == NULL) return epw_pair_idle(end->soft);
+    return epw_end_broken(end) || epw_queue_is_done(queue, epw_end_rung_for(end, queue));
+}
+
+void epw_end_break(const epw_end *end) {
+    if (end->adapter != NULL) {
+        epw_mlx5_pair_break(end->adapter);
+    } else {
+        epw_pair_break(end->soft);
+    }
+}
+
+void epw_end_close(const epw_end *end) {
+    if (end->adapter != NULL) {
+        epw_mlx5_pair_close(end->adapter);
+    } else {
+        epw_pair_close(end->soft);
+    }
+}
+
+bool epw_end_is_closed(const epw_end *end) {
+    if (end->adapter == NULL) return epw_pair_is_closed(end->soft);
+    return epw_mlx5_pair_is_closed(end->adapter) || epw_end_broken(end);
+}
+
+bool epw_end_broken(const epw_end *end) {
+    if (end->adapter == NULL) return epw_pair_broken(end->soft);
+    if (epw_mlx5_pair_broken(end->adapter)) return true;
+    if (end->nic == NULL || epw_nic_link_alive(end->nic, end->link)) return false;
+    epw_mlx5_pair_break(end->adapter);
+    return true;
+}
+
+/* ---- memory ---- */
+
+epw_status epw_end_register(epw_fabric *fabric, const epw_region *region, epw_where where, epw_keys *out) {
+    epw_mlx5 *adapter = epw_fabric_adapter(fabric);
+    if (adapter != NULL) return epw_mlx5_register(adapter, region, where, out);
+    uint32_t key = epw_nic_register(epw_fabric_nic(fabric), region);
+    *out = (epw_keys){.own = key, .its = key};
+    return key != 0 ? EPW_OK : epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register memory");
+}
+
+void epw_end_deregister(epw_fabric *fabric, uint32_t own) {
+    epw_mlx5 *adapter = epw_fabric_adapter(fabric);
+    if (own == 0) return;
+    if (adapter != NULL) {
+        epw_mlx5_deregister(adapter, own);
+    } else {
+        epw_nic_deregister(epw_fabric_nic(fabric), own);
+    }
+}

@@ -1,0 +1,61 @@
+/* This rank's end of a queue pair, by whichever NIC its fabric has: a soft one, or an adapter. And the memory
+ * that the NIC may touch. */
+#ifndef EPW_NIC_END_H
+#define EPW_NIC_END_H
+
+#include "nic/fabric.h"
+#include "nic/mlx5.h"
+#include "nic/queue.h"
+
+/* One of the two, or none. An adapter does not notice that a peer has ended before something is sent to it:
+ * that shows by the connection to the peer's fabric. */
+typedef struct epw_end {
+    epw_pair *soft;
+    epw_mlx5_pair *adapter;
+    epw_nic *nic; /* of that connection; NULL: not connected */
+    uint64_t link;
+} epw_end;
+
+/* options: without `memory` and `polled` where the fabric has an adapter. */
+epw_status epw_end_create(epw_fabric *fabric, const epw_pair_options *options, epw_where where, epw_end *out);
+
+/* Once this returns nothing that came by it is placed any more, and nothing is read of what it was to send.
+ * Of none it does nothing. */
+void epw_end_destroy(epw_end *end);
+
+uint32_t epw_end_number(const epw_end *end);
+const epw_pair_memory *epw_end_memory(const epw_end *end);
+
+/* Where it leads. */
+typedef struct epw_end_peer {
+    uint64_t link;            /* of the fabric, to the peer's */
+    uint32_t number;          /* of the peer's end */
+    const unsigned char *nic; /* what the peer's fabric says of its NIC, see epw_fabric_nic_write */
+    uint64_t deadline_ns;     /* an adapter gives up a silent peer within 2 to 4 of these */
+} epw_end_peer;
+
+/* Again only before the first entry is posted. */
+epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer *peer, epw_where where);
+
+/* The doorbell has been rung. */
+void epw_end_ring(const epw_end *end);
+
+/* How many entries it has been rung for, and whether all of them are done, or none will be. `queue`: its own,
+ * where threads of the host post. */
+uint64_t epw_end_rung_for(const epw_end *end, epw_queue *queue);
+bool epw_end_idle(const epw_end *end, epw_queue *queue);
+
+/* See epw_pair_break and so on, in soft.h. */
+void epw_end_break(const epw_end *end);
+void epw_end_close(const epw_end *end);
+bool epw_end_is_closed(const epw_end *end);
+bool epw_end_broken(const epw_end *end);
+
+/* ---- memory ---- */
+
+epw_status epw_end_register(epw_fabric *fabric, const epw_region *region, epw_where where, epw_keys *out);
+
+/* Once this returns nothing of the region is touched any more. `own`: its key; 0: of none. */
+void epw_end_deregister(epw_fabric *fabric, uint32_t own);
+
+#endif

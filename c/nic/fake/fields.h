@@ -1,0 +1,31 @@
+/* Fields of commands by name, at the places that offsets.inc has for them. */
+#ifndef EPW_NIC_FAKE_FIELDS_H
+#define EPW_NIC_FAKE_FIELDS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum epw_field {
+#define FIELD(structure, name, first, bits) EPW_FIELD_##structure##_##name,
+#include "nic/fake/offsets.inc"
+#undef FIELD
+    EPW_FIELDS
+} epw_field;
+
+#define EPW_FIELD(structure, name) EPW_FIELD_##structure##_##name
+
+/* Where a structure that lies in another one begins, in bits. */
+uint32_t epw_field_first(epw_field field);
+
+/* The field of a structure that begins at bit `base`; of at most 64 bits. */
+uint64_t epw_field_get(const unsigned char *bytes, uint32_t base, epw_field field);
+void epw_field_put(unsigned char *bytes, uint32_t base, epw_field field, uint64_t value);
+
+/* Which bits of a command may be other than 0: a mask of its bytes, to which fields are added. */
+void epw_field_allow(unsigned char *mask, uint32_t base, epw_field field);
+
+/* The first bit that is set beside the mask, `bytes * 8` if there is none. */
+uint32_t epw_field_stray(const unsigned char *in, const unsigned char *mask, size_t bytes);
+
+#endif

@@ -1,0 +1,83 @@
+/* What the fake adapter has made: everything is in one list, with who cannot be without it. */
+#include "nic/fake/parts.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+enum { FIRST_ID = 0x100 };
+
+epw_fake_item *epw_fake_add(epw_fake *fake, epw_fake_kind kind, uint32_t id) {
+    epw_fake_item *item = calloc(1, sizeof *item);
+    if (item == NULL) return NULL;
+    item->fake = fake;
+    item->kind = kind;
+    pthread_mutex_lock(&fake->lock);
+    item->id = id != 0 ? id : FIRST_ID + ++fake->last_id;
+    item->next = fake->items;
+    fake->items = item;
+    pthread_mutex_unlock(&fake->lock);
+    return item;
+}
+
+epw_fake_item *epw_fake_find(epw_fake *fake, epw_fake_kind kind, uint32_t id) {
+    pthread_mutex_lock(&fake->lock);
+    epw_fake_item *item = fake->items;
+    while (item != NULL && (item->kind != kind || item->id != id)) item = item->next;
+    pthread_mutex_unlock(&fake->lock);
+    return item;
+}
+
+void epw_fake_rename(epw_fake_item *item, uint32_t id) {
+    pthread_mutex_lock(&item->fake->lock);
+    item->id = id;
+    pthread_mutex_unlock(&item->fake->lock);
+}
+
+void epw_fake_use(epw_fake_item *user, epw_fake_item *used) {
+    uint32_t i = 0;
+    pthread_mutex_lock(&user->fake->lock);
+    while (user->uses[i] != NULL) i++;
+    user->uses[i] = used;
+    used->users++;
+    pthread_mutex_unlock(&user->fake->lock);
+}
+
+int epw_fake_drop(epw_fake_item *item) {
+    epw_fake *fake = item->fake;
+    pthread_mutex_lock(&fake->lock);
+    bool busy = item->users > 0;
+    if (!busy) {
+        epw_fake_item **at = &fake->items;
+        while (*at != item) at = &(*at)->next;
+        *at = item->next;
+        for (uint32_t i = 0; i < sizeof item->uses / sizeof item->uses[0] && item->uses[i] != NULL; i++)
+            item->uses[i]->users--;
+    }
+    pthread_mutex_unlock(&fake->lock);
+    if (busy) return EBUSY;
+    free(item);
+    return 0;
+}
+
+bool epw_fake_fails(epw_fake *fake, epw_fake_call call) {
+    if (fake->options.failing != call) return false;
+    pthread_mutex_lock(&fake->lock);
+    bool fails = fake->calls_of_failing++ == fake->options.failing_after;
+    pthread_mutex_unlock(&fake->lock);
+    return fails;
+}
+
+epw_fake_left epw_fake_count(epw_fake *fake) {
+    epw_fake_left left = {0};
+    pthread_mutex_lock(&fake->lock);
+    for (const epw_fake_item *item = fake->items; item != NULL; item = item->next) {
+        left.devices += item->kind == EPW_FAKE_DEVICE;
+        left.domains += item->kind == EPW_FAKE_DOMAIN;
+        left.uars += item->kind == EPW_FAKE_UAR;
+        left.umems += item->kind == EPW_FAKE_UMEM;
+        left.regions += item->kind == EPW_FAKE_REGION;
+        left.objects += item->kind == EPW_FAKE_CQ || item->kind == EPW_FAKE_QP;
+    }
+    pthread_mutex_unlock(&fake->lock);
+    return left;
+}

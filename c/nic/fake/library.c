@@ -1,0 +1,279 @@
+/* See fake.h: the calls of a library, answered by this device. */
+#include "nic/fake/parts.h"
+#include "nic/mlx5/commands.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char name[] = "fake_0";
+
+/* 0, or the errno of a call that was to fail. */
+static int failing(epw_fake *fake, epw_fake_call call) {
+    if (!epw_fake_fails(fake, call)) return 0;
+    return fake->options.failing_errno != 0 ? fake->options.failing_errno : EREMOTEIO;
+}
+
+/* ---- the device ---- */
+
+static int list(void *library, epw_mlx5_name names[EPW_MLX5_DEVICES_MAX], uint32_t *count) {
+    epw_fake *fake = library;
+    int err = failing(fake, EPW_FAKE_CALL_DEVICES);
+    *count = err != 0 || epw_fake_lacks(fake, EPW_FAKE_NO_DEVICE) ? 0 : 1;
+    snprintf(names[0].text, sizeof names[0].text, "%s", name);
+    return err;
+}
+
+static int open_device(void *library, const char *wanted, void **device) {
+    epw_fake *fake = library;
+    int err = failing(fake, EPW_FAKE_CALL_OPEN);
+    if (err == 0 && strcmp(wanted, name) != 0) err = ENODEV;
+    if (err == 0 && epw_fake_lacks(fake, EPW_FAKE_NO_DEVX)) err = EOPNOTSUPP;
+    if (err == 0 && (*device = epw_fake_add(fake, EPW_FAKE_DEVICE, 0)) == NULL) err = ENOMEM;
+    return err;
+}
+
+static epw_fake *fake_of(void *item) {
+    return ((epw_fake_item *)item)->fake;
+}
+
+static int port(void *device, uint32_t number, epw_mlx5_port *out) {
+    epw_fake *fake = fake_of(device);
+    int err = failing(fake, EPW_FAKE_CALL_PORT);
+    if (err != 0) return err;
+    if (number != EPW_FAKE_PORT) return EINVAL;
+    *out = (epw_mlx5_port){.active = !epw_fake_lacks(fake, EPW_FAKE_NO_PORT),
+                           .ethernet = !fake->options.infiniband,
+                           .mtu = epw_fake_mtu(fake),
+                           .lid = epw_fake_lid(fake),
+                           .gids = epw_fake_gids(fake)};
+    return 0;
+}
+
+static int gid(void *device, uint32_t number, uint32_t index, epw_mlx5_gid *out) {
+    int err = failing(fake_of(device), EPW_FAKE_CALL_GID);
+    if (err == 0 && number != EPW_FAKE_PORT) err = EINVAL;
+    return err != 0 ? err : epw_fake_gid(fake_of(device), index, out);
+}
+
+static int general(void *device, const void *in, size_t in_bytes, void *out, size_t out_bytes) {
+    return epw_fake_command(fake_of(device), NULL, in, in_bytes, out, out_bytes, NULL);
+}
+
+static int event_queue(void *device, uint32_t *number) {
+    *number = EPW_FAKE_EQ;
+    return failing(fake_of(device), EPW_FAKE_CALL_EQ);
+}
+
+static int domain(void *device, void **pd, uint32_t *number) {
+    int err = failing(fake_of(device), EPW_FAKE_CALL_DOMAIN);
+    if (err != 0) return err;
+    epw_fake_item *item = epw_fake_add(fake_of(device), EPW_FAKE_DOMAIN, 0);
+    if (item == NULL) return ENOMEM;
+    epw_fake_use(item, device);
+    *pd = item;
+    *number = item->id;
+    return 0;
+}
+
+static int drop(void *item) {
+    return epw_fake_drop(item);
+}
+
+static void on_event(void *device, void (*event)(void *, const epw_mlx5_event *), void *context) {
+    epw_fake *fake = fake_of(device);
+    pthread_mutex_lock(&fake->event_lock);
+    fake->event = event;
+    fake->event_context = context;
+    pthread_mutex_unlock(&fake->event_lock);
+}
+
+void epw_fake_raise(epw_fake *fake, const epw_mlx5_event *event) {
+    pthread_mutex_lock(&fake->event_lock);
+    if (fake->event != NULL) fake->event(fake->event_context, event);
+    pthread_mutex_unlock(&fake->event_lock);
+}
+
+/* ---- registers and memory ---- */
+
+static bool has_uar(const epw_fake *fake, epw_mlx5_uar_kind kind) {
+    if (epw_fake_lacks(fake, EPW_FAKE_NO_UAR)) return false;
+    if (epw_fake_lacks(fake, EPW_FAKE_BF_UAR_ALONE)) return kind == EPW_MLX5_UAR_BF;
+    return kind != EPW_MLX5_UAR_OWN || !epw_fake_lacks(fake, EPW_FAKE_NO_OWN_UAR);
+}
+
+/* Each has a page of its own: the kinds differ in what hardware does with them. */
+static int uar(void *device, epw_mlx5_uar_kind kind, epw_mlx5_uar *out) {
+    epw_fake *fake = fake_of(device);
+    int err = failing(fake, EPW_FAKE_CALL_UAR);
+    if (err != 0) return err;
+    if (!has_uar(fake, kind)) return EOPNOTSUPP;
+    epw_fake_item *item = epw_fake_add(fake, EPW_FAKE_UAR, 0);
+    unsigned char *page = aligned_alloc(EPW_FAKE_PAGE, EPW_FAKE_PAGE);
+    if (item == NULL || page == NULL) {
+        free(page);
+        if (item != NULL) epw_fake_drop(item);
+        return ENOMEM;
+    }
+    memset(page, 0, EPW_FAKE_PAGE);
+    epw_fake_use(item, device);
+    item->address = page + 0x800;
+    item->uar = kind;
+    *out = (epw_mlx5_uar){.handle = item, .reg = item->address, .page = item->id};
+    return 0;
+}
+
+static void free_uar(void *handle) {
+    epw_fake_item *item = handle;
+    unsigned char *page = item->address - 0x800;
+    if (epw_fake_drop(item) == 0) free(page);
+}
+
+static int umem(void *device, void *address, size_t bytes, int dmabuf, epw_mlx5_umem *out) {
+    epw_fake *fake = fake_of(device);
+    int err = failing(fake, EPW_FAKE_CALL_UMEM);
+    /* By descriptor an old kernel takes the offset for an address. */
+    if (err == 0 && dmabuf >= 0 && epw_fake_lacks(fake, EPW_FAKE_NO_DMABUF)) err = EFAULT;
+    if (err == 0 && ((uintptr_t)address % EPW_FAKE_PAGE != 0 || bytes == 0)) err = EINVAL;
+    if (err != 0) return err;
+    epw_fake_item *item = epw_fake_add(fake, EPW_FAKE_UMEM, 0);
+    if (item == NULL) return ENOMEM;
+    epw_fake_use(item, device);
+    item->address = address;
+    item->bytes = bytes;
+    *out = (epw_mlx5_umem){.handle = item, .id = item->id};
+    return 0;
+}
+
+static uint32_t rights_of(uint32_t rights) {
+    uint32_t soft = 0;
+    if (rights & EPW_MLX5_REMOTE_WRITE) soft |= EPW_REGION_WRITE;
+    if (rights & EPW_MLX5_REMOTE_ATOMIC) soft |= EPW_REGION_ATOMIC;
+    return soft | (soft == 0 || (rights & EPW_MLX5_REMOTE_READ) ? EPW_REGION_READ : 0);
+}
+
+static int register_memory(void *pd, void *address, size_t bytes, uint64_t first, uint32_t rights,
+                           epw_mlx5_region *out) {
+    epw_fake *fake = fake_of(pd);
+    int err = failing(fake, EPW_FAKE_CALL_REGISTER);
+    uint32_t remote = EPW_MLX5_REMOTE_WRITE | EPW_MLX5_REMOTE_ATOMIC;
+    if (err == 0 && (rights & remote) && !(rights & EPW_MLX5_LOCAL_WRITE)) err = EINVAL;
+    if (err != 0) return err;
+    epw_region region = {.base = (unsigned char *)((uintptr_t)address - first),
+                         .rights = rights_of(rights),
+                         .count = 1,
+                         .stretches = {{first, bytes}}};
+    uint32_t key = fake->options.nic != NULL ? epw_nic_register(fake->options.nic, &region) : 1;
+    if (key == 0) return ENOMEM;
+    epw_fake_item *item = epw_fake_add(fake, EPW_FAKE_REGION, key);
+    if (item == NULL) {
+        if (fake->options.nic != NULL) epw_nic_deregister(fake->options.nic, key);
+        return ENOMEM;
+    }
+    epw_fake_use(item, pd);
+    *out = (epw_mlx5_region){.handle = item, .lkey = key, .rkey = key};
+    return 0;
+}
+
+static int deregister(void *handle) {
+    epw_fake_item *item = handle;
+    if (item->fake->options.nic != NULL) epw_nic_deregister(item->fake->options.nic, item->id);
+    return epw_fake_drop(item);
+}
+
+static int resolve(void *pd, uint32_t number, uint32_t index, const unsigned char to[16],
+                   unsigned char mac[6]) {
+    epw_fake *fake = fake_of(pd);
+    epw_mlx5_gid own;
+    int err = failing(fake, EPW_FAKE_CALL_RESOLVE);
+    if (err == 0 && number != EPW_FAKE_PORT) err = EINVAL;
+    if (err == 0 && epw_fake_lacks(fake, EPW_FAKE_NO_NEIGHBOUR)) err = ETIMEDOUT;
+    if (err == 0 && epw_fake_gid(fake, index, &own) != 0) err = EINVAL;
+    if (err == 0) epw_fake_mac(to, mac);
+    return err;
+}
+
+/* ---- objects ---- */
+
+static int create(void *device, const void *in, size_t in_bytes, void *out, size_t out_bytes, void **object) {
+    epw_fake_item *made = NULL;
+    int err = epw_fake_command(fake_of(device), NULL, in, in_bytes, out, out_bytes, &made);
+    if (err == 0) *object = made;
+    return err;
+}
+
+static int change(void *object, const void *in, size_t in_bytes, void *out, size_t out_bytes) {
+    return epw_fake_command(fake_of(object), object, in, in_bytes, out, out_bytes, NULL);
+}
+
+static int destroy(void *object) {
+    epw_fake_item *item = object;
+    if (item->users > 0) return EBUSY;
+    epw_pair_destroy(item->pair); /* from here on it reads and writes nothing */
+    return epw_fake_drop(item);
+}
+
+static void rung(void *object) {
+    const epw_fake_item *qp = object;
+    if (qp->pair != NULL) epw_pair_ring(qp->pair);
+}
+
+void epw_fake_add_route(epw_fake *fake, uint32_t number, const epw_fake_route *route) {
+    epw_fake_item *qp = epw_fake_find(fake, EPW_FAKE_QP, number);
+    if (qp == NULL) return;
+    qp->route = *route;
+    if (qp->state == EPW_MLX5_STATE_RTS) epw_fake_reach(qp);
+}
+
+/* ---- life ---- */
+
+void epw_fake_set_tap(epw_fake *fake, const epw_fake_tap *tap) {
+    pthread_mutex_lock(&fake->lock);
+    fake->tap = tap != NULL ? *tap : (epw_fake_tap){0};
+    pthread_mutex_unlock(&fake->lock);
+}
+
+const epw_mlx5_calls *epw_fake_calls(const epw_fake *fake) {
+    return &fake->calls;
+}
+
+epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_fake **out) {
+    epw_fake *fake = calloc(1, sizeof *fake);
+    if (fake == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a fake adapter");
+    fake->options = *options;
+    fake->calls = (epw_mlx5_calls){.library = fake,
+                                   .devices = list,
+                                   .open = open_device,
+                                   .close = drop,
+                                   .port = port,
+                                   .gid = gid,
+                                   .general = general,
+                                   .event_queue = event_queue,
+                                   .domain = domain,
+                                   .free_domain = drop,
+                                   .on_event = on_event,
+                                   .uar = uar,
+                                   .free_uar = free_uar,
+                                   .umem = umem,
+                                   .free_umem = drop,
+                                   .create = create,
+                                   .modify = change,
+                                   .query = change,
+                                   .destroy = destroy,
+                                   .register_memory = register_memory,
+                                   .deregister = deregister,
+                                   .resolve = resolve,
+                                   .rung = rung};
+    pthread_mutex_init(&fake->lock, NULL);
+    pthread_mutex_init(&fake->event_lock, NULL);
+    *out = fake;
+    return EPW_OK;
+}
+
+void epw_fake_close(epw_fake *fake) {
+    if (fake == NULL) return;
+    pthread_mutex_destroy(&fake->event_lock);
+    pthread_mutex_destroy(&fake->lock);
+    free(fake);
+}

@@ -1,0 +1,113 @@
+/* An mlx5 adapter that this process has opened: which one, by which port and address others reach it, the
+ * memory that it may touch, and its queue pairs.
+ *
+ * Nothing here has met an adapter yet: see what is unproven, below. */
+#ifndef EPW_NIC_MLX5_H
+#define EPW_NIC_MLX5_H
+
+#include "base/status.h"
+#include "nic/mlx5/calls.h"
+#include "nic/soft.h"
+
+typedef struct epw_mlx5 epw_mlx5;
+
+typedef struct epw_mlx5_options {
+    const char *device; /* by name, "mlx5_0"; NULL: the first of those with a port that can be used */
+    uint32_t traffic_class, service_level;
+} epw_mlx5_options;
+
+/* Opens it, looks at what it can do, and starts a thread that looks at words, see epw_mlx5_register.
+ *   EPW_ERR_NO_PATH   there is none that can be used, for the reasons in the text */
+epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *options, epw_where where,
+                         epw_mlx5 **out);
+
+/* All pairs have been destroyed, and all regions dropped. NULL is allowed. */
+void epw_mlx5_close(epw_mlx5 *adapter);
+
+/* For print: which device, port and address, and what it, or one of its pairs so far, does without. Returns
+ * `text`. */
+enum { EPW_MLX5_TEXT = 240 };
+const char *epw_mlx5_describe(const epw_mlx5 *adapter, char text[EPW_MLX5_TEXT]);
+
+/* Where others send to, for a blob. */
+typedef struct epw_mlx5_address {
+    bool ethernet;
+    uint8_t mtu;
+    uint16_t lid;
+    unsigned char gid[16];
+} epw_mlx5_address;
+
+enum { EPW_MLX5_ADDRESS_BYTES = 1 + 1 + 2 + 16 };
+
+epw_mlx5_address epw_mlx5_address_of(const epw_mlx5 *adapter);
+void epw_mlx5_address_write(const epw_mlx5_address *address, unsigned char bytes[EPW_MLX5_ADDRESS_BYTES]);
+
+/* EPW_ERR_INVALID if it is none. */
+epw_status epw_mlx5_address_read(const unsigned char bytes[EPW_MLX5_ADDRESS_BYTES], epw_where where,
+                                 epw_mlx5_address *out);
+
+/* Keys to a region: this rank's entries name its own bytes by the first, a peer's by the second. */
+typedef struct epw_keys {
+    uint32_t own, its;
+} epw_keys;
+
+/* An adapter's keys open all from a region's first byte to its last, stretches or not. Its `arrived` is
+ * called from a thread that looks at the words of its first stretch: every 50 us while something comes, else
+ * ever less often, up to 500 us. */
+epw_status epw_mlx5_register(epw_mlx5 *adapter, const epw_region *region, epw_where where, epw_keys *out);
+
+/* Once this returns nothing of the region is touched any more. `own`: its key. */
+void epw_mlx5_deregister(epw_mlx5 *adapter, uint32_t own);
+
+/* ---- queue pairs ---- */
+
+/* A queue pair of an mlx5 adapter, made by commands: its memory, its register, its way up and down.
+ *
+ *     create    ring, doorbell record and completion queue in this process's memory, each a umem of its own;
+ *               a register, of its own if there is such a kind; CREATE_CQ, CREATE_QP
+ *     connect   RST2INIT, INIT2RTR, RTR2RTS
+ *     close     RTS2RTS without rights, and so nothing of the peer is placed any more
+ *     destroy   all of it the other way round, from wherever it has come to
+ *
+ * Unproven until there is an adapter: that RTS2RTS stops what the peer has under way; that a completion queue
+ * of one entry takes any number of completions on all firmware (UCX relies on it); that the first error stays
+ * in it until it is read; that a register of kind BF takes doorbells at one place alone; times of retries. */
+
+typedef struct epw_mlx5_pair epw_mlx5_pair;
+
+typedef struct epw_mlx5_pair_options {
+    uint32_t depth; /* entries of 64 bytes: a power of two */
+    /* Called once, when it breaks; NULL: nobody. */
+    void (*broken)(void *context);
+    void *context;
+} epw_mlx5_pair_options;
+
+epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *options, epw_where where,
+                                epw_mlx5_pair **out);
+
+/* Once this returns nothing that came by it is placed, and nothing is read of what it was to send. NULL is
+ * allowed. */
+void epw_mlx5_pair_destroy(epw_mlx5_pair *pair);
+
+uint32_t epw_mlx5_pair_number(const epw_mlx5_pair *pair);
+const epw_pair_memory *epw_mlx5_pair_memory(const epw_mlx5_pair *pair);
+
+/* To pair `remote` of the adapter at this address, whose silence ends it within 2 to 4 deadlines. Again only
+ * before the first entry is posted. */
+epw_status epw_mlx5_pair_connect(epw_mlx5_pair *pair, uint32_t remote, const epw_mlx5_address *address,
+                                 uint64_t deadline_ns, epw_where where);
+
+/* The doorbell has been rung: to be said where the adapter is one in software. */
+void epw_mlx5_pair_ring(epw_mlx5_pair *pair);
+
+/* Gives it up: what was posted is flushed. */
+void epw_mlx5_pair_break(epw_mlx5_pair *pair);
+
+/* Nothing that comes by it is placed any more. It sends on. */
+void epw_mlx5_pair_close(epw_mlx5_pair *pair);
+bool epw_mlx5_pair_is_closed(const epw_mlx5_pair *pair);
+
+/* Nothing more is sent by it or completes. */
+bool epw_mlx5_pair_broken(const epw_mlx5_pair *pair);
+
+#endif

@@ -1,0 +1,339 @@
+/* See mlx5.h: queue pairs. */
+#include "nic/mlx5/parts.h"
+
+#include "base/bits.h"
+#include "nic/completion.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum {
+    PAGE = 4096,
+    LOG_READS = 4,     /* under way at a time: what adapters have at least */
+    COMPLETION_LOG = 0 /* one entry, overwritten each time */
+};
+
+static uint32_t log_of(uint32_t depth) {
+    uint32_t log = 0;
+    while (UINT32_C(1) << log < depth) log++;
+    return log;
+}
+
+/* ---- memory and registers ---- */
+
+static epw_status allocate(epw_mlx5_pair *pair, epw_where where) {
+    pair->bytes = 2 * PAGE + epw_align((uint64_t)pair->options.depth * EPW_ENTRY_BYTES, PAGE);
+    void *at = mmap(NULL, pair->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a queue pair of %u entries",
+                        pair->options.depth);
+    /* An adapter goes on with the pages that it was given: a child of a fork is not to have them. */
+    madvise(at, pair->bytes, MADV_DONTFORK);
+    pair->pages = at;
+    memset(pair->pages, 0xff, PAGE); /* before CREATE_CQ: no completion looks like this */
+    return EPW_OK;
+}
+
+static epw_status reach(epw_mlx5_pair *pair, unsigned char *address, size_t bytes, epw_mlx5_umem *out,
+                        epw_where where) {
+    epw_mlx5 *a = pair->adapter;
+    int err = a->calls->umem(a->device, address, bytes, -1, out);
+    if (err == 0) return EPW_OK;
+    out->handle = NULL;
+    return epw_fail_errno(err, where, "%s does not take %zu bytes of this process for a queue%s",
+                          a->name.text, bytes,
+                          err == ENOMEM ? ": raise the limit of locked memory (ulimit -l)" : "");
+}
+
+/* Each begins a umem: an offset in one would tie it to a page size that the kernel is free to choose. */
+static epw_status reach_all(epw_mlx5_pair *pair, epw_where where) {
+    epw_status status = reach(pair, pair->pages, PAGE, &pair->completion, where);
+    if (status == EPW_OK) status = reach(pair, pair->pages + PAGE, PAGE, &pair->record, where);
+    if (status == EPW_OK)
+        status =
+            reach(pair, pair->pages + (size_t)2 * PAGE, pair->bytes - (size_t)2 * PAGE, &pair->ring, where);
+    return status;
+}
+
+static epw_status take_register(epw_mlx5_pair *pair, epw_where where) {
+    epw_mlx5 *a = pair->adapter;
+    int err = 0, first = 0;
+    for (epw_mlx5_uar_kind kind = EPW_MLX5_UAR_OWN; kind < EPW_MLX5_UAR_KINDS; kind++) {
+        err = a->calls->uar(a->device, kind, &pair->uar);
+        if (err == 0) {
+            unsigned worst = atomic_load_explicit(&a->worst_uar, memory_order_relaxed);
+            while (worst < kind &&
+                   !atomic_compare_exchange_weak_explicit(&a->worst_uar, &worst, kind, memory_order_relaxed,
+                                                          memory_order_relaxed)) {
+            }
+            return EPW_OK;
+        }
+        pair->uar.handle = NULL;
+        if (first == 0) first = err;
+    }
+    return epw_fail_errno(err, where,
+                          "%s gives no doorbell register of any kind (the first kind: errno %d): use fewer "
+                          "buffers or peers, or a newer kernel",
+                          a->name.text, first);
+}
+
+/* ---- commands ---- */
+
+static epw_status create_object(epw_mlx5_pair *pair, uint32_t opcode, const epw_mlx5_in in, void **object,
+                                uint32_t *number, epw_where where) {
+    epw_mlx5 *a = pair->adapter;
+    unsigned char out[EPW_MLX5_OUT_BYTES] = {0};
+    int err = a->calls->create(a->device, in, EPW_MLX5_IN_BYTES, out, sizeof out, object);
+    if (err != 0) *object = NULL;
+    *number = epw_mlx5_number(out);
+    return epw_mlx5_judge(a, opcode, err, out, where);
+}
+
+static epw_status create_objects(epw_mlx5_pair *pair, epw_where where) {
+    epw_mlx5 *a = pair->adapter;
+    epw_mlx5_in in;
+    epw_mlx5_cq cq = {.umem = pair->completion.id,
+                      .record_umem = pair->record.id,
+                      .uar = pair->uar.page,
+                      .eq = a->event_queue,
+                      .log_entries = COMPLETION_LOG};
+    epw_mlx5_build_create_cq(in, &cq);
+    epw_status status = create_object(pair, EPW_MLX5_CREATE_CQ, in, &pair->cq, &pair->cq_number, where);
+    if (status != EPW_OK) return status;
+    epw_mlx5_qp qp = {.umem = pair->ring.id,
+                      .record_umem = pair->record.id,
+                      .uar = pair->uar.page,
+                      .pd = a->pd_number,
+                      .cq = pair->cq_number,
+                      .log_entries = log_of(pair->options.depth)};
+    epw_mlx5_build_create_qp(in, &qp);
+    return create_object(pair, EPW_MLX5_CREATE_QP, in, &pair->qp, &pair->number, where);
+}
+
+/* Locked. */
+static epw_status modify(epw_mlx5_pair *pair, uint32_t opcode, const void *in, size_t bytes,
+                         epw_where where) {
+    unsigned char out[EPW_MLX5_OUT_BYTES] = {0};
+    int err = pair->adapter->calls->modify(pair->qp, in, bytes, out, sizeof out);
+    return epw_mlx5_judge(pair->adapter, opcode, err, out, where);
+}
+
+static epw_status modify_short(epw_mlx5_pair *pair, uint32_t opcode, epw_where where) {
+    unsigned char in[EPW_MLX5_SHORT_BYTES];
+    epw_mlx5_build_short(in, opcode, pair->number);
+    return modify(pair, opcode, in, sizeof in, where);
+}
+
+/* ---- events ---- */
+
+static void tell_broken(epw_mlx5_pair *pair) {
+    if (atomic_exchange_explicit(&pair->broken, true, memory_order_acq_rel)) return;
+    if (pair->options.broken != NULL) pair->options.broken(pair->options.context);
+}
+
+void epw_mlx5_heed(void *adapter, const epw_mlx5_event *event) {
+    epw_mlx5 *a = adapter;
+    bool all = event->kind == EPW_MLX5_EVENT_FATAL || event->kind == EPW_MLX5_EVENT_PORT_DOWN ||
+               event->kind == EPW_MLX5_EVENT_GIDS;
+    bool here = event->kind == EPW_MLX5_EVENT_FATAL || event->number == a->port_number;
+    pthread_mutex_lock(&a->pairs_lock);
+    for (epw_mlx5_pair *pair = a->pairs; pair != NULL; pair = pair->next)
+        if (all ? here : pair->number == event->number) tell_broken(pair);
+    pthread_mutex_unlock(&a->pairs_lock);
+}
+
+static void enter(epw_mlx5_pair *pair) {
+    epw_mlx5 *a = pair->adapter;
+    pthread_mutex_lock(&a->pairs_lock);
+    pair->next = a->pairs;
+    a->pairs = pair;
+    pthread_mutex_unlock(&a->pairs_lock);
+}
+
+static void leave(epw_mlx5_pair *pair) {
+    epw_mlx5 *a = pair->adapter;
+    pthread_mutex_lock(&a->pairs_lock);
+    epw_mlx5_pair **at = &a->pairs;
+    while (*at != NULL && *at != pair) at = &(*at)->next;
+    if (*at != NULL) *at = pair->next;
+    pthread_mutex_unlock(&a->pairs_lock);
+}
+
+/* ---- life ---- */
+
+epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *options, epw_where where,
+                                epw_mlx5_pair **out) {
+    if (log_of(options->depth) > adapter->caps.log_qp_entries)
+        return epw_fail(EPW_ERR_LIMIT, where,
+                        "%s has rings of %u entries at most, %u are needed: lower max_tokens",
+                        adapter->name.text, 1u << adapter->caps.log_qp_entries, options->depth);
+    epw_mlx5_pair *pair = calloc(1, sizeof *pair);
+    if (pair == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a queue pair");
+    pair->adapter = adapter;
+    pair->options = *options;
+    pthread_mutex_init(&pair->lock, NULL);
+    epw_status status = allocate(pair, where);
+    if (status == EPW_OK) status = reach_all(pair, where);
+    if (status == EPW_OK) status = take_register(pair, where);
+    if (status == EPW_OK) status = create_objects(pair, where);
+    if (status != EPW_OK) {
+        epw_mlx5_pair_destroy(pair);
+        return status;
+    }
+    pair->memory = (epw_pair_memory){.entries = pair->pages + (size_t)2 * PAGE,
+                                     .depth = options->depth,
+                                     .record = (uint32_t *)(void *)(pair->pages + PAGE),
+                                     .doorbell = pair->uar.reg,
+                                     .completion = pair->pages};
+    enter(pair);
+    *out = pair;
+    return EPW_OK;
+}
+
+/* Backwards, as far as it goes: what the adapter may still use stays. */
+static bool give_back(epw_mlx5_pair *pair) {
+    const epw_mlx5_calls *calls = pair->adapter->calls;
+    const epw_mlx5_umem *umems[] = {&pair->ring, &pair->record, &pair->completion};
+    bool gone = true;
+    if (pair->qp != NULL) gone = calls->destroy(pair->qp) == 0;
+    if (gone && pair->cq != NULL) gone = calls->destroy(pair->cq) == 0;
+    if (gone && pair->uar.handle != NULL) calls->free_uar(pair->uar.handle);
+    for (int i = 0; gone && i < 3; i++)
+        if (umems[i]->handle != NULL) gone = calls->free_umem(umems[i]->handle) == 0;
+    return gone;
+}
+
+void epw_mlx5_pair_destroy(epw_mlx5_pair *pair) {
+    if (pair == NULL) return;
+    leave(pair);
+    if (give_back(pair) && pair->pages != NULL) munmap(pair->pages, pair->bytes);
+    pthread_mutex_destroy(&pair->lock);
+    free(pair);
+}
+
+uint32_t epw_mlx5_pair_number(const epw_mlx5_pair *pair) {
+    return pair->number;
+}
+
+const epw_pair_memory *epw_mlx5_pair_memory(const epw_mlx5_pair *pair) {
+    return &pair->memory;
+}
+
+/* ---- the way up and down ---- */
+
+static epw_status resolve(const epw_mlx5 *a, epw_mlx5_path *path, epw_where where) {
+    if (!path->ethernet) return EPW_OK;
+    int err = a->calls->resolve(a->pd, path->port, path->gid_index, path->gid, path->mac);
+    if (err == 0) return EPW_OK;
+    return epw_fail_errno(
+        err, where,
+        "%s finds no way to the peer's address, which ends in %u.%u.%u.%u: see that ping reaches it by "
+        "this adapter's interface",
+        a->name.text, path->gid[12], path->gid[13], path->gid[14], path->gid[15]);
+}
+
+static epw_mlx5_path path_to(const epw_mlx5_pair *pair, uint32_t remote, const epw_mlx5_address *to,
+                             uint64_t deadline_ns) {
+    const epw_mlx5 *a = pair->adapter;
+    epw_mlx5_path path = {.ethernet = a->port.ethernet,
+                          .port = a->port_number,
+                          .remote = remote,
+                          .mtu = to->mtu < a->port.mtu ? to->mtu : a->port.mtu,
+                          .lid = to->lid,
+                          .gid_index = a->gid_index,
+                          .udp_port = epw_mlx5_udp_port(pair->number, remote),
+                          .hop_limit = 255,
+                          .traffic_class = a->options.traffic_class,
+                          .service_level = a->options.service_level,
+                          .atomics = a->caps.atomic,
+                          .log_reads = LOG_READS};
+    memcpy(path.gid, to->gid, sizeof path.gid);
+    epw_mlx5_choose_retries(deadline_ns, &path);
+    return path;
+}
+
+/* Locked. */
+static epw_status go_up(epw_mlx5_pair *pair, const epw_mlx5_path *path, epw_where where) {
+    epw_mlx5_in in;
+    epw_status status = EPW_OK;
+    if (pair->state != EPW_MLX5_STATE_RST) status = modify_short(pair, EPW_MLX5_2RST, where);
+    if (status != EPW_OK) return status;
+    pair->state = EPW_MLX5_STATE_RST;
+    epw_mlx5_build_rst2init(in, pair->number, path);
+    status = modify(pair, EPW_MLX5_RST2INIT, in, sizeof in, where);
+    if (status != EPW_OK) return status;
+    pair->state = EPW_MLX5_STATE_INIT;
+    epw_mlx5_build_init2rtr(in, pair->number, path);
+    status = modify(pair, EPW_MLX5_INIT2RTR, in, sizeof in, where);
+    if (status != EPW_OK) return status;
+    pair->state = EPW_MLX5_STATE_RTR;
+    epw_mlx5_build_rtr2rts(in, pair->number, path);
+    status = modify(pair, EPW_MLX5_RTR2RTS, in, sizeof in, where);
+    if (status == EPW_OK) pair->state = EPW_MLX5_STATE_RTS;
+    return status;
+}
+
+epw_status epw_mlx5_pair_connect(epw_mlx5_pair *pair, uint32_t remote, const epw_mlx5_address *address,
+                                 uint64_t deadline_ns, epw_where where) {
+    const epw_mlx5 *a = pair->adapter;
+    if (address->ethernet != a->port.ethernet)
+        return epw_fail(EPW_ERR_NO_PATH, where, "the peer's adapter is on %s, this rank's, %s, on %s",
+                        address->ethernet ? "Ethernet" : "InfiniBand", a->name.text,
+                        a->port.ethernet ? "Ethernet" : "InfiniBand");
+    epw_mlx5_path path = path_to(pair, remote, address, deadline_ns);
+    epw_status status = resolve(a, &path, where);
+    if (status != EPW_OK) return status;
+    pthread_mutex_lock(&pair->lock);
+    bool there = pair->state == EPW_MLX5_STATE_RTS && pair->remote == remote &&
+                 memcmp(&pair->to, address, sizeof pair->to) == 0;
+    if (!there) status = go_up(pair, &path, where);
+    if (status == EPW_OK) {
+        pair->remote = remote;
+        pair->to = *address;
+    }
+    pthread_mutex_unlock(&pair->lock);
+    return status;
+}
+
+void epw_mlx5_pair_ring(epw_mlx5_pair *pair) {
+    if (pair->adapter->calls->rung != NULL) pair->adapter->calls->rung(pair->qp);
+}
+
+static epw_where nowhere(const char *op) {
+    return (epw_where){op, -1, -1};
+}
+
+void epw_mlx5_pair_break(epw_mlx5_pair *pair) {
+    pthread_mutex_lock(&pair->lock);
+    if (pair->state != EPW_MLX5_STATE_ERR) modify_short(pair, EPW_MLX5_2ERR, nowhere("break"));
+    pair->state = EPW_MLX5_STATE_ERR;
+    pthread_mutex_unlock(&pair->lock);
+    tell_broken(pair);
+}
+
+/* One that has not come up, or cannot be asked, is broken instead. */
+void epw_mlx5_pair_close(epw_mlx5_pair *pair) {
+    epw_mlx5_in in;
+    pthread_mutex_lock(&pair->lock);
+    epw_mlx5_build_refuse(in, pair->number);
+    bool up = pair->state == EPW_MLX5_STATE_RTS;
+    if (!up || modify(pair, EPW_MLX5_RTS2RTS, in, sizeof in, nowhere("close")) != EPW_OK) {
+        modify_short(pair, EPW_MLX5_2ERR, nowhere("close"));
+        pair->state = EPW_MLX5_STATE_ERR;
+    }
+    atomic_store_explicit(&pair->closed, true, memory_order_release);
+    pthread_mutex_unlock(&pair->lock);
+}
+
+bool epw_mlx5_pair_is_closed(const epw_mlx5_pair *pair) {
+    return atomic_load_explicit(&pair->closed, memory_order_acquire) || epw_mlx5_pair_broken(pair);
+}
+
+/* Writer of the completion: the adapter, which writes this word last. */
+bool epw_mlx5_pair_broken(const epw_mlx5_pair *pair) {
+    const uint32_t *last = (const uint32_t *)(const void *)pair->memory.completion + 15;
+    return atomic_load_explicit(&pair->broken, memory_order_acquire) ||
+           epw_completion_opcode(epw_swap_32(epw_load_acquire_32(last))) == EPW_COMPLETION_ERROR;
+}

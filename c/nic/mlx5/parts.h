@@ -1,0 +1,76 @@
+/* The parts of an opened adapter, for the files of this folder. */
+#ifndef EPW_NIC_MLX5_PARTS_H
+#define EPW_NIC_MLX5_PARTS_H
+
+#include "nic/mlx5.h"
+#include "nic/mlx5/commands.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+typedef struct epw_mlx5_memory epw_mlx5_memory; /* a region */
+
+/* Words that a thread looks at. */
+typedef struct epw_mlx5_watch {
+    pthread_t thread;
+    bool started;
+    pthread_mutex_t lock; /* of the regions, and of what they are told */
+    pthread_cond_t wake;
+    bool ending;
+    epw_mlx5_memory *regions;
+} epw_mlx5_watch;
+
+struct epw_mlx5 {
+    const epw_mlx5_calls *calls;
+    epw_mlx5_options options;
+    epw_mlx5_name name;
+
+    void *device, *pd;
+    uint32_t pd_number, event_queue;
+    uint32_t port_number, gid_index;
+    epw_mlx5_port port;
+    epw_mlx5_gid gid;
+    epw_mlx5_caps caps;
+    atomic_uint worst_uar; /* epw_mlx5_uar_kind, of its pairs so far */
+
+    pthread_mutex_t pairs_lock; /* taken with the NIC locked, where it is one in software */
+    epw_mlx5_pair *pairs;
+    epw_mlx5_watch watch;
+};
+
+struct epw_mlx5_pair {
+    epw_mlx5 *adapter;
+    epw_mlx5_pair *next;
+    epw_mlx5_pair_options options;
+    epw_pair_memory memory;
+    unsigned char *pages; /* of this process: completion, record, ring */
+    size_t bytes;
+    epw_mlx5_umem ring, record, completion;
+    epw_mlx5_uar uar;
+    void *cq, *qp;
+    uint32_t cq_number, number;
+
+    pthread_mutex_t lock; /* of what follows: one command at a time */
+    uint32_t state;
+    uint32_t remote;
+    epw_mlx5_address to;
+    atomic_bool broken, closed;
+};
+
+/* ---- ask.c ---- */
+
+/* EPW_OK, or why the firmware or the kernel has refused: `err` of the call, and what it has answered. */
+epw_status epw_mlx5_judge(const epw_mlx5 *adapter, uint32_t opcode, int err, const unsigned char *out,
+                          epw_where where);
+
+/* ---- watch.c ---- */
+
+epw_status epw_mlx5_start_watch(epw_mlx5 *adapter, epw_where where);
+void epw_mlx5_end_watch(epw_mlx5 *adapter);
+
+/* ---- pair.c ---- */
+
+/* An event of the device. */
+void epw_mlx5_heed(void *adapter, const epw_mlx5_event *event);
+
+#endif

@@ -1,0 +1,153 @@
+/* Regions of an adapter, and the thread that looks at words in them: an adapter that places a word wakes
+ * nobody. */
+#include "nic/mlx5/parts.h"
+
+#include "base/clock.h"
+#include "base/thread.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* After it has seen something it looks again soon for a while, then less often. */
+#define BUSY_NS UINT64_C(10000000)
+#define SOON_NS 50000
+#define LATE_NS 500000
+
+struct epw_mlx5_memory {
+    epw_mlx5_memory *next;
+    epw_region region;
+    epw_mlx5_region keys;
+    uint32_t words;
+    uint64_t seen[]; /* [words] */
+};
+
+static _Atomic uint64_t *word_of(const epw_mlx5_memory *m, uint32_t number) {
+    return (_Atomic uint64_t *)(void *)(m->region.base + m->region.stretches[0].offset) + number;
+}
+
+/* Writer: the adapter, behind all that was posted before the word. Locked. */
+static bool look(epw_mlx5_memory *m) {
+    bool came = false;
+    for (uint32_t i = 0; i < m->words; i++) {
+        uint64_t value = atomic_load_explicit(word_of(m, i), memory_order_acquire);
+        if (value == m->seen[i]) continue;
+        m->seen[i] = value;
+        came = true;
+        m->region.arrived(m->region.context, m->region.stretches[0].offset + i * sizeof value, value);
+    }
+    return came;
+}
+
+static void *watch_main(void *argument) {
+    epw_mlx5_watch *w = argument;
+    uint64_t busy_ns = 0;
+    pthread_mutex_lock(&w->lock);
+    while (!w->ending) {
+        bool any = false;
+        for (epw_mlx5_memory *m = w->regions; m != NULL; m = m->next) {
+            any |= m->words > 0;
+            if (look(m)) busy_ns = epw_now_ns();
+        }
+        if (!any) {
+            pthread_cond_wait(&w->wake, &w->lock);
+            continue;
+        }
+        long pause = epw_now_ns() - busy_ns < BUSY_NS ? SOON_NS : LATE_NS;
+        pthread_mutex_unlock(&w->lock);
+        nanosleep(&(struct timespec){0, pause}, NULL);
+        pthread_mutex_lock(&w->lock);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+epw_status epw_mlx5_start_watch(epw_mlx5 *adapter, epw_where where) {
+    epw_mlx5_watch *w = &adapter->watch;
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->wake, NULL);
+    int err = epw_thread_start(watch_main, w, &w->thread);
+    w->started = err == 0;
+    if (w->started) return EPW_OK;
+    pthread_cond_destroy(&w->wake);
+    pthread_mutex_destroy(&w->lock);
+    return epw_fail_errno(err, where, "cannot start the thread that looks at words");
+}
+
+void epw_mlx5_end_watch(epw_mlx5 *adapter) {
+    epw_mlx5_watch *w = &adapter->watch;
+    if (!w->started) return;
+    pthread_mutex_lock(&w->lock);
+    w->ending = true;
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->thread, NULL);
+    pthread_cond_destroy(&w->wake);
+    pthread_mutex_destroy(&w->lock);
+    w->started = false;
+}
+
+/* ---- regions ---- */
+
+/* From the first byte of all stretches to the last. */
+static epw_stretch span_of(const epw_region *region) {
+    uint64_t first = UINT64_MAX, end = 0;
+    for (uint32_t i = 0; i < region->count; i++) {
+        const epw_stretch *s = &region->stretches[i];
+        if (s->bytes == 0) continue;
+        if (s->offset < first) first = s->offset;
+        if (s->offset + s->bytes > end) end = s->offset + s->bytes;
+    }
+    return (epw_stretch){end > 0 ? first : 0, end > 0 ? end - first : 0};
+}
+
+/* Where words lie writes stay in order; what is only read may be read in any. */
+static uint32_t rights_of(const epw_region *region) {
+    uint32_t rights = 0;
+    if (region->rights & EPW_REGION_WRITE) rights |= EPW_MLX5_LOCAL_WRITE | EPW_MLX5_REMOTE_WRITE;
+    if (region->rights & EPW_REGION_ATOMIC) rights |= EPW_MLX5_LOCAL_WRITE | EPW_MLX5_REMOTE_ATOMIC;
+    return rights != 0 ? rights : EPW_MLX5_RELAXED_ORDERING;
+}
+
+static void enter(epw_mlx5_watch *w, epw_mlx5_memory *m) {
+    for (uint32_t i = 0; i < m->words; i++)
+        m->seen[i] = atomic_load_explicit(word_of(m, i), memory_order_acquire);
+    pthread_mutex_lock(&w->lock);
+    m->next = w->regions;
+    w->regions = m;
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->lock);
+}
+
+epw_status epw_mlx5_register(epw_mlx5 *adapter, const epw_region *region, epw_where where, epw_keys *out) {
+    uint32_t words = region->arrived != NULL ? (uint32_t)(region->stretches[0].bytes / sizeof(uint64_t)) : 0;
+    epw_stretch span = span_of(region);
+    epw_mlx5_memory *m = calloc(1, sizeof *m + words * sizeof m->seen[0]);
+    if (m == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register memory");
+    int err = adapter->calls->register_memory(adapter->pd, region->base + span.offset, span.bytes,
+                                              span.offset, rights_of(region), &m->keys);
+    if (err != 0) {
+        free(m);
+        return epw_fail_errno(err, where, "%s does not register %llu bytes%s", adapter->name.text,
+                              (unsigned long long)span.bytes,
+                              err == ENOMEM ? ": raise the limit of locked memory (ulimit -l)" : "");
+    }
+    m->region = *region;
+    m->words = words;
+    enter(&adapter->watch, m);
+    *out = (epw_keys){.own = m->keys.lkey, .its = m->keys.rkey};
+    return EPW_OK;
+}
+
+void epw_mlx5_deregister(epw_mlx5 *adapter, uint32_t own) {
+    epw_mlx5_watch *w = &adapter->watch;
+    pthread_mutex_lock(&w->lock);
+    epw_mlx5_memory **at = &w->regions;
+    while (*at != NULL && (*at)->keys.lkey != own) at = &(*at)->next;
+    epw_mlx5_memory *m = *at;
+    if (m != NULL) *at = m->next;
+    pthread_mutex_unlock(&w->lock);
+    if (m == NULL) return;
+    adapter->calls->deregister(m->keys.handle);
+    free(m);
+}

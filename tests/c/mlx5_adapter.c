@@ -1,0 +1,542 @@
+/* An adapter that lacks something, or fails half-way: what is done without it is said, an error says what to
+ * do, and nothing is left behind: no descriptor, no thread, and nothing that was made of the device. */
+#include "base/clock.h"
+#include "check.h"
+#include "nic/fake.h"
+#include "nic/mlx5/parts.h"
+#include "nic/queue.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+enum { RANK = 3, DEPTH = 256, BYTES = 8192 };
+
+static const epw_where where = {"test", RANK, -1};
+
+static uint32_t entries_of(const char *folder) {
+    uint32_t count = 0;
+    DIR *dir = opendir(folder);
+    while (readdir(dir) != NULL) count++;
+    closedir(dir);
+    return count;
+}
+
+/* What a process has that a leak would add to. A thread that has been joined may be listed for a moment more.
+ */
+typedef struct held {
+    uint32_t descriptors, threads;
+} held;
+
+static held look(uint32_t threads) {
+    held h = {.descriptors = entries_of("/proc/self/fd"), .threads = entries_of("/proc/self/task")};
+    for (int i = 0; i < 1000 && h.threads > threads; i++) {
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+        h.threads = entries_of("/proc/self/task");
+    }
+    return h;
+}
+
+/* Everything that a rank makes of an adapter. */
+typedef struct bench {
+    epw_nic *nic;
+    epw_fake *fake;
+    epw_mlx5 *adapter;
+    epw_keys window, image;
+    epw_mlx5_pair *pair;
+    atomic_uint arrived;
+    atomic_bool broken;
+    _Alignas(4096) unsigned char memory[BYTES];
+} bench;
+
+static bench *new_bench(void) {
+    bench *b = aligned_alloc(4096, sizeof *b); /* which is a multiple of its alignment */
+    memset(b, 0, sizeof *b);
+    return b;
+}
+
+static void arrived(void *context, uint64_t offset, uint64_t value) {
+    bench *b = context;
+    (void)offset, (void)value;
+    atomic_fetch_add(&b->arrived, 1);
+}
+
+static void broken(void *context) {
+    bench *b = context;
+    atomic_store(&b->broken, true);
+}
+
+static epw_status make_memory(bench *b) {
+    epw_region window = {.base = b->memory,
+                         .rights = EPW_REGION_WRITE,
+                         .count = 2,
+                         .stretches = {{64, 64}, {1024, 1000}},
+                         .arrived = arrived,
+                         .context = b};
+    epw_region image = {
+        .base = b->memory, .rights = EPW_REGION_READ, .count = 1, .stretches = {{0, sizeof b->memory}}};
+    epw_status status = epw_mlx5_register(b->adapter, &window, where, &b->window);
+    return status == EPW_OK ? epw_mlx5_register(b->adapter, &image, where, &b->image) : status;
+}
+
+static epw_status make_pair(bench *b) {
+    epw_mlx5_pair_options options = {.depth = DEPTH, .broken = broken, .context = b};
+    epw_mlx5_address self = epw_mlx5_address_of(b->adapter);
+    epw_status status = epw_mlx5_pair_create(b->adapter, &options, where, &b->pair);
+    if (status != EPW_OK) return status;
+    return epw_mlx5_pair_connect(b->pair, 0x54321, &self, UINT64_C(10000000000), where);
+}
+
+static epw_status set_up(bench *b, const epw_fake_options *asked, const char *device) {
+    epw_fake_options options = *asked;
+    options.rank = RANK;
+    CHECK_OK(epw_nic_open(where, &b->nic));
+    options.nic = b->nic;
+    CHECK_OK(epw_fake_open(&options, where, &b->fake));
+    epw_status status =
+        epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){.device = device}, where, &b->adapter);
+    if (status == EPW_OK) status = make_memory(b);
+    return status == EPW_OK ? make_pair(b) : status;
+}
+
+static void take_down(bench *b) {
+    epw_mlx5_pair_destroy(b->pair);
+    if (b->window.own != 0) epw_mlx5_deregister(b->adapter, b->window.own);
+    if (b->image.own != 0) epw_mlx5_deregister(b->adapter, b->image.own);
+    epw_mlx5_close(b->adapter);
+    epw_fake_left left = epw_fake_count(b->fake);
+    CHECK_MSG(left.devices + left.domains + left.uars + left.umems + left.objects + left.regions == 0,
+              "%u devices, %u domains, %u registers, %u umems, %u objects, %u regions", left.devices,
+              left.domains, left.uars, left.umems, left.objects, left.regions);
+    epw_fake_close(b->fake);
+    epw_nic_close(b->nic);
+    b->adapter = NULL;
+}
+
+/* What the device is, and what comes of it. */
+typedef struct adverse {
+    epw_fake_options fake;
+    const char *device;
+    epw_status status;
+    const char *text; /* of the error; of what was opened, where it was */
+} adverse;
+
+#define LACK(what) .fake.lacks = UINT64_C(1) << EPW_FAKE_##what
+#define FAIL(call, after, err)                                                                               \
+    .fake.failing = EPW_FAKE_CALL_##call, .fake.failing_after = after, .fake.failing_errno = err
+#define FIRMWARE 0
+
+static const adverse cases[] = {
+    {.status = EPW_OK, .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096"},
+    {.fake.infiniband = true, .status = EPW_OK, .text = "fake_0 port 1, InfiniBand, LID 4, MTU 4096"},
+    {.fake.mtu = 3, .status = EPW_OK, .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 1024"},
+    {.device = "fake_0",
+     .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096"},
+    {.device = "mlx5_0",
+     .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: none of 1 mlx5 adapters is called mlx5_0; the first is fake_0"},
+    {LACK(NO_DEVICE), .status = EPW_ERR_NO_PATH,
+     .text =
+         "test: rank 3: there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC"},
+    {LACK(NO_DEVX), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no DevX, which needs its firmware's "
+             "user contexts (log_max_uctx)"},
+    {LACK(NO_PORT), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: no port is active: see ibv_devinfo, and the "
+             "cable or the interface"},
+    {LACK(NO_ROCE_V2), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: its port has no RoCEv2 GID that others can "
+             "reach: give its network interface an IPv4 address, or an IPv6 one that is routed"},
+    {LACK(NO_ROUTED_GID), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: its port has no RoCEv2 GID that others can "
+             "reach: give its network interface an IPv4 address, or an IPv6 one that is routed"},
+    {LACK(GIDS_REVERSED), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 4 ending in 10.77.0.3, MTU 4096"},
+    {LACK(NO_OWN_UAR), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, doorbells in one register"},
+    {LACK(BF_UAR_ALONE), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, doorbells that gather writes"},
+    {LACK(NO_UAR), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 gives no doorbell register of any kind (the first kind: errno 95): use "
+             "fewer buffers or peers, or a newer kernel: Operation not supported (errno 95)"},
+    {LACK(NO_CQE_VERSION), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: fake_0 writes completions of version 0, this library reads version 1: update its "
+             "firmware"},
+    {LACK(NO_ATOMICS), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, no atomics"},
+    {LACK(NO_OVERRUN), .status = EPW_ERR_NO_PATH,
+     .text =
+         "test: rank 3: fake_0 has no completion queues that ignore an overrun (cq_oi): update its firmware"},
+    {LACK(SHORT_RINGS), .status = EPW_ERR_LIMIT,
+     .text = "test: rank 3: fake_0 has rings of 64 entries at most, 256 are needed: lower max_tokens"},
+    {LACK(NO_NEIGHBOUR), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 finds no way to the peer's address, which ends in 10.77.0.3: see that "
+             "ping reaches it by this adapter's interface: Connection timed out (errno 110)"},
+    {.fake.infiniband = true,
+     LACK(NO_PORT),
+     .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: no port is active: see ibv_devinfo, and the "
+             "cable or the interface"},
+    {.fake.infiniband = true,
+     LACK(NO_ROCE_V2),
+     .status = EPW_OK,
+     .text = "fake_0 port 1, InfiniBand, LID 4, MTU 4096"},
+    {.fake.infiniband = true,
+     LACK(NO_NEIGHBOUR),
+     .status = EPW_OK,
+     .text = "fake_0 port 1, InfiniBand, LID 4, MTU 4096"},
+    {.fake.infiniband = true,
+     LACK(NO_ATOMICS),
+     .status = EPW_OK,
+     .text = "fake_0 port 1, InfiniBand, LID 4, MTU 4096, no atomics"},
+    {FAIL(DEVICES, 0, ENOSYS), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: cannot list adapters: Function not implemented (errno 38)"},
+    {FAIL(OPEN, 0, EPERM), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: this process may not open it: see "
+             "/dev/infiniband, and in a container --device"},
+    {FAIL(OPEN, 0, EINVAL), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no DevX, which needs its firmware's "
+             "user contexts (log_max_uctx)"},
+    {FAIL(PORT, 0, EIO), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no port that can be asked for"},
+    {FAIL(GID, 3, EIO), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: its port has no RoCEv2 GID that others can "
+             "reach: give its network interface an IPv4 address, or an IPv6 one that is routed"},
+    {FAIL(GENERAL, 0, FIRMWARE), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses QUERY_HCA_CAP: BAD_PARAM, syndrome 0x100001: its firmware may be "
+             "too old for that; see its version with ibv_devinfo"},
+    {FAIL(GENERAL, 0, EPERM), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 has not taken QUERY_HCA_CAP: this process may not use it; see "
+             "/dev/infiniband, and in a container --device: Operation not permitted (errno 1)"},
+    {FAIL(DOMAIN, 0, ENOMEM), .status = EPW_ERR_SYSTEM,
+     .text =
+         "test: rank 3: fake_0 gives no protection domain or event queue: Cannot allocate memory (errno 12)"},
+    {FAIL(EQ, 0, EIO), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 gives no protection domain or event queue: Input/output error (errno 5)"},
+    {FAIL(REGISTER, 0, ENOMEM), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 does not register 1960 bytes: raise the limit of locked memory (ulimit "
+             "-l): Cannot allocate memory (errno 12)"},
+    {FAIL(REGISTER, 1, EFAULT), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 does not register 8192 bytes: Bad address (errno 14)"},
+    {FAIL(UMEM, 0, ENOMEM), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 does not take 4096 bytes of this process for a queue: raise the limit of "
+             "locked memory (ulimit -l): Cannot allocate memory (errno 12)"},
+    {FAIL(UMEM, 1, EFAULT), .status = EPW_ERR_SYSTEM,
+     .text =
+         "test: rank 3: fake_0 does not take 4096 bytes of this process for a queue: Bad address (errno 14)"},
+    {FAIL(UMEM, 2, EFAULT), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 does not take 16384 bytes of this process for a queue: Bad address (errno "
+             "14)"},
+    {FAIL(UAR, 0, EIO), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, doorbells in one register"},
+    {FAIL(CREATE, 0, FIRMWARE), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses CREATE_CQ: BAD_PARAM, syndrome 0x100001: its firmware may be too "
+             "old for that; see its version with ibv_devinfo"},
+    {FAIL(CREATE, 0, ENOMEM), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 has not taken CREATE_CQ: raise the limit of locked memory (ulimit -l): "
+             "Cannot allocate memory (errno 12)"},
+    {FAIL(CREATE, 1, FIRMWARE), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses CREATE_QP: BAD_PARAM, syndrome 0x100001: its firmware may be too "
+             "old for that; see its version with ibv_devinfo"},
+    {FAIL(CREATE, 1, EPERM), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 has not taken CREATE_QP: this process may not use it; see "
+             "/dev/infiniband, and in a container --device: Operation not permitted (errno 1)"},
+    {FAIL(RESOLVE, 0, ETIMEDOUT), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 finds no way to the peer's address, which ends in 10.77.0.3: see that "
+             "ping reaches it by this adapter's interface: Connection timed out (errno 110)"},
+    {FAIL(RESOLVE, 0, EINVAL), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 finds no way to the peer's address, which ends in 10.77.0.3: see that "
+             "ping reaches it by this adapter's interface: Invalid argument (errno 22)"},
+    {FAIL(MODIFY, 0, FIRMWARE), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses RST2INIT_QP: BAD_PARAM, syndrome 0x100001: its firmware may be "
+             "too old for that; see its version with ibv_devinfo"},
+    {FAIL(MODIFY, 0, EIO), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 has not taken RST2INIT_QP: Input/output error (errno 5)"},
+    {FAIL(MODIFY, 1, FIRMWARE), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses INIT2RTR_QP: BAD_PARAM, syndrome 0x100001: the port's MTU, GID or "
+             "LID does not suit; see its state with ibv_devinfo -v"},
+    {FAIL(MODIFY, 1, EIO), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 has not taken INIT2RTR_QP: Input/output error (errno 5)"},
+    {FAIL(MODIFY, 2, FIRMWARE), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses RTR2RTS_QP: BAD_PARAM, syndrome 0x100001: its firmware may be too "
+             "old for that; see its version with ibv_devinfo"},
+    {FAIL(MODIFY, 2, EIO), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 has not taken RTR2RTS_QP: Input/output error (errno 5)"},
+};
+
+static void what_an_adapter_lacks_is_done_without_or_said(void) {
+    enum { CASES = sizeof cases / sizeof cases[0] };
+    CHECK(CASES >= 40);
+    for (uint32_t i = 0; i < CASES; i++) {
+        held before = look(UINT32_MAX);
+        bench *b = new_bench();
+        epw_status status = set_up(b, &cases[i].fake, cases[i].device);
+        CHECK_MSG(status == cases[i].status, "case %u: %d", i, (int)status);
+        char said[EPW_MLX5_TEXT];
+        const char *text = status == EPW_OK ? epw_mlx5_describe(b->adapter, said) : epw_last_error();
+        CHECK_MSG(strcmp(text, cases[i].text) == 0, "case %u:\n%s\nand not\n%s", i, text, cases[i].text);
+        take_down(b);
+        held after = look(before.threads);
+        CHECK_MSG(before.descriptors == after.descriptors && before.threads == after.threads,
+                  "case %u: %u descriptors were %u, %u threads %u", i, after.descriptors, before.descriptors,
+                  after.threads, before.threads);
+        free(b);
+    }
+}
+
+/* ---- the firmware ---- */
+
+/* Of a command: its status and syndrome. */
+typedef struct answer {
+    uint32_t status, syndrome;
+} answer;
+
+static answer ask(bench *b, void *object, const void *in, size_t bytes) {
+    unsigned char out[EPW_MLX5_OUT_BYTES] = {0};
+    epw_fake_calls(b->fake)->modify(object, in, bytes, out, sizeof out);
+    return (answer){epw_mlx5_status(out), epw_mlx5_syndrome(out)};
+}
+
+static answer ask_short(bench *b, void *object, uint32_t opcode) {
+    unsigned char in[EPW_MLX5_SHORT_BYTES];
+    epw_mlx5_build_short(in, opcode, b->pair->number);
+    return ask(b, object, in, sizeof in);
+}
+
+static const epw_mlx5_path path = {.ethernet = true,
+                                   .port = 1,
+                                   .remote = 0x54321,
+                                   .mtu = 5,
+                                   .gid = {[10] = 0xff, [11] = 0xff, [12] = 10, [13] = 77, [15] = RANK},
+                                   .mac = {2, 0, 10, 77, 0, RANK},
+                                   .gid_index = 3,
+                                   .udp_port = 0xc000,
+                                   .hop_limit = 255,
+                                   .timeout = 14,
+                                   .retries = 7};
+
+static uint32_t state_of(bench *b) {
+    unsigned char in[EPW_MLX5_SHORT_BYTES], out[EPW_MLX5_QUERY_QP_BYTES];
+    epw_mlx5_build_short(in, EPW_MLX5_QUERY_QP, b->pair->number);
+    CHECK(epw_fake_calls(b->fake)->query(b->pair->qp, in, sizeof in, out, sizeof out) == 0);
+    return epw_mlx5_state(out);
+}
+
+/* From each state the commands that lead on from it, and no others, are taken. */
+static void a_queue_pair_goes_up_step_by_step(void) {
+    enum { WRONG_STATE = 0x10, STEPS = 4 };
+    bench *b = new_bench();
+    epw_fake_options options = {.rank = RANK}; /* no soft NIC, which would find that nothing leads anywhere */
+    CHECK_OK(epw_fake_open(&options, where, &b->fake));
+    CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
+    CHECK_OK(make_pair(b));
+    static epw_mlx5_in steps[STEPS];
+    uint32_t number = b->pair->number;
+    epw_mlx5_build_rst2init(steps[0], number, &path);
+    epw_mlx5_build_init2rtr(steps[1], number, &path);
+    epw_mlx5_build_rtr2rts(steps[2], number, &path);
+    epw_mlx5_build_refuse(steps[3], number);
+    CHECK(ask_short(b, b->pair->qp, EPW_MLX5_2RST).status == 0);
+    for (int at = 0; at < STEPS; at++) {
+        for (int step = 0; step < STEPS; step++) {
+            if (step == at) continue;
+            answer a = ask(b, b->pair->qp, steps[step], sizeof steps[step]);
+            CHECK_MSG(a.status == WRONG_STATE, "step %d in state %d: %x, %x", step, at, a.status, a.syndrome);
+        }
+        answer a = ask(b, b->pair->qp, steps[at], sizeof steps[at]);
+        CHECK_MSG(a.status == 0, "step %d: %x, %x", at, a.status, a.syndrome);
+        CHECK(state_of(b) == (at < 3 ? (uint32_t)at + 1 : EPW_MLX5_STATE_RTS));
+    }
+    CHECK(ask_short(b, b->pair->qp, EPW_MLX5_2ERR).status == 0 && state_of(b) == EPW_MLX5_STATE_ERR);
+    /* A command for another pair, and one that is cut short. */
+    CHECK(ask(b, b->pair->cq, steps[3], sizeof steps[3]).status == 3);
+    CHECK(ask(b, b->pair->qp, steps[3], sizeof steps[3] - 8).status == 0x50);
+    take_down(b);
+    free(b);
+}
+
+/* A bit of a command that is turned over. */
+typedef struct turned {
+    uint32_t opcode, bit;
+} turned;
+
+static void turn(void *context, unsigned char *in, size_t bytes) {
+    const turned *t = context;
+    if ((uint32_t)in[0] << 8 == (t->opcode & 0xff00) && in[1] == (t->opcode & 0xff) && t->bit / 8 < bytes)
+        in[t->bit / 8] ^= (unsigned char)(0x80u >> t->bit % 8);
+}
+
+/* Some turn a command into another good one: of a size that fits as well, another umem of this pair, another
+ * peer, another priority or time. Their number is that of such bits; all others are refused. */
+static void a_bit_that_is_wrong_is_refused(void) {
+    static const struct {
+        uint32_t opcode, as_good;
+    } commands[] = {{EPW_MLX5_CREATE_CQ, 4},
+                    {EPW_MLX5_CREATE_QP, 2},
+                    {EPW_MLX5_RST2INIT, 0},
+                    {EPW_MLX5_INIT2RTR, 171},
+                    {EPW_MLX5_RTR2RTS, 14}};
+    for (size_t c = 0; c < sizeof commands / sizeof commands[0]; c++) {
+        uint32_t as_good = 0;
+        for (uint32_t bit = 0; bit < EPW_MLX5_IN_BYTES * 8; bit++) {
+            turned t = {commands[c].opcode, bit};
+            bench *b = new_bench();
+            epw_fake_options options = {.rank = RANK};
+            CHECK_OK(epw_fake_open(&options, where, &b->fake));
+            CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
+            epw_fake_set_tap(b->fake, &(epw_fake_tap){.command = turn, .context = &t});
+            bool took = make_pair(b) == EPW_OK;
+            as_good += took;
+            take_down(b);
+            free(b);
+        }
+        CHECK_MSG(as_good == commands[c].as_good, "%s: %u bits", epw_mlx5_command_name(commands[c].opcode),
+                  as_good);
+    }
+}
+
+/* The kernel keeps what is in use; so nothing is given back in the wrong order unseen. */
+static void what_is_in_use_is_not_given_back(void) {
+    bench *b = new_bench();
+    CHECK_OK(set_up(b, &(epw_fake_options){0}, NULL));
+    const epw_mlx5_calls *calls = epw_fake_calls(b->fake);
+    CHECK(calls->free_umem(b->pair->ring.handle) == EBUSY &&
+          calls->free_umem(b->pair->record.handle) == EBUSY);
+    CHECK(calls->destroy(b->pair->cq) == EBUSY && calls->free_domain(b->adapter->pd) == EBUSY);
+    CHECK(calls->close(b->adapter->device) == EBUSY);
+    take_down(b);
+    free(b);
+}
+
+/* ---- what happens by itself ---- */
+
+static void events_of_the_device_end_its_queue_pairs(void) {
+    static const epw_mlx5_event events[] = {{EPW_MLX5_EVENT_PORT_DOWN, 1},
+                                            {EPW_MLX5_EVENT_GIDS, 1},
+                                            {EPW_MLX5_EVENT_FATAL, 0},
+                                            {EPW_MLX5_EVENT_PORT_DOWN, 2},
+                                            {EPW_MLX5_EVENT_PAIR, 1}};
+    for (int i = 0; i < 5; i++) {
+        bench *b = new_bench();
+        epw_fake_options options = {.rank = RANK};
+        CHECK_OK(epw_fake_open(&options, where, &b->fake));
+        CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
+        CHECK_OK(make_pair(b));
+        CHECK(!epw_mlx5_pair_broken(b->pair));
+        epw_fake_raise(b->fake, &events[i]);
+        bool concerned = i < 3; /* not by another port, or another pair */
+        CHECK(epw_mlx5_pair_broken(b->pair) == concerned && atomic_load(&b->broken) == concerned);
+        take_down(b);
+        free(b);
+    }
+}
+
+/* Nobody is woken by an adapter, so somebody looks. */
+static void words_are_seen_by_who_looks(void) {
+    bench *b = new_bench();
+    CHECK_OK(set_up(b, &(epw_fake_options){0}, NULL));
+    for (uint32_t i = 1; i <= 20; i++) {
+        atomic_store((_Atomic uint64_t *)(void *)(b->memory + 64 + 8 * (i % 8)), i);
+        for (int ms = 0; ms < 10000 && atomic_load(&b->arrived) < i; ms++)
+            nanosleep(&(struct timespec){0, 1000000}, NULL);
+        CHECK(atomic_load(&b->arrived) == i);
+    }
+    take_down(b);
+    free(b);
+}
+
+/* ---- two of them ---- */
+
+/* A word is written, by an entry in the ring that commands have named; until it is done, or has failed. */
+static bool send_word(bench *from, const bench *to, uint64_t index, uint64_t value) {
+    const epw_pair_memory *memory = epw_mlx5_pair_memory(from->pair);
+    static uint32_t marks[DEPTH];
+    memset(marks, 0, sizeof marks);
+    epw_queue queue = {
+        .entries = (epw_entry_block *)memory->entries,
+        .marks = marks,
+        .record = memory->record,
+        .doorbell = memory->doorbell,
+        .completions = {.entry = (const uint32_t *)(const void *)memory->completion, .done = index},
+        .depth = DEPTH,
+        .pair = epw_mlx5_pair_number(from->pair),
+        .batch = 1,
+        .reserved = index,
+        .bell = index << EPW_BELL_COUNT_SHIFT};
+    epw_queue_fault fault;
+    uint64_t at = index;
+    CHECK(epw_queue_try_reserve(&queue, 1, &at) && at == index);
+    epw_entry_write_word(epw_queue_slot(&queue, at), queue.pair, at,
+                         (epw_place_of){64, epw_key_of(to->window.its)}, value, EPW_SIGNAL_ALWAYS);
+    epw_queue_publish(&queue, at, 1);
+    CHECK(epw_queue_ring(&queue, true));
+    epw_mlx5_pair_ring(from->pair);
+    for (int ms = 0; ms < 10000 && !epw_queue_is_done(&queue, index + 1); ms++) {
+        if (epw_queue_failed(&queue, &fault)) return false;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    return epw_queue_is_done(&queue, index + 1);
+}
+
+static void open_side(bench *b, uint32_t rank, bool infiniband, int fd, uint64_t *link) {
+    epw_mlx5_pair_options options = {.depth = DEPTH, .broken = broken, .context = b};
+    CHECK_OK(epw_nic_open(where, &b->nic));
+    CHECK_OK(epw_nic_add_link(b->nic, fd, 1 - rank, where, link));
+    epw_fake_options fake = {.rank = rank, .nic = b->nic, .infiniband = infiniband};
+    CHECK_OK(epw_fake_open(&fake, where, &b->fake));
+    CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
+    CHECK_OK(make_memory(b));
+    CHECK_OK(epw_mlx5_pair_create(b->adapter, &options, where, &b->pair));
+}
+
+/* `misled`: the cable leads to another address than the one that the pair is connected to. */
+static void join(bench *from, const bench *to, uint64_t link, bool misled) {
+    epw_mlx5_address address = epw_mlx5_address_of(to->adapter);
+    epw_fake_route route = {
+        .lid = address.lid + misled, .remote = epw_mlx5_pair_number(to->pair), .link = link};
+    memcpy(route.gid, address.gid, sizeof route.gid);
+    route.gid[15] ^= misled;
+    epw_fake_add_route(from->fake, epw_mlx5_pair_number(from->pair), &route);
+    CHECK_OK(epw_mlx5_pair_connect(from->pair, route.remote, &address, UINT64_C(10000000000), where));
+}
+
+static void words_travel_between_two(bool infiniband, bool misled) {
+    bench *a = new_bench(), *b = new_bench();
+    int fds[2];
+    uint64_t links[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
+    open_side(a, 0, infiniband, fds[0], &links[0]);
+    open_side(b, 1, infiniband, fds[1], &links[1]);
+    join(a, b, links[0], misled);
+    join(b, a, links[1], false);
+    CHECK(send_word(a, b, 0, 4711) == !misled);
+    CHECK(epw_mlx5_pair_broken(a->pair) == misled);
+    uint64_t there;
+    memcpy(&there, b->memory + 64, sizeof there);
+    CHECK(there == (misled ? 0 : 4711));
+    /* What b takes no longer ends a's pair, and is not placed. */
+    epw_mlx5_pair_close(b->pair);
+    CHECK(epw_mlx5_pair_is_closed(b->pair) && !epw_mlx5_pair_broken(b->pair));
+    if (!misled) CHECK(!send_word(a, b, 1, 4712) && epw_mlx5_pair_broken(a->pair));
+    memcpy(&there, b->memory + 64, sizeof there);
+    CHECK(there == (misled ? 0 : 4711));
+    take_down(a);
+    take_down(b);
+    free(a);
+    free(b);
+}
+
+int main(void) {
+    for (int i = 0; i < 4; i++) words_travel_between_two(i % 2 == 1, i / 2 == 1);
+    a_queue_pair_goes_up_step_by_step();
+    a_bit_that_is_wrong_is_refused();
+    what_is_in_use_is_not_given_back();
+    events_of_the_device_end_its_queue_pairs();
+    words_are_seen_by_who_looks();
+    what_an_adapter_lacks_is_done_without_or_said();
+    return check_result("mlx5_adapter");
+}

@@ -1,0 +1,249 @@
+/* Commands of an mlx5 adapter, bit by bit: what the builder writes against a table of places from another
+ * source (nic/fake/offsets.inc), against bytes written down here, and against the fake firmware. */
+#include "check.h"
+#include "nic/fake/fields.h"
+#include "nic/mlx5/commands.h"
+
+#include <string.h>
+
+/* A field of a command, and what it is to be. */
+typedef struct expected {
+    uint32_t base;
+    epw_field field;
+    uint64_t value;
+} expected;
+
+#define F(structure, name) EPW_FIELD(structure, name)
+
+/* These fields have these values, and nothing else is set. */
+static void check_fields(const char *command, const unsigned char *in, size_t bytes, const expected *fields,
+                         size_t count) {
+    unsigned char mask[EPW_MLX5_IN_BYTES] = {0};
+    for (size_t i = 0; i < count; i++) {
+        uint64_t is = epw_field_get(in, fields[i].base, fields[i].field);
+        CHECK_MSG(is == fields[i].value, "%s: field %zu is %llx, not %llx", command, i,
+                  (unsigned long long)is, (unsigned long long)fields[i].value);
+        epw_field_allow(mask, fields[i].base, fields[i].field);
+    }
+    uint32_t stray = epw_field_stray(in, mask, bytes);
+    CHECK_MSG(stray == bytes * 8, "%s: bit %u is set, which is of none of its fields", command, stray);
+}
+
+#define CHECK_FIELDS(command, in, bytes, ...)                                                                \
+    check_fields(command, in, bytes, (const expected[]){__VA_ARGS__},                                        \
+                 sizeof((const expected[]){__VA_ARGS__}) / sizeof(expected))
+
+static uint32_t inner(epw_field context) {
+    return epw_field_first(context);
+}
+
+static uint32_t way(epw_field context) {
+    return inner(context) + epw_field_first(F(qpc, primary_address_path));
+}
+
+/* Every value has ones at both ends, so that a field that is one bit off, or too short, shows. */
+static void a_completion_queue_is_created_by_these_fields(void) {
+    epw_mlx5_in in;
+    epw_mlx5_cq cq = {
+        .umem = 0x81234567, .record_umem = 0x89abcdef, .uar = 0x812345, .eq = 0x81, .log_entries = 0x11};
+    uint32_t cqc = inner(F(create_cq_in, cqc));
+    epw_mlx5_build_create_cq(in, &cq);
+    CHECK_FIELDS("CREATE_CQ", in, sizeof in, {0, F(create_cq_in, opcode), 0x400}, {cqc, F(cqc, cc), 1},
+                 {cqc, F(cqc, oi), 1}, {cqc, F(cqc, dbr_umem_valid), 1},
+                 {cqc, F(cqc, dbr_umem_id), 0x89abcdef}, {cqc, F(cqc, log_cq_size), 0x11},
+                 {cqc, F(cqc, uar_page), 0x812345}, {cqc, F(cqc, c_eqn), 0x81},
+                 {0, F(create_cq_in, cq_umem_id), 0x81234567}, {0, F(create_cq_in, cq_umem_valid), 1});
+}
+
+static void a_queue_pair_is_created_by_these_fields(void) {
+    epw_mlx5_in in;
+    epw_mlx5_qp qp = {.umem = 0x81234567,
+                      .record_umem = 0x89abcdef,
+                      .uar = 0x812345,
+                      .pd = 0x854321,
+                      .cq = 0x89abcd,
+                      .log_entries = 9};
+    uint32_t qpc = inner(F(create_qp_in, qpc));
+    epw_mlx5_build_create_qp(in, &qp);
+    CHECK_FIELDS("CREATE_QP", in, sizeof in, {0, F(create_qp_in, opcode), 0x500}, {qpc, F(qpc, st), 0},
+                 {qpc, F(qpc, pm_state), 3}, {qpc, F(qpc, pd), 0x854321}, {qpc, F(qpc, log_sq_size), 9},
+                 {qpc, F(qpc, uar_page), 0x812345}, {qpc, F(qpc, cqn_snd), 0x89abcd},
+                 {qpc, F(qpc, cqn_rcv), 0x89abcd}, {qpc, F(qpc, rq_type), 3},
+                 {qpc, F(qpc, dbr_umem_valid), 1}, {qpc, F(qpc, dbr_umem_id), 0x89abcdef},
+                 {0, F(create_qp_in, wq_umem_id), 0x81234567}, {0, F(create_qp_in, wq_umem_valid), 1});
+}
+
+static const epw_mlx5_path ethernet = {.ethernet = true,
+                                       .port = 1,
+                                       .remote = 0x876543,
+                                       .mtu = 5,
+                                       .gid = {0x81, [15] = 0x91},
+                                       .mac = {0x82, 1, 2, 3, 4, 0x93},
+                                       .gid_index = 0x83,
+                                       .udp_port = 0xc001,
+                                       .hop_limit = 0x85,
+                                       .traffic_class = 0x86,
+                                       .service_level = 5,
+                                       .atomics = true,
+                                       .log_reads = 5,
+                                       .timeout = 0x13,
+                                       .retries = 5};
+
+static void the_way_up_on_ethernet_has_these_fields(void) {
+    epw_mlx5_in in;
+    const uint32_t number = 0x812345;
+    uint32_t qpc = inner(F(rst2init_qp_in, qpc)), ads = way(F(rst2init_qp_in, qpc));
+    epw_mlx5_build_rst2init(in, number, &ethernet);
+    CHECK_FIELDS("RST2INIT", in, sizeof in, {0, F(rst2init_qp_in, opcode), 0x502},
+                 {0, F(rst2init_qp_in, qpn), number}, {qpc, F(qpc, pm_state), 3},
+                 {ads, F(ads, vhca_port_num), 1});
+
+    epw_mlx5_build_init2rtr(in, number, &ethernet);
+    qpc = inner(F(init2rtr_qp_in, qpc));
+    ads = way(F(init2rtr_qp_in, qpc));
+    CHECK_FIELDS("INIT2RTR", in, sizeof in, {0, F(init2rtr_qp_in, opcode), 0x503},
+                 {0, F(init2rtr_qp_in, qpn), number}, {0, F(init2rtr_qp_in, opt_param_mask), 0xe},
+                 {qpc, F(qpc, mtu), 5}, {qpc, F(qpc, log_msg_max), 30}, {qpc, F(qpc, remote_qpn), 0x876543},
+                 {qpc, F(qpc, log_rra_max), 5}, {qpc, F(qpc, atomic_mode), 3}, {qpc, F(qpc, rre), 1},
+                 {qpc, F(qpc, rwe), 1}, {qpc, F(qpc, rae), 1}, {qpc, F(qpc, min_rnr_nak), 12},
+                 {ads, F(ads, src_addr_index), 0x83}, {ads, F(ads, hop_limit), 0x85},
+                 {ads, F(ads, dscp), 0x86 >> 2}, {ads, F(ads, udp_sport), 0xc001}, {ads, F(ads, eth_prio), 5},
+                 {ads, F(ads, vhca_port_num), 1}, {ads, F(ads, rmac_47_32), 0x8201},
+                 {ads, F(ads, rmac_31_0), 0x02030493}, {ads, F(ads, rgid_rip), 0x91});
+    /* Of the GID's 128 bits the last 64 have been looked at. */
+    CHECK(in[(ads + epw_field_first(F(ads, rgid_rip))) / 8] == 0x81);
+
+    epw_mlx5_build_rtr2rts(in, number, &ethernet);
+    qpc = inner(F(rtr2rts_qp_in, qpc));
+    ads = way(F(rtr2rts_qp_in, qpc));
+    CHECK_FIELDS("RTR2RTS", in, sizeof in, {0, F(rtr2rts_qp_in, opcode), 0x504},
+                 {0, F(rtr2rts_qp_in, qpn), number}, {qpc, F(qpc, log_sra_max), 5},
+                 {qpc, F(qpc, retry_count), 5}, {qpc, F(qpc, rnr_retry), 7},
+                 {ads, F(ads, ack_timeout), 0x13});
+}
+
+/* No global route, and so no traffic class, whatever is asked for. Without atomics there is no right to them.
+ */
+static void the_way_up_on_infiniband_has_these_fields(void) {
+    epw_mlx5_in in;
+    epw_mlx5_path path = ethernet;
+    path.ethernet = path.atomics = false;
+    path.lid = 0x8421;
+    path.service_level = 9;
+    uint32_t qpc = inner(F(init2rtr_qp_in, qpc)), ads = way(F(init2rtr_qp_in, qpc));
+    epw_mlx5_build_init2rtr(in, 0x812345, &path);
+    CHECK_FIELDS("INIT2RTR", in, sizeof in, {0, F(init2rtr_qp_in, opcode), 0x503},
+                 {0, F(init2rtr_qp_in, qpn), 0x812345}, {0, F(init2rtr_qp_in, opt_param_mask), 0xa},
+                 {qpc, F(qpc, mtu), 5}, {qpc, F(qpc, log_msg_max), 30}, {qpc, F(qpc, remote_qpn), 0x876543},
+                 {qpc, F(qpc, log_rra_max), 5}, {qpc, F(qpc, rre), 1}, {qpc, F(qpc, rwe), 1},
+                 {qpc, F(qpc, min_rnr_nak), 12}, {ads, F(ads, vhca_port_num), 1}, {ads, F(ads, rlid), 0x8421},
+                 {ads, F(ads, sl), 9});
+}
+
+static void the_way_down_has_these_fields(void) {
+    epw_mlx5_in in;
+    unsigned char few[EPW_MLX5_SHORT_BYTES];
+    epw_mlx5_build_refuse(in, 0x812345);
+    CHECK_FIELDS("RTS2RTS", in, sizeof in, {0, F(rts2rts_qp_in, opcode), 0x505},
+                 {0, F(rts2rts_qp_in, qpn), 0x812345}, {0, F(rts2rts_qp_in, opt_param_mask), 0xe});
+    static const uint32_t opcodes[] = {EPW_MLX5_2ERR, EPW_MLX5_2RST, EPW_MLX5_QUERY_QP};
+    for (int i = 0; i < 3; i++) {
+        epw_mlx5_build_short(few, opcodes[i], 0x812345);
+        CHECK_FIELDS(epw_mlx5_command_name(opcodes[i]), few, sizeof few,
+                     {0, F(modify_qp_in, opcode), opcodes[i]}, {0, F(modify_qp_in, qpn), 0x812345});
+    }
+    epw_mlx5_build_query_cap(few, EPW_MLX5_CAP_ATOMIC);
+    CHECK_FIELDS("QUERY_HCA_CAP", few, sizeof few, {0, F(query_hca_cap_in, opcode), 0x100},
+                 {0, F(query_hca_cap_in, op_mod), 7});
+}
+
+/* Written down by hand, so that the two tables cannot be wrong together. */
+static void some_commands_have_these_bytes(void) {
+    epw_mlx5_in in;
+    unsigned char few[EPW_MLX5_SHORT_BYTES];
+    static const unsigned char to_error[] = {0x05, 0x07, 0, 0, 0, 0, 0, 0, 0, 0x12, 0x34, 0x56, 0, 0, 0, 0};
+    epw_mlx5_build_short(few, EPW_MLX5_2ERR, 0x123456);
+    CHECK(memcmp(few, to_error, sizeof few) == 0);
+
+    /* The context begins at byte 16 of CREATE_CQ: record umem valid, collapsed, overrun ignored. */
+    static const unsigned char cqc[] = {0x02, 0x12, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 7};
+    epw_mlx5_build_create_cq(in, &(epw_mlx5_cq){.umem = 5, .record_umem = 6, .uar = 7, .eq = 8});
+    CHECK(in[0] == 0x04 && in[1] == 0x00 && memcmp(in + 16, cqc, sizeof cqc) == 0 && in[16 + 0x17] == 8);
+    CHECK(in[0x5b] == 5 && in[0x5c] == 0x80);
+
+    /* And at byte 24 of commands for queue pairs. */
+    epw_mlx5_build_create_qp(
+        in, &(epw_mlx5_qp){.umem = 5, .record_umem = 6, .uar = 7, .pd = 8, .cq = 9, .log_entries = 10});
+    CHECK(in[0x18 + 2] == 0x18 && in[0x18 + 7] == 8 && in[0x18 + 0xa] == 10 << 3 && in[0x18 + 0xf] == 7);
+    CHECK(in[0x18 + 0x7f] == 9 && in[0x18 + 0x9f] == 9 && in[0x18 + 0xac] == 3 && in[0x18 + 0xd0] == 0x10);
+    CHECK(in[0x18 + 0xe7] == 6 && in[0x10b] == 5 && in[0x10c] == 0x80);
+
+    epw_mlx5_build_init2rtr(in, 0x12, &ethernet);
+    CHECK(in[0x18 + 0x18 + 0x10] == 0x81 && in[0x18 + 0x18 + 0x26] == 0x82 && in[0x18 + 0x18 + 9] == 0x83);
+}
+
+static void answers_are_read_where_firmware_writes_them(void) {
+    static unsigned char out[EPW_MLX5_QUERY_CAP_BYTES];
+    epw_field_put(out, 0, F(create_qp_out, status), 0x81);
+    epw_field_put(out, 0, F(create_qp_out, syndrome), 0x89abcdef);
+    epw_field_put(out, 0, F(create_qp_out, qpn), 0x812345);
+    CHECK(epw_mlx5_status(out) == 0x81 && epw_mlx5_syndrome(out) == 0x89abcdef);
+    CHECK(epw_mlx5_number(out) == 0x812345);
+
+    memset(out, 0, sizeof out);
+    epw_field_put(out, inner(F(query_qp_out, qpc)), F(qpc, state), 9);
+    CHECK(epw_mlx5_state(out) == 9);
+
+    memset(out, 0, sizeof out);
+    const uint32_t caps = 128;
+    epw_field_put(out, caps, F(cmd_hca_cap, cqe_version), 9);
+    epw_field_put(out, caps, F(cmd_hca_cap, log_max_qp_sz), 0x81);
+    epw_field_put(out, caps, F(cmd_hca_cap, log_max_cq_sz), 0x82);
+    epw_field_put(out, caps, F(cmd_hca_cap, log_max_msg), 0x11);
+    epw_mlx5_caps read = epw_mlx5_read_caps(out);
+    CHECK(read.cqe_version == 9 && read.log_qp_entries == 0x81 && read.log_cq_entries == 0x82);
+    CHECK(read.log_message == 0x11 && !read.atomic && !read.blue_flame && !read.cq_overrun_ignored);
+    epw_field_put(out, caps, F(cmd_hca_cap, atomic), 1);
+    CHECK(epw_mlx5_read_caps(out).atomic);
+    epw_field_put(out, caps, F(cmd_hca_cap, bf), 1);
+    CHECK(epw_mlx5_read_caps(out).blue_flame);
+    epw_field_put(out, caps, F(cmd_hca_cap, cq_oi), 1);
+    CHECK(epw_mlx5_read_caps(out).cq_overrun_ignored);
+}
+
+/* All tries together take 2 deadlines at least, and no more than the step of 2 allows beyond that. */
+static void a_silent_peer_is_given_up_within_2_to_4_deadlines(void) {
+    for (uint64_t ms = 300; ms < 600000; ms = ms * 3 / 2) {
+        epw_mlx5_path path = {0};
+        epw_mlx5_choose_retries(ms * 1000000, &path);
+        uint64_t all_ns = (UINT64_C(4096) << path.timeout) * (path.retries + 1);
+        CHECK_MSG(all_ns >= 2 * ms * 1000000 && all_ns < 4 * ms * 1000000, "%llu ms: %llu",
+                  (unsigned long long)ms, (unsigned long long)all_ns / 1000000);
+        CHECK(path.timeout <= 31 && path.retries <= 7);
+    }
+}
+
+static void two_queue_pairs_between_the_same_ranks_take_other_ports(void) {
+    uint32_t seen[64], different = 0;
+    for (uint32_t i = 0; i < 64; i++) {
+        seen[i] = epw_mlx5_udp_port(0x10000 + i, 0x20000 + i);
+        CHECK(seen[i] >= 0xc000 && seen[i] <= 0xffff);
+        bool fresh = true;
+        for (uint32_t j = 0; j < i; j++) fresh &= seen[j] != seen[i];
+        different += fresh;
+    }
+    CHECK_MSG(different >= 60, "%u", different);
+}
+
+int main(void) {
+    a_completion_queue_is_created_by_these_fields();
+    a_queue_pair_is_created_by_these_fields();
+    the_way_up_on_ethernet_has_these_fields();
+    the_way_up_on_infiniband_has_these_fields();
+    the_way_down_has_these_fields();
+    some_commands_have_these_bytes();
+    answers_are_read_where_firmware_writes_them();
+    a_silent_peer_is_given_up_within_2_to_4_deadlines();
+    two_queue_pairs_between_the_same_ranks_take_other_ports();
+    return check_result("mlx5_commands");
+}
