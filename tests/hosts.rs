@@ -75,6 +75,17 @@ fn the_bench_measures_across_hosts() -> Result<(), Failed> {
     Ok(())
 }
 
+fn the_doctor_draws_the_matrix_of_hosts() -> Result<(), Failed> {
+    let report: serde_json::Value = serde_json::from_str(&run("doctor", "--json"))?;
+    let cells = report["matrix"]["cells"].as_array().ok_or("no cells")?;
+    assert_eq!(cells.len() as u32, RANKS * (RANKS - 1), "{report}");
+    for cell in cells {
+        assert_eq!([&cell["path"], &cell["reason"]], ["queue over TCP", ""], "{cell}");
+        assert!(cell["one_way_us"].as_f64() > Some(0.0) && cell["gb_per_s"].as_f64() > Some(0.0), "{cell}");
+    }
+    Ok(())
+}
+
 fn main() {
     let lacking = network::lacking();
     let trial = |name: &'static str, test: fn() -> Result<(), Failed>| match &lacking {
@@ -84,6 +95,7 @@ fn main() {
     let trials = vec![
         trial("moe_layer_reaches_other_hosts_by_tcp", moe_layer_reaches_other_hosts_by_tcp),
         trial("the_bench_measures_across_hosts", the_bench_measures_across_hosts),
+        trial("the_doctor_draws_the_matrix_of_hosts", the_doctor_draws_the_matrix_of_hosts),
     ];
     let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
     libtest_mimic::run(&arguments, trials).exit();
