@@ -274,6 +274,16 @@ impl Buffer {
         unsafe { sys::epw_buffer_wire(self.0.as_ptr(), peer) }
     }
 
+    /// Bytes that this rank's GPU has copied into the peer's window, and the time that took. The peer is not active.
+    pub(crate) fn time_copies(&self, peer: u32, timeout: Duration) -> Result<(u64, Duration)> {
+        let (mut bytes, mut ns) = (0, 0);
+        // SAFETY: the buffer is alive; the others are valid places to write to.
+        check(unsafe {
+            sys::epw_buffer_time_copies(self.0.as_ptr(), peer, nanos(timeout), &mut bytes, &mut ns)
+        })?;
+        Ok((bytes, Duration::from_nanos(ns)))
+    }
+
     pub(crate) fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()> {
         // SAFETY: the buffer is alive, the mask is read during the call only.
         check(unsafe { sys::epw_buffer_set_active(self.0.as_ptr(), &c_mask(active), epoch, step) })?;

@@ -27,7 +27,8 @@ static uint64_t peers_of(int ordinal, uint32_t count, enum cudaDeviceP2PAttr att
     for (int peer = 0; peer < (int)count; peer++) {
         int has = 0;
         if (peer == ordinal) continue;
-        if (cudaDeviceGetP2PAttribute(&has, attribute, ordinal, peer) != cudaSuccess) (void)cudaGetLastError();
+        if (cudaDeviceGetP2PAttribute(&has, attribute, ordinal, peer) != cudaSuccess)
+            (void)cudaGetLastError();
         if (has) peers |= UINT64_C(1) << peer;
     }
     return peers;

@@ -94,8 +94,9 @@ epw_status epw_trial_open(const epw_trial_options *o, epw_trial **out) {
     epw_where where = {"trial", (int)o->rank, -1};
     bool queues = o->paths & EPW_PATH_QUEUE;
     if (queues != (o->fabric != NULL) || o->bytes == 0 || o->bytes % 8 != 0 || o->count == 0)
-        return epw_fail(EPW_ERR_INVALID, where,
-                        "a trial wants a fabric where paths permit queues, and ranges of a multiple of 8 bytes");
+        return epw_fail(
+            EPW_ERR_INVALID, where,
+            "a trial wants a fabric where paths permit queues, and ranges of a multiple of 8 bytes");
     epw_trial *trial = calloc(1, sizeof *trial);
     unsigned char *source = calloc(1, o->bytes);
     if (trial == NULL || source == NULL) {
@@ -162,8 +163,7 @@ static bool by_queue(const epw_trial *trial, uint32_t peer) {
 static epw_status check(const epw_trial *trial, epw_where where, uint64_t bytes, uint32_t count) {
     const epw_trial_options *o = &trial->options;
     uint32_t peer = (uint32_t)where.peer;
-    if (peer >= o->ranks || trial->peers.routes[peer].path == EPW_PATH_NONE ||
-        peer == o->rank)
+    if (peer >= o->ranks || trial->peers.routes[peer].path == EPW_PATH_NONE || peer == o->rank)
         return epw_fail(EPW_ERR_STATE, where, "not connected: connect it first");
     if (bytes > o->bytes || count > o->count || bytes < 8)
         return epw_fail(EPW_ERR_LIMIT, where, "%u ranges of %llu bytes, of at most %u of %llu", count,

@@ -6,14 +6,14 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use epwire::Group;
+use clap::{Parser, ValueEnum};
 use epwire::doctor::{self, Matrix, Report};
 use epwire::env::Token;
 use epwire::group::GroupOptions;
 use epwire::launch::Launch;
 use epwire::launch::spawn::Ranks;
 use epwire::rendezvous::driver::{Server, ServerOptions};
+use epwire::{Device, Group};
 
 #[cfg(test)]
 #[path = "../common/options.rs"]
@@ -29,9 +29,18 @@ struct Args {
     /// Processes to start on this host and to measure; not needed under torchrun, mpirun, srun or another launcher
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: Option<u32>,
+    /// Where the windows are between which it measures: host memory, or one GPU per rank (feature `cuda`)
+    #[arg(long, value_enum, default_value_t = Memory::Host)]
+    device: Memory,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Memory {
+    Host,
+    Cuda,
 }
 
 type Error = Box<dyn std::error::Error>;
@@ -57,7 +66,11 @@ fn run(args: &Args) -> Result<ExitCode, Error> {
 /// One rank's part. Rank 0 examines its machine and has the matrix of all.
 fn rank(launch: &Launch, args: &Args) -> Result<ExitCode, Error> {
     let group = Group::join_blocking(GroupOptions::from_launch(launch).token(Token::from_env()?))?;
-    let matrix = Matrix::measure_blocking(&group)?;
+    let device = match args.device {
+        Memory::Host => Device::Host,
+        Memory::Cuda => Device::Cuda(launch.local_rank % doctor::gpus()?),
+    };
+    let matrix = Matrix::measure_blocking(&group, device)?;
     let ended = match matrix {
         Some(matrix) => show(&Report { matrix: Some(matrix), ..doctor::examine() }, args),
         None => Ok(ExitCode::SUCCESS),

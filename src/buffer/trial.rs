@@ -15,7 +15,7 @@ use crate::group::Group;
 pub struct Trial(ffi::Trial);
 
 /// The other ranks, each with why it is not reached, if so.
-type Connected = Vec<(u32, Result<()>)>;
+pub(super) type Connected = Vec<(u32, Result<()>)>;
 
 impl Trial {
     const DEADLINE: Duration = Duration::from_secs(30);

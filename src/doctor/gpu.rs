@@ -28,6 +28,11 @@ pub(super) struct Gpu {
     pub(super) ipc: Result<(), String>,
 }
 
+/// How many there are, 1 or more, or why there are none.
+pub(super) fn count() -> Result<u32, String> {
+    ffi::gpus().map(|gpus| gpus.len() as u32).map_err(text)
+}
+
 /// Those of this process, or why there are none.
 pub(super) fn found() -> Result<Vec<Gpu>, String> {
     let facts = ffi::gpus().map_err(text)?;

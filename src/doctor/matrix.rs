@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::buffer::Trial;
-use crate::config::Path;
+use crate::buffer::{GpuTrial, Trial};
+use crate::config::{Device, Path};
 use crate::error::{Error, Failure, Result};
 use crate::group::Group;
 use crate::json::{array, quoted};
@@ -20,9 +20,11 @@ pub struct Cell {
     pub to: u32,
     /// As [`Path`] is displayed; `none` where no path leads there.
     pub path: String,
-    /// Half of the median round trip of 8 bytes with their word, in microseconds.
+    /// Half of the median round trip of 8 bytes with their word, in microseconds; between GPUs of a probe, whose words host threads
+    /// copy there and back: those of kernels are faster.
     pub one_way_us: Option<f64>,
-    /// Of 4 ranges of up to 1 MiB, the fastest of 10 times, in 1e9 bytes a second.
+    /// Of 4 ranges of up to 1 MiB, the fastest of 10 times, in 1e9 bytes a second; between GPUs that map each other's windows that of
+    /// 8 copies, and none by queues.
     pub gb_per_s: Option<f64>,
     /// Whether it has less than half of the bandwidth, or takes more than twice the time, that is in the middle among cells of
     /// its path.
@@ -55,26 +57,24 @@ const ONE_BY_ONE_MAX: u32 = 16;
 const TABLE_MAX: usize = 8;
 
 impl Matrix {
-    /// Measures it, on host memory, in a buffer's place: all ranks of the group call this, with `EPWIRE_PATHS` as they would have
-    /// it, and rank 0 gets the matrix. Some 50 ms for each pair; a rank that does not take part costs every pair with it 5 s. For
-    /// plain threads.
+    /// Measures it, in a buffer's place: all ranks of the group call this, with the device that their buffers would have and
+    /// `EPWIRE_PATHS` as they would have it, and rank 0 gets the matrix. Some 50 ms for each pair; a rank that does not take part
+    /// costs every pair with it 5 s. For plain threads.
     ///
     /// # Errors
     /// If this rank can have no window, or the group is lost. A pair that has no path is no error but a [`Cell`] that says why.
-    pub fn measure_blocking(group: &Group) -> Result<Option<Self>> {
+    pub fn measure_blocking(group: &Group, device: Device) -> Result<Option<Self>> {
         let (rank, world) = (group.rank(), group.world());
-        let bytes = (WINDOW_MAX / u64::from(world * RANGES)).min(RANGE_MAX) & !7;
         let lost = |error: crate::rendezvous::BootstrapError| {
             Error::State(Failure::new("doctor", rank, error.to_string()))
         };
-        let (trial, connected) = Trial::by_chosen_paths(group, (bytes, RANGES), DEADLINE)?;
+        let (ways, connected) = Ways::open(group, device)?;
         let mut told = vec![Vec::new(); world as usize];
         for (peer, connected) in &connected {
             told[*peer as usize] = vec![u8::from(connected.is_ok())];
         }
         let told = group.exchange_blocking("doctor: connected", told).map_err(lost)?;
-        let mut row = BTreeMap::new();
-        let pairs = |(peer, connected): (u32, Result<()>)| {
+        let both = |(peer, connected): (u32, Result<()>)| {
             let there = told.get(peer as usize).is_some_and(|told| told.first() == Some(&1));
             let found = match connected {
                 Ok(()) if there => Ok(()),
@@ -83,14 +83,19 @@ impl Matrix {
             };
             (peer, found)
         };
-        let mut peers: BTreeMap<u32, Result<(), String>> = connected.into_iter().map(pairs).collect();
-        for round in rounds(world) {
-            for (a, b) in round.into_iter().filter(|(a, b)| *a == rank || *b == rank) {
+        let peers: BTreeMap<u32, Result<(), String>> = connected.into_iter().map(both).collect();
+        let mut row = BTreeMap::new();
+        for (round, half) in
+            rounds(world).iter().flat_map(|round| (0..ways.halves()).map(move |half| (round, half)))
+        {
+            for (a, b) in round.iter().filter(|(a, b)| *a == rank || *b == rank) {
                 let peer = a + b - rank;
-                let Some(found) = peers.remove(&peer) else { continue };
-                let way = Way { trial: &trial, peer, first: rank < peer, bytes };
-                let figures = found.and_then(|()| way.measure().map_err(|error| error.to_string()));
-                row.insert(peer, cell((rank, peer), trial.path(peer), figures));
+                let Some(found) = peers.get(&peer).filter(|_| ways.has_turn(rank < peer, half)) else {
+                    continue;
+                };
+                let measure = || ways.measure(peer, rank < peer).map_err(|error| error.to_string());
+                let figures = found.clone().and_then(|()| measure());
+                row.insert(peer, cell((rank, peer), ways.path(peer), figures));
             }
             group.barrier_blocking("doctor: pair").map_err(lost)?;
         }
@@ -114,7 +119,7 @@ impl Matrix {
     /// With the slow cells marked.
     fn new(hosts: Vec<String>, cells: Vec<Cell>) -> Self {
         let mut matrix = Self { hosts, cells };
-        let middles: BTreeMap<String, (f64, f64)> = matrix
+        let middles: BTreeMap<String, Figures> = matrix
             .paths()
             .into_iter()
             .filter(|(_, of)| of.len() > 2)
@@ -123,17 +128,17 @@ impl Matrix {
         for cell in &mut matrix.cells {
             let Some((us, gbs)) = middles.get(&cell.path) else { continue };
             cell.slow = cell.one_way_us.is_some_and(|own| own > 2.0 * us)
-                || cell.gb_per_s.is_some_and(|own| own < gbs / 2.0);
+                || cell.gb_per_s.zip(*gbs).is_some_and(|(own, middle)| own < middle / 2.0);
         }
         matrix
     }
 
     /// Time and bandwidth of the cells that were measured, by path.
-    fn paths(&self) -> BTreeMap<String, Vec<(f64, f64)>> {
-        let mut paths: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    fn paths(&self) -> BTreeMap<String, Vec<Figures>> {
+        let mut paths: BTreeMap<String, Vec<Figures>> = BTreeMap::new();
         for cell in &self.cells {
-            if let (Some(us), Some(gbs)) = (cell.one_way_us, cell.gb_per_s) {
-                paths.entry(cell.path.clone()).or_default().push((us, gbs));
+            if let Some(us) = cell.one_way_us {
+                paths.entry(cell.path.clone()).or_default().push((us, cell.gb_per_s));
             }
         }
         paths
@@ -176,7 +181,65 @@ fn rounds(world: u32) -> Vec<Vec<(u32, u32)>> {
     (0..places - 1).map(round).collect()
 }
 
-/// Two ranks, of which the first begins.
+/// Microseconds one way, and bytes a nanosecond, where there is a figure for it.
+type Figures = (f64, Option<f64>);
+
+/// The other ranks, each with why it is not reached, if so.
+type Connected = Vec<(u32, Result<()>)>;
+
+/// From this rank to the others, by what a device has.
+enum Ways {
+    Host { trial: Trial, bytes: u64 },
+    Gpu(GpuTrial),
+}
+
+impl Ways {
+    fn open(group: &Group, device: Device) -> Result<(Self, Connected)> {
+        match device {
+            Device::Host => {
+                let bytes = (WINDOW_MAX / u64::from(group.world() * RANGES)).min(RANGE_MAX) & !7;
+                let (trial, connected) = Trial::by_chosen_paths(group, (bytes, RANGES), DEADLINE)?;
+                Ok((Self::Host { trial, bytes }, connected))
+            }
+            Device::Cuda(ordinal) => {
+                let (trial, connected) = GpuTrial::by_chosen_paths(group, ordinal, DEADLINE)?;
+                Ok((Self::Gpu(trial), connected))
+            }
+        }
+    }
+
+    fn path(&self, peer: u32) -> Path {
+        match self {
+            Self::Host { trial, .. } => trial.path(peer),
+            Self::Gpu(trial) => trial.path(peer),
+        }
+    }
+
+    /// How often a pair meets: on the host both ranks measure together, on GPUs one after the other.
+    fn halves(&self) -> u32 {
+        match self {
+            Self::Host { .. } => 1,
+            Self::Gpu(_) => 2,
+        }
+    }
+
+    /// Whether this rank measures in this half of a round, being the first of its pair or the second.
+    fn has_turn(&self, first: bool, half: u32) -> bool {
+        self.halves() == 1 || first == (half == 0)
+    }
+
+    fn measure(&self, peer: u32, first: bool) -> Result<Figures> {
+        match self {
+            Self::Host { trial, bytes } => Way { trial, peer, first, bytes: *bytes }.measure(),
+            Self::Gpu(trial) => {
+                let (one_way, gbs) = trial.measure(peer, DEADLINE)?;
+                Ok((one_way.as_secs_f64() * 1e6, gbs))
+            }
+        }
+    }
+}
+
+/// Two ranks on the host, of which the first begins.
 struct Way<'t> {
     trial: &'t Trial,
     peer: u32,
@@ -185,8 +248,7 @@ struct Way<'t> {
 }
 
 impl Way<'_> {
-    /// Microseconds one way, and bytes a nanosecond from this rank to the peer.
-    fn measure(&self) -> Result<(f64, f64)> {
+    fn measure(&self) -> Result<Figures> {
         let mut number = 0;
         let mut turns: Vec<Duration> = Vec::with_capacity(PINGS);
         for _ in 0..PINGS {
@@ -212,7 +274,7 @@ impl Way<'_> {
         }
         let carried = fastest.saturating_sub(one_way).max(Duration::from_nanos(1));
         let bytes = self.bytes * u64::from(RANGES);
-        Ok((one_way.as_secs_f64() * 1e6, bytes as f64 / carried.as_nanos() as f64))
+        Ok((one_way.as_secs_f64() * 1e6, Some(bytes as f64 / carried.as_nanos() as f64)))
     }
 
     /// So many ranges of so many bytes there, and 8 bytes back.
@@ -238,8 +300,8 @@ impl Way<'_> {
     }
 }
 
-fn cell((from, to): (u32, u32), path: Path, figures: Result<(f64, f64), String>) -> Cell {
-    let (one_way_us, gb_per_s) = figures.as_ref().ok().copied().unzip();
+fn cell((from, to): (u32, u32), path: Path, figures: Result<Figures, String>) -> Cell {
+    let (one_way_us, gb_per_s) = figures.as_ref().map_or((None, None), |(us, gbs)| (Some(*us), *gbs));
     let reason = figures.err().unwrap_or_default();
     Cell { from, to, path: path.to_string(), one_way_us, gb_per_s, slow: false, reason }
 }
@@ -261,13 +323,13 @@ fn decode(from: u32, line: &str) -> Option<Cell> {
 }
 
 /// The median of each.
-fn middle(figures: &[(f64, f64)]) -> (f64, f64) {
+fn middle(figures: &[Figures]) -> Figures {
     let median = |mut values: Vec<f64>| {
         values.sort_by(f64::total_cmp);
-        values.get(values.len() / 2).copied().unwrap_or(0.0)
+        values.get(values.len() / 2).copied()
     };
-    let (us, gbs): (Vec<f64>, Vec<f64>) = figures.iter().copied().unzip();
-    (median(us), median(gbs))
+    let us = median(figures.iter().map(|(us, _)| *us).collect());
+    (us.unwrap_or(0.0), median(figures.iter().filter_map(|(_, gbs)| *gbs).collect()))
 }
 
 /// In a cell of the table.
@@ -275,6 +337,7 @@ fn words(cell: &Cell) -> String {
     let mark = if cell.slow { " SLOW" } else { "" };
     match (cell.one_way_us, cell.gb_per_s) {
         (Some(us), Some(gbs)) => format!("{}, {us:.1} us, {gbs:.1} GB/s{mark}", cell.path),
+        (Some(us), None) => format!("{}, {us:.1} us{mark}", cell.path),
         _ => "NONE".to_owned(),
     }
 }
@@ -325,7 +388,8 @@ impl Matrix {
     fn summary(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (path, figures) in self.paths() {
             let (us, gbs) = middle(&figures);
-            writeln!(f, "  {path}: {} ways, median {us:.1} us, {gbs:.1} GB/s", figures.len())?;
+            let gbs = gbs.map_or(String::new(), |gbs| format!(", {gbs:.1} GB/s"));
+            writeln!(f, "  {path}: {} ways, median {us:.1} us{gbs}", figures.len())?;
         }
         for cell in self.cells.iter().filter(|cell| cell.slow) {
             writeln!(f, "  rank {} to rank {}: {}", cell.from, cell.to, words(cell))?;
@@ -339,7 +403,7 @@ mod tests {
     use super::*;
 
     fn measured(from: u32, to: u32, us: f64, gbs: f64) -> Cell {
-        cell((from, to), Path::SharedMemory, Ok((us, gbs)))
+        cell((from, to), Path::SharedMemory, Ok((us, Some(gbs))))
     }
 
     /// Of three ranks, with this one from the second to the third.
@@ -425,9 +489,9 @@ mod tests {
         let groups = Group::threads(3).unwrap();
         let matrix = std::thread::scope(|scope| {
             for group in &groups[1..] {
-                scope.spawn(|| assert_eq!(Matrix::measure_blocking(group).unwrap(), None));
+                scope.spawn(|| assert_eq!(Matrix::measure_blocking(group, Device::Host).unwrap(), None));
             }
-            Matrix::measure_blocking(&groups[0]).unwrap().unwrap()
+            Matrix::measure_blocking(&groups[0], Device::Host).unwrap().unwrap()
         });
         assert!(matrix.is_complete() && matrix.cells.len() == 6, "{matrix}");
         for cell in &matrix.cells {

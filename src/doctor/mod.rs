@@ -56,6 +56,14 @@ pub fn examine() -> Report {
     report(&tree, &found)
 }
 
+/// How many GPUs this process sees.
+///
+/// # Errors
+/// Why there is none.
+pub fn gpus() -> Result<u32, String> {
+    gpu::count()
+}
+
 /// What the files below `root` tell, with nothing probed beside them: for tests.
 #[doc(hidden)]
 pub fn of_files(root: &std::path::Path) -> Report {

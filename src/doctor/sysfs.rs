@@ -42,7 +42,7 @@ impl Tree {
         self.place(path).symlink_metadata().is_ok()
     }
 
-    /// The file's text, without white space around it; what is no UTF-8 is replaced. Never waits for a pipe's writer.
+    /// The file's text, without white space around it, which is not empty; what is no UTF-8 is replaced. Never waits for a pipe's writer.
     ///
     /// # Errors
     /// Why not, in words, with the path.
@@ -52,7 +52,10 @@ impl Tree {
         let read = OpenOptions::new().read(true).custom_flags(flags).open(self.place(path));
         let read = read.and_then(|file| file.take(FILE_MAX).read_to_end(&mut bytes));
         read.map_err(|error| format!("{path}: {}", words(&error)))?;
-        Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+        match String::from_utf8_lossy(&bytes).trim() {
+            "" => Err(format!("{path}: empty")),
+            text => Ok(text.to_owned()),
+        }
     }
 
     /// The names in a folder, sorted; numbers in them by their value. None of one that is not there.

@@ -90,3 +90,14 @@ unsafe extern "C" {
     pub fn epw_gpu_look(ordinal: u32, count: u32, out: *mut epw_gpu_facts) -> epw_status;
     pub fn epw_gpu_try(ordinal: u32, path: u32) -> epw_status;
 }
+
+unsafe extern "C" {
+    /// Of `c/ep/buffer.h`: the doctor's.
+    pub fn epw_buffer_time_copies(
+        buffer: *mut epw_buffer,
+        peer: u32,
+        timeout_ns: u64,
+        bytes: *mut u64,
+        ns: *mut u64,
+    ) -> epw_status;
+}
