@@ -149,6 +149,22 @@ impl std::fmt::Display for Wire {
     }
 }
 
+impl Path {
+    /// `EPW_PATH_*`, and `EPW_WIRE_*` of one by queues.
+    pub(crate) fn from_c(path: u32, wire: u32) -> Self {
+        match path {
+            sys::EPW_PATH_SELF => Self::SelfRank,
+            sys::EPW_PATH_THREAD => Self::Thread,
+            sys::EPW_PATH_SHM => Self::SharedMemory,
+            sys::EPW_PATH_VMM => Self::Vmm,
+            sys::EPW_PATH_IPC => Self::Ipc,
+            sys::EPW_PATH_QUEUE if wire == sys::EPW_WIRE_TCP => Self::Queue(Wire::Tcp),
+            sys::EPW_PATH_QUEUE => Self::Queue(Wire::Local),
+            _ => Self::None,
+        }
+    }
+}
+
 /// As `epw_path_name` in C, with the wire.
 impl std::fmt::Display for Path {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -296,6 +312,19 @@ impl Paths {
         }
         Ok(paths)
     }
+
+    pub(crate) fn to_c(self) -> u32 {
+        let Paths { thread, shared_memory, vmm, ipc, queue } = self;
+        let switches = [
+            (thread, sys::EPW_PATH_THREAD),
+            (shared_memory, sys::EPW_PATH_SHM),
+            (vmm, sys::EPW_PATH_VMM),
+            (ipc, sys::EPW_PATH_IPC),
+            (queue, sys::EPW_PATH_QUEUE),
+        ];
+        let permitted = switches.into_iter().filter(|(on, _)| *on);
+        permitted.fold(sys::EPW_PATH_SELF, |paths, (_, path)| paths | path)
+    }
 }
 
 impl Default for Paths {
@@ -328,16 +357,6 @@ impl EpConfig {
     }
 
     pub(crate) fn to_c(&self, rank: u32, ranks: u32) -> sys::epw_config {
-        let Paths { thread, shared_memory, vmm, ipc, queue } = self.paths;
-        let switches = [
-            (thread, sys::EPW_PATH_THREAD),
-            (shared_memory, sys::EPW_PATH_SHM),
-            (vmm, sys::EPW_PATH_VMM),
-            (ipc, sys::EPW_PATH_IPC),
-            (queue, sys::EPW_PATH_QUEUE),
-        ];
-        let permitted = switches.into_iter().filter(|(on, _)| *on);
-        let paths = permitted.fold(sys::EPW_PATH_SELF, |paths, (_, path)| paths | path);
         sys::epw_config {
             size: size_of::<sys::epw_config>() as u32,
             version: sys::EPW_CONFIG_VERSION,
@@ -355,7 +374,7 @@ impl EpConfig {
             ordered: self.ordered.into(),
             zero_copy: self.zero_copy.into(),
             threads: self.threads,
-            paths,
+            paths: self.paths.to_c(),
             device: self.device.to_c(),
             sms: self.sms,
             reserved: 0,

@@ -2,6 +2,8 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
@@ -275,6 +277,16 @@ impl Buffer {
         unsafe { sys::epw_buffer_wire(self.0.as_ptr(), peer) }
     }
 
+    /// Bytes that this rank's GPU has copied into the peer's window, and the time that took. The peer is not active.
+    pub(crate) fn time_copies(&self, peer: u32, timeout: Duration) -> Result<(u64, Duration)> {
+        let (mut bytes, mut ns) = (0, 0);
+        // SAFETY: the buffer is alive; the others are valid places to write to.
+        check(unsafe {
+            sys::epw_buffer_time_copies(self.0.as_ptr(), peer, nanos(timeout), &mut bytes, &mut ns)
+        })?;
+        Ok((bytes, Duration::from_nanos(ns)))
+    }
+
     pub(crate) fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()> {
         // SAFETY: the buffer is alive, the mask is read during the call only.
         check(unsafe { sys::epw_buffer_set_active(self.0.as_ptr(), &c_mask(active), epoch, step) })?;
@@ -525,7 +537,7 @@ pub(crate) unsafe fn dequantize(
 #[derive(Debug)]
 pub(crate) struct Trial(
     NonNull<sys::epw_trial>,
-    #[expect(dead_code, reason = "is dropped behind the trial")] Arc<Fabric>,
+    #[expect(dead_code, reason = "is dropped behind the trial")] Option<Arc<Fabric>>,
 );
 
 // SAFETY: one thread at a time uses a trial, which is not `Sync`; none of its state is of a thread.
@@ -539,13 +551,13 @@ impl Drop for Trial {
 }
 
 impl Trial {
-    /// `most`: bytes of a range, and how many a put has.
+    /// `most`: bytes of a range, and how many a put has. `paths`: as in C, with a fabric if they permit queues.
     pub(crate) fn open(
-        rank: u32,
-        ranks: u32,
+        (rank, ranks): (u32, u32),
         most: (u64, u32),
         deadline: Duration,
-        fabric: Arc<Fabric>,
+        paths: u32,
+        fabric: Option<Arc<Fabric>>,
     ) -> Result<Self> {
         let (bytes, count) = most;
         let options = sys::epw_trial_options {
@@ -554,7 +566,8 @@ impl Trial {
             bytes,
             count,
             deadline_ns: nanos(deadline),
-            fabric: fabric.0.as_ptr(),
+            paths,
+            fabric: fabric.as_ref().map_or(ptr::null_mut(), |fabric| fabric.0.as_ptr()),
         };
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and the fabric is held until the trial is closed.
@@ -579,6 +592,16 @@ impl Trial {
         Ok(())
     }
 
+    pub(crate) fn path(&self, peer: u32) -> u32 {
+        // SAFETY: the trial is alive.
+        unsafe { sys::epw_trial_path(self.0.as_ptr(), peer) }
+    }
+
+    pub(crate) fn wire(&self, peer: u32) -> u32 {
+        // SAFETY: the trial is alive.
+        unsafe { sys::epw_trial_wire(self.0.as_ptr(), peer) }
+    }
+
     pub(crate) fn put(&self, peer: u32, bytes: u64, count: u32, number: u64) -> Result<()> {
         // SAFETY: the trial is alive, and checks its arguments.
         check(unsafe { sys::epw_trial_put(self.0.as_ptr(), peer, bytes, count, number) })?;
@@ -590,4 +613,82 @@ impl Trial {
         check(unsafe { sys::epw_trial_await(self.0.as_ptr(), peer, bytes, count, number) })?;
         Ok(())
     }
+}
+
+/// How much more host memory this process may take, and who says so.
+#[derive(Debug)]
+pub(crate) struct MemoryLimit {
+    pub(crate) left: u64,
+    /// Name, limit, and the file that has it; none where the machine itself has no more.
+    pub(crate) cgroup: Option<(String, u64, String)>,
+}
+
+/// As the files below `root` tell; none if they tell nothing.
+pub(crate) fn memory_limit(root: &Path) -> Option<MemoryLimit> {
+    let root = match root.as_os_str().as_bytes() {
+        b"/" => CString::default(),
+        root => CString::new(root).ok()?,
+    };
+    let mut found = sys::epw_memory_limit { left: 0, limit: 0, cgroup: [0; 256], file: ptr::null() };
+    // SAFETY: the path ends with a NUL, and found is a valid place to write to.
+    if !unsafe { sys::epw_memory_limit_find(root.as_ptr(), &mut found) } {
+        return None;
+    }
+    let sys::epw_memory_limit { left, limit, cgroup, file } = found;
+    let text = |at| {
+        // SAFETY: C has written a text that ends with a NUL, or one of its own constants.
+        unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned()
+    };
+    let cgroup = (!file.is_null()).then(|| (text(cgroup.as_ptr()), limit, text(file)));
+    Some(MemoryLimit { left, cgroup })
+}
+
+/// What there is to know of a GPU of this process.
+#[derive(Debug)]
+pub(crate) struct GpuFacts {
+    pub(crate) name: String,
+    pub(crate) bus: String,
+    pub(crate) capability: (u32, u32),
+    pub(crate) memory: u64,
+    pub(crate) dma_buf: bool,
+    /// `1 << ordinal` of those whose memory it may reach, and of these with atomics on the way.
+    pub(crate) access: u64,
+    pub(crate) atomics: u64,
+}
+
+/// By ordinal.
+pub(crate) fn gpus() -> Result<Vec<GpuFacts>> {
+    let mut count = 0;
+    // SAFETY: count is a valid place to write to.
+    check(unsafe { sys::epw_gpus_count(&mut count) })?;
+    (0..count).map(|ordinal| gpu(ordinal, count)).collect()
+}
+
+fn gpu(ordinal: u32, count: u32) -> Result<GpuFacts> {
+    let mut facts = MaybeUninit::<sys::epw_gpu_facts>::zeroed();
+    // SAFETY: facts is a valid place to write to.
+    check(unsafe { sys::epw_gpu_look(ordinal, count, facts.as_mut_ptr()) })?;
+    // SAFETY: every field may be zero, and C has filled them.
+    let facts = unsafe { facts.assume_init() };
+    let text = |text: &[std::ffi::c_char]| {
+        // SAFETY: C has written a text that ends with a NUL inside its field.
+        unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
+    };
+    let sys::epw_gpu_facts { name, bus, major, minor, memory_bytes, dma_buf, access, atomics } = facts;
+    Ok(GpuFacts {
+        name: text(&name),
+        bus: text(&bus).to_lowercase(),
+        capability: (major, minor),
+        memory: memory_bytes,
+        dma_buf: dma_buf == 1,
+        access,
+        atomics,
+    })
+}
+
+/// Has the GPU make memory that other processes could map by `path`, `EPW_PATH_VMM` or `EPW_PATH_IPC`.
+pub(crate) fn try_gpu(ordinal: u32, path: u32) -> Result<()> {
+    // SAFETY: any numbers will do.
+    check(unsafe { sys::epw_gpu_try(ordinal, path) })?;
+    Ok(())
 }

@@ -50,6 +50,7 @@
 //!
 //! # Map
 //! [`launch`] (where am I) -> [`rendezvous`] and [`store`] (meet) -> [`Group`] -> [`EpBuffer`] -> [`Dispatched`] -> [`Outcome`].
+//! Beside them [`doctor`]: what the machine has of what each path needs, and how fast ranks reach each other.
 //!
 //! # When a rank fails
 //! Every wait is bounded. An operation whose peer dies or falls silent ends with what has arrived, and its [`Outcome`] names
@@ -128,11 +129,13 @@ mod aside;
 mod buffer;
 mod config;
 pub mod cuda;
+pub mod doctor;
 pub mod env;
 mod error;
 mod ffi;
 pub mod group;
 pub mod guide;
+mod json;
 pub mod launch;
 mod mask;
 mod numerics;

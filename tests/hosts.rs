@@ -30,7 +30,11 @@ impl Drop for Rank {
 
 /// Runs it with these options on every host, and gives what rank 0 prints.
 fn run(name: &str, options: &str) -> String {
-    let (program, hosts) = (example::build(name), Hosts::new(RANKS));
+    run_on(&Hosts::new(RANKS), name, options)
+}
+
+fn run_on(hosts: &Hosts, name: &str, options: &str) -> String {
+    let program = example::build(name);
     let start = |rank: u32| {
         let mut command = Command::new(&program);
         command.args(options.split_whitespace()).current_dir(env!("CARGO_MANIFEST_DIR"));
@@ -75,6 +79,33 @@ fn the_bench_measures_across_hosts() -> Result<(), Failed> {
     Ok(())
 }
 
+fn the_doctor_draws_the_matrix_of_hosts() -> Result<(), Failed> {
+    let report: serde_json::Value = serde_json::from_str(&run("doctor", "--json"))?;
+    let cells = report["matrix"]["cells"].as_array().ok_or("no cells")?;
+    assert_eq!(cells.len() as u32, RANKS * (RANKS - 1), "{report}");
+    for cell in cells {
+        assert_eq!([&cell["path"], &cell["reason"]], ["queue over TCP", ""], "{cell}");
+        assert!(cell["one_way_us"].as_f64() > Some(0.0) && cell["gb_per_s"].as_f64() > Some(0.0), "{cell}");
+    }
+    Ok(())
+}
+
+/// What the last host sends is held back; what it receives is not.
+fn the_doctor_marks_a_slow_way() -> Result<(), Failed> {
+    let (hosts, slow) = (Hosts::new(RANKS), RANKS - 1);
+    let mut limit = Command::new("tc");
+    limit.args("qdisc add dev eth0 root tbf rate 400mbit burst 64kb latency 100ms".split_whitespace());
+    hosts.place(slow, &mut limit);
+    assert!(limit.status()?.success(), "{limit:?}");
+    let report: serde_json::Value = serde_json::from_str(&run_on(&hosts, "doctor", "--json"))?;
+    let cells = report["matrix"]["cells"].as_array().ok_or("no cells")?;
+    let marked = cells.iter().filter(|cell| cell["from"] == slow && cell["slow"] == true);
+    assert_eq!(marked.count() as u32, RANKS - 1, "{report}");
+    // Others may be slow too where the machine has other work, but not all.
+    assert!(cells.iter().any(|cell| cell["slow"] == false), "{report}");
+    Ok(())
+}
+
 fn main() {
     let lacking = network::lacking();
     let trial = |name: &'static str, test: fn() -> Result<(), Failed>| match &lacking {
@@ -84,6 +115,8 @@ fn main() {
     let trials = vec![
         trial("moe_layer_reaches_other_hosts_by_tcp", moe_layer_reaches_other_hosts_by_tcp),
         trial("the_bench_measures_across_hosts", the_bench_measures_across_hosts),
+        trial("the_doctor_draws_the_matrix_of_hosts", the_doctor_draws_the_matrix_of_hosts),
+        trial("the_doctor_marks_a_slow_way", the_doctor_marks_a_slow_way),
     ];
     let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
     libtest_mimic::run(&arguments, trials).exit();

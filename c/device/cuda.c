@@ -57,17 +57,22 @@ static epw_status no_gpu(cudaError_t error, epw_where where) {
 
 /* ---- opening ------------------------------------------------------------------------------------ */
 
+epw_status epw_cuda_count(epw_where where, int *count) {
+    cudaError_t error = cudaGetDeviceCount(count);
+    return error == cudaSuccess ? EPW_OK : no_gpu(error, where);
+}
+
 static epw_status check_gpu(int32_t ordinal, epw_where where) {
     int count = 0, major = 0, minor = 0, shared = 0;
-    cudaError_t error = cudaGetDeviceCount(&count);
-    if (error != cudaSuccess) return no_gpu(error, where);
+    epw_status status = epw_cuda_count(where, &count);
+    if (status != EPW_OK) return status;
     if (ordinal >= count || ordinal >= MAX_GPUS)
         return epw_fail(EPW_ERR_NO_PATH, where,
                         "device is %d, but this process sees GPUs 0 to %d; CUDA_VISIBLE_DEVICES (%s) decides "
                         "which",
                         ordinal, (count < MAX_GPUS ? count : MAX_GPUS) - 1,
                         getenv("CUDA_VISIBLE_DEVICES") ? getenv("CUDA_VISIBLE_DEVICES") : "not set");
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
+    cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);
     if (error == cudaSuccess)

@@ -25,6 +25,9 @@ epw_status epw_cuda_open(int32_t ordinal, epw_where where);
 
 #ifdef EPW_CUDA
 
+/* How many GPUs this process sees, 1 or more. EPW_ERR_NO_PATH: none, and why. */
+epw_status epw_cuda_count(epw_where where, int *count);
+
 /* Makes the GPU's primary context the current one of this thread until epw_cuda_leave, which must follow on
  * the same thread, also in error paths. Scopes nest. Cheap enough for every call: no allocation, no
  * synchronisation; legal while a stream of this thread is captured. */

@@ -3,6 +3,7 @@
 
 #include "ep/terms.h"
 #include "numerics/numerics.h"
+#include "peer/copies.h"
 #include "peer/remote.h"
 
 #include <stdlib.h>
@@ -205,6 +206,11 @@ uint32_t epw_buffer_path(const epw_buffer *b, uint32_t peer) {
 
 uint32_t epw_buffer_wire(const epw_buffer *b, uint32_t peer) {
     return b != NULL ? epw_peers_wire(&((epw_buffer *)b)->peers, peer) : 0;
+}
+
+epw_status epw_buffer_time_copies(epw_buffer *b, uint32_t peer, uint64_t timeout_ns, uint64_t *bytes,
+                                  uint64_t *ns) {
+    return epw_peers_time_copies(&b->peers, peer, timeout_ns, bytes, ns);
 }
 
 epw_status epw_buffer_set_active(epw_buffer *b, const epw_mask *active, uint32_t epoch, uint64_t step) {

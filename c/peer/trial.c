@@ -16,6 +16,7 @@ struct epw_trial {
     epw_trial_options options;
     epw_peers peers;
     epw_watch watch;
+    unsigned char *source; /* [bytes], what is copied into windows that are mapped */
 };
 
 /* ---- as a user of the floor: without operations, and so without anything to keep apart ---- */
@@ -91,18 +92,26 @@ static const epw_peers_user user_of_floor = {
 
 epw_status epw_trial_open(const epw_trial_options *o, epw_trial **out) {
     epw_where where = {"trial", (int)o->rank, -1};
-    if (o->fabric == NULL || o->bytes == 0 || o->bytes % 8 != 0 || o->count == 0)
-        return epw_fail(EPW_ERR_INVALID, where,
-                        "a trial wants a fabric, and ranges of a multiple of 8 bytes");
+    bool queues = o->paths & EPW_PATH_QUEUE;
+    if (queues != (o->fabric != NULL) || o->bytes == 0 || o->bytes % 8 != 0 || o->count == 0)
+        return epw_fail(
+            EPW_ERR_INVALID, where,
+            "a trial wants a fabric where paths permit queues, and ranges of a multiple of 8 bytes");
     epw_trial *trial = calloc(1, sizeof *trial);
-    if (trial == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a trial");
+    unsigned char *source = calloc(1, o->bytes);
+    if (trial == NULL || source == NULL) {
+        free(trial);
+        free(source);
+        return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a trial");
+    }
     trial->options = *o;
+    trial->source = source;
     epw_term terms[] = {{"trial bytes", o->bytes}, {"trial count", o->count}};
     epw_peers_options options = {.window = {.rank = o->rank,
                                             .ranks = o->ranks,
                                             .device = EPW_DEVICE_HOST,
-                                            .paths = EPW_PATH_QUEUE,
-                                            .queues = true,
+                                            .paths = o->paths,
+                                            .queues = queues,
                                             .bytes = part_offset(o, o->ranks),
                                             .terms = terms,
                                             .term_count = sizeof terms / sizeof terms[0]},
@@ -125,6 +134,7 @@ epw_status epw_trial_open(const epw_trial_options *o, epw_trial **out) {
 void epw_trial_close(epw_trial *trial) {
     if (trial == NULL) return;
     epw_peers_destroy(&trial->peers);
+    free(trial->source);
     free(trial);
 }
 
@@ -136,12 +146,24 @@ epw_status epw_trial_connect(epw_trial *trial, uint32_t peer, const void *blob, 
     return epw_peers_connect(&trial->peers, peer, blob, length, trial->options.deadline_ns);
 }
 
+uint32_t epw_trial_path(epw_trial *trial, uint32_t peer) {
+    return epw_peers_path(&trial->peers, peer);
+}
+
+uint32_t epw_trial_wire(epw_trial *trial, uint32_t peer) {
+    return epw_peers_wire(&trial->peers, peer);
+}
+
 /* ---- puts ---- */
+
+static bool by_queue(const epw_trial *trial, uint32_t peer) {
+    return trial->peers.routes[peer].path == EPW_PATH_QUEUE;
+}
 
 static epw_status check(const epw_trial *trial, epw_where where, uint64_t bytes, uint32_t count) {
     const epw_trial_options *o = &trial->options;
     uint32_t peer = (uint32_t)where.peer;
-    if (peer >= o->ranks || trial->peers.routes[peer].path != EPW_PATH_QUEUE)
+    if (peer >= o->ranks || trial->peers.routes[peer].path == EPW_PATH_NONE || peer == o->rank)
         return epw_fail(EPW_ERR_STATE, where, "not connected: connect it first");
     if (bytes > o->bytes || count > o->count || bytes < 8)
         return epw_fail(EPW_ERR_LIMIT, where, "%u ranges of %llu bytes, of at most %u of %llu", count,
@@ -167,12 +189,14 @@ static epw_status await_flushed(epw_trial *trial, epw_where where) {
 epw_status epw_trial_put(epw_trial *trial, uint32_t peer, uint64_t bytes, uint32_t count, uint64_t number) {
     epw_where where = epw_peers_where(&trial->peers, "put", peer);
     epw_status status = check(trial, where, bytes, count);
-    if (status == EPW_OK) status = await_flushed(trial, where);
+    if (status == EPW_OK && by_queue(trial, peer)) status = await_flushed(trial, where);
     if (status != EPW_OK) return status;
     uint64_t offset = footprint(trial, trial->options.rank, 0, EPW_AREA_ROWS).offset;
     epw_range range = {.offset = offset, .bytes = bytes, .stride = stride_of(bytes), .count = count};
+    memcpy(trial->source, &number, sizeof number);
+    uint64_t written = by_queue(trial, peer) ? sizeof number : bytes; /* the NIC sends the others */
     for (uint32_t i = 0; i < count; i++)
-        memcpy(epw_rows_at(&trial->peers, 0, peer, offset + i * range.stride), &number, sizeof number);
+        memcpy(epw_rows_at(&trial->peers, 0, peer, offset + i * range.stride), trial->source, written);
     epw_signal(&trial->peers, 0, peer, WORD, number, &range, 1);
     return EPW_OK;
 }

@@ -9,10 +9,9 @@ use std::time::Instant;
 
 use super::ep_buffer::{EpBuffer, Inner, Setting};
 use crate::aside::aside;
-use crate::config::{EpConfig, Path, Wire};
+use crate::config::{EpConfig, Path};
 use crate::error::{Error, Failure, Result};
 use crate::group::{Follower, Group};
-use crate::sys;
 
 impl EpBuffer {
     /// Creates the buffer of every member of `group` and connects them: all members call this with equal configurations
@@ -138,16 +137,7 @@ impl EpBuffer {
 
     /// The path by which `peer` is reached.
     pub fn path(&self, peer: u32) -> Path {
-        match self.inner.ffi.path(peer) {
-            sys::EPW_PATH_SELF => Path::SelfRank,
-            sys::EPW_PATH_THREAD => Path::Thread,
-            sys::EPW_PATH_SHM => Path::SharedMemory,
-            sys::EPW_PATH_VMM => Path::Vmm,
-            sys::EPW_PATH_IPC => Path::Ipc,
-            sys::EPW_PATH_QUEUE if self.inner.ffi.wire(peer) == sys::EPW_WIRE_TCP => Path::Queue(Wire::Tcp),
-            sys::EPW_PATH_QUEUE => Path::Queue(Wire::Local),
-            _ => Path::None,
-        }
+        Path::from_c(self.inner.ffi.path(peer), self.inner.ffi.wire(peer))
     }
 }
 

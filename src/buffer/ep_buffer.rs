@@ -39,12 +39,7 @@ impl EpBuffer {
     }
 
     pub(super) fn made(rank: u32, ranks: u32, mut config: EpConfig, setting: Setting) -> Result<Self> {
-        config.paths.queue |= setting.several_hosts && config.paths == Paths::default();
-        if let Some(names) = env::value(env::PATHS) {
-            let wrong =
-                |text| Error::Invalid(Failure::new("create", rank, format!("{}: {text}", env::PATHS)));
-            config.paths = Paths::parse(&names).map_err(wrong)?;
-        }
+        config.paths = setting.paths(rank, config.paths)?;
         let plan = Plan::new(&config, ranks)?;
         let fabric = config.paths.queue.then(|| fabric::of(rank, setting.key)).transpose()?;
         let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks), fabric)?);
@@ -88,6 +83,14 @@ impl Setting {
 
     pub(super) fn key(&self) -> WireKey {
         self.key
+    }
+
+    /// Those by which peers may be reached, where the program permits these.
+    pub(super) fn paths(&self, rank: u32, mut permitted: Paths) -> Result<Paths> {
+        permitted.queue |= self.several_hosts && permitted == Paths::default();
+        let Some(names) = env::value(env::PATHS) else { return Ok(permitted) };
+        let wrong = |text| Error::Invalid(Failure::new("create", rank, format!("{}: {text}", env::PATHS)));
+        Paths::parse(&names).map_err(wrong)
     }
 }
 

@@ -1,36 +1,93 @@
-//! How fast the way between two ranks is, below all operations: for `examples/bench`, which puts it beside plain sockets.
+//! How fast the way between two ranks is, below all operations: for `examples/bench`, which puts it beside plain sockets, and
+//! for the [doctor](crate::doctor).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::ep_buffer::Setting;
 use super::fabric;
+use crate::config::{Path, Paths};
 use crate::error::{Error, Failure, Result};
 use crate::ffi;
 use crate::group::Group;
 
-/// Ranges and words between ranks, by queues alone. No part of the interface.
+/// Ranges and words between ranks whose windows are host memory. No part of the interface.
 #[derive(Debug)]
 pub struct Trial(ffi::Trial);
+
+/// The other ranks, each with why it is not reached, if so.
+pub(super) type Connected = Vec<(u32, Result<()>)>;
 
 impl Trial {
     const DEADLINE: Duration = Duration::from_secs(30);
 
-    /// For puts of up to `count` ranges of `bytes` bytes, a multiple of 8. All ranks of the group call it.
+    /// For puts of up to `count` ranges of `bytes` bytes, a multiple of 8, by queues alone. All ranks of the group call it.
     pub fn connect_blocking(group: &Group, bytes: u64, count: u32) -> Result<Self> {
+        let queues = Paths { queue: true, ..Paths::NONE };
+        let (trial, connected) = Self::open(group, queues, bytes, count, Self::DEADLINE)?;
+        connected.into_iter().try_for_each(|(_, connected)| connected)?;
+        Ok(trial)
+    }
+
+    /// By the paths that a buffer would take. All ranks of the group call it.
+    pub(crate) fn by_chosen_paths(
+        group: &Group,
+        (bytes, count): (u64, u32),
+        deadline: Duration,
+    ) -> Result<(Self, Connected)> {
+        let paths = Setting::of(group).paths(group.rank(), Paths::default())?;
+        Self::open(group, paths, bytes, count, deadline)
+    }
+
+    /// Two ranks of this process exchange words by these paths: half of the time that the fastest turn takes.
+    pub(crate) fn alone(paths: Paths) -> Result<Duration> {
+        const TURNS: u64 = 100;
+        const DEADLINE: Duration = Duration::from_secs(5);
+        let rank = |rank| {
+            let fabric =
+                paths.queue.then(|| fabric::of(rank, fabric::key_without_group(rank)?)).transpose()?;
+            ffi::Trial::open((rank, 2), (8, 1), DEADLINE, paths.to_c(), fabric)
+        };
+        let (first, second) = (rank(0)?, rank(1)?);
+        let (to_first, to_second) = (second.export(0)?, first.export(1)?);
+        first.connect(1, &to_first)?;
+        second.connect(0, &to_second)?;
+        let mut best = Duration::MAX;
+        for number in 1..=TURNS {
+            let began = Instant::now();
+            first.put(1, 8, 1, number)?;
+            second.wait(0, 8, 1, number)?;
+            second.put(0, 8, 1, number)?;
+            first.wait(1, 8, 1, number)?;
+            best = best.min(began.elapsed() / 2);
+        }
+        Ok(best)
+    }
+
+    fn open(
+        group: &Group,
+        paths: Paths,
+        bytes: u64,
+        count: u32,
+        deadline: Duration,
+    ) -> Result<(Self, Connected)> {
         let (rank, world) = (group.rank(), group.world());
         let invalid = |text| Error::Invalid(Failure::new("trial", rank, text));
-        let fabric = fabric::of(rank, Setting::of(group).key())?;
-        let trial = ffi::Trial::open(rank, world, (bytes, count), Self::DEADLINE, fabric)?;
+        let fabric = paths.queue.then(|| fabric::of(rank, Setting::of(group).key())).transpose()?;
+        let trial = ffi::Trial::open((rank, world), (bytes, count), deadline, paths.to_c(), fabric)?;
         let others: Vec<u32> = group.active().mask.iter().filter(|peer| *peer != rank).collect();
         let mut blobs = vec![Vec::new(); world as usize];
         for &peer in &others {
             blobs[peer as usize] = trial.export(peer)?;
         }
         let blobs = group.exchange_blocking("trial", blobs).map_err(|error| invalid(error.to_string()))?;
-        for &peer in &others {
-            trial.connect(peer, &blobs[peer as usize])?;
-        }
-        Ok(Self(trial))
+        let connect = |peer| (peer, trial.connect(peer, &blobs[peer as usize]));
+        let connected = others.into_iter().map(connect).collect();
+        Ok((Self(trial), connected))
+    }
+
+    /// The path by which the peer is reached.
+    pub(crate) fn path(&self, peer: u32) -> Path {
+        Path::from_c(self.0.path(peer), self.0.wire(peer))
     }
 
     /// Puts `count` ranges of `bytes` bytes that begin with the number, and the number as a word behind them. Numbers of
@@ -48,12 +105,25 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Wire;
 
     #[test]
     fn ranges_are_there_when_their_word_is() {
         let groups = Group::threads(2).unwrap();
+        for (paths, path) in [
+            (Paths { queue: true, ..Paths::NONE }, Path::Queue(Wire::Local)),
+            (Paths { thread: true, ..Paths::NONE }, Path::Thread),
+            (Paths { shared_memory: true, ..Paths::NONE }, Path::SharedMemory),
+        ] {
+            ranges_by(&groups, paths, path);
+        }
+    }
+
+    fn ranges_by(groups: &[Group], paths: Paths, path: Path) {
         let play = |group: &Group, first: bool| {
-            let trial = Trial::connect_blocking(group, 4096, 3).unwrap();
+            let (trial, connected) = Trial::open(group, paths, 4096, 3, Trial::DEADLINE).unwrap();
+            connected.into_iter().for_each(|(_, connected)| connected.unwrap());
+            assert_eq!(trial.path(1 - group.rank()), path);
             let peer = 1 - group.rank();
             for (number, (bytes, count)) in (1..).zip([(8, 1), (4096, 3), (4088, 2), (8, 3)]) {
                 if first {

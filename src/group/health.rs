@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::change::few_epochs_left;
 use super::member::Group;
 use super::membership::{Membership, Role};
+use crate::json::quoted;
 use crate::mask::Mask;
 use crate::rendezvous::RankState;
 use crate::rendezvous::wire::Standby;
@@ -198,19 +199,6 @@ impl Reason {
             _ => true,
         }
     }
-}
-
-/// As JSON has it.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => quoted.extend(['\\', c]),
-            c if c < ' ' => quoted += &format!("\\u{:04x}", u32::from(c)),
-            c => quoted.push(c),
-        }
-    }
-    quoted + "\""
 }
 
 impl fmt::Display for Status {

@@ -10,7 +10,7 @@
 
 include!("bindings.rs");
 
-/// Of `c/peer/trial.h`, which is no part of the interface: the bench's.
+/// Of `c/peer/trial.h`, which is no part of the interface: the bench's and the doctor's.
 #[repr(C)]
 #[derive(Debug)]
 pub struct epw_trial_options {
@@ -19,6 +19,7 @@ pub struct epw_trial_options {
     pub bytes: u64,
     pub count: u32,
     pub deadline_ns: u64,
+    pub paths: u32,
     pub fabric: *mut epw_fabric,
 }
 
@@ -43,6 +44,8 @@ unsafe extern "C" {
         blob: *const ::core::ffi::c_void,
         length: usize,
     ) -> epw_status;
+    pub fn epw_trial_path(trial: *mut epw_trial, peer: u32) -> u32;
+    pub fn epw_trial_wire(trial: *mut epw_trial, peer: u32) -> u32;
     pub fn epw_trial_put(trial: *mut epw_trial, peer: u32, bytes: u64, count: u32, number: u64)
     -> epw_status;
     pub fn epw_trial_await(
@@ -51,5 +54,50 @@ unsafe extern "C" {
         bytes: u64,
         count: u32,
         number: u64,
+    ) -> epw_status;
+}
+
+/// Of `c/device/memory_limit.h`: the doctor's.
+#[repr(C)]
+#[derive(Debug)]
+pub struct epw_memory_limit {
+    pub left: u64,
+    pub limit: u64,
+    pub cgroup: [::core::ffi::c_char; 256],
+    pub file: *const ::core::ffi::c_char,
+}
+
+unsafe extern "C" {
+    pub fn epw_memory_limit_find(root: *const ::core::ffi::c_char, out: *mut epw_memory_limit) -> bool;
+}
+
+/// Of `c/device/gpus.h`: the doctor's.
+#[repr(C)]
+#[derive(Debug)]
+pub struct epw_gpu_facts {
+    pub name: [::core::ffi::c_char; 96],
+    pub bus: [::core::ffi::c_char; 32],
+    pub major: u32,
+    pub minor: u32,
+    pub memory_bytes: u64,
+    pub dma_buf: u32,
+    pub access: u64,
+    pub atomics: u64,
+}
+
+unsafe extern "C" {
+    pub fn epw_gpus_count(count: *mut u32) -> epw_status;
+    pub fn epw_gpu_look(ordinal: u32, count: u32, out: *mut epw_gpu_facts) -> epw_status;
+    pub fn epw_gpu_try(ordinal: u32, path: u32) -> epw_status;
+}
+
+unsafe extern "C" {
+    /// Of `c/ep/buffer.h`: the doctor's.
+    pub fn epw_buffer_time_copies(
+        buffer: *mut epw_buffer,
+        peer: u32,
+        timeout_ns: u64,
+        bytes: *mut u64,
+        ns: *mut u64,
     ) -> epw_status;
 }

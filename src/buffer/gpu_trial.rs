@@ -1,0 +1,71 @@
+//! How fast the way between two ranks on GPUs is, for the [doctor](crate::doctor): by a buffer's window, before there is a
+//! membership.
+
+use std::time::{Duration, Instant};
+
+use super::ep_buffer::{EpBuffer, Setting};
+use super::trial::Connected;
+use crate::config::{Device, EpConfig, Path};
+use crate::error::{Error, Failure, Result};
+use crate::group::Group;
+
+/// A buffer that no operation uses.
+#[derive(Debug)]
+pub(crate) struct GpuTrial(EpBuffer);
+
+const HIDDEN: u32 = 7168;
+/// Of all ranks, so that windows stay small.
+const TOKENS: u32 = 2048;
+const PROBES: usize = 20;
+
+impl GpuTrial {
+    /// On the GPU of this ordinal, by the paths that a buffer would take. All ranks of the group call it.
+    pub(crate) fn by_chosen_paths(
+        group: &Group,
+        ordinal: u32,
+        deadline: Duration,
+    ) -> Result<(Self, Connected)> {
+        let (rank, world) = (group.rank(), group.world());
+        let tokens = (TOKENS / world).clamp(16, 512);
+        let config = EpConfig {
+            lanes: 1,
+            device: Device::Cuda(ordinal),
+            deadline,
+            ..EpConfig::new(tokens, HIDDEN, world, 1)
+        };
+        let buffer = EpBuffer::made(rank, world, config, Setting::of(group))?;
+        let others: Vec<u32> = group.active().mask.iter().filter(|peer| *peer != rank).collect();
+        let mut blobs = vec![Vec::new(); world as usize];
+        for &peer in &others {
+            blobs[peer as usize] = buffer.export(peer)?;
+        }
+        let lost = |error: crate::rendezvous::BootstrapError| {
+            Error::Invalid(Failure::new("trial", rank, error.to_string()))
+        };
+        let blobs = group.exchange_blocking("trial", blobs).map_err(lost)?;
+        let connect = |peer| (peer, buffer.connect_blocking(peer, &blobs[peer as usize]));
+        let connected = others.into_iter().map(connect).collect();
+        Ok((Self(buffer), connected))
+    }
+
+    pub(crate) fn path(&self, peer: u32) -> Path {
+        self.0.path(peer)
+    }
+
+    /// Half of the median time that a probe takes to the peer's library and back, and, of a window that is mapped, bytes a
+    /// nanosecond that this GPU copies into it.
+    pub(crate) fn measure(&self, peer: u32, timeout: Duration) -> Result<(Duration, Option<f64>)> {
+        let mut turns = Vec::with_capacity(PROBES);
+        for _ in 0..PROBES {
+            let began = Instant::now();
+            self.0.probe_blocking(peer, timeout)?;
+            turns.push(began.elapsed());
+        }
+        turns.sort_unstable();
+        if let Path::Queue(_) = self.path(peer) {
+            return Ok((turns[PROBES / 2] / 2, None));
+        }
+        let (bytes, took) = self.0.inner.ffi.time_copies(peer, timeout)?;
+        Ok((turns[PROBES / 2] / 2, Some(bytes as f64 / took.as_nanos().max(1) as f64)))
+    }
+}

@@ -1,0 +1,191 @@
+//! The GPUs of this process: driver, kernels, memory that other processes map, and who reaches whom.
+
+use super::report::{Check, Verdict};
+use super::sysfs::{Tree, bytes, value};
+use crate::error::Error;
+use crate::{ffi, sys};
+
+/// One of them. In lists: by ordinal.
+#[derive(Debug, Clone)]
+pub(super) struct Gpu {
+    /// As the driver says.
+    pub(super) name: String,
+    /// On the bus, as `0000:1a:00.0`.
+    pub(super) bus: String,
+    /// Compute capability.
+    pub(super) capability: (u32, u32),
+    /// Bytes.
+    pub(super) memory: u64,
+    /// Whether adapters can reach its memory by dma-buf.
+    pub(super) dma_buf: bool,
+    /// Whose memory it may reach, and of these the ones with atomics on the way: bits by ordinal.
+    pub(super) access: u64,
+    /// See `access`.
+    pub(super) atomics: u64,
+    /// Whether it has made memory that others map by a VMM handle, by an IPC handle; why not.
+    pub(super) vmm: Result<(), String>,
+    /// See `vmm`.
+    pub(super) ipc: Result<(), String>,
+}
+
+/// How many there are, 1 or more, or why there are none.
+pub(super) fn count() -> Result<u32, String> {
+    ffi::gpus().map(|gpus| gpus.len() as u32).map_err(text)
+}
+
+/// Those of this process, or why there are none.
+pub(super) fn found() -> Result<Vec<Gpu>, String> {
+    let facts = ffi::gpus().map_err(text)?;
+    let tried = |ordinal: usize, path| {
+        u32::try_from(ordinal).map_or(Ok(()), |ordinal| ffi::try_gpu(ordinal, path).map_err(text))
+    };
+    let gpu = |(ordinal, facts): (usize, ffi::GpuFacts)| {
+        let ffi::GpuFacts { name, bus, capability, memory, dma_buf, access, atomics } = facts;
+        let (vmm, ipc) = (tried(ordinal, sys::EPW_PATH_VMM), tried(ordinal, sys::EPW_PATH_IPC));
+        Gpu { name, bus, capability, memory, dma_buf, access, atomics, vmm, ipc }
+    };
+    Ok(facts.into_iter().enumerate().map(gpu).collect())
+}
+
+/// Without the name of the operation.
+fn text(error: Error) -> String {
+    let text = error.to_string();
+    text.strip_prefix("doctor: ").map_or(text.clone(), str::to_owned)
+}
+
+/// Where GPUs are on the bus, also those that the driver alone knows.
+pub(super) fn buses(tree: &Tree, gpus: &Result<Vec<Gpu>, String>) -> Vec<String> {
+    match gpus {
+        Ok(gpus) => gpus.iter().map(|gpu| gpu.bus.clone()).collect(),
+        Err(_) => tree.names("/proc/driver/nvidia/gpus"),
+    }
+}
+
+/// Of windows in GPU memory.
+pub(super) fn checks(tree: &Tree, gpus: &Result<Vec<Gpu>, String>) -> Vec<Check> {
+    let mut checks = vec![driver(tree)];
+    match gpus {
+        Err(reason) => checks.push(none(tree, reason)),
+        Ok(gpus) => {
+            checks.extend(gpus.iter().enumerate().flat_map(|(ordinal, gpu)| of_gpu(ordinal, gpu)));
+            checks.push(access(gpus));
+        }
+    }
+    checks
+}
+
+fn driver(tree: &Tree) -> Check {
+    const NAME: &str = "NVIDIA driver";
+    match tree.text("/proc/driver/nvidia/version") {
+        Ok(text) => {
+            let version = text.lines().next().and_then(|line| {
+                line.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'))
+            });
+            Check::ok(NAME, version.map_or(text.clone(), str::to_owned))
+        }
+        Err(reason) => Check::missing(NAME, format!("not loaded ({reason})"))
+            .remedy("ranks go by host memory; for GPUs install the driver, or start the container with its GPUs (--gpus all)"),
+    }
+}
+
+/// With what the driver shows in files, where a build without CUDA, or a container, sees no GPU.
+fn none(tree: &Tree, reason: &str) -> Check {
+    let shown = tree.names("/proc/driver/nvidia/gpus");
+    let models: Vec<String> = shown
+        .iter()
+        .map(|bus| {
+            let text = tree.text(&format!("/proc/driver/nvidia/gpus/{bus}/information")).unwrap_or_default();
+            format!("{} at {bus}", value(&text, "Model").unwrap_or("a GPU"))
+        })
+        .collect();
+    match models.is_empty() {
+        true => Check::missing("GPUs", reason),
+        false => Check::missing("GPUs", format!("{reason}; the driver has {}", models.join(", "))),
+    }
+}
+
+fn of_gpu(ordinal: usize, gpu: &Gpu) -> Vec<Check> {
+    let label = format!("GPU {ordinal}");
+    let (major, minor) = gpu.capability;
+    let facts =
+        format!("{}, {}, compute capability {major}.{minor}, at {}", gpu.name, bytes(gpu.memory), gpu.bus);
+    if major < 9 {
+        return vec![Check::missing(label, format!("{facts}: the kernels need 9.0 (Hopper) or newer"))];
+    }
+    let other_works = |other: &Result<(), String>| match other {
+        Ok(()) => Verdict::Warning,
+        Err(_) => Verdict::Missing,
+    };
+    let handles = |kind: &str, made: &Result<(), String>, other: &Result<(), String>, remedy: &str| {
+        let label = format!("{label} {kind} handles");
+        match made {
+            Ok(()) => Check::ok(label, "memory was made and given back"),
+            Err(reason) => Check::new(label, other_works(other), reason).remedy(remedy),
+        }
+    };
+    vec![
+        Check::ok(&label, facts),
+        handles(
+            "VMM",
+            &gpu.vmm,
+            &gpu.ipc,
+            "IPC handles serve where these do not; see the driver, and whether the GPU is virtual",
+        ),
+        handles(
+            "IPC",
+            &gpu.ipc,
+            &gpu.vmm,
+            "VMM handles serve where these do not; containers need one IPC namespace (--ipc=host)",
+        ),
+    ]
+}
+
+fn access(gpus: &[Gpu]) -> Check {
+    const NAME: &str = "peer access";
+    const MORE: usize = 6;
+    let pairs = || {
+        (0..gpus.len())
+            .flat_map(|from| (0..gpus.len()).filter(move |to| *to != from).map(move |to| (from, to)))
+    };
+    let has = |bits: u64, ordinal: usize| ordinal < 64 && bits >> ordinal & 1 == 1;
+    let lacking: Vec<String> = pairs()
+        .filter(|(from, to)| !has(gpus[*from].access, *to))
+        .map(|(from, to)| format!("{from} to {to}"))
+        .collect();
+    let all = pairs().count();
+    let by_link = pairs().all(|(from, to)| has(gpus[from].atomics, to));
+    match (gpus.len(), lacking.len()) {
+        (..2, _) => Check::ok(NAME, "there is one GPU"),
+        (count, 0) if by_link => {
+            Check::ok(NAME, format!("all {count} GPUs reach each other, with atomics on the way (NVLink)"))
+        }
+        (count, 0) => {
+            Check::warning(NAME, format!("all {count} GPUs reach each other, but not all by NVLink"))
+                .remedy("see nvidia-smi topo -m and nvidia-smi nvlink -s")
+        }
+        (_, none) if none == all => Check::missing(NAME, "no GPU reaches the memory of another one")
+            .remedy("see nvidia-smi topo -p2p r; ranks then go by queues: EPWIRE_PATHS=queue"),
+        (_, count) => {
+            let more = if count > MORE { ", ..." } else { "" };
+            let shown = lacking.iter().take(MORE).cloned().collect::<Vec<_>>().join(", ");
+            Check::warning(NAME, format!("{count} of {all} ways are closed: {shown}{more}"))
+                .remedy("see nvidia-smi topo -p2p r; permit queues beside: EPWIRE_PATHS=vmm,ipc,queue")
+        }
+    }
+}
+
+/// Whether adapters can reach their memory without a module.
+pub(super) fn dma_buf(gpus: &Result<Vec<Gpu>, String>) -> Option<Check> {
+    const NAME: &str = "dma-buf";
+    let gpus = gpus.as_ref().ok()?;
+    let lacking: Vec<String> = (0..)
+        .zip(gpus)
+        .filter(|(_, gpu)| !gpu.dma_buf)
+        .map(|(ordinal, _): (u32, _)| ordinal.to_string())
+        .collect();
+    Some(match lacking.is_empty() {
+        true => Check::ok(NAME, "the driver gives it for all GPUs"),
+        false => Check::warning(NAME, format!("the driver gives none for GPUs {}", lacking.join(", ")))
+            .remedy("install the open GPU kernel modules, or load nvidia_peermem"),
+    })
+}

@@ -1,0 +1,144 @@
+//! What this process may take of its host: memory, descriptors, threads, locked memory.
+
+use super::report::Check;
+use super::sysfs::{Tree, bytes, number};
+use crate::ffi;
+
+/// Descriptors below which a large group may fail to connect.
+const FILES_WANTED: u64 = 1024;
+const THREADS_WANTED: u64 = 1024;
+/// A window of 8 ranks, 128 tokens and hidden 7168 takes so much, and programs have more.
+const WINDOW: u64 = 57 << 20;
+const MEMORY_WANTED: u64 = 1 << 30;
+
+/// Of ranks on one host.
+pub(super) fn checks(tree: &Tree) -> Vec<Check> {
+    vec![memory(tree), files(tree), threads(tree), namespace(tree), shm(tree)]
+}
+
+fn memory(tree: &Tree) -> Check {
+    const NAME: &str = "host memory";
+    let Some(found) = ffi::memory_limit(tree.root()) else {
+        return Check::unknown(NAME, "/proc/meminfo and the cgroups of this process cannot be read");
+    };
+    let left = bytes(found.left);
+    let whose = match &found.cgroup {
+        Some((name, limit, _)) => format!("of the {} of cgroup {name}", bytes(*limit)),
+        None => "of the machine's".to_owned(),
+    };
+    let reason =
+        format!("{left} left {whose}; 8 ranks, 128 tokens and hidden 7168 take {} each", bytes(WINDOW));
+    let remedy = match &found.cgroup {
+        Some((name, _, file)) => {
+            format!("raise the limit of cgroup {name} ({file}), in a container its memory limit")
+        }
+        None => "end what takes the memory, or make windows smaller: Plan tells their size".to_owned(),
+    };
+    match found.left {
+        ..WINDOW => Check::missing(NAME, reason).remedy(remedy),
+        WINDOW..MEMORY_WANTED => Check::warning(NAME, reason).remedy(remedy),
+        _ => Check::ok(NAME, reason),
+    }
+}
+
+/// A line of `/proc/self/limits`: the soft limit, none where there is no bound.
+fn limit(tree: &Tree, name: &str) -> Result<Option<u64>, String> {
+    const FILE: &str = "/proc/self/limits";
+    let text = tree.text(FILE)?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let soft = line.and_then(|line| line.split_whitespace().next());
+    match soft {
+        Some("unlimited") => Ok(None),
+        Some(soft) => soft.parse().map(Some).map_err(|_| format!("{FILE}: {name} is {soft:?}, no number")),
+        None => Err(format!("{FILE} has no line of {name}")),
+    }
+}
+
+fn files(tree: &Tree) -> Check {
+    const NAME: &str = "open files";
+    match limit(tree, "Max open files") {
+        Err(reason) => Check::unknown(NAME, reason),
+        Ok(Some(files)) if files < FILES_WANTED => {
+            Check::warning(NAME, format!("{files} at most; a rank holds some for each peer"))
+                .remedy(format!("ulimit -n {}, in a container --ulimit nofile", 4 * FILES_WANTED))
+        }
+        Ok(files) => Check::ok(NAME, files.map_or("no limit".to_owned(), |files| format!("{files} at most"))),
+    }
+}
+
+fn threads(tree: &Tree) -> Check {
+    const NAME: &str = "threads";
+    match limit(tree, "Max processes") {
+        Err(reason) => Check::unknown(NAME, reason),
+        Ok(Some(count)) if count < THREADS_WANTED => {
+            Check::warning(NAME, format!("{count} of this user at most, of all its programs together"))
+                .remedy(format!("ulimit -u {}, in a container --pids-limit", 4 * THREADS_WANTED))
+        }
+        Ok(count) => Check::ok(NAME, count.map_or("no limit".to_owned(), |count| format!("{count} at most"))),
+    }
+}
+
+/// Ranks of one host map each other's windows if they have this in common.
+fn namespace(tree: &Tree) -> Check {
+    const NAME: &str = "network namespace";
+    match tree.link("/proc/self/ns/net") {
+        Ok(link) => {
+            let id = number(&link).map_or(link, |id| id.to_string());
+            Check::ok(
+                NAME,
+                format!(
+                    "{id}: ranks of this host with the same one, and of the same user, map each other's windows"
+                ),
+            )
+        }
+        Err(reason) => Check::unknown(NAME, reason),
+    }
+}
+
+/// Told because it is what people look for first.
+fn shm(tree: &Tree) -> Check {
+    const NAME: &str = "/dev/shm";
+    let none = "epwire needs none of it: windows are memory files";
+    let mounts = tree.text("/proc/self/mounts").unwrap_or_default();
+    let options = mounts.lines().rev().find_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        (words.next() == Some("/dev/shm")).then(|| words.nth(1)).flatten()
+    });
+    match options {
+        Some(options) => {
+            let size = options.split(',').find_map(|option| size(option.strip_prefix("size=")?));
+            Check::ok(NAME, format!("{}; {none}", size.map_or("no limit of its own".to_owned(), bytes)))
+        }
+        None => Check::ok(NAME, format!("not mounted; {none}")),
+    }
+}
+
+/// Of a mount: bytes, or with a unit.
+fn size(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" => 1,
+        "k" => 1 << 10,
+        "m" => 1 << 20,
+        "g" => 1 << 30,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+/// What adapters pin is charged to this.
+pub(super) fn locked_memory(tree: &Tree) -> Check {
+    const NAME: &str = "locked memory";
+    let most = match limit(tree, "Max locked memory") {
+        Err(reason) => return Check::unknown(NAME, reason),
+        Ok(None) => return Check::ok(NAME, "no limit"),
+        Ok(Some(most)) => most,
+    };
+    let reason = format!("{} at most: adapters pin what they reach, a window and its queues", bytes(most));
+    let remedy = "ulimit -l unlimited, in a container --ulimit memlock=-1, under Slurm PropagateResourceLimitsExcept=MEMLOCK";
+    match most {
+        ..WINDOW => Check::missing(NAME, reason).remedy(remedy),
+        WINDOW..MEMORY_WANTED => Check::warning(NAME, reason).remedy(remedy),
+        _ => Check::ok(NAME, reason),
+    }
+}

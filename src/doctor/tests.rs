@@ -1,0 +1,316 @@
+//! What the doctor says of machines that are made up: a folder has the files of each, and the text is that of `tests/doctor`.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::gpu::Gpu;
+use super::network::Settings;
+use super::sysfs::Tree;
+use super::{Found, Report, Verdict, report};
+
+/// A folder like `/`, gone when dropped.
+struct Machine(PathBuf);
+
+impl Machine {
+    /// With what every Linux has.
+    fn new(name: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("epwire-doctor-{}-{name}", std::process::id()));
+        fs::create_dir_all(&root).unwrap();
+        let machine = Self(root);
+        machine.file("/proc/meminfo", "MemTotal:       65536000 kB\nMemAvailable:   50331648 kB\n");
+        machine.limits("1048576", "256000", "8388608");
+        machine.file("/proc/self/mounts", "tmpfs /dev/shm tmpfs rw,nosuid,nodev 0 0\n");
+        machine.link("/proc/self/ns/net", "net:[4026531840]");
+        machine.file("/sys/class/net/eth0/operstate", "up\n");
+        machine.file("/sys/class/net/eth0/mtu", "1500\n");
+        machine.file("/sys/class/net/eth0/speed", "10000\n");
+        machine
+    }
+
+    fn place(&self, path: &str) -> PathBuf {
+        let place = self.0.join(path.trim_start_matches('/'));
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        place
+    }
+
+    fn file(&self, path: &str, text: &str) {
+        fs::write(self.place(path), text).unwrap();
+    }
+
+    fn link(&self, path: &str, target: &str) {
+        symlink(target, self.place(path)).unwrap();
+    }
+
+    /// As the kernel writes them.
+    fn limits(&self, files: &str, processes: &str, locked: &str) {
+        let line = |name: &str, soft: &str, unit: &str| format!("{name:25} {soft:20} {soft:20} {unit}\n");
+        let text = line("Limit", "Soft Limit", "Units")
+            + &line("Max processes", processes, "processes")
+            + &line("Max open files", files, "files")
+            + &line("Max locked memory", locked, "bytes");
+        self.file("/proc/self/limits", &text);
+    }
+
+    /// A verbs device with one port; where it is on the bus, or nowhere.
+    fn adapter(&self, name: &str, number: u32, device: Option<&str>, port: &[(&str, &str)]) {
+        let folder = match device {
+            Some(device) => format!("/sys/devices/{device}/infiniband/{name}"),
+            None => format!("/sys/devices/virtual/infiniband/{name}"),
+        };
+        let target = format!("../..{}", folder.trim_start_matches("/sys"));
+        if let Some(device) = device {
+            self.link(&format!("{folder}/device"), "../..");
+            self.file(&format!("/sys/bus/pci/drivers/mlx5_core/{name}"), "");
+            let up = "../".repeat(device.split('/').count() + 1);
+            self.link(&format!("/sys/devices/{device}/driver"), &format!("{up}bus/pci/drivers/mlx5_core"));
+            self.file(&format!("{folder}/fw_ver"), "28.39.1002\n");
+        }
+        for (file, text) in port {
+            self.file(&format!("{folder}/ports/1/{file}"), &format!("{text}\n"));
+        }
+        self.link(&format!("/sys/class/infiniband/{name}"), &target);
+        self.file(&format!("/sys/class/infiniband_verbs/uverbs{number}/ibdev"), &format!("{name}\n"));
+        self.file(&format!("/dev/infiniband/uverbs{number}"), "");
+    }
+
+    /// Entry `index` of the port's table.
+    fn gid(&self, adapter: &str, index: u32, address: &str, kind: &str, interface: &str) {
+        let port = format!("/sys/class/infiniband/{adapter}/ports/1");
+        self.file(&format!("{port}/gids/{index}"), &format!("{address}\n"));
+        self.file(&format!("{port}/gid_attrs/types/{index}"), &format!("{kind}\n"));
+        self.file(&format!("{port}/gid_attrs/ndevs/{index}"), &format!("{interface}\n"));
+    }
+
+    /// A function of the bus.
+    fn pci(&self, path: &str) {
+        let bus = path.rsplit('/').next().unwrap();
+        self.file(&format!("/sys/devices/{path}/vendor"), "0x10de\n");
+        self.link(&format!("/sys/bus/pci/devices/{bus}"), &format!("../../../devices/{path}"));
+    }
+
+    fn driver(&self, params: &str) {
+        self.file(
+            "/proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 12.2.0\n",
+        );
+        self.file("/proc/driver/nvidia/params", params);
+    }
+
+    fn report(&self, found: &Found) -> Report {
+        report(&Tree::below(&self.0), found)
+    }
+
+    /// Compares with the text in `tests/doctor`.
+    fn says(&self, name: &str, found: &Found) {
+        let path = format!("{}/tests/doctor/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+        let expected = fs::read_to_string(&path).unwrap_or_default();
+        let said = self.report(found).to_string();
+        assert!(said == expected, "{path} should be\n{said}");
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A process with an interface and no GPU.
+fn plain() -> Found {
+    let interfaces = [("lo", "127.0.0.1"), ("eth0", "10.0.2.15"), ("eth0", "fe80::1")];
+    let interfaces = interfaces.map(|(name, ip)| (name.to_owned(), ip.parse().unwrap()));
+    Found {
+        settings: Settings {
+            interfaces: Ok(interfaces.to_vec()),
+            choice: None,
+            token: Ok(false),
+            ports: Ok(None),
+        },
+        gpus: Err("no NVIDIA driver: libcuda.so.1 is not to be found".to_owned()),
+        shared_memory: Ok(Duration::from_nanos(400)),
+        queue: Ok(Duration::from_nanos(1200)),
+    }
+}
+
+/// Of so many, each with these bits of the others.
+fn gpus(count: usize, access: u64, atomics: u64) -> Vec<Gpu> {
+    let gpu = |ordinal: usize| Gpu {
+        name: "NVIDIA H200".to_owned(),
+        bus: format!("0000:{:02x}:00.0", 0x1a + ordinal),
+        capability: (9, 0),
+        memory: 150_000_000_000,
+        dma_buf: true,
+        access: access & !(1 << ordinal),
+        atomics: atomics & !(1 << ordinal),
+        vmm: Ok(()),
+        ipc: Ok(()),
+    };
+    (0..count).map(gpu).collect()
+}
+
+const ETHERNET: [(&str, &str); 4] = [
+    ("state", "4: ACTIVE"),
+    ("phys_state", "5: LinkUp"),
+    ("link_layer", "Ethernet"),
+    ("rate", "400 Gb/sec (4X NDR)"),
+];
+
+#[test]
+fn a_bare_machine() {
+    Machine::new("bare").says("bare", &plain());
+}
+
+#[test]
+fn a_virtual_machine_with_one_adapter_in_software() {
+    let machine = Machine::new("rxe");
+    let rate = ("rate", "2.5 Gb/sec (1X SDR)");
+    machine.adapter("rxe0", 0, None, &[ETHERNET[0], ETHERNET[1], ETHERNET[2], rate]);
+    machine.gid("rxe0", 0, "fe80:0000:0000:0000:5054:00ff:fe12:3456", "RoCE v2", "eth0");
+    machine.gid("rxe0", 1, "0000:0000:0000:0000:0000:ffff:0a00:020f", "RoCE v2", "eth0");
+    machine.says("rxe", &plain());
+}
+
+#[test]
+fn adapters_with_gids_in_different_places() {
+    let machine = Machine::new("mlx5");
+    machine.limits("1048576", "256000", "unlimited");
+    machine.driver("EnableStreamMemOPs: 1\nRegistryDwords: \"PeerMappingOverride=1;\"\n");
+    machine.file("/sys/module/nvidia_peermem/version", "580.65.06\n");
+    machine.file("/sys/class/net/eth2/mtu", "9000\n");
+    machine.file("/sys/class/net/eth3/mtu", "1500\n");
+    let switch = "pci0000:00/0000:00:01.0/0000:17:00.0/0000:18:00.0";
+    machine.pci(&format!("{switch}/0000:1a:00.0"));
+    machine.pci("pci0000:80/0000:80:01.0/0000:1b:00.0");
+    let on_switch = "pci0000:00/0000:00:01.0/0000:17:00.0/0000:18:01.0/0000:19:00.0";
+    machine.adapter("mlx5_0", 0, Some(on_switch), &ETHERNET);
+    for (index, kind) in ["IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2"].into_iter().enumerate() {
+        let address = if index < 2 { "fe80::1" } else { "0000:0000:0000:0000:0000:ffff:0a01:0005" };
+        machine.gid("mlx5_0", index as u32, address, kind, "eth2");
+    }
+    machine.gid("mlx5_0", 4, "0000:0000:0000:0000:0000:0000:0000:0000", "", "");
+    machine.adapter("mlx5_1", 1, Some("pci0000:80/0000:80:02.0/0000:8a:00.0"), &ETHERNET);
+    machine.gid("mlx5_1", 0, "0000:0000:0000:0000:0000:ffff:0a02:0005", "RoCE v2", "eth3");
+    let infiniband = [
+        ("state", "1: DOWN"),
+        ("phys_state", "3: Disabled"),
+        ("link_layer", "InfiniBand"),
+        ("rate", "10 Gb/sec"),
+    ];
+    machine.adapter("mlx5_2", 2, Some("pci0000:c0/0000:c0:01.0/0000:c1:00.0"), &infiniband);
+    let mut found = Found { gpus: Ok(gpus(2, !0, !0)), ..plain() };
+    found.settings.choice = Some("eth".to_owned());
+    found.settings.token = Ok(true);
+    found.settings.ports = Ok(Some((29800, 29899)));
+    machine.says("mlx5", &found);
+}
+
+#[test]
+fn a_container_with_tight_limits() {
+    let machine = Machine::new("container");
+    machine.limits("256", "512", "65536");
+    machine.file("/proc/self/mounts", "shm /dev/shm tmpfs rw,nosuid,nodev,noexec,size=65536k 0 0\n");
+    machine.file("/proc/self/cgroup", "0::/\n");
+    machine.file("/proc/self/mountinfo", "31 24 0:27 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw\n");
+    machine.file("/sys/fs/cgroup/memory.max", "536870912\n");
+    machine.file("/sys/fs/cgroup/memory.current", "503316480\n");
+    let mut found = plain();
+    found.settings.interfaces = Ok(vec![("lo".to_owned(), "127.0.0.1".parse().unwrap())]);
+    found.settings.ports = Err("EPWIRE_PORTS=\"x\" is no range of ports, such as 29800-29899".to_owned());
+    found.settings.token =
+        Err("token: both EPWIRE_TOKEN and EPWIRE_TOKEN_FILE are set; unset one of them".to_owned());
+    found.shared_memory = Err("trial: rank 0: memfd_create: Operation not permitted (errno 1)".to_owned());
+    machine.says("container", &found);
+}
+
+#[test]
+fn gpus_joined_by_nvlink() {
+    let machine = Machine::new("nvlink");
+    machine.driver("EnableStreamMemOPs: 0\nRegistryDwords: \"\"\n");
+    machine.says("nvlink", &Found { gpus: Ok(gpus(4, !0, !0)), ..plain() });
+}
+
+#[test]
+fn gpus_that_do_not_reach_each_other() {
+    let machine = Machine::new("apart");
+    machine.driver("RegistryDwords: \"\"\n");
+    let mut three = gpus(3, 0, 0);
+    three[0].vmm =
+        Err("cuMemCreate: CUDA_ERROR_NOT_PERMITTED: operation not permitted (CUDA error 800)".to_owned());
+    three[0].dma_buf = false;
+    three[1].capability = (8, 0);
+    machine.says("apart", &Found { gpus: Ok(three), ..plain() });
+    let verdict = |access, atomics| {
+        let report = machine.report(&Found { gpus: Ok(gpus(2, access, atomics)), ..plain() });
+        report.sections[1].checks.iter().find(|check| check.name == "peer access").unwrap().verdict
+    };
+    assert_eq!(verdict(0b11, 0b11), Verdict::Ok);
+    assert_eq!(verdict(0b11, 0b01), Verdict::Warning);
+    assert_eq!(verdict(0b01, 0), Verdict::Warning);
+    assert_eq!(verdict(0, 0), Verdict::Missing);
+}
+
+#[test]
+fn a_driver_without_a_build_for_it_is_told_with_its_gpus() {
+    let machine = Machine::new("driver");
+    machine.driver("RegistryDwords: \"PeerMappingOverride=1\"\n");
+    let information = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 300\nBus Location: \t 0000:1a:00.0\n";
+    machine.file("/proc/driver/nvidia/gpus/0000:1a:00.0/information", information);
+    let text = machine.report(&plain()).to_string();
+    assert!(text.contains("not to be found; the driver has NVIDIA H200 at 0000:1a:00.0\n"), "{text}");
+}
+
+#[test]
+fn an_empty_folder_is_a_machine_of_which_nothing_is_known() {
+    let report = super::of_files("/nonexistent".as_ref());
+    assert!(report.sections.iter().all(|section| !section.checks.is_empty()));
+    let unknown = report.sections.iter().flat_map(|section| &section.checks);
+    let unknown: Vec<&str> =
+        unknown.filter(|check| check.verdict == Verdict::Unknown).map(|check| check.name.as_str()).collect();
+    let expected = [
+        "host memory",
+        "open files",
+        "threads",
+        "network namespace",
+        "interfaces",
+        "locked memory",
+        "PeerMappingOverride",
+    ];
+    assert_eq!(unknown, expected);
+}
+
+#[test]
+fn what_files_say_is_shown_as_one_line() {
+    let machine = Machine::new("line");
+    machine.driver("");
+    machine.file("/proc/driver/nvidia/version", "a driver\x1b[2J\nof\tmine");
+    let checks = &machine.report(&plain()).sections[1].checks;
+    assert_eq!(checks[0].reason, "a driver [2J of mine");
+}
+
+#[test]
+fn json_has_what_the_table_has() {
+    let machine = Machine::new("json");
+    let report = machine.report(&plain());
+    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    assert_eq!(json["matrix"], serde_json::Value::Null);
+    for (section, json) in report.sections.iter().zip(json["sections"].as_array().unwrap()) {
+        assert_eq!(json["path"], section.path);
+        assert_eq!(json["verdict"], section.verdict().to_string());
+        for (check, json) in section.checks.iter().zip(json["checks"].as_array().unwrap()) {
+            assert_eq!(
+                [&json["name"], &json["reason"], &json["remedy"]],
+                [&check.name, &check.reason, &check.remedy]
+            );
+            assert_eq!(json["verdict"], check.verdict.to_string());
+        }
+    }
+}
+
+#[test]
+fn this_machine_is_examined_in_time() {
+    let report = super::examine();
+    let first = &report.sections[0].checks[0];
+    assert_eq!((first.name.as_str(), first.verdict), ("shared memory", Verdict::Ok), "{report}");
+}
