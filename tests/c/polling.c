@@ -7,18 +7,28 @@
 
 #include "base/clock.h"
 
-#include <sched.h>
 #include <stdlib.h>
+#include <time.h>
 
 enum { ROUNDS = 50, LOOKS_MS = 5000 };
+
+static const struct timespec pause_2_ms = {0, 2 * MS};
+
+/* Whether the thread dozes, and no call that it has not heard yet is about to end that. */
+static bool dozes(epw_nic *nic) {
+    if (!atomic_load(&nic->dozing)) return false;
+    nanosleep(&pause_2_ms, NULL);
+    return atomic_load(&nic->dozing);
+}
 
 /* Once others drive the thread dozes, and who only looks does not wake it. */
 static void lull(epw_nic *nic) {
     epw_nic_stretch_sleeps(nic, 1000000);
-    epw_nic_drive(nic, epw_now_ns());
-    epw_nic_wake(nic); /* to see that */
-    for (uint64_t began = epw_now_ns(); epw_now_ns() - began < LOOKS_MS * MS && !atomic_load(&nic->dozing);)
-        sched_yield();
+    for (uint64_t began = epw_now_ns(); epw_now_ns() - began < LOOKS_MS * MS && !dozes(nic);) {
+        epw_nic_drive(nic, epw_now_ns());
+        epw_nic_wake(nic); /* to see that */
+        nanosleep(&pause_2_ms, NULL);
+    }
     CHECK(atomic_load(&nic->dozing));
 }
 
@@ -28,9 +38,8 @@ static epw_status by_poll(epw_buffer *b, epw_handle handle) {
     return epw_poll(b, handle, NULL);
 }
 
-/* Looks in turns until both ranks have what they look for. */
-static bool both_get_there(const group *g, const epw_handle handles[2], look *at) {
-    epw_status status[2] = {EPW_PENDING, EPW_PENDING};
+/* Looks in turns until both ranks have what they look for. `status`: EPW_OK of who has it already. */
+static bool both_get_there(const group *g, const epw_handle handles[2], epw_status status[2], look *at) {
     uint64_t began = epw_now_ns();
     while (epw_now_ns() - began < LOOKS_MS * MS && (status[0] == EPW_PENDING || status[1] == EPW_PENDING)) {
         for (uint32_t r = 0; r < 2; r++)
@@ -55,7 +64,8 @@ static void who_looks_waits_for_no_thread(void) {
             in.layout = EPW_RANK_MAJOR;
             CHECK_OK(epw_dispatch(g.of[r], &in, NULL, &handles[r], NULL));
         }
-        there = both_get_there(&g, handles, epw_ready);
+        epw_status status[2] = {EPW_PENDING, EPW_PENDING};
+        there = both_get_there(&g, handles, status, epw_ready);
         CHECK_MSG(there, "rows of round %u", round);
         for (uint32_t r = 0; r < 2 && there; r++) {
             epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
@@ -64,9 +74,10 @@ static void who_looks_waits_for_no_thread(void) {
             result.nonblocking = 1;
             CHECK_OK(epw_dispatch_receive(g.of[r], handles[r], &rows, NULL));
             CHECK_OK(epw_combine(g.of[r], handles[r], &answer, NULL, NULL));
-            CHECK(epw_combine_receive(g.of[r], handles[r], &result, NULL) == EPW_PENDING);
+            status[r] = epw_combine_receive(g.of[r], handles[r], &result, NULL);
+            CHECK(status[r] == EPW_OK || status[r] == EPW_PENDING);
         }
-        there = there && both_get_there(&g, handles, by_poll);
+        there = there && both_get_there(&g, handles, status, by_poll);
         CHECK_MSG(there, "answers of round %u", round);
     }
     for (uint32_t r = 0; r < 2; r++) CHECK(atomic_load(&epw_fabric_nic(g.fabrics[r])->dozing));
