@@ -55,7 +55,8 @@ EPW_INLINE bool epw_queue_failed(epw_queue *q, epw_queue_fault *fault) {
 
 /* Takes `count` slots, 1 to depth, if as many are free; never waits. *index: of the first.
  *
- * The swap says only whose the slots are. That their last entries are done is acquired from the completions. */
+ * The swap says only whose the slots are. That their last entries are done is acquired from the completions.
+ */
 EPW_INLINE bool epw_queue_try_reserve(epw_queue *q, uint32_t count, uint64_t *index) {
     for (;;) { /* ends: a swap that fails is another one's success */
         uint64_t at = epw_load_relaxed_64(&q->reserved);

@@ -166,8 +166,7 @@ static bool begin_frame(epw_link *link, const unsigned char *bytes) {
     }
     epw_pair *pair = epw_nic_pair(link->nic, frame->pair);
     bool is_ack = frame->kind == EPW_FRAME_ACK; /* which comes with what the peer sends, by its connection */
-    if (pair == NULL ||
-        (is_ack ? !is_of(link, pair) || pair->link == NULL : pair->link != link))
+    if (pair == NULL || (is_ack ? !is_of(link, pair) || pair->link == NULL : pair->link != link))
         return true; /* it has been destroyed meanwhile */
     if (is_ack) return epw_pair_complete(pair, frame->index);
     epw_pair_fail(pair, frame->index, frame->syndrome);
