@@ -144,7 +144,10 @@ __device__ __noinline__ inline uint32_t look_in_turns(const Combine &a, Operatio
             const uint32_t i = __ffs(rest) - 1, peer = first + 32 * i;
             const WordOf word(o, awaited_answer(o), peer);
             const uint64_t seen = word.look();
-            if (!word.is_expected(seen)) continue;
+            if (!word.is_expected(seen)) {
+                word.bring(o, awaited_answer(o), peer);
+                continue;
+            }
             take_answer(a, o, expected, peer, epw_word_value(seen), whole_answer(a, expected, peer));
             late &= ~(1u << i);
         }
@@ -167,7 +170,10 @@ __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Ex
         for (uint32_t i = 0; i < looks_before_long(a.out.wait_ns != nullptr) && __any_sync(0xffffffffu, waits); i++) {
             if (!waits) continue;
             const uint64_t seen = word.look();
-            if (!word.is_expected(seen)) continue;
+            if (!word.is_expected(seen)) {
+                word.bring(o, awaited_answer(o), peer);
+                continue;
+            }
             take_answer(a, o, expected, peer, epw_word_value(seen), whole);
             waits = false;
         }

@@ -69,6 +69,9 @@ typedef struct epw_gpu_lane_state {
     uint32_t ends[EPW_GPU_PEERS]; /* rows received up to each place in the order of sources, see source_at */
     uint64_t sent[EPW_GPU_PEERS]; /* the dispatch words posted */
 
+    /* Of peers behind queues: the operation whose counts are in this rank's window by now, or on their way; see land_head. */
+    uint64_t landed[EPW_GPU_PEERS];
+
     /* Blocks that have sent, and that are done, ever: 48 bits. Above them in `sent` how often somebody was given up: peers by a
      * block that sends, or blocks that had not begun by one that closes. */
     uint64_t sent_blocks, out_blocks;

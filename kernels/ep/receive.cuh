@@ -23,6 +23,27 @@ __device__ __forceinline__ const unsigned char *slot_of(const Dispatch &a, const
     return written_by(o, source) + epw_slot_offset(&a.lane.layout, a.lane.index, source, row);
 }
 
+// What all blocks look at of a source behind a queue, its counts and the header of its first row, comes from the inbox into this
+// rank's window, once: the first block that is here brings it, and the others wait until it has, which waits for nothing itself.
+__device__ __noinline__ inline void land_head(const Dispatch &a, const Operation &o, uint32_t source) {
+    const epw_layout &l = a.lane.layout;
+    const uint64_t begun = epw_word(o.epoch, o.op, 1), done = epw_word(o.epoch, o.op, 2);
+    uint64_t *landed = &o.state->landed[source];
+    uint64_t seen = ptx::load_acquire_gpu(landed);
+    while (seen != done && (seen == begun || !ptx::compare_swap_acq_rel_gpu(landed, seen, begun)))
+        seen = ptx::load_acquire_gpu(landed);
+    if (seen == done) return;
+    const uint64_t counts = epw_expert_counts_offset(&l, a.lane.index, source);
+    const uint64_t first = epw_slot_offset(&l, a.lane.index, source, 0);
+    unsigned char *own = const_cast<unsigned char *>(o.own);
+#pragma unroll 8
+    for (uint32_t at = 0; at < l.local_experts * sizeof(uint32_t); at += sizeof(uint4))
+        ptx::store(own + counts + at, ptx::load_relaxed_gpu_once(o.inbox + counts + at));
+    ptx::store(own + first, ptx::load_relaxed_gpu_once(o.inbox + first));
+    // Writer: this thread. Reader: the loop above, in other blocks.
+    ptx::store_release_gpu(landed, done);
+}
+
 // So many rows have come, if a source can have sent as many. Returns the format that the first of them names: all blocks look
 // there, and refuse alike who sends rows of another kind.
 __device__ __forceinline__ uint32_t take_rows(const Dispatch &a, Operation &o, ReceiveShared &s, uint32_t source, uint32_t rows) {
@@ -30,7 +51,9 @@ __device__ __forceinline__ uint32_t take_rows(const Dispatch &a, Operation &o, R
     if (!possible) refuse_peer(o, source);
     s.rows[source] = possible ? rows : 0;
     if (rows == 0) return a.format.hash;
-    return ptx::load_relaxed_gpu(&reinterpret_cast<const epw_slot_header *>(slot_of(a, o, source, 0))->format);
+    if (o.posts && has(o.queued, source)) land_head(a, o, source);
+    const unsigned char *first = o.own + epw_slot_offset(&a.lane.layout, a.lane.index, source, 0);
+    return ptx::load_relaxed_gpu(&reinterpret_cast<const epw_slot_header *>(first)->format);
 }
 
 // Waits for the rows of every peer, a thread to each. Returns the format of those of this thread's source, on its way.
@@ -81,7 +104,7 @@ struct Count {
 
     __device__ __forceinline__ Count(const Dispatch &a, const Operation &o, uint32_t n) : n(n), source(a.per_rank.divide(n)) {
         if (n >= a.experts) return;
-        const unsigned char *counts = written_by(o, source) + epw_expert_counts_offset(&a.lane.layout, a.lane.index, source);
+        const unsigned char *counts = o.own + epw_expert_counts_offset(&a.lane.layout, a.lane.index, source);
         at = reinterpret_cast<const uint32_t *>(counts) + (n - source * a.lane.layout.local_experts);
     }
     __device__ __forceinline__ void load(const Dispatch &a) {

@@ -51,8 +51,9 @@ typedef struct epw_gpu_peers {
     uint64_t table[EPW_AREAS][EPW_GPU_PEERS];
     /* Of peers behind queues the table names images, and what is there is posted: who they are, and how. */
     epw_rank_set queued;
-    epw_gpu_way *ways;          /* [EPW_GPU_PEERS] */
-    const epw_rank_set *broken; /* mapped host memory: those whose connections are gone. Writer: the NIC */
+    epw_gpu_way *ways;              /* [EPW_GPU_PEERS] */
+    uint32_t brings[EPW_GPU_PEERS]; /* a thread brings words from the inbox into the window: see words.cuh */
+    const epw_rank_set *broken;     /* mapped host memory: those whose connections are gone. Writer: the NIC */
 
     /* Membership. */
     uint64_t epoch_word; /* that this rank has posted on the lane, and that members have posted too; 0: no membership yet */

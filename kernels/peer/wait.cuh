@@ -156,8 +156,7 @@ __device__ __forceinline__ uint64_t listen(const Peers &p, LongWait &w, uint64_t
 __device__ __forceinline__ void look_often(const Peers &p, Awaited what, uint32_t peer, uint32_t looks) {
     const WordOf word(p, what, peer);
 #pragma unroll 1
-    for (uint32_t i = 0; i < looks && !word.is_expected(word.look()); i++) {
-    }
+    for (uint32_t i = 0; i < looks && !word.is_expected(word.look()); i++) word.bring(p, what, peer);
 }
 
 // Whether the group goes on without the peer. A load from the host's memory.
@@ -205,7 +204,9 @@ __device__ __forceinline__ Arrival arrival(const Peers &p, Awaited what, epw_sig
 __device__ __forceinline__ bool is_over(Peers &p, LongWait &w, Arrival &how) {
     const uint32_t peer = w.peer();
     constexpr uint32_t kLooks = 32; // of a round
+    const bool queued = has(p.queued, peer);
     look_often(p, w.what, peer, kLooks / __popc(w.late));
+    if (queued) bring_words(p, peer, w.what.word, false);
     epw_sight seen = look(p, w.what, peer);
     how = arrival(p, w.what, seen);
     if (how.arrived || has_now(p.peers->gone, peer)) return true; // another block may have given it up
@@ -213,6 +214,7 @@ __device__ __forceinline__ bool is_over(Peers &p, LongWait &w, Arrival &how) {
     if (cause == EPW_CAUSE_NONE) cause = go_on_waiting(p, w);
     if (cause == EPW_CAUSE_NONE) return false;
     if (cause == EPW_CAUSE_LINK) { // what has come before counts
+        bring_words(p, peer, w.what.word, true);
         seen = look(p, w.what, peer);
         how = arrival(p, w.what, seen);
         if (how.arrived) return true;
@@ -285,7 +287,10 @@ __device__ __forceinline__ Arrival await(Peers &p, Awaited what, uint32_t phase,
     for (uint32_t i = 0; i < looks; i++) {
         const uint64_t dropped = what.permission ? ptx::load_relaxed_sys(&words[EPW_WORD_DROPPED]) : 0;
         const uint64_t seen = word.look();
-        if (!word.is_expected(seen)) continue;
+        if (!word.is_expected(seen)) {
+            word.bring(p, what, peer);
+            continue;
+        }
         if (what.permission && epw_word_epoch(dropped) >= p.epoch) break; // it has dropped this rank
         return {true, epw_word_value(seen)};
     }

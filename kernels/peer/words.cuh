@@ -54,16 +54,64 @@ __device__ __forceinline__ unsigned char *control_at(const Peers &p, uint32_t pe
     return queued ? reinterpret_cast<unsigned char *>(p.peers->table[EPW_AREA_CONTROL][peer] + offset) : mapped;
 }
 
-// In front of what `source` writes here, by offset.
+// In front of what `source` writes here, by offset: its rows and answers. For its words see words_from().
 __device__ __forceinline__ const unsigned char *written_by(const Peers &p, uint32_t source) {
     return has(p.queued, source) ? p.inbox : p.own;
 }
 
-// A lane's words that `source` writes here.
+// A lane's words of `source`, in this rank's window. A mapped peer writes them there. One behind a queue writes to the inbox,
+// across the bus, where loads of one address come one after the other, two microseconds each: threads that wait for it bring the
+// words from there, one thread at a time, and all look here.
 __device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t source, uint32_t lane) {
-    return reinterpret_cast<const uint64_t *>(written_by(p, source) + epw_word_offset(source, lane, 0));
+    return reinterpret_cast<const uint64_t *>(p.own + epw_word_offset(source, lane, 0));
 }
 __device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t source) { return words_from(p, source, p.lane); }
+
+// A word on its way from the inbox.
+struct Brought {
+    uint64_t *to;
+    uint64_t before, now;
+
+    __device__ __forceinline__ Brought(const Peers &p, uint32_t source, uint32_t lane, uint32_t word) {
+        const uint64_t offset = epw_word_offset(source, lane, word);
+        to = reinterpret_cast<uint64_t *>(const_cast<unsigned char *>(p.own) + offset);
+        before = ptx::load_relaxed_gpu(to);
+        now = ptx::load_acquire_sys(reinterpret_cast<const uint64_t *>(p.inbox + offset));
+    }
+    // Writer: this thread, with all that it has acquired from the inbox. Reader: threads that look at the window. Loaded before
+    // the inbox was, `before` is no newer than `now`, so that no word of the source goes back; nor does one take the place of a
+    // word of a later epoch, which is the next rank's in this place, and mapped.
+    __device__ __forceinline__ void put() const {
+        if (now != before && epw_word_epoch(now) >= epw_word_epoch(before)) ptx::compare_swap_acq_rel_gpu(to, before, now);
+    }
+};
+
+__device__ __forceinline__ bool begin_to_bring(const Peers &p, uint32_t source) {
+    return atomicExch(&p.peers->brings[source], 1u) == 0;
+}
+__device__ __forceinline__ void end_bringing(const Peers &p, uint32_t source) { atomicExch(&p.peers->brings[source], 0u); }
+
+// Brings one word of a peer behind a queue, if no other thread is about to.
+__device__ __noinline__ inline void bring_word(const Peers &p, uint32_t source, uint32_t word) {
+    if (!begin_to_bring(p, source)) return;
+    Brought(p, source, p.lane, word).put();
+    end_bringing(p, source);
+}
+
+// Brings all that rules.h asks for, and the beacons of all lanes; `surely`: after whoever is about to, who waits for nothing. The
+// farewell is loaded first, and put last: whoever sees it sees what came before it.
+__device__ __noinline__ inline void bring_words(const Peers &p, uint32_t source, uint32_t word, bool surely) {
+    while (!begin_to_bring(p, source)) {
+        if (!surely) return;
+    }
+    const Brought dropped(p, source, p.lane, EPW_WORD_DROPPED), epoch(p, source, p.lane, EPW_WORD_EPOCH);
+    Brought(p, source, p.lane, word).put();
+    epoch.put();
+    dropped.put();
+#pragma unroll 1
+    for (uint32_t lane = 0; lane < p.peers->lanes; lane++) Brought(p, source, lane, EPW_WORD_BEACON).put();
+    end_bringing(p, source);
+}
 
 // This rank's own epoch word in full. Only an epoch's first operations and long waits ask for it.
 __device__ __forceinline__ uint64_t own_epoch_word(const Peers &p) { return p.peers->epoch_word; }
@@ -89,11 +137,14 @@ struct WordOf {
     __device__ __forceinline__ WordOf(const Peers &p, Awaited what, uint32_t source)
         : at(&words_from(p, source)[what.word]), expected(epw_word(p.epoch, what.op, 0)) {}
     __device__ __forceinline__ uint64_t look() const { return ptx::load_acquire_sys(at); }
+    // Between two looks.
+    __device__ __forceinline__ void bring(const Peers &p, Awaited what, uint32_t source) const {
+        if (p.posts && has(p.queued, source)) bring_word(p, source, what.word);
+    }
     __device__ __forceinline__ bool is_expected(uint64_t seen) const { return (seen ^ expected) >> EPW_WORD_VALUE_BITS == 0; }
 };
 
-// A look that may come before the operation is known: the word, and the farewell that came before. `window`: where the source
-// writes, this rank's own or the inbox.
+// A look that may come before the operation is known: the word, and the farewell that came before.
 __device__ __forceinline__ epw_sight first_look(const unsigned char *window, uint32_t source, uint32_t lane, uint32_t word) {
     const uint64_t *words = reinterpret_cast<const uint64_t *>(window + epw_word_offset(source, lane, 0));
     epw_sight seen;

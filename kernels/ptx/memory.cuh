@@ -53,6 +53,16 @@ __device__ __forceinline__ uint64_t add_acq_rel_gpu(uint64_t *p, uint64_t v) {
     return before;
 }
 
+// True if *p was `from`. Releases what came before, acquires what others have released, among the threads of this GPU.
+__device__ __forceinline__ bool compare_swap_acq_rel_gpu(uint64_t *p, uint64_t from, uint64_t to) {
+    uint64_t was;
+    asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(was) : "l"(p), "l"(from), "l"(to) : "memory");
+    return was == from;
+}
+__device__ __forceinline__ void store_release_gpu(uint64_t *p, uint64_t v) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
 // Adds, in no order with anything else.
 __device__ __forceinline__ void reduce_relaxed_gpu(uint64_t *p, uint64_t v) {
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
