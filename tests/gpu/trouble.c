@@ -221,7 +221,12 @@ static void send_late(uint32_t gpus, void (*half)(echo_rank *, uint32_t)) {
         REQUIRE(lost == (received.missing.bits[0] & ~absent),
                 "round %u: rank 0 has lost %llx while sending, its peer %llx while receiving", round,
                 (unsigned long long)sent.missing.bits[0], (unsigned long long)received.missing.bits[0]);
-        for (uint32_t i = 0; !combines && i < 2; i++) echo_combine(&e.rank[i], ECHO_BOTH);
+        /* Of a dispatch the answers are late for nobody, also where queues carry them. */
+        for (uint32_t i = 0; !combines && i < 2; i++) {
+            e.rank[i].deadline_ns = 500 * MS;
+            echo_combine(&e.rank[i], ECHO_BOTH);
+            e.rank[i].deadline_ns = 0;
+        }
         echo_settle(&e, "combine");
         if (lost == 0) {
             uint32_t wrong = echo_wrong(&e, r, 3) + echo_wrong(&e, peer, 3);

@@ -15,7 +15,7 @@ epw_status epw_nic_be_strict(epw_nic *nic, uint64_t seed, uint32_t delay_us, epw
     if (strict == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a strict NIC");
     strict->random = seed;
     strict->delay_us = delay_us;
-    pthread_mutex_lock(&nic->lock);
+    epw_nic_lock(nic);
     free(nic->strict);
     nic->strict = strict;
     epw_nic_unlock(nic);
@@ -24,7 +24,7 @@ epw_status epw_nic_be_strict(epw_nic *nic, uint64_t seed, uint32_t delay_us, epw
 }
 
 void epw_nic_plan_fault(epw_nic *nic, const epw_fault *fault) {
-    pthread_mutex_lock(&nic->lock);
+    epw_nic_lock(nic);
     nic->strict->fault = *fault;
     epw_nic_unlock(nic);
 }

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -24,6 +25,19 @@ enum { EVENTS = 64, SLOT_BITS = 16, LINKS_MAX = 1 << SLOT_BITS };
 static bool rung_again(epw_nic *nic) {
     epw_notice_fence();
     return atomic_load_explicit(&nic->rung, memory_order_seq_cst) != NULL;
+}
+
+void epw_nic_lock(epw_nic *nic) {
+    atomic_fetch_add_explicit(&nic->lockers, 1, memory_order_relaxed);
+    pthread_mutex_lock(&nic->lock);
+    atomic_fetch_sub_explicit(&nic->lockers, 1, memory_order_relaxed);
+}
+
+/* The thread, which polls without a pause, takes the lock after those that wait for it: a mutex goes to who
+ * is awake. Each of them has it for a moment. */
+static void lock_last(epw_nic *nic) {
+    while (atomic_load_explicit(&nic->lockers, memory_order_relaxed) > 0) sched_yield();
+    pthread_mutex_lock(&nic->lock);
 }
 
 void epw_nic_unlock(epw_nic *nic) {
@@ -142,7 +156,7 @@ static epw_status add_link(epw_nic *nic, int fd, uint32_t peer, way by, epw_wher
         return epw_fail_errno(err, where, "cannot make the rings of a connection of %u bytes", by.offered);
     }
     link->awaits_rings = by.rings && by.offered == 0;
-    pthread_mutex_lock(&nic->lock);
+    epw_nic_lock(nic);
     epw_status status = enter(nic, link, where);
     if (status == EPW_OK) *out = link->id;
     epw_nic_unlock(nic);
@@ -160,21 +174,21 @@ epw_status epw_nic_add_ring_link(epw_nic *nic, int fd, uint32_t peer, uint32_t b
 }
 
 bool epw_nic_link_alive(epw_nic *nic, uint64_t id) {
-    pthread_mutex_lock(&nic->lock);
+    epw_nic_lock(nic);
     bool alive = epw_nic_link(nic, id) != NULL;
     epw_nic_unlock(nic);
     return alive;
 }
 
 void epw_nic_end_link(epw_nic *nic, uint64_t id) {
-    pthread_mutex_lock(&nic->lock);
+    epw_nic_lock(nic);
     epw_link *link = epw_nic_link(nic, id);
     if (link != NULL) epw_nic_drop_link(nic, link);
     epw_nic_unlock(nic);
 }
 
 epw_nic_traffic epw_nic_sent(epw_nic *nic) {
-    pthread_mutex_lock(&nic->lock);
+    epw_nic_lock(nic);
     epw_nic_traffic sent = nic->sent;
     epw_nic_unlock(nic);
     return sent;
@@ -396,7 +410,7 @@ static void *nic_main(void *argument) {
             now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
             if (now != drives && !held) count = 0;
         }
-        pthread_mutex_lock(&nic->lock);
+        lock_last(nic);
         looks_after_ms = nic->strict != NULL ? 1 : -1; /* it has delays to end */
         polls = nic->polled > 0;
         bool busy = epw_nic_heed_polled(nic) || count > 0;
@@ -429,14 +443,14 @@ static void *nic_main(void *argument) {
 /* ---- regions ---- */
 
 uint32_t epw_nic_register(epw_nic *nic, const epw_region *region) {
-    pthread_mutex_lock(&nic->lock);
+    epw_nic_lock(nic);
     uint32_t key = epw_regions_add(&nic->regions, region);
     epw_nic_unlock(nic);
     return key;
 }
 
 void epw_nic_deregister(epw_nic *nic, uint32_t key) {
-    pthread_mutex_lock(&nic->lock);
+    epw_nic_lock(nic);
     if (epw_regions_drop(&nic->regions, key)) {
         for (uint32_t i = 0; i < nic->link_count; i++) {
             epw_link *link = nic->links[i];
@@ -484,7 +498,7 @@ void epw_nic_wake(epw_nic *nic) {
 void epw_nic_close(epw_nic *nic) {
     if (nic == NULL) return;
     if (nic->started) {
-        pthread_mutex_lock(&nic->lock);
+        epw_nic_lock(nic);
         nic->ending = true;
         pthread_mutex_unlock(&nic->lock);
         epw_nic_wake(nic);

@@ -114,7 +114,7 @@ epw_status epw_pair_create(epw_nic *nic, const epw_pair_options *options, epw_wh
     bool made = pair != NULL && allocate(pair, options);
     if (made) {
         pair->nic = nic;
-        pthread_mutex_lock(&nic->lock);
+        epw_nic_lock(nic);
         made = (nic->strict == NULL || epw_strict_open_pair(pair)) && enter(nic, pair);
         epw_nic_unlock(nic);
         if (!made) release(pair);
@@ -131,7 +131,7 @@ epw_status epw_pair_create(epw_nic *nic, const epw_pair_options *options, epw_wh
 void epw_pair_destroy(epw_pair *pair) {
     if (pair == NULL) return;
     epw_nic *nic = pair->nic;
-    pthread_mutex_lock(&nic->lock);
+    epw_nic_lock(nic);
     epw_nic_heed_rung(nic); /* it is in that list no more */
     nic->pairs[pair->number & (SLOTS_MAX - 1)] = NULL;
     nic->polled -= pair->options.polled;
@@ -161,21 +161,21 @@ void epw_pair_break(epw_pair *pair) {
 }
 
 void epw_pair_close(epw_pair *pair) {
-    pthread_mutex_lock(&pair->nic->lock);
+    epw_nic_lock(pair->nic);
     pair->closed = true;
     if (pair->from != NULL) epw_link_stop(pair->from, pair, false);
     epw_nic_unlock(pair->nic);
 }
 
 bool epw_pair_is_closed(epw_pair *pair) {
-    pthread_mutex_lock(&pair->nic->lock);
+    epw_nic_lock(pair->nic);
     bool closed = pair->closed;
     epw_nic_unlock(pair->nic);
     return closed;
 }
 
 epw_pair_cause epw_pair_cause_of(epw_pair *pair) {
-    pthread_mutex_lock(&pair->nic->lock);
+    epw_nic_lock(pair->nic);
     epw_pair_cause cause = pair->cause;
     epw_nic_unlock(pair->nic);
     return cause;
@@ -198,19 +198,20 @@ static bool loses_doorbell(epw_pair *pair, uint16_t ahead) {
  * which says that there is news: a strict NIC, as an adapter, hears of it by that alone. The record is there
  * earlier, by what a GPU's fence takes. Writer of both: who rings, behind the entries. Reader: the NIC. */
 static void heed(epw_pair *pair) {
-    uint64_t doorbell = __atomic_load_n(pair->memory.doorbell, __ATOMIC_ACQUIRE);
+    bool strict = pair->strict != NULL;
+    uint64_t doorbell = strict ? __atomic_load_n(pair->memory.doorbell, __ATOMIC_ACQUIRE) : 0;
     uint16_t record = epw_fetch_record(pair->memory.record);
     /* Behind the record: nothing goes that was posted after a post that was lost, see epw_queue_give_up. */
     if (atomic_load_explicit(&pair->given_up, memory_order_acquire) ||
         __atomic_load_n(pair->memory.record, __ATOMIC_ACQUIRE) != 0)
         epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
-    if (pair->strict != NULL && doorbell == pair->doorbell) return;
+    if (strict && doorbell == pair->doorbell) return;
     pair->doorbell = doorbell;
     uint16_t ahead = (uint16_t)(record - (uint16_t)pair->target);
-    if (ahead == 0 || (pair->strict != NULL && loses_doorbell(pair, ahead))) return;
+    if (ahead == 0 || (strict && loses_doorbell(pair, ahead))) return;
     pair->target += ahead;
     bool overrun = pair->target - pair->completed > pair->memory.depth;
-    if (pair->strict != NULL && !overrun) epw_strict_rung(pair, pair->target - ahead, pair->target);
+    if (strict && !overrun) epw_strict_rung(pair, pair->target - ahead, pair->target);
     if (overrun) {
         fail(pair, (uint32_t)pair->fetched, EPW_SYNDROME_OPERATION, EPW_VENDOR_OVERRUN);
     } else if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) {
@@ -245,7 +246,7 @@ bool epw_nic_heed_polled(epw_nic *nic) {
 }
 
 uint64_t epw_pair_rung_for(epw_pair *pair) {
-    pthread_mutex_lock(&pair->nic->lock);
+    epw_nic_lock(pair->nic);
     heed(pair);
     uint64_t entries = pair->target;
     epw_nic_unlock(pair->nic);
@@ -253,7 +254,7 @@ uint64_t epw_pair_rung_for(epw_pair *pair) {
 }
 
 bool epw_pair_idle(epw_pair *pair) {
-    pthread_mutex_lock(&pair->nic->lock);
+    epw_nic_lock(pair->nic);
     heed(pair);
     bool idle = pair->completed == pair->target || atomic_load_explicit(&pair->broken, memory_order_relaxed);
     epw_nic_unlock(pair->nic);
@@ -274,7 +275,7 @@ void epw_pair_ring(epw_pair *pair) {
 
 void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote) {
     epw_nic *nic = pair->nic;
-    pthread_mutex_lock(&nic->lock);
+    epw_nic_lock(nic);
     pair->link = epw_nic_link(nic, link);
     pair->remote = remote;
     if (pair->link == NULL) epw_pair_fail(pair, 0, EPW_SYNDROME_RETRIES);

@@ -128,6 +128,8 @@ struct epw_link {
 
 struct epw_nic {
     pthread_mutex_t lock;
+    _Atomic uint32_t
+        lockers; /* threads that wait for the lock, and not for whoever has it to do their work */
     pthread_t thread;
     bool started, ending;
     int epoll, wake;
@@ -266,6 +268,9 @@ bool epw_strict_may_fetch(const epw_pair *pair);
 epw_fault epw_strict_take(epw_pair *pair, uint64_t index);
 
 /* ---- nic.c ---- */
+
+/* Takes the NIC's lock, before a thread that takes it again and again. */
+void epw_nic_lock(epw_nic *nic);
 
 /* Lets go of the NIC, and carries on for whoever has rung meanwhile and found it locked. */
 void epw_nic_unlock(epw_nic *nic);
