@@ -36,6 +36,9 @@ void epw_nic_close(epw_nic *nic);
 /* Takes in what has come, and sends what waits, as far as neither blocks. Any thread. */
 void epw_nic_poll(epw_nic *nic);
 
+/* Sees which connections have ended by now. Unlike epw_nic_poll it waits for whoever is at work. */
+void epw_nic_look(epw_nic *nic);
+
 #define EPW_NIC_ACK_NS  20000
 #define EPW_NIC_DOZE_NS 250000
 

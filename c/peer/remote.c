@@ -283,7 +283,7 @@ void epw_remotes_serve(epw_peers *peers, const epw_mask *active) {
 epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out, epw_where where) {
     out->length = 0;
     if (!epw_peers_has_queues(peers)) return EPW_OK;
-    epw_remotes_poll(peers); /* of connections that have ended */
+    epw_nic_look(epw_fabric_nic(peers->fabric)); /* a former connection may have ended */
     if (peers->offered[peer] != NULL && is_spent(peers, peer, peers->offered[peer])) {
         destroy(peers->offered[peer]);
         peers->offered[peer] = NULL;

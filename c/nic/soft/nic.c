@@ -293,9 +293,7 @@ static void hand_over(epw_nic *nic, bool ack_waits) {
     nic->called |= needed;
 }
 
-/* Where all bytes come by rings the sockets say only who is gone: drivers look at them as often as this. A
- * thread that polls looks in each turn: its delay loses probes of ranks that come again, by a race that has
- * not been found (tests/gpu/trouble.c, comes). */
+/* Where all bytes come by rings the sockets say only who is gone: drivers look at them as often as this. */
 #define LOOK_NS 20000
 
 static void take_in_all(epw_nic *nic, struct epoll_event *events) {
@@ -352,6 +350,14 @@ static void nap(const epw_nic *nic, uint64_t idle_ns) {
 
 void epw_nic_poll(epw_nic *nic) {
     poll_as(nic, true, 0);
+}
+
+void epw_nic_look(epw_nic *nic) {
+    struct epoll_event events[EVENTS];
+    epw_nic_lock(nic);
+    for (uint32_t seen = 0; seen <= nic->open_links; seen += EVENTS) /* the system tells in turns */
+        take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0), false);
+    epw_nic_unlock(nic);
 }
 
 void epw_nic_carry(epw_nic *nic) {
