@@ -52,7 +52,7 @@ Queues (--paths queue):
   and read by pieces of 1 MiB. Median of 1000 half round trips, or the fastest of four; then the best of four rounds, in
   turns. stream us: plain TCP streams between as many processes, one thread of each writing and one reading, take so long
   for the rows of the operation that leave their ranks, D*P, D*H, or K*H of the table above without a rank's to itself;
-  the fastest of four rounds after the case. of it: p50 / stream.
+  the median of five rounds before the case and five after it. of it: p50 / stream.
 
 ratio = floor / p50. The exit code is 1 if #wrong is not 0.
 

@@ -78,16 +78,19 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
             let floor = || Floor::measure(group, &meeting, &traffic, args.threads);
             // On both sides of the case, so that a busy moment of the machine raises no floor.
             let before = floor()?;
+            let sent = if way.is_some() { wire::sent(case, &shape, subject.routings()) } else { Vec::new() };
+            let streams = || match &way {
+                Some((_, sockets)) => sockets.stream(group, &meeting, &sent),
+                None => Ok(Vec::new()),
+            };
+            let mut streamed = streams()?;
             let samples = subject.run(case, args.warmup, args.iterations)?;
             let Floor { us, way: by } = before.or(floor()?);
-            let queue = match &way {
-                Some((way, sockets)) => {
-                    let sent = wire::sent(case, &shape, subject.routings());
-                    let stream_us = sockets.stream(group, &meeting, &sent)?;
-                    Some(OnQueue { wire: args.wire, stream_us, way: *way })
-                }
-                None => None,
-            };
+            streamed.extend(streams()?);
+            let queue = way.as_ref().filter(|_| !streamed.is_empty()).map(|(way, _)| {
+                let stream_us = against::median(&streamed);
+                OnQueue { wire: args.wire, stream_us, way: *way }
+            });
             if let Some(figures) = samples.figures(group)? {
                 let window = subject.buffer.plan().window_bytes;
                 let row = Row::new(args.device, ranks::count(group), &shape, case, &figures, us, window);
