@@ -6,13 +6,7 @@ use clap::{Parser, ValueEnum};
 use epwire::{EpConfig, Fp8Scale};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    cases::Case,
-    floor::Reads,
-    routing::Spread,
-    table,
-    wire::{Nic, Wire},
-};
+use crate::{cases::Case, floor::Reads, nic::Nic, routing::Spread, table, wire::Wire};
 
 /// Measures dispatch, combine and the pair over shapes, beside the floor of the machine, and checks every result.
 ///

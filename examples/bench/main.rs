@@ -13,6 +13,8 @@ mod cuda;
 mod expected;
 mod floor;
 mod moves;
+#[path = "../common/nic.rs"]
+mod nic;
 mod pattern;
 mod plot;
 #[path = "../common/print.rs"]

@@ -15,20 +15,6 @@ use crate::routing::Routing;
 use crate::samples::{Meeting, Samples, now, spans, taken};
 use crate::{Error, ranks};
 
-/// `--nic`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Nic {
-    /// In software
-    Soft,
-    /// The same, with a look at what no adapter forgives
-    Strict,
-    /// An mlx5 adapter in software, which takes a real one's commands
-    Fake,
-    /// An mlx5 adapter
-    Mlx5,
-}
-
 /// `--wire`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::{
     model::{Float16, Shape},
+    nic::Nic,
     reference::Summation,
 };
 
@@ -76,28 +77,12 @@ pub enum Device {
     Cuda,
 }
 
-/// `--nic`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Nic {
-    /// In software
-    Soft,
-    /// The same, with a look at what no adapter forgives
-    Strict,
-    /// An mlx5 adapter in software, which takes a real one's commands
-    Fake,
-    /// An mlx5 adapter
-    Mlx5,
-}
-
-impl Nic {
-    /// Says so to the library, and to the ranks that this process starts. Before any thread is started.
-    pub fn tell(self) {
-        let name = self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned());
-        for (variable, value) in [(epwire::env::PATHS, "queue"), (epwire::env::NIC, &name)] {
-            // SAFETY: this process has one thread so far.
-            unsafe { std::env::set_var(variable, value) };
-        }
+/// Says so to the library, and to the ranks that this process starts. Before any thread is started.
+pub fn tell(nic: Nic) {
+    let name = nic.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned());
+    for (variable, value) in [(epwire::env::PATHS, "queue"), (epwire::env::NIC, &name)] {
+        // SAFETY: this process has one thread so far.
+        unsafe { std::env::set_var(variable, value) };
     }
 }
 

@@ -15,6 +15,8 @@ mod gpus;
 mod kernels;
 mod matrix;
 mod model;
+#[path = "../common/nic.rs"]
+mod nic;
 #[path = "../common/print.rs"]
 mod print;
 mod random;
@@ -47,7 +49,7 @@ use run::{Cut, Result};
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(nic) = args.nic {
-        nic.tell();
+        args::tell(nic);
     }
     start(&args).unwrap_or_else(|error| {
         eprintln!("moe_layer: {error}");
