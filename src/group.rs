@@ -33,6 +33,7 @@ mod meetings;
 mod member;
 mod membership;
 mod options;
+mod outbox;
 mod step;
 mod survey;
 #[cfg(test)]

@@ -614,7 +614,10 @@ fn of_two_members_none_is_outvoted_until_somebody_reports_its_death() {
     let of = group.roster().iter().find(|identity| identity.rank == 1).unwrap().member;
     group.report_death_blocking(1, of).unwrap();
     assert_eq!(changed(std::slice::from_ref(&group)), ("0".to_owned(), 2));
-    let seen: Vec<_> = std::iter::from_fn(|| changes.try_recv().ok()).collect();
+    let mut seen = vec![changes.blocking_recv().unwrap()];
+    while !matches!(seen.last(), Some(Progress::InEffect { .. })) {
+        seen.push(changes.blocking_recv().unwrap());
+    }
     let [.., Progress::Proposed { .. }, Progress::Due { epoch: 2, .. }, Progress::InEffect { change, .. }] =
         &seen[..]
     else {

@@ -14,6 +14,7 @@ use super::change::{Change, Progress, few_epochs_left};
 use super::experts::Experts;
 use super::follower::Follower;
 use super::meetings::Meetings;
+use super::outbox::Outbox;
 use super::survey::{Question, Survey};
 use crate::error::Result;
 use crate::mask::{MAX_WORLD, Mask};
@@ -22,7 +23,6 @@ use crate::rendezvous::BootstrapError;
 use crate::rendezvous::driver::{Attendant, Elector, Heartbeat, Later, Outage};
 use crate::rendezvous::pace::{Next, Pace};
 use crate::rendezvous::wire::{Ask, Decision, Host, Identity, Joined, Notice, Standby, View};
-use crate::waking::contain;
 
 /// A member's way through the steps of its group.
 #[derive(Debug)]
@@ -37,6 +37,7 @@ pub(crate) struct Course {
     meetings: Arc<Meetings>,
     survey: Arc<Survey>,
     progress: broadcast::Sender<Progress>,
+    news: Outbox<News>,
     /// Held while followers are told of a membership, and of who does not belong to the next one.
     telling: Mutex<()>,
     /// Of this member's own server, if it has one.
@@ -45,6 +46,16 @@ pub(crate) struct Course {
 
 /// Progress that a follower may be behind.
 const MAX_PROGRESS: usize = 64;
+
+/// What the state has become, put into the outbox while its lock is held, or that under which followers are told of it.
+#[derive(Debug)]
+enum News {
+    /// A member on standby knows of another membership.
+    Elsewhere(Decision),
+    Progress(Progress),
+    /// The change of this decision, so long after its proposal.
+    InEffect(Decision, Duration, Change, Vec<Experts>),
+}
 
 #[derive(Debug)]
 struct State {
@@ -101,6 +112,7 @@ impl Course {
             meetings: Arc::default(),
             survey: Arc::default(),
             progress,
+            news: Outbox::new(),
             telling,
             elector: OnceLock::new(),
         })
@@ -165,14 +177,35 @@ impl Course {
         self.progress.subscribe()
     }
 
-    /// Tells whoever follows the changes, of whose wakers this thread knows nothing.
-    fn show(&self, progress: Progress) {
-        contain(|| drop(self.progress.send(progress)));
+    /// Tells logs, metrics and whoever follows the changes. No lock is held.
+    fn tell(&self) {
+        self.news.empty(|news| {
+            let progress = match news {
+                News::Elsewhere(current) => return self.sight.works_with(&current),
+                News::Progress(progress) => progress,
+                News::InEffect(decision, took, change, experts) => {
+                    self.sight.in_effect(&decision, &change.entered, &change.left, took);
+                    if let Some(left) = few_epochs_left(decision.epoch) {
+                        self.sight.runs_out(decision.epoch, left);
+                    }
+                    Progress::InEffect { change, experts }
+                }
+            };
+            match &progress {
+                Progress::Proposed { change } => self.sight.proposed(*change),
+                Progress::Due { change, epoch, members, step, waiting } => {
+                    self.sight.due(*change, *epoch, members, *step, waiting);
+                }
+                Progress::Aborted { change, error } => self.sight.aborted(*change, error),
+                Progress::InEffect { .. } => {}
+            }
+            drop(self.progress.send(progress));
+        });
     }
 
     /// Puts a membership into effect for all followers. May wait for their GPUs.
     pub(super) fn apply(&self, decision: &Decision) -> Result<()> {
-        let (change, took) = {
+        {
             let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
             if self.current().epoch >= decision.epoch {
                 return Ok(()); // by a call whose future was dropped
@@ -191,20 +224,17 @@ impl Course {
             let (took, waiting) = state.account.begin(epoch);
             let change = Change { epoch, members, entered, left, waiting };
             state.change = Some(change);
-            (change, took)
-        };
-        self.sight.in_effect(decision, &change.entered, &change.left, took);
-        if let Some(left) = few_epochs_left(decision.epoch) {
-            self.sight.runs_out(decision.epoch, left);
+            drop(state);
+            let unheld = Mask::all(MAX_WORLD).minus(&members);
+            let experts = |follower: Arc<dyn Follower>| Experts {
+                lost: follower.experts(&left),
+                regained: follower.experts(&entered),
+                unheld: follower.experts(&unheld),
+            };
+            let experts = self.followers().into_iter().map(experts).collect();
+            self.news.put(News::InEffect(*decision, took, change, experts));
         }
-        let unheld = Mask::all(MAX_WORLD).minus(&change.members);
-        let experts = |follower: Arc<dyn Follower>| Experts {
-            lost: follower.experts(&change.left),
-            regained: follower.experts(&change.entered),
-            unheld: follower.experts(&unheld),
-        };
-        let experts = self.followers().into_iter().map(experts).collect();
-        self.show(Progress::InEffect { change, experts });
+        self.tell();
         Ok(())
     }
 
@@ -335,14 +365,14 @@ impl Attendant for Course {
             Ask::Promise { change, lossy } => {
                 let mut state = self.state();
                 if state.account.propose(change) {
-                    drop(state);
-                    self.sight.proposed(change);
-                    self.show(Progress::Proposed { change });
-                    state = self.state();
+                    self.news.put(News::Progress(Progress::Proposed { change }));
                 }
                 state.news += 1;
                 let idle = state.asked.is_none_or(|asked| asked.elapsed() > self.heartbeat.interval);
-                Some(Notice::Promise { change, step: state.pace.promise(change, lossy || idle) })
+                let step = state.pace.promise(change, lossy || idle);
+                drop(state);
+                self.tell();
+                Some(Notice::Promise { change, step })
             }
         }
     }
@@ -355,7 +385,7 @@ impl Attendant for Course {
         waiting: Standby,
     ) {
         let decided = outcome.as_ref().ok().copied();
-        let (removed, progress, elsewhere) = {
+        let removed = {
             let mut state = self.state();
             state.news += 1;
             let (before, newest) = (state.pace.current(), state.pace.newest());
@@ -366,21 +396,15 @@ impl Attendant for Course {
             let is_new = state.pace.newest() > newest;
             let progress = state.account.settle(change, outcome, is_new, waiting);
             // On standby what the others decide is in effect at once.
-            let elsewhere = Some(state.pace.current()).filter(|current| *current != before);
-            if let Some(current) = elsewhere {
+            let current = state.pace.current();
+            if current != before {
                 state.account.begin(current.epoch);
+                self.news.put(News::Elsewhere(current));
             }
-            (removed, progress, elsewhere)
+            progress.into_iter().for_each(|progress| self.news.put(News::Progress(progress)));
+            removed
         };
-        elsewhere.iter().for_each(|current| self.sight.works_with(current));
-        match &progress {
-            Some(Progress::Due { epoch, members, step, waiting, .. }) => {
-                self.sight.due(change, *epoch, members, *step, waiting);
-            }
-            Some(Progress::Aborted { error, .. }) => self.sight.aborted(change, error),
-            _ => {}
-        }
-        progress.into_iter().for_each(|progress| self.show(progress));
+        self.tell();
         let revoked = if removed.contains(self.rank) { self.current().mask } else { removed };
         let revoked = revoked.without(self.rank);
         if let (Some(decision), false) = (decided, revoked.is_empty()) {

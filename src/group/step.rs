@@ -74,8 +74,9 @@ impl Group {
         block_on("begin a step", self.step())
     }
 
-    /// How changes of the membership come along, from now on: for logs, and for programs that want to know why one comes to nothing.
-    /// Nobody has to follow it. A receiver that is 64 of them behind loses the oldest.
+    /// How changes of the membership come along, from now on, each in its order: for logs, and for programs that want to know why one
+    /// comes to nothing. It may say so a moment after the call that brought it about has returned. Nobody has to follow
+    /// it. A receiver that is 64 of them behind loses the oldest.
     pub fn changes(&self) -> broadcast::Receiver<Progress> {
         self.inner.course.changes()
     }

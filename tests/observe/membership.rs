@@ -190,6 +190,17 @@ fn all<T: Send>(ranks: &[Rank], operation: impl Fn(&Rank) -> T + Sync) -> Vec<T>
     })
 }
 
+/// How a change comes along, to the one that begins this epoch.
+fn until_in_effect(epoch: u32, mut next: impl FnMut() -> Progress) -> Vec<Progress> {
+    let mut seen = Vec::new();
+    loop {
+        seen.push(next());
+        if matches!(&seen[seen.len() - 1], Progress::InEffect { change, .. } if change.epoch == epoch) {
+            return seen;
+        }
+    }
+}
+
 #[test]
 fn a_member_tells_who_comes_and_goes_and_who_serves_the_run() {
     let told = Told::default();
@@ -241,6 +252,7 @@ fn a_member_tells_who_comes_and_goes_and_who_serves_the_run() {
     let mut changes = ranks[1].group.changes();
     drop(ranks.pop());
     all(&ranks, |rank| rank.steps_until("0-1"));
+    let seen = until_in_effect(2, || changes.blocking_recv().unwrap());
     told.until("epwire_epoch", 2.0);
     told.until("epwire_active_ranks", 2.0);
     told.until("epwire_given_up_ranks", 0.0);
@@ -253,7 +265,6 @@ fn a_member_tells_who_comes_and_goes_and_who_serves_the_run() {
     ] {
         assert!(told.event(&event).is_some(), "{event:?}: {:?}", told.with(|state| state.events.clone()));
     }
-    let seen: Vec<_> = std::iter::from_fn(|| changes.try_recv().ok()).collect();
     let [.., Progress::Proposed { .. }, Progress::Due { .. }, Progress::InEffect { experts, .. }] = &seen[..]
     else {
         panic!("{seen:?}")
@@ -270,11 +281,14 @@ fn a_member_tells_who_comes_and_goes_and_who_serves_the_run() {
     assert_eq!((newcomer.membership().role, newcomer.health().status), (Role::Standby, Status::Out));
     ranks.push(Rank::with_buffer(newcomer));
     all(&ranks, |rank| rank.steps_until("0-2"));
+    let seen = until_in_effect(3, || changes.blocking_recv().unwrap());
     told.until("epwire_epoch", 3.0);
     told.until("epwire_standby_ranks", 0.0);
     assert_eq!(told.metric("epwire_changes_total", " kind=entered rank=1"), Some(1.0));
-    let seen: Vec<_> = std::iter::from_fn(|| changes.try_recv().ok()).collect();
-    let Some(Progress::InEffect { experts, .. }) = seen.last() else { panic!("{seen:?}") };
+    let [.., Progress::Proposed { .. }, Progress::Due { .. }, Progress::InEffect { experts, .. }] = &seen[..]
+    else {
+        panic!("{seen:?}")
+    };
     assert_eq!((&experts[0].regained, experts[0].unheld.len()), (&of_rank_2, 0));
     assert_eq!(all(&ranks, |rank| rank.group.health().status), [Status::Serving; 3]);
     assert_eq!(ranks[1].buffer.reachable_experts().unwrap(), [true; 6]);
