@@ -45,6 +45,8 @@ pub const NIC: &str = "EPWIRE_NIC";
 pub const WIRES: &str = "EPWIRE_WIRES";
 /// Bytes of the ring in shared memory by which a rank sends to a peer.
 pub const RING_BYTES: &str = "EPWIRE_RING_BYTES";
+/// How kernels ring for the queues of an adapter.
+pub const DOORBELLS: &str = "EPWIRE_DOORBELLS";
 /// Ports on which ranks listen for the queues of others.
 pub const PORTS: &str = "EPWIRE_PORTS";
 /// Instruction set of the host's inner loops; the C core reads it.
@@ -112,8 +114,7 @@ pub const VARIABLES: &[Variable] = &[
         default: "`soft`",
         doc: "What drains queues: `soft`, a NIC in software, with a thread of this process and sockets; `strict`, the same for \
               tests, which breaks a queue whose entries or bytes change behind the doorbell, and is slow; `fake`, for tests too, an \
-              mlx5 adapter in software, which takes a real one's commands; `mlx5`, an adapter, for buffers on the host, by libibverbs \
-              and libmlx5: unproven, no adapter has been tried yet.",
+              mlx5 adapter in software, which takes a real one's commands; `mlx5`, an adapter, by libibverbs and libmlx5: unproven, no adapter has been tried yet.",
     },
     Variable {
         name: WIRES,
@@ -126,6 +127,13 @@ pub const VARIABLES: &[Variable] = &[
         default: "4194304",
         doc: "`local`: bytes of the ring in shared memory by which this rank sends to a peer of its host, a power of two from 4096 to \
               1073741824. Each peer takes one, with 68 KiB beside it, for all buffers; pages are taken as they are used.",
+    },
+    Variable {
+        name: DOORBELLS,
+        default: "`auto`",
+        doc: "How kernels ring for the queues of an adapter: `gpu`, they write its registers, which the GPU's driver has to map; \
+              `host`, a thread of this process does it for them; `auto`, the first of these that can be had, which \
+              `EpBuffer::nic` tells.",
     },
     Variable {
         name: PORTS,

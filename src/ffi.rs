@@ -185,6 +185,8 @@ pub(crate) struct FabricOptions {
     pub(crate) key: Option<[u8; 32]>,
     /// 0: as many as the library chooses.
     pub(crate) ring_bytes: u32,
+    /// `EPW_DOORBELLS_*`.
+    pub(crate) doorbells: u32,
 }
 
 impl Fabric {
@@ -200,10 +202,19 @@ impl Fabric {
         options.interfaces = interfaces.as_ref().map_or(ptr::null(), |names| names.as_ptr());
         options.key = asked.key.as_ref().map_or(ptr::null(), |key| key.as_ptr());
         options.ring_bytes = asked.ring_bytes;
+        options.doorbells = asked.doorbells;
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and so is what the options point to.
         check(unsafe { sys::epw_fabric_create(&options, &mut out) })?;
         NonNull::new(out).map(Self).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+    }
+
+    /// See `epw_fabric_describe`.
+    fn describe(&self) -> String {
+        let mut text = [0; sys::EPW_FABRIC_TEXT as usize];
+        // SAFETY: the fabric is valid, and the text has room for so much.
+        let text = unsafe { CStr::from_ptr(sys::epw_fabric_describe(self.0.as_ptr(), text.as_mut_ptr())) };
+        text.to_string_lossy().into_owned()
     }
 }
 
@@ -211,7 +222,8 @@ impl Fabric {
 #[derive(Debug)]
 pub(crate) struct Buffer(
     NonNull<sys::epw_buffer>,
-    #[expect(dead_code, reason = "is dropped behind the buffer")] Option<Arc<Fabric>>,
+    /// Is dropped behind the buffer.
+    Option<Arc<Fabric>>,
 );
 
 // SAFETY: the C core guards a buffer's state with its lanes' locks; any thread may call.
@@ -234,6 +246,11 @@ impl Buffer {
         // SAFETY: both are valid for the call, and the fabric is held until the buffer is destroyed.
         check(unsafe { sys::epw_buffer_create(&config, &mut out) })?;
         NonNull::new(out).map(|at| Self(at, fabric)).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+    }
+
+    /// What its fabric has come to.
+    pub(crate) fn nic(&self) -> Option<String> {
+        self.1.as_ref().map(|fabric| fabric.describe())
     }
 
     pub(crate) fn export(&self, peer: u32) -> Result<Vec<u8>> {

@@ -260,8 +260,16 @@ enum {
                            a queue whose entries or bytes have changed behind the doorbell; slow */
     EPW_NIC_FAKE = 3, /* for tests: an mlx5 adapter in software, which takes a real one's commands, and is as
                          strict with them as firmware */
-    EPW_NIC_MLX5 = 4  /* the first mlx5 adapter with an active port, by libibverbs and libmlx5; for buffers on
-                         the host alone. Unproven: no adapter has been tried yet */
+    EPW_NIC_MLX5 = 4  /* the first mlx5 adapter with an active port, by libibverbs and libmlx5. Unproven: no
+                         adapter has been tried yet */
+};
+
+/* How kernels ring for the queues of an adapter. */
+enum {
+    EPW_DOORBELLS_AUTO = 0, /* the first of those below that can be had; epw_fabric_describe says which */
+    EPW_DOORBELLS_GPU = 1,  /* they write the adapter's registers, which the GPU's driver has to map */
+    EPW_DOORBELLS_HOST = 2 /* they write words that a thread of this process copies to the registers: it takes
+                              a core while they post, and up to 0.1 ms when they begin again after 2 ms */
 };
 
 typedef struct epw_fabric_options {
@@ -280,6 +288,7 @@ typedef struct epw_fabric_options {
      * takes so much, 68 KiB more, and what its own options say for the way back, once for all buffers of the
      * fabric. It is in no plan; pages are taken as they are used. */
     uint32_t ring_bytes;
+    uint32_t doorbells; /* EPW_DOORBELLS_*: of an adapter, for buffers on a GPU */
 } epw_fabric_options;
 
 #define EPW_RING_BYTES_MIN 4096u
@@ -291,6 +300,12 @@ EPW_API void epw_fabric_options_init(epw_fabric_options *options);
 
 /* Starts its threads and listens. options [in], out [out]. Any thread. */
 EPW_API epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out);
+
+/* Says for print what it has come to: its NIC, with an adapter's port, address, and what it does without.
+ * Pieces may be added, and nothing is to be read out of it. fabric [in], text [out, EPW_FABRIC_TEXT bytes at
+ * most with the zero at the end]; returns `text`. Any thread. */
+#define EPW_FABRIC_TEXT 256
+EPW_API const char *epw_fabric_describe(const epw_fabric *fabric, char *text);
 
 /* Ends them. All buffers that used it have been destroyed. NULL is allowed. In a forked child it does
  * nothing. */

@@ -5,20 +5,43 @@
 
 #include <string.h>
 
-epw_status epw_end_create(epw_fabric *fabric, const epw_pair_options *options, epw_where where,
-                          epw_end *out) {
-    epw_mlx5 *adapter = epw_fabric_adapter(fabric);
-    *out = (epw_end){.soft = NULL};
-    if (adapter == NULL) return epw_pair_create(epw_fabric_nic(fabric), options, where, &out->soft);
-    epw_mlx5_pair_options asked = {
-        .depth = options->depth, .broken = options->broken, .context = options->context};
+uint64_t epw_end_memory_bytes(const epw_fabric *fabric, uint32_t depth) {
+    return epw_fabric_adapter(fabric) != NULL ? epw_mlx5_pair_memory_bytes(depth)
+                                              : epw_pair_memory_bytes(depth);
+}
+
+static epw_status create_of_adapter(epw_mlx5 *adapter, const epw_end_options *options, epw_where where,
+                                    epw_end *out) {
+    static const epw_mlx5_poster posters[] = {[EPW_POSTER_HOST] = EPW_MLX5_HOST,
+                                              [EPW_POSTER_KERNELS] = EPW_MLX5_KERNELS,
+                                              [EPW_POSTER_KERNELS_UNHEARD] = EPW_MLX5_KERNELS_UNHEARD};
+    epw_mlx5_pair_options asked = {.depth = options->depth,
+                                   .poster = posters[options->poster],
+                                   .memory = options->memory,
+                                   .broken = options->broken,
+                                   .context = options->context};
     return epw_mlx5_pair_create(adapter, &asked, where, &out->adapter);
 }
 
-void epw_end_destroy(epw_end *end) {
+epw_status epw_end_create(epw_fabric *fabric, const epw_end_options *options, epw_where where, epw_end *out) {
+    epw_mlx5 *adapter = epw_fabric_adapter(fabric);
+    *out = (epw_end){.soft = NULL};
+    if (adapter != NULL) return create_of_adapter(adapter, options, where, out);
+    epw_pair_options asked = {.peer = options->peer,
+                              .key = options->key,
+                              .depth = options->depth,
+                              .memory = options->memory,
+                              .polled = options->poster != EPW_POSTER_HOST,
+                              .broken = options->broken,
+                              .context = options->context};
+    return epw_pair_create(epw_fabric_nic(fabric), &asked, where, &out->soft);
+}
+
+bool epw_end_destroy(epw_end *end) {
     epw_pair_destroy(end->soft);
-    epw_mlx5_pair_destroy(end->adapter);
+    bool gone = epw_mlx5_pair_destroy(end->adapter);
     *end = (epw_end){.soft = NULL};
+    return gone;
 }
 
 uint32_t epw_end_number(const epw_end *end) {
@@ -65,14 +88,13 @@ void epw_end_ring(const epw_end *end) {
     }
 }
 
-uint64_t epw_end_rung_for(const epw_end *end, epw_queue *queue) {
-    if (end->adapter == NULL) return epw_pair_rung_for(end->soft);
-    return epw_load_acquire_64(&queue->bell) >> EPW_BELL_COUNT_SHIFT;
+bool epw_end_has_rung(const epw_end *end) {
+    return end->adapter != NULL ? epw_mlx5_pair_has_rung(end->adapter) : epw_pair_rung_for(end->soft) > 0;
 }
 
-bool epw_end_idle(const epw_end *end, epw_queue *queue) {
+bool epw_end_idle(const epw_end *end) {
     if (end->adapter == NULL) return epw_pair_idle(end->soft);
-    return epw_end_broken(end) || epw_queue_is_done(queue, epw_end_rung_for(end, queue));
+    return epw_end_broken(end) || epw_mlx5_pair_idle(end->adapter);
 }
 
 void epw_end_break(const epw_end *end) {

@@ -5,7 +5,6 @@
 
 #include "nic/fabric.h"
 #include "nic/mlx5.h"
-#include "nic/queue.h"
 
 /* One of the two, or none. An adapter does not notice that a peer has ended before something is sent to it:
  * that shows by the connection to the peer's fabric. */
@@ -16,12 +15,30 @@ typedef struct epw_end {
     uint64_t link;
 } epw_end;
 
-/* options: without `memory` and `polled` where the fabric has an adapter. */
-epw_status epw_end_create(epw_fabric *fabric, const epw_pair_options *options, epw_where where, epw_end *out);
+/* Who posts to it. */
+typedef enum epw_poster {
+    EPW_POSTER_HOST,           /* threads of this process, which call epw_end_ring */
+    EPW_POSTER_KERNELS,        /* kernels, by memory that they reach */
+    EPW_POSTER_KERNELS_UNHEARD /* and whose stores do not reach an adapter's register, see epw_mlx5_poster */
+} epw_poster;
+
+typedef struct epw_end_options {
+    uint32_t peer, key; /* see epw_pair_options */
+    uint32_t depth;
+    epw_poster poster;
+    /* Of epw_end_memory_bytes, that begins a page and outlives the pair; NULL: memory of the NIC's. */
+    unsigned char *memory;
+    void (*broken)(void *context);
+    void *context;
+} epw_end_options;
+
+uint64_t epw_end_memory_bytes(const epw_fabric *fabric, uint32_t depth);
+
+epw_status epw_end_create(epw_fabric *fabric, const epw_end_options *options, epw_where where, epw_end *out);
 
 /* Once this returns nothing that came by it is placed any more, and nothing is read of what it was to send.
- * Of none it does nothing. */
-void epw_end_destroy(epw_end *end);
+ * Of none it does nothing. False: its memory is not to be used again. */
+bool epw_end_destroy(epw_end *end);
 
 uint32_t epw_end_number(const epw_end *end);
 const epw_pair_memory *epw_end_memory(const epw_end *end);
@@ -40,10 +57,9 @@ epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer 
 /* The doorbell has been rung. */
 void epw_end_ring(const epw_end *end);
 
-/* How many entries it has been rung for, and whether all of them are done, or none will be. `queue`: its own,
- * where threads of the host post. */
-uint64_t epw_end_rung_for(const epw_end *end, epw_queue *queue);
-bool epw_end_idle(const epw_end *end, epw_queue *queue);
+/* Whether it has ever been rung; whether all entries that it was rung for are done, or none will be. */
+bool epw_end_has_rung(const epw_end *end);
+bool epw_end_idle(const epw_end *end);
 
 /* See epw_pair_break and so on, in soft.h. */
 void epw_end_break(const epw_end *end);

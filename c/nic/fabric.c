@@ -39,6 +39,8 @@ typedef struct waiter {
 struct epw_fabric {
     uint32_t rank, wires;
     uint32_t ring_bytes; /* of connections within the host that this end dials */
+    uint32_t doorbells;  /* EPW_DOORBELLS_* */
+    bool strict;
     uint32_t generation; /* of the process that made it */
     epw_nic *nic;
     epw_fake *fake;    /* EPW_NIC_FAKE */
@@ -67,6 +69,21 @@ epw_mlx5 *epw_fabric_adapter(const epw_fabric *fabric) {
 
 epw_fake *epw_fabric_fake(const epw_fabric *fabric) {
     return fabric->fake;
+}
+
+uint32_t epw_fabric_doorbells(const epw_fabric *fabric) {
+    return fabric->doorbells;
+}
+
+const char *epw_fabric_describe(const epw_fabric *fabric, char *text) {
+    char adapter[EPW_MLX5_TEXT];
+    if (fabric->adapter != NULL) {
+        snprintf(text, EPW_FABRIC_TEXT, "%s", epw_mlx5_describe(fabric->adapter, adapter));
+    } else {
+        snprintf(text, EPW_FABRIC_TEXT, "%s",
+                 fabric->strict ? "a strict NIC in software" : "a NIC in software");
+    }
+    return text;
 }
 
 bool epw_fabric_inherited(const epw_fabric *fabric) {
@@ -275,6 +292,11 @@ static epw_status check(const epw_fabric_options *options, epw_fabric *const *ou
             EPW_ERR_INVALID, where,
             "options.nic is %u, must be EPW_NIC_SOFT, EPW_NIC_STRICT, EPW_NIC_FAKE or EPW_NIC_MLX5",
             options->nic);
+    if (options->doorbells > EPW_DOORBELLS_HOST)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.doorbells is %u, must be EPW_DOORBELLS_AUTO, EPW_DOORBELLS_GPU or "
+                        "EPW_DOORBELLS_HOST",
+                        options->doorbells);
     uint32_t ring = options->ring_bytes;
     if (ring != 0 && (ring < EPW_RING_BYTES_MIN || ring > EPW_RING_BYTES_MAX || (ring & (ring - 1)) != 0))
         return epw_fail(EPW_ERR_INVALID, where,
@@ -342,6 +364,8 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
     fabric->rank = options->rank;
     fabric->wires = options->wires;
     fabric->ring_bytes = options->ring_bytes > 0 ? options->ring_bytes : EPW_RING_BYTES;
+    fabric->doorbells = options->doorbells;
+    fabric->strict = options->nic == EPW_NIC_STRICT;
     fabric->wake = -1;
     make_locks(fabric);
     status = epw_process_ready(where);

@@ -47,6 +47,9 @@ epw_mlx5 *epw_fabric_adapter(const epw_fabric *fabric);
 /* If that is one in software; else NULL. */
 epw_fake *epw_fabric_fake(const epw_fabric *fabric);
 
+/* EPW_DOORBELLS_*, as its options say. */
+uint32_t epw_fabric_doorbells(const epw_fabric *fabric);
+
 /* What a fabric says of its NIC: its kind, and an adapter's address. */
 enum { EPW_FABRIC_NIC_BYTES = 1 + EPW_MLX5_ADDRESS_BYTES };
 void epw_fabric_nic_write(const epw_fabric *fabric, unsigned char bytes[EPW_FABRIC_NIC_BYTES]);

@@ -75,8 +75,20 @@ void epw_mlx5_deregister(epw_mlx5 *adapter, uint32_t own);
 
 typedef struct epw_mlx5_pair epw_mlx5_pair;
 
+/* Who posts to a queue, and whose doorbells reach the adapter. */
+typedef enum epw_mlx5_poster {
+    EPW_MLX5_HOST,           /* threads of the host, who call epw_mlx5_pair_ring */
+    EPW_MLX5_KERNELS,        /* kernels, who write the register */
+    EPW_MLX5_KERNELS_UNHEARD /* kernels, who cannot: they write a word, and a thread of the host the register
+                              */
+} epw_mlx5_poster;
+
 typedef struct epw_mlx5_pair_options {
     uint32_t depth; /* entries of 64 bytes: a power of two */
+    epw_mlx5_poster poster;
+    /* Host memory of epw_mlx5_pair_memory_bytes(depth), that begins a page and outlives the pair; NULL: the
+     * pair takes its own. */
+    unsigned char *memory;
     /* Called once, when it breaks; NULL: nobody. */
     void (*broken)(void *context);
     void *context;
@@ -85,12 +97,23 @@ typedef struct epw_mlx5_pair_options {
 epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *options, epw_where where,
                                 epw_mlx5_pair **out);
 
+uint64_t epw_mlx5_pair_memory_bytes(uint32_t depth);
+
 /* Once this returns nothing that came by it is placed, and nothing is read of what it was to send. NULL is
- * allowed. */
-void epw_mlx5_pair_destroy(epw_mlx5_pair *pair);
+ * allowed. False: the kernel has not let go of its memory, which is to stay as it is. */
+bool epw_mlx5_pair_destroy(epw_mlx5_pair *pair);
 
 uint32_t epw_mlx5_pair_number(const epw_mlx5_pair *pair);
+
+/* Its doorbell is the register, or the word in its place. */
 const epw_pair_memory *epw_mlx5_pair_memory(const epw_mlx5_pair *pair);
+
+/* Whether registers are ordinary memory: of an adapter in software. */
+bool epw_mlx5_registers_in_memory(const epw_mlx5 *adapter);
+
+/* Whether everything that was rung for is done, or nothing more will be; whether anything ever was. */
+bool epw_mlx5_pair_idle(const epw_mlx5_pair *pair);
+bool epw_mlx5_pair_has_rung(const epw_mlx5_pair *pair);
 
 /* To pair `remote` of the adapter at this address, whose silence ends it within 2 to 4 deadlines. Again only
  * before the first entry is posted. */

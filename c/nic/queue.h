@@ -105,11 +105,14 @@ EPW_INLINE bool epw_queue_ring_for(epw_queue *q, bool flush, uint64_t own, uint3
     if (!epw_bell_take(&q->bell, flush, &bell)) return false;
     for (;;) { /* ends: each turn is for a request that has come meanwhile */
         uint64_t before = bell.rung, next = before;
+        bool others = false;
         for (;;) {
             if (next == own && count > 0) next += count;
             if (next - before >= q->depth || !epw_queue_is_marked(q, next)) break;
             next++;
+            others = true;
         }
+        if (others && epw_bell_is_given_up(&q->bell)) return rang;
         if (next != before && (bell.flush || next - before >= q->batch)) {
             epw_queue_tell(q, next);
             bell.rung = next;
@@ -124,12 +127,15 @@ EPW_INLINE bool epw_queue_ring(epw_queue *q, bool flush) {
 }
 
 /* A post is lost for want of room, and what comes behind it must not be taken for all that was said: the
- * queue is broken. The first word of the record is of a receive queue, which these pairs do not have. Writer:
- * a poster, in front of whatever it posts and rings for afterwards. Reader: the soft NIC, behind the
- * doorbell, which breaks the pair as if its connection were gone; so waits for the peer end with
- * EPW_CAUSE_LINK. */
+ * queue is broken. Nobody rings for it any more, and the first word of its record, which is of a receive
+ * queue, and these pairs have none, tells whoever breaks it, so that waits for the peer end with
+ * EPW_CAUSE_LINK: a soft NIC, or who attends an adapter's queues, see nic/mlx5/attend.c. Writer: a poster. */
 EPW_INLINE void epw_queue_give_up(epw_queue *q) {
+    epw_bell_give_up(&q->bell);
     epw_store_release_32(q->record, 1);
+}
+EPW_INLINE bool epw_record_is_given_up(const uint32_t *record) {
+    return epw_load_acquire_32(record) != 0;
 }
 
 /* ---- waiting ---- */

@@ -136,6 +136,9 @@ void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote);
 /* The doorbell has been rung. */
 void epw_pair_ring(epw_pair *pair);
 
+/* Makes it `polled`, see its options. */
+void epw_pair_poll(epw_pair *pair);
+
 /* How many entries it has been rung for. */
 uint64_t epw_pair_rung_for(epw_pair *pair);
 

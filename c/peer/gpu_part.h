@@ -40,6 +40,11 @@ typedef struct epw_peers_pinned {
     epw_rank_set broken;
 } epw_peers_pinned;
 
+/* A doorbell register of an adapter, and where kernels write it. */
+typedef struct epw_gpu_register {
+    uint64_t *host, *device;
+} epw_gpu_register;
+
 struct epw_peers_gpu {
     int32_t device;
     uint64_t deadline_ns;                /* the group's */
@@ -58,6 +63,8 @@ struct epw_peers_gpu {
     uint32_t *marks;   /* and of each [epw_queue_depth] */
     pthread_mutex_t rings_lock;
     unsigned char *rings; /* that nobody uses, see remote_gpu.c */
+    epw_gpu_register *registers;
+    uint32_t register_count;
 };
 
 #endif

@@ -30,6 +30,7 @@ enum {
 typedef struct way {
     epw_end end;
     unsigned char *ring; /* that kernels post to, in pinned memory; else NULL */
+    uint64_t *doorbell;  /* where their GPU has mapped an adapter's register; else NULL */
     uint32_t *marks;     /* NULL there */
     epw_queue queue;
     uint64_t flushed[EPW_AREAS]; /* one past the entry behind what was posted last of the area */
@@ -177,8 +178,8 @@ static void destroy(epw_remote *remote) {
     if (remote == NULL) return;
     for (uint32_t i = 0; i < WAYS; i++) {
         way *w = &remote->ways[i];
-        epw_end_destroy(&w->end);
-        if (w->ring != NULL) epw_remote_gpu_give_ring(remote->peers, w->ring);
+        bool gone = epw_end_destroy(&w->end);
+        if (w->ring != NULL && gone) epw_remote_gpu_give_ring(remote->peers, w->ring);
         free(w->marks);
     }
     epw_nic_end_link(epw_fabric_nic(remote->peers->fabric), remote->link);
@@ -186,34 +187,49 @@ static void destroy(epw_remote *remote) {
     free(remote);
 }
 
+/* Kernels post to memory that they reach, and ring by a register that their GPU has mapped, or, where
+ * that cannot be or is not wanted, by a word that a thread of the host looks at. */
+static epw_status open_end(epw_remote *remote, way *w, epw_end_options *options, epw_where where) {
+    epw_peers *peers = remote->peers;
+    uint64_t bytes = epw_end_memory_bytes(peers->fabric, options->depth);
+    epw_status status = epw_remote_gpu_take_ring(peers, bytes, where, &w->ring);
+    if (status != EPW_OK) return status;
+    options->memory = w->ring;
+    epw_mlx5 *adapter = epw_fabric_adapter(peers->fabric);
+    uint32_t doorbells = epw_fabric_doorbells(peers->fabric);
+    bool mapped = doorbells != EPW_DOORBELLS_HOST;
+    options->poster = mapped ? EPW_POSTER_KERNELS : EPW_POSTER_KERNELS_UNHEARD;
+    status = epw_end_create(peers->fabric, options, where, &w->end);
+    if (status != EPW_OK || adapter == NULL || !mapped) return status;
+    bool in_memory = epw_mlx5_registers_in_memory(adapter);
+    status =
+        epw_remote_gpu_map_register(peers, epw_end_memory(&w->end)->doorbell, in_memory, where, &w->doorbell);
+    if (status == EPW_OK || doorbells == EPW_DOORBELLS_GPU) return status;
+    if (!epw_end_destroy(&w->end)) return status;
+    options->poster = EPW_POSTER_KERNELS_UNHEARD;
+    return epw_end_create(peers->fabric, options, where, &w->end);
+}
+
 static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, epw_where where) {
     epw_peers *peers = remote->peers;
     way *w = &remote->ways[number];
-    epw_pair_options options = {.peer = remote->peer, .key = remote->keys.its, .depth = depth};
-    epw_status status = EPW_OK;
-    if (peers->gpu != NULL && epw_fabric_adapter(peers->fabric) != NULL)
-        return epw_fail(
-            EPW_ERR_NO_PATH, where,
-            "kernels do not post to an adapter yet: give the fabric of a GPU's buffers EPW_NIC_SOFT");
+    epw_end_options options = {.peer = remote->peer, .key = remote->keys.its, .depth = depth};
+    bool by_kernels = peers->gpu != NULL && number != HOST_WAY;
     if (peers->gpu != NULL) {
         options.broken = broken;
         options.context = remote;
     }
-    if (peers->gpu != NULL && number != HOST_WAY) {
-        status = epw_remote_gpu_take_ring(peers, epw_pair_memory_bytes(depth), where, &w->ring);
-        options.memory = w->ring;
-        options.polled = true;
-    }
-    if (status == EPW_OK) status = epw_end_create(peers->fabric, &options, where, &w->end);
+    epw_status status = by_kernels ? open_end(remote, w, &options, where)
+                                   : epw_end_create(peers->fabric, &options, where, &w->end);
     if (status != EPW_OK) return status;
-    if (!options.polled) w->marks = calloc(depth, sizeof w->marks[0]);
-    if (!options.polled && w->marks == NULL)
+    if (!by_kernels) w->marks = calloc(depth, sizeof w->marks[0]);
+    if (!by_kernels && w->marks == NULL)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a queue of %u", depth);
     const epw_pair_memory *memory = epw_end_memory(&w->end);
     w->queue = (epw_queue){.entries = (epw_entry_block *)memory->entries,
                            .marks = w->marks,
                            .record = memory->record,
-                           .doorbell = memory->doorbell,
+                           .doorbell = w->doorbell != NULL ? w->doorbell : memory->doorbell,
                            .completions.entry = (const uint32_t *)memory->completion,
                            .depth = depth,
                            .pair = epw_end_number(&w->end),
@@ -227,7 +243,11 @@ static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_r
     if (remote == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a peer behind a queue");
     *remote = (epw_remote){.peers = peers, .peer = peer};
     epw_region region = region_of(remote);
-    epw_status status = epw_end_register(peers->fabric, &region, where, &remote->keys);
+    epw_status status = EPW_OK;
+    /* An adapter registers memory that is there. */
+    if (peers->inbox != NULL && epw_fabric_adapter(peers->fabric) != NULL)
+        status = epw_inbox_pin(peers, peer, where);
+    if (status == EPW_OK) status = epw_end_register(peers->fabric, &region, where, &remote->keys);
     for (uint32_t i = 0; status == EPW_OK && i < WAYS; i++)
         if (has_way(peers, i)) status = open_way(remote, i, depth, where);
     if (status != EPW_OK) {
@@ -255,11 +275,10 @@ static bool is_spent(const epw_peers *peers, uint32_t peer, const epw_remote *re
 
 /* Whether it has posted something. */
 static bool has_posted(epw_remote *remote) {
-    uint64_t posted = 0;
+    bool posted = false;
     for (uint32_t i = 0; i < WAYS; i++)
-        if (has_way(remote->peers, i))
-            posted += epw_end_rung_for(&remote->ways[i].end, &remote->ways[i].queue);
-    return posted > 0;
+        if (has_way(remote->peers, i)) posted |= epw_end_has_rung(&remote->ways[i].end);
+    return posted;
 }
 
 /* Another incarnation is about to be let in: what the former one still sends is placed no more. */
@@ -371,7 +390,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
 static void flush(epw_remote *remote, uint64_t until) {
     for (uint32_t i = 0; i < WAYS; i++) {
         if (!has_way(remote->peers, i)) continue;
-        while (!epw_end_idle(&remote->ways[i].end, &remote->ways[i].queue) && epw_now_ns() < until) {
+        while (!epw_end_idle(&remote->ways[i].end) && epw_now_ns() < until) {
             epw_remotes_poll(remote->peers);
             nanosleep(&(struct timespec){0, 50000}, NULL);
         }

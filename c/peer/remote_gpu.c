@@ -2,6 +2,7 @@
 #include "peer/remote_gpu.h"
 
 #include "device/cuda.h"
+#include "device/cuda_registers.h"
 #include "device/memory_limit.h"
 #include "peer/inbox.h"
 
@@ -48,6 +49,30 @@ void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring) {
     pthread_mutex_unlock(&peers->gpu->rings_lock);
 }
 
+static epw_gpu_register *mapped(const epw_peers_gpu *g, const uint64_t *reg) {
+    for (uint32_t i = 0; i < g->register_count; i++)
+        if (g->registers[i].host == reg) return &g->registers[i];
+    return NULL;
+}
+
+epw_status epw_remote_gpu_map_register(epw_peers *peers, uint64_t *reg, bool in_memory, epw_where where,
+                                       uint64_t **out) {
+    epw_peers_gpu *g = peers->gpu;
+    epw_gpu_register *known = mapped(g, reg);
+    if (known == NULL) {
+        epw_gpu_register *more = realloc(g->registers, (g->register_count + 1) * sizeof *more);
+        if (more == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a doorbell register");
+        g->registers = more;
+        known = &more[g->register_count];
+        known->host = reg;
+        epw_status status = epw_cuda_map_register(g->device, reg, in_memory, where, &known->device);
+        if (status != EPW_OK) return status;
+        g->register_count++;
+    }
+    *out = known->device;
+    return EPW_OK;
+}
+
 uint64_t epw_remote_gpu_ways_bytes(uint32_t lanes) {
     return (uint64_t)lanes * EPW_GPU_PEERS * sizeof(epw_gpu_way);
 }
@@ -79,6 +104,8 @@ void epw_remote_gpu_close(epw_peers *peers) {
         memcpy(&g->rings, ring, sizeof ring);
         epw_cuda_host_free(g->device, ring);
     }
+    for (uint32_t i = 0; i < g->register_count; i++) epw_cuda_unmap_register(g->device, g->registers[i].host);
+    free(g->registers);
     epw_inbox_close(peers);
     epw_cuda_free(g->device, g->ways);
     epw_cuda_free(g->device, g->marks);
@@ -138,6 +165,12 @@ epw_status epw_remote_gpu_take_ring(epw_peers *peers, uint64_t bytes, epw_where 
 
 void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring) {
     (void)peers, (void)ring;
+}
+
+epw_status epw_remote_gpu_map_register(epw_peers *peers, uint64_t *reg, bool in_memory, epw_where where,
+                                       uint64_t **out) {
+    (void)peers, (void)reg, (void)in_memory, (void)out;
+    return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
 }
 
 void epw_remote_gpu_broken(epw_peers *peers, uint32_t peer, bool broken) {

@@ -16,6 +16,11 @@ void epw_remote_gpu_free_image(epw_peers *peers, unsigned char *image);
 epw_status epw_remote_gpu_take_ring(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out);
 void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring);
 
+/* Where kernels write an adapter's register: mapped until the buffer ends, for whichever pair has it. See
+ * device/cuda_registers.h. */
+epw_status epw_remote_gpu_map_register(epw_peers *peers, uint64_t *reg, bool in_memory, epw_where where,
+                                       uint64_t **out);
+
 /* A connection to the peer is gone: waits of kernels for it end. Writer: the NIC. Reader: go_on_waiting(). */
 void epw_remote_gpu_broken(epw_peers *peers, uint32_t peer, bool broken);
 

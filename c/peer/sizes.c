@@ -2,7 +2,7 @@
 #include "peer/sizes.h"
 
 #include "base/bits.h"
-#include "nic/soft.h"
+#include "nic/mlx5.h"
 #include "peer/words.h"
 
 uint32_t epw_queue_depth(uint32_t entries) {
@@ -14,7 +14,7 @@ uint32_t epw_queue_depth(uint32_t entries) {
 
 uint64_t epw_rings_bytes(const epw_remote_shape *shape) {
     return (uint64_t)(shape->ranks - 1) * shape->lanes *
-           epw_pair_memory_bytes(epw_queue_depth(shape->entries));
+           epw_mlx5_pair_memory_bytes(epw_queue_depth(shape->entries));
 }
 
 uint64_t epw_images_bytes(const epw_remote_shape *shape) {

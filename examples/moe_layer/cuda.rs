@@ -289,6 +289,10 @@ impl<T: Half + DeviceRepr + ValidAsZeroBits> Exchange for CudaExchange<T> {
         paths(&self.buffer)
     }
 
+    fn nic(&self) -> Option<String> {
+        self.buffer.nic()
+    }
+
     fn forward(
         &mut self,
         layer: &Layer,

@@ -263,6 +263,10 @@ impl<T: Half> Exchange for EpExchange<T> {
         paths(&self.buffer)
     }
 
+    fn nic(&self) -> Option<String> {
+        self.buffer.nic()
+    }
+
     fn forward(
         &mut self,
         layer: &Layer,

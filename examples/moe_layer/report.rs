@@ -16,6 +16,8 @@ pub struct RankReport {
     pub rank: u32,
     /// How each rank is reached, itself included.
     pub paths: Vec<String>,
+    /// What drains its queues, where it has some.
+    pub nic: Option<String>,
     /// Tokens of the text that this rank ran through all layers.
     pub tokens: u64,
     /// Rows sent and received: a token counts once for each rank that it goes to.
@@ -85,9 +87,10 @@ impl<'a> Summary<'a> {
             let parts: Vec<String> =
                 reached.iter().map(|(path, ranks)| format!("{ranks} by {path}")).collect();
             format!(
-                "rank {} reaches {}",
+                "rank {} reaches {}{}",
                 report.rank,
-                if parts.is_empty() { "itself alone".to_owned() } else { parts.join(", ") }
+                if parts.is_empty() { "itself alone".to_owned() } else { parts.join(", ") },
+                report.nic.iter().map(|nic| format!(" ({nic})")).collect::<String>()
             )
         };
         self.per_rank.iter().map(line).collect::<Vec<_>>().join("\n")

@@ -27,6 +27,9 @@ pub trait Exchange {
     /// How each rank is reached, itself included.
     fn paths(&self) -> Vec<String>;
 
+    /// What drains its queues, where it has some.
+    fn nic(&self) -> Option<String>;
+
     /// The values that experts receive for rows `x` `[n, hidden]`.
     fn payload(&self, x: &[u16]) -> Result<Vec<f32>>;
 }
@@ -63,7 +66,8 @@ pub fn run(
     bar: &ProgressBar,
 ) -> Result<RankReport> {
     let hidden = model.shape.hidden;
-    let mut report = RankReport { rank: cut.rank as u32, paths: exchange.paths(), ..RankReport::default() };
+    let (rank, paths, nic) = (cut.rank as u32, exchange.paths(), exchange.nic());
+    let mut report = RankReport { rank, paths, nic, ..RankReport::default() };
     for step in 0..cut.steps(text.len()) {
         let tokens = cut.tokens(text.len(), step);
         report.tokens += tokens.len() as u64;
@@ -143,6 +147,10 @@ mod tests {
 
         fn paths(&self) -> Vec<String> {
             vec!["self".to_owned()]
+        }
+
+        fn nic(&self) -> Option<String> {
+            None
         }
 
         fn payload(&self, x: &[u16]) -> Result<Vec<f32>> {

@@ -139,6 +139,12 @@ impl EpBuffer {
     pub fn path(&self, peer: u32) -> Path {
         Path::from_c(self.inner.ffi.path(peer), self.inner.ffi.wire(peer))
     }
+
+    /// For print: what drains this rank's queues and what that has come to, of an adapter its port, its address and what it does
+    /// without. `None` where the configuration permits no queues. Pieces may be added: nothing is to be read out of it.
+    pub fn nic(&self) -> Option<String> {
+        self.inner.ffi.nic()
+    }
 }
 
 fn present(blobs: &[Vec<u8>]) -> impl Iterator<Item = (u32, &[u8])> {

@@ -54,7 +54,9 @@ fn options(key: WireKey) -> std::result::Result<FabricOptions, String> {
     let ports = env::ports().map_err(|error| error.to_string())?.unwrap_or((0, 0));
     let interfaces = env::value(env::IFNAME);
     let ring_bytes = env::value(env::RING_BYTES).map_or(Ok(0), |text| ring_bytes(&text))?;
-    Ok(FabricOptions { wires: wires.to_c(), nic, ports, interfaces, key, ring_bytes })
+    let doorbells =
+        env::value(env::DOORBELLS).map_or(Ok(sys::EPW_DOORBELLS_AUTO), |name| doorbells(&name))?;
+    Ok(FabricOptions { wires: wires.to_c(), nic, ports, interfaces, key, ring_bytes, doorbells })
 }
 
 /// So many bytes.
@@ -82,6 +84,16 @@ fn nic(name: &str) -> std::result::Result<u32, String> {
             "{}: {name:?} names no NIC of this library: give soft, strict, fake or mlx5",
             env::NIC
         )),
+    }
+}
+
+/// The way of ringing of that name.
+fn doorbells(name: &str) -> std::result::Result<u32, String> {
+    match name.trim() {
+        "auto" => Ok(sys::EPW_DOORBELLS_AUTO),
+        "gpu" => Ok(sys::EPW_DOORBELLS_GPU),
+        "host" => Ok(sys::EPW_DOORBELLS_HOST),
+        _ => Err(format!("{}: {name:?} is no way to ring: give auto, gpu or host", env::DOORBELLS)),
     }
 }
 
@@ -153,5 +165,13 @@ mod tests {
         assert_eq!(nic("fake"), Ok(sys::EPW_NIC_FAKE));
         assert_eq!(nic("mlx5"), Ok(sys::EPW_NIC_MLX5));
         assert!(nic("verbs").unwrap_err().starts_with("EPWIRE_NIC: \"verbs\""));
+    }
+
+    #[test]
+    fn a_way_to_ring_has_a_name() {
+        assert_eq!(doorbells("auto"), Ok(sys::EPW_DOORBELLS_AUTO));
+        assert_eq!(doorbells("gpu"), Ok(sys::EPW_DOORBELLS_GPU));
+        assert_eq!(doorbells(" host "), Ok(sys::EPW_DOORBELLS_HOST));
+        assert!(doorbells("cpu").unwrap_err().starts_with("EPWIRE_DOORBELLS: \"cpu\""));
     }
 }

@@ -15,6 +15,7 @@ pub const EPW_DEVICE_HOST: i32 = -1;
 pub const EPW_CONFIG_VERSION: u32 = 1;
 pub const EPW_RING_BYTES_MIN: u32 = 4096;
 pub const EPW_RING_BYTES_MAX: u32 = 1073741824;
+pub const EPW_FABRIC_TEXT: u32 = 256;
 pub const EPW_BLOB_MAX: u32 = 1024;
 pub const EPW_STEP_MAX: u64 = 2199023255551;
 pub type epw_status = i32;
@@ -451,9 +452,16 @@ pub const EPW_NIC_STRICT: u32 = 2;
 /** for tests: an mlx5 adapter in software, which takes a real one's commands, and is as
 strict with them as firmware*/
 pub const EPW_NIC_FAKE: u32 = 3;
-/** the first mlx5 adapter with an active port, by libibverbs and libmlx5; for buffers on
-the host alone. Unproven: no adapter has been tried yet*/
+/** the first mlx5 adapter with an active port, by libibverbs and libmlx5. Unproven: no
+adapter has been tried yet*/
 pub const EPW_NIC_MLX5: u32 = 4;
+/// the first of those below that can be had; epw_fabric_describe says which
+pub const EPW_DOORBELLS_AUTO: u32 = 0;
+/// they write the adapter's registers, which the GPU's driver has to map
+pub const EPW_DOORBELLS_GPU: u32 = 1;
+/** they write words that a thread of this process copies to the registers: it takes
+a core while they post, and up to 0.1 ms when they begin again after 2 ms*/
+pub const EPW_DOORBELLS_HOST: u32 = 2;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_fabric_options {
@@ -481,6 +489,8 @@ on the way. NULL: none. Copied*/
  takes so much, 68 KiB more, and what its own options say for the way back, once for all buffers of the
  fabric. It is in no plan; pages are taken as they are used.*/
     pub ring_bytes: u32,
+    /// EPW_DOORBELLS_*: of an adapter, for buffers on a GPU
+    pub doorbells: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -517,6 +527,9 @@ const _: () = {
     [
         "Offset of field: epw_fabric_options::ring_bytes",
     ][::core::mem::offset_of!(epw_fabric_options, ring_bytes) - 40usize];
+    [
+        "Offset of field: epw_fabric_options::doorbells",
+    ][::core::mem::offset_of!(epw_fabric_options, doorbells) - 44usize];
 };
 impl Default for epw_fabric_options {
     fn default() -> Self {
@@ -536,6 +549,12 @@ unsafe extern "C" {
         options: *const epw_fabric_options,
         out: *mut *mut epw_fabric,
     ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_fabric_describe(
+        fabric: *const epw_fabric,
+        text: *mut ::core::ffi::c_char,
+    ) -> *const ::core::ffi::c_char;
 }
 unsafe extern "C" {
     /** Ends them. All buffers that used it have been destroyed. NULL is allowed. In a forked child it does

@@ -353,6 +353,31 @@ static void a_bell_with_requests_is_not_let_go(void) {
     CHECK(epw_bell_take(&word, false, &other) && other.rung == 5 && other.flush);
 }
 
+static void a_bell_that_is_given_up_is_taken_no_more(void) {
+    uint64_t word = 0;
+    epw_bell holder, other;
+    CHECK(epw_bell_take(&word, false, &holder));
+    epw_bell_give_up(&word);
+    CHECK(!epw_bell_take(&word, true, &other));
+    CHECK(epw_bell_is_given_up(&word));
+    holder.rung = 2;
+    CHECK(epw_bell_let_go(&word, 0, &holder)); /* without the request of the other one */
+    CHECK(!epw_bell_take(&word, true, &other));
+}
+
+/* Slots were published by others behind a post that was lost, while somebody held the bell. */
+static void nothing_is_rung_for_behind_a_post_that_was_lost(void) {
+    rig *r = open_rig(16, 1, 64);
+    uint64_t index;
+    CHECK(epw_queue_try_reserve(&r->q, 1, &index));
+    epw_queue_give_up(&r->q);
+    epw_queue_publish(&r->q, index, 1);
+    uint64_t before = *r->q.doorbell;
+    CHECK(!epw_queue_ring(&r->q, true));
+    CHECK(*r->q.doorbell == before && epw_record_is_given_up(r->q.record));
+    close_rig(r);
+}
+
 /* ---- completions ---- */
 
 static uint32_t last_word(uint64_t index, uint32_t opcode) {
@@ -547,6 +572,8 @@ int main(void) {
     many_post_at_a_time();
     ringing_once_is_enough_whoever_holds_the_bell();
     a_bell_with_requests_is_not_let_go();
+    a_bell_that_is_given_up_is_taken_no_more();
+    nothing_is_rung_for_behind_a_post_that_was_lost();
     looks_are_joined_by_their_maximum();
     each_syndrome_has_a_text();
     a_full_queue_takes_nothing_until_entries_complete();

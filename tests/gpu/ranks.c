@@ -299,9 +299,13 @@ static uint32_t half_of(uint32_t rank, uint32_t ranks) {
     return rank >= (ranks + 1) / 2;
 }
 
+static int is_set_to(const char *variable, const char *value) {
+    const char *set = getenv(variable);
+    return set != NULL && strcmp(set, value) == 0;
+}
+
 static int is_path(const char *name) {
-    const char *path = getenv("EPW_TEST_PATH");
-    return path != NULL && strcmp(path, name) == 0;
+    return is_set_to("EPW_TEST_PATH", name);
 }
 
 int ranks_by_queue(void) {
@@ -311,6 +315,10 @@ int ranks_by_queue(void) {
 void ranks_fabric(epw_config *config) {
     epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
     options.rank = config->rank;
+    if (is_set_to("EPW_TEST_NIC", "strict")) options.nic = EPW_NIC_STRICT;
+    if (is_set_to("EPW_TEST_NIC", "fake")) options.nic = EPW_NIC_FAKE;
+    if (is_set_to("EPW_TEST_DOORBELLS", "gpu")) options.doorbells = EPW_DOORBELLS_GPU;
+    if (is_set_to("EPW_TEST_DOORBELLS", "host")) options.doorbells = EPW_DOORBELLS_HOST;
     REQUIRE_OK(epw_fabric_create(&options, &config->fabric));
 }
 

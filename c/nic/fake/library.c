@@ -219,6 +219,11 @@ static void rung(void *object) {
     if (qp->pair != NULL) epw_pair_ring(qp->pair);
 }
 
+static void notice(void *object) {
+    const epw_fake_item *qp = object;
+    if (qp->pair != NULL) epw_pair_poll(qp->pair);
+}
+
 void epw_fake_add_route(epw_fake *fake, uint32_t number, const epw_fake_route *route) {
     epw_fake_item *qp = epw_fake_find(fake, EPW_FAKE_QP, number);
     if (qp == NULL) return;
@@ -264,7 +269,9 @@ epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_f
                                    .register_memory = register_memory,
                                    .deregister = deregister,
                                    .resolve = resolve,
-                                   .rung = rung};
+                                   .rung = rung,
+                                   .notice = notice,
+                                   .registers_in_memory = true};
     pthread_mutex_init(&fake->lock, NULL);
     pthread_mutex_init(&fake->event_lock, NULL);
     *out = fake;

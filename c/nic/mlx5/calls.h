@@ -118,8 +118,13 @@ typedef struct epw_mlx5_calls {
     int (*resolve)(void *pd, uint32_t port, uint32_t gid_index, const unsigned char gid[16],
                    unsigned char mac[6]);
 
-    /* A queue pair's register has been written. NULL: a device that notices by itself. */
+    /* A queue pair's register has been written; it will be by kernels, who cannot say so. NULL: a device that
+     * notices by itself. */
     void (*rung)(void *object);
+    void (*notice)(void *object);
+
+    /* Registers are ordinary memory. */
+    bool registers_in_memory;
 } epw_mlx5_calls;
 
 #endif

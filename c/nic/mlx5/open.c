@@ -198,8 +198,11 @@ const char *epw_mlx5_describe(const epw_mlx5 *a, char text[EPW_MLX5_TEXT]) {
                                             [EPW_MLX5_UAR_SHARED] = ", doorbells in one register",
                                             [EPW_MLX5_UAR_BF] = ", doorbells that gather writes"};
     unsigned kind = atomic_load_explicit(&a->worst_uar, memory_order_relaxed);
-    snprintf(text, EPW_MLX5_TEXT, "%s port %u, %s, MTU %u%s%s", a->name.text, a->port_number, address,
-             128u << a->port.mtu, a->caps.atomic ? "" : ", no atomics", doorbells[kind]);
+    snprintf(text, EPW_MLX5_TEXT, "%s port %u, %s, MTU %u%s%s%s", a->name.text, a->port_number, address,
+             128u << a->port.mtu, a->caps.atomic ? "" : ", no atomics", doorbells[kind],
+             atomic_load_explicit(&a->rings_for_kernels, memory_order_relaxed)
+                 ? ", a thread of the host rings for kernels"
+                 : "");
     return text;
 }
 
@@ -210,6 +213,7 @@ epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *op
     a->calls = calls;
     a->options = *options;
     pthread_mutex_init(&a->pairs_lock, NULL);
+    epw_mlx5_attendant_init(&a->attendant);
     epw_status status = choose_device(a, where);
     if (status == EPW_OK) status = epw_mlx5_start_watch(a, where);
     if (status != EPW_OK) {
@@ -225,7 +229,9 @@ epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *op
 void epw_mlx5_close(epw_mlx5 *a) {
     if (a == NULL) return;
     if (a->device != NULL) a->calls->on_event(a->device, NULL, NULL);
+    epw_mlx5_attendant_end(&a->attendant);
     epw_mlx5_end_watch(a);
+    epw_mlx5_free_registers(a);
     close_device(a);
     pthread_mutex_destroy(&a->pairs_lock);
     free(a);

@@ -11,7 +11,8 @@
 
 enum {
     PAGE = 4096,
-    LOG_READS = 4,     /* under way at a time: what adapters have at least */
+    WORD_OFFSET = 64, /* in the record's page: where kernels ring whose doorbells do not reach the register */
+    LOG_READS = 4,    /* under way at a time: what adapters have at least */
     COMPLETION_LOG = 0 /* one entry, overwritten each time */
 };
 
@@ -23,8 +24,19 @@ static uint32_t log_of(uint32_t depth) {
 
 /* ---- memory and registers ---- */
 
-static epw_status allocate(epw_mlx5_pair *pair, epw_where where) {
-    pair->bytes = 2 * PAGE + epw_align((uint64_t)pair->options.depth * EPW_ENTRY_BYTES, PAGE);
+uint64_t epw_mlx5_pair_memory_bytes(uint32_t depth) {
+    return 2 * PAGE + epw_align((uint64_t)depth * EPW_ENTRY_BYTES, PAGE);
+}
+
+static epw_status take_memory(epw_mlx5_pair *pair, epw_where where) {
+    pair->bytes = epw_mlx5_pair_memory_bytes(pair->options.depth);
+    if (pair->options.memory != NULL) {
+        if ((uintptr_t)pair->options.memory % PAGE != 0)
+            return epw_fail(EPW_ERR_INVALID, where, "memory of a queue pair does not begin a page");
+        pair->pages = pair->options.memory;
+        memset(pair->pages, 0, pair->bytes);
+        return EPW_OK;
+    }
     void *at = mmap(NULL, pair->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a queue pair of %u entries",
@@ -32,7 +44,6 @@ static epw_status allocate(epw_mlx5_pair *pair, epw_where where) {
     /* An adapter goes on with the pages that it was given: a child of a fork is not to have them. */
     madvise(at, pair->bytes, MADV_DONTFORK);
     pair->pages = at;
-    memset(pair->pages, 0xff, PAGE); /* before CREATE_CQ: no completion looks like this */
     return EPW_OK;
 }
 
@@ -57,28 +68,6 @@ static epw_status reach_all(epw_mlx5_pair *pair, epw_where where) {
     return status;
 }
 
-static epw_status take_register(epw_mlx5_pair *pair, epw_where where) {
-    epw_mlx5 *a = pair->adapter;
-    int err = 0, first = 0;
-    for (epw_mlx5_uar_kind kind = EPW_MLX5_UAR_OWN; kind < EPW_MLX5_UAR_KINDS; kind++) {
-        err = a->calls->uar(a->device, kind, &pair->uar);
-        if (err == 0) {
-            unsigned worst = atomic_load_explicit(&a->worst_uar, memory_order_relaxed);
-            while (worst < kind &&
-                   !atomic_compare_exchange_weak_explicit(&a->worst_uar, &worst, kind, memory_order_relaxed,
-                                                          memory_order_relaxed)) {
-            }
-            return EPW_OK;
-        }
-        pair->uar.handle = NULL;
-        if (first == 0) first = err;
-    }
-    return epw_fail_errno(err, where,
-                          "%s gives no doorbell register of any kind (the first kind: errno %d): use fewer "
-                          "buffers or peers, or a newer kernel",
-                          a->name.text, first);
-}
-
 /* ---- commands ---- */
 
 static epw_status create_object(epw_mlx5_pair *pair, uint32_t opcode, const epw_mlx5_in in, void **object,
@@ -96,7 +85,7 @@ static epw_status create_objects(epw_mlx5_pair *pair, epw_where where) {
     epw_mlx5_in in;
     epw_mlx5_cq cq = {.umem = pair->completion.id,
                       .record_umem = pair->record.id,
-                      .uar = pair->uar.page,
+                      .uar = pair->spare->uar.page,
                       .eq = a->event_queue,
                       .log_entries = COMPLETION_LOG};
     epw_mlx5_build_create_cq(in, &cq);
@@ -104,7 +93,7 @@ static epw_status create_objects(epw_mlx5_pair *pair, epw_where where) {
     if (status != EPW_OK) return status;
     epw_mlx5_qp qp = {.umem = pair->ring.id,
                       .record_umem = pair->record.id,
-                      .uar = pair->uar.page,
+                      .uar = pair->spare->uar.page,
                       .pd = a->pd_number,
                       .cq = pair->cq_number,
                       .log_entries = log_of(pair->options.depth)};
@@ -174,19 +163,31 @@ epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *
     pair->adapter = adapter;
     pair->options = *options;
     pthread_mutex_init(&pair->lock, NULL);
-    epw_status status = allocate(pair, where);
-    if (status == EPW_OK) status = reach_all(pair, where);
-    if (status == EPW_OK) status = take_register(pair, where);
+    epw_status status = take_memory(pair, where);
+    if (status == EPW_OK) {
+        memset(pair->pages, 0xff, PAGE); /* before CREATE_CQ: no completion looks like this */
+        status = reach_all(pair, where);
+    }
+    if (status == EPW_OK) status = epw_mlx5_take_register(adapter, where, &pair->spare);
     if (status == EPW_OK) status = create_objects(pair, where);
+    if (status == EPW_OK) {
+        bool unheard = options->poster == EPW_MLX5_KERNELS_UNHEARD;
+        pair->memory =
+            (epw_pair_memory){.entries = pair->pages + (size_t)2 * PAGE,
+                              .depth = options->depth,
+                              .record = (uint32_t *)(void *)(pair->pages + PAGE),
+                              .doorbell = unheard ? (uint64_t *)(void *)(pair->pages + PAGE + WORD_OFFSET)
+                                                  : pair->spare->uar.reg,
+                              .completion = pair->pages};
+        if (options->poster != EPW_MLX5_HOST) status = epw_mlx5_attend(pair, where);
+        if (unheard) atomic_store_explicit(&adapter->rings_for_kernels, true, memory_order_relaxed);
+    }
     if (status != EPW_OK) {
         epw_mlx5_pair_destroy(pair);
         return status;
     }
-    pair->memory = (epw_pair_memory){.entries = pair->pages + (size_t)2 * PAGE,
-                                     .depth = options->depth,
-                                     .record = (uint32_t *)(void *)(pair->pages + PAGE),
-                                     .doorbell = pair->uar.reg,
-                                     .completion = pair->pages};
+    if (options->poster == EPW_MLX5_KERNELS && adapter->calls->notice != NULL)
+        adapter->calls->notice(pair->qp);
     enter(pair);
     *out = pair;
     return EPW_OK;
@@ -199,18 +200,21 @@ static bool give_back(epw_mlx5_pair *pair) {
     bool gone = true;
     if (pair->qp != NULL) gone = calls->destroy(pair->qp) == 0;
     if (gone && pair->cq != NULL) gone = calls->destroy(pair->cq) == 0;
-    if (gone && pair->uar.handle != NULL) calls->free_uar(pair->uar.handle);
+    if (gone) epw_mlx5_give_register(pair->adapter, pair->spare);
     for (int i = 0; gone && i < 3; i++)
         if (umems[i]->handle != NULL) gone = calls->free_umem(umems[i]->handle) == 0;
     return gone;
 }
 
-void epw_mlx5_pair_destroy(epw_mlx5_pair *pair) {
-    if (pair == NULL) return;
+bool epw_mlx5_pair_destroy(epw_mlx5_pair *pair) {
+    if (pair == NULL) return true;
+    epw_mlx5_leave_alone(pair);
     leave(pair);
-    if (give_back(pair) && pair->pages != NULL) munmap(pair->pages, pair->bytes);
+    bool gone = give_back(pair), own = pair->pages != NULL && pair->options.memory == NULL;
+    if (gone && own) munmap(pair->pages, pair->bytes);
     pthread_mutex_destroy(&pair->lock);
     free(pair);
+    return gone;
 }
 
 uint32_t epw_mlx5_pair_number(const epw_mlx5_pair *pair) {
@@ -219,6 +223,32 @@ uint32_t epw_mlx5_pair_number(const epw_mlx5_pair *pair) {
 
 const epw_pair_memory *epw_mlx5_pair_memory(const epw_mlx5_pair *pair) {
     return &pair->memory;
+}
+
+bool epw_mlx5_registers_in_memory(const epw_mlx5 *adapter) {
+    return adapter->calls->registers_in_memory;
+}
+
+/* As far as 16 bits tell, of which a queue never has more under way than half. Writer of the record: who
+ * rings. Writer of the completion: the adapter. */
+static uint16_t rung_for(const epw_mlx5_pair *pair) {
+    return (uint16_t)epw_swap_32(epw_load_acquire_32(pair->memory.record + 1));
+}
+
+static uint32_t last_completion(const epw_mlx5_pair *pair) {
+    return epw_swap_32(epw_load_acquire_32((const uint32_t *)(const void *)pair->memory.completion + 15));
+}
+
+bool epw_mlx5_pair_idle(const epw_mlx5_pair *pair) {
+    uint32_t last = last_completion(pair);
+    uint16_t done = epw_completion_opcode(last) == EPW_COMPLETION_OK
+                        ? (uint16_t)(epw_completion_index(last) + 1)
+                        : 0; /* none has come */
+    return epw_mlx5_pair_broken(pair) || done == rung_for(pair);
+}
+
+bool epw_mlx5_pair_has_rung(const epw_mlx5_pair *pair) {
+    return rung_for(pair) != 0 || epw_completion_opcode(last_completion(pair)) == EPW_COMPLETION_OK;
 }
 
 /* ---- the way up and down ---- */
@@ -333,7 +363,6 @@ bool epw_mlx5_pair_is_closed(const epw_mlx5_pair *pair) {
 
 /* Writer of the completion: the adapter, which writes this word last. */
 bool epw_mlx5_pair_broken(const epw_mlx5_pair *pair) {
-    const uint32_t *last = (const uint32_t *)(const void *)pair->memory.completion + 15;
     return atomic_load_explicit(&pair->broken, memory_order_acquire) ||
-           epw_completion_opcode(epw_swap_32(epw_load_acquire_32(last))) == EPW_COMPLETION_ERROR;
+           epw_completion_opcode(last_completion(pair)) == EPW_COMPLETION_ERROR;
 }

@@ -20,6 +20,24 @@ typedef struct epw_mlx5_watch {
     epw_mlx5_memory *regions;
 } epw_mlx5_watch;
 
+/* Queues that kernels post to, see attend.c. */
+typedef struct epw_mlx5_attendant {
+    pthread_t thread;
+    bool started;
+    atomic_uint waiting;  /* for the lock */
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t wake;
+    bool ending;
+    uint32_t unheard; /* of the pairs, those that it rings for */
+    epw_mlx5_pair *pairs;
+} epw_mlx5_attendant;
+
+/* A doorbell register that a pair has, or none. */
+typedef struct epw_mlx5_spare {
+    struct epw_mlx5_spare *next;
+    epw_mlx5_uar uar;
+} epw_mlx5_spare;
+
 struct epw_mlx5 {
     const epw_mlx5_calls *calls;
     epw_mlx5_options options;
@@ -32,21 +50,26 @@ struct epw_mlx5 {
     epw_mlx5_gid gid;
     epw_mlx5_caps caps;
     atomic_uint worst_uar; /* epw_mlx5_uar_kind, of its pairs so far */
+    atomic_bool rings_for_kernels;
 
     pthread_mutex_t pairs_lock; /* taken with the NIC locked, where it is one in software */
     epw_mlx5_pair *pairs;
+    epw_mlx5_spare *spares;
     epw_mlx5_watch watch;
+    epw_mlx5_attendant attendant;
 };
 
 struct epw_mlx5_pair {
     epw_mlx5 *adapter;
-    epw_mlx5_pair *next;
+    epw_mlx5_pair *next, *next_attended;
+    bool attended;
+    uint64_t rung_for; /* where the attendant rings: the last doorbell that it has seen */
     epw_mlx5_pair_options options;
     epw_pair_memory memory;
-    unsigned char *pages; /* of this process: completion, record, ring */
+    unsigned char *pages; /* of this process, or the caller's: completion, record, ring */
     size_t bytes;
     epw_mlx5_umem ring, record, completion;
-    epw_mlx5_uar uar;
+    epw_mlx5_spare *spare;
     void *cq, *qp;
     uint32_t cq_number, number;
 
@@ -67,6 +90,21 @@ epw_status epw_mlx5_judge(const epw_mlx5 *adapter, uint32_t opcode, int err, con
 
 epw_status epw_mlx5_start_watch(epw_mlx5 *adapter, epw_where where);
 void epw_mlx5_end_watch(epw_mlx5 *adapter);
+
+/* ---- registers.c ---- */
+
+epw_status epw_mlx5_take_register(epw_mlx5 *adapter, epw_where where, epw_mlx5_spare **out);
+void epw_mlx5_give_register(epw_mlx5 *adapter, epw_mlx5_spare *spare); /* NULL is allowed */
+void epw_mlx5_free_registers(epw_mlx5 *adapter);
+
+/* ---- attend.c ---- */
+
+void epw_mlx5_attendant_init(epw_mlx5_attendant *attendant);
+void epw_mlx5_attendant_end(epw_mlx5_attendant *attendant);
+
+/* From here on until it is left alone. */
+epw_status epw_mlx5_attend(epw_mlx5_pair *pair, epw_where where);
+void epw_mlx5_leave_alone(epw_mlx5_pair *pair);
 
 /* ---- pair.c ---- */
 

@@ -4,6 +4,7 @@
 #include "base/barrier.h"
 #include "base/bits.h"
 #include "nic/entry.h"
+#include "nic/queue.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -128,6 +129,15 @@ epw_status epw_pair_create(epw_nic *nic, const epw_pair_options *options, epw_wh
     return EPW_OK;
 }
 
+void epw_pair_poll(epw_pair *pair) {
+    epw_nic *nic = pair->nic;
+    epw_nic_lock(nic);
+    nic->polled += !pair->options.polled;
+    pair->options.polled = true;
+    epw_nic_unlock(nic);
+    epw_nic_wake(nic);
+}
+
 void epw_pair_destroy(epw_pair *pair) {
     if (pair == NULL) return;
     epw_nic *nic = pair->nic;
@@ -201,9 +211,8 @@ static void heed(epw_pair *pair) {
     bool strict = pair->strict != NULL;
     uint64_t doorbell = strict ? __atomic_load_n(pair->memory.doorbell, __ATOMIC_ACQUIRE) : 0;
     uint16_t record = epw_fetch_record(pair->memory.record);
-    /* Behind the record: nothing goes that was posted after a post that was lost, see epw_queue_give_up. */
     if (atomic_load_explicit(&pair->given_up, memory_order_acquire) ||
-        __atomic_load_n(pair->memory.record, __ATOMIC_ACQUIRE) != 0)
+        epw_record_is_given_up(pair->memory.record))
         epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
     if (strict && doorbell == pair->doorbell) return;
     pair->doorbell = doorbell;

@@ -1,0 +1,26 @@
+/* Doorbell registers of an adapter, mapped for kernels, page by page. Several registers may lie in one page,
+ * and several buffers of a process use one: a page stays mapped until all have let go of it. For builds with
+ * CUDA.
+ *
+ * Unproven until there is an adapter: the driver maps its pages only where it runs with PeerMappingOverride
+ * (module option NVreg_RegistryDwords="PeerMappingOverride=1;") or has no need of that. */
+#ifndef EPW_DEVICE_CUDA_REGISTERS_H
+#define EPW_DEVICE_CUDA_REGISTERS_H
+
+#include "base/status.h"
+
+#include <stdbool.h>
+
+#ifdef EPW_CUDA
+
+/* *out: where kernels of this GPU write the register at `reg`. `in_memory`: it is ordinary memory.
+ * EPW_ERR_NO_PATH: the GPU cannot reach it, and what to do. */
+epw_status epw_cuda_map_register(int32_t ordinal, uint64_t *reg, bool in_memory, epw_where where,
+                                 uint64_t **out);
+
+/* No kernel writes it any more. */
+void epw_cuda_unmap_register(int32_t ordinal, uint64_t *reg);
+
+#endif
+
+#endif

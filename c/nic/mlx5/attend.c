@@ -1,0 +1,124 @@
+/* What a host thread does for the queues that kernels post to, who can call nothing:
+ *
+ *   - it rings for those whose registers no GPU can write: their doorbell is a word in memory, which it
+ * copies to the register;
+ *   - it breaks those that were given up (epw_queue_give_up), and those of which an entry has failed, so that
+ *     kernels that wait for the peer are told.
+ *
+ * While it rings it does not pause, until nothing was rung for 2 ms: then it looks every 50 us or so. For the
+ * rest it looks every 500 us. */
+#include "nic/mlx5/parts.h"
+
+#include "base/clock.h"
+#include "base/thread.h"
+#include "nic/queue.h"
+
+#include <sched.h>
+#include <time.h>
+
+#define BUSY_NS UINT64_C(2000000)
+#define SOON_NS 20000
+#define LATE_NS 500000
+
+/* Writer of the word: a kernel's thread, behind the entries and the record. The adapter reads those once it
+ * has been rung, which this thread does behind its own look at the word. */
+static bool ring_for(epw_mlx5_pair *pair) {
+    uint64_t doorbell = epw_load_acquire_64(pair->memory.doorbell);
+    if (doorbell == pair->rung_for) return false;
+    pair->rung_for = doorbell;
+    epw_store_doorbell(pair->spare->uar.reg, doorbell);
+    epw_mlx5_pair_ring(pair);
+    return true;
+}
+
+/* Locked. Whether something was rung for. */
+static bool look(epw_mlx5_attendant *t) {
+    bool rang = false;
+    for (epw_mlx5_pair *pair = t->pairs; pair != NULL; pair = pair->next_attended) {
+        if (pair->options.poster == EPW_MLX5_KERNELS_UNHEARD) rang |= ring_for(pair);
+        bool told = atomic_load_explicit(&pair->broken, memory_order_relaxed);
+        if (!told && (epw_record_is_given_up(pair->memory.record) || epw_mlx5_pair_broken(pair)))
+            epw_mlx5_pair_break(pair);
+    }
+    return rang;
+}
+
+/* A mutex goes to who is awake, which this thread always is: it goes behind those that wait. */
+static void lock_last(epw_mlx5_attendant *t) {
+    while (atomic_load_explicit(&t->waiting, memory_order_relaxed) > 0) sched_yield();
+    pthread_mutex_lock(&t->lock);
+}
+
+static void *attend_main(void *argument) {
+    epw_mlx5_attendant *t = argument;
+    uint64_t busy_ns = 0;
+    lock_last(t);
+    while (!t->ending) {
+        if (t->pairs == NULL) {
+            pthread_cond_wait(&t->wake, &t->lock);
+            continue;
+        }
+        if (look(t)) busy_ns = epw_now_ns();
+        bool rings = t->unheard > 0;
+        pthread_mutex_unlock(&t->lock);
+        if (rings && epw_now_ns() - busy_ns < BUSY_NS) {
+            sched_yield();
+        } else {
+            nanosleep(&(struct timespec){0, rings ? SOON_NS : LATE_NS}, NULL);
+        }
+        lock_last(t);
+    }
+    pthread_mutex_unlock(&t->lock);
+    return NULL;
+}
+
+static void lock(epw_mlx5_attendant *t) {
+    atomic_fetch_add_explicit(&t->waiting, 1, memory_order_relaxed);
+    pthread_mutex_lock(&t->lock);
+    atomic_fetch_sub_explicit(&t->waiting, 1, memory_order_relaxed);
+}
+
+void epw_mlx5_attendant_init(epw_mlx5_attendant *t) {
+    pthread_mutex_init(&t->lock, NULL);
+    pthread_cond_init(&t->wake, NULL);
+}
+
+void epw_mlx5_attendant_end(epw_mlx5_attendant *t) {
+    if (t->started) {
+        lock(t);
+        t->ending = true;
+        pthread_cond_signal(&t->wake);
+        pthread_mutex_unlock(&t->lock);
+        pthread_join(t->thread, NULL);
+    }
+    pthread_cond_destroy(&t->wake);
+    pthread_mutex_destroy(&t->lock);
+}
+
+epw_status epw_mlx5_attend(epw_mlx5_pair *pair, epw_where where) {
+    epw_mlx5_attendant *t = &pair->adapter->attendant;
+    lock(t);
+    int err = t->started ? 0 : epw_thread_start(attend_main, t, &t->thread);
+    t->started = err == 0;
+    if (err == 0) {
+        pair->attended = true;
+        pair->next_attended = t->pairs;
+        t->pairs = pair;
+        t->unheard += pair->options.poster == EPW_MLX5_KERNELS_UNHEARD;
+        pthread_cond_signal(&t->wake);
+    }
+    pthread_mutex_unlock(&t->lock);
+    return err == 0 ? EPW_OK : epw_fail_errno(err, where, "cannot start the thread that attends queues");
+}
+
+void epw_mlx5_leave_alone(epw_mlx5_pair *pair) {
+    epw_mlx5_attendant *t = &pair->adapter->attendant;
+    if (!pair->attended) return;
+    lock(t);
+    epw_mlx5_pair **at = &t->pairs;
+    while (*at != pair) at = &(*at)->next_attended;
+    *at = pair->next_attended;
+    t->unheard -= pair->options.poster == EPW_MLX5_KERNELS_UNHEARD;
+    pthread_mutex_unlock(&t->lock);
+    pair->attended = false;
+}

@@ -1,0 +1,64 @@
+/* Doorbell registers of an adapter. A queue pair that is destroyed gives its register back to the adapter,
+ * not to the device: a GPU that has it mapped keeps it mapped, since to undo that would wait for kernels. */
+#include "nic/mlx5/parts.h"
+
+#include <stdlib.h>
+
+static void note_kind(epw_mlx5 *a, epw_mlx5_uar_kind kind) {
+    unsigned worst = atomic_load_explicit(&a->worst_uar, memory_order_relaxed);
+    while (worst < kind && !atomic_compare_exchange_weak_explicit(
+                               &a->worst_uar, &worst, kind, memory_order_relaxed, memory_order_relaxed)) {
+    }
+}
+
+static epw_status fresh(epw_mlx5 *a, epw_mlx5_uar *out, epw_where where) {
+    int err = 0, first = 0;
+    for (epw_mlx5_uar_kind kind = EPW_MLX5_UAR_OWN; kind < EPW_MLX5_UAR_KINDS; kind++) {
+        err = a->calls->uar(a->device, kind, out);
+        if (err == 0) {
+            note_kind(a, kind);
+            return EPW_OK;
+        }
+        if (first == 0) first = err;
+    }
+    return epw_fail_errno(err, where,
+                          "%s gives no doorbell register of any kind (the first kind: errno %d): use fewer "
+                          "buffers or peers, or a newer kernel",
+                          a->name.text, first);
+}
+
+epw_status epw_mlx5_take_register(epw_mlx5 *a, epw_where where, epw_mlx5_spare **out) {
+    pthread_mutex_lock(&a->pairs_lock);
+    epw_mlx5_spare *spare = a->spares;
+    if (spare != NULL) a->spares = spare->next;
+    pthread_mutex_unlock(&a->pairs_lock);
+    epw_status status = EPW_OK;
+    if (spare == NULL) {
+        spare = calloc(1, sizeof *spare);
+        if (spare == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a doorbell register");
+        status = fresh(a, &spare->uar, where);
+    }
+    if (status == EPW_OK) {
+        *out = spare;
+    } else {
+        free(spare);
+    }
+    return status;
+}
+
+void epw_mlx5_give_register(epw_mlx5 *a, epw_mlx5_spare *spare) {
+    if (spare == NULL) return;
+    pthread_mutex_lock(&a->pairs_lock);
+    spare->next = a->spares;
+    a->spares = spare;
+    pthread_mutex_unlock(&a->pairs_lock);
+}
+
+void epw_mlx5_free_registers(epw_mlx5 *a) {
+    while (a->spares != NULL) {
+        epw_mlx5_spare *spare = a->spares;
+        a->spares = spare->next;
+        a->calls->free_uar(spare->uar.handle);
+        free(spare);
+    }
+}

@@ -1,0 +1,208 @@
+/* Queues of an adapter whose posters can call nothing, as kernels of a GPU: who rings for them, who notices
+ * what has become of them, and what is done with their memory and registers. The adapter is the one in
+ * software. */
+#include "check.h"
+
+#include "nic/fake.h"
+#include "nic/mlx5.h"
+#include "nic/queue.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+enum { DEPTH = 16, BYTES = 8192, WORD_OFFSET = 64 };
+
+static const epw_where where = {"test", 0, -1};
+
+typedef struct side {
+    epw_nic *nic;
+    epw_fake *fake;
+    epw_mlx5 *adapter;
+    epw_keys window;
+    epw_mlx5_pair *pair;
+    unsigned char *ring; /* outlives its pairs */
+    epw_queue queue;
+    uint32_t marks[DEPTH];
+    uint64_t link;
+    atomic_uint broken;
+    _Alignas(4096) unsigned char memory[BYTES];
+} side;
+
+static void broken(void *context) {
+    side *s = context;
+    atomic_fetch_add(&s->broken, 1);
+}
+
+static void open_pair(side *s, epw_mlx5_poster poster) {
+    epw_mlx5_pair_options options = {
+        .depth = DEPTH, .poster = poster, .memory = s->ring, .broken = broken, .context = s};
+    CHECK_OK(epw_mlx5_pair_create(s->adapter, &options, where, &s->pair));
+    const epw_pair_memory *memory = epw_mlx5_pair_memory(s->pair);
+    memset(s->marks, 0, sizeof s->marks);
+    s->queue = (epw_queue){.entries = (epw_entry_block *)memory->entries,
+                           .marks = s->marks,
+                           .record = memory->record,
+                           .doorbell = memory->doorbell,
+                           .completions.entry = (const uint32_t *)(const void *)memory->completion,
+                           .depth = DEPTH,
+                           .pair = epw_mlx5_pair_number(s->pair),
+                           .batch = 1};
+}
+
+static side *open_side(uint32_t rank, int fd, epw_mlx5_poster poster) {
+    side *s = aligned_alloc(4096, (sizeof *s + 4095) / 4096 * 4096);
+    memset(s, 0, sizeof *s);
+    CHECK_OK(epw_nic_open(where, &s->nic));
+    CHECK_OK(epw_nic_add_link(s->nic, fd, 1 - rank, where, &s->link));
+    CHECK_OK(epw_fake_open(&(epw_fake_options){.rank = rank, .nic = s->nic}, where, &s->fake));
+    CHECK_OK(epw_mlx5_open(epw_fake_calls(s->fake), &(epw_mlx5_options){0}, where, &s->adapter));
+    epw_region window = {
+        .base = s->memory, .rights = EPW_REGION_WRITE, .count = 1, .stretches = {{0, BYTES}}};
+    CHECK_OK(epw_mlx5_register(s->adapter, &window, where, &s->window));
+    s->ring = aligned_alloc(4096, epw_mlx5_pair_memory_bytes(DEPTH));
+    memset(s->ring, 0x77, epw_mlx5_pair_memory_bytes(DEPTH)); /* of a former pair */
+    open_pair(s, poster);
+    return s;
+}
+
+static void close_side(side *s) {
+    CHECK(epw_mlx5_pair_destroy(s->pair));
+    epw_mlx5_deregister(s->adapter, s->window.own);
+    epw_mlx5_close(s->adapter);
+    epw_fake_left left = epw_fake_count(s->fake);
+    CHECK(left.devices + left.domains + left.uars + left.umems + left.objects + left.regions == 0);
+    epw_fake_close(s->fake);
+    epw_nic_close(s->nic);
+    free(s->ring);
+    free(s);
+}
+
+static void join(side *from, const side *to) {
+    epw_mlx5_address address = epw_mlx5_address_of(to->adapter);
+    epw_fake_route route = {.remote = epw_mlx5_pair_number(to->pair), .link = from->link};
+    memcpy(route.gid, address.gid, sizeof route.gid);
+    epw_fake_add_route(from->fake, epw_mlx5_pair_number(from->pair), &route);
+    CHECK_OK(epw_mlx5_pair_connect(from->pair, route.remote, &address, UINT64_C(10000000000), where));
+}
+
+/* Stores alone. */
+static uint64_t post(side *from, const side *to, uint64_t value) {
+    uint64_t index = 0;
+    CHECK(epw_queue_try_reserve(&from->queue, 1, &index));
+    epw_entry_write_word(epw_queue_slot(&from->queue, index), from->queue.pair, index,
+                         (epw_place_of){WORD_OFFSET, epw_key_of(to->window.its)}, value, EPW_SIGNAL_ALWAYS);
+    epw_queue_publish(&from->queue, index, 1);
+    epw_queue_ring(&from->queue, true);
+    return index;
+}
+
+static bool await_done(side *s, uint64_t index) {
+    for (int ms = 0; ms < 10000 && !epw_queue_is_done(&s->queue, index + 1); ms++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    return epw_queue_is_done(&s->queue, index + 1);
+}
+
+static bool await_broken(side *s) {
+    for (int ms = 0; ms < 10000 && atomic_load(&s->broken) == 0; ms++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    return atomic_load(&s->broken) == 1 && epw_mlx5_pair_broken(s->pair);
+}
+
+static uint64_t word_at(const side *s) {
+    return __atomic_load_n((const uint64_t *)(const void *)(s->memory + WORD_OFFSET), __ATOMIC_ACQUIRE);
+}
+
+typedef struct two {
+    side *a, *b;
+} two;
+
+static two open_two(epw_mlx5_poster poster) {
+    int fds[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
+    two t = {open_side(0, fds[0], poster), open_side(1, fds[1], EPW_MLX5_HOST)};
+    join(t.a, t.b);
+    join(t.b, t.a);
+    return t;
+}
+
+static void close_two(two t) {
+    close_side(t.a);
+    close_side(t.b);
+}
+
+static void stores_alone_are_heard(epw_mlx5_poster poster) {
+    two t = open_two(poster);
+    CHECK(!epw_mlx5_pair_has_rung(t.a->pair) && epw_mlx5_pair_idle(t.a->pair));
+    for (uint64_t i = 0; i < 100; i++) {
+        if (i % 40 == 39) nanosleep(&(struct timespec){0, 5000000}, NULL); /* the thread has gone to rest */
+        uint64_t index = post(t.a, t.b, i + 1);
+        CHECK(index == i && await_done(t.a, index) && word_at(t.b) == i + 1);
+    }
+    CHECK(epw_mlx5_pair_has_rung(t.a->pair) && epw_mlx5_pair_idle(t.a->pair));
+    CHECK(!epw_mlx5_pair_has_rung(t.b->pair) && atomic_load(&t.a->broken) == 0);
+    char text[EPW_MLX5_TEXT];
+    bool said =
+        strstr(epw_mlx5_describe(t.a->adapter, text), ", a thread of the host rings for kernels") != NULL;
+    CHECK(said == (poster == EPW_MLX5_KERNELS_UNHEARD));
+    close_two(t);
+}
+
+/* The post that was lost is behind one that is not carried out yet, or not. */
+static void a_queue_that_is_given_up_breaks(epw_mlx5_poster poster) {
+    two t = open_two(poster);
+    CHECK(await_done(t.a, post(t.a, t.b, 1)));
+    epw_queue_give_up(&t.a->queue);
+    post(t.a, t.b, 2);
+    CHECK(await_broken(t.a));
+    CHECK(word_at(t.b) == 1);
+    close_two(t);
+}
+
+/* Nobody asks: kernels wait for the peer, whose end has refused an entry. */
+static void a_failed_entry_is_noticed(epw_mlx5_poster poster) {
+    two t = open_two(poster);
+    epw_mlx5_pair_close(t.b->pair);
+    post(t.a, t.b, 1);
+    CHECK(await_broken(t.a));
+    CHECK(word_at(t.b) == 0);
+    close_two(t);
+}
+
+/* The next pair of the same memory begins anew, with the register that the first has given back. */
+static void memory_and_registers_serve_again(epw_mlx5_poster poster) {
+    two t = open_two(poster);
+    for (uint64_t i = 0; i < 3; i++) CHECK(await_done(t.a, post(t.a, t.b, i + 1)));
+    uint32_t registers = epw_fake_count(t.a->fake).uars;
+    CHECK(epw_mlx5_pair_destroy(t.a->pair) && epw_fake_count(t.a->fake).uars == registers);
+    open_pair(t.a, poster);
+    CHECK(epw_fake_count(t.a->fake).uars == registers && !epw_mlx5_pair_has_rung(t.a->pair));
+    CHECK(epw_mlx5_pair_destroy(t.b->pair));
+    open_pair(t.b, EPW_MLX5_HOST);
+    join(t.a, t.b);
+    join(t.b, t.a);
+    CHECK(await_done(t.a, post(t.a, t.b, 9)) && word_at(t.b) == 9);
+    close_two(t);
+}
+
+static void memory_begins_a_page(void) {
+    two t = open_two(EPW_MLX5_HOST);
+    epw_mlx5_pair_options options = {.depth = DEPTH, .memory = t.a->ring + 64};
+    epw_mlx5_pair *pair = NULL;
+    CHECK(epw_mlx5_pair_create(t.a->adapter, &options, where, &pair) == EPW_ERR_INVALID && pair == NULL);
+    close_two(t);
+}
+
+int main(void) {
+    static const epw_mlx5_poster posters[] = {EPW_MLX5_KERNELS, EPW_MLX5_KERNELS_UNHEARD};
+    for (int i = 0; i < 2; i++) {
+        stores_alone_are_heard(posters[i]);
+        a_queue_that_is_given_up_breaks(posters[i]);
+        a_failed_entry_is_noticed(posters[i]);
+        memory_and_registers_serve_again(posters[i]);
+    }
+    memory_begins_a_page();
+    return check_result("attended");
+}
