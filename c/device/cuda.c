@@ -9,11 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bits.h"
 #include "base/gpu.h"
 #include "device/cuda_driver.h"
 
 #define MAX_GPUS  64 /* ordinals of one process */
 #define MIN_MAJOR 9  /* compute capability of the oldest GPU that the kernels are written for */
+#define PAGE      UINT64_C(4096)
 
 /* Primary contexts, NULL until opened. They stay retained until the process ends, as the CUDA runtime keeps
  * them: giving one up could destroy it under the program. Written with the lock held. */
@@ -211,21 +213,29 @@ void epw_cuda_free(int32_t ordinal, void *memory) {
     epw_cuda_leave_relaxed(&scope);
 }
 
+static epw_status pin(void *memory, uint64_t bytes, epw_where where, void **device) {
+    cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
+    if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaHostRegister");
+    error = cudaHostGetDevicePointer(device, memory, 0);
+    if (error == cudaSuccess) return EPW_OK;
+    (void)cudaHostUnregister(memory);
+    return epw_fail_cuda(error, where, "cudaHostGetDevicePointer");
+}
+
 epw_status epw_cuda_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **host, void **device) {
     epw_cuda_scope scope = {0};
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
     if (status != EPW_OK) return status;
-    void *memory = NULL;
-    cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
-    if (error != cudaSuccess) {
-        status = epw_fail_cuda(error, where, "cudaHostAlloc");
+    /* Of our own, because small pieces of what CUDA allocates do not begin a page. */
+    bytes = epw_align(bytes, PAGE);
+    void *memory = aligned_alloc(PAGE, bytes);
+    if (memory == NULL) {
+        status = epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for %llu bytes to be pinned",
+                          (unsigned long long)bytes);
     } else {
         memset(memory, 0, bytes);
-        error = cudaHostGetDevicePointer(device, memory, 0);
-        if (error != cudaSuccess) {
-            status = epw_fail_cuda(error, where, "cudaHostGetDevicePointer");
-            (void)cudaFreeHost(memory);
-        }
+        status = pin(memory, bytes, where, device);
+        if (status != EPW_OK) free(memory);
     }
     epw_cuda_leave_relaxed(&scope);
     if (status == EPW_OK) *host = memory;
@@ -241,7 +251,11 @@ epw_status epw_cuda_check_address(int32_t ordinal, const void *host, const void 
 void epw_cuda_host_free(int32_t ordinal, void *host) {
     epw_cuda_scope scope = {0};
     if (host == NULL || epw_cuda_enter_relaxed(ordinal, releasing, &scope)) return;
-    if (cudaFreeHost(host) != cudaSuccess) (void)cudaGetLastError();
+    if (cudaHostUnregister(host) == cudaSuccess) {
+        free(host);
+    } else {
+        (void)cudaGetLastError(); /* pinned still, and so nobody else's */
+    }
     epw_cuda_leave_relaxed(&scope);
 }
 

@@ -55,7 +55,8 @@ epw_status epw_fail_cuda(int error, epw_where where, const char *call);
 epw_status epw_cuda_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **out);
 void epw_cuda_free(int32_t ordinal, void *memory);
 
-/* Zeroed, pinned host memory that kernels of the GPU reach too: *host and *device name the same bytes. */
+/* Zeroed, pinned host memory, whole pages, that kernels of the GPU reach too: *host and *device name the same
+ * bytes. */
 epw_status epw_cuda_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **host, void **device);
 void epw_cuda_host_free(int32_t ordinal, void *host);
 
