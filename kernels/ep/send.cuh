@@ -40,8 +40,8 @@ __device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char 
 // must know of the operation it reads for itself, all at once.
 struct Permission {
     epw_sight seen = {};
-    uint32_t active, excluded, suspects; // of the ranks that have a thread
-    uint32_t epoch, before;              // the op before this one
+    uint32_t active, excluded, suspects, queued; // of the ranks that have a thread
+    uint32_t epoch, before;                      // the op before this one
     uint32_t wrapped;
 
     __device__ __forceinline__ void look(const Dispatch &a) {
@@ -50,19 +50,20 @@ struct Permission {
         epoch = epw_word_epoch(a.lane.peers->epoch_word);
         active = a.lane.peers->active.words[0];
         excluded = a.lane.state->excluded.words[0];
+        queued = a.lane.peers->queued.words[0];
         suspects = ptx::load_relaxed_gpu(&a.lane.shared->suspects.words[0]);
         if (threadIdx.x % 32 < a.lane.layout.ranks)
             seen = first_look(a.lane.window, threadIdx.x % 32, a.lane.index, EPW_WORD_COMBINE);
     }
-    // Whether everybody's is there. If not, or if not everybody has a thread, no harm is done: await_permission() finds out. By
-    // the whole warp.
+    // Whether everybody's is there. If not, or if not everybody has a thread, no harm is done: await_permission() finds out. So
+    // it does for peers behind queues, whose farewells nobody may have brought into the window yet. By the whole warp.
     __device__ __forceinline__ bool is_there(const Dispatch &a) {
         const uint32_t peers = active & ~excluded;
         const epw_verdict verdict = epw_rule_may_send(seen, epw_epoch_word(epoch, 0), before + 1, false);
         const bool there = (before | wrapped) != 0 && verdict == EPW_ARRIVED; // in its first operation an epoch has another word
         uint32_t late = __ballot_sync(0xffffffffu, !there) & peers;
         ptx::fence_global_before_bulk(); // permission was acquired by generic loads; the engine will write
-        return late == 0 && a.lane.layout.ranks <= 32 && (peers & suspects) == 0;
+        return late == 0 && a.lane.layout.ranks <= 32 && (peers & (suspects | queued)) == 0;
     }
 };
 

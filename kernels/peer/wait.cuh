@@ -283,6 +283,8 @@ __device__ __forceinline__ Arrival await(Peers &p, Awaited what, uint32_t phase,
     const uint32_t looks = what.word == EPW_WORD_EPOCH ? 0 : looks_before_long(measured);
     const WordOf word(p, what, peer);
     const uint64_t *words = words_from(p, peer);
+    // The word may have been brought long ago, and a farewell have come behind it since.
+    if (what.permission && p.posts && has(p.queued, peer)) bring_word(p, peer, EPW_WORD_DROPPED);
 #pragma unroll 1
     for (uint32_t i = 0; i < looks; i++) {
         const uint64_t dropped = what.permission ? ptx::load_relaxed_sys(&words[EPW_WORD_DROPPED]) : 0;
