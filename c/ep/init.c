@@ -44,3 +44,15 @@ void epw_combine_output_init(epw_combine_output *output) {
 void epw_rows_view_init(epw_rows_view *view) {
     *view = (epw_rows_view)EPW_ROWS_VIEW_INIT;
 }
+
+void epw_comm_config_init(epw_comm_config *config) {
+    *config = (epw_comm_config)EPW_COMM_CONFIG_INIT;
+}
+
+void epw_coll_init(epw_coll *coll) {
+    *coll = (epw_coll)EPW_COLL_INIT;
+}
+
+void epw_call_init(epw_call *call) {
+    *call = (epw_call)EPW_CALL_INIT;
+}

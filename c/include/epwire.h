@@ -3,8 +3,8 @@
  * A rank owns some experts. `dispatch` sends each of its tokens once to every rank that owns one of the
  * token's top-k experts; `combine` brings the experts' outputs home and sums them with the routing weights.
  *
- * Sections: 1 status and errors, 2 configuration, 3 plan, 4 buffer and membership, 5 dispatch and combine (at
- * its end: CUDA), 6 numerics.
+ * Sections: 1 status and errors, 2 configuration, 3 plan, 4 fabric, 5 buffer and membership, 6 dispatch and
+ * combine (at its end: CUDA), 7 numerics, 8 collectives.
  *
  * Conventions. Sizes are bytes unless a name says otherwise, times are nanoseconds, matrices are row-major.
  * Structs that cross this interface begin with `size` so that they can grow, and are filled with their
@@ -116,6 +116,22 @@ enum {
 
 /* Element types of top-k indices. -1 (or the unsigned type's maximum) means "not routed". */
 enum { EPW_I32 = 0, EPW_U32 = 1, EPW_I64 = 2 };
+
+/* Element types of collectives. */
+enum {
+    EPW_TYPE_I8 = 0,
+    EPW_TYPE_U8 = 1,
+    EPW_TYPE_I32 = 2,
+    EPW_TYPE_U32 = 3,
+    EPW_TYPE_I64 = 4,
+    EPW_TYPE_U64 = 5,
+    EPW_TYPE_F16 = 6,
+    EPW_TYPE_BF16 = 7,
+    EPW_TYPE_F32 = 8,
+    EPW_TYPE_F64 = 9
+};
+/* Reductions. */
+enum { EPW_SUM = 0, EPW_PRODUCT = 1, EPW_MIN = 2, EPW_MAX = 3, EPW_AVERAGE = 4 };
 
 /* Connections to ranks that this one reaches by queues (EPW_PATH_QUEUE), and the threads that serve them. One
  * for all buffers of a rank. */
@@ -468,7 +484,9 @@ enum {
     EPW_PHASE_DISPATCH_SEND = 1,    /* waiting for permission to write the peer's dispatch slots */
     EPW_PHASE_DISPATCH_RECEIVE = 2, /* waiting for the peer's rows */
     EPW_PHASE_COMBINE_SEND = 3,     /* answering: the peer's rows were never seen */
-    EPW_PHASE_COMBINE_RECEIVE = 4   /* waiting for the peer's answer */
+    EPW_PHASE_COMBINE_RECEIVE = 4,  /* waiting for the peer's answer */
+    EPW_PHASE_COLLECTIVE = 5,       /* waiting for the peer's part of a collective */
+    EPW_PHASE_POINT = 6             /* waiting for the peer in a send or receive */
 };
 
 /* Why a peer is missing from an operation. */
@@ -778,6 +796,191 @@ EPW_API epw_status epw_quantize_fp8(uint32_t payload, uint32_t dtype, uint64_t r
 /* The inverse: x = q * scale, rounded to `dtype`. */
 EPW_API epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t rows, uint32_t hidden,
                                       const uint8_t *q, const void *scales, void *x);
+
+/* ---- 8. Collectives ------------------------------------------------------------------------------------ */
+
+/* A rank's end of a communicator: collectives, and sends and receives, among the ranks of a group.
+ *
+ * All members call the same collectives in the same order, with the same type, reduction, root and counts. A
+ * rank that calls another one is found out: the operation ends with EPW_ERR_MISMATCH on every rank that waits
+ * in it, and so does the next call of every other, naming both calls. The communicator then waits for its
+ * next membership. Sends and receives are matched by peer and tag, in the order of the calls.
+ *
+ * Operations follow the rules of dispatch and combine: every wait is bounded, a peer that is silent for a
+ * deadline is given up for the epoch, and the outcome names who is missing. What a missing rank was to give
+ * is then unspecified in `recv`; a reduction that lacks anybody has no result at all, anywhere in `recv`.
+ * Where `recv` is not `send` the input survives; in place it does not. Complete here does not mean complete
+ * everywhere.
+ *
+ * Reductions. Element i of the result is the fold of element i of all members in ascending rank order:
+ * 16-bit floats in f32 and rounded once to nearest even, f32 and f64 in their own type, integers wrapping.
+ * The fold begins with the first member's element. A NaN result is the positive quiet NaN. EPW_MIN and
+ * EPW_MAX give NaN if any element is, and take -0 for less than +0. EPW_AVERAGE divides the sum by the number
+ * of members: floats before the rounding, integers exactly and towards zero. With one member the element is
+ * copied. So the bits are the same on every rank, device and run.
+ *
+ * Buffers have any alignment and any count, also 0, in which case they may be NULL. `send` and `recv` may be
+ * the same where that is said; otherwise they do not overlap.
+ *
+ * Memory. Small pieces travel through rings of slots in the peers' windows. Where the host permits it, peers
+ * of the same host read large ones straight from the caller's buffer (process_vm_readv), or from memory that
+ * epw_comm_alloc gave, with no system call; behind queues, and where it is not permitted, everything goes
+ * through the rings, which costs a copy more on each side.
+ *
+ * Any thread may call; calls on one communicator take turns. */
+typedef struct epw_comm epw_comm;
+
+/* All fields but `rank`, `paths`, the ordinal in `device` and `fabric` must be equal on every rank. */
+typedef struct epw_comm_config {
+    uint32_t size;        /* sizeof(epw_comm_config) */
+    uint32_t version;     /* EPW_COMM_CONFIG_VERSION */
+    uint32_t rank;        /* [0, ranks) */
+    uint32_t ranks;       /* [1, EPW_MAX_RANKS] */
+    uint32_t slots;       /* of the ring from one rank to another, a power of two in [2, 256]; 0: 8 */
+    uint32_t slot_bytes;  /* that a slot carries, a multiple of 64 in [64, 2^24]; 0: so many that the rings of
+                             all ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB */
+    uint32_t paths;       /* permitted EPW_PATH_* bits; EPW_PATH_ALL: any */
+    int32_t device;       /* EPW_DEVICE_HOST */
+    uint64_t heap_bytes;  /* for epw_comm_alloc */
+    uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
+    epw_fabric *fabric;   /* as in epw_config */
+} epw_comm_config;
+
+#define EPW_COMM_CONFIG_VERSION 1
+#define EPW_COMM_CONFIG_INIT                                                                                 \
+    {                                                                                                        \
+        .size = sizeof(epw_comm_config), .version = EPW_COMM_CONFIG_VERSION, .paths = EPW_PATH_ALL,          \
+        .device = EPW_DEVICE_HOST, .deadline_ns = 10000000000u                                               \
+    }
+EPW_API void epw_comm_config_init(epw_comm_config *config);
+
+/* As the functions of these names for a buffer. */
+EPW_API epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out);
+EPW_API void epw_comm_destroy(epw_comm *comm);
+EPW_API epw_status epw_comm_export(epw_comm *comm, uint32_t peer, void *blob, size_t *length);
+EPW_API epw_status epw_comm_connect(epw_comm *comm, uint32_t peer, const void *blob, size_t length);
+EPW_API epw_status epw_comm_connect_within(epw_comm *comm, uint32_t peer, const void *blob, size_t length,
+                                           uint64_t deadline_ns);
+EPW_API epw_status epw_comm_disconnect(epw_comm *comm, uint32_t peer);
+EPW_API epw_status epw_comm_probe(epw_comm *comm, uint32_t peer, uint64_t timeout_ns);
+EPW_API uint32_t epw_comm_path(const epw_comm *comm, uint32_t peer);
+EPW_API uint32_t epw_comm_wire(const epw_comm *comm, uint32_t peer);
+EPW_API epw_status epw_comm_set_active(epw_comm *comm, const epw_mask *active, uint32_t epoch, uint64_t step);
+EPW_API epw_status epw_comm_revoke(epw_comm *comm, const epw_mask *peers);
+EPW_API epw_status epw_comm_membership(const epw_comm *comm, epw_membership *membership);
+EPW_API epw_status epw_comm_newest_epoch(epw_comm *comm, uint32_t *epoch);
+EPW_API epw_status epw_comm_diverged(epw_comm *comm, uint32_t epoch, uint64_t step, epw_mask *ranks);
+
+/* Memory of the communicator's window, aligned to 64, zeroed when the communicator is created: peers that map
+ * the window read what lies there with no copy on the way. EPW_ERR_LIMIT where heap_bytes does not suffice.
+ * Freed in any order, by any thread, when no operation uses it; all of it is gone with the communicator. */
+EPW_API epw_status epw_comm_alloc(epw_comm *comm, uint64_t bytes, void **memory);
+EPW_API void epw_comm_free(epw_comm *comm, void *memory);
+
+/* What an operation is. */
+enum {
+    EPW_BARRIER = 0,
+    EPW_BROADCAST = 1,      /* root's send to all recv; root's own recv may be send, or NULL */
+    EPW_ALL_REDUCE = 2,     /* in place: recv == send */
+    EPW_REDUCE = 3,         /* recv of root alone; in place there: recv == send */
+    EPW_REDUCE_SCATTER = 4, /* block r of send is reduced to rank r's recv; in place: recv is its own block */
+    EPW_ALL_GATHER = 5,     /* rank r's send to block r of all recv; in place: send is its own block */
+    EPW_ALL_TO_ALL = 6, /* block p of send to rank p, where it is this rank's block; in place: recv == send,
+                           with equal blocks */
+    EPW_GATHER = 7,     /* to root's recv; in place at root: send is its own block */
+    EPW_SCATTER = 8,    /* from root's send; in place at root: recv is its own block */
+    EPW_SEND = 9,
+    EPW_RECV = 10
+};
+#define EPW_TAG_MAX 0x7fffffffu
+
+/* One operation, for epw_group. Counts, offsets and pitches are elements of `type`. */
+typedef struct epw_coll {
+    uint32_t size;
+    uint32_t kind; /* EPW_BARRIER to EPW_RECV */
+    uint32_t type; /* EPW_TYPE_*: any for what only moves */
+    uint32_t op;   /* EPW_SUM to EPW_AVERAGE, of reductions */
+    uint32_t peer; /* the root, or of EPW_SEND and EPW_RECV whom to or from */
+    uint32_t tag;  /* of these two, at most EPW_TAG_MAX */
+    const void *send;
+    void *recv;
+    uint64_t count; /* of all, or of each block; EPW_RECV: the most that may come */
+    /* Uneven blocks: of reduce_scatter (send), all_gather and gather (recv), scatter (send), all_to_all
+     * (both). [ranks], the same everywhere but for all_to_all, where send_counts[p] here are recv_counts of
+     * this rank at p. NULL: `count` each, one behind the other. Offsets NULL: one behind the other. */
+    const uint64_t *send_counts, *send_offsets, *recv_counts, *recv_offsets;
+    /* Blocks of `rows` rows, with a count of elements in each, and pitches from row to row; 0 rows: one. Of
+     * all_gather: send_pitch within send, recv_pitch within recv, where block r begins at its offset. Of
+     * reduce_scatter the other way round. Pitches 0: the elements of a row, in the matrix of all blocks those
+     * of all blocks' rows. */
+    uint64_t rows, send_pitch, recv_pitch;
+} epw_coll;
+
+#define EPW_COLL_INIT                                                                                        \
+    { .size = sizeof(epw_coll) }
+EPW_API void epw_coll_init(epw_coll *coll);
+
+/* Names operations that have been begun, until they are waited for or dropped. Never 0. */
+typedef uint64_t epw_work;
+
+/* How to call: may be NULL for all defaults. */
+typedef struct epw_call {
+    uint32_t size;
+    uint32_t reserved;
+    uint64_t deadline_ns; /* of this rank's waits; 0: the communicator's; else at least that */
+    epw_work *work; /* [out]: the call begins the operation and returns; buffers stay valid and unchanged
+                       until it has ended or been dropped. NULL: it waits */
+} epw_call;
+
+#define EPW_CALL_INIT                                                                                        \
+    { .size = sizeof(epw_call) }
+EPW_API void epw_call_init(epw_call *call);
+
+/* Begins `count` operations, which progress together: sends that cross do not wait for each other.
+ * Collectives among them keep their order. A refused call has no effect. outcome [out], of all of them, may
+ * be NULL; it is filled by the call that sees the end. */
+EPW_API epw_status epw_group(epw_comm *comm, const epw_coll *ops, size_t count, const epw_call *call,
+                             epw_outcome *outcome);
+
+EPW_API epw_status epw_barrier(epw_comm *comm, const epw_call *call, epw_outcome *outcome);
+EPW_API epw_status epw_broadcast(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,
+                                 uint32_t root, const epw_call *call, epw_outcome *outcome);
+EPW_API epw_status epw_all_reduce(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,
+                                  uint32_t op, const epw_call *call, epw_outcome *outcome);
+EPW_API epw_status epw_reduce(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,
+                              uint32_t op, uint32_t root, const epw_call *call, epw_outcome *outcome);
+/* count: of each rank's block. */
+EPW_API epw_status epw_reduce_scatter(epw_comm *comm, const void *send, void *recv, uint64_t count,
+                                      uint32_t type, uint32_t op, const epw_call *call, epw_outcome *outcome);
+EPW_API epw_status epw_all_gather(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,
+                                  const epw_call *call, epw_outcome *outcome);
+EPW_API epw_status epw_all_to_all(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,
+                                  const epw_call *call, epw_outcome *outcome);
+EPW_API epw_status epw_gather(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,
+                              uint32_t root, const epw_call *call, epw_outcome *outcome);
+EPW_API epw_status epw_scatter(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,
+                               uint32_t root, const epw_call *call, epw_outcome *outcome);
+EPW_API epw_status epw_send(epw_comm *comm, const void *send, uint64_t count, uint32_t type, uint32_t peer,
+                            uint32_t tag, const epw_call *call, epw_outcome *outcome);
+/* A longer message than `count` elements is EPW_ERR_LIMIT here, and is consumed; a shorter one leaves the
+ * rest as it was. */
+EPW_API epw_status epw_recv(epw_comm *comm, void *recv, uint64_t count, uint32_t type, uint32_t peer,
+                            uint32_t tag, const epw_call *call, epw_outcome *outcome);
+
+/* Waits for the work to end, timeout_ns at most (UINT64_MAX: its own deadlines bound it): EPW_PENDING if it
+ * has not; else it is consumed, and the result is as the call's would have been. */
+EPW_API epw_status epw_work_wait(epw_comm *comm, epw_work work, uint64_t timeout_ns, epw_outcome *outcome);
+
+/* The same without waiting. */
+EPW_API epw_status epw_work_poll(epw_comm *comm, epw_work work, epw_outcome *outcome);
+
+/* Sleeps until epw_work_poll may find something new, at most timeout_ns. Touches no buffer of an operation:
+ * any thread, beside one that polls. */
+EPW_API epw_status epw_work_await(epw_comm *comm, epw_work work, uint64_t timeout_ns);
+
+/* Gives it up: its buffers are not touched again. Peers find this rank missing from it (EPW_CAUSE_PARTIAL),
+ * now or when this rank's calls come so far. */
+EPW_API epw_status epw_work_drop(epw_comm *comm, epw_work work);
 
 #ifdef __cplusplus
 }

@@ -24,6 +24,7 @@ static void stored(uint64_t window, uint32_t source, uint32_t lane, uint32_t wor
     if (word == EPW_WORD_BEACON) return;
     if (atomic_load_explicit(epw_sleepers_in(window), memory_order_seq_cst) > 0)
         wake(window, source, lane, word);
+    epw_bell_ring(window);
 }
 
 /* Writer: this rank. Reader: the peer's epw_look_at, which acquires. The exchange releases what was written

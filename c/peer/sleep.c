@@ -49,6 +49,47 @@ void epw_futex_wait(_Atomic uint64_t *word, uint64_t value, uint64_t ns) {
     syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT, (uint32_t)value, &timeout, NULL, 0);
 }
 
+/* ---- the bell ---- */
+
+static _Atomic uint32_t *listeners_in(uint64_t window) {
+    return (_Atomic uint32_t *)&((epw_window_header *)(uintptr_t)window)->listeners;
+}
+
+static _Atomic uint32_t *bell_in(uint64_t window) {
+    return (_Atomic uint32_t *)&((epw_window_header *)(uintptr_t)window)->bell;
+}
+
+/* The poster's part of the bargain: it has stored its word by a sequentially consistent exchange, and loads
+ * `listeners` after it. The listener increments, reads the bell, and looks at all words again, before it
+ * sleeps on the bell as it was: either it sees the word, or this sees it listen and the bell changes. */
+void epw_bell_ring(uint64_t window) {
+    if (atomic_load_explicit(listeners_in(window), memory_order_seq_cst) == 0) return;
+    atomic_fetch_add_explicit(bell_in(window), 1, memory_order_seq_cst);
+    syscall(SYS_futex, (uint32_t *)bell_in(window), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void epw_bell_toll(const epw_peers *peers) {
+    epw_bell_ring((uint64_t)(uintptr_t)epw_peers_own(peers));
+}
+
+uint32_t epw_bell_listen(const epw_peers *peers) {
+    uint64_t own = (uint64_t)(uintptr_t)epw_peers_own(peers);
+    atomic_fetch_add_explicit(listeners_in(own), 1, memory_order_seq_cst);
+    return atomic_load_explicit(bell_in(own), memory_order_seq_cst);
+}
+
+void epw_bell_sleep(const epw_peers *peers, uint32_t heard, uint64_t ns) {
+    struct timespec timeout = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    uint64_t own = (uint64_t)(uintptr_t)epw_peers_own(peers);
+    epw_remotes_rest(peers);
+    syscall(SYS_futex, (uint32_t *)bell_in(own), FUTEX_WAIT, heard, &timeout, NULL, 0);
+}
+
+void epw_bell_leave(const epw_peers *peers) {
+    uint64_t own = (uint64_t)(uintptr_t)epw_peers_own(peers);
+    atomic_fetch_sub_explicit(listeners_in(own), 1, memory_order_relaxed);
+}
+
 bool epw_futex_readable(_Atomic uint64_t *word) {
     struct timespec nothing = {0, 0};
     return syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT, 0u, &nothing, NULL, 0) == 0 || errno != EFAULT;

@@ -9,6 +9,9 @@ static inline _Atomic uint32_t *epw_sleepers_in(uint64_t window) {
     return (_Atomic uint32_t *)&((epw_window_header *)(uintptr_t)window)->sleepers;
 }
 
+/* Rings a window's bell, if anybody listens. The posted word is stored before, see epw_signal. */
+void epw_bell_ring(uint64_t window);
+
 /* Wakes all who sleep on the word. */
 void epw_futex_wake(_Atomic uint64_t *word);
 

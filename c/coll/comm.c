@@ -1,0 +1,256 @@
+/* A communicator: made, connected peer by peer, given a membership, taken down. */
+#include "coll/comm.h"
+#include "coll/heap.h"
+#include "coll/point.h"
+
+#include "base/thread.h"
+#include "ipc/process.h"
+#include "peer/remote.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what the peer floor asks of it ---- */
+
+static void lock(void *user) {
+    pthread_mutex_lock(&((epw_comm *)user)->lock);
+}
+
+static void unlock(void *user) {
+    pthread_mutex_unlock(&((epw_comm *)user)->lock);
+}
+
+static epw_status check_idle(void *user, epw_where where) {
+    const epw_comm *comm = user;
+    for (const epw_job *job = comm->jobs; job != NULL; job = job->next)
+        if (job->left > 0)
+            return epw_fail(EPW_ERR_STATE, where, "operations are under way: wait for work %llu, or drop it",
+                            (unsigned long long)job->id);
+    return EPW_OK;
+}
+
+static epw_status part(void *user, uint32_t peer, epw_where where) {
+    (void)where;
+    epw_comm_part(user, peer);
+    return EPW_OK;
+}
+
+static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch_word, epw_where where) {
+    (void)where;
+    epw_comm_begin_epoch(user, active, epoch_word);
+    return EPW_OK;
+}
+
+static epw_mask suspects(void *user, epw_mask *silent) {
+    return epw_peers_suspects(&((const epw_comm *)user)->peers, silent);
+}
+
+static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
+    const epw_coll_layout *l = &((const epw_comm *)user)->layout;
+    if (area == EPW_AREA_ROWS) return (epw_stretch){epw_ring_offset(l, lane, source), l->slots * l->stride};
+    /* Two halves of what a source says of itself, one for each channel that has a line of its own. */
+    uint64_t at = area == EPW_AREA_CONTROL ? epw_mismatch_offset(l, source) : epw_greeting_offset(l, source);
+    return (epw_stretch){at, sizeof(epw_mismatch)};
+}
+
+/* A slot is written again when its message is taken, and what was posted has been sent. */
+static uint32_t permits(uint32_t word) {
+    return word == EPW_WORD_TAKEN || word == EPW_WORD_EPOCH ? UINT32_MAX : 0;
+}
+
+static void revoke(void *user, const epw_mask *members) {
+    epw_comm *comm = user;
+    EPW_MASK_FOR(peer, members, comm->layout.ranks) epw_peers_suspect_revoked(&comm->peers, peer);
+    epw_bell_toll(&comm->peers);
+}
+
+static const epw_peers_user user_of_floor = {
+    .lock = lock,
+    .unlock = unlock,
+    .check_idle = check_idle,
+    .part = part,
+    .begin_epoch = begin_epoch,
+    .footprint = footprint,
+    .suspects = suspects,
+    .permits = permits,
+    .revoke = revoke,
+};
+
+/* ---- life ---- */
+
+enum { TERMS = 6 };
+
+static void terms_of(const epw_comm_config *c, const epw_coll_layout *l, epw_term terms[TERMS]) {
+    const epw_term all[TERMS] = {
+        {"communicator version", c->version}, {"ranks", c->ranks},           {"slots", l->slots},
+        {"slot_bytes", l->slot_bytes},        {"heap_bytes", l->heap_bytes}, {"deadline_ns", c->deadline_ns}};
+    memcpy(terms, all, sizeof all);
+}
+
+static epw_status make_parts(epw_comm *comm, epw_where where) {
+    comm->of = calloc(comm->layout.ranks, sizeof *comm->of);
+    comm->rows = calloc(comm->layout.ranks, sizeof *comm->rows);
+    if (comm->of == NULL || comm->rows == NULL || !epw_points_make(comm) || !epw_heap_make(comm))
+        return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a communicator of %u ranks",
+                        comm->layout.ranks);
+    epw_nonce nonce;
+    epw_status status = epw_nonce_make(where, &nonce);
+    memcpy(comm->secret, nonce.bytes, sizeof comm->secret);
+    if (status == EPW_OK) status = epw_numerics_choose(where, &comm->numerics);
+    if (status == EPW_OK) status = epw_sums_choose(where, &comm->sums);
+    return status;
+}
+
+epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
+    if (out == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"create", -1, -1}, "out is NULL");
+    epw_coll_layout layout;
+    epw_status status = epw_coll_plan(config, &layout);
+    if (status != EPW_OK) return status;
+    epw_where where = {"create", (int)config->rank, -1};
+    epw_comm *comm = calloc(1, sizeof *comm);
+    if (comm == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a communicator");
+    comm->config = *config;
+    comm->layout = layout;
+    comm->queue_end = &comm->queue;
+    pthread_mutex_init(&comm->lock, NULL);
+    pthread_mutex_init(&comm->heap_lock, NULL);
+    epw_term terms[TERMS];
+    terms_of(config, &layout, terms);
+    epw_peers_options options = {.window = {.rank = config->rank,
+                                            .ranks = config->ranks,
+                                            .device = config->device,
+                                            .paths = config->paths,
+                                            .queues = config->fabric != NULL,
+                                            .bytes = layout.window_bytes,
+                                            .terms = terms,
+                                            .term_count = TERMS},
+                                 .lanes = EPW_CHANNELS,
+                                 .fabric = config->fabric,
+                                 .entries = layout.slots + 1,
+                                 .user = &user_of_floor,
+                                 .user_context = comm};
+    status = epw_peers_create(&comm->peers, &options);
+    epw_peers_choose_waits(&comm->peers, 1);
+    if (status == EPW_OK) status = make_parts(comm, where);
+    if (status == EPW_OK) status = epw_peers_open_probe(&comm->peers);
+    if (status != EPW_OK) {
+        epw_comm_destroy(comm);
+        return status;
+    }
+    *out = comm;
+    return EPW_OK;
+}
+
+static void free_parts(epw_comm *comm) {
+    epw_points_free(comm);
+    while (comm->queue != NULL) {
+        epw_op *op = comm->queue;
+        comm->queue = op->next;
+        free(op->arrays);
+        free(op);
+    }
+    while (comm->jobs != NULL) {
+        epw_job *job = comm->jobs;
+        comm->jobs = job->next;
+        free(job);
+    }
+    epw_heap_free(comm);
+    free(comm->scratch);
+    free(comm->rows);
+    free(comm->of);
+}
+
+void epw_comm_destroy(epw_comm *comm) {
+    if (comm == NULL) return;
+    bool inherited = epw_peers_inherited(&comm->peers);
+    if (!inherited) {
+        epw_peers_close_probe(&comm->peers);
+        /* Nobody need wait for this rank any longer. */
+        for (uint32_t peer = 0; comm->of != NULL && peer < comm->layout.ranks; peer++)
+            if (peer != comm->config.rank) epw_comm_part(comm, peer);
+    }
+    epw_peers_destroy(&comm->peers);
+    if (comm->of != NULL) free_parts(comm);
+    if (!inherited) {
+        pthread_mutex_destroy(&comm->heap_lock);
+        pthread_mutex_destroy(&comm->lock);
+    }
+    free(comm);
+}
+
+/* ---- peers and membership ---- */
+
+static epw_status check(const epw_comm *comm, const char *op) {
+    if (comm != NULL) return EPW_OK;
+    return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "comm is NULL");
+}
+
+static epw_status check_given(const epw_comm *comm, const char *op, const char *name, const void *given) {
+    epw_status status = check(comm, op);
+    if (status != EPW_OK || given != NULL) return status;
+    return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, op), "%s is NULL", name);
+}
+
+epw_status epw_comm_export(epw_comm *comm, uint32_t peer, void *blob, size_t *length) {
+    epw_status status = check(comm, "export");
+    return status == EPW_OK ? epw_peers_export(&comm->peers, peer, blob, length) : status;
+}
+
+epw_status epw_comm_connect(epw_comm *comm, uint32_t peer, const void *blob, size_t length) {
+    return epw_comm_connect_within(comm, peer, blob, length, comm != NULL ? comm->config.deadline_ns : 1);
+}
+
+epw_status epw_comm_connect_within(epw_comm *comm, uint32_t peer, const void *blob, size_t length,
+                                   uint64_t deadline_ns) {
+    epw_status status = check(comm, "connect");
+    return status == EPW_OK ? epw_peers_connect(&comm->peers, peer, blob, length, deadline_ns) : status;
+}
+
+epw_status epw_comm_disconnect(epw_comm *comm, uint32_t peer) {
+    epw_status status = check(comm, "disconnect");
+    return status == EPW_OK ? epw_peers_disconnect(&comm->peers, peer) : status;
+}
+
+epw_status epw_comm_probe(epw_comm *comm, uint32_t peer, uint64_t timeout_ns) {
+    epw_status status = check(comm, "probe");
+    return status == EPW_OK ? epw_peers_probe(&comm->peers, peer, timeout_ns) : status;
+}
+
+uint32_t epw_comm_path(const epw_comm *comm, uint32_t peer) {
+    return comm != NULL ? epw_peers_path(&((epw_comm *)(uintptr_t)comm)->peers, peer) : EPW_PATH_NONE;
+}
+
+uint32_t epw_comm_wire(const epw_comm *comm, uint32_t peer) {
+    return comm != NULL ? epw_peers_wire(&((epw_comm *)(uintptr_t)comm)->peers, peer) : 0;
+}
+
+epw_status epw_comm_set_active(epw_comm *comm, const epw_mask *active, uint32_t epoch, uint64_t step) {
+    epw_status status = check_given(comm, "set_active", "active", active);
+    return status == EPW_OK ? epw_peers_set_active(&comm->peers, active, epoch, step) : status;
+}
+
+epw_status epw_comm_revoke(epw_comm *comm, const epw_mask *peers) {
+    epw_status status = check_given(comm, "revoke", "peers", peers);
+    return status == EPW_OK ? epw_peers_revoke(&comm->peers, peers) : status;
+}
+
+epw_status epw_comm_membership(const epw_comm *comm, epw_membership *membership) {
+    epw_status status = check_given(comm, "membership", "membership", membership);
+    if (status != EPW_OK) return status;
+    if (membership->size != sizeof *membership)
+        return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, "membership"),
+                        "membership.size is %u, this library's is %zu: use EPW_MEMBERSHIP_INIT",
+                        membership->size, sizeof *membership);
+    epw_peers_membership(&((epw_comm *)(uintptr_t)comm)->peers, membership);
+    return EPW_OK;
+}
+
+epw_status epw_comm_newest_epoch(epw_comm *comm, uint32_t *epoch) {
+    epw_status status = check_given(comm, "newest_epoch", "epoch", epoch);
+    return status == EPW_OK ? epw_peers_newest_epoch(&comm->peers, epoch) : status;
+}
+
+epw_status epw_comm_diverged(epw_comm *comm, uint32_t epoch, uint64_t step, epw_mask *ranks) {
+    epw_status status = check_given(comm, "diverged", "ranks", ranks);
+    return status == EPW_OK ? epw_peers_diverged(&comm->peers, epoch, step, ranks) : status;
+}

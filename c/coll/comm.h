@@ -1,0 +1,266 @@
+/* A communicator as its files see it: rings to and from each peer, the collective that runs, and the calls
+ * that wait for their turn.
+ *
+ * A collective is a program of flows: to each peer and from each peer a stream of bytes, in messages. A flow
+ * has one leg, or two: of an all-reduce by owners the input's piece for the peer goes first, then this rank's
+ * piece of the result, as it is folded. Messages of a pair come in order, so a flow needs no addresses.
+ *
+ *     call.c     checks a call, and makes operations of it
+ *     program.c  makes flows of an operation: which algorithm it is
+ *     flow.c     moves bytes: writes messages, reads messages, folds
+ *     point.c    sends and receives: matching, offers
+ *     drive.c    steps all of it: looks at words, waits, gives peers up
+ *     comm.c     life, connecting, membership */
+#ifndef EPW_COLL_COMM_H
+#define EPW_COLL_COMM_H
+
+#include "base/bits.h"
+#include "coll/layout.h"
+#include "numerics/numerics.h"
+#include "numerics/sums.h"
+#include "peer/peers.h"
+
+#include <pthread.h>
+
+/* Where bytes lie in the caller's memory: rows of row_bytes, pitch bytes apart; row_bytes 0: all in one. */
+typedef struct epw_run {
+    unsigned char *base;
+    uint64_t row_bytes, pitch;
+} epw_run;
+
+/* Byte `offset` of a run; *left: how many follow it without a gap. */
+static inline unsigned char *epw_run_at(const epw_run *run, uint64_t offset, uint64_t *left) {
+    if (run->row_bytes == 0) {
+        *left = UINT64_MAX;
+        return run->base + offset;
+    }
+    *left = run->row_bytes - offset % run->row_bytes;
+    return run->base + offset / run->row_bytes * run->pitch + offset % run->row_bytes;
+}
+
+typedef struct epw_leg {
+    uint64_t bytes, done;
+    epw_run at;
+    bool folded; /* in: goes into the fold. Out: is the fold's result, as far as that has come */
+} epw_leg;
+
+typedef struct epw_flow {
+    bool open; /* something is still to go, or to come */
+    uint32_t leg;
+    epw_leg legs[2];
+} epw_flow;
+
+/* The rings of a channel to and from a peer, by running numbers of messages. */
+typedef struct epw_ring {
+    uint64_t posted;    /* written for the peer */
+    uint64_t announced; /* of these, by the word POSTED */
+    uint64_t taken;     /* of these, the peer is done with */
+    uint64_t borrowed;  /* the last by which the peer reads the caller's memory */
+    uint64_t seen;      /* come from the peer */
+    uint64_t consumed;  /* of these, this rank is done with */
+    uint64_t told;      /* of these, by the word TAKEN */
+    bool urgent;        /* the peer waits for that word */
+    bool here;          /* message consumed + 1 has been checked: */
+    epw_message message;
+    uint64_t done; /* bytes of it */
+} epw_ring;
+
+typedef struct epw_coll_peer {
+    uint64_t incarnation; /* at the beginning of the epoch; 0: not connected */
+    bool member;          /* of the epoch */
+    bool begun;           /* it has begun the epoch: this rank may write for it */
+    bool suspected;
+    bool greeted;  /* its greeting has been tried */
+    bool readable; /* this rank can read its process's memory, and */
+    bool reads;    /* it can read this one's */
+    uint32_t pid;
+    uint32_t gone;  /* EPW_CAUSE_*: nothing new will come */
+    uint64_t moved; /* when something last came from it, or the wait for it began */
+    uint64_t spoke; /* when this rank last posted a word to it */
+    epw_clock clock;
+    epw_ring rings[EPW_CHANNELS];
+
+    /* Of the collective that runs. */
+    epw_flow out, in;
+    bool missing;
+    uint64_t cancelled; /* messages of its up to this one are not to be read from its memory any more */
+
+    struct epw_point *point; /* see point.c */
+} epw_coll_peer;
+
+/* The fold of a reduction, at its owner. */
+typedef struct epw_fold {
+    bool on;
+    bool behind_out; /* in place, and all go into the fold: only once the input has been written for others */
+    bool lacks;      /* no result: it lacks rank `voids` */
+    uint32_t voids;
+    uint32_t type, op;
+    uint64_t bytes, done;
+    epw_run own, out; /* this rank's own input, and the result */
+} epw_fold;
+
+/* One call: it has ended when all its operations have. */
+typedef struct epw_job {
+    epw_work id;
+    uint32_t left;     /* operations that have not ended */
+    bool waits;        /* its caller does, and so cannot drop it */
+    epw_status status; /* EPW_OK, or why one has failed */
+    uint64_t limit[2]; /* EPW_ERR_LIMIT: bytes that came, bytes of room */
+    uint64_t deadline_ns;
+    epw_outcome outcome;
+    struct epw_job *next;
+} epw_job;
+
+/* An operation that waits for its turn, or runs. */
+typedef struct epw_op {
+    epw_coll call;                /* its counts and offsets are copies */
+    uint64_t *arrays;             /* of these */
+    epw_job *job;                 /* NULL: the job has been dropped and is gone */
+    unsigned char *piece;         /* memory of its own for a piece of the result */
+    epw_run local_from, local_to; /* what this rank gives itself */
+    uint64_t local_bytes, local_done;
+    struct epw_op *next;
+} epw_op;
+
+struct epw_comm {
+    epw_comm_config config;
+    epw_coll_layout layout;
+    epw_peers peers;
+    const epw_numerics *numerics;
+    const epw_sums *sums;
+    pthread_mutex_t lock; /* of all below; held for a step at a time, never while sleeping */
+
+    epw_coll_peer *of; /* [ranks] */
+    uint64_t own_word; /* the epoch that has begun; 0: none */
+    uint32_t members;
+    uint64_t suspicions;      /* of the floor's, heard */
+    unsigned char secret[16]; /* of the greeting */
+
+    /* The wait. */
+    uint32_t beacon;
+    bool beaconed;
+    bool waiting;
+    bool mismatched; /* ranks have called different operations: nothing goes on in this epoch */
+    epw_mismatch mismatch;
+
+    /* The collective that runs is the first of the queue. */
+    epw_op *queue, **queue_end;
+    bool running;
+    uint32_t calls; /* collectives begun in this epoch */
+    bool streams;   /* large: past the caches */
+    bool exchanges; /* in place, and each takes the other's place: not before this rank's part has gone */
+    epw_fold fold;
+    epw_error_record record;       /* of the collective */
+    epw_error_record point_record; /* of the member that was lost last */
+    const void **rows;             /* [ranks] */
+    unsigned char *scratch;        /* [ranks][scratch_bytes] what a fold has read from peers' memory */
+    uint64_t scratch_bytes;
+
+    epw_job *jobs;
+    epw_work next_work;
+
+    struct epw_heap_piece *heap; /* free pieces, see heap.c */
+    pthread_mutex_t heap_lock;
+};
+
+static inline epw_where epw_comm_where(const epw_comm *comm, const char *op) {
+    return (epw_where){op, (int)comm->config.rank, -1};
+}
+
+#define EPW_COMM_PEERS(p, comm)                                                                              \
+    for (epw_coll_peer *p = (comm)->of, *end_##p = p + (comm)->layout.ranks; p < end_##p; p++)
+
+static inline uint32_t epw_coll_rank(const epw_comm *comm, const epw_coll_peer *p) {
+    return (uint32_t)(p - comm->of);
+}
+
+/* Takes part in operations that begin now. */
+static inline bool epw_coll_present(const epw_coll_peer *p) {
+    return p->member && !p->suspected;
+}
+
+/* ---- call.c ---- */
+
+const char *epw_kind_name(uint32_t kind);
+/* What is called, in words: for example "all_reduce of 1024 bf16 (sum)". */
+enum { EPW_CALL_TEXT = 96 };
+const char *epw_descriptor_text(const epw_descriptor *what, char *text);
+epw_descriptor epw_descriptor_of(const epw_coll *call, uint64_t pair_count);
+
+/* ---- program.c ---- */
+
+/* The first of the queue begins: fills the peers' flows, the fold, and what the rank gives itself. False:
+ * there is no memory for it. */
+bool epw_program_begin(epw_comm *comm, epw_op *op);
+
+/* ---- flow.c ---- */
+
+/* Goes on as far as it can without waiting; true if anything has moved. */
+bool epw_flows_move(epw_comm *comm, epw_op *op, uint64_t now);
+
+/* Whether the peer's part is over: nothing is to come or to go, and it reads nothing of the caller's. */
+bool epw_flow_over(const epw_coll_peer *p);
+
+/* The peer's part ends as it is; `voids`: whom it lacks. */
+void epw_flow_void(epw_comm *comm, epw_coll_peer *p, uint32_t voids);
+
+/* Tells peers of messages that were written for them, and of theirs that were consumed. */
+void epw_rings_post(epw_comm *comm, uint64_t now);
+
+/* Reads `bytes` of the peer's memory; false: it cannot be read any more. */
+bool epw_pull(const epw_coll_peer *p, void *to, uint64_t address, uint64_t bytes);
+
+/* How these bytes go to the peer: EPW_CARRY_INLINE, or where it reads them: *address. */
+uint32_t epw_carry_of(const epw_comm *comm, const epw_coll_peer *p, const void *from, uint64_t bytes,
+                      uint64_t *address);
+
+/* Whether what a message says of where its bytes lie can be. */
+bool epw_may_borrow(const epw_comm *comm, const epw_coll_peer *p, const epw_message *m);
+
+/* Reads what a message that was given by PULL or HEAP names. False: it has been taken back, or cannot be
+ * read. What is in `to` then is anything. */
+bool epw_read_borrowed(epw_comm *comm, epw_coll_peer *p, uint32_t carry, void *to, uint64_t address,
+                       uint64_t bytes);
+
+/* Where message `number` for the peer is written, and whether one more may be. */
+epw_message *epw_slot_for(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint64_t number);
+static inline bool epw_ring_has_room(const epw_comm *comm, const epw_ring *ring) {
+    return ring->posted - ring->taken < comm->layout.slots;
+}
+
+/* Copies, and past the caches where that is worth it. */
+void epw_coll_copy(const epw_comm *comm, void *to, const void *from, uint64_t bytes);
+
+/* ---- drive.c ---- */
+
+/* Goes on with all that is under way. Locked. True: something has moved; *until: when to look again although
+ * nobody rings. */
+bool epw_comm_step(epw_comm *comm, uint64_t *until);
+
+/* Ranks have called different operations: ends all, and tells all. */
+void epw_comm_mismatch(epw_comm *comm, uint32_t peer, const epw_descriptor *its, const epw_descriptor *own);
+epw_status epw_comm_fail_mismatch(const epw_comm *comm, epw_where where);
+
+/* One of a job's operations has ended. */
+void epw_comm_end_of_job(epw_comm *comm, epw_job *job);
+
+/* What the collective that runs has given peers to read is the caller's again. */
+void epw_comm_take_back(epw_comm *comm, uint64_t now);
+
+/* Something is awaited of the peer from now on. */
+void epw_comm_wait_begins(epw_coll_peer *p, uint64_t now);
+
+epw_job *epw_comm_find(epw_comm *comm, epw_work work);
+
+/* A member is given up. */
+void epw_comm_lose(epw_comm *comm, epw_coll_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,
+                   uint64_t seen, uint64_t now);
+
+/* A membership begins, and what the floor's user has to do when a peer goes. Locked. */
+void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch_word);
+void epw_comm_part(epw_comm *comm, uint32_t peer);
+
+/* Waits for the job, which is consumed if it has ended: EPW_PENDING if not. */
+epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t timeout_ns, epw_outcome *outcome);
+
+#endif

@@ -1,0 +1,584 @@
+/* Steps a communicator: looks at the words of peers, has bytes moved, gives up peers that are silent, and
+ * waits. A wait is that of c/peer/wait.h, with one difference: collectives may be long, so whatever comes
+ * from a peer restarts all of its clock. */
+#include "coll/comm.h"
+#include "coll/point.h"
+
+#include "base/barrier.h"
+#include "base/clock.h"
+#include "peer/remote.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A sleeper looks by itself after so long, for what rings no bell. */
+#define SLICE_NS UINT64_C(16000000)
+
+static uint32_t epoch_of(const epw_comm *comm) {
+    return epw_word_epoch(comm->own_word);
+}
+
+static bool is_me(const epw_comm *comm, const epw_coll_peer *p) {
+    return epw_coll_rank(comm, p) == comm->config.rank;
+}
+
+/* The others that have not been given up. */
+#define FOR_OTHERS(p, comm) EPW_COMM_PEERS(p, comm) if (epw_coll_present(p) && !is_me(comm, p))
+
+static void post(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t word, uint64_t value,
+                 const epw_range *range, uint64_t now) {
+    epw_signal(&comm->peers, channel, epw_coll_rank(comm, p), word, value, range, range != NULL ? 1 : 0);
+    p->spoke = now;
+}
+
+/* ---- losses ---- */
+
+static uint64_t deadline_of(const epw_comm *comm) {
+    uint64_t deadline = comm->config.deadline_ns;
+    for (const epw_job *job = comm->jobs; job != NULL; job = job->next)
+        if (job->left > 0 && job->deadline_ns > deadline) deadline = job->deadline_ns;
+    return deadline;
+}
+
+static void record(epw_comm *comm, const epw_coll_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,
+                   uint64_t seen, uint64_t now) {
+    uint32_t waiting = 0;
+    FOR_OTHERS(other, comm) waiting += !epw_flow_over(other);
+    comm->point_record = (epw_error_record){.phase = phase,
+                                            .cause = cause,
+                                            .rank = comm->config.rank,
+                                            .peer = epw_coll_rank(comm, p),
+                                            .lane = phase == EPW_PHASE_POINT,
+                                            .epoch = epoch_of(comm),
+                                            .op = comm->calls & EPW_OP_MAX,
+                                            .waiting = waiting,
+                                            .expected = expected,
+                                            .seen = seen,
+                                            .elapsed_ns = now - p->moved,
+                                            .deadline_ns = deadline_of(comm)};
+    if (comm->record.cause == EPW_CAUSE_NONE) comm->record = comm->point_record;
+}
+
+static void drop_member(epw_comm *comm, epw_coll_peer *p, bool silent, uint64_t now) {
+    if (p->suspected) return;
+    p->suspected = true;
+    epw_peers_suspect(&comm->peers, epw_coll_rank(comm, p), silent);
+    if (epw_incarnation_of(&comm->peers, epw_coll_rank(comm, p)) != p->incarnation) return;
+    for (uint32_t c = 0; c < EPW_CHANNELS; c++)
+        post(comm, p, c, EPW_WORD_DROPPED, epw_word(epoch_of(comm), 0, 0), NULL, now);
+}
+
+void epw_comm_lose(epw_comm *comm, epw_coll_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,
+                   uint64_t seen, uint64_t now) {
+    record(comm, p, phase, cause, expected, seen, now);
+    /* Told before its flows end: it reads nothing of the caller's memory from here on. */
+    drop_member(comm, p, cause == EPW_CAUSE_TIMEOUT, now);
+    epw_flow_void(comm, p, epw_coll_rank(comm, p));
+    p->out.open = false;
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    ring->borrowed = ring->taken;
+    epw_point_lose(comm, p);
+}
+
+/* Members that the floor has been told to go on without. */
+static void hear(epw_comm *comm, uint64_t now) {
+    uint64_t suspicions = atomic_load_explicit(&comm->peers.suspicions, memory_order_seq_cst);
+    if (suspicions == comm->suspicions) return;
+    comm->suspicions = suspicions;
+    FOR_OTHERS(p, comm) {
+        uint32_t peer = epw_coll_rank(comm, p);
+        if (!epw_peers_suspected(&comm->peers, peer)) continue;
+        uint32_t cause = epw_peers_revoked(&comm->peers, peer) ? EPW_CAUSE_SUPERSEDED : EPW_CAUSE_SUSPECTED;
+        p->gone = cause;
+        epw_comm_lose(comm, p, EPW_PHASE_COLLECTIVE, cause, 0, 0, now);
+    }
+}
+
+/* ---- looking ---- */
+
+/* Whether messages, or permission to write more, are awaited of the peer. */
+static bool awaits_messages(const epw_coll_peer *p, uint32_t channel) {
+    return channel == EPW_CHANNEL_COLLECTIVE ? p->in.open : epw_point_awaits(p);
+}
+
+static bool awaits_taken(const epw_comm *comm, const epw_coll_peer *p, uint32_t channel) {
+    const epw_ring *ring = &p->rings[channel];
+    if (ring->taken < ring->borrowed) return true;
+    bool more = channel == EPW_CHANNEL_COLLECTIVE ? p->out.open : epw_point_has_more(p);
+    return more && ring->posted - ring->taken >= comm->layout.slots;
+}
+
+static uint64_t count_of(const epw_comm *comm, uint64_t word, uint64_t before) {
+    bool newer = epw_word_epoch(word) == epoch_of(comm) && epw_word_step(word) > before;
+    return newer ? epw_word_step(word) : before;
+}
+
+/* Looks at one word of the peer's, and at all that a wait heeds. */
+static void look(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t word, uint64_t now) {
+    uint32_t peer = epw_coll_rank(comm, p);
+    epw_ring *ring = &p->rings[channel];
+    uint64_t *count = word == EPW_WORD_POSTED ? &ring->seen : &ring->taken;
+    /* No more than was posted can have been taken, nor can more have come than there are slots. */
+    uint64_t most = word == EPW_WORD_POSTED ? ring->consumed + comm->layout.slots : ring->posted;
+    epw_look seen;
+    epw_look_at(&comm->peers, channel, peer, word, &seen);
+    uint64_t now_at = count_of(comm, seen.sight.word, *count);
+    bool begun = p->begun || seen.sight.epoch_word == comm->own_word;
+    if (now_at > most) {
+        p->gone = EPW_CAUSE_FORMAT;
+    } else if (now_at > *count || begun != p->begun) {
+        *count = now_at;
+        p->begun = begun;
+        p->moved = p->clock.since = now;
+    }
+    epw_clock_heed(&p->clock, &seen, comm->peers.lanes, epoch_of(comm), comm->layout.ranks, comm->config.rank,
+                   now);
+    uint32_t cause = epw_rule_gone(seen.sight, comm->own_word);
+    if (epw_peers_revoked(&comm->peers, peer)) cause = EPW_CAUSE_SUPERSEDED;
+    if (cause != EPW_CAUSE_NONE && p->gone == EPW_CAUSE_NONE) p->gone = cause;
+}
+
+/* Whether its memory can be read from here: its greeting names a secret and where that lies. */
+static void greet(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
+    uint32_t peer = epw_coll_rank(comm, p);
+    if (p->greeted || !p->begun || epw_is_queued(&comm->peers, peer)) return;
+    p->greeted = true;
+    epw_greeting said;
+    unsigned char found[sizeof said.secret];
+    memcpy(&said, epw_peers_own(&comm->peers) + epw_greeting_offset(&comm->layout, peer), sizeof said);
+    p->pid = said.pid;
+    p->readable = said.address != 0 && epw_pull(p, found, said.address, sizeof found) &&
+                  memcmp(found, said.secret, sizeof found) == 0;
+    /* Writer: this rank. Reader: the peer, which may announce what lies in its memory from then on. */
+    if (p->readable)
+        post(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_MAY_PULL, epw_epoch_word(epoch_of(comm), 1), NULL,
+             now);
+}
+
+static void look_at(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
+    for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
+        if (awaits_messages(p, c)) look(comm, p, c, EPW_WORD_POSTED, now);
+        if (awaits_taken(comm, p, c)) look(comm, p, c, EPW_WORD_TAKEN, now);
+    }
+    if (!p->begun && (p->out.open || epw_point_has_more(p)))
+        look(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_TAKEN, now);
+    greet(comm, p, now);
+    if (!p->reads && p->out.open) {
+        uint64_t may =
+            epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_MAY_PULL);
+        p->reads = epw_word_epoch(may) == epoch_of(comm);
+    }
+}
+
+/* Whether the peer's part in anything is still to come. */
+static bool is_awaited(const epw_comm *comm, const epw_coll_peer *p) {
+    return (comm->running && !epw_flow_over(p)) || epw_point_awaits(p) || epw_point_has_more(p);
+}
+
+/* ---- mismatches ---- */
+
+void epw_comm_mismatch(epw_comm *comm, uint32_t peer, const epw_descriptor *its, const epw_descriptor *own) {
+    if (comm->mismatched) return;
+    comm->mismatched = true;
+    comm->mismatch =
+        (epw_mismatch){.rank = {comm->config.rank, peer}, .call = {*own, *its}, .number = comm->calls};
+    uint64_t now = epw_now_ns(), offset = epw_mismatch_offset(&comm->layout, comm->config.rank);
+    epw_range range = {
+        .offset = offset, .bytes = sizeof comm->mismatch, .stride = sizeof comm->mismatch, .count = 1};
+    /* Writer: this rank, once in an epoch. Reader: each member that waits or calls, see heed_mismatch. */
+    FOR_OTHERS(p, comm) {
+        if (!p->begun) look(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_TAKEN, now);
+        memcpy(epw_control_at(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), offset),
+               &comm->mismatch, sizeof comm->mismatch);
+        post(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_MISMATCH, epw_epoch_word(epoch_of(comm), 1), &range,
+             now);
+    }
+}
+
+/* Has a peer found that ranks have called different operations? */
+static bool heed_mismatch(epw_comm *comm) {
+    FOR_OTHERS(p, comm) {
+        uint32_t peer = epw_coll_rank(comm, p);
+        uint64_t word = epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, EPW_WORD_MISMATCH);
+        if (comm->mismatched || epw_word_epoch(word) != epoch_of(comm)) continue;
+        memcpy(&comm->mismatch, epw_peers_from(&comm->peers, peer) + epw_mismatch_offset(&comm->layout, peer),
+               sizeof comm->mismatch);
+        comm->mismatched = true;
+    }
+    return comm->mismatched;
+}
+
+epw_status epw_comm_fail_mismatch(const epw_comm *comm, epw_where where) {
+    const epw_mismatch *m = &comm->mismatch;
+    char first[EPW_CALL_TEXT], second[EPW_CALL_TEXT];
+    where.peer = m->rank[0] == comm->config.rank ? (int)m->rank[1] : (int)m->rank[0];
+    return epw_fail(
+        EPW_ERR_MISMATCH, where,
+        "ranks have called different operations: collective %u of this epoch is %s on rank %u and "
+        "%s on rank %u; go on in a new membership",
+        m->number, epw_descriptor_text(&m->call[0], first), m->rank[0],
+        epw_descriptor_text(&m->call[1], second), m->rank[1]);
+}
+
+/* ---- operations ---- */
+
+static void free_op(epw_op *op) {
+    free(op->arrays);
+    free(op->piece);
+    free(op);
+}
+
+void epw_comm_end_of_job(epw_comm *comm, epw_job *job) {
+    /* Writer: this thread. Reader: whoever waits for the job, and sleeps. */
+    if (--job->left == 0) epw_bell_toll(&comm->peers);
+}
+
+void epw_comm_wait_begins(epw_coll_peer *p, uint64_t now) {
+    p->moved = now;
+    epw_clock_start(&p->clock, now);
+}
+
+/* Writer: this rank, before its caller may write there. Reader: the peer, after it has read. */
+void epw_comm_take_back(epw_comm *comm, uint64_t now) {
+    FOR_OTHERS(p, comm) {
+        epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+        if (ring->taken >= ring->borrowed) continue;
+        uint64_t value = epw_epoch_word(epoch_of(comm), ring->posted);
+        post(comm, p, EPW_CHANNEL_POINT, EPW_WORD_CANCELLED, value, NULL, now);
+        ring->borrowed = ring->taken;
+    }
+}
+
+/* The collective that runs has ended, or will not. */
+static void end_collective(epw_comm *comm, epw_status status) {
+    epw_op *op = comm->queue;
+    epw_job *job = op->job;
+    if (job != NULL && job->status == EPW_OK) job->status = status;
+    if (job != NULL) {
+        EPW_COMM_PEERS(p, comm) if (p->missing) epw_mask_add(&job->outcome.missing, epw_coll_rank(comm, p));
+        job->outcome.degraded = !epw_mask_empty(&job->outcome.missing);
+        if (job->outcome.record.cause == EPW_CAUSE_NONE) job->outcome.record = comm->record;
+    }
+    EPW_COMM_PEERS(p, comm) p->out = p->in = (epw_flow){0};
+    comm->running = false;
+    comm->queue = op->next;
+    if (comm->queue == NULL) comm->queue_end = &comm->queue;
+    if (job != NULL) epw_comm_end_of_job(comm, job);
+    free_op(op);
+}
+
+static void begin_collective(epw_comm *comm, uint64_t now) {
+    comm->running = true;
+    comm->calls++;
+    comm->record = (epw_error_record){0};
+    if (!epw_program_begin(comm, comm->queue)) {
+        end_collective(comm, EPW_ERR_NO_MEMORY);
+        return;
+    }
+    FOR_OTHERS(p, comm) epw_comm_wait_begins(p, now);
+}
+
+static bool is_over(const epw_comm *comm) {
+    const epw_op *op = comm->queue;
+    const epw_fold *fold = &comm->fold;
+    if (fold->on && !fold->lacks && fold->done < fold->bytes) return false;
+    if (op->job != NULL && op->local_done < op->local_bytes) return false;
+    EPW_COMM_PEERS(p, comm) if (epw_coll_present(p) && !epw_flow_over(p)) return false;
+    return true;
+}
+
+static uint64_t expiry_of(const epw_comm *comm, const epw_coll_peer *p) {
+    epw_wait wait = {.running = true, .began = p->moved, .deadline_ns = deadline_of(comm)};
+    return epw_clock_expiry(&p->clock, &wait, comm->config.deadline_ns);
+}
+
+/* Gives up those of whom nothing will come. Nothing has moved. */
+static bool lose_silent(epw_comm *comm, uint64_t now) {
+    bool lost = false;
+    FOR_OTHERS(p, comm) {
+        if (!is_awaited(comm, p)) continue;
+        uint32_t cause = p->gone;
+        if (cause == EPW_CAUSE_NONE && now >= expiry_of(comm, p)) cause = EPW_CAUSE_TIMEOUT;
+        if (cause == EPW_CAUSE_NONE) continue;
+        const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+        uint32_t phase = comm->running && !epw_flow_over(p) ? EPW_PHASE_COLLECTIVE : EPW_PHASE_POINT;
+        epw_comm_lose(comm, p, phase, cause, epw_epoch_word(epoch_of(comm), ring->consumed + 1),
+                      epw_epoch_word(epoch_of(comm), ring->seen), now);
+        lost = true;
+    }
+    return lost;
+}
+
+/* ---- beacons ---- */
+
+static bool any_awaited(const epw_comm *comm) {
+    FOR_OTHERS(p, comm) if (is_awaited(comm, p)) return true;
+    return false;
+}
+
+static uint64_t last_spoken(const epw_comm *comm, uint64_t now) {
+    uint64_t least = now;
+    FOR_OTHERS(p, comm) if (p->spoke < least) least = p->spoke;
+    return least;
+}
+
+static void post_beacon(epw_comm *comm, uint32_t said, uint64_t now) {
+    comm->beacon = epw_next_op(comm->beacon);
+    FOR_OTHERS(p, comm)
+    post(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_BEACON, epw_word(epoch_of(comm), comm->beacon, said), NULL,
+         now);
+}
+
+/* Whom to name: a peer that is awaited and silent itself; if all of them wait too, whom the first of them
+ * names. */
+static uint32_t whom_to_name(const epw_comm *comm, uint32_t *lengthened) {
+    uint32_t silent = EPW_BEACON_NONE, fallback = EPW_BEACON_NONE;
+    FOR_OTHERS(p, comm) {
+        if (!is_awaited(comm, p)) continue;
+        if (p->clock.lengthened > *lengthened) *lengthened = p->clock.lengthened;
+        if (p->clock.named == EPW_BEACON_NONE && silent == EPW_BEACON_NONE) silent = epw_coll_rank(comm, p);
+        if (fallback == EPW_BEACON_NONE)
+            fallback = p->clock.named != comm->config.rank ? p->clock.named : epw_coll_rank(comm, p);
+    }
+    return silent != EPW_BEACON_NONE ? silent : fallback;
+}
+
+/* The rank waits, and says so where it has been silent for long; or it waits no longer. Returns when it is to
+ * look again. */
+static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
+    uint64_t group_ns = comm->config.deadline_ns, spoke = last_spoken(comm, now), until = UINT64_MAX;
+    if (!any_awaited(comm)) {
+        bool was = comm->waiting && (comm->beaconed || epw_rule_silent(now - spoke, group_ns));
+        if (was) post_beacon(comm, epw_beacon_value(EPW_BEACON_NONE, 0), now);
+        comm->waiting = comm->beaconed = false;
+        return until;
+    }
+    comm->waiting = true;
+    if (epw_rule_beacons_due(now - spoke, group_ns) > 0) {
+        uint32_t lengthened = epw_rule_lengthened(deadline_of(comm), group_ns);
+        uint32_t named = whom_to_name(comm, &lengthened);
+        post_beacon(comm, epw_beacon_value(named, lengthened), now);
+        comm->beaconed = true;
+        spoke = now;
+    }
+    until = spoke + group_ns / 2;
+    FOR_OTHERS(p, comm) {
+        if (is_awaited(comm, p) && expiry_of(comm, p) < until) until = expiry_of(comm, p);
+    }
+    return until;
+}
+
+/* ---- steps ---- */
+
+static void end_all(epw_comm *comm, uint64_t now) {
+    epw_comm_take_back(comm, now);
+    while (comm->queue != NULL) {
+        comm->running = true;
+        end_collective(comm, EPW_ERR_MISMATCH);
+    }
+    epw_points_end(comm, EPW_ERR_MISMATCH);
+}
+
+bool epw_comm_step(epw_comm *comm, uint64_t *until) {
+    bool moved = false, more = true;
+    uint64_t now = epw_now_ns();
+    hear(comm, now);
+    while (more && !heed_mismatch(comm)) { /* ends: each turn moves bytes of an operation, or ends one */
+        more = false;
+        if (!comm->running && comm->queue != NULL) begin_collective(comm, now);
+        FOR_OTHERS(p, comm) if (is_awaited(comm, p)) look_at(comm, p, now);
+        if (comm->running) {
+            more |= epw_flows_move(comm, comm->queue, now);
+            if (!comm->mismatched && is_over(comm)) {
+                end_collective(comm, EPW_OK);
+                more = true;
+            }
+        }
+        more |= epw_points_move(comm, now);
+        moved |= more;
+        if (more) now = epw_now_ns();
+        if (!more) more = lose_silent(comm, now);
+    }
+    if (comm->mismatched) end_all(comm, now);
+    *until = tell_and_rest(comm, now);
+    return moved;
+}
+
+/* ---- waiting ---- */
+
+static epw_status consume(epw_comm *comm, epw_job *job, epw_where where, epw_outcome *outcome) {
+    epw_job **at = &comm->jobs;
+    while (*at != job) at = &(*at)->next;
+    *at = job->next;
+    epw_status status = job->status;
+    if (status == EPW_ERR_MISMATCH) {
+        status = epw_comm_fail_mismatch(comm, where);
+    } else if (status == EPW_ERR_NO_MEMORY) {
+        status = epw_fail(status, where, "no memory for a collective");
+    } else if (status == EPW_ERR_TIMEOUT) {
+        status = epw_fail(status, where, "a send or receive of this rank to itself has met no other");
+    } else if (status == EPW_ERR_LIMIT) {
+        status = epw_fail(status, where, "a message of %llu bytes has come, recv has room for %llu",
+                          (unsigned long long)job->limit[0], (unsigned long long)job->limit[1]);
+    } else if (outcome != NULL) {
+        *outcome = job->outcome;
+    }
+    free(job);
+    return status;
+}
+
+static uint64_t least(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+
+/* The thread gives the core away for a moment, in which it takes in what came by queues. */
+static void yield(epw_comm *comm, uint64_t idle_ns, uint64_t now) {
+    pthread_mutex_unlock(&comm->lock);
+    epw_remotes_drive(&comm->peers, now);
+    if (idle_ns < comm->peers.spin_ns) {
+        epw_cpu_relax();
+    } else {
+        sched_yield();
+    }
+    pthread_mutex_lock(&comm->lock);
+}
+
+epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t timeout_ns, epw_outcome *outcome) {
+    uint64_t began = epw_now_ns(), idle = began, until;
+    epw_work id = job->id;
+    for (;;) { /* ends: with the job, whose waits are bounded, or with the time */
+        bool moved = epw_comm_step(comm, &until);
+        if (job->left == 0) break;
+        uint64_t now = epw_now_ns();
+        if (now - began >= timeout_ns) {
+            pthread_mutex_unlock(&comm->lock);
+            return EPW_PENDING;
+        }
+        if (moved) idle = now;
+        if (now - idle < comm->peers.spin_ns + comm->peers.yield_ns) {
+            yield(comm, now - idle, now);
+        } else {
+            uint32_t heard = epw_bell_listen(&comm->peers);
+            moved = epw_comm_step(comm, &until);
+            bool ended = job->left == 0;
+            pthread_mutex_unlock(&comm->lock);
+            uint64_t most = least(SLICE_NS, timeout_ns - (now - began));
+            if (!moved && !ended && until > now)
+                epw_bell_sleep(&comm->peers, heard, least(most, until - now));
+            epw_bell_leave(&comm->peers);
+            pthread_mutex_lock(&comm->lock);
+            if (moved) idle = now;
+        }
+        job = epw_comm_find(comm, id);
+        if (job == NULL) {
+            pthread_mutex_unlock(&comm->lock);
+            return epw_fail(EPW_ERR_STATE, epw_comm_where(comm, "wait"),
+                            "the work was consumed or dropped by another thread");
+        }
+    }
+    epw_status status = consume(comm, job, epw_comm_where(comm, "wait"), outcome);
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
+epw_job *epw_comm_find(epw_comm *comm, epw_work work) {
+    epw_job *job = comm->jobs;
+    while (job != NULL && job->id != work) job = job->next;
+    return job;
+}
+
+/* Whether a step would find something new. Locked. */
+static bool has_news(epw_comm *comm) {
+    FOR_OTHERS(p, comm) {
+        if (!is_awaited(comm, p)) continue;
+        for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
+            uint32_t peer = epw_coll_rank(comm, p);
+            const epw_ring *ring = &p->rings[c];
+            uint64_t posted = epw_word_from(&comm->peers, c, peer, EPW_WORD_POSTED);
+            uint64_t taken = epw_word_from(&comm->peers, c, peer, EPW_WORD_TAKEN);
+            if (count_of(comm, posted, ring->seen) > ring->seen) return true;
+            if (count_of(comm, taken, ring->taken) > ring->taken) return true;
+            uint64_t dropped = epw_word_from(&comm->peers, c, peer, EPW_WORD_DROPPED);
+            uint64_t epoch = epw_word_from(&comm->peers, c, peer, EPW_WORD_EPOCH);
+            if (epw_word_epoch(dropped) >= epoch_of(comm) || (!p->begun && epoch == comm->own_word))
+                return true;
+        }
+    }
+    return comm->suspicions != atomic_load_explicit(&comm->peers.suspicions, memory_order_seq_cst);
+}
+
+epw_status epw_work_await(epw_comm *comm, epw_work work, uint64_t timeout_ns) {
+    if (comm == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"work_await", -1, -1}, "comm is NULL");
+    uint64_t began = epw_now_ns(), now = began;
+    for (;;) { /* ends: with the time */
+        uint32_t heard = epw_bell_listen(&comm->peers);
+        pthread_mutex_lock(&comm->lock);
+        epw_job *job = epw_comm_find(comm, work);
+        bool ready = job == NULL || job->left == 0 || has_news(comm);
+        pthread_mutex_unlock(&comm->lock);
+        uint64_t left = timeout_ns - least(timeout_ns, now - began);
+        bool young = now - began < comm->peers.spin_ns + comm->peers.yield_ns;
+        if (!ready && left > 0 && !young) epw_bell_sleep(&comm->peers, heard, least(SLICE_NS, left));
+        epw_bell_leave(&comm->peers);
+        if (ready || left == 0) return EPW_OK;
+        if (young) {
+            epw_remotes_drive(&comm->peers, now);
+            sched_yield();
+        }
+        now = epw_now_ns();
+    }
+}
+
+/* ---- membership ---- */
+
+/* Greets a mapped peer, and says to all who are connected that the epoch has begun here. */
+static void announce(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
+    uint32_t peer = epw_coll_rank(comm, p);
+    if (p->incarnation == 0) return;
+    if (!epw_is_queued(&comm->peers, peer)) {
+        epw_greeting said = {.address = (uint64_t)(uintptr_t)comm->secret, .pid = (uint32_t)getpid()};
+        memcpy(said.secret, comm->secret, sizeof said.secret);
+        memcpy(epw_control_at(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer,
+                              epw_greeting_offset(&comm->layout, comm->config.rank)),
+               &said, sizeof said);
+    }
+    /* Writer: this rank, done with its reads and writes of the old epoch. Reader: each member, before it
+     * writes its first message; and whoever is no member any more. */
+    for (uint32_t c = 0; c < EPW_CHANNELS; c++) post(comm, p, c, EPW_WORD_EPOCH, comm->own_word, NULL, now);
+}
+
+void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch_word) {
+    uint64_t now = epw_now_ns();
+    while (comm->queue != NULL) { /* those that were dropped */
+        epw_op *op = comm->queue;
+        comm->queue = op->next;
+        free_op(op);
+    }
+    comm->queue_end = &comm->queue;
+    epw_points_forget(comm);
+    epw_peers_clear_suspects(&comm->peers);
+    comm->suspicions = atomic_load_explicit(&comm->peers.suspicions, memory_order_relaxed);
+    comm->own_word = epoch_word;
+    comm->running = comm->waiting = comm->beaconed = comm->mismatched = false;
+    comm->calls = comm->members = 0;
+    EPW_COMM_PEERS(p, comm) {
+        uint32_t peer = epw_coll_rank(comm, p);
+        uint64_t incarnation = epw_incarnation_of(&comm->peers, peer);
+        *p = (epw_coll_peer){.incarnation = incarnation,
+                             .member = epw_mask_has(active, peer),
+                             .moved = now,
+                             .spoke = now,
+                             .point = p->point};
+        epw_clock_start(&p->clock, now);
+        comm->members += p->member;
+    }
+    EPW_COMM_PEERS(p, comm) announce(comm, p, now);
+}
+
+void epw_comm_part(epw_comm *comm, uint32_t peer) {
+    epw_coll_peer *p = &comm->of[peer];
+    if (p->incarnation == 0 || comm->own_word == 0) return;
+    drop_member(comm, p, false, epw_now_ns());
+}

@@ -1,0 +1,482 @@
+/* Moves the bytes of the collective that runs: messages to peers and from peers, and the fold of what they
+ * give. Nothing here waits: what cannot go on now is left for the next step. */
+#include "coll/comm.h"
+
+#include "base/barrier.h"
+#include "base/float_state.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+
+enum {
+    /* Pieces from here on are read by the peer straight from the caller's memory, where it can. */
+    PULL_FROM_BYTES = 16 << 10,
+    /* That much of a fold is worth announcing by itself. */
+    ANNOUNCE_BYTES = 64 << 10,
+    /* Bytes of a copy between two looks at the rings. */
+    TURN_BYTES = 256 << 10,
+    STREAM_LEAST = 4096
+};
+
+static uint64_t least(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+
+/* ---- copying ---- */
+
+void epw_coll_copy(const epw_comm *comm, void *to, const void *from, uint64_t bytes) {
+    uint64_t head = bytes & ~UINT64_C(15);
+    if (!comm->streams || bytes < STREAM_LEAST || (uintptr_t)to % 16 != 0) {
+        memcpy(to, from, bytes);
+        return;
+    }
+    comm->numerics->copy_stream(to, from, head);
+    memcpy((char *)to + head, (const char *)from + head, bytes - head);
+}
+
+bool epw_pull(const epw_coll_peer *p, void *to, uint64_t address, uint64_t bytes) {
+    while (bytes > 0) { /* ends: each turn reads something, or returns */
+        struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)address, bytes};
+        ssize_t got = process_vm_readv((pid_t)p->pid, &here, 1, &there, 1, 0);
+        if (got <= 0) return false;
+        to = (char *)to + got;
+        address += (uint64_t)got;
+        bytes -= (uint64_t)got;
+    }
+    return true;
+}
+
+/* ---- the current leg of a flow ---- */
+
+static epw_leg *leg_of(epw_flow *flow) {
+    return &flow->legs[flow->leg];
+}
+
+/* The bytes have gone, or come. */
+static void advance(epw_flow *flow, uint64_t bytes) {
+    epw_leg *leg = leg_of(flow);
+    leg->done += bytes;
+    if (leg->done < leg->bytes) return;
+    if (flow->leg == 0 && flow->legs[1].bytes > 0) {
+        flow->leg = 1;
+    } else {
+        flow->open = false;
+    }
+}
+
+/* Elements that a flow to or from the peer has: what both ends must agree on where blocks are uneven. */
+static uint64_t elements_of(const epw_coll *call, const epw_flow *flow) {
+    uint64_t element = epw_type_bytes(call->type);
+    return element > 0 ? (flow->legs[0].bytes + flow->legs[1].bytes) / element : 0;
+}
+
+/* ---- to peers ---- */
+
+epw_message *epw_slot_for(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint64_t number) {
+    uint64_t offset = epw_message_offset(&comm->layout, channel, comm->config.rank, number);
+    return (epw_message *)(void *)epw_rows_at(&comm->peers, channel, epw_coll_rank(comm, p), offset);
+}
+
+uint32_t epw_carry_of(const epw_comm *comm, const epw_coll_peer *p, const void *from, uint64_t bytes,
+                      uint64_t *address) {
+    const unsigned char *window = epw_peers_own(&comm->peers), *heap = window + comm->layout.heap_offset;
+    uint64_t at = (uint64_t)(uintptr_t)from, first = (uint64_t)(uintptr_t)heap;
+    if (bytes < PULL_FROM_BYTES || epw_is_queued(&comm->peers, epw_coll_rank(comm, p)))
+        return EPW_CARRY_INLINE;
+    if (at >= first && bytes <= comm->layout.heap_bytes && at - first <= comm->layout.heap_bytes - bytes) {
+        *address = at - (uint64_t)(uintptr_t)window;
+        return EPW_CARRY_HEAP;
+    }
+    *address = at;
+    return p->reads ? EPW_CARRY_PULL : EPW_CARRY_INLINE;
+}
+
+/* Copies the next bytes of a leg, rows one behind the other. */
+static void gather_into(const epw_leg *leg, unsigned char *to, uint64_t bytes) {
+    for (uint64_t done = 0, left; done < bytes; done += left) {
+        const unsigned char *from = epw_run_at(&leg->at, leg->done + done, &left);
+        left = least(left, bytes - done);
+        memcpy(to + done, from, left);
+    }
+}
+
+/* Writes the next message of the flow to the peer. False: there is none yet. */
+static bool write_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    epw_leg *leg = leg_of(&p->out);
+    uint64_t ready = leg->folded && !comm->fold.lacks ? comm->fold.done : leg->bytes, address = 0, run;
+    uint64_t bytes = ready - leg->done;
+    bool all = ready == leg->bytes;
+    if (leg->folded && !comm->fold.lacks && (bytes == 0 || (!all && bytes < ANNOUNCE_BYTES))) return false;
+    const unsigned char *from = epw_run_at(&leg->at, leg->done, &run);
+    uint32_t carry =
+        comm->exchanges ? EPW_CARRY_INLINE : epw_carry_of(comm, p, from, least(bytes, run), &address);
+    if (carry == EPW_CARRY_INLINE) {
+        bytes = least(bytes, comm->layout.slot_bytes);
+    } else {
+        bytes = least(bytes, run);
+    }
+    if (op->job == NULL || (leg->folded && comm->fold.lacks)) {
+        carry = EPW_CARRY_VOID;
+        bytes = 0;
+    }
+    uint64_t number = ring->posted + 1;
+    epw_message *slot = epw_slot_for(comm, p, EPW_CHANNEL_COLLECTIVE, number);
+    if (carry == EPW_CARRY_INLINE) gather_into(leg, (unsigned char *)(slot + 1), bytes);
+    *slot = (epw_message){.number = number,
+                          .call = comm->calls,
+                          .carry = carry,
+                          .what = epw_descriptor_of(&op->call, elements_of(&op->call, &p->out)),
+                          .voids = op->job == NULL ? comm->config.rank : comm->fold.voids,
+                          .bytes = bytes,
+                          .address = address};
+    ring->posted = number;
+    if (carry == EPW_CARRY_PULL || carry == EPW_CARRY_HEAP) ring->borrowed = number;
+    if (carry == EPW_CARRY_VOID) {
+        p->out.open = false;
+    } else {
+        advance(&p->out, bytes);
+    }
+    return true;
+}
+
+/* ---- from peers ---- */
+
+static bool equal(const epw_descriptor *a, const epw_descriptor *b) {
+    return a->kind == b->kind && a->type == b->type && a->op == b->op && a->uneven == b->uneven &&
+           a->peer == b->peer && a->count == b->count;
+}
+
+bool epw_may_borrow(const epw_comm *comm, const epw_coll_peer *p, const epw_message *m) {
+    const epw_coll_layout *l = &comm->layout;
+    if (m->carry == EPW_CARRY_PULL) return p->readable;
+    if (m->carry != EPW_CARRY_HEAP) return true;
+    return !epw_is_queued(&comm->peers, epw_coll_rank(comm, p)) && m->address >= l->heap_offset &&
+           m->address <= l->window_bytes && m->bytes <= l->window_bytes - m->address;
+}
+
+/* The next message of the peer's, checked. False: there is none, or it is not of this collective. */
+static bool open_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    if (ring->here) return true;
+    if (ring->seen == ring->consumed) return false;
+    uint64_t offset =
+        epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), ring->consumed + 1);
+    /* A copy: the source can write there at any time. */
+    memcpy(&ring->message, epw_peers_own(&comm->peers) + offset, sizeof ring->message);
+    const epw_message *m = &ring->message;
+    epw_descriptor own = epw_descriptor_of(&op->call, elements_of(&op->call, &p->in));
+    if (m->call != comm->calls || !equal(&m->what, &own)) {
+        epw_comm_mismatch(comm, epw_coll_rank(comm, p), &m->what, &own);
+        return false;
+    }
+    bool fits = m->number == ring->consumed + 1 && m->bytes <= leg_of(&p->in)->bytes - leg_of(&p->in)->done &&
+                epw_may_borrow(comm, p, m);
+    if (m->carry == EPW_CARRY_INLINE) fits = fits && m->bytes <= comm->layout.slot_bytes;
+    if (m->carry == EPW_CARRY_VOID) fits = fits && m->voids < comm->layout.ranks;
+    if (m->carry < EPW_CARRY_INLINE || m->carry > EPW_CARRY_VOID || !fits) {
+        if (p->gone == EPW_CAUSE_NONE) p->gone = EPW_CAUSE_FORMAT;
+        ring->seen = ring->consumed; /* nothing of it is believed any more */
+        return false;
+    }
+    ring->here = true;
+    ring->done = 0;
+    return true;
+}
+
+/* What is not consumed of the message is let go. */
+static void close_message(epw_ring *ring) {
+    if (ring->message.carry == EPW_CARRY_PULL || ring->message.carry == EPW_CARRY_HEAP) ring->urgent = true;
+    ring->here = false;
+    ring->consumed++;
+}
+
+static const unsigned char *behind_header(const epw_comm *comm, uint32_t source, uint64_t number) {
+    return epw_peers_own(&comm->peers) +
+           epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, source, number) + sizeof(epw_message);
+}
+
+/* Whether what was just read from the peer's memory was still what it had given. It takes its memory back by
+ * a farewell or by the word CANCELLED, which it posts before its caller may write there. */
+static bool still_given(epw_comm *comm, epw_coll_peer *p, uint64_t number) {
+    epw_look seen;
+    /* Reader: this thread, which has read the peer's memory. The peer's word is stored before what its caller
+     * writes next: who has read that sees the word. */
+    atomic_thread_fence(memory_order_acquire);
+    epw_look_at(&comm->peers, EPW_CHANNEL_POINT, epw_coll_rank(comm, p), EPW_WORD_CANCELLED, &seen);
+    if (epw_word_epoch(seen.sight.word) == epw_word_epoch(comm->own_word))
+        p->cancelled = epw_word_step(seen.sight.word);
+    uint32_t cause = epw_rule_gone(seen.sight, comm->own_word);
+    if (cause != EPW_CAUSE_NONE && p->gone == EPW_CAUSE_NONE) p->gone = cause;
+    return cause == EPW_CAUSE_NONE && p->cancelled < number;
+}
+
+bool epw_read_borrowed(epw_comm *comm, epw_coll_peer *p, uint32_t carry, void *to, uint64_t address,
+                       uint64_t bytes) {
+    uint32_t peer = epw_coll_rank(comm, p);
+    if (carry == EPW_CARRY_PULL) {
+        if (!epw_pull(p, to, address, bytes)) return false;
+    } else {
+        epw_coll_copy(comm, to, epw_rows_at(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, address), bytes);
+    }
+    return still_given(comm, p, UINT64_MAX);
+}
+
+/* Whether the open message of the peer's that was read from its memory was its to give to the end. */
+static bool was_given(epw_comm *comm, epw_coll_peer *p) {
+    const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    bool borrowed = ring->message.carry == EPW_CARRY_PULL || ring->message.carry == EPW_CARRY_HEAP;
+    return !borrowed || still_given(comm, p, ring->consumed + 1);
+}
+
+/* Reads the next bytes of the peer's open message to `to`. False: it has been taken back. */
+static bool read_bytes(epw_comm *comm, epw_coll_peer *p, unsigned char *to, uint64_t bytes, bool last) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    const epw_message *m = &ring->message;
+    uint32_t peer = epw_coll_rank(comm, p);
+    if (m->carry == EPW_CARRY_PULL) {
+        if (!epw_pull(p, to, m->address + ring->done, bytes)) return false;
+    } else {
+        const unsigned char *from = behind_header(comm, peer, ring->consumed + 1);
+        if (m->carry == EPW_CARRY_HEAP)
+            from = epw_rows_at(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, m->address);
+        epw_coll_copy(comm, to, from + ring->done, bytes);
+    }
+    return !last || was_given(comm, p);
+}
+
+void epw_flow_void(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
+    bool folds = false;
+    for (uint32_t l = p->in.leg; p->in.open && l < 2; l++)
+        folds |= p->in.legs[l].folded && p->in.legs[l].done < p->in.legs[l].bytes;
+    if (folds && comm->fold.on && !comm->fold.lacks) {
+        comm->fold.lacks = true;
+        comm->fold.voids = voids;
+    }
+    p->in.open = false;
+    if (voids < comm->layout.ranks) comm->of[voids].missing = true;
+    p->missing = true;
+}
+
+/* A message that ends the flow from the peer, or a piece of none. */
+static bool read_empty(epw_comm *comm, epw_coll_peer *p) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    const epw_message *m = &ring->message;
+    if (m->carry == EPW_CARRY_VOID) {
+        epw_flow_void(comm, p, m->voids);
+    } else if (m->bytes == 0) {
+        p->in.open = false; /* of a barrier */
+    } else {
+        return false;
+    }
+    close_message(ring);
+    return true;
+}
+
+/* Takes in what goes straight to the caller's memory. True: something has moved. */
+static bool read_some(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    if (!p->in.open || !open_message(comm, op, p)) return false;
+    if (read_empty(comm, p)) return true;
+    epw_leg *leg = leg_of(&p->in);
+    if (leg->folded && !comm->fold.lacks) return false; /* the fold takes it */
+    uint64_t run, bytes = least(ring->message.bytes - ring->done, TURN_BYTES);
+    if (comm->exchanges && op->job != NULL) {
+        uint64_t gone = p->out.open ? leg_of(&p->out)->done : leg->bytes;
+        if (gone <= leg->done) return false;
+        bytes = least(bytes, gone - leg->done);
+    }
+    unsigned char *to = epw_run_at(&leg->at, leg->done, &run);
+    bytes = least(bytes, run);
+    bool last = ring->done + bytes == ring->message.bytes;
+    if (op->job != NULL && !leg->folded && !read_bytes(comm, p, to, bytes, last)) {
+        epw_flow_void(comm, p, epw_coll_rank(comm, p));
+        close_message(ring);
+        return true;
+    }
+    ring->done += bytes;
+    advance(&p->in, bytes);
+    if (last) close_message(ring);
+    return true;
+}
+
+/* ---- the fold ---- */
+
+static bool folds_now(const epw_flow *in) {
+    return in->open && in->legs[in->leg].folded;
+}
+
+/* How many bytes all have given, that lie in one piece everywhere; 0: somebody's are not there yet. */
+static uint64_t bytes_to_fold(epw_comm *comm, const epw_op *op) {
+    epw_fold *fold = &comm->fold;
+    uint64_t bytes = fold->bytes - fold->done, run;
+    epw_run_at(&fold->own, fold->done, &run);
+    bytes = least(bytes, run);
+    epw_run_at(&fold->out, fold->done, &run);
+    bytes = least(bytes, run);
+    bytes = least(bytes, comm->scratch_bytes);
+    EPW_COMM_PEERS(p, comm) {
+        if (!epw_coll_present(p) || epw_coll_rank(comm, p) == comm->config.rank) continue;
+        epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+        if (!folds_now(&p->in) || !open_message(comm, op, p)) return 0;
+        if (ring->message.carry == EPW_CARRY_VOID) return 0; /* read_some sees to it */
+        bytes = least(bytes, ring->message.bytes - ring->done);
+    }
+    return bytes;
+}
+
+/* Where the peer's next bytes lie: in its message, or read to the scratch. NULL: they were taken back. */
+static const unsigned char *bytes_given(epw_comm *comm, epw_coll_peer *p, uint64_t bytes) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    uint32_t peer = epw_coll_rank(comm, p);
+    if (ring->message.carry == EPW_CARRY_INLINE)
+        return behind_header(comm, peer, ring->consumed + 1) + ring->done;
+    unsigned char *to = comm->scratch + peer * comm->scratch_bytes;
+    if (ring->message.carry == EPW_CARRY_HEAP)
+        return epw_rows_at(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, ring->message.address) + ring->done;
+    return epw_pull(p, to, ring->message.address + ring->done, bytes) ? to : NULL;
+}
+
+/* What has been folded of the peer's is not what it had given. */
+static void lose_fold(epw_comm *comm, epw_coll_peer *p) {
+    epw_flow_void(comm, p, epw_coll_rank(comm, p));
+    comm->fold.lacks = true;
+    comm->fold.voids = epw_coll_rank(comm, p);
+}
+
+/* Folds what all have given. True: something has moved. */
+static bool fold_some(epw_comm *comm, const epw_op *op) {
+    epw_fold *fold = &comm->fold;
+    if (!fold->on || fold->lacks || fold->done == fold->bytes) return false;
+    if (fold->behind_out) EPW_COMM_PEERS(p, comm) if (p->out.open) return false;
+    uint64_t bytes = bytes_to_fold(comm, op), run;
+    if (bytes == 0) return false;
+    size_t n = 0;
+    EPW_COMM_PEERS(p, comm) {
+        if (!epw_coll_present(p)) continue;
+        if (epw_coll_rank(comm, p) == comm->config.rank) {
+            comm->rows[n++] = epw_run_at(&fold->own, fold->done, &run);
+            continue;
+        }
+        const unsigned char *given = bytes_given(comm, p, bytes);
+        if (given == NULL) {
+            epw_flow_void(comm, p, epw_coll_rank(comm, p));
+            close_message(&p->rings[EPW_CHANNEL_COLLECTIVE]);
+            return true;
+        }
+        comm->rows[n++] = given;
+    }
+    if (op->job != NULL) {
+        epw_float_state before = epw_float_enter();
+        comm->sums->reduce(fold->type, fold->op, comm->rows, n, bytes / epw_type_bytes(fold->type),
+                           epw_run_at(&fold->out, fold->done, &run));
+        epw_float_leave(before);
+    }
+    EPW_COMM_PEERS(p, comm) {
+        if (!epw_coll_present(p) || epw_coll_rank(comm, p) == comm->config.rank) continue;
+        epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+        ring->done += bytes;
+        advance(&p->in, bytes);
+        bool last = ring->done == ring->message.bytes;
+        if (last && !was_given(comm, p)) lose_fold(comm, p);
+        if (last) close_message(ring);
+    }
+    fold->done += bytes;
+    return true;
+}
+
+/* ---- all of it ---- */
+
+/* What this rank gives itself, a piece at a time. */
+static bool copy_own(epw_comm *comm, epw_op *op) {
+    if (op->local_done == op->local_bytes || op->job == NULL) return false;
+    uint64_t from_run, to_run;
+    const unsigned char *from = epw_run_at(&op->local_from, op->local_done, &from_run);
+    unsigned char *to = epw_run_at(&op->local_to, op->local_done, &to_run);
+    uint64_t bytes = least(least(op->local_bytes - op->local_done, TURN_BYTES), least(from_run, to_run));
+    epw_coll_copy(comm, to, from, bytes);
+    op->local_done += bytes;
+    return true;
+}
+
+/* Begins behind this rank, so that not all write to, or read from, one peer at a time. */
+static epw_coll_peer *in_turn(epw_comm *comm, uint32_t turn) {
+    uint32_t peer = comm->config.rank + 1 + turn;
+    return &comm->of[peer < comm->layout.ranks ? peer : peer - comm->layout.ranks];
+}
+
+bool epw_flows_move(epw_comm *comm, epw_op *op, uint64_t now) {
+    bool moved = false, more;
+    do { /* ends: each turn moves something, and an operation has so many bytes */
+        more = false;
+        for (uint32_t i = 0; i + 1 < comm->layout.ranks; i++) {
+            epw_coll_peer *p = in_turn(comm, i);
+            while (p->out.open && p->begun && p->gone == EPW_CAUSE_NONE &&
+                   epw_ring_has_room(comm, &p->rings[EPW_CHANNEL_COLLECTIVE]) && write_message(comm, op, p))
+                more = true;
+        }
+        epw_rings_post(comm, now);
+        for (uint32_t i = 0; i + 1 < comm->layout.ranks; i++) more |= read_some(comm, op, in_turn(comm, i));
+        more |= fold_some(comm, op);
+        more |= copy_own(comm, op);
+        moved |= more;
+    } while (more && !comm->mismatched);
+    if (moved && comm->streams) epw_stream_fence();
+    epw_rings_post(comm, now);
+    return moved;
+}
+
+bool epw_flow_over(const epw_coll_peer *p) {
+    const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    return !p->out.open && !p->in.open && ring->taken >= ring->borrowed;
+}
+
+/* ---- telling ---- */
+
+/* The bytes of the messages that the word announces, for a peer behind a queue. */
+static uint32_t ranges_of(epw_comm *comm, epw_coll_peer *p, uint32_t channel, epw_range *ranges) {
+    epw_ring *ring = &p->rings[channel];
+    uint32_t count = 0;
+    for (uint64_t n = ring->announced + 1; n <= ring->posted; n++) {
+        const epw_message *m = epw_slot_for(comm, p, channel, n);
+        uint64_t bytes = sizeof *m + (m->carry == EPW_CARRY_INLINE ? m->bytes : 0);
+        ranges[count++] =
+            (epw_range){.offset = epw_message_offset(&comm->layout, channel, comm->config.rank, n),
+                        .bytes = bytes,
+                        .stride = bytes,
+                        .count = 1};
+    }
+    return count;
+}
+
+static void post(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t word, uint64_t count,
+                 const epw_range *ranges, uint32_t range_count, uint64_t now) {
+    uint64_t value = epw_epoch_word(epw_word_epoch(comm->own_word), count);
+    epw_signal(&comm->peers, channel, epw_coll_rank(comm, p), word, value, ranges, range_count);
+    p->spoke = now;
+}
+
+/* Writer: this rank, behind what it has written in the peer's slots, and read in its own. Reader: the peer's
+ * step, which acquires: POSTED before it reads the messages, TAKEN before it writes those slots again. */
+void epw_rings_post(epw_comm *comm, uint64_t now) {
+    EPW_COMM_PEERS(p, comm) {
+        if (!epw_coll_present(p) || epw_coll_rank(comm, p) == comm->config.rank) continue;
+        for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
+            epw_ring *ring = &p->rings[c];
+            if (ring->posted > ring->announced) {
+                epw_range ranges[256];
+                uint32_t count =
+                    epw_is_queued(&comm->peers, epw_coll_rank(comm, p)) ? ranges_of(comm, p, c, ranges) : 0;
+                post(comm, p, c, EPW_WORD_POSTED, ring->posted, ranges, count, now);
+                ring->announced = ring->posted;
+            }
+            bool due = ring->consumed - ring->told >= comm->layout.slots / 2;
+            if ((ring->urgent && ring->consumed > ring->told) || due) {
+                post(comm, p, c, EPW_WORD_TAKEN, ring->consumed, NULL, 0, now);
+                ring->told = ring->consumed;
+            }
+            ring->urgent = false;
+        }
+    }
+}

@@ -1,0 +1,11 @@
+/* Memory of epw_comm_alloc: pieces of the window's heap. What is free is a list of pieces in ascending order
+ * of their offsets, kept outside the window. */
+#ifndef EPW_COLL_HEAP_H
+#define EPW_COLL_HEAP_H
+
+#include "coll/comm.h"
+
+bool epw_heap_make(epw_comm *comm);
+void epw_heap_free(epw_comm *comm);
+
+#endif

@@ -1,0 +1,540 @@
+/* See point.h. */
+#include "coll/point.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A send or a receive, as called. */
+typedef struct transfer {
+    epw_coll call;
+    epw_job *job;   /* NULL: dropped */
+    uint64_t bytes; /* of the message; of a receive that is not matched yet, the room */
+    uint64_t done;
+    uint32_t offer; /* its number, 0: none yet */
+    uint64_t until; /* of one to this rank itself: when it is given up */
+    struct transfer *next;
+} transfer;
+
+/* A message that has come and is not received. */
+typedef struct arrival {
+    uint32_t tag, carry, offer;
+    uint64_t bytes, address;
+    struct arrival *next;
+    unsigned char copy[];
+} arrival;
+
+/* What is to be said of offers, as soon as there is room. */
+typedef struct reply {
+    uint32_t carry;
+    uint64_t address;
+    struct reply *next;
+} reply;
+
+typedef struct epw_point {
+    transfer *sends;    /* not announced yet */
+    transfer *offered;  /* read by the peer, or to be asked for */
+    transfer *asked;    /* written as there is room */
+    transfer *receives; /* not matched yet */
+    transfer *awaited;  /* matched with an offer that was asked for: its bytes come */
+    arrival *arrivals;
+    reply *replies;
+    uint32_t offers;          /* given out */
+    uint64_t unmatched_bytes; /* sent, and not received there as far as is known */
+    uint32_t unmatched;
+    uint64_t matched_bytes; /* received here, and not told */
+    uint32_t matched;
+} epw_point;
+
+/* Behind the last of a list. */
+#define END_OF(list, type)                                                                                   \
+    type **end_ = &(list);                                                                                   \
+    while (*end_ != NULL) end_ = &(*end_)->next
+
+static void append(transfer **list, transfer *t) {
+    END_OF(*list, transfer);
+    t->next = NULL;
+    *end_ = t;
+}
+
+static transfer *take_first(transfer **list) {
+    transfer *t = *list;
+    *list = t->next;
+    return t;
+}
+
+static void unlink_from(transfer **list, const transfer *t) {
+    while (*list != t) list = &(*list)->next;
+    *list = t->next;
+}
+
+static transfer *with_offer(transfer **list, uint64_t offer) {
+    transfer *t = *list;
+    while (t != NULL && t->offer != offer) t = t->next;
+    return t;
+}
+
+static bool is_me(const epw_comm *comm, const epw_coll_peer *p) {
+    return epw_coll_rank(comm, p) == comm->config.rank;
+}
+
+/* ---- ends ---- */
+
+static void end(transfer *t, epw_comm *comm, epw_status status) {
+    if (t->job != NULL) {
+        if (t->job->status == EPW_OK) t->job->status = status;
+        epw_comm_end_of_job(comm, t->job);
+    }
+    free(t);
+}
+
+static void end_without(transfer *t, epw_comm *comm, uint32_t peer, const epw_error_record *record) {
+    if (t->job != NULL) {
+        epw_mask_add(&t->job->outcome.missing, peer);
+        t->job->outcome.degraded = 1;
+        if (t->job->outcome.record.cause == EPW_CAUSE_NONE) t->job->outcome.record = *record;
+    }
+    end(t, comm, EPW_OK);
+}
+
+static transfer **list_of(epw_point *point, uint32_t number) {
+    transfer **lists[] = {&point->sends, &point->offered, &point->asked, &point->receives, &point->awaited};
+    return lists[number];
+}
+enum { LISTS = 5 };
+
+void epw_point_lose(epw_comm *comm, epw_coll_peer *p) {
+    for (uint32_t i = 0; i < LISTS; i++) {
+        transfer **list = list_of(p->point, i);
+        while (*list != NULL)
+            end_without(take_first(list), comm, epw_coll_rank(comm, p), &comm->point_record);
+    }
+}
+
+void epw_points_end(epw_comm *comm, epw_status status) {
+    EPW_COMM_PEERS(p, comm) {
+        for (uint32_t i = 0; i < LISTS; i++) {
+            transfer **list = list_of(p->point, i);
+            while (*list != NULL) end(take_first(list), comm, status);
+        }
+    }
+}
+
+void epw_points_forget(epw_comm *comm) {
+    EPW_COMM_PEERS(p, comm) {
+        epw_point *point = p->point;
+        for (uint32_t i = 0; i < LISTS; i++)
+            while (*list_of(point, i) != NULL) free(take_first(list_of(point, i)));
+        while (point->arrivals != NULL) {
+            arrival *a = point->arrivals;
+            point->arrivals = a->next;
+            free(a);
+        }
+        while (point->replies != NULL) {
+            reply *r = point->replies;
+            point->replies = r->next;
+            free(r);
+        }
+        *point = (epw_point){0};
+    }
+}
+
+bool epw_points_make(epw_comm *comm) {
+    EPW_COMM_PEERS(p, comm) {
+        p->point = calloc(1, sizeof *p->point);
+        if (p->point == NULL) return false;
+    }
+    return true;
+}
+
+void epw_points_free(epw_comm *comm) {
+    EPW_COMM_PEERS(p, comm) if (p->point == NULL) return;
+    epw_points_forget(comm);
+    EPW_COMM_PEERS(p, comm) free(p->point);
+}
+
+void epw_points_drop(epw_comm *comm, const epw_job *job) {
+    EPW_COMM_PEERS(p, comm) {
+        for (uint32_t i = 0; i < LISTS; i++)
+            for (transfer *t = *list_of(p->point, i); t != NULL; t = t->next)
+                if (t->job == job) t->job = NULL;
+        /* Receives that nothing has come for are as if they had not been called. */
+        for (transfer **at = &p->point->receives; *at != NULL;) {
+            if ((*at)->job != NULL) {
+                at = &(*at)->next;
+                continue;
+            }
+            transfer *t = *at;
+            *at = t->next;
+            free(t);
+        }
+    }
+}
+
+/* ---- beginning ---- */
+
+bool epw_point_add(epw_comm *comm, const epw_coll *call, epw_job *job, uint64_t now) {
+    epw_coll_peer *p = &comm->of[call->peer];
+    transfer *t = calloc(1, sizeof *t);
+    if (t == NULL) return false;
+    uint64_t deadline = job->deadline_ns > 0 ? job->deadline_ns : comm->config.deadline_ns;
+    *t = (transfer){.call = *call,
+                    .job = job,
+                    .bytes = call->count * epw_type_bytes(call->type),
+                    .until = now + deadline};
+    if (!epw_coll_present(p)) {
+        end_without(t, comm, call->peer, &comm->point_record);
+        return true;
+    }
+    if (!epw_point_awaits(p) && !epw_point_has_more(p) && epw_flow_over(p)) epw_comm_wait_begins(p, now);
+    append(call->kind == EPW_SEND ? &p->point->sends : &p->point->receives, t);
+    return true;
+}
+
+bool epw_point_awaits(const epw_coll_peer *p) {
+    const epw_point *point = p->point;
+    return point->offered != NULL || point->receives != NULL || point->awaited != NULL ||
+           (point->sends != NULL && p->rings[EPW_CHANNEL_POINT].posted > 0);
+}
+
+bool epw_point_has_more(const epw_coll_peer *p) {
+    const epw_point *point = p->point;
+    return point->sends != NULL || point->asked != NULL || point->replies != NULL || point->matched > 0;
+}
+
+/* ---- to peers ---- */
+
+static bool add_reply(epw_point *point, uint32_t carry, uint64_t address) {
+    reply *r = malloc(sizeof *r);
+    if (r == NULL) return false;
+    *r = (reply){.carry = carry, .address = address};
+    END_OF(point->replies, reply);
+    *end_ = r;
+    return true;
+}
+
+/* A message whose header says this; `bytes` bytes of `from` behind it if it is inline. */
+static void write(epw_comm *comm, epw_coll_peer *p, const epw_message *said, const unsigned char *from) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_POINT];
+    epw_message *slot = epw_slot_for(comm, p, EPW_CHANNEL_POINT, ring->posted + 1);
+    if (from != NULL && said->carry == EPW_CARRY_INLINE) memcpy(slot + 1, from, said->bytes);
+    *slot = *said;
+    slot->number = ++ring->posted;
+}
+
+static const unsigned char *bytes_to_send(const transfer *t) {
+    return (const unsigned char *)t->call.send + t->done;
+}
+
+static epw_descriptor what(const transfer *t) {
+    return epw_descriptor_of(&t->call, 0);
+}
+
+static bool write_replies(epw_comm *comm, epw_coll_peer *p) {
+    epw_point *point = p->point;
+    reply *r = point->replies;
+    if (r != NULL) {
+        write(comm, p, &(epw_message){.carry = r->carry, .address = r->address}, NULL);
+        point->replies = r->next;
+        free(r);
+        return true;
+    }
+    if (point->matched == 0) return false;
+    epw_message said = {.carry = EPW_CARRY_MATCHED, .bytes = point->matched_bytes, .address = point->matched};
+    write(comm, p, &said, NULL);
+    point->matched_bytes = point->matched = 0;
+    return true;
+}
+
+/* The next piece of what the peer has asked for. */
+static bool write_asked(epw_comm *comm, epw_coll_peer *p) {
+    transfer *t = p->point->asked;
+    if (t == NULL) return false;
+    uint64_t bytes = t->bytes - t->done;
+    if (bytes > comm->layout.slot_bytes) bytes = comm->layout.slot_bytes;
+    bool dropped = t->job == NULL;
+    epw_message said = {.call = t->offer,
+                        .carry = dropped ? EPW_CARRY_VOID : EPW_CARRY_INLINE,
+                        .what = what(t),
+                        .bytes = dropped ? 0 : bytes,
+                        .address = t->done};
+    write(comm, p, &said, dropped ? NULL : bytes_to_send(t));
+    t->done += bytes;
+    if (dropped || t->done == t->bytes) end(take_first(&p->point->asked), comm, EPW_OK);
+    return true;
+}
+
+static bool write_send(epw_comm *comm, epw_coll_peer *p) {
+    epw_point *point = p->point;
+    transfer *t = point->sends;
+    if (t == NULL || point->unmatched == EPW_UNRECEIVED_MAX) return false;
+    if (t->job == NULL) {
+        free(take_first(&point->sends));
+        return true;
+    }
+    bool eager = t->bytes <= comm->layout.slot_bytes && point->unmatched_bytes + t->bytes <= EPW_EAGER_BYTES;
+    epw_message said = {.carry = EPW_CARRY_INLINE, .what = what(t), .bytes = t->bytes};
+    if (!eager) {
+        /* The peer reads it where it lies only if nobody can take it back. */
+        if (t->job->waits) said.carry = epw_carry_of(comm, p, t->call.send, t->bytes, &said.address);
+        if (said.carry == EPW_CARRY_INLINE) said.carry = EPW_CARRY_OFFER;
+        said.call = t->offer = ++point->offers;
+    }
+    write(comm, p, &said, bytes_to_send(t));
+    point->unmatched++;
+    take_first(&point->sends);
+    if (eager) {
+        point->unmatched_bytes += t->bytes;
+        end(t, comm, EPW_OK);
+    } else {
+        append(&point->offered, t);
+    }
+    return true;
+}
+
+/* ---- from peers ---- */
+
+static void matched(epw_point *point, uint64_t eager_bytes) {
+    point->matched++;
+    point->matched_bytes += eager_bytes;
+}
+
+/* A message is longer than the receive that it matches: it is consumed, and the receive fails. */
+static bool too_long(epw_comm *comm, transfer *t, uint64_t bytes) {
+    if (bytes <= t->bytes) return false;
+    if (t->job != NULL && t->job->status == EPW_OK) {
+        t->job->limit[0] = bytes;
+        t->job->limit[1] = t->bytes;
+    }
+    end(t, comm, EPW_ERR_LIMIT);
+    return true;
+}
+
+/* The receive, no longer in the list, gets what has come. */
+static void receive(epw_comm *comm, epw_coll_peer *p, transfer *t, const arrival *a,
+                    const unsigned char *bytes) {
+    epw_point *point = p->point;
+    bool eager = a->carry == EPW_CARRY_INLINE, long_one = a->bytes > t->bytes;
+    matched(point, eager ? a->bytes : 0);
+    if (eager) {
+        if (too_long(comm, t, a->bytes)) return;
+        if (a->bytes > 0) memcpy(t->call.recv, bytes, a->bytes);
+        end(t, comm, EPW_OK);
+        return;
+    }
+    if (a->carry == EPW_CARRY_OFFER) {
+        /* One that is too long is asked for all the same, and goes nowhere. */
+        if (!add_reply(point, EPW_CARRY_ASK, a->offer)) p->gone = EPW_CAUSE_FORMAT;
+        t->offer = a->offer;
+        if (long_one && t->job != NULL) {
+            t->job->limit[0] = a->bytes, t->job->limit[1] = t->bytes;
+            if (t->job->status == EPW_OK) t->job->status = EPW_ERR_LIMIT;
+            t->call.recv = NULL;
+        }
+        t->bytes = a->bytes;
+        append(&point->awaited, t);
+        return;
+    }
+    bool whole = true;
+    if (!long_one) whole = epw_read_borrowed(comm, p, a->carry, t->call.recv, a->address, a->bytes);
+    if (!add_reply(point, EPW_CARRY_DONE, a->offer)) p->gone = EPW_CAUSE_FORMAT;
+    if (too_long(comm, t, a->bytes)) return;
+    if (whole) {
+        end(t, comm, EPW_OK);
+    } else {
+        epw_error_record partial = {.phase = EPW_PHASE_POINT,
+                                    .cause = EPW_CAUSE_PARTIAL,
+                                    .rank = comm->config.rank,
+                                    .peer = epw_coll_rank(comm, p)};
+        end_without(t, comm, epw_coll_rank(comm, p), &partial);
+    }
+}
+
+static transfer *matching_receive(epw_point *point, uint32_t tag) {
+    transfer *t = point->receives;
+    while (t != NULL && t->call.tag != tag) t = t->next;
+    if (t != NULL) unlink_from(&point->receives, t);
+    return t;
+}
+
+static bool keep(epw_point *point, const arrival *a, const unsigned char *bytes) {
+    uint64_t copied = a->carry == EPW_CARRY_INLINE ? a->bytes : 0;
+    arrival *kept = malloc(sizeof *kept + copied);
+    if (kept == NULL) return false;
+    *kept = *a;
+    kept->next = NULL;
+    if (copied > 0) memcpy(kept->copy, bytes, copied);
+    END_OF(point->arrivals, arrival);
+    *end_ = kept;
+    return true;
+}
+
+static bool arrived(epw_comm *comm, epw_coll_peer *p, const epw_message *m, const unsigned char *bytes) {
+    arrival a = {
+        .tag = m->what.peer, .carry = m->carry, .offer = m->call, .bytes = m->bytes, .address = m->address};
+    transfer *t = matching_receive(p->point, a.tag);
+    if (t == NULL) return keep(p->point, &a, bytes);
+    receive(comm, p, t, &a, bytes);
+    return true;
+}
+
+/* A piece of what was asked for. */
+static bool piece_came(epw_comm *comm, epw_coll_peer *p, const epw_message *m, const unsigned char *bytes) {
+    transfer *t = with_offer(&p->point->awaited, m->call);
+    if (t == NULL || m->address != t->done || m->bytes > t->bytes - t->done) return false;
+    if (m->carry == EPW_CARRY_VOID) {
+        epw_error_record partial = {.phase = EPW_PHASE_POINT,
+                                    .cause = EPW_CAUSE_PARTIAL,
+                                    .rank = comm->config.rank,
+                                    .peer = epw_coll_rank(comm, p)};
+        unlink_from(&p->point->awaited, t);
+        end_without(t, comm, epw_coll_rank(comm, p), &partial);
+        return true;
+    }
+    if (t->job != NULL && t->call.recv != NULL)
+        memcpy((unsigned char *)t->call.recv + t->done, bytes, m->bytes);
+    t->done += m->bytes;
+    if (t->done == t->bytes) {
+        unlink_from(&p->point->awaited, t);
+        end(t, comm, EPW_OK);
+    }
+    return true;
+}
+
+static bool asked_for(epw_comm *comm, epw_coll_peer *p, const epw_message *m) {
+    transfer *t = with_offer(&p->point->offered, m->address);
+    (void)comm;
+    if (t == NULL) return false;
+    unlink_from(&p->point->offered, t);
+    append(&p->point->asked, t);
+    return true;
+}
+
+static bool read_there(epw_comm *comm, epw_coll_peer *p, const epw_message *m) {
+    transfer *t = with_offer(&p->point->offered, m->address);
+    if (t == NULL) return false;
+    unlink_from(&p->point->offered, t);
+    end(t, comm, EPW_OK);
+    return true;
+}
+
+static bool was_matched(epw_point *point, const epw_message *m) {
+    if (m->address > point->unmatched || m->bytes > point->unmatched_bytes) return false;
+    point->unmatched -= (uint32_t)m->address;
+    point->unmatched_bytes -= m->bytes;
+    return true;
+}
+
+static bool is_send(const epw_comm *comm, const epw_message *m) {
+    return m->what.kind == EPW_SEND && m->what.peer <= EPW_TAG_MAX &&
+           (m->carry != EPW_CARRY_INLINE || m->bytes <= comm->layout.slot_bytes);
+}
+
+/* Takes in one message; false: it is none that could have come. */
+static bool take_in(epw_comm *comm, epw_coll_peer *p, const epw_message *m, const unsigned char *bytes) {
+    switch (m->carry) {
+    case EPW_CARRY_INLINE:
+        if (!is_send(comm, m)) return false;
+        return m->call == 0 ? arrived(comm, p, m, bytes) : piece_came(comm, p, m, bytes);
+    case EPW_CARRY_PULL:
+    case EPW_CARRY_HEAP:
+    case EPW_CARRY_OFFER:
+        return is_send(comm, m) && epw_may_borrow(comm, p, m) && arrived(comm, p, m, bytes);
+    case EPW_CARRY_VOID:
+        return piece_came(comm, p, m, bytes);
+    case EPW_CARRY_ASK:
+        return asked_for(comm, p, m);
+    case EPW_CARRY_DONE:
+        return read_there(comm, p, m);
+    case EPW_CARRY_MATCHED:
+        return was_matched(p->point, m);
+    default:
+        return false;
+    }
+}
+
+static bool read_ring(epw_comm *comm, epw_coll_peer *p) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_POINT];
+    if (ring->seen == ring->consumed) return false;
+    const unsigned char *slot =
+        epw_peers_from(&comm->peers, epw_coll_rank(comm, p)) +
+        epw_message_offset(&comm->layout, EPW_CHANNEL_POINT, epw_coll_rank(comm, p), ring->consumed + 1);
+    epw_message m; /* a copy: the source can write there at any time */
+    memcpy(&m, slot, sizeof m);
+    if (m.number != ring->consumed + 1 || !take_in(comm, p, &m, slot + sizeof m)) {
+        if (p->gone == EPW_CAUSE_NONE) p->gone = EPW_CAUSE_FORMAT;
+        ring->seen = ring->consumed;
+        return false;
+    }
+    ring->consumed++;
+    return true;
+}
+
+/* Receives that were called after what they match had come. */
+static bool match_arrivals(epw_comm *comm, epw_coll_peer *p) {
+    bool moved = false;
+    for (arrival **at = &p->point->arrivals; *at != NULL && p->point->receives != NULL;) {
+        transfer *t = matching_receive(p->point, (*at)->tag);
+        if (t == NULL) {
+            at = &(*at)->next;
+            continue;
+        }
+        arrival *a = *at;
+        *at = a->next;
+        receive(comm, p, t, a, a->copy);
+        free(a);
+        moved = true;
+    }
+    return moved;
+}
+
+/* ---- to this rank itself ---- */
+
+static bool give_myself(epw_comm *comm, epw_coll_peer *p) {
+    epw_point *point = p->point;
+    for (transfer **at = &point->sends; *at != NULL; at = &(*at)->next) {
+        transfer *t = *at, *r = matching_receive(point, t->call.tag);
+        if (r == NULL) continue;
+        *at = t->next;
+        if (!too_long(comm, r, t->bytes)) {
+            if (t->bytes > 0 && t->job != NULL) memmove(r->call.recv, t->call.send, t->bytes);
+            end(r, comm, EPW_OK);
+        }
+        end(t, comm, EPW_OK);
+        return true;
+    }
+    return false;
+}
+
+/* Of both lists: what nobody has matched in its time. */
+static bool give_up_on_myself(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
+    for (uint32_t i = 0; i < LISTS; i++) {
+        transfer **list = list_of(p->point, i);
+        if (*list == NULL || (*list)->until > now) continue;
+        end(take_first(list), comm, EPW_ERR_TIMEOUT);
+        return true;
+    }
+    return false;
+}
+
+/* ---- all of it ---- */
+
+bool epw_points_move(epw_comm *comm, uint64_t now) {
+    bool moved = false;
+    EPW_COMM_PEERS(p, comm) {
+        if (!epw_coll_present(p)) continue;
+        if (is_me(comm, p)) {
+            while (give_myself(comm, p) || give_up_on_myself(comm, p, now)) moved = true;
+            continue;
+        }
+        while (read_ring(comm, p)) moved = true;
+        moved |= match_arrivals(comm, p);
+        bool more = true;
+        while (more && p->begun && p->gone == EPW_CAUSE_NONE &&
+               epw_ring_has_room(comm, &p->rings[EPW_CHANNEL_POINT])) {
+            more = write_replies(comm, p) || write_asked(comm, p) || write_send(comm, p);
+            moved |= more;
+        }
+    }
+    if (moved) epw_rings_post(comm, now);
+    return moved;
+}

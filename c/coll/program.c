@@ -1,0 +1,330 @@
+/* What flows an operation is made of: to whom this rank gives which bytes of the caller's memory, and where
+ * what it is given goes. The one place that chooses algorithms.
+ *
+ * Everything that moves goes straight from who has it to who wants it. Reductions go by owners: each element
+ * has one, or several that compute the same, which are given it by all members and fold it in ascending rank
+ * order. Of a small all-reduce every rank owns everything; of a large one, and of reduce_scatter, each its
+ * piece; of reduce, the root. */
+#include "coll/comm.h"
+
+#include <stdlib.h>
+
+enum {
+    LINE = 64,
+    /* All-reduces up to so many bytes are folded by every rank: one turn in place of two. It is no more than
+     * a slot carries. */
+    EVERYONE_BYTES = 8192,
+    /* Beyond the caches: about what one core has of them. */
+    STREAM_BYTES = 2 << 20,
+    /* What a fold takes at a time of each rank's memory, all of it about half of a core's cache. */
+    SCRATCH_BYTES = 512 << 10,
+    SCRATCH_LEAST = 4096,
+    SCRATCH_MOST = 128 << 10
+};
+
+/* ---- where blocks lie ---- */
+
+/* Blocks of a call, of one direction: that of each rank, in bytes. */
+typedef struct blocks {
+    const uint64_t *counts, *offsets;
+    uint64_t count, element, rows, pitch;
+    unsigned char *base;
+} blocks;
+
+static uint64_t row_bytes_of(const blocks *b, uint32_t rank) {
+    return (b->counts != NULL ? b->counts[rank] : b->count) * b->element;
+}
+
+static uint64_t bytes_of(const blocks *b, uint32_t rank) {
+    return b->rows * row_bytes_of(b, rank);
+}
+
+/* Of matrices with a pitch blocks lie beside each other, else one behind the other. */
+static uint64_t offset_of(const blocks *b, uint32_t rank) {
+    if (b->offsets != NULL) return b->offsets[rank] * b->element;
+    uint64_t rows = b->rows > 1 || b->pitch != 0 ? 1 : b->rows;
+    if (b->counts == NULL) return rank * rows * b->count * b->element;
+    uint64_t at = 0;
+    for (uint32_t r = 0; r < rank; r++) at += b->counts[r];
+    return at * b->element;
+}
+
+static epw_run run_of(const blocks *b, uint32_t rank) {
+    epw_run run = {.base = b->base + offset_of(b, rank)};
+    if (b->rows > 1) {
+        run.row_bytes = row_bytes_of(b, rank);
+        run.pitch = b->pitch;
+    }
+    return run;
+}
+
+/* The pitch of a matrix of all ranks' blocks, where none was said. */
+static uint64_t whole_row(const epw_comm *comm, const blocks *b) {
+    uint64_t elements = 0;
+    for (uint32_t r = 0; r < comm->layout.ranks; r++) elements += b->counts != NULL ? b->counts[r] : b->count;
+    return elements * b->element;
+}
+
+/* Blocks of all ranks in send or recv; of who has one block there, `single` gives it. */
+static blocks blocks_in(const epw_comm *comm, const epw_coll *c, bool in_recv) {
+    uint64_t element = epw_type_bytes(c->type), pitch = in_recv ? c->recv_pitch : c->send_pitch;
+    blocks b = {.counts = in_recv ? c->recv_counts : c->send_counts,
+                .offsets = in_recv ? c->recv_offsets : c->send_offsets,
+                .count = c->count,
+                .element = element,
+                .rows = c->rows > 0 ? c->rows : 1,
+                .pitch = pitch * element,
+                .base = in_recv ? c->recv : (unsigned char *)(uintptr_t)c->send};
+    if (b.rows > 1 && b.pitch == 0) b.pitch = whole_row(comm, &b);
+    return b;
+}
+
+/* One block alone, of as many bytes as `like` has for this rank. */
+static epw_run single(const epw_coll *c, bool in_recv, const blocks *like, uint32_t rank) {
+    uint64_t pitch = (in_recv ? c->recv_pitch : c->send_pitch) * like->element;
+    epw_run run = {.base = in_recv ? c->recv : (unsigned char *)(uintptr_t)c->send};
+    if (like->rows > 1 && pitch != 0 && pitch != row_bytes_of(like, rank)) {
+        run.row_bytes = row_bytes_of(like, rank);
+        run.pitch = pitch;
+    }
+    return run;
+}
+
+static epw_run shifted(epw_run run, uint64_t bytes) {
+    run.base += bytes;
+    return run;
+}
+
+/* ---- flows ---- */
+
+static void add_leg(epw_flow *flow, epw_run at, uint64_t bytes, bool folded) {
+    if (bytes == 0) return;
+    uint32_t leg = flow->open ? 1 : 0;
+    flow->legs[leg] = (epw_leg){.bytes = bytes, .at = at, .folded = folded};
+    flow->legs[1].bytes = leg == 1 ? bytes : 0;
+    flow->open = true;
+}
+
+static bool is_me(const epw_comm *comm, const epw_coll_peer *p) {
+    return epw_coll_rank(comm, p) == comm->config.rank;
+}
+
+/* The others that take part. */
+#define FOR_OTHERS(p, comm) EPW_COMM_PEERS(p, comm) if (epw_coll_present(p) && !is_me(comm, p))
+
+static void give_myself(epw_op *op, epw_run from, epw_run to, uint64_t bytes) {
+    if (from.base == to.base) return;
+    op->local_from = from;
+    op->local_to = to;
+    op->local_bytes = bytes;
+}
+
+static void begin_fold(epw_comm *comm, const epw_coll *c, uint64_t bytes, epw_run own, epw_run out) {
+    comm->fold = (epw_fold){.on = true, .type = c->type, .op = c->op, .bytes = bytes, .own = own, .out = out};
+    EPW_COMM_PEERS(p, comm) {
+        if (!p->member || !p->suspected) continue;
+        comm->fold.lacks = true;
+        comm->fold.voids = epw_coll_rank(comm, p);
+    }
+}
+
+/* ---- what moves ---- */
+
+static void barrier(epw_comm *comm) {
+    FOR_OTHERS(p, comm) p->out.open = p->in.open = true;
+}
+
+static void broadcast(epw_comm *comm, epw_op *op) {
+    const epw_coll *c = &op->call;
+    uint64_t bytes = c->count * epw_type_bytes(c->type);
+    epw_run from = {.base = (unsigned char *)(uintptr_t)c->send}, to = {.base = c->recv};
+    bool root = c->peer == comm->config.rank;
+    FOR_OTHERS(p, comm) {
+        if (root) add_leg(&p->out, from, bytes, false);
+        if (!root && epw_coll_rank(comm, p) == c->peer) add_leg(&p->in, to, bytes, false);
+    }
+    if (root && c->recv != NULL) give_myself(op, from, to, bytes);
+}
+
+static void all_gather(epw_comm *comm, epw_op *op) {
+    const epw_coll *c = &op->call;
+    uint32_t me = comm->config.rank;
+    blocks to = blocks_in(comm, c, true);
+    epw_run own = single(c, false, &to, me);
+    FOR_OTHERS(p, comm) {
+        uint32_t r = epw_coll_rank(comm, p);
+        add_leg(&p->out, own, bytes_of(&to, me), false);
+        add_leg(&p->in, run_of(&to, r), bytes_of(&to, r), false);
+    }
+    give_myself(op, own, run_of(&to, me), bytes_of(&to, me));
+}
+
+static void all_to_all(epw_comm *comm, epw_op *op) {
+    const epw_coll *c = &op->call;
+    uint32_t me = comm->config.rank;
+    blocks from = blocks_in(comm, c, false), to = blocks_in(comm, c, true);
+    FOR_OTHERS(p, comm) {
+        uint32_t r = epw_coll_rank(comm, p);
+        add_leg(&p->out, run_of(&from, r), bytes_of(&from, r), false);
+        add_leg(&p->in, run_of(&to, r), bytes_of(&to, r), false);
+    }
+    comm->exchanges = c->send == c->recv;
+    give_myself(op, run_of(&from, me), run_of(&to, me), bytes_of(&from, me));
+}
+
+static void gather(epw_comm *comm, epw_op *op) {
+    const epw_coll *c = &op->call;
+    uint32_t me = comm->config.rank;
+    blocks to = blocks_in(comm, c, true);
+    epw_run own = single(c, false, &to, me);
+    FOR_OTHERS(p, comm) {
+        uint32_t r = epw_coll_rank(comm, p);
+        if (c->peer == me) add_leg(&p->in, run_of(&to, r), bytes_of(&to, r), false);
+        if (c->peer == r) add_leg(&p->out, own, bytes_of(&to, me), false);
+    }
+    if (c->peer == me) give_myself(op, own, run_of(&to, me), bytes_of(&to, me));
+}
+
+static void scatter(epw_comm *comm, epw_op *op) {
+    const epw_coll *c = &op->call;
+    uint32_t me = comm->config.rank;
+    blocks from = blocks_in(comm, c, false);
+    epw_run own = single(c, true, &from, me);
+    FOR_OTHERS(p, comm) {
+        uint32_t r = epw_coll_rank(comm, p);
+        if (c->peer == me) add_leg(&p->out, run_of(&from, r), bytes_of(&from, r), false);
+        if (c->peer == r) add_leg(&p->in, own, bytes_of(&from, me), false);
+    }
+    if (c->peer == me) give_myself(op, run_of(&from, me), own, bytes_of(&from, me));
+}
+
+/* ---- what is folded ---- */
+
+static void reduce_scatter(epw_comm *comm, epw_op *op) {
+    const epw_coll *c = &op->call;
+    uint32_t me = comm->config.rank;
+    blocks from = blocks_in(comm, c, false);
+    epw_run out = single(c, true, &from, me);
+    FOR_OTHERS(p, comm) {
+        uint32_t r = epw_coll_rank(comm, p);
+        add_leg(&p->out, run_of(&from, r), bytes_of(&from, r), false);
+        add_leg(&p->in, out, bytes_of(&from, me), true);
+    }
+    begin_fold(comm, c, bytes_of(&from, me), run_of(&from, me), out);
+}
+
+static void reduce(epw_comm *comm, epw_op *op) {
+    const epw_coll *c = &op->call;
+    uint64_t bytes = c->count * epw_type_bytes(c->type);
+    epw_run from = {.base = (unsigned char *)(uintptr_t)c->send}, to = {.base = c->recv};
+    bool root = c->peer == comm->config.rank;
+    FOR_OTHERS(p, comm) {
+        if (root) add_leg(&p->in, to, bytes, true);
+        if (epw_coll_rank(comm, p) == c->peer) add_leg(&p->out, from, bytes, false);
+    }
+    if (root) begin_fold(comm, c, bytes, from, to);
+}
+
+/* Piece of the `number`-th member. */
+static void piece_of(const epw_comm *comm, const epw_coll *c, uint32_t number, uint64_t *from,
+                     uint64_t *bytes) {
+    uint64_t all = c->count * epw_type_bytes(c->type);
+    uint64_t piece = epw_align((all + comm->members - 1) / comm->members, LINE);
+    *from = number * piece < all ? number * piece : all;
+    *bytes = all - *from < piece ? all - *from : piece;
+}
+
+static void all_reduce_by_everyone(epw_comm *comm, const epw_coll *c, uint64_t bytes) {
+    epw_run from = {.base = (unsigned char *)(uintptr_t)c->send}, to = {.base = c->recv};
+    FOR_OTHERS(p, comm) {
+        add_leg(&p->out, from, bytes, false);
+        add_leg(&p->in, to, bytes, true);
+    }
+    begin_fold(comm, c, bytes, from, to);
+    comm->fold.behind_out = true;
+}
+
+static void all_reduce(epw_comm *comm, epw_op *op) {
+    const epw_coll *c = &op->call;
+    uint64_t bytes = c->count * epw_type_bytes(c->type), own_at = 0, own_bytes = 0, at, piece;
+    epw_run from = {.base = (unsigned char *)(uintptr_t)c->send}, to = {.base = c->recv};
+    if (bytes <= EVERYONE_BYTES && bytes <= comm->layout.slot_bytes) {
+        all_reduce_by_everyone(comm, c, bytes);
+        return;
+    }
+    uint32_t number = 0;
+    EPW_COMM_PEERS(p, comm) {
+        if (!p->member) continue;
+        if (is_me(comm, p)) piece_of(comm, c, number, &own_at, &own_bytes);
+        number++;
+    }
+    number = 0;
+    EPW_COMM_PEERS(p, comm) {
+        if (!p->member) continue;
+        piece_of(comm, c, number++, &at, &piece);
+        if (is_me(comm, p) || p->suspected) continue;
+        add_leg(&p->out, shifted(from, at), piece, false);
+        add_leg(&p->out, shifted(to, own_at), own_bytes, true);
+        add_leg(&p->in, shifted(to, own_at), own_bytes, true);
+        add_leg(&p->in, shifted(to, at), piece, false);
+    }
+    if (own_bytes > 0) begin_fold(comm, c, own_bytes, shifted(from, own_at), shifted(to, own_at));
+}
+
+/* ---- beginning ---- */
+
+static uint64_t bytes_in_all(const epw_comm *comm) {
+    uint64_t bytes = comm->fold.bytes;
+    for (uint32_t r = 0; r < comm->layout.ranks; r++)
+        for (uint32_t l = 0; l < 2; l++)
+            bytes += comm->of[r].out.legs[l].bytes + comm->of[r].in.legs[l].bytes;
+    return bytes;
+}
+
+static bool make_scratch(epw_comm *comm) {
+    if (comm->scratch != NULL) return true;
+    uint64_t each = SCRATCH_BYTES / comm->layout.ranks / LINE * LINE;
+    each = each < SCRATCH_LEAST ? SCRATCH_LEAST : each > SCRATCH_MOST ? SCRATCH_MOST : each;
+    comm->scratch = aligned_alloc(LINE, each * comm->layout.ranks);
+    comm->scratch_bytes = each;
+    return comm->scratch != NULL;
+}
+
+bool epw_program_begin(epw_comm *comm, epw_op *op) {
+    comm->fold = (epw_fold){0};
+    comm->exchanges = false;
+    EPW_COMM_PEERS(p, comm) {
+        p->out = p->in = (epw_flow){0};
+        p->missing = p->member && p->suspected;
+    }
+    switch (op->call.kind) {
+    case EPW_BARRIER:
+        barrier(comm);
+        break;
+    case EPW_BROADCAST:
+        broadcast(comm, op);
+        break;
+    case EPW_ALL_REDUCE:
+        all_reduce(comm, op);
+        break;
+    case EPW_REDUCE:
+        reduce(comm, op);
+        break;
+    case EPW_REDUCE_SCATTER:
+        reduce_scatter(comm, op);
+        break;
+    case EPW_ALL_GATHER:
+        all_gather(comm, op);
+        break;
+    case EPW_ALL_TO_ALL:
+        all_to_all(comm, op);
+        break;
+    case EPW_GATHER:
+        gather(comm, op);
+        break;
+    default:
+        scatter(comm, op);
+    }
+    comm->streams = bytes_in_all(comm) > STREAM_BYTES;
+    return !comm->fold.on || make_scratch(comm);
+}

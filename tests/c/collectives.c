@@ -1,0 +1,513 @@
+/* Every collective against a plain reference: seeded cases of kinds, types, reductions, roots, counts odd and
+ * even, buffers of any alignment, in place and not, even blocks and uneven ones, rows with pitches; 1 to 9
+ * ranks as threads, rings of a few small slots and large ones, heap memory and the caller's. Several of one
+ * seed run one behind the other on the same communicator, some of them begun together and waited for later.
+ *
+ * EPW_TEST_CASES: how many seeds. EPW_TEST_SEED: the first. */
+#include "comms.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+
+enum { CASES = 120, OPS = 12, GUARD = 64, BYTES_MAX = 1 << 20 };
+
+static const uint32_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
+
+static uint64_t next(uint64_t *state) {
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static uint64_t below(uint64_t *state, uint64_t bound) {
+    return next(state) % bound;
+}
+
+/* One collective as all ranks call it. */
+typedef struct shape {
+    uint32_t kind, type, op, root;
+    uint64_t count;
+    bool in_place, uneven, pitched, gaps;
+    uint64_t rows;
+    uint64_t counts[COMM_RANKS_MAX];               /* of blocks by rank */
+    uint64_t pair[COMM_RANKS_MAX][COMM_RANKS_MAX]; /* all_to_all: from, to */
+    uint64_t seed;
+} shape;
+
+typedef struct test_case {
+    uint64_t seed;
+    comms c;
+    uint32_t count;
+    shape shapes[OPS];
+    bool together; /* all are begun before the first is waited for */
+} test_case;
+
+/* Element i of what `rank` sends, as its bytes: small numbers, so that float sums are exact in any order. */
+static void element(const shape *s, uint32_t rank, uint64_t i, unsigned char *to) {
+    uint64_t state = s->seed ^ (rank * 1000003u) ^ (i << 20);
+    int64_t v = (int64_t)below(&state, 7) - 3;
+    float f = (float)v;
+    double d = (double)v;
+    int32_t i32 = (int32_t)v;
+    uint32_t bits;
+    uint16_t h;
+    memcpy(&bits, &f, 4);
+    switch (s->type) {
+    case EPW_TYPE_BF16:
+        h = (uint16_t)(bits >> 16);
+        memcpy(to, &h, 2);
+        break;
+    case EPW_TYPE_F16: /* -3 to 3 */
+        h = (uint16_t)(v == 0
+                           ? 0
+                           : (bits >> 16 & 0x8000u) | ((bits >> 23 & 255) - 112) << 10 | (bits >> 13 & 1023));
+        memcpy(to, &h, 2);
+        break;
+    case EPW_TYPE_F32:
+        memcpy(to, &f, 4);
+        break;
+    case EPW_TYPE_F64:
+        memcpy(to, &d, 8);
+        break;
+    case EPW_TYPE_I32:
+    case EPW_TYPE_U32:
+        memcpy(to, &i32, 4);
+        break;
+    case EPW_TYPE_I64:
+    case EPW_TYPE_U64:
+        memcpy(to, &v, 8);
+        break;
+    default:
+        *to = (unsigned char)v;
+    }
+}
+
+static double value_of(uint32_t type, const unsigned char *from) {
+    float f;
+    double d;
+    int32_t i32;
+    uint32_t u32, bits;
+    int64_t i64;
+    uint64_t u64;
+    uint16_t h;
+    switch (type) {
+    case EPW_TYPE_I8:
+        return (signed char)*from;
+    case EPW_TYPE_U8:
+        return *from;
+    case EPW_TYPE_I32:
+        memcpy(&i32, from, 4);
+        return i32;
+    case EPW_TYPE_U32:
+        memcpy(&u32, from, 4);
+        return u32;
+    case EPW_TYPE_I64:
+        memcpy(&i64, from, 8);
+        return (double)i64;
+    case EPW_TYPE_U64:
+        memcpy(&u64, from, 8);
+        return (double)u64;
+    case EPW_TYPE_BF16:
+        memcpy(&h, from, 2);
+        bits = (uint32_t)h << 16;
+        memcpy(&f, &bits, 4);
+        return f;
+    case EPW_TYPE_F16:
+        memcpy(&h, from, 2);
+        if ((h & 0x7fff) == 0) return 0;
+        bits = (uint32_t)(h & 0x8000) << 16 | (uint32_t)((h >> 10 & 31) + 112) << 23 |
+               (uint32_t)(h & 1023) << 13;
+        memcpy(&f, &bits, 4);
+        return f;
+    case EPW_TYPE_F32:
+        memcpy(&f, from, 4);
+        return f;
+    default:
+        memcpy(&d, from, 8);
+        return d;
+    }
+}
+
+/* What the fold of element i of all ranks must be: compared as numbers, as far as those are exact. */
+static bool is_folded(const shape *s, uint32_t ranks, uint64_t i, const unsigned char *got) {
+    bool is_unsigned = s->type == EPW_TYPE_U8 || s->type == EPW_TYPE_U32 || s->type == EPW_TYPE_U64;
+    bool is_float = s->type >= EPW_TYPE_F16;
+    int64_t sum = 0, product = 1;
+    double least = 0, most = 0;
+    unsigned char bytes[8] = {0};
+    __extension__ unsigned __int128 whole = 0;
+    for (uint32_t r = 0; r < ranks; r++) {
+        element(s, r, i, bytes);
+        double v = value_of(s->type, bytes);
+        uint64_t raw = 0;
+        memcpy(&raw, bytes, sizes[s->type]);
+        sum += is_unsigned ? (int64_t)raw : (int64_t)v;
+        whole += raw;
+        product = (int64_t)((uint64_t)product * (is_unsigned ? raw : (uint64_t)(int64_t)v));
+        least = r == 0 || v < least ? v : least;
+        most = r == 0 || v > most ? v : most;
+    }
+    uint64_t raw = 0, want;
+    memcpy(&raw, got, sizes[s->type]);
+    uint64_t ones = sizes[s->type] == 8 ? UINT64_MAX : (UINT64_C(1) << (8 * sizes[s->type])) - 1;
+    switch (s->op) {
+    case EPW_SUM:
+        if (is_float) return value_of(s->type, got) == (double)sum;
+        return raw == ((uint64_t)sum & ones);
+    case EPW_PRODUCT:
+        if (is_float) return value_of(s->type, got) == (double)product;
+        return raw == ((uint64_t)product & ones);
+    case EPW_MIN:
+        return value_of(s->type, got) == least;
+    case EPW_MAX:
+        return value_of(s->type, got) == most;
+    default:
+        if (is_float) {
+            float f = (float)sum / (float)ranks, back = (float)value_of(s->type, got);
+            double d = (double)sum / ranks;
+            if (s->type == EPW_TYPE_F64) return value_of(s->type, got) == d;
+            if (s->type == EPW_TYPE_F32) return back == f;
+            return back - f < 0.01f && f - back < 0.01f;
+        }
+        want = is_unsigned ? (uint64_t)(whole / ranks) : (uint64_t)(sum / (int64_t)ranks);
+        return raw == (want & ones);
+    }
+}
+
+/* ---- where things lie ---- */
+
+static uint64_t block_count(const shape *s, uint32_t rank) {
+    return s->uneven ? s->counts[rank] : s->count;
+}
+
+static uint64_t width_of(const shape *s, uint32_t ranks) {
+    uint64_t sum = 0;
+    for (uint32_t r = 0; r < ranks; r++) sum += block_count(s, r);
+    return sum;
+}
+
+/* Element number of (row, column) of rank's block in the buffer of all blocks. */
+static uint64_t place(const shape *s, uint32_t rank, uint64_t row, uint64_t column, uint32_t ranks) {
+    uint64_t at = 0;
+    if (s->pitched) {
+        for (uint32_t r = 0; r < rank; r++) at += block_count(s, r);
+        return at + row * (width_of(s, ranks) + 3) + column;
+    }
+    for (uint32_t r = 0; r < rank; r++) at += block_count(s, r) + (s->gaps ? 2 : 0);
+    return at + column;
+}
+
+static uint64_t all_elements(const shape *s, uint32_t ranks) {
+    if (s->pitched) return s->rows * (width_of(s, ranks) + 3);
+    return width_of(s, ranks) + (s->gaps ? 2 * ranks : 0) + 1;
+}
+
+static uint64_t pair_offset(const shape *s, uint32_t rank, uint32_t peer, bool from) {
+    uint64_t at = 0;
+    for (uint32_t p = 0; p < peer; p++) at += from ? s->pair[rank][p] : s->pair[p][rank];
+    return at;
+}
+
+typedef struct buffers {
+    unsigned char *send, *recv, *memory[2];
+    uint64_t bytes;
+    bool heap[2];
+    uint64_t arrays[4][COMM_RANKS_MAX];
+} buffers;
+
+static unsigned char *take(epw_comm *comm, uint64_t bytes, uint64_t *state, bool *heap,
+                           unsigned char **memory) {
+    uint64_t shift = below(state, 4) == 0 ? below(state, 64) : 0;
+    void *at = NULL;
+    *heap = below(state, 3) == 0 && epw_comm_alloc(comm, bytes + 2 * GUARD, &at) == EPW_OK;
+    if (!*heap) at = malloc(bytes + 2 * GUARD);
+    if (at == NULL) abort();
+    memset(at, 0xa5, bytes + 2 * GUARD);
+    *memory = at;
+    return *memory + shift;
+}
+
+static void give_back(epw_comm *comm, const buffers *b) {
+    for (int i = 0; i < 2; i++) {
+        if (b->heap[i]) {
+            epw_comm_free(comm, b->memory[i]);
+        } else {
+            free(b->memory[i]);
+        }
+    }
+}
+
+static bool has_blocks(uint32_t kind, bool send) {
+    return kind == EPW_ALL_TO_ALL || (send ? kind == EPW_SCATTER || kind == EPW_REDUCE_SCATTER
+                                           : kind == EPW_ALL_GATHER || kind == EPW_GATHER);
+}
+
+static bool single_buffer(const shape *s, uint32_t rank) {
+    if (!s->in_place) return false;
+    return (s->kind != EPW_REDUCE && s->kind != EPW_SCATTER && s->kind != EPW_GATHER &&
+            s->kind != EPW_BROADCAST) ||
+           rank == s->root;
+}
+
+static uint64_t buffer_elements(const shape *s, uint32_t ranks, uint32_t rank, bool send) {
+    if (s->kind == EPW_ALL_TO_ALL && s->uneven)
+        return send ? pair_offset(s, rank, ranks, true) : pair_offset(s, rank, ranks, false);
+    if (has_blocks(s->kind, send)) return all_elements(s, ranks);
+    if (has_blocks(s->kind, !send))
+        return s->pitched ? s->rows * (block_count(s, rank) + 1) : block_count(s, rank);
+    return s->count;
+}
+
+/* Writes what the rank sends: element numbers are those of its own send buffer; of reductions those of the
+ * result. */
+static void fill(const shape *s, uint32_t ranks, uint32_t rank, buffers *b) {
+    uint32_t size = sizes[s->type];
+    uint64_t rows = s->pitched ? s->rows : 1;
+    unsigned char *to = b->send;
+    if (has_blocks(s->kind, true) && !(s->kind == EPW_ALL_TO_ALL && s->uneven)) {
+        for (uint32_t r = 0; r < ranks; r++)
+            for (uint64_t row = 0; row < rows; row++)
+                for (uint64_t c = 0; c < block_count(s, r); c++) {
+                    uint64_t at = place(s, r, row, c, ranks);
+                    element(s, rank, at, to + at * size);
+                }
+        return;
+    }
+    if (has_blocks(s->kind, false) && s->kind != EPW_ALL_TO_ALL) {
+        uint64_t own = block_count(s, rank), pitch = s->pitched ? own + 1 : own;
+        bool in_place = single_buffer(s, rank);
+        if (in_place) to = b->recv + place(s, rank, 0, 0, ranks) * size;
+        for (uint64_t row = 0; row < rows; row++)
+            for (uint64_t c = 0; c < own; c++)
+                element(s, rank, row * own + c,
+                        to + (row * (in_place ? width_of(s, ranks) + 3 : pitch) + c) * size);
+        return;
+    }
+    uint64_t count = buffer_elements(s, ranks, rank, true);
+    for (uint64_t i = 0; i < count; i++) element(s, rank, i, to + i * size);
+}
+
+static bool same(const shape *s, uint32_t rank, uint64_t i, const unsigned char *got) {
+    unsigned char want[8];
+    element(s, rank, i, want);
+    return memcmp(got, want, sizes[s->type]) == 0;
+}
+
+/* Elements of the rank's recv that are wrong. */
+static uint64_t wrong(const shape *s, uint32_t ranks, uint32_t rank, const buffers *b) {
+    uint32_t size = sizes[s->type];
+    uint64_t wrong = 0, rows = s->pitched ? s->rows : 1;
+    const unsigned char *got = b->recv;
+    uint64_t own = block_count(s, rank), pitch = s->pitched ? own + 1 : own;
+    switch (s->kind) {
+    case EPW_BROADCAST:
+        for (uint64_t i = 0; i < s->count; i++) wrong += !same(s, s->root, i, got + i * size);
+        break;
+    case EPW_REDUCE:
+        if (rank != s->root) break; /* fall through */
+    case EPW_ALL_REDUCE:
+        for (uint64_t i = 0; i < s->count; i++) wrong += !is_folded(s, ranks, i, got + i * size);
+        break;
+    case EPW_REDUCE_SCATTER:
+        if (s->in_place) {
+            got += place(s, rank, 0, 0, ranks) * size;
+            pitch = s->pitched ? width_of(s, ranks) + 3 : own;
+        }
+        for (uint64_t row = 0; row < rows; row++)
+            for (uint64_t c = 0; c < own; c++)
+                wrong += !is_folded(s, ranks, place(s, rank, row, c, ranks), got + (row * pitch + c) * size);
+        break;
+    case EPW_GATHER:
+        if (rank != s->root) break; /* fall through */
+    case EPW_ALL_GATHER:
+        for (uint32_t r = 0; r < ranks; r++)
+            for (uint64_t row = 0; row < rows; row++)
+                for (uint64_t c = 0; c < block_count(s, r); c++)
+                    wrong +=
+                        !same(s, r, row * block_count(s, r) + c, got + place(s, r, row, c, ranks) * size);
+        break;
+    case EPW_SCATTER:
+        if (s->in_place && rank == s->root) got += place(s, rank, 0, 0, ranks) * size;
+        for (uint64_t c = 0; c < own; c++)
+            wrong += !same(s, s->root, place(s, rank, 0, c, ranks), got + c * size);
+        break;
+    case EPW_ALL_TO_ALL:
+        for (uint32_t p = 0; p < ranks; p++) {
+            uint64_t count = s->uneven ? s->pair[p][rank] : s->count;
+            uint64_t from = s->uneven ? pair_offset(s, p, rank, true) : place(s, rank, 0, 0, ranks);
+            uint64_t to = s->uneven ? pair_offset(s, rank, p, false) : place(s, p, 0, 0, ranks);
+            for (uint64_t i = 0; i < count; i++) wrong += !same(s, p, from + i, got + (to + i) * size);
+        }
+        break;
+    default:
+        break;
+    }
+    return wrong;
+}
+
+/* ---- calling ---- */
+
+static void offsets_of(const shape *s, uint32_t ranks, uint64_t *counts, uint64_t *offsets) {
+    for (uint32_t r = 0; r < ranks; r++) {
+        counts[r] = block_count(s, r);
+        offsets[r] = place(s, r, 0, 0, ranks);
+    }
+}
+
+static epw_coll coll_of(const shape *s, uint32_t ranks, uint32_t rank, buffers *b) {
+    epw_coll c = EPW_COLL_INIT;
+    uint32_t size = sizes[s->type];
+    c.kind = s->kind;
+    c.type = s->type;
+    c.op = s->op;
+    c.peer = s->root;
+    c.count = s->count;
+    c.send = b->send;
+    c.recv = b->recv;
+    if (s->kind == EPW_ALL_TO_ALL && s->uneven) {
+        for (uint32_t p = 0; p < ranks; p++) {
+            b->arrays[0][p] = s->pair[rank][p];
+            b->arrays[1][p] = s->pair[p][rank];
+        }
+        c.send_counts = b->arrays[0];
+        c.recv_counts = b->arrays[1];
+        return c;
+    }
+    bool blocks_sent = has_blocks(s->kind, true), blocks_received = has_blocks(s->kind, false);
+    if ((blocks_sent || blocks_received) && (s->uneven || s->gaps)) {
+        offsets_of(s, ranks, b->arrays[0], b->arrays[1]);
+        if (blocks_sent && s->uneven) c.send_counts = b->arrays[0];
+        if (blocks_sent) c.send_offsets = b->arrays[1];
+        if (blocks_received && s->uneven) c.recv_counts = b->arrays[0];
+        if (blocks_received) c.recv_offsets = b->arrays[1];
+    }
+    if (s->pitched) {
+        uint64_t whole = width_of(s, ranks) + 3, own = block_count(s, rank) + 1;
+        c.rows = s->rows;
+        c.recv_pitch = s->kind == EPW_ALL_GATHER ? whole : own;
+        c.send_pitch = s->kind == EPW_ALL_GATHER ? own : whole;
+        if (s->in_place) c.recv_pitch = c.send_pitch = whole;
+    }
+    if (s->in_place && (s->kind == EPW_ALL_GATHER || (s->kind == EPW_GATHER && rank == s->root)))
+        c.send = b->recv + place(s, rank, 0, 0, ranks) * size;
+    if (s->in_place && (s->kind == EPW_REDUCE_SCATTER || (s->kind == EPW_SCATTER && rank == s->root)))
+        c.recv = b->send + place(s, rank, 0, 0, ranks) * size;
+    return c;
+}
+
+static void prepare(const test_case *t, uint32_t rank, uint32_t i, buffers *b, uint64_t *state) {
+    const shape *s = &t->shapes[i];
+    uint64_t send = buffer_elements(s, t->c.ranks, rank, true),
+             recv = buffer_elements(s, t->c.ranks, rank, false);
+    if (single_buffer(s, rank) && (has_blocks(s->kind, true) || has_blocks(s->kind, false)))
+        send = recv = send > recv ? send : recv;
+    b->send = take(t->c.of[rank], send * 8, state, &b->heap[0], &b->memory[0]);
+    b->recv = take(t->c.of[rank], recv * 8, state, &b->heap[1], &b->memory[1]);
+    if (single_buffer(s, rank)) {
+        if (has_blocks(s->kind, false) && s->kind != EPW_ALL_TO_ALL) {
+            b->send = b->recv;
+        } else {
+            b->recv = b->send;
+        }
+    }
+    fill(s, t->c.ranks, rank, b);
+}
+
+static void run_case(uint32_t rank, void *context) {
+    const test_case *t = context;
+    uint64_t state = t->seed + rank;
+    buffers b[OPS];
+    epw_work works[OPS];
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    for (uint32_t i = 0; i < t->count; i++) {
+        prepare(t, rank, i, &b[i], &state);
+        epw_coll c = coll_of(&t->shapes[i], t->c.ranks, rank, &b[i]);
+        epw_call call = EPW_CALL_INIT;
+        call.work = &works[i];
+        CHECK_OK(epw_group(t->c.of[rank], &c, 1, t->together ? &call : NULL, &outcome));
+    }
+    for (uint32_t i = 0; i < t->count; i++) {
+        if (t->together) CHECK_OK(epw_work_wait(t->c.of[rank], works[i], UINT64_MAX, &outcome));
+        CHECK_MSG(outcome.degraded == 0, "seed %" PRIu64, t->seed);
+        const shape *s = &t->shapes[i];
+        uint64_t bad = wrong(s, t->c.ranks, rank, &b[i]);
+        CHECK_MSG(bad == 0,
+                  "seed %" PRIu64 ", rank %u of %u, operation %u: %" PRIu64
+                  " wrong: kind %u type %u op %u root %u count %" PRIu64 " in place %d uneven %d pitched %d",
+                  t->seed, rank, t->c.ranks, i, bad, s->kind, s->type, s->op, s->root, s->count, s->in_place,
+                  s->uneven, s->pitched);
+        give_back(t->c.of[rank], &b[i]);
+    }
+}
+
+/* ---- cases ---- */
+
+static uint64_t some_count(uint64_t *state, uint64_t most) {
+    switch (below(state, 4)) {
+    case 0:
+        return below(state, 3);
+    case 1:
+        return below(state, 40);
+    case 2:
+        return below(state, most < 3000 ? most : 3000);
+    default:
+        return below(state, most);
+    }
+}
+
+static shape make_shape(uint64_t *state, uint32_t ranks) {
+    shape s = {.kind = (uint32_t)below(state, EPW_SCATTER + 1), .type = (uint32_t)below(state, 10)};
+    s.op = (uint32_t)below(state, 5);
+    s.root = (uint32_t)below(state, ranks);
+    s.count = some_count(state, BYTES_MAX / 8 / ranks);
+    s.seed = next(state);
+    s.in_place = below(state, 3) == 0;
+    bool blocks = has_blocks(s.kind, true) || has_blocks(s.kind, false);
+    s.uneven = blocks && below(state, 3) == 0;
+    s.gaps = blocks && s.kind != EPW_ALL_TO_ALL && below(state, 3) == 0;
+    s.pitched = (s.kind == EPW_ALL_GATHER || s.kind == EPW_REDUCE_SCATTER) && below(state, 3) == 0;
+    s.rows = 1;
+    if (s.pitched) {
+        s.rows = 2 + below(state, 9);
+        s.count = s.count / s.rows + 1;
+        s.gaps = false;
+    }
+    for (uint32_t r = 0; r < ranks; r++) {
+        s.counts[r] = some_count(state, s.count + 2);
+        for (uint32_t p = 0; p < ranks; p++) s.pair[r][p] = some_count(state, s.count / 2 + 2);
+    }
+    if (s.uneven && s.kind == EPW_ALL_TO_ALL) s.in_place = false;
+    if (s.uneven && s.pitched)
+        for (uint32_t r = 0; r < ranks; r++) s.counts[r]++;
+    return s;
+}
+
+static void one_case(uint64_t seed) {
+    static const uint32_t slot_bytes[] = {0, 64, 256, 4096, 65536};
+    uint64_t state = seed;
+    test_case t = {.seed = seed};
+    uint32_t ranks =
+        (uint32_t)(below(&state, 4) == 0 ? 1 + below(&state, COMM_RANKS_MAX) : 1 + below(&state, 4));
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    config.slots = 2u << below(&state, 3);
+    config.slot_bytes = slot_bytes[below(&state, 5)];
+    config.heap_bytes = below(&state, 2) == 0 ? 0 : 4 << 20;
+    t.c = open_comms(ranks, config);
+    t.together = below(&state, 3) == 0;
+    for (uint32_t epoch = 1; epoch <= 2; epoch++) {
+        activate_comms(&t.c, epoch);
+        t.count = 1 + (uint32_t)below(&state, OPS);
+        for (uint32_t i = 0; i < t.count; i++) t.shapes[i] = make_shape(&state, ranks);
+        on_all(ranks, run_case, &t);
+    }
+    close_comms(&t.c);
+}
+
+int main(void) {
+    const char *cases = getenv("EPW_TEST_CASES"), *seed = getenv("EPW_TEST_SEED");
+    uint64_t first = seed != NULL ? strtoull(seed, NULL, 10) : 1;
+    uint64_t count = cases != NULL ? strtoull(cases, NULL, 10) : CASES;
+    for (uint64_t i = 0; i < count; i++) one_case(first + i);
+    return check_result("collectives");
+}

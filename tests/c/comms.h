@@ -1,0 +1,83 @@
+/* Ranks of a communicator as threads of this process: connected, and run side by side.
+ *
+ * EPW_TEST_PATH=queue, EPW_TEST_WIRE and EPW_TEST_NIC are as in group.h. */
+#ifndef EPW_TESTS_COMMS_H
+#define EPW_TESTS_COMMS_H
+
+#include "group.h"
+
+#include <pthread.h>
+
+enum { COMM_RANKS_MAX = 9 };
+
+typedef struct comms {
+    uint32_t ranks;
+    epw_comm *of[COMM_RANKS_MAX];
+    epw_fabric *fabrics[COMM_RANKS_MAX];
+} comms;
+
+static inline epw_status connect_comm(epw_comm *from, uint32_t rank, epw_comm *to, uint32_t peer) {
+    unsigned char blob[EPW_BLOB_MAX];
+    size_t length = 0;
+    CHECK_OK(epw_comm_export(to, rank, blob, &length));
+    return epw_comm_connect(from, peer, blob, length);
+}
+
+static inline epw_mask all_of(uint32_t ranks) {
+    epw_mask mask = {{(UINT64_C(1) << ranks) - 1}};
+    return mask;
+}
+
+/* `like` says all but ranks, rank and path. */
+static inline comms open_comms(uint32_t ranks, epw_comm_config like) {
+    comms c = {.ranks = ranks};
+    for (uint32_t r = 0; r < ranks; r++) {
+        epw_config path = EPW_CONFIG_INIT;
+        path.rank = r;
+        take_path(&path, &c.fabrics[r]);
+        like.rank = r;
+        like.ranks = ranks;
+        like.paths = path.paths;
+        like.fabric = path.fabric;
+        CHECK_OK(epw_comm_create(&like, &c.of[r]));
+    }
+    for (uint32_t r = 0; r < ranks; r++)
+        for (uint32_t p = 0; p < ranks; p++)
+            if (p != r) CHECK_OK(connect_comm(c.of[r], r, c.of[p], p));
+    return c;
+}
+
+static inline void activate_comms(const comms *c, uint32_t epoch) {
+    epw_mask all = all_of(c->ranks);
+    for (uint32_t r = 0; r < c->ranks; r++) CHECK_OK(epw_comm_set_active(c->of[r], &all, epoch, 0));
+}
+
+static inline void close_comms(const comms *c) {
+    for (uint32_t r = 0; r < c->ranks; r++) epw_comm_destroy(c->of[r]);
+    for (uint32_t r = 0; r < c->ranks; r++) epw_fabric_destroy(c->fabrics[r]);
+}
+
+/* Runs `body(rank, context)` on a thread for each rank. */
+typedef struct comm_thread {
+    void (*body)(uint32_t rank, void *context);
+    void *context;
+    uint32_t rank;
+} comm_thread;
+
+static inline void *comm_thread_main(void *argument) {
+    const comm_thread *t = argument;
+    t->body(t->rank, t->context);
+    return NULL;
+}
+
+static inline void on_all(uint32_t ranks, void (*body)(uint32_t rank, void *context), void *context) {
+    pthread_t threads[COMM_RANKS_MAX];
+    comm_thread of[COMM_RANKS_MAX];
+    for (uint32_t r = 0; r < ranks; r++) {
+        of[r] = (comm_thread){body, context, r};
+        if (pthread_create(&threads[r], NULL, comm_thread_main, &of[r]) != 0) abort();
+    }
+    for (uint32_t r = 0; r < ranks; r++) pthread_join(threads[r], NULL);
+}
+
+#endif
