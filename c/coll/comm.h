@@ -140,6 +140,7 @@ struct epw_comm {
     uint32_t beacon;
     bool beaconed;
     bool waiting;
+    bool held;       /* a word that has come may not be seen before what was posted has been sent */
     bool mismatched; /* ranks have called different operations: nothing goes on in this epoch */
     epw_mismatch mismatch;
 
@@ -195,7 +196,7 @@ bool epw_program_begin(epw_comm *comm, epw_op *op);
 
 /* ---- flow.c ---- */
 
-/* Goes on as far as it can without waiting; true if anything has moved. */
+/* One turn: for each peer what can be written, and a piece of what has come; true if anything has moved. */
 bool epw_flows_move(epw_comm *comm, epw_op *op, uint64_t now);
 
 /* Whether the peer's part is over: nothing is to come or to go, and it reads nothing of the caller's. */

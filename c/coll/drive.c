@@ -15,6 +15,8 @@
 
 /* A sleeper looks by itself after so long, for what rings no bell. */
 #define SLICE_NS UINT64_C(16000000)
+/* And for a word that may not be seen yet: nobody rings when it may. */
+#define HELD_SLICE_NS UINT64_C(100000)
 
 static uint32_t epoch_of(const epw_comm *comm) {
     return epw_word_epoch(comm->own_word);
@@ -124,6 +126,7 @@ static void look(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t wo
     uint64_t most = word == EPW_WORD_POSTED ? ring->consumed + comm->layout.slots : ring->posted;
     epw_look seen;
     epw_look_at(&comm->peers, channel, peer, word, &seen);
+    comm->held |= seen.held;
     uint64_t now_at = count_of(comm, seen.sight.word, *count);
     bool begun = p->begun || seen.sight.epoch_word == comm->own_word;
     if (now_at > most) {
@@ -345,6 +348,12 @@ static uint32_t whom_to_name(const epw_comm *comm, uint32_t *lengthened) {
     return silent != EPW_BEACON_NONE ? silent : fallback;
 }
 
+/* A turn may take long where much is moved: peers see that this rank lives. */
+static void tell_between_turns(epw_comm *comm, uint64_t now) {
+    if (epw_rule_beacons_due(now - last_spoken(comm, now), comm->config.deadline_ns) > 0)
+        post_beacon(comm, epw_beacon_value(EPW_BEACON_NONE, 0), now);
+}
+
 /* The rank waits, and says so where it has been silent for long; or it waits no longer. Returns when it is to
  * look again. */
 static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
@@ -386,7 +395,7 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
     uint64_t now = epw_now_ns();
     hear(comm, now);
     while (more && !heed_mismatch(comm)) { /* ends: each turn moves bytes of an operation, or ends one */
-        more = false;
+        more = comm->held = false;
         if (!comm->running && comm->queue != NULL) begin_collective(comm, now);
         FOR_OTHERS(p, comm) if (is_awaited(comm, p)) look_at(comm, p, now);
         if (comm->running) {
@@ -398,8 +407,12 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
         }
         more |= epw_points_move(comm, now);
         moved |= more;
-        if (more) now = epw_now_ns();
-        if (!more) more = lose_silent(comm, now);
+        if (more) {
+            now = epw_now_ns();
+            tell_between_turns(comm, now);
+        } else {
+            more = lose_silent(comm, now);
+        }
     }
     if (comm->mismatched) end_all(comm, now);
     *until = tell_and_rest(comm, now);
@@ -464,7 +477,7 @@ epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t timeout_ns, epw_
             moved = epw_comm_step(comm, &until);
             bool ended = job->left == 0;
             pthread_mutex_unlock(&comm->lock);
-            uint64_t most = least(SLICE_NS, timeout_ns - (now - began));
+            uint64_t most = least(comm->held ? HELD_SLICE_NS : SLICE_NS, timeout_ns - (now - began));
             if (!moved && !ended && until > now)
                 epw_bell_sleep(&comm->peers, heard, least(most, until - now));
             epw_bell_leave(&comm->peers);

@@ -407,21 +407,17 @@ static epw_coll_peer *in_turn(epw_comm *comm, uint32_t turn) {
 }
 
 bool epw_flows_move(epw_comm *comm, epw_op *op, uint64_t now) {
-    bool moved = false, more;
-    do { /* ends: each turn moves something, and an operation has so many bytes */
-        more = false;
-        for (uint32_t i = 0; i + 1 < comm->layout.ranks; i++) {
-            epw_coll_peer *p = in_turn(comm, i);
-            while (p->out.open && p->begun && p->gone == EPW_CAUSE_NONE &&
-                   epw_ring_has_room(comm, &p->rings[EPW_CHANNEL_COLLECTIVE]) && write_message(comm, op, p))
-                more = true;
-        }
-        epw_rings_post(comm, now);
-        for (uint32_t i = 0; i + 1 < comm->layout.ranks; i++) more |= read_some(comm, op, in_turn(comm, i));
-        more |= fold_some(comm, op);
-        more |= copy_own(comm, op);
-        moved |= more;
-    } while (more && !comm->mismatched);
+    bool moved = false;
+    for (uint32_t i = 0; i + 1 < comm->layout.ranks; i++) {
+        epw_coll_peer *p = in_turn(comm, i);
+        while (p->out.open && p->begun && p->gone == EPW_CAUSE_NONE &&
+               epw_ring_has_room(comm, &p->rings[EPW_CHANNEL_COLLECTIVE]) && write_message(comm, op, p))
+            moved = true;
+    }
+    epw_rings_post(comm, now);
+    for (uint32_t i = 0; i + 1 < comm->layout.ranks; i++) moved |= read_some(comm, op, in_turn(comm, i));
+    moved |= fold_some(comm, op);
+    moved |= copy_own(comm, op);
     if (moved && comm->streams) epw_stream_fence();
     epw_rings_post(comm, now);
     return moved;
