@@ -1,5 +1,5 @@
 /* The public calls: each is checked, in all that can be checked here, before anything of it begins. */
-#include "coll/comm.h"
+#include "coll/parts.h"
 #include "coll/point.h"
 
 #include "base/clock.h"

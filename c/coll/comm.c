@@ -1,5 +1,5 @@
 /* A communicator: made, connected peer by peer, given a membership, taken down. */
-#include "coll/comm.h"
+#include "coll/parts.h"
 #include "coll/heap.h"
 #include "coll/point.h"
 

@@ -1,7 +1,7 @@
 /* Steps a communicator: looks at the words of peers, has bytes moved, gives up peers that are silent, and
  * waits. A wait is that of c/peer/wait.h, with one difference: collectives may be long, so whatever comes
  * from a peer restarts all of its clock. */
-#include "coll/comm.h"
+#include "coll/parts.h"
 #include "coll/point.h"
 
 #include "base/barrier.h"

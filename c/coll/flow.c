@@ -1,6 +1,6 @@
 /* Moves the bytes of the collective that runs: messages to peers and from peers, and the fold of what they
  * give. Nothing here waits: what cannot go on now is left for the next step. */
-#include "coll/comm.h"
+#include "coll/parts.h"
 
 #include "base/barrier.h"
 #include "base/float_state.h"

@@ -3,7 +3,7 @@
 #ifndef EPW_COLL_HEAP_H
 #define EPW_COLL_HEAP_H
 
-#include "coll/comm.h"
+#include "coll/parts.h"
 
 bool epw_heap_make(epw_comm *comm);
 void epw_heap_free(epw_comm *comm);

@@ -9,7 +9,7 @@
 #ifndef EPW_COLL_POINT_H
 #define EPW_COLL_POINT_H
 
-#include "coll/comm.h"
+#include "coll/parts.h"
 
 #define EPW_EAGER_BYTES    (UINT64_C(256) << 10)
 #define EPW_UNRECEIVED_MAX 1024u

@@ -5,7 +5,7 @@
  * has one, or several that compute the same, which are given it by all members and fold it in ascending rank
  * order. Of a small all-reduce every rank owns everything; of a large one, and of reduce_scatter, each its
  * piece; of reduce, the root. */
-#include "coll/comm.h"
+#include "coll/parts.h"
 
 #include <stdlib.h>
 

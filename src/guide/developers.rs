@@ -1,7 +1,7 @@
 //! For who works on epwire itself: how the code lies, and the way of a token through it.
 //!
 //! Dependencies point one way: `examples` use `src`, which calls `c`, which launches `kernels`. Within `c` the folders are, from
-//! below: `base`; `numerics` and `device`; `ipc`; `window`; `peer`, the floor that knows neither tokens nor experts; `ep`. Within
+//! below: `base`; `numerics` and `device`; `ipc`; `window`; `peer`, the floor that knows neither tokens nor experts; `ep` and `coll`. Within
 //! `kernels`: `ptx`, `peer`, `ep`, and a thin `.cu` for each family of kernels. Nothing above the two `peer` folders stores a
 //! signal word or loads one. `tests/structure.rs` checks all of this, and the lists below.
 //!
@@ -57,6 +57,18 @@
 //! commands, `c/nic/mlx5/open.c` finds port and address, `c/nic/mlx5/pair.c` leads a pair up and down. All that is asked of
 //! libibverbs and libmlx5 is in the table of `c/nic/mlx5/calls.h`, which `c/nic/fake/` answers in tests: it takes commands apart at
 //! places that `tests/nic/offsets` has read from what rdma-core and UCX publish, and gives finished pairs to the software NIC.
+//!
+//! # The way of bytes in a collective
+//!
+//! 1. `c/coll/call.c`: `epw_group` checks calls and makes operations of them.
+//! 2. `c/coll/drive.c`: `epw_comm_step` looks at words of peers, has bytes moved, gives up who is silent.
+//! 3. `c/coll/program.c`: `epw_program_begin` makes flows of an operation: it alone knows algorithms.
+//! 4. `c/coll/flow.c`: `write_message` puts bytes, or where they lie, in a slot of the peer's ring.
+//! 5. `c/coll/flow.c`: `epw_rings_post` tells the peer, and gives slots back.
+//! 6. `c/coll/flow.c`: `read_some` takes bytes to where they belong, and `fold_some` those that are reduced.
+//! 7. `c/numerics/sums.c`: folds rows in ascending rank order.
+//!
+//! Sends and receives go by rings of their own, `c/coll/point.c`, and memory that peers map by `c/coll/heap.c`.
 //!
 //! # The way of a token on a GPU
 //!

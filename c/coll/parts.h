@@ -11,8 +11,8 @@
  *     point.c    sends and receives: matching, offers
  *     drive.c    steps all of it: looks at words, waits, gives peers up
  *     comm.c     life, connecting, membership */
-#ifndef EPW_COLL_COMM_H
-#define EPW_COLL_COMM_H
+#ifndef EPW_COLL_PARTS_H
+#define EPW_COLL_PARTS_H
 
 #include "base/bits.h"
 #include "coll/layout.h"
