@@ -195,7 +195,7 @@ pub enum Device {
 }
 
 impl Device {
-    fn to_c(self) -> i32 {
+    pub(crate) fn to_c(self) -> i32 {
         match self {
             Self::Host => sys::EPW_DEVICE_HOST,
             Self::Cuda(ordinal) => i32::try_from(ordinal).unwrap_or(i32::MAX),

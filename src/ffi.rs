@@ -187,12 +187,28 @@ pub(crate) struct FabricOptions {
     pub(crate) ring_bytes: u32,
     /// `EPW_DOORBELLS_*`.
     pub(crate) doorbells: u32,
+    /// To which adapters are to be near, as in `epw_config`.
+    pub(crate) device: i32,
+    pub(crate) adapters: Adapters,
+}
+
+/// What of it concerns RDMA adapters.
+pub(crate) struct Adapters {
+    /// In the grammar of `NCCL_IB_HCA`.
+    pub(crate) filter: Option<String>,
+    pub(crate) count: u32,
+    pub(crate) service_level: u32,
+    pub(crate) traffic_class: u32,
+    /// 0: the library's own.
+    pub(crate) hop_limit: u32,
 }
 
 impl Fabric {
     /// That of a rank.
     pub(crate) fn create(rank: u32, asked: &FabricOptions) -> Result<Self> {
-        let interfaces = asked.interfaces.as_deref().map(|names| CString::new(names).unwrap_or_default());
+        let text = |text: &Option<String>| text.as_deref().map(|text| CString::new(text).unwrap_or_default());
+        let (interfaces, filter) = (text(&asked.interfaces), text(&asked.adapters.filter));
+        let Adapters { count, service_level, traffic_class, hop_limit, .. } = asked.adapters;
         // SAFETY: it is the header's.
         let mut options = unsafe { initialised(sys::epw_fabric_options_init) };
         options.rank = rank;
@@ -203,6 +219,11 @@ impl Fabric {
         options.key = asked.key.as_ref().map_or(ptr::null(), |key| key.as_ptr());
         options.ring_bytes = asked.ring_bytes;
         options.doorbells = asked.doorbells;
+        options.adapters = filter.as_ref().map_or(ptr::null(), |filter| filter.as_ptr());
+        options.device = asked.device;
+        options.adapter_count = count;
+        (options.service_level, options.traffic_class) = (service_level, traffic_class);
+        options.hop_limit = hop_limit;
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and so is what the options point to.
         check(unsafe { sys::epw_fabric_create(&options, &mut out) })?;

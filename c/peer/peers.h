@@ -100,7 +100,7 @@ typedef struct epw_peers {
     epw_remote **offered; /* [ranks]; named in a blob, and not connected yet */
     atomic_uint remote_count;
     unsigned char *image; /* of what they are to have */
-    uint32_t image_key;
+    epw_keys image_keys[EPW_ADAPTERS_MAX];
     unsigned char *inbox; /* what they write here, see peer/inbox.h; NULL: they write into the window */
     struct epw_inbox *inbox_memory;
     _Atomic uint64_t by_queue[EPW_MASK_WORDS]; /* peers whose last connection was by a queue */

@@ -49,9 +49,9 @@ void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
  */
 bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t areas);
 
-/* Memory of the caller's that rows are posted from, a region of the NIC until it is taken back. 0: there is
- * no room for it. */
-uint32_t epw_remotes_lend(const epw_peers *peers, const void *rows, uint64_t bytes);
+/* Memory of the caller's that rows are posted from on a lane, a region of the NIC until it is taken back. 0:
+ * there is no room for it. */
+uint32_t epw_remotes_lend(const epw_peers *peers, uint32_t lane, const void *rows, uint64_t bytes);
 
 /* Nothing reads it once this returns. Waits until the peers have what was posted on the lane, until then at
  * most; the connection to one that has not taken it ends, and soon if it is a suspect. The lane is locked. */

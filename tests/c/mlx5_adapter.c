@@ -90,14 +90,13 @@ static epw_status make_pair(bench *b) {
     return epw_mlx5_pair_connect(b->pair, 0x54321, &self, UINT64_C(10000000000), where);
 }
 
-static epw_status set_up(bench *b, const epw_fake_options *asked, const char *device) {
+static epw_status set_up(bench *b, const epw_fake_options *asked, const epw_mlx5_options *how) {
     epw_fake_options options = *asked;
     options.rank = RANK;
     CHECK_OK(epw_nic_open(where, &b->nic));
     options.nic = b->nic;
     CHECK_OK(epw_fake_open(&options, where, &b->fake));
-    epw_status status =
-        epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){.device = device}, where, &b->adapter);
+    epw_status status = epw_mlx5_open(epw_fake_calls(b->fake), how, where, &b->adapter);
     if (status == EPW_OK) status = make_memory(b);
     return status == EPW_OK ? make_pair(b) : status;
 }
@@ -119,7 +118,7 @@ static void take_down(bench *b) {
 /* What the device is, and what comes of it. */
 typedef struct adverse {
     epw_fake_options fake;
-    const char *device;
+    epw_mlx5_options how;
     epw_status status;
     const char *text; /* of the error; of what was opened, where it was */
 } adverse;
@@ -133,12 +132,33 @@ static const adverse cases[] = {
     {.status = EPW_OK, .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096"},
     {.fake.infiniband = true, .status = EPW_OK, .text = "fake_0 port 1, InfiniBand, LID 4, MTU 4096"},
     {.fake.mtu = 3, .status = EPW_OK, .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 1024"},
-    {.device = "fake_0",
+    {.how.filter = "=fake_0",
      .status = EPW_OK,
      .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096"},
-    {.device = "mlx5_0",
+    {.how.filter = "mlx5_0",
      .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: none of 1 mlx5 adapters is called mlx5_0; the first is fake_0"},
+     .text = "test: rank 3: options.adapters (EPWIRE_HCA), \"mlx5_0\", lets none of 1 mlx5 adapters through; "
+             "the first is "
+             "fake_0"},
+    {.how.filter = "^fake",
+     .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: options.adapters (EPWIRE_HCA), \"^fake\", lets none of 1 mlx5 adapters through; "
+             "the first is "
+             "fake_0"},
+    {.how.filter = "fake_0:2",
+     .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no port that can be asked for"},
+    {.how.service_level = 8,
+     .status = EPW_ERR_INVALID,
+     .text = "test: rank 3: options.service_level (EPWIRE_SL) is 8, but the port of fake_0 is Ethernet, "
+             "whose priorities "
+             "are below 8"},
+    {.how.traffic_class = 106,
+     .fake.infiniband = true,
+     .status = EPW_ERR_INVALID,
+     .text = "test: rank 3: options.traffic_class (EPWIRE_TC) is 106, but the port of fake_0 is InfiniBand, "
+             "which has none "
+             "within a subnet: use options.service_level"},
     {LACK(NO_DEVICE), .status = EPW_ERR_NO_PATH,
      .text =
          "test: rank 3: there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC"},
@@ -274,7 +294,7 @@ static void what_an_adapter_lacks_is_done_without_or_said(void) {
     for (uint32_t i = 0; i < CASES; i++) {
         held before = look(UINT32_MAX);
         bench *b = new_bench();
-        epw_status status = set_up(b, &cases[i].fake, cases[i].device);
+        epw_status status = set_up(b, &cases[i].fake, &cases[i].how);
         CHECK_MSG(status == cases[i].status, "case %u: %d", i, (int)status);
         char said[EPW_MLX5_TEXT];
         const char *text = status == EPW_OK ? epw_mlx5_describe(b->adapter, said) : epw_last_error();
@@ -286,6 +306,115 @@ static void what_an_adapter_lacks_is_done_without_or_said(void) {
                   after.threads, before.threads);
         free(b);
     }
+}
+
+/* ---- of several ---- */
+
+static epw_bus_place at(const char *path) {
+    epw_bus_place place = {.node = -1};
+    snprintf(place.path, sizeof place.path, "%s", path);
+    return place;
+}
+
+static void expect(epw_mlx5 *adapter, const char *begins) {
+    char text[EPW_MLX5_TEXT];
+    epw_mlx5_describe(adapter, text);
+    CHECK_MSG(strncmp(text, begins, strlen(begins)) == 0, "%s\nand not\n%s", text, begins);
+}
+
+/* And what is in use already is not chosen again. */
+static void the_nearest_of_several_adapters_is_chosen(void) {
+    epw_bus_place gpu = at("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:03:00.0");
+    epw_fake_options options = {
+        .rank = RANK,
+        .devices = 3,
+        .places = {at("/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0"),
+                   at("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:04:00.0"),
+                   at("/sys/devices/pci0000:00/0000:00:02.0/0000:05:00.0")}};
+    bench *b = new_bench();
+    epw_mlx5 *second = NULL, *none = NULL;
+    CHECK_OK(epw_fake_open(&options, where, &b->fake));
+    const epw_mlx5_calls *calls = epw_fake_calls(b->fake);
+    epw_mlx5_options how = {.gpu = &gpu};
+    CHECK_OK(epw_mlx5_open(calls, &how, where, &b->adapter));
+    expect(b->adapter, "fake_1 port 1, RoCEv2, GID 3 ending in 10.78.0.3, MTU 4096, behind the same switch");
+    how.beside = b->adapter;
+    CHECK_OK(epw_mlx5_open(calls, &how, where, &second));
+    expect(second, "fake_2 port 1, RoCEv2, GID 3 ending in 10.79.0.3, MTU 4096, across the root complex");
+    how.filter = "=fake_1";
+    CHECK(epw_mlx5_open(calls, &how, where, &none) == EPW_ERR_NO_PATH);
+    CHECK_MSG(
+        strcmp(epw_last_error(),
+               "test: rank 3: there is no second mlx5 adapter beside fake_1: set "
+               "options.adapter_count (EPWIRE_ADAPTERS) to 1, or let options.adapters have another one") == 0,
+        "%s", epw_last_error());
+    epw_mlx5_close(second);
+    how = (epw_mlx5_options){.filter = "=fake_0", .gpu = &gpu};
+    CHECK_OK(epw_mlx5_open(calls, &how, where, &second));
+    expect(second, "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, on another socket");
+    epw_mlx5_close(second);
+    for (uint32_t turn = 0; turn < 6; turn++) {
+        char begins[8];
+        snprintf(begins, sizeof begins, "fake_%u", turn % 3);
+        CHECK_OK(epw_mlx5_open(calls, &(epw_mlx5_options){.turn = turn}, where, &second));
+        expect(second, begins);
+        epw_mlx5_close(second);
+    }
+    take_down(b);
+    free(b);
+}
+
+/* What INIT2RTR has of the options. */
+typedef struct sent {
+    unsigned char dscp, hop_limit, priority;
+} sent;
+
+static void look_at_path(void *context, unsigned char *in, size_t bytes) {
+    enum { PATH = 0x18 + 0x18 };
+    sent *s = context;
+    if (bytes != EPW_MLX5_IN_BYTES || in[0] != EPW_MLX5_INIT2RTR >> 8 || in[1] != (EPW_MLX5_INIT2RTR & 0xff))
+        return;
+    *s = (sent){
+        .dscp = in[PATH + 0x21] & 0x3f, .hop_limit = in[PATH + 0x0b], .priority = in[PATH + 0x24] >> 4};
+}
+
+static void options_reach_the_command(void) {
+    static const struct {
+        epw_mlx5_options how;
+        sent sent;
+    } ways[] = {{{.traffic_class = 106, .service_level = 3, .hop_limit = 9}, {26, 9, 3}}, {{0}, {0, 255, 0}}};
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        bench *b = new_bench();
+        sent found = {0};
+        epw_fake_options options = {.rank = RANK};
+        CHECK_OK(epw_fake_open(&options, where, &b->fake));
+        epw_fake_set_tap(b->fake, &(epw_fake_tap){.command = look_at_path, .context = &found});
+        CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &ways[i].how, where, &b->adapter));
+        CHECK_OK(make_pair(b));
+        CHECK_MSG(memcmp(&found, &ways[i].sent, sizeof found) == 0, "DSCP %u, hops %u, priority %u",
+                  found.dscp, found.hop_limit, found.priority);
+        take_down(b);
+        free(b);
+    }
+}
+
+/* Regions and objects of one are not the other's. */
+static void a_device_has_no_part_in_another_ones_objects(void) {
+    bench *b = new_bench();
+    epw_fake_options options = {.rank = RANK, .devices = 2};
+    epw_mlx5 *second = NULL;
+    CHECK_OK(epw_fake_open(&options, where, &b->fake));
+    CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
+    CHECK_OK(
+        epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){.beside = b->adapter}, where, &second));
+    uint32_t own = b->adapter->pd_number;
+    b->adapter->pd_number = second->pd_number;
+    CHECK(make_pair(b) == EPW_ERR_SYSTEM && strstr(epw_last_error(), "CREATE_QP: BAD_RESOURCE") != NULL);
+    b->adapter->pd_number = own;
+    CHECK_OK(make_pair(b));
+    epw_mlx5_close(second);
+    take_down(b);
+    free(b);
 }
 
 /* ---- the firmware ---- */
@@ -402,7 +531,7 @@ static void a_bit_that_is_wrong_is_refused(void) {
 /* The kernel keeps what is in use; so nothing is given back in the wrong order unseen. */
 static void what_is_in_use_is_not_given_back(void) {
     bench *b = new_bench();
-    CHECK_OK(set_up(b, &(epw_fake_options){0}, NULL));
+    CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
     const epw_mlx5_calls *calls = epw_fake_calls(b->fake);
     CHECK(calls->free_umem(b->pair->ring.handle) == EBUSY &&
           calls->free_umem(b->pair->record.handle) == EBUSY);
@@ -438,7 +567,7 @@ static void events_of_the_device_end_its_queue_pairs(void) {
 /* Nobody is woken by an adapter, so somebody looks. */
 static void words_are_seen_by_who_looks(void) {
     bench *b = new_bench();
-    CHECK_OK(set_up(b, &(epw_fake_options){0}, NULL));
+    CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
     for (uint32_t i = 1; i <= 20; i++) {
         atomic_store((_Atomic uint64_t *)(void *)(b->memory + 64 + 8 * (i % 8)), i);
         for (int ms = 0; ms < 10000 && atomic_load(&b->arrived) < i; ms++)
@@ -537,6 +666,9 @@ int main(void) {
     what_is_in_use_is_not_given_back();
     events_of_the_device_end_its_queue_pairs();
     words_are_seen_by_who_looks();
+    the_nearest_of_several_adapters_is_chosen();
+    options_reach_the_command();
+    a_device_has_no_part_in_another_ones_objects();
     what_an_adapter_lacks_is_done_without_or_said();
     return check_result("mlx5_adapter");
 }

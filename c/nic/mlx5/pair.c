@@ -274,7 +274,7 @@ static epw_mlx5_path path_to(const epw_mlx5_pair *pair, uint32_t remote, const e
                           .lid = to->lid,
                           .gid_index = a->gid_index,
                           .udp_port = epw_mlx5_udp_port(pair->number, remote),
-                          .hop_limit = 255,
+                          .hop_limit = a->options.hop_limit,
                           .traffic_class = a->options.traffic_class,
                           .service_level = a->options.service_level,
                           .atomics = a->caps.atomic,

@@ -42,6 +42,7 @@ struct epw_mlx5 {
     const epw_mlx5_calls *calls;
     epw_mlx5_options options;
     epw_mlx5_name name;
+    const char *near; /* how far from the GPU; NULL: it was asked to be near to none */
 
     void *device, *pd;
     uint32_t pd_number, event_queue;
