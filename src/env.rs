@@ -57,6 +57,8 @@ pub const SERVICE_LEVEL: &str = "EPWIRE_SL";
 pub const TRAFFIC_CLASS: &str = "EPWIRE_TC";
 /// Hop limit of what an adapter sends.
 pub const HOP_LIMIT: &str = "EPWIRE_HOP_LIMIT";
+/// Where the queues of an adapter are that kernels post to.
+pub const RINGS: &str = "EPWIRE_RINGS";
 /// Ports on which ranks listen for the queues of others.
 pub const PORTS: &str = "EPWIRE_PORTS";
 /// Instruction set of the host's inner loops; the C core reads it.
@@ -144,6 +146,12 @@ pub const VARIABLES: &[Variable] = &[
         doc: "How kernels ring for the queues of an adapter: `gpu`, they write its registers, which the GPU's driver has to map; \
               `host`, a thread of this process does it for them; `auto`, the first of these that can be had, which \
               `EpBuffer::nic` tells.",
+    },
+    Variable {
+        name: RINGS,
+        default: "`host`",
+        doc: "Where the queues of an adapter are that kernels post to: `host`, pinned host memory; `gpu`, their entries in the GPU's \
+              memory, which the adapter has to reach by dma-buf or nvidia_peermem; `auto`, there if it does, which `EpBuffer::nic` tells.",
     },
     Variable {
         name: HCA,

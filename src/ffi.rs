@@ -201,6 +201,8 @@ pub(crate) struct Adapters {
     pub(crate) traffic_class: u32,
     /// 0: the library's own.
     pub(crate) hop_limit: u32,
+    /// `EPW_RINGS_*`.
+    pub(crate) rings: u32,
 }
 
 impl Fabric {
@@ -208,7 +210,7 @@ impl Fabric {
     pub(crate) fn create(rank: u32, asked: &FabricOptions) -> Result<Self> {
         let text = |text: &Option<String>| text.as_deref().map(|text| CString::new(text).unwrap_or_default());
         let (interfaces, filter) = (text(&asked.interfaces), text(&asked.adapters.filter));
-        let Adapters { count, service_level, traffic_class, hop_limit, .. } = asked.adapters;
+        let Adapters { count, service_level, traffic_class, hop_limit, rings, .. } = asked.adapters;
         // SAFETY: it is the header's.
         let mut options = unsafe { initialised(sys::epw_fabric_options_init) };
         options.rank = rank;
@@ -223,7 +225,7 @@ impl Fabric {
         options.device = asked.device;
         options.adapter_count = count;
         (options.service_level, options.traffic_class) = (service_level, traffic_class);
-        options.hop_limit = hop_limit;
+        (options.hop_limit, options.rings) = (hop_limit, rings);
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and so is what the options point to.
         check(unsafe { sys::epw_fabric_create(&options, &mut out) })?;

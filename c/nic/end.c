@@ -18,6 +18,7 @@ static epw_status create_of_adapter(epw_mlx5 *adapter, const epw_end_options *op
     epw_mlx5_pair_options asked = {.depth = options->depth,
                                    .poster = posters[options->poster],
                                    .memory = options->memory,
+                                   .ring = options->ring,
                                    .broken = options->broken,
                                    .context = options->context};
     return epw_mlx5_pair_create(adapter, &asked, where, &out->adapter);

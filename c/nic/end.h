@@ -35,6 +35,7 @@ typedef struct epw_end_options {
     epw_poster poster;
     /* Of epw_end_memory_bytes, that begins a page and outlives the pair; NULL: memory of the NIC's. */
     unsigned char *memory;
+    const epw_mlx5_ring *ring; /* of an adapter's, in the memory of a GPU; NULL: none */
     void (*broken)(void *context);
     void *context;
 } epw_end_options;

@@ -45,6 +45,7 @@ struct epw_fabric {
     uint32_t rank, wires;
     uint32_t ring_bytes; /* of connections within the host that this end dials */
     uint32_t doorbells;  /* EPW_DOORBELLS_* */
+    uint32_t rings;      /* EPW_RINGS_* */
     bool strict;
     uint32_t generation; /* of the process that made it */
     epw_nic *nic;
@@ -83,6 +84,10 @@ epw_fake *epw_fabric_fake(const epw_fabric *fabric) {
 
 uint32_t epw_fabric_doorbells(const epw_fabric *fabric) {
     return fabric->doorbells;
+}
+
+uint32_t epw_fabric_rings(const epw_fabric *fabric) {
+    return fabric->rings;
 }
 
 const char *epw_fabric_describe(const epw_fabric *fabric, char *text) {
@@ -300,6 +305,13 @@ static epw_status check_adapters(const epw_fabric_options *options, epw_where wh
         if (values[i] > most[i])
             return epw_fail(EPW_ERR_INVALID, where, "options.%s is %u, must be at most %u", fields[i],
                             values[i], most[i]);
+    if (options->rings > EPW_RINGS_AUTO)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.rings is %u, must be EPW_RINGS_HOST, EPW_RINGS_GPU or EPW_RINGS_AUTO",
+                        options->rings);
+    if (options->rings == EPW_RINGS_GPU && options->nic < EPW_NIC_FAKE)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.rings is EPW_RINGS_GPU, but a NIC in software reads no GPU memory");
     if (options->device < EPW_DEVICE_HOST)
         return epw_fail(EPW_ERR_INVALID, where, "options.device is %d, must be EPW_DEVICE_HOST or an ordinal",
                         options->device);
@@ -428,6 +440,7 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
     fabric->wires = options->wires;
     fabric->ring_bytes = options->ring_bytes > 0 ? options->ring_bytes : EPW_RING_BYTES;
     fabric->doorbells = options->doorbells;
+    fabric->rings = options->rings;
     fabric->strict = options->nic == EPW_NIC_STRICT;
     fabric->wake = -1;
     make_locks(fabric);

@@ -50,8 +50,9 @@ uint32_t epw_fabric_places(const epw_fabric *fabric);
 /* If that is one in software; else NULL. */
 epw_fake *epw_fabric_fake(const epw_fabric *fabric);
 
-/* EPW_DOORBELLS_*, as its options say. */
+/* EPW_DOORBELLS_* and EPW_RINGS_*, as its options say. */
 uint32_t epw_fabric_doorbells(const epw_fabric *fabric);
+uint32_t epw_fabric_rings(const epw_fabric *fabric);
 
 /* What a fabric says of its NIC: its kind, and addresses of adapters, by lane. */
 enum { EPW_FABRIC_NIC_BYTES = 1 + EPW_ADAPTERS_MAX * EPW_MLX5_ADDRESS_BYTES };

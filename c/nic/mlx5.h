@@ -34,7 +34,7 @@ void epw_mlx5_close(epw_mlx5 *adapter);
 
 /* For print: which device, port and address, and what it, or one of its pairs so far, does without. Returns
  * `text`. */
-enum { EPW_MLX5_TEXT = 240 };
+enum { EPW_MLX5_TEXT = 320 };
 const char *epw_mlx5_describe(const epw_mlx5 *adapter, char text[EPW_MLX5_TEXT]);
 
 /* Where others send to, for a blob. */
@@ -86,17 +86,26 @@ typedef enum epw_mlx5_poster {
                               */
 } epw_mlx5_poster;
 
+/* A ring in the memory of a GPU, whose kernels post to it. The adapter reaches it by a descriptor, or, if
+ * there is none or the kernel does not take it, by the address. */
+typedef struct epw_mlx5_ring {
+    unsigned char *address; /* begins a page, has 64 bytes for each entry, and outlives the pair */
+    int dmabuf;             /* of the same bytes; -1: none */
+} epw_mlx5_ring;
+
 typedef struct epw_mlx5_pair_options {
     uint32_t depth; /* entries of 64 bytes: a power of two */
     epw_mlx5_poster poster;
     /* Host memory of epw_mlx5_pair_memory_bytes(depth), that begins a page and outlives the pair; NULL: the
      * pair takes its own. */
     unsigned char *memory;
+    const epw_mlx5_ring *ring; /* in place of that part of the memory; NULL: none */
     /* Called once, when it breaks; NULL: nobody. */
     void (*broken)(void *context);
     void *context;
 } epw_mlx5_pair_options;
 
+/* EPW_ERR_NO_PATH: it does not reach the ring in the memory of a GPU, and what to do. */
 epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *options, epw_where where,
                                 epw_mlx5_pair **out);
 

@@ -29,9 +29,10 @@ enum {
 /* One lane's way to the peer. */
 typedef struct way {
     epw_end end;
-    unsigned char *ring; /* that kernels post to, in pinned memory; else NULL */
-    uint64_t *doorbell;  /* where their GPU has mapped an adapter's register; else NULL */
-    uint32_t *marks;     /* NULL there */
+    unsigned char *ring;      /* that kernels post to, in pinned memory; else NULL */
+    epw_gpu_entries *entries; /* of which the entries are on the GPU; else NULL */
+    uint64_t *doorbell;       /* where their GPU has mapped an adapter's register; else NULL */
+    uint32_t *marks;          /* NULL there */
     epw_queue queue;
     epw_key its; /* what this rank may write in the peer's window, and what is sent from its own image */
     epw_key own;
@@ -183,11 +184,30 @@ static void destroy(epw_remote *remote) {
         way *w = &remote->ways[i];
         bool gone = epw_end_destroy(&w->end);
         if (w->ring != NULL && gone) epw_remote_gpu_give_ring(remote->peers, w->ring);
+        if (w->entries != NULL && gone) epw_remote_gpu_give_entries(remote->peers, w->entries);
         free(w->marks);
     }
     epw_nic_end_link(epw_fabric_nic(remote->peers->fabric), remote->link);
     epw_end_deregister_all(remote->peers->fabric, remote->keys);
     free(remote);
+}
+
+/* With its entries on the GPU where that is asked for; if it can be, where that is enough. */
+static epw_status create_end(const epw_remote *remote, way *w, epw_end_options *options, epw_where where) {
+    epw_peers *peers = remote->peers;
+    uint32_t rings = epw_fabric_rings(peers->fabric);
+    epw_status status = EPW_OK;
+    options->ring = NULL;
+    if (rings == EPW_RINGS_HOST || epw_fabric_adapter(peers->fabric, 0) == NULL)
+        return epw_end_create(peers->fabric, options, where, &w->end);
+    uint64_t bytes = (uint64_t)options->depth * EPW_ENTRY_BYTES;
+    if (w->entries == NULL) status = epw_remote_gpu_take_entries(peers, bytes, where, &w->entries);
+    if (status != EPW_OK) return status;
+    options->ring = epw_remote_gpu_entries(w->entries);
+    status = epw_end_create(peers->fabric, options, where, &w->end);
+    if (status != EPW_ERR_NO_PATH || rings == EPW_RINGS_GPU) return status;
+    options->ring = NULL;
+    return epw_end_create(peers->fabric, options, where, &w->end);
 }
 
 /* Kernels post to memory that they reach, and ring by a register that their GPU has mapped, or, where
@@ -202,7 +222,7 @@ static epw_status open_end(epw_remote *remote, way *w, epw_end_options *options,
     uint32_t doorbells = epw_fabric_doorbells(peers->fabric);
     bool mapped = doorbells != EPW_DOORBELLS_HOST;
     options->poster = mapped ? EPW_POSTER_KERNELS : EPW_POSTER_KERNELS_UNHEARD;
-    status = epw_end_create(peers->fabric, options, where, &w->end);
+    status = create_end(remote, w, options, where);
     if (status != EPW_OK || adapter == NULL || !mapped) return status;
     bool in_memory = epw_mlx5_registers_in_memory(adapter);
     status =
@@ -210,7 +230,7 @@ static epw_status open_end(epw_remote *remote, way *w, epw_end_options *options,
     if (status == EPW_OK || doorbells == EPW_DOORBELLS_GPU) return status;
     if (!epw_end_destroy(&w->end)) return status;
     options->poster = EPW_POSTER_KERNELS_UNHEARD;
-    return epw_end_create(peers->fabric, options, where, &w->end);
+    return create_end(remote, w, options, where);
 }
 
 static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, epw_where where) {

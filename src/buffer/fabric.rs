@@ -58,6 +58,7 @@ fn options(key: WireKey, device: Device) -> std::result::Result<FabricOptions, S
     let ring_bytes = env::value(env::RING_BYTES).map_or(Ok(0), |text| ring_bytes(&text))?;
     let doorbells =
         env::value(env::DOORBELLS).map_or(Ok(sys::EPW_DOORBELLS_AUTO), |name| doorbells(&name))?;
+    let rings = env::value(env::RINGS).map_or(Ok(sys::EPW_RINGS_HOST), |name| rings(&name))?;
     let adapters = Adapters {
         filter: env::value(env::HCA),
         count: env::value(env::ADAPTERS).map_or(Ok(1), |text| number(env::ADAPTERS, &text, 1..=2))?,
@@ -66,6 +67,7 @@ fn options(key: WireKey, device: Device) -> std::result::Result<FabricOptions, S
         traffic_class: env::value(env::TRAFFIC_CLASS)
             .map_or(Ok(0), |text| number(env::TRAFFIC_CLASS, &text, 0..=255))?,
         hop_limit: env::value(env::HOP_LIMIT).map_or(Ok(0), |text| number(env::HOP_LIMIT, &text, 1..=255))?,
+        rings,
     };
     let wires = wires.to_c();
     Ok(FabricOptions {
@@ -122,6 +124,16 @@ fn doorbells(name: &str) -> std::result::Result<u32, String> {
         "gpu" => Ok(sys::EPW_DOORBELLS_GPU),
         "host" => Ok(sys::EPW_DOORBELLS_HOST),
         _ => Err(format!("{}: {name:?} is no way to ring: give auto, gpu or host", env::DOORBELLS)),
+    }
+}
+
+/// The place of rings of that name.
+fn rings(name: &str) -> std::result::Result<u32, String> {
+    match name.trim() {
+        "host" => Ok(sys::EPW_RINGS_HOST),
+        "gpu" => Ok(sys::EPW_RINGS_GPU),
+        "auto" => Ok(sys::EPW_RINGS_AUTO),
+        _ => Err(format!("{}: {name:?} is no place of rings: give host, gpu or auto", env::RINGS)),
     }
 }
 
@@ -209,6 +221,8 @@ mod tests {
         assert_eq!(doorbells("auto"), Ok(sys::EPW_DOORBELLS_AUTO));
         assert_eq!(doorbells("gpu"), Ok(sys::EPW_DOORBELLS_GPU));
         assert_eq!(doorbells(" host "), Ok(sys::EPW_DOORBELLS_HOST));
+        assert_eq!((rings("host"), rings("gpu"), rings("auto")), (Ok(0), Ok(1), Ok(2)));
+        assert!(rings("cpu").unwrap_err().starts_with("EPWIRE_RINGS: \"cpu\""));
         assert!(doorbells("cpu").unwrap_err().starts_with("EPWIRE_DOORBELLS: \"cpu\""));
     }
 }

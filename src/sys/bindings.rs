@@ -15,7 +15,7 @@ pub const EPW_DEVICE_HOST: i32 = -1;
 pub const EPW_CONFIG_VERSION: u32 = 1;
 pub const EPW_RING_BYTES_MIN: u32 = 4096;
 pub const EPW_RING_BYTES_MAX: u32 = 1073741824;
-pub const EPW_FABRIC_TEXT: u32 = 512;
+pub const EPW_FABRIC_TEXT: u32 = 640;
 pub const EPW_BLOB_MAX: u32 = 1024;
 pub const EPW_STEP_MAX: u64 = 2199023255551;
 pub type epw_status = i32;
@@ -462,6 +462,12 @@ pub const EPW_DOORBELLS_GPU: u32 = 1;
 /** they write words that a thread of this process copies to the registers: it takes
 a core while they post, and up to 0.1 ms when they begin again after 2 ms*/
 pub const EPW_DOORBELLS_HOST: u32 = 2;
+/// pinned host memory
+pub const EPW_RINGS_HOST: u32 = 0;
+/// their entries in the memory of the GPU, if the adapter reaches it
+pub const EPW_RINGS_GPU: u32 = 1;
+/// the same, else host memory; epw_fabric_describe says which
+pub const EPW_RINGS_AUTO: u32 = 2;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_fabric_options {
@@ -508,6 +514,8 @@ not hold for queue pairs of this kind*/
     pub traffic_class: u32,
     /// Ethernet: [1, 255]; 0: 255
     pub hop_limit: u32,
+    /// EPW_RINGS_*: of an adapter, for buffers on a GPU
+    pub rings: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -565,6 +573,9 @@ const _: () = {
     [
         "Offset of field: epw_fabric_options::hop_limit",
     ][::core::mem::offset_of!(epw_fabric_options, hop_limit) - 72usize];
+    [
+        "Offset of field: epw_fabric_options::rings",
+    ][::core::mem::offset_of!(epw_fabric_options, rings) - 76usize];
 };
 impl Default for epw_fabric_options {
     fn default() -> Self {

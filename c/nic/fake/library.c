@@ -6,6 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 static const char prefix[] = "fake_";
 
@@ -139,20 +142,49 @@ static void free_uar(void *handle) {
     if (epw_fake_drop(item) == 0) free(page);
 }
 
+/* Whether this process may touch a byte, as the kernel would find. */
+static bool is_there(void *address) {
+    char byte;
+    struct iovec here = {&byte, 1}, there = {address, 1};
+    return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == 1;
+}
+
+/* By a descriptor, which need not be of a GPU: any that can be mapped. An old kernel takes the offset for an
+ * address. */
+static int map_descriptor(const epw_fake *fake, int dmabuf, uint64_t offset, size_t bytes, void **out) {
+    if (epw_fake_lacks(fake, EPW_FAKE_NO_DMABUF)) return EFAULT;
+    *out = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, dmabuf, (off_t)offset);
+    return *out != MAP_FAILED ? 0 : errno;
+}
+
 static int umem(void *device, void *address, size_t bytes, int dmabuf, epw_mlx5_umem *out) {
     epw_fake *fake = fake_of(device);
+    unsigned char *last = (unsigned char *)address + bytes - 1;
     int err = failing(fake, EPW_FAKE_CALL_UMEM);
-    /* By descriptor an old kernel takes the offset for an address. */
-    if (err == 0 && dmabuf >= 0 && epw_fake_lacks(fake, EPW_FAKE_NO_DMABUF)) err = EFAULT;
     if (err == 0 && ((uintptr_t)address % EPW_FAKE_PAGE != 0 || bytes == 0)) err = EINVAL;
+    if (err == 0 && dmabuf >= 0) err = map_descriptor(fake, dmabuf, (uintptr_t)address, bytes, &address);
+    if (err == 0 && dmabuf < 0 && !(is_there(address) && is_there(last))) err = EFAULT;
     if (err != 0) return err;
     epw_fake_item *item = epw_fake_add(fake, EPW_FAKE_UMEM, number_of(device), 0);
-    if (item == NULL) return ENOMEM;
+    if (item == NULL) {
+        if (dmabuf >= 0) munmap(address, bytes);
+        return ENOMEM;
+    }
     epw_fake_use(item, device);
     item->address = address;
     item->bytes = bytes;
+    item->mapped = dmabuf >= 0;
     *out = (epw_mlx5_umem){.handle = item, .id = item->id};
     return 0;
+}
+
+static int free_umem(void *handle) {
+    epw_fake_item *item = handle;
+    unsigned char *mapped = item->mapped ? item->address : NULL;
+    size_t bytes = item->bytes;
+    int err = epw_fake_drop(item);
+    if (err == 0 && mapped != NULL) munmap(mapped, bytes);
+    return err;
 }
 
 static uint32_t rights_of(uint32_t rights) {
@@ -272,7 +304,7 @@ epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_f
                                    .uar = uar,
                                    .free_uar = free_uar,
                                    .umem = umem,
-                                   .free_umem = drop,
+                                   .free_umem = free_umem,
                                    .create = create,
                                    .modify = change,
                                    .query = change,

@@ -34,6 +34,7 @@ typedef struct epw_fake_item {
 
     unsigned char *address; /* UAR: its page. UMEM. CQ: its entry */
     size_t bytes;
+    bool mapped;           /* UMEM: by this process, of a descriptor */
     epw_mlx5_uar_kind uar; /* UAR */
 
     struct epw_fake_item *uses[5]; /* CQ, QP, REGION: in no order */

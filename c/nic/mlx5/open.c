@@ -264,10 +264,16 @@ const char *epw_mlx5_describe(const epw_mlx5 *a, char text[EPW_MLX5_TEXT]) {
     static const char *const doorbells[] = {[EPW_MLX5_UAR_OWN] = "",
                                             [EPW_MLX5_UAR_SHARED] = ", doorbells in one register",
                                             [EPW_MLX5_UAR_BF] = ", doorbells that gather writes"};
+    static const char *const rings[] = {[EPW_MLX5_REACH_UNASKED] = "",
+                                        [EPW_MLX5_REACH_DMABUF] = ", rings in GPU memory by dma-buf",
+                                        [EPW_MLX5_REACH_PEERMEM] = ", rings in GPU memory by nvidia_peermem",
+                                        [EPW_MLX5_REACH_NONE] =
+                                            ", rings in host memory because it does not reach the GPU's"};
+    unsigned reach = atomic_load_explicit(&a->ring_reach, memory_order_relaxed);
     unsigned kind = atomic_load_explicit(&a->worst_uar, memory_order_relaxed);
-    snprintf(text, EPW_MLX5_TEXT, "%s port %u, %s, MTU %u%s%s%s%s%s", a->name.text, a->port_number, address,
+    snprintf(text, EPW_MLX5_TEXT, "%s port %u, %s, MTU %u%s%s%s%s%s%s", a->name.text, a->port_number, address,
              128u << a->port.mtu, a->near != NULL ? ", " : "", a->near != NULL ? a->near : "",
-             a->caps.atomic ? "" : ", no atomics", doorbells[kind],
+             a->caps.atomic ? "" : ", no atomics", doorbells[kind], rings[reach],
              atomic_load_explicit(&a->rings_for_kernels, memory_order_relaxed)
                  ? ", a thread of the host rings for kernels"
                  : "");

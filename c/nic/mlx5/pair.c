@@ -58,14 +58,39 @@ static epw_status reach(epw_mlx5_pair *pair, unsigned char *address, size_t byte
                           err == ENOMEM ? ": raise the limit of locked memory (ulimit -l)" : "");
 }
 
+/* In the memory of a GPU. */
+static epw_status reach_ring(epw_mlx5_pair *pair, epw_where where) {
+    epw_mlx5 *a = pair->adapter;
+    const epw_mlx5_ring *ring = pair->options.ring;
+    size_t bytes = pair->bytes - (size_t)2 * PAGE;
+    int by_descriptor = EOPNOTSUPP, by_address = 0;
+    epw_mlx5_reach reach = EPW_MLX5_REACH_DMABUF;
+    if (ring->dmabuf >= 0) by_descriptor = a->calls->umem(a->device, NULL, bytes, ring->dmabuf, &pair->ring);
+    if (by_descriptor != 0) {
+        reach = EPW_MLX5_REACH_PEERMEM;
+        by_address = a->calls->umem(a->device, ring->address, bytes, -1, &pair->ring);
+    }
+    if (by_address != 0) {
+        reach = EPW_MLX5_REACH_NONE;
+        pair->ring.handle = NULL;
+    }
+    atomic_store_explicit(&a->ring_reach, reach, memory_order_relaxed);
+    if (reach != EPW_MLX5_REACH_NONE) return EPW_OK;
+    return epw_fail(
+        EPW_ERR_NO_PATH, where,
+        "%s reaches no ring in GPU memory, neither by dma-buf (errno %d), which needs Linux 6.0 and "
+        "the open GPU kernel modules, nor by nvidia_peermem (errno %d), which modprobe loads; "
+        "EPWIRE_RINGS=host does without",
+        a->name.text, by_descriptor, by_address);
+}
+
 /* Each begins a umem: an offset in one would tie it to a page size that the kernel is free to choose. */
 static epw_status reach_all(epw_mlx5_pair *pair, epw_where where) {
     epw_status status = reach(pair, pair->pages, PAGE, &pair->completion, where);
     if (status == EPW_OK) status = reach(pair, pair->pages + PAGE, PAGE, &pair->record, where);
-    if (status == EPW_OK)
-        status =
-            reach(pair, pair->pages + (size_t)2 * PAGE, pair->bytes - (size_t)2 * PAGE, &pair->ring, where);
-    return status;
+    if (status != EPW_OK) return status;
+    if (pair->options.ring != NULL) return reach_ring(pair, where);
+    return reach(pair, pair->pages + (size_t)2 * PAGE, pair->bytes - (size_t)2 * PAGE, &pair->ring, where);
 }
 
 /* ---- commands ---- */
@@ -172,13 +197,13 @@ epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *
     if (status == EPW_OK) status = create_objects(pair, where);
     if (status == EPW_OK) {
         bool unheard = options->poster == EPW_MLX5_KERNELS_UNHEARD;
-        pair->memory =
-            (epw_pair_memory){.entries = pair->pages + (size_t)2 * PAGE,
-                              .depth = options->depth,
-                              .record = (uint32_t *)(void *)(pair->pages + PAGE),
-                              .doorbell = unheard ? (uint64_t *)(void *)(pair->pages + PAGE + WORD_OFFSET)
-                                                  : pair->spare->uar.reg,
-                              .completion = pair->pages};
+        pair->memory = (epw_pair_memory){
+            .entries = options->ring != NULL ? options->ring->address : pair->pages + (size_t)2 * PAGE,
+            .depth = options->depth,
+            .record = (uint32_t *)(void *)(pair->pages + PAGE),
+            .doorbell =
+                unheard ? (uint64_t *)(void *)(pair->pages + PAGE + WORD_OFFSET) : pair->spare->uar.reg,
+            .completion = pair->pages};
         if (options->poster != EPW_MLX5_HOST) status = epw_mlx5_attend(pair, where);
         if (unheard) atomic_store_explicit(&adapter->rings_for_kernels, true, memory_order_relaxed);
     }
