@@ -317,6 +317,14 @@ impl Buffer {
         unsafe { sys::epw_buffer_wire(self.0.as_ptr(), peer) }
     }
 
+    pub(crate) fn trouble(&self, peer: u32) -> Option<String> {
+        let mut text = [0; sys::EPW_TROUBLE_TEXT as usize];
+        // SAFETY: the buffer is alive, and the text has room for so much.
+        let text =
+            unsafe { CStr::from_ptr(sys::epw_buffer_trouble(self.0.as_ptr(), peer, text.as_mut_ptr())) };
+        Some(text.to_string_lossy().into_owned()).filter(|text| !text.is_empty())
+    }
+
     /// Bytes that this rank's GPU has copied into the peer's window, and the time that took. The peer is not active.
     pub(crate) fn time_copies(&self, peer: u32, timeout: Duration) -> Result<(u64, Duration)> {
         let (mut bytes, mut ns) = (0, 0);

@@ -391,6 +391,12 @@ EPW_API uint32_t epw_buffer_path(const epw_buffer *buffer, uint32_t peer);
 /* The EPW_WIRE_* that carries what is written for `peer`, 0 unless its path is EPW_PATH_QUEUE. */
 EPW_API uint32_t epw_buffer_wire(const epw_buffer *buffer, uint32_t peer);
 
+/* For print: why nothing travels by the queues to `peer` any more (EPW_CAUSE_LINK), and what to do about it;
+ * "" if something does, or the path is no queue. Until the peer is connected again. Nothing is to be read out
+ * of it. text [out, EPW_TROUBLE_TEXT bytes at most with the zero at the end]; returns `text`. Any thread. */
+#define EPW_TROUBLE_TEXT 512
+EPW_API const char *epw_buffer_trouble(const epw_buffer *buffer, uint32_t peer, char *text);
+
 /* What to call one EPW_PATH_* in print, for example "CUDA IPC". Never NULL. */
 EPW_API const char *epw_path_name(uint32_t path);
 

@@ -121,10 +121,18 @@ bool epw_end_is_closed(const epw_end *end) {
 
 bool epw_end_broken(const epw_end *end) {
     if (end->adapter == NULL) return epw_pair_broken(end->soft);
-    if (epw_mlx5_pair_broken(end->adapter)) return true;
+    if (epw_mlx5_pair_broken(end->adapter)) {
+        if (end->nic != NULL) epw_nic_end_link(end->nic, end->link);
+        return true;
+    }
     if (end->nic == NULL || epw_nic_link_alive(end->nic, end->link)) return false;
     epw_mlx5_pair_break(end->adapter);
     return true;
+}
+
+const char *epw_end_trouble(const epw_end *end, char text[EPW_MLX5_TEXT]) {
+    *text = '\0';
+    return end->adapter != NULL ? epw_mlx5_pair_trouble(end->adapter, text) : text;
 }
 
 /* ---- memory ---- */

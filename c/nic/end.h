@@ -7,7 +7,7 @@
 #include "nic/mlx5.h"
 
 /* One of the two, or none. An adapter does not notice that a peer has ended before something is sent to it:
- * that shows by the connection to the peer's fabric. */
+ * that shows by the connection to the peer's fabric, which therefore ends where a queue pair breaks. */
 typedef struct epw_end {
     epw_pair *soft;
     epw_mlx5_pair *adapter;
@@ -75,6 +75,10 @@ void epw_end_break(const epw_end *end);
 void epw_end_close(const epw_end *end);
 bool epw_end_is_closed(const epw_end *end);
 bool epw_end_broken(const epw_end *end);
+
+/* For print: what has broken it, and what to do, as far as the NIC tells; "" if it has not broken or nothing
+ * is told. Returns `text`. */
+const char *epw_end_trouble(const epw_end *end, char text[EPW_MLX5_TEXT]);
 
 /* ---- memory ---- */
 

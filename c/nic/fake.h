@@ -95,8 +95,11 @@ typedef struct epw_fake_left {
 } epw_fake_left;
 epw_fake_left epw_fake_count(epw_fake *fake);
 
-/* Calls back as an event of the device would. */
+/* Calls back as an event of the device would, of the last one that was opened. */
 void epw_fake_raise(epw_fake *fake, const epw_mlx5_event *event);
+
+/* From now on the ports have other addresses. Nobody is told. */
+void epw_fake_move(epw_fake *fake);
 
 /* Sees each command before it is carried out, may change it, and is told what was answered; NULL: nobody. */
 typedef struct epw_fake_tap {

@@ -145,4 +145,8 @@ bool epw_mlx5_pair_is_closed(const epw_mlx5_pair *pair);
 /* Nothing more is sent by it or completes. */
 bool epw_mlx5_pair_broken(const epw_mlx5_pair *pair);
 
+/* For print: what has happened to the adapter that has broken it, and what to do; "" if nothing has. Returns
+ * `text`. */
+const char *epw_mlx5_pair_trouble(const epw_mlx5_pair *pair, char text[EPW_MLX5_TEXT]);
+
 #endif

@@ -197,6 +197,7 @@ epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, 
 epw_status epw_peers_disconnect(epw_peers *peers, uint32_t peer);
 uint32_t epw_peers_path(epw_peers *peers, uint32_t peer);
 uint32_t epw_peers_wire(epw_peers *peers, uint32_t peer);
+const char *epw_peers_trouble(epw_peers *peers, uint32_t peer, char *text); /* see epw_buffer_trouble */
 
 /* ---- membership ---- */
 

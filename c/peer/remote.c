@@ -5,10 +5,12 @@
 #include "base/little_endian.h"
 #include "nic/end.h"
 #include "nic/queue.h"
+#include "nic/syndrome.h"
 #include "peer/inbox.h"
 #include "peer/remote_gpu.h"
 
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -598,6 +600,36 @@ void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key, 
 
 bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer) {
     return epw_end_broken(&way_to(peers, lane, peer)->end);
+}
+
+/* Whether the way has broken; then also why. */
+static bool tell_trouble(way *w, char *text) {
+    char event[EPW_MLX5_TEXT];
+    epw_queue_fault fault;
+    if (!epw_end_broken(&w->end)) return false;
+    if (*epw_end_trouble(&w->end, event) != '\0') {
+        snprintf(text, EPW_TROUBLE_TEXT, "%s", event);
+    } else if (epw_queue_failed(&w->queue, &fault) && fault.syndrome != EPW_SYNDROME_FLUSHED) {
+        snprintf(text, EPW_TROUBLE_TEXT, "an entry for it failed: %s (syndrome 0x%02x, vendor 0x%02x)%s",
+                 epw_syndrome_text(fault.syndrome), fault.syndrome, fault.vendor,
+                 epw_syndrome_remedy(fault.syndrome));
+    } else {
+        snprintf(
+            text, EPW_TROUBLE_TEXT,
+            "the connection to its NIC is gone, or it took nothing for so long that its queue was full: see "
+            "that its process lives, and the network between the hosts");
+    }
+    return true;
+}
+
+const char *epw_remote_trouble(epw_peers *peers, uint32_t peer, char *text) {
+    *text = '\0';
+    pthread_mutex_lock(&peers->lock);
+    epw_remote *remote = peers->remotes != NULL ? peers->remotes[peer] : NULL;
+    for (uint32_t i = 0, told = 0; remote != NULL && !told && i < WAYS; i++)
+        if (has_way(peers, i)) told = tell_trouble(&remote->ways[i], text);
+    pthread_mutex_unlock(&peers->lock);
+    return text;
 }
 
 void epw_remotes_poll(const epw_peers *peers) {

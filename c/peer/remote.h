@@ -60,6 +60,10 @@ void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key, 
 /* Whether nothing travels any more. What came before that has been placed. */
 bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer);
 
+/* For print: why nothing travels any more, and what to do; "" if something does, or the path to the peer is
+ * no queue. Returns `text`, of EPW_TROUBLE_TEXT. */
+const char *epw_remote_trouble(epw_peers *peers, uint32_t peer, char *text);
+
 /* Where kernels post by the lanes' queues, and are done: nobody need wait for this rank any longer. */
 void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value);
 

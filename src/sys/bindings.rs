@@ -17,6 +17,7 @@ pub const EPW_RING_BYTES_MIN: u32 = 4096;
 pub const EPW_RING_BYTES_MAX: u32 = 1073741824;
 pub const EPW_FABRIC_TEXT: u32 = 640;
 pub const EPW_BLOB_MAX: u32 = 1024;
+pub const EPW_TROUBLE_TEXT: u32 = 512;
 pub const EPW_STEP_MAX: u64 = 2199023255551;
 pub type epw_status = i32;
 pub const EPW_OK: i32 = 0;
@@ -689,6 +690,13 @@ unsafe extern "C" {
 unsafe extern "C" {
     /// The EPW_WIRE_* that carries what is written for `peer`, 0 unless its path is EPW_PATH_QUEUE.
     pub fn epw_buffer_wire(buffer: *const epw_buffer, peer: u32) -> u32;
+}
+unsafe extern "C" {
+    pub fn epw_buffer_trouble(
+        buffer: *const epw_buffer,
+        peer: u32,
+        text: *mut ::core::ffi::c_char,
+    ) -> *const ::core::ffi::c_char;
 }
 unsafe extern "C" {
     /// What to call one EPW_PATH_* in print, for example "CUDA IPC". Never NULL.

@@ -544,21 +544,47 @@ static void what_is_in_use_is_not_given_back(void) {
 /* ---- what happens by itself ---- */
 
 static void events_of_the_device_end_its_queue_pairs(void) {
-    static const epw_mlx5_event events[] = {{EPW_MLX5_EVENT_PORT_DOWN, 1},
-                                            {EPW_MLX5_EVENT_GIDS, 1},
-                                            {EPW_MLX5_EVENT_FATAL, 0},
-                                            {EPW_MLX5_EVENT_PORT_DOWN, 2},
-                                            {EPW_MLX5_EVENT_PAIR, 1}};
-    for (int i = 0; i < 5; i++) {
+    static const struct {
+        epw_mlx5_event event;
+        bool moved, infiniband;
+        const char *said; /* NULL: no queue pair is concerned */
+    } cases[] = {
+        {{EPW_MLX5_EVENT_PORT_DOWN, 1},
+         false,
+         false,
+         "port 1 of fake_0 is down: see its cable and switch, and ip link; connect again when it is up"},
+        {{EPW_MLX5_EVENT_GIDS, 1},
+         true,
+         false,
+         "port 1 of fake_0 has lost the address that its queue pairs have: create the buffers anew"},
+        {{EPW_MLX5_EVENT_GIDS, 1},
+         true,
+         true,
+         "port 1 of fake_0 has lost the address that its queue pairs have: create the buffers anew"},
+        {{EPW_MLX5_EVENT_FATAL, 0},
+         false,
+         false,
+         "fake_0 has failed: see dmesg; create the buffers anew once it is back"},
+        {{EPW_MLX5_EVENT_GIDS, 1}, false, false, NULL}, /* another address of the port */
+        {{EPW_MLX5_EVENT_GIDS, 1}, false, true, NULL},
+        {{EPW_MLX5_EVENT_GIDS, 2}, true, false, NULL},
+        {{EPW_MLX5_EVENT_PORT_DOWN, 2}, false, false, NULL},
+        {{EPW_MLX5_EVENT_PAIR, 1}, false, false, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         bench *b = new_bench();
-        epw_fake_options options = {.rank = RANK};
+        epw_fake_options options = {.rank = RANK, .infiniband = cases[i].infiniband};
+        char said[EPW_MLX5_TEXT];
         CHECK_OK(epw_fake_open(&options, where, &b->fake));
         CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
         CHECK_OK(make_pair(b));
-        CHECK(!epw_mlx5_pair_broken(b->pair));
-        epw_fake_raise(b->fake, &events[i]);
-        bool concerned = i < 3; /* not by another port, or another pair */
+        CHECK(!epw_mlx5_pair_broken(b->pair) && *epw_mlx5_pair_trouble(b->pair, said) == '\0');
+        if (cases[i].moved) epw_fake_move(b->fake);
+        epw_fake_raise(b->fake, &cases[i].event);
+        bool concerned = cases[i].said != NULL;
         CHECK(epw_mlx5_pair_broken(b->pair) == concerned && atomic_load(&b->broken) == concerned);
+        CHECK_MSG(strcmp(epw_mlx5_pair_trouble(b->pair, said), concerned ? cases[i].said : "") == 0, "%s",
+                  said);
         take_down(b);
         free(b);
     }

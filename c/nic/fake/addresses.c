@@ -45,11 +45,14 @@ int epw_fake_gid(const epw_fake *fake, uint32_t device, uint32_t index, epw_mlx5
         return ENODATA;
     }
     (routed ? routed_gid : local_gid)(fake->options.rank, device, out->bytes);
+    if (atomic_load_explicit(&fake->moved, memory_order_relaxed)) out->bytes[12]++;
     return 0;
 }
 
 uint32_t epw_fake_lid(const epw_fake *fake, uint32_t device) {
-    return fake->options.infiniband ? 1 + fake->options.rank + device * EPW_MAX_RANKS : 0;
+    bool moved = atomic_load_explicit(&fake->moved, memory_order_relaxed);
+    uint32_t first = moved ? 1 + EPW_FAKE_DEVICES_MAX * EPW_MAX_RANKS : 1;
+    return fake->options.infiniband ? first + fake->options.rank + device * EPW_MAX_RANKS : 0;
 }
 
 uint32_t epw_fake_mtu(const epw_fake *fake) {

@@ -273,6 +273,10 @@ void epw_fake_add_route(epw_fake *fake, uint32_t number, const epw_fake_route *r
     if (qp->state == EPW_MLX5_STATE_RTS) epw_fake_reach(qp);
 }
 
+void epw_fake_move(epw_fake *fake) {
+    atomic_store_explicit(&fake->moved, true, memory_order_relaxed);
+}
+
 /* ---- life ---- */
 
 void epw_fake_set_tap(epw_fake *fake, const epw_fake_tap *tap) {

@@ -5,6 +5,7 @@
 #include "nic/fake.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 enum {
     EPW_FAKE_EQ = 7,
@@ -46,6 +47,7 @@ typedef struct epw_fake_item {
 struct epw_fake {
     epw_fake_options options;
     epw_mlx5_calls calls;
+    atomic_bool moved; /* see epw_fake_move */
 
     pthread_mutex_t lock; /* of what follows. Nothing of the soft NIC is called with it */
     epw_fake_item *items;
