@@ -740,3 +740,86 @@ pub(crate) fn try_gpu(ordinal: u32, path: u32) -> Result<()> {
     check(unsafe { sys::epw_gpu_try(ordinal, path) })?;
     Ok(())
 }
+
+/// Where a device is on the PCI bus: its path below `/sys/devices`, and its node of memory, -1 if that is not known.
+pub(crate) struct BusPlace(sys::epw_bus_place);
+
+impl BusPlace {
+    pub(crate) fn new(path: &str, node: i32) -> Self {
+        let mut place = sys::epw_bus_place { path: [0; 256], node };
+        // One that does not fit is not known.
+        if path.len() < place.path.len() && !path.contains('\0') {
+            for (to, from) in place.path.iter_mut().zip(path.bytes()) {
+                *to = from as std::ffi::c_char;
+            }
+        }
+        Self(place)
+    }
+
+    /// As a number, the nearest least, and in words.
+    pub(crate) fn distance(&self, other: &Self) -> (u32, String) {
+        // SAFETY: both are places whose paths end with a NUL.
+        let distance = unsafe { sys::epw_bus_distance_of(&self.0, &other.0) };
+        // SAFETY: C gives one of its own constants.
+        let name = unsafe { CStr::from_ptr(sys::epw_bus_distance_name(distance)) };
+        (distance, name.to_string_lossy().into_owned())
+    }
+}
+
+/// In which order a rank tries adapters at these places, the nearest to the GPU first: see `c/nic/choice.h`.
+pub(crate) fn adapters_order(places: &[BusPlace], gpu: &BusPlace, turn: u32) -> Vec<usize> {
+    let list: Vec<*const sys::epw_bus_place> = places.iter().map(|place| &raw const place.0).collect();
+    let mut order = vec![0; places.len()];
+    // SAFETY: the list and the order have as many elements as is said, all of them valid for the call.
+    unsafe {
+        sys::epw_adapters_order(list.as_ptr(), list.len() as u32, &gpu.0, turn, order.as_mut_ptr());
+    }
+    order.into_iter().map(|index| index as usize).collect()
+}
+
+/// Whether a filter lets a port of an adapter through.
+pub(crate) fn adapter_wanted(filter: &str, name: &str, port: u32) -> bool {
+    let text = |text: &str| CString::new(text).unwrap_or_default();
+    let (filter, name) = (text(filter), text(name));
+    // SAFETY: both end with a NUL.
+    unsafe { sys::epw_adapter_wanted(filter.as_ptr(), name.as_ptr(), port) }
+}
+
+/// What an open adapter tells of one prerequisite.
+#[derive(Debug, Clone)]
+pub(crate) struct Finding {
+    /// `EPW_PROBE_*`: 0 ok, 1 unknown, 2 warning, 3 missing.
+    pub(crate) verdict: u32,
+    pub(crate) name: String,
+    pub(crate) text: String,
+}
+
+/// Opens the adapter of this name, for a GPU of this process if there is one.
+pub(crate) fn probe_adapter(name: &str, gpu: Option<u32>) -> Vec<Finding> {
+    let name = CString::new(name).unwrap_or_default();
+    // SAFETY: the name ends with a NUL, and there is room for all findings.
+    findings(|out| unsafe { sys::epw_mlx5_probe(name.as_ptr(), ordinal(gpu), out) })
+}
+
+/// The same of a fake adapter, which lacks this: bits of `epw_fake_lack`.
+pub(crate) fn probe_fake_adapter(lacks: u64, gpu: Option<u32>) -> Vec<Finding> {
+    // SAFETY: there is room for all findings.
+    findings(|out| unsafe { sys::epw_mlx5_probe_fake(lacks, ordinal(gpu), out) })
+}
+
+fn ordinal(gpu: Option<u32>) -> i32 {
+    gpu.and_then(|gpu| i32::try_from(gpu).ok()).unwrap_or(-1)
+}
+
+fn findings(look: impl FnOnce(*mut sys::epw_probe_finding) -> u32) -> Vec<Finding> {
+    let none = sys::epw_probe_finding { verdict: 0, name: [0; 32], text: [0; 512] };
+    let mut found = [none; sys::EPW_PROBE_FINDINGS_MAX];
+    let count = look(found.as_mut_ptr()) as usize;
+    let text = |text: &[std::ffi::c_char]| {
+        // SAFETY: C has written a text that ends with a NUL inside its field.
+        unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
+    };
+    let finding =
+        |f: &sys::epw_probe_finding| Finding { verdict: f.verdict, name: text(&f.name), text: text(&f.text) };
+    found.iter().take(count).map(finding).collect()
+}

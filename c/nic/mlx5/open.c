@@ -137,7 +137,7 @@ static void close_device(epw_mlx5 *a) {
     a->pd = a->device = NULL;
 }
 
-static const char *why_closed(int err) {
+const char *epw_mlx5_why_closed(int err) {
     if (err == EOPNOTSUPP || err == EINVAL)
         return "it has no DevX, which needs its firmware's user contexts (log_max_uctx)";
     if (err == EPERM || err == EACCES)
@@ -168,7 +168,7 @@ static epw_status try_device(epw_mlx5 *a, const epw_mlx5_name *name, reasons *r,
     int err = a->calls->open(a->calls->library, name->text, &a->device);
     if (err != 0) {
         a->device = NULL;
-        add_reason(r, name->text, why_closed(err));
+        add_reason(r, name->text, epw_mlx5_why_closed(err));
         return EPW_ERR_NO_PATH;
     }
     const char *why = choose_port(a);

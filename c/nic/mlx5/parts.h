@@ -92,6 +92,11 @@ struct epw_mlx5_pair {
         event; /* epw_mlx5_event_kind: that of the adapter which has broken it; EPW_MLX5_EVENT_PAIR: none */
 };
 
+/* ---- open.c ---- */
+
+/* Why a device has not been opened, with what to do. */
+const char *epw_mlx5_why_closed(int err);
+
 /* ---- ask.c ---- */
 
 /* EPW_OK, or why the firmware or the kernel has refused: `err` of the call, and what it has answered. */
