@@ -200,6 +200,8 @@ static int register_memory(void *pd, void *address, size_t bytes, uint64_t first
     int err = failing(fake, EPW_FAKE_CALL_REGISTER);
     uint32_t remote = EPW_MLX5_REMOTE_WRITE | EPW_MLX5_REMOTE_ATOMIC;
     if (err == 0 && (rights & remote) && !(rights & EPW_MLX5_LOCAL_WRITE)) err = EINVAL;
+    /* Hardware takes it, and a word may then be there before its rows. */
+    if (err == 0 && (rights & remote) && (rights & EPW_MLX5_RELAXED_ORDERING)) err = EINVAL;
     if (err != 0) return err;
     epw_region region = {.base = (unsigned char *)((uintptr_t)address - first),
                          .rights = rights_of(rights),
