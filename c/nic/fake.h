@@ -95,8 +95,8 @@ typedef struct epw_fake_left {
 } epw_fake_left;
 epw_fake_left epw_fake_count(epw_fake *fake);
 
-/* Calls back as an event of the device would, of the last one that was opened. */
-void epw_fake_raise(epw_fake *fake, const epw_mlx5_event *event);
+/* Calls back as an event of the device would. */
+void epw_fake_raise(epw_fake *fake, uint32_t device, const epw_mlx5_event *event);
 
 /* From now on the ports have other addresses. Nobody is told. */
 void epw_fake_move(epw_fake *fake);

@@ -22,6 +22,7 @@ static pair_of_ranks connect_two(void) {
         epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
         options.rank = r;
         options.nic = EPW_NIC_FAKE;
+        options.adapter_count = 2; /* by the lanes in turn; what befalls one befalls the connection */
         CHECK_OK(epw_fabric_create(&options, &p.fabrics[r]));
         epw_config config = config_of(r, RANKS_HERE);
         config.deadline_ns = UINT64_C(1000000000) * DEADLINE_S;
@@ -64,7 +65,7 @@ static void the_peers_of_an_adapter_are_given_up(const epw_mlx5_event *event, bo
     CHECK(*epw_buffer_trouble(p.buffers[0], 1, text) == '\0' &&
           *epw_buffer_trouble(p.buffers[0], 0, text) == '\0');
     if (moved) epw_fake_move(epw_fabric_fake(p.fabrics[0]));
-    epw_fake_raise(epw_fabric_fake(p.fabrics[0]), event);
+    epw_fake_raise(epw_fabric_fake(p.fabrics[0]), 0, event);
     for (uint32_t r = 0; r < RANKS_HERE; r++) {
         uint64_t began = epw_now_ns();
         epw_outcome outcome = dispatch_nothing(p.buffers[r]);
@@ -83,15 +84,52 @@ static void the_peers_of_an_adapter_are_given_up(const epw_mlx5_event *event, bo
 static void what_does_not_concern_it_changes_nothing(void) {
     pair_of_ranks p = connect_two();
     char text[EPW_TROUBLE_TEXT];
-    epw_fake_raise(epw_fabric_fake(p.fabrics[0]), &(epw_mlx5_event){EPW_MLX5_EVENT_GIDS, 1});
-    epw_fake_raise(epw_fabric_fake(p.fabrics[0]), &(epw_mlx5_event){EPW_MLX5_EVENT_PORT_DOWN, 2});
+    epw_fake_raise(epw_fabric_fake(p.fabrics[0]), 0, &(epw_mlx5_event){EPW_MLX5_EVENT_GIDS, 1});
+    epw_fake_raise(epw_fabric_fake(p.fabrics[0]), 0, &(epw_mlx5_event){EPW_MLX5_EVENT_PORT_DOWN, 2});
     CHECK_OK(epw_buffer_probe(p.buffers[0], 1, UINT64_C(10000000000)));
     CHECK_OK(epw_buffer_probe(p.buffers[1], 0, UINT64_C(10000000000)));
     CHECK(*epw_buffer_trouble(p.buffers[0], 1, text) == '\0');
     end_two(p);
 }
 
+/* A row of each rank on each lane: keys and images are those of the lane's adapter. */
+static void rows_travel_by_both_adapters(void) {
+    pair_of_ranks p = connect_two();
+    static const uint16_t x[HIDDEN] = {[0] = 0x3f80, [HIDDEN - 1] = 0x4000};
+    epw_handle handles[2][RANKS_HERE];
+    for (int lane = 0; lane < 2; lane++) {
+        for (uint32_t r = 0; r < RANKS_HERE; r++) {
+            epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+            const int32_t expert[1] = {r == 0 ? EXPERTS - 1 : 0};
+            in.tokens = in.topk = 1;
+            in.x = x;
+            in.topk_idx = expert;
+            in.layout = EPW_RANK_MAJOR;
+            CHECK_OK(epw_dispatch(p.buffers[r], &in, NULL, &handles[lane][r], NULL));
+        }
+    }
+    for (int lane = 0; lane < 2; lane++) {
+        for (uint32_t r = 0; r < RANKS_HERE; r++) {
+            static uint16_t rows[RANKS_HERE * TOKENS * HIDDEN];
+            uint32_t sources[RANKS_HERE] = {0};
+            epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+            epw_outcome outcome = EPW_OUTCOME_INIT;
+            memset(rows, 0, sizeof rows);
+            out.rows = rows;
+            out.source_counts = sources;
+            CHECK_OK(epw_dispatch_receive(p.buffers[r], handles[lane][r], &out, &outcome));
+            CHECK_MSG(!outcome.degraded && sources[1 - r] == 1 && sources[r] == 0, "lane %d: %u, %u", lane,
+                      sources[0], sources[1]);
+            CHECK(memcmp(rows + (size_t)(1 - r) * TOKENS * HIDDEN, x, sizeof x) == 0);
+        }
+    }
+    for (int lane = 0; lane < 2; lane++)
+        for (uint32_t r = 0; r < RANKS_HERE; r++) CHECK_OK(epw_release(p.buffers[r], handles[lane][r]));
+    end_two(p);
+}
+
 int main(void) {
+    rows_travel_by_both_adapters();
     the_peers_of_an_adapter_are_given_up(&(epw_mlx5_event){EPW_MLX5_EVENT_PORT_DOWN, 1}, false,
                                          "port 1 of fake_0 is down");
     the_peers_of_an_adapter_are_given_up(&(epw_mlx5_event){EPW_MLX5_EVENT_FATAL, 0}, false,

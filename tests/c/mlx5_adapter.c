@@ -280,7 +280,7 @@ static void events_of_the_device_end_its_queue_pairs(void) {
         CHECK_OK(make_pair(b));
         CHECK(!epw_mlx5_pair_broken(b->pair) && *epw_mlx5_pair_trouble(b->pair, said) == '\0');
         if (cases[i].moved) epw_fake_move(b->fake);
-        epw_fake_raise(b->fake, &cases[i].event);
+        epw_fake_raise(b->fake, 0, &cases[i].event);
         bool concerned = cases[i].said != NULL;
         CHECK(epw_mlx5_pair_broken(b->pair) == concerned && atomic_load(&b->broken) == concerned);
         CHECK_MSG(strcmp(epw_mlx5_pair_trouble(b->pair, said), concerned ? cases[i].said : "") == 0, "%s",

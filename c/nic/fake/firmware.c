@@ -190,7 +190,7 @@ static void create_cq(command *c) {
 /* Of the soft NIC, which is locked: the pair does nothing any more. */
 static void broken(void *context) {
     epw_fake_item *qp = context;
-    epw_fake_raise(qp->fake, &(epw_mlx5_event){EPW_MLX5_EVENT_PAIR, qp->id});
+    epw_fake_raise(qp->fake, qp->device, &(epw_mlx5_event){EPW_MLX5_EVENT_PAIR, qp->id});
 }
 
 static void carry_out(command *c, epw_fake_item *qp, uint32_t domain, const epw_pair_memory *memory,

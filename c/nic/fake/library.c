@@ -96,14 +96,15 @@ static int drop(void *item) {
 static void on_event(void *device, void (*event)(void *, const epw_mlx5_event *), void *context) {
     epw_fake *fake = fake_of(device);
     pthread_mutex_lock(&fake->event_lock);
-    fake->event = event;
-    fake->event_context = context;
+    fake->listeners[number_of(device)].event = event;
+    fake->listeners[number_of(device)].context = context;
     pthread_mutex_unlock(&fake->event_lock);
 }
 
-void epw_fake_raise(epw_fake *fake, const epw_mlx5_event *event) {
+void epw_fake_raise(epw_fake *fake, uint32_t device, const epw_mlx5_event *event) {
     pthread_mutex_lock(&fake->event_lock);
-    if (fake->event != NULL) fake->event(fake->event_context, event);
+    if (fake->listeners[device].event != NULL)
+        fake->listeners[device].event(fake->listeners[device].context, event);
     pthread_mutex_unlock(&fake->event_lock);
 }
 

@@ -55,8 +55,10 @@ struct epw_fake {
     epw_fake_tap tap;
 
     pthread_mutex_t event_lock; /* taken with the soft NIC locked */
-    void (*event)(void *context, const epw_mlx5_event *event);
-    void *event_context;
+    struct {
+        void (*event)(void *context, const epw_mlx5_event *event);
+        void *context;
+    } listeners[EPW_FAKE_DEVICES_MAX];
 };
 
 static inline bool epw_fake_lacks(const epw_fake *fake, epw_fake_lack lack) {
