@@ -388,7 +388,8 @@ EPW_API epw_status epw_buffer_probe(epw_buffer *buffer, uint32_t peer, uint64_t 
 /* The EPW_PATH_* by which `peer` is reached, EPW_PATH_NONE if it is not connected. */
 EPW_API uint32_t epw_buffer_path(const epw_buffer *buffer, uint32_t peer);
 
-/* The EPW_WIRE_* that carries what is written for `peer`, 0 unless its path is EPW_PATH_QUEUE. */
+/* The EPW_WIRE_* that carries what is written for `peer`, 0 unless its path is EPW_PATH_QUEUE, and where
+ * adapters carry it, which have their own. */
 EPW_API uint32_t epw_buffer_wire(const epw_buffer *buffer, uint32_t peer);
 
 /* For print: why nothing travels by the queues to `peer` any more (EPW_CAUSE_LINK), and what to do about it;

@@ -386,7 +386,9 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     peers->remotes[peer] = remote;
     atomic_fetch_add_explicit(&peers->remote_count, 1, memory_order_relaxed);
     pthread_mutex_unlock(&peers->lock);
-    route->wire = epw_fabric_wire(peers->fabric, &address);
+    bool by_adapter =
+        epw_fabric_adapter(peers->fabric, 0) != NULL; /* not by what leads to the peer's fabric */
+    route->wire = by_adapter ? 0 : epw_fabric_wire(peers->fabric, &address);
     uint64_t former = remote->link; /* of one that was kept */
     remote->link = link;
     remote->whose = *whose;

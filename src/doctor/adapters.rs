@@ -82,6 +82,7 @@ pub(super) fn checks(tree: &Tree, gpus: &[String], dma_buf: Option<Check>, opene
         checks.push(device_file(tree, device));
         checks.extend(opened.of(device));
         checks.extend(nearest(tree, device, gpus));
+        checks.extend(translation(tree, device).filter(|_| !gpus.is_empty()));
     }
     let others = opened.findings.iter().filter(|(name, _)| !devices.contains(name));
     checks.extend(others.flat_map(|(name, _)| opened.of(name)));
@@ -344,6 +345,20 @@ fn nearest(tree: &Tree, device: &str, gpus: &[String]) -> Option<Check> {
         ROOT_COMPLEX => Check::warning(label, reason)
             .remedy("see that ACS and the IOMMU let devices reach each other, and which slots they are in"),
         _ => Check::warning(label, reason).remedy("use an adapter of the GPU's own switch, if there is one"),
+    })
+}
+
+/// Whether the IOMMU has a say in what it reads and writes of a GPU.
+fn translation(tree: &Tree, device: &str) -> Option<Check> {
+    let kind = tree.text(&format!("{CLASS}/{device}/device/iommu_group/type")).ok()?;
+    let label = format!("{device} IOMMU");
+    Some(match kind.as_str() {
+        "identity" => Check::ok(label, "leaves addresses as they are"),
+        _ => Check::warning(
+            label,
+            format!("translates ({kind}): what goes to a GPU takes the way through the root complex, if any"),
+        )
+        .remedy("iommu=pt on the kernel's command line, where virtual machines do not need it"),
     })
 }
 

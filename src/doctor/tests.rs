@@ -196,6 +196,8 @@ fn adapters_with_gids_in_different_places() {
     }
     machine.gid("mlx5_0", 4, "0000:0000:0000:0000:0000:0000:0000:0000", "", "");
     machine.adapter("mlx5_1", 1, Some("pci0000:80/0000:80:02.0/0000:8a:00.0"), &ETHERNET);
+    machine.file(&format!("/sys/devices/{on_switch}/iommu_group/type"), "identity\n");
+    machine.file("/sys/devices/pci0000:80/0000:80:02.0/0000:8a:00.0/iommu_group/type", "DMA-FQ\n");
     machine.file("/sys/class/infiniband/mlx5_1/tc/1/traffic_class", "Global tclass=106\n");
     machine.gid("mlx5_1", 0, "0000:0000:0000:0000:0000:ffff:0a02:0005", "RoCE v2", "eth3");
     let infiniband = [

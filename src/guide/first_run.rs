@@ -67,11 +67,11 @@
 //!
 //! ```text
 //! 2 ranks, each with each: path, time of a word one way, bandwidth
-//!   0 on host  -                                            queue over local socket, ... us, ... GB/s
-//!   1 on host  queue over local socket, ... us, ... GB/s  -
+//!   0 on host  -                                             queue over RDMA adapters, ... us, ... GB/s
+//!   1 on host  queue over RDMA adapters, ... us, ... GB/s  -
 //! ```
 //!
-//! "Local socket" is the connection by which the two met; bytes go by the adapter. Each direction begins with 200 words of 8 bytes and goes on with
+//! Each direction begins with 200 words of 8 bytes and goes on with
 //! ranges of up to 1 MiB.
 //!
 //! Waits for this step, not yet run on an adapter:
@@ -87,8 +87,8 @@
 //! should end with
 //!
 //! ```text
-//! rank 0 reaches 1 by queue over local socket (mlx5_0 port 1, ...)
-//! rank 1 reaches 0 by queue over local socket (mlx5_0 port 1, ...)
+//! rank 0 reaches 1 by queue over RDMA adapters (mlx5_0 port 1, ...)
+//! rank 1 reaches 0 by queue over RDMA adapters (mlx5_0 port 1, ...)
 //! moe_layer: OK ranks=2 ...
 //! ```
 //!

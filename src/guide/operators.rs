@@ -24,8 +24,8 @@
 //!    see `EPWIRE_DOORBELLS` and `EPWIRE_RINGS` below.
 //! 7. **Containers.** `--device=/dev/infiniband --ulimit memlock=-1 --network=host`, and `--gpus all` for GPUs. The limit of memory
 //!    counts what is pinned.
-//! 8. **The bus.** ACS on the bridges between GPU and adapter, or an IOMMU that translates, sends what they say to each other through the
-//!    root complex, slower or not at all: `lspci -vvv | grep ACSCtl`.
+//! 8. **The bus.** ACS on the bridges between GPU and adapter, or an IOMMU that translates (boot with `iommu=pt`), sends what they say to
+//!    each other through the root complex, slower or not at all: `lspci -vvv | grep ACSCtl`.
 //!
 //! The doctor looks at each of these on its own, opens the adapters, takes a ring of each kind and gives it back, and sends a word of 8
 //! bytes from an adapter to itself:
@@ -78,6 +78,8 @@
 //! - **Spread.** Each queue pair has a UDP source port of its own, so that switches spread them over equal paths; there is nothing to set.
 //! - **Two adapters** (`EPWIRE_ADAPTERS=2`) serve a GPU whose link is faster than a port, with two lanes in use. Adapter i of a rank
 //!   sends to adapter i of its peer: on rails, name adapters so that both ends have the same rails in the same order.
+//! - **First words.** The first bytes on a queue pair may take longer than others, for caches and switches that have not met it:
+//!   [`EpBuffer::probe`](crate::EpBuffer::probe) sends a word to a peer and back before tokens wait for it.
 //! - **Retries.** An adapter tries again until two to four deadlines of the buffer are over, in steps of two: the wait itself ends after
 //!   one deadline, by the library, and retries only bound how long a silent peer's queue is kept. An adapter may take up to four times
 //!   its timeout for a try, so that hardware can be slower than this.

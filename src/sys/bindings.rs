@@ -688,7 +688,8 @@ unsafe extern "C" {
     pub fn epw_buffer_path(buffer: *const epw_buffer, peer: u32) -> u32;
 }
 unsafe extern "C" {
-    /// The EPW_WIRE_* that carries what is written for `peer`, 0 unless its path is EPW_PATH_QUEUE.
+    /** The EPW_WIRE_* that carries what is written for `peer`, 0 unless its path is EPW_PATH_QUEUE, and where
+ adapters carry it, which have their own.*/
     pub fn epw_buffer_wire(buffer: *const epw_buffer, peer: u32) -> u32;
 }
 unsafe extern "C" {
