@@ -138,6 +138,8 @@ pub enum Wire {
     Local,
     /// TCP.
     Tcp,
+    /// Adapters, whose queue pairs have connections of their own.
+    Adapter,
 }
 
 impl std::fmt::Display for Wire {
@@ -145,6 +147,7 @@ impl std::fmt::Display for Wire {
         f.write_str(match self {
             Self::Local => "local socket",
             Self::Tcp => "TCP",
+            Self::Adapter => "RDMA adapters",
         })
     }
 }
@@ -159,6 +162,7 @@ impl Path {
             sys::EPW_PATH_VMM => Self::Vmm,
             sys::EPW_PATH_IPC => Self::Ipc,
             sys::EPW_PATH_QUEUE if wire == sys::EPW_WIRE_TCP => Self::Queue(Wire::Tcp),
+            sys::EPW_PATH_QUEUE if wire == 0 => Self::Queue(Wire::Adapter),
             sys::EPW_PATH_QUEUE => Self::Queue(Wire::Local),
             _ => Self::None,
         }
@@ -195,7 +199,7 @@ pub enum Device {
 }
 
 impl Device {
-    fn to_c(self) -> i32 {
+    pub(crate) fn to_c(self) -> i32 {
         match self {
             Self::Host => sys::EPW_DEVICE_HOST,
             Self::Cuda(ordinal) => i32::try_from(ordinal).unwrap_or(i32::MAX),

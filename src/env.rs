@@ -47,6 +47,18 @@ pub const WIRES: &str = "EPWIRE_WIRES";
 pub const RING_BYTES: &str = "EPWIRE_RING_BYTES";
 /// How kernels ring for the queues of an adapter.
 pub const DOORBELLS: &str = "EPWIRE_DOORBELLS";
+/// Which RDMA adapters may drain queues.
+pub const HCA: &str = "EPWIRE_HCA";
+/// How many RDMA adapters a rank uses.
+pub const ADAPTERS: &str = "EPWIRE_ADAPTERS";
+/// Service level, or Ethernet priority, of what an adapter sends.
+pub const SERVICE_LEVEL: &str = "EPWIRE_SL";
+/// Traffic class of what an adapter sends.
+pub const TRAFFIC_CLASS: &str = "EPWIRE_TC";
+/// Hop limit of what an adapter sends.
+pub const HOP_LIMIT: &str = "EPWIRE_HOP_LIMIT";
+/// Where the queues of an adapter are that kernels post to.
+pub const RINGS: &str = "EPWIRE_RINGS";
 /// Ports on which ranks listen for the queues of others.
 pub const PORTS: &str = "EPWIRE_PORTS";
 /// Instruction set of the host's inner loops; the C core reads it.
@@ -135,6 +147,36 @@ pub const VARIABLES: &[Variable] = &[
               `host`, a thread of this process does it for them; `auto`, the first of these that can be had, which \
               `EpBuffer::nic` tells.",
     },
+    Variable {
+        name: RINGS,
+        default: "`host`",
+        doc: "Where the queues of an adapter are that kernels post to: `host`, pinned host memory; `gpu`, their entries in the GPU's \
+              memory, which the adapter has to reach by dma-buf or nvidia_peermem; `auto`, there if it does, which `EpBuffer::nic` tells.",
+    },
+    Variable {
+        name: HCA,
+        default: "any",
+        doc: "Which adapters may drain queues, in the grammar of `NCCL_IB_HCA`: a comma-separated list of name prefixes, each with \
+              `:port` if only this port is meant; a leading `=` asks for exact names, a leading `^` excludes (`^=` exact names). \
+              Of those the one nearest to the rank's GPU is taken; ranks take turns at equally near ones.",
+    },
+    Variable {
+        name: ADAPTERS,
+        default: "1",
+        doc: "How many adapters a rank uses, 1 or 2: lanes take turns at them.",
+    },
+    Variable {
+        name: SERVICE_LEVEL,
+        default: "0",
+        doc: "Of what an adapter sends: InfiniBand's service level, 0 to 15; on Ethernet the priority, 0 to 7.",
+    },
+    Variable {
+        name: TRAFFIC_CLASS,
+        default: "0",
+        doc: "Of what an adapter sends on Ethernet, 0 to 255: four times the DSCP. What the kernel has for the port \
+              (`/sys/class/infiniband/*/tc`) does not hold for these queues.",
+    },
+    Variable { name: HOP_LIMIT, default: "255", doc: "Of what an adapter sends on Ethernet, 1 to 255." },
     Variable {
         name: PORTS,
         default: "any",

@@ -187,12 +187,30 @@ pub(crate) struct FabricOptions {
     pub(crate) ring_bytes: u32,
     /// `EPW_DOORBELLS_*`.
     pub(crate) doorbells: u32,
+    /// To which adapters are to be near, as in `epw_config`.
+    pub(crate) device: i32,
+    pub(crate) adapters: Adapters,
+}
+
+/// What of it concerns RDMA adapters.
+pub(crate) struct Adapters {
+    /// In the grammar of `NCCL_IB_HCA`.
+    pub(crate) filter: Option<String>,
+    pub(crate) count: u32,
+    pub(crate) service_level: u32,
+    pub(crate) traffic_class: u32,
+    /// 0: the library's own.
+    pub(crate) hop_limit: u32,
+    /// `EPW_RINGS_*`.
+    pub(crate) rings: u32,
 }
 
 impl Fabric {
     /// That of a rank.
     pub(crate) fn create(rank: u32, asked: &FabricOptions) -> Result<Self> {
-        let interfaces = asked.interfaces.as_deref().map(|names| CString::new(names).unwrap_or_default());
+        let text = |text: &Option<String>| text.as_deref().map(|text| CString::new(text).unwrap_or_default());
+        let (interfaces, filter) = (text(&asked.interfaces), text(&asked.adapters.filter));
+        let Adapters { count, service_level, traffic_class, hop_limit, rings, .. } = asked.adapters;
         // SAFETY: it is the header's.
         let mut options = unsafe { initialised(sys::epw_fabric_options_init) };
         options.rank = rank;
@@ -203,6 +221,11 @@ impl Fabric {
         options.key = asked.key.as_ref().map_or(ptr::null(), |key| key.as_ptr());
         options.ring_bytes = asked.ring_bytes;
         options.doorbells = asked.doorbells;
+        options.adapters = filter.as_ref().map_or(ptr::null(), |filter| filter.as_ptr());
+        options.device = asked.device;
+        options.adapter_count = count;
+        (options.service_level, options.traffic_class) = (service_level, traffic_class);
+        (options.hop_limit, options.rings) = (hop_limit, rings);
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and so is what the options point to.
         check(unsafe { sys::epw_fabric_create(&options, &mut out) })?;
@@ -292,6 +315,14 @@ impl Buffer {
     pub(crate) fn wire(&self, peer: u32) -> u32 {
         // SAFETY: the buffer is alive.
         unsafe { sys::epw_buffer_wire(self.0.as_ptr(), peer) }
+    }
+
+    pub(crate) fn trouble(&self, peer: u32) -> Option<String> {
+        let mut text = [0; sys::EPW_TROUBLE_TEXT as usize];
+        // SAFETY: the buffer is alive, and the text has room for so much.
+        let text =
+            unsafe { CStr::from_ptr(sys::epw_buffer_trouble(self.0.as_ptr(), peer, text.as_mut_ptr())) };
+        Some(text.to_string_lossy().into_owned()).filter(|text| !text.is_empty())
     }
 
     /// Bytes that this rank's GPU has copied into the peer's window, and the time that took. The peer is not active.
@@ -708,4 +739,87 @@ pub(crate) fn try_gpu(ordinal: u32, path: u32) -> Result<()> {
     // SAFETY: any numbers will do.
     check(unsafe { sys::epw_gpu_try(ordinal, path) })?;
     Ok(())
+}
+
+/// Where a device is on the PCI bus: its path below `/sys/devices`, and its node of memory, -1 if that is not known.
+pub(crate) struct BusPlace(sys::epw_bus_place);
+
+impl BusPlace {
+    pub(crate) fn new(path: &str, node: i32) -> Self {
+        let mut place = sys::epw_bus_place { path: [0; 256], node };
+        // One that does not fit is not known.
+        if path.len() < place.path.len() && !path.contains('\0') {
+            for (to, from) in place.path.iter_mut().zip(path.bytes()) {
+                *to = from as std::ffi::c_char;
+            }
+        }
+        Self(place)
+    }
+
+    /// As a number, the nearest least, and in words.
+    pub(crate) fn distance(&self, other: &Self) -> (u32, String) {
+        // SAFETY: both are places whose paths end with a NUL.
+        let distance = unsafe { sys::epw_bus_distance_of(&self.0, &other.0) };
+        // SAFETY: C gives one of its own constants.
+        let name = unsafe { CStr::from_ptr(sys::epw_bus_distance_name(distance)) };
+        (distance, name.to_string_lossy().into_owned())
+    }
+}
+
+/// In which order a rank tries adapters at these places, the nearest to the GPU first: see `c/nic/choice.h`.
+pub(crate) fn adapters_order(places: &[BusPlace], gpu: &BusPlace, turn: u32) -> Vec<usize> {
+    let list: Vec<*const sys::epw_bus_place> = places.iter().map(|place| &raw const place.0).collect();
+    let mut order = vec![0; places.len()];
+    // SAFETY: the list and the order have as many elements as is said, all of them valid for the call.
+    unsafe {
+        sys::epw_adapters_order(list.as_ptr(), list.len() as u32, &gpu.0, turn, order.as_mut_ptr());
+    }
+    order.into_iter().map(|index| index as usize).collect()
+}
+
+/// Whether a filter lets a port of an adapter through.
+pub(crate) fn adapter_wanted(filter: &str, name: &str, port: u32) -> bool {
+    let text = |text: &str| CString::new(text).unwrap_or_default();
+    let (filter, name) = (text(filter), text(name));
+    // SAFETY: both end with a NUL.
+    unsafe { sys::epw_adapter_wanted(filter.as_ptr(), name.as_ptr(), port) }
+}
+
+/// What an open adapter tells of one prerequisite.
+#[derive(Debug, Clone)]
+pub(crate) struct Finding {
+    /// `EPW_PROBE_*`: 0 ok, 1 unknown, 2 warning, 3 missing.
+    pub(crate) verdict: u32,
+    pub(crate) name: String,
+    pub(crate) text: String,
+}
+
+/// Opens the adapter of this name, for a GPU of this process if there is one.
+pub(crate) fn probe_adapter(name: &str, gpu: Option<u32>) -> Vec<Finding> {
+    let name = CString::new(name).unwrap_or_default();
+    // SAFETY: the name ends with a NUL, and there is room for all findings.
+    findings(|out| unsafe { sys::epw_mlx5_probe(name.as_ptr(), ordinal(gpu), out) })
+}
+
+/// The same of a fake adapter, which lacks this: bits of `epw_fake_lack`.
+pub(crate) fn probe_fake_adapter(lacks: u64, gpu: Option<u32>) -> Vec<Finding> {
+    // SAFETY: there is room for all findings.
+    findings(|out| unsafe { sys::epw_mlx5_probe_fake(lacks, ordinal(gpu), out) })
+}
+
+fn ordinal(gpu: Option<u32>) -> i32 {
+    gpu.and_then(|gpu| i32::try_from(gpu).ok()).unwrap_or(-1)
+}
+
+fn findings(look: impl FnOnce(*mut sys::epw_probe_finding) -> u32) -> Vec<Finding> {
+    let none = sys::epw_probe_finding { verdict: 0, name: [0; 32], text: [0; 512] };
+    let mut found = [none; sys::EPW_PROBE_FINDINGS_MAX];
+    let count = look(found.as_mut_ptr()) as usize;
+    let text = |text: &[std::ffi::c_char]| {
+        // SAFETY: C has written a text that ends with a NUL inside its field.
+        unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
+    };
+    let finding =
+        |f: &sys::epw_probe_finding| Finding { verdict: f.verdict, name: text(&f.name), text: text(&f.text) };
+    found.iter().take(count).map(finding).collect()
 }

@@ -178,6 +178,47 @@ fn any_number_of_ranks_will_do() {
     assert_ok("--ranks 8 --experts 64 --topk 8", 8);
 }
 
+/// What each rank says of its adapters, and errors, as the environment asks for them.
+#[test]
+fn adapters_are_those_that_the_environment_asks_for() {
+    let text = Text::new("adapters", TOKENS);
+    let run = |variables: &[(&str, &str)]| {
+        let variables: Vec<(&str, String)> = variables.iter().map(|(k, v)| (*k, (*v).to_owned())).collect();
+        text.start(&format!("{SMALL} --ranks 2 --nic fake"), &variables).end(LIMIT)
+    };
+    let first = "(fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.";
+    let second = "(fake_1 port 1, RoCEv2, GID 3 ending in 10.78.0.";
+    for (variables, adapters) in [
+        (&[][..], [first, second]), // ranks take turns
+        (&[("EPWIRE_HCA", "=fake_1:1")], [second, second]),
+        (
+            &[
+                ("EPWIRE_HCA", "^fake_1"),
+                ("EPWIRE_SL", "3"),
+                ("EPWIRE_TC", "106"),
+                ("EPWIRE_HOP_LIMIT", "64"),
+            ],
+            [first; 2],
+        ),
+    ] {
+        let ended = run(variables);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        for (rank, adapter) in adapters.iter().enumerate() {
+            let said = ended.stdout.lines().find(|line| line.starts_with(&format!("rank {rank} reaches")));
+            assert!(
+                said.is_some_and(|line| line.contains(&format!("{adapter}{rank}, MTU 4096)"))),
+                "{ended:?}"
+            );
+        }
+    }
+    let both = run(&[("EPWIRE_ADAPTERS", "2")]);
+    assert!(both.code == Some(0) && both.stdout.contains("10.77.0.0, MTU 4096; fake_1 port 1"), "{both:?}");
+    run(&[("EPWIRE_HCA", "mlx5")]).assert_failed(&["lets none of 2 mlx5 adapters through", "EPWIRE_HCA"]);
+    run(&[("EPWIRE_HCA", "=fake_0,")]).assert_failed(&["is \"=fake_0,\", no filter of adapters"]);
+    run(&[("EPWIRE_HCA", "=fake_0"), ("EPWIRE_ADAPTERS", "2")]).assert_failed(&["no second mlx5 adapter"]);
+    run(&[("EPWIRE_TC", "300")]).assert_failed(&["EPWIRE_TC: \"300\" is no number from 0 to 255"]);
+}
+
 #[test]
 #[cfg(not(all(feature = "cuda", feature = "cudarc")))]
 fn a_gpu_needs_features_which_the_error_names() {

@@ -37,6 +37,8 @@ static const entry entries[] = {
     ENTRY("cuMemExportToShareableHandle", 10020, export_handle),
     ENTRY("cuMemImportFromShareableHandle", 10020, import_handle),
     ENTRY("cuMemGetAddressRange", 3020, address_range),
+    ENTRY("cuMemGetHandleForAddressRange", 11070, range_handle),
+    ENTRY("cuPointerSetAttribute", 6000, pointer_set),
 };
 
 static epw_cuda_driver driver;

@@ -28,6 +28,8 @@ typedef struct epw_cuda_driver {
     PFN_cuMemExportToShareableHandle_v10020 export_handle;
     PFN_cuMemImportFromShareableHandle_v10020 import_handle;
     PFN_cuMemGetAddressRange_v3020 address_range;
+    PFN_cuMemGetHandleForAddressRange_v11070 range_handle;
+    PFN_cuPointerSetAttribute_v6000 pointer_set;
 } epw_cuda_driver;
 
 /* Finds all of them, once per process; any thread. EPW_ERR_NO_PATH: the driver lacks one, the text names it.

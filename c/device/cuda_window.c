@@ -97,11 +97,23 @@ static epw_status check_access(int32_t ordinal, const epw_origin *origin, epw_wh
 
 /* ---- VMM ---------------------------------------------------------------------------------------- */
 
+/* Whether adapters can be let at memory that is made so. */
+static bool has_rdma(int32_t ordinal) {
+    const epw_cuda_driver *driver = epw_cuda_driver_get();
+    CUdevice device;
+    int has = 0;
+    if (driver->device_get(&device, ordinal) != CUDA_SUCCESS) return false;
+    CUresult asked = driver->device_get_attribute(
+        &has, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);
+    return asked == CUDA_SUCCESS && has;
+}
+
 static CUmemAllocationProp properties_on(int32_t ordinal) {
     return (CUmemAllocationProp){
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
         .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal},
+        .allocFlags = {.gpuDirectRDMACapable = has_rdma(ordinal)},
     };
 }
 

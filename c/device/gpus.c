@@ -34,6 +34,11 @@ static uint64_t peers_of(int ordinal, uint32_t count, enum cudaDeviceP2PAttr att
     return peers;
 }
 
+epw_status epw_gpu_bus(uint32_t ordinal, epw_where where, char out[EPW_GPU_BUS_BYTES]) {
+    cudaError_t error = cudaDeviceGetPCIBusId(out, EPW_GPU_BUS_BYTES, (int)ordinal);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "cudaDeviceGetPCIBusId");
+}
+
 epw_status epw_gpu_look(uint32_t ordinal, uint32_t count, epw_gpu_facts *out) {
     struct cudaDeviceProp properties;
     CUdevice device;
@@ -44,8 +49,8 @@ epw_status epw_gpu_look(uint32_t ordinal, uint32_t count, epw_gpu_facts *out) {
                            .minor = (uint32_t)properties.minor,
                            .memory_bytes = properties.totalGlobalMem};
     snprintf(out->name, sizeof out->name, "%.95s", properties.name);
-    error = cudaDeviceGetPCIBusId(out->bus, sizeof out->bus, (int)ordinal);
-    if (error != cudaSuccess) return epw_fail_cuda(error, looking, "cudaDeviceGetPCIBusId");
+    epw_status status = epw_gpu_bus(ordinal, looking, out->bus);
+    if (status != EPW_OK) return status;
     const epw_cuda_driver *driver = epw_cuda_driver_get();
     CUresult asked = driver->device_get(&device, (int)ordinal);
     if (asked == CUDA_SUCCESS) /* an old driver does not know the question */
@@ -72,6 +77,11 @@ static epw_status without(void) {
 epw_status epw_gpus_count(uint32_t *count) {
     (void)count;
     return without();
+}
+
+epw_status epw_gpu_bus(uint32_t ordinal, epw_where where, char out[EPW_GPU_BUS_BYTES]) {
+    (void)ordinal, (void)out;
+    return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
 }
 
 epw_status epw_gpu_look(uint32_t ordinal, uint32_t count, epw_gpu_facts *out) {

@@ -208,6 +208,11 @@ uint32_t epw_buffer_wire(const epw_buffer *b, uint32_t peer) {
     return b != NULL ? epw_peers_wire(&((epw_buffer *)b)->peers, peer) : 0;
 }
 
+const char *epw_buffer_trouble(const epw_buffer *b, uint32_t peer, char *text) {
+    *text = '\0';
+    return b != NULL ? epw_peers_trouble(&((epw_buffer *)b)->peers, peer, text) : text;
+}
+
 epw_status epw_buffer_time_copies(epw_buffer *b, uint32_t peer, uint64_t timeout_ns, uint64_t *bytes,
                                   uint64_t *ns) {
     return epw_peers_time_copies(&b->peers, peer, timeout_ns, bytes, ns);

@@ -276,8 +276,8 @@ enum {
                            a queue whose entries or bytes have changed behind the doorbell; slow */
     EPW_NIC_FAKE = 3, /* for tests: an mlx5 adapter in software, which takes a real one's commands, and is as
                          strict with them as firmware */
-    EPW_NIC_MLX5 = 4  /* the first mlx5 adapter with an active port, by libibverbs and libmlx5. Unproven: no
-                         adapter has been tried yet */
+    EPW_NIC_MLX5 = 4  /* an mlx5 adapter with an active port, by libibverbs and libmlx5. Unproven: no adapter
+                         has been tried yet */
 };
 
 /* How kernels ring for the queues of an adapter. */
@@ -286,6 +286,13 @@ enum {
     EPW_DOORBELLS_GPU = 1,  /* they write the adapter's registers, which the GPU's driver has to map */
     EPW_DOORBELLS_HOST = 2 /* they write words that a thread of this process copies to the registers: it takes
                               a core while they post, and up to 0.1 ms when they begin again after 2 ms */
+};
+
+/* Where the queues of an adapter are that kernels post to. */
+enum {
+    EPW_RINGS_HOST = 0, /* pinned host memory */
+    EPW_RINGS_GPU = 1,  /* their entries in the memory of the GPU, if the adapter reaches it */
+    EPW_RINGS_AUTO = 2  /* the same, else host memory; epw_fabric_describe says which */
 };
 
 typedef struct epw_fabric_options {
@@ -305,13 +312,29 @@ typedef struct epw_fabric_options {
      * fabric. It is in no plan; pages are taken as they are used. */
     uint32_t ring_bytes;
     uint32_t doorbells; /* EPW_DOORBELLS_*: of an adapter, for buffers on a GPU */
+    /* Adapters: which ones, in the grammar of NCCL_IB_HCA: "mlx5" for all whose names begin so, "=mlx5_0:1"
+     * for this one and this port of it, "^mlx5_1,mlx5_2" for all but these, "^=mlx5_1" for all but exactly
+     * this one. NULL: any. Of those the nearest to `device` on the PCI bus is taken; ranks take turns at what
+     * is equally near. epw_fabric_describe tells which it is. Copied */
+    const char *adapters;
+    int32_t device; /* the GPU of the buffers that use it, as in epw_config; EPW_DEVICE_HOST: all are near */
+    uint32_t adapter_count; /* how many, at which lanes take turns: 1 or 2; 0: 1. EPW_ERR_NO_PATH if there are
+                               fewer */
+    uint32_t service_level; /* InfiniBand: [0, 15]; Ethernet: the priority, [0, 7] */
+    uint32_t traffic_class; /* Ethernet: [0, 255], four times the DSCP; what the kernel has for the port does
+                               not hold for queue pairs of this kind */
+    uint32_t hop_limit;     /* Ethernet: [1, 255]; 0: 255 */
+    uint32_t rings;         /* EPW_RINGS_*: of an adapter, for buffers on a GPU */
 } epw_fabric_options;
 
 #define EPW_RING_BYTES_MIN 4096u
 #define EPW_RING_BYTES_MAX 1073741824u
 
 #define EPW_FABRIC_OPTIONS_INIT                                                                              \
-    { .size = sizeof(epw_fabric_options), .wires = EPW_WIRE_LOCAL, .nic = EPW_NIC_SOFT }
+    {                                                                                                        \
+        .size = sizeof(epw_fabric_options), .wires = EPW_WIRE_LOCAL, .nic = EPW_NIC_SOFT,                    \
+        .device = EPW_DEVICE_HOST                                                                            \
+    }
 EPW_API void epw_fabric_options_init(epw_fabric_options *options);
 
 /* Starts its threads and listens. options [in], out [out]. Any thread. */
@@ -320,7 +343,7 @@ EPW_API epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabr
 /* Says for print what it has come to: its NIC, with an adapter's port, address, and what it does without.
  * Pieces may be added, and nothing is to be read out of it. fabric [in], text [out, EPW_FABRIC_TEXT bytes at
  * most with the zero at the end]; returns `text`. Any thread. */
-#define EPW_FABRIC_TEXT 256
+#define EPW_FABRIC_TEXT 640
 EPW_API const char *epw_fabric_describe(const epw_fabric *fabric, char *text);
 
 /* Ends them. All buffers that used it have been destroyed. NULL is allowed. In a forked child it does
@@ -381,8 +404,15 @@ EPW_API epw_status epw_buffer_probe(epw_buffer *buffer, uint32_t peer, uint64_t 
 /* The EPW_PATH_* by which `peer` is reached, EPW_PATH_NONE if it is not connected. */
 EPW_API uint32_t epw_buffer_path(const epw_buffer *buffer, uint32_t peer);
 
-/* The EPW_WIRE_* that carries what is written for `peer`, 0 unless its path is EPW_PATH_QUEUE. */
+/* The EPW_WIRE_* that carries what is written for `peer`, 0 unless its path is EPW_PATH_QUEUE, and where
+ * adapters carry it, which have their own. */
 EPW_API uint32_t epw_buffer_wire(const epw_buffer *buffer, uint32_t peer);
+
+/* For print: why nothing travels by the queues to `peer` any more (EPW_CAUSE_LINK), and what to do about it;
+ * "" if something does, or the path is no queue. Until the peer is connected again. Nothing is to be read out
+ * of it. text [out, EPW_TROUBLE_TEXT bytes at most with the zero at the end]; returns `text`. Any thread. */
+#define EPW_TROUBLE_TEXT 512
+EPW_API const char *epw_buffer_trouble(const epw_buffer *buffer, uint32_t peer, char *text);
 
 /* What to call one EPW_PATH_* in print, for example "CUDA IPC". Never NULL. */
 EPW_API const char *epw_path_name(uint32_t path);

@@ -6,8 +6,8 @@
 #include <string.h>
 
 uint64_t epw_end_memory_bytes(const epw_fabric *fabric, uint32_t depth) {
-    return epw_fabric_adapter(fabric) != NULL ? epw_mlx5_pair_memory_bytes(depth)
-                                              : epw_pair_memory_bytes(depth);
+    return epw_fabric_adapter(fabric, 0) != NULL ? epw_mlx5_pair_memory_bytes(depth)
+                                                 : epw_pair_memory_bytes(depth);
 }
 
 static epw_status create_of_adapter(epw_mlx5 *adapter, const epw_end_options *options, epw_where where,
@@ -18,13 +18,14 @@ static epw_status create_of_adapter(epw_mlx5 *adapter, const epw_end_options *op
     epw_mlx5_pair_options asked = {.depth = options->depth,
                                    .poster = posters[options->poster],
                                    .memory = options->memory,
+                                   .ring = options->ring,
                                    .broken = options->broken,
                                    .context = options->context};
     return epw_mlx5_pair_create(adapter, &asked, where, &out->adapter);
 }
 
 epw_status epw_end_create(epw_fabric *fabric, const epw_end_options *options, epw_where where, epw_end *out) {
-    epw_mlx5 *adapter = epw_fabric_adapter(fabric);
+    epw_mlx5 *adapter = epw_fabric_adapter(fabric, epw_end_place(fabric, options->lane));
     *out = (epw_end){.soft = NULL};
     if (adapter != NULL) return create_of_adapter(adapter, options, where, out);
     epw_pair_options asked = {.peer = options->peer,
@@ -72,7 +73,7 @@ epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer 
         epw_pair_connect(end->soft, peer->link, peer->number);
         return EPW_OK;
     }
-    status = epw_mlx5_address_read(peer->nic + 1, where, &address);
+    status = epw_fabric_nic_read(peer->nic, peer->lane, where, &address);
     if (status != EPW_OK) return status;
     if (epw_fabric_fake(fabric) != NULL) lay_cable(epw_fabric_fake(fabric), end, peer, &address);
     end->nic = epw_fabric_nic(fabric);
@@ -120,28 +121,57 @@ bool epw_end_is_closed(const epw_end *end) {
 
 bool epw_end_broken(const epw_end *end) {
     if (end->adapter == NULL) return epw_pair_broken(end->soft);
-    if (epw_mlx5_pair_broken(end->adapter)) return true;
+    if (epw_mlx5_pair_broken(end->adapter)) {
+        if (end->nic != NULL) epw_nic_end_link(end->nic, end->link);
+        return true;
+    }
     if (end->nic == NULL || epw_nic_link_alive(end->nic, end->link)) return false;
     epw_mlx5_pair_break(end->adapter);
     return true;
 }
 
+const char *epw_end_trouble(const epw_end *end, char text[EPW_MLX5_TEXT]) {
+    *text = '\0';
+    return end->adapter != NULL ? epw_mlx5_pair_trouble(end->adapter, text) : text;
+}
+
 /* ---- memory ---- */
 
-epw_status epw_end_register(epw_fabric *fabric, const epw_region *region, epw_where where, epw_keys *out) {
-    epw_mlx5 *adapter = epw_fabric_adapter(fabric);
+epw_status epw_end_register(epw_fabric *fabric, uint32_t place, const epw_region *region, epw_where where,
+                            epw_keys *out) {
+    epw_mlx5 *adapter = epw_fabric_adapter(fabric, place);
     if (adapter != NULL) return epw_mlx5_register(adapter, region, where, out);
     uint32_t key = epw_nic_register(epw_fabric_nic(fabric), region);
     *out = (epw_keys){.own = key, .its = key};
     return key != 0 ? EPW_OK : epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register memory");
 }
 
-void epw_end_deregister(epw_fabric *fabric, uint32_t own) {
-    epw_mlx5 *adapter = epw_fabric_adapter(fabric);
+void epw_end_deregister(epw_fabric *fabric, uint32_t place, uint32_t own) {
+    epw_mlx5 *adapter = epw_fabric_adapter(fabric, place);
     if (own == 0) return;
     if (adapter != NULL) {
         epw_mlx5_deregister(adapter, own);
     } else {
         epw_nic_deregister(epw_fabric_nic(fabric), own);
     }
+}
+
+epw_status epw_end_register_all(epw_fabric *fabric, const epw_region *region, epw_where where,
+                                epw_keys out[EPW_ADAPTERS_MAX]) {
+    epw_region at = *region;
+    memset(out, 0, EPW_ADAPTERS_MAX * sizeof out[0]);
+    for (uint32_t place = 0; place < epw_fabric_places(fabric); place++) {
+        epw_status status = epw_end_register(fabric, place, &at, where, &out[place]);
+        if (status != EPW_OK) {
+            epw_end_deregister_all(fabric, out);
+            return status;
+        }
+        at.arrived = NULL; /* one thread that looks at words sees all */
+    }
+    return EPW_OK;
+}
+
+void epw_end_deregister_all(epw_fabric *fabric, const epw_keys keys[EPW_ADAPTERS_MAX]) {
+    for (uint32_t place = 0; place < epw_fabric_places(fabric); place++)
+        epw_end_deregister(fabric, place, keys[place].own);
 }

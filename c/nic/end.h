@@ -7,7 +7,7 @@
 #include "nic/mlx5.h"
 
 /* One of the two, or none. An adapter does not notice that a peer has ended before something is sent to it:
- * that shows by the connection to the peer's fabric. */
+ * that shows by the connection to the peer's fabric, which therefore ends where a queue pair breaks. */
 typedef struct epw_end {
     epw_pair *soft;
     epw_mlx5_pair *adapter;
@@ -22,12 +22,20 @@ typedef enum epw_poster {
     EPW_POSTER_KERNELS_UNHEARD /* and whose stores do not reach an adapter's register, see epw_mlx5_poster */
 } epw_poster;
 
+/* A fabric of several adapters has queue pairs at each: those of a lane are at number epw_end_place(lane),
+ * and so are the keys that their entries name. A soft NIC is one place. */
+static inline uint32_t epw_end_place(const epw_fabric *fabric, uint32_t lane) {
+    return lane % EPW_ADAPTERS_MAX % epw_fabric_places(fabric);
+}
+
 typedef struct epw_end_options {
     uint32_t peer, key; /* see epw_pair_options */
+    uint32_t lane;
     uint32_t depth;
     epw_poster poster;
     /* Of epw_end_memory_bytes, that begins a page and outlives the pair; NULL: memory of the NIC's. */
     unsigned char *memory;
+    const epw_mlx5_ring *ring; /* of an adapter's, in the memory of a GPU; NULL: none */
     void (*broken)(void *context);
     void *context;
 } epw_end_options;
@@ -45,8 +53,9 @@ const epw_pair_memory *epw_end_memory(const epw_end *end);
 
 /* Where it leads. */
 typedef struct epw_end_peer {
-    uint64_t link;            /* of the fabric, to the peer's */
-    uint32_t number;          /* of the peer's end */
+    uint64_t link;   /* of the fabric, to the peer's */
+    uint32_t number; /* of the peer's end */
+    uint32_t lane;
     const unsigned char *nic; /* what the peer's fabric says of its NIC, see epw_fabric_nic_write */
     uint64_t deadline_ns;     /* an adapter gives up a silent peer within 2 to 4 of these */
 } epw_end_peer;
@@ -67,11 +76,22 @@ void epw_end_close(const epw_end *end);
 bool epw_end_is_closed(const epw_end *end);
 bool epw_end_broken(const epw_end *end);
 
+/* For print: what has broken it, and what to do, as far as the NIC tells; "" if it has not broken or nothing
+ * is told. Returns `text`. */
+const char *epw_end_trouble(const epw_end *end, char text[EPW_MLX5_TEXT]);
+
 /* ---- memory ---- */
 
-epw_status epw_end_register(epw_fabric *fabric, const epw_region *region, epw_where where, epw_keys *out);
+/* For queue pairs at this place. */
+epw_status epw_end_register(epw_fabric *fabric, uint32_t place, const epw_region *region, epw_where where,
+                            epw_keys *out);
 
-/* Once this returns nothing of the region is touched any more. `own`: its key; 0: of none. */
-void epw_end_deregister(epw_fabric *fabric, uint32_t own);
+/* Once this returns nothing of the region is touched any more by them. `own`: its key; 0: of none. */
+void epw_end_deregister(epw_fabric *fabric, uint32_t place, uint32_t own);
+
+/* The same for all places; of words that come the first one tells, by whichever they come. */
+epw_status epw_end_register_all(epw_fabric *fabric, const epw_region *region, epw_where where,
+                                epw_keys out[EPW_ADAPTERS_MAX]);
+void epw_end_deregister_all(epw_fabric *fabric, const epw_keys keys[EPW_ADAPTERS_MAX]);
 
 #endif

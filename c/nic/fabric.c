@@ -6,6 +6,8 @@
 #include "base/clock.h"
 #include "base/little_endian.h"
 #include "base/thread.h"
+#include "device/gpus.h"
+#include "nic/choice.h"
 #include "nic/link.h"
 #include "nic/mlx5/library.h"
 #include "nic/soft/ring.h"
@@ -26,6 +28,9 @@
 /* Behind a doorbell, at a strict NIC: at most. */
 #define STRICT_DELAY_US 100
 
+/* Of the fake adapter. */
+#define FAKE_DEVICES 2
+
 /* A dial, on the stack of who waits for it. */
 typedef struct waiter {
     struct waiter *next;
@@ -40,11 +45,13 @@ struct epw_fabric {
     uint32_t rank, wires;
     uint32_t ring_bytes; /* of connections within the host that this end dials */
     uint32_t doorbells;  /* EPW_DOORBELLS_* */
+    uint32_t rings;      /* EPW_RINGS_* */
     bool strict;
     uint32_t generation; /* of the process that made it */
     epw_nic *nic;
-    epw_fake *fake;    /* EPW_NIC_FAKE */
-    epw_mlx5 *adapter; /* NULL: queue pairs are the soft NIC's */
+    epw_fake *fake;                       /* EPW_NIC_FAKE */
+    epw_mlx5 *adapters[EPW_ADAPTERS_MAX]; /* NULL: queue pairs are the soft NIC's */
+    uint32_t adapter_count;
     epw_nonce name;
     epw_identity self;
     int wake;
@@ -63,8 +70,12 @@ epw_nic *epw_fabric_nic(const epw_fabric *fabric) {
     return fabric->nic;
 }
 
-epw_mlx5 *epw_fabric_adapter(const epw_fabric *fabric) {
-    return fabric->adapter;
+epw_mlx5 *epw_fabric_adapter(const epw_fabric *fabric, uint32_t number) {
+    return fabric->adapters[number];
+}
+
+uint32_t epw_fabric_places(const epw_fabric *fabric) {
+    return fabric->adapter_count > 0 ? fabric->adapter_count : 1;
 }
 
 epw_fake *epw_fabric_fake(const epw_fabric *fabric) {
@@ -75,14 +86,17 @@ uint32_t epw_fabric_doorbells(const epw_fabric *fabric) {
     return fabric->doorbells;
 }
 
+uint32_t epw_fabric_rings(const epw_fabric *fabric) {
+    return fabric->rings;
+}
+
 const char *epw_fabric_describe(const epw_fabric *fabric, char *text) {
     char adapter[EPW_MLX5_TEXT];
-    if (fabric->adapter != NULL) {
-        snprintf(text, EPW_FABRIC_TEXT, "%s", epw_mlx5_describe(fabric->adapter, adapter));
-    } else {
-        snprintf(text, EPW_FABRIC_TEXT, "%s",
-                 fabric->strict ? "a strict NIC in software" : "a NIC in software");
-    }
+    size_t length = 0;
+    snprintf(text, EPW_FABRIC_TEXT, "%s", fabric->strict ? "a strict NIC in software" : "a NIC in software");
+    for (uint32_t i = 0; i < fabric->adapter_count; i++)
+        length += (size_t)snprintf(text + length, EPW_FABRIC_TEXT - length, "%s%s", i > 0 ? "; " : "",
+                                   epw_mlx5_describe(fabric->adapters[i], adapter));
     return text;
 }
 
@@ -135,15 +149,25 @@ enum { SAYS_SOFT = 1, SAYS_ADAPTER = 2, SAYS_FAKE = 3 };
 
 static unsigned char says(const epw_fabric *fabric) {
     if (fabric->fake != NULL) return SAYS_FAKE;
-    return fabric->adapter != NULL ? SAYS_ADAPTER : SAYS_SOFT;
+    return fabric->adapter_count > 0 ? SAYS_ADAPTER : SAYS_SOFT;
+}
+
+static size_t address_offset(uint32_t lane) {
+    return 1 + (size_t)(lane % EPW_ADAPTERS_MAX) * EPW_MLX5_ADDRESS_BYTES;
 }
 
 void epw_fabric_nic_write(const epw_fabric *fabric, unsigned char bytes[EPW_FABRIC_NIC_BYTES]) {
     memset(bytes, 0, EPW_FABRIC_NIC_BYTES);
     bytes[0] = says(fabric);
-    if (fabric->adapter == NULL) return;
-    epw_mlx5_address address = epw_mlx5_address_of(fabric->adapter);
-    epw_mlx5_address_write(&address, bytes + 1);
+    for (uint32_t lane = 0; fabric->adapter_count > 0 && lane < EPW_ADAPTERS_MAX; lane++) {
+        epw_mlx5_address address = epw_mlx5_address_of(fabric->adapters[lane % fabric->adapter_count]);
+        epw_mlx5_address_write(&address, bytes + address_offset(lane));
+    }
+}
+
+epw_status epw_fabric_nic_read(const unsigned char bytes[EPW_FABRIC_NIC_BYTES], uint32_t lane,
+                               epw_where where, epw_mlx5_address *out) {
+    return epw_mlx5_address_read(bytes + address_offset(lane), where, out);
 }
 
 static const char *kind_of_nic(unsigned char said) {
@@ -271,6 +295,29 @@ epw_status epw_fabric_link(epw_fabric *fabric, uint32_t peer, const epw_fabric_a
 
 /* ---- life ---- */
 
+/* What concerns adapters alone. */
+static epw_status check_adapters(const epw_fabric_options *options, epw_where where) {
+    static const char *const fields[] = {"adapter_count", "service_level", "traffic_class", "hop_limit"};
+    const uint32_t values[] = {options->adapter_count, options->service_level, options->traffic_class,
+                               options->hop_limit};
+    const uint32_t most[] = {EPW_ADAPTERS_MAX, 15, 255, 255};
+    for (int i = 0; i < 4; i++)
+        if (values[i] > most[i])
+            return epw_fail(EPW_ERR_INVALID, where, "options.%s is %u, must be at most %u", fields[i],
+                            values[i], most[i]);
+    if (options->rings > EPW_RINGS_AUTO)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.rings is %u, must be EPW_RINGS_HOST, EPW_RINGS_GPU or EPW_RINGS_AUTO",
+                        options->rings);
+    if (options->rings == EPW_RINGS_GPU && options->nic < EPW_NIC_FAKE)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.rings is EPW_RINGS_GPU, but a NIC in software reads no GPU memory");
+    if (options->device < EPW_DEVICE_HOST)
+        return epw_fail(EPW_ERR_INVALID, where, "options.device is %d, must be EPW_DEVICE_HOST or an ordinal",
+                        options->device);
+    return epw_adapter_filter_check(options->adapters, "options.adapters (EPWIRE_HCA)", where);
+}
+
 static epw_status check(const epw_fabric_options *options, epw_fabric *const *out) {
     epw_where where = {"fabric", -1, -1};
     if (out == NULL || options == NULL)
@@ -297,6 +344,8 @@ static epw_status check(const epw_fabric_options *options, epw_fabric *const *ou
                         "options.doorbells is %u, must be EPW_DOORBELLS_AUTO, EPW_DOORBELLS_GPU or "
                         "EPW_DOORBELLS_HOST",
                         options->doorbells);
+    epw_status status = check_adapters(options, where);
+    if (status != EPW_OK) return status;
     uint32_t ring = options->ring_bytes;
     if (ring != 0 && (ring < EPW_RING_BYTES_MIN || ring > EPW_RING_BYTES_MAX || (ring & (ring - 1)) != 0))
         return epw_fail(EPW_ERR_INVALID, where,
@@ -322,18 +371,44 @@ static epw_status open_links(epw_fabric *fabric, const epw_fabric_options *optio
     return status;
 }
 
-static epw_status open_adapter(epw_fabric *fabric, const epw_fabric_options *options, epw_where where) {
+/* The GPU that the adapters are to be near to, and which turn its rank has at them. */
+static epw_status find_gpu(const epw_fabric_options *options, epw_where where, epw_bus_place *place,
+                           epw_mlx5_options *out) {
+    char bus[EPW_GPU_BUS_BYTES];
+    out->turn = options->rank;
+    if (options->device == EPW_DEVICE_HOST) return EPW_OK;
+    epw_status status = epw_gpu_bus((uint32_t)options->device, where, bus);
+    if (status != EPW_OK) return status;
+    epw_bus_find_function("", bus, place);
+    out->gpu = place;
+    out->turn = epw_bus_turn_of_gpu("", bus);
+    return EPW_OK;
+}
+
+static epw_status open_adapters(epw_fabric *fabric, const epw_fabric_options *options, epw_where where) {
     const epw_mlx5_calls *calls = NULL;
     epw_status status = EPW_OK;
+    uint32_t count = options->adapter_count > 0 ? options->adapter_count : 1;
     if (options->nic == EPW_NIC_FAKE) {
-        epw_fake_options fake = {.rank = options->rank, .nic = fabric->nic};
+        epw_fake_options fake = {.rank = options->rank, .nic = fabric->nic, .devices = FAKE_DEVICES};
         status = epw_fake_open(&fake, where, &fabric->fake);
         if (status == EPW_OK) calls = epw_fake_calls(fabric->fake);
     } else if (options->nic == EPW_NIC_MLX5) {
         status = epw_mlx5_library(where, &calls);
     }
     if (status != EPW_OK || calls == NULL) return status;
-    return epw_mlx5_open(calls, &(epw_mlx5_options){.device = NULL}, where, &fabric->adapter);
+    epw_bus_place gpu;
+    epw_mlx5_options asked = {.filter = options->adapters,
+                              .service_level = options->service_level,
+                              .traffic_class = options->traffic_class,
+                              .hop_limit = options->hop_limit};
+    status = find_gpu(options, where, &gpu, &asked);
+    for (uint32_t i = 0; status == EPW_OK && i < count; i++) {
+        asked.beside = i > 0 ? fabric->adapters[i - 1] : NULL;
+        status = epw_mlx5_open(calls, &asked, where, &fabric->adapters[i]);
+        if (status == EPW_OK) fabric->adapter_count++;
+    }
+    return status;
 }
 
 static epw_status start(epw_fabric *fabric, epw_where where) {
@@ -365,6 +440,7 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
     fabric->wires = options->wires;
     fabric->ring_bytes = options->ring_bytes > 0 ? options->ring_bytes : EPW_RING_BYTES;
     fabric->doorbells = options->doorbells;
+    fabric->rings = options->rings;
     fabric->strict = options->nic == EPW_NIC_STRICT;
     fabric->wake = -1;
     make_locks(fabric);
@@ -375,7 +451,7 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
     if (status == EPW_OK) status = epw_nic_open(where, &fabric->nic);
     if (status == EPW_OK && options->nic == EPW_NIC_STRICT)
         status = epw_nic_be_strict(fabric->nic, 1 + options->rank, STRICT_DELAY_US, where);
-    if (status == EPW_OK) status = open_adapter(fabric, options, where);
+    if (status == EPW_OK) status = open_adapters(fabric, options, where);
     if (status == EPW_OK) status = open_links(fabric, options);
     if (status == EPW_OK) status = start(fabric, where);
     if (status != EPW_OK) {
@@ -399,7 +475,7 @@ void epw_fabric_destroy(epw_fabric *fabric) {
     }
     epw_links_close(fabric->links);
     if (fabric->wake >= 0) close(fabric->wake);
-    epw_mlx5_close(fabric->adapter);
+    for (uint32_t i = 0; i < fabric->adapter_count; i++) epw_mlx5_close(fabric->adapters[i]);
     epw_fake_close(fabric->fake);
     epw_nic_close(fabric->nic);
     pthread_cond_destroy(&fabric->told);

@@ -40,23 +40,31 @@ epw_status epw_fabric_link(epw_fabric *fabric, uint32_t peer, const epw_fabric_a
 
 epw_nic *epw_fabric_nic(const epw_fabric *fabric);
 
-/* The adapter that its queue pairs are made of, NULL: of the soft NIC. The connections to other fabrics stay:
- * who has ended is known by their ends. */
-epw_mlx5 *epw_fabric_adapter(const epw_fabric *fabric);
+/* The adapters that its queue pairs are made of, by number; NULL: of the soft NIC. The connections to other
+ * fabrics stay: who has ended is known by their ends. */
+epw_mlx5 *epw_fabric_adapter(const epw_fabric *fabric, uint32_t number);
+
+/* At how many places there are queue pairs: its adapters, or the soft NIC. */
+uint32_t epw_fabric_places(const epw_fabric *fabric);
 
 /* If that is one in software; else NULL. */
 epw_fake *epw_fabric_fake(const epw_fabric *fabric);
 
-/* EPW_DOORBELLS_*, as its options say. */
+/* EPW_DOORBELLS_* and EPW_RINGS_*, as its options say. */
 uint32_t epw_fabric_doorbells(const epw_fabric *fabric);
+uint32_t epw_fabric_rings(const epw_fabric *fabric);
 
-/* What a fabric says of its NIC: its kind, and an adapter's address. */
-enum { EPW_FABRIC_NIC_BYTES = 1 + EPW_MLX5_ADDRESS_BYTES };
+/* What a fabric says of its NIC: its kind, and addresses of adapters, by lane. */
+enum { EPW_FABRIC_NIC_BYTES = 1 + EPW_ADAPTERS_MAX * EPW_MLX5_ADDRESS_BYTES };
 void epw_fabric_nic_write(const epw_fabric *fabric, unsigned char bytes[EPW_FABRIC_NIC_BYTES]);
 
 /* EPW_ERR_NO_PATH if queues of this fabric do not lead to a NIC of that kind. */
 epw_status epw_fabric_nic_check(const epw_fabric *fabric, const unsigned char bytes[EPW_FABRIC_NIC_BYTES],
                                 epw_where where);
+
+/* The address of the adapter that a lane's queue pairs are made of; EPW_ERR_INVALID if it is none. */
+epw_status epw_fabric_nic_read(const unsigned char bytes[EPW_FABRIC_NIC_BYTES], uint32_t lane,
+                               epw_where where, epw_mlx5_address *out);
 
 /* Whether a fork has handed it on to this process, where its threads and its connections are not. */
 bool epw_fabric_inherited(const epw_fabric *fabric);

@@ -54,9 +54,14 @@ typedef enum epw_fake_call {
     EPW_FAKE_CALLS
 } epw_fake_call;
 
+/* Devices that it has at most, "fake_0" and so on. They share what is failing, and what they lack. */
+enum { EPW_FAKE_DEVICES_MAX = 4 };
+
 typedef struct epw_fake_options {
-    uint32_t rank; /* its addresses are made of it */
-    epw_nic *nic;  /* carries queue pairs out; NULL: none comes to work */
+    uint32_t rank;    /* their addresses are made of it */
+    uint32_t devices; /* how many there are; 0: one */
+    epw_bus_place places[EPW_FAKE_DEVICES_MAX];
+    epw_nic *nic; /* carries queue pairs out; NULL: none comes to work */
     bool infiniband;
     uint32_t mtu;   /* as in epw_mlx5_port; 0: 4096 */
     uint64_t lacks; /* 1 << EPW_FAKE_NO_* */
@@ -91,7 +96,10 @@ typedef struct epw_fake_left {
 epw_fake_left epw_fake_count(epw_fake *fake);
 
 /* Calls back as an event of the device would. */
-void epw_fake_raise(epw_fake *fake, const epw_mlx5_event *event);
+void epw_fake_raise(epw_fake *fake, uint32_t device, const epw_mlx5_event *event);
+
+/* From now on the ports have other addresses. Nobody is told. */
+void epw_fake_move(epw_fake *fake);
 
 /* Sees each command before it is carried out, may change it, and is told what was answered; NULL: nobody. */
 typedef struct epw_fake_tap {

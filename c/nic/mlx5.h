@@ -7,17 +7,25 @@
 
 #include "base/status.h"
 #include "nic/mlx5/calls.h"
+#include "nic/region.h"
 #include "nic/soft.h"
 
 typedef struct epw_mlx5 epw_mlx5;
 
+/* Which adapter of those there are, see nic/choice.h, and how its queue pairs send. */
 typedef struct epw_mlx5_options {
-    const char *device; /* by name, "mlx5_0"; NULL: the first of those with a port that can be used */
-    uint32_t traffic_class, service_level;
+    const char *filter;       /* of names and ports; NULL: any */
+    const epw_bus_place *gpu; /* that it is to be near to; NULL: to none */
+    uint32_t turn;            /* of this rank, among equally near ones */
+    const epw_mlx5 *beside;   /* not this one, which this rank has already; NULL: there is none */
+    uint32_t service_level;   /* InfiniBand: below 16; Ethernet: the priority, below 8 */
+    uint32_t traffic_class; /* Ethernet: below 256. Its upper 6 bits are the DSCP, the lower ones not sent */
+    uint32_t hop_limit;     /* Ethernet: below 256; 0: 255 */
 } epw_mlx5_options;
 
 /* Opens it, looks at what it can do, and starts a thread that looks at words, see epw_mlx5_register.
- *   EPW_ERR_NO_PATH   there is none that can be used, for the reasons in the text */
+ *   EPW_ERR_NO_PATH   there is none that can be used, for the reasons in the text
+ *   EPW_ERR_INVALID   its link does not have what the options ask for */
 epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *options, epw_where where,
                          epw_mlx5 **out);
 
@@ -26,7 +34,7 @@ void epw_mlx5_close(epw_mlx5 *adapter);
 
 /* For print: which device, port and address, and what it, or one of its pairs so far, does without. Returns
  * `text`. */
-enum { EPW_MLX5_TEXT = 240 };
+enum { EPW_MLX5_TEXT = 320 };
 const char *epw_mlx5_describe(const epw_mlx5 *adapter, char text[EPW_MLX5_TEXT]);
 
 /* Where others send to, for a blob. */
@@ -45,11 +53,6 @@ void epw_mlx5_address_write(const epw_mlx5_address *address, unsigned char bytes
 /* EPW_ERR_INVALID if it is none. */
 epw_status epw_mlx5_address_read(const unsigned char bytes[EPW_MLX5_ADDRESS_BYTES], epw_where where,
                                  epw_mlx5_address *out);
-
-/* Keys to a region: this rank's entries name its own bytes by the first, a peer's by the second. */
-typedef struct epw_keys {
-    uint32_t own, its;
-} epw_keys;
 
 /* An adapter's keys open all from a region's first byte to its last, stretches or not. Its `arrived` is
  * called from a thread that looks at the words of its first stretch: every 50 us while something comes, else
@@ -83,17 +86,26 @@ typedef enum epw_mlx5_poster {
                               */
 } epw_mlx5_poster;
 
+/* A ring in the memory of a GPU, whose kernels post to it. The adapter reaches it by a descriptor, or, if
+ * there is none or the kernel does not take it, by the address. */
+typedef struct epw_mlx5_ring {
+    unsigned char *address; /* begins a page, has 64 bytes for each entry, and outlives the pair */
+    int dmabuf;             /* of the same bytes; -1: none */
+} epw_mlx5_ring;
+
 typedef struct epw_mlx5_pair_options {
     uint32_t depth; /* entries of 64 bytes: a power of two */
     epw_mlx5_poster poster;
     /* Host memory of epw_mlx5_pair_memory_bytes(depth), that begins a page and outlives the pair; NULL: the
      * pair takes its own. */
     unsigned char *memory;
+    const epw_mlx5_ring *ring; /* in place of that part of the memory; NULL: none */
     /* Called once, when it breaks; NULL: nobody. */
     void (*broken)(void *context);
     void *context;
 } epw_mlx5_pair_options;
 
+/* EPW_ERR_NO_PATH: it does not reach the ring in the memory of a GPU, and what to do. */
 epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *options, epw_where where,
                                 epw_mlx5_pair **out);
 
@@ -132,5 +144,9 @@ bool epw_mlx5_pair_is_closed(const epw_mlx5_pair *pair);
 
 /* Nothing more is sent by it or completes. */
 bool epw_mlx5_pair_broken(const epw_mlx5_pair *pair);
+
+/* For print: what has happened to the adapter that has broken it, and what to do; "" if nothing has. Returns
+ * `text`. */
+const char *epw_mlx5_pair_trouble(const epw_mlx5_pair *pair, char text[EPW_MLX5_TEXT]);
 
 #endif

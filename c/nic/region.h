@@ -25,6 +25,7 @@ enum {
 typedef struct epw_region {
     unsigned char *base; /* of offset 0 */
     uint32_t rights;     /* EPW_REGION_* */
+    uint32_t domain;     /* of protection: pairs of the same one may use it */
     uint32_t count;      /* of stretches: all that the key opens */
     epw_stretch stretches[EPW_STRETCHES_MAX];
     /* Told of each aligned word of 8 bytes that was written here or added to, once it has this value, by an
@@ -32,6 +33,14 @@ typedef struct epw_region {
     void (*arrived)(void *context, uint64_t offset, uint64_t value);
     void *context;
 } epw_region;
+
+/* Keys to a region: this rank's entries name its own bytes by the first, a peer's by the second. */
+typedef struct epw_keys {
+    uint32_t own, its;
+} epw_keys;
+
+/* Of a fabric: each has keys of its own to a region. As many as lanes. */
+enum { EPW_ADAPTERS_MAX = 2 };
 
 typedef struct epw_region_slot {
     epw_region region;

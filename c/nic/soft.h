@@ -99,9 +99,10 @@ typedef struct epw_pair_memory {
 #define EPW_PAIR_ANY_KEY  0u
 
 typedef struct epw_pair_options {
-    uint32_t peer;  /* whose frames it takes */
-    uint32_t key;   /* of the region that the peer may write by this pair */
-    uint32_t depth; /* of the send queue in entries of 64 bytes: a power of two */
+    uint32_t peer;   /* whose frames it takes */
+    uint32_t key;    /* of the region that the peer may write by this pair */
+    uint32_t domain; /* of the regions that it may use */
+    uint32_t depth;  /* of the send queue in entries of 64 bytes: a power of two */
     /* Of epw_pair_memory_bytes(depth) and aligned to 64, which outlives the pair; NULL: memory of the NIC's.
      */
     unsigned char *memory;

@@ -50,4 +50,24 @@ EPW_INLINE const char *epw_syndrome_text(uint32_t syndrome) {
     }
 }
 
+/* And what to do about it: ", ..." behind that text. */
+EPW_INLINE const char *epw_syndrome_remedy(uint32_t syndrome) {
+    switch (syndrome) {
+    case EPW_SYNDROME_REMOTE_REQUEST:
+    case EPW_SYNDROME_REMOTE_ACCESS:
+    case EPW_SYNDROME_ABORTED:
+        return ": it has taken the place from this rank, or ended; connect it again";
+    case EPW_SYNDROME_RETRIES:
+        return ": see that it lives, that ping reaches it between the addresses of the adapters, that both "
+               "have "
+               "one MTU, and that the traffic class is one that the switches do not drop";
+    case EPW_SYNDROME_LENGTH:
+    case EPW_SYNDROME_OPERATION:
+    case EPW_SYNDROME_PROTECTION:
+        return ": this is an error of this library, which its authors should hear of";
+    default:
+        return "";
+    }
+}
+
 #endif

@@ -246,3 +246,8 @@ uint32_t epw_peers_wire(epw_peers *peers, uint32_t peer) {
     unlock(peers);
     return wire;
 }
+
+const char *epw_peers_trouble(epw_peers *peers, uint32_t peer, char *text) {
+    *text = '\0';
+    return peer < peers->ranks ? epw_remote_trouble(peers, peer, text) : text;
+}

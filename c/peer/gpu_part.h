@@ -62,7 +62,8 @@ struct epw_peers_gpu {
     epw_gpu_way *ways; /* [lanes][EPW_GPU_PEERS], in device memory */
     uint32_t *marks;   /* and of each [epw_queue_depth] */
     pthread_mutex_t rings_lock;
-    unsigned char *rings; /* that nobody uses, see remote_gpu.c */
+    unsigned char *rings;                  /* that nobody uses, see remote_gpu.c */
+    struct epw_gpu_entries *spare_entries; /* the same of those on the GPU */
     epw_gpu_register *registers;
     uint32_t register_count;
 };

@@ -100,7 +100,7 @@ typedef struct epw_peers {
     epw_remote **offered; /* [ranks]; named in a blob, and not connected yet */
     atomic_uint remote_count;
     unsigned char *image; /* of what they are to have */
-    uint32_t image_key;
+    epw_keys image_keys[EPW_ADAPTERS_MAX];
     unsigned char *inbox; /* what they write here, see peer/inbox.h; NULL: they write into the window */
     struct epw_inbox *inbox_memory;
     _Atomic uint64_t by_queue[EPW_MASK_WORDS]; /* peers whose last connection was by a queue */
@@ -197,6 +197,7 @@ epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, 
 epw_status epw_peers_disconnect(epw_peers *peers, uint32_t peer);
 uint32_t epw_peers_path(epw_peers *peers, uint32_t peer);
 uint32_t epw_peers_wire(epw_peers *peers, uint32_t peer);
+const char *epw_peers_trouble(epw_peers *peers, uint32_t peer, char *text); /* see epw_buffer_trouble */
 
 /* ---- membership ---- */
 

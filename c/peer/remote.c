@@ -5,10 +5,12 @@
 #include "base/little_endian.h"
 #include "nic/end.h"
 #include "nic/queue.h"
+#include "nic/syndrome.h"
 #include "peer/inbox.h"
 #include "peer/remote_gpu.h"
 
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -29,10 +31,13 @@ enum {
 /* One lane's way to the peer. */
 typedef struct way {
     epw_end end;
-    unsigned char *ring; /* that kernels post to, in pinned memory; else NULL */
-    uint64_t *doorbell;  /* where their GPU has mapped an adapter's register; else NULL */
-    uint32_t *marks;     /* NULL there */
+    unsigned char *ring;      /* that kernels post to, in pinned memory; else NULL */
+    epw_gpu_entries *entries; /* of which the entries are on the GPU; else NULL */
+    uint64_t *doorbell;       /* where their GPU has mapped an adapter's register; else NULL */
+    uint32_t *marks;          /* NULL there */
     epw_queue queue;
+    epw_key its; /* what this rank may write in the peer's window, and what is sent from its own image */
+    epw_key own;
     uint64_t flushed[EPW_AREAS]; /* one past the entry behind what was posted last of the area */
     /* What this rank writes in the peer's window, and where that lies in the image. */
     epw_stretch stretches[EPW_AREAS];
@@ -42,27 +47,30 @@ typedef struct way {
 struct epw_remote {
     epw_peers *peers;
     uint32_t peer;
-    epw_keys keys;        /* to what the peer may write in this rank's window */
-    epw_key its;          /* what this rank may write in its */
-    uint64_t link;        /* 0: not connected */
-    epw_nonce whose;      /* with whom it is connected: the peer's window */
-    epw_blob_queue offer; /* and with what that has offered */
-    bool served;          /* a membership with it has begun */
+    epw_keys keys[EPW_ADAPTERS_MAX]; /* to what the peer may write in this rank's window */
+    uint64_t link;                   /* 0: not connected */
+    epw_nonce whose;                 /* with whom it is connected: the peer's window */
+    epw_blob_queue offer;            /* and with what that has offered */
+    bool served;                     /* a membership with it has begun */
     way ways[WAYS];
 };
 
-/* What a rank says of its queues: the addresses of its fabric and of its NIC, the key, the number of each
- * way's pair. */
+/* What a rank says of its queues: the addresses of its fabric and of its NIC, each way's key and the number
+ * of its pair. */
 enum {
     NIC_OFFSET = EPW_FABRIC_ADDRESS_BYTES,
-    KEY_OFFSET = NIC_OFFSET + EPW_FABRIC_NIC_BYTES,
-    NUMBERS_OFFSET = KEY_OFFSET + 4,
-    OFFER_BYTES = NUMBERS_OFFSET + 4 * WAYS
+    WAYS_OFFSET = NIC_OFFSET + EPW_FABRIC_NIC_BYTES,
+    WAY_BYTES = 4 + 4,
+    OFFER_BYTES = WAYS_OFFSET + WAY_BYTES * WAYS
 };
 _Static_assert(OFFER_BYTES <= EPW_BLOB_QUEUE_MAX, "a blob has room for what is said of queues");
 
+static size_t key_offset(uint32_t way) {
+    return WAYS_OFFSET + (size_t)WAY_BYTES * way;
+}
+
 static size_t number_offset(uint32_t way) {
-    return NUMBERS_OFFSET + (size_t)4 * way;
+    return key_offset(way) + 4;
 }
 
 /* ---- ways ---- */
@@ -161,14 +169,12 @@ static epw_status open_image(epw_peers *peers, epw_where where) {
     epw_status status = allocate_image(peers, bytes, where, &at);
     if (status != EPW_OK) return status;
     epw_region region = {.base = at, .rights = EPW_REGION_READ, .count = 1, .stretches = {{0, bytes}}};
-    epw_keys keys;
-    status = epw_end_register(peers->fabric, &region, where, &keys);
+    status = epw_end_register_all(peers->fabric, &region, where, peers->image_keys);
     if (status != EPW_OK) {
         free_image(peers, at, bytes);
         return status;
     }
     peers->image = at;
-    peers->image_key = keys.own;
     return EPW_OK;
 }
 
@@ -180,11 +186,30 @@ static void destroy(epw_remote *remote) {
         way *w = &remote->ways[i];
         bool gone = epw_end_destroy(&w->end);
         if (w->ring != NULL && gone) epw_remote_gpu_give_ring(remote->peers, w->ring);
+        if (w->entries != NULL && gone) epw_remote_gpu_give_entries(remote->peers, w->entries);
         free(w->marks);
     }
     epw_nic_end_link(epw_fabric_nic(remote->peers->fabric), remote->link);
-    epw_end_deregister(remote->peers->fabric, remote->keys.own);
+    epw_end_deregister_all(remote->peers->fabric, remote->keys);
     free(remote);
+}
+
+/* With its entries on the GPU where that is asked for; if it can be, where that is enough. */
+static epw_status create_end(const epw_remote *remote, way *w, epw_end_options *options, epw_where where) {
+    epw_peers *peers = remote->peers;
+    uint32_t rings = epw_fabric_rings(peers->fabric);
+    epw_status status = EPW_OK;
+    options->ring = NULL;
+    if (rings == EPW_RINGS_HOST || epw_fabric_adapter(peers->fabric, 0) == NULL)
+        return epw_end_create(peers->fabric, options, where, &w->end);
+    uint64_t bytes = (uint64_t)options->depth * EPW_ENTRY_BYTES;
+    if (w->entries == NULL) status = epw_remote_gpu_take_entries(peers, bytes, where, &w->entries);
+    if (status != EPW_OK) return status;
+    options->ring = epw_remote_gpu_entries(w->entries);
+    status = epw_end_create(peers->fabric, options, where, &w->end);
+    if (status != EPW_ERR_NO_PATH || rings == EPW_RINGS_GPU) return status;
+    options->ring = NULL;
+    return epw_end_create(peers->fabric, options, where, &w->end);
 }
 
 /* Kernels post to memory that they reach, and ring by a register that their GPU has mapped, or, where
@@ -195,11 +220,11 @@ static epw_status open_end(epw_remote *remote, way *w, epw_end_options *options,
     epw_status status = epw_remote_gpu_take_ring(peers, bytes, where, &w->ring);
     if (status != EPW_OK) return status;
     options->memory = w->ring;
-    epw_mlx5 *adapter = epw_fabric_adapter(peers->fabric);
+    epw_mlx5 *adapter = epw_fabric_adapter(peers->fabric, epw_end_place(peers->fabric, options->lane));
     uint32_t doorbells = epw_fabric_doorbells(peers->fabric);
     bool mapped = doorbells != EPW_DOORBELLS_HOST;
     options->poster = mapped ? EPW_POSTER_KERNELS : EPW_POSTER_KERNELS_UNHEARD;
-    status = epw_end_create(peers->fabric, options, where, &w->end);
+    status = create_end(remote, w, options, where);
     if (status != EPW_OK || adapter == NULL || !mapped) return status;
     bool in_memory = epw_mlx5_registers_in_memory(adapter);
     status =
@@ -207,13 +232,15 @@ static epw_status open_end(epw_remote *remote, way *w, epw_end_options *options,
     if (status == EPW_OK || doorbells == EPW_DOORBELLS_GPU) return status;
     if (!epw_end_destroy(&w->end)) return status;
     options->poster = EPW_POSTER_KERNELS_UNHEARD;
-    return epw_end_create(peers->fabric, options, where, &w->end);
+    return create_end(remote, w, options, where);
 }
 
 static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, epw_where where) {
     epw_peers *peers = remote->peers;
     way *w = &remote->ways[number];
-    epw_end_options options = {.peer = remote->peer, .key = remote->keys.its, .depth = depth};
+    uint32_t place = epw_end_place(peers->fabric, number);
+    epw_end_options options = {
+        .peer = remote->peer, .key = remote->keys[place].its, .lane = number, .depth = depth};
     bool by_kernels = peers->gpu != NULL && number != HOST_WAY;
     if (peers->gpu != NULL) {
         options.broken = broken;
@@ -245,9 +272,9 @@ static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_r
     epw_region region = region_of(remote);
     epw_status status = EPW_OK;
     /* An adapter registers memory that is there. */
-    if (peers->inbox != NULL && epw_fabric_adapter(peers->fabric) != NULL)
+    if (peers->inbox != NULL && epw_fabric_adapter(peers->fabric, 0) != NULL)
         status = epw_inbox_pin(peers, peer, where);
-    if (status == EPW_OK) status = epw_end_register(peers->fabric, &region, where, &remote->keys);
+    if (status == EPW_OK) status = epw_end_register_all(peers->fabric, &region, where, remote->keys);
     for (uint32_t i = 0; status == EPW_OK && i < WAYS; i++)
         if (has_way(peers, i)) status = open_way(remote, i, depth, where);
     if (status != EPW_OK) {
@@ -318,10 +345,11 @@ epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out
     epw_fabric_address address = epw_fabric_address_of(peers->fabric);
     epw_fabric_address_write(&address, out->bytes);
     epw_fabric_nic_write(peers->fabric, out->bytes + NIC_OFFSET);
-    epw_put_little(out->bytes + KEY_OFFSET, of->keys.its, 4);
-    for (uint32_t i = 0; i < WAYS; i++)
+    for (uint32_t i = 0; i < WAYS; i++) {
+        epw_put_little(out->bytes + key_offset(i), of->keys[epw_end_place(peers->fabric, i)].its, 4);
         epw_put_little(out->bytes + number_offset(i),
                        has_way(peers, i) ? epw_end_number(&of->ways[i].end) : 0, 4);
+    }
     out->length = OFFER_BYTES;
     return EPW_OK;
 }
@@ -358,12 +386,18 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     peers->remotes[peer] = remote;
     atomic_fetch_add_explicit(&peers->remote_count, 1, memory_order_relaxed);
     pthread_mutex_unlock(&peers->lock);
-    route->wire = epw_fabric_wire(peers->fabric, &address);
+    bool by_adapter =
+        epw_fabric_adapter(peers->fabric, 0) != NULL; /* not by what leads to the peer's fabric */
+    route->wire = by_adapter ? 0 : epw_fabric_wire(peers->fabric, &address);
     uint64_t former = remote->link; /* of one that was kept */
     remote->link = link;
     remote->whose = *whose;
     remote->offer = *offer;
-    remote->its = epw_key_of((uint32_t)epw_take_little(offer->bytes + KEY_OFFSET, 4));
+    for (uint32_t i = 0; i < WAYS; i++) {
+        uint32_t place = epw_end_place(peers->fabric, i);
+        remote->ways[i].its = epw_key_of((uint32_t)epw_take_little(offer->bytes + key_offset(i), 4));
+        remote->ways[i].own = epw_key_of(peers->image_keys[place].own);
+    }
     for (uint32_t lane = 0; lane < peers->lanes; lane++) {
         way *w = &remote->ways[lane];
         uint64_t areas[EPW_AREAS];
@@ -377,6 +411,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     for (uint32_t i = 0; status == EPW_OK && i < WAYS; i++) {
         epw_end_peer end = {.link = link,
                             .number = (uint32_t)epw_take_little(offer->bytes + number_offset(i), 4),
+                            .lane = i,
                             .nic = offer->bytes + NIC_OFFSET,
                             .deadline_ns = deadline_ns};
         if (has_way(peers, i)) status = epw_end_connect(peers->fabric, &remote->ways[i].end, &end, where);
@@ -432,7 +467,7 @@ void epw_remotes_close(epw_peers *peers) {
         destroy(peers->offered[peer]);
     }
     if (peers->image != NULL && !inherited) {
-        epw_end_deregister(peers->fabric, peers->image_key);
+        epw_end_deregister_all(peers->fabric, peers->image_keys);
         free_image(peers, peers->image, image_bytes(peers));
     }
     peers->image = NULL;
@@ -466,36 +501,34 @@ static uint64_t image_of(const way *w, uint64_t offset) {
     return w->image[area] + (offset - w->stretches[area].offset);
 }
 
-static uint64_t post_lent_rows(const epw_remote *remote, way *w, uint64_t index, const epw_range *range) {
+static uint64_t post_lent_rows(way *w, uint64_t index, const epw_range *range) {
     const epw_lent_rows *lent = range->lent;
     uint64_t from = image_of(w, range->offset);
-    epw_key key = epw_key_of(remote->peers->image_key), rows = epw_key_of(lent->key);
+    epw_key rows = epw_key_of(lent->key);
     for (uint32_t i = 0; i < range->count; i++, index++)
         epw_entry_write_both(epw_queue_slot(&w->queue, index), w->queue.pair, index,
-                             (epw_place_of){range->offset + i * range->stride, remote->its},
-                             (epw_place_of){from + i * range->stride, key}, lent->head_bytes,
+                             (epw_place_of){range->offset + i * range->stride, w->its},
+                             (epw_place_of){from + i * range->stride, w->own}, lent->head_bytes,
                              (epw_place_of){lent->numbers[i] * lent->stride, rows},
                              (uint32_t)range->bytes - lent->head_bytes, EPW_SIGNAL_ERRORS);
     return index;
 }
 
-static uint64_t post_range(const epw_remote *remote, way *w, uint64_t index, const epw_range *range) {
+static uint64_t post_range(way *w, uint64_t index, const epw_range *range) {
     uint32_t entries = entries_of(range);
     if (entries == 0) return index;
-    if (range->lent != NULL) return post_lent_rows(remote, w, index, range);
+    if (range->lent != NULL) return post_lent_rows(w, index, range);
     uint64_t from = image_of(w, range->offset);
     uint64_t bytes = entries == 1 ? range->bytes * range->count : range->bytes;
-    epw_key key = epw_key_of(remote->peers->image_key);
     for (uint32_t i = 0; i < entries; i++, index++)
         epw_entry_write(epw_queue_slot(&w->queue, index), w->queue.pair, index,
-                        (epw_place_of){range->offset + i * range->stride, remote->its},
-                        (epw_place_of){from + i * range->stride, key}, (uint32_t)bytes, EPW_SIGNAL_ERRORS);
+                        (epw_place_of){range->offset + i * range->stride, w->its},
+                        (epw_place_of){from + i * range->stride, w->own}, (uint32_t)bytes, EPW_SIGNAL_ERRORS);
     return index;
 }
 
 void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset, uint64_t value,
                        const epw_range *ranges, uint32_t count) {
-    const epw_remote *remote = peers->remotes[peer];
     way *w = way_to(peers, lane, peer);
     uint32_t entries = 1;
     uint64_t index;
@@ -505,9 +538,9 @@ void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
         return;
     }
     uint64_t at = index;
-    for (uint32_t i = 0; i < count; i++) at = post_range(remote, w, at, &ranges[i]);
-    epw_entry_write_word(epw_queue_slot(&w->queue, at), w->queue.pair, at,
-                         (epw_place_of){offset, remote->its}, value, EPW_SIGNAL_ALWAYS);
+    for (uint32_t i = 0; i < count; i++) at = post_range(w, at, &ranges[i]);
+    epw_entry_write_word(epw_queue_slot(&w->queue, at), w->queue.pair, at, (epw_place_of){offset, w->its},
+                         value, EPW_SIGNAL_ALWAYS);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t area = area_of(w, ranges[i].offset);
         if (entries_of(&ranges[i]) > 0 && area < EPW_AREAS) epw_store_release_64(&w->flushed[area], at + 1);
@@ -526,14 +559,15 @@ bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer,
     return epw_queue_is_done(&w->queue, last);
 }
 
-uint32_t epw_remotes_lend(const epw_peers *peers, const void *rows, uint64_t bytes) {
+uint32_t epw_remotes_lend(const epw_peers *peers, uint32_t lane, const void *rows, uint64_t bytes) {
     epw_region region = {.base = (unsigned char *)(uintptr_t)rows,
                          .rights = EPW_REGION_READ,
                          .count = 1,
                          .stretches = {{0, bytes}}};
     epw_keys keys;
     epw_where where = {"lend", (int)peers->rank, -1};
-    return epw_end_register(peers->fabric, &region, where, &keys) == EPW_OK ? keys.own : 0;
+    uint32_t place = epw_end_place(peers->fabric, lane);
+    return epw_end_register(peers->fabric, place, &region, where, &keys) == EPW_OK ? keys.own : 0;
 }
 
 /* Whether nothing that was posted on the lane is still to be read. */
@@ -563,11 +597,41 @@ void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key, 
         if (!await_flushed(peers, lane, peer, given_up ? soon : until_ns))
             epw_nic_end_link(nic, peers->remotes[peer]->link);
     }
-    epw_end_deregister(peers->fabric, key);
+    epw_end_deregister(peers->fabric, epw_end_place(peers->fabric, lane), key);
 }
 
 bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer) {
     return epw_end_broken(&way_to(peers, lane, peer)->end);
+}
+
+/* Whether the way has broken; then also why. */
+static bool tell_trouble(way *w, char *text) {
+    char event[EPW_MLX5_TEXT];
+    epw_queue_fault fault;
+    if (!epw_end_broken(&w->end)) return false;
+    if (*epw_end_trouble(&w->end, event) != '\0') {
+        snprintf(text, EPW_TROUBLE_TEXT, "%s", event);
+    } else if (epw_queue_failed(&w->queue, &fault) && fault.syndrome != EPW_SYNDROME_FLUSHED) {
+        snprintf(text, EPW_TROUBLE_TEXT, "an entry for it failed: %s (syndrome 0x%02x, vendor 0x%02x)%s",
+                 epw_syndrome_text(fault.syndrome), fault.syndrome, fault.vendor,
+                 epw_syndrome_remedy(fault.syndrome));
+    } else {
+        snprintf(
+            text, EPW_TROUBLE_TEXT,
+            "the connection to its NIC is gone, or it took nothing for so long that its queue was full: see "
+            "that its process lives, and the network between the hosts");
+    }
+    return true;
+}
+
+const char *epw_remote_trouble(epw_peers *peers, uint32_t peer, char *text) {
+    *text = '\0';
+    pthread_mutex_lock(&peers->lock);
+    epw_remote *remote = peers->remotes != NULL ? peers->remotes[peer] : NULL;
+    for (uint32_t i = 0, told = 0; remote != NULL && !told && i < WAYS; i++)
+        if (has_way(peers, i)) told = tell_trouble(&remote->ways[i], text);
+    pthread_mutex_unlock(&peers->lock);
+    return text;
 }
 
 void epw_remotes_poll(const epw_peers *peers) {
@@ -601,8 +665,8 @@ void epw_remote_ways(const epw_peers *peers, uint32_t peer, epw_gpu_way *out) {
     const epw_remote *remote = peers->remotes[peer];
     for (uint32_t lane = 0; lane < peers->lanes; lane++) {
         out[lane] = (epw_gpu_way){.queue = remote->ways[lane].queue,
-                                  .its = remote->its,
-                                  .own = epw_key_of(peers->image_key),
+                                  .its = remote->ways[lane].its,
+                                  .own = remote->ways[lane].own,
                                   .image = (uint64_t)(uintptr_t)peers->image};
     }
 }

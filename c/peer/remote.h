@@ -49,9 +49,9 @@ void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
  */
 bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t areas);
 
-/* Memory of the caller's that rows are posted from, a region of the NIC until it is taken back. 0: there is
- * no room for it. */
-uint32_t epw_remotes_lend(const epw_peers *peers, const void *rows, uint64_t bytes);
+/* Memory of the caller's that rows are posted from on a lane, a region of the NIC until it is taken back. 0:
+ * there is no room for it. */
+uint32_t epw_remotes_lend(const epw_peers *peers, uint32_t lane, const void *rows, uint64_t bytes);
 
 /* Nothing reads it once this returns. Waits until the peers have what was posted on the lane, until then at
  * most; the connection to one that has not taken it ends, and soon if it is a suspect. The lane is locked. */
@@ -59,6 +59,10 @@ void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key, 
 
 /* Whether nothing travels any more. What came before that has been placed. */
 bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer);
+
+/* For print: why nothing travels any more, and what to do; "" if something does, or the path to the peer is
+ * no queue. Returns `text`, of EPW_TROUBLE_TEXT. */
+const char *epw_remote_trouble(epw_peers *peers, uint32_t peer, char *text);
 
 /* Where kernels post by the lanes' queues, and are done: nobody need wait for this rank any longer. */
 void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value);

@@ -2,6 +2,7 @@
 #include "peer/remote_gpu.h"
 
 #include "device/cuda.h"
+#include "device/cuda_rdma.h"
 #include "device/cuda_registers.h"
 #include "device/memory_limit.h"
 #include "peer/inbox.h"
@@ -47,6 +48,43 @@ void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring) {
     memcpy(ring, &peers->gpu->rings, sizeof ring);
     peers->gpu->rings = ring;
     pthread_mutex_unlock(&peers->gpu->rings_lock);
+}
+
+struct epw_gpu_entries {
+    epw_gpu_entries *next; /* of those that nobody uses */
+    epw_rdma_memory memory;
+    epw_mlx5_ring ring;
+};
+
+epw_status epw_remote_gpu_take_entries(epw_peers *peers, uint64_t bytes, epw_where where,
+                                       epw_gpu_entries **out) {
+    pthread_mutex_lock(&peers->gpu->rings_lock);
+    epw_gpu_entries *ring = peers->gpu->spare_entries;
+    if (ring != NULL) peers->gpu->spare_entries = ring->next;
+    pthread_mutex_unlock(&peers->gpu->rings_lock);
+    *out = ring;
+    if (ring != NULL) return EPW_OK;
+    ring = calloc(1, sizeof *ring);
+    if (ring == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a ring");
+    epw_status status = epw_cuda_rdma_alloc(peers->gpu->device, bytes, where, &ring->memory);
+    if (status != EPW_OK) {
+        free(ring);
+        return status;
+    }
+    ring->ring = (epw_mlx5_ring){.address = ring->memory.address, .dmabuf = ring->memory.dmabuf};
+    *out = ring;
+    return EPW_OK;
+}
+
+void epw_remote_gpu_give_entries(epw_peers *peers, epw_gpu_entries *ring) {
+    pthread_mutex_lock(&peers->gpu->rings_lock);
+    ring->next = peers->gpu->spare_entries;
+    peers->gpu->spare_entries = ring;
+    pthread_mutex_unlock(&peers->gpu->rings_lock);
+}
+
+const epw_mlx5_ring *epw_remote_gpu_entries(const epw_gpu_entries *ring) {
+    return &ring->ring;
 }
 
 static epw_gpu_register *mapped(const epw_peers_gpu *g, const uint64_t *reg) {
@@ -103,6 +141,12 @@ void epw_remote_gpu_close(epw_peers *peers) {
         unsigned char *ring = g->rings;
         memcpy(&g->rings, ring, sizeof ring);
         epw_cuda_host_free(g->device, ring);
+    }
+    while (g->spare_entries != NULL) {
+        epw_gpu_entries *ring = g->spare_entries;
+        g->spare_entries = ring->next;
+        epw_cuda_rdma_free(g->device, &ring->memory);
+        free(ring);
     }
     for (uint32_t i = 0; i < g->register_count; i++) epw_cuda_unmap_register(g->device, g->registers[i].host);
     free(g->registers);
@@ -165,6 +209,21 @@ epw_status epw_remote_gpu_take_ring(epw_peers *peers, uint64_t bytes, epw_where 
 
 void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring) {
     (void)peers, (void)ring;
+}
+
+epw_status epw_remote_gpu_take_entries(epw_peers *peers, uint64_t bytes, epw_where where,
+                                       epw_gpu_entries **out) {
+    (void)peers, (void)bytes, (void)out;
+    return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
+}
+
+void epw_remote_gpu_give_entries(epw_peers *peers, epw_gpu_entries *ring) {
+    (void)peers, (void)ring;
+}
+
+const epw_mlx5_ring *epw_remote_gpu_entries(const epw_gpu_entries *ring) {
+    (void)ring;
+    return NULL;
 }
 
 epw_status epw_remote_gpu_map_register(epw_peers *peers, uint64_t *reg, bool in_memory, epw_where where,

@@ -6,6 +6,7 @@
 #ifndef EPW_PEER_REMOTE_GPU_H
 #define EPW_PEER_REMOTE_GPU_H
 
+#include "nic/mlx5.h"
 #include "peer/peers.h"
 
 /* Zeroed pinned memory, at the same address for this process and its GPU. */
@@ -15,6 +16,13 @@ void epw_remote_gpu_free_image(epw_peers *peers, unsigned char *image);
 /* A ring for a pair's memory, all of one size; with the floor locked. */
 epw_status epw_remote_gpu_take_ring(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out);
 void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring);
+
+/* A ring's entries in GPU memory, all of one size; with the floor locked. */
+typedef struct epw_gpu_entries epw_gpu_entries;
+epw_status epw_remote_gpu_take_entries(epw_peers *peers, uint64_t bytes, epw_where where,
+                                       epw_gpu_entries **out);
+void epw_remote_gpu_give_entries(epw_peers *peers, epw_gpu_entries *ring);
+const epw_mlx5_ring *epw_remote_gpu_entries(const epw_gpu_entries *ring);
 
 /* Where kernels write an adapter's register: mapped until the buffer ends, for whichever pair has it. See
  * device/cuda_registers.h. */

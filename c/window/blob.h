@@ -10,7 +10,7 @@
 #define EPW_BLOB_FORMAT 5
 
 /* What the peer floor says of the queues that lead to a rank, see peer/remote.h: carried as it is. */
-#define EPW_BLOB_QUEUE_MAX 256
+#define EPW_BLOB_QUEUE_MAX 320
 typedef struct epw_blob_queue {
     uint32_t length; /* 0: no queue leads there */
     unsigned char bytes[EPW_BLOB_QUEUE_MAX];

@@ -145,6 +145,12 @@ impl EpBuffer {
     pub fn nic(&self) -> Option<String> {
         self.inner.ffi.nic()
     }
+
+    /// For print: why nothing travels by the queues to `peer` any more ([`Cause::Link`](crate::Cause::Link)), and what to do about it,
+    /// until it is connected again. `None` if something does, or its path is no queue. Nothing is to be read out of it.
+    pub fn trouble(&self, peer: u32) -> Option<String> {
+        self.inner.ffi.trouble(peer)
+    }
 }
 
 fn present(blobs: &[Vec<u8>]) -> impl Iterator<Item = (u32, &[u8])> {

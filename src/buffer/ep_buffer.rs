@@ -41,7 +41,7 @@ impl EpBuffer {
     pub(super) fn made(rank: u32, ranks: u32, mut config: EpConfig, setting: Setting) -> Result<Self> {
         config.paths = setting.paths(rank, config.paths)?;
         let plan = Plan::new(&config, ranks)?;
-        let fabric = config.paths.queue.then(|| fabric::of(rank, setting.key)).transpose()?;
+        let fabric = config.paths.queue.then(|| fabric::of(rank, setting.key, config.device)).transpose()?;
         let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
         let inner = Inner { watchers: Default::default(), ffi, rank, config, plan };

@@ -1,11 +1,13 @@
 //! The fabrics of this process: one for each rank that has buffers with queues, shared by them.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use crate::config::Device;
 use crate::env::{self, Token};
 use crate::error::{Error, Failure, Result};
-use crate::ffi::{Fabric, FabricOptions};
+use crate::ffi::{Adapters, Fabric, FabricOptions};
 use crate::rendezvous::auth;
 use crate::sys;
 
@@ -15,14 +17,14 @@ pub(crate) type WireKey = Option<[u8; 32]>;
 /// By process, rank and key: a forked child has none of its parent's threads.
 static FABRICS: Mutex<BTreeMap<(u32, u32, WireKey), Weak<Fabric>>> = Mutex::new(BTreeMap::new());
 
-/// That of this rank, which lives as long as one of its buffers.
-pub(super) fn of(rank: u32, key: WireKey) -> Result<Arc<Fabric>> {
+/// That of this rank, which lives as long as one of its buffers. Its adapters are near to the device of the first of them.
+pub(super) fn of(rank: u32, key: WireKey, device: Device) -> Result<Arc<Fabric>> {
     let mut fabrics = FABRICS.lock().unwrap_or_else(PoisonError::into_inner);
     let id = (std::process::id(), rank, key);
     if let Some(fabric) = fabrics.get(&id).and_then(Weak::upgrade) {
         return Ok(fabric);
     }
-    let options = options(key).map_err(|text| Error::Invalid(Failure::new("create", rank, text)))?;
+    let options = options(key, device).map_err(|text| Error::Invalid(Failure::new("create", rank, text)))?;
     let fabric = Arc::new(Fabric::create(rank, &options)?);
     fabrics.retain(|_, fabric| fabric.strong_count() > 0);
     fabrics.insert(id, Arc::downgrade(&fabric));
@@ -43,7 +45,7 @@ pub(super) fn key_without_group(rank: u32) -> Result<WireKey> {
 }
 
 /// As the environment says; a text that names the variable that cannot be so.
-fn options(key: WireKey) -> std::result::Result<FabricOptions, String> {
+fn options(key: WireKey, device: Device) -> std::result::Result<FabricOptions, String> {
     let nic = env::value(env::NIC).map_or(Ok(sys::EPW_NIC_SOFT), |name| nic(&name))?;
     let asked = env::value(env::WIRES).map(|names| Wires::parse(&names)).transpose();
     let asked = asked.map_err(|text| format!("{}: {text}", env::WIRES))?;
@@ -56,7 +58,35 @@ fn options(key: WireKey) -> std::result::Result<FabricOptions, String> {
     let ring_bytes = env::value(env::RING_BYTES).map_or(Ok(0), |text| ring_bytes(&text))?;
     let doorbells =
         env::value(env::DOORBELLS).map_or(Ok(sys::EPW_DOORBELLS_AUTO), |name| doorbells(&name))?;
-    Ok(FabricOptions { wires: wires.to_c(), nic, ports, interfaces, key, ring_bytes, doorbells })
+    let rings = env::value(env::RINGS).map_or(Ok(sys::EPW_RINGS_HOST), |name| rings(&name))?;
+    let adapters = Adapters {
+        filter: env::value(env::HCA),
+        count: env::value(env::ADAPTERS).map_or(Ok(1), |text| number(env::ADAPTERS, &text, 1..=2))?,
+        service_level: env::value(env::SERVICE_LEVEL)
+            .map_or(Ok(0), |text| number(env::SERVICE_LEVEL, &text, 0..=15))?,
+        traffic_class: env::value(env::TRAFFIC_CLASS)
+            .map_or(Ok(0), |text| number(env::TRAFFIC_CLASS, &text, 0..=255))?,
+        hop_limit: env::value(env::HOP_LIMIT).map_or(Ok(0), |text| number(env::HOP_LIMIT, &text, 1..=255))?,
+        rings,
+    };
+    let wires = wires.to_c();
+    Ok(FabricOptions {
+        wires,
+        nic,
+        ports,
+        interfaces,
+        key,
+        ring_bytes,
+        doorbells,
+        device: device.to_c(),
+        adapters,
+    })
+}
+
+/// The number that a variable has, within its limits.
+fn number(name: &str, text: &str, limits: RangeInclusive<u32>) -> std::result::Result<u32, String> {
+    let found = text.trim().parse().ok().filter(|found| limits.contains(found));
+    found.ok_or_else(|| format!("{name}: {text:?} is no number from {} to {}", limits.start(), limits.end()))
 }
 
 /// So many bytes.
@@ -94,6 +124,16 @@ fn doorbells(name: &str) -> std::result::Result<u32, String> {
         "gpu" => Ok(sys::EPW_DOORBELLS_GPU),
         "host" => Ok(sys::EPW_DOORBELLS_HOST),
         _ => Err(format!("{}: {name:?} is no way to ring: give auto, gpu or host", env::DOORBELLS)),
+    }
+}
+
+/// The place of rings of that name.
+fn rings(name: &str) -> std::result::Result<u32, String> {
+    match name.trim() {
+        "host" => Ok(sys::EPW_RINGS_HOST),
+        "gpu" => Ok(sys::EPW_RINGS_GPU),
+        "auto" => Ok(sys::EPW_RINGS_AUTO),
+        _ => Err(format!("{}: {name:?} is no place of rings: give host, gpu or auto", env::RINGS)),
     }
 }
 
@@ -159,6 +199,15 @@ mod tests {
     }
 
     #[test]
+    fn numbers_have_limits() {
+        assert_eq!(number(env::TRAFFIC_CLASS, " 106 ", 0..=255), Ok(106));
+        for wrong in ["", "256", "-1", "0x10", "many"] {
+            let text = number(env::TRAFFIC_CLASS, wrong, 0..=255).unwrap_err();
+            assert!(text.starts_with("EPWIRE_TC: ") && text.ends_with("from 0 to 255"), "{text}");
+        }
+    }
+
+    #[test]
     fn a_nic_has_a_name() {
         assert_eq!(nic("soft"), Ok(sys::EPW_NIC_SOFT));
         assert_eq!(nic("strict"), Ok(sys::EPW_NIC_STRICT));
@@ -172,6 +221,8 @@ mod tests {
         assert_eq!(doorbells("auto"), Ok(sys::EPW_DOORBELLS_AUTO));
         assert_eq!(doorbells("gpu"), Ok(sys::EPW_DOORBELLS_GPU));
         assert_eq!(doorbells(" host "), Ok(sys::EPW_DOORBELLS_HOST));
+        assert_eq!((rings("host"), rings("gpu"), rings("auto")), (Ok(0), Ok(1), Ok(2)));
+        assert!(rings("cpu").unwrap_err().starts_with("EPWIRE_RINGS: \"cpu\""));
         assert!(doorbells("cpu").unwrap_err().starts_with("EPWIRE_DOORBELLS: \"cpu\""));
     }
 }

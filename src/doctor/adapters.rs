@@ -6,6 +6,8 @@ use std::net::Ipv6Addr;
 use super::limits::locked_memory;
 use super::report::{Check, Verdict};
 use super::sysfs::{Tree, number, state};
+use crate::env;
+use crate::ffi::{self, BusPlace, Finding};
 
 const CLASS: &str = "/sys/class/infiniband";
 /// Entries of a port's table of GIDs that are looked at, and functions of the bus.
@@ -13,8 +15,53 @@ const GIDS_MAX: usize = 1024;
 /// Bytes in front of the payload of a packet of RoCE v2.
 const ROCE_HEADERS: u64 = 92;
 
+/// What a process finds of adapters beside files.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Opened {
+    /// Adapters and what they told when they were opened.
+    pub(super) findings: Vec<(String, Vec<Finding>)>,
+    /// `EPWIRE_HCA`
+    pub(super) filter: Option<String>,
+    /// Whether `EPWIRE_TC` is set.
+    pub(super) traffic_class: bool,
+}
+
+impl Opened {
+    /// Opens those of this machine that are mlx5; with `EPWIRE_NIC=fake` also a fake one.
+    pub(super) fn of_process(tree: &Tree, gpus: &[String]) -> Self {
+        let names = tree.names(CLASS).into_iter();
+        let mlx5 = names.filter(|name| driver_name(tree, name).is_some_and(|name| name.starts_with("mlx5")));
+        let probe = |name: String| {
+            let findings = ffi::probe_adapter(&name, nearest_gpu(tree, &name, gpus));
+            (name, findings)
+        };
+        let mut findings: Vec<(String, Vec<Finding>)> = mlx5.map(probe).collect();
+        if env::value(env::NIC).as_deref() == Some("fake") {
+            let gpu = (!gpus.is_empty()).then_some(0);
+            findings.push(("fake_0".to_owned(), ffi::probe_fake_adapter(0, gpu)));
+        }
+        let filter = env::value(env::HCA);
+        Self { findings, filter, traffic_class: env::value(env::TRAFFIC_CLASS).is_some() }
+    }
+
+    fn of(&self, device: &str) -> Vec<Check> {
+        let of_device = self.findings.iter().filter(|(name, _)| name == device);
+        let findings: Vec<&Finding> = of_device.flat_map(|(_, findings)| findings).collect();
+        let check = |finding: &&Finding| {
+            let verdict = match finding.verdict {
+                0 => Verdict::Ok,
+                1 => Verdict::Unknown,
+                2 => Verdict::Warning,
+                _ => Verdict::Missing,
+            };
+            Check::new(format!("{device} {}", finding.name), verdict, &finding.text)
+        };
+        findings.iter().map(check).collect()
+    }
+}
+
 /// Of queues that an adapter drains. `gpus`: bus addresses, as `0000:1a:00.0`; `dma_buf`: what that is found to be.
-pub(super) fn checks(tree: &Tree, gpus: &[String], dma_buf: Option<Check>) -> Vec<Check> {
+pub(super) fn checks(tree: &Tree, gpus: &[String], dma_buf: Option<Check>, opened: &Opened) -> Vec<Check> {
     let devices = tree.names(CLASS);
     let has_dma_buf = dma_buf.as_ref().is_some_and(|check| check.verdict == Verdict::Ok);
     let mut checks = vec![locked_memory(tree), peermem(tree, has_dma_buf)];
@@ -26,16 +73,20 @@ pub(super) fn checks(tree: &Tree, gpus: &[String], dma_buf: Option<Check>) -> Ve
             Check::missing("adapters", format!("none in {CLASS}: queues are drained by a NIC in software, over TCP"))
                 .remedy("where the machine has one: load its driver (mlx5_ib), in a container --device=/dev/infiniband"),
         );
-        return checks;
+    } else {
+        checks.insert(0, Check::ok("adapters", devices.join(", ")));
     }
-    checks.insert(0, Check::ok("adapters", devices.join(", ")));
     for device in &devices {
         checks.push(driver(tree, device));
-        checks.extend(ports(tree, device));
+        checks.extend(ports(tree, device, opened.traffic_class));
         checks.push(device_file(tree, device));
-        checks.push(control(device));
+        checks.extend(opened.of(device));
         checks.extend(nearest(tree, device, gpus));
+        checks.extend(translation(tree, device).filter(|_| !gpus.is_empty()));
     }
+    let others = opened.findings.iter().filter(|(name, _)| !devices.contains(name));
+    checks.extend(others.flat_map(|(name, _)| opened.of(name)));
+    checks.extend((0..).zip(gpus).filter_map(|(turn, gpu)| chosen(tree, &devices, gpu, turn, opened)));
     checks
 }
 
@@ -59,16 +110,16 @@ fn driver(tree: &Tree, device: &str) -> Check {
     }
 }
 
-fn ports(tree: &Tree, device: &str) -> Vec<Check> {
+fn ports(tree: &Tree, device: &str, has_class: bool) -> Vec<Check> {
     let folder = format!("{CLASS}/{device}/ports");
     let names = tree.names(&folder);
     if names.is_empty() {
         return vec![Check::unknown(format!("{device} ports"), format!("{folder} shows none"))];
     }
-    names.iter().flat_map(|port| of_port(tree, device, port)).collect()
+    names.iter().flat_map(|port| of_port(tree, device, port, has_class)).collect()
 }
 
-fn of_port(tree: &Tree, device: &str, port: &str) -> Vec<Check> {
+fn of_port(tree: &Tree, device: &str, port: &str, has_class: bool) -> Vec<Check> {
     let label = format!("{device} port {port}");
     let fact = |file: &str| tree.text(&format!("{CLASS}/{device}/ports/{port}/{file}"));
     let (activity, layer) = match (fact("state"), fact("link_layer")) {
@@ -107,7 +158,18 @@ fn of_port(tree: &Tree, device: &str, port: &str) -> Vec<Check> {
         "" => Check::ok(label, facts.join(", ")),
         remedy => Check::warning(label, facts.join(", ")).remedy(remedy),
     };
-    vec![check, address(device, port, ethernet, &gids)]
+    let class = traffic_class(tree, device, port).filter(|_| ethernet && !has_class);
+    [Some(check), Some(address(device, port, ethernet, &gids)), class].into_iter().flatten().collect()
+}
+
+/// What somebody has set in the kernel, for reasons that hold for these queues too.
+fn traffic_class(tree: &Tree, device: &str, port: &str) -> Option<Check> {
+    let file = format!("{CLASS}/{device}/tc/{port}/traffic_class");
+    let text = tree.text(&file).ok()?;
+    let class = number(&text).filter(|class| *class > 0 && *class < 256)?;
+    let label = format!("{device} port {port} traffic class");
+    let reason = format!("{class} in {file}, which queue pairs of DevX do not heed: they send with 0");
+    Some(Check::warning(label, reason).remedy(format!("{}={class}", env::TRAFFIC_CLASS)))
 }
 
 fn lid_number(text: &str) -> String {
@@ -202,11 +264,6 @@ fn device_file(tree: &Tree, device: &str) -> Check {
     }
 }
 
-/// The place of what an open adapter tells: DevX, its capabilities, umem by each way, the mapping of its doorbells.
-fn control(device: &str) -> Check {
-    Check::unknown(format!("{device} DevX, umem, doorbells"), "this version does not open adapters")
-}
-
 /// Either of the ways by which an adapter reaches GPU memory.
 fn peermem(tree: &Tree, has_dma_buf: bool) -> Check {
     const NAME: &str = "nvidia_peermem";
@@ -241,51 +298,97 @@ fn override_of_mappings(tree: &Tree) -> Check {
     }
 }
 
-/// How far two functions of the bus are from each other, nearest first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Distance {
-    Switch,
-    RootPort,
-    RootComplex,
-    Far,
+fn place(tree: &Tree, link: &str) -> Option<BusPlace> {
+    let path = tree.real(link)?;
+    let node = tree.text(&format!("{path}/numa_node")).ok().and_then(|node| node.parse().ok());
+    Some(BusPlace::new(&path, node.unwrap_or(-1)))
 }
 
-/// By the parts of their paths below `/sys/devices` that are the same.
-fn distance(a: &str, b: &str) -> Distance {
-    let parts = |path: &str| -> Vec<String> {
-        path.split('/').skip_while(|part| !part.starts_with("pci")).map(str::to_owned).collect()
+fn place_of_adapter(tree: &Tree, device: &str) -> Option<BusPlace> {
+    place(tree, &format!("{CLASS}/{device}/device"))
+}
+
+fn place_of_gpu(tree: &Tree, gpu: &str) -> Option<BusPlace> {
+    place(tree, &format!("/sys/bus/pci/devices/{}", gpu.to_lowercase()))
+}
+
+/// Each GPU that has a place, by how far it is from the adapter: number, in words, ordinal.
+fn distances(tree: &Tree, device: &str, gpus: &[String]) -> Vec<(u32, String, usize)> {
+    let Some(own) = place_of_adapter(tree, device) else { return Vec::new() };
+    let far = |(ordinal, gpu): (usize, &String)| {
+        let (distance, words) = own.distance(&place_of_gpu(tree, gpu)?);
+        Some((distance, words, ordinal))
     };
-    let (a, b) = (parts(a), parts(b));
-    let same = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
-    match same {
-        0 => Distance::Far,
-        1 => Distance::RootComplex,
-        2 => Distance::RootPort,
-        _ => Distance::Switch,
-    }
+    let mut all: Vec<(u32, String, usize)> = gpus.iter().enumerate().filter_map(far).collect();
+    all.sort();
+    all
+}
+
+/// The ordinal of one that is nearest.
+fn nearest_gpu(tree: &Tree, device: &str, gpus: &[String]) -> Option<u32> {
+    let first = distances(tree, device, gpus).first().map_or(0, |(_, _, ordinal)| *ordinal);
+    (!gpus.is_empty()).then_some(first as u32)
 }
 
 /// The GPUs that are nearest to the adapter.
 fn nearest(tree: &Tree, device: &str, gpus: &[String]) -> Option<Check> {
-    let own = tree.real(&format!("{CLASS}/{device}/device"))?;
-    let far = |gpu: &String| {
-        let path = tree.real(&format!("/sys/bus/pci/devices/{}", gpu.to_lowercase()))?;
-        Some((distance(&own, &path), gpu.clone()))
-    };
-    let mut all: Vec<(Distance, String)> = gpus.iter().filter_map(far).collect();
-    all.sort();
-    let (least, _) = *all.first()?;
-    let near: Vec<&str> = all.iter().take_while(|(d, _)| *d == least).map(|(_, gpu)| gpu.as_str()).collect();
-    let label = format!("{device} nearest GPU");
-    let near = near.join(", ");
-    Some(match least {
-        Distance::Switch => Check::ok(label, format!("{near}, behind the same switch")),
-        Distance::RootPort => Check::ok(label, format!("{near}, behind the same root port")),
-        Distance::RootComplex => Check::warning(label, format!("{near}, across the root complex"))
+    /// Beyond this the root complex is between them.
+    const ROOT_PORT: u32 = 1;
+    const ROOT_COMPLEX: u32 = 2;
+    let all = distances(tree, device, gpus);
+    let (least, words, _) = all.first()?;
+    let near = all.iter().take_while(|(distance, ..)| distance == least);
+    let near: Vec<&str> = near.map(|(_, _, ordinal)| gpus[*ordinal].as_str()).collect();
+    let (label, reason) = (format!("{device} nearest GPU"), format!("{}, {words}", near.join(", ")));
+    Some(match *least {
+        ..=ROOT_PORT => Check::ok(label, reason),
+        ROOT_COMPLEX => Check::warning(label, reason)
             .remedy("see that ACS and the IOMMU let devices reach each other, and which slots they are in"),
-        Distance::Far => Check::warning(label, format!("{near}, on another root complex or socket"))
-            .remedy("use an adapter of the GPU's own socket, if there is one"),
+        _ => Check::warning(label, reason).remedy("use an adapter of the GPU's own switch, if there is one"),
     })
+}
+
+/// Whether the IOMMU has a say in what it reads and writes of a GPU.
+fn translation(tree: &Tree, device: &str) -> Option<Check> {
+    let kind = tree.text(&format!("{CLASS}/{device}/device/iommu_group/type")).ok()?;
+    let label = format!("{device} IOMMU");
+    Some(match kind.as_str() {
+        "identity" => Check::ok(label, "leaves addresses as they are"),
+        _ => Check::warning(
+            label,
+            format!("translates ({kind}): what goes to a GPU takes the way through the root complex, if any"),
+        )
+        .remedy("iommu=pt on the kernel's command line, where virtual machines do not need it"),
+    })
+}
+
+/// Which adapter a rank on this GPU tries first, as the library decides.
+fn chosen(tree: &Tree, devices: &[String], gpu: &str, turn: u32, opened: &Opened) -> Option<Check> {
+    let filter = opened.filter.as_deref().unwrap_or_default();
+    let own = place_of_gpu(tree, gpu)?;
+    let wanted = |device: &&String| (1..=2).any(|port| ffi::adapter_wanted(filter, device, port));
+    let mlx5 = |device: &&String| driver_name(tree, device).is_some_and(|name| name.starts_with("mlx5"));
+    let active = |device: &&String| {
+        let folder = format!("{CLASS}/{device}/ports");
+        let state = |port: &String| tree.text(&format!("{folder}/{port}/state"));
+        tree.names(&folder).iter().any(|port| state(port).is_ok_and(|text| text.ends_with("ACTIVE")))
+    };
+    let usable: Vec<&String> = devices.iter().filter(wanted).filter(mlx5).filter(active).collect();
+    let label = format!("{gpu} adapter");
+    if usable.is_empty() {
+        let none =
+            (!devices.is_empty()).then(|| Check::missing(label, "no mlx5 adapter with an active port"))?;
+        return Some(match filter {
+            "" => none,
+            _ => none.remedy(format!("{}={filter} has to let one through", env::HCA)),
+        });
+    }
+    let unknown = || BusPlace::new("", -1);
+    let places: Vec<BusPlace> =
+        usable.iter().map(|device| place_of_adapter(tree, device).unwrap_or_else(unknown)).collect();
+    let first = *ffi::adapters_order(&places, &own, turn).first()?;
+    let (_, words) = own.distance(&places[first]);
+    Some(Check::ok(label, format!("{}, {words}", usable[first])))
 }
 
 #[cfg(test)]
@@ -312,20 +415,6 @@ mod tests {
     fn mtus_leave_room_for_headers() {
         for (mtu, path) in [(9000, 4096), (4188, 4096), (4187, 2048), (1500, 1024), (576, 256), (0, 256)] {
             assert_eq!(path_mtu(mtu), path, "{mtu}");
-        }
-    }
-
-    #[test]
-    fn distances_are_those_of_the_bus() {
-        let gpu = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0";
-        for (other, expected) in [
-            ("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0", Distance::Switch),
-            ("/sys/devices/pci0000:00/0000:00:01.0/0000:05:00.0", Distance::RootPort),
-            ("/sys/devices/pci0000:00/0000:00:02.0/0000:06:00.0", Distance::RootComplex),
-            ("/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0", Distance::Far),
-            ("/sys/devices/virtual/net", Distance::Far),
-        ] {
-            assert_eq!(distance(gpu, other), expected, "{other}");
         }
     }
 }

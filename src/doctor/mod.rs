@@ -41,15 +41,21 @@ struct Found {
     /// Of words between two ranks of this process, by shared memory and by queues: how long one took, or why none came.
     shared_memory: Result<Duration, String>,
     queue: Result<Duration, String>,
+    adapters: adapters::Opened,
 }
 
 /// Examines the machine as this process sees it. Takes a moment, some seconds where there are GPUs; ends within three minutes.
 pub fn examine() -> Report {
     let tree = sysfs::Tree::machine();
     let word = |paths: Paths| move || Trial::alone(paths).map_err(|error| error.to_string());
+    let gpus = bounded(gpu::found);
+    let (machine, buses) = (tree.clone(), gpu::buses(&tree, &gpus));
+    let buses = if gpus.is_ok() { buses } else { Vec::new() }; // what no process of CUDA sees cannot be tried
+    let opened = bounded(move || Ok(adapters::Opened::of_process(&machine, &buses)));
     let found = Found {
         settings: network::Settings::of_process(),
-        gpus: bounded(gpu::found),
+        gpus,
+        adapters: opened.unwrap_or_default(),
         shared_memory: bounded(word(Paths { shared_memory: true, ..Paths::NONE })),
         queue: bounded(word(Paths { queue: true, ..Paths::NONE })),
     };
@@ -71,7 +77,8 @@ pub fn of_files(root: &std::path::Path) -> Report {
     let settings =
         network::Settings { interfaces: Err(not_looked()), choice: None, token: Ok(false), ports: Ok(None) };
     let (gpus, shared_memory, queue) = (Err(not_looked()), Err(not_looked()), Err(not_looked()));
-    report(&sysfs::Tree::below(root), &Found { settings, gpus, shared_memory, queue })
+    let adapters = adapters::Opened::default();
+    report(&sysfs::Tree::below(root), &Found { settings, gpus, shared_memory, queue, adapters })
 }
 
 /// What `look` finds, if it comes back in time. Its thread is left behind where it hangs in the kernel.
@@ -94,7 +101,7 @@ fn report(tree: &sysfs::Tree, found: &Found) -> Report {
         ("thread, shm: ranks of one host", host),
         ("vmm, ipc: GPUs of one host", |tree, found| gpu::checks(tree, &found.gpus)),
         ("queue: ranks of any host, over TCP", queues),
-        ("IBGDA: GPUs that post to RDMA adapters (not in this version)", adapters),
+        ("queue: by RDMA adapters, to which GPUs may post (IBGDA; not yet run on one)", adapters),
     ];
     let section = |(path, look): (&str, Look)| {
         let (tree, found) = (tree.clone(), found.clone());
@@ -119,7 +126,7 @@ fn queues(tree: &sysfs::Tree, found: &Found) -> Vec<Check> {
 }
 
 fn adapters(tree: &sysfs::Tree, found: &Found) -> Vec<Check> {
-    adapters::checks(tree, &gpu::buses(tree, &found.gpus), gpu::dma_buf(&found.gpus))
+    adapters::checks(tree, &gpu::buses(tree, &found.gpus), gpu::dma_buf(&found.gpus), &found.adapters)
 }
 
 fn word(name: &str, way: &Result<Duration, String>) -> Check {

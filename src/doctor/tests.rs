@@ -5,10 +5,12 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::adapters::Opened;
 use super::gpu::Gpu;
 use super::network::Settings;
 use super::sysfs::Tree;
 use super::{Found, Report, Verdict, report};
+use crate::ffi;
 
 /// A folder like `/`, gone when dropped.
 struct Machine(PathBuf);
@@ -131,6 +133,7 @@ fn plain() -> Found {
         gpus: Err("no NVIDIA driver: libcuda.so.1 is not to be found".to_owned()),
         shared_memory: Ok(Duration::from_nanos(400)),
         queue: Ok(Duration::from_nanos(1200)),
+        adapters: Opened::default(),
     }
 }
 
@@ -183,6 +186,8 @@ fn adapters_with_gids_in_different_places() {
     let switch = "pci0000:00/0000:00:01.0/0000:17:00.0/0000:18:00.0";
     machine.pci(&format!("{switch}/0000:1a:00.0"));
     machine.pci("pci0000:80/0000:80:01.0/0000:1b:00.0");
+    machine.file("/sys/devices/pci0000:80/0000:80:01.0/0000:1b:00.0/numa_node", "1\n");
+    machine.file("/sys/devices/pci0000:c0/0000:c0:01.0/0000:c1:00.0/numa_node", "1\n");
     let on_switch = "pci0000:00/0000:00:01.0/0000:17:00.0/0000:18:01.0/0000:19:00.0";
     machine.adapter("mlx5_0", 0, Some(on_switch), &ETHERNET);
     for (index, kind) in ["IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2"].into_iter().enumerate() {
@@ -191,6 +196,9 @@ fn adapters_with_gids_in_different_places() {
     }
     machine.gid("mlx5_0", 4, "0000:0000:0000:0000:0000:0000:0000:0000", "", "");
     machine.adapter("mlx5_1", 1, Some("pci0000:80/0000:80:02.0/0000:8a:00.0"), &ETHERNET);
+    machine.file(&format!("/sys/devices/{on_switch}/iommu_group/type"), "identity\n");
+    machine.file("/sys/devices/pci0000:80/0000:80:02.0/0000:8a:00.0/iommu_group/type", "DMA-FQ\n");
+    machine.file("/sys/class/infiniband/mlx5_1/tc/1/traffic_class", "Global tclass=106\n");
     machine.gid("mlx5_1", 0, "0000:0000:0000:0000:0000:ffff:0a02:0005", "RoCE v2", "eth3");
     let infiniband = [
         ("state", "1: DOWN"),
@@ -204,6 +212,30 @@ fn adapters_with_gids_in_different_places() {
     found.settings.token = Ok(true);
     found.settings.ports = Ok(Some((29800, 29899)));
     machine.says("mlx5", &found);
+}
+
+/// Of a fake one that lacks this, as bits of `epw_fake_lack`.
+fn fake(lacks: u64) -> Opened {
+    Opened {
+        findings: vec![("fake_0".to_owned(), ffi::probe_fake_adapter(lacks, None))],
+        ..Opened::default()
+    }
+}
+
+#[test]
+fn a_fake_adapter_that_is_opened() {
+    let machine = Machine::new("fake");
+    machine.limits("1048576", "256000", "unlimited");
+    machine.says("fake", &Found { adapters: fake(0), ..plain() });
+}
+
+#[test]
+fn a_fake_adapter_without_what_queues_need() {
+    const NO_DEVX: u64 = 1 << 1;
+    let report = Machine::new("no-devx").report(&Found { adapters: fake(NO_DEVX), ..plain() });
+    let check = report.sections[3].checks.iter().find(|check| check.name == "fake_0 DevX").unwrap();
+    assert_eq!(check.verdict, Verdict::Missing, "{report}");
+    assert!(check.reason.contains("log_max_uctx"), "{report}");
 }
 
 #[test]

@@ -54,9 +54,13 @@
 //! `EPW_TEST_PATH=queue` between those of the C tests that include `tests/c/group.h`: `.ci/run queues` does both, over each wire.
 //!
 //! Of an adapter a queue pair is made by commands: `c/nic/end.h` chooses between the two, `c/nic/mlx5/commands.c` builds the
-//! commands, `c/nic/mlx5/open.c` finds port and address, `c/nic/mlx5/pair.c` leads a pair up and down. All that is asked of
+//! commands, `c/nic/mlx5/open.c` finds port and address, `c/nic/mlx5/pair.c` leads a pair up and down. Which adapters a rank uses is
+//! decided in `c/nic/choice.c`, by where they are on the bus (`c/nic/bus.c`), for the doctor too; a fabric has one or two, and keys,
+//! addresses and numbers of queue pairs go by the lane (`epw_end_place`). All that is asked of
 //! libibverbs and libmlx5 is in the table of `c/nic/mlx5/calls.h`, which `c/nic/fake/` answers in tests: it takes commands apart at
 //! places that `tests/nic/offsets` has read from what rdma-core and UCX publish, and gives finished pairs to the software NIC.
+//! `c/nic/mlx5/probe.c` tries each step on its own for the doctor. What users have to know is in [`operators`](super::operators), where
+//! `tests/guide.rs` wants every error text, and in [`first_run`](super::first_run), which has what nobody has seen on an adapter yet.
 //!
 //! # The way of bytes in a collective
 //!

@@ -1,3 +1,5 @@
 //! Pages that are not about one item.
 
 pub mod developers;
+pub mod first_run;
+pub mod operators;

@@ -15,8 +15,9 @@ pub const EPW_DEVICE_HOST: i32 = -1;
 pub const EPW_CONFIG_VERSION: u32 = 1;
 pub const EPW_RING_BYTES_MIN: u32 = 4096;
 pub const EPW_RING_BYTES_MAX: u32 = 1073741824;
-pub const EPW_FABRIC_TEXT: u32 = 256;
+pub const EPW_FABRIC_TEXT: u32 = 640;
 pub const EPW_BLOB_MAX: u32 = 1024;
+pub const EPW_TROUBLE_TEXT: u32 = 512;
 pub const EPW_STEP_MAX: u64 = 2199023255551;
 pub type epw_status = i32;
 pub const EPW_OK: i32 = 0;
@@ -452,8 +453,8 @@ pub const EPW_NIC_STRICT: u32 = 2;
 /** for tests: an mlx5 adapter in software, which takes a real one's commands, and is as
 strict with them as firmware*/
 pub const EPW_NIC_FAKE: u32 = 3;
-/** the first mlx5 adapter with an active port, by libibverbs and libmlx5. Unproven: no
-adapter has been tried yet*/
+/** an mlx5 adapter with an active port, by libibverbs and libmlx5. Unproven: no adapter
+has been tried yet*/
 pub const EPW_NIC_MLX5: u32 = 4;
 /// the first of those below that can be had; epw_fabric_describe says which
 pub const EPW_DOORBELLS_AUTO: u32 = 0;
@@ -462,6 +463,12 @@ pub const EPW_DOORBELLS_GPU: u32 = 1;
 /** they write words that a thread of this process copies to the registers: it takes
 a core while they post, and up to 0.1 ms when they begin again after 2 ms*/
 pub const EPW_DOORBELLS_HOST: u32 = 2;
+/// pinned host memory
+pub const EPW_RINGS_HOST: u32 = 0;
+/// their entries in the memory of the GPU, if the adapter reaches it
+pub const EPW_RINGS_GPU: u32 = 1;
+/// the same, else host memory; epw_fabric_describe says which
+pub const EPW_RINGS_AUTO: u32 = 2;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_fabric_options {
@@ -491,12 +498,31 @@ on the way. NULL: none. Copied*/
     pub ring_bytes: u32,
     /// EPW_DOORBELLS_*: of an adapter, for buffers on a GPU
     pub doorbells: u32,
+    /** Adapters: which ones, in the grammar of NCCL_IB_HCA: "mlx5" for all whose names begin so, "=mlx5_0:1"
+ for this one and this port of it, "^mlx5_1,mlx5_2" for all but these, "^=mlx5_1" for all but exactly
+ this one. NULL: any. Of those the nearest to `device` on the PCI bus is taken; ranks take turns at what
+ is equally near. epw_fabric_describe tells which it is. Copied*/
+    pub adapters: *const ::core::ffi::c_char,
+    /// the GPU of the buffers that use it, as in epw_config; EPW_DEVICE_HOST: all are near
+    pub device: i32,
+    /** how many, at which lanes take turns: 1 or 2; 0: 1. EPW_ERR_NO_PATH if there are
+fewer*/
+    pub adapter_count: u32,
+    /// InfiniBand: [0, 15]; Ethernet: the priority, [0, 7]
+    pub service_level: u32,
+    /** Ethernet: [0, 255], four times the DSCP; what the kernel has for the port does
+not hold for queue pairs of this kind*/
+    pub traffic_class: u32,
+    /// Ethernet: [1, 255]; 0: 255
+    pub hop_limit: u32,
+    /// EPW_RINGS_*: of an adapter, for buffers on a GPU
+    pub rings: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of epw_fabric_options",
-    ][::core::mem::size_of::<epw_fabric_options>() - 48usize];
+    ][::core::mem::size_of::<epw_fabric_options>() - 80usize];
     [
         "Alignment of epw_fabric_options",
     ][::core::mem::align_of::<epw_fabric_options>() - 8usize];
@@ -530,6 +556,27 @@ const _: () = {
     [
         "Offset of field: epw_fabric_options::doorbells",
     ][::core::mem::offset_of!(epw_fabric_options, doorbells) - 44usize];
+    [
+        "Offset of field: epw_fabric_options::adapters",
+    ][::core::mem::offset_of!(epw_fabric_options, adapters) - 48usize];
+    [
+        "Offset of field: epw_fabric_options::device",
+    ][::core::mem::offset_of!(epw_fabric_options, device) - 56usize];
+    [
+        "Offset of field: epw_fabric_options::adapter_count",
+    ][::core::mem::offset_of!(epw_fabric_options, adapter_count) - 60usize];
+    [
+        "Offset of field: epw_fabric_options::service_level",
+    ][::core::mem::offset_of!(epw_fabric_options, service_level) - 64usize];
+    [
+        "Offset of field: epw_fabric_options::traffic_class",
+    ][::core::mem::offset_of!(epw_fabric_options, traffic_class) - 68usize];
+    [
+        "Offset of field: epw_fabric_options::hop_limit",
+    ][::core::mem::offset_of!(epw_fabric_options, hop_limit) - 72usize];
+    [
+        "Offset of field: epw_fabric_options::rings",
+    ][::core::mem::offset_of!(epw_fabric_options, rings) - 76usize];
 };
 impl Default for epw_fabric_options {
     fn default() -> Self {
@@ -641,8 +688,16 @@ unsafe extern "C" {
     pub fn epw_buffer_path(buffer: *const epw_buffer, peer: u32) -> u32;
 }
 unsafe extern "C" {
-    /// The EPW_WIRE_* that carries what is written for `peer`, 0 unless its path is EPW_PATH_QUEUE.
+    /** The EPW_WIRE_* that carries what is written for `peer`, 0 unless its path is EPW_PATH_QUEUE, and where
+ adapters carry it, which have their own.*/
     pub fn epw_buffer_wire(buffer: *const epw_buffer, peer: u32) -> u32;
+}
+unsafe extern "C" {
+    pub fn epw_buffer_trouble(
+        buffer: *const epw_buffer,
+        peer: u32,
+        text: *mut ::core::ffi::c_char,
+    ) -> *const ::core::ffi::c_char;
 }
 unsafe extern "C" {
     /// What to call one EPW_PATH_* in print, for example "CUDA IPC". Never NULL.

@@ -101,3 +101,42 @@ unsafe extern "C" {
         ns: *mut u64,
     ) -> epw_status;
 }
+
+/// Of `c/nic/bus.h`: the doctor's.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct epw_bus_place {
+    pub path: [::core::ffi::c_char; 256],
+    pub node: i32,
+}
+
+/// Of `c/nic/mlx5/probe.h`: the doctor's.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct epw_probe_finding {
+    pub verdict: u32,
+    pub name: [::core::ffi::c_char; 32],
+    pub text: [::core::ffi::c_char; 512],
+}
+
+pub const EPW_PROBE_FINDINGS_MAX: usize = 8;
+
+unsafe extern "C" {
+    pub fn epw_bus_distance_of(a: *const epw_bus_place, b: *const epw_bus_place) -> u32;
+    pub fn epw_bus_distance_name(distance: u32) -> *const ::core::ffi::c_char;
+    /// Of `c/nic/choice.h`.
+    pub fn epw_adapter_wanted(
+        filter: *const ::core::ffi::c_char,
+        name: *const ::core::ffi::c_char,
+        port: u32,
+    ) -> bool;
+    pub fn epw_adapters_order(
+        places: *const *const epw_bus_place,
+        count: u32,
+        gpu: *const epw_bus_place,
+        turn: u32,
+        order: *mut u32,
+    );
+    pub fn epw_mlx5_probe(name: *const ::core::ffi::c_char, gpu: i32, out: *mut epw_probe_finding) -> u32;
+    pub fn epw_mlx5_probe_fake(lacks: u64, gpu: i32, out: *mut epw_probe_finding) -> u32;
+}

@@ -10,14 +10,17 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { DEPTH = 16, BYTES = 8192, WORD_OFFSET = 64 };
 
 static const epw_where where = {"test", 0, -1};
 
 typedef struct side {
+    const epw_mlx5_ring *entries; /* of its pair, if they are not with the rest */
     epw_nic *nic;
     epw_fake *fake;
     epw_mlx5 *adapter;
@@ -37,8 +40,12 @@ static void broken(void *context) {
 }
 
 static void open_pair(side *s, epw_mlx5_poster poster) {
-    epw_mlx5_pair_options options = {
-        .depth = DEPTH, .poster = poster, .memory = s->ring, .broken = broken, .context = s};
+    epw_mlx5_pair_options options = {.depth = DEPTH,
+                                     .poster = poster,
+                                     .memory = s->ring,
+                                     .ring = s->entries,
+                                     .broken = broken,
+                                     .context = s};
     CHECK_OK(epw_mlx5_pair_create(s->adapter, &options, where, &s->pair));
     const epw_pair_memory *memory = epw_mlx5_pair_memory(s->pair);
     memset(s->marks, 0, sizeof s->marks);
@@ -52,9 +59,10 @@ static void open_pair(side *s, epw_mlx5_poster poster) {
                            .batch = 1};
 }
 
-static side *open_side(uint32_t rank, int fd, epw_mlx5_poster poster) {
+static side *open_side_with(uint32_t rank, int fd, epw_mlx5_poster poster, const epw_mlx5_ring *entries) {
     side *s = aligned_alloc(4096, (sizeof *s + 4095) / 4096 * 4096);
     memset(s, 0, sizeof *s);
+    s->entries = entries;
     CHECK_OK(epw_nic_open(where, &s->nic));
     CHECK_OK(epw_nic_add_link(s->nic, fd, 1 - rank, where, &s->link));
     CHECK_OK(epw_fake_open(&(epw_fake_options){.rank = rank, .nic = s->nic}, where, &s->fake));
@@ -66,6 +74,10 @@ static side *open_side(uint32_t rank, int fd, epw_mlx5_poster poster) {
     memset(s->ring, 0x77, epw_mlx5_pair_memory_bytes(DEPTH)); /* of a former pair */
     open_pair(s, poster);
     return s;
+}
+
+static side *open_side(uint32_t rank, int fd, epw_mlx5_poster poster) {
+    return open_side_with(rank, fd, poster, NULL);
 }
 
 static void close_side(side *s) {
@@ -195,7 +207,76 @@ static void memory_begins_a_page(void) {
     close_two(t);
 }
 
+/* ---- rings that are not with the rest, as in the memory of a GPU ---- */
+
+/* In place of such memory: a descriptor that can be mapped. */
+static void rings_elsewhere_are_reached_by_descriptor_or_address(void) {
+    size_t bytes = (size_t)DEPTH * EPW_ENTRY_BYTES > 4096 ? (size_t)DEPTH * EPW_ENTRY_BYTES : 4096;
+    int memory = memfd_create("entries", MFD_CLOEXEC);
+    CHECK(memory >= 0 && ftruncate(memory, (off_t)bytes) == 0);
+    unsigned char *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    CHECK(shared != MAP_FAILED);
+    const epw_mlx5_ring rings[] = {{shared, memory}, {shared, -1}};
+    static const char *const said[] = {", rings in GPU memory by dma-buf",
+                                       ", rings in GPU memory by nvidia_peermem"};
+    for (int i = 0; i < 2; i++) {
+        int fds[2];
+        CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
+        two t = {open_side_with(0, fds[0], EPW_MLX5_KERNELS, &rings[i]), open_side(1, fds[1], EPW_MLX5_HOST)};
+        join(t.a, t.b);
+        join(t.b, t.a);
+        CHECK(epw_mlx5_pair_memory(t.a->pair)->entries == shared);
+        for (uint64_t n = 0; n < 3 * DEPTH; n++)
+            CHECK(await_done(t.a, post(t.a, t.b, n + 1)) && word_at(t.b) == n + 1);
+        char text[EPW_MLX5_TEXT];
+        CHECK_MSG(strstr(epw_mlx5_describe(t.a->adapter, text), said[i]) != NULL, "%s", text);
+        close_two(t);
+    }
+    close(memory);
+    munmap(shared, bytes);
+}
+
+/* The ladder's end is an error that says of each rung why, and who asks for host memory then has it. Pages
+ * that cannot be read stand for addresses of a GPU that no module knows. */
+static void a_ring_that_no_way_leads_to_is_refused(void) {
+    size_t bytes = 4096;
+    unsigned char *closed = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int memory = memfd_create("entries", MFD_CLOEXEC);
+    CHECK(closed != MAP_FAILED && memory >= 0 && ftruncate(memory, (off_t)bytes) == 0);
+    const epw_mlx5_ring ring = {closed, memory}, none = {closed, -1};
+    epw_fake *fake = NULL;
+    epw_mlx5 *adapter = NULL;
+    epw_mlx5_pair *pair = NULL;
+    CHECK_OK(epw_fake_open(&(epw_fake_options){.lacks = UINT64_C(1) << EPW_FAKE_NO_DMABUF}, where, &fake));
+    CHECK_OK(epw_mlx5_open(epw_fake_calls(fake), &(epw_mlx5_options){0}, where, &adapter));
+    epw_mlx5_pair_options options = {.depth = DEPTH, .poster = EPW_MLX5_KERNELS, .ring = &ring};
+    static const char *const said[] = {
+        "fake_0 reaches no ring in GPU memory, neither by dma-buf (errno 14), which needs Linux 6.0 and the "
+        "open "
+        "GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does "
+        "without",
+        "neither by dma-buf (errno 95)"};
+    for (int i = 0; i < 2; i++) {
+        options.ring = i == 0 ? &ring : &none;
+        CHECK(epw_mlx5_pair_create(adapter, &options, where, &pair) == EPW_ERR_NO_PATH && pair == NULL);
+        CHECK_MSG(strstr(epw_last_error(), said[i]) != NULL, "%s", epw_last_error());
+    }
+    options.ring = NULL;
+    CHECK_OK(epw_mlx5_pair_create(adapter, &options, where, &pair));
+    char text[EPW_MLX5_TEXT];
+    CHECK(strstr(epw_mlx5_describe(adapter, text), "rings in host memory because it does not reach") != NULL);
+    CHECK(epw_mlx5_pair_destroy(pair));
+    epw_mlx5_close(adapter);
+    epw_fake_left left = epw_fake_count(fake);
+    CHECK(left.devices + left.domains + left.uars + left.umems + left.objects + left.regions == 0);
+    epw_fake_close(fake);
+    close(memory);
+    munmap(closed, bytes);
+}
+
 int main(void) {
+    rings_elsewhere_are_reached_by_descriptor_or_address();
+    a_ring_that_no_way_leads_to_is_refused();
     static const epw_mlx5_poster posters[] = {EPW_MLX5_KERNELS, EPW_MLX5_KERNELS_UNHEARD};
     for (int i = 0; i < 2; i++) {
         stores_alone_are_heard(posters[i]);

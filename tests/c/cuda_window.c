@@ -26,6 +26,7 @@ static struct fake {
     int reserved;   /* stretches of addresses */
     int mapped;     /* of which so many have memory */
     int granted[GPUS];
+    int refuses_adapters; /* memory of VMM's is not for adapters */
 } fake;
 
 static CUresult fake_device_get(CUdevice *device, int ordinal) {
@@ -33,8 +34,9 @@ static CUresult fake_device_get(CUdevice *device, int ordinal) {
     return CUDA_SUCCESS;
 }
 static CUresult fake_device_get_attribute(int *value, CUdevice_attribute attribute, CUdevice device) {
-    (void)attribute, (void)device;
-    *value = 1;
+    (void)device;
+    *value =
+        attribute != CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED || !fake.refuses_adapters;
     return CUDA_SUCCESS;
 }
 static CUresult fake_device_get_uuid(CUuuid *uuid, CUdevice device) {
@@ -52,6 +54,7 @@ static CUresult fake_create(CUmemGenericAllocationHandle *handle, size_t bytes,
     int fd = memfd_create("physical", MFD_CLOEXEC);
     CHECK(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && flags == 0);
     CHECK(properties->location.id >= 0 && properties->location.id < GPUS);
+    CHECK(properties->allocFlags.gpuDirectRDMACapable == !fake.refuses_adapters);
     *handle = (CUmemGenericAllocationHandle)fd;
     return CUDA_SUCCESS;
 }

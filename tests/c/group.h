@@ -47,7 +47,8 @@ typedef struct group {
 } group;
 
 /* EPW_TEST_PATH=queue: no rank maps another one's window. EPW_TEST_WIRE=tcp: queues of this host go by TCP
- * too. EPW_TEST_NIC=strict: by strict NICs; fake: by fake adapters. */
+ * too. EPW_TEST_NIC=strict: by strict NICs; fake: by a fake adapter of each rank; fakes: by two, at which
+ * lanes take turns. */
 static inline uint32_t path_of_test(void) {
     const char *name = getenv("EPW_TEST_PATH");
     return name != NULL && strcmp(name, "queue") == 0 ? EPW_PATH_QUEUE : EPW_PATH_THREAD;
@@ -76,7 +77,8 @@ static inline void take_path(epw_config *config, epw_fabric **fabric) {
     }
     const char *nic = getenv("EPW_TEST_NIC");
     if (nic != NULL && strcmp(nic, "strict") == 0) options.nic = EPW_NIC_STRICT;
-    if (nic != NULL && strcmp(nic, "fake") == 0) options.nic = EPW_NIC_FAKE;
+    if (nic != NULL && strncmp(nic, "fake", 4) == 0) options.nic = EPW_NIC_FAKE;
+    if (nic != NULL && strcmp(nic, "fakes") == 0) options.adapter_count = 2;
     CHECK_OK(epw_fabric_create(&options, fabric));
     config->fabric = *fabric;
     config->paths = EPW_PATH_QUEUE;

@@ -1,291 +1,120 @@
-/* An adapter that lacks something, or fails half-way: what is done without it is said, an error says what to
- * do, and nothing is left behind: no descriptor, no thread, and nothing that was made of the device. */
-#include "base/clock.h"
-#include "check.h"
-#include "nic/fake.h"
-#include "nic/mlx5/parts.h"
+/* An adapter as it is opened, chosen and told what to do: of several the right one, commands that firmware
+ * refuses, what happens by itself, and words between two. */
+#include "mlx5_rank.h"
+
 #include "nic/queue.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <time.h>
 
-enum { RANK = 3, DEPTH = 256, BYTES = 8192 };
+/* ---- of several ---- */
 
-static const epw_where where = {"test", RANK, -1};
-
-static uint32_t entries_of(const char *folder) {
-    uint32_t count = 0;
-    DIR *dir = opendir(folder);
-    while (readdir(dir) != NULL) count++;
-    closedir(dir);
-    return count;
+static epw_bus_place at(const char *path) {
+    epw_bus_place place = {.node = -1};
+    snprintf(place.path, sizeof place.path, "%s", path);
+    return place;
 }
 
-/* What a process has that a leak would add to. A thread that has been joined may be listed for a moment more.
- */
-typedef struct held {
-    uint32_t descriptors, threads;
-} held;
-
-static held look(uint32_t threads) {
-    held h = {.descriptors = entries_of("/proc/self/fd"), .threads = entries_of("/proc/self/task")};
-    for (int i = 0; i < 1000 && h.threads > threads; i++) {
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
-        h.threads = entries_of("/proc/self/task");
-    }
-    return h;
+static void expect(epw_mlx5 *adapter, const char *begins) {
+    char text[EPW_MLX5_TEXT];
+    epw_mlx5_describe(adapter, text);
+    CHECK_MSG(strncmp(text, begins, strlen(begins)) == 0, "%s\nand not\n%s", text, begins);
 }
 
-/* Everything that a rank makes of an adapter. */
-typedef struct bench {
-    epw_nic *nic;
-    epw_fake *fake;
-    epw_mlx5 *adapter;
-    epw_keys window, image;
-    epw_mlx5_pair *pair;
-    atomic_uint arrived;
-    atomic_bool broken;
-    _Alignas(4096) unsigned char memory[BYTES];
-} bench;
-
-static bench *new_bench(void) {
-    bench *b = aligned_alloc(4096, sizeof *b); /* which is a multiple of its alignment */
-    memset(b, 0, sizeof *b);
-    return b;
-}
-
-static void arrived(void *context, uint64_t offset, uint64_t value) {
-    bench *b = context;
-    (void)offset, (void)value;
-    atomic_fetch_add(&b->arrived, 1);
-}
-
-static void broken(void *context) {
-    bench *b = context;
-    atomic_store(&b->broken, true);
-}
-
-static epw_status make_memory(bench *b) {
-    epw_region window = {.base = b->memory,
-                         .rights = EPW_REGION_WRITE,
-                         .count = 2,
-                         .stretches = {{64, 64}, {1024, 1000}},
-                         .arrived = arrived,
-                         .context = b};
-    epw_region image = {
-        .base = b->memory, .rights = EPW_REGION_READ, .count = 1, .stretches = {{0, sizeof b->memory}}};
-    epw_status status = epw_mlx5_register(b->adapter, &window, where, &b->window);
-    return status == EPW_OK ? epw_mlx5_register(b->adapter, &image, where, &b->image) : status;
-}
-
-static epw_status make_pair(bench *b) {
-    epw_mlx5_pair_options options = {.depth = DEPTH, .broken = broken, .context = b};
-    epw_mlx5_address self = epw_mlx5_address_of(b->adapter);
-    epw_status status = epw_mlx5_pair_create(b->adapter, &options, where, &b->pair);
-    if (status != EPW_OK) return status;
-    return epw_mlx5_pair_connect(b->pair, 0x54321, &self, UINT64_C(10000000000), where);
-}
-
-static epw_status set_up(bench *b, const epw_fake_options *asked, const char *device) {
-    epw_fake_options options = *asked;
-    options.rank = RANK;
-    CHECK_OK(epw_nic_open(where, &b->nic));
-    options.nic = b->nic;
+/* And what is in use already is not chosen again. */
+static void the_nearest_of_several_adapters_is_chosen(void) {
+    epw_bus_place gpu = at("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:03:00.0");
+    epw_fake_options options = {
+        .rank = RANK,
+        .devices = 3,
+        .places = {at("/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0"),
+                   at("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:04:00.0"),
+                   at("/sys/devices/pci0000:00/0000:00:02.0/0000:05:00.0")}};
+    bench *b = new_bench();
+    epw_mlx5 *second = NULL, *none = NULL;
     CHECK_OK(epw_fake_open(&options, where, &b->fake));
-    epw_status status =
-        epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){.device = device}, where, &b->adapter);
-    if (status == EPW_OK) status = make_memory(b);
-    return status == EPW_OK ? make_pair(b) : status;
+    const epw_mlx5_calls *calls = epw_fake_calls(b->fake);
+    epw_mlx5_options how = {.gpu = &gpu};
+    CHECK_OK(epw_mlx5_open(calls, &how, where, &b->adapter));
+    expect(b->adapter, "fake_1 port 1, RoCEv2, GID 3 ending in 10.78.0.3, MTU 4096, behind the same switch");
+    how.beside = b->adapter;
+    CHECK_OK(epw_mlx5_open(calls, &how, where, &second));
+    expect(second, "fake_2 port 1, RoCEv2, GID 3 ending in 10.79.0.3, MTU 4096, across the root complex");
+    how.filter = "=fake_1";
+    CHECK(epw_mlx5_open(calls, &how, where, &none) == EPW_ERR_NO_PATH);
+    CHECK_MSG(
+        strcmp(epw_last_error(),
+               "test: rank 3: there is no second mlx5 adapter beside fake_1: set "
+               "options.adapter_count (EPWIRE_ADAPTERS) to 1, or let options.adapters have another one") == 0,
+        "%s", epw_last_error());
+    epw_mlx5_close(second);
+    how = (epw_mlx5_options){.filter = "=fake_0", .gpu = &gpu};
+    CHECK_OK(epw_mlx5_open(calls, &how, where, &second));
+    expect(second, "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, on another socket");
+    epw_mlx5_close(second);
+    for (uint32_t turn = 0; turn < 6; turn++) {
+        char begins[8];
+        snprintf(begins, sizeof begins, "fake_%u", turn % 3);
+        CHECK_OK(epw_mlx5_open(calls, &(epw_mlx5_options){.turn = turn}, where, &second));
+        expect(second, begins);
+        epw_mlx5_close(second);
+    }
+    take_down(b);
+    free(b);
 }
 
-static void take_down(bench *b) {
-    epw_mlx5_pair_destroy(b->pair);
-    if (b->window.own != 0) epw_mlx5_deregister(b->adapter, b->window.own);
-    if (b->image.own != 0) epw_mlx5_deregister(b->adapter, b->image.own);
-    epw_mlx5_close(b->adapter);
-    epw_fake_left left = epw_fake_count(b->fake);
-    CHECK_MSG(left.devices + left.domains + left.uars + left.umems + left.objects + left.regions == 0,
-              "%u devices, %u domains, %u registers, %u umems, %u objects, %u regions", left.devices,
-              left.domains, left.uars, left.umems, left.objects, left.regions);
-    epw_fake_close(b->fake);
-    epw_nic_close(b->nic);
-    b->adapter = NULL;
+/* What INIT2RTR has of the options. */
+typedef struct sent {
+    unsigned char dscp, hop_limit, priority;
+} sent;
+
+static void look_at_path(void *context, unsigned char *in, size_t bytes) {
+    enum { PATH = 0x18 + 0x18 };
+    sent *s = context;
+    if (bytes != EPW_MLX5_IN_BYTES || in[0] != EPW_MLX5_INIT2RTR >> 8 || in[1] != (EPW_MLX5_INIT2RTR & 0xff))
+        return;
+    *s = (sent){
+        .dscp = in[PATH + 0x21] & 0x3f, .hop_limit = in[PATH + 0x0b], .priority = in[PATH + 0x24] >> 4};
 }
 
-/* What the device is, and what comes of it. */
-typedef struct adverse {
-    epw_fake_options fake;
-    const char *device;
-    epw_status status;
-    const char *text; /* of the error; of what was opened, where it was */
-} adverse;
-
-#define LACK(what) .fake.lacks = UINT64_C(1) << EPW_FAKE_##what
-#define FAIL(call, after, err)                                                                               \
-    .fake.failing = EPW_FAKE_CALL_##call, .fake.failing_after = after, .fake.failing_errno = err
-#define FIRMWARE 0
-
-static const adverse cases[] = {
-    {.status = EPW_OK, .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096"},
-    {.fake.infiniband = true, .status = EPW_OK, .text = "fake_0 port 1, InfiniBand, LID 4, MTU 4096"},
-    {.fake.mtu = 3, .status = EPW_OK, .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 1024"},
-    {.device = "fake_0",
-     .status = EPW_OK,
-     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096"},
-    {.device = "mlx5_0",
-     .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: none of 1 mlx5 adapters is called mlx5_0; the first is fake_0"},
-    {LACK(NO_DEVICE), .status = EPW_ERR_NO_PATH,
-     .text =
-         "test: rank 3: there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC"},
-    {LACK(NO_DEVX), .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no DevX, which needs its firmware's "
-             "user contexts (log_max_uctx)"},
-    {LACK(NO_PORT), .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: no port is active: see ibv_devinfo, and the "
-             "cable or the interface"},
-    {LACK(NO_ROCE_V2), .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: its port has no RoCEv2 GID that others can "
-             "reach: give its network interface an IPv4 address, or an IPv6 one that is routed"},
-    {LACK(NO_ROUTED_GID), .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: its port has no RoCEv2 GID that others can "
-             "reach: give its network interface an IPv4 address, or an IPv6 one that is routed"},
-    {LACK(GIDS_REVERSED), .status = EPW_OK,
-     .text = "fake_0 port 1, RoCEv2, GID 4 ending in 10.77.0.3, MTU 4096"},
-    {LACK(NO_OWN_UAR), .status = EPW_OK,
-     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, doorbells in one register"},
-    {LACK(BF_UAR_ALONE), .status = EPW_OK,
-     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, doorbells that gather writes"},
-    {LACK(NO_UAR), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 gives no doorbell register of any kind (the first kind: errno 95): use "
-             "fewer buffers or peers, or a newer kernel: Operation not supported (errno 95)"},
-    {LACK(NO_CQE_VERSION), .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: fake_0 writes completions of version 0, this library reads version 1: update its "
-             "firmware"},
-    {LACK(NO_ATOMICS), .status = EPW_OK,
-     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, no atomics"},
-    {LACK(NO_OVERRUN), .status = EPW_ERR_NO_PATH,
-     .text =
-         "test: rank 3: fake_0 has no completion queues that ignore an overrun (cq_oi): update its firmware"},
-    {LACK(SHORT_RINGS), .status = EPW_ERR_LIMIT,
-     .text = "test: rank 3: fake_0 has rings of 64 entries at most, 256 are needed: lower max_tokens"},
-    {LACK(NO_NEIGHBOUR), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 finds no way to the peer's address, which ends in 10.77.0.3: see that "
-             "ping reaches it by this adapter's interface: Connection timed out (errno 110)"},
-    {.fake.infiniband = true,
-     LACK(NO_PORT),
-     .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: no port is active: see ibv_devinfo, and the "
-             "cable or the interface"},
-    {.fake.infiniband = true,
-     LACK(NO_ROCE_V2),
-     .status = EPW_OK,
-     .text = "fake_0 port 1, InfiniBand, LID 4, MTU 4096"},
-    {.fake.infiniband = true,
-     LACK(NO_NEIGHBOUR),
-     .status = EPW_OK,
-     .text = "fake_0 port 1, InfiniBand, LID 4, MTU 4096"},
-    {.fake.infiniband = true,
-     LACK(NO_ATOMICS),
-     .status = EPW_OK,
-     .text = "fake_0 port 1, InfiniBand, LID 4, MTU 4096, no atomics"},
-    {FAIL(DEVICES, 0, ENOSYS), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: cannot list adapters: Function not implemented (errno 38)"},
-    {FAIL(OPEN, 0, EPERM), .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: this process may not open it: see "
-             "/dev/infiniband, and in a container --device"},
-    {FAIL(OPEN, 0, EINVAL), .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no DevX, which needs its firmware's "
-             "user contexts (log_max_uctx)"},
-    {FAIL(PORT, 0, EIO), .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no port that can be asked for"},
-    {FAIL(GID, 3, EIO), .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: its port has no RoCEv2 GID that others can "
-             "reach: give its network interface an IPv4 address, or an IPv6 one that is routed"},
-    {FAIL(GENERAL, 0, FIRMWARE), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 refuses QUERY_HCA_CAP: BAD_PARAM, syndrome 0x100001: its firmware may be "
-             "too old for that; see its version with ibv_devinfo"},
-    {FAIL(GENERAL, 0, EPERM), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 has not taken QUERY_HCA_CAP: this process may not use it; see "
-             "/dev/infiniband, and in a container --device: Operation not permitted (errno 1)"},
-    {FAIL(DOMAIN, 0, ENOMEM), .status = EPW_ERR_SYSTEM,
-     .text =
-         "test: rank 3: fake_0 gives no protection domain or event queue: Cannot allocate memory (errno 12)"},
-    {FAIL(EQ, 0, EIO), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 gives no protection domain or event queue: Input/output error (errno 5)"},
-    {FAIL(REGISTER, 0, ENOMEM), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 does not register 1960 bytes: raise the limit of locked memory (ulimit "
-             "-l): Cannot allocate memory (errno 12)"},
-    {FAIL(REGISTER, 1, EFAULT), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 does not register 8192 bytes: Bad address (errno 14)"},
-    {FAIL(UMEM, 0, ENOMEM), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 does not take 4096 bytes of this process for a queue: raise the limit of "
-             "locked memory (ulimit -l): Cannot allocate memory (errno 12)"},
-    {FAIL(UMEM, 1, EFAULT), .status = EPW_ERR_SYSTEM,
-     .text =
-         "test: rank 3: fake_0 does not take 4096 bytes of this process for a queue: Bad address (errno 14)"},
-    {FAIL(UMEM, 2, EFAULT), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 does not take 16384 bytes of this process for a queue: Bad address (errno "
-             "14)"},
-    {FAIL(UAR, 0, EIO), .status = EPW_OK,
-     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, doorbells in one register"},
-    {FAIL(CREATE, 0, FIRMWARE), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 refuses CREATE_CQ: BAD_PARAM, syndrome 0x100001: its firmware may be too "
-             "old for that; see its version with ibv_devinfo"},
-    {FAIL(CREATE, 0, ENOMEM), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 has not taken CREATE_CQ: raise the limit of locked memory (ulimit -l): "
-             "Cannot allocate memory (errno 12)"},
-    {FAIL(CREATE, 1, FIRMWARE), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 refuses CREATE_QP: BAD_PARAM, syndrome 0x100001: its firmware may be too "
-             "old for that; see its version with ibv_devinfo"},
-    {FAIL(CREATE, 1, EPERM), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 has not taken CREATE_QP: this process may not use it; see "
-             "/dev/infiniband, and in a container --device: Operation not permitted (errno 1)"},
-    {FAIL(RESOLVE, 0, ETIMEDOUT), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 finds no way to the peer's address, which ends in 10.77.0.3: see that "
-             "ping reaches it by this adapter's interface: Connection timed out (errno 110)"},
-    {FAIL(RESOLVE, 0, EINVAL), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 finds no way to the peer's address, which ends in 10.77.0.3: see that "
-             "ping reaches it by this adapter's interface: Invalid argument (errno 22)"},
-    {FAIL(MODIFY, 0, FIRMWARE), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 refuses RST2INIT_QP: BAD_PARAM, syndrome 0x100001: its firmware may be "
-             "too old for that; see its version with ibv_devinfo"},
-    {FAIL(MODIFY, 0, EIO), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 has not taken RST2INIT_QP: Input/output error (errno 5)"},
-    {FAIL(MODIFY, 1, FIRMWARE), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 refuses INIT2RTR_QP: BAD_PARAM, syndrome 0x100001: the port's MTU, GID or "
-             "LID does not suit; see its state with ibv_devinfo -v"},
-    {FAIL(MODIFY, 1, EIO), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 has not taken INIT2RTR_QP: Input/output error (errno 5)"},
-    {FAIL(MODIFY, 2, FIRMWARE), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 refuses RTR2RTS_QP: BAD_PARAM, syndrome 0x100001: its firmware may be too "
-             "old for that; see its version with ibv_devinfo"},
-    {FAIL(MODIFY, 2, EIO), .status = EPW_ERR_SYSTEM,
-     .text = "test: rank 3: fake_0 has not taken RTR2RTS_QP: Input/output error (errno 5)"},
-};
-
-static void what_an_adapter_lacks_is_done_without_or_said(void) {
-    enum { CASES = sizeof cases / sizeof cases[0] };
-    CHECK(CASES >= 40);
-    for (uint32_t i = 0; i < CASES; i++) {
-        held before = look(UINT32_MAX);
+static void options_reach_the_command(void) {
+    static const struct {
+        epw_mlx5_options how;
+        sent sent;
+    } ways[] = {{{.traffic_class = 106, .service_level = 3, .hop_limit = 9}, {26, 9, 3}}, {{0}, {0, 255, 0}}};
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         bench *b = new_bench();
-        epw_status status = set_up(b, &cases[i].fake, cases[i].device);
-        CHECK_MSG(status == cases[i].status, "case %u: %d", i, (int)status);
-        char said[EPW_MLX5_TEXT];
-        const char *text = status == EPW_OK ? epw_mlx5_describe(b->adapter, said) : epw_last_error();
-        CHECK_MSG(strcmp(text, cases[i].text) == 0, "case %u:\n%s\nand not\n%s", i, text, cases[i].text);
+        sent found = {0};
+        epw_fake_options options = {.rank = RANK};
+        CHECK_OK(epw_fake_open(&options, where, &b->fake));
+        epw_fake_set_tap(b->fake, &(epw_fake_tap){.command = look_at_path, .context = &found});
+        CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &ways[i].how, where, &b->adapter));
+        CHECK_OK(make_pair(b));
+        CHECK_MSG(memcmp(&found, &ways[i].sent, sizeof found) == 0, "DSCP %u, hops %u, priority %u",
+                  found.dscp, found.hop_limit, found.priority);
         take_down(b);
-        held after = look(before.threads);
-        CHECK_MSG(before.descriptors == after.descriptors && before.threads == after.threads,
-                  "case %u: %u descriptors were %u, %u threads %u", i, after.descriptors, before.descriptors,
-                  after.threads, before.threads);
         free(b);
     }
+}
+
+/* Regions and objects of one are not the other's. */
+static void a_device_has_no_part_in_another_ones_objects(void) {
+    bench *b = new_bench();
+    epw_fake_options options = {.rank = RANK, .devices = 2};
+    epw_mlx5 *second = NULL;
+    CHECK_OK(epw_fake_open(&options, where, &b->fake));
+    CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
+    CHECK_OK(
+        epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){.beside = b->adapter}, where, &second));
+    uint32_t own = b->adapter->pd_number;
+    b->adapter->pd_number = second->pd_number;
+    CHECK(make_pair(b) == EPW_ERR_SYSTEM && strstr(epw_last_error(), "CREATE_QP: BAD_RESOURCE") != NULL);
+    b->adapter->pd_number = own;
+    CHECK_OK(make_pair(b));
+    epw_mlx5_close(second);
+    take_down(b);
+    free(b);
 }
 
 /* ---- the firmware ---- */
@@ -402,7 +231,7 @@ static void a_bit_that_is_wrong_is_refused(void) {
 /* The kernel keeps what is in use; so nothing is given back in the wrong order unseen. */
 static void what_is_in_use_is_not_given_back(void) {
     bench *b = new_bench();
-    CHECK_OK(set_up(b, &(epw_fake_options){0}, NULL));
+    CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
     const epw_mlx5_calls *calls = epw_fake_calls(b->fake);
     CHECK(calls->free_umem(b->pair->ring.handle) == EBUSY &&
           calls->free_umem(b->pair->record.handle) == EBUSY);
@@ -415,21 +244,47 @@ static void what_is_in_use_is_not_given_back(void) {
 /* ---- what happens by itself ---- */
 
 static void events_of_the_device_end_its_queue_pairs(void) {
-    static const epw_mlx5_event events[] = {{EPW_MLX5_EVENT_PORT_DOWN, 1},
-                                            {EPW_MLX5_EVENT_GIDS, 1},
-                                            {EPW_MLX5_EVENT_FATAL, 0},
-                                            {EPW_MLX5_EVENT_PORT_DOWN, 2},
-                                            {EPW_MLX5_EVENT_PAIR, 1}};
-    for (int i = 0; i < 5; i++) {
+    static const struct {
+        epw_mlx5_event event;
+        bool moved, infiniband;
+        const char *said; /* NULL: no queue pair is concerned */
+    } cases[] = {
+        {{EPW_MLX5_EVENT_PORT_DOWN, 1},
+         false,
+         false,
+         "port 1 of fake_0 is down: see its cable and switch, and ip link; connect again when it is up"},
+        {{EPW_MLX5_EVENT_GIDS, 1},
+         true,
+         false,
+         "port 1 of fake_0 has lost the address that its queue pairs have: create the buffers anew"},
+        {{EPW_MLX5_EVENT_GIDS, 1},
+         true,
+         true,
+         "port 1 of fake_0 has lost the address that its queue pairs have: create the buffers anew"},
+        {{EPW_MLX5_EVENT_FATAL, 0},
+         false,
+         false,
+         "fake_0 has failed: see dmesg; create the buffers anew once it is back"},
+        {{EPW_MLX5_EVENT_GIDS, 1}, false, false, NULL}, /* another address of the port */
+        {{EPW_MLX5_EVENT_GIDS, 1}, false, true, NULL},
+        {{EPW_MLX5_EVENT_GIDS, 2}, true, false, NULL},
+        {{EPW_MLX5_EVENT_PORT_DOWN, 2}, false, false, NULL},
+        {{EPW_MLX5_EVENT_PAIR, 1}, false, false, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         bench *b = new_bench();
-        epw_fake_options options = {.rank = RANK};
+        epw_fake_options options = {.rank = RANK, .infiniband = cases[i].infiniband};
+        char said[EPW_MLX5_TEXT];
         CHECK_OK(epw_fake_open(&options, where, &b->fake));
         CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
         CHECK_OK(make_pair(b));
-        CHECK(!epw_mlx5_pair_broken(b->pair));
-        epw_fake_raise(b->fake, &events[i]);
-        bool concerned = i < 3; /* not by another port, or another pair */
+        CHECK(!epw_mlx5_pair_broken(b->pair) && *epw_mlx5_pair_trouble(b->pair, said) == '\0');
+        if (cases[i].moved) epw_fake_move(b->fake);
+        epw_fake_raise(b->fake, 0, &cases[i].event);
+        bool concerned = cases[i].said != NULL;
         CHECK(epw_mlx5_pair_broken(b->pair) == concerned && atomic_load(&b->broken) == concerned);
+        CHECK_MSG(strcmp(epw_mlx5_pair_trouble(b->pair, said), concerned ? cases[i].said : "") == 0, "%s",
+                  said);
         take_down(b);
         free(b);
     }
@@ -438,7 +293,7 @@ static void events_of_the_device_end_its_queue_pairs(void) {
 /* Nobody is woken by an adapter, so somebody looks. */
 static void words_are_seen_by_who_looks(void) {
     bench *b = new_bench();
-    CHECK_OK(set_up(b, &(epw_fake_options){0}, NULL));
+    CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
     for (uint32_t i = 1; i <= 20; i++) {
         atomic_store((_Atomic uint64_t *)(void *)(b->memory + 64 + 8 * (i % 8)), i);
         for (int ms = 0; ms < 10000 && atomic_load(&b->arrived) < i; ms++)
@@ -537,6 +392,8 @@ int main(void) {
     what_is_in_use_is_not_given_back();
     events_of_the_device_end_its_queue_pairs();
     words_are_seen_by_who_looks();
-    what_an_adapter_lacks_is_done_without_or_said();
+    the_nearest_of_several_adapters_is_chosen();
+    options_reach_the_command();
+    a_device_has_no_part_in_another_ones_objects();
     return check_result("mlx5_adapter");
 }

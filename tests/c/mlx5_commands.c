@@ -223,6 +223,20 @@ static void a_silent_peer_is_given_up_within_2_to_4_deadlines(void) {
     }
 }
 
+/* The figures of the guide's page for operators. */
+static void silent_peers_of_these_deadlines_are_given_up_so_late(void) {
+    static const struct {
+        uint64_t deadline_ms, given_up_ms;
+    } cases[] = {{100, 536}, {200, 536}, {1000, 2147}, {10000, 34359}, {60000, 137438}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        epw_mlx5_path path = {0};
+        epw_mlx5_choose_retries(cases[i].deadline_ms * 1000000, &path);
+        uint64_t all_ms = (UINT64_C(4096) << path.timeout) * (path.retries + 1) / 1000000;
+        CHECK_MSG(all_ms == cases[i].given_up_ms, "%llu ms: %llu", (unsigned long long)cases[i].deadline_ms,
+                  (unsigned long long)all_ms);
+    }
+}
+
 static void two_queue_pairs_between_the_same_ranks_take_other_ports(void) {
     uint32_t seen[64], different = 0;
     for (uint32_t i = 0; i < 64; i++) {
@@ -244,6 +258,7 @@ int main(void) {
     some_commands_have_these_bytes();
     answers_are_read_where_firmware_writes_them();
     a_silent_peer_is_given_up_within_2_to_4_deadlines();
+    silent_peers_of_these_deadlines_are_given_up_so_late();
     two_queue_pairs_between_the_same_ranks_take_other_ports();
     return check_result("mlx5_commands");
 }

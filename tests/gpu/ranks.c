@@ -316,9 +316,13 @@ void ranks_fabric(epw_config *config) {
     epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
     options.rank = config->rank;
     if (is_set_to("EPW_TEST_NIC", "strict")) options.nic = EPW_NIC_STRICT;
-    if (is_set_to("EPW_TEST_NIC", "fake")) options.nic = EPW_NIC_FAKE;
+    if (is_set_to("EPW_TEST_NIC", "fake") || is_set_to("EPW_TEST_NIC", "fakes")) options.nic = EPW_NIC_FAKE;
+    if (is_set_to("EPW_TEST_NIC", "fakes")) options.adapter_count = 2;
+    options.device = config->device;
     if (is_set_to("EPW_TEST_DOORBELLS", "gpu")) options.doorbells = EPW_DOORBELLS_GPU;
     if (is_set_to("EPW_TEST_DOORBELLS", "host")) options.doorbells = EPW_DOORBELLS_HOST;
+    if (is_set_to("EPW_TEST_RINGS", "gpu")) options.rings = EPW_RINGS_GPU;
+    if (is_set_to("EPW_TEST_RINGS", "auto")) options.rings = EPW_RINGS_AUTO;
     REQUIRE_OK(epw_fabric_create(&options, &config->fabric));
 }
 

@@ -227,7 +227,7 @@ static void lend_rows(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *
     host->lent = 0;
     if (!as_they_lie || !stays || !host->streams || !epw_remotes_any(&b->peers)) return;
     uint64_t bytes = (lane->tokens - 1) * stride_of_x(b, lane) + epw_align(format->payload_bytes, 16);
-    host->lent = epw_remotes_lend(&b->peers, in->x, bytes);
+    host->lent = epw_remotes_lend(&b->peers, epw_lane_index(b, lane), in->x, bytes);
 }
 
 epw_status epw_host_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,

@@ -1,27 +1,29 @@
 /* How others reach the fake adapter: its port's GIDs and LID, made of its rank. */
 #include "nic/fake/parts.h"
 
+#include "epwire.h"
+
 #include <errno.h>
 #include <string.h>
 
 enum { ENTRIES = 8 };
 
-/* A link's own address, fe80::5:RANK. */
-static void local_gid(uint32_t rank, unsigned char gid[16]) {
+/* A link's own address, fe80::5:RANK, of the first device. */
+static void local_gid(uint32_t rank, uint32_t device, unsigned char gid[16]) {
     memset(gid, 0, 16);
     gid[0] = 0xfe;
     gid[1] = 0x80;
-    gid[13] = 5;
+    gid[13] = (unsigned char)(5 + device);
     gid[14] = (unsigned char)(rank >> 8);
     gid[15] = (unsigned char)rank;
 }
 
-/* 10.77.RANK as IPv6 has it. */
-static void routed_gid(uint32_t rank, unsigned char gid[16]) {
+/* 10.77.RANK as IPv6 has it, 10.78.RANK of the second device. */
+static void routed_gid(uint32_t rank, uint32_t device, unsigned char gid[16]) {
     memset(gid, 0, 16);
     gid[10] = gid[11] = 0xff;
     gid[12] = 10;
-    gid[13] = 77;
+    gid[13] = (unsigned char)(77 + device);
     gid[14] = (unsigned char)(rank >> 8);
     gid[15] = (unsigned char)rank;
 }
@@ -32,7 +34,7 @@ uint32_t epw_fake_gids(const epw_fake *fake) {
 }
 
 /* As kernels list them: each address for RoCEv1, then for RoCEv2. Behind them, or in front, nothing. */
-int epw_fake_gid(const epw_fake *fake, uint32_t index, epw_mlx5_gid *out) {
+int epw_fake_gid(const epw_fake *fake, uint32_t device, uint32_t index, epw_mlx5_gid *out) {
     if (epw_fake_lacks(fake, EPW_FAKE_GIDS_REVERSED)) index = ENTRIES - 1 - index;
     bool routed = index / 2 == 1;
     if (index >= 4 || (routed && epw_fake_lacks(fake, EPW_FAKE_NO_ROUTED_GID))) return ENODATA;
@@ -42,12 +44,15 @@ int epw_fake_gid(const epw_fake *fake, uint32_t index, epw_mlx5_gid *out) {
     } else if (out->type == EPW_MLX5_GID_ROCE_V2 && epw_fake_lacks(fake, EPW_FAKE_NO_ROCE_V2)) {
         return ENODATA;
     }
-    (routed ? routed_gid : local_gid)(fake->options.rank, out->bytes);
+    (routed ? routed_gid : local_gid)(fake->options.rank, device, out->bytes);
+    if (atomic_load_explicit(&fake->moved, memory_order_relaxed)) out->bytes[12]++;
     return 0;
 }
 
-uint32_t epw_fake_lid(const epw_fake *fake) {
-    return fake->options.infiniband ? 1 + fake->options.rank : 0;
+uint32_t epw_fake_lid(const epw_fake *fake, uint32_t device) {
+    bool moved = atomic_load_explicit(&fake->moved, memory_order_relaxed);
+    uint32_t first = moved ? 1 + EPW_FAKE_DEVICES_MAX * EPW_MAX_RANKS : 1;
+    return fake->options.infiniband ? first + fake->options.rank + device * EPW_MAX_RANKS : 0;
 }
 
 uint32_t epw_fake_mtu(const epw_fake *fake) {

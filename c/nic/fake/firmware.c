@@ -49,7 +49,7 @@ enum { MIGRATED = 3, RECEIVE_NONE = 3, RIGHTS = 0xe, UDP_FIRST = 0xc000, CQ_FILL
 /* A command under way. */
 typedef struct command {
     epw_fake *fake;
-    epw_fake_item *object; /* NULL: of none */
+    epw_fake_item *object; /* a device, if it is none's */
     const unsigned char *in;
     unsigned char *out;
     size_t in_bytes, out_bytes;
@@ -111,6 +111,7 @@ static void check_stray(command *c, const use *u) {
 
 static epw_fake_item *named(command *c, epw_fake_kind kind, uint64_t id, uint32_t syndrome) {
     epw_fake_item *item = epw_fake_find(c->fake, kind, (uint32_t)id);
+    if (item != NULL && item->device != c->object->device) item = NULL; /* another device's */
     if (item == NULL) refuse(c, BAD_RESOURCE, syndrome);
     return item;
 }
@@ -123,7 +124,7 @@ static epw_fake_item *umem(command *c, uint64_t id, uint64_t valid, size_t bytes
 }
 
 static void make(command *c, epw_fake_kind kind, uint32_t id, epw_fake_item *const *uses, uint32_t count) {
-    c->made = epw_fake_add(c->fake, kind, id);
+    c->made = epw_fake_add(c->fake, kind, c->object->device, id);
     if (c->made == NULL) refuse(c, EXCEED_LIM, 0);
     for (uint32_t i = 0; c->made != NULL && i < count; i++) epw_fake_use(c->made, uses[i]);
 }
@@ -189,12 +190,14 @@ static void create_cq(command *c) {
 /* Of the soft NIC, which is locked: the pair does nothing any more. */
 static void broken(void *context) {
     epw_fake_item *qp = context;
-    epw_fake_raise(qp->fake, &(epw_mlx5_event){EPW_MLX5_EVENT_PAIR, qp->id});
+    epw_fake_raise(qp->fake, qp->device, &(epw_mlx5_event){EPW_MLX5_EVENT_PAIR, qp->id});
 }
 
-static void carry_out(command *c, epw_fake_item *qp, const epw_pair_memory *memory, epw_pair **pair) {
+static void carry_out(command *c, epw_fake_item *qp, uint32_t domain, const epw_pair_memory *memory,
+                      epw_pair **pair) {
     epw_pair_options options = {.peer = EPW_PAIR_ANY_PEER,
                                 .key = EPW_PAIR_ANY_KEY,
+                                .domain = domain,
                                 .depth = memory->depth,
                                 .parts = memory,
                                 .broken = broken,
@@ -211,7 +214,7 @@ static void make_qp(command *c, epw_fake_item *const *uses, uint32_t count, uint
                               .completion = uses[3]->address};
     make(c, EPW_FAKE_QP, 0, uses, count);
     if (c->made == NULL || c->fake->options.nic == NULL) return;
-    carry_out(c, c->made, &memory, &c->made->pair);
+    carry_out(c, c->made, uses[4]->id, &memory, &c->made->pair);
     if (c->made->pair != NULL) {
         epw_fake_rename(c->made, epw_pair_number(c->made->pair));
     } else {
@@ -250,7 +253,7 @@ static void create_qp(command *c) {
 
 static void move(command *c, uint32_t from, uint32_t to, uint64_t number) {
     epw_fake_item *qp = c->object;
-    require(c, qp != NULL && qp->kind == EPW_FAKE_QP && qp->id == number, SYNDROME_NUMBER);
+    require(c, qp->kind == EPW_FAKE_QP && qp->id == number, SYNDROME_NUMBER);
     if (c->status == OK && qp->state != from)
         refuse(c, BAD_QP_STATE,
                SYNDROME_STATE | qp->state << 12 |
@@ -278,7 +281,7 @@ static void take_ethernet(command *c, epw_field context, epw_fake_route *to) {
     for (uint32_t i = 0; i < sizeof mac; i++) right = right << 8 | mac[i];
     require(c, said == right && PATH(context, hop_limit) > 0 && PATH(context, udp_sport) >= UDP_FIRST,
             SYNDROME_PATH);
-    bool has = epw_fake_gid(c->fake, (uint32_t)PATH(context, src_addr_index), &own) == 0;
+    bool has = epw_fake_gid(c->fake, c->object->device, (uint32_t)PATH(context, src_addr_index), &own) == 0;
     require(c, has && own.type == EPW_MLX5_GID_ROCE_V2, SYNDROME_SOURCE);
 }
 
@@ -358,7 +361,7 @@ static void change_rts(command *c) {
 static void check_short(command *c) {
     check_stray(c, &(use){.context = EPW_FIELDS,
                           .own = LIST(EPW_FIELD(modify_qp_in, opcode), EPW_FIELD(modify_qp_in, qpn))});
-    bool own = c->object != NULL && c->object->kind == EPW_FAKE_QP && c->object->id == IN(modify_qp_in, qpn);
+    bool own = c->object->kind == EPW_FAKE_QP && c->object->id == IN(modify_qp_in, qpn);
     require(c, own, SYNDROME_NUMBER);
 }
 
@@ -411,7 +414,7 @@ enum { COMMANDS = sizeof commands / sizeof commands[0] };
 static epw_fake_call kind_of(uint32_t i, const command *c) {
     if (i < COMMANDS && commands[i].creates) return EPW_FAKE_CALL_CREATE;
     if (i < COMMANDS && commands[i].modifies) return EPW_FAKE_CALL_MODIFY;
-    return c->object != NULL ? EPW_FAKE_CALL_QUERY : EPW_FAKE_CALL_GENERAL;
+    return c->object->kind != EPW_FAKE_DEVICE ? EPW_FAKE_CALL_QUERY : EPW_FAKE_CALL_GENERAL;
 }
 
 static void carry(command *c, uint32_t i) {
@@ -424,8 +427,9 @@ static void carry(command *c, uint32_t i) {
     }
 }
 
-int epw_fake_command(epw_fake *fake, epw_fake_item *object, const void *in, size_t in_bytes, void *out,
-                     size_t out_bytes, epw_fake_item **made) {
+int epw_fake_command(epw_fake_item *object, const void *in, size_t in_bytes, void *out, size_t out_bytes,
+                     epw_fake_item **made) {
+    epw_fake *fake = object->fake;
     unsigned char seen[EPW_MLX5_IN_BYTES];
     if (in_bytes > sizeof seen || in_bytes < 4 || out_bytes < EPW_MLX5_OUT_BYTES) return EINVAL;
     memcpy(seen, in, in_bytes);

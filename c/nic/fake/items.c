@@ -6,11 +6,12 @@
 
 enum { FIRST_ID = 0x100 };
 
-epw_fake_item *epw_fake_add(epw_fake *fake, epw_fake_kind kind, uint32_t id) {
+epw_fake_item *epw_fake_add(epw_fake *fake, epw_fake_kind kind, uint32_t device, uint32_t id) {
     epw_fake_item *item = calloc(1, sizeof *item);
     if (item == NULL) return NULL;
     item->fake = fake;
     item->kind = kind;
+    item->device = device;
     pthread_mutex_lock(&fake->lock);
     item->id = id != 0 ? id : FIRST_ID + ++fake->last_id;
     item->next = fake->items;

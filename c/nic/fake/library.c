@@ -6,8 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
-static const char name[] = "fake_0";
+static const char prefix[] = "fake_";
 
 /* 0, or the errno of a call that was to fail. */
 static int failing(epw_fake *fake, epw_fake_call call) {
@@ -20,22 +23,31 @@ static int failing(epw_fake *fake, epw_fake_call call) {
 static int list(void *library, epw_mlx5_name names[EPW_MLX5_DEVICES_MAX], uint32_t *count) {
     epw_fake *fake = library;
     int err = failing(fake, EPW_FAKE_CALL_DEVICES);
-    *count = err != 0 || epw_fake_lacks(fake, EPW_FAKE_NO_DEVICE) ? 0 : 1;
-    snprintf(names[0].text, sizeof names[0].text, "%s", name);
+    *count = err != 0 || epw_fake_lacks(fake, EPW_FAKE_NO_DEVICE) ? 0 : fake->options.devices;
+    for (uint32_t i = 0; i < *count; i++) {
+        snprintf(names[i].text, sizeof names[i].text, "%s%u", prefix, i);
+        names[i].place = fake->options.places[i];
+    }
     return err;
 }
 
-static int open_device(void *library, const char *wanted, void **device) {
+static int open_device(void *library, const char *name, void **device) {
     epw_fake *fake = library;
     int err = failing(fake, EPW_FAKE_CALL_OPEN);
-    if (err == 0 && strcmp(wanted, name) != 0) err = ENODEV;
+    size_t length = strlen(prefix);
+    uint32_t number = strncmp(name, prefix, length) == 0 ? (uint32_t)(name[length] - '0') : UINT32_MAX;
+    if (err == 0 && (number >= fake->options.devices || name[length + 1] != '\0')) err = ENODEV;
     if (err == 0 && epw_fake_lacks(fake, EPW_FAKE_NO_DEVX)) err = EOPNOTSUPP;
-    if (err == 0 && (*device = epw_fake_add(fake, EPW_FAKE_DEVICE, 0)) == NULL) err = ENOMEM;
+    if (err == 0 && (*device = epw_fake_add(fake, EPW_FAKE_DEVICE, number, 0)) == NULL) err = ENOMEM;
     return err;
 }
 
 static epw_fake *fake_of(void *item) {
     return ((epw_fake_item *)item)->fake;
+}
+
+static uint32_t number_of(void *item) {
+    return ((epw_fake_item *)item)->device;
 }
 
 static int port(void *device, uint32_t number, epw_mlx5_port *out) {
@@ -46,7 +58,7 @@ static int port(void *device, uint32_t number, epw_mlx5_port *out) {
     *out = (epw_mlx5_port){.active = !epw_fake_lacks(fake, EPW_FAKE_NO_PORT),
                            .ethernet = !fake->options.infiniband,
                            .mtu = epw_fake_mtu(fake),
-                           .lid = epw_fake_lid(fake),
+                           .lid = epw_fake_lid(fake, number_of(device)),
                            .gids = epw_fake_gids(fake)};
     return 0;
 }
@@ -54,11 +66,11 @@ static int port(void *device, uint32_t number, epw_mlx5_port *out) {
 static int gid(void *device, uint32_t number, uint32_t index, epw_mlx5_gid *out) {
     int err = failing(fake_of(device), EPW_FAKE_CALL_GID);
     if (err == 0 && number != EPW_FAKE_PORT) err = EINVAL;
-    return err != 0 ? err : epw_fake_gid(fake_of(device), index, out);
+    return err != 0 ? err : epw_fake_gid(fake_of(device), number_of(device), index, out);
 }
 
 static int general(void *device, const void *in, size_t in_bytes, void *out, size_t out_bytes) {
-    return epw_fake_command(fake_of(device), NULL, in, in_bytes, out, out_bytes, NULL);
+    return epw_fake_command(device, in, in_bytes, out, out_bytes, NULL);
 }
 
 static int event_queue(void *device, uint32_t *number) {
@@ -69,7 +81,7 @@ static int event_queue(void *device, uint32_t *number) {
 static int domain(void *device, void **pd, uint32_t *number) {
     int err = failing(fake_of(device), EPW_FAKE_CALL_DOMAIN);
     if (err != 0) return err;
-    epw_fake_item *item = epw_fake_add(fake_of(device), EPW_FAKE_DOMAIN, 0);
+    epw_fake_item *item = epw_fake_add(fake_of(device), EPW_FAKE_DOMAIN, number_of(device), 0);
     if (item == NULL) return ENOMEM;
     epw_fake_use(item, device);
     *pd = item;
@@ -84,14 +96,15 @@ static int drop(void *item) {
 static void on_event(void *device, void (*event)(void *, const epw_mlx5_event *), void *context) {
     epw_fake *fake = fake_of(device);
     pthread_mutex_lock(&fake->event_lock);
-    fake->event = event;
-    fake->event_context = context;
+    fake->listeners[number_of(device)].event = event;
+    fake->listeners[number_of(device)].context = context;
     pthread_mutex_unlock(&fake->event_lock);
 }
 
-void epw_fake_raise(epw_fake *fake, const epw_mlx5_event *event) {
+void epw_fake_raise(epw_fake *fake, uint32_t device, const epw_mlx5_event *event) {
     pthread_mutex_lock(&fake->event_lock);
-    if (fake->event != NULL) fake->event(fake->event_context, event);
+    if (fake->listeners[device].event != NULL)
+        fake->listeners[device].event(fake->listeners[device].context, event);
     pthread_mutex_unlock(&fake->event_lock);
 }
 
@@ -109,7 +122,7 @@ static int uar(void *device, epw_mlx5_uar_kind kind, epw_mlx5_uar *out) {
     int err = failing(fake, EPW_FAKE_CALL_UAR);
     if (err != 0) return err;
     if (!has_uar(fake, kind)) return EOPNOTSUPP;
-    epw_fake_item *item = epw_fake_add(fake, EPW_FAKE_UAR, 0);
+    epw_fake_item *item = epw_fake_add(fake, EPW_FAKE_UAR, number_of(device), 0);
     unsigned char *page = aligned_alloc(EPW_FAKE_PAGE, EPW_FAKE_PAGE);
     if (item == NULL || page == NULL) {
         free(page);
@@ -130,20 +143,49 @@ static void free_uar(void *handle) {
     if (epw_fake_drop(item) == 0) free(page);
 }
 
+/* Whether this process may touch a byte, as the kernel would find. */
+static bool is_there(void *address) {
+    char byte;
+    struct iovec here = {&byte, 1}, there = {address, 1};
+    return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == 1;
+}
+
+/* By a descriptor, which need not be of a GPU: any that can be mapped. An old kernel takes the offset for an
+ * address. */
+static int map_descriptor(const epw_fake *fake, int dmabuf, uint64_t offset, size_t bytes, void **out) {
+    if (epw_fake_lacks(fake, EPW_FAKE_NO_DMABUF)) return EFAULT;
+    *out = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, dmabuf, (off_t)offset);
+    return *out != MAP_FAILED ? 0 : errno;
+}
+
 static int umem(void *device, void *address, size_t bytes, int dmabuf, epw_mlx5_umem *out) {
     epw_fake *fake = fake_of(device);
+    unsigned char *last = (unsigned char *)address + bytes - 1;
     int err = failing(fake, EPW_FAKE_CALL_UMEM);
-    /* By descriptor an old kernel takes the offset for an address. */
-    if (err == 0 && dmabuf >= 0 && epw_fake_lacks(fake, EPW_FAKE_NO_DMABUF)) err = EFAULT;
     if (err == 0 && ((uintptr_t)address % EPW_FAKE_PAGE != 0 || bytes == 0)) err = EINVAL;
+    if (err == 0 && dmabuf >= 0) err = map_descriptor(fake, dmabuf, (uintptr_t)address, bytes, &address);
+    if (err == 0 && dmabuf < 0 && !(is_there(address) && is_there(last))) err = EFAULT;
     if (err != 0) return err;
-    epw_fake_item *item = epw_fake_add(fake, EPW_FAKE_UMEM, 0);
-    if (item == NULL) return ENOMEM;
+    epw_fake_item *item = epw_fake_add(fake, EPW_FAKE_UMEM, number_of(device), 0);
+    if (item == NULL) {
+        if (dmabuf >= 0) munmap(address, bytes);
+        return ENOMEM;
+    }
     epw_fake_use(item, device);
     item->address = address;
     item->bytes = bytes;
+    item->mapped = dmabuf >= 0;
     *out = (epw_mlx5_umem){.handle = item, .id = item->id};
     return 0;
+}
+
+static int free_umem(void *handle) {
+    epw_fake_item *item = handle;
+    unsigned char *mapped = item->mapped ? item->address : NULL;
+    size_t bytes = item->bytes;
+    int err = epw_fake_drop(item);
+    if (err == 0 && mapped != NULL) munmap(mapped, bytes);
+    return err;
 }
 
 static uint32_t rights_of(uint32_t rights) {
@@ -159,14 +201,17 @@ static int register_memory(void *pd, void *address, size_t bytes, uint64_t first
     int err = failing(fake, EPW_FAKE_CALL_REGISTER);
     uint32_t remote = EPW_MLX5_REMOTE_WRITE | EPW_MLX5_REMOTE_ATOMIC;
     if (err == 0 && (rights & remote) && !(rights & EPW_MLX5_LOCAL_WRITE)) err = EINVAL;
+    /* Hardware takes it, and a word may then be there before its rows. */
+    if (err == 0 && (rights & remote) && (rights & EPW_MLX5_RELAXED_ORDERING)) err = EINVAL;
     if (err != 0) return err;
     epw_region region = {.base = (unsigned char *)((uintptr_t)address - first),
                          .rights = rights_of(rights),
+                         .domain = ((epw_fake_item *)pd)->id,
                          .count = 1,
                          .stretches = {{first, bytes}}};
     uint32_t key = fake->options.nic != NULL ? epw_nic_register(fake->options.nic, &region) : 1;
     if (key == 0) return ENOMEM;
-    epw_fake_item *item = epw_fake_add(fake, EPW_FAKE_REGION, key);
+    epw_fake_item *item = epw_fake_add(fake, EPW_FAKE_REGION, number_of(pd), key);
     if (item == NULL) {
         if (fake->options.nic != NULL) epw_nic_deregister(fake->options.nic, key);
         return ENOMEM;
@@ -189,7 +234,7 @@ static int resolve(void *pd, uint32_t number, uint32_t index, const unsigned cha
     int err = failing(fake, EPW_FAKE_CALL_RESOLVE);
     if (err == 0 && number != EPW_FAKE_PORT) err = EINVAL;
     if (err == 0 && epw_fake_lacks(fake, EPW_FAKE_NO_NEIGHBOUR)) err = ETIMEDOUT;
-    if (err == 0 && epw_fake_gid(fake, index, &own) != 0) err = EINVAL;
+    if (err == 0 && epw_fake_gid(fake, number_of(pd), index, &own) != 0) err = EINVAL;
     if (err == 0) epw_fake_mac(to, mac);
     return err;
 }
@@ -198,13 +243,13 @@ static int resolve(void *pd, uint32_t number, uint32_t index, const unsigned cha
 
 static int create(void *device, const void *in, size_t in_bytes, void *out, size_t out_bytes, void **object) {
     epw_fake_item *made = NULL;
-    int err = epw_fake_command(fake_of(device), NULL, in, in_bytes, out, out_bytes, &made);
+    int err = epw_fake_command(device, in, in_bytes, out, out_bytes, &made);
     if (err == 0) *object = made;
     return err;
 }
 
 static int change(void *object, const void *in, size_t in_bytes, void *out, size_t out_bytes) {
-    return epw_fake_command(fake_of(object), object, in, in_bytes, out, out_bytes, NULL);
+    return epw_fake_command(object, in, in_bytes, out, out_bytes, NULL);
 }
 
 static int destroy(void *object) {
@@ -231,6 +276,10 @@ void epw_fake_add_route(epw_fake *fake, uint32_t number, const epw_fake_route *r
     if (qp->state == EPW_MLX5_STATE_RTS) epw_fake_reach(qp);
 }
 
+void epw_fake_move(epw_fake *fake) {
+    atomic_store_explicit(&fake->moved, true, memory_order_relaxed);
+}
+
 /* ---- life ---- */
 
 void epw_fake_set_tap(epw_fake *fake, const epw_fake_tap *tap) {
@@ -247,6 +296,7 @@ epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_f
     epw_fake *fake = calloc(1, sizeof *fake);
     if (fake == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a fake adapter");
     fake->options = *options;
+    if (options->devices == 0) fake->options.devices = 1;
     fake->calls = (epw_mlx5_calls){.library = fake,
                                    .devices = list,
                                    .open = open_device,
@@ -261,7 +311,7 @@ epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_f
                                    .uar = uar,
                                    .free_uar = free_uar,
                                    .umem = umem,
-                                   .free_umem = drop,
+                                   .free_umem = free_umem,
                                    .create = create,
                                    .modify = change,
                                    .query = change,

@@ -5,6 +5,7 @@
 #include "nic/fake.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 enum {
     EPW_FAKE_EQ = 7,
@@ -28,11 +29,13 @@ typedef struct epw_fake_item {
     struct epw_fake_item *next;
     epw_fake *fake;
     epw_fake_kind kind;
+    uint32_t device; /* whose it is, by number */
     uint32_t id;
     uint32_t users; /* others that cannot be without it */
 
     unsigned char *address; /* UAR: its page. UMEM. CQ: its entry */
     size_t bytes;
+    bool mapped;           /* UMEM: by this process, of a descriptor */
     epw_mlx5_uar_kind uar; /* UAR */
 
     struct epw_fake_item *uses[5]; /* CQ, QP, REGION: in no order */
@@ -44,6 +47,7 @@ typedef struct epw_fake_item {
 struct epw_fake {
     epw_fake_options options;
     epw_mlx5_calls calls;
+    atomic_bool moved; /* see epw_fake_move */
 
     pthread_mutex_t lock; /* of what follows. Nothing of the soft NIC is called with it */
     epw_fake_item *items;
@@ -51,8 +55,10 @@ struct epw_fake {
     epw_fake_tap tap;
 
     pthread_mutex_t event_lock; /* taken with the soft NIC locked */
-    void (*event)(void *context, const epw_mlx5_event *event);
-    void *event_context;
+    struct {
+        void (*event)(void *context, const epw_mlx5_event *event);
+        void *context;
+    } listeners[EPW_FAKE_DEVICES_MAX];
 };
 
 static inline bool epw_fake_lacks(const epw_fake *fake, epw_fake_lack lack) {
@@ -62,7 +68,7 @@ static inline bool epw_fake_lacks(const epw_fake *fake, epw_fake_lack lack) {
 /* ---- items.c ---- */
 
 /* Fresh, in the list; NULL: no memory. `id`: 0: the next one. */
-epw_fake_item *epw_fake_add(epw_fake *fake, epw_fake_kind kind, uint32_t id);
+epw_fake_item *epw_fake_add(epw_fake *fake, epw_fake_kind kind, uint32_t device, uint32_t id);
 
 /* Of this kind and number; NULL if there is none. */
 epw_fake_item *epw_fake_find(epw_fake *fake, epw_fake_kind kind, uint32_t id);
@@ -81,19 +87,19 @@ bool epw_fake_fails(epw_fake *fake, epw_fake_call call);
 
 /* ---- addresses.c ---- */
 
-/* GID `index` of the port; ENODATA: there is none. */
-int epw_fake_gid(const epw_fake *fake, uint32_t index, epw_mlx5_gid *out);
+/* GID `index` of the device's port; ENODATA: there is none. */
+int epw_fake_gid(const epw_fake *fake, uint32_t device, uint32_t index, epw_mlx5_gid *out);
 uint32_t epw_fake_gids(const epw_fake *fake);
-uint32_t epw_fake_lid(const epw_fake *fake);
+uint32_t epw_fake_lid(const epw_fake *fake, uint32_t device);
 uint32_t epw_fake_mtu(const epw_fake *fake);
 void epw_fake_mac(const unsigned char gid[16], unsigned char mac[6]);
 
 /* ---- firmware.c ---- */
 
-/* Carries a command out on `object`, NULL: on none. *made: the object that it creates. 0, or EREMOTEIO with
+/* Carries a command out on `object`, or on a device. *made: the object that it creates. 0, or EREMOTEIO with
  * status and syndrome in `out`, or another errno. */
-int epw_fake_command(epw_fake *fake, epw_fake_item *object, const void *in, size_t in_bytes, void *out,
-                     size_t out_bytes, epw_fake_item **made);
+int epw_fake_command(epw_fake_item *object, const void *in, size_t in_bytes, void *out, size_t out_bytes,
+                     epw_fake_item **made);
 
 /* A queue pair that works sends by the link of its route, or by none, if that leads elsewhere than it has
  * been connected to. */

@@ -8,10 +8,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "nic/bus.h"
+
 enum { EPW_MLX5_NAME_BYTES = 64, EPW_MLX5_DEVICES_MAX = 64 };
 
 typedef struct epw_mlx5_name {
     char text[EPW_MLX5_NAME_BYTES];
+    epw_bus_place place;
 } epw_mlx5_name;
 
 typedef struct epw_mlx5_port {

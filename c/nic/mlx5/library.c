@@ -146,7 +146,9 @@ static int list_devices(void *library, epw_mlx5_name out[EPW_MLX5_DEVICES_MAX], 
         const char *name = f.get_device_name(*at);
         size_t length = strnlen(name, EPW_MLX5_NAME_BYTES - 1);
         memcpy(out[*count].text, name, length);
-        out[(*count)++].text[length] = 0;
+        out[*count].text[length] = 0;
+        epw_bus_find_adapter("", out[*count].text, &out[*count].place);
+        (*count)++;
     }
     f.free_device_list(list);
     return 0;

@@ -2,13 +2,14 @@
 #include "nic/mlx5/parts.h"
 
 #include "base/little_endian.h"
+#include "nic/choice.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { PORTS = 2, CQE_VERSION = 1, MTU_MAX = 5 };
+enum { PORTS = 2, CQE_VERSION = 1, MTU_MAX = 5, PRIORITIES = 8, HOP_LIMIT = 255 };
 
 /* Why devices cannot be used, one behind the other. */
 typedef struct reasons {
@@ -55,6 +56,7 @@ static bool choose_gid(epw_mlx5 *a) {
 static const char *choose_port(epw_mlx5 *a) {
     const char *why = "it has no port that can be asked for";
     for (a->port_number = 1; a->port_number <= PORTS; a->port_number++) {
+        if (!epw_adapter_wanted(a->options.filter, a->name.text, a->port_number)) continue;
         if (a->calls->port(a->device, a->port_number, &a->port) != 0) continue;
         if (!a->port.active) {
             why = "no port is active: see ibv_devinfo, and the cable or the interface";
@@ -135,12 +137,29 @@ static void close_device(epw_mlx5 *a) {
     a->pd = a->device = NULL;
 }
 
-static const char *why_closed(int err) {
+const char *epw_mlx5_why_closed(int err) {
     if (err == EOPNOTSUPP || err == EINVAL)
         return "it has no DevX, which needs its firmware's user contexts (log_max_uctx)";
     if (err == EPERM || err == EACCES)
         return "this process may not open it: see /dev/infiniband, and in a container --device";
     return strerror(err);
+}
+
+/* Of the link that its port has. */
+static epw_status check_options(const epw_mlx5 *a, epw_where where) {
+    if (!a->port.ethernet && a->options.traffic_class != 0)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.traffic_class (EPWIRE_TC) is %u, but the port of %s is InfiniBand, which "
+                        "has none within "
+                        "a subnet: use options.service_level",
+                        a->options.traffic_class, a->name.text);
+    if (a->port.ethernet && a->options.service_level >= PRIORITIES)
+        return epw_fail(
+            EPW_ERR_INVALID, where,
+            "options.service_level (EPWIRE_SL) is %u, but the port of %s is Ethernet, whose priorities are "
+            "below %d",
+            a->options.service_level, a->name.text, PRIORITIES);
+    return EPW_OK;
 }
 
 /* EPW_ERR_NO_PATH and a reason: another one may do. */
@@ -149,7 +168,7 @@ static epw_status try_device(epw_mlx5 *a, const epw_mlx5_name *name, reasons *r,
     int err = a->calls->open(a->calls->library, name->text, &a->device);
     if (err != 0) {
         a->device = NULL;
-        add_reason(r, name->text, why_closed(err));
+        add_reason(r, name->text, epw_mlx5_why_closed(err));
         return EPW_ERR_NO_PATH;
     }
     const char *why = choose_port(a);
@@ -158,31 +177,79 @@ static epw_status try_device(epw_mlx5 *a, const epw_mlx5_name *name, reasons *r,
         close_device(a);
         return EPW_ERR_NO_PATH;
     }
-    epw_status status = check_caps(a, where);
+    epw_status status = check_options(a, where);
+    if (status == EPW_OK) status = check_caps(a, where);
     if (status == EPW_OK && (err = open_parts(a)) != 0)
         status = epw_fail_errno(err, where, "%s gives no protection domain or event queue", name->text);
     if (status != EPW_OK) close_device(a);
     return status;
 }
 
-static epw_status choose_device(epw_mlx5 *a, epw_where where) {
-    static const char remedy[] = "; without one choose another NIC";
-    epw_mlx5_name names[EPW_MLX5_DEVICES_MAX];
-    uint32_t count = 0;
-    reasons r = {.length = 0};
-    int err = a->calls->devices(a->calls->library, names, &count);
-    if (err != 0) return epw_fail_errno(err, where, "cannot list adapters");
+/* Whether one of its ports is. */
+static bool is_wanted(const epw_mlx5_options *options, const char *name) {
+    bool wanted = false;
+    for (uint32_t port = 1; port <= PORTS; port++) wanted |= epw_adapter_wanted(options->filter, name, port);
+    return wanted && (options->beside == NULL || strcmp(options->beside->name.text, name) != 0);
+}
+
+/* Those that are wanted, the nearest first. */
+static uint32_t order_devices(const epw_mlx5_options *options, const epw_mlx5_name *names, uint32_t count,
+                              const epw_mlx5_name **out) {
+    const epw_mlx5_name *wanted[EPW_MLX5_DEVICES_MAX];
+    const epw_bus_place *places[EPW_MLX5_DEVICES_MAX] = {NULL};
+    uint32_t order[EPW_MLX5_DEVICES_MAX], found = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const char *wanted = a->options.device;
-        if (wanted != NULL && strcmp(wanted, names[i].text) != 0) continue;
-        epw_status status = try_device(a, &names[i], &r, where);
+        if (!is_wanted(options, names[i].text)) continue;
+        wanted[found] = &names[i];
+        places[found++] = &names[i].place;
+    }
+    epw_adapters_order(places, found, options->gpu, options->turn, order);
+    for (uint32_t i = 0; i < found; i++) out[i] = wanted[order[i]];
+    return found;
+}
+
+static epw_status none_is_wanted(const epw_mlx5_options *options, const epw_mlx5_name *names, uint32_t count,
+                                 epw_where where) {
+    if (count == 0)
+        return epw_fail(
+            EPW_ERR_NO_PATH, where,
+            "there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC");
+    if (options->beside != NULL)
+        return epw_fail(EPW_ERR_NO_PATH, where,
+                        "there is no second mlx5 adapter beside %s: set options.adapter_count "
+                        "(EPWIRE_ADAPTERS) to 1, or let "
+                        "options.adapters have another one",
+                        options->beside->name.text);
+    return epw_fail(
+        EPW_ERR_NO_PATH, where,
+        "options.adapters (EPWIRE_HCA), \"%s\", lets none of %u mlx5 adapters through; the first is %s",
+        options->filter, count, names[0].text);
+}
+
+static epw_status choose_device(epw_mlx5 *a, const epw_mlx5_name *names, uint32_t count, epw_where where) {
+    const epw_mlx5_name *ordered[EPW_MLX5_DEVICES_MAX];
+    const epw_mlx5_options *options = &a->options;
+    uint32_t found = order_devices(options, names, count, ordered);
+    reasons r = {.length = 0};
+    if (found == 0) return none_is_wanted(options, names, count, where);
+    for (uint32_t i = 0; i < found; i++) {
+        epw_status status = try_device(a, ordered[i], &r, where);
+        if (status == EPW_OK && options->gpu != NULL)
+            a->near = epw_bus_distance_name(epw_bus_distance_of(options->gpu, &a->name.place));
         if (status != EPW_ERR_NO_PATH || r.length == 0) return status;
     }
-    if (r.length > 0) return epw_fail(EPW_ERR_NO_PATH, where, "no mlx5 adapter can be used: %s", r.text);
-    if (count > 0)
-        return epw_fail(EPW_ERR_NO_PATH, where, "none of %u mlx5 adapters is called %s; the first is %s",
-                        count, a->options.device, names[0].text);
-    return epw_fail(EPW_ERR_NO_PATH, where, "there is no mlx5 adapter: see /sys/class/infiniband%s", remedy);
+    return epw_fail(EPW_ERR_NO_PATH, where, "no mlx5 adapter can be used: %s", r.text);
+}
+
+static epw_status list_and_choose(epw_mlx5 *a, epw_where where) {
+    uint32_t count = 0;
+    epw_mlx5_name *names = calloc(EPW_MLX5_DEVICES_MAX, sizeof *names);
+    if (names == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a list of adapters");
+    int err = a->calls->devices(a->calls->library, names, &count);
+    epw_status status =
+        err == 0 ? choose_device(a, names, count, where) : epw_fail_errno(err, where, "cannot list adapters");
+    free(names);
+    return status;
 }
 
 const char *epw_mlx5_describe(const epw_mlx5 *a, char text[EPW_MLX5_TEXT]) {
@@ -197,9 +264,16 @@ const char *epw_mlx5_describe(const epw_mlx5 *a, char text[EPW_MLX5_TEXT]) {
     static const char *const doorbells[] = {[EPW_MLX5_UAR_OWN] = "",
                                             [EPW_MLX5_UAR_SHARED] = ", doorbells in one register",
                                             [EPW_MLX5_UAR_BF] = ", doorbells that gather writes"};
+    static const char *const rings[] = {[EPW_MLX5_REACH_UNASKED] = "",
+                                        [EPW_MLX5_REACH_DMABUF] = ", rings in GPU memory by dma-buf",
+                                        [EPW_MLX5_REACH_PEERMEM] = ", rings in GPU memory by nvidia_peermem",
+                                        [EPW_MLX5_REACH_NONE] =
+                                            ", rings in host memory because it does not reach the GPU's"};
+    unsigned reach = atomic_load_explicit(&a->ring_reach, memory_order_relaxed);
     unsigned kind = atomic_load_explicit(&a->worst_uar, memory_order_relaxed);
-    snprintf(text, EPW_MLX5_TEXT, "%s port %u, %s, MTU %u%s%s%s", a->name.text, a->port_number, address,
-             128u << a->port.mtu, a->caps.atomic ? "" : ", no atomics", doorbells[kind],
+    snprintf(text, EPW_MLX5_TEXT, "%s port %u, %s, MTU %u%s%s%s%s%s%s", a->name.text, a->port_number, address,
+             128u << a->port.mtu, a->near != NULL ? ", " : "", a->near != NULL ? a->near : "",
+             a->caps.atomic ? "" : ", no atomics", doorbells[kind], rings[reach],
              atomic_load_explicit(&a->rings_for_kernels, memory_order_relaxed)
                  ? ", a thread of the host rings for kernels"
                  : "");
@@ -214,13 +288,16 @@ epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *op
     a->options = *options;
     pthread_mutex_init(&a->pairs_lock, NULL);
     epw_mlx5_attendant_init(&a->attendant);
-    epw_status status = choose_device(a, where);
+    if (a->options.hop_limit == 0) a->options.hop_limit = HOP_LIMIT;
+    epw_status status = list_and_choose(a, where);
     if (status == EPW_OK) status = epw_mlx5_start_watch(a, where);
     if (status != EPW_OK) {
         epw_mlx5_close(a);
         return status;
     }
-    a->options.device = NULL; /* the caller's */
+    a->options.filter = NULL; /* the caller's, as the next two */
+    a->options.gpu = NULL;
+    a->options.beside = NULL;
     calls->on_event(a->device, epw_mlx5_heed, a);
     *out = a;
     return EPW_OK;

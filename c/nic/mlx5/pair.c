@@ -5,6 +5,7 @@
 #include "nic/completion.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -58,14 +59,39 @@ static epw_status reach(epw_mlx5_pair *pair, unsigned char *address, size_t byte
                           err == ENOMEM ? ": raise the limit of locked memory (ulimit -l)" : "");
 }
 
+/* In the memory of a GPU. */
+static epw_status reach_ring(epw_mlx5_pair *pair, epw_where where) {
+    epw_mlx5 *a = pair->adapter;
+    const epw_mlx5_ring *ring = pair->options.ring;
+    size_t bytes = pair->bytes - (size_t)2 * PAGE;
+    int by_descriptor = EOPNOTSUPP, by_address = 0;
+    epw_mlx5_reach reach = EPW_MLX5_REACH_DMABUF;
+    if (ring->dmabuf >= 0) by_descriptor = a->calls->umem(a->device, NULL, bytes, ring->dmabuf, &pair->ring);
+    if (by_descriptor != 0) {
+        reach = EPW_MLX5_REACH_PEERMEM;
+        by_address = a->calls->umem(a->device, ring->address, bytes, -1, &pair->ring);
+    }
+    if (by_address != 0) {
+        reach = EPW_MLX5_REACH_NONE;
+        pair->ring.handle = NULL;
+    }
+    atomic_store_explicit(&a->ring_reach, reach, memory_order_relaxed);
+    if (reach != EPW_MLX5_REACH_NONE) return EPW_OK;
+    return epw_fail(
+        EPW_ERR_NO_PATH, where,
+        "%s reaches no ring in GPU memory, neither by dma-buf (errno %d), which needs Linux 6.0 and "
+        "the open GPU kernel modules, nor by nvidia_peermem (errno %d), which modprobe loads; "
+        "EPWIRE_RINGS=host does without",
+        a->name.text, by_descriptor, by_address);
+}
+
 /* Each begins a umem: an offset in one would tie it to a page size that the kernel is free to choose. */
 static epw_status reach_all(epw_mlx5_pair *pair, epw_where where) {
     epw_status status = reach(pair, pair->pages, PAGE, &pair->completion, where);
     if (status == EPW_OK) status = reach(pair, pair->pages + PAGE, PAGE, &pair->record, where);
-    if (status == EPW_OK)
-        status =
-            reach(pair, pair->pages + (size_t)2 * PAGE, pair->bytes - (size_t)2 * PAGE, &pair->ring, where);
-    return status;
+    if (status != EPW_OK) return status;
+    if (pair->options.ring != NULL) return reach_ring(pair, where);
+    return reach(pair, pair->pages + (size_t)2 * PAGE, pair->bytes - (size_t)2 * PAGE, &pair->ring, where);
 }
 
 /* ---- commands ---- */
@@ -122,15 +148,52 @@ static void tell_broken(epw_mlx5_pair *pair) {
     if (pair->options.broken != NULL) pair->options.broken(pair->options.context);
 }
 
+/* The kernel tells of each change of a port's addresses, of those too that no queue pair has. */
+static bool has_same_address(const epw_mlx5 *a) {
+    epw_mlx5_port port;
+    epw_mlx5_gid gid;
+    if (a->port.ethernet)
+        return a->calls->gid(a->device, a->port_number, a->gid_index, &gid) == 0 && gid.type == a->gid.type &&
+               memcmp(gid.bytes, a->gid.bytes, sizeof gid.bytes) == 0;
+    return a->calls->port(a->device, a->port_number, &port) == 0 && port.lid == a->port.lid;
+}
+
 void epw_mlx5_heed(void *adapter, const epw_mlx5_event *event) {
     epw_mlx5 *a = adapter;
-    bool all = event->kind == EPW_MLX5_EVENT_FATAL || event->kind == EPW_MLX5_EVENT_PORT_DOWN ||
-               event->kind == EPW_MLX5_EVENT_GIDS;
+    bool all = event->kind != EPW_MLX5_EVENT_PAIR;
     bool here = event->kind == EPW_MLX5_EVENT_FATAL || event->number == a->port_number;
+    if (all && (!here || (event->kind == EPW_MLX5_EVENT_GIDS && has_same_address(a)))) return;
     pthread_mutex_lock(&a->pairs_lock);
-    for (epw_mlx5_pair *pair = a->pairs; pair != NULL; pair = pair->next)
-        if (all ? here : pair->number == event->number) tell_broken(pair);
+    for (epw_mlx5_pair *pair = a->pairs; pair != NULL; pair = pair->next) {
+        if (!all && pair->number != event->number) continue;
+        if (all) atomic_store_explicit(&pair->event, event->kind, memory_order_relaxed);
+        tell_broken(pair);
+    }
     pthread_mutex_unlock(&a->pairs_lock);
+}
+
+const char *epw_mlx5_pair_trouble(const epw_mlx5_pair *pair, char text[EPW_MLX5_TEXT]) {
+    const epw_mlx5 *a = pair->adapter;
+    *text = '\0';
+    switch (atomic_load_explicit(&pair->event, memory_order_relaxed)) {
+    case EPW_MLX5_EVENT_PORT_DOWN:
+        snprintf(text, EPW_MLX5_TEXT,
+                 "port %u of %s is down: see its cable and switch, and ip link; connect again when it is up",
+                 a->port_number, a->name.text);
+        break;
+    case EPW_MLX5_EVENT_GIDS:
+        snprintf(text, EPW_MLX5_TEXT,
+                 "port %u of %s has lost the address that its queue pairs have: create the buffers anew",
+                 a->port_number, a->name.text);
+        break;
+    case EPW_MLX5_EVENT_FATAL:
+        snprintf(text, EPW_MLX5_TEXT, "%s has failed: see dmesg; create the buffers anew once it is back",
+                 a->name.text);
+        break;
+    default:
+        break;
+    }
+    return text;
 }
 
 static void enter(epw_mlx5_pair *pair) {
@@ -172,13 +235,13 @@ epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *
     if (status == EPW_OK) status = create_objects(pair, where);
     if (status == EPW_OK) {
         bool unheard = options->poster == EPW_MLX5_KERNELS_UNHEARD;
-        pair->memory =
-            (epw_pair_memory){.entries = pair->pages + (size_t)2 * PAGE,
-                              .depth = options->depth,
-                              .record = (uint32_t *)(void *)(pair->pages + PAGE),
-                              .doorbell = unheard ? (uint64_t *)(void *)(pair->pages + PAGE + WORD_OFFSET)
-                                                  : pair->spare->uar.reg,
-                              .completion = pair->pages};
+        pair->memory = (epw_pair_memory){
+            .entries = options->ring != NULL ? options->ring->address : pair->pages + (size_t)2 * PAGE,
+            .depth = options->depth,
+            .record = (uint32_t *)(void *)(pair->pages + PAGE),
+            .doorbell =
+                unheard ? (uint64_t *)(void *)(pair->pages + PAGE + WORD_OFFSET) : pair->spare->uar.reg,
+            .completion = pair->pages};
         if (options->poster != EPW_MLX5_HOST) status = epw_mlx5_attend(pair, where);
         if (unheard) atomic_store_explicit(&adapter->rings_for_kernels, true, memory_order_relaxed);
     }
@@ -274,7 +337,7 @@ static epw_mlx5_path path_to(const epw_mlx5_pair *pair, uint32_t remote, const e
                           .lid = to->lid,
                           .gid_index = a->gid_index,
                           .udp_port = epw_mlx5_udp_port(pair->number, remote),
-                          .hop_limit = 255,
+                          .hop_limit = a->options.hop_limit,
                           .traffic_class = a->options.traffic_class,
                           .service_level = a->options.service_level,
                           .atomics = a->caps.atomic,

@@ -32,6 +32,14 @@ typedef struct epw_mlx5_attendant {
     epw_mlx5_pair *pairs;
 } epw_mlx5_attendant;
 
+/* Rings in the memory of a GPU: how it was reached by the last pair that asked for it. */
+typedef enum epw_mlx5_reach {
+    EPW_MLX5_REACH_UNASKED,
+    EPW_MLX5_REACH_DMABUF,
+    EPW_MLX5_REACH_PEERMEM, /* by its address */
+    EPW_MLX5_REACH_NONE
+} epw_mlx5_reach;
+
 /* A doorbell register that a pair has, or none. */
 typedef struct epw_mlx5_spare {
     struct epw_mlx5_spare *next;
@@ -42,6 +50,7 @@ struct epw_mlx5 {
     const epw_mlx5_calls *calls;
     epw_mlx5_options options;
     epw_mlx5_name name;
+    const char *near; /* how far from the GPU; NULL: it was asked to be near to none */
 
     void *device, *pd;
     uint32_t pd_number, event_queue;
@@ -51,6 +60,7 @@ struct epw_mlx5 {
     epw_mlx5_caps caps;
     atomic_uint worst_uar; /* epw_mlx5_uar_kind, of its pairs so far */
     atomic_bool rings_for_kernels;
+    atomic_uint ring_reach; /* epw_mlx5_reach */
 
     pthread_mutex_t pairs_lock; /* taken with the NIC locked, where it is one in software */
     epw_mlx5_pair *pairs;
@@ -78,7 +88,14 @@ struct epw_mlx5_pair {
     uint32_t remote;
     epw_mlx5_address to;
     atomic_bool broken, closed;
+    atomic_uint
+        event; /* epw_mlx5_event_kind: that of the adapter which has broken it; EPW_MLX5_EVENT_PAIR: none */
 };
+
+/* ---- open.c ---- */
+
+/* Why a device has not been opened, with what to do. */
+const char *epw_mlx5_why_closed(int err);
 
 /* ---- ask.c ---- */
 

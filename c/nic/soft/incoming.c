@@ -43,7 +43,8 @@ static unsigned char *place_of(const epw_link *link, const epw_pair *pair, uint3
     const epw_frame *frame = &link->frame;
     if (pair->options.key != EPW_PAIR_ANY_KEY && frame->key != pair->options.key) return NULL;
     const epw_region *region = epw_regions_find(&link->nic->regions, frame->key);
-    return region != NULL ? epw_region_at(region, rights, frame->offset, epw_frame_span(frame)) : NULL;
+    if (region == NULL || region->domain != pair->options.domain) return NULL;
+    return epw_region_at(region, rights, frame->offset, epw_frame_span(frame));
 }
 
 static bool is_aligned(const unsigned char *at, const epw_frame *frame) {

@@ -302,7 +302,8 @@ bool epw_pair_has_more(const epw_pair *pair) {
 static unsigned char *local_at(const epw_pair *pair, uint32_t rights, uint32_t key, uint64_t at,
                                uint32_t bytes) {
     const epw_region *region = epw_regions_find(&pair->nic->regions, key);
-    return region != NULL ? epw_region_at(region, rights, at, bytes) : NULL;
+    if (region == NULL || region->domain != pair->options.domain) return NULL;
+    return epw_region_at(region, rights, at, bytes);
 }
 
 uint8_t epw_pair_fetch(const epw_pair *pair, uint32_t index, epw_fetched *entry,

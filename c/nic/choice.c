@@ -1,0 +1,89 @@
+/* See choice.h. */
+#include "nic/choice.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { PORT_MAX = 255 };
+
+/* The marks in front of a filter's names, and where the names begin. */
+typedef struct marks {
+    bool exclude, exact;
+    const char *names;
+} marks;
+
+static marks marks_of(const char *filter) {
+    marks m = {.names = filter};
+    if (*m.names == '^') m.exclude = true, m.names++;
+    if (*m.names == '=') m.exact = true, m.names++;
+    return m;
+}
+
+/* Whether the name that begins at `at`, with its port or without one, is that of the adapter's port. */
+static bool hits(const char *at, size_t length, bool exact, const char *name, uint32_t port) {
+    const char *colon = memchr(at, ':', length);
+    size_t own = colon != NULL ? (size_t)(colon - at) : length;
+    if (strncmp(name, at, own) != 0 || (exact && name[own] != '\0')) return false;
+    return colon == NULL || strtoul(colon + 1, NULL, 10) == port;
+}
+
+bool epw_adapter_wanted(const char *filter, const char *name, uint32_t port) {
+    if (filter == NULL || *filter == '\0') return true;
+    marks m = marks_of(filter);
+    bool hit = false;
+    for (const char *at = m.names; *at != '\0'; at += strspn(at, ",")) {
+        size_t length = strcspn(at, ",");
+        if (length > 0) hit |= hits(at, length, m.exact, name, port);
+        at += length;
+    }
+    return hit != m.exclude;
+}
+
+/* "" or a text without ports, or with one that is a number. */
+static bool is_name(const char *at, size_t length) {
+    const char *colon = memchr(at, ':', length);
+    size_t own = colon != NULL ? (size_t)(colon - at) : length;
+    if (own == 0 || strcspn(at, "^= \t") < own) return false;
+    if (colon == NULL) return true;
+    char *end;
+    unsigned long port = strtoul(colon + 1, &end, 10);
+    bool digits = colon[1] >= '0' && colon[1] <= '9';
+    return digits && end == at + length && port >= 1 && port <= PORT_MAX;
+}
+
+epw_status epw_adapter_filter_check(const char *filter, const char *field, epw_where where) {
+    if (filter == NULL || *filter == '\0') return EPW_OK;
+    const char *at = marks_of(filter).names;
+    for (;;) {
+        size_t length = strcspn(at, ",");
+        if (!is_name(at, length))
+            return epw_fail(
+                EPW_ERR_INVALID, where,
+                "%s is \"%s\", no filter of adapters: give names such as mlx5_0 or mlx5_0:1, with "
+                "commas between them, and ^, = or ^= in front of them all",
+                field, filter);
+        at += length;
+        if (*at == '\0') return EPW_OK;
+        at++;
+    }
+}
+
+/* ---- order ---- */
+
+static epw_bus_distance distance_to(const epw_bus_place *gpu, const epw_bus_place *place) {
+    return gpu != NULL ? epw_bus_distance_of(gpu, place) : EPW_BUS_FAR;
+}
+
+void epw_adapters_order(const epw_bus_place *const *places, uint32_t count, const epw_bus_place *gpu,
+                        uint32_t turn, uint32_t *order) {
+    uint32_t filled = 0;
+    for (uint32_t d = EPW_BUS_SWITCH; d <= EPW_BUS_FAR; d++) {
+        uint32_t first = filled, same = 0;
+        for (uint32_t i = 0; i < count; i++) same += distance_to(gpu, places[i]) == (epw_bus_distance)d;
+        for (uint32_t i = 0, nth = 0; i < count; i++) {
+            if (distance_to(gpu, places[i]) != (epw_bus_distance)d) continue;
+            order[first + (nth++ + same - turn % same) % same] = i;
+            filled++;
+        }
+    }
+}

@@ -1,0 +1,318 @@
+/* See probe.h. */
+#include "nic/mlx5/probe.h"
+
+#include "base/clock.h"
+#include "device/cuda.h"
+#include "device/cuda_rdma.h"
+#include "device/cuda_registers.h"
+#include "nic/mlx5/library.h"
+#include "nic/mlx5/parts.h"
+#include "nic/queue.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, DEPTH = 64, WAIT_MS = 1000 };
+
+static const epw_where where = {"doctor", -1, -1};
+
+typedef struct probe {
+    const epw_mlx5_calls *calls;
+    epw_fake *fake; /* NULL: the adapter is none in software */
+    uint64_t cable; /* of the fake, to itself: a link of its soft NIC */
+    int32_t gpu;
+    epw_mlx5 *adapter;
+    uint32_t count;
+    epw_probe_finding *out;
+} probe;
+
+__attribute__((format(printf, 4, 5))) static void find(probe *p, epw_probe_verdict verdict, const char *name,
+                                                       const char *format, ...) {
+    epw_probe_finding *f = &p->out[p->count++];
+    va_list arguments;
+    f->verdict = verdict;
+    snprintf(f->name, sizeof f->name, "%s", name);
+    va_start(arguments, format);
+    vsnprintf(f->text, sizeof f->text, format, arguments);
+    va_end(arguments);
+}
+
+/* This thread's last error, without the name of the operation. */
+static const char *last_error(void) {
+    epw_error_detail detail;
+    epw_last_error_detail(&detail);
+    return detail.text;
+}
+
+/* ---- DevX, port, capabilities ---- */
+
+static bool open_adapter(probe *p, const char *name) {
+    void *device;
+    char exactly[EPW_MLX5_NAME_BYTES + 1], text[EPW_MLX5_TEXT];
+    int err = p->calls->open(p->calls->library, name, &device);
+    if (err != 0) {
+        find(p, EPW_PROBE_MISSING, "DevX", "%s", epw_mlx5_why_closed(err));
+        return false;
+    }
+    p->calls->close(device);
+    find(p, EPW_PROBE_OK, "DevX", "opens");
+    snprintf(exactly, sizeof exactly, "=%s", name);
+    if (epw_mlx5_open(p->calls, &(epw_mlx5_options){.filter = exactly}, where, &p->adapter) != EPW_OK) {
+        find(p, EPW_PROBE_MISSING, "capabilities", "%s", last_error());
+        return false;
+    }
+    const epw_mlx5_caps *caps = &p->adapter->caps;
+    find(p, caps->atomic ? EPW_PROBE_OK : EPW_PROBE_WARNING, "capabilities",
+         "%s; rings of %u entries at most%s", epw_mlx5_describe(p->adapter, text), 1u << caps->log_qp_entries,
+         caps->atomic ? ", atomics" : ": see PCI_ATOMIC_MODE with mlxconfig");
+    return true;
+}
+
+/* ---- memory ---- */
+
+static int try_umem(const probe *p, void *address, size_t bytes, int dmabuf) {
+    epw_mlx5_umem umem;
+    int err = p->calls->umem(p->adapter->device, address, bytes, dmabuf, &umem);
+    if (err == 0) p->calls->free_umem(umem.handle);
+    return err;
+}
+
+static void look_at_host_memory(probe *p) {
+    static const char name[] = "host memory";
+    epw_mlx5_region region;
+    void *page = aligned_alloc(PAGE, PAGE);
+    if (page == NULL) {
+        find(p, EPW_PROBE_UNKNOWN, name, "there is no memory to try it with");
+        return;
+    }
+    memset(page, 0, PAGE);
+    int err = try_umem(p, page, PAGE, -1);
+    if (err == 0) {
+        err = p->calls->register_memory(p->adapter->pd, page, PAGE, 0,
+                                        EPW_MLX5_LOCAL_WRITE | EPW_MLX5_REMOTE_WRITE, &region);
+        if (err == 0) p->calls->deregister(region.handle);
+    }
+    free(page);
+    if (err == 0) {
+        find(p, EPW_PROBE_OK, name, "registered for queues and for windows");
+        return;
+    }
+    find(p, EPW_PROBE_MISSING, name, "not registered: errno %d%s", err,
+         err == ENOMEM ? "; raise the limit of locked memory (ulimit -l)" : "");
+}
+
+#ifdef EPW_CUDA
+
+static void tell_way(probe *p, const char *name, int err, const char *remedy) {
+    if (err == 0) {
+        find(p, EPW_PROBE_OK, name, "the adapter takes a ring in GPU memory by it");
+        return;
+    }
+    find(p, EPW_PROBE_WARNING, name, "the adapter takes none of the GPU's memory by it (errno %d): %s", err,
+         remedy);
+}
+
+static void look_at_gpu_memory(probe *p) {
+    epw_rdma_memory memory;
+    if (epw_cuda_open(p->gpu, where) != EPW_OK ||
+        epw_cuda_rdma_alloc(p->gpu, PAGE, where, &memory) != EPW_OK) {
+        find(p, EPW_PROBE_UNKNOWN, "GPU memory", "%s", last_error());
+        return;
+    }
+    int err = memory.dmabuf >= 0 ? try_umem(p, NULL, PAGE, memory.dmabuf) : EOPNOTSUPP;
+    tell_way(p, "GPU memory by dma-buf", err, "it needs Linux 6.0 and the open GPU kernel modules");
+    err = try_umem(p, memory.address, PAGE, -1);
+    tell_way(p, "GPU memory by nvidia_peermem", err, "modprobe nvidia_peermem");
+    epw_cuda_rdma_free(p->gpu, &memory);
+}
+
+static void look_at_mapping(probe *p, uint64_t *reg) {
+    static const char name[] = "doorbells by kernels";
+    uint64_t *mapped;
+    epw_status status = epw_cuda_map_register(p->gpu, reg, p->calls->registers_in_memory, where, &mapped);
+    if (status != EPW_OK) {
+        find(p, EPW_PROBE_WARNING, name, "%s", last_error());
+        return;
+    }
+    epw_cuda_unmap_register(p->gpu, reg);
+    find(p, EPW_PROBE_OK, name, "the GPU maps the register");
+}
+
+#else
+
+static void look_at_gpu_memory(probe *p) {
+    find(p, EPW_PROBE_UNKNOWN, "GPU memory", "%s", EPW_NO_CUDA);
+}
+
+static void look_at_mapping(probe *p, uint64_t *reg) {
+    (void)reg;
+    find(p, EPW_PROBE_UNKNOWN, "doorbells by kernels", "%s", EPW_NO_CUDA);
+}
+
+#endif
+
+static void look_at_gpu(probe *p) {
+    static const char no_gpu[] = "no GPU of this process to try it with";
+    epw_mlx5_spare *spare = NULL;
+    if (p->gpu < 0) {
+        find(p, EPW_PROBE_UNKNOWN, "GPU memory", "%s", no_gpu);
+        find(p, EPW_PROBE_UNKNOWN, "doorbells by kernels", "%s", no_gpu);
+        return;
+    }
+    look_at_gpu_memory(p);
+    if (epw_mlx5_take_register(p->adapter, where, &spare) != EPW_OK) return; /* as told by the queue pair */
+    look_at_mapping(p, spare->uar.reg);
+    epw_mlx5_give_register(p->adapter, spare);
+}
+
+/* ---- a queue pair that leads to itself ---- */
+
+static bool await_word(const uint64_t *word, uint64_t value) {
+    for (int ms = 0; ms < WAIT_MS && epw_load_acquire_64(word) != value; ms++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    return epw_load_acquire_64(word) == value;
+}
+
+/* Stores as a poster makes them: the adapter reads entry and record once it is rung. */
+static void post_word(epw_mlx5_pair *pair, const epw_keys *keys, uint64_t value) {
+    const epw_pair_memory *memory = epw_mlx5_pair_memory(pair);
+    uint32_t marks[DEPTH] = {0};
+    uint64_t index = 0;
+    epw_queue queue = {.entries = (epw_entry_block *)memory->entries,
+                       .marks = marks,
+                       .record = memory->record,
+                       .doorbell = memory->doorbell,
+                       .completions.entry = (const uint32_t *)(const void *)memory->completion,
+                       .depth = DEPTH,
+                       .pair = epw_mlx5_pair_number(pair),
+                       .batch = 1};
+    if (!epw_queue_try_reserve(&queue, 1, &index)) return; /* it is empty */
+    epw_entry_write_word(epw_queue_slot(&queue, index), queue.pair, index,
+                         (epw_place_of){0, epw_key_of(keys->its)}, value, EPW_SIGNAL_ALWAYS);
+    epw_queue_publish(&queue, index, 1);
+    if (epw_queue_ring(&queue, true)) epw_mlx5_pair_ring(pair);
+}
+
+static void tell_unheard(probe *p, const epw_mlx5_pair *pair, const char *name) {
+    const uint32_t *completion = (const uint32_t *)(const void *)epw_mlx5_pair_memory(pair)->completion;
+    epw_completions completions = {.entry = completion};
+    epw_queue_fault fault;
+    if (!epw_completions_failed(&completions, &fault)) {
+        find(p, EPW_PROBE_MISSING, name,
+             "a word to itself has not come within %d ms, and nothing is said of it: its doorbell was not "
+             "heard, or the switch does not send back",
+             WAIT_MS);
+        return;
+    }
+    find(p, EPW_PROBE_MISSING, name, "a word to itself failed: %s (syndrome 0x%02x, vendor 0x%02x)%s",
+         epw_syndrome_text(fault.syndrome), fault.syndrome, fault.vendor,
+         epw_syndrome_remedy(fault.syndrome));
+}
+
+static void send_to_itself(probe *p, epw_mlx5_pair *pair, uint64_t *word, const epw_keys *keys,
+                           const char *name) {
+    epw_mlx5_address self = epw_mlx5_address_of(p->adapter);
+    uint32_t number = epw_mlx5_pair_number(pair);
+    if (p->fake != NULL) {
+        epw_fake_route route = {.lid = self.lid, .remote = number, .link = p->cable};
+        memcpy(route.gid, self.gid, sizeof route.gid);
+        epw_fake_add_route(p->fake, number, &route);
+    }
+    if (epw_mlx5_pair_connect(pair, number, &self, UINT64_C(1000000) * WAIT_MS, where) != EPW_OK) {
+        find(p, EPW_PROBE_MISSING, name, "%s", last_error());
+        return;
+    }
+    post_word(pair, keys, 1);
+    if (!await_word(word, 1)) {
+        tell_unheard(p, pair, name);
+        return;
+    }
+    bool own = p->adapter->worst_uar == EPW_MLX5_UAR_OWN;
+    find(p, own ? EPW_PROBE_OK : EPW_PROBE_WARNING, name, "a word to itself came%s",
+         own ? ""
+             : "; doorbells share a register or a page, as libmlx5 or the kernel is old: rdma-core 45 or "
+               "newer");
+}
+
+static void look_at_queue_pair(probe *p) {
+    static const char name[] = "queue pair";
+    uint64_t *page = aligned_alloc(PAGE, PAGE);
+    if (page == NULL) {
+        find(p, EPW_PROBE_UNKNOWN, name, "there is no memory to try it with");
+        return;
+    }
+    memset(page, 0, PAGE);
+    epw_region region = {.base = (unsigned char *)page,
+                         .rights = EPW_REGION_WRITE,
+                         .count = 1,
+                         .stretches = {{0, sizeof *page}}};
+    epw_keys keys = {0};
+    epw_mlx5_pair *pair = NULL;
+    epw_status status = epw_mlx5_register(p->adapter, &region, where, &keys);
+    if (status == EPW_OK)
+        status = epw_mlx5_pair_create(p->adapter, &(epw_mlx5_pair_options){.depth = DEPTH}, where, &pair);
+    if (status == EPW_OK) {
+        send_to_itself(p, pair, page, &keys, name);
+    } else {
+        find(p, EPW_PROBE_MISSING, name, "%s", last_error());
+    }
+    bool gone = epw_mlx5_pair_destroy(pair);
+    if (keys.own != 0) epw_mlx5_deregister(p->adapter, keys.own);
+    if (gone) free(page); /* else the adapter may still write there */
+}
+
+/* ---- all of it ---- */
+
+static uint32_t look(probe *p, const char *name) {
+    if (!open_adapter(p, name)) return p->count;
+    look_at_host_memory(p);
+    look_at_gpu(p);
+    look_at_queue_pair(p);
+    epw_mlx5_close(p->adapter);
+    return p->count;
+}
+
+uint32_t epw_mlx5_probe(const char *name, int32_t gpu, epw_probe_finding out[EPW_PROBE_FINDINGS_MAX]) {
+    probe p = {.gpu = gpu, .out = out};
+    if (epw_mlx5_library(where, &p.calls) == EPW_OK) return look(&p, name);
+    find(&p, EPW_PROBE_MISSING, "libmlx5", "%s", last_error());
+    return p.count;
+}
+
+/* The fake's soft NIC, with a link whose other end it has too. */
+static epw_status lay_cable(epw_nic *nic, uint64_t *out) {
+    int fds[2];
+    uint64_t other;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0)
+        return epw_fail_errno(errno, where, "socketpair");
+    epw_status status = epw_nic_add_link(nic, fds[0], 0, where, out);
+    if (status != EPW_OK) {
+        close(fds[1]);
+        return status;
+    }
+    return epw_nic_add_link(nic, fds[1], 0, where, &other);
+}
+
+uint32_t epw_mlx5_probe_fake(uint64_t lacks, int32_t gpu, epw_probe_finding out[EPW_PROBE_FINDINGS_MAX]) {
+    probe p = {.gpu = gpu, .out = out};
+    epw_nic *nic = NULL;
+    epw_status status = epw_nic_open(where, &nic);
+    if (status == EPW_OK) status = lay_cable(nic, &p.cable);
+    if (status == EPW_OK)
+        status = epw_fake_open(&(epw_fake_options){.nic = nic, .lacks = lacks}, where, &p.fake);
+    if (status == EPW_OK) {
+        p.calls = epw_fake_calls(p.fake);
+        look(&p, "fake_0");
+    } else {
+        find(&p, EPW_PROBE_UNKNOWN, "fake", "%s", last_error());
+    }
+    epw_fake_close(p.fake);
+    epw_nic_close(nic);
+    return p.count;
+}

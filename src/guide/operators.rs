@@ -1,0 +1,171 @@
+//! For who runs ranks on a cluster: queues by RDMA adapters, from the bare machine to the error texts.
+//!
+//! Peers that share no memory with a rank are reached by queues. By default a NIC in software drains these, over TCP between hosts.
+//! An mlx5 adapter (ConnectX, BlueField) does so with `EPWIRE_NIC=mlx5`. **This has not run on an adapter yet**: what is said
+//! here of the library's own behaviour was seen with an adapter in software (`EPWIRE_NIC=fake`), and what is said of hardware, kernels
+//! and drivers comes from their documentation and from what users of similar libraries have reported. [`first_run`](super::first_run)
+//! is the list of steps that will change that.
+//!
+//! # Bringing up a host
+//!
+//! 1. **Libraries.** `apt-get install libibverbs1 ibverbs-providers`, rdma-core 44 or newer; from 45 on each queue pair can have a
+//!    doorbell of its own. They are opened when an adapter is asked for; nothing of them is needed to build.
+//! 2. **The device.** `ls /sys/class/infiniband` lists it once its driver, `mlx5_ib`, is loaded. A process needs to read and write
+//!    `/dev/infiniband/uverbs*`; no other privileges.
+//! 3. **The port.** It has to be active (`ibv_devinfo`). On Ethernet its interface needs an IPv4 address, or an IPv6 one that is routed:
+//!    the library takes the GID of RoCEv2 that belongs to it, wherever in the table that is. On InfiniBand a subnet manager has to have
+//!    given a LID. All ranks are on the same kind of link, and each pair of adapters reaches the other: `ping -I eth2 10.1.0.6`.
+//! 4. **MTU.** Queue pairs take the smaller one of both ports. For 4096 bytes on Ethernet set 4200 or more on interfaces and switches:
+//!    `ip link set eth2 mtu 9000`.
+//! 5. **Memory.** What an adapter reaches is locked: `ulimit -l unlimited`; under Slurm `PropagateResourceLimitsExcept=MEMLOCK`.
+//! 6. **GPUs.** For doorbells that kernels ring by themselves the driver maps the adapter's registers only with
+//!    `options nvidia NVreg_RegistryDwords="PeerMappingOverride=1;"` in `/etc/modprobe.d`, `update-initramfs -u` and a reboot. For rings in
+//!    GPU memory the open GPU kernel modules with Linux 6.0 (dma-buf), or `modprobe nvidia_peermem`. Neither is needed for queues as such:
+//!    see `EPWIRE_DOORBELLS` and `EPWIRE_RINGS` below.
+//! 7. **Containers.** `--device=/dev/infiniband --ulimit memlock=-1 --network=host`, and `--gpus all` for GPUs. The limit of memory
+//!    counts what is pinned.
+//! 8. **The bus.** ACS on the bridges between GPU and adapter, or an IOMMU that translates (boot with `iommu=pt`), sends what they say to
+//!    each other through the root complex, slower or not at all: `lspci -vvv | grep ACSCtl`.
+//!
+//! The doctor looks at each of these on its own, opens the adapters, takes a ring of each kind and gives it back, and sends a word of 8
+//! bytes from an adapter to itself:
+//!
+//! ```sh
+//! cargo run --release --features cuda,cudarc --example doctor
+//! ```
+//!
+//! # Settings
+//!
+//! Variables of the environment; programs in C set the field of `epw_fabric_options`. Where they are empty the default holds.
+//!
+//! | variable | field | default | meaning |
+//! |---|---|---|---|
+//! | `EPWIRE_NIC` | `nic` | `soft` | `mlx5`: an adapter. The same on all ranks |
+//! | `EPWIRE_PATHS` | `epw_config.paths` | as the program says | `queue` alone sends everything by queues, also within a host |
+//! | `EPWIRE_HCA` | `adapters` | any | which adapters: `mlx5_0,mlx5_1`, `=mlx5_0:1`, `^mlx5_bond`; the grammar of `NCCL_IB_HCA` |
+//! | `EPWIRE_ADAPTERS` | `adapter_count` | 1 | 2: the lanes of a buffer take turns at two adapters |
+//! | `EPWIRE_RINGS` | `rings` | `host` | where queues are that kernels post to: `host`, `gpu`, `auto` |
+//! | `EPWIRE_DOORBELLS` | `doorbells` | `auto` | who writes the adapter's registers for kernels: `gpu`, they do; `host`, a thread does |
+//! | `EPWIRE_SL` | `service_level` | 0 | InfiniBand's service level; on Ethernet the priority |
+//! | `EPWIRE_TC` | `traffic_class` | 0 | Ethernet: four times the DSCP |
+//! | `EPWIRE_HOP_LIMIT` | `hop_limit` | 255 | Ethernet |
+//!
+//! Connections between the fabrics of ranks stay beside the adapter, over TCP or within the host (`EPWIRE_WIRES`, `EPWIRE_PORTS`,
+//! `EPWIRE_IFNAME`, and a token): by them queue pairs are introduced to each other, and a rank whose process ends is noticed at once.
+//!
+//! **Which adapter.** Of those that the filter lets through the one nearest to the rank's GPU is tried first: behind the same switch, then
+//! the same root port, the same root complex, the same socket. Ranks whose GPUs are equally near take turns, in the order of the GPUs on
+//! the bus, whatever `CUDA_VISIBLE_DEVICES` says; ranks on the host take turns by their number. One that cannot be opened, or has no port
+//! that is active, is passed over. The doctor says which one each GPU gets, and [`EpBuffer::nic`](crate::EpBuffer::nic) which one it has
+//! become, with what it does without:
+//!
+//! | in `EpBuffer::nic` | meaning |
+//! |---|---|
+//! | `RoCEv2, GID 3 ending in 10.1.0.5` or `InfiniBand, LID 4` | the address that others send to |
+//! | `behind the same switch`, ... | how far it is from the GPU |
+//! | `no atomics` | nothing is lost: words are written, not added |
+//! | `doorbells in one register` | of all queue pairs, an old libmlx5: posts of several threads wait for each other. Install rdma-core 45 or newer |
+//! | `doorbells that gather writes` | two queue pairs share a page, an old kernel or libmlx5 |
+//! | `rings in GPU memory by dma-buf`, `rings in GPU memory by nvidia_peermem` | as `EPWIRE_RINGS` asked |
+//! | `rings in host memory because it does not reach the GPU's` | `EPWIRE_RINGS=auto` has fallen back; the doctor says why |
+//! | `a thread of the host rings for kernels` | as `EPWIRE_DOORBELLS` asked, or because the GPU does not map registers; it takes a core while kernels post |
+//!
+//! # Tuning
+//!
+//! - **Traffic class.** Queue pairs of this kind do not inherit what `/sys/class/infiniband/mlx5_0/tc/1/traffic_class` has. A fabric with
+//!   a lossless priority needs `EPWIRE_TC`, for example 106 for DSCP 26; without it packets are dropped under load, which shows as
+//!   `syndrome 0x15`. The doctor compares the two.
+//! - **Spread.** Each queue pair has a UDP source port of its own, so that switches spread them over equal paths; there is nothing to set.
+//! - **Two adapters** (`EPWIRE_ADAPTERS=2`) serve a GPU whose link is faster than a port, with two lanes in use. Adapter i of a rank
+//!   sends to adapter i of its peer: on rails, name adapters so that both ends have the same rails in the same order.
+//! - **First words.** The first bytes on a queue pair may take longer than others, for caches and switches that have not met it:
+//!   [`EpBuffer::probe`](crate::EpBuffer::probe) sends a word to a peer and back before tokens wait for it.
+//! - **Retries.** An adapter tries again until two to four deadlines of the buffer are over, in steps of two: the wait itself ends after
+//!   one deadline, by the library, and retries only bound how long a silent peer's queue is kept. An adapter may take up to four times
+//!   its timeout for a try, so that hardware can be slower than this.
+//!
+//! | deadline | a silent peer's entries fail after |
+//! |---|---|
+//! | 100 ms, 200 ms | 0.54 s, which is the least |
+//! | 1 s | 2.1 s |
+//! | 10 s | 34 s |
+//! | 60 s | 137 s |
+//!
+//! - **Rings and doorbells.** Entries in GPU memory (`EPWIRE_RINGS=gpu`) spare kernels the way over the bus for each; registers that
+//!   kernels write (`EPWIRE_DOORBELLS=gpu`) spare a thread, and a hop. Change one at a time and measure: see [`first_run`](super::first_run).
+//!
+//! # What each error means
+//!
+//! Texts begin with the operation, the rank and the peer. `NAME` stands for an adapter.
+//!
+//! **No adapter** (`no path`), when a buffer with queues is created:
+//!
+//! | text | what to do |
+//! |---|---|
+//! | `there is no libmlx5.so.1: install rdma-core (libibverbs1, ibverbs-providers)` | install these; in a container they have to be inside |
+//! | `libmlx5.so.1 has no NAME of version MLX5_1.19: install rdma-core 44 or newer` | an older one is found first: see `ldconfig -p` and `LD_LIBRARY_PATH` |
+//! | `there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC` | load `mlx5_ib`; in a container `--device=/dev/infiniband`; else `EPWIRE_NIC=soft` |
+//! | `options.adapters (EPWIRE_HCA), "x", lets none of 2 mlx5 adapters through; the first is NAME` | the filter names others, or excludes all |
+//! | `options.adapters (EPWIRE_HCA) is "x", no filter of adapters` | one `^` or `=` in front of all names, no blanks, ports behind a colon |
+//! | `there is no second mlx5 adapter beside NAME: set options.adapter_count (EPWIRE_ADAPTERS) to 1, or let options.adapters have another one` | the host has one, or the filter lets one through |
+//! | `cannot list adapters` | the kernel's own error follows |
+//! | `no mlx5 adapter can be used: NAME: ...` | for each of these reasons, adapter by adapter: |
+//! | `it has no DevX, which needs its firmware's user contexts (log_max_uctx)` | update firmware and kernel; virtual functions may have it switched off: ask who owns the host |
+//! | `this process may not open it: see /dev/infiniband, and in a container --device` | rights of `/dev/infiniband/uverbs*` |
+//! | `it has no port that can be asked for` | the filter names a port that it does not have, or the driver is in trouble: `dmesg` |
+//! | `no port is active: see ibv_devinfo, and the cable or the interface` | `ip link set ... up`, cable, switch |
+//! | `its port has no LID: no subnet manager has been there` | start `opensm`, or the switch's own |
+//! | `its port has no RoCEv2 GID that others can reach: give its network interface an IPv4 address, or an IPv6 one that is routed` | `ip address add 10.1.0.5/24 dev eth2`; in a container the host's network |
+//!
+//! **An adapter that is too old, or not asked for rightly**:
+//!
+//! | text | what to do |
+//! |---|---|
+//! | `NAME writes completions of version 0, this library reads version 1: update its firmware` | `mlxfwmanager`, or the vendor's update |
+//! | `NAME has no completion queues that ignore an overrun (cq_oi): update its firmware` | as above |
+//! | `NAME has rings of 64 entries at most, 256 are needed: lower max_tokens` | or fewer ranks: entries of an operation are those of its rows |
+//! | `options.traffic_class (EPWIRE_TC) is 106, but the port of NAME is InfiniBand, which has none within a subnet: use options.service_level` | `EPWIRE_SL` |
+//! | `options.service_level (EPWIRE_SL) is 8, but the port of NAME is Ethernet, whose priorities are below 8` | 0 to 7 |
+//! | `NAME gives no protection domain or event queue` | the kernel's error follows; `dmesg` |
+//! | `NAME refuses CREATE_QP: BAD_PARAM, syndrome 0x...` | the firmware's own number: report it with `ibv_devinfo -v`. Behind it is advice: |
+//! | `it has no more of them; use fewer buffers or peers` | queue pairs: one for each lane and peer of each buffer |
+//! | `its firmware may be too old for that; see its version with ibv_devinfo` | update it |
+//! | `the port's MTU, GID or LID does not suit; see its state with ibv_devinfo -v` | the port has changed since it was looked at |
+//! | `NAME has not taken CREATE_QP` | the kernel refuses, for example: |
+//! | `this process may not use it; see /dev/infiniband, and in a container --device` | as above |
+//! | `a status that is not known here` | in place of its name; report it |
+//!
+//! **Memory and doorbells**:
+//!
+//! | text | what to do |
+//! |---|---|
+//! | `NAME does not register 58 bytes`, `NAME does not take 4096 bytes of this process for a queue` | with errno 12 the next line; with 14 (bad address) memory that the adapter cannot reach |
+//! | `raise the limit of locked memory (ulimit -l)` | `ulimit -l unlimited`, in a container `--ulimit memlock=-1` |
+//! | `NAME gives no doorbell register of any kind (the first kind: errno 95): use fewer buffers or peers, or a newer kernel` | each queue pair takes one |
+//! | `NAME reaches no ring in GPU memory, neither by dma-buf (errno 95), which needs Linux 6.0 and the open GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does without` | 95: the driver gives no descriptor; 14: the kernel takes none, or no module knows the address; 12: locked memory |
+//! | `the GPU's driver does not map the adapter's doorbell registers for kernels` | `PeerMappingOverride`, see above, or `EPWIRE_DOORBELLS=host` |
+//! | `memory of a queue pair does not begin a page`, `no memory for a queue pair`, `no memory for a queue pair of 256 entries`, `no memory for an adapter`, `no memory for a doorbell register`, `no memory to register memory`, `no memory for a list of adapters`, `no memory for what an adapter can do` | host memory has run out; the first is an error of this library |
+//! | `cannot start the thread that attends queues`, `cannot start the thread that looks at words` | `ulimit -u`, in a container `--pids-limit` |
+//!
+//! **Connecting a peer**:
+//!
+//! | text | what to do |
+//! |---|---|
+//! | `the peer has a software NIC, this rank an mlx5 adapter: give all ranks the same options.nic` | `EPWIRE_NIC` on all |
+//! | `the peer's adapter is on InfiniBand, this rank's, NAME, on Ethernet` | `EPWIRE_HCA` on one of them |
+//! | `NAME finds no way to the peer's address, which ends in 10.1.0.6: see that ping reaches it by this adapter's interface` | routes, firewall, VLAN; errno 110 means that nobody answered for the address |
+//! | `what the peer says of its adapter is no address: 7, MTU 9` | another version of this library there |
+//! | `NAME refuses INIT2RTR_QP` | MTU or GID, see above |
+//!
+//! **A peer that is lost** ([`Cause::Link`](crate::Cause::Link)): [`EpBuffer::trouble`](crate::EpBuffer::trouble) says why, until it is
+//! connected again; the group goes on without it meanwhile.
+//!
+//! | text | what to do |
+//! |---|---|
+//! | `port 1 of NAME is down: see its cable and switch, and ip link; connect again when it is up` | the event came from the adapter |
+//! | `port 1 of NAME has lost the address that its queue pairs have: create the buffers anew` | somebody has changed the interface's address, or the subnet manager the LID; other addresses of the port may change |
+//! | `NAME has failed: see dmesg; create the buffers anew once it is back` | all queues of the rank are gone |
+//! | `an entry for it failed: the peer is not reached any more (syndrome 0x15, ...)` | dead, cut off, or packets dropped: `EPWIRE_TC`, PFC, MTU on the way, firewall for UDP port 4791 |
+//! | `its remote key does not open its bytes (syndrome 0x13)`, `the peer does not do what it asks for (syndrome 0x12)`, `the peer has given up its queue pair (syndrome 0x22)` | it has given this rank's place away, or ended |
+//! | `its local key does not open its bytes (syndrome 0x04)`, `it is no entry of this queue (syndrome 0x02)`, `its length is wrong (syndrome 0x01)` | an error of this library: report it, with the vendor's number |
+//! | `the connection to its NIC is gone, or it took nothing for so long that its queue was full` | its process has ended, or hangs |

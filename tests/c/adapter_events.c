@@ -1,0 +1,141 @@
+/* What happens to an adapter by itself, as its users see it: the peer is given up at once, on both ends, and
+ * there is a text that says why. */
+#include "check.h"
+#include "group.h"
+
+#include "base/clock.h"
+#include "nic/fabric.h"
+
+#include <string.h>
+
+enum { RANKS_HERE = 2, DEADLINE_S = 20 };
+
+typedef struct pair_of_ranks {
+    epw_fabric *fabrics[RANKS_HERE];
+    epw_buffer *buffers[RANKS_HERE];
+} pair_of_ranks;
+
+static pair_of_ranks connect_two(void) {
+    pair_of_ranks p;
+    const epw_mask both = {{3}};
+    for (uint32_t r = 0; r < RANKS_HERE; r++) {
+        epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+        options.rank = r;
+        options.nic = EPW_NIC_FAKE;
+        options.adapter_count = 2; /* by the lanes in turn; what befalls one befalls the connection */
+        CHECK_OK(epw_fabric_create(&options, &p.fabrics[r]));
+        epw_config config = config_of(r, RANKS_HERE);
+        config.deadline_ns = UINT64_C(1000000000) * DEADLINE_S;
+        config.fabric = p.fabrics[r];
+        config.paths = EPW_PATH_QUEUE;
+        CHECK_OK(epw_buffer_create(&config, &p.buffers[r]));
+    }
+    CHECK_OK(connect_to(p.buffers[0], 0, p.buffers[1], 1));
+    CHECK_OK(connect_to(p.buffers[1], 1, p.buffers[0], 0));
+    for (uint32_t r = 0; r < RANKS_HERE; r++) CHECK_OK(epw_buffer_set_active(p.buffers[r], &both, 1, 0));
+    return p;
+}
+
+static void end_two(pair_of_ranks p) {
+    for (uint32_t r = 0; r < RANKS_HERE; r++) epw_buffer_destroy(p.buffers[r]);
+    for (uint32_t r = 0; r < RANKS_HERE; r++) epw_fabric_destroy(p.fabrics[r]);
+}
+
+/* An operation without tokens, which waits for the other rank all the same. */
+static epw_outcome dispatch_nothing(epw_buffer *buffer) {
+    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+    epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_handle handle;
+    uint16_t x[8] = {0};
+    int32_t ids[1] = {-1};
+    in.topk = 1;
+    in.x = x;
+    in.topk_idx = ids;
+    in.layout = EPW_RANK_MAJOR;
+    uint32_t sources[RANKS_HERE];
+    out.source_counts = sources;
+    CHECK_OK(epw_dispatch(buffer, &in, &out, &handle, &outcome));
+    return outcome;
+}
+
+static void the_peers_of_an_adapter_are_given_up(const epw_mlx5_event *event, bool moved, const char *said) {
+    pair_of_ranks p = connect_two();
+    char text[EPW_TROUBLE_TEXT];
+    CHECK(*epw_buffer_trouble(p.buffers[0], 1, text) == '\0' &&
+          *epw_buffer_trouble(p.buffers[0], 0, text) == '\0');
+    if (moved) epw_fake_move(epw_fabric_fake(p.fabrics[0]));
+    epw_fake_raise(epw_fabric_fake(p.fabrics[0]), 0, event);
+    for (uint32_t r = 0; r < RANKS_HERE; r++) {
+        uint64_t began = epw_now_ns();
+        epw_outcome outcome = dispatch_nothing(p.buffers[r]);
+        CHECK_MSG(epw_now_ns() - began < UINT64_C(500000000) * DEADLINE_S, "rank %u waited for its deadline",
+                  r);
+        CHECK(outcome.degraded && outcome.missing.bits[0] == 1u << (1 - r));
+        CHECK_MSG(outcome.record.cause == EPW_CAUSE_LINK, "rank %u: cause %u", r, outcome.record.cause);
+        epw_buffer_trouble(p.buffers[r], 1 - r, text);
+        const char *expected = r == 0 ? said : "the connection to its NIC is gone";
+        CHECK_MSG(strncmp(text, expected, strlen(expected)) == 0, "%s", text);
+    }
+    end_two(p);
+}
+
+/* The address of another interface, say. */
+static void what_does_not_concern_it_changes_nothing(void) {
+    pair_of_ranks p = connect_two();
+    char text[EPW_TROUBLE_TEXT];
+    epw_fake_raise(epw_fabric_fake(p.fabrics[0]), 0, &(epw_mlx5_event){EPW_MLX5_EVENT_GIDS, 1});
+    epw_fake_raise(epw_fabric_fake(p.fabrics[0]), 0, &(epw_mlx5_event){EPW_MLX5_EVENT_PORT_DOWN, 2});
+    CHECK_OK(epw_buffer_probe(p.buffers[0], 1, UINT64_C(10000000000)));
+    CHECK_OK(epw_buffer_probe(p.buffers[1], 0, UINT64_C(10000000000)));
+    CHECK(*epw_buffer_trouble(p.buffers[0], 1, text) == '\0');
+    end_two(p);
+}
+
+/* A row of each rank on each lane: keys and images are those of the lane's adapter. */
+static void rows_travel_by_both_adapters(void) {
+    pair_of_ranks p = connect_two();
+    static const uint16_t x[HIDDEN] = {[0] = 0x3f80, [HIDDEN - 1] = 0x4000};
+    epw_handle handles[2][RANKS_HERE];
+    for (int lane = 0; lane < 2; lane++) {
+        for (uint32_t r = 0; r < RANKS_HERE; r++) {
+            epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+            const int32_t expert[1] = {r == 0 ? EXPERTS - 1 : 0};
+            in.tokens = in.topk = 1;
+            in.x = x;
+            in.topk_idx = expert;
+            in.layout = EPW_RANK_MAJOR;
+            CHECK_OK(epw_dispatch(p.buffers[r], &in, NULL, &handles[lane][r], NULL));
+        }
+    }
+    for (int lane = 0; lane < 2; lane++) {
+        for (uint32_t r = 0; r < RANKS_HERE; r++) {
+            static uint16_t rows[RANKS_HERE * TOKENS * HIDDEN];
+            uint32_t sources[RANKS_HERE] = {0};
+            epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+            epw_outcome outcome = EPW_OUTCOME_INIT;
+            memset(rows, 0, sizeof rows);
+            out.rows = rows;
+            out.source_counts = sources;
+            CHECK_OK(epw_dispatch_receive(p.buffers[r], handles[lane][r], &out, &outcome));
+            CHECK_MSG(!outcome.degraded && sources[1 - r] == 1 && sources[r] == 0, "lane %d: %u, %u", lane,
+                      sources[0], sources[1]);
+            CHECK(memcmp(rows + (size_t)(1 - r) * TOKENS * HIDDEN, x, sizeof x) == 0);
+        }
+    }
+    for (int lane = 0; lane < 2; lane++)
+        for (uint32_t r = 0; r < RANKS_HERE; r++) CHECK_OK(epw_release(p.buffers[r], handles[lane][r]));
+    end_two(p);
+}
+
+int main(void) {
+    rows_travel_by_both_adapters();
+    the_peers_of_an_adapter_are_given_up(&(epw_mlx5_event){EPW_MLX5_EVENT_PORT_DOWN, 1}, false,
+                                         "port 1 of fake_0 is down");
+    the_peers_of_an_adapter_are_given_up(&(epw_mlx5_event){EPW_MLX5_EVENT_FATAL, 0}, false,
+                                         "fake_0 has failed");
+    the_peers_of_an_adapter_are_given_up(&(epw_mlx5_event){EPW_MLX5_EVENT_GIDS, 1}, true,
+                                         "port 1 of fake_0 has lost the address");
+    what_does_not_concern_it_changes_nothing();
+    return check_result("adapter_events");
+}

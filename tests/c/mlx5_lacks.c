@@ -1,0 +1,288 @@
+/* An adapter that lacks something, or fails half-way: what is done without it is said, an error says what to
+ * do, and nothing is left behind: no descriptor, no thread, and nothing that was made of the device. */
+#include "mlx5_rank.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <time.h>
+
+static uint32_t entries_of(const char *folder) {
+    uint32_t count = 0;
+    DIR *dir = opendir(folder);
+    while (readdir(dir) != NULL) count++;
+    closedir(dir);
+    return count;
+}
+
+/* What a process has that a leak would add to. A thread that has been joined may be listed for a moment more.
+ */
+typedef struct held {
+    uint32_t descriptors, threads;
+} held;
+
+static held look(uint32_t threads) {
+    held h = {.descriptors = entries_of("/proc/self/fd"), .threads = entries_of("/proc/self/task")};
+    for (int i = 0; i < 1000 && h.threads > threads; i++) {
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+        h.threads = entries_of("/proc/self/task");
+    }
+    return h;
+}
+
+/* What the device is, and what comes of it. */
+typedef struct adverse {
+    epw_fake_options fake;
+    epw_mlx5_options how;
+    epw_status status;
+    const char *text; /* of the error; of what was opened, where it was */
+} adverse;
+
+#define LACK(what) .fake.lacks = UINT64_C(1) << EPW_FAKE_##what
+#define FAIL(call, after, err)                                                                               \
+    .fake.failing = EPW_FAKE_CALL_##call, .fake.failing_after = after, .fake.failing_errno = err
+#define FIRMWARE 0
+
+static const adverse cases[] = {
+    {.status = EPW_OK, .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096"},
+    {.fake.infiniband = true, .status = EPW_OK, .text = "fake_0 port 1, InfiniBand, LID 4, MTU 4096"},
+    {.fake.mtu = 3, .status = EPW_OK, .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 1024"},
+    {.how.filter = "=fake_0",
+     .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096"},
+    {.how.filter = "mlx5_0",
+     .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: options.adapters (EPWIRE_HCA), \"mlx5_0\", lets none of 1 mlx5 adapters through; "
+             "the first is "
+             "fake_0"},
+    {.how.filter = "^fake",
+     .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: options.adapters (EPWIRE_HCA), \"^fake\", lets none of 1 mlx5 adapters through; "
+             "the first is "
+             "fake_0"},
+    {.how.filter = "fake_0:2",
+     .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no port that can be asked for"},
+    {.how.service_level = 8,
+     .status = EPW_ERR_INVALID,
+     .text = "test: rank 3: options.service_level (EPWIRE_SL) is 8, but the port of fake_0 is Ethernet, "
+             "whose priorities "
+             "are below 8"},
+    {.how.traffic_class = 106,
+     .fake.infiniband = true,
+     .status = EPW_ERR_INVALID,
+     .text = "test: rank 3: options.traffic_class (EPWIRE_TC) is 106, but the port of fake_0 is InfiniBand, "
+             "which has none "
+             "within a subnet: use options.service_level"},
+    {LACK(NO_DEVICE), .status = EPW_ERR_NO_PATH,
+     .text =
+         "test: rank 3: there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC"},
+    {LACK(NO_DEVX), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no DevX, which needs its firmware's "
+             "user contexts (log_max_uctx)"},
+    {LACK(NO_PORT), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: no port is active: see ibv_devinfo, and the "
+             "cable or the interface"},
+    {LACK(NO_ROCE_V2), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: its port has no RoCEv2 GID that others can "
+             "reach: give its network interface an IPv4 address, or an IPv6 one that is routed"},
+    {LACK(NO_ROUTED_GID), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: its port has no RoCEv2 GID that others can "
+             "reach: give its network interface an IPv4 address, or an IPv6 one that is routed"},
+    {LACK(GIDS_REVERSED), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 4 ending in 10.77.0.3, MTU 4096"},
+    {LACK(NO_OWN_UAR), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, doorbells in one register"},
+    {LACK(BF_UAR_ALONE), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, doorbells that gather writes"},
+    {LACK(NO_UAR), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 gives no doorbell register of any kind (the first kind: errno 95): use "
+             "fewer buffers or peers, or a newer kernel: Operation not supported (errno 95)"},
+    {LACK(NO_CQE_VERSION), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: fake_0 writes completions of version 0, this library reads version 1: update its "
+             "firmware"},
+    {LACK(NO_ATOMICS), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, no atomics"},
+    {LACK(NO_OVERRUN), .status = EPW_ERR_NO_PATH,
+     .text =
+         "test: rank 3: fake_0 has no completion queues that ignore an overrun (cq_oi): update its firmware"},
+    {LACK(SHORT_RINGS), .status = EPW_ERR_LIMIT,
+     .text = "test: rank 3: fake_0 has rings of 64 entries at most, 256 are needed: lower max_tokens"},
+    {LACK(NO_NEIGHBOUR), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 finds no way to the peer's address, which ends in 10.77.0.3: see that "
+             "ping reaches it by this adapter's interface: Connection timed out (errno 110)"},
+    {.fake.infiniband = true,
+     LACK(NO_PORT),
+     .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: no port is active: see ibv_devinfo, and the "
+             "cable or the interface"},
+    {.fake.infiniband = true,
+     LACK(NO_ROCE_V2),
+     .status = EPW_OK,
+     .text = "fake_0 port 1, InfiniBand, LID 4, MTU 4096"},
+    {.fake.infiniband = true,
+     LACK(NO_NEIGHBOUR),
+     .status = EPW_OK,
+     .text = "fake_0 port 1, InfiniBand, LID 4, MTU 4096"},
+    {.fake.infiniband = true,
+     LACK(NO_ATOMICS),
+     .status = EPW_OK,
+     .text = "fake_0 port 1, InfiniBand, LID 4, MTU 4096, no atomics"},
+    {FAIL(DEVICES, 0, ENOSYS), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: cannot list adapters: Function not implemented (errno 38)"},
+    {FAIL(OPEN, 0, EPERM), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: this process may not open it: see "
+             "/dev/infiniband, and in a container --device"},
+    {FAIL(OPEN, 0, EINVAL), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no DevX, which needs its firmware's "
+             "user contexts (log_max_uctx)"},
+    {FAIL(PORT, 0, EIO), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no port that can be asked for"},
+    {FAIL(GID, 3, EIO), .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: its port has no RoCEv2 GID that others can "
+             "reach: give its network interface an IPv4 address, or an IPv6 one that is routed"},
+    {FAIL(GENERAL, 0, FIRMWARE), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses QUERY_HCA_CAP: BAD_PARAM, syndrome 0x100001: its firmware may be "
+             "too old for that; see its version with ibv_devinfo"},
+    {FAIL(GENERAL, 0, EPERM), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 has not taken QUERY_HCA_CAP: this process may not use it; see "
+             "/dev/infiniband, and in a container --device: Operation not permitted (errno 1)"},
+    {FAIL(DOMAIN, 0, ENOMEM), .status = EPW_ERR_SYSTEM,
+     .text =
+         "test: rank 3: fake_0 gives no protection domain or event queue: Cannot allocate memory (errno 12)"},
+    {FAIL(EQ, 0, EIO), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 gives no protection domain or event queue: Input/output error (errno 5)"},
+    {FAIL(REGISTER, 0, ENOMEM), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 does not register 1960 bytes: raise the limit of locked memory (ulimit "
+             "-l): Cannot allocate memory (errno 12)"},
+    {FAIL(REGISTER, 1, EFAULT), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 does not register 8192 bytes: Bad address (errno 14)"},
+    {FAIL(UMEM, 0, ENOMEM), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 does not take 4096 bytes of this process for a queue: raise the limit of "
+             "locked memory (ulimit -l): Cannot allocate memory (errno 12)"},
+    {FAIL(UMEM, 1, EFAULT), .status = EPW_ERR_SYSTEM,
+     .text =
+         "test: rank 3: fake_0 does not take 4096 bytes of this process for a queue: Bad address (errno 14)"},
+    {FAIL(UMEM, 2, EFAULT), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 does not take 16384 bytes of this process for a queue: Bad address (errno "
+             "14)"},
+    {FAIL(UAR, 0, EIO), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, doorbells in one register"},
+    {FAIL(CREATE, 0, FIRMWARE), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses CREATE_CQ: BAD_PARAM, syndrome 0x100001: its firmware may be too "
+             "old for that; see its version with ibv_devinfo"},
+    {FAIL(CREATE, 0, ENOMEM), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 has not taken CREATE_CQ: raise the limit of locked memory (ulimit -l): "
+             "Cannot allocate memory (errno 12)"},
+    {FAIL(CREATE, 1, FIRMWARE), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses CREATE_QP: BAD_PARAM, syndrome 0x100001: its firmware may be too "
+             "old for that; see its version with ibv_devinfo"},
+    {FAIL(CREATE, 1, EPERM), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 has not taken CREATE_QP: this process may not use it; see "
+             "/dev/infiniband, and in a container --device: Operation not permitted (errno 1)"},
+    {FAIL(RESOLVE, 0, ETIMEDOUT), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 finds no way to the peer's address, which ends in 10.77.0.3: see that "
+             "ping reaches it by this adapter's interface: Connection timed out (errno 110)"},
+    {FAIL(RESOLVE, 0, EINVAL), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 finds no way to the peer's address, which ends in 10.77.0.3: see that "
+             "ping reaches it by this adapter's interface: Invalid argument (errno 22)"},
+    {FAIL(MODIFY, 0, FIRMWARE), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses RST2INIT_QP: BAD_PARAM, syndrome 0x100001: its firmware may be "
+             "too old for that; see its version with ibv_devinfo"},
+    {FAIL(MODIFY, 0, EIO), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 has not taken RST2INIT_QP: Input/output error (errno 5)"},
+    {FAIL(MODIFY, 1, FIRMWARE), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses INIT2RTR_QP: BAD_PARAM, syndrome 0x100001: the port's MTU, GID or "
+             "LID does not suit; see its state with ibv_devinfo -v"},
+    {FAIL(MODIFY, 1, EIO), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 has not taken INIT2RTR_QP: Input/output error (errno 5)"},
+    {FAIL(MODIFY, 2, FIRMWARE), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses RTR2RTS_QP: BAD_PARAM, syndrome 0x100001: its firmware may be too "
+             "old for that; see its version with ibv_devinfo"},
+    {FAIL(MODIFY, 2, EIO), .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 has not taken RTR2RTS_QP: Input/output error (errno 5)"},
+};
+
+static void what_an_adapter_lacks_is_done_without_or_said(void) {
+    enum { CASES = sizeof cases / sizeof cases[0] };
+    CHECK(CASES >= 40);
+    for (uint32_t i = 0; i < CASES; i++) {
+        held before = look(UINT32_MAX);
+        bench *b = new_bench();
+        epw_status status = set_up(b, &cases[i].fake, &cases[i].how);
+        CHECK_MSG(status == cases[i].status, "case %u: %d", i, (int)status);
+        char said[EPW_MLX5_TEXT];
+        const char *text = status == EPW_OK ? epw_mlx5_describe(b->adapter, said) : epw_last_error();
+        CHECK_MSG(strcmp(text, cases[i].text) == 0, "case %u:\n%s\nand not\n%s", i, text, cases[i].text);
+        take_down(b);
+        held after = look(before.threads);
+        CHECK_MSG(before.descriptors == after.descriptors && before.threads == after.threads,
+                  "case %u: %u descriptors were %u, %u threads %u", i, after.descriptors, before.descriptors,
+                  after.threads, before.threads);
+        free(b);
+    }
+}
+
+/* ---- as options of a fabric ---- */
+
+static epw_fabric_options asked(void) {
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    options.rank = RANK;
+    options.nic = EPW_NIC_FAKE;
+    return options;
+}
+
+static void a_fabric_is_refused(const epw_fabric_options *options, epw_status expected, const char *words) {
+    held before = look(UINT32_MAX);
+    epw_fabric *fabric = NULL;
+    epw_status status = epw_fabric_create(options, &fabric);
+    CHECK_MSG(status == expected && fabric == NULL, "%s: %s", epw_status_name(status), words);
+    CHECK_MSG(strstr(epw_last_error(), words) != NULL, "%s\nand not\n%s", epw_last_error(), words);
+    held after = look(before.threads);
+    CHECK_MSG(before.descriptors == after.descriptors && before.threads == after.threads, "%s", words);
+}
+
+static void options_of_a_fabric_have_limits(void) {
+    epw_fabric_options o = asked();
+    o.adapter_count = 3;
+    a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.adapter_count is 3, must be at most 2");
+    o = asked(), o.service_level = 16;
+    a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.service_level is 16, must be at most 15");
+    o = asked(), o.traffic_class = 256;
+    a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.traffic_class is 256, must be at most 255");
+    o = asked(), o.hop_limit = 256;
+    a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.hop_limit is 256, must be at most 255");
+    o = asked(), o.rings = 3;
+    a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.rings is 3, must be EPW_RINGS_HOST");
+    o = asked(), o.rings = EPW_RINGS_GPU, o.nic = EPW_NIC_SOFT;
+    a_fabric_is_refused(&o, EPW_ERR_INVALID, "a NIC in software reads no GPU memory");
+    o = asked(), o.device = -2;
+    a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.device is -2");
+    o = asked(), o.adapters = "=fake_0,";
+    a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.adapters (EPWIRE_HCA) is \"=fake_0,\"");
+    o = asked(), o.adapters = "mlx5";
+    a_fabric_is_refused(&o, EPW_ERR_NO_PATH, "lets none of 2 mlx5 adapters through");
+    o = asked(), o.adapters = "=fake_1", o.adapter_count = 2; /* with the first one open already */
+    a_fabric_is_refused(&o, EPW_ERR_NO_PATH, "there is no second mlx5 adapter beside fake_1");
+    o = asked(), o.service_level = 9;
+    a_fabric_is_refused(&o, EPW_ERR_INVALID, "whose priorities are below 8");
+}
+
+static void a_fabric_says_what_its_adapters_are(void) {
+    epw_fabric *fabric = NULL;
+    char text[EPW_FABRIC_TEXT];
+    epw_fabric_options o = asked();
+    o.adapter_count = 2;
+    CHECK_OK(epw_fabric_create(&o, &fabric));
+    CHECK_MSG(strcmp(epw_fabric_describe(fabric, text),
+                     "fake_1 port 1, RoCEv2, GID 3 ending in 10.78.0.3, MTU 4096; "
+                     "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096") == 0,
+              "%s", text);
+    epw_fabric_destroy(fabric);
+}
+
+int main(void) {
+    options_of_a_fabric_have_limits();
+    a_fabric_says_what_its_adapters_are();
+    what_an_adapter_lacks_is_done_without_or_said();
+    return check_result("mlx5_lacks");
+}

@@ -1,0 +1,158 @@
+//! What the guide tells operators is so: it has every error text of adapters, and its commands are those of real programs.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
+
+mod example;
+
+use std::fs;
+use std::process::Command;
+
+use epwire::env::VARIABLES;
+
+const OPERATORS: &str = include_str!("../src/guide/operators.rs");
+const FIRST_RUN: &str = include_str!("../src/guide/first_run.rs");
+const README: &str = include_str!("../README.md");
+
+/// The text of a page.
+fn page(source: &str) -> String {
+    source
+        .lines()
+        .map(|line| line.trim_start_matches("//!").trim_start_matches(' ').to_owned() + "\n")
+        .collect()
+}
+
+/// The string literals of a C source, those side by side put together.
+fn literals(source: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut text = String::new();
+    let mut rest = source;
+    while let Some(at) = rest.find(['"', '/', ';', ',', ')', '\'', '#']) {
+        let (mark, behind) = (rest.as_bytes()[at], &rest[at + 1..]);
+        rest = match mark {
+            b'"' => {
+                let end =
+                    behind.match_indices('"').map(|(end, _)| end).find(|end| !behind[..*end].ends_with('\\'));
+                let end = end.expect("a literal ends");
+                text += &behind[..end].replace("\\\"", "\"");
+                &behind[end + 1..]
+            }
+            b'/' if behind.starts_with('*') => behind.split_once("*/").expect("a comment ends").1,
+            b'#' => behind.split_once('\n').unwrap_or_default().1,
+            b'\'' => behind.split_once('\'').unwrap_or_default().1,
+            _ => behind,
+        };
+        if mark != b'"' && mark != b'/' && !text.is_empty() {
+            found.push(std::mem::take(&mut text));
+        }
+    }
+    found
+}
+
+/// Between what is filled in, the longest part.
+fn longest_part(format: &str) -> String {
+    let mut parts = vec![String::new()];
+    let mut rest = format;
+    while let Some((before, behind)) = rest.split_once('%') {
+        *parts.last_mut().unwrap() += before;
+        let end =
+            behind.find(|c: char| c.is_ascii_alphabetic() && !"lz".contains(c)).map_or(0, |end| end + 1);
+        rest = &behind[end..];
+        parts.push(String::new());
+    }
+    *parts.last_mut().unwrap() += rest;
+    let longest = parts.into_iter().max_by_key(String::len).unwrap();
+    longest.trim_matches([' ', ',', ':', '"']).to_owned()
+}
+
+#[test]
+fn literals_are_put_together_and_parted_at_what_is_filled_in() {
+    let found = literals(
+        "#include \"x\"\n/* \"no\" */ f(a, \"one \"\n  \"two %u three, %s\", 'c', \"last \\\"%d\\\" one\");",
+    );
+    assert_eq!(found, ["one two %u three, %s", "last \"%d\" one"]);
+    assert_eq!(longest_part("one %u two and %s"), "two and");
+    assert_eq!(longest_part("%s does not register %llu bytes%s"), "does not register");
+}
+
+#[test]
+fn every_error_of_adapters_is_explained() {
+    let page = page(OPERATORS);
+    let mut count = 0;
+    for file in ["ask", "attend", "library", "open", "pair", "registers", "watch"] {
+        let source = fs::read_to_string(format!("c/nic/mlx5/{file}.c")).unwrap();
+        let texts = literals(&source).into_iter().filter(|text| text.len() >= 16 && text.contains(' '));
+        for part in texts.map(|text| longest_part(&text)).filter(|part| part.len() >= 10) {
+            assert!(
+                page.contains(&part),
+                "{file}.c says {part:?}, of which the page for operators says nothing"
+            );
+            count += 1;
+        }
+    }
+    assert!(count > 40, "only {count} texts were found");
+}
+
+/// The lines of shell blocks, those that go on put together.
+fn commands(page: &str) -> Vec<String> {
+    let blocks = page.split("```").skip(1).step_by(2).filter_map(|block| block.strip_prefix("sh\n"));
+    blocks.flat_map(|block| block.lines()).map(str::to_owned).filter(|line| !line.is_empty()).collect()
+}
+
+/// Variables whose values are names that their text has.
+const NAMED: [&str; 4] = ["EPWIRE_NIC", "EPWIRE_RINGS", "EPWIRE_DOORBELLS", "EPWIRE_PATHS"];
+
+fn check_variable(word: &str, command: &str) {
+    let (name, value) = word.split_once('=').unwrap();
+    let variable = VARIABLES.iter().find(|variable| variable.name == name);
+    let variable = variable.unwrap_or_else(|| panic!("there is no {name}: {command}"));
+    if NAMED.contains(&name) {
+        let texts = [variable.doc, variable.default].concat();
+        assert!(texts.contains(&format!("`{value}`")), "{name} takes no {value}: {command}");
+    }
+}
+
+#[test]
+fn commands_are_those_of_programs_with_their_options() {
+    let mut count = 0;
+    for command in [OPERATORS, FIRST_RUN].iter().flat_map(|source| commands(&page(source))) {
+        let mut words = command.split_whitespace().peekable();
+        words.next_if_eq(&"export");
+        while let Some(word) = words.next_if(|word| word.starts_with("EPWIRE_")) {
+            check_variable(word, &command);
+        }
+        let Some(first) = words.next() else { continue };
+        assert_eq!(first, "cargo", "{command}");
+        let (own, options): (Vec<&str>, Vec<&str>) = match command.split_once(" -- ") {
+            Some((own, options)) => (own.split_whitespace().collect(), options.split_whitespace().collect()),
+            None => (command.split_whitespace().collect(), Vec::new()),
+        };
+        if let Some(at) = own.iter().position(|word| *word == "--example") {
+            let name = own[at + 1];
+            let source = ["main.rs", ".rs"]
+                .map(|end| format!("examples/{name}{}{end}", if end == ".rs" { "" } else { "/" }));
+            assert!(source.iter().any(|path| fs::exists(path).unwrap()), "no example {name}: {command}");
+        }
+        for option in options.iter().filter(|word| word.starts_with("--")) {
+            let mut listed = README.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+            assert!(listed.any(|word| word == *option), "{option} is no option: {command}");
+            count += 1;
+        }
+    }
+    assert!(count > 15, "only {count} options were found");
+}
+
+/// In the first run on an adapter: what it says of the doctor's rehearsal.
+#[test]
+fn the_rehearsal_ends_as_the_page_says() {
+    let page = page(FIRST_RUN);
+    let expected = page.split("```text\n").nth(1).unwrap().split("```").next().unwrap();
+    let doctor = example::build("doctor");
+    let said = Command::new(doctor).env("EPWIRE_NIC", "fake").output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    let lines = |text: &str| -> Vec<String> {
+        text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+    };
+    let said = lines(&said);
+    for line in lines(expected) {
+        assert!(said.contains(&line), "the doctor does not say {line:?}: {said:#?}");
+    }
+}
