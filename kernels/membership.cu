@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) checkpoint_kernel(const __g
     const epw_gpu_peers *peers = a.peers[0];
     if (peer == 0) {
         const bool suspects = any(load_now(a.shared->suspects) & peers->active);
-        uint32_t faulted = 0;
+        uint32_t faulted = a.faulted;
         for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.states[lane] != nullptr; lane++) {
             faulted |= atomicExch(&a.states[lane]->faulted, 0u);
         }

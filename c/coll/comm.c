@@ -245,6 +245,16 @@ epw_status epw_comm_membership(const epw_comm *comm, epw_membership *membership)
     return EPW_OK;
 }
 
+epw_status epw_comm_take_fault(epw_comm *comm, uint32_t *faulted) {
+    epw_status status = check_given(comm, "take_fault", "faulted", faulted);
+    if (status != EPW_OK) return status;
+    pthread_mutex_lock(&comm->lock);
+    *faulted = comm->faulted;
+    comm->faulted = false;
+    pthread_mutex_unlock(&comm->lock);
+    return EPW_OK;
+}
+
 epw_status epw_comm_newest_epoch(epw_comm *comm, uint32_t *epoch) {
     epw_status status = check_given(comm, "newest_epoch", "epoch", epoch);
     return status == EPW_OK ? epw_peers_newest_epoch(&comm->peers, epoch) : status;

@@ -268,6 +268,7 @@ static void end_collective(epw_comm *comm, epw_status status) {
     comm->running = false;
     comm->queue = op->next;
     if (comm->queue == NULL) comm->queue_end = &comm->queue;
+    comm->faulted |= job == NULL || job->status != EPW_OK || job->outcome.degraded;
     if (job != NULL) epw_comm_end_of_job(comm, job);
     free_op(op);
 }

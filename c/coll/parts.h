@@ -159,6 +159,7 @@ struct epw_comm {
 
     epw_job *jobs;
     epw_work next_work;
+    bool faulted; /* something that has ended was incomplete */
 
     struct epw_heap_piece *heap; /* free pieces, see heap.c */
     pthread_mutex_t heap_lock;

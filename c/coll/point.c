@@ -80,6 +80,7 @@ static bool is_me(const epw_comm *comm, const epw_coll_peer *p) {
 /* ---- ends ---- */
 
 static void end(transfer *t, epw_comm *comm, epw_status status) {
+    comm->faulted |= t->job == NULL || status != EPW_OK || t->job->outcome.degraded;
     if (t->job != NULL) {
         if (t->job->status == EPW_OK) t->job->status = status;
         epw_comm_end_of_job(comm, t->job);

@@ -42,6 +42,8 @@ struct epw_buffer {
     _Atomic uint32_t next_lane; /* of dispatches that leave the choice to the library */
     epw_lane lanes[EPW_MAX_LANES];
 
+    atomic_bool faulted; /* the step that is ending, by what the program did beside */
+
     pthread_mutex_t verdicts_lock; /* the innermost */
     epw_verdicts verdicts;
 };

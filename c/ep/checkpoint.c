@@ -25,13 +25,21 @@ epw_status epw_checkpoint(epw_buffer *b, uint64_t step, void *stream, uint32_t *
     b->peers.user->lock(b->peers.user_context);
     pthread_mutex_lock(&b->verdicts_lock);
     status = check_step(b, step, where);
-    if (status == EPW_OK) status = b->engine->report(b, step, stream);
+    bool faulted = status == EPW_OK && atomic_exchange_explicit(&b->faulted, false, memory_order_acq_rel);
+    if (status == EPW_OK) status = b->engine->report(b, step, faulted, stream);
+    if (status != EPW_OK && faulted) atomic_store_explicit(&b->faulted, true, memory_order_release);
     if (status == EPW_OK) {
         epw_verdicts_report(&b->verdicts, step);
         *epoch = b->peers.epoch;
     }
     pthread_mutex_unlock(&b->verdicts_lock);
     b->peers.user->unlock(b->peers.user_context);
+    return status;
+}
+
+epw_status epw_checkpoint_fault(epw_buffer *b) {
+    epw_status status = epw_buffer_check(b, "checkpoint_fault");
+    if (status == EPW_OK) atomic_store_explicit(&b->faulted, true, memory_order_release);
     return status;
 }
 

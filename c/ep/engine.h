@@ -48,8 +48,9 @@ typedef struct epw_engine {
 
     /* ---- verdicts ---- */
 
-    /* Posts the report of a step, or enqueues that. With all lanes locked. */
-    epw_status (*report)(epw_buffer *b, uint64_t step, void *stream);
+    /* Posts the report of a step, or enqueues that. `faulted`: whatever the lanes know, something was not
+     * complete. With all lanes locked. */
+    epw_status (*report)(epw_buffer *b, uint64_t step, bool faulted, void *stream);
     /* The last report of this rank that was posted. With all lanes locked. */
     epw_status (*last_report)(epw_buffer *b, uint64_t *report, epw_where where);
     /* The peer's reports that have arrived here. */

@@ -493,6 +493,10 @@ enum {
  * and ahead of their next calls. Replays of graphs, before and after it, are put in order by the caller. */
 EPW_API epw_status epw_checkpoint(epw_buffer *buffer, uint64_t step, void *stream, uint32_t *epoch);
 
+/* Counts the step that the next checkpoint ends as incomplete: for what a program does beside this buffer,
+ * such as collectives (epw_comm_take_fault). Any thread, also while operations run. */
+EPW_API epw_status epw_checkpoint_fault(epw_buffer *buffer);
+
 /* The verdict, EPW_VERDICT_*, of a step that this rank has ended with a checkpoint, in that epoch. The same
  * for all that belong to the present membership, though not at the same moment. An answer once given stays
  * right; but who asks again after the membership has changed may get EPW_VERDICT_PENDING until all have begun
@@ -906,6 +910,12 @@ EPW_API epw_status epw_comm_diverged(epw_comm *comm, uint32_t epoch, uint64_t st
  * Freed in any order, by any thread, when no operation uses it; all of it is gone with the communicator. */
 EPW_API epw_status epw_comm_alloc(epw_comm *comm, uint64_t bytes, void **memory);
 EPW_API void epw_comm_free(epw_comm *comm, void *memory);
+
+/* Whether something that has ended since the last such call was incomplete: an outcome was degraded, work was
+ * dropped, or ranks had called different operations. Complete here does not mean complete everywhere: a
+ * program that commits what a step has computed hands this to the checkpoint of a buffer,
+ * epw_checkpoint_fault, and asks for its verdict. faulted [out]: 0 or 1. Any thread. */
+EPW_API epw_status epw_comm_take_fault(epw_comm *comm, uint32_t *faulted);
 
 /* What an operation is. */
 enum {

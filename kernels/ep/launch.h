@@ -64,6 +64,7 @@ typedef struct epw_checkpoint_args {
     epw_gpu_lane_state *states[EPW_MAX_LANES];
     epw_gpu_shared *shared;
     uint32_t rank, ranks;
+    uint32_t faulted; /* whatever the lanes know */
     uint64_t step;
 } epw_checkpoint_args;
 

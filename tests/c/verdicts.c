@@ -368,6 +368,21 @@ static void a_released_handle_faults_its_step_alone(void) {
     destroy(&g);
 }
 
+/* What a program does beside the buffer counts as it says, for one step, on whatever rank it fails. */
+static void a_fault_of_the_program_is_one_of_the_step(void) {
+    group g = make_group(2, 20000 * MS);
+    for (uint32_t r = 0; r < 2; r++) begin(&g, r, 3, 1, 0);
+    CHECK_OK(epw_checkpoint_fault(g.of[1]));
+    uint32_t epoch;
+    REFUSED(epw_checkpoint(g.of[1], EPW_STEP_MAX, NULL, &epoch), EPW_ERR_INVALID, "checkpoint", 1, -1,
+            "must be in");
+    for (uint64_t step = 0; step < 2; step++) {
+        for (uint32_t r = 0; r < 2; r++) end_step(&g, r, step);
+        check_verdicts(&g, 2, 1, step, step == 0 ? EPW_VERDICT_FAULTED : EPW_VERDICT_CLEAN);
+    }
+    destroy(&g);
+}
+
 /* Rank 2 is lost before it has ended the step: those that go on judge by what they have completed. */
 static void a_lost_rank_leaves_the_step_to_the_others(void) {
     group g = make_group(3, 20000 * MS);
@@ -450,6 +465,7 @@ int main(int argc, char **argv) {
     no_two_survivors_disagree(argc > 1 ? strtoull(argv[1], NULL, 10) : 2000);
     who_begins_the_next_epoch_is_waited_for();
     a_released_handle_faults_its_step_alone();
+    a_fault_of_the_program_is_one_of_the_step();
     a_lost_rank_leaves_the_step_to_the_others();
     a_rank_that_has_not_ended_a_step_faults_it();
     a_fault_outlives_the_membership();

@@ -378,9 +378,13 @@ static epw_status follow_lanes(epw_buffer *b, enqueuing lanes[EPW_MAX_LANES]) {
     return EPW_OK;
 }
 
-static epw_status launch_checkpoint(epw_buffer *b, uint64_t step, enqueuing lanes[EPW_MAX_LANES]) {
-    epw_checkpoint_args args = {
-        .shared = b->gpu->shared, .rank = b->config.rank, .ranks = b->config.ranks, .step = step};
+static epw_status launch_checkpoint(epw_buffer *b, uint64_t step, bool faulted,
+                                    enqueuing lanes[EPW_MAX_LANES]) {
+    epw_checkpoint_args args = {.shared = b->gpu->shared,
+                                .rank = b->config.rank,
+                                .ranks = b->config.ranks,
+                                .faulted = faulted,
+                                .step = step};
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         args.peers[i] = lanes[i].lane->peers;
         args.states[i] = lanes[i].lane->state;
@@ -392,7 +396,7 @@ static epw_status launch_checkpoint(epw_buffer *b, uint64_t step, enqueuing lane
 }
 
 /* Has no deadline, and is of no handle. */
-epw_status epw_gpu_call_report(epw_buffer *b, uint64_t step, void *stream) {
+epw_status epw_gpu_call_report(epw_buffer *b, uint64_t step, bool faulted, void *stream) {
     enqueuing lanes[EPW_MAX_LANES];
     for (uint32_t i = 0; i < b->config.lanes; i++)
         lanes[i] = enqueuing_of(b, &b->lanes[i], "checkpoint", stream);
@@ -406,7 +410,7 @@ epw_status epw_gpu_call_report(epw_buffer *b, uint64_t step, void *stream) {
                           "enqueue the checkpoint behind the graph");
     }
     if (status == EPW_OK) status = follow_lanes(b, lanes);
-    if (status == EPW_OK) status = launch_checkpoint(b, step, lanes);
+    if (status == EPW_OK) status = launch_checkpoint(b, step, faulted, lanes);
     epw_cuda_leave();
     return status;
 }

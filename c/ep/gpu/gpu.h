@@ -58,7 +58,7 @@ epw_status epw_gpu_call_combine(epw_buffer *b, epw_lane *lane, const epw_combine
 epw_status epw_gpu_call_combine_receive(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
                                         epw_outcome *outcome);
 epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *const *stream);
-epw_status epw_gpu_call_report(epw_buffer *b, uint64_t step, void *stream);
+epw_status epw_gpu_call_report(epw_buffer *b, uint64_t step, bool faulted, void *stream);
 epw_status epw_gpu_call_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
 epw_status epw_gpu_call_ready(epw_buffer *b, epw_handle handle);
 epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);

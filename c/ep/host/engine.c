@@ -191,12 +191,11 @@ static epw_status host_last_report(epw_buffer *b, uint64_t *report, epw_where wh
     return EPW_OK;
 }
 
-static epw_status host_report(epw_buffer *b, uint64_t step, void *stream) {
+static epw_status host_report(epw_buffer *b, uint64_t step, bool faulted, void *stream) {
     (void)stream;
     uint64_t last = epw_word_from(&b->peers, 0, b->config.rank, EPW_WORD_REPORT);
     if (epw_word_epoch(last) != b->peers.epoch)
         last = epw_report_none(epw_epoch_word(b->peers.epoch, b->peers.step));
-    bool faulted = false;
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         faulted |= b->lanes[i].host->faulted;
         b->lanes[i].host->faulted = false;
