@@ -335,18 +335,11 @@ static void post_beacon(epw_comm *comm, uint32_t said, uint64_t now) {
          now);
 }
 
-/* Whom to name: a peer that is awaited and silent itself; if all of them wait too, whom the first of them
- * names. */
-static uint32_t whom_to_name(const epw_comm *comm, uint32_t *lengthened) {
-    uint32_t silent = EPW_BEACON_NONE, fallback = EPW_BEACON_NONE;
-    FOR_OTHERS(p, comm) {
-        if (!is_awaited(comm, p)) continue;
-        if (p->clock.lengthened > *lengthened) *lengthened = p->clock.lengthened;
-        if (p->clock.named == EPW_BEACON_NONE && silent == EPW_BEACON_NONE) silent = epw_coll_rank(comm, p);
-        if (fallback == EPW_BEACON_NONE)
-            fallback = p->clock.named != comm->config.rank ? p->clock.named : epw_coll_rank(comm, p);
-    }
-    return silent != EPW_BEACON_NONE ? silent : fallback;
+static uint32_t beacon_to_post(const epw_comm *comm) {
+    uint64_t group_ns = comm->config.deadline_ns;
+    epw_naming naming = epw_naming_begin(comm->config.rank, epw_rule_lengthened(deadline_of(comm), group_ns));
+    FOR_OTHERS(p, comm) if (is_awaited(comm, p)) epw_naming_add(&naming, epw_coll_rank(comm, p), &p->clock);
+    return epw_naming_value(&naming);
 }
 
 /* A turn may take long where much is moved: peers see that this rank lives. */
@@ -367,9 +360,7 @@ static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
     }
     comm->waiting = true;
     if (epw_rule_beacons_due(now - spoke, group_ns) > 0) {
-        uint32_t lengthened = epw_rule_lengthened(deadline_of(comm), group_ns);
-        uint32_t named = whom_to_name(comm, &lengthened);
-        post_beacon(comm, epw_beacon_value(named, lengthened), now);
+        post_beacon(comm, beacon_to_post(comm), now);
         comm->beaconed = true;
         spoke = now;
     }

@@ -447,29 +447,24 @@ void epw_lane_see(epw_machine *m, uint32_t peer, const epw_look *seen, uint64_t 
 
 /* ---- deciding ---- */
 
-/* Whom to name: an awaited peer that is silent itself; if all of them wait too, whom the first of them names.
- */
-static uint32_t whom_to_name(const epw_machine *m, uint32_t *lengthened) {
-    uint32_t silent = EPW_BEACON_NONE, fallback = EPW_BEACON_NONE, word;
+static uint32_t beacon_to_post(const epw_machine *m) {
+    uint64_t longest = m->wait.running ? m->wait.deadline_ns : 0;
+    if (m->paying && m->debt_wait.deadline_ns > longest) longest = m->debt_wait.deadline_ns;
+    epw_naming naming = epw_naming_begin(m->rank, epw_rule_lengthened(longest, m->group_ns));
     for (uint32_t peer = 0; peer < m->ranks; peer++) {
-        if (!epw_lane_awaits(m, peer, &word)) continue;
-        const epw_clock *clock = m->paying ? &m->peers[peer].debt_clock : &m->peers[peer].clock;
-        if (clock->lengthened > *lengthened) *lengthened = clock->lengthened;
-        if (clock->named == EPW_BEACON_NONE && silent == EPW_BEACON_NONE) silent = peer;
-        if (fallback == EPW_BEACON_NONE) fallback = clock->named != m->rank ? clock->named : peer;
+        uint32_t word;
+        const epw_lane_peer *p = &m->peers[peer];
+        if (epw_lane_awaits(m, peer, &word))
+            epw_naming_add(&naming, peer, m->paying ? &p->debt_clock : &p->clock);
     }
-    return silent != EPW_BEACON_NONE ? silent : fallback;
+    return epw_naming_value(&naming);
 }
 
 /* A wait goes on: its beacon if that is due, else sleep until something is. */
 static epw_decision pause(epw_machine *m, uint64_t now) {
     epw_decision d = {.act = EPW_ACT_SLEEP};
     if (now > m->spoke && epw_rule_beacons_due(now - m->spoke, m->group_ns) > 0) {
-        uint64_t longest = m->wait.running ? m->wait.deadline_ns : 0;
-        if (m->paying && m->debt_wait.deadline_ns > longest) longest = m->debt_wait.deadline_ns;
-        uint32_t lengthened = epw_rule_lengthened(longest, m->group_ns);
-        uint32_t named = whom_to_name(m, &lengthened);
-        post_beacon(m, epw_beacon_value(named, lengthened), now);
+        post_beacon(m, beacon_to_post(m), now);
         m->beaconed = true;
         if (epw_lane_post(m, &d)) return d;
     }

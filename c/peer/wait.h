@@ -77,4 +77,29 @@ static inline uint64_t epw_clock_expiry(const epw_clock *clock, const epw_wait *
     return epw_rule_expiry(wait->began, clock->since, wait->deadline_ns, group_ns, clock->lengthened);
 }
 
+/* What a beacon of this rank says. It names one that is awaited: the first that is silent itself; if all of
+ * them wait too, whom the first of them names, or that one if it waits for this rank. */
+typedef struct epw_naming {
+    uint32_t rank; /* this one */
+    uint32_t silent, fallback;
+    uint32_t lengthened; /* the most that this rank or one that it awaits says */
+} epw_naming;
+
+static inline epw_naming epw_naming_begin(uint32_t rank, uint32_t lengthened) {
+    return (epw_naming){rank, EPW_BEACON_NONE, EPW_BEACON_NONE, lengthened};
+}
+
+/* One that is awaited, in ascending order. */
+static inline void epw_naming_add(epw_naming *naming, uint32_t peer, const epw_clock *clock) {
+    if (clock->lengthened > naming->lengthened) naming->lengthened = clock->lengthened;
+    if (clock->named == EPW_BEACON_NONE && naming->silent == EPW_BEACON_NONE) naming->silent = peer;
+    if (naming->fallback == EPW_BEACON_NONE)
+        naming->fallback = clock->named != naming->rank ? clock->named : peer;
+}
+
+static inline uint32_t epw_naming_value(const epw_naming *naming) {
+    uint32_t named = naming->silent != EPW_BEACON_NONE ? naming->silent : naming->fallback;
+    return epw_beacon_value(named, naming->lengthened);
+}
+
 #endif
