@@ -117,6 +117,15 @@ enum {
 /* Element types of top-k indices. -1 (or the unsigned type's maximum) means "not routed". */
 enum { EPW_I32 = 0, EPW_U32 = 1, EPW_I64 = 2 };
 
+/* Element types of collectives. */
+enum {
+    EPW_TYPE_I8 = 0, EPW_TYPE_U8 = 1, EPW_TYPE_I32 = 2, EPW_TYPE_U32 = 3, EPW_TYPE_I64 = 4,
+    EPW_TYPE_U64 = 5, EPW_TYPE_F16 = 6, EPW_TYPE_BF16 = 7, EPW_TYPE_F32 = 8, EPW_TYPE_F64 = 9
+};
+
+/* Reductions. */
+enum { EPW_SUM = 0, EPW_PRODUCT = 1, EPW_MIN = 2, EPW_MAX = 3, EPW_AVERAGE = 4 };
+
 /* Connections to ranks that this one reaches by queues (EPW_PATH_QUEUE), and the threads that serve them. One
  * for all buffers of a rank. */
 typedef struct epw_fabric epw_fabric;
