@@ -26,8 +26,10 @@
     ((vu)_mm256_set_m128i(_mm256_cvtps_ph((b), TO_NEAREST), _mm256_cvtps_ph((a), TO_NEAREST)))
 #define TO_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define NUMERICS   epw_numerics_avx2
+#define SUMS       epw_sums_avx2
 #define ISA_NAME   "avx2"
 #include "numerics/body.inc"
+#include "numerics/sums.inc"
 
 #if defined(__clang__)
 #pragma clang attribute pop

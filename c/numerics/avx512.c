@@ -29,8 +29,10 @@
                             _mm512_cvtps_ph((b), TO_NEAREST), 1))
 #define TO_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define NUMERICS   epw_numerics_avx512
+#define SUMS       epw_sums_avx512
 #define ISA_NAME   "avx512"
 #include "numerics/body.inc"
+#include "numerics/sums.inc"
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -9,8 +9,10 @@
 
 #define VECTOR_BYTES 16
 #define NUMERICS     epw_numerics_base
+#define SUMS         epw_sums_base
 #define ISA_NAME     "base"
 #include "numerics/body.inc"
+#include "numerics/sums.inc"
 
 void epw_reduce_columns(uint32_t dtype, const void *const *rows, const float *weights, size_t n, size_t begin,
                         size_t end, void *out) {

@@ -53,6 +53,8 @@ typedef struct epw_numerics {
      * writes out with non-temporal stores if it is aligned to 64, to be fenced as copy_stream. */
     void (*reduce)(uint32_t dtype, const void *const *rows, const float *weights, size_t n, uint32_t hidden,
                    void *out, int stream);
+
+    const struct epw_sums *sums; /* the reductions of collectives with the same instructions: sums.h */
 } epw_numerics;
 
 /* The table to use: the best that this processor and operating system can run, or the one that the

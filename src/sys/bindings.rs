@@ -122,6 +122,21 @@ pub const EPW_COMBINE_ORDERED: u32 = 1;
 pub const EPW_I32: u32 = 0;
 pub const EPW_U32: u32 = 1;
 pub const EPW_I64: u32 = 2;
+pub const EPW_TYPE_I8: u32 = 0;
+pub const EPW_TYPE_U8: u32 = 1;
+pub const EPW_TYPE_I32: u32 = 2;
+pub const EPW_TYPE_U32: u32 = 3;
+pub const EPW_TYPE_I64: u32 = 4;
+pub const EPW_TYPE_U64: u32 = 5;
+pub const EPW_TYPE_F16: u32 = 6;
+pub const EPW_TYPE_BF16: u32 = 7;
+pub const EPW_TYPE_F32: u32 = 8;
+pub const EPW_TYPE_F64: u32 = 9;
+pub const EPW_SUM: u32 = 0;
+pub const EPW_PRODUCT: u32 = 1;
+pub const EPW_MIN: u32 = 2;
+pub const EPW_MAX: u32 = 3;
+pub const EPW_AVERAGE: u32 = 4;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_fabric {
