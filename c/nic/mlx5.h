@@ -32,6 +32,9 @@ epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *op
 /* All pairs have been destroyed, and all regions dropped. NULL is allowed. */
 void epw_mlx5_close(epw_mlx5 *adapter);
 
+/* Its place in the list of this host's adapters. */
+uint32_t epw_mlx5_listed(const epw_mlx5 *adapter);
+
 /* For print: which device, port and address, and what it, or one of its pairs so far, does without. Returns
  * `text`. */
 enum { EPW_MLX5_TEXT = 320 };

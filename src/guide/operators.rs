@@ -76,8 +76,9 @@
 //!   a lossless priority needs `EPWIRE_TC`, for example 106 for DSCP 26; without it packets are dropped under load, which shows as
 //!   `syndrome 0x15`. The doctor compares the two.
 //! - **Spread.** Each queue pair has a UDP source port of its own, so that switches spread them over equal paths; there is nothing to set.
-//! - **Two adapters** (`EPWIRE_ADAPTERS=2`) serve a GPU whose link is faster than a port, with two lanes in use. Adapter i of a rank
-//!   sends to adapter i of its peer: on rails, name adapters so that both ends have the same rails in the same order.
+//! - **Two adapters** (`EPWIRE_ADAPTERS=2`) serve a GPU whose link is faster than a port, with two lanes in use. Of the
+//!   two, lane 0 has the one that is listed first on its host, and lane 1 the other; each sends to the adapter of the same lane at the peer. Where
+//!   hosts have the same adapters in the same order, a lane stays on its rail.
 //! - **First words.** The first bytes on a queue pair may take longer than others, for caches and switches that have not met it:
 //!   [`EpBuffer::probe`](crate::EpBuffer::probe) sends a word to a peer and back before tokens wait for it.
 //! - **Retries.** An adapter tries again until two to four deadlines of the buffer are over, in steps of two: the wait itself ends after

@@ -50,6 +50,7 @@ struct epw_mlx5 {
     const epw_mlx5_calls *calls;
     epw_mlx5_options options;
     epw_mlx5_name name;
+    uint32_t listed;  /* its place in the list */
     const char *near; /* how far from the GPU; NULL: it was asked to be near to none */
 
     void *device, *pd;
