@@ -53,7 +53,7 @@ void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring) {
 struct epw_gpu_entries {
     epw_gpu_entries *next; /* of those that nobody uses */
     epw_rdma_memory memory;
-    epw_mlx5_ring ring;
+    epw_mlx5_far ring;
 };
 
 epw_status epw_remote_gpu_take_entries(epw_peers *peers, uint64_t bytes, epw_where where,
@@ -71,7 +71,7 @@ epw_status epw_remote_gpu_take_entries(epw_peers *peers, uint64_t bytes, epw_whe
         free(ring);
         return status;
     }
-    ring->ring = (epw_mlx5_ring){.address = ring->memory.address, .dmabuf = ring->memory.dmabuf};
+    ring->ring = (epw_mlx5_far){.address = ring->memory.address, .dmabuf = ring->memory.dmabuf};
     *out = ring;
     return EPW_OK;
 }
@@ -83,7 +83,7 @@ void epw_remote_gpu_give_entries(epw_peers *peers, epw_gpu_entries *ring) {
     pthread_mutex_unlock(&peers->gpu->rings_lock);
 }
 
-const epw_mlx5_ring *epw_remote_gpu_entries(const epw_gpu_entries *ring) {
+const epw_mlx5_far *epw_remote_gpu_entries(const epw_gpu_entries *ring) {
     return &ring->ring;
 }
 
@@ -221,7 +221,7 @@ void epw_remote_gpu_give_entries(epw_peers *peers, epw_gpu_entries *ring) {
     (void)peers, (void)ring;
 }
 
-const epw_mlx5_ring *epw_remote_gpu_entries(const epw_gpu_entries *ring) {
+const epw_mlx5_far *epw_remote_gpu_entries(const epw_gpu_entries *ring) {
     (void)ring;
     return NULL;
 }

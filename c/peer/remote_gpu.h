@@ -22,7 +22,7 @@ typedef struct epw_gpu_entries epw_gpu_entries;
 epw_status epw_remote_gpu_take_entries(epw_peers *peers, uint64_t bytes, epw_where where,
                                        epw_gpu_entries **out);
 void epw_remote_gpu_give_entries(epw_peers *peers, epw_gpu_entries *ring);
-const epw_mlx5_ring *epw_remote_gpu_entries(const epw_gpu_entries *ring);
+const epw_mlx5_far *epw_remote_gpu_entries(const epw_gpu_entries *ring);
 
 /* Where kernels write an adapter's register: mapped until the buffer ends, for whichever pair has it. See
  * device/cuda_registers.h. */
