@@ -37,7 +37,7 @@ uint32_t epw_mlx5_listed(const epw_mlx5 *adapter);
 
 /* For print: which device, port and address, and what it, or one of its pairs so far, does without. Returns
  * `text`. */
-enum { EPW_MLX5_TEXT = 320 };
+enum { EPW_MLX5_TEXT = 400 };
 const char *epw_mlx5_describe(const epw_mlx5 *adapter, char text[EPW_MLX5_TEXT]);
 
 /* Where others send to, for a blob. */

@@ -298,6 +298,7 @@ static void a_ring_that_no_way_leads_to_is_refused(void) {
     CHECK_OK(epw_mlx5_pair_create(adapter, &options, where, &pair));
     char text[EPW_MLX5_TEXT];
     CHECK(strstr(epw_mlx5_describe(adapter, text), "rings in host memory because it does not reach") != NULL);
+    CHECK(strstr(text, ", rows in host memory because it sends none from the GPU's") != NULL);
     CHECK(epw_mlx5_pair_destroy(pair));
     epw_mlx5_close(adapter);
     epw_fake_left left = epw_fake_count(fake);

@@ -276,9 +276,12 @@ const char *epw_mlx5_describe(const epw_mlx5 *a, char text[EPW_MLX5_TEXT]) {
                                             ", rings in host memory because it does not reach the GPU's"};
     unsigned reach = atomic_load_explicit(&a->ring_reach, memory_order_relaxed);
     unsigned kind = atomic_load_explicit(&a->worst_uar, memory_order_relaxed);
-    snprintf(text, EPW_MLX5_TEXT, "%s port %u, %s, MTU %u%s%s%s%s%s%s", a->name.text, a->port_number, address,
-             128u << a->port.mtu, a->near != NULL ? ", " : "", a->near != NULL ? a->near : "",
+    snprintf(text, EPW_MLX5_TEXT, "%s port %u, %s, MTU %u%s%s%s%s%s%s%s", a->name.text, a->port_number,
+             address, 128u << a->port.mtu, a->near != NULL ? ", " : "", a->near != NULL ? a->near : "",
              a->caps.atomic ? "" : ", no atomics", doorbells[kind], rings[reach],
+             atomic_load_explicit(&a->no_far_rows, memory_order_relaxed)
+                 ? ", rows in host memory because it sends none from the GPU's"
+                 : "",
              atomic_load_explicit(&a->rings_for_kernels, memory_order_relaxed)
                  ? ", a thread of the host rings for kernels"
                  : "");

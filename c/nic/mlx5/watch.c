@@ -152,6 +152,7 @@ epw_status epw_mlx5_register_far(epw_mlx5 *adapter, const epw_mlx5_far *far, uin
         by_address =
             calls->register_memory(adapter->pd, far->address, bytes, 0, EPW_MLX5_RELAXED_ORDERING, &m->keys);
     if (by_address != 0) {
+        atomic_store_explicit(&adapter->no_far_rows, true, memory_order_relaxed);
         free(m);
         return epw_fail(
             EPW_ERR_NO_PATH, where,
