@@ -150,7 +150,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: RINGS,
         default: "`host`",
-        doc: "Where the queues of an adapter are that kernels post to: `host`, pinned host memory; `gpu`, their entries in the GPU's \
+        doc: "Where the queues of an adapter are that kernels post to, and the rows that they send: `host`, pinned host memory; `gpu`, the GPU's \
               memory, which the adapter has to reach by dma-buf or nvidia_peermem; `auto`, there if it does, which `EpBuffer::nic` tells.",
     },
     Variable {

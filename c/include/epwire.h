@@ -288,10 +288,10 @@ enum {
                               a core while they post, and up to 0.1 ms when they begin again after 2 ms */
 };
 
-/* Where the queues of an adapter are that kernels post to. */
+/* Where the queues of an adapter are that kernels post to, and the rows that they send by them. */
 enum {
     EPW_RINGS_HOST = 0, /* pinned host memory */
-    EPW_RINGS_GPU = 1,  /* their entries in the memory of the GPU, if the adapter reaches it */
+    EPW_RINGS_GPU = 1,  /* entries and rows in the memory of the GPU, if the adapter reaches it */
     EPW_RINGS_AUTO = 2  /* the same, else host memory; epw_fabric_describe says which */
 };
 
@@ -343,7 +343,7 @@ EPW_API epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabr
 /* Says for print what it has come to: its NIC, with an adapter's port, address, and what it does without.
  * Pieces may be added, and nothing is to be read out of it. fabric [in], text [out, EPW_FABRIC_TEXT bytes at
  * most with the zero at the end]; returns `text`. Any thread. */
-#define EPW_FABRIC_TEXT 640
+#define EPW_FABRIC_TEXT 800
 EPW_API const char *epw_fabric_describe(const epw_fabric *fabric, char *text);
 
 /* Ends them. All buffers that used it have been destroyed. NULL is allowed. In a forked child it does

@@ -171,6 +171,20 @@ epw_status epw_end_register_all(epw_fabric *fabric, const epw_region *region, ep
     return EPW_OK;
 }
 
+epw_status epw_end_register_far(epw_fabric *fabric, const epw_mlx5_far *far, uint64_t bytes, epw_where where,
+                                epw_keys out[EPW_ADAPTERS_MAX]) {
+    memset(out, 0, EPW_ADAPTERS_MAX * sizeof out[0]);
+    for (uint32_t place = 0; place < epw_fabric_places(fabric); place++) {
+        epw_status status =
+            epw_mlx5_register_far(epw_fabric_adapter(fabric, place), far, bytes, where, &out[place]);
+        if (status != EPW_OK) {
+            epw_end_deregister_all(fabric, out);
+            return status;
+        }
+    }
+    return EPW_OK;
+}
+
 void epw_end_deregister_all(epw_fabric *fabric, const epw_keys keys[EPW_ADAPTERS_MAX]) {
     for (uint32_t place = 0; place < epw_fabric_places(fabric); place++)
         epw_end_deregister(fabric, place, keys[place].own);

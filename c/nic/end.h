@@ -35,7 +35,7 @@ typedef struct epw_end_options {
     epw_poster poster;
     /* Of epw_end_memory_bytes, that begins a page and outlives the pair; NULL: memory of the NIC's. */
     unsigned char *memory;
-    const epw_mlx5_ring *ring; /* of an adapter's, in the memory of a GPU; NULL: none */
+    const epw_mlx5_far *ring; /* of an adapter's, in the memory of a GPU; NULL: none */
     void (*broken)(void *context);
     void *context;
 } epw_end_options;
@@ -91,6 +91,9 @@ void epw_end_deregister(epw_fabric *fabric, uint32_t place, uint32_t own);
 
 /* The same for all places; of words that come the first one tells, by whichever they come. */
 epw_status epw_end_register_all(epw_fabric *fabric, const epw_region *region, epw_where where,
+                                epw_keys out[EPW_ADAPTERS_MAX]);
+/* Memory of a GPU, at adapters, see epw_mlx5_register_far. */
+epw_status epw_end_register_far(epw_fabric *fabric, const epw_mlx5_far *far, uint64_t bytes, epw_where where,
                                 epw_keys out[EPW_ADAPTERS_MAX]);
 void epw_end_deregister_all(epw_fabric *fabric, const epw_keys keys[EPW_ADAPTERS_MAX]);
 

@@ -408,6 +408,13 @@ static epw_status open_adapters(epw_fabric *fabric, const epw_fabric_options *op
         status = epw_mlx5_open(calls, &asked, where, &fabric->adapters[i]);
         if (status == EPW_OK) fabric->adapter_count++;
     }
+    /* Of two, lanes of all ranks begin with the one that is listed first: each has both in turn, and where
+     * hosts have the same adapters in the same order, a lane stays on its rail. */
+    epw_mlx5 *first = fabric->adapters[0], *second = fabric->adapters[1];
+    if (status == EPW_OK && second != NULL && epw_mlx5_listed(second) < epw_mlx5_listed(first)) {
+        fabric->adapters[0] = second;
+        fabric->adapters[1] = first;
+    }
     return status;
 }
 

@@ -32,9 +32,12 @@ epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *op
 /* All pairs have been destroyed, and all regions dropped. NULL is allowed. */
 void epw_mlx5_close(epw_mlx5 *adapter);
 
+/* Its place in the list of this host's adapters. */
+uint32_t epw_mlx5_listed(const epw_mlx5 *adapter);
+
 /* For print: which device, port and address, and what it, or one of its pairs so far, does without. Returns
  * `text`. */
-enum { EPW_MLX5_TEXT = 320 };
+enum { EPW_MLX5_TEXT = 400 };
 const char *epw_mlx5_describe(const epw_mlx5 *adapter, char text[EPW_MLX5_TEXT]);
 
 /* Where others send to, for a blob. */
@@ -58,6 +61,18 @@ epw_status epw_mlx5_address_read(const unsigned char bytes[EPW_MLX5_ADDRESS_BYTE
  * called from a thread that looks at the words of its first stretch: every 50 us while something comes, else
  * ever less often, up to 500 us. */
 epw_status epw_mlx5_register(epw_mlx5 *adapter, const epw_region *region, epw_where where, epw_keys *out);
+
+/* Memory of a GPU, to which its kernels write. The adapter reaches it by a descriptor, or, if there is none
+ * or the kernel does not take it, by the address. It begins a page, and outlives what is made of it. */
+typedef struct epw_mlx5_far {
+    unsigned char *address;
+    int dmabuf; /* of the same bytes; -1: none */
+} epw_mlx5_far;
+
+/* So that this rank's entries send from there; offsets count from its first byte. EPW_ERR_NO_PATH: the
+ * adapter does not reach it, and what to do. */
+epw_status epw_mlx5_register_far(epw_mlx5 *adapter, const epw_mlx5_far *far, uint64_t bytes, epw_where where,
+                                 epw_keys *out);
 
 /* Once this returns nothing of the region is touched any more. `own`: its key. */
 void epw_mlx5_deregister(epw_mlx5 *adapter, uint32_t own);
@@ -86,20 +101,13 @@ typedef enum epw_mlx5_poster {
                               */
 } epw_mlx5_poster;
 
-/* A ring in the memory of a GPU, whose kernels post to it. The adapter reaches it by a descriptor, or, if
- * there is none or the kernel does not take it, by the address. */
-typedef struct epw_mlx5_ring {
-    unsigned char *address; /* begins a page, has 64 bytes for each entry, and outlives the pair */
-    int dmabuf;             /* of the same bytes; -1: none */
-} epw_mlx5_ring;
-
 typedef struct epw_mlx5_pair_options {
     uint32_t depth; /* entries of 64 bytes: a power of two */
     epw_mlx5_poster poster;
     /* Host memory of epw_mlx5_pair_memory_bytes(depth), that begins a page and outlives the pair; NULL: the
      * pair takes its own. */
     unsigned char *memory;
-    const epw_mlx5_ring *ring; /* in place of that part of the memory; NULL: none */
+    const epw_mlx5_far *ring; /* in place of that part of the memory, 64 bytes for each entry; NULL: none */
     /* Called once, when it breaks; NULL: nobody. */
     void (*broken)(void *context);
     void *context;

@@ -64,6 +64,7 @@ struct epw_peers_gpu {
     pthread_mutex_t rings_lock;
     unsigned char *rings;                  /* that nobody uses, see remote_gpu.c */
     struct epw_gpu_entries *spare_entries; /* the same of those on the GPU */
+    struct epw_gpu_entries *image;         /* of peers behind queues, if it is on the GPU */
     epw_gpu_register *registers;
     uint32_t register_count;
 };

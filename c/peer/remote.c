@@ -162,10 +162,34 @@ static void free_image(epw_peers *peers, unsigned char *image, uint64_t bytes) {
     }
 }
 
+/* In the memory of the GPU whose kernels write it, which an adapter reads. */
+static epw_status open_far_image(epw_peers *peers, uint64_t bytes, epw_where where) {
+    epw_mlx5_far far;
+    epw_status status = epw_remote_gpu_far_image(peers, bytes, where, &far);
+    if (status != EPW_OK) return status;
+    status = epw_end_register_far(peers->fabric, &far, bytes, where, peers->image_keys);
+    if (status != EPW_OK) {
+        epw_remote_gpu_free_image(peers, far.address);
+        return status;
+    }
+    peers->image = far.address;
+    return EPW_OK;
+}
+
+/* Whether what kernels write for an adapter is to be on their GPU, if that can be: see create_end. */
+static bool wants_far(const epw_peers *peers) {
+    return peers->gpu != NULL && epw_fabric_adapter(peers->fabric, 0) != NULL &&
+           epw_fabric_rings(peers->fabric) != EPW_RINGS_HOST;
+}
+
 static epw_status open_image(epw_peers *peers, epw_where where) {
     if (peers->image != NULL) return EPW_OK;
     uint64_t bytes = image_bytes(peers);
     unsigned char *at;
+    if (wants_far(peers)) {
+        epw_status far = open_far_image(peers, bytes, where);
+        if (far != EPW_ERR_NO_PATH || epw_fabric_rings(peers->fabric) == EPW_RINGS_GPU) return far;
+    }
     epw_status status = allocate_image(peers, bytes, where, &at);
     if (status != EPW_OK) return status;
     epw_region region = {.base = at, .rights = EPW_REGION_READ, .count = 1, .stretches = {{0, bytes}}};
@@ -200,8 +224,7 @@ static epw_status create_end(const epw_remote *remote, way *w, epw_end_options *
     uint32_t rings = epw_fabric_rings(peers->fabric);
     epw_status status = EPW_OK;
     options->ring = NULL;
-    if (rings == EPW_RINGS_HOST || epw_fabric_adapter(peers->fabric, 0) == NULL)
-        return epw_end_create(peers->fabric, options, where, &w->end);
+    if (!wants_far(peers)) return epw_end_create(peers->fabric, options, where, &w->end);
     uint64_t bytes = (uint64_t)options->depth * EPW_ENTRY_BYTES;
     if (w->entries == NULL) status = epw_remote_gpu_take_entries(peers, bytes, where, &w->entries);
     if (status != EPW_OK) return status;

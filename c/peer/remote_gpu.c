@@ -28,10 +28,6 @@ epw_status epw_remote_gpu_image(epw_peers *peers, uint64_t bytes, epw_where wher
     return pinned(peers, bytes, where, out);
 }
 
-void epw_remote_gpu_free_image(epw_peers *peers, unsigned char *image) {
-    epw_cuda_host_free(peers->gpu->device, image);
-}
-
 /* The first bytes of a ring that nobody uses say where the next one is. */
 epw_status epw_remote_gpu_take_ring(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out) {
     pthread_mutex_lock(&peers->gpu->rings_lock);
@@ -53,8 +49,41 @@ void epw_remote_gpu_give_ring(epw_peers *peers, unsigned char *ring) {
 struct epw_gpu_entries {
     epw_gpu_entries *next; /* of those that nobody uses */
     epw_rdma_memory memory;
-    epw_mlx5_ring ring;
+    epw_mlx5_far far;
 };
+
+static epw_status make(epw_peers *peers, uint64_t bytes, epw_where where, epw_gpu_entries **out) {
+    epw_gpu_entries *made = calloc(1, sizeof *made);
+    if (made == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a ring");
+    epw_status status = epw_cuda_rdma_alloc(peers->gpu->device, bytes, where, &made->memory);
+    if (status != EPW_OK) {
+        free(made);
+        return status;
+    }
+    made->far = (epw_mlx5_far){.address = made->memory.address, .dmabuf = made->memory.dmabuf};
+    *out = made;
+    return EPW_OK;
+}
+
+static void unmake(epw_peers *peers, epw_gpu_entries *made) {
+    epw_cuda_rdma_free(peers->gpu->device, &made->memory);
+    free(made);
+}
+
+epw_status epw_remote_gpu_far_image(epw_peers *peers, uint64_t bytes, epw_where where, epw_mlx5_far *far) {
+    epw_status status = make(peers, bytes, where, &peers->gpu->image);
+    if (status == EPW_OK) *far = peers->gpu->image->far;
+    return status;
+}
+
+void epw_remote_gpu_free_image(epw_peers *peers, unsigned char *image) {
+    if (peers->gpu->image != NULL) {
+        unmake(peers, peers->gpu->image);
+        peers->gpu->image = NULL;
+    } else {
+        epw_cuda_host_free(peers->gpu->device, image);
+    }
+}
 
 epw_status epw_remote_gpu_take_entries(epw_peers *peers, uint64_t bytes, epw_where where,
                                        epw_gpu_entries **out) {
@@ -63,17 +92,7 @@ epw_status epw_remote_gpu_take_entries(epw_peers *peers, uint64_t bytes, epw_whe
     if (ring != NULL) peers->gpu->spare_entries = ring->next;
     pthread_mutex_unlock(&peers->gpu->rings_lock);
     *out = ring;
-    if (ring != NULL) return EPW_OK;
-    ring = calloc(1, sizeof *ring);
-    if (ring == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a ring");
-    epw_status status = epw_cuda_rdma_alloc(peers->gpu->device, bytes, where, &ring->memory);
-    if (status != EPW_OK) {
-        free(ring);
-        return status;
-    }
-    ring->ring = (epw_mlx5_ring){.address = ring->memory.address, .dmabuf = ring->memory.dmabuf};
-    *out = ring;
-    return EPW_OK;
+    return ring != NULL ? EPW_OK : make(peers, bytes, where, out);
 }
 
 void epw_remote_gpu_give_entries(epw_peers *peers, epw_gpu_entries *ring) {
@@ -83,8 +102,8 @@ void epw_remote_gpu_give_entries(epw_peers *peers, epw_gpu_entries *ring) {
     pthread_mutex_unlock(&peers->gpu->rings_lock);
 }
 
-const epw_mlx5_ring *epw_remote_gpu_entries(const epw_gpu_entries *ring) {
-    return &ring->ring;
+const epw_mlx5_far *epw_remote_gpu_entries(const epw_gpu_entries *ring) {
+    return &ring->far;
 }
 
 static epw_gpu_register *mapped(const epw_peers_gpu *g, const uint64_t *reg) {
@@ -145,8 +164,7 @@ void epw_remote_gpu_close(epw_peers *peers) {
     while (g->spare_entries != NULL) {
         epw_gpu_entries *ring = g->spare_entries;
         g->spare_entries = ring->next;
-        epw_cuda_rdma_free(g->device, &ring->memory);
-        free(ring);
+        unmake(peers, ring);
     }
     for (uint32_t i = 0; i < g->register_count; i++) epw_cuda_unmap_register(g->device, g->registers[i].host);
     free(g->registers);
@@ -198,6 +216,11 @@ epw_status epw_remote_gpu_image(epw_peers *peers, uint64_t bytes, epw_where wher
     return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
 }
 
+epw_status epw_remote_gpu_far_image(epw_peers *peers, uint64_t bytes, epw_where where, epw_mlx5_far *far) {
+    (void)peers, (void)bytes, (void)far;
+    return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
+}
+
 void epw_remote_gpu_free_image(epw_peers *peers, unsigned char *image) {
     (void)peers, (void)image;
 }
@@ -221,7 +244,7 @@ void epw_remote_gpu_give_entries(epw_peers *peers, epw_gpu_entries *ring) {
     (void)peers, (void)ring;
 }
 
-const epw_mlx5_ring *epw_remote_gpu_entries(const epw_gpu_entries *ring) {
+const epw_mlx5_far *epw_remote_gpu_entries(const epw_gpu_entries *ring) {
     (void)ring;
     return NULL;
 }

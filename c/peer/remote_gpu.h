@@ -1,5 +1,6 @@
-/* What peers behind queues take on a GPU's side: rings and images in pinned memory, which kernels write and
- * the NIC reads, and a way for each lane and peer in device memory, by which kernels post.
+/* What peers behind queues take on a GPU's side: rings and images in pinned memory, or for adapters in the
+ * GPU's own (EPW_RINGS_GPU), which kernels write and the NIC reads, and a way for each lane and peer in
+ * device memory, by which kernels post.
  *
  * Pinned memory is never given back before the end: that would wait for kernels that run. Rings of peers that
  * have gone serve those that come. In a build without CUDA nothing has a GPU's side. */
@@ -11,6 +12,9 @@
 
 /* Zeroed pinned memory, at the same address for this process and its GPU. */
 epw_status epw_remote_gpu_image(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out);
+
+/* The same in the memory of the GPU, for adapters: `far` of it. One of the two. */
+epw_status epw_remote_gpu_far_image(epw_peers *peers, uint64_t bytes, epw_where where, epw_mlx5_far *far);
 void epw_remote_gpu_free_image(epw_peers *peers, unsigned char *image);
 
 /* A ring for a pair's memory, all of one size; with the floor locked. */
@@ -22,7 +26,7 @@ typedef struct epw_gpu_entries epw_gpu_entries;
 epw_status epw_remote_gpu_take_entries(epw_peers *peers, uint64_t bytes, epw_where where,
                                        epw_gpu_entries **out);
 void epw_remote_gpu_give_entries(epw_peers *peers, epw_gpu_entries *ring);
-const epw_mlx5_ring *epw_remote_gpu_entries(const epw_gpu_entries *ring);
+const epw_mlx5_far *epw_remote_gpu_entries(const epw_gpu_entries *ring);
 
 /* Where kernels write an adapter's register: mapped until the buffer ends, for whichever pair has it. See
  * device/cuda_registers.h. */

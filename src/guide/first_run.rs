@@ -154,7 +154,7 @@
 //! Waits for this step, not yet run on an adapter: that the driver maps the register, and the order of a kernel's stores on the bus: entries, record,
 //! register.
 //!
-//! # 9. The same, with entries in GPU memory
+//! # 9. The same, with entries and rows in GPU memory
 //!
 //! ```sh
 //! EPWIRE_DOORBELLS=gpu EPWIRE_RINGS=gpu cargo run --release --features cuda,cudarc --example moe_layer -- --device cuda --ranks 2 --nic mlx5 README.md
@@ -162,8 +162,8 @@
 //!
 //! should end as step 3, with `rings in GPU memory by dma-buf` or `rings in GPU memory by nvidia_peermem`.
 //!
-//! Waits for this step, not yet run on an adapter: a umem by dma-buf at offset 0, one by nvidia_peermem, and that an adapter which is rung sees entries
-//! that a kernel has just written to its GPU's memory.
+//! Waits for this step, not yet run on an adapter: a umem and a region by dma-buf at offset 0, and by nvidia_peermem, and that an adapter which is rung sees
+//! entries and rows that a kernel has just written to its GPU's memory.
 //!
 //! # 10. Two adapters
 //!

@@ -44,7 +44,7 @@
 //! | `EPWIRE_PATHS` | `epw_config.paths` | as the program says | `queue` alone sends everything by queues, also within a host |
 //! | `EPWIRE_HCA` | `adapters` | any | which adapters: `mlx5_0,mlx5_1`, `=mlx5_0:1`, `^mlx5_bond`; the grammar of `NCCL_IB_HCA` |
 //! | `EPWIRE_ADAPTERS` | `adapter_count` | 1 | 2: the lanes of a buffer take turns at two adapters |
-//! | `EPWIRE_RINGS` | `rings` | `host` | where queues are that kernels post to: `host`, `gpu`, `auto` |
+//! | `EPWIRE_RINGS` | `rings` | `host` | where queues are that kernels post to, and the rows that they send: `host`, `gpu`, `auto` |
 //! | `EPWIRE_DOORBELLS` | `doorbells` | `auto` | who writes the adapter's registers for kernels: `gpu`, they do; `host`, a thread does |
 //! | `EPWIRE_SL` | `service_level` | 0 | InfiniBand's service level; on Ethernet the priority |
 //! | `EPWIRE_TC` | `traffic_class` | 0 | Ethernet: four times the DSCP |
@@ -67,7 +67,7 @@
 //! | `doorbells in one register` | of all queue pairs, an old libmlx5: posts of several threads wait for each other. Install rdma-core 45 or newer |
 //! | `doorbells that gather writes` | two queue pairs share a page, an old kernel or libmlx5 |
 //! | `rings in GPU memory by dma-buf`, `rings in GPU memory by nvidia_peermem` | as `EPWIRE_RINGS` asked |
-//! | `rings in host memory because it does not reach the GPU's` | `EPWIRE_RINGS=auto` has fallen back; the doctor says why |
+//! | `rings in host memory because it does not reach the GPU's`, `rows in host memory because it sends none from the GPU's` | `EPWIRE_RINGS=auto` has fallen back; the doctor says why |
 //! | `a thread of the host rings for kernels` | as `EPWIRE_DOORBELLS` asked, or because the GPU does not map registers; it takes a core while kernels post |
 //!
 //! # Tuning
@@ -76,8 +76,9 @@
 //!   a lossless priority needs `EPWIRE_TC`, for example 106 for DSCP 26; without it packets are dropped under load, which shows as
 //!   `syndrome 0x15`. The doctor compares the two.
 //! - **Spread.** Each queue pair has a UDP source port of its own, so that switches spread them over equal paths; there is nothing to set.
-//! - **Two adapters** (`EPWIRE_ADAPTERS=2`) serve a GPU whose link is faster than a port, with two lanes in use. Adapter i of a rank
-//!   sends to adapter i of its peer: on rails, name adapters so that both ends have the same rails in the same order.
+//! - **Two adapters** (`EPWIRE_ADAPTERS=2`) serve a GPU whose link is faster than a port, with two lanes in use. Of the
+//!   two, lane 0 has the one that is listed first on its host, and lane 1 the other; each sends to the adapter of the same lane at the peer. Where
+//!   hosts have the same adapters in the same order, a lane stays on its rail.
 //! - **First words.** The first bytes on a queue pair may take longer than others, for caches and switches that have not met it:
 //!   [`EpBuffer::probe`](crate::EpBuffer::probe) sends a word to a peer and back before tokens wait for it.
 //! - **Retries.** An adapter tries again until two to four deadlines of the buffer are over, in steps of two: the wait itself ends after
@@ -91,7 +92,8 @@
 //! | 10 s | 34 s |
 //! | 60 s | 137 s |
 //!
-//! - **Rings and doorbells.** Entries in GPU memory (`EPWIRE_RINGS=gpu`) spare kernels the way over the bus for each; registers that
+//! - **Rings and doorbells.** Entries and rows in GPU memory (`EPWIRE_RINGS=gpu`) spare kernels the way over the bus for each, and rows a turn
+//!   in host memory; what arrives goes through pinned host memory in any case, where kernels fetch it. Registers that
 //!   kernels write (`EPWIRE_DOORBELLS=gpu`) spare a thread, and a hop. Change one at a time and measure: see [`first_run`](super::first_run).
 //!
 //! # What each error means
@@ -143,6 +145,7 @@
 //! | `raise the limit of locked memory (ulimit -l)` | `ulimit -l unlimited`, in a container `--ulimit memlock=-1` |
 //! | `NAME gives no doorbell register of any kind (the first kind: errno 95): use fewer buffers or peers, or a newer kernel` | each queue pair takes one |
 //! | `NAME reaches no ring in GPU memory, neither by dma-buf (errno 95), which needs Linux 6.0 and the open GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does without` | 95: the driver gives no descriptor; 14: the kernel takes none, or no module knows the address; 12: locked memory |
+//! | `NAME sends no rows from GPU memory, neither by dma-buf (errno 95), which needs Linux 5.12 and the open GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does without` | as above |
 //! | `the GPU's driver does not map the adapter's doorbell registers for kernels` | `PeerMappingOverride`, see above, or `EPWIRE_DOORBELLS=host` |
 //! | `memory of a queue pair does not begin a page`, `no memory for a queue pair`, `no memory for a queue pair of 256 entries`, `no memory for an adapter`, `no memory for a doorbell register`, `no memory to register memory`, `no memory for a list of adapters`, `no memory for what an adapter can do` | host memory has run out; the first is an error of this library |
 //! | `cannot start the thread that attends queues`, `cannot start the thread that looks at words` | `ulimit -u`, in a container `--pids-limit` |

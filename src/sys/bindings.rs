@@ -15,7 +15,7 @@ pub const EPW_DEVICE_HOST: i32 = -1;
 pub const EPW_CONFIG_VERSION: u32 = 1;
 pub const EPW_RING_BYTES_MIN: u32 = 4096;
 pub const EPW_RING_BYTES_MAX: u32 = 1073741824;
-pub const EPW_FABRIC_TEXT: u32 = 640;
+pub const EPW_FABRIC_TEXT: u32 = 800;
 pub const EPW_BLOB_MAX: u32 = 1024;
 pub const EPW_TROUBLE_TEXT: u32 = 512;
 pub const EPW_STEP_MAX: u64 = 2199023255551;
@@ -480,7 +480,7 @@ a core while they post, and up to 0.1 ms when they begin again after 2 ms*/
 pub const EPW_DOORBELLS_HOST: u32 = 2;
 /// pinned host memory
 pub const EPW_RINGS_HOST: u32 = 0;
-/// their entries in the memory of the GPU, if the adapter reaches it
+/// entries and rows in the memory of the GPU, if the adapter reaches it
 pub const EPW_RINGS_GPU: u32 = 1;
 /// the same, else host memory; epw_fabric_describe says which
 pub const EPW_RINGS_AUTO: u32 = 2;

@@ -20,7 +20,7 @@ enum { DEPTH = 16, BYTES = 8192, WORD_OFFSET = 64 };
 static const epw_where where = {"test", 0, -1};
 
 typedef struct side {
-    const epw_mlx5_ring *entries; /* of its pair, if they are not with the rest */
+    const epw_mlx5_far *entries; /* of its pair, if they are not with the rest */
     epw_nic *nic;
     epw_fake *fake;
     epw_mlx5 *adapter;
@@ -59,7 +59,7 @@ static void open_pair(side *s, epw_mlx5_poster poster) {
                            .batch = 1};
 }
 
-static side *open_side_with(uint32_t rank, int fd, epw_mlx5_poster poster, const epw_mlx5_ring *entries) {
+static side *open_side_with(uint32_t rank, int fd, epw_mlx5_poster poster, const epw_mlx5_far *entries) {
     side *s = aligned_alloc(4096, (sizeof *s + 4095) / 4096 * 4096);
     memset(s, 0, sizeof *s);
     s->entries = entries;
@@ -216,7 +216,7 @@ static void rings_elsewhere_are_reached_by_descriptor_or_address(void) {
     CHECK(memory >= 0 && ftruncate(memory, (off_t)bytes) == 0);
     unsigned char *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     CHECK(shared != MAP_FAILED);
-    const epw_mlx5_ring rings[] = {{shared, memory}, {shared, -1}};
+    const epw_mlx5_far rings[] = {{shared, memory}, {shared, -1}};
     static const char *const said[] = {", rings in GPU memory by dma-buf",
                                        ", rings in GPU memory by nvidia_peermem"};
     for (int i = 0; i < 2; i++) {
@@ -236,6 +236,34 @@ static void rings_elsewhere_are_reached_by_descriptor_or_address(void) {
     munmap(shared, bytes);
 }
 
+/* Rows that lie in such memory, as images of a GPU's peers. */
+static void rows_elsewhere_are_sent_by_descriptor_or_address(void) {
+    enum { ROW = 256, AT = 1024 };
+    int memory = memfd_create("rows", MFD_CLOEXEC);
+    CHECK(memory >= 0 && ftruncate(memory, BYTES) == 0);
+    unsigned char *shared = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    CHECK(shared != MAP_FAILED);
+    const epw_mlx5_far rows[] = {{shared, memory}, {shared, -1}};
+    for (uint32_t i = 0; i < 2; i++) {
+        two t = open_two(EPW_MLX5_HOST);
+        epw_keys keys = {0};
+        uint64_t index = 0;
+        memset(shared + AT, (int)(i + 1), ROW);
+        CHECK_OK(epw_mlx5_register_far(t.a->adapter, &rows[i], BYTES, where, &keys));
+        CHECK(epw_queue_try_reserve(&t.a->queue, 1, &index));
+        epw_entry_write(epw_queue_slot(&t.a->queue, index), t.a->queue.pair, index,
+                        (epw_place_of){AT, epw_key_of(t.b->window.its)},
+                        (epw_place_of){AT, epw_key_of(keys.own)}, ROW, EPW_SIGNAL_ALWAYS);
+        epw_queue_publish(&t.a->queue, index, 1);
+        if (epw_queue_ring(&t.a->queue, true)) epw_mlx5_pair_ring(t.a->pair);
+        CHECK(await_done(t.a, index) && memcmp(t.b->memory + AT, shared + AT, ROW) == 0);
+        epw_mlx5_deregister(t.a->adapter, keys.own);
+        close_two(t);
+    }
+    munmap(shared, BYTES);
+    close(memory);
+}
+
 /* The ladder's end is an error that says of each rung why, and who asks for host memory then has it. Pages
  * that cannot be read stand for addresses of a GPU that no module knows. */
 static void a_ring_that_no_way_leads_to_is_refused(void) {
@@ -243,7 +271,7 @@ static void a_ring_that_no_way_leads_to_is_refused(void) {
     unsigned char *closed = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     int memory = memfd_create("entries", MFD_CLOEXEC);
     CHECK(closed != MAP_FAILED && memory >= 0 && ftruncate(memory, (off_t)bytes) == 0);
-    const epw_mlx5_ring ring = {closed, memory}, none = {closed, -1};
+    const epw_mlx5_far ring = {closed, memory}, none = {closed, -1};
     epw_fake *fake = NULL;
     epw_mlx5 *adapter = NULL;
     epw_mlx5_pair *pair = NULL;
@@ -261,10 +289,16 @@ static void a_ring_that_no_way_leads_to_is_refused(void) {
         CHECK(epw_mlx5_pair_create(adapter, &options, where, &pair) == EPW_ERR_NO_PATH && pair == NULL);
         CHECK_MSG(strstr(epw_last_error(), said[i]) != NULL, "%s", epw_last_error());
     }
+    epw_keys keys;
+    CHECK(epw_mlx5_register_far(adapter, &ring, bytes, where, &keys) == EPW_ERR_NO_PATH);
+    CHECK_MSG(strstr(epw_last_error(),
+                     "fake_0 sends no rows from GPU memory, neither by dma-buf (errno 14)") != NULL,
+              "%s", epw_last_error());
     options.ring = NULL;
     CHECK_OK(epw_mlx5_pair_create(adapter, &options, where, &pair));
     char text[EPW_MLX5_TEXT];
     CHECK(strstr(epw_mlx5_describe(adapter, text), "rings in host memory because it does not reach") != NULL);
+    CHECK(strstr(text, ", rows in host memory because it sends none from the GPU's") != NULL);
     CHECK(epw_mlx5_pair_destroy(pair));
     epw_mlx5_close(adapter);
     epw_fake_left left = epw_fake_count(fake);
@@ -276,6 +310,7 @@ static void a_ring_that_no_way_leads_to_is_refused(void) {
 
 int main(void) {
     rings_elsewhere_are_reached_by_descriptor_or_address();
+    rows_elsewhere_are_sent_by_descriptor_or_address();
     a_ring_that_no_way_leads_to_is_refused();
     static const epw_mlx5_poster posters[] = {EPW_MLX5_KERNELS, EPW_MLX5_KERNELS_UNHEARD};
     for (int i = 0; i < 2; i++) {

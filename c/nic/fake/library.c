@@ -195,14 +195,16 @@ static uint32_t rights_of(uint32_t rights) {
     return soft | (soft == 0 || (rights & EPW_MLX5_REMOTE_READ) ? EPW_REGION_READ : 0);
 }
 
-static int register_memory(void *pd, void *address, size_t bytes, uint64_t first, uint32_t rights,
-                           epw_mlx5_region *out) {
+/* `mapped`: is to be given back with it. */
+static int add_region(void *pd, void *address, size_t bytes, uint64_t first, uint32_t rights, bool mapped,
+                      epw_mlx5_region *out) {
     epw_fake *fake = fake_of(pd);
     int err = failing(fake, EPW_FAKE_CALL_REGISTER);
     uint32_t remote = EPW_MLX5_REMOTE_WRITE | EPW_MLX5_REMOTE_ATOMIC;
     if (err == 0 && (rights & remote) && !(rights & EPW_MLX5_LOCAL_WRITE)) err = EINVAL;
     /* Hardware takes it, and a word may then be there before its rows. */
     if (err == 0 && (rights & remote) && (rights & EPW_MLX5_RELAXED_ORDERING)) err = EINVAL;
+    if (err == 0 && bytes > 0 && !is_there(address)) err = EFAULT;
     if (err != 0) return err;
     epw_region region = {.base = (unsigned char *)((uintptr_t)address - first),
                          .rights = rights_of(rights),
@@ -217,14 +219,36 @@ static int register_memory(void *pd, void *address, size_t bytes, uint64_t first
         return ENOMEM;
     }
     epw_fake_use(item, pd);
+    item->address = address;
+    item->bytes = bytes;
+    item->mapped = mapped;
     *out = (epw_mlx5_region){.handle = item, .lkey = key, .rkey = key};
     return 0;
 }
 
+static int register_memory(void *pd, void *address, size_t bytes, uint64_t first, uint32_t rights,
+                           epw_mlx5_region *out) {
+    return add_region(pd, address, bytes, first, rights, false, out);
+}
+
+static int register_descriptor(void *pd, int dmabuf, size_t bytes, uint64_t first, uint32_t rights,
+                               epw_mlx5_region *out) {
+    void *address;
+    int err = map_descriptor(fake_of(pd), dmabuf, 0, bytes, &address);
+    if (err != 0) return err;
+    err = add_region(pd, address, bytes, first, rights, true, out);
+    if (err != 0) munmap(address, bytes);
+    return err;
+}
+
 static int deregister(void *handle) {
     epw_fake_item *item = handle;
+    unsigned char *mapped = item->mapped ? item->address : NULL;
+    size_t bytes = item->bytes;
     if (item->fake->options.nic != NULL) epw_nic_deregister(item->fake->options.nic, item->id);
-    return epw_fake_drop(item);
+    int err = epw_fake_drop(item);
+    if (err == 0 && mapped != NULL) munmap(mapped, bytes);
+    return err;
 }
 
 static int resolve(void *pd, uint32_t number, uint32_t index, const unsigned char to[16],
@@ -317,6 +341,7 @@ epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_f
                                    .query = change,
                                    .destroy = destroy,
                                    .register_memory = register_memory,
+                                   .register_descriptor = register_descriptor,
                                    .deregister = deregister,
                                    .resolve = resolve,
                                    .rung = rung,

@@ -33,9 +33,9 @@ typedef struct epw_fake_item {
     uint32_t id;
     uint32_t users; /* others that cannot be without it */
 
-    unsigned char *address; /* UAR: its page. UMEM. CQ: its entry */
+    unsigned char *address; /* UAR: its page. UMEM, REGION. CQ: its entry */
     size_t bytes;
-    bool mapped;           /* UMEM: by this process, of a descriptor */
+    bool mapped;           /* UMEM, REGION: by this process, of a descriptor */
     epw_mlx5_uar_kind uar; /* UAR */
 
     struct epw_fake_item *uses[5]; /* CQ, QP, REGION: in no order */

@@ -115,6 +115,9 @@ typedef struct epw_mlx5_calls {
     /* Offset `first` of the region is at `address`. */
     int (*register_memory)(void *pd, void *address, size_t bytes, uint64_t first, uint32_t rights,
                            epw_mlx5_region *out);
+    /* The same of a descriptor's bytes from its beginning on. */
+    int (*register_descriptor)(void *pd, int dmabuf, size_t bytes, uint64_t first, uint32_t rights,
+                               epw_mlx5_region *out);
     int (*deregister)(void *handle);
 
     /* Ethernet: which address packets for a GID go to first. */

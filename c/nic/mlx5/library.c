@@ -27,6 +27,8 @@ static struct {
     void *(*alloc_pd)(void *context);
     int (*dealloc_pd)(void *pd);
     epw_abi_mr *(*reg_mr)(void *pd, void *address, size_t bytes, uint64_t iova, unsigned access);
+    epw_abi_mr *(*reg_dmabuf_mr)(void *pd, uint64_t offset, size_t bytes, uint64_t iova, int fd,
+                                 int access); /* may be NULL */
     int (*dereg_mr)(epw_abi_mr *mr);
     void *(*create_ah)(void *pd, epw_abi_ah_attr *attr);
     int (*destroy_ah)(void *ah);
@@ -69,6 +71,7 @@ static const struct {
     {VERBS, false, "ibv_alloc_pd", "IBVERBS_1.1", &f.alloc_pd},
     {VERBS, false, "ibv_dealloc_pd", "IBVERBS_1.1", &f.dealloc_pd},
     {VERBS, false, "ibv_reg_mr_iova2", "IBVERBS_1.8", &f.reg_mr},
+    {VERBS, true, "ibv_reg_dmabuf_mr", "IBVERBS_1.12", &f.reg_dmabuf_mr},
     {VERBS, false, "ibv_dereg_mr", "IBVERBS_1.1", &f.dereg_mr},
     {VERBS, false, "ibv_create_ah", "IBVERBS_1.1", &f.create_ah},
     {VERBS, false, "ibv_destroy_ah", "IBVERBS_1.1", &f.destroy_ah},
@@ -351,6 +354,16 @@ static int register_memory(void *pd, void *address, size_t bytes, uint64_t first
     return 0;
 }
 
+static int register_descriptor(void *pd, int dmabuf, size_t bytes, uint64_t first, uint32_t rights,
+                               epw_mlx5_region *out) {
+    if (f.reg_dmabuf_mr == NULL) return EOPNOTSUPP;
+    errno = 0;
+    epw_abi_mr *mr = f.reg_dmabuf_mr(pd, 0, bytes, first, dmabuf, (int)rights);
+    if (mr == NULL) return why();
+    *out = (epw_mlx5_region){.handle = mr, .lkey = mr->lkey, .rkey = mr->rkey};
+    return 0;
+}
+
 static int deregister(void *handle) {
     return f.dereg_mr(handle);
 }
@@ -412,6 +425,7 @@ static const epw_mlx5_calls calls = {.devices = list_devices,
                                      .query = query,
                                      .destroy = destroy,
                                      .register_memory = register_memory,
+                                     .register_descriptor = register_descriptor,
                                      .deregister = deregister,
                                      .resolve = resolve};
 

@@ -234,6 +234,7 @@ static epw_status choose_device(epw_mlx5 *a, const epw_mlx5_name *names, uint32_
     if (found == 0) return none_is_wanted(options, names, count, where);
     for (uint32_t i = 0; i < found; i++) {
         epw_status status = try_device(a, ordered[i], &r, where);
+        a->listed = (uint32_t)(ordered[i] - names);
         if (status == EPW_OK && options->gpu != NULL)
             a->near = epw_bus_distance_name(epw_bus_distance_of(options->gpu, &a->name.place));
         if (status != EPW_ERR_NO_PATH || r.length == 0) return status;
@@ -250,6 +251,10 @@ static epw_status list_and_choose(epw_mlx5 *a, epw_where where) {
         err == 0 ? choose_device(a, names, count, where) : epw_fail_errno(err, where, "cannot list adapters");
     free(names);
     return status;
+}
+
+uint32_t epw_mlx5_listed(const epw_mlx5 *a) {
+    return a->listed;
 }
 
 const char *epw_mlx5_describe(const epw_mlx5 *a, char text[EPW_MLX5_TEXT]) {
@@ -271,9 +276,12 @@ const char *epw_mlx5_describe(const epw_mlx5 *a, char text[EPW_MLX5_TEXT]) {
                                             ", rings in host memory because it does not reach the GPU's"};
     unsigned reach = atomic_load_explicit(&a->ring_reach, memory_order_relaxed);
     unsigned kind = atomic_load_explicit(&a->worst_uar, memory_order_relaxed);
-    snprintf(text, EPW_MLX5_TEXT, "%s port %u, %s, MTU %u%s%s%s%s%s%s", a->name.text, a->port_number, address,
-             128u << a->port.mtu, a->near != NULL ? ", " : "", a->near != NULL ? a->near : "",
+    snprintf(text, EPW_MLX5_TEXT, "%s port %u, %s, MTU %u%s%s%s%s%s%s%s", a->name.text, a->port_number,
+             address, 128u << a->port.mtu, a->near != NULL ? ", " : "", a->near != NULL ? a->near : "",
              a->caps.atomic ? "" : ", no atomics", doorbells[kind], rings[reach],
+             atomic_load_explicit(&a->no_far_rows, memory_order_relaxed)
+                 ? ", rows in host memory because it sends none from the GPU's"
+                 : "",
              atomic_load_explicit(&a->rings_for_kernels, memory_order_relaxed)
                  ? ", a thread of the host rings for kernels"
                  : "");

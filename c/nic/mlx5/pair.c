@@ -62,7 +62,7 @@ static epw_status reach(epw_mlx5_pair *pair, unsigned char *address, size_t byte
 /* In the memory of a GPU. */
 static epw_status reach_ring(epw_mlx5_pair *pair, epw_where where) {
     epw_mlx5 *a = pair->adapter;
-    const epw_mlx5_ring *ring = pair->options.ring;
+    const epw_mlx5_far *ring = pair->options.ring;
     size_t bytes = pair->bytes - (size_t)2 * PAGE;
     int by_descriptor = EOPNOTSUPP, by_address = 0;
     epw_mlx5_reach reach = EPW_MLX5_REACH_DMABUF;

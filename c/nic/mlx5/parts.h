@@ -50,6 +50,7 @@ struct epw_mlx5 {
     const epw_mlx5_calls *calls;
     epw_mlx5_options options;
     epw_mlx5_name name;
+    uint32_t listed;  /* its place in the list */
     const char *near; /* how far from the GPU; NULL: it was asked to be near to none */
 
     void *device, *pd;
@@ -61,6 +62,7 @@ struct epw_mlx5 {
     atomic_uint worst_uar; /* epw_mlx5_uar_kind, of its pairs so far */
     atomic_bool rings_for_kernels;
     atomic_uint ring_reach; /* epw_mlx5_reach */
+    atomic_bool no_far_rows;
 
     pthread_mutex_t pairs_lock; /* taken with the NIC locked, where it is one in software */
     epw_mlx5_pair *pairs;

@@ -139,6 +139,33 @@ epw_status epw_mlx5_register(epw_mlx5 *adapter, const epw_region *region, epw_wh
     return EPW_OK;
 }
 
+epw_status epw_mlx5_register_far(epw_mlx5 *adapter, const epw_mlx5_far *far, uint64_t bytes, epw_where where,
+                                 epw_keys *out) {
+    const epw_mlx5_calls *calls = adapter->calls;
+    epw_mlx5_memory *m = calloc(1, sizeof *m);
+    if (m == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register memory");
+    int by_descriptor = EOPNOTSUPP, by_address = 0;
+    if (far->dmabuf >= 0)
+        by_descriptor = calls->register_descriptor(adapter->pd, far->dmabuf, bytes, 0,
+                                                   EPW_MLX5_RELAXED_ORDERING, &m->keys);
+    if (by_descriptor != 0)
+        by_address =
+            calls->register_memory(adapter->pd, far->address, bytes, 0, EPW_MLX5_RELAXED_ORDERING, &m->keys);
+    if (by_address != 0) {
+        atomic_store_explicit(&adapter->no_far_rows, true, memory_order_relaxed);
+        free(m);
+        return epw_fail(
+            EPW_ERR_NO_PATH, where,
+            "%s sends no rows from GPU memory, neither by dma-buf (errno %d), which needs Linux 5.12 "
+            "and the open GPU kernel modules, nor by nvidia_peermem (errno %d), which modprobe loads; "
+            "EPWIRE_RINGS=host does without",
+            adapter->name.text, by_descriptor, by_address);
+    }
+    enter(&adapter->watch, m);
+    *out = (epw_keys){.own = m->keys.lkey, .its = m->keys.rkey};
+    return EPW_OK;
+}
+
 void epw_mlx5_deregister(epw_mlx5 *adapter, uint32_t own) {
     epw_mlx5_watch *w = &adapter->watch;
     pthread_mutex_lock(&w->lock);
