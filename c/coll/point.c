@@ -527,8 +527,9 @@ bool epw_points_move(epw_comm *comm, uint64_t now) {
             while (give_myself(comm, p) || give_up_on_myself(comm, p, now)) moved = true;
             continue;
         }
-        while (read_ring(comm, p)) moved = true;
+        /* What came before comes first. */
         moved |= match_arrivals(comm, p);
+        while (read_ring(comm, p)) moved = true;
         bool more = true;
         while (more && p->begun && p->gone == EPW_CAUSE_NONE &&
                epw_ring_has_room(comm, &p->rings[EPW_CHANNEL_POINT])) {
