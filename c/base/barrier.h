@@ -27,6 +27,15 @@ static inline void epw_notice_fence(void) {
     __sync_synchronize();
 }
 
+/* Between reading memory that a peer has lent and the look whether it had been taken back meanwhile.
+ *
+ * The two observers: this thread, and the peer, which stores that it takes the memory back before its program
+ * writes there again. Without the fence the look may come first, and the reads then find what was written
+ * since. */
+static inline void epw_borrow_fence(void) {
+    __sync_synchronize();
+}
+
 /* In a polling loop: tells the core that this thread only waits, so that a sibling thread gets its issue
  * slots. Orders nothing. */
 static inline void epw_cpu_relax(void) {

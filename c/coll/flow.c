@@ -203,7 +203,7 @@ static bool still_given(epw_comm *comm, epw_coll_peer *p, uint64_t number) {
     epw_look seen;
     /* Reader: this thread, which has read the peer's memory. The peer's word is stored before what its caller
      * writes next: who has read that sees the word. */
-    atomic_thread_fence(memory_order_acquire);
+    epw_borrow_fence();
     epw_look_at(&comm->peers, EPW_CHANNEL_POINT, epw_coll_rank(comm, p), EPW_WORD_CANCELLED, &seen);
     if (epw_word_epoch(seen.sight.word) == epw_word_epoch(comm->own_word))
         p->cancelled = epw_word_step(seen.sight.word);
