@@ -1,0 +1,111 @@
+// Operations by packets: each thread writes its words of the message to all who are to have them, then looks for the same words
+// of the others. One way across the link, with no wait before it: see state.h.
+//
+// A word is read, sent, received and written by one thread, so a buffer may be both the source and the destination.
+#pragma once
+
+#include "kernels/coll/bytes.cuh"
+#include "kernels/coll/flows.cuh"
+#include "kernels/coll/fold.cuh"
+
+namespace epw {
+
+__device__ __forceinline__ uint64_t words_of(uint64_t bytes) { return (bytes + 7) / 8; }
+
+// Where word i of a message of the source lies in its reader's window.
+__device__ __forceinline__ uint64_t packet_of(const Collective &c, uint32_t source, uint64_t i) {
+    return call_of(c, source) + (EPW_COLL_CALL_PACKETS + i) * EPW_COLL_PACKET;
+}
+
+__device__ __forceinline__ void send_words(const Collective &c, uint64_t i) {
+#pragma unroll 2
+    for (uint32_t d = 1; d < c.ranks; d++) {
+        const uint32_t peer = peer_after(c, d);
+        const Stretch s = given_to(c, peer);
+        if (8 * i >= s.bytes || !takes_part(c, peer)) continue;
+        put_packet(c, peer, packet_of(c, c.rank, i), read<uint64_t>(s.at + 8 * i, s.bytes - 8 * i), c.tag);
+    }
+}
+
+// Waits for a packet. False: it does not come.
+__device__ __forceinline__ bool await_packet(Collective &c, uint32_t source, uint64_t offset, Packet &packet) {
+    if (packet.tag == c.tag) return true;
+    return await_peer(c, source, c.tag, [&] {
+        packet = packet_at(c, offset);
+        return packet.tag == c.tag;
+    });
+}
+
+constexpr uint32_t kSourcesAtOnce = 4; // whose packets are on their way to a thread
+
+__device__ __forceinline__ void take_words(Collective &c, uint64_t i) {
+#pragma unroll 1
+    for (uint32_t first = 1; first < c.ranks; first += kSourcesAtOnce) {
+        Packet packets[kSourcesAtOnce] = {};
+#pragma unroll
+        for (uint32_t k = 0; k < kSourcesAtOnce; k++) {
+            if (first + k < c.ranks) packets[k] = packet_at(c, packet_of(c, peer_after(c, first + k), i));
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < kSourcesAtOnce; k++) {
+            if (first + k >= c.ranks) continue;
+            const uint32_t source = peer_after(c, first + k);
+            const Stretch s = taken_from(c, source);
+            if (8 * i >= s.bytes || !takes_part(c, source) || c.stopped) continue;
+            if (await_packet(c, source, packet_of(c, source, i), packets[k])) {
+                write<uint64_t>(s.at + 8 * i, packets[k].data, s.bytes - 8 * i);
+            }
+        }
+    }
+}
+
+template <typename T> __device__ __forceinline__ void fold_words(Collective &c, const Folding &f, uint64_t i) {
+    const uint64_t left = f.bytes - 8 * i, own = read<uint64_t>(f.own + 8 * i, left);
+    Word<T> sum;
+    bool begun = false;
+#pragma unroll 1
+    for (uint32_t first = 0; first < c.ranks; first += kSourcesAtOnce) {
+        Packet packets[kSourcesAtOnce] = {};
+#pragma unroll
+        for (uint32_t k = 0; k < kSourcesAtOnce; k++) {
+            if (first + k < c.ranks) packets[k] = packet_at(c, packet_of(c, first + k, i));
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < kSourcesAtOnce; k++) {
+            const uint32_t source = first + k;
+            if (source >= c.ranks || !takes_part(c, source) || c.stopped) continue;
+            if (source == c.rank) {
+                packets[k].data = own;
+            } else if (!await_packet(c, source, packet_of(c, source, i), packets[k])) {
+                continue;
+            }
+            if (begun) {
+                sum.fold(packets[k].data, c.args->op);
+            } else {
+                sum.begin(packets[k].data);
+            }
+            begun = true;
+        }
+    }
+    if (begun) write<uint64_t>(f.out + 8 * i, c.members == 1 ? own : sum.end(c.args->op, c.members), left);
+}
+
+template <typename T> __device__ __forceinline__ void run_small(Collective &c) {
+    tell_call(c);
+    const uint32_t step = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x;
+    const uint64_t words = words_of(c.args->bytes);
+    for (uint64_t i = begin; i < words; i += step) send_words(c, i);
+    if constexpr (std::is_void_v<T>) {
+        const Folding f = given_to_itself(c);
+        for (uint64_t i = begin; 8 * i < f.bytes; i += step) {
+            write<uint64_t>(f.out + 8 * i, read<uint64_t>(f.own + 8 * i, f.bytes - 8 * i), f.bytes - 8 * i);
+        }
+        for (uint64_t i = begin; i < words; i += step) take_words(c, i);
+    } else {
+        const Folding f = folded_here(c);
+        for (uint64_t i = begin; 8 * i < f.bytes; i += step) fold_words<T>(c, f, i);
+    }
+    await_calls(c);
+}
+
+} // namespace epw
