@@ -1,6 +1,7 @@
 // Collectives: a kernel for each way to move bytes and each type that is folded.
 #include "kernels/coll/large.cuh"
 #include "kernels/coll/membership.cuh"
+#include "kernels/coll/point.cuh"
 #include "kernels/coll/small.cuh"
 #include "kernels/launch.cuh"
 
@@ -21,6 +22,13 @@ __global__ void __launch_bounds__(kCollThreads, 1) large_collective_kernel(const
     __shared__ Rings rings;
     ptx::wait_for_stream();
     if (open(c, a)) run_large<T>(c, rings);
+    close(c);
+}
+
+__global__ void __launch_bounds__(kCollThreads, 1) point_kernel(const __grid_constant__ epw_coll_point_args a) {
+    __shared__ Collective c;
+    ptx::wait_for_stream();
+    if (open(c, a.common, EPW_PHASE_POINT)) run_points(c, a);
     close(c);
 }
 
@@ -47,6 +55,7 @@ extern "C" int epw_coll_gpu_prepare(void) {
         if (error == cudaSuccess) error = epw::prepare(k.small, epw::kCollThreads, 0);
         if (error == cudaSuccess) error = epw::prepare(k.large, epw::kCollThreads, 0);
     }
+    if (error == cudaSuccess) error = epw::prepare(epw::point_kernel, epw::kCollThreads, 0);
     if (error == cudaSuccess) error = epw::prepare(epw::coll_begin_epoch_kernel, EPW_GPU_PEERS, 0);
     if (error == cudaSuccess) error = epw::prepare(epw::coll_part_kernel, EPW_GPU_PEERS, 0);
     return error;
@@ -56,6 +65,10 @@ extern "C" int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void
     const epw::Kernels &k = epw::kernels[epw::folds(args->kind) ? args->type : epw::kTypes];
     const epw::Kernel kernel = args->pieces != 0 ? k.large : k.small;
     return epw::launch_in_stream(kernel, blocks, epw::kCollThreads, 0, static_cast<cudaStream_t>(stream), *args);
+}
+
+extern "C" int epw_coll_gpu_run_points(const epw_coll_point_args *args, uint32_t blocks, void *stream) {
+    return epw::launch_in_stream(epw::point_kernel, blocks, epw::kCollThreads, 0, static_cast<cudaStream_t>(stream), *args);
 }
 
 extern "C" int epw_coll_gpu_begin_epoch(const epw_coll_membership_args *args, void *stream) {

@@ -36,6 +36,7 @@ static bool is_point(uint32_t kind) {
 
 const char *epw_descriptor_text(const epw_descriptor *what, char *text) {
     char op[16] = "", root[24] = "";
+    if (is_point(what->kind)) snprintf(root, sizeof root, " with tag %u", what->peer);
     if (reduces(what->kind)) snprintf(op, sizeof op, " (%s)", epw_op_name(what->op));
     if (has_root(what->kind)) snprintf(root, sizeof root, " of root %u", what->peer);
     if (what->kind == EPW_BARRIER) {

@@ -42,17 +42,17 @@ template <typename T> __device__ __forceinline__ void write(unsigned char *to, T
 template <typename T>
 __device__ __forceinline__ void copy_as(unsigned char *to, const unsigned char *from, uint64_t count, uint32_t thread,
                                         uint32_t threads) {
-    constexpr uint32_t kAtOnce = 4; // loads on their way
+    constexpr uint32_t kLoads = 8; // on their way
     auto *t = reinterpret_cast<T *>(to);
     const auto *f = reinterpret_cast<const T *>(from);
     uint64_t i = thread;
 #pragma unroll 1
-    for (; i + (kAtOnce - 1) * threads < count; i += kAtOnce * threads) {
-        T v[kAtOnce];
+    for (; i + (kLoads - 1) * threads < count; i += kLoads * threads) {
+        T v[kLoads];
 #pragma unroll
-        for (uint32_t k = 0; k < kAtOnce; k++) v[k] = f[i + k * threads];
+        for (uint32_t k = 0; k < kLoads; k++) v[k] = f[i + k * threads];
 #pragma unroll
-        for (uint32_t k = 0; k < kAtOnce; k++) t[i + k * threads] = v[k];
+        for (uint32_t k = 0; k < kLoads; k++) t[i + k * threads] = v[k];
     }
 #pragma unroll 1
     for (; i < count; i += threads) t[i] = f[i];

@@ -15,7 +15,7 @@
 
 namespace epw {
 
-enum Ring : uint32_t { kRaw = 0, kWhole = 1 };
+enum Ring : uint32_t { kRaw = 0, kWhole = 1, kRings };
 
 struct Team {
     uint32_t id, first, threads;
@@ -28,7 +28,7 @@ struct Team {
 
 // How far this block is on its rings. Each entry is of one team; its thread for that peer writes it, between two meetings.
 struct Rings {
-    uint64_t written[EPW_COLL_RINGS][EPW_GPU_PEERS], read[EPW_COLL_RINGS][EPW_GPU_PEERS];
+    uint64_t written[kRings][EPW_GPU_PEERS], read[kRings][EPW_GPU_PEERS];
     uint32_t sent; // rounds of the sender
 };
 
@@ -260,7 +260,7 @@ __device__ __forceinline__ void take_pieces(Collective &c, Rings &r, Team team, 
 // ---- all of it ----
 
 __device__ __forceinline__ void load_progress(const Collective &c, Rings &r) {
-    for (uint32_t i = threadIdx.x; i < EPW_COLL_RINGS * c.ranks; i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i < kRings * c.ranks; i += blockDim.x) {
         const epw_coll_progress now = *progress_of(c, i / c.ranks, i % c.ranks);
         r.written[i / c.ranks][i % c.ranks] = now.written;
         r.read[i / c.ranks][i % c.ranks] = now.read;
@@ -270,7 +270,7 @@ __device__ __forceinline__ void load_progress(const Collective &c, Rings &r) {
 }
 __device__ __forceinline__ void store_progress(const Collective &c, const Rings &r) {
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < EPW_COLL_RINGS * c.ranks; i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i < kRings * c.ranks; i += blockDim.x) {
         *progress_of(c, i / c.ranks, i % c.ranks) = {r.written[i / c.ranks][i % c.ranks], r.read[i / c.ranks][i % c.ranks]};
     }
 }

@@ -17,6 +17,7 @@ struct Collective : Peers {
     uint64_t number;      // of the operation in the epoch, from 1
     uint64_t tag;         // of its packets
     uint64_t out;         // the counter of blocks, when the kernel began
+    uint32_t phase;       // of waits
     uint32_t stopped;     // calls differ: this block does nothing more
     epw_rank_set lacking; // whom this block lacks beside those that it has given up
     uint32_t members;
@@ -37,17 +38,17 @@ __device__ __forceinline__ uint64_t call_of(const Collective &c, uint32_t source
     return epw_coll_packets(&c.args->at, c.number, source);
 }
 
-// By one thread.
-__device__ __noinline__ inline void stop_for(Collective &c, uint32_t peer, uint64_t low, uint64_t high) {
+// By one thread: the peer's call is another one than this rank's.
+__device__ __noinline__ inline void stop_for(Collective &c, uint32_t peer, const uint64_t its[2], const uint64_t own[2]) {
     c.stopped = 1;
     atomicOr(&c.troubled, 1u);
     if (atomicExch(&c.args->state->halted, 1u) != 0) return;
     epw_coll_differing *d = c.args->differing;
     d->peer = peer;
-    d->its[0] = low;
-    d->its[1] = high;
-    d->own[0] = c.args->call[0];
-    d->own[1] = c.args->call[1];
+    d->its[0] = its[0];
+    d->its[1] = its[1];
+    d->own[0] = own[0];
+    d->own[1] = own[1];
     d->op = c.number;
     tell_host(&d->found);
 }
@@ -58,7 +59,8 @@ __device__ __forceinline__ Come look_at_call(Collective &c, uint32_t peer) {
     const Packet low = packet_at(c, at), high = packet_at(c, at + EPW_COLL_PACKET);
     if (low.tag != c.tag || high.tag != c.tag) return Come::kNotYet;
     if (low.data == c.args->call[0] && high.data == c.args->call[1]) return Come::kYes;
-    stop_for(c, peer, low.data, high.data);
+    const uint64_t its[2] = {low.data, high.data};
+    stop_for(c, peer, its, c.args->call);
     return Come::kStop;
 }
 
@@ -72,21 +74,22 @@ __device__ __forceinline__ bool await_peer(Collective &c, uint32_t peer, uint64_
     for (uint32_t i = 0; i < kLooks; i++) {
         if (come()) return true;
     }
-    return await_long(c, EPW_PHASE_COLLECTIVE, peer, expected, [&] {
+    return await_long(c, c.phase, peer, expected, [&] {
         if (come()) return Come::kYes;
         if (*static_cast<volatile uint32_t *>(&c.stopped)) return Come::kStop;
         if (ptx::load_relaxed_gpu(&c.args->state->halted)) {
             c.stopped = 1;
             return Come::kStop;
         }
+        if (c.phase != EPW_PHASE_COLLECTIVE) return Come::kNotYet;
         return look_at_call(c, peer) == Come::kStop ? Come::kStop : Come::kNotYet;
     });
 }
 
 // ---- beginning ----
 
-// By the whole block, which waits here. False: nothing is to be done.
-__device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a) {
+// By the whole block, which waits here. False: nothing is to be done. Sends and receives are no operation of the epoch's count.
+__device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint32_t phase = EPW_PHASE_COLLECTIVE) {
     epw_gpu_peers *peers = a.peers;
     const epw_coll_turn turn = a.state->turns[blockIdx.x];
     for (uint32_t i = threadIdx.x; i < a.ranks; i += blockDim.x) c.data[i] = entry_of(peers, EPW_AREA_ROWS, i);
@@ -107,7 +110,8 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a) {
         c.ranks = a.ranks;
         c.lane = 0;
         c.epoch = epw_word_epoch(peers->epoch_word);
-        c.number = turn.op + 1;
+        c.number = turn.op + (phase == EPW_PHASE_COLLECTIVE);
+        c.phase = phase;
         c.op = uint32_t(c.number);
         c.out = turn.out;
         c.resumes = c.posts = false;
@@ -131,7 +135,7 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a) {
         c.place[i] = uint16_t(before);
     }
     // A member has begun the epoch: it has done with what was written there in the one before. Only its first operation asks.
-    if (c.number == 1 && !c.stopped) {
+    if (c.number == 1 && phase == EPW_PHASE_COLLECTIVE && !c.stopped) {
         for (uint32_t peer = threadIdx.x; peer < a.ranks; peer += blockDim.x) {
             if (peer == c.rank || !takes_part(c, peer)) continue;
             if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_COLLECTIVE, peer, false).arrived) leave_out(c, peer);
@@ -183,7 +187,7 @@ __device__ __noinline__ inline void tell_end(const Collective &c) {
             report.record = c.peers->record;
         } else {
             epw_error_record &r = report.record;
-            r.phase = EPW_PHASE_COLLECTIVE;
+            r.phase = c.phase;
             r.cause = any(missing & c.suspects) ? EPW_CAUSE_SUSPECTED : EPW_CAUSE_PARTIAL;
             r.rank = c.rank;
             r.peer = first_of(missing);

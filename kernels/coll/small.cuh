@@ -36,63 +36,89 @@ __device__ __forceinline__ bool await_packet(Collective &c, uint32_t source, uin
     });
 }
 
-constexpr uint32_t kSourcesAtOnce = 4; // whose packets are on their way to a thread
+// Packets that are on their way to a thread: those of a word from some sources, or of some words, `step` apart, from one.
+constexpr uint32_t kAtOnce = 4;
 
-__device__ __forceinline__ void take_words(Collective &c, uint64_t i) {
+// The word of a source's message is here, or never.
+__device__ __forceinline__ void take_word(Collective &c, uint32_t source, uint64_t i, Packet packet) {
+    const Stretch s = taken_from(c, source);
+    if (8 * i >= s.bytes || !takes_part(c, source) || c.stopped) return;
+    if (await_packet(c, source, packet_of(c, source, i), packet)) {
+        write<uint64_t>(s.at + 8 * i, packet.data, s.bytes - 8 * i);
+    }
+}
+
+template <uint32_t kWords> __device__ __forceinline__ void take_words(Collective &c, uint64_t i, uint64_t step) {
+    constexpr uint32_t kSources = kAtOnce / kWords;
 #pragma unroll 1
-    for (uint32_t first = 1; first < c.ranks; first += kSourcesAtOnce) {
-        Packet packets[kSourcesAtOnce] = {};
+    for (uint32_t first = 1; first < c.ranks; first += kSources) {
+        Packet packets[kSources][kWords] = {};
 #pragma unroll
-        for (uint32_t k = 0; k < kSourcesAtOnce; k++) {
-            if (first + k < c.ranks) packets[k] = packet_at(c, packet_of(c, peer_after(c, first + k), i));
+        for (uint32_t k = 0; k < kSources; k++) {
+#pragma unroll
+            for (uint32_t w = 0; w < kWords; w++) {
+                if (first + k < c.ranks) packets[k][w] = packet_at(c, packet_of(c, peer_after(c, first + k), i + w * step));
+            }
         }
 #pragma unroll
-        for (uint32_t k = 0; k < kSourcesAtOnce; k++) {
-            if (first + k >= c.ranks) continue;
-            const uint32_t source = peer_after(c, first + k);
-            const Stretch s = taken_from(c, source);
-            if (8 * i >= s.bytes || !takes_part(c, source) || c.stopped) continue;
-            if (await_packet(c, source, packet_of(c, source, i), packets[k])) {
-                write<uint64_t>(s.at + 8 * i, packets[k].data, s.bytes - 8 * i);
+        for (uint32_t k = 0; k < kSources; k++) {
+#pragma unroll
+            for (uint32_t w = 0; w < kWords; w++) {
+                if (first + k < c.ranks) take_word(c, peer_after(c, first + k), i + w * step, packets[k][w]);
             }
         }
     }
 }
 
-template <typename T> __device__ __forceinline__ void fold_words(Collective &c, const Folding &f, uint64_t i) {
-    const uint64_t left = f.bytes - 8 * i, own = read<uint64_t>(f.own + 8 * i, left);
-    Word<T> sum;
-    bool begun = false;
-#pragma unroll 1
-    for (uint32_t first = 0; first < c.ranks; first += kSourcesAtOnce) {
-        Packet packets[kSourcesAtOnce] = {};
+template <typename T, uint32_t kWords>
+__device__ __forceinline__ void fold_words(Collective &c, const Folding &f, uint64_t i, uint64_t step) {
+    constexpr uint32_t kSources = kAtOnce / kWords;
+    uint64_t own[kWords];
+    Word<T> sum[kWords];
+    bool begun[kWords] = {};
 #pragma unroll
-        for (uint32_t k = 0; k < kSourcesAtOnce; k++) {
-            if (first + k < c.ranks) packets[k] = packet_at(c, packet_of(c, first + k, i));
+    for (uint32_t w = 0; w < kWords; w++) own[w] = read<uint64_t>(f.own + 8 * (i + w * step), f.bytes - 8 * (i + w * step));
+#pragma unroll 1
+    for (uint32_t first = 0; first < c.ranks; first += kSources) {
+        Packet packets[kSources][kWords] = {};
+#pragma unroll
+        for (uint32_t k = 0; k < kSources; k++) {
+#pragma unroll
+            for (uint32_t w = 0; w < kWords; w++) {
+                if (first + k < c.ranks) packets[k][w] = packet_at(c, packet_of(c, first + k, i + w * step));
+            }
         }
 #pragma unroll
-        for (uint32_t k = 0; k < kSourcesAtOnce; k++) {
+        for (uint32_t k = 0; k < kSources; k++) {
             const uint32_t source = first + k;
             if (source >= c.ranks || !takes_part(c, source) || c.stopped) continue;
-            if (source == c.rank) {
-                packets[k].data = own;
-            } else if (!await_packet(c, source, packet_of(c, source, i), packets[k])) {
-                continue;
+#pragma unroll
+            for (uint32_t w = 0; w < kWords; w++) {
+                if (source == c.rank) {
+                    packets[k][w].data = own[w];
+                } else if (!await_packet(c, source, packet_of(c, source, i + w * step), packets[k][w])) {
+                    continue;
+                }
+                if (begun[w]) {
+                    sum[w].fold(packets[k][w].data, c.args->op);
+                } else {
+                    sum[w].begin(packets[k][w].data);
+                }
+                begun[w] = true;
             }
-            if (begun) {
-                sum.fold(packets[k].data, c.args->op);
-            } else {
-                sum.begin(packets[k].data);
-            }
-            begun = true;
         }
     }
-    if (begun) write<uint64_t>(f.out + 8 * i, c.members == 1 ? own : sum.end(c.args->op, c.members), left);
+#pragma unroll
+    for (uint32_t w = 0; w < kWords; w++) {
+        const uint64_t at = 8 * (i + w * step);
+        if (!begun[w]) continue;
+        write<uint64_t>(f.out + at, c.members == 1 ? own[w] : sum[w].end(c.args->op, c.members), f.bytes - at);
+    }
 }
 
 template <typename T> __device__ __forceinline__ void run_small(Collective &c) {
     tell_call(c);
-    const uint32_t step = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x;
+    const uint64_t step = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x;
     const uint64_t words = words_of(c.args->bytes);
     for (uint64_t i = begin; i < words; i += step) send_words(c, i);
     if constexpr (std::is_void_v<T>) {
@@ -100,10 +126,15 @@ template <typename T> __device__ __forceinline__ void run_small(Collective &c) {
         for (uint64_t i = begin; 8 * i < f.bytes; i += step) {
             write<uint64_t>(f.out + 8 * i, read<uint64_t>(f.own + 8 * i, f.bytes - 8 * i), f.bytes - 8 * i);
         }
-        for (uint64_t i = begin; i < words; i += step) take_words(c, i);
+        uint64_t i = begin;
+        for (; i + (kAtOnce - 1) * step < words; i += kAtOnce * step) take_words<kAtOnce>(c, i, step);
+        for (; i < words; i += step) take_words<1>(c, i, step);
     } else {
         const Folding f = folded_here(c);
-        for (uint64_t i = begin; 8 * i < f.bytes; i += step) fold_words<T>(c, f, i);
+        const uint64_t folded = words_of(f.bytes);
+        uint64_t i = begin;
+        for (; i + (kAtOnce - 1) * step < folded; i += kAtOnce * step) fold_words<T, kAtOnce>(c, f, i, step);
+        for (; i < folded; i += step) fold_words<T, 1>(c, f, i, step);
     }
     await_calls(c);
 }

@@ -7,7 +7,9 @@
 #include "kernels/peer/context.h"
 
 #define EPW_COLL_BLOCKS  64  /* of a kernel, at most */
-#define EPW_COLL_RINGS   2   /* pieces to be folded; pieces to be moved */
+#define EPW_COLL_RINGS   3   /* pieces to be folded; pieces to be moved; those of sends */
+#define EPW_COLL_TEAMS   4   /* of a block that sends and receives */
+#define EPW_COLL_POINTS  48  /* sends and receives of a kernel, at most */
 #define EPW_COLL_REPORTS 256 /* of the last operations that lacked somebody */
 
 /* The window.
@@ -18,6 +20,8 @@
  *             that it is done with
  *   rings     [ring][source][block][slot] a piece, and a line behind it: its note
  *
+ * Of the last ring [block] is [channel], of which there may be fewer.
+ *
  * Packets are written without permission. Those of operation n take the place of those of n - 2. A rank begins n when its n - 1
  * has ended, for which it has had every member's call of n - 1; and a member sends that when its n - 2 has ended, all of whose
  * packets it has read then. In every operation each rank sends its call to every other, whatever else it does: so the operation
@@ -27,6 +31,7 @@
  * that it is done with is above n - slots, and the owner's to read when the source's count is above n. */
 typedef struct epw_coll_window {
     uint32_t ranks, blocks, slots, slot_bytes;
+    uint32_t channels;     /* by which a message to one peer goes */
     uint32_t packet_bytes; /* of a message, that packets carry, at most */
     uint64_t packets_offset, packets_stride, counts_offset, rings_offset;
     uint64_t bytes;
@@ -38,14 +43,23 @@ EPW_INLINE uint64_t epw_coll_packets(const epw_coll_window *w, uint64_t op, uint
 #define EPW_COLL_PACKET       16u /* bytes of one */
 #define EPW_COLL_CALL_PACKETS 2u  /* in front of a message */
 
+#define EPW_COLL_POINT_RING   (EPW_COLL_RINGS - 1u)
+
+/* Of a ring from a source to a block, among all of them. */
+EPW_INLINE uint64_t epw_coll_channel(const epw_coll_window *w, uint32_t ring, uint32_t source, uint32_t block) {
+    uint32_t each = ring == EPW_COLL_POINT_RING ? w->channels : w->blocks;
+    return (uint64_t)ring * w->ranks * w->blocks + (uint64_t)source * each + block;
+}
+EPW_INLINE uint64_t epw_coll_channels(const epw_coll_window *w) { return epw_coll_channel(w, EPW_COLL_POINT_RING, w->ranks, 0); }
+
 #define EPW_COLL_COUNT_STRIDE 64u
 enum { EPW_COLL_WRITTEN = 0, EPW_COLL_TAKEN = 1 };
 EPW_INLINE uint64_t epw_coll_count(const epw_coll_window *w, uint32_t ring, uint32_t source, uint32_t block, uint32_t which) {
-    return w->counts_offset + ((((uint64_t)ring * w->ranks + source) * w->blocks + block) * 2 + which) * EPW_COLL_COUNT_STRIDE;
+    return w->counts_offset + (epw_coll_channel(w, ring, source, block) * 2 + which) * EPW_COLL_COUNT_STRIDE;
 }
 #define EPW_COLL_NOTE_BYTES 128u
 EPW_INLINE uint64_t epw_coll_slot(const epw_coll_window *w, uint32_t ring, uint32_t source, uint32_t block, uint64_t number) {
-    return w->rings_offset + ((((uint64_t)ring * w->ranks + source) * w->blocks + block) * w->slots + number % w->slots) *
+    return w->rings_offset + (epw_coll_channel(w, ring, source, block) * w->slots + number % w->slots) *
                                  ((uint64_t)w->slot_bytes + EPW_COLL_NOTE_BYTES);
 }
 
@@ -105,6 +119,27 @@ typedef struct epw_coll_args {
     uint64_t bytes; /* of all, or of each block */
 } epw_coll_args;
 
+/* A send or a receive. Those to one peer are in order, and so are those from one. */
+typedef struct epw_coll_point {
+    unsigned char *at;
+    uint64_t bytes; /* receive: of room */
+    uint64_t call[2];
+    uint32_t peer, sends;
+} epw_coll_point;
+
+/* What a piece of a message has behind it: the call of who sends, and all of its bytes. */
+typedef struct epw_coll_note {
+    uint64_t call[2], bytes;
+} epw_coll_note;
+
+/* Sends and receives that progress together: by direction and peer. */
+typedef struct epw_coll_point_args {
+    epw_coll_args common; /* but for what is a collective's */
+    uint32_t lanes;
+    uint32_t first[EPW_COLL_POINTS + 1]; /* of each lane, and behind the last one */
+    epw_coll_point points[EPW_COLL_POINTS];
+} epw_coll_point_args;
+
 typedef struct epw_coll_membership_args {
     epw_gpu_peers *peers;
     epw_gpu_shared *shared;
@@ -129,6 +164,7 @@ extern "C" {
 int epw_coll_gpu_prepare(void);
 
 int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void *stream);
+int epw_coll_gpu_run_points(const epw_coll_point_args *args, uint32_t blocks, void *stream);
 
 /* Clears suspects, begins the epoch and tells every peer that is or was active. */
 int epw_coll_gpu_begin_epoch(const epw_coll_membership_args *args, void *stream);

@@ -359,6 +359,127 @@ static void run_cases(const rank_state *r) {
                r->links->ranks);
 }
 
+/* ---- sends and receives ---- */
+
+enum { ROOM = 5 };
+
+static epw_coll point(uint32_t kind, uint32_t peer, uint32_t tag, unsigned char *at, uint64_t count) {
+    epw_coll c = EPW_COLL_INIT;
+    c.kind = kind;
+    c.type = EPW_TYPE_U8;
+    c.peer = peer;
+    c.tag = tag;
+    c.count = count;
+    if (kind == EPW_SEND) {
+        c.send = at;
+    } else {
+        c.recv = at;
+    }
+    return c;
+}
+
+/* What `from` sends by this tag is here, and nothing behind it. */
+static void require_message(const rank_state *r, uint32_t from, uint32_t tag, uint64_t at, uint64_t bytes) {
+    fill(r->host.recv, bytes, EPW_TYPE_U8, 1, from * 977 + tag);
+    memset(r->host.recv + bytes, 0x5a, ROOM);
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.recv + at, bytes + ROOM, cudaMemcpyDeviceToHost, r->stream));
+    await_all(r, "copy");
+    REQUIRE(memcmp(r->copy, r->host.recv, bytes + ROOM) == 0,
+            "rank %u: a message of %llu bytes from %u is wrong", r->links->rank, (unsigned long long)bytes,
+            from);
+}
+
+static void fill_message(const rank_state *r, uint32_t tag, uint64_t at, uint64_t bytes) {
+    fill(r->host.send + at, bytes, EPW_TYPE_U8, 1, r->links->rank * 977 + tag);
+    REQUIRE_CUDA(
+        cudaMemcpyAsync(r->gpu.send + at, r->host.send + at, bytes, cudaMemcpyHostToDevice, r->stream));
+}
+
+/* Around the ring both ways, and to itself, all at a time. */
+static void cross(const rank_state *r, uint64_t bytes) {
+    uint32_t rank = r->links->rank, ranks_ = r->links->ranks, after = (rank + 1) % ranks_,
+             before = (rank + ranks_ - 1) % ranks_;
+    uint64_t stride = (bytes + ROOM + 255) / 256 * 256 + 3;
+    REQUIRE_CUDA(cudaMemsetAsync(r->gpu.recv, 0x5a, 3 * stride, r->stream));
+    for (uint32_t tag = 0; tag < 3; tag++) fill_message(r, tag, tag * stride, bytes);
+    const epw_coll ops[] = {
+        point(EPW_SEND, after, 0, r->gpu.send, bytes),
+        point(EPW_SEND, before, 1, r->gpu.send + stride, bytes),
+        point(EPW_SEND, rank, 2, r->gpu.send + 2 * stride, bytes),
+        point(EPW_RECV, before, 0, r->gpu.recv, bytes + ROOM),
+        point(EPW_RECV, after, 1, r->gpu.recv + stride, bytes),
+        point(EPW_RECV, rank, 2, r->gpu.recv + 2 * stride, bytes),
+    };
+    epw_call call = on_stream(r);
+    epw_work work = 0;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    call.work = &work;
+    REQUIRE_OK(epw_group(r->gpu.comm, ops, sizeof ops / sizeof ops[0], &call, NULL));
+    REQUIRE_OK(epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome));
+    REQUIRE(outcome.degraded == 0, "rank %u lacks %llx by cause %u", rank,
+            (unsigned long long)outcome.missing.bits[0], outcome.record.cause);
+    require_message(r, before, 0, 0, bytes);
+    require_message(r, after, 1, stride, bytes);
+    require_message(r, rank, 2, 2 * stride, bytes);
+}
+
+/* One after the other from the first rank to the last, between collectives. */
+static void in_order(const rank_state *r) {
+    enum { MESSAGES = 20, BYTES = 3000 };
+    uint32_t last = r->links->ranks - 1;
+    epw_call call = on_stream(r);
+    REQUIRE_CUDA(cudaMemsetAsync(r->gpu.recv, 0x5a, MESSAGES * 4096, r->stream));
+    for (uint32_t i = 0; i < MESSAGES; i++) {
+        uint64_t bytes = BYTES + i;
+        if (r->links->rank == 0) {
+            fill_message(r, i, i * 4096, bytes);
+            REQUIRE_OK(
+                epw_send(r->gpu.comm, r->gpu.send + i * 4096, bytes, EPW_TYPE_U8, last, i, &call, NULL));
+        }
+        if (i % 5 == 0) REQUIRE_OK(epw_barrier(r->gpu.comm, &call, NULL));
+        if (r->links->rank == last)
+            REQUIRE_OK(epw_recv(r->gpu.comm, r->gpu.recv + i * 4096, bytes, EPW_TYPE_U8, 0, i, &call, NULL));
+    }
+    await_all(r, "messages");
+    for (uint32_t i = 0; r->links->rank == last && i < MESSAGES; i++)
+        require_message(r, 0, i, i * 4096, BYTES + i);
+    ranks_meet(r->links);
+}
+
+/* The first rank sends by another tag than the last one asks for, which learns of it; then all go on. */
+static void mistag(rank_state *r) {
+    uint32_t last = r->links->ranks - 1;
+    epw_call call = on_stream(r);
+    if (r->links->rank == 0)
+        REQUIRE_OK(epw_send(r->gpu.comm, r->gpu.send, 100, EPW_TYPE_U8, last, 3, &call, NULL));
+    if (r->links->rank == last) {
+        epw_work work = 0;
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        call.work = &work;
+        REQUIRE_OK(epw_recv(r->gpu.comm, r->gpu.recv, 100, EPW_TYPE_U8, 0, 4, &call, NULL));
+        epw_status status = epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome);
+        REQUIRE(status == EPW_ERR_MISMATCH && strstr(epw_last_error(), "with tag 3") != NULL, "status %d: %s",
+                status, epw_last_error());
+    }
+    await_all(r, "a message");
+    ranks_meet(r->links);
+    activate(r, all_of(r->links));
+    ranks_meet(r->links);
+}
+
+static void run_points(rank_state *r) {
+    static const uint64_t sizes_[] = {0, 1, 1000, 100003, 2000000, 9000011};
+    for (uint32_t i = 0; i < sizeof sizes_ / sizeof sizes_[0]; i++) cross(r, sizes_[i]);
+    ranks_meet(r->links);
+    if (r->links->ranks > 1) {
+        in_order(r);
+        mistag(r);
+        cross(r, 70000);
+    }
+    ranks_meet(r->links);
+    if (r->links->rank == 0) printf("messages come as they were sent\n");
+}
+
 /* ---- trouble ---- */
 
 static epw_status sum_of_ones(const rank_state *r, uint64_t count, epw_outcome *outcome) {
@@ -527,6 +648,7 @@ static int rank_main(const rank_links *links) {
         take_times(&r);
     } else {
         run_cases(&r);
+        run_points(&r);
         if (links->ranks > 1) {
             differ(&r, 5000);
             differ(&r, 3000000);

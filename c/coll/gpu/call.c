@@ -14,9 +14,8 @@
 #include <string.h>
 
 enum {
-    THREADS = 512,        /* of a block, as kernels/coll/operation.cuh has them */
-    PIECE_LEAST = 4096,   /* smaller ones are waited for more than moved */
-    PIECES_OF_A_BLOCK = 4 /* of an operation, so that a block's teams work at the same time */
+    THREADS = 512,     /* of a block, as kernels/coll/operation.cuh has them */
+    PIECE_LEAST = 4096 /* smaller ones are waited for more than moved */
 };
 
 /* ---- what kernels have found ---- */
@@ -43,7 +42,6 @@ static epw_status not_yet(const epw_comm *comm, const epw_coll *c, const char *w
 }
 
 static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
-    if (c->kind > EPW_SCATTER) return not_yet(comm, c, "there are no sends and receives");
     if (c->send_counts != NULL || c->recv_counts != NULL)
         return not_yet(comm, c, "send_counts and recv_counts must be NULL: blocks are even");
     if (c->send_offsets != NULL || c->recv_offsets != NULL)
@@ -125,7 +123,7 @@ static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
         return blocks < 1 ? 1 : blocks < w->blocks ? (uint32_t)blocks : w->blocks;
     }
     uint64_t flow = args->kind == EPW_ALL_REDUCE ? parts(bytes, w->ranks) : bytes;
-    uint64_t piece = epw_align(parts(flow, (uint64_t)w->blocks * PIECES_OF_A_BLOCK), 16);
+    uint64_t piece = epw_align(parts(flow, w->blocks), 16);
     if (piece < PIECE_LEAST) piece = PIECE_LEAST;
     if (piece > w->slot_bytes) piece = w->slot_bytes;
     args->pieces = (uint32_t)piece;
@@ -133,33 +131,98 @@ static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
     return blocks < w->blocks ? (uint32_t)blocks : w->blocks;
 }
 
-static int launch(const enqueuing *e, const epw_coll *c, const epw_call *call) {
-    epw_comm *comm = e->comm;
+/* What every kernel is given. */
+static epw_coll_args common_args(const enqueuing *e, const epw_call *call) {
+    const epw_comm *comm = e->comm;
     struct epw_coll_gpu *g = comm->gpu;
+    return (epw_coll_args){.peers = g->peers,
+                           .shared = g->shared,
+                           .state = g->state,
+                           .progress = g->progress,
+                           .differing = g->differing,
+                           .faulted = g->faulted,
+                           .window = epw_peers_own(&comm->peers),
+                           .at = g->window,
+                           .rank = comm->config.rank,
+                           .ranks = comm->layout.ranks,
+                           .ticket = e->captured ? 0 : ++g->tickets,
+                           .deadline_ns = call != NULL ? call->deadline_ns : 0};
+}
+
+static void tell_call(uint64_t call[2], const epw_coll *c) {
     epw_descriptor what = epw_descriptor_of(c, 0);
-    epw_coll_args args = {.peers = g->peers,
-                          .shared = g->shared,
-                          .state = g->state,
-                          .progress = g->progress,
-                          .differing = g->differing,
-                          .faulted = g->faulted,
-                          .window = epw_peers_own(&comm->peers),
-                          .at = g->window,
-                          .rank = comm->config.rank,
-                          .ranks = comm->layout.ranks,
-                          .kind = c->kind,
-                          .type = c->type,
-                          .op = c->op,
-                          .root = c->peer,
-                          .ticket = e->captured ? 0 : ++g->tickets,
-                          .deadline_ns = call != NULL ? call->deadline_ns : 0,
-                          .send = c->send,
-                          .recv = c->recv,
-                          .bytes = c->kind == EPW_BARRIER ? 0 : c->count * epw_type_bytes(c->type)};
-    static_assert(sizeof args.call == sizeof what, "a call is told in two words");
-    memcpy(args.call, &what, sizeof what);
-    uint32_t blocks = choose(&g->window, &args);
+    static_assert(sizeof what == 2 * sizeof call[0], "a call is told in two words");
+    memcpy(call, &what, sizeof what);
+}
+
+static uint64_t bytes_of(const epw_coll *c) {
+    return c->kind == EPW_BARRIER ? 0 : c->count * epw_type_bytes(c->type);
+}
+
+static int launch(const enqueuing *e, const epw_coll *c, const epw_call *call) {
+    epw_coll_args args = common_args(e, call);
+    args.kind = c->kind;
+    args.type = c->type;
+    args.op = c->op;
+    args.root = c->peer;
+    args.send = c->send;
+    args.recv = c->recv;
+    args.bytes = bytes_of(c);
+    tell_call(args.call, c);
+    uint32_t blocks = choose(&args.at, &args);
     return epw_coll_gpu_run(&args, blocks, e->stream);
+}
+
+/* ---- sends and receives ---- */
+
+static bool is_point(const epw_coll *c) {
+    return c->kind == EPW_SEND || c->kind == EPW_RECV;
+}
+
+/* Those of a direction and peer, in order, are a lane's. */
+static void add_lane(epw_coll_point_args *args, const epw_coll *ops, size_t count, uint32_t kind,
+                     uint32_t peer) {
+    uint32_t at = args->first[args->lanes];
+    for (size_t i = 0; i < count; i++) {
+        const epw_coll *c = &ops[i];
+        if (c->kind != kind || c->peer != peer) continue;
+        const void *memory = kind == EPW_SEND ? c->send : c->recv;
+        epw_coll_point *point = &args->points[at++];
+        *point = (epw_coll_point){.at = (unsigned char *)(uintptr_t)memory,
+                                  .bytes = bytes_of(c),
+                                  .peer = peer,
+                                  .sends = kind == EPW_SEND};
+        tell_call(point->call, c);
+    }
+    if (at > args->first[args->lanes]) args->first[++args->lanes] = at;
+}
+
+static epw_status check_points(const epw_comm *comm, const epw_coll *ops, size_t count) {
+    size_t points = 0;
+    for (size_t i = 0; i < count; i++) points += is_point(&ops[i]);
+    if (points <= EPW_COLL_POINTS) return EPW_OK;
+    return epw_fail(EPW_ERR_LIMIT, epw_comm_where(comm, "group"),
+                    "a group has %zu sends and receives, at most %d on a GPU", points, EPW_COLL_POINTS);
+}
+
+/* All of a group's, before its collectives: by one kernel. */
+static epw_status launch_points(const enqueuing *e, const epw_coll *ops, size_t count, const epw_call *call) {
+    epw_coll_point_args args = {.lanes = 0};
+    for (uint32_t peer = 0; peer < e->comm->layout.ranks; peer++) {
+        add_lane(&args, ops, count, EPW_SEND, peer);
+        add_lane(&args, ops, count, EPW_RECV, peer);
+    }
+    if (args.lanes == 0) return EPW_OK;
+    const epw_coll_window *w = &e->comm->gpu->window;
+    uint64_t blocks = parts((uint64_t)args.lanes * w->channels, EPW_COLL_TEAMS);
+    if (blocks > w->blocks)
+        return epw_fail(
+            EPW_ERR_LIMIT, e->where,
+            "a group sends to and receives from %u peers: config.sms is %u, must be at least %llu",
+            args.lanes, w->blocks, (unsigned long long)blocks);
+    args.common = common_args(e, call);
+    int error = epw_coll_gpu_run_points(&args, (uint32_t)blocks, e->stream);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "launch of the kernel of sends");
 }
 
 /* ---- work ---- */
@@ -220,7 +283,9 @@ static epw_status enqueue(enqueuing *e, const epw_coll *ops, size_t count, const
     }
     status = check_stream(e, call);
     uint64_t before = g->tickets;
+    if (status == EPW_OK) status = launch_points(e, ops, count, call);
     for (size_t i = 0; status == EPW_OK && i < count; i++) {
+        if (is_point(&ops[i])) continue;
         int error = launch(e, &ops[i], call);
         if (error != cudaSuccess)
             status = epw_fail_cuda(error, e->where, "launch of the kernel of a collective");
@@ -254,6 +319,7 @@ epw_status epw_coll_gpu_group(epw_comm *comm, const epw_coll *ops, size_t count,
                         "outcome must be NULL on a GPU: it is not known yet; see epw_work_wait");
     epw_status status = EPW_OK;
     for (size_t i = 0; status == EPW_OK && i < count; i++) status = check_op(comm, &ops[i]);
+    if (status == EPW_OK) status = check_points(comm, ops, count);
     if (status != EPW_OK) return status;
     pthread_mutex_lock(&comm->lock);
     if (comm->own_word == 0) {

@@ -16,23 +16,31 @@
 enum {
     BLOCKS_DEFAULT = 32,
     SLOTS_DEFAULT = 4,
+    CHANNELS_MOST = 8, /* of sends from one rank to another */
     SLOT_LEAST_CHOSEN = 1 << 10,
     SLOT_MOST_CHOSEN = 1 << 15,
     RINGS_CHOSEN = 1 << 26,   /* bytes of all rings together */
-    PACKETS_CHOSEN = 1 << 18, /* of messages of all ranks by packets */
+    PACKETS_CHOSEN = 1 << 20, /* of messages of all ranks by packets */
     PACKETS_LEAST = 1 << 10,
-    PACKETS_MOST = 1 << 17
+    PACKETS_MOST = 1 << 19
 };
 
 static uint32_t blocks_of(const epw_comm_config *c) {
     return c->sms != 0 ? c->sms : BLOCKS_DEFAULT;
 }
 
+/* So many that all ranks can be sent to and received from at a time, by a team each. */
+static uint32_t channels_of(const epw_coll_window *w) {
+    uint32_t most = w->blocks * EPW_COLL_TEAMS / (2 * w->ranks);
+    return most < 1 ? 1 : most < CHANNELS_MOST ? most : CHANNELS_MOST;
+}
+
 static epw_coll_window window_of(const epw_comm_config *c) {
     epw_coll_window w = {
         .ranks = c->ranks, .blocks = blocks_of(c), .slots = c->slots, .slot_bytes = c->slot_bytes};
     if (w.slots == 0) w.slots = SLOTS_DEFAULT;
-    uint64_t slots = (uint64_t)EPW_COLL_RINGS * w.ranks * w.blocks * w.slots;
+    w.channels = channels_of(&w);
+    uint64_t slots = epw_coll_channels(&w) * w.slots;
     if (w.slot_bytes == 0) {
         w.slot_bytes = SLOT_MOST_CHOSEN;
         while (w.slot_bytes > SLOT_LEAST_CHOSEN && slots * w.slot_bytes > RINGS_CHOSEN) w.slot_bytes /= 2;
@@ -43,8 +51,7 @@ static epw_coll_window window_of(const epw_comm_config *c) {
     w.packets_offset = epw_align(epw_floor_bytes(w.ranks), 4096);
     w.packets_stride = epw_align((EPW_COLL_CALL_PACKETS + w.packet_bytes / 8) * EPW_COLL_PACKET, 128);
     w.counts_offset = w.packets_offset + 2 * w.ranks * w.packets_stride;
-    w.rings_offset = epw_align(
-        w.counts_offset + (uint64_t)EPW_COLL_RINGS * w.ranks * w.blocks * 2 * EPW_COLL_COUNT_STRIDE, 4096);
+    w.rings_offset = epw_align(w.counts_offset + epw_coll_channels(&w) * 2 * EPW_COLL_COUNT_STRIDE, 4096);
     w.bytes = w.rings_offset + slots * (w.slot_bytes + (uint64_t)EPW_COLL_NOTE_BYTES);
     return w;
 }
