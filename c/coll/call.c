@@ -1,5 +1,6 @@
 /* The public calls: each is checked, in all that can be checked here, before anything of it begins. */
 #include "coll/parts.h"
+#include "coll/gpu/gpu.h"
 #include "coll/point.h"
 
 #include "base/clock.h"
@@ -35,6 +36,7 @@ static bool is_point(uint32_t kind) {
 
 const char *epw_descriptor_text(const epw_descriptor *what, char *text) {
     char op[16] = "", root[24] = "";
+    if (is_point(what->kind)) snprintf(root, sizeof root, " with tag %u", what->peer);
     if (reduces(what->kind)) snprintf(op, sizeof op, " (%s)", epw_op_name(what->op));
     if (has_root(what->kind)) snprintf(root, sizeof root, " of root %u", what->peer);
     if (what->kind == EPW_BARRIER) {
@@ -279,6 +281,7 @@ epw_status epw_group(epw_comm *comm, const epw_coll *ops, size_t count, const ep
     epw_status status = check_call(comm, call, outcome);
     for (size_t i = 0; status == EPW_OK && i < count; i++) status = check_op(comm, &ops[i]);
     if (status != EPW_OK) return status;
+    if (comm->gpu != NULL) return epw_coll_gpu_group(comm, ops, count, call, outcome);
 
     epw_job *job = calloc(1, sizeof *job);
     epw_op *first = NULL;
@@ -398,6 +401,10 @@ static epw_status find(epw_comm *comm, const char *name, epw_work work, epw_job 
 
 epw_status epw_work_wait(epw_comm *comm, epw_work work, uint64_t timeout_ns, epw_outcome *outcome) {
     epw_job *job = NULL;
+    if (comm != NULL && comm->gpu != NULL) {
+        epw_status checked = check_call(comm, NULL, outcome);
+        return checked == EPW_OK ? epw_coll_gpu_work_wait(comm, work, timeout_ns, outcome) : checked;
+    }
     epw_status status = find(comm, "work_wait", work, &job);
     if (status != EPW_OK) return status;
     status = check_call(comm, NULL, outcome);
@@ -412,6 +419,7 @@ epw_status epw_work_poll(epw_comm *comm, epw_work work, epw_outcome *outcome) {
 
 epw_status epw_work_drop(epw_comm *comm, epw_work work) {
     epw_job *job = NULL;
+    if (comm != NULL && comm->gpu != NULL) return epw_coll_gpu_work_drop(comm, work);
     epw_status status = find(comm, "work_drop", work, &job);
     if (status != EPW_OK) return status;
     uint64_t now = epw_now_ns(), until;

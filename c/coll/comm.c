@@ -1,5 +1,6 @@
 /* A communicator: made, connected peer by peer, given a membership, taken down. */
 #include "coll/parts.h"
+#include "coll/gpu/gpu.h"
 #include "coll/heap.h"
 #include "coll/point.h"
 
@@ -78,16 +79,20 @@ static const epw_peers_user user_of_floor = {
 
 /* ---- life ---- */
 
-enum { TERMS = 6 };
+enum { TERMS = 7 };
 
 static void terms_of(const epw_comm_config *c, const epw_coll_layout *l, epw_term terms[TERMS]) {
-    const epw_term all[TERMS] = {
-        {"communicator version", c->version}, {"ranks", c->ranks},           {"slots", l->slots},
-        {"slot_bytes", l->slot_bytes},        {"heap_bytes", l->heap_bytes}, {"deadline_ns", c->deadline_ns}};
+    const epw_term all[TERMS] = {{"communicator version", c->version},
+                                 {"ranks", c->ranks},
+                                 {"slots", l->slots},
+                                 {"slot_bytes", l->slot_bytes},
+                                 {"heap_bytes", l->heap_bytes},
+                                 {"deadline_ns", c->deadline_ns},
+                                 {"sms", l->blocks}};
     memcpy(terms, all, sizeof all);
 }
 
-static epw_status make_parts(epw_comm *comm, epw_where where) {
+static epw_status make_host_parts(epw_comm *comm, epw_where where) {
     comm->of = calloc(comm->layout.ranks, sizeof *comm->of);
     comm->rows = calloc(comm->layout.ranks, sizeof *comm->rows);
     if (comm->of == NULL || comm->rows == NULL || !epw_points_make(comm) || !epw_heap_make(comm))
@@ -100,6 +105,55 @@ static epw_status make_parts(epw_comm *comm, epw_where where) {
     if (status == EPW_OK) status = epw_sums_choose(where, &comm->sums);
     return status;
 }
+
+#ifdef EPW_CUDA
+static bool on_gpu(const epw_comm *comm) {
+    return comm->config.device != EPW_DEVICE_HOST;
+}
+
+static const epw_peers_user *choose_user(const epw_comm *comm) {
+    return on_gpu(comm) ? &epw_coll_gpu_user : &user_of_floor;
+}
+
+static epw_status make_parts(epw_comm *comm, epw_where where) {
+    return on_gpu(comm) ? epw_coll_gpu_open(comm, where) : make_host_parts(comm, where);
+}
+
+/* Where the GPU may still write into windows the process keeps them, and the leases: nobody is given memory
+ * that is still written. */
+static bool leave_gpu(epw_comm *comm, bool inherited) {
+    if (inherited) {
+        epw_coll_gpu_abandon(comm);
+        return true;
+    }
+    if (!epw_coll_gpu_leave(comm)) return false;
+    epw_coll_gpu_close(comm);
+    return true;
+}
+
+static bool take_gpu_fault(epw_comm *comm) {
+    return comm->gpu != NULL && epw_coll_gpu_take_fault(comm);
+}
+#else
+static bool take_gpu_fault(epw_comm *comm) {
+    (void)comm;
+    return false;
+}
+
+static const epw_peers_user *choose_user(const epw_comm *comm) {
+    (void)comm;
+    return &user_of_floor;
+}
+
+static epw_status make_parts(epw_comm *comm, epw_where where) {
+    return make_host_parts(comm, where);
+}
+
+static bool leave_gpu(epw_comm *comm, bool inherited) {
+    (void)comm, (void)inherited;
+    return true;
+}
+#endif
 
 epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
     if (out == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"create", -1, -1}, "out is NULL");
@@ -124,10 +178,10 @@ epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
                                             .bytes = layout.window_bytes,
                                             .terms = terms,
                                             .term_count = TERMS},
-                                 .lanes = EPW_CHANNELS,
+                                 .lanes = config->device == EPW_DEVICE_HOST ? EPW_CHANNELS : 1,
                                  .fabric = config->fabric,
                                  .entries = layout.slots + 1,
-                                 .user = &user_of_floor,
+                                 .user = choose_user(comm),
                                  .user_context = comm};
     status = epw_peers_create(&comm->peers, &options);
     epw_peers_choose_waits(&comm->peers, 1);
@@ -169,7 +223,7 @@ void epw_comm_destroy(epw_comm *comm) {
         for (uint32_t peer = 0; comm->of != NULL && peer < comm->layout.ranks; peer++)
             if (peer != comm->config.rank) epw_comm_part(comm, peer);
     }
-    epw_peers_destroy(&comm->peers);
+    if (leave_gpu(comm, inherited)) epw_peers_destroy(&comm->peers);
     if (comm->of != NULL) free_parts(comm);
     if (!inherited) {
         pthread_mutex_destroy(&comm->heap_lock);
@@ -249,7 +303,7 @@ epw_status epw_comm_take_fault(epw_comm *comm, uint32_t *faulted) {
     epw_status status = check_given(comm, "take_fault", "faulted", faulted);
     if (status != EPW_OK) return status;
     pthread_mutex_lock(&comm->lock);
-    *faulted = comm->faulted;
+    *faulted = comm->faulted || take_gpu_fault(comm);
     comm->faulted = false;
     pthread_mutex_unlock(&comm->lock);
     return EPW_OK;

@@ -1,6 +1,7 @@
 /* Steps a communicator: looks at the words of peers, has bytes moved, gives up peers that are silent, and
  * waits. A wait is that of c/peer/wait.h, with one difference: collectives may be long, so whatever comes
  * from a peer restarts all of its clock. */
+#include "coll/gpu/gpu.h"
 #include "coll/parts.h"
 #include "coll/point.h"
 
@@ -516,6 +517,7 @@ static bool has_news(epw_comm *comm) {
 
 epw_status epw_work_await(epw_comm *comm, epw_work work, uint64_t timeout_ns) {
     if (comm == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"work_await", -1, -1}, "comm is NULL");
+    if (comm->gpu != NULL) return epw_coll_gpu_work_await(comm, work, timeout_ns);
     uint64_t began = epw_now_ns(), now = began;
     for (;;) { /* ends: with the time */
         uint32_t heard = epw_bell_listen(&comm->peers);

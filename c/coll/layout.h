@@ -89,6 +89,7 @@ typedef struct epw_coll_layout {
     uint64_t stride; /* from slot to slot */
     uint64_t control_offset, rings_offset, heap_offset, heap_bytes;
     uint64_t window_bytes;
+    uint32_t blocks; /* of a kernel, on GPUs: their windows are laid out by kernels/coll/state.h */
 } epw_coll_layout;
 
 /* EPW_ERR_INVALID or EPW_ERR_LIMIT name the field of the configuration and its bound. */

@@ -10,7 +10,9 @@
  *     flow.c     moves bytes: writes messages, reads messages, folds
  *     point.c    sends and receives: matching, offers
  *     drive.c    steps all of it: looks at words, waits, gives peers up
- *     comm.c     life, connecting, membership */
+ *     comm.c     life, connecting, membership
+ *
+ * Where windows are GPU memory kernels do the work of program.c to drive.c, and gpu/ enqueues them. */
 #ifndef EPW_COLL_PARTS_H
 #define EPW_COLL_PARTS_H
 
@@ -160,6 +162,8 @@ struct epw_comm {
     epw_job *jobs;
     epw_work next_work;
     bool faulted; /* something that has ended was incomplete */
+
+    struct epw_coll_gpu *gpu; /* see gpu/gpu.h; NULL: windows are host memory, and what is above is used */
 
     struct epw_heap_piece *heap; /* free pieces, see heap.c */
     pthread_mutex_t heap_lock;

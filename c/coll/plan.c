@@ -1,6 +1,8 @@
 /* See layout.h. */
 #include "coll/layout.h"
 
+#include "coll/gpu/gpu.h"
+
 #include "base/bits.h"
 
 enum {
@@ -44,11 +46,6 @@ static epw_status check(const epw_comm_config *c, epw_where where) {
         return epw_fail(EPW_ERR_LIMIT, where,
                         "config.slot_bytes is %u, must be a multiple of %d in [%d, %d], or 0", c->slot_bytes,
                         SLOT_MIN, SLOT_MIN, SLOT_MAX);
-    if (c->device != EPW_DEVICE_HOST)
-        return epw_fail(
-            EPW_ERR_INVALID, where,
-            "config.device is %d: communicators are on the host (EPW_DEVICE_HOST) in this version",
-            c->device);
     if (c->heap_bytes > HEAP_MAX)
         return epw_fail(EPW_ERR_LIMIT, where, "config.heap_bytes is %llu, must be at most %llu",
                         (unsigned long long)c->heap_bytes, (unsigned long long)HEAP_MAX);
@@ -64,6 +61,7 @@ epw_status epw_coll_plan(const epw_comm_config *c, epw_coll_layout *l) {
     if (c == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"create", -1, -1}, "config is NULL");
     epw_status status = check(c, (epw_where){"create", (int)c->rank, -1});
     if (status != EPW_OK) return status;
+    if (c->device != EPW_DEVICE_HOST) return epw_coll_gpu_plan(c, l);
     uint32_t slots = c->slots != 0 ? c->slots : SLOTS_DEFAULT;
     uint32_t slot_bytes = c->slot_bytes != 0 ? c->slot_bytes : choose_slot_bytes(c->ranks, slots);
     *l = (epw_coll_layout){.ranks = c->ranks,

@@ -864,20 +864,35 @@ EPW_API epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t
  * Any thread may call; calls on one communicator take turns. */
 typedef struct epw_comm epw_comm;
 
-/* All fields but `rank`, `paths`, the ordinal in `device` and `fabric` must be equal on every rank. */
+/* All fields but `rank`, `paths`, the ordinal in `device` and `fabric` must be equal on every rank.
+ *
+ * CUDA. Calls enqueue a kernel on the stream of their epw_call and return. Buffers are device memory. What an
+ * operation lacks is known when it has run: `outcome` is NULL, and whoever wants it asks for `work`, or looks
+ * at the suspects of epw_comm_membership. Calls on different streams run in the order of the calls. Streams
+ * may be under capture: replays take their turn as kernels do, all ranks in the same order, and find the
+ * membership of then; such calls have no `work`.
+ *     Sends and receives of a group progress together, before its collectives; of different calls they are in
+ * stream order, so that a large send waits for its receive before whatever comes behind it. They meet in the
+ * order of the calls: one that differs from its other end in type or tag, or has no room for what comes, is a
+ * mismatch. So far all peers map each other's windows, and blocks are even and dense: else EPW_ERR_INVALID.
+ *     slots and slot_bytes are those of each block; 0: 4, and so many that all rings take 64 MiB, but at
+ * least 1 KiB and at most 32 KiB. */
 typedef struct epw_comm_config {
-    uint32_t size;        /* sizeof(epw_comm_config) */
-    uint32_t version;     /* EPW_COMM_CONFIG_VERSION */
-    uint32_t rank;        /* [0, ranks) */
-    uint32_t ranks;       /* [1, EPW_MAX_RANKS] */
-    uint32_t slots;       /* of the ring from one rank to another, a power of two in [2, 256]; 0: 8 */
-    uint32_t slot_bytes;  /* that a slot carries, a multiple of 64 in [64, 2^24]; 0: so many that the rings of
-                             all ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB */
-    uint32_t paths;       /* permitted EPW_PATH_* bits; EPW_PATH_ALL: any */
-    int32_t device;       /* EPW_DEVICE_HOST */
-    uint64_t heap_bytes;  /* for epw_comm_alloc */
+    uint32_t size;       /* sizeof(epw_comm_config) */
+    uint32_t version;    /* EPW_COMM_CONFIG_VERSION */
+    uint32_t rank;       /* [0, ranks) */
+    uint32_t ranks;      /* [1, EPW_MAX_RANKS] */
+    uint32_t slots;      /* of the ring from one rank to another, a power of two in [2, 256]; 0: 8 */
+    uint32_t slot_bytes; /* that a slot carries, a multiple of 64 in [64, 2^24]; 0: so many that the rings of
+                            all ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB */
+    uint32_t paths;      /* permitted EPW_PATH_* bits; EPW_PATH_ALL: any */
+    int32_t device; /* EPW_DEVICE_HOST, or the CUDA ordinal of the GPU whose memory is sent and received */
+    uint64_t heap_bytes;  /* for epw_comm_alloc; CUDA: 0 */
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
-    epw_fabric *fabric;   /* as in epw_config */
+    epw_fabric *fabric;   /* as in epw_config; CUDA: NULL */
+    uint32_t sms; /* CUDA: blocks of a kernel at most, [1, 64] and no more than the GPU has SMs; 0: 32.
+                     They find room on it together, beside whatever else waits for peers */
+    uint32_t reserved;
 } epw_comm_config;
 
 #define EPW_COMM_CONFIG_VERSION 1
@@ -968,8 +983,10 @@ typedef struct epw_call {
     uint32_t size;
     uint32_t reserved;
     uint64_t deadline_ns; /* of this rank's waits; 0: the communicator's; else at least that */
-    epw_work *work; /* [out]: the call begins the operation and returns; buffers stay valid and unchanged
-                       until it has ended or been dropped. NULL: it waits */
+    epw_work
+        *work;    /* [out]: the call begins the operation and returns; buffers stay valid and unchanged
+                     until it has ended or been dropped. NULL: it waits; CUDA: it does not, and nobody asks */
+    void *stream; /* CUDA: a cudaStream_t of the communicator's GPU; NULL: the default stream */
 } epw_call;
 
 #define EPW_CALL_INIT                                                                                        \

@@ -31,6 +31,12 @@ __device__ __noinline__ inline void put_note(const Peers &p, uint32_t phase, uin
     put_record(p.peers->shared, &r);
 }
 
+// Says in mapped host memory that what this thread has written there is whole. Reader: the host, by an acquire.
+__device__ __forceinline__ void tell_host(uint32_t *flag) {
+    ptx::fence_sys();
+    ptx::store_relaxed_sys(flag, 1);
+}
+
 // How many notes of the lane there was no record for, ever. Reader: epw_take_errors.
 __device__ __forceinline__ void tell_unrecorded(const Peers &p, uint64_t count) {
     ptx::store_relaxed_sys(&p.peers->shared->ring->unrecorded[p.lane], count);

@@ -117,6 +117,35 @@ __device__ __forceinline__ void store(void *p, uint4 v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
+// Two words as one access of 16 bytes, aligned so: a load finds both of one store. Before CUDA 12.3 there was no name for it, but
+// the same instruction.
+struct Pair {
+    uint64_t low, high;
+};
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 3)
+__device__ __forceinline__ void store_relaxed_sys(void *p, Pair v) {
+    asm volatile("{.reg .b128 v;\nmov.b128 v, {%1, %2};\nst.relaxed.sys.global.b128 [%0], v;}" ::"l"(p), "l"(v.low), "l"(v.high)
+                 : "memory");
+}
+__device__ __forceinline__ Pair load_pair_relaxed_sys(const void *p) {
+    Pair v;
+    asm volatile("{.reg .b128 v;\nld.relaxed.sys.global.b128 v, [%2];\nmov.b128 {%0, %1}, v;}"
+                 : "=l"(v.low), "=l"(v.high)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+#else
+__device__ __forceinline__ void store_relaxed_sys(void *p, Pair v) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(v.low), "l"(v.high) : "memory");
+}
+__device__ __forceinline__ Pair load_pair_relaxed_sys(const void *p) {
+    Pair v;
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(v.low), "=l"(v.high) : "l"(p) : "memory");
+    return v;
+}
+#endif
+
 __device__ __forceinline__ uint64_t global_timer_ns() {
     uint64_t t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
@@ -126,6 +155,16 @@ __device__ __forceinline__ uint64_t global_timer_ns() {
 // A barrier of `threads` threads of the block, whole warps; `id` in [1, 15].
 __device__ __forceinline__ void team_barrier(uint32_t id, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// The same; whether any of them says so.
+__device__ __forceinline__ bool team_barrier_any(uint32_t id, uint32_t threads, bool says) {
+    uint32_t any;
+    asm volatile("{.reg .pred p, q;\nsetp.ne.u32 p, %3, 0;\nbar.red.or.pred q, %1, %2, p;\nselp.u32 %0, 1, 0, q;}"
+                 : "=r"(any)
+                 : "r"(id), "r"(threads), "r"(uint32_t(says))
+                 : "memory");
+    return any != 0;
 }
 
 // Until the kernels before this one in its stream have ended and their writes are visible, to bulk copies too; returns at once in

@@ -1,0 +1,435 @@
+/* Operations on a GPU: check, choose how bytes move, enqueue a kernel on the caller's stream. Nothing here
+ * waits for the GPU. What is chosen follows from what all ranks have alike; who takes part is read by the
+ * kernel.
+ *
+ * Order. An eager call leaves an event behind its kernels; the next one, if on another stream, lets that wait
+ * for the event. Under capture neither is done: replays are ordered by the caller. */
+#include "coll/gpu/gpu.h"
+
+#ifdef EPW_CUDA
+#include "base/clock.h"
+#include "device/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    THREADS = 512,     /* of a block, as kernels/coll/operation.cuh has them */
+    PIECE_LEAST = 4096 /* smaller ones are waited for more than moved */
+};
+
+/* ---- what kernels have found ---- */
+
+epw_status epw_coll_gpu_check_calls(epw_comm *comm, epw_where where) {
+    const epw_coll_differing *d = &comm->gpu->pinned->differing;
+    if (__atomic_load_n(&d->found, __ATOMIC_ACQUIRE) == 0) return EPW_OK;
+    comm->mismatch = (epw_mismatch){.rank = {d->peer, comm->config.rank}, .number = (uint32_t)d->op};
+    memcpy(&comm->mismatch.call[0], d->its, sizeof d->its);
+    memcpy(&comm->mismatch.call[1], d->own, sizeof d->own);
+    return epw_comm_fail_mismatch(comm, where);
+}
+
+/* Writer of 1: a kernel, of 0: this. */
+bool epw_coll_gpu_take_fault(epw_comm *comm) {
+    return __atomic_exchange_n(&comm->gpu->pinned->faulted, 0, __ATOMIC_ACQ_REL) != 0;
+}
+
+/* ---- checks ---- */
+
+static epw_status not_yet(const epw_comm *comm, const epw_coll *c, const char *what) {
+    return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, epw_kind_name(c->kind)),
+                    "%s on a GPU in this version", what);
+}
+
+static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
+    if (c->send_counts != NULL || c->recv_counts != NULL)
+        return not_yet(comm, c, "send_counts and recv_counts must be NULL: blocks are even");
+    if (c->send_offsets != NULL || c->recv_offsets != NULL)
+        return not_yet(comm, c,
+                       "send_offsets and recv_offsets must be NULL: blocks lie one behind the other");
+    if (c->rows > 1 || c->send_pitch != 0 || c->recv_pitch != 0)
+        return not_yet(comm, c, "rows and pitches must be 0");
+    return EPW_OK;
+}
+
+/* ---- enqueuing ---- */
+
+typedef struct enqueuing {
+    epw_comm *comm;
+    cudaStream_t stream;
+    unsigned long long stream_id;
+    bool captured;
+    epw_where where;
+} enqueuing;
+
+/* Is the stream under capture? Never the legacy default stream, which must not even be asked while any other
+ * is. */
+static epw_status find_capture(enqueuing *e) {
+    if (e->stream == NULL || e->stream == cudaStreamLegacy) return EPW_OK;
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaStreamIsCapturing(e->stream, &capture);
+    if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamIsCapturing");
+    if (capture == cudaStreamCaptureStatusInvalidated)
+        return epw_fail(EPW_ERR_STATE, e->where,
+                        "the stream's capture has been invalidated by an earlier call: end it first");
+    e->captured = capture == cudaStreamCaptureStatusActive;
+    return EPW_OK;
+}
+
+/* Puts the stream behind the former work. */
+static epw_status follow(enqueuing *e) {
+    struct epw_coll_gpu *g = e->comm->gpu;
+    cudaError_t error = cudaStreamGetId(e->stream, &e->stream_id);
+    if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamGetId");
+    if (!g->enqueued || g->stream_id == e->stream_id) return EPW_OK;
+    if (g->unmarked)
+        return epw_fail(EPW_ERR_STATE, e->where,
+                        "CUDA could record no event behind the last call: make this one on the same stream");
+    error = cudaStreamWaitEvent(e->stream, g->event, 0);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "cudaStreamWaitEvent");
+}
+
+static epw_status check_stream(enqueuing *e, const epw_call *call) {
+    epw_status status = find_capture(e);
+    if (status != EPW_OK || !e->captured) return status == EPW_OK ? follow(e) : status;
+    if (call != NULL && call->deadline_ns != 0)
+        return epw_fail(EPW_ERR_INVALID, e->where,
+                        "deadline_ns is %llu, must be 0 under capture: replays take the communicator's",
+                        (unsigned long long)call->deadline_ns);
+    if (call != NULL && call->work != NULL)
+        return epw_fail(EPW_ERR_INVALID, e->where, "work must be NULL under capture: a replay has none");
+    return EPW_OK;
+}
+
+/* Behind kernels that were launched, which run, whatever happens to the event. */
+static void mark(const enqueuing *e) {
+    struct epw_coll_gpu *g = e->comm->gpu;
+    if (e->captured) return;
+    g->enqueued = true;
+    g->stream_id = e->stream_id;
+    g->unmarked = cudaEventRecord(g->event, e->stream) != cudaSuccess;
+    if (g->unmarked) cudaGetLastError(); /* no error to leave behind for others to find */
+}
+
+static uint64_t parts(uint64_t whole, uint64_t part) {
+    return (whole + part - 1) / part;
+}
+
+/* Packets up to what they carry; then pieces, so large that each block has some. The number of blocks. */
+static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
+    uint64_t bytes = args->bytes;
+    if (bytes <= w->packet_bytes) {
+        uint64_t blocks = parts(bytes, 8 * THREADS);
+        return blocks < 1 ? 1 : blocks < w->blocks ? (uint32_t)blocks : w->blocks;
+    }
+    uint64_t flow = args->kind == EPW_ALL_REDUCE ? parts(bytes, w->ranks) : bytes;
+    uint64_t piece = epw_align(parts(flow, w->blocks), 16);
+    if (piece < PIECE_LEAST) piece = PIECE_LEAST;
+    if (piece > w->slot_bytes) piece = w->slot_bytes;
+    args->pieces = (uint32_t)piece;
+    uint64_t blocks = parts(flow, piece);
+    return blocks < w->blocks ? (uint32_t)blocks : w->blocks;
+}
+
+/* What every kernel is given. */
+static epw_coll_args common_args(const enqueuing *e, const epw_call *call) {
+    const epw_comm *comm = e->comm;
+    struct epw_coll_gpu *g = comm->gpu;
+    return (epw_coll_args){.peers = g->peers,
+                           .shared = g->shared,
+                           .state = g->state,
+                           .progress = g->progress,
+                           .differing = g->differing,
+                           .faulted = g->faulted,
+                           .window = epw_peers_own(&comm->peers),
+                           .at = g->window,
+                           .rank = comm->config.rank,
+                           .ranks = comm->layout.ranks,
+                           .ticket = e->captured ? 0 : ++g->tickets,
+                           .deadline_ns = call != NULL ? call->deadline_ns : 0};
+}
+
+static void tell_call(uint64_t call[2], const epw_coll *c) {
+    epw_descriptor what = epw_descriptor_of(c, 0);
+    static_assert(sizeof what == 2 * sizeof call[0], "a call is told in two words");
+    memcpy(call, &what, sizeof what);
+}
+
+static uint64_t bytes_of(const epw_coll *c) {
+    return c->kind == EPW_BARRIER ? 0 : c->count * epw_type_bytes(c->type);
+}
+
+static int launch(const enqueuing *e, const epw_coll *c, const epw_call *call) {
+    epw_coll_args args = common_args(e, call);
+    args.kind = c->kind;
+    args.type = c->type;
+    args.op = c->op;
+    args.root = c->peer;
+    args.send = c->send;
+    args.recv = c->recv;
+    args.bytes = bytes_of(c);
+    tell_call(args.call, c);
+    uint32_t blocks = choose(&args.at, &args);
+    return epw_coll_gpu_run(&args, blocks, e->stream);
+}
+
+/* ---- sends and receives ---- */
+
+static bool is_point(const epw_coll *c) {
+    return c->kind == EPW_SEND || c->kind == EPW_RECV;
+}
+
+/* Those of a direction and peer, in order, are a lane's. */
+static void add_lane(epw_coll_point_args *args, const epw_coll *ops, size_t count, uint32_t kind,
+                     uint32_t peer) {
+    uint32_t at = args->first[args->lanes];
+    for (size_t i = 0; i < count; i++) {
+        const epw_coll *c = &ops[i];
+        if (c->kind != kind || c->peer != peer) continue;
+        const void *memory = kind == EPW_SEND ? c->send : c->recv;
+        epw_coll_point *point = &args->points[at++];
+        *point = (epw_coll_point){.at = (unsigned char *)(uintptr_t)memory,
+                                  .bytes = bytes_of(c),
+                                  .peer = peer,
+                                  .sends = kind == EPW_SEND};
+        tell_call(point->call, c);
+    }
+    if (at > args->first[args->lanes]) args->first[++args->lanes] = at;
+}
+
+static epw_status check_points(const epw_comm *comm, const epw_coll *ops, size_t count) {
+    size_t points = 0;
+    for (size_t i = 0; i < count; i++) points += is_point(&ops[i]);
+    if (points <= EPW_COLL_POINTS) return EPW_OK;
+    return epw_fail(EPW_ERR_LIMIT, epw_comm_where(comm, "group"),
+                    "a group has %zu sends and receives, at most %d on a GPU", points, EPW_COLL_POINTS);
+}
+
+/* All of a group's, before its collectives: by one kernel. */
+static epw_status launch_points(const enqueuing *e, const epw_coll *ops, size_t count, const epw_call *call) {
+    epw_coll_point_args args = {.lanes = 0};
+    for (uint32_t peer = 0; peer < e->comm->layout.ranks; peer++) {
+        add_lane(&args, ops, count, EPW_SEND, peer);
+        add_lane(&args, ops, count, EPW_RECV, peer);
+    }
+    if (args.lanes == 0) return EPW_OK;
+    const epw_coll_window *w = &e->comm->gpu->window;
+    uint64_t blocks = parts((uint64_t)args.lanes * w->channels, EPW_COLL_TEAMS);
+    if (blocks > w->blocks)
+        return epw_fail(
+            EPW_ERR_LIMIT, e->where,
+            "a group sends to and receives from %u peers: config.sms is %u, must be at least %llu",
+            args.lanes, w->blocks, (unsigned long long)blocks);
+    args.common = common_args(e, call);
+    int error = epw_coll_gpu_run_points(&args, (uint32_t)blocks, e->stream);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "launch of the kernel of sends");
+}
+
+/* ---- work ---- */
+
+static epw_status make_work(enqueuing *e, epw_coll_work **out) {
+    struct epw_coll_gpu *g = e->comm->gpu;
+    epw_coll_work *work = g->spare;
+    if (work != NULL) {
+        g->spare = work->next;
+    } else {
+        work = calloc(1, sizeof *work);
+        if (work == NULL) return epw_fail(EPW_ERR_NO_MEMORY, e->where, "no memory for a work");
+        epw_cuda_scope scope;
+        epw_status status = epw_cuda_enter_relaxed(e->comm->config.device, e->where, &scope);
+        if (status == EPW_OK) {
+            cudaError_t error = cudaEventCreateWithFlags(&work->event, cudaEventDisableTiming);
+            if (error != cudaSuccess) status = epw_fail_cuda(error, e->where, "cudaEventCreateWithFlags");
+            epw_cuda_leave_relaxed(&scope);
+        }
+        if (status != EPW_OK) {
+            free(work);
+            return status;
+        }
+    }
+    *out = work;
+    return EPW_OK;
+}
+
+static void spare(struct epw_coll_gpu *g, epw_coll_work *work) {
+    if (work == NULL) return;
+    work->next = g->spare;
+    g->spare = work;
+}
+
+static epw_coll_work **find(struct epw_coll_gpu *g, epw_work id) {
+    epw_coll_work **at = &g->works;
+    while (*at != NULL && (*at)->id != id) at = &(*at)->next;
+    return at;
+}
+
+static epw_status not_there(const epw_comm *comm, const char *op) {
+    return epw_fail(EPW_ERR_STATE, epw_comm_where(comm, op),
+                    "the work has been consumed or dropped, or is not one of this communicator");
+}
+
+/* ---- the call ---- */
+
+/* Locked. */
+static epw_status enqueue(enqueuing *e, const epw_coll *ops, size_t count, const epw_call *call) {
+    struct epw_coll_gpu *g = e->comm->gpu;
+    epw_coll_work *work = NULL;
+    epw_status status = epw_coll_gpu_check_calls(e->comm, e->where);
+    if (status == EPW_OK && call != NULL && call->work != NULL) status = make_work(e, &work);
+    if (status == EPW_OK) status = epw_cuda_enter(e->comm->config.device, e->where);
+    if (status != EPW_OK) {
+        spare(g, work);
+        return status;
+    }
+    status = check_stream(e, call);
+    uint64_t before = g->tickets;
+    if (status == EPW_OK) status = launch_points(e, ops, count, call);
+    for (size_t i = 0; status == EPW_OK && i < count; i++) {
+        if (is_point(&ops[i])) continue;
+        int error = launch(e, &ops[i], call);
+        if (error != cudaSuccess)
+            status = epw_fail_cuda(error, e->where, "launch of the kernel of a collective");
+    }
+    if (g->tickets != before) mark(e);
+    if (status == EPW_OK && work != NULL) {
+        cudaError_t error = cudaEventRecord(work->event, e->stream);
+        if (error != cudaSuccess) status = epw_fail_cuda(error, e->where, "cudaEventRecord");
+    }
+    epw_cuda_leave();
+    if (status != EPW_OK || work == NULL) {
+        spare(g, work);
+        return status;
+    }
+    work->id = ++e->comm->next_work;
+    work->first = before + 1;
+    work->last = g->tickets;
+    work->next = g->works;
+    g->works = work;
+    *call->work = work->id;
+    return EPW_OK;
+}
+
+epw_status epw_coll_gpu_group(epw_comm *comm, const epw_coll *ops, size_t count, const epw_call *call,
+                              epw_outcome *outcome) {
+    enqueuing e = {.comm = comm,
+                   .stream = call != NULL ? call->stream : NULL,
+                   .where = epw_comm_where(comm, count == 1 ? epw_kind_name(ops->kind) : "group")};
+    if (outcome != NULL)
+        return epw_fail(EPW_ERR_INVALID, e.where,
+                        "outcome must be NULL on a GPU: it is not known yet; see epw_work_wait");
+    epw_status status = EPW_OK;
+    for (size_t i = 0; status == EPW_OK && i < count; i++) status = check_op(comm, &ops[i]);
+    if (status == EPW_OK) status = check_points(comm, ops, count);
+    if (status != EPW_OK) return status;
+    pthread_mutex_lock(&comm->lock);
+    if (comm->own_word == 0) {
+        status = epw_fail(EPW_ERR_STATE, e.where, "no membership yet: call set_active first");
+    } else {
+        status = enqueue(&e, ops, count, call);
+    }
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
+/* ---- what has become of it ---- */
+
+/* Copies the report of a ticket to the host; its writer is a kernel that has ended. Locked. */
+static epw_status fetch_report(epw_comm *comm, uint64_t ticket, epw_where where) {
+    struct epw_coll_gpu *g = comm->gpu;
+    epw_status status = epw_cuda_enter(comm->config.device, where);
+    if (status != EPW_OK) return status;
+    cudaError_t error =
+        cudaMemcpyAsync(&g->pinned->report, &g->state->reports[ticket % EPW_COLL_REPORTS],
+                        sizeof g->pinned->report, cudaMemcpyDeviceToHost, comm->peers.gpu->stream);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync of the outcome");
+    epw_cuda_leave();
+    if (status == EPW_OK) status = epw_peers_settle(&comm->peers, comm->config.deadline_ns, where);
+    if (status != EPW_PENDING) return status;
+    return epw_fail(EPW_ERR_TIMEOUT, where,
+                    "the GPU has not copied the outcome within the deadline of %llu ms",
+                    (unsigned long long)(comm->config.deadline_ns / 1000000u));
+}
+
+static epw_status outcome_of(epw_comm *comm, const epw_coll_work *work, epw_outcome *outcome,
+                             epw_where where) {
+    epw_outcome all = EPW_OUTCOME_INIT;
+    for (uint64_t ticket = work->first; ticket <= work->last; ticket++) {
+        epw_status status = fetch_report(comm, ticket, where);
+        if (status != EPW_OK) return status;
+        const epw_coll_report *report = &comm->gpu->pinned->report;
+        if (report->ticket > ticket)
+            return epw_fail(
+                EPW_ERR_LIMIT, where,
+                "the outcome is not known any more: %d operations later one of them lacked somebody",
+                EPW_COLL_REPORTS);
+        if (report->ticket != ticket) continue;
+        epw_ranks_join(&all.missing, &report->missing);
+        if (all.record.cause == EPW_CAUSE_NONE) all.record = report->record;
+    }
+    all.degraded = !epw_mask_empty(&all.missing);
+    *outcome = all;
+    return EPW_OK;
+}
+
+epw_status epw_coll_gpu_work_wait(epw_comm *comm, epw_work id, uint64_t timeout_ns, epw_outcome *outcome) {
+    epw_where where = epw_comm_where(comm, "work_wait");
+    epw_status status = epw_coll_gpu_work_await(comm, id, timeout_ns);
+    if (status != EPW_OK) return status;
+    pthread_mutex_lock(&comm->lock);
+    epw_coll_work **at = find(comm->gpu, id), *work = *at;
+    status = work != NULL ? EPW_OK : not_there(comm, "work_wait");
+    if (status == EPW_OK) status = epw_peers_await_event(&comm->peers, work->event, 0, where);
+    if (status == EPW_OK) {
+        status = epw_coll_gpu_check_calls(comm, where);
+        if (status == EPW_OK && outcome != NULL) status = outcome_of(comm, work, outcome, where);
+        *at = work->next;
+        spare(comm->gpu, work);
+    }
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
+/* Without the lock while it waits: events of works are kept until the communicator goes. */
+epw_status epw_coll_gpu_work_await(epw_comm *comm, epw_work id, uint64_t timeout_ns) {
+    pthread_mutex_lock(&comm->lock);
+    const epw_coll_work *work = *find(comm->gpu, id);
+    cudaEvent_t event = work != NULL ? work->event : NULL;
+    pthread_mutex_unlock(&comm->lock);
+    if (work == NULL) return not_there(comm, "work_await");
+    return epw_peers_await_event(&comm->peers, event, timeout_ns, epw_comm_where(comm, "work_await"));
+}
+
+/* The kernel runs all the same: its buffers are the caller's again when its stream has come so far. */
+epw_status epw_coll_gpu_work_drop(epw_comm *comm, epw_work id) {
+    pthread_mutex_lock(&comm->lock);
+    epw_coll_work **at = find(comm->gpu, id), *work = *at;
+    if (work != NULL) {
+        *at = work->next;
+        spare(comm->gpu, work);
+    }
+    pthread_mutex_unlock(&comm->lock);
+    return work != NULL ? EPW_OK : not_there(comm, "work_drop");
+}
+#else
+static epw_status none(const char *op) {
+    return epw_fail(EPW_ERR_STATE, (epw_where){op, -1, -1}, "there is no communicator on a GPU");
+}
+
+epw_status epw_coll_gpu_group(epw_comm *comm, const epw_coll *ops, size_t count, const epw_call *call,
+                              epw_outcome *outcome) {
+    (void)comm, (void)ops, (void)count, (void)call, (void)outcome;
+    return none("group");
+}
+epw_status epw_coll_gpu_work_wait(epw_comm *comm, epw_work work, uint64_t timeout_ns, epw_outcome *outcome) {
+    (void)comm, (void)work, (void)timeout_ns, (void)outcome;
+    return none("work_wait");
+}
+epw_status epw_coll_gpu_work_await(epw_comm *comm, epw_work work, uint64_t timeout_ns) {
+    (void)comm, (void)work, (void)timeout_ns;
+    return none("work_await");
+}
+epw_status epw_coll_gpu_work_drop(epw_comm *comm, epw_work work) {
+    (void)comm, (void)work;
+    return none("work_drop");
+}
+#endif

@@ -1,0 +1,340 @@
+/* See gpu.h. What kernels know lies in device memory (kernels/coll/state.h). It is changed only in stream
+ * order: the host first sees the enqueued work done, then changes it on the peer floor's stream (peer/gpu.h)
+ * and sees that done. Replays of graphs are ordered by the caller. */
+#include "coll/gpu/gpu.h"
+
+#include "device/cuda.h"
+
+#ifdef EPW_CUDA
+#include "base/clock.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+
+/* ---- the plan ---- */
+
+enum {
+    BLOCKS_DEFAULT = 32,
+    SLOTS_DEFAULT = 4,
+    CHANNELS_MOST = 8, /* of sends from one rank to another */
+    SLOT_LEAST_CHOSEN = 1 << 10,
+    SLOT_MOST_CHOSEN = 1 << 15,
+    RINGS_CHOSEN = 1 << 26,   /* bytes of all rings together */
+    PACKETS_CHOSEN = 1 << 20, /* of messages of all ranks by packets */
+    PACKETS_LEAST = 1 << 10,
+    PACKETS_MOST = 1 << 19
+};
+
+static uint32_t blocks_of(const epw_comm_config *c) {
+    return c->sms != 0 ? c->sms : BLOCKS_DEFAULT;
+}
+
+/* So many that all ranks can be sent to and received from at a time, by a team each. */
+static uint32_t channels_of(const epw_coll_window *w) {
+    uint32_t most = w->blocks * EPW_COLL_TEAMS / (2 * w->ranks);
+    return most < 1 ? 1 : most < CHANNELS_MOST ? most : CHANNELS_MOST;
+}
+
+static epw_coll_window window_of(const epw_comm_config *c) {
+    epw_coll_window w = {
+        .ranks = c->ranks, .blocks = blocks_of(c), .slots = c->slots, .slot_bytes = c->slot_bytes};
+    if (w.slots == 0) w.slots = SLOTS_DEFAULT;
+    w.channels = channels_of(&w);
+    uint64_t slots = epw_coll_channels(&w) * w.slots;
+    if (w.slot_bytes == 0) {
+        w.slot_bytes = SLOT_MOST_CHOSEN;
+        while (w.slot_bytes > SLOT_LEAST_CHOSEN && slots * w.slot_bytes > RINGS_CHOSEN) w.slot_bytes /= 2;
+    }
+    w.packet_bytes = PACKETS_MOST;
+    while (w.packet_bytes > PACKETS_LEAST && (uint64_t)w.packet_bytes * w.ranks > PACKETS_CHOSEN)
+        w.packet_bytes /= 2;
+    w.packets_offset = epw_align(epw_floor_bytes(w.ranks), 4096);
+    w.packets_stride = epw_align((EPW_COLL_CALL_PACKETS + w.packet_bytes / 8) * EPW_COLL_PACKET, 128);
+    w.counts_offset = w.packets_offset + 2 * w.ranks * w.packets_stride;
+    w.rings_offset = epw_align(w.counts_offset + epw_coll_channels(&w) * 2 * EPW_COLL_COUNT_STRIDE, 4096);
+    w.bytes = w.rings_offset + slots * (w.slot_bytes + (uint64_t)EPW_COLL_NOTE_BYTES);
+    return w;
+}
+
+epw_status epw_coll_gpu_plan(const epw_comm_config *c, epw_coll_layout *out) {
+    epw_where where = {"create", (int)c->rank, -1};
+    if (c->device < 0)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "config.device is %d, must be EPW_DEVICE_HOST or a CUDA ordinal", c->device);
+    if (c->ranks > EPW_GPU_PEERS)
+        return epw_fail(EPW_ERR_LIMIT, where, "config.ranks is %u, must be at most %d on GPUs", c->ranks,
+                        EPW_GPU_PEERS);
+    if (c->heap_bytes != 0)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "config.heap_bytes is %llu, must be 0 on a GPU in this version",
+                        (unsigned long long)c->heap_bytes);
+    if (c->fabric != NULL)
+        return epw_fail(
+            EPW_ERR_INVALID, where,
+            "config.fabric must be NULL on a GPU: peers behind queues are not reached in this version");
+    if (c->sms > EPW_COLL_BLOCKS)
+        return epw_fail(EPW_ERR_LIMIT, where, "config.sms is %u, must be in [1, %d], or 0", c->sms,
+                        EPW_COLL_BLOCKS);
+    epw_coll_window w = window_of(c);
+    *out = (epw_coll_layout){.ranks = c->ranks,
+                             .slots = w.slots,
+                             .slot_bytes = w.slot_bytes,
+                             .blocks = w.blocks,
+                             .window_bytes = w.bytes};
+    return EPW_OK;
+}
+
+/* ---- bounded waits ---- */
+
+static epw_status await_work(epw_comm *comm, uint64_t timeout_ns, epw_where where) {
+    struct epw_coll_gpu *g = comm->gpu;
+    if (!g->enqueued) return EPW_OK;
+    if (g->unmarked)
+        return epw_fail(
+            EPW_ERR_STATE, where,
+            "CUDA could record no event behind the last call, so nobody can wait for its end: make "
+            "the next call on the same stream");
+    return epw_peers_await_event(&comm->peers, g->event, timeout_ns, where);
+}
+
+static epw_status require_idle(epw_comm *comm, epw_where where) {
+    epw_status status = await_work(comm, comm->config.deadline_ns, where);
+    if (status != EPW_PENDING) return status;
+    return epw_fail(
+        EPW_ERR_TIMEOUT, where,
+        "what was enqueued before has not run within the deadline of %llu ms: wait for its stream",
+        (unsigned long long)(comm->config.deadline_ns / 1000000u));
+}
+
+/* ---- life ---- */
+
+/* Everything in device memory beside the window. */
+static uint64_t carve(struct epw_coll_gpu *g, uint32_t ranks, unsigned char *memory) {
+    uint64_t at = 0;
+    g->shared = (epw_gpu_shared *)(void *)(memory + at);
+    at += epw_align(sizeof *g->shared, 256);
+    g->peers = (epw_gpu_peers *)(void *)(memory + at);
+    at += epw_align(sizeof *g->peers, 256);
+    g->state = (epw_coll_state *)(void *)(memory + at);
+    at += epw_align(sizeof *g->state, 256);
+    g->progress = (epw_coll_progress *)(void *)(memory + at);
+    return at + (uint64_t)EPW_COLL_RINGS * EPW_COLL_BLOCKS * ranks * sizeof *g->progress;
+}
+
+/* The same byte of the pinned memory as the GPU addresses it. */
+#define SEEN_BY_GPU(device, field) ((void *)((unsigned char *)(device) + offsetof(epw_coll_pinned, field)))
+
+static epw_status make_memory(epw_comm *comm, epw_where where) {
+    struct epw_coll_gpu *g = comm->gpu;
+    int32_t ordinal = comm->config.device;
+    void *host, *device;
+    epw_status status = epw_cuda_host_alloc(ordinal, sizeof *g->pinned, where, &host, &device);
+    if (status != EPW_OK) return status;
+    g->pinned = host;
+    g->differing = SEEN_BY_GPU(device, differing);
+    g->faulted = SEEN_BY_GPU(device, faulted);
+    status = epw_cuda_alloc(ordinal, carve(g, comm->layout.ranks, NULL), where, &g->memory);
+    if (status != EPW_OK) return status;
+    carve(g, comm->layout.ranks, g->memory);
+    epw_peers_gpu_options floor = {
+        .device = ordinal, .deadline_ns = comm->config.deadline_ns, .shared = g->shared, .lanes = {g->peers}};
+    status = epw_peers_open_gpu(&comm->peers, &floor, where);
+    if (status != EPW_OK) return status;
+    epw_gpu_shared shared = {.suspects_host = SEEN_BY_GPU(device, suspects),
+                             .silent_host = SEEN_BY_GPU(device, silent),
+                             .revoked = SEEN_BY_GPU(device, revoked)};
+    return epw_cuda_copy(ordinal, comm->peers.gpu->stream, g->shared, &shared, sizeof shared, where);
+}
+
+/* Loads the kernels and makes the event. */
+static epw_status make_ready(epw_comm *comm, epw_where where) {
+    epw_cuda_scope scope;
+    epw_status status = epw_cuda_enter_relaxed(comm->config.device, where, &scope);
+    if (status != EPW_OK) return status;
+    int error = epw_coll_gpu_prepare();
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernels of collectives");
+    if (status == EPW_OK) {
+        error = cudaEventCreateWithFlags(&comm->gpu->event, cudaEventDisableTiming);
+        if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
+    }
+    epw_cuda_leave_relaxed(&scope);
+    return status;
+}
+
+epw_status epw_coll_gpu_open(epw_comm *comm, epw_where where) {
+    struct epw_coll_gpu *g = calloc(1, sizeof *g);
+    if (g == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the GPU's description");
+    comm->gpu = g;
+    g->window = window_of(&comm->config);
+    uint32_t sms = 0;
+    epw_status status = epw_cuda_open(comm->config.device, where);
+    if (status == EPW_OK) status = epw_cuda_sms(comm->config.device, where, &sms);
+    if (status == EPW_OK && g->window.blocks > sms)
+        status =
+            epw_fail(EPW_ERR_LIMIT, where, "config.sms is %u, the GPU has %u SMs", g->window.blocks, sms);
+    if (status == EPW_OK) status = make_ready(comm, where);
+    return status == EPW_OK ? make_memory(comm, where) : status;
+}
+
+static epw_mask suspects(void *user, epw_mask *silent) {
+    const epw_coll_pinned *pinned = ((const epw_comm *)user)->gpu->pinned;
+    epw_mask all = {{0}};
+    epw_ranks_join(&all, &pinned->suspects);
+    epw_ranks_join(&all, &pinned->revoked);
+    if (silent == NULL) return all;
+    *silent = (epw_mask){{0}};
+    epw_ranks_join(silent, &pinned->silent);
+    for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) silent->bits[i] &= all.bits[i];
+    return all;
+}
+
+bool epw_coll_gpu_leave(epw_comm *comm) {
+    epw_where where = epw_comm_where(comm, "destroy");
+    if (comm->gpu == NULL || comm->peers.gpu == NULL) return true;
+    uint64_t bound = 4 * EPW_WAIT_DEADLINES_MAX * comm->config.deadline_ns;
+    /* Without a membership nothing touches a window but what probes have copied. */
+    if (comm->peers.epoch == 0)
+        return !comm->peers.gpu->probed || epw_peers_settle(&comm->peers, bound, where) != EPW_PENDING;
+    epw_status status = await_work(comm, bound, where);
+    if (status == EPW_ERR_STATE) return false; /* who knows what still runs */
+    epw_mask told = {{0}}; /* by kernels, as suspects; but those that were revoked may have to be told yet */
+    epw_ranks_join(&told, &comm->gpu->pinned->suspects);
+    if (status == EPW_OK) status = epw_peers_say_farewell(&comm->peers, &told, where);
+    return status != EPW_PENDING; /* a GPU that has failed touches nothing any more */
+}
+
+static void free_works(epw_coll_work *work, bool usable) {
+    while (work != NULL) {
+        epw_coll_work *next = work->next;
+        if (usable) cudaEventDestroy(work->event);
+        free(work);
+        work = next;
+    }
+}
+
+void epw_coll_gpu_close(epw_comm *comm) {
+    struct epw_coll_gpu *g = comm->gpu;
+    if (g == NULL) return;
+    int32_t ordinal = comm->config.device;
+    epw_cuda_scope scope;
+    if (epw_cuda_enter_relaxed(ordinal, epw_comm_where(comm, "destroy"), &scope) == EPW_OK) {
+        if (g->event != NULL) cudaEventDestroy(g->event);
+        free_works(g->works, true);
+        free_works(g->spare, true);
+        epw_cuda_leave_relaxed(&scope);
+    }
+    if (g->memory != NULL) epw_cuda_free(ordinal, g->memory); /* waits for copies that were given up */
+    epw_peers_close_gpu(&comm->peers);
+    if (g->pinned != NULL) epw_cuda_host_free(ordinal, g->pinned);
+    free(g);
+    comm->gpu = NULL;
+}
+
+void epw_coll_gpu_abandon(epw_comm *comm) {
+    if (comm->gpu == NULL) return;
+    free_works(comm->gpu->works, false);
+    free_works(comm->gpu->spare, false);
+    free(comm->gpu);
+    comm->gpu = NULL;
+}
+
+/* ---- what the peer floor asks of it ---- */
+
+static void lock(void *user) {
+    pthread_mutex_lock(&((epw_comm *)user)->lock);
+}
+
+static void unlock(void *user) {
+    pthread_mutex_unlock(&((epw_comm *)user)->lock);
+}
+
+static epw_status check_idle(void *user, epw_where where) {
+    (void)user, (void)where; /* what runs is waited for */
+    return EPW_OK;
+}
+
+/* Without the lock: other threads may go on calling, and begin_epoch waits again. */
+static epw_status quiesce(void *user, epw_where where) {
+    return require_idle(user, where);
+}
+
+static epw_status part(void *user, uint32_t peer, epw_where where) {
+    epw_comm *comm = user;
+    epw_status status = require_idle(comm, where);
+    if (status == EPW_OK) status = epw_cuda_enter(comm->config.device, where);
+    if (status != EPW_OK) return status;
+    epw_coll_part_args args = {.peers = comm->gpu->peers, .rank = comm->config.rank, .peer = peer};
+    int error = epw_coll_gpu_part(&args, comm->peers.gpu->stream);
+    if (error != cudaSuccess)
+        status = epw_fail_cuda(error, where, "launch of the kernel that parts with a peer");
+    epw_cuda_leave();
+    return status == EPW_OK ? epw_peers_settle_change(&comm->peers, where) : status;
+}
+
+static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch_word, epw_where where) {
+    epw_comm *comm = user;
+    struct epw_coll_gpu *g = comm->gpu;
+    epw_status status = require_idle(comm, where);
+    if (status == EPW_OK) status = epw_cuda_enter(comm->config.device, where);
+    if (status != EPW_OK) return status;
+    epw_coll_membership_args args = {.peers = g->peers,
+                                     .shared = g->shared,
+                                     .state = g->state,
+                                     .progress = g->progress,
+                                     .progress_count = EPW_COLL_RINGS * EPW_COLL_BLOCKS * comm->layout.ranks,
+                                     .rank = comm->config.rank,
+                                     .ranks = comm->layout.ranks,
+                                     .epoch_word = epoch_word,
+                                     .active = epw_ranks_of(active)};
+    epw_ranks_clear(&g->pinned->revoked); /* no kernel of the old epoch runs */
+    g->pinned->differing = (epw_coll_differing){0};
+    int error = epw_coll_gpu_begin_epoch(&args, comm->peers.gpu->stream);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
+    epw_cuda_leave();
+    if (status != EPW_OK) return status;
+    status = epw_peers_settle(&comm->peers, comm->config.deadline_ns, where);
+    if (status == EPW_OK) {
+        comm->own_word = epoch_word;
+        return EPW_OK;
+    }
+    /* The kernel may yet run: neither the old membership nor the new one holds. */
+    comm->own_word = 0;
+    comm->peers.epoch = epw_word_epoch(epoch_word);
+    comm->peers.step = epw_word_step(epoch_word);
+    epw_mask_clear(&comm->peers.active);
+    if (status != EPW_PENDING) return status;
+    return epw_fail(EPW_ERR_TIMEOUT, where,
+                    "the GPU has not begun the epoch within the deadline of %llu ms: call again, with this "
+                    "epoch and step or a larger epoch",
+                    (unsigned long long)(comm->config.deadline_ns / 1000000u));
+}
+
+/* No peer is behind a queue. */
+static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
+    (void)user, (void)source, (void)lane, (void)area;
+    return (epw_stretch){0, 0};
+}
+
+/* Writer: this thread. Reader: kernels that wait long. Nothing else goes with the bits. */
+static void revoke(void *user, const epw_mask *members) {
+    epw_comm *comm = user;
+    EPW_MASK_FOR(peer, members, comm->layout.ranks) epw_ranks_insert(&comm->gpu->pinned->revoked, peer);
+}
+
+const epw_peers_user epw_coll_gpu_user = {
+    .lock = lock,
+    .unlock = unlock,
+    .check_idle = check_idle,
+    .quiesce = quiesce,
+    .part = part,
+    .begin_epoch = begin_epoch,
+    .footprint = footprint,
+    .suspects = suspects,
+    .revoke = revoke,
+};
+#else
+epw_status epw_coll_gpu_plan(const epw_comm_config *c, epw_coll_layout *out) {
+    (void)out;
+    return epw_fail(EPW_ERR_NO_PATH, (epw_where){"create", (int)c->rank, -1}, EPW_NO_CUDA);
+}
+#endif

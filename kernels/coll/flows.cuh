@@ -1,0 +1,130 @@
+// What each operation is made of: to whom this rank gives which bytes, where what it is given goes, and what it folds. The same
+// for packets and for rings.
+#pragma once
+
+#include "kernels/coll/operation.cuh"
+
+namespace epw {
+
+// Bytes of the caller's memory.
+struct Stretch {
+    unsigned char *at;
+    uint64_t bytes;
+};
+
+// What this rank folds; nothing: no bytes.
+struct Folding {
+    const unsigned char *own;
+    unsigned char *out;
+    uint64_t bytes;
+};
+
+// Of an all-reduce in pieces every member has one to fold for all.
+__device__ __forceinline__ bool is_shared_out(const Collective &c) {
+    return c.args->kind == EPW_ALL_REDUCE && c.args->pieces != 0;
+}
+
+// Whole cells of 16.
+__device__ __forceinline__ uint64_t longest_piece(const Collective &c) {
+    return ((c.args->bytes + c.members - 1) / c.members + 15) / 16 * 16;
+}
+
+// Where a member's piece begins, and its size, which is less of the last ones.
+__device__ __forceinline__ Stretch piece_of(const Collective &c, unsigned char *base, uint32_t member) {
+    const uint64_t all = c.args->bytes, each = longest_piece(c);
+    const uint64_t from = min(all, c.place[member] * each);
+    return {base + from, min(each, all - from)};
+}
+
+__device__ __forceinline__ unsigned char *sent(const Collective &c) { return const_cast<unsigned char *>(c.args->send); }
+
+// What this rank gives the peer, raw.
+__device__ __forceinline__ Stretch given_to(const Collective &c, uint32_t peer) {
+    const epw_coll_args &a = *c.args;
+    const bool root = a.root == c.rank, to_root = a.root == peer;
+    switch (a.kind) {
+    case EPW_BROADCAST:
+        return {sent(c), root ? a.bytes : 0};
+    case EPW_ALL_REDUCE:
+        return is_shared_out(c) ? piece_of(c, sent(c), peer) : Stretch{sent(c), a.bytes};
+    case EPW_REDUCE:
+    case EPW_GATHER:
+        return {sent(c), to_root ? a.bytes : 0};
+    case EPW_ALL_GATHER:
+        return {sent(c), a.bytes};
+    case EPW_REDUCE_SCATTER:
+    case EPW_ALL_TO_ALL:
+        return {sent(c) + peer * a.bytes, a.bytes};
+    case EPW_SCATTER:
+        return {sent(c) + peer * a.bytes, root ? a.bytes : 0};
+    default:
+        return {nullptr, 0};
+    }
+}
+
+// Where what the peer gives goes, as it is: not what is folded here.
+__device__ __forceinline__ Stretch taken_from(const Collective &c, uint32_t peer) {
+    const epw_coll_args &a = *c.args;
+    const bool root = a.root == c.rank, from_root = a.root == peer;
+    switch (a.kind) {
+    case EPW_BROADCAST:
+    case EPW_SCATTER:
+        return {a.recv, from_root ? a.bytes : 0};
+    case EPW_ALL_REDUCE:
+        return is_shared_out(c) ? piece_of(c, a.recv, peer) : Stretch{nullptr, 0};
+    case EPW_ALL_GATHER:
+    case EPW_ALL_TO_ALL:
+        return {a.recv + peer * a.bytes, a.bytes};
+    case EPW_GATHER:
+        return {a.recv + peer * a.bytes, root ? a.bytes : 0};
+    default:
+        return {nullptr, 0};
+    }
+}
+
+__device__ __forceinline__ Folding folded_here(const Collective &c) {
+    const epw_coll_args &a = *c.args;
+    switch (a.kind) {
+    case EPW_ALL_REDUCE: {
+        if (!is_shared_out(c)) return {a.send, a.recv, a.bytes};
+        const Stretch own = piece_of(c, sent(c), c.rank);
+        return {own.at, piece_of(c, a.recv, c.rank).at, own.bytes};
+    }
+    case EPW_REDUCE:
+        return {a.send, a.recv, a.root == c.rank ? a.bytes : 0};
+    case EPW_REDUCE_SCATTER:
+        return {a.send + c.rank * a.bytes, a.recv, a.bytes};
+    default:
+        return {nullptr, nullptr, 0};
+    }
+}
+
+// What this rank gives itself, of what moves: `own` is where it lies; nothing where it lies there already.
+__device__ __forceinline__ Folding given_to_itself(const Collective &c) {
+    const epw_coll_args &a = *c.args;
+    const bool root = a.root == c.rank;
+    Folding f = {a.send, a.recv, 0};
+    switch (a.kind) {
+    case EPW_BROADCAST:
+        f.bytes = root && a.recv != nullptr ? a.bytes : 0;
+        break;
+    case EPW_ALL_TO_ALL:
+        f = {a.send + c.rank * a.bytes, a.recv + c.rank * a.bytes, a.bytes};
+        break;
+    case EPW_ALL_GATHER:
+        f = {a.send, a.recv + c.rank * a.bytes, a.bytes};
+        break;
+    case EPW_GATHER:
+        f = {a.send, a.recv + c.rank * a.bytes, root ? a.bytes : 0};
+        break;
+    case EPW_SCATTER:
+        f = {a.send + c.rank * a.bytes, a.recv, root ? a.bytes : 0};
+        break;
+    default:
+        break;
+    }
+    if (f.own == f.out) f.bytes = 0;
+    return f;
+}
+
+} // namespace epw

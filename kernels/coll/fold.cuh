@@ -1,0 +1,132 @@
+// Reductions, bit for bit those of c/numerics/sums.h: element by element, ranks in ascending order, the first one's element to
+// begin with. 16-bit floats in f32, rounded once; integers wrap; the average of integers is that of their exact sum, towards
+// zero.
+#pragma once
+
+#include "epwire.h"
+#include "kernels/ptx/number.cuh"
+
+#include <type_traits>
+
+namespace epw {
+
+struct F16 {
+    uint16_t bits;
+};
+struct Bf16 {
+    uint16_t bits;
+};
+
+// What elements are folded in: wide enough for the exact sum of all ranks' integers.
+template <typename T> struct FoldedIn {
+    using Type =
+        std::conditional_t<std::is_floating_point_v<T>, T,
+                           std::conditional_t<sizeof(T) == 1, int32_t, std::conditional_t<sizeof(T) == 4, int64_t, __int128>>>;
+};
+template <> struct FoldedIn<F16> { using Type = float; };
+template <> struct FoldedIn<Bf16> { using Type = float; };
+
+template <typename T> __device__ __forceinline__ typename FoldedIn<T>::Type widen(T x) { return x; }
+template <> __device__ __forceinline__ float widen(F16 x) { return ptx::low_f16(x.bits); }
+template <> __device__ __forceinline__ float widen(Bf16 x) { return __uint_as_float(uint32_t(x.bits) << 16); }
+
+// A NaN is the positive quiet one.
+template <typename T> __device__ __forceinline__ T narrow(typename FoldedIn<T>::Type x) { return static_cast<T>(x); }
+template <> __device__ __forceinline__ float narrow<float>(float x) { return x != x ? __uint_as_float(0x7fc00000u) : x; }
+template <> __device__ __forceinline__ double narrow<double>(double x) {
+    return x != x ? __longlong_as_double(0x7ff8000000000000ll) : x;
+}
+template <> __device__ __forceinline__ F16 narrow<F16>(float x) {
+    return {x != x ? uint16_t(0x7e00) : uint16_t(ptx::round_to_f16(x, 0.0f))};
+}
+template <> __device__ __forceinline__ Bf16 narrow<Bf16>(float x) {
+    return {x != x ? uint16_t(0x7fc0) : uint16_t(ptx::round_to_bf16(x, 0.0f))};
+}
+
+template <typename A> __device__ __forceinline__ A add(A a, A b) {
+    return a + b; // of integers: wide enough
+}
+template <typename A> __device__ __forceinline__ A multiply(A a, A b) {
+    if constexpr (std::is_floating_point_v<A>) {
+        return a * b;
+    } else if constexpr (sizeof(A) == 4) {
+        return A(uint32_t(a) * uint32_t(b));
+    } else { // the lower half of 128 bits, too
+        return A(int64_t(uint64_t(a) * uint64_t(b)));
+    }
+}
+
+__device__ __forceinline__ bool is_negative(float x) { return __float_as_int(x) < 0; }
+__device__ __forceinline__ bool is_negative(double x) { return __double_as_longlong(x) < 0; }
+
+// NaN if either is; -0 is less than +0.
+template <typename A> __device__ __forceinline__ bool less(A a, A b) {
+    if constexpr (std::is_floating_point_v<A>) {
+        return a != a || a < b || (a == b && is_negative(a));
+    } else {
+        return a < b;
+    }
+}
+template <typename A> __device__ __forceinline__ A least(A a, A b) { return less(a, b) ? a : b; }
+template <typename A> __device__ __forceinline__ A most(A a, A b) {
+    if constexpr (std::is_floating_point_v<A>) {
+        return a != a || a > b || (a == b && !is_negative(a)) ? a : b;
+    } else {
+        return a > b ? a : b;
+    }
+}
+
+// Elements of a word of 8 bytes.
+template <typename T> struct Word {
+    using A = typename FoldedIn<T>::Type;
+    static constexpr uint32_t kCount = 8 / sizeof(T);
+    A a[kCount];
+
+    __device__ __forceinline__ static T element(uint64_t word, uint32_t i) {
+        using Bits = std::conditional_t<
+            sizeof(T) == 1, uint8_t,
+            std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>>;
+        return __builtin_bit_cast(T, Bits(word >> (8 * sizeof(T) * i)));
+    }
+
+    __device__ __forceinline__ void begin(uint64_t word) {
+#pragma unroll
+        for (uint32_t i = 0; i < kCount; i++) a[i] = widen(element(word, i));
+    }
+
+    __device__ __forceinline__ void fold(uint64_t word, uint32_t op) {
+        switch (op) { // the same for all threads
+        case EPW_PRODUCT:
+#pragma unroll
+            for (uint32_t i = 0; i < kCount; i++) a[i] = multiply(a[i], widen(element(word, i)));
+            break;
+        case EPW_MIN:
+#pragma unroll
+            for (uint32_t i = 0; i < kCount; i++) a[i] = least(a[i], widen(element(word, i)));
+            break;
+        case EPW_MAX:
+#pragma unroll
+            for (uint32_t i = 0; i < kCount; i++) a[i] = most(a[i], widen(element(word, i)));
+            break;
+        default:
+#pragma unroll
+            for (uint32_t i = 0; i < kCount; i++) a[i] = add(a[i], widen(element(word, i)));
+        }
+    }
+
+    __device__ __forceinline__ uint64_t end(uint32_t op, uint32_t members) const {
+        uint64_t word = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < kCount; i++) {
+            A x = a[i];
+            if (op == EPW_AVERAGE) x = x / A(members);
+            const T t = narrow<T>(x);
+            uint64_t bits = 0;
+            __builtin_memcpy(&bits, &t, sizeof t);
+            word |= bits << (8 * sizeof(T) * i);
+        }
+        return word;
+    }
+};
+
+} // namespace epw

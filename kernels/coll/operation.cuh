@@ -1,0 +1,237 @@
+// A collective from the first instruction of a kernel to the last: what a block reads of the communicator, the call that ranks
+// tell each other, waits, and what the block leaves behind.
+//
+// Blocks do not wait for one another at the end, but where one has met trouble: somebody given up, a long wait, calls that
+// differ. Of such blocks one waits until all are out, tells the host whom the operation lacks, and stops the clocks.
+#pragma once
+
+#include "kernels/coll/state.h"
+#include "kernels/peer/packet.cuh"
+
+namespace epw {
+
+constexpr uint32_t kCollThreads = 512;
+
+struct Collective : Peers {
+    const epw_coll_args *args;
+    uint64_t number;      // of the operation in the epoch, from 1
+    uint64_t tag;         // of its packets
+    uint64_t out;         // the counter of blocks, when the kernel began
+    uint32_t phase;       // of waits
+    uint32_t stopped;     // calls differ: this block does nothing more
+    epw_rank_set lacking; // whom this block lacks beside those that it has given up
+    uint32_t members;
+    uint16_t place[EPW_GPU_PEERS]; // of each member among them
+};
+
+__device__ __forceinline__ bool takes_part(const Collective &c, uint32_t peer) { return has(c.reachable, peer); }
+
+// Each rank has its own first peer, so that not all write to the same one.
+__device__ __forceinline__ uint32_t peer_after(const Collective &c, uint32_t distance) {
+    const uint32_t peer = c.rank + distance;
+    return peer < c.ranks ? peer : peer - c.ranks;
+}
+
+// ---- calls that differ ----
+
+__device__ __forceinline__ uint64_t call_of(const Collective &c, uint32_t source) {
+    return epw_coll_packets(&c.args->at, c.number, source);
+}
+
+// By one thread: the peer's call is another one than this rank's.
+__device__ __noinline__ inline void stop_for(Collective &c, uint32_t peer, const uint64_t its[2], const uint64_t own[2]) {
+    c.stopped = 1;
+    atomicOr(&c.troubled, 1u);
+    if (atomicExch(&c.args->state->halted, 1u) != 0) return;
+    epw_coll_differing *d = c.args->differing;
+    d->peer = peer;
+    d->its[0] = its[0];
+    d->its[1] = its[1];
+    d->own[0] = own[0];
+    d->own[1] = own[1];
+    d->op = c.number;
+    tell_host(&d->found);
+}
+
+// Whether the peer's call of this operation has come; and if it is another one, this rank's block stops.
+__device__ __forceinline__ Come look_at_call(Collective &c, uint32_t peer) {
+    const uint64_t at = call_of(c, peer);
+    const Packet low = packet_at(c, at), high = packet_at(c, at + EPW_COLL_PACKET);
+    if (low.tag != c.tag || high.tag != c.tag) return Come::kNotYet;
+    if (low.data == c.args->call[0] && high.data == c.args->call[1]) return Come::kYes;
+    const uint64_t its[2] = {low.data, high.data};
+    stop_for(c, peer, its, c.args->call);
+    return Come::kStop;
+}
+
+// ---- waits ----
+
+// Waits until `come()`, or gives the peer up. Whoever waits long looks at the peer's call too: what it waits for may never come.
+template <typename Look>
+__device__ __forceinline__ bool await_peer(Collective &c, uint32_t peer, uint64_t expected, const Look &come) {
+    constexpr uint32_t kLooks = 256;
+#pragma unroll 1
+    for (uint32_t i = 0; i < kLooks; i++) {
+        if (come()) return true;
+    }
+    return await_long(c, c.phase, peer, expected, [&] {
+        if (come()) return Come::kYes;
+        if (*static_cast<volatile uint32_t *>(&c.stopped)) return Come::kStop;
+        if (ptx::load_relaxed_gpu(&c.args->state->halted)) {
+            c.stopped = 1;
+            return Come::kStop;
+        }
+        if (c.phase != EPW_PHASE_COLLECTIVE) return Come::kNotYet;
+        return look_at_call(c, peer) == Come::kStop ? Come::kStop : Come::kNotYet;
+    });
+}
+
+// ---- beginning ----
+
+// By the whole block, which waits here. False: nothing is to be done. Sends and receives are no operation of the epoch's count.
+__device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint32_t phase = EPW_PHASE_COLLECTIVE) {
+    epw_gpu_peers *peers = a.peers;
+    const epw_coll_turn turn = a.state->turns[blockIdx.x];
+    for (uint32_t i = threadIdx.x; i < a.ranks; i += blockDim.x) c.data[i] = entry_of(peers, EPW_AREA_ROWS, i);
+    if (threadIdx.x < EPW_RANK_WORDS) {
+        const uint32_t word = threadIdx.x, active = peers->active.words[word];
+        const uint32_t suspects = ptx::load_relaxed_gpu(&a.shared->suspects.words[word]);
+        c.active.words[word] = active;
+        c.suspects.words[word] = suspects;
+        c.present.words[word] = c.reachable.words[word] = c.mapped.words[word] = active & ~suspects;
+        c.queued.words[word] = c.lacking.words[word] = 0;
+    }
+    if (threadIdx.x == 0) {
+        c.args = &a;
+        c.peers = peers;
+        c.own = a.window;
+        c.inbox = nullptr;
+        c.rank = a.rank;
+        c.ranks = a.ranks;
+        c.lane = 0;
+        c.epoch = epw_word_epoch(peers->epoch_word);
+        c.number = turn.op + (phase == EPW_PHASE_COLLECTIVE);
+        c.phase = phase;
+        c.op = uint32_t(c.number);
+        c.out = turn.out;
+        c.resumes = c.posts = false;
+        c.group_deadline = peers->deadline_ns;
+        c.deadline = a.deadline_ns ? a.deadline_ns : peers->deadline_ns;
+        c.spoke = 0;
+        c.gave_up = c.troubled = 0;
+        c.tag = epw_epoch_word(c.epoch, c.number & EPW_STEP_MAX);
+        c.stopped = ptx::load_relaxed_gpu(&a.state->halted);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        uint32_t members = 0;
+        for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) members += __popc(c.active.words[i]);
+        c.members = members;
+        if (c.stopped || any(c.active - c.present)) c.troubled = 1;
+    }
+    for (uint32_t i = threadIdx.x; i < a.ranks; i += blockDim.x) {
+        uint32_t before = __popc(c.active.words[i / 32] & (bit_of(i) - 1));
+        for (uint32_t w = 0; w < i / 32; w++) before += __popc(c.active.words[w]);
+        c.place[i] = uint16_t(before);
+    }
+    // A member has begun the epoch: it has done with what was written there in the one before. Only its first operation asks.
+    if (c.number == 1 && phase == EPW_PHASE_COLLECTIVE && !c.stopped) {
+        for (uint32_t peer = threadIdx.x; peer < a.ranks; peer += blockDim.x) {
+            if (peer == c.rank || !takes_part(c, peer)) continue;
+            if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_COLLECTIVE, peer, false).arrived) leave_out(c, peer);
+        }
+    }
+    __syncthreads();
+    return !c.stopped;
+}
+
+// Tells all others what this rank calls. By the first block.
+__device__ __forceinline__ void tell_call(const Collective &c) {
+    if (blockIdx.x != 0) return;
+    for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
+        if (peer == c.rank || !takes_part(c, peer)) continue;
+        const uint64_t at = call_of(c, c.rank);
+        put_packet(c, peer, at, c.args->call[0], c.tag);
+        put_packet(c, peer, at + EPW_COLL_PACKET, c.args->call[1], c.tag);
+    }
+}
+
+// Waits for the calls of all others: see state.h. By the first block.
+__device__ __forceinline__ void await_calls(Collective &c) {
+    if (blockIdx.x != 0) return;
+    for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
+        if (peer == c.rank || !takes_part(c, peer) || c.stopped) continue;
+        await_peer(c, peer, c.tag, [&] { return look_at_call(c, peer) == Come::kYes; });
+    }
+}
+
+// ---- the end ----
+
+// As long as others of the kernel may wait for somebody, if they have begun.
+__device__ __noinline__ inline void await_others_out(const Collective &c, uint64_t out) {
+    const uint64_t began = ptx::global_timer_ns(), most = 2 * EPW_WAIT_DEADLINES_MAX * c.deadline;
+    while (ptx::load_acquire_gpu(&c.args->state->out_blocks) < out && ptx::global_timer_ns() - began < most) {
+    }
+}
+
+// By one thread of one block, when all others are out.
+__device__ __noinline__ inline void tell_end(const Collective &c) {
+    epw_coll_state *s = c.args->state;
+    const epw_rank_set missing = load_now(s->missing);
+    s->missing = {};
+    epw_coll_report &report = s->reports[c.args->ticket % EPW_COLL_REPORTS];
+    if (any(missing) || c.stopped) {
+        report.missing = missing;
+        report.record = {};
+        if (ptx::load_relaxed_gpu(&c.peers->recorded)) {
+            report.record = c.peers->record;
+        } else {
+            epw_error_record &r = report.record;
+            r.phase = c.phase;
+            r.cause = any(missing & c.suspects) ? EPW_CAUSE_SUSPECTED : EPW_CAUSE_PARTIAL;
+            r.rank = c.rank;
+            r.peer = first_of(missing);
+            r.epoch = c.epoch;
+            r.op = c.op;
+            r.deadline_ns = c.deadline;
+        }
+        report.ticket = c.args->ticket;
+        tell_host(c.args->faulted);
+    }
+    end_waits(c);
+    epw_rank_set told;
+    tell_suspects(c, told);
+}
+
+__device__ __noinline__ inline void close_troubled(Collective &c) {
+    epw_coll_state *s = c.args->state;
+    const uint64_t out = c.out + gridDim.x;
+#pragma unroll 1
+    for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) {
+        const uint32_t bits = (c.active.words[i] & ~c.reachable.words[i]) | c.lacking.words[i];
+        if (bits != 0) atomicOr(&s->missing.words[i], bits);
+    }
+    const bool closes = atomicMax(reinterpret_cast<unsigned long long *>(&s->closed), out) < out;
+    ptx::add_acq_rel_gpu(&s->out_blocks, 1);
+    if (!closes) return;
+    await_others_out(c, out);
+    tell_end(c);
+}
+
+// By the whole block.
+__device__ __forceinline__ void close(Collective &c) {
+    epw_coll_state *s = c.args->state;
+    __syncthreads();
+    ptx::let_next_begin();
+    // Reader: the next kernel of the stream.
+    const epw_coll_turn next = {c.number, c.out + gridDim.x};
+    for (uint32_t i = blockIdx.x + threadIdx.x * gridDim.x; i < EPW_COLL_BLOCKS; i += blockDim.x * gridDim.x) s->turns[i] = next;
+    if (threadIdx.x != 0) return;
+    if (c.troubled) {
+        close_troubled(c);
+    } else {
+        ptx::reduce_relaxed_gpu(&s->out_blocks, 1);
+    }
+}
+
+} // namespace epw

@@ -1,0 +1,123 @@
+// Sends and receives: a team of threads to each channel of each peer and direction, so that those that cross do not wait for each
+// other. A message goes in pieces by all channels to its peer, piece j by channel j % channels, and at least one by each; behind
+// each piece is the call of who sends, by which the receiver knows how many there are, and that it is the message it asks for.
+#pragma once
+
+#include "kernels/coll/bytes.cuh"
+#include "kernels/coll/operation.cuh"
+
+namespace epw {
+
+struct PointTeam {
+    static constexpr uint32_t kThreads = kCollThreads / EPW_COLL_TEAMS;
+    uint32_t channel, peer;
+    uint64_t number; // of pieces so far, in this epoch
+
+    __device__ __forceinline__ uint32_t thread() const { return threadIdx.x % kThreads; }
+    __device__ __forceinline__ bool meet_any(bool says) const {
+        return ptx::team_barrier_any(1 + threadIdx.x / kThreads, kThreads, says);
+    }
+    // Whether the team can go on. What its first thread has found is known to all of it then.
+    __device__ __forceinline__ bool goes_on(const Collective &c) const { return !meet_any(!takes_part(c, peer) || c.stopped); }
+};
+
+__device__ __forceinline__ uint64_t point_slot(const Collective &c, const PointTeam &t, uint32_t source) {
+    return epw_coll_slot(&c.args->at, EPW_COLL_POINT_RING, source, t.channel, t.number);
+}
+__device__ __forceinline__ uint64_t point_count(const Collective &c, const PointTeam &t, uint32_t source, uint32_t which) {
+    return epw_coll_count(&c.args->at, EPW_COLL_POINT_RING, source, t.channel, which);
+}
+
+// Until a piece more may be written for the peer: in an epoch the first ones may, once it has begun it.
+__device__ __forceinline__ void await_point_room(Collective &c, const PointTeam &t) {
+    const uint64_t slots = c.args->at.slots;
+    if (!takes_part(c, t.peer)) return;
+    if (t.number == 0) {
+        if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_POINT, t.peer, false).arrived) leave_out(c, t.peer);
+    } else if (t.number >= slots) {
+        const uint64_t at = point_count(c, t, t.peer, EPW_COLL_TAKEN), done = t.number + 1 - slots;
+        await_peer(c, t.peer, count_word(c, done), [&] { return has_count(c, count_at(c, at), done); });
+    }
+}
+
+__device__ __forceinline__ void await_point(Collective &c, const PointTeam &t) {
+    if (!takes_part(c, t.peer)) return;
+    const uint64_t at = point_count(c, t, t.peer, EPW_COLL_WRITTEN), wanted = t.number + 1;
+    await_peer(c, t.peer, count_word(c, wanted), [&] { return has_count(c, count_at(c, at), wanted); });
+}
+
+// Pieces are as large as slots.
+__device__ __forceinline__ uint64_t point_bytes(const Collective &c, uint64_t all, uint64_t j) {
+    const uint64_t size = c.args->at.slot_bytes, from = j * size;
+    return from < all ? min(size, all - from) : 0;
+}
+
+// Whether the team goes on with what its lane has to do.
+__device__ __forceinline__ bool send_message(Collective &c, PointTeam &t, const epw_coll_point &m) {
+    const uint64_t size = c.args->at.slot_bytes;
+#pragma unroll 1
+    for (uint64_t j = t.channel; j == t.channel || j * size < m.bytes; j += c.args->at.channels) {
+        if (t.thread() == 0) await_point_room(c, t);
+        if (!t.goes_on(c)) return false;
+        unsigned char *slot = at(c, t.peer, point_slot(c, t, c.rank));
+        copy(slot, m.at + j * size, point_bytes(c, m.bytes, j), t.thread(), t.kThreads);
+        if (t.thread() == 0) *reinterpret_cast<epw_coll_note *>(slot + size) = {{m.call[0], m.call[1]}, m.bytes};
+        t.meet_any(false);
+        t.number++;
+        // Writer: the team, by its meeting. Reader: the peer's await_point.
+        if (t.thread() == 0) {
+            post_count(c, t.peer, point_count(c, t, c.rank, EPW_COLL_WRITTEN), count_word(c, t.number));
+        }
+    }
+    return true;
+}
+
+// An epw_descriptor is the same but for its count, which is its second half: of room, where it is received.
+__device__ __forceinline__ bool is_asked_for(const epw_coll_note &note, const epw_coll_point &m) {
+    return note.call[0] == m.call[0] && note.bytes <= m.bytes;
+}
+
+__device__ __forceinline__ bool receive_message(Collective &c, PointTeam &t, const epw_coll_point &m) {
+    const uint64_t size = c.args->at.slot_bytes;
+    uint64_t bytes = 0;
+#pragma unroll 1
+    for (uint64_t j = t.channel; j == t.channel || j * size < bytes; j += c.args->at.channels) {
+        if (t.thread() == 0) await_point(c, t);
+        if (!t.goes_on(c)) return false;
+        const unsigned char *slot = c.own + point_slot(c, t, t.peer);
+        const epw_coll_note note = *reinterpret_cast<const epw_coll_note *>(slot + size);
+        if (!is_asked_for(note, m)) {
+            if (t.thread() == 0) stop_for(c, t.peer, note.call, m.call);
+            return false;
+        }
+        bytes = note.bytes;
+        copy(m.at + j * size, slot, point_bytes(c, bytes, j), t.thread(), t.kThreads);
+        t.meet_any(false);
+        t.number++;
+        // Writer: the team, by its meeting, done with reading. Reader: the source's await_point_room.
+        if (t.thread() == 0) {
+            post_count(c, t.peer, point_count(c, t, c.rank, EPW_COLL_TAKEN), count_word(c, t.number));
+        }
+    }
+    return true;
+}
+
+__device__ __forceinline__ void run_points(Collective &c, const epw_coll_point_args &a) {
+    const uint32_t channels = a.common.at.channels, team = blockIdx.x * EPW_COLL_TEAMS + threadIdx.x / PointTeam::kThreads;
+    const uint32_t lane = team / channels;
+    if (lane >= a.lanes) return;
+    const epw_coll_point &first = a.points[a.first[lane]];
+    PointTeam t = {team % channels, first.peer, 0};
+    const bool sends = first.sends != 0;
+    epw_coll_progress *progress = &a.common.progress[(EPW_COLL_POINT_RING * EPW_COLL_BLOCKS + t.channel) * c.ranks + t.peer];
+    uint64_t *number = sends ? &progress->written : &progress->read;
+    t.number = *number;
+#pragma unroll 1
+    for (uint32_t i = a.first[lane]; i < a.first[lane + 1]; i++) {
+        if (!(sends ? send_message(c, t, a.points[i]) : receive_message(c, t, a.points[i]))) break;
+    }
+    t.meet_any(false); // all have read it
+    if (t.thread() == 0) *number = t.number;
+}
+
+} // namespace epw

@@ -1,0 +1,80 @@
+// Collectives: a kernel for each way to move bytes and each type that is folded.
+#include "kernels/coll/large.cuh"
+#include "kernels/coll/membership.cuh"
+#include "kernels/coll/point.cuh"
+#include "kernels/coll/small.cuh"
+#include "kernels/launch.cuh"
+
+namespace epw {
+
+// T: what is folded; void: nothing is.
+template <typename T>
+__global__ void __launch_bounds__(kCollThreads, 1) small_collective_kernel(const __grid_constant__ epw_coll_args a) {
+    __shared__ Collective c;
+    ptx::wait_for_stream();
+    if (open(c, a)) run_small<T>(c);
+    close(c);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kCollThreads, 1) large_collective_kernel(const __grid_constant__ epw_coll_args a) {
+    __shared__ Collective c;
+    __shared__ Rings rings;
+    ptx::wait_for_stream();
+    if (open(c, a)) run_large<T>(c, rings);
+    close(c);
+}
+
+__global__ void __launch_bounds__(kCollThreads, 1) point_kernel(const __grid_constant__ epw_coll_point_args a) {
+    __shared__ Collective c;
+    ptx::wait_for_stream();
+    if (open(c, a.common, EPW_PHASE_POINT)) run_points(c, a);
+    close(c);
+}
+
+using Kernel = void (*)(epw_coll_args);
+struct Kernels {
+    Kernel small, large;
+};
+template <typename T> constexpr Kernels of_type() { return {small_collective_kernel<T>, large_collective_kernel<T>}; }
+
+// By EPW_TYPE_*; the last: what only moves.
+constexpr uint32_t kTypes = EPW_TYPE_F64 + 1;
+static const Kernels kernels[kTypes + 1] = {
+    of_type<int8_t>(), of_type<uint8_t>(), of_type<int32_t>(), of_type<uint32_t>(), of_type<int64_t>(), of_type<uint64_t>(),
+    of_type<F16>(),    of_type<Bf16>(),    of_type<float>(),   of_type<double>(),   of_type<void>(),
+};
+
+static bool folds(uint32_t kind) { return kind == EPW_ALL_REDUCE || kind == EPW_REDUCE || kind == EPW_REDUCE_SCATTER; }
+
+} // namespace epw
+
+extern "C" int epw_coll_gpu_prepare(void) {
+    cudaError_t error = cudaSuccess;
+    for (const epw::Kernels &k : epw::kernels) {
+        if (error == cudaSuccess) error = epw::prepare(k.small, epw::kCollThreads, 0);
+        if (error == cudaSuccess) error = epw::prepare(k.large, epw::kCollThreads, 0);
+    }
+    if (error == cudaSuccess) error = epw::prepare(epw::point_kernel, epw::kCollThreads, 0);
+    if (error == cudaSuccess) error = epw::prepare(epw::coll_begin_epoch_kernel, EPW_GPU_PEERS, 0);
+    if (error == cudaSuccess) error = epw::prepare(epw::coll_part_kernel, EPW_GPU_PEERS, 0);
+    return error;
+}
+
+extern "C" int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void *stream) {
+    const epw::Kernels &k = epw::kernels[epw::folds(args->kind) ? args->type : epw::kTypes];
+    const epw::Kernel kernel = args->pieces != 0 ? k.large : k.small;
+    return epw::launch_in_stream(kernel, blocks, epw::kCollThreads, 0, static_cast<cudaStream_t>(stream), *args);
+}
+
+extern "C" int epw_coll_gpu_run_points(const epw_coll_point_args *args, uint32_t blocks, void *stream) {
+    return epw::launch_in_stream(epw::point_kernel, blocks, epw::kCollThreads, 0, static_cast<cudaStream_t>(stream), *args);
+}
+
+extern "C" int epw_coll_gpu_begin_epoch(const epw_coll_membership_args *args, void *stream) {
+    return epw::launch_in_stream(epw::coll_begin_epoch_kernel, 1, EPW_GPU_PEERS, 0, static_cast<cudaStream_t>(stream), *args);
+}
+
+extern "C" int epw_coll_gpu_part(const epw_coll_part_args *args, void *stream) {
+    return epw::launch_in_stream(epw::coll_part_kernel, 1, EPW_GPU_PEERS, 0, static_cast<cudaStream_t>(stream), *args);
+}

@@ -1,0 +1,680 @@
+/* Collectives on GPUs against the host engine, bit for bit: each rank has a communicator of either kind, and
+ * each operation is done by both on copies of the same bytes. Kinds, types and reductions, sizes from 0 bytes
+ * to 64 MiB, odd counts, any alignment, in place, several in a row, replayed from a graph. Then a rank calls
+ * another operation, a rank does not come, and the others go on.
+ *
+ *     test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--seconds N]
+ *     test_comms --time [--ranks N]     microseconds of each operation, from a CUDA graph of 20 */
+#include "ranks.h"
+
+#include "require.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { OPS = 6, GUARD = 64, REPLAYS = 3 };
+#define POOL_BYTES (UINT64_C(80) << 20)
+#define LARGEST    (UINT64_C(64) << 20)
+
+static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed;
+
+static const uint32_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
+
+/* ---- a rank ---- */
+
+typedef struct side {
+    epw_comm *comm;
+    unsigned char *send, *recv; /* POOL_BYTES each */
+} side;
+
+typedef struct rank_state {
+    const rank_links *links;
+    side host, gpu;
+    unsigned char *copy; /* of what came out on the GPU */
+    cudaStream_t stream;
+    uint32_t epoch;
+} rank_state;
+
+static void connect_comm(const rank_links *links, epw_comm *comm) {
+    unsigned char blob[EPW_BLOB_MAX];
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        size_t length = 0;
+        if (p == links->rank) continue;
+        REQUIRE_OK(epw_comm_export(comm, p, blob, &length));
+        ranks_say(links->to[p], blob, length);
+    }
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        if (p == links->rank) continue;
+        size_t length = ranks_hear(links->to[p], blob, sizeof blob);
+        REQUIRE_OK(epw_comm_connect(comm, p, blob, length));
+    }
+}
+
+static void activate(rank_state *r, uint64_t members) {
+    epw_mask mask = {{members}};
+    r->epoch++;
+    REQUIRE_OK(epw_comm_set_active(r->gpu.comm, &mask, r->epoch, 0));
+    REQUIRE_OK(epw_comm_set_active(r->host.comm, &mask, r->epoch, 0));
+}
+
+static uint64_t all_of(const rank_links *links) {
+    return (UINT64_C(1) << links->ranks) - 1;
+}
+
+static void open_rank(rank_state *r, const rank_links *links) {
+    *r = (rank_state){.links = links};
+    REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    config.rank = links->rank;
+    config.ranks = links->ranks;
+    config.deadline_ns = (processes ? 10000 : 2000) * MS;
+    REQUIRE_OK(epw_comm_create(&config, &r->host.comm));
+    config.device = ranks_gpu(links);
+    config.sms = ranks_sms(links, 1, 32);
+    REQUIRE_OK(epw_comm_create(&config, &r->gpu.comm));
+    connect_comm(links, r->host.comm);
+    connect_comm(links, r->gpu.comm);
+    r->host.send = malloc(POOL_BYTES);
+    r->host.recv = malloc(POOL_BYTES);
+    r->copy = malloc(POOL_BYTES);
+    REQUIRE(r->host.send != NULL && r->host.recv != NULL && r->copy != NULL, "no memory");
+    REQUIRE_CUDA(cudaMalloc((void **)&r->gpu.send, POOL_BYTES));
+    REQUIRE_CUDA(cudaMalloc((void **)&r->gpu.recv, POOL_BYTES));
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
+    activate(r, all_of(links));
+    ranks_meet(links);
+}
+
+static void close_rank(rank_state *r) {
+    ranks_meet(r->links);
+    epw_comm_destroy(r->gpu.comm);
+    epw_comm_destroy(r->host.comm);
+    REQUIRE_CUDA(cudaStreamDestroy(r->stream));
+    REQUIRE_CUDA(cudaFree(r->gpu.send));
+    REQUIRE_CUDA(cudaFree(r->gpu.recv));
+    free(r->host.send);
+    free(r->host.recv);
+    free(r->copy);
+}
+
+static void await_all(const rank_state *r, const char *what) {
+    await_stream(r->stream, 60 * 1000 * MS, what);
+}
+
+/* ---- what is called ---- */
+
+static uint64_t next(uint64_t *state) {
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static uint64_t below(uint64_t *state, uint64_t bound) {
+    return next(state) % bound;
+}
+
+/* An operation as all ranks call it, and where its buffers are in the pools of a rank. */
+typedef struct shape {
+    uint32_t kind, type, op, root;
+    uint64_t count, send_bytes, recv_bytes; /* of this rank's buffers */
+    uint64_t send_at, recv_at;
+    int in_place;
+} shape;
+
+static int has_blocks_of_send(uint32_t kind) {
+    return kind == EPW_REDUCE_SCATTER || kind == EPW_ALL_TO_ALL || kind == EPW_SCATTER;
+}
+static int has_blocks_of_recv(uint32_t kind) {
+    return kind == EPW_ALL_GATHER || kind == EPW_ALL_TO_ALL || kind == EPW_GATHER;
+}
+static int folds(uint32_t kind) {
+    return kind == EPW_ALL_REDUCE || kind == EPW_REDUCE || kind == EPW_REDUCE_SCATTER;
+}
+
+/* Bytes of a buffer of all that an operation has. */
+static uint64_t some_bytes(uint64_t *state, uint64_t most) {
+    static const uint64_t bounds[] = {1, 64, 4096, 70000, 300000, 2 << 20, 64 << 20};
+    uint64_t bound = bounds[below(state, 20) == 0 ? 6 : below(state, 6)];
+    return below(state, bound < most ? bound : most);
+}
+
+static shape make_shape(uint64_t *state, uint32_t count_of_ranks, uint64_t most) {
+    shape s = {.kind = (uint32_t)below(state, EPW_SCATTER + 1),
+               .type = (uint32_t)below(state, 10),
+               .op = (uint32_t)below(state, 5),
+               .root = (uint32_t)below(state, count_of_ranks)};
+    uint64_t bytes = some_bytes(state, most);
+    int blocks = has_blocks_of_send(s.kind) || has_blocks_of_recv(s.kind);
+    s.count = bytes / sizes[s.type] / (blocks ? count_of_ranks : 1);
+    s.in_place = below(state, 3) == 0;
+    return s;
+}
+
+/* The next place of a pool, of any alignment. */
+static uint64_t place(uint64_t *state, uint64_t *used, uint64_t bytes) {
+    uint64_t at = *used + GUARD + (below(state, 2) ? below(state, 64) : 0);
+    *used = (at + bytes + GUARD + 255) / 256 * 256;
+    return at;
+}
+
+static int is_single(const shape *s, uint32_t rank) {
+    int everyone = s->kind == EPW_ALL_REDUCE || s->kind == EPW_REDUCE_SCATTER || s->kind == EPW_ALL_GATHER ||
+                   s->kind == EPW_ALL_TO_ALL;
+    return s->in_place && (everyone || rank == s->root);
+}
+
+static void lay_out(shape *s, uint32_t rank, uint32_t count_of_ranks, uint64_t *state, uint64_t used[2]) {
+    uint64_t bytes = s->count * sizes[s->type];
+    s->send_bytes = bytes * (has_blocks_of_send(s->kind) ? count_of_ranks : 1);
+    s->recv_bytes = bytes * (has_blocks_of_recv(s->kind) ? count_of_ranks : 1);
+    if (s->kind == EPW_BARRIER) s->send_bytes = s->recv_bytes = 0;
+    s->send_at = place(state, &used[0], s->send_bytes);
+    s->recv_at = place(state, &used[1], s->recv_bytes > s->send_bytes ? s->recv_bytes : s->send_bytes);
+    (void)rank;
+}
+
+/* In place everything is in recv's pool: the one buffer of both, or a block of it. */
+static epw_coll coll_of(const shape *s, uint32_t rank, const side *on) {
+    epw_coll c = EPW_COLL_INIT;
+    uint64_t own = rank * s->count * sizes[s->type];
+    c.kind = s->kind;
+    c.type = s->type;
+    c.op = s->op;
+    c.peer = s->root;
+    c.count = s->count;
+    c.send = on->send + s->send_at;
+    c.recv = on->recv + s->recv_at;
+    if (!is_single(s, rank)) return c;
+    c.send = c.recv;
+    if (s->kind == EPW_ALL_GATHER || s->kind == EPW_GATHER) c.send = on->recv + s->recv_at + own;
+    if (s->kind == EPW_REDUCE_SCATTER || s->kind == EPW_SCATTER) c.recv = on->recv + s->recv_at + own;
+    return c;
+}
+
+/* ---- bytes ---- */
+
+/* Any bytes, which of floats are NaNs and infinities too, or floats whose sums and products stay finite. */
+static void fill(unsigned char *to, uint64_t bytes, uint32_t type, int any, uint64_t state) {
+    uint64_t i = 0;
+    for (; i + 8 <= bytes; i += 8) {
+        uint64_t v = next(&state);
+        if (!any && type == EPW_TYPE_F16) v = (v & 0x8fff8fff8fff8fffu) | 0x3000300030003000u;
+        if (!any && type == EPW_TYPE_BF16) v = (v & 0x807f807f807f807fu) | 0x3f803f003f803f00u;
+        if (!any && type == EPW_TYPE_F32) v = (v & 0x807fffff807fffffu) | 0x3f8000003f000000u;
+        if (!any && type == EPW_TYPE_F64) v = (v & 0x800fffffffffffffu) | 0x3fe0000000000000u;
+        memcpy(to + i, &v, 8);
+    }
+    for (; i < bytes; i++) to[i] = (unsigned char)(i % 2 ? 0x3c : next(&state));
+}
+
+static void fill_rank(const rank_state *r, const shape *s, uint64_t state) {
+    int any = !folds(s->kind) || state % 2;
+    uint32_t rank = r->links->rank;
+    unsigned char *send = r->host.send + s->send_at - GUARD, *recv = r->host.recv + s->recv_at - GUARD;
+    uint64_t recv_bytes = s->recv_bytes > s->send_bytes ? s->recv_bytes : s->send_bytes;
+    int single = is_single(s, rank);
+    memset(send, 0xa5, s->send_bytes + 2 * GUARD);
+    memset(recv, 0x5a, recv_bytes + 2 * GUARD);
+    if (single) {
+        fill(recv + GUARD, recv_bytes, s->type, any, state + rank);
+    } else {
+        fill(send + GUARD, s->send_bytes, s->type, any, state + rank);
+    }
+    REQUIRE_CUDA(cudaMemcpyAsync(r->gpu.send + s->send_at - GUARD, send, s->send_bytes + 2 * GUARD,
+                                 cudaMemcpyHostToDevice, r->stream));
+    REQUIRE_CUDA(cudaMemcpyAsync(r->gpu.recv + s->recv_at - GUARD, recv, recv_bytes + 2 * GUARD,
+                                 cudaMemcpyHostToDevice, r->stream));
+}
+
+static void compare(const rank_state *r, const shape *s, const char *what, const unsigned char *host,
+                    const unsigned char *gpu, uint64_t bytes, uint64_t number) {
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, gpu - GUARD, bytes + 2 * GUARD, cudaMemcpyDeviceToHost, r->stream));
+    await_all(r, "copy");
+    if (memcmp(r->copy, host - GUARD, bytes + 2 * GUARD) == 0) return;
+    uint64_t at = 0, wrong = 0, first = 0;
+    for (; at < bytes + 2 * GUARD; at++) {
+        if (r->copy[at] == host[(int64_t)at - GUARD]) continue;
+        if (wrong++ == 0) first = at;
+    }
+    uint64_t found = 0, wanted = 0;
+    memcpy(&found, r->copy + first / 8 * 8, 8);
+    memcpy(&wanted, host - GUARD + first / 8 * 8, 8);
+    REQUIRE(0,
+            "case %llu, rank %u of %u: %llu bytes of %s are wrong, the first at %lld of %llu (%016llx for "
+            "%016llx): kind "
+            "%u type %u op %u root %u count %llu in place %d, aligned to %llu and %llu",
+            (unsigned long long)number, r->links->rank, r->links->ranks, (unsigned long long)wrong, what,
+            (long long)first - GUARD, (unsigned long long)bytes, (unsigned long long)found,
+            (unsigned long long)wanted, s->kind, s->type, s->op, s->root, (unsigned long long)s->count,
+            s->in_place, (unsigned long long)s->send_at % 16, (unsigned long long)s->recv_at % 16);
+}
+
+/* ---- cases ---- */
+
+static epw_call on_stream(const rank_state *r) {
+    epw_call call = EPW_CALL_INIT;
+    call.stream = r->stream;
+    return call;
+}
+
+static void capture(const rank_state *r, const epw_coll *ops, size_t count, uint32_t replays) {
+    epw_call call = on_stream(r);
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    REQUIRE_CUDA(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    REQUIRE_OK(epw_group(r->gpu.comm, ops, count, &call, NULL));
+    REQUIRE_CUDA(cudaStreamEndCapture(r->stream, &graph));
+    REQUIRE_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    for (uint32_t i = 0; i < replays; i++) REQUIRE_CUDA(cudaGraphLaunch(exec, r->stream));
+    await_all(r, "replays of a graph");
+    REQUIRE_CUDA(cudaGraphExecDestroy(exec));
+    REQUIRE_CUDA(cudaGraphDestroy(graph));
+}
+
+/* Some operations in a row: by a call each, by one call, or from a graph. */
+static void run_case(const rank_state *r, uint64_t number, shape *shapes, uint32_t count, uint64_t *state) {
+    uint32_t rank = r->links->rank;
+    uint64_t used[2] = {0, 0}, own = number * 1000003u + rank;
+    int repeats = 1;
+    epw_coll ops[OPS];
+    for (uint32_t i = 0; i < count; i++) {
+        lay_out(&shapes[i], rank, r->links->ranks, &own, used);
+        REQUIRE(used[0] <= POOL_BYTES && used[1] <= POOL_BYTES, "pools are too small");
+        fill_rank(r, &shapes[i], number * 7919 + i * 104729);
+        ops[i] = coll_of(&shapes[i], rank, &r->gpu);
+        if (shapes[i].in_place) repeats = 0; /* again, it would be another operation */
+    }
+    await_all(r, "copies");
+    uint64_t how = below(state, 3);
+    epw_call call = on_stream(r);
+    if (number == 0) ranks_begin_alone(r->links);
+    if (how == 0 && number != 0) {
+        capture(r, ops, count, repeats ? REPLAYS : 1);
+    } else if (how == 1) {
+        epw_work work = 0;
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        call.work = &work;
+        REQUIRE_OK(epw_group(r->gpu.comm, ops, count, &call, NULL));
+        if (number == 0) ranks_end_alone(r->links);
+        REQUIRE_OK(epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome));
+        REQUIRE(outcome.degraded == 0, "case %llu: rank %u lacks %llx by cause %u",
+                (unsigned long long)number, rank, (unsigned long long)outcome.missing.bits[0],
+                outcome.record.cause);
+    } else {
+        for (uint32_t i = 0; i < count; i++) REQUIRE_OK(epw_group(r->gpu.comm, &ops[i], 1, &call, NULL));
+        if (number == 0) ranks_end_alone(r->links);
+        await_all(r, "operations");
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        epw_coll c = coll_of(&shapes[i], rank, &r->host);
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        REQUIRE_OK(epw_group(r->host.comm, &c, 1, NULL, &outcome));
+        REQUIRE(outcome.degraded == 0, "the host lacks %llx", (unsigned long long)outcome.missing.bits[0]);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const shape *s = &shapes[i];
+        uint64_t recv_bytes = s->recv_bytes > s->send_bytes ? s->recv_bytes : s->send_bytes;
+        compare(r, s, "recv", r->host.recv + s->recv_at, r->gpu.recv + s->recv_at, recv_bytes, number);
+        compare(r, s, "send", r->host.send + s->send_at, r->gpu.send + s->send_at, s->send_bytes, number);
+    }
+}
+
+static void run_cases(const rank_state *r) {
+    uint64_t number = 0;
+    /* Each kind once, small and large; each type and reduction. */
+    for (uint32_t kind = 0; kind <= EPW_SCATTER; kind++) {
+        static const uint64_t counts[] = {0, 1, 1021, 40003, 1 << 20};
+        uint64_t state = kind + 1;
+        for (uint32_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+            shape s = {
+                .kind = kind, .type = i == 4 ? EPW_TYPE_BF16 : EPW_TYPE_F32, .root = kind % r->links->ranks};
+            s.count = counts[i];
+            run_case(r, number++, &s, 1, &state);
+        }
+    }
+    for (uint32_t type = 0; type < 10; type++) {
+        uint64_t state = type + 99;
+        shape s[OPS];
+        for (uint32_t large = 0; large < 2; large++) {
+            for (uint32_t op = 0; op < 5; op++)
+                s[op] =
+                    (shape){.kind = EPW_ALL_REDUCE, .type = type, .op = op, .count = large ? 300007 : 777};
+            run_case(r, number++, s, 5, &state);
+        }
+    }
+    for (uint32_t i = 0; i < cases; i++) {
+        uint64_t state = (seed + i) * 2654435761u;
+        shape s[OPS];
+        uint32_t count = 1 + (uint32_t)below(&state, OPS);
+        for (uint32_t k = 0; k < count; k++) s[k] = make_shape(&state, r->links->ranks, LARGEST / count);
+        run_case(r, number++, s, count, &state);
+    }
+    shape largest = {.kind = EPW_ALL_REDUCE, .type = EPW_TYPE_BF16, .count = LARGEST / 2};
+    uint64_t state = 5;
+    run_case(r, number++, &largest, 1, &state);
+    ranks_meet(r->links);
+    if (r->links->rank == 0)
+        printf("%llu cases of %u ranks: same bits as the host\n", (unsigned long long)number,
+               r->links->ranks);
+}
+
+/* ---- sends and receives ---- */
+
+enum { ROOM = 5 };
+
+static epw_coll point(uint32_t kind, uint32_t peer, uint32_t tag, unsigned char *at, uint64_t count) {
+    epw_coll c = EPW_COLL_INIT;
+    c.kind = kind;
+    c.type = EPW_TYPE_U8;
+    c.peer = peer;
+    c.tag = tag;
+    c.count = count;
+    if (kind == EPW_SEND) {
+        c.send = at;
+    } else {
+        c.recv = at;
+    }
+    return c;
+}
+
+/* What `from` sends by this tag is here, and nothing behind it. */
+static void require_message(const rank_state *r, uint32_t from, uint32_t tag, uint64_t at, uint64_t bytes) {
+    fill(r->host.recv, bytes, EPW_TYPE_U8, 1, from * 977 + tag);
+    memset(r->host.recv + bytes, 0x5a, ROOM);
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.recv + at, bytes + ROOM, cudaMemcpyDeviceToHost, r->stream));
+    await_all(r, "copy");
+    REQUIRE(memcmp(r->copy, r->host.recv, bytes + ROOM) == 0,
+            "rank %u: a message of %llu bytes from %u is wrong", r->links->rank, (unsigned long long)bytes,
+            from);
+}
+
+static void fill_message(const rank_state *r, uint32_t tag, uint64_t at, uint64_t bytes) {
+    fill(r->host.send + at, bytes, EPW_TYPE_U8, 1, r->links->rank * 977 + tag);
+    REQUIRE_CUDA(
+        cudaMemcpyAsync(r->gpu.send + at, r->host.send + at, bytes, cudaMemcpyHostToDevice, r->stream));
+}
+
+/* Around the ring both ways, and to itself, all at a time. */
+static void cross(const rank_state *r, uint64_t bytes) {
+    uint32_t rank = r->links->rank, ranks_ = r->links->ranks, after = (rank + 1) % ranks_,
+             before = (rank + ranks_ - 1) % ranks_;
+    uint64_t stride = (bytes + ROOM + 255) / 256 * 256 + 3;
+    REQUIRE_CUDA(cudaMemsetAsync(r->gpu.recv, 0x5a, 3 * stride, r->stream));
+    for (uint32_t tag = 0; tag < 3; tag++) fill_message(r, tag, tag * stride, bytes);
+    const epw_coll ops[] = {
+        point(EPW_SEND, after, 0, r->gpu.send, bytes),
+        point(EPW_SEND, before, 1, r->gpu.send + stride, bytes),
+        point(EPW_SEND, rank, 2, r->gpu.send + 2 * stride, bytes),
+        point(EPW_RECV, before, 0, r->gpu.recv, bytes + ROOM),
+        point(EPW_RECV, after, 1, r->gpu.recv + stride, bytes),
+        point(EPW_RECV, rank, 2, r->gpu.recv + 2 * stride, bytes),
+    };
+    epw_call call = on_stream(r);
+    epw_work work = 0;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    call.work = &work;
+    REQUIRE_OK(epw_group(r->gpu.comm, ops, sizeof ops / sizeof ops[0], &call, NULL));
+    REQUIRE_OK(epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome));
+    REQUIRE(outcome.degraded == 0, "rank %u lacks %llx by cause %u", rank,
+            (unsigned long long)outcome.missing.bits[0], outcome.record.cause);
+    require_message(r, before, 0, 0, bytes);
+    require_message(r, after, 1, stride, bytes);
+    require_message(r, rank, 2, 2 * stride, bytes);
+}
+
+/* One after the other from the first rank to the last, between collectives. */
+static void in_order(const rank_state *r) {
+    enum { MESSAGES = 20, BYTES = 3000 };
+    uint32_t last = r->links->ranks - 1;
+    epw_call call = on_stream(r);
+    REQUIRE_CUDA(cudaMemsetAsync(r->gpu.recv, 0x5a, MESSAGES * 4096, r->stream));
+    for (uint32_t i = 0; i < MESSAGES; i++) {
+        uint64_t bytes = BYTES + i;
+        if (r->links->rank == 0) {
+            fill_message(r, i, i * 4096, bytes);
+            REQUIRE_OK(
+                epw_send(r->gpu.comm, r->gpu.send + i * 4096, bytes, EPW_TYPE_U8, last, i, &call, NULL));
+        }
+        if (i % 5 == 0) REQUIRE_OK(epw_barrier(r->gpu.comm, &call, NULL));
+        if (r->links->rank == last)
+            REQUIRE_OK(epw_recv(r->gpu.comm, r->gpu.recv + i * 4096, bytes, EPW_TYPE_U8, 0, i, &call, NULL));
+    }
+    await_all(r, "messages");
+    for (uint32_t i = 0; r->links->rank == last && i < MESSAGES; i++)
+        require_message(r, 0, i, i * 4096, BYTES + i);
+    ranks_meet(r->links);
+}
+
+/* The first rank sends by another tag than the last one asks for, which learns of it; then all go on. */
+static void mistag(rank_state *r) {
+    uint32_t last = r->links->ranks - 1;
+    epw_call call = on_stream(r);
+    if (r->links->rank == 0)
+        REQUIRE_OK(epw_send(r->gpu.comm, r->gpu.send, 100, EPW_TYPE_U8, last, 3, &call, NULL));
+    if (r->links->rank == last) {
+        epw_work work = 0;
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        call.work = &work;
+        REQUIRE_OK(epw_recv(r->gpu.comm, r->gpu.recv, 100, EPW_TYPE_U8, 0, 4, &call, NULL));
+        epw_status status = epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome);
+        REQUIRE(status == EPW_ERR_MISMATCH && strstr(epw_last_error(), "with tag 3") != NULL, "status %d: %s",
+                status, epw_last_error());
+    }
+    await_all(r, "a message");
+    ranks_meet(r->links);
+    activate(r, all_of(r->links));
+    ranks_meet(r->links);
+}
+
+static void run_points(rank_state *r) {
+    static const uint64_t sizes_[] = {0, 1, 1000, 100003, 2000000, 9000011};
+    for (uint32_t i = 0; i < sizeof sizes_ / sizeof sizes_[0]; i++) cross(r, sizes_[i]);
+    ranks_meet(r->links);
+    if (r->links->ranks > 1) {
+        in_order(r);
+        mistag(r);
+        cross(r, 70000);
+    }
+    ranks_meet(r->links);
+    if (r->links->rank == 0) printf("messages come as they were sent\n");
+}
+
+/* ---- trouble ---- */
+
+static epw_status sum_of_ones(const rank_state *r, uint64_t count, epw_outcome *outcome) {
+    float *ones = (float *)(void *)r->host.send;
+    for (uint64_t i = 0; i < count; i++) ones[i] = 1;
+    REQUIRE_CUDA(cudaMemcpyAsync(r->gpu.send, ones, count * 4, cudaMemcpyHostToDevice, r->stream));
+    epw_work work = 0;
+    epw_call call = on_stream(r);
+    call.work = &work;
+    epw_status status =
+        epw_all_reduce(r->gpu.comm, r->gpu.send, r->gpu.recv, count, EPW_TYPE_F32, EPW_SUM, &call, NULL);
+    if (status != EPW_OK) return status;
+    status = epw_work_wait(r->gpu.comm, work, 60000 * MS, outcome);
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.recv, count * 4, cudaMemcpyDeviceToHost, r->stream));
+    await_all(r, "a sum");
+    return status;
+}
+
+static void require_sum(const rank_state *r, uint64_t count, uint32_t members) {
+    const float *sum = (const float *)(const void *)r->copy;
+    for (uint64_t i = 0; i < count; i++)
+        REQUIRE(sum[i] == (float)members, "rank %u: sum %llu is %g, not %u", r->links->rank,
+                (unsigned long long)i, (double)sum[i], members);
+}
+
+/* The last rank calls another operation: all learn of it by name, and go on in the next membership. */
+static void differ(rank_state *r, uint64_t count) {
+    const rank_links *links = r->links;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_status status;
+    if (links->rank + 1 == links->ranks) {
+        epw_work work = 0;
+        epw_call call = on_stream(r);
+        call.work = &work;
+        REQUIRE_OK(epw_all_gather(r->gpu.comm, r->gpu.send, r->gpu.recv, 100, EPW_TYPE_U8, &call, NULL));
+        status = epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome);
+    } else {
+        status = sum_of_ones(r, count, &outcome);
+    }
+    REQUIRE(status == EPW_ERR_MISMATCH, "rank %u: status %d, missing %llx", links->rank, status,
+            (unsigned long long)outcome.missing.bits[0]);
+    const char *text = epw_last_error();
+    REQUIRE(strstr(text, "all_gather of 100 u8") != NULL && strstr(text, "all_reduce") != NULL, "%s", text);
+    status = sum_of_ones(r, count, &outcome);
+    REQUIRE(status == EPW_ERR_MISMATCH, "the next call: status %d", status);
+    ranks_meet(links);
+    activate(r, all_of(links));
+    outcome = (epw_outcome)EPW_OUTCOME_INIT;
+    REQUIRE_OK(sum_of_ones(r, count, &outcome));
+    REQUIRE(outcome.degraded == 0, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
+    require_sum(r, count, links->ranks);
+    ranks_meet(links);
+}
+
+/* The last rank does not come: the others wait for a bounded time, name it, and go on without it. */
+static void lose(rank_state *r, uint64_t count, uint64_t deadline_ns) {
+    const rank_links *links = r->links;
+    uint64_t last = UINT64_C(1) << (links->ranks - 1);
+    if (links->rank + 1 < links->ranks) {
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        uint64_t began = now_ns();
+        REQUIRE_OK(sum_of_ones(r, count, &outcome));
+        uint64_t took = now_ns() - began;
+        REQUIRE(outcome.degraded == 1 && outcome.missing.bits[0] == last, "rank %u: missing %llx",
+                links->rank, (unsigned long long)outcome.missing.bits[0]);
+        REQUIRE(took < 3 * deadline_ns, "rank %u: took %llu ms", links->rank,
+                (unsigned long long)(took / MS));
+        epw_membership now = EPW_MEMBERSHIP_INIT;
+        REQUIRE_OK(epw_comm_membership(r->gpu.comm, &now));
+        REQUIRE(now.suspects.bits[0] == last, "suspects %llx", (unsigned long long)now.suspects.bits[0]);
+        uint32_t faulted = 0;
+        REQUIRE_OK(epw_comm_take_fault(r->gpu.comm, &faulted));
+        REQUIRE(faulted == 1, "no fault is told");
+        began = now_ns();
+        REQUIRE_OK(sum_of_ones(r, count, &outcome)); /* not waited for again */
+        took = now_ns() - began;
+        REQUIRE(outcome.degraded == 1 && took < deadline_ns / 2, "took %llu ms",
+                (unsigned long long)(took / MS));
+    }
+    ranks_meet(links);
+    if (links->rank + 1 < links->ranks) {
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        activate(r, all_of(links) & ~last);
+        REQUIRE_OK(sum_of_ones(r, count, &outcome));
+        REQUIRE(outcome.degraded == 0, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
+        require_sum(r, count, links->ranks - 1);
+    } else {
+        r->epoch++;
+    }
+    ranks_meet(links);
+    activate(r, all_of(links));
+    ranks_meet(links);
+}
+
+/* ---- times ---- */
+
+enum { GRAPH = 20, ROUNDS = 7 };
+
+static int by_value(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Microseconds of an operation whose larger buffer has so many bytes. */
+static float time_of(const rank_state *r, uint32_t kind, uint64_t bytes) {
+    int blocks = has_blocks_of_send(kind) || has_blocks_of_recv(kind);
+    epw_coll c = EPW_COLL_INIT;
+    c.kind = kind;
+    c.type = EPW_TYPE_BF16;
+    c.count = bytes / 2 / (blocks ? r->links->ranks : 1);
+    c.send = r->gpu.send;
+    c.recv = r->gpu.recv;
+    epw_call call = on_stream(r);
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    REQUIRE_CUDA(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    for (uint32_t i = 0; i < GRAPH; i++) REQUIRE_OK(epw_group(r->gpu.comm, &c, 1, &call, NULL));
+    REQUIRE_CUDA(cudaStreamEndCapture(r->stream, &graph));
+    REQUIRE_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    cudaEvent_t from, to;
+    REQUIRE_CUDA(cudaEventCreate(&from));
+    REQUIRE_CUDA(cudaEventCreate(&to));
+    float times[ROUNDS];
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        ranks_meet(r->links);
+        REQUIRE_OK(epw_barrier(r->gpu.comm, &call, NULL));
+        REQUIRE_CUDA(cudaEventRecord(from, r->stream));
+        REQUIRE_CUDA(cudaGraphLaunch(exec, r->stream));
+        REQUIRE_CUDA(cudaEventRecord(to, r->stream));
+        await_all(r, "a graph of operations");
+        REQUIRE_CUDA(cudaEventElapsedTime(&times[i], from, to));
+    }
+    qsort(times, ROUNDS, sizeof times[0], by_value);
+    REQUIRE_CUDA(cudaEventDestroy(from));
+    REQUIRE_CUDA(cudaEventDestroy(to));
+    REQUIRE_CUDA(cudaGraphExecDestroy(exec));
+    REQUIRE_CUDA(cudaGraphDestroy(graph));
+    return times[ROUNDS / 2] * 1000 / GRAPH;
+}
+
+static void take_times(const rank_state *r) {
+    static const uint32_t kinds[] = {EPW_ALL_REDUCE, EPW_ALL_GATHER, EPW_ALL_TO_ALL, EPW_REDUCE_SCATTER,
+                                     EPW_BROADCAST};
+    int first = r->links->rank == 0;
+    if (first)
+        printf("%u ranks on %u GPUs, us of rank 0, median of %d graphs of %d\n", r->links->ranks,
+               r->links->gpus, ROUNDS, GRAPH);
+    float barrier = time_of(r, EPW_BARRIER, 0);
+    if (first)
+        printf("barrier %.2f\n%10s %11s %11s %11s %15s %11s\n", (double)barrier, "bytes", "all_reduce",
+               "all_gather", "all_to_all", "reduce_scatter", "broadcast");
+    for (uint64_t bytes = 1024; bytes <= LARGEST; bytes *= 4) {
+        float us[5];
+        for (uint32_t k = 0; k < 5; k++) us[k] = time_of(r, kinds[k], bytes);
+        if (!first) continue;
+        printf("%10llu %11.2f %11.2f %11.2f %15.2f %11.2f\n", (unsigned long long)bytes, (double)us[0],
+               (double)us[1], (double)us[2], (double)us[3], (double)us[4]);
+        fflush(stdout);
+    }
+}
+
+static int rank_main(const rank_links *links) {
+    rank_state r;
+    open_rank(&r, links);
+    if (timed) {
+        take_times(&r);
+    } else {
+        run_cases(&r);
+        run_points(&r);
+        if (links->ranks > 1) {
+            differ(&r, 5000);
+            differ(&r, 3000000);
+            lose(&r, 5000, (processes ? 10000 : 2000) * MS);
+            lose(&r, 3000000, (processes ? 10000 : 2000) * MS);
+            if (links->rank == 0)
+                printf("calls that differ are named; a rank that does not come is given up\n");
+        }
+    }
+    close_rank(&r);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    const ranks_option options[] = {{.name = "--ranks", .number = &ranks},
+                                    {.name = "--processes", .number = &processes, .preset = 1},
+                                    {.name = "--cases", .number = &cases},
+                                    {.name = "--seed", .number = &seed},
+                                    {.name = "--seconds", .number = &seconds},
+                                    {.name = "--time", .number = &timed, .preset = 1},
+                                    {0}};
+    if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
+    int bad = ranks_options(
+        argc, argv, options,
+        "usage: test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--seconds N] [--time]");
+    if (bad) return bad;
+    ranks_limit("comms", seconds);
+    return ranks_main(rank_main, ranks, processes, argv);
+}
