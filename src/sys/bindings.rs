@@ -19,6 +19,8 @@ pub const EPW_FABRIC_TEXT: u32 = 800;
 pub const EPW_BLOB_MAX: u32 = 1024;
 pub const EPW_TROUBLE_TEXT: u32 = 512;
 pub const EPW_STEP_MAX: u64 = 2199023255551;
+pub const EPW_COMM_CONFIG_VERSION: u32 = 1;
+pub const EPW_TAG_MAX: u32 = 2147483647;
 pub type epw_status = i32;
 pub const EPW_OK: i32 = 0;
 /// a non-blocking operation has not finished yet; not an error
@@ -842,6 +844,11 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
+    /** Counts the step that the next checkpoint ends as incomplete: for what a program does beside this buffer,
+ such as collectives (epw_comm_take_fault). Any thread, also while operations run.*/
+    pub fn epw_checkpoint_fault(buffer: *mut epw_buffer) -> epw_status;
+}
+unsafe extern "C" {
     /** The verdict, EPW_VERDICT_*, of a step that this rank has ended with a checkpoint, in that epoch. The same
  for all that belong to the present membership, though not at the same moment. An answer once given stays
  right; but who asks again after the membership has changed may get EPW_VERDICT_PENDING until all have begun
@@ -872,6 +879,10 @@ pub const EPW_PHASE_DISPATCH_RECEIVE: u32 = 2;
 pub const EPW_PHASE_COMBINE_SEND: u32 = 3;
 /// waiting for the peer's answer
 pub const EPW_PHASE_COMBINE_RECEIVE: u32 = 4;
+/// waiting for the peer's part of a collective
+pub const EPW_PHASE_COLLECTIVE: u32 = 5;
+/// waiting for the peer in a send or receive
+pub const EPW_PHASE_POINT: u32 = 6;
 pub const EPW_CAUSE_NONE: u32 = 0;
 /// it was silent for a whole deadline
 pub const EPW_CAUSE_TIMEOUT: u32 = 1;
@@ -1603,4 +1614,532 @@ unsafe extern "C" {
         scales: *const ::core::ffi::c_void,
         x: *mut ::core::ffi::c_void,
     ) -> epw_status;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_comm {
+    _unused: [u8; 0],
+}
+/// All fields but `rank`, `paths`, the ordinal in `device` and `fabric` must be equal on every rank.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_comm_config {
+    /// sizeof(epw_comm_config)
+    pub size: u32,
+    /// EPW_COMM_CONFIG_VERSION
+    pub version: u32,
+    /// [0, ranks)
+    pub rank: u32,
+    /// [1, EPW_MAX_RANKS]
+    pub ranks: u32,
+    /// of the ring from one rank to another, a power of two in [2, 256]; 0: 8
+    pub slots: u32,
+    /** that a slot carries, a multiple of 64 in [64, 2^24]; 0: so many that the rings of
+all ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB*/
+    pub slot_bytes: u32,
+    /// permitted EPW_PATH_* bits; EPW_PATH_ALL: any
+    pub paths: u32,
+    /// EPW_DEVICE_HOST
+    pub device: i32,
+    /// for epw_comm_alloc
+    pub heap_bytes: u64,
+    /// a peer silent for so long is given up: 1 ms to 1 day
+    pub deadline_ns: u64,
+    /// as in epw_config
+    pub fabric: *mut epw_fabric,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_comm_config"][::core::mem::size_of::<epw_comm_config>() - 56usize];
+    [
+        "Alignment of epw_comm_config",
+    ][::core::mem::align_of::<epw_comm_config>() - 8usize];
+    [
+        "Offset of field: epw_comm_config::size",
+    ][::core::mem::offset_of!(epw_comm_config, size) - 0usize];
+    [
+        "Offset of field: epw_comm_config::version",
+    ][::core::mem::offset_of!(epw_comm_config, version) - 4usize];
+    [
+        "Offset of field: epw_comm_config::rank",
+    ][::core::mem::offset_of!(epw_comm_config, rank) - 8usize];
+    [
+        "Offset of field: epw_comm_config::ranks",
+    ][::core::mem::offset_of!(epw_comm_config, ranks) - 12usize];
+    [
+        "Offset of field: epw_comm_config::slots",
+    ][::core::mem::offset_of!(epw_comm_config, slots) - 16usize];
+    [
+        "Offset of field: epw_comm_config::slot_bytes",
+    ][::core::mem::offset_of!(epw_comm_config, slot_bytes) - 20usize];
+    [
+        "Offset of field: epw_comm_config::paths",
+    ][::core::mem::offset_of!(epw_comm_config, paths) - 24usize];
+    [
+        "Offset of field: epw_comm_config::device",
+    ][::core::mem::offset_of!(epw_comm_config, device) - 28usize];
+    [
+        "Offset of field: epw_comm_config::heap_bytes",
+    ][::core::mem::offset_of!(epw_comm_config, heap_bytes) - 32usize];
+    [
+        "Offset of field: epw_comm_config::deadline_ns",
+    ][::core::mem::offset_of!(epw_comm_config, deadline_ns) - 40usize];
+    [
+        "Offset of field: epw_comm_config::fabric",
+    ][::core::mem::offset_of!(epw_comm_config, fabric) - 48usize];
+};
+impl Default for epw_comm_config {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    pub fn epw_comm_config_init(config: *mut epw_comm_config);
+}
+unsafe extern "C" {
+    /// As the functions of these names for a buffer.
+    pub fn epw_comm_create(
+        config: *const epw_comm_config,
+        out: *mut *mut epw_comm,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_comm_destroy(comm: *mut epw_comm);
+}
+unsafe extern "C" {
+    pub fn epw_comm_export(
+        comm: *mut epw_comm,
+        peer: u32,
+        blob: *mut ::core::ffi::c_void,
+        length: *mut usize,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_comm_connect(
+        comm: *mut epw_comm,
+        peer: u32,
+        blob: *const ::core::ffi::c_void,
+        length: usize,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_comm_connect_within(
+        comm: *mut epw_comm,
+        peer: u32,
+        blob: *const ::core::ffi::c_void,
+        length: usize,
+        deadline_ns: u64,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_comm_disconnect(comm: *mut epw_comm, peer: u32) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_comm_probe(comm: *mut epw_comm, peer: u32, timeout_ns: u64) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_comm_path(comm: *const epw_comm, peer: u32) -> u32;
+}
+unsafe extern "C" {
+    pub fn epw_comm_wire(comm: *const epw_comm, peer: u32) -> u32;
+}
+unsafe extern "C" {
+    pub fn epw_comm_set_active(
+        comm: *mut epw_comm,
+        active: *const epw_mask,
+        epoch: u32,
+        step: u64,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_comm_revoke(comm: *mut epw_comm, peers: *const epw_mask) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_comm_membership(
+        comm: *const epw_comm,
+        membership: *mut epw_membership,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_comm_newest_epoch(comm: *mut epw_comm, epoch: *mut u32) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_comm_diverged(
+        comm: *mut epw_comm,
+        epoch: u32,
+        step: u64,
+        ranks: *mut epw_mask,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Memory of the communicator's window, aligned to 64, zeroed when the communicator is created: peers that map
+ the window read what lies there with no copy on the way. EPW_ERR_LIMIT where heap_bytes does not suffice.
+ Freed in any order, by any thread, when no operation uses it; all of it is gone with the communicator.*/
+    pub fn epw_comm_alloc(
+        comm: *mut epw_comm,
+        bytes: u64,
+        memory: *mut *mut ::core::ffi::c_void,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_comm_free(comm: *mut epw_comm, memory: *mut ::core::ffi::c_void);
+}
+unsafe extern "C" {
+    /** Whether something that has ended since the last such call was incomplete: an outcome was degraded, work was
+ dropped, or ranks had called different operations. Complete here does not mean complete everywhere: a
+ program that commits what a step has computed hands this to the checkpoint of a buffer,
+ epw_checkpoint_fault, and asks for its verdict. faulted [out]: 0 or 1. Any thread.*/
+    pub fn epw_comm_take_fault(comm: *mut epw_comm, faulted: *mut u32) -> epw_status;
+}
+pub const EPW_BARRIER: u32 = 0;
+/// root's send to all recv; root's own recv may be send, or NULL
+pub const EPW_BROADCAST: u32 = 1;
+/// in place: recv == send
+pub const EPW_ALL_REDUCE: u32 = 2;
+/// recv of root alone; in place there: recv == send
+pub const EPW_REDUCE: u32 = 3;
+/// block r of send is reduced to rank r's recv; in place: recv is its own block
+pub const EPW_REDUCE_SCATTER: u32 = 4;
+/// rank r's send to block r of all recv; in place: send is its own block
+pub const EPW_ALL_GATHER: u32 = 5;
+/** block p of send to rank p, where it is this rank's block; in place: recv == send,
+with equal blocks*/
+pub const EPW_ALL_TO_ALL: u32 = 6;
+/// to root's recv; in place at root: send is its own block
+pub const EPW_GATHER: u32 = 7;
+/// from root's send; in place at root: recv is its own block
+pub const EPW_SCATTER: u32 = 8;
+pub const EPW_SEND: u32 = 9;
+pub const EPW_RECV: u32 = 10;
+/// One operation, for epw_group. Counts, offsets and pitches are elements of `type`.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_coll {
+    pub size: u32,
+    /// EPW_BARRIER to EPW_RECV
+    pub kind: u32,
+    /// EPW_TYPE_*: any for what only moves
+    pub type_: u32,
+    /// EPW_SUM to EPW_AVERAGE, of reductions
+    pub op: u32,
+    /// the root, or of EPW_SEND and EPW_RECV whom to or from
+    pub peer: u32,
+    /// of these two, at most EPW_TAG_MAX
+    pub tag: u32,
+    pub send: *const ::core::ffi::c_void,
+    pub recv: *mut ::core::ffi::c_void,
+    /// of all, or of each block; EPW_RECV: the most that may come
+    pub count: u64,
+    /** Uneven blocks: of reduce_scatter (send), all_gather and gather (recv), scatter (send), all_to_all
+ (both). [ranks], the same everywhere but for all_to_all, where send_counts[p] here are recv_counts of
+ this rank at p. NULL: `count` each, one behind the other. Offsets NULL: one behind the other.*/
+    pub send_counts: *const u64,
+    /** Uneven blocks: of reduce_scatter (send), all_gather and gather (recv), scatter (send), all_to_all
+ (both). [ranks], the same everywhere but for all_to_all, where send_counts[p] here are recv_counts of
+ this rank at p. NULL: `count` each, one behind the other. Offsets NULL: one behind the other.*/
+    pub send_offsets: *const u64,
+    /** Uneven blocks: of reduce_scatter (send), all_gather and gather (recv), scatter (send), all_to_all
+ (both). [ranks], the same everywhere but for all_to_all, where send_counts[p] here are recv_counts of
+ this rank at p. NULL: `count` each, one behind the other. Offsets NULL: one behind the other.*/
+    pub recv_counts: *const u64,
+    /** Uneven blocks: of reduce_scatter (send), all_gather and gather (recv), scatter (send), all_to_all
+ (both). [ranks], the same everywhere but for all_to_all, where send_counts[p] here are recv_counts of
+ this rank at p. NULL: `count` each, one behind the other. Offsets NULL: one behind the other.*/
+    pub recv_offsets: *const u64,
+    /** Blocks of `rows` rows, with a count of elements in each, and pitches from row to row; 0 rows: one. Of
+ all_gather: send_pitch within send, recv_pitch within recv, where block r begins at its offset. Of
+ reduce_scatter the other way round. Pitches 0: the elements of a row, in the matrix of all blocks those
+ of all blocks' rows.*/
+    pub rows: u64,
+    /** Blocks of `rows` rows, with a count of elements in each, and pitches from row to row; 0 rows: one. Of
+ all_gather: send_pitch within send, recv_pitch within recv, where block r begins at its offset. Of
+ reduce_scatter the other way round. Pitches 0: the elements of a row, in the matrix of all blocks those
+ of all blocks' rows.*/
+    pub send_pitch: u64,
+    /** Blocks of `rows` rows, with a count of elements in each, and pitches from row to row; 0 rows: one. Of
+ all_gather: send_pitch within send, recv_pitch within recv, where block r begins at its offset. Of
+ reduce_scatter the other way round. Pitches 0: the elements of a row, in the matrix of all blocks those
+ of all blocks' rows.*/
+    pub recv_pitch: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_coll"][::core::mem::size_of::<epw_coll>() - 104usize];
+    ["Alignment of epw_coll"][::core::mem::align_of::<epw_coll>() - 8usize];
+    [
+        "Offset of field: epw_coll::size",
+    ][::core::mem::offset_of!(epw_coll, size) - 0usize];
+    [
+        "Offset of field: epw_coll::kind",
+    ][::core::mem::offset_of!(epw_coll, kind) - 4usize];
+    [
+        "Offset of field: epw_coll::type_",
+    ][::core::mem::offset_of!(epw_coll, type_) - 8usize];
+    ["Offset of field: epw_coll::op"][::core::mem::offset_of!(epw_coll, op) - 12usize];
+    [
+        "Offset of field: epw_coll::peer",
+    ][::core::mem::offset_of!(epw_coll, peer) - 16usize];
+    ["Offset of field: epw_coll::tag"][::core::mem::offset_of!(epw_coll, tag) - 20usize];
+    [
+        "Offset of field: epw_coll::send",
+    ][::core::mem::offset_of!(epw_coll, send) - 24usize];
+    [
+        "Offset of field: epw_coll::recv",
+    ][::core::mem::offset_of!(epw_coll, recv) - 32usize];
+    [
+        "Offset of field: epw_coll::count",
+    ][::core::mem::offset_of!(epw_coll, count) - 40usize];
+    [
+        "Offset of field: epw_coll::send_counts",
+    ][::core::mem::offset_of!(epw_coll, send_counts) - 48usize];
+    [
+        "Offset of field: epw_coll::send_offsets",
+    ][::core::mem::offset_of!(epw_coll, send_offsets) - 56usize];
+    [
+        "Offset of field: epw_coll::recv_counts",
+    ][::core::mem::offset_of!(epw_coll, recv_counts) - 64usize];
+    [
+        "Offset of field: epw_coll::recv_offsets",
+    ][::core::mem::offset_of!(epw_coll, recv_offsets) - 72usize];
+    [
+        "Offset of field: epw_coll::rows",
+    ][::core::mem::offset_of!(epw_coll, rows) - 80usize];
+    [
+        "Offset of field: epw_coll::send_pitch",
+    ][::core::mem::offset_of!(epw_coll, send_pitch) - 88usize];
+    [
+        "Offset of field: epw_coll::recv_pitch",
+    ][::core::mem::offset_of!(epw_coll, recv_pitch) - 96usize];
+};
+impl Default for epw_coll {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    pub fn epw_coll_init(coll: *mut epw_coll);
+}
+/// Names operations that have been begun, until they are waited for or dropped. Never 0.
+pub type epw_work = u64;
+/// How to call: may be NULL for all defaults.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_call {
+    pub size: u32,
+    pub reserved: u32,
+    /// of this rank's waits; 0: the communicator's; else at least that
+    pub deadline_ns: u64,
+    /** [out]: the call begins the operation and returns; buffers stay valid and unchanged
+until it has ended or been dropped. NULL: it waits*/
+    pub work: *mut epw_work,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_call"][::core::mem::size_of::<epw_call>() - 24usize];
+    ["Alignment of epw_call"][::core::mem::align_of::<epw_call>() - 8usize];
+    [
+        "Offset of field: epw_call::size",
+    ][::core::mem::offset_of!(epw_call, size) - 0usize];
+    [
+        "Offset of field: epw_call::reserved",
+    ][::core::mem::offset_of!(epw_call, reserved) - 4usize];
+    [
+        "Offset of field: epw_call::deadline_ns",
+    ][::core::mem::offset_of!(epw_call, deadline_ns) - 8usize];
+    [
+        "Offset of field: epw_call::work",
+    ][::core::mem::offset_of!(epw_call, work) - 16usize];
+};
+impl Default for epw_call {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    pub fn epw_call_init(call: *mut epw_call);
+}
+unsafe extern "C" {
+    /** Begins `count` operations, which progress together: sends that cross do not wait for each other.
+ Collectives among them keep their order. A refused call has no effect. outcome [out], of all of them, may
+ be NULL; it is filled by the call that sees the end.*/
+    pub fn epw_group(
+        comm: *mut epw_comm,
+        ops: *const epw_coll,
+        count: usize,
+        call: *const epw_call,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_barrier(
+        comm: *mut epw_comm,
+        call: *const epw_call,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_broadcast(
+        comm: *mut epw_comm,
+        send: *const ::core::ffi::c_void,
+        recv: *mut ::core::ffi::c_void,
+        count: u64,
+        type_: u32,
+        root: u32,
+        call: *const epw_call,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_all_reduce(
+        comm: *mut epw_comm,
+        send: *const ::core::ffi::c_void,
+        recv: *mut ::core::ffi::c_void,
+        count: u64,
+        type_: u32,
+        op: u32,
+        call: *const epw_call,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_reduce(
+        comm: *mut epw_comm,
+        send: *const ::core::ffi::c_void,
+        recv: *mut ::core::ffi::c_void,
+        count: u64,
+        type_: u32,
+        op: u32,
+        root: u32,
+        call: *const epw_call,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// count: of each rank's block.
+    pub fn epw_reduce_scatter(
+        comm: *mut epw_comm,
+        send: *const ::core::ffi::c_void,
+        recv: *mut ::core::ffi::c_void,
+        count: u64,
+        type_: u32,
+        op: u32,
+        call: *const epw_call,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_all_gather(
+        comm: *mut epw_comm,
+        send: *const ::core::ffi::c_void,
+        recv: *mut ::core::ffi::c_void,
+        count: u64,
+        type_: u32,
+        call: *const epw_call,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_all_to_all(
+        comm: *mut epw_comm,
+        send: *const ::core::ffi::c_void,
+        recv: *mut ::core::ffi::c_void,
+        count: u64,
+        type_: u32,
+        call: *const epw_call,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_gather(
+        comm: *mut epw_comm,
+        send: *const ::core::ffi::c_void,
+        recv: *mut ::core::ffi::c_void,
+        count: u64,
+        type_: u32,
+        root: u32,
+        call: *const epw_call,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_scatter(
+        comm: *mut epw_comm,
+        send: *const ::core::ffi::c_void,
+        recv: *mut ::core::ffi::c_void,
+        count: u64,
+        type_: u32,
+        root: u32,
+        call: *const epw_call,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_send(
+        comm: *mut epw_comm,
+        send: *const ::core::ffi::c_void,
+        count: u64,
+        type_: u32,
+        peer: u32,
+        tag: u32,
+        call: *const epw_call,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** A longer message than `count` elements is EPW_ERR_LIMIT here, and is consumed; a shorter one leaves the
+ rest as it was.*/
+    pub fn epw_recv(
+        comm: *mut epw_comm,
+        recv: *mut ::core::ffi::c_void,
+        count: u64,
+        type_: u32,
+        peer: u32,
+        tag: u32,
+        call: *const epw_call,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Waits for the work to end, timeout_ns at most (UINT64_MAX: its own deadlines bound it): EPW_PENDING if it
+ has not; else it is consumed, and the result is as the call's would have been.*/
+    pub fn epw_work_wait(
+        comm: *mut epw_comm,
+        work: epw_work,
+        timeout_ns: u64,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// The same without waiting.
+    pub fn epw_work_poll(
+        comm: *mut epw_comm,
+        work: epw_work,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Sleeps until epw_work_poll may find something new, at most timeout_ns. Touches no buffer of an operation:
+ any thread, beside one that polls.*/
+    pub fn epw_work_await(
+        comm: *mut epw_comm,
+        work: epw_work,
+        timeout_ns: u64,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Gives it up: its buffers are not touched again. Peers find this rank missing from it (EPW_CAUSE_PARTIAL),
+ now or when this rank's calls come so far.*/
+    pub fn epw_work_drop(comm: *mut epw_comm, work: epw_work) -> epw_status;
 }
