@@ -1,5 +1,10 @@
 //! The only module that calls C. It owns every raw pointer to C objects and turns statuses into errors.
 
+mod comm;
+mod fabric;
+mod floor;
+mod status;
+
 use std::ffi::{CStr, CString, c_void};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
@@ -8,76 +13,16 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{Error, Failure, Result};
+use crate::error::Result;
 use crate::mask::Mask;
 use crate::sys;
 
-/// The last error of this thread as `status` classes it.
-fn error(status: sys::epw_status) -> Error {
-    let mut detail = sys::epw_error_detail { op: ptr::null(), text: ptr::null(), rank: -1, peer: -1 };
-    // SAFETY: detail is a valid place to write to.
-    unsafe { sys::epw_last_error_detail(&mut detail) };
-    let text = |p: *const std::ffi::c_char| {
-        if p.is_null() {
-            return String::new();
-        }
-        // SAFETY: epw_last_error_detail gives NUL-terminated texts that live until this thread's next failing call.
-        unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned()
-    };
-    let failure = Failure {
-        operation: text(detail.op),
-        rank: detail.rank.try_into().ok(),
-        peer: detail.peer.try_into().ok(),
-        text: text(detail.text),
-    };
-    match status {
-        sys::EPW_ERR_LIMIT => Error::Limit(failure),
-        sys::EPW_ERR_STATE => Error::State(failure),
-        sys::EPW_ERR_NO_MEMORY => Error::NoMemory(failure),
-        sys::EPW_ERR_SYSTEM => Error::System(failure),
-        sys::EPW_ERR_NO_PATH => Error::NoPath(failure),
-        sys::EPW_ERR_MISMATCH => Error::Mismatch(failure),
-        sys::EPW_ERR_FENCED => Error::Fenced(failure),
-        sys::EPW_ERR_TIMEOUT => Error::Timeout(failure),
-        sys::EPW_ERR_PEER => Error::Peer(failure),
-        _ => Error::Invalid(failure),
-    }
-}
-
-/// Whether an operation has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
-    Pending,
-    Done,
-}
-
-fn check(status: sys::epw_status) -> Result<Progress> {
-    match status {
-        sys::EPW_OK => Ok(Progress::Done),
-        sys::EPW_PENDING => Ok(Progress::Pending),
-        status => Err(error(status)),
-    }
-}
-
-/// As the C core counts time: at least 1, where 0 may mean something else.
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).max(1)
-}
-
-fn c_mask(mask: &Mask) -> sys::epw_mask {
-    sys::epw_mask { bits: *mask.words() }
-}
-
-/// As `check`, of a call about a whole group: the rank of its configuration stands for all.
-fn check_of_group(status: sys::epw_status) -> Result<()> {
-    let checked = check(status).map(|_| ());
-    checked.map_err(|error| match error {
-        Error::Invalid(failure) => Error::Invalid(Failure { rank: None, ..failure }),
-        Error::Limit(failure) => Error::Limit(Failure { rank: None, ..failure }),
-        Error::NoPath(failure) => Error::NoPath(Failure { rank: None, ..failure }),
-        other => other,
-    })
-}
+pub(crate) use comm::{Comm, empty_coll, empty_config as empty_comm_config, layout as comm_layout};
+pub(crate) use fabric::{Adapters, Fabric, FabricOptions};
+pub(crate) use floor::Floor;
+use floor::floor;
+pub(crate) use status::{Progress, empty_outcome};
+use status::{c_mask, check, check_of_group, error, initialised, nanos};
 
 /// The plan of any rank: errors name none.
 pub(crate) fn plan(config: &sys::epw_config) -> Result<sys::epw_plan> {
@@ -100,19 +45,6 @@ pub(crate) fn row_shape(
     Ok(shape)
 }
 
-/// A struct of the interface with the header's defaults.
-///
-/// # Safety
-/// `init` is one of the header's `epw_*_init`, which write every byte of the struct and read none.
-unsafe fn initialised<T>(init: unsafe extern "C" fn(*mut T)) -> T {
-    let mut made = MaybeUninit::uninit();
-    // SAFETY: it is a valid place to write to, and `init` fills it.
-    unsafe {
-        init(made.as_mut_ptr());
-        made.assume_init()
-    }
-}
-
 pub(crate) fn empty_input() -> sys::epw_dispatch_input {
     // SAFETY: it is the header's.
     unsafe { initialised(sys::epw_dispatch_input_init) }
@@ -131,11 +63,6 @@ pub(crate) fn empty_combine() -> sys::epw_combine_input {
 pub(crate) fn empty_combine_output() -> sys::epw_combine_output {
     // SAFETY: it is the header's.
     unsafe { initialised(sys::epw_combine_output_init) }
-}
-
-pub(crate) fn empty_outcome() -> sys::epw_outcome {
-    // SAFETY: it is the header's.
-    unsafe { initialised(sys::epw_outcome_init) }
 }
 
 fn place<T>(out: Option<&mut T>) -> *mut T {
@@ -157,90 +84,6 @@ unsafe impl Send for Rows {}
 // SAFETY: as above.
 unsafe impl Sync for Rows {}
 
-/// An `epw_fabric`, destroyed with this value.
-#[derive(Debug)]
-pub(crate) struct Fabric(NonNull<sys::epw_fabric>);
-
-// SAFETY: the C core guards a fabric's state with locks; any thread may call.
-unsafe impl Send for Fabric {}
-// SAFETY: as above.
-unsafe impl Sync for Fabric {}
-
-impl Drop for Fabric {
-    fn drop(&mut self) {
-        // SAFETY: created by epw_fabric_create, and the buffers that used it, each of which holds it, are gone.
-        unsafe { sys::epw_fabric_destroy(self.0.as_ptr()) }
-    }
-}
-
-/// As `epw_fabric_options`.
-pub(crate) struct FabricOptions {
-    /// `EPW_WIRE_*` bits.
-    pub(crate) wires: u32,
-    /// `EPW_NIC_*`.
-    pub(crate) nic: u32,
-    /// First and last.
-    pub(crate) ports: (u16, u16),
-    pub(crate) interfaces: Option<String>,
-    pub(crate) key: Option<[u8; 32]>,
-    /// 0: as many as the library chooses.
-    pub(crate) ring_bytes: u32,
-    /// `EPW_DOORBELLS_*`.
-    pub(crate) doorbells: u32,
-    /// To which adapters are to be near, as in `epw_config`.
-    pub(crate) device: i32,
-    pub(crate) adapters: Adapters,
-}
-
-/// What of it concerns RDMA adapters.
-pub(crate) struct Adapters {
-    /// In the grammar of `NCCL_IB_HCA`.
-    pub(crate) filter: Option<String>,
-    pub(crate) count: u32,
-    pub(crate) service_level: u32,
-    pub(crate) traffic_class: u32,
-    /// 0: the library's own.
-    pub(crate) hop_limit: u32,
-    /// `EPW_RINGS_*`.
-    pub(crate) rings: u32,
-}
-
-impl Fabric {
-    /// That of a rank.
-    pub(crate) fn create(rank: u32, asked: &FabricOptions) -> Result<Self> {
-        let text = |text: &Option<String>| text.as_deref().map(|text| CString::new(text).unwrap_or_default());
-        let (interfaces, filter) = (text(&asked.interfaces), text(&asked.adapters.filter));
-        let Adapters { count, service_level, traffic_class, hop_limit, rings, .. } = asked.adapters;
-        // SAFETY: it is the header's.
-        let mut options = unsafe { initialised(sys::epw_fabric_options_init) };
-        options.rank = rank;
-        options.wires = asked.wires;
-        options.nic = asked.nic;
-        (options.first_port, options.last_port) = asked.ports;
-        options.interfaces = interfaces.as_ref().map_or(ptr::null(), |names| names.as_ptr());
-        options.key = asked.key.as_ref().map_or(ptr::null(), |key| key.as_ptr());
-        options.ring_bytes = asked.ring_bytes;
-        options.doorbells = asked.doorbells;
-        options.adapters = filter.as_ref().map_or(ptr::null(), |filter| filter.as_ptr());
-        options.device = asked.device;
-        options.adapter_count = count;
-        (options.service_level, options.traffic_class) = (service_level, traffic_class);
-        (options.hop_limit, options.rings) = (hop_limit, rings);
-        let mut out = ptr::null_mut();
-        // SAFETY: both are valid for the call, and so is what the options point to.
-        check(unsafe { sys::epw_fabric_create(&options, &mut out) })?;
-        NonNull::new(out).map(Self).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
-    }
-
-    /// See `epw_fabric_describe`.
-    fn describe(&self) -> String {
-        let mut text = [0; sys::EPW_FABRIC_TEXT as usize];
-        // SAFETY: the fabric is valid, and the text has room for so much.
-        let text = unsafe { CStr::from_ptr(sys::epw_fabric_describe(self.0.as_ptr(), text.as_mut_ptr())) };
-        text.to_string_lossy().into_owned()
-    }
-}
-
 /// An `epw_buffer`, destroyed with this value, and then the fabric that it uses, if this was its last buffer.
 #[derive(Debug)]
 pub(crate) struct Buffer(
@@ -261,9 +104,13 @@ impl Drop for Buffer {
     }
 }
 
+floor!(Buffer: epw_buffer_export, epw_buffer_connect_within, epw_buffer_disconnect, epw_buffer_probe, epw_buffer_path,
+    epw_buffer_wire, epw_buffer_set_active, epw_buffer_revoke, epw_buffer_membership, epw_buffer_newest_epoch,
+    epw_buffer_diverged);
+
 impl Buffer {
     pub(crate) fn create(config: &sys::epw_config, fabric: Option<Arc<Fabric>>) -> Result<Self> {
-        let at = fabric.as_ref().map_or(ptr::null_mut(), |fabric| fabric.0.as_ptr());
+        let at = fabric.as_ref().map_or(ptr::null_mut(), |fabric| fabric.as_ptr());
         let config = sys::epw_config { fabric: at, ..*config };
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and the fabric is held until the buffer is destroyed.
@@ -274,47 +121,6 @@ impl Buffer {
     /// What its fabric has come to.
     pub(crate) fn nic(&self) -> Option<String> {
         self.1.as_ref().map(|fabric| fabric.describe())
-    }
-
-    pub(crate) fn export(&self, peer: u32) -> Result<Vec<u8>> {
-        let mut blob = vec![0; sys::EPW_BLOB_MAX as usize];
-        let mut length = 0;
-        // SAFETY: blob has the EPW_BLOB_MAX bytes that export may write.
-        check(unsafe {
-            sys::epw_buffer_export(self.0.as_ptr(), peer, blob.as_mut_ptr().cast(), &mut length)
-        })?;
-        blob.truncate(length);
-        Ok(blob)
-    }
-
-    /// Bounded by `deadline` instead of the buffer's.
-    pub(crate) fn connect(&self, peer: u32, blob: &[u8], deadline: Duration) -> Result<()> {
-        let (bytes, length, deadline_ns) = (blob.as_ptr().cast(), blob.len(), nanos(deadline));
-        // SAFETY: blob is valid for its length; its bytes are checked by the C core.
-        check(unsafe { sys::epw_buffer_connect_within(self.0.as_ptr(), peer, bytes, length, deadline_ns) })?;
-        Ok(())
-    }
-
-    pub(crate) fn disconnect(&self, peer: u32) -> Result<()> {
-        // SAFETY: the buffer is alive.
-        check(unsafe { sys::epw_buffer_disconnect(self.0.as_ptr(), peer) })?;
-        Ok(())
-    }
-
-    pub(crate) fn probe(&self, peer: u32, timeout: Duration) -> Result<()> {
-        // SAFETY: the buffer is alive.
-        check(unsafe { sys::epw_buffer_probe(self.0.as_ptr(), peer, nanos(timeout)) })?;
-        Ok(())
-    }
-
-    pub(crate) fn path(&self, peer: u32) -> u32 {
-        // SAFETY: the buffer is alive.
-        unsafe { sys::epw_buffer_path(self.0.as_ptr(), peer) }
-    }
-
-    pub(crate) fn wire(&self, peer: u32) -> u32 {
-        // SAFETY: the buffer is alive.
-        unsafe { sys::epw_buffer_wire(self.0.as_ptr(), peer) }
     }
 
     pub(crate) fn trouble(&self, peer: u32) -> Option<String> {
@@ -333,41 +139,6 @@ impl Buffer {
             sys::epw_buffer_time_copies(self.0.as_ptr(), peer, nanos(timeout), &mut bytes, &mut ns)
         })?;
         Ok((bytes, Duration::from_nanos(ns)))
-    }
-
-    pub(crate) fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()> {
-        // SAFETY: the buffer is alive, the mask is read during the call only.
-        check(unsafe { sys::epw_buffer_set_active(self.0.as_ptr(), &c_mask(active), epoch, step) })?;
-        Ok(())
-    }
-
-    pub(crate) fn revoke(&self, peers: &Mask) -> Result<()> {
-        // SAFETY: the buffer is alive, the mask is read during the call only.
-        check(unsafe { sys::epw_buffer_revoke(self.0.as_ptr(), &c_mask(peers)) })?;
-        Ok(())
-    }
-
-    pub(crate) fn membership(&self) -> Result<sys::epw_membership> {
-        // SAFETY: it is the header's.
-        let mut membership = unsafe { initialised(sys::epw_membership_init) };
-        // SAFETY: the buffer is alive, membership carries its size.
-        check(unsafe { sys::epw_buffer_membership(self.0.as_ptr(), &mut membership) })?;
-        Ok(membership)
-    }
-
-    pub(crate) fn newest_epoch(&self) -> Result<u32> {
-        let mut epoch = 0;
-        // SAFETY: the buffer is alive.
-        check(unsafe { sys::epw_buffer_newest_epoch(self.0.as_ptr(), &mut epoch) })?;
-        Ok(epoch)
-    }
-
-    /// Who has begun the epoch at another step.
-    pub(crate) fn diverged(&self, epoch: u32, step: u64) -> Result<Mask> {
-        let mut ranks = c_mask(&Mask::EMPTY);
-        // SAFETY: the buffer is alive, ranks is the header's.
-        check(unsafe { sys::epw_buffer_diverged(self.0.as_ptr(), epoch, step, &mut ranks) })?;
-        Ok(Mask::from_words(ranks.bits))
     }
 
     /// One byte per expert of the buffer's configuration.
@@ -504,6 +275,12 @@ impl Buffer {
         Ok(epoch)
     }
 
+    pub(crate) fn checkpoint_fault(&self) -> Result<()> {
+        // SAFETY: the buffer is alive.
+        check(unsafe { sys::epw_checkpoint_fault(self.0.as_ptr()) })?;
+        Ok(())
+    }
+
     pub(crate) fn verdict(&self, epoch: u32, step: u64) -> Result<u32> {
         let mut verdict = 0;
         // SAFETY: the buffer is alive; verdict is a valid place to write to.
@@ -615,7 +392,7 @@ impl Trial {
             count,
             deadline_ns: nanos(deadline),
             paths,
-            fabric: fabric.as_ref().map_or(ptr::null_mut(), |fabric| fabric.0.as_ptr()),
+            fabric: fabric.as_ref().map_or(ptr::null_mut(), |fabric| fabric.as_ptr()),
         };
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and the fabric is held until the trial is closed.

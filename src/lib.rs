@@ -127,6 +127,7 @@
 
 mod aside;
 mod buffer;
+pub mod comm;
 mod config;
 pub mod cuda;
 pub mod doctor;
@@ -141,6 +142,7 @@ mod mask;
 mod numerics;
 mod observe;
 mod outcome;
+mod peers;
 pub mod rendezvous;
 pub mod store;
 mod sys;
@@ -152,8 +154,9 @@ pub use buffer::Trial;
 pub use buffer::{
     Checkpoint, Combine, CombineOutput, CombineRows, Combining, Consuming, Dispatch, DispatchBuffers,
     DispatchOutput, Dispatched, Dispatching, EpBuffer, Event, GenericCombineOutput, GenericDispatchOutput,
-    Host, Membership, Memory, Refused, RowsView, ScaleOrder, Verdict,
+    Host, Memory, Refused, RowsView, ScaleOrder, Verdict,
 };
+pub use comm::{Comm, CommConfig, Reduction};
 pub use config::{
     CombineMode, Device, EpConfig, Float16, Fp8Scale, Layout, Path, Paths, Payload, Plan, RowShape, Wire,
 };
@@ -162,6 +165,7 @@ pub use group::Group;
 pub use mask::Mask;
 pub use numerics::{dequantize_fp8, quantize_fp8};
 pub use outcome::{Cause, ErrorRecord, Outcome, Phase};
+pub use peers::Membership;
 pub use tensor::{DType, Element, HostBuffer, TensorMut, TensorRef, View};
 
 #[cfg(feature = "cudarc")]

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::ffi::Buffer;
+use crate::ffi::Floor;
 use crate::mask::Mask;
 use crate::sys;
 
-/// How a dispatch or combine ended: complete, or without the rows of some peers.
+/// How an operation ended: complete, or without the part of some peers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[must_use = "a degraded operation lacks the rows of the missing ranks"]
+#[must_use = "a degraded operation lacks the part of the missing ranks"]
 pub struct Outcome {
     /// Active peers whose part of the operation is absent. Empty: complete.
     pub missing: Mask,
@@ -34,14 +34,14 @@ impl Outcome {
         !self.is_complete() && !self.suspects.is_empty()
     }
 
-    /// Of an operation that has ended on this buffer.
-    pub(crate) fn of(buffer: &Buffer, outcome: &sys::epw_outcome) -> Result<Self> {
+    /// Of an operation that has ended on this buffer or communicator.
+    pub(crate) fn of(floor: &impl Floor, outcome: &sys::epw_outcome) -> Result<Self> {
         let missing = Mask::from_words(outcome.missing.bits);
         let record = ErrorRecord::from_c(&outcome.record);
         let suspects = match missing.is_empty() {
             true => Mask::EMPTY,
             false => {
-                let now = buffer.membership()?;
+                let now = floor.membership()?;
                 // A membership that has begun since has cleared them.
                 let since = record.as_ref().is_some_and(|record| record.epoch != now.epoch);
                 if since { Mask::EMPTY } else { Mask::from_words(now.suspects.bits) }
@@ -63,6 +63,10 @@ pub enum Phase {
     CombineSend,
     /// Waiting for the peer's answer.
     CombineReceive,
+    /// Waiting for the peer's part of a collective.
+    Collective,
+    /// Waiting for the peer in a send or receive.
+    Point,
 }
 
 /// Why a peer is missing.
@@ -107,11 +111,11 @@ pub struct ErrorRecord {
     pub rank: u32,
     /// The peer given up.
     pub peer: u32,
-    /// Lane of the operation.
+    /// Lane of the operation; of communicators 0 for collectives, 1 for sends and receives.
     pub lane: u32,
     /// Membership epoch.
     pub epoch: u32,
-    /// Operation number in the lane, from 1 in each epoch.
+    /// Operation number in the lane, from 1 in each epoch; of sends and receives that of the last collective.
     pub op: u32,
     /// How many peers were still awaited.
     pub waiting: u32,
@@ -150,6 +154,8 @@ impl ErrorRecord {
             sys::EPW_PHASE_DISPATCH_SEND => Phase::DispatchSend,
             sys::EPW_PHASE_DISPATCH_RECEIVE => Phase::DispatchReceive,
             sys::EPW_PHASE_COMBINE_SEND => Phase::CombineSend,
+            sys::EPW_PHASE_COLLECTIVE => Phase::Collective,
+            sys::EPW_PHASE_POINT => Phase::Point,
             _ => Phase::CombineReceive,
         };
         Some(Self {
@@ -185,14 +191,17 @@ impl std::fmt::Display for ErrorRecord {
                 self.phase
             );
         }
+        let place = match self.phase {
+            Phase::Collective | Phase::Point => String::new(),
+            _ => format!("lane {lane}, "),
+        };
         write!(
             f,
-            "rank {} gave up on peer {} ({:?}, {:?}) in lane {}, epoch {}, op {}, after {:?} of {:?}: awaited {:#018x}, saw {:#018x}, {} peers still awaited",
+            "rank {} gave up on peer {} ({:?}, {:?}) in {place}epoch {}, op {}, after {:?} of {:?}: awaited {:#018x}, saw {:#018x}, {} peers still awaited",
             self.rank,
             self.peer,
             self.phase,
             self.cause,
-            self.lane,
             self.epoch,
             self.op,
             self.elapsed,

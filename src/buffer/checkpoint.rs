@@ -46,6 +46,12 @@ impl EpBuffer {
         // SAFETY: on the host there is no stream.
         unsafe { self.inner.checkpoint(step, std::ptr::null_mut()) }
     }
+
+    /// Counts the step that the next checkpoint ends as [faulted](Verdict::Faulted): for what a program does beside this buffer, such as
+    /// collectives ([`Comm::take_fault`](crate::Comm::take_fault)). Any thread, also while operations run.
+    pub fn fault(&self) -> Result<()> {
+        self.inner.ffi.checkpoint_fault()
+    }
 }
 
 impl Inner {

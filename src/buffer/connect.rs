@@ -1,17 +1,14 @@
 //! How a buffer comes to be and finds its peers.
-//!
-//! Connecting asks the process of the peer for its window, and a process that is stopped answers no sooner than the
-//! deadline. Async forms therefore do it on a thread of their own, which ends within that deadline whether or not
-//! somebody still waits for it.
 
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
-use super::ep_buffer::{EpBuffer, Inner, Setting};
+use super::ep_buffer::{EpBuffer, Inner};
 use crate::aside::aside;
 use crate::config::{EpConfig, Path};
-use crate::error::{Error, Failure, Result};
-use crate::group::{Follower, Group};
+use crate::error::Result;
+use crate::ffi::Floor;
+use crate::group::Group;
+use crate::peers::{self, End, Setting, present};
 
 impl EpBuffer {
     /// Creates the buffer of every member of `group` and connects them: all members call this with equal configurations
@@ -24,49 +21,23 @@ impl EpBuffer {
     /// it was doing ends within the same bounds.
     pub async fn create(group: &Group, config: EpConfig) -> Result<Self> {
         let (rank, world, setting) = (group.rank(), group.world(), Setting::of(group));
-        if group.is_standby() {
-            let made = aside("create", rank, move || Self::made(rank, world, config, setting));
-            return Ok(made.await?.following(group));
-        }
         let fields = config.fields();
-        let made = aside("create", rank, move || Self::made(rank, world, config, setting)?.exported());
-        let (buffer, blobs) = made.await?;
-        group.agree("buffer", fields).await?;
-        let blobs = group.exchange("buffer", blobs).await?;
-        buffer.connect_all(&blobs).await?;
-        // Nobody may send before everybody is connected: an epoch word posted by set_active is the first thing a peer reads.
-        group.barrier("buffer").await?;
-        let (inner, decision) = (buffer.inner.clone(), group.active());
-        aside("create", rank, move || inner.begin(&decision)).await?;
-        Ok(buffer.following(group))
+        let make = move || Self::made(rank, world, config, setting).map(|buffer| buffer.inner);
+        Ok(Self::following(peers::meet(group, "buffer", fields, make).await?, group))
     }
 
     /// [`EpBuffer::create`] for a plain thread. Not for a thread that serves an async executor.
     pub fn create_blocking(group: &Group, config: EpConfig) -> Result<Self> {
-        let buffer = Self::made(group.rank(), group.world(), config, Setting::of(group))?;
-        if group.is_standby() {
-            return Ok(buffer.following(group));
-        }
-        let (buffer, blobs) = buffer.exported()?;
-        group.agree_blocking("buffer", buffer.config().fields())?;
-        let blobs = group.exchange_blocking("buffer", blobs)?;
-        buffer.connect_all_blocking(&blobs)?;
-        group.barrier_blocking("buffer")?;
-        buffer.inner.begin(&group.active())?;
-        Ok(buffer.following(group))
+        let (rank, world, setting) = (group.rank(), group.world(), Setting::of(group));
+        let fields = config.fields();
+        let make = move || Self::made(rank, world, config, setting).map(|buffer| buffer.inner);
+        Ok(Self::following(peers::meet_blocking(group, "buffer", fields, make)?, group))
     }
 
-    fn following(self, group: &Group) -> Self {
-        let inner: Weak<Inner> = Arc::downgrade(&self.inner);
-        group.follow(inner);
-        self
-    }
-
-    /// With what it exports, by peer; nothing for itself.
-    fn exported(self) -> Result<(Self, Vec<Vec<u8>>)> {
-        let blob = |peer| if peer == self.rank() { Ok(Vec::new()) } else { self.export(peer) };
-        let blobs = (0..self.ranks()).map(blob).collect::<Result<_>>()?;
-        Ok((self, blobs))
+    fn following(inner: Arc<Inner>, group: &Group) -> Self {
+        let follower: Weak<Inner> = Arc::downgrade(&inner);
+        group.follow(follower);
+        Self { inner }
     }
 
     /// What `peer` needs to reach this rank's window, to be given to its [`EpBuffer::connect`]. Holds a secret that lets
@@ -153,24 +124,19 @@ impl EpBuffer {
     }
 }
 
-fn present(blobs: &[Vec<u8>]) -> impl Iterator<Item = (u32, &[u8])> {
-    (0..).zip(blobs).filter(|(_, blob)| !blob.is_empty()).map(|(peer, blob)| (peer, blob.as_slice()))
+impl End for Inner {
+    fn exported(&self) -> Result<Vec<Vec<u8>>> {
+        peers::exported(&*self.ffi, self.rank, self.plan.ranks)
+    }
+
+    fn connect_present(&self, blobs: &[Vec<u8>]) -> Result<()> {
+        self.connect(present(blobs))
+    }
 }
 
 impl Inner {
-    /// Connects one after the other, all within one deadline.
     fn connect<'a>(&self, blobs: impl IntoIterator<Item = (u32, &'a [u8])>) -> Result<()> {
-        let (began, deadline) = (Instant::now(), self.config.deadline);
-        for (peer, blob) in blobs {
-            let left = deadline.saturating_sub(began.elapsed());
-            if left.is_zero() {
-                let text = format!("the peers before it took all of {deadline:?}; raise the deadline");
-                let failure = Failure::new("connect", self.rank, text);
-                return Err(Error::Timeout(Failure { peer: Some(peer), ..failure }));
-            }
-            self.ffi.connect(peer, blob, left)?;
-        }
-        Ok(())
+        peers::connect_all(&*self.ffi, self.rank, self.config.deadline, blobs)
     }
 }
 
@@ -178,9 +144,10 @@ impl Inner {
 mod tests {
     use std::io::{BufRead, BufReader, Read};
     use std::process::{Child, Command, Stdio};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::Error;
 
     const DEADLINE: Duration = Duration::from_millis(1500);
 

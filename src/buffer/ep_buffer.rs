@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::fabric::{self, WireKey};
-use super::watcher::Watcher;
-use crate::config::{Device, EpConfig, Paths, Payload, Plan, RowShape};
+use crate::config::{Device, EpConfig, Payload, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
-use crate::group::Group;
-use crate::{env, ffi, observe, sys};
+use crate::ffi::Progress;
+use crate::peers::{LONGEST_LOOK, Setting, Watched, Watcher};
+use crate::{ffi, observe, sys};
 
 /// A rank's window, its mappings of the peers' windows, and its lanes. Cheap to clone; clones share it.
 ///
@@ -28,20 +27,19 @@ pub struct EpBuffer {
 impl EpBuffer {
     /// A buffer that knows nobody yet, for programs that carry blobs by means of their own: [`EpBuffer::export`] on every rank,
     /// [`EpBuffer::connect`] on every other, then [`EpBuffer::set_active`]. Allocates the window; waits for nobody. Its queues,
-    /// if [`Paths::queue`] permits them, reach ranks of this host. Those of other hosts need a key, which is that of a group, or
+    /// if [`Paths::queue`](crate::Paths::queue) permits them, reach ranks of this host. Those of other hosts need a key, which is that of a group, or
     /// where `EPWIRE_WIRES` asks for `tcp` that of the process's token and `EPWIRE_RUN_ID`.
     ///
     /// # Errors
     /// As of [`Plan::new`]; [`Error::Invalid`] too if `EPWIRE_PATHS` names what is no path, or the token cannot be read.
     pub fn unconnected(rank: u32, ranks: u32, config: EpConfig) -> Result<Self> {
-        let key = fabric::key_without_group(rank)?;
-        Self::made(rank, ranks, config, Setting { key, several_hosts: false })
+        Self::made(rank, ranks, config, Setting::alone(rank)?)
     }
 
     pub(super) fn made(rank: u32, ranks: u32, mut config: EpConfig, setting: Setting) -> Result<Self> {
         config.paths = setting.paths(rank, config.paths)?;
         let plan = Plan::new(&config, ranks)?;
-        let fabric = config.paths.queue.then(|| fabric::of(rank, setting.key, config.device)).transpose()?;
+        let fabric = setting.fabric(rank, config.paths, config.device)?;
         let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
         let inner = Inner { watchers: Default::default(), ffi, rank, config, plan };
@@ -66,31 +64,6 @@ impl EpBuffer {
     /// The sizes that follow from it.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
-    }
-}
-
-/// What a group says of where its buffers are used.
-#[derive(Clone, Copy)]
-pub(super) struct Setting {
-    key: WireKey,
-    several_hosts: bool,
-}
-
-impl Setting {
-    pub(super) fn of(group: &Group) -> Self {
-        Self { key: group.wire_key(), several_hosts: group.spans_hosts() }
-    }
-
-    pub(super) fn key(&self) -> WireKey {
-        self.key
-    }
-
-    /// Those by which peers may be reached, where the program permits these.
-    pub(super) fn paths(&self, rank: u32, mut permitted: Paths) -> Result<Paths> {
-        permitted.queue |= self.several_hosts && permitted == Paths::default();
-        let Some(names) = env::value(env::PATHS) else { return Ok(permitted) };
-        let wrong = |text| Error::Invalid(Failure::new("create", rank, format!("{}: {text}", env::PATHS)));
-        Paths::parse(&names).map_err(wrong)
     }
 }
 
@@ -144,11 +117,21 @@ impl Inner {
 
     /// Longest time between two looks at an operation: peers expect a sign of life in every half of a deadline.
     pub(super) fn slice(&self) -> Duration {
-        const LONGEST: Duration = Duration::from_millis(10);
-        (self.config.deadline / 4).min(LONGEST)
+        (self.config.deadline / 4).min(LONGEST_LOOK)
     }
 
     pub(crate) fn watcher(&self, handle: sys::epw_handle) -> &Watcher {
         &self.watchers[(handle & 1) as usize]
+    }
+}
+
+impl Watched for ffi::Buffer {
+    fn sleep(&self, handles: &[u64], longest: Duration) {
+        // One lane has one live handle; others, and an error, say that a handle is gone: its task must look too.
+        let _ = handles.last().map(|handle| self.wait(*handle, longest));
+    }
+
+    fn is_over(&self, handle: u64) -> bool {
+        !matches!(self.ready(handle), Ok(Progress::Pending))
     }
 }

@@ -3,11 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::ep_buffer::{EpBuffer, Setting};
+use super::ep_buffer::EpBuffer;
 use super::trial::Connected;
 use crate::config::{Device, EpConfig, Path};
 use crate::error::{Error, Failure, Result};
 use crate::group::Group;
+use crate::peers::Setting;
 
 /// A buffer that no operation uses.
 #[derive(Debug)]

@@ -1,31 +1,15 @@
 //! Who takes part in a buffer's operations: beginning a membership, and going on without the ranks that failed.
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::ep_buffer::{EpBuffer, Inner};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::ffi::Floor;
 use crate::group::{Follower, GivenUp, held_by};
 use crate::mask::Mask;
+use crate::peers::{self, Membership};
 use crate::rendezvous::Decision;
-
-/// A membership of one buffer, and what has become of it since [`EpBuffer::set_active`]. How that of the group stands is
-/// [`group::Membership`](crate::group::Membership).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Membership {
-    /// The ranks that take part.
-    pub active: Mask,
-    /// Those of them given up since, neither sent to nor waited for until the next membership.
-    pub suspects: Mask,
-    /// Those of the suspects that this rank has seen silent for a whole deadline. Of the others it has been told, which is no
-    /// evidence that they fail.
-    pub silent: Mask,
-    /// 0: none yet.
-    pub epoch: u32,
-    /// The step at which it began.
-    pub step: u64,
-}
 
 impl EpBuffer {
     /// Begins a membership: every member calls it with the same mask, epoch and step, with no lane held. `epoch` is in
@@ -52,14 +36,7 @@ impl EpBuffer {
 
     /// The current membership, and what has become of it.
     pub fn membership(&self) -> Result<Membership> {
-        let now = self.inner.ffi.membership()?;
-        Ok(Membership {
-            active: Mask::from_words(now.active.bits),
-            suspects: Mask::from_words(now.suspects.bits),
-            silent: Mask::from_words(now.silent.bits),
-            epoch: now.epoch,
-            step: now.step,
-        })
+        Membership::of(&*self.inner.ffi)
     }
 
     /// For every expert, whether its rank is active and not given up.
@@ -70,12 +47,7 @@ impl EpBuffer {
 
 impl Follower for Inner {
     fn begin(&self, decision: &Decision) -> Result<()> {
-        let now = self.ffi.membership()?;
-        let begun = (Mask::from_words(now.active.bits), now.epoch, now.step);
-        if begun == (decision.mask, decision.epoch, decision.step) {
-            return Ok(()); // by a call that another follower made fail
-        }
-        self.ffi.set_active(&decision.mask, decision.epoch, decision.step)
+        peers::begin(&*self.ffi, decision)
     }
 
     fn revoke(&self, peers: &Mask) -> Result<()> {
@@ -83,35 +55,23 @@ impl Follower for Inner {
     }
 
     fn given_up(&self) -> Result<GivenUp> {
-        let now = self.ffi.membership()?;
-        let (peers, silent) = (Mask::from_words(now.suspects.bits), Mask::from_words(now.silent.bits));
-        Ok(GivenUp { epoch: now.epoch, peers, silent })
+        peers::given_up(&*self.ffi)
     }
 
-    fn experts(&self, ranks: &Mask) -> Vec<Range<u32>> {
-        held_by(ranks, self.plan.ranks, self.config.experts)
+    fn experts(&self, ranks: &Mask) -> Option<Vec<Range<u32>>> {
+        Some(held_by(ranks, self.plan.ranks, self.config.experts))
     }
 
     fn is_overtaken(&self, epoch: u32) -> bool {
-        self.ffi.newest_epoch().is_ok_and(|newest| newest >= epoch)
+        peers::is_overtaken(&*self.ffi, epoch)
     }
 
     fn diverged(&self, epoch: u32, step: u64) -> Mask {
-        // Who cannot say accuses nobody.
-        self.ffi.diverged(epoch, step).unwrap_or(Mask::EMPTY)
+        peers::diverged(&*self.ffi, epoch, step)
     }
 
     fn reaches(&self, peer: u32, timeout: Duration) -> bool {
-        const PAUSE: Duration = Duration::from_millis(1);
-        let began = Instant::now();
-        loop {
-            match self.ffi.probe(peer, timeout.saturating_sub(began.elapsed()).max(PAUSE)) {
-                Ok(()) => return true,
-                // The program itself may be probing a path at this moment, which says nothing about the peer.
-                Err(Error::State(_)) if began.elapsed() < timeout => std::thread::sleep(PAUSE),
-                Err(_) => return false,
-            }
-        }
+        peers::reaches(&*self.ffi, peer, timeout)
     }
 
     fn export(&self, peer: u32) -> Result<Vec<u8>> {

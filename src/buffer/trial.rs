@@ -3,12 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::ep_buffer::Setting;
-use super::fabric;
 use crate::config::{Device, Path, Paths};
 use crate::error::{Error, Failure, Result};
 use crate::ffi;
 use crate::group::Group;
+use crate::peers::Setting;
 
 /// Ranges and words between ranks whose windows are host memory. No part of the interface.
 #[derive(Debug)]
@@ -43,8 +42,7 @@ impl Trial {
         const TURNS: u64 = 100;
         const DEADLINE: Duration = Duration::from_secs(5);
         let rank = |rank| {
-            let fabric = || fabric::of(rank, fabric::key_without_group(rank)?, Device::Host);
-            let fabric = paths.queue.then(fabric).transpose()?;
+            let fabric = Setting::alone(rank)?.fabric(rank, paths, Device::Host)?;
             ffi::Trial::open((rank, 2), (8, 1), DEADLINE, paths.to_c(), fabric)
         };
         let (first, second) = (rank(0)?, rank(1)?);
@@ -72,8 +70,7 @@ impl Trial {
     ) -> Result<(Self, Connected)> {
         let (rank, world) = (group.rank(), group.world());
         let invalid = |text| Error::Invalid(Failure::new("trial", rank, text));
-        let fabric =
-            paths.queue.then(|| fabric::of(rank, Setting::of(group).key(), Device::Host)).transpose()?;
+        let fabric = Setting::of(group).fabric(rank, paths, Device::Host)?;
         let trial = ffi::Trial::open((rank, world), (bytes, count), deadline, paths.to_c(), fabric)?;
         let others: Vec<u32> = group.active().mask.iter().filter(|peer| *peer != rank).collect();
         let mut blobs = vec![Vec::new(); world as usize];

@@ -81,7 +81,7 @@ impl Completion {
     /// long as copies that the program has enqueued before keep its copy engine busy; at most the deadline.
     pub fn outcome(&self) -> Result<Option<Outcome>> {
         let ffi = &self.inner.ffi;
-        ffi.outcome(self.handle)?.map(|outcome| Outcome::of(ffi, &outcome)).transpose()
+        ffi.outcome(self.handle)?.map(|outcome| Outcome::of(&**ffi, &outcome)).transpose()
     }
 
     fn late(&self, timeout: Duration) -> Error {

@@ -226,12 +226,14 @@ impl Course {
             state.change = Some(change);
             drop(state);
             let unheld = Mask::all(MAX_WORLD).minus(&members);
-            let experts = |follower: Arc<dyn Follower>| Experts {
-                lost: follower.experts(&left),
-                regained: follower.experts(&entered),
-                unheld: follower.experts(&unheld),
+            let experts = |follower: Arc<dyn Follower>| {
+                Some(Experts {
+                    lost: follower.experts(&left)?,
+                    regained: follower.experts(&entered)?,
+                    unheld: follower.experts(&unheld)?,
+                })
             };
-            let experts = self.followers().into_iter().map(experts).collect();
+            let experts = self.followers().into_iter().filter_map(experts).collect();
             self.news.put(News::InEffect(*decision, took, change, experts));
         }
         self.tell();
@@ -289,7 +291,7 @@ impl Course {
             all = all.or(&peers);
             follower.experts(&Mask::all(MAX_WORLD).minus(&members.minus(&peers)).minus(capacity))
         };
-        let experts = self.followers().into_iter().map(&mut unreachable).collect();
+        let experts = self.followers().into_iter().filter_map(&mut unreachable).collect();
         (all, experts)
     }
 

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::mask::Mask;
 use crate::rendezvous::wire::Decision;
 
-/// What follows the membership of a group: a buffer.
+/// What follows the membership of a group: a buffer, or a communicator.
 pub(crate) trait Follower: Send + Sync + Debug {
     /// Puts the membership into effect, between two steps; again, if another follower could not. May wait for what was enqueued
     /// before, within its deadline.
@@ -17,8 +17,8 @@ pub(crate) trait Follower: Send + Sync + Debug {
     fn revoke(&self, peers: &Mask) -> Result<()>;
     /// The peers given up in the present epoch.
     fn given_up(&self) -> Result<GivenUp>;
-    /// The experts that these ranks hold, by id, ascending.
-    fn experts(&self, ranks: &Mask) -> Vec<Range<u32>>;
+    /// The experts that these ranks hold, by id, ascending; none of a follower that knows no experts.
+    fn experts(&self, ranks: &Mask) -> Option<Vec<Range<u32>>>;
     /// Whether a peer has begun this epoch, which this one has not.
     fn is_overtaken(&self, epoch: u32) -> bool;
     /// Who has begun this epoch at another step than this one, this rank included.

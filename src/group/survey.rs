@@ -95,8 +95,8 @@ mod tests {
         fn given_up(&self) -> Result<GivenUp> {
             Ok(GivenUp { epoch: 1, peers: Mask::EMPTY, silent: Mask::EMPTY })
         }
-        fn experts(&self, _: &Mask) -> Vec<Range<u32>> {
-            Vec::new()
+        fn experts(&self, _: &Mask) -> Option<Vec<Range<u32>>> {
+            None
         }
         fn is_overtaken(&self, _: u32) -> bool {
             false

@@ -1626,9 +1626,13 @@ pub struct epw_comm {
  operation lacks is known when it has run: `outcome` is NULL, and whoever wants it asks for `work`, or looks
  at the suspects of epw_comm_membership. Calls on different streams run in the order of the calls. Streams
  may be under capture: replays take their turn as kernels do, all ranks in the same order, and find the
- membership of then; such calls have no `work`. So far all peers map each other's windows, blocks are even
- and dense, and there are neither sends nor receives: else EPW_ERR_NO_PATH. slots and slot_bytes are those
- of each block; 0: 4, and so many that all rings take 64 MiB, but at least 1 KiB and at most 32 KiB.*/
+ membership of then; such calls have no `work`.
+     Sends and receives of a group progress together, before its collectives; of different calls they are in
+ stream order, so that a large send waits for its receive before whatever comes behind it. They meet in the
+ order of the calls: one that differs from its other end in type or tag, or has no room for what comes, is a
+ mismatch. So far all peers map each other's windows, and blocks are even and dense: else EPW_ERR_INVALID.
+     slots and slot_bytes are those of each block; 0: 4, and so many that all rings take 64 MiB, but at
+ least 1 KiB and at most 32 KiB.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_comm_config {

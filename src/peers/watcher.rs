@@ -1,13 +1,23 @@
-//! The thread of a lane that waits so that no task of an executor has to. It looks at signal words in the window only,
-//! never at the memory of an operation's caller.
+//! The thread that waits so that no task of an executor has to: of a lane, or of a communicator. It looks at signal words in the
+//! window only, never at the memory of an operation's caller.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::ffi::{self, Progress};
-use crate::{sys, waking};
+use crate::waking;
+
+/// Longest time between two looks at an operation, however long its deadline is.
+pub(crate) const LONGEST_LOOK: Duration = Duration::from_millis(10);
+
+/// Whose operations are watched. A handle names one that is under way, or has been.
+pub(crate) trait Watched: Send + Sync + 'static {
+    /// Sleeps until one of these may go on, the newest of which comes last; `longest` at most. Touches no memory of a caller.
+    fn sleep(&self, handles: &[u64], longest: Duration);
+    /// Whether it has nothing to wait for any more.
+    fn is_over(&self, handle: u64) -> bool;
+}
 
 /// Wakes a task when the words that its operation awaits may have come.
 #[derive(Debug, Default)]
@@ -25,10 +35,10 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Request {
     /// Several where clones of an event are awaited by different tasks.
-    tasks: Vec<(sys::epw_handle, Waker)>,
+    tasks: Vec<(u64, Waker)>,
     /// The operation that is awaited by an event, and until when. It is looked at however busy the task's executor is,
     /// which is what shows the peers that this rank waits too.
-    tended: Option<(sys::epw_handle, Option<Instant>)>,
+    tended: Option<(u64, Option<Instant>)>,
     ending: bool,
 }
 
@@ -38,21 +48,22 @@ impl Shared {
     }
 
     /// Looks at least once in each `slice`, whatever the C core says.
-    fn run(&self, buffer: &ffi::Buffer, slice: Duration) {
+    fn run(&self, watched: &impl Watched, slice: Duration) {
         let mut request = self.lock();
         while !request.ending {
             let (tasks, tended) = (std::mem::take(&mut request.tasks), request.tended);
-            let newest = tasks.last().map(|(handle, _)| *handle);
-            let Some(handle) = newest.or(tended.map(|(handle, _)| handle)) else {
+            let handles: Vec<u64> = match tasks.is_empty() {
+                true => tended.iter().map(|(handle, _)| *handle).collect(),
+                false => tasks.iter().map(|(handle, _)| *handle).collect(),
+            };
+            if handles.is_empty() {
                 request = self.changed.wait(request).unwrap_or_else(PoisonError::into_inner);
                 continue;
-            };
+            }
             drop(request);
-            // One lane has one live handle; others, and an error, say that a handle is gone: its task must look too.
-            let _ = buffer.wait(handle, slice);
+            watched.sleep(&handles, slice);
             let over = tended.is_some_and(|(handle, until)| {
-                !matches!(buffer.ready(handle), Ok(Progress::Pending))
-                    || until.is_some_and(|until| Instant::now() >= until)
+                watched.is_over(handle) || until.is_some_and(|until| Instant::now() >= until)
             });
             tasks.into_iter().for_each(|(_, waker)| waking::wake(waker));
             request = self.lock();
@@ -65,23 +76,23 @@ impl Shared {
 
 impl Watcher {
     /// Starts the thread unless it runs. One that could not be started is tried again.
-    pub(super) fn start(&self, buffer: &Arc<ffi::Buffer>, slice: Duration) -> std::io::Result<()> {
+    pub(crate) fn start(&self, watched: &Arc<impl Watched>, slice: Duration) -> std::io::Result<()> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
-            let (shared, buffer) = (self.shared.clone(), buffer.clone());
+            let (shared, watched) = (self.shared.clone(), watched.clone());
             let watch = std::thread::Builder::new().name("epwire-watch".into());
-            *thread = Some(watch.spawn(move || shared.run(&buffer, slice))?);
+            *thread = Some(watch.spawn(move || shared.run(&*watched, slice))?);
         }
         Ok(())
     }
 
     /// Keeps the operation of a handle in its wait until that is over, `until` at the latest.
-    pub(super) fn tend(&self, handle: sys::epw_handle, until: Option<Instant>) {
+    pub(crate) fn tend(&self, handle: u64, until: Option<Instant>) {
         self.shared.lock().tended = Some((handle, until));
     }
 
     /// Has the task polled again when its operation may go on.
-    pub(crate) fn wake_later(&self, handle: sys::epw_handle, waker: &Waker) {
+    pub(crate) fn wake_later(&self, handle: u64, waker: &Waker) {
         // Outside the lock: cloning and dropping it runs code of the executor.
         let mut task = Some((handle, waker.clone()));
         let mut request = self.shared.lock();

@@ -18,7 +18,7 @@ pub(crate) type WireKey = Option<[u8; 32]>;
 static FABRICS: Mutex<BTreeMap<(u32, u32, WireKey), Weak<Fabric>>> = Mutex::new(BTreeMap::new());
 
 /// That of this rank, which lives as long as one of its buffers. Its adapters are near to the device of the first of them.
-pub(super) fn of(rank: u32, key: WireKey, device: Device) -> Result<Arc<Fabric>> {
+pub(crate) fn of(rank: u32, key: WireKey, device: Device) -> Result<Arc<Fabric>> {
     let mut fabrics = FABRICS.lock().unwrap_or_else(PoisonError::into_inner);
     let id = (std::process::id(), rank, key);
     if let Some(fabric) = fabrics.get(&id).and_then(Weak::upgrade) {
@@ -33,7 +33,7 @@ pub(super) fn of(rank: u32, key: WireKey, device: Device) -> Result<Arc<Fabric>>
 
 /// The key of buffers that belong to no group: of the token of this process and of `EPWIRE_RUN_ID`, where `EPWIRE_WIRES`
 /// asks for TCP.
-pub(super) fn key_without_group(rank: u32) -> Result<WireKey> {
+pub(crate) fn key_without_group(rank: u32) -> Result<WireKey> {
     let asks = env::value(env::WIRES).is_some_and(|names| Wires::parse(&names).is_ok_and(|wires| wires.tcp));
     if !asks {
         return Ok(None);

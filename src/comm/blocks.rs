@@ -1,0 +1,146 @@
+//! Where the blocks of ranks lie in a buffer that has one of each.
+
+use crate::error::{Error, Failure, Result};
+
+/// The blocks of all ranks in one buffer, in elements: uneven ones, with gaps between them, or beside each other in a matrix.
+///
+/// ```
+/// use epwire::comm::Blocks;
+///
+/// // 3 elements of rank 0, none of rank 1, 5 of rank 2, one behind the other.
+/// let uneven = Blocks::new([3, 0, 5]);
+/// // The same with room for 8 elements of each.
+/// let spread = Blocks::new([3, 0, 5]).at([0, 8, 16]);
+/// // A matrix of 16 rows, whose 12 columns are 4 of each of 3 ranks.
+/// let columns = Blocks::new([4; 3]).rows(16);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blocks {
+    counts: Vec<usize>,
+    offsets: Option<Vec<usize>>,
+    rows: usize,
+    pitch: Option<usize>,
+    own_pitch: Option<usize>,
+}
+
+impl Blocks {
+    /// `counts[r]` elements of rank r, one block behind the other.
+    pub fn new(counts: impl Into<Vec<usize>>) -> Self {
+        Self { counts: counts.into(), offsets: None, rows: 1, pitch: None, own_pitch: None }
+    }
+
+    /// The block of rank r begins at element `offsets[r]`.
+    pub fn at(self, offsets: impl Into<Vec<usize>>) -> Self {
+        Self { offsets: Some(offsets.into()), ..self }
+    }
+
+    /// Blocks of `rows` rows, of which `counts` are the elements of one: matrices beside each other in a larger one. Of
+    /// all_gather and reduce_scatter.
+    pub fn rows(self, rows: usize) -> Self {
+        Self { rows, ..self }
+    }
+
+    /// Elements from row to row of the buffer that has all blocks. By default the sum of `counts`.
+    pub fn pitch(self, elements: usize) -> Self {
+        Self { pitch: Some(elements), ..self }
+    }
+
+    /// Elements from row to row of the buffer that has this rank's block alone. By default those of a row.
+    pub fn own_pitch(self, elements: usize) -> Self {
+        Self { own_pitch: Some(elements), ..self }
+    }
+
+    /// As C takes it, checked.
+    pub(super) fn lay_out(&self, operation: &'static str, rank: u32, ranks: u32) -> Result<Laid> {
+        let invalid = |text: String| Error::Invalid(Failure::new(operation, rank, text));
+        let too_much = || Error::Limit(Failure::new(operation, rank, "blocks pass what memory there can be"));
+        let Self { counts, offsets, rows, pitch, own_pitch } = self;
+        for (name, list) in [("counts", Some(counts)), ("offsets", offsets.as_ref())] {
+            if let Some(list) = list
+                && list.len() != ranks as usize
+            {
+                let have = list.len();
+                return Err(invalid(format!("{name} has {have} entries for {ranks} ranks")));
+            }
+        }
+        let mut behind: Vec<usize> = Vec::with_capacity(counts.len());
+        let mut sum = 0usize;
+        for count in counts {
+            behind.push(sum);
+            sum = sum.checked_add(*count).ok_or_else(too_much)?;
+        }
+        let offsets = offsets.as_ref().unwrap_or(&behind);
+        let rows = (*rows).max(1);
+        let (pitch, own) = (pitch.unwrap_or(sum), counts[rank as usize]);
+        let own_pitch = own_pitch.unwrap_or(own);
+        // Where a block of so many elements in each row ends.
+        let end = |count: usize, pitch: usize| match count {
+            0 => Some(0),
+            _ => pitch.checked_mul(rows - 1)?.checked_add(count),
+        };
+        let mut extent = 0usize;
+        for (count, offset) in counts.iter().zip(offsets) {
+            let end = end(*count, pitch).and_then(|end| end.checked_add(*offset)).ok_or_else(too_much)?;
+            extent = extent.max(if *count == 0 { 0 } else { end });
+        }
+        let own_extent = end(own, own_pitch).ok_or_else(too_much)?;
+        let c = |list: &[usize]| list.iter().map(|value| *value as u64).collect();
+        let (pitch, own_pitch) = (pitch as u64, own_pitch as u64);
+
+        Ok(Laid {
+            counts: c(counts),
+            offsets: c(offsets),
+            rows: rows as u64,
+            pitch,
+            own_pitch,
+            extent,
+            own_extent,
+        })
+    }
+}
+
+/// Blocks with all that was left out filled in.
+#[derive(Debug)]
+pub(super) struct Laid {
+    /// `[ranks]`
+    pub(super) counts: Vec<u64>,
+    /// `[ranks]`
+    pub(super) offsets: Vec<u64>,
+    pub(super) rows: u64,
+    pub(super) pitch: u64,
+    pub(super) own_pitch: u64,
+    /// Elements that the buffer of all blocks has at least.
+    pub(super) extent: usize,
+    /// The same of that of the own block alone.
+    pub(super) own_extent: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_end_where_their_last_row_does() {
+        let laid = |blocks: Blocks| blocks.lay_out("all_gather", 2, 3).unwrap();
+        let plain = laid(Blocks::new([3, 0, 5]));
+        assert_eq!((plain.offsets, plain.extent, plain.own_extent), (vec![0, 3, 3], 8, 5));
+        let spread = laid(Blocks::new([3, 0, 5]).at([20, 99, 2]));
+        assert_eq!((spread.extent, spread.own_extent), (23, 5));
+        let columns = laid(Blocks::new([4; 3]).rows(16).pitch(20).own_pitch(6));
+        assert_eq!((columns.extent, columns.own_extent), (15 * 20 + 12, 15 * 6 + 4));
+    }
+
+    #[test]
+    fn blocks_that_cannot_be_are_refused() {
+        for (blocks, text) in [
+            (Blocks::new([3, 0]), "counts has 2 entries for 3 ranks"),
+            (Blocks::new([3, 0, 1]).at([0; 4]), "offsets has 4 entries for 3 ranks"),
+            (Blocks::new([usize::MAX, 1, 1]), "what memory there can be"),
+            (Blocks::new([1, 1, 1]).at([0, usize::MAX, 0]), "what memory there can be"),
+            (Blocks::new([1, 1, 1]).rows(usize::MAX), "what memory there can be"),
+        ] {
+            let error = blocks.lay_out("all_gather", 0, 3).unwrap_err();
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+}

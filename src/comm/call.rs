@@ -1,0 +1,498 @@
+//! Operations as values: what is called, with the memory that it uses.
+
+use std::ptr;
+
+use super::blocks::{Blocks, Laid};
+use super::memory::{Input, Output};
+use super::number::{Number, Reduction, type_of};
+use crate::error::{Error, Failure, Result};
+use crate::{ffi, sys};
+
+/// One operation with its buffers `B`, for [`Comm::begin`](super::Comm::begin) and [`Comm::run_blocking`](super::Comm::run_blocking),
+/// alone or in a group with others. The constructors have the names and arguments of the methods of
+/// [`Comm`](super::Comm), which say what they do.
+///
+/// ```
+/// use epwire::comm::{Call, CommConfig};
+/// use epwire::{Comm, Group};
+///
+/// # fn main() -> epwire::Result<()> {
+/// let ranks = Group::threads(2)?.into_iter().map(|group| {
+///     std::thread::spawn(move || {
+///         let comm = Comm::create_blocking(&group, CommConfig::default())?;
+///         let peer = 1 - comm.rank();
+///         // Both send first: in a group they do not wait for each other.
+///         let (own, mut its) = ([comm.rank(); 1000], [9u32; 1000]);
+///         let crossing = (Call::send(&own[..], peer, 7), Call::recv(&mut its[..], peer, 7));
+///         assert!(comm.run_blocking(crossing)?.is_complete());
+///         assert_eq!(its, [peer; 1000]);
+///         Ok::<_, epwire::Error>(())
+///     })
+/// });
+/// for rank in ranks.collect::<Vec<_>>() {
+///     rank.join().unwrap()?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "it does nothing until it is begun or run"]
+pub struct Call<B> {
+    buffers: B,
+    spans: fn(&mut B) -> Spans,
+    shape: Shape,
+}
+
+/// Where the elements of an operation are.
+#[derive(Debug, Clone, Copy)]
+struct Spans {
+    send: (*const u8, usize),
+    recv: (*mut u8, usize),
+    /// Input and output are the same memory: `recv`.
+    in_place: bool,
+}
+
+const NOTHING: Spans = Spans { send: (ptr::null(), 0), recv: (ptr::null_mut(), 0), in_place: false };
+
+fn reads<S: Input>(send: &mut S) -> Spans {
+    let send = send.input();
+    Spans { send: (send.as_ptr().cast(), send.len()), ..NOTHING }
+}
+
+fn writes<R: Output>(recv: &mut R) -> Spans {
+    let recv = recv.output();
+    Spans { recv: (recv.as_mut_ptr().cast(), recv.len()), ..NOTHING }
+}
+
+fn in_place<R: Output>(buffer: &mut R) -> Spans {
+    Spans { in_place: true, ..writes(buffer) }
+}
+
+fn both<S: Input, R: Output>((send, recv): &mut (S, R)) -> Spans {
+    Spans { recv: writes(recv).recv, ..reads(send) }
+}
+
+#[derive(Debug)]
+struct Shape {
+    kind: u32,
+    name: &'static str,
+    dtype: u32,
+    element: usize,
+    reduction: Option<Reduction>,
+    /// The root, or the peer.
+    peer: u32,
+    tag: u32,
+    /// Of the buffer with all blocks.
+    blocks: Option<Blocks>,
+    /// Of an all_to_all: what comes.
+    recv_blocks: Option<Blocks>,
+}
+
+impl Shape {
+    fn of<T: Number>(kind: u32) -> Self {
+        let name = name(kind);
+        let (dtype, element) = (type_of::<T>(), size_of::<T>());
+        Self { kind, name, dtype, element, reduction: None, peer: 0, tag: 0, blocks: None, recv_blocks: None }
+    }
+
+    fn at(self, peer: u32) -> Self {
+        Self { peer, ..self }
+    }
+
+    fn by(self, reduction: Reduction) -> Self {
+        Self { reduction: Some(reduction), ..self }
+    }
+
+    fn blocks(self, blocks: Blocks) -> Self {
+        Self { blocks: Some(blocks), ..self }
+    }
+}
+
+/// As operations, spans and metrics are called.
+fn name(kind: u32) -> &'static str {
+    match kind {
+        sys::EPW_BARRIER => "barrier",
+        sys::EPW_BROADCAST => "broadcast",
+        sys::EPW_ALL_REDUCE => "all_reduce",
+        sys::EPW_REDUCE => "reduce",
+        sys::EPW_REDUCE_SCATTER => "reduce_scatter",
+        sys::EPW_ALL_GATHER => "all_gather",
+        sys::EPW_ALL_TO_ALL => "all_to_all",
+        sys::EPW_GATHER => "gather",
+        sys::EPW_SCATTER => "scatter",
+        sys::EPW_SEND => "send",
+        _ => "recv",
+    }
+}
+
+impl Call<()> {
+    /// See [`Comm::barrier`](super::Comm::barrier).
+    pub fn barrier() -> Self {
+        Self { buffers: (), spans: |()| NOTHING, shape: Shape::of::<u8>(sys::EPW_BARRIER) }
+    }
+}
+
+impl<S: Input> Call<S> {
+    /// See [`Comm::send`](super::Comm::send).
+    pub fn send(send: S, peer: u32, tag: u32) -> Self {
+        let shape = Shape { tag, ..Shape::of::<S::Item>(sys::EPW_SEND).at(peer) };
+        Self { buffers: send, spans: reads, shape }
+    }
+}
+
+impl<R: Output> Call<R> {
+    fn in_place(buffer: R, shape: Shape) -> Self {
+        Self { buffers: buffer, spans: in_place, shape }
+    }
+
+    /// See [`Comm::recv`](super::Comm::recv).
+    pub fn recv(recv: R, peer: u32, tag: u32) -> Self {
+        let shape = Shape { tag, ..Shape::of::<R::Item>(sys::EPW_RECV).at(peer) };
+        Self { buffers: recv, spans: writes, shape }
+    }
+
+    /// See [`Comm::broadcast`](super::Comm::broadcast).
+    pub fn broadcast(buffer: R, root: u32) -> Self {
+        Self::in_place(buffer, Shape::of::<R::Item>(sys::EPW_BROADCAST).at(root))
+    }
+
+    /// See [`Comm::all_reduce_in_place`](super::Comm::all_reduce_in_place).
+    pub fn all_reduce_in_place(buffer: R, reduction: Reduction) -> Self {
+        Self::in_place(buffer, Shape::of::<R::Item>(sys::EPW_ALL_REDUCE).by(reduction))
+    }
+
+    /// See [`Comm::reduce_in_place`](super::Comm::reduce_in_place).
+    pub fn reduce_in_place(buffer: R, reduction: Reduction, root: u32) -> Self {
+        Self::in_place(buffer, Shape::of::<R::Item>(sys::EPW_REDUCE).by(reduction).at(root))
+    }
+
+    /// See [`Comm::reduce_scatter_in_place`](super::Comm::reduce_scatter_in_place).
+    pub fn reduce_scatter_in_place(buffer: R, reduction: Reduction) -> Self {
+        Self::in_place(buffer, Shape::of::<R::Item>(sys::EPW_REDUCE_SCATTER).by(reduction))
+    }
+
+    /// See [`Comm::all_gather_in_place`](super::Comm::all_gather_in_place).
+    pub fn all_gather_in_place(buffer: R) -> Self {
+        Self::in_place(buffer, Shape::of::<R::Item>(sys::EPW_ALL_GATHER))
+    }
+
+    /// See [`Comm::all_to_all_in_place`](super::Comm::all_to_all_in_place).
+    pub fn all_to_all_in_place(buffer: R) -> Self {
+        Self::in_place(buffer, Shape::of::<R::Item>(sys::EPW_ALL_TO_ALL))
+    }
+}
+
+impl<S: Input, R: Output<Item = S::Item>> Call<(S, R)> {
+    fn out_of_place(send: S, recv: R, shape: Shape) -> Self {
+        Self { buffers: (send, recv), spans: both, shape }
+    }
+
+    /// See [`Comm::all_reduce`](super::Comm::all_reduce).
+    pub fn all_reduce(send: S, recv: R, reduction: Reduction) -> Self {
+        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_ALL_REDUCE).by(reduction))
+    }
+
+    /// See [`Comm::reduce`](super::Comm::reduce).
+    pub fn reduce(send: S, recv: R, reduction: Reduction, root: u32) -> Self {
+        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_REDUCE).by(reduction).at(root))
+    }
+
+    /// See [`Comm::reduce_scatter`](super::Comm::reduce_scatter).
+    pub fn reduce_scatter(send: S, recv: R, reduction: Reduction) -> Self {
+        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_REDUCE_SCATTER).by(reduction))
+    }
+
+    /// See [`Comm::reduce_scatter_blocks`](super::Comm::reduce_scatter_blocks).
+    pub fn reduce_scatter_blocks(send: S, recv: R, blocks: Blocks, reduction: Reduction) -> Self {
+        let shape = Shape::of::<S::Item>(sys::EPW_REDUCE_SCATTER).by(reduction).blocks(blocks);
+        Self::out_of_place(send, recv, shape)
+    }
+
+    /// See [`Comm::all_gather`](super::Comm::all_gather).
+    pub fn all_gather(send: S, recv: R) -> Self {
+        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_ALL_GATHER))
+    }
+
+    /// See [`Comm::all_gather_blocks`](super::Comm::all_gather_blocks).
+    pub fn all_gather_blocks(send: S, recv: R, blocks: Blocks) -> Self {
+        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_ALL_GATHER).blocks(blocks))
+    }
+
+    /// See [`Comm::all_to_all`](super::Comm::all_to_all).
+    pub fn all_to_all(send: S, recv: R) -> Self {
+        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_ALL_TO_ALL))
+    }
+
+    /// See [`Comm::all_to_all_blocks`](super::Comm::all_to_all_blocks).
+    pub fn all_to_all_blocks(send: S, send_blocks: Blocks, recv: R, recv_blocks: Blocks) -> Self {
+        let shape = Shape::of::<S::Item>(sys::EPW_ALL_TO_ALL).blocks(send_blocks);
+        Self::out_of_place(send, recv, Shape { recv_blocks: Some(recv_blocks), ..shape })
+    }
+
+    /// See [`Comm::gather`](super::Comm::gather).
+    pub fn gather(send: S, recv: R, root: u32) -> Self {
+        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_GATHER).at(root))
+    }
+
+    /// See [`Comm::gather_blocks`](super::Comm::gather_blocks).
+    pub fn gather_blocks(send: S, recv: R, blocks: Blocks, root: u32) -> Self {
+        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_GATHER).at(root).blocks(blocks))
+    }
+
+    /// See [`Comm::scatter`](super::Comm::scatter).
+    pub fn scatter(send: S, recv: R, root: u32) -> Self {
+        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_SCATTER).at(root))
+    }
+
+    /// See [`Comm::scatter_blocks`](super::Comm::scatter_blocks).
+    pub fn scatter_blocks(send: S, recv: R, blocks: Blocks, root: u32) -> Self {
+        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_SCATTER).at(root).blocks(blocks))
+    }
+}
+
+/// What can be begun together: a [`Call`], a tuple of up to eight, or a `Vec` of them. What they are made of progresses together:
+/// sends and receives that cross do not wait for each other; collectives keep their order.
+pub trait Calls: sealed::Calls {
+    /// The buffers of all of them, which the end gives back.
+    type Buffers;
+
+    /// Gives them back.
+    fn into_buffers(self) -> Self::Buffers;
+}
+
+pub(super) mod sealed {
+    use super::{Lowered, Result};
+
+    pub trait Calls {
+        /// Of errors, spans and metrics.
+        fn name(&self) -> &'static str;
+        /// Adds what C is to do, for this rank of so many, checked against the sizes of the buffers.
+        fn lower(&mut self, into: &mut Lowered, rank: u32, ranks: u32) -> Result<()>;
+    }
+}
+
+/// Operations as C takes them, with the arrays that they point to.
+#[derive(Debug, Default)]
+pub struct Lowered {
+    pub(super) ops: Vec<sys::epw_coll>,
+    laid: Vec<Laid>,
+}
+
+impl<B> sealed::Calls for Call<B> {
+    fn name(&self) -> &'static str {
+        self.shape.name
+    }
+
+    fn lower(&mut self, into: &mut Lowered, rank: u32, ranks: u32) -> Result<()> {
+        let spans = (self.spans)(&mut self.buffers);
+        into.add(&self.shape, &spans, rank, ranks)
+    }
+}
+
+impl<B> Calls for Call<B> {
+    type Buffers = B;
+    fn into_buffers(self) -> B {
+        self.buffers
+    }
+}
+
+impl<C: Calls> sealed::Calls for Vec<C> {
+    fn name(&self) -> &'static str {
+        "group"
+    }
+
+    fn lower(&mut self, into: &mut Lowered, rank: u32, ranks: u32) -> Result<()> {
+        self.iter_mut().try_for_each(|call| call.lower(into, rank, ranks))
+    }
+}
+
+impl<C: Calls> Calls for Vec<C> {
+    type Buffers = Vec<C::Buffers>;
+    fn into_buffers(self) -> Self::Buffers {
+        self.into_iter().map(C::into_buffers).collect()
+    }
+}
+
+macro_rules! tuples {
+    ($($name:ident)+) => {
+        #[allow(non_snake_case, reason = "a type and its value have one name")]
+        impl<$($name: Calls),+> sealed::Calls for ($($name,)+) {
+            fn name(&self) -> &'static str {
+                "group"
+            }
+
+            fn lower(&mut self, into: &mut Lowered, rank: u32, ranks: u32) -> Result<()> {
+                let ($($name,)+) = self;
+                $($name.lower(into, rank, ranks)?;)+
+                Ok(())
+            }
+        }
+
+        #[allow(non_snake_case, reason = "as above")]
+        impl<$($name: Calls),+> Calls for ($($name,)+) {
+            type Buffers = ($($name::Buffers,)+);
+            fn into_buffers(self) -> Self::Buffers {
+                let ($($name,)+) = self;
+                ($($name.into_buffers(),)+)
+            }
+        }
+    };
+}
+tuples!(A);
+tuples!(A B);
+tuples!(A B C);
+tuples!(A B C D);
+tuples!(A B C D E);
+tuples!(A B C D E F);
+tuples!(A B C D E F G);
+tuples!(A B C D E F G H);
+
+impl Lowered {
+    /// All that makes an operation sound: no count passes the memory that it is of.
+    fn add(&mut self, shape: &Shape, spans: &Spans, rank: u32, ranks: u32) -> Result<()> {
+        let n = ranks as usize;
+        let wrong = |text: String| Err(Error::Invalid(Failure::new(shape.name, rank, text)));
+        let (sends, receives) = (spans.send.1, spans.recv.1);
+        let mut op = ffi::empty_coll();
+        op.kind = shape.kind;
+        op.type_ = shape.dtype;
+        op.op = shape.reduction.map_or(0, Reduction::to_c);
+        op.peer = shape.peer;
+        op.tag = shape.tag;
+        op.send = spans.send.0.cast();
+        op.recv = spans.recv.0.cast();
+        // A root past all ranks is C's to refuse.
+        let is_root = shape.peer == rank;
+        let whole_in_place = || match receives % n {
+            0 => Ok(receives / n),
+            _ => wrong(format!("the buffer has {receives} elements, not as many for each of {ranks} ranks"))
+                .map(|()| 0),
+        };
+        if let Some(blocks) = &shape.blocks {
+            let laid = blocks.lay_out(shape.name, rank, ranks)?;
+            return self.add_blocks(shape, op, laid, spans, rank, ranks);
+        }
+        let count = match shape.kind {
+            sys::EPW_BARRIER => 0,
+            sys::EPW_SEND => sends,
+            sys::EPW_RECV => receives,
+            sys::EPW_BROADCAST => {
+                op.send = if is_root { spans.recv.0.cast_const().cast() } else { ptr::null() };
+                receives
+            }
+            sys::EPW_ALL_REDUCE | sys::EPW_REDUCE if spans.in_place => {
+                op.send = spans.recv.0.cast_const().cast();
+                if shape.kind == sys::EPW_REDUCE && !is_root {
+                    op.recv = ptr::null_mut();
+                }
+                receives
+            }
+            sys::EPW_ALL_REDUCE if sends != receives => {
+                return wrong(format!("send has {sends} elements, recv {receives}: as many are needed"));
+            }
+            sys::EPW_REDUCE if is_root && sends != receives => {
+                return wrong(format!(
+                    "send has {sends} elements, recv of the root {receives}: as many are needed"
+                ));
+            }
+            sys::EPW_ALL_REDUCE | sys::EPW_REDUCE => sends,
+            sys::EPW_ALL_GATHER | sys::EPW_REDUCE_SCATTER if spans.in_place => {
+                let count = whole_in_place()?;
+                let whole = spans.recv.0;
+                // Inside the buffer: it has `count` elements for each rank.
+                let own = whole.wrapping_add(rank as usize * count * shape.element);
+                op.send = if shape.kind == sys::EPW_ALL_GATHER { own } else { whole }.cast_const().cast();
+                op.recv = if shape.kind == sys::EPW_ALL_GATHER { whole } else { own }.cast();
+                count
+            }
+            sys::EPW_ALL_TO_ALL if spans.in_place => {
+                op.send = spans.recv.0.cast_const().cast();
+                whole_in_place()?
+            }
+            sys::EPW_ALL_TO_ALL if sends != receives || sends % n != 0 => {
+                return wrong(format!(
+                    "send has {sends} elements, recv {receives}: both need as many for each of {ranks} ranks"
+                ));
+            }
+            sys::EPW_ALL_TO_ALL => sends / n,
+            sys::EPW_ALL_GATHER | sys::EPW_GATHER => {
+                let wanted = shape.kind == sys::EPW_ALL_GATHER || is_root;
+                if wanted && sends.checked_mul(n) != Some(receives) {
+                    return wrong(format!(
+                        "recv has {receives} elements for {sends} of each of {ranks} ranks"
+                    ));
+                }
+                sends
+            }
+            _ => {
+                let wanted = shape.kind == sys::EPW_REDUCE_SCATTER || is_root;
+                if wanted && receives.checked_mul(n) != Some(sends) {
+                    return wrong(format!(
+                        "send has {sends} elements for {receives} of each of {ranks} ranks"
+                    ));
+                }
+                receives
+            }
+        };
+        op.count = count as u64;
+        self.ops.push(op);
+        Ok(())
+    }
+
+    fn add_blocks(
+        &mut self,
+        shape: &Shape,
+        mut op: sys::epw_coll,
+        laid: Laid,
+        spans: &Spans,
+        rank: u32,
+        ranks: u32,
+    ) -> Result<()> {
+        let short = |name: &str, have: usize, wants: usize| {
+            if have >= wants {
+                return Ok(());
+            }
+            let text = format!("{name} has {have} elements, its blocks take {wants}");
+            Err(Error::Invalid(Failure::new(shape.name, rank, text)))
+        };
+        let (sends, receives, is_root) = (spans.send.1, spans.recv.1, shape.peer == rank);
+        let gathers = matches!(shape.kind, sys::EPW_ALL_GATHER | sys::EPW_GATHER);
+        if laid.rows > 1 {
+            op.rows = laid.rows;
+            (op.send_pitch, op.recv_pitch) =
+                if gathers { (laid.own_pitch, laid.pitch) } else { (laid.pitch, laid.own_pitch) };
+        }
+        let (counts, offsets) = (laid.counts.as_ptr(), laid.offsets.as_ptr());
+        if gathers {
+            (op.recv_counts, op.recv_offsets) = (counts, offsets);
+            short("send", sends, laid.own_extent)?;
+            short(
+                "recv",
+                receives,
+                if shape.kind == sys::EPW_ALL_GATHER || is_root { laid.extent } else { 0 },
+            )?;
+        } else {
+            (op.send_counts, op.send_offsets) = (counts, offsets);
+            let all = shape.kind != sys::EPW_SCATTER || is_root;
+            short("send", sends, if all { laid.extent } else { 0 })?;
+            if shape.kind != sys::EPW_ALL_TO_ALL {
+                short("recv", receives, laid.own_extent)?;
+            }
+        }
+        self.laid.push(laid);
+        if let Some(blocks) = &shape.recv_blocks {
+            let laid = blocks.lay_out(shape.name, rank, ranks)?;
+            (op.recv_counts, op.recv_offsets) = (laid.counts.as_ptr(), laid.offsets.as_ptr());
+            short("recv", receives, laid.extent)?;
+            let (to, from) =
+                (self.laid[self.laid.len() - 1].counts[rank as usize], laid.counts[rank as usize]);
+            if to != from {
+                let text = format!("this rank sends itself {to} elements, and expects {from}");
+                return Err(Error::Invalid(Failure::new(shape.name, rank, text)));
+            }
+            self.laid.push(laid);
+        }
+        self.ops.push(op);
+        Ok(())
+    }
+}

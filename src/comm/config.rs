@@ -1,0 +1,154 @@
+//! The configuration of a communicator, and the sizes that follow from it.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::config::Paths;
+use crate::error::Result;
+use crate::{ffi, sys};
+
+/// What a communicator is made with. All fields but `paths` are equal on all ranks.
+///
+/// ```
+/// use epwire::comm::CommConfig;
+///
+/// let config = CommConfig { heap_bytes: 64 << 20, ..CommConfig::default() };
+/// let plan = config.plan(8)?; // of 8 ranks
+/// assert!(plan.window_bytes > 64 << 20 && plan.window_bytes < 96 << 20);
+/// println!("{plan}");
+/// # Ok::<(), epwire::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommConfig {
+    /// Slots of the ring from one rank to another, a power of two in 2 to 256; 0, the default: 8.
+    pub slots: u32,
+    /// Bytes that a slot carries, a multiple of 64 in 64 to 16,777,216; 0, the default: so many that the rings of all ranks take
+    /// 16 MiB together, but at least 1 KiB and at most 32 KiB.
+    pub slot_bytes: u32,
+    /// Bytes for [`Comm::alloc`](super::Comm::alloc), up to 16 TiB. 0 by default.
+    pub heap_bytes: u64,
+    /// How peers may be reached.
+    pub paths: Paths,
+    /// A peer that is silent for so long is given up: 1 ms to 1 day. 10 s by default.
+    pub deadline: Duration,
+}
+
+impl Default for CommConfig {
+    fn default() -> Self {
+        let deadline = Duration::from_secs(10);
+        Self { slots: 0, slot_bytes: 0, heap_bytes: 0, paths: Paths::default(), deadline }
+    }
+}
+
+impl CommConfig {
+    /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit.
+    pub fn plan(&self, ranks: u32) -> Result<CommPlan> {
+        let layout = ffi::comm_layout(&self.to_c(0, ranks))?;
+        Ok(CommPlan {
+            ranks,
+            slots: layout.slots,
+            slot_bytes: layout.slot_bytes,
+            control_bytes: layout.rings_offset,
+            ring_bytes: layout.heap_offset - layout.rings_offset,
+            heap_bytes: layout.heap_bytes,
+            window_bytes: layout.window_bytes,
+        })
+    }
+
+    pub(super) fn to_c(&self, rank: u32, ranks: u32) -> sys::epw_comm_config {
+        sys::epw_comm_config {
+            rank,
+            ranks,
+            slots: self.slots,
+            slot_bytes: self.slot_bytes,
+            paths: self.paths.to_c(),
+            heap_bytes: self.heap_bytes,
+            deadline_ns: self.deadline.as_nanos().try_into().unwrap_or(u64::MAX),
+            ..ffi::empty_comm_config()
+        }
+    }
+
+    /// Those that must be equal on all ranks, by name: what the ranks compare before they connect.
+    pub(super) fn fields(&self) -> Vec<(String, String)> {
+        let Self { slots, slot_bytes, heap_bytes, deadline, paths: _ } = self;
+        [
+            ("slots", slots.to_string()),
+            ("slot_bytes", slot_bytes.to_string()),
+            ("heap_bytes", heap_bytes.to_string()),
+            ("deadline", format!("{deadline:?}")),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+    }
+}
+
+/// Sizes that follow from a [`CommConfig`], computed without allocating anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommPlan {
+    /// Ranks.
+    pub ranks: u32,
+    /// Slots of a ring.
+    pub slots: u32,
+    /// Bytes that a slot carries.
+    pub slot_bytes: u32,
+    /// Signal words, and what ranks say of themselves.
+    pub control_bytes: u64,
+    /// Rings from all ranks, two from each: for collectives, and for sends and receives.
+    pub ring_bytes: u64,
+    /// What [`Comm::alloc`](super::Comm::alloc) gives out.
+    pub heap_bytes: u64,
+    /// The whole window of a rank.
+    pub window_bytes: u64,
+}
+
+/// The window of a rank, by lines, in MiB.
+impl fmt::Display for CommPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let Self { ranks, slots, slot_bytes, .. } = self;
+        write!(f, "window {:.1} MiB of {ranks} ranks", mib(self.window_bytes))?;
+        write!(f, "\n  {:>10.1} MiB  signal words", mib(self.control_bytes))?;
+        write!(f, "\n  {:>10.1} MiB  rings of {slots} slots of {slot_bytes} bytes", mib(self.ring_bytes))?;
+        if self.heap_bytes > 0 {
+            write!(f, "\n  {:>10.1} MiB  heap", mib(self.heap_bytes))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_limit_is_an_error_that_names_its_field() {
+        let good = CommConfig::default;
+        let cases: [(&str, u32, CommConfig); 9] = [
+            ("config.ranks", 0, good()),
+            ("config.ranks", 1025, good()),
+            ("config.slots", 4, CommConfig { slots: 3, ..good() }),
+            ("config.slots", 4, CommConfig { slots: 512, ..good() }),
+            ("config.slot_bytes", 4, CommConfig { slot_bytes: 100, ..good() }),
+            ("config.slot_bytes", 4, CommConfig { slot_bytes: (1 << 24) + 64, ..good() }),
+            ("config.heap_bytes", 4, CommConfig { heap_bytes: (1 << 44) + 1, ..good() }),
+            ("config.deadline_ns", 4, CommConfig { deadline: Duration::from_micros(1), ..good() }),
+            ("config.deadline_ns", 4, CommConfig { deadline: Duration::MAX, ..good() }),
+        ];
+        for (field, ranks, config) in cases {
+            let error = config.plan(ranks).unwrap_err();
+            let failure = error.failure().unwrap();
+            assert!(failure.text.starts_with(field), "{field}: {error}");
+            assert_eq!(failure.rank, None, "a plan is that of every rank: {error}");
+        }
+    }
+
+    #[test]
+    fn a_plan_prints_its_parts() {
+        let plan = CommConfig { heap_bytes: 1 << 20, ..CommConfig::default() }.plan(4).unwrap();
+        let text = plan.to_string();
+        assert!(text.starts_with("window ") && text.contains("rings of 8 slots of 32768 bytes"), "{text}");
+        assert!(text.ends_with("1.0 MiB  heap"), "{text}");
+        assert!(plan.window_bytes >= plan.control_bytes + plan.ring_bytes + plan.heap_bytes);
+    }
+}

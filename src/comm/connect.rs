@@ -1,0 +1,185 @@
+//! How a communicator comes to be and finds its peers.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::communicator::{Comm, Inner};
+use super::config::CommConfig;
+use crate::aside::aside;
+use crate::config::Path;
+use crate::error::{Error, Failure, Result};
+use crate::ffi::Floor;
+use crate::group::Group;
+use crate::peers::{self, End, Setting, present};
+
+impl Comm {
+    /// Creates the communicator of every member of `group` and connects them: all members call this with equal configurations
+    /// (`paths` may differ), as often and in the same order, and in one order with their buffers. A field that differs is named. A
+    /// member on standby creates as many by itself, in that order too: the [`Group::step`] that admits it begins its
+    /// membership. From then on it follows the group, at the same step as its buffers.
+    ///
+    /// Never blocks the executor. Bounded as [`EpBuffer::create`](crate::EpBuffer::create) is; dropping the future gives the
+    /// communicator up.
+    pub async fn create(group: &Group, config: CommConfig) -> Result<Self> {
+        let (rank, world, setting) = (group.rank(), group.world(), Setting::of(group));
+        let fields = config.fields();
+        let make = move || Self::made(rank, world, config, setting);
+        Ok(Self::following(peers::meet(group, "communicator", fields, make).await?, group))
+    }
+
+    /// [`Comm::create`] for a plain thread. Not for a thread that serves an async executor.
+    pub fn create_blocking(group: &Group, config: CommConfig) -> Result<Self> {
+        let (rank, world, setting) = (group.rank(), group.world(), Setting::of(group));
+        let fields = config.fields();
+        let make = move || Self::made(rank, world, config, setting);
+        Ok(Self::following(peers::meet_blocking(group, "communicator", fields, make)?, group))
+    }
+
+    fn following(inner: Arc<Inner>, group: &Group) -> Self {
+        let follower: Weak<Inner> = Arc::downgrade(&inner);
+        group.follow(follower);
+        Self::of(inner)
+    }
+
+    /// What `peer` needs to reach this rank's window and those of its [subsets](Comm::subset), to be given to its
+    /// [`Comm::connect`]. Holds a secret that lets processes of the same user map the windows. Waits for nobody.
+    pub fn export(&self, peer: u32) -> Result<Vec<u8>> {
+        self.inner.export_all(peer)
+    }
+
+    /// Maps what `peer` exported for this rank: as [`EpBuffer::connect`](crate::EpBuffer::connect), with the same errors. Never
+    /// blocks the executor.
+    pub async fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
+        let (inner, blob) = (self.inner.clone(), blob.to_vec());
+        let connect = move || inner.connect_all_parts(peer, &blob, inner.config.deadline);
+        aside("connect", self.rank(), connect).await
+    }
+
+    /// [`Comm::connect`] on this thread. Not for a thread that serves an async executor.
+    pub fn connect_blocking(&self, peer: u32, blob: &[u8]) -> Result<()> {
+        self.inner.connect_all_parts(peer, blob, self.inner.config.deadline)
+    }
+
+    /// Unmaps the windows of a peer that is not active, as [`EpBuffer::disconnect`](crate::EpBuffer::disconnect) does.
+    pub fn disconnect(&self, peer: u32) -> Result<()> {
+        self.inner.disconnect(peer)
+    }
+
+    /// Whether the path to `peer` carries words both ways and its process is alive: as
+    /// [`EpBuffer::probe`](crate::EpBuffer::probe). Never blocks the executor.
+    pub async fn probe(&self, peer: u32, timeout: Duration) -> Result<()> {
+        let inner = self.inner.clone();
+        aside("probe", self.rank(), move || inner.ffi.probe(peer, timeout)).await
+    }
+
+    /// [`Comm::probe`] on this thread. Not for a thread that serves an async executor.
+    pub fn probe_blocking(&self, peer: u32, timeout: Duration) -> Result<()> {
+        self.inner.ffi.probe(peer, timeout)
+    }
+
+    /// The path by which `peer` is reached.
+    pub fn path(&self, peer: u32) -> Path {
+        Path::from_c(self.inner.ffi.path(peer), self.inner.ffi.wire(peer))
+    }
+
+    /// For print: what drains this rank's queues. `None` where the configuration permits none.
+    pub fn nic(&self) -> Option<String> {
+        self.inner.ffi.nic()
+    }
+}
+
+impl End for Inner {
+    fn exported(&self) -> Result<Vec<Vec<u8>>> {
+        let blob = |peer| if peer == self.rank { Ok(Vec::new()) } else { self.export_all(peer) };
+        (0..self.plan.ranks).map(blob).collect()
+    }
+
+    fn connect_present(&self, blobs: &[Vec<u8>]) -> Result<()> {
+        let (began, deadline) = (Instant::now(), self.config.deadline);
+        present(blobs).try_for_each(|(peer, blob)| {
+            let left = peers::left(began, deadline, self.rank, peer)?;
+            self.connect_all_parts(peer, blob, left)
+        })
+    }
+}
+
+/// What precedes each part of a blob: the number of the communicator, 0 for the one itself, and the length.
+const HEADER: usize = 8;
+
+impl Inner {
+    fn disconnect(&self, peer: u32) -> Result<()> {
+        self.ffi.disconnect(peer)?;
+        self.subsets().iter().try_for_each(|subset| match subset.index_of(peer) {
+            Some(index) => subset.inner.disconnect(index),
+            None => Ok(()),
+        })
+    }
+
+    /// Of this one and of its subsets that the peer is in.
+    pub(super) fn export_all(&self, peer: u32) -> Result<Vec<u8>> {
+        let mut blob = part(0, &self.ffi.export(peer)?);
+        for subset in self.subsets() {
+            if let Some(index) = subset.index_of(peer) {
+                blob.extend(part(subset.number, &subset.inner.export_all(index)?));
+            }
+        }
+        Ok(blob)
+    }
+
+    /// The other end of `export_all`. A subset that the peer has not made yet is [`Error::State`].
+    pub(super) fn connect_all_parts(&self, peer: u32, blob: &[u8], timeout: Duration) -> Result<()> {
+        let failure = |text: String| Failure { peer: Some(peer), ..Failure::new("connect", self.rank, text) };
+        let parts = parts(blob).ok_or_else(|| {
+            Error::Invalid(failure("the blob is none that a communicator has exported".to_owned()))
+        })?;
+        let of = |number: u32| parts.iter().find(|(of, _)| *of == number).map(|(_, bytes)| *bytes);
+        let began = Instant::now();
+        self.ffi.connect(peer, of(0).unwrap_or_default(), timeout)?;
+        for subset in self.subsets() {
+            let Some(index) = subset.index_of(peer) else { continue };
+            let Some(bytes) = of(subset.number) else {
+                let text = format!("it has not made subset {} of this communicator", subset.number);
+                return Err(Error::State(failure(text)));
+            };
+            let left = peers::left(began, timeout, self.rank, peer)?;
+            subset.inner.connect_all_parts(index, bytes, left)?;
+        }
+        Ok(())
+    }
+}
+
+fn part(number: u32, bytes: &[u8]) -> Vec<u8> {
+    let length = bytes.len() as u32; // EPW_BLOB_MAX at most
+    [&number.to_le_bytes()[..], &length.to_le_bytes()[..], bytes].concat()
+}
+
+/// Numbers and bytes; `None` where the blob is none.
+fn parts(mut blob: &[u8]) -> Option<Vec<(u32, &[u8])>> {
+    let mut parts = Vec::new();
+    while !blob.is_empty() {
+        let (header, rest) = blob.split_at_checked(HEADER)?;
+        let (number, length) = header.split_at_checked(4)?;
+        let length = u32::from_le_bytes(length.try_into().ok()?) as usize;
+        let (bytes, rest) = rest.split_at_checked(length)?;
+        parts.push((u32::from_le_bytes(number.try_into().ok()?), bytes));
+        blob = rest;
+    }
+    (parts.first()?.0 == 0).then_some(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blobs_come_apart_as_they_were_put_together() {
+        let blob = [part(0, b"own"), part(3, b""), part(4, b"subset")].concat();
+        assert_eq!(parts(&blob), Some(vec![(0, &b"own"[..]), (3, &b""[..]), (4, &b"subset"[..])]));
+        for wrong in [&b""[..], &blob[1..], &blob[..blob.len() - 1], b"short"] {
+            assert_eq!(parts(wrong), None, "{wrong:?}");
+        }
+        let comm = Comm::unconnected(0, 2, CommConfig::default()).unwrap();
+        let error = comm.connect_blocking(1, b"no blob").unwrap_err();
+        assert!(matches!(&error, Error::Invalid(failure) if failure.peer == Some(1)), "{error}");
+    }
+}

@@ -1,0 +1,104 @@
+//! Collectives, sends and receives among the ranks of a group: a [`Comm`].
+//!
+//! ```
+//! use epwire::comm::{CommConfig, Reduction};
+//! use epwire::{Comm, Group};
+//!
+//! # fn main() -> epwire::Result<()> {
+//! // Two ranks as threads of this process; Group::join meets other processes.
+//! let ranks: Vec<_> = Group::threads(2)?
+//!     .into_iter()
+//!     .map(|group| {
+//!         std::thread::spawn(move || {
+//!             let comm = Comm::create_blocking(&group, CommConfig::default())?;
+//!             // Borrowed, on this thread:
+//!             let (own, mut sum) = ([comm.rank() as f32 + 1.0; 4], [0.0; 4]);
+//!             let outcome = comm.all_reduce_blocking(&own, &mut sum, Reduction::Sum)?;
+//!             assert!(outcome.is_complete() && sum == [3.0; 4]);
+//!             // Owned, begun now and awaited later, as a future or like this:
+//!             let work = comm.all_gather(vec![comm.rank()], vec![9; 2]);
+//!             let (outcome, (_, all)) = work.wait();
+//!             assert!(outcome?.is_complete() && all == [0, 1]);
+//!             Ok::<_, epwire::Error>(())
+//!         })
+//!     })
+//!     .collect();
+//! for rank in ranks {
+//!     rank.join().unwrap()?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! All members call the same collectives in the same order, with the same types, reductions, roots and counts. Sends and receives
+//! are matched by peer and tag, in the order of the calls. Operations of different communicators have no order among them, nor with
+//! those of an [`EpBuffer`](crate::EpBuffer); but a thread that waits in one of them makes no progress on the others. So where ranks
+//! wait in different orders, await works as tasks of an executor.
+//!
+//! # Two forms
+//! * `*_blocking` borrows slices and returns an [`Outcome`](crate::Outcome). Not for a thread that serves an async executor.
+//! * The others begin the operation at once and return a [`Work`], a handle and future that owns the buffers ([`Input`],
+//!   [`Output`]: `Vec`, arrays, [`CommBuffer`] and more) and gives them back with the outcome, whatever that is: so nothing is
+//!   lost in a refused call, and a future that is dropped or forgotten is no harm to memory. Awaiting it never blocks the executor; the
+//!   work of moving and adding is done in `poll`.
+//! * Several calls at once, as `ncclGroupStart` and `ncclGroupEnd`: a tuple or `Vec` of [`Call`]s, to [`Comm::begin`] or
+//!   [`Comm::run_blocking`].
+//!
+//! # Names
+//! | NCCL | MPI | here |
+//! |---|---|---|
+//! | `ncclCommInitRank` | `MPI_Init` | [`Comm::create`], of a [`Group`](crate::Group) |
+//! | `ncclCommSplit` | `MPI_Comm_split`, `MPI_Comm_create` | [`Comm::subset`] |
+//! | `ncclCommUserRank`, `ncclCommCount` | `MPI_Comm_rank`, `MPI_Comm_size` | [`Comm::rank`], [`Comm::ranks`] |
+//! | `ncclMemAlloc`, `ncclCommRegister` | `MPI_Alloc_mem`, `MPI_Win_allocate` | [`Comm::alloc`] |
+//! | `ncclBroadcast`, `ncclBcast` | `MPI_Bcast` | [`Comm::broadcast`] |
+//! | `ncclAllReduce` | `MPI_Allreduce`; in place `MPI_IN_PLACE` | [`Comm::all_reduce`], [`Comm::all_reduce_in_place`] |
+//! | `ncclReduce` | `MPI_Reduce` | [`Comm::reduce`], [`Comm::reduce_in_place`] |
+//! | `ncclReduceScatter` | `MPI_Reduce_scatter_block`, `MPI_Reduce_scatter` | [`Comm::reduce_scatter`], [`Comm::reduce_scatter_blocks`] |
+//! | `ncclAllGather` | `MPI_Allgather`, `MPI_Allgatherv` | [`Comm::all_gather`], [`Comm::all_gather_blocks`] |
+//! | `ncclAlltoAll` | `MPI_Alltoall`, `MPI_Alltoallv` | [`Comm::all_to_all`], [`Comm::all_to_all_blocks`] |
+//! | `ncclGather` | `MPI_Gather`, `MPI_Gatherv` | [`Comm::gather`], [`Comm::gather_blocks`] |
+//! | `ncclScatter` | `MPI_Scatter`, `MPI_Scatterv` | [`Comm::scatter`], [`Comm::scatter_blocks`] |
+//! | | `MPI_Barrier`, `MPI_Ibarrier` | [`Comm::barrier_blocking`], [`Comm::barrier`] |
+//! | `ncclSend`, `ncclRecv` | `MPI_Send`, `MPI_Recv`; `MPI_Isend`, `MPI_Irecv` | [`Comm::send`], [`Comm::recv`] |
+//! | `ncclGroupStart`, `ncclGroupEnd` | `MPI_Sendrecv`, `MPI_Waitall` | [`Calls`] |
+//! | | `MPI_Wait`, `MPI_Test`, `MPI_Request_free` | [`Work::wait`], [`Work::try_wait`], dropping the [`Work`] |
+//! | `ncclSum`, `ncclProd`, `ncclMin`, `ncclMax`, `ncclAvg` | `MPI_SUM`, `MPI_PROD`, `MPI_MIN`, `MPI_MAX` | [`Reduction`] |
+//!
+//! # When a member fails
+//! Every wait is bounded. A member that is silent for a [deadline](CommConfig::deadline) is given up until the next membership, and the
+//! [`Outcome`](crate::Outcome) names it as missing. What a missing rank was to give is then unspecified in the output; a reduction that
+//! lacks any member has no result at all. Out of place the input survives, in place it does not. Complete here does not mean complete
+//! everywhere: see [`Comm::take_fault`].
+//!
+//! Ranks that call different operations are told so, all of them, by [`Error::Mismatch`](crate::Error::Mismatch), which names both
+//! calls; the communicator then waits for its next membership.
+//!
+//! A communicator that was [created](Comm::create) with a group follows it: [`Group::step`](crate::Group::step) begins the next
+//! membership for all buffers and communicators at the same step. No operation may be in flight then: await works before, or drop them.
+//!
+//! # Memory
+//! Small pieces travel through rings of slots in the peers' windows. Peers of the same host read large ones straight from the
+//! caller's buffer where the system permits it (`process_vm_readv`), or from a [`CommBuffer`] with no system call; otherwise, and
+//! behind queues, everything goes through the rings, which costs a copy more on each side. [`CommConfig::plan`] says what a
+//! window takes.
+
+mod blocks;
+mod call;
+mod communicator;
+mod config;
+mod connect;
+mod membership;
+mod memory;
+mod number;
+mod operations;
+mod subset;
+mod work;
+
+pub use blocks::Blocks;
+pub use call::{Call, Calls};
+pub use communicator::Comm;
+pub use config::{CommConfig, CommPlan};
+pub use memory::{CommBuffer, Input, Output};
+pub use number::{Number, Reduction};
+pub use work::Work;

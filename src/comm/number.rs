@@ -1,0 +1,64 @@
+//! What collectives carry, and how they reduce it.
+
+use half::{bf16, f16};
+
+use crate::sys;
+use crate::tensor::Element;
+
+/// Rust types that collectives carry: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, [`f16`], [`bf16`], `f32`, `f64`. Of operations that
+/// only move, bytes of anything else travel as `u8`. Not for other types to implement.
+pub trait Number: Element + sealed::Number {}
+
+mod sealed {
+    pub trait Number {
+        const TYPE: u32;
+    }
+}
+
+/// `EPW_TYPE_*`
+pub(super) const fn type_of<T: Number>() -> u32 {
+    T::TYPE
+}
+
+macro_rules! numbers {
+    ($($rust:ty => $c:ident),*) => {$(
+        impl Number for $rust {}
+        impl sealed::Number for $rust {
+            const TYPE: u32 = sys::$c;
+        }
+    )*};
+}
+numbers!(
+    i8 => EPW_TYPE_I8, u8 => EPW_TYPE_U8, i32 => EPW_TYPE_I32, u32 => EPW_TYPE_U32, i64 => EPW_TYPE_I64, u64 => EPW_TYPE_U64,
+    f16 => EPW_TYPE_F16, bf16 => EPW_TYPE_BF16, f32 => EPW_TYPE_F32, f64 => EPW_TYPE_F64
+);
+
+/// How elements of all members become one: a fold in ascending rank order, 16-bit floats in `f32` and rounded once to nearest
+/// even, `f32` and `f64` in their own type, integers wrapping. The same bits on every rank and in every run. A result that is no
+/// number is the positive quiet NaN. With one member its element is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reduction {
+    /// The sum.
+    Sum,
+    /// The product.
+    Product,
+    /// The smallest. NaN if any is; -0 is less than +0.
+    Min,
+    /// The largest. NaN if any is; +0 is more than -0.
+    Max,
+    /// The sum divided by the number of members: floats before the rounding, integers exactly and towards zero.
+    Average,
+}
+
+impl Reduction {
+    pub(super) fn to_c(self) -> u32 {
+        match self {
+            Self::Sum => sys::EPW_SUM,
+            Self::Product => sys::EPW_PRODUCT,
+            Self::Min => sys::EPW_MIN,
+            Self::Max => sys::EPW_MAX,
+            Self::Average => sys::EPW_AVERAGE,
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! The operations by name, each twice: begun with buffers that it owns, and blocking with slices that it borrows.
+
+use super::blocks::Blocks;
+use super::call::Call;
+use super::communicator::Comm;
+use super::memory::{Input, Output};
+use super::number::{Number, Reduction};
+use super::work::Work;
+use crate::error::Result;
+use crate::outcome::Outcome;
+
+/// Operations. [`Comm::begin`] says what those without `_blocking` have in common, [`Comm::run_blocking`] what those with it do, their
+/// errors included; the [module](super) has what happens when a member fails. `n` is any number of elements, also 0; `ranks` counts all of
+/// [`Comm::ranks`], members or not: rows of those that are none are left alone.
+impl Comm {
+    /// Returns once all members have called it.
+    pub fn barrier(&self) -> Work<()> {
+        self.begin(Call::barrier())
+    }
+
+    /// [`Comm::barrier`] on this thread.
+    pub fn barrier_blocking(&self) -> Result<Outcome> {
+        self.run_blocking(Call::barrier())
+    }
+
+    /// The root's `buffer` to that of every member: in place, as `MPI_Bcast`. As many elements everywhere.
+    pub fn broadcast<R>(&self, buffer: R, root: u32) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::broadcast(buffer, root))
+    }
+
+    /// [`Comm::broadcast`] on this thread.
+    pub fn broadcast_blocking<T: Number>(&self, buffer: &mut [T], root: u32) -> Result<Outcome> {
+        self.run_blocking(Call::broadcast(buffer, root))
+    }
+
+    /// Element i of `recv` becomes the [reduction](Reduction) of element i of all members' `send`, on every member. Both have as
+    /// many elements, everywhere.
+    pub fn all_reduce<S, R>(&self, send: S, recv: R, reduction: Reduction) -> Work<(S, R)>
+    where
+        S: Input + Send + 'static,
+        R: Output<Item = S::Item> + Send + 'static,
+    {
+        self.begin(Call::all_reduce(send, recv, reduction))
+    }
+
+    /// [`Comm::all_reduce`] on this thread.
+    pub fn all_reduce_blocking<T: Number>(
+        &self,
+        send: &[T],
+        recv: &mut [T],
+        reduction: Reduction,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::all_reduce(send, recv, reduction))
+    }
+
+    /// [`Comm::all_reduce`] with input and result in one buffer. If a member is missing, the input is lost.
+    pub fn all_reduce_in_place<R>(&self, buffer: R, reduction: Reduction) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::all_reduce_in_place(buffer, reduction))
+    }
+
+    /// [`Comm::all_reduce_in_place`] on this thread.
+    pub fn all_reduce_in_place_blocking<T: Number>(
+        &self,
+        buffer: &mut [T],
+        reduction: Reduction,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::all_reduce_in_place(buffer, reduction))
+    }
+
+    /// [`Comm::all_reduce`] with the result at the root alone. Elsewhere `recv` is not touched, and may be empty.
+    pub fn reduce<S, R>(&self, send: S, recv: R, reduction: Reduction, root: u32) -> Work<(S, R)>
+    where
+        S: Input + Send + 'static,
+        R: Output<Item = S::Item> + Send + 'static,
+    {
+        self.begin(Call::reduce(send, recv, reduction, root))
+    }
+
+    /// [`Comm::reduce`] on this thread.
+    pub fn reduce_blocking<T: Number>(
+        &self,
+        send: &[T],
+        recv: &mut [T],
+        reduction: Reduction,
+        root: u32,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::reduce(send, recv, reduction, root))
+    }
+
+    /// [`Comm::reduce`] with input and, at the root, result in one buffer; elsewhere it stays as it was.
+    pub fn reduce_in_place<R>(&self, buffer: R, reduction: Reduction, root: u32) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::reduce_in_place(buffer, reduction, root))
+    }
+
+    /// [`Comm::reduce_in_place`] on this thread.
+    pub fn reduce_in_place_blocking<T: Number>(
+        &self,
+        buffer: &mut [T],
+        reduction: Reduction,
+        root: u32,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::reduce_in_place(buffer, reduction, root))
+    }
+
+    /// `send` `[ranks, n]` of all members is reduced, and row r of that goes to `recv` `[n]` of rank r.
+    pub fn reduce_scatter<S, R>(&self, send: S, recv: R, reduction: Reduction) -> Work<(S, R)>
+    where
+        S: Input + Send + 'static,
+        R: Output<Item = S::Item> + Send + 'static,
+    {
+        self.begin(Call::reduce_scatter(send, recv, reduction))
+    }
+
+    /// [`Comm::reduce_scatter`] on this thread.
+    pub fn reduce_scatter_blocking<T: Number>(
+        &self,
+        send: &[T],
+        recv: &mut [T],
+        reduction: Reduction,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::reduce_scatter(send, recv, reduction))
+    }
+
+    /// [`Comm::reduce_scatter`] of [`Blocks`] of `send`: uneven ones, or columns of a matrix, of which `recv` gets this rank's.
+    /// The same blocks everywhere.
+    pub fn reduce_scatter_blocks<S, R>(
+        &self,
+        send: S,
+        recv: R,
+        blocks: Blocks,
+        reduction: Reduction,
+    ) -> Work<(S, R)>
+    where
+        S: Input + Send + 'static,
+        R: Output<Item = S::Item> + Send + 'static,
+    {
+        self.begin(Call::reduce_scatter_blocks(send, recv, blocks, reduction))
+    }
+
+    /// [`Comm::reduce_scatter_blocks`] on this thread.
+    pub fn reduce_scatter_blocks_blocking<T: Number>(
+        &self,
+        send: &[T],
+        recv: &mut [T],
+        blocks: Blocks,
+        reduction: Reduction,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::reduce_scatter_blocks(send, recv, blocks, reduction))
+    }
+
+    /// [`Comm::reduce_scatter`] with the result in row r of `buffer` `[ranks, n]` on rank r. The other rows are unspecified.
+    pub fn reduce_scatter_in_place<R>(&self, buffer: R, reduction: Reduction) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::reduce_scatter_in_place(buffer, reduction))
+    }
+
+    /// [`Comm::reduce_scatter_in_place`] on this thread.
+    pub fn reduce_scatter_in_place_blocking<T: Number>(
+        &self,
+        buffer: &mut [T],
+        reduction: Reduction,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::reduce_scatter_in_place(buffer, reduction))
+    }
+
+    /// `send` `[n]` of rank r becomes row r of `recv` `[ranks, n]` on every member.
+    pub fn all_gather<S, R>(&self, send: S, recv: R) -> Work<(S, R)>
+    where
+        S: Input + Send + 'static,
+        R: Output<Item = S::Item> + Send + 'static,
+    {
+        self.begin(Call::all_gather(send, recv))
+    }
+
+    /// [`Comm::all_gather`] on this thread.
+    pub fn all_gather_blocking<T: Number>(&self, send: &[T], recv: &mut [T]) -> Result<Outcome> {
+        self.run_blocking(Call::all_gather(send, recv))
+    }
+
+    /// [`Comm::all_gather`] to [`Blocks`] of `recv`: uneven ones, or columns of a matrix. The same blocks everywhere.
+    pub fn all_gather_blocks<S, R>(&self, send: S, recv: R, blocks: Blocks) -> Work<(S, R)>
+    where
+        S: Input + Send + 'static,
+        R: Output<Item = S::Item> + Send + 'static,
+    {
+        self.begin(Call::all_gather_blocks(send, recv, blocks))
+    }
+
+    /// [`Comm::all_gather_blocks`] on this thread.
+    pub fn all_gather_blocks_blocking<T: Number>(
+        &self,
+        send: &[T],
+        recv: &mut [T],
+        blocks: Blocks,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::all_gather_blocks(send, recv, blocks))
+    }
+
+    /// [`Comm::all_gather`] where rank r has put what it gives into row r of `buffer` `[ranks, n]`.
+    pub fn all_gather_in_place<R>(&self, buffer: R) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::all_gather_in_place(buffer))
+    }
+
+    /// [`Comm::all_gather_in_place`] on this thread.
+    pub fn all_gather_in_place_blocking<T: Number>(&self, buffer: &mut [T]) -> Result<Outcome> {
+        self.run_blocking(Call::all_gather_in_place(buffer))
+    }
+
+    /// Row p of `send` `[ranks, n]` becomes, on rank p, the row of its `recv` `[ranks, n]` that has this rank's number.
+    pub fn all_to_all<S, R>(&self, send: S, recv: R) -> Work<(S, R)>
+    where
+        S: Input + Send + 'static,
+        R: Output<Item = S::Item> + Send + 'static,
+    {
+        self.begin(Call::all_to_all(send, recv))
+    }
+
+    /// [`Comm::all_to_all`] on this thread.
+    pub fn all_to_all_blocking<T: Number>(&self, send: &[T], recv: &mut [T]) -> Result<Outcome> {
+        self.run_blocking(Call::all_to_all(send, recv))
+    }
+
+    /// [`Comm::all_to_all`] of uneven [`Blocks`], as `MPI_Alltoallv`: block p of `send` for rank p, block p of `recv` from it. What this
+    /// rank sends to p, p expects from it.
+    pub fn all_to_all_blocks<S, R>(
+        &self,
+        send: S,
+        send_blocks: Blocks,
+        recv: R,
+        recv_blocks: Blocks,
+    ) -> Work<(S, R)>
+    where
+        S: Input + Send + 'static,
+        R: Output<Item = S::Item> + Send + 'static,
+    {
+        self.begin(Call::all_to_all_blocks(send, send_blocks, recv, recv_blocks))
+    }
+
+    /// [`Comm::all_to_all_blocks`] on this thread.
+    pub fn all_to_all_blocks_blocking<T: Number>(
+        &self,
+        send: &[T],
+        send_blocks: Blocks,
+        recv: &mut [T],
+        recv_blocks: Blocks,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::all_to_all_blocks(send, send_blocks, recv, recv_blocks))
+    }
+
+    /// [`Comm::all_to_all`] in one buffer `[ranks, n]`.
+    pub fn all_to_all_in_place<R>(&self, buffer: R) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::all_to_all_in_place(buffer))
+    }
+
+    /// [`Comm::all_to_all_in_place`] on this thread.
+    pub fn all_to_all_in_place_blocking<T: Number>(&self, buffer: &mut [T]) -> Result<Outcome> {
+        self.run_blocking(Call::all_to_all_in_place(buffer))
+    }
+
+    /// `send` `[n]` of rank r becomes row r of the root's `recv` `[ranks, n]`. Elsewhere `recv` is not touched, and may be empty.
+    pub fn gather<S, R>(&self, send: S, recv: R, root: u32) -> Work<(S, R)>
+    where
+        S: Input + Send + 'static,
+        R: Output<Item = S::Item> + Send + 'static,
+    {
+        self.begin(Call::gather(send, recv, root))
+    }
+
+    /// [`Comm::gather`] on this thread.
+    pub fn gather_blocking<T: Number>(&self, send: &[T], recv: &mut [T], root: u32) -> Result<Outcome> {
+        self.run_blocking(Call::gather(send, recv, root))
+    }
+
+    /// [`Comm::gather`] to uneven [`Blocks`] of the root's `recv`, as `MPI_Gatherv`. The same blocks everywhere.
+    pub fn gather_blocks<S, R>(&self, send: S, recv: R, blocks: Blocks, root: u32) -> Work<(S, R)>
+    where
+        S: Input + Send + 'static,
+        R: Output<Item = S::Item> + Send + 'static,
+    {
+        self.begin(Call::gather_blocks(send, recv, blocks, root))
+    }
+
+    /// [`Comm::gather_blocks`] on this thread.
+    pub fn gather_blocks_blocking<T: Number>(
+        &self,
+        send: &[T],
+        recv: &mut [T],
+        blocks: Blocks,
+        root: u32,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::gather_blocks(send, recv, blocks, root))
+    }
+
+    /// Row r of the root's `send` `[ranks, n]` becomes `recv` `[n]` of rank r. Elsewhere `send` is not read, and may be empty.
+    pub fn scatter<S, R>(&self, send: S, recv: R, root: u32) -> Work<(S, R)>
+    where
+        S: Input + Send + 'static,
+        R: Output<Item = S::Item> + Send + 'static,
+    {
+        self.begin(Call::scatter(send, recv, root))
+    }
+
+    /// [`Comm::scatter`] on this thread.
+    pub fn scatter_blocking<T: Number>(&self, send: &[T], recv: &mut [T], root: u32) -> Result<Outcome> {
+        self.run_blocking(Call::scatter(send, recv, root))
+    }
+
+    /// [`Comm::scatter`] of uneven [`Blocks`] of the root's `send`, as `MPI_Scatterv`. The same blocks everywhere.
+    pub fn scatter_blocks<S, R>(&self, send: S, recv: R, blocks: Blocks, root: u32) -> Work<(S, R)>
+    where
+        S: Input + Send + 'static,
+        R: Output<Item = S::Item> + Send + 'static,
+    {
+        self.begin(Call::scatter_blocks(send, recv, blocks, root))
+    }
+
+    /// [`Comm::scatter_blocks`] on this thread.
+    pub fn scatter_blocks_blocking<T: Number>(
+        &self,
+        send: &[T],
+        recv: &mut [T],
+        blocks: Blocks,
+        root: u32,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::scatter_blocks(send, recv, blocks, root))
+    }
+
+    /// All of `send` to a receive of `peer` with this tag, at most 2,147,483,647. Small messages end before the peer has called: up to
+    /// 256 KiB that it has not received yet.
+    pub fn send<S>(&self, send: S, peer: u32, tag: u32) -> Work<S>
+    where
+        S: Input + Send + 'static,
+    {
+        self.begin(Call::send(send, peer, tag))
+    }
+
+    /// [`Comm::send`] on this thread.
+    pub fn send_blocking<T: Number>(&self, send: &[T], peer: u32, tag: u32) -> Result<Outcome> {
+        self.run_blocking(Call::send(send, peer, tag))
+    }
+
+    /// The next message of `peer` with this tag, of the same type, to the front of `recv`. One with fewer elements leaves the rest as it was;
+    /// one with more is [`Error::Limit`](crate::Error::Limit), and is consumed.
+    pub fn recv<R>(&self, recv: R, peer: u32, tag: u32) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::recv(recv, peer, tag))
+    }
+
+    /// [`Comm::recv`] on this thread.
+    pub fn recv_blocking<T: Number>(&self, recv: &mut [T], peer: u32, tag: u32) -> Result<Outcome> {
+        self.run_blocking(Call::recv(recv, peer, tag))
+    }
+}

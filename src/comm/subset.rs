@@ -1,0 +1,245 @@
+//! Communicators of some of another one's ranks. A subset is a part of its parent: what the parent exports, connects and begins, it
+//! does for the subset too, so that the group's changes reach both at the same step.
+
+use std::sync::{Arc, PoisonError, Weak};
+
+use super::communicator::{Comm, Inner};
+use super::config::CommConfig;
+use super::work::Work;
+use crate::aside::aside;
+use crate::error::{Error, Failure, Result};
+use crate::ffi::Floor;
+use crate::group::Follower;
+use crate::mask::Mask;
+use crate::outcome::Outcome;
+use crate::peers;
+use crate::rendezvous::Decision;
+use crate::rendezvous::driver::block_on;
+use crate::sys;
+
+const OP: &str = "subset";
+
+/// Those that follow a communicator.
+#[derive(Debug, Default)]
+pub(super) struct Subsets {
+    /// Calls of `subset` so far, those of masks without this rank included: the same on all ranks.
+    called: u32,
+    made: Vec<(u32, Mask, Weak<Inner>)>,
+}
+
+/// One of them, alive.
+#[derive(Debug)]
+pub(super) struct Subset {
+    /// From 1.
+    pub(super) number: u32,
+    /// Its ranks, as the parent numbers them.
+    mask: Mask,
+    pub(super) inner: Arc<Inner>,
+}
+
+impl Subset {
+    /// What the subset calls this rank of the parent, if it has it.
+    pub(super) fn index_of(&self, rank: u32) -> Option<u32> {
+        index_of(&self.mask, rank)
+    }
+
+    /// These ranks of the parent, those that it has, as the subset numbers them.
+    pub(super) fn mask_of(&self, ranks: &Mask) -> Mask {
+        renumbered(&self.mask, ranks)
+    }
+
+    /// These ranks of the subset, as the parent numbers them.
+    pub(super) fn ranks_of(&self, indices: &Mask) -> Mask {
+        (0..)
+            .zip(self.mask.iter())
+            .filter(|(index, _)| indices.contains(*index))
+            .map(|(_, rank)| rank)
+            .collect()
+    }
+}
+
+fn index_of(mask: &Mask, rank: u32) -> Option<u32> {
+    mask.contains(rank).then(|| mask.iter().take_while(|other| *other < rank).count() as u32)
+}
+
+fn renumbered(mask: &Mask, ranks: &Mask) -> Mask {
+    (0..).zip(mask.iter()).filter(|(_, rank)| ranks.contains(*rank)).map(|(index, _)| index).collect()
+}
+
+impl Inner {
+    /// Those that still exist, in the order of their making.
+    pub(super) fn subsets(&self) -> Vec<Subset> {
+        let subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
+        let alive = |(number, mask, inner): &(u32, Mask, Weak<Self>)| {
+            Some(Subset { number: *number, mask: *mask, inner: inner.upgrade()? })
+        };
+        subsets.made.iter().filter_map(alive).collect()
+    }
+
+    /// Follows from now on.
+    fn adopt(&self, number: u32, mask: Mask, inner: &Arc<Self>) {
+        let mut subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
+        subsets.made.retain(|(_, _, inner)| inner.strong_count() > 0);
+        subsets.made.push((number, mask, Arc::downgrade(inner)));
+    }
+
+    fn next_subset(&self) -> u32 {
+        let mut subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
+        subsets.called += 1;
+        subsets.called
+    }
+}
+
+impl Comm {
+    /// A communicator of the ranks of `mask`, renumbered from 0 in ascending order, with this one's configuration. All members of this
+    /// communicator call it, in one order with its collectives, each with a mask that has it, or one that has not: then there is
+    /// none for it. Ranks of one mask give the same one; masks do not overlap (`MPI_Comm_split`, `ncclCommSplit`).
+    ///
+    /// Needs no rendezvous: what ranks have to know of each other travels by collectives of this communicator. It follows the
+    /// membership of this one, whose ranks count as its members while they are in the mask. A member on standby calls it as often and
+    /// in the same order, which needs nobody; it keeps this communicator alive.
+    ///
+    /// Never blocks the executor.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a mask past the ranks; [`Error::Mismatch`] where masks overlap; [`Error::Peer`] where a member is
+    /// missing from it, or could not make or connect its part; those of [`Comm::connect`]. All ranks of the mask get an error then.
+    pub async fn subset(&self, mask: &Mask) -> Result<Option<Self>> {
+        self.subset_with(mask, self.config().clone()).await
+    }
+
+    /// [`Comm::subset`] with a configuration of its own, equal on all ranks of the mask.
+    pub async fn subset_with(&self, mask: &Mask, config: CommConfig) -> Result<Option<Self>> {
+        let (rank, ranks) = (self.rank(), self.ranks());
+        if !mask.fits(ranks) {
+            let text = format!("mask has ranks past the {ranks} of the communicator");
+            return Err(Error::Invalid(Failure::new(OP, rank, text)));
+        }
+        let now = self.membership()?;
+        let number = self.inner.next_subset();
+        let index = index_of(mask, rank);
+        let made = match index {
+            None => Ok(None),
+            Some(index) => {
+                let (parent, size) = (self.inner.clone(), mask.len() as u32);
+                let make = move || Self::made(index, size, config, parent.setting);
+                aside(OP, rank, make).await.map(|inner| Some(inner.below(&self.inner)))
+            }
+        };
+        if now.epoch == 0 {
+            // On standby: members connect it when they connect this communicator.
+            let inner = made?;
+            return Ok(inner.map(|inner| {
+                self.inner.adopt(number, *mask, &inner);
+                Self::of(inner)
+            }));
+        }
+        // All take all of these turns, whatever comes of them: the others wait for each.
+        let first = self.agree(mask, &now.active, made.is_ok()).await;
+        let joined = match &made {
+            Ok(Some(inner)) if first.is_ok() => self.join(mask, inner).await,
+            _ => self.swap(&vec![Vec::new(); ranks as usize]).await.map(drop),
+        };
+        let last = self.agree(mask, &now.active, made.is_ok() && first.is_ok() && joined.is_ok()).await;
+        let made = made?;
+        first.and(joined).and(last)?;
+        let Some(inner) = made else { return Ok(None) };
+        self.inner.adopt(number, *mask, &inner);
+        let decision = Decision { mask: renumbered(mask, &now.active), epoch: now.epoch, step: now.step };
+        let begun = inner.clone();
+        aside(OP, rank, move || Follower::begin(&*begun, &decision)).await?;
+        Ok(Some(Self::of(inner)))
+    }
+
+    /// [`Comm::subset`] for a plain thread. Not for a thread that serves an async executor.
+    pub fn subset_blocking(&self, mask: &Mask) -> Result<Option<Self>> {
+        block_on(OP, self.subset(mask))
+    }
+
+    /// [`Comm::subset_with`] for a plain thread. Not for a thread that serves an async executor.
+    pub fn subset_with_blocking(&self, mask: &Mask, config: CommConfig) -> Result<Option<Self>> {
+        block_on(OP, self.subset_with(mask, config))
+    }
+
+    /// Gives the others of the mask what they need of this rank's part, and connects with them.
+    async fn join(&self, mask: &Mask, inner: &Arc<Inner>) -> Result<()> {
+        let mut blobs = vec![Vec::new(); self.ranks() as usize];
+        let mut exported = Ok(());
+        for (index, peer) in (0..).zip(mask.iter()).filter(|(_, peer)| *peer != self.rank()) {
+            match inner.ffi.export(index) {
+                Ok(blob) => blobs[peer as usize] = blob,
+                Err(error) => exported = Err(error),
+            }
+        }
+        // In any case: the others wait for it.
+        let received = self.swap(&blobs).await?;
+        exported?;
+        let of: Vec<Vec<u8>> = mask.iter().map(|peer| received[peer as usize].clone()).collect();
+        let inner = inner.clone();
+        let connect = move || {
+            let present = peers::present(&of);
+            peers::connect_all(&*inner.ffi, inner.rank, inner.config.deadline, present)
+        };
+        aside(OP, self.rank(), connect).await
+    }
+
+    /// Whether all is well with everybody: ranks of this mask have the same one, and have come so far.
+    async fn agree(&self, mask: &Mask, active: &Mask, well: bool) -> Result<()> {
+        const WORDS: usize = Mask::EMPTY.words().len();
+        let own: Vec<u64> = mask.words().iter().copied().chain([u64::from(well)]).collect();
+        let all = vec![0u64; own.len() * self.ranks() as usize];
+        let ((_, all), _) = self.complete(self.all_gather(own, all)).await?;
+        for peer in active.iter() {
+            let said = &all[peer as usize * (WORDS + 1)..][..WORDS + 1];
+            let other = Mask::from_words(std::array::from_fn(|word| said[word]));
+            let failure = |text: String| Failure { peer: Some(peer), ..Failure::new(OP, self.rank(), text) };
+            // A mask without its own rank says nothing.
+            let overlaps = other.contains(peer) && !mask.and(&other).is_empty() || mask.contains(peer);
+            if mask.contains(self.rank()) && overlaps && other != *mask {
+                let text =
+                    format!("its mask is {other:?}, this rank's {mask:?}: ranks of a subset have one mask");
+                return Err(Error::Mismatch(failure(text)));
+            }
+            if mask.contains(self.rank()) && mask.contains(peer) && said[WORDS] == 0 && peer != self.rank() {
+                return Err(Error::Peer(failure(
+                    "it could not make or connect its part, and says why".into(),
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives `blobs[r]` to rank r, and gets what it gave.
+    async fn swap(&self, blobs: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
+        const BLOCK: usize = 4 + sys::EPW_BLOB_MAX as usize;
+        let mut buffer = vec![0u8; BLOCK * blobs.len()];
+        for (block, blob) in buffer.chunks_exact_mut(BLOCK).zip(blobs) {
+            block[..4].copy_from_slice(&(blob.len() as u32).to_le_bytes());
+            block[4..][..blob.len()].copy_from_slice(blob);
+        }
+        let (buffer, _) = self.complete(self.all_to_all_in_place(buffer)).await?;
+        let blob = |block: &[u8]| {
+            let length = u32::from_le_bytes([block[0], block[1], block[2], block[3]]) as usize;
+            block[4..].get(..length).unwrap_or_default().to_vec()
+        };
+        Ok(buffer.chunks_exact(BLOCK).map(blob).collect())
+    }
+
+    /// Its buffers, if nobody was missing.
+    async fn complete<B>(&self, work: Work<B>) -> Result<(B, Outcome)> {
+        let (outcome, buffers) = work.await;
+        let outcome = outcome?;
+        let missing = outcome.missing.iter().next();
+        match missing {
+            None => Ok((buffers, outcome)),
+            Some(peer) => {
+                let text = match &outcome.record {
+                    Some(record) => format!("it is missing: {record}"),
+                    None => "it is missing".to_owned(),
+                };
+                let failure = Failure::new(OP, self.rank(), text);
+                Err(Error::Peer(Failure { peer: Some(peer), ..failure }))
+            }
+        }
+    }
+}

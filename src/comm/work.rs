@@ -1,0 +1,208 @@
+//! Operations that have been begun.
+//!
+//! Bytes move whenever any call on the communicator makes progress, not only while a future is polled. So a [`Work`] owns the
+//! buffers that it uses, at an address that does not change, and gives them back when it has ended: one that is forgotten leaks
+//! them.
+
+use std::fmt;
+use std::pin::Pin;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use super::call::{Calls, Lowered};
+use super::communicator::Inner;
+use crate::error::{Error, Result};
+use crate::ffi::{self, Progress};
+use crate::observe::Observed;
+use crate::outcome::Outcome;
+use crate::sys;
+
+/// Operations in flight, with the buffers `B` that they use. Ends as a future, from any executor; with [`Work::wait`]; or with
+/// [`Work::try_wait`] and [`Work::wait_for`]. Each gives the buffers back, with how it ended.
+///
+/// It makes progress while it is awaited or waited for, and whenever another operation of the communicator is. Merely held it
+/// shows peers no sign of life: await it within a deadline.
+///
+/// Dropping it gives the operations up: the buffers are dropped with it and not touched again, and peers find this rank
+/// [missing](Outcome::missing) from them. Forgetting it leaks the buffers.
+#[must_use = "dropping it gives the operations up; await it, or call wait"]
+pub struct Work<B> {
+    inner: Arc<Inner>,
+    state: State,
+    /// Behind `state`, by whose end nobody uses it. `None`: given back.
+    held: Option<Held<B>>,
+    observed: Option<Observed>,
+}
+
+enum State {
+    Begun(sys::epw_work),
+    Refused(Error),
+    Over,
+}
+
+// SAFETY: the buffers that it points to are Send, see Held::new, and so is the rest.
+unsafe impl<B> Send for Work<B> {}
+// A shared reference to it reaches no buffer.
+// SAFETY: as said.
+unsafe impl<B> Sync for Work<B> {}
+// The buffers stay where they are on the heap wherever the handle goes.
+impl<B> Unpin for Work<B> {}
+
+impl<B> Work<B> {
+    pub(super) fn begin<C>(inner: &Arc<Inner>, calls: C, deadline: Option<Duration>) -> Self
+    where
+        C: Calls<Buffers = B> + Send + 'static,
+    {
+        let observed = Observed::begin(calls.name(), inner.rank);
+        let mut held = Held::new(calls);
+        let begun = inner.lower(held.calls()).and_then(|lowered| {
+            // SAFETY: `lower` has checked all sizes; the memory is `held`'s, which outlives the work, see `drop` and `look`.
+            unsafe { inner.ffi.begin(&lowered.ops, deadline) }
+        });
+        let state = begun.map_or_else(State::Refused, State::Begun);
+        Self { inner: inner.clone(), state, held: Some(held.erase()), observed: Some(observed) }
+    }
+
+    /// Waits on this thread until it has ended, which its deadline bounds. Not for a thread that serves an async executor.
+    pub fn wait(mut self) -> (Result<Outcome>, B) {
+        loop {
+            if let Some(ended) = self.look(Duration::MAX) {
+                return ended;
+            }
+        }
+    }
+
+    /// The same for `timeout` at most: itself, if it has not ended by then.
+    ///
+    /// # Errors
+    /// The work, which goes on.
+    pub fn wait_for(mut self, timeout: Duration) -> Result<(Result<Outcome>, B), Self> {
+        self.look(timeout).ok_or(self)
+    }
+
+    /// Whether it has ended: never waits, and makes progress.
+    ///
+    /// # Errors
+    /// The work, which goes on.
+    pub fn try_wait(self) -> Result<(Result<Outcome>, B), Self> {
+        self.wait_for(Duration::ZERO)
+    }
+
+    fn look(&mut self, timeout: Duration) -> Option<(Result<Outcome>, B)> {
+        let ended = match &self.state {
+            State::Over => return None,
+            State::Begun(work) => {
+                let mut outcome = ffi::empty_outcome();
+                match self.inner.ffi.wait(*work, timeout, &mut outcome) {
+                    Ok(Progress::Pending) => return None,
+                    Ok(Progress::Done) => Outcome::of(&*self.inner.ffi, &outcome),
+                    Err(error) => Err(error),
+                }
+            }
+            State::Refused(_) => match std::mem::replace(&mut self.state, State::Over) {
+                State::Refused(error) => Err(error),
+                _ => return None,
+            },
+        };
+        // The C core has consumed it, and touches its memory no more.
+        self.state = State::Over;
+        let ended = match self.observed.take() {
+            Some(observed) => observed.end(ended, |outcome| outcome),
+            None => ended,
+        };
+        self.held.take().map(|held| (ended, held.give()))
+    }
+}
+
+/// Ready when it has ended. Polled again after that it stays pending.
+impl<B> Future for Work<B> {
+    type Output = (Result<Outcome>, B);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(ended) = self.look(Duration::ZERO) {
+            return Poll::Ready(ended);
+        }
+        if let State::Begun(work) = self.state {
+            self.inner.wake_later(work, cx.waker());
+        }
+        Poll::Pending
+    }
+}
+
+impl<B> Drop for Work<B> {
+    fn drop(&mut self) {
+        if let State::Begun(work) = self.state {
+            self.inner.ffi.drop_work(work);
+        }
+    }
+}
+
+impl<B> fmt::Debug for Work<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            State::Begun(work) => format!("begun as {work}"),
+            State::Refused(error) => format!("refused: {error}"),
+            State::Over => "over".to_owned(),
+        };
+        write!(f, "Work({state})")
+    }
+}
+
+/// Calls on the heap, behind a plain pointer: moving the handle says nothing about the memory that C writes.
+struct Owned<C>(NonNull<C>);
+
+/// The same, of whatever kind they are.
+struct Held<B>(NonNull<dyn Give<B>>);
+
+trait Give<B> {
+    fn give(self: Box<Self>) -> B;
+}
+
+impl<C: Calls> Give<C::Buffers> for C {
+    fn give(self: Box<Self>) -> C::Buffers {
+        self.into_buffers()
+    }
+}
+
+impl<B> Held<B> {
+    // What it points to may go to other threads, and may outlive every borrow.
+    #[expect(clippy::new_ret_no_self, reason = "its kind is forgotten once the calls are lowered")]
+    fn new<C: Calls<Buffers = B> + Send + 'static>(calls: C) -> Owned<C> {
+        Owned(NonNull::from(Box::leak(Box::new(calls))))
+    }
+
+    fn give(self) -> B {
+        let calls = self.0;
+        std::mem::forget(self);
+        // SAFETY: of `Held::new`, taken back once: this value is forgotten.
+        unsafe { Box::from_raw(calls.as_ptr()) }.give()
+    }
+}
+
+impl<C: Calls + 'static> Owned<C> {
+    fn calls(&mut self) -> &mut C {
+        // SAFETY: a leaked box, which this value alone points to.
+        unsafe { self.0.as_mut() }
+    }
+
+    fn erase(self) -> Held<C::Buffers> {
+        Held(self.0)
+    }
+}
+
+impl<B> Drop for Held<B> {
+    fn drop(&mut self) {
+        // SAFETY: of `Held::new`, not given back: that forgets this value.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+impl Inner {
+    pub(super) fn lower(&self, calls: &mut impl Calls) -> Result<Lowered> {
+        let mut lowered = Lowered::default();
+        calls.lower(&mut lowered, self.rank, self.plan.ranks)?;
+        Ok(lowered)
+    }
+}

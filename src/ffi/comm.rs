@@ -1,0 +1,166 @@
+//! An `epw_comm` as an owned value.
+
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::fabric::Fabric;
+use super::floor::floor;
+use super::status::{Progress, c_mask, check, check_of_group, error, initialised, nanos};
+use crate::error::Result;
+use crate::mask::Mask;
+use crate::sys;
+
+/// An `epw_comm`, destroyed with this value, and then the fabric that it uses, if nothing else does.
+#[derive(Debug)]
+pub(crate) struct Comm(
+    NonNull<sys::epw_comm>,
+    /// Is dropped behind the communicator.
+    Option<Arc<Fabric>>,
+);
+
+// SAFETY: the C core guards a communicator's state with its lock; any thread may call.
+unsafe impl Send for Comm {}
+// SAFETY: as above.
+unsafe impl Sync for Comm {}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        // SAFETY: created by epw_comm_create, and nobody else uses it any more: this is the last owner.
+        unsafe { sys::epw_comm_destroy(self.0.as_ptr()) }
+    }
+}
+
+floor!(Comm: epw_comm_export, epw_comm_connect_within, epw_comm_disconnect, epw_comm_probe, epw_comm_path, epw_comm_wire,
+    epw_comm_set_active, epw_comm_revoke, epw_comm_membership, epw_comm_newest_epoch, epw_comm_diverged);
+
+pub(crate) fn empty_config() -> sys::epw_comm_config {
+    // SAFETY: it is the header's.
+    unsafe { initialised(sys::epw_comm_config_init) }
+}
+
+pub(crate) fn empty_coll() -> sys::epw_coll {
+    // SAFETY: it is the header's.
+    unsafe { initialised(sys::epw_coll_init) }
+}
+
+/// The sizes of any rank's communicator: errors name none.
+pub(crate) fn layout(config: &sys::epw_comm_config) -> Result<sys::epw_coll_layout> {
+    let mut layout = sys::epw_coll_layout::default();
+    // SAFETY: both are valid for the call.
+    check_of_group(unsafe { sys::epw_coll_plan(config, &mut layout) })?;
+    Ok(layout)
+}
+
+impl Comm {
+    pub(crate) fn create(config: &sys::epw_comm_config, fabric: Option<Arc<Fabric>>) -> Result<Self> {
+        let at = fabric.as_ref().map_or(ptr::null_mut(), |fabric| fabric.as_ptr());
+        let config = sys::epw_comm_config { fabric: at, ..*config };
+        let mut out = ptr::null_mut();
+        // SAFETY: both are valid for the call, and the fabric is held until the communicator is destroyed.
+        check(unsafe { sys::epw_comm_create(&config, &mut out) })?;
+        NonNull::new(out).map(|at| Self(at, fabric)).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+    }
+
+    /// What its fabric has come to.
+    pub(crate) fn nic(&self) -> Option<String> {
+        self.1.as_ref().map(|fabric| fabric.describe())
+    }
+
+    /// Zeros, unless they have been used before.
+    pub(crate) fn alloc(&self, bytes: u64) -> Result<NonNull<u8>> {
+        let mut memory = ptr::null_mut();
+        // SAFETY: the communicator is alive, memory is a valid place to write to.
+        check(unsafe { sys::epw_comm_alloc(self.0.as_ptr(), bytes, &mut memory) })?;
+        NonNull::new(memory.cast()).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+    }
+
+    /// # Safety
+    /// `memory` is of `alloc`, is not freed twice, and neither its owner nor an operation uses it any more.
+    pub(crate) unsafe fn free(&self, memory: NonNull<u8>) {
+        // SAFETY: by this function's contract.
+        unsafe { sys::epw_comm_free(self.0.as_ptr(), memory.as_ptr().cast()) }
+    }
+
+    /// Whether something since the last such call was incomplete.
+    pub(crate) fn take_fault(&self) -> Result<bool> {
+        let mut faulted = 0;
+        // SAFETY: the communicator is alive.
+        check(unsafe { sys::epw_comm_take_fault(self.0.as_ptr(), &mut faulted) })?;
+        Ok(faulted == 1)
+    }
+
+    /// Carries out all operations. `deadline`: none for the communicator's own.
+    ///
+    /// # Safety
+    /// The memory that `ops` name has the sizes that their counts, offsets and pitches say, is not used otherwise during the
+    /// call, and what they say they write may be written.
+    pub(crate) unsafe fn run(
+        &self,
+        ops: &[sys::epw_coll],
+        deadline: Option<Duration>,
+        outcome: &mut sys::epw_outcome,
+    ) -> Result<()> {
+        // SAFETY: by this function's contract; without a work the call waits.
+        unsafe { self.group(ops, deadline, ptr::null_mut(), outcome) }
+    }
+
+    /// Begins them.
+    ///
+    /// # Safety
+    /// As of `run`, until the work has ended or been dropped.
+    pub(crate) unsafe fn begin(
+        &self,
+        ops: &[sys::epw_coll],
+        deadline: Option<Duration>,
+    ) -> Result<sys::epw_work> {
+        let mut work = 0;
+        // SAFETY: by this function's contract.
+        unsafe { self.group(ops, deadline, &mut work, ptr::null_mut()) }?;
+        Ok(work)
+    }
+
+    /// # Safety
+    /// As of `run`, and `work` is null or a place to write to; `outcome` too.
+    unsafe fn group(
+        &self,
+        ops: &[sys::epw_coll],
+        deadline: Option<Duration>,
+        work: *mut sys::epw_work,
+        outcome: *mut sys::epw_outcome,
+    ) -> Result<()> {
+        // SAFETY: it is the header's.
+        let mut call = unsafe { initialised(sys::epw_call_init) };
+        call.deadline_ns = deadline.map_or(0, nanos);
+        call.work = work;
+        // SAFETY: by this function's contract.
+        check(unsafe { sys::epw_group(self.0.as_ptr(), ops.as_ptr(), ops.len(), &call, outcome) })?;
+        Ok(())
+    }
+
+    /// Ended with an error or done: the work is consumed.
+    pub(crate) fn wait(
+        &self,
+        work: sys::epw_work,
+        timeout: Duration,
+        outcome: &mut sys::epw_outcome,
+    ) -> Result<Progress> {
+        // 0 is a look.
+        let timeout = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        // SAFETY: the communicator is alive, and the memory of works is valid until they have ended. One that was consumed is
+        // recognised. outcome carries its size.
+        check(unsafe { sys::epw_work_wait(self.0.as_ptr(), work, timeout, outcome) })
+    }
+
+    /// Sleeps until a look may find something new. Touches no memory of a caller.
+    pub(crate) fn sleep(&self, work: sys::epw_work, timeout: Duration) {
+        // SAFETY: the communicator is alive; one that was consumed is recognised.
+        unsafe { sys::epw_work_await(self.0.as_ptr(), work, nanos(timeout)) };
+    }
+
+    /// The C core touches no memory of it afterwards.
+    pub(crate) fn drop_work(&self, work: sys::epw_work) {
+        // SAFETY: the communicator is alive. One that was consumed is refused, which is what is wanted.
+        unsafe { sys::epw_work_drop(self.0.as_ptr(), work) };
+    }
+}

@@ -1,0 +1,109 @@
+//! What a buffer and a communicator have in common: an end of the peer floor. The C core has the same functions for both, by
+//! two names; here each is one method.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::mask::Mask;
+use crate::sys;
+
+/// A rank's end: windows of peers, and the membership.
+pub(crate) trait Floor: Send + Sync + Debug {
+    fn export(&self, peer: u32) -> Result<Vec<u8>>;
+    /// Bounded by `deadline` instead of the configuration's.
+    fn connect(&self, peer: u32, blob: &[u8], deadline: Duration) -> Result<()>;
+    fn disconnect(&self, peer: u32) -> Result<()>;
+    fn probe(&self, peer: u32, timeout: Duration) -> Result<()>;
+    /// `EPW_PATH_*`
+    fn path(&self, peer: u32) -> u32;
+    /// `EPW_WIRE_*`
+    fn wire(&self, peer: u32) -> u32;
+    fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()>;
+    fn revoke(&self, peers: &Mask) -> Result<()>;
+    fn membership(&self) -> Result<sys::epw_membership>;
+    fn newest_epoch(&self) -> Result<u32>;
+    /// Who has begun the epoch at another step.
+    fn diverged(&self, epoch: u32, step: u64) -> Result<Mask>;
+}
+
+/// Implements [`Floor`] for an owner of a C object, its field 0, by the functions of that object.
+macro_rules! floor {
+    ($owner:ty: $export:ident, $connect:ident, $disconnect:ident, $probe:ident, $path:ident, $wire:ident, $set_active:ident,
+     $revoke:ident, $membership:ident, $newest_epoch:ident, $diverged:ident) => {
+        impl $crate::ffi::floor::Floor for $owner {
+            fn export(&self, peer: u32) -> Result<Vec<u8>> {
+                let mut blob = vec![0; sys::EPW_BLOB_MAX as usize];
+                let mut length = 0;
+                // SAFETY: blob has the EPW_BLOB_MAX bytes that export may write.
+                check(unsafe { sys::$export(self.0.as_ptr(), peer, blob.as_mut_ptr().cast(), &mut length) })?;
+                blob.truncate(length);
+                Ok(blob)
+            }
+
+            fn connect(&self, peer: u32, blob: &[u8], deadline: Duration) -> Result<()> {
+                let (bytes, length, deadline_ns) = (blob.as_ptr().cast(), blob.len(), nanos(deadline));
+                // SAFETY: blob is valid for its length; its bytes are checked by the C core.
+                check(unsafe { sys::$connect(self.0.as_ptr(), peer, bytes, length, deadline_ns) })?;
+                Ok(())
+            }
+
+            fn disconnect(&self, peer: u32) -> Result<()> {
+                // SAFETY: the C object is alive.
+                check(unsafe { sys::$disconnect(self.0.as_ptr(), peer) })?;
+                Ok(())
+            }
+
+            fn probe(&self, peer: u32, timeout: Duration) -> Result<()> {
+                // SAFETY: the C object is alive.
+                check(unsafe { sys::$probe(self.0.as_ptr(), peer, nanos(timeout)) })?;
+                Ok(())
+            }
+
+            fn path(&self, peer: u32) -> u32 {
+                // SAFETY: the C object is alive.
+                unsafe { sys::$path(self.0.as_ptr(), peer) }
+            }
+
+            fn wire(&self, peer: u32) -> u32 {
+                // SAFETY: the C object is alive.
+                unsafe { sys::$wire(self.0.as_ptr(), peer) }
+            }
+
+            fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()> {
+                // SAFETY: the C object is alive, the mask is read during the call only.
+                check(unsafe { sys::$set_active(self.0.as_ptr(), &c_mask(active), epoch, step) })?;
+                Ok(())
+            }
+
+            fn revoke(&self, peers: &Mask) -> Result<()> {
+                // SAFETY: the C object is alive, the mask is read during the call only.
+                check(unsafe { sys::$revoke(self.0.as_ptr(), &c_mask(peers)) })?;
+                Ok(())
+            }
+
+            fn membership(&self) -> Result<sys::epw_membership> {
+                // SAFETY: it is the header's.
+                let mut membership = unsafe { initialised(sys::epw_membership_init) };
+                // SAFETY: the C object is alive, membership carries its size.
+                check(unsafe { sys::$membership(self.0.as_ptr(), &mut membership) })?;
+                Ok(membership)
+            }
+
+            fn newest_epoch(&self) -> Result<u32> {
+                let mut epoch = 0;
+                // SAFETY: the C object is alive.
+                check(unsafe { sys::$newest_epoch(self.0.as_ptr(), &mut epoch) })?;
+                Ok(epoch)
+            }
+
+            fn diverged(&self, epoch: u32, step: u64) -> Result<Mask> {
+                let mut ranks = c_mask(&Mask::EMPTY);
+                // SAFETY: the C object is alive, ranks is the header's.
+                check(unsafe { sys::$diverged(self.0.as_ptr(), epoch, step, &mut ranks) })?;
+                Ok(Mask::from_words(ranks.bits))
+            }
+        }
+    };
+}
+pub(super) use floor;

@@ -1,0 +1,47 @@
+//! What a group asks of whoever follows its membership, answered by the C core.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::ffi::Floor;
+use crate::group::GivenUp;
+use crate::mask::Mask;
+use crate::rendezvous::Decision;
+
+/// Begins the membership, unless a call that another follower made fail has done so.
+pub(crate) fn begin(floor: &impl Floor, decision: &Decision) -> Result<()> {
+    let now = floor.membership()?;
+    let begun = (Mask::from_words(now.active.bits), now.epoch, now.step);
+    if begun == (decision.mask, decision.epoch, decision.step) {
+        return Ok(());
+    }
+    floor.set_active(&decision.mask, decision.epoch, decision.step)
+}
+
+pub(crate) fn given_up(floor: &impl Floor) -> Result<GivenUp> {
+    let now = floor.membership()?;
+    let (peers, silent) = (Mask::from_words(now.suspects.bits), Mask::from_words(now.silent.bits));
+    Ok(GivenUp { epoch: now.epoch, peers, silent })
+}
+
+pub(crate) fn is_overtaken(floor: &impl Floor, epoch: u32) -> bool {
+    floor.newest_epoch().is_ok_and(|newest| newest >= epoch)
+}
+
+pub(crate) fn diverged(floor: &impl Floor, epoch: u32, step: u64) -> Mask {
+    // Who cannot say accuses nobody.
+    floor.diverged(epoch, step).unwrap_or(Mask::EMPTY)
+}
+
+pub(crate) fn reaches(floor: &impl Floor, peer: u32, timeout: Duration) -> bool {
+    const PAUSE: Duration = Duration::from_millis(1);
+    let began = Instant::now();
+    loop {
+        match floor.probe(peer, timeout.saturating_sub(began.elapsed()).max(PAUSE)) {
+            Ok(()) => return true,
+            // The program itself may be probing a path at this moment, which says nothing about the peer.
+            Err(Error::State(_)) if began.elapsed() < timeout => std::thread::sleep(PAUSE),
+            Err(_) => return false,
+        }
+    }
+}

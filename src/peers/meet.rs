@@ -1,0 +1,63 @@
+//! How all members of a group make an end each and connect them. Connecting asks the process of the peer for its window, and a
+//! process that is stopped answers no sooner than the deadline: async forms therefore do it on a thread of their own, which
+//! ends within that deadline whether or not somebody still waits for it.
+
+use std::sync::Arc;
+
+use crate::aside::aside;
+use crate::error::Result;
+use crate::group::{Follower, Group};
+
+/// What the members make: a buffer or a communicator.
+pub(crate) trait End: Follower + 'static {
+    /// What each peer needs, by peer; nothing for itself.
+    fn exported(&self) -> Result<Vec<Vec<u8>>>;
+    /// Connects with those whose blob is not empty, all within one deadline.
+    fn connect_present(&self, blobs: &[Vec<u8>]) -> Result<()>;
+}
+
+type Fields = Vec<(String, String)>;
+
+/// Made, connected with all members, and with the membership of the group; on standby just made.
+pub(crate) async fn meet<E: End>(
+    group: &Group,
+    what: &'static str,
+    fields: Fields,
+    make: impl FnOnce() -> Result<Arc<E>> + Send + 'static,
+) -> Result<Arc<E>> {
+    let rank = group.rank();
+    if group.is_standby() {
+        return aside("create", rank, make).await;
+    }
+    let exported = move || make().and_then(|end| end.exported().map(|blobs| (end, blobs)));
+    let (end, blobs) = aside("create", rank, exported).await?;
+    group.agree(what, fields).await?;
+    let blobs = group.exchange(what, blobs).await?;
+    let connected = end.clone();
+    aside("connect", rank, move || connected.connect_present(&blobs)).await?;
+    // Nobody may send before everybody is connected: an epoch word posted by begin is the first thing a peer reads.
+    group.barrier(what).await?;
+    let (begun, decision) = (end.clone(), group.active());
+    aside("create", rank, move || begun.begin(&decision)).await?;
+    Ok(end)
+}
+
+/// [`meet`] for a plain thread.
+pub(crate) fn meet_blocking<E: End>(
+    group: &Group,
+    what: &'static str,
+    fields: Fields,
+    make: impl FnOnce() -> Result<Arc<E>>,
+) -> Result<Arc<E>> {
+    let end = make()?;
+    if group.is_standby() {
+        return Ok(end);
+    }
+    let blobs = end.exported()?;
+    group.agree_blocking(what, fields)?;
+    let blobs = group.exchange_blocking(what, blobs)?;
+    end.connect_present(&blobs)?;
+    group.barrier_blocking(what)?;
+    end.begin(&group.active())?;
+    Ok(end)
+}

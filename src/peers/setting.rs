@@ -1,0 +1,48 @@
+//! Where a buffer or communicator is used, which decides by which paths its peers are reached.
+
+use std::sync::Arc;
+
+use super::fabric::{self, WireKey};
+use crate::config::{Device, Paths};
+use crate::env;
+use crate::error::{Error, Failure, Result};
+use crate::ffi::Fabric;
+use crate::group::Group;
+
+/// What a group says of where its buffers are used.
+#[derive(Clone, Copy)]
+pub(crate) struct Setting {
+    key: WireKey,
+    several_hosts: bool,
+}
+
+/// Without the key.
+impl std::fmt::Debug for Setting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Setting").field("several_hosts", &self.several_hosts).finish_non_exhaustive()
+    }
+}
+
+impl Setting {
+    pub(crate) fn of(group: &Group) -> Self {
+        Self { key: group.wire_key(), several_hosts: group.spans_hosts() }
+    }
+
+    /// That of a program that has no group.
+    pub(crate) fn alone(rank: u32) -> Result<Self> {
+        Ok(Self { key: fabric::key_without_group(rank)?, several_hosts: false })
+    }
+
+    /// What carries its queues, if these paths permit some.
+    pub(crate) fn fabric(&self, rank: u32, paths: Paths, device: Device) -> Result<Option<Arc<Fabric>>> {
+        paths.queue.then(|| fabric::of(rank, self.key, device)).transpose()
+    }
+
+    /// Those by which peers may be reached, where the program permits these.
+    pub(crate) fn paths(&self, rank: u32, mut permitted: Paths) -> Result<Paths> {
+        permitted.queue |= self.several_hosts && permitted == Paths::default();
+        let Some(names) = env::value(env::PATHS) else { return Ok(permitted) };
+        let wrong = |text| Error::Invalid(Failure::new("create", rank, format!("{}: {text}", env::PATHS)));
+        Paths::parse(&names).map_err(wrong)
+    }
+}

@@ -1,0 +1,52 @@
+//! Communicators as a program uses them: every operation beside a plain reference, several communicators and a buffer at once over
+//! processes, ranks that die, futures that are dropped, calls that do not fit.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod failures;
+mod operations;
+mod processes;
+mod random;
+mod refused;
+mod subsets;
+
+use epwire::comm::{CommConfig, Work};
+use epwire::{Comm, Group};
+
+/// Runs this on a thread for each rank of a communicator, and gives what each returns, by rank.
+fn ranks<T: Send>(ranks: u32, config: &CommConfig, run: impl Fn(&Comm) -> T + Sync) -> Vec<T> {
+    let groups = Group::threads(ranks).unwrap();
+    std::thread::scope(|scope| {
+        let run = &run;
+        let rank = |group: Group| {
+            scope.spawn(move || {
+                let comm = Comm::create_blocking(&group, config.clone()).unwrap();
+                let result = run(&comm);
+                // Nobody leaves before all have what they need of it.
+                group.barrier_blocking("end").unwrap();
+                result
+            })
+        };
+        let threads: Vec<_> = groups.into_iter().map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Of an operation that nobody is missing from.
+fn complete(ended: epwire::Result<epwire::Outcome>) {
+    let outcome = ended.unwrap();
+    assert!(outcome.is_complete(), "{outcome:?}");
+}
+
+/// Awaits works of several communicators, each task by itself: waiting for one of them makes no progress on another.
+fn all_of<B: Send + 'static>(works: Vec<Work<B>>) -> Vec<(epwire::Result<epwire::Outcome>, B)> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let tasks: Vec<_> = works.into_iter().map(tokio::spawn).collect();
+        let mut ended = Vec::new();
+        for task in tasks {
+            ended.push(task.await.unwrap());
+        }
+        ended
+    })
+}

@@ -1,0 +1,345 @@
+//! Every operation, blocking and as a future, beside what it must give.
+
+use epwire::comm::{Blocks, Call, CommConfig, Number, Reduction};
+use epwire::{Comm, HostBuffer};
+use half::{bf16, f16};
+
+use crate::random::Random;
+use crate::{all_of, complete, ranks};
+
+/// What rank r has as element i: small whole numbers, so that sums and products of any type are exact.
+fn value(rank: usize, i: usize) -> i32 {
+    ((rank * 7 + i * 5) % 11) as i32 % 4
+}
+
+/// Numbers as a test makes and reads them.
+trait Small: Number + PartialEq + std::fmt::Debug {
+    fn of(value: i32) -> Self;
+}
+
+macro_rules! small {
+    ($($number:ty: $make:expr),*) => {$(
+        impl Small for $number {
+            fn of(value: i32) -> Self {
+                $make(value)
+            }
+        }
+    )*};
+}
+small!(
+    i8: |v| v as i8, u8: |v| v as u8, i32: |v| v, u32: |v| v as u32, i64: |v| i64::from(v), u64: |v| v as u64,
+    f16: |v| f16::from_f32(v as f32), bf16: |v| bf16::from_f32(v as f32), f32: |v| v as f32, f64: f64::from
+);
+
+fn own<T: Small>(rank: usize, len: usize) -> Vec<T> {
+    (0..len).map(|i| T::of(value(rank, i))).collect()
+}
+
+/// Element i of the reduction over all ranks.
+fn reduced<T: Small>(ranks: usize, len: usize, reduction: Reduction) -> Vec<T> {
+    let element = |i| {
+        let mut values = (0..ranks).map(|rank| value(rank, i));
+        T::of(match reduction {
+            Reduction::Sum => values.sum(),
+            Reduction::Product => values.product(),
+            Reduction::Min => values.min().unwrap(),
+            _ => values.max().unwrap(),
+        })
+    };
+    (0..len).map(element).collect()
+}
+
+const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Product, Reduction::Min, Reduction::Max];
+
+/// All operations once, with `n` elements a block.
+fn all<T: Small>(comm: &Comm, n: usize, reduction: Reduction) {
+    let (me, ranks) = (comm.rank() as usize, comm.ranks() as usize);
+    let zero = T::of(9);
+    let root = (n % ranks) as u32;
+    let is_root = root == comm.rank();
+    let gathered: Vec<T> = (0..ranks).flat_map(|rank| own::<T>(rank, n)).collect();
+    let sum = reduced::<T>(ranks, ranks * n, reduction);
+    let block = me * n..(me + 1) * n;
+
+    complete(comm.barrier_blocking());
+    let mut buffer = if is_root { own::<T>(me, n) } else { vec![zero; n] };
+    complete(comm.broadcast_blocking(&mut buffer, root));
+    assert_eq!(buffer, own::<T>(root as usize, n));
+
+    let (send, mut recv) = (own::<T>(me, n), vec![zero; n]);
+    complete(comm.all_reduce_blocking(&send, &mut recv, reduction));
+    assert_eq!(recv, sum[..n]);
+    let mut buffer = send.clone();
+    complete(comm.all_reduce_in_place_blocking(&mut buffer, reduction));
+    assert_eq!(buffer, sum[..n]);
+
+    let mut recv = if is_root { vec![zero; n] } else { Vec::new() };
+    complete(comm.reduce_blocking(&send, &mut recv, reduction, root));
+    assert_eq!(recv, if is_root { sum[..n].to_vec() } else { Vec::new() });
+    let mut buffer = send.clone();
+    complete(comm.reduce_in_place_blocking(&mut buffer, reduction, root));
+    assert_eq!(buffer, if is_root { sum[..n].to_vec() } else { send.clone() });
+
+    let mut recv = vec![zero; n];
+    complete(comm.reduce_scatter_blocking(&own::<T>(me, ranks * n), &mut recv, reduction));
+    assert_eq!(recv, sum[block.clone()]);
+    let mut buffer = own::<T>(me, ranks * n);
+    complete(comm.reduce_scatter_in_place_blocking(&mut buffer, reduction));
+    assert_eq!(buffer[block.clone()], sum[block.clone()]);
+
+    let mut recv = vec![zero; ranks * n];
+    complete(comm.all_gather_blocking(&send, &mut recv));
+    assert_eq!(recv, gathered);
+    let mut buffer = vec![zero; ranks * n];
+    buffer[block.clone()].copy_from_slice(&send);
+    complete(comm.all_gather_in_place_blocking(&mut buffer));
+    assert_eq!(buffer, gathered);
+
+    // Element (from, to, i) travels: rank `from` has it at row `to`.
+    let row = |from: usize, to: usize| (0..n).map(move |i| T::of(value(from * 3 + to, i)));
+    let sent: Vec<T> = (0..ranks).flat_map(|to| row(me, to)).collect();
+    let came: Vec<T> = (0..ranks).flat_map(|from| row(from, me)).collect();
+    let mut recv = vec![zero; ranks * n];
+    complete(comm.all_to_all_blocking(&sent, &mut recv));
+    assert_eq!(recv, came);
+    let mut buffer = sent.clone();
+    complete(comm.all_to_all_in_place_blocking(&mut buffer));
+    assert_eq!(buffer, came);
+
+    let mut recv = if is_root { vec![zero; ranks * n] } else { Vec::new() };
+    complete(comm.gather_blocking(&send, &mut recv, root));
+    assert_eq!(recv, if is_root { gathered.clone() } else { Vec::new() });
+    let whole = if is_root { gathered.clone() } else { Vec::new() };
+    let mut recv = vec![zero; n];
+    complete(comm.scatter_blocking(&whole, &mut recv, root));
+    assert_eq!(recv, send);
+}
+
+#[test]
+fn every_operation_of_every_type_gives_what_it_must() {
+    for count in 1..=5 {
+        ranks(count, &CommConfig::default(), |comm| {
+            let lengths = [0, 1, 3, 64, 1023, 5000];
+            for (turn, n) in lengths.into_iter().enumerate() {
+                let reduction = REDUCTIONS[turn % 4];
+                all::<i8>(comm, n, reduction);
+                all::<u8>(comm, n, reduction);
+                all::<i32>(comm, n, reduction);
+                all::<u32>(comm, n, reduction);
+                all::<i64>(comm, n, reduction);
+                all::<u64>(comm, n, reduction);
+                all::<f16>(comm, n, reduction);
+                all::<bf16>(comm, n, reduction);
+                all::<f32>(comm, n, reduction);
+                all::<f64>(comm, n, reduction);
+            }
+            for reduction in REDUCTIONS {
+                all::<f32>(comm, 70_001, reduction);
+            }
+        });
+    }
+}
+
+#[test]
+fn averages_divide_by_the_members() {
+    ranks(3, &CommConfig::default(), |comm| {
+        let mut buffer = [comm.rank() as f32; 7];
+        complete(comm.all_reduce_in_place_blocking(&mut buffer, Reduction::Average));
+        assert_eq!(buffer, [1.0; 7]);
+        let mut buffer = [-(comm.rank() as i32) - 1; 7];
+        complete(comm.all_reduce_in_place_blocking(&mut buffer, Reduction::Average));
+        assert_eq!(buffer, [-2; 7]);
+    });
+}
+
+#[test]
+fn uneven_blocks_go_where_they_are_said_to() {
+    ranks(4, &CommConfig::default(), |comm| {
+        let me = comm.rank() as usize;
+        let counts = [5usize, 0, 300, 1];
+        let starts = [0usize, 5, 5, 305];
+        let own: Vec<u32> = (0..counts[me]).map(|i| (me * 1000 + i) as u32).collect();
+        let all: Vec<u32> = (0..4).flat_map(|r| (0..counts[r]).map(move |i| (r * 1000 + i) as u32)).collect();
+
+        let mut recv = vec![9; 306];
+        complete(comm.all_gather_blocks_blocking(&own, &mut recv, Blocks::new(counts)));
+        assert_eq!(recv, all);
+        let spread = Blocks::new(counts).at([400, 0, 10, 500]);
+        let mut recv = vec![9; 600];
+        complete(comm.gather_blocks_blocking(&own, &mut recv, spread, 2));
+        if me == 2 {
+            assert_eq!((&recv[400..405], &recv[10..310], recv[500]), (&all[..5], &all[5..305], all[305]));
+            assert!(recv[..10].iter().chain(&recv[310..400]).all(|x| *x == 9), "gaps are left alone");
+        }
+        let mut recv = vec![9; counts[me]];
+        complete(comm.scatter_blocks_blocking(&all, &mut recv, Blocks::new(counts), 0));
+        assert_eq!(recv, own);
+
+        let matrix: Vec<u32> = (0..306).map(|i| (i * (me + 1)) as u32).collect();
+        let mut recv = vec![9; counts[me]];
+        complete(comm.reduce_scatter_blocks_blocking(
+            &matrix,
+            &mut recv,
+            Blocks::new(counts),
+            Reduction::Sum,
+        ));
+        let sum: Vec<u32> = (0..counts[me]).map(|i| ((starts[me] + i) * 10) as u32).collect();
+        assert_eq!(recv, sum);
+
+        // Rank f gives rank t f + 2 t elements, f * 10 + t each.
+        let to: Vec<usize> = (0..4).map(|t| me + 2 * t).collect();
+        let from: Vec<usize> = (0..4).map(|f| f + 2 * me).collect();
+        let send: Vec<u32> = (0..4).flat_map(|t| vec![(me * 10 + t) as u32; to[t]]).collect();
+        let mut recv = vec![9; from.iter().sum()];
+        complete(comm.all_to_all_blocks_blocking(
+            &send,
+            Blocks::new(to),
+            &mut recv,
+            Blocks::new(from.clone()),
+        ));
+        assert_eq!(recv, (0..4).flat_map(|f| vec![(f * 10 + me) as u32; from[f]]).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn columns_of_a_matrix_are_gathered_and_scattered() {
+    const ROWS: usize = 6;
+    ranks(3, &CommConfig::default(), |comm| {
+        let me = comm.rank() as usize;
+        let columns = [2usize, 1, 3];
+        let at = [0usize, 2, 3];
+        let blocks = || Blocks::new(columns).rows(ROWS).pitch(8).own_pitch(4);
+        let element = |row: usize, column: usize| (row * 10 + column) as i64;
+        let mut own = vec![-1; ROWS * 4];
+        for row in 0..ROWS {
+            (0..columns[me]).for_each(|column| own[row * 4 + column] = element(row, at[me] + column));
+        }
+        let mut whole = vec![-1; ROWS * 8];
+        complete(comm.all_gather_blocks_blocking(&own, &mut whole, blocks()));
+        let expected = |row: usize, column: usize| if column < 6 { element(row, column) } else { -1 };
+        let all: Vec<i64> = (0..ROWS * 8).map(|i| expected(i / 8, i % 8)).collect();
+        assert_eq!(whole, all);
+
+        let mut reduced = vec![-1; ROWS * 4];
+        complete(comm.reduce_scatter_blocks_blocking(&whole, &mut reduced, blocks(), Reduction::Sum));
+        assert_eq!(reduced, own.iter().map(|x| if *x < 0 { -1 } else { 3 * x }).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn futures_give_their_buffers_back_and_never_block_the_executor() {
+    ranks(3, &CommConfig { heap_bytes: 1 << 20, ..CommConfig::default() }, |comm| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let me = comm.rank();
+            if me == 0 {
+                // The others wait for it, and their executors go on.
+                tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+            }
+            let began = std::time::Instant::now();
+            let (mut ticks, mut last, mut gap) = (0, began, std::time::Duration::ZERO);
+            let mut window = comm.alloc::<f32>(20_000).unwrap();
+            window.fill(1.5);
+            let mut work =
+                std::pin::pin!(comm.all_reduce(window, HostBuffer::zeroed(20_000), Reduction::Sum));
+            let (outcome, (send, recv)) = loop {
+                tokio::select! {
+                    ended = &mut work => break ended,
+                    () = tokio::time::sleep(std::time::Duration::from_millis(2)) => {
+                        ticks += 1;
+                        gap = gap.max(last.elapsed());
+                        last = std::time::Instant::now();
+                    }
+                }
+            };
+            assert!(outcome.unwrap().is_complete());
+            assert!(send.iter().all(|x| *x == 1.5) && recv.iter().all(|x| *x == 4.5));
+            assert!(me == 0 || ticks > 3, "{ticks} ticks in {:?}", began.elapsed());
+
+            // Arrays, shared input, several at once.
+            let shared: std::sync::Arc<[u8]> = (0..100).collect();
+            let (a, b) = (comm.all_gather([me; 3], [9; 9]), comm.broadcast(vec![me; 5], 1));
+            let c = comm.all_gather(shared.clone(), vec![0u8; 300]);
+            let ((a, (_, all)), (b, one), (c, (_, thrice))) = tokio::join!(a, b, c);
+            assert!(a.unwrap().is_complete() && b.unwrap().is_complete() && c.unwrap().is_complete());
+            assert_eq!((all, one), ([0, 0, 0, 1, 1, 1, 2, 2, 2], vec![1; 5]));
+            assert_eq!(thrice, shared.repeat(3));
+        });
+    });
+}
+
+#[test]
+fn messages_are_matched_by_peer_and_tag_in_order() {
+    ranks(3, &CommConfig::default(), |comm| {
+        let me = comm.rank();
+        let (to, from) = ((me + 1) % 3, (me + 2) % 3);
+        for len in [0usize, 1, 1000, 100_000, 1_000_000] {
+            let message = |tag: u32, rank: u32| vec![rank * 10 + tag; len];
+            // The second tag is received first.
+            let sends: Vec<_> = [1, 2].map(|tag| Call::send(message(tag, me), to, tag)).into();
+            let receives: Vec<_> = [2, 1].map(|tag| Call::recv(vec![9; len], from, tag)).into();
+            let (outcome, (_, came)) = comm.begin((sends, receives)).wait();
+            assert!(outcome.unwrap().is_complete());
+            assert_eq!(came, [message(2, from), message(1, from)]);
+        }
+        // A shorter message leaves the rest.
+        let work = comm.send(vec![7u16 as u32; 3], to, 5);
+        let mut recv = [9; 5];
+        complete(comm.recv_blocking(&mut recv, from, 5));
+        assert_eq!(recv, [7, 7, 7, 9, 9]);
+        assert!(work.wait().0.unwrap().is_complete());
+    });
+}
+
+#[test]
+fn work_is_waited_for_as_long_as_is_said() {
+    ranks(2, &CommConfig::default(), |comm| {
+        let me = comm.rank();
+        if me == 1 {
+            std::thread::sleep(std::time::Duration::from_millis(80));
+            complete(comm.barrier_blocking());
+            return;
+        }
+        let work = comm.barrier().try_wait().expect_err("rank 1 is late");
+        let work = work.wait_for(std::time::Duration::from_millis(10)).expect_err("rank 1 is late still");
+        let (outcome, ()) = work.wait_for(std::time::Duration::from_secs(10)).expect("it has come");
+        assert!(outcome.unwrap().is_complete());
+    });
+}
+
+#[test]
+fn random_mixes_on_several_communicators_at_once_are_exact() {
+    const COMMS: usize = 3;
+    let groups = epwire::Group::threads(4).unwrap();
+    std::thread::scope(|scope| {
+        for group in groups {
+            scope.spawn(move || {
+                let create = |_| Comm::create_blocking(&group, CommConfig::default()).unwrap();
+                let comms: Vec<Comm> = (0..COMMS).map(create).collect();
+                let mut own = Random::new(u64::from(group.rank()));
+                for round in 0..40u64 {
+                    let mut works: Vec<(usize, usize)> = (0..COMMS).flat_map(|c| [(c, 0), (c, 1)]).collect();
+                    // Any order between communicators, each rank its own; one order within each.
+                    own.shuffle(&mut works);
+                    let mut turns = [0; COMMS];
+                    let begun: Vec<_> = works
+                        .iter()
+                        .map(|(c, _)| {
+                            let turn = turns[*c];
+                            turns[*c] += 1;
+                            let n = 1 + Random::new(round * 100 + (c * 10 + turn) as u64).below(20_000);
+                            let buffer: Vec<i64> =
+                                (0..n).map(|i| (i * (group.rank() as usize + 1)) as i64).collect();
+                            comms[*c].all_reduce_in_place(buffer, Reduction::Sum)
+                        })
+                        .collect();
+                    for (outcome, buffer) in all_of(begun) {
+                        complete(outcome);
+                        assert!((0..).zip(&buffer).all(|(i, x)| *x == i * 10), "round {round}");
+                    }
+                }
+                group.barrier_blocking("end").unwrap();
+            });
+        }
+    });
+}

@@ -1,0 +1,108 @@
+//! Calls that do not fit: refused here with what is wrong, or found out by the peers.
+
+use std::time::Duration;
+
+use epwire::comm::{Blocks, CommConfig, Reduction};
+use epwire::{Comm, Error, Mask};
+
+use crate::{complete, ranks};
+
+#[test]
+fn a_call_that_cannot_be_says_which_size_is_wrong_and_gives_its_buffers_back() {
+    ranks(2, &CommConfig { heap_bytes: 4096, ..CommConfig::default() }, |comm| {
+        let refused = |ended: Result<epwire::Outcome, Error>, text: &str| {
+            let error = ended.expect_err(text);
+            assert!(matches!(error, Error::Invalid(_) | Error::Limit(_)), "{error:?}");
+            assert!(error.to_string().contains(text), "{error}, not {text}");
+        };
+        let (two, three) = (&[1f32; 2][..], &mut [2f32; 3][..]);
+        refused(comm.all_reduce_blocking(two, three, Reduction::Sum), "send has 2 elements, recv 3");
+        refused(
+            comm.reduce_scatter_blocking(two, three, Reduction::Sum),
+            "send has 2 elements for 3 of each",
+        );
+        refused(comm.all_gather_blocking(two, three), "recv has 3 elements for 2 of each of 2 ranks");
+        refused(comm.all_gather_in_place_blocking(three), "the buffer has 3 elements");
+        refused(comm.all_to_all_in_place_blocking(three), "the buffer has 3 elements");
+        refused(comm.all_to_all_blocking(&[1f32; 3], three), "both need as many for each");
+        refused(comm.gather_blocking(two, three, comm.rank()), "recv has 3 elements for 2");
+        refused(comm.scatter_blocking(two, three, comm.rank()), "send has 2 elements for 3");
+        refused(comm.broadcast_blocking(three, 2), "root is 2, must be below 2");
+        refused(comm.send_blocking(two, 0, 1 << 31), "tag is 2147483648");
+        let blocks = |counts: &[usize]| Blocks::new(counts);
+        refused(
+            comm.all_gather_blocks_blocking(two, three, blocks(&[1])),
+            "counts has 1 entries for 2 ranks",
+        );
+        refused(comm.all_gather_blocks_blocking(two, three, blocks(&[2, 2])), "its blocks take 4");
+        refused(comm.all_gather_blocks_blocking(two, three, blocks(&[3, 3])), "its blocks take 3");
+        let own = [1usize, 2];
+        let other: Vec<usize> = own.iter().map(|n| 3 - n).collect();
+        let (send, recv) = (&[1f32; 3][..], three);
+        refused(
+            comm.all_to_all_blocks_blocking(send, blocks(&own), recv, blocks(&other)),
+            "this rank sends itself",
+        );
+        let short = comm.with_deadline(Duration::from_millis(1));
+        refused(short.barrier_blocking(), "a call may only lengthen");
+        assert!(matches!(comm.alloc::<u8>(4097), Err(Error::Limit(_))));
+        let memory = comm.alloc::<u8>(4096).unwrap();
+        assert!(matches!(comm.alloc::<u8>(1), Err(Error::Limit(_))));
+        drop(memory);
+        comm.alloc::<u8>(4096).unwrap();
+
+        let (ended, (send, recv)) = comm.all_gather(vec![5u8; 2], vec![6u8; 3]).wait();
+        refused(ended, "recv has 3 elements");
+        assert_eq!((send, recv), (vec![5; 2], vec![6; 3]));
+        // A group of which one cannot be does nothing at all.
+        let calls = (epwire::comm::Call::barrier(), epwire::comm::Call::broadcast(vec![1u8; 4], 7));
+        let (ended, ((), buffer)) = comm.begin(calls).wait();
+        refused(ended, "root is 7");
+        assert_eq!(buffer, [1; 4]);
+        // And nothing has happened.
+        assert!(comm.barrier_blocking().unwrap().is_complete());
+    });
+}
+
+#[test]
+fn a_communicator_without_a_membership_refuses_operations() {
+    let comm = Comm::unconnected(0, 1, CommConfig::default()).unwrap();
+    let error = comm.barrier_blocking().unwrap_err();
+    assert!(matches!(error, Error::State(_)), "{error}");
+    comm.set_active(&Mask::all(1), 1, 0).unwrap();
+    let mut buffer = [3];
+    complete(comm.all_reduce_in_place_blocking(&mut buffer, Reduction::Product));
+    assert_eq!(buffer, [3]);
+}
+
+#[test]
+fn ranks_that_call_different_operations_are_all_told_both() {
+    let deadline = Duration::from_secs(2);
+    ranks(3, &CommConfig { deadline, ..CommConfig::default() }, |comm| {
+        let mut buffer = vec![1i32; if comm.rank() == 1 { 50 } else { 60 }];
+        let error = comm.all_reduce_in_place_blocking(&mut buffer, Reduction::Sum).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::Mismatch(_)), "{text}");
+        assert!(text.contains("all_reduce of 50 i32") && text.contains("all_reduce of 60 i32"), "{text}");
+        let again = comm.barrier_blocking().unwrap_err();
+        assert!(matches!(again, Error::Mismatch(_)), "{again}");
+        assert!(comm.take_fault().unwrap() && !comm.take_fault().unwrap());
+        comm.set_active(&Mask::all(3), 7, 0).unwrap();
+        assert!(comm.barrier_blocking().unwrap().is_complete());
+    });
+}
+
+#[test]
+fn a_configuration_that_differs_is_named() {
+    let groups = epwire::Group::threads(2).unwrap();
+    let create = |group: epwire::Group| {
+        std::thread::spawn(move || {
+            let config = CommConfig { heap_bytes: u64::from(group.rank()) * 4096, ..CommConfig::default() };
+            Comm::create_blocking(&group, config).unwrap_err().to_string()
+        })
+    };
+    for error in groups.into_iter().map(create).collect::<Vec<_>>() {
+        let error = error.join().unwrap();
+        assert!(error.contains("heap_bytes"), "{error}");
+    }
+}
