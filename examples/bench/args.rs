@@ -6,7 +6,16 @@ use clap::{Parser, ValueEnum};
 use epwire::{EpConfig, Fp8Scale};
 use serde::{Deserialize, Serialize};
 
-use crate::{cases::Case, floor::Reads, nic::Nic, routing::Spread, table, wire::Wire};
+use crate::{
+    bytes::Bytes,
+    cases::Case,
+    collective::{Collective, Type},
+    floor::Reads,
+    nic::Nic,
+    routing::Spread,
+    table,
+    wire::Wire,
+};
 
 /// Measures dispatch, combine and the pair over shapes, beside the floor of the machine, and checks every result.
 ///
@@ -26,6 +35,18 @@ pub struct Args {
     /// What to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "dispatch,combine,pair")]
     pub cases: Vec<Case>,
+    /// Measure these collectives instead, out of place and in place, in the columns of nccl-tests
+    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
+    pub collective: Vec<Collective>,
+    /// With --collective: bytes of the larger buffer, as FIRST:LAST:xFACTOR, FIRST:LAST:+STEP or one size, with K, M and G
+    #[arg(long, value_name = "SIZES", default_value = "8:64M:x8")]
+    pub bytes: Bytes,
+    /// With --collective: types of elements
+    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "f32")]
+    pub types: Vec<Type>,
+    /// With --collective: tensors lie in memory of the communicator, which peers of the host read without a copy on the way
+    #[arg(long)]
+    pub heap: bool,
     /// Tokens of each rank
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "128")]
     pub tokens: Vec<u32>,

@@ -6,7 +6,9 @@
 
 mod against;
 mod args;
+mod bytes;
 mod cases;
+mod collective;
 mod compare;
 #[cfg_attr(not(all(feature = "cuda", feature = "cudarc")), path = "no_cuda.rs")]
 mod cuda;
@@ -50,9 +52,13 @@ fn main() -> ExitCode {
     let args = Args::parse();
     wire::tell(&args);
     let ended = match (&args.compare, &args.against) {
-        (Some(files), _) => compare::compare(files, args.tolerance),
+        (Some(files), _) => match collective::compare(files, args.tolerance) {
+            Ok(None) => compare::compare(files, args.tolerance),
+            ended => ended.map(|code| code.unwrap_or(ExitCode::FAILURE)),
+        },
         (None, Some(other)) => against::against(other, &args),
         // Before any rank is started, so that one line says what is missing.
+        (None, None) if !args.collective.is_empty() => ranks::start(&args, collective::measure),
         (None, None) if args.device == Device::Cuda => {
             cuda::check().and_then(|()| ranks::start(&args, cuda::measure))
         }
