@@ -52,7 +52,7 @@ fn the_bench_measures_every_case_by_default_and_each_beside_its_floor() {
 
 #[test]
 fn a_reader_that_leaves_ends_no_program_in_a_panic() {
-    for name in ["bench", "doctor", "failover", "moe_layer"] {
+    for name in ["bench", "doctor", "failover", "moe_layer", "tensor_parallel"] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut command = command(name);
@@ -64,7 +64,7 @@ fn a_reader_that_leaves_ends_no_program_in_a_panic() {
 
 #[test]
 fn a_full_disk_is_an_error_that_says_so() {
-    for name in ["bench", "doctor", "failover", "moe_layer"] {
+    for name in ["bench", "doctor", "failover", "moe_layer", "tensor_parallel"] {
         let mut command = command(name);
         command.stdout(OpenOptions::new().write(true).open("/dev/full").unwrap());
         let (output, said) = ended(command);
