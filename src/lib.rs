@@ -52,6 +52,8 @@
 //! [`launch`] (where am I) -> [`rendezvous`] and [`store`] (meet) -> [`Group`] -> [`EpBuffer`] -> [`Dispatched`] -> [`Outcome`].
 //! Beside them [`doctor`]: what the machine has of what each path needs, and how fast ranks reach each other.
 //!
+//! A [`Comm`] beside it has collectives, sends and receives among the same ranks: [`comm`].
+//!
 //! # When a rank fails
 //! Every wait is bounded. An operation whose peer dies or falls silent ends with what has arrived, and its [`Outcome`] names
 //! the ranks that are missing: no call hangs, and none fails for it. The group agrees on who goes on, from
@@ -68,7 +70,8 @@
 //! header.
 //!
 //! An *operation* is one call, each half of a split one by itself: `dispatch`, `dispatch_send`, `dispatch_receive`, `combine`,
-//! `combine_send`, `combine_receive`; the blocking forms have the same names.
+//! `combine_send`, `combine_receive`; of a [`Comm`] each by its name, `all_reduce` say, and `group` for several at once. The blocking
+//! forms have the same names.
 //!
 //! Those of GPU buffers have not ended when their call returns: they are in neither, see [`cuda::Completion`].
 //!
@@ -77,7 +80,7 @@
 //!
 //! | message | level | fields | |
 //! |---|---|---|---|
-//! | `degraded` | `WARN` | `record`: the first wait given up | it ended without the rows of some peer |
+//! | `degraded` | `WARN` | `record`: the first wait given up | it ended without the part of some peer |
 //! | `refused` | `WARN` | `error` | it ended with an error |
 //! | `abandoned` | `DEBUG` | | its future was dropped before it had ended |
 //!
@@ -88,7 +91,7 @@
 //! |---|---|---|---|
 //! | `epwire_operations_total` | counter | operations | ended with an [`Outcome`], complete or degraded |
 //! | `epwire_operation_seconds` | histogram | seconds | of those, from call to end |
-//! | `epwire_degraded_total` | counter | operations | those that ended without the rows of some peer |
+//! | `epwire_degraded_total` | counter | operations | those that ended without the part of some peer |
 //! | `epwire_errors_total` | counter | operations | ended with an [`Error`] |
 //! | `epwire_abandoned_total` | counter | operations | futures dropped before they had ended |
 //!

@@ -23,10 +23,6 @@ pub enum DType {
     U16,
     /// Bytes: FP8 e4m3 values, UE8M0 exponents, opaque rows.
     U8,
-    /// IEEE double precision.
-    F64,
-    /// 8-bit signed integers.
-    I8,
     /// 32-bit signed integers.
     I32,
     /// 32-bit unsigned integers.
@@ -41,10 +37,10 @@ impl DType {
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
-            Self::I8 | Self::U8 => 1,
+            Self::U8 => 1,
             Self::Bf16 | Self::F16 | Self::U16 => 2,
             Self::F32 | Self::I32 | Self::U32 => 4,
-            Self::F64 | Self::I64 | Self::U64 => 8,
+            Self::I64 | Self::U64 => 8,
         }
     }
 }
@@ -67,7 +63,7 @@ macro_rules! elements {
     )*};
 }
 elements!(
-    bf16 => Bf16, f16 => F16, f32 => F32, f64 => F64, i8 => I8, u8 => U8, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64
+    bf16 => Bf16, f16 => F16, f32 => F32, u8 => U8, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64
 );
 
 /// Matrices to read: of host memory, [`TensorRef`], or of a GPU's, [`cuda::TensorRef`](crate::cuda::TensorRef). The builders of

@@ -13,6 +13,7 @@ fn command(name: &str) -> Command {
         "bench" => "--ranks 2 --tokens 2 --hidden 128 --warmup 1 --iterations 2 --cases pair",
         "doctor" => "--ranks 2",
         "failover" => "--ranks 3 --within kill=400,leader=2000,stop=600,stopped-leader=2500",
+        "tensor_parallel" => "--ranks 2 --tokens 4 --hidden 8 --intermediate 8",
         _ => "--ranks 2 --hidden 64 --intermediate 8 --layers 1 LICENSE-MIT",
     };
     let mut command = Command::new(example::build(name));
@@ -52,7 +53,7 @@ fn the_bench_measures_every_case_by_default_and_each_beside_its_floor() {
 
 #[test]
 fn a_reader_that_leaves_ends_no_program_in_a_panic() {
-    for name in ["bench", "doctor", "failover", "moe_layer"] {
+    for name in ["bench", "doctor", "failover", "moe_layer", "tensor_parallel"] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut command = command(name);
@@ -64,7 +65,7 @@ fn a_reader_that_leaves_ends_no_program_in_a_panic() {
 
 #[test]
 fn a_full_disk_is_an_error_that_says_so() {
-    for name in ["bench", "doctor", "failover", "moe_layer"] {
+    for name in ["bench", "doctor", "failover", "moe_layer", "tensor_parallel"] {
         let mut command = command(name);
         command.stdout(OpenOptions::new().write(true).open("/dev/full").unwrap());
         let (output, said) = ended(command);

@@ -13,6 +13,8 @@ mod experts;
 mod gpus;
 #[cfg(all(feature = "cuda", feature = "cudarc"))]
 mod kernels;
+#[path = "../common/launch.rs"]
+mod launch;
 mod matrix;
 mod model;
 #[path = "../common/nic.rs"]
@@ -29,16 +31,10 @@ mod silu;
 #[path = "../common/options.rs"]
 mod options;
 
-use std::{fs, io::IsTerminal, process::ExitCode, time::Duration};
+use std::{fs, io::IsTerminal, process::ExitCode};
 
 use clap::Parser;
-use epwire::{
-    Group,
-    env::Token,
-    group::GroupOptions,
-    launch::{Launch, spawn::Ranks},
-    rendezvous::driver::{Server, ServerOptions},
-};
+use epwire::{Group, env::Token, group::GroupOptions, launch::Launch};
 
 use args::Args;
 use model::Model;
@@ -51,46 +47,16 @@ fn main() -> ExitCode {
     if let Some(nic) = args.nic {
         args::tell(nic);
     }
-    start(&args).unwrap_or_else(|error| {
+    // What is wrong for every rank is said once, by their parent.
+    let check = |ranks: u32| {
+        args.shape(ranks as usize)?;
+        text(&args)?;
+        exchange::check(args.device)
+    };
+    launch::start("moe_layer", args.ranks, check, |launch| as_rank(&args, launch)).unwrap_or_else(|error| {
         eprintln!("moe_layer: {error}");
         ExitCode::FAILURE
     })
-}
-
-/// As a rank if a launcher has said which, else alone or as the parent of ranks.
-fn start(args: &Args) -> Result<ExitCode> {
-    match (Launch::from_env()?, args.ranks) {
-        (Some(Launch { world, source, .. }), Some(ranks)) if world != ranks => {
-            Err(format!("--ranks {ranks}, but {source} has started {world}; leave --ranks out").into())
-        }
-        (Some(launch), _) => {
-            if launch.rank == 0 && !launch.hosted {
-                eprintln!("moe_layer: {launch}");
-            }
-            let name_rank = |error| format!("rank {}: {error}", launch.rank).into();
-            as_rank(args, Some(&launch)).map_err(name_rank)
-        }
-        (None, None | Some(1)) => as_rank(args, None),
-        (None, Some(ranks)) => as_parent(args, ranks),
-    }
-}
-
-/// Runs this program again as every rank. They meet at a server of this process, on loopback, where the token keeps other
-/// users of the host out.
-fn as_parent(args: &Args, ranks: u32) -> Result<ExitCode> {
-    // What is wrong for every rank is said once, here.
-    args.shape(ranks as usize)?;
-    text(args)?;
-    exchange::check(args.device)?;
-    let (run_id, token) = ("moe_layer", Token::random()?);
-    let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new(run_id, ranks) };
-    let server = Server::bind_blocking("127.0.0.1:0", options)?;
-    let running = Ranks::new(ranks).server(&server).run_id(run_id).token(token).grace(GRACE).spawn()?;
-    let ended = running.wait(None)?;
-    match ended.exit_code() {
-        0 => Ok(ExitCode::SUCCESS),
-        _ => Err(ended.to_string().into()),
-    }
 }
 
 /// Meets the other ranks, runs this rank's part, and on rank 0 reports on all.
@@ -172,6 +138,3 @@ fn show(summary: &Summary<'_>) -> Result<ExitCode> {
     }
     Ok(if summary.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
-
-/// Once a rank has failed, the others get this long to say what they saw of it.
-const GRACE: Duration = Duration::from_secs(1);

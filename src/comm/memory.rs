@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::number::Number;
 use crate::error::{Error, Failure, Result};
 use crate::ffi;
-use crate::tensor::HostBuffer;
+use crate::tensor::{Element, HostBuffer};
 
 /// What an operation reads: `Vec<T>`, `Box<[T]>`, `[T; N]`, `Arc<[T]>`, `&[T]`, [`HostBuffer`], [`CommBuffer`].
 ///
@@ -49,7 +49,7 @@ macro_rules! memory {
 }
 memory!(
     [T: Number] Vec<T>, [T: Number] Box<[T]>, [T: Number, const N: usize] [T; N], [T: Number] &mut [T],
-    [T: Number] HostBuffer<T>, [T: Number] CommBuffer<T>
+    [T: Number + Element] HostBuffer<T>, [T: Number] CommBuffer<T>
 );
 
 // SAFETY: a shared borrow; its elements stay as they are for its lifetime.
@@ -121,6 +121,6 @@ impl<T: Number> DerefMut for CommBuffer<T> {
 
 impl<T: Number> std::fmt::Debug for CommBuffer<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "CommBuffer<{:?}>[{}]", T::DTYPE, self.len)
+        write!(f, "CommBuffer<{}>[{}]", std::any::type_name::<T>(), self.len)
     }
 }

@@ -3,11 +3,10 @@
 use half::{bf16, f16};
 
 use crate::sys;
-use crate::tensor::Element;
 
 /// Rust types that collectives carry: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, [`f16`], [`bf16`], `f32`, `f64`. Of operations that
-/// only move, bytes of anything else travel as `u8`. Not for other types to implement.
-pub trait Number: Element + sealed::Number {}
+/// only move, bytes of anything else travel as `u8`. All bit patterns are values of them. Not for other types to implement.
+pub trait Number: sealed::Number + Copy + std::fmt::Debug + Send + Sync + 'static {}
 
 mod sealed {
     pub trait Number {

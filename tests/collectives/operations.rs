@@ -27,7 +27,7 @@ macro_rules! small {
     )*};
 }
 small!(
-    i8: |v| v as i8, u8: |v| v as u8, i32: |v| v, u32: |v| v as u32, i64: |v| i64::from(v), u64: |v| v as u64,
+    i8: |v| v as i8, u8: |v| v as u8, i32: |v| v, u32: |v| v as u32, i64: i64::from, u64: |v| v as u64,
     f16: |v| f16::from_f32(v as f32), bf16: |v| bf16::from_f32(v as f32), f32: |v| v as f32, f64: f64::from
 );
 
@@ -38,7 +38,7 @@ fn own<T: Small>(rank: usize, len: usize) -> Vec<T> {
 /// Element i of the reduction over all ranks.
 fn reduced<T: Small>(ranks: usize, len: usize, reduction: Reduction) -> Vec<T> {
     let element = |i| {
-        let mut values = (0..ranks).map(|rank| value(rank, i));
+        let values = (0..ranks).map(|rank| value(rank, i));
         T::of(match reduction {
             Reduction::Sum => values.sum(),
             Reduction::Product => values.product(),

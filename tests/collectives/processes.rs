@@ -173,7 +173,7 @@ fn mortal_rank() {
             let sum: u32 = members.iter().map(|rank| rank + 1).sum();
             assert!(buffer_of.iter().all(|x| *x == sum), "step {}: {}", step.number, buffer_of[0]);
         } else {
-            assert_eq!(outcome.missing, [MORTAL].into_iter().collect());
+            assert_eq!(outcome.missing, [MORTAL].into_iter().collect(), "{:?}", outcome.record);
             degraded += 1;
         }
         exchange(&buffer);

@@ -1,0 +1,156 @@
+//! Two layers of a tensor-parallel model over several processes, checked against the whole one.
+//!
+//! `cargo run --release --example tensor_parallel -- --ranks 4`
+#![allow(unreachable_pub, reason = "pub says what a module offers to the others; an example has no outside")]
+
+#[path = "../common/launch.rs"]
+mod launch;
+mod mlp;
+#[path = "../common/print.rs"]
+mod print;
+
+#[cfg(test)]
+#[path = "../common/options.rs"]
+mod options;
+
+use std::{error::Error, process::ExitCode};
+
+use clap::Parser;
+use epwire::{
+    Comm, CommConfig, Group, Reduction, comm::CommBuffer, env::Token, group::GroupOptions, launch::Launch,
+};
+
+use mlp::{Mlp, Shape, max_rel_err};
+use print::print;
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Runs a two-layer MLP whose weights are split over several processes, in two ways, and checks both against the whole one.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "tensor_parallel", version)]
+pub struct Args {
+    /// Processes to start on this host; not needed under torchrun, mpirun, srun or another launcher
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub ranks: Option<u32>,
+    /// Rows of the input, a multiple of the ranks
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub tokens: usize,
+    /// Columns of the input
+    #[arg(long, value_name = "H", default_value_t = 256)]
+    pub hidden: usize,
+    /// Channels between the two layers, a multiple of the ranks
+    #[arg(long, value_name = "I", default_value_t = 512)]
+    pub intermediate: usize,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let check = |ranks: u32| args.shape(ranks as usize).map(drop);
+    launch::start("tensor_parallel", args.ranks, check, |launch| as_rank(&args, launch)).unwrap_or_else(
+        |error| {
+            eprintln!("tensor_parallel: {error}");
+            ExitCode::FAILURE
+        },
+    )
+}
+
+impl Args {
+    fn shape(&self, ranks: usize) -> Result<Shape> {
+        let Self { tokens, hidden, intermediate, .. } = *self;
+        for (name, value) in [("--tokens", tokens), ("--intermediate", intermediate)] {
+            if value == 0 || value % ranks != 0 {
+                return Err(format!("{name} {value} is no multiple of {ranks} ranks").into());
+            }
+        }
+        if hidden == 0 {
+            return Err("--hidden must be at least 1".into());
+        }
+        Ok(Shape { tokens, hidden, intermediate })
+    }
+}
+
+fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode> {
+    let (rank, ranks) = launch.map_or((0, 1), |launch| (launch.rank as usize, launch.world as usize));
+    let shape = args.shape(ranks)?;
+    // Before the ranks meet: from then on they wait for each other.
+    let (whole, x) = (Mlp::random(shape), mlp::input(shape));
+    let expected = whole.forward(&x);
+    let part = whole.part(rank, ranks);
+
+    let group = match launch {
+        Some(launch) => Group::join_blocking(GroupOptions::from_launch(launch).token(Token::from_env()?))?,
+        None => Group::threads(1)?.pop().ok_or("a world of one rank has no group")?,
+    };
+    // Activations live in the window, where the other ranks read them in place.
+    let bytes = 4 * size_of::<f32>() * shape.tokens * shape.hidden;
+    let config = CommConfig { heap_bytes: bytes as u64 + 4096, ..CommConfig::default() };
+    let comm = Comm::create_blocking(&group, config)?;
+
+    let reduced = with_all_reduce(&comm, &part, &x)?;
+    let rows = shape.tokens / ranks * shape.hidden;
+    let own = rank * rows..(rank + 1) * rows;
+    let scattered = with_gather_and_scatter(&comm, &part, &x[own.clone()])?;
+
+    let error = max_rel_err(&reduced, &expected).max(max_rel_err(&scattered, &expected[own.clone()]));
+    // Both add the same parts in the order of the ranks.
+    let same = scattered[..] == reduced[own];
+    let mut worst = [error, if same { 0.0 } else { 1.0 }];
+    mlp::complete(comm.all_reduce_in_place_blocking(&mut worst, Reduction::Max)?)?;
+    drop((reduced, scattered, comm));
+    group.leave_blocking()?;
+
+    let [error, differ] = worst;
+    let ok = error < TOLERANCE && differ == 0.0;
+    if rank == 0 {
+        let Shape { tokens, hidden, intermediate } = shape;
+        let verdict = if ok { "OK" } else { "FAILED" };
+        print(&format!(
+            "tensor_parallel: {verdict} ranks={ranks} tokens={tokens} hidden={hidden} intermediate={intermediate} \
+             max_rel_err={error:.1e}"
+        ))?;
+    }
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Every rank has all rows: the first layer by columns, the second by rows, and their outputs are summed.
+fn with_all_reduce(comm: &Comm, part: &Mlp, x: &[f32]) -> Result<CommBuffer<f32>> {
+    let mut y = comm.alloc(x.len())?;
+    y.copy_from_slice(&part.forward(x));
+    mlp::complete(comm.all_reduce_in_place_blocking(&mut y, Reduction::Sum)?)?;
+    Ok(y)
+}
+
+/// Every rank has some rows: they are gathered before the first layer, and what comes out of the second is summed and scattered.
+/// Moves as many bytes as an all-reduce, and what lies between two such blocks, norms and residuals, is done once.
+fn with_gather_and_scatter(comm: &Comm, part: &Mlp, own: &[f32]) -> Result<CommBuffer<f32>> {
+    let mut x = comm.alloc(own.len() * comm.ranks() as usize)?;
+    mlp::complete(comm.all_gather_blocking(own, &mut x)?)?;
+    let y = part.forward(&x);
+    x.copy_from_slice(&y);
+    let mut y = comm.alloc(own.len())?;
+    mlp::complete(comm.reduce_scatter_blocking(&x, &mut y, Reduction::Sum)?)?;
+    Ok(y)
+}
+
+/// Sums of a few thousand products in `f32`, in another order.
+const TOLERANCE: f32 = 1e-4;
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_readme_has_the_table_of_options() {
+        options::assert_in_readme(&Args::command());
+    }
+
+    #[test]
+    fn shapes_that_do_not_split_are_refused() {
+        let args = |tokens, intermediate| Args { ranks: None, tokens, hidden: 8, intermediate };
+        assert!(args(6, 9).shape(3).is_ok());
+        assert!(args(7, 9).shape(3).unwrap_err().to_string().starts_with("--tokens 7"));
+        assert!(args(6, 8).shape(3).unwrap_err().to_string().starts_with("--intermediate 8"));
+    }
+}
