@@ -54,6 +54,13 @@ static inline uint32_t path_of_test(void) {
     return name != NULL && strcmp(name, "queue") == 0 ? EPW_PATH_QUEUE : EPW_PATH_THREAD;
 }
 
+/* Whether words come by an adapter, which wakes nobody: a thread looks at them. */
+static inline bool words_are_watched(void) {
+    const char *wire = getenv("EPW_TEST_WIRE"), *nic = getenv("EPW_TEST_NIC");
+    return path_of_test() == EPW_PATH_QUEUE && ((wire != NULL && strcmp(wire, "verbs") == 0) ||
+                                                (nic != NULL && strcmp(nic, "fake") == 0));
+}
+
 /* What a mapped peer writes is there when its call returns, and must be: then this does nothing. Over a queue
  * it takes its time, for which this waits, at most 10 s; what follows says whether it came. */
 #define AWAIT(condition)                                                                                     \
