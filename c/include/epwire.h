@@ -285,8 +285,8 @@ enum {
 typedef struct epw_fabric_options {
     uint32_t size;  /* sizeof(epw_fabric_options) */
     uint32_t rank;  /* [0, EPW_MAX_RANKS): that of the buffers that use it */
-    uint32_t wires; /* EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL, others the
-                       last of these bits that they have in common */
+    uint32_t wires; /* EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL, others
+                       the last of these bits that they have in common */
     uint32_t nic;   /* EPW_NIC_* */
     uint16_t first_port, last_port; /* TCP: listens on one of these for each address; 0, 0: on any */
     const char *interfaces;         /* TCP: on the addresses of these interfaces, in the grammar of

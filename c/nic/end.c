@@ -64,9 +64,9 @@ static epw_status carry(epw_fabric *fabric, epw_end *end, const epw_end_peer *pe
     epw_mlx5_path path = epw_mlx5_device(epw_fabric_carrier(fabric)).path;
     epw_status status = epw_fabric_nic_read(peer->nic, 0, where, &address);
     if (status == EPW_OK && address.ethernet != path.ethernet)
-        status = epw_fail(EPW_ERR_NO_PATH, where, "the peer's adapter is on %s, this rank's on %s",
-                          address.ethernet ? "Ethernet" : "InfiniBand",
-                          path.ethernet ? "Ethernet" : "InfiniBand");
+        status =
+            epw_fail(EPW_ERR_NO_PATH, where, "the peer's adapter is on %s, this rank's on %s",
+                     address.ethernet ? "Ethernet" : "InfiniBand", path.ethernet ? "Ethernet" : "InfiniBand");
     if (status != EPW_OK) return status;
     path.remote = peer->number;
     path.lid = address.lid;

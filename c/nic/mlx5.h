@@ -74,7 +74,7 @@ epw_status epw_mlx5_address_read(const unsigned char bytes[EPW_MLX5_ADDRESS_BYTE
 
 /* On an adapter without commands an entry names bytes of its own by their offset and this beside it, where
  * the region does not begin a page: pages of the region are pages of memory. */
-#define EPW_MLX5_SKEW(base) ((uintptr_t)(base) & 4095)
+#define EPW_MLX5_SKEW(base) ((uintptr_t)(base)&4095)
 
 /* An adapter's keys open all from a region's first byte to its last, stretches or not. Its `arrived` is
  * called from a thread that looks at the words of its first stretch: every 50 us while something comes, else

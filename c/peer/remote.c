@@ -55,8 +55,8 @@ struct epw_remote {
     way ways[WAYS];
 };
 
-/* What a rank says of its queues: the addresses of its fabric and of its NIC; each way's key and the number of
- * its pair; and those of the verbs wire, whose ways have one key. */
+/* What a rank says of its queues: the addresses of its fabric and of its NIC; each way's key and the number
+ * of its pair; and those of the verbs wire, whose ways have one key. */
 enum {
     NIC_OFFSET = EPW_FABRIC_ADDRESS_BYTES,
     WAYS_OFFSET = NIC_OFFSET + EPW_FABRIC_NIC_BYTES,
@@ -296,8 +296,7 @@ static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_r
     epw_region region = region_of(remote);
     epw_status status = EPW_OK;
     /* An adapter registers memory that is there. */
-    if (peers->inbox != NULL && epw_fabric_pins(peers->fabric))
-        status = epw_inbox_pin(peers, peer, where);
+    if (peers->inbox != NULL && epw_fabric_pins(peers->fabric)) status = epw_inbox_pin(peers, peer, where);
     if (status == EPW_OK) status = epw_end_register_all(peers->fabric, &region, where, remote->keys);
     for (uint32_t i = 0; status == EPW_OK && i < WAYS; i++)
         if (has_way(peers, i)) status = open_way(remote, i, depth, where);

@@ -57,8 +57,8 @@ static inline uint32_t path_of_test(void) {
 /* Whether words come by an adapter, which wakes nobody: a thread looks at them. */
 static inline int words_are_watched(void) {
     const char *wire = getenv("EPW_TEST_WIRE"), *nic = getenv("EPW_TEST_NIC");
-    return path_of_test() == EPW_PATH_QUEUE && ((wire != NULL && strcmp(wire, "verbs") == 0) ||
-                                                (nic != NULL && strcmp(nic, "fake") == 0));
+    return path_of_test() == EPW_PATH_QUEUE &&
+           ((wire != NULL && strcmp(wire, "verbs") == 0) || (nic != NULL && strcmp(nic, "fake") == 0));
 }
 
 /* What a mapped peer writes is there when its call returns, and must be: then this does nothing. Over a queue

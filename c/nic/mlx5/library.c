@@ -98,9 +98,7 @@ static const struct {
 static void *handles[LIBRARIES]; /* NULL: there is none */
 
 /* What was not found first of a library. */
-static struct {
-    const char *function, *version;
-} missing[LIBRARIES];
+static struct { const char *function, *version; } missing[LIBRARIES];
 
 static void *find(void *library, const char *name, const char *version) {
 #ifdef __GLIBC__
@@ -140,7 +138,7 @@ static epw_status open_library(library which, epw_where where) {
 
 typedef struct device {
     epw_abi_context *context;
-    bool plain; /* any adapter, opened without DevX */
+    bool plain;       /* any adapter, opened without DevX */
     pthread_t thread; /* listens to the device's events */
     bool listens;
     int wake;

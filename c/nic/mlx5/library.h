@@ -1,5 +1,5 @@
-/* libibverbs and libmlx5, opened when somebody asks for an adapter. Unproven: libmlx5 has been opened, and has
- * listed nothing, for want of an adapter. libibverbs has worked with Soft-RoCE. */
+/* libibverbs and libmlx5, opened when somebody asks for an adapter. Unproven: libmlx5 has been opened, and
+ * has listed nothing, for want of an adapter. libibverbs has worked with Soft-RoCE. */
 #ifndef EPW_NIC_MLX5_LIBRARY_H
 #define EPW_NIC_MLX5_LIBRARY_H
 

@@ -316,15 +316,15 @@ epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *op
 
 epw_adapter_device epw_mlx5_device(const epw_mlx5 *a) {
     return (epw_adapter_device){.device = a->device,
-                        .pd = a->pd,
-                        .name = a->name.text,
-                        .path = {.ethernet = a->port.ethernet,
-                                 .port = a->port_number,
-                                 .mtu = a->port.mtu,
-                                 .gid_index = a->gid_index,
-                                 .hop_limit = 255,
-                                 .traffic_class = a->options.traffic_class,
-                                 .service_level = a->options.service_level}};
+                                .pd = a->pd,
+                                .name = a->name.text,
+                                .path = {.ethernet = a->port.ethernet,
+                                         .port = a->port_number,
+                                         .mtu = a->port.mtu,
+                                         .gid_index = a->gid_index,
+                                         .hop_limit = 255,
+                                         .traffic_class = a->options.traffic_class,
+                                         .service_level = a->options.service_level}};
 }
 
 void epw_mlx5_hear(epw_mlx5 *a, void (*event)(void *context, const epw_mlx5_event *event), void *context) {

@@ -313,7 +313,8 @@ static void settle(epw_pair *pair, const epw_verbs_done *done) {
     }
     w->done = true;
     if (pair->nic->carrier->unordered) {
-        for (uint32_t n = carried->first; n != carried->posted && carried->works[n & mask].done; n++) last = n;
+        for (uint32_t n = carried->first; n != carried->posted && carried->works[n & mask].done; n++)
+            last = n;
     } else {
         last = name;
     }

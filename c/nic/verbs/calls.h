@@ -1,6 +1,6 @@
-/* What is asked of libibverbs to carry entries by queue pairs of its own, beside what nic/mlx5/calls.h asks of
- * a device: of the library itself (library.c), or of what stands in for it in tests. Functions return 0 or an
- * errno; what they fill in is theirs only where they return 0. A queue is used by one thread at a time. */
+/* What is asked of libibverbs to carry entries by queue pairs of its own, beside what nic/mlx5/calls.h asks
+ * of a device: of the library itself (library.c), or of what stands in for it in tests. Functions return 0 or
+ * an errno; what they fill in is theirs only where they return 0. A queue is used by one thread at a time. */
 #ifndef EPW_NIC_VERBS_CALLS_H
 #define EPW_NIC_VERBS_CALLS_H
 

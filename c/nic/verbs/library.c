@@ -185,8 +185,8 @@ static int connect(void *opened, const epw_mlx5_path *path) {
                              .receiver_retries = 7};
     int err = modify(q, &reset, EPW_ABI_STATE_RESET, 0);
     if (err == 0)
-        err = modify(q, &init, EPW_ABI_STATE_INIT,
-                     EPW_ABI_SETS_PKEY | EPW_ABI_SETS_PORT | EPW_ABI_SETS_ACCESS);
+        err =
+            modify(q, &init, EPW_ABI_STATE_INIT, EPW_ABI_SETS_PKEY | EPW_ABI_SETS_PORT | EPW_ABI_SETS_ACCESS);
     if (err == 0)
         err = modify(q, &receives, EPW_ABI_STATE_RTR,
                      EPW_ABI_SETS_PATH | EPW_ABI_SETS_MTU | EPW_ABI_SETS_REMOTE | EPW_ABI_SETS_RECEIVE_PSN |
@@ -243,11 +243,18 @@ static int post(void *opened, const epw_verbs_work *works, uint32_t count, uint3
 }
 
 static uint8_t syndrome_of(int status) {
-    static const uint8_t syndromes[] = {
-        [0] = EPW_SYNDROME_NONE,           [1] = EPW_SYNDROME_LENGTH,          [2] = EPW_SYNDROME_OPERATION,
-        [4] = EPW_SYNDROME_PROTECTION,     [5] = EPW_SYNDROME_FLUSHED,         [8] = EPW_SYNDROME_PROTECTION,
-        [9] = EPW_SYNDROME_REMOTE_REQUEST, [10] = EPW_SYNDROME_REMOTE_ACCESS,  [11] = EPW_SYNDROME_REMOTE_OPERATION,
-        [12] = EPW_SYNDROME_RETRIES,       [13] = EPW_SYNDROME_RECEIVER,       [16] = EPW_SYNDROME_ABORTED};
+    static const uint8_t syndromes[] = {[0] = EPW_SYNDROME_NONE,
+                                        [1] = EPW_SYNDROME_LENGTH,
+                                        [2] = EPW_SYNDROME_OPERATION,
+                                        [4] = EPW_SYNDROME_PROTECTION,
+                                        [5] = EPW_SYNDROME_FLUSHED,
+                                        [8] = EPW_SYNDROME_PROTECTION,
+                                        [9] = EPW_SYNDROME_REMOTE_REQUEST,
+                                        [10] = EPW_SYNDROME_REMOTE_ACCESS,
+                                        [11] = EPW_SYNDROME_REMOTE_OPERATION,
+                                        [12] = EPW_SYNDROME_RETRIES,
+                                        [13] = EPW_SYNDROME_RECEIVER,
+                                        [16] = EPW_SYNDROME_ABORTED};
     bool known = status >= 0 && status < (int)sizeof syndromes && (status == 0 || syndromes[status] != 0);
     return known ? syndromes[status] : EPW_SYNDROME_ABORTED;
 }
