@@ -140,6 +140,8 @@ pub enum Wire {
     Tcp,
     /// Adapters, whose queue pairs have connections of their own.
     Adapter,
+    /// An RDMA adapter of any make, through libibverbs.
+    Verbs,
 }
 
 impl std::fmt::Display for Wire {
@@ -148,6 +150,7 @@ impl std::fmt::Display for Wire {
             Self::Local => "local socket",
             Self::Tcp => "TCP",
             Self::Adapter => "RDMA adapters",
+            Self::Verbs => "verbs",
         })
     }
 }
@@ -163,6 +166,7 @@ impl Path {
             sys::EPW_PATH_IPC => Self::Ipc,
             sys::EPW_PATH_QUEUE if wire == sys::EPW_WIRE_TCP => Self::Queue(Wire::Tcp),
             sys::EPW_PATH_QUEUE if wire == 0 => Self::Queue(Wire::Adapter),
+            sys::EPW_PATH_QUEUE if wire == sys::EPW_WIRE_VERBS => Self::Queue(Wire::Verbs),
             sys::EPW_PATH_QUEUE => Self::Queue(Wire::Local),
             _ => Self::None,
         }

@@ -131,8 +131,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: WIRES,
         default: "`local`, and `tcp` where the run has a token",
-        doc: "What may carry the bytes of queues: some of `local`, shared memory of this host, and `tcp`, with commas between them. \
-              Two ranks of one host that both have it take `local`.",
+        doc: "What may carry the bytes of queues: some of `local`, shared memory of this host, `tcp`, and `verbs`, the first \
+              usable RDMA adapter, with commas between them. Two ranks of one host that both have it take `local`, others `verbs` before `tcp`.",
     },
     Variable {
         name: RING_BYTES,

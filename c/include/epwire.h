@@ -266,7 +266,10 @@ EPW_API void epw_row_shape_init(epw_row_shape *shape);
 /* What carries the bytes of queues between two ranks. */
 enum {
     EPW_WIRE_LOCAL = 1, /* memory of this host, shared by a socket of its network namespace */
-    EPW_WIRE_TCP = 2    /* TCP over IPv4 or IPv6 */
+    EPW_WIRE_TCP = 2,   /* TCP over IPv4 or IPv6 */
+    EPW_WIRE_VERBS = 4  /* an RDMA adapter of any make, by libibverbs: the first with an active port and, on
+                           Ethernet, a RoCEv2 address that others can reach. Ranks still call each other
+                           within a host, or by TCP where they have a key, and see so who has ended */
 };
 
 /* What drains the queues. */
@@ -298,7 +301,8 @@ enum {
 typedef struct epw_fabric_options {
     uint32_t size;  /* sizeof(epw_fabric_options) */
     uint32_t rank;  /* [0, EPW_MAX_RANKS): that of the buffers that use it */
-    uint32_t wires; /* EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL */
+    uint32_t wires; /* EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL, others
+                       the last of these bits that they have in common */
     uint32_t nic;   /* EPW_NIC_* */
     uint16_t first_port, last_port; /* TCP: listens on one of these for each address; 0, 0: on any */
     const char *interfaces;         /* TCP: on the addresses of these interfaces, in the grammar of

@@ -2,6 +2,7 @@
 #include "nic/end.h"
 
 #include "nic/fake.h"
+#include "nic/verbs.h"
 
 #include <string.h>
 
@@ -49,8 +50,30 @@ uint32_t epw_end_number(const epw_end *end) {
     return end->adapter != NULL ? epw_mlx5_pair_number(end->adapter) : epw_pair_number(end->soft);
 }
 
+uint32_t epw_end_carried_number(const epw_end *end) {
+    return end->soft != NULL ? epw_pair_carried_number(end->soft) : 0;
+}
+
 const epw_pair_memory *epw_end_memory(const epw_end *end) {
     return end->adapter != NULL ? epw_mlx5_pair_memory(end->adapter) : epw_pair_memory_of(end->soft);
+}
+
+/* By the adapter that carries what the soft NIC fetches. */
+static epw_status carry(epw_fabric *fabric, epw_end *end, const epw_end_peer *peer, epw_where where) {
+    epw_mlx5_address address;
+    epw_mlx5_path path = epw_mlx5_device(epw_fabric_carrier(fabric)).path;
+    epw_status status = epw_fabric_nic_read(peer->nic, 0, where, &address);
+    if (status == EPW_OK && address.ethernet != path.ethernet)
+        status =
+            epw_fail(EPW_ERR_NO_PATH, where, "the peer's adapter is on %s, this rank's on %s",
+                     address.ethernet ? "Ethernet" : "InfiniBand", path.ethernet ? "Ethernet" : "InfiniBand");
+    if (status != EPW_OK) return status;
+    path.remote = peer->number;
+    path.lid = address.lid;
+    if (address.mtu < path.mtu) path.mtu = address.mtu;
+    memcpy(path.gid, address.gid, sizeof path.gid);
+    epw_mlx5_choose_retries(peer->deadline_ns, &path);
+    return epw_pair_carry(end->soft, peer->link, &path, where);
 }
 
 /* In place of cables. */
@@ -69,6 +92,7 @@ epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer 
     epw_mlx5_address address;
     epw_status status = epw_fabric_nic_check(fabric, peer->nic, where);
     if (status != EPW_OK) return status;
+    if (peer->wire == EPW_WIRE_VERBS) return carry(fabric, end, peer, where);
     if (end->adapter == NULL) {
         epw_pair_connect(end->soft, peer->link, peer->number);
         return EPW_OK;
@@ -141,9 +165,17 @@ epw_status epw_end_register(epw_fabric *fabric, uint32_t place, const epw_region
                             epw_keys *out) {
     epw_mlx5 *adapter = epw_fabric_adapter(fabric, place);
     if (adapter != NULL) return epw_mlx5_register(adapter, region, where, out);
-    uint32_t key = epw_nic_register(epw_fabric_nic(fabric), region);
-    *out = (epw_keys){.own = key, .its = key};
-    return key != 0 ? EPW_OK : epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register memory");
+    epw_mlx5 *carrier = epw_fabric_carrier(fabric);
+    epw_keys carried = {0};
+    epw_status status = carrier != NULL ? epw_mlx5_register(carrier, region, where, &carried) : EPW_OK;
+    if (status != EPW_OK) return status;
+    epw_region known = *region;
+    known.carried_key = carried.own;
+    uint32_t key = epw_nic_register(epw_fabric_nic(fabric), &known);
+    *out = (epw_keys){.own = key, .its = key, .carried = carried.its};
+    if (key != 0) return EPW_OK;
+    if (carrier != NULL) epw_mlx5_deregister(carrier, carried.own);
+    return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register memory");
 }
 
 void epw_end_deregister(epw_fabric *fabric, uint32_t place, uint32_t own) {
@@ -152,7 +184,10 @@ void epw_end_deregister(epw_fabric *fabric, uint32_t place, uint32_t own) {
     if (adapter != NULL) {
         epw_mlx5_deregister(adapter, own);
     } else {
+        epw_mlx5 *carrier = epw_fabric_carrier(fabric);
+        uint32_t carried = epw_nic_carried_key(epw_fabric_nic(fabric), own);
         epw_nic_deregister(epw_fabric_nic(fabric), own);
+        if (carrier != NULL) epw_mlx5_deregister(carrier, carried);
     }
 }
 

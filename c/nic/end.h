@@ -48,13 +48,16 @@ epw_status epw_end_create(epw_fabric *fabric, const epw_end_options *options, ep
  * Of none it does nothing. False: its memory is not to be used again. */
 bool epw_end_destroy(epw_end *end);
 
+/* By which the peer names it, and by which it does so by the verbs wire; 0: it cannot. */
 uint32_t epw_end_number(const epw_end *end);
+uint32_t epw_end_carried_number(const epw_end *end);
 const epw_pair_memory *epw_end_memory(const epw_end *end);
 
 /* Where it leads. */
 typedef struct epw_end_peer {
+    uint32_t wire;   /* EPW_WIRE_* */
     uint64_t link;   /* of the fabric, to the peer's */
-    uint32_t number; /* of the peer's end */
+    uint32_t number; /* of the peer's end; by the verbs wire, see epw_end_carried_number */
     uint32_t lane;
     const unsigned char *nic; /* what the peer's fabric says of its NIC, see epw_fabric_nic_write */
     uint64_t deadline_ns;     /* an adapter gives up a silent peer within 2 to 4 of these */

@@ -10,6 +10,7 @@
 #include "nic/choice.h"
 #include "nic/link.h"
 #include "nic/mlx5/library.h"
+#include "nic/verbs.h"
 #include "nic/soft/ring.h"
 #include "nic/soft/strict.h"
 
@@ -47,11 +48,13 @@ struct epw_fabric {
     uint32_t doorbells;  /* EPW_DOORBELLS_* */
     uint32_t rings;      /* EPW_RINGS_* */
     bool strict;
+    bool tcp;            /* it listens and calls by it */
     uint32_t generation; /* of the process that made it */
     epw_nic *nic;
     epw_fake *fake;                       /* EPW_NIC_FAKE */
     epw_mlx5 *adapters[EPW_ADAPTERS_MAX]; /* NULL: queue pairs are the soft NIC's */
     uint32_t adapter_count;
+    epw_mlx5 *carrier; /* EPW_WIRE_VERBS */
     epw_nonce name;
     epw_identity self;
     int wake;
@@ -78,6 +81,14 @@ uint32_t epw_fabric_places(const epw_fabric *fabric) {
     return fabric->adapter_count > 0 ? fabric->adapter_count : 1;
 }
 
+epw_mlx5 *epw_fabric_carrier(const epw_fabric *fabric) {
+    return fabric->carrier;
+}
+
+bool epw_fabric_pins(const epw_fabric *fabric) {
+    return fabric->adapter_count > 0 || fabric->carrier != NULL;
+}
+
 epw_fake *epw_fabric_fake(const epw_fabric *fabric) {
     return fabric->fake;
 }
@@ -93,7 +104,11 @@ uint32_t epw_fabric_rings(const epw_fabric *fabric) {
 const char *epw_fabric_describe(const epw_fabric *fabric, char *text) {
     char adapter[EPW_MLX5_TEXT];
     size_t length = 0;
-    snprintf(text, EPW_FABRIC_TEXT, "%s", fabric->strict ? "a strict NIC in software" : "a NIC in software");
+    int n = snprintf(text, EPW_FABRIC_TEXT, "%s",
+                     fabric->strict ? "a strict NIC in software" : "a NIC in software");
+    if (fabric->carrier != NULL)
+        snprintf(text + n, EPW_FABRIC_TEXT - (size_t)n, ", verbs by %s",
+                 epw_mlx5_describe(fabric->carrier, adapter));
     for (uint32_t i = 0; i < fabric->adapter_count; i++)
         length += (size_t)snprintf(text + length, EPW_FABRIC_TEXT - length, "%s%s", i > 0 ? "; " : "",
                                    epw_mlx5_describe(fabric->adapters[i], adapter));
@@ -138,10 +153,22 @@ static bool is_of_this_host(const epw_fabric *fabric, const epw_fabric_address *
            fabric->self.network_namespace == address->network_namespace;
 }
 
+/* How it is called: who has the verbs wire listens within its host as well, and by TCP if it has a key. */
+static bool is_called_locally(const epw_fabric *fabric, const epw_fabric_address *address) {
+    const uint32_t listens = EPW_WIRE_LOCAL | EPW_WIRE_VERBS;
+    return (fabric->wires & listens) && (address->wires & listens) && is_of_this_host(fabric, address);
+}
+
+static bool is_called_by_tcp(const epw_fabric *fabric, const epw_fabric_address *address) {
+    return fabric->tcp && address->tcp_length > 0;
+}
+
 uint32_t epw_fabric_wire(const epw_fabric *fabric, const epw_fabric_address *address) {
     uint32_t both = fabric->wires & address->wires;
-    if ((both & EPW_WIRE_LOCAL) && is_of_this_host(fabric, address)) return EPW_WIRE_LOCAL;
-    return address->tcp_length > 0 ? both & EPW_WIRE_TCP : 0;
+    bool locally = is_called_locally(fabric, address), tcp = is_called_by_tcp(fabric, address);
+    if ((both & EPW_WIRE_LOCAL) && locally) return EPW_WIRE_LOCAL;
+    if ((both & EPW_WIRE_VERBS) && (locally || tcp)) return EPW_WIRE_VERBS;
+    return tcp ? both & EPW_WIRE_TCP : 0;
 }
 
 /* Strict NICs are soft ones to others. */
@@ -159,6 +186,10 @@ static size_t address_offset(uint32_t lane) {
 void epw_fabric_nic_write(const epw_fabric *fabric, unsigned char bytes[EPW_FABRIC_NIC_BYTES]) {
     memset(bytes, 0, EPW_FABRIC_NIC_BYTES);
     bytes[0] = says(fabric);
+    if (fabric->carrier != NULL) {
+        epw_mlx5_address address = epw_mlx5_address_of(fabric->carrier);
+        epw_mlx5_address_write(&address, bytes + address_offset(0));
+    }
     for (uint32_t lane = 0; fabric->adapter_count > 0 && lane < EPW_ADAPTERS_MAX; lane++) {
         epw_mlx5_address address = epw_mlx5_address_of(fabric->adapters[lane % fabric->adapter_count]);
         epw_mlx5_address_write(&address, bytes + address_offset(lane));
@@ -186,7 +217,11 @@ epw_status epw_fabric_nic_check(const epw_fabric *fabric, const unsigned char by
 }
 
 static const char *why_unreached(const epw_fabric *fabric, const epw_fabric_address *address) {
-    if (!(fabric->wires & EPW_WIRE_TCP))
+    if ((fabric->wires ^ address->wires) & EPW_WIRE_VERBS)
+        return fabric->carrier != NULL ? "its fabric has no verbs wire: give all ranks the same wires"
+                                       : "its fabric has the verbs wire, this rank's has not: give all ranks "
+                                         "the same wires";
+    if (!fabric->tcp)
         return is_of_this_host(fabric, address)
                    ? "the two fabrics have no wire in common"
                    : "it is on another host, or in another network namespace, and this rank's fabric has no "
@@ -275,7 +310,7 @@ epw_status epw_fabric_link(epw_fabric *fabric, uint32_t peer, const epw_fabric_a
     uint64_t now = epw_now_ns();
     epw_dial_order order = {.peer = peer,
                             .fabric = address->name,
-                            .addresses = wire == EPW_WIRE_TCP ? address->tcp : NULL,
+                            .addresses = is_called_locally(fabric, address) ? NULL : address->tcp,
                             .length = address->tcp_length,
                             .deadline_ns = deadline_ns < UINT64_MAX - now ? now + deadline_ns : UINT64_MAX};
     waiter w = {.status = EPW_ERR_TIMEOUT, .reason = "the fabric's thread has not run"};
@@ -330,15 +365,21 @@ static epw_status check(const epw_fabric_options *options, epw_fabric *const *ou
         return epw_fail(EPW_ERR_INVALID, where, "options.rank is %u, must be below %u", options->rank,
                         EPW_MAX_RANKS);
     where.rank = (int)options->rank;
-    if (options->wires == 0 || (options->wires & ~(EPW_WIRE_LOCAL | EPW_WIRE_TCP)) != 0)
-        return epw_fail(EPW_ERR_INVALID, where,
-                        "options.wires is %#x, must be some of EPW_WIRE_LOCAL and EPW_WIRE_TCP",
-                        options->wires);
+    if (options->wires == 0 || (options->wires & ~(EPW_WIRE_LOCAL | EPW_WIRE_TCP | EPW_WIRE_VERBS)) != 0)
+        return epw_fail(
+            EPW_ERR_INVALID, where,
+            "options.wires is %#x, must be some of EPW_WIRE_LOCAL, EPW_WIRE_TCP and EPW_WIRE_VERBS",
+            options->wires);
     if (options->nic < EPW_NIC_SOFT || options->nic > EPW_NIC_MLX5)
         return epw_fail(
             EPW_ERR_INVALID, where,
             "options.nic is %u, must be EPW_NIC_SOFT, EPW_NIC_STRICT, EPW_NIC_FAKE or EPW_NIC_MLX5",
             options->nic);
+    if ((options->wires & EPW_WIRE_VERBS) && options->nic != EPW_NIC_SOFT && options->nic != EPW_NIC_STRICT)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.wires has EPW_WIRE_VERBS, which carries what a NIC in software fetches: "
+                        "options.nic is %u, must be EPW_NIC_SOFT or EPW_NIC_STRICT",
+                        options->nic);
     if (options->doorbells > EPW_DOORBELLS_HOST)
         return epw_fail(EPW_ERR_INVALID, where,
                         "options.doorbells is %u, must be EPW_DOORBELLS_AUTO, EPW_DOORBELLS_GPU or "
@@ -360,10 +401,11 @@ static epw_status check(const epw_fabric_options *options, epw_fabric *const *ou
 static epw_status open_links(epw_fabric *fabric, const epw_fabric_options *options) {
     epw_links_options links = {.rank = options->rank,
                                .fabric = fabric->name,
-                               .wires = options->wires,
+                               .wires = options->wires & (EPW_WIRE_LOCAL | EPW_WIRE_TCP),
                                .first_port = options->first_port,
                                .last_port = options->last_port,
                                .interfaces = options->interfaces};
+    if (options->wires & EPW_WIRE_VERBS) links.wires |= EPW_WIRE_LOCAL | (fabric->tcp ? EPW_WIRE_TCP : 0);
     /* Within the host the name is the secret, and the kernel says whose process it is. */
     if (options->key != NULL) memcpy(links.key, options->key, sizeof links.key);
     epw_status status = epw_links_open(&links, &fabric->links);
@@ -418,6 +460,23 @@ static epw_status open_adapters(epw_fabric *fabric, const epw_fabric_options *op
     return status;
 }
 
+static epw_status open_carrier(epw_fabric *fabric, const epw_fabric_options *options, epw_where where) {
+    const epw_mlx5_calls *calls = NULL;
+    if (!(options->wires & EPW_WIRE_VERBS)) return EPW_OK;
+    epw_status status = epw_verbs_library(where, &calls);
+    epw_bus_place gpu;
+    epw_mlx5_options asked = {.filter = options->adapters,
+                              .service_level = options->service_level,
+                              .traffic_class = options->traffic_class,
+                              .hop_limit = options->hop_limit};
+    if (status == EPW_OK) status = find_gpu(options, where, &gpu, &asked);
+    if (status == EPW_OK) status = epw_mlx5_open(calls, &asked, where, &fabric->carrier);
+    if (status == EPW_OK)
+        status = epw_nic_carry_by(fabric->nic, epw_verbs_calls_of_library(), fabric->carrier, where);
+    if (status == EPW_OK && fabric->strict) epw_nic_be_unordered(fabric->nic);
+    return status;
+}
+
 static epw_status start(epw_fabric *fabric, epw_where where) {
     fabric->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (fabric->wake < 0) return epw_fail_errno(errno, where, "eventfd");
@@ -449,6 +508,7 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
     fabric->doorbells = options->doorbells;
     fabric->rings = options->rings;
     fabric->strict = options->nic == EPW_NIC_STRICT;
+    fabric->tcp = options->key != NULL && (options->wires & (EPW_WIRE_TCP | EPW_WIRE_VERBS));
     fabric->wake = -1;
     make_locks(fabric);
     status = epw_process_ready(where);
@@ -459,6 +519,7 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
     if (status == EPW_OK && options->nic == EPW_NIC_STRICT)
         status = epw_nic_be_strict(fabric->nic, 1 + options->rank, STRICT_DELAY_US, where);
     if (status == EPW_OK) status = open_adapters(fabric, options, where);
+    if (status == EPW_OK) status = open_carrier(fabric, options, where);
     if (status == EPW_OK) status = open_links(fabric, options);
     if (status == EPW_OK) status = start(fabric, where);
     if (status != EPW_OK) {
@@ -485,6 +546,7 @@ void epw_fabric_destroy(epw_fabric *fabric) {
     for (uint32_t i = 0; i < fabric->adapter_count; i++) epw_mlx5_close(fabric->adapters[i]);
     epw_fake_close(fabric->fake);
     epw_nic_close(fabric->nic);
+    epw_mlx5_close(fabric->carrier);
     pthread_cond_destroy(&fabric->told);
     pthread_mutex_destroy(&fabric->lock);
     free(fabric);

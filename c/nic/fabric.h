@@ -26,7 +26,8 @@ epw_fabric_address epw_fabric_address_of(const epw_fabric *fabric);
 void epw_fabric_address_write(const epw_fabric_address *address, unsigned char *bytes);
 void epw_fabric_address_read(const unsigned char *bytes, epw_fabric_address *out);
 
-/* The wire that leads to a fabric of that address: within one host where both permit it. 0: none does. */
+/* The wire that leads to a fabric of that address: within one host where both permit it, else by adapters
+ * where both have one, else by TCP. 0: none does. */
 uint32_t epw_fabric_wire(const epw_fabric *fabric, const epw_fabric_address *address);
 
 /* A new connection to the fabric of `peer`: one that had served a peer before may wait, because the network
@@ -46,6 +47,12 @@ epw_mlx5 *epw_fabric_adapter(const epw_fabric *fabric, uint32_t number);
 
 /* At how many places there are queue pairs: its adapters, or the soft NIC. */
 uint32_t epw_fabric_places(const epw_fabric *fabric);
+
+/* The adapter of the verbs wire, which carries what the soft NIC fetches; NULL: there is no such wire. */
+epw_mlx5 *epw_fabric_carrier(const epw_fabric *fabric);
+
+/* Whether an adapter touches registered memory, which must be there then. */
+bool epw_fabric_pins(const epw_fabric *fabric);
 
 /* If that is one in software; else NULL. */
 epw_fake *epw_fabric_fake(const epw_fabric *fabric);

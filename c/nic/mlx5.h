@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "nic/mlx5/calls.h"
+#include "nic/mlx5/commands.h"
 #include "nic/region.h"
 #include "nic/soft.h"
 
@@ -35,6 +36,20 @@ void epw_mlx5_close(epw_mlx5 *adapter);
 /* Its place in the list of this host's adapters. */
 uint32_t epw_mlx5_listed(const epw_mlx5 *adapter);
 
+/* What others make queue pairs of on it: the device, its protection domain, and a path that leads from its
+ * port, to be completed by a peer's address. */
+typedef struct epw_adapter_device {
+    void *device, *pd;
+    const char *name;
+    epw_mlx5_path path;
+} epw_adapter_device;
+epw_adapter_device epw_mlx5_device(const epw_mlx5 *adapter);
+
+/* Its events go there from now on; NULL: nowhere. From a thread of its own, which must not wait for a queue
+ * pair's end. */
+void epw_mlx5_hear(epw_mlx5 *adapter, void (*event)(void *context, const epw_mlx5_event *event),
+                   void *context);
+
 /* For print: which device, port and address, and what it, or one of its pairs so far, does without. Returns
  * `text`. */
 enum { EPW_MLX5_TEXT = 400 };
@@ -57,9 +72,13 @@ void epw_mlx5_address_write(const epw_mlx5_address *address, unsigned char bytes
 epw_status epw_mlx5_address_read(const unsigned char bytes[EPW_MLX5_ADDRESS_BYTES], epw_where where,
                                  epw_mlx5_address *out);
 
+/* On an adapter without commands an entry names bytes of its own by their offset and this beside it, where
+ * the region does not begin a page: pages of the region are pages of memory. */
+#define EPW_MLX5_SKEW(base) ((uintptr_t)(base)&4095)
+
 /* An adapter's keys open all from a region's first byte to its last, stretches or not. Its `arrived` is
  * called from a thread that looks at the words of its first stretch: every 50 us while something comes, else
- * ever less often, up to 500 us. */
+ * ever less often, up to 500 us. What peers write to begins a page. */
 epw_status epw_mlx5_register(epw_mlx5 *adapter, const epw_region *region, epw_where where, epw_keys *out);
 
 /* Memory of a GPU, to which its kernels write. The adapter reaches it by a descriptor, or, if there is none

@@ -32,11 +32,13 @@ typedef struct epw_region {
      * exchange or an addition that is sequentially consistent. May be NULL. Called with the NIC locked. */
     void (*arrived)(void *context, uint64_t offset, uint64_t value);
     void *context;
+    uint32_t carried_key; /* by which an adapter knows it that carries entries; 0: none does */
 } epw_region;
 
 /* Keys to a region: this rank's entries name its own bytes by the first, a peer's by the second. */
 typedef struct epw_keys {
     uint32_t own, its;
+    uint32_t carried; /* and so by the verbs wire; 0: not by that */
 } epw_keys;
 
 /* Of a fabric: each has keys of its own to a region. As many as lanes. */

@@ -79,6 +79,9 @@ void epw_nic_end_link(epw_nic *nic, uint64_t link);
 
 uint32_t epw_nic_register(epw_nic *nic, const epw_region *region);
 
+/* Of a region: see region.h; 0: none, or no region. */
+uint32_t epw_nic_carried_key(epw_nic *nic, uint32_t key);
+
 /* Once this returns nothing of the region is touched any more. */
 void epw_nic_deregister(epw_nic *nic, uint32_t key);
 

@@ -55,22 +55,23 @@ struct epw_remote {
     way ways[WAYS];
 };
 
-/* What a rank says of its queues: the addresses of its fabric and of its NIC, each way's key and the number
- * of its pair. */
+/* What a rank says of its queues: the addresses of its fabric and of its NIC; each way's key and the number
+ * of its pair; and those of the verbs wire, whose ways have one key. */
 enum {
     NIC_OFFSET = EPW_FABRIC_ADDRESS_BYTES,
     WAYS_OFFSET = NIC_OFFSET + EPW_FABRIC_NIC_BYTES,
     WAY_BYTES = 4 + 4,
-    OFFER_BYTES = WAYS_OFFSET + WAY_BYTES * WAYS
+    CARRIED_OFFSET = WAYS_OFFSET + WAY_BYTES * WAYS,
+    OFFER_BYTES = CARRIED_OFFSET + 4 + 4 * WAYS
 };
 _Static_assert(OFFER_BYTES <= EPW_BLOB_QUEUE_MAX, "a blob has room for what is said of queues");
 
-static size_t key_offset(uint32_t way) {
-    return WAYS_OFFSET + (size_t)WAY_BYTES * way;
+static size_t key_offset(uint32_t wire, uint32_t way) {
+    return wire == EPW_WIRE_VERBS ? CARRIED_OFFSET : WAYS_OFFSET + (size_t)WAY_BYTES * way;
 }
 
-static size_t number_offset(uint32_t way) {
-    return key_offset(way) + 4;
+static size_t number_offset(uint32_t wire, uint32_t way) {
+    return key_offset(wire, way) + 4 + (wire == EPW_WIRE_VERBS ? (size_t)4 * way : 0);
 }
 
 /* ---- ways ---- */
@@ -295,8 +296,7 @@ static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_r
     epw_region region = region_of(remote);
     epw_status status = EPW_OK;
     /* An adapter registers memory that is there. */
-    if (peers->inbox != NULL && epw_fabric_adapter(peers->fabric, 0) != NULL)
-        status = epw_inbox_pin(peers, peer, where);
+    if (peers->inbox != NULL && epw_fabric_pins(peers->fabric)) status = epw_inbox_pin(peers, peer, where);
     if (status == EPW_OK) status = epw_end_register_all(peers->fabric, &region, where, remote->keys);
     for (uint32_t i = 0; status == EPW_OK && i < WAYS; i++)
         if (has_way(peers, i)) status = open_way(remote, i, depth, where);
@@ -368,10 +368,14 @@ epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out
     epw_fabric_address address = epw_fabric_address_of(peers->fabric);
     epw_fabric_address_write(&address, out->bytes);
     epw_fabric_nic_write(peers->fabric, out->bytes + NIC_OFFSET);
+    epw_put_little(out->bytes + key_offset(EPW_WIRE_VERBS, 0), of->keys[0].carried, 4);
     for (uint32_t i = 0; i < WAYS; i++) {
-        epw_put_little(out->bytes + key_offset(i), of->keys[epw_end_place(peers->fabric, i)].its, 4);
-        epw_put_little(out->bytes + number_offset(i),
-                       has_way(peers, i) ? epw_end_number(&of->ways[i].end) : 0, 4);
+        const epw_end *end = &of->ways[i].end;
+        uint32_t number = has_way(peers, i) ? epw_end_number(end) : 0;
+        uint32_t carried = has_way(peers, i) ? epw_end_carried_number(end) : 0;
+        epw_put_little(out->bytes + key_offset(0, i), of->keys[epw_end_place(peers->fabric, i)].its, 4);
+        epw_put_little(out->bytes + number_offset(0, i), number, 4);
+        epw_put_little(out->bytes + number_offset(EPW_WIRE_VERBS, i), carried, 4);
     }
     out->length = OFFER_BYTES;
     return EPW_OK;
@@ -418,7 +422,8 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     remote->offer = *offer;
     for (uint32_t i = 0; i < WAYS; i++) {
         uint32_t place = epw_end_place(peers->fabric, i);
-        remote->ways[i].its = epw_key_of((uint32_t)epw_take_little(offer->bytes + key_offset(i), 4));
+        size_t key = key_offset(route->wire, i);
+        remote->ways[i].its = epw_key_of((uint32_t)epw_take_little(offer->bytes + key, 4));
         remote->ways[i].own = epw_key_of(peers->image_keys[place].own);
     }
     for (uint32_t lane = 0; lane < peers->lanes; lane++) {
@@ -432,8 +437,10 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     }
     if (peers->gpu != NULL) epw_remote_gpu_broken(peers, peer, false);
     for (uint32_t i = 0; status == EPW_OK && i < WAYS; i++) {
-        epw_end_peer end = {.link = link,
-                            .number = (uint32_t)epw_take_little(offer->bytes + number_offset(i), 4),
+        size_t number = number_offset(route->wire, i);
+        epw_end_peer end = {.wire = route->wire,
+                            .link = link,
+                            .number = (uint32_t)epw_take_little(offer->bytes + number, 4),
                             .lane = i,
                             .nic = offer->bytes + NIC_OFFSET,
                             .deadline_ns = deadline_ns};

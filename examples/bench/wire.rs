@@ -21,6 +21,7 @@ use crate::{Error, ranks};
 pub enum Wire {
     Local,
     Tcp,
+    Verbs,
 }
 
 /// What a row has beside where all peers are behind queues.

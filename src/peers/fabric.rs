@@ -32,9 +32,10 @@ pub(crate) fn of(rank: u32, key: WireKey, device: Device) -> Result<Arc<Fabric>>
 }
 
 /// The key of buffers that belong to no group: of the token of this process and of `EPWIRE_RUN_ID`, where `EPWIRE_WIRES`
-/// asks for TCP.
+/// asks for TCP, or for verbs, whose ranks call each other by TCP.
 pub(crate) fn key_without_group(rank: u32) -> Result<WireKey> {
-    let asks = env::value(env::WIRES).is_some_and(|names| Wires::parse(&names).is_ok_and(|wires| wires.tcp));
+    let asked = env::value(env::WIRES).and_then(|names| Wires::parse(&names).ok());
+    let asks = asked.is_some_and(|wires| wires.tcp || wires.verbs);
     if !asks {
         return Ok(None);
     }
@@ -49,7 +50,7 @@ fn options(key: WireKey, device: Device) -> std::result::Result<FabricOptions, S
     let nic = env::value(env::NIC).map_or(Ok(sys::EPW_NIC_SOFT), |name| nic(&name))?;
     let asked = env::value(env::WIRES).map(|names| Wires::parse(&names)).transpose();
     let asked = asked.map_err(|text| format!("{}: {text}", env::WIRES))?;
-    let wires = asked.unwrap_or(Wires { local: true, tcp: key.is_some() });
+    let wires = asked.unwrap_or(Wires { local: true, tcp: key.is_some(), verbs: false });
     if wires.tcp && key.is_none() {
         return Err(format!("{} asks for tcp, which needs a token: set {}", env::WIRES, env::TOKEN_FILE));
     }
@@ -142,19 +143,21 @@ fn rings(name: &str) -> std::result::Result<u32, String> {
 struct Wires {
     local: bool,
     tcp: bool,
+    verbs: bool,
 }
 
 impl Wires {
     /// Those that are named, as in `EPWIRE_WIRES`; else a text that says which name is unknown.
     fn parse(names: &str) -> std::result::Result<Self, String> {
-        let mut wires = Self { local: false, tcp: false };
+        let mut wires = Self { local: false, tcp: false, verbs: false };
         for name in names.split(',').map(str::trim) {
             *match name {
                 "local" => &mut wires.local,
                 "tcp" => &mut wires.tcp,
+                "verbs" => &mut wires.verbs,
                 _ => {
                     return Err(format!(
-                        "{name:?} names no wire: give some of local, tcp, with a comma between them"
+                        "{name:?} names no wire: give some of local, tcp, verbs, with a comma between them"
                     ));
                 }
             } = true;
@@ -163,9 +166,12 @@ impl Wires {
     }
 
     fn to_c(self) -> u32 {
-        [(self.local, sys::EPW_WIRE_LOCAL), (self.tcp, sys::EPW_WIRE_TCP)]
-            .iter()
-            .fold(0, |bits, (permitted, bit)| if *permitted { bits | bit } else { bits })
+        let all = [
+            (self.local, sys::EPW_WIRE_LOCAL),
+            (self.tcp, sys::EPW_WIRE_TCP),
+            (self.verbs, sys::EPW_WIRE_VERBS),
+        ];
+        all.iter().fold(0, |bits, (permitted, bit)| if *permitted { bits | bit } else { bits })
     }
 }
 
@@ -175,11 +181,12 @@ mod tests {
 
     #[test]
     fn wires_are_read_by_name() {
-        assert_eq!(Wires::parse("tcp"), Ok(Wires { local: false, tcp: true }));
+        assert_eq!(Wires::parse("tcp"), Ok(Wires { local: false, tcp: true, verbs: false }));
+        assert_eq!(Wires::parse("verbs").map(Wires::to_c), Ok(sys::EPW_WIRE_VERBS));
         let both = Wires::parse("local, tcp");
         assert_eq!(both.map(Wires::to_c), Ok(sys::EPW_WIRE_LOCAL | sys::EPW_WIRE_TCP));
         for wrong in ["", "local,", "TCP", "udp"] {
-            assert!(Wires::parse(wrong).unwrap_err().contains("give some of local, tcp"), "{wrong}");
+            assert!(Wires::parse(wrong).unwrap_err().contains("give some of local, tcp, verbs"), "{wrong}");
         }
     }
 

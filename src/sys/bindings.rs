@@ -462,6 +462,10 @@ unsafe extern "C" {
 pub const EPW_WIRE_LOCAL: u32 = 1;
 /// TCP over IPv4 or IPv6
 pub const EPW_WIRE_TCP: u32 = 2;
+/** an RDMA adapter of any make, by libibverbs: the first with an active port and, on
+Ethernet, a RoCEv2 address that others can reach. Ranks still call each other
+within a host, or by TCP where they have a key, and see so who has ended*/
+pub const EPW_WIRE_VERBS: u32 = 4;
 /// a thread of this process
 pub const EPW_NIC_SOFT: u32 = 1;
 /** the same for tests: it delays fetches, overwrites entries that are done, and breaks
@@ -493,7 +497,8 @@ pub struct epw_fabric_options {
     pub size: u32,
     /// [0, EPW_MAX_RANKS): that of the buffers that use it
     pub rank: u32,
-    /// EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL
+    /** EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL, others the
+last of these bits that they have in common*/
     pub wires: u32,
     /// EPW_NIC_*
     pub nic: u32,

@@ -291,6 +291,10 @@ int main(void) {
     a_handle_of_another_buffer_is_refused();
     operations_go_on_over_the_wrap_of_their_number();
     a_probe_is_answered_while_no_call_is_made();
-    a_rank_probes_its_own_device();
+    if (words_are_watched()) {
+        printf("NOT CHECKED: a rank's own window that is gone, because a thread looks at words in it\n");
+    } else {
+        a_rank_probes_its_own_device();
+    }
     return check_result("deadlines");
 }

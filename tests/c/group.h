@@ -47,11 +47,18 @@ typedef struct group {
 } group;
 
 /* EPW_TEST_PATH=queue: no rank maps another one's window. EPW_TEST_WIRE=tcp: queues of this host go by TCP
- * too. EPW_TEST_NIC=strict: by strict NICs; fake: by a fake adapter of each rank; fakes: by two, at which
- * lanes take turns. */
+ * too; verbs: by the first RDMA adapter. EPW_TEST_NIC=strict: by strict NICs; fake: by a fake adapter of each
+ * rank; fakes: by two, at which lanes take turns. */
 static inline uint32_t path_of_test(void) {
     const char *name = getenv("EPW_TEST_PATH");
     return name != NULL && strcmp(name, "queue") == 0 ? EPW_PATH_QUEUE : EPW_PATH_THREAD;
+}
+
+/* Whether words come by an adapter, which wakes nobody: a thread looks at them. */
+static inline int words_are_watched(void) {
+    const char *wire = getenv("EPW_TEST_WIRE"), *nic = getenv("EPW_TEST_NIC");
+    return path_of_test() == EPW_PATH_QUEUE &&
+           ((wire != NULL && strcmp(wire, "verbs") == 0) || (nic != NULL && strcmp(nic, "fake") == 0));
 }
 
 /* What a mapped peer writes is there when its call returns, and must be: then this does nothing. Over a queue
@@ -70,6 +77,7 @@ static inline void take_path(epw_config *config, epw_fabric **fabric) {
     options.rank = config->rank;
     const char *wire = getenv("EPW_TEST_WIRE");
     static const unsigned char key[32] = "known to all ranks of the tests";
+    if (wire != NULL && strcmp(wire, "verbs") == 0) options.wires = EPW_WIRE_VERBS;
     if (wire != NULL && strcmp(wire, "tcp") == 0) {
         options.wires = EPW_WIRE_TCP;
         options.interfaces = "lo";

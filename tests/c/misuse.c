@@ -223,8 +223,12 @@ static void fabric_options_are_checked(void) {
     o.rank = EPW_MAX_RANKS;
     REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", -1, -1, "options.rank is");
     o = good;
-    o.wires = 4;
-    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", 3, -1, "options.wires is 0x4");
+    o.wires = 8;
+    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", 3, -1, "options.wires is 0x8");
+    o = good;
+    o.wires = EPW_WIRE_VERBS;
+    o.nic = EPW_NIC_FAKE;
+    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", 3, -1, "options.nic is 3");
     o = good;
     o.nic = 9;
     REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", 3, -1, "options.nic is 9");

@@ -322,6 +322,7 @@ epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_f
     fake->options = *options;
     if (options->devices == 0) fake->options.devices = 1;
     fake->calls = (epw_mlx5_calls){.library = fake,
+                                   .kind = "mlx5 adapter",
                                    .devices = list,
                                    .open = open_device,
                                    .close = drop,

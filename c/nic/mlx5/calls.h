@@ -1,6 +1,7 @@
 /* What is asked of libibverbs and libmlx5, as one table: of the libraries themselves (library.h), or of a
- * device in software that takes the same commands (nic/fake/). Functions return 0 or an errno; what they fill
- * in is theirs only where they return 0. */
+ * device in software that takes the same commands (nic/fake/). Of an adapter of another make, whose queue
+ * pairs libibverbs makes (nic/verbs/), nothing is asked that takes commands: `general` is NULL. Functions
+ * return 0 or an errno; what they fill in is theirs only where they return 0. */
 #ifndef EPW_NIC_MLX5_CALLS_H
 #define EPW_NIC_MLX5_CALLS_H
 
@@ -83,7 +84,8 @@ typedef struct epw_mlx5_event {
 } epw_mlx5_event;
 
 typedef struct epw_mlx5_calls {
-    void *library; /* the first argument of the first two */
+    void *library;    /* the first argument of the first two */
+    const char *kind; /* for messages: "mlx5 adapter" */
     int (*devices)(void *library, epw_mlx5_name names[EPW_MLX5_DEVICES_MAX], uint32_t *count);
     int (*open)(void *library, const char *name, void **device);
     int (*close)(void *device);

@@ -2,7 +2,7 @@
 #include "nic/mlx5/library.h"
 
 #include "base/thread.h"
-#include "nic/mlx5/abi.h"
+#include "nic/verbs/abi.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -20,6 +20,7 @@ static struct {
     void **(*get_device_list)(int *count);
     void (*free_device_list)(void **list);
     const char *(*get_device_name)(void *device);
+    void *(*open_plainly)(void *device);
     int (*close_device)(void *context);
     int (*query_port)(void *context, uint8_t port, epw_abi_port *out);
     int (*query_gid)(void *context, uint32_t port, uint32_t index, epw_abi_gid *out, uint32_t flags,
@@ -65,6 +66,7 @@ static const struct {
     {VERBS, false, "ibv_get_device_list", "IBVERBS_1.1", &f.get_device_list},
     {VERBS, false, "ibv_free_device_list", "IBVERBS_1.1", &f.free_device_list},
     {VERBS, false, "ibv_get_device_name", "IBVERBS_1.1", &f.get_device_name},
+    {VERBS, false, "ibv_open_device", "IBVERBS_1.1", &f.open_plainly},
     {VERBS, false, "ibv_close_device", "IBVERBS_1.1", &f.close_device},
     {VERBS, false, "ibv_query_port", "IBVERBS_1.1", &f.query_port},
     {VERBS, false, "_ibv_query_gid_ex", "IBVERBS_1.11", &f.query_gid},
@@ -93,8 +95,10 @@ static const struct {
     {MLX5, false, "mlx5dv_devx_obj_destroy", "MLX5_1.7", &f.obj_destroy},
 };
 
-/* What was not found first: a library, or a function of one. */
-static const char *missing_library, *missing_function, *missing_version;
+static void *handles[LIBRARIES]; /* NULL: there is none */
+
+/* What was not found first of a library. */
+static struct { const char *function, *version; } missing[LIBRARIES];
 
 static void *find(void *library, const char *name, const char *version) {
 #ifdef __GLIBC__
@@ -106,25 +110,35 @@ static void *find(void *library, const char *name, const char *version) {
 }
 
 static void load(void) {
-    void *handles[LIBRARIES];
-    for (int i = 0; i < LIBRARIES && missing_library == NULL; i++) {
-        handles[i] = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-        if (handles[i] == NULL) missing_library = names[i];
-    }
-    for (size_t i = 0; i < sizeof functions / sizeof functions[0] && missing_library == NULL; i++) {
-        void *function = find(handles[functions[i].from], functions[i].name, functions[i].version);
+    for (int i = 0; i < LIBRARIES; i++) handles[i] = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
+        library from = functions[i].from;
+        void *function =
+            handles[from] != NULL ? find(handles[from], functions[i].name, functions[i].version) : NULL;
         memcpy(functions[i].place, &function, sizeof function);
-        if (function != NULL || functions[i].optional) continue;
-        missing_library = names[functions[i].from];
-        missing_function = functions[i].name;
-        missing_version = functions[i].version;
+        if (function != NULL || functions[i].optional || missing[from].function != NULL) continue;
+        missing[from].function = functions[i].name;
+        missing[from].version = functions[i].version;
     }
+}
+
+static epw_status open_library(library which, epw_where where) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, load);
+    if (handles[which] == NULL)
+        return epw_fail(EPW_ERR_NO_PATH, where,
+                        "there is no %s: install rdma-core (libibverbs1, ibverbs-providers)", names[which]);
+    if (missing[which].function != NULL)
+        return epw_fail(EPW_ERR_NO_PATH, where, "%s has no %s of version %s: install rdma-core 44 or newer",
+                        names[which], missing[which].function, missing[which].version);
+    return EPW_OK;
 }
 
 /* ---- a device ---- */
 
 typedef struct device {
     epw_abi_context *context;
+    bool plain;       /* any adapter, opened without DevX */
     pthread_t thread; /* listens to the device's events */
     bool listens;
     int wake;
@@ -138,14 +152,16 @@ static int why(void) {
     return errno != 0 ? errno : EIO;
 }
 
+/* The first argument of calls on adapters of any make. */
+static char any_make;
+
 static int list_devices(void *library, epw_mlx5_name out[EPW_MLX5_DEVICES_MAX], uint32_t *count) {
-    (void)library;
     *count = 0;
     errno = 0;
     void **list = f.get_device_list(NULL);
     if (list == NULL) return why() == ENOSYS ? 0 : why(); /* ENOSYS: no driver is loaded */
     for (void **at = list; *at != NULL && *count < EPW_MLX5_DEVICES_MAX; at++) {
-        if (!f.is_supported(*at)) continue;
+        if (library != &any_make && !f.is_supported(*at)) continue;
         const char *name = f.get_device_name(*at);
         size_t length = strnlen(name, EPW_MLX5_NAME_BYTES - 1);
         memcpy(out[*count].text, name, length);
@@ -160,6 +176,11 @@ static int list_devices(void *library, epw_mlx5_name out[EPW_MLX5_DEVICES_MAX], 
 static void hand_on(device *d, const epw_abi_event *event) {
     epw_mlx5_event said = {.number = (uint32_t)event->element.port};
     switch (event->type) {
+    case EPW_ABI_QP_FATAL:
+    case EPW_ABI_QP_REQUEST_ERR:
+    case EPW_ABI_QP_ACCESS_ERR:
+        said = (epw_mlx5_event){EPW_MLX5_EVENT_PAIR, ((const epw_abi_qp *)event->element.object)->number};
+        break;
     case EPW_ABI_DEVICE_FATAL:
         said = (epw_mlx5_event){EPW_MLX5_EVENT_FATAL, 0};
         break;
@@ -216,8 +237,8 @@ static int start_listening(device *d) {
     return err;
 }
 
-/* With DevX alone: without saying so the library opens it without, if it has to. */
-static epw_abi_context *open_context(const char *name) {
+/* With DevX alone, if at all: without saying so the library opens it without, if it has to. */
+static epw_abi_context *open_context(const char *name, bool plain) {
     epw_abi_context_attr attr = {.flags = EPW_ABI_CONTEXT_DEVX};
     epw_abi_context *context = NULL;
     void **list = f.get_device_list(NULL);
@@ -225,7 +246,7 @@ static epw_abi_context *open_context(const char *name) {
     for (void **at = list; list != NULL && *at != NULL; at++) {
         if (strcmp(f.get_device_name(*at), name) != 0) continue;
         errno = 0;
-        context = f.open_device(*at, &attr);
+        context = plain ? f.open_plainly(*at) : f.open_device(*at, &attr);
         break;
     }
     int err = errno;
@@ -235,12 +256,12 @@ static epw_abi_context *open_context(const char *name) {
 }
 
 static int open_device(void *library, const char *name, void **out) {
-    (void)library;
     device *d = calloc(1, sizeof *d);
     if (d == NULL) return ENOMEM;
     d->wake = -1;
     pthread_mutex_init(&d->lock, NULL);
-    d->context = open_context(name);
+    d->plain = library == &any_make;
+    d->context = open_context(name, d->plain);
     int err = d->context != NULL ? start_listening(d) : why();
     if (err != 0) {
         close_device(d);
@@ -293,7 +314,8 @@ static int domain(void *opened, void **pd, uint32_t *number) {
     errno = 0;
     void *made = f.alloc_pd(((device *)opened)->context);
     if (made == NULL) return why();
-    int err = f.init_obj(&(epw_abi_objects){.pd = {made, &said}}, EPW_ABI_OBJECT_PD);
+    bool plain = ((device *)opened)->plain;
+    int err = plain ? 0 : f.init_obj(&(epw_abi_objects){.pd = {made, &said}}, EPW_ABI_OBJECT_PD);
     if (err != 0) {
         f.dealloc_pd(made);
         return err;
@@ -406,7 +428,8 @@ static int destroy(void *object) {
     return f.obj_destroy(object);
 }
 
-static const epw_mlx5_calls calls = {.devices = list_devices,
+static const epw_mlx5_calls calls = {.kind = "mlx5 adapter",
+                                     .devices = list_devices,
                                      .open = open_device,
                                      .close = close_device,
                                      .port = query_port,
@@ -429,16 +452,37 @@ static const epw_mlx5_calls calls = {.devices = list_devices,
                                      .deregister = deregister,
                                      .resolve = resolve};
 
+/* Of adapters of any make: what takes no commands. */
+static const epw_mlx5_calls plain_calls = {.library = &any_make,
+                                           .kind = "RDMA adapter",
+                                           .devices = list_devices,
+                                           .open = open_device,
+                                           .close = close_device,
+                                           .port = query_port,
+                                           .gid = query_gid,
+                                           .domain = domain,
+                                           .free_domain = free_domain,
+                                           .on_event = on_event,
+                                           .register_memory = register_memory,
+                                           .deregister = deregister};
+
 epw_status epw_mlx5_library(epw_where where, const epw_mlx5_calls **out) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, load);
-    if (missing_function != NULL)
-        return epw_fail(EPW_ERR_NO_PATH, where, "%s has no %s of version %s: install rdma-core 44 or newer",
-                        missing_library, missing_function, missing_version);
-    if (missing_library != NULL)
-        return epw_fail(EPW_ERR_NO_PATH, where,
-                        "there is no %s: install rdma-core (libibverbs1, ibverbs-providers)",
-                        missing_library);
-    *out = &calls;
-    return EPW_OK;
+    epw_status status = open_library(VERBS, where);
+    if (status == EPW_OK) status = open_library(MLX5, where);
+    if (status == EPW_OK) *out = &calls;
+    return status;
+}
+
+epw_status epw_verbs_library(epw_where where, const epw_mlx5_calls **out) {
+    epw_status status = open_library(VERBS, where);
+    if (status == EPW_OK) *out = &plain_calls;
+    return status;
+}
+
+void *epw_verbs_function(const char *name, const char *version) {
+    return find(handles[VERBS], name, version);
+}
+
+epw_abi_context *epw_verbs_context(void *opened) {
+    return ((device *)opened)->context;
 }

@@ -128,7 +128,8 @@ static epw_status check_caps(epw_mlx5 *a, epw_where where) {
 
 static int open_parts(epw_mlx5 *a) {
     int err = a->calls->domain(a->device, &a->pd, &a->pd_number);
-    return err != 0 ? err : a->calls->event_queue(a->device, &a->event_queue);
+    if (err != 0 || a->calls->event_queue == NULL) return err;
+    return a->calls->event_queue(a->device, &a->event_queue);
 }
 
 static void close_device(epw_mlx5 *a) {
@@ -177,8 +178,10 @@ static epw_status try_device(epw_mlx5 *a, const epw_mlx5_name *name, reasons *r,
         close_device(a);
         return EPW_ERR_NO_PATH;
     }
+    bool plain = a->calls->general == NULL; /* its queue pairs are made without commands */
+    a->caps.atomic |= plain;
     epw_status status = check_options(a, where);
-    if (status == EPW_OK) status = check_caps(a, where);
+    if (status == EPW_OK && !plain) status = check_caps(a, where);
     if (status == EPW_OK && (err = open_parts(a)) != 0)
         status = epw_fail_errno(err, where, "%s gives no protection domain or event queue", name->text);
     if (status != EPW_OK) close_device(a);
@@ -239,7 +242,7 @@ static epw_status choose_device(epw_mlx5 *a, const epw_mlx5_name *names, uint32_
             a->near = epw_bus_distance_name(epw_bus_distance_of(options->gpu, &a->name.place));
         if (status != EPW_ERR_NO_PATH || r.length == 0) return status;
     }
-    return epw_fail(EPW_ERR_NO_PATH, where, "no mlx5 adapter can be used: %s", r.text);
+    return epw_fail(EPW_ERR_NO_PATH, where, "no %s can be used: %s", a->calls->kind, r.text);
 }
 
 static epw_status list_and_choose(epw_mlx5 *a, epw_where where) {
@@ -309,6 +312,23 @@ epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *op
     calls->on_event(a->device, epw_mlx5_heed, a);
     *out = a;
     return EPW_OK;
+}
+
+epw_adapter_device epw_mlx5_device(const epw_mlx5 *a) {
+    return (epw_adapter_device){.device = a->device,
+                                .pd = a->pd,
+                                .name = a->name.text,
+                                .path = {.ethernet = a->port.ethernet,
+                                         .port = a->port_number,
+                                         .mtu = a->port.mtu,
+                                         .gid_index = a->gid_index,
+                                         .hop_limit = 255,
+                                         .traffic_class = a->options.traffic_class,
+                                         .service_level = a->options.service_level}};
+}
+
+void epw_mlx5_hear(epw_mlx5 *a, void (*event)(void *context, const epw_mlx5_event *event), void *context) {
+    a->calls->on_event(a->device, event, context);
 }
 
 void epw_mlx5_close(epw_mlx5 *a) {

@@ -124,8 +124,16 @@ epw_status epw_mlx5_register(epw_mlx5 *adapter, const epw_region *region, epw_wh
     epw_stretch span = span_of(region);
     epw_mlx5_memory *m = calloc(1, sizeof *m + words * sizeof m->seen[0]);
     if (m == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register memory");
+    bool plain = adapter->calls->general == NULL;
+    uint32_t rights = rights_of(region);
+    if (plain && EPW_MLX5_SKEW(region->base) != 0 && (rights & EPW_MLX5_REMOTE_WRITE)) {
+        free(m);
+        return epw_fail(EPW_ERR_INVALID, where, "what peers write to does not begin a page");
+    }
+    if (plain) rights &= ~(uint32_t)EPW_MLX5_RELAXED_ORDERING; /* not all makes know it */
     int err = adapter->calls->register_memory(adapter->pd, region->base + span.offset, span.bytes,
-                                              span.offset, rights_of(region), &m->keys);
+                                              span.offset + (plain ? EPW_MLX5_SKEW(region->base) : 0), rights,
+                                              &m->keys);
     if (err != 0) {
         free(m);
         return epw_fail_errno(err, where, "%s does not register %llu bytes%s", adapter->name.text,

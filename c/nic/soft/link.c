@@ -24,6 +24,10 @@ void epw_link_free(epw_link *link) {
 /* ---- who has something to say ---- */
 
 void epw_link_has_sender(epw_link *link, epw_pair *pair) {
+    if (epw_pair_is_carried(pair)) {
+        epw_carry_add(pair);
+        return;
+    }
     if (pair->sends) return;
     pair->sends = true;
     pair->next_sender = NULL;

@@ -199,6 +199,7 @@ epw_nic_traffic epw_nic_sent(epw_nic *nic) {
 /* Calls to a thread that listens to rings are left to it, who would sleep on without them. */
 static void take_in(epw_nic *nic, const struct epoll_event *events, int count, bool is_thread) {
     for (int i = 0; i < count; i++) {
+        if (events[i].data.u64 == EPW_CARRIER_ID) epw_carry_heed(nic);
         epw_link *link = epw_nic_link(nic, events[i].data.u64);
         if (link == NULL || link->frozen) continue; /* the wake-up call, or gone meanwhile */
         bool ends = (events[i].events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) != 0;
@@ -279,6 +280,7 @@ static bool send_all(epw_nic *nic) {
     nic->goes_on = false;
     epw_nic_heed_rung(nic);
     if (nic->strict != NULL) resume(nic);
+    epw_carry_send(nic);
     bool waits = send_those(nic, true);
     return send_those(nic, false) || waits;
 }
@@ -299,9 +301,11 @@ static void hand_over(epw_nic *nic, bool ack_waits) {
 static void take_in_all(epw_nic *nic, struct epoll_event *events) {
     bool rings_alone = nic->ring_links == nic->open_links && nic->now_ns != 0;
     take_from_rings(nic);
+    epw_carry_take(nic);
     if (rings_alone && nic->now_ns - nic->looked_ns < LOOK_NS) return;
     nic->looked_ns = nic->now_ns;
     take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0), false);
+    epw_carry_take(nic);
 }
 
 /* Whether the call to the thread is among what has come. */
@@ -357,6 +361,7 @@ void epw_nic_look(epw_nic *nic) {
     epw_nic_lock(nic);
     for (uint32_t seen = 0; seen <= nic->open_links; seen += EVENTS) /* the system tells in turns */
         take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0), false);
+    epw_carry_take(nic);
     epw_nic_unlock(nic);
 }
 
@@ -420,7 +425,7 @@ static void *nic_main(void *argument) {
         polls = nic->polled > 0;
         bool busy = epw_nic_heed_polled(nic) || count > 0;
         take_in(nic, events, count, true);
-        busy |= take_from_rings(nic);
+        busy |= take_from_rings(nic) | epw_carry_take(nic);
         send_all(nic);
         held = nic->held_links > 0;
         now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
@@ -449,6 +454,14 @@ uint32_t epw_nic_register(epw_nic *nic, const epw_region *region) {
     uint32_t key = epw_regions_add(&nic->regions, region);
     epw_nic_unlock(nic);
     return key;
+}
+
+uint32_t epw_nic_carried_key(epw_nic *nic, uint32_t key) {
+    epw_nic_lock(nic);
+    const epw_region *region = epw_regions_find(&nic->regions, key);
+    uint32_t carried = region != NULL ? region->carried_key : 0;
+    epw_nic_unlock(nic);
+    return carried;
 }
 
 void epw_nic_deregister(epw_nic *nic, uint32_t key) {
@@ -508,6 +521,7 @@ void epw_nic_close(epw_nic *nic) {
     }
     for (uint32_t i = 0; i < nic->link_count; i++)
         if (nic->links[i] != NULL) epw_link_free(nic->links[i]);
+    epw_carrier_free(nic->carrier);
     if (nic->epoll >= 0) close(nic->epoll);
     if (nic->wake >= 0) close(nic->wake);
     epw_regions_free(&nic->regions);

@@ -39,6 +39,7 @@ static bool allocate(epw_pair *pair, const epw_pair_options *options) {
 static void release(epw_pair *pair) {
     if (pair->options.memory == NULL && pair->options.parts == NULL) free(pair->memory.entries);
     free(pair->strict);
+    free(pair->carried);
 }
 
 const unsigned char *epw_pair_entry(const epw_pair *pair, uint32_t index) {
@@ -62,9 +63,11 @@ static void complete(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t 
     __atomic_store_n((uint32_t *)(entry + 0x3c), word, __ATOMIC_RELEASE);
 }
 
-static void fail(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t vendor) {
+void epw_pair_fail_as(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t vendor) {
     if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
     if (pair->link != NULL) epw_link_stop(pair->link, pair, true);
+    if (epw_pair_is_carried(pair)) pair->closed = true;
+    epw_carry_stop(pair);
     pair->cause = (epw_pair_cause){syndrome, (uint8_t)vendor, index};
     complete(pair, index, syndrome, vendor);
     /* Writer: the NIC, once nothing that came by this pair is placed any more. Reader: epw_pair_broken. */
@@ -117,7 +120,12 @@ epw_status epw_pair_create(epw_nic *nic, const epw_pair_options *options, epw_wh
         pair->nic = nic;
         epw_nic_lock(nic);
         made = (nic->strict == NULL || epw_strict_open_pair(pair)) && enter(nic, pair);
+        epw_status status = made ? epw_carry_open(pair, where) : EPW_OK;
         epw_nic_unlock(nic);
+        if (status != EPW_OK) {
+            epw_pair_destroy(pair);
+            return status;
+        }
         if (!made) release(pair);
     }
     if (!made) {
@@ -141,8 +149,12 @@ void epw_pair_poll(epw_pair *pair) {
 void epw_pair_destroy(epw_pair *pair) {
     if (pair == NULL) return;
     epw_nic *nic = pair->nic;
+    epw_carry_leave(pair);
     epw_nic_lock(nic);
     epw_nic_heed_rung(nic); /* it is in that list no more */
+    epw_carry_await(pair);
+    epw_carry_forget(pair);
+    epw_carry_stop(pair);
     nic->pairs[pair->number & (SLOTS_MAX - 1)] = NULL;
     nic->polled -= pair->options.polled;
     epw_link *link = pair->link, *from = pair->from;
@@ -165,14 +177,17 @@ const epw_pair_memory *epw_pair_memory_of(const epw_pair *pair) {
     return &pair->memory;
 }
 
-void epw_pair_break(epw_pair *pair) {
-    atomic_store_explicit(&pair->given_up, true, memory_order_release);
-    epw_pair_ring(pair); /* which takes no lock that its thread may hold */
+/* Which is the adapter's own end, by which it sends as well. */
+static void close_carried(epw_pair *pair) {
+    epw_carry_await(pair);
+    epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_ABORTED);
+    epw_carry_stop(pair);
 }
 
 void epw_pair_close(epw_pair *pair) {
     epw_nic_lock(pair->nic);
     pair->closed = true;
+    if (epw_pair_is_carried(pair)) close_carried(pair);
     if (pair->from != NULL) epw_link_stop(pair->from, pair, false);
     epw_nic_unlock(pair->nic);
 }
@@ -204,6 +219,13 @@ static bool loses_doorbell(epw_pair *pair, uint16_t ahead) {
     return covers && epw_strict_take(pair, fault->index).kind != EPW_FAULT_NONE;
 }
 
+/* Somebody has given it up, or the adapter has told of what it cannot go on with. */
+static void give_up(epw_pair *pair) {
+    uint32_t alarm = epw_pair_alarm(pair);
+    if (alarm != 0) epw_pair_fail_as(pair, (uint32_t)pair->completed, EPW_SYNDROME_ABORTED, alarm);
+    epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
+}
+
 /* How far it may fetch, as the doorbell record says. Who rings writes the record, and behind it the doorbell,
  * which says that there is news: a strict NIC, as an adapter, hears of it by that alone. The record is there
  * earlier, by what a GPU's fence takes. Writer of both: who rings, behind the entries. Reader: the NIC. */
@@ -213,7 +235,7 @@ static void heed(epw_pair *pair) {
     uint16_t record = epw_fetch_record(pair->memory.record);
     if (atomic_load_explicit(&pair->given_up, memory_order_acquire) ||
         epw_record_is_given_up(pair->memory.record))
-        epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
+        give_up(pair);
     if (strict && doorbell == pair->doorbell) return;
     pair->doorbell = doorbell;
     uint16_t ahead = (uint16_t)(record - (uint16_t)pair->target);
@@ -222,7 +244,7 @@ static void heed(epw_pair *pair) {
     bool overrun = pair->target - pair->completed > pair->memory.depth;
     if (strict && !overrun) epw_strict_rung(pair, pair->target - ahead, pair->target);
     if (overrun) {
-        fail(pair, (uint32_t)pair->fetched, EPW_SYNDROME_OPERATION, EPW_VENDOR_OVERRUN);
+        epw_pair_fail_as(pair, (uint32_t)pair->fetched, EPW_SYNDROME_OPERATION, EPW_VENDOR_OVERRUN);
     } else if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) {
         complete(pair, (uint32_t)pair->target - 1, EPW_SYNDROME_FLUSHED, 0);
     } else if (pair->link != NULL && epw_pair_has_more(pair)) {
@@ -270,7 +292,7 @@ bool epw_pair_idle(epw_pair *pair) {
     return idle;
 }
 
-void epw_pair_ring(epw_pair *pair) {
+static void push(epw_pair *pair) {
     epw_nic *nic = pair->nic;
     if (!atomic_exchange_explicit(&pair->rung, true, memory_order_seq_cst)) {
         epw_pair *head = atomic_load_explicit(&nic->rung, memory_order_relaxed);
@@ -279,7 +301,21 @@ void epw_pair_ring(epw_pair *pair) {
         } while (!atomic_compare_exchange_weak_explicit(&nic->rung, &head, pair, memory_order_seq_cst,
                                                         memory_order_relaxed));
     }
-    epw_nic_carry(nic);
+}
+
+void epw_pair_ring(epw_pair *pair) {
+    push(pair);
+    epw_nic_carry(pair->nic);
+}
+
+void epw_pair_give_up(epw_pair *pair) {
+    atomic_store_explicit(&pair->given_up, true, memory_order_release);
+    push(pair);
+}
+
+void epw_pair_break(epw_pair *pair) {
+    epw_pair_give_up(pair);
+    epw_nic_carry(pair->nic); /* which takes no lock that its thread may hold */
 }
 
 void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote) {
@@ -337,13 +373,13 @@ static uint8_t frame_kind(uint8_t opcode) {
 static bool refetch(epw_pair *pair) {
     const epw_fault *fault = &pair->nic->strict->fault;
     if (!epw_strict_is_unchanged(pair, pair->fetched)) {
-        fail(pair, (uint32_t)pair->fetched, EPW_SYNDROME_OPERATION, EPW_VENDOR_CHANGED);
+        epw_pair_fail_as(pair, (uint32_t)pair->fetched, EPW_SYNDROME_OPERATION, EPW_VENDOR_CHANGED);
         return false;
     }
     if (fault->kind != EPW_FAULT_ERROR) return true;
     uint8_t syndrome = fault->syndrome;
     if (epw_strict_take(pair, pair->fetched).kind == EPW_FAULT_NONE) return true;
-    fail(pair, (uint32_t)pair->fetched, syndrome, EPW_VENDOR_PLANNED);
+    epw_pair_fail_as(pair, (uint32_t)pair->fetched, syndrome, EPW_VENDOR_PLANNED);
     return false;
 }
 
@@ -352,7 +388,7 @@ static void done(epw_pair *pair, uint64_t entries, bool tell) {
     if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
     uint64_t index;
     if (pair->strict != NULL && !epw_strict_done(pair, pair->completed, entries, &index)) {
-        fail(pair, (uint32_t)index, EPW_SYNDROME_PROTECTION, EPW_VENDOR_REWRITTEN);
+        epw_pair_fail_as(pair, (uint32_t)index, EPW_SYNDROME_PROTECTION, EPW_VENDOR_REWRITTEN);
         return;
     }
     pair->completed = entries;
@@ -421,7 +457,7 @@ void epw_pair_answered(epw_pair *pair) {
 }
 
 void epw_pair_fail(epw_pair *pair, uint32_t index, uint8_t syndrome) {
-    fail(pair, index, syndrome, syndrome == EPW_SYNDROME_RETRIES ? VENDOR_LOST : 0);
+    epw_pair_fail_as(pair, index, syndrome, syndrome == EPW_SYNDROME_RETRIES ? VENDOR_LOST : 0);
 }
 
 void epw_pair_lose(epw_pair *pair, const epw_link *link) {
@@ -432,6 +468,7 @@ void epw_pair_lose(epw_pair *pair, const epw_link *link) {
         pair->ack_due = pair->owed.due = pair->answers = false;
     }
     if (pair->link == link) {
+        epw_carry_forget(pair);
         pair->link = NULL;
         pair->sends = false;
     }

@@ -13,6 +13,8 @@
 #include <sys/uio.h>
 
 typedef struct epw_link epw_link;
+typedef struct epw_carrier epw_carrier; /* an adapter, see carry.c, and what a pair has of it */
+typedef struct epw_carried epw_carried;
 
 /* Of a queue pair at a strict NIC. */
 typedef struct epw_strict_pair {
@@ -62,6 +64,7 @@ struct epw_pair {
     epw_pair *next_sender;
     epw_asked asked;
     epw_strict_pair *strict; /* NULL: it is not */
+    epw_carried *carried;    /* NULL: no adapter is there to carry it */
 
     /* Receiving, from the connection by which the first frame came. */
     epw_link *from;
@@ -148,7 +151,8 @@ struct epw_nic {
     atomic_uint stretch;
 
     epw_nic_traffic sent;
-    epw_strict *strict; /* NULL: it is not */
+    epw_strict *strict;   /* NULL: it is not */
+    epw_carrier *carrier; /* NULL: there is none */
     epw_regions regions;
     epw_link **links;
     uint32_t link_count, link_serial;
@@ -192,9 +196,46 @@ void epw_pair_answered(epw_pair *pair);
 
 /* Nothing more completes. */
 void epw_pair_fail(epw_pair *pair, uint32_t index, uint8_t syndrome);
+void epw_pair_fail_as(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t vendor);
+
+/* As epw_pair_break, without the lock and without looking at it: the NIC's thread has to be woken. */
+void epw_pair_give_up(epw_pair *pair);
 
 /* Its connection is gone. */
 void epw_pair_lose(epw_pair *pair, const epw_link *link);
+
+/* ---- carry.c: with an adapter ---- */
+
+/* Of the event that completions announce themselves by; no link has this id. */
+#define EPW_CARRIER_ID UINT64_MAX
+
+void epw_carrier_free(epw_carrier *carrier);
+
+/* Makes the adapter's queue pair, where there is an adapter. */
+epw_status epw_carry_open(epw_pair *pair, epw_where where);
+
+/* Ends it. Not while it is being connected, which epw_carry_await waits for. */
+void epw_carry_stop(epw_pair *pair);
+void epw_carry_await(epw_pair *pair);
+
+/* Events do not concern it any more. Without the lock, before the last look at what has been rung. */
+void epw_carry_leave(epw_pair *pair);
+
+/* What has happened to the adapter, EPW_VENDOR_*; 0: nothing. */
+uint32_t epw_pair_alarm(const epw_pair *pair);
+
+/* Whether its entries go by the adapter, and not in frames. */
+bool epw_pair_is_carried(const epw_pair *pair);
+
+/* It has entries to be posted; or none that matter any more. */
+void epw_carry_add(epw_pair *pair);
+void epw_carry_forget(epw_pair *pair);
+
+/* Posts what there is; takes completions in: whether any had come; hears of those that announce themselves.
+ */
+void epw_carry_send(epw_nic *nic);
+bool epw_carry_take(epw_nic *nic);
+void epw_carry_heed(epw_nic *nic);
 
 /* ---- link.c ---- */
 

@@ -1,0 +1,38 @@
+/* The verbs wire: entries of a soft NIC's queue pairs, carried by an RDMA adapter of any make.
+ *
+ *     ring -> fetch, check -> ibv_post_send -> the peer's adapter -> window
+ *                                |
+ *                          completion -> the ring's own completion
+ *
+ * Each pair has a reliable queue pair of the adapter beside it, from which its peer's number and key follow.
+ * The connection between the two NICs stays: it says who has ended.
+ *
+ * Entries of a pair go out in order, and a word is placed behind all before it. Where an adapter may place
+ * writes in another order, the NIC holds each word back until all before it is done. */
+#ifndef EPW_NIC_VERBS_H
+#define EPW_NIC_VERBS_H
+
+#include "nic/mlx5.h"
+#include "nic/verbs/calls.h"
+
+/* Pairs made from now on can be carried by this adapter, which outlives the NIC. Once, before the first. */
+epw_status epw_nic_carry_by(epw_nic *nic, const epw_verbs_calls *calls, epw_mlx5 *adapter, epw_where where);
+
+/* Writes may be placed in any order: words wait for what is before them. Before the first pair is made. */
+void epw_nic_be_unordered(epw_nic *nic);
+
+/* By which the peer's adapter names it; 0: it cannot be carried. */
+uint32_t epw_pair_carried_number(const epw_pair *pair);
+
+/* As epw_pair_connect, to a queue pair of the adapter at the path's end. */
+epw_status epw_pair_carry(epw_pair *pair, uint64_t link, const epw_mlx5_path *path, epw_where where);
+
+/* Vendor codes of pairs that an event of the adapter has broken. */
+enum {
+    EPW_VENDOR_PAIR_EVENT = 0xe0, /* it has gone to its error state */
+    EPW_VENDOR_PORT_DOWN = 0xe1,
+    EPW_VENDOR_GIDS_CHANGED = 0xe2,
+    EPW_VENDOR_DEVICE_FATAL = 0xe3
+};
+
+#endif
