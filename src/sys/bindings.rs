@@ -497,8 +497,8 @@ pub struct epw_fabric_options {
     pub size: u32,
     /// [0, EPW_MAX_RANKS): that of the buffers that use it
     pub rank: u32,
-    /** EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL, others the
-last of these bits that they have in common*/
+    /** EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL, others
+the last of these bits that they have in common*/
     pub wires: u32,
     /// EPW_NIC_*
     pub nic: u32,
