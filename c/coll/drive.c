@@ -181,6 +181,26 @@ static bool is_awaited(const epw_comm *comm, const epw_coll_peer *p) {
     return (comm->running && !epw_flow_over(p)) || epw_point_awaits(p) || epw_point_has_more(p);
 }
 
+/* Whether the peer itself is to do something next. It is not where its messages lie here unread, because the
+ * fold lacks those of others, or where this rank has nothing to write for it yet. */
+static bool is_owing(const epw_comm *comm, const epw_coll_peer *p) {
+    const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    bool blocked = p->out.open && (!p->begun || !epw_ring_has_room(comm, ring));
+    bool silent = p->in.open && ring->seen == ring->consumed;
+    return (comm->running && (blocked || silent || ring->taken < ring->borrowed)) || epw_point_owed(p);
+}
+
+/* The time of one that owes nothing does not pass. */
+static void rest_clock(const epw_comm *comm, epw_coll_peer *p, uint64_t now) {
+    if (!is_owing(comm, p)) p->moved = p->clock.since = now;
+}
+
+/* What came before its farewell is still read. */
+static bool is_lost(const epw_comm *comm, const epw_coll_peer *p) {
+    if (p->gone == EPW_CAUSE_NONE) return false;
+    return p->out.open || is_owing(comm, p) || p->gone == EPW_CAUSE_FORMAT;
+}
+
 /* ---- mismatches ---- */
 
 void epw_comm_mismatch(epw_comm *comm, uint32_t peer, const epw_descriptor *its, const epw_descriptor *own) {
@@ -304,8 +324,9 @@ static bool lose_silent(epw_comm *comm, uint64_t now) {
     bool lost = false;
     FOR_OTHERS(p, comm) {
         if (!is_awaited(comm, p)) continue;
-        uint32_t cause = p->gone;
-        if (cause == EPW_CAUSE_NONE && now >= expiry_of(comm, p)) cause = EPW_CAUSE_TIMEOUT;
+        rest_clock(comm, p, now);
+        uint32_t cause = is_lost(comm, p) ? p->gone : EPW_CAUSE_NONE;
+        if (p->gone == EPW_CAUSE_NONE && now >= expiry_of(comm, p)) cause = EPW_CAUSE_TIMEOUT;
         if (cause == EPW_CAUSE_NONE) continue;
         const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
         uint32_t phase = comm->running && !epw_flow_over(p) ? EPW_PHASE_COLLECTIVE : EPW_PHASE_POINT;
@@ -319,7 +340,7 @@ static bool lose_silent(epw_comm *comm, uint64_t now) {
 /* ---- beacons ---- */
 
 static bool any_awaited(const epw_comm *comm) {
-    FOR_OTHERS(p, comm) if (is_awaited(comm, p)) return true;
+    FOR_OTHERS(p, comm) if (is_owing(comm, p)) return true;
     return false;
 }
 
@@ -339,7 +360,7 @@ static void post_beacon(epw_comm *comm, uint32_t said, uint64_t now) {
 static uint32_t beacon_to_post(const epw_comm *comm) {
     uint64_t group_ns = comm->config.deadline_ns;
     epw_naming naming = epw_naming_begin(comm->config.rank, epw_rule_lengthened(deadline_of(comm), group_ns));
-    FOR_OTHERS(p, comm) if (is_awaited(comm, p)) epw_naming_add(&naming, epw_coll_rank(comm, p), &p->clock);
+    FOR_OTHERS(p, comm) if (is_owing(comm, p)) epw_naming_add(&naming, epw_coll_rank(comm, p), &p->clock);
     return epw_naming_value(&naming);
 }
 
@@ -367,7 +388,7 @@ static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
     }
     until = spoke + group_ns / 2;
     FOR_OTHERS(p, comm) {
-        if (is_awaited(comm, p) && expiry_of(comm, p) < until) until = expiry_of(comm, p);
+        if (is_owing(comm, p) && expiry_of(comm, p) < until) until = expiry_of(comm, p);
     }
     return until;
 }

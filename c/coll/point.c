@@ -197,6 +197,12 @@ bool epw_point_awaits(const epw_coll_peer *p) {
            (point->sends != NULL && p->rings[EPW_CHANNEL_POINT].posted > 0);
 }
 
+bool epw_point_owed(const epw_coll_peer *p) {
+    const epw_point *point = p->point;
+    return point->sends != NULL || point->offered != NULL || point->asked != NULL ||
+           point->receives != NULL || point->awaited != NULL;
+}
+
 bool epw_point_has_more(const epw_coll_peer *p) {
     const epw_point *point = p->point;
     return point->sends != NULL || point->asked != NULL || point->replies != NULL || point->matched > 0;
