@@ -156,6 +156,18 @@ bool epw_may_borrow(const epw_comm *comm, const epw_coll_peer *p, const epw_mess
            m->address <= l->window_bytes && m->bytes <= l->window_bytes - m->address;
 }
 
+/* Passes over a message of a flow that has ended early. */
+static bool is_left_over(const epw_comm *comm, epw_coll_peer *p) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    bool left_over = ring->message.number == ring->consumed + 1 && ring->message.call == p->ended &&
+                     p->ended < comm->calls;
+    if (left_over) {
+        ring->consumed++;
+        ring->urgent = true;
+    }
+    return left_over;
+}
+
 static bool is_call(const epw_descriptor *what) {
     return what->kind <= EPW_SCATTER && epw_type_bytes(what->type) > 0 && what->op <= EPW_AVERAGE;
 }
@@ -172,12 +184,14 @@ static bool refuse_message(epw_coll_peer *p) {
 static bool open_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     if (ring->here) return true;
-    if (ring->seen == ring->consumed) return false;
-    uint64_t offset =
-        epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), ring->consumed + 1);
-    /* A copy: the source can write there at any time. */
-    memcpy(&ring->message, epw_peers_own(&comm->peers) + offset, sizeof ring->message);
     const epw_message *m = &ring->message;
+    do { /* ends: no more than have come */
+        if (ring->seen == ring->consumed) return false;
+        uint64_t offset = epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p),
+                                             ring->consumed + 1);
+        /* A copy: the source can write there at any time. */
+        memcpy(&ring->message, epw_peers_own(&comm->peers) + offset, sizeof ring->message);
+    } while (is_left_over(comm, p));
     if (m->number != ring->consumed + 1 || !is_call(&m->what)) return refuse_message(p);
     epw_descriptor own = epw_descriptor_of(&op->call, elements_of(&op->call, &p->in));
     if (m->call != comm->calls || !equal(&m->what, &own)) {
@@ -267,6 +281,7 @@ void epw_flow_void(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
         comm->fold.voids = voids;
     }
     p->in.open = false;
+    p->ended = comm->calls;
     if (voids < comm->layout.ranks) comm->of[voids].missing = true;
     p->missing = true;
 }

@@ -85,6 +85,8 @@ typedef struct epw_coll_peer {
     /* Of the collective that runs. */
     epw_flow out, in;
     bool missing;
+    uint32_t ended;     /* the last collective whose flow from it has ended early: what still comes of that is
+                           not read */
     uint64_t cancelled; /* messages of its up to this one are not to be read from its memory any more */
 
     struct epw_point *point; /* see point.c */
