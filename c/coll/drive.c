@@ -429,7 +429,7 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
         }
     }
     if (comm->mismatched) end_all(comm, now);
-    *until = tell_and_rest(comm, now);
+    *until = comm->look_again = tell_and_rest(comm, now);
     return moved;
 }
 
@@ -518,18 +518,22 @@ epw_job *epw_comm_find(epw_comm *comm, epw_work work) {
 
 /* Whether a step would find something new. Locked. */
 static bool has_news(epw_comm *comm) {
+    if (epw_now_ns() >= comm->look_again) return true;
     FOR_OTHERS(p, comm) {
+        uint64_t word =
+            epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_MISMATCH);
+        if (!comm->mismatched && epw_word_epoch(word) == epoch_of(comm)) return true;
         if (!is_awaited(comm, p)) continue;
         for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
             uint32_t peer = epw_coll_rank(comm, p);
             const epw_ring *ring = &p->rings[c];
             uint64_t posted = epw_word_from(&comm->peers, c, peer, EPW_WORD_POSTED);
             uint64_t taken = epw_word_from(&comm->peers, c, peer, EPW_WORD_TAKEN);
-            if (count_of(comm, posted, ring->seen) > ring->seen) return true;
-            if (count_of(comm, taken, ring->taken) > ring->taken) return true;
+            if (awaits_messages(p, c) && count_of(comm, posted, ring->seen) > ring->seen) return true;
+            if (awaits_taken(comm, p, c) && count_of(comm, taken, ring->taken) > ring->taken) return true;
             uint64_t dropped = epw_word_from(&comm->peers, c, peer, EPW_WORD_DROPPED);
             uint64_t epoch = epw_word_from(&comm->peers, c, peer, EPW_WORD_EPOCH);
-            if (epw_word_epoch(dropped) >= epoch_of(comm) || (!p->begun && epoch == comm->own_word))
+            if ((p->gone == EPW_CAUSE_NONE && epw_word_epoch(dropped) >= epoch_of(comm)) || (!p->begun && epoch == comm->own_word))
                 return true;
         }
     }
@@ -589,6 +593,7 @@ void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch
     epw_peers_clear_suspects(&comm->peers);
     comm->suspicions = atomic_load_explicit(&comm->peers.suspicions, memory_order_relaxed);
     comm->own_word = epoch_word;
+    comm->look_again = UINT64_MAX;
     comm->running = comm->waiting = comm->beaconed = comm->mismatched = false;
     comm->calls = comm->members = 0;
     EPW_COMM_PEERS(p, comm) {

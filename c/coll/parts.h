@@ -145,6 +145,7 @@ struct epw_comm {
     bool beaconed;
     bool waiting;
     bool held;       /* a word that has come may not be seen before what was posted has been sent */
+    uint64_t look_again; /* when the next step is due although nobody rings */
     bool mismatched; /* ranks have called different operations: nothing goes on in this epoch */
     epw_mismatch mismatch;
 
