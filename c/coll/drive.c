@@ -396,7 +396,14 @@ static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
 /* ---- steps ---- */
 
 static void end_all(epw_comm *comm, uint64_t now) {
-    epw_comm_take_back(comm, now);
+    if (comm->queue == NULL && comm->jobs == NULL) return;
+    /* Of collectives, and of sends that peers may be reading. Writer: this rank, before its callers may write
+     * there. Reader: the peer, after it has read. */
+    FOR_OTHERS(p, comm) {
+        post(comm, p, EPW_CHANNEL_POINT, EPW_WORD_CANCELLED, epw_epoch_word(epoch_of(comm), EPW_STEP_MAX), NULL,
+             now);
+        p->rings[EPW_CHANNEL_COLLECTIVE].borrowed = p->rings[EPW_CHANNEL_COLLECTIVE].taken;
+    }
     while (comm->queue != NULL) {
         comm->running = true;
         end_collective(comm, EPW_ERR_MISMATCH);

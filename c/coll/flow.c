@@ -246,7 +246,7 @@ bool epw_read_borrowed(epw_comm *comm, epw_coll_peer *p, uint32_t carry, void *t
     } else {
         epw_coll_copy(comm, to, epw_rows_at(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, address), bytes);
     }
-    return still_given(comm, p, UINT64_MAX);
+    return still_given(comm, p, EPW_STEP_MAX);
 }
 
 /* Whether the open message of the peer's that was read from its memory was its to give to the end. */
