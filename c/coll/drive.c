@@ -169,7 +169,7 @@ static void look_at(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
     if (!p->begun && (p->out.open || epw_point_has_more(p)))
         look(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_TAKEN, now);
     greet(comm, p, now);
-    if (!p->reads && p->out.open) {
+    if (!p->reads && (p->out.open || epw_point_has_more(p))) {
         uint64_t may =
             epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_MAY_PULL);
         p->reads = epw_word_epoch(may) == epoch_of(comm);
