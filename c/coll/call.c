@@ -61,6 +61,7 @@ epw_descriptor epw_descriptor_of(const epw_coll *c, uint64_t pair_count) {
                                                         : 0,
                             .count = c->kind == EPW_BARRIER ? 0
                                      : uneven               ? pair_count
+                                     : c->rows > 1          ? c->rows * c->count
                                                             : c->count};
 }
 
