@@ -400,8 +400,8 @@ static void end_all(epw_comm *comm, uint64_t now) {
     /* Of collectives, and of sends that peers may be reading. Writer: this rank, before its callers may write
      * there. Reader: the peer, after it has read. */
     FOR_OTHERS(p, comm) {
-        post(comm, p, EPW_CHANNEL_POINT, EPW_WORD_CANCELLED, epw_epoch_word(epoch_of(comm), EPW_STEP_MAX), NULL,
-             now);
+        post(comm, p, EPW_CHANNEL_POINT, EPW_WORD_CANCELLED, epw_epoch_word(epoch_of(comm), EPW_STEP_MAX),
+             NULL, now);
         p->rings[EPW_CHANNEL_COLLECTIVE].borrowed = p->rings[EPW_CHANNEL_COLLECTIVE].taken;
     }
     while (comm->queue != NULL) {
@@ -540,7 +540,8 @@ static bool has_news(epw_comm *comm) {
             if (awaits_taken(comm, p, c) && count_of(comm, taken, ring->taken) > ring->taken) return true;
             uint64_t dropped = epw_word_from(&comm->peers, c, peer, EPW_WORD_DROPPED);
             uint64_t epoch = epw_word_from(&comm->peers, c, peer, EPW_WORD_EPOCH);
-            if ((p->gone == EPW_CAUSE_NONE && epw_word_epoch(dropped) >= epoch_of(comm)) || (!p->begun && epoch == comm->own_word))
+            if ((p->gone == EPW_CAUSE_NONE && epw_word_epoch(dropped) >= epoch_of(comm)) ||
+                (!p->begun && epoch == comm->own_word))
                 return true;
         }
     }

@@ -144,9 +144,9 @@ struct epw_comm {
     uint32_t beacon;
     bool beaconed;
     bool waiting;
-    bool held;       /* a word that has come may not be seen before what was posted has been sent */
+    bool held;           /* a word that has come may not be seen before what was posted has been sent */
     uint64_t look_again; /* when the next step is due although nobody rings */
-    bool mismatched; /* ranks have called different operations: nothing goes on in this epoch */
+    bool mismatched;     /* ranks have called different operations: nothing goes on in this epoch */
     epw_mismatch mismatch;
 
     /* The collective that runs is the first of the queue. */
