@@ -282,8 +282,9 @@ void epw_flow_void(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
     }
     p->in.open = false;
     p->ended = comm->calls;
-    if (voids < comm->layout.ranks) comm->of[voids].missing = true;
-    p->missing = true;
+    /* Who says that it lacks another rank is not missing itself. */
+    bool another = voids < comm->layout.ranks && voids != comm->config.rank;
+    (another ? &comm->of[voids] : p)->missing = true;
 }
 
 /* A message that ends the flow from the peer, or a piece of none. */
