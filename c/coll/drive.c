@@ -169,7 +169,7 @@ static void look_at(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
     if (!p->begun && (p->out.open || epw_point_has_more(p)))
         look(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_TAKEN, now);
     greet(comm, p, now);
-    if (!p->reads && p->out.open) {
+    if (!p->reads && (p->out.open || epw_point_has_more(p))) {
         uint64_t may =
             epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_MAY_PULL);
         p->reads = epw_word_epoch(may) == epoch_of(comm);
@@ -179,6 +179,26 @@ static void look_at(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
 /* Whether the peer's part in anything is still to come. */
 static bool is_awaited(const epw_comm *comm, const epw_coll_peer *p) {
     return (comm->running && !epw_flow_over(p)) || epw_point_awaits(p) || epw_point_has_more(p);
+}
+
+/* Whether the peer itself is to do something next. It is not where its messages lie here unread, because the
+ * fold lacks those of others, or where this rank has nothing to write for it yet. */
+static bool is_owing(const epw_comm *comm, const epw_coll_peer *p) {
+    const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    bool blocked = p->out.open && (!p->begun || !epw_ring_has_room(comm, ring));
+    bool silent = p->in.open && ring->seen == ring->consumed;
+    return (comm->running && (blocked || silent || ring->taken < ring->borrowed)) || epw_point_owed(p);
+}
+
+/* The time of one that owes nothing does not pass. */
+static void rest_clock(const epw_comm *comm, epw_coll_peer *p, uint64_t now) {
+    if (!is_owing(comm, p)) p->moved = p->clock.since = now;
+}
+
+/* What came before its farewell is still read. */
+static bool is_lost(const epw_comm *comm, const epw_coll_peer *p) {
+    if (p->gone == EPW_CAUSE_NONE) return false;
+    return p->out.open || is_owing(comm, p) || p->gone == EPW_CAUSE_FORMAT;
 }
 
 /* ---- mismatches ---- */
@@ -304,8 +324,9 @@ static bool lose_silent(epw_comm *comm, uint64_t now) {
     bool lost = false;
     FOR_OTHERS(p, comm) {
         if (!is_awaited(comm, p)) continue;
-        uint32_t cause = p->gone;
-        if (cause == EPW_CAUSE_NONE && now >= expiry_of(comm, p)) cause = EPW_CAUSE_TIMEOUT;
+        rest_clock(comm, p, now);
+        uint32_t cause = is_lost(comm, p) ? p->gone : EPW_CAUSE_NONE;
+        if (p->gone == EPW_CAUSE_NONE && now >= expiry_of(comm, p)) cause = EPW_CAUSE_TIMEOUT;
         if (cause == EPW_CAUSE_NONE) continue;
         const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
         uint32_t phase = comm->running && !epw_flow_over(p) ? EPW_PHASE_COLLECTIVE : EPW_PHASE_POINT;
@@ -319,7 +340,7 @@ static bool lose_silent(epw_comm *comm, uint64_t now) {
 /* ---- beacons ---- */
 
 static bool any_awaited(const epw_comm *comm) {
-    FOR_OTHERS(p, comm) if (is_awaited(comm, p)) return true;
+    FOR_OTHERS(p, comm) if (is_owing(comm, p)) return true;
     return false;
 }
 
@@ -339,7 +360,7 @@ static void post_beacon(epw_comm *comm, uint32_t said, uint64_t now) {
 static uint32_t beacon_to_post(const epw_comm *comm) {
     uint64_t group_ns = comm->config.deadline_ns;
     epw_naming naming = epw_naming_begin(comm->config.rank, epw_rule_lengthened(deadline_of(comm), group_ns));
-    FOR_OTHERS(p, comm) if (is_awaited(comm, p)) epw_naming_add(&naming, epw_coll_rank(comm, p), &p->clock);
+    FOR_OTHERS(p, comm) if (is_owing(comm, p)) epw_naming_add(&naming, epw_coll_rank(comm, p), &p->clock);
     return epw_naming_value(&naming);
 }
 
@@ -367,7 +388,7 @@ static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
     }
     until = spoke + group_ns / 2;
     FOR_OTHERS(p, comm) {
-        if (is_awaited(comm, p) && expiry_of(comm, p) < until) until = expiry_of(comm, p);
+        if (is_owing(comm, p) && expiry_of(comm, p) < until) until = expiry_of(comm, p);
     }
     return until;
 }
@@ -375,7 +396,14 @@ static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
 /* ---- steps ---- */
 
 static void end_all(epw_comm *comm, uint64_t now) {
-    epw_comm_take_back(comm, now);
+    if (comm->queue == NULL && comm->jobs == NULL) return;
+    /* Of collectives, and of sends that peers may be reading. Writer: this rank, before its callers may write
+     * there. Reader: the peer, after it has read. */
+    FOR_OTHERS(p, comm) {
+        post(comm, p, EPW_CHANNEL_POINT, EPW_WORD_CANCELLED, epw_epoch_word(epoch_of(comm), EPW_STEP_MAX),
+             NULL, now);
+        p->rings[EPW_CHANNEL_COLLECTIVE].borrowed = p->rings[EPW_CHANNEL_COLLECTIVE].taken;
+    }
     while (comm->queue != NULL) {
         comm->running = true;
         end_collective(comm, EPW_ERR_MISMATCH);
@@ -408,7 +436,7 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
         }
     }
     if (comm->mismatched) end_all(comm, now);
-    *until = tell_and_rest(comm, now);
+    *until = comm->look_again = tell_and_rest(comm, now);
     return moved;
 }
 
@@ -497,18 +525,23 @@ epw_job *epw_comm_find(epw_comm *comm, epw_work work) {
 
 /* Whether a step would find something new. Locked. */
 static bool has_news(epw_comm *comm) {
+    if (epw_now_ns() >= comm->look_again) return true;
     FOR_OTHERS(p, comm) {
+        uint64_t word =
+            epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_MISMATCH);
+        if (!comm->mismatched && epw_word_epoch(word) == epoch_of(comm)) return true;
         if (!is_awaited(comm, p)) continue;
         for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
             uint32_t peer = epw_coll_rank(comm, p);
             const epw_ring *ring = &p->rings[c];
             uint64_t posted = epw_word_from(&comm->peers, c, peer, EPW_WORD_POSTED);
             uint64_t taken = epw_word_from(&comm->peers, c, peer, EPW_WORD_TAKEN);
-            if (count_of(comm, posted, ring->seen) > ring->seen) return true;
-            if (count_of(comm, taken, ring->taken) > ring->taken) return true;
+            if (awaits_messages(p, c) && count_of(comm, posted, ring->seen) > ring->seen) return true;
+            if (awaits_taken(comm, p, c) && count_of(comm, taken, ring->taken) > ring->taken) return true;
             uint64_t dropped = epw_word_from(&comm->peers, c, peer, EPW_WORD_DROPPED);
             uint64_t epoch = epw_word_from(&comm->peers, c, peer, EPW_WORD_EPOCH);
-            if (epw_word_epoch(dropped) >= epoch_of(comm) || (!p->begun && epoch == comm->own_word))
+            if ((p->gone == EPW_CAUSE_NONE && epw_word_epoch(dropped) >= epoch_of(comm)) ||
+                (!p->begun && epoch == comm->own_word))
                 return true;
         }
     }
@@ -568,6 +601,7 @@ void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch
     epw_peers_clear_suspects(&comm->peers);
     comm->suspicions = atomic_load_explicit(&comm->peers.suspicions, memory_order_relaxed);
     comm->own_word = epoch_word;
+    comm->look_again = UINT64_MAX;
     comm->running = comm->waiting = comm->beaconed = comm->mismatched = false;
     comm->calls = comm->members = 0;
     EPW_COMM_PEERS(p, comm) {

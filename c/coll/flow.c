@@ -156,30 +156,56 @@ bool epw_may_borrow(const epw_comm *comm, const epw_coll_peer *p, const epw_mess
            m->address <= l->window_bytes && m->bytes <= l->window_bytes - m->address;
 }
 
+/* Passes over a message of a flow that has ended early. */
+static bool is_left_over(const epw_comm *comm, epw_coll_peer *p) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    bool left_over = ring->message.number == ring->consumed + 1 && ring->message.call == p->ended &&
+                     p->ended < comm->calls;
+    if (left_over) {
+        ring->consumed++;
+        ring->urgent = true;
+    }
+    return left_over;
+}
+
+static bool is_call(const epw_descriptor *what) {
+    return what->kind <= EPW_SCATTER && epw_type_bytes(what->type) > 0 && what->op <= EPW_AVERAGE;
+}
+
+/* Nothing of the peer's is believed any more. */
+static bool refuse_message(epw_coll_peer *p) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    p->gone = EPW_CAUSE_FORMAT;
+    ring->seen = ring->consumed;
+    return false;
+}
+
 /* The next message of the peer's, checked. False: there is none, or it is not of this collective. */
 static bool open_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     if (ring->here) return true;
-    if (ring->seen == ring->consumed) return false;
-    uint64_t offset =
-        epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), ring->consumed + 1);
-    /* A copy: the source can write there at any time. */
-    memcpy(&ring->message, epw_peers_own(&comm->peers) + offset, sizeof ring->message);
     const epw_message *m = &ring->message;
+    do { /* ends: no more than have come */
+        if (ring->seen == ring->consumed) return false;
+        uint64_t offset = epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p),
+                                             ring->consumed + 1);
+        /* A copy: the source can write there at any time. */
+        memcpy(&ring->message, epw_peers_own(&comm->peers) + offset, sizeof ring->message);
+    } while (is_left_over(comm, p));
+    if (m->number != ring->consumed + 1 || !is_call(&m->what)) return refuse_message(p);
     epw_descriptor own = epw_descriptor_of(&op->call, elements_of(&op->call, &p->in));
     if (m->call != comm->calls || !equal(&m->what, &own)) {
         epw_comm_mismatch(comm, epw_coll_rank(comm, p), &m->what, &own);
         return false;
     }
-    bool fits = m->number == ring->consumed + 1 && m->bytes <= leg_of(&p->in)->bytes - leg_of(&p->in)->done &&
-                epw_may_borrow(comm, p, m);
+    const epw_leg *leg = leg_of(&p->in);
+    uint64_t element = op->call.kind == EPW_BARRIER ? 1 : epw_type_bytes(op->call.type);
+    bool fits = m->bytes <= leg->bytes - leg->done && m->bytes % element == 0 && epw_may_borrow(comm, p, m);
+    /* Only of a barrier nothing comes. */
+    if (m->carry != EPW_CARRY_VOID) fits = fits && (m->bytes > 0) == (leg->bytes > 0);
     if (m->carry == EPW_CARRY_INLINE) fits = fits && m->bytes <= comm->layout.slot_bytes;
     if (m->carry == EPW_CARRY_VOID) fits = fits && m->voids < comm->layout.ranks;
-    if (m->carry < EPW_CARRY_INLINE || m->carry > EPW_CARRY_VOID || !fits) {
-        if (p->gone == EPW_CAUSE_NONE) p->gone = EPW_CAUSE_FORMAT;
-        ring->seen = ring->consumed; /* nothing of it is believed any more */
-        return false;
-    }
+    if (m->carry < EPW_CARRY_INLINE || m->carry > EPW_CARRY_VOID || !fits) return refuse_message(p);
     ring->here = true;
     ring->done = 0;
     return true;
@@ -220,7 +246,7 @@ bool epw_read_borrowed(epw_comm *comm, epw_coll_peer *p, uint32_t carry, void *t
     } else {
         epw_coll_copy(comm, to, epw_rows_at(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, address), bytes);
     }
-    return still_given(comm, p, UINT64_MAX);
+    return still_given(comm, p, EPW_STEP_MAX);
 }
 
 /* Whether the open message of the peer's that was read from its memory was its to give to the end. */
@@ -255,8 +281,10 @@ void epw_flow_void(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
         comm->fold.voids = voids;
     }
     p->in.open = false;
-    if (voids < comm->layout.ranks) comm->of[voids].missing = true;
-    p->missing = true;
+    p->ended = comm->calls;
+    /* Who says that it lacks another rank is not missing itself. */
+    bool another = voids < comm->layout.ranks && voids != comm->config.rank;
+    (another ? &comm->of[voids] : p)->missing = true;
 }
 
 /* A message that ends the flow from the peer, or a piece of none. */

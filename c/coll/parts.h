@@ -85,6 +85,8 @@ typedef struct epw_coll_peer {
     /* Of the collective that runs. */
     epw_flow out, in;
     bool missing;
+    uint32_t ended;     /* the last collective whose flow from it has ended early: what still comes of that is
+                           not read */
     uint64_t cancelled; /* messages of its up to this one are not to be read from its memory any more */
 
     struct epw_point *point; /* see point.c */
@@ -142,8 +144,9 @@ struct epw_comm {
     uint32_t beacon;
     bool beaconed;
     bool waiting;
-    bool held;       /* a word that has come may not be seen before what was posted has been sent */
-    bool mismatched; /* ranks have called different operations: nothing goes on in this epoch */
+    bool held;           /* a word that has come may not be seen before what was posted has been sent */
+    uint64_t look_again; /* when the next step is due although nobody rings */
+    bool mismatched;     /* ranks have called different operations: nothing goes on in this epoch */
     epw_mismatch mismatch;
 
     /* The collective that runs is the first of the queue. */

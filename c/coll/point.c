@@ -37,6 +37,8 @@ typedef struct epw_point {
     transfer *receives; /* not matched yet */
     transfer *awaited;  /* matched with an offer that was asked for: its bytes come */
     arrival *arrivals;
+    uint32_t kept; /* arrivals, and of these the bytes that were copied */
+    uint64_t kept_bytes;
     reply *replies;
     uint32_t offers;          /* given out */
     uint64_t unmatched_bytes; /* sent, and not received there as far as is known */
@@ -195,6 +197,12 @@ bool epw_point_awaits(const epw_coll_peer *p) {
     const epw_point *point = p->point;
     return point->offered != NULL || point->receives != NULL || point->awaited != NULL ||
            (point->sends != NULL && p->rings[EPW_CHANNEL_POINT].posted > 0);
+}
+
+bool epw_point_owed(const epw_coll_peer *p) {
+    const epw_point *point = p->point;
+    return point->sends != NULL || point->offered != NULL || point->asked != NULL ||
+           point->receives != NULL || point->awaited != NULL;
 }
 
 bool epw_point_has_more(const epw_coll_peer *p) {
@@ -359,6 +367,8 @@ static transfer *matching_receive(epw_point *point, uint32_t tag) {
 
 static bool keep(epw_point *point, const arrival *a, const unsigned char *bytes) {
     uint64_t copied = a->carry == EPW_CARRY_INLINE ? a->bytes : 0;
+    /* Who counts as it should sends no more. */
+    if (point->kept == EPW_UNRECEIVED_MAX || point->kept_bytes + copied > EPW_EAGER_BYTES) return false;
     arrival *kept = malloc(sizeof *kept + copied);
     if (kept == NULL) return false;
     *kept = *a;
@@ -366,6 +376,8 @@ static bool keep(epw_point *point, const arrival *a, const unsigned char *bytes)
     if (copied > 0) memcpy(kept->copy, bytes, copied);
     END_OF(point->arrivals, arrival);
     *end_ = kept;
+    point->kept++;
+    point->kept_bytes += copied;
     return true;
 }
 
@@ -481,6 +493,8 @@ static bool match_arrivals(epw_comm *comm, epw_coll_peer *p) {
         }
         arrival *a = *at;
         *at = a->next;
+        p->point->kept--;
+        if (a->carry == EPW_CARRY_INLINE) p->point->kept_bytes -= a->bytes;
         receive(comm, p, t, a, a->copy);
         free(a);
         moved = true;

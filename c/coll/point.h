@@ -24,6 +24,9 @@ bool epw_points_move(epw_comm *comm, uint64_t now);
 bool epw_point_awaits(const epw_coll_peer *p);
 bool epw_point_has_more(const epw_coll_peer *p);
 
+/* Whether a send or receive of a caller's is under way with the peer. */
+bool epw_point_owed(const epw_coll_peer *p);
+
 /* The peer has been given up: what was under way with it ends without it. */
 void epw_point_lose(epw_comm *comm, epw_coll_peer *p);
 
