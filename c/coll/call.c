@@ -186,10 +186,10 @@ static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
         return wrong(comm, c, "in place blocks are equal: send_counts and recv_counts are NULL");
     uint32_t me = comm->config.rank;
     if (c->kind == EPW_ALL_TO_ALL && c->send_counts != NULL && c->send_counts[me] != c->recv_counts[me])
-        return epw_fail(EPW_ERR_INVALID, where,
-                        "send_counts[%u] is %llu, recv_counts[%u] %llu: what a rank sends to itself it expects",
-                        me, (unsigned long long)c->send_counts[me], me,
-                        (unsigned long long)c->recv_counts[me]);
+        return epw_fail(
+            EPW_ERR_INVALID, where,
+            "send_counts[%u] is %llu, recv_counts[%u] %llu: what a rank sends to itself it expects", me,
+            (unsigned long long)c->send_counts[me], me, (unsigned long long)c->recv_counts[me]);
     return EPW_OK;
 }
 

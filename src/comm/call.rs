@@ -261,7 +261,8 @@ pub trait Calls: sealed::Calls {
 }
 
 pub(super) mod sealed {
-    use super::{Lowered, Result};
+    use crate::comm::call::Lowered;
+    use crate::error::Result;
 
     pub trait Calls {
         /// Of errors, spans and metrics.
