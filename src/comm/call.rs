@@ -26,6 +26,7 @@ use crate::{ffi, sys};
 ///         let crossing = (Call::send(&own[..], peer, 7), Call::recv(&mut its[..], peer, 7));
 ///         assert!(comm.run_blocking(crossing)?.is_complete());
 ///         assert_eq!(its, [peer; 1000]);
+///         group.barrier_blocking("end")?;
 ///         Ok::<_, epwire::Error>(())
 ///     })
 /// });
