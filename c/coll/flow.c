@@ -272,7 +272,8 @@ static bool read_bytes(epw_comm *comm, epw_coll_peer *p, unsigned char *to, uint
     return !last || was_given(comm, p);
 }
 
-void epw_flow_void(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
+/* Something of what the peer was to give will not come, for want of rank `voids`. */
+static void note_lack(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
     bool folds = false;
     for (uint32_t l = p->in.leg; p->in.open && l < 2; l++)
         folds |= p->in.legs[l].folded && p->in.legs[l].done < p->in.legs[l].bytes;
@@ -280,11 +281,33 @@ void epw_flow_void(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
         comm->fold.lacks = true;
         comm->fold.voids = voids;
     }
-    p->in.open = false;
-    p->ended = comm->calls;
     /* Who says that it lacks another rank is not missing itself. */
     bool another = voids < comm->layout.ranks && voids != comm->config.rank;
-    (another ? &comm->of[voids] : p)->missing = true;
+    uint32_t missing = another ? voids : epw_coll_rank(comm, p);
+    comm->of[missing].missing = true;
+    if (comm->record.cause != EPW_CAUSE_NONE) return;
+    comm->record = (epw_error_record){.phase = EPW_PHASE_COLLECTIVE,
+                                      .cause = EPW_CAUSE_PARTIAL,
+                                      .rank = comm->config.rank,
+                                      .peer = missing,
+                                      .epoch = epw_word_epoch(comm->own_word),
+                                      .op = comm->calls & EPW_OP_MAX,
+                                      .deadline_ns = comm->config.deadline_ns};
+}
+
+void epw_flow_void(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
+    note_lack(comm, p, voids);
+    p->in.open = false;
+    p->ended = comm->calls;
+}
+
+/* The peer has taken back what its open message names. The flow goes on behind it: what follows says how it
+ * ends. */
+static void skip_message(epw_comm *comm, epw_coll_peer *p) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    note_lack(comm, p, epw_coll_rank(comm, p));
+    advance(&p->in, ring->message.bytes - ring->done);
+    close_message(ring);
 }
 
 /* A message that ends the flow from the peer, or a piece of none. */
@@ -319,8 +342,7 @@ static bool read_some(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     bytes = least(bytes, run);
     bool last = ring->done + bytes == ring->message.bytes;
     if (op->job != NULL && !leg->folded && !read_bytes(comm, p, to, bytes, last)) {
-        epw_flow_void(comm, p, epw_coll_rank(comm, p));
-        close_message(ring);
+        skip_message(comm, p);
         return true;
     }
     ring->done += bytes;
@@ -368,7 +390,7 @@ static const unsigned char *bytes_given(epw_comm *comm, epw_coll_peer *p, uint64
 
 /* What has been folded of the peer's is not what it had given. */
 static void lose_fold(epw_comm *comm, epw_coll_peer *p) {
-    epw_flow_void(comm, p, epw_coll_rank(comm, p));
+    note_lack(comm, p, epw_coll_rank(comm, p));
     comm->fold.lacks = true;
     comm->fold.voids = epw_coll_rank(comm, p);
 }
@@ -389,8 +411,7 @@ static bool fold_some(epw_comm *comm, const epw_op *op) {
         }
         const unsigned char *given = bytes_given(comm, p, bytes);
         if (given == NULL) {
-            epw_flow_void(comm, p, epw_coll_rank(comm, p));
-            close_message(&p->rings[EPW_CHANNEL_COLLECTIVE]);
+            skip_message(comm, p);
             return true;
         }
         comm->rows[n++] = given;

@@ -26,6 +26,7 @@ use crate::{ffi, sys};
 ///         let crossing = (Call::send(&own[..], peer, 7), Call::recv(&mut its[..], peer, 7));
 ///         assert!(comm.run_blocking(crossing)?.is_complete());
 ///         assert_eq!(its, [peer; 1000]);
+///         group.barrier_blocking("end")?;
 ///         Ok::<_, epwire::Error>(())
 ///     })
 /// });
@@ -261,7 +262,8 @@ pub trait Calls: sealed::Calls {
 }
 
 pub(super) mod sealed {
-    use super::{Lowered, Result};
+    use crate::comm::call::Lowered;
+    use crate::error::Result;
 
     pub trait Calls {
         /// Of errors, spans and metrics.

@@ -1,21 +1,19 @@
-//! The communicator itself, as its clones, its works and its subsets share it.
+//! The communicator itself, and what a program asks of it.
 
-use std::sync::{Arc, Mutex};
-use std::task::Waker;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::Calls;
 use super::config::{CommConfig, CommPlan};
+use super::inner::Inner;
 use super::memory::CommBuffer;
 use super::number::Number;
-use super::subset::Subsets;
 use super::work::Work;
-use crate::config::Device;
 use crate::error::Result;
+use crate::ffi;
 use crate::observe::Observed;
 use crate::outcome::Outcome;
-use crate::peers::{LONGEST_LOOK, Setting, Watched, Watcher};
-use crate::{ffi, observe};
+use crate::peers::Setting;
 
 /// A rank's end of a communicator: collectives, and sends and receives, among the ranks of a group. Cheap to clone; clones share
 /// it. `Send` and `Sync`: any thread may call. See the [module](super).
@@ -33,26 +31,11 @@ impl Comm {
     /// # Errors
     /// As of [`CommConfig::plan`], and as of [`EpBuffer::unconnected`](crate::EpBuffer::unconnected).
     pub fn unconnected(rank: u32, ranks: u32, config: CommConfig) -> Result<Self> {
-        Self::made(rank, ranks, config, Setting::alone(rank)?).map(Self::of)
+        Inner::made(rank, ranks, config, Setting::alone(rank)?).map(Self::of)
     }
 
     pub(super) fn of(inner: Arc<Inner>) -> Self {
         Self { inner, deadline: None }
-    }
-
-    pub(super) fn made(
-        rank: u32,
-        ranks: u32,
-        mut config: CommConfig,
-        setting: Setting,
-    ) -> Result<Arc<Inner>> {
-        config.paths = setting.paths(rank, config.paths)?;
-        let plan = config.plan(ranks)?;
-        let fabric = setting.fabric(rank, config.paths, Device::Host)?;
-        let ffi = Arc::new(ffi::Comm::create(&config.to_c(rank, ranks), fabric)?);
-        observe::describe();
-        let (watcher, subsets) = (Watcher::default(), Mutex::new(Subsets::default()));
-        Ok(Arc::new(Inner { watcher, ffi, rank, config, plan, setting, subsets, parent: None }))
     }
 
     /// This rank.
@@ -120,53 +103,5 @@ impl Comm {
             Outcome::of(&*self.inner.ffi, &outcome)
         });
         observed.end(ended, |outcome| outcome)
-    }
-}
-
-/// What the clones share.
-#[derive(Debug)]
-pub(crate) struct Inner {
-    /// Before `ffi`: its thread ends before the last owner of the C communicator goes.
-    watcher: Watcher,
-    pub(super) ffi: Arc<ffi::Comm>,
-    pub(super) rank: u32,
-    pub(super) config: CommConfig,
-    pub(super) plan: CommPlan,
-    pub(super) setting: Setting,
-    /// Those that follow this one.
-    pub(super) subsets: Mutex<Subsets>,
-    /// Whom a subset follows.
-    #[expect(dead_code, reason = "keeps it alive, by which the group reaches this one")]
-    parent: Option<Arc<Self>>,
-}
-
-impl Inner {
-    /// Of a subset, before anybody else knows it.
-    pub(super) fn below(self: Arc<Self>, parent: &Arc<Self>) -> Arc<Self> {
-        match Arc::try_unwrap(self) {
-            Ok(inner) => Arc::new(Self { parent: Some(parent.clone()), ..inner }),
-            Err(shared) => shared,
-        }
-    }
-
-    /// Has the task polled again when the work may go on.
-    pub(super) fn wake_later(&self, work: u64, waker: &Waker) {
-        let longest = (self.config.deadline / 4).min(LONGEST_LOOK);
-        match self.watcher.start(&self.ffi, longest) {
-            Ok(()) => self.watcher.wake_later(work, waker),
-            // No thread to watch with: stay live by asking to be polled again.
-            Err(_) => waker.wake_by_ref(),
-        }
-    }
-}
-
-impl Watched for ffi::Comm {
-    fn sleep(&self, handles: &[u64], longest: Duration) {
-        // Collectives end in the order of their calls.
-        let _ = handles.iter().min().map(|work| ffi::Comm::sleep(self, *work, longest));
-    }
-
-    fn is_over(&self, _: u64) -> bool {
-        true // nobody tends a work
     }
 }

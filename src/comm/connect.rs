@@ -3,8 +3,9 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::communicator::{Comm, Inner};
+use super::communicator::Comm;
 use super::config::CommConfig;
+use super::inner::Inner;
 use crate::aside::aside;
 use crate::config::Path;
 use crate::error::{Error, Failure, Result};
@@ -23,7 +24,7 @@ impl Comm {
     pub async fn create(group: &Group, config: CommConfig) -> Result<Self> {
         let (rank, world, setting) = (group.rank(), group.world(), Setting::of(group));
         let fields = config.fields();
-        let make = move || Self::made(rank, world, config, setting);
+        let make = move || Inner::made(rank, world, config, setting);
         Ok(Self::following(peers::meet(group, "communicator", fields, make).await?, group))
     }
 
@@ -31,7 +32,7 @@ impl Comm {
     pub fn create_blocking(group: &Group, config: CommConfig) -> Result<Self> {
         let (rank, world, setting) = (group.rank(), group.world(), Setting::of(group));
         let fields = config.fields();
-        let make = move || Self::made(rank, world, config, setting);
+        let make = move || Inner::made(rank, world, config, setting);
         Ok(Self::following(peers::meet_blocking(group, "communicator", fields, make)?, group))
     }
 

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::communicator::{Comm, Inner};
+use super::communicator::Comm;
+use super::inner::Inner;
 use crate::error::Result;
 use crate::ffi::Floor;
 use crate::group::{Follower, GivenUp};

@@ -19,6 +19,8 @@
 //!             let work = comm.all_gather(vec![comm.rank()], vec![9; 2]);
 //!             let (outcome, (_, all)) = work.wait();
 //!             assert!(outcome?.is_complete() && all == [0, 1]);
+//!             // Nobody leaves before all have what they need of it.
+//!             group.barrier_blocking("end")?;
 //!             Ok::<_, epwire::Error>(())
 //!         })
 //!     })
@@ -88,6 +90,7 @@ mod call;
 mod communicator;
 mod config;
 mod connect;
+mod inner;
 mod membership;
 mod memory;
 mod number;

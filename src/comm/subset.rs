@@ -1,10 +1,10 @@
-//! Communicators of some of another one's ranks. A subset is a part of its parent: what the parent exports, connects and begins, it
-//! does for the subset too, so that the group's changes reach both at the same step.
+//! Making communicators of some of another one's ranks.
 
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::Arc;
 
-use super::communicator::{Comm, Inner};
+use super::communicator::Comm;
 use super::config::CommConfig;
+use super::inner::{Inner, index_of, renumbered};
 use super::work::Work;
 use crate::aside::aside;
 use crate::error::{Error, Failure, Result};
@@ -18,77 +18,6 @@ use crate::rendezvous::driver::block_on;
 use crate::sys;
 
 const OP: &str = "subset";
-
-/// Those that follow a communicator.
-#[derive(Debug, Default)]
-pub(super) struct Subsets {
-    /// Calls of `subset` so far, those of masks without this rank included: the same on all ranks.
-    called: u32,
-    made: Vec<(u32, Mask, Weak<Inner>)>,
-}
-
-/// One of them, alive.
-#[derive(Debug)]
-pub(super) struct Subset {
-    /// From 1.
-    pub(super) number: u32,
-    /// Its ranks, as the parent numbers them.
-    mask: Mask,
-    pub(super) inner: Arc<Inner>,
-}
-
-impl Subset {
-    /// What the subset calls this rank of the parent, if it has it.
-    pub(super) fn index_of(&self, rank: u32) -> Option<u32> {
-        index_of(&self.mask, rank)
-    }
-
-    /// These ranks of the parent, those that it has, as the subset numbers them.
-    pub(super) fn mask_of(&self, ranks: &Mask) -> Mask {
-        renumbered(&self.mask, ranks)
-    }
-
-    /// These ranks of the subset, as the parent numbers them.
-    pub(super) fn ranks_of(&self, indices: &Mask) -> Mask {
-        (0..)
-            .zip(self.mask.iter())
-            .filter(|(index, _)| indices.contains(*index))
-            .map(|(_, rank)| rank)
-            .collect()
-    }
-}
-
-fn index_of(mask: &Mask, rank: u32) -> Option<u32> {
-    mask.contains(rank).then(|| mask.iter().take_while(|other| *other < rank).count() as u32)
-}
-
-fn renumbered(mask: &Mask, ranks: &Mask) -> Mask {
-    (0..).zip(mask.iter()).filter(|(_, rank)| ranks.contains(*rank)).map(|(index, _)| index).collect()
-}
-
-impl Inner {
-    /// Those that still exist, in the order of their making.
-    pub(super) fn subsets(&self) -> Vec<Subset> {
-        let subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
-        let alive = |(number, mask, inner): &(u32, Mask, Weak<Self>)| {
-            Some(Subset { number: *number, mask: *mask, inner: inner.upgrade()? })
-        };
-        subsets.made.iter().filter_map(alive).collect()
-    }
-
-    /// Follows from now on.
-    fn adopt(&self, number: u32, mask: Mask, inner: &Arc<Self>) {
-        let mut subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
-        subsets.made.retain(|(_, _, inner)| inner.strong_count() > 0);
-        subsets.made.push((number, mask, Arc::downgrade(inner)));
-    }
-
-    fn next_subset(&self) -> u32 {
-        let mut subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
-        subsets.called += 1;
-        subsets.called
-    }
-}
 
 impl Comm {
     /// A communicator of the ranks of `mask`, renumbered from 0 in ascending order, with this one's configuration. All members of this
@@ -122,7 +51,7 @@ impl Comm {
             None => Ok(None),
             Some(index) => {
                 let (parent, size) = (self.inner.clone(), mask.len() as u32);
-                let make = move || Self::made(index, size, config, parent.setting);
+                let make = move || Inner::made(index, size, config, parent.setting);
                 aside(OP, rank, make).await.map(|inner| Some(inner.below(&self.inner)))
             }
         };

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use super::call::{Calls, Lowered};
-use super::communicator::Inner;
+use super::call::Calls;
+use super::inner::Inner;
 use crate::error::{Error, Result};
 use crate::ffi::{self, Progress};
 use crate::observe::Observed;
@@ -196,13 +196,5 @@ impl<B> Drop for Held<B> {
     fn drop(&mut self) {
         // SAFETY: of `Held::new`, not given back: that forgets this value.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
-    }
-}
-
-impl Inner {
-    pub(super) fn lower(&self, calls: &mut impl Calls) -> Result<Lowered> {
-        let mut lowered = Lowered::default();
-        calls.lower(&mut lowered, self.rank, self.plan.ranks)?;
-        Ok(lowered)
     }
 }

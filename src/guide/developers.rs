@@ -9,6 +9,10 @@
 //! `c/ep/host/drive.c` carries them out, and the explorer in `tests/c/model.c` runs the same code through every state of small
 //! groups. Kernels share its rules and words, not the machine.
 //!
+//! What buffers and communicators have in common above C is `src/peers` (paths, connecting, following the group, the thread that waits in
+//! the place of a task), and in `src/ffi/floor.rs` one trait for the functions that C has of both. `src/comm/call.rs` checks every size of a
+//! collective against its memory; `src/comm/work.rs` says why works own their buffers.
+//!
 //! The membership is a pure machine as well, `src/rendezvous/machine.rs`, and so is each member's part in it,
 //! `src/rendezvous/pace.rs`. Connections reach it by `driver/door.rs` and `driver/hub.rs`; what they tell becomes records of a
 //! ledger, which is in memory, in a file (`journal`) or shared by several servers (`log`, which is Raft by openraft, driven by

@@ -126,6 +126,8 @@ fn mixing_rank() {
             assert!(recv.iter().all(|x| *x == sum as f32), "round {round}: {} for {sum}", recv[0]);
         }
     }
+    // Nobody leaves before all have what they need of it.
+    group.barrier_blocking("end").unwrap();
     drop((half, first, second, buffer));
     group.leave_blocking().unwrap();
 }
@@ -176,6 +178,10 @@ fn mortal_rank() {
             assert_eq!(outcome.missing, [MORTAL].into_iter().collect(), "{:?}", outcome.record);
             degraded += 1;
         }
+        // Which it has not called.
+        let barrier = comm.barrier_blocking().unwrap();
+        degraded += barrier.missing.len();
+        assert!(barrier.missing.minus(&[MORTAL].into_iter().collect()).is_empty(), "{barrier:?}");
         exchange(&buffer);
         if let Some(subset) = &subset {
             let mut sum = [group.rank()];
@@ -191,6 +197,7 @@ fn mortal_rank() {
         }
     }
     assert!(degraded > 0, "its death went unnoticed");
+    group.barrier_blocking("end").unwrap();
     drop((subset, comm, buffer));
     group.leave_blocking().unwrap();
 }

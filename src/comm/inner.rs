@@ -1,0 +1,150 @@
+//! What the clones of a communicator share, its works and its subsets too; and the list of these subsets. A subset is a part of its
+//! parent: what the parent exports, connects and begins, it does for the subset too, so that the group's changes reach both at the
+//! same step.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::Waker;
+use std::time::Duration;
+
+use super::call::{Calls, Lowered};
+use super::config::{CommConfig, CommPlan};
+use crate::config::Device;
+use crate::error::Result;
+use crate::mask::Mask;
+use crate::peers::{LONGEST_LOOK, Setting, Watched, Watcher};
+use crate::{ffi, observe};
+
+/// What the clones share.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    /// Before `ffi`: its thread ends before the last owner of the C communicator goes.
+    watcher: Watcher,
+    pub(super) ffi: Arc<ffi::Comm>,
+    pub(super) rank: u32,
+    pub(super) config: CommConfig,
+    pub(super) plan: CommPlan,
+    pub(super) setting: Setting,
+    /// Those that follow this one.
+    subsets: Mutex<Subsets>,
+    /// Whom a subset follows.
+    #[expect(dead_code, reason = "keeps it alive, by which the group reaches this one")]
+    parent: Option<Arc<Self>>,
+}
+
+impl Inner {
+    pub(super) fn made(rank: u32, ranks: u32, mut config: CommConfig, setting: Setting) -> Result<Arc<Self>> {
+        config.paths = setting.paths(rank, config.paths)?;
+        let plan = config.plan(ranks)?;
+        let fabric = setting.fabric(rank, config.paths, Device::Host)?;
+        let ffi = Arc::new(ffi::Comm::create(&config.to_c(rank, ranks), fabric)?);
+        observe::describe();
+        let (watcher, subsets) = (Watcher::default(), Mutex::new(Subsets::default()));
+        Ok(Arc::new(Self { watcher, ffi, rank, config, plan, setting, subsets, parent: None }))
+    }
+
+    pub(super) fn lower(&self, calls: &mut impl Calls) -> Result<Lowered> {
+        let mut lowered = Lowered::default();
+        calls.lower(&mut lowered, self.rank, self.plan.ranks)?;
+        Ok(lowered)
+    }
+
+    /// Of a subset, before anybody else knows it.
+    pub(super) fn below(self: Arc<Self>, parent: &Arc<Self>) -> Arc<Self> {
+        match Arc::try_unwrap(self) {
+            Ok(inner) => Arc::new(Self { parent: Some(parent.clone()), ..inner }),
+            Err(shared) => shared,
+        }
+    }
+
+    /// Has the task polled again when the work may go on.
+    pub(super) fn wake_later(&self, work: u64, waker: &Waker) {
+        let longest = (self.config.deadline / 4).min(LONGEST_LOOK);
+        match self.watcher.start(&self.ffi, longest) {
+            Ok(()) => self.watcher.wake_later(work, waker),
+            // No thread to watch with: stay live by asking to be polled again.
+            Err(_) => waker.wake_by_ref(),
+        }
+    }
+}
+
+impl Watched for ffi::Comm {
+    fn sleep(&self, handles: &[u64], longest: Duration) {
+        // Collectives end in the order of their calls.
+        let _ = handles.iter().min().map(|work| ffi::Comm::sleep(self, *work, longest));
+    }
+
+    fn is_over(&self, _: u64) -> bool {
+        true // nobody tends a work
+    }
+}
+
+/// Those that follow a communicator.
+#[derive(Debug, Default)]
+struct Subsets {
+    /// Calls of `subset` so far, those of masks without this rank included: the same on all ranks.
+    called: u32,
+    made: Vec<(u32, Mask, Weak<Inner>)>,
+}
+
+/// One of them, alive.
+#[derive(Debug)]
+pub(super) struct Subset {
+    /// From 1.
+    pub(super) number: u32,
+    /// Its ranks, as the parent numbers them.
+    mask: Mask,
+    pub(super) inner: Arc<Inner>,
+}
+
+impl Subset {
+    /// What the subset calls this rank of the parent, if it has it.
+    pub(super) fn index_of(&self, rank: u32) -> Option<u32> {
+        index_of(&self.mask, rank)
+    }
+
+    /// These ranks of the parent, those that it has, as the subset numbers them.
+    pub(super) fn mask_of(&self, ranks: &Mask) -> Mask {
+        renumbered(&self.mask, ranks)
+    }
+
+    /// These ranks of the subset, as the parent numbers them.
+    pub(super) fn ranks_of(&self, indices: &Mask) -> Mask {
+        (0..)
+            .zip(self.mask.iter())
+            .filter(|(index, _)| indices.contains(*index))
+            .map(|(_, rank)| rank)
+            .collect()
+    }
+}
+
+pub(super) fn index_of(mask: &Mask, rank: u32) -> Option<u32> {
+    mask.contains(rank).then(|| mask.iter().take_while(|other| *other < rank).count() as u32)
+}
+
+pub(super) fn renumbered(mask: &Mask, ranks: &Mask) -> Mask {
+    (0..).zip(mask.iter()).filter(|(_, rank)| ranks.contains(*rank)).map(|(index, _)| index).collect()
+}
+
+impl Inner {
+    /// Those that still exist, in the order of their making.
+    pub(super) fn subsets(&self) -> Vec<Subset> {
+        let subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
+        let alive = |(number, mask, inner): &(u32, Mask, Weak<Self>)| {
+            Some(Subset { number: *number, mask: *mask, inner: inner.upgrade()? })
+        };
+        subsets.made.iter().filter_map(alive).collect()
+    }
+
+    /// Follows from now on.
+    pub(super) fn adopt(&self, number: u32, mask: Mask, inner: &Arc<Self>) {
+        let mut subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
+        subsets.made.retain(|(_, _, inner)| inner.strong_count() > 0);
+        subsets.made.push((number, mask, Arc::downgrade(inner)));
+    }
+
+    pub(super) fn next_subset(&self) -> u32 {
+        let mut subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
+        subsets.called += 1;
+        subsets.called
+    }
+}
