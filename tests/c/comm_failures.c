@@ -1,0 +1,359 @@
+/* What becomes of collectives when ranks do not do their part: one that never calls, leaves, is revoked,
+ * gives its work up, begins the epoch at another step, or calls something else. Every wait ends in its time,
+ * the outcome names who is missing, and the next epoch is exact. */
+#include "comms.h"
+
+#include "base/clock.h"
+
+#include <stdbool.h>
+#include <unistd.h>
+
+enum { COUNT = 40000, SMALL = 4 };
+#define DEADLINE (200 * MS)
+#define SLACK    (150 * MS) /* of a busy machine */
+
+static comms made(uint32_t ranks) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    config.deadline_ns = DEADLINE;
+    config.heap_bytes = 2 << 20;
+    comms c = open_comms(ranks, config);
+    activate_comms(&c, 1);
+    return c;
+}
+
+static epw_mask only(uint32_t rank) {
+    epw_mask mask = {{UINT64_C(1) << rank}};
+    return mask;
+}
+
+static bool lacks(const epw_outcome *outcome, uint32_t rank) {
+    return outcome->degraded && (outcome->missing.bits[0] >> rank & 1) != 0;
+}
+
+/* ---- what all do again in the next epoch ---- */
+
+static void add_up(uint32_t rank, void *context) {
+    const comms *c = context;
+    int32_t *mine = malloc(COUNT * sizeof *mine), *sums = malloc(COUNT * sizeof *sums);
+    if (mine == NULL || sums == NULL) abort();
+    for (int32_t i = 0; i < COUNT; i++) mine[i] = i * (int32_t)(rank + 1);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    CHECK_OK(epw_all_reduce(c->of[rank], mine, sums, COUNT, EPW_TYPE_I32, EPW_SUM, NULL, &outcome));
+    CHECK_MSG(!outcome.degraded, "rank %u lacks %llx, cause %u", rank,
+              (unsigned long long)outcome.missing.bits[0], outcome.record.cause);
+    int32_t factor = (int32_t)(c->ranks * (c->ranks + 1) / 2), bad = 0;
+    for (int32_t i = 0; i < COUNT; i++) bad += sums[i] != i * factor;
+    CHECK_MSG(bad == 0, "%d wrong sums", bad);
+    free(mine);
+    free(sums);
+}
+
+static void the_next_epoch_is_exact(const comms *c, uint32_t epoch) {
+    activate_comms(c, epoch);
+    on_all(c->ranks, add_up, (void *)(uintptr_t)c);
+}
+
+/* ---- who never calls ---- */
+
+typedef struct scene {
+    comms c;
+    uint32_t kind;
+    uint64_t count;
+} scene;
+
+/* An operation in which all wait for rank 2; what it says of the time and of who is missing. */
+static void lack_rank_2(uint32_t rank, void *context) {
+    const scene *s = context;
+    if (rank == 2) return;
+    int32_t *mine = calloc(3 * s->count, sizeof *mine), *got = malloc(3 * s->count * sizeof *got);
+    if (mine == NULL || got == NULL) abort();
+    for (uint64_t i = 0; i < s->count; i++) mine[i] = (int32_t)i;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_coll op = EPW_COLL_INIT;
+    op.kind = s->kind;
+    op.type = EPW_TYPE_I32;
+    op.count = s->count;
+    op.send = mine;
+    op.recv = got;
+    uint64_t began = epw_now_ns();
+    CHECK_OK(epw_group(s->c.of[rank], &op, 1, NULL, &outcome));
+    uint64_t took = epw_now_ns() - began;
+    CHECK_MSG(took < 2 * DEADLINE + SLACK, "kind %u, rank %u: %llu ms", s->kind, rank,
+              (unsigned long long)(took / MS));
+    CHECK_MSG(lacks(&outcome, 2) && !lacks(&outcome, 1 - rank), "kind %u, rank %u: missing %llx", s->kind,
+              rank, (unsigned long long)outcome.missing.bits[0]);
+    CHECK_MSG(outcome.record.cause == EPW_CAUSE_TIMEOUT && outcome.record.peer == 2, "cause %u, peer %u",
+              outcome.record.cause, outcome.record.peer);
+    int bad = 0;
+    for (uint64_t i = 0; i < s->count; i++) bad += mine[i] != (int32_t)i;
+    CHECK_MSG(bad == 0, "%d of the input are not as they were", bad);
+    /* The next operation pays no deadline. */
+    began = epw_now_ns();
+    CHECK_OK(epw_barrier(s->c.of[rank], NULL, &outcome));
+    CHECK(epw_now_ns() - began < DEADLINE && lacks(&outcome, 2) && !lacks(&outcome, 1 - rank));
+    free(mine);
+    free(got);
+}
+
+static void a_rank_that_never_calls_is_missing(void) {
+    static const uint32_t kinds[] = {EPW_ALL_REDUCE, EPW_ALL_GATHER, EPW_REDUCE_SCATTER, EPW_ALL_TO_ALL};
+    for (uint32_t i = 0; i < 8; i++) {
+        scene s = {.c = made(3), .kind = kinds[i / 2], .count = i % 2 ? COUNT : SMALL};
+        on_all(3, lack_rank_2, &s);
+        the_next_epoch_is_exact(&s.c, 2);
+        close_comms(&s.c);
+    }
+}
+
+/* ---- a rank that has done its part, and goes ---- */
+
+/* Rank 1 gives its part of a reduction and calls nothing for long; rank 2 comes late, within its time. */
+static void come_late(uint32_t rank, void *context) {
+    const comms *c = context;
+    int32_t one = 1, sum = 0;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    if (rank == 2) {
+        for (int i = 0; i < 3; i++) {
+            /* Alive, and waiting for itself alone. */
+            epw_work work;
+            epw_call call = EPW_CALL_INIT;
+            call.work = &work;
+            usleep((useconds_t)(DEADLINE / 4000));
+            if (i == 2) break;
+            CHECK_OK(epw_send(c->of[2], &one, 1, EPW_TYPE_I32, 0, (uint32_t)i, &call, NULL));
+            CHECK_OK(epw_work_wait(c->of[2], work, UINT64_MAX, NULL));
+        }
+    }
+    CHECK_OK(epw_reduce(c->of[rank], &one, &sum, 1, EPW_TYPE_I32, EPW_SUM, 0, NULL, &outcome));
+    if (rank == 0)
+        CHECK_MSG(!outcome.degraded && sum == 3, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
+}
+
+static void who_has_given_its_part_is_not_suspected(void) {
+    comms c = made(3);
+    on_all(3, come_late, &c);
+    close_comms(&c);
+}
+
+/* Rank 1 leaves as soon as its part of the reduction has been written. */
+typedef struct leaving {
+    comms c;
+    pthread_barrier_t gone;
+} leaving;
+
+static void leave_early(uint32_t rank, void *context) {
+    leaving *l = context;
+    int32_t one = 1, sum = 0;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    if (rank == 2) pthread_barrier_wait(&l->gone);
+    if (rank == 0) pthread_barrier_wait(&l->gone);
+    CHECK_OK(epw_reduce(l->c.of[rank], &one, &sum, 1, EPW_TYPE_I32, EPW_SUM, 0, NULL, &outcome));
+    if (rank == 1) {
+        epw_comm_destroy(l->c.of[1]);
+        l->c.of[1] = NULL;
+        pthread_barrier_wait(&l->gone);
+    }
+    if (rank == 0)
+        CHECK_MSG(!outcome.degraded && sum == 3, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
+}
+
+static void what_came_before_a_farewell_counts(void) {
+    leaving l = {.c = made(3)};
+    pthread_barrier_init(&l.gone, NULL, 3);
+    on_all(3, leave_early, &l);
+    pthread_barrier_destroy(&l.gone);
+    close_comms(&l.c);
+}
+
+/* ---- who leaves, and who is revoked, while others wait ---- */
+
+typedef struct ending {
+    comms c;
+    uint32_t how;
+} ending;
+
+enum { DESTROYS, IS_REVOKED, DROPS, DROPS_LATE };
+
+static void wait_without_rank_1(uint32_t rank, void *context) {
+    ending *e = context;
+    int32_t *mine = calloc(COUNT, sizeof *mine), *sums = calloc(COUNT, sizeof *sums);
+    if (mine == NULL || sums == NULL) abort();
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    if (rank == 1) {
+        epw_work work;
+        epw_call call = EPW_CALL_INIT;
+        call.work = &work;
+        if (e->how >= DROPS) {
+            CHECK_OK(epw_all_reduce(e->c.of[1], mine, sums, COUNT, EPW_TYPE_I32, EPW_SUM, &call, NULL));
+            if (e->how == DROPS_LATE) usleep(20000);
+            CHECK_OK(epw_work_drop(e->c.of[1], work));
+            memset(mine, 0xff, COUNT * sizeof *mine);
+            memset(sums, 0x5a, COUNT * sizeof *sums);
+            CHECK_OK(epw_barrier(e->c.of[1], NULL, &outcome));
+            CHECK_MSG(!outcome.degraded, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
+            int bad = 0;
+            for (int i = 0; i < COUNT; i++) bad += sums[i] != 0x5a5a5a5a;
+            CHECK_MSG(bad == 0, "%d of a dropped buffer were written", bad);
+        } else {
+            usleep(20000);
+            epw_mask mask = only(1);
+            if (e->how == IS_REVOKED) {
+                CHECK_OK(epw_comm_revoke(e->c.of[0], &mask));
+                CHECK_OK(epw_comm_revoke(e->c.of[2], &mask));
+            } else {
+                epw_comm_destroy(e->c.of[1]);
+                e->c.of[1] = NULL;
+            }
+        }
+        free(mine);
+        free(sums);
+        return;
+    }
+    uint64_t began = epw_now_ns();
+    CHECK_OK(epw_all_reduce(e->c.of[rank], mine, sums, COUNT, EPW_TYPE_I32, EPW_SUM, NULL, &outcome));
+    if (e->how < DROPS) {
+        CHECK_MSG(epw_now_ns() - began < DEADLINE, "%llu ms",
+                  (unsigned long long)((epw_now_ns() - began) / MS));
+        CHECK(lacks(&outcome, 1) && !lacks(&outcome, 2 - rank));
+    } else {
+        /* A drop is of the work alone: whoever had not got its part by then lacks it, never a wrong sum. */
+        int bad = 0;
+        for (int i = 0; i < COUNT && !outcome.degraded; i++) bad += sums[i] != 0;
+        CHECK_MSG(bad == 0, "%d wrong sums in a complete result", bad);
+        CHECK_OK(epw_barrier(e->c.of[rank], NULL, &outcome));
+        CHECK_MSG(!outcome.degraded, "rank %u, missing %llx, cause %u", rank,
+                  (unsigned long long)outcome.missing.bits[0], outcome.record.cause);
+    }
+    free(mine);
+    free(sums);
+}
+
+static void ranks_that_end_early_are_missing_at_once(void) {
+    for (uint32_t how = DESTROYS; how <= DROPS_LATE; how++) {
+        for (int round = 0; round < 5; round++) {
+            ending e = {.c = made(3), .how = how};
+            on_all(3, wait_without_rank_1, &e);
+            if (how != DESTROYS) the_next_epoch_is_exact(&e.c, 2);
+            close_comms(&e.c);
+        }
+    }
+}
+
+/* ---- epochs that begin at different steps ---- */
+
+static void meet_another_step(uint32_t rank, void *context) {
+    const comms *c = context;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    CHECK_OK(epw_barrier(c->of[rank], NULL, &outcome));
+    CHECK_MSG(lacks(&outcome, 1 - rank) && outcome.record.cause == EPW_CAUSE_STEP, "cause %u",
+              outcome.record.cause);
+}
+
+static void members_of_different_steps_do_not_meet(void) {
+    comms c = made(2);
+    epw_mask all = all_of(2);
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_comm_set_active(c.of[r], &all, 2, r));
+    on_all(2, meet_another_step, &c);
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_comm_set_active(c.of[r], &all, 3, 5));
+    on_all(2, add_up, &c);
+    close_comms(&c);
+}
+
+/* ---- waiting for what never comes, asleep ---- */
+
+static void await_nobody(uint32_t rank, void *context) {
+    const comms *c = context;
+    if (rank == 1) return;
+    epw_work work;
+    epw_call call = EPW_CALL_INIT;
+    call.work = &work;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    CHECK_OK(epw_barrier(c->of[0], &call, NULL));
+    uint64_t began = epw_now_ns();
+    epw_status status;
+    while ((status = epw_work_poll(c->of[0], work, &outcome)) == EPW_PENDING &&
+           epw_now_ns() - began < 10 * DEADLINE)
+        CHECK_OK(epw_work_await(c->of[0], work, 60000 * MS));
+    CHECK_OK(status);
+    CHECK_MSG(epw_now_ns() - began < DEADLINE + SLACK, "%llu ms",
+              (unsigned long long)((epw_now_ns() - began) / MS));
+    CHECK(lacks(&outcome, 1));
+}
+
+static void who_awaits_a_work_is_woken_by_its_deadline(void) {
+    comms c = made(2);
+    on_all(2, await_nobody, &c);
+    close_comms(&c);
+}
+
+/* ---- who calls something else ---- */
+
+typedef struct quarrel {
+    comms c;
+    epw_coll of[3]; /* what each calls; the buffers are added */
+    const char *words[2];
+} quarrel;
+
+static void call_otherwise(uint32_t rank, void *context) {
+    const quarrel *q = context;
+    static int32_t send[3][3 * COUNT], recv[3][3 * COUNT];
+    epw_coll op = q->of[rank];
+    op.send = send[rank];
+    op.recv = recv[rank];
+    epw_status status = epw_group(q->c.of[rank], &op, 1, NULL, NULL);
+    if (status == EPW_OK) status = epw_barrier(q->c.of[rank], NULL, NULL);
+    CHECK_MSG(status == EPW_ERR_MISMATCH, "%s: %s", q->words[0], epw_status_name(status));
+    for (int i = 0; i < 2; i++)
+        CHECK_MSG(strstr(epw_last_error(), q->words[i]) != NULL, "%s lacks %s", epw_last_error(),
+                  q->words[i]);
+}
+
+static epw_coll coll_like(uint32_t kind, uint32_t type, uint64_t count, uint32_t op, uint32_t root) {
+    epw_coll c = EPW_COLL_INIT;
+    c.kind = kind;
+    c.type = type;
+    c.count = count;
+    c.op = op;
+    c.peer = root;
+    return c;
+}
+
+static void different_calls_are_named_on_every_rank(void) {
+    const epw_coll sum = coll_like(EPW_ALL_REDUCE, EPW_TYPE_I32, 8, EPW_SUM, 0);
+    const struct {
+        epw_coll usual, other;
+        const char *words[2];
+    } cases[] = {
+        {sum, coll_like(EPW_ALL_REDUCE, EPW_TYPE_I32, 9, EPW_SUM, 0), {"all_reduce of 8 i32", "of 9 i32"}},
+        {sum, coll_like(EPW_ALL_REDUCE, EPW_TYPE_U32, 8, EPW_SUM, 0), {"8 i32 (sum)", "8 u32 (sum)"}},
+        {sum, coll_like(EPW_ALL_REDUCE, EPW_TYPE_I32, 8, EPW_MAX, 0), {"(sum)", "(max)"}},
+        {sum, coll_like(EPW_ALL_GATHER, EPW_TYPE_I32, 8, 0, 0), {"all_reduce of 8", "all_gather of 8"}},
+        {sum, coll_like(EPW_BARRIER, 0, 0, 0, 0), {"all_reduce of 8", "barrier"}},
+        {coll_like(EPW_ALL_REDUCE, EPW_TYPE_I32, COUNT, EPW_SUM, 0),
+         coll_like(EPW_REDUCE_SCATTER, EPW_TYPE_I32, COUNT, EPW_SUM, 0),
+         {"all_reduce of 40000", "reduce_scatter of 40000"}},
+        /* Both wait for the other, or are done: the next call tells. */
+        {coll_like(EPW_REDUCE, EPW_TYPE_I32, 8, EPW_SUM, 0),
+         coll_like(EPW_REDUCE, EPW_TYPE_I32, 8, EPW_SUM, 1),
+         {"barrier", "reduce of 8 i32 (sum) of root "}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        quarrel q = {.c = made(3),
+                     .of = {cases[i].usual, cases[i].usual, cases[i].other},
+                     .words = {cases[i].words[0], cases[i].words[1]}};
+        on_all(3, call_otherwise, &q);
+        the_next_epoch_is_exact(&q.c, 2);
+        close_comms(&q.c);
+    }
+}
+
+int main(void) {
+    a_rank_that_never_calls_is_missing();
+    who_has_given_its_part_is_not_suspected();
+    what_came_before_a_farewell_counts();
+    ranks_that_end_early_are_missing_at_once();
+    members_of_different_steps_do_not_meet();
+    who_awaits_a_work_is_woken_by_its_deadline();
+    different_calls_are_named_on_every_rank();
+    return check_result("comm_failures");
+}
