@@ -292,8 +292,8 @@ void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, ui
 /* Wakes who sleeps so; who is only about to sleeps a slice. */
 void epw_watch_wake(const epw_peers *peers, uint32_t lane, epw_watch *watch);
 
-/* Of who can go on with a word of any peer: listens to the bell, looks at all words again, sleeps until a word
- * has come since, at most `ns`, and leaves. Without the look a word may be missed. */
+/* Of who can go on with a word of any peer: listens to the bell, looks at all words again, sleeps until a
+ * word has come since, at most `ns`, and leaves. Without the look a word may be missed. */
 uint32_t epw_bell_listen(const epw_peers *peers);
 void epw_bell_sleep(const epw_peers *peers, uint32_t heard, uint64_t ns);
 void epw_bell_leave(const epw_peers *peers);

@@ -98,7 +98,7 @@ static_assert(EPW_LANE_WORDS * sizeof(uint64_t) == sizeof(epw_lane_words), "ever
 typedef struct epw_window_header {
     uint32_t sleepers;  /* threads of the owner that sleep on a word: posting then needs a wake-up call */
     uint32_t listeners; /* threads of the owner that listen to the bell */
-    uint32_t bell;      /* rung by whoever posts while there are listeners. A hint: nothing is decided by it */
+    uint32_t bell; /* rung by whoever posts while there are listeners. A hint: nothing is decided by it */
     uint32_t reserved[29];
 } epw_window_header;
 

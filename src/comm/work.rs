@@ -78,6 +78,7 @@ impl<B> Work<B> {
     ///
     /// # Errors
     /// The work, which goes on.
+    #[allow(clippy::result_large_err, reason = "the work goes back to whoever goes on with it")]
     pub fn wait_for(mut self, timeout: Duration) -> Result<(Result<Outcome>, B), Self> {
         self.look(timeout).ok_or(self)
     }
@@ -86,6 +87,7 @@ impl<B> Work<B> {
     ///
     /// # Errors
     /// The work, which goes on.
+    #[allow(clippy::result_large_err, reason = "the work goes back to whoever goes on with it")]
     pub fn try_wait(self) -> Result<(Result<Outcome>, B), Self> {
         self.wait_for(Duration::ZERO)
     }
