@@ -59,8 +59,7 @@ __device__ __forceinline__ void copy_as(unsigned char *to, const unsigned char *
 }
 
 // By `threads` threads, of which this is number `thread`. The two do not overlap.
-__device__ __noinline__ inline void copy(unsigned char *to, const unsigned char *from, uint64_t bytes, uint32_t thread,
-                                         uint32_t threads) {
+__device__ inline void copy(unsigned char *to, const unsigned char *from, uint64_t bytes, uint32_t thread, uint32_t threads) {
     const uint64_t odd = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
     uint64_t done = 0;
     if (odd % 16 == 0) {

@@ -149,10 +149,8 @@ __device__ __forceinline__ void send_pieces(Collective &c, Rings &r, Team team, 
 
 // ---- folding ----
 
-// Of a thread: as many as fit into its registers, widened, beside those that are on their way.
 template <typename T> struct CellsAtOnce {
-    static constexpr uint32_t kCells = 4 * sizeof(T) / sizeof(typename FoldedIn<T>::Type);
-    static_assert(kCells >= 1);
+    static constexpr uint32_t kCells = sizeof(typename FoldedIn<T>::Type) == 16 || sizeof(T) == 1 ? 1 : 4;
 };
 
 __device__ __forceinline__ uint32_t part_from(const Collective &c, uint32_t source) {
