@@ -157,10 +157,10 @@ __device__ __forceinline__ void team_barrier(uint32_t id, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The same; whether any of them says so. Threads of a warp may come to it one after the other.
+// The same; whether any of them says so.
 __device__ __forceinline__ bool team_barrier_any(uint32_t id, uint32_t threads, bool says) {
     uint32_t any;
-    asm volatile("{.reg .pred p, q;\nsetp.ne.u32 p, %3, 0;\nbarrier.red.or.pred q, %1, %2, p;\nselp.u32 %0, 1, 0, q;}"
+    asm volatile("{.reg .pred p, q;\nsetp.ne.u32 p, %3, 0;\nbar.red.or.pred q, %1, %2, p;\nselp.u32 %0, 1, 0, q;}"
                  : "=r"(any)
                  : "r"(id), "r"(threads), "r"(uint32_t(says))
                  : "memory");

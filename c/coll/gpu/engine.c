@@ -16,7 +16,6 @@
 enum {
     BLOCKS_DEFAULT = 32,
     SLOTS_DEFAULT = 4,
-    SLOTS_LEAST = 4,   /* fewer, and teams of blocks wait for each other: see kernels/coll/large.cuh */
     CHANNELS_MOST = 8, /* of sends from one rank to another */
     SLOT_LEAST_CHOSEN = 1 << 10,
     SLOT_MOST_CHOSEN = 1 << 15,
@@ -73,9 +72,6 @@ epw_status epw_coll_gpu_plan(const epw_comm_config *c, epw_coll_layout *out) {
         return epw_fail(
             EPW_ERR_INVALID, where,
             "config.fabric must be NULL on a GPU: peers behind queues are not reached in this version");
-    if (c->slots != 0 && c->slots < SLOTS_LEAST)
-        return epw_fail(EPW_ERR_LIMIT, where, "config.slots is %u, must be at least %d on a GPU, or 0",
-                        c->slots, SLOTS_LEAST);
     if (c->sms > EPW_COLL_BLOCKS)
         return epw_fail(EPW_ERR_LIMIT, where, "config.sms is %u, must be in [1, %d], or 0", c->sms,
                         EPW_COLL_BLOCKS);
