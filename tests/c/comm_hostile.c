@@ -25,6 +25,11 @@ typedef struct scene {
 /* Rank 1 writes the message of the trick, as soon as it may. */
 static void play(epw_comm *comm, const trick *t) {
     uint32_t channel = t->point ? EPW_CHANNEL_POINT : EPW_CHANNEL_COLLECTIVE;
+    epw_look seen = {0};
+    for (int ms = 0; ms < 10000 && seen.sight.word != comm->own_word; ms++) {
+        epw_look_at(&comm->peers, channel, 0, EPW_WORD_EPOCH, &seen);
+        if (seen.held) nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
     epw_message *slot = epw_slot_for(comm, &comm->of[0], channel, 1);
     *slot = (epw_message){.number = t->number,
                           .call = t->call,
