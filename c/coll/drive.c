@@ -118,6 +118,18 @@ static uint64_t count_of(const epw_comm *comm, uint64_t word, uint64_t before) {
     return newer ? epw_word_step(word) : before;
 }
 
+/* Whether the peer has begun the epoch, and what this rank posted in the one before is with it, on every
+ * channel: a mismatch ends an epoch with messages that are still to be sent from an image. */
+static bool has_begun(epw_comm *comm, const epw_coll_peer *p) {
+    for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
+        epw_look seen;
+        epw_look_at(&comm->peers, c, epw_coll_rank(comm, p), EPW_WORD_EPOCH, &seen);
+        comm->held |= seen.held;
+        if (seen.sight.word != comm->own_word) return false;
+    }
+    return true;
+}
+
 /* Looks at one word of the peer's, and at all that a wait heeds. */
 static void look(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t word, uint64_t now) {
     uint32_t peer = epw_coll_rank(comm, p);
@@ -129,7 +141,7 @@ static void look(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t wo
     epw_look_at(&comm->peers, channel, peer, word, &seen);
     comm->held |= seen.held;
     uint64_t now_at = count_of(comm, seen.sight.word, *count);
-    bool begun = p->begun || seen.sight.epoch_word == comm->own_word;
+    bool begun = p->begun || has_begun(comm, p);
     if (now_at > most) {
         p->gone = EPW_CAUSE_FORMAT;
     } else if (now_at > *count || begun != p->begun) {
