@@ -117,6 +117,7 @@ fn the_table_of_limits_is_what_the_library_takes() {
 /// Commands that CI does not run as they stand, and why.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo test --lib histories", "runs with everything else in `cargo test`"),
+    (".ci/beside_mpi --collectives", "takes many minutes; step example_bench runs collectives alone"),
     // Programs that a machine of CI has not, or that need several hosts.
     ("export EPWIRE_TOKEN=$(openssl rand -hex 16)", "goes with the line below it"),
     ("srun -N 1 -n 4 program", "needs Slurm; the unit tests of src/launch have its variables"),

@@ -262,7 +262,6 @@ epw_status epw_comm_fail_mismatch(const epw_comm *comm, epw_where where) {
 
 static void free_op(epw_op *op) {
     free(op->arrays);
-    free(op->piece);
     free(op);
 }
 

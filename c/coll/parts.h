@@ -120,7 +120,6 @@ typedef struct epw_op {
     epw_coll call;                /* its counts and offsets are copies */
     uint64_t *arrays;             /* of these */
     epw_job *job;                 /* NULL: the job has been dropped and is gone */
-    unsigned char *piece;         /* memory of its own for a piece of the result */
     epw_run local_from, local_to; /* what this rank gives itself */
     uint64_t local_bytes, local_done;
     struct epw_op *next;
