@@ -425,7 +425,8 @@ static void *nic_main(void *argument) {
         polls = nic->polled > 0;
         bool busy = epw_nic_heed_polled(nic) || count > 0;
         take_in(nic, events, count, true);
-        busy |= take_from_rings(nic) | epw_carry_take(nic);
+        busy |= take_from_rings(nic);
+        busy |= epw_carry_take(nic);
         send_all(nic);
         held = nic->held_links > 0;
         now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
