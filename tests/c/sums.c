@@ -142,7 +142,7 @@ static uint64_t read_code(uint32_t type, const void *row, size_t at) {
 
 static void write_code(uint32_t type, void *row, size_t at, uint64_t code) {
     const size_t bytes = epw_type_bytes(type);
-    for (size_t b = 0; b < bytes; b++)
+    for (size_t b = 0; b < bytes && b < sizeof code; b++)
         ((unsigned char *)row)[at * bytes + b] = (unsigned char)(code >> 8 * b);
 }
 
