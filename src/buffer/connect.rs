@@ -50,12 +50,12 @@ impl EpBuffer {
     /// beside operations; one that is active must have been given up, and no lane be held.
     ///
     /// Dropping the future gives up waiting, not the attempt, which ends within the deadline; until then another one for
-    /// this peer is [`Error::State`].
+    /// this peer is [`Error::State`](crate::Error::State).
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if a field of the configuration differs, [`Error::Fenced`] while a former incarnation of this
-    /// rank, its old process or another buffer of this one, still has that window mapped, [`Error::Timeout`] if the peer
-    /// does not answer within [`EpConfig::deadline`], [`Error::Peer`] if it is gone, [`Error::NoPath`] if it cannot be
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if a field of the configuration differs, [`Error::Fenced`](crate::Error::Fenced) while a former incarnation of this
+    /// rank, its old process or another buffer of this one, still has that window mapped, [`Error::Timeout`](crate::Error::Timeout) if the peer
+    /// does not answer within [`EpConfig::deadline`], [`Error::Peer`](crate::Error::Peer) if it is gone, [`Error::NoPath`](crate::Error::NoPath) if it cannot be
     /// reached.
     pub async fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
         self.connect_aside(vec![(peer, blob.to_vec())]).await
@@ -84,7 +84,7 @@ impl EpBuffer {
     }
 
     /// Unmaps the window of a peer that is not active, at any time, or of one that was given up, with no lane held. Waits for no
-    /// peer; on GPUs, for one that was given up, for what this rank has enqueued, as [`EpBuffer::set_active`] does. [`Error::State`] while the peer is being connected. After a timeout the peer may count as
+    /// peer; on GPUs, for one that was given up, for what this rank has enqueued, as [`EpBuffer::set_active`] does. [`Error::State`](crate::Error::State) while the peer is being connected. After a timeout the peer may count as
     /// not connected, and is to be connected or disconnected again.
     pub fn disconnect(&self, peer: u32) -> Result<()> {
         self.inner.ffi.disconnect(peer)
@@ -94,8 +94,8 @@ impl EpBuffer {
     /// operations, and waits for the answer. Never blocks the executor.
     ///
     /// # Errors
-    /// [`Error::Timeout`] if no answer comes within `timeout`, [`Error::Peer`] if the peer's process has ended,
-    /// [`Error::State`] if it is not connected.
+    /// [`Error::Timeout`](crate::Error::Timeout) if no answer comes within `timeout`, [`Error::Peer`](crate::Error::Peer) if the peer's process has ended,
+    /// [`Error::State`](crate::Error::State) if it is not connected.
     pub async fn probe(&self, peer: u32, timeout: std::time::Duration) -> Result<()> {
         let inner = self.inner.clone();
         aside("probe", self.rank(), move || inner.ffi.probe(peer, timeout)).await

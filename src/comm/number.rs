@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use crate::sys;
 
-/// Rust types that collectives carry: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, [`f16`], [`bf16`], `f32`, `f64`. Of operations that
+/// Rust types that collectives carry: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, [`f16`](half::f16), [`bf16`](half::bf16), `f32`, `f64`. Of operations that
 /// only move, bytes of anything else travel as `u8`. All bit patterns are values of them. Not for other types to implement.
 pub trait Number: sealed::Number + Copy + std::fmt::Debug + Send + Sync + 'static {}
 

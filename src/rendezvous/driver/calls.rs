@@ -72,6 +72,13 @@ impl Calls {
         self.pending.remove(&id)
     }
 
+    /// Ends the call by which the member leaves, if it has no answer yet.
+    pub(super) fn take_leave(&mut self) -> Option<Answer<Reply>> {
+        let is_leave = |call: &Pending| matches!(call.request, Request::Leave {});
+        let id = self.pending.iter().find(|(_, call)| is_leave(call)).map(|(id, _)| *id)?;
+        self.take(id).map(|call| call.reply)
+    }
+
     /// All that have no answer yet, in their order.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = Frame> {
         self.pending.iter().map(|(id, call)| Frame::Call { id: *id, request: call.request.clone() })

@@ -256,7 +256,12 @@ impl Carrier {
         {
             drop(former);
             if let Err(error) = result {
-                return Some(End::Over(format!("it does not go on with this member: {error}")));
+                // One that has asked to leave, and lost the answer with the server that gave it, has left.
+                let asked = self.left.take().map(|(reply, _)| reply).or_else(|| self.calls.take_leave());
+                return Some(match asked {
+                    Some(reply) => self.leave(reply),
+                    None => End::Over(format!("it does not go on with this member: {error}")),
+                });
             }
             self.reached(host);
             if let Some(attendant) = &self.told.attendant {
