@@ -135,7 +135,7 @@ static uint64_t reduce_integers(uint32_t type, uint32_t op, const uint64_t *code
 static uint64_t read_code(uint32_t type, const void *row, size_t at) {
     const size_t bytes = epw_type_bytes(type);
     uint64_t code = 0;
-    for (size_t b = 0; b < bytes; b++)
+    for (size_t b = 0; b < bytes && b < sizeof code; b++)
         code |= (uint64_t)((const unsigned char *)row)[at * bytes + b] << 8 * b;
     return code;
 }
