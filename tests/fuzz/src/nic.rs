@@ -57,10 +57,12 @@ pub struct Frame {
 struct Region {
     base: *mut u8,
     rights: u32,
+    domain: u32,
     count: u32,
     stretches: [[u64; 2]; 8],
     arrived: *const c_void,
     context: *mut c_void,
+    carried_key: u32,
 }
 
 /// `epw_pair_options`.
@@ -68,6 +70,7 @@ struct Region {
 struct PairOptions {
     peer: u32,
     key: u32,
+    domain: u32,
     depth: u32,
     memory: *mut u8,
     parts: *const c_void,
@@ -211,8 +214,16 @@ impl Nic {
         let mut stretches = [[0; 2]; 8];
         stretches[0] = [OPEN.start as u64, OPEN.len() as u64];
         let base = window.as_mut_ptr();
-        let region =
-            Region { base, rights: 7, count: 1, stretches, arrived: std::ptr::null(), context: null_mut() };
+        let region = Region {
+            base,
+            rights: 7,
+            domain: 0,
+            count: 1,
+            stretches,
+            arrived: std::ptr::null(),
+            context: null_mut(),
+            carried_key: 0,
+        };
         let (mut nic, mut pair, mut link, mut fds) = (null_mut(), null_mut(), 0, [0; 2]);
         let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // SAFETY: room for each result; the region's memory lives as long as the NIC; the NIC owns the first end.
@@ -223,6 +234,7 @@ impl Nic {
             let options = PairOptions {
                 peer: 1,
                 key,
+                domain: 0,
                 depth: 16,
                 memory: null_mut(),
                 parts: std::ptr::null(),
