@@ -270,7 +270,8 @@ static void ring_as_ours(const rig *r, uint32_t index) {
     say(who, "RING", "doorbell", "ds", bits_at(theirs, 56, 8), bits_at(&doorbell, 56, 8));
 }
 
-/* They post `wr`; we build the same; then the NIC carries theirs out, and they poll. */
+/* They post `wr`; we build the same, and its parts are compared, if any are asked for; then the NIC carries
+ * theirs out, and they poll. */
 static void post(rig *r, const char *what, struct ibv_send_wr *wr, const part *parts,
                  const epw_entry_block *ours, enum ibv_wc_status status) {
     uint32_t index = r->qp.sq.cur_post;
@@ -284,7 +285,7 @@ static void post(rig *r, const char *what, struct ibv_send_wr *wr, const part *p
         return;
     }
     memcpy(theirs, r->memory->entries + (index & (DEPTH - 1)) * 64, sizeof theirs);
-    for (const part *p = parts; p->name != NULL; p++)
+    for (const part *p = parts; p != NULL && p->name != NULL; p++)
         say(who, what, p->segment, p->name, bits_at(theirs, (uint32_t)p->first * 8, (uint32_t)p->bytes * 8),
             bits_at(ours, (uint32_t)p->first * 8, (uint32_t)p->bytes * 8));
     if (index == 1) ring_as_ours(r, index);
@@ -369,7 +370,7 @@ static void entries(void) {
     wr.opcode = IBV_WR_RDMA_WRITE, wr.wr.rdma.remote_addr = to, wr.wr.rdma.rkey = r->key ^ 0x55;
     remote.key = epw_key_of(r->key ^ 0x55);
     epw_entry_write(&ours, pair, r->qp.sq.cur_post, remote, local, 8, EPW_SIGNAL_ALWAYS);
-    post(r, "WRITE_REFUSED", &wr, transfer_parts, &ours, IBV_WC_REM_ACCESS_ERR);
+    post(r, "WRITE_REFUSED", &wr, NULL, &ours, IBV_WC_REM_ACCESS_ERR);
     close_rig(r);
     free(r);
 }
