@@ -13,7 +13,7 @@
 //!   **nothing in CI confirms the places of CREATE_CQ again**.
 //! * **Foreign witnesses**, `.ci/run witnesses`: files of rdma-core 56.1 (`dr_devx.c`, `qp.c`, `cq.c`) and of UCX 1.13.1 (`ib_mlx5_dv.c`,
 //!   `rc_mlx5_devx.c`), as Debian has their sources, compiled with harnesses of `tests/nic/witness`. `dr_devx.c` builds commands;
-//!   `qp.c` posts to a ring that the soft NIC drains, and `cq.c` polls what the soft NIC has completed; UCX leads a queue pair up and down
+//!   `qp.c` posts to a ring that the soft NIC drains, and `cq.c` polls what the soft NIC has completed, and names each syndrome; UCX leads a queue pair up and down
 //!   on the fake adapter. What came of each field is in `tests/nic/witness/findings.txt`, with the reason where they do otherwise.
 //!
 //! # Who confirms what
@@ -42,7 +42,7 @@
 //! | FETCH_ADD | `ctrl`, `data` | read by the soft NIC | 11 of 11 | none | none |
 //! | NOP | `ctrl` | read by the soft NIC | none | none | `ctrl` |
 //! | RING | none | the record, read by the soft NIC | 2 of 3 | none | `doorbell.first_word` |
-//! | completions | opcode | written by the soft NIC | 3 of 3 | none | none |
+//! | completions | opcode | written by the soft NIC | 13 of 13 | none | none |
 //!
 //! Nobody but the table of places confirms CREATE_CQ, which rdma-core leaves to the kernel, as this UCX does, and RTS2RTS, by which a
 //! queue pair stops taking what its peer writes. Both witnesses leave `wq_umem_valid` and `dbr_umem_valid` to the kernel, which sets them

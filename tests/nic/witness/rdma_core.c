@@ -314,6 +314,36 @@ static void post(rig *r, const char *what, struct ibv_send_wr *wr, const part *p
     memset(r->memory->completion, 0xff, 64);
 }
 
+/* What they call each syndrome that this library knows. Their first entry has failed, says the completion. */
+static void syndromes(rig *r) {
+    static const struct {
+        uint8_t syndrome;
+        enum ibv_wc_status status;
+    } all[] = {{EPW_SYNDROME_LENGTH, IBV_WC_LOC_LEN_ERR},
+               {EPW_SYNDROME_OPERATION, IBV_WC_LOC_QP_OP_ERR},
+               {EPW_SYNDROME_PROTECTION, IBV_WC_LOC_PROT_ERR},
+               {EPW_SYNDROME_FLUSHED, IBV_WC_WR_FLUSH_ERR},
+               {EPW_SYNDROME_REMOTE_REQUEST, IBV_WC_REM_INV_REQ_ERR},
+               {EPW_SYNDROME_REMOTE_ACCESS, IBV_WC_REM_ACCESS_ERR},
+               {EPW_SYNDROME_REMOTE_OPERATION, IBV_WC_REM_OP_ERR},
+               {EPW_SYNDROME_RETRIES, IBV_WC_RETRY_EXC_ERR},
+               {EPW_SYNDROME_RECEIVER, IBV_WC_RNR_RETRY_EXC_ERR},
+               {EPW_SYNDROME_ABORTED, IBV_WC_REM_ABORT_ERR}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        unsigned char *completion = r->memory->completion; /* its queue is broken: nobody writes it */
+        struct ibv_wc wc = {.status = IBV_WC_GENERAL_ERR};
+        memset(completion, 0, 64);
+        completion[0x36] = 0x81;
+        completion[0x37] = all[i].syndrome;
+        completion[0x3f] = EPW_COMPLETION_ERROR << 4;
+        r->cq.cons_index = 0;
+        bool same = mlx5_poll_cq_v1(&r->cq.verbs_cq.cq, 1, &wc) == 1 && wc.status == all[i].status &&
+                    wc.vendor_err == 0x81;
+        printf("%s SYNDROMES completion.%02x %s", who, all[i].syndrome, same ? "agrees\n" : "differs");
+        if (!same) printf(": status %d, vendor %x\n", wc.status, wc.vendor_err);
+    }
+}
+
 static void entries(void) {
     rig *r = aligned_alloc(64, (sizeof *r + 63) / 64 * 64);
     open_rig(r);
@@ -371,6 +401,7 @@ static void entries(void) {
     remote.key = epw_key_of(r->key ^ 0x55);
     epw_entry_write(&ours, pair, r->qp.sq.cur_post, remote, local, 8, EPW_SIGNAL_ALWAYS);
     post(r, "WRITE_REFUSED", &wr, NULL, &ours, IBV_WC_REM_ACCESS_ERR);
+    syndromes(r);
     close_rig(r);
     free(r);
 }
