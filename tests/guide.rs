@@ -9,6 +9,7 @@ use std::process::Command;
 use epwire::env::VARIABLES;
 
 const OPERATORS: &str = include_str!("../src/guide/operators.rs");
+const ADAPTER: &str = include_str!("../src/guide/adapter.rs");
 const FIRST_RUN: &str = include_str!("../src/guide/first_run.rs");
 const README: &str = include_str!("../README.md");
 
@@ -155,4 +156,106 @@ fn the_rehearsal_ends_as_the_page_says() {
     for line in lines(expected) {
         assert!(said.contains(&line), "the doctor does not say {line:?}: {said:#?}");
     }
+}
+
+/// The witnesses' findings about one command or entry: which of our fields each of them confirms.
+#[derive(Default)]
+struct Row {
+    what: String,
+    ours: Vec<String>,
+    rdma_core: Vec<String>,
+    ucx: Vec<String>,
+}
+
+/// Of `tests/nic/witness/findings.txt`, without what is no field of ours. Both kinds of port are one command.
+fn rows(findings: &str) -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    for line in findings.lines() {
+        let finding = line.split("  # ").next().unwrap();
+        let mut words = finding.splitn(4, ' ');
+        let [who, what, field, verdict] = [(); 4].map(|()| words.next().unwrap_or_default());
+        let ours = ["agrees", "ours alone"].contains(&verdict) || verdict.starts_with("differs");
+        if !ours || !field.contains('.') || field.starts_with("effect.") {
+            continue;
+        }
+        let completion = field.starts_with("completion.");
+        let what = if completion { "completions" } else { what.split('/').next().unwrap() };
+        if rows.iter().all(|row| row.what != what) {
+            rows.push(Row { what: what.to_owned(), ..Row::default() });
+        }
+        let row = rows.iter_mut().find(|row| row.what == what).unwrap();
+        let mut add = |fields: fn(&mut Row) -> &mut Vec<String>| {
+            let fields = fields(row);
+            if !fields.iter().any(|known| known == field) {
+                fields.push(field.to_owned());
+            }
+        };
+        add(|row| &mut row.ours);
+        match who {
+            "rdma-core" if verdict == "agrees" => add(|row| &mut row.rdma_core),
+            "ucx" if verdict == "agrees" => add(|row| &mut row.ucx),
+            _ => {}
+        }
+    }
+    rows
+}
+
+impl Row {
+    /// The last three columns of the page's table.
+    fn columns(&self) -> String {
+        let count = |fields: &[String]| match fields.len() {
+            0 => "none".to_owned(),
+            count => format!("{count} of {}", self.ours.len()),
+        };
+        let neither: Vec<String> = self
+            .ours
+            .iter()
+            .filter(|field| !self.rdma_core.contains(field) && !self.ucx.contains(field))
+            .map(|field| format!("`{field}`"))
+            .collect();
+        let neither = if neither.is_empty() { "none".to_owned() } else { neither.join(", ") };
+        format!("| {} | {} | {neither} |", count(&self.rdma_core), count(&self.ucx))
+    }
+}
+
+#[test]
+fn findings_are_counted_by_field() {
+    let findings = "a CREATE_QP x.y theirs alone: 1  # why\nucx CREATE_QP q.a agrees\nrdma-core CREATE_QP q.a ours alone  # why\n\
+        nobody CREATE_CQ c.b ours alone\nucx INIT2RTR/RoCE q.c agrees\nucx INIT2RTR/InfiniBand q.c agrees\n\
+        ucx INIT2RTR/RoCE fake takes\nrdma-core WRITE effect.bytes agrees\nrdma-core INIT2RTR q.d differs: 1, ours 2  # why";
+    let columns: Vec<_> = rows(findings).iter().map(|row| row.what.clone() + " " + &row.columns()).collect();
+    assert_eq!(
+        columns,
+        [
+            "CREATE_QP | none | 1 of 1 | none |",
+            "CREATE_CQ | none | none | `c.b` |",
+            "INIT2RTR | none | 1 of 2 | `q.d` |"
+        ]
+    );
+}
+
+/// The page on what confirms the bytes says what the witnesses have found, as CI finds it again.
+#[test]
+fn who_confirms_what_is_as_the_witnesses_say() {
+    let page = page(ADAPTER);
+    let findings = fs::read_to_string("tests/nic/witness/findings.txt").unwrap();
+    let rows = rows(&findings);
+    assert!(rows.len() > 15, "only {} were found", rows.len());
+    for row in &rows {
+        let begins = format!("| {} |", row.what);
+        let line = page.lines().find(|line| line.starts_with(&begins));
+        let line = line.unwrap_or_else(|| panic!("no row of {}; it ends with {}", row.what, row.columns()));
+        assert!(
+            line.ends_with(&row.columns()),
+            "the row of {} does not end with {}",
+            row.what,
+            row.columns()
+        );
+    }
+    let tables = page.lines().filter(|line| line.starts_with("| ") && line.matches(" | ").count() == 5);
+    let listed = tables.map(|line| line.split('|').nth(1).unwrap().trim());
+    let unknown: Vec<_> = listed
+        .filter(|what| *what != "what" && *what != "NOP" && rows.iter().all(|row| row.what != *what))
+        .collect();
+    assert!(unknown.is_empty(), "nothing was found about {unknown:?}");
 }

@@ -175,6 +175,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "takes minutes; CI has step queues run a case of each scenario",
     ),
     ("EPW_TEST_PATH=queue ctest --test-dir build", "step queues runs those tests that heed it"),
+    (".ci/run witnesses", "is part of CI"),
     (".ci/run fuzz", "is part of CI"),
     (".ci/beside_mpi --dispatch", "takes a minute; step beside_mpi takes one turn of it, with a limit"),
     (".ci/run faults", "takes many minutes; the tests themselves are part of CI"),

@@ -63,6 +63,7 @@
 //! addresses and numbers of queue pairs go by the lane (`epw_end_place`). All that is asked of
 //! libibverbs and libmlx5 is in the table of `c/nic/mlx5/calls.h`, which `c/nic/fake/` answers in tests: it takes commands apart at
 //! places that `tests/nic/offsets` has read from what rdma-core and UCX publish, and gives finished pairs to the software NIC.
+//! What rdma-core and UCX make of the same is compared by `tests/nic/witness/run`; [`adapter`](super::adapter) says who confirms what.
 //! `c/nic/mlx5/probe.c` tries each step on its own for the doctor. What users have to know is in [`operators`](super::operators), where
 //! `tests/guide.rs` wants every error text, and in [`first_run`](super::first_run), which has what nobody has seen on an adapter yet.
 //!

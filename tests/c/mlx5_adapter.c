@@ -121,13 +121,14 @@ static void a_device_has_no_part_in_another_ones_objects(void) {
 
 /* Of a command: its status and syndrome. */
 typedef struct answer {
+    int err;
     uint32_t status, syndrome;
 } answer;
 
 static answer ask(bench *b, void *object, const void *in, size_t bytes) {
     unsigned char out[EPW_MLX5_OUT_BYTES] = {0};
-    epw_fake_calls(b->fake)->modify(object, in, bytes, out, sizeof out);
-    return (answer){epw_mlx5_status(out), epw_mlx5_syndrome(out)};
+    int err = epw_fake_calls(b->fake)->modify(object, in, bytes, out, sizeof out);
+    return (answer){err, epw_mlx5_status(out), epw_mlx5_syndrome(out)};
 }
 
 static answer ask_short(bench *b, void *object, uint32_t opcode) {
@@ -182,8 +183,57 @@ static void a_queue_pair_goes_up_step_by_step(void) {
     }
     CHECK(ask_short(b, b->pair->qp, EPW_MLX5_2ERR).status == 0 && state_of(b) == EPW_MLX5_STATE_ERR);
     /* A command for another pair, and one that is cut short. */
-    CHECK(ask(b, b->pair->cq, steps[3], sizeof steps[3]).status == 3);
+    CHECK(ask(b, b->pair->cq, steps[3], sizeof steps[3]).err == EINVAL);
+    epw_mlx5_build_refuse(steps[0], number + 1);
+    CHECK(ask(b, b->pair->qp, steps[0], sizeof steps[0]).err == EINVAL);
     CHECK(ask(b, b->pair->qp, steps[3], sizeof steps[3] - 8).status == 0x50);
+    take_down(b);
+    free(b);
+}
+
+/* As the kernel takes them: by another call there is EINVAL, no answer of the firmware, and no object. */
+static void each_command_comes_by_its_own_call_alone(void) {
+    enum { CREATE, MODIFY, QUERY, GENERAL, CALLS };
+    static const struct {
+        uint32_t opcode;
+        size_t bytes;
+        int call;
+    } commands[] = {{EPW_MLX5_QUERY_HCA_CAP, EPW_MLX5_SHORT_BYTES, GENERAL},
+                    {EPW_MLX5_CREATE_CQ, EPW_MLX5_IN_BYTES, CREATE},
+                    {EPW_MLX5_CREATE_QP, EPW_MLX5_IN_BYTES, CREATE},
+                    {EPW_MLX5_RST2INIT, EPW_MLX5_IN_BYTES, MODIFY},
+                    {EPW_MLX5_INIT2RTR, EPW_MLX5_IN_BYTES, MODIFY},
+                    {EPW_MLX5_RTR2RTS, EPW_MLX5_IN_BYTES, MODIFY},
+                    {EPW_MLX5_RTS2RTS, EPW_MLX5_IN_BYTES, MODIFY},
+                    {EPW_MLX5_2ERR, EPW_MLX5_SHORT_BYTES, MODIFY},
+                    {EPW_MLX5_2RST, EPW_MLX5_SHORT_BYTES, MODIFY},
+                    {EPW_MLX5_QUERY_QP, EPW_MLX5_SHORT_BYTES, QUERY},
+                    {0x7ff, EPW_MLX5_SHORT_BYTES, CALLS}};
+    bench *b = new_bench();
+    CHECK_OK(epw_fake_open(&(epw_fake_options){.rank = RANK}, where, &b->fake));
+    CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
+    CHECK_OK(make_pair(b));
+    const epw_mlx5_calls *calls = epw_fake_calls(b->fake);
+    void *device = b->adapter->device, *qp = b->pair->qp;
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        for (int call = 0; call < CALLS; call++) {
+            static const unsigned char untouched = 0x77;
+            unsigned char in[EPW_MLX5_IN_BYTES] = {0}, out[EPW_MLX5_QUERY_CAP_BYTES] = {untouched};
+            size_t bytes = commands[i].bytes;
+            void *object = NULL;
+            uint32_t before = epw_fake_count(b->fake).objects;
+            epw_mlx5_build_short(in, commands[i].opcode, b->pair->number);
+            int err = call == CREATE   ? calls->create(device, in, bytes, out, sizeof out, &object)
+                      : call == MODIFY ? calls->modify(qp, in, bytes, out, sizeof out)
+                      : call == QUERY  ? calls->query(qp, in, bytes, out, sizeof out)
+                                       : calls->general(device, in, bytes, out, sizeof out);
+            /* Of its own call firmware has something to say, if only that such a command is not complete. */
+            bool refused = err == EINVAL && out[0] == untouched;
+            CHECK_MSG(refused == (call != commands[i].call), "%s by call %d: errno %d, status %x",
+                      epw_mlx5_command_name(commands[i].opcode), call, err, out[0]);
+            CHECK(object == NULL && epw_fake_count(b->fake).objects == before);
+        }
+    }
     take_down(b);
     free(b);
 }
@@ -388,6 +438,7 @@ static void words_travel_between_two(bool infiniband, bool misled) {
 int main(void) {
     for (int i = 0; i < 4; i++) words_travel_between_two(i % 2 == 1, i / 2 == 1);
     a_queue_pair_goes_up_step_by_step();
+    each_command_comes_by_its_own_call_alone();
     a_bit_that_is_wrong_is_refused();
     what_is_in_use_is_not_given_back();
     events_of_the_device_end_its_queue_pairs();

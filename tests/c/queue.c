@@ -384,6 +384,65 @@ static uint32_t last_word(uint64_t index, uint32_t opcode) {
     return (uint32_t)(index & 0xffff) << 16 | opcode << 4;
 }
 
+/* From the hexadecimal of an entry's end, byte 0x20 to 0x3f; what is before it is left as it was filled. */
+static void fill(uint32_t entry[16], const char *hex) {
+    unsigned char *at = (unsigned char *)entry;
+    memset(at, 0xff, 64);
+    at += 0x20;
+    for (; *hex != '\0'; hex++) {
+        unsigned byte = 0;
+        if (*hex == ' ') continue;
+        CHECK(sscanf(hex++, "%2x", &byte) == 1);
+        *at++ = (unsigned char)byte;
+    }
+    CHECK(at == (unsigned char *)entry + 64);
+}
+
+/* Written down by hand after the layout of the adapter's manual (struct mlx5_cqe64 and mlx5_err_cqe of
+ * mlx5dv.h, by which they are read too, where that is there). */
+static const struct {
+    const char *hex;
+    uint32_t opcode, index, vendor, syndrome, wqe_opcode;
+} completions[] = {
+    /* Of a WRITE, of an inline WRITE on an adapter that has a clock, of a FETCH_ADD. */
+    {"00000000 00000000 00000000 00000000 00000000 00000000 08001234 abcd0000", 0, 0xabcd, 0, 0, 0x08},
+    {"00000000 00000000 00000000 00001000 0123456789abcdef 08001234 fffe5a01", 0, 0xfffe, 0, 0, 0x08},
+    {"00000000 00000000 00000000 00000008 00000000 00000000 12001234 00000000", 0, 0, 0, 0, 0x12},
+    /* Retries are over, the remote key opens nothing, flushed. */
+    {"00000000 00000000 00000000 00000000 00000000 00008115 08001234 abcd00d0", 0xd, 0xabcd, 0x81, 0x15,
+     0x08},
+    {"00000000 00000000 00000000 00000000 00000000 00008813 12001234 0102a5d1", 0xd, 0x0102, 0x88, 0x13,
+     0x12},
+    {"00000000 00000000 00000000 00000000 00000000 0000f905 10001234 abce00d0", 0xd, 0xabce, 0xf9, 0x05,
+     0x10},
+};
+
+static void completions_are_read_from_these_bytes(void) {
+    for (size_t i = 0; i < sizeof completions / sizeof completions[0]; i++) {
+        uint32_t entry[16];
+        fill(entry, completions[i].hex);
+        epw_completions c = {.entry = entry};
+        epw_queue_fault fault = {0};
+        bool failed = epw_completions_failed(&c, &fault);
+        CHECK_MSG(failed == (completions[i].opcode != 0), "vector %zu", i);
+        CHECK(c.done == (failed ? 0 : completions[i].index + 1));
+        if (failed)
+            CHECK_MSG(fault.index == completions[i].index && fault.vendor == completions[i].vendor &&
+                          fault.syndrome == completions[i].syndrome,
+                      "vector %zu: %x, %x, %x", i, fault.index, fault.vendor, fault.syndrome);
+#if HAS_MLX5DV
+        const struct mlx5_cqe64 *theirs = (const void *)entry;
+        const struct mlx5_err_cqe *error = (const void *)entry;
+        CHECK(mlx5dv_get_cqe_opcode((struct mlx5_cqe64 *)(uintptr_t)theirs) == completions[i].opcode);
+        CHECK(be16toh(theirs->wqe_counter) == completions[i].index);
+        CHECK(be32toh(theirs->sop_drop_qpn) == (completions[i].wqe_opcode << 24 | PAIR));
+        if (failed)
+            CHECK(error->syndrome == completions[i].syndrome &&
+                  error->vendor_err_synd == completions[i].vendor);
+#endif
+    }
+}
+
 static void looks_are_joined_by_their_maximum(void) {
     uint32_t entry[16] = {0};
     epw_completions c = {.entry = entry};
@@ -574,6 +633,7 @@ int main(void) {
     a_bell_with_requests_is_not_let_go();
     a_bell_that_is_given_up_is_taken_no_more();
     nothing_is_rung_for_behind_a_post_that_was_lost();
+    completions_are_read_from_these_bytes();
     looks_are_joined_by_their_maximum();
     each_syndrome_has_a_text();
     a_full_queue_takes_nothing_until_entries_complete();

@@ -690,6 +690,38 @@ static void entries_that_are_none_end_the_queue(void) {
     }
 }
 
+/* Byte 0x20 on, but for the queue pair's number, at 0x39: as adapters write them, after the manual's layout.
+ * Before it, and where an adapter has counts and clocks, the entry is as it was filled. */
+static void completions_have_these_bytes(void) {
+    static const unsigned char success[32] = {
+        0,    0,    0,    0,    0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+        0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x12, 0,    0,    0,    0x00, 0x01, 0x00, 0x00};
+    static const unsigned char failure[32] = {
+        0,    0,    0,    0,    0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+        0xff, 0xff, 0xff, 0xff, 0x00, 0x00, 0x00, 0x13, 0x08, 0,    0,    0,    0x00, 0x02, 0x00, 0xd0};
+    two t;
+    open_two(&t);
+    unsigned char got[32];
+    const unsigned char *completion = epw_pair_memory_of(t.a.pair)->completion;
+    write_word(&t.a, t.b.window_key, WORD_AT, 1, false);
+    fetch_add(&t.a, t.b.window_key, WORD_AT, 1, 64, true);
+    ring(&t.a);
+    CHECK(await_done(&t.a));
+    memcpy(got, completion + 0x20, sizeof got);
+    CHECK(got[0x19] << 16 == (int)(epw_pair_number(t.a.pair) & 0xff0000) &&
+          (got[0x1a] << 8 | got[0x1b]) == (int)(epw_pair_number(t.a.pair) & 0xffff));
+    memset(got + 0x19, 0, 3);
+    CHECK(memcmp(got, success, sizeof got) == 0);
+    write_word(&t.a, t.b.window_key + 1, WORD_AT, 1, true);
+    ring(&t.a);
+    CHECK(await_completion(&t.a, 2, 0xd));
+    memcpy(got, completion + 0x20, sizeof got);
+    got[0x16] = 0; /* what the maker says beside it */
+    memset(got + 0x19, 0, 3);
+    CHECK(memcmp(got, failure, sizeof got) == 0);
+    close_two(&t);
+}
+
 static void a_pair_that_is_gone_refuses(void) {
     two t;
     open_two(&t);
@@ -970,6 +1002,7 @@ static void all(uint32_t rings) {
     answers_without_a_question_end_the_connection();
     keys_and_bounds_are_checked_at_both_ends();
     entries_that_are_none_end_the_queue();
+    completions_have_these_bytes();
     a_pair_that_is_gone_refuses();
     a_pair_takes_frames_of_its_peer_alone();
     a_window_that_is_gone_is_not_written();

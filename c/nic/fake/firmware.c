@@ -12,7 +12,6 @@
 
 enum {
     OK = 0x00,
-    BAD_OP = 0x02,
     BAD_PARAM = 0x03,
     BAD_RESOURCE = 0x05,
     EXCEED_LIM = 0x08,
@@ -38,7 +37,6 @@ enum {
     SYNDROME_PATH,   /* no peer, or no way there */
     SYNDROME_SOURCE, /* the port has no such GID, or it is of another type */
     SYNDROME_RETRIES,
-    SYNDROME_NUMBER, /* another queue pair's */
     SYNDROME_ATOMICS,
     SYNDROME_STATE = 0x110000, /* and what it is in, and the opcode */
     SYNDROME_STRAY = 0x200000
@@ -251,9 +249,8 @@ static void create_qp(command *c) {
 
 /* ---- a queue pair's states ---- */
 
-static void move(command *c, uint32_t from, uint32_t to, uint64_t number) {
+static void move(command *c, uint32_t from, uint32_t to) {
     epw_fake_item *qp = c->object;
-    require(c, qp->kind == EPW_FAKE_QP && qp->id == number, SYNDROME_NUMBER);
     if (c->status == OK && qp->state != from)
         refuse(c, BAD_QP_STATE,
                SYNDROME_STATE | qp->state << 12 |
@@ -267,7 +264,7 @@ static void to_init(command *c) {
                           LIST(EPW_FIELD(qpc, pm_state)), LIST(EPW_FIELD(ads, vhca_port_num))});
     require(c, QPC(context, pm_state) == MIGRATED, SYNDROME_KIND);
     require(c, PATH(context, vhca_port_num) == EPW_FAKE_PORT, SYNDROME_PORT);
-    move(c, EPW_MLX5_STATE_RST, EPW_MLX5_STATE_INIT, IN(rst2init_qp_in, qpn));
+    move(c, EPW_MLX5_STATE_RST, EPW_MLX5_STATE_INIT);
 }
 
 /* The path is as INIT2RTR has it. */
@@ -323,7 +320,7 @@ static void to_rtr(command *c) {
         take_ethernet(c, context, &to);
     }
     require(c, to.remote != 0, SYNDROME_PATH);
-    move(c, EPW_MLX5_STATE_INIT, EPW_MLX5_STATE_RTR, IN(init2rtr_qp_in, qpn));
+    move(c, EPW_MLX5_STATE_INIT, EPW_MLX5_STATE_RTR);
     if (c->status == OK) c->object->reached = to;
 }
 
@@ -344,7 +341,7 @@ static void to_rts(command *c) {
                   LIST(EPW_FIELD(ads, ack_timeout))});
     /* 0 is for ever, which no wait of this library is. */
     require(c, PATH(context, ack_timeout) > 0 && QPC(context, retry_count) > 0, SYNDROME_RETRIES);
-    move(c, EPW_MLX5_STATE_RTR, EPW_MLX5_STATE_RTS, IN(rtr2rts_qp_in, qpn));
+    move(c, EPW_MLX5_STATE_RTR, EPW_MLX5_STATE_RTS);
     if (c->status == OK) epw_fake_reach(c->object);
 }
 
@@ -354,15 +351,13 @@ static void change_rts(command *c) {
                           .own = LIST(EPW_FIELD(rts2rts_qp_in, opcode), EPW_FIELD(rts2rts_qp_in, qpn),
                                       EPW_FIELD(rts2rts_qp_in, opt_param_mask))});
     require(c, IN(rts2rts_qp_in, opt_param_mask) == RIGHTS, SYNDROME_RIGHTS);
-    move(c, EPW_MLX5_STATE_RTS, EPW_MLX5_STATE_RTS, IN(rts2rts_qp_in, qpn));
+    move(c, EPW_MLX5_STATE_RTS, EPW_MLX5_STATE_RTS);
     if (c->status == OK && c->object->pair != NULL) epw_pair_close(c->object->pair);
 }
 
 static void check_short(command *c) {
     check_stray(c, &(use){.context = EPW_FIELDS,
                           .own = LIST(EPW_FIELD(modify_qp_in, opcode), EPW_FIELD(modify_qp_in, qpn))});
-    bool own = c->object->kind == EPW_FAKE_QP && c->object->id == IN(modify_qp_in, qpn);
-    require(c, own, SYNDROME_NUMBER);
 }
 
 static void to_error(command *c) {
@@ -394,46 +389,39 @@ static void query_qp(command *c) {
 static const struct {
     uint32_t opcode;
     size_t in_bytes;
-    bool creates, modifies; /* else it asks */
+    epw_fake_call call; /* by which alone it comes */
     void (*carry)(command *c);
 } commands[] = {
-    {EPW_MLX5_QUERY_HCA_CAP, EPW_MLX5_SHORT_BYTES, false, false, query_cap},
-    {EPW_MLX5_CREATE_CQ, EPW_MLX5_IN_BYTES, true, false, create_cq},
-    {EPW_MLX5_CREATE_QP, EPW_MLX5_IN_BYTES, true, false, create_qp},
-    {EPW_MLX5_RST2INIT, EPW_MLX5_IN_BYTES, false, true, to_init},
-    {EPW_MLX5_INIT2RTR, EPW_MLX5_IN_BYTES, false, true, to_rtr},
-    {EPW_MLX5_RTR2RTS, EPW_MLX5_IN_BYTES, false, true, to_rts},
-    {EPW_MLX5_RTS2RTS, EPW_MLX5_IN_BYTES, false, true, change_rts},
-    {EPW_MLX5_2ERR, EPW_MLX5_SHORT_BYTES, false, true, to_error},
-    {EPW_MLX5_2RST, EPW_MLX5_SHORT_BYTES, false, true, to_reset},
-    {EPW_MLX5_QUERY_QP, EPW_MLX5_SHORT_BYTES, false, false, query_qp},
+    {EPW_MLX5_QUERY_HCA_CAP, EPW_MLX5_SHORT_BYTES, EPW_FAKE_CALL_GENERAL, query_cap},
+    {EPW_MLX5_CREATE_CQ, EPW_MLX5_IN_BYTES, EPW_FAKE_CALL_CREATE, create_cq},
+    {EPW_MLX5_CREATE_QP, EPW_MLX5_IN_BYTES, EPW_FAKE_CALL_CREATE, create_qp},
+    {EPW_MLX5_RST2INIT, EPW_MLX5_IN_BYTES, EPW_FAKE_CALL_MODIFY, to_init},
+    {EPW_MLX5_INIT2RTR, EPW_MLX5_IN_BYTES, EPW_FAKE_CALL_MODIFY, to_rtr},
+    {EPW_MLX5_RTR2RTS, EPW_MLX5_IN_BYTES, EPW_FAKE_CALL_MODIFY, to_rts},
+    {EPW_MLX5_RTS2RTS, EPW_MLX5_IN_BYTES, EPW_FAKE_CALL_MODIFY, change_rts},
+    {EPW_MLX5_2ERR, EPW_MLX5_SHORT_BYTES, EPW_FAKE_CALL_MODIFY, to_error},
+    {EPW_MLX5_2RST, EPW_MLX5_SHORT_BYTES, EPW_FAKE_CALL_MODIFY, to_reset},
+    {EPW_MLX5_QUERY_QP, EPW_MLX5_SHORT_BYTES, EPW_FAKE_CALL_QUERY, query_qp},
 };
 
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
-static epw_fake_call kind_of(uint32_t i, const command *c) {
-    if (i < COMMANDS && commands[i].creates) return EPW_FAKE_CALL_CREATE;
-    if (i < COMMANDS && commands[i].modifies) return EPW_FAKE_CALL_MODIFY;
-    return c->object->kind != EPW_FAKE_DEVICE ? EPW_FAKE_CALL_QUERY : EPW_FAKE_CALL_GENERAL;
+/* What the kernel looks at before firmware sees the command: that this call takes its opcode, and that the
+ * number in it is the object's. */
+static bool passes_kernel(const command *c, epw_fake_call call, uint32_t i) {
+    if (i == COMMANDS || commands[i].call != call) return false;
+    const epw_fake_item *object = c->object;
+    if (call == EPW_FAKE_CALL_CREATE || call == EPW_FAKE_CALL_GENERAL) return object->kind == EPW_FAKE_DEVICE;
+    return object->kind == EPW_FAKE_QP && c->in_bytes >= EPW_MLX5_SHORT_BYTES &&
+           IN(modify_qp_in, qpn) == object->id;
 }
 
-static void carry(command *c, uint32_t i) {
-    if (i == COMMANDS) {
-        refuse(c, BAD_OP, 0);
-    } else if (c->in_bytes != commands[i].in_bytes) {
-        refuse(c, BAD_INPUT_LEN, 0);
-    } else {
-        commands[i].carry(c);
-    }
-}
-
-int epw_fake_command(epw_fake_item *object, const void *in, size_t in_bytes, void *out, size_t out_bytes,
-                     epw_fake_item **made) {
+int epw_fake_command(epw_fake_item *object, epw_fake_call call, const void *in, size_t in_bytes, void *out,
+                     size_t out_bytes, epw_fake_item **made) {
     epw_fake *fake = object->fake;
     unsigned char seen[EPW_MLX5_IN_BYTES];
     if (in_bytes > sizeof seen || in_bytes < 4 || out_bytes < EPW_MLX5_OUT_BYTES) return EINVAL;
     memcpy(seen, in, in_bytes);
-    memset(out, 0, out_bytes);
     pthread_mutex_lock(&fake->lock);
     epw_fake_tap tap = fake->tap;
     pthread_mutex_unlock(&fake->lock);
@@ -442,11 +430,15 @@ int epw_fake_command(epw_fake_item *object, const void *in, size_t in_bytes, voi
         .fake = fake, .object = object, .in = seen, .out = out, .in_bytes = in_bytes, .out_bytes = out_bytes};
     uint32_t i = 0, opcode = (uint32_t)epw_field_get(seen, 0, EPW_FIELD(modify_qp_in, opcode));
     while (i < COMMANDS && commands[i].opcode != opcode) i++;
-    if (epw_fake_fails(fake, kind_of(i, &c))) {
+    if (!passes_kernel(&c, call, i)) return EINVAL;
+    memset(out, 0, out_bytes);
+    if (epw_fake_fails(fake, call)) {
         if (fake->options.failing_errno != 0) return fake->options.failing_errno;
         refuse(&c, BAD_PARAM, SYNDROME_PLANNED);
+    } else if (in_bytes != commands[i].in_bytes) {
+        refuse(&c, BAD_INPUT_LEN, 0);
     } else {
-        carry(&c, i);
+        commands[i].carry(&c);
     }
     epw_field_put(out, 0, EPW_FIELD(create_cq_out, status), c.status);
     epw_field_put(out, 0, EPW_FIELD(create_cq_out, syndrome), c.syndrome);

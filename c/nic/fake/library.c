@@ -70,7 +70,7 @@ static int gid(void *device, uint32_t number, uint32_t index, epw_mlx5_gid *out)
 }
 
 static int general(void *device, const void *in, size_t in_bytes, void *out, size_t out_bytes) {
-    return epw_fake_command(device, in, in_bytes, out, out_bytes, NULL);
+    return epw_fake_command(device, EPW_FAKE_CALL_GENERAL, in, in_bytes, out, out_bytes, NULL);
 }
 
 static int event_queue(void *device, uint32_t *number) {
@@ -267,13 +267,17 @@ static int resolve(void *pd, uint32_t number, uint32_t index, const unsigned cha
 
 static int create(void *device, const void *in, size_t in_bytes, void *out, size_t out_bytes, void **object) {
     epw_fake_item *made = NULL;
-    int err = epw_fake_command(device, in, in_bytes, out, out_bytes, &made);
+    int err = epw_fake_command(device, EPW_FAKE_CALL_CREATE, in, in_bytes, out, out_bytes, &made);
     if (err == 0) *object = made;
     return err;
 }
 
-static int change(void *object, const void *in, size_t in_bytes, void *out, size_t out_bytes) {
-    return epw_fake_command(object, in, in_bytes, out, out_bytes, NULL);
+static int modify(void *object, const void *in, size_t in_bytes, void *out, size_t out_bytes) {
+    return epw_fake_command(object, EPW_FAKE_CALL_MODIFY, in, in_bytes, out, out_bytes, NULL);
+}
+
+static int query(void *object, const void *in, size_t in_bytes, void *out, size_t out_bytes) {
+    return epw_fake_command(object, EPW_FAKE_CALL_QUERY, in, in_bytes, out, out_bytes, NULL);
 }
 
 static int destroy(void *object) {
@@ -338,8 +342,8 @@ epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_f
                                    .umem = umem,
                                    .free_umem = free_umem,
                                    .create = create,
-                                   .modify = change,
-                                   .query = change,
+                                   .modify = modify,
+                                   .query = query,
                                    .destroy = destroy,
                                    .register_memory = register_memory,
                                    .register_descriptor = register_descriptor,

@@ -96,10 +96,11 @@ void epw_fake_mac(const unsigned char gid[16], unsigned char mac[6]);
 
 /* ---- firmware.c ---- */
 
-/* Carries a command out on `object`, or on a device. *made: the object that it creates. 0, or EREMOTEIO with
- * status and syndrome in `out`, or another errno. */
-int epw_fake_command(epw_fake_item *object, const void *in, size_t in_bytes, void *out, size_t out_bytes,
-                     epw_fake_item **made);
+/* Carries a command out on `object`, or on a device, that has come by this call (CREATE, MODIFY, QUERY or
+ * GENERAL). *made: the object that it creates. 0, or EREMOTEIO with status and syndrome in `out`, or another
+ * errno: EINVAL for a command that the kernel does not pass on. */
+int epw_fake_command(epw_fake_item *object, epw_fake_call call, const void *in, size_t in_bytes, void *out,
+                     size_t out_bytes, epw_fake_item **made);
 
 /* A queue pair that works sends by the link of its route, or by none, if that leads elsewhere than it has
  * been connected to. */

@@ -46,19 +46,25 @@ const unsigned char *epw_pair_entry(const epw_pair *pair, uint32_t index) {
     return pair->memory.entries + (size_t)(index & (pair->memory.depth - 1)) * EPW_FETCH_BYTES;
 }
 
-/* Writes the completion queue's one entry. Writer: the NIC. Reader: whoever polls it, which acquires the last
- * four bytes. */
-static void complete(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t vendor) {
+/* What the entry does, for its completion. One beyond those that it has been rung for may be being written.
+ */
+static uint32_t opcode_at(const epw_pair *pair, uint32_t index) {
+    bool posted = (uint32_t)pair->target - index - 1 < pair->memory.depth;
+    return posted ? epw_pair_entry(pair, index)[3] : EPW_OPCODE_NOP;
+}
+
+/* Writes the completion queue's one entry, all that a reader of another make looks at too: whose it is, what
+ * has completed, and its index. Writer: the NIC. Reader: whoever polls it, which acquires the last four
+ * bytes. */
+static void complete(epw_pair *pair, uint32_t index, uint32_t opcode, uint8_t syndrome, uint32_t vendor) {
     unsigned char *entry = pair->memory.completion;
     bool failed = syndrome != EPW_SYNDROME_NONE;
-    if (failed) {
-        bool posted =
-            (uint32_t)pair->target - index - 1 < pair->memory.depth; /* else it may be being written */
-        uint32_t opcode = posted ? epw_pair_entry(pair, index)[3] : EPW_OPCODE_NOP;
-        uint32_t what = epw_swap_32(opcode << 24 | pair->number);
+    uint32_t what = epw_swap_32(opcode << 24 | pair->number);
+    const uint32_t user_index = 0; /* CREATE_QP gives it none */
+    __atomic_store_n((uint32_t *)(entry + 0x20), user_index, __ATOMIC_RELAXED);
+    if (failed)
         __atomic_store_n((uint32_t *)(entry + 0x34), epw_swap_32(vendor << 8 | syndrome), __ATOMIC_RELAXED);
-        __atomic_store_n((uint32_t *)(entry + 0x38), what, __ATOMIC_RELAXED);
-    }
+    __atomic_store_n((uint32_t *)(entry + 0x38), what, __ATOMIC_RELAXED);
     uint32_t word = epw_swap_32((index & 0xffff) << 16 | (failed ? 0xd0 : 0));
     __atomic_store_n((uint32_t *)(entry + 0x3c), word, __ATOMIC_RELEASE);
 }
@@ -69,7 +75,7 @@ void epw_pair_fail_as(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t
     if (epw_pair_is_carried(pair)) pair->closed = true;
     epw_carry_stop(pair);
     pair->cause = (epw_pair_cause){syndrome, (uint8_t)vendor, index};
-    complete(pair, index, syndrome, vendor);
+    complete(pair, index, opcode_at(pair, index), syndrome, vendor);
     /* Writer: the NIC, once nothing that came by this pair is placed any more. Reader: epw_pair_broken. */
     atomic_store_explicit(&pair->broken, true, memory_order_release);
     if (pair->options.broken != NULL) pair->options.broken(pair->options.context);
@@ -246,7 +252,8 @@ static void heed(epw_pair *pair) {
     if (overrun) {
         epw_pair_fail_as(pair, (uint32_t)pair->fetched, EPW_SYNDROME_OPERATION, EPW_VENDOR_OVERRUN);
     } else if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) {
-        complete(pair, (uint32_t)pair->target - 1, EPW_SYNDROME_FLUSHED, 0);
+        complete(pair, (uint32_t)pair->target - 1, opcode_at(pair, (uint32_t)pair->target - 1),
+                 EPW_SYNDROME_FLUSHED, 0);
     } else if (pair->link != NULL && epw_pair_has_more(pair)) {
         epw_link_has_sender(pair->link, pair);
     }
@@ -387,13 +394,14 @@ static bool refetch(epw_pair *pair) {
 static void done(epw_pair *pair, uint64_t entries, bool tell) {
     if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
     uint64_t index;
+    uint32_t opcode = opcode_at(pair, (uint32_t)entries - 1); /* a strict NIC overwrites it */
     if (pair->strict != NULL && !epw_strict_done(pair, pair->completed, entries, &index)) {
         epw_pair_fail_as(pair, (uint32_t)index, EPW_SYNDROME_PROTECTION, EPW_VENDOR_REWRITTEN);
         return;
     }
     pair->completed = entries;
     if (entries == pair->fetched) pair->travels = false;
-    if (tell) complete(pair, (uint32_t)entries - 1, EPW_SYNDROME_NONE, 0);
+    if (tell) complete(pair, (uint32_t)entries - 1, opcode, EPW_SYNDROME_NONE, 0);
 }
 
 bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry,

@@ -1,6 +1,7 @@
 //! What the targets of the window's blob and of the fd server share: two ranks of this process, and the bytes of a
 //! blob as `c/window/blob.c` writes them. And what those of records and snapshots share: a run.
 
+pub mod fake;
 pub mod links;
 pub mod nic;
 pub mod rings;

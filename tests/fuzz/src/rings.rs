@@ -25,7 +25,7 @@ pub struct Rings {
     memory: *mut u8,
     mapped: u64,
     out: Ring,
-    into: Ring,
+    r#in: Ring,
 }
 
 unsafe extern "C" {
@@ -51,7 +51,7 @@ impl Rings {
     /// Passes them to the NIC.
     pub fn offer(nic: &Nic) -> Box<Self> {
         let none = || Ring { cursors: null_mut(), bytes: null_mut(), size: 0, at: 0 };
-        let mut rings = Box::new(Self { memory: null_mut(), mapped: 0, out: none(), into: none() });
+        let mut rings = Box::new(Self { memory: null_mut(), mapped: 0, out: none(), r#in: none() });
         // SAFETY: room for the result, and a socket that is open.
         assert_eq!(unsafe { epw_rings_offer(&raw mut *rings, nic.fd, RING_BYTES) }, 0);
         rings
