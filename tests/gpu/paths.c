@@ -200,7 +200,7 @@ static void find_no_path(const rank_links *links, const test_case *c) {
     refuse_peer(links, c->paths, "vmm: excluded by config.paths; ipc: excluded by config.paths");
     if (links->rank % 2 == 0) {
         refuse_peer(links, EPW_PATH_VMM,
-                    "vmm: the peer's window has no VMM handle; ipc: excluded by config.paths");
+                    "vmm: the peer's window has an IPC handle; ipc: excluded by config.paths");
     } else {
         refuse_peer(links, EPW_PATH_IPC,
                     "vmm: excluded by config.paths; ipc: the peer's window has a VMM handle");
