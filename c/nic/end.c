@@ -155,8 +155,8 @@ bool epw_end_broken(const epw_end *end) {
 }
 
 const char *epw_end_trouble(const epw_end *end, char text[EPW_MLX5_TEXT]) {
-    *text = '\0';
-    return end->adapter != NULL ? epw_mlx5_pair_trouble(end->adapter, text) : text;
+    return end->adapter != NULL ? epw_mlx5_pair_trouble(end->adapter, text)
+                                : epw_pair_carried_trouble(end->soft, text);
 }
 
 /* ---- memory ---- */

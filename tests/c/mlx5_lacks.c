@@ -77,8 +77,9 @@ static const adverse cases[] = {
              "which has none "
              "within a subnet: use options.service_level"},
     {LACK(NO_DEVICE), .status = EPW_ERR_NO_PATH,
-     .text =
-         "test: rank 3: there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC"},
+     .text = "test: rank 3: there is no mlx5 adapter: see /sys/class/infiniband; without one choose another "
+             "NIC or "
+             "wire"},
     {LACK(NO_DEVX), .status = EPW_ERR_NO_PATH,
      .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no DevX, which needs its firmware's "
              "user contexts (log_max_uctx)"},
