@@ -364,7 +364,8 @@ void epw_carry_heed(epw_nic *nic) {
     uint64_t name;
     while (carrier != NULL && carrier->calls->announced(carrier->channel, &name) == 0) {
         epw_pair *pair = epw_nic_pair(nic, (uint32_t)name);
-        if (pair != NULL && pair->carried != NULL && pair->carried->queue != NULL)
-            carrier->calls->arm(pair->carried->queue);
+        if (pair == NULL || pair->carried == NULL || pair->carried->queue == NULL) continue;
+        if (carrier->calls->arm(pair->carried->queue) == 0) continue;
+        epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_ABORTED); /* nobody would hear of more */
     }
 }
