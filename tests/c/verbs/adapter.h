@@ -56,7 +56,7 @@ enum {
 };
 
 /* How often a queue pair that is not connected yet is tried, 1 ms apart. */
-enum { LAN_TRIES = 2000 };
+enum { LAN_TRIES = 200 };
 
 typedef struct lan_context {
     union {
