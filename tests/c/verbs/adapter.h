@@ -112,7 +112,7 @@ typedef struct lan_qp {
     epw_abi_qp_attr attr;
     uint32_t depth, slots_taken, since_completion;
     lan_send sends[LAN_SENDS]; /* those that wait, in the order of posting */
-    uint32_t count;
+    uint32_t count, forwarded;
 } lan_qp;
 
 static struct {
@@ -270,6 +270,7 @@ static bool lan_turn(lan_qp *qp) {
         lan.words_early += at > 0;
     }
     lan.forwarded++;
+    qp->forwarded++;
     lan_complete(qp, &send.what, status);
     if (status == 10) lan_break(peer);
     if (status != 0) lan_break(qp);
@@ -322,6 +323,17 @@ static uint32_t lan_left(void) {
     for (const lan_qp *at = lan.pairs; at != NULL; at = at->next) left++;
     pthread_mutex_unlock(&lan.lock);
     return left;
+}
+
+/* Queue pairs that there are, and those by which an entry has gone. */
+static void lan_count_pairs(uint32_t *all, uint32_t *warm) {
+    *all = *warm = 0;
+    pthread_mutex_lock(&lan.lock);
+    for (const lan_qp *qp = lan.pairs; qp != NULL; qp = qp->next) {
+        *all += 1;
+        *warm += qp->forwarded > 0;
+    }
+    pthread_mutex_unlock(&lan.lock);
 }
 
 /* The context that was opened as the number-th before the last. Locked. */
