@@ -154,9 +154,20 @@ bool epw_end_broken(const epw_end *end) {
     return true;
 }
 
+bool epw_end_failed(const epw_end *end, epw_queue *queue, epw_queue_fault *fault) {
+    if (epw_queue_failed(queue, fault) && fault->syndrome != EPW_SYNDROME_FLUSHED) return true;
+    if (end->soft == NULL || !epw_pair_broken(end->soft)) return false;
+    epw_pair_cause cause = epw_pair_cause_of(end->soft);
+    *fault = (epw_queue_fault){.pair = epw_pair_number(end->soft),
+                               .syndrome = cause.syndrome,
+                               .vendor = cause.vendor,
+                               .index = (uint16_t)cause.index};
+    return cause.syndrome != EPW_SYNDROME_NONE;
+}
+
 const char *epw_end_trouble(const epw_end *end, char text[EPW_MLX5_TEXT]) {
-    *text = '\0';
-    return end->adapter != NULL ? epw_mlx5_pair_trouble(end->adapter, text) : text;
+    return end->adapter != NULL ? epw_mlx5_pair_trouble(end->adapter, text)
+                                : epw_pair_carried_trouble(end->soft, text);
 }
 
 /* ---- memory ---- */

@@ -5,6 +5,7 @@
 
 #include "nic/fabric.h"
 #include "nic/mlx5.h"
+#include "nic/queue.h"
 
 /* One of the two, or none. An adapter does not notice that a peer has ended before something is sent to it:
  * that shows by the connection to the peer's fabric, which therefore ends where a queue pair breaks. */
@@ -78,6 +79,10 @@ void epw_end_break(const epw_end *end);
 void epw_end_close(const epw_end *end);
 bool epw_end_is_closed(const epw_end *end);
 bool epw_end_broken(const epw_end *end);
+
+/* Whether an entry of its queue has failed by itself, and why: also where what was flushed since hides that
+ * in the completion queue of a soft NIC. */
+bool epw_end_failed(const epw_end *end, epw_queue *queue, epw_queue_fault *fault);
 
 /* For print: what has broken it, and what to do, as far as the NIC tells; "" if it has not broken or nothing
  * is told. Returns `text`. */

@@ -50,10 +50,18 @@ epw_adapter_device epw_mlx5_device(const epw_mlx5 *adapter);
 void epw_mlx5_hear(epw_mlx5 *adapter, void (*event)(void *context, const epw_mlx5_event *event),
                    void *context);
 
+/* Whether an event breaks queue pairs of this adapter: all of them, or the one that it names. Another port's
+ * does not, nor does a change of addresses that leaves the port the one that its queue pairs have. */
+bool epw_mlx5_concerns(const epw_mlx5 *adapter, const epw_mlx5_event *event);
+
 /* For print: which device, port and address, and what it, or one of its pairs so far, does without. Returns
  * `text`. */
 enum { EPW_MLX5_TEXT = 400 };
 const char *epw_mlx5_describe(const epw_mlx5 *adapter, char text[EPW_MLX5_TEXT]);
+
+/* For print: what has happened to it, and what to do; "" of an event that names one queue pair. Returns
+ * `text`. */
+const char *epw_mlx5_event_text(const epw_mlx5 *adapter, epw_mlx5_event_kind kind, char text[EPW_MLX5_TEXT]);
 
 /* Where others send to, for a blob. */
 typedef struct epw_mlx5_address {

@@ -27,12 +27,11 @@ uint32_t epw_pair_carried_number(const epw_pair *pair);
 /* As epw_pair_connect, to a queue pair of the adapter at the path's end. */
 epw_status epw_pair_carry(epw_pair *pair, uint64_t link, const epw_mlx5_path *path, epw_where where);
 
-/* Vendor codes of pairs that an event of the adapter has broken. */
-enum {
-    EPW_VENDOR_PAIR_EVENT = 0xe0, /* it has gone to its error state */
-    EPW_VENDOR_PORT_DOWN = 0xe1,
-    EPW_VENDOR_GIDS_CHANGED = 0xe2,
-    EPW_VENDOR_DEVICE_FATAL = 0xe3
-};
+/* For print: what has happened to the adapter that has broken it, and what to do; "" if nothing has, or to
+ * this queue pair alone. Returns `text`. */
+const char *epw_pair_carried_trouble(const epw_pair *pair, char text[EPW_MLX5_TEXT]);
+
+/* Vendor code in the completion of a pair that an event of the adapter has broken. */
+enum { EPW_VENDOR_EVENT = 0xe0 };
 
 #endif

@@ -19,6 +19,7 @@
 #include "peer/sleep.h"
 
 #include "base/clock.h"
+#include "base/readable.h"
 #include "base/thread.h"
 
 #include <errno.h>
@@ -177,7 +178,7 @@ static epw_status await_answer(epw_peers *peers, uint64_t number, uint64_t timeo
 
 /* Host memory that is gone ends the process that touches it, so the kernel touches it first. */
 static epw_status touch_own(_Atomic uint64_t *word, uint64_t number, uint64_t *seen, epw_where where) {
-    if (!epw_futex_readable(word)) return epw_fail_errno(EFAULT, where, "this rank's own window is gone");
+    if (!epw_word_readable(word, 0)) return epw_fail_errno(EFAULT, where, "this rank's own window is gone");
     atomic_store_explicit(word, number, memory_order_relaxed);
     *seen = atomic_load_explicit(word, memory_order_relaxed);
     return EPW_OK;

@@ -634,33 +634,40 @@ bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer) 
     return epw_end_broken(&way_to(peers, lane, peer)->end);
 }
 
-/* Whether the way has broken; then also why. */
-static bool tell_trouble(way *w, char *text) {
+/* What has broken the way, as far as its own end tells. False: it has not broken, or only its connection has.
+ */
+static bool tell_reason(way *w, char *text) {
     char event[EPW_MLX5_TEXT];
     epw_queue_fault fault;
     if (!epw_end_broken(&w->end)) return false;
     if (*epw_end_trouble(&w->end, event) != '\0') {
         snprintf(text, EPW_TROUBLE_TEXT, "%s", event);
-    } else if (epw_queue_failed(&w->queue, &fault) && fault.syndrome != EPW_SYNDROME_FLUSHED) {
-        snprintf(text, EPW_TROUBLE_TEXT, "an entry for it failed: %s (syndrome 0x%02x, vendor 0x%02x)%s",
-                 epw_syndrome_text(fault.syndrome), fault.syndrome, fault.vendor,
-                 epw_syndrome_remedy(fault.syndrome));
-    } else {
+        return true;
+    }
+    if (!epw_end_failed(&w->end, &w->queue, &fault)) return false;
+    snprintf(text, EPW_TROUBLE_TEXT, "an entry for it failed: %s (syndrome 0x%02x, vendor 0x%02x)%s",
+             epw_syndrome_text(fault.syndrome), fault.syndrome, fault.vendor,
+             epw_syndrome_remedy(fault.syndrome));
+    return true;
+}
+
+/* Of the ways to a peer that break together one may know why. */
+const char *epw_remote_trouble(epw_peers *peers, uint32_t peer, char *text) {
+    bool told = false, broken = false;
+    *text = '\0';
+    pthread_mutex_lock(&peers->lock);
+    epw_remote *remote = peers->remotes != NULL ? peers->remotes[peer] : NULL;
+    for (uint32_t i = 0; remote != NULL && !told && i < WAYS; i++) {
+        if (!has_way(peers, i)) continue;
+        broken |= epw_end_broken(&remote->ways[i].end);
+        told = tell_reason(&remote->ways[i], text);
+    }
+    pthread_mutex_unlock(&peers->lock);
+    if (broken && !told)
         snprintf(
             text, EPW_TROUBLE_TEXT,
             "the connection to its NIC is gone, or it took nothing for so long that its queue was full: see "
             "that its process lives, and the network between the hosts");
-    }
-    return true;
-}
-
-const char *epw_remote_trouble(epw_peers *peers, uint32_t peer, char *text) {
-    *text = '\0';
-    pthread_mutex_lock(&peers->lock);
-    epw_remote *remote = peers->remotes != NULL ? peers->remotes[peer] : NULL;
-    for (uint32_t i = 0, told = 0; remote != NULL && !told && i < WAYS; i++)
-        if (has_way(peers, i)) told = tell_trouble(&remote->ways[i], text);
-    pthread_mutex_unlock(&peers->lock);
     return text;
 }
 

@@ -90,11 +90,6 @@ void epw_bell_leave(const epw_peers *peers) {
     atomic_fetch_sub_explicit(listeners_in(own), 1, memory_order_relaxed);
 }
 
-bool epw_futex_readable(_Atomic uint64_t *word) {
-    struct timespec nothing = {0, 0};
-    return syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT, 0u, &nothing, NULL, 0) == 0 || errno != EFAULT;
-}
-
 void epw_watch_clear(epw_watch *watch) {
     atomic_store_explicit(&watch->peer, UINT32_MAX, memory_order_relaxed);
 }

@@ -18,7 +18,4 @@ void epw_futex_wake(_Atomic uint64_t *word);
 /* Sleeps on the word while its low half is that of `value`, at most `ns`. */
 void epw_futex_wait(_Atomic uint64_t *word, uint64_t value, uint64_t ns);
 
-/* Has the kernel read the word: false where loading it would end this process. */
-bool epw_futex_readable(_Atomic uint64_t *word);
-
 #endif

@@ -90,8 +90,13 @@ fn bounded<T: Send + 'static>(
         // Nobody listens any more where the time is over.
         let _ = tell.send(look());
     });
-    started.map_err(|error| format!("no thread to look with: {error}"))?;
-    told.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(format!("nothing came back within {PATIENCE:?}")))
+    let looking = started.map_err(|error| format!("no thread to look with: {error}"))?;
+    let late = |_| Err(format!("nothing came back within {PATIENCE:?}"));
+    told.recv_timeout(PATIENCE).map_or_else(late, |found| {
+        // It has said its last word, and only has to end.
+        let _ = looking.join();
+        found
+    })
 }
 
 /// Each part within its time.

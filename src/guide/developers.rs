@@ -67,6 +67,16 @@
 //! `c/nic/mlx5/probe.c` tries each step on its own for the doctor. What users have to know is in [`operators`](super::operators), where
 //! `tests/guide.rs` wants every error text, and in [`first_run`](super::first_run), which has what nobody has seen on an adapter yet.
 //!
+//! Of an RDMA adapter of any make the verbs wire takes no commands: what a software NIC has fetched and checked,
+//! `c/nic/soft/carry.c` posts to a reliable queue pair of the adapter's, by the table of `c/nic/verbs/calls.h`, and takes
+//! completions in; where writes may pass each other it holds words back. `c/nic/verbs/library.c` is that table by libibverbs, whose
+//! interface `c/nic/verbs/abi.h` declares: `tests/c/verbs_library.c` compares it with the library's header, `tests/c/verbs_wire.c`
+//! answers in the library's place, and `tests/roce/run` boots a kernel that has Soft-RoCE. Both kinds of adapter share how one is
+//! chosen, `c/nic/mlx5/open.c`, the thread that looks at words, `c/nic/mlx5/watch.c`, and what events mean, `c/nic/mlx5/events.c`.
+//!
+//! A queue pair is warm before its first operation, so that an adapter has fetched its state and found the way by then. Connecting
+//! posts nothing; the words that begin an epoch do, by each lane's queue pair to each peer: `c/peer/membership.c`.
+//!
 //! # The way of bytes in a collective
 //!
 //! 1. `c/coll/call.c`: `epw_group` checks calls and makes operations of them.

@@ -106,7 +106,7 @@
 //! |---|---|
 //! | `there is no libmlx5.so.1: install rdma-core (libibverbs1, ibverbs-providers)` | install these; in a container they have to be inside |
 //! | `libmlx5.so.1 has no NAME of version MLX5_1.19: install rdma-core 44 or newer` | an older one is found first: see `ldconfig -p` and `LD_LIBRARY_PATH` |
-//! | `there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC` | load `mlx5_ib`; in a container `--device=/dev/infiniband`; else `EPWIRE_NIC=soft` |
+//! | `there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC or wire` | load `mlx5_ib`; in a container `--device=/dev/infiniband`; else `EPWIRE_NIC=soft`. By the verbs wire it is called `RDMA adapter` here and below, and any driver of one will do |
 //! | `options.adapters (EPWIRE_HCA), "x", lets none of 2 mlx5 adapters through; the first is NAME` | the filter names others, or excludes all |
 //! | `options.adapters (EPWIRE_HCA) is "x", no filter of adapters` | one `^` or `=` in front of all names, no blanks, ports behind a colon |
 //! | `there is no second mlx5 adapter beside NAME: set options.adapter_count (EPWIRE_ADAPTERS) to 1, or let options.adapters have another one` | the host has one, or the filter lets one through |
@@ -132,6 +132,8 @@
 //! | `NAME refuses CREATE_QP: BAD_PARAM, syndrome 0x...` | the firmware's own number: report it with `ibv_devinfo -v`. Behind it is advice: |
 //! | `it has no more of them; use fewer buffers or peers` | queue pairs: one for each lane and peer of each buffer |
 //! | `its firmware may be too old for that; see its version with ibv_devinfo` | update it |
+//! | `NAME does not tell of completions` (verbs wire) | the kernel's error follows: 24 is `ulimit -n` |
+//! | `NAME makes no queue pair of 256 entries, with 28 bytes inline: lower max_tokens, or raise the limit of locked memory (ulimit -l)` (verbs wire) | `ibv_devinfo -v` says how many entries and queue pairs it has |
 //! | `the port's MTU, GID or LID does not suit; see its state with ibv_devinfo -v` | the port has changed since it was looked at |
 //! | `NAME has not taken CREATE_QP` | the kernel refuses, for example: |
 //! | `this process may not use it; see /dev/infiniband, and in a container --device` | as above |
@@ -157,6 +159,7 @@
 //! | `the peer has a software NIC, this rank an mlx5 adapter: give all ranks the same options.nic` | `EPWIRE_NIC` on all |
 //! | `the peer's adapter is on InfiniBand, this rank's, NAME, on Ethernet` | `EPWIRE_HCA` on one of them |
 //! | `NAME finds no way to the peer's address, which ends in 10.1.0.6: see that ping reaches it by this adapter's interface` | routes, firewall, VLAN; errno 110 means that nobody answered for the address |
+//! | `NAME finds no way to queue pair 17 of the peer, whose address ends in 10.1.0.6: see that ping reaches it by this adapter's interface` (verbs wire) | as above |
 //! | `what the peer says of its adapter is no address: 7, MTU 9` | another version of this library there |
 //! | `NAME refuses INIT2RTR_QP` | MTU or GID, see above |
 //!

@@ -291,7 +291,7 @@ int main(void) {
     a_handle_of_another_buffer_is_refused();
     operations_go_on_over_the_wrap_of_their_number();
     a_probe_is_answered_while_no_call_is_made();
-    if (words_are_watched()) {
+    if (words_are_watched()) { /* the page may go between its two looks: watched_words.c stops it before */
         printf("NOT CHECKED: a rank's own window that is gone, because a thread looks at words in it\n");
     } else {
         a_rank_probes_its_own_device();

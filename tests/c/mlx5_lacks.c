@@ -1,36 +1,10 @@
 /* An adapter that lacks something, or fails half-way: what is done without it is said, an error says what to
  * do, and nothing is left behind: no descriptor, no thread, and nothing that was made of the device. */
+#include "held.h"
 #include "mlx5_rank.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <time.h>
-
-static uint32_t entries_of(const char *folder) {
-    uint32_t count = 0;
-    DIR *dir = opendir(folder);
-    while (readdir(dir) != NULL) count++;
-    closedir(dir);
-    return count;
-}
-
-/* What a process has that a leak would add to. A thread that has been joined may be listed for a moment more.
- */
-typedef struct held {
-    uint32_t descriptors, threads;
-} held;
-
-/* Once everything was made and given back: a sanitizer, say, starts a thread of its own beside the first. */
-static held at_first;
-
-static held look(uint32_t threads) {
-    held h = {.descriptors = entries_of("/proc/self/fd"), .threads = entries_of("/proc/self/task")};
-    for (int i = 0; i < 1000 && h.threads > threads; i++) {
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
-        h.threads = entries_of("/proc/self/task");
-    }
-    return h;
-}
 
 /* What the device is, and what comes of it. */
 typedef struct adverse {
@@ -77,8 +51,9 @@ static const adverse cases[] = {
              "which has none "
              "within a subnet: use options.service_level"},
     {LACK(NO_DEVICE), .status = EPW_ERR_NO_PATH,
-     .text =
-         "test: rank 3: there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC"},
+     .text = "test: rank 3: there is no mlx5 adapter: see /sys/class/infiniband; without one choose another "
+             "NIC or "
+             "wire"},
     {LACK(NO_DEVX), .status = EPW_ERR_NO_PATH,
      .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no DevX, which needs its firmware's "
              "user contexts (log_max_uctx)"},

@@ -35,7 +35,7 @@ typedef struct epw_abi_mr {
 } epw_abi_mr;
 
 typedef struct epw_abi_ah_attr {
-    unsigned char dgid[16];
+    _Alignas(8) unsigned char dgid[16]; /* there a union with numbers */
     uint32_t flow_label;
     uint8_t sgid_index, hop_limit, traffic_class;
     uint16_t dlid;

@@ -138,8 +138,8 @@ static void close_device(epw_mlx5 *a) {
     a->pd = a->device = NULL;
 }
 
-const char *epw_mlx5_why_closed(int err) {
-    if (err == EOPNOTSUPP || err == EINVAL)
+const char *epw_mlx5_why_closed(const epw_mlx5_calls *calls, int err) {
+    if (calls->general != NULL && (err == EOPNOTSUPP || err == EINVAL))
         return "it has no DevX, which needs its firmware's user contexts (log_max_uctx)";
     if (err == EPERM || err == EACCES)
         return "this process may not open it: see /dev/infiniband, and in a container --device";
@@ -169,7 +169,7 @@ static epw_status try_device(epw_mlx5 *a, const epw_mlx5_name *name, reasons *r,
     int err = a->calls->open(a->calls->library, name->text, &a->device);
     if (err != 0) {
         a->device = NULL;
-        add_reason(r, name->text, epw_mlx5_why_closed(err));
+        add_reason(r, name->text, epw_mlx5_why_closed(a->calls, err));
         return EPW_ERR_NO_PATH;
     }
     const char *why = choose_port(a);
@@ -211,22 +211,23 @@ static uint32_t order_devices(const epw_mlx5_options *options, const epw_mlx5_na
     return found;
 }
 
-static epw_status none_is_wanted(const epw_mlx5_options *options, const epw_mlx5_name *names, uint32_t count,
+static epw_status none_is_wanted(const epw_mlx5 *a, const epw_mlx5_name *names, uint32_t count,
                                  epw_where where) {
+    const epw_mlx5_options *options = &a->options;
+    const char *kind = a->calls->kind;
     if (count == 0)
-        return epw_fail(
-            EPW_ERR_NO_PATH, where,
-            "there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC");
+        return epw_fail(EPW_ERR_NO_PATH, where,
+                        "there is no %s: see /sys/class/infiniband; without one choose another NIC or wire",
+                        kind);
     if (options->beside != NULL)
         return epw_fail(EPW_ERR_NO_PATH, where,
-                        "there is no second mlx5 adapter beside %s: set options.adapter_count "
+                        "there is no second %s beside %s: set options.adapter_count "
                         "(EPWIRE_ADAPTERS) to 1, or let "
                         "options.adapters have another one",
-                        options->beside->name.text);
-    return epw_fail(
-        EPW_ERR_NO_PATH, where,
-        "options.adapters (EPWIRE_HCA), \"%s\", lets none of %u mlx5 adapters through; the first is %s",
-        options->filter, count, names[0].text);
+                        kind, options->beside->name.text);
+    return epw_fail(EPW_ERR_NO_PATH, where,
+                    "options.adapters (EPWIRE_HCA), \"%s\", lets none of %u %ss through; the first is %s",
+                    options->filter, count, kind, names[0].text);
 }
 
 static epw_status choose_device(epw_mlx5 *a, const epw_mlx5_name *names, uint32_t count, epw_where where) {
@@ -234,7 +235,7 @@ static epw_status choose_device(epw_mlx5 *a, const epw_mlx5_name *names, uint32_
     const epw_mlx5_options *options = &a->options;
     uint32_t found = order_devices(options, names, count, ordered);
     reasons r = {.length = 0};
-    if (found == 0) return none_is_wanted(options, names, count, where);
+    if (found == 0) return none_is_wanted(a, names, count, where);
     for (uint32_t i = 0; i < found; i++) {
         epw_status status = try_device(a, ordered[i], &r, where);
         a->listed = (uint32_t)(ordered[i] - names);
@@ -322,7 +323,7 @@ epw_adapter_device epw_mlx5_device(const epw_mlx5 *a) {
                                          .port = a->port_number,
                                          .mtu = a->port.mtu,
                                          .gid_index = a->gid_index,
-                                         .hop_limit = 255,
+                                         .hop_limit = a->options.hop_limit,
                                          .traffic_class = a->options.traffic_class,
                                          .service_level = a->options.service_level}};
 }

@@ -148,21 +148,10 @@ static void tell_broken(epw_mlx5_pair *pair) {
     if (pair->options.broken != NULL) pair->options.broken(pair->options.context);
 }
 
-/* The kernel tells of each change of a port's addresses, of those too that no queue pair has. */
-static bool has_same_address(const epw_mlx5 *a) {
-    epw_mlx5_port port;
-    epw_mlx5_gid gid;
-    if (a->port.ethernet)
-        return a->calls->gid(a->device, a->port_number, a->gid_index, &gid) == 0 && gid.type == a->gid.type &&
-               memcmp(gid.bytes, a->gid.bytes, sizeof gid.bytes) == 0;
-    return a->calls->port(a->device, a->port_number, &port) == 0 && port.lid == a->port.lid;
-}
-
 void epw_mlx5_heed(void *adapter, const epw_mlx5_event *event) {
     epw_mlx5 *a = adapter;
     bool all = event->kind != EPW_MLX5_EVENT_PAIR;
-    bool here = event->kind == EPW_MLX5_EVENT_FATAL || event->number == a->port_number;
-    if (all && (!here || (event->kind == EPW_MLX5_EVENT_GIDS && has_same_address(a)))) return;
+    if (!epw_mlx5_concerns(a, event)) return;
     pthread_mutex_lock(&a->pairs_lock);
     for (epw_mlx5_pair *pair = a->pairs; pair != NULL; pair = pair->next) {
         if (!all && pair->number != event->number) continue;
@@ -173,27 +162,8 @@ void epw_mlx5_heed(void *adapter, const epw_mlx5_event *event) {
 }
 
 const char *epw_mlx5_pair_trouble(const epw_mlx5_pair *pair, char text[EPW_MLX5_TEXT]) {
-    const epw_mlx5 *a = pair->adapter;
-    *text = '\0';
-    switch (atomic_load_explicit(&pair->event, memory_order_relaxed)) {
-    case EPW_MLX5_EVENT_PORT_DOWN:
-        snprintf(text, EPW_MLX5_TEXT,
-                 "port %u of %s is down: see its cable and switch, and ip link; connect again when it is up",
-                 a->port_number, a->name.text);
-        break;
-    case EPW_MLX5_EVENT_GIDS:
-        snprintf(text, EPW_MLX5_TEXT,
-                 "port %u of %s has lost the address that its queue pairs have: create the buffers anew",
-                 a->port_number, a->name.text);
-        break;
-    case EPW_MLX5_EVENT_FATAL:
-        snprintf(text, EPW_MLX5_TEXT, "%s has failed: see dmesg; create the buffers anew once it is back",
-                 a->name.text);
-        break;
-    default:
-        break;
-    }
-    return text;
+    unsigned kind = atomic_load_explicit(&pair->event, memory_order_relaxed);
+    return epw_mlx5_event_text(pair->adapter, (epw_mlx5_event_kind)kind, text);
 }
 
 static void enter(epw_mlx5_pair *pair) {

@@ -97,7 +97,7 @@ struct epw_mlx5_pair {
 /* ---- open.c ---- */
 
 /* Why a device has not been opened, with what to do. */
-const char *epw_mlx5_why_closed(int err);
+const char *epw_mlx5_why_closed(const epw_mlx5_calls *calls, int err);
 
 /* ---- ask.c ---- */
 

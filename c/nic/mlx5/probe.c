@@ -57,7 +57,7 @@ static bool open_adapter(probe *p, const char *name) {
     char exactly[EPW_MLX5_NAME_BYTES + 1], text[EPW_MLX5_TEXT];
     int err = p->calls->open(p->calls->library, name, &device);
     if (err != 0) {
-        find(p, EPW_PROBE_MISSING, "DevX", "%s", epw_mlx5_why_closed(err));
+        find(p, EPW_PROBE_MISSING, "DevX", "%s", epw_mlx5_why_closed(p->calls, err));
         return false;
     }
     p->calls->close(device);

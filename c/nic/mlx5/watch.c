@@ -3,6 +3,7 @@
 #include "nic/mlx5/parts.h"
 
 #include "base/clock.h"
+#include "base/readable.h"
 #include "base/thread.h"
 
 #include <errno.h>
@@ -13,6 +14,8 @@
 #define BUSY_NS UINT64_C(10000000)
 #define SOON_NS 50000
 #define LATE_NS 500000
+
+enum { PAGE = 4096 };
 
 struct epw_mlx5_memory {
     epw_mlx5_memory *next;
@@ -26,10 +29,18 @@ static _Atomic uint64_t *word_of(const epw_mlx5_memory *m, uint32_t number) {
     return (_Atomic uint64_t *)(void *)(m->region.base + m->region.stretches[0].offset) + number;
 }
 
+/* Who looks at words of memory that has failed would end the process, also one that leaves its buffers alone
+ * and only asks whether they are well (epw_buffer_probe). So the kernel looks at each page first. */
+static bool is_there(const epw_mlx5_memory *m, uint32_t number) {
+    const _Atomic uint64_t *word = word_of(m, number);
+    if (number > 0 && (uintptr_t)word % PAGE != 0) return true;
+    return epw_word_readable(word, ~(uint32_t)m->seen[number]);
+}
+
 /* Writer: the adapter, behind all that was posted before the word. Locked. */
 static bool look(epw_mlx5_memory *m) {
     bool came = false;
-    for (uint32_t i = 0; i < m->words; i++) {
+    for (uint32_t i = 0; i < m->words && is_there(m, i); i++) {
         uint64_t value = atomic_load_explicit(word_of(m, i), memory_order_acquire);
         if (value == m->seen[i]) continue;
         m->seen[i] = value;

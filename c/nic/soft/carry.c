@@ -20,9 +20,9 @@ struct epw_carried {
     epw_pair *pair;
     void *queue; /* NULL: closed */
     uint32_t number;
-    bool rises;      /* it is being connected, with the NIC free */
-    bool by_adapter; /* it has been */
-    atomic_uint alarm;
+    bool rises;             /* it is being connected, with the NIC free */
+    bool by_adapter;        /* it has been */
+    atomic_uint alarm;      /* 1 + epw_mlx5_event_kind: what has happened to the adapter; 0: nothing */
     uint32_t posted, first; /* works so far; and the first of them that is not done */
     work works[];           /* [depth] */
 };
@@ -56,26 +56,33 @@ uint32_t epw_pair_carried_number(const epw_pair *pair) {
 /* Called by the thread that listens to the adapter, for which a queue pair's end waits: it takes no lock that
  * is held meanwhile, and leaves the rest to the NIC's thread. */
 static void heard(void *context, const epw_mlx5_event *event) {
-    static const uint32_t vendors[] = {[EPW_MLX5_EVENT_PAIR] = EPW_VENDOR_PAIR_EVENT,
-                                       [EPW_MLX5_EVENT_PORT_DOWN] = EPW_VENDOR_PORT_DOWN,
-                                       [EPW_MLX5_EVENT_GIDS] = EPW_VENDOR_GIDS_CHANGED,
-                                       [EPW_MLX5_EVENT_FATAL] = EPW_VENDOR_DEVICE_FATAL};
     epw_nic *nic = context;
     epw_carrier *carrier = nic->carrier;
     bool of_pair = event->kind == EPW_MLX5_EVENT_PAIR;
-    bool here = event->kind == EPW_MLX5_EVENT_FATAL || event->number == carrier->device.path.port;
+    if (!epw_mlx5_concerns(carrier->adapter, event)) return;
     pthread_mutex_lock(&carrier->lock);
     for (epw_carried *c = carrier->pairs; c != NULL; c = c->next) {
-        if (of_pair ? c->number != event->number : !here) continue;
-        atomic_store_explicit(&c->alarm, vendors[event->kind], memory_order_relaxed);
+        if (of_pair && c->number != event->number) continue;
+        atomic_store_explicit(&c->alarm, 1 + (unsigned)event->kind, memory_order_relaxed);
         epw_pair_give_up(c->pair);
     }
     pthread_mutex_unlock(&carrier->lock);
     epw_nic_wake(nic);
 }
 
-uint32_t epw_pair_alarm(const epw_pair *pair) {
+static unsigned alarm_of(const epw_pair *pair) {
     return pair->carried != NULL ? atomic_load_explicit(&pair->carried->alarm, memory_order_relaxed) : 0;
+}
+
+bool epw_pair_is_alarmed(const epw_pair *pair) {
+    return alarm_of(pair) != 0;
+}
+
+const char *epw_pair_carried_trouble(const epw_pair *pair, char text[EPW_MLX5_TEXT]) {
+    unsigned alarm = alarm_of(pair);
+    *text = '\0';
+    if (alarm == 0) return text;
+    return epw_mlx5_event_text(pair->nic->carrier->adapter, (epw_mlx5_event_kind)(alarm - 1), text);
 }
 
 static void enter(epw_carrier *carrier, epw_carried *carried) {
@@ -357,7 +364,8 @@ void epw_carry_heed(epw_nic *nic) {
     uint64_t name;
     while (carrier != NULL && carrier->calls->announced(carrier->channel, &name) == 0) {
         epw_pair *pair = epw_nic_pair(nic, (uint32_t)name);
-        if (pair != NULL && pair->carried != NULL && pair->carried->queue != NULL)
-            carrier->calls->arm(pair->carried->queue);
+        if (pair == NULL || pair->carried == NULL || pair->carried->queue == NULL) continue;
+        if (carrier->calls->arm(pair->carried->queue) == 0) continue;
+        epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_ABORTED); /* nobody would hear of more */
     }
 }

@@ -5,6 +5,7 @@
 #include "base/bits.h"
 #include "nic/entry.h"
 #include "nic/queue.h"
+#include "nic/verbs.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -227,8 +228,8 @@ static bool loses_doorbell(epw_pair *pair, uint16_t ahead) {
 
 /* Somebody has given it up, or the adapter has told of what it cannot go on with. */
 static void give_up(epw_pair *pair) {
-    uint32_t alarm = epw_pair_alarm(pair);
-    if (alarm != 0) epw_pair_fail_as(pair, (uint32_t)pair->completed, EPW_SYNDROME_ABORTED, alarm);
+    if (epw_pair_is_alarmed(pair))
+        epw_pair_fail_as(pair, (uint32_t)pair->completed, EPW_SYNDROME_ABORTED, EPW_VENDOR_EVENT);
     epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
 }
 

@@ -221,8 +221,8 @@ void epw_carry_await(epw_pair *pair);
 /* Events do not concern it any more. Without the lock, before the last look at what has been rung. */
 void epw_carry_leave(epw_pair *pair);
 
-/* What has happened to the adapter, EPW_VENDOR_*; 0: nothing. */
-uint32_t epw_pair_alarm(const epw_pair *pair);
+/* Whether an event of the adapter has broken it. */
+bool epw_pair_is_alarmed(const epw_pair *pair);
 
 /* Whether its entries go by the adapter, and not in frames. */
 bool epw_pair_is_carried(const epw_pair *pair);

@@ -1,0 +1,34 @@
+/* What a process holds that a leak would add to: descriptors and threads. */
+#ifndef EPW_TESTS_HELD_H
+#define EPW_TESTS_HELD_H
+
+#include <dirent.h>
+#include <stdint.h>
+#include <time.h>
+
+static inline uint32_t entries_of(const char *folder) {
+    uint32_t count = 0;
+    DIR *dir = opendir(folder);
+    while (readdir(dir) != NULL) count++;
+    closedir(dir);
+    return count;
+}
+
+typedef struct held {
+    uint32_t descriptors, threads;
+} held;
+
+/* Once everything was made and given back: a sanitizer, say, starts a thread of its own beside the first. */
+static held at_first;
+
+/* A thread that has been joined may be listed for a moment more. */
+static inline held look(uint32_t threads) {
+    held h = {.descriptors = entries_of("/proc/self/fd"), .threads = entries_of("/proc/self/task")};
+    for (int i = 0; i < 1000 && h.threads > threads; i++) {
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+        h.threads = entries_of("/proc/self/task");
+    }
+    return h;
+}
+
+#endif
