@@ -45,6 +45,10 @@ pub const NIC: &str = "EPWIRE_NIC";
 pub const WIRES: &str = "EPWIRE_WIRES";
 /// Bytes of the ring in shared memory by which a rank sends to a peer.
 pub const RING_BYTES: &str = "EPWIRE_RING_BYTES";
+/// Entries of each queue.
+pub const QUEUE_DEPTH: &str = "EPWIRE_QUEUE_DEPTH";
+/// Entries between two doorbells.
+pub const DOORBELL_BATCH: &str = "EPWIRE_DOORBELL_BATCH";
 /// How kernels ring for the queues of an adapter.
 pub const DOORBELLS: &str = "EPWIRE_DOORBELLS";
 /// Which RDMA adapters may drain queues.
@@ -139,6 +143,18 @@ pub const VARIABLES: &[Variable] = &[
         default: "4194304",
         doc: "`local`: bytes of the ring in shared memory by which this rank sends to a peer of its host, a power of two from 4096 to \
               1073741824. Each peer takes one, with 68 KiB beside it, for all buffers; pages are taken as they are used.",
+    },
+    Variable {
+        name: QUEUE_DEPTH,
+        default: "what operations need",
+        doc: "Entries of 64 bytes in each queue, of a lane to a peer, at least: a power of two from 16 to 32768. Where operations may \
+              post more at a time, as many as they need. A peer that takes nothing is given up once its queue is full.",
+    },
+    Variable {
+        name: DOORBELL_BATCH,
+        default: "all",
+        doc: "After how many entries of an operation's rows for a peer the host rings, 1 to 32768, so that sending begins before all \
+              are posted; behind the last it always does. Kernels ring once for all.",
     },
     Variable {
         name: DOORBELLS,

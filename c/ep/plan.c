@@ -4,6 +4,7 @@
 #include "base/bits.h"
 #include "base/status.h"
 #include "ep/engine.h"
+#include "nic/fabric.h"
 #include "peer/sizes.h"
 
 #define PAGE             4096u
@@ -95,7 +96,8 @@ epw_stretch epw_plan_footprint(const epw_layout *l, uint32_t source, uint32_t la
 }
 
 uint32_t epw_plan_entries(const epw_config *config) {
-    return EPW_ENTRIES_OF_A_TOKEN * config->max_tokens + EPW_ENTRIES_BESIDE;
+    return epw_queue_entries(EPW_ENTRIES_OF_A_TOKEN * config->max_tokens + EPW_ENTRIES_BESIDE,
+                             epw_fabric_queue_depth(config->fabric));
 }
 
 static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {

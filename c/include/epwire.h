@@ -329,10 +329,21 @@ typedef struct epw_fabric_options {
                                not hold for queue pairs of this kind */
     uint32_t hop_limit;     /* Ethernet: [1, 255]; 0: 255 */
     uint32_t rings;         /* EPW_RINGS_*: of an adapter, for buffers on a GPU */
+    /* Of each queue, of a buffer's lane to a peer: at least so many entries of 64 bytes, a power of two from
+     * EPW_QUEUE_DEPTH_MIN to EPW_QUEUE_DEPTH_MAX; 0, or fewer than its operations may post at a time: as many
+     * as these need. A peer that takes nothing is given up once its queue is full. In epw_plan.ring_bytes if
+     * epw_config.fabric is set. */
+    uint32_t queue_depth;
+    uint32_t doorbell_batch; /* the host rings whenever it has posted so many entries of an operation's rows
+                                to a peer, and behind the last: [1, EPW_QUEUE_DEPTH_MAX]; 0: behind the last
+                                alone. Kernels post all that a peer is sent at once, and ring once */
 } epw_fabric_options;
 
-#define EPW_RING_BYTES_MIN 4096u
-#define EPW_RING_BYTES_MAX 1073741824u
+#define EPW_QUEUE_DEPTH_MIN 16u
+#define EPW_QUEUE_DEPTH_MAX 32768u
+
+#define EPW_RING_BYTES_MIN  4096u
+#define EPW_RING_BYTES_MAX  1073741824u
 
 #define EPW_FABRIC_OPTIONS_INIT                                                                              \
     {                                                                                                        \

@@ -12,6 +12,12 @@
  * rest of the hellos from being used for another link, rank or incarnation. Whether it is the one whom the
  * dialer wants the listener decides, once the dialer has proven itself; its verdict is part of its own proof.
  *
+ * Windows are not named: a link carries those of all buffers that its two fabrics have while it lasts, later
+ * ones too. The hellos name both fabrics by nonces that are drawn anew whenever one is created, so that no
+ * proof is of use to another incarnation; which window a frame may write is decided for each by the number of
+ * the queue pair and the key, both with serials that no reused place repeats soon, and by the domain of the
+ * two (soft/incoming.c).
+ *
  * As with the bootstrap, what follows is neither encrypted nor authenticated: the key keeps strangers and
  * strays out of a trusted network, it does not replace one. */
 #ifndef EPW_NIC_AUTH_H

@@ -10,6 +10,7 @@
 #include "nic/choice.h"
 #include "nic/link.h"
 #include "nic/mlx5/library.h"
+#include "nic/queue.h"
 #include "nic/verbs.h"
 #include "nic/soft/ring.h"
 #include "nic/soft/strict.h"
@@ -47,6 +48,7 @@ struct epw_fabric {
     uint32_t ring_bytes; /* of connections within the host that this end dials */
     uint32_t doorbells;  /* EPW_DOORBELLS_* */
     uint32_t rings;      /* EPW_RINGS_* */
+    uint32_t queue_depth, doorbell_batch;
     bool strict;
     bool tcp;            /* it listens and calls by it */
     uint32_t generation; /* of the process that made it */
@@ -99,6 +101,14 @@ uint32_t epw_fabric_doorbells(const epw_fabric *fabric) {
 
 uint32_t epw_fabric_rings(const epw_fabric *fabric) {
     return fabric->rings;
+}
+
+uint32_t epw_fabric_queue_depth(const epw_fabric *fabric) {
+    return fabric != NULL ? fabric->queue_depth : 0;
+}
+
+uint32_t epw_fabric_doorbell_batch(const epw_fabric *fabric) {
+    return fabric->doorbell_batch;
 }
 
 const char *epw_fabric_describe(const epw_fabric *fabric, char *text) {
@@ -392,6 +402,15 @@ static epw_status check(const epw_fabric_options *options, epw_fabric *const *ou
         return epw_fail(EPW_ERR_INVALID, where,
                         "options.ring_bytes is %u, must be 0 or a power of two from %u to %u", ring,
                         EPW_RING_BYTES_MIN, EPW_RING_BYTES_MAX);
+    uint32_t depth = options->queue_depth;
+    if (depth != 0 &&
+        (depth < EPW_QUEUE_DEPTH_MIN || depth > EPW_QUEUE_DEPTH_MAX || (depth & (depth - 1)) != 0))
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.queue_depth is %u, must be 0 or a power of two from %u to %u", depth,
+                        EPW_QUEUE_DEPTH_MIN, EPW_QUEUE_DEPTH_MAX);
+    if (options->doorbell_batch > EPW_QUEUE_DEPTH_MAX)
+        return epw_fail(EPW_ERR_INVALID, where, "options.doorbell_batch is %u, must be at most %u",
+                        options->doorbell_batch, EPW_QUEUE_DEPTH_MAX);
     if ((options->wires & EPW_WIRE_TCP) && options->key == NULL)
         return epw_fail(EPW_ERR_INVALID, where,
                         "options.key is NULL: connections by TCP need one, the same on all ranks");
@@ -507,6 +526,8 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
     fabric->ring_bytes = options->ring_bytes > 0 ? options->ring_bytes : EPW_RING_BYTES;
     fabric->doorbells = options->doorbells;
     fabric->rings = options->rings;
+    fabric->queue_depth = options->queue_depth;
+    fabric->doorbell_batch = options->doorbell_batch > 0 ? options->doorbell_batch : EPW_QUEUE_DEPTH_MAX;
     fabric->strict = options->nic == EPW_NIC_STRICT;
     fabric->tcp = options->key != NULL && (options->wires & (EPW_WIRE_TCP | EPW_WIRE_VERBS));
     fabric->wake = -1;

@@ -61,6 +61,11 @@ epw_fake *epw_fabric_fake(const epw_fabric *fabric);
 uint32_t epw_fabric_doorbells(const epw_fabric *fabric);
 uint32_t epw_fabric_rings(const epw_fabric *fabric);
 
+/* The depth that queues have at least; 0: of which nothing is said, also without a fabric. After how many
+ * entries of a signal its poster rings. */
+uint32_t epw_fabric_queue_depth(const epw_fabric *fabric);
+uint32_t epw_fabric_doorbell_batch(const epw_fabric *fabric);
+
 /* What a fabric says of its NIC: its kind, and addresses of adapters, by lane. */
 enum { EPW_FABRIC_NIC_BYTES = 1 + EPW_ADAPTERS_MAX * EPW_MLX5_ADDRESS_BYTES };
 void epw_fabric_nic_write(const epw_fabric *fabric, unsigned char bytes[EPW_FABRIC_NIC_BYTES]);

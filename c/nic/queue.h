@@ -19,6 +19,7 @@
 #include "nic/entry.h"
 #include "nic/order.h"
 
+/* As in epwire.h: who includes both is told if they differ. */
 #define EPW_QUEUE_DEPTH_MIN 16u
 #define EPW_QUEUE_DEPTH_MAX 32768u
 

@@ -284,7 +284,7 @@ static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, 
                            .completions.entry = (const uint32_t *)memory->completion,
                            .depth = depth,
                            .pair = epw_end_number(&w->end),
-                           .batch = 1};
+                           .batch = epw_fabric_doorbell_batch(peers->fabric)};
     return EPW_OK;
 }
 
@@ -531,30 +531,68 @@ static uint64_t image_of(const way *w, uint64_t offset) {
     return w->image[area] + (offset - w->stretches[area].offset);
 }
 
-static uint64_t post_lent_rows(way *w, uint64_t index, const epw_range *range) {
+/* The entries of a signal, of which those below `published` may be rung for. */
+typedef struct posting {
+    way *w;
+    uint64_t next, published;
+} posting;
+
+static void publish(posting *p, bool flush) {
+    epw_queue_publish(&p->w->queue, p->published, (uint32_t)(p->next - p->published));
+    p->published = p->next;
+    if (epw_queue_ring(&p->w->queue, flush)) epw_end_ring(&p->w->end);
+}
+
+/* Where the next entry is built, and its index. Of what is built the NIC hears a batch at a time. */
+static epw_entry_block *next_entry(posting *p, uint64_t *index) {
+    if (p->next - p->published >= p->w->queue.batch) publish(p, false);
+    *index = p->next++;
+    return epw_queue_slot(&p->w->queue, *index);
+}
+
+static void post_lent_rows(posting *p, const epw_range *range) {
     const epw_lent_rows *lent = range->lent;
-    uint64_t from = image_of(w, range->offset);
+    way *w = p->w;
+    uint64_t from = image_of(w, range->offset), index;
     epw_key rows = epw_key_of(lent->key);
-    for (uint32_t i = 0; i < range->count; i++, index++)
-        epw_entry_write_both(epw_queue_slot(&w->queue, index), w->queue.pair, index,
+    for (uint32_t i = 0; i < range->count; i++) {
+        epw_entry_block *entry = next_entry(p, &index);
+        epw_entry_write_both(entry, w->queue.pair, index,
                              (epw_place_of){range->offset + i * range->stride, w->its},
                              (epw_place_of){from + i * range->stride, w->own}, lent->head_bytes,
                              (epw_place_of){lent->numbers[i] * lent->stride, rows},
                              (uint32_t)range->bytes - lent->head_bytes, EPW_SIGNAL_ERRORS);
-    return index;
+    }
 }
 
-static uint64_t post_range(way *w, uint64_t index, const epw_range *range) {
+static void post_range(posting *p, const epw_range *range) {
     uint32_t entries = entries_of(range);
-    if (entries == 0) return index;
-    if (range->lent != NULL) return post_lent_rows(w, index, range);
-    uint64_t from = image_of(w, range->offset);
+    way *w = p->w;
+    if (entries == 0) return;
+    if (range->lent != NULL) {
+        post_lent_rows(p, range);
+        return;
+    }
+    uint64_t from = image_of(w, range->offset), index;
     uint64_t bytes = entries == 1 ? range->bytes * range->count : range->bytes;
-    for (uint32_t i = 0; i < entries; i++, index++)
-        epw_entry_write(epw_queue_slot(&w->queue, index), w->queue.pair, index,
+    for (uint32_t i = 0; i < entries; i++) {
+        epw_entry_block *entry = next_entry(p, &index);
+        epw_entry_write(entry, w->queue.pair, index,
                         (epw_place_of){range->offset + i * range->stride, w->its},
                         (epw_place_of){from + i * range->stride, w->own}, (uint32_t)bytes, EPW_SIGNAL_ERRORS);
-    return index;
+    }
+}
+
+/* An 8-byte write, over every wire: a word has one writer and absolute values, so that its order behind the
+ * rows is all that matters. `local`, `tcp` and an adapter's reliable connections keep that within a queue
+ * pair; where a NIC's carrier does not, the NIC holds the word back until the rows have completed
+ * (nic/soft/carry.c). So no wire needs words by fetch-add, which would need a shadow of each word and a look
+ * at what came back. */
+static void post_word(posting *p, uint64_t offset, uint64_t value) {
+    uint64_t index;
+    epw_entry_block *entry = next_entry(p, &index);
+    epw_entry_write_word(entry, p->w->queue.pair, index, (epw_place_of){offset, p->w->its}, value,
+                         EPW_SIGNAL_ALWAYS);
 }
 
 void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset, uint64_t value,
@@ -567,16 +605,14 @@ void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
         epw_end_break(&w->end);
         return;
     }
-    uint64_t at = index;
-    for (uint32_t i = 0; i < count; i++) at = post_range(w, at, &ranges[i]);
-    epw_entry_write_word(epw_queue_slot(&w->queue, at), w->queue.pair, at, (epw_place_of){offset, w->its},
-                         value, EPW_SIGNAL_ALWAYS);
+    posting p = {w, index, index};
+    for (uint32_t i = 0; i < count; i++) post_range(&p, &ranges[i]);
+    post_word(&p, offset, value);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t area = area_of(w, ranges[i].offset);
-        if (entries_of(&ranges[i]) > 0 && area < EPW_AREAS) epw_store_release_64(&w->flushed[area], at + 1);
+        if (entries_of(&ranges[i]) > 0 && area < EPW_AREAS) epw_store_release_64(&w->flushed[area], p.next);
     }
-    epw_queue_publish(&w->queue, index, entries);
-    if (epw_queue_ring(&w->queue, true)) epw_end_ring(&w->end);
+    publish(&p, true);
 }
 
 bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t areas) {

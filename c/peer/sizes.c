@@ -12,6 +12,10 @@ uint32_t epw_queue_depth(uint32_t entries) {
     return depth;
 }
 
+uint32_t epw_queue_entries(uint32_t entries, uint32_t depth) {
+    return depth > epw_queue_depth(entries) ? depth - EPW_REMOTE_WORDS : entries;
+}
+
 uint64_t epw_rings_bytes(const epw_remote_shape *shape) {
     return (uint64_t)(shape->ranks - 1) * shape->lanes *
            epw_mlx5_pair_memory_bytes(epw_queue_depth(shape->entries));

@@ -23,6 +23,9 @@ typedef struct epw_remote_shape {
 /* Of each queue, where operations post so many. */
 uint32_t epw_queue_depth(uint32_t entries);
 
+/* So many that queues have at least the depth that was asked for. */
+uint32_t epw_queue_entries(uint32_t entries, uint32_t depth);
+
 /* Of the queues by which lanes post to all other ranks. */
 uint64_t epw_rings_bytes(const epw_remote_shape *shape);
 

@@ -35,6 +35,10 @@ pub(crate) struct FabricOptions {
     pub(crate) key: Option<[u8; 32]>,
     /// 0: as many as the library chooses.
     pub(crate) ring_bytes: u32,
+    /// Entries of each queue at least; 0: as many as operations need.
+    pub(crate) queue_depth: u32,
+    /// Entries between two doorbells of an operation; 0: one behind all.
+    pub(crate) doorbell_batch: u32,
     /// `EPW_DOORBELLS_*`.
     pub(crate) doorbells: u32,
     /// To which adapters are to be near, as in `epw_config`.
@@ -74,6 +78,7 @@ impl Fabric {
         options.interfaces = interfaces.as_ref().map_or(ptr::null(), |names| names.as_ptr());
         options.key = asked.key.as_ref().map_or(ptr::null(), |key| key.as_ptr());
         options.ring_bytes = asked.ring_bytes;
+        (options.queue_depth, options.doorbell_batch) = (asked.queue_depth, asked.doorbell_batch);
         options.doorbells = asked.doorbells;
         options.adapters = filter.as_ref().map_or(ptr::null(), |filter| filter.as_ptr());
         options.device = asked.device;

@@ -53,7 +53,8 @@
 //! connections, which `c/nic/link.c` makes.
 //!
 //! `c/nic/soft/strict.h` is the software NIC's strict mode, for tests: it finds entries and bytes that change while they are the
-//! queue's, delays fetches, and makes trouble as planned: `tests/c/nic_faults.c` computes what must become of each entry, and
+//! queue's, delays fetches, and makes trouble as planned: `tests/c/nic_faults.c` computes what must become of each entry,
+//! `tests/c/fault_plans.c` what each rank must be told of each operation, and
 //! `tests/c/exchange.c` runs the floor over such NICs. `EPWIRE_PATHS=queue` puts a queue between all ranks of the Rust tests, and
 //! `EPW_TEST_PATH=queue` between those of the C tests that include `tests/c/group.h`: `.ci/run queues` does both, over each wire.
 //!

@@ -57,6 +57,10 @@ fn options(key: WireKey, device: Device) -> std::result::Result<FabricOptions, S
     let ports = env::ports().map_err(|error| error.to_string())?.unwrap_or((0, 0));
     let interfaces = env::value(env::IFNAME);
     let ring_bytes = env::value(env::RING_BYTES).map_or(Ok(0), |text| ring_bytes(&text))?;
+    let queue_depth = env::value(env::QUEUE_DEPTH).map_or(Ok(0), |text| queue_depth(&text))?;
+    let batches = 1..=sys::EPW_QUEUE_DEPTH_MAX;
+    let doorbell_batch =
+        env::value(env::DOORBELL_BATCH).map_or(Ok(0), |text| number(env::DOORBELL_BATCH, &text, batches))?;
     let doorbells =
         env::value(env::DOORBELLS).map_or(Ok(sys::EPW_DOORBELLS_AUTO), |name| doorbells(&name))?;
     let rings = env::value(env::RINGS).map_or(Ok(sys::EPW_RINGS_HOST), |name| rings(&name))?;
@@ -78,6 +82,8 @@ fn options(key: WireKey, device: Device) -> std::result::Result<FabricOptions, S
         interfaces,
         key,
         ring_bytes,
+        queue_depth,
+        doorbell_batch,
         doorbells,
         device: device.to_c(),
         adapters,
@@ -100,6 +106,19 @@ fn ring_bytes(text: &str) -> std::result::Result<u32, String> {
         format!(
             "{}: {text:?} is no size of a ring: give a power of two from {least} to {most}",
             env::RING_BYTES
+        )
+    })
+}
+
+/// So many entries.
+fn queue_depth(text: &str) -> std::result::Result<u32, String> {
+    let limits = sys::EPW_QUEUE_DEPTH_MIN..=sys::EPW_QUEUE_DEPTH_MAX;
+    let depth = number(env::QUEUE_DEPTH, text, limits.clone()).ok().filter(|depth| depth.is_power_of_two());
+    depth.ok_or_else(|| {
+        let (least, most) = limits.into_inner();
+        format!(
+            "{}: {text:?} is no depth of a queue: give a power of two from {least} to {most}",
+            env::QUEUE_DEPTH
         )
     })
 }
@@ -193,6 +212,11 @@ mod tests {
     #[test]
     fn rings_have_a_size_in_limits() {
         assert_eq!(ring_bytes("65536"), Ok(65536));
+        assert_eq!((queue_depth("16"), queue_depth("32768")), (Ok(16), Ok(32768)));
+        for wrong in ["0", "8", "24", "65536", "deep", "-16"] {
+            let text = queue_depth(wrong).unwrap_err();
+            assert!(text.starts_with("EPWIRE_QUEUE_DEPTH: ") && text.ends_with("from 16 to 32768"), "{text}");
+        }
         for bytes in [sys::EPW_RING_BYTES_MIN, sys::EPW_RING_BYTES_MAX] {
             assert_eq!(ring_bytes(&bytes.to_string()), Ok(bytes));
         }

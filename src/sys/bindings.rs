@@ -13,6 +13,8 @@ pub const EPW_WAIT_DEADLINES_MAX: u32 = 4;
 pub const EPW_PATH_ALL: u32 = 4294967295;
 pub const EPW_DEVICE_HOST: i32 = -1;
 pub const EPW_CONFIG_VERSION: u32 = 1;
+pub const EPW_QUEUE_DEPTH_MIN: u32 = 16;
+pub const EPW_QUEUE_DEPTH_MAX: u32 = 32768;
 pub const EPW_RING_BYTES_MIN: u32 = 4096;
 pub const EPW_RING_BYTES_MAX: u32 = 1073741824;
 pub const EPW_FABRIC_TEXT: u32 = 800;
@@ -539,12 +541,21 @@ not hold for queue pairs of this kind*/
     pub hop_limit: u32,
     /// EPW_RINGS_*: of an adapter, for buffers on a GPU
     pub rings: u32,
+    /** Of each queue, of a buffer's lane to a peer: at least so many entries of 64 bytes, a power of two from
+ EPW_QUEUE_DEPTH_MIN to EPW_QUEUE_DEPTH_MAX; 0, or fewer than its operations may post at a time: as many
+ as these need. A peer that takes nothing is given up once its queue is full. In epw_plan.ring_bytes if
+ epw_config.fabric is set.*/
+    pub queue_depth: u32,
+    /** the host rings whenever it has posted so many entries of an operation's rows
+to a peer, and behind the last: [1, EPW_QUEUE_DEPTH_MAX]; 0: behind the last
+alone. Kernels post all that a peer is sent at once, and ring once*/
+    pub doorbell_batch: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of epw_fabric_options",
-    ][::core::mem::size_of::<epw_fabric_options>() - 80usize];
+    ][::core::mem::size_of::<epw_fabric_options>() - 88usize];
     [
         "Alignment of epw_fabric_options",
     ][::core::mem::align_of::<epw_fabric_options>() - 8usize];
@@ -599,6 +610,12 @@ const _: () = {
     [
         "Offset of field: epw_fabric_options::rings",
     ][::core::mem::offset_of!(epw_fabric_options, rings) - 76usize];
+    [
+        "Offset of field: epw_fabric_options::queue_depth",
+    ][::core::mem::offset_of!(epw_fabric_options, queue_depth) - 80usize];
+    [
+        "Offset of field: epw_fabric_options::doorbell_batch",
+    ][::core::mem::offset_of!(epw_fabric_options, doorbell_batch) - 84usize];
 };
 impl Default for epw_fabric_options {
     fn default() -> Self {

@@ -20,6 +20,7 @@ static pthread_barrier_t barrier;
 static uint32_t first_queued; /* ranks from here on write by queues */
 static bool strict;           /* by NICs that forgive nothing: see nic/soft/strict.h */
 static uint32_t wires;        /* which carry them */
+static uint32_t depth, batch; /* of queues, as asked for; 0: as the library chooses */
 static const unsigned char key[32] = "known to all ranks of this test";
 
 static uint16_t bf16(float x) {
@@ -133,6 +134,8 @@ static void *rank_main(void *argument) {
         options.wires = wires;
         options.interfaces = "=lo";
         options.key = key;
+        options.queue_depth = depth;
+        options.doorbell_batch = batch;
         CHECK_OK(epw_fabric_create(&options, &fabric));
         epw_where where = {"exchange", (int)rank, -1};
         if (strict) CHECK_OK(epw_nic_be_strict(epw_fabric_nic(fabric), rank, 200, where));
@@ -141,6 +144,7 @@ static void *rank_main(void *argument) {
     if (rank >= first_queued) config.paths = EPW_PATH_QUEUE;
     epw_plan plan = EPW_PLAN_INIT;
     CHECK_OK(epw_plan_make(&config, &plan));
+    CHECK(plan.ring_bytes >= (uint64_t)depth * 64 * (RANKS - 1) * config.lanes || rank < first_queued);
     epw_buffer *buffer = NULL;
     CHECK_OK(epw_buffer_create(&config, &buffer));
     for (uint32_t p = 0; p < RANKS; p++) {
@@ -182,7 +186,17 @@ int main(void) {
     run(0, EPW_WIRE_LOCAL);
     run(0, EPW_WIRE_TCP);
     run(RANKS - 1, EPW_WIRE_LOCAL | EPW_WIRE_TCP);
+    /* Queues as deep as operations need at least, and the deepest; doorbells behind every entry, and batches.
+     */
+    static const struct { uint32_t depth, batch; } settings[] = {{16, 1}, {32768, 32}, {0, 32768}};
+    for (int i = 0; i < 3; i++) {
+        depth = settings[i].depth, batch = settings[i].batch;
+        run(0, i == 1 ? EPW_WIRE_TCP : EPW_WIRE_LOCAL);
+    }
     strict = true;
+    depth = 0, batch = 1;
+    run(0, EPW_WIRE_LOCAL);
+    batch = 0;
     run(0, EPW_WIRE_LOCAL);
     return check_result("exchange");
 }

@@ -273,6 +273,21 @@ static void sizes_are_checked(void) {
         CHECK(epw_fabric_create(&options, &fabric) == EPW_ERR_INVALID);
         CHECK_MSG(strstr(epw_last_error(), "options.ring_bytes") != NULL, "%s", epw_last_error());
     }
+    options.ring_bytes = 0;
+    static const uint32_t wrong_depths[] = {1, 8, 48, 65536};
+    for (size_t i = 0; i < sizeof wrong_depths / sizeof wrong_depths[0]; i++) {
+        options.queue_depth = wrong_depths[i];
+        CHECK(epw_fabric_create(&options, &fabric) == EPW_ERR_INVALID);
+        CHECK_MSG(strstr(epw_last_error(), "options.queue_depth") != NULL &&
+                      strstr(epw_last_error(), "from 16 to 32768") != NULL,
+                  "%s", epw_last_error());
+    }
+    options.queue_depth = EPW_QUEUE_DEPTH_MAX;
+    options.doorbell_batch = EPW_QUEUE_DEPTH_MAX + 1;
+    CHECK(epw_fabric_create(&options, &fabric) == EPW_ERR_INVALID);
+    CHECK_MSG(strstr(epw_last_error(), "options.doorbell_batch is 32769, must be at most 32768") != NULL,
+              "%s", epw_last_error());
+    options.doorbell_batch = EPW_QUEUE_DEPTH_MAX;
     options.ring_bytes = EPW_RING_BYTES_MIN;
     CHECK_OK(epw_fabric_create(&options, &fabric));
     epw_fabric_destroy(fabric);

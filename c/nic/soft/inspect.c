@@ -99,6 +99,11 @@ bool epw_strict_may_fetch(const epw_pair *pair) {
     return !waits && epw_now_ns() >= pair->strict->fetch_at_ns;
 }
 
+bool epw_strict_awaits(const epw_pair *pair, uint32_t index) {
+    const epw_fault *fault = &pair->nic->strict->fault;
+    return fault->kind != EPW_FAULT_NONE && fault->pair == pair->number && fault->index == index + 1;
+}
+
 epw_fault epw_strict_take(epw_pair *pair, uint64_t index) {
     epw_fault *planned = &pair->nic->strict->fault, fault = *planned;
     if (fault.kind == EPW_FAULT_NONE || fault.pair != pair->number || fault.index != (uint32_t)index)

@@ -436,7 +436,7 @@ bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry,
                                       .bytes = entry->bytes,
                                       .local = entry->local[0].offset};
         } else {
-            frame->wants_ack = entry->signalled;
+            frame->wants_ack = entry->signalled || (pair->strict != NULL && epw_strict_awaits(pair, index));
         }
         return true;
     }

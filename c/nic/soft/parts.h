@@ -305,6 +305,10 @@ bool epw_strict_done(epw_pair *pair, uint64_t from, uint64_t to, uint64_t *index
  */
 bool epw_strict_may_fetch(const epw_pair *pair);
 
+/* Whether a fault that is planned for the next entry waits until this one is done, which then has to be told
+ * of, signalled or not. */
+bool epw_strict_awaits(const epw_pair *pair, uint32_t index);
+
 /* Takes the fault that is planned for the entry; each happens once. */
 epw_fault epw_strict_take(epw_pair *pair, uint64_t index);
 

@@ -7,7 +7,10 @@
  * vendor code of this file. Fetches are delayed at random, so that there is time for such mistakes.
  *
  * A fault is planned for one entry of one queue pair, and happens once all before it is done: so the outcome
- * follows from the plan. Off, all of this is one comparison with NULL. */
+ * follows from the plan. None places entries of one queue pair in another order: sockets and rings keep it,
+ * and a receiver closes the pair of whoever sends an index again (incoming.c). The one wire that may do so is
+ * an adapter, which no plan of ours reaches; at a strict NIC it is taken to do so (verbs.h), and words wait.
+ * Off, all of this is one comparison with NULL. */
 #ifndef EPW_NIC_SOFT_STRICT_H
 #define EPW_NIC_SOFT_STRICT_H
 

@@ -1,0 +1,152 @@
+/* A peer whose process is killed is a suspect within 10 ms, long before its deadline, and the record says
+ * why: a connection that ends is no silence. Over each wire; each kill is of a process of its own. */
+#include "group.h"
+
+#include "base/clock.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { TIMES_SLOWER = 10 }; /* also to tear down what is killed */
+#else
+enum { TIMES_SLOWER = 1 };
+#endif
+
+enum { KILLS = 11, DEADLINE_MS = 2000, WITHIN_MS = 10 * TIMES_SLOWER };
+
+static bool pass_blob(int fd, epw_buffer *b, uint32_t peer) {
+    struct {
+        size_t length;
+        unsigned char bytes[EPW_BLOB_MAX];
+    } own = {0}, its;
+    CHECK_OK(epw_buffer_export(b, peer, own.bytes, &own.length));
+    if (send(fd, &own, sizeof own, MSG_NOSIGNAL) != (ssize_t)sizeof own) return false;
+    if (recv(fd, &its, sizeof its, MSG_WAITALL) != (ssize_t)sizeof its) return false;
+    return CHECK_OK(epw_buffer_connect(b, peer, its.bytes, its.length)), true;
+}
+
+/* Connected to the other one, and in a membership with it. NULL: that has not come. */
+static epw_buffer *begin(uint32_t rank, int fd, epw_fabric **fabric) {
+    epw_config config = config_of(rank, 2);
+    config.deadline_ns = DEADLINE_MS * MS;
+    take_path(&config, fabric);
+    epw_buffer *b = NULL;
+    epw_mask all = first_ranks(2);
+    CHECK_OK(epw_buffer_create(&config, &b));
+    if (!pass_blob(fd, b, 1 - rank)) return NULL;
+    CHECK_OK(epw_buffer_set_active(b, &all, 1, 0));
+    return b;
+}
+
+/* The peer: begins once it is told the wire, and is killed while the other one waits for it. */
+static _Noreturn void be_killed(int fd) {
+    char wire[8];
+    epw_fabric *fabric;
+    if (recv(fd, wire, sizeof wire, MSG_WAITALL) != (ssize_t)sizeof wire) _exit(1);
+    setenv("EPW_TEST_WIRE", wire, 1);
+    if (begin(1, fd, &fabric) == NULL) _exit(1);
+    for (;;) pause();
+}
+
+typedef struct victim {
+    pid_t process;
+    int fd;
+    uint64_t killed_ns;
+} victim;
+
+static void *kill_it(void *argument) {
+    victim *v = argument;
+    nanosleep(&(struct timespec){0, (long)(20 * MS)}, NULL);
+    v->killed_ns = epw_now_ns();
+    kill(v->process, SIGKILL);
+    return NULL;
+}
+
+/* How long after it was killed the peer was given up. */
+static uint64_t time_of_kill(victim *v, const char *wire) {
+    char name[8] = {0};
+    epw_fabric *fabric;
+    pthread_t killer;
+    static batch made;
+    epw_handle handle;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
+    epw_dispatch_input in = make_batch(&made, 0);
+    in.layout = EPW_RANK_MAJOR;
+    memcpy(name, wire, strlen(wire));
+    setenv("EPW_TEST_WIRE", wire, 1);
+    CHECK(send(v->fd, name, sizeof name, MSG_NOSIGNAL) == (ssize_t)sizeof name);
+    epw_buffer *b = begin(0, v->fd, &fabric);
+    CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
+    pthread_create(&killer, NULL, kill_it, v);
+    CHECK_OK(epw_dispatch_receive(b, handle, &nothing, &outcome));
+    uint64_t known_ns = epw_now_ns();
+    pthread_join(killer, NULL);
+    CHECK_MSG(outcome.missing.bits[0] == 2 && outcome.record.cause == EPW_CAUSE_LINK &&
+                  outcome.record.peer == 1 && outcome.record.op == 1,
+              "cause %u", outcome.record.cause);
+    CHECK(outcome.record.elapsed_ns < DEADLINE_MS * MS / 2);
+    CHECK(membership_of(b).suspects.bits[0] == 2 && membership_of(b).silent.bits[0] == 0);
+    char text[EPW_TROUBLE_TEXT];
+    /* By the entry that was under way, or, once what is posted behind it has hidden that, by the connection.
+     */
+    epw_buffer_trouble(b, 1, text);
+    CHECK_MSG(strstr(text, "the connection to its NIC is gone") != NULL ||
+                  strstr(text, "the peer is not reached any more (syndrome 0x15") != NULL,
+              "%s", text);
+    CHECK_OK(epw_release(b, handle));
+    epw_buffer_destroy(b);
+    epw_fabric_destroy(fabric);
+    return known_ns > v->killed_ns ? known_ns - v->killed_ns : 0;
+}
+
+static int by_size(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The median: of a loaded machine some kills are late. Once it is too late there is no need for the others.
+ */
+static void a_killed_peer_is_given_up_soon(victim *victims, const char *wire) {
+    uint64_t times[KILLS];
+    for (int i = 0, late = 0; i < KILLS; i++) {
+        times[i] = late <= KILLS / 2 ? time_of_kill(&victims[i], wire) : UINT64_MAX;
+        late += times[i] >= WITHIN_MS * MS;
+    }
+    qsort(times, KILLS, sizeof times[0], by_size);
+    CHECK_MSG(times[KILLS / 2] < WITHIN_MS * MS, "over %s: median %llu us, %llu to %llu", wire,
+              (unsigned long long)times[KILLS / 2] / 1000, (unsigned long long)times[0] / 1000,
+              (unsigned long long)times[KILLS - 1] / 1000);
+    printf("given up %llu us after the kill over %s (median of %d; %llu to %llu)\n",
+           (unsigned long long)times[KILLS / 2] / 1000, wire, KILLS, (unsigned long long)times[0] / 1000,
+           (unsigned long long)times[KILLS - 1] / 1000);
+}
+
+int main(void) {
+    static victim victims[2 * KILLS];
+    setenv("EPW_TEST_PATH", "queue", 1);
+    unsetenv("EPW_TEST_NIC");
+    /* All before this process has threads. */
+    for (int i = 0; i < 2 * KILLS; i++) {
+        int fds[2];
+        CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
+        victims[i] = (victim){.process = fork(), .fd = fds[0]};
+        if (victims[i].process == 0) {
+            for (int j = 0; j <= i; j++) close(victims[j].fd);
+            be_killed(fds[1]);
+        }
+        close(fds[1]);
+    }
+    a_killed_peer_is_given_up_soon(victims, "local");
+    a_killed_peer_is_given_up_soon(victims + KILLS, "tcp");
+    for (int i = 0; i < 2 * KILLS; i++) {
+        close(victims[i].fd);
+        waitpid(victims[i].process, NULL, 0);
+    }
+    return check_result("resets");
+}
