@@ -163,19 +163,13 @@ static bool open_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     if (ring->here) return true;
     const epw_message *m = &ring->message;
+    if (!epw_ring_may_read(ring)) return false;
+    uint64_t offset =
+        epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), ring->consumed + 1);
+    /* A copy: the source can write there at any time. */
+    memcpy(&ring->message, epw_peers_own(&comm->peers) + offset, sizeof ring->message);
     epw_descriptor own = epw_descriptor_of(&op->call, elements_of(&op->call, &p->in));
-    epw_found found;
-    for (;;) { /* ends: no more than have come */
-        if (!epw_ring_may_read(ring)) return false;
-        uint64_t offset = epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p),
-                                             ring->consumed + 1);
-        /* A copy: the source can write there at any time. */
-        memcpy(&ring->message, epw_peers_own(&comm->peers) + offset, sizeof ring->message);
-        found = epw_message_found(ring, comm->calls, p->ended, &own);
-        if (found != EPW_FOUND_LEFT) break;
-        epw_ring_consume(ring);
-        ring->urgent = true;
-    }
+    epw_found found = epw_message_found(ring, comm->calls, &own);
     if (found == EPW_FOUND_NONSENSE) return refuse_message(p);
     if (found == EPW_FOUND_ANOTHER) {
         epw_comm_mismatch(comm, epw_coll_rank(comm, p), &m->what, &own);
@@ -271,7 +265,6 @@ static void note_lack(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
 void epw_flow_void(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
     note_lack(comm, p, voids);
     p->in.open = false;
-    p->ended = comm->calls;
 }
 
 /* The peer has taken back what its open message names. The flow goes on behind it: what follows says how it

@@ -72,8 +72,6 @@ typedef struct epw_coll_peer {
     /* Of the collective that runs. */
     epw_flow out, in;
     bool missing;
-    uint32_t ended; /* the last collective whose flow from it has ended early: what still comes of that is
-                       not read */
 
     struct epw_point *point; /* see point.c */
 } epw_coll_peer;

@@ -126,7 +126,6 @@ static inline epw_heard epw_ring_hear_taken(epw_ring *ring, uint64_t word, uint3
 typedef enum epw_found {
     EPW_FOUND_OURS,    /* of the collective that runs here */
     EPW_FOUND_ANOTHER, /* of another one, or of the same with other arguments */
-    EPW_FOUND_LEFT,    /* what still comes of a flow that has ended early: not to be read */
     EPW_FOUND_NONSENSE /* nothing of the peer's is believed any more */
 } epw_found;
 
@@ -139,14 +138,10 @@ static inline bool epw_descriptor_is_call(const epw_descriptor *what) {
     return what->kind <= EPW_SCATTER && what->type <= EPW_TYPE_F64 && what->op <= EPW_AVERAGE;
 }
 
-/* ring->message, which lies where message consumed + 1 does. `own` is call number `call` of this rank's;
- * `ended` the last one whose flow from the peer has ended early. */
-static inline epw_found epw_message_found(const epw_ring *ring, uint32_t call, uint32_t ended,
-                                          const epw_descriptor *own) {
+/* ring->message, which lies where message consumed + 1 does. `own` is call number `call` of this rank's. */
+static inline epw_found epw_message_found(const epw_ring *ring, uint32_t call, const epw_descriptor *own) {
     const epw_message *m = &ring->message;
-    if (m->number != ring->consumed + 1) return EPW_FOUND_NONSENSE;
-    if (m->call == ended && ended < call) return EPW_FOUND_LEFT;
-    if (!epw_descriptor_is_call(&m->what)) return EPW_FOUND_NONSENSE;
+    if (m->number != ring->consumed + 1 || !epw_descriptor_is_call(&m->what)) return EPW_FOUND_NONSENSE;
     return m->call == call && epw_descriptor_equal(&m->what, own) ? EPW_FOUND_OURS : EPW_FOUND_ANOTHER;
 }
 

@@ -63,7 +63,6 @@ static void lose(state *s, unsigned r, unsigned q) {
     peer *p = &me->of[q];
     p->suspected = true;
     p->out = p->in = 0;
-    p->ended = me->calls;
     p->ring.borrowed = p->ring.taken;
     s->pairs[r][q].dropped = epw_word(epoch_of(me), 0, 0);
 }
@@ -180,17 +179,13 @@ static void open_message(walker *w, const state *s, unsigned r, unsigned q) {
     epw_descriptor own = descriptor_of(w->m, s, r), its = from->message.what;
     check(w, !from->torn, "a slot is read while it is written");
     memcpy(&p->ring.message, &from->message, sizeof p->ring.message);
-    switch (epw_message_found(&p->ring, me->calls, p->ended, &own)) {
+    switch (epw_message_found(&p->ring, me->calls, &own)) {
     case EPW_FOUND_NONSENSE:
         check(w, false, "a sound message is taken for a broken one");
         break;
     case EPW_FOUND_ANOTHER:
         check(w, w->m->astray, "ranks that call the same are taken to call different things");
         end_by_mismatch(w->m, &next, r, true);
-        break;
-    case EPW_FOUND_LEFT:
-        epw_ring_consume(&p->ring);
-        p->ring.urgent = true;
         break;
     case EPW_FOUND_OURS:
         check(w, from->epoch == epoch_of(me), "a message of another epoch is taken in");
@@ -224,7 +219,6 @@ static void end_message(walker *w, const state *s, unsigned r, unsigned q) {
     p->ring.message = (epw_message){0};
     p->hand = IDLE;
     p->in = last ? 0 : p->in - 1;
-    if (last) p->ended = me->calls;
     w->take(w, &next);
 }
 

@@ -45,7 +45,7 @@ typedef enum hand { IDLE, WRITING, READING } hand;
 /* What a rank knows of a peer: as epw_coll_peer. */
 typedef struct peer {
     bool member, begun, suspected;
-    uint32_t gone, ended;
+    uint32_t gone;
     epw_ring ring;
     unsigned out, in; /* messages to go and to come, of the call that runs */
     hand hand;        /* what this rank does with a slot right now */
