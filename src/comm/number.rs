@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use crate::sys;
+use crate::tensor::DType;
 
 /// Rust types that collectives carry: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, [`f16`](half::f16), [`bf16`](half::bf16), `f32`, `f64`. Of operations that
 /// only move, bytes of anything else travel as `u8`. All bit patterns are values of them. Not for other types to implement.
@@ -12,6 +13,23 @@ mod sealed {
     pub trait Number {
         const TYPE: u32;
     }
+}
+
+/// `EPW_TYPE_*`, if collectives carry it.
+pub(super) fn carried(dtype: DType) -> Option<u32> {
+    Some(match dtype {
+        DType::I8 => sys::EPW_TYPE_I8,
+        DType::U8 => sys::EPW_TYPE_U8,
+        DType::I32 => sys::EPW_TYPE_I32,
+        DType::U32 => sys::EPW_TYPE_U32,
+        DType::I64 => sys::EPW_TYPE_I64,
+        DType::U64 => sys::EPW_TYPE_U64,
+        DType::F16 => sys::EPW_TYPE_F16,
+        DType::Bf16 => sys::EPW_TYPE_BF16,
+        DType::F32 => sys::EPW_TYPE_F32,
+        DType::F64 => sys::EPW_TYPE_F64,
+        DType::U16 => return None,
+    })
 }
 
 /// `EPW_TYPE_*`
