@@ -290,7 +290,7 @@ pub trait Calls<M: Memory = Host>: sealed::Calls<M> {
 }
 
 pub(super) mod sealed {
-    use super::{Lowered, Place};
+    use crate::comm::call::{Lowered, Place};
     use crate::error::Result;
 
     pub trait Calls<M> {

@@ -26,7 +26,7 @@ pub trait Source: sealed::Source {
 pub trait Target: Source + sealed::Target {}
 
 pub(super) mod sealed {
-    use super::Span;
+    use crate::comm::memory::Span;
 
     pub trait Source {
         fn source(&self) -> Span;
