@@ -1,6 +1,7 @@
 /* Collectives on GPUs against the host engine, bit for bit: each rank has a communicator of either kind, and
  * each operation is done by both on copies of the same bytes. Kinds, types and reductions, sizes from 0 bytes
- * to 64 MiB, odd counts, any alignment, in place, several in a row, replayed from a graph. Then a rank calls
+ * to 64 MiB, odd counts, any alignment, in place, several in a row, replayed from a graph; uneven blocks and
+ * columns of matrices. Then a rank calls
  * another operation, a rank does not come, and the others go on.
  *
  *     test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--seconds N]
@@ -359,6 +360,89 @@ static void run_cases(const rank_state *r) {
                r->links->ranks);
 }
 
+/* ---- blocks ---- */
+
+/* Columns of matrices beside each other, gathered and reduced: even ones, of which every other rank has those
+ * of its own dense, and uneven ones, of which some are empty. */
+static void run_blocks_of(const rank_state *r, uint32_t kind, uint64_t count, uint64_t rows, int uneven,
+                          uint64_t number) {
+    enum { GAP = 3 };
+    uint32_t rank = r->links->rank, n = r->links->ranks;
+    uint64_t counts[64], all = 0, own;
+    for (uint32_t p = 0; p < n; p++) all += counts[p] = !uneven ? count : p == 1 ? 0 : count + p;
+    own = counts[rank];
+    int dense = rank % 2, gathers = kind == EPW_ALL_GATHER;
+    uint64_t part = rows * (own + GAP), whole = rows * (all + GAP);
+    shape s = {.kind = kind,
+               .type = EPW_TYPE_BF16,
+               .count = count,
+               .send_bytes = 2 * (gathers ? part : whole),
+               .recv_bytes = 2 * (gathers ? whole : part),
+               .send_at = GUARD + 2 * rank,
+               .recv_at = GUARD + 4};
+    fill_rank(r, &s, number * 7919);
+    await_all(r, "copies");
+    epw_coll c[2];
+    const side *sides[2] = {&r->gpu, &r->host};
+    for (uint32_t i = 0; i < 2; i++) {
+        c[i] = coll_of(&s, rank, sides[i]);
+        c[i].rows = rows;
+        uint64_t own_pitch = dense ? 0 : own + GAP;
+        c[i].send_pitch = gathers ? own_pitch : all + GAP;
+        c[i].recv_pitch = gathers ? all + GAP : own_pitch;
+        if (uneven) *(gathers ? &c[i].recv_counts : &c[i].send_counts) = counts;
+    }
+    epw_call call = on_stream(r);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    REQUIRE_OK(epw_group(r->gpu.comm, &c[0], 1, &call, NULL));
+    await_all(r, "blocks");
+    REQUIRE_OK(epw_group(r->host.comm, &c[1], 1, NULL, &outcome));
+    REQUIRE(outcome.degraded == 0, "the host lacks %llx", (unsigned long long)outcome.missing.bits[0]);
+    compare(r, &s, "recv", r->host.recv + s.recv_at, r->gpu.recv + s.recv_at, s.recv_bytes, number);
+}
+
+/* A rank says that it has another count for one peer alone: both learn of it. */
+static void miscount(rank_state *r) {
+    uint32_t n = r->links->ranks, rank = r->links->rank;
+    uint64_t to[64], from[64];
+    for (uint32_t p = 0; p < n; p++) to[p] = from[p] = 40000;
+    if (rank == 0) to[n - 1] = 20;
+    epw_coll c = EPW_COLL_INIT;
+    c.kind = EPW_ALL_TO_ALL;
+    c.type = EPW_TYPE_U8;
+    c.send = r->gpu.send;
+    c.recv = r->gpu.recv;
+    c.send_counts = to;
+    c.recv_counts = from;
+    epw_call call = on_stream(r);
+    epw_work work = 0;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    call.work = &work;
+    REQUIRE_OK(epw_group(r->gpu.comm, &c, 1, &call, NULL));
+    epw_status status = epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome);
+    if (rank == 0 || rank == n - 1)
+        REQUIRE(status == EPW_ERR_MISMATCH, "rank %u: status %d: %s", rank, status, epw_last_error());
+    ranks_meet(r->links);
+    activate(r, all_of(r->links));
+    ranks_meet(r->links);
+}
+
+static void run_blocks(rank_state *r) {
+    static const uint64_t counts[] = {1, 37, 3000, 60001};
+    uint64_t number = 0;
+    for (uint32_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        for (uint32_t uneven = 0; uneven < 2; uneven++) {
+            run_blocks_of(r, EPW_ALL_GATHER, counts[i], 7, (int)uneven, number++);
+            run_blocks_of(r, EPW_REDUCE_SCATTER, counts[i], 7, (int)uneven, number++);
+            run_blocks_of(r, EPW_REDUCE_SCATTER, counts[i], 1, (int)uneven, number++);
+        }
+    }
+    ranks_meet(r->links);
+    if (r->links->ranks > 1) miscount(r);
+    if (r->links->rank == 0)
+        printf("%llu cases of blocks: same bits as the host\n", (unsigned long long)number);
+}
+
 /* ---- sends and receives ---- */
 
 enum { ROOM = 5 };
@@ -648,6 +732,7 @@ static int rank_main(const rank_links *links) {
         take_times(&r);
     } else {
         run_cases(&r);
+        run_blocks(&r);
         run_points(&r);
         if (links->ranks > 1) {
             differ(&r, 5000);
