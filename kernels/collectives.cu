@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kCollThreads, 1) blocks_collective_kernel(cons
     __shared__ Collective c;
     __shared__ Rings rings;
     ptx::wait_for_stream();
-    if (open(c, a.common, EPW_PHASE_COLLECTIVE, &a)) run_blocks<T>(c, rings, a);
+    if (open(c, a.common)) run_blocks<T>(c, rings, a);
     close(c);
 }
 

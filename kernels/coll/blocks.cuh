@@ -8,6 +8,29 @@
 
 namespace epw {
 
+__device__ __forceinline__ uint64_t block_bytes(const epw_coll_blocks_args &b, const epw_coll_block &block) {
+    return b.rows * block.row_bytes;
+}
+
+// Of uneven blocks each pair of ranks has sizes of its own, which the call does not have: they go ahead by a packet, in the place
+// of a message's first word, which these have by rings. Nothing moves before they are known to be alike. By each whole block.
+__device__ __forceinline__ bool agree_on_sizes(Collective &c, const epw_coll_blocks_args &b) {
+    if (!b.uneven) return true;
+    for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
+        if (peer == c.rank || !takes_part(c, peer)) continue;
+        if (blockIdx.x == 0) {
+            put_packet(c, peer, packet_of(c, c.rank, 0), block_bytes(b, b.give[peer]) / b.element, c.tag);
+        }
+        Packet packet = {};
+        if (!await_packet(c, peer, packet_of(c, peer, 0), packet)) continue;
+        const uint64_t its[2] = {c.args->call[0], packet.data};
+        const uint64_t own[2] = {its[0], block_bytes(b, b.take[peer]) / b.element};
+        if (its[1] != own[1]) stop_for(c, peer, its, own);
+    }
+    __syncthreads();
+    return !c.stopped;
+}
+
 // The bytes of a message, in the caller's memory.
 struct Rows {
     unsigned char *at;
@@ -253,6 +276,7 @@ template <typename T> __device__ __forceinline__ void run_blocks(Collective &c, 
         await_calls(c);
         return;
     }
+    if (!agree_on_sizes(c, b)) return;
     load_progress(c, r);
     const Team first = {1, 0, kHalf}, second = {2, kHalf, kHalf};
     if (first.has_this()) {

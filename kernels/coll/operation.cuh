@@ -14,13 +14,12 @@ constexpr uint32_t kCollThreads = 512;
 
 struct Collective : Peers {
     const epw_coll_args *args;
-    const epw_coll_blocks_args *blocks; // nullptr: even and dense
-    uint64_t number;                    // of the operation in the epoch, from 1
-    uint64_t tag;                       // of its packets
-    uint64_t out;                       // the counter of blocks, when the kernel began
-    uint32_t phase;                     // of waits
-    uint32_t stopped;                   // calls differ: this block does nothing more
-    epw_rank_set lacking;               // whom this block lacks beside those that it has given up
+    uint64_t number;      // of the operation in the epoch, from 1
+    uint64_t tag;         // of its packets
+    uint64_t out;         // the counter of blocks, when the kernel began
+    uint32_t phase;       // of waits
+    uint32_t stopped;     // calls differ: this block does nothing more
+    epw_rank_set lacking; // whom this block lacks beside those that it has given up
     uint32_t members;
     uint16_t place[EPW_GPU_PEERS]; // of each member among them
 };
@@ -34,20 +33,6 @@ __device__ __forceinline__ uint32_t peer_after(const Collective &c, uint32_t dis
 }
 
 // ---- calls that differ ----
-
-__device__ __forceinline__ uint64_t block_bytes(const epw_coll_blocks_args &b, const epw_coll_block &block) {
-    return b.rows * block.row_bytes;
-}
-
-// The second word of a call, which has how many elements there are: of uneven blocks, those of the pair.
-__device__ __forceinline__ uint64_t told_to(const Collective &c, uint32_t peer) {
-    if (c.blocks == nullptr || !c.blocks->uneven) return c.args->call[1];
-    return block_bytes(*c.blocks, c.blocks->give[peer]) / c.blocks->element;
-}
-__device__ __forceinline__ uint64_t told_by(const Collective &c, uint32_t peer) {
-    if (c.blocks == nullptr || !c.blocks->uneven) return c.args->call[1];
-    return block_bytes(*c.blocks, c.blocks->take[peer]) / c.blocks->element;
-}
 
 __device__ __forceinline__ uint64_t call_of(const Collective &c, uint32_t source) {
     return epw_coll_packets(&c.args->at, c.number, source);
@@ -73,9 +58,9 @@ __device__ __forceinline__ Come look_at_call(Collective &c, uint32_t peer) {
     const uint64_t at = call_of(c, peer);
     const Packet low = packet_at(c, at), high = packet_at(c, at + EPW_COLL_PACKET);
     if (low.tag != c.tag || high.tag != c.tag) return Come::kNotYet;
-    const uint64_t its[2] = {low.data, high.data}, own[2] = {c.args->call[0], told_by(c, peer)};
-    if (its[0] == own[0] && its[1] == own[1]) return Come::kYes;
-    stop_for(c, peer, its, own);
+    if (low.data == c.args->call[0] && high.data == c.args->call[1]) return Come::kYes;
+    const uint64_t its[2] = {low.data, high.data};
+    stop_for(c, peer, its, c.args->call);
     return Come::kStop;
 }
 
@@ -104,8 +89,7 @@ __device__ __forceinline__ bool await_peer(Collective &c, uint32_t peer, uint64_
 // ---- beginning ----
 
 // By the whole block, which waits here. False: nothing is to be done. Sends and receives are no operation of the epoch's count.
-__device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint32_t phase = EPW_PHASE_COLLECTIVE,
-                                     const epw_coll_blocks_args *blocks = nullptr) {
+__device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint32_t phase = EPW_PHASE_COLLECTIVE) {
     epw_gpu_peers *peers = a.peers;
     const epw_coll_turn turn = a.state->turns[blockIdx.x];
     for (uint32_t i = threadIdx.x; i < a.ranks; i += blockDim.x) c.data[i] = entry_of(peers, EPW_AREA_ROWS, i);
@@ -119,7 +103,6 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
     }
     if (threadIdx.x == 0) {
         c.args = &a;
-        c.blocks = blocks;
         c.peers = peers;
         c.own = a.window;
         c.inbox = nullptr;
@@ -169,7 +152,7 @@ __device__ __forceinline__ void tell_call(const Collective &c) {
         if (peer == c.rank || !takes_part(c, peer)) continue;
         const uint64_t at = call_of(c, c.rank);
         put_packet(c, peer, at, c.args->call[0], c.tag);
-        put_packet(c, peer, at + EPW_COLL_PACKET, told_to(c, peer), c.tag);
+        put_packet(c, peer, at + EPW_COLL_PACKET, c.args->call[1], c.tag);
     }
 }
 

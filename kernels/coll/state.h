@@ -133,7 +133,7 @@ typedef struct epw_coll_blocks_args {
     uint64_t rows, give_pitch, take_pitch;
     uint64_t give_bytes, take_bytes;           /* of the longest */
     uint32_t element;                          /* bytes of one */
-    uint32_t uneven;                           /* what ranks tell each other of the call has the elements of the pair */
+    uint32_t uneven;                           /* each pair of ranks has sizes of its own, and goes by rings */
     epw_coll_block give[EPW_COLL_BLOCK_RANKS]; /* to each rank, also to itself */
     epw_coll_block take[EPW_COLL_BLOCK_RANKS]; /* from each; of a reduction where the result goes, the same for all */
 } epw_coll_blocks_args;
