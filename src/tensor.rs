@@ -33,7 +33,7 @@ pub enum DType {
     U64,
     /// 8-bit signed integers.
     I8,
-    /// IEEE double precision.
+    /// IEEE double precision. No [`Element`]: a float in a slice of them is an `f32` without being told.
     F64,
 }
 
@@ -67,8 +67,7 @@ macro_rules! elements {
     )*};
 }
 elements!(
-    bf16 => Bf16, f16 => F16, f32 => F32, u8 => U8, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
-    i8 => I8, f64 => F64
+    bf16 => Bf16, f16 => F16, f32 => F32, u8 => U8, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64, i8 => I8
 );
 
 /// Matrices to read: of host memory, [`TensorRef`], or of a GPU's, [`cuda::TensorRef`](crate::cuda::TensorRef). The builders of

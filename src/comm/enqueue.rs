@@ -7,7 +7,8 @@ use crate::cuda::{Gpu, StreamRef};
 use crate::error::Result;
 
 /// Calls of a communicator on a GPU ([`CommConfig::device`](super::CommConfig::device)). Their buffers are views of its memory,
-/// [`cuda::TensorRef`](crate::cuda::TensorRef) and [`cuda::TensorMut`](crate::cuda::TensorMut), of the types that [`Number`](super::Number) has.
+/// [`cuda::TensorRef`](crate::cuda::TensorRef) and [`cuda::TensorMut`](crate::cuda::TensorMut), of the types that [`Number`](super::Number) has;
+/// of `f64` by their address.
 ///
 /// A call checks its arguments, enqueues on its stream and returns; what comes later on that stream sees its results. Calls on
 /// different streams run in the order of the calls, for which an event is waited for; any thread may call. Kernels wait for those

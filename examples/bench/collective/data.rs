@@ -1,13 +1,12 @@
 //! What ranks give to a collective, and what must come out of it.
 
-use epwire::Element;
 use epwire::comm::Number;
 use half::{bf16, f16};
 
 use super::Collective;
 
 /// A number that small integers are: what ranks send, so that sums are exact in every type.
-pub trait Small: Number + Element + PartialEq {
+pub trait Small: Number + PartialEq {
     fn small(value: u32) -> Self;
 }
 
