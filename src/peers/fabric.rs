@@ -96,31 +96,31 @@ fn number(name: &str, text: &str, limits: RangeInclusive<u32>) -> std::result::R
     found.ok_or_else(|| format!("{name}: {text:?} is no number from {} to {}", limits.start(), limits.end()))
 }
 
-/// So many bytes.
+/// Bytes of a ring.
 fn ring_bytes(text: &str) -> std::result::Result<u32, String> {
-    let limits = sys::EPW_RING_BYTES_MIN..=sys::EPW_RING_BYTES_MAX;
-    let bytes =
-        text.trim().parse().ok().filter(|bytes: &u32| limits.contains(bytes) && bytes.is_power_of_two());
-    bytes.ok_or_else(|| {
-        let (least, most) = limits.into_inner();
-        format!(
-            "{}: {text:?} is no size of a ring: give a power of two from {least} to {most}",
-            env::RING_BYTES
-        )
-    })
+    power_of_two(env::RING_BYTES, text, "size of a ring", sys::EPW_RING_BYTES_MIN..=sys::EPW_RING_BYTES_MAX)
 }
 
-/// So many entries.
+/// Entries of a queue.
 fn queue_depth(text: &str) -> std::result::Result<u32, String> {
-    let limits = sys::EPW_QUEUE_DEPTH_MIN..=sys::EPW_QUEUE_DEPTH_MAX;
-    let depth = number(env::QUEUE_DEPTH, text, limits.clone()).ok().filter(|depth| depth.is_power_of_two());
-    depth.ok_or_else(|| {
-        let (least, most) = limits.into_inner();
-        format!(
-            "{}: {text:?} is no depth of a queue: give a power of two from {least} to {most}",
-            env::QUEUE_DEPTH
-        )
-    })
+    power_of_two(
+        env::QUEUE_DEPTH,
+        text,
+        "depth of a queue",
+        sys::EPW_QUEUE_DEPTH_MIN..=sys::EPW_QUEUE_DEPTH_MAX,
+    )
+}
+
+/// A number within limits that is a power of two; `what` it is to be.
+fn power_of_two(
+    name: &str,
+    text: &str,
+    what: &str,
+    limits: RangeInclusive<u32>,
+) -> std::result::Result<u32, String> {
+    let (least, most) = (*limits.start(), *limits.end());
+    let found = number(name, text, limits).ok().filter(|found| found.is_power_of_two());
+    found.ok_or_else(|| format!("{name}: {text:?} is no {what}: give a power of two from {least} to {most}"))
 }
 
 /// The NIC of that name.

@@ -1,5 +1,5 @@
 /* What libibverbs is given and gives back on the way of an entry, as its binary interface has it; for the
- * rest see nic/mlx5/abi.h. No test compares it with the library's own header yet. */
+ * rest see nic/mlx5/abi.h. tests/c/verbs_library.c compares it with the library's own header. */
 #ifndef EPW_NIC_VERBS_ABI_H
 #define EPW_NIC_VERBS_ABI_H
 
