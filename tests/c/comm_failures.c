@@ -107,26 +107,25 @@ static void a_rank_that_never_calls_is_missing(void) {
 
 /* ---- a rank that has done its part, and goes ---- */
 
-/* Rank 1 gives its part of a reduction and calls nothing for long; rank 2 comes late, within its time. */
+/* Rank 1 gives its part of a reduction and then says nothing for longer than a deadline. Rank 2 comes as
+ * late, but is heard: it waits for rank 1, for as long as its call allows. */
 static void come_late(uint32_t rank, void *context) {
     const comms *c = context;
     int32_t one = 1, sum = 0;
     epw_outcome outcome = EPW_OUTCOME_INIT;
     if (rank == 2) {
-        for (int i = 0; i < 3; i++) {
-            /* Alive, and waiting for itself alone. */
-            epw_work work;
-            epw_call call = EPW_CALL_INIT;
-            call.work = &work;
-            usleep((useconds_t)(DEADLINE / 4000));
-            if (i == 2) break;
-            CHECK_OK(epw_send(c->of[2], &one, 1, EPW_TYPE_I32, 0, (uint32_t)i, &call, NULL));
-            CHECK_OK(epw_work_wait(c->of[2], work, UINT64_MAX, NULL));
-        }
+        epw_call patient = EPW_CALL_INIT;
+        patient.deadline_ns = 4 * DEADLINE;
+        CHECK_OK(epw_recv(c->of[2], &one, 1, EPW_TYPE_I32, 1, 0, &patient, &outcome));
+        CHECK_MSG(!outcome.degraded, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
     }
     CHECK_OK(epw_reduce(c->of[rank], &one, &sum, 1, EPW_TYPE_I32, EPW_SUM, 0, NULL, &outcome));
     if (rank == 0)
         CHECK_MSG(!outcome.degraded && sum == 3, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
+    if (rank == 1) {
+        usleep((useconds_t)(3 * DEADLINE / 2000));
+        CHECK_OK(epw_send(c->of[1], &one, 1, EPW_TYPE_I32, 2, 0, NULL, &outcome));
+    }
 }
 
 static void who_has_given_its_part_is_not_suspected(void) {
