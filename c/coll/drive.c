@@ -108,14 +108,9 @@ static bool awaits_messages(const epw_coll_peer *p, uint32_t channel) {
 
 static bool awaits_taken(const epw_comm *comm, const epw_coll_peer *p, uint32_t channel) {
     const epw_ring *ring = &p->rings[channel];
-    if (ring->taken < ring->borrowed) return true;
+    if (epw_ring_lends(ring)) return true;
     bool more = channel == EPW_CHANNEL_COLLECTIVE ? p->out.open : epw_point_has_more(p);
-    return more && ring->posted - ring->taken >= comm->layout.slots;
-}
-
-static uint64_t count_of(const epw_comm *comm, uint64_t word, uint64_t before) {
-    bool newer = epw_word_epoch(word) == epoch_of(comm) && epw_word_step(word) > before;
-    return newer ? epw_word_step(word) : before;
+    return more && !epw_ring_has_room(ring, comm->layout.slots);
 }
 
 /* Whether the peer has begun the epoch, and what this rank posted in the one before is with it, on every
@@ -125,7 +120,7 @@ static bool has_begun(epw_comm *comm, const epw_coll_peer *p) {
         epw_look seen;
         epw_look_at(&comm->peers, c, epw_coll_rank(comm, p), EPW_WORD_EPOCH, &seen);
         comm->held |= seen.held;
-        if (seen.sight.word != comm->own_word) return false;
+        if (!epw_ring_begun(seen.sight, comm->own_word)) return false;
     }
     return true;
 }
@@ -134,18 +129,16 @@ static bool has_begun(epw_comm *comm, const epw_coll_peer *p) {
 static void look(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t word, uint64_t now) {
     uint32_t peer = epw_coll_rank(comm, p);
     epw_ring *ring = &p->rings[channel];
-    uint64_t *count = word == EPW_WORD_POSTED ? &ring->seen : &ring->taken;
-    /* No more than was posted can have been taken, nor can more have come than there are slots. */
-    uint64_t most = word == EPW_WORD_POSTED ? ring->consumed + comm->layout.slots : ring->posted;
     epw_look seen;
     epw_look_at(&comm->peers, channel, peer, word, &seen);
     comm->held |= seen.held;
-    uint64_t now_at = count_of(comm, seen.sight.word, *count);
+    epw_heard heard = word == EPW_WORD_POSTED
+                          ? epw_ring_hear_posted(ring, seen.sight.word, epoch_of(comm), comm->layout.slots)
+                          : epw_ring_hear_taken(ring, seen.sight.word, epoch_of(comm));
     bool begun = p->begun || has_begun(comm, p);
-    if (now_at > most) {
+    if (heard == EPW_HEARD_NONSENSE) {
         p->gone = EPW_CAUSE_FORMAT;
-    } else if (now_at > *count || begun != p->begun) {
-        *count = now_at;
+    } else if (heard == EPW_HEARD_MORE || begun != p->begun) {
         p->begun = begun;
         p->moved = p->clock.since = now;
     }
@@ -197,9 +190,9 @@ static bool is_awaited(const epw_comm *comm, const epw_coll_peer *p) {
  * fold lacks those of others, or where this rank has nothing to write for it yet. */
 static bool is_owing(const epw_comm *comm, const epw_coll_peer *p) {
     const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
-    bool blocked = p->out.open && (!p->begun || !epw_ring_has_room(comm, ring));
-    bool silent = p->in.open && ring->seen == ring->consumed;
-    return (comm->running && (blocked || silent || ring->taken < ring->borrowed)) || epw_point_owed(p);
+    bool blocked = p->out.open && (!p->begun || !epw_ring_has_room(ring, comm->layout.slots));
+    bool silent = p->in.open && !epw_ring_may_read(ring);
+    return (comm->running && (blocked || silent || epw_ring_lends(ring))) || epw_point_owed(p);
 }
 
 /* The time of one that owes nothing does not pass. */
@@ -279,7 +272,7 @@ void epw_comm_wait_begins(epw_coll_peer *p, uint64_t now) {
 void epw_comm_take_back(epw_comm *comm, uint64_t now) {
     FOR_OTHERS(p, comm) {
         epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
-        if (ring->taken >= ring->borrowed) continue;
+        if (!epw_ring_lends(ring)) continue;
         uint64_t value = epw_epoch_word(epoch_of(comm), ring->posted);
         post(comm, p, EPW_CHANNEL_POINT, EPW_WORD_CANCELLED, value, NULL, now);
         ring->borrowed = ring->taken;
@@ -534,6 +527,10 @@ epw_job *epw_comm_find(epw_comm *comm, epw_work work) {
     return job;
 }
 
+static bool says_more(const epw_comm *comm, uint64_t word, uint64_t count) {
+    return epw_word_epoch(word) == epoch_of(comm) && epw_word_step(word) > count;
+}
+
 /* Whether a step would find something new. Locked. */
 static bool has_news(epw_comm *comm) {
     if (epw_now_ns() >= comm->look_again) return true;
@@ -547,8 +544,8 @@ static bool has_news(epw_comm *comm) {
             const epw_ring *ring = &p->rings[c];
             uint64_t posted = epw_word_from(&comm->peers, c, peer, EPW_WORD_POSTED);
             uint64_t taken = epw_word_from(&comm->peers, c, peer, EPW_WORD_TAKEN);
-            if (awaits_messages(p, c) && count_of(comm, posted, ring->seen) > ring->seen) return true;
-            if (awaits_taken(comm, p, c) && count_of(comm, taken, ring->taken) > ring->taken) return true;
+            if (awaits_messages(p, c) && says_more(comm, posted, ring->seen)) return true;
+            if (awaits_taken(comm, p, c) && says_more(comm, taken, ring->taken)) return true;
             uint64_t dropped = epw_word_from(&comm->peers, c, peer, EPW_WORD_DROPPED);
             uint64_t epoch = epw_word_from(&comm->peers, c, peer, EPW_WORD_EPOCH);
             if ((p->gone == EPW_CAUSE_NONE && epw_word_epoch(dropped) >= epoch_of(comm)) ||
@@ -622,6 +619,7 @@ void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch
                              .member = epw_mask_has(active, peer),
                              .moved = now,
                              .spoke = now,
+                             .rings = {epw_ring_restarted(), epw_ring_restarted()},
                              .point = p->point};
         epw_clock_start(&p->clock, now);
         comm->members += p->member;

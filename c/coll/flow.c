@@ -131,8 +131,7 @@ static bool write_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
                           .voids = op->job == NULL ? comm->config.rank : comm->fold.voids,
                           .bytes = bytes,
                           .address = address};
-    ring->posted = number;
-    if (carry == EPW_CARRY_PULL || carry == EPW_CARRY_HEAP) ring->borrowed = number;
+    epw_ring_wrote(ring, carry == EPW_CARRY_PULL || carry == EPW_CARRY_HEAP);
     if (carry == EPW_CARRY_VOID) {
         p->out.open = false;
     } else {
@@ -143,33 +142,12 @@ static bool write_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
 
 /* ---- from peers ---- */
 
-static bool equal(const epw_descriptor *a, const epw_descriptor *b) {
-    return a->kind == b->kind && a->type == b->type && a->op == b->op && a->uneven == b->uneven &&
-           a->peer == b->peer && a->count == b->count;
-}
-
 bool epw_may_borrow(const epw_comm *comm, const epw_coll_peer *p, const epw_message *m) {
     const epw_coll_layout *l = &comm->layout;
     if (m->carry == EPW_CARRY_PULL) return p->readable;
     if (m->carry != EPW_CARRY_HEAP) return true;
     return !epw_is_queued(&comm->peers, epw_coll_rank(comm, p)) && m->address >= l->heap_offset &&
            m->address <= l->window_bytes && m->bytes <= l->window_bytes - m->address;
-}
-
-/* Passes over a message of a flow that has ended early. */
-static bool is_left_over(const epw_comm *comm, epw_coll_peer *p) {
-    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
-    bool left_over = ring->message.number == ring->consumed + 1 && ring->message.call == p->ended &&
-                     p->ended < comm->calls;
-    if (left_over) {
-        ring->consumed++;
-        ring->urgent = true;
-    }
-    return left_over;
-}
-
-static bool is_call(const epw_descriptor *what) {
-    return what->kind <= EPW_SCATTER && epw_type_bytes(what->type) > 0 && what->op <= EPW_AVERAGE;
 }
 
 /* Nothing of the peer's is believed any more. */
@@ -185,16 +163,15 @@ static bool open_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     if (ring->here) return true;
     const epw_message *m = &ring->message;
-    do { /* ends: no more than have come */
-        if (ring->seen == ring->consumed) return false;
-        uint64_t offset = epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p),
-                                             ring->consumed + 1);
-        /* A copy: the source can write there at any time. */
-        memcpy(&ring->message, epw_peers_own(&comm->peers) + offset, sizeof ring->message);
-    } while (is_left_over(comm, p));
-    if (m->number != ring->consumed + 1 || !is_call(&m->what)) return refuse_message(p);
+    if (!epw_ring_may_read(ring)) return false;
+    uint64_t offset =
+        epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), ring->consumed + 1);
+    /* A copy: the source can write there at any time. */
+    memcpy(&ring->message, epw_peers_own(&comm->peers) + offset, sizeof ring->message);
     epw_descriptor own = epw_descriptor_of(&op->call, elements_of(&op->call, &p->in));
-    if (m->call != comm->calls || !equal(&m->what, &own)) {
+    epw_found found = epw_message_found(ring, comm->calls, &own);
+    if (found == EPW_FOUND_NONSENSE) return refuse_message(p);
+    if (found == EPW_FOUND_ANOTHER) {
         epw_comm_mismatch(comm, epw_coll_rank(comm, p), &m->what, &own);
         return false;
     }
@@ -211,13 +188,6 @@ static bool open_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     return true;
 }
 
-/* What is not consumed of the message is let go. */
-static void close_message(epw_ring *ring) {
-    if (ring->message.carry == EPW_CARRY_PULL || ring->message.carry == EPW_CARRY_HEAP) ring->urgent = true;
-    ring->here = false;
-    ring->consumed++;
-}
-
 static const unsigned char *behind_header(const epw_comm *comm, uint32_t source, uint64_t number) {
     return epw_peers_own(&comm->peers) +
            epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, source, number) + sizeof(epw_message);
@@ -231,11 +201,8 @@ static bool still_given(epw_comm *comm, epw_coll_peer *p, uint64_t number) {
      * writes next: who has read that sees the word. */
     epw_borrow_fence();
     epw_look_at(&comm->peers, EPW_CHANNEL_POINT, epw_coll_rank(comm, p), EPW_WORD_CANCELLED, &seen);
-    if (epw_word_epoch(seen.sight.word) == epw_word_epoch(comm->own_word))
-        p->cancelled = epw_word_step(seen.sight.word);
-    uint32_t cause = epw_rule_gone(seen.sight, comm->own_word);
-    if (cause != EPW_CAUSE_NONE && p->gone == EPW_CAUSE_NONE) p->gone = cause;
-    return cause == EPW_CAUSE_NONE && p->cancelled < number;
+    if (p->gone == EPW_CAUSE_NONE) p->gone = epw_rule_gone(seen.sight, comm->own_word);
+    return epw_ring_still_lent(seen.sight, comm->own_word, number);
 }
 
 bool epw_read_borrowed(epw_comm *comm, epw_coll_peer *p, uint32_t carry, void *to, uint64_t address,
@@ -298,7 +265,6 @@ static void note_lack(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
 void epw_flow_void(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
     note_lack(comm, p, voids);
     p->in.open = false;
-    p->ended = comm->calls;
 }
 
 /* The peer has taken back what its open message names. The flow goes on behind it: what follows says how it
@@ -307,7 +273,7 @@ static void skip_message(epw_comm *comm, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     note_lack(comm, p, epw_coll_rank(comm, p));
     advance(&p->in, ring->message.bytes - ring->done);
-    close_message(ring);
+    epw_ring_consume(ring);
 }
 
 /* A message that ends the flow from the peer, or a piece of none. */
@@ -321,7 +287,7 @@ static bool read_empty(epw_comm *comm, epw_coll_peer *p) {
     } else {
         return false;
     }
-    close_message(ring);
+    epw_ring_consume(ring);
     return true;
 }
 
@@ -347,7 +313,7 @@ static bool read_some(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     }
     ring->done += bytes;
     advance(&p->in, bytes);
-    if (last) close_message(ring);
+    if (last) epw_ring_consume(ring);
     return true;
 }
 
@@ -429,7 +395,7 @@ static bool fold_some(epw_comm *comm, const epw_op *op) {
         advance(&p->in, bytes);
         bool last = ring->done == ring->message.bytes;
         if (last && !was_given(comm, p)) lose_fold(comm, p);
-        if (last) close_message(ring);
+        if (last) epw_ring_consume(ring);
     }
     fold->done += bytes;
     return true;
@@ -460,7 +426,8 @@ bool epw_flows_move(epw_comm *comm, epw_op *op, uint64_t now) {
     for (uint32_t i = 0; i + 1 < comm->layout.ranks; i++) {
         epw_coll_peer *p = in_turn(comm, i);
         while (p->out.open && p->begun && p->gone == EPW_CAUSE_NONE &&
-               epw_ring_has_room(comm, &p->rings[EPW_CHANNEL_COLLECTIVE]) && write_message(comm, op, p))
+               epw_ring_has_room(&p->rings[EPW_CHANNEL_COLLECTIVE], comm->layout.slots) &&
+               write_message(comm, op, p))
             moved = true;
     }
     epw_rings_post(comm, now);
@@ -473,8 +440,7 @@ bool epw_flows_move(epw_comm *comm, epw_op *op, uint64_t now) {
 }
 
 bool epw_flow_over(const epw_coll_peer *p) {
-    const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
-    return !p->out.open && !p->in.open && ring->taken >= ring->borrowed;
+    return !p->out.open && !p->in.open && !epw_ring_lends(&p->rings[EPW_CHANNEL_COLLECTIVE]);
 }
 
 /* ---- telling ---- */
@@ -509,17 +475,18 @@ void epw_rings_post(epw_comm *comm, uint64_t now) {
         if (!epw_coll_present(p) || epw_coll_rank(comm, p) == comm->config.rank) continue;
         for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
             epw_ring *ring = &p->rings[c];
-            if (ring->posted > ring->announced) {
+            uint64_t posted = epw_ring_to_announce(ring);
+            uint64_t taken = epw_ring_to_give_back(ring, comm->layout.slots);
+            if (posted > 0) {
                 epw_range ranges[256];
                 uint32_t count =
                     epw_is_queued(&comm->peers, epw_coll_rank(comm, p)) ? ranges_of(comm, p, c, ranges) : 0;
-                post(comm, p, c, EPW_WORD_POSTED, ring->posted, ranges, count, now);
-                ring->announced = ring->posted;
+                post(comm, p, c, EPW_WORD_POSTED, posted, ranges, count, now);
+                ring->announced = posted;
             }
-            bool due = ring->consumed - ring->told >= comm->layout.slots / 2;
-            if ((ring->urgent && ring->consumed > ring->told) || due) {
-                post(comm, p, c, EPW_WORD_TAKEN, ring->consumed, NULL, 0, now);
-                ring->told = ring->consumed;
+            if (taken > 0) {
+                post(comm, p, c, EPW_WORD_TAKEN, taken, NULL, 0, now);
+                ring->told = taken;
             }
             ring->urgent = false;
         }

@@ -7,6 +7,7 @@
  *
  *     call.c     checks a call, and makes operations of it
  *     program.c  makes flows of an operation: which algorithm it is
+ *     rules.h    which slot of a ring may be written or read, and what words say of it: pure
  *     flow.c     moves bytes: writes messages, reads messages, folds
  *     point.c    sends and receives: matching, offers
  *     drive.c    steps all of it: looks at words, waits, gives peers up
@@ -18,6 +19,7 @@
 
 #include "base/bits.h"
 #include "coll/layout.h"
+#include "coll/rules.h"
 #include "numerics/numerics.h"
 #include "numerics/sums.h"
 #include "peer/peers.h"
@@ -52,21 +54,6 @@ typedef struct epw_flow {
     epw_leg legs[2];
 } epw_flow;
 
-/* The rings of a channel to and from a peer, by running numbers of messages. */
-typedef struct epw_ring {
-    uint64_t posted;    /* written for the peer */
-    uint64_t announced; /* of these, by the word POSTED */
-    uint64_t taken;     /* of these, the peer is done with */
-    uint64_t borrowed;  /* the last by which the peer reads the caller's memory */
-    uint64_t seen;      /* come from the peer */
-    uint64_t consumed;  /* of these, this rank is done with */
-    uint64_t told;      /* of these, by the word TAKEN */
-    bool urgent;        /* the peer waits for that word */
-    bool here;          /* message consumed + 1 has been checked: */
-    epw_message message;
-    uint64_t done; /* bytes of it */
-} epw_ring;
-
 typedef struct epw_coll_peer {
     uint64_t incarnation; /* at the beginning of the epoch; 0: not connected */
     bool member;          /* of the epoch */
@@ -85,9 +72,6 @@ typedef struct epw_coll_peer {
     /* Of the collective that runs. */
     epw_flow out, in;
     bool missing;
-    uint32_t ended;     /* the last collective whose flow from it has ended early: what still comes of that is
-                           not read */
-    uint64_t cancelled; /* messages of its up to this one are not to be read from its memory any more */
 
     struct epw_point *point; /* see point.c */
 } epw_coll_peer;
@@ -230,11 +214,8 @@ bool epw_may_borrow(const epw_comm *comm, const epw_coll_peer *p, const epw_mess
 bool epw_read_borrowed(epw_comm *comm, epw_coll_peer *p, uint32_t carry, void *to, uint64_t address,
                        uint64_t bytes);
 
-/* Where message `number` for the peer is written, and whether one more may be. */
+/* Where message `number` for the peer is written. */
 epw_message *epw_slot_for(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint64_t number);
-static inline bool epw_ring_has_room(const epw_comm *comm, const epw_ring *ring) {
-    return ring->posted - ring->taken < comm->layout.slots;
-}
 
 /* Copies, and past the caches where that is worth it. */
 void epw_coll_copy(const epw_comm *comm, void *to, const void *from, uint64_t bytes);

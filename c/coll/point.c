@@ -227,7 +227,8 @@ static void write(epw_comm *comm, epw_coll_peer *p, const epw_message *said, con
     epw_message *slot = epw_slot_for(comm, p, EPW_CHANNEL_POINT, ring->posted + 1);
     if (from != NULL && said->carry == EPW_CARRY_INLINE) memcpy(slot + 1, from, said->bytes);
     *slot = *said;
-    slot->number = ++ring->posted;
+    slot->number = ring->posted + 1;
+    epw_ring_wrote(ring, false);
 }
 
 static const unsigned char *bytes_to_send(const transfer *t) {
@@ -467,7 +468,7 @@ static bool take_in(epw_comm *comm, epw_coll_peer *p, const epw_message *m, cons
 
 static bool read_ring(epw_comm *comm, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_POINT];
-    if (ring->seen == ring->consumed) return false;
+    if (!epw_ring_may_read(ring)) return false;
     const unsigned char *slot =
         epw_peers_from(&comm->peers, epw_coll_rank(comm, p)) +
         epw_message_offset(&comm->layout, EPW_CHANNEL_POINT, epw_coll_rank(comm, p), ring->consumed + 1);
@@ -478,7 +479,7 @@ static bool read_ring(epw_comm *comm, epw_coll_peer *p) {
         ring->seen = ring->consumed;
         return false;
     }
-    ring->consumed++;
+    epw_ring_consume(ring);
     return true;
 }
 
@@ -546,7 +547,7 @@ bool epw_points_move(epw_comm *comm, uint64_t now) {
         while (read_ring(comm, p)) moved = true;
         bool more = true;
         while (more && p->begun && p->gone == EPW_CAUSE_NONE &&
-               epw_ring_has_room(comm, &p->rings[EPW_CHANNEL_POINT])) {
+               epw_ring_has_room(&p->rings[EPW_CHANNEL_POINT], comm->layout.slots)) {
             more = write_replies(comm, p) || write_asked(comm, p) || write_send(comm, p);
             moved |= more;
         }

@@ -88,6 +88,8 @@
 //! 6. `c/coll/flow.c`: `read_some` takes bytes to where they belong, and `fold_some` those that are reduced.
 //! 7. `c/numerics/sums.c`: folds rows in ascending rank order.
 //!
+//! Which slot may be written or read, and what the words of a ring mean, are the pure functions of `c/coll/rules.h`: the explorer
+//! in `tests/c/comm_model.c` runs them through every state of small groups.
 //! Sends and receives go by rings of their own, `c/coll/point.c`, and memory that peers map by `c/coll/heap.c`.
 //!
 //! # The way of a token on a GPU

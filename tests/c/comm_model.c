@@ -1,0 +1,171 @@
+/* The rules of rings explored: every state of small groups of ranks that call collectives in one epoch after
+ * the other. What runs is c/coll/rules.h; who acts by it is modelled in comm_model/moves.h after
+ * c/coll/flow.c and drive.c. Checked in every state:
+ *  - no slot is written while it is read, before it was read, or of an epoch that its owner has not begun;
+ *  - no slot is read while it is written;
+ *  - what is taken in is of this epoch, this call and these arguments, in its turn;
+ *  - memory that a peer reads where it lies is not used once its owner has taken it back;
+ *  - no message of a sound peer is taken for nonsense, and where nothing fails nobody is given up;
+ *  - no deadlock: as long as something is left to do, somebody can move. A dead peer can be given up, so this
+ * is where waits without an end would be found.
+ *
+ * Words of one source come in the order in which they were stored, as in mapped memory. That the explorer
+ * finds what is broken is shown by tests/faults.
+ *
+ * comm_model         all models, in seconds
+ * comm_model NAME    one of them, with the way to what is broken */
+#include "comm_model/moves.h"
+
+#include "check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* clang-format off: a model is a line */
+static const model models[] = {
+    /*                 ranks, slots, calls, epochs, messages */
+    {"two", 2, 1, 3, 2, 2, ALL, .lends = false},
+    {"two-of-2-slots", 2, 2, 3, 2, 2, ALL, .lends = false},
+    {"two-lend", 2, 2, 2, 2, 2, ALL, .lends = true},
+    {"two-lend-4-slots", 2, 4, 2, 1, 1, ALL, .lends = true},
+    {"three", 3, 1, 1, 1, 1, ALL, .lends = false},
+    {"three-from-root", 3, 1, 2, 2, 1, FROM_ROOT, .lends = false},
+    {"root-runs-ahead", 2, 2, 3, 3, 1, FROM_ROOT, .lends = false},
+    {"one-dies", 2, 1, 2, 2, 2, ALL, .deaths = true},
+    {"one-dies-2-slots", 2, 2, 2, 2, 2, ALL, .deaths = true},
+    {"one-dies-lending", 2, 2, 2, 2, 1, ALL, .lends = true, .deaths = true},
+    {"one-of-three-dies", 3, 1, 1, 2, 1, FROM_ROOT, .deaths = true},
+    {"impatient", 2, 1, 2, 3, 1, ALL, .impatient = true},
+    {"impatient-2-slots", 2, 2, 2, 2, 2, ALL, .impatient = true},
+    {"impatient-lending", 2, 2, 2, 2, 1, ALL, .lends = true, .impatient = true},
+    {"dropped", 2, 1, 2, 2, 2, ALL, .lends = true, .drops = true},
+    {"dropped-from-root", 3, 1, 2, 1, 1, FROM_ROOT, .lends = true, .drops = true},
+    {"astray", 2, 1, 2, 2, 1, ALL, .astray = true},
+    {"astray-lending", 2, 2, 2, 2, 2, ALL, .lends = true, .astray = true},
+    {"astray-three", 3, 1, 1, 1, 1, ALL, .astray = true},
+    {"astray-from-root", 3, 1, 2, 1, 1, FROM_ROOT, .astray = true},
+};
+/* clang-format on */
+
+enum { MODELS = sizeof models / sizeof models[0], DEPTH_MAX = 4096 };
+#define STATES_MAX UINT64_C(20000000)
+
+/* ---- states that have been seen, by fingerprint: with n states the odds that one is missed are n * n / 2^65
+ * ---- */
+
+static uint64_t *seen;
+static uint64_t seen_count, seen_room;
+
+static uint64_t fingerprint(const state *s) {
+    uint64_t words[sizeof *s / 8 + 1] = {0}, print = UINT64_C(0x9e3779b97f4a7c15);
+    memcpy(words, s, sizeof *s);
+    for (size_t i = 0; i < sizeof words / 8; i++) {
+        print = (print ^ words[i]) * UINT64_C(0xff51afd7ed558ccd);
+        print ^= print >> 32;
+    }
+    return print | 1;
+}
+
+static bool put(uint64_t print) {
+    uint64_t i = print >> 1 & (seen_room - 1);
+    for (; seen[i] != 0; i = (i + 1) & (seen_room - 1))
+        if (seen[i] == print) return false;
+    seen[i] = print;
+    return true;
+}
+
+/* True if it is new. */
+static bool visit(const state *s) {
+    if (2 * seen_count >= seen_room) {
+        uint64_t *old = seen, room = seen_room;
+        seen_room = room ? 4 * room : 1 << 16;
+        seen = calloc(seen_room, sizeof *seen);
+        if (seen == NULL) abort();
+        for (uint64_t i = 0; i < room; i++)
+            if (old[i] != 0) put(old[i]);
+        free(old);
+    }
+    bool fresh = put(fingerprint(s));
+    seen_count += fresh;
+    return fresh;
+}
+
+/* ---- depth first: the way to a state is the stack ---- */
+
+typedef struct explorer {
+    walker w;
+    uint64_t transitions;
+    unsigned depth, deepest;
+    const state *at; /* what is being looked at, and how many moves lead on from there */
+    unsigned changes;
+    const char *broken;
+    struct {
+        const char *what;
+        unsigned rank, peer;
+    } way[DEPTH_MAX];
+} explorer;
+
+static void go(explorer *e, const state *s) {
+    if (e->broken != NULL) return;
+    if (++e->depth > e->deepest) e->deepest = e->depth;
+    e->at = s;
+    e->changes = 0;
+    find_moves(&e->w, s);
+    if (e->changes == 0 && !finished(e->w.m, s) && e->broken == NULL)
+        e->broken = "deadlock: nobody can move and not all is done";
+    if (e->depth == DEPTH_MAX || seen_count > STATES_MAX) e->broken = "too many states";
+    if (e->broken == NULL) e->depth--;
+}
+
+static void take(walker *w, state *next) {
+    explorer *e = (explorer *)w;
+    const state *from = e->at;
+    unsigned at = e->depth - 1;
+    /* To look again, and to die, leads nowhere. */
+    unsigned changes = e->changes + (next->died == from->died && memcmp(next, from, sizeof *next) != 0);
+    e->transitions++;
+    if (e->broken == NULL) {
+        e->way[at].what = w->what;
+        e->way[at].rank = w->rank;
+        e->way[at].peer = w->peer;
+        e->broken = w->broken;
+        if (e->broken == NULL && visit(next)) go(e, next);
+    }
+    e->at = from;
+    e->changes = changes;
+}
+
+static void explore(const model *m, bool tells) {
+    static explorer e;
+    static state first;
+    struct timespec began, ended;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    e = (explorer){.w = {.m = m, .take = take}};
+    memset(&first, 0, sizeof first);
+    if (seen != NULL) memset(seen, 0, seen_room * sizeof *seen);
+    seen_count = 0;
+    visit(&first);
+    go(&e, &first);
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    printf("%-20s %9llu states %10llu transitions  depth %3u  %5.2f s  %s\n", m->name,
+           (unsigned long long)seen_count, (unsigned long long)e.transitions, e.deepest,
+           (double)(ended.tv_sec - began.tv_sec) + (double)(ended.tv_nsec - began.tv_nsec) * 1e-9,
+           e.broken ? e.broken : "holds");
+    fflush(stdout);
+    CHECK_MSG(e.broken == NULL, "%s: %s", m->name, e.broken);
+    for (unsigned i = 0; tells && e.broken != NULL && i < e.depth; i++)
+        printf("    rank %u %s %u\n", e.way[i].rank, e.way[i].what, e.way[i].peer);
+}
+
+int main(int count, char **arguments) {
+    bool found = count < 2;
+    for (unsigned i = 0; i < MODELS; i++) {
+        if (count > 1 && strcmp(models[i].name, arguments[1]) != 0) continue;
+        found = true;
+        explore(&models[i], count > 1);
+    }
+    CHECK_MSG(found, "no model is called %s", arguments[1]);
+    free(seen);
+    return check_result("comm_model");
+}

@@ -1,0 +1,90 @@
+/* What the explorer of rings imagines: the windows of a few ranks, and what each rank knows. */
+#ifndef EPW_TESTS_COMM_MODEL_STATE_H
+#define EPW_TESTS_COMM_MODEL_STATE_H
+
+#include "coll/rules.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { MAX_RANKS = 3, MAX_SLOTS = 4, MAX_CALLS = 3, MAX_EPOCHS = 3, STEP = 7 };
+
+/* Which flows a call has. */
+typedef enum shape {
+    ALL,      /* everyone to everyone */
+    FROM_ROOT /* rank 0 to the others */
+} shape;
+
+typedef struct model {
+    const char *name;
+    unsigned ranks, slots, calls, epochs;
+    unsigned messages; /* of each flow */
+    shape shape;
+    bool lends;     /* messages are read from their source's memory, else from the slot */
+    bool deaths;    /* one rank may die, at any time */
+    bool impatient; /* ranks may give each other up though nobody has died */
+    bool drops;     /* rank 0 may drop a call that it has begun */
+    bool astray;    /* the last rank calls something else once, in the first epoch */
+} model;
+
+typedef struct slot {
+    epw_message message;
+    uint32_t epoch; /* of its source, when it wrote this */
+    bool torn;      /* it is being written */
+} slot;
+
+/* What `source` writes in the window of `owner`. */
+typedef struct pair {
+    slot slots[MAX_SLOTS];
+    uint64_t epoch_word, dropped, posted, taken, cancelled, mismatch;
+} pair;
+
+typedef enum hand { IDLE, WRITING, READING } hand;
+
+/* What a rank knows of a peer: as epw_coll_peer. */
+typedef struct peer {
+    bool member, begun, suspected;
+    uint32_t gone;
+    epw_ring ring;
+    unsigned out, in; /* messages to go and to come, of the call that runs */
+    hand hand;        /* what this rank does with a slot right now */
+    unsigned lent;    /* READING: what the peer's memory holds */
+} peer;
+
+typedef struct rank {
+    bool dead, finished, running, dropped, mismatched;
+    uint64_t own_word;
+    uint32_t calls;
+    unsigned memory; /* changes with each call: what the caller's memory holds */
+    peer of[MAX_RANKS];
+} rank;
+
+typedef struct state {
+    bool died;
+    unsigned members[MAX_EPOCHS + 1]; /* masks, agreed on when the first begins the epoch */
+    rank ranks[MAX_RANKS];
+    pair pairs[MAX_RANKS][MAX_RANKS]; /* [source][owner] */
+} state;
+
+static inline uint32_t epoch_of(const rank *me) {
+    return epw_word_epoch(me->own_word);
+}
+
+/* What `r` calls. */
+static inline epw_descriptor descriptor_of(const model *m, const state *s, unsigned r) {
+    const rank *me = &s->ranks[r];
+    bool astray = m->astray && r == m->ranks - 1 && me->calls == m->calls && epoch_of(me) == 1;
+    return (epw_descriptor){.kind = EPW_ALL_GATHER, .type = EPW_TYPE_I32, .count = astray ? 9 : 8};
+}
+
+static inline epw_sight sight_of(const state *s, unsigned source, unsigned owner, uint64_t word) {
+    const pair *p = &s->pairs[source][owner];
+    return (epw_sight){.dropped = p->dropped, .epoch_word = p->epoch_word, .word = word};
+}
+
+static inline bool gives(const model *m, unsigned from, unsigned to) {
+    return from != to && (m->shape == ALL || from == 0);
+}
+
+#endif
