@@ -289,7 +289,7 @@ static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, 
 }
 
 static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_remote **out) {
-    uint32_t depth = epw_queue_depth(peers->entries);
+    uint32_t depth = peers->depth;
     epw_remote *remote = aligned_alloc(ALIGNMENT, epw_align(sizeof *remote, ALIGNMENT));
     if (remote == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a peer behind a queue");
     *remote = (epw_remote){.peers = peers, .peer = peer};
