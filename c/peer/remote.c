@@ -197,10 +197,13 @@ static bool has_posted(epw_remote *remote) {
     return posted;
 }
 
-/* Another incarnation is about to be let in: what the former one still sends is placed no more. */
-static void fence(epw_remote *remote) {
+/* Another incarnation is about to be let in: what the former one still sends is placed no more. False: an
+ * adapter does not let go of a queue pair. */
+static bool fence(epw_remote *remote) {
+    bool shut = true;
     for (uint32_t i = 0; i < EPW_WAYS; i++)
-        if (epw_has_way(remote->peers, i)) epw_end_close(&remote->ways[i].end);
+        if (epw_has_way(remote->peers, i)) shut &= epw_end_close(&remote->ways[i].end);
+    return shut;
 }
 
 /* Locked. What there is to be connected. */
@@ -226,7 +229,10 @@ epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out
     /* Who asks again is shown the same, also what this rank has connected meanwhile. */
     epw_remote *of = peers->offered[peer] != NULL ? peers->offered[peer] : peers->remotes[peer];
     if (of == NULL || is_spent(peers, peer, of)) {
-        if (of != NULL) fence(of);
+        if (of != NULL && !fence(of))
+            return epw_fail(EPW_ERR_FENCED, where,
+                            "the adapter does not end a queue pair by which the peer's former process may "
+                            "still write: see dmesg, and create the buffer again");
         epw_status status = ensure(peers, peer, where);
         if (status != EPW_OK) return status;
         of = peers->offered[peer];
@@ -386,7 +392,7 @@ static bool tell_reason(epw_way *w, char *text) {
     if (!epw_end_failed(&w->end, &w->queue, &fault)) return false;
     snprintf(text, EPW_TROUBLE_TEXT, "an entry for it failed: %s (syndrome 0x%02x, vendor 0x%02x)%s",
              epw_syndrome_text(fault.syndrome), fault.syndrome, fault.vendor,
-             epw_syndrome_remedy(fault.syndrome));
+             epw_syndrome_remedy(fault.syndrome, epw_end_is_of_adapter(&w->end)));
     return true;
 }
 
