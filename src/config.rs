@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::error::{Error, Failure, Result};
 use crate::tensor::DType;
-use crate::{ffi, sys};
+use crate::{env, ffi, sys};
 
 /// 16-bit types of tokens and expert outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -385,7 +385,7 @@ impl EpConfig {
             paths: self.paths.to_c(),
             device: self.device.to_c(),
             sms: self.sms,
-            reserved: 0,
+            queue_depth: 0,
             deadline_ns: self.deadline.as_nanos().try_into().unwrap_or(u64::MAX),
             fabric: std::ptr::null_mut(), // whoever creates a buffer gives one
         }
@@ -463,9 +463,16 @@ pub struct Plan {
 
 impl Plan {
     /// Checks the configuration for a group of `ranks` ranks and computes its plan. Errors name the field and the
-    /// limit.
+    /// limit. Queues are as deep as `EPWIRE_QUEUE_DEPTH` asks.
     pub fn new(config: &EpConfig, ranks: u32) -> Result<Self> {
-        let plan = ffi::plan(&config.to_c(0, ranks))?;
+        let failure = |text| Failure { operation: "plan".into(), rank: None, peer: None, text };
+        let depth = env::queue_depth().map_err(|text| Error::Invalid(failure(text)))?;
+        Self::with_depth(config, ranks, depth)
+    }
+
+    /// The same with queues of so many entries at least, 0: as operations need.
+    fn with_depth(config: &EpConfig, ranks: u32, depth: u32) -> Result<Self> {
+        let plan = ffi::plan(&sys::epw_config { queue_depth: depth, ..config.to_c(0, ranks) })?;
         Ok(Self {
             ranks,
             local_experts: plan.local_experts,
@@ -632,6 +639,19 @@ mod tests {
         let larger = Plan::new(&EpConfig::new(128, 7168, 512, 8), 16).unwrap();
         let grown = larger.window_bytes - plan.window_bytes;
         assert!(grown.abs_diff(8 * plan.place_bytes()) < 1 << 16, "{grown}");
+    }
+
+    #[test]
+    fn a_plan_counts_queues_as_deep_as_is_asked() {
+        let config = EpConfig { paths: Paths { queue: true, ..Paths::NONE }, ..EpConfig::new(4, 64, 4, 2) };
+        let ring_bytes = |depth| Plan::with_depth(&config, 2, depth).unwrap().ring_bytes;
+        let needed = ring_bytes(0);
+        assert_eq!(ring_bytes(16), needed, "operations need more than that");
+        let added = ring_bytes(32768) - needed;
+        assert_eq!(added % (64 * u64::from(config.lanes)), 0, "{added}");
+        assert!(needed + added >= 64 * 32768 * u64::from(config.lanes), "{needed} {added}");
+        let refused = Plan::with_depth(&config, 2, 24).unwrap_err().to_string();
+        assert_eq!(refused, "plan: queue_depth is 24, must be 0 or a power of two from 16 to 32768");
     }
 
     #[test]

@@ -4,7 +4,13 @@
 //! against it, and other modules name a variable by the constants here. Variables of launchers (torchrun, Slurm, ...)
 //! are not ours; they are listed where they are read, in [`crate::launch`].
 
+mod numbers;
+
 use std::{fmt, fs, io, os::unix::fs::FileTypeExt, path::PathBuf};
+
+use crate::sys;
+pub(crate) use numbers::number;
+use numbers::power_of_two;
 
 /// One environment variable that epwire reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -252,6 +258,18 @@ pub fn warn_unknown() {
 /// descriptions often cannot leave a variable out.
 pub fn value(name: &str) -> Option<String> {
     std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()).filter(|v| !v.is_empty())
+}
+
+/// Bytes of a ring, of `EPWIRE_RING_BYTES`; 0 if it is not set.
+pub(crate) fn ring_bytes() -> Result<u32, String> {
+    let limits = sys::EPW_RING_BYTES_MIN..=sys::EPW_RING_BYTES_MAX;
+    value(RING_BYTES).map_or(Ok(0), |text| power_of_two(RING_BYTES, &text, "size of a ring", limits))
+}
+
+/// Entries of a queue, of `EPWIRE_QUEUE_DEPTH`; 0 if it is not set.
+pub(crate) fn queue_depth() -> Result<u32, String> {
+    let limits = sys::EPW_QUEUE_DEPTH_MIN..=sys::EPW_QUEUE_DEPTH_MAX;
+    value(QUEUE_DEPTH).map_or(Ok(0), |text| power_of_two(QUEUE_DEPTH, &text, "depth of a queue", limits))
 }
 
 /// First and last of the ports of `EPWIRE_PORTS`, on which ranks may listen. `None` if it is not set.

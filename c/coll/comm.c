@@ -6,6 +6,7 @@
 
 #include "base/thread.h"
 #include "ipc/process.h"
+#include "nic/fabric.h"
 #include "peer/remote.h"
 
 #include <stdlib.h>
@@ -170,6 +171,7 @@ epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
     pthread_mutex_init(&comm->heap_lock, NULL);
     epw_term terms[TERMS];
     terms_of(config, &layout, terms);
+    uint32_t depth = epw_queue_depth(layout.slots + 1, epw_fabric_queue_depth(config->fabric));
     epw_peers_options options = {.window = {.rank = config->rank,
                                             .ranks = config->ranks,
                                             .device = config->device,
@@ -180,7 +182,7 @@ epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
                                             .term_count = TERMS},
                                  .lanes = config->device == EPW_DEVICE_HOST ? EPW_CHANNELS : 1,
                                  .fabric = config->fabric,
-                                 .entries = layout.slots + 1,
+                                 .depth = depth,
                                  .user = choose_user(comm),
                                  .user_context = comm};
     status = epw_peers_create(&comm->peers, &options);

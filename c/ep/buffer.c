@@ -138,7 +138,7 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
                                             .term_count = EPW_TERM_COUNT},
                                  .lanes = config->lanes,
                                  .fabric = config->fabric,
-                                 .entries = epw_plan_entries(config),
+                                 .depth = epw_plan_queue_depth(config),
                                  .user = &user_of_floor,
                                  .user_context = b};
     status = epw_peers_create(&b->peers, &options);

@@ -76,6 +76,11 @@ static epw_status check_config(epw_where where, const epw_config *c) {
     REQUIRE(c->device == EPW_DEVICE_HOST || c->experts <= EPW_GPU_MAX_EXPERTS, EPW_ERR_LIMIT,
             "experts is %u, must be at most %u on GPUs", c->experts, EPW_GPU_MAX_EXPERTS);
     REQUIRE(c->sms <= MAX_SMS, EPW_ERR_LIMIT, "sms is %u, must be at most %u", c->sms, MAX_SMS);
+    uint32_t depth = c->queue_depth;
+    REQUIRE(depth == 0 ||
+                (depth >= EPW_QUEUE_DEPTH_MIN && depth <= EPW_QUEUE_DEPTH_MAX && (depth & (depth - 1)) == 0),
+            EPW_ERR_INVALID, "queue_depth is %u, must be 0 or a power of two from %u to %u", depth,
+            EPW_QUEUE_DEPTH_MIN, EPW_QUEUE_DEPTH_MAX);
     REQUIRE(c->deadline_ns >= MIN_DEADLINE_NS && c->deadline_ns <= EPW_MAX_DEADLINE_NS, EPW_ERR_LIMIT,
             "deadline_ns is %llu, must be in [%llu, %llu] (1 ms to 1 day)",
             (unsigned long long)c->deadline_ns, (unsigned long long)MIN_DEADLINE_NS,
@@ -95,9 +100,9 @@ epw_stretch epw_plan_footprint(const epw_layout *l, uint32_t source, uint32_t la
     }
 }
 
-uint32_t epw_plan_entries(const epw_config *config) {
-    return epw_queue_entries(EPW_ENTRIES_OF_A_TOKEN * config->max_tokens + EPW_ENTRIES_BESIDE,
-                             epw_fabric_queue_depth(config->fabric));
+uint32_t epw_plan_queue_depth(const epw_config *config) {
+    uint32_t asked = config->queue_depth > 0 ? config->queue_depth : epw_fabric_queue_depth(config->fabric);
+    return epw_queue_depth(EPW_ENTRIES_OF_A_TOKEN * config->max_tokens + EPW_ENTRIES_BESIDE, asked);
 }
 
 static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
@@ -115,7 +120,7 @@ static uint64_t private_bytes(const epw_config *config, const epw_layout *layout
 static void plan_queues(const epw_config *config, const epw_layout *layout, epw_plan *plan) {
     epw_remote_shape shape = {.ranks = config->ranks,
                               .lanes = config->lanes,
-                              .entries = epw_plan_entries(config),
+                              .depth = epw_plan_queue_depth(config),
                               .footprint = footprint,
                               .user = (void *)(uintptr_t)layout};
     if (!(config->paths & EPW_PATH_QUEUE) || config->ranks == 1) return;

@@ -17,7 +17,9 @@ epw_stretch epw_plan_footprint(const epw_layout *layout, uint32_t source, uint32
 /* What operations post to the queue of one peer at most: rows of a dispatch, and of the combine behind it,
  * counts, and words. */
 enum { EPW_ENTRIES_OF_A_TOKEN = 2, EPW_ENTRIES_BESIDE = 4 };
-uint32_t epw_plan_entries(const epw_config *config);
+
+/* Entries of each queue: for those, and as many as the configuration or the fabric asks for. */
+uint32_t epw_plan_queue_depth(const epw_config *config);
 
 /* Checks the fields of `input` that decide the format against the plan. */
 epw_status epw_row_format_make(const char *op, const epw_config *config, const epw_dispatch_input *input,

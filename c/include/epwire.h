@@ -157,8 +157,9 @@ typedef struct epw_mask {
     uint64_t bits[EPW_MAX_RANKS / 64];
 } epw_mask;
 
-/* What a buffer must be able to do. All fields but `rank`, `threads`, `paths`, `sms` and the ordinal
- * in `device` must be equal on every rank; connect refuses a peer whose value differs and names the field. */
+/* What a buffer must be able to do. All fields but `rank`, `threads`, `paths`, `sms`, `queue_depth` and the
+ * ordinal in `device` must be equal on every rank; connect refuses a peer whose value differs and names the
+ * field. */
 typedef struct epw_config {
     uint32_t size;       /* sizeof(epw_config) */
     uint32_t version;    /* EPW_CONFIG_VERSION */
@@ -186,7 +187,9 @@ typedef struct epw_config {
                      streams of their own, must together fit the GPU: else kernels of one that wait for a
                      peer can keep those of another off it that the peer waits for, until the deadline.
                      Which are used at the same time is not known here, so nothing checks that */
-    uint32_t reserved;
+    uint32_t queue_depth; /* entries of a queue at least, a power of two from EPW_QUEUE_DEPTH_MIN to
+                             EPW_QUEUE_DEPTH_MAX; 0: that of the fabric, if there is one. For plans that are
+                             made before the fabric */
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
     epw_fabric *fabric;   /* by which peers behind a queue are reached; of this rank, and outlives the buffer.
                              NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, max_tokens is at most

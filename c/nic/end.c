@@ -130,12 +130,8 @@ void epw_end_break(const epw_end *end) {
     }
 }
 
-void epw_end_close(const epw_end *end) {
-    if (end->adapter != NULL) {
-        epw_mlx5_pair_close(end->adapter);
-    } else {
-        epw_pair_close(end->soft);
-    }
+bool epw_end_close(const epw_end *end) {
+    return end->adapter != NULL ? epw_mlx5_pair_close(end->adapter) : epw_pair_close(end->soft);
 }
 
 bool epw_end_is_closed(const epw_end *end) {
@@ -152,6 +148,10 @@ bool epw_end_broken(const epw_end *end) {
     if (end->nic == NULL || epw_nic_link_alive(end->nic, end->link)) return false;
     epw_mlx5_pair_break(end->adapter);
     return true;
+}
+
+bool epw_end_is_of_adapter(const epw_end *end) {
+    return end->adapter != NULL || epw_pair_is_carried(end->soft);
 }
 
 bool epw_end_failed(const epw_end *end, epw_queue *queue, epw_queue_fault *fault) {

@@ -76,9 +76,12 @@ bool epw_end_idle(const epw_end *end);
 
 /* See epw_pair_break and so on, in soft.h. */
 void epw_end_break(const epw_end *end);
-void epw_end_close(const epw_end *end);
+bool epw_end_close(const epw_end *end);
 bool epw_end_is_closed(const epw_end *end);
 bool epw_end_broken(const epw_end *end);
+
+/* Whether its entries travel by an adapter, and not by a software NIC's connection. */
+bool epw_end_is_of_adapter(const epw_end *end);
 
 /* Whether an entry of its queue has failed by itself, and why: also where what was flushed since hides that
  * in the completion queue of a soft NIC. */

@@ -173,8 +173,9 @@ void epw_mlx5_pair_ring(epw_mlx5_pair *pair);
 /* Gives it up: what was posted is flushed. */
 void epw_mlx5_pair_break(epw_mlx5_pair *pair);
 
-/* Nothing that comes by it is placed any more. It sends on. */
-void epw_mlx5_pair_close(epw_mlx5_pair *pair);
+/* Nothing that comes by it is placed any more. It sends on. False: the adapter refuses that; again is
+ * allowed. */
+bool epw_mlx5_pair_close(epw_mlx5_pair *pair);
 bool epw_mlx5_pair_is_closed(const epw_mlx5_pair *pair);
 
 /* Nothing more is sent by it or completes. */

@@ -152,8 +152,9 @@ bool epw_pair_idle(epw_pair *pair);
 /* Gives it up, as if its connection were gone: soon, and also within `place`. */
 void epw_pair_break(epw_pair *pair);
 
-/* Once this returns nothing that comes by it is placed any more. It sends on. */
-void epw_pair_close(epw_pair *pair);
+/* Once this returns nothing that comes by it is placed any more. It sends on. False: an adapter that carries
+ * it does not let go of it; again is allowed. */
+bool epw_pair_close(epw_pair *pair);
 
 /* Whether nothing that comes by it is placed any more: it has been closed, or the connection of whoever has
  * sent by it first is gone. */

@@ -4,6 +4,7 @@
 
 #include "base/inline.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum {
@@ -50,17 +51,19 @@ EPW_INLINE const char *epw_syndrome_text(uint32_t syndrome) {
     }
 }
 
-/* And what to do about it: ", ..." behind that text. */
-EPW_INLINE const char *epw_syndrome_remedy(uint32_t syndrome) {
+/* And what to do about it: ": ..." behind that text. `adapter`: entries travel by one, else by a software
+ * NIC. */
+EPW_INLINE const char *epw_syndrome_remedy(uint32_t syndrome, bool adapter) {
     switch (syndrome) {
     case EPW_SYNDROME_REMOTE_REQUEST:
     case EPW_SYNDROME_REMOTE_ACCESS:
     case EPW_SYNDROME_ABORTED:
         return ": it has taken the place from this rank, or ended; connect it again";
     case EPW_SYNDROME_RETRIES:
-        return ": see that it lives, that ping reaches it between the addresses of the adapters, that both "
-               "have "
-               "one MTU, and that the traffic class is one that the switches do not drop";
+        return adapter
+                   ? ": see that it lives, that ping reaches it between the addresses of the adapters, that "
+                     "both have one MTU, and that the traffic class is one that the switches do not drop"
+                   : ": see that its process lives, and the network between the hosts";
     case EPW_SYNDROME_LENGTH:
     case EPW_SYNDROME_OPERATION:
     case EPW_SYNDROME_PROTECTION:

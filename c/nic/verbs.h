@@ -24,6 +24,9 @@ void epw_nic_be_unordered(epw_nic *nic);
 /* By which the peer's adapter names it; 0: it cannot be carried. */
 uint32_t epw_pair_carried_number(const epw_pair *pair);
 
+/* Whether it has been given to the adapter: its entries do not go in frames. */
+bool epw_pair_is_carried(const epw_pair *pair);
+
 /* As epw_pair_connect, to a queue pair of the adapter at the path's end. */
 epw_status epw_pair_carry(epw_pair *pair, uint64_t link, const epw_mlx5_path *path, epw_where where);
 

@@ -1,8 +1,6 @@
 /* See peers.h: life, who is a rank, and who is a suspect. */
 #include "peer/peers.h"
 
-#include "nic/fabric.h"
-
 #include <stdlib.h>
 
 epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) {
@@ -14,7 +12,7 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     peers->user_context = options->user_context;
     peers->permitted = options->window.paths;
     peers->fabric = options->fabric;
-    peers->entries = epw_queue_entries(options->entries, epw_fabric_queue_depth(options->fabric));
+    peers->depth = options->depth;
     pthread_mutex_init(&peers->lock, NULL);
     pthread_mutex_init(&peers->probe_lock, NULL);
     pthread_mutex_init(&peers->ask_lock, NULL);

@@ -95,7 +95,7 @@ typedef struct epw_peers {
 
     /* Peers behind a queue, see peer/remote.h. */
     epw_fabric *fabric;   /* NULL: there are none */
-    uint32_t entries;     /* that one operation posts to a peer at most */
+    uint32_t depth;       /* of each of their queues, in entries */
     epw_remote **remotes; /* [ranks]; of those that are connected so */
     epw_remote **offered; /* [ranks]; named in a blob, and not connected yet */
     atomic_uint remote_count;
@@ -116,7 +116,7 @@ typedef struct epw_peers_options {
     const epw_peers_user *user;
     void *user_context;
     epw_fabric *fabric; /* outlives the floor; NULL: none */
-    uint32_t entries;   /* that an operation posts to the queue of one peer at most */
+    uint32_t depth;     /* of the queue of one peer on a lane, by epw_queue_depth */
 } epw_peers_options;
 
 /* Creates the window. epw_peers_destroy also after an error. */
@@ -134,7 +134,7 @@ static inline bool epw_peers_has_queues(const epw_peers *peers) {
 }
 
 static inline epw_remote_shape epw_peers_shape(const epw_peers *peers) {
-    return (epw_remote_shape){peers->ranks, peers->lanes, peers->entries, peers->user->footprint,
+    return (epw_remote_shape){peers->ranks, peers->lanes, peers->depth, peers->user->footprint,
                               peers->user_context};
 }
 

@@ -134,8 +134,8 @@ uint64_t epw_remote_gpu_ways_bytes(uint32_t lanes) {
     return (uint64_t)lanes * EPW_GPU_PEERS * sizeof(epw_gpu_way);
 }
 
-uint64_t epw_remote_gpu_marks_bytes(uint32_t lanes, uint32_t ranks, uint32_t entries) {
-    return (uint64_t)lanes * ranks * epw_queue_depth(entries) * sizeof(uint32_t);
+uint64_t epw_remote_gpu_marks_bytes(uint32_t lanes, uint32_t ranks, uint32_t depth) {
+    return (uint64_t)lanes * ranks * depth * sizeof(uint32_t);
 }
 
 epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where) {
@@ -146,7 +146,7 @@ epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where) {
     epw_status status = epw_cuda_alloc(g->device, epw_remote_gpu_ways_bytes(peers->lanes), where, &at);
     if (status != EPW_OK) return status;
     g->ways = at;
-    uint64_t marks = epw_remote_gpu_marks_bytes(peers->lanes, peers->ranks, peers->entries);
+    uint64_t marks = epw_remote_gpu_marks_bytes(peers->lanes, peers->ranks, peers->depth);
     status = epw_cuda_alloc(g->device, marks, where, &at);
     if (status == EPW_OK) g->marks = at;
     if (status == EPW_OK) status = epw_inbox_open(peers, g->device, where);
@@ -180,7 +180,7 @@ epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, const epw
     epw_rank_set *known = &g->pinned->queued;
     if (g->ways == NULL) return EPW_OK;
     cudaError_t error = cudaSuccess;
-    uint32_t depth = epw_queue_depth(peers->entries);
+    uint32_t depth = peers->depth;
     for (uint32_t lane = 0; ways != NULL && error == cudaSuccess && lane < peers->lanes; lane++) {
         uint32_t *marks = g->marks + ((size_t)lane * peers->ranks + peer) * depth;
         epw_gpu_way *way = &g->pinned->ways[lane][peer];

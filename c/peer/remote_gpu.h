@@ -42,7 +42,7 @@ void epw_remote_gpu_broken(epw_peers *peers, uint32_t peer, bool broken);
 
 /* Device memory of the ways, and of what their queues keep beside the rings. */
 uint64_t epw_remote_gpu_ways_bytes(uint32_t lanes);
-uint64_t epw_remote_gpu_marks_bytes(uint32_t lanes, uint32_t ranks, uint32_t entries);
+uint64_t epw_remote_gpu_marks_bytes(uint32_t lanes, uint32_t ranks, uint32_t depth);
 
 /* Called by epw_peers_open_gpu and epw_peers_close_gpu. */
 epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where);

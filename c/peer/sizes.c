@@ -5,20 +5,15 @@
 #include "nic/mlx5.h"
 #include "peer/words.h"
 
-uint32_t epw_queue_depth(uint32_t entries) {
+uint32_t epw_queue_depth(uint32_t entries, uint32_t asked) {
     uint64_t needed = (uint64_t)entries + EPW_REMOTE_WORDS;
     uint32_t depth = EPW_QUEUE_DEPTH_MIN;
     while (depth < needed && depth < EPW_QUEUE_DEPTH_MAX) depth *= 2;
-    return depth;
-}
-
-uint32_t epw_queue_entries(uint32_t entries, uint32_t depth) {
-    return depth > epw_queue_depth(entries) ? depth - EPW_REMOTE_WORDS : entries;
+    return depth > asked ? depth : asked;
 }
 
 uint64_t epw_rings_bytes(const epw_remote_shape *shape) {
-    return (uint64_t)(shape->ranks - 1) * shape->lanes *
-           epw_mlx5_pair_memory_bytes(epw_queue_depth(shape->entries));
+    return (uint64_t)(shape->ranks - 1) * shape->lanes * epw_mlx5_pair_memory_bytes(shape->depth);
 }
 
 uint64_t epw_images_bytes(const epw_remote_shape *shape) {

@@ -10,7 +10,7 @@
 
 /* Of a floor, as in epw_peers_options. */
 typedef struct epw_remote_shape {
-    uint32_t ranks, lanes, entries;
+    uint32_t ranks, lanes, depth;
     epw_stretch (*footprint)(void *user, uint32_t source, uint32_t lane, uint32_t area);
     void *user;
 } epw_remote_shape;
@@ -20,11 +20,9 @@ typedef struct epw_remote_shape {
 #define EPW_REMOTE_WORDS       256u
 #define EPW_REMOTE_ENTRIES_MAX (EPW_QUEUE_DEPTH_MAX - EPW_REMOTE_WORDS)
 
-/* Of each queue, where operations post so many. */
-uint32_t epw_queue_depth(uint32_t entries);
-
-/* So many that queues have at least the depth that was asked for. */
-uint32_t epw_queue_entries(uint32_t entries, uint32_t depth);
+/* Of each queue, where operations post so many and a depth of at least `asked`, a power of two or 0, is
+ * wanted. */
+uint32_t epw_queue_depth(uint32_t entries, uint32_t asked);
 
 /* Of the queues by which lanes post to all other ranks. */
 uint64_t epw_rings_bytes(const epw_remote_shape *shape);

@@ -3,6 +3,7 @@
 #include "peer/trial.h"
 
 #include "base/clock.h"
+#include "nic/fabric.h"
 #include "peer/remote.h"
 #include "peer/sleep.h"
 
@@ -117,7 +118,7 @@ epw_status epw_trial_open(const epw_trial_options *o, epw_trial **out) {
                                             .term_count = sizeof terms / sizeof terms[0]},
                                  .lanes = 1,
                                  .fabric = o->fabric,
-                                 .entries = o->count + 1,
+                                 .depth = epw_queue_depth(o->count + 1, epw_fabric_queue_depth(o->fabric)),
                                  .user = &user_of_floor,
                                  .user_context = trial};
     epw_status status = epw_peers_create(&trial->peers, &options);

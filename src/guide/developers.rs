@@ -46,11 +46,18 @@
 //! 13. `c/ep/combine.c`: `epw_combine` brings the experts' outputs back in.
 //! 14. `c/ep/host/combine.c`: `epw_host_answer` sends the answers home, where they are summed.
 //!
-//! A peer behind a queue is reached by other files from step 10 on: `c/peer/remote.c`, `epw_remote_signal`, builds entries with
+//! A peer behind a queue is reached by other files from step 10 on: `c/peer/remote_post.c`, `epw_remote_signal`, builds entries with
 //! `c/nic/entry.h` in the ring of `c/nic/queue.h`; `c/nic/soft/pair.c`, `epw_pair_next`, fetches and checks them, and
 //! `c/nic/soft/outgoing.c` carries them as frames; in `c/nic/soft/incoming.c` the peer's `admit` checks key and bounds, its
 //! `place_word` stores the word, and `c/peer/signal.c`, `epw_word_arrived`, wakes who sleeps on it. `c/nic/fabric.c` keeps the
 //! connections, which `c/nic/link.c` makes.
+//!
+//! Words travel as 8-byte writes by every wire, and not as fetch-adds. A word has one writer and absolute values, so its order behind
+//! the rows is all that matters, and within a queue pair the wires `local` and `tcp` and an adapter's reliable connections keep that
+//! order. Where the carrier of the wire `verbs` may not, the NIC holds a word back until the rows before it have completed
+//! (`c/nic/soft/carry.c`). Fetch-adds would keep the order too, and would need a shadow of each word, a reservation that includes it,
+//! and a look at every old value that comes back. An mlx5 fabric that places writes out of order (adaptive routing) is not served
+//! by either yet.
 //!
 //! `c/nic/soft/strict.h` is the software NIC's strict mode, for tests: it finds entries and bytes that change while they are the
 //! queue's, delays fetches, and makes trouble as planned: `tests/c/nic_faults.c` computes what must become of each entry,

@@ -162,6 +162,7 @@
 //! | `NAME finds no way to queue pair 17 of the peer, whose address ends in 10.1.0.6: see that ping reaches it by this adapter's interface` (verbs wire) | as above |
 //! | `what the peer says of its adapter is no address: 7, MTU 9` | another version of this library there |
 //! | `NAME refuses INIT2RTR_QP` | MTU or GID, see above |
+//! | `the adapter does not end a queue pair by which the peer's former process may still write: see dmesg, and create the buffer again` | the kernel or the adapter is unwell: nobody is let into that place until the queue pair is gone |
 //!
 //! **A peer that is lost** ([`Cause::Link`](crate::Cause::Link)): [`EpBuffer::trouble`](crate::EpBuffer::trouble) says why, until it is
 //! connected again; the group goes on without it meanwhile.
@@ -169,9 +170,10 @@
 //! | text | what to do |
 //! |---|---|
 //! | `port 1 of NAME is down: see its cable and switch, and ip link; connect again when it is up` | the event came from the adapter |
-//! | `port 1 of NAME has lost the address that its queue pairs have: create the buffers anew` | somebody has changed the interface's address, or the subnet manager the LID; other addresses of the port may change |
-//! | `NAME has failed: see dmesg; create the buffers anew once it is back` | all queues of the rank are gone |
+//! | `port 1 of NAME has lost the address that its queue pairs use: destroy the buffers and create new ones` | somebody has changed the interface's address, or the subnet manager the LID; other addresses of the port may change |
+//! | `NAME has failed: see dmesg; once it is back, destroy the buffers and create new ones` | all queues of the rank are gone |
 //! | `an entry for it failed: the peer is not reached any more (syndrome 0x15, ...)` | dead, cut off, or packets dropped: `EPWIRE_TC`, PFC, MTU on the way, firewall for UDP port 4791 |
 //! | `its remote key does not open its bytes (syndrome 0x13)`, `the peer does not do what it asks for (syndrome 0x12)`, `the peer has given up its queue pair (syndrome 0x22)` | it has given this rank's place away, or ended |
 //! | `its local key does not open its bytes (syndrome 0x04)`, `it is no entry of this queue (syndrome 0x02)`, `its length is wrong (syndrome 0x01)` | an error of this library: report it, with the vendor's number |
+//! | `an entry for it failed: the peer is not reached any more (syndrome 0x15, vendor 0x81): see that its process lives, and the network between the hosts` (software NIC) | its process has ended, or its host is cut off |
 //! | `the connection to its NIC is gone, or it took nothing for so long that its queue was full` | its process has ended, or hangs |

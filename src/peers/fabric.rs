@@ -1,11 +1,10 @@
 //! The fabrics of this process: one for each rank that has buffers with queues, shared by them.
 
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::config::Device;
-use crate::env::{self, Token};
+use crate::env::{self, Token, number};
 use crate::error::{Error, Failure, Result};
 use crate::ffi::{Adapters, Fabric, FabricOptions};
 use crate::rendezvous::auth;
@@ -56,8 +55,8 @@ fn options(key: WireKey, device: Device) -> std::result::Result<FabricOptions, S
     }
     let ports = env::ports().map_err(|error| error.to_string())?.unwrap_or((0, 0));
     let interfaces = env::value(env::IFNAME);
-    let ring_bytes = env::value(env::RING_BYTES).map_or(Ok(0), |text| ring_bytes(&text))?;
-    let queue_depth = env::value(env::QUEUE_DEPTH).map_or(Ok(0), |text| queue_depth(&text))?;
+    let ring_bytes = env::ring_bytes()?;
+    let queue_depth = env::queue_depth()?;
     let batches = 1..=sys::EPW_QUEUE_DEPTH_MAX;
     let doorbell_batch =
         env::value(env::DOORBELL_BATCH).map_or(Ok(0), |text| number(env::DOORBELL_BATCH, &text, batches))?;
@@ -88,39 +87,6 @@ fn options(key: WireKey, device: Device) -> std::result::Result<FabricOptions, S
         device: device.to_c(),
         adapters,
     })
-}
-
-/// The number that a variable has, within its limits.
-fn number(name: &str, text: &str, limits: RangeInclusive<u32>) -> std::result::Result<u32, String> {
-    let found = text.trim().parse().ok().filter(|found| limits.contains(found));
-    found.ok_or_else(|| format!("{name}: {text:?} is no number from {} to {}", limits.start(), limits.end()))
-}
-
-/// Bytes of a ring.
-fn ring_bytes(text: &str) -> std::result::Result<u32, String> {
-    power_of_two(env::RING_BYTES, text, "size of a ring", sys::EPW_RING_BYTES_MIN..=sys::EPW_RING_BYTES_MAX)
-}
-
-/// Entries of a queue.
-fn queue_depth(text: &str) -> std::result::Result<u32, String> {
-    power_of_two(
-        env::QUEUE_DEPTH,
-        text,
-        "depth of a queue",
-        sys::EPW_QUEUE_DEPTH_MIN..=sys::EPW_QUEUE_DEPTH_MAX,
-    )
-}
-
-/// A number within limits that is a power of two; `what` it is to be.
-fn power_of_two(
-    name: &str,
-    text: &str,
-    what: &str,
-    limits: RangeInclusive<u32>,
-) -> std::result::Result<u32, String> {
-    let (least, most) = (*limits.start(), *limits.end());
-    let found = number(name, text, limits).ok().filter(|found| found.is_power_of_two());
-    found.ok_or_else(|| format!("{name}: {text:?} is no {what}: give a power of two from {least} to {most}"))
 }
 
 /// The NIC of that name.
@@ -206,35 +172,6 @@ mod tests {
         assert_eq!(both.map(Wires::to_c), Ok(sys::EPW_WIRE_LOCAL | sys::EPW_WIRE_TCP));
         for wrong in ["", "local,", "TCP", "udp"] {
             assert!(Wires::parse(wrong).unwrap_err().contains("give some of local, tcp, verbs"), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn rings_have_a_size_in_limits() {
-        assert_eq!(ring_bytes("65536"), Ok(65536));
-        assert_eq!((queue_depth("16"), queue_depth("32768")), (Ok(16), Ok(32768)));
-        for wrong in ["0", "8", "24", "65536", "deep", "-16"] {
-            let text = queue_depth(wrong).unwrap_err();
-            assert!(text.starts_with("EPWIRE_QUEUE_DEPTH: ") && text.ends_with("from 16 to 32768"), "{text}");
-        }
-        for bytes in [sys::EPW_RING_BYTES_MIN, sys::EPW_RING_BYTES_MAX] {
-            assert_eq!(ring_bytes(&bytes.to_string()), Ok(bytes));
-        }
-        for wrong in ["0", "2048", "65537", "2147483648", "4294967296", "-4096", "4M", "many"] {
-            let text = ring_bytes(wrong).unwrap_err();
-            assert!(
-                text.starts_with("EPWIRE_RING_BYTES: ") && text.ends_with("from 4096 to 1073741824"),
-                "{text}"
-            );
-        }
-    }
-
-    #[test]
-    fn numbers_have_limits() {
-        assert_eq!(number(env::TRAFFIC_CLASS, " 106 ", 0..=255), Ok(106));
-        for wrong in ["", "256", "-1", "0x10", "many"] {
-            let text = number(env::TRAFFIC_CLASS, wrong, 0..=255).unwrap_err();
-            assert!(text.starts_with("EPWIRE_TC: ") && text.ends_with("from 0 to 255"), "{text}");
         }
     }
 

@@ -173,8 +173,9 @@ const _: () = {
         "Offset of field: epw_mask::bits",
     ][::core::mem::offset_of!(epw_mask, bits) - 0usize];
 };
-/** What a buffer must be able to do. All fields but `rank`, `threads`, `paths`, `sms` and the ordinal
- in `device` must be equal on every rank; connect refuses a peer whose value differs and names the field.*/
+/** What a buffer must be able to do. All fields but `rank`, `threads`, `paths`, `sms`, `queue_depth` and the
+ ordinal in `device` must be equal on every rank; connect refuses a peer whose value differs and names the
+ field.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_config {
@@ -221,7 +222,10 @@ streams of their own, must together fit the GPU: else kernels of one that wait f
 peer can keep those of another off it that the peer waits for, until the deadline.
 Which are used at the same time is not known here, so nothing checks that*/
     pub sms: u32,
-    pub reserved: u32,
+    /** entries of a queue at least, a power of two from EPW_QUEUE_DEPTH_MIN to
+EPW_QUEUE_DEPTH_MAX; 0: that of the fabric, if there is one. For plans that are
+made before the fabric*/
+    pub queue_depth: u32,
     /// a peer silent for so long is given up: 1 ms to 1 day
     pub deadline_ns: u64,
     /** by which peers behind a queue are reached; of this rank, and outlives the buffer.
@@ -291,8 +295,8 @@ const _: () = {
         "Offset of field: epw_config::sms",
     ][::core::mem::offset_of!(epw_config, sms) - 72usize];
     [
-        "Offset of field: epw_config::reserved",
-    ][::core::mem::offset_of!(epw_config, reserved) - 76usize];
+        "Offset of field: epw_config::queue_depth",
+    ][::core::mem::offset_of!(epw_config, queue_depth) - 76usize];
     [
         "Offset of field: epw_config::deadline_ns",
     ][::core::mem::offset_of!(epw_config, deadline_ns) - 80usize];

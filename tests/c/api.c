@@ -25,6 +25,16 @@ static void plan_and_row_shapes_say_every_size(void) {
     uint64_t travels = plan.dispatch_bytes + plan.combine_bytes + plan.ordered_bytes;
     CHECK(plan.image_bytes > travels && plan.image_bytes < travels + plan.control_bytes);
     CHECK(plan.ring_bytes > 0 && plan.inbox_bytes == 0);
+    uint64_t needed = plan.ring_bytes;
+    config.queue_depth = EPW_QUEUE_DEPTH_MIN;
+    CHECK_OK(epw_plan_make(&config, &plan));
+    CHECK(plan.ring_bytes == needed); /* by operations */
+    config.queue_depth = EPW_QUEUE_DEPTH_MAX;
+    CHECK_OK(epw_plan_make(&config, &plan));
+    CHECK(plan.ring_bytes >= (uint64_t)config.queue_depth * 64 * config.lanes && plan.ring_bytes > needed);
+    config.queue_depth--;
+    CHECK(epw_plan_make(&config, &plan) == EPW_ERR_INVALID);
+    config.queue_depth = 0;
     config.paths = EPW_PATH_ALL & ~(uint32_t)EPW_PATH_QUEUE;
     CHECK_OK(epw_plan_make(&config, &plan));
     CHECK(plan.image_bytes == 0 && plan.ring_bytes == 0);

@@ -22,17 +22,6 @@ static uint64_t ms_since(uint64_t began) {
     return (epw_now_ns() - began) / MS;
 }
 
-static epw_handle send_within(epw_buffer *b, uint32_t rank, int32_t lane, uint64_t deadline_ms) {
-    static _Thread_local batch made;
-    epw_handle handle;
-    epw_dispatch_input in = make_batch(&made, rank);
-    in.lane = lane;
-    in.layout = EPW_RANK_MAJOR;
-    in.deadline_ns = deadline_ms * MS;
-    CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
-    return handle;
-}
-
 /* How a call of a thread ended. */
 typedef struct ended {
     epw_buffer *buffer;
@@ -56,7 +45,7 @@ static void *send_and_receive(void *argument) {
     ended *e = argument;
     epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
     e->outcome = (epw_outcome)EPW_OUTCOME_INIT;
-    e->handle = send_within(e->buffer, e->rank, 0, e->deadline_ms);
+    e->handle = send_batch(e->buffer, e->rank, 0, e->deadline_ms * MS);
     sleep_ms(e->after_ms);
     uint64_t began = epw_now_ns();
     if (e->event) await_event(e->buffer, e->handle);
@@ -90,10 +79,10 @@ static void only_missing(const ended *ranks, uint32_t count, uint32_t dead) {
 static void a_long_deadline_of_a_released_operation_holds_up_nothing(void) {
     group g = make_group(2, GROUP_MS * MS);
     activate(&g, 1);
-    CHECK_OK(epw_release(g.of[0], send_within(g.of[0], 0, 0, 50 * GROUP_MS)));
+    CHECK_OK(epw_release(g.of[0], send_batch(g.of[0], 0, 0, 50 * GROUP_MS * MS)));
     /* Rank 1 never answers: the next operation waits for it by its own deadline. */
     uint64_t began = epw_now_ns();
-    epw_handle next = send_within(g.of[0], 0, 0, 0);
+    epw_handle next = send_batch(g.of[0], 0, 0, 0);
     uint64_t took = ms_since(began);
     CHECK_MSG(took >= GROUP_MS && took < 3 * GROUP_MS, "%llu ms", (unsigned long long)took);
     epw_membership now = membership_of(g.of[0]);
@@ -105,9 +94,9 @@ static void a_long_deadline_of_a_released_operation_holds_up_nothing(void) {
 static void a_debt_keeps_the_long_deadline_of_its_operation(void) {
     group g = make_group(2, GROUP_MS * MS);
     activate(&g, 1);
-    CHECK_OK(epw_release(g.of[0], send_within(g.of[0], 0, 0, 50 * GROUP_MS)));
+    CHECK_OK(epw_release(g.of[0], send_batch(g.of[0], 0, 0, 50 * GROUP_MS * MS)));
     sleep_ms(3 * GROUP_MS); /* late, but within what the operation allowed */
-    epw_handle late = send_within(g.of[1], 1, 0, 0);
+    epw_handle late = send_batch(g.of[1], 1, 0, 0);
     epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
     epw_outcome outcome = EPW_OUTCOME_INIT;
     CHECK_OK(epw_dispatch_receive(g.of[1], late, &nothing, &outcome));
@@ -140,7 +129,7 @@ static void a_half_may_begin_almost_a_deadline_later(void) {
     group g = make_group(3, GROUP_MS * MS);
     activate(&g, 1);
     uint64_t offset = epw_word_offset(2, 0, EPW_WORD_DISPATCH);
-    epw_handle dying = send_within(g.of[2], 2, 0, 0);
+    epw_handle dying = send_batch(g.of[2], 2, 0, 0);
     _Atomic uint64_t *word = (_Atomic uint64_t *)(epw_peers_own(&g.of[1]->peers) + offset);
     atomic_store(word, 0); /* as if it had not come so far */
     ended ranks[] = {{.buffer = g.of[0], .rank = 0},
@@ -172,7 +161,7 @@ static void a_rank_left_out_is_told_at_once(void) {
     epw_mask two = first_ranks(2);
     for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_buffer_set_active(g.of[r], &two, 2, 0));
     uint64_t began = epw_now_ns();
-    epw_handle handle = send_within(g.of[2], 2, 0, 0);
+    epw_handle handle = send_batch(g.of[2], 2, 0, 0);
     epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
     epw_outcome outcome = EPW_OUTCOME_INIT;
     CHECK_OK(epw_dispatch_receive(g.of[2], handle, &nothing, &outcome));
@@ -186,7 +175,7 @@ static void a_rank_left_out_is_told_at_once(void) {
 static void a_peer_that_is_given_up_is_told_on_every_lane(void) {
     group g = make_group(2, GROUP_MS * MS);
     activate(&g, 1);
-    epw_handle handle = send_within(g.of[0], 0, 0, 0);
+    epw_handle handle = send_batch(g.of[0], 0, 0, 0);
     epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
     CHECK_OK(epw_dispatch_receive(g.of[0], handle, &nothing, NULL));
     for (uint32_t lane = 0; lane < 2; lane++) {
@@ -205,7 +194,7 @@ static void a_handle_of_another_buffer_is_refused(void) {
     group g = make_group(2, GROUP_MS * MS), other = make_group(2, GROUP_MS * MS);
     activate(&g, 1);
     activate(&other, 1);
-    epw_handle mine = send_within(g.of[0], 0, 0, 0), theirs = send_within(other.of[0], 0, 0, 0);
+    epw_handle mine = send_batch(g.of[0], 0, 0, 0), theirs = send_batch(other.of[0], 0, 0, 0);
     CHECK(mine != theirs);
     REFUSED(epw_release(g.of[0], theirs), EPW_ERR_STATE, "release", 0, -1, "not one of this buffer");
     CHECK_OK(epw_release(g.of[0], mine));

@@ -25,16 +25,6 @@ static void give_up(epw_buffer *b, uint32_t peer) {
     epw_lane_unlock(b, &b->lanes[0]);
 }
 
-static epw_handle send(epw_buffer *b, uint32_t rank, int32_t lane) {
-    static _Thread_local batch made;
-    epw_handle handle;
-    epw_dispatch_input in = make_batch(&made, rank);
-    in.lane = lane;
-    in.layout = EPW_RANK_MAJOR;
-    CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
-    return handle;
-}
-
 /* The beacon that lane 0 of `b` posts at a peer, in whose window it is. */
 static _Atomic uint64_t *beacon_at(const epw_buffer *b, const epw_buffer *peer) {
     uint64_t window = (uint64_t)(uintptr_t)epw_peers_own(&peer->peers);
@@ -49,17 +39,17 @@ static void nothing_is_paid_to_a_peer_that_is_disconnected(void) {
     group g = make_group(2, 10000 * MS);
     activate(&g, 1);
     epw_background_stop(g.of[0]); /* this rank's debts wait for its next operation */
-    CHECK_OK(epw_release(g.of[0], send(g.of[0], 0, 0)));
+    CHECK_OK(epw_release(g.of[0], send_batch(g.of[0], 0, 0, 0)));
     const epw_machine *m = &g.of[0]->lanes[0].machine;
     CHECK(m->paying && m->peers[1].owed == EPW_OWED_ANSWER);
     REFUSED(epw_buffer_disconnect(g.of[0], 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
-    epw_handle late = send(g.of[1], 1, 0);
+    epw_handle late = send_batch(g.of[1], 1, 0, 0);
     give_up(g.of[0], 1);
     CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
     CHECK(epw_buffer_path(g.of[0], 1) == EPW_PATH_NONE);
     CHECK(m->peers[1].owed == 0);
 
-    epw_handle alone = send(g.of[0], 0, 0);
+    epw_handle alone = send_batch(g.of[0], 0, 0, 0);
     CHECK(!m->paying);
     epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
     epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -84,12 +74,12 @@ static void the_background_pays_nothing_to_a_peer_that_is_disconnected(void) {
     for (int round = 0; round < 40; round++) {
         group g = make_group(2, 10000 * MS);
         activate(&g, 1);
-        CHECK_OK(epw_release(g.of[0], send(g.of[0], 0, 0)));
+        CHECK_OK(epw_release(g.of[0], send_batch(g.of[0], 0, 0, 0)));
         sleep_ns((uint64_t)round % 4 * 100000);
-        epw_handle late = send(g.of[1], 1, 0);
+        epw_handle late = send_batch(g.of[1], 1, 0, 0);
         give_up(g.of[0], 1);
         CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
-        CHECK_OK(epw_release(g.of[0], send(g.of[0], 0, 0)));
+        CHECK_OK(epw_release(g.of[0], send_batch(g.of[0], 0, 0, 0)));
         CHECK_OK(epw_release(g.of[1], late));
         destroy(&g);
     }
@@ -206,7 +196,7 @@ static void beacons_keep_to_the_groups_deadline(void) {
     uint64_t took = epw_now_ns() - began;
     CHECK_MSG(took > GROUP_MS / 2 * MS && took < 8 * GROUP_MS * MS, "the first beacon after %llu ms",
               (unsigned long long)(took / MS));
-    epw_handle other = send(g.of[1], 1, 0);
+    epw_handle other = send_batch(g.of[1], 1, 0, 0);
     CHECK_OK(finish(g.of[0], handle, status, &outcome));
     CHECK(!outcome.degraded);
     CHECK_OK(epw_release(g.of[0], handle));

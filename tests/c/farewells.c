@@ -10,21 +10,11 @@
 
 enum { LONG_MS = 20000 };
 
-static epw_handle send(epw_buffer *b, uint32_t rank, int32_t lane) {
-    static _Thread_local batch made;
-    epw_handle handle = 0;
-    epw_dispatch_input in = make_batch(&made, rank);
-    in.lane = lane;
-    in.layout = EPW_RANK_MAJOR;
-    CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
-    return handle;
-}
-
 /* Rank 0 waits for rank 1, which then goes in some way: that must end the wait, long before the deadline. */
 static void ends_a_wait(void (*goes)(group *g)) {
     group g = make_group(2, LONG_MS * MS);
     activate(&g, 1);
-    epw_handle handle = send(g.of[0], 0, 1);
+    epw_handle handle = send_batch(g.of[0], 0, 1, 0);
     goes(&g);
     epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
     epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -64,8 +54,8 @@ static void a_rank_that_parts_with_its_peer(group *g) {
 static void a_released_operation_is_paid_in_the_background(void) {
     group g = make_group(2, LONG_MS * MS);
     activate(&g, 1);
-    CHECK_OK(epw_release(g.of[0], send(g.of[0], 0, 0)));
-    epw_handle handle = send(g.of[1], 1, 0);
+    CHECK_OK(epw_release(g.of[0], send_batch(g.of[0], 0, 0, 0)));
+    epw_handle handle = send_batch(g.of[1], 1, 0, 0);
     epw_dispatch_output received = EPW_DISPATCH_OUTPUT_INIT;
     CHECK_OK(epw_dispatch_receive(g.of[1], handle, &received, NULL));
     static _Alignas(64) uint16_t sums[TOKENS * HIDDEN];

@@ -98,15 +98,21 @@ static inline void connect_back(epw_buffer *from, uint32_t rank, epw_buffer *to,
     if (path_of_test() == EPW_PATH_QUEUE) CHECK_OK(connect_to(from, rank, to, peer));
 }
 
+/* That nobody is connected with yet. */
+static inline epw_buffer *make_rank(uint32_t rank, uint32_t ranks, uint64_t deadline_ns,
+                                    epw_fabric **fabric) {
+    epw_buffer *made = NULL;
+    epw_config config = config_of(rank, ranks);
+    config.deadline_ns = deadline_ns;
+    take_path(&config, fabric);
+    CHECK_OK(epw_buffer_create(&config, &made));
+    return made;
+}
+
 /* Connected, without a membership yet. */
 static inline group make_group(uint32_t ranks, uint64_t deadline_ns) {
     group g = {.ranks = ranks};
-    for (uint32_t r = 0; r < ranks; r++) {
-        epw_config config = config_of(r, ranks);
-        config.deadline_ns = deadline_ns;
-        take_path(&config, &g.fabrics[r]);
-        CHECK_OK(epw_buffer_create(&config, &g.of[r]));
-    }
+    for (uint32_t r = 0; r < ranks; r++) g.of[r] = make_rank(r, ranks, deadline_ns, &g.fabrics[r]);
     for (uint32_t r = 0; r < ranks; r++) {
         for (uint32_t p = 0; p < ranks; p++) {
             CHECK(epw_buffer_path(g.of[r], p) == (p == r ? EPW_PATH_SELF : EPW_PATH_NONE));
@@ -191,6 +197,18 @@ static inline epw_dispatch_input make_batch(batch *made, uint32_t rank) {
     in.sideband = made->sideband;
     in.sideband_bytes = SIDEBAND;
     return in;
+}
+
+/* A batch of this thread, rank-major; deadline_ns: 0, or of this operation. */
+static inline epw_handle send_batch(epw_buffer *b, uint32_t rank, int32_t lane, uint64_t deadline_ns) {
+    static _Thread_local batch made;
+    epw_handle handle = 0;
+    epw_dispatch_input in = make_batch(&made, rank);
+    in.lane = lane;
+    in.layout = EPW_RANK_MAJOR;
+    in.deadline_ns = deadline_ns;
+    CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
+    return handle;
 }
 
 /* A sending half waits for nobody here, and neither does receiving what has come. */

@@ -306,15 +306,17 @@ static void events_of_the_device_end_its_queue_pairs(void) {
         {{EPW_MLX5_EVENT_GIDS, 1},
          true,
          false,
-         "port 1 of fake_0 has lost the address that its queue pairs have: create the buffers anew"},
+         "port 1 of fake_0 has lost the address that its queue pairs use: "
+         "destroy the buffers and create new ones"},
         {{EPW_MLX5_EVENT_GIDS, 1},
          true,
          true,
-         "port 1 of fake_0 has lost the address that its queue pairs have: create the buffers anew"},
+         "port 1 of fake_0 has lost the address that its queue pairs use: "
+         "destroy the buffers and create new ones"},
         {{EPW_MLX5_EVENT_FATAL, 0},
          false,
          false,
-         "fake_0 has failed: see dmesg; create the buffers anew once it is back"},
+         "fake_0 has failed: see dmesg; once it is back, destroy the buffers and create new ones"},
         {{EPW_MLX5_EVENT_GIDS, 1}, false, false, NULL}, /* another address of the port */
         {{EPW_MLX5_EVENT_GIDS, 1}, false, true, NULL},
         {{EPW_MLX5_EVENT_GIDS, 2}, true, false, NULL},

@@ -262,13 +262,12 @@ static void what_befalls_an_adapter_loses_its_peers_and_says_why(void) {
         EPW_ABI_PORT_ERR, LAN_PORT_NUMBER, false,
         "port 1 of lan_0 is down: see its cable and switch, and ip link; connect "
         "again when it is up");
-    the_peers_of_an_adapter_are_given_up(
-        EPW_ABI_GID_CHANGE, LAN_PORT_NUMBER, true,
-        "port 1 of lan_0 has lost the address that its queue pairs have: create "
-        "the buffers anew");
+    the_peers_of_an_adapter_are_given_up(EPW_ABI_GID_CHANGE, LAN_PORT_NUMBER, true,
+                                         "port 1 of lan_0 has lost the address that its queue pairs use: "
+                                         "destroy the buffers and create new ones");
     the_peers_of_an_adapter_are_given_up(
         EPW_ABI_DEVICE_FATAL, 0, false,
-        "lan_0 has failed: see dmesg; create the buffers anew once it is back");
+        "lan_0 has failed: see dmesg; once it is back, destroy the buffers and create new ones");
 }
 
 /* One that has nothing to send: no completion says so. */
@@ -286,6 +285,32 @@ static void a_queue_pair_that_the_adapter_has_broken_loses_its_peer(void) {
         destroy(&g);
         nothing_is_left("queue pair", (uint32_t)types[i]);
     }
+}
+
+/* A place is granted again only when what its former owner sends is placed no more: where the adapter does
+ * not let go of a queue pair, nobody is let in. */
+static void nobody_is_let_in_while_the_adapter_holds_a_queue_pair(void) {
+    group g;
+    unsigned char blob[EPW_BLOB_MAX];
+    size_t length;
+    CHECK(two_ranks(&g) && step(&g));
+    pthread_mutex_lock(&lan.lock);
+    lan.holds_pairs = true;
+    pthread_mutex_unlock(&lan.lock);
+    lan_raise(RANK_0, EPW_ABI_QP_FATAL, 0);
+    for (int ms = 0; ms < 1000 && !membership_of(g.of[0]).suspects.bits[0]; ms++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    for (int i = 0; i < 2; i++)
+        REFUSED(
+            epw_buffer_export(g.of[0], 1, blob, &length), EPW_ERR_FENCED, "export", 0, 1,
+            "the adapter does not end a queue pair by which the peer's former process may still write: see "
+            "dmesg, and create the buffer again");
+    pthread_mutex_lock(&lan.lock);
+    lan.holds_pairs = false;
+    pthread_mutex_unlock(&lan.lock);
+    CHECK_OK(epw_buffer_export(g.of[0], 1, blob, &length));
+    destroy(&g);
+    nothing_is_left("held", 0);
 }
 
 /* The address of another interface, another port, and what no adapter has to say. */
@@ -359,6 +384,7 @@ int main(void) {
     a_completion_in_error_loses_the_peer_and_says_why();
     what_befalls_an_adapter_loses_its_peers_and_says_why();
     a_queue_pair_that_the_adapter_has_broken_loses_its_peer();
+    nobody_is_let_in_while_the_adapter_holds_a_queue_pair();
     other_events_change_nothing();
     whatever_fails_nothing_is_left();
     lan_end();

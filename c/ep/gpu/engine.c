@@ -103,7 +103,7 @@ uint64_t epw_gpu_private_bytes(const epw_config *config) {
     uint64_t queues = 0;
     if (config->fabric != NULL && (config->paths & EPW_PATH_QUEUE))
         queues = epw_remote_gpu_ways_bytes(config->lanes) +
-                 epw_remote_gpu_marks_bytes(config->lanes, config->ranks, epw_plan_entries(config));
+                 epw_remote_gpu_marks_bytes(config->lanes, config->ranks, epw_plan_queue_depth(config));
     return arena_bytes(config) + queues;
 }
 

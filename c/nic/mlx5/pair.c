@@ -321,6 +321,7 @@ static epw_mlx5_path path_to(const epw_mlx5_pair *pair, uint32_t remote, const e
 static epw_status go_up(epw_mlx5_pair *pair, const epw_mlx5_path *path, epw_where where) {
     epw_mlx5_in in;
     epw_status status = EPW_OK;
+    pair->shut = false;
     if (pair->state != EPW_MLX5_STATE_RST) status = modify_short(pair, EPW_MLX5_2RST, where);
     if (status != EPW_OK) return status;
     pair->state = EPW_MLX5_STATE_RST;
@@ -377,17 +378,21 @@ void epw_mlx5_pair_break(epw_mlx5_pair *pair) {
 }
 
 /* One that has not come up, or cannot be asked, is broken instead. */
-void epw_mlx5_pair_close(epw_mlx5_pair *pair) {
+bool epw_mlx5_pair_close(epw_mlx5_pair *pair) {
     epw_mlx5_in in;
     pthread_mutex_lock(&pair->lock);
     epw_mlx5_build_refuse(in, pair->number);
     bool up = pair->state == EPW_MLX5_STATE_RTS;
-    if (!up || modify(pair, EPW_MLX5_RTS2RTS, in, sizeof in, nowhere("close")) != EPW_OK) {
-        modify_short(pair, EPW_MLX5_2ERR, nowhere("close"));
+    if (up && !pair->shut)
+        pair->shut = modify(pair, EPW_MLX5_RTS2RTS, in, sizeof in, nowhere("close")) == EPW_OK;
+    if (!pair->shut) {
+        pair->shut = modify_short(pair, EPW_MLX5_2ERR, nowhere("close")) == EPW_OK;
         pair->state = EPW_MLX5_STATE_ERR;
     }
+    bool shut = pair->shut;
     atomic_store_explicit(&pair->closed, true, memory_order_release);
     pthread_mutex_unlock(&pair->lock);
+    return shut;
 }
 
 bool epw_mlx5_pair_is_closed(const epw_mlx5_pair *pair) {

@@ -90,6 +90,7 @@ struct epw_mlx5_pair {
     uint32_t remote;
     epw_mlx5_address to;
     atomic_bool broken, closed;
+    bool shut; /* the adapter places nothing that comes by it */
     atomic_uint
         event; /* epw_mlx5_event_kind: that of the adapter which has broken it; EPW_MLX5_EVENT_PAIR: none */
 };

@@ -212,7 +212,7 @@ static void tell_unheard(probe *p, const epw_mlx5_pair *pair, const char *name) 
     }
     find(p, EPW_PROBE_MISSING, name, "a word to itself failed: %s (syndrome 0x%02x, vendor 0x%02x)%s",
          epw_syndrome_text(fault.syndrome), fault.syndrome, fault.vendor,
-         epw_syndrome_remedy(fault.syndrome));
+         epw_syndrome_remedy(fault.syndrome, true));
 }
 
 static void send_to_itself(probe *p, epw_mlx5_pair *pair, uint64_t *word, const epw_keys *keys,

@@ -162,12 +162,14 @@ epw_status epw_carry_open(epw_pair *pair, epw_where where) {
     return EPW_OK;
 }
 
-/* The adapter's queue pair is destroyed: that fences what its peer still sends. */
-void epw_carry_stop(epw_pair *pair) {
+/* The adapter's queue pair is destroyed: that fences what its peer still sends. One that the adapter does not
+ * let go of is tried again when the pair is closed, and when it is destroyed. */
+bool epw_carry_stop(epw_pair *pair) {
     epw_carried *carried = pair->carried;
-    if (carried == NULL || carried->queue == NULL || carried->rises) return;
-    calls_of(pair)->close_queue(carried->queue);
+    if (carried == NULL || carried->queue == NULL) return true;
+    if (carried->rises || calls_of(pair)->close_queue(carried->queue) != 0) return false;
     carried->queue = NULL;
+    return true;
 }
 
 void epw_carry_await(epw_pair *pair) {

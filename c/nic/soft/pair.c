@@ -185,18 +185,19 @@ const epw_pair_memory *epw_pair_memory_of(const epw_pair *pair) {
 }
 
 /* Which is the adapter's own end, by which it sends as well. */
-static void close_carried(epw_pair *pair) {
+static bool close_carried(epw_pair *pair) {
     epw_carry_await(pair);
     epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_ABORTED);
-    epw_carry_stop(pair);
+    return epw_carry_stop(pair);
 }
 
-void epw_pair_close(epw_pair *pair) {
+bool epw_pair_close(epw_pair *pair) {
     epw_nic_lock(pair->nic);
     pair->closed = true;
-    if (epw_pair_is_carried(pair)) close_carried(pair);
+    bool shut = !epw_pair_is_carried(pair) || close_carried(pair);
     if (pair->from != NULL) epw_link_stop(pair->from, pair, false);
     epw_nic_unlock(pair->nic);
+    return shut;
 }
 
 bool epw_pair_is_closed(epw_pair *pair) {

@@ -8,6 +8,7 @@
 #include "nic/soft/ring.h"
 #include "nic/soft/strict.h"
 #include "nic/soft.h"
+#include "nic/verbs.h"
 
 #include <pthread.h>
 #include <sys/uio.h>
@@ -214,8 +215,9 @@ void epw_carrier_free(epw_carrier *carrier);
 /* Makes the adapter's queue pair, where there is an adapter. */
 epw_status epw_carry_open(epw_pair *pair, epw_where where);
 
-/* Ends it. Not while it is being connected, which epw_carry_await waits for. */
-void epw_carry_stop(epw_pair *pair);
+/* Ends it. Not while it is being connected, which epw_carry_await waits for. False: it is there still, and
+ * what comes by it may be placed. */
+bool epw_carry_stop(epw_pair *pair);
 void epw_carry_await(epw_pair *pair);
 
 /* Events do not concern it any more. Without the lock, before the last look at what has been rung. */
@@ -223,9 +225,6 @@ void epw_carry_leave(epw_pair *pair);
 
 /* Whether an event of the adapter has broken it. */
 bool epw_pair_is_alarmed(const epw_pair *pair);
-
-/* Whether its entries go by the adapter, and not in frames. */
-bool epw_pair_is_carried(const epw_pair *pair);
 
 /* It has entries to be posted; or none that matter any more. */
 void epw_carry_add(epw_pair *pair);

@@ -40,7 +40,8 @@ typedef struct epw_verbs_calls {
     int (*open_queue)(void *device, void *pd, void *channel, uint32_t depth, uint64_t name, void **queue,
                       uint32_t *number);
 
-    /* Once this returns nothing that comes by it is placed, and nothing is read that it was to send. */
+    /* Once this returns 0 nothing that comes by it is placed, and nothing is read that it was to send. An
+     * errno: the adapter has not let go of it; it is there as before. */
     int (*close_queue)(void *queue);
 
     /* From wherever it is: connected, by an address of the peer's that may have to be resolved. */

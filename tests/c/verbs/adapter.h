@@ -121,6 +121,7 @@ static struct {
     pthread_t thread;
     bool ending;
     bool unordered;
+    bool holds_pairs; /* destroying a queue pair is refused */
     bool moved;       /* its port has another address */
     int fails_status; /* the next entry of this context completes with it; 0: none is to */
     const lan_context *fails_in;

@@ -277,13 +277,16 @@ static epw_abi_qp *lan_create_qp(void *pd, epw_abi_qp_init *init) {
 static int lan_destroy_qp(epw_abi_qp *pair) {
     lan_qp *qp = (lan_qp *)(void *)pair, **at = &lan.pairs;
     pthread_mutex_lock(&lan.lock);
-    while (*at != qp) at = &(*at)->next;
-    *at = qp->next;
-    qp->pd->users--;
-    qp->cq->pairs--;
+    bool lets_go = !lan.holds_pairs;
+    if (lets_go) {
+        while (*at != qp) at = &(*at)->next;
+        *at = qp->next;
+        qp->pd->users--;
+        qp->cq->pairs--;
+        free(qp);
+    }
     pthread_mutex_unlock(&lan.lock);
-    free(qp);
-    return 0;
+    return lets_go ? 0 : EBUSY;
 }
 
 /* ---- the way up ---- */

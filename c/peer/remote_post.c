@@ -1,0 +1,166 @@
+/* Posting to peers behind queues, see remote.h: entries for ranges and the word behind them, and when the
+ * memory they lie in may be written again. */
+#include "peer/remote_part.h"
+
+#include "base/clock.h"
+
+#include <sched.h>
+#include <time.h>
+
+/* The entries of a range: one, where its bytes fill the stride. */
+static uint32_t entries_of(const epw_range *range) {
+    if (range->bytes == 0 || range->count == 0) return 0;
+    bool whole = range->count == 1 || range->bytes == range->stride;
+    return whole && range->lent == NULL ? 1 : range->count;
+}
+
+/* In which area `offset` of the peer's window is; EPW_AREAS: in none that this rank writes. */
+static uint32_t area_of(const epw_way *w, uint64_t offset) {
+    uint32_t area = 0;
+    while (area < EPW_AREAS && (offset < w->stretches[area].offset ||
+                                offset - w->stretches[area].offset >= w->stretches[area].bytes))
+        area++;
+    return area;
+}
+
+/* Where the bytes for `offset` of the peer's window lie in the image. */
+static uint64_t image_of(const epw_way *w, uint64_t offset) {
+    uint32_t area = area_of(w, offset);
+    if (area == EPW_AREAS) return UINT64_MAX; /* no key opens that: the NIC refuses it */
+    return w->image[area] + (offset - w->stretches[area].offset);
+}
+
+/* The entries of a signal, of which those below `published` may be rung for. */
+typedef struct posting {
+    epw_way *w;
+    uint64_t next, published;
+} posting;
+
+static void publish(posting *p, bool flush) {
+    epw_queue_publish(&p->w->queue, p->published, (uint32_t)(p->next - p->published));
+    p->published = p->next;
+    if (epw_queue_ring(&p->w->queue, flush)) epw_end_ring(&p->w->end);
+}
+
+/* Where the next entry is built, and its index. Of what is built the NIC hears a batch at a time. */
+static epw_entry_block *next_entry(posting *p, uint64_t *index) {
+    if (p->next - p->published >= p->w->queue.batch) publish(p, false);
+    *index = p->next++;
+    return epw_queue_slot(&p->w->queue, *index);
+}
+
+static void post_lent_rows(posting *p, const epw_range *range) {
+    const epw_lent_rows *lent = range->lent;
+    epw_way *w = p->w;
+    uint64_t from = image_of(w, range->offset), index;
+    epw_key rows = epw_key_of(lent->key);
+    for (uint32_t i = 0; i < range->count; i++) {
+        epw_entry_block *entry = next_entry(p, &index);
+        epw_entry_write_both(entry, w->queue.pair, index,
+                             (epw_place_of){range->offset + i * range->stride, w->its},
+                             (epw_place_of){from + i * range->stride, w->own}, lent->head_bytes,
+                             (epw_place_of){lent->numbers[i] * lent->stride, rows},
+                             (uint32_t)range->bytes - lent->head_bytes, EPW_SIGNAL_ERRORS);
+    }
+}
+
+static void post_range(posting *p, const epw_range *range) {
+    uint32_t entries = entries_of(range);
+    epw_way *w = p->w;
+    if (entries == 0) return;
+    if (range->lent != NULL) {
+        post_lent_rows(p, range);
+        return;
+    }
+    uint64_t from = image_of(w, range->offset), index;
+    uint64_t bytes = entries == 1 ? range->bytes * range->count : range->bytes;
+    for (uint32_t i = 0; i < entries; i++) {
+        epw_entry_block *entry = next_entry(p, &index);
+        epw_entry_write(entry, w->queue.pair, index,
+                        (epw_place_of){range->offset + i * range->stride, w->its},
+                        (epw_place_of){from + i * range->stride, w->own}, (uint32_t)bytes, EPW_SIGNAL_ERRORS);
+    }
+}
+
+/* An 8-byte write, over every wire: a word has one writer and absolute values, so that its order behind the
+ * rows is all that matters. `local`, `tcp` and an adapter's reliable connections keep that within a queue
+ * pair; where a NIC's carrier does not, the NIC holds the word back until the rows have completed
+ * (nic/soft/carry.c). So no wire needs words by fetch-add, which would need a shadow of each word and a look
+ * at what came back. */
+static void post_word(posting *p, uint64_t offset, uint64_t value) {
+    uint64_t index;
+    epw_entry_block *entry = next_entry(p, &index);
+    epw_entry_write_word(entry, p->w->queue.pair, index, (epw_place_of){offset, p->w->its}, value,
+                         EPW_SIGNAL_ALWAYS);
+}
+
+void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset, uint64_t value,
+                       const epw_range *ranges, uint32_t count) {
+    epw_way *w = epw_way_to(peers, lane, peer);
+    uint32_t entries = 1;
+    uint64_t index;
+    for (uint32_t i = 0; i < count; i++) entries += entries_of(&ranges[i]);
+    if (!epw_queue_try_reserve(&w->queue, entries, &index)) {
+        epw_end_break(&w->end);
+        return;
+    }
+    posting p = {w, index, index};
+    for (uint32_t i = 0; i < count; i++) post_range(&p, &ranges[i]);
+    post_word(&p, offset, value);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t area = area_of(w, ranges[i].offset);
+        if (entries_of(&ranges[i]) > 0 && area < EPW_AREAS) epw_store_release_64(&w->flushed[area], p.next);
+    }
+    publish(&p, true);
+}
+
+bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t areas) {
+    epw_way *w = epw_way_to(peers, lane, peer);
+    uint64_t last = 0;
+    for (uint32_t area = 0; area < EPW_AREAS; area++) {
+        uint64_t flushed = epw_load_acquire_64(&w->flushed[area]);
+        if ((areas >> area & 1) && flushed > last) last = flushed;
+    }
+    return epw_queue_is_done(&w->queue, last);
+}
+
+uint32_t epw_remotes_lend(const epw_peers *peers, uint32_t lane, const void *rows, uint64_t bytes) {
+    epw_region region = {.base = (unsigned char *)(uintptr_t)rows,
+                         .rights = EPW_REGION_READ,
+                         .count = 1,
+                         .stretches = {{0, bytes}}};
+    epw_keys keys;
+    epw_where where = {"lend", (int)peers->rank, -1};
+    uint32_t place = epw_end_place(peers->fabric, lane);
+    return epw_end_register(peers->fabric, place, &region, where, &keys) == EPW_OK ? keys.own : 0;
+}
+
+/* Whether nothing that was posted on the lane is still to be read. */
+static bool await_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t until) {
+    uint64_t began = epw_now_ns(), now = began;
+    while (!epw_remote_is_flushed(peers, lane, peer, UINT32_MAX) &&
+           !epw_remote_is_broken(peers, lane, peer)) {
+        if (now >= until) return false;
+        if (now - began < peers->yield_ns) {
+            epw_remotes_drive(peers, now);
+            sched_yield();
+        } else {
+            epw_remotes_rest(peers);
+            nanosleep(&(struct timespec){0, 50000}, NULL);
+        }
+        now = epw_now_ns();
+    }
+    return true;
+}
+
+void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key, uint64_t until_ns) {
+    epw_nic *nic = epw_fabric_nic(peers->fabric);
+    uint64_t soon = epw_now_ns() + EPW_FLUSH_NS;
+    for (uint32_t peer = 0; peer < peers->ranks; peer++) {
+        if (peers->remotes[peer] == NULL) continue;
+        bool given_up = epw_peers_suspected(peers, peer) && soon < until_ns;
+        if (!await_flushed(peers, lane, peer, given_up ? soon : until_ns))
+            epw_nic_end_link(nic, peers->remotes[peer]->link);
+    }
+    epw_end_deregister(peers->fabric, epw_end_place(peers->fabric, lane), key);
+}
