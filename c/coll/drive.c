@@ -132,9 +132,10 @@ static void look(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t wo
     epw_look seen;
     epw_look_at(&comm->peers, channel, peer, word, &seen);
     comm->held |= seen.held;
-    epw_heard heard = word == EPW_WORD_POSTED
-                          ? epw_ring_hear_posted(ring, seen.sight.word, epoch_of(comm), comm->layout.slots)
-                          : epw_ring_hear_taken(ring, seen.sight.word, epoch_of(comm));
+    epw_heard heard = EPW_HEARD_NOTHING;
+    if (!seen.held && word == EPW_WORD_POSTED)
+        heard = epw_ring_hear_posted(ring, seen.sight, comm->own_word, comm->layout.slots);
+    if (!seen.held && word == EPW_WORD_TAKEN) heard = epw_ring_hear_taken(ring, seen.sight, comm->own_word);
     bool begun = p->begun || has_begun(comm, p);
     if (heard == EPW_HEARD_NONSENSE) {
         p->gone = EPW_CAUSE_FORMAT;
@@ -200,10 +201,17 @@ static void rest_clock(const epw_comm *comm, epw_coll_peer *p, uint64_t now) {
     if (!is_owing(comm, p)) p->moved = p->clock.since = now;
 }
 
-/* What came before its farewell is still read. */
+/* Whether all that is awaited on the channel has been seen behind the peer's farewell. */
+static bool has_ended(const epw_comm *comm, const epw_coll_peer *p, uint32_t channel) {
+    return epw_ring_ended(&p->rings[channel], awaits_messages(p, channel), awaits_taken(comm, p, channel));
+}
+
+/* What came before its farewell is still taken in. */
 static bool is_lost(const epw_comm *comm, const epw_coll_peer *p) {
-    if (p->gone == EPW_CAUSE_NONE) return false;
-    return p->out.open || is_owing(comm, p) || p->gone == EPW_CAUSE_FORMAT;
+    if (p->gone == EPW_CAUSE_NONE || p->gone == EPW_CAUSE_FORMAT) return p->gone == EPW_CAUSE_FORMAT;
+    for (uint32_t c = 0; c < EPW_CHANNELS; c++)
+        if (!has_ended(comm, p, c)) return false;
+    return p->out.open || is_owing(comm, p);
 }
 
 /* ---- mismatches ---- */
@@ -330,7 +338,8 @@ static bool lose_silent(epw_comm *comm, uint64_t now) {
         if (!is_awaited(comm, p)) continue;
         rest_clock(comm, p, now);
         uint32_t cause = is_lost(comm, p) ? p->gone : EPW_CAUSE_NONE;
-        if (p->gone == EPW_CAUSE_NONE && now >= expiry_of(comm, p)) cause = EPW_CAUSE_TIMEOUT;
+        if (cause == EPW_CAUSE_NONE && now >= expiry_of(comm, p))
+            cause = p->gone != EPW_CAUSE_NONE ? p->gone : EPW_CAUSE_TIMEOUT;
         if (cause == EPW_CAUSE_NONE) continue;
         const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
         uint32_t phase = comm->running && !epw_flow_over(p) ? EPW_PHASE_COLLECTIVE : EPW_PHASE_POINT;
@@ -546,10 +555,11 @@ static bool has_news(epw_comm *comm) {
             uint64_t taken = epw_word_from(&comm->peers, c, peer, EPW_WORD_TAKEN);
             if (awaits_messages(p, c) && says_more(comm, posted, ring->seen)) return true;
             if (awaits_taken(comm, p, c) && says_more(comm, taken, ring->taken)) return true;
-            uint64_t dropped = epw_word_from(&comm->peers, c, peer, EPW_WORD_DROPPED);
-            uint64_t epoch = epw_word_from(&comm->peers, c, peer, EPW_WORD_EPOCH);
-            if ((p->gone == EPW_CAUSE_NONE && epw_word_epoch(dropped) >= epoch_of(comm)) ||
-                (!p->begun && epoch == comm->own_word))
+            epw_sight seen = {.dropped = epw_word_from(&comm->peers, c, peer, EPW_WORD_DROPPED),
+                              .epoch_word = epw_word_from(&comm->peers, c, peer, EPW_WORD_EPOCH)};
+            bool heeded = p->gone != EPW_CAUSE_NONE && has_ended(comm, p, c);
+            if ((!heeded && epw_rule_gone(seen, comm->own_word) != EPW_CAUSE_NONE) ||
+                (!p->begun && epw_ring_begun(seen, comm->own_word)))
                 return true;
         }
     }
