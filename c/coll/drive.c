@@ -19,6 +19,10 @@
 /* And for a word that may not be seen yet: nobody rings when it may. */
 #define HELD_SLICE_NS UINT64_C(100000)
 
+static uint64_t least(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+
 static uint32_t epoch_of(const epw_comm *comm) {
     return epw_word_epoch(comm->own_word);
 }
@@ -61,7 +65,23 @@ static void record(epw_comm *comm, const epw_coll_peer *p, uint32_t phase, uint3
                                             .seen = seen,
                                             .elapsed_ns = now - p->moved,
                                             .deadline_ns = deadline_of(comm)};
-    if (comm->record.cause == EPW_CAUSE_NONE) comm->record = comm->point_record;
+    /* Who is lost now says more than who was lost before. */
+    if (comm->record.cause == EPW_CAUSE_NONE || comm->record.cause == EPW_CAUSE_SUSPECTED)
+        comm->record = comm->point_record;
+}
+
+epw_error_record epw_comm_suspected(const epw_comm *comm, const epw_coll_peer *p, uint32_t phase) {
+    uint32_t peer = epw_coll_rank(comm, p);
+    if (!p->member || !p->suspected) return (epw_error_record){0};
+    return (epw_error_record){.phase = phase,
+                              .cause = epw_peers_revoked(&comm->peers, peer) ? EPW_CAUSE_SUPERSEDED
+                                                                             : EPW_CAUSE_SUSPECTED,
+                              .rank = comm->config.rank,
+                              .peer = peer,
+                              .lane = phase == EPW_PHASE_POINT,
+                              .epoch = epoch_of(comm),
+                              .op = comm->calls & EPW_OP_MAX,
+                              .deadline_ns = deadline_of(comm)};
 }
 
 static void drop_member(epw_comm *comm, epw_coll_peer *p, bool silent, uint64_t now) {
@@ -310,6 +330,9 @@ static void begin_collective(epw_comm *comm, uint64_t now) {
     comm->running = true;
     comm->calls++;
     comm->record = (epw_error_record){0};
+    EPW_COMM_PEERS(p, comm)
+    if (comm->record.cause == EPW_CAUSE_NONE)
+        comm->record = epw_comm_suspected(comm, p, EPW_PHASE_COLLECTIVE);
     if (!epw_program_begin(comm, comm->queue)) {
         end_collective(comm, EPW_ERR_NO_MEMORY);
         return;
@@ -449,7 +472,7 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
         }
     }
     if (comm->mismatched) end_all(comm, now);
-    *until = comm->look_again = tell_and_rest(comm, now);
+    *until = comm->look_again = least(tell_and_rest(comm, now), epw_points_expiry(comm));
     return moved;
 }
 
@@ -474,10 +497,6 @@ static epw_status consume(epw_comm *comm, epw_job *job, epw_where where, epw_out
     }
     free(job);
     return status;
-}
-
-static uint64_t least(uint64_t a, uint64_t b) {
-    return a < b ? a : b;
 }
 
 /* The thread gives the core away for a moment, in which it takes in what came by queues. */

@@ -245,6 +245,9 @@ epw_job *epw_comm_find(epw_comm *comm, epw_work work);
 void epw_comm_lose(epw_comm *comm, epw_coll_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,
                    uint64_t seen, uint64_t now);
 
+/* Why a member lacks that was given up before; cause EPW_CAUSE_NONE: it was not. */
+epw_error_record epw_comm_suspected(const epw_comm *comm, const epw_coll_peer *p, uint32_t phase);
+
 /* A membership begins, and what the floor's user has to do when a peer goes. Locked. */
 void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch_word);
 void epw_comm_part(epw_comm *comm, uint32_t peer);

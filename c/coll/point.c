@@ -185,7 +185,8 @@ bool epw_point_add(epw_comm *comm, const epw_coll *call, epw_job *job, uint64_t 
                     .bytes = call->count * epw_type_bytes(call->type),
                     .until = now + deadline};
     if (!epw_coll_present(p)) {
-        end_without(t, comm, call->peer, &comm->point_record);
+        epw_error_record lost = epw_comm_suspected(comm, p, EPW_PHASE_POINT);
+        end_without(t, comm, call->peer, &lost);
         return true;
     }
     if (!epw_point_awaits(p) && !epw_point_has_more(p) && epw_flow_over(p)) epw_comm_wait_begins(p, now);
@@ -521,15 +522,28 @@ static bool give_myself(epw_comm *comm, epw_coll_peer *p) {
     return false;
 }
 
-/* Of both lists: what nobody has matched in its time. */
+/* What nobody has matched in its time, wherever it stands: a later call may have a shorter one. */
 static bool give_up_on_myself(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
-    for (uint32_t i = 0; i < LISTS; i++) {
-        transfer **list = list_of(p->point, i);
-        if (*list == NULL || (*list)->until > now) continue;
-        end(take_first(list), comm, EPW_ERR_TIMEOUT);
-        return true;
+    transfer **lists[] = {&p->point->sends, &p->point->receives};
+    for (uint32_t i = 0; i < 2; i++) {
+        for (transfer *t = *lists[i]; t != NULL; t = t->next) {
+            if (t->until > now) continue;
+            unlink_from(lists[i], t);
+            end(t, comm, EPW_ERR_TIMEOUT);
+            return true;
+        }
     }
     return false;
+}
+
+uint64_t epw_points_expiry(const epw_comm *comm) {
+    const epw_point *own = comm->of[comm->config.rank].point;
+    uint64_t first = UINT64_MAX;
+    for (const transfer *t = own->sends; t != NULL; t = t->next)
+        if (t->until < first) first = t->until;
+    for (const transfer *t = own->receives; t != NULL; t = t->next)
+        if (t->until < first) first = t->until;
+    return first;
 }
 
 /* ---- all of it ---- */

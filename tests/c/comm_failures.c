@@ -94,6 +94,11 @@ static void lack_rank_2(uint32_t rank, void *context) {
     began = epw_now_ns();
     CHECK_OK(epw_barrier(s->c.of[rank], NULL, &outcome));
     CHECK(epw_now_ns() - began < DEADLINE && lacks(&outcome, 2) && !lacks(&outcome, 1 - rank));
+    CHECK_MSG(outcome.record.cause == EPW_CAUSE_SUSPECTED && outcome.record.peer == 2, "cause %u, peer %u",
+              outcome.record.cause, outcome.record.peer);
+    CHECK_OK(epw_send(s->c.of[rank], mine, 1, EPW_TYPE_I32, 2, 0, NULL, &outcome));
+    CHECK_MSG(lacks(&outcome, 2) && outcome.record.cause == EPW_CAUSE_SUSPECTED && outcome.record.peer == 2,
+              "cause %u, peer %u", outcome.record.cause, outcome.record.peer);
     free(mine);
     free(got);
 }
