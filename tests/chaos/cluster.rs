@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::noise::deadline;
 use crate::traffic::{LOCAL_EXPERTS, Traffic, mix};
-use crate::wire::{Command, Place, Point, Ran, Reply, Run, Setup, Trap};
+use crate::wire::{Command, End, Place, Point, Ran, Reply, Run, Setup, Trap};
 use crate::worker;
 
 pub(crate) const RANKS: u32 = 4;
@@ -206,6 +206,7 @@ impl Cluster {
         let rank_major = choices.coin();
         let deadline_ms = deadline().as_millis() as u64;
         let setup = Setup {
+            end: End::Buffer,
             seed,
             rank: 0,
             ranks: RANKS,
@@ -231,6 +232,18 @@ impl Cluster {
     /// All connected and active in epoch 1.
     pub(crate) fn ready(seed: u64, choices: &mut Choices, rows: Rows) -> Self {
         let mut cluster = Self::created(seed, choices, rows);
+        cluster.connect_all();
+        cluster.set_active(&everyone(), 1);
+        cluster
+    }
+
+    /// The same with communicators.
+    pub(crate) fn ready_comms(seed: u64, choices: &mut Choices, rows: Rows) -> Self {
+        let mut cluster = Self::spawn(seed, choices, rows);
+        cluster.setup.end = End::Comm;
+        for rank in 0..RANKS {
+            cluster.create(rank);
+        }
         cluster.connect_all();
         cluster.set_active(&everyone(), 1);
         cluster
