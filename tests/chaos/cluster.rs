@@ -270,9 +270,14 @@ impl Cluster {
 
     /// Another process for `rank`, beside the old one, which is returned.
     pub(crate) fn replace(&mut self, rank: u32) -> Worker {
-        let old = std::mem::replace(&mut self.workers[rank as usize], Worker::spawn(rank));
+        let old = self.replace_process(rank);
         self.create(rank);
         old
+    }
+
+    /// The same, without a buffer.
+    pub(crate) fn replace_process(&mut self, rank: u32) -> Worker {
+        std::mem::replace(&mut self.workers[rank as usize], Worker::spawn(rank))
     }
 
     /// What `rank` exports, by peer.

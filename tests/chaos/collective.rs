@@ -51,6 +51,8 @@ const UNTOUCHED: u32 = u32::MAX;
 pub(crate) struct Collectives {
     setup: Setup,
     pub(crate) comm: Comm,
+    /// Of all its ranks: then that is where a step ends.
+    pub(crate) subset: Option<Comm>,
     /// Where the peers' windows lie in this process.
     pub(crate) windows: HashMap<u32, usize>,
     /// Numbers times 0, 1 and so on, up to what all ranks give together: a block is a slice of one, and so is a sum.
@@ -102,7 +104,7 @@ impl Collectives {
             (0..(TABLE + LONGEST) as u64).map(|i| mix(&[setup.seed, i]) as u32 & 0xfffff).collect();
         let times = |factor: u32| numbers.iter().map(|number| number * factor).collect();
         let tables = (0..=TIMES * setup.ranks).map(times).collect();
-        Self { setup, comm, windows: HashMap::new(), tables }
+        Self { setup, comm, subset: None, windows: HashMap::new(), tables }
     }
 
     /// Runs step `step`; `at` is called at each point and may wait there. Adds what the calls reported to `ops`.
@@ -121,9 +123,15 @@ impl Collectives {
         }
         self.run(&shape, &active, Turn { comm: &self.comm, step, at, ops })?;
 
+        let last = self.subset.as_ref().unwrap_or(&self.comm);
+        let (membership, of_last) = (self.comm.membership()?, last.membership()?);
+        let place = |now: &epwire::Membership| (now.active, now.epoch, now.step);
+        wrong_if(place(&membership) != place(&of_last), || {
+            format!("{membership:?}, its subset {of_last:?}")
+        })?;
         let began = Begun::now();
         let mut sum = [self.setup.rank + step];
-        let outcome = self.comm.all_reduce_in_place_blocking(&mut sum, Reduction::Sum)?;
+        let outcome = last.all_reduce_in_place_blocking(&mut sum, Reduction::Sum)?;
         ops.push(ended(step, wire::Call::Total, began, &outcome));
         let total = active.iter().map(|rank| rank + step).sum::<u32>();
         wrong_if(outcome.is_complete() && sum[0] != total, || format!("a total of {}, not {total}", sum[0]))

@@ -154,8 +154,15 @@ impl Worker {
                 self.bench = Some(Bench::new(setup, buffer)?);
             }
             Command::CreateAwaiting(setup) if setup.end == End::Comm => {
-                let comm = clock::beside(Comm::create(self.group(), comm_config(&setup)))??;
+                let (group, config) = (self.group().clone(), comm_config(&setup));
+                let everyone = Mask::all(setup.ranks);
+                let (comm, subset) = clock::beside(async move {
+                    let comm = Comm::create(&group, config).await?;
+                    let subset = comm.subset(&everyone).await?;
+                    Ok::<_, Error>((comm, subset))
+                })??;
                 self.collectives = Some(Collectives::new(setup, comm));
+                self.collectives.as_mut().expect("just made").subset = subset;
             }
             Command::CreateAwaiting(setup) => {
                 let buffer = clock::beside(EpBuffer::create(self.group(), config(&setup)))??;
