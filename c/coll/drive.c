@@ -135,7 +135,7 @@ static bool awaits_taken(const epw_comm *comm, const epw_coll_peer *p, uint32_t 
 
 /* Whether the peer has begun the epoch, and what this rank posted in the one before is with it, on every
  * channel: a mismatch ends an epoch with messages that are still to be sent from an image. */
-static bool has_begun(epw_comm *comm, const epw_coll_peer *p) {
+bool epw_comm_has_begun(epw_comm *comm, const epw_coll_peer *p) {
     for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
         epw_look seen;
         epw_look_at(&comm->peers, c, epw_coll_rank(comm, p), EPW_WORD_EPOCH, &seen);
@@ -156,7 +156,7 @@ static void look(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t wo
     if (!seen.held && word == EPW_WORD_POSTED)
         heard = epw_ring_hear_posted(ring, seen.sight, comm->own_word, comm->layout.slots);
     if (!seen.held && word == EPW_WORD_TAKEN) heard = epw_ring_hear_taken(ring, seen.sight, comm->own_word);
-    bool begun = p->begun || has_begun(comm, p);
+    bool begun = p->begun || epw_comm_has_begun(comm, p);
     if (heard == EPW_HEARD_NONSENSE) {
         p->gone = EPW_CAUSE_FORMAT;
     } else if (heard == EPW_HEARD_MORE || begun != p->begun) {
@@ -234,51 +234,6 @@ static bool is_lost(const epw_comm *comm, const epw_coll_peer *p) {
     return p->out.open || is_owing(comm, p);
 }
 
-/* ---- mismatches ---- */
-
-void epw_comm_mismatch(epw_comm *comm, uint32_t peer, const epw_descriptor *its, const epw_descriptor *own) {
-    if (comm->mismatched) return;
-    comm->mismatched = true;
-    comm->mismatch =
-        (epw_mismatch){.rank = {comm->config.rank, peer}, .call = {*own, *its}, .number = comm->calls};
-    uint64_t now = epw_now_ns(), offset = epw_mismatch_offset(&comm->layout, comm->config.rank);
-    epw_range range = {
-        .offset = offset, .bytes = sizeof comm->mismatch, .stride = sizeof comm->mismatch, .count = 1};
-    /* Writer: this rank, once in an epoch. Reader: each member that waits or calls, see heed_mismatch. */
-    FOR_OTHERS(p, comm) {
-        if (!p->begun) look(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_TAKEN, now);
-        memcpy(epw_control_at(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), offset),
-               &comm->mismatch, sizeof comm->mismatch);
-        post(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_MISMATCH, epw_epoch_word(epoch_of(comm), 1), &range,
-             now);
-    }
-}
-
-/* Has a peer found that ranks have called different operations? */
-static bool heed_mismatch(epw_comm *comm) {
-    FOR_OTHERS(p, comm) {
-        uint32_t peer = epw_coll_rank(comm, p);
-        uint64_t word = epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, EPW_WORD_MISMATCH);
-        if (comm->mismatched || epw_word_epoch(word) != epoch_of(comm)) continue;
-        memcpy(&comm->mismatch, epw_peers_from(&comm->peers, peer) + epw_mismatch_offset(&comm->layout, peer),
-               sizeof comm->mismatch);
-        comm->mismatched = true;
-    }
-    return comm->mismatched;
-}
-
-epw_status epw_comm_fail_mismatch(const epw_comm *comm, epw_where where) {
-    const epw_mismatch *m = &comm->mismatch;
-    char first[EPW_CALL_TEXT], second[EPW_CALL_TEXT];
-    where.peer = m->rank[0] == comm->config.rank ? (int)m->rank[1] : (int)m->rank[0];
-    return epw_fail(
-        EPW_ERR_MISMATCH, where,
-        "ranks have called different operations: collective %u of this epoch is %s on rank %u and "
-        "%s on rank %u; go on in a new membership",
-        m->number, epw_descriptor_text(&m->call[0], first), m->rank[0],
-        epw_descriptor_text(&m->call[1], second), m->rank[1]);
-}
-
 /* ---- operations ---- */
 
 static void free_op(epw_op *op) {
@@ -329,6 +284,8 @@ static void end_collective(epw_comm *comm, epw_status status) {
 static void begin_collective(epw_comm *comm, uint64_t now) {
     comm->running = true;
     comm->calls++;
+    comm->before = comm->now;
+    comm->now = epw_descriptor_of(&comm->queue->call, 0);
     comm->record = (epw_error_record){0};
     EPW_COMM_PEERS(p, comm)
     if (comm->record.cause == EPW_CAUSE_NONE)
@@ -451,7 +408,8 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
     bool moved = false, more = true;
     uint64_t now = epw_now_ns();
     hear(comm, now);
-    while (more && !heed_mismatch(comm)) { /* ends: each turn moves bytes of an operation, or ends one */
+    while (more &&
+           !epw_comm_heed_mismatch(comm)) { /* ends: each turn moves bytes of an operation, or ends one */
         more = comm->held = false;
         if (!comm->running && comm->queue != NULL) begin_collective(comm, now);
         FOR_OTHERS(p, comm) if (is_awaited(comm, p)) look_at(comm, p, now);
@@ -641,6 +599,7 @@ void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch
     comm->look_again = UINT64_MAX;
     comm->running = comm->waiting = comm->beaconed = comm->mismatched = false;
     comm->calls = comm->members = 0;
+    comm->before = comm->now = (epw_descriptor){0};
     EPW_COMM_PEERS(p, comm) {
         uint32_t peer = epw_coll_rank(comm, p);
         uint64_t incarnation = epw_incarnation_of(&comm->peers, peer);

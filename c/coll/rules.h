@@ -150,6 +150,23 @@ static inline bool epw_descriptor_is_call(const epw_descriptor *what) {
     return what->kind <= EPW_SCATTER && what->type <= EPW_TYPE_F64 && what->op <= EPW_AVERAGE;
 }
 
+static inline epw_called epw_brief(const epw_descriptor *what) {
+    return (epw_called){what->kind, what->type, what->op, what->uneven, what->peer};
+}
+
+static inline uint32_t epw_brief_count(const epw_descriptor *what) {
+    return (uint32_t)what->count;
+}
+
+static inline epw_descriptor epw_descriptor_from(const epw_called *brief, uint32_t count) {
+    return (epw_descriptor){.kind = brief->kind,
+                            .type = brief->type,
+                            .op = brief->op,
+                            .uneven = brief->uneven,
+                            .peer = brief->peer,
+                            .count = count};
+}
+
 /* ring->message, which lies where message consumed + 1 does. `own` is call number `call` of this rank's. */
 static inline epw_found epw_message_found(const epw_ring *ring, uint32_t call, const epw_descriptor *own) {
     const epw_message *m = &ring->message;

@@ -440,10 +440,19 @@ static void different_calls_are_named_on_every_rank(void) {
         {coll_like(EPW_ALL_REDUCE, EPW_TYPE_I32, COUNT, EPW_SUM, 0),
          coll_like(EPW_REDUCE_SCATTER, EPW_TYPE_I32, COUNT, EPW_SUM, 0),
          {"all_reduce of 40000", "reduce_scatter of 40000"}},
-        /* Both wait for the other, or are done: the next call tells. */
+        /* Where roots differ some are done, and others wait for what never comes: a later call tells. */
         {coll_like(EPW_REDUCE, EPW_TYPE_I32, 8, EPW_SUM, 0),
          coll_like(EPW_REDUCE, EPW_TYPE_I32, 8, EPW_SUM, 1),
-         {"barrier", "reduce of 8 i32 (sum) of root "}},
+         {"reduce of 8 i32 (sum) of root 0", "reduce of 8 i32 (sum) of root 1"}},
+        {coll_like(EPW_BROADCAST, EPW_TYPE_I32, 8, 0, 0),
+         coll_like(EPW_BROADCAST, EPW_TYPE_I32, 8, 0, 2),
+         {"broadcast of 8 i32 of root 0", "broadcast of 8 i32 of root 2"}},
+        {coll_like(EPW_GATHER, EPW_TYPE_I32, COUNT, 0, 2),
+         coll_like(EPW_GATHER, EPW_TYPE_I32, COUNT, 0, 1),
+         {"gather of 40000 i32 of root 2", "gather of 40000 i32 of root 1"}},
+        {coll_like(EPW_SCATTER, EPW_TYPE_I32, 8, 0, 1),
+         coll_like(EPW_SCATTER, EPW_TYPE_I32, 8, 0, 0),
+         {"scatter of 8 i32 of root 1", "scatter of 8 i32 of root 0"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         quarrel q = {.c = made(3),
