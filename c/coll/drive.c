@@ -14,6 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
+/* A step leaves what it has not moved by then to the next one: others want the lock. */
+#define TURN_NS UINT64_C(1000000)
 /* A sleeper looks by itself after so long, for what rings no bell. */
 #define SLICE_NS UINT64_C(16000000)
 /* And for a word that may not be seen yet: nobody rings when it may. */
@@ -406,10 +408,9 @@ static void end_all(epw_comm *comm, uint64_t now) {
 
 bool epw_comm_step(epw_comm *comm, uint64_t *until) {
     bool moved = false, more = true;
-    uint64_t now = epw_now_ns();
+    uint64_t began = epw_now_ns(), now = began;
     hear(comm, now);
-    while (more &&
-           !epw_comm_heed_mismatch(comm)) { /* ends: each turn moves bytes of an operation, or ends one */
+    while (more && now - began < TURN_NS && !epw_comm_heed_mismatch(comm)) {
         more = comm->held = false;
         if (!comm->running && comm->queue != NULL) begin_collective(comm, now);
         FOR_OTHERS(p, comm) if (is_awaited(comm, p)) look_at(comm, p, now);
@@ -430,7 +431,9 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
         }
     }
     if (comm->mismatched) end_all(comm, now);
-    *until = comm->look_again = least(tell_and_rest(comm, now), epw_points_expiry(comm));
+    *until = least(tell_and_rest(comm, now), epw_points_expiry(comm));
+    if (more && !comm->mismatched) *until = now;
+    comm->look_again = *until;
     return moved;
 }
 

@@ -270,6 +270,39 @@ static void a_send_to_itself_that_meets_none_ends(void) {
     close_comms(&c);
 }
 
+/* What is read where it lies is read a piece at a time: no call holds others up for all of it. */
+enum { MUCH = 96 << 20 };
+
+static void send_much(uint32_t rank, void *context) {
+    const comms *c = context;
+    unsigned char *bytes = malloc(MUCH);
+    if (bytes == NULL) abort();
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    memset(bytes, rank == 0 ? 7 : 0, MUCH);
+    CHECK_OK(epw_barrier(c->of[rank], NULL, &outcome)); /* who can read whose memory is known behind it */
+    if (rank == 0) {
+        CHECK_OK(epw_send(c->of[0], bytes, MUCH, EPW_TYPE_U8, 1, 0, NULL, &outcome));
+    } else {
+        epw_work work;
+        epw_call call = EPW_CALL_INIT;
+        call.work = &work;
+        nanosleep(&(struct timespec){0, 20000000}, NULL); /* it is there, probably */
+        CHECK_OK(epw_recv(c->of[1], bytes, MUCH, EPW_TYPE_U8, 0, 0, &call, NULL));
+        CHECK(epw_work_poll(c->of[1], work, NULL) == EPW_PENDING);
+        CHECK_OK(epw_work_wait(c->of[1], work, UINT64_MAX, &outcome));
+        CHECK(!outcome.degraded && bytes[0] == 7 && memcmp(bytes, bytes + 1, MUCH - 1) == 0);
+    }
+    free(bytes);
+}
+
+static void a_long_read_is_done_in_pieces(void) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    comms c = open_comms(2, config);
+    activate_comms(&c, 1);
+    on_all(2, send_much, &c);
+    close_comms(&c);
+}
+
 /* Each by its own deadline, in whatever order they were called; and who awaits one is woken for it. */
 static void what_waits_for_this_rank_itself_ends_in_its_own_time(void) {
     epw_comm_config config = EPW_COMM_CONFIG_INIT;
@@ -305,5 +338,6 @@ int main(void) {
     a_message_without_room_is_consumed();
     a_send_to_itself_that_meets_none_ends();
     what_waits_for_this_rank_itself_ends_in_its_own_time();
+    a_long_read_is_done_in_pieces();
     return check_result("points");
 }
