@@ -33,12 +33,12 @@ typedef struct epw_run {
     uint64_t row_bytes, pitch;
 } epw_run;
 
-/* Byte `offset` of a run; *left: how many follow it without a gap. */
+/* Byte `offset` of a run; *left: how many follow it without a gap. NULL of one that is nowhere, as a
+ * barrier's. */
 static inline unsigned char *epw_run_at(const epw_run *run, uint64_t offset, uint64_t *left) {
-    if (run->row_bytes == 0) {
-        *left = UINT64_MAX;
-        return run->base + offset;
-    }
+    *left = UINT64_MAX;
+    if (run->base == NULL) return NULL;
+    if (run->row_bytes == 0) return run->base + offset;
     *left = run->row_bytes - offset % run->row_bytes;
     return run->base + offset / run->row_bytes * run->pitch + offset % run->row_bytes;
 }
