@@ -169,6 +169,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "takes minutes; CI has it run a case of each scenario",
     ),
     ("EPWIRE_CASES=200 cargo test --test chaos histories", "takes minutes; `cargo test` runs 40 of them"),
+    (".ci/run chaos_collectives", "is part of CI"),
     (".ci/run queues", "is part of CI"),
     (
         "EPWIRE_PATHS=queue cargo test --test chaos",

@@ -14,10 +14,16 @@
 #include <string.h>
 #include <unistd.h>
 
+/* A step leaves what it has not moved by then to the next one: others want the lock. */
+#define TURN_NS UINT64_C(1000000)
 /* A sleeper looks by itself after so long, for what rings no bell. */
 #define SLICE_NS UINT64_C(16000000)
 /* And for a word that may not be seen yet: nobody rings when it may. */
 #define HELD_SLICE_NS UINT64_C(100000)
+
+static uint64_t least(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
 
 static uint32_t epoch_of(const epw_comm *comm) {
     return epw_word_epoch(comm->own_word);
@@ -61,7 +67,23 @@ static void record(epw_comm *comm, const epw_coll_peer *p, uint32_t phase, uint3
                                             .seen = seen,
                                             .elapsed_ns = now - p->moved,
                                             .deadline_ns = deadline_of(comm)};
-    if (comm->record.cause == EPW_CAUSE_NONE) comm->record = comm->point_record;
+    /* Who is lost now says more than who was lost before. */
+    if (comm->record.cause == EPW_CAUSE_NONE || comm->record.cause == EPW_CAUSE_SUSPECTED)
+        comm->record = comm->point_record;
+}
+
+epw_error_record epw_comm_suspected(const epw_comm *comm, const epw_coll_peer *p, uint32_t phase) {
+    uint32_t peer = epw_coll_rank(comm, p);
+    if (!p->member || !p->suspected) return (epw_error_record){0};
+    return (epw_error_record){.phase = phase,
+                              .cause = epw_peers_revoked(&comm->peers, peer) ? EPW_CAUSE_SUPERSEDED
+                                                                             : EPW_CAUSE_SUSPECTED,
+                              .rank = comm->config.rank,
+                              .peer = peer,
+                              .lane = phase == EPW_PHASE_POINT,
+                              .epoch = epoch_of(comm),
+                              .op = comm->calls & EPW_OP_MAX,
+                              .deadline_ns = deadline_of(comm)};
 }
 
 static void drop_member(epw_comm *comm, epw_coll_peer *p, bool silent, uint64_t now) {
@@ -115,7 +137,7 @@ static bool awaits_taken(const epw_comm *comm, const epw_coll_peer *p, uint32_t 
 
 /* Whether the peer has begun the epoch, and what this rank posted in the one before is with it, on every
  * channel: a mismatch ends an epoch with messages that are still to be sent from an image. */
-static bool has_begun(epw_comm *comm, const epw_coll_peer *p) {
+bool epw_comm_has_begun(epw_comm *comm, const epw_coll_peer *p) {
     for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
         epw_look seen;
         epw_look_at(&comm->peers, c, epw_coll_rank(comm, p), EPW_WORD_EPOCH, &seen);
@@ -132,10 +154,11 @@ static void look(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t wo
     epw_look seen;
     epw_look_at(&comm->peers, channel, peer, word, &seen);
     comm->held |= seen.held;
-    epw_heard heard = word == EPW_WORD_POSTED
-                          ? epw_ring_hear_posted(ring, seen.sight.word, epoch_of(comm), comm->layout.slots)
-                          : epw_ring_hear_taken(ring, seen.sight.word, epoch_of(comm));
-    bool begun = p->begun || has_begun(comm, p);
+    epw_heard heard = EPW_HEARD_NOTHING;
+    if (!seen.held && word == EPW_WORD_POSTED)
+        heard = epw_ring_hear_posted(ring, seen.sight, comm->own_word, comm->layout.slots);
+    if (!seen.held && word == EPW_WORD_TAKEN) heard = epw_ring_hear_taken(ring, seen.sight, comm->own_word);
+    bool begun = p->begun || epw_comm_has_begun(comm, p);
     if (heard == EPW_HEARD_NONSENSE) {
         p->gone = EPW_CAUSE_FORMAT;
     } else if (heard == EPW_HEARD_MORE || begun != p->begun) {
@@ -200,55 +223,17 @@ static void rest_clock(const epw_comm *comm, epw_coll_peer *p, uint64_t now) {
     if (!is_owing(comm, p)) p->moved = p->clock.since = now;
 }
 
-/* What came before its farewell is still read. */
+/* Whether all that is awaited on the channel has been seen behind the peer's farewell. */
+static bool has_ended(const epw_comm *comm, const epw_coll_peer *p, uint32_t channel) {
+    return epw_ring_ended(&p->rings[channel], awaits_messages(p, channel), awaits_taken(comm, p, channel));
+}
+
+/* What came before its farewell is still taken in. */
 static bool is_lost(const epw_comm *comm, const epw_coll_peer *p) {
-    if (p->gone == EPW_CAUSE_NONE) return false;
-    return p->out.open || is_owing(comm, p) || p->gone == EPW_CAUSE_FORMAT;
-}
-
-/* ---- mismatches ---- */
-
-void epw_comm_mismatch(epw_comm *comm, uint32_t peer, const epw_descriptor *its, const epw_descriptor *own) {
-    if (comm->mismatched) return;
-    comm->mismatched = true;
-    comm->mismatch =
-        (epw_mismatch){.rank = {comm->config.rank, peer}, .call = {*own, *its}, .number = comm->calls};
-    uint64_t now = epw_now_ns(), offset = epw_mismatch_offset(&comm->layout, comm->config.rank);
-    epw_range range = {
-        .offset = offset, .bytes = sizeof comm->mismatch, .stride = sizeof comm->mismatch, .count = 1};
-    /* Writer: this rank, once in an epoch. Reader: each member that waits or calls, see heed_mismatch. */
-    FOR_OTHERS(p, comm) {
-        if (!p->begun) look(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_TAKEN, now);
-        memcpy(epw_control_at(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), offset),
-               &comm->mismatch, sizeof comm->mismatch);
-        post(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_MISMATCH, epw_epoch_word(epoch_of(comm), 1), &range,
-             now);
-    }
-}
-
-/* Has a peer found that ranks have called different operations? */
-static bool heed_mismatch(epw_comm *comm) {
-    FOR_OTHERS(p, comm) {
-        uint32_t peer = epw_coll_rank(comm, p);
-        uint64_t word = epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, EPW_WORD_MISMATCH);
-        if (comm->mismatched || epw_word_epoch(word) != epoch_of(comm)) continue;
-        memcpy(&comm->mismatch, epw_peers_from(&comm->peers, peer) + epw_mismatch_offset(&comm->layout, peer),
-               sizeof comm->mismatch);
-        comm->mismatched = true;
-    }
-    return comm->mismatched;
-}
-
-epw_status epw_comm_fail_mismatch(const epw_comm *comm, epw_where where) {
-    const epw_mismatch *m = &comm->mismatch;
-    char first[EPW_CALL_TEXT], second[EPW_CALL_TEXT];
-    where.peer = m->rank[0] == comm->config.rank ? (int)m->rank[1] : (int)m->rank[0];
-    return epw_fail(
-        EPW_ERR_MISMATCH, where,
-        "ranks have called different operations: collective %u of this epoch is %s on rank %u and "
-        "%s on rank %u; go on in a new membership",
-        m->number, epw_descriptor_text(&m->call[0], first), m->rank[0],
-        epw_descriptor_text(&m->call[1], second), m->rank[1]);
+    if (p->gone == EPW_CAUSE_NONE || p->gone == EPW_CAUSE_FORMAT) return p->gone == EPW_CAUSE_FORMAT;
+    for (uint32_t c = 0; c < EPW_CHANNELS; c++)
+        if (!has_ended(comm, p, c)) return false;
+    return p->out.open || is_owing(comm, p);
 }
 
 /* ---- operations ---- */
@@ -301,7 +286,12 @@ static void end_collective(epw_comm *comm, epw_status status) {
 static void begin_collective(epw_comm *comm, uint64_t now) {
     comm->running = true;
     comm->calls++;
+    comm->before = comm->now;
+    comm->now = epw_descriptor_of(&comm->queue->call, 0);
     comm->record = (epw_error_record){0};
+    EPW_COMM_PEERS(p, comm)
+    if (comm->record.cause == EPW_CAUSE_NONE)
+        comm->record = epw_comm_suspected(comm, p, EPW_PHASE_COLLECTIVE);
     if (!epw_program_begin(comm, comm->queue)) {
         end_collective(comm, EPW_ERR_NO_MEMORY);
         return;
@@ -330,7 +320,8 @@ static bool lose_silent(epw_comm *comm, uint64_t now) {
         if (!is_awaited(comm, p)) continue;
         rest_clock(comm, p, now);
         uint32_t cause = is_lost(comm, p) ? p->gone : EPW_CAUSE_NONE;
-        if (p->gone == EPW_CAUSE_NONE && now >= expiry_of(comm, p)) cause = EPW_CAUSE_TIMEOUT;
+        if (cause == EPW_CAUSE_NONE && now >= expiry_of(comm, p))
+            cause = p->gone != EPW_CAUSE_NONE ? p->gone : EPW_CAUSE_TIMEOUT;
         if (cause == EPW_CAUSE_NONE) continue;
         const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
         uint32_t phase = comm->running && !epw_flow_over(p) ? EPW_PHASE_COLLECTIVE : EPW_PHASE_POINT;
@@ -417,9 +408,9 @@ static void end_all(epw_comm *comm, uint64_t now) {
 
 bool epw_comm_step(epw_comm *comm, uint64_t *until) {
     bool moved = false, more = true;
-    uint64_t now = epw_now_ns();
+    uint64_t began = epw_now_ns(), now = began;
     hear(comm, now);
-    while (more && !heed_mismatch(comm)) { /* ends: each turn moves bytes of an operation, or ends one */
+    while (more && now - began < TURN_NS && !epw_comm_heed_mismatch(comm)) {
         more = comm->held = false;
         if (!comm->running && comm->queue != NULL) begin_collective(comm, now);
         FOR_OTHERS(p, comm) if (is_awaited(comm, p)) look_at(comm, p, now);
@@ -440,7 +431,9 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
         }
     }
     if (comm->mismatched) end_all(comm, now);
-    *until = comm->look_again = tell_and_rest(comm, now);
+    *until = least(tell_and_rest(comm, now), epw_points_expiry(comm));
+    if (more && !comm->mismatched) *until = now;
+    comm->look_again = *until;
     return moved;
 }
 
@@ -465,10 +458,6 @@ static epw_status consume(epw_comm *comm, epw_job *job, epw_where where, epw_out
     }
     free(job);
     return status;
-}
-
-static uint64_t least(uint64_t a, uint64_t b) {
-    return a < b ? a : b;
 }
 
 /* The thread gives the core away for a moment, in which it takes in what came by queues. */
@@ -546,10 +535,11 @@ static bool has_news(epw_comm *comm) {
             uint64_t taken = epw_word_from(&comm->peers, c, peer, EPW_WORD_TAKEN);
             if (awaits_messages(p, c) && says_more(comm, posted, ring->seen)) return true;
             if (awaits_taken(comm, p, c) && says_more(comm, taken, ring->taken)) return true;
-            uint64_t dropped = epw_word_from(&comm->peers, c, peer, EPW_WORD_DROPPED);
-            uint64_t epoch = epw_word_from(&comm->peers, c, peer, EPW_WORD_EPOCH);
-            if ((p->gone == EPW_CAUSE_NONE && epw_word_epoch(dropped) >= epoch_of(comm)) ||
-                (!p->begun && epoch == comm->own_word))
+            epw_sight seen = {.dropped = epw_word_from(&comm->peers, c, peer, EPW_WORD_DROPPED),
+                              .epoch_word = epw_word_from(&comm->peers, c, peer, EPW_WORD_EPOCH)};
+            bool heeded = p->gone != EPW_CAUSE_NONE && has_ended(comm, p, c);
+            if ((!heeded && epw_rule_gone(seen, comm->own_word) != EPW_CAUSE_NONE) ||
+                (!p->begun && epw_ring_begun(seen, comm->own_word)))
                 return true;
         }
     }
@@ -612,6 +602,7 @@ void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch
     comm->look_again = UINT64_MAX;
     comm->running = comm->waiting = comm->beaconed = comm->mismatched = false;
     comm->calls = comm->members = 0;
+    comm->before = comm->now = (epw_descriptor){0};
     EPW_COMM_PEERS(p, comm) {
         uint32_t peer = epw_coll_rank(comm, p);
         uint64_t incarnation = epw_incarnation_of(&comm->peers, peer);

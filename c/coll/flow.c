@@ -3,6 +3,7 @@
 #include "coll/parts.h"
 
 #include "base/barrier.h"
+#include "base/clock.h"
 #include "base/float_state.h"
 
 #include <stdlib.h>
@@ -130,7 +131,9 @@ static bool write_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
                           .what = epw_descriptor_of(&op->call, elements_of(&op->call, &p->out)),
                           .voids = op->job == NULL ? comm->config.rank : comm->fold.voids,
                           .bytes = bytes,
-                          .address = address};
+                          .address = address,
+                          .before = epw_brief(&comm->before),
+                          .before_count = epw_brief_count(&comm->before)};
     epw_ring_wrote(ring, carry == EPW_CARRY_PULL || carry == EPW_CARRY_HEAP);
     if (carry == EPW_CARRY_VOID) {
         p->out.open = false;
@@ -172,7 +175,7 @@ static bool open_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     epw_found found = epw_message_found(ring, comm->calls, &own);
     if (found == EPW_FOUND_NONSENSE) return refuse_message(p);
     if (found == EPW_FOUND_ANOTHER) {
-        epw_comm_mismatch(comm, epw_coll_rank(comm, p), &m->what, &own);
+        epw_comm_mismatch(comm, p, &own, epw_now_ns());
         return false;
     }
     const epw_leg *leg = leg_of(&p->in);

@@ -40,6 +40,12 @@ typedef struct epw_descriptor {
     uint64_t count; /* elements, see epw_coll */
 } epw_descriptor;
 
+/* A descriptor without its count. */
+typedef struct epw_called {
+    uint8_t kind, type, op, uneven;
+    uint32_t peer;
+} epw_called;
+
 /* How the bytes of a message come. */
 enum {
     EPW_CARRY_INLINE = 1, /* behind the header */
@@ -58,10 +64,10 @@ typedef struct epw_message {
     uint32_t carry;
     epw_descriptor what;
     uint32_t voids;
-    uint32_t reserved;
+    uint32_t before_count; /* of the collective before: whoever lacks a message of that learns what it was; */
     uint64_t bytes;
     uint64_t address;
-    uint64_t reserved_too;
+    epw_called before; /* its count is cut to 32 bits */
 } epw_message;
 static_assert(sizeof(epw_message) == 64, "a message begins with a cache line of its own");
 
@@ -78,9 +84,9 @@ static_assert(sizeof(epw_greeting) == 64, "a cache line");
 /* What a rank says of a mismatch, before its word: what it has found, and who calls it. */
 typedef struct epw_mismatch {
     uint32_t rank[2];
+    uint32_t number[2]; /* of the collective, in this epoch */
     epw_descriptor call[2];
-    uint32_t number; /* of the collective */
-    uint32_t reserved[5];
+    uint32_t reserved[4];
 } epw_mismatch;
 static_assert(sizeof(epw_mismatch) == 64, "a cache line");
 

@@ -11,6 +11,7 @@
  *     flow.c     moves bytes: writes messages, reads messages, folds
  *     point.c    sends and receives: matching, offers
  *     drive.c    steps all of it: looks at words, waits, gives peers up
+ *     mismatch.c says on every rank which operations ranks have called where they differ
  *     comm.c     life, connecting, membership
  *
  * Where windows are GPU memory kernels do the work of program.c to drive.c, and gpu/ enqueues them. */
@@ -32,12 +33,12 @@ typedef struct epw_run {
     uint64_t row_bytes, pitch;
 } epw_run;
 
-/* Byte `offset` of a run; *left: how many follow it without a gap. */
+/* Byte `offset` of a run; *left: how many follow it without a gap. NULL of one that is nowhere, as a
+ * barrier's. */
 static inline unsigned char *epw_run_at(const epw_run *run, uint64_t offset, uint64_t *left) {
-    if (run->row_bytes == 0) {
-        *left = UINT64_MAX;
-        return run->base + offset;
-    }
+    *left = UINT64_MAX;
+    if (run->base == NULL) return NULL;
+    if (run->row_bytes == 0) return run->base + offset;
     *left = run->row_bytes - offset % run->row_bytes;
     return run->base + offset / run->row_bytes * run->pitch + offset % run->row_bytes;
 }
@@ -135,8 +136,9 @@ struct epw_comm {
     /* The collective that runs is the first of the queue. */
     epw_op *queue, **queue_end;
     bool running;
-    uint32_t calls; /* collectives begun in this epoch */
-    bool streams;   /* large: past the caches */
+    uint32_t calls;             /* collectives begun in this epoch */
+    epw_descriptor now, before; /* the last of them, and the one before; of uneven blocks without a count */
+    bool streams;               /* large: past the caches */
     bool exchanges; /* in place, and each takes the other's place: not before this rank's part has gone */
     epw_fold fold;
     epw_error_record record;       /* of the collective */
@@ -220,15 +222,24 @@ epw_message *epw_slot_for(epw_comm *comm, epw_coll_peer *p, uint32_t channel, ui
 /* Copies, and past the caches where that is worth it. */
 void epw_coll_copy(const epw_comm *comm, void *to, const void *from, uint64_t bytes);
 
+/* ---- mismatch.c ---- */
+
+/* The peer's next message is not of the collective that runs here, which is `own`: tells all members. */
+void epw_comm_mismatch(epw_comm *comm, epw_coll_peer *p, const epw_descriptor *own, uint64_t now);
+
+/* Whether this rank or a peer has found that ranks have called different operations. */
+bool epw_comm_heed_mismatch(epw_comm *comm);
+
+epw_status epw_comm_fail_mismatch(const epw_comm *comm, epw_where where);
+
 /* ---- drive.c ---- */
 
 /* Goes on with all that is under way. Locked. True: something has moved; *until: when to look again although
  * nobody rings. */
 bool epw_comm_step(epw_comm *comm, uint64_t *until);
 
-/* Ranks have called different operations: ends all, and tells all. */
-void epw_comm_mismatch(epw_comm *comm, uint32_t peer, const epw_descriptor *its, const epw_descriptor *own);
-epw_status epw_comm_fail_mismatch(const epw_comm *comm, epw_where where);
+/* Whether the peer has begun the epoch on every channel, and has what this rank posted in the one before. */
+bool epw_comm_has_begun(epw_comm *comm, const epw_coll_peer *p);
 
 /* One of a job's operations has ended. */
 void epw_comm_end_of_job(epw_comm *comm, epw_job *job);
@@ -244,6 +255,9 @@ epw_job *epw_comm_find(epw_comm *comm, epw_work work);
 /* A member is given up. */
 void epw_comm_lose(epw_comm *comm, epw_coll_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,
                    uint64_t seen, uint64_t now);
+
+/* Why a member lacks that was given up before; cause EPW_CAUSE_NONE: it was not. */
+epw_error_record epw_comm_suspected(const epw_comm *comm, const epw_coll_peer *p, uint32_t phase);
 
 /* A membership begins, and what the floor's user has to do when a peer goes. Locked. */
 void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch_word);

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { READ_BYTES = 1 << 20 }; /* from a peer's memory in one turn */
+
 /* A send or a receive, as called. */
 typedef struct transfer {
     epw_coll call;
@@ -11,6 +13,8 @@ typedef struct transfer {
     uint64_t bytes; /* of the message; of a receive that is not matched yet, the room */
     uint64_t done;
     uint32_t offer; /* its number, 0: none yet */
+    uint32_t carry; /* of one that is read from the peer's memory: by what, and from where */
+    uint64_t address;
     uint64_t until; /* of one to this rank itself: when it is given up */
     struct transfer *next;
 } transfer;
@@ -36,6 +40,8 @@ typedef struct epw_point {
     transfer *asked;    /* written as there is room */
     transfer *receives; /* not matched yet */
     transfer *awaited;  /* matched with an offer that was asked for: its bytes come */
+    transfer
+        *reading; /* matched with one that this rank reads from the peer's memory, a piece in each turn */
     arrival *arrivals;
     uint32_t kept; /* arrivals, and of these the bytes that were copied */
     uint64_t kept_bytes;
@@ -99,11 +105,23 @@ static void end_without(transfer *t, epw_comm *comm, uint32_t peer, const epw_er
     end(t, comm, EPW_OK);
 }
 
+/* The peer has given it up. */
+static void end_partial(transfer *t, epw_comm *comm, const epw_coll_peer *p) {
+    epw_error_record partial = {.phase = EPW_PHASE_POINT,
+                                .cause = EPW_CAUSE_PARTIAL,
+                                .rank = comm->config.rank,
+                                .peer = epw_coll_rank(comm, p),
+                                .lane = EPW_CHANNEL_POINT,
+                                .epoch = epw_word_epoch(comm->own_word)};
+    end_without(t, comm, epw_coll_rank(comm, p), &partial);
+}
+
 static transfer **list_of(epw_point *point, uint32_t number) {
-    transfer **lists[] = {&point->sends, &point->offered, &point->asked, &point->receives, &point->awaited};
+    transfer **lists[] = {&point->sends,    &point->offered, &point->asked,
+                          &point->receives, &point->awaited, &point->reading};
     return lists[number];
 }
-enum { LISTS = 5 };
+enum { LISTS = 6 };
 
 void epw_point_lose(epw_comm *comm, epw_coll_peer *p) {
     for (uint32_t i = 0; i < LISTS; i++) {
@@ -185,7 +203,8 @@ bool epw_point_add(epw_comm *comm, const epw_coll *call, epw_job *job, uint64_t 
                     .bytes = call->count * epw_type_bytes(call->type),
                     .until = now + deadline};
     if (!epw_coll_present(p)) {
-        end_without(t, comm, call->peer, &comm->point_record);
+        epw_error_record lost = epw_comm_suspected(comm, p, EPW_PHASE_POINT);
+        end_without(t, comm, call->peer, &lost);
         return true;
     }
     if (!epw_point_awaits(p) && !epw_point_has_more(p) && epw_flow_over(p)) epw_comm_wait_begins(p, now);
@@ -344,19 +363,38 @@ static void receive(epw_comm *comm, epw_coll_peer *p, transfer *t, const arrival
         append(&point->awaited, t);
         return;
     }
-    bool whole = true;
-    if (!long_one) whole = epw_read_borrowed(comm, p, a->carry, t->call.recv, a->address, a->bytes);
-    if (!add_reply(point, EPW_CARRY_DONE, a->offer)) p->gone = EPW_CAUSE_FORMAT;
-    if (too_long(comm, t, a->bytes)) return;
-    if (whole) {
+    if (long_one) {
+        if (!add_reply(point, EPW_CARRY_DONE, a->offer)) p->gone = EPW_CAUSE_FORMAT;
+        too_long(comm, t, a->bytes);
+        return;
+    }
+    t->offer = a->offer;
+    t->carry = a->carry;
+    t->address = a->address;
+    t->bytes = a->bytes;
+    append(&point->reading, t);
+}
+
+/* Reads the next piece from the peer's memory: others that step this communicator, and peers that wait for a
+ * sign of life, do not wait for all of it. */
+static bool read_lent(epw_comm *comm, epw_coll_peer *p) {
+    transfer *t = p->point->reading;
+    if (t == NULL) return false;
+    uint64_t bytes = t->bytes - t->done;
+    if (bytes > READ_BYTES) bytes = READ_BYTES;
+    bool wanted = t->job != NULL;
+    bool given = !wanted || epw_read_borrowed(comm, p, t->carry, (unsigned char *)t->call.recv + t->done,
+                                              t->address + t->done, bytes);
+    t->done += bytes;
+    if (wanted && given && t->done < t->bytes) return true;
+    take_first(&p->point->reading);
+    if (!add_reply(p->point, EPW_CARRY_DONE, t->offer)) p->gone = EPW_CAUSE_FORMAT;
+    if (given) {
         end(t, comm, EPW_OK);
     } else {
-        epw_error_record partial = {.phase = EPW_PHASE_POINT,
-                                    .cause = EPW_CAUSE_PARTIAL,
-                                    .rank = comm->config.rank,
-                                    .peer = epw_coll_rank(comm, p)};
-        end_without(t, comm, epw_coll_rank(comm, p), &partial);
+        end_partial(t, comm, p);
     }
+    return true;
 }
 
 static transfer *matching_receive(epw_point *point, uint32_t tag) {
@@ -396,12 +434,8 @@ static bool piece_came(epw_comm *comm, epw_coll_peer *p, const epw_message *m, c
     transfer *t = with_offer(&p->point->awaited, m->call);
     if (t == NULL || m->address != t->done || m->bytes > t->bytes - t->done) return false;
     if (m->carry == EPW_CARRY_VOID) {
-        epw_error_record partial = {.phase = EPW_PHASE_POINT,
-                                    .cause = EPW_CAUSE_PARTIAL,
-                                    .rank = comm->config.rank,
-                                    .peer = epw_coll_rank(comm, p)};
         unlink_from(&p->point->awaited, t);
-        end_without(t, comm, epw_coll_rank(comm, p), &partial);
+        end_partial(t, comm, p);
         return true;
     }
     if (t->job != NULL && t->call.recv != NULL)
@@ -521,15 +555,28 @@ static bool give_myself(epw_comm *comm, epw_coll_peer *p) {
     return false;
 }
 
-/* Of both lists: what nobody has matched in its time. */
+/* What nobody has matched in its time, wherever it stands: a later call may have a shorter one. */
 static bool give_up_on_myself(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
-    for (uint32_t i = 0; i < LISTS; i++) {
-        transfer **list = list_of(p->point, i);
-        if (*list == NULL || (*list)->until > now) continue;
-        end(take_first(list), comm, EPW_ERR_TIMEOUT);
-        return true;
+    transfer **lists[] = {&p->point->sends, &p->point->receives};
+    for (uint32_t i = 0; i < 2; i++) {
+        for (transfer *t = *lists[i]; t != NULL; t = t->next) {
+            if (t->until > now) continue;
+            unlink_from(lists[i], t);
+            end(t, comm, EPW_ERR_TIMEOUT);
+            return true;
+        }
     }
     return false;
+}
+
+uint64_t epw_points_expiry(const epw_comm *comm) {
+    const epw_point *own = comm->of[comm->config.rank].point;
+    uint64_t first = UINT64_MAX;
+    for (const transfer *t = own->sends; t != NULL; t = t->next)
+        if (t->until < first) first = t->until;
+    for (const transfer *t = own->receives; t != NULL; t = t->next)
+        if (t->until < first) first = t->until;
+    return first;
 }
 
 /* ---- all of it ---- */
@@ -545,6 +592,7 @@ bool epw_points_move(epw_comm *comm, uint64_t now) {
         /* What came before comes first. */
         moved |= match_arrivals(comm, p);
         while (read_ring(comm, p)) moved = true;
+        moved |= read_lent(comm, p);
         bool more = true;
         while (more && p->begun && p->gone == EPW_CAUSE_NONE &&
                epw_ring_has_room(&p->rings[EPW_CHANNEL_POINT], comm->layout.slots)) {

@@ -20,6 +20,9 @@ bool epw_point_add(epw_comm *comm, const epw_coll *call, epw_job *job, uint64_t 
 /* Goes on with all of them as far as it can; true if anything has moved. */
 bool epw_points_move(epw_comm *comm, uint64_t now);
 
+/* When the first send or receive of this rank to itself is to be given up; UINT64_MAX: there is none. */
+uint64_t epw_points_expiry(const epw_comm *comm);
+
 /* Whether something is awaited of the peer; whether something is still to be written for it. */
 bool epw_point_awaits(const epw_coll_peer *p);
 bool epw_point_has_more(const epw_coll_peer *p);

@@ -27,6 +27,8 @@ typedef struct epw_ring {
     uint64_t seen;      /* come from the peer */
     uint64_t consumed;  /* of these, this rank is done with */
     uint64_t told;      /* of these, by the word TAKEN */
+    bool all_seen;      /* the peer has said farewell: `seen` grows no more */
+    bool all_taken;     /* nor does `taken` */
     bool urgent;        /* the peer waits for that word */
     bool here;          /* message consumed + 1 has been checked: */
     epw_message message;
@@ -111,14 +113,24 @@ static inline epw_heard epw_ring_hear(uint64_t *count, uint64_t most, uint64_t w
     return EPW_HEARD_MORE;
 }
 
-/* No more can have come than there are slots. */
-static inline epw_heard epw_ring_hear_posted(epw_ring *ring, uint64_t word, uint32_t epoch, uint32_t slots) {
-    return epw_ring_hear(&ring->seen, ring->consumed + slots, word, epoch);
+/* `seen.word` is POSTED: no more can have come than there are slots. A farewell is loaded before the word, so
+ * behind one the word is the last. */
+static inline epw_heard epw_ring_hear_posted(epw_ring *ring, epw_sight seen, uint64_t own_word,
+                                             uint32_t slots) {
+    ring->all_seen |= epw_rule_gone(seen, own_word) != EPW_CAUSE_NONE;
+    return epw_ring_hear(&ring->seen, ring->consumed + slots, seen.word, epw_word_epoch(own_word));
 }
 
-/* No more can have been taken than was posted. */
-static inline epw_heard epw_ring_hear_taken(epw_ring *ring, uint64_t word, uint32_t epoch) {
-    return epw_ring_hear(&ring->taken, ring->posted, word, epoch);
+/* The same of TAKEN: no more can have been taken than was posted. */
+static inline epw_heard epw_ring_hear_taken(epw_ring *ring, epw_sight seen, uint64_t own_word) {
+    ring->all_taken |= epw_rule_gone(seen, own_word) != EPW_CAUSE_NONE;
+    return epw_ring_hear(&ring->taken, ring->posted, seen.word, epw_word_epoch(own_word));
+}
+
+/* May a peer that has said farewell be given up, where these words of its are awaited? Its farewell may have
+ * been seen behind another word, or on another channel, and not yet behind these. */
+static inline bool epw_ring_ended(const epw_ring *ring, bool awaits_posted, bool awaits_taken) {
+    return (!awaits_posted || ring->all_seen) && (!awaits_taken || ring->all_taken);
 }
 
 /* ---- what a message is ---- */
@@ -136,6 +148,23 @@ static inline bool epw_descriptor_equal(const epw_descriptor *a, const epw_descr
 
 static inline bool epw_descriptor_is_call(const epw_descriptor *what) {
     return what->kind <= EPW_SCATTER && what->type <= EPW_TYPE_F64 && what->op <= EPW_AVERAGE;
+}
+
+static inline epw_called epw_brief(const epw_descriptor *what) {
+    return (epw_called){what->kind, what->type, what->op, what->uneven, what->peer};
+}
+
+static inline uint32_t epw_brief_count(const epw_descriptor *what) {
+    return (uint32_t)what->count;
+}
+
+static inline epw_descriptor epw_descriptor_from(const epw_called *brief, uint32_t count) {
+    return (epw_descriptor){.kind = brief->kind,
+                            .type = brief->type,
+                            .op = brief->op,
+                            .uneven = brief->uneven,
+                            .peer = brief->peer,
+                            .count = count};
 }
 
 /* ring->message, which lies where message consumed + 1 does. `own` is call number `call` of this rank's. */

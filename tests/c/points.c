@@ -6,6 +6,8 @@
  * EPW_TEST_CASES: how many seeds. EPW_TEST_SEED: the first. */
 #include "comms.h"
 
+#include "base/clock.h"
+
 #include "coll/point.h"
 
 #include <inttypes.h>
@@ -268,6 +270,64 @@ static void a_send_to_itself_that_meets_none_ends(void) {
     close_comms(&c);
 }
 
+/* What is read where it lies is read a piece at a time: no call holds others up for all of it. */
+enum { MUCH = 96 << 20 };
+
+static void send_much(uint32_t rank, void *context) {
+    const comms *c = context;
+    unsigned char *bytes = malloc(MUCH);
+    if (bytes == NULL) abort();
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    memset(bytes, rank == 0 ? 7 : 0, MUCH);
+    CHECK_OK(epw_barrier(c->of[rank], NULL, &outcome)); /* who can read whose memory is known behind it */
+    if (rank == 0) {
+        CHECK_OK(epw_send(c->of[0], bytes, MUCH, EPW_TYPE_U8, 1, 0, NULL, &outcome));
+    } else {
+        epw_work work;
+        epw_call call = EPW_CALL_INIT;
+        call.work = &work;
+        nanosleep(&(struct timespec){0, 20000000}, NULL); /* it is there, probably */
+        CHECK_OK(epw_recv(c->of[1], bytes, MUCH, EPW_TYPE_U8, 0, 0, &call, NULL));
+        CHECK(epw_work_poll(c->of[1], work, NULL) == EPW_PENDING);
+        CHECK_OK(epw_work_wait(c->of[1], work, UINT64_MAX, &outcome));
+        CHECK(!outcome.degraded && bytes[0] == 7 && memcmp(bytes, bytes + 1, MUCH - 1) == 0);
+    }
+    free(bytes);
+}
+
+static void a_long_read_is_done_in_pieces(void) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    comms c = open_comms(2, config);
+    activate_comms(&c, 1);
+    on_all(2, send_much, &c);
+    close_comms(&c);
+}
+
+/* Each by its own deadline, in whatever order they were called; and who awaits one is woken for it. */
+static void what_waits_for_this_rank_itself_ends_in_its_own_time(void) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    config.deadline_ns = 20 * MS;
+    comms c = open_comms(1, config);
+    activate_comms(&c, 1);
+    unsigned char never[2];
+    epw_work works[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        epw_call call = EPW_CALL_INIT;
+        call.work = &works[i];
+        call.deadline_ns = i == 0 ? 60000 * MS : 0;
+        CHECK_OK(epw_recv(c.of[0], &never[i], 1, EPW_TYPE_U8, 0, i, &call, NULL));
+    }
+    uint64_t began = epw_now_ns();
+    CHECK_OK(epw_work_await(c.of[0], works[1], 30000 * MS));
+    epw_status status = epw_work_poll(c.of[0], works[1], NULL);
+    REFUSED(status, EPW_ERR_TIMEOUT, "wait", 0, -1, "to itself");
+    CHECK_MSG(epw_now_ns() - began < 10000 * MS, "%llu ms",
+              (unsigned long long)((epw_now_ns() - began) / MS));
+    CHECK(epw_work_poll(c.of[0], works[0], NULL) == EPW_PENDING);
+    CHECK_OK(epw_work_drop(c.of[0], works[0]));
+    close_comms(&c);
+}
+
 int main(void) {
     const char *cases = getenv("EPW_TEST_CASES"), *seed = getenv("EPW_TEST_SEED");
     uint64_t first = seed != NULL ? strtoull(seed, NULL, 10) : 1;
@@ -277,5 +337,7 @@ int main(void) {
     senders_wait_where_too_much_is_unreceived();
     a_message_without_room_is_consumed();
     a_send_to_itself_that_meets_none_ends();
+    what_waits_for_this_rank_itself_ends_in_its_own_time();
+    a_long_read_is_done_in_pieces();
     return check_result("points");
 }

@@ -4,7 +4,7 @@ use crate::bootstrap::{CONNECT_MARGIN, GROUP_DEADLINE, GROUP_MARGIN, JOIN_DEADLI
 use crate::cluster::{Choices, Cluster, RANKS, Rows, all_but, everyone};
 use crate::noise::deadline;
 use crate::verdict;
-use crate::wire::{Command, Reply, Run};
+use crate::wire::{Command, End, Reply, Run};
 
 /// Two peers do not answer, one of them only for a while: the thread of the rank that connects to both goes on, and one
 /// deadline bounds both, after which it is told whom it waits for in vain.
@@ -70,8 +70,18 @@ pub(crate) fn stopped_while_creating(seed: u64) {
 /// What the README shows: a rank dies, the others go on without it, a new process takes its place, and the next step of
 /// all is exact.
 pub(crate) fn a_dead_rank_is_replaced_through_the_group(seed: u64) {
+    replaced(seed, End::Buffer);
+}
+
+/// The same with a communicator and a subset of it: the newcomer begins both at the step of the others.
+pub(crate) fn a_dead_rank_of_a_communicator_is_replaced_through_the_group(seed: u64) {
+    replaced(seed, End::Comm);
+}
+
+fn replaced(seed: u64, end: End) {
     let mut choices = Choices::new(seed);
     let mut cluster = Cluster::spawn(seed, &mut choices, Rows::Small);
+    cluster.setup.end = end;
     let server = serve();
     joined(&mut cluster, &server);
     for rank in 0..RANKS {
@@ -85,7 +95,11 @@ pub(crate) fn a_dead_rank_is_replaced_through_the_group(seed: u64) {
     cluster.worker(victim).kill();
     cluster.tell_run(&survivors, &Run::new(1, 1, 3));
     let reports = cluster.hear_ran(&survivors);
-    verdict::lost_in_group(&reports, victim, 1);
+    match end {
+        End::Buffer => verdict::lost_in_group(&reports, victim, 1),
+        // A communicator and its subset lose it each by itself.
+        End::Comm => verdict::at_most_lost(&reports, victim),
+    }
     survivors.iter().for_each(|rank| cluster.worker(*rank).tell(&Command::Change));
     for rank in &survivors {
         match cluster.worker(*rank).hear() {
@@ -95,7 +109,7 @@ pub(crate) fn a_dead_rank_is_replaced_through_the_group(seed: u64) {
     }
     cluster.run_exactly(&survivors, 2, 2);
 
-    drop(cluster.replace(victim));
+    drop(cluster.replace_process(victim));
     cluster.worker(victim).tell(&join(&server, victim));
     assert!(done_or(&mut cluster, victim, JOIN_DEADLINE + GROUP_MARGIN, &[]), "on standby");
     let setup = cluster.setup_of(victim);

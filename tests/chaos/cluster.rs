@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::noise::deadline;
 use crate::traffic::{LOCAL_EXPERTS, Traffic, mix};
-use crate::wire::{Command, Place, Point, Ran, Reply, Run, Setup, Trap};
+use crate::wire::{Command, End, Place, Point, Ran, Reply, Run, Setup, Trap};
 use crate::worker;
 
 pub(crate) const RANKS: u32 = 4;
@@ -206,6 +206,7 @@ impl Cluster {
         let rank_major = choices.coin();
         let deadline_ms = deadline().as_millis() as u64;
         let setup = Setup {
+            end: End::Buffer,
             seed,
             rank: 0,
             ranks: RANKS,
@@ -236,6 +237,18 @@ impl Cluster {
         cluster
     }
 
+    /// The same with communicators.
+    pub(crate) fn ready_comms(seed: u64, choices: &mut Choices, rows: Rows) -> Self {
+        let mut cluster = Self::spawn(seed, choices, rows);
+        cluster.setup.end = End::Comm;
+        for rank in 0..RANKS {
+            cluster.create(rank);
+        }
+        cluster.connect_all();
+        cluster.set_active(&everyone(), 1);
+        cluster
+    }
+
     /// What its ranks send.
     pub(crate) fn traffic(&self) -> Traffic {
         Traffic::new(self.setup.seed, RANKS, self.setup.max_tokens, self.setup.hidden)
@@ -257,9 +270,14 @@ impl Cluster {
 
     /// Another process for `rank`, beside the old one, which is returned.
     pub(crate) fn replace(&mut self, rank: u32) -> Worker {
-        let old = std::mem::replace(&mut self.workers[rank as usize], Worker::spawn(rank));
+        let old = self.replace_process(rank);
         self.create(rank);
         old
+    }
+
+    /// The same, without a buffer.
+    pub(crate) fn replace_process(&mut self, rank: u32) -> Worker {
+        std::mem::replace(&mut self.workers[rank as usize], Worker::spawn(rank))
     }
 
     /// What `rank` exports, by peer.

@@ -39,6 +39,7 @@ fn missed_at(step: u32, point: Point) -> (u32, Call) {
         Point::BeforeSend => (step, Call::Dispatch),
         Point::DispatchSent | Point::Dispatched => (step, Call::Combine),
         Point::CombineSent => (step + 1, Call::Dispatch),
+        Point::Begun => unreachable!("of communicators"),
     }
 }
 
@@ -118,6 +119,7 @@ pub(crate) fn killed_at_an_exact_byte(seed: u64) {
     let between = match trap.place {
         Place::Rows | Place::DispatchWord => Point::DispatchSent,
         Place::Answers | Place::CombineWord => Point::CombineSent,
+        Place::Message | Place::Word => unreachable!("of communicators"),
     };
     for rank in &survivors {
         let run = if *rank == busy { run.hold(step, between) } else { run.clone() };
@@ -139,6 +141,7 @@ pub(crate) fn killed_at_an_exact_byte(seed: u64) {
         Place::Rows | Place::DispatchWord => (step, Call::Dispatch),
         Place::Answers | Place::CombineWord if after(rank) < after(trap.peer) => (step + 1, Call::Dispatch),
         Place::Answers | Place::CombineWord => (step, Call::Combine),
+        Place::Message | Place::Word => unreachable!("of communicators"),
     });
     cluster.go_on(&survivors, 2);
 }

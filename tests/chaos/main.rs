@@ -11,6 +11,8 @@ mod awaiting;
 mod bootstrap;
 mod clock;
 mod cluster;
+mod collective;
+mod collectives;
 mod deaths;
 mod history;
 mod network;
@@ -34,7 +36,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 /// A scenario: runs one case from its seed, and panics if it fails.
 type Scenario = fn(u64);
 
-/// 258 cases in all.
+/// 306 cases in all.
 const SCENARIOS: &[(&str, u64, Scenario)] = &[
     ("histories_of_a_run_that_its_members_serve", 20, history::of_a_run_that_its_members_serve),
     ("histories_of_a_run_with_a_server_by_itself", 20, history::of_a_run_with_a_server_by_itself),
@@ -72,6 +74,8 @@ const SCENARIOS: &[(&str, u64, Scenario)] = &[
         12,
         stops::a_replacement_waits_for_the_old_process_to_end,
     ),
+    ("killed_in_a_collective", 30, collectives::killed_in_a_collective),
+    ("stopped_in_a_collective", 14, collectives::stopped_in_a_collective),
     ("killed_while_joining", 6, bootstrap::killed_while_joining),
     ("killed_while_connecting_through_the_group", 6, bootstrap::killed_while_connecting_through_the_group),
     ("stopped_while_joining", 4, bootstrap::stopped_while_joining),
@@ -81,6 +85,11 @@ const SCENARIOS: &[(&str, u64, Scenario)] = &[
     ("a_connect_that_is_given_up", 2, awaiting::a_connect_that_is_given_up),
     ("stopped_while_creating", 4, awaiting::stopped_while_creating),
     ("a_dead_rank_is_replaced_through_the_group", 4, awaiting::a_dead_rank_is_replaced_through_the_group),
+    (
+        "a_dead_rank_of_a_communicator_is_replaced_through_the_group",
+        4,
+        awaiting::a_dead_rank_of_a_communicator_is_replaced_through_the_group,
+    ),
 ];
 
 /// Those with a network between the ranks, for machines that can make one.

@@ -36,7 +36,7 @@ pub(crate) enum Stop {
 }
 
 /// Where in a window its signal words begin.
-const SIGNAL_WORDS: u64 = 4096;
+pub(crate) const SIGNAL_WORDS: u64 = 4096;
 
 impl From<epwire::Error> for Stop {
     fn from(error: epwire::Error) -> Self {
@@ -188,13 +188,7 @@ impl Bench {
             }
             _ => SIGNAL_WORDS,
         };
-        let signal = if trap.stop { libc::SIGSTOP } else { libc::SIGKILL };
-        match self.windows.get(&trap.peer) {
-            Some(window) => trap::set(window + offset as usize, signal),
-            // Over queues nothing is mapped: it meets its fate before it writes anything.
-            // SAFETY: a plain system call.
-            None => drop(unsafe { libc::raise(signal) }),
-        }
+        meet_fate(&self.windows, trap, offset);
     }
 
     /// Checks that exactly the rows of the sources that are not missing are there, and lets the experts work on them.
@@ -305,11 +299,22 @@ impl Bench {
     }
 }
 
+/// Dies or stops at the first write to the page of this offset of the peer's window.
+pub(crate) fn meet_fate(windows: &HashMap<u32, usize>, trap: &Trap, offset: u64) {
+    let signal = if trap.stop { libc::SIGSTOP } else { libc::SIGKILL };
+    match windows.get(&trap.peer) {
+        Some(window) => trap::set(window + offset as usize, signal),
+        // Over queues nothing is mapped: it meets its fate before it writes anything.
+        // SAFETY: a plain system call.
+        None => drop(unsafe { libc::raise(signal) }),
+    }
+}
+
 fn poll_and_drop(future: impl Future) {
     let _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
 }
 
-fn report(step: u32, call: Call, began: Begun, outcome: &Outcome, waited: &[u64]) -> Op {
+pub(crate) fn report(step: u32, call: Call, began: Begun, outcome: &Outcome, waited: &[u64]) -> Op {
     let elapsed_us = began.end().as_micros() as u64;
     let arrivals = (0..).zip(waited).filter(|(rank, _)| !outcome.missing.contains(*rank));
     Op {

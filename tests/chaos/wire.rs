@@ -3,9 +3,17 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A worker's buffer, and the seed from which all traffic follows.
+/// What a worker has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum End {
+    Buffer,
+    Comm,
+}
+
+/// A worker's buffer or communicator, and the seed from which all traffic follows.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Setup {
+    pub(crate) end: End,
     pub(crate) seed: u64,
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
@@ -19,7 +27,7 @@ pub(crate) struct Setup {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Command {
-    /// Make a buffer that knows nobody.
+    /// Make a buffer or communicator that knows nobody.
     Create(Setup),
     /// Answered with a blob for each rank.
     Export,
@@ -45,7 +53,7 @@ pub(crate) enum Command {
         join_deadline_ms: u64,
         deadline_ms: u64,
     },
-    /// `EpBuffer::create` through the group.
+    /// `EpBuffer::create` or `Comm::create` through the group.
     CreateInGroup(Setup),
     /// The same on the thread of an async runtime.
     CreateAwaiting(Setup),
@@ -93,6 +101,10 @@ pub(crate) enum Place {
     Answers,
     /// Before it says that its answers are there: those between it and the peer, going up from it, have been told.
     CombineWord,
+    /// Of a communicator: the first message of an epoch, while it writes that.
+    Message,
+    /// Before it tells the peer anything.
+    Word,
 }
 
 /// Points of a step at which a rank can be caught.
@@ -102,6 +114,8 @@ pub(crate) enum Point {
     DispatchSent,
     Dispatched,
     CombineSent,
+    /// Of a communicator: the operation has been begun, and is not waited for.
+    Begun,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -152,6 +166,10 @@ pub(crate) struct Op {
 pub(crate) enum Call {
     Dispatch,
     Combine,
+    /// Of a communicator: a collective, or sends and receives between neighbours, and the sum behind it.
+    Collective,
+    Exchange,
+    Total,
 }
 
 /// `ErrorRecord`, as far as the test judges it.

@@ -1,17 +1,20 @@
 //! A rank: does what the test tells it, one command at a time, until its standard input ends.
 
+use std::collections::HashMap;
 use std::io::{BufRead, Lines, StdinLock, Write};
 use std::time::{Duration, Instant};
 
+use epwire::comm::CommConfig;
 use epwire::group::GroupOptions;
-use epwire::{EpBuffer, EpConfig, Error, Group, Mask};
+use epwire::{Comm, EpBuffer, EpConfig, Error, Group, Mask};
 
 use crate::clock;
+use crate::collective::Collectives;
 use crate::noise::{self, Begun, deadline};
 use crate::step::{Bench, Stop};
 use crate::traffic::{LOCAL_EXPERTS, SIDEBAND, TOPK};
 use crate::trap;
-use crate::wire::{Command, Ran, Reply, Run, Setup};
+use crate::wire::{Command, End, Ran, Reply, Run, Setup};
 
 /// Set for worker processes, to the deadline in milliseconds.
 pub(crate) const VARIABLE: &str = "EPWIRE_CHAOS_WORKER";
@@ -22,7 +25,8 @@ pub(crate) fn main() {
     noise::watch();
     let deadline = std::env::var(VARIABLE).ok().and_then(|ms| ms.parse().ok());
     noise::set_deadline(deadline.expect("the test says the deadline"));
-    let mut worker = Worker { commands: std::io::stdin().lock().lines(), group: None, bench: None };
+    let mut worker =
+        Worker { commands: std::io::stdin().lock().lines(), group: None, bench: None, collectives: None };
     while let Some(command) = worker.next() {
         noise::forget();
         let began = Begun::now();
@@ -75,10 +79,16 @@ pub(crate) fn config(setup: &Setup) -> EpConfig {
     config
 }
 
+fn comm_config(setup: &Setup) -> CommConfig {
+    CommConfig { deadline: Duration::from_millis(setup.deadline_ms), ..CommConfig::default() }
+}
+
+/// One of `bench` and `collectives` at most.
 struct Worker {
     commands: Lines<StdinLock<'static>>,
     group: Option<Group>,
     bench: Option<Bench>,
+    collectives: Option<Collectives>,
 }
 
 impl Worker {
@@ -91,33 +101,29 @@ impl Worker {
         &self.bench.as_ref().expect("the test creates the buffer first").buffer
     }
 
-    fn bench(&mut self) -> &mut Bench {
-        self.bench.as_mut().expect("the test creates the buffer first")
-    }
-
     fn group(&self) -> &Group {
         self.group.as_ref().expect("the test joins first")
     }
 
     fn obey(&mut self, command: Command) -> Result<Option<Reply>, Stop> {
         match command {
+            Command::Create(setup) if setup.end == End::Comm => {
+                let comm = Comm::unconnected(setup.rank, setup.ranks, comm_config(&setup))?;
+                self.collectives = Some(Collectives::new(setup, comm));
+            }
             Command::Create(setup) => {
                 let buffer = EpBuffer::unconnected(setup.rank, setup.ranks, config(&setup))?;
                 self.bench = Some(Bench::new(setup, buffer)?);
             }
-            Command::Export => {
-                let buffer = self.buffer();
-                let blob = |peer| if peer == buffer.rank() { Ok(Vec::new()) } else { buffer.export(peer) };
-                return Ok(Some(Reply::Blobs((0..buffer.ranks()).map(blob).collect::<Result<_, _>>()?)));
-            }
+            Command::Export => return Ok(Some(Reply::Blobs(self.export()?))),
             Command::Connect(blobs) => {
                 for (peer, blob) in blobs {
                     let before = trap::windows();
-                    self.buffer().connect_blocking(peer, &blob)?;
+                    self.connect(peer, &blob)?;
                     let mut now = trap::windows();
                     now.retain(|inode, _| !before.contains_key(inode));
                     // None is new when the same window is mapped again.
-                    self.bench().windows.extend(now.into_values().map(|address| (peer, address)));
+                    self.windows().extend(now.into_values().map(|address| (peer, address)));
                 }
             }
             Command::ConnectAwaiting(blobs) => {
@@ -126,7 +132,10 @@ impl Worker {
             Command::GiveUpConnect { peer, blob } => self.give_up_connect(peer, &blob)?,
             Command::SetActive { ranks, epoch } => {
                 let mask: Mask = ranks.into_iter().collect();
-                self.buffer().set_active(&mask, epoch, 0)?;
+                match &self.collectives {
+                    Some(collectives) => collectives.comm.set_active(&mask, epoch, 0)?,
+                    None => self.buffer().set_active(&mask, epoch, 0)?,
+                }
             }
             Command::Run(run) => return self.run(&run).map(Some),
             Command::Join { rank, ranks, address, join_deadline_ms, deadline_ms } => {
@@ -136,9 +145,24 @@ impl Worker {
                     .deadline(Duration::from_millis(deadline_ms));
                 self.group = Some(Group::join_blocking(options).map_err(Error::from)?);
             }
+            Command::CreateInGroup(setup) if setup.end == End::Comm => {
+                let comm = Comm::create_blocking(self.group(), comm_config(&setup))?;
+                self.collectives = Some(Collectives::new(setup, comm));
+            }
             Command::CreateInGroup(setup) => {
                 let buffer = EpBuffer::create_blocking(self.group(), config(&setup))?;
                 self.bench = Some(Bench::new(setup, buffer)?);
+            }
+            Command::CreateAwaiting(setup) if setup.end == End::Comm => {
+                let (group, config) = (self.group().clone(), comm_config(&setup));
+                let everyone = Mask::all(setup.ranks);
+                let (comm, subset) = clock::beside(async move {
+                    let comm = Comm::create(&group, config).await?;
+                    let subset = comm.subset(&everyone).await?;
+                    Ok::<_, Error>((comm, subset))
+                })??;
+                self.collectives = Some(Collectives::new(setup, comm));
+                self.collectives.as_mut().expect("just made").subset = subset;
             }
             Command::CreateAwaiting(setup) => {
                 let buffer = clock::beside(EpBuffer::create(self.group(), config(&setup)))??;
@@ -164,6 +188,36 @@ impl Worker {
         Ok(None)
     }
 
+    fn export(&self) -> Result<Vec<Vec<u8>>, Error> {
+        match &self.collectives {
+            Some(Collectives { comm, .. }) => {
+                let blob = |peer| if peer == comm.rank() { Ok(Vec::new()) } else { comm.export(peer) };
+                (0..comm.ranks()).map(blob).collect()
+            }
+            None => {
+                let buffer = self.buffer();
+                let blob = |peer| if peer == buffer.rank() { Ok(Vec::new()) } else { buffer.export(peer) };
+                (0..buffer.ranks()).map(blob).collect()
+            }
+        }
+    }
+
+    fn connect(&self, peer: u32, blob: &[u8]) -> Result<(), Error> {
+        match &self.collectives {
+            Some(collectives) => collectives.comm.connect_blocking(peer, blob),
+            None => self.buffer().connect_blocking(peer, blob),
+        }
+    }
+
+    /// Where the peers' windows lie in this process.
+    fn windows(&mut self) -> &mut HashMap<u32, usize> {
+        let Self { collectives, bench, .. } = self;
+        match collectives {
+            Some(collectives) => &mut collectives.windows,
+            None => &mut bench.as_mut().expect("the test creates the buffer first").windows,
+        }
+    }
+
     fn give_up_connect(&self, peer: u32, blob: &[u8]) -> Result<(), Stop> {
         let began = Instant::now();
         let connect = self.buffer().connect(peer, blob);
@@ -186,8 +240,7 @@ impl Worker {
 
     fn run(&mut self, run: &Run) -> Result<Reply, Stop> {
         let mut ops = Vec::new();
-        let Self { commands, bench, .. } = self;
-        let bench = bench.as_mut().expect("the test creates the buffer first");
+        let Self { commands, bench, collectives, .. } = self;
         for step in run.first..run.first + run.steps {
             let mut at = |point| {
                 if run.hold == Some((step, point)) {
@@ -196,7 +249,13 @@ impl Worker {
                     let _ = commands.next();
                 }
             };
-            bench.step(run, step, &mut at, &mut ops)?;
+            match collectives {
+                Some(collectives) => collectives.step(run, step, &mut at, &mut ops)?,
+                None => {
+                    let bench = bench.as_mut().expect("the test creates the buffer first");
+                    bench.step(run, step, &mut at, &mut ops)?;
+                }
+            }
         }
         Ok(Reply::Ran(Ran { ops, noise_us: noise::worst_us() }))
     }

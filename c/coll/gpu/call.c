@@ -23,7 +23,8 @@ enum {
 epw_status epw_coll_gpu_check_calls(epw_comm *comm, epw_where where) {
     const epw_coll_differing *d = &comm->gpu->pinned->differing;
     if (__atomic_load_n(&d->found, __ATOMIC_ACQUIRE) == 0) return EPW_OK;
-    comm->mismatch = (epw_mismatch){.rank = {d->peer, comm->config.rank}, .number = (uint32_t)d->op};
+    comm->mismatch =
+        (epw_mismatch){.rank = {d->peer, comm->config.rank}, .number = {(uint32_t)d->op, (uint32_t)d->op}};
     memcpy(&comm->mismatch.call[0], d->its, sizeof d->its);
     memcpy(&comm->mismatch.call[1], d->own, sizeof d->own);
     return epw_comm_fail_mismatch(comm, where);

@@ -52,8 +52,8 @@ static void look(const model *m, state *s, unsigned r, unsigned q, bool at_poste
     const pair *from = &s->pairs[q][r];
     epw_sight seen = sight_of(s, q, r, at_posted ? from->posted : from->taken);
     p->begun |= epw_ring_begun(seen, me->own_word);
-    epw_heard heard = at_posted ? epw_ring_hear_posted(&p->ring, seen.word, epoch_of(me), m->slots)
-                                : epw_ring_hear_taken(&p->ring, seen.word, epoch_of(me));
+    epw_heard heard = at_posted ? epw_ring_hear_posted(&p->ring, seen, me->own_word, m->slots)
+                                : epw_ring_hear_taken(&p->ring, seen, me->own_word);
     if (p->gone == EPW_CAUSE_NONE) p->gone = epw_rule_gone(seen, me->own_word);
     if (heard == EPW_HEARD_NONSENSE) p->gone = EPW_CAUSE_FORMAT;
 }
@@ -67,17 +67,20 @@ static void lose(state *s, unsigned r, unsigned q) {
     s->pairs[r][q].dropped = epw_word(epoch_of(me), 0, 0);
 }
 
+static bool awaits_taken(const model *m, const peer *p) {
+    return (p->out > 0 && (!p->begun || !epw_ring_has_room(&p->ring, m->slots))) || epw_ring_lends(&p->ring);
+}
+
 static void look_moves(walker *w, const state *s, unsigned r, unsigned q) {
     const peer *p = &s->ranks[r].of[q];
     state next;
-    bool full = !p->begun || !epw_ring_has_room(&p->ring, w->m->slots);
     if (p->in > 0) {
         begin_move(w, s, &next, "looks at POSTED of", r, q);
         look(w->m, &next, r, q, true);
         check(w, next.ranks[r].of[q].gone != EPW_CAUSE_FORMAT, "a sound peer is taken for a broken one");
         w->take(w, &next);
     }
-    if ((p->out > 0 && full) || epw_ring_lends(&p->ring)) {
+    if (awaits_taken(w->m, p)) {
         begin_move(w, s, &next, "looks at TAKEN of", r, q);
         look(w->m, &next, r, q, false);
         check(w, next.ranks[r].of[q].gone != EPW_CAUSE_FORMAT, "a sound peer is taken for a broken one");
@@ -138,7 +141,7 @@ static void write_moves(walker *w, const state *s, unsigned r, unsigned q) {
         begin_move(w, s, &next, "has written for", r, q);
         peer *now = &next.ranks[r].of[q];
         slot *to = slot_of(w->m, &next, r, q, p->ring.posted + 1);
-        uint32_t carry = me->dropped ? EPW_CARRY_VOID : w->m->lends ? EPW_CARRY_PULL : EPW_CARRY_INLINE;
+        uint32_t carry = me->dropped ? EPW_CARRY_VOID : lends(w->m, r) ? EPW_CARRY_PULL : EPW_CARRY_INLINE;
         to->torn = false;
         to->epoch = epoch_of(me);
         to->message = (epw_message){.number = p->ring.posted + 1,
@@ -234,9 +237,9 @@ static void lose_moves(walker *w, const state *s, unsigned r, unsigned q) {
     const rank *me = &s->ranks[r];
     const peer *p = &me->of[q];
     if (p->hand != IDLE || over(p)) return;
-    bool owes = (p->out > 0 && (!p->begun || !epw_ring_has_room(&p->ring, w->m->slots))) ||
-                (p->in > 0 && !epw_ring_may_read(&p->ring)) || epw_ring_lends(&p->ring);
-    bool lost = p->gone != EPW_CAUSE_NONE && (p->out > 0 || owes);
+    bool owes = awaits_taken(w->m, p) || (p->in > 0 && !epw_ring_may_read(&p->ring));
+    bool lost = p->gone != EPW_CAUSE_NONE && (p->out > 0 || owes) &&
+                epw_ring_ended(&p->ring, p->in > 0, awaits_taken(w->m, p));
     if (!lost && !(owes && (s->ranks[q].dead || w->m->impatient))) return;
     state next;
     begin_move(w, s, &next, "gives up", r, q);
@@ -293,16 +296,29 @@ static void drop_call(walker *w, const state *s, unsigned r) {
     w->take(w, &next);
 }
 
-static void begin_epoch(walker *w, const state *s, unsigned r) {
-    uint32_t epoch = epoch_of(&s->ranks[r]) + 1;
-    if (epoch > w->m->epochs) {
-        state next;
-        begin_move(w, s, &next, "has done all", r, r);
-        next.ranks[r].finished = true;
+/* The last call is done: the rank says farewell, to one peer after the other. */
+static void end_all(walker *w, const state *s, unsigned r) {
+    const rank *me = &s->ranks[r];
+    state next;
+    for (unsigned q = 0; w->m->leaves && q < w->m->ranks; q++) {
+        if (q == r || !present(&me->of[q]) || s->pairs[r][q].dropped != 0) continue;
+        begin_move(w, s, &next, "says farewell to", r, q);
+        next.pairs[r][q].dropped = epw_word(epoch_of(me), 0, 0);
         w->take(w, &next);
         return;
     }
+    begin_move(w, s, &next, "has done all", r, r);
+    next.ranks[r].finished = true;
+    w->take(w, &next);
+}
+
+static void begin_epoch(walker *w, const state *s, unsigned r) {
+    uint32_t epoch = epoch_of(&s->ranks[r]) + 1;
     state next;
+    if (epoch > w->m->epochs) {
+        end_all(w, s, r);
+        return;
+    }
     begin_move(w, s, &next, "begins an epoch", r, r);
     if (next.members[epoch] == 0)
         for (unsigned q = 0; q < w->m->ranks; q++) next.members[epoch] |= !s->ranks[q].dead ? 1u << q : 0;

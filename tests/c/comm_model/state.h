@@ -16,15 +16,18 @@ typedef enum shape {
     FROM_ROOT /* rank 0 to the others */
 } shape;
 
+typedef enum lenders { NOBODY, RANK_0, EVERYBODY } lenders;
+
 typedef struct model {
     const char *name;
     unsigned ranks, slots, calls, epochs;
     unsigned messages; /* of each flow */
     shape shape;
-    bool lends;     /* messages are read from their source's memory, else from the slot */
+    lenders lends;  /* whose messages are read from their memory; those of others from the slot */
     bool deaths;    /* one rank may die, at any time */
     bool impatient; /* ranks may give each other up though nobody has died */
     bool drops;     /* rank 0 may drop a call that it has begun */
+    bool leaves;    /* ranks say farewell as soon as they have done all */
     bool astray;    /* the last rank calls something else once, in the first epoch */
 } model;
 
@@ -81,6 +84,10 @@ static inline epw_descriptor descriptor_of(const model *m, const state *s, unsig
 static inline epw_sight sight_of(const state *s, unsigned source, unsigned owner, uint64_t word) {
     const pair *p = &s->pairs[source][owner];
     return (epw_sight){.dropped = p->dropped, .epoch_word = p->epoch_word, .word = word};
+}
+
+static inline bool lends(const model *m, unsigned r) {
+    return m->lends == EVERYBODY || (m->lends == RANK_0 && r == 0);
 }
 
 static inline bool gives(const model *m, unsigned from, unsigned to) {

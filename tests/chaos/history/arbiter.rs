@@ -6,7 +6,7 @@ use super::crew::Crew;
 use super::plan::Served;
 use crate::cluster::Choices;
 use crate::noise::{self, deadline};
-use crate::wire::Setup;
+use crate::wire::{End, Setup};
 
 /// Two of 3 or 4 members, or three of 4, are stopped, and the others go on without them; when they run again they come
 /// back.
@@ -15,6 +15,7 @@ pub(crate) fn a_server_by_itself_goes_on_without_most_ranks(seed: u64) {
     let (ranks, stopped) = [(3, 2), (4, 2), (4, 3)][seed as usize % 3];
     let lease = deadline() * 5 / 4;
     let setup = Setup {
+        end: End::Buffer,
         seed,
         rank: 0,
         ranks,

@@ -6,7 +6,7 @@ use super::crew::Crew;
 use super::news::Order;
 use crate::cluster::Choices;
 use crate::network::Hosts;
-use crate::wire::Setup;
+use crate::wire::{End, Setup};
 
 const RANKS: u32 = 3;
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -21,6 +21,7 @@ const AFTER: Duration = Duration::from_secs(30);
 fn start(seed: u64, lease: Duration) -> Crew {
     let mut choices = Choices::new(seed);
     let setup = Setup {
+        end: End::Buffer,
         seed,
         rank: 0,
         ranks: RANKS,

@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use crate::cluster::Choices;
 use crate::noise::{self, deadline};
-use crate::wire::Setup;
+use crate::wire::{End, Setup};
 
 use self::crew::Crew;
 use self::news::Order;
@@ -41,6 +41,7 @@ fn history(seed: u64, served: Served) {
     let lease = deadline() * 5 / 4;
     let plan = Plan::draw(&mut choices, served, lease);
     let setup = Setup {
+        end: End::Buffer,
         seed,
         rank: 0,
         ranks: plan.world,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::crew::Crew;
 use super::plan::Served;
 use crate::noise::{self, deadline};
-use crate::wire::Setup;
+use crate::wire::{End, Setup};
 
 const MEMBERS: u32 = 3;
 /// Steps of this size are shorter than a message to the server and back: `GroupOptions::lead` is for them.
@@ -20,6 +20,7 @@ const PERCENTILES: [usize; 3] = [50, 90, 99];
 /// admitted, beside those while an unrelated process starts and gets as much memory.
 pub(crate) fn a_newcomer_costs_no_more_than_twice_what_an_unrelated_process_does(seed: u64) {
     let setup = Setup {
+        end: End::Buffer,
         seed,
         rank: 0,
         ranks: MEMBERS + 1,

@@ -1,0 +1,87 @@
+/* Ranks have called different operations. Who finds that by a message says it to all, with both calls, before
+ * its word; nothing goes on in the epoch, and each rank fails by the same text.
+ *
+ * The message need not be of the call that differs. Of two ranks that differ in the root, one may have done
+ * its part and be in its next call, or its message may lie unread where another one waited for nobody. So a
+ * message says what was called before it, and a rank remembers what it has called before. */
+#include "coll/parts.h"
+
+#include "base/clock.h"
+
+#include <string.h>
+
+static bool is_briefly(const epw_descriptor *a, const epw_descriptor *b) {
+    epw_called brief_a = epw_brief(a), brief_b = epw_brief(b);
+    bool counted = !a->uneven && !b->uneven;
+    return memcmp(&brief_a, &brief_b, sizeof brief_a) == 0 &&
+           (!counted || epw_brief_count(a) == epw_brief_count(b));
+}
+
+/* What this rank and the peer have called, of one number if both are known. */
+static epw_mismatch describe(const epw_comm *comm, uint32_t peer, const epw_message *m,
+                             const epw_descriptor *own) {
+    epw_mismatch found = {
+        .rank = {comm->config.rank, peer}, .number = {comm->calls, m->call}, .call = {*own, m->what}};
+    epw_descriptor its_before = epw_descriptor_from(&m->before, m->before_count);
+    if (m->call + 1 == comm->calls && !is_briefly(&comm->before, &m->what)) {
+        found.number[0] = m->call;
+        found.call[0] = comm->before;
+    } else if (m->call == comm->calls + 1 && !is_briefly(own, &its_before)) {
+        found.number[1] = comm->calls;
+        found.call[1] = its_before;
+    }
+    return found;
+}
+
+void epw_comm_mismatch(epw_comm *comm, epw_coll_peer *from, const epw_descriptor *own, uint64_t now) {
+    if (comm->mismatched) return;
+    comm->mismatched = true;
+    comm->mismatch =
+        describe(comm, epw_coll_rank(comm, from), &from->rings[EPW_CHANNEL_COLLECTIVE].message, own);
+    uint64_t offset = epw_mismatch_offset(&comm->layout, comm->config.rank);
+    uint64_t word = epw_epoch_word(epw_word_epoch(comm->own_word), 1);
+    epw_range range = {
+        .offset = offset, .bytes = sizeof comm->mismatch, .stride = sizeof comm->mismatch, .count = 1};
+    /* Writer: this rank, once in an epoch. Reader: each member that waits or calls, see
+     * epw_comm_heed_mismatch. */
+    EPW_COMM_PEERS(p, comm) {
+        uint32_t peer = epw_coll_rank(comm, p);
+        if (!epw_coll_present(p) || peer == comm->config.rank) continue;
+        if (!p->begun) p->begun = epw_comm_has_begun(comm, p);
+        memcpy(epw_control_at(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, offset), &comm->mismatch,
+               sizeof comm->mismatch);
+        epw_signal(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, EPW_WORD_MISMATCH, word, &range, 1);
+        p->spoke = now;
+    }
+}
+
+bool epw_comm_heed_mismatch(epw_comm *comm) {
+    EPW_COMM_PEERS(p, comm) {
+        uint32_t peer = epw_coll_rank(comm, p);
+        if (comm->mismatched) break;
+        if (!epw_coll_present(p) || peer == comm->config.rank) continue;
+        uint64_t word = epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, EPW_WORD_MISMATCH);
+        if (epw_word_epoch(word) != epw_word_epoch(comm->own_word)) continue;
+        memcpy(&comm->mismatch, epw_peers_from(&comm->peers, peer) + epw_mismatch_offset(&comm->layout, peer),
+               sizeof comm->mismatch);
+        comm->mismatched = true;
+    }
+    return comm->mismatched;
+}
+
+epw_status epw_comm_fail_mismatch(const epw_comm *comm, epw_where where) {
+    const epw_mismatch *m = &comm->mismatch;
+    char first[EPW_CALL_TEXT], second[EPW_CALL_TEXT];
+    epw_descriptor_text(&m->call[0], first);
+    epw_descriptor_text(&m->call[1], second);
+    where.peer = m->rank[0] == comm->config.rank ? (int)m->rank[1] : (int)m->rank[0];
+    if (m->number[0] == m->number[1])
+        return epw_fail(EPW_ERR_MISMATCH, where,
+                        "ranks have called different operations: collective %u of this epoch is %s on rank "
+                        "%u and %s on rank %u; go on in a new membership",
+                        m->number[0], first, m->rank[0], second, m->rank[1]);
+    return epw_fail(EPW_ERR_MISMATCH, where,
+                    "ranks have called different operations: rank %u is in collective %u of this epoch, %s, "
+                    "and has of rank %u a part of collective %u, %s; go on in a new membership",
+                    m->rank[0], m->number[0], first, m->rank[1], m->number[1], second);
+}

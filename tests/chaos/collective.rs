@@ -1,0 +1,309 @@
+//! One step of a worker that has a communicator: a collective, or sends and receives, of a kind that follows from the step, and
+//! then a small sum of all. Whatever of their results can be used is checked against what the ranks must have given.
+
+use std::collections::HashMap;
+
+use epwire::comm::{Call, Calls, Reduction};
+use epwire::{Comm, Mask, Outcome};
+
+use crate::noise::Begun;
+use crate::step::{Stop, meet_fate, report};
+use crate::traffic::mix;
+use crate::wire::{self, Op, Place, Point, Run, Setup, Trap};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    AllReduce,
+    AllReduceInPlace,
+    Reduce,
+    ReduceScatter,
+    AllGather,
+    AllToAll,
+    Broadcast,
+    Gather,
+    Scatter,
+    /// Each rank sends to the next one and receives of the one before it, all at once.
+    Ring,
+}
+
+pub(crate) const KINDS: [Kind; 10] = [
+    Kind::AllReduce,
+    Kind::AllReduceInPlace,
+    Kind::Reduce,
+    Kind::ReduceScatter,
+    Kind::AllGather,
+    Kind::AllToAll,
+    Kind::Broadcast,
+    Kind::Gather,
+    Kind::Scatter,
+    Kind::Ring,
+];
+
+/// Elements of a block at most, and offsets at which blocks begin in a table.
+const LONGEST: usize = 1 << 16;
+const TABLE: usize = 1 << 12;
+/// Each rank gives the same numbers times one of 1 to 3.
+const TIMES: u32 = 3;
+/// What a place holds that nobody has written.
+const UNTOUCHED: u32 = u32::MAX;
+
+/// A communicator and what its steps are made of.
+pub(crate) struct Collectives {
+    setup: Setup,
+    pub(crate) comm: Comm,
+    /// Of all its ranks: then that is where a step ends.
+    pub(crate) subset: Option<Comm>,
+    /// Where the peers' windows lie in this process.
+    pub(crate) windows: HashMap<u32, usize>,
+    /// Numbers times 0, 1 and so on, up to what all ranks give together: a block is a slice of one, and so is a sum.
+    tables: Vec<Vec<u32>>,
+}
+
+/// What one operation is, the same on all ranks.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    kind: Kind,
+    hash: u64,
+    /// Elements of a block.
+    len: usize,
+    root: u32,
+}
+
+/// An operation that is to be begun.
+struct Turn<'a> {
+    comm: &'a Comm,
+    step: u32,
+    at: &'a mut dyn FnMut(Point),
+    ops: &'a mut Vec<Op>,
+}
+
+impl Turn<'_> {
+    fn carry<C: Calls + Send + 'static>(self, calls: C) -> Result<(Outcome, C::Buffers), Stop> {
+        self.carry_as(wire::Call::Collective, calls)
+    }
+
+    /// Begins the calls and waits for them.
+    fn carry_as<C: Calls + Send + 'static>(
+        self,
+        call: wire::Call,
+        calls: C,
+    ) -> Result<(Outcome, C::Buffers), Stop> {
+        let began = Begun::now();
+        let work = self.comm.begin(calls);
+        (self.at)(Point::Begun);
+        let (outcome, buffers) = work.wait();
+        let outcome = outcome?;
+        self.ops.push(ended(self.step, call, began, &outcome));
+        Ok((outcome, buffers))
+    }
+}
+
+impl Collectives {
+    pub(crate) fn new(setup: Setup, comm: Comm) -> Self {
+        let numbers: Vec<u32> =
+            (0..(TABLE + LONGEST) as u64).map(|i| mix(&[setup.seed, i]) as u32 & 0xfffff).collect();
+        let times = |factor: u32| numbers.iter().map(|number| number * factor).collect();
+        let tables = (0..=TIMES * setup.ranks).map(times).collect();
+        Self { setup, comm, subset: None, windows: HashMap::new(), tables }
+    }
+
+    /// Runs step `step`; `at` is called at each point and may wait there. Adds what the calls reported to `ops`.
+    pub(crate) fn step(
+        &mut self,
+        run: &Run,
+        step: u32,
+        at: &mut dyn FnMut(Point),
+        ops: &mut Vec<Op>,
+    ) -> Result<(), Stop> {
+        let active = self.comm.membership()?.active;
+        let shape = self.shape(run, step, &active);
+        at(Point::BeforeSend);
+        if let Some(trap) = run.trap.as_ref().filter(|trap| trap.step == step) {
+            self.set_trap(trap);
+        }
+        self.run(&shape, &active, Turn { comm: &self.comm, step, at, ops })?;
+
+        let last = self.subset.as_ref().unwrap_or(&self.comm);
+        let (membership, of_last) = (self.comm.membership()?, last.membership()?);
+        let place = |now: &epwire::Membership| (now.active, now.epoch, now.step);
+        wrong_if(place(&membership) != place(&of_last), || {
+            format!("{membership:?}, its subset {of_last:?}")
+        })?;
+        let began = Begun::now();
+        let mut sum = [self.setup.rank + step];
+        let outcome = last.all_reduce_in_place_blocking(&mut sum, Reduction::Sum)?;
+        ops.push(ended(step, wire::Call::Total, began, &outcome));
+        let total = active.iter().map(|rank| rank + step).sum::<u32>();
+        wrong_if(outcome.is_complete() && sum[0] != total, || format!("a total of {}, not {total}", sum[0]))
+    }
+
+    fn shape(&self, run: &Run, step: u32, active: &Mask) -> Shape {
+        let Setup { seed, max_tokens, hidden, .. } = self.setup;
+        let hash = mix(&[seed, run.epoch.into(), step.into()]);
+        let members: Vec<u32> = active.iter().collect();
+        Shape {
+            kind: KINDS[((seed + u64::from(step)) % KINDS.len() as u64) as usize],
+            hash,
+            len: 1 + hash as usize % LONGEST.min((max_tokens * hidden) as usize),
+            root: members[mix(&[hash]) as usize % members.len()],
+        }
+    }
+
+    /// What rank `from` gives rank `to`.
+    fn block(&self, shape: &Shape, from: u32, to: u32) -> &[u32] {
+        self.slice(shape, to, self.times(shape, from, to))
+    }
+
+    fn times(&self, shape: &Shape, from: u32, to: u32) -> u32 {
+        1 + mix(&[shape.hash, from.into(), to.into()]) as u32 % TIMES
+    }
+
+    fn slice(&self, shape: &Shape, to: u32, times: u32) -> &[u32] {
+        let first = mix(&[shape.hash, to.into()]) as usize % TABLE;
+        &self.tables[times as usize][first..][..shape.len]
+    }
+
+    /// What all give rank `to`, added up.
+    fn sum(&self, shape: &Shape, active: &Mask, to: u32) -> &[u32] {
+        self.slice(shape, to, active.iter().map(|from| self.times(shape, from, to)).sum())
+    }
+
+    fn blocks(&self, shape: &Shape) -> Vec<u32> {
+        (0..self.setup.ranks).flat_map(|to| self.block(shape, self.setup.rank, to)).copied().collect()
+    }
+
+    fn run(&self, shape: &Shape, active: &Mask, turn: Turn<'_>) -> Result<(), Stop> {
+        let (me, ranks, root) = (self.setup.rank, self.setup.ranks, shape.root);
+        let is_root = me == root;
+        let own = self.block(shape, me, 0).to_vec();
+        let one = || vec![UNTOUCHED; shape.len];
+        let all = || vec![UNTOUCHED; shape.len * ranks as usize];
+        let none = Vec::<u32>::new;
+        match shape.kind {
+            Kind::AllReduce => {
+                let (outcome, (send, recv)) = turn.carry(Call::all_reduce(own, one(), Reduction::Sum))?;
+                wrong_if(send != self.block(shape, me, 0), || format!("{shape:?}: the input has changed"))?;
+                self.check_sum(shape, active, &outcome, &recv, 0)
+            }
+            Kind::AllReduceInPlace => {
+                let (outcome, buffer) = turn.carry(Call::all_reduce_in_place(own, Reduction::Sum))?;
+                self.check_sum(shape, active, &outcome, &buffer, 0)
+            }
+            Kind::Reduce => {
+                let recv = if is_root { one() } else { none() };
+                let (outcome, (_, recv)) = turn.carry(Call::reduce(own, recv, Reduction::Sum, root))?;
+                if is_root { self.check_sum(shape, active, &outcome, &recv, 0) } else { Ok(()) }
+            }
+            Kind::ReduceScatter => {
+                let call = Call::reduce_scatter(self.blocks(shape), one(), Reduction::Sum);
+                let (outcome, (_, recv)) = turn.carry(call)?;
+                self.check_sum(shape, active, &outcome, &recv, me)
+            }
+            Kind::AllGather => {
+                let (outcome, (_, recv)) = turn.carry(Call::all_gather(own, all()))?;
+                self.check_blocks(shape, active, &outcome, &recv, 0)
+            }
+            Kind::AllToAll => {
+                let (outcome, (_, recv)) = turn.carry(Call::all_to_all(self.blocks(shape), all()))?;
+                self.check_blocks(shape, active, &outcome, &recv, me)
+            }
+            Kind::Gather => {
+                let recv = if is_root { all() } else { none() };
+                let (outcome, (_, recv)) = turn.carry(Call::gather(own, recv, root))?;
+                self.check_blocks(shape, active, &outcome, &recv, 0)
+            }
+            Kind::Broadcast => {
+                let buffer = if is_root { own } else { one() };
+                let (outcome, buffer) = turn.carry(Call::broadcast(buffer, root))?;
+                self.check_block(shape, &outcome, &buffer, root, 0)
+            }
+            Kind::Scatter => {
+                let send = if is_root { self.blocks(shape) } else { none() };
+                let (outcome, (_, recv)) = turn.carry(Call::scatter(send, one(), root))?;
+                self.check_block(shape, &outcome, &recv, root, me)
+            }
+            Kind::Ring => {
+                let members: Vec<u32> = active.iter().collect();
+                let place = members.iter().take_while(|rank| **rank < me).count();
+                let next = members[(place + 1) % members.len()];
+                let before = members[(place + members.len() - 1) % members.len()];
+                let calls = (Call::send(own, next, turn.step), Call::recv(one(), before, turn.step));
+                let (outcome, (_, recv)) = turn.carry_as(wire::Call::Exchange, calls)?;
+                self.check_block(shape, &outcome, &recv, before, 0)
+            }
+        }
+    }
+
+    /// A reduction that lacks nobody is exact; one that lacks a member has no result.
+    fn check_sum(
+        &self,
+        shape: &Shape,
+        active: &Mask,
+        outcome: &Outcome,
+        found: &[u32],
+        to: u32,
+    ) -> Result<(), Stop> {
+        let sum = self.sum(shape, active, to);
+        wrong_if(outcome.is_complete() && found != sum, || {
+            let at = found.iter().zip(sum).position(|(found, sum)| found != sum);
+            format!("{shape:?}: element {at:?} of a complete sum is wrong")
+        })
+    }
+
+    /// A row for each rank: exact of all members that are not missing, and left alone where there is none.
+    fn check_blocks(
+        &self,
+        shape: &Shape,
+        active: &Mask,
+        outcome: &Outcome,
+        found: &[u32],
+        to: u32,
+    ) -> Result<(), Stop> {
+        for (from, row) in (0..).zip(found.chunks_exact(shape.len)) {
+            if active.contains(from) {
+                self.check_block(shape, outcome, row, from, to)?;
+            } else {
+                let alone = row.iter().all(|x| *x == UNTOUCHED);
+                wrong_if(!alone, || format!("{shape:?}: the row of rank {from}, no member, was written"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_block(
+        &self,
+        shape: &Shape,
+        outcome: &Outcome,
+        found: &[u32],
+        from: u32,
+        to: u32,
+    ) -> Result<(), Stop> {
+        let expected = self.block(shape, from, to);
+        wrong_if(!outcome.missing.contains(from) && found != expected, || {
+            let at = expected.iter().zip(found).position(|(expected, found)| expected != found);
+            format!("{shape:?}: element {at:?} of what rank {from} gave is wrong: {outcome:?}")
+        })
+    }
+
+    /// See c/coll/layout.h for the areas of a window.
+    fn set_trap(&self, trap: &Trap) {
+        let plan = self.comm.plan();
+        let ring = plan.ring_bytes / u64::from(2 * self.setup.ranks);
+        let offset = match trap.place {
+            Place::Message => plan.control_bytes + u64::from(self.setup.rank) * ring,
+            _ => crate::step::SIGNAL_WORDS,
+        };
+        meet_fate(&self.windows, trap, offset);
+    }
+}
+
+fn wrong_if(wrong: bool, text: impl FnOnce() -> String) -> Result<(), Stop> {
+    if wrong { Err(Stop::Wrong(text())) } else { Ok(()) }
+}
+
+/// Collectives do not say when which peer's part came: nobody waits longer than two deadlines.
+fn ended(step: u32, call: wire::Call, began: Begun, outcome: &Outcome) -> Op {
+    let mut op = report(step, call, began, outcome, &[]);
+    op.last_arrival_us = op.elapsed_us;
+    op
+}
