@@ -1,11 +1,12 @@
 /* See remote.h: offered, connected, disconnected, and why a peer is not reached any more. */
-#include "peer/remote_part.h"
+#include "peer/remote.h"
 
 #include "base/clock.h"
 #include "base/little_endian.h"
 #include "nic/syndrome.h"
 #include "peer/image.h"
 #include "peer/inbox.h"
+#include "peer/remote_part.h"
 
 #include <stdio.h>
 #include <stdlib.h>
