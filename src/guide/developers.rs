@@ -82,6 +82,10 @@
 //! answers in the library's place, and `tests/roce/run` boots a kernel that has Soft-RoCE. Both kinds of adapter share how one is
 //! chosen, `c/nic/mlx5/open.c`, the thread that looks at words, `c/nic/mlx5/watch.c`, and what events mean, `c/nic/mlx5/events.c`.
 //!
+//! An adapter does not tell the other end of a queue pair that this end has failed. The connection between the two fabrics, which stays
+//! beside the queue pairs, does: a frame ENDED names both numbers (`c/nic/soft/incoming.c`, `hear_end`), and the other end breaks its own,
+//! of the verbs wire or of an mlx5 adapter, long before a deadline. Only the rank that the pair is connected with may say so.
+//!
 //! A queue pair is warm before its first operation, so that an adapter has fetched its state and found the way by then. Connecting
 //! posts nothing; the words that begin an epoch do, by each lane's queue pair to each peer: `c/peer/membership.c`.
 //!
