@@ -277,6 +277,7 @@ static void take(epw_fabric *fabric, const epw_link_event *event) {
 }
 
 static void *drive(void *argument) {
+    epw_thread_name("epw-fabric");
     epw_fabric *fabric = argument;
     epw_link_event event;
     for (bool ending = false; !ending;) {

@@ -409,6 +409,7 @@ static void doze(epw_nic *nic, uint32_t rests) {
 }
 
 static void *nic_main(void *argument) {
+    epw_thread_name("epw-nic");
     epw_nic *nic = argument;
     struct epoll_event events[EVENTS];
     bool polls = false;
