@@ -82,6 +82,7 @@ static void await_items(epw_pool *pool) {
 }
 
 static void *worker_main(void *argument) {
+    epw_thread_name("epw-pool");
     struct worker *self = argument;
     epw_pool *pool = self->pool;
     for (;;) {

@@ -13,6 +13,10 @@ int epw_thread_start(void *(*body)(void *), void *argument, pthread_t *thread) {
     return err;
 }
 
+void epw_thread_name(const char *name) {
+    pthread_setname_np(pthread_self(), name);
+}
+
 uint32_t epw_thread_cores(void) {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;

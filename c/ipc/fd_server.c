@@ -211,7 +211,7 @@ static void free_server(server *s) {
 /* Ends when release says so, or by itself when leases have outlived every window. */
 static void *run(void *argument) {
     server *s = argument;
-    pthread_setname_np(pthread_self(), "epw-fd-server");
+    epw_thread_name("epw-fd-server");
     epw_process_lock();
     while (!s->stop) {
         drop_ended(s);

@@ -16,7 +16,8 @@ static epw_status create_of_adapter(epw_mlx5 *adapter, const epw_end_options *op
     static const epw_mlx5_poster posters[] = {[EPW_POSTER_HOST] = EPW_MLX5_HOST,
                                               [EPW_POSTER_KERNELS] = EPW_MLX5_KERNELS,
                                               [EPW_POSTER_KERNELS_UNHEARD] = EPW_MLX5_KERNELS_UNHEARD};
-    epw_mlx5_pair_options asked = {.depth = options->depth,
+    epw_mlx5_pair_options asked = {.peer = options->peer,
+                                   .depth = options->depth,
                                    .poster = posters[options->poster],
                                    .memory = options->memory,
                                    .ring = options->ring,
@@ -39,7 +40,15 @@ epw_status epw_end_create(epw_fabric *fabric, const epw_end_options *options, ep
     return epw_pair_create(epw_fabric_nic(fabric), &asked, where, &out->soft);
 }
 
+/* An adapter tells nobody that its end of a queue pair is over: the peer hears it by the connection. */
+static void tell_peer(const epw_end *end) {
+    if (end->nic == NULL) return;
+    epw_nic_end_pair(end->nic, end->link, epw_mlx5_pair_remote(end->adapter),
+                     epw_mlx5_pair_number(end->adapter));
+}
+
 bool epw_end_destroy(epw_end *end) {
+    tell_peer(end);
     epw_pair_destroy(end->soft);
     bool gone = epw_mlx5_pair_destroy(end->adapter);
     *end = (epw_end){.soft = NULL};
@@ -68,12 +77,12 @@ static epw_status carry(epw_fabric *fabric, epw_end *end, const epw_end_peer *pe
             epw_fail(EPW_ERR_NO_PATH, where, "the peer's adapter is on %s, this rank's on %s",
                      address.ethernet ? "Ethernet" : "InfiniBand", path.ethernet ? "Ethernet" : "InfiniBand");
     if (status != EPW_OK) return status;
-    path.remote = peer->number;
+    path.remote = peer->carried;
     path.lid = address.lid;
     if (address.mtu < path.mtu) path.mtu = address.mtu;
     memcpy(path.gid, address.gid, sizeof path.gid);
     epw_mlx5_choose_retries(peer->deadline_ns, &path);
-    return epw_pair_carry(end->soft, peer->link, &path, where);
+    return epw_pair_carry(end->soft, peer->link, peer->number, &path, where);
 }
 
 /* In place of cables. */
@@ -142,7 +151,7 @@ bool epw_end_is_closed(const epw_end *end) {
 bool epw_end_broken(const epw_end *end) {
     if (end->adapter == NULL) return epw_pair_broken(end->soft);
     if (epw_mlx5_pair_broken(end->adapter)) {
-        if (end->nic != NULL) epw_nic_end_link(end->nic, end->link);
+        tell_peer(end);
         return true;
     }
     if (end->nic == NULL || epw_nic_link_alive(end->nic, end->link)) return false;

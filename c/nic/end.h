@@ -56,9 +56,10 @@ const epw_pair_memory *epw_end_memory(const epw_end *end);
 
 /* Where it leads. */
 typedef struct epw_end_peer {
-    uint32_t wire;   /* EPW_WIRE_* */
-    uint64_t link;   /* of the fabric, to the peer's */
-    uint32_t number; /* of the peer's end; by the verbs wire, see epw_end_carried_number */
+    uint32_t wire;    /* EPW_WIRE_* */
+    uint64_t link;    /* of the fabric, to the peer's */
+    uint32_t number;  /* of the peer's end: see epw_end_number */
+    uint32_t carried; /* and, by the verbs wire, see epw_end_carried_number */
     uint32_t lane;
     const unsigned char *nic; /* what the peer's fabric says of its NIC, see epw_fabric_nic_write */
     uint64_t deadline_ns;     /* an adapter gives up a silent peer within 2 to 4 of these */

@@ -277,6 +277,7 @@ static void take(epw_fabric *fabric, const epw_link_event *event) {
 }
 
 static void *drive(void *argument) {
+    epw_thread_name("epw-fabric");
     epw_fabric *fabric = argument;
     epw_link_event event;
     for (bool ending = false; !ending;) {
@@ -496,6 +497,14 @@ static epw_status open_carrier(epw_fabric *fabric, const epw_fabric_options *opt
     return status;
 }
 
+static bool has_ended(void *context, uint32_t peer, uint32_t pair, uint32_t from) {
+    const epw_fabric *fabric = context;
+    bool found = false;
+    for (uint32_t i = 0; i < fabric->adapter_count && !found; i++)
+        found = epw_mlx5_peer_ended(fabric->adapters[i], peer, pair, from);
+    return found;
+}
+
 static epw_status start(epw_fabric *fabric, epw_where where) {
     fabric->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (fabric->wake < 0) return epw_fail_errno(errno, where, "eventfd");
@@ -541,6 +550,7 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
         status = epw_nic_be_strict(fabric->nic, 1 + options->rank, STRICT_DELAY_US, where);
     if (status == EPW_OK) status = open_adapters(fabric, options, where);
     if (status == EPW_OK) status = open_carrier(fabric, options, where);
+    if (status == EPW_OK && fabric->adapter_count > 0) epw_nic_hear_ended(fabric->nic, has_ended, fabric);
     if (status == EPW_OK) status = open_links(fabric, options);
     if (status == EPW_OK) status = start(fabric, where);
     if (status != EPW_OK) {
@@ -564,6 +574,7 @@ void epw_fabric_destroy(epw_fabric *fabric) {
     }
     epw_links_close(fabric->links);
     if (fabric->wake >= 0) close(fabric->wake);
+    if (fabric->adapter_count > 0) epw_nic_hear_ended(fabric->nic, NULL, NULL);
     for (uint32_t i = 0; i < fabric->adapter_count; i++) epw_mlx5_close(fabric->adapters[i]);
     epw_fake_close(fabric->fake);
     epw_nic_close(fabric->nic);

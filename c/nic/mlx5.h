@@ -129,6 +129,7 @@ typedef enum epw_mlx5_poster {
 } epw_mlx5_poster;
 
 typedef struct epw_mlx5_pair_options {
+    uint32_t peer;  /* the rank that it is for: who may say that it is over */
     uint32_t depth; /* entries of 64 bytes: a power of two */
     epw_mlx5_poster poster;
     /* Host memory of epw_mlx5_pair_memory_bytes(depth), that begins a page and outlives the pair; NULL: the
@@ -166,6 +167,13 @@ bool epw_mlx5_pair_has_rung(const epw_mlx5_pair *pair);
  * before the first entry is posted. */
 epw_status epw_mlx5_pair_connect(epw_mlx5_pair *pair, uint32_t remote, const epw_mlx5_address *address,
                                  uint64_t deadline_ns, epw_where where);
+
+/* Of the peer; 0: it is not connected. */
+uint32_t epw_mlx5_pair_remote(const epw_mlx5_pair *pair);
+
+/* The peer of rank `peer` says that its pair `remote` is over: whether pair `number` of this adapter's was
+ * connected with it, and is broken now. From any thread. */
+bool epw_mlx5_peer_ended(epw_mlx5 *adapter, uint32_t peer, uint32_t number, uint32_t remote);
 
 /* The doorbell has been rung: to be said where the adapter is one in software. */
 void epw_mlx5_pair_ring(epw_mlx5_pair *pair);

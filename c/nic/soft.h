@@ -75,6 +75,15 @@ bool epw_nic_link_alive(epw_nic *nic, uint64_t link);
 /* Closes it, here and so at its other end. Does nothing if it is gone. */
 void epw_nic_end_link(epw_nic *nic, uint64_t link);
 
+/* Says by the connection that pair `from` of this rank is over, to which pair `pair` of the peer was
+ * connected, both of adapters, and closes it. Does nothing if it is gone. */
+void epw_nic_end_pair(epw_nic *nic, uint64_t link, uint32_t pair, uint32_t from);
+
+/* Called when a peer has said so, with the NIC locked: whether pair `pair` of this rank is an adapter's that
+ * is connected with pair `from` of the peer. NULL: nobody. */
+typedef bool epw_nic_ended(void *context, uint32_t peer, uint32_t pair, uint32_t from);
+void epw_nic_hear_ended(epw_nic *nic, epw_nic_ended *ended, void *context);
+
 /* ---- regions: see region.h ---- */
 
 uint32_t epw_nic_register(epw_nic *nic, const epw_region *region);

@@ -27,14 +27,17 @@ uint32_t epw_pair_carried_number(const epw_pair *pair);
 /* Whether it has been given to the adapter: its entries do not go in frames. */
 bool epw_pair_is_carried(const epw_pair *pair);
 
-/* As epw_pair_connect, to a queue pair of the adapter at the path's end. */
-epw_status epw_pair_carry(epw_pair *pair, uint64_t link, const epw_mlx5_path *path, epw_where where);
+/* As epw_pair_connect, to a queue pair of the adapter at the path's end: that of pair `remote` of the link's
+ * other end, which are told of each other's end by the link. */
+epw_status epw_pair_carry(epw_pair *pair, uint64_t link, uint32_t remote, const epw_mlx5_path *path,
+                          epw_where where);
 
 /* For print: what has happened to the adapter that has broken it, and what to do; "" if nothing has, or to
  * this queue pair alone. Returns `text`. */
 const char *epw_pair_carried_trouble(const epw_pair *pair, char text[EPW_MLX5_TEXT]);
 
-/* Vendor code in the completion of a pair that an event of the adapter has broken. */
-enum { EPW_VENDOR_EVENT = 0xe0 };
+/* Vendor codes in the completion of a pair that an event of the adapter has broken, or whose other end has
+ * said that it is over. */
+enum { EPW_VENDOR_EVENT = 0xe0, EPW_VENDOR_ENDED = 0xe5 };
 
 #endif

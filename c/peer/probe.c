@@ -85,6 +85,7 @@ static void answer(epw_peers *peers, uint32_t source) {
 }
 
 static void *answerer_main(void *argument) {
+    epw_thread_name("epw-answerer");
     epw_peers *peers = argument;
     epw_answerer *a = &peers->answerer;
     pthread_mutex_lock(&a->lock);

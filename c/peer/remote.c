@@ -1,11 +1,12 @@
 /* See remote.h: offered, connected, disconnected, and why a peer is not reached any more. */
-#include "peer/remote_part.h"
+#include "peer/remote.h"
 
 #include "base/clock.h"
 #include "base/little_endian.h"
 #include "nic/syndrome.h"
 #include "peer/image.h"
 #include "peer/inbox.h"
+#include "peer/remote_part.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -309,10 +310,11 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     }
     if (peers->gpu != NULL) epw_remote_gpu_broken(peers, peer, false);
     for (uint32_t i = 0; status == EPW_OK && i < EPW_WAYS; i++) {
-        size_t number = number_offset(route->wire, i);
         epw_end_peer end = {.wire = route->wire,
                             .link = link,
-                            .number = (uint32_t)epw_take_little(offer->bytes + number, 4),
+                            .number = (uint32_t)epw_take_little(offer->bytes + number_offset(0, i), 4),
+                            .carried =
+                                (uint32_t)epw_take_little(offer->bytes + number_offset(EPW_WIRE_VERBS, i), 4),
                             .lane = i,
                             .nic = offer->bytes + NIC_OFFSET,
                             .deadline_ns = deadline_ns};

@@ -3,8 +3,10 @@
 #define EPW_PEER_REMOTE_PART_H
 
 #include "nic/end.h"
-#include "peer/remote.h"
+#include "nic/queue.h"
+#include "peer/peers.h"
 #include "peer/remote_gpu.h"
+#include "window/blob.h"
 
 enum {
     /* Where kernels post by the lanes' queues, the host has one of its own beside them, for words. */

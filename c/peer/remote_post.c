@@ -1,5 +1,6 @@
 /* Posting to peers behind queues, see remote.h: entries for ranges and the word behind them, and when the
  * memory they lie in may be written again. */
+#include "peer/remote.h"
 #include "peer/remote_part.h"
 
 #include "base/clock.h"

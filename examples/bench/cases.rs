@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::args::{Args, Layout, Shape};
+use crate::cpu::{Clocks, Moment};
 use crate::expected::Expected;
 use crate::floor::Traffic;
 use crate::pattern::{self, Memory};
@@ -39,7 +40,11 @@ pub struct Subject<'a> {
     outputs: Memory,
     /// `[tokens, hidden]`
     out: Memory,
+    clocks: Clocks,
 }
+
+/// Begin and end of an iteration, what was used of the cores by then, and how many rows were wrong.
+type Timed = ([u64; 2], [Moment; 2], u64);
 
 impl<'a> Subject<'a> {
     /// All ranks call it with the same shapes in the same order.
@@ -55,6 +60,7 @@ impl<'a> Subject<'a> {
             outputs: Memory::zeroed(lists * plan.rows * hidden),
             out: Memory::zeroed(shape.tokens as usize * hidden),
             meeting,
+            clocks: Clocks::find(),
             buffer,
         })
     }
@@ -75,7 +81,7 @@ impl<'a> Subject<'a> {
         for i in 0..warmup + iterations {
             self.expected.iteration += 1;
             self.expected.make_tokens(&mut self.x);
-            let (moments, wrong) = match case {
+            let (moments, cores, wrong) = match case {
                 Case::Dispatch => self.dispatch_alone()?,
                 Case::Combine => self.combine_alone()?,
                 Case::Pair => self.pair()?,
@@ -83,26 +89,28 @@ impl<'a> Subject<'a> {
             samples.wrong += wrong;
             if i >= warmup {
                 samples.moments.push(moments);
+                samples.meter.add(cores[0], cores[1]);
             }
         }
         Ok(samples)
     }
 
-    fn dispatch_alone(&mut self) -> Result<([u64; 2], u64), Error> {
+    fn dispatch_alone(&mut self) -> Result<Timed, Error> {
         self.meeting.meet()?;
-        let begin = now();
+        let (used, begin) = (self.clocks.now(), now());
         let dispatched = self.dispatch()?;
         let received = now();
+        let cores = [used, self.clocks.now()];
         self.meeting.meet()?;
         // Rank-major rows are gone once they are released, so they are checked before; releasing waits for nobody.
         let wrong = self.wrong_rows(&dispatched)?;
         let checked = now();
         drop(dispatched);
         let release = now() - checked;
-        Ok(([begin, received + release], wrong))
+        Ok(([begin, received + release], cores, wrong))
     }
 
-    fn combine_alone(&mut self) -> Result<([u64; 2], u64), Error> {
+    fn combine_alone(&mut self) -> Result<Timed, Error> {
         let mut dispatched = self.dispatch()?;
         let in_place = self.expected.shape.layout == Layout::RankMajor;
         match in_place {
@@ -110,29 +118,31 @@ impl<'a> Subject<'a> {
             false => self.expected.make_outputs(&mut self.outputs),
         }
         self.meeting.meet()?;
-        let begin = now();
+        let (used, begin) = (self.clocks.now(), now());
         self.combine(dispatched, in_place)?;
         let end = now();
+        let cores = [used, self.clocks.now()];
         self.meeting.meet()?;
-        Ok(([begin, end], self.expected.wrong_sums(Case::Combine, &self.out)))
+        Ok(([begin, end], cores, self.expected.wrong_sums(Case::Combine, &self.out)))
     }
 
-    fn pair(&mut self) -> Result<([u64; 2], u64), Error> {
+    fn pair(&mut self) -> Result<Timed, Error> {
         let in_place = self.expected.returns_tokens(Case::Pair);
         if !in_place {
             self.expected.make_outputs(&mut self.outputs);
         }
         self.meeting.meet()?;
-        let begin = now();
+        let (used, begin) = (self.clocks.now(), now());
         let dispatched = self.dispatch()?;
         self.combine(dispatched, in_place)?;
         let end = now();
+        let cores = [used, self.clocks.now()];
         self.meeting.meet()?;
         let mut wrong = self.expected.wrong_sums(Case::Pair, &self.out);
         if self.expected.shape.layout == Layout::ExpertMajor {
             wrong += self.wrong_copies()?;
         }
-        Ok(([begin, end], wrong))
+        Ok(([begin, end], cores, wrong))
     }
 
     fn dispatch(&mut self) -> Result<Dispatched, Error> {

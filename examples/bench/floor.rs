@@ -54,6 +54,10 @@ Queues (--paths queue):
   for the rows of the operation that leave their ranks, D*P, D*H, or K*H of the table above without a rank's to itself;
   the median of five rounds before the case and five after it. of it: p50 / stream.
 
+cores: what a rank's process uses of a core during the iterations, the mean of all ranks, and of that the threads that drain
+  its queues (1.00: all of one). The line below the table has the same of ranks that are connected and do nothing. On GPUs a rank's own
+  thread looks all the time whether its GPU is done, so that the process has one core at least.
+
 ratio = floor / p50. The exit code is 1 if #wrong is not 0.
 
 On GPUs (--device cuda):

@@ -10,6 +10,7 @@ mod bytes;
 mod cases;
 mod collective;
 mod compare;
+mod cpu;
 #[cfg_attr(not(all(feature = "cuda", feature = "cudarc")), path = "no_cuda.rs")]
 mod cuda;
 mod expected;
@@ -99,15 +100,19 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
                 let stream_us = against::median(&streamed);
                 OnQueue { wire: args.wire, stream_us, way: *way }
             });
+            let used = samples.meter.used(group)?;
             if let Some(figures) = samples.figures(group)? {
                 let window = subject.buffer.plan().window_bytes;
                 let row = Row::new(args.device, ranks::count(group), &shape, case, &figures, us, window);
-                rows.push(Row { routing: args.routing, floor_by: Some(by), queue, ..row });
+                rows.push(Row { routing: args.routing, floor_by: Some(by), queue, used, ..row });
             }
         }
     }
+    let idle = cpu::idle(group, || meeting.meet())?;
+    let mut words: Vec<_> = way.iter().map(|(way, _)| way.words(args.wire)).collect();
+    words.extend(idle.map(|used| cpu::idle_words(&used)));
     match group.rank() {
-        0 => show(args, &rows, &way.map(|(way, _)| way.words(args.wire)).unwrap_or_default()),
+        0 => show(args, &rows, &words.join("\n")),
         _ => Ok(ExitCode::SUCCESS), // the first rank has the figures of all
     }
 }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::{Combine, Device, Layout, Payload, Shape};
 use crate::cases::Case;
+use crate::cpu::{self, Used};
 use crate::moves::Way;
 use crate::routing::Spread;
 use crate::samples::Figures;
@@ -41,6 +42,9 @@ pub struct Row {
     pub gpu: Option<OnGpu>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub queue: Option<OnQueue>,
+    /// On the host: what a rank uses of a core meanwhile.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub used: Option<Used>,
     /// The rank that was the last to return most often, and in how many of 100 iterations.
     #[serde(skip)]
     pub slowest: (usize, f64),
@@ -121,6 +125,7 @@ impl Row {
             window_bytes,
             gpu: None,
             queue: None,
+            used: None,
             slowest,
         }
     }
@@ -188,6 +193,10 @@ pub fn table(rows: &[Row]) -> Table {
     if floor_by {
         header.push("floor by");
     }
+    let used = rows.iter().any(|row| row.used.is_some());
+    if used {
+        header.push("cores");
+    }
     let queues = rows.iter().any(|row| row.queue.is_some());
     if queues {
         header.extend(["stream us", "of it"]);
@@ -220,6 +229,9 @@ pub fn table(rows: &[Row]) -> Table {
         ];
         if floor_by {
             cells.push(row.floor_by.as_ref().map_or_else(String::new, word));
+        }
+        if used {
+            cells.push(row.used.as_ref().map_or_else(String::new, cpu::words));
         }
         if let Some(OnQueue { stream_us, .. }) = &row.queue {
             cells.extend([us(*stream_us), format!("{:.2}", row.p50_us / stream_us)]);

@@ -6,6 +6,7 @@
 
 use epwire::{Dispatch, DispatchOutput, EpBuffer, EpConfig, Float16, Group, Layout, TensorRef};
 
+use crate::cpu::Meter;
 use crate::{Error, pattern};
 
 /// Nanoseconds of the host's monotonic clock.
@@ -58,6 +59,8 @@ pub struct Samples {
     pub moments: Vec<[u64; 2]>,
     /// Rows that were not as they should be, warm-up included.
     pub wrong: u64,
+    /// What this rank has used of the cores in these iterations. It stays with the rank: see [`Meter::used`].
+    pub meter: Meter,
 }
 
 /// What all ranks together come to. Times in microseconds.
@@ -93,7 +96,7 @@ impl Samples {
         while let (Some(begin), Some(end)) = (numbers.next(), numbers.next()) {
             moments.push([begin, end]);
         }
-        Self { moments, wrong }
+        Self { moments, wrong, ..Self::default() }
     }
 }
 
@@ -135,8 +138,16 @@ mod tests {
 
     #[test]
     fn an_iteration_lasts_from_the_first_call_to_the_last_return() {
-        let a = Samples { moments: vec![[1000, 3000], [10_000, 11_000], [20_000, 20_500]], wrong: 1 };
-        let b = Samples { moments: vec![[1500, 5000], [9000, 10_000], [20_100, 20_900]], wrong: 2 };
+        let a = Samples {
+            moments: vec![[1000, 3000], [10_000, 11_000], [20_000, 20_500]],
+            wrong: 1,
+            ..Default::default()
+        };
+        let b = Samples {
+            moments: vec![[1500, 5000], [9000, 10_000], [20_100, 20_900]],
+            wrong: 2,
+            ..Default::default()
+        };
         let figures = figures(&[a, b]);
         assert_eq!((figures.p50_us, figures.p99_us, figures.max_us), (2.0, 4.0, 4.0));
         assert_eq!((figures.slowest.0, figures.wrong), (1, 3));
@@ -147,7 +158,9 @@ mod tests {
         let groups = Group::threads(2).unwrap();
         let of = |group: &Group| {
             let rank = u64::from(group.rank());
-            Samples { moments: vec![[rank, 1 << 40], [3, u64::MAX]], wrong: rank }.gather(group).unwrap()
+            Samples { moments: vec![[rank, 1 << 40], [3, u64::MAX]], wrong: rank, ..Default::default() }
+                .gather(group)
+                .unwrap()
         };
         let all = std::thread::scope(|scope| {
             let other = scope.spawn(|| of(&groups[1]));

@@ -33,6 +33,10 @@ pub struct Story {
     /// Which ranks are killed.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Signs of life, leases, deadlines and the patience of this program last so many times as long: for an emulated machine, whose
+    /// limits are to be said by --within and --half-within.
+    #[arg(long, value_name = "TIMES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub slower: u32,
     /// What the run must keep, any of NAME=NUMBER between commas. Milliseconds from a kill until the others have agreed: kill, and
     /// leader for the rank that serves the run; milliseconds beyond its lease until they go on without a stopped rank: stop, and
     /// stopped-leader. MiB that the memory of one process, and on GPUs that in use on its GPU, may grow during the later half of the kills:
@@ -75,10 +79,14 @@ pub struct Rank {
     pub first: bool,
     #[arg(long, value_enum)]
     pub device: Device,
+    #[arg(long)]
+    pub slower: u32,
 }
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Server {
+    #[arg(long)]
+    pub slower: u32,
     #[arg(long)]
     pub world: u32,
     #[arg(long)]
@@ -92,10 +100,11 @@ pub struct Server {
 impl Rank {
     /// The arguments of its process.
     pub fn command_line(&self) -> Vec<String> {
-        let Self { rank, world, initial, servers, first, device } = self;
+        let Self { rank, world, initial, servers, first, device, slower } = self;
         let device = if *device == Device::Host { "host" } else { "cuda" };
         let line = format!(
-            "rank --rank {rank} --world {world} --initial {initial} --device {device} --servers {servers}"
+            "rank --rank {rank} --world {world} --initial {initial} --device {device} --slower {slower} \
+             --servers {servers}"
         );
         line.split(' ').chain(first.then_some("--first")).map(str::to_owned).collect()
     }

@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     Result, args,
-    args::Device,
+    args::{Device, Story},
     news::{News, Order},
 };
 
@@ -18,6 +18,7 @@ use crate::{
 pub struct Ranks {
     initial: u32,
     device: Device,
+    slower: u32,
     /// Where a server by itself serves them, if one does.
     server: Option<String>,
     /// As many as the run has room for.
@@ -62,11 +63,12 @@ impl Drop for Running {
 
 impl Ranks {
     /// The first ones of a run that has room for `world`. Where no server by itself serves them rank 0 does first.
-    pub fn start(world: u32, initial: u32, device: Device, server: Option<String>) -> Result<Self> {
+    pub fn start(world: u32, story: &Story, server: Option<String>) -> Result<Self> {
+        let Story { ranks: initial, device, slower, .. } = *story;
         let (tell, heard) = channel();
         let running = (0..world).map(|_| None).collect();
         let epochs = BTreeMap::new();
-        let mut ranks = Self { initial, device, server, running, epochs, heard, tell };
+        let mut ranks = Self { initial, device, slower, server, running, epochs, heard, tell };
         let servers = match &ranks.server {
             Some(address) => address.clone(),
             None => free_address()?,
@@ -85,8 +87,9 @@ impl Ranks {
     }
 
     fn spawn(&mut self, rank: u32, servers: String, first: bool) -> Result<()> {
-        let (world, initial, device) = (self.running.len() as u32, self.initial, self.device);
-        let role = args::Rank { rank, world, initial, servers, first, device };
+        let Self { initial, device, slower, .. } = *self;
+        let world = self.running.len() as u32;
+        let role = args::Rank { rank, world, initial, servers, first, device, slower };
         let mut child = Command::new(std::env::current_exe()?)
             .args(role.command_line())
             .stdin(Stdio::piped())
@@ -184,13 +187,13 @@ impl Ranks {
         mut watch: impl FnMut(u32, &News, Instant),
         holds: impl Fn(&Self) -> bool,
     ) -> Result<()> {
-        const PATIENCE: Duration = Duration::from_secs(20);
+        let patience = Duration::from_secs(20) * self.slower;
         let began = Instant::now();
         while !holds(self) {
-            match self.heard.recv_timeout(PATIENCE.saturating_sub(began.elapsed())) {
+            match self.heard.recv_timeout(patience.saturating_sub(began.elapsed())) {
                 Ok(heard) => self.hear(heard, &mut watch)?,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    return Err(format!("{what} did not come within {PATIENCE:?}: {}", self.state()).into());
+                    return Err(format!("{what} did not come within {patience:?}: {}", self.state()).into());
                 }
             }
         }

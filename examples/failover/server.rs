@@ -23,7 +23,7 @@ pub fn run(args: args::Server) -> Result<()> {
     let options = ServerOptions {
         token: Token::from_env()?,
         state: Some(args.state),
-        heartbeat: heartbeat(),
+        heartbeat: heartbeat(args.slower),
         initial: args.initial,
         ..ServerOptions::new(crate::RUN_ID, args.world)
     };
@@ -32,6 +32,7 @@ pub fn run(args: args::Server) -> Result<()> {
 
 /// Dropping it kills it.
 pub struct Server {
+    slower: u32,
     world: u32,
     initial: u32,
     state: PathBuf,
@@ -40,9 +41,9 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn start(world: u32, initial: u32, state: &Path) -> Result<Self> {
+    pub fn start(slower: u32, world: u32, initial: u32, state: &Path) -> Result<Self> {
         let (state, address) = (state.to_owned(), "127.0.0.1:0".to_owned());
-        let mut server = Self { world, initial, state, address, child: None };
+        let mut server = Self { slower, world, initial, state, address, child: None };
         server.start_again()?;
         Ok(server)
     }
@@ -63,7 +64,15 @@ impl Server {
     /// Starts it where it was, with the same file.
     pub fn start_again(&mut self) -> Result<()> {
         let mut child = Command::new(std::env::current_exe()?)
-            .args(["server", "--world", &self.world.to_string(), "--initial", &self.initial.to_string()])
+            .args([
+                "server",
+                "--slower",
+                &self.slower.to_string(),
+                "--world",
+                &self.world.to_string(),
+                "--initial",
+                &self.initial.to_string(),
+            ])
             .args(["--address", &self.address, "--state"])
             .arg(&self.state)
             .stdin(Stdio::piped())

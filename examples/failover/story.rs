@@ -28,11 +28,11 @@ pub fn run(args: &Story) -> Result<()> {
     }
     let world = args.ranks + 1;
     let mut server = match &args.state {
-        Some(path) => Some(Server::start(world, args.ranks, unused(path)?)?),
+        Some(path) => Some(Server::start(args.slower, world, args.ranks, unused(path)?)?),
         None => None,
     };
     let address = server.as_ref().map(|server| server.address().to_owned());
-    let ranks = Ranks::start(world, args.ranks, args.device, address)?;
+    let ranks = Ranks::start(world, args, address)?;
     let mut tale = Tale { members: (0..args.ranks).collect(), ranks };
     tale.ranks.until("the first complete step", |_, _, _| {}, |ranks| ranks.serve_exactly(&tale.members))?;
     let (losses, growth) = tale.kills(args, server.as_mut())?;
@@ -76,7 +76,7 @@ fn judge(args: &Story, losses: &[Loss], stops: &[Stop], growth: &Growth) -> Resu
         let killed = losses.iter().filter(|loss| loss.led == led).map(|loss| loss.gone.agreed);
         judgement.times(&format!("from the kill of {whose} until agreed"), killed, kill, half_kill)?;
         let stopped = stops.iter().filter(|stop| stop.led == led);
-        let late = stopped.map(|stop| stop.agreed.saturating_sub(heartbeat().lease));
+        let late = stopped.map(|stop| stop.agreed.saturating_sub(heartbeat(args.slower).lease));
         let what = format!("from the lease of {whose} stopped until agreed");
         judgement.times(&what, late, stop, half_stop)?;
     }

@@ -18,10 +18,10 @@ use crate::{
     news::{News, Order},
 };
 
-/// Signs of life and leases short enough to watch.
-pub fn heartbeat() -> Heartbeat {
-    let interval = Duration::from_millis(100);
-    Heartbeat { interval, lease: Duration::from_secs(1), handshake: Duration::from_secs(5) }
+/// Signs of life and leases short enough to watch, so many times as long.
+pub fn heartbeat(slower: u32) -> Heartbeat {
+    let [interval, lease, handshake] = [100, 1000, 5000].map(|ms| Duration::from_millis(ms) * slower);
+    Heartbeat { interval, lease, handshake }
 }
 
 /// The whole life of a rank: the same for those of the beginning and for those that come later.
@@ -32,9 +32,9 @@ pub fn run(args: &Rank) -> Result<()> {
         .host_server(args.first)
         .run_id(crate::RUN_ID)
         .token(Token::from_env()?)
-        .heartbeat(heartbeat());
+        .heartbeat(heartbeat(args.slower));
     let group = Group::join_blocking(options)?;
-    let mut layer = layer::connect(&group, args.device)?;
+    let mut layer = layer::connect(&group, args.device, args.slower)?;
     say(&News::Ready { listens: group.server().map(|server| server.local_addr().to_string()) })?;
     let (mut served, mut known) = (None, None);
     loop {

@@ -10,7 +10,8 @@
 //! * **The table of places**, `c/nic/fake/offsets.inc`, which `tests/nic/offsets` has read from the definitions of rdma-core and UCX of 2026.
 //!   The builder of commands has places of its own; the fake adapter takes commands apart by this table, and refuses every bit that a
 //!   command has no use for. `.ci/run nic_offsets` compares it with the releases named below. These lack CREATE_CQ and its context, so
-//!   **nothing in CI confirms the places of CREATE_CQ again**.
+//!   **nothing in CI confirms the places of CREATE_CQ again**. `UCX=FOLDER .ci/run nic_offsets` with UCX's sources of August 2026 (9466d10)
+//!   does: it was run in November 2026, and confirmed all 217 places.
 //! * **Foreign witnesses**, `.ci/run witnesses`: files of rdma-core 56.1 (`dr_devx.c`, `qp.c`, `cq.c`) and of UCX 1.13.1 (`ib_mlx5_dv.c`,
 //!   `rc_mlx5_devx.c`), as Debian has their sources, compiled with harnesses of `tests/nic/witness`. `dr_devx.c` builds commands;
 //!   `qp.c` posts to a ring that the soft NIC drains, and `cq.c` polls what the soft NIC has completed, and names each syndrome; UCX leads a queue pair up and down
@@ -44,8 +45,10 @@
 //! | RING | none | the record, read by the soft NIC | 2 of 3 | none | `doorbell.first_word` |
 //! | completions | opcode | written by the soft NIC | 13 of 13 | none | none |
 //!
-//! Nobody but the table of places confirms CREATE_CQ, which rdma-core leaves to the kernel, as this UCX does, and RTS2RTS, by which a
-//! queue pair stops taking what its peer writes. Both witnesses leave `wq_umem_valid` and `dbr_umem_valid` to the kernel, which sets them
+//! Nobody in CI but the table of places confirms CREATE_CQ, which rdma-core leaves to the kernel, as this UCX does, and RTS2RTS, by which a
+//! queue pair stops taking what its peer writes. UCX 9466d10 makes completion queues by CREATE_CQ itself, and its sources cannot be had
+//! from Debian: by hand, the statements of its `uct_ib_mlx5_devx_create_cq_common` for a queue of one entry with ignored overruns, by its
+//! own macros, gave our 272 bytes, but for `cq_umem_valid` and `dbr_umem_valid`, which it leaves to the kernel. Both witnesses leave `wq_umem_valid` and `dbr_umem_valid` to the kernel, which sets them
 //! for every caller. Both have receives, so that neither says `rq_type` 3. The first word of a doorbell is the next index here and the
 //! last entry's first word in rdma-core; adapters are said to take both.
 //!

@@ -82,6 +82,10 @@
 //! answers in the library's place, and `tests/roce/run` boots a kernel that has Soft-RoCE. Both kinds of adapter share how one is
 //! chosen, `c/nic/mlx5/open.c`, the thread that looks at words, `c/nic/mlx5/watch.c`, and what events mean, `c/nic/mlx5/events.c`.
 //!
+//! An adapter does not tell the other end of a queue pair that this end has failed. The connection between the two fabrics, which stays
+//! beside the queue pairs, does: a frame ENDED names both numbers (`c/nic/soft/incoming.c`, `hear_end`), and the other end breaks its own,
+//! of the verbs wire or of an mlx5 adapter, long before a deadline. Only the rank that the pair is connected with may say so.
+//!
 //! A queue pair is warm before its first operation, so that an adapter has fetched its state and found the way by then. Connecting
 //! posts nothing; the words that begin an epoch do, by each lane's queue pair to each peer: `c/peer/membership.c`.
 //!
@@ -147,3 +151,45 @@
 //!   thread; with it none of its calls did.
 //! * So: words and rows that must arrive whatever the program does are fetched by the kernel from pinned memory, `c/peer/inbox.h`. Copy engines of the same context are as fast
 //!   but stop while the program frees memory or loads a kernel beside a waiting one; a second context never stops and is 200 times slower.
+//!
+//! # What a host's queues cost by TCP
+//!
+//! Seen on 2 cores of a shared virtual machine beside other work (a load of 6 to 12), November 2026, by `perf record -e cpu-clock`,
+//! `strace -c -f` and getrusage; 100 puts of 16 ranges of 1 MiB in turns with as many bytes by a plain stream between the same processes:
+//!
+//! | 16 MiB, rank 0 to rank 1 | ranges | plain stream |
+//! |---|---|---|
+//! | of a core, at the sender | 1.9 to 2.5 ms | 2.7 to 3.2 ms |
+//! | at the receiver | 1.4 to 1.9 ms | 3.4 to 3.9 ms |
+//! | calls | 45 sendmsg, 43 readv, 104 epoll_wait | 21 write, 23 read |
+//! | times that a thread of the sender sleeps | 36 | 4 or 5 |
+//! | samples in the kernel's copies in and out | 46 % | 53 % |
+//!
+//! * **Ranges** are copied twice, as a stream is: from the image into the socket, and from there to their place. The library's own code has
+//!   less than 6 % of the samples. A connection within a host holds 256 KiB (`c/nic/handshake.c`), so that what is sent is in the reader's cache;
+//!   the two ends take turns for that, and on cores that are otherwise idle, which sleep in between, a stream that holds megabytes is ahead
+//!   (README: 0.68 to 0.89 of it). Beside other work ranges went at 1.05 to 2.1 times the stream's rate. Half a
+//!   megabyte costs as much; a megabyte and more, or what the system chooses, 2.8 to 3.5 ms at the sender, and 0.6 to 1.0 of the stream's
+//!   rate. To go on driving the NIC while bytes come, instead of leaving it to its thread after 0.35 ms, changed nothing that
+//!   could be told from the noise.
+//! * **Expert-major dispatch** copies each row to the list of every expert that it has here: 8 rows a token, 235 MB that 4 ranks write for 512
+//!   tokens each of hidden 7168. That takes the cores which copy to and from sockets 9 to 12 ms, the bench's floor, and adds to the 18 to 21
+//!   of rank-major: 27 to 29 ms, 1.26 to 1.65 of the stream. The profile has the copy into lists at 15 % and the socket's at 19 %.
+//!   It cannot go straight from the socket to the lists: the places there follow from the counts of all ranks before the source.
+//!   Who needs less takes rank-major, whose rows are read in place.
+//!
+//! # What a rank uses of the cores
+//!
+//! As `bench` prints it, on the same machine beside other work: the mean of all ranks, and of that the threads that drain queues (by
+//! their names, `epw-nic`, `epw-attend`, `epw-watch`), during pairs of 512 tokens a rank, rank-major, and of connected ranks that do nothing.
+//! 4 ranks have half a core each at most.
+//!
+//! | peers | 2 ranks | 4 ranks | idle |
+//! |---|---|---|---|
+//! | in shared memory | 0.54 (0) | 0.26 (0) | 0.03 % of a core or less |
+//! | behind queues, `tcp` | 0.45 (0.19) | 0.32 (0.19) | 0.04 % (0.01) |
+//! | behind queues, `local` | 0.52 (0.13) | 0.34 (0.14) | 0.01 % (0.01) |
+//! | behind queues, fake adapters, whose words a thread looks at every 0.5 ms when none comes | 0.66 (0.23) | 0.33 (0.16) | 3.7 % (3.7), 1.7 % (1.7) |
+//!
+//! For ranks on GPUs `bench --device cuda --graph` prints the same of graph replay and of idle ranks. Nobody has written it down yet: the
+//! NIC's thread polls for 10 ms after the last doorbell, then looks every 50 us, and ten times less often after a second.

@@ -173,6 +173,7 @@
 //! | `port 1 of NAME has lost the address that its queue pairs use: destroy the buffers and create new ones` | somebody has changed the interface's address, or the subnet manager the LID; other addresses of the port may change |
 //! | `NAME has failed: see dmesg; once it is back, destroy the buffers and create new ones` | all queues of the rank are gone |
 //! | `an entry for it failed: the peer is not reached any more (syndrome 0x15, ...)` | dead, cut off, or packets dropped: `EPWIRE_TC`, PFC, MTU on the way, firewall for UDP port 4791 |
+//! | `the peer has ended its queue pair: see there why; connect it again` (mlx5) | its end has failed, or it has ended: the connection beside the queue pairs says so, which adapters do not |
 //! | `its remote key does not open its bytes (syndrome 0x13)`, `the peer does not do what it asks for (syndrome 0x12)`, `the peer has given up its queue pair (syndrome 0x22)` | it has given this rank's place away, or ended |
 //! | `its local key does not open its bytes (syndrome 0x04)`, `it is no entry of this queue (syndrome 0x02)`, `its length is wrong (syndrome 0x01)` | an error of this library: report it, with the vendor's number |
 //! | `an entry for it failed: the peer is not reached any more (syndrome 0x15, vendor 0x81): see that its process lives, and the network between the hosts` (software NIC) | its process has ended, or its host is cut off |

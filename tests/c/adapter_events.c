@@ -10,14 +10,16 @@
 
 enum { RANKS_HERE = 2, DEADLINE_S = 20 };
 
+#define ENDED_BY_PEER "the peer has ended its queue pair: see there why; connect it again"
+
 typedef struct pair_of_ranks {
     epw_fabric *fabrics[RANKS_HERE];
     epw_buffer *buffers[RANKS_HERE];
 } pair_of_ranks;
 
-static pair_of_ranks connect_two(void) {
+/* Without a membership: nothing has been posted. */
+static pair_of_ranks meet_two(void) {
     pair_of_ranks p;
-    const epw_mask both = {{3}};
     for (uint32_t r = 0; r < RANKS_HERE; r++) {
         epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
         options.rank = r;
@@ -32,6 +34,12 @@ static pair_of_ranks connect_two(void) {
     }
     CHECK_OK(connect_to(p.buffers[0], 0, p.buffers[1], 1));
     CHECK_OK(connect_to(p.buffers[1], 1, p.buffers[0], 0));
+    return p;
+}
+
+static pair_of_ranks connect_two(void) {
+    pair_of_ranks p = meet_two();
+    const epw_mask both = {{3}};
     for (uint32_t r = 0; r < RANKS_HERE; r++) CHECK_OK(epw_buffer_set_active(p.buffers[r], &both, 1, 0));
     return p;
 }
@@ -74,9 +82,26 @@ static void the_peers_of_an_adapter_are_given_up(const epw_mlx5_event *event, bo
         CHECK(outcome.degraded && outcome.missing.bits[0] == 1u << (1 - r));
         CHECK_MSG(outcome.record.cause == EPW_CAUSE_LINK, "rank %u: cause %u", r, outcome.record.cause);
         epw_buffer_trouble(p.buffers[r], 1 - r, text);
-        const char *expected = r == 0 ? said : "the connection to its NIC is gone";
+        const char *expected = r == 0 ? said : ENDED_BY_PEER;
         CHECK_MSG(strncmp(text, expected, strlen(expected)) == 0, "%s", text);
     }
+    end_two(p);
+}
+
+/* The adapter at the other end says nothing of it, and nothing that the peer has sent has failed: the
+ * connection beside the queue pairs tells, and each end keeps its own reason. */
+static void a_peer_that_has_sent_nothing_hears_of_it(void) {
+    pair_of_ranks p = meet_two();
+    char texts[RANKS_HERE][EPW_TROUBLE_TEXT] = {"", ""};
+    epw_fake_raise(epw_fabric_fake(p.fabrics[0]), 0, &(epw_mlx5_event){EPW_MLX5_EVENT_PORT_DOWN, 1});
+    for (int ms = 0; ms < 1000 && !(*texts[0] != '\0' && *texts[1] != '\0'); ms++) {
+        for (uint32_t r = 0; r < RANKS_HERE; r++) epw_buffer_trouble(p.buffers[r], 1 - r, texts[r]);
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    nanosleep(&(struct timespec){0, 20000000}, NULL); /* whatever the peer says of it in turn */
+    epw_buffer_trouble(p.buffers[0], 1, texts[0]);
+    CHECK_MSG(strncmp(texts[0], "port 1 of fake_0 is down", 24) == 0, "%s", texts[0]);
+    CHECK_MSG(strcmp(texts[1], ENDED_BY_PEER) == 0, "%s", texts[1]);
     end_two(p);
 }
 
@@ -136,6 +161,7 @@ int main(void) {
                                          "fake_0 has failed");
     the_peers_of_an_adapter_are_given_up(&(epw_mlx5_event){EPW_MLX5_EVENT_GIDS, 1}, true,
                                          "port 1 of fake_0 has lost the address");
+    a_peer_that_has_sent_nothing_hears_of_it();
     what_does_not_concern_it_changes_nothing();
     return check_result("adapter_events");
 }

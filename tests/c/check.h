@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 static atomic_uint checks_made, checks_failed;
 
@@ -23,6 +24,14 @@ static atomic_uint checks_made, checks_failed;
 static inline int check_that(int held) {
     atomic_fetch_add(&checks_made, 1);
     return held || atomic_fetch_add(&checks_failed, 1) >= 20;
+}
+
+/* EPW_TEST_SLOWER: so many times slower than ours is a machine, for deadlines that a test chooses: an
+ * emulated one. 1 where it is not set. */
+static inline unsigned times_slower(void) {
+    const char *times = getenv("EPW_TEST_SLOWER");
+    unsigned long found = times != NULL ? strtoul(times, NULL, 10) : 1;
+    return found >= 1 && found <= 100 ? (unsigned)found : 1;
 }
 
 /* The exit code of main(): says how it went. */

@@ -96,6 +96,25 @@ static void what_no_nic_says_is_no_frame(void) {
     }
 }
 
+/* An ENDED names two pairs, and nothing else. */
+static void an_end_names_two_pairs(void) {
+    static const unsigned char expected[EPW_FRAME_BYTES] = {
+        [0] = 8, [4] = 0x33, 0x22, 0x11, [28] = 0x66, 0x55, 0x44};
+    const epw_frame ended = {.kind = EPW_FRAME_ENDED, .pair = 0x112233, .from = 0x445566};
+    unsigned char bytes[EPW_FRAME_BYTES];
+    epw_frame read;
+    epw_frame_write(&ended, bytes);
+    CHECK(memcmp(bytes, expected, sizeof bytes) == 0 && epw_frame_parse(bytes, &read));
+    CHECK(read.kind == ended.kind && read.pair == ended.pair && read.from == ended.from);
+    CHECK(!epw_frame_is_request(&read) && epw_frame_payload(&read) == 0);
+    for (uint32_t i = 0; i < EPW_FRAME_BYTES; i++) {
+        bool named = (i >= 4 && i < 8) || (i >= 28 && i < 32);
+        bytes[i] ^= 0x40;
+        CHECK_MSG(epw_frame_parse(bytes, &read) == named, "byte %u", i);
+        bytes[i] ^= 0x40;
+    }
+}
+
 /* ---- a NIC, and its peer by hand ---- */
 
 typedef struct end {
@@ -130,6 +149,22 @@ static void open_end(end *e) {
     CHECK_OK(epw_pair_create(e->nic, &options, here, &e->pair));
     e->fd = connect_by(e, 1, &e->link);
     epw_pair_connect(e->pair, e->link, 77);
+}
+
+/* ---- the end of an adapter's pair ---- */
+
+typedef struct ends {
+    atomic_uint count;
+    uint32_t peer, pair, from; /* of the last one */
+} ends;
+
+static bool heard_end(void *context, uint32_t peer, uint32_t pair, uint32_t from) {
+    ends *heard = context;
+    heard->peer = peer;
+    heard->pair = pair;
+    heard->from = from;
+    atomic_fetch_add(&heard->count, 1);
+    return true;
 }
 
 static void close_end(end *e) {
@@ -329,10 +364,40 @@ static void acks_come_by_any_connection_of_the_peer(void) {
     close_end(&e);
 }
 
+/* With the rank that says so, whom the connection knows: whether it may is for whoever has the pair. A pair
+ * of the NIC itself has its frames, and no peer can end it so. */
+static void ends_are_told_with_who_says_so(void) {
+    end e;
+    ends heard = {0};
+    unsigned char bytes[EPW_FRAME_BYTES];
+    epw_frame frame = {.kind = EPW_FRAME_ENDED, .pair = 5, .from = 6};
+    open_end(&e);
+    epw_nic_hear_ended(e.nic, heard_end, &heard);
+    epw_frame_write(&frame, bytes);
+    CHECK(write(e.fd, bytes, sizeof bytes) == sizeof bytes);
+    for (int ms = 0; ms < 5000 && atomic_load(&heard.count) == 0; ms++) usleep(1000);
+    CHECK(atomic_load(&heard.count) == 1 && heard.peer == 1 && heard.pair == 5 && heard.from == 6);
+    epw_nic_hear_ended(e.nic, NULL, NULL);
+    frame.pair = epw_pair_number(e.pair);
+    frame.from = 77;
+    epw_frame_write(&frame, bytes);
+    CHECK(write(e.fd, bytes, sizeof bytes) == sizeof bytes);
+    usleep(20000);
+    CHECK(!epw_pair_broken(e.pair));
+    epw_nic_end_pair(e.nic, e.link, 9, 10);
+    hear(&e, bytes, sizeof bytes);
+    CHECK(epw_frame_parse(bytes, &frame) && frame.kind == EPW_FRAME_ENDED && frame.pair == 9 &&
+          frame.from == 10);
+    CHECK(!epw_nic_link_alive(e.nic, e.link) && epw_pair_broken(e.pair));
+    close_end(&e);
+}
+
 int main(void) {
     rows_of_a_range_share_a_frame();
     others_have_frames_of_their_own();
     what_no_nic_says_is_no_frame();
+    an_end_names_two_pairs();
+    ends_are_told_with_who_says_so();
     rows_go_to_their_places_however_they_come();
     rows_that_leave_the_region_are_refused();
     a_range_is_sent_as_one_frame();

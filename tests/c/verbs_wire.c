@@ -179,8 +179,20 @@ static void words_are_behind_rows_where_writes_pass_each_other(void) {
 
 /* ---- failures ---- */
 
-/* The peer of this rank, whose adapter has found something wrong: the rank is told at once, and why. Its peer
- * hears nothing of that, and finds out by its deadline. */
+/* The adapter says nothing to the other end of a queue pair: the connection beside it does. */
+static void is_told_by_its_peer(const group *g, uint32_t rank, const char *of) {
+    char said[EPW_TROUBLE_TEXT] = "";
+    for (int ms = 0; ms < 1000 && *epw_buffer_trouble(g->of[rank], 1 - rank, said) == '\0'; ms++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    CHECK_MSG(
+        strcmp(said,
+               "an entry for it failed: the peer has given up its queue pair (syndrome 0x22, vendor 0xe5): "
+               "it has taken the place from this rank, or ended; connect it again") == 0,
+        "%s: %s", of, said);
+}
+
+/* The peer of this rank, whose adapter has found something wrong: the rank is told at once, and why, and so
+ * is its peer. */
 static void is_lost(const group *g, uint32_t rank, const char *text, const char *of) {
     char said[EPW_TROUBLE_TEXT];
     uint64_t began = epw_now_ns();
@@ -197,6 +209,7 @@ static void is_lost(const group *g, uint32_t rank, const char *text, const char 
     CHECK_MSG(epw_now_ns() - began < deadline_ns / 2, "%s: it took a deadline", of);
     epw_buffer_trouble(g->of[rank], 1 - rank, said);
     CHECK_MSG(strcmp(said, text) == 0, "%s:\n%s\nand not\n%s", of, said, text);
+    is_told_by_its_peer(g, 1 - rank, of);
     free(made);
 }
 
@@ -282,6 +295,7 @@ static void a_queue_pair_that_the_adapter_has_broken_loses_its_peer(void) {
             nanosleep(&(struct timespec){0, 1000000}, NULL);
         CHECK_MSG(strstr(text, "the peer has given up its queue pair (syndrome 0x22, vendor 0xe0)") != NULL,
                   "%s", text);
+        is_told_by_its_peer(&g, 1, "queue pair");
         destroy(&g);
         nothing_is_left("queue pair", (uint32_t)types[i]);
     }

@@ -40,6 +40,7 @@ static epw_lane *step_debts(epw_buffer *b) {
 }
 
 static void *background_main(void *argument) {
+    epw_thread_name("epw-background");
     epw_buffer *b = argument;
     epw_host *host = b->host;
     pthread_mutex_lock(&host->background_lock);

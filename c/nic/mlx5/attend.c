@@ -50,6 +50,7 @@ static void lock_last(epw_mlx5_attendant *t) {
 }
 
 static void *attend_main(void *argument) {
+    epw_thread_name("epw-attend");
     epw_mlx5_attendant *t = argument;
     uint64_t busy_ns = 0;
     lock_last(t);

@@ -200,6 +200,7 @@ static void hand_on(device *d, const epw_abi_event *event) {
 }
 
 static void *listen_main(void *argument) {
+    epw_thread_name("epw-events");
     device *d = argument;
     for (;;) {
         struct pollfd polls[2] = {{.fd = d->context->async_fd, .events = POLLIN},

@@ -161,7 +161,30 @@ void epw_mlx5_heed(void *adapter, const epw_mlx5_event *event) {
     pthread_mutex_unlock(&a->pairs_lock);
 }
 
+uint32_t epw_mlx5_pair_remote(const epw_mlx5_pair *pair) {
+    return atomic_load_explicit(&pair->remote, memory_order_acquire);
+}
+
+/* Without the pair's lock, which is held while its adapter is asked for something. */
+bool epw_mlx5_peer_ended(epw_mlx5 *a, uint32_t peer, uint32_t number, uint32_t remote) {
+    bool found = false;
+    pthread_mutex_lock(&a->pairs_lock);
+    for (epw_mlx5_pair *pair = a->pairs; pair != NULL && !found; pair = pair->next) {
+        found = pair->number == number && pair->options.peer == peer && remote != 0 &&
+                epw_mlx5_pair_remote(pair) == remote;
+        if (!found || atomic_load_explicit(&pair->broken, memory_order_acquire)) continue;
+        atomic_store_explicit(&pair->ended, true, memory_order_relaxed);
+        tell_broken(pair);
+    }
+    pthread_mutex_unlock(&a->pairs_lock);
+    return found;
+}
+
 const char *epw_mlx5_pair_trouble(const epw_mlx5_pair *pair, char text[EPW_MLX5_TEXT]) {
+    if (atomic_load_explicit(&pair->ended, memory_order_relaxed)) {
+        snprintf(text, EPW_MLX5_TEXT, "the peer has ended its queue pair: see there why; connect it again");
+        return text;
+    }
     unsigned kind = atomic_load_explicit(&pair->event, memory_order_relaxed);
     return epw_mlx5_event_text(pair->adapter, (epw_mlx5_event_kind)kind, text);
 }
@@ -350,11 +373,11 @@ epw_status epw_mlx5_pair_connect(epw_mlx5_pair *pair, uint32_t remote, const epw
     epw_status status = resolve(a, &path, where);
     if (status != EPW_OK) return status;
     pthread_mutex_lock(&pair->lock);
-    bool there = pair->state == EPW_MLX5_STATE_RTS && pair->remote == remote &&
+    bool there = pair->state == EPW_MLX5_STATE_RTS && epw_mlx5_pair_remote(pair) == remote &&
                  memcmp(&pair->to, address, sizeof pair->to) == 0;
     if (!there) status = go_up(pair, &path, where);
     if (status == EPW_OK) {
-        pair->remote = remote;
+        atomic_store_explicit(&pair->remote, remote, memory_order_release);
         pair->to = *address;
     }
     pthread_mutex_unlock(&pair->lock);

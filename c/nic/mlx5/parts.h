@@ -87,10 +87,10 @@ struct epw_mlx5_pair {
 
     pthread_mutex_t lock; /* of what follows: one command at a time */
     uint32_t state;
-    uint32_t remote;
+    atomic_uint remote; /* of the peer; 0: it is not connected */
     epw_mlx5_address to;
-    atomic_bool broken, closed;
-    bool shut; /* the adapter places nothing that comes by it */
+    atomic_bool broken, closed, ended; /* by the peer */
+    bool shut;                         /* the adapter places nothing that comes by it */
     atomic_uint
         event; /* epw_mlx5_event_kind: that of the adapter which has broken it; EPW_MLX5_EVENT_PAIR: none */
 };

@@ -51,6 +51,7 @@ static bool look(epw_mlx5_memory *m) {
 }
 
 static void *watch_main(void *argument) {
+    epw_thread_name("epw-watch");
     epw_mlx5_watch *w = argument;
     uint64_t busy_ns = 0;
     pthread_mutex_lock(&w->lock);

@@ -180,7 +180,8 @@ void epw_carry_await(epw_pair *pair) {
     }
 }
 
-epw_status epw_pair_carry(epw_pair *pair, uint64_t link, const epw_mlx5_path *path, epw_where where) {
+epw_status epw_pair_carry(epw_pair *pair, uint64_t link, uint32_t remote, const epw_mlx5_path *path,
+                          epw_where where) {
     epw_nic *nic = pair->nic;
     epw_carried *carried = pair->carried;
     epw_nic_lock(nic);
@@ -191,6 +192,7 @@ epw_status epw_pair_carry(epw_pair *pair, uint64_t link, const epw_mlx5_path *pa
     carried->rises = false;
     if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) epw_carry_stop(pair);
     pair->link = epw_nic_link(nic, link);
+    pair->remote = remote;
     carried->by_adapter = err == 0;
     if (pair->link == NULL) epw_pair_fail(pair, 0, EPW_SYNDROME_RETRIES);
     if (pair->link != NULL && epw_pair_has_more(pair)) epw_link_has_sender(pair->link, pair);

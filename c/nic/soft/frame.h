@@ -6,7 +6,8 @@
  * once their bytes are placed: it acknowledges all before it too. A READ asks for bytes, and a FETCH_ADD
  * carries what is to be added to a word of 8 bytes: each is answered by an ANSWER with the bytes, or what the
  * word was, and nothing of its queue pair travels before that has come. A NAK names the first that was
- * refused, and ends the queue pair.
+ * refused, and ends the queue pair. An ENDED says that the sender's end of a queue pair is over whose entries
+ * go by an adapter, which does not tell the other end.
  */
 #ifndef EPW_NIC_SOFT_FRAME_H
 #define EPW_NIC_SOFT_FRAME_H
@@ -27,7 +28,8 @@ enum {
     EPW_FRAME_NAK = 4,
     EPW_FRAME_READ = 5,
     EPW_FRAME_FETCH_ADD = 6,
-    EPW_FRAME_ANSWER = 7
+    EPW_FRAME_ANSWER = 7,
+    EPW_FRAME_ENDED = 8
 };
 
 typedef struct epw_frame {
@@ -35,7 +37,7 @@ typedef struct epw_frame {
     bool wants_ack;   /* WRITE, NOP */
     uint8_t syndrome; /* NAK */
     uint32_t pair;    /* of the receiver */
-    uint32_t from;    /* of requests: of the sender, where the answer goes */
+    uint32_t from;    /* of requests, and ENDED: of the sender, where the answer goes */
     uint32_t index;
     uint32_t key; /* WRITE, READ, FETCH_ADD: of the region, and where in it */
     uint64_t offset;

@@ -133,6 +133,17 @@ static bool begin_answer(epw_link *link) {
     return true;
 }
 
+/* The other end of a pair is over: of one of this NIC's, or of an adapter's. Only the rank that it is
+ * connected with may say so. */
+static void hear_end(const epw_link *link) {
+    epw_nic *nic = link->nic;
+    const epw_frame *frame = &link->frame;
+    if (nic->ended != NULL && nic->ended(nic->ended_context, link->peer, frame->pair, frame->from)) return;
+    epw_pair *pair = epw_nic_pair(nic, frame->pair);
+    if (pair != NULL && is_of(link, pair) && epw_pair_is_carried(pair) && pair->remote == frame->from)
+        epw_pair_fail_as(pair, (uint32_t)pair->completed, EPW_SYNDROME_ABORTED, EPW_VENDOR_ENDED);
+}
+
 static void end_frame(epw_link *link) {
     epw_pair *pair = link->to;
     link->in_frame = false;
@@ -163,6 +174,10 @@ static bool begin_frame(epw_link *link, const unsigned char *bytes) {
         }
         link->in_frame = true;
         if (link->left == 0) end_frame(link);
+        return true;
+    }
+    if (frame->kind == EPW_FRAME_ENDED) {
+        hear_end(link);
         return true;
     }
     epw_pair *pair = epw_nic_pair(link->nic, frame->pair);

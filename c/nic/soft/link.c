@@ -79,6 +79,12 @@ void epw_link_refuse(epw_link *link, const epw_frame *frame, uint8_t syndrome) {
         (epw_refusal){.pair = frame->from, .index = frame->index, .syndrome = syndrome};
 }
 
+void epw_link_tell_end(epw_link *link, uint32_t pair, uint32_t from) {
+    if (link->refusal_count == LINK_REFUSALS) return;
+    link->refusals[link->refusal_count++] =
+        (epw_refusal){.pair = pair, .index = from, .syndrome = EPW_SYNDROME_NONE};
+}
+
 /* ---- forgetting ---- */
 
 void epw_link_stop(epw_link *link, const epw_pair *pair, bool answers) {

@@ -187,6 +187,24 @@ void epw_nic_end_link(epw_nic *nic, uint64_t id) {
     epw_nic_unlock(nic);
 }
 
+void epw_nic_end_pair(epw_nic *nic, uint64_t id, uint32_t pair, uint32_t from) {
+    epw_nic_lock(nic);
+    epw_link *link = epw_nic_link(nic, id);
+    if (link != NULL) {
+        epw_link_tell_end(link, pair, from);
+        epw_link_send(link);
+        epw_nic_drop_link(nic, link);
+    }
+    epw_nic_unlock(nic);
+}
+
+void epw_nic_hear_ended(epw_nic *nic, epw_nic_ended *ended, void *context) {
+    epw_nic_lock(nic);
+    nic->ended = ended;
+    nic->ended_context = context;
+    epw_nic_unlock(nic);
+}
+
 epw_nic_traffic epw_nic_sent(epw_nic *nic) {
     epw_nic_lock(nic);
     epw_nic_traffic sent = nic->sent;
@@ -391,6 +409,7 @@ static void doze(epw_nic *nic, uint32_t rests) {
 }
 
 static void *nic_main(void *argument) {
+    epw_thread_name("epw-nic");
     epw_nic *nic = argument;
     struct epoll_event events[EVENTS];
     bool polls = false;

@@ -83,6 +83,11 @@ static void add_nak(epw_link *link, uint32_t pair, uint32_t index, uint8_t syndr
     add_frame(link, &frame, 0);
 }
 
+static void add_end(epw_link *link, uint32_t pair, uint32_t from) {
+    epw_frame frame = {.kind = EPW_FRAME_ENDED, .pair = pair, .from = from};
+    add_frame(link, &frame, 0);
+}
+
 /* What a READ asked for, from where it lies, or what a FETCH_ADD found. */
 static void add_answer(epw_link *link, epw_pair *pair) {
     const epw_frame *asked = &pair->owed.request;
@@ -121,7 +126,11 @@ static void add_answers(epw_link *link) {
     }
     while (link->refusal_count > 0 && has_room(link)) {
         const epw_refusal *r = &link->refusals[--link->refusal_count];
-        add_nak(link, r->pair, r->index, r->syndrome);
+        if (r->syndrome == EPW_SYNDROME_NONE) {
+            add_end(link, r->pair, r->index);
+        } else {
+            add_nak(link, r->pair, r->index, r->syndrome);
+        }
     }
     link->urgent = link->answerers != NULL; /* there was no room for all */
 }

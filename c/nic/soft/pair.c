@@ -70,10 +70,18 @@ static void complete(epw_pair *pair, uint32_t index, uint32_t opcode, uint8_t sy
     __atomic_store_n((uint32_t *)(entry + 0x3c), word, __ATOMIC_RELEASE);
 }
 
+/* The other end hears it by the connection, now if there is room: that may be about to be closed. */
+static void end_carried(epw_pair *pair) {
+    pair->closed = true;
+    if (pair->link == NULL) return;
+    epw_link_tell_end(pair->link, pair->remote, pair->number);
+    epw_link_send(pair->link); /* one that is gone is found again by who looks at all */
+}
+
 void epw_pair_fail_as(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t vendor) {
     if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) return;
     if (pair->link != NULL) epw_link_stop(pair->link, pair, true);
-    if (epw_pair_is_carried(pair)) pair->closed = true;
+    if (epw_pair_is_carried(pair)) end_carried(pair);
     epw_carry_stop(pair);
     pair->cause = (epw_pair_cause){syndrome, (uint8_t)vendor, index};
     complete(pair, index, opcode_at(pair, index), syndrome, vendor);
@@ -161,6 +169,7 @@ void epw_pair_destroy(epw_pair *pair) {
     epw_nic_heed_rung(nic); /* it is in that list no more */
     epw_carry_await(pair);
     epw_carry_forget(pair);
+    if (epw_pair_is_carried(pair) && !epw_pair_broken(pair)) end_carried(pair);
     epw_carry_stop(pair);
     nic->pairs[pair->number & (SLOTS_MAX - 1)] = NULL;
     nic->polled -= pair->options.polled;

@@ -86,9 +86,10 @@ enum {
     LINK_REFUSALS = 16
 };
 
+/* A NAK, or an ENDED, that waits to be sent. */
 typedef struct epw_refusal {
     uint32_t pair, index;
-    uint8_t syndrome;
+    uint8_t syndrome; /* NONE: an ENDED, whose sender's pair is `index` */
 } epw_refusal;
 
 struct epw_link {
@@ -154,6 +155,8 @@ struct epw_nic {
     epw_nic_traffic sent;
     epw_strict *strict;   /* NULL: it is not */
     epw_carrier *carrier; /* NULL: there is none */
+    epw_nic_ended *ended; /* NULL: there is no adapter but in software */
+    void *ended_context;
     epw_regions regions;
     epw_link **links;
     uint32_t link_count, link_serial;
@@ -256,6 +259,10 @@ void epw_link_has_answer(epw_link *link, epw_pair *pair);
 /* A sender goes on for a while until it hears of it. One answer is enough; where there are very many, their
  * next frames are refused again. */
 void epw_link_refuse(epw_link *link, const epw_frame *frame, uint8_t syndrome);
+
+/* Pair `from` of this end is over, which the peer's pair, whose entries came by an adapter, does not hear
+ * otherwise. Where there is no room for it the peer finds out by its deadline. */
+void epw_link_tell_end(epw_link *link, uint32_t pair, uint32_t from);
 
 /* Of a frame for the pair whose bytes are coming nothing more is placed: of what the peer asks, or of what it
  * answers. */

@@ -12,13 +12,14 @@ use std::process::ExitCode;
 use epwire::Group;
 use epwire::cudarc::driver::sys;
 
-use self::gpu::{Gpu, gather};
+use self::gpu::{Gpu, gather, meet};
 use self::moved::Moved;
 use self::probe::Machine;
 use self::subject::Subject;
 use self::timing::{Halves, middle};
 use crate::args::{Args, Device, Shape};
 use crate::cases::Case;
+use crate::cpu::{self, Meter};
 use crate::report::{OnGpu, Row, Timing};
 use crate::samples::Figures;
 use crate::{Error, ranks, show};
@@ -50,8 +51,10 @@ pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, 
             rows.push(row(&gpu, group, &mut subject, case, args, shape, &machine)?);
         }
     }
+    let idle = cpu::idle(group, || meet(group))?.map(|used| cpu::idle_words(&used)).unwrap_or_default();
+    let paths = paths.join(", ");
     match group.rank() {
-        0 => show(args, &rows, &format!("{gpus}; rank 0 reaches them by {}; {machine}", paths.join(", "))),
+        0 => show(args, &rows, &format!("{gpus}; rank 0 reaches them by {paths}; {machine}\n{idle}")),
         _ => Ok(ExitCode::SUCCESS), // every rank has the figures of all; the first one shows them
     }
 }
@@ -71,10 +74,14 @@ fn row(
         wrong += subject.check(case)?;
     }
     subject.renew()?;
-    let times = timing::time(gpu, group, subject, case, args)?;
+    let mut meter = Meter::default();
+    let times = timing::time(gpu, group, subject, case, args, &mut meter)?;
+    let used = meter.used(group)?;
     wrong += subject.wrong_after_timing(case)?;
     let kernels = match (args.graph, case) {
-        (true, Case::Dispatch) => Some(timing::kernels_of_graph(gpu, group, subject, case, args)?),
+        (true, Case::Dispatch) => {
+            Some(timing::kernels_of_graph(gpu, group, subject, case, args, &mut Meter::default())?)
+        }
         (true, Case::Combine) => Some(times.clone()), // is timed by its kernel
         _ => None,
     };
@@ -112,7 +119,7 @@ fn row(
     };
     let window = subject.buffer.plan().window_bytes;
     let row = Row::new(Device::Cuda, ranks::count(group), &shape, case, &figures, floor_us, window);
-    Ok(Row { gpu: Some(gpu), routing: args.routing, ..row })
+    Ok(Row { gpu: Some(gpu), routing: args.routing, used, ..row })
 }
 
 /// Of the figures of each rank the greatest: that of the slowest one.

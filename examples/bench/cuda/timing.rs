@@ -10,6 +10,7 @@ use super::subject::Subject;
 use crate::Error;
 use crate::args::Args;
 use crate::cases::Case;
+use crate::cpu::{Clocks, Meter};
 
 /// Operations of a graph.
 pub const OPERATIONS: usize = 50;
@@ -17,18 +18,20 @@ pub const OPERATIONS: usize = 50;
 /// How long a split operation lets its data arrive: far longer than any takes.
 const ARRIVAL: Duration = Duration::from_micros(100);
 
-/// Nanoseconds of an operation, in each of `args.iterations` replays or eager calls. All ranks call it.
+/// Nanoseconds of an operation, in each of `args.iterations` replays or eager calls. `meter`: what this rank's process uses of the
+/// cores, from the first launch until all has run. All ranks call it.
 pub fn time(
     gpu: &Gpu,
     group: &Group,
     subject: &Subject<'_>,
     case: Case,
     args: &Args,
+    meter: &mut Meter,
 ) -> Result<Vec<f64>, Error> {
     match (args.graph, case) {
-        (true, Case::Combine) => kernels_of_graph(gpu, group, subject, case, args),
-        (true, Case::Dispatch | Case::Pair) => whole_graph(gpu, group, subject, case, args),
-        (false, _) => eager(gpu, group, subject, case, args),
+        (true, Case::Combine) => kernels_of_graph(gpu, group, subject, case, args, meter),
+        (true, Case::Dispatch | Case::Pair) => whole_graph(gpu, group, subject, case, args, meter),
+        (false, _) => eager(gpu, group, subject, case, args, meter),
     }
 }
 
@@ -60,14 +63,18 @@ fn eager(
     subject: &Subject<'_>,
     case: Case,
     args: &Args,
+    meter: &mut Meter,
 ) -> Result<Vec<f64>, Error> {
+    let clocks = Clocks::find();
     let count = (args.warmup + args.iterations) as usize;
     let events = pairs(gpu, count)?;
     meet(group)?;
+    let used = clocks.now();
     for pair in &events {
         operation(subject, case, |edge| Ok(pair[edge].record(&gpu.stream)?))?;
     }
     subject.finish()?;
+    meter.add(used, clocks.now());
     events[args.warmup as usize..].iter().map(|[begin, end]| between(begin, end)).collect()
 }
 
@@ -78,9 +85,10 @@ fn whole_graph(
     subject: &Subject<'_>,
     case: Case,
     args: &Args,
+    meter: &mut Meter,
 ) -> Result<Vec<f64>, Error> {
     let graph = gpu.capture(|| (0..OPERATIONS).try_for_each(|_| operation(subject, case, |_| Ok(()))))?;
-    let replays = replay(gpu, group, subject, &graph, args, between)?;
+    let replays = replay(gpu, group, subject, &graph, args, meter, between)?;
     Ok(replays.iter().map(|time| time / OPERATIONS as f64).collect())
 }
 
@@ -91,6 +99,7 @@ pub fn kernels_of_graph(
     subject: &Subject<'_>,
     case: Case,
     args: &Args,
+    meter: &mut Meter,
 ) -> Result<Vec<f64>, Error> {
     let stamps = Stamps::new(gpu)?;
     let alone = |i: usize| {
@@ -106,7 +115,7 @@ pub fn kernels_of_graph(
         }
     };
     let graph = gpu.capture(|| (0..OPERATIONS).try_for_each(alone))?;
-    replay(gpu, group, subject, &graph, args, |_, _| {
+    replay(gpu, group, subject, &graph, args, meter, |_, _| {
         let times = stamps.between(gpu)?;
         Ok(times.iter().sum::<f64>() / OPERATIONS as f64)
     })
@@ -120,18 +129,21 @@ fn replay(
     subject: &Subject<'_>,
     graph: &CudaGraph,
     args: &Args,
+    meter: &mut Meter,
     time: impl Fn(&CudaEvent, &CudaEvent) -> Result<f64, Error>,
 ) -> Result<Vec<f64>, Error> {
-    let mut times = Vec::new();
+    let (mut times, clocks) = (Vec::new(), Clocks::find());
     let [begin, end] = [gpu.event()?, gpu.event()?];
     for i in 0..args.warmup + args.iterations {
         meet(group)?;
+        let used = clocks.now();
         graph.launch()?;
         begin.record(&gpu.stream)?;
         graph.launch()?;
         end.record(&gpu.stream)?;
         subject.finish()?;
         if i >= args.warmup {
+            meter.add(used, clocks.now());
             times.push(time(&begin, &end)?);
         }
     }

@@ -27,10 +27,10 @@ pub trait Layer {
 }
 
 /// Creates this rank's buffer and memory.
-pub fn connect(group: &Group, device: Device) -> Result<Box<dyn Layer>> {
+pub fn connect(group: &Group, device: Device, slower: u32) -> Result<Box<dyn Layer>> {
     let world = group.world();
     let config = EpConfig {
-        deadline: Duration::from_millis(200),
+        deadline: Duration::from_millis(200) * slower,
         threads: 1,
         lanes: 1,
         ..EpConfig::new(TOKENS as u32, HIDDEN as u32, world, world)
