@@ -66,8 +66,8 @@
 //! # Features
 //! `succession`, the only default one: the run outlives the member that serves it, see [`group`]. `cuda`: buffers on GPUs, see [`mod@cuda`]; needs a CUDA toolkit to build, and a driver only to use a GPU. `cudarc`: views of
 //! cudarc's slices and streams, and that crate as `epwire::cudarc`; needs no toolkit, and leaves it to the program how
-//! cudarc links CUDA. `tracing`: spans and events. `metrics`: counters, gauges and histograms. `bindgen`: checks the C bindings against the
-//! header.
+//! cudarc links CUDA. `tracing`: spans and events. `metrics`: counters, gauges and histograms. `serde`: configurations, plans, [`Launch`](launch::Launch)
+//! and [`Outcome`] can be written and read. `bindgen`: checks the C bindings against the header.
 //!
 //! An *operation* is one call, each half of a split one by itself: `dispatch`, `dispatch_send`, `dispatch_receive`, `combine`,
 //! `combine_send`, `combine_receive`; of a [`Comm`] each by its name, `all_reduce` say, and `group` for several at once. The blocking
@@ -128,6 +128,8 @@
 //! | `epwire_changes_total` | counter | changes | by the label `kind`: ranks `entered`, `left`, or both (`replaced`), all stay and nobody is given up any more (`unchanged`), or it was `aborted` |
 //! | `epwire_change_seconds` | histogram | seconds | of those but the last, from their proposal until they are in effect at this member; with the label `kind` |
 
+#![cfg_attr(docsrs, feature(doc_cfg))] // labels what needs a feature
+
 mod aside;
 mod buffer;
 pub mod comm;
@@ -142,6 +144,7 @@ pub mod guide;
 mod json;
 pub mod launch;
 mod mask;
+mod names;
 mod numerics;
 mod observe;
 mod outcome;
@@ -152,8 +155,25 @@ mod sys;
 mod tensor;
 mod waking;
 
+/// For this crate's own tests and fuzz targets: no part of its interface, and changed without notice.
 #[doc(hidden)]
-pub use buffer::Trial;
+pub mod internals {
+    pub use crate::buffer::Trial;
+
+    pub mod auth {
+        pub use crate::rendezvous::auth::*;
+    }
+    pub mod machine {
+        pub use crate::rendezvous::machine::*;
+    }
+    pub mod record {
+        pub use crate::rendezvous::record::*;
+    }
+    pub mod wire {
+        pub use crate::rendezvous::wire::*;
+    }
+}
+
 pub use buffer::{
     Checkpoint, Combine, CombineOutput, CombineRows, Combining, Consuming, Dispatch, DispatchBuffers,
     DispatchOutput, Dispatched, Dispatching, EpBuffer, Event, GenericCombineOutput, GenericDispatchOutput,
@@ -165,7 +185,8 @@ pub use config::{
 };
 pub use error::{Error, Failure, Result};
 pub use group::Group;
-pub use mask::Mask;
+pub use mask::{Iter as MaskIter, Mask};
+pub use names::ParseNameError;
 pub use numerics::{dequantize_fp8, quantize_fp8};
 pub use outcome::{Cause, ErrorRecord, Outcome, Phase};
 pub use peers::Membership;

@@ -66,9 +66,9 @@ fn the_table_of_memory_is_what_plan_says() {
     let plain = |max_tokens| EpConfig::new(max_tokens, 7168, 256, 8);
     let rows = [
         (8, "", plain(128)),
-        (8, "`lanes: 1`", EpConfig { lanes: 1, ..plain(128) }),
-        (8, "`ordered`", EpConfig { ordered: true, ..plain(128) }),
-        (8, "`zero_copy`", EpConfig { zero_copy: true, ..plain(128) }),
+        (8, "`lanes: 1`", plain(128).lanes(1)),
+        (8, "`ordered`", plain(128).ordered(true)),
+        (8, "`zero_copy`", plain(128).zero_copy(true)),
         (8, "", plain(512)),
         (64, "", plain(128)),
     ];
@@ -98,12 +98,10 @@ fn the_table_of_limits_is_what_the_library_takes() {
     let begins = |epoch| alone.set_active(&Mask::all(1), epoch, 0).is_ok();
     let taken: [Limit<'_>; 6] = [
         ("ranks", "1 to 1,024", 1024, &|ranks| Plan::new(&EpConfig::new(1, 8, ranks, 1), ranks).is_ok()),
-        ("`max_tokens`", "1 to 65,536", 65536, &|n| planned(EpConfig { max_tokens: n, ..small() })),
-        ("`hidden`", "up to 16,777,216", 1 << 24, &|n| {
-            planned(EpConfig { hidden: n.next_multiple_of(8), ..small() })
-        }),
-        ("`experts`", "up to 1,048,576", 1 << 20, &|experts| planned(EpConfig { experts, ..small() })),
-        ("`topk`", "1 to 32", 32, &|topk| planned(EpConfig { topk, ..small() })),
+        ("`max_tokens`", "1 to 65,536", 65536, &|n| planned(small().max_tokens(n))),
+        ("`hidden`", "up to 16,777,216", 1 << 24, &|n| planned(small().hidden(n.next_multiple_of(8)))),
+        ("`experts`", "up to 1,048,576", 1 << 20, &|experts| planned(small().experts(experts))),
+        ("`topk`", "1 to 32", 32, &|topk| planned(small().topk(topk))),
         ("window, epochs", "1 to 8,388,607", 8_388_607, &begins),
     ];
     for (what, bound, number, takes) in taken {

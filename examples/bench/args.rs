@@ -240,21 +240,14 @@ impl Args {
 impl Shape {
     pub fn config(&self, args: &Args, device: epwire::Device) -> EpConfig {
         let dtype = self.dtype();
-        EpConfig {
-            dtype,
-            combine_dtype: dtype,
-            ordered: self.combine == Combine::Ordered,
-            threads: args.threads,
-            device,
-            sms: args.sms,
-            lanes: args.lanes,
-            ..EpConfig::new(
-                self.tokens,
-                self.hidden,
-                self.experts.saturating_add(self.absent_experts),
-                self.topk,
-            )
-        }
+        EpConfig::new(self.tokens, self.hidden, self.experts.saturating_add(self.absent_experts), self.topk)
+            .dtype(dtype)
+            .combine_dtype(dtype)
+            .ordered(self.combine == Combine::Ordered)
+            .threads(args.threads)
+            .device(device)
+            .sms(args.sms)
+            .lanes(args.lanes)
     }
 
     /// Type of tokens, expert outputs and combined rows.

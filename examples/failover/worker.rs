@@ -21,7 +21,7 @@ use crate::{
 /// Signs of life and leases short enough to watch.
 pub fn heartbeat() -> Heartbeat {
     let interval = Duration::from_millis(100);
-    Heartbeat { interval, lease: Duration::from_secs(1), handshake: Duration::from_secs(5) }
+    Heartbeat::default().interval(interval).lease(Duration::from_secs(1)).handshake(Duration::from_secs(5))
 }
 
 /// The whole life of a rank: the same for those of the beginning and for those that come later.

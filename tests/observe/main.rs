@@ -174,7 +174,7 @@ impl metrics::Recorder for Seen {
 
 /// Two ranks with an expert each, connected and active.
 fn pair(deadline: Duration) -> [EpBuffer; 2] {
-    let config = EpConfig { deadline, threads: 1, ..EpConfig::new(1, HIDDEN as u32, 2, 2) };
+    let config = EpConfig::new(1, HIDDEN as u32, 2, 2).deadline(deadline).threads(1);
     let buffers = [0, 1].map(|rank| EpBuffer::unconnected(rank, 2, config.clone()).unwrap());
     let [a, b] = &buffers;
     a.connect_blocking(1, &b.export(0).unwrap()).unwrap();
