@@ -74,6 +74,11 @@ pub const PORTS: &str = "EPWIRE_PORTS";
 /// Instruction set of the host's inner loops; the C core reads it.
 pub const ISA: &str = "EPWIRE_ISA";
 
+/// What is said of paths, memberships and peers that are given up; the C core reads it.
+pub const LOG: &str = "EPWIRE_LOG";
+/// The file that it is said in; the C core reads it.
+pub const LOG_FILE: &str = "EPWIRE_LOG_FILE";
+
 /// Every variable that epwire reads.
 pub const VARIABLES: &[Variable] = &[
     Variable {
@@ -210,6 +215,18 @@ pub const VARIABLES: &[Variable] = &[
         default: "the best that the processor has",
         doc: "Instruction set of the host's inner loops: `avx512` or `avx2` on x86-64, `base` everywhere. Results \
               have the same bits with each. A name that is unknown or cannot run here is an error.",
+    },
+    Variable {
+        name: LOG,
+        default: "`off`",
+        doc: "What is said on stderr while ranks run: `off`, `warn` (peers that are given up, and why), `info` (also sizes, \
+              paths, and what the group agreed on), `trace` (also why each path was taken or refused), or a level for each of \
+              `plan`, `path`, `member`, `wait` and `nic`, as in `warn,path=trace`.",
+    },
+    Variable {
+        name: LOG_FILE,
+        default: "stderr",
+        doc: "File to which that is appended; `%p` in its name is the process.",
     },
 ];
 

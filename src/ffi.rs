@@ -3,6 +3,7 @@
 mod comm;
 mod fabric;
 mod floor;
+pub(crate) mod log;
 mod status;
 
 use std::ffi::{CStr, CString, c_void};

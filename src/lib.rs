@@ -95,6 +95,12 @@
 //! | `epwire_errors_total` | counter | operations | ended with an [`Error`] |
 //! | `epwire_abandoned_total` | counter | operations | futures dropped before they had ended |
 //!
+//! ## Of the core
+//! With `tracing` the C core's log comes as events too, target `epwire::core`, with the fields `rank`, `peer` and `subsystem` and a
+//! text: `WARN` for peers that are given up and paths that are refused, `INFO` for sizes, paths in use and memberships, `TRACE` for
+//! why each path was taken. Which of them is decided by the subscriber's level when a buffer, a communicator or a group is made.
+//! Without any feature `EPWIRE_LOG` prints the same, see [`env`].
+//!
 //! ## Of the membership
 //! A member of a [`Group`] tells how it stands, whenever that changes; [`Group::membership`] and [`Group::health`] say the same when
 //! they are asked. Events of `tracing`, all with the field `rank`, this member's:

@@ -22,6 +22,8 @@ mod name {
 
 /// Tells the recorder what each metric is. At the creation of every buffer: a recorder may have been installed since the last.
 pub(crate) fn describe() {
+    #[cfg(feature = "tracing")]
+    crate::ffi::log::route_to_tracing();
     #[cfg(feature = "metrics")]
     {
         use metrics::{Unit, describe_counter, describe_histogram};

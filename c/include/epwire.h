@@ -81,6 +81,33 @@ EPW_API void epw_last_error_detail(epw_error_detail *detail);
 /* "0.1.0" */
 EPW_API const char *epw_version(void);
 
+/* What the library says while it runs: which path leads to a peer and why others do not, sizes, memberships,
+ * peers that are given up and why. The variable EPWIRE_LOG has it printed on stderr, or appended to the file
+ * EPWIRE_LOG_FILE (%p in its name: the process): "off", "warn", "info" or "trace", or a level for each of the
+ * subsystems plan, path, member, wait and nic, as in "warn,path=trace". Nothing is said of operations that go
+ * well, and nothing costs more than a load where nobody listens. */
+enum { EPW_LOG_OFF = 0, EPW_LOG_WARN = 1, EPW_LOG_INFO = 2, EPW_LOG_TRACE = 3 };
+
+typedef struct epw_log_record {
+    uint32_t size;
+    uint32_t level;        /* EPW_LOG_WARN to EPW_LOG_TRACE */
+    int32_t rank;          /* this rank, -1 if not known */
+    int32_t peer;          /* the peer concerned, -1 if none */
+    const char *subsystem; /* the name, for example "path" */
+    const char *text;      /* without line ends; like the record valid until the function returns */
+    uint64_t time_ns;      /* since 1970 */
+} epw_log_record;
+
+/* Called by the thread that has something to say, with locks of the library held: it may not call the
+ * library, and returns soon. */
+typedef void (*epw_log_fn)(void *context, const epw_log_record *record);
+
+/* Has `fn` called with `context` for what `levels` names, in the form of EPWIRE_LOG, beside what EPWIRE_LOG
+ * asks for; instead of the function that was given before. NULL: no more. A call that is under way in another
+ * thread may still use the former function, with either context. EPW_ERR_INVALID: `levels` is something else.
+ */
+EPW_API epw_status epw_log_set(const char *levels, epw_log_fn fn, void *context);
+
 /* ---- 2. Configuration ---------------------------------------------------------------------------------- */
 
 #define EPW_MAX_RANKS    1024

@@ -105,6 +105,85 @@ unsafe extern "C" {
     /// "0.1.0"
     pub fn epw_version() -> *const ::core::ffi::c_char;
 }
+pub const EPW_LOG_OFF: u32 = 0;
+pub const EPW_LOG_WARN: u32 = 1;
+pub const EPW_LOG_INFO: u32 = 2;
+pub const EPW_LOG_TRACE: u32 = 3;
+/** What the library says while it runs: which path leads to a peer and why others do not, sizes, memberships,
+ peers that are given up and why. The variable EPWIRE_LOG has it printed on stderr, or appended to the file
+ EPWIRE_LOG_FILE (%p in its name: the process): "off", "warn", "info" or "trace", or a level for each of the
+ subsystems plan, path, member, wait and nic, as in "warn,path=trace". Nothing is said of operations that go
+ well, and nothing costs more than a load where nobody listens.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_log_record {
+    pub size: u32,
+    /// EPW_LOG_WARN to EPW_LOG_TRACE
+    pub level: u32,
+    /// this rank, -1 if not known
+    pub rank: i32,
+    /// the peer concerned, -1 if none
+    pub peer: i32,
+    /// the name, for example "path"
+    pub subsystem: *const ::core::ffi::c_char,
+    /// without line ends; like the record valid until the function returns
+    pub text: *const ::core::ffi::c_char,
+    /// since 1970
+    pub time_ns: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_log_record"][::core::mem::size_of::<epw_log_record>() - 40usize];
+    ["Alignment of epw_log_record"][::core::mem::align_of::<epw_log_record>() - 8usize];
+    [
+        "Offset of field: epw_log_record::size",
+    ][::core::mem::offset_of!(epw_log_record, size) - 0usize];
+    [
+        "Offset of field: epw_log_record::level",
+    ][::core::mem::offset_of!(epw_log_record, level) - 4usize];
+    [
+        "Offset of field: epw_log_record::rank",
+    ][::core::mem::offset_of!(epw_log_record, rank) - 8usize];
+    [
+        "Offset of field: epw_log_record::peer",
+    ][::core::mem::offset_of!(epw_log_record, peer) - 12usize];
+    [
+        "Offset of field: epw_log_record::subsystem",
+    ][::core::mem::offset_of!(epw_log_record, subsystem) - 16usize];
+    [
+        "Offset of field: epw_log_record::text",
+    ][::core::mem::offset_of!(epw_log_record, text) - 24usize];
+    [
+        "Offset of field: epw_log_record::time_ns",
+    ][::core::mem::offset_of!(epw_log_record, time_ns) - 32usize];
+};
+impl Default for epw_log_record {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+/** Called by the thread that has something to say, with locks of the library held: it may not call the
+ library, and returns soon.*/
+pub type epw_log_fn = ::core::option::Option<
+    unsafe extern "C" fn(
+        context: *mut ::core::ffi::c_void,
+        record: *const epw_log_record,
+    ),
+>;
+unsafe extern "C" {
+    /** Has `fn` called with `context` for what `levels` names, in the form of EPWIRE_LOG, beside what EPWIRE_LOG
+ asks for; instead of the function that was given before. NULL: no more. A call that is under way in another
+ thread may still use the former function, with either context. EPW_ERR_INVALID: `levels` is something else.*/
+    pub fn epw_log_set(
+        levels: *const ::core::ffi::c_char,
+        fn_: epw_log_fn,
+        context: *mut ::core::ffi::c_void,
+    ) -> epw_status;
+}
 pub const EPW_BF16: u32 = 0;
 pub const EPW_F16: u32 = 1;
 /// the input's own 16-bit values

@@ -12,7 +12,7 @@ static void post(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
     if (epw_incarnation_of(&b->peers, d->peer) != d->incarnation) return;
     epw_range ranges[EPW_RANGES_MAX];
     uint32_t count = 0;
-    if (d->word == EPW_WORD_DROPPED) epw_peers_suspect(&b->peers, d->peer, d->silent);
+    if (d->word == EPW_WORD_DROPPED) epw_peers_suspect(&b->peers, d->peer, d->silent, &lane->machine.record);
     if (d->word == EPW_WORD_DISPATCH && epw_word_value(d->value) > 0)
         count = epw_host_announce(b, lane, d->peer, ranges);
     if (d->word == EPW_WORD_COMBINE && epw_word_value(d->value) > 0)
