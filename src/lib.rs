@@ -66,7 +66,7 @@
 //! # Features
 //! `succession`, the only default one: the run outlives the member that serves it, see [`group`]. `cuda`: buffers on GPUs, see [`mod@cuda`]; needs a CUDA toolkit to build, and a driver only to use a GPU. `cudarc`: views of
 //! cudarc's slices and streams, and that crate as `epwire::cudarc`; needs no toolkit, and leaves it to the program how
-//! cudarc links CUDA. `tracing`: spans and events. `metrics`: counters, gauges and histograms. `serde`: configurations, plans, [`Launch`](launch::Launch)
+//! cudarc links CUDA. `tracing`: spans and events. `metrics`: counters, gauges and histograms. `candle`: views of candle's tensors in host memory. `serde`: configurations, plans, [`Launch`](launch::Launch)
 //! and [`Outcome`] can be written and read. `bindgen`: checks the C bindings against the header.
 //!
 //! An *operation* is one call, each half of a split one by itself: `dispatch`, `dispatch_send`, `dispatch_receive`, `combine`,
@@ -138,6 +138,8 @@
 
 mod aside;
 mod buffer;
+#[cfg(feature = "candle")]
+pub mod candle;
 pub mod comm;
 mod config;
 pub mod cuda;
@@ -198,10 +200,12 @@ pub use outcome::{Cause, ErrorRecord, Outcome, Phase};
 pub use peers::Membership;
 pub use tensor::{DType, Element, HostBuffer, TensorMut, TensorRef, View};
 
+#[cfg(feature = "candle")]
+pub use candle_core;
 #[cfg(feature = "cudarc")]
 pub use cudarc;
 
-/// The README's Rust blocks are tests.
+/// The README's Rust blocks are tests, as those of the guide's pages are.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
