@@ -1,6 +1,6 @@
 //! The environment variables of epwire, in one table.
 //!
-//! [`VARIABLES`] is the only list: the README's table is [`markdown_table`] of it, unknown `EPWIRE_*` names are found
+//! [`VARIABLES`] is the only list: the table of the guide's page `launching` is [`markdown_table`] of it, unknown `EPWIRE_*` names are found
 //! against it, and other modules name a variable by the constants here. Variables of launchers (torchrun, Slurm, ...)
 //! are not ours; they are listed where they are read, in [`crate::launch`].
 
@@ -238,7 +238,7 @@ const OF_THE_BUILD: &[&str] =
 /// Most bytes of a token.
 pub const MAX_TOKEN_BYTES: usize = 4096;
 
-/// The variables as a markdown table, as the README shows it.
+/// The variables as a markdown table, as the guide's page `launching` shows it.
 pub fn markdown_table() -> String {
     let mut table = String::from("| variable | default | meaning |\n|---|---|---|\n");
     for v in VARIABLES {

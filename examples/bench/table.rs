@@ -1,4 +1,4 @@
-//! `--table`: the cases of the README's table of GPUs, and that table in Markdown.
+//! `--table`: the cases of the guide's table of GPUs, and that table in Markdown.
 
 use epwire::{Device, EpConfig, Plan};
 

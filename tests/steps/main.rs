@@ -5,7 +5,7 @@
 
 #[cfg(feature = "succession")]
 mod processes;
-/// What the README shows, to the letter: tests/readme.rs compares them.
+/// What the guide shows, to the letter: tests/readme.rs compares them.
 #[allow(unreachable_pub, reason = "it is written for a library")]
 mod serve;
 

@@ -1,4 +1,4 @@
-//! The README's loop in processes that serve a run themselves, and that are killed, stopped and replaced.
+//! The guide's loop in processes that serve a run themselves, and that are killed, stopped and replaced.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
