@@ -95,6 +95,17 @@
 //! | `epwire_errors_total` | counter | operations | ended with an [`Error`] |
 //! | `epwire_abandoned_total` | counter | operations | futures dropped before they had ended |
 //!
+//! And of what buffers on the host have moved, [`Traffic`], with the label `rank`:
+//!
+//! | metric | kind | unit | meaning |
+//! |---|---|---|---|
+//! | `epwire_rows_sent_total` | counter | rows | by dispatch, one for each token and rank that it goes to |
+//! | `epwire_rows_received_total` | counter | rows | by dispatch |
+//! | `epwire_rows_answered_total` | counter | rows | by combine |
+//! | `epwire_bytes_sent_total` | counter | bytes | of rows with their scales, and of answers |
+//! | `epwire_bytes_received_total` | counter | bytes | of received rows with their scales |
+//! | `epwire_waited_nanoseconds_total` | counter | nanoseconds | waited for the rank in the label `peer` |
+//!
 //! ## Of the core
 //! With `tracing` the C core's log comes as events too, target `epwire::core`, with the fields `rank`, `peer` and `subsystem` and a
 //! text: `WARN` for peers that are given up and paths that are refused, `INFO` for sizes, paths in use and memberships, `TRACE` for
@@ -161,6 +172,7 @@ pub mod rendezvous;
 pub mod store;
 mod sys;
 mod tensor;
+mod traffic;
 mod waking;
 
 /// For this crate's own tests and fuzz targets: no part of its interface, and changed without notice.
@@ -199,6 +211,7 @@ pub use numerics::{dequantize_fp8, quantize_fp8};
 pub use outcome::{Cause, ErrorRecord, Outcome, Phase};
 pub use peers::Membership;
 pub use tensor::{DType, Element, HostBuffer, TensorMut, TensorRef, View};
+pub use traffic::Traffic;
 
 #[cfg(feature = "candle")]
 pub use candle_core;

@@ -220,7 +220,7 @@ static uint32_t choose_path(const attempt *a) {
 /* The path, and of those in front of it why not. */
 static void tell_path(const attempt *a, uint32_t path) {
     if (path == EPW_PATH_NONE) {
-        epw_error_detail detail;
+        epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
         epw_last_error_detail(&detail);
         epw_log(EPW_LOG_PATH, EPW_LOG_WARN, a->where, "%s", detail.text);
         return;

@@ -122,5 +122,5 @@ int main(void) {
     levels_are_named_and_others_refused();
     lines_go_to_the_file_that_is_named();
     a_group_says_sizes_paths_and_who_is_lost();
-    return 0;
+    return check_result("log");
 }
