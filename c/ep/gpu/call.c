@@ -9,6 +9,8 @@
 #ifdef EPW_CUDA
 #include "ep/gpu/gpu.h"
 
+#include "peer/tell.h"
+
 #include "base/clock.h"
 #include "device/cuda.h"
 
