@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use epwire::cuda::{Completion, StreamRef};
 use epwire::cudarc::driver::CudaSlice;
-use epwire::{Cause, Dispatch, EpBuffer, EpConfig, Error, TensorRef};
+use epwire::{Cause, Dispatch, EpBuffer, Error, TensorRef};
 use half::bf16;
 
 use crate::world::{Gpu, HIDDEN, OnGpu, PATIENT, Received, Step, TOPK, Tokens, config, ranks};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use epwire::cuda::{Completion, Dispatched};
 use epwire::cudarc::driver::CudaGraph;
 use epwire::cudarc::driver::sys::CUgraphInstantiate_flags;
-use epwire::{Cause, Checkpoint, Device, EpBuffer, EpConfig, Error, Mask};
+use epwire::{Cause, Checkpoint, Device, EpBuffer, Error, Mask};
 
 use crate::world::{Gpu, PATIENT, Step, Tokens, config};
 
