@@ -39,7 +39,7 @@ fn start() -> Result<(), Box<dyn Error>> {
 
 fn spawn(ranks: u32) -> Result<(), Box<dyn Error>> {
     let token = Token::random()?;
-    let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new("quickstart", ranks) };
+    let options = ServerOptions::new("quickstart", ranks).token(Some(token.clone()));
     let server = Server::bind_blocking("127.0.0.1:0", options)?; // the ranks meet there
     let ranks = Ranks::new(ranks).server(&server).run_id("quickstart");
     match ranks.token(token).spawn()?.wait(None)? {

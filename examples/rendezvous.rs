@@ -58,13 +58,11 @@ fn main() -> ExitCode {
 }
 
 fn start(args: Args) -> Result<(), Box<dyn std::error::Error>> {
-    let heartbeat = Heartbeat { lease: Duration::from_secs_f64(args.lease), ..Heartbeat::default() };
-    let options = ServerOptions {
-        token: Token::from_env()?,
-        state: Some(args.state),
-        heartbeat,
-        initial: args.initial.unwrap_or(args.world),
-        ..ServerOptions::new(args.run_id, args.world)
-    };
+    let heartbeat = Heartbeat::default().lease(Duration::from_secs_f64(args.lease));
+    let options = ServerOptions::new(args.run_id, args.world)
+        .token(Token::from_env()?)
+        .state(Some(args.state))
+        .heartbeat(heartbeat)
+        .initial(args.initial.unwrap_or(args.world));
     serve::serve(&args.bind, options)
 }

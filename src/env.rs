@@ -1,6 +1,6 @@
 //! The environment variables of epwire, in one table.
 //!
-//! [`VARIABLES`] is the only list: the README's table is [`markdown_table`] of it, unknown `EPWIRE_*` names are found
+//! [`VARIABLES`] is the only list: the table of the guide's page `launching` is [`markdown_table`] of it, unknown `EPWIRE_*` names are found
 //! against it, and other modules name a variable by the constants here. Variables of launchers (torchrun, Slurm, ...)
 //! are not ours; they are listed where they are read, in [`crate::launch`].
 
@@ -73,6 +73,11 @@ pub const RINGS: &str = "EPWIRE_RINGS";
 pub const PORTS: &str = "EPWIRE_PORTS";
 /// Instruction set of the host's inner loops; the C core reads it.
 pub const ISA: &str = "EPWIRE_ISA";
+
+/// What is said of paths, memberships and peers that are given up; the C core reads it.
+pub const LOG: &str = "EPWIRE_LOG";
+/// The file that it is said in; the C core reads it.
+pub const LOG_FILE: &str = "EPWIRE_LOG_FILE";
 
 /// Every variable that epwire reads.
 pub const VARIABLES: &[Variable] = &[
@@ -211,6 +216,18 @@ pub const VARIABLES: &[Variable] = &[
         doc: "Instruction set of the host's inner loops: `avx512` or `avx2` on x86-64, `base` everywhere. Results \
               have the same bits with each. A name that is unknown or cannot run here is an error.",
     },
+    Variable {
+        name: LOG,
+        default: "`off`",
+        doc: "What is said on stderr while ranks run: `off`, `warn` (peers that are given up, and why), `info` (also sizes, \
+              paths, and what the group agreed on), `trace` (also why each path was taken or refused), or a level for each of \
+              `plan`, `path`, `member`, `wait` and `nic`, as in `warn,path=trace`.",
+    },
+    Variable {
+        name: LOG_FILE,
+        default: "stderr",
+        doc: "File to which that is appended; `%p` in its name is the process.",
+    },
 ];
 
 /// What the build of the crate reads or hands on. Programs ignore them, without a warning: a shell that exports them to
@@ -221,7 +238,7 @@ const OF_THE_BUILD: &[&str] =
 /// Most bytes of a token.
 pub const MAX_TOKEN_BYTES: usize = 4096;
 
-/// The variables as a markdown table, as the README shows it.
+/// The variables as a markdown table, as the guide's page `launching` shows it.
 pub fn markdown_table() -> String {
     let mut table = String::from("| variable | default | meaning |\n|---|---|---|\n");
     for v in VARIABLES {

@@ -9,7 +9,8 @@ use std::fmt;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Where and why a call of the data plane was refused or failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Failure {
     /// The operation, for example `dispatch`.
     pub operation: String,
@@ -40,7 +41,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Errors of groups and buffers. A refused call is as if never made.
+/// Errors of groups and buffers. A call that is refused has no effect.
 ///
 /// A rank that dies or falls silent is not an error but an [`Outcome`](crate::Outcome): the operation ends with what
 /// has arrived.
@@ -106,6 +107,15 @@ impl Error {
             | Self::Timeout(f)
             | Self::Peer(f) => Some(f),
             Self::Bootstrap(_) | Self::Launch(_) => None,
+        }
+    }
+
+    /// Whether a bounded wait expired: of the data plane, or for the group or its server. The same call may succeed later.
+    pub fn is_timeout(&self) -> bool {
+        match self {
+            Self::Timeout(_) => true,
+            Self::Bootstrap(error) => error.is_timeout(),
+            _ => false,
         }
     }
 }

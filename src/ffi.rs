@@ -3,6 +3,7 @@
 mod comm;
 mod fabric;
 mod floor;
+pub(crate) mod log;
 mod status;
 
 use std::ffi::{CStr, CString, c_void};
@@ -16,6 +17,7 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::mask::Mask;
 use crate::sys;
+use crate::traffic::Traffic;
 
 pub(crate) use comm::{Comm, empty_coll, empty_config as empty_comm_config, layout as comm_layout};
 pub(crate) use fabric::{Adapters, Fabric, FabricOptions};
@@ -273,6 +275,16 @@ impl Buffer {
         // SAFETY: by this function's contract; epoch is a valid place to write to.
         check(unsafe { sys::epw_checkpoint(self.0.as_ptr(), step, stream, &mut epoch) })?;
         Ok(epoch)
+    }
+
+    /// `ranks` is the world's, which the buffer was made with.
+    pub(crate) fn traffic(&self, ranks: u32) -> Result<Traffic> {
+        // SAFETY: it is the header's.
+        let mut traffic = unsafe { initialised(sys::epw_traffic_init) };
+        let mut wait_ns = vec![0; ranks as usize];
+        // SAFETY: the buffer is alive; traffic carries its size, and there is a place for each rank.
+        check(unsafe { sys::epw_buffer_traffic(self.0.as_ptr(), &mut traffic, wait_ns.as_mut_ptr()) })?;
+        Ok(Traffic::from_c(&traffic, &wait_ns))
     }
 
     pub(crate) fn checkpoint_fault(&self) -> Result<()> {

@@ -66,8 +66,8 @@
 //! # Features
 //! `succession`, the only default one: the run outlives the member that serves it, see [`group`]. `cuda`: buffers on GPUs, see [`mod@cuda`]; needs a CUDA toolkit to build, and a driver only to use a GPU. `cudarc`: views of
 //! cudarc's slices and streams, and that crate as `epwire::cudarc`; needs no toolkit, and leaves it to the program how
-//! cudarc links CUDA. `tracing`: spans and events. `metrics`: counters, gauges and histograms. `bindgen`: checks the C bindings against the
-//! header.
+//! cudarc links CUDA. `tracing`: spans and events. `metrics`: counters, gauges and histograms. `candle`: views of candle's tensors in host memory. `serde`: configurations, plans, [`Launch`](launch::Launch)
+//! and [`Outcome`] can be written and read. `bindgen`: checks the C bindings against the header.
 //!
 //! An *operation* is one call, each half of a split one by itself: `dispatch`, `dispatch_send`, `dispatch_receive`, `combine`,
 //! `combine_send`, `combine_receive`; of a [`Comm`] each by its name, `all_reduce` say, and `group` for several at once. The blocking
@@ -94,6 +94,23 @@
 //! | `epwire_degraded_total` | counter | operations | those that ended without the part of some peer |
 //! | `epwire_errors_total` | counter | operations | ended with an [`Error`] |
 //! | `epwire_abandoned_total` | counter | operations | futures dropped before they had ended |
+//!
+//! And of what buffers on the host have moved, [`Traffic`], with the label `rank`:
+//!
+//! | metric | kind | unit | meaning |
+//! |---|---|---|---|
+//! | `epwire_rows_sent_total` | counter | rows | by dispatch, one for each token and rank that it goes to |
+//! | `epwire_rows_received_total` | counter | rows | by dispatch |
+//! | `epwire_rows_answered_total` | counter | rows | by combine |
+//! | `epwire_bytes_sent_total` | counter | bytes | of rows with their scales, and of answers |
+//! | `epwire_bytes_received_total` | counter | bytes | of received rows with their scales |
+//! | `epwire_waited_nanoseconds_total` | counter | nanoseconds | waited for the rank in the label `peer` |
+//!
+//! ## Of the core
+//! With `tracing` the C core's log comes as events too, target `epwire::core`, with the fields `rank`, `peer` and `subsystem` and a
+//! text: `WARN` for peers that are given up and paths that are refused, `INFO` for sizes, paths in use and memberships, `TRACE` for
+//! why each path was taken. Which of them is decided by the subscriber's level when a buffer, a communicator or a group is made.
+//! Without any feature `EPWIRE_LOG` prints the same, see [`env`].
 //!
 //! ## Of the membership
 //! A member of a [`Group`] tells how it stands, whenever that changes; [`Group::membership`] and [`Group::health`] say the same when
@@ -128,8 +145,12 @@
 //! | `epwire_changes_total` | counter | changes | by the label `kind`: ranks `entered`, `left`, or both (`replaced`), all stay and nobody is given up any more (`unchanged`), or it was `aborted` |
 //! | `epwire_change_seconds` | histogram | seconds | of those but the last, from their proposal until they are in effect at this member; with the label `kind` |
 
+#![cfg_attr(docsrs, feature(doc_cfg))] // labels what needs a feature
+
 mod aside;
 mod buffer;
+#[cfg(feature = "candle")]
+pub mod candle;
 pub mod comm;
 mod config;
 pub mod cuda;
@@ -142,6 +163,7 @@ pub mod guide;
 mod json;
 pub mod launch;
 mod mask;
+mod names;
 mod numerics;
 mod observe;
 mod outcome;
@@ -150,10 +172,28 @@ pub mod rendezvous;
 pub mod store;
 mod sys;
 mod tensor;
+mod traffic;
 mod waking;
 
+/// For this crate's own tests and fuzz targets: no part of its interface, and changed without notice.
 #[doc(hidden)]
-pub use buffer::Trial;
+pub mod internals {
+    pub use crate::buffer::Trial;
+
+    pub mod auth {
+        pub use crate::rendezvous::auth::*;
+    }
+    pub mod machine {
+        pub use crate::rendezvous::machine::*;
+    }
+    pub mod record {
+        pub use crate::rendezvous::record::*;
+    }
+    pub mod wire {
+        pub use crate::rendezvous::wire::*;
+    }
+}
+
 pub use buffer::{
     Checkpoint, Combine, CombineOutput, CombineRows, Combining, Consuming, Dispatch, DispatchBuffers,
     DispatchOutput, Dispatched, Dispatching, EpBuffer, Event, GenericCombineOutput, GenericDispatchOutput,
@@ -165,16 +205,20 @@ pub use config::{
 };
 pub use error::{Error, Failure, Result};
 pub use group::Group;
-pub use mask::Mask;
+pub use mask::{Iter as MaskIter, Mask};
+pub use names::ParseNameError;
 pub use numerics::{dequantize_fp8, quantize_fp8};
 pub use outcome::{Cause, ErrorRecord, Outcome, Phase};
 pub use peers::Membership;
 pub use tensor::{DType, Element, HostBuffer, TensorMut, TensorRef, View};
+pub use traffic::Traffic;
 
+#[cfg(feature = "candle")]
+pub use candle_core;
 #[cfg(feature = "cudarc")]
 pub use cudarc;
 
-/// The README's Rust blocks are tests.
+/// The README's Rust blocks are tests, as those of the guide's pages are.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

@@ -1,6 +1,10 @@
 //! A set of ranks: the mask of a membership, the suspects of a member, the participants of a step.
 
 use std::fmt;
+use std::ops::{BitAnd, BitAndAssign, BitOr, BitOrAssign, Sub, SubAssign};
+use std::str::FromStr;
+
+use crate::names::ParseNameError;
 
 /// Largest world size, in ranks.
 pub const MAX_WORLD: u32 = 1024;
@@ -9,7 +13,18 @@ const WORDS: usize = (MAX_WORLD / 64) as usize;
 
 /// A set of ranks in `0..1024`, one bit each: bit `r % 64` of word `r / 64`, as `epw_mask` of the C core has it.
 ///
-/// Ranks outside the range are never members; inserting one changes nothing.
+/// Ranks outside the range are never members; inserting one changes nothing. It is printed and read as runs of ranks, `0-3,7`, and
+/// `none`.
+///
+/// ```
+/// # use epwire::Mask;
+/// let members: Mask = "0-3,7".parse()?;
+/// let lost: Mask = [2, 7].into_iter().collect();
+/// assert_eq!((members - lost).to_string(), "0-1,3");
+/// assert_eq!(members | lost, members);
+/// assert_eq!((members & lost).into_iter().sum::<u32>(), 9);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mask {
     words: [u64; WORDS],
@@ -71,10 +86,8 @@ impl Mask {
     }
 
     /// The members, ascending.
-    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        (0u32..).zip(self.words).flat_map(|(index, word)| {
-            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| index * 64 + bit)
-        })
+    pub fn iter(&self) -> Iter {
+        Iter { words: self.words, word: 0 }
     }
 
     /// The members of both sets.
@@ -98,13 +111,125 @@ impl Mask {
     }
 }
 
+/// The members of a [`Mask`], ascending.
+#[derive(Debug, Clone)]
+pub struct Iter {
+    words: [u64; WORDS],
+    /// The first word that may have bits left.
+    word: usize,
+}
+
+impl Iterator for Iter {
+    type Item = u32;
+
+    fn next(&mut self) -> Option<u32> {
+        let left = self.words.get(self.word..)?.iter().position(|word| *word != 0)?;
+        self.word += left;
+        let word = &mut self.words[self.word];
+        let bit = word.trailing_zeros();
+        *word &= *word - 1;
+        Some(self.word as u32 * 64 + bit)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let count = Mask { words: self.words }.len();
+        (count, Some(count))
+    }
+}
+
+impl ExactSizeIterator for Iter {}
+impl std::iter::FusedIterator for Iter {}
+
+impl IntoIterator for Mask {
+    type Item = u32;
+    type IntoIter = Iter;
+
+    fn into_iter(self) -> Iter {
+        self.iter()
+    }
+}
+
+impl IntoIterator for &Mask {
+    type Item = u32;
+    type IntoIter = Iter;
+
+    fn into_iter(self) -> Iter {
+        self.iter()
+    }
+}
+
+/// An operator and its assigning form, by the method that does the same.
+macro_rules! operators {
+    ($($operator:ident::$function:ident, $assign:ident::$function_assign:ident: $method:ident;)+) => {$(
+        impl $operator for Mask {
+            type Output = Mask;
+
+            fn $function(self, other: Mask) -> Mask {
+                self.$method(&other)
+            }
+        }
+
+        impl $assign for Mask {
+            fn $function_assign(&mut self, other: Mask) {
+                *self = self.$method(&other);
+            }
+        }
+    )+};
+}
+
+operators! {
+    BitOr::bitor, BitOrAssign::bitor_assign: or;
+    BitAnd::bitand, BitAndAssign::bitand_assign: and;
+    Sub::sub, SubAssign::sub_assign: minus;
+}
+
+impl Extend<u32> for Mask {
+    fn extend<I: IntoIterator<Item = u32>>(&mut self, ranks: I) {
+        ranks.into_iter().for_each(|rank| self.insert(rank));
+    }
+}
+
 impl FromIterator<u32> for Mask {
     fn from_iter<I: IntoIterator<Item = u32>>(ranks: I) -> Self {
         let mut set = Self::EMPTY;
-        for rank in ranks {
-            set.insert(rank);
-        }
+        set.extend(ranks);
         set
+    }
+}
+
+/// What is printed: ranks and runs of them with commas between, or `none`.
+impl FromStr for Mask {
+    type Err = ParseNameError;
+
+    fn from_str(text: &str) -> Result<Self, ParseNameError> {
+        let wrong = || ParseNameError::new(text, "a set of ranks below 1024 such as 0-3,7, or none");
+        let rank = |text: &str| text.trim().parse().ok().filter(|rank| *rank < MAX_WORLD).ok_or_else(wrong);
+        let mut set = Self::EMPTY;
+        for run in text.split(',').filter(|_| text != "none") {
+            let (first, last) = run.split_once('-').unwrap_or((run, run));
+            let (first, last) = (rank(first)?, rank(last)?);
+            if first > last {
+                return Err(wrong());
+            }
+            set.extend(first..=last);
+        }
+        Ok(set)
+    }
+}
+
+/// As it is printed.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Mask {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Mask {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -143,6 +268,33 @@ mod tests {
         let set: Mask = [0, 1, 2, 7, 63, 64, 65, 1023].into_iter().collect();
         assert_eq!(set.to_string(), "0-2,7,63-65,1023");
         assert_eq!(Mask::EMPTY.to_string(), "none");
+    }
+
+    #[test]
+    fn a_printed_set_is_read_again() {
+        let sets = [Mask::EMPTY, Mask::all(MAX_WORLD), [0, 1, 2, 7, 63, 64, 1023].into_iter().collect()];
+        for set in sets {
+            assert_eq!(set.to_string().parse(), Ok(set));
+            assert_eq!(set.iter().len(), set.len());
+            assert_eq!(set.into_iter().collect::<Mask>(), set);
+        }
+        for wrong in ["", "3-1", "1024", "1,,2", "a", "-1"] {
+            let error = wrong.parse::<Mask>().unwrap_err();
+            assert!(
+                error.to_string().ends_with("a set of ranks below 1024 such as 0-3,7, or none"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn operators_are_those_of_sets() {
+        let [mut a, b] = ["0-3", "2-5"].map(|set| set.parse::<Mask>().unwrap());
+        assert_eq!([a | b, a & b, a - b].map(|set| set.to_string()), ["0-5", "2-3", "0-1"]);
+        a |= b;
+        a -= Mask::all(1);
+        a &= Mask::all(5);
+        assert_eq!(a.to_string(), "1-4");
     }
 
     #[test]

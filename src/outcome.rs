@@ -5,10 +5,13 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::ffi::Floor;
 use crate::mask::Mask;
+use crate::names::names;
 use crate::sys;
 
 /// How an operation ended: complete, or without the part of some peers.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 #[must_use = "a degraded operation lacks the part of the missing ranks"]
 pub struct Outcome {
     /// Active peers whose part of the operation is absent. Empty: complete.
@@ -51,8 +54,20 @@ impl Outcome {
     }
 }
 
+/// `complete`, or `without ranks 2,5; suspects: 2; rank 0 gave up on peer 2 ...`.
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_complete() {
+            return f.pad("complete");
+        }
+        write!(f, "without ranks {}; suspects: {}", self.missing, self.suspects)?;
+        self.record.as_ref().map_or(Ok(()), |record| write!(f, "; {record}"))
+    }
+}
+
 /// Where a wait was when it gave up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Phase {
     /// Waiting for permission to write the peer's dispatch slots.
@@ -69,8 +84,18 @@ pub enum Phase {
     Point,
 }
 
+names!(Phase, "a phase of an operation" {
+    DispatchSend = "dispatch-send",
+    DispatchReceive = "dispatch-receive",
+    CombineSend = "combine-send",
+    CombineReceive = "combine-receive",
+    Collective = "collective",
+    Point = "send-or-receive",
+});
+
 /// Why a peer is missing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Cause {
     /// It was silent for a whole deadline.
@@ -99,8 +124,22 @@ pub enum Cause {
     Link,
 }
 
+names!(Cause, "a cause of a missing peer" {
+    Timeout = "timeout",
+    Dropped = "dropped",
+    Suspected = "suspected",
+    Format = "format",
+    Partial = "partial",
+    Routing = "routing",
+    Held = "held",
+    Superseded = "superseded",
+    Step = "step",
+    Link = "link",
+});
+
 /// The first peer that an operation gave up on, or what a kernel found wrong.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ErrorRecord {
     /// Where the wait was.

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use epwire::env::Token;
 use epwire::group::{Group, GroupOptions, Progress, Reason, Status, Step};
-use epwire::rendezvous::auth::{Role, Transcript};
-use epwire::rendezvous::driver::{ClientOptions, Heartbeat, Server, ServerOptions};
-use epwire::rendezvous::wire::{
+use epwire::internals::auth::{Role, Transcript};
+use epwire::internals::wire::{
     Ask, Frame, HEADER_BYTES, Join, Notice, PROTOCOL_VERSION, Reply, Request, Round, RoundKind, body_length,
     decode, encode,
 };
+use epwire::rendezvous::driver::{ClientOptions, Heartbeat, Server, ServerOptions};
 use epwire::rendezvous::{Blob, BootstrapError, Identity, Mask, RankState};
 use epwire::store::{MAX_VALUE_BYTES, Store};
 use epwire::{EpBuffer, EpConfig, Error};
@@ -23,12 +23,11 @@ use epwire::{EpBuffer, EpConfig, Error};
 const SECOND: Duration = Duration::from_secs(1);
 
 fn quick() -> Heartbeat {
-    Heartbeat { interval: SECOND / 10, lease: SECOND, handshake: SECOND }
+    Heartbeat::default().interval(SECOND / 10).lease(SECOND).handshake(SECOND)
 }
 
 fn serve(world: u32) -> Server {
-    let options =
-        ServerOptions { join_deadline: 10 * SECOND, heartbeat: quick(), ..ServerOptions::new("run", world) };
+    let options = ServerOptions::new("run", world).join_deadline(10 * SECOND).heartbeat(quick());
     Server::bind_blocking("127.0.0.1:0", options).unwrap()
 }
 
@@ -192,7 +191,7 @@ fn a_wrong_token_is_named_on_the_side_that_has_it() {
     let right = "the token of the run";
     let server = Server::bind_blocking(
         "127.0.0.1:0",
-        ServerOptions { token: token(right), heartbeat: quick(), ..ServerOptions::new("run", 1) },
+        ServerOptions::new("run", 1).token(token(right)).heartbeat(quick()),
     );
     let address = server.as_ref().unwrap().local_addr();
     for wrong in [token("some other token"), None] {
@@ -220,7 +219,7 @@ fn a_token_is_required_off_loopback_for_server_and_client() {
     assert!(matches!(error, BootstrapError::TokenRequired { .. }), "{error}");
     assert!(began.elapsed() < SECOND);
     let token = Some(Token::new([7; 16], "test").unwrap());
-    Server::bind_blocking("0.0.0.0:0", ServerOptions { token, ..ServerOptions::new("run", 1) }).unwrap();
+    Server::bind_blocking("0.0.0.0:0", ServerOptions::new("run", 1).token(token)).unwrap();
 }
 
 #[test]
@@ -306,7 +305,7 @@ fn the_host_learns_of_a_failed_step_after_everybody_else() {
 /// Rank 0 of 2, which hosts the server at that address and gives nobody up while these tests run.
 fn patient_host() -> (SocketAddr, GroupOptions) {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let heartbeat = Heartbeat { lease: 30 * SECOND, ..quick() };
+    let heartbeat = quick().lease(30 * SECOND);
     (address, options(0, 2, address).host_server(true).heartbeat(heartbeat))
 }
 
@@ -425,10 +424,10 @@ fn a_silent_connection_is_dropped_after_the_handshake_deadline() {
 /// Some strangers say nothing and some say hello; they have all places in the handshake, and half a minute each.
 #[test]
 fn strangers_make_room_for_members() {
-    let heartbeat = Heartbeat { handshake: 30 * SECOND, ..quick() };
+    let heartbeat = quick().handshake(30 * SECOND);
     let server = Server::bind_blocking(
         "127.0.0.1:0",
-        ServerOptions { max_unauthenticated: 4, heartbeat, ..ServerOptions::new("run", 1) },
+        ServerOptions::new("run", 1).max_unauthenticated(4).heartbeat(heartbeat),
     )
     .unwrap();
     let began = Instant::now();
@@ -446,7 +445,7 @@ fn strangers_make_room_for_members() {
 fn one_connection_too_many_is_told_so() {
     let server = Server::bind_blocking(
         "127.0.0.1:0",
-        ServerOptions { max_connections: 1, heartbeat: quick(), ..ServerOptions::new("run", 1) },
+        ServerOptions::new("run", 1).max_connections(1).heartbeat(quick()),
     )
     .unwrap();
     let _other = Raw::connect(server.local_addr()).handshake();
@@ -806,11 +805,9 @@ fn the_host_may_leave_and_who_stays_serves_the_run() {
 
 #[test]
 fn a_group_grows_and_shrinks() {
-    let server = Server::bind_blocking(
-        "127.0.0.1:0",
-        ServerOptions { initial: 2, heartbeat: quick(), ..ServerOptions::new("run", 4) },
-    )
-    .unwrap();
+    let server =
+        Server::bind_blocking("127.0.0.1:0", ServerOptions::new("run", 4).initial(2).heartbeat(quick()))
+            .unwrap();
     let options = |rank| options(rank, 4, server.local_addr()).initial(2);
     let mut groups: Vec<Group> = join_all((0..2).map(options)).into_iter().map(Result::unwrap).collect();
     assert_eq!((groups[0].active().mask.to_string().as_str(), groups[0].world()), ("0-1", 4));
@@ -865,8 +862,7 @@ async fn async_forms_work_on_a_runtime_of_one_thread_and_blocking_ones_say_no() 
 
 #[tokio::test]
 async fn a_join_that_is_given_up_frees_the_rank() {
-    let server =
-        Server::bind("127.0.0.1:0", ServerOptions { heartbeat: quick(), ..ServerOptions::new("run", 2) });
+    let server = Server::bind("127.0.0.1:0", ServerOptions::new("run", 2).heartbeat(quick()));
     let server = server.await.unwrap();
     let given_up = tokio::time::timeout(SECOND / 5, Group::join(options(0, 2, server.local_addr()))).await;
     assert!(given_up.is_err());
@@ -938,12 +934,8 @@ fn the_store_of_ranks_as_threads_has_all_verbs() {
 #[test]
 fn the_store_of_the_server_has_all_verbs_for_members_and_others() {
     let (server, groups) = formed(1);
-    let outsider = Store::connect_blocking(ClientOptions {
-        address: server.local_addr().to_string(),
-        run_id: "run".to_owned(),
-        token: None,
-        deadline: SECOND,
-        heartbeat: quick(),
-    });
+    let outsider = Store::connect_blocking(
+        ClientOptions::new(server.local_addr().to_string(), "run").deadline(SECOND).heartbeat(quick()),
+    );
     try_store(&groups[0].store(), &outsider.unwrap());
 }

@@ -11,7 +11,8 @@ use epwire::env::VARIABLES;
 const OPERATORS: &str = include_str!("../src/guide/operators.rs");
 const ADAPTER: &str = include_str!("../src/guide/adapter.rs");
 const FIRST_RUN: &str = include_str!("../src/guide/first_run.rs");
-const README: &str = include_str!("../README.md");
+const PROGRAMS: &str =
+    concat!(include_str!("../src/guide/programs.md"), include_str!("../src/guide/benchmarking.md"));
 
 /// The text of a page.
 fn page(source: &str) -> String {
@@ -135,7 +136,7 @@ fn commands_are_those_of_programs_with_their_options() {
             assert!(source.iter().any(|path| fs::exists(path).unwrap()), "no example {name}: {command}");
         }
         for option in options.iter().filter(|word| word.starts_with("--")) {
-            let mut listed = README.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+            let mut listed = PROGRAMS.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
             assert!(listed.any(|word| word == *option), "{option} is no option: {command}");
             count += 1;
         }

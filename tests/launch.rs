@@ -226,8 +226,8 @@ fn the_server_learns_of_a_rank_that_has_ended() {
         std::process::exit(0);
     }
     // By silence alone it would not be known so soon, and never be dead.
-    let heartbeat = Heartbeat { lease: Duration::from_secs(60), ..Heartbeat::default() };
-    let options = ServerOptions { heartbeat, ..ServerOptions::new(NAME, 2) };
+    let heartbeat = Heartbeat::default().lease(Duration::from_secs(60));
+    let options = ServerOptions::new(NAME, 2).heartbeat(heartbeat);
     let server = Server::bind_blocking("127.0.0.1:0", options).unwrap();
     let args = ["--exact", NAME, "--nocapture"];
     let running = Ranks::new(2).server(&server).run_id(NAME).args(args).spawn().unwrap();

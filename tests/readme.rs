@@ -1,5 +1,5 @@
-//! What the README says is so: its C program runs, its tables are those of the code, and CI runs its commands. Its Rust
-//! blocks are doctests of the crate.
+//! What the README and the guide say is so: their C programs run, their tables are those of the code, and CI runs their
+//! commands. Their Rust blocks are doctests of the crate. And who has ten minutes can read the README.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 use std::fs;
@@ -9,12 +9,63 @@ use std::process::Command;
 use epwire::{EpBuffer, EpConfig, Mask, Plan};
 
 const README: &str = include_str!("../README.md");
+/// The guide's page of this name.
+macro_rules! page {
+    ($name:literal) => {
+        include_str!(concat!("../src/guide/", $name, ".md"))
+    };
+}
+/// All that users read.
+const MANUAL: &[&str] = &[
+    README,
+    page!("benchmarking"),
+    page!("c"),
+    page!("collectives"),
+    page!("coming_from"),
+    page!("failures"),
+    page!("gpus"),
+    page!("launching"),
+    page!("paths"),
+    page!("programs"),
+    page!("security"),
+    page!("steps"),
+    page!("testing"),
+    page!("threads"),
+];
 
 #[test]
-fn the_c_program_compiles_without_warnings_and_runs() {
+fn the_readme_takes_ten_minutes() {
+    let words = README.split_whitespace().count();
+    assert!(words <= 2500, "{words} words");
+}
+
+#[test]
+fn every_page_of_the_guide_is_looked_at_and_linked_in_the_readme() {
+    let files = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide")).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let pages: Vec<String> = names.filter(|name| name.ends_with(".md")).collect();
+    assert_eq!(pages.len() + 1, MANUAL.len(), "{pages:?}");
+    for name in pages {
+        let link = format!("]: src/guide/{name}\n");
+        assert!(README.contains(&link), "no link to {name}");
+    }
+    for link in README.lines().filter_map(|line| Some(line.strip_prefix('[')?.split_once("]: ")?.1)) {
+        assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join(link).exists(), "{link} is not there");
+    }
+}
+
+#[test]
+fn the_c_programs_compile_without_warnings_and_run() {
+    let said = run_c("readme", block(README, "c"));
+    assert!(README.contains(&format!("prints `{}`", said.trim())), "the program says {said:?}");
+    assert_eq!(run_c("guide", block(page!("c"), "c")), "");
+}
+
+/// What the program prints, if it compiles without warnings and ends well.
+fn run_c(name: &str, code: &str) -> String {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (source, program) = (folder.join("readme.c"), folder.join("readme"));
-    fs::write(&source, block("c")).unwrap();
+    let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    fs::write(&source, code).unwrap();
 
     let compiler = std::env::var("CC").unwrap_or("cc".into());
     let mut words = compiler.split_whitespace();
@@ -23,8 +74,7 @@ fn the_c_program_compiles_without_warnings_and_runs() {
     compile.arg(concat!("-I", env!("CARGO_MANIFEST_DIR"), "/c/include")).arg(&source);
     compile.arg(concat!(env!("OUT_DIR"), "/libepwire_core.a")).arg("-o").arg(&program);
     succeed(compile);
-    let said = succeed(Command::new(&program));
-    assert!(README.contains(&format!("prints `{}`", said.trim())), "the program says {said:?}");
+    succeed(Command::new(&program))
 }
 
 #[test]
@@ -38,15 +88,15 @@ fn the_quick_start_is_the_example_of_the_crate() {
         let bare = |line: &str| line.trim().trim_start_matches("# ").to_owned();
         code.lines().map(bare).filter(|line| !line.is_empty()).collect()
     };
-    assert_eq!(lines(block("rust")), lines(example));
+    assert_eq!(lines(block(README, "rust")), lines(example));
 }
 
 #[test]
 fn the_serving_loop_is_what_the_tests_of_steps_run_and_short() {
     let code = include_str!("steps/serve.rs");
     assert!(
-        README.contains(&format!("\n```rust,no_run\n{code}```\n")),
-        "put tests/steps/serve.rs into the README"
+        page!("failures").contains(&format!("\n```rust,no_run\n{code}```\n")),
+        "put tests/steps/serve.rs into the guide's page on failures"
     );
     let begins = code.find("\n/// ").expect("a documented function");
     let lines = code[begins..].trim().lines().count();
@@ -56,7 +106,7 @@ fn the_serving_loop_is_what_the_tests_of_steps_run_and_short() {
 #[test]
 fn the_table_of_variables_is_that_of_the_code() {
     let table = epwire::env::markdown_table();
-    assert!(README.contains(&table), "put this into the README:\n{table}");
+    assert!(page!("launching").contains(&table), "put this into the guide's page on launching:\n{table}");
 }
 
 #[test]
@@ -66,16 +116,16 @@ fn the_table_of_memory_is_what_plan_says() {
     let plain = |max_tokens| EpConfig::new(max_tokens, 7168, 256, 8);
     let rows = [
         (8, "", plain(128)),
-        (8, "`lanes: 1`", EpConfig { lanes: 1, ..plain(128) }),
-        (8, "`ordered`", EpConfig { ordered: true, ..plain(128) }),
-        (8, "`zero_copy`", EpConfig { zero_copy: true, ..plain(128) }),
+        (8, "`lanes: 1`", plain(128).lanes(1)),
+        (8, "`ordered`", plain(128).ordered(true)),
+        (8, "`zero_copy`", plain(128).zero_copy(true)),
         (8, "", plain(512)),
         (64, "", plain(128)),
     ];
     let table: String = rows
         .map(|(ranks, option, config)| {
             let plan = Plan::new(&config, ranks).unwrap();
-            assert!(plan.private_bytes < 3 << 20, "the README says that it is less than 3 MiB");
+            assert!(plan.private_bytes < 3 << 20, "the guide says that it is less than 3 MiB");
             let optional = plan.ordered_bytes + plan.zero_copy_bytes;
             let mebibytes = [plan.window_bytes, plan.dispatch_bytes, plan.combine_bytes, optional]
                 .map(|bytes| format!("{:.1}", bytes as f64 / f64::from(1 << 20)))
@@ -83,7 +133,10 @@ fn the_table_of_memory_is_what_plan_says() {
             format!("| {ranks} | {} | {option} | {mebibytes} |\n", config.max_tokens)
         })
         .concat();
-    assert!(README.contains(&format!("{header}{table}")), "put this into the README:\n{header}{table}");
+    assert!(
+        page!("steps").contains(&format!("{header}{table}")),
+        "put this into the guide's page on steps:\n{header}{table}"
+    );
 }
 
 /// A row of the table of limits: what it names, its text, the last number that is taken, and what takes it.
@@ -98,16 +151,14 @@ fn the_table_of_limits_is_what_the_library_takes() {
     let begins = |epoch| alone.set_active(&Mask::all(1), epoch, 0).is_ok();
     let taken: [Limit<'_>; 6] = [
         ("ranks", "1 to 1,024", 1024, &|ranks| Plan::new(&EpConfig::new(1, 8, ranks, 1), ranks).is_ok()),
-        ("`max_tokens`", "1 to 65,536", 65536, &|n| planned(EpConfig { max_tokens: n, ..small() })),
-        ("`hidden`", "up to 16,777,216", 1 << 24, &|n| {
-            planned(EpConfig { hidden: n.next_multiple_of(8), ..small() })
-        }),
-        ("`experts`", "up to 1,048,576", 1 << 20, &|experts| planned(EpConfig { experts, ..small() })),
-        ("`topk`", "1 to 32", 32, &|topk| planned(EpConfig { topk, ..small() })),
+        ("`max_tokens`", "1 to 65,536", 65536, &|n| planned(small().max_tokens(n))),
+        ("`hidden`", "up to 16,777,216", 1 << 24, &|n| planned(small().hidden(n.next_multiple_of(8)))),
+        ("`experts`", "up to 1,048,576", 1 << 20, &|experts| planned(small().experts(experts))),
+        ("`topk`", "1 to 32", 32, &|topk| planned(small().topk(topk))),
         ("window, epochs", "1 to 8,388,607", 8_388_607, &begins),
     ];
     for (what, bound, number, takes) in taken {
-        let row = README.lines().find(|line| line.starts_with(&format!("| {what} | ")));
+        let row = page!("steps").lines().find(|line| line.starts_with(&format!("| {what} | ")));
         assert!(row.is_some_and(|row| row.contains(bound)), "the row of {what} lacks {bound:?}: {row:?}");
         assert!(takes(number), "{what}: {number} is refused");
         assert!(!takes(number + 1), "{what}: {} is taken", number + 1);
@@ -116,6 +167,8 @@ fn the_table_of_limits_is_what_the_library_takes() {
 
 /// Commands that CI does not run as they stand, and why.
 const ELSEWHERE: &[(&str, &str)] = &[
+    ("cargo add epwire half", "changes the reader's own program"),
+    ("cargo add --path ../epwire epwire", "as above"),
     ("cargo test --lib histories", "runs with everything else in `cargo test`"),
     (".ci/beside_mpi --collectives", "takes many minutes; step example_bench runs collectives alone"),
     // Programs that a machine of CI has not, or that need several hosts.
@@ -197,7 +250,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
 fn ci_runs_every_command() {
     let script = include_str!("../.ci/run");
     let run: Vec<String> = simple_commands(script);
-    let commands = commands(README);
+    let commands: Vec<String> = MANUAL.iter().flat_map(|page| commands(page)).collect();
     assert!(commands.len() > 20, "found only {commands:?}");
     for command in &commands {
         let elsewhere = ELSEWHERE.iter().any(|(listed, _)| words(listed) == *command);
@@ -207,7 +260,7 @@ fn ci_runs_every_command() {
         );
     }
     for (listed, _) in ELSEWHERE {
-        assert!(commands.contains(&words(listed)), "no longer in the README: {listed}");
+        assert!(commands.contains(&words(listed)), "no longer in the README or the guide: {listed}");
     }
 }
 
@@ -284,10 +337,10 @@ fn simple_commands(script: &str) -> Vec<String> {
     found
 }
 
-/// The one block of this language.
-fn block(language: &str) -> &'static str {
+/// The page's one block of this language.
+fn block<'a>(page: &'a str, language: &str) -> &'a str {
     let opening = format!("\n```{language}\n");
-    let mut blocks = README.split(&opening).skip(1);
+    let mut blocks = page.split(&opening).skip(1);
     let (code, _) = blocks.next().expect("no such block").split_once("\n```").expect("an open block");
     assert!(blocks.next().is_none(), "more than one block of {language}");
     code

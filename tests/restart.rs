@@ -72,7 +72,7 @@ fn command(program: &Path, state: &Path, world: u32, bind: &str) -> Command {
 }
 
 fn options(rank: u32, world: u32, server: &str) -> GroupOptions {
-    let heartbeat = Heartbeat { interval: SECOND / 10, lease: SECOND, handshake: SECOND };
+    let heartbeat = Heartbeat::default().interval(SECOND / 10).lease(SECOND).handshake(SECOND);
     let options = GroupOptions::new(rank, world, server).run_id("run").join_deadline(10 * SECOND);
     options.deadline(10 * SECOND).heartbeat(heartbeat)
 }

@@ -14,7 +14,7 @@ use epwire::rendezvous::{BootstrapError, Mask, RankState};
 const SECOND: Duration = Duration::from_secs(1);
 
 fn quick() -> Heartbeat {
-    Heartbeat { interval: SECOND / 10, lease: SECOND, handshake: SECOND }
+    Heartbeat::default().interval(SECOND / 10).lease(SECOND).handshake(SECOND)
 }
 
 fn options(rank: u32, world: u32, server: impl ToString) -> GroupOptions {
@@ -261,8 +261,7 @@ fn a_server_that_is_started_again_goes_on_from_its_file() {
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("state");
     let serve = |address: &str| {
-        let options =
-            ServerOptions { state: Some(file.clone()), heartbeat: quick(), ..ServerOptions::new("run", 3) };
+        let options = ServerOptions::new("run", 3).state(Some(file.clone())).heartbeat(quick());
         Server::bind_blocking(address, options).unwrap()
     };
     let server = serve("127.0.0.1:0");
@@ -279,7 +278,7 @@ fn a_server_that_is_started_again_goes_on_from_its_file() {
     assert_eq!(groups[2].watch().borrow().states, [RankState::Alive {}; 3]);
     drop(groups.pop());
     steps_until(&groups, "0-1", 2 * SECOND);
-    let other = ServerOptions { state: Some(file.clone()), ..ServerOptions::new("run", 3) };
+    let other = ServerOptions::new("run", 3).state(Some(file.clone()));
     let refused = Server::bind_blocking("127.0.0.1:0", other).unwrap_err();
     assert!(matches!(refused, BootstrapError::System { .. }), "{refused}");
     drop((server, groups));

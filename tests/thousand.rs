@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use epwire::group::{Change, GroupOptions};
+use epwire::internals::wire::{Frame, HEADER_BYTES, MAX_BODY_BYTES, body_length, decode};
 use epwire::rendezvous::driver::{Server, ServerOptions};
-use epwire::rendezvous::wire::{Frame, HEADER_BYTES, MAX_BODY_BYTES, body_length, decode};
 use epwire::{Group, Mask};
 use libtest_mimic::{Arguments, Trial};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -55,7 +55,7 @@ fn raise_file_limit() -> u64 {
 }
 
 async fn a_thousand_members_join_and_lose_one() {
-    let options = ServerOptions { join_deadline: 6 * JOIN, ..ServerOptions::new("run", MEMBERS) };
+    let options = ServerOptions::new("run", MEMBERS).join_deadline(6 * JOIN);
     let server = Server::bind("127.0.0.1:0", options).await.unwrap();
     let counted = Arc::new(Counted::default());
     // One member's messages are counted on their way; all members have the same.

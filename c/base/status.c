@@ -51,7 +51,13 @@ const char *epw_last_error(void) {
 
 void epw_last_error_detail(epw_error_detail *detail) {
     if (detail == NULL) return;
-    *detail = (epw_error_detail){last_where.op, last_error + text_at, last_where.rank, last_where.peer};
+    uint32_t size = detail->size < sizeof *detail ? detail->size : sizeof *detail;
+    epw_error_detail all = {.size = detail->size,
+                            .rank = last_where.rank,
+                            .peer = last_where.peer,
+                            .op = last_where.op,
+                            .text = last_error + text_at};
+    memcpy(detail, &all, size);
 }
 
 const char *epw_status_name(epw_status status) {

@@ -89,7 +89,7 @@ epw_error_record epw_comm_suspected(const epw_comm *comm, const epw_coll_peer *p
 static void drop_member(epw_comm *comm, epw_coll_peer *p, bool silent, uint64_t now) {
     if (p->suspected) return;
     p->suspected = true;
-    epw_peers_suspect(&comm->peers, epw_coll_rank(comm, p), silent);
+    epw_peers_suspect(&comm->peers, epw_coll_rank(comm, p), silent, &comm->point_record);
     if (epw_incarnation_of(&comm->peers, epw_coll_rank(comm, p)) != p->incarnation) return;
     for (uint32_t c = 0; c < EPW_CHANNELS; c++)
         post(comm, p, c, EPW_WORD_DROPPED, epw_word(epoch_of(comm), 0, 0), NULL, now);

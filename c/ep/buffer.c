@@ -1,11 +1,13 @@
 /* A buffer: made, connected peer by peer, given a membership, taken down. */
 #include "ep/buffer.h"
 
+#include "base/log.h"
 #include "ep/terms.h"
 #include "numerics/numerics.h"
 #include "peer/copies.h"
 #include "peer/remote.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 static const epw_engine *choose_engine(const epw_config *config) {
@@ -109,6 +111,20 @@ static epw_status check_queues(const epw_config *config, epw_where where) {
         config->max_tokens, most);
 }
 
+static void tell_plan(const epw_buffer *b, const epw_plan *plan) {
+    const epw_config *c = &b->config;
+    char device[32] = "on the host";
+    if (!epw_log_on(EPW_LOG_PLAN, EPW_LOG_INFO)) return;
+    if (c->device != EPW_DEVICE_HOST) snprintf(device, sizeof device, "on GPU %d", c->device);
+    epw_log(
+        EPW_LOG_PLAN, EPW_LOG_INFO, epw_buffer_where(b, ""),
+        "buffer of %u ranks %s: %u tokens of hidden %u, top-%u of %u experts, %u lanes, deadline %.1f ms; "
+        "window %.1f MiB, beside it %.1f MiB",
+        c->ranks, device, c->max_tokens, c->hidden, c->topk, c->experts, c->lanes,
+        (double)c->deadline_ns / 1e6, (double)plan->window_bytes / (1 << 20),
+        (double)plan->private_bytes / (1 << 20));
+}
+
 epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
     if (out == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"create", -1, -1}, "out is NULL");
     epw_layout layout;
@@ -148,6 +164,7 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
         epw_buffer_destroy(b);
         return status;
     }
+    tell_plan(b, &plan);
     *out = b;
     return EPW_OK;
 }

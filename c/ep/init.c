@@ -5,6 +5,10 @@ void epw_config_init(epw_config *config) {
     *config = (epw_config)EPW_CONFIG_INIT;
 }
 
+void epw_error_detail_init(epw_error_detail *detail) {
+    *detail = (epw_error_detail)EPW_ERROR_DETAIL_INIT;
+}
+
 void epw_plan_init(epw_plan *plan) {
     *plan = (epw_plan)EPW_PLAN_INIT;
 }
@@ -19,6 +23,10 @@ void epw_fabric_options_init(epw_fabric_options *options) {
 
 void epw_membership_init(epw_membership *membership) {
     *membership = (epw_membership)EPW_MEMBERSHIP_INIT;
+}
+
+void epw_traffic_init(epw_traffic *traffic) {
+    *traffic = (epw_traffic)EPW_TRAFFIC_INIT;
 }
 
 void epw_outcome_init(epw_outcome *outcome) {

@@ -69,17 +69,50 @@ EPW_API const char *epw_last_error(void);
 
 /* The same in parts. op and text live as long as epw_last_error's text. */
 typedef struct epw_error_detail {
+    uint32_t size;
+    int32_t rank; /* this rank, -1 if not known */
+    int32_t peer; /* the peer concerned, -1 if none */
+    uint32_t reserved;
     const char *op;   /* the operation, for example "dispatch"; "" if there was no error */
     const char *text; /* what was found and what to do */
-    int32_t rank;     /* this rank, -1 if not known */
-    int32_t peer;     /* the peer concerned, -1 if none */
 } epw_error_detail;
 
-/* detail [out] */
+#define EPW_ERROR_DETAIL_INIT                                                                                \
+    { .size = sizeof(epw_error_detail), .rank = -1, .peer = -1 }
+EPW_API void epw_error_detail_init(epw_error_detail *detail);
+
+/* Nothing beyond `size` is written. detail [in: size, out] */
 EPW_API void epw_last_error_detail(epw_error_detail *detail);
 
 /* "0.1.0" */
 EPW_API const char *epw_version(void);
+
+/* What the library says while it runs: which path leads to a peer and why others do not, sizes, memberships,
+ * peers that are given up and why. The variable EPWIRE_LOG has it printed on stderr, or appended to the file
+ * EPWIRE_LOG_FILE (%p in its name: the process): "off", "warn", "info" or "trace", or a level for each of the
+ * subsystems plan, path, member, wait and nic, as in "warn,path=trace". Nothing is said of operations that go
+ * well, and nothing costs more than a load where nobody listens. */
+enum { EPW_LOG_OFF = 0, EPW_LOG_WARN = 1, EPW_LOG_INFO = 2, EPW_LOG_TRACE = 3 };
+
+typedef struct epw_log_record {
+    uint32_t size;
+    uint32_t level;        /* EPW_LOG_WARN to EPW_LOG_TRACE */
+    int32_t rank;          /* this rank, -1 if not known */
+    int32_t peer;          /* the peer concerned, -1 if none */
+    const char *subsystem; /* the name, for example "path" */
+    const char *text;      /* without line ends; like the record valid until the function returns */
+    uint64_t time_ns;      /* since 1970 */
+} epw_log_record;
+
+/* Called by the thread that has something to say, with locks of the library held: it may not call the
+ * library, and returns soon. */
+typedef void (*epw_log_fn)(void *context, const epw_log_record *record);
+
+/* Has `fn` called with `context` for what `levels` names, in the form of EPWIRE_LOG, beside what EPWIRE_LOG
+ * asks for; instead of the function that was given before. NULL: no more. A call that is under way in another
+ * thread may still use the former function, with either context. EPW_ERR_INVALID: `levels` is something else.
+ */
+EPW_API epw_status epw_log_set(const char *levels, epw_log_fn fn, void *context);
 
 /* ---- 2. Configuration ---------------------------------------------------------------------------------- */
 
@@ -525,6 +558,27 @@ EPW_API epw_status epw_checkpoint_fault(epw_buffer *buffer);
 EPW_API epw_status epw_checkpoint_verdict(epw_buffer *buffer, uint32_t epoch, uint64_t step,
                                           uint32_t *verdict);
 
+/* What a buffer on the host has moved since it was created. Rows to and from this rank itself count too. */
+typedef struct epw_traffic {
+    uint32_t size;
+    uint32_t reserved;
+    uint64_t rows_sent;     /* by dispatch: one for each token and rank that it goes to */
+    uint64_t rows_received; /* by dispatch, and found good */
+    uint64_t
+        rows_answered;   /* by combine: of each received row one, ordered one for each of its experts here */
+    uint64_t bytes_sent; /* of rows with their scales, and of answers; no headers, counts and words */
+    uint64_t bytes_received; /* of rows with their scales */
+} epw_traffic;
+
+#define EPW_TRAFFIC_INIT                                                                                     \
+    { .size = sizeof(epw_traffic) }
+EPW_API void epw_traffic_init(epw_traffic *traffic);
+
+/* wait_ns [out, may be NULL]: [ranks], how long operations have waited for each peer, as the outputs of this
+ * name tell of one operation. Any thread, also while operations run. EPW_ERR_STATE on a GPU, where kernels
+ * count nothing: there ask for source_counts and wait_ns. traffic [in: size, out]. */
+EPW_API epw_status epw_buffer_traffic(const epw_buffer *buffer, epw_traffic *traffic, uint64_t *wait_ns);
+
 /* Which experts can be reached now: reachable[e] = 1 if expert e's rank is active and not suspected, else 0.
  * reachable [out, experts bytes]. */
 EPW_API epw_status epw_buffer_reachable_experts(const epw_buffer *buffer, uint8_t *reachable);
@@ -805,7 +859,7 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  * - Addresses are aligned to their element, contributions to 4 bytes; x, rows, expert_out and out to 16, and
  *   x_stride is a multiple of 16.
  * - Kernels wait for those of peers. What the program must leave alone meanwhile (loading kernels, calls that
- *   synchronise, streams that share a hardware queue) is in README.md, "On GPUs".
+ *   synchronise, streams that share a hardware queue) is in src/guide/gpus.md.
  * - epw_poll and epw_ready do not apply. epw_await waits for the handle's last eager call to have run, and
  *   returns EPW_PENDING if timeout_ns is over first; like epw_outcome_read, also for a consumed handle. To
  *   wait on another stream: epw_stream_wait. */

@@ -4,6 +4,7 @@
 #include "nic/fabric.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/little_endian.h"
 #include "base/thread.h"
 #include "device/gpus.h"
@@ -524,6 +525,19 @@ static void make_locks(epw_fabric *fabric) {
     pthread_condattr_destroy(&clock);
 }
 
+static const char *nic_text(uint32_t nic) {
+    switch (nic) {
+    case EPW_NIC_SOFT:
+        return "a software NIC";
+    case EPW_NIC_STRICT:
+        return "a strict software NIC";
+    case EPW_NIC_MLX5:
+        return "mlx5 adapters";
+    default:
+        return "adapters in software";
+    }
+}
+
 epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out) {
     epw_status status = check(options, out);
     if (status != EPW_OK) return status;
@@ -541,7 +555,8 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
     fabric->tcp = options->key != NULL && (options->wires & (EPW_WIRE_TCP | EPW_WIRE_VERBS));
     fabric->wake = -1;
     make_locks(fabric);
-    status = epw_process_ready(where);
+    status = epw_log_open(where);
+    if (status == EPW_OK) status = epw_process_ready(where);
     fabric->generation = epw_process_generation();
     if (status == EPW_OK) status = epw_identity_get(where, &fabric->self);
     if (status == EPW_OK) status = epw_nonce_make(where, &fabric->name);
@@ -557,6 +572,10 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
         epw_fabric_destroy(fabric);
         return status;
     }
+    epw_log(EPW_LOG_NIC, EPW_LOG_INFO, (epw_where){"fabric", (int)options->rank, -1},
+            "queues drained by %s%s%s%s", nic_text(options->nic),
+            options->wires & EPW_WIRE_LOCAL ? ", a local socket" : "", fabric->tcp ? ", TCP" : "",
+            options->wires & EPW_WIRE_VERBS ? ", verbs" : "");
     *out = fabric;
     return EPW_OK;
 }

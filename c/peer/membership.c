@@ -1,6 +1,7 @@
 /* Who is active, and in which epoch. */
 #include "peer/gpu.h"
 #include "peer/remote.h"
+#include "peer/tell.h"
 
 /* The user locked, and the floor. */
 static epw_status check_membership(const epw_peers *peers, const epw_mask *active, uint32_t epoch,
@@ -51,10 +52,18 @@ epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32
     if (status == EPW_OK)
         status = user->begin_epoch(peers->user_context, active, epw_epoch_word(epoch, step), where);
     if (status == EPW_OK) {
+        epw_mask before = peers->active;
         peers->active = *active;
         peers->epoch = epoch;
         peers->step = step;
         epw_remotes_serve(peers, active);
+        epw_tell_membership(&(epw_begun){.rank = peers->rank,
+                                         .ranks = peers->ranks,
+                                         .epoch = epoch,
+                                         .step = step,
+                                         .active = active,
+                                         .before = &before,
+                                         .routes = peers->routes});
     }
     pthread_mutex_unlock(&peers->lock);
     user->unlock(peers->user_context);

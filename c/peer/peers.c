@@ -1,6 +1,9 @@
 /* See peers.h: life, who is a rank, and who is a suspect. */
 #include "peer/peers.h"
 
+#include "base/log.h"
+#include "peer/tell.h"
+
 #include <stdlib.h>
 
 epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) {
@@ -27,7 +30,8 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
         return epw_fail(EPW_ERR_NO_MEMORY, (epw_where){"create", (int)rank, -1},
                         "no memory for the peer table of %u ranks", ranks);
     }
-    epw_status status = epw_window_create(&options->window, &peers->window);
+    epw_status status = epw_log_open((epw_where){"create", (int)rank, -1});
+    if (status == EPW_OK) status = epw_window_create(&options->window, &peers->window);
     if (status != EPW_OK) return status;
     uint64_t base = (uint64_t)(uintptr_t)epw_window_base(peers->window);
     peers->incarnations = 1;
@@ -90,16 +94,19 @@ static bool add(_Atomic uint64_t words[EPW_MASK_WORDS], uint32_t peer) {
 
 /* Writer: the lane that gives the peer up. Reader: every lane's next step, which looks at `suspicions` first;
  * and epw_peers_suspects, for which the order is: silent, then a suspect. */
-void epw_peers_suspect(epw_peers *peers, uint32_t peer, bool silent) {
+void epw_peers_suspect(epw_peers *peers, uint32_t peer, bool silent, const epw_error_record *record) {
     if (silent) add(peers->silent, peer);
-    if (add(peers->suspects, peer)) atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_seq_cst);
+    if (!add(peers->suspects, peer)) return;
+    atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_seq_cst);
+    epw_tell_suspect(epw_peers_where(peers, "wait", peer), silent, epw_peers_revoked(peers, peer), record);
 }
 
 /* The same. Also of one that is a suspect already every lane hears: from now on it has another cause. */
 void epw_peers_suspect_revoked(epw_peers *peers, uint32_t peer) {
     bool news = add(peers->revoked, peer);
-    news |= add(peers->suspects, peer);
-    if (news) atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_seq_cst);
+    bool first = add(peers->suspects, peer);
+    if (news || first) atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_seq_cst);
+    if (first) epw_tell_suspect(epw_peers_where(peers, "wait", peer), false, true, NULL);
 }
 
 void epw_peers_clear_suspects(epw_peers *peers) {

@@ -212,8 +212,8 @@ epw_status epw_peers_diverged(epw_peers *peers, uint32_t epoch, uint64_t step, e
 epw_status epw_peers_revoke(epw_peers *peers, const epw_mask *mask);
 
 /* Host: gives the peer up for all lanes, `silent`: because it was silent for a deadline; who runs the lanes
- * looks at `suspicions`. */
-void epw_peers_suspect(epw_peers *peers, uint32_t peer, bool silent);
+ * looks at `suspicions`. `record`, for the log: of the operation that gives it up, or of another peer. */
+void epw_peers_suspect(epw_peers *peers, uint32_t peer, bool silent, const epw_error_record *record);
 void epw_peers_suspect_revoked(epw_peers *peers, uint32_t peer);
 void epw_peers_clear_suspects(epw_peers *peers);
 epw_mask epw_peers_suspects(const epw_peers *peers, epw_mask *silent);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "device/device.h"
 #include "ipc/fd_client.h"
 #include "ipc/fd_server.h"
@@ -216,6 +217,24 @@ static uint32_t choose_path(const attempt *a) {
     return EPW_PATH_NONE;
 }
 
+/* The path, and of those in front of it why not. */
+static void tell_path(const attempt *a, uint32_t path) {
+    if (path == EPW_PATH_NONE) {
+        epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
+        epw_last_error_detail(&detail);
+        epw_log(EPW_LOG_PATH, EPW_LOG_WARN, a->where, "%s", detail.text);
+        return;
+    }
+    bool same = epw_nonce_equal(&a->self.process, &a->blob.host.process);
+    const char *thread = !same                                     ? "another process"
+                         : a->own->options.paths & EPW_PATH_THREAD ? "possible"
+                                                                   : "excluded by config.paths";
+    const char *mapped = why_not_mapped(a, a->blob.origin.path), *queue = why_no_queue(a);
+    epw_log(EPW_LOG_PATH, EPW_LOG_TRACE, a->where, "process %u by %s. thread: %s; %s: %s; queue: %s",
+            (unsigned)a->blob.host.pid, epw_path_name(path), thread, epw_path_name(a->blob.origin.path),
+            mapped != NULL ? mapped : "possible", queue != NULL ? queue : "possible");
+}
+
 static epw_status destroyed(epw_where where) {
     return epw_fail(
         EPW_ERR_PEER, where,
@@ -288,6 +307,7 @@ epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, s
     if (status != EPW_OK) return status;
 
     uint32_t path = choose_path(&a);
+    tell_path(&a, path);
     if (path == EPW_PATH_NONE) return EPW_ERR_NO_PATH;
     epw_import *import = calloc(1, sizeof *import);
     if (import == NULL) return epw_fail(EPW_ERR_NO_MEMORY, a.where, "no memory for an import's description");

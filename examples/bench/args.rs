@@ -87,7 +87,7 @@ pub struct Args {
     /// On GPUs: also time the halves of dispatch and combine, the receiving one with everything arrived
     #[arg(long, default_value_if("table", "true", "true"))]
     pub split: bool,
-    /// On GPUs: what the README's table has, in Markdown, by --graph and --split, of 256 experts unless told otherwise
+    /// On GPUs: what the guide's table has, in Markdown, by --graph and --split, of 256 experts unless told otherwise
     #[arg(long, conflicts_with_all = ["cases", "payload", "layout", "combine", "json", "plot", "compare", "absent"])]
     pub table: bool,
     /// On GPUs: SMs that the kernels of all lanes take together, a thread block to each [default: all of the GPU's]
@@ -240,21 +240,14 @@ impl Args {
 impl Shape {
     pub fn config(&self, args: &Args, device: epwire::Device) -> EpConfig {
         let dtype = self.dtype();
-        EpConfig {
-            dtype,
-            combine_dtype: dtype,
-            ordered: self.combine == Combine::Ordered,
-            threads: args.threads,
-            device,
-            sms: args.sms,
-            lanes: args.lanes,
-            ..EpConfig::new(
-                self.tokens,
-                self.hidden,
-                self.experts.saturating_add(self.absent_experts),
-                self.topk,
-            )
-        }
+        EpConfig::new(self.tokens, self.hidden, self.experts.saturating_add(self.absent_experts), self.topk)
+            .dtype(dtype)
+            .combine_dtype(dtype)
+            .ordered(self.combine == Combine::Ordered)
+            .threads(args.threads)
+            .device(device)
+            .sms(args.sms)
+            .lanes(args.lanes)
     }
 
     /// Type of tokens, expert outputs and combined rows.

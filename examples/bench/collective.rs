@@ -100,7 +100,7 @@ pub fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode,
     for &bytes in &args.bytes.0 {
         // Room for the two buffers of the widest element, each with a line to spare.
         let heap_bytes = if args.heap { 2 * (bytes + 128) } else { 0 };
-        let comm = Comm::create_blocking(group, CommConfig { heap_bytes, ..CommConfig::default() })?;
+        let comm = Comm::create_blocking(group, CommConfig::default().heap_bytes(heap_bytes))?;
         for &collective in &args.collective {
             for &r#type in &args.types {
                 let case = Case { collective, r#type, bytes, args, group, meeting: &meeting, comm: &comm };

@@ -71,7 +71,7 @@ On GPUs (--device cuda):
     otherwise   operations enqueued one after the other, each between two events
     --split     a graph of 50 operations in halves, each half between two stamps as above, with pauses of 100 us between
                 them; the median of each replay
-    --table     both, for the cases of the README's table, one row each; windows are those that the plan says
+    --table     both, for the cases of the guide's table, one row each; windows are those that the plan says
   Before a case is timed, some of its operations are checked as on the host, and another one after it. What timed ones
   leave in memory of the caller is checked as well; rows in the window are not, and in a timed combine of rank-major rows
   nobody writes over them.

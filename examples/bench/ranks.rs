@@ -21,9 +21,9 @@ pub fn start(args: &Args, part: Part) -> Result<ExitCode, Error> {
         (Some(Launch { world, source, .. }), Some(ranks)) if world != ranks => {
             Err(format!("--ranks {ranks}, but {source} has started {world}; leave --ranks out").into())
         }
-        (Some(launch), _) => {
+        (Some(mut launch), _) => {
             let ranks = launch.world;
-            let launch = Launch { world: places(ranks, args)?, ..launch };
+            launch.world = places(ranks, args)?;
             let options = GroupOptions::from_launch(&launch).initial(ranks).token(Token::from_env()?);
             let group = Group::join_blocking(options)?;
             let code = part(args, &group, launch.local_rank)?;
@@ -52,8 +52,7 @@ pub fn count(group: &Group) -> u32 {
 fn spawn(ranks: u32, args: &Args) -> Result<ExitCode, Error> {
     let token = Token::random()?;
     let world = places(ranks, args)?;
-    let options =
-        ServerOptions { token: Some(token.clone()), initial: ranks, ..ServerOptions::new("bench", world) };
+    let options = ServerOptions::new("bench", world).token(Some(token.clone())).initial(ranks);
     let server = Server::bind_blocking("127.0.0.1:0", options)?;
     let ended = Ranks::new(ranks).server(&server).run_id("bench").token(token).spawn()?.wait(None)?;
     match ended.exit_code() {

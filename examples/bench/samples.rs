@@ -26,7 +26,7 @@ impl Meeting {
 
     /// All ranks call it.
     pub fn new(group: &Group) -> Result<Self, Error> {
-        let config = EpConfig { threads: 1, lanes: 1, ..EpConfig::new(1, Self::HIDDEN, group.world(), 1) };
+        let config = EpConfig::new(1, Self::HIDDEN, group.world(), 1).threads(1).lanes(1);
         Ok(Self(EpBuffer::create_blocking(group, config)?))
     }
 

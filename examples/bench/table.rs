@@ -1,4 +1,4 @@
-//! `--table`: the cases of the README's table of GPUs, and that table in Markdown.
+//! `--table`: the cases of the guide's table of GPUs, and that table in Markdown.
 
 use epwire::{Device, EpConfig, Plan};
 
@@ -68,12 +68,10 @@ pub fn markdown(args: &Args, rows: &[Row], machine: &str) -> Result<String, Erro
     );
     let [one, two, ordered, two_ordered] =
         [(1, false), (2, false), (1, true), (2, true)].map(|(lanes, ordered)| {
-            let config = EpConfig {
-                lanes,
-                ordered,
-                device: Device::Cuda(0),
-                ..EpConfig::new(*tokens, *hidden, *experts, *topk)
-            };
+            let config = EpConfig::new(*tokens, *hidden, *experts, *topk)
+                .lanes(lanes)
+                .ordered(ordered)
+                .device(Device::Cuda(0));
             Plan::new(&config, *ranks).map(|plan| mebibytes(plan.window_bytes))
         });
     text += &format!(

@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
 use clap::ValueEnum;
-use epwire::{Group, Trial};
+use epwire::{Group, internals::Trial};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{Args, Combine, Payload, Shape};

@@ -42,7 +42,7 @@ pub fn start(
 /// users of the host out.
 fn as_parent(run_id: &str, ranks: u32) -> Result<ExitCode> {
     let token = Token::random()?;
-    let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new(run_id, ranks) };
+    let options = ServerOptions::new(run_id, ranks).token(Some(token.clone()));
     let server = Server::bind_blocking("127.0.0.1:0", options)?;
     let running = Ranks::new(ranks).server(&server).run_id(run_id).token(token).grace(GRACE).spawn()?;
     let ended = running.wait(None)?;

@@ -91,7 +91,7 @@ fn show(report: &Report, args: &Args) -> Result<ExitCode, Error> {
 /// Executes this program once per rank and hosts their rendezvous on the loopback interface.
 fn spawn(ranks: u32) -> Result<ExitCode, Error> {
     let token = Token::random()?;
-    let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new("doctor", ranks) };
+    let options = ServerOptions::new("doctor", ranks).token(Some(token.clone()));
     let server = Server::bind_blocking("127.0.0.1:0", options)?;
     let ended = Ranks::new(ranks).server(&server).run_id("doctor").token(token).spawn()?.wait(None)?;
     match ended.exit_code() {

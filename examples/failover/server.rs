@@ -20,13 +20,11 @@ pub fn run(args: args::Server) -> Result<()> {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });
-    let options = ServerOptions {
-        token: Token::from_env()?,
-        state: Some(args.state),
-        heartbeat: heartbeat(args.slower),
-        initial: args.initial,
-        ..ServerOptions::new(crate::RUN_ID, args.world)
-    };
+    let options = ServerOptions::new(crate::RUN_ID, args.world)
+        .token(Token::from_env()?)
+        .state(Some(args.state))
+        .heartbeat(heartbeat(args.slower))
+        .initial(args.initial);
     serve(&args.address, options)
 }
 

@@ -21,7 +21,7 @@ use crate::{
 /// Signs of life and leases short enough to watch, so many times as long.
 pub fn heartbeat(slower: u32) -> Heartbeat {
     let [interval, lease, handshake] = [100, 1000, 5000].map(|ms| Duration::from_millis(ms) * slower);
-    Heartbeat { interval, lease, handshake }
+    Heartbeat::default().interval(interval).lease(lease).handshake(handshake)
 }
 
 /// The whole life of a rank: the same for those of the beginning and for those that come later.

@@ -81,14 +81,12 @@ impl Settings {
             args::Combine::Ordered => CombineMode::Ordered,
         };
         let Shape { hidden, experts, topk, .. } = shape;
-        let config = EpConfig {
-            dtype: float,
-            combine_dtype: float,
-            ordered: mode == CombineMode::Ordered,
-            device,
-            deadline: Duration::from_secs(args.deadline),
-            ..EpConfig::new(args.max_tokens as u32, hidden as u32, experts as u32, topk as u32)
-        };
+        let config = EpConfig::new(args.max_tokens as u32, hidden as u32, experts as u32, topk as u32)
+            .dtype(float)
+            .combine_dtype(float)
+            .ordered(mode == CombineMode::Ordered)
+            .device(device)
+            .deadline(Duration::from_secs(args.deadline));
         Self { config, payload, layout, mode, split: args.split }
     }
 

@@ -83,7 +83,7 @@ fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode> {
     };
     // Activations live in the window, where the other ranks read them in place.
     let bytes = 4 * size_of::<f32>() * shape.tokens * shape.hidden;
-    let config = CommConfig { heap_bytes: bytes as u64 + 4096, ..CommConfig::default() };
+    let config = CommConfig::default().heap_bytes(bytes as u64 + 4096);
     let comm = Comm::create_blocking(&group, config)?;
 
     let reduced = with_all_reduce(&comm, &part, &x)?;

@@ -3,7 +3,7 @@
 use super::output::{DispatchOutput, ScaleOrder};
 use crate::config::{EpConfig, Layout, Payload, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
-use crate::tensor::{HostBuffer, TensorMut};
+use crate::tensor::{Element, HostBuffer, TensorMut};
 
 /// Memory for everything a dispatch can deliver in one layout, allocated once and used again and again.
 #[derive(Debug)]
@@ -81,6 +81,22 @@ impl DispatchBuffers {
             expert_rows: filled(0, when(!expert_major, experts * rows))
                 .map_err(|n| no_memory("expert_rows", n))?,
         })
+    }
+
+    /// The rows of an expert-major dispatch as elements of `T`, `[E, M, payload]`: 16-bit floats of [`Payload::SameAsInput`], or any
+    /// type that the caller's own bytes have.
+    ///
+    /// ```
+    /// # use epwire::{DispatchBuffers, EpConfig, Layout, Payload};
+    /// # let config = EpConfig::new(4, 128, 8, 2);
+    /// let received = DispatchBuffers::new(&config, 2, Payload::SameAsInput, Layout::ExpertMajor, 0)?;
+    /// assert_eq!(received.rows_as::<half::bf16>().len(), 4 * (2 * 4) * 128); // local experts, rows, hidden
+    /// # Ok::<(), epwire::Error>(())
+    /// ```
+    pub fn rows_as<T: Element>(&self) -> &[T] {
+        let len = self.rows.len() / size_of::<T>();
+        // SAFETY: the memory is aligned to 64 bytes, holds `len` elements, and every bit pattern is one (Element).
+        unsafe { std::slice::from_raw_parts(self.rows.as_ptr().cast(), len) }
     }
 
     /// All of it as an output.

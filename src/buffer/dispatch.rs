@@ -78,7 +78,7 @@ impl EpBuffer {
     ) -> Result<(OpenHandle, Outcome)> {
         let observed = Observed::begin(name, self.rank());
         let ended = self.start(input, output, false);
-        let ended = ended.and_then(|(open, _, outcome)| Ok((open, Outcome::of(&*self.inner.ffi, &outcome)?)));
+        let ended = ended.and_then(|(open, _, outcome)| Ok((open, self.inner.ended(&outcome)?)));
         observed.end(ended, |(_, outcome)| outcome)
     }
 

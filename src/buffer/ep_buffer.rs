@@ -42,7 +42,15 @@ impl EpBuffer {
         let fabric = setting.fabric(rank, config.paths, config.device)?;
         let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
-        let inner = Inner { watchers: Default::default(), ffi, rank, config, plan };
+        let inner = Inner {
+            watchers: Default::default(),
+            ffi,
+            rank,
+            config,
+            plan,
+            #[cfg(feature = "metrics")]
+            told: std::sync::Mutex::default(),
+        };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -76,6 +84,9 @@ pub(crate) struct Inner {
     pub(crate) rank: u32,
     pub(crate) config: EpConfig,
     pub(crate) plan: Plan,
+    /// What the metrics have been told.
+    #[cfg(feature = "metrics")]
+    pub(super) told: std::sync::Mutex<crate::traffic::Traffic>,
 }
 
 impl Inner {

@@ -12,6 +12,7 @@ mod membership;
 mod memory;
 mod operation;
 mod output;
+mod traffic;
 mod trial;
 
 pub use buffers::DispatchBuffers;

@@ -50,7 +50,7 @@ impl OpenHandle {
     ) -> Result<Outcome> {
         let observed = Observed::begin(name, self.inner.rank);
         let mut outcome = ffi::empty_outcome();
-        let ended = start(false, &mut outcome).and_then(|_| Outcome::of(&*self.inner.ffi, &outcome));
+        let ended = start(false, &mut outcome).and_then(|_| self.inner.ended(&outcome));
         observed.end(ended, |outcome| outcome)
     }
 
@@ -89,7 +89,7 @@ impl OpenHandle {
                 first = unsafe { self.inner.ffi.poll(self.handle, &mut outcome) }?;
             }
             match first {
-                Progress::Done => Poll::Ready(Outcome::of(&*self.inner.ffi, &outcome)),
+                Progress::Done => Poll::Ready(self.inner.ended(&outcome)),
                 Progress::Pending => {
                     self.inner.watcher(self.handle).wake_later(self.handle, cx.waker());
                     Poll::Pending

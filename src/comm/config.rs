@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::config::Paths;
 use crate::error::Result;
+use crate::names::setters;
 use crate::{ffi, sys};
 
 /// What a communicator is made with. All fields but `paths` are equal on all ranks.
@@ -12,13 +13,19 @@ use crate::{ffi, sys};
 /// ```
 /// use epwire::comm::CommConfig;
 ///
-/// let config = CommConfig { heap_bytes: 64 << 20, ..CommConfig::default() };
+/// let config = CommConfig::default().heap_bytes(64 << 20);
 /// let plan = config.plan(8)?; // of 8 ranks
 /// assert!(plan.window_bytes > 64 << 20 && plan.window_bytes < 96 << 20);
 /// println!("{plan}");
 /// # Ok::<(), epwire::Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(default, deny_unknown_fields)
+)]
+#[non_exhaustive]
 pub struct CommConfig {
     /// Slots of the ring from one rank to another, a power of two in 2 to 256; 0, the default: 8.
     pub slots: u32,
@@ -39,6 +46,8 @@ impl Default for CommConfig {
         Self { slots: 0, slot_bytes: 0, heap_bytes: 0, paths: Paths::default(), deadline }
     }
 }
+
+setters!(CommConfig { slots: u32, slot_bytes: u32, heap_bytes: u64, paths: Paths, deadline: Duration });
 
 impl CommConfig {
     /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit.
@@ -83,7 +92,8 @@ impl CommConfig {
 }
 
 /// Sizes that follow from a [`CommConfig`], computed without allocating anything.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct CommPlan {
     /// Ranks.

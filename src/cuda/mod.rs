@@ -15,7 +15,7 @@
 //! the host, or lets another stream wait ([`Completion::wait_on`]).
 //!
 //! Kernels wait on the GPU for those of peers. What the program must leave alone meanwhile (loading kernels, calls that
-//! synchronise, streams that share a hardware queue) is in the README, "On GPUs".
+//! synchronise, streams that share a hardware queue) is in the guide, [`gpus`](crate::guide::gpus).
 //!
 //! # Memory
 //! Views of `cudarc` slices (feature `cudarc`) keep cudarc's guards until after the enqueue: a slice may be read, overwritten or

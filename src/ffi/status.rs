@@ -11,7 +11,14 @@ use crate::sys;
 
 /// The last error of this thread as `status` classes it.
 pub(crate) fn error(status: sys::epw_status) -> Error {
-    let mut detail = sys::epw_error_detail { op: ptr::null(), text: ptr::null(), rank: -1, peer: -1 };
+    let mut detail = sys::epw_error_detail {
+        size: size_of::<sys::epw_error_detail>() as u32,
+        rank: -1,
+        peer: -1,
+        reserved: 0,
+        op: ptr::null(),
+        text: ptr::null(),
+    };
     // SAFETY: detail is a valid place to write to.
     unsafe { sys::epw_last_error_detail(&mut detail) };
     let text = |p: *const std::ffi::c_char| {

@@ -20,6 +20,11 @@
 //! it finds that server again and asks again what has not been answered. Histories in `machine/tests` and `log/tests` go
 //! through failures of all of these by the thousand, from seeds.
 //!
+//! What the core says while it runs goes through `c/base/log.h`, and only from where paths are chosen, memberships begin and peers are
+//! given up (`c/peer/tell.h` has the words); the group says what it agrees on by the same log, `src/ffi/log.rs`, which also makes events of
+//! `tracing` of it. `tests/story.rs` reads the story of a run that loses a rank. What a buffer moves is counted once for each operation and
+//! peer, `c/ep/host/traffic.h`.
+//!
 //! `tests/faults/run` changes one line at a time, of the product as `tests/faults/core.txt` lists them and of the explorer's model
 //! of windows and leases as `tests/faults/model.txt` does, and sees that the test named there finds it. `tests/faults/run --rust` does
 //! so with the group: its machine, its members' part and its log, by `tests/faults/rust.txt`. `.ci/run faults` is both.

@@ -1,6 +1,20 @@
-//! Pages that are not about one item.
+//! Pages that are not about one item. For users: [`steps`], [`failures`], [`gpus`], [`launching`], [`paths`], [`collectives`], [`c`],
+//! [`benchmarking`], [`programs`], [`coming_from`], [`threads`], [`security`]. For who runs it on RDMA adapters: [`operators`],
+//! [`adapter`], [`first_run`]. For who works on it: [`testing`], [`developers`].
 
 pub mod adapter;
 pub mod developers;
 pub mod first_run;
 pub mod operators;
+
+/// A page in Markdown, whose Rust blocks are tests.
+macro_rules! pages {
+    ($($name:ident)+) => {$(
+        #[doc = include_str!(concat!(stringify!($name), ".md"))]
+        pub mod $name {}
+    )+};
+}
+
+pages! {
+    benchmarking c collectives coming_from failures gpus launching paths programs security steps testing threads
+}

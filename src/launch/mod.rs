@@ -36,7 +36,9 @@ pub use crate::mask::MAX_WORLD;
 use sources::{FirstOf, Local, Meeting, Row, RunId, SOURCES};
 
 /// The place of this process in its run.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Launch {
     /// This process, 0 to `world - 1`.
     pub rank: u32,

@@ -1,10 +1,11 @@
 //! The launchers that are recognised, as a table: what each calls rank, world, local rank and local world, where its
 //! ranks meet, and how its run is named. The first row with a claim in the environment wins.
 
-use std::fmt;
+use crate::names::names;
 
 /// Who said where this process stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Source {
     /// `EPWIRE_RANK` and its kin: set by hand, or by [`super::spawn`].
@@ -23,19 +24,15 @@ pub enum Source {
     Lws,
 }
 
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Epwire => "EPWIRE_*",
-            Self::Torchrun => "torchrun",
-            Self::OpenMpi => "Open MPI",
-            Self::Hydra => "Hydra",
-            Self::Slurm => "Slurm",
-            Self::Pmi => "PMI",
-            Self::Lws => "Kubernetes LWS",
-        })
-    }
-}
+names!(Source, "a launcher" {
+    Epwire = "EPWIRE_*",
+    Torchrun = "torchrun",
+    OpenMpi = "Open MPI",
+    Hydra = "Hydra",
+    Slurm = "Slurm",
+    Pmi = "PMI",
+    Lws = "Kubernetes LWS",
+});
 
 /// Names of which the first that is set counts.
 pub(super) type FirstOf = &'static [&'static str];

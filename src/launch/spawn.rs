@@ -8,7 +8,7 @@
 //! # use epwire::{env::Token, launch::spawn::Ranks, rendezvous::driver::{Server, ServerOptions}};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let token = Token::random()?;
-//! let options = ServerOptions { token: Some(token.clone()), ..ServerOptions::new("my run", 4) };
+//! let options = ServerOptions::new("my run", 4).token(Some(token.clone()));
 //! let server = Server::bind_blocking("127.0.0.1:0", options)?;
 //! let running = Ranks::new(4).server(&server).run_id("my run").token(token).spawn()?;
 //! let ended = running.wait(Some(Duration::from_secs(600)))?;

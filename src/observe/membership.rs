@@ -1,11 +1,12 @@
 //! What a member tells the outside of its group: events behind the feature `tracing`, gauges, a counter and a histogram behind
-//! `metrics`, as the crate's documentation lists them. Without the features every function here is empty.
+//! `metrics`, as the crate's documentation lists them; and lines of the log, where `EPWIRE_LOG` asks for them.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::ffi::log::{Level, line};
 use crate::mask::Mask;
 use crate::rendezvous::BootstrapError;
-#[cfg(feature = "metrics")]
 use crate::rendezvous::RankState;
 use crate::rendezvous::driver::Outage;
 use crate::rendezvous::wire::{Decision, Host, Standby, View};
@@ -55,11 +56,9 @@ fn describe() {
 /// One member's eyes on its group.
 #[derive(Debug)]
 pub(crate) struct Sight {
-    #[cfg_attr(
-        not(any(feature = "tracing", feature = "metrics")),
-        expect(dead_code, reason = "nobody looks")
-    )]
     rank: u32,
+    /// The states of the ranks as they were last shown.
+    shown: Mutex<Vec<RankState>>,
 }
 
 #[cfg_attr(
@@ -69,7 +68,7 @@ pub(crate) struct Sight {
 impl Sight {
     pub(crate) fn new(rank: u32) -> Self {
         describe();
-        Self { rank }
+        Self { rank, shown: Mutex::default() }
     }
 
     /// The membership that this member works with; on standby that of the others.
@@ -83,12 +82,34 @@ impl Sight {
 
     /// How the server sees the ranks.
     pub(crate) fn is_shown(&self, view: &View) {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        for (rank, state) in view.states.iter().enumerate() {
+            if shown.get(rank).is_some_and(|before| before != state) {
+                self.say_state(rank, *state);
+            }
+        }
+        shown.clone_from(&view.states);
         #[cfg(feature = "metrics")]
         {
             let count = |state| view.states.iter().filter(|of| **of == state).count() as f64;
             self.set(name::STANDBY, count(RankState::Standby {}) + count(RankState::Ready {}));
             self.set(name::SUSPECTS, count(RankState::Suspect {}));
         }
+    }
+
+    /// The server has found that another rank stands otherwise than before.
+    fn say_state(&self, rank: usize, state: RankState) {
+        let (level, what) = match state {
+            RankState::Suspect {} => (Level::Warn, "is silent, or cannot be reached by the server"),
+            RankState::Dead {} => (Level::Warn, "has ended or left"),
+            RankState::Evicted {} => (Level::Info, "runs, but the others went on without it"),
+            RankState::Standby {} => (Level::Info, "has joined and prepares to be admitted"),
+            RankState::Ready {} => (Level::Info, "is ready to be admitted"),
+            RankState::Retired {} => (Level::Info, "has left the group as it was asked to"),
+            RankState::Alive {} => (Level::Info, "is a member and can be reached"),
+            RankState::Absent {} => return,
+        };
+        line(level, self.rank, || format!("rank {rank} {what}"));
     }
 
     /// Whom the buffers have given up in this epoch.
@@ -99,12 +120,16 @@ impl Sight {
 
     /// The group asks about a change.
     pub(crate) fn proposed(&self, change: u64) {
+        line(Level::Trace, self.rank, || format!("change {change} of the membership is proposed"));
         #[cfg(feature = "tracing")]
         tracing::debug!(rank = self.rank, change, "change proposed");
     }
 
     /// A change is decided.
     pub(crate) fn due(&self, change: u64, epoch: u32, members: &Mask, step: u64, waiting: &Standby) {
+        line(Level::Info, self.rank, || {
+            format!("all agreed on change {change}: from step {step} on, epoch {epoch} of ranks {members}")
+        });
         #[cfg(feature = "tracing")]
         {
             let Standby { ready, preparing } = waiting;
@@ -114,6 +139,7 @@ impl Sight {
 
     /// A change came to nothing.
     pub(crate) fn aborted(&self, change: u64, error: &BootstrapError) {
+        line(Level::Warn, self.rank, || format!("change {change} came to nothing: {error}"));
         #[cfg(feature = "tracing")]
         tracing::warn!(rank = self.rank, change, %error, "change aborted");
         #[cfg(feature = "metrics")]
@@ -124,6 +150,12 @@ impl Sight {
     pub(crate) fn in_effect(&self, decision: &Decision, entered: &Mask, left: &Mask, took: Duration) {
         self.works_with(decision);
         self.has_given_up(&Mask::EMPTY);
+        line(Level::Trace, self.rank, || {
+            let Decision { mask: members, epoch, step } = decision;
+            format!(
+                "epoch {epoch} is in effect from step {step} on: ranks {members}; entered: {entered}; left: {left}; after {took:?}"
+            )
+        });
         #[cfg(feature = "tracing")]
         {
             let Decision { mask: members, epoch, step } = decision;
@@ -146,12 +178,17 @@ impl Sight {
 
     /// A change has come into effect after which few are possible.
     pub(crate) fn runs_out(&self, epoch: u32, left: u32) {
+        line(Level::Warn, self.rank, || format!("epoch {epoch}: {left} more changes are possible"));
         #[cfg(feature = "tracing")]
         tracing::warn!(rank = self.rank, epoch, left, "90 % of all epochs are used");
     }
 
     /// A server serves this member, after this outage if there was one.
     pub(crate) fn reached(&self, host: Option<&Host>, address: &str, another: bool, after: Option<&Outage>) {
+        if another || after.is_some() {
+            let leader = host.map_or("a server by itself".to_owned(), |host| format!("rank {}", host.rank));
+            line(Level::Info, self.rank, || format!("{leader} serves the run at {address}"));
+        }
         #[cfg(feature = "tracing")]
         {
             let (rank, leader) = (self.rank, host.map(|host| host.rank));
@@ -172,6 +209,8 @@ impl Sight {
 
     /// None does.
     pub(crate) fn lost(&self, address: &str, outage: &Outage) {
+        let end = if outage.is_final { ", for good" } else { "" };
+        line(Level::Warn, self.rank, || format!("lost the server at {address}{end}: {}", outage.detail));
         #[cfg(feature = "tracing")]
         {
             let Outage { detail, is_final, .. } = outage;
@@ -183,6 +222,7 @@ impl Sight {
 
     /// The member has left.
     pub(crate) fn left(&self) {
+        line(Level::Info, self.rank, || "has left the group".to_owned());
         #[cfg(feature = "tracing")]
         tracing::info!(rank = self.rank, "left the group");
         #[cfg(feature = "metrics")]

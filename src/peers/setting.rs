@@ -42,7 +42,9 @@ impl Setting {
     pub(crate) fn paths(&self, rank: u32, mut permitted: Paths) -> Result<Paths> {
         permitted.queue |= self.several_hosts && permitted == Paths::default();
         let Some(names) = env::value(env::PATHS) else { return Ok(permitted) };
-        let wrong = |text| Error::Invalid(Failure::new("create", rank, format!("{}: {text}", env::PATHS)));
-        Paths::parse(&names).map_err(wrong)
+        let wrong = |text: crate::names::ParseNameError| {
+            Error::Invalid(Failure::new("create", rank, format!("{}: {text}", env::PATHS)))
+        };
+        names.parse().map_err(wrong)
     }
 }

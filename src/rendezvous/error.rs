@@ -321,6 +321,17 @@ wire!(enum BootstrapError {
 });
 
 impl BootstrapError {
+    /// Whether a bounded wait expired: ranks or answers were missing at the deadline, or the server was silent or not reached.
+    pub fn is_timeout(&self) -> bool {
+        matches!(
+            self,
+            Self::MissingRanks { .. }
+                | Self::SilentPeer { .. }
+                | Self::Unreachable { .. }
+                | Self::Timeout { .. }
+        )
+    }
+
     pub(crate) fn system(op: &str, error: &std::io::Error) -> Self {
         Self::System { op: op.to_owned(), detail: error.to_string() }
     }

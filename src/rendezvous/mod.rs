@@ -1,18 +1,18 @@
 //! How the ranks of a run meet, agree, and stay informed about each other.
 //!
-//! * [`machine`]: what the server decides, as a pure state machine: no I/O, no clock, no randomness;
-//! * [`rounds`] and [`removal`]: its two larger rules, named collective rounds and who goes after a failure;
+//! * `machine`: what the server decides, as a pure state machine: no I/O, no clock, no randomness;
+//! * `rounds` and `removal`: its two larger rules, named collective rounds and who goes after a failure;
 //! * `leases`: how long the server has heard nothing of each client, as pure;
-//! * [`pace`]: a member's part in a change of membership, as pure;
-//! * [`record`]: what happened and when, in bytes from which it can be told again;
+//! * `pace`: a member's part in a change of membership, as pure;
+//! * `record`: what happened and when, in bytes from which it can be told again;
 //! * `log`: records in one order on several servers, kept as long as most of them live; `journal`: those of one server, in a file;
-//! * [`wire`]: the frames, with a decoder that any bytes may be thrown at;
-//! * [`auth`]: the shared token, shown by HMAC challenge in both directions;
+//! * `wire`: the frames, with a decoder that any bytes may be thrown at;
+//! * `auth`: the shared token, shown by HMAC challenge in both directions;
 //! * [`driver`]: sockets and timers around it, on tokio.
 //!
 //! Most programs use [`Group`](crate::group::Group) and come here only to host a [`driver::Server`] of their own.
 
-pub mod auth;
+pub(crate) mod auth;
 mod call;
 pub(crate) mod codec;
 pub mod driver;
@@ -21,16 +21,16 @@ mod journal;
 mod leases;
 #[cfg(feature = "succession")]
 mod log;
-pub mod machine;
-pub mod pace;
+pub(crate) mod machine;
+pub(crate) mod pace;
 #[cfg(any(test, feature = "succession"))]
 mod random;
-pub mod record;
-pub mod removal;
-pub mod rounds;
+pub(crate) mod record;
+pub(crate) mod removal;
+pub(crate) mod rounds;
 #[cfg(test)]
 mod seeds;
-pub mod wire;
+pub(crate) mod wire;
 
 pub use crate::mask::{MAX_WORLD, Mask};
 pub use codec::Blob;

@@ -15,7 +15,7 @@ use crate::mask::Mask;
 
 /// What a member may do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub(crate) enum Next {
     /// Run this step.
     Begin {
         /// Its number.
@@ -42,7 +42,7 @@ pub enum Next {
 
 /// A member's steps.
 #[derive(Clone, Debug)]
-pub struct Pace {
+pub(crate) struct Pace {
     rank: u32,
     /// The membership in effect. Without this rank: it is on standby.
     current: Decision,
@@ -71,7 +71,7 @@ struct Promised {
 
 impl Pace {
     /// A member that was let in, as the server shows it: of this membership, or on standby.
-    pub fn joined(rank: u32, view: &View, lead: u64) -> Self {
+    pub(crate) fn joined(rank: u32, view: &View, lead: u64) -> Self {
         let mut current = Decision { mask: view.mask, epoch: view.epoch, step: view.step };
         if matches!(view.states.get(rank as usize), Some(RankState::Standby {} | RankState::Ready {})) {
             current.mask.remove(rank); // the place of a former member
@@ -80,58 +80,58 @@ impl Pace {
     }
 
     /// A member of `current`, or on standby, that has begun no step of it.
-    pub fn new(rank: u32, current: Decision, lead: u64) -> Self {
+    pub(crate) fn new(rank: u32, current: Decision, lead: u64) -> Self {
         let begun = current.step.saturating_sub(1);
         Self { rank, current, due: VecDeque::new(), begun, lead, promised: None }
     }
 
     /// The membership in effect; on standby that of the others.
-    pub fn current(&self) -> Decision {
+    pub(crate) fn current(&self) -> Decision {
         self.current
     }
 
     /// The last step begun.
-    pub fn begun(&self) -> u64 {
+    pub(crate) fn begun(&self) -> u64 {
         self.begun
     }
 
     /// Whether it waits to be admitted.
-    pub fn is_standby(&self) -> bool {
+    pub(crate) fn is_standby(&self) -> bool {
         !self.current.mask.contains(self.rank)
     }
 
     /// The membership that comes next, if one is decided.
-    pub fn due(&self) -> Option<Decision> {
+    pub(crate) fn due(&self) -> Option<Decision> {
         self.due.front().map(|due| due.decision)
     }
 
     /// The newest epoch that it knows of.
-    pub fn newest(&self) -> u32 {
+    pub(crate) fn newest(&self) -> u32 {
         self.due.back().map_or(self.current, |due| due.decision).epoch
     }
 
     /// The epoch since which the others go on without this member.
-    pub fn evicted(&self) -> Option<u32> {
+    pub(crate) fn evicted(&self) -> Option<u32> {
         // The first membership without it says how it goes, whatever comes after that.
         let gone = self.due.iter().find(|due| !due.decision.mask.contains(self.rank));
         gone.filter(|due| !due.retired.contains(self.rank)).map(|due| due.decision.epoch)
     }
 
     /// The epoch since which this member is retired, once it has begun the last step before.
-    pub fn retired(&self) -> Option<u32> {
+    pub(crate) fn retired(&self) -> Option<u32> {
         let next = self.due.front().filter(|due| due.retired.contains(self.rank));
         next.filter(|due| self.begun + 1 >= due.decision.step).map(|due| due.decision.epoch)
     }
 
     /// The next membership's epoch, if there are still steps before it.
-    pub fn is_behind(&self) -> Option<u32> {
+    pub(crate) fn is_behind(&self) -> Option<u32> {
         let next = self.due.front().map(|due| due.decision);
         next.filter(|next| next.mask.contains(self.rank) && next.step > self.begun + 1).map(|next| next.epoch)
     }
 
     /// Begins the next step, or says what comes first. `overtaken`: a peer has begun the next membership already. It has ended
     /// the steps before without this member, which then does not make up for those that are left of the present one.
-    pub fn next(&mut self, overtaken: bool) -> Next {
+    pub(crate) fn next(&mut self, overtaken: bool) -> Next {
         let mut step = self.begun + 1;
         if let Some(due) = self.due.front().filter(|_| overtaken) {
             step = step.max(due.decision.step);
@@ -159,7 +159,7 @@ impl Pace {
     /// gets the same. One that asks about another, before this member has learnt how the last one ended, as it may on a new
     /// connection, gets no more than was promised then. `idle`: the program begins no steps at present, or cannot end the one that
     /// it is in.
-    pub fn promise(&mut self, change: u64, idle: bool) -> u64 {
+    pub(crate) fn promise(&mut self, change: u64, idle: bool) -> u64 {
         if let Some(promised) = self.promised.filter(|promised| promised.change == change) {
             return promised.step;
         }
@@ -171,7 +171,7 @@ impl Pace {
 
     /// The outcome of a change, and of all before it: a membership, or that everything stays. Gives the members of the one in
     /// effect that do not belong to it any more and end no further step. `retired`: those who do.
-    pub fn settle(&mut self, change: u64, outcome: Option<Decision>, retired: Mask) -> Mask {
+    pub(crate) fn settle(&mut self, change: u64, outcome: Option<Decision>, retired: Mask) -> Mask {
         if self.promised.is_some_and(|promised| promised.change <= change) {
             self.promised = None;
         }
@@ -198,7 +198,7 @@ impl Pace {
     }
 
     /// The membership is in effect.
-    pub fn applied(&mut self, decision: Decision) {
+    pub(crate) fn applied(&mut self, decision: Decision) {
         self.current = decision;
         self.begun = self.begun.max(decision.step.saturating_sub(1));
         self.due.retain(|due| due.decision.epoch > decision.epoch);

@@ -25,7 +25,7 @@ use crate::mask::Mask;
 
 /// What a member has answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Findings {
+pub(crate) struct Findings {
     /// Whom it cannot reach: itself where its own device does not work.
     pub unreachable: Mask,
     /// Who has begun the membership at another step than was decided, as far as it can see.
@@ -35,7 +35,7 @@ wire!(struct Findings { unreachable, diverged });
 
 /// What is known of the members of an epoch.
 #[derive(Clone, Debug, Default)]
-pub struct Survey {
+pub(crate) struct Survey {
     /// Those that nobody has seen dead.
     pub living: Mask,
     /// Of those that have answered: what each has found.
@@ -49,7 +49,7 @@ pub struct Survey {
 
 /// What follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// These members stay.
     Stay {
         /// Who.
@@ -69,7 +69,7 @@ pub enum Verdict {
 
 impl Survey {
     /// The verdict on what has been answered so far; who has not counts as silent.
-    pub fn decide(&self) -> Verdict {
+    pub(crate) fn decide(&self) -> Verdict {
         let answered: Mask = self.findings.keys().copied().collect();
         let silent = self.living.minus(&answered);
         let others = if self.arbiter { answered.len() } else { self.others() };

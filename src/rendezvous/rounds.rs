@@ -14,12 +14,12 @@ use super::wire::{Fields, MAX_BLOB_BYTES, MAX_FIELDS, MAX_TEXT_BYTES, Reply, Rou
 use crate::mask::Mask;
 
 /// The outcome of a call, for the one that made it.
-pub type Outcome = (Call, Result<Reply, BootstrapError>);
+pub(crate) type Outcome = (Call, Result<Reply, BootstrapError>);
 
 /// Most bytes that the parts of open rounds hold together.
-pub const MAX_HELD_BYTES: usize = 1 << 30;
+pub(crate) const MAX_HELD_BYTES: usize = 1 << 30;
 /// Most rounds open at a time.
-pub const MAX_OPEN_ROUNDS: usize = 4096;
+pub(crate) const MAX_OPEN_ROUNDS: usize = 4096;
 /// Failed rounds that are remembered for the participants that have not come.
 const MAX_FAILED: usize = 1024;
 
@@ -27,7 +27,7 @@ type Key = (String, Mask);
 
 /// The open rounds of a run.
 #[derive(Debug, Default)]
-pub struct Rounds {
+pub(crate) struct Rounds {
     open: BTreeMap<Key, Open>,
     failed: VecDeque<Failed>,
     held: usize,
@@ -76,7 +76,14 @@ impl Rounds {
     /// Takes `rank`'s part at time `now`. Gives the outcomes that follow, its own or everybody's.
     ///
     /// The caller has seen to it that all of `round.ranks` live; sizes and the caller's own place are checked here.
-    pub fn post(&mut self, now: Duration, rank: u32, world: u32, call: Call, round: Round) -> Vec<Outcome> {
+    pub(crate) fn post(
+        &mut self,
+        now: Duration,
+        rank: u32,
+        world: u32,
+        call: Call,
+        round: Round,
+    ) -> Vec<Outcome> {
         let op = describe(&round);
         let bytes =
             match check(&op, rank, world, &round).and_then(|bytes| self.room(&op, bytes).map(|()| bytes)) {
@@ -110,7 +117,7 @@ impl Rounds {
     }
 
     /// Ends every round that waits for `rank`, which is gone.
-    pub fn lose(&mut self, rank: u32, host: &str, pid: u32) -> Vec<Outcome> {
+    pub(crate) fn lose(&mut self, rank: u32, host: &str, pid: u32) -> Vec<Outcome> {
         self.fail(
             |key, _| key.1.contains(rank),
             |open, _| BootstrapError::PeerLost { op: open.op.clone(), rank, host: host.to_owned(), pid },
@@ -118,7 +125,7 @@ impl Rounds {
     }
 
     /// Ends every round whose deadline is past.
-    pub fn expire(&mut self, now: Duration) -> Vec<Outcome> {
+    pub(crate) fn expire(&mut self, now: Duration) -> Vec<Outcome> {
         self.fail(
             |_, open| open.deadline <= now,
             |open, missing| BootstrapError::Timeout {
@@ -131,13 +138,13 @@ impl Rounds {
     }
 
     /// Forgets what a former incarnation of `rank` is owed.
-    pub fn replace(&mut self, rank: u32) {
+    pub(crate) fn replace(&mut self, rank: u32) {
         self.failed.iter_mut().for_each(|failed| failed.owed.remove(rank));
         self.failed.retain(|failed| !failed.owed.is_empty());
     }
 
     /// The earliest deadline of an open round.
-    pub fn next_deadline(&self) -> Option<Duration> {
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
         self.open.values().map(|open| open.deadline).min()
     }
 
@@ -202,7 +209,7 @@ impl Rounds {
 }
 
 /// The first field in which `other` differs from `first`, each given with its rank; `None` if they are equal.
-pub fn compare(op: &str, first: (u32, &Fields), other: (u32, &Fields)) -> Option<BootstrapError> {
+pub(crate) fn compare(op: &str, first: (u32, &Fields), other: (u32, &Fields)) -> Option<BootstrapError> {
     let value = |fields: &Fields, name: &str| {
         fields
             .iter()
@@ -223,7 +230,7 @@ pub fn compare(op: &str, first: (u32, &Fields), other: (u32, &Fields)) -> Option
 }
 
 /// Checks the size of a list of config fields.
-pub fn check_fields(op: &str, fields: &Fields) -> Result<(), BootstrapError> {
+pub(crate) fn check_fields(op: &str, fields: &Fields) -> Result<(), BootstrapError> {
     BootstrapError::check(op, "config fields", fields.len(), MAX_FIELDS)?;
     for (name, value) in fields {
         BootstrapError::check(op, "bytes of a field's name", name.len(), MAX_TEXT_BYTES)?;

@@ -60,33 +60,41 @@ unsafe extern "C" {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_error_detail {
-    /// the operation, for example "dispatch"; "" if there was no error
-    pub op: *const ::core::ffi::c_char,
-    /// what was found and what to do
-    pub text: *const ::core::ffi::c_char,
+    pub size: u32,
     /// this rank, -1 if not known
     pub rank: i32,
     /// the peer concerned, -1 if none
     pub peer: i32,
+    pub reserved: u32,
+    /// the operation, for example "dispatch"; "" if there was no error
+    pub op: *const ::core::ffi::c_char,
+    /// what was found and what to do
+    pub text: *const ::core::ffi::c_char,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of epw_error_detail"][::core::mem::size_of::<epw_error_detail>() - 24usize];
+    ["Size of epw_error_detail"][::core::mem::size_of::<epw_error_detail>() - 32usize];
     [
         "Alignment of epw_error_detail",
     ][::core::mem::align_of::<epw_error_detail>() - 8usize];
     [
-        "Offset of field: epw_error_detail::op",
-    ][::core::mem::offset_of!(epw_error_detail, op) - 0usize];
-    [
-        "Offset of field: epw_error_detail::text",
-    ][::core::mem::offset_of!(epw_error_detail, text) - 8usize];
+        "Offset of field: epw_error_detail::size",
+    ][::core::mem::offset_of!(epw_error_detail, size) - 0usize];
     [
         "Offset of field: epw_error_detail::rank",
-    ][::core::mem::offset_of!(epw_error_detail, rank) - 16usize];
+    ][::core::mem::offset_of!(epw_error_detail, rank) - 4usize];
     [
         "Offset of field: epw_error_detail::peer",
-    ][::core::mem::offset_of!(epw_error_detail, peer) - 20usize];
+    ][::core::mem::offset_of!(epw_error_detail, peer) - 8usize];
+    [
+        "Offset of field: epw_error_detail::reserved",
+    ][::core::mem::offset_of!(epw_error_detail, reserved) - 12usize];
+    [
+        "Offset of field: epw_error_detail::op",
+    ][::core::mem::offset_of!(epw_error_detail, op) - 16usize];
+    [
+        "Offset of field: epw_error_detail::text",
+    ][::core::mem::offset_of!(epw_error_detail, text) - 24usize];
 };
 impl Default for epw_error_detail {
     fn default() -> Self {
@@ -98,12 +106,94 @@ impl Default for epw_error_detail {
     }
 }
 unsafe extern "C" {
-    /// detail [out]
+    pub fn epw_error_detail_init(detail: *mut epw_error_detail);
+}
+unsafe extern "C" {
+    /// Nothing beyond `size` is written. detail [in: size, out]
     pub fn epw_last_error_detail(detail: *mut epw_error_detail);
 }
 unsafe extern "C" {
     /// "0.1.0"
     pub fn epw_version() -> *const ::core::ffi::c_char;
+}
+pub const EPW_LOG_OFF: u32 = 0;
+pub const EPW_LOG_WARN: u32 = 1;
+pub const EPW_LOG_INFO: u32 = 2;
+pub const EPW_LOG_TRACE: u32 = 3;
+/** What the library says while it runs: which path leads to a peer and why others do not, sizes, memberships,
+ peers that are given up and why. The variable EPWIRE_LOG has it printed on stderr, or appended to the file
+ EPWIRE_LOG_FILE (%p in its name: the process): "off", "warn", "info" or "trace", or a level for each of the
+ subsystems plan, path, member, wait and nic, as in "warn,path=trace". Nothing is said of operations that go
+ well, and nothing costs more than a load where nobody listens.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_log_record {
+    pub size: u32,
+    /// EPW_LOG_WARN to EPW_LOG_TRACE
+    pub level: u32,
+    /// this rank, -1 if not known
+    pub rank: i32,
+    /// the peer concerned, -1 if none
+    pub peer: i32,
+    /// the name, for example "path"
+    pub subsystem: *const ::core::ffi::c_char,
+    /// without line ends; like the record valid until the function returns
+    pub text: *const ::core::ffi::c_char,
+    /// since 1970
+    pub time_ns: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_log_record"][::core::mem::size_of::<epw_log_record>() - 40usize];
+    ["Alignment of epw_log_record"][::core::mem::align_of::<epw_log_record>() - 8usize];
+    [
+        "Offset of field: epw_log_record::size",
+    ][::core::mem::offset_of!(epw_log_record, size) - 0usize];
+    [
+        "Offset of field: epw_log_record::level",
+    ][::core::mem::offset_of!(epw_log_record, level) - 4usize];
+    [
+        "Offset of field: epw_log_record::rank",
+    ][::core::mem::offset_of!(epw_log_record, rank) - 8usize];
+    [
+        "Offset of field: epw_log_record::peer",
+    ][::core::mem::offset_of!(epw_log_record, peer) - 12usize];
+    [
+        "Offset of field: epw_log_record::subsystem",
+    ][::core::mem::offset_of!(epw_log_record, subsystem) - 16usize];
+    [
+        "Offset of field: epw_log_record::text",
+    ][::core::mem::offset_of!(epw_log_record, text) - 24usize];
+    [
+        "Offset of field: epw_log_record::time_ns",
+    ][::core::mem::offset_of!(epw_log_record, time_ns) - 32usize];
+};
+impl Default for epw_log_record {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+/** Called by the thread that has something to say, with locks of the library held: it may not call the
+ library, and returns soon.*/
+pub type epw_log_fn = ::core::option::Option<
+    unsafe extern "C" fn(
+        context: *mut ::core::ffi::c_void,
+        record: *const epw_log_record,
+    ),
+>;
+unsafe extern "C" {
+    /** Has `fn` called with `context` for what `levels` names, in the form of EPWIRE_LOG, beside what EPWIRE_LOG
+ asks for; instead of the function that was given before. NULL: no more. A call that is under way in another
+ thread may still use the former function, with either context. EPW_ERR_INVALID: `levels` is something else.*/
+    pub fn epw_log_set(
+        levels: *const ::core::ffi::c_char,
+        fn_: epw_log_fn,
+        context: *mut ::core::ffi::c_void,
+    ) -> epw_status;
 }
 pub const EPW_BF16: u32 = 0;
 pub const EPW_F16: u32 = 1;
@@ -887,6 +977,62 @@ unsafe extern "C" {
         epoch: u32,
         step: u64,
         verdict: *mut u32,
+    ) -> epw_status;
+}
+/// What a buffer on the host has moved since it was created. Rows to and from this rank itself count too.
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct epw_traffic {
+    pub size: u32,
+    pub reserved: u32,
+    /// by dispatch: one for each token and rank that it goes to
+    pub rows_sent: u64,
+    /// by dispatch, and found good
+    pub rows_received: u64,
+    /// by combine: of each received row one, ordered one for each of its experts here
+    pub rows_answered: u64,
+    /// of rows with their scales, and of answers; no headers, counts and words
+    pub bytes_sent: u64,
+    /// of rows with their scales
+    pub bytes_received: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_traffic"][::core::mem::size_of::<epw_traffic>() - 48usize];
+    ["Alignment of epw_traffic"][::core::mem::align_of::<epw_traffic>() - 8usize];
+    [
+        "Offset of field: epw_traffic::size",
+    ][::core::mem::offset_of!(epw_traffic, size) - 0usize];
+    [
+        "Offset of field: epw_traffic::reserved",
+    ][::core::mem::offset_of!(epw_traffic, reserved) - 4usize];
+    [
+        "Offset of field: epw_traffic::rows_sent",
+    ][::core::mem::offset_of!(epw_traffic, rows_sent) - 8usize];
+    [
+        "Offset of field: epw_traffic::rows_received",
+    ][::core::mem::offset_of!(epw_traffic, rows_received) - 16usize];
+    [
+        "Offset of field: epw_traffic::rows_answered",
+    ][::core::mem::offset_of!(epw_traffic, rows_answered) - 24usize];
+    [
+        "Offset of field: epw_traffic::bytes_sent",
+    ][::core::mem::offset_of!(epw_traffic, bytes_sent) - 32usize];
+    [
+        "Offset of field: epw_traffic::bytes_received",
+    ][::core::mem::offset_of!(epw_traffic, bytes_received) - 40usize];
+};
+unsafe extern "C" {
+    pub fn epw_traffic_init(traffic: *mut epw_traffic);
+}
+unsafe extern "C" {
+    /** wait_ns [out, may be NULL]: [ranks], how long operations have waited for each peer, as the outputs of this
+ name tell of one operation. Any thread, also while operations run. EPW_ERR_STATE on a GPU, where kernels
+ count nothing: there ask for source_counts and wait_ns. traffic [in: size, out].*/
+    pub fn epw_buffer_traffic(
+        buffer: *const epw_buffer,
+        traffic: *mut epw_traffic,
+        wait_ns: *mut u64,
     ) -> epw_status;
 }
 unsafe extern "C" {

@@ -57,6 +57,12 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 
+unsafe extern "C" {
+    /// Of `c/base/log.h`: the group's.
+    pub fn epw_log_listens(subsystem: u32, level: u32) -> bool;
+    pub fn epw_log_line(subsystem: u32, level: u32, rank: u32, text: *const ::core::ffi::c_char);
+}
+
 /// Of `c/device/memory_limit.h`: the doctor's.
 #[repr(C)]
 #[derive(Debug)]

@@ -422,7 +422,7 @@ static void names_and_version(void) {
     CHECK(strlen(epw_status_name(EPW_ERR_PEER - 1)) > 0); /* of no status of this version */
     CHECK(strcmp(epw_path_name(EPW_PATH_IPC), "CUDA IPC") == 0);
     CHECK(strcmp(epw_path_name(EPW_PATH_VMM | EPW_PATH_IPC), "unknown path") == 0); /* one at a time */
-    epw_error_detail detail;
+    epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
     epw_last_error_detail(&detail); /* before anything failed */
     CHECK(detail.op[0] == 0 && detail.text[0] == 0 && detail.rank == -1 && detail.peer == -1);
 }

@@ -70,7 +70,7 @@ static void refused(int32_t device, const char *text) {
     CHECK(epw_buffer_create(&config, &buffer) == EPW_ERR_NO_PATH);
     CHECK(buffer == NULL);
     CHECK(error_has(text));
-    epw_error_detail detail;
+    epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
     epw_last_error_detail(&detail);
     CHECK(detail.rank == 0);
 }

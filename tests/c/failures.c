@@ -20,7 +20,7 @@ static void sleep_ns(uint64_t ns) {
 
 /* As a lane does that waits in vain. */
 static void give_up(epw_buffer *b, uint32_t peer) {
-    epw_peers_suspect(&b->peers, peer, true);
+    epw_peers_suspect(&b->peers, peer, true, NULL);
     pthread_mutex_lock(&b->lanes[0].lock);
     epw_lane_unlock(b, &b->lanes[0]);
 }

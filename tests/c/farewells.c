@@ -32,13 +32,13 @@ static void a_rank_that_leaves(group *g) {
 
 /* As a lane does that waits in vain: on the other lane, which is idle, the peer is told as well. */
 static void a_rank_that_gives_its_peer_up_on_another_lane(group *g) {
-    epw_peers_suspect(&g->of[1]->peers, 0, true);
+    epw_peers_suspect(&g->of[1]->peers, 0, true, NULL);
     pthread_mutex_lock(&g->of[1]->lanes[0].lock);
     epw_lane_unlock(g->of[1], &g->of[1]->lanes[0]);
 }
 
 static void a_rank_that_disconnects_its_peer(group *g) {
-    epw_peers_suspect(&g->of[1]->peers, 0, true);
+    epw_peers_suspect(&g->of[1]->peers, 0, true, NULL);
     CHECK_OK(epw_buffer_disconnect(g->of[1], 0));
 }
 
@@ -73,7 +73,7 @@ static void a_released_operation_is_paid_in_the_background(void) {
 static void a_membership_begins_without_suspects(void) {
     group g = make_group(2, LONG_MS * MS);
     activate(&g, 1);
-    epw_peers_suspect(&g.of[1]->peers, 0, true);
+    epw_peers_suspect(&g.of[1]->peers, 0, true, NULL);
     epw_membership now = membership_of(g.of[1]);
     CHECK(now.suspects.bits[0] == 1 && now.silent.bits[0] == 1);
     activate(&g, 2);

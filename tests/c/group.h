@@ -146,7 +146,7 @@ static inline void destroy(const group *g) {
 
 static inline void refused(int line, epw_status got, epw_status want, const char *op, int rank, int peer,
                            const char *words) {
-    epw_error_detail detail;
+    epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
     epw_last_error_detail(&detail);
     CHECK_MSG(got == want, "line %d: %s instead of %s", line, epw_status_name(got), epw_status_name(want));
     CHECK_MSG(strcmp(detail.op, op) == 0, "line %d: op is %s", line, detail.op);

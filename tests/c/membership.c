@@ -150,7 +150,7 @@ static void only_who_timed_out_was_silent(void) {
     group g = make_group(3, SHORT_MS * MS);
     call calls[RANKS_MAX];
     activate(&g, 1);
-    epw_peers_suspect(&g.of[0]->peers, 1, false);
+    epw_peers_suspect(&g.of[0]->peers, 1, false, NULL);
     for (uint32_t r = 0; r < 2; r++) {
         calls[r] = call_of(&g, r, 0);
         start(&calls[r]);
@@ -165,7 +165,7 @@ static void only_who_timed_out_was_silent(void) {
     }
     activate(&g, 2);
     for (uint32_t r = 0; r < 2; r++) {
-        epw_peers_suspect(&g.of[r]->peers, 2, false);
+        epw_peers_suspect(&g.of[r]->peers, 2, false, NULL);
         CHECK(membership_of(g.of[r]).suspects.bits[0] == 4 && membership_of(g.of[r]).silent.bits[0] == 0);
     }
     destroy(&g);
@@ -217,7 +217,7 @@ static void a_revoked_rank_is_waited_for_no_longer(void) {
 static void who_was_silent_stays_so(void) {
     group g = make_group(2, LONG_MS * MS);
     activate(&g, 1);
-    epw_peers_suspect(&g.of[0]->peers, 1, true);
+    epw_peers_suspect(&g.of[0]->peers, 1, true, NULL);
     call alone = call_of(&g, 0, 0);
     start(&alone);
     check_ended(&alone, 2, 2, EPW_CAUSE_SUSPECTED);
@@ -227,7 +227,7 @@ static void who_was_silent_stays_so(void) {
     check_ended(&alone, 2, 2, EPW_CAUSE_SUPERSEDED);
 
     activate(&g, 2);
-    epw_peers_suspect(&g.of[0]->peers, 1, true);
+    epw_peers_suspect(&g.of[0]->peers, 1, true, NULL);
     start(&alone);
     check_ended(&alone, 2, 2, EPW_CAUSE_SUSPECTED); /* of this epoch it was not revoked */
     destroy(&g);

@@ -67,7 +67,7 @@ pub(crate) fn stopped_while_creating(seed: u64) {
     }
 }
 
-/// What the README shows: a rank dies, the others go on without it, a new process takes its place, and the next step of
+/// What the guide shows: a rank dies, the others go on without it, a new process takes its place, and the next step of
 /// all is exact.
 pub(crate) fn a_dead_rank_is_replaced_through_the_group(seed: u64) {
     replaced(seed, End::Buffer);

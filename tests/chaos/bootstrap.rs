@@ -18,11 +18,7 @@ pub(crate) const GROUP_MARGIN: Duration = Duration::from_millis(600);
 pub(crate) const CONNECT_MARGIN: Duration = Duration::from_millis(100);
 
 pub(crate) fn serve() -> Server {
-    let options = ServerOptions {
-        join_deadline: JOIN_DEADLINE,
-        token: crate::token(),
-        ..ServerOptions::new("default", RANKS)
-    };
+    let options = ServerOptions::new("default", RANKS).join_deadline(JOIN_DEADLINE).token(crate::token());
     Server::bind_blocking("127.0.0.1:0", options).expect("a loopback port is free")
 }
 

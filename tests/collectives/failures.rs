@@ -8,7 +8,7 @@ use epwire::{Cause, Phase};
 use crate::{complete, ranks};
 
 fn config() -> CommConfig {
-    CommConfig { deadline: Duration::from_secs(2), ..CommConfig::default() }
+    CommConfig::default().deadline(Duration::from_secs(2))
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn work_that_is_forgotten_goes_on_into_memory_that_is_its_own() {
 #[test]
 fn a_silent_rank_is_missing_within_its_deadline() {
     let deadline = Duration::from_millis(300);
-    ranks(3, &CommConfig { deadline, ..CommConfig::default() }, |comm| {
+    ranks(3, &CommConfig::default().deadline(deadline), |comm| {
         if comm.rank() == 2 {
             return;
         }

@@ -228,7 +228,7 @@ fn columns_of_a_matrix_are_gathered_and_scattered() {
 
 #[test]
 fn futures_give_their_buffers_back_and_never_block_the_executor() {
-    ranks(3, &CommConfig { heap_bytes: 1 << 20, ..CommConfig::default() }, |comm| {
+    ranks(3, &CommConfig::default().heap_bytes(1 << 20), |comm| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let me = comm.rank();

@@ -24,21 +24,16 @@ const HIDDEN: usize = 64;
 const DEADLINE: Duration = Duration::from_millis(800);
 
 fn heartbeat() -> Heartbeat {
-    Heartbeat {
-        interval: Duration::from_millis(100),
-        lease: Duration::from_secs(1),
-        handshake: Duration::from_secs(5),
-    }
+    Heartbeat::default()
+        .interval(Duration::from_millis(100))
+        .lease(Duration::from_secs(1))
+        .handshake(Duration::from_secs(5))
 }
 
 /// Starts the ranks, each of which runs the ignored test of this name. All end well, or as if.
 fn run(test: &str) {
     let token = Token::random().unwrap();
-    let options = ServerOptions {
-        token: Some(token.clone()),
-        heartbeat: heartbeat(),
-        ..ServerOptions::new("collectives", RANKS)
-    };
+    let options = ServerOptions::new("collectives", RANKS).token(Some(token.clone())).heartbeat(heartbeat());
     let server = Server::bind_blocking("127.0.0.1:0", options).unwrap();
     let running = Ranks::new(RANKS)
         .server(&server)
@@ -87,15 +82,15 @@ fn exchange(buffer: &EpBuffer) -> Mask {
 }
 
 fn config() -> EpConfig {
-    EpConfig { deadline: DEADLINE, threads: 1, ..EpConfig::new(2, HIDDEN as u32, RANKS, 4) }
+    EpConfig::new(2, HIDDEN as u32, RANKS, 4).deadline(DEADLINE).threads(1)
 }
 
 #[test]
 #[ignore = "is a rank that another test starts"]
 fn mixing_rank() {
     let group = join();
-    let comm_config = CommConfig { deadline: DEADLINE * 4, heap_bytes: 1 << 20, ..CommConfig::default() };
-    let buffer = EpBuffer::create_blocking(&group, EpConfig { deadline: DEADLINE * 4, ..config() }).unwrap();
+    let comm_config = CommConfig::default().deadline(DEADLINE * 4).heap_bytes(1 << 20);
+    let buffer = EpBuffer::create_blocking(&group, config().deadline(DEADLINE * 4)).unwrap();
     let first = Comm::create_blocking(&group, comm_config.clone()).unwrap();
     let second = Comm::create_blocking(&group, comm_config).unwrap();
     let mine: Mask = if group.rank() < 2 { [0, 1] } else { [2, 3] }.into_iter().collect();
@@ -139,7 +134,7 @@ const LAST: u64 = 5;
 #[ignore = "is a rank that another test starts"]
 fn mortal_rank() {
     let group = join();
-    let comm_config = CommConfig { deadline: DEADLINE, ..CommConfig::default() };
+    let comm_config = CommConfig::default().deadline(DEADLINE);
     let buffer = EpBuffer::create_blocking(&group, config()).unwrap();
     let comm = Comm::create_blocking(&group, comm_config).unwrap();
     let odd: Mask = [1, 2, 3].into_iter().collect();

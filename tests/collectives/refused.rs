@@ -9,7 +9,7 @@ use crate::{complete, ranks};
 
 #[test]
 fn a_call_that_cannot_be_says_which_size_is_wrong_and_gives_its_buffers_back() {
-    ranks(2, &CommConfig { heap_bytes: 4096, ..CommConfig::default() }, |comm| {
+    ranks(2, &CommConfig::default().heap_bytes(4096), |comm| {
         let refused = |ended: Result<epwire::Outcome, Error>, text: &str| {
             let error = ended.expect_err(text);
             assert!(matches!(error, Error::Invalid(_) | Error::Limit(_)), "{error:?}");
@@ -78,7 +78,7 @@ fn a_communicator_without_a_membership_refuses_operations() {
 #[test]
 fn ranks_that_call_different_operations_are_all_told_both() {
     let deadline = Duration::from_secs(2);
-    ranks(3, &CommConfig { deadline, ..CommConfig::default() }, |comm| {
+    ranks(3, &CommConfig::default().deadline(deadline), |comm| {
         let mut buffer = vec![1i32; if comm.rank() == 1 { 50 } else { 60 }];
         let error = comm.all_reduce_in_place_blocking(&mut buffer, Reduction::Sum).unwrap_err();
         let text = error.to_string();
@@ -97,7 +97,7 @@ fn a_configuration_that_differs_is_named() {
     let groups = epwire::Group::threads(2).unwrap();
     let create = |group: epwire::Group| {
         std::thread::spawn(move || {
-            let config = CommConfig { heap_bytes: u64::from(group.rank()) * 4096, ..CommConfig::default() };
+            let config = CommConfig::default().heap_bytes(u64::from(group.rank()) * 4096);
             Comm::create_blocking(&group, config).unwrap_err().to_string()
         })
     };

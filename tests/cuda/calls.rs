@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use epwire::cuda::{Completion, StreamRef};
 use epwire::cudarc::driver::CudaSlice;
-use epwire::{Cause, Dispatch, EpBuffer, EpConfig, Error, TensorRef};
+use epwire::{Cause, Dispatch, EpBuffer, Error, TensorRef};
 use half::bf16;
 
 use crate::world::{Gpu, HIDDEN, OnGpu, PATIENT, Received, Step, TOPK, Tokens, config, ranks};
@@ -27,7 +27,7 @@ fn assert_exact(gpu: &Gpu, step: &(Completion, CudaSlice<bf16>), tokens: &Tokens
 }
 
 pub(crate) fn a_dropped_handle_gives_its_lane_back(gpus: u32) {
-    let config = EpConfig { lanes: 1, ..config(gpus) };
+    let config = config(gpus).lanes(1);
     ranks(&config, gpus, true, |buffer| {
         let (gpu, tokens) = (Gpu::of(buffer), Tokens::identity(buffer.rank(), gpus));
         let (sent, mut received) = (OnGpu::new(&gpu, &tokens), Received::new(&gpu, buffer));
@@ -124,7 +124,7 @@ pub(crate) fn calls_of_host_buffers_are_refused(gpus: u32) {
 }
 
 pub(crate) fn a_view_is_good_for_its_stream_only(gpus: u32) {
-    let config = EpConfig { lanes: 1, ..config(gpus) };
+    let config = config(gpus).lanes(1);
     ranks(&config, gpus, true, |buffer| {
         let (gpu, tokens) = (Gpu::of(buffer), Tokens::identity(buffer.rank(), gpus));
         let (sent, other) = (OnGpu::new(&gpu, &tokens), gpu.context.new_stream().unwrap());

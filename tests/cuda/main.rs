@@ -58,7 +58,7 @@ fn main() {
 }
 
 fn alone() -> Result<EpBuffer, Error> {
-    EpBuffer::unconnected(0, 1, EpConfig { device: Device::Cuda(0), ..EpConfig::new(1, 128, 1, 1) })
+    EpBuffer::unconnected(0, 1, EpConfig::new(1, 128, 1, 1).device(Device::Cuda(0)))
 }
 
 /// How many there are, or why none.

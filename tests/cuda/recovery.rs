@@ -5,7 +5,7 @@ use std::time::Duration;
 use epwire::cuda::{Completion, Dispatched};
 use epwire::cudarc::driver::CudaGraph;
 use epwire::cudarc::driver::sys::CUgraphInstantiate_flags;
-use epwire::{Cause, Checkpoint, Device, EpBuffer, EpConfig, Error, Mask};
+use epwire::{Cause, Checkpoint, Device, EpBuffer, Error, Mask};
 
 use crate::world::{Gpu, PATIENT, Step, Tokens, config};
 
@@ -22,13 +22,11 @@ pub(crate) struct Rank {
 
 impl Rank {
     pub(crate) fn new(rank: u32, ranks: u32, gpus: u32) -> Self {
-        let config = EpConfig {
-            device: Device::Cuda(rank % gpus),
-            lanes: 1,
-            sms: 16,
-            deadline: Duration::from_millis(500),
-            ..config(ranks)
-        };
+        let config = config(ranks)
+            .device(Device::Cuda(rank % gpus))
+            .lanes(1)
+            .sms(16)
+            .deadline(Duration::from_millis(500));
         let buffer = EpBuffer::unconnected(rank, ranks, config).unwrap();
         let gpu = Gpu::of(&buffer);
         // SAFETY: every slice of this context is used on one stream only.

@@ -18,11 +18,7 @@ pub(crate) const MAX_TOKENS: usize = 48;
 
 pub(crate) fn config(ranks: u32) -> EpConfig {
     let experts = LOCAL_EXPERTS as u32 * ranks;
-    EpConfig {
-        sideband_bytes: 8,
-        ordered: true,
-        ..EpConfig::new(MAX_TOKENS as u32, HIDDEN as u32, experts, TOPK as u32)
-    }
+    EpConfig::new(MAX_TOKENS as u32, HIDDEN as u32, experts, TOPK as u32).sideband_bytes(8).ordered(true)
 }
 
 /// Runs `body` on every rank with a buffer of its own, on the host or on the GPU of its number, and gives what they return.
@@ -39,7 +35,7 @@ pub(crate) fn ranks<T: Send>(
             .iter()
             .map(|group| {
                 let device = if on_gpus { Device::Cuda(group.rank()) } else { Device::Host };
-                let config = EpConfig { device, ..config.clone() };
+                let config = config.clone().device(device);
                 scope.spawn(move || {
                     let buffer = EpBuffer::create_blocking(group, config).unwrap();
                     let result = body(&buffer);

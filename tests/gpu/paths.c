@@ -177,7 +177,7 @@ static void refuse_peer(const rank_links *links, uint32_t paths, const char *wor
     unsigned char blob[EPW_BLOB_MAX];
     epw_config config = config_of(links, paths, ranks_gpu(links));
     epw_buffer *buffer = NULL;
-    epw_error_detail detail;
+    epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
     REQUIRE_OK(epw_buffer_create(&config, &buffer));
     if (peer < links->ranks) {
         size_t length = 0;

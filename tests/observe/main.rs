@@ -36,6 +36,8 @@ struct State {
     open: HashMap<u64, String>,
     entered: Vec<u64>,
     lines: Vec<String>,
+    /// Events of the core's log, in whatever span they come.
+    core: Vec<String>,
     /// By name and labels: sums of counters, numbers of a histogram's values.
     metrics: BTreeMap<String, u64>,
     /// `kind name unit: text`
@@ -49,14 +51,25 @@ impl Seen {
 
     /// Runs `f` on this thread under both observers; returns the lines and metrics that it caused.
     fn during(f: impl FnOnce()) -> (Vec<String>, BTreeMap<String, u64>) {
+        let (lines, mut metrics, _) = Self::during_all(f);
+        metrics.retain(|name, _| !TRAFFIC.iter().any(|traffic| name.starts_with(traffic)));
+        (lines, metrics)
+    }
+
+    /// The same with what has been moved, and with the core's log.
+    fn during_all(f: impl FnOnce()) -> (Vec<String>, BTreeMap<String, u64>, Vec<String>) {
         let seen = Self::default();
         metrics::with_local_recorder(&seen, || tracing::subscriber::with_default(seen.clone(), f));
         seen.with(|state| {
             assert!(state.open.is_empty(), "spans left open: {:?}", state.open);
-            (std::mem::take(&mut state.lines), std::mem::take(&mut state.metrics))
+            let State { lines, metrics, core, .. } = std::mem::take(state);
+            (lines, metrics, core)
         })
     }
 }
+
+/// Of what has been moved.
+const TRAFFIC: [&str; 3] = ["epwire_rows_", "epwire_bytes_", "epwire_waited_"];
 
 struct Words<'a>(&'a mut String);
 
@@ -89,10 +102,14 @@ impl tracing::Subscriber for Seen {
 
     fn event(&self, event: &tracing::Event<'_>) {
         self.with(|state| {
-            let span = state.entered.last().expect("an event outside of a span");
-            assert!(state.open.contains_key(span));
             let mut words = format!("event {}", event.metadata().level());
             event.record(&mut Words(&mut words));
+            if event.metadata().target() == "epwire::core" {
+                state.core.push(words);
+                return;
+            }
+            let span = state.entered.last().expect("an event outside of a span");
+            assert!(state.open.contains_key(span));
             state.lines.push(words);
         });
     }
@@ -174,7 +191,7 @@ impl metrics::Recorder for Seen {
 
 /// Two ranks with an expert each, connected and active.
 fn pair(deadline: Duration) -> [EpBuffer; 2] {
-    let config = EpConfig { deadline, threads: 1, ..EpConfig::new(1, HIDDEN as u32, 2, 2) };
+    let config = EpConfig::new(1, HIDDEN as u32, 2, 2).deadline(deadline).threads(1);
     let buffers = [0, 1].map(|rank| EpBuffer::unconnected(rank, 2, config.clone()).unwrap());
     let [a, b] = &buffers;
     a.connect_blocking(1, &b.export(0).unwrap()).unwrap();
@@ -253,14 +270,20 @@ fn creating_a_buffer_describes_every_metric() {
     let [a, _b] = metrics::with_local_recorder(&seen, || pair(PATIENT));
     drop(a);
     let mut described = seen.with(|state| std::mem::take(&mut state.described));
-    assert_eq!(described.len(), 2 * 5, "each of both buffers: {described:?}");
+    assert_eq!(described.len(), 2 * 11, "each of both buffers: {described:?}");
     described.sort();
     described.dedup();
     let beginnings = [
         "counter epwire_abandoned_total count: ",
+        "counter epwire_bytes_received_total bytes: ",
+        "counter epwire_bytes_sent_total bytes: ",
         "counter epwire_degraded_total count: ",
         "counter epwire_errors_total count: ",
         "counter epwire_operations_total count: ",
+        "counter epwire_rows_answered_total count: ",
+        "counter epwire_rows_received_total count: ",
+        "counter epwire_rows_sent_total count: ",
+        "counter epwire_waited_nanoseconds_total nanoseconds: ",
         "histogram epwire_operation_seconds seconds: ",
     ];
     assert_eq!(described.len(), beginnings.len(), "{described:?}");
@@ -269,14 +292,42 @@ fn creating_a_buffer_describes_every_metric() {
     }
 }
 
+/// A token goes to both ranks, which answer it.
+#[test]
+fn what_is_moved_is_counted() {
+    let [a, b] = pair(PATIENT);
+    let peer = thread::spawn(move || exchange(&a, false));
+    let (_, metrics, _) = Seen::during_all(|| exchange(&b, false));
+    peer.join().unwrap();
+    let row = 2 * HIDDEN as u64;
+    let traffic = b.traffic().unwrap();
+    assert_eq!((traffic.rows_sent, traffic.rows_received, traffic.rows_answered), (2, 2, 2), "{traffic:?}");
+    assert_eq!((traffic.bytes_sent, traffic.bytes_received), (4 * row, 2 * row), "{traffic:?}");
+    for (name, value) in [("rows_sent", 2), ("rows_received", 2), ("bytes_sent", 4 * row)] {
+        assert_eq!(metrics.get(&format!("epwire_{name}_total rank=1")), Some(&value), "{metrics:?}");
+    }
+    let waited = metrics.get("epwire_waited_nanoseconds_total rank=1 peer=0").copied().unwrap_or_default();
+    assert_eq!(u128::from(waited), traffic.waited[0].as_nanos());
+}
+
 #[test]
 fn a_degraded_operation_says_who_is_missing() {
-    let [a, b] = pair(Duration::from_millis(50));
-    let (lines, metrics) = Seen::during(|| {
+    // Who creates it decides which records of the core become events: for as much as the subscriber wants.
+    let (a, b) =
+        tracing::subscriber::with_default(Seen::default(), || pair(Duration::from_millis(50)).into());
+    let (lines, mut metrics, core) = Seen::during_all(|| {
         let dispatched = a.dispatch_blocking(TOKEN.input(), memory(&a).output()).unwrap();
         assert!(!dispatched.outcome().is_complete());
     });
     drop(b);
+    assert!(
+        core.iter().any(|line| line.starts_with("event WARN message=given up: it was silent for a deadline")
+            && line.ends_with(" rank=0 peer=1 subsystem=\"wait\"")),
+        "{core:?}"
+    );
+    let waited = metrics.remove("epwire_waited_nanoseconds_total rank=0 peer=1").unwrap();
+    assert!(waited >= 50_000_000, "{waited} ns");
+    metrics.retain(|name, _| !TRAFFIC.iter().any(|traffic| name.starts_with(traffic)));
     let [event, span] = lines.try_into().unwrap();
     assert!(event.starts_with("event WARN message=degraded record="), "{event}");
     assert!(event.contains("gave up on peer 1 (DispatchReceive, Timeout)"), "{event}");

@@ -156,14 +156,14 @@ struct Rank {
 
 impl Rank {
     fn join(rank: u32, address: SocketAddr, hosts: bool) -> Group {
-        let heartbeat = Heartbeat { interval: SECOND / 10, lease: SECOND, handshake: SECOND };
+        let heartbeat = Heartbeat::default().interval(SECOND / 10).lease(SECOND).handshake(SECOND);
         let options = GroupOptions::new(rank, WORLD, address.to_string()).host_server(hosts);
         let options = options.heartbeat(heartbeat).join_deadline(10 * SECOND).deadline(10 * SECOND);
         Group::join_blocking(options).unwrap()
     }
 
     fn with_buffer(group: Group) -> Self {
-        let config = EpConfig { deadline: SECOND / 2, threads: 1, ..EpConfig::new(1, 64, 2 * WORLD, 1) };
+        let config = EpConfig::new(1, 64, 2 * WORLD, 1).deadline(SECOND / 2).threads(1);
         let buffer = EpBuffer::create_blocking(&group, config).unwrap();
         Self { group, buffer }
     }

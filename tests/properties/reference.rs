@@ -38,6 +38,7 @@ fn wire_rows<'a>(case: &Case, op: &Op, part: &'a Part) -> &'a [WireRow] {
                 let bytes = (scale_count * scale_bytes) as usize;
                 WireRow { payload: part.x_of(t).to_vec(), scales: part.scales[t * bytes..][..bytes].to_vec() }
             }
+            other => unreachable!("no case has {other}"),
         };
         (0..part.tokens).map(row).collect()
     })
@@ -172,6 +173,7 @@ pub(crate) fn expert(case: &Case, op: &Op, expert: usize, payload: &[u8], scales
         Payload::SameAsInput => words(payload).map(|bits| widen(case.config.dtype, bits)).collect(),
         Payload::Fp8 { scale } => dequantize(scale, payload, scales),
         Payload::Opaque { .. } => payload.iter().map(|b| f32::from(*b as i8) / 16.0).collect(),
+        other => unreachable!("no case has {other}"),
     };
     let large = match case.config.combine_dtype {
         Float16::Bf16 => 2f32.powi(20),

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use epwire::{EpBuffer, EpConfig, Mask, Membership};
+use epwire::{EpBuffer, Mask, Membership};
 
 use crate::case::{Case, Op, PHASES, Phase, Step};
 use crate::flight::Flight;
@@ -55,7 +55,7 @@ pub(crate) fn run(case: Case) -> Result<Vec<&'static str>, String> {
 
 fn connect(case: &Case) -> Vec<EpBuffer> {
     let ranks = case.ranks as u32;
-    let config = |rank: u32| EpConfig { threads: case.threads[rank as usize], ..case.config.clone() };
+    let config = |rank: u32| case.config.clone().threads(case.threads[rank as usize]);
     let create = |rank| EpBuffer::unconnected(rank, ranks, config(rank)).expect("a valid configuration");
     let buffers: Vec<EpBuffer> = (0..ranks).map(create).collect();
     for a in &buffers {

@@ -87,6 +87,7 @@ impl Tally {
             Payload::Fp8 { scale: Fp8Scale::PowerOfTwo } => "payload: fp8 power of two",
             Payload::Fp8 { scale: Fp8Scale::Ue8m0 } => "payload: fp8 ue8m0",
             Payload::Opaque { .. } => "payload: opaque",
+            other => unreachable!("no case has {other}"),
         });
         self.is(match op.mode {
             CombineMode::RankReduced => "combine: rank-reduced",

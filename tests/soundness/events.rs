@@ -47,8 +47,7 @@ fn step(buffer: &EpBuffer, late: Duration, awaits: Option<fn(Event)>) -> Went {
 
 /// Ranks 0 and 1 beside rank 2, which does nothing. Rank 0 waits in a dispatch, rank 1 comes late and awaits an event.
 fn beside_a_dead_rank(late: f64, awaits: fn(Event)) {
-    let config =
-        EpConfig { deadline: DEADLINE, threads: 1, lanes: 1, ..EpConfig::new(4, HIDDEN as u32, 6, 6) };
+    let config = EpConfig::new(4, HIDDEN as u32, 6, 6).deadline(DEADLINE).threads(1).lanes(1);
     let created = Arc::new(Barrier::new(3));
     let ended = Arc::new(Barrier::new(3));
     let ranks: Vec<_> = Group::threads(3)

@@ -27,7 +27,7 @@ const IDS: [i32; 2] = [0, 1];
 const WEIGHTS: [f32; 2] = [0.5, 0.5];
 
 fn unconnected(rank: u32, deadline: Duration) -> EpBuffer {
-    let config = EpConfig { deadline, threads: 1, ..EpConfig::new(4, HIDDEN as u32, 2, 2) };
+    let config = EpConfig::new(4, HIDDEN as u32, 2, 2).deadline(deadline).threads(1);
     EpBuffer::unconnected(rank, 2, config).unwrap()
 }
 
@@ -126,7 +126,7 @@ fn what_may_move_between_threads_does() {
 #[test]
 fn memory_that_is_not_there_is_an_error_that_names_the_output() {
     // A window of 2 GiB is planned, not allocated; its expert-major rows would take a pebibyte.
-    let config = EpConfig { lanes: 1, ..EpConfig::new(65_536, 8192, 1 << 20, 1) };
+    let config = EpConfig::new(65_536, 8192, 1 << 20, 1).lanes(1);
     let buffers =
         |sideband| DispatchBuffers::new(&config, 1, Payload::SameAsInput, Layout::ExpertMajor, sideband);
     let error = buffers(0).unwrap_err();

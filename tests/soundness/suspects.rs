@@ -32,8 +32,7 @@ fn seen(fates: [Fate; 3]) -> Outcome {
     let ended = Barrier::new(3);
     let groups = Group::threads(3).unwrap();
     let rank = |group: &Group, fate: Fate| {
-        let config =
-            EpConfig { deadline: DEADLINE, threads: 1, lanes: 1, ..EpConfig::new(4, HIDDEN as u32, 3, 3) };
+        let config = EpConfig::new(4, HIDDEN as u32, 3, 3).deadline(DEADLINE).threads(1).lanes(1);
         let buffer = EpBuffer::create_blocking(group, config).unwrap();
         let x = vec![bf16::ONE; HIDDEN];
         let mut received = buffer.dispatch_buffers(Payload::SameAsInput, Layout::ExpertMajor, 0).unwrap();

@@ -5,7 +5,7 @@
 
 #[cfg(feature = "succession")]
 mod processes;
-/// What the README shows, to the letter: tests/readme.rs compares them.
+/// What the guide shows, to the letter: tests/readme.rs compares them.
 #[allow(unreachable_pub, reason = "it is written for a library")]
 mod serve;
 
@@ -34,15 +34,14 @@ const DEADLINE: Duration = Duration::from_millis(500);
 const PATIENT: Duration = Duration::from_secs(20);
 
 fn heartbeat() -> Heartbeat {
-    Heartbeat {
-        interval: Duration::from_millis(100),
-        lease: Duration::from_secs(1),
-        handshake: Duration::from_secs(5),
-    }
+    Heartbeat::default()
+        .interval(Duration::from_millis(100))
+        .lease(Duration::from_secs(1))
+        .handshake(Duration::from_secs(5))
 }
 
 fn server() -> Server {
-    let options = ServerOptions { heartbeat: heartbeat(), ..ServerOptions::new("run", RANKS) };
+    let options = ServerOptions::new("run", RANKS).heartbeat(heartbeat());
     Server::bind_blocking("127.0.0.1:0", options).unwrap()
 }
 
@@ -142,7 +141,7 @@ impl Rank {
 }
 
 fn config() -> EpConfig {
-    EpConfig { deadline: DEADLINE, threads: 1, ..EpConfig::new(1, HIDDEN as u32, RANKS, RANKS) }
+    EpConfig::new(1, HIDDEN as u32, RANKS, RANKS).deadline(DEADLINE).threads(1)
 }
 
 /// A token to an expert of every rank, which gives it back: the sum counts the ranks that took part.
@@ -370,7 +369,7 @@ fn a_rank_that_stands_still_is_missed_but_not_removed() {
 fn a_step_whose_future_is_dropped_again_and_again_begins_with_its_change_told() {
     let groups = Group::threads(2).unwrap();
     let create = |group: &Group| {
-        let config = EpConfig { deadline: DEADLINE, threads: 1, ..EpConfig::new(1, HIDDEN as u32, 2, 1) };
+        let config = EpConfig::new(1, HIDDEN as u32, 2, 1).deadline(DEADLINE).threads(1);
         EpBuffer::create_blocking(group, config).unwrap()
     };
     let buffers: Vec<_> = thread::scope(|scope| {
@@ -404,8 +403,7 @@ fn a_step_with_an_operation_in_flight_is_refused_and_can_be_made_again() {
     let buffers: Vec<_> = thread::scope(|scope| {
         let made = groups.iter().map(|group| {
             scope.spawn(|| {
-                let config =
-                    EpConfig { deadline: DEADLINE, threads: 1, ..EpConfig::new(1, HIDDEN as u32, 2, 1) };
+                let config = EpConfig::new(1, HIDDEN as u32, 2, 1).deadline(DEADLINE).threads(1);
                 // One with nothing in flight begins the membership before the other cannot.
                 [config.clone(), config].map(|config| EpBuffer::create_blocking(group, config).unwrap())
             })

@@ -1,4 +1,4 @@
-//! The README's loop in processes that serve a run themselves, and that are killed, stopped and replaced.
+//! The guide's loop in processes that serve a run themselves, and that are killed, stopped and replaced.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -203,7 +203,7 @@ fn the_loop_outlives_a_kill_a_fence_an_eviction_and_the_member_that_serves() {
 
 #[test]
 fn a_replacement_takes_a_spare_place_while_a_stopped_process_fences_its_own() {
-    let options = ServerOptions { heartbeat: heartbeat(), initial: 3, ..ServerOptions::new("run", RANKS) };
+    let options = ServerOptions::new("run", RANKS).heartbeat(heartbeat()).initial(3);
     let server = Server::bind_blocking("127.0.0.1:0", options).unwrap();
     let address = server.local_addr().to_string();
     let start = |rank| Process::start_with(rank, 3, &address, PATIENT);

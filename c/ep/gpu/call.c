@@ -9,6 +9,8 @@
 #ifdef EPW_CUDA
 #include "ep/gpu/gpu.h"
 
+#include "peer/tell.h"
+
 #include "base/clock.h"
 #include "device/cuda.h"
 
@@ -516,6 +518,7 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
         outcome->missing = epw_ranks_mask(&report->missing);
         outcome->degraded = !epw_mask_empty(&outcome->missing);
         outcome->record = report->record;
+        epw_tell_outcome(outcome);
     }
     epw_lane_unlock(b, lane);
     return status;

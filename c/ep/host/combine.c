@@ -144,6 +144,7 @@ void epw_host_sum(epw_buffer *b, epw_lane *lane) {
     uint64_t *wait_ns = lane->host->combine_output.wait_ns;
     for (uint32_t peer = 0; wait_ns != NULL && peer < b->config.ranks; peer++)
         epw_add_total(&wait_ns[peer], lane->machine.peers[peer].waited_ns);
+    epw_traffic_waited(&b->host->traffic, lane, b->config.ranks);
     sum_job job = {b, lane};
     epw_pool_run(b->host->pool, sum_chunk, &job, (lane->tokens + EPW_CHUNK - 1) / EPW_CHUNK);
 }

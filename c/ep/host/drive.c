@@ -12,7 +12,8 @@ static void post(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
     if (epw_incarnation_of(&b->peers, d->peer) != d->incarnation) return;
     epw_range ranges[EPW_RANGES_MAX];
     uint32_t count = 0;
-    if (d->word == EPW_WORD_DROPPED) epw_peers_suspect(&b->peers, d->peer, d->silent);
+    if (d->word == EPW_WORD_DROPPED) epw_peers_suspect(&b->peers, d->peer, d->silent, &lane->machine.record);
+    epw_traffic_sent(&b->host->traffic, lane, d->word, epw_word_value(d->value), b->layout.row_bytes);
     if (d->word == EPW_WORD_DISPATCH && epw_word_value(d->value) > 0)
         count = epw_host_announce(b, lane, d->peer, ranges);
     if (d->word == EPW_WORD_COMBINE && epw_word_value(d->value) > 0)

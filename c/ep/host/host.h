@@ -6,6 +6,7 @@
 #include "base/pool.h"
 #include "base/total.h"
 #include "ep/buffer.h"
+#include "ep/host/traffic.h"
 #include "numerics/numerics.h"
 
 #include <string.h>
@@ -62,6 +63,7 @@ struct epw_host_lane {
 };
 
 struct epw_host {
+    epw_host_traffic traffic;
     const epw_numerics *numerics;
     epw_pool *pool;
     unsigned char *scratch; /* [threads][scratch_bytes] a quantised row with its scales */

@@ -197,7 +197,11 @@ bool epw_host_lay_out(epw_buffer *b, epw_lane *lane, uint32_t source) {
     if (out->source_counts != NULL) out->source_counts[source] = rows;
     receive_job job = {b, lane, source, rows};
     epw_pool_run(b->host->pool, receive_chunk, &job, (rows + EPW_CHUNK - 1) / EPW_CHUNK);
-    if (source + 1 == b->config.ranks) tell_totals(b, lane);
+    if (source + 1 == b->config.ranks) {
+        tell_totals(b, lane);
+        epw_traffic_received(&b->host->traffic, lane, b->config.ranks);
+        epw_traffic_waited(&b->host->traffic, lane, b->config.ranks);
+    }
     return good;
 }
 

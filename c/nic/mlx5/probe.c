@@ -45,7 +45,7 @@ __attribute__((format(printf, 4, 5))) static void find(probe *p, epw_probe_verdi
 
 /* This thread's last error, without the name of the operation. */
 static const char *last_error(void) {
-    epw_error_detail detail;
+    epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
     epw_last_error_detail(&detail);
     return detail.text;
 }

@@ -40,13 +40,11 @@ impl CudaLayer {
         // SAFETY: all memory here is used on one stream, and waited for before it is freed.
         unsafe { context.disable_event_tracking() };
         let (stream, ranks) = (context.new_stream()?, config.experts as usize);
-        let config = EpConfig {
-            device: Device::Cuda(ordinal),
+        let config = config
+            .device(Device::Cuda(ordinal))
             // Processes take turns on a GPU that they share, of some milliseconds each.
-            deadline: Duration::from_secs(1),
-            sms: SMS,
-            ..config
-        };
+            .deadline(Duration::from_secs(1))
+            .sms(SMS);
         let layer = Self {
             x: stream.alloc_zeros(TOKENS * HIDDEN)?,
             ids: stream.clone_htod(&ids(config.experts))?,

@@ -29,12 +29,10 @@ pub trait Layer {
 /// Creates this rank's buffer and memory.
 pub fn connect(group: &Group, device: Device, slower: u32) -> Result<Box<dyn Layer>> {
     let world = group.world();
-    let config = EpConfig {
-        deadline: Duration::from_millis(200) * slower,
-        threads: 1,
-        lanes: 1,
-        ..EpConfig::new(TOKENS as u32, HIDDEN as u32, world, world)
-    };
+    let config = EpConfig::new(TOKENS as u32, HIDDEN as u32, world, world)
+        .deadline(Duration::from_millis(200) * slower)
+        .threads(1)
+        .lanes(1);
     match device {
         Device::Host => Ok(Box::new(host::HostLayer::new(group, config)?)),
         #[cfg(all(feature = "cuda", feature = "cudarc"))]

@@ -17,12 +17,14 @@ use super::heartbeat::Heartbeat;
 use super::search::Ways;
 use super::told::Told;
 use crate::env::Token;
+use crate::names::setters;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Host, Notice, Reply, Request, View};
 use crate::waking::shielded;
 
 /// Where the server is, and what it takes to talk to it.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ClientOptions {
     /// `host:port` of the server; several, between commas, where any of them may serve the run or know who does.
     pub address: String,
@@ -34,6 +36,21 @@ pub struct ClientOptions {
     pub deadline: Duration,
     /// Signs of life and the handshake.
     pub heartbeat: Heartbeat,
+}
+
+setters!(ClientOptions { token: Option<Token>, deadline: Duration, heartbeat: Heartbeat });
+
+impl ClientOptions {
+    /// The server at `address`, of the run `run_id`: no token, 30 s, the heartbeat of [`Heartbeat::default`].
+    pub fn new(address: impl Into<String>, run_id: impl Into<String>) -> Self {
+        Self {
+            address: address.into(),
+            run_id: run_id.into(),
+            token: None,
+            deadline: Duration::from_secs(30),
+            heartbeat: Heartbeat::default(),
+        }
+    }
 }
 
 /// A connection to the server. Clones share it; it closes when the last one is gone, which never waits. While it is broken calls

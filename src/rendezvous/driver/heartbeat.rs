@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::names::setters;
+
 /// How often and how long the two sides of a connection listen for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Heartbeat {
     /// Time between two signs of life.
     pub interval: Duration,
@@ -14,6 +17,8 @@ pub struct Heartbeat {
     /// Time that a new connection has to show who it is.
     pub handshake: Duration,
 }
+
+setters!(Heartbeat { interval: Duration, lease: Duration, handshake: Duration });
 
 /// A sign of life each second, suspicion after 5 s, 5 s for the handshake.
 impl Default for Heartbeat {

@@ -1,4 +1,4 @@
-//! Sockets and timers around the [machine](super::machine): a server for a run, and clients of it.
+//! Sockets and timers around the machine of `src/rendezvous/machine.rs`: a server for a run, and clients of it.
 //!
 //! Both live on threads of their own, each with a small tokio runtime, so that they do not depend on the runtime of
 //! the program, if it has one, and dropping a handle never waits.

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use super::heartbeat::Heartbeat;
 use crate::env::Token;
+use crate::names::setters;
 
 /// What a server serves, and within which bounds.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ServerOptions {
     /// Name of the run; members must give the same.
     pub run_id: String,
@@ -29,6 +31,18 @@ pub struct ServerOptions {
     /// Connections past the handshake: members and clients of the store.
     pub max_connections: usize,
 }
+
+setters!(ServerOptions {
+    run_id: String,
+    world: u32,
+    initial: u32,
+    token: Option<Token>,
+    join_deadline: Duration,
+    heartbeat: Heartbeat,
+    state: Option<PathBuf>,
+    max_unauthenticated: usize,
+    max_connections: usize,
+});
 
 impl ServerOptions {
     /// A run of `world` ranks: no token, 120 s to come together, 64 handshakes at a time, four connections a rank.

@@ -115,12 +115,10 @@ impl Crew {
         let world = setup.ranks;
         let server = (served == Served::Apart).then(|| {
             let heartbeat = member::heartbeat(lease);
-            let options = ServerOptions {
-                heartbeat,
-                initial,
-                token: crate::token(),
-                ..ServerOptions::new("default", world)
-            };
+            let options = ServerOptions::new("default", world)
+                .heartbeat(heartbeat)
+                .initial(initial)
+                .token(crate::token());
             Server::bind_blocking("127.0.0.1:0", options).expect("a loopback port is free")
         });
         let (tell, heard) = channel();

@@ -67,7 +67,7 @@ fn say(news: &News) {
 }
 
 pub(crate) fn heartbeat(lease: Duration) -> Heartbeat {
-    Heartbeat { interval: lease / 10, lease, handshake: PATIENCE }
+    Heartbeat::default().interval(lease / 10).lease(lease).handshake(PATIENCE)
 }
 
 /// Who is fenced asks again: another process of the rank, or what is left of it, may not have been seen to end.

@@ -1,7 +1,7 @@
 //! The decoder of rendezvous frames: any bytes give a frame or an error, and a frame has one encoding.
 #![no_main]
 
-use epwire::rendezvous::wire::{PROTOCOL_VERSION, decode, encode};
+use epwire::internals::wire::{PROTOCOL_VERSION, decode, encode};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

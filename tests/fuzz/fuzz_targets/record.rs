@@ -5,8 +5,8 @@
 use std::cell::LazyCell;
 use std::time::Duration;
 
-use epwire::rendezvous::machine::{Event, Machine};
-use epwire::rendezvous::record::Record;
+use epwire::internals::machine::{Event, Machine};
+use epwire::internals::record::Record;
 use libfuzzer_sys::fuzz_target;
 
 thread_local! {

@@ -6,7 +6,7 @@ use std::cell::LazyCell;
 use std::time::Duration;
 
 use arbitrary::Arbitrary;
-use epwire::rendezvous::machine::{Event, Machine};
+use epwire::internals::machine::{Event, Machine};
 use libfuzzer_sys::fuzz_target;
 
 #[derive(Arbitrary, Debug)]

@@ -9,8 +9,8 @@ pub mod rings;
 use std::ops::Range;
 use std::time::Duration;
 
-use epwire::rendezvous::machine::{Call, Event, Machine, Settings};
-use epwire::rendezvous::wire::{Join, Notice, PROTOCOL_VERSION, Request, Round, RoundKind};
+use epwire::internals::machine::{Call, Event, Machine, Settings};
+use epwire::internals::wire::{Join, Notice, PROTOCOL_VERSION, Request, Round, RoundKind};
 use epwire::rendezvous::{Blob, Identity};
 use epwire::{EpBuffer, EpConfig, Mask};
 
@@ -32,7 +32,7 @@ pub struct Pair {
 impl Pair {
     /// As small as a plan can be.
     pub fn new() -> Self {
-        let config = EpConfig { lanes: 1, threads: 1, ..EpConfig::new(1, 8, 2, 1) };
+        let config = EpConfig::new(1, 8, 2, 1).lanes(1).threads(1);
         let rank = |rank| EpBuffer::unconnected(rank, 2, config.clone()).expect("a small buffer");
         let (importer, exporter) = (rank(0), rank(1));
         let blob = exporter.export(0).expect("a blob");

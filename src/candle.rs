@@ -1,0 +1,120 @@
+//! Views of candle's tensors in host memory, for what goes into dispatch and combine.
+//!
+//! A tensor is [held](hold) for as long as a call reads it; what comes out is in memory of the caller, from which candle copies:
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use epwire::candle::hold;
+//! use epwire::{DispatchBuffers, EpConfig, Layout, Payload};
+//! use half::bf16;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let x = Tensor::zeros((4, 128), DType::BF16, &Device::Cpu)?;
+//! let held = hold(&x);
+//! assert_eq!((held.view()?.rows(), held.view()?.cols()), (4, 128)); // for Dispatch::new
+//!
+//! let received = DispatchBuffers::new(&EpConfig::new(4, 128, 8, 2), 2, Payload::SameAsInput, Layout::ExpertMajor, 0)?;
+//! let rows = Tensor::from_slice(received.rows_as::<bf16>(), (4, 8, 128), &Device::Cpu)?; // local experts, rows, hidden
+//! # assert_eq!(rows.dims(), [4, 8, 128]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The example `candle_moe` is a whole layer. Tensors on GPUs: their pointers are cudarc's, so feature `cudarc` has views of them.
+
+use ::candle_core::{CpuStorage, Layout, Storage, StorageRef, Tensor};
+
+use crate::error::{Error, Failure, Result};
+use crate::tensor::{Element, TensorRef};
+
+/// A tensor that nobody writes while this exists. Stays with its thread, as candle's lock does.
+#[derive(Debug)]
+pub struct Held<'a> {
+    storage: StorageRef<'a>,
+    layout: &'a Layout,
+}
+
+/// Holds a tensor for reading. Who writes it in place meanwhile, by `Tensor::slice_set` say, waits until it is let go.
+pub fn hold(tensor: &Tensor) -> Held<'_> {
+    let (storage, layout) = tensor.storage_and_layout();
+    Held { storage, layout }
+}
+
+impl Held<'_> {
+    /// The tensor as a matrix: one of two dimensions whose rows are dense, or of one dimension as a single column.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it has another shape, lies in no host memory, or its elements are of a type that no operation takes.
+    pub fn view(&self) -> Result<TensorRef<'_>> {
+        match &*self.storage {
+            Storage::Cpu(CpuStorage::U8(data)) => self.matrix(data),
+            Storage::Cpu(CpuStorage::U32(data)) => self.matrix(data),
+            Storage::Cpu(CpuStorage::I32(data)) => self.matrix(data),
+            Storage::Cpu(CpuStorage::I64(data)) => self.matrix(data),
+            Storage::Cpu(CpuStorage::BF16(data)) => self.matrix(data),
+            Storage::Cpu(CpuStorage::F16(data)) => self.matrix(data),
+            Storage::Cpu(CpuStorage::F32(data)) => self.matrix(data),
+            Storage::Cpu(_) => {
+                Err(invalid("the tensor's elements must be u8, u32, i32, i64, bf16, f16 or f32".into()))
+            }
+            _ => Err(invalid("the tensor is on a device, must be on the CPU".into())),
+        }
+    }
+
+    fn matrix<'a, T: Element>(&self, data: &'a [T]) -> Result<TensorRef<'a>> {
+        let (dims, strides) = (self.layout.dims(), self.layout.stride());
+        let (rows, cols, stride) = match (dims, strides) {
+            (&[rows], &[stride]) => (rows, 1, stride),
+            (&[rows, cols], &[stride, element]) if element == 1 || cols <= 1 => (rows, cols, stride),
+            _ => {
+                return Err(invalid(format!(
+                    "the tensor is {dims:?} with strides {strides:?}, must be a matrix with dense rows: call contiguous() first"
+                )));
+            }
+        };
+        // A tensor of one row has any stride.
+        let stride = if rows <= 1 { cols } else { stride };
+        TensorRef::strided(data.get(self.layout.start_offset()..).unwrap_or_default(), rows, cols, stride)
+    }
+}
+
+fn invalid(text: String) -> Error {
+    Error::Invalid(Failure { operation: "candle".into(), rank: None, peer: None, text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{DType, sealed::View as _};
+    use ::candle_core::{DType as Candles, Device};
+
+    #[test]
+    fn a_view_is_of_the_tensors_own_memory() {
+        let whole = Tensor::arange(0f32, 24.0, &Device::Cpu).unwrap().reshape((4, 6)).unwrap();
+        let part = whole.narrow(0, 1, 2).unwrap().narrow(1, 2, 3).unwrap();
+        let held = hold(&part);
+        let view = held.view().unwrap();
+        assert_eq!((view.rows(), view.cols(), view.dtype()), (2, 3, DType::F32));
+        let matrix = view.matrix();
+        // SAFETY: the view's second row, which the tensor holds.
+        let row = unsafe { std::slice::from_raw_parts(matrix.ptr.add(matrix.row_stride).cast::<f32>(), 3) };
+        assert_eq!(row, [14.0, 15.0, 16.0]);
+    }
+
+    #[test]
+    fn what_is_no_matrix_with_dense_rows_is_refused() {
+        let cube = Tensor::zeros((2, 2, 2), Candles::F32, &Device::Cpu).unwrap();
+        let turned = Tensor::zeros((2, 3), Candles::BF16, &Device::Cpu).unwrap().t().unwrap();
+        let wide = Tensor::zeros((2, 3), Candles::F64, &Device::Cpu).unwrap();
+        for (tensor, words) in [
+            (cube, "call contiguous() first"),
+            (turned, "call contiguous() first"),
+            (wide, "must be u8, u32"),
+        ] {
+            let error = hold(&tensor).view().map(|_| ()).unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        let empty = Tensor::zeros((0, 8), Candles::BF16, &Device::Cpu).unwrap();
+        assert_eq!(hold(&empty).view().unwrap().rows(), 0);
+    }
+}

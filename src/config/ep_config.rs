@@ -1,0 +1,178 @@
+//! What a buffer must be able to do.
+
+use std::time::Duration;
+
+use super::choices::{Device, Float16};
+use super::path::Paths;
+use crate::names::setters;
+use crate::sys;
+
+/// What a buffer must be able to do. Everything but `threads`, `paths`, `sms` and the ordinal in `device` must be equal on all
+/// ranks.
+///
+/// ```
+/// # use epwire::{EpConfig, Plan};
+/// let config = EpConfig::new(128, 7168, 256, 8);
+/// let plan = Plan::new(&config, 8)?;
+/// assert!(plan.window_bytes <= 64 << 20);
+/// # Ok::<(), epwire::Error>(())
+/// ```
+///
+/// By the setters a configuration is adjusted, `EpConfig::new(128, 7168, 256, 8).lanes(1).ordered(true)`; fields that are missing
+/// where one is read by feature `serde` are those of `EpConfig::new(0, 0, 0, 0)`, whose zeros [`Plan::new`](crate::Plan::new) refuses.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(default = "EpConfig::empty", deny_unknown_fields)
+)]
+#[non_exhaustive]
+pub struct EpConfig {
+    /// Tokens per rank and operation at most, up to 65,536; up to 16,254 with queues.
+    pub max_tokens: u32,
+    /// Channels of a token, a multiple of 8 (of 128 for FP8), up to 2^24.
+    pub hidden: u32,
+    /// Physical experts in all, a multiple of the ranks; expert `e` lives on rank `e / (experts / ranks)`.
+    pub experts: u32,
+    /// Experts per token at most, up to 32.
+    pub topk: u32,
+    /// Operations in flight, 1 or 2.
+    pub lanes: u32,
+    /// Type of tokens.
+    pub dtype: Float16,
+    /// Type of expert outputs and of combine's result.
+    pub combine_dtype: Float16,
+    /// Most payload plus scale bytes of an opaque row, up to 2^30; 0: no opaque payloads.
+    pub opaque_bytes: u32,
+    /// Most opaque bytes per token that travel with the row, up to 64.
+    pub sideband_bytes: u32,
+    /// Also reserve what [`CombineMode::Ordered`](crate::CombineMode::Ordered) needs.
+    pub ordered: bool,
+    /// Also reserve an expert-major area for [`Dispatched::combine_rows_mut`](crate::Dispatched::combine_rows_mut).
+    pub zero_copy: bool,
+    /// Threads that move data for this rank, the caller included; 0: chosen by the library.
+    pub threads: u32,
+    /// The paths by which peers may be reached; by default all, but queues only where the members of the group are on several
+    /// hosts. `EPWIRE_PATHS` overrides it.
+    pub paths: Paths,
+    /// Where tokens, outputs and the window are; the host by default. All ranks on the host or all on GPUs.
+    pub device: Device,
+    /// SMs that the kernels of all lanes take together at most, a thread block to each; 0: all of the GPU's. It bounds this
+    /// buffer alone. Buffers that are used at the same time, on streams of their own, must together fit the GPU: else kernels
+    /// of one that wait for a peer can keep those of another off it that the peer waits for, until the deadline. Which are used
+    /// at the same time is not known here, so nothing checks that. On the host without effect.
+    pub sms: u32,
+    /// Bound of every wait for a peer, 1 ms to 1 day. Ranks that wait for each other show each other signs of life, which
+    /// lengthens a wait, to 4 deadlines at most. A rank that peers wait for calls its next operation, or the other half of
+    /// the one it has begun, within one deadline of its last call: set it above the longest time that a rank computes
+    /// between two calls.
+    pub deadline: Duration,
+}
+
+setters!(EpConfig {
+    max_tokens: u32,
+    hidden: u32,
+    experts: u32,
+    topk: u32,
+    lanes: u32,
+    dtype: Float16,
+    combine_dtype: Float16,
+    opaque_bytes: u32,
+    sideband_bytes: u32,
+    ordered: bool,
+    zero_copy: bool,
+    threads: u32,
+    paths: Paths,
+    device: Device,
+    sms: u32,
+    deadline: Duration,
+});
+
+impl EpConfig {
+    /// Two lanes of bf16, ten seconds of deadline, everything optional off.
+    pub fn new(max_tokens: u32, hidden: u32, experts: u32, topk: u32) -> Self {
+        Self {
+            max_tokens,
+            hidden,
+            experts,
+            topk,
+            lanes: 2,
+            dtype: Float16::Bf16,
+            combine_dtype: Float16::Bf16,
+            opaque_bytes: 0,
+            sideband_bytes: 0,
+            ordered: false,
+            zero_copy: false,
+            threads: 0,
+            paths: Paths::default(),
+            device: Device::Host,
+            sms: 0,
+            deadline: Duration::from_secs(10),
+        }
+    }
+
+    #[cfg(feature = "serde")]
+    fn empty() -> Self {
+        Self::new(0, 0, 0, 0)
+    }
+
+    pub(crate) fn to_c(&self, rank: u32, ranks: u32) -> sys::epw_config {
+        sys::epw_config {
+            size: size_of::<sys::epw_config>() as u32,
+            version: sys::EPW_CONFIG_VERSION,
+            rank,
+            ranks,
+            max_tokens: self.max_tokens,
+            hidden: self.hidden,
+            experts: self.experts,
+            topk: self.topk,
+            lanes: self.lanes,
+            dtype: self.dtype.to_c(),
+            combine_dtype: self.combine_dtype.to_c(),
+            opaque_bytes: self.opaque_bytes,
+            sideband_bytes: self.sideband_bytes,
+            ordered: self.ordered.into(),
+            zero_copy: self.zero_copy.into(),
+            threads: self.threads,
+            paths: self.paths.to_c(),
+            device: self.device.to_c(),
+            sms: self.sms,
+            queue_depth: 0,
+            deadline_ns: self.deadline.as_nanos().try_into().unwrap_or(u64::MAX),
+            fabric: std::ptr::null_mut(), // whoever creates a buffer gives one
+        }
+    }
+
+    /// The fields that must be equal on all ranks, by name: what the ranks compare before they connect.
+    pub(crate) fn fields(&self) -> Vec<(String, String)> {
+        let Self {
+            max_tokens,
+            hidden,
+            experts,
+            topk,
+            lanes,
+            opaque_bytes,
+            sideband_bytes,
+            ordered,
+            zero_copy,
+            ..
+        } = self;
+        [
+            ("max_tokens", max_tokens.to_string()),
+            ("hidden", hidden.to_string()),
+            ("experts", experts.to_string()),
+            ("topk", topk.to_string()),
+            ("lanes", lanes.to_string()),
+            ("dtype", format!("{:?}", self.dtype)),
+            ("combine_dtype", format!("{:?}", self.combine_dtype)),
+            ("opaque_bytes", opaque_bytes.to_string()),
+            ("sideband_bytes", sideband_bytes.to_string()),
+            ("ordered", ordered.to_string()),
+            ("zero_copy", zero_copy.to_string()),
+            ("device", self.device.kind().to_owned()),
+            ("deadline", format!("{:?}", self.deadline)),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+    }
+}

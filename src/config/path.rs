@@ -1,0 +1,177 @@
+//! The paths to a peer, and which of them a configuration permits.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::names::{ParseNameError, setters};
+use crate::sys;
+
+/// The path by which a peer's window is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Path {
+    /// Not connected.
+    None,
+    /// The rank itself.
+    SelfRank,
+    /// Another rank of this process.
+    Thread,
+    /// Another process of this host, through shared memory.
+    SharedMemory,
+    /// Another process of this host: its window in GPU memory, mapped by a VMM handle.
+    Vmm,
+    /// The same by a CUDA IPC handle.
+    Ipc,
+    /// What is written for it is sent by a software NIC, over this wire, and placed by the peer's.
+    Queue(Wire),
+}
+
+/// What carries the bytes of queues between two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Wire {
+    /// A socket of this host.
+    Local,
+    /// TCP.
+    Tcp,
+    /// Adapters, whose queue pairs have connections of their own.
+    Adapter,
+    /// An RDMA adapter of any make, through libibverbs.
+    Verbs,
+}
+
+impl fmt::Display for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Local => "local socket",
+            Self::Tcp => "TCP",
+            Self::Adapter => "RDMA adapters",
+            Self::Verbs => "verbs",
+        })
+    }
+}
+
+impl Path {
+    /// `EPW_PATH_*`, and `EPW_WIRE_*` of one by queues.
+    pub(crate) fn from_c(path: u32, wire: u32) -> Self {
+        match path {
+            sys::EPW_PATH_SELF => Self::SelfRank,
+            sys::EPW_PATH_THREAD => Self::Thread,
+            sys::EPW_PATH_SHM => Self::SharedMemory,
+            sys::EPW_PATH_VMM => Self::Vmm,
+            sys::EPW_PATH_IPC => Self::Ipc,
+            sys::EPW_PATH_QUEUE if wire == sys::EPW_WIRE_TCP => Self::Queue(Wire::Tcp),
+            sys::EPW_PATH_QUEUE if wire == 0 => Self::Queue(Wire::Adapter),
+            sys::EPW_PATH_QUEUE if wire == sys::EPW_WIRE_VERBS => Self::Queue(Wire::Verbs),
+            sys::EPW_PATH_QUEUE => Self::Queue(Wire::Local),
+            _ => Self::None,
+        }
+    }
+}
+
+/// As `epw_path_name` in C, with the wire.
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Self::Queue(wire) = self {
+            return write!(f, "queue over {wire}");
+        }
+        f.write_str(match self {
+            Self::None => "none",
+            Self::SelfRank => "self",
+            Self::Thread => "thread",
+            Self::SharedMemory => "shared memory",
+            Self::Vmm => "VMM",
+            Self::Ipc => "CUDA IPC",
+            Self::Queue(_) => "queue",
+        })
+    }
+}
+
+/// Which paths may be used. A peer that only an excluded path reaches is refused at connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[non_exhaustive]
+pub struct Paths {
+    /// Ranks of this process.
+    pub thread: bool,
+    /// Processes of this host whose windows are in host memory.
+    pub shared_memory: bool,
+    /// Processes of this host whose windows are in GPU memory, by VMM handles; tried before `ipc`.
+    pub vmm: bool,
+    /// The same by CUDA IPC handles.
+    pub ipc: bool,
+    /// Ranks of any host by queues that a software NIC drains: for those that no other path leads to, or, as the only one,
+    /// instead of the others. Such peers write into pinned host memory of a rank on a GPU, see [`Plan::inbox_bytes`](crate::Plan::inbox_bytes); the others
+    /// into its window in GPU memory. Off by default, for it takes two threads, memory for each peer, and, where the run
+    /// has a token, a TCP port: [`EpBuffer::create`](crate::EpBuffer::create) turns the default on where the members are on
+    /// several hosts. Set it where ranks of other hosts may join later.
+    pub queue: bool,
+}
+
+setters!(Paths { thread: bool, shared_memory: bool, vmm: bool, ipc: bool, queue: bool });
+
+impl Paths {
+    /// None at all: only the rank itself is reached.
+    pub const NONE: Self = Self { thread: false, shared_memory: false, vmm: false, ipc: false, queue: false };
+
+    /// By the names that `EPWIRE_PATHS` has for them.
+    fn named(self) -> [(&'static str, bool); 5] {
+        let Self { thread, shared_memory, vmm, ipc, queue } = self;
+        [("thread", thread), ("shm", shared_memory), ("vmm", vmm), ("ipc", ipc), ("queue", queue)]
+    }
+
+    pub(crate) fn to_c(self) -> u32 {
+        let Paths { thread, shared_memory, vmm, ipc, queue } = self;
+        let switches = [
+            (thread, sys::EPW_PATH_THREAD),
+            (shared_memory, sys::EPW_PATH_SHM),
+            (vmm, sys::EPW_PATH_VMM),
+            (ipc, sys::EPW_PATH_IPC),
+            (queue, sys::EPW_PATH_QUEUE),
+        ];
+        let permitted = switches.into_iter().filter(|(on, _)| *on);
+        permitted.fold(sys::EPW_PATH_SELF, |paths, (_, path)| paths | path)
+    }
+}
+
+/// As in `EPWIRE_PATHS`: `thread,shm`, or `none`.
+impl fmt::Display for Paths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.named().into_iter().filter(|(_, on)| *on).map(|(name, _)| name).collect();
+        f.pad(if names.is_empty() { "none".to_owned() } else { names.join(",") }.as_str())
+    }
+}
+
+/// Those that are named, as in `EPWIRE_PATHS`: `thread`, `shm`, `vmm`, `ipc`, `queue`, with commas between them; or `none`.
+impl FromStr for Paths {
+    type Err = ParseNameError;
+
+    fn from_str(names: &str) -> Result<Self, ParseNameError> {
+        if names == "none" {
+            return Ok(Self::NONE);
+        }
+        let mut paths = Self::NONE;
+        for name in names.split(',').map(str::trim) {
+            *match name {
+                "thread" => &mut paths.thread,
+                "shm" => &mut paths.shared_memory,
+                "vmm" => &mut paths.vmm,
+                "ipc" => &mut paths.ipc,
+                "queue" => &mut paths.queue,
+                _ => {
+                    return Err(ParseNameError::new(
+                        name,
+                        "a path: give some of thread, shm, vmm, ipc, queue, with commas between them",
+                    ));
+                }
+            } = true;
+        }
+        Ok(paths)
+    }
+}
+
+impl Default for Paths {
+    fn default() -> Self {
+        Self { thread: true, shared_memory: true, vmm: true, ipc: true, queue: false }
+    }
+}

@@ -1,0 +1,76 @@
+//! The core's log: lines that the crate adds to it, and its records as events of `tracing`.
+
+use std::ffi::CString;
+#[cfg(feature = "tracing")]
+use std::ffi::c_char;
+
+use crate::sys;
+
+/// Who speaks, in the order of `c/base/log.h`. The crate speaks of memberships alone.
+const MEMBER: u32 = 2;
+
+/// How much it matters.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Level {
+    Warn = 1,
+    Info = 2,
+    Trace = 3,
+}
+
+/// Adds a line to what `EPWIRE_LOG` asks for; the text is made only where somebody listens.
+pub(crate) fn line(level: Level, rank: u32, text: impl FnOnce() -> String) {
+    // SAFETY: any thread, any numbers.
+    if !unsafe { sys::epw_log_listens(MEMBER, level as u32) } {
+        return;
+    }
+    let Ok(text) = CString::new(text()) else { return };
+    // SAFETY: the text is valid for the call.
+    unsafe { sys::epw_log_line(MEMBER, level as u32, rank, text.as_ptr()) };
+}
+
+/// Has the core's records given to `tracing`, as far as the subscriber that is there now wants any.
+#[cfg(feature = "tracing")]
+pub(crate) fn route_to_tracing() {
+    use tracing::level_filters::LevelFilter;
+    let levels = match LevelFilter::current() {
+        LevelFilter::OFF => c"off",
+        LevelFilter::ERROR | LevelFilter::WARN => c"warn",
+        LevelFilter::INFO | LevelFilter::DEBUG => c"info",
+        _ => c"trace",
+    };
+    // SAFETY: the function takes no context, and may be called at any time by any thread.
+    let status = unsafe { sys::epw_log_set(levels.as_ptr(), Some(speak), std::ptr::null_mut()) };
+    debug_assert_eq!(status, sys::EPW_OK);
+}
+
+#[cfg(feature = "tracing")]
+unsafe extern "C" fn speak(_: *mut std::ffi::c_void, record: *const sys::epw_log_record) {
+    // SAFETY: the core's record is valid for the call, its texts end in a zero.
+    let (record, subsystem, text) = unsafe {
+        let record = &*record;
+        (record, text(record.subsystem), text(record.text))
+    };
+    let (subsystem, text) = (&*subsystem, &*text);
+    let known = |rank: i32| u32::try_from(rank).ok();
+    let (rank, peer) = (known(record.rank), known(record.peer));
+    macro_rules! event {
+        ($level:ident) => {
+            tracing::event!(target: "epwire::core", tracing::Level::$level, rank, peer, subsystem, "{text}")
+        };
+    }
+    // A subscriber that panics must not unwind into C.
+    let said = std::panic::catch_unwind(|| match record.level {
+        sys::EPW_LOG_WARN => event!(WARN),
+        sys::EPW_LOG_INFO => event!(INFO),
+        _ => event!(TRACE),
+    });
+    drop(said);
+}
+
+/// # Safety
+/// The text ends in a zero and is valid for `'a`.
+#[cfg(feature = "tracing")]
+unsafe fn text<'a>(text: *const c_char) -> std::borrow::Cow<'a, str> {
+    // SAFETY: as the caller promises.
+    unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy()
+}

@@ -1,0 +1,34 @@
+//! What a buffer has moved, in rows and bytes, and how long it has waited for whom.
+
+use std::time::Duration;
+
+use crate::sys;
+
+/// What a buffer on the host has moved since it was created; see [`EpBuffer::traffic`](crate::EpBuffer::traffic). Rows to and from
+/// this rank itself count too. The feature `metrics` has all of it as counters.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Traffic {
+    /// Rows of dispatch: one for each token and rank that it goes to.
+    pub rows_sent: u64,
+    /// Rows of dispatch that have come.
+    pub rows_received: u64,
+    /// Rows that combine has answered: of each received row one, ordered one for each of its experts here.
+    pub rows_answered: u64,
+    /// Of rows with their scales, and of answers; no headers, counts and words.
+    pub bytes_sent: u64,
+    /// Of received rows with their scales.
+    pub bytes_received: u64,
+    /// How long operations have waited for each rank, indexed by rank.
+    pub waited: Vec<Duration>,
+}
+
+impl Traffic {
+    pub(crate) fn from_c(traffic: &sys::epw_traffic, wait_ns: &[u64]) -> Self {
+        let &sys::epw_traffic { rows_sent, rows_received, rows_answered, bytes_sent, bytes_received, .. } =
+            traffic;
+        let waited = wait_ns.iter().map(|ns| Duration::from_nanos(*ns)).collect();
+        Self { rows_sent, rows_received, rows_answered, bytes_sent, bytes_received, waited }
+    }
+}

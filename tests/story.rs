@@ -1,0 +1,115 @@
+//! `EPWIRE_LOG=info` of four ranks that lose one: who they are, how they reach each other, who is lost and why, and what the others
+//! agree on, in fewer than 40 lines. With the feature `tracing` the same of the core as events.
+//!
+//! Ranks are processes of this program, so it has a main of its own.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use epwire::env::{LOG, LOG_FILE, Token};
+use epwire::group::GroupOptions;
+use epwire::launch::{Launch, spawn::Ranks};
+use epwire::rendezvous::driver::{Server, ServerOptions};
+use epwire::{
+    Combine, CombineOutput, Dispatch, EpBuffer, EpConfig, Group, HostBuffer, Layout, Payload, TensorMut,
+    TensorRef,
+};
+use half::bf16;
+use libtest_mimic::{Arguments, Trial};
+
+const RANKS: u32 = 4;
+const LOST: u32 = 2;
+const HIDDEN: usize = 64;
+/// Its last step is this one; that of the others comes some steps after it has gone.
+const LAST_OF_LOST: u64 = 20;
+
+fn main() {
+    match Launch::from_env().unwrap() {
+        Some(launch) => serve(&launch),
+        None => {
+            let run = || -> Result<(), libtest_mimic::Failed> {
+                a_run_that_loses_a_rank_tells_its_story();
+                Ok(())
+            };
+            let trials = vec![Trial::test("a_run_that_loses_a_rank_tells_its_story", run)];
+            libtest_mimic::run(&Arguments::from_args(), trials).exit()
+        }
+    }
+}
+
+/// What a rank does: steps, until it kills itself or the others have gone on without it for a while.
+fn serve(launch: &Launch) {
+    let options = GroupOptions::from_launch(launch).token(Token::from_env().unwrap());
+    let group = Group::join_blocking(options).unwrap();
+    let config = EpConfig::new(1, HIDDEN as u32, RANKS, RANKS).deadline(Duration::from_secs(2)).threads(1);
+    let buffer = EpBuffer::create_blocking(&group, config).unwrap();
+    let mut received = buffer.dispatch_buffers(Payload::SameAsInput, Layout::RankMajor, 0).unwrap();
+    let mut without = 0;
+    while without < 10 {
+        let step = group.step_blocking().unwrap();
+        let x = [bf16::ONE; HIDDEN];
+        let ids: Vec<i32> = (0..RANKS as i32).collect();
+        let input = Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&ids, RANKS as usize))
+            .weights(TensorRef::new(&[1.0; RANKS as usize], RANKS as usize))
+            .layout(Layout::RankMajor);
+        let dispatched = buffer.dispatch_blocking(input, received.output()).unwrap();
+        if launch.rank == LOST && step.number >= LAST_OF_LOST {
+            // SAFETY: a plain system call; the rank ends as if its machine had failed.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        }
+        let mut out = HostBuffer::<bf16>::zeroed(HIDDEN);
+        let output = CombineOutput::new(TensorMut::new(&mut out));
+        let outcome = dispatched.combine_blocking(Combine::in_place(), output).unwrap();
+        let members = buffer.membership().unwrap().active;
+        without += u32::from(outcome.is_complete() && !members.contains(LOST));
+    }
+    group.leave_blocking().unwrap();
+}
+
+fn a_run_that_loses_a_rank_tells_its_story() {
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("story.log");
+    let _ = std::fs::remove_file(&file);
+    // SAFETY: no other thread of this process runs yet that reads the environment; the ranks inherit it.
+    unsafe {
+        std::env::set_var(LOG, "info");
+        std::env::set_var(LOG_FILE, &file);
+    }
+    let token = Token::random().unwrap();
+    let options = ServerOptions::new("story", RANKS).token(Some(token.clone()));
+    let server = Server::bind_blocking("127.0.0.1:0", options).unwrap();
+    let ranks = Ranks::new(RANKS).server(&server).run_id("story").token(token).grace(Duration::from_secs(60));
+    let ended = ranks.spawn().unwrap().wait(Some(Duration::from_secs(120))).unwrap();
+    assert_eq!(ended.exit_code(), 128 + libc::SIGKILL, "{ended}");
+
+    let story = std::fs::read_to_string(&file).unwrap();
+    let count =
+        |parts: &[&str]| story.lines().filter(|line| parts.iter().all(|part| line.contains(part))).count();
+    assert!(story.lines().count() < 40, "{} lines:\n{story}", story.lines().count());
+    for rank in 0..RANKS {
+        let who = format!("rank {rank}: ");
+        let others = ["1-3", "0,2-3", "0-1,3", "0-2"][rank as usize];
+        assert_eq!(
+            count(&[&who, "buffer of 4 ranks on the host", "window"]),
+            1,
+            "who, rank {rank}:\n{story}"
+        );
+        let paths = format!("members 0-3; shared memory to {others}");
+        assert_eq!(count(&[&who, "epoch 1 from step 1", &paths]), 1, "which path, rank {rank}:\n{story}");
+        if rank == LOST {
+            continue;
+        }
+        assert_eq!(count(&[&who, "peer 2: given up: "]), 1, "why lost, rank {rank}:\n{story}");
+        assert_eq!(
+            count(&[&who, "all agreed on change", "ranks 0-1,3"]),
+            1,
+            "what is agreed, {rank}:\n{story}"
+        );
+        assert_eq!(
+            count(&[&who, "epoch 2 ", "members 0-1,3; no more 2"]),
+            1,
+            "who goes on, {rank}:\n{story}"
+        );
+    }
+    assert!(count(&["rank 2 has ended or left"]) >= 3, "who is lost:\n{story}");
+}
