@@ -1,5 +1,5 @@
 // Collectives: a kernel for each way to move bytes and each type that is folded.
-#include "kernels/coll/large.cuh"
+#include "kernels/coll/bulk.cuh"
 #include "kernels/coll/membership.cuh"
 #include "kernels/coll/point.cuh"
 #include "kernels/coll/small.cuh"
@@ -25,6 +25,17 @@ __global__ void __launch_bounds__(kCollThreads, 1) large_collective_kernel(const
     close(c);
 }
 
+template <typename T>
+__global__ void __launch_bounds__(kBulkThreads, 1) bulk_collective_kernel(const __grid_constant__ epw_coll_args a) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ Collective c;
+    __shared__ Rings rings;
+    __shared__ BulkTeams teams;
+    ptx::wait_for_stream();
+    if (open(c, a)) run_bulk<T>(c, rings, *reinterpret_cast<BulkMemory *>(memory), teams);
+    close(c);
+}
+
 __global__ void __launch_bounds__(kCollThreads, 1) point_kernel(const __grid_constant__ epw_coll_point_args a) {
     __shared__ Collective c;
     ptx::wait_for_stream();
@@ -34,9 +45,11 @@ __global__ void __launch_bounds__(kCollThreads, 1) point_kernel(const __grid_con
 
 using Kernel = void (*)(epw_coll_args);
 struct Kernels {
-    Kernel small, large;
+    Kernel small, large, bulk;
 };
-template <typename T> constexpr Kernels of_type() { return {small_collective_kernel<T>, large_collective_kernel<T>}; }
+template <typename T> constexpr Kernels of_type() {
+    return {small_collective_kernel<T>, large_collective_kernel<T>, bulk_collective_kernel<T>};
+}
 
 // By EPW_TYPE_*; the last: what only moves.
 constexpr uint32_t kTypes = EPW_TYPE_F64 + 1;
@@ -54,6 +67,7 @@ extern "C" int epw_coll_gpu_prepare(void) {
     for (const epw::Kernels &k : epw::kernels) {
         if (error == cudaSuccess) error = epw::prepare(k.small, epw::kCollThreads, 0);
         if (error == cudaSuccess) error = epw::prepare(k.large, epw::kCollThreads, 0);
+        if (error == cudaSuccess) error = epw::prepare(k.bulk, epw::kBulkThreads, sizeof(epw::BulkMemory));
     }
     if (error == cudaSuccess) error = epw::prepare(epw::point_kernel, epw::kCollThreads, 0);
     if (error == cudaSuccess) error = epw::prepare(epw::coll_begin_epoch_kernel, EPW_GPU_PEERS, 0);
@@ -63,8 +77,10 @@ extern "C" int epw_coll_gpu_prepare(void) {
 
 extern "C" int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void *stream) {
     const epw::Kernels &k = epw::kernels[epw::folds(args->kind) ? args->type : epw::kTypes];
-    const epw::Kernel kernel = args->pieces != 0 ? k.large : k.small;
-    return epw::launch_in_stream(kernel, blocks, epw::kCollThreads, 0, static_cast<cudaStream_t>(stream), *args);
+    const auto in = static_cast<cudaStream_t>(stream);
+    if (args->pieces == 0) return epw::launch_in_stream(k.small, blocks, epw::kCollThreads, 0, in, *args);
+    if (!args->bulk) return epw::launch_in_stream(k.large, blocks, epw::kCollThreads, 0, in, *args);
+    return epw::launch_in_stream(k.bulk, blocks, epw::kBulkThreads, sizeof(epw::BulkMemory), in, *args);
 }
 
 extern "C" int epw_coll_gpu_run_points(const epw_coll_point_args *args, uint32_t blocks, void *stream) {

@@ -17,13 +17,23 @@ __device__ __forceinline__ uint64_t packet_of(const Collective &c, uint32_t sour
     return call_of(c, source) + (EPW_COLL_CALL_PACKETS + i) * EPW_COLL_PACKET;
 }
 
-__device__ __forceinline__ void send_words(const Collective &c, uint64_t i) {
-#pragma unroll 2
+// Some words, `step` apart: they are read before the first one is sent.
+template <uint32_t kWords> __device__ __forceinline__ void send_words(const Collective &c, uint64_t i, uint64_t step) {
+#pragma unroll 1
     for (uint32_t d = 1; d < c.ranks; d++) {
         const uint32_t peer = peer_after(c, d);
         const Stretch s = given_to(c, peer);
-        if (8 * i >= s.bytes || !takes_part(c, peer)) continue;
-        put_packet(c, peer, packet_of(c, c.rank, i), read<uint64_t>(s.at + 8 * i, s.bytes - 8 * i), c.tag);
+        if (!takes_part(c, peer)) continue;
+        uint64_t words[kWords] = {};
+#pragma unroll
+        for (uint32_t w = 0; w < kWords; w++) {
+            const uint64_t at = 8 * (i + w * step);
+            if (at < s.bytes) words[w] = read<uint64_t>(s.at + at, s.bytes - at);
+        }
+#pragma unroll
+        for (uint32_t w = 0; w < kWords; w++) {
+            if (8 * (i + w * step) < s.bytes) put_packet(c, peer, packet_of(c, c.rank, i + w * step), words[w], c.tag);
+        }
     }
 }
 
@@ -120,7 +130,9 @@ template <typename T> __device__ __forceinline__ void run_small(Collective &c) {
     tell_call(c);
     const uint64_t step = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x;
     const uint64_t words = words_of(c.args->bytes);
-    for (uint64_t i = begin; i < words; i += step) send_words(c, i);
+    uint64_t sent = begin;
+    for (; sent + (kAtOnce - 1) * step < words; sent += kAtOnce * step) send_words<kAtOnce>(c, sent, step);
+    for (; sent < words; sent += step) send_words<1>(c, sent, step);
     if constexpr (std::is_void_v<T>) {
         const Folding f = given_to_itself(c);
         for (uint64_t i = begin; 8 * i < f.bytes; i += step) {
@@ -128,12 +140,14 @@ template <typename T> __device__ __forceinline__ void run_small(Collective &c) {
         }
         uint64_t i = begin;
         for (; i + (kAtOnce - 1) * step < words; i += kAtOnce * step) take_words<kAtOnce>(c, i, step);
+        for (; i + step < words; i += 2 * step) take_words<2>(c, i, step);
         for (; i < words; i += step) take_words<1>(c, i, step);
     } else {
         const Folding f = folded_here(c);
         const uint64_t folded = words_of(f.bytes);
         uint64_t i = begin;
         for (; i + (kAtOnce - 1) * step < folded; i += kAtOnce * step) fold_words<T, kAtOnce>(c, f, i, step);
+        for (; i + step < folded; i += 2 * step) fold_words<T, 2>(c, f, i, step);
         for (; i < folded; i += step) fold_words<T, 1>(c, f, i, step);
     }
     await_calls(c);

@@ -6,11 +6,12 @@
 
 #include "kernels/peer/context.h"
 
-#define EPW_COLL_BLOCKS  64  /* of a kernel, at most */
-#define EPW_COLL_RINGS   3   /* pieces to be folded; pieces to be moved; those of sends */
-#define EPW_COLL_TEAMS   4   /* of a block that sends and receives */
-#define EPW_COLL_POINTS  48  /* sends and receives of a kernel, at most */
-#define EPW_COLL_REPORTS 256 /* of the last operations that lacked somebody */
+#define EPW_COLL_BLOCKS     64  /* of a kernel, at most */
+#define EPW_COLL_RINGS      3   /* pieces to be folded; pieces to be moved; those of sends */
+#define EPW_COLL_TEAMS      4   /* of a block that sends and receives */
+#define EPW_COLL_POINTS     48  /* sends and receives of a kernel, at most */
+#define EPW_COLL_BULK_RANKS 8   /* whose pieces are folded by bulk copies, at most */
+#define EPW_COLL_REPORTS    256 /* of the last operations that lacked somebody */
 
 /* The window.
  *
@@ -111,6 +112,7 @@ typedef struct epw_coll_args {
     uint32_t rank, ranks;
     uint32_t kind, type, op, root; /* as in epw_coll */
     uint32_t pieces;               /* by rings, in pieces of so many bytes, whole cells of 16; 0: by packets */
+    uint32_t bulk;                 /* 1: by rings and bulk copies */
     uint64_t ticket;               /* running number of eager calls; 0: captured */
     uint64_t deadline_ns;          /* 0: the group's */
     uint64_t call[2];

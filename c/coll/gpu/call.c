@@ -115,6 +115,16 @@ static uint64_t parts(uint64_t whole, uint64_t part) {
     return (whole + part - 1) / part;
 }
 
+/* Whether every stretch of bytes begins at a multiple of 16. Each rank may decide otherwise. In place an
+ * all-to-all is not: a piece there waits for what lies in its place to be sent. */
+static bool goes_by_bulk(const epw_coll_window *w, const epw_coll_args *args) {
+    uint64_t ends = (uint64_t)(uintptr_t)args->send | (uint64_t)(uintptr_t)args->recv;
+    if (args->kind != EPW_ALL_REDUCE && args->kind != EPW_REDUCE && args->kind != EPW_BROADCAST)
+        ends |= args->bytes;
+    bool exchanges = args->kind == EPW_ALL_TO_ALL && args->send == args->recv;
+    return ends % 16 == 0 && !exchanges && w->ranks <= EPW_COLL_BULK_RANKS;
+}
+
 /* Packets up to what they carry; then pieces, so large that each block has some. The number of blocks. */
 static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
     uint64_t bytes = args->bytes;
@@ -127,6 +137,7 @@ static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
     if (piece < PIECE_LEAST) piece = PIECE_LEAST;
     if (piece > w->slot_bytes) piece = w->slot_bytes;
     args->pieces = (uint32_t)piece;
+    args->bulk = goes_by_bulk(w, args);
     uint64_t blocks = parts(flow, piece);
     return blocks < w->blocks ? (uint32_t)blocks : w->blocks;
 }

@@ -1,0 +1,381 @@
+// Operations by rings, of memory that is aligned to 16 bytes: the same rings, pieces and counts as in large.cuh, and a peer may
+// go by that. Here bytes pass through shared memory by bulk copies. One thread issues those of a team, several chunks at a time,
+// so that neither the link nor this GPU's memory waits for a round; of what is folded a thread brings the chunks of all sources,
+// eight warps fold them, and the same thread takes the result to where it goes.
+//
+// A thread tells a peer of a piece once its chunks have come through. Before it waits for a peer it takes all chunks through that
+// it has begun: so nobody waits for what somebody holds back who waits.
+#pragma once
+
+#include "kernels/coll/large.cuh"
+#include "kernels/ptx/bulk.cuh"
+
+namespace epw {
+
+constexpr uint32_t kBulkRanks = EPW_COLL_BULK_RANKS;
+constexpr uint32_t kFolders = 256, kFirstFolder = 128, kBulkThreads = kFirstFolder + kFolders;
+constexpr uint32_t kChunkBytes = 8192;                  // of what only moves
+constexpr uint32_t kStages = 8, kLoadsAhead = 3;        // chunks in shared memory, and loads before the first one's store
+constexpr uint32_t kStoresAhead = 4;                    // stores on their way before one's end is waited for
+constexpr uint32_t kFoldStages = 4, kFoldBytes = 16384; // of one stage, for all sources
+static_assert(kLoadsAhead + kStoresAhead < kStages, "a stage that is loaded has been stored");
+
+// A chunk on its way: what there is to do when it has come through.
+struct Chunk {
+    unsigned char *to;
+    uint64_t count; // what the peer is told then
+    uint32_t bytes; // by bulk copies
+    uint32_t peer;  // who is told; kNobody
+};
+constexpr uint32_t kNobody = ~0u;
+
+struct BulkMemory {
+    unsigned char moved[2][kStages][kChunkBytes];
+    unsigned char folded[kFoldStages][kFoldBytes];
+};
+
+// Beside it, what threads tell each other.
+struct BulkTeams {
+    uint64_t moved[2][kStages];                       // barriers: a chunk is loaded
+    uint64_t brought[kFoldStages], done[kFoldStages]; // those of a stage of the fold: all sources are there; it is folded
+    Chunk chunks[2][kStages];
+    uint32_t bytes[kFoldStages], sources[kFoldStages]; // of a stage of the fold; no bytes: it was the last one
+};
+
+__device__ __forceinline__ void init_bulk(BulkTeams &t) {
+    if (threadIdx.x != 0) return;
+    for (uint32_t i = 0; i < 2 * kStages; i++) ptx::barrier_init(&t.moved[0][0] + i, 1);
+    for (uint32_t i = 0; i < kFoldStages; i++) {
+        ptx::barrier_init(&t.brought[i], 1);
+        ptx::barrier_init(&t.done[i], kFolders / 32);
+    }
+    ptx::fence_barrier_init();
+}
+
+// Ends: its loads were issued, or its folders have what they fold.
+__device__ __forceinline__ void await_barrier(uint64_t *barrier, uint32_t parity) {
+    while (!ptx::barrier_try_wait(barrier, parity)) {
+    }
+}
+
+__device__ __forceinline__ void copy_tail(unsigned char *to, const unsigned char *from, uint32_t bytes) {
+#pragma unroll 1
+    for (uint32_t i = 0; i < bytes; i++) to[i] = from[i];
+}
+
+// ---- moving, by one thread ----
+
+// Chunks in order. `Tell` says to a peer what a chunk stood for: when it is stored or, of what the peer has written here, when it
+// is read.
+template <bool kWhenRead, typename Tell> struct Pipe {
+    unsigned char (*memory)[kChunkBytes];
+    uint64_t *loaded;
+    Chunk *chunks;
+    const Tell &tell;
+    uint32_t begun = 0, stored = 0, ended = 0; // chunks
+    uint32_t parities = 0;                     // of the stages' barriers
+
+    __device__ __forceinline__ Pipe(BulkMemory &m, BulkTeams &t, uint32_t team, const Tell &tell)
+        : memory(m.moved[team]), loaded(t.moved[team]), chunks(t.chunks[team]), tell(tell) {}
+
+    __device__ __forceinline__ void say(const Chunk &chunk) const {
+        if (chunk.peer != kNobody) tell(chunk.peer, chunk.count);
+    }
+    __device__ __forceinline__ void store_next() {
+        const uint32_t s = stored++ % kStages;
+        const Chunk &chunk = chunks[s];
+        if (chunk.bytes != 0) {
+            await_barrier(&loaded[s], parities >> s & 1);
+            parities ^= 1u << s;
+            ptx::bulk_store(chunk.to, memory[s], chunk.bytes);
+        }
+        ptx::bulk_commit();
+        if (kWhenRead) say(chunk);
+    }
+    __device__ __forceinline__ void end_until(uint32_t count) {
+        for (; ended < count; ended++) {
+            if (!kWhenRead) say(chunks[ended % kStages]);
+        }
+    }
+    // All chunks are through when this returns.
+    __device__ __forceinline__ void drain() {
+        while (stored < begun) store_next();
+        ptx::bulk_wait_all();
+        end_until(stored);
+    }
+    // Up to kChunkBytes.
+    __device__ __forceinline__ void add(unsigned char *to, const unsigned char *from, uint32_t bytes, uint32_t peer,
+                                        uint64_t count) {
+        while (begun - stored >= kLoadsAhead) {
+            store_next();
+            if (stored > kStoresAhead) {
+                ptx::bulk_wait<kStoresAhead>();
+                end_until(stored - kStoresAhead);
+            }
+        }
+        const uint32_t s = begun++ % kStages, whole = bytes / 16 * 16;
+        chunks[s] = {to, count, whole, peer};
+        if (whole != 0) {
+            ptx::barrier_expect(&loaded[s], whole);
+            ptx::bulk_load(memory[s], from, whole, &loaded[s]);
+        }
+        copy_tail(to + whole, from + whole, bytes - whole);
+    }
+    // A piece, of whose last chunk the peer is told.
+    __device__ __forceinline__ void add_piece(unsigned char *to, const unsigned char *from, uint32_t bytes, uint32_t peer,
+                                              uint64_t count) {
+#pragma unroll 1
+        for (uint32_t at = 0; at < bytes; at += kChunkBytes) {
+            const uint32_t part = min(kChunkBytes, bytes - at);
+            add(to + at, from + at, part, at + part == bytes ? peer : kNobody, count);
+        }
+    }
+};
+
+__device__ __forceinline__ void send_by_bulk(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t, Ring ring,
+                                             uint64_t rounds_end) {
+    auto tell = [&](uint32_t peer, uint64_t count) { tell_written(c, ring, peer, count); };
+    Pipe<false, decltype(tell)> pipe(m, t, 0, tell);
+#pragma unroll 1
+    for (uint64_t j = blockIdx.x; j < rounds_end && !c.stopped; j += gridDim.x) {
+#pragma unroll 1
+        for (uint32_t d = 1; d < c.ranks; d++) {
+            const uint32_t peer = peer_after(c, d), bytes = given_piece(c, peer, j);
+            if (bytes == 0) continue;
+            if (!has_room(c, r, ring, peer)) {
+                pipe.drain();
+                await_room(c, r, ring, peer);
+                if (c.stopped) break;
+                if (!takes_part(c, peer)) continue;
+            }
+            unsigned char *to = at(c, peer, slot_of(c, ring, c.rank, r.written[ring][peer]));
+            pipe.add_piece(to, given_to(c, peer).at + j * c.args->pieces, bytes, peer, ++r.written[ring][peer]);
+        }
+    }
+    pipe.drain();
+}
+
+__device__ __forceinline__ void take_by_bulk(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t, uint64_t rounds_end) {
+    const bool noted = is_shared_out(c);
+    const Folding own = given_to_itself(c);
+    auto tell = [&](uint32_t source, uint64_t count) { tell_taken(c, kWhole, source, count); };
+    Pipe<true, decltype(tell)> pipe(m, t, 1, tell);
+#pragma unroll 1
+    for (uint64_t j = blockIdx.x; j < rounds_end && !c.stopped; j += gridDim.x) {
+        const uint32_t mine = piece_bytes(c, own.bytes, j);
+        if (mine > 0) pipe.add_piece(own.out + j * c.args->pieces, own.own + j * c.args->pieces, mine, kNobody, 0);
+#pragma unroll 1
+        for (uint32_t d = 1; d < c.ranks; d++) {
+            const uint32_t source = peer_after(c, d), bytes = taken_piece(c, source, j);
+            if (bytes == 0) continue;
+            if (!has_piece(c, r, kWhole, source)) {
+                pipe.drain();
+                await_piece(c, r, kWhole, source);
+                if (c.stopped) break;
+                if (!takes_part(c, source)) continue;
+            }
+            if (noted) heed_note(c, r, source);
+            ptx::fence_global_before_bulk();
+            const unsigned char *from = c.own + slot_of(c, kWhole, source, r.read[kWhole][source]);
+            pipe.add_piece(taken_from(c, source).at + j * c.args->pieces, from, bytes, source, ++r.read[kWhole][source]);
+        }
+    }
+    pipe.drain();
+}
+
+// ---- folding ----
+
+// What a thread has to tell when a chunk's result is stored.
+struct FoldPipe {
+    Collective &c;
+    Rings &r;
+    BulkMemory &m;
+    BulkTeams &t;
+    const Folding f;
+    const bool spreads;
+    const uint32_t chunk; // bytes, of each source
+    uint32_t begun = 0, stored = 0;
+    uint64_t offsets[kFoldStages];
+    uint32_t within[kFoldStages]; // of a chunk, in its piece
+    uint32_t ends[kFoldStages];   // 1: it is a piece's last one
+
+    __device__ __forceinline__ unsigned char *at_stage(uint32_t s, uint32_t source) { return m.folded[s] + source * chunk; }
+
+    // Takes the oldest one's result to where it goes, as all of its bytes; then tells of a piece that is through.
+    __device__ __forceinline__ void store_next() {
+        const uint32_t s = stored % kFoldStages, bytes = t.bytes[s], whole = bytes / 16 * 16;
+        await_barrier(&t.done[s], stored / kFoldStages & 1);
+        stored++;
+        const unsigned char *result = at_stage(s, c.rank);
+        unsigned char *out = f.out + offsets[s];
+        if (whole != 0) ptx::bulk_store(out, result, whole);
+        copy_tail(out + whole, result + whole, bytes - whole);
+        if (spreads) {
+#pragma unroll 1
+            for (uint32_t d = 1; d < c.ranks; d++) {
+                const uint32_t peer = peer_after(c, d);
+                if (!takes_part(c, peer)) continue;
+                unsigned char *to = epw::at(c, peer, slot_of(c, kWhole, c.rank, r.written[kWhole][peer]) + within[s]);
+                if (whole != 0) ptx::bulk_store(to, result, whole);
+                copy_tail(to + whole, result + whole, bytes - whole);
+            }
+        }
+        ptx::bulk_commit();
+        if (!ends[s]) return;
+        if (spreads) ptx::bulk_wait_all();
+#pragma unroll 1
+        for (uint32_t d = 1; d < c.ranks; d++) {
+            const uint32_t peer = peer_after(c, d);
+            if (!takes_part(c, peer)) continue;
+            post_taken(c, r, kRaw, peer);
+            if (!spreads) continue;
+            put_note(c, r, peer);
+            post_piece(c, r, kWhole, peer);
+        }
+    }
+    __device__ __forceinline__ void drain() {
+        while (stored < begun) store_next();
+    }
+    // A stage that can be written; at most kFoldStages - 1 are on their way, so that of its bytes only the last ones' are read.
+    __device__ __forceinline__ uint32_t next_stage() {
+        while (begun - stored >= kFoldStages - 1) store_next();
+        ptx::bulk_wait_read<0>();
+        return begun++ % kFoldStages;
+    }
+    __device__ __forceinline__ void await_all() {
+#pragma unroll 1
+        for (uint32_t peer = 0; peer < c.ranks && !c.stopped; peer++) {
+            if (peer == c.rank || !takes_part(c, peer)) continue;
+            if (!has_piece(c, r, kRaw, peer)) {
+                drain();
+                await_piece(c, r, kRaw, peer);
+            }
+            if (!spreads || !takes_part(c, peer) || c.stopped || has_room(c, r, kWhole, peer)) continue;
+            drain();
+            await_room(c, r, kWhole, peer);
+        }
+    }
+    // The chunk at `at` of the piece at `offset`, of all sources.
+    __device__ __forceinline__ void bring(uint64_t offset, uint32_t at, uint32_t bytes, bool last) {
+        const uint32_t s = next_stage(), whole = bytes / 16 * 16;
+        offsets[s] = offset + at;
+        within[s] = at;
+        ends[s] = last;
+        uint32_t sources = 0;
+#pragma unroll 1
+        for (uint32_t source = 0; source < c.ranks; source++) {
+            if (takes_part(c, source)) sources |= 1u << source;
+        }
+        t.bytes[s] = bytes;
+        t.sources[s] = sources;
+        auto from = [&](uint32_t source) {
+            return source == c.rank ? f.own + offset + at : c.own + slot_of(c, kRaw, source, r.read[kRaw][source]) + at;
+        };
+        // Reader: the folders, which wait for the barrier that this thread arrives at with the next instruction.
+#pragma unroll 1
+        for (uint32_t source = 0; source < c.ranks; source++) {
+            if (sources >> source & 1) copy_tail(at_stage(s, source) + whole, from(source) + whole, bytes - whole);
+        }
+        ptx::barrier_expect(&t.brought[s], __popc(sources) * whole);
+        ptx::fence_global_before_bulk();
+#pragma unroll 1
+        for (uint32_t source = 0; source < c.ranks; source++) {
+            if (whole != 0 && sources >> source & 1) ptx::bulk_load(at_stage(s, source), from(source), whole, &t.brought[s]);
+        }
+    }
+    __device__ __forceinline__ void end() {
+        drain();
+        const uint32_t s = next_stage();
+        t.bytes[s] = 0;
+        ptx::barrier_expect(&t.brought[s], 0);
+        ptx::bulk_wait_all();
+    }
+};
+
+// Of one source's share of a stage, whole cells.
+__device__ __forceinline__ uint32_t fold_chunk(const Collective &c) {
+    uint32_t shares = 2;
+    while (shares < c.ranks) shares *= 2;
+    return kFoldBytes / shares;
+}
+
+__device__ __forceinline__ void bring_to_fold(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t) {
+    FoldPipe pipe = {c, r, m, t, folded_here(c), is_shared_out(c), fold_chunk(c)};
+#pragma unroll 1
+    for (uint64_t j = blockIdx.x;; j += gridDim.x) {
+        const uint32_t bytes = piece_bytes(c, pipe.f.bytes, j);
+        if (bytes == 0) break;
+        // What a piece is counted by is counted on when it is told: one at a time.
+        pipe.drain();
+        pipe.await_all();
+        if (c.stopped) break;
+#pragma unroll 1
+        for (uint32_t at = 0; at < bytes; at += pipe.chunk) {
+            const uint32_t part = min(pipe.chunk, bytes - at);
+            pipe.bring(j * c.args->pieces, at, part, at + part == bytes);
+        }
+    }
+    pipe.end();
+}
+
+template <typename T> __device__ __forceinline__ void fold_brought(const Collective &c, BulkMemory &m, BulkTeams &t) {
+    const uint32_t chunk = fold_chunk(c);
+#pragma unroll 1
+    for (uint32_t n = 0;; n++) {
+        const uint32_t s = n % kFoldStages;
+        await_barrier(&t.brought[s], n / kFoldStages & 1);
+        const uint32_t bytes = t.bytes[s], sources = t.sources[s];
+        if (bytes == 0) return;
+#pragma unroll 1
+        for (uint32_t at = 16 * (threadIdx.x - kFirstFolder); at < bytes && c.members > 1; at += 16 * kFolders) {
+            Word<T> low, high;
+            bool begun = false;
+#pragma unroll 1
+            for (uint32_t left = sources; left != 0; left &= left - 1) {
+                const uint32_t source = __ffs(left) - 1;
+                const uint4 v = *reinterpret_cast<const uint4 *>(m.folded[s] + source * chunk + at);
+                const uint64_t l = uint64_t(v.y) << 32 | v.x, h = uint64_t(v.w) << 32 | v.z;
+                if (begun) {
+                    low.fold(l, c.args->op);
+                    high.fold(h, c.args->op);
+                } else {
+                    low.begin(l);
+                    high.begin(h);
+                }
+                begun = true;
+            }
+            const uint64_t l = low.end(c.args->op, c.members), h = high.end(c.args->op, c.members);
+            *reinterpret_cast<uint4 *>(m.folded[s] + c.rank * chunk + at) = {uint32_t(l), uint32_t(l >> 32), uint32_t(h),
+                                                                             uint32_t(h >> 32)};
+        }
+        // Reader: the thread that waits for the barrier, and its bulk stores.
+        ptx::fence_shared_before_bulk();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&t.done[s]);
+    }
+}
+
+// ---- all of it ----
+
+template <typename T> __device__ __forceinline__ void run_bulk(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t) {
+    constexpr bool kFolds = !std::is_void_v<T>;
+    tell_call(c);
+    init_bulk(t);
+    load_progress(c, r);
+    const bool spreads = is_shared_out(c);
+    const uint64_t flow = spreads ? longest_piece(c) : c.args->bytes;
+    const uint64_t rounds_end = (flow + c.args->pieces - 1) / c.args->pieces;
+    if (threadIdx.x == 0) {
+        send_by_bulk(c, r, m, t, kFolds ? kRaw : kWhole, rounds_end);
+    } else if (threadIdx.x == 32) {
+        if (!kFolds || spreads) take_by_bulk(c, r, m, t, rounds_end);
+    } else if (kFolds && threadIdx.x == 64) {
+        bring_to_fold(c, r, m, t);
+    } else if (kFolds && threadIdx.x >= kFirstFolder) {
+        if constexpr (kFolds) fold_brought<T>(c, m, t);
+    }
+    store_progress(c, r);
+    await_calls(c);
+}
+
+} // namespace epw
