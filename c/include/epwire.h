@@ -889,7 +889,9 @@ typedef struct epw_comm epw_comm;
  *     Sends and receives of a group progress together, before its collectives; of different calls they are in
  * stream order, so that a large send waits for its receive before whatever comes behind it. They meet in the
  * order of the calls: one that differs from its other end in type or tag, or has no room for what comes, is a
- * mismatch. So far all peers map each other's windows, and blocks are even and dense: else EPW_ERR_INVALID.
+ * mismatch. So far all peers map each other's windows.
+ *     Blocks that are uneven, or have offsets or rows, are of at most 96 ranks. Uneven ones take the way of
+ * large ones at any size, once each pair of ranks has told each other the same counts.
  *     slots and slot_bytes are those of each block; 0: 4, and so many that all rings take 64 MiB, but at
  * least 1 KiB and at most 32 KiB. */
 typedef struct epw_comm_config {

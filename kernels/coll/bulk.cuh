@@ -17,8 +17,10 @@ constexpr uint32_t kFolders = 256, kFirstFolder = 128, kBulkThreads = kFirstFold
 constexpr uint32_t kChunkBytes = 8192;                  // of what only moves
 constexpr uint32_t kStages = 8, kLoadsAhead = 3;        // chunks in shared memory, and loads before the first one's store
 constexpr uint32_t kStoresAhead = 4;                    // stores on their way before one's end is waited for
-constexpr uint32_t kFoldStages = 4, kFoldBytes = 16384; // of one stage, for all sources
+constexpr uint32_t kFoldStages = 5, kFoldBytes = 16384; // of one stage, for all sources
+constexpr uint32_t kFoldLoadsAhead = 3, kFoldStoresAhead = 1;
 static_assert(kLoadsAhead + kStoresAhead < kStages, "a stage that is loaded has been stored");
+static_assert(kFoldLoadsAhead + kFoldStoresAhead < kFoldStages, "the same");
 
 // A chunk on its way: what there is to do when it has come through.
 struct Chunk {
@@ -185,7 +187,16 @@ __device__ __forceinline__ void take_by_bulk(Collective &c, Rings &r, BulkMemory
 
 // ---- folding ----
 
-// What a thread has to tell when a chunk's result is stored.
+// A chunk of all sources on its way through the fold.
+struct FoldChunk {
+    uint64_t offset; // in what is folded here
+    uint32_t piece;  // whose it is, of those that this block folds in this operation
+    uint32_t within; // where it lies there
+    uint32_t last;   // 1: it is the piece's last one
+};
+
+// By one thread: brings chunks for the folders, takes results away. Rings are counted on when the last chunk of a piece is
+// brought; what peers are told is counted by pieces, since chunks of several of them are on their way.
 struct FoldPipe {
     Collective &c;
     Rings &r;
@@ -193,53 +204,68 @@ struct FoldPipe {
     BulkTeams &t;
     const Folding f;
     const bool spreads;
-    const uint32_t chunk; // bytes, of each source
-    uint32_t begun = 0, stored = 0;
-    uint64_t offsets[kFoldStages];
-    uint32_t within[kFoldStages]; // of a chunk, in its piece
-    uint32_t ends[kFoldStages];   // 1: it is a piece's last one
+    const uint32_t chunk;                      // bytes, of each source
+    uint32_t pieces = 0;                       // brought
+    uint32_t begun = 0, stored = 0, ended = 0; // chunks
+    FoldChunk chunks[kFoldStages];
 
     __device__ __forceinline__ unsigned char *at_stage(uint32_t s, uint32_t source) { return m.folded[s] + source * chunk; }
+    // The number of a piece in a ring which counted `now` pieces when the last one was brought.
+    __device__ __forceinline__ uint64_t number_of(const FoldChunk &chunk, uint64_t now) const {
+        return now - (pieces - chunk.piece);
+    }
 
-    // Takes the oldest one's result to where it goes, as all of its bytes; then tells of a piece that is through.
+    // Takes the oldest one's result to where it goes, as all of its bytes.
     __device__ __forceinline__ void store_next() {
         const uint32_t s = stored % kFoldStages, bytes = t.bytes[s], whole = bytes / 16 * 16;
         await_barrier(&t.done[s], stored / kFoldStages & 1);
         stored++;
+        const FoldChunk &now = chunks[s];
         const unsigned char *result = at_stage(s, c.rank);
-        unsigned char *out = f.out + offsets[s];
+        unsigned char *out = f.out + now.offset;
         if (whole != 0) ptx::bulk_store(out, result, whole);
         copy_tail(out + whole, result + whole, bytes - whole);
-        if (spreads) {
-#pragma unroll 1
-            for (uint32_t d = 1; d < c.ranks; d++) {
-                const uint32_t peer = peer_after(c, d);
-                if (!takes_part(c, peer)) continue;
-                unsigned char *to = epw::at(c, peer, slot_of(c, kWhole, c.rank, r.written[kWhole][peer]) + within[s]);
-                if (whole != 0) ptx::bulk_store(to, result, whole);
-                copy_tail(to + whole, result + whole, bytes - whole);
-            }
-        }
-        ptx::bulk_commit();
-        if (!ends[s]) return;
-        if (spreads) ptx::bulk_wait_all();
 #pragma unroll 1
         for (uint32_t d = 1; d < c.ranks; d++) {
             const uint32_t peer = peer_after(c, d);
             if (!takes_part(c, peer)) continue;
-            post_taken(c, r, kRaw, peer);
+            // All of its chunks were read when they were folded.
+            if (now.last) tell_taken(c, kRaw, peer, number_of(now, r.read[kRaw][peer]) + 1);
             if (!spreads) continue;
-            put_note(c, r, peer);
-            post_piece(c, r, kWhole, peer);
+            const uint64_t number = number_of(now, r.written[kWhole][peer]);
+            unsigned char *to = epw::at(c, peer, slot_of(c, kWhole, c.rank, number) + now.within);
+            if (whole != 0) ptx::bulk_store(to, result, whole);
+            copy_tail(to + whole, result + whole, bytes - whole);
+            if (now.last) put_note(c, peer, number);
+        }
+        ptx::bulk_commit();
+    }
+    // Of results that are stored peers are told.
+    __device__ __forceinline__ void end_until(uint32_t count) {
+        for (; ended < count; ended++) {
+            const FoldChunk &now = chunks[ended % kFoldStages];
+            if (!now.last || !spreads) continue;
+#pragma unroll 1
+            for (uint32_t d = 1; d < c.ranks; d++) {
+                const uint32_t peer = peer_after(c, d);
+                if (takes_part(c, peer)) tell_written(c, kWhole, peer, number_of(now, r.written[kWhole][peer]) + 1);
+            }
         }
     }
     __device__ __forceinline__ void drain() {
         while (stored < begun) store_next();
+        ptx::bulk_wait_all();
+        end_until(stored);
     }
-    // A stage that can be written; at most kFoldStages - 1 are on their way, so that of its bytes only the last ones' are read.
+    // A stage whose last result has left it.
     __device__ __forceinline__ uint32_t next_stage() {
-        while (begun - stored >= kFoldStages - 1) store_next();
-        ptx::bulk_wait_read<0>();
+        while (begun - stored >= kFoldLoadsAhead) {
+            store_next();
+            if (stored - ended > kFoldStoresAhead) {
+                ptx::bulk_wait<kFoldStoresAhead>();
+                end_until(stored - kFoldStoresAhead);
+            }
+        }
         return begun++ % kFoldStages;
     }
     __device__ __forceinline__ void await_all() {
@@ -255,12 +281,10 @@ struct FoldPipe {
             await_room(c, r, kWhole, peer);
         }
     }
-    // The chunk at `at` of the piece at `offset`, of all sources.
-    __device__ __forceinline__ void bring(uint64_t offset, uint32_t at, uint32_t bytes, bool last) {
+    // A chunk of the piece at `offset`, of all sources, from byte `within` on.
+    __device__ __forceinline__ void bring(uint64_t offset, uint32_t within, uint32_t bytes, bool last) {
         const uint32_t s = next_stage(), whole = bytes / 16 * 16;
-        offsets[s] = offset + at;
-        within[s] = at;
-        ends[s] = last;
+        chunks[s] = {offset + within, pieces, within, last};
         uint32_t sources = 0;
 #pragma unroll 1
         for (uint32_t source = 0; source < c.ranks; source++) {
@@ -269,7 +293,7 @@ struct FoldPipe {
         t.bytes[s] = bytes;
         t.sources[s] = sources;
         auto from = [&](uint32_t source) {
-            return source == c.rank ? f.own + offset + at : c.own + slot_of(c, kRaw, source, r.read[kRaw][source]) + at;
+            return source == c.rank ? f.own + offset + within : c.own + slot_of(c, kRaw, source, r.read[kRaw][source]) + within;
         };
         // Reader: the folders, which wait for the barrier that this thread arrives at with the next instruction.
 #pragma unroll 1
@@ -282,13 +306,20 @@ struct FoldPipe {
         for (uint32_t source = 0; source < c.ranks; source++) {
             if (whole != 0 && sources >> source & 1) ptx::bulk_load(at_stage(s, source), from(source), whole, &t.brought[s]);
         }
+        if (!last) return;
+        pieces++;
+#pragma unroll 1
+        for (uint32_t peer = 0; peer < c.ranks; peer++) {
+            if (peer == c.rank || !takes_part(c, peer)) continue;
+            r.read[kRaw][peer]++;
+            if (spreads) r.written[kWhole][peer]++;
+        }
     }
     __device__ __forceinline__ void end() {
         drain();
-        const uint32_t s = next_stage();
+        const uint32_t s = begun % kFoldStages;
         t.bytes[s] = 0;
         ptx::barrier_expect(&t.brought[s], 0);
-        ptx::bulk_wait_all();
     }
 };
 
@@ -305,8 +336,6 @@ __device__ __forceinline__ void bring_to_fold(Collective &c, Rings &r, BulkMemor
     for (uint64_t j = blockIdx.x;; j += gridDim.x) {
         const uint32_t bytes = piece_bytes(c, pipe.f.bytes, j);
         if (bytes == 0) break;
-        // What a piece is counted by is counted on when it is told: one at a time.
-        pipe.drain();
         pipe.await_all();
         if (c.stopped) break;
 #pragma unroll 1

@@ -192,9 +192,9 @@ __device__ __forceinline__ void fold_piece(const Collective &c, const Rings &r, 
 
 // Behind a piece of a result: whom it lacks; 0: nobody, else the rank and 1. Who waits for the result learns so that there is
 // none.
-__device__ __forceinline__ void put_note(const Collective &c, const Rings &r, uint32_t peer) {
+__device__ __forceinline__ void put_note(const Collective &c, uint32_t peer, uint64_t number) {
     const epw_rank_set lacks = c.active - c.reachable;
-    auto *note = at(c, peer, slot_of(c, kWhole, c.rank, r.written[kWhole][peer]) + c.args->at.slot_bytes);
+    auto *note = at(c, peer, slot_of(c, kWhole, c.rank, number) + c.args->at.slot_bytes);
     *reinterpret_cast<uint32_t *>(note) = any(lacks) ? first_of(lacks) + 1 : 0;
 }
 __device__ __forceinline__ void heed_note(Collective &c, const Rings &r, uint32_t source) {
@@ -223,7 +223,7 @@ template <typename T> __device__ __forceinline__ void fold_pieces(Collective &c,
             if (peer == c.rank || !takes_part(c, peer)) continue;
             post_taken(c, r, kRaw, peer);
             if (!spreads) continue;
-            put_note(c, r, peer);
+            put_note(c, peer, r.written[kWhole][peer]);
             post_piece(c, r, kWhole, peer);
         }
     }

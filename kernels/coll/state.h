@@ -121,6 +121,25 @@ typedef struct epw_coll_args {
     uint64_t bytes; /* of all, or of each block */
 } epw_coll_args;
 
+/* A block of the caller's memory: rows of so many bytes. */
+typedef struct epw_coll_block {
+    unsigned char *at;
+    uint64_t row_bytes;
+} epw_coll_block;
+
+/* An operation whose blocks are uneven, or rows with gaps between them. On the wire it is the same as one of dense blocks: ranks
+ * lay out their memory as they like. The kernel's parameters, which are 4 KiB at most, bound the ranks. */
+#define EPW_COLL_BLOCK_RANKS 96
+typedef struct epw_coll_blocks_args {
+    epw_coll_args common; /* but for send, recv and bytes */
+    uint64_t rows, give_pitch, take_pitch;
+    uint64_t give_bytes, take_bytes;           /* of the longest */
+    uint32_t element;                          /* bytes of one */
+    uint32_t uneven;                           /* each pair of ranks has sizes of its own, and goes by rings */
+    epw_coll_block give[EPW_COLL_BLOCK_RANKS]; /* to each rank, also to itself */
+    epw_coll_block take[EPW_COLL_BLOCK_RANKS]; /* from each; of a reduction where the result goes, the same for all */
+} epw_coll_blocks_args;
+
 /* A send or a receive. Those to one peer are in order, and so are those from one. */
 typedef struct epw_coll_point {
     unsigned char *at;
@@ -166,6 +185,7 @@ extern "C" {
 int epw_coll_gpu_prepare(void);
 
 int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void *stream);
+int epw_coll_gpu_run_blocks(const epw_coll_blocks_args *args, uint32_t blocks, void *stream);
 int epw_coll_gpu_run_points(const epw_coll_point_args *args, uint32_t blocks, void *stream);
 
 /* Clears suspects, begins the epoch and tells every peer that is or was active. */

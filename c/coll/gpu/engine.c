@@ -20,9 +20,9 @@ enum {
     SLOT_LEAST_CHOSEN = 1 << 10,
     SLOT_MOST_CHOSEN = 1 << 15,
     RINGS_CHOSEN = 1 << 26,   /* bytes of all rings together */
-    PACKETS_CHOSEN = 1 << 20, /* of messages of all ranks by packets */
+    PACKETS_CHOSEN = 1 << 21, /* of messages of all ranks by packets */
     PACKETS_LEAST = 1 << 10,
-    PACKETS_MOST = 1 << 19
+    PACKETS_MOST = 1 << 20
 };
 
 static uint32_t blocks_of(const epw_comm_config *c) {
